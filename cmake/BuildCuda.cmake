@@ -1,0 +1,58 @@
+# libfusedops_cuda.so: built where nvcc is (auto), always (1) or never (0). Sets
+# FUSEDOPS_CUDA_BUILT, and FUSEDOPS_CUDA_REASON for people to read.
+set(FUSEDOPS_CUDA_BUILT OFF)
+if(FUSEDOPS_BUILD_CUDA STREQUAL "0")
+  set(FUSEDOPS_CUDA_REASON "switched off by FUSEDOPS_BUILD_CUDA=0")
+  message(STATUS "CUDA kernels: ${FUSEDOPS_CUDA_REASON}")
+  return()
+elseif(NOT FUSEDOPS_BUILD_CUDA MATCHES "^(auto|1)$")
+  message(FATAL_ERROR "FUSEDOPS_BUILD_CUDA is '${FUSEDOPS_BUILD_CUDA}', wanted auto, 1 or 0")
+endif()
+
+# TORCH_CUDA_ARCH_LIST, in torch's own notation: "8.0;9.0+PTX" or "8.0 9.0".
+function(fusedops_cuda_architectures result)
+  if(NOT DEFINED ENV{TORCH_CUDA_ARCH_LIST})
+    # Ampere, Hopper, Blackwell; PTX of the newest for what comes after.
+    set(${result} 80-real 90-real 100-real 120 PARENT_SCOPE)
+    return()
+  endif()
+  string(REGEX REPLACE "[ ,]+" ";" wanted "$ENV{TORCH_CUDA_ARCH_LIST}")
+  foreach(arch IN LISTS wanted)
+    if(NOT arch MATCHES "^([0-9]+)\\.([0-9]+[af]?)(\\+PTX)?$")
+      message(FATAL_ERROR
+        "TORCH_CUDA_ARCH_LIST has '${arch}', wanted versions such as 8.0, 9.0a or 12.0+PTX")
+    endif()
+    set(code "${CMAKE_MATCH_1}${CMAKE_MATCH_2}")
+    if(NOT CMAKE_MATCH_3)
+      string(APPEND code "-real")
+    endif()
+    list(APPEND architectures ${code})
+  endforeach()
+  set(${result} ${architectures} PARENT_SCOPE)
+endfunction()
+
+if(NOT CMAKE_CUDA_ARCHITECTURES)
+  fusedops_cuda_architectures(CMAKE_CUDA_ARCHITECTURES)
+endif()
+include(CheckLanguage)
+check_language(CUDA)
+if(NOT CMAKE_CUDA_COMPILER)
+  set(FUSEDOPS_CUDA_REASON "nvcc was not found when fusedops was built")
+  if(FUSEDOPS_BUILD_CUDA STREQUAL "1")
+    message(FATAL_ERROR
+      "FUSEDOPS_BUILD_CUDA=1, but nvcc was not found. Install the CUDA toolkit, put nvcc on PATH or "
+      "set CUDACXX; or build for the CPU alone with FUSEDOPS_BUILD_CUDA=0.")
+  endif()
+  message(STATUS "CUDA kernels: not built, ${FUSEDOPS_CUDA_REASON}; the CPU build is complete")
+  return()
+endif()
+enable_language(CUDA)
+set(CMAKE_CUDA_STANDARD 17)
+set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+# Static: a shared cudart of another major version than torch's would not be found.
+set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
+add_subdirectory(csrc/cuda)
+set(FUSEDOPS_CUDA_BUILT ON)
+set(FUSEDOPS_CUDA_REASON "built with nvcc ${CMAKE_CUDA_COMPILER_VERSION}")
+list(JOIN CMAKE_CUDA_ARCHITECTURES " " architectures_text)
+message(STATUS "CUDA kernels: ${FUSEDOPS_CUDA_REASON} for ${architectures_text}")

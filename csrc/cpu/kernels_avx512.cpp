@@ -1,0 +1,2 @@
+#define FUSEDOPS_CPU_ISA avx512
+#include "fusedops/cpu/table.h"

@@ -1,0 +1,4 @@
+#include "cpu/backend.h"
+#include "ops/register.h"
+
+FUSEDOPS_REGISTER(CPU, fusedops::CpuBackend)

@@ -1,0 +1,81 @@
+// The CPU kernels as a table of functions, one table per instruction set.
+#pragma once
+
+#include "fusedops/args.h"
+
+namespace fusedops {
+
+struct RowRange {
+  int64_t begin, end;
+};
+
+// Columns of a softmax row handled while they are in the L1 cache: 16 KiB of floats.
+constexpr int64_t kSoftmaxChunk = 4096;
+
+// Whole tiles of any width: scratch rows are written without regard to where the row ends.
+constexpr int64_t kColumnPadding = 32;
+constexpr int64_t padded_cols(int64_t cols) {
+  return (cols + kColumnPadding - 1) / kColumnPadding * kColumnPadding;
+}
+
+constexpr int64_t softmax_scratch_bytes(int64_t cols) {
+  return (padded_cols(cols) + 2 * (cols / kSoftmaxChunk + 1)) * int64_t(sizeof(double));
+}
+
+constexpr int64_t layer_norm_scratch_bytes(int64_t cols) {
+  return 2 * padded_cols(cols) * int64_t(sizeof(double));
+}
+
+// The rows of a layer_norm backward fall into at most kMaxPartitions runs, by their number alone:
+// the sums over rows are added up in the same order whatever the number of threads. A run has at
+// least 64 rows, so that clearing and adding its two accumulators costs under 2 %.
+struct RowPartition {
+  static constexpr int64_t kMaxPartitions = 64, kMinRows = 64;
+  int64_t rows, rows_each, count;
+
+  explicit constexpr RowPartition(int64_t rows_)
+      : rows(rows_),
+        rows_each(
+            rows_ > kMinRows * kMaxPartitions ? (rows_ + kMaxPartitions - 1) / kMaxPartitions
+                                              : kMinRows),
+        count((rows_ + rows_each - 1) / rows_each) {}
+
+  constexpr RowRange operator[](int64_t index) const {
+    const int64_t end = (index + 1) * rows_each;
+    return {index * rows_each, end < rows ? end : rows};
+  }
+};
+
+constexpr int64_t layer_norm_workspace_bytes(int64_t rows, int64_t cols, DType dtype) {
+  return RowPartition(rows).count * 2 * padded_cols(cols) *
+      (dtype == DType::kFloat64 ? 8 : 4);
+}
+
+struct CpuKernels {
+  const char* isa;
+
+  // `scratch` holds softmax_scratch_bytes(), aligned to 64 bytes. With `streaming`, results bypass
+  // the cache; their values are the same.
+  void (*softmax)(const SoftmaxForward&, RowRange, void* scratch, bool streaming);
+  void (*softmax_backward)(const SoftmaxBackward&, RowRange, bool streaming);
+
+  // `scratch` holds layer_norm_scratch_bytes(), aligned to 64 bytes.
+  void (*layer_norm)(const LayerNormForward&, RowRange, void* scratch, bool streaming);
+  // Rows of one partition: grad_input, and the partition's sums into the workspace.
+  void (*layer_norm_backward)(
+      const LayerNormBackward&, int64_t partition, void* scratch, bool streaming);
+  // Columns [begin, end), begin a multiple of kColumnPadding, of grad_weight and grad_bias from the partitions' sums.
+  void (*layer_norm_finish)(const LayerNormBackward&, int64_t begin, int64_t end);
+};
+
+namespace default_ {
+extern const CpuKernels kernels;
+}
+namespace avx2 {
+extern const CpuKernels kernels;
+}
+namespace avx512 {
+extern const CpuKernels kernels;
+}
+
+}  // namespace fusedops

@@ -1,0 +1,128 @@
+// softmax and log_softmax of rows on the CPU.
+//
+// Forward: a row is taken in chunks that stay in the L1 cache; each keeps its own maximum and sum,
+// so memory is read once and each element costs one exp however long the row is. The chunks are
+// combined at the end. Rows that are all -inf, or hold a NaN or +inf, come out NaN, as in PyTorch.
+#pragma once
+
+#include "fusedops/cpu/exp.h"
+#include "fusedops/cpu/kernels.h"
+
+namespace fusedops {
+namespace FUSEDOPS_CPU_ISA {
+namespace {
+
+template <class C>
+struct SoftmaxChunk {
+  C max, sum;
+};
+
+// exp(input - max) into `scratch` (where Keep) and their sum.
+template <bool Keep, class Out, class In, class C = Compute<In>>
+FUSEDOPS_INLINE SoftmaxChunk<C> softmax_chunk(const In* input, C* scratch, int64_t cols) {
+  const auto at = [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
+    return filled<In>(load(input + col, part), part, -kInfinity<C>);
+  };
+  Accumulators<C> max(-kInfinity<C>);
+  for_columns<In>(cols, [&](int64_t col, auto part, int slot) FUSEDOPS_LAMBDA {
+    // A NaN is dropped here; exp(NaN - max) brings it back.
+    max.slot[slot] = larger(max.slot[slot], at(col, part));
+  });
+  const C chunk_max = max.max();
+  // All -inf so far: nothing to subtract, and exp(-inf) = 0 lets a finite chunk stay finite.
+  const C shift = chunk_max == -kInfinity<C> ? C(0) : chunk_max;
+  Accumulators<C> sum(0);
+  for_columns<In>(cols, [&](int64_t col, auto part, int slot) FUSEDOPS_LAMBDA {
+    const Tile<C> e = exp_nonpositive<Out>(at(col, part) - shift);
+    if constexpr (Keep) store(scratch + col, e);  // scratch is padded to whole tiles
+    sum.slot[slot] = sum.slot[slot] + e;
+  });
+  return {chunk_max, sum.sum()};
+}
+
+// exp(a - b) for a <= b. Most rows are one chunk, where a and b are equal and nothing is computed.
+template <class C>
+FUSEDOPS_INLINE double exp_difference(C a, C b) {
+  return a == b ? 1.0 : __builtin_exp(double(a) - double(b));
+}
+
+// The row's maximum, and the sum of exp(input - maximum).
+template <class C>
+FUSEDOPS_INLINE SoftmaxChunk<double> combine(const SoftmaxChunk<C>* chunks, int64_t count) {
+  C max = -kInfinity<C>;
+  for (int64_t i = 0; i < count; ++i) max = Larger{}(max, chunks[i].max);
+  double sum = 0;
+  for (int64_t i = 0; i < count; ++i) sum += chunks[i].sum * exp_difference(chunks[i].max, max);
+  return {double(max), sum};
+}
+
+template <class In, class Out, class C, class Store>
+FUSEDOPS_INLINE void write_softmax(
+    Out* output, const C* scratch, const SoftmaxChunk<C>* chunks, SoftmaxChunk<double> row,
+    int64_t cols, Store put) {
+  for (int64_t begin = 0, chunk = 0; begin < cols; begin += kSoftmaxChunk, ++chunk) {
+    const int64_t count = cols - begin < kSoftmaxChunk ? cols - begin : kSoftmaxChunk;
+    const C scale = C(exp_difference(chunks[chunk].max, C(row.max)) / row.sum);
+    for_columns<In>(count, [&](int64_t col, auto part, int) FUSEDOPS_LAMBDA {
+      put(output + begin + col, part, in_order<In, Out>(load(scratch + begin + col) * scale));
+    });
+  }
+}
+
+template <class Out, class In, class Store, class C = Compute<In>>
+FUSEDOPS_INLINE void write_log_softmax(
+    Out* output, const In* input, SoftmaxChunk<double> row, int64_t cols, Store put) {
+  const C max = C(row.max), log_sum = C(__builtin_log(row.sum));
+  for_columns<In>(cols, [&](int64_t col, auto part, int) FUSEDOPS_LAMBDA {
+    put(output + col, part, in_order<In, Out>((load(input + col, part) - max) - log_sum));
+  });
+}
+
+template <bool Log, class In, class Out, class Store>
+FUSEDOPS_INLINE void softmax_rows(
+    const SoftmaxForward& args, RowRange range, void* scratch_memory, Store put) {
+  using C = Compute<In>;
+  C* scratch = static_cast<C*>(scratch_memory);
+  auto* chunks = reinterpret_cast<SoftmaxChunk<C>*>(scratch + padded_cols(args.cols));
+  for (int64_t row = range.begin; row < range.end; ++row) {
+    const In* input = static_cast<const In*>(args.input.data) + row * args.input.stride;
+    Out* output = static_cast<Out*>(args.output.data) + row * args.output.stride;
+    int64_t count = 0;
+    for (int64_t begin = 0; begin < args.cols; begin += kSoftmaxChunk, ++count) {
+      const int64_t cols = args.cols - begin < kSoftmaxChunk ? args.cols - begin : kSoftmaxChunk;
+      chunks[count] = softmax_chunk<!Log, Out>(input + begin, scratch + begin, cols);
+    }
+    const SoftmaxChunk<double> whole = combine(chunks, count);
+    if constexpr (Log) {
+      write_log_softmax(output, input, whole, args.cols, put);
+    } else {
+      write_softmax<In>(output, scratch, chunks, whole, args.cols, put);
+    }
+  }
+}
+
+template <bool Log, class In, class Out, class Store>
+FUSEDOPS_INLINE void softmax_backward_rows(
+    const SoftmaxBackward& args, RowRange range, Store put) {
+  using C = Compute<Out>;
+  for (int64_t row = range.begin; row < range.end; ++row) {
+    const auto* grad = static_cast<const Out*>(args.grad_output.data) + row * args.grad_output.stride;
+    const auto* output = static_cast<const Out*>(args.output.data) + row * args.output.stride;
+    auto* result = static_cast<In*>(args.grad_input.data) + row * args.grad_input.stride;
+    Accumulators<C> sums(0);
+    for_columns<Out>(args.cols, [&](int64_t col, auto part, int slot) FUSEDOPS_LAMBDA {
+      const Tile<C> g = load(grad + col, part);
+      sums.slot[slot] = sums.slot[slot] + (Log ? g : g * load(output + col, part));
+    });
+    const C sum = sums.sum();
+    for_columns<Out>(args.cols, [&](int64_t col, auto part, int) FUSEDOPS_LAMBDA {
+      const Tile<C> g = load(grad + col, part), y = load(output + col, part);
+      const Tile<C> grad_input = Log ? g - exp_nonpositive<In>(y) * sum : (g - sum) * y;
+      put(result + col, part, in_order<Out, In>(grad_input));
+    });
+  }
+}
+
+}  // namespace
+}  // namespace FUSEDOPS_CPU_ISA
+}  // namespace fusedops

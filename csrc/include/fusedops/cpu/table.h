@@ -1,0 +1,145 @@
+// Fills the table of kernels for the instruction set this file is compiled for: dtypes become types.
+//
+// Included last by one source file per instruction set, which defines FUSEDOPS_CPU_ISA.
+#pragma once
+
+#include "fusedops/cpu/layer_norm.h"
+#include "fusedops/cpu/softmax.h"
+
+namespace fusedops {
+namespace FUSEDOPS_CPU_ISA {
+namespace {
+
+template <class T>
+struct Tag {
+  using type = T;
+};
+
+template <class Body>
+void with_type(DType dtype, Body body) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return body(Tag<float>{});
+    case DType::kFloat64:
+      return body(Tag<double>{});
+    case DType::kFloat16:
+      return body(Tag<Half>{});
+    case DType::kBFloat16:
+      return body(Tag<BFloat16>{});
+  }
+}
+
+// A 16-bit type, or float32 beside it; otherwise both are the same (args.h).
+template <class Body>
+void with_types(DType narrow, DType wide, Body body) {
+  with_type(narrow, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    if (narrow == wide) return body(tag, tag);
+    if constexpr (sizeof(T) == 2) body(tag, Tag<float>{});
+  });
+}
+
+struct Put {
+  template <class T, class Part, class V>
+  FUSEDOPS_INLINE void operator()(T* to, Part part, V value) const {
+    store(to, part, value);
+  }
+};
+
+struct PutStreaming {
+  template <class T, class V>
+  FUSEDOPS_INLINE void operator()(T* to, Whole, V value) const {
+    stream(to, value);
+  }
+  template <class T, class V>
+  FUSEDOPS_INLINE void operator()(T* to, First part, V value) const {
+    store(to, part, value);
+  }
+};
+
+// Streaming stores need every vector of every row aligned.
+inline bool can_stream(const Rows& rows) {
+  return (reinterpret_cast<uintptr_t>(rows.data) | (rows.stride * size_of(rows.dtype))) %
+      kVectorBytes == 0;
+}
+
+template <class Body>
+void with_store(bool streaming, const Rows& to, Body body) {
+  if (!streaming || !can_stream(to)) return body(Put{});
+  body(PutStreaming{});
+  finish_streaming();
+}
+
+void softmax(const SoftmaxForward& args, RowRange range, void* scratch, bool streaming) {
+  with_types(args.input.dtype, args.output.dtype, [&](auto in, auto out) {
+    using In = typename decltype(in)::type;
+    using Out = typename decltype(out)::type;
+    with_store(streaming, args.output, [&](auto put) {
+      if (args.log) return softmax_rows<true, In, Out>(args, range, scratch, put);
+      softmax_rows<false, In, Out>(args, range, scratch, put);
+    });
+  });
+}
+
+void softmax_backward(const SoftmaxBackward& args, RowRange range, bool streaming) {
+  with_types(args.grad_input.dtype, args.output.dtype, [&](auto in, auto out) {
+    using In = typename decltype(in)::type;
+    using Out = typename decltype(out)::type;
+    with_store(streaming, args.grad_input, [&](auto put) {
+      if (args.log) return softmax_backward_rows<true, In, Out>(args, range, put);
+      softmax_backward_rows<false, In, Out>(args, range, put);
+    });
+  });
+}
+
+void layer_norm(const LayerNormForward& args, RowRange range, void* scratch, bool streaming) {
+  with_type(args.input.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    with_store(streaming, args.output, [&](auto put) {
+      layer_norm_rows<T>(args, range, scratch, put);
+    });
+  });
+}
+
+void layer_norm_backward(
+    const LayerNormBackward& args, int64_t partition, void* scratch, bool streaming) {
+  const bool params = args.grad_weight.data != nullptr || args.grad_bias.data != nullptr;
+  with_type(args.input.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    with_store(streaming, args.grad_input, [&](auto put) {
+      if (params) return layer_norm_backward_rows<T, true>(args, partition, scratch, put);
+      layer_norm_backward_rows<T, false>(args, partition, scratch, put);
+    });
+  });
+}
+
+void layer_norm_finish(const LayerNormBackward& args, int64_t begin, int64_t end) {
+  const int64_t partitions = RowPartition(args.rows).count, width = padded_cols(args.cols);
+  with_type(args.input.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    using C = Compute<T>;
+    const auto finish = [&](Columns result, const C* partials) {
+      if (result.data == nullptr) return;
+      if (size_of(result.dtype) == sizeof(T)) {
+        auto* to = static_cast<T*>(result.data);
+        return sum_partitions<T>(partials, to, partitions, 2 * width, begin, end);
+      }
+      sum_partitions<T>(
+          partials, static_cast<C*>(result.data), partitions, 2 * width, begin, end);
+    };
+    finish(args.grad_weight, static_cast<const C*>(args.workspace));
+    finish(args.grad_bias, static_cast<const C*>(args.workspace) + width);
+  });
+}
+
+}  // namespace
+
+#define FUSEDOPS_NAME(name) #name
+#define FUSEDOPS_STRING(name) FUSEDOPS_NAME(name)
+extern const CpuKernels kernels;
+const CpuKernels kernels = {
+    FUSEDOPS_STRING(FUSEDOPS_CPU_ISA), softmax, softmax_backward, layer_norm,
+    layer_norm_backward, layer_norm_finish};
+
+}  // namespace FUSEDOPS_CPU_ISA
+}  // namespace fusedops

@@ -1,0 +1,1 @@
+"""Fused softmax and LayerNorm kernels that torch.compile and torch.export put into any model."""

@@ -1,0 +1,12 @@
+"""The custom ops ``torch.ops.fusedops.*``: importing this module loads and registers them."""
+
+import torch
+
+if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 10):
+    raise ImportError(
+        f"fusedops needs torch >= 2.10, this is {torch.__version__}; run: pip install -U torch"
+    )
+
+from fusedops.ops import _library, norm, softmax  # noqa: E402
+
+__all__ = ["_library", "norm", "softmax"]

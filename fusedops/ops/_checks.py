@@ -1,0 +1,68 @@
+"""Argument checks of the fake kernels: the same rules and words as in ``csrc/ops``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_WANTED_DTYPE = "wanted torch.float32, torch.bfloat16, torch.float16 or torch.float64"
+
+
+def check(ok: bool, message: str) -> None:
+    if not ok:
+        raise RuntimeError(message)
+
+
+def check_dtype(op: str, argument: str, dtype: torch.dtype, fix: str = "convert it") -> None:
+    check(dtype in FLOATING, f"{op}: {argument} is {dtype}, {_WANTED_DTYPE}; {fix}")
+
+
+def check_dim(op: str, input: torch.Tensor, dim: int) -> None:
+    bound = max(input.dim(), 1)
+    check(
+        -bound <= dim < bound,
+        f"{op}: dim is {dim}, wanted a value in [{-bound}, {bound - 1}] "
+        f"for an input of shape {list(input.shape)}",
+    )
+
+
+def check_normalized_shape(op: str, input: torch.Tensor, normalized_shape: Sequence[int]) -> None:
+    wanted = list(normalized_shape)
+    check(len(wanted) > 0, f"{op}: normalized_shape is empty, wanted at least one dimension")
+    check(
+        len(wanted) <= input.dim() and list(input.shape[-len(wanted) :]) == wanted,
+        f"{op}: normalized_shape is {wanted}, wanted the last dimensions of input, "
+        f"whose shape is {list(input.shape)}",
+    )
+
+
+def check_norm_parameter(
+    op: str,
+    name: str,
+    parameter: torch.Tensor | None,
+    input: torch.Tensor,
+    normalized_shape: Sequence[int],
+) -> None:
+    if parameter is None:
+        return
+    check(
+        list(parameter.shape) == list(normalized_shape),
+        f"{op}: {name} has shape {list(parameter.shape)}, wanted normalized_shape, "
+        f"{list(normalized_shape)}",
+    )
+    check(
+        parameter.device == input.device,
+        f"{op}: {name} is on {parameter.device}, wanted {input.device} as input is; "
+        "move it with .to(input.device)",
+    )
+    check_dtype(op, name, parameter.dtype)
+
+
+def check_like(op: str, name: str, given: torch.Tensor, like_name: str, like: torch.Tensor) -> None:
+    check(
+        given.dtype == like.dtype and given.shape == like.shape,
+        f"{op}: {name} is {given.dtype} of shape {list(given.shape)}, wanted {like.dtype} of shape "
+        f"{list(like.shape)} as {like_name} is",
+    )

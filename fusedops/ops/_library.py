@@ -1,0 +1,127 @@
+"""Finds and loads the shared libraries; knows how they were built and what they can run.
+
+``libfusedops.so`` (schemas, CPU kernels) is always there. ``libfusedops_cuda.so`` exists where the
+build found nvcc and is loaded where torch is a CUDA build; elsewhere every op refuses CUDA tensors
+with the reason and the fix.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+LIB_DIR = Path(__file__).resolve().parent.parent / "lib"
+CPU_LIBRARY = LIB_DIR / "libfusedops.so"
+CUDA_LIBRARY = LIB_DIR / "libfusedops_cuda.so"
+
+#: Every op that has a kernel, in the order of ``csrc/register.cpp``; the twins with an underscore
+#: carry no autograd formula.
+PUBLIC_OPS = (
+    "softmax",
+    "log_softmax",
+    "softmax_backward",
+    "log_softmax_backward",
+    "layer_norm",
+    "layer_norm_backward",
+)
+TWIN_OPS = ("_softmax", "_log_softmax", "_layer_norm")
+
+_REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps fusedops"
+
+
+def _load(path: Path) -> None:
+    try:
+        torch.ops.load_library(str(path))
+    except OSError as error:
+        raise ImportError(
+            f"fusedops: {path.name} does not load into torch {torch.__version__}: {error}. "
+            f"torch >= 2.10 is needed; to rebuild for this environment run: {_REBUILD}"
+        ) from error
+
+
+def _load_cpu_library() -> None:
+    if not CPU_LIBRARY.exists():
+        raise ImportError(
+            f"fusedops: {CPU_LIBRARY} is missing, the package was not built. "
+            "In a checkout run: pip install --no-build-isolation -e ."
+        )
+    _load(CPU_LIBRARY)
+
+
+def _load_cuda_library() -> str | None:
+    """Loads the CUDA kernels; returns why not where they are not to be had."""
+    if not CUDA_LIBRARY.exists():
+        reason = build_info()["cuda"]["reason"]
+        return f"this fusedops has no CUDA kernels ({reason}); with nvcc at hand run: {_REBUILD}"
+    if torch.version.cuda is None:
+        return (
+            f"fusedops has CUDA kernels, but torch {torch.__version__} is a CPU build; "
+            "install a CUDA build of torch"
+        )
+    try:
+        _load(CUDA_LIBRARY)
+    except ImportError as error:
+        warnings.warn(f"{error} CUDA tensors will be refused until then.", stacklevel=2)
+        return str(error)
+    return None
+
+
+@functools.cache
+def build_info() -> dict[str, Any]:
+    """What was built, with what: the ``build_info.json`` that CMake wrote."""
+    return json.loads((LIB_DIR / "build_info.json").read_text())
+
+
+def loaded_libraries() -> list[str]:
+    """Paths of the shared libraries in use."""
+    paths = [CPU_LIBRARY] if _cuda_problem else [CPU_LIBRARY, CUDA_LIBRARY]
+    return [str(path) for path in paths]
+
+
+def has_kernels(device_type: str) -> bool:
+    """Whether this build runs tensors of ``device_type`` ("cpu", "cuda", ...)."""
+    return device_type == "cpu" or (device_type == "cuda" and _cuda_problem is None)
+
+
+def cuda_status() -> str:
+    """One sentence: the CUDA kernels are loaded, or why they are not and what to do."""
+    return _cuda_problem or "the CUDA kernels are loaded"
+
+
+def cpu_isa() -> str:
+    """The instruction set that the CPU kernels use: avx512, avx2 or default.
+
+    Raises:
+        ValueError: ``FUSEDOPS_CPU_ISA`` holds something else.
+    """
+    library = ctypes.CDLL(str(CPU_LIBRARY))
+    library.fusedops_cpu_isa.restype = ctypes.c_char_p
+    isa = library.fusedops_cpu_isa()
+    if isa is None:
+        raise ValueError("FUSEDOPS_CPU_ISA must be avx512, avx2 or default; unset it for the best")
+    return isa.decode()
+
+
+def _refuse_cuda(op: str) -> Any:
+    def kernel(*args: Any) -> None:
+        raise RuntimeError(f"fusedops::{op} was given a CUDA tensor, but {cuda_status()}")
+
+    return kernel
+
+
+def _register_refusals() -> None:
+    for op in PUBLIC_OPS + TWIN_OPS:
+        LIBRARY.impl(op, _refuse_cuda(op), "CUDA")
+
+
+_load_cpu_library()
+_cuda_problem = _load_cuda_library()
+LIBRARY = torch.library.Library("fusedops", "IMPL")
+if _cuda_problem is not None:
+    _register_refusals()

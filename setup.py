@@ -1,0 +1,65 @@
+"""Drives the CMake build; all metadata is in pyproject.toml.
+
+torch is not a build requirement: with build isolation pip would download gigabytes for headers that
+the installed torch has. Install with `pip install --no-build-isolation .`
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+
+
+def run(*command: str) -> None:
+    if subprocess.run(command).returncode != 0:
+        sys.exit(f"fusedops: `{command[0]} {command[1]}` failed; its output is above")
+
+
+class CMakeBuild(build_ext):
+    """Configures, builds and installs the libraries into the package's lib/ folder."""
+
+    def run(self) -> None:
+        if importlib.util.find_spec("torch") is None:
+            sys.exit(
+                "fusedops builds against the installed torch, and this environment has none. Run:\n"
+                "    pip install torch setuptools ninja cmake\n"
+                "    pip install --no-build-isolation ."
+            )
+        in_place = self.inplace or getattr(self, "editable_mode", False)
+        package = ROOT / "fusedops" if in_place else Path(self.build_lib).resolve() / "fusedops"
+        build = str(ROOT / "build" / "cmake")
+        cuda = os.environ.get("FUSEDOPS_BUILD_CUDA", "auto")
+        run(
+            "cmake", "-S", str(ROOT), "-B", build, "-G", "Ninja",
+            f"-DPython3_EXECUTABLE={sys.executable}",
+            f"-DFUSEDOPS_BUILD_CUDA={cuda}",
+            "-DCMAKE_INSTALL_LIBDIR=lib",
+        )  # fmt: skip
+        run("cmake", "--build", build, "-j", os.environ.get("MAX_JOBS", str(os.cpu_count() or 1)))
+        run("cmake", "--install", build, "--prefix", str(package))
+
+    def get_outputs(self) -> list[str]:
+        return []
+
+    def copy_extensions_to_source(self) -> None:
+        """CMake has installed into the source tree already."""
+
+
+class StableWheel(bdist_wheel):
+    """One wheel for every Python: the libraries hold no Python symbol."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
+setup(
+    ext_modules=[Extension("fusedops.lib", [])],
+    cmdclass={"build_ext": CMakeBuild, "bdist_wheel": StableWheel},
+)
