@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from fusedops.ops import _checks
 from fusedops.ops._autograd import register_autograd
@@ -43,7 +42,7 @@ def _fake_layer_norm(
         all(size > 0 for size in normalized_shape),
         f"layer_norm: normalized_shape is {list(normalized_shape)}, wanted no dimension of size 0",
     )
-    _checks.check(eps >= 0, f"layer_norm: eps is {eps}, wanted a value >= 0")
+    _checks.check(eps >= 0, f"layer_norm: eps is {eps:g}, wanted a value >= 0")
     rows = input.shape[: input.dim() - len(normalized_shape)]
     statistics_shape = [*rows, *(1 for _ in normalized_shape)]
     dtype = _statistics_dtype(input.dtype)
@@ -106,28 +105,64 @@ def _setup_layer_norm_backward(ctx: Any, inputs: tuple, output: tuple) -> None:
     ctx.save_for_backward(grad_output, input, mean, rstd, weight)
 
 
-@once_differentiable
-def _layer_norm_backward_formula(
-    ctx: Any, to_input: MaybeTensor, to_weight: MaybeTensor, to_bias: MaybeTensor
-) -> tuple:
-    """The second derivative, from the cotangents a, b, c of dx, dweight and dbias.
+def _layer_norm_backward_formula(ctx: Any, *cotangents: MaybeTensor) -> tuple:
+    wanted = [c if m else None for c, m in zip(cotangents, ctx.output_mask, strict=True)]
+    saved = ctx.saved_tensors
+    by_grad_output, by_input, by_weight = _SecondDerivative.apply(
+        len(ctx.normalized_shape), *wanted, *saved
+    )
+    return by_grad_output, by_input, None, None, None, by_weight, None, None
 
-    L = sum(a P g) + sum(b dy n) + sum(c dy). By g: P a. By n: h = b dy - rstd (a mean(n g) +
-    g mean(n a)), carried to x by P. By the factor rstd of P: k = sum(g P a) / rstd, carried to x
-    by d rstd = -rstd^2 n / N.
+
+class _SecondDerivative(torch.autograd.Function):
+    """What cotangents of dx, dweight and dbias give for dy, x and weight; no third order.
+
+    A function of its own, so that a third derivative meets its ``backward`` and raises.
+    ``torch.autograd.function.once_differentiable`` leaves ``torch.autograd.grad`` a way around.
     """
-    grad_output, input, mean, rstd, weight = ctx.saved_tensors
-    dims = tuple(range(-len(ctx.normalized_shape), 0))
-    rows = tuple(range(input.dim() - len(dims)))
-    compute = mean.dtype
 
-    def cotangent(given: MaybeTensor, wanted: bool) -> torch.Tensor | float:
-        return given.to(compute) if given is not None and wanted else 0.0
+    @staticmethod
+    def forward(ctx: Any, rank: int, *tensors: MaybeTensor) -> tuple:
+        to_input, to_weight, to_bias, grad_output, input, mean, rstd, weight = tensors
+        dims = tuple(range(-rank, 0))
+        dtype = mean.dtype
+        normalized = (input.to(dtype) - mean) * rstd
+        by_grad_output, by_input, dy_projected = _second_derivative(
+            normalized,
+            rstd,
+            grad_output.to(dtype),
+            1.0 if weight is None else weight.to(dtype),
+            [0.0 if c is None else c.to(dtype) for c in (to_input, to_weight, to_bias)],
+            dims,
+        )
+        by_weight = None
+        if weight is not None:
+            by_weight = dy_projected.sum(tuple(range(input.dim() - rank))).to(weight.dtype)
+        return by_grad_output.to(grad_output.dtype), by_input.to(input.dtype), by_weight
 
-    a, b, c = map(cotangent, (to_input, to_weight, to_bias), ctx.output_mask)
-    a = a + torch.zeros_like(input, dtype=compute)
-    dy, w = grad_output.to(compute), 1.0 if weight is None else weight.to(compute)
-    n = (input.to(compute) - mean) * rstd
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> None:
+        raise NotImplementedError(
+            "layer_norm has derivatives of first and second order; a third was asked for. "
+            "Use torch.nn.functional.layer_norm spelled out from primitives for it"
+        )
+
+
+def _second_derivative(
+    n: torch.Tensor,
+    rstd: torch.Tensor,
+    dy: torch.Tensor,
+    w: torch.Tensor | float,
+    cotangents: list[torch.Tensor | float],
+    dims: tuple[int, ...],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients for dy and x, and dy P a, of L = sum(a P g) + sum(b dy n) + sum(c dy).
+
+    By g: P a. By n: h = b dy - rstd (a mean(n g) + g mean(n a)), carried to x by P. By the factor
+    rstd of P: k = mean(g P a), carried to x by d rstd = -rstd^2 n / N.
+    """
+    a, b, c = cotangents
+    a = a + torch.zeros_like(n)
     g = dy * w
 
     def along(v: torch.Tensor) -> torch.Tensor:
@@ -139,16 +174,7 @@ def _layer_norm_backward_formula(
     projected = project(a)
     h = b * dy - rstd * (a * along(g) + g * along(a))
     k = (g * projected).mean(dims, keepdim=True)
-    by_grad_output = w * projected + b * n + c
-    by_input = project(h) - rstd * k * n
-    by_weight = None if weight is None else (dy * projected).sum(rows).to(weight.dtype)
-    return (
-        by_grad_output.to(grad_output.dtype),
-        by_input.to(input.dtype),
-        *(None, None, None),
-        by_weight,
-        *(None, None),
-    )
+    return w * projected + b * n + c, project(h) - rstd * k * n, dy * projected
 
 
 torch.library.register_fake("fusedops::layer_norm", _fake_layer_norm)

@@ -17,8 +17,21 @@ namespace fusedops {
 namespace FUSEDOPS_CPU_ISA {
 namespace {
 
-// Columns after which float sums are carried on in double.
-constexpr int64_t kNormChunk = 8192;
+// Columns after which sums are carried on in a wider type: 32 additions a lane, and 8 in double,
+// where the wider type has but 11 bits more.
+template <class T>
+constexpr int64_t kNormChunk = (sizeof(T) == sizeof(double) ? 8 : 32) * 2 * kTile<T>;
+
+template <class C>
+struct WiderOf {
+  using type = double;
+};
+template <>
+struct WiderOf<double> {
+  using type = long double;
+};
+template <class T>
+using Wider = typename WiderOf<Compute<T>>::type;
 
 // Rows of the backward that are handled side by side: as many as the registers hold.
 constexpr int kRowsAbreast = kVectorBytes == 64 ? 4 : 2;
@@ -47,12 +60,13 @@ const C* columns(ConstColumns given, C neutral, C* copy, int64_t cols) {
 }
 
 // Mean, and sum of squared deviations from it, of `count` values.
+template <class Wide>
 struct Moments {
-  double count, mean, squares;
+  Wide count, mean, squares;
 
   // Chan's merge of two sets.
   FUSEDOPS_INLINE void add(const Moments& other) {
-    const double total = count + other.count, delta = other.mean - mean;
+    const Wide total = count + other.count, delta = other.mean - mean;
     mean += delta * (other.count / total);
     squares += other.squares + delta * delta * (count * other.count / total);
     count = total;
@@ -60,15 +74,15 @@ struct Moments {
 };
 
 template <class T, class C = Compute<T>>
-FUSEDOPS_INLINE Moments moments_around(C shift, const T* input, int64_t cols) {
+FUSEDOPS_INLINE Moments<Wider<T>> moments_around(C shift, const T* input, int64_t cols) {
   Accumulators<C> sums(0), squares(0);
   for_columns<T>(cols, [&](int64_t col, auto part, int slot) FUSEDOPS_LAMBDA {
     const Tile<C> deviation = filled<T>(load(input + col, part) - shift, part, C(0));
     sums.slot[slot] = sums.slot[slot] + deviation;
     squares.slot[slot] = squares.slot[slot] + deviation * deviation;
   });
-  const double sum = sums.sum(), n = double(cols), away = sum / n;
-  return {n, double(shift) + away, double(squares.sum()) - sum * away};
+  const Wider<T> sum = sums.sum(), count = cols, away = sum / count;
+  return {count, shift + away, squares.sum() - sum * away};
 }
 
 // A value near the mean: the mean of the first tile.
@@ -83,19 +97,20 @@ FUSEDOPS_INLINE C shift_near_mean(const T* input, int64_t cols) {
 }
 
 template <class T, class C = Compute<T>>
-FUSEDOPS_INLINE Moments moments(const T* input, int64_t cols) {
+FUSEDOPS_INLINE Moments<Wider<T>> moments(const T* input, int64_t cols) {
   const C shift = shift_near_mean(input, cols);
-  const Moments found = moments_around(shift, input, cols);
-  const double away = found.mean - double(shift);
+  const Moments<Wider<T>> found = moments_around(shift, input, cols);
+  const Wider<T> away = found.mean - shift;
   if (away * away * found.count <= found.squares) return found;
   return moments_around(C(found.mean), input, cols);
 }
 
 template <class T>
-FUSEDOPS_INLINE Moments row_moments(const T* input, int64_t cols) {
-  Moments row = moments(input, cols < kNormChunk ? cols : kNormChunk);
-  for (int64_t begin = kNormChunk; begin < cols; begin += kNormChunk) {
-    row.add(moments(input + begin, cols - begin < kNormChunk ? cols - begin : kNormChunk));
+FUSEDOPS_INLINE Moments<Wider<T>> row_moments(const T* input, int64_t cols) {
+  constexpr int64_t chunk = kNormChunk<T>;
+  Moments<Wider<T>> row = moments(input, cols < chunk ? cols : chunk);
+  for (int64_t begin = chunk; begin < cols; begin += chunk) {
+    row.add(moments(input + begin, cols - begin < chunk ? cols - begin : chunk));
   }
   return row;
 }
@@ -111,10 +126,10 @@ FUSEDOPS_INLINE void layer_norm_rows(
   for (int64_t row = range.begin; row < range.end; ++row) {
     const T* input = static_cast<const T*>(args.input.data) + row * args.input.stride;
     T* output = static_cast<T*>(args.output.data) + row * args.output.stride;
-    const Moments stats = row_moments(input, args.cols);
-    const C mean = C(stats.mean);
-    const double exact_rstd = 1.0 / __builtin_sqrt(stats.squares / stats.count + args.eps);
-    const C rstd = C(exact_rstd), remainder = C((stats.mean - double(mean)) * exact_rstd);
+    const Moments<Wider<T>> stats = row_moments(input, args.cols);
+    const double exact_rstd = 1.0 / __builtin_sqrt(double(stats.squares / stats.count) + args.eps);
+    const C mean = C(stats.mean), rstd = C(exact_rstd);
+    const C remainder = C((stats.mean - mean) * exact_rstd);
     static_cast<C*>(args.mean)[row] = mean;
     static_cast<C*>(args.rstd)[row] = rstd;
     for_columns<T>(args.cols, [&](int64_t col, auto part, int) FUSEDOPS_LAMBDA {
@@ -125,14 +140,14 @@ FUSEDOPS_INLINE void layer_norm_rows(
 }
 
 // `Count` rows of the backward, side by side. With g = grad_output * weight and centered = input -
-// mean, grad_input = rstd * g - offset - slope * centered.
+// mean, grad_input = rstd * (g - grad_mean) - slope * centered.
 template <class T, int Count>
 struct NormRows {
   using C = Compute<T>;
   const T* grad[Count];
   const T* input[Count];
   C mean[Count], rstd[Count];
-  C offset[Count], slope[Count];
+  C grad_mean[Count], slope[Count];
 
   FUSEDOPS_INLINE NormRows(const LayerNormBackward& args, int64_t first) {
     for (int r = 0; r < Count; ++r) {
@@ -181,9 +196,9 @@ FUSEDOPS_INLINE void layer_norm_sums(
     }
   });
   for (int r = 0; r < Count; ++r) {
-    const C scale = rows.rstd[r] / C(cols);
-    rows.offset[r] = across_lanes<C>(sum[r], Add{}) * scale;
-    rows.slope[r] = across_lanes<C>(dot[r], Add{}) * scale * rows.rstd[r] * rows.rstd[r];
+    rows.grad_mean[r] = across_lanes<C>(sum[r], Add{}) / C(cols);
+    const C centered_mean = across_lanes<C>(dot[r], Add{}) / C(cols);
+    rows.slope[r] = centered_mean * rows.rstd[r] * rows.rstd[r] * rows.rstd[r];
   }
 }
 
@@ -196,7 +211,7 @@ FUSEDOPS_INLINE void write_grad_input(
     for_columns<T>(args.cols, [&](int64_t col, auto part, int) FUSEDOPS_LAMBDA {
       const Tile<C> g = load(rows.grad[r] + col, part) * load(weight + col);
       const Tile<C> along = (load(rows.input[r] + col, part) - rows.mean[r]) * rows.slope[r];
-      put(result + col, part, (g * rows.rstd[r] - rows.offset[r]) - along);
+      put(result + col, part, (g - rows.grad_mean[r]) * rows.rstd[r] - along);
     });
   }
 }

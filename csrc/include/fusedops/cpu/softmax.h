@@ -14,7 +14,8 @@ namespace {
 
 template <class C>
 struct SoftmaxChunk {
-  C max, sum;
+  C max;
+  double sum;
 };
 
 // exp(input - max) into `scratch` (where Keep) and their sum.
@@ -56,15 +57,28 @@ FUSEDOPS_INLINE SoftmaxChunk<double> combine(const SoftmaxChunk<C>* chunks, int6
   return {double(max), sum};
 }
 
+// tile * scale; where it is stored as float, with the digits that a float scale rounds away.
+template <class Out, class C>
+FUSEDOPS_INLINE Tile<C> scaled(Tile<C> tile, double scale) {
+  const C high = C(scale);
+  if constexpr (sizeof(Out) == sizeof(float)) {
+    const C low = C(scale - double(high));
+    return tile * high + tile * low;
+  } else {
+    return tile * high;
+  }
+}
+
 template <class In, class Out, class C, class Store>
 FUSEDOPS_INLINE void write_softmax(
     Out* output, const C* scratch, const SoftmaxChunk<C>* chunks, SoftmaxChunk<double> row,
     int64_t cols, Store put) {
   for (int64_t begin = 0, chunk = 0; begin < cols; begin += kSoftmaxChunk, ++chunk) {
     const int64_t count = cols - begin < kSoftmaxChunk ? cols - begin : kSoftmaxChunk;
-    const C scale = C(exp_difference(chunks[chunk].max, C(row.max)) / row.sum);
+    const double scale = exp_difference(chunks[chunk].max, C(row.max)) / row.sum;
     for_columns<In>(count, [&](int64_t col, auto part, int) FUSEDOPS_LAMBDA {
-      put(output + begin + col, part, in_order<In, Out>(load(scratch + begin + col) * scale));
+      const Tile<C> e = load(scratch + begin + col);
+      put(output + begin + col, part, in_order<In, Out>(scaled<Out>(e, scale)));
     });
   }
 }
@@ -114,7 +128,7 @@ FUSEDOPS_INLINE void softmax_backward_rows(
       const Tile<C> g = load(grad + col, part);
       sums.slot[slot] = sums.slot[slot] + (Log ? g : g * load(output + col, part));
     });
-    const C sum = sums.sum();
+    const C sum = C(sums.sum());
     for_columns<Out>(args.cols, [&](int64_t col, auto part, int) FUSEDOPS_LAMBDA {
       const Tile<C> g = load(grad + col, part), y = load(output + col, part);
       const Tile<C> grad_input = Log ? g - exp_nonpositive<In>(y) * sum : (g - sum) * y;

@@ -392,15 +392,26 @@ struct Larger {
   }
 };
 
+// Half of a vector's lanes each, as doubles.
+FUSEDOPS_INLINE Vec<double> widened_sum(Vec<float> value) {
+  typename VecOf<float, kVectorBytes / 2>::type low, high;
+  std::memcpy(&low, &value, sizeof(low));
+  std::memcpy(&high, reinterpret_cast<const char*>(&value) + sizeof(low), sizeof(high));
+  return __builtin_convertvector(low, Vec<double>) + __builtin_convertvector(high, Vec<double>);
+}
+FUSEDOPS_INLINE Vec<double> widened_sum(Vec<double> value) { return value; }
+
 // One accumulator for each slot of for_columns().
 template <class C>
 struct Accumulators {
   Tile<C> slot[2];
 
   FUSEDOPS_INLINE explicit Accumulators(C initial) : slot{both(initial), both(initial)} {}
-  FUSEDOPS_INLINE C sum() const {
-    const Tile<C> all = slot[0] + slot[1];
-    return across_lanes<C>(all.v[0] + all.v[1], Add{});
+  // The lanes are added in double: a lane that holds the one large term leaves the others' digits.
+  FUSEDOPS_INLINE double sum() const {
+    const Vec<double> first = widened_sum(slot[0].v[0]) + widened_sum(slot[0].v[1]);
+    const Vec<double> second = widened_sum(slot[1].v[0]) + widened_sum(slot[1].v[1]);
+    return across_lanes<double>(first + second, Add{});
   }
   FUSEDOPS_INLINE C max() const {
     const Tile<C> all = larger(slot[0], slot[1]);

@@ -1,0 +1,62 @@
+"""Plain `torch.fx.symbolic_trace` graphs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule, Node
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+from fusedops.graph.availability import require_ops
+from fusedops.graph.report import publish
+from fusedops.graph.rewriter import rewrite_module
+
+
+def rewrite(graph_module: GraphModule, *example_inputs: Any) -> GraphModule:
+    """Replace softmax, log_softmax and layer_norm in a `torch.fx.symbolic_trace` graph.
+
+    Args:
+        graph_module: changed in place.
+        example_inputs: one value for each input of the graph. Only their shapes, dtypes and
+            devices are used; nothing is computed.
+
+    Returns: `graph_module`.
+
+    Raises:
+        TypeError: `graph_module` is no GraphModule, or an example input is missing.
+        RuntimeError: the kernel library did not load.
+    """
+    if not isinstance(graph_module, GraphModule):
+        raise TypeError(
+            f"fusedops.rewrite: graph_module is a {type(graph_module).__name__}, wanted a "
+            "torch.fx.GraphModule; trace the model with torch.fx.symbolic_trace, or use "
+            'torch.compile(model, backend="fusedops")'
+        )
+    _check_example_inputs(graph_module, example_inputs)
+    require_ops()
+    _Propagate(graph_module, FakeTensorMode(allow_non_fake_inputs=True)).propagate(*example_inputs)
+    publish(rewrite_module(graph_module))
+    return graph_module
+
+
+def _check_example_inputs(graph_module: GraphModule, example_inputs: tuple[Any, ...]) -> None:
+    placeholders = graph_module.graph.find_nodes(op="placeholder")
+    required = sum(not node.args for node in placeholders)
+    if not required <= len(example_inputs) <= len(placeholders):
+        names = ", ".join(node.name for node in placeholders)
+        raise TypeError(
+            f"fusedops.rewrite: got {len(example_inputs)} example_inputs, the graph takes "
+            f"{len(placeholders)} ({names}); pass one value for each"
+        )
+
+
+class _Propagate(FakeTensorProp):
+    """Records numbers and shapes too, which FakeTensorProp leaves out of `meta["val"]`."""
+
+    def run_node(self, node: Node) -> Any:
+        result = super().run_node(node)
+        if isinstance(result, (int, float, torch.Size)):
+            node.meta["val"] = result
+        return result

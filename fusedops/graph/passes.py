@@ -1,0 +1,90 @@
+"""The rewriter as an Inductor pass, alone or behind a pass that was there before."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch.fx import Graph
+
+from fusedops import config
+from fusedops.graph.availability import has_kernels
+from fusedops.graph.report import publish
+from fusedops.graph.rewriter import rewrite_graph
+
+GraphPass = Callable[[Graph], Any]
+
+
+class Pass(CustomGraphPass):
+    """Replaces softmax, log_softmax and layer_norm; for Inductor's `pre_grad_custom_pass`.
+
+    Inductor looks into its caches before it runs a pass that has a `uuid`, so with a warm cache
+    the pass is not called, and what it counts and logs stays empty.
+    """
+
+    def __call__(self, graph: Graph) -> None:
+        publish(rewrite_graph(graph))
+
+    def uuid(self) -> str:
+        """Part of Inductor's cache key: sources, kernels and settings, which decide the result."""
+        devices = [device for device in ("cpu", "cuda") if has_kernels(device)]
+        return f"fusedops-{_sources_digest()}-{devices}-{dataclasses.astuple(config.active())}"
+
+
+class Chain(CustomGraphPass):
+    """`existing`, a pass or several as Inductor takes them, and then the rewriter."""
+
+    def __init__(self, existing: GraphPass | list[GraphPass] | tuple[GraphPass, ...]) -> None:
+        self.existing = existing
+
+    def __call__(self, graph: Graph) -> None:
+        for graph_pass in (*_as_tuple(self.existing), Pass()):
+            graph_pass(graph)
+
+    def uuid(self) -> tuple[Any, ...] | None:
+        """None, which switches Inductor's caches off, where an existing pass has no uuid."""
+        passes = (*_as_tuple(self.existing), Pass())
+        uuids = [p.uuid() if isinstance(p, CustomGraphPass) else None for p in passes]
+        return None if None in uuids else tuple(uuids)
+
+
+def with_rewriter(existing: Any) -> Any:
+    """`existing`, a value of Inductor's `pre_grad_custom_pass`, with the rewriter after it."""
+    if any(isinstance(graph_pass, (Pass, Chain)) for graph_pass in _as_tuple(existing)):
+        return existing
+    return Chain(existing) if _as_tuple(existing) else Pass()
+
+
+def without_rewriter(existing: Any) -> Any:
+    """The value that `with_rewriter` started from."""
+    if isinstance(existing, Chain):
+        return existing.existing
+    if isinstance(existing, Pass):
+        return None
+    if any(isinstance(graph_pass, Pass) for graph_pass in _as_tuple(existing)):
+        return type(existing)(p for p in existing if not isinstance(p, Pass))
+    return existing
+
+
+def _as_tuple(passes: Any) -> tuple[GraphPass, ...]:
+    if passes is None:
+        return ()
+    return tuple(passes) if isinstance(passes, (list, tuple)) else (passes,)
+
+
+@functools.cache
+def _sources_digest() -> str:
+    """A hash of all Python that decides a compiled graph: the pass, and what is traced into it."""
+    import fusedops
+
+    package = Path(__file__).parents[1]
+    files = [package / "config.py", *package.glob("graph/**/*.py"), *package.glob("ops/**/*.py")]
+    digest = hashlib.sha256(getattr(fusedops, "__version__", "").encode())
+    for file in sorted(files):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,198 @@
+"""Walks a graph and puts ops in the place of what the rules find.
+
+A site is edited only after every refusal has been asked and the replacement has run on fake
+tensors with eager's dtype, device, shape and strides. Nothing is removed but the nodes that the
+replacement itself made dead: `Graph.eliminate_dead_code` would delete in-place writes such as
+`h.mul_(2)`, which have no users in torch IR and are needed all the same.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
+from torch.fx.node import map_aggregate
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from fusedops.graph import availability, dialect, policy
+from fusedops.graph.dialect import ModuleAttribute
+from fusedops.graph.report import Report, Site, describe_site
+from fusedops.graph.rule import Match, New, Rule
+from fusedops.graph.rules import RULES
+
+
+def rewrite_module(graph_module: GraphModule, names: Mapping[str, str] | None = None) -> Report:
+    """Rewrite a graph module and the bodies of its higher-order ops in place.
+
+    `names` gives the dotted path of a module by `str(id(module))`, for the report.
+    """
+    report = Report()
+    for body in dialect.subgraphs(graph_module):
+        report += rewrite_graph(body.graph, names)
+        body.recompile()
+    return report
+
+
+def rewrite_graph(graph: Graph, names: Mapping[str, str] | None = None) -> Report:
+    """Rewrite one graph in place. A second run finds nothing to do."""
+    sites = []
+    transforms = 0
+    for node in list(graph.nodes):
+        transforms += dialect.transform_depth_change(node)
+        found = _find(node)
+        if found:
+            sites.append(_visit(*found, transforms > 0, names or {}))
+    return Report(tuple(sites))
+
+
+def _find(node: Node) -> tuple[Rule, Match] | None:
+    call = dialect.view(node)
+    if call is None or not (node.users or call.obstacle):  # a dead node is no site
+        return None
+    matches = ((rule, rule.match(call)) for rule in RULES)
+    return next(((rule, match) for rule, match in matches if match), None)
+
+
+def _visit(rule: Rule, match: Match, transformed: bool, names: Mapping[str, str]) -> Site:
+    chosen = _refusal(rule, match, transformed) or _choose(rule, match)
+    reason = chosen if isinstance(chosen, str) else ""
+    site = describe_site(rule.name, match, reason, names)
+    if not reason:
+        _replace(match, *chosen)
+    return site
+
+
+def _refusal(rule: Rule, match: Match, transformed: bool) -> str | None:
+    return (
+        match.call.obstacle
+        or _unsupported_input(dialect.value(match.call.arguments["input"]))
+        or rule.guard(match)
+        or ("inside a torch.func transform" if transformed else None)
+        or policy.refusal()
+    )
+
+
+def _unsupported_input(tensor: Any) -> str | None:
+    if not isinstance(tensor, torch.Tensor):
+        return "capture recorded no shape and dtype for the input"
+    if tensor.is_nested or is_traceable_wrapper_subclass(tensor):
+        return f"the input is a {type(tensor).__name__}, not a plain tensor"
+    if tensor.layout is not torch.strided:
+        return f"unsupported layout {tensor.layout}"
+    if not availability.has_kernels(tensor.device.type):
+        return f"this build has no {tensor.device.type} kernels"
+    return None
+
+
+def _choose(rule: Rule, match: Match) -> tuple[New, Any] | str:
+    """The first replacement that gives eager's metadata, and its fake result; or why none does."""
+    refusals = []
+    for new in rule.emit(match):
+        try:
+            result = _evaluate(new, match.call.node)
+        except Exception as error:  # whatever a fake kernel raises means: not these arguments
+            refusals.append(f"{new.op} refuses: {str(error).partition(chr(10))[0]}")
+            continue
+        difference = _difference(match, result)
+        if difference is None:
+            return new, result
+        refusals.append(difference)
+    return refusals[0]
+
+
+def _evaluate(new: New, site: Node) -> Any:
+    """What `new` would give, computed on the fake tensors that capture recorded."""
+    mode = _fake_mode(site)
+
+    def known(argument: Any) -> Any:
+        if isinstance(argument, New):
+            return _evaluate(argument, site)
+        if isinstance(argument, ModuleAttribute):
+            return mode.from_tensor(argument.tensor)
+        return dialect.value(argument)
+
+    with mode, torch.no_grad():
+        return new.op(*map_aggregate(new.args, known))
+
+
+def _fake_mode(site: Node) -> FakeTensorMode:
+    # The values' own mode: Dynamo has a fresh one in its tracing context by the time passes run.
+    values = (dialect.value(node) for node in site.all_input_nodes)
+    return next(value.fake_mode for value in values if isinstance(value, FakeTensor))
+
+
+def _difference(match: Match, result: Any) -> str | None:
+    for old, index in match.results.items():
+        new, eager = _output(result, index), dialect.value(old)
+        for what in ("dtype", "device", "shape", "stride"):
+            ours, theirs = _property(new, what), _property(eager, what)
+            if old.users and not _same(ours, theirs):
+                return f"output {what} would be {ours}, eager gives {theirs}"
+    return None
+
+
+def _output(result: Any, index: int | None) -> torch.Tensor:
+    return result if index is None else result[index]
+
+
+def _property(tensor: torch.Tensor, what: str) -> Any:
+    return tensor.stride() if what == "stride" else getattr(tensor, what)
+
+
+def _same(ours: Any, theirs: Any) -> bool:
+    if not isinstance(ours, tuple):
+        return ours == theirs
+    # Decided from what is known: asking a symbolic size outright would add a guard.
+    return len(ours) == len(theirs) and statically_known_true(sym_eq(ours, theirs))
+
+
+def _replace(match: Match, new: New, result: Any) -> None:
+    site = match.call.node
+    with site.graph.inserting_before(site):
+        inserted = _insert(new, result, site)
+        for old, index in match.results.items():
+            if old.users:
+                old.replace_all_uses_with(_select(inserted, result, index, like=old))
+    _erase(match)
+
+
+def _insert(new: New, result: Any, like: Node) -> Node:
+    graph = like.graph
+
+    def operand(argument: Any) -> Any:
+        if isinstance(argument, New):
+            return _insert(argument, _evaluate(argument, like), like)
+        if isinstance(argument, ModuleAttribute):
+            read = graph.get_attr(argument.target)
+            dialect.annotate(read, _fake_mode(like).from_tensor(argument.tensor), like)
+            return read
+        return argument
+
+    node = graph.call_function(new.op, map_aggregate(new.args, operand))
+    dialect.annotate(node, result, like)
+    return node
+
+
+def _select(inserted: Node, result: Any, index: int | None, like: Node) -> Node:
+    if index is None:
+        return inserted
+    item = inserted.graph.call_function(operator.getitem, (inserted, index))
+    dialect.annotate(item, result[index], like)
+    return item
+
+
+def _erase(match: Match) -> None:
+    """Remove the replaced nodes, and the reads of scalars (eps) that only they used."""
+    site = match.call.node
+    inputs = site.all_input_nodes
+    for old in dict.fromkeys((*match.results, site)):
+        site.graph.erase_node(old)
+    for node in inputs:
+        scalar = isinstance(dialect.value(node), (torch.SymFloat, float))
+        if scalar and not node.users and node.op != "placeholder":
+            node.graph.erase_node(node)

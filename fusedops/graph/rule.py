@@ -1,0 +1,48 @@
+"""The parts of a rewrite rule: what it found, and what it wants to put there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch.fx import Node
+
+from fusedops.graph.dialect import Call
+
+
+@dataclass(frozen=True)
+class Match:
+    """A site a rule recognised, before any decision and before any edit.
+
+    `results` says which existing nodes the rewrite would replace: each maps to the index of the
+    new op's output that takes its place, or to None where the op has a single output.
+    """
+
+    call: Call
+    op: str
+    results: dict[Node, int | None]
+
+
+@dataclass(frozen=True)
+class New:
+    """An op call to insert. `args` may hold graph nodes, `ModuleAttribute`s and other `New`s."""
+
+    op: torch._ops.OpOverload
+    args: tuple[Any, ...]
+
+
+class Rule(Protocol):
+    """One rewrite. Finding, refusing and emitting are apart, so anyone may refuse in between."""
+
+    name: str
+
+    def match(self, call: Call) -> Match | None:
+        """The site that `call` anchors, or None where the rule has nothing to say."""
+
+    def guard(self, match: Match) -> str | None:
+        """Why this rule must not replace the site, or None."""
+
+    def emit(self, match: Match) -> Iterator[New]:
+        """Replacements in order of preference; the first that gives eager's metadata is used."""

@@ -1,0 +1,25 @@
+"""Opaque calls that compute a softmax or a layer_norm inside: seen, listed, left alone.
+
+before    loss = F.cross_entropy(logits, target)
+after     the same
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fusedops.graph.dialect import Call
+from fusedops.graph.rule import Match, New
+
+
+class Leaf:
+    name = "leaf"
+
+    def match(self, call: Call) -> Match | None:
+        return Match(call, call.name, {}) if call.kind == "leaf" else None
+
+    def guard(self, match: Match) -> str | None:
+        return match.call.obstacle
+
+    def emit(self, match: Match) -> Iterator[New]:
+        return iter(())

@@ -1,0 +1,138 @@
+"""Capture at each level, and counting what ran."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+import fusedops
+from fusedops.graph import Report, rewrite_module
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo():
+    torch._dynamo.reset()
+    counters.clear()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+@dataclass
+class Rewritten:
+    """A captured and rewritten model: call it, read its code, count its sites."""
+
+    call: object
+    graphs: list[torch.fx.GraphModule]
+    report: Report
+
+    @property
+    def code(self) -> str:
+        """The graphs, one call a line."""
+        nodes = [node for graph in self.graphs for node in graph.graph.nodes]
+        return "\n".join(_line(node) for node in nodes if node.op != "placeholder")
+
+    @property
+    def replaced(self) -> dict[str, int]:
+        return dict(Counter(site.op for site in self.report.replaced))
+
+    @property
+    def reasons(self) -> list[str]:
+        return [site.reason for site in self.report.left]
+
+
+def _line(node: torch.fx.Node) -> str:
+    """One call. Our ops have no keywords; those of others are left out."""
+    if node.op == "output":
+        return f"return {node.args[0]}"
+    if node.op == "get_attr":
+        return f"{node.name} = {node.target}"
+    plain = isinstance(node.target, (str, torch._ops.OpOverload))
+    target = str(node.target) if plain else node._pretty_print_target(node.target)
+    return f"{node.name} = {target}({', '.join(map(str, node.args))})"
+
+
+def _rewrite_dynamo(model, *args, dynamic=None) -> Rewritten:
+    rewritten = Rewritten(None, [], Report())
+
+    def record(graph_module, example_inputs):
+        rewritten.report += rewrite_module(graph_module)
+        rewritten.graphs.append(graph_module)
+        return graph_module
+
+    rewritten.call = torch.compile(model, backend=record, dynamic=dynamic)
+    rewritten.call(*args)
+    return rewritten
+
+
+class _AsModule(torch.nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(*args)
+
+
+def _rewrite_export(model, *args) -> Rewritten:
+    module = model if isinstance(model, torch.nn.Module) else _AsModule(model)
+    exported = torch.export.export(module, args)
+    report = rewrite_module(copy.deepcopy(exported.graph_module))
+    program = fusedops.export.rewrite(exported)
+    return Rewritten(program.module(), [program.graph_module], report)
+
+
+def _rewrite_symbolic_trace(model, *args) -> Rewritten:
+    report = rewrite_module(_propagated(model, args))
+    graph_module = fusedops.rewrite(torch.fx.symbolic_trace(model), *args)
+    return Rewritten(graph_module, [graph_module], report)
+
+
+def _propagated(model, args):
+    graph_module = torch.fx.symbolic_trace(model)
+    with fusedops.config.patch(fuse="never"):
+        return fusedops.rewrite(graph_module, *args)
+
+
+_ENTRIES = {
+    "dynamo": _rewrite_dynamo,
+    "export": _rewrite_export,
+    "symbolic_trace": _rewrite_symbolic_trace,
+}
+
+
+@pytest.fixture
+def rewrite_dynamo():
+    """rewrite_dynamo(model, *args, dynamic=None): captured by Dynamo, rewritten, run as it is."""
+    return _rewrite_dynamo
+
+
+@pytest.fixture(params=_ENTRIES)
+def rewrite(request):
+    """rewrite(model, *args) -> Rewritten, once at each entry."""
+    return _ENTRIES[request.param]
+
+
+@pytest.fixture
+def entries():
+    """All three entries by name."""
+    return _ENTRIES
+
+
+@pytest.fixture
+def ops_run():
+    """ops_run(function, *args): how often each fusedops op really ran, also on a warm cache."""
+
+    def count(function, *args) -> dict[str, int]:
+        with torch.profiler.profile() as profile:
+            function(*args)
+        names = [event.name for event in profile.events()]
+        ours = [name.removeprefix("fusedops::") for name in names if name.startswith("fusedops::")]
+        return dict(Counter(ours))
+
+    return count

@@ -1,0 +1,70 @@
+"""fusedops.config: from the environment, patched for a block."""
+
+import dataclasses
+import threading
+
+import pytest
+
+import fusedops
+from fusedops.config import Config
+
+
+def test_the_default_replaces_always():
+    assert Config.from_environment({}) == Config(fuse="always")
+
+
+def test_the_environment_sets_a_field():
+    assert Config.from_environment({"FUSEDOPS_FUSE": "never"}).fuse == "never"
+
+
+def test_an_unknown_value_is_named_with_what_was_wanted():
+    with pytest.raises(ValueError, match="fuse is 'sometimes', wanted 'always' or 'never'"):
+        Config.from_environment({"FUSEDOPS_FUSE": "sometimes"})
+
+
+def test_an_unknown_name_warns():
+    with pytest.warns(UserWarning, match="nothing reads FUSEDOPS_FUZE; known names: .*FUSE"):
+        Config.from_environment({"FUSEDOPS_FUZE": "never"})
+
+
+@pytest.mark.filterwarnings("error")
+def test_names_of_the_build_and_of_others_do_not_warn():
+    names = {"FUSEDOPS_BUILD_CUDA": "0", "FUSEDOPS_CPU_ISA": "avx2", "TORCH_LOGS": "+dynamo"}
+    assert Config.from_environment(names) == Config()
+
+
+def test_patch_holds_for_its_block_and_nests():
+    before = fusedops.config.fuse
+    with fusedops.config.patch(fuse="never") as inside:
+        assert fusedops.config.fuse == inside.fuse == "never"
+        with fusedops.config.patch(fuse="always"):
+            assert fusedops.config.fuse == "always"
+        assert fusedops.config.fuse == "never"
+    assert fusedops.config.fuse == before
+
+
+def test_patch_is_undone_by_an_exception():
+    with pytest.raises(KeyError), fusedops.config.patch(fuse="never"):
+        raise KeyError
+    assert fusedops.config.fuse == "always"
+
+
+def test_patch_does_not_reach_other_threads():
+    seen = []
+    with fusedops.config.patch(fuse="never"):
+        thread = threading.Thread(target=lambda: seen.append(fusedops.config.fuse))
+        thread.start()
+        thread.join()
+    assert seen == ["always"]
+
+
+def test_an_unknown_setting_is_refused():
+    with pytest.raises(TypeError, match="fuze"), fusedops.config.patch(fuze="never"):
+        pass
+    with pytest.raises(AttributeError, match="no setting 'fuze'; known: fuse"):
+        _ = fusedops.config.fuze
+
+
+def test_settings_cannot_be_assigned():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Config().fuse = "never"

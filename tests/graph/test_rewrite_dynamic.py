@@ -1,0 +1,73 @@
+"""Dynamic shapes: the same counts as with static ones, and no recompilation."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fusedops
+from fusedops.backend import backend
+from fusedops.graph import rewrite_module
+
+
+class _Block(nn.Module):
+    """eps and the softmax's dim are module attributes, which dynamic=True turns into inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+        self.linear = nn.Linear(8, 8)
+        self.eps, self.dim = 1e-4, -1
+
+    def forward(self, x):
+        h = F.layer_norm(self.linear(self.norm(x)), (x.shape[-1],), eps=self.eps)
+        return torch.softmax(h @ h.transpose(-1, -2), self.dim) @ h
+
+
+COUNTS = {"layer_norm": 2, "softmax": 1}
+
+
+def test_counts_do_not_depend_on_dynamic(rewrite_dynamo):
+    x = torch.randn(3, 5, 8)
+    assert rewrite_dynamo(_Block(), x, dynamic=False).replaced == COUNTS
+    assert rewrite_dynamo(_Block(), x, dynamic=True).replaced == COUNTS
+
+
+def test_three_batch_sizes_share_one_compilation():
+    model = _Block().double()
+    compiled = torch.compile(model, backend=backend, dynamic=True)
+    for index, batch in enumerate((3, 5, 7)):
+        x = torch.randn(batch, 4, 8, dtype=torch.float64, requires_grad=True)
+        leaves = [x, *model.parameters()]
+        with torch._dynamo.config.patch(error_on_recompile=index > 0):
+            ours = torch.autograd.grad(compiled(x).sin().sum(), leaves)
+        eager = torch.autograd.grad(model(x).sin().sum(), leaves)
+        torch.testing.assert_close(ours, eager, rtol=1e-10, atol=1e-10)
+    counted = torch._dynamo.utils.counters["fusedops"]
+    assert +counted == COUNTS  # once, although the frame is captured twice before eps is constant
+
+
+def test_a_symbolic_normalized_shape_is_passed_through(rewrite_dynamo):
+    def model(x):
+        return F.layer_norm(x, x.shape[1:])
+
+    rewritten = rewrite_dynamo(model, torch.randn(3, 5, 7), dynamic=True)
+    assert rewritten.replaced == {"layer_norm": 1}
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for shape in ((4, 5, 7), (4, 6, 9)):
+            x = torch.randn(shape)
+            torch.testing.assert_close(rewritten.call(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_program_keeps_its_dynamic_batch(strict):
+    model, x = _Block(), torch.randn(3, 5, 8)
+    batch = torch.export.Dim("batch", min=2, max=64)
+    exported = torch.export.export(model, (x,), dynamic_shapes=({0: batch},), strict=strict)
+    assert len(rewrite_module(copy.deepcopy(exported.graph_module)).replaced) == 3
+    rewritten = fusedops.export.rewrite(exported).module()
+    for size in (2, 9):
+        x = torch.randn(size, 5, 8)
+        torch.testing.assert_close(rewritten(x), model(x), rtol=1e-5, atol=1e-5)

@@ -1,0 +1,144 @@
+"""fusedops.explain: one row a site, replaced or not, and why."""
+
+import inspect
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
+
+import fusedops
+
+
+class _Attention(nn.Module):
+    def forward(self, x):
+        return (x @ x.transpose(-1, -2)).softmax(-1) @ x
+
+
+class _Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+        self.attention = _Attention()
+
+    def forward(self, x):
+        return x + self.attention(self.norm(x))
+
+
+class _Model(nn.Module):
+    def __init__(self, break_graph=False):
+        super().__init__()
+        self.layers = nn.ModuleList([_Layer(), _Layer()])
+        self.break_graph = break_graph
+
+    def forward(self, x):
+        first, second = self.layers
+        x = first(x)
+        if self.break_graph:
+            torch._dynamo.graph_break()
+        x = second(x)
+        return F.cross_entropy(x[0], x[1].softmax(-1))
+
+
+MODULES = ["layers.0.norm", "layers.0.attention", "layers.1.norm", "layers.1.attention", "", ""]
+
+
+@pytest.mark.parametrize("break_graph", [False, True])
+def test_every_site_of_every_graph_is_a_row(break_graph):
+    report = fusedops.explain(_Model(break_graph), torch.randn(2, 3, 8))
+    assert [site.module for site in report.sites] == MODULES
+    assert [site.op for site in report.replaced] == ["layer_norm", "softmax"] * 2 + ["softmax"]
+    (loss,) = report.left
+    assert (loss.rule, loss.op) == ("leaf", "cross_entropy")
+    assert loss.reason == "Inductor never materialises its log_softmax"
+
+
+def test_a_site_knows_its_line_and_its_shapes():
+    first, softmax, *_ = fusedops.explain(_Model(), torch.randn(2, 3, 8)).sites
+    lines, start = inspect.getsourcelines(_Layer)
+    line = start + next(i for i, text in enumerate(lines) if "self.norm(x)" in text)
+    assert first.location == f"test_rewrite_explain.py:{line}"
+    assert first.shapes == ((2, 3, 8), (8,), (8,))
+    assert softmax.shapes == ((2, 3, 3),)
+    assert first.reason == "" and first.bytes_saved == 0 and first.rule == "layer_norm"
+
+
+def test_the_table_is_plain_aligned_text():
+    text = str(fusedops.explain(_Model(), torch.randn(2, 3, 8)))
+    summary, blank, header, rule, *rows = text.splitlines()
+    assert summary == "fusedops: 5 of 6 sites replaced" and blank == ""
+    assert header.split() == ["op", "replaced", "module", "location", "shapes", "reason"]
+    assert set(rule) == {"-", " "} and len(rows) == 6
+    column = header.index("location")
+    assert all(row[column:].startswith("test_rewrite_explain.py:") for row in rows)
+
+
+def test_the_report_is_json():
+    data = json.loads(json.dumps(fusedops.explain(_Model(), torch.randn(2, 3, 8)).to_dict()))
+    assert data["replaced"] == 5 and data["left"] == 1
+    assert data["sites"][0]["shapes"] == [[2, 3, 8], [8], [8]]
+
+
+def test_a_warm_cache_does_not_fool_it():
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.Softmax(-1)), torch.randn(4, 8)
+    compiled = torch.compile(model, backend="fusedops")
+    with torch.no_grad():
+        compiled(x)
+        counts = [len(fusedops.explain(each, x).replaced) for each in (model, compiled, model)]
+    assert counts == [1, 1, 1]
+
+
+def test_dynamo_starts_afresh_after_it():
+    compilations = []
+
+    def count(graph_module, example_inputs):
+        compilations.append(graph_module)
+        return graph_module
+
+    model, x = nn.Softmax(-1), torch.randn(4, 8)
+    compiled = torch.compile(model, backend=count)
+    compiled(x)
+    fusedops.explain(model, x)
+    compiled(x)
+    assert len(compilations) == 2
+    assert "fusedops" not in compilations[-1].code
+
+
+def test_nothing_that_it_captured_stays_also_where_the_model_raises():
+    def model(x, fail):
+        y = x.softmax(-1)
+        torch._dynamo.graph_break()
+        if fail:
+            raise ZeroDivisionError
+        return y
+
+    x = torch.randn(4, 8)
+    assert len(fusedops.explain(model, x, fail=False).replaced) == 1
+    assert _debug_get_cache_entry_list(model.__code__) == []
+    with pytest.raises(ZeroDivisionError):
+        fusedops.explain(model, x, fail=True)
+    assert _debug_get_cache_entry_list(model.__code__) == []
+
+
+def test_functions_and_keyword_arguments_are_explained():
+    report = fusedops.explain(lambda x, dim: x.softmax(dim), torch.randn(4, 8), dim=0)
+    (site,) = report.sites
+    assert site.replaced and site.module == "" and site.shapes == ((4, 8),)
+
+
+def test_a_bound_method_knows_the_paths_of_its_module():
+    report = fusedops.explain(_Model().forward, torch.randn(2, 3, 8))
+    assert [site.module for site in report.sites] == MODULES
+
+
+def test_config_never_is_the_reason():
+    with fusedops.config.patch(fuse="never"):
+        report = fusedops.explain(nn.Softmax(-1), torch.randn(4, 8))
+    assert [site.reason for site in report.sites] == ['config: fuse="never"']
+
+
+def test_a_model_without_sites_has_an_empty_report():
+    report = fusedops.explain(nn.Linear(8, 8), torch.randn(4, 8))
+    assert report.sites == () and str(report) == "fusedops: 0 of 0 sites replaced"

@@ -1,0 +1,104 @@
+"""fusedops.export.rewrite: a new program, same outputs, also after save and load."""
+
+import copy
+import io
+
+import pytest
+import torch
+from torch import nn
+
+import fusedops
+
+
+class _Model(nn.Module):
+    """Its last op is a layer_norm: the output's name in the signature must follow."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, input):
+        return self.norm(self.linear(input).softmax(-1)), input.log_softmax(0)
+
+
+def _ops(program):
+    names = [str(node.target) for node in program.graph.nodes]
+    return sorted(name for name in names if name.startswith("fusedops"))
+
+
+OPS = ["fusedops.layer_norm.default", "fusedops.log_softmax.default", "fusedops.softmax.default"]
+
+
+def test_a_rewritten_program_survives_save_and_load():
+    model, x = _Model(), torch.randn(4, 8)
+    program = fusedops.export.rewrite(torch.export.export(model, (x,)))
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    loaded = torch.export.load(file)
+    assert _ops(program) == _ops(loaded) == OPS
+    torch.testing.assert_close(loaded.module()(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+def test_the_original_program_is_left_as_it_is():
+    exported = torch.export.export(_Model(), (torch.randn(4, 8),))
+    before = (str(exported.graph), str(exported.graph_signature))
+    fusedops.export.rewrite(exported)
+    assert (str(exported.graph), str(exported.graph_signature)) == before
+
+
+def test_parameters_are_shared_with_the_original():
+    exported = torch.export.export(_Model(), (torch.randn(4, 8),))
+    program = fusedops.export.rewrite(exported)
+    assert program.state_dict["norm.weight"] is exported.state_dict["norm.weight"]
+
+
+@pytest.mark.parametrize("decompositions", [None, {}])
+def test_a_decomposed_program_is_rewritten_by_the_same_rules(decompositions):
+    model, x = _Model(), torch.randn(4, 8)
+    exported = torch.export.export(model, (x,)).run_decompositions(decompositions)
+    program = fusedops.export.rewrite(exported)
+    assert _ops(program) == OPS
+    torch.testing.assert_close(program.module()(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+class _Regions(nn.Module):
+    """torch.export puts each region into a submodule of its own."""
+
+    def forward(self, x):
+        with torch.no_grad():
+            weights = x.softmax(-1)
+        with torch.autocast("cpu", torch.bfloat16):
+            return nn.functional.layer_norm(x @ weights, (8,))
+
+
+def test_regions_of_no_grad_and_autocast_are_rewritten_inside():
+    model, x = _Regions(), torch.randn(8, 8)
+    program = fusedops.export.rewrite(torch.export.export(model, (x,)))
+    bodies = [body for body in program.graph_module.modules() if hasattr(body, "graph")]
+    text = "".join(str(body.graph) for body in bodies)
+    assert text.count("fusedops.softmax.default") == text.count("fusedops.layer_norm.default") == 1
+    assert program.module()(x).dtype == model(x).dtype == torch.bfloat16
+    torch.testing.assert_close(program.module()(x), model(x), rtol=1e-2, atol=1e-2)
+
+
+def test_a_rewritten_program_trains():
+    model = _Model().double()
+    x = torch.randn(4, 8, dtype=torch.float64)
+    module = fusedops.export.rewrite(torch.export.export(copy.deepcopy(model), (x,))).module()
+    for each in (model, module):
+        sum(output.sin().sum() for output in each(x)).backward()
+    eager = dict(model.named_parameters())
+    for name, parameter in module.named_parameters():
+        torch.testing.assert_close(parameter.grad, eager[name].grad, rtol=1e-12, atol=1e-12)
+
+
+def test_rewriting_twice_changes_nothing():
+    once = fusedops.export.rewrite(torch.export.export(_Model(), (torch.randn(4, 8),)))
+    assert str(fusedops.export.rewrite(once).graph) == str(once.graph)
+
+
+def test_a_wrong_argument_is_named():
+    with pytest.raises(TypeError, match="exported_program is a _Model, wanted .*ExportedProgram"):
+        fusedops.export.rewrite(_Model())

@@ -1,0 +1,266 @@
+"""What must survive a rewrite: in-place writes, metadata, autocast, transforms; and refusals."""
+
+import operator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import fusedops
+from fusedops.graph import availability, rewrite_graph
+
+
+def _unused_write(x):
+    h = x * 1
+    y = h.softmax(-1)
+    h.mul_(2)
+    return y + h
+
+
+def _write_before(x):
+    h = x * 1
+    h.mul_(2)
+    return F.layer_norm(h, (8,)) + h.softmax(-1)
+
+
+def _write_into_the_result(x):
+    y = torch.softmax(x, -1)
+    z = y * 1
+    z.add_(1)
+    return F.layer_norm(z, (8,)).mul_(3) + y
+
+
+def _write_through_a_view(x):
+    h = x * 1
+    y = h.softmax(-1)
+    h.view(-1)[:5].fill_(0.5)
+    return y + h.log_softmax(-1)
+
+
+def _write_between(x):
+    h = x + 1
+    a = h.softmax(0)
+    h += a
+    b = h.softmax(0)
+    h.relu_()
+    return a + b + F.layer_norm(h, h.shape[-1:])
+
+
+IN_PLACE = [
+    _unused_write,
+    _write_before,
+    _write_into_the_result,
+    _write_through_a_view,
+    _write_between,
+]
+
+
+@pytest.mark.parametrize("model", IN_PLACE, ids=lambda model: model.__name__)
+def test_in_place_writes_around_a_site_stay_correct(rewrite, model):
+    x = torch.randn(4, 8)
+    rewritten = rewrite(model, x)
+    assert len(rewritten.report.replaced) >= 1 and rewritten.reasons == []
+    torch.testing.assert_close(rewritten.call(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+def test_a_second_run_changes_nothing(rewrite):
+    def model(x):
+        return F.layer_norm(x.softmax(-1), (8,))
+
+    rewritten = rewrite(model, torch.randn(4, 8))
+    code = rewritten.code
+    again = rewrite_graph(rewritten.graphs[0].graph)
+    assert again.sites == () and rewritten.code == code
+
+
+class _Nested(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.LayerNorm(8), nn.Softmax(-1))
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+@pytest.mark.parametrize(("entry", "key"), [("dynamo", "example_value"), ("export", "val")])
+def test_every_new_node_has_fresh_metadata(entries, entry, key):
+    (graph_module,) = entries[entry](_Nested(), torch.randn(4, 8)).graphs
+    norm, softmax = [n for n in graph_module.graph.nodes if str(n.target).startswith("fusedops")]
+    for node in (norm, *norm.users, softmax):
+        assert node.meta["stack_trace"] and node.meta["nn_module_stack"]
+    shapes = [tuple(output.shape) for output in norm.meta[key]]
+    assert shapes == [(4, 8), (4, 1), (4, 1)]
+    for node in (*norm.users, softmax):
+        assert node.meta[key].shape == (4, 8)
+
+
+@pytest.mark.parametrize("where", ["inside", "around"])
+def test_autocast_keeps_eagers_dtype_and_values(rewrite_dynamo, where):
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8), nn.Softmax(-1))
+    x = torch.randn(4, 8)
+
+    def inside(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(x)
+
+    with torch.autocast("cpu", torch.bfloat16, enabled=where == "around"):
+        function = inside if where == "inside" else model
+        rewritten = rewrite_dynamo(function, x)
+        ours, eager = rewritten.call(x), function(x)
+    assert rewritten.replaced == {"layer_norm": 1, "softmax": 1}
+    assert ours.dtype == eager.dtype == torch.bfloat16
+    torch.testing.assert_close(ours, eager, rtol=1e-2, atol=1e-2)
+
+
+def _graph_as_autocast_leaves_it(target, *args):
+    """A bfloat16 input and a float32 result: CUDA autocast runs these ops in float32."""
+    graph = torch.fx.Graph()
+    mode = FakeTensorMode()
+    x = graph.placeholder("x")
+    x.meta["example_value"] = mode.from_tensor(torch.zeros(2, 8, dtype=torch.bfloat16))
+    site = graph.call_function(target, (x, *args))
+    site.meta["example_value"] = mode.from_tensor(torch.zeros(2, 8))
+    graph.output(site)
+    return torch.fx.GraphModule(nn.Module(), graph)
+
+
+@pytest.mark.parametrize(
+    ("target", "argument"), [(torch.softmax, -1), (torch.log_softmax, 1), (F.layer_norm, (8,))]
+)
+def test_a_float32_result_of_autocast_stays_float32(target, argument):
+    graph_module = _graph_as_autocast_leaves_it(target, argument)
+    assert len(rewrite_graph(graph_module.graph).replaced) == 1
+    graph_module.graph.lint()
+    graph_module.recompile()
+    x = torch.randn(2, 8, dtype=torch.bfloat16)
+    result = graph_module(x)
+    assert result.dtype == torch.float32
+    torch.testing.assert_close(result, target(x.float(), argument), rtol=1e-5, atol=1e-5)
+
+
+def test_a_result_of_another_shape_is_refused_before_any_edit():
+    graph_module = _graph_as_autocast_leaves_it(torch.softmax, -1)
+    site = next(iter(graph_module.graph.find_nodes(op="call_function", target=torch.softmax)))
+    site.meta["example_value"] = site.meta["example_value"].new_empty(3, 8)
+    before = str(graph_module.graph)
+    (left,) = rewrite_graph(graph_module.graph).left
+    assert "output" in left.reason and "eager gives" in left.reason
+    assert str(graph_module.graph) == before
+
+
+def test_higher_order_ops_are_rewritten_inside(rewrite_dynamo):
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Softmax(-1)).double()
+    x = torch.randn(4, 8, dtype=torch.float64, requires_grad=True)
+
+    def checkpointed(x):
+        return torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False)
+
+    rewritten = rewrite_dynamo(checkpointed, x)
+    assert rewritten.replaced == {"layer_norm": 1, "softmax": 1}
+    (ours,) = torch.autograd.grad(rewritten.call(x).sin().sum(), x)
+    (eager,) = torch.autograd.grad(checkpointed(x).sin().sum(), x)
+    torch.testing.assert_close(ours, eager, rtol=1e-12, atol=1e-12)
+
+
+TRANSFORMS = {
+    "vmap": lambda x: torch.func.vmap(lambda row: row.softmax(0))(x),
+    "grad": lambda x: torch.func.grad(lambda x: x.softmax(-1).pow(2).sum())(x),
+    "jvp": lambda x: torch.func.jvp(lambda x: x.softmax(-1), (x,), (x.cos(),))[1],
+    "closure": lambda x: torch.func.grad(lambda y: (y * x.softmax(-1)).sum())(x),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_sites_under_torch_func_are_left(rewrite_dynamo, transform):
+    model, x = TRANSFORMS[transform], torch.randn(4, 8)
+    rewritten = rewrite_dynamo(model, x)
+    assert rewritten.replaced == {} and rewritten.reasons == ["inside a torch.func transform"]
+    torch.testing.assert_close(rewritten.call(x), model(x))
+
+
+def test_sites_after_a_transform_are_replaced(rewrite_dynamo):
+    def model(x):
+        return torch.func.vmap(lambda row: row.softmax(0))(x) + x.softmax(-1)
+
+    assert rewrite_dynamo(model, torch.randn(4, 8)).replaced == {"softmax": 1}
+
+
+def test_an_out_argument_is_refused(rewrite):
+    def model(x):
+        y = torch.empty_like(x)
+        torch.softmax(x, -1, out=y)
+        return y + 1
+
+    x = torch.randn(4, 8)
+    rewritten = rewrite(model, x)
+    assert rewritten.reasons == ["writes into an out= tensor"]
+    torch.testing.assert_close(rewritten.call(x), model(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e5m2])
+def test_a_dtype_without_kernels_is_refused(dtype):
+    graph_module = _graph_as_autocast_leaves_it(torch.softmax, -1)
+    (x,) = graph_module.graph.find_nodes(op="placeholder")
+    x.meta["example_value"] = x.meta["example_value"].to(dtype)
+    (left,) = rewrite_graph(graph_module.graph).left
+    assert left.reason == f"unsupported dtype {dtype}"
+
+
+def test_a_device_without_kernels_is_refused(rewrite_dynamo, monkeypatch):
+    monkeypatch.setattr(availability, "has_kernels", lambda device_type: device_type != "cpu")
+    rewritten = rewrite_dynamo(lambda x: x.softmax(-1), torch.randn(4, 8))
+    assert rewritten.reasons == ["this build has no cpu kernels"]
+
+
+def test_a_sparse_input_is_refused():
+    graph_module = _graph_as_autocast_leaves_it(torch.softmax, -1)
+    (x,) = graph_module.graph.find_nodes(op="placeholder")
+    x.meta["example_value"] = torch.zeros(2, 8).to_sparse()
+    (left,) = rewrite_graph(graph_module.graph).left
+    assert left.reason == "unsupported layout torch.sparse_coo"
+
+
+def test_a_module_with_hooks_is_refused():
+    model = nn.Sequential(nn.Softmax(-1))
+    model[0].register_forward_hook(lambda module, args, output: output * 2)
+    graph_module = torch.fx.symbolic_trace(model)
+    x = torch.randn(4, 8)
+    fusedops.rewrite(graph_module, x)
+    (site,) = rewrite_graph(graph_module.graph).left
+    assert site.reason == "the module has hooks, which would no longer run"
+    torch.testing.assert_close(graph_module(x), x.softmax(-1) * 2)
+
+
+def test_config_never_leaves_every_site(rewrite):
+    with fusedops.config.patch(fuse="never"):
+        rewritten = rewrite(lambda x: F.layer_norm(x.softmax(-1), (8,)), torch.randn(4, 8))
+    assert rewritten.replaced == {}
+    assert rewritten.reasons == ['config: fuse="never"'] * 2
+
+
+def test_a_subclass_of_a_torch_module_is_not_taken_for_it():
+    class Twice(nn.Softmax):
+        def forward(self, x):
+            return super().forward(x) * 2
+
+    class Tracer(torch.fx.Tracer):
+        def is_leaf_module(self, module, name):
+            return isinstance(module, Twice)
+
+    model, x = nn.Sequential(Twice(-1)), torch.randn(4, 8)
+    graph_module = torch.fx.GraphModule(model, Tracer().trace(model))
+    torch.testing.assert_close(fusedops.rewrite(graph_module, x)(x), model(x))
+
+
+def test_other_getitems_are_not_touched(rewrite_dynamo):
+    def model(x):
+        first, second = x.chunk(2)
+        return first.softmax(-1) + second
+
+    x = torch.randn(4, 8)
+    rewritten = rewrite_dynamo(model, x)
+    assert rewritten.replaced == {"softmax": 1}
+    assert len(rewritten.graphs[0].graph.find_nodes(op="call_function", target=operator.getitem))
+    torch.testing.assert_close(rewritten.call(x), model(x))

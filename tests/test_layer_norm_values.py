@@ -1,0 +1,147 @@
+"""layer_norm against float64, on inputs that are easy to get wrong too."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from oracle import DTYPES, Exact, assert_as_exact_as_eager, ulp_error
+
+import fusedops
+from fusedops import reference
+
+COLS = [1, 2, 7, 8, 9, 16, 17, 31, 32, 33, 64, 65, 768, 1023, 1024, 1025, 8191, 8192, 8193, 65537]
+
+INPUTS = {
+    "normal": lambda x: x,
+    "large mean": lambda x: x + 1e4,
+    "tiny variance": lambda x: x * 1e-6,
+    "tiny variance about one": lambda x: x * 1e-3 + 1,
+    "constant": lambda x: torch.full_like(x, 0.7),
+    "outlier first": lambda x: torch.cat([torch.full_like(x[:, :1], 300.0), x[:, 1:]], 1),
+    "trend": lambda x: x + torch.linspace(-300, 300, x.shape[1]),
+    "large": lambda x: x * 1e15,
+}
+
+
+def parameters(shape, dtype):
+    return torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("cols", COLS)
+def test_error_is_no_larger_than_eagers(dtype, cols):
+    torch.manual_seed(cols)
+    x = torch.randn(max(4, 100_000 // cols), cols).to(dtype)
+    w, b = parameters(cols, dtype)
+    exact = Exact.layer_norm(x, w, b)
+    assert_as_exact_as_eager(
+        fusedops.layer_norm(x, [cols], w, b), F.layer_norm(x, [cols], w, b), exact, floor=1.0
+    )
+
+
+@pytest.mark.parametrize("kind", INPUTS)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("cols", [40, 1000, 20000])
+def test_error_is_no_larger_than_eagers_on_hard_inputs(dtype, kind, cols):
+    if kind == "large" and dtype == torch.float16:
+        kind = "trend"  # 1e15 is not a float16
+    torch.manual_seed(0)
+    x = INPUTS[kind](torch.randn(100_000 // cols, cols)).to(dtype)
+    exact = Exact.layer_norm(x, torch.ones(cols), torch.zeros(cols))
+    assert_as_exact_as_eager(
+        fusedops.layer_norm(x, [cols]), F.layer_norm(x, [cols]), exact, floor=1.0
+    )
+
+
+@pytest.mark.parametrize("offset", [1e3, 1e4, 1e5])
+def test_a_large_mean_costs_no_digits(offset):
+    x = torch.randn(8, 4096) + offset
+    error = ulp_error(fusedops.layer_norm(x, [4096]), reference.layer_norm(x, [4096]), floor=1.0)
+    assert error <= 3.0  # eager: 5e2, 9e3 and 5e4
+
+
+@pytest.mark.parametrize("weight", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_every_combination_of_weight_and_bias(dtype, weight, bias):
+    x = torch.randn(5, 3, 40).to(dtype)
+    w, b = parameters((3, 40), dtype)
+    args = ([3, 40], w if weight else None, b if bias else None)
+    exact = Exact.layer_norm(
+        x.flatten(1), *((p if p is not None else torch.full((3, 40), n)).flatten()
+                        for p, n in ((args[1], 1.0), (args[2], 0.0)))
+    )
+    exact = Exact(*(torch.as_tensor(part).expand(5, 120).view(5, 3, 40) for part in (exact.high, exact.low)))
+    assert_as_exact_as_eager(
+        fusedops.layer_norm(x, *args), F.layer_norm(x, *args), exact, floor=1.0
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("cols", [31, 64, 100])
+def test_float32_parameters_with_16_bit_input_keep_their_digits(dtype, cols):
+    x = torch.randn(6, cols).to(dtype)
+    w, b = parameters(cols, torch.float32)
+    exact = reference.layer_norm(x, [cols], w, b)
+    ours = fusedops.layer_norm(x, [cols], w, b)
+    assert ours.dtype == dtype
+    # Half an ulp is rounding once at the store.
+    assert ulp_error(ours, exact, floor=1.0) <= 0.51
+
+
+def test_every_mix_of_dtypes_is_taken():
+    for x_dtype in DTYPES.values():
+        for w_dtype in DTYPES.values():
+            for b_dtype in DTYPES.values():
+                x = torch.randn(3, 33).to(x_dtype)
+                w, b = torch.randn(33).to(w_dtype), torch.randn(33).to(b_dtype)
+                exact = reference.layer_norm(x, [33], w, b)
+                tolerance = 8 * torch.finfo(x_dtype).eps
+                if x_dtype == torch.float64:
+                    tolerance = 1e-14
+                ours = fusedops.layer_norm(x, [33], w, b).double()
+                torch.testing.assert_close(ours, exact, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_statistics_are_float32_or_better_and_right(dtype):
+    x = torch.randn(2, 3, 500).to(dtype)
+    _, mean, rstd = torch.ops.fusedops.layer_norm(x, [500], None, None, 1e-5)
+    exact = x.double()
+    statistics = torch.float64 if dtype == torch.float64 else torch.float32
+    assert mean.dtype == rstd.dtype == statistics
+    assert mean.shape == rstd.shape == (2, 3, 1)
+    mean_exact = exact.mean(-1, keepdim=True)
+    rstd_exact = (exact.var(-1, correction=0, keepdim=True) + 1e-5).rsqrt()
+    torch.testing.assert_close(mean.double(), mean_exact, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(rstd.double(), rstd_exact, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("cols", [5, 100])
+def test_a_row_that_is_not_finite_is_nan_and_alone_so(dtype, value, cols):
+    x = torch.randn(3, cols).to(dtype)
+    x[1, 2] = value
+    y = fusedops.layer_norm(x, [cols])
+    assert y[1].isnan().all()
+    assert torch.equal(y.isnan(), F.layer_norm(x, [cols]).isnan())
+
+
+@pytest.mark.parametrize("payload", [0x7FFFFFFF, 0x7FFF8000, 0x7F800001])
+def test_a_nan_in_float32_weights_stays_nan_in_16_bits(payload):
+    w = torch.tensor([payload] + [0x3F800000] * 31, dtype=torch.int32).view(torch.float32)
+    for dtype in (torch.bfloat16, torch.float16):
+        y = fusedops.layer_norm(torch.randn(4, 32).to(dtype), [32], w)
+        assert y[:, 0].isnan().all() and not y[:, 1:].isnan().any()
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (2, 0, 8)])
+def test_no_rows_give_an_empty_output(shape):
+    assert fusedops.layer_norm(torch.randn(shape), [8], torch.ones(8)).shape == shape
+
+
+def test_eps_zero_and_one():
+    x = torch.randn(3, 50)
+    for eps in (0.0, 1e-12, 1.0):
+        exact = reference.layer_norm(x, [50], eps=eps)
+        assert ulp_error(fusedops.layer_norm(x, [50], eps=eps), exact, floor=1.0) <= 2.0
