@@ -7,13 +7,20 @@
 - ``torch.ops.fusedops.*``: the ops themselves.
 """
 
+import sys
 from pathlib import Path
 
-from fusedops import config, export, graph, ops
-from fusedops.backend import disable, enable, patch
-from fusedops.functional import layer_norm, log_softmax, softmax
-from fusedops.graph import rewrite
-from fusedops.graph.explain import explain
+try:
+    from fusedops import config, export, graph, ops
+    from fusedops.backend import disable, enable, patch
+    from fusedops.functional import layer_norm, log_softmax, softmax
+    from fusedops.graph import rewrite
+    from fusedops.graph.explain import explain
+except (ImportError, ValueError):
+    # "-m" stands there while `python -m fusedops` is being located: `python -m fusedops env` must
+    # start, to report what is wrong.
+    if sys.argv[0] != "-m":
+        raise
 
 __version__ = (Path(__file__).parent / "VERSION").read_text().strip()
 

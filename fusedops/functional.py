@@ -64,7 +64,7 @@ def layer_norm(
 ) -> torch.Tensor:
     r"""Layer normalisation over the last dimensions.
 
-    :math:`y = (x - \mathrm{mean}) / \sqrt{\mathrm{var} + \epsilon} \cdot w + b`, the biased variance.
+    :math:`y = (x - \mathrm{mean}) / \sqrt{\mathrm{var} + \epsilon} \cdot w + b`, biased variance.
     Statistics are taken in float32 (float64 for float64), exactly even where the mean is large, and
     kept in that dtype for the backward pass.
 

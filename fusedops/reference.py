@@ -1,4 +1,4 @@
-"""What the ops compute, in plain PyTorch and float64: the definition that tests and docs point to."""
+"""What the ops compute, in plain PyTorch and float64: the definition for tests and docs."""
 
 from __future__ import annotations
 

@@ -17,7 +17,9 @@ AFFINE = {"none": (0, 0), "weight": (1, 0), "bias": (0, 1), "both": (1, 1)}
 def test_gradcheck_and_gradgradcheck(affine, shape):
     inputs = [torch.randn(3, 4, 5, dtype=torch.float64, requires_grad=True)]
     has_weight, has_bias = AFFINE[affine]
-    inputs += [torch.randn(shape, dtype=torch.float64, requires_grad=True)] * (has_weight + has_bias)
+    inputs += [torch.randn(shape, dtype=torch.float64, requires_grad=True)] * (
+        has_weight + has_bias
+    )
     inputs = [t.detach().clone().requires_grad_() for t in inputs]
 
     def norm(x, *rest):

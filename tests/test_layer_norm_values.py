@@ -67,10 +67,15 @@ def test_every_combination_of_weight_and_bias(dtype, weight, bias):
     w, b = parameters((3, 40), dtype)
     args = ([3, 40], w if weight else None, b if bias else None)
     exact = Exact.layer_norm(
-        x.flatten(1), *((p if p is not None else torch.full((3, 40), n)).flatten()
-                        for p, n in ((args[1], 1.0), (args[2], 0.0)))
+        x.flatten(1),
+        *(
+            (p if p is not None else torch.full((3, 40), n)).flatten()
+            for p, n in ((args[1], 1.0), (args[2], 0.0))
+        ),
     )
-    exact = Exact(*(torch.as_tensor(part).expand(5, 120).view(5, 3, 40) for part in (exact.high, exact.low)))
+    exact = Exact(
+        *(torch.as_tensor(part).expand(5, 120).view(5, 3, 40) for part in (exact.high, exact.low))
+    )
     assert_as_exact_as_eager(
         fusedops.layer_norm(x, *args), F.layer_norm(x, *args), exact, floor=1.0
     )

@@ -18,13 +18,13 @@ INF, NAN = float("inf"), float("nan")
 COLS = [1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 1000, 1023, 1024, 1025]
 LONG_COLS = [4095, 4096, 4097, 8191, 8193, 65537]
 
-# A log-probability near zero is the logarithm of a sum just above one: its error is that of the sum.
+# A log-probability near zero is the logarithm of a sum just above one, and as exact as the sum.
 FLOOR = {"softmax": 0.0, "log_softmax": 1.0}
 
 
 def rows(cols):
     """As many rows as let the largest error be typical."""
-    return max(4, 100_000 // cols)
+    return max(4, 400_000 // cols)
 
 
 INPUTS = {

@@ -1,2 +1,3 @@
 #define FUSEDOPS_CPU_ISA default_
+#define FUSEDOPS_CPU_ISA_NAME "default"
 #include "fusedops/cpu/table.h"

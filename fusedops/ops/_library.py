@@ -32,7 +32,7 @@ PUBLIC_OPS = (
 )
 TWIN_OPS = ("_softmax", "_log_softmax", "_layer_norm")
 
-_REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps fusedops"
+_REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps ."
 
 
 def _load(path: Path) -> None:
@@ -41,7 +41,7 @@ def _load(path: Path) -> None:
     except OSError as error:
         raise ImportError(
             f"fusedops: {path.name} does not load into torch {torch.__version__}: {error}. "
-            f"torch >= 2.10 is needed; to rebuild for this environment run: {_REBUILD}"
+            f"torch >= 2.10 is needed; to rebuild, in a checkout of fusedops run: {_REBUILD}"
         ) from error
 
 
@@ -49,7 +49,7 @@ def _load_cpu_library() -> None:
     if not CPU_LIBRARY.exists():
         raise ImportError(
             f"fusedops: {CPU_LIBRARY} is missing, the package was not built. "
-            "In a checkout run: pip install --no-build-isolation -e ."
+            f"In a checkout of fusedops run: {_REBUILD}"
         )
     _load(CPU_LIBRARY)
 
@@ -58,7 +58,10 @@ def _load_cuda_library() -> str | None:
     """Loads the CUDA kernels; returns why not where they are not to be had."""
     if not CUDA_LIBRARY.exists():
         reason = build_info()["cuda"]["reason"]
-        return f"this fusedops has no CUDA kernels ({reason}); with nvcc at hand run: {_REBUILD}"
+        return (
+            f"this fusedops has no CUDA kernels ({reason}); with nvcc at hand, in a checkout of "
+            f"fusedops run: {_REBUILD}"
+        )
     if torch.version.cuda is None:
         return (
             f"fusedops has CUDA kernels, but torch {torch.__version__} is a CPU build; "

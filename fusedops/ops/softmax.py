@@ -1,8 +1,8 @@
 """softmax and log_softmax as ops: fake kernels and derivative formulas.
 
 Formulas: with y = softmax(x) and s = sum(g y), the gradient is y (g - s); with y = log_softmax(x)
-it is g - exp(y) sum(g). Both are linear in g by a symmetric matrix, so each ``_backward`` op is part
-of its own derivative, and derivatives of every order follow.
+it is g - exp(y) sum(g). Both are linear in g, so derivatives of every order follow from the ops and
+a few torch functions.
 """
 
 from __future__ import annotations

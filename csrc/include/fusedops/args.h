@@ -69,7 +69,7 @@ struct LayerNormForward {
 };
 
 // Gradients of the above. A null grad_input.data, grad_weight.data or grad_bias.data is not wanted
-// and not computed. workspace holds layer_norm_backward_workspace() bytes.
+// and not computed. workspace holds what the backend's workspace_bytes() asks for.
 struct LayerNormBackward {
   ConstRows grad_output, input;
   const void *mean, *rstd;

@@ -9,17 +9,18 @@ struct RowRange {
   int64_t begin, end;
 };
 
-// Columns of a softmax row handled while they are in the L1 cache: 16 KiB of floats.
-constexpr int64_t kSoftmaxChunk = 4096;
-
 // Whole tiles of any width: scratch rows are written without regard to where the row ends.
 constexpr int64_t kColumnPadding = 32;
 constexpr int64_t padded_cols(int64_t cols) {
   return (cols + kColumnPadding - 1) / kColumnPadding * kColumnPadding;
 }
 
+// A softmax row is taken in chunks; no instruction set uses shorter ones.
+constexpr int64_t kShortestSoftmaxChunk = 512;
+
+// A row of values, and a maximum and a sum for each chunk.
 constexpr int64_t softmax_scratch_bytes(int64_t cols) {
-  return (padded_cols(cols) + 2 * (cols / kSoftmaxChunk + 1)) * int64_t(sizeof(double));
+  return (padded_cols(cols) + 2 * (cols / kShortestSoftmaxChunk + 1)) * int64_t(sizeof(double));
 }
 
 constexpr int64_t layer_norm_scratch_bytes(int64_t cols) {

@@ -12,6 +12,11 @@ namespace fusedops {
 namespace FUSEDOPS_CPU_ISA {
 namespace {
 
+// At most 16 KiB, and 64 additions to each lane of a sum.
+template <class C>
+constexpr int64_t kSoftmaxChunk = 256 * kLanes<C>;
+static_assert(kSoftmaxChunk<double> >= kShortestSoftmaxChunk);
+
 template <class C>
 struct SoftmaxChunk {
   C max;
@@ -57,28 +62,27 @@ FUSEDOPS_INLINE SoftmaxChunk<double> combine(const SoftmaxChunk<C>* chunks, int6
   return {double(max), sum};
 }
 
-// tile * scale; where it is stored as float, with the digits that a float scale rounds away.
+// tile * factor / sum, rounded as seldom as what it is stored as can tell. A float factor comes in
+// two parts; a double one, where speed matters less, is divided by.
 template <class Out, class C>
-FUSEDOPS_INLINE Tile<C> scaled(Tile<C> tile, double scale) {
+FUSEDOPS_INLINE Tile<C> scaled(Tile<C> tile, double factor, double sum) {
+  const double scale = factor / sum;
   const C high = C(scale);
-  if constexpr (sizeof(Out) == sizeof(float)) {
-    const C low = C(scale - double(high));
-    return tile * high + tile * low;
-  } else {
-    return tile * high;
-  }
+  if constexpr (sizeof(Out) == sizeof(double)) return tile * factor / sum;
+  if constexpr (sizeof(Out) == sizeof(float)) return tile * high + tile * C(scale - double(high));
+  return tile * high;
 }
 
 template <class In, class Out, class C, class Store>
 FUSEDOPS_INLINE void write_softmax(
     Out* output, const C* scratch, const SoftmaxChunk<C>* chunks, SoftmaxChunk<double> row,
     int64_t cols, Store put) {
-  for (int64_t begin = 0, chunk = 0; begin < cols; begin += kSoftmaxChunk, ++chunk) {
-    const int64_t count = cols - begin < kSoftmaxChunk ? cols - begin : kSoftmaxChunk;
-    const double scale = exp_difference(chunks[chunk].max, C(row.max)) / row.sum;
+  for (int64_t begin = 0, chunk = 0; begin < cols; begin += kSoftmaxChunk<C>, ++chunk) {
+    const int64_t count = cols - begin < kSoftmaxChunk<C> ? cols - begin : kSoftmaxChunk<C>;
+    const double factor = exp_difference(chunks[chunk].max, C(row.max));
     for_columns<In>(count, [&](int64_t col, auto part, int) FUSEDOPS_LAMBDA {
       const Tile<C> e = load(scratch + begin + col);
-      put(output + begin + col, part, in_order<In, Out>(scaled<Out>(e, scale)));
+      put(output + begin + col, part, in_order<In, Out>(scaled<Out>(e, factor, row.sum)));
     });
   }
 }
@@ -102,8 +106,9 @@ FUSEDOPS_INLINE void softmax_rows(
     const In* input = static_cast<const In*>(args.input.data) + row * args.input.stride;
     Out* output = static_cast<Out*>(args.output.data) + row * args.output.stride;
     int64_t count = 0;
-    for (int64_t begin = 0; begin < args.cols; begin += kSoftmaxChunk, ++count) {
-      const int64_t cols = args.cols - begin < kSoftmaxChunk ? args.cols - begin : kSoftmaxChunk;
+    for (int64_t begin = 0; begin < args.cols; begin += kSoftmaxChunk<C>, ++count) {
+      const int64_t left = args.cols - begin;
+      const int64_t cols = left < kSoftmaxChunk<C> ? left : kSoftmaxChunk<C>;
       chunks[count] = softmax_chunk<!Log, Out>(input + begin, scratch + begin, cols);
     }
     const SoftmaxChunk<double> whole = combine(chunks, count);

@@ -1,6 +1,7 @@
 // Fills the table of kernels for the instruction set this file is compiled for: dtypes become types.
 //
-// Included last by one source file per instruction set, which defines FUSEDOPS_CPU_ISA.
+// Included by one source file per instruction set, which defines FUSEDOPS_CPU_ISA, the namespace,
+// and FUSEDOPS_CPU_ISA_NAME, as FUSEDOPS_CPU_ISA in the environment spells it.
 #pragma once
 
 #include "fusedops/cpu/layer_norm.h"
@@ -134,12 +135,10 @@ void layer_norm_finish(const LayerNormBackward& args, int64_t begin, int64_t end
 
 }  // namespace
 
-#define FUSEDOPS_NAME(name) #name
-#define FUSEDOPS_STRING(name) FUSEDOPS_NAME(name)
 extern const CpuKernels kernels;
 const CpuKernels kernels = {
-    FUSEDOPS_STRING(FUSEDOPS_CPU_ISA), softmax, softmax_backward, layer_norm,
-    layer_norm_backward, layer_norm_finish};
+    FUSEDOPS_CPU_ISA_NAME, softmax, softmax_backward, layer_norm, layer_norm_backward,
+    layer_norm_finish};
 
 }  // namespace FUSEDOPS_CPU_ISA
 }  // namespace fusedops

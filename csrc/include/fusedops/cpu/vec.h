@@ -141,6 +141,10 @@ FUSEDOPS_INLINE Tile<C> operator*(Tile<C> a, C b) {
   return {{a.v[0] * b, a.v[1] * b}};
 }
 template <class C>
+FUSEDOPS_INLINE Tile<C> operator/(Tile<C> a, C b) {
+  return {{a.v[0] / b, a.v[1] / b}};
+}
+template <class C>
 FUSEDOPS_INLINE Tile<C> larger(Tile<C> a, Tile<C> b) {
   return {{larger(a.v[0], b.v[0]), larger(a.v[1], b.v[1])}};
 }

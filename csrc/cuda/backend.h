@@ -1,0 +1,34 @@
+// The CUDA backend that the ops are instantiated for: the tensor's device and its current stream.
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/macros.h>
+
+#include "fusedops/cuda/launch.h"
+#include "ops/tensor.h"
+
+namespace fusedops {
+
+// While it lives, the device of `tensor` is the current one.
+class CudaBackend {
+ public:
+  explicit CudaBackend(const Tensor& tensor) : guard_(tensor.get_device_index()) {
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream_));
+  }
+
+  template <class Args>
+  void launch(const Args& args) const {
+    STD_CUDA_CHECK(static_cast<cudaError_t>(cuda::launch(args, stream_)));
+  }
+
+  int64_t workspace_bytes(const LayerNormBackward& args) const {
+    return cuda::workspace_bytes(args);
+  }
+
+ private:
+  torch::stable::accelerator::DeviceGuard guard_;
+  void* stream_ = nullptr;
+};
+
+}  // namespace fusedops

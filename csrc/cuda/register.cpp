@@ -1,0 +1,4 @@
+#include "cuda/backend.h"
+#include "ops/register.h"
+
+FUSEDOPS_REGISTER(CUDA, fusedops::CudaBackend)

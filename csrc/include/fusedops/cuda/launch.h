@@ -1,0 +1,19 @@
+// The kernels as the rest of the library sees them: no CUDA header needed.
+//
+// A status is a cudaError_t, 0 for success; a stream is a cudaStream_t of the current device. There
+// is at least one row and one column.
+#pragma once
+
+#include "fusedops/args.h"
+
+namespace fusedops::cuda {
+
+int launch(const SoftmaxForward& args, void* stream);
+int launch(const SoftmaxBackward& args, void* stream);
+int launch(const LayerNormForward& args, void* stream);
+int launch(const LayerNormBackward& args, void* stream);
+
+// What args.workspace must hold; looks at everything but the workspace.
+int64_t workspace_bytes(const LayerNormBackward& args);
+
+}  // namespace fusedops::cuda

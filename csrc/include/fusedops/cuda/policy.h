@@ -1,0 +1,141 @@
+// Which kernel a row gets: launch tables and the plan they lead to.
+//
+// A row's plan is a pure function of cols, dtype and vector width, never of the number of rows: a
+// row alone and the same row in any batch give the same bits. Nothing here depends on the device.
+// The limits come from registers and bytes in flight, computed for an H200 and not yet measured.
+#pragma once
+
+#include <cstdint>
+
+namespace fusedops::cuda {
+
+inline constexpr int32_t kMaxThreads = 1024;
+inline constexpr int32_t kMaxVectorBytes = 16;
+inline constexpr int32_t kSectorBytes = 32;  // the least that DRAM and L2 move
+
+// Vectors of 16 bytes are wide. Narrow ones, for rows of odd length or alignment, need a predicate
+// and an address for every few bytes: their kernels hold less of a row, or the registers spill.
+template <class T, int kWidth>
+inline constexpr bool kIsWide = kWidth * sizeof(T) == kMaxVectorBytes;
+
+// Looped kernels: four 16-byte loads in flight a thread are 32 KB for one block of 512, all that
+// 4.3 TB/s at 0.8 us needs on each of 132 multiprocessors.
+inline constexpr int32_t kLoopThreads = 512;
+template <int kWidth, int kTensors>
+inline constexpr int kLoopVectors = (kWidth > 1 ? 4 : 8) / kTensors;
+
+// Rows up to max_cols keep `elements` a thread in registers.
+struct Regime {
+  int32_t max_cols, elements;
+};
+
+// Unused lines of a table are zero: no row is that short.
+struct Regimes {
+  Regime of_16_bits[4], of_32_bits[4], narrow;
+};
+
+// Up to a warp a row where 16 elements a thread hold it: few registers, so that 32 KB a
+// multiprocessor are in flight. A whole warp up to 1024: shuffles cost less than a barrier. Then 3
+// to 8 warps: several rows a multiprocessor cover each other's barriers. Then 5 to 32 warps: 1024
+// threads of 64 registers fill a multiprocessor.
+inline constexpr Regimes kSoftmaxRegimes = {
+    {{512, 16}, {1024, 32}, {4096, 16}, {32768, 32}},
+    {{512, 16}, {1024, 32}, {4096, 16}, {32768, 32}},
+    {8192, 16},
+};
+// Floats leave no room for weight and bias beside 32 elements in 64 registers.
+inline constexpr Regimes kNormRegimes = {
+    {{512, 16}, {1024, 32}, {4096, 16}, {32768, 32}},
+    {{16384, 16}},
+    {4096, 8},
+};
+// Two tensors in registers: 32 values of 4 bytes a thread.
+inline constexpr Regimes kSoftmaxBackwardRegimes = {{{16384, 16}}, {{16384, 16}}, {8192, 16}};
+// Two tensors, the next row of each, and two column sums: up to 128 registers a thread.
+inline constexpr Regimes kNormBackwardRegimes = {{{8192, 16}}, {{8192, 16}}, {4096, 8}};
+
+// Threads of a block that kernels are compiled for: no row of their regimes needs more, and 65536
+// registers over them is what each thread may have.
+template <class T, int kWidth, int kElements>
+inline constexpr int32_t kSoftmaxThreads = !kIsWide<T, kWidth> ? 512
+    : kElements <= 16                                          ? 256
+                                                               : kMaxThreads;
+template <class T, int kWidth, int kElements>
+inline constexpr int32_t kNormThreads = !kIsWide<T, kWidth> ? 512
+    : sizeof(T) == 2 && kElements <= 16                     ? 256
+                                                            : kMaxThreads;
+template <class T, int kWidth>
+inline constexpr int32_t kSoftmaxBackwardThreads = kIsWide<T, kWidth> ? kMaxThreads : 512;
+inline constexpr int32_t kNormBackwardThreads = 512;
+inline constexpr int32_t kColumnThreads = 128;
+
+// Threads that short rows are packed into.
+inline constexpr int32_t kRowBlockThreads = 128;
+inline constexpr int32_t kNormBackwardBlockThreads = 256;
+
+// Parts that column sums are split into. Blocks that walk over rows: two for each of 132
+// multiprocessors of a Hopper, and no more, since every part is written and read once. Blocks of
+// the kernel that only sums columns: eight each.
+inline constexpr int64_t kNormBackwardBlocks = 264, kColumnBlocks = 1056;
+inline constexpr int64_t kColumnRows = 16;  // rows that are worth a part
+
+struct RowPlan {
+  int32_t width;     // elements of a vector
+  int32_t elements;  // of a row in each thread's registers; 0: the looped kernel
+  int32_t threads;   // that share a row
+  int32_t rows;      // of a block
+};
+
+constexpr int64_t ceil_div(int64_t value, int64_t by) { return (value + by - 1) / by; }
+
+constexpr int32_t round_up(int64_t value, int32_t step) {
+  return static_cast<int32_t>(ceil_div(value, step)) * step;
+}
+
+// A power of two within a warp, else whole warps. The lanes of a row read a sector at least.
+constexpr int32_t threads_per_row(int64_t cols, int32_t elements, int32_t vector_bytes) {
+  const int64_t wanted = ceil_div(cols, elements);
+  if (wanted > 32) return round_up(wanted, 32);
+  int32_t lanes = vector_bytes < kSectorBytes ? kSectorBytes / vector_bytes : 1;
+  while (lanes < wanted) lanes *= 2;
+  return lanes;
+}
+
+constexpr RowPlan plan_rows(
+    const Regimes& regimes, int64_t cols, int32_t width, int32_t element_bytes,
+    int32_t block_threads = kRowBlockThreads) {
+  const bool wide = width * element_bytes == kMaxVectorBytes;
+  for (const Regime& line : element_bytes == 2 ? regimes.of_16_bits : regimes.of_32_bits) {
+    const Regime& regime = wide ? line : regimes.narrow;
+    if (cols > regime.max_cols || element_bytes > 4) continue;
+    const int32_t threads = threads_per_row(cols, regime.elements, width * element_bytes);
+    const int32_t rows = threads < block_threads ? block_threads / threads : 1;
+    return {width, regime.elements, threads, rows};
+  }
+  const int32_t loop_width = wide ? width : 1;
+  const int64_t vectors = cols / loop_width;
+  const int32_t threads = vectors < kLoopThreads ? round_up(vectors, 32) : kLoopThreads;
+  return {loop_width, 0, threads, 1};
+}
+
+struct NormBackwardPlan {
+  RowPlan row;
+  int64_t parts;  // that column sums come in
+  int64_t tiles;  // blocks side by side that hold one part; 1 where blocks walk over rows
+};
+
+constexpr NormBackwardPlan plan_norm_backward(
+    int64_t rows, int64_t cols, int32_t width, int32_t element_bytes) {
+  const RowPlan row =
+      plan_rows(kNormBackwardRegimes, cols, width, element_bytes, kNormBackwardBlockThreads);
+  if (row.elements > 0) {
+    const int64_t blocks = ceil_div(rows, row.rows);
+    return {row, blocks < kNormBackwardBlocks ? blocks : kNormBackwardBlocks, 1};
+  }
+  const int64_t tiles = ceil_div(cols, int64_t{kColumnThreads} * row.width);
+  const int64_t most = tiles < kColumnBlocks ? kColumnBlocks / tiles : 1;
+  const int64_t useful = ceil_div(rows, kColumnRows);
+  return {row, useful < most ? useful : most, tiles};
+}
+
+}  // namespace fusedops::cuda

@@ -1,0 +1,240 @@
+// softmax and log_softmax along rows, forward and backward.
+//
+// Contract: rows as in args.h; kWidth divides cols and every row is aligned for kWidth elements.
+// _registers: the row stays in registers, blockDim.x * kVectors * kWidth >= cols; _looped: any
+// cols, the row is read twice. blockDim.x threads share a row, blockDim.y rows a block.
+//
+// Numerics: float (double for double), rounded once. The maximum is subtracted before anything is
+// multiplied by log2(e), so that a row of finfo.min does not overflow. NaN, +inf or nothing but
+// -inf in a row make all of it NaN; -inf beside finite values is 0, or -inf for the logarithm.
+//
+// The logarithm is a run-time choice: one select per element, half the kernels.
+#pragma once
+
+#include "fusedops/cuda/policy.h"
+#include "fusedops/cuda/reduce.h"
+#include "fusedops/cuda/tile.h"
+
+namespace fusedops::cuda {
+
+// e^x as exactly as `Out` can show it: expf (1 ulp) for float; for 16 bits one ex2, whose error
+// here, at most 2^-17 of values above 1e-30, is far below half an ulp of the output.
+template <class Out, class Acc>
+FUSEDOPS_DEVICE Acc exponential(Acc x) {
+  constexpr float kLog2E = 1.44269504f;
+  if constexpr (sizeof(Out) == 2) {
+    return device::fast_exp2(x * kLog2E);
+  } else {
+    return device::exp(x);
+  }
+}
+
+// What is left to do once the sum is known: value * scale + offset.
+template <class Acc>
+struct Affine {
+  Acc scale, offset;
+
+  FUSEDOPS_DEVICE Affine(bool log, Acc sum)
+      : scale(log ? Acc(1) : device::reciprocal(sum)), offset(log ? -device::log(sum) : Acc(0)) {}
+};
+
+// Rounds and stores softmax values: x - max, or its exponential.
+template <class Out, int kWidth, class Acc>
+FUSEDOPS_DEVICE void store_normalised(Out* to, const Acc (&values)[kWidth], Affine<Acc> affine) {
+  Acc result[kWidth];
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) result[j] = values[j] * affine.scale + affine.offset;
+  store(to, result);
+}
+
+template <class In, class Out, int kWidth, int kVectors>
+FUSEDOPS_KERNEL((kSoftmaxThreads<In, kWidth, kWidth * kVectors>))
+softmax_forward_registers(SoftmaxForward args, int64_t first_row) {
+  using Acc = AccumulatorOf<Out>;
+  FUSEDOPS_SHARED(Acc, max_slots, kMaxWarps);
+  FUSEDOPS_SHARED(Acc, sum_slots, kMaxWarps);
+  const int64_t row = launch_row(first_row);
+  const int32_t cols = row < args.rows ? static_cast<int32_t>(args.cols) : 0;
+
+  Tile<In, kWidth, kVectors> tile;
+  tile.load(row_of<In>(args.input, row), cols, -INFINITY);
+
+  const Acc largest = row_reduce<Max>(tile.max(), max_slots);
+
+  Acc values[kVectors][kWidth], sums[kVectors];
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    Acc powers[kWidth];
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) {
+      const Acc shifted = tile.at(i, j) - largest;
+      powers[j] = exponential<Out>(shifted);
+      values[i][j] = args.log ? shifted : powers[j];
+    }
+    sums[i] = tree_sum<kWidth>(powers);
+  }
+  const Acc sum = row_reduce<Sum>(tree_sum<kVectors>(sums), sum_slots);
+  const Affine<Acc> affine(args.log, sum);
+
+  Out* const output = row_of<Out>(args.output, row);
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    const int32_t column = column_of<kWidth>(i);
+    if (column < cols) store_normalised(output + column, values[i], affine);
+  }
+}
+
+// One row a block. A thread whose part is all -inf keeps the sum 0, and does not poison the rest.
+template <class In, class Out, int kWidth>
+FUSEDOPS_KERNEL(kLoopThreads)
+softmax_forward_looped(SoftmaxForward args, int64_t first_row) {
+  using Acc = AccumulatorOf<Out>;
+  constexpr int kVectors = kLoopVectors<kWidth, 1>;
+  FUSEDOPS_SHARED(Acc, max_slots, kMaxWarps);
+  FUSEDOPS_SHARED(Acc, sum_slots, kMaxWarps);
+  const int64_t row = launch_row(first_row), step = int64_t{blockDim.x} * kVectors * kWidth;
+  const In* const input = row_of<In>(args.input, row);
+  const auto finite_or_zero = [](Acc max) { return max == -INFINITY ? Acc(0) : max; };
+
+  Tile<In, kWidth, kVectors> tile;
+  Acc largest = -INFINITY, sum = 0;
+  for (int64_t start = 0; start < args.cols; start += step) {
+    tile.load(input + start, static_cast<int32_t>(args.cols - start), -INFINITY);
+    const Acc larger = device::maximum(largest, tile.max());
+    const Acc shift = finite_or_zero(larger);
+    Acc powers[kVectors * kWidth];
+#pragma unroll
+    for (int k = 0; k < kVectors * kWidth; ++k) {
+      powers[k] = exponential<Out>(tile.at(k / kWidth, k % kWidth) - shift);
+    }
+    sum = sum * exponential<Out>(largest - shift) + tree_sum<kVectors * kWidth>(powers);
+    largest = larger;
+  }
+  const Acc row_largest = row_reduce<Max>(largest, max_slots);
+  sum *= exponential<Out>(largest - finite_or_zero(row_largest));
+  const Affine<Acc> affine(args.log, row_reduce<Sum>(sum, sum_slots));
+
+  Out* const output = row_of<Out>(args.output, row);
+  for (int64_t start = 0; start < args.cols; start += step) {
+    const auto left = static_cast<int32_t>(args.cols - start);
+    tile.load(input + start, left, -INFINITY);
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      Acc values[kWidth];
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        const Acc shifted = tile.at(i, j) - row_largest;
+        values[j] = args.log ? shifted : exponential<Out>(shifted);
+      }
+      const int32_t column = column_of<kWidth>(i);
+      if (column < left) store_normalised(output + start + column, values, affine);
+    }
+  }
+}
+
+// One vector of the backward pass. `probability` is the softmax: the output, or its exponential.
+template <class Out, class T, int kWidth>
+struct SoftmaxGradient {
+  using Acc = AccumulatorOf<T>;
+  Acc grad[kWidth], probability[kWidth];
+  bool log;
+
+  FUSEDOPS_DEVICE SoftmaxGradient(
+      const Vec<T, kWidth>& grad_output, const Vec<T, kWidth>& output, bool log)
+      : log(log) {
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) {
+      grad[j] = grad_output.at(j);
+      const Acc value = output.at(j);
+      probability[j] = log ? exponential<Out>(value) : value;
+    }
+  }
+
+  FUSEDOPS_DEVICE Acc sum() const {
+    Acc sum = 0;
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) sum += grad[j] * (log ? Acc(1) : probability[j]);
+    return sum;
+  }
+
+  FUSEDOPS_DEVICE void store_to(Out* to, Acc sum) const {
+    Acc result[kWidth];
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) {
+      result[j] = log ? grad[j] - probability[j] * sum : probability[j] * (grad[j] - sum);
+    }
+    store(to, result);
+  }
+};
+
+// Out is grad_input's type, T that of grad_output and output.
+template <class T, class Out, int kWidth, int kVectors>
+FUSEDOPS_KERNEL((kSoftmaxBackwardThreads<T, kWidth>))
+softmax_backward_registers(SoftmaxBackward args, int64_t first_row) {
+  using Acc = AccumulatorOf<T>;
+  using Gradient = SoftmaxGradient<Out, T, kWidth>;
+  FUSEDOPS_SHARED(Acc, sum_slots, kMaxWarps);
+  const int64_t row = launch_row(first_row);
+  const int32_t cols = row < args.rows ? static_cast<int32_t>(args.cols) : 0;
+
+  Tile<T, kWidth, kVectors> grads, outputs;
+  grads.load(row_of<T>(args.grad_output, row), cols, 0);
+  outputs.load(row_of<T>(args.output, row), cols, 0);
+
+  Acc sums[kVectors];
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    sums[i] = Gradient(grads.vectors[i], outputs.vectors[i], args.log).sum();
+  }
+  const Acc sum = row_reduce<Sum>(tree_sum<kVectors>(sums), sum_slots);
+
+  Out* const grad_input = row_of<Out>(args.grad_input, row);
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    const int32_t column = column_of<kWidth>(i);
+    const Gradient gradient(grads.vectors[i], outputs.vectors[i], args.log);
+    if (column < cols) gradient.store_to(grad_input + column, sum);
+  }
+}
+
+template <class T, class Out, int kWidth>
+FUSEDOPS_KERNEL(kLoopThreads)
+softmax_backward_looped(SoftmaxBackward args, int64_t first_row) {
+  using Acc = AccumulatorOf<T>;
+  using Gradient = SoftmaxGradient<Out, T, kWidth>;
+  constexpr int kVectors = kLoopVectors<kWidth, 2>;
+  FUSEDOPS_SHARED(Acc, sum_slots, kMaxWarps);
+  const int64_t row = launch_row(first_row), step = int64_t{blockDim.x} * kVectors * kWidth;
+  const T* const grad_output = row_of<T>(args.grad_output, row);
+  const T* const output = row_of<T>(args.output, row);
+
+  Tile<T, kWidth, kVectors> grads, outputs;
+  Acc sum = 0;
+  for (int64_t start = 0; start < args.cols; start += step) {
+    const auto left = static_cast<int32_t>(args.cols - start);
+    grads.load(grad_output + start, left, 0);
+    outputs.load(output + start, left, 0);
+    Acc sums[kVectors];
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      sums[i] = Gradient(grads.vectors[i], outputs.vectors[i], args.log).sum();
+    }
+    sum += tree_sum<kVectors>(sums);
+  }
+  sum = row_reduce<Sum>(sum, sum_slots);
+
+  Out* const grad_input = row_of<Out>(args.grad_input, row);
+  for (int64_t start = 0; start < args.cols; start += step) {
+    const auto left = static_cast<int32_t>(args.cols - start);
+    grads.load(grad_output + start, left, 0);
+    outputs.load(output + start, left, 0);
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const int32_t column = column_of<kWidth>(i);
+      const Gradient gradient(grads.vectors[i], outputs.vectors[i], args.log);
+      if (column < left) gradient.store_to(grad_input + start + column, sum);
+    }
+  }
+}
+
+}  // namespace fusedops::cuda

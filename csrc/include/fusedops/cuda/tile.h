@@ -1,0 +1,67 @@
+// A thread's share of a row, held in registers as it was loaded.
+//
+// Layout: vector i of thread t begins at column (i * blockDim.x + t) * kWidth, so that neighbouring
+// lanes read neighbouring vectors. blockDim.x threads share a row, blockDim.y rows share a block.
+// cols is a multiple of kWidth: a vector is inside the row or outside as a whole.
+#pragma once
+
+#include "fusedops/args.h"
+#include "fusedops/cuda/vec.h"
+
+namespace fusedops::cuda {
+
+template <int kWidth>
+FUSEDOPS_DEVICE int32_t column_of(int vector) {
+  return static_cast<int32_t>(vector * blockDim.x + threadIdx.x) * kWidth;
+}
+
+template <class T>
+FUSEDOPS_DEVICE const T* row_of(const ConstRows& rows, int64_t row) {
+  return static_cast<const T*>(rows.data) + row * rows.stride;
+}
+template <class T>
+FUSEDOPS_DEVICE T* row_of(const Rows& rows, int64_t row) {
+  return static_cast<T*>(rows.data) + row * rows.stride;
+}
+
+// The row of this thread in a launch with one row per threadIdx.y.
+FUSEDOPS_DEVICE int64_t launch_row(int64_t first_row) {
+  return first_row + static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+}
+
+template <class T, int kWidth, int kVectors>
+struct Tile {
+  using Acc = AccumulatorOf<T>;
+  Vec<T, kWidth> vectors[kVectors];
+
+  FUSEDOPS_DEVICE Acc at(int i, int j) const { return vectors[i].at(j); }
+
+  FUSEDOPS_DEVICE Acc sum() const {
+    Acc values[kVectors * kWidth];
+#pragma unroll
+    for (int k = 0; k < kVectors * kWidth; ++k) values[k] = at(k / kWidth, k % kWidth);
+    return tree_sum<kVectors * kWidth>(values);
+  }
+
+  FUSEDOPS_DEVICE Acc max() const {
+    Acc max = -INFINITY;
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) max = device::maximum(max, at(i, j));
+    }
+    return max;
+  }
+
+  // All loads are issued before the first is waited for. Places outside the row hold `fill`.
+  FUSEDOPS_DEVICE void load(const T* row, int32_t cols, Acc fill) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const int32_t column = column_of<kWidth>(i);
+      vectors[i] =
+          column < cols ? Vec<T, kWidth>::load(row + column) : Vec<T, kWidth>::filled(fill);
+    }
+  }
+};
+
+}  // namespace fusedops::cuda

@@ -1,0 +1,99 @@
+"""Measurements as tables on the terminal, as CSV and as plots."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from rich.console import Console
+from rich.table import Table
+
+from fusedops.cli.bench.measurement import COPY, OURS, REFERENCE, Measurement
+
+GROUP = ["op", "direction", "dtype"]
+CASE = [*GROUP, "rows", "cols"]
+RATIOS = ["share_of_copy", "speedup_over_eager", "speedup_over_best_peer"]
+
+
+def to_frame(measurements: Iterable[Measurement]) -> pd.DataFrame:
+    """One row a measurement, in the order they were made."""
+    return pd.DataFrame(map(asdict, measurements))
+
+
+def write_csv(frame: pd.DataFrame, path: Path) -> None:
+    """Four significant digits are more than any timing holds."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    frame.to_csv(path, index=False, float_format="%.4g")
+
+
+def print_tables(frame: pd.DataFrame, console: Console) -> None:
+    """Every case in a row of its own, then the geometric means over the shapes."""
+    providers = list(frame.provider.unique())
+    times = _table("Milliseconds, and how many times faster than eager", [*GROUP, "shape"])
+    _add_columns(times, [f"{name} ms" for name in providers])
+    _add_columns(times, [f"{name} x" for name in _challengers(providers)])
+    _add_columns(times, ["share of copy"])
+    for row in _case_rows(frame, providers):
+        times.add_row(*row)
+    console.print(times)
+
+    means = _table("fusedops: geometric means over the shapes", GROUP)
+    _add_columns(means, [column.replace("_", " ") for column in RATIOS])
+    for key, ratios in _geometric_means(frame[frame.provider == OURS]).iterrows():
+        means.add_row(*key, *(f"{ratio:.2f}" for ratio in ratios))
+    console.print(means)
+
+
+def _challengers(providers: Sequence[str]) -> list[str]:
+    return [name for name in providers if name not in (COPY, REFERENCE)]
+
+
+def _case_rows(frame: pd.DataFrame, providers: Sequence[str]) -> Iterator[list[str]]:
+    for (*group, rows, cols), measurements in frame.groupby(CASE, sort=False):
+        of = measurements.set_index("provider")
+        times = [f"{of.median_ms[name]:.3f}" for name in providers]
+        speedups = [f"{of.speedup_over_eager[name]:.2f}" for name in _challengers(providers)]
+        yield [*group, f"{rows}x{cols}", *times, *speedups, f"{of.share_of_copy[OURS]:.2f}"]
+
+
+def _geometric_means(frame: pd.DataFrame) -> pd.DataFrame:
+    return np.exp(np.log(frame.set_index(GROUP)[RATIOS]).groupby(GROUP, sort=False).mean())
+
+
+def _table(title: str, names: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for name in names:
+        table.add_column(name, no_wrap=True)
+    return table
+
+
+def _add_columns(table: Table, names: Sequence[str]) -> None:
+    for name in names:
+        table.add_column(name, justify="right")
+
+
+def write_plots(frame: pd.DataFrame, directory: Path) -> list[Path]:
+    """A bar chart of the share of the copy's speed for every op, direction and dtype."""
+    matplotlib.use("Agg")
+    directory.mkdir(parents=True, exist_ok=True)
+    return [
+        _write_plot(key, group, directory)
+        for key, group in frame[frame.provider != COPY].groupby(GROUP, sort=False)
+    ]
+
+
+def _write_plot(key: Sequence[str], group: pd.DataFrame, directory: Path) -> Path:
+    shapes = group.rows.astype(str) + "x" + group.cols.astype(str)
+    shares = group.assign(shape=shapes).pivot(
+        index="shape", columns="provider", values="share_of_copy"
+    )
+    axes = shares.loc[shapes.unique()].plot.bar(
+        title=" ".join(key), ylabel="share of the speed of a copy", xlabel="", rot=0, figsize=(8, 4)
+    )
+    path = directory / f"{'_'.join(key)}.png"
+    axes.figure.savefig(path, dpi=120, bbox_inches="tight")
+    return path

@@ -1,0 +1,101 @@
+"""Clocks, and measuring several calls side by side.
+
+Other programs slow a machine down for a while and then let it go. So the calls take turns, in slots
+of equal length, and the times of one round are compared: a disturbance meets all of them. Whoever
+comes after a call that fills the caches with its own data pays for it, up to 20 % where matrices
+are about as large as the last cache. So each call comes after each other one equally often.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from itertools import cycle, islice
+from typing import Any, Protocol
+
+import torch
+
+Call = Callable[[], Any]
+
+
+class Clock(Protocol):
+    """Milliseconds that a call takes, the mean over `repeats` calls."""
+
+    def __call__(self, call: Call, repeats: int) -> float: ...
+
+
+def wall_clock(call: Call, repeats: int) -> float:
+    """The clock for a CPU; a third as many calls go first, unmeasured, to warm the caches."""
+    for _ in range(math.ceil(repeats / 3)):
+        call()
+    start = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    return (time.perf_counter() - start) * 1e3 / repeats
+
+
+class CudaClock:
+    """The clock for a GPU: events around each call, the L2 cache overwritten before it.
+
+    The buffer is so large that overwriting it takes longer than the slowest launch: the events then
+    enclose the kernels alone.
+    """
+
+    def __init__(self, device: str) -> None:
+        l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
+        self._flush = torch.empty(16 * l2_bytes, dtype=torch.int8, device=device)
+
+    def __call__(self, call: Call, repeats: int) -> float:
+        call()
+        starts = [torch.cuda.Event(enable_timing=True) for _ in range(repeats)]
+        ends = [torch.cuda.Event(enable_timing=True) for _ in range(repeats)]
+        for start, end in zip(starts, ends, strict=True):
+            self._flush.zero_()
+            start.record()
+            call()
+            end.record()
+        torch.cuda.synchronize()
+        return statistics.mean(map(torch.cuda.Event.elapsed_time, starts, ends))
+
+
+def clock_for(device: str) -> Clock:
+    """The clock that measures work on `device`."""
+    return CudaClock(device) if device.startswith("cuda") else wall_clock
+
+
+def interleave(
+    calls: dict[str, Call], clock: Clock, rounds: int, slot_ms: float
+) -> dict[str, list[float]]:
+    """Milliseconds a call, one number a round; a slot holds as many calls as fill `slot_ms`."""
+    repeats = {name: math.ceil(slot_ms / clock(call, 1)) for name, call in calls.items()}
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for order in islice(cycle(balanced_orders(list(calls))), rounds):
+        for name in order:
+            times[name].append(clock(calls[name], repeats[name]))
+    return times
+
+
+def balanced_orders(names: Sequence[str]) -> list[list[str]]:
+    """Orders in which every name comes directly after every other one equally often.
+
+    A Williams square: the zigzag 0, 1, n-1, 2, n-2, ... and its shifts; mirrored, for odd n.
+    """
+    n = len(names)
+    zigzag = [(k + 1) // 2 if k % 2 else -(k // 2) for k in range(n)]
+    orders = [[names[(shift + step) % n] for step in zigzag] for shift in range(n)]
+    return orders + [order[::-1] for order in orders]
+
+
+def relative_spread(times: Sequence[float]) -> float:
+    """The interquartile range as a share of the median."""
+    if len(times) < 2:
+        return 0.0
+    first, median, third = statistics.quantiles(times, n=4, method="inclusive")
+    return (third - first) / median
+
+
+def median_ratio(times: Sequence[float], other: Sequence[float]) -> float:
+    """How many times faster `other` is: the median of the ratios within a round."""
+    return statistics.median(mine / its for mine, its in zip(times, other, strict=True))

@@ -1,0 +1,277 @@
+"""`python -m fusedops env`: what was built, what is loaded, and how to fix what is wrong.
+
+It needs nothing but torch. Every section comes from a probe of its own; one that fails shows its
+error in the place of its facts, so there is always a report.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fusedops.cli.problems import Report, find_problems
+
+PACKAGE = Path(__file__).parents[1]
+
+# The keys under which an operator can be registered, in the order the dispatcher meets them.
+DISPATCH_KEYS = (
+    "FuncTorchBatched",
+    "AutocastCPU",
+    "AutocastCUDA",
+    "Autograd",
+    "CPU",
+    "CUDA",
+    "Meta",
+    "CompositeImplicitAutograd",
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `env`."""
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the report; 1 if the operators cannot be used, else 0."""
+    report = collect()
+    print(json.dumps(report, indent=2, default=str) if args.json else as_text(report))
+    return 1 if "error" in report["operators"] else 0
+
+
+def collect() -> Report:
+    """Run every probe, then look for problems in what they found."""
+    report: Report = {name: _guarded(probe) for name, probe in PROBES.items()}
+    report["problems"] = [problem._asdict() for problem in find_problems(report)]
+    return report
+
+
+def describe_machine() -> str:
+    """The machine in a line, for the head of a measurement."""
+    isa = _guarded(lambda: _library().cpu_isa())
+    return (
+        f"{_processor_name()}, {os.cpu_count()} cores, threads={torch.get_num_threads()}, "
+        f"torch {torch.__version__}, fusedops {importlib.metadata.version('fusedops')} ({isa})"
+    )
+
+
+def _guarded(probe: Callable[[], Any]) -> Any:
+    try:
+        return probe()
+    except Exception as error:  # a broken machine is what the report is for
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+# --- probes, one a section ------------------------------------------------------------------------
+
+
+def _library() -> Any:
+    return importlib.import_module("fusedops.ops._library")
+
+
+def probe_package() -> Report:
+    """The version of fusedops and where it was imported from."""
+    return {
+        "version": importlib.metadata.version("fusedops"),
+        "location": str(PACKAGE),
+    }
+
+
+def probe_operators() -> dict[str, list[str]]:
+    """The dispatch keys under which each operator has a kernel.
+
+    Without CUDA kernels, what is registered for CUDA is a refusal that says why.
+    """
+    importlib.import_module("fusedops.ops")
+    refused = () if _library().has_kernels("cuda") else ("CUDA",)
+    keys = [key for key in DISPATCH_KEYS if key not in refused]
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    registered = torch._C._dispatch_get_all_op_names()
+    names = [name for name in registered if name.startswith("fusedops::")]
+    if not names:
+        raise RuntimeError("importing fusedops.ops registered no operator")
+    return {
+        name.removeprefix("fusedops::"): [key for key in keys if has_kernel(name, key)]
+        for name in sorted(names)
+    }
+
+
+def probe_build() -> Report:
+    """What the build recorded: compilers, torch, CUDA architectures.
+
+    Read from the file, for the libraries that it describes may be the ones that do not load.
+    """
+    return json.loads((PACKAGE / "lib" / "build_info.json").read_text())
+
+
+def probe_libraries() -> Report:
+    """The shared libraries in use and why CUDA kernels are, or are not, among them."""
+    library = _library()
+    return {"loaded": library.loaded_libraries(), "cuda": library.cuda_status()}
+
+
+def probe_torch() -> Report:
+    """The torch that runs now."""
+    return {
+        "version": torch.__version__,
+        "cuda": torch.version.cuda or "none: this torch is built for the CPU alone",
+        "location": str(Path(torch.__file__).parent),
+    }
+
+
+def probe_system() -> Report:
+    """Interpreter, processor, and the instructions and threads in use."""
+    return {
+        "python": f"{platform.python_version()} ({sys.executable})",
+        "platform": platform.platform(),
+        "processor": _processor_name(),
+        "processor flags": _vector_flags(),
+        "instructions used by torch": torch.backends.cpu.get_cpu_capability(),
+        "instructions used by fusedops": _guarded(lambda: _library().cpu_isa()),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def probe_devices() -> Report:
+    """Every GPU that torch sees, its capability, and whether the libraries hold code for it."""
+    if not torch.cuda.is_available():
+        return {"GPUs": "none that torch can use", "driver": _driver_version()}
+    architectures = _guarded(lambda: probe_build()["cuda"]["architectures"])
+    gpus = {f"cuda:{i}": _describe_gpu(i, architectures) for i in range(torch.cuda.device_count())}
+    return {**gpus, "driver": _driver_version()}
+
+
+def probe_compile() -> Report:
+    """What `torch.compile(..., backend="fusedops")` needs."""
+    group = importlib.metadata.entry_points(group="torch_dynamo_backends")
+    entry_points = [point.value for point in group if point.name == "fusedops"]
+    compiler = os.environ.get("CXX", "g++")
+    return {
+        "backend entry point": entry_points[0] if entry_points else None,
+        "C++ compiler": shutil.which(compiler),
+    }
+
+
+def probe_variables() -> dict[str, str]:
+    """The FUSEDOPS_* variables in force."""
+    return {name: os.environ[name] for name in sorted(os.environ) if name.startswith("FUSEDOPS_")}
+
+
+def probe_settings() -> Report:
+    """The settings that the variables, or their defaults, make."""
+    return dataclasses.asdict(importlib.import_module("fusedops.config").active())
+
+
+PROBES: dict[str, Callable[[], Any]] = {
+    "package": probe_package,
+    "build": probe_build,
+    "torch": probe_torch,
+    "system": probe_system,
+    "devices": probe_devices,
+    "libraries": probe_libraries,
+    "operators": probe_operators,
+    "compile": probe_compile,
+    "variables": probe_variables,
+    "settings": probe_settings,
+}
+
+
+def _cpuinfo(field: str) -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next(line.partition(":")[2].strip() for line in lines if line.startswith(field))
+
+
+def _processor_name() -> str:
+    return _cpuinfo("model name") if Path("/proc/cpuinfo").exists() else platform.processor()
+
+
+def _vector_flags() -> list[str]:
+    if not Path("/proc/cpuinfo").exists():
+        return []
+    wanted = ("avx", "fma", "f16c", "amx")
+    return [flag for flag in _cpuinfo("flags").split() if flag.startswith(wanted)]
+
+
+def _driver_version() -> str | None:
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    if shutil.which(query[0]) is None:
+        return None
+    answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
+    return answer.stdout.strip().partition("\n")[0] or None
+
+
+def _describe_gpu(index: int, architectures: Any) -> Report:
+    major, minor = torch.cuda.get_device_capability(index)
+    return {
+        "name": torch.cuda.get_device_name(index),
+        "capability": f"{major}.{minor}",
+        "has code": isinstance(architectures, list) and has_code((major, minor), architectures),
+    }
+
+
+def has_code(capability: tuple[int, int], architectures: list[str]) -> bool:
+    """Whether a library built for `architectures`, in CMake's notation, runs on `capability`.
+
+    "90-real" is machine code, for its own major version from its minor version on. "90-virtual" is
+    PTX, which the driver compiles for anything newer. "90" is both. "90a" is for 9.0 alone.
+    """
+    return any(_runs_on(capability, architecture) for architecture in architectures)
+
+
+def _runs_on(capability: tuple[int, int], architecture: str) -> bool:
+    match = re.fullmatch(r"(\d+)(\d)([af]?)(-real|-virtual)?", architecture)
+    if match is None:
+        return False
+    major, minor, specific, kind = match.groups()
+    target = int(major), int(minor)
+    if specific == "a":
+        return target == capability
+    in_family = target[0] == capability[0] or (kind != "-real" and not specific)
+    return in_family and target <= capability
+
+
+# --- text -----------------------------------------------------------------------------------------
+
+
+def as_text(report: Report) -> str:
+    """The report as aligned plain text, a paragraph a section."""
+    sections = {name: facts for name, facts in report.items() if name != "problems"}
+    paragraphs = [f"{name}\n{_lines(facts)}" for name, facts in sections.items()]
+    return "\n\n".join([*paragraphs, _problem_lines(report["problems"])])
+
+
+def _lines(facts: Report) -> str:
+    rows = list(_flatten(facts)) or [("none", "")]
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"  {name:<{width}}  {value}".rstrip() for name, value in rows)
+
+
+def _flatten(facts: Report, prefix: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in facts.items():
+        label = f"{prefix}{name}".replace("_", " ") if prefix else name
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{label} ")
+        else:
+            yield label, " ".join(map(str, value)) if isinstance(value, list) else _plain(value)
+
+
+def _plain(value: object) -> str:
+    return {None: "none", True: "yes", False: "no"}.get(value, str(value))
+
+
+def _problem_lines(problems: list[dict[str, str]]) -> str:
+    lines = [f"  {problem['what']}\n    fix: {problem['fix']}" for problem in problems]
+    return "\n".join(["problems", *(lines or ["  none"])])

@@ -1,0 +1,135 @@
+"""What can be wrong in the report of `python -m fusedops env`, and the fix of each.
+
+A check reads the report and yields the problems it finds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from torch.torch_version import TorchVersion
+
+REINSTALL = "pip install --no-build-isolation --force-reinstall --no-deps . (in a checkout)"
+
+Report = dict[str, Any]
+
+
+class Problem(NamedTuple):
+    """Something that is wrong, and the command or the step that mends it."""
+
+    what: str
+    fix: str
+
+
+Check = Callable[[Report], Iterator[Problem]]
+
+
+def find_problems(report: Report) -> list[Problem]:
+    """What is wrong in `report`, with the fix of each."""
+    return [problem for check in CHECKS for problem in _run(check, report)]
+
+
+def _run(check: Check, report: Report) -> list[Problem]:
+    try:
+        return list(check(report))
+    except Exception as error:  # facts are missing where their probe failed
+        return [Problem(f"{check.__name__}: {type(error).__name__}: {error}", "see the sections")]
+
+
+def operators_that_do_not_load(report: Report) -> Iterator[Problem]:
+    """The shared library is missing, or does not fit this torch."""
+    if error := report["operators"].get("error"):
+        yield Problem(f"the operators do not load: {error}", REINSTALL)
+
+
+def unknown_instruction_set(report: Report) -> Iterator[Problem]:
+    """FUSEDOPS_CPU_ISA names no instruction set: every operator refuses to run."""
+    isa = report["system"]["instructions used by fusedops"]
+    if isinstance(isa, dict) and "error" not in report["operators"]:
+        yield Problem(isa["error"], "unset FUSEDOPS_CPU_ISA")
+
+
+def refused_settings(report: Report) -> Iterator[Problem]:
+    """A FUSEDOPS_* variable holds a value that it cannot have."""
+    if error := report["settings"].get("error"):
+        yield Problem(error, "unset the variable")
+
+
+def operators_without_cpu_kernel(report: Report) -> Iterator[Problem]:
+    """A library of another version than the Python files beside it."""
+    if "error" in report["operators"]:
+        return
+    lacking = [name for name, keys in report["operators"].items() if not {"CPU", "Meta"} <= {*keys}]
+    if lacking:
+        yield Problem(f"no CPU or no fake kernel for: {', '.join(lacking)}", REINSTALL)
+
+
+def torch_older_than_the_target(report: Report) -> Iterator[Problem]:
+    """The libraries use functions that this torch does not have."""
+    if "torch_target" not in report["build"]:
+        return
+    version, oldest = report["torch"]["version"], decode_target(report["build"]["torch_target"])
+    if TorchVersion(version) < TorchVersion(oldest):
+        yield Problem(
+            f"torch {version} is older than {oldest}, the oldest that this build runs on",
+            f"pip install 'torch>={oldest}'",
+        )
+
+
+def gpus_without_kernels(report: Report) -> Iterator[Problem]:
+    """A GPU that torch can use, for which there are no kernels."""
+    gpus = {name: gpu for name, gpu in report["devices"].items() if name.startswith("cuda:")}
+    if not gpus:
+        return
+    if not report["build"].get("cuda", {}).get("built"):
+        status = report["libraries"].get("cuda", "the libraries did not load")
+        yield Problem(f"no CUDA kernels: {status}", f"FUSEDOPS_BUILD_CUDA=1 {REINSTALL}")
+        return
+    for name, gpu in gpus.items():
+        if not gpu["has code"]:
+            what = f"no code for {name} ({gpu['name']}, capability {gpu['capability']})"
+            yield Problem(what, f"TORCH_CUDA_ARCH_LIST={gpu['capability']} {REINSTALL}")
+
+
+def driver_that_torch_does_not_use(report: Report) -> Iterator[Problem]:
+    """A machine with an NVIDIA driver and a torch that is built for the CPU, or too new for it."""
+    devices = report["devices"]
+    if devices.get("driver") and not any(name.startswith("cuda:") for name in devices):
+        what = (
+            f"NVIDIA driver {devices['driver']}, but torch {report['torch']['version']} sees no GPU"
+        )
+        yield Problem(
+            what, "install a CUDA build of torch that this driver runs: pytorch.org/get-started"
+        )
+
+
+def backend_not_installed(report: Report) -> Iterator[Problem]:
+    """torch.compile finds its backends by the entry points of installed packages."""
+    if report["compile"].get("backend entry point") is None:
+        yield Problem('torch.compile does not know backend="fusedops"', REINSTALL)
+
+
+def no_compiler_for_inductor(report: Report) -> Iterator[Problem]:
+    """Inductor compiles C++ for the CPU while the program runs."""
+    if report["compile"].get("C++ compiler") is None:
+        yield Problem("torch.compile finds no C++ compiler", "install g++, or name one in CXX")
+
+
+CHECKS: tuple[Check, ...] = (
+    operators_that_do_not_load,
+    unknown_instruction_set,
+    refused_settings,
+    operators_without_cpu_kernel,
+    torch_older_than_the_target,
+    gpus_without_kernels,
+    driver_that_torch_does_not_use,
+    backend_not_installed,
+    no_compiler_for_inductor,
+)
+
+
+def decode_target(target: str) -> str:
+    """TORCH_TARGET_VERSION as a version: 0x020a000000000000 is 2.10."""
+    number = int(target, 16)
+    return f"{number >> 56}.{number >> 48 & 0xFF}"

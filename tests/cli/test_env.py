@@ -1,0 +1,157 @@
+"""`python -m fusedops env` always reports, and says how to fix what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import fusedops
+from fusedops.cli import env, main, problems
+
+PACKAGE = Path(fusedops.__file__).parent
+
+
+def run_fusedops(
+    *argv: str, cwd: Path | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "fusedops", *argv],
+        cwd=cwd,
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.fixture
+def package_without_library(tmp_path) -> Path:
+    without_libraries = shutil.ignore_patterns("lib", "__pycache__")
+    shutil.copytree(PACKAGE, tmp_path / "fusedops", ignore=without_libraries)
+    return tmp_path
+
+
+def test_json_report_holds_every_section_and_the_variables_in_force():
+    finished = run_fusedops("env", "--json", FUSEDOPS_CPU_ISA="default")
+    report = json.loads(finished.stdout)
+    assert finished.returncode == 0
+    assert report.keys() == {*env.PROBES, "problems"}
+    assert report["variables"]["FUSEDOPS_CPU_ISA"] == "default"
+    assert report["system"]["instructions used by fusedops"] == "default"
+    assert report["torch"]["version"] == torch.__version__
+
+
+def test_text_report_shows_a_paragraph_a_section(capsys):
+    assert main(["env"]) == 0
+    titles = [paragraph.splitlines()[0] for paragraph in capsys.readouterr().out.split("\n\n")]
+    assert titles == [*env.PROBES, "problems"]
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "layer_norm"])
+def test_every_operator_and_its_backward_runs_on_the_cpu_and_under_fake_tensors(name):
+    operators = env.probe_operators()
+    assert {"CPU", "Meta", "Autograd"} <= {*operators[name]}
+    assert {"CPU", "Meta"} <= {*operators[f"{name}_backward"]}
+
+
+def test_the_installed_package_has_no_problem_of_its_own():
+    report = env.collect()
+    what = [problem["what"] for problem in report["problems"]]
+    assert not [text for text in what if "GPU" not in text and "CUDA" not in text]
+
+
+def test_a_missing_library_is_reported_with_its_fix(package_without_library):
+    finished = run_fusedops("env", "--json", cwd=package_without_library)
+    assert finished.returncode == 1, finished.stderr
+    report = json.loads(finished.stdout)
+    assert report["package"]["location"] == str(package_without_library / "fusedops")
+    (problem,) = (p for p in report["problems"] if "do not load" in p["what"])
+    assert "pip install --no-build-isolation" in problem["fix"]
+
+
+def test_a_missing_library_stops_the_other_commands_with_a_pointer_to_env(package_without_library):
+    finished = run_fusedops("explain", cwd=package_without_library)
+    assert finished.returncode == 1
+    assert finished.stderr.splitlines()[-1].endswith("python -m fusedops env")
+    assert "Traceback" not in finished.stderr
+
+
+def test_a_failing_probe_shows_its_error_in_place_of_its_facts(monkeypatch):
+    def fail():
+        raise OSError("no such device")
+
+    monkeypatch.setitem(env.PROBES, "devices", fail)
+    report = env.collect()
+    assert report["devices"] == {"error": "OSError: no such device"}
+    assert "no such device" in env.as_text(report)
+
+
+def test_missing_facts_do_not_stop_the_report():
+    failed = {name: {"error": "OSError: broken"} for name in env.PROBES}
+    whats = [problem.what for problem in problems.find_problems(failed)]
+    assert whats[0] == "the operators do not load: OSError: broken"
+
+
+HEALTHY = {
+    "build": {"torch_target": "0x020a000000000000", "cuda": {"built": True}},
+    "torch": {"version": "2.13.0"},
+    "system": {"instructions used by fusedops": "avx2"},
+    "settings": {"fuse": "always"},
+    "devices": {"driver": None},
+    "libraries": {"loaded": []},
+    "operators": {"softmax": ["CPU", "CUDA", "Meta"]},
+    "compile": {"backend entry point": "fusedops.backend:backend", "C++ compiler": "/usr/bin/g++"},
+}
+OLD_GPU = {"cuda:0": {"name": "V100", "capability": "7.0", "has code": False}}
+
+
+@pytest.mark.parametrize(
+    ("section", "facts", "fix"),
+    [
+        ("operators", {"error": "ImportError: no library"}, "pip install"),
+        ("operators", {"softmax": ["Meta"]}, "pip install"),
+        ("system", {"instructions used by fusedops": {"error": "bad"}}, "unset FUSEDOPS_CPU_ISA"),
+        ("settings", {"error": "ValueError: fuse is 'maybe'"}, "unset"),
+        ("torch", {"version": "2.9.1+cu128"}, "pip install 'torch>=2.10'"),
+        ("devices", OLD_GPU, "TORCH_CUDA_ARCH_LIST=7.0"),
+        ("devices", {"driver": "580.1"}, "CUDA build of torch"),
+        ("compile", {"backend entry point": None, "C++ compiler": "g++"}, "pip install"),
+        ("compile", {"backend entry point": "x:y", "C++ compiler": None}, "install g++"),
+    ],
+)
+def test_each_problem_comes_with_its_fix(section, facts, fix):
+    assert problems.find_problems(HEALTHY) == []
+    (problem,) = problems.find_problems(HEALTHY | {section: facts})
+    assert fix in problem.fix
+
+
+def test_a_gpu_without_cuda_kernels_says_why_and_how_to_build_them():
+    build = {"build": {"cuda": {"built": False}}, "libraries": {"cuda": "nvcc was not found"}}
+    (problem,) = problems.find_problems(HEALTHY | build | {"devices": OLD_GPU})
+    assert "nvcc was not found" in problem.what
+    assert problem.fix.startswith("FUSEDOPS_BUILD_CUDA=1 ")
+
+
+@pytest.mark.parametrize(
+    ("capability", "architecture", "runs"),
+    [
+        ((9, 0), "90-real", True),
+        ((8, 6), "80-real", True),  # machine code runs on later minor versions
+        ((8, 0), "86-real", False),
+        ((9, 0), "80-real", False),  # and on no other major version
+        ((9, 0), "80-virtual", True),  # where PTX does
+        ((12, 1), "120", True),
+        ((8, 0), "90", False),
+        ((9, 0), "90a-real", True),
+        ((10, 0), "90a", False),
+        ((10, 3), "100f-real", True),
+    ],
+)
+def test_code_runs_where_nvidia_says_it_does(capability, architecture, runs):
+    assert env.has_code(capability, [architecture]) is runs

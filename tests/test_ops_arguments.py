@@ -1,0 +1,105 @@
+"""Bad arguments: one clear error that names the argument; the same eagerly, fake and compiled."""
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import fusedops
+from fusedops.ops import _library
+
+ops = torch.ops.fusedops
+x = torch.randn(3, 5)
+
+BAD_CALLS = {
+    "integer input": (
+        lambda x: fusedops.softmax(x.int(), -1),
+        r"softmax: input is torch.int32, wanted torch.float32, .*pass dtype=",
+    ),
+    "bool input": (lambda x: fusedops.log_softmax(x > 0, -1), r"input is torch.bool"),
+    "integer dtype": (lambda x: fusedops.softmax(x, -1, torch.int64), r"dtype is torch.int64"),
+    "dim too large": (
+        lambda x: fusedops.softmax(x, 2),
+        r"softmax: dim is 2, wanted a value in \[-2, 1\] for an input of shape \[3, 5\]",
+    ),
+    "dim too small": (lambda x: fusedops.log_softmax(x, -3), r"log_softmax: dim is -3, wanted"),
+    "gradient of another dtype": (
+        lambda x: ops.softmax_backward(x.half(), x, -1, torch.float32),
+        r"grad_output is torch.float16 of shape \[3, 5\], wanted torch.float32",
+    ),
+    "gradient of another shape": (
+        lambda x: ops.log_softmax_backward(x[:2], x, -1, torch.float32),
+        r"grad_output is torch.float32 of shape \[2, 5\], wanted .*\[3, 5\] as output is",
+    ),
+    "integer norm input": (
+        lambda x: fusedops.layer_norm(x.long(), [5]),
+        r"layer_norm: input is torch.int64",
+    ),
+    "normalized_shape that does not match": (
+        lambda x: fusedops.layer_norm(x, [4]),
+        r"normalized_shape is \[4\], wanted the last dimensions of input, .*\[3, 5\]",
+    ),
+    "normalized_shape too long": (lambda x: fusedops.layer_norm(x, [1, 3, 5]), r"is \[1, 3, 5\]"),
+    "empty normalized_shape": (lambda x: fusedops.layer_norm(x, []), r"normalized_shape is empty"),
+    "zero-size normalized_shape": (
+        lambda x: fusedops.layer_norm(x[:, :0], [0]),
+        r"wanted no dimension of size 0",
+    ),
+    "weight of the wrong shape": (
+        lambda x: fusedops.layer_norm(x, [5], x.new_ones(4)),
+        r"weight has shape \[4\], wanted normalized_shape, \[5\]",
+    ),
+    "bias of the wrong shape": (
+        lambda x: fusedops.layer_norm(x, [5], None, x.new_ones(1, 5)),
+        r"bias has shape \[1, 5\], wanted normalized_shape, \[5\]",
+    ),
+    "integer weight": (
+        lambda x: fusedops.layer_norm(x, [5], x.new_ones(5).int()),
+        r"weight is torch.int32, wanted torch.float32",
+    ),
+    "negative eps": (lambda x: fusedops.layer_norm(x, [5], eps=-1e-5), r"eps is -1e-05, wanted"),
+    "NaN eps": (lambda x: fusedops.layer_norm(x, [5], eps=float("nan")), r"eps is nan, wanted"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_CALLS)
+def test_the_op_says_what_came_and_what_was_wanted(name):
+    call, message = BAD_CALLS[name]
+    with pytest.raises(RuntimeError, match=message):
+        call(x)
+
+
+@pytest.mark.parametrize("name", BAD_CALLS)
+def test_the_fake_kernel_says_the_same(name):
+    call, _ = BAD_CALLS[name]
+    with pytest.raises(RuntimeError) as real:
+        call(x)
+    with FakeTensorMode() as mode, pytest.raises(RuntimeError) as fake:
+        call(mode.from_tensor(x))
+    assert str(fake.value) == str(real.value)
+
+
+@pytest.mark.parametrize("name", BAD_CALLS)
+def test_compiled_code_says_the_same(name):
+    call, message = BAD_CALLS[name]
+    with pytest.raises(Exception, match=message):
+        torch.compile(call, backend="eager", fullgraph=True)(x)
+
+
+def test_a_weight_on_another_device_is_named():
+    with FakeTensorMode(), pytest.raises(RuntimeError, match="weight is on cpu, wanted meta"):
+        ops.layer_norm(torch.empty(3, 5, device="meta"), [5], torch.empty(5), None, 1e-5)
+
+
+@pytest.mark.parametrize("op", _library.PUBLIC_OPS + _library.TWIN_OPS)
+def test_a_cuda_tensor_without_cuda_kernels_is_refused_with_the_reason(op):
+    """Dispatches to the CUDA key, as a CUDA tensor would."""
+    if _library.has_kernels("cuda"):
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(f"fusedops::{op}", "CUDA")
+        return
+    overload = getattr(ops, op).default
+    by_name = {"normalized_shape": [5], "output_mask": [True] * 3, "dim": -1, "eps": 1e-5}
+    by_name |= {"input_dtype": torch.float32, "dtype": None}
+    arguments = [by_name.get(argument.name, x) for argument in overload._schema.arguments]
+    cuda = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+    with pytest.raises(RuntimeError, match=rf"fusedops::{op} was given a CUDA tensor, but .*\w"):
+        overload.redispatch(cuda, *arguments)

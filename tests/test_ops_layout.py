@@ -1,0 +1,105 @@
+"""Any strides, offsets and alignments: right values, and rows with adjacent elements not copied."""
+
+import pytest
+import torch
+from oracle import DTYPES
+
+import fusedops
+from fusedops import reference
+
+LAYOUTS = {
+    "contiguous": lambda x: x,
+    "row slice": lambda x: x[:, 3:40],
+    "misaligned": lambda x: x.flatten()[1 : 1 + 8 * 45].view(8, 45),
+    "split view": lambda x: x.view(8, 2, -1)[:, 1],
+    "every other row": lambda x: x[::2],
+    "every other column": lambda x: x[:, ::2],
+    "transposed": lambda x: x.t(),
+    "expanded rows": lambda x: x[:1].expand(6, -1),
+    "expanded columns": lambda x: x[:, :1].expand(-1, 70),
+    "one column": lambda x: x[:, :1],
+    "rank 4": lambda x: x.view(2, 2, 2, -1).permute(2, 0, 1, 3),
+    "heads": lambda x: x.view(8, 9, 10).transpose(0, 1),
+}
+
+
+def source(dtype):
+    torch.manual_seed(0)
+    return torch.randn(8, 90).to(dtype)
+
+
+def close(actual, exact, dtype):
+    tolerance = 4 * torch.finfo(dtype).eps
+    torch.testing.assert_close(actual.double(), exact, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_softmax_of_any_layout_over_any_dim(layout, dtype):
+    x = LAYOUTS[layout](source(dtype))
+    for dim in range(x.dim()):
+        y = fusedops.softmax(x, dim)
+        assert y.is_contiguous()
+        close(y, reference.softmax(x, dim), dtype)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_layer_norm_of_any_layout_over_any_shape(layout, dtype):
+    x = LAYOUTS[layout](source(dtype))
+    for rank in range(1, x.dim() + 1):
+        shape = list(x.shape[-rank:])
+        y = fusedops.layer_norm(x, shape)
+        assert y.is_contiguous()
+        close(y, reference.layer_norm(x, shape), dtype)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gradients_of_any_layout(layout):
+    x = LAYOUTS[layout](source(torch.float64)).detach().requires_grad_()
+    grad = torch.randn(2, *x.shape, dtype=torch.float64)[1]
+    for ours, theirs in (
+        (fusedops.softmax(x, -1), torch.softmax(x, -1)),
+        (fusedops.log_softmax(x, 0), torch.log_softmax(x, 0)),
+        (fusedops.layer_norm(x, [x.shape[-1]]), torch.layer_norm(x, [x.shape[-1]])),
+    ):
+        actual, expected = (torch.autograd.grad(y, x, grad)[0] for y in (ours, theirs))
+        # One column has no variance: its zero gradient is the difference of numbers of order rstd.
+        torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("columns", [slice(0, 32), slice(16, 48), slice(1, 33)])
+def test_weights_may_be_strided_or_misaligned(columns):
+    x = torch.randn(4, 32)
+    w, b = torch.randn(2, 64)[:, columns]
+    close(fusedops.layer_norm(x, [32], w, b), reference.layer_norm(x, [32], w, b), torch.float32)
+    w, b = torch.randn(2, 64)[:, ::2]
+    close(fusedops.layer_norm(x, [32], w, b), reference.layer_norm(x, [32], w, b), torch.float32)
+
+
+def test_inputs_are_left_as_they_are():
+    x, w, b = torch.randn(6, 40), torch.randn(40), torch.randn(40)
+    before = [t.clone() for t in (x, w, b)]
+    fusedops.softmax(x, 0)
+    fusedops.log_softmax(x, 1)
+    fusedops.layer_norm(x, [40], w, b)
+    assert all(torch.equal(a, t) for a, t in zip(before, (x, w, b), strict=True))
+
+
+@pytest.mark.parametrize("cols", [1000, 16 * 1024 * 1024])
+def test_one_row_of_any_length(cols):
+    x = torch.randn(cols)
+    y = fusedops.softmax(x, 0)
+    assert abs(y.double().sum().item() - 1) < 1e-6
+    torch.testing.assert_close(y.double(), reference.softmax(x, 0), rtol=1e-5, atol=1e-12)
+
+
+def test_outputs_larger_than_the_cache_are_written_around_it_with_the_same_bits():
+    # 16 MB in and 16 MB out exceed the streaming threshold; the first rows alone do not.
+    x = torch.randn(4096, 1024)
+    w = torch.randn(1024)
+    assert torch.equal(fusedops.softmax(x, 1)[:64], fusedops.softmax(x[:64], 1))
+    assert torch.equal(fusedops.log_softmax(x, 1)[:64], fusedops.log_softmax(x[:64], 1))
+    assert torch.equal(
+        fusedops.layer_norm(x, [1024], w)[:64], fusedops.layer_norm(x[:64], [1024], w)
+    )

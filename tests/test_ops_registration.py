@@ -1,0 +1,158 @@
+"""The ops as torch.library sees them: schemas, fakes, autograd, forward mode, vmap, export."""
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch.testing._internal.common_methods_invocations import op_db
+
+import fusedops
+
+ops = torch.ops.fusedops
+
+
+def norm_statistics(x, shape):
+    _, mean, rstd = ops.layer_norm(x.detach(), shape, None, None, 1e-5)
+    return mean, rstd
+
+
+def samples():
+    x = torch.randn(3, 4, 8)
+    for requires_grad in (False, True):
+        for dtype in (torch.float32, torch.bfloat16, torch.float64):
+            t = x.detach().clone().to(dtype).requires_grad_(requires_grad)
+            w, b = torch.randn(2, 8, dtype=dtype).unbind()
+            w, b = (p.clone().requires_grad_(requires_grad) for p in (w, b))
+            yield ops.softmax, (t, -1)
+            yield ops.softmax, (t, 0)
+            yield ops.log_softmax, (t.transpose(0, 1), 2)
+            yield ops.layer_norm, (t, [8], w, b, 1e-5)
+            yield ops.layer_norm, (t, [4, 8], None, None, 1e-5)
+            mean, rstd = norm_statistics(t, [8])
+            args = (torch.randn_like(t), t, [8], mean, rstd, w, b)
+            yield ops.layer_norm_backward, (*args, [True, True, True])
+            yield ops.layer_norm_backward, (*args, [True, False, True])
+            for op in (ops.softmax_backward, ops.log_softmax_backward):
+                yield op, (torch.randn_like(t), torch.softmax(t.detach(), -1), -1, dtype)
+    half = x.half().requires_grad_()
+    yield ops.softmax, (half, -1, torch.float32)
+    yield ops.softmax_backward, (x, torch.softmax(x, -1), -1, torch.float16)
+    yield ops.layer_norm, (x.bfloat16(), [8], torch.randn(8), None, 1e-5)
+    yield ops.softmax, (torch.randn(0, 5), -1)
+    yield ops.softmax, (torch.randn(()), -1)
+    yield ops.layer_norm, (torch.randn(0, 5), [5], None, None, 1e-5)
+    yield ops.layer_norm, (x[..., ::2], [4], None, None, 1e-5)
+
+
+SAMPLES = list(samples())
+
+
+@pytest.mark.parametrize("index", range(len(SAMPLES)))
+def test_opcheck(index):
+    op, args = SAMPLES[index]
+    torch.library.opcheck(op, args)
+
+
+OP_INFO = {
+    "softmax": lambda s: fusedops.softmax(s.input, *s.args, **s.kwargs),
+    "log_softmax": lambda s: fusedops.log_softmax(s.input, *s.args, **s.kwargs),
+    "nn.functional.layer_norm": lambda s: fusedops.layer_norm(s.input, *s.args, **s.kwargs),
+}
+
+
+@pytest.mark.parametrize(
+    "info",
+    [info for info in op_db if info.name in OP_INFO],
+    ids=lambda info: f"{info.name} {info.variant_test_name}".strip(),
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_pytorchs_own_samples(info, dtype):
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float64: 1e-12}[dtype]
+    samples = [s for s in info.sample_inputs("cpu", dtype) if s.kwargs.get("eps", 0) >= 0]
+    assert len(samples) > 3
+    for sample in samples:
+        actual = OP_INFO[info.name](sample)
+        assert actual.dtype == info.op(sample.input, *sample.args, **sample.kwargs).dtype
+        exact = sample.transform(lambda v: v.double() if isinstance(v, torch.Tensor) else v)
+        expected = info.op(exact.input, *exact.args, **exact.kwargs)
+        torch.testing.assert_close(actual.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_forward_mode_raises_instead_of_giving_zeros():
+    x = torch.randn(3, 5)
+    _, mean, rstd = ops.layer_norm(x, [5], None, None, 1e-5)
+    calls = (
+        lambda t: fusedops.softmax(t, -1),
+        lambda t: fusedops.log_softmax(t, -1),
+        lambda t: fusedops.layer_norm(t, [5]),
+        lambda t: ops.softmax(t, -1),
+        lambda t: ops.softmax_backward(t, x, -1, torch.float32),
+        lambda t: ops.layer_norm_backward(t, x, [5], mean, rstd, None, None, [True] * 3),
+    )
+    for call in calls:
+        with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="forward-mode"):
+            call(forward_ad.make_dual(x, torch.ones_like(x)))
+        with pytest.raises(NotImplementedError, match="forward-mode"):
+            torch.func.jvp(call, (x,), (torch.ones_like(x),))
+
+
+def test_reverse_mode_through_torch_func_raises_and_is_never_wrong():
+    with pytest.raises(RuntimeError, match="functorch"):
+        torch.func.grad(lambda t: fusedops.softmax(t, -1).pow(2).sum())(torch.randn(3, 5))
+
+
+def test_vmap_is_the_loop_over_its_slices():
+    x, w = torch.randn(4, 3, 6), torch.randn(6)
+    expected = torch.stack([fusedops.softmax(t, 0) for t in x])
+    torch.testing.assert_close(torch.vmap(lambda t: fusedops.softmax(t, 0))(x), expected)
+    expected = torch.stack([fusedops.layer_norm(t, [6], w) for t in x])
+    torch.testing.assert_close(torch.vmap(lambda t: fusedops.layer_norm(t, [6], w))(x), expected)
+
+
+def test_meta_tensors_give_shapes_without_computing():
+    x = torch.empty(10**6, 10**6, device="meta", dtype=torch.bfloat16)
+    y = fusedops.softmax(x, -1, torch.float32)
+    assert y.shape == x.shape and y.dtype == torch.float32 and y.is_meta
+
+
+def test_eager_calls_without_gradient_skip_the_formula_and_others_keep_it():
+    x, w = torch.randn(3, 5), torch.randn(5, requires_grad=True)
+    assert fusedops.softmax(x, -1).grad_fn is None
+    assert fusedops.layer_norm(x, [5], w).grad_fn is not None
+    with torch.no_grad():
+        assert fusedops.layer_norm(x, [5], w).grad_fn is None
+    names = []
+
+    class Record(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            names.append(func.name())
+            return func(*args, **(kwargs or {}))
+
+    with Record():
+        fusedops.softmax(x, -1)
+    assert names == ["fusedops::softmax"]  # whoever watches sees the public op
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_direct_calls_compile_whole_and_train(dynamic):
+    def loss(x, w):
+        return (fusedops.softmax(fusedops.layer_norm(x, [8], w), -1) ** 2).sum()
+
+    compiled = torch.compile(loss, fullgraph=True, dynamic=dynamic)
+    for rows in (4, 7):
+        x, w = torch.randn(rows, 8, requires_grad=True), torch.randn(8, requires_grad=True)
+        actual = torch.autograd.grad(compiled(x, w), (x, w))
+        expected = torch.autograd.grad(loss(x, w), (x, w))
+        torch.testing.assert_close(actual, expected)
+
+
+def test_direct_calls_export_with_a_dynamic_batch():
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return fusedops.log_softmax(fusedops.layer_norm(x, [8]), -1)
+
+    x = torch.randn(4, 8)
+    program = torch.export.export(Model(), (x,), dynamic_shapes={"x": {0: torch.export.Dim("n")}})
+    targets = {str(node.target) for node in program.graph.nodes}
+    assert {"fusedops.layer_norm.default", "fusedops.log_softmax.default"} <= targets
+    bigger = torch.randn(9, 8)
+    torch.testing.assert_close(program.module()(bigger), Model()(bigger))
