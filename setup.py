@@ -17,8 +17,14 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).resolve().parent
 
 
+# cmake and ninja as pip installs them lie beside the interpreter, which need not be on PATH.
+ENVIRONMENT = os.environ | {
+    "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+}
+
+
 def run(*command: str) -> None:
-    if subprocess.run(command).returncode != 0:
+    if subprocess.run(command, env=ENVIRONMENT).returncode != 0:
         sys.exit(f"fusedops: `{command[0]} {command[1]}` failed; its output is above")
 
 

@@ -1,8 +1,8 @@
 // Every schema of the package, and the version that C++ programs may ask for.
 //
-// Schemas are functional and hold no tuning argument; tensors are positional, so that sharding rules
-// apply. The underscored twins carry no autograd formula: eager calls that need no gradient use
-// them, which saves the formula's 3 us a call.
+// Schemas are functional and hold no tuning argument; tensors are positional, so that sharding
+// rules apply. The underscored twins carry no autograd formula: eager calls that need no gradient
+// use them, which saves the formula's 3 us a call.
 
 #include <torch/csrc/stable/library.h>
 

@@ -23,9 +23,8 @@ constexpr int64_t kStreamingBytes = int64_t(24) << 20;
 template <class Body>
 void for_rows(int64_t rows, int64_t cols, Body body) {
   const int64_t grain = std::max<int64_t>(1, kGrainElements / std::max<int64_t>(cols, 1));
-  torch::stable::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
-    body(RowRange{begin, end});
-  });
+  torch::stable::parallel_for(
+      0, rows, grain, [&](int64_t begin, int64_t end) { body(RowRange{begin, end}); });
 }
 
 // A buffer of this thread, kept between calls and grown when needed.
@@ -60,8 +59,8 @@ void CpuBackend::launch(const SoftmaxForward& args) const {
 
 void CpuBackend::launch(const SoftmaxBackward& args) const {
   const CpuKernels& kernels = cpu_kernels();
-  const bool streaming = args.rows * args.cols *
-          (2 * size_of(args.output.dtype) + size_of(args.grad_input.dtype)) >
+  const bool streaming =
+      args.rows * args.cols * (2 * size_of(args.output.dtype) + size_of(args.grad_input.dtype)) >
       kStreamingBytes;
   for_rows(args.rows, args.cols, [&](RowRange range) {
     kernels.softmax_backward(args, range, streaming);

@@ -1,4 +1,4 @@
-#include "cpu/backend.h"
 #include "ops/register.h"
+#include "cpu/backend.h"
 
 FUSEDOPS_REGISTER(CPU, fusedops::CpuBackend)

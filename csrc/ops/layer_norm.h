@@ -49,10 +49,9 @@ struct NormParameters {
 
   NormParameters(
       const std::optional<Tensor>& weight_, const std::optional<Tensor>& bias_, ScalarType input) {
-    const bool same = (!weight_ || weight_->scalar_type() == input) &&
-        (!bias_ || bias_->scalar_type() == input);
-    const ScalarType dtype =
-        same || input == ScalarType::Double ? input : ScalarType::Float;
+    const bool same =
+        (!weight_ || weight_->scalar_type() == input) && (!bias_ || bias_->scalar_type() == input);
+    const ScalarType dtype = same || input == ScalarType::Double ? input : ScalarType::Float;
     weight = prepared(weight_, dtype);
     bias = prepared(bias_, dtype);
   }
@@ -82,8 +81,9 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_forward(
   const NormShape shape = resolve_norm_shape(op, sizes, normalized_shape);
   check_norm_parameter(op, "weight", weight, input, normalized_shape);
   check_norm_parameter(op, "bias", bias, input, normalized_shape);
-  check(shape.cols > 0, op, ": normalized_shape is ", list_text(normalized_shape),
-        ", wanted no dimension of size 0");
+  check(
+      shape.cols > 0, op, ": normalized_shape is ", list_text(normalized_shape),
+      ", wanted no dimension of size 0");
   check(eps >= 0, op, ": eps is ", eps, ", wanted a value >= 0");
 
   const ScalarType dtype = input.scalar_type();
@@ -93,10 +93,11 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_forward(
   if (shape.rows > 0) {
     const RowView source = as_rows(input, shape.first);
     const NormParameters parameters(weight, bias, dtype);
-    Backend(input).launch(LayerNormForward{
-        source.read(), RowView{output, shape.cols}.write(),
-        NormParameters::columns(parameters.weight), NormParameters::columns(parameters.bias),
-        mean.mutable_data_ptr(), rstd.mutable_data_ptr(), shape.rows, shape.cols, eps});
+    Backend(input).launch(
+        LayerNormForward{
+            source.read(), RowView{output, shape.cols}.write(),
+            NormParameters::columns(parameters.weight), NormParameters::columns(parameters.bias),
+            mean.mutable_data_ptr(), rstd.mutable_data_ptr(), shape.rows, shape.cols, eps});
   }
   return {output, mean, rstd};
 }
@@ -153,10 +154,17 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(
     const RowView source = as_rows(input, shape.first);
     const RowView result{grad_input, shape.cols};
     LayerNormBackward args{
-        grad.read(), source.read(), mean.const_data_ptr(), rstd.const_data_ptr(),
-        NormParameters::columns(parameters.weight), result.write(),
-        columns(output_mask[1], grad_weight), columns(output_mask[2], grad_bias), nullptr,
-        shape.rows, shape.cols};
+        grad.read(),
+        source.read(),
+        mean.const_data_ptr(),
+        rstd.const_data_ptr(),
+        NormParameters::columns(parameters.weight),
+        result.write(),
+        columns(output_mask[1], grad_weight),
+        columns(output_mask[2], grad_bias),
+        nullptr,
+        shape.rows,
+        shape.cols};
     if (!output_mask[0]) args.grad_input.data = nullptr;
     const Backend backend(input);
     const Tensor workspace =

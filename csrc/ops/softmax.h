@@ -49,8 +49,9 @@ Tensor softmax_forward(
   const Tensor output = empty_contiguous(input, sizes, output_dtype);
   if (input.numel() == 0) return output;
   const RowView source = as_rows(input, at.dim);
-  Backend(input).launch(SoftmaxForward{
-      source.read(), RowView{output, at.cols}.write(), input.numel() / at.cols, at.cols, log});
+  Backend(input).launch(
+      SoftmaxForward{
+          source.read(), RowView{output, at.cols}.write(), input.numel() / at.cols, at.cols, log});
   return output;
 }
 
@@ -74,9 +75,10 @@ Tensor softmax_backward(
   if (output.numel() > 0) {
     const RowView grad = as_rows(grad_output, at.dim);
     const RowView result = as_rows(output, at.dim);
-    Backend(output).launch(SoftmaxBackward{
-        grad.read(), result.read(), RowView{grad_input, at.cols}.write(),
-        output.numel() / at.cols, at.cols, log});
+    Backend(output).launch(
+        SoftmaxBackward{
+            grad.read(), result.read(), RowView{grad_input, at.cols}.write(),
+            output.numel() / at.cols, at.cols, log});
   }
   return convert(grad_input, input_dtype);
 }

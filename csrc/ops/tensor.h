@@ -1,4 +1,5 @@
-// The few things every op does with tensors: check, allocate, see as rows. LibTorch stable ABI only.
+// The few things every op does with tensors: check, allocate, see as rows. LibTorch stable ABI
+// only.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -75,8 +76,8 @@ inline std::string device_name(const Tensor& tensor) {
 }
 
 inline bool is_supported(ScalarType dtype) {
-  return dtype == ScalarType::Float || dtype == ScalarType::BFloat16 ||
-      dtype == ScalarType::Half || dtype == ScalarType::Double;
+  return dtype == ScalarType::Float || dtype == ScalarType::BFloat16 || dtype == ScalarType::Half ||
+      dtype == ScalarType::Double;
 }
 
 inline bool is_16_bit(ScalarType dtype) {

@@ -1,7 +1,7 @@
 // What a kernel launch is told: plain data, the same for every device, no torch in it.
 //
-// Every tensor reaches a kernel as rows: row r starts at data + r * stride elements and its elements
-// are adjacent. Offsets between rows are int64; a row holds at most 2^31 - 1 elements.
+// Every tensor reaches a kernel as rows: row r starts at data + r * stride elements and its
+// elements are adjacent. Offsets between rows are int64; a row holds at most 2^31 - 1 elements.
 #pragma once
 
 #include <cstdint>

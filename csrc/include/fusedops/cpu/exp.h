@@ -1,8 +1,9 @@
 // exp of a vector of values <= 0, to the precision of what it will be stored as.
 //
 // x = n ln2 + r with |r| <= ln2 / 2, exp(r) by a polynomial that is exactly 1 at 0, then scaled by
-// 2^n. The polynomials are minimax fits of (exp(r) - 1) / r, highest power first. exp(-inf) is 0 and
-// NaN stays NaN. What underflows ends in denormals, correctly rounded where the hardware scales.
+// 2^n. The polynomials are minimax fits of (exp(r) - 1) / r, highest power first. exp(-inf) is 0
+// and NaN stays NaN. What underflows ends in denormals, correctly rounded where the hardware
+// scales.
 #pragma once
 
 #include "fusedops/cpu/vec.h"
@@ -18,8 +19,12 @@ struct ExpFloat {
   static constexpr float kLn2[] = {0.693359375f, -2.12194440e-4f};
   static constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
   static constexpr float kPolynomial[] = {
-      1.39261835877134945e-3f, 8.36317905272257737e-3f, 4.16665546172045742e-2f,
-      1.66665769896987757e-1f, 0.5f, 1.0f};
+      1.39261835877134945e-3f,
+      8.36317905272257737e-3f,
+      4.16665546172045742e-2f,
+      1.66665769896987757e-1f,
+      0.5f,
+      1.0f};
 };
 
 // For results stored in 16 bits: 7e-6, 3 % of half a float16 ulp, for two thirds of the
@@ -37,9 +42,17 @@ struct ExpDouble {
   static constexpr double kLn2[] = {6.93145751953125e-1, 1.42860682030941723212e-6};
   static constexpr double kRound = 6755399441055744.0;  // 1.5 * 2^52
   static constexpr double kPolynomial[] = {
-      2.51003854955103191e-8, 2.76200884454097482e-7, 2.75572684599970648e-6,
-      2.48015212959543751e-5, 1.98412698630536169e-4, 1.38888889172137169e-3,
-      8.33333333333006183e-3, 4.16666666666241279e-2, 1.66666666666666675e-1, 0.5, 1.0};
+      2.51003854955103191e-8,
+      2.76200884454097482e-7,
+      2.75572684599970648e-6,
+      2.48015212959543751e-5,
+      1.98412698630536169e-4,
+      1.38888889172137169e-3,
+      8.33333333333006183e-3,
+      4.16666666666241279e-2,
+      1.66666666666666675e-1,
+      0.5,
+      1.0};
 };
 
 template <class Stored>

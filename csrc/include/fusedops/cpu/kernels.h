@@ -48,8 +48,7 @@ struct RowPartition {
 };
 
 constexpr int64_t layer_norm_workspace_bytes(int64_t rows, int64_t cols, DType dtype) {
-  return RowPartition(rows).count * 2 * padded_cols(cols) *
-      (dtype == DType::kFloat64 ? 8 : 4);
+  return RowPartition(rows).count * 2 * padded_cols(cols) * (dtype == DType::kFloat64 ? 8 : 4);
 }
 
 struct CpuKernels {
@@ -65,7 +64,8 @@ struct CpuKernels {
   // Rows of one partition: grad_input, and the partition's sums into the workspace.
   void (*layer_norm_backward)(
       const LayerNormBackward&, int64_t partition, void* scratch, bool streaming);
-  // Columns [begin, end), begin a multiple of kColumnPadding, of grad_weight and grad_bias from the partitions' sums.
+  // Columns [begin, end), begin a multiple of kColumnPadding, of grad_weight and grad_bias from the
+  // partitions' sums.
   void (*layer_norm_finish)(const LayerNormBackward&, int64_t begin, int64_t end);
 };
 

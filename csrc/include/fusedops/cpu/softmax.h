@@ -121,11 +121,11 @@ FUSEDOPS_INLINE void softmax_rows(
 }
 
 template <bool Log, class In, class Out, class Store>
-FUSEDOPS_INLINE void softmax_backward_rows(
-    const SoftmaxBackward& args, RowRange range, Store put) {
+FUSEDOPS_INLINE void softmax_backward_rows(const SoftmaxBackward& args, RowRange range, Store put) {
   using C = Compute<Out>;
   for (int64_t row = range.begin; row < range.end; ++row) {
-    const auto* grad = static_cast<const Out*>(args.grad_output.data) + row * args.grad_output.stride;
+    const auto* grad =
+        static_cast<const Out*>(args.grad_output.data) + row * args.grad_output.stride;
     const auto* output = static_cast<const Out*>(args.output.data) + row * args.output.stride;
     auto* result = static_cast<In*>(args.grad_input.data) + row * args.grad_input.stride;
     Accumulators<C> sums(0);

@@ -1,4 +1,5 @@
-// Fills the table of kernels for the instruction set this file is compiled for: dtypes become types.
+// Fills the table of kernels for the instruction set this file is compiled for: dtypes become
+// types.
 //
 // Included by one source file per instruction set, which defines FUSEDOPS_CPU_ISA, the namespace,
 // and FUSEDOPS_CPU_ISA_NAME, as FUSEDOPS_CPU_ISA in the environment spells it.
@@ -61,7 +62,8 @@ struct PutStreaming {
 // Streaming stores need every vector of every row aligned.
 inline bool can_stream(const Rows& rows) {
   return (reinterpret_cast<uintptr_t>(rows.data) | (rows.stride * size_of(rows.dtype))) %
-      kVectorBytes == 0;
+      kVectorBytes ==
+      0;
 }
 
 template <class Body>
@@ -96,9 +98,8 @@ void softmax_backward(const SoftmaxBackward& args, RowRange range, bool streamin
 void layer_norm(const LayerNormForward& args, RowRange range, void* scratch, bool streaming) {
   with_type(args.input.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    with_store(streaming, args.output, [&](auto put) {
-      layer_norm_rows<T>(args, range, scratch, put);
-    });
+    with_store(
+        streaming, args.output, [&](auto put) { layer_norm_rows<T>(args, range, scratch, put); });
   });
 }
 
@@ -125,8 +126,7 @@ void layer_norm_finish(const LayerNormBackward& args, int64_t begin, int64_t end
         auto* to = static_cast<T*>(result.data);
         return sum_partitions<T>(partials, to, partitions, 2 * width, begin, end);
       }
-      sum_partitions<T>(
-          partials, static_cast<C*>(result.data), partitions, 2 * width, begin, end);
+      sum_partitions<T>(partials, static_cast<C*>(result.data), partitions, 2 * width, begin, end);
     };
     finish(args.grad_weight, static_cast<const C*>(args.workspace));
     finish(args.grad_bias, static_cast<const C*>(args.workspace) + width);
@@ -136,9 +136,8 @@ void layer_norm_finish(const LayerNormBackward& args, int64_t begin, int64_t end
 }  // namespace
 
 extern const CpuKernels kernels;
-const CpuKernels kernels = {
-    FUSEDOPS_CPU_ISA_NAME, softmax, softmax_backward, layer_norm, layer_norm_backward,
-    layer_norm_finish};
+const CpuKernels kernels = {FUSEDOPS_CPU_ISA_NAME, softmax,          softmax_backward, layer_norm,
+                            layer_norm_backward,   layer_norm_finish};
 
 }  // namespace FUSEDOPS_CPU_ISA
 }  // namespace fusedops

@@ -1,4 +1,5 @@
-// Tiles of columns in the widest registers one instruction set has, loaded and stored with conversion.
+// Tiles of columns in the widest registers one instruction set has, loaded and stored with
+// conversion.
 //
 // Everything under cpu/ is compiled once per instruction set (cpu/isa.h), each time in its own
 // namespace and without a C++ standard template: a template shared between the files could be

@@ -1,0 +1,53 @@
+# Every target does its own set-up, in .venv.
+#
+#   make demo    a real sentence encoder on the fused kernels
+#   make test    the whole test suite
+#   make bench   the kernels against eager, Inductor and a copy, one thread
+#   make lint    formatting and static checks
+#   make wheel   a wheel for every Python, in dist/
+
+PYTHON ?= python3
+WORKERS ?= 2
+BIN := .venv/bin
+PIP := $(BIN)/pip --disable-pip-version-check install -c constraints.txt
+BUILD_INPUTS := setup.py pyproject.toml CMakeLists.txt fusedops/VERSION \
+	$(shell find cmake csrc -type f)
+
+.PHONY: demo test bench lint wheel clean
+.DELETE_ON_ERROR:
+
+demo: .venv/.installed-demo
+	$(BIN)/python -m fusedops demo
+
+test: .venv/.installed-dev
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+bench: .venv/.installed-dev
+	$(BIN)/python -m fusedops bench --csv bench.csv
+
+lint: .venv/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(shell find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.cu')
+
+wheel: .venv/.built
+	$(BIN)/pip wheel --no-build-isolation --no-deps -w dist .
+
+clean:
+	rm -rf .venv build dist fusedops/lib *.egg-info
+
+# torch comes first, and alone: with it in place nothing pulls another build of it.
+.venv/.torch: constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "fusedops needs Python >= 3.10; set PYTHON=python3.12 or the like")'
+	$(PYTHON) -m venv .venv
+	$(PIP) torch setuptools cmake ninja
+	@touch $@
+
+# In place first: it shows its progress, which pip would hide.
+.venv/.built: .venv/.torch $(BUILD_INPUTS)
+	$(BIN)/python setup.py build_ext --inplace
+	@touch $@
+
+.venv/.installed-%: .venv/.built
+	$(PIP) --no-build-isolation -e '.[$*]'
+	@touch $@

@@ -1,0 +1,107 @@
+"""What the build makes: libraries without Python in them, an honest record, clear refusals."""
+
+import ctypes
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fusedops
+from fusedops.ops import _library
+
+ROOT = Path(__file__).parents[1]
+LIBRARIES = [path for path in (_library.CPU_LIBRARY, _library.CUDA_LIBRARY) if path.exists()]
+
+
+def output(*command: object) -> str:
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("library", LIBRARIES, ids=lambda path: path.name)
+def test_a_library_needs_no_python_and_no_symbol_of_one_torch_version(library):
+    undefined = output("nm", "-D", "--undefined-only", library)
+    assert not re.search(r"\bPy[A-Z_]", undefined)
+    # Only the C shim, which is stable: no C++ symbol of torch, c10 or ATen.
+    assert not re.search(r"_ZN?K?(2at|3c10|5torch)", undefined)
+    assert "torch_library_impl" in undefined
+
+
+@pytest.mark.parametrize("library", LIBRARIES, ids=lambda path: path.name)
+def test_a_library_names_no_path_of_the_machine_that_built_it(library):
+    needed = output("readelf", "-d", library)
+    assert "libtorch_cpu.so" in needed
+    assert re.findall(r"R(?:UN)?PATH.*\[(.*)\]", needed) in ([], ["$ORIGIN"])
+    assert str(ROOT).encode() not in library.read_bytes()
+
+
+def test_c_programs_can_ask_for_the_version():
+    library = ctypes.CDLL(str(_library.CPU_LIBRARY))
+    library.fusedops_version.restype = ctypes.c_char_p
+    assert library.fusedops_version().decode() == fusedops.__version__
+
+
+def test_the_build_record_says_what_was_built_and_why():
+    info = _library.build_info()
+    assert info["version"] == fusedops.__version__
+    assert info["torch_target"] == "0x020a000000000000"  # 2.10
+    assert info["cuda"]["built"] == _library.CUDA_LIBRARY.exists()
+    assert info["cuda"]["reason"]
+    assert "default" in info["cpu_isas"]
+
+
+def configure(tmp_path: Path, *options: str, **variables: str) -> subprocess.CompletedProcess:
+    command = ["cmake", "-S", ROOT, "-B", tmp_path, f"-DPython3_EXECUTABLE={sys.executable}"]
+    environment = os.environ | variables
+    return subprocess.run(
+        [*map(str, command), *options], env=environment, capture_output=True, text=True
+    )
+
+
+def test_a_build_without_nvcc_is_complete_and_says_so(tmp_path):
+    result = configure(tmp_path, "-DCMAKE_CUDA_COMPILER=", "-DFUSEDOPS_BUILD_CUDA=auto")
+    assert result.returncode == 0, result.stderr
+    assert "CUDA kernels: not built, nvcc was not found" in result.stdout
+    assert '"built": false' in (tmp_path / "build_info.json").read_text()
+
+
+def test_asking_for_cuda_without_nvcc_is_an_error_with_the_fix(tmp_path):
+    result = configure(tmp_path, "-DCMAKE_CUDA_COMPILER=", "-DFUSEDOPS_BUILD_CUDA=1")
+    assert result.returncode != 0
+    message = " ".join(result.stderr.split())
+    assert "nvcc was not found. Install the CUDA toolkit" in message
+    assert "FUSEDOPS_BUILD_CUDA=0" in message
+
+
+@pytest.mark.parametrize(
+    "option, message",
+    [
+        ("-DFUSEDOPS_BUILD_CUDA=yes", "FUSEDOPS_BUILD_CUDA is 'yes', wanted auto, 1 or 0"),
+        ("-DFUSEDOPS_TORCH_DIR=/nowhere", "Install torch first"),
+    ],
+)
+def test_a_wrong_setting_is_an_error_that_says_what_was_wanted(tmp_path, option, message):
+    result = configure(tmp_path, option)
+    assert result.returncode != 0
+    assert message in " ".join(result.stderr.split())
+
+
+def test_architectures_follow_torchs_variable_and_wrong_ones_are_named(tmp_path):
+    result = configure(tmp_path, "-DCMAKE_CUDA_COMPILER=", TORCH_CUDA_ARCH_LIST="8.6 nine")
+    assert result.returncode != 0
+    assert "TORCH_CUDA_ARCH_LIST has 'nine', wanted versions such as 8.0" in result.stderr
+
+
+def test_building_without_torch_says_in_one_line_what_to_run():
+    hide_torch = (
+        "import importlib.util as u, runpy, sys; find = u.find_spec\n"
+        "u.find_spec = lambda name, *a: None if name == 'torch' else find(name, *a)\n"
+        "sys.argv = ['setup.py', 'build_ext']; runpy.run_path('setup.py', run_name='__main__')"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", hide_torch], cwd=ROOT, capture_output=True, text=True
+    )
+    assert result.returncode != 0
+    assert "pip install --no-build-isolation ." in result.stderr
