@@ -17,7 +17,9 @@ LIBRARIES = [path for path in (_library.CPU_LIBRARY, _library.CUDA_LIBRARY) if p
 
 
 def output(*command: object) -> str:
-    return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, check=True
+    ).stdout
 
 
 @pytest.mark.parametrize("library", LIBRARIES, ids=lambda path: path.name)

@@ -37,7 +37,9 @@ def lower_isas() -> list[str]:
 
 @pytest.mark.parametrize("isa", lower_isas())
 def test_the_value_tests_pass_with_a_lower_instruction_set(isa):
-    result = run(isa, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", *FILES)
+    result = run(
+        isa, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", *FILES
+    )
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-2000:]
 
 

@@ -40,7 +40,7 @@ constexpr int kRowsAbreast = kVectorBytes == 64 ? 4 : 2;
 // NaNs that store() can round.
 template <class T, class Given, class C = Compute<T>>
 void copy_columns(const Given* given, C* copy, int64_t cols) {
-  for_columns<T>(cols, [&](int64_t col, auto part, int) FUSEDOPS_LAMBDA {
+  for_columns<T>(cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
     Tile<C> tile = in_order<Given, T>(load(given + col, part));
     for (auto& vec : tile.v) vec = vec != vec ? broadcast(C(__builtin_nan(""))) : vec;
     store(copy + col, tile);
@@ -50,7 +50,7 @@ void copy_columns(const Given* given, C* copy, int64_t cols) {
 template <class T, class C = Compute<T>>
 const C* columns(ConstColumns given, C neutral, C* copy, int64_t cols) {
   if (given.data == nullptr) {
-    for_columns<T>(cols, [&](int64_t col, auto, int) { store(copy + col, both(neutral)); });
+    for_columns<T>(cols, [&](int64_t col, auto) { store(copy + col, both(neutral)); });
   } else if (size_of(given.dtype) == sizeof(T)) {
     copy_columns<T>(static_cast<const T*>(given.data), copy, cols);
   } else {
@@ -75,14 +75,18 @@ struct Moments {
 
 template <class T, class C = Compute<T>>
 FUSEDOPS_INLINE Moments<Wider<T>> moments_around(C shift, const T* input, int64_t cols) {
-  Accumulators<C> sums(0), squares(0);
-  for_columns<T>(cols, [&](int64_t col, auto part, int slot) FUSEDOPS_LAMBDA {
-    const Tile<C> deviation = filled<T>(load(input + col, part) - shift, part, C(0));
-    sums.slot[slot] = sums.slot[slot] + deviation;
-    squares.slot[slot] = squares.slot[slot] + deviation * deviation;
-  });
-  const Wider<T> sum = sums.sum(), count = cols, away = sum / count;
-  return {count, shift + away, squares.sum() - sum * away};
+  struct Sums {
+    Tile<C> deviations, squares;
+  };
+  const auto found = fold_columns<T>(
+      cols, Sums{both(C(0)), both(C(0))}, [&](Sums so_far, int64_t col, auto part) FUSEDOPS_LAMBDA {
+        const Tile<C> deviation = filled<T>(load(input + col, part) - shift, part, C(0));
+        return Sums{so_far.deviations + deviation, so_far.squares + deviation * deviation};
+      });
+  const Wider<T> sum = sum_of(found.even.deviations, found.odd.deviations);
+  const Wider<T> squares = sum_of(found.even.squares, found.odd.squares);
+  const Wider<T> count = cols, away = sum / count;
+  return {count, shift + away, squares - sum * away};
 }
 
 // A value near the mean: the mean of the first tile.
@@ -115,6 +119,20 @@ FUSEDOPS_INLINE Moments<Wider<T>> row_moments(const T* input, int64_t cols) {
   return row;
 }
 
+// What normalises a row: (x - mean) * rstd - remainder.
+template <class T, class C = Compute<T>>
+struct NormStatistics {
+  C mean, rstd, remainder;
+
+  FUSEDOPS_INLINE NormStatistics(const T* input, int64_t cols, double eps) {
+    const Moments<Wider<T>> found = row_moments(input, cols);
+    const double exact_rstd = 1.0 / __builtin_sqrt(double(found.squares / found.count) + eps);
+    mean = C(found.mean);
+    rstd = C(exact_rstd);
+    remainder = C((found.mean - mean) * exact_rstd);
+  }
+};
+
 template <class T, class Store>
 FUSEDOPS_INLINE void layer_norm_rows(
     const LayerNormForward& args, RowRange range, void* scratch, Store put) {
@@ -123,17 +141,22 @@ FUSEDOPS_INLINE void layer_norm_rows(
   const C* weight = columns<T>(args.weight, C(1), copies, args.cols);
   // -0 is neutral in addition: x + -0 is x, 0 and -0 included.
   const C* bias = columns<T>(args.bias, C(-0.0), copies + padded_cols(args.cols), args.cols);
+  const auto input_of = [&](int64_t row) {
+    return static_cast<const T*>(args.input.data) + row * args.input.stride;
+  };
+  // The next row's statistics are on their way while a row is written: their last steps, a sum over
+  // lanes, a division and a root, take 150 cycles one after the other.
+  NormStatistics<T> next(input_of(range.begin), args.cols, args.eps);
   for (int64_t row = range.begin; row < range.end; ++row) {
-    const T* input = static_cast<const T*>(args.input.data) + row * args.input.stride;
+    const NormStatistics<T> stats = next;
+    if (row + 1 < range.end) next = NormStatistics<T>(input_of(row + 1), args.cols, args.eps);
+    static_cast<C*>(args.mean)[row] = stats.mean;
+    static_cast<C*>(args.rstd)[row] = stats.rstd;
+    const T* input = input_of(row);
     T* output = static_cast<T*>(args.output.data) + row * args.output.stride;
-    const Moments<Wider<T>> stats = row_moments(input, args.cols);
-    const double exact_rstd = 1.0 / __builtin_sqrt(double(stats.squares / stats.count) + args.eps);
-    const C mean = C(stats.mean), rstd = C(exact_rstd);
-    const C remainder = C((stats.mean - mean) * exact_rstd);
-    static_cast<C*>(args.mean)[row] = mean;
-    static_cast<C*>(args.rstd)[row] = rstd;
-    for_columns<T>(args.cols, [&](int64_t col, auto part, int) FUSEDOPS_LAMBDA {
-      const Tile<C> normalized = (load(input + col, part) - mean) * rstd - remainder;
+    for_columns<T>(args.cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
+      const Tile<C> centered = load(input + col, part) - stats.mean;
+      const Tile<C> normalized = centered * stats.rstd - stats.remainder;
       put(output + col, part, normalized * load(weight + col) + load(bias + col));
     });
   }
@@ -146,10 +169,12 @@ struct NormRows {
   using C = Compute<T>;
   const T* grad[Count];
   const T* input[Count];
+  int64_t grad_ahead, input_ahead;  // from a row to the one that the next step has in its place
   C mean[Count], rstd[Count];
   C grad_mean[Count], slope[Count];
 
-  FUSEDOPS_INLINE NormRows(const LayerNormBackward& args, int64_t first) {
+  FUSEDOPS_INLINE NormRows(const LayerNormBackward& args, int64_t first)
+      : grad_ahead(Count * args.grad_output.stride), input_ahead(Count * args.input.stride) {
     for (int r = 0; r < Count; ++r) {
       const int64_t row = first + r;
       grad[r] = static_cast<const T*>(args.grad_output.data) + row * args.grad_output.stride;
@@ -177,10 +202,12 @@ FUSEDOPS_INLINE void layer_norm_sums(
     NormRows<T, Count>& rows, const C* weight, C* grad_weight, C* grad_bias, int64_t cols) {
   Vec<C> sum[Count], dot[Count];
   for (int r = 0; r < Count; ++r) sum[r] = dot[r] = Vec<C>{};
-  for_columns<T>(cols, [&](int64_t col, auto part, int) FUSEDOPS_LAMBDA {
+  for_columns<T>(cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
     const Tile<C> w = load(weight + col);
     NormColumns<C> step{both(C(0)), both(C(0))};
     for (int r = 0; r < Count; ++r) {
+      prefetch_tile(rows.grad[r] + rows.grad_ahead + col);
+      prefetch_tile(rows.input[r] + rows.input_ahead + col);
       const Tile<C> grad = load(rows.grad[r] + col, part);
       const Tile<C> product = grad * rows.centered(r, col, part);
       for (int half = 0; half < 2; ++half) {
@@ -208,7 +235,7 @@ FUSEDOPS_INLINE void write_grad_input(
     Store put) {
   for (int r = 0; r < Count; ++r) {
     T* result = static_cast<T*>(args.grad_input.data) + (first + r) * args.grad_input.stride;
-    for_columns<T>(args.cols, [&](int64_t col, auto part, int) FUSEDOPS_LAMBDA {
+    for_columns<T>(args.cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
       const Tile<C> g = load(rows.grad[r] + col, part) * load(weight + col);
       const Tile<C> along = (load(rows.input[r] + col, part) - rows.mean[r]) * rows.slope[r];
       put(result + col, part, (g - rows.grad_mean[r]) * rows.rstd[r] - along);
@@ -242,7 +269,7 @@ template <class T, class Result, class C = Compute<T>>
 void sum_partitions(
     const C* partials, Result* result, int64_t partitions, int64_t stride, int64_t begin,
     int64_t end) {
-  for_columns<T>(end - begin, [&](int64_t offset, auto part, int) FUSEDOPS_LAMBDA {
+  for_columns<T>(end - begin, [&](int64_t offset, auto part) FUSEDOPS_LAMBDA {
     const int64_t col = begin + offset;
     Tile<C> sum = load(partials + col);
     for (int64_t p = 1; p < partitions; ++p) sum = sum + load(partials + p * stride + col);

@@ -29,21 +29,22 @@ FUSEDOPS_INLINE SoftmaxChunk<C> softmax_chunk(const In* input, C* scratch, int64
   const auto at = [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
     return filled<In>(load(input + col, part), part, -kInfinity<C>);
   };
-  Accumulators<C> max(-kInfinity<C>);
-  for_columns<In>(cols, [&](int64_t col, auto part, int slot) FUSEDOPS_LAMBDA {
-    // A NaN is dropped here; exp(NaN - max) brings it back.
-    max.slot[slot] = larger(max.slot[slot], at(col, part));
-  });
-  const C chunk_max = max.max();
+  const auto lowest = both(-kInfinity<C>);
+  // A NaN is dropped here; exp(NaN - max) brings it back.
+  const auto max =
+      fold_columns<In>(cols, lowest, [&](Tile<C> so_far, int64_t col, auto part) FUSEDOPS_LAMBDA {
+        return larger(so_far, at(col, part));
+      });
+  const C chunk_max = max_of(max.even, max.odd);
   // All -inf so far: nothing to subtract, and exp(-inf) = 0 lets a finite chunk stay finite.
   const C shift = chunk_max == -kInfinity<C> ? C(0) : chunk_max;
-  Accumulators<C> sum(0);
-  for_columns<In>(cols, [&](int64_t col, auto part, int slot) FUSEDOPS_LAMBDA {
-    const Tile<C> e = exp_nonpositive<Out>(at(col, part) - shift);
-    if constexpr (Keep) store(scratch + col, e);  // scratch is padded to whole tiles
-    sum.slot[slot] = sum.slot[slot] + e;
-  });
-  return {chunk_max, sum.sum()};
+  const auto sum = fold_columns<In>(
+      cols, both(C(0)), [&](Tile<C> so_far, int64_t col, auto part) FUSEDOPS_LAMBDA {
+        const Tile<C> e = exp_nonpositive<Out>(at(col, part) - shift);
+        if constexpr (Keep) store(scratch + col, e);  // scratch is padded to whole tiles
+        return so_far + e;
+      });
+  return {chunk_max, sum_of(sum.even, sum.odd)};
 }
 
 // exp(a - b) for a <= b. Most rows are one chunk, where a and b are equal and nothing is computed.
@@ -80,7 +81,7 @@ FUSEDOPS_INLINE void write_softmax(
   for (int64_t begin = 0, chunk = 0; begin < cols; begin += kSoftmaxChunk<C>, ++chunk) {
     const int64_t count = cols - begin < kSoftmaxChunk<C> ? cols - begin : kSoftmaxChunk<C>;
     const double factor = exp_difference(chunks[chunk].max, C(row.max));
-    for_columns<In>(count, [&](int64_t col, auto part, int) FUSEDOPS_LAMBDA {
+    for_columns<In>(count, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
       const Tile<C> e = load(scratch + begin + col);
       put(output + begin + col, part, in_order<In, Out>(scaled<Out>(e, factor, row.sum)));
     });
@@ -91,7 +92,7 @@ template <class Out, class In, class Store, class C = Compute<In>>
 FUSEDOPS_INLINE void write_log_softmax(
     Out* output, const In* input, SoftmaxChunk<double> row, int64_t cols, Store put) {
   const C max = C(row.max), log_sum = C(__builtin_log(row.sum));
-  for_columns<In>(cols, [&](int64_t col, auto part, int) FUSEDOPS_LAMBDA {
+  for_columns<In>(cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
     put(output + col, part, in_order<In, Out>((load(input + col, part) - max) - log_sum));
   });
 }
@@ -128,13 +129,13 @@ FUSEDOPS_INLINE void softmax_backward_rows(const SoftmaxBackward& args, RowRange
         static_cast<const Out*>(args.grad_output.data) + row * args.grad_output.stride;
     const auto* output = static_cast<const Out*>(args.output.data) + row * args.output.stride;
     auto* result = static_cast<In*>(args.grad_input.data) + row * args.grad_input.stride;
-    Accumulators<C> sums(0);
-    for_columns<Out>(args.cols, [&](int64_t col, auto part, int slot) FUSEDOPS_LAMBDA {
-      const Tile<C> g = load(grad + col, part);
-      sums.slot[slot] = sums.slot[slot] + (Log ? g : g * load(output + col, part));
-    });
-    const C sum = C(sums.sum());
-    for_columns<Out>(args.cols, [&](int64_t col, auto part, int) FUSEDOPS_LAMBDA {
+    const auto sums = fold_columns<Out>(
+        args.cols, both(C(0)), [&](Tile<C> so_far, int64_t col, auto part) FUSEDOPS_LAMBDA {
+          const Tile<C> g = load(grad + col, part);
+          return so_far + (Log ? g : g * load(output + col, part));
+        });
+    const C sum = C(sum_of(sums.even, sums.odd));
+    for_columns<Out>(args.cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
       const Tile<C> g = load(grad + col, part), y = load(output + col, part);
       const Tile<C> grad_input = Log ? g - exp_nonpositive<In>(y) * sum : (g - sum) * y;
       put(result + col, part, in_order<Out, In>(grad_input));

@@ -150,11 +150,24 @@ FUSEDOPS_INLINE Tile<C> larger(Tile<C> a, Tile<C> b) {
   return {{larger(a.v[0], b.v[0]), larger(a.v[1], b.v[1])}};
 }
 
+// Lane numbers for a vector of C.
+template <class C>
+struct LanesOf {
+  using type = VecI32;
+};
+template <>
+struct LanesOf<double> {
+  using type = VecI64;
+};
+template <class C>
+using Lanes = typename LanesOf<C>::type;
+
 // Lane i of the result is lane `lane[i]` of `low` and `high` side by side.
-FUSEDOPS_INLINE Vec<float> shuffled(Vec<float> low, Vec<float> high, VecI32 lane) {
+template <class C>
+FUSEDOPS_INLINE Vec<C> shuffled(Vec<C> low, Vec<C> high, Lanes<C> lane) {
 #if defined(__clang__)  // its builtin takes constants alone
-  constexpr int L = kLanes<float>;
-  Vec<float> result;
+  constexpr int L = kLanes<C>;
+  Vec<C> result;
   for (int i = 0; i < L; ++i) result[i] = lane[i] < L ? low[lane[i]] : high[lane[i] - L];
   return result;
 #else
@@ -174,7 +187,7 @@ FUSEDOPS_INLINE Tile<C> in_order(Tile<C> tile) {
       first[i] = kEvenOdd<From> ? (i % 2) * L + i / 2 : 2 * i;
       second[i] = first[i] + (kEvenOdd<From> ? L / 2 : 1);
     }
-    return {{shuffled(tile.v[0], tile.v[1], first), shuffled(tile.v[0], tile.v[1], second)}};
+    return {{shuffled<C>(tile.v[0], tile.v[1], first), shuffled<C>(tile.v[0], tile.v[1], second)}};
   }
 }
 
@@ -191,9 +204,15 @@ FUSEDOPS_INLINE V read(const void* from) {
 // round to infinity: NaNs that arithmetic makes, or that come from bfloat16, are so, and columns()
 // sees to those in float32 weights.
 FUSEDOPS_INLINE VecU32 rounded_to_bfloat16(Vec<float> value) {
+#if defined(__AVX512F__)
+  const __m512i bits = (__m512i)value;  // three instructions, of which GCC makes four
+  const __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
+  const __m512i even = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
+  return (VecU32)_mm512_mask_add_epi32(even, odd, bits, _mm512_set1_epi32(0x8000));
+#else
   const VecU32 bits = (VecU32)value;
-  const VecU32 odd = VecU32{} + 0x8000u, even = VecU32{} + 0x7fffu;
-  return bits + ((bits & 0x10000u) != 0u ? odd : even);
+  return bits + 0x7fffu + ((bits >> 16) & 1u);
+#endif
 }
 
 #if defined(__AVX512F__)
@@ -308,6 +327,13 @@ FUSEDOPS_INLINE void finish_streaming() {
 #endif
 }
 
+// Asks for a tile that will be read later. An address past the end of an array does no harm.
+template <class T>
+FUSEDOPS_INLINE void prefetch_tile(const T* from) {
+  constexpr int kCacheLine = 64 / sizeof(T);
+  for (int col = 0; col < kTile<T>; col += kCacheLine) __builtin_prefetch(from + col);
+}
+
 // What part of a tile a step covers: all of it, or the first `count` columns at the end of a row.
 struct Whole {};
 struct First {
@@ -353,35 +379,48 @@ FUSEDOPS_INLINE Tile<Compute<T>> filled(Tile<Compute<T>> tile, First part, Compu
 
 // --- rows ---------------------------------------------------------------------------------------
 
-// body(col, part, slot) over all columns of a row of T; steps with another `slot` < 2 are
-// independent, so that a floating-point add or max (3-4 cycles) need not wait for the one before.
-// The order is a function of `cols` alone.
+// body(col, part) over all columns of a row of T, a tile at a time.
 template <class T, class Body>
 FUSEDOPS_INLINE void for_columns(int64_t cols, Body body) {
   int64_t col = 0;
+  for (; col + kTile<T> <= cols; col += kTile<T>) body(col, Whole{});
+  if (col < cols) body(col, First{static_cast<int>(cols - col)});
+}
+
+// What fold_columns() has gathered from every other tile.
+template <class Sums>
+struct Folded {
+  Sums even, odd;
+};
+
+// sums = step(sums, col, part) over all columns of a row of T, from `start`. Two chains of sums, so
+// that a floating-point add or max (3-4 cycles) need not wait for the one before. Passed by value:
+// sums that a step reached by reference would live in memory. The order depends on `cols` alone.
+template <class T, class Sums, class Step>
+FUSEDOPS_INLINE Folded<Sums> fold_columns(int64_t cols, Sums start, Step step) {
+  Sums even = start, odd = start;
+  int64_t col = 0;
   for (; col + 2 * kTile<T> <= cols; col += 2 * kTile<T>) {
-    body(col, Whole{}, 0);
-    body(col + kTile<T>, Whole{}, 1);
+    even = step(even, col, Whole{});
+    odd = step(odd, col + kTile<T>, Whole{});
   }
   if (col + kTile<T> <= cols) {
-    body(col, Whole{}, 0);
+    even = step(even, col, Whole{});
     col += kTile<T>;
   }
-  if (col < cols) body(col, First{static_cast<int>(cols - col)}, 0);
+  if (col < cols) even = step(even, col, First{static_cast<int>(cols - col)});
+  return {even, odd};
 }
 
 // The lanes combined as a tree, upper half with lower half: the same order for every row.
-template <class C, int Bytes = kVectorBytes, class Combine>
-FUSEDOPS_INLINE C across_lanes(typename VecOf<C, Bytes>::type value, Combine combine) {
-  if constexpr (Bytes == 2 * sizeof(C)) {
-    return combine(value[0], value[1]);
-  } else {
-    using Half = typename VecOf<C, Bytes / 2>::type;
-    Half low, high;
-    std::memcpy(&low, &value, Bytes / 2);
-    std::memcpy(&high, reinterpret_cast<const char*>(&value) + Bytes / 2, Bytes / 2);
-    return across_lanes<C, Bytes / 2>(combine(low, high), combine);
+template <class C, class Combine>
+FUSEDOPS_INLINE C across_lanes(Vec<C> value, Combine combine) {
+  Lanes<C> partner;
+  for (int width = kLanes<C> / 2; width > 0; width /= 2) {
+    for (int lane = 0; lane < kLanes<C>; ++lane) partner[lane] = lane ^ width;
+    value = combine(value, shuffled<C>(value, value, partner));
   }
+  return value[0];
 }
 
 struct Add {
@@ -397,32 +436,37 @@ struct Larger {
   }
 };
 
-// Half of a vector's lanes each, as doubles.
+// Both halves of a vector, as doubles, added. Where a half is read in place through memory, GCC
+// keeps the vector there for all its life, in the loops before too.
 FUSEDOPS_INLINE Vec<double> widened_sum(Vec<float> value) {
-  typename VecOf<float, kVectorBytes / 2>::type low, high;
-  std::memcpy(&low, &value, sizeof(low));
-  std::memcpy(&high, reinterpret_cast<const char*>(&value) + sizeof(low), sizeof(high));
-  return __builtin_convertvector(low, Vec<double>) + __builtin_convertvector(high, Vec<double>);
+#if defined(__AVX512F__)
+  const __m512 all = (__m512)value;
+  return (Vec<double>)_mm512_cvtps_pd(_mm512_castps512_ps256(all)) +
+      (Vec<double>)_mm512_cvtps_pd(_mm512_extractf32x8_ps(all, 1));
+#elif defined(__AVX2__)
+  const __m256 all = (__m256)value;
+  return (Vec<double>)_mm256_cvtps_pd(_mm256_castps256_ps128(all)) +
+      (Vec<double>)_mm256_cvtps_pd(_mm256_extractf128_ps(all, 1));
+#else
+  return Vec<double>{double(value[0]), double(value[1])} +
+      Vec<double>{double(value[2]), double(value[3])};
+#endif
 }
 FUSEDOPS_INLINE Vec<double> widened_sum(Vec<double> value) { return value; }
 
-// One accumulator for each slot of for_columns().
+// The lanes are added in double: a lane that holds the one large term leaves the others' digits.
 template <class C>
-struct Accumulators {
-  Tile<C> slot[2];
+FUSEDOPS_INLINE double sum_of(Tile<C> a, Tile<C> b) {
+  const Vec<double> first = widened_sum(a.v[0]) + widened_sum(a.v[1]);
+  const Vec<double> second = widened_sum(b.v[0]) + widened_sum(b.v[1]);
+  return across_lanes<double>(first + second, Add{});
+}
 
-  FUSEDOPS_INLINE explicit Accumulators(C initial) : slot{both(initial), both(initial)} {}
-  // The lanes are added in double: a lane that holds the one large term leaves the others' digits.
-  FUSEDOPS_INLINE double sum() const {
-    const Vec<double> first = widened_sum(slot[0].v[0]) + widened_sum(slot[0].v[1]);
-    const Vec<double> second = widened_sum(slot[1].v[0]) + widened_sum(slot[1].v[1]);
-    return across_lanes<double>(first + second, Add{});
-  }
-  FUSEDOPS_INLINE C max() const {
-    const Tile<C> all = larger(slot[0], slot[1]);
-    return across_lanes<C>(larger(all.v[0], all.v[1]), Larger{});
-  }
-};
+template <class C>
+FUSEDOPS_INLINE C max_of(Tile<C> a, Tile<C> b) {
+  const Tile<C> all = larger(a, b);
+  return across_lanes<C>(larger(all.v[0], all.v[1]), Larger{});
+}
 
 }  // namespace
 }  // namespace FUSEDOPS_CPU_ISA

@@ -54,12 +54,16 @@ struct Tile {
   }
 
   // All loads are issued before the first is waited for. Places outside the row hold `fill`.
+  // Addresses are the thread's own place plus offsets that all threads share: as columns they would
+  // be kept for the stores, 16 registers for 8 vectors, and kernels of 64 registers would spill.
   FUSEDOPS_DEVICE void load(const T* row, int32_t cols, Acc fill) {
+    const T* const own = row + column_of<kWidth>(0);
+    const int32_t left = cols - column_of<kWidth>(0);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      const int32_t column = column_of<kWidth>(i);
+      const int32_t offset = i * static_cast<int32_t>(blockDim.x) * kWidth;
       vectors[i] =
-          column < cols ? Vec<T, kWidth>::load(row + column) : Vec<T, kWidth>::filled(fill);
+          offset < left ? Vec<T, kWidth>::load(own + offset) : Vec<T, kWidth>::filled(fill);
     }
   }
 };
