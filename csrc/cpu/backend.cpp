@@ -27,23 +27,33 @@ void for_rows(int64_t rows, int64_t cols, Body body) {
       0, rows, grain, [&](int64_t begin, int64_t end) { body(RowRange{begin, end}); });
 }
 
-// A buffer of this thread, kept between calls and grown when needed.
-void* thread_scratch(int64_t bytes) {
+// Scratch memory for one call of a kernel. What most rows need stays with the thread; more is given
+// back at once, so that one row of 10^9 elements does not cost memory for ever.
+class Scratch {
+ public:
+  explicit Scratch(int64_t bytes) {
+    thread_local const Memory kept(allocate(kKeptBytes));
+    if (bytes > kKeptBytes) own_ = Memory(allocate(bytes));
+    memory_ = own_ ? own_.get() : kept.get();
+  }
+  void* get() const { return memory_; }
+
+ private:
   struct Free {
     void operator()(void* memory) const { std::free(memory); }
   };
-  thread_local std::unique_ptr<void, Free> memory;
-  thread_local int64_t capacity = 0;
-  if (bytes > capacity) {
-    const int64_t rounded = (bytes + 63) / 64 * 64;
-    memory.reset();
-    capacity = 0;
-    memory.reset(std::aligned_alloc(64, rounded));
+  using Memory = std::unique_ptr<void, Free>;
+  static constexpr int64_t kKeptBytes = int64_t(1) << 20;
+
+  static void* allocate(int64_t bytes) {
+    void* memory = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
     if (memory == nullptr) throw std::bad_alloc();
-    capacity = rounded;
+    return memory;
   }
-  return memory.get();
-}
+
+  Memory own_;
+  void* memory_;
+};
 
 }  // namespace
 
@@ -53,7 +63,8 @@ void CpuBackend::launch(const SoftmaxForward& args) const {
       args.rows * args.cols * (size_of(args.input.dtype) + size_of(args.output.dtype)) >
       kStreamingBytes;
   for_rows(args.rows, args.cols, [&](RowRange range) {
-    kernels.softmax(args, range, thread_scratch(softmax_scratch_bytes(args.cols)), streaming);
+    const Scratch scratch(softmax_scratch_bytes(args.cols, args.input.dtype));
+    kernels.softmax(args, range, scratch.get(), streaming);
   });
 }
 
@@ -71,7 +82,8 @@ void CpuBackend::launch(const LayerNormForward& args) const {
   const CpuKernels& kernels = cpu_kernels();
   const bool streaming = 2 * args.rows * args.cols * size_of(args.input.dtype) > kStreamingBytes;
   for_rows(args.rows, args.cols, [&](RowRange range) {
-    kernels.layer_norm(args, range, thread_scratch(layer_norm_scratch_bytes(args.cols)), streaming);
+    const Scratch scratch(layer_norm_scratch_bytes(args.cols, args.input.dtype));
+    kernels.layer_norm(args, range, scratch.get(), streaming);
   });
 }
 
@@ -80,8 +92,10 @@ void CpuBackend::launch(const LayerNormBackward& args) const {
   const bool streaming = 3 * args.rows * args.cols * size_of(args.input.dtype) > kStreamingBytes;
   const RowPartition partition(args.rows);
   torch::stable::parallel_for(0, partition.count, 1, [&](int64_t begin, int64_t end) {
-    void* scratch = thread_scratch(layer_norm_scratch_bytes(args.cols));
-    for (int64_t i = begin; i < end; ++i) kernels.layer_norm_backward(args, i, scratch, streaming);
+    const Scratch scratch(layer_norm_scratch_bytes(args.cols, args.input.dtype));
+    for (int64_t i = begin; i < end; ++i) {
+      kernels.layer_norm_backward(args, i, scratch.get(), streaming);
+    }
   });
   if (args.grad_weight.data == nullptr && args.grad_bias.data == nullptr) return;
   const int64_t blocks = padded_cols(args.cols) / kColumnPadding;

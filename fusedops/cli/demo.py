@@ -30,9 +30,9 @@ from torch import Tensor
 from transformers import AutoModel, AutoTokenizer
 
 import fusedops
-from fusedops.cli.bench.timing import Call, interleave, median_ratio, wall_clock
 from fusedops.cli.demo_sentences import SENTENCES
 from fusedops.cli.env import describe_machine
+from fusedops.cli.timing import Call, interleave, median_ratio, wall_clock
 
 # Six layers, each with one softmax and two layer norms, and one norm on the token embeddings.
 EXPECTED_SITES = {"softmax": 6, "layer_norm": 13}

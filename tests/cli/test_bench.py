@@ -16,8 +16,8 @@ import torch
 pytest.importorskip("rich", reason="needs the extra fusedops[bench]")
 pytest.importorskip("pandas", reason="needs the extra fusedops[bench]")
 
-from fusedops.cli import bench
-from fusedops.cli.bench import cases, measurement, timing
+from fusedops.cli import bench, timing
+from fusedops.cli.bench import cases, measurement
 
 COLUMNS = (
     "op,direction,dtype,rows,cols,device,threads,provider,median_ms,spread,bytes,"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections import Counter
 from types import SimpleNamespace
 
@@ -66,3 +68,14 @@ def test_embeddings_have_length_one_and_do_not_see_the_padding():
     hidden[0, 2] = 1e6
     again = demo.embed(lambda **_: SimpleNamespace(last_hidden_state=hidden), batch)
     torch.testing.assert_close(again, embedding)
+
+
+def test_the_demo_needs_nothing_that_its_extra_leaves_out():
+    """pandas and matplotlib belong to the extra of the benchmark alone."""
+    code = (
+        "import sys\n"
+        "sys.modules |= dict.fromkeys(['pandas', 'matplotlib'])\n"  # None: importing it fails
+        "import fusedops.cli.demo"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr

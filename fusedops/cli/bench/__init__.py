@@ -20,8 +20,8 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedC
 from fusedops.cli.bench.cases import BACKWARD, FORWARD, OPS, Case
 from fusedops.cli.bench.measurement import Measurement, measure, prepare
 from fusedops.cli.bench.report import print_tables, to_frame, write_csv, write_plots
-from fusedops.cli.bench.timing import clock_for
 from fusedops.cli.env import describe_machine
+from fusedops.cli.timing import clock_for
 
 Shape = tuple[int, int]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fusedops.cli.bench.cases import Case
-from fusedops.cli.bench.timing import Call, Clock, interleave, median_ratio, relative_spread
+from fusedops.cli.timing import Call, Clock, interleave, median_ratio, relative_spread
 
 REFERENCE, COPY, OURS = "eager", "copy", "fusedops"
 

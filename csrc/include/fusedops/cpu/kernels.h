@@ -18,13 +18,18 @@ constexpr int64_t padded_cols(int64_t cols) {
 // A softmax row is taken in chunks; no instruction set uses shorter ones.
 constexpr int64_t kShortestSoftmaxChunk = 512;
 
+// Of what arithmetic is done in.
+constexpr int64_t compute_bytes(DType dtype) { return dtype == DType::kFloat64 ? 8 : 4; }
+
 // A row of values, and a maximum and a sum for each chunk.
-constexpr int64_t softmax_scratch_bytes(int64_t cols) {
-  return (padded_cols(cols) + 2 * (cols / kShortestSoftmaxChunk + 1)) * int64_t(sizeof(double));
+constexpr int64_t softmax_scratch_bytes(int64_t cols, DType dtype) {
+  const int64_t chunks = cols / kShortestSoftmaxChunk + 1;
+  return padded_cols(cols) * compute_bytes(dtype) + chunks * 2 * int64_t(sizeof(double));
 }
 
-constexpr int64_t layer_norm_scratch_bytes(int64_t cols) {
-  return 2 * padded_cols(cols) * int64_t(sizeof(double));
+// Weight and bias.
+constexpr int64_t layer_norm_scratch_bytes(int64_t cols, DType dtype) {
+  return 2 * padded_cols(cols) * compute_bytes(dtype);
 }
 
 // The rows of a layer_norm backward fall into at most kMaxPartitions runs, by their number alone:
@@ -48,7 +53,7 @@ struct RowPartition {
 };
 
 constexpr int64_t layer_norm_workspace_bytes(int64_t rows, int64_t cols, DType dtype) {
-  return RowPartition(rows).count * 2 * padded_cols(cols) * (dtype == DType::kFloat64 ? 8 : 4);
+  return RowPartition(rows).count * 2 * padded_cols(cols) * compute_bytes(dtype);
 }
 
 struct CpuKernels {
