@@ -7,20 +7,25 @@
 - ``torch.ops.fusedops.*``: the ops themselves.
 """
 
+import importlib
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 try:
-    from fusedops import config, export, graph, ops
-    from fusedops.backend import disable, enable, patch
+    from fusedops import config, ops
     from fusedops.functional import layer_norm, log_softmax, softmax
-    from fusedops.graph import rewrite
-    from fusedops.graph.explain import explain
 except (ImportError, ValueError):
     # "-m" stands there while `python -m fusedops` is being located: `python -m fusedops env` must
     # start, to report what is wrong.
     if sys.argv[0] != "-m":
         raise
+
+if TYPE_CHECKING:
+    from fusedops import export, graph
+    from fusedops.backend import disable, enable, patch
+    from fusedops.graph.explain import explain
+    from fusedops.graph.fx import rewrite
 
 __version__ = (Path(__file__).parent / "VERSION").read_text().strip()
 
@@ -38,3 +43,23 @@ __all__ = [
     "rewrite",
     "softmax",
 ]
+
+# What needs torch's compiler, which takes 1.6 s to import, comes when it is first used.
+_LATE = {
+    "disable": "fusedops.backend",
+    "enable": "fusedops.backend",
+    "explain": "fusedops.graph.explain",
+    "export": "fusedops.export",
+    "graph": "fusedops.graph",
+    "patch": "fusedops.backend",
+    "rewrite": "fusedops.graph.fx",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATE:
+        raise AttributeError(f"module 'fusedops' has no attribute {name!r}")
+    module = importlib.import_module(_LATE[name])
+    found = module if _LATE[name] == f"fusedops.{name}" else getattr(module, name)
+    globals()[name] = found
+    return found

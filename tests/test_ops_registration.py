@@ -1,5 +1,8 @@
 """The ops as torch.library sees them: schemas, fakes, autograd, forward mode, vmap, export."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch.autograd import forward_ad
@@ -156,3 +159,9 @@ def test_direct_calls_export_with_a_dynamic_batch():
     assert {"fusedops.layer_norm.default", "fusedops.log_softmax.default"} <= targets
     bigger = torch.randn(9, 8)
     torch.testing.assert_close(program.module()(bigger), Model()(bigger))
+
+
+def test_importing_the_package_leaves_torchs_compiler_alone():
+    code = "import sys, fusedops; print('torch._dynamo' in sys.modules, callable(fusedops.explain))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout.split() == ["False", "True"], result.stderr
