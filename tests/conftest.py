@@ -5,3 +5,12 @@ import os
 if "PYTEST_XDIST_WORKER" in os.environ:
     # One thread a worker: workers that share the cores wait 8 ms at every OpenMP barrier.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def same_random_numbers():
+    """Every test draws the same numbers, alone or after any others."""
+    torch.manual_seed(0)

@@ -8,6 +8,11 @@ import numpy as np
 import torch
 
 from fusedops import reference
+from fusedops.ops import _library
+
+#: Ulps that an error may exceed eager's by. The baseline instruction set has no fused multiply-add:
+#: each product is rounded once more.
+SLACK = 3.0 if _library.cpu_isa() == "default" else 1.0
 
 #: Names of dtypes as parametrised tests show them.
 DTYPES = {
@@ -91,13 +96,13 @@ def assert_as_exact_as_eager(
     exact: Exact | torch.Tensor,
     floor: float = 0.0,
 ) -> None:
-    """``actual`` is no further from ``exact`` than eager is, but for one ulp.
+    """``actual`` is no further from ``exact`` than eager is, but for SLACK.
 
     The largest of few errors is luck: give it many rows.
     """
     assert actual.dtype == eager.dtype and actual.shape == eager.shape
     ours, theirs = ulp_error(actual, exact, floor), ulp_error(eager, exact, floor)
-    assert ours <= theirs + 1, f"{ours:.2f} ulp off, eager {theirs:.2f}"
+    assert ours <= theirs + SLACK, f"{ours:.2f} ulp off, eager {theirs:.2f}"
 
 
 def relative_error(actual: torch.Tensor, exact: torch.Tensor) -> float:

@@ -56,29 +56,23 @@ def test_error_is_no_larger_than_eagers_on_hard_inputs(dtype, kind, cols):
 def test_a_large_mean_costs_no_digits(offset):
     x = torch.randn(8, 4096) + offset
     error = ulp_error(fusedops.layer_norm(x, [4096]), reference.layer_norm(x, [4096]), floor=1.0)
-    assert error <= 3.0  # eager: 5e2, 9e3 and 5e4
+    assert error <= 5.0  # eager: 5e2, 9e3 and 5e4
 
 
 @pytest.mark.parametrize("weight", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 def test_every_combination_of_weight_and_bias(dtype, weight, bias):
-    x = torch.randn(5, 3, 40).to(dtype)
+    x = torch.randn(1000, 3, 40).to(dtype)
     w, b = parameters((3, 40), dtype)
-    args = ([3, 40], w if weight else None, b if bias else None)
     exact = Exact.layer_norm(
         x.flatten(1),
-        *(
-            (p if p is not None else torch.full((3, 40), n)).flatten()
-            for p, n in ((args[1], 1.0), (args[2], 0.0))
-        ),
+        w.flatten() if weight else torch.ones(120),
+        b.flatten() if bias else torch.zeros(120),
     )
-    exact = Exact(
-        *(torch.as_tensor(part).expand(5, 120).view(5, 3, 40) for part in (exact.high, exact.low))
-    )
-    assert_as_exact_as_eager(
-        fusedops.layer_norm(x, *args), F.layer_norm(x, *args), exact, floor=1.0
-    )
+    args = ([3, 40], w if weight else None, b if bias else None)
+    ours, eager = fusedops.layer_norm(x, *args), F.layer_norm(x, *args)
+    assert_as_exact_as_eager(ours.flatten(1), eager.flatten(1), exact, floor=1.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -117,7 +111,7 @@ def test_statistics_are_float32_or_better_and_right(dtype):
     assert mean.shape == rstd.shape == (2, 3, 1)
     mean_exact = exact.mean(-1, keepdim=True)
     rstd_exact = (exact.var(-1, correction=0, keepdim=True) + 1e-5).rsqrt()
-    torch.testing.assert_close(mean.double(), mean_exact, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(mean.double(), mean_exact, rtol=0, atol=1e-6)  # of a deviation of 1
     torch.testing.assert_close(rstd.double(), rstd_exact, rtol=1e-6, atol=0)
 
 
