@@ -119,6 +119,9 @@ FUSEDOPS_INLINE Moments<Wider<T>> row_moments(const T* input, int64_t cols) {
   return row;
 }
 
+FUSEDOPS_INLINE double root(double x) { return __builtin_sqrt(x); }
+FUSEDOPS_INLINE long double root(long double x) { return __builtin_sqrtl(x); }
+
 // What normalises a row: (x - mean) * rstd - remainder.
 template <class T, class C = Compute<T>>
 struct NormStatistics {
@@ -126,7 +129,7 @@ struct NormStatistics {
 
   FUSEDOPS_INLINE NormStatistics(const T* input, int64_t cols, double eps) {
     const Moments<Wider<T>> found = row_moments(input, cols);
-    const double exact_rstd = 1.0 / __builtin_sqrt(double(found.squares / found.count) + eps);
+    const Wider<T> exact_rstd = 1 / root(found.squares / found.count + Wider<T>(eps));
     mean = C(found.mean);
     rstd = C(exact_rstd);
     remainder = C((found.mean - mean) * exact_rstd);
