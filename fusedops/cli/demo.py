@@ -32,7 +32,7 @@ from transformers import AutoModel, AutoTokenizer
 import fusedops
 from fusedops.cli.demo_sentences import SENTENCES
 from fusedops.cli.env import describe_machine
-from fusedops.cli.timing import Call, interleave, median_ratio, wall_clock
+from fusedops.cli.timing import Call, WallClock, interleave, median_ratio
 
 # Six layers, each with one softmax and two layer norms, and one norm on the token embeddings.
 EXPECTED_SITES = {"softmax": 6, "layer_norm": 13}
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         ran = operators_that_run(embeds["fusedops"])
         embeddings = {name: call() for name, call in embeds.items()}
         with console.status("timing"):
-            times = interleave(embeds, wall_clock, ROUNDS, SLOT_MS)
+            times = interleave(embeds, WallClock(), ROUNDS, SLOT_MS)
     difference = largest_difference(embeddings["eager"], embeddings["fusedops"])
     print_operators(ran, console)
     print_similar_pairs(embeddings["fusedops"], console)

@@ -21,19 +21,28 @@ Call = Callable[[], Any]
 
 
 class Clock(Protocol):
-    """Milliseconds that a call takes, the mean over `repeats` calls."""
+    """Milliseconds that a call takes, the mean over `repeats` calls.
+
+    overhead_ms: what each call costs beside what is measured.
+    """
+
+    overhead_ms: float
 
     def __call__(self, call: Call, repeats: int) -> float: ...
 
 
-def wall_clock(call: Call, repeats: int) -> float:
+class WallClock:
     """The clock for a CPU; a third as many calls go first, unmeasured, to warm the caches."""
-    for _ in range(math.ceil(repeats / 3)):
-        call()
-    start = time.perf_counter()
-    for _ in range(repeats):
-        call()
-    return (time.perf_counter() - start) * 1e3 / repeats
+
+    overhead_ms = 0.0
+
+    def __call__(self, call: Call, repeats: int) -> float:
+        for _ in range(math.ceil(repeats / 3)):
+            call()
+        start = time.perf_counter()
+        for _ in range(repeats):
+            call()
+        return (time.perf_counter() - start) * 1e3 / repeats
 
 
 class CudaClock:
@@ -46,6 +55,15 @@ class CudaClock:
     def __init__(self, device: str) -> None:
         l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
         self._flush = torch.empty(16 * l2_bytes, dtype=torch.int8, device=device)
+        self.overhead_ms = self._flush_ms()
+
+    def _flush_ms(self) -> float:
+        self._flush.zero_()
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        self._flush.zero_()
+        torch.cuda.synchronize()
+        return (time.perf_counter() - start) * 1e3
 
     def __call__(self, call: Call, repeats: int) -> float:
         call()
@@ -62,14 +80,17 @@ class CudaClock:
 
 def clock_for(device: str) -> Clock:
     """The clock that measures work on `device`."""
-    return CudaClock(device) if device.startswith("cuda") else wall_clock
+    return CudaClock(device) if device.startswith("cuda") else WallClock()
 
 
 def interleave(
     calls: dict[str, Call], clock: Clock, rounds: int, slot_ms: float
 ) -> dict[str, list[float]]:
     """Milliseconds a call, one number a round; a slot holds as many calls as fill `slot_ms`."""
-    repeats = {name: math.ceil(slot_ms / clock(call, 1)) for name, call in calls.items()}
+    repeats = {
+        name: math.ceil(slot_ms / (clock(call, 1) + clock.overhead_ms))
+        for name, call in calls.items()
+    }
     times: dict[str, list[float]] = {name: [] for name in calls}
     for order in islice(cycle(balanced_orders(list(calls))), rounds):
         for name in order:

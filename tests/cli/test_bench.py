@@ -82,19 +82,30 @@ def test_a_result_that_is_not_a_number_is_not_timed():
         measurement.check_agreement(case(), "fast", lambda: nothing, lambda: torch.ones(3))
 
 
+class TellingClock:
+    """Says what each call, which gives its own name, is told to take; logs who was asked."""
+
+    def __init__(self, milliseconds, overhead_ms=0.0):
+        self.milliseconds, self.overhead_ms, self.log = milliseconds, overhead_ms, []
+        self.calls = {name: (lambda name=name: name) for name in milliseconds}
+
+    def __call__(self, call, repeats):
+        self.log.append((call(), repeats))
+        return self.milliseconds[call()]
+
+
 def test_calls_take_turns_in_slots_of_equal_length():
-    milliseconds = {"slow": 5.0, "quick": 2.0}
-    calls = {name: (lambda name=name: name) for name in milliseconds}
-    log = []
-
-    def clock(call, repeats):
-        log.append((call(), repeats))
-        return milliseconds[call()]
-
-    times = timing.interleave(calls, clock, rounds=2, slot_ms=10)
+    clock = TellingClock({"slow": 5.0, "quick": 2.0})
+    times = timing.interleave(clock.calls, clock, rounds=2, slot_ms=10)
     first, second = ("slow", 2), ("quick", 5)
-    assert log == [("slow", 1), ("quick", 1), first, second, second, first]
+    assert clock.log == [("slow", 1), ("quick", 1), first, second, second, first]
     assert times == {"slow": [5.0, 5.0], "quick": [2.0, 2.0]}
+
+
+def test_what_a_clock_spends_beside_the_measured_time_counts_towards_the_slot():
+    clock = TellingClock({"quick": 0.01}, overhead_ms=0.99)
+    timing.interleave(clock.calls, clock, rounds=1, slot_ms=10)
+    assert clock.log == [("quick", 1), ("quick", 10)]
 
 
 @pytest.mark.parametrize("names", ["ab", "abc", "abcd", "abcde"])
@@ -116,13 +127,9 @@ def test_spread_is_the_interquartile_range_over_the_median():
 
 
 def test_providers_are_related_to_the_copy_to_eager_and_to_the_fastest_peer():
-    milliseconds = {"copy": 1.0, "eager": 8.0, "inductor": 4.0, "fusedops": 2.0}
-    calls = {name: (lambda name=name: name) for name in milliseconds}
-
-    def clock(call, repeats):
-        return milliseconds[call()]
-
-    rows = {row.provider: row for row in measurement.measure(case(), calls, clock, 3, 1.0)}
+    clock = TellingClock({"copy": 1.0, "eager": 8.0, "inductor": 4.0, "fusedops": 2.0})
+    measured = measurement.measure(case(), clock.calls, clock, 3, 1.0)
+    rows = {row.provider: row for row in measured}
     ours = rows["fusedops"]
     assert (ours.share_of_copy, ours.speedup_over_eager, ours.speedup_over_best_peer) == (0.5, 4, 2)
     assert rows["eager"].speedup_over_best_peer == 0.5

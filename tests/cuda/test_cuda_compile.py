@@ -1,0 +1,67 @@
+"""torch.compile(backend="fusedops") on a GPU: replaced, right, trainable, capturable."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._dynamo.utils import counters
+from torch._inductor.utils import fresh_cache
+
+REPLACED = {"layer_norm": 1, "softmax": 1}
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch._dynamo.reset()
+    counters.clear()
+    with fresh_cache():
+        yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def model():
+    return nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.Softmax(-1)).cuda()
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_a_model_is_replaced_and_computes_the_same(model, mode):
+    compiled = torch.compile(model, backend="fusedops", mode=mode)
+    with torch.no_grad():
+        for _ in range(3):  # reduce-overhead records its graph at the second call
+            x = torch.randn(32, 64, device="cuda")
+            torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-5)
+    assert dict(counters["fusedops"]) == REPLACED
+
+
+def test_training_gradients_are_eagers(model):
+    model = model.double()
+    x = torch.randn(32, 64, dtype=torch.float64, device="cuda", requires_grad=True)
+    leaves = [x, *model.parameters()]
+    compiled = torch.compile(model, backend="fusedops")
+    ours = torch.autograd.grad(compiled(x).sin().sum(), leaves)
+    eager = torch.autograd.grad(model(x).sin().sum(), leaves)
+    torch.testing.assert_close(ours, eager, rtol=1e-10, atol=1e-10)
+    assert dict(counters["fusedops"]) == REPLACED
+
+
+def test_autocast_gives_eagers_dtypes_and_values():
+    def function(x):
+        with torch.autocast("cuda", torch.bfloat16):
+            return F.layer_norm((x @ x).softmax(-1), (64,))
+
+    x = torch.randn(64, 64, device="cuda")
+    actual, expected = torch.compile(function, backend="fusedops")(x), function(x)
+    assert actual.dtype == expected.dtype
+    # Both differ from each other by bfloat16's rounding of x @ x, in the order of its sum.
+    torch.testing.assert_close(actual, expected, rtol=2e-2, atol=2e-2)
+    assert dict(counters["fusedops"]) == REPLACED
+
+
+def test_dynamic_batches_compile_once(model):
+    compiled = torch.compile(model, backend="fusedops", dynamic=True)
+    with torch.no_grad():
+        for rows in (3, 17, 1000):
+            x = torch.randn(rows, 64, device="cuda")
+            torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-5)
+    assert counters["stats"]["unique_graphs"] == 1

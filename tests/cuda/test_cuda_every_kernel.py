@@ -1,0 +1,39 @@
+"""Every kind of kernel on small data: for compute-sanitizer, under which all takes long."""
+
+import pytest
+import torch
+from lengths import ONE_OF_EACH_KERNEL
+from test_ops_determinism import backward
+
+import fusedops
+
+# Of the input, and of softmax's output and layer_norm's parameters.
+DTYPES = {
+    "float32": (torch.float32, torch.float32),
+    "bfloat16": (torch.bfloat16, torch.bfloat16),
+    "float16 and float32": (torch.float16, torch.float32),
+    "float64": (torch.float64, torch.float64),
+}
+
+
+def assert_close(actual, expected):
+    tolerance = 20 * torch.finfo(actual.dtype).eps
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("cols", ONE_OF_EACH_KERNEL)
+@pytest.mark.parametrize("dtype, wider", DTYPES.values(), ids=DTYPES)
+def test_forward_and_backward_agree_with_eager(dtype, wider, cols):
+    # Five rows: short ones leave a block half empty. Each tensor has memory of its own.
+    x, grad = (torch.randn(5, cols, device="cuda").to(t) for t in (dtype, wider))
+    w, b = (torch.randn(cols, device="cuda").to(wider) for _ in range(2))
+    for op in ("softmax", "log_softmax"):
+        y = getattr(fusedops, op)(x, -1, wider)
+        assert_close(y, getattr(torch, op)(x, -1, dtype=wider))
+        ours = getattr(torch.ops.fusedops, f"{op}_backward")
+        aten = getattr(torch.ops.aten, f"_{op}_backward_data")
+        assert_close(ours(grad, y, -1, dtype), aten(grad, y, -1, wider).to(dtype))
+    normalised = fusedops.layer_norm(x, [cols], w, b)
+    assert_close(normalised, torch.layer_norm(x.to(wider), [cols], w, b).to(dtype))
+    gradients = backward(x, w, b, grad.to(dtype))
+    assert all(gradient.isfinite().all() for gradient in gradients)

@@ -1,0 +1,114 @@
+"""Derivatives on a GPU: against float64, against eager there, and by finite differences."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from lengths import AT_EVERY_PLAN, ONE_OF_EACH_KERNEL, rows_for
+from oracle import DTYPES, Exact, assert_as_exact_as_eager, relative_error, same_bits
+from test_layer_norm_grad import exact_gradients, gradients
+from test_softmax_grad import ATEN, BACKWARD, OPS
+from torch.autograd import gradcheck, gradgradcheck
+
+import fusedops
+
+# Rows that fill less than a block, one wave of blocks, and many rounds of each block.
+ROWS = [1, 3, 264, 3000]
+
+
+@pytest.mark.parametrize("cols", AT_EVERY_PLAN)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("op", OPS)
+def test_softmax_backward_is_as_exact_as_eager(op, dtype, cols):
+    rows = rows_for(cols, 100_000)
+    output = getattr(torch, op)(torch.randn(rows, cols) * 2, -1).to(dtype)
+    grad = torch.randn(rows, cols).to(dtype)
+    args = grad.cuda(), output.cuda(), -1, dtype
+    ours = getattr(torch.ops.fusedops, f"{op}_backward")(*args)
+    exact = Exact.of(BACKWARD[op], grad, output)
+    # The result cancels: errors count against the largest gradient.
+    largest = exact.high.abs().max().item()
+    assert_as_exact_as_eager(ours.cpu(), ATEN[op](*args).cpu(), exact, floor=largest)
+
+
+@pytest.mark.parametrize("cols", ONE_OF_EACH_KERNEL)
+@pytest.mark.parametrize("source", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("op", OPS)
+def test_gradient_of_an_upcast_comes_back_in_the_inputs_dtype(op, source, cols):
+    x = torch.randn(rows_for(cols, 100_000), cols).to(source)
+    grad = torch.randn(x.shape)
+    results = []
+    for run in (OPS[op], lambda x, dim, dtype: getattr(torch, op)(x, dim, dtype=dtype)):
+        leaf = x.clone().cuda().requires_grad_()
+        run(leaf, -1, torch.float32).backward(grad.cuda())
+        results.append(leaf.grad.cpu())
+    assert results[0].dtype == source
+    exact = Exact.of(BACKWARD[op], grad, getattr(torch, op)(x.double(), -1))
+    assert_as_exact_as_eager(*results, exact, floor=exact.high.abs().max().item())
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("cols", ONE_OF_EACH_KERNEL)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_layer_norm_gradients_are_no_worse_than_eagers(dtype, cols, rows):
+    if rows * cols > 4_000_000:
+        rows = 4_000_000 // cols
+    x, grad = torch.randn(2, rows, cols).to(dtype)
+    w, b = torch.randn(2, cols).to(dtype)
+    exact = exact_gradients(x, [cols], w, b, grad)
+    on_gpu = x.cuda(), [cols], w.cuda(), b.cuda(), grad.cuda()
+    ours, eager = gradients(fusedops.layer_norm, *on_gpu), gradients(F.layer_norm, *on_gpu)
+    for actual, theirs, right in zip(ours, eager, exact, strict=True):
+        bound = relative_error(theirs.cpu(), right) + torch.finfo(dtype).eps
+        assert relative_error(actual.cpu(), right) <= bound
+
+
+@pytest.mark.parametrize("shape", [(8192, 128), (4096, 1024), (300, 20000)])
+def test_bfloat16_parameter_gradients_are_rounded_once(shape):
+    x, grad = torch.randn(2, *shape).bfloat16()
+    w, b = torch.randn(2, shape[1]).bfloat16()
+    exact = exact_gradients(x, [shape[1]], w, b, grad)
+    on_gpu = x.cuda(), [shape[1]], w.cuda(), b.cuda(), grad.cuda()
+    _, grad_w, grad_b = gradients(fusedops.layer_norm, *on_gpu)
+    assert relative_error(grad_w.cpu(), exact[1]) < 2.5e-3
+    assert relative_error(grad_b.cpu(), exact[2]) < 2.5e-3
+
+
+@pytest.mark.parametrize("cols", [50, 1000, 20000])
+@pytest.mark.parametrize("mask", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (0, 1, 1), (1, 0, 1)])
+def test_only_the_gradients_that_are_wanted_are_computed_and_they_are_the_same(mask, cols):
+    op = torch.ops.fusedops.layer_norm_backward
+    x, grad = torch.randn(2, 70, cols, device="cuda")
+    w, b = torch.randn(2, cols, device="cuda")
+    _, mean, rstd = torch.ops.fusedops.layer_norm(x, [cols], w, b, 1e-5)
+    full = op(grad, x, [cols], mean, rstd, w, b, [True] * 3)
+    some = op(grad, x, [cols], mean, rstd, w, b, [bool(wanted) for wanted in mask])
+    for wanted, part, whole in zip(mask, some, full, strict=True):
+        assert same_bits(part, whole) if wanted else part.numel() == 0
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_softmax_gradcheck_and_gradgradcheck(op, dim):
+    x = torch.randn(3, 4, 5, dtype=torch.float64, device="cuda", requires_grad=True)
+    assert gradcheck(lambda x: OPS[op](x, dim), x)
+    assert gradgradcheck(lambda x: OPS[op](x, dim), x)
+
+
+@pytest.mark.parametrize("shape", [[5], [4, 5]])
+def test_layer_norm_gradcheck_and_gradgradcheck(shape):
+    options = {"dtype": torch.float64, "device": "cuda", "requires_grad": True}
+    x, w, b = (torch.randn(size, **options) for size in ([3, 4, 5], shape, shape))
+
+    def norm(x, w, b):
+        return fusedops.layer_norm(x, shape, w, b, 1e-3)
+
+    assert gradcheck(norm, (x, w, b))
+    assert gradgradcheck(norm, (x, w, b))
+
+
+def test_no_rows_give_zero_parameter_gradients():
+    w, b = (torch.ones(8, device="cuda", requires_grad=True) for _ in range(2))
+    x = torch.randn(0, 8, device="cuda", requires_grad=True)
+    fusedops.layer_norm(x, [8], w, b).sum().backward()
+    assert x.grad.shape == (0, 8)
+    assert w.grad.tolist() == b.grad.tolist() == [0.0] * 8

@@ -1,0 +1,136 @@
+"""Values on a GPU: no further from float64 than eager's there, at every launch plan."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from lengths import AT_EVERY_PLAN, rows_for
+from oracle import DTYPES, Exact, assert_as_exact_as_eager
+from test_layer_norm_values import INPUTS as NORM_INPUTS
+from test_softmax_values import FLOOR, INPUTS, OPS, SPECIAL_ROWS
+
+import fusedops
+
+SOURCES_OF_UPCASTS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@pytest.mark.parametrize("cols", AT_EVERY_PLAN)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("op", OPS)
+def test_softmax_is_as_exact_as_eager(op, dtype, cols):
+    ours, eager, exact = OPS[op]
+    x = (torch.randn(rows_for(cols), cols) * 3).to(dtype)
+    on_gpu = x.cuda()
+    assert_as_exact_as_eager(
+        ours(on_gpu, -1).cpu(), eager(on_gpu, -1).cpu(), exact(x), floor=FLOOR[op]
+    )
+
+
+@pytest.mark.parametrize("cols", AT_EVERY_PLAN)
+@pytest.mark.parametrize("source", SOURCES_OF_UPCASTS.values(), ids=SOURCES_OF_UPCASTS)
+def test_softmax_of_16_bits_in_float32_is_as_exact_as_eager(source, cols):
+    x = (torch.randn(rows_for(cols), cols) * 3).to(source)
+    ours = fusedops.softmax(x.cuda(), -1, torch.float32).cpu()
+    eager = torch.softmax(x.cuda(), -1, dtype=torch.float32).cpu()
+    assert_as_exact_as_eager(ours, eager, Exact.softmax(x))
+
+
+@pytest.mark.parametrize("kind", INPUTS)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("cols", [48, 1000, 5000, 40000])
+def test_softmax_is_as_exact_as_eager_on_hard_inputs(op, dtype, kind, cols):
+    if kind == "huge" and dtype == torch.float16:
+        kind = "wide"  # 1e30 is not a float16
+    ours, eager, exact = OPS[op]
+    x = INPUTS[kind](rows_for(cols), cols).to(dtype)
+    on_gpu = x.cuda()
+    assert_as_exact_as_eager(
+        ours(on_gpu, -1).cpu(), eager(on_gpu, -1).cpu(), exact(x), floor=FLOOR[op]
+    )
+
+
+@pytest.mark.parametrize("name", SPECIAL_ROWS)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("padding", [0, 3, 40, 1019, 9000, 40000])
+def test_inf_and_nan_come_out_as_in_eager(op, dtype, name, padding):
+    ours, eager, _ = OPS[op]
+    row = torch.tensor(SPECIAL_ROWS[name] + [-torch.inf] * padding).to(dtype)
+    x = torch.stack([row, torch.zeros_like(row), row.flip(0)]).cuda()
+    actual, expected = ours(x, -1), eager(x, -1)
+    assert torch.equal(actual.isnan(), expected.isnan())
+    assert torch.equal(actual.isinf(), expected.isinf())
+    tolerance = 2 * torch.finfo(dtype).eps
+    # ex2 flushes what is denormal in float32; no 16-bit output shows more.
+    smallest = torch.finfo(torch.float32).smallest_normal
+    torch.testing.assert_close(actual, expected, equal_nan=True, rtol=tolerance, atol=smallest)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("cols", [8, 1000, 40000])
+def test_rows_filled_with_the_lowest_value_are_uniform(dtype, cols):
+    x = torch.full((2, cols), torch.finfo(dtype).min, dtype=dtype, device="cuda")
+    torch.testing.assert_close(fusedops.softmax(x, -1), torch.softmax(x, -1), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("cols", AT_EVERY_PLAN)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_layer_norm_is_as_exact_as_eager(dtype, cols):
+    x = torch.randn(rows_for(cols), cols).to(dtype)
+    w, b = torch.randn(2, cols).to(dtype)
+    on_gpu = x.cuda(), [cols], w.cuda(), b.cuda()
+    assert_as_exact_as_eager(
+        fusedops.layer_norm(*on_gpu).cpu(),
+        F.layer_norm(*on_gpu).cpu(),
+        Exact.layer_norm(x, w, b),
+        floor=1.0,
+    )
+
+
+@pytest.mark.parametrize("kind", NORM_INPUTS)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("cols", [48, 1000, 20000, 40000])
+def test_layer_norm_is_as_exact_as_eager_on_hard_inputs(dtype, kind, cols):
+    if kind == "large" and dtype == torch.float16:
+        kind = "trend"  # 1e15 is not a float16
+    x = NORM_INPUTS[kind](torch.randn(rows_for(cols), cols)).to(dtype)
+    exact = Exact.layer_norm(x, torch.ones(cols), torch.zeros(cols))
+    ours, eager = fusedops.layer_norm(x.cuda(), [cols]), F.layer_norm(x.cuda(), [cols])
+    assert_as_exact_as_eager(ours.cpu(), eager.cpu(), exact, floor=1.0)
+
+
+@pytest.mark.parametrize("cols", [40, 1000, 1023, 9000, 40000])
+@pytest.mark.parametrize("weight", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_float32_parameters_and_missing_ones(dtype, weight, bias, cols):
+    x = torch.randn(rows_for(cols, 100_000), cols).to(dtype)
+    w = torch.randn(cols) if weight else torch.ones(cols)
+    b = torch.randn(cols) if bias else torch.zeros(cols)
+    exact = Exact.layer_norm(x, w, b)
+    w, b = (w.cuda() if weight else None), (b.cuda() if bias else None)
+    ours = fusedops.layer_norm(x.cuda(), [cols], w, b)
+    # Eager has no 16-bit input beside a float32 weight: it computes in float32 and rounds.
+    eager = F.layer_norm(x.cuda().float(), [cols], w, b).to(dtype)
+    assert_as_exact_as_eager(ours.cpu(), eager.cpu(), exact, floor=1.0)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("cols", [5, 100, 1024, 40000])
+def test_a_row_that_is_not_finite_is_nan_and_alone_so(dtype, value, cols):
+    x = torch.randn(3, cols, dtype=dtype, device="cuda")
+    x[1, 2] = value
+    y = fusedops.layer_norm(x, [cols])
+    assert y[1].isnan().all() and not y[::2].isnan().any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_statistics_are_float32_or_better_and_right(dtype):
+    x = torch.randn(6, 500, device="cuda").to(dtype)
+    _, mean, rstd = torch.ops.fusedops.layer_norm(x, [500], None, None, 1e-5)
+    assert mean.dtype == rstd.dtype == torch.promote_types(dtype, torch.float32)
+    exact = x.double()
+    exact_rstd = (exact.var(-1, correction=0, keepdim=True) + 1e-5).rsqrt()
+    torch.testing.assert_close(mean.double(), exact.mean(-1, True), rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(rstd.double(), exact_rstd, rtol=1e-6, atol=0)
