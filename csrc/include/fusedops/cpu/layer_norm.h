@@ -209,8 +209,8 @@ FUSEDOPS_INLINE void layer_norm_sums(
     const Tile<C> w = load(weight + col);
     NormColumns<C> step{both(C(0)), both(C(0))};
     for (int r = 0; r < Count; ++r) {
-      prefetch_tile(rows.grad[r] + rows.grad_ahead + col);
-      prefetch_tile(rows.input[r] + rows.input_ahead + col);
+      prefetch_tile<Cache::kL2>(rows.grad[r] + rows.grad_ahead + col);
+      prefetch_tile<Cache::kL2>(rows.input[r] + rows.input_ahead + col);
       const Tile<C> grad = load(rows.grad[r] + col, part);
       const Tile<C> product = grad * rows.centered(r, col, part);
       for (int half = 0; half < 2; ++half) {

@@ -23,9 +23,11 @@ struct SoftmaxChunk {
   double sum;
 };
 
-// exp(input - max) into `scratch` (where Keep) and their sum.
+// exp(input - max) into `scratch` (where Keep) and their sum. Meanwhile `next`, the chunk that will
+// be read after this one, is on its way from memory.
 template <bool Keep, class Out, class In, class C = Compute<In>>
-FUSEDOPS_INLINE SoftmaxChunk<C> softmax_chunk(const In* input, C* scratch, int64_t cols) {
+FUSEDOPS_INLINE SoftmaxChunk<C> softmax_chunk(
+    const In* input, const In* next, C* scratch, int64_t cols) {
   const auto at = [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
     return filled<In>(load(input + col, part), part, -kInfinity<C>);
   };
@@ -40,6 +42,7 @@ FUSEDOPS_INLINE SoftmaxChunk<C> softmax_chunk(const In* input, C* scratch, int64
   const C shift = chunk_max == -kInfinity<C> ? C(0) : chunk_max;
   const auto sum = fold_columns<In>(
       cols, both(C(0)), [&](Tile<C> so_far, int64_t col, auto part) FUSEDOPS_LAMBDA {
+        prefetch_tile<Cache::kL1>(next + col);
         const Tile<C> e = exp_nonpositive<Out>(at(col, part) - shift);
         if constexpr (Keep) store(scratch + col, e);  // scratch is padded to whole tiles
         return so_far + e;
@@ -109,8 +112,10 @@ FUSEDOPS_INLINE void softmax_rows(
     int64_t count = 0;
     for (int64_t begin = 0; begin < args.cols; begin += kSoftmaxChunk<C>, ++count) {
       const int64_t left = args.cols - begin;
-      const int64_t cols = left < kSoftmaxChunk<C> ? left : kSoftmaxChunk<C>;
-      chunks[count] = softmax_chunk<!Log, Out>(input + begin, scratch + begin, cols);
+      const bool last = left <= kSoftmaxChunk<C>;
+      const int64_t cols = last ? left : kSoftmaxChunk<C>;
+      const In* next = last ? input + args.input.stride : input + begin + cols;
+      chunks[count] = softmax_chunk<!Log, Out>(input + begin, next, scratch + begin, cols);
     }
     const SoftmaxChunk<double> whole = combine(chunks, count);
     if constexpr (Log) {

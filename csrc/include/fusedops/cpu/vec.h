@@ -327,11 +327,16 @@ FUSEDOPS_INLINE void finish_streaming() {
 #endif
 }
 
-// Asks for a tile that will be read later. An address past the end of an array does no harm.
-template <class T>
+// Asks for a tile that will be read later: into L1 what comes next, into L2 what would push out of
+// L1 what is still needed. An address past the end of an array does no harm.
+enum class Cache { kL2 = 2, kL1 = 3 };
+
+template <Cache cache, class T>
 FUSEDOPS_INLINE void prefetch_tile(const T* from) {
   constexpr int kCacheLine = 64 / sizeof(T);
-  for (int col = 0; col < kTile<T>; col += kCacheLine) __builtin_prefetch(from + col);
+  for (int col = 0; col < kTile<T>; col += kCacheLine) {
+    __builtin_prefetch(from + col, 0, static_cast<int>(cache));
+  }
 }
 
 // What part of a tile a step covers: all of it, or the first `count` columns at the end of a row.
