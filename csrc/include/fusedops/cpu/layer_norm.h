@@ -127,6 +127,7 @@ template <class T, class C = Compute<T>>
 struct NormStatistics {
   C mean, rstd, remainder;
 
+  NormStatistics() = default;
   FUSEDOPS_INLINE NormStatistics(const T* input, int64_t cols, double eps) {
     const Moments<Wider<T>> found = row_moments(input, cols);
     const Wider<T> exact_rstd = 1 / root(found.squares / found.count + Wider<T>(eps));
@@ -136,6 +137,17 @@ struct NormStatistics {
   }
 };
 
+// Rows are taken in groups: first the statistics of each, then their outputs. So the last steps of
+// the statistics, a sum over lanes, a division and a root, 150 cycles one after the other, overlap
+// with the next row's; and a group is still in the L1 cache when it is read again.
+constexpr int64_t kNormGroupBytes = 8192, kMostNormGroupRows = 16;
+
+template <class T>
+constexpr int64_t norm_group_rows(int64_t cols) {
+  const int64_t rows = kNormGroupBytes / (cols * int64_t(sizeof(T)));
+  return rows < 1 ? 1 : rows < kMostNormGroupRows ? rows : kMostNormGroupRows;
+}
+
 template <class T, class Store>
 FUSEDOPS_INLINE void layer_norm_rows(
     const LayerNormForward& args, RowRange range, void* scratch, Store put) {
@@ -144,24 +156,25 @@ FUSEDOPS_INLINE void layer_norm_rows(
   const C* weight = columns<T>(args.weight, C(1), copies, args.cols);
   // -0 is neutral in addition: x + -0 is x, 0 and -0 included.
   const C* bias = columns<T>(args.bias, C(-0.0), copies + padded_cols(args.cols), args.cols);
-  const auto input_of = [&](int64_t row) {
-    return static_cast<const T*>(args.input.data) + row * args.input.stride;
-  };
-  // The next row's statistics are on their way while a row is written: their last steps, a sum over
-  // lanes, a division and a root, take 150 cycles one after the other.
-  NormStatistics<T> next(input_of(range.begin), args.cols, args.eps);
-  for (int64_t row = range.begin; row < range.end; ++row) {
-    const NormStatistics<T> stats = next;
-    if (row + 1 < range.end) next = NormStatistics<T>(input_of(row + 1), args.cols, args.eps);
-    static_cast<C*>(args.mean)[row] = stats.mean;
-    static_cast<C*>(args.rstd)[row] = stats.rstd;
-    const T* input = input_of(row);
-    T* output = static_cast<T*>(args.output.data) + row * args.output.stride;
-    for_columns<T>(args.cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
-      const Tile<C> centered = load(input + col, part) - stats.mean;
-      const Tile<C> normalized = centered * stats.rstd - stats.remainder;
-      put(output + col, part, normalized * load(weight + col) + load(bias + col));
-    });
+  const T* input = static_cast<const T*>(args.input.data) + range.begin * args.input.stride;
+  T* output = static_cast<T*>(args.output.data) + range.begin * args.output.stride;
+  NormStatistics<T> group[kMostNormGroupRows];
+  const int64_t group_rows = norm_group_rows<T>(args.cols);
+  for (int64_t first = range.begin; first < range.end; first += group_rows) {
+    const int64_t rows = range.end - first < group_rows ? range.end - first : group_rows;
+    for (int64_t i = 0; i < rows; ++i) {
+      group[i] = NormStatistics<T>(input + i * args.input.stride, args.cols, args.eps);
+      static_cast<C*>(args.mean)[first + i] = group[i].mean;
+      static_cast<C*>(args.rstd)[first + i] = group[i].rstd;
+    }
+    for (int64_t i = 0; i < rows; ++i, input += args.input.stride, output += args.output.stride) {
+      const NormStatistics<T> stats = group[i];
+      for_columns<T>(args.cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
+        const Tile<C> centered = load(input + col, part) - stats.mean;
+        const Tile<C> normalized = centered * stats.rstd - stats.remainder;
+        put(output + col, part, normalized * load(weight + col) + load(bias + col));
+      });
+    }
   }
 }
 
