@@ -1,0 +1,19 @@
+"""The CUDA kernels, executed, raced and inspected on a machine without a GPU.
+
+``csrc/cuda/*.cu`` and the kernel headers are compiled as they are, as C++, over an emulator that
+runs every CUDA thread as a fiber: ``include/simt.h`` says what it promises. Tests drive the
+package's own launch code through ctypes. What this cannot show: speed, the rounding of approximate
+instructions, weak memory order beyond data races, and what nvcc makes of the source.
+
+=====================  ==========================================================================
+``include/``           what kernels see: CUDA's names and types, and the emulator (simt.h)
+``runtime.cpp`` ...    fibers, warps, blocks, barriers, clusters, asynchronous copies
+``host.cpp``           the C interface for Python
+``build.py``           compiles it all into ``build/simt``: plain, ASan + UBSan, TSan
+``emulator.py``        the library from Python, and arrays in device memory
+``cases.py``           what is run: every op, dtype and width, at every length that changes a launch
+``judge.py``           the package's rule for errors, applied to the results
+``sanitized.py``       the same cases in a process of their own, under a sanitizer
+``planted/``           kernels with a bug of each class, which have to be found
+=====================  ==========================================================================
+"""

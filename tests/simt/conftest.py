@@ -1,0 +1,70 @@
+"""The plain build, the sanitized runs, and the coverage list at the end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import pytest
+
+from . import build, cases
+from .cases import Arrays, Case
+from .emulator import Config, Emulator
+from .sanitized import run_sanitized
+
+#: The list of kernels and of how many of their instantiations ran.
+COVERAGE = pytest.StashKey[str]()
+
+
+@pytest.fixture(scope="session")
+def plain() -> Emulator:
+    return Emulator(build.emulator_library("plain"))
+
+
+@pytest.fixture
+def emulator(plain: Emulator) -> Iterator[Emulator]:
+    plain.configure(Config())
+    yield plain
+    plain.configure(Config())
+
+
+@dataclass
+class SanitizedRun:
+    cases: list[Case]
+    outcome: Future[tuple[list[Arrays], set[str]]]
+
+
+#: By build: what runs, and in which schedule.
+SANITIZED: dict[str, tuple[Callable[[Emulator], list[Case]], str]] = {
+    "asan": (cases.all_boundary_cases, "random_7f"),
+    "tsan": (cases.racing_cases, "fifo"),
+}
+
+
+@pytest.fixture(scope="session")
+def sanitized(plain: Emulator) -> Iterator[dict[str, SanitizedRun]]:
+    """Both runs, a minute each, one after the other beside whatever else is tested."""
+    with ThreadPoolExecutor(1) as background:
+        runs = {}
+        for name, (choose, schedule) in SANITIZED.items():
+            chosen = choose(plain)
+            outcome = background.submit(run_sanitized, name, chosen, schedule)
+            runs[name] = SanitizedRun(chosen, outcome)
+        yield runs
+
+
+@pytest.fixture(scope="session", autouse=True)
+def sanitized_early(request: pytest.FixtureRequest) -> None:
+    """Starts them with the first test where they are wanted at all. Workers of pytest-xdist all see
+    all tests: there, the one that comes to these starts them."""
+    wanted = any("sanitized" in item.fixturenames for item in request.session.items)
+    if wanted and "PYTEST_XDIST_WORKER" not in os.environ:
+        request.getfixturevalue("sanitized")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if COVERAGE in terminalreporter.config.stash:
+        terminalreporter.section("CUDA kernels executed on the emulator")
+        terminalreporter.write(terminalreporter.config.stash[COVERAGE])

@@ -1,0 +1,274 @@
+"""The emulator from Python: its library, arrays in its device memory, launches. Needs numpy only.
+
+The ctypes structures repeat csrc/include/fusedops/args.h and the emulator's own Config; their sizes
+are compared with the library's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from ctypes import (
+    POINTER,
+    Structure,
+    c_bool,
+    c_char_p,
+    c_double,
+    c_int,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_ubyte,
+    c_uint,
+    c_uint64,
+    c_void_p,
+)
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+import numpy as np
+
+#: In the order of fusedops::DType. bfloat16 is kept as the upper half of a float32.
+DTYPES = {
+    "float32": np.dtype(np.float32),
+    "float64": np.dtype(np.float64),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(np.uint16),
+}
+_CODES = {name: code for code, name in enumerate(DTYPES)}
+
+#: The widest access of a kernel.
+VECTOR_BYTES = 16
+
+
+class EmulatorError(Exception):
+    """A kernel broke a rule of CUDA, or a launch is not one; the message says where."""
+
+
+class Order(IntEnum):
+    FIFO = 0
+    LIFO = 1
+    RANDOM = 2
+
+
+class Config(Structure):
+    _fields_ = [
+        ("threads", c_int),
+        ("blocks", c_int),
+        ("seed", c_uint),
+        ("poison", c_ubyte),
+        ("concurrent_blocks", c_bool),
+        ("late_copies", c_bool),
+        ("dry", c_bool),
+        ("max_grid", c_int64),
+    ]
+
+    def __init__(
+        self,
+        threads: Order = Order.FIFO,
+        blocks: Order = Order.FIFO,
+        seed: int = 1,
+        poison: int = 0xFF,
+        concurrent_blocks: bool = False,
+        dry: bool = False,
+        max_grid: int = 2**31 - 1,
+    ) -> None:
+        super().__init__(threads, blocks, seed, poison, concurrent_blocks, True, dry, max_grid)
+
+
+#: Which thread runs next, which block, and what shared memory holds before it is written.
+SCHEDULES = {
+    "fifo": Config(),
+    "lifo": Config(Order.LIFO, Order.LIFO, poison=0x7F),
+    "random": Config(Order.RANDOM, Order.RANDOM, seed=7, concurrent_blocks=True),
+    "random_7f": Config(Order.RANDOM, Order.RANDOM, seed=8, poison=0x7F, concurrent_blocks=True),
+}
+
+
+class Rows(Structure):
+    _fields_ = [("data", c_void_p), ("stride", c_int64), ("dtype", c_int32)]
+
+
+class Columns(Structure):
+    _fields_ = [("data", c_void_p), ("dtype", c_int32)]
+
+
+class SoftmaxForward(Structure):
+    _fields_ = [
+        *[("input", Rows), ("output", Rows)],
+        *[("rows", c_int64), ("cols", c_int64), ("log", c_bool)],
+    ]
+
+
+class SoftmaxBackward(Structure):
+    _fields_ = [
+        *[("grad_output", Rows), ("output", Rows), ("grad_input", Rows)],
+        *[("rows", c_int64), ("cols", c_int64), ("log", c_bool)],
+    ]
+
+
+class LayerNormForward(Structure):
+    _fields_ = [
+        *[("input", Rows), ("output", Rows), ("weight", Columns), ("bias", Columns)],
+        *[("mean", c_void_p), ("rstd", c_void_p)],
+        *[("rows", c_int64), ("cols", c_int64), ("eps", c_double)],
+    ]
+
+
+class LayerNormBackward(Structure):
+    _fields_ = [
+        *[("grad_output", Rows), ("input", Rows), ("mean", c_void_p), ("rstd", c_void_p)],
+        *[("weight", Columns), ("grad_input", Rows)],
+        *[("grad_weight", Columns), ("grad_bias", Columns), ("workspace", c_void_p)],
+        *[("rows", c_int64), ("cols", c_int64)],
+    ]
+
+
+Args = SoftmaxForward | SoftmaxBackward | LayerNormForward | LayerNormBackward
+#: In the order of Op in host.cpp.
+_OPS = [SoftmaxForward, SoftmaxBackward, LayerNormForward, LayerNormBackward]
+
+
+@dataclass(frozen=True)
+class Record:
+    launches: int  # that ran
+    dry_launches: int
+    threads: int  # of the largest block
+
+
+class DeviceArray:
+    """Rows in device memory, in an allocation of exactly their size.
+
+    Every row begins at a multiple of ``alignment`` bytes, and with ``padded`` or a single row at no
+    higher power of two. The places between rows hold NaN and must stay as they are.
+    """
+
+    def __init__(
+        self, emulator: Emulator, shape: tuple[int, int], dtype: str, alignment: int, padded: bool
+    ) -> None:
+        rows, cols = shape
+        self.dtype, self._library = dtype, emulator.library
+        item = DTYPES[dtype].itemsize
+        self.stride = _stride(cols, item, alignment) if padded else cols
+        count = (rows - 1) * self.stride + cols
+        # Behind a multiple of 256 bytes, so aligned no further.
+        self.address = self._library.simt_allocate(count * item, alignment)
+        memory = (c_ubyte * (count * item)).from_address(self.address)
+        np.frombuffer(memory, np.uint8)[:] = 0xFF
+        self._flat = np.frombuffer(memory, DTYPES[dtype])
+        self.values = np.lib.stride_tricks.as_strided(self._flat, shape, (self.stride * item, item))
+
+    def __del__(self) -> None:
+        self._library.simt_free(self.address)
+
+    @property
+    def rows(self) -> Rows:
+        return Rows(self.address, self.stride, _CODES[self.dtype])
+
+    @property
+    def columns(self) -> Columns:
+        return Columns(self.address, _CODES[self.dtype])
+
+    def read(self) -> np.ndarray:
+        """A copy of the values; what lies between the rows must be as it was."""
+        between = np.ones(self._flat.size, bool)
+        np.lib.stride_tricks.as_strided(
+            between, self.values.shape, (self.stride, 1), writeable=True
+        )[:] = False
+        bits = self._flat.view(f"u{self._flat.itemsize}")[between]
+        if (bits != np.iinfo(bits.dtype).max).any():
+            raise EmulatorError(f"{np.count_nonzero(~bits)} elements written between rows")
+        return self.values.copy()
+
+
+def _stride(cols: int, item: int, alignment: int) -> int:
+    """More than a row, at least a vector apart, and aligned to nothing beyond ``alignment``."""
+    units = (cols * item + VECTOR_BYTES) // alignment + 1
+    return (units | 1) * alignment // item
+
+
+class Emulator:
+    """One of the builds. All of a process's emulators of the same build share their records."""
+
+    def __init__(self, path: Path) -> None:
+        self.library = library = ctypes.CDLL(str(path))
+        library.simt_allocate.argtypes = [c_size_t, c_size_t]
+        library.simt_allocate.restype = c_void_p
+        library.simt_free.argtypes = [c_void_p]
+        library.simt_error.restype = c_char_p
+        library.simt_workspace_bytes.restype = c_int64
+        library.simt_launch_lengths.restype = c_int64
+        library.simt_launch_lengths.argtypes = [
+            *[c_int, c_void_p, c_int64, c_int64, POINTER(c_int64), c_int64]
+        ]
+        assert library.simt_size_of_config() == ctypes.sizeof(Config)
+        for op, args in enumerate(_OPS):
+            assert library.simt_size_of_args(op) == ctypes.sizeof(args), args.__name__
+
+    def configure(self, config: Config) -> None:
+        self.library.simt_configure(ctypes.byref(config))
+
+    def array(
+        self, shape: tuple[int, int], dtype: str, alignment: int, padded: bool = False
+    ) -> DeviceArray:
+        return DeviceArray(self, shape, dtype, alignment, padded)
+
+    def launch(self, args: Args) -> None:
+        """What the package's own launch() does, through the emulator."""
+        status = self.library.simt_launch(_OPS.index(type(args)), ctypes.byref(args))
+        if status != 0:
+            raise EmulatorError(f"status {status}: {self.library.simt_error().decode()}")
+
+    def workspace_bytes(self, args: LayerNormBackward) -> int:
+        return self.library.simt_workspace_bytes(ctypes.byref(args))
+
+    def ends_of_launch_shapes(self, args: Args, step: int, last: int) -> list[int]:
+        """Of rows of step, 2 * step, ... elements those that the next gets another kernel than, or
+        another shape of block."""
+        found = (c_int64 * 64)()
+        count = self._dry_launches(args, step, last, found)
+        if count == len(found):
+            raise EmulatorError(f"{type(args).__name__}: {count} launch shapes and more")
+        return found[:count]
+
+    def launch_every_length(self, args: Args, last: int) -> None:
+        """Dry: for the records."""
+        self._dry_launches(args, 1, last, (c_int64 * 0)())
+
+    def _dry_launches(self, args: Args, step: int, last: int, found: ctypes.Array) -> int:
+        self.configure(Config(dry=True))
+        op, size = _OPS.index(type(args)), len(found)
+        count = self.library.simt_launch_lengths(op, ctypes.byref(args), step, last, found, size)
+        self.configure(Config())
+        if count < 0:
+            raise EmulatorError(f"{type(args).__name__}: a length up to {last} has no kernel")
+        return count
+
+    def kernels_of(self, args: Args) -> set[str]:
+        """What launch(args) would run."""
+        before = self.records()
+        self.configure(Config(dry=True))
+        self.launch(args)
+        self.configure(Config())
+        return {kernel for kernel, now in self.records().items() if now != before.get(kernel)}
+
+    def executed(self) -> set[str]:
+        """The kernels that ran in this process."""
+        return {kernel for kernel, record in self.records().items() if record.launches > 0}
+
+    def records(self) -> dict[str, Record]:
+        """By instantiation, as in ``softmax_forward_looped<float, float, 4>``."""
+        found = {}
+
+        @ctypes.CFUNCTYPE(None, c_char_p, c_uint64, c_uint64, c_uint)
+        def visit(kernel: bytes, launches: int, dry_launches: int, threads: int) -> None:
+            found[kernel_name(kernel.decode())] = Record(launches, dry_launches, threads)
+
+        self.library.simt_records(visit)
+        return found
+
+
+def kernel_name(demangled: str) -> str:
+    """``kernel<...>`` of ``void fusedops::cuda::kernel<...>(...)``."""
+    return re.fullmatch(r"void fusedops::cuda::(\w+<.*>)\(.*\)", demangled)[1]

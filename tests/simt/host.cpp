@@ -1,0 +1,111 @@
+// The C interface that Python drives: device memory, launches through the shipped host code, and
+// records of what was launched.
+#include <cxxabi.h>
+#include <dlfcn.h>
+#include <sanitizer/asan_interface.h>
+#include <algorithm>
+#include <cstdlib>
+
+#include "fusedops/cuda/launch.h"
+#include "simt.h"
+
+namespace {
+
+using namespace fusedops;
+
+enum Op { kSoftmaxForward, kSoftmaxBackward, kLayerNormForward, kLayerNormBackward };
+
+// f(the arguments of that type).
+template <class F>
+auto with_op(int op, const void* args, F f) {
+  switch (op) {
+    case kSoftmaxForward:
+      return f(*static_cast<const SoftmaxForward*>(args));
+    case kSoftmaxBackward:
+      return f(*static_cast<const SoftmaxBackward*>(args));
+    case kLayerNormForward:
+      return f(*static_cast<const LayerNormForward*>(args));
+    default:
+      return f(*static_cast<const LayerNormBackward*>(args));
+  }
+}
+
+// Two rows of lengths between which this changes get another kernel or another shape of block, as
+// far as it matters to a kernel: lanes that share a row within a warp, or whole warps.
+struct Shape {
+  const void* kernel;
+  unsigned lanes, rows;
+  bool operator==(const Shape&) const = default;
+};
+
+Shape last_shape() {
+  const simt::Launch& last = simt::last_launch();
+  return {last.kernel, std::min(last.block.x, 33u), last.block.y};
+}
+
+constexpr size_t kBaseAlignment = 256;  // as cudaMalloc's
+
+}  // namespace
+
+extern "C" {
+
+// Exactly `bytes`, `misalignment` (less than 256) behind a multiple of 256.
+void* simt_allocate(size_t bytes, size_t misalignment) {
+  void* base = nullptr;
+  if (posix_memalign(&base, kBaseAlignment, misalignment + bytes) != 0) return nullptr;
+  ASAN_POISON_MEMORY_REGION(base, misalignment);
+  return static_cast<char*>(base) + misalignment;
+}
+
+void simt_free(void* memory) {
+  const auto address = reinterpret_cast<uintptr_t>(memory);
+  free(reinterpret_cast<void*>(address / kBaseAlignment * kBaseAlignment));
+}
+
+void simt_configure(const simt::Config* config) { simt::config = *config; }
+const char* simt_error() { return simt::error(); }
+size_t simt_size_of_config() { return sizeof(simt::Config); }
+
+size_t simt_size_of_args(int op) {
+  alignas(16) static const char any[sizeof(LayerNormBackward)] = {};  // the largest
+  return with_op(op, any, [](const auto& args) { return sizeof(args); });
+}
+
+int simt_launch(int op, const void* args) {
+  return with_op(op, args, [](const auto& args) { return cuda::launch(args, nullptr); });
+}
+
+int64_t simt_workspace_bytes(const LayerNormBackward* args) { return cuda::workspace_bytes(*args); }
+
+// Launches rows of step, 2 * step, ... up to `last` elements. Writes those that are followed by
+// another Shape, and returns their number; -1 where a launch fails.
+int64_t simt_launch_lengths(
+    int op, const void* args, int64_t step, int64_t last, int64_t* found, int64_t capacity) {
+  return with_op(op, args, [&](auto args) -> int64_t {
+    int64_t count = 0;
+    Shape before = {};
+    for (args.cols = step; args.cols <= last; args.cols += step) {
+      if (cuda::launch(args, nullptr) != 0) return -1;
+      const Shape now = last_shape();
+      if (args.cols > step && !(now == before) && count < capacity)
+        found[count++] = args.cols - step;
+      before = now;
+    }
+    return count;
+  });
+}
+
+using Visitor =
+    void(const char* kernel, uint64_t launches, uint64_t dry_launches, unsigned threads);
+
+void simt_records(Visitor* visit) {
+  simt::for_each_record([&](const void* kernel, const simt::Record& record) {
+    Dl_info info = {};
+    dladdr(kernel, &info);
+    char* const name = abi::__cxa_demangle(info.dli_sname, nullptr, nullptr, nullptr);
+    visit(name, record.launches, record.dry_launches, record.threads);
+    free(name);
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,130 @@
+// The emulator's half of fusedops/device.h: CUDA's names over simt.h.
+//
+// A mask-less shuffle is not declared and a plain __shared__ does not compile, here as in the
+// package's rules for kernels.
+#pragma once
+
+#include <cstring>
+#include <type_traits>
+
+#include "simt.h"
+
+#define __shared__ _Pragma("GCC error \"declare shared arrays with FUSEDOPS_SHARED\"")
+
+// One array per block and per instantiation of the function around it.
+#define FUSEDOPS_SHARED(T, name, count)                        \
+  static constinit char name##_identity = 0;                   \
+  auto& name = *static_cast<T(*)[count]>(::simt::shared_array( \
+      &name##_identity, sizeof(T[count]), alignof(T), ::simt::Site::current()))
+
+#define threadIdx (::simt::self->thread)
+#define blockIdx (::simt::self->block)
+#define blockDim (::simt::self->block_size)
+#define gridDim (::simt::self->grid_size)
+
+namespace simt {
+
+template <class To, class From>
+To bits_of(From from) {
+  static_assert(sizeof(From) <= 8 && sizeof(To) <= 8 && std::is_trivially_copyable_v<From>);
+  To to{};
+  std::memcpy(&to, &from, sizeof(To) < sizeof(From) ? sizeof(To) : sizeof(From));
+  return to;
+}
+
+template <class T>
+T shuffle(uint32_t mask, T value, unsigned source, Site site) {
+  return bits_of<T>(
+      warp_collective(WarpOp::kShuffle, mask, bits_of<uint64_t>(value), source, site));
+}
+
+// The compare-and-swap loop is one that ThreadSanitizer understands.
+template <class T, class F>
+T read_modify_write(T* at, F next) {
+  using Word = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
+  static_assert(sizeof(T) == sizeof(Word));
+  auto* const word = reinterpret_cast<Word*>(at);
+  Word old = __atomic_load_n(word, __ATOMIC_ACQUIRE);
+  while (!__atomic_compare_exchange_n(
+      word, &old, bits_of<Word>(next(bits_of<T>(old))), false, __ATOMIC_ACQ_REL,
+      __ATOMIC_ACQUIRE)) {
+  }
+  return bits_of<T>(old);
+}
+
+}  // namespace simt
+
+inline void __syncthreads(SIMT_HERE) { simt::block_barrier(false, "__syncthreads", site); }
+inline int __syncthreads_count(int predicate, SIMT_HERE) {
+  return simt::block_barrier(predicate != 0, "__syncthreads_count", site);
+}
+inline int __syncthreads_or(int predicate, SIMT_HERE) {
+  return simt::block_barrier(predicate != 0, "__syncthreads_or", site) > 0;
+}
+inline int __syncthreads_and(int predicate, SIMT_HERE) {
+  return simt::block_barrier(predicate == 0, "__syncthreads_and", site) == 0;
+}
+inline void __syncwarp(unsigned mask = 0xffffffffu, SIMT_HERE) {
+  simt::warp_collective(simt::WarpOp::kSync, mask, 0, 0, site);
+}
+
+// Over the whole warp; the sub-warp form, whose fourth argument is a width, does not exist here.
+template <class T>
+T __shfl_sync(unsigned mask, T value, int source, SIMT_HERE) {
+  return simt::shuffle(mask, value, source % 32u, site);
+}
+template <class T>
+T __shfl_xor_sync(unsigned mask, T value, int lane_mask, SIMT_HERE) {
+  return simt::shuffle(mask, value, (simt::self->lane ^ lane_mask) % 32u, site);
+}
+template <class T>
+T __shfl_up_sync(unsigned mask, T value, unsigned delta, SIMT_HERE) {
+  const unsigned lane = simt::self->lane;
+  return simt::shuffle(mask, value, lane < delta ? lane : lane - delta, site);
+}
+template <class T>
+T __shfl_down_sync(unsigned mask, T value, unsigned delta, SIMT_HERE) {
+  const unsigned lane = simt::self->lane;
+  return simt::shuffle(mask, value, lane + delta > 31 ? lane : lane + delta, site);
+}
+
+inline unsigned __ballot_sync(unsigned mask, int predicate, SIMT_HERE) {
+  return simt::warp_collective(simt::WarpOp::kBallot, mask, predicate != 0, 0, site);
+}
+inline int __any_sync(unsigned mask, int predicate, SIMT_HERE) {
+  return __ballot_sync(mask, predicate, site) != 0;
+}
+inline int __all_sync(unsigned mask, int predicate, SIMT_HERE) {
+  return __ballot_sync(mask, predicate, site) == mask;
+}
+
+template <class T>
+T atomicAdd(T* at, std::type_identity_t<T> value) {
+  return simt::read_modify_write(at, [=](T old) { return T(old + value); });
+}
+template <class T>
+T atomicMax(T* at, std::type_identity_t<T> value) {
+  return simt::read_modify_write(at, [=](T old) { return old < value ? value : old; });
+}
+template <class T>
+T atomicExch(T* at, std::type_identity_t<T> value) {
+  return simt::read_modify_write(at, [=](T) { return value; });
+}
+inline unsigned atomicInc(unsigned* at, unsigned limit) {
+  return simt::read_modify_write(at, [=](unsigned old) { return old >= limit ? 0 : old + 1; });
+}
+inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+
+namespace fusedops::device {
+
+inline int64_t max_grid() { return simt::config.max_grid; }
+
+template <class... Params, class... Args>
+int launch(void (*kernel)(Params...), int64_t blocks, dim3 threads, void*, Args... args) {
+  if (blocks < 1 || blocks > simt::config.max_grid) return simt::kInvalidConfiguration;
+  const simt::Launch configuration{
+      reinterpret_cast<const void*>(kernel), dim3(static_cast<unsigned>(blocks)), threads};
+  return simt::launch(configuration, [=] { kernel(static_cast<Params>(args)...); });
+}
+
+}  // namespace fusedops::device

@@ -1,0 +1,95 @@
+// The emulator as kernels and launches see it. Every CUDA thread is a fiber of one OS thread.
+//
+// Contract: a launch runs to its end before launch() returns. What a kernel does against CUDA's
+// rules (a barrier that not every thread reaches, a mask that names a lane elsewhere, a copy that
+// is not waited for) ends the launch with kLaunchFailure; error() says who did it and where.
+// Numerics are the host's. Shared memory is aligned to 16 bytes and no further, as device.h asks.
+// Memory ordering: barriers, __syncwarp, atomics and the launch order accesses; shuffles and votes
+// do not, as in CUDA. Only a build with ThreadSanitizer sees what is not ordered.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <source_location>
+
+#include "cuda_types.h"
+
+namespace simt {
+
+// Where in a kernel a thread waits: a default argument of everything that waits.
+using Site = std::source_location;
+#define SIMT_HERE ::simt::Site site = ::simt::Site::current()
+
+inline constexpr int kSuccess = 0;
+inline constexpr int kInvalidConfiguration = 9;  // cudaErrorInvalidConfiguration
+inline constexpr int kLaunchFailure = 719;       // cudaErrorLaunchFailure
+
+enum class Order { kFifo, kLifo, kRandom };
+
+struct Config {
+  Order threads = Order::kFifo;  // which of the threads that can run does
+  Order blocks = Order::kFifo;   // kLifo: the last block first
+  unsigned seed = 1;
+  // What shared memory holds at first. 0xFF makes NaNs, which max() swallows; 0x7F makes 3.4e38.
+  uint8_t poison = 0xFF;
+  bool concurrent_blocks = false;  // several at a time, or one after the other
+  bool late_copies = true;         // asynchronous copies happen when awaited, or when issued
+  bool dry = false;                // launches are recorded, not run
+  int64_t max_grid = 2147483647;
+};
+extern Config config;
+
+struct Launch {
+  const void* kernel;
+  dim3 grid, block;
+  size_t dynamic_shared = 0;
+  unsigned cluster = 1;  // blocks
+};
+
+int launch(const Launch& launch, const std::function<void()>& thread);
+const char* error();  // of the last launch that failed
+
+// Of a kernel since the program began.
+struct Record {
+  uint64_t launches = 0, dry_launches = 0;
+  unsigned threads = 0;  // of its largest block
+};
+void for_each_record(const std::function<void(const void* kernel, const Record&)>& visit);
+const Launch& last_launch();
+
+// The running thread.
+struct View {
+  uint3 thread, block;
+  dim3 block_size, grid_size;
+  unsigned lane, cluster_rank, cluster_size;
+};
+extern View* self;
+
+[[noreturn]] [[gnu::format(printf, 2, 3)]] void fail(Site site, const char* format, ...);
+
+// Counts the threads of the block whose predicate is true.
+int block_barrier(bool predicate, const char* name, Site site);
+void cluster_barrier(Site site);
+
+// For each lane what it asked for, of the values that the lanes of the mask brought.
+enum class WarpOp { kShuffle, kBallot, kSync };
+uint64_t warp_collective(WarpOp op, uint32_t mask, uint64_t value, unsigned source, Site site);
+
+void* shared_array(const void* identity, size_t bytes, size_t alignment, Site site);
+void* dynamic_shared();
+// The same place in the shared memory of another block of the cluster.
+void* map_shared(void* address, unsigned rank, Site site);
+
+// cp.async: `bytes` are written, the first `valid` of them from `source`, the rest with zeros.
+void copy_async(void* to, const void* source, size_t bytes, size_t valid, Site site);
+void commit_copies();
+void wait_copies(size_t groups_left);
+
+// mbarrier and bulk copies.
+void barrier_init(uint64_t* barrier, unsigned arrivals, Site site);
+void barrier_arrive_expecting(uint64_t* barrier, size_t bytes, Site site);
+void barrier_wait(uint64_t* barrier, bool parity, Site site);
+void copy_bulk(void* to, const void* source, size_t bytes, uint64_t* barrier, Site site);
+
+}  // namespace simt

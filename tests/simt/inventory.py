@@ -1,0 +1,57 @@
+"""The kernels there are: declared in the headers, and instantiated in a library."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from .build import ROOT
+from .emulator import kernel_name
+
+HEADERS = sorted((ROOT / "csrc/include/fusedops/cuda").glob("*.h"))
+
+_DECLARATION = re.compile(
+    r"template <([^>]*)>\nFUSEDOPS_KERNEL\((.*)\)\n(\w+)\(",
+)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    parameters: str  # of the template
+    bound: str  # an expression: threads of the largest block it is compiled for
+
+
+def declared_kernels() -> dict[str, Kernel]:
+    """By name, every use of FUSEDOPS_KERNEL."""
+    text = "\n".join(header.read_text() for header in HEADERS)
+    found = {name: Kernel(*rest) for *rest, name in _DECLARATION.findall(text)}
+    assert len(found) == text.count("FUSEDOPS_KERNEL("), "a kernel is declared in another form"
+    return found
+
+
+def instantiated_kernels(library: Path) -> set[str]:
+    """Of the declared kernels, as in ``softmax_forward_looped<float, float, 4>``."""
+    symbols = subprocess.run(
+        ["nm", "--dynamic", "--defined-only", "--demangle", str(library)],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    names = "|".join(declared_kernels())
+    signatures = re.findall(rf"void fusedops::cuda::(?:{names})<.*", symbols)
+    return {kernel_name(signature) for signature in signatures}
+
+
+def coverage_table(executed: set[str], instantiated: set[str]) -> str:
+    """A line a kernel: how many of its instantiations ran, and which did not."""
+    total = Counter(name.split("<")[0] for name in instantiated)
+    missed = instantiated - executed
+    lines = []
+    for kernel, count in sorted(total.items()):
+        absent = sorted(name for name in missed if name.split("<")[0] == kernel)
+        lines.append(f"{count - len(absent):4} of {count:3}  {' '.join([kernel, *absent])}\n")
+    lines.append(f"{len(instantiated) - len(missed):4} of {len(instantiated):3}  in all\n")
+    return "".join(lines)

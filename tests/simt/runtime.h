@@ -1,0 +1,111 @@
+// The emulator's insides: threads, warps, blocks and what they wait at.
+//
+// Nothing here allocates while a fiber runs, unless under Quiet: ThreadSanitizer watches malloc.
+#pragma once
+
+#include <memory>
+#include <random>
+#include <unordered_map>
+#include <vector>
+
+#include "fiber.h"
+#include "simt.h"
+
+namespace simt {
+
+inline constexpr unsigned kLanes = 32, kMaxThreads = 1024;
+
+struct Block;
+struct Warp;
+
+enum class State : uint8_t { kReady, kWaiting, kExited };
+
+struct Copy {
+  void* to;
+  const void* source;
+  size_t bytes, valid;
+};
+
+struct Thread : View {
+  Fiber fiber;
+  State state = State::kExited;
+  const char* waits_for = "";
+  const void* waits_at = nullptr;
+  Site site;  // where it last waited
+  Block* owner = nullptr;
+  Warp* warp = nullptr;
+  // Given to a warp collective, and what came of it or of a barrier.
+  uint64_t value = 0, result = 0;
+  unsigned source = 0;
+  // cp.async: copies of no group yet, and groups not waited for.
+  std::vector<Copy> open_copies;
+  std::vector<std::vector<Copy>> copy_groups;
+};
+
+// Two tokens in turn: what a fast thread releases at the next barrier must not reach a slow one
+// that still leaves this one.
+struct Barrier {
+  unsigned arrived = 0, votes = 0, phase = 0;
+  Site site;
+  char tokens[2];
+};
+
+// Lanes gather here; those of disjoint masks in different ones.
+struct Collective {
+  uint32_t mask = 0, arrived = 0;
+  WarpOp op = WarpOp::kSync;
+  Site site;
+};
+
+struct Warp {
+  Thread* lanes[kLanes] = {};
+  uint32_t running = 0;  // lanes that exist and have not exited
+  Collective collectives[kLanes];
+  unsigned gathering = 0;  // collectives that some lanes wait at
+  unsigned phase = 0;
+  char tokens[2];
+};
+
+struct Cluster {
+  std::vector<Block*> blocks;
+  Barrier barrier;
+};
+
+struct Block {
+  std::vector<Thread*> threads;
+  std::vector<Warp> warps;
+  Barrier barrier;
+  Cluster* cluster = nullptr;
+  char* shared = nullptr;
+  uint32_t touched = 0;  // a bit for each shared array that holds its poison or more
+  bool mapped = false;   // another block has an address in its shared memory
+};
+
+// Threads that can run, in the order that the configuration asks for.
+class ReadyQueue {
+ public:
+  void reset(size_t capacity);
+  bool empty() const { return count_ == 0; }
+  void push(Thread* thread);
+  Thread* pop(std::mt19937& random);
+
+ private:
+  Thread*& at(size_t i) { return ring_[(first_ + i) & (ring_.size() - 1)]; }
+
+  std::vector<Thread*> ring_;  // a power of two
+  size_t first_ = 0, count_ = 0;
+};
+
+extern Thread* running;
+extern std::mt19937 random_order;
+
+bool same(const Site& a, const Site& b);
+void wake(Thread* thread);
+void wait(const char* what, const void* at, const Site& site);  // suspends the running thread
+
+// Asynchronous copies (async.cpp).
+void check_copies_awaited();    // by the running thread, which exits
+bool complete_one_bulk_copy();  // false: none is pending
+void reset_copies();            // at the end of a launch
+
+}  // namespace simt

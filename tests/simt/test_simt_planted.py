@@ -1,0 +1,71 @@
+"""The emulator finds what it is there for: one bug of each class, planted into small kernels."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from . import build
+from .build import HERE
+from .sanitized import run_sanitizer_command
+
+BUILDS = list(build.SANITIZERS)
+SCHEDULES = ["fifo", "lifo", "random"]
+
+RACE = "ThreadSanitizer: data race"
+WRONG = "wrong result"
+
+#: By bug: a build that finds it, the schedules in which it does, and what it says.
+FOUND = {
+    "GlobalOverrun": [("asan", SCHEDULES, "heap-buffer-overflow")],
+    "SharedOverrun": [("asan", SCHEDULES, "index 4 out of bounds")],
+    "SharedOverrunByPointer": [("asan", SCHEDULES, "use-after-poison")],
+    "Misaligned": [("asan", SCHEDULES, "requires 16 byte alignment")],
+    "MisalignedShared": [("asan", SCHEDULES, "requires 32 byte alignment")],
+    # max() swallows the NaNs that 0xFF makes; the other poison is large.
+    "Uninitialised": [("plain", ["lifo", "random"], WRONG)],
+    "MissingReuseBarrier": [("tsan", SCHEDULES, RACE), ("plain", ["lifo"], WRONG)],
+    "MissingTreeBarrier": [("tsan", SCHEDULES, RACE), ("plain", SCHEDULES, WRONG)],
+    "MissingSyncwarp": [("tsan", SCHEDULES, RACE)],
+    "EarlyExit": [
+        ("plain", ["fifo"], "deadlock: 100 threads"),
+        ("plain", ["lifo", "random"], "names lanes that are not there"),
+    ],
+    "DivergentBarrier": [("plain", SCHEDULES, "divergent __syncthreads")],
+    "HalfWarpShuffle": [("plain", SCHEDULES, "divergent warp collective")],
+    "ShuffleOutsideMask": [("plain", SCHEDULES, "which mask 0000ffff leaves out")],
+    "PlainAddAcrossBlocks": [("tsan", SCHEDULES, RACE)],
+    "WeakCopyWait": [("plain", SCHEDULES, "without having waited for its cp.async")],
+    "MissingBulkWait": [
+        ("plain", ["fifo"], "while a bulk copy is on its way"),
+        ("tsan", ["lifo"], RACE),
+    ],
+    "ClusterExit": [("plain", SCHEDULES, "may have exited|may use its memory")],
+}
+
+
+def run_planted(build_name: str, bug: str, schedule: str) -> tuple[int, str]:
+    program = build.planted_program(build_name)
+    done = run_sanitizer_command([str(program), bug, schedule])
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("build_name", BUILDS)
+def test_kernels_without_a_bug_run_clean(build_name, schedule):
+    assert run_planted(build_name, "None", schedule) == (0, "")
+
+
+@pytest.mark.parametrize("bug", FOUND)
+def test_a_planted_bug_is_found(bug):
+    for build_name, schedules, report in FOUND[bug]:
+        for schedule in schedules:
+            status, message = run_planted(build_name, bug, schedule)
+            assert status != 0, (build_name, schedule)
+            assert re.search(report, message), (build_name, schedule, message)
+
+
+def test_every_bug_that_can_be_planted_is_looked_for():
+    enumerators = re.search(r"enum class Bug \{(.*?)\}", (HERE / "planted/bug.h").read_text(), re.S)
+    assert set(re.findall(r"k(\w+)", enumerators[1])) == {"None", *FOUND}

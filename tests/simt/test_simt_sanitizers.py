@@ -1,0 +1,30 @@
+"""Every kernel under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer.
+
+AddressSanitizer sees every length that changes a launch. ThreadSanitizer, ten times as slow, sees
+every kernel once, with rows that several warps share. The emulator runs one thread at a time; what
+ThreadSanitizer reports is not that two threads met but that nothing orders their accesses.
+"""
+
+from __future__ import annotations
+
+from . import build, cases, inventory
+from .conftest import SanitizedRun
+from .judge import Judge
+
+
+def check(build_name: str, run: SanitizedRun) -> None:
+    """Nothing reported, every kernel run, and the results right."""
+    results, executed = run.outcome.result()
+    instantiated = inventory.instantiated_kernels(build.emulator_library(build_name))
+    assert executed == instantiated, inventory.coverage_table(executed, instantiated)
+    judge = Judge()
+    for case, outputs in zip(run.cases, results, strict=True):
+        judge.add(case, cases.inputs(case), outputs)
+
+
+def test_no_kernel_reads_or_writes_where_it_may_not_nor_relies_on_undefined_behaviour(sanitized):
+    check("asan", sanitized["asan"])
+
+
+def test_no_kernel_has_a_data_race(sanitized):
+    check("tsan", sanitized["tsan"])
