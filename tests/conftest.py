@@ -10,6 +10,14 @@ import pytest
 import torch
 
 
+def pytest_terminal_summary(terminalreporter):
+    """Prints what tests recorded with record_property(title, text), also from other processes."""
+    for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed"):
+        for title, text in report.user_properties:
+            terminalreporter.section(title)
+            terminalreporter.write(text)
+
+
 @pytest.fixture(autouse=True)
 def same_random_numbers():
     """Every test draws the same numbers, alone or after any others."""

@@ -1,4 +1,4 @@
-#include "cuda/backend.h"
 #include "ops/register.h"
+#include "cuda/backend.h"
 
 FUSEDOPS_REGISTER(CUDA, fusedops::CudaBackend)

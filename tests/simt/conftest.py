@@ -1,4 +1,4 @@
-"""The plain build, the sanitized runs, and the coverage list at the end."""
+"""The plain build and the sanitized runs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ from . import build, cases
 from .cases import Arrays, Case
 from .emulator import Config, Emulator
 from .sanitized import run_sanitized
-
-#: The list of kernels and of how many of their instantiations ran.
-COVERAGE = pytest.StashKey[str]()
 
 
 @pytest.fixture(scope="session")
@@ -62,9 +59,3 @@ def sanitized_early(request: pytest.FixtureRequest) -> None:
     wanted = any("sanitized" in item.fixturenames for item in request.session.items)
     if wanted and "PYTEST_XDIST_WORKER" not in os.environ:
         request.getfixturevalue("sanitized")
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if COVERAGE in terminalreporter.config.stash:
-        terminalreporter.section("CUDA kernels executed on the emulator")
-        terminalreporter.write(terminalreporter.config.stash[COVERAGE])

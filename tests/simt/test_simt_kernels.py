@@ -11,7 +11,6 @@ import torch
 
 from . import build, cases, inventory
 from .cases import OPS, PAIRS, Arrays, Case
-from .conftest import COVERAGE
 from .emulator import DTYPES, SCHEDULES, Config, Emulator
 from .judge import Judge, tensor
 
@@ -68,12 +67,12 @@ def test_a_row_alone_and_in_a_batch_has_equal_bits(emulator, op, pair):
                 assert same_bits(alone, expected), (case, row)
 
 
-def test_every_kernel_variant_is_executed(emulator, pytestconfig):
+def test_every_kernel_variant_is_executed(emulator, record_property):
     for case in cases.racing_cases(emulator):
         cases.run(emulator, case)
     instantiated = inventory.instantiated_kernels(build.emulator_library("plain"))
     table = inventory.coverage_table(emulator.executed(), instantiated)
-    pytestconfig.stash[COVERAGE] = table
+    record_property("CUDA kernels executed on the emulator", table)
     assert emulator.executed() == instantiated, table
     assert {name.split("<")[0] for name in instantiated} == set(inventory.declared_kernels())
 
