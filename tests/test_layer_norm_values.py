@@ -139,6 +139,13 @@ def test_no_rows_give_an_empty_output(shape):
     assert fusedops.layer_norm(torch.randn(shape), [8], torch.ones(8)).shape == shape
 
 
+@pytest.mark.parametrize("cols", [5, 100])
+def test_a_constant_row_near_the_largest_float_is_zero_as_in_float64(cols):
+    x = torch.full((2, cols), 3e38)
+    assert fusedops.layer_norm(x, [cols]).abs().max() == 0
+    assert reference.layer_norm(x, [cols]).abs().max() == 0
+
+
 def test_eps_zero_and_one():
     x = torch.randn(3, 50)
     for eps in (0.0, 1e-12, 1.0):

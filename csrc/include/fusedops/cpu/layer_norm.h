@@ -89,15 +89,12 @@ FUSEDOPS_INLINE Moments<Wider<T>> moments_around(C shift, const T* input, int64_
   return {count, shift + away, squares - sum * away};
 }
 
-// A value near the mean: the mean of the first tile.
+// A value near the mean: the mean of the first tile, which does not overflow where floats do.
 template <class T, class C = Compute<T>>
 FUSEDOPS_INLINE C shift_near_mean(const T* input, int64_t cols) {
-  if (cols < kTile<T>) {
-    const Tile<C> tile = load(input, First{static_cast<int>(cols)});
-    return across_lanes<C>(tile.v[0] + tile.v[1], Add{}) / C(cols);
-  }
-  const Tile<C> tile = load(input);
-  return across_lanes<C>(tile.v[0] + tile.v[1], Add{}) / C(kTile<T>);
+  const bool whole = cols >= kTile<T>;
+  const Tile<C> tile = whole ? load(input) : load(input, First{static_cast<int>(cols)});
+  return C(sum_of(tile, both(C(0))) / double(whole ? kTile<T> : cols));
 }
 
 template <class T, class C = Compute<T>>
