@@ -3,7 +3,7 @@
 ``csrc/cuda/*.cu`` and the kernel headers are compiled as they are, as C++, over an emulator that
 runs every CUDA thread as a fiber: ``include/simt.h`` says what it promises. Tests drive the
 package's own launch code through ctypes. What this cannot show: speed, the rounding of approximate
-instructions, weak memory order beyond data races, and what nvcc makes of the source.
+instructions, weak memory order beyond data races, and what ptxas makes of nvcc's PTX.
 
 =====================  ==========================================================================
 ``include/``           what kernels see: CUDA's names and types, and the emulator (simt.h)
@@ -15,5 +15,6 @@ instructions, weak memory order beyond data races, and what nvcc makes of the so
 ``judge.py``           the package's rule for errors, applied to the results
 ``sanitized.py``       the same cases in a process of their own, under a sanitizer
 ``planted/``           kernels with a bug of each class, which have to be found
+``ptx.py`` ...         nvcc's PTX of every kernel, translated and run in the kernels' place
 =====================  ==========================================================================
 """

@@ -17,6 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+from . import ptx
+
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 CACHE = ROOT / "build" / "simt"
@@ -40,6 +42,13 @@ SANITIZERS = {
     ],
     "tsan": ["-fsanitize=thread"],
 }
+#: PTX for the oldest architecture that the kernels support, and every newer one.
+NVCC_FLAGS = ["-ptx", "-std=c++17", "-O3", "-arch=compute_80", f"-I{ROOT / 'csrc/include'}"]
+#: PTX says itself where it fuses a multiplication with an addition; its integers wrap.
+TRANSLATED_FLAGS = ["-O1", "-g0", "-ffp-contract=off", "-fwrapv", "-w"]
+#: Compilers choose differently which additions to fuse: without any, bits can be compared.
+UNFUSED_SOURCE, UNFUSED_PTX = ["-ffp-contract=off"], ["-fmad=false"]
+KERNELS_PER_SOURCE = 6
 LIBRARIES = {"plain": [], "asan": ["libasan.so", "libubsan.so"], "tsan": ["libtsan.so"]}
 
 
@@ -74,13 +83,62 @@ def sanitizer_runtimes(build: str) -> list[str]:
 
 def emulator_library(build: str) -> Path:
     """The shipped kernels and launch code over the emulator, as a shared library."""
-    sources = [HERE / "host.cpp", *SHIPPED]
-    return _link(f"libsimt_{build}.so", sources, build, ["-shared"])
+    sanitizer_runtimes(build)
+    jobs = [(source, SANITIZERS[build]) for source in [HERE / "host.cpp", *SHIPPED]]
+    return _link(f"libsimt_{build}.so", jobs, ["-shared", *SANITIZERS[build]])
+
+
+def unfused_library() -> Path:
+    """The plain build, but for FMA contraction."""
+    jobs = [(source, UNFUSED_SOURCE) for source in [HERE / "host.cpp", *SHIPPED]]
+    return _link("libsimt_unfused.so", jobs, ["-shared"])
 
 
 def planted_program(build: str) -> Path:
     """The kernels with bugs in them, as a program."""
-    return _link(f"planted_{build}", [HERE / "planted" / "main.cpp"], build, [])
+    sanitizer_runtimes(build)
+    jobs = [(HERE / "planted" / "main.cpp", SANITIZERS[build])]
+    return _link(f"planted_{build}", jobs, SANITIZERS[build])
+
+
+def nvcc() -> str | None:
+    """The CUDA compiler, which only the PTX library needs."""
+    return shutil.which("nvcc")
+
+
+def ptx_modules(flags: Sequence[str] = ()) -> list[Path]:
+    """What nvcc makes of the shipped kernels."""
+    command = [str(nvcc()), *NVCC_FLAGS, *flags]
+    with _one_builder(), ThreadPoolExecutor(os.cpu_count()) as pool:
+        make = pool.map(lambda path: _make(f"{path.stem}.ptx", [*command, str(path)]), SHIPPED)
+        return list(make)
+
+
+def ptx_library(modules: Sequence[Path]) -> Path:
+    """The shipped launch code over the kernels of these modules.
+
+    The launch code brings kernels of its own along, as templates: weak symbols, which give way to
+    the translated ones of the same names. Not optimised, it calls none but by its symbol.
+    """
+    jobs = [(HERE / "host.cpp", []), *((path, ["-O0"]) for path in SHIPPED)]
+    with _one_builder():
+        sources = [source for module in modules for source in _translated(module)]
+    jobs += [(source, TRANSLATED_FLAGS) for source in sources]
+    return _link("libsimt_ptx.so", jobs, ["-shared"])
+
+
+def _translated(module: Path) -> list[Path]:
+    """As C++ sources, each in a folder named for what it holds."""
+    kernels = ptx.entries(module.read_text(), module.name)
+    sources = []
+    for first in range(0, len(kernels), KERNELS_PER_SOURCE):
+        text = ptx.translation(kernels[first : first + KERNELS_PER_SOURCE], module.name)
+        key = hashlib.sha256(text.encode()).hexdigest()[:16]
+        source = CACHE / key / f"{module.stem}_{first}.cpp"
+        source.parent.mkdir(parents=True, exist_ok=True)
+        source.write_text(text)
+        sources.append(source)
+    return sources
 
 
 def _run(command: Sequence[str]) -> str:
@@ -92,8 +150,10 @@ def _run(command: Sequence[str]) -> str:
 
 @functools.cache
 def _state() -> bytes:
-    """Of the compiler and of every file that a compilation may read."""
+    """Of the compilers and of every file that a compilation may read."""
     digest = hashlib.sha256(_run([compiler(), "--version"]).encode())
+    if found := nvcc():
+        digest.update(_run([found, "--version"]).encode())
     folders = [HERE, ROOT / "csrc" / "cuda", ROOT / "csrc" / "include"]
     for folder in folders:
         for path in sorted(folder.rglob("*")):
@@ -126,15 +186,18 @@ def _make(name: str, command: Sequence[str]) -> Path:
     return output
 
 
-def _compile(source: Path, sanitizers: Sequence[str]) -> Path:
-    command = [compiler(), *FLAGS, *sanitizers, "-x", "c++", "-c", str(source)]
+def _compile(source: Path, flags: Sequence[str]) -> Path:
+    command = [compiler(), *FLAGS, *flags, "-x", "c++", "-c", str(source)]
     return _make(source.stem + ".o", command)
 
 
-def _link(name: str, sources: Sequence[Path], build: str, flags: Sequence[str]) -> Path:
-    sanitizer_runtimes(build)
-    # The emulator itself is built without sanitizers: its accesses are not those of the kernels.
-    jobs = [(source, SANITIZERS[build]) for source in sources] + [(path, []) for path in RUNTIME]
+Jobs = Sequence[tuple[Path, Sequence[str]]]
+
+
+def _link(name: str, jobs: Jobs, flags: Sequence[str]) -> Path:
+    """Of sources, each with flags of its own. The emulator itself is built without sanitizers: its
+    accesses are not those of the kernels."""
+    jobs = [*jobs, *((path, []) for path in RUNTIME)]
     with _one_builder(), ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(lambda job: _compile(*job), jobs))
-        return _make(name, [compiler(), *SANITIZERS[build], *flags, "-ldl", *map(str, objects)])
+        return _make(name, [compiler(), *flags, "-ldl", *map(str, objects)])

@@ -1,0 +1,168 @@
+"""What nvcc makes of the CUDA kernels, executed: its PTX, translated, in place of the source."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from . import build, cases, inventory, ptx
+from .cases import OPS, PAIRS, Case
+from .emulator import Emulator
+from .judge import Judge
+
+needs_nvcc = pytest.mark.skipif(build.nvcc() is None, reason="no nvcc: there is no PTX to run")
+
+FAMILIES = list(product(OPS, PAIRS))
+IDS = [f"{op}-{dtype}-{other}" for op, (dtype, other) in FAMILIES]
+
+
+@pytest.fixture(scope="session")
+def modules() -> list[Path]:
+    return build.ptx_modules()
+
+
+@pytest.fixture(scope="session")
+def compiled(modules: list[Path]) -> Emulator:
+    """The PTX that nvcc makes by default."""
+    return Emulator(build.ptx_library(modules))
+
+
+@pytest.fixture(scope="session")
+def unfused() -> tuple[Emulator, Emulator]:
+    """The source and its PTX, both without FMA contraction."""
+    library = build.ptx_library(build.ptx_modules(build.UNFUSED_PTX))
+    return Emulator(build.unfused_library()), Emulator(library)
+
+
+def cases_of(emulator: Emulator, op: str, pair: tuple[str, str], elements: int) -> list[Case]:
+    bases = [base for base in cases.bases() if (base.op, base.dtype, base.other) == (op, *pair)]
+    return [case for base in bases for case in cases.boundary_cases(emulator, base, elements)]
+
+
+def uses_libm(case: Case) -> bool:
+    """Where exp() and log() are the library's: nvcc has its own, of the same exactness."""
+    forward = case.op == "softmax_forward" and case.other in ("float32", "float64")
+    backward = case.op == "softmax_backward" and case.dtype in ("float32", "float64")
+    return forward or (backward and case.log)
+
+
+def ulps_apart(case: Case, first: np.ndarray, second: np.ndarray) -> float:
+    """Of the value, or where terms cancel of the row's largest."""
+    size = np.abs(first).max(-1, keepdims=True) if case.log else np.abs(first)
+    return float((np.abs(first - second) / np.spacing(size)).max())
+
+
+#: Two exponentials of one ulp each, as the sum and beside it, and what rounding makes of them.
+LIBM_ULPS = 4
+
+
+@needs_nvcc
+@pytest.mark.parametrize("op, pair", FAMILIES, ids=IDS)
+def test_nvccs_code_computes_the_bits_of_the_source_but_for_exp_and_log(unfused, op, pair):
+    source, compiled = unfused
+    for case in cases_of(source, op, pair, elements=1000):
+        given = cases.inputs(case)
+        expected, actual = cases.run(source, case, given), cases.run(compiled, case, given)
+        for name in expected:
+            if uses_libm(case):
+                assert ulps_apart(case, expected[name], actual[name]) <= LIBM_ULPS, (case, name)
+            else:
+                assert expected[name].tobytes() == actual[name].tobytes(), (case, name)
+
+
+@needs_nvcc
+@pytest.mark.parametrize("op, pair", FAMILIES, ids=IDS)
+def test_error_of_nvccs_code_is_no_larger_than_eagers(compiled, op, pair):
+    judge = Judge()
+    for case in cases_of(compiled, op, pair, elements=20_000):
+        given = cases.inputs(case)
+        judge.add(case, given, cases.run(compiled, case, given))
+    judge.conclude()
+
+
+@needs_nvcc
+def test_every_kernel_of_the_library_is_nvccs_and_is_executed(compiled, modules):
+    for case in cases.racing_cases(compiled):
+        cases.run(compiled, case)
+    library = build.ptx_library(modules)
+    command = ["nm", "--dynamic", "--defined-only", str(library)]
+    symbols = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    # The source's own would be weak.
+    strong = set(re.findall(r" T (_ZN8fusedops4cuda\w+)", symbols))
+    kernels = {entry.name for path in modules for entry in ptx.entries(path.read_text(), path.name)}
+    assert kernels <= strong
+    assert len(kernels) == len(inventory.instantiated_kernels(library))
+    assert compiled.executed() == inventory.instantiated_kernels(library)
+
+
+@needs_nvcc
+def test_one_ulp_more_in_a_constant_of_the_ptx_is_noticed(compiled, modules, tmp_path):
+    softmax, layer_norm = modules
+    head, start, kernel = softmax.read_text().partition(
+        ".visible .entry _ZN8fusedops4cuda22softmax_forward_loopedIffLi4EEE"
+    )
+    body, end, tail = kernel.partition("\n}\n")
+    log2_e = "0f3FB8AA3B"
+    assert log2_e in body
+    planted = tmp_path / softmax.name
+    planted.write_text(head + start + body.replace(log2_e, "0f3FB8AA3C") + end + tail)
+    changed = Emulator(build.ptx_library([planted, layer_norm]))
+    case = Case("softmax_forward", "float32", "float32", rows=3, cols=40_000, width=4)
+    assert "softmax_forward_looped<float, float, 4>" in changed.kernels_of(
+        cases.Prepared(changed, case, cases.inputs(case)).args
+    )
+    right, wrong = cases.run(compiled, case), cases.run(changed, case)
+    assert right["output"].tobytes() != wrong["output"].tobytes()
+
+
+KERNEL = """.version 9.0
+.visible .entry kernel(
+\t.param .u64 kernel_param_0
+)
+{
+\t%s
+}
+"""
+
+
+def test_known_ptx_is_translated_line_by_line():
+    kernels = ptx.entries(KERNEL % "@!%p1 add.s32 %r1, %r2, -5; // a comment", "module.ptx")
+    text = ptx.translation(kernels, "module.ptx")
+    assert 'extern "C" void kernel(uint64_t argument0)' in text
+    statement = "set(r1, static_cast<int32_t>(as<int32_t>(r2) + static_cast<int32_t>(-5ll)));"
+    assert f'#line 6 "module.ptx"\nif (!p1) {{ {statement} }}\n' in text
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "popc.b32 %r1, %r2;",  # an opcode
+        "add.f16 %rs1, %rs2, %rs3;",  # a type
+        "add.sat.s32 %r1, %r2, %r3;",  # modifiers
+        "add.rz.f32 %f1, %f2, %f3;",
+        "setp.lt.and.s32 %p1, %r1, %r2, %p2;",
+        "ld.volatile.shared.f32 %f1, [%r1];",
+        "shfl.sync.up.b32 %r1|%p1, %r2, 1, 0, -1;",
+        "barrier.sync.aligned 0;",
+        "bar.sync 0, 64;",  # operands
+        "add.s32 %r1, %r2;",
+        "mov.u32 %r1, %clock;",
+        "ld.global.f32 %f1, [%rd1+%rd2];",
+        ".local .align 4 .b8 depot[16];",  # declarations
+        "call.uni (retval), function, (param);",
+        "add.s32 %r1, %r2, %r3",  # no end
+    ],
+)
+def test_ptx_that_is_not_known_is_an_error_with_its_line(line):
+    with pytest.raises(ptx.PtxError, match=re.escape(f"module.ptx:6: {line}")):
+        ptx.translation(ptx.entries(KERNEL % line, "module.ptx"), "module.ptx")
+
+
+def test_a_module_that_holds_more_than_kernels_is_an_error():
+    with pytest.raises(ptx.PtxError, match=re.escape("module.ptx:1: .func helper()")):
+        ptx.entries(".func helper()\n", "module.ptx")
