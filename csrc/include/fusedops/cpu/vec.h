@@ -130,10 +130,6 @@ FUSEDOPS_INLINE Tile<C> operator*(Tile<C> a, Tile<C> b) {
   return {{a.v[0] * b.v[0], a.v[1] * b.v[1]}};
 }
 template <class C>
-FUSEDOPS_INLINE Tile<C> operator+(Tile<C> a, C b) {
-  return {{a.v[0] + b, a.v[1] + b}};
-}
-template <class C>
 FUSEDOPS_INLINE Tile<C> operator-(Tile<C> a, C b) {
   return {{a.v[0] - b, a.v[1] - b}};
 }
@@ -201,8 +197,8 @@ FUSEDOPS_INLINE V read(const void* from) {
 // --- conversion ---------------------------------------------------------------------------------
 
 // Round to nearest even into the upper 16 bits. The low bits of a NaN must be clear, or it could
-// round to infinity: NaNs that arithmetic makes, or that come from bfloat16, are so, and columns()
-// sees to those in float32 weights.
+// round to infinity: NaNs that arithmetic makes, or that come from bfloat16, are so, and
+// copy_columns() sees to those in float32 weights.
 FUSEDOPS_INLINE VecU32 rounded_to_bfloat16(Vec<float> value) {
 #if defined(__AVX512F__)
   const __m512i bits = (__m512i)value;  // three instructions, of which GCC makes four
