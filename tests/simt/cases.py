@@ -38,7 +38,8 @@ MAX_COLS = 70_000
 #: Two tiles of the looped kernels in float64, which have no other. A vector more is a third.
 LONG_COLS = 8192
 #: The kernel that ends the column sums has 1024 threads for 32 columns, whatever the types above
-#: it: long rows go through it with one type of parameters.
+#: it, and costs more than all others together: of longer rows only the longest of the two last
+#: kernels go through it, with one type of parameters.
 FEW_COLS = 1100
 EPS = 1e-5
 
@@ -215,7 +216,7 @@ def boundary_lengths(emulator: Emulator, base: Case) -> list[int]:
     one_launch = replace(base, wanted=(True, False, False))
     args = Prepared(emulator, one_launch, inputs(one_launch)).args
     ends = emulator.ends_of_launch_shapes(args, base.width, MAX_COLS)
-    ends = ends if ends[-1] > FEW_COLS else [*ends, LONG_COLS]
+    ends = ends if ends[-1] > FEW_COLS else [*ends, FEW_COLS // 32 * 32, LONG_COLS]
     return sorted({base.width, *ends, *(end + base.width for end in ends)})
 
 
@@ -224,13 +225,14 @@ def boundary_cases(emulator: Emulator, base: Case, elements: int = 1000) -> Iter
 
     Logarithm, padding and parameters are varied along the way.
     """
-    for i, cols in enumerate(boundary_lengths(emulator, base)):
+    lengths = boundary_lengths(emulator, base)
+    for i, cols in enumerate(lengths):
         case = replace(base, cols=cols, rows=min(max(5, elements // cols), 1000))
         if base.op.startswith("softmax"):
             yield replace(case, padded=i % 2 == 1, log=False)
             yield replace(case, padded=i % 2 == 0, log=True)
         else:
-            columns = cols <= FEW_COLS or base.dtype == base.other
+            columns = cols <= FEW_COLS or (cols in lengths[-2:] and base.dtype == base.other)
             yield replace(
                 case,
                 padded=i % 2 == 1,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -42,7 +41,7 @@ SANITIZED: dict[str, tuple[Callable[[Emulator], list[Case]], str]] = {
 
 @pytest.fixture(scope="session")
 def sanitized(plain: Emulator) -> Iterator[dict[str, SanitizedRun]]:
-    """Both runs, a minute each, one after the other beside whatever else is tested."""
+    """Both runs, half a minute each, one after the other beside whatever else is tested."""
     with ThreadPoolExecutor(1) as background:
         runs = {}
         for name, (choose, schedule) in SANITIZED.items():
@@ -52,10 +51,8 @@ def sanitized(plain: Emulator) -> Iterator[dict[str, SanitizedRun]]:
         yield runs
 
 
-@pytest.fixture(scope="session", autouse=True)
-def sanitized_early(request: pytest.FixtureRequest) -> None:
-    """Starts them with the first test where they are wanted at all. Workers of pytest-xdist all see
-    all tests: there, the one that comes to these starts them."""
-    wanted = any("sanitized" in item.fixturenames for item in request.session.items)
-    if wanted and "PYTEST_XDIST_WORKER" not in os.environ:
-        request.getfixturevalue("sanitized")
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The sanitized runs first: they are the longest tests, and each is a process of its own that
+    the other workers of pytest-xdist run beside."""
+    items.sort(key=lambda item: "sanitized" not in getattr(item, "fixturenames", ()))

@@ -76,6 +76,8 @@ Fiber::Fiber() {
     std::abort();
   }
   mapping_ = static_cast<char*>(mapping);
+  // Once: every frame of sanitized code takes its poison along when it returns.
+  unpoison(mapping_ + kGuardBytes, stack_bytes());
   if (with_tsan()) tsan_fiber_ = __tsan_create_fiber(0);
 }
 
@@ -87,7 +89,6 @@ Fiber::~Fiber() {
 void Fiber::start(void (*entry)()) {
   entry_ = entry;
   fake_stack_ = nullptr;
-  unpoison(mapping_ + kGuardBytes, stack_bytes());
   // As simt_switch_stack leaves it: saved registers, the address to return to, which is run() here,
   // and run()'s own return address, none. The top is a multiple of 16, so the ABI has its
   // alignment.

@@ -3,7 +3,8 @@
 //
 // Contract: one function a kernel, with the kernel's mangled name and the layout of its parameters;
 // generic and global addresses are the host's, shared ones count from the block's first array. A
-// misaligned access, a barrier but number 0 and a shuffle of less than a warp end the launch.
+// misaligned access, a barrier but number 0 and a shuffle of less than a warp end the launch. The
+// code is compiled unoptimised: what every instruction needs is inlined all the same.
 // Numerics: as PTX defines them. Approximate instructions are as exact as the host's libm, as their
 // twins in device.h are, and flush subnormals where PTX does.
 #pragma once
@@ -32,15 +33,19 @@ uint64_t address_of(const T& parameter) {
 // Bits, not values: registers have widths, instructions have types. A conversion or a store may
 // take the lower part of a wider register.
 template <class To, class From>
-To as(From from) {
+[[gnu::always_inline]] inline To as(From from) {
   static_assert(sizeof(To) <= sizeof(From));
-  To to;
-  std::memcpy(&to, &from, sizeof(to));
-  return to;
+  if constexpr (sizeof(To) == sizeof(From)) {
+    return __builtin_bit_cast(To, from);
+  } else {
+    To to;
+    std::memcpy(&to, &from, sizeof(to));
+    return to;
+  }
 }
 
 template <class Register, class T>
-void set(Register& to, T value) {
+[[gnu::always_inline]] inline void set(Register& to, T value) {
   static_assert(sizeof(Register) == sizeof(T));
   to = as<Register>(value);
 }

@@ -26,7 +26,8 @@ constexpr size_t kArenaBytes = 256 << 10;
 constexpr unsigned kMaxClusterBlocks = 16;
 // Threads that live at a time where blocks do. Under ThreadSanitizer, which knows 8128, as many
 // follow each other before a fiber serves again: races between blocks further apart are missed.
-constexpr unsigned kConcurrentThreads = 2048, kTsanFibers = 4096;
+// More take longer, since every order between two is a clock of all of them.
+constexpr unsigned kConcurrentThreads = 2048, kTsanFibers = 2048;
 
 // Where a kernel's shared arrays lie, the same in all its blocks. Offsets are 16 modulo 32, so that
 // nothing is aligned further than promised; 16 bytes and more between arrays belong to none.

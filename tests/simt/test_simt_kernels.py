@@ -138,6 +138,48 @@ def test_blocks_that_walk_over_many_rows_sum_all_of_them(emulator, dtype, rows, 
     judge.conclude()
 
 
+#: Rows from standard normal ones.
+HARD_ROWS = {
+    "far from zero": lambda normal: 1e4 + normal,
+    "variance 1e-12": lambda normal: 1 + 1e-6 * normal,
+    "constant": lambda normal: np.broadcast_to(normal[:, :1], normal.shape) * 100,
+}
+
+
+@pytest.mark.parametrize("op", OPS[2:])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("rows", HARD_ROWS)
+def test_layer_norm_of_rows_that_lose_digits_is_as_exact_as_eager(emulator, op, dtype, rows):
+    judge = Judge()
+    random = np.random.default_rng(1)
+    for cols, width in [(96, 1), (1032, 2), (4097, 1), (16_388, 2)]:
+        case = Case(op, dtype, dtype, 12, cols, width, wanted=(True, cols < 100, cols < 100))
+        hard = cases.encode(HARD_ROWS[rows](random.standard_normal((12, cols))), dtype)
+        given = cases.inputs(case) | {"input": hard}
+        if op == "layer_norm_backward":
+            x = cases.decode(hard, dtype).astype(np.longdouble)
+            rstd = 1 / np.sqrt(x.var(-1, keepdims=True) + cases.EPS)
+            given["mean"][:], given["rstd"][:] = x.mean(-1, keepdims=True), rstd
+        judge.add(case, given, cases.run(emulator, case, given))
+    judge.conclude()
+
+
+@pytest.mark.parametrize("cols", [96, 16_388])
+def test_layer_norm_where_squares_overflow_is_the_bias_and_has_no_gradient(emulator, cols):
+    forward = Case("layer_norm_forward", "float32", "float32", 3, cols, width=4)
+    given = cases.inputs(forward)
+    given["input"][:] *= 1e30
+    outputs = cases.run(emulator, forward, given)
+    assert (outputs["rstd"] == 0).all()
+    assert (outputs["output"] == given["bias"]).all()
+    backward = replace(forward, op="layer_norm_backward")
+    given = cases.inputs(backward) | {"input": given["input"]}
+    given |= {name: outputs[name] for name in ("mean", "rstd")}
+    gradients = cases.run(emulator, backward, given)
+    assert (gradients["grad_input"] == 0).all() and (gradients["grad_weight"] == 0).all()
+    assert np.isfinite(gradients["grad_bias"]).all()
+
+
 INF, NAN = np.inf, np.nan
 SPECIAL_ROWS = {
     "all -inf": [-INF] * 8,

@@ -79,7 +79,7 @@ def test_nvccs_code_computes_the_bits_of_the_source_but_for_exp_and_log(unfused,
 @pytest.mark.parametrize("op, pair", FAMILIES, ids=IDS)
 def test_error_of_nvccs_code_is_no_larger_than_eagers(compiled, op, pair):
     judge = Judge()
-    for case in cases_of(compiled, op, pair, elements=20_000):
+    for case in cases_of(compiled, op, pair, elements=5000):
         given = cases.inputs(case)
         judge.add(case, given, cases.run(compiled, case, given))
     judge.conclude()
