@@ -3,7 +3,9 @@
 - ``torch.compile(model, backend="fusedops")``, or :func:`enable` / :func:`patch` with plain
   ``torch.compile``; ``fusedops.export.rewrite`` for exported programs, :func:`rewrite` for plain FX
   graphs; :func:`explain` tells what was replaced and why the rest was not.
-- :func:`softmax`, :func:`log_softmax`, :func:`layer_norm`: the ops as functions.
+- :func:`softmax`, :func:`softmax_`, :func:`log_softmax`, :func:`masked_softmax`,
+  :func:`masked_softmax_dropout`, :func:`layer_norm`: the ops as functions.
+- ``fusedops.nn``: the softmax family as modules.
 - ``torch.ops.fusedops.*``: the ops themselves.
 """
 
@@ -13,8 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 try:
-    from fusedops import config, ops
-    from fusedops.functional import layer_norm, log_softmax, softmax
+    from fusedops import config, nn, ops
+    from fusedops.functional import (
+        layer_norm,
+        log_softmax,
+        masked_softmax,
+        masked_softmax_dropout,
+        softmax,
+        softmax_,
+    )
 except (ImportError, ValueError):
     # "-m" stands there while `python -m fusedops` is being located: `python -m fusedops env` must
     # start, to report what is wrong.
@@ -38,10 +47,14 @@ __all__ = [
     "graph",
     "layer_norm",
     "log_softmax",
+    "masked_softmax",
+    "masked_softmax_dropout",
+    "nn",
     "ops",
     "patch",
     "rewrite",
     "softmax",
+    "softmax_",
 ]
 
 # What needs torch's compiler, which takes 1.6 s to import, comes when it is first used.

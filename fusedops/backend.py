@@ -11,7 +11,7 @@ import torch._inductor.config as inductor_config
 from torch.fx import GraphModule
 
 from fusedops.graph.availability import require_ops
-from fusedops.graph.passes import with_rewriter, without_rewriter
+from fusedops.graph.passes import PASSES, with_ours, without_ours
 
 
 def backend(
@@ -30,7 +30,8 @@ def backend(
         gm, example_inputs: a graph captured by Dynamo, and its inputs.
         mode: Inductor's modes, see `torch._inductor.list_mode_options`.
         options: Inductor's options, see `torch._inductor.list_options`; they win over `mode`. A
-            `pre_grad_custom_pass`, given here or set in Inductor's config, runs before ours.
+            `pre_grad_custom_pass` or `post_grad_custom_post_pass`, given here or set in Inductor's
+            config, runs before ours.
 
     Raises:
         RuntimeError: the kernel library did not load, or `mode` or an option is unknown.
@@ -38,31 +39,34 @@ def backend(
     require_ops()
     # The object behind torch.compile(backend="inductor"): it checks and merges mode and options.
     inductor = torch._TorchCompileInductorWrapper(mode, options, dynamic=None)
-    existing = inductor.config.get("pre_grad_custom_pass", inductor_config.pre_grad_custom_pass)
-    inductor.config["pre_grad_custom_pass"] = with_rewriter(existing)
+    for option in PASSES:
+        existing = inductor.config.get(option, getattr(inductor_config, option))
+        inductor.config[option] = with_ours(existing, option)
     return inductor(gm, example_inputs)
 
 
 def enable() -> None:
     """From now on, plain `torch.compile(model)` replaces softmax, log_softmax and layer_norm.
 
-    A `pre_grad_custom_pass` already in Inductor's config keeps running, before ours. Calling it
+    A custom pass already in Inductor's config keeps running, before ours. Calling it
     again changes nothing. What is compiled already stays as it is. Raises RuntimeError where the
     kernel library did not load.
     """
     require_ops()
-    inductor_config.pre_grad_custom_pass = with_rewriter(inductor_config.pre_grad_custom_pass)
+    for option in PASSES:
+        setattr(inductor_config, option, with_ours(getattr(inductor_config, option), option))
 
 
 def disable() -> None:
     """Undo `enable()`: Inductor's config is again what it was. Harmless where it never ran."""
-    inductor_config.pre_grad_custom_pass = without_rewriter(inductor_config.pre_grad_custom_pass)
+    for option in PASSES:
+        setattr(inductor_config, option, without_ours(getattr(inductor_config, option)))
 
 
 @contextmanager
 def patch() -> Iterator[None]:
     """`enable()` for a block. The compilation, at the first call, must happen inside it."""
     require_ops()
-    rewriting = with_rewriter(inductor_config.pre_grad_custom_pass)
-    with inductor_config.patch(pre_grad_custom_pass=rewriting):
+    passes = {name: with_ours(getattr(inductor_config, name), name) for name in PASSES}
+    with inductor_config.patch(passes):
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -15,6 +16,43 @@ def softmax(input: torch.Tensor, dim: int) -> torch.Tensor:
 def log_softmax(input: torch.Tensor, dim: int) -> torch.Tensor:
     shifted = input.double() - input.double().amax(dim, keepdim=True)
     return shifted - shifted.exp().sum(dim, keepdim=True).log()
+
+
+def masked_softmax(
+    input: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    scale: float = 1.0,
+    diagonal: int | None = None,
+    mask_value: float = -math.inf,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    visible = torch.ones(input.shape, dtype=torch.bool, device=input.device)
+    visible = visible if diagonal is None else visible.tril(diagonal)
+    scores = input.double() * scale + (0 if bias is None else bias.double())
+    if mask is not None and mask.dtype == torch.bool:
+        visible = visible & mask
+    elif mask is not None:
+        scores = scores + mask.double()
+    return softmax(scores.masked_fill(~visible, mask_value), -1)
+
+
+def philox(seed: int, rows: int, cols: int) -> torch.Tensor:
+    """The 32-bit words that decide about dropout: Philox4x32-10 of Salmon et al. (2011)."""
+    row = torch.arange(rows)[:, None, None].expand(-1, -(-cols // 4), 1)
+    block = torch.arange(-(-cols // 4))[None, :, None].expand(rows, -1, 1)
+    c = [block, row & 0xFFFFFFFF, row >> 32, torch.zeros_like(row)]
+    k0, k1 = seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF
+    for _ in range(10):
+        a, b = _wide_product(c[0], 0xD2511F53), _wide_product(c[2], 0xCD9E8D57)
+        c = [b[0] ^ c[1] ^ k0, b[1], a[0] ^ c[3] ^ k1, a[1]]
+        k0, k1 = k0 + 0x9E3779B9 & 0xFFFFFFFF, k1 + 0xBB67AE85 & 0xFFFFFFFF
+    return torch.cat(c, -1).reshape(rows, -1)[:, :cols]
+
+
+def _wide_product(a: torch.Tensor, b: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The upper and the lower half of a 32-bit product: int64 would overflow, so in parts of 16."""
+    low, high = a * (b & 0xFFFF), a * (b >> 16) + (a * (b & 0xFFFF) >> 16)
+    return high >> 16, (high & 0xFFFF) << 16 | low & 0xFFFF
 
 
 def layer_norm(

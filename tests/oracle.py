@@ -41,7 +41,7 @@ def _layer_norm(x: np.ndarray, w: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def _in_80_bits(definition: Callable, *tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The definition in 80-bit arithmetic, as a float64 tensor and what that leaves over."""
-    result = definition(*(tensor.double().numpy().astype(np.longdouble) for tensor in tensors))
+    result = definition(*(t.double().cpu().numpy().astype(np.longdouble) for t in tensors))
     high = result.astype(np.float64)
     return torch.from_numpy(high), torch.from_numpy((result - high).astype(np.float64))
 
@@ -51,7 +51,7 @@ class Exact:
     remainder that 80 bits have beyond it."""
 
     def __init__(self, high: torch.Tensor, low: torch.Tensor | float = 0.0) -> None:
-        self.high, self.low = high, low
+        self.high, self.low = high.cpu(), low
 
     @classmethod
     def of(cls, definition: Callable, *tensors: torch.Tensor) -> Exact:
@@ -87,7 +87,7 @@ def ulp_error(actual: torch.Tensor, exact: Exact | torch.Tensor, floor: float = 
     info = torch.finfo(actual.dtype)
     magnitude = exact.high.abs().clamp(min=max(floor, info.smallest_normal))
     ulp = torch.exp2(torch.floor(torch.log2(magnitude))) * info.eps
-    return (((actual.double() - exact.high) - exact.low).abs() / ulp).max().item()
+    return (((actual.cpu().double() - exact.high) - exact.low).abs() / ulp).max().item()
 
 
 def assert_as_exact_as_eager(

@@ -16,6 +16,11 @@ RANK = ["default", "avx2", "avx512"]
 FILES = [
     "test_softmax_values.py",
     "test_softmax_grad.py",
+    "test_softmax_dims.py",
+    "test_softmax_inplace.py",
+    "test_softmax_dropout.py",
+    "test_masked_softmax_values.py",
+    "test_masked_softmax_grad.py",
     "test_layer_norm_values.py",
     "test_layer_norm_grad.py",
     "test_ops_layout.py",
@@ -37,9 +42,9 @@ def lower_isas() -> list[str]:
 
 @pytest.mark.parametrize("isa", lower_isas())
 def test_the_value_tests_pass_with_a_lower_instruction_set(isa):
-    result = run(
-        isa, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", *FILES
-    )
+    # What Inductor compiles has an instruction set, and a cache, of its own.
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", "not compiled"]
+    result = run(isa, "-m", "pytest", *options, *FILES)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-2000:]
 
 

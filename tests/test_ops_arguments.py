@@ -30,6 +30,81 @@ BAD_CALLS = {
         lambda x: ops.log_softmax_backward(x[:2], x, -1, torch.float32),
         r"grad_output is torch.float32 of shape \[2, 5\], wanted .*\[3, 5\] as output is",
     ),
+    "mask that does not broadcast": (
+        lambda x: fusedops.masked_softmax(x, x.new_ones(4)),
+        r"masked_softmax: mask has shape \[4\], wanted one that broadcasts to \[3, 5\]",
+    ),
+    "mask of more dimensions": (
+        lambda x: fusedops.masked_softmax(x, x.new_ones(1, 3, 5)),
+        r"mask has shape \[1, 3, 5\], wanted one that broadcasts",
+    ),
+    "integer mask": (
+        lambda x: fusedops.masked_softmax(x, x.int()),
+        r"mask is torch.int32, wanted torch.bool \(True where visible\) or a floating dtype",
+    ),
+    "byte mask": (lambda x: fusedops.masked_softmax(x, x.byte()), r"mask is torch.uint8"),
+    "bias that does not broadcast": (
+        lambda x: fusedops.masked_softmax(x, bias=x.new_ones(2, 5)),
+        r"masked_softmax: bias has shape \[2, 5\], wanted one that broadcasts to \[3, 5\]",
+    ),
+    "bool bias": (
+        lambda x: fusedops.masked_softmax(x, bias=x > 0),
+        r"bias is torch.bool, wanted torch.float32",
+    ),
+    "NaN scale": (
+        lambda x: fusedops.masked_softmax(x, scale=float("nan")),
+        r"masked_softmax: scale is NaN, wanted a number",
+    ),
+    "NaN mask_value": (
+        lambda x: fusedops.masked_softmax(x, mask_value=float("nan")),
+        r"masked_softmax: mask_value is NaN",
+    ),
+    "mask_value that overflows": (
+        lambda x: fusedops.masked_softmax(x.half(), mask_value=-1e300),
+        r"mask_value is -1e\+300, beyond float32, .* wanted -inf or at least -3.40282e\+38",
+    ),
+    "causal without queries": (
+        lambda x: fusedops.masked_softmax(x[0], causal=True),
+        r"causal needs queries and keys, .* input has shape \[5\]",
+    ),
+    "integer scores": (
+        lambda x: fusedops.masked_softmax(x.int()),
+        r"masked_softmax: input is torch.int32, wanted torch.float32, .*pass dtype=",
+    ),
+    "scores without a dimension": (
+        lambda x: fusedops.masked_softmax(x[0, 0]),
+        r"masked_softmax: input has no dimension",
+    ),
+    "negative p": (
+        lambda x: fusedops.masked_softmax_dropout(x, p=-0.1),
+        r"masked_softmax_dropout: p is -0.1, wanted a probability in \[0, 1\]",
+    ),
+    "p above one": (lambda x: fusedops.masked_softmax_dropout(x, p=1.5), r"p is 1.5, wanted"),
+    "NaN p": (lambda x: fusedops.masked_softmax_dropout(x, p=float("nan")), r"p is nan, wanted"),
+    "two seeds": (
+        lambda x: fusedops.masked_softmax_dropout(x, seed=torch.zeros(2, dtype=torch.int64)),
+        r"seed is torch.int64 of shape \[2\], wanted one torch.int64; make it with torch.randint",
+    ),
+    "floating seed": (
+        lambda x: fusedops.masked_softmax_dropout(x, seed=x.new_zeros(())),
+        r"seed is torch.float32 of shape \[\], wanted one torch.int64",
+    ),
+    "masked gradient of another shape": (
+        lambda x: ops.masked_softmax_backward(x[:2], x, None, 1.0, False, torch.float32),
+        r"grad_output is torch.float32 of shape \[2, 5\], wanted .* as probabilities is",
+    ),
+    "out of another shape": (
+        lambda x: fusedops.softmax(x, -1, out=x.new_empty(5, 3)),
+        r"softmax: out has shape \[5, 3\], wanted input's, \[3, 5\]",
+    ),
+    "integer out": (
+        lambda x: fusedops.log_softmax(x, -1, out=x.new_empty(3, 5, dtype=torch.int64)),
+        r"log_softmax: out is torch.int64, wanted torch.float32",
+    ),
+    "integer in place": (
+        lambda x: fusedops.softmax_(x.int(), -1),
+        r"softmax_: input is torch.int32, wanted torch.float32",
+    ),
     "integer norm input": (
         lambda x: fusedops.layer_norm(x.long(), [5]),
         r"layer_norm: input is torch.int64",
@@ -98,7 +173,8 @@ def test_a_cuda_tensor_without_cuda_kernels_is_refused_with_the_reason(op):
         return
     overload = getattr(ops, op).default
     by_name = {"normalized_shape": [5], "output_mask": [True] * 3, "dim": -1, "eps": 1e-5}
-    by_name |= {"input_dtype": torch.float32, "dtype": None}
+    by_name |= {"input_dtype": torch.float32, "dtype": None, "scale": 1.0, "causal": False}
+    by_name |= {"mask_value": 0.0, "p": 0.5, "diagonal": 0, "zero_masked_rows": False}
     arguments = [by_name.get(argument.name, x) for argument in overload._schema.arguments]
     cuda = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
     with pytest.raises(RuntimeError, match=rf"fusedops::{op} was given a CUDA tensor, but .*\w"):

@@ -20,6 +20,9 @@ LAYOUTS = {
     "one column": lambda x: x[:, :1],
     "rank 4": lambda x: x.view(2, 2, 2, -1).permute(2, 0, 1, 3),
     "heads": lambda x: x.view(8, 9, 10).transpose(0, 1),
+    "all but the last of a sequence": lambda x: x.view(4, 2, 90)[:, :-1],
+    "groups of rows": lambda x: x.view(2, 4, 90)[:, 1:4, 5:70],
+    "groups of groups": lambda x: x.view(2, 2, 2, 90)[:, :, 1:, 1:][::2],
 }
 
 
@@ -75,6 +78,33 @@ def test_weights_may_be_strided_or_misaligned(columns):
     close(fusedops.layer_norm(x, [32], w, b), reference.layer_norm(x, [32], w, b), torch.float32)
     w, b = torch.randn(2, 64)[:, ::2]
     close(fusedops.layer_norm(x, [32], w, b), reference.layer_norm(x, [32], w, b), torch.float32)
+
+
+NOT_COPIED = ["row slice", "misaligned", "split view", "every other row", "expanded rows"]
+NOT_COPIED += ["all but the last of a sequence", "groups of rows"]
+
+
+@pytest.mark.parametrize("layout", NOT_COPIED)
+def test_rows_in_evenly_spaced_groups_are_read_where_they_lie(layout):
+    """One output each, and the statistics: no other allocation by the profiler's count."""
+    x = LAYOUTS[layout](source(torch.float32))
+    rows, cols = x.shape[:-1].numel(), x.shape[-1]
+    _, mean, rstd = torch.ops.fusedops.layer_norm(x, [cols], None, None, 1e-5)
+    only_input = [True, False, False]
+    calls = {
+        lambda: torch.ops.fusedops.softmax(x, -1): 0,
+        lambda: torch.ops.fusedops.softmax_backward(x, x, -1, x.dtype): 0,
+        lambda: fusedops.masked_softmax(x, causal=True): 0,
+        lambda: torch.ops.fusedops.layer_norm(x, [cols], None, None, 1e-5): 2 * rows * 4,
+        lambda: torch.ops.fusedops.layer_norm_backward(
+            x, x, [cols], mean, rstd, None, None, only_input
+        ): 0,
+    }
+    for call, statistics in calls.items():
+        with torch.profiler.profile(profile_memory=True) as profile:
+            call()
+        allocated = sum(max(event.self_cpu_memory_usage, 0) for event in profile.events())
+        assert allocated == x.numel() * 4 + statistics
 
 
 def test_inputs_are_left_as_they_are():

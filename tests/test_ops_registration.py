@@ -1,10 +1,13 @@
 """The ops as torch.library sees them: schemas, fakes, autograd, forward mode, vmap, export."""
 
+import contextlib
 import subprocess
 import sys
+import warnings
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.testing._internal.common_methods_invocations import op_db
 
@@ -16,6 +19,26 @@ ops = torch.ops.fusedops
 def norm_statistics(x, shape):
     _, mean, rstd = ops.layer_norm(x.detach(), shape, None, None, 1e-5)
     return mean, rstd
+
+
+def masked_samples(t):
+    mask, bias = torch.rand(4, 8) < 0.7, torch.randn(3, 1, 8).to(t).requires_grad_(t.requires_grad)
+    grad, y, seed = torch.randn_like(t), torch.softmax(t.detach(), -1), torch.tensor(5)
+    yield ops.masked_softmax, (t, mask, 0.5, True, -1e4, bias)
+    yield ops.masked_softmax, (t, bias, 0.5, False, 0.0)
+    yield ops.masked_softmax_dropout, (t, mask, 0.5, True, -1e4, 0.3, seed, bias)
+    yield ops._masked_softmax, (t.detach(), mask, 0.5, False, -1e4, None, torch.float32, -1, True)
+    yield ops._masked_softmax_dropout, (t.detach(), bias.detach(), 0.5, True, 0.0, 0.3, seed)
+    yield ops.masked_softmax_backward, (grad, y, mask, 0.5, True, t.dtype, 1)
+    yield ops.masked_softmax_dropout_backward, (grad, y, None, 0.5, True, 0.3, seed, t.dtype)
+    if not t.requires_grad:
+        for op in (ops.softmax_out, ops.log_softmax_out):
+            yield op, (t, 1, torch.empty_like(t))
+        yield ops.softmax_, (t.clone(), 0)
+        yield (
+            ops.masked_softmax_out,
+            (t, mask, 0.5, True, -1e4, bias.detach(), 0, False, torch.empty_like(t)),
+        )
 
 
 def samples():
@@ -36,6 +59,7 @@ def samples():
             yield ops.layer_norm_backward, (*args, [True, False, True])
             for op in (ops.softmax_backward, ops.log_softmax_backward):
                 yield op, (torch.randn_like(t), torch.softmax(t.detach(), -1), -1, dtype)
+            yield from masked_samples(t)
     half = x.half().requires_grad_()
     yield ops.softmax, (half, -1, torch.float32)
     yield ops.softmax_backward, (x, torch.softmax(x, -1), -1, torch.float16)
@@ -90,6 +114,9 @@ def test_forward_mode_raises_instead_of_giving_zeros():
         lambda t: ops.softmax(t, -1),
         lambda t: ops.softmax_backward(t, x, -1, torch.float32),
         lambda t: ops.layer_norm_backward(t, x, [5], mean, rstd, None, None, [True] * 3),
+        lambda t: fusedops.masked_softmax(t, causal=True),
+        lambda t: fusedops.masked_softmax(x, bias=t),
+        lambda t: fusedops.masked_softmax_dropout(t),
     )
     for call in calls:
         with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="forward-mode"):
@@ -109,6 +136,80 @@ def test_vmap_is_the_loop_over_its_slices():
     torch.testing.assert_close(torch.vmap(lambda t: fusedops.softmax(t, 0))(x), expected)
     expected = torch.stack([fusedops.layer_norm(t, [6], w) for t in x])
     torch.testing.assert_close(torch.vmap(lambda t: fusedops.layer_norm(t, [6], w))(x), expected)
+
+
+SLICES = torch.randn(4, 3, 6, 6)
+MASKS, BIASES = torch.rand(4, 6) < 0.8, torch.randn(4, 3, 1, 6)
+
+# A function of one slice, and the batched tensors beside it.
+BATCHED = {
+    "softmax": (lambda x: fusedops.softmax(x, 0), ()),
+    "softmax of rows": (lambda x: fusedops.softmax(x, -1), ()),
+    "log_softmax": (lambda x: fusedops.log_softmax(x, 1), ()),
+    "softmax_backward": (lambda x: ops.softmax_backward(x, x.exp(), -2, x.dtype), ()),
+    "masked_softmax": (lambda x: fusedops.masked_softmax(x, MASKS[0], causal=True), ()),
+    "its own masks": (lambda x, m: fusedops.masked_softmax(x, m, mask_value=-1.0), (MASKS,)),
+    "masks and biases": (
+        lambda x, m, b: fusedops.masked_softmax(x, m, bias=b, masked_rows="zero"),
+        (MASKS, BIASES),
+    ),
+    "masked_softmax_backward": (
+        lambda x, m: ops.masked_softmax_backward(x, x.exp(), m, 0.5, True, x.dtype),
+        (MASKS,),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BATCHED)
+@pytest.mark.parametrize("batch_dim", [0, 2])
+def test_vmap_has_rules_that_give_what_a_loop_gives(name, batch_dim):
+    function, beside = BATCHED[name]
+    expected = torch.stack([function(*slices) for slices in zip(SLICES, *beside, strict=True)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # torch warns where it has to loop itself
+        batched = torch.vmap(function, in_dims=(batch_dim, *[0] * len(beside)))
+        actual = batched(SLICES.movedim(0, batch_dim), *beside)
+    torch.testing.assert_close(actual, expected, equal_nan=True)
+
+
+def test_vmap_of_scalars():
+    assert torch.vmap(lambda t: fusedops.softmax(t, 0))(torch.randn(5)).tolist() == [1.0] * 5
+
+
+@contextlib.contextmanager
+def autocast(device):
+    """As torch.autocast, which for CUDA does nothing on a machine without a GPU."""
+    before = torch.is_autocast_enabled(device)
+    torch.set_autocast_enabled(device, True)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled(device, before)
+
+
+AUTOCAST_CALLS = {
+    "softmax": (lambda t, **o: fusedops.softmax(t, -1, **o), torch.softmax),
+    "log_softmax": (lambda t, **o: fusedops.log_softmax(t, -1, **o), torch.log_softmax),
+    "masked_softmax": (lambda t, **o: fusedops.masked_softmax(t, causal=True, **o), torch.softmax),
+    "masked_softmax_dropout": (
+        lambda t, **o: fusedops.masked_softmax_dropout(t, causal=True, **o),
+        torch.softmax,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", AUTOCAST_CALLS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_autocast_gives_the_dtype_that_torch_gives(name, dtype, device):
+    """On CUDA float32, computed from the 16 bits themselves; on the CPU the input's."""
+    ours, eager = AUTOCAST_CALLS[name]
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        # A CUDA tensor that requires grad would make a CPU build of torch look for CUDA streams.
+        t = torch.empty(2, 3, 4, dtype=dtype, device=device, requires_grad=device == "cpu")
+        with autocast(device):
+            assert ours(t).dtype == eager(t, -1).dtype
+            assert ours(t, dtype=torch.float64).dtype == torch.float64
 
 
 def test_meta_tensors_give_shapes_without_computing():

@@ -87,6 +87,7 @@ stage entry-point correctness 30 "$PYTHON" setup.py -q egg_info
 stage env correctness 60 "$PYTHON" -m fusedops env
 stage library correctness 60 "${PYTEST[@]}" tests/cuda/test_cuda_library.py
 stage numerics correctness 120 "${PARALLEL[@]}" tests/cuda/test_cuda_{values,gradients}.py
+stage softmax-family correctness 120 "${PARALLEL[@]}" tests/cuda/test_cuda_softmax_family.py
 stage streams correctness 60 "${PYTEST[@]}" tests/cuda/test_cuda_streams.py
 stage opcheck correctness 60 "${PARALLEL[@]}" tests/cuda/test_cuda_opcheck.py
 has expecttest && stage opinfo correctness 60 "${PARALLEL[@]}" tests/cuda/test_cuda_opinfo.py
@@ -97,13 +98,15 @@ stage memcheck correctness 75 "${SANITIZER[@]}" --tool memcheck "${SMALL[@]}"
 stage racecheck correctness 75 "${SANITIZER[@]}" --tool racecheck "${SMALL[@]}"
 stage suite correctness 90 "${PARALLEL[@]}" "${SUITE[@]}"
 for direction in forward backward; do
-  for op in softmax layer_norm log_softmax; do
+  for op in softmax layer_norm masked_softmax softmax_dropout log_softmax; do
     name=$op-$direction
     stage "bench-$name" speed 60 "$PYTHON" -m fusedops bench --device cuda --quick \
       --op "$op" --pass "$direction" --dtype bfloat16 float32 \
       --csv "$OUT/bench/$name.csv" --plot "$OUT/bench"
   done
 done
+stage bench-memory speed 60 "$PYTHON" -m fusedops bench --memory --device cuda \
+  --csv "$OUT/memory.csv"
 compgen -G "$OUT/bench/*.csv" >/dev/null &&
   awk 'FNR > 1 || NR == 1' "$OUT"/bench/*.csv >"$OUT/bench.csv"
 

@@ -55,6 +55,17 @@ class Scratch {
   void* memory_;
 };
 
+// body(strips, scratch) over the strips of all planes.
+template <class Args, class Body>
+void for_strips(const Args& args, Body body) {
+  const PlaneStrips strips = plane_strips(args);
+  const int64_t elements = args.rows * std::min(strips.lanes_each, args.lanes);
+  for_rows(args.planes * strips.count, elements, [&](RowRange range) {
+    const Scratch scratch(kPlanesScratchBytes);
+    body(range, scratch.get());
+  });
+}
+
 }  // namespace
 
 void CpuBackend::launch(const SoftmaxForward& args) const {
@@ -75,6 +86,45 @@ void CpuBackend::launch(const SoftmaxBackward& args) const {
       kStreamingBytes;
   for_rows(args.rows, args.cols, [&](RowRange range) {
     kernels.softmax_backward(args, range, streaming);
+  });
+}
+
+void CpuBackend::launch(const SoftmaxPlanesForward& args) const {
+  const CpuKernels& kernels = cpu_kernels();
+  const int64_t bytes = size_of(args.input.dtype) + size_of(args.output.dtype);
+  const bool streaming = args.planes * args.rows * args.lanes * bytes > kStreamingBytes;
+  for_strips(args, [&](RowRange strips, void* scratch) {
+    kernels.softmax_planes(args, strips, scratch, streaming);
+  });
+}
+
+void CpuBackend::launch(const SoftmaxPlanesBackward& args) const {
+  const CpuKernels& kernels = cpu_kernels();
+  const int64_t bytes = 2 * size_of(args.output.dtype) + size_of(args.grad_input.dtype);
+  const bool streaming = args.planes * args.rows * args.lanes * bytes > kStreamingBytes;
+  for_strips(args, [&](RowRange strips, void* scratch) {
+    kernels.softmax_planes_backward(args, strips, scratch, streaming);
+  });
+}
+
+void CpuBackend::launch(const MaskedSoftmaxForward& args) const {
+  const CpuKernels& kernels = cpu_kernels();
+  const int64_t outputs = args.probabilities.data == nullptr ? 1 : 2;
+  const int64_t bytes = size_of(args.input.dtype) + outputs * size_of(args.output.dtype);
+  const bool streaming = args.rows * args.cols * bytes > kStreamingBytes;
+  for_rows(args.rows, args.cols, [&](RowRange range) {
+    const Scratch scratch(masked_softmax_scratch_bytes(args.cols, args.input.dtype));
+    kernels.masked_softmax(args, range, scratch.get(), streaming);
+  });
+}
+
+void CpuBackend::launch(const MaskedSoftmaxBackward& args) const {
+  const CpuKernels& kernels = cpu_kernels();
+  const int64_t bytes = 2 * size_of(args.probabilities.dtype) + size_of(args.grad_input.dtype);
+  const bool streaming = args.rows * args.cols * bytes > kStreamingBytes;
+  for_rows(args.rows, args.cols, [&](RowRange range) {
+    const Scratch scratch(masked_softmax_scratch_bytes(args.cols, args.probabilities.dtype));
+    kernels.masked_softmax_backward(args, range, scratch.get(), streaming);
   });
 }
 

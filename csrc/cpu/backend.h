@@ -8,10 +8,16 @@
 namespace fusedops {
 
 struct CpuBackend {
+  static constexpr bool kReadsGroups = true;  // of rows: RowSpacing
+
   explicit CpuBackend(const torch::stable::Tensor&) {}
 
   void launch(const SoftmaxForward& args) const;
   void launch(const SoftmaxBackward& args) const;
+  void launch(const SoftmaxPlanesForward& args) const;
+  void launch(const SoftmaxPlanesBackward& args) const;
+  void launch(const MaskedSoftmaxForward& args) const;
+  void launch(const MaskedSoftmaxBackward& args) const;
   void launch(const LayerNormForward& args) const;
   void launch(const LayerNormBackward& args) const;
 

@@ -13,6 +13,8 @@ namespace fusedops {
 // While it lives, the device of `tensor` is the current one.
 class CudaBackend {
  public:
+  static constexpr bool kReadsGroups = false;  // of rows: cuda/tile.h says why
+
   explicit CudaBackend(const Tensor& tensor) : guard_(tensor.get_device_index()) {
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream_));
   }

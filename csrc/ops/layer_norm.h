@@ -37,9 +37,7 @@ inline void check_norm_parameter(
   check(
       sizes_of(*parameter) == normalized_shape, op, ": ", name, " has shape ",
       list_text(sizes_of(*parameter)), ", wanted normalized_shape, ", list_text(normalized_shape));
-  check(
-      parameter->device() == input.device(), op, ": ", name, " is on ", device_name(*parameter),
-      ", wanted ", device_name(input), " as input is; move it with .to(input.device)");
+  check_device(op, name, *parameter, input);
   check_dtype(op, name, parameter->scalar_type());
 }
 
@@ -91,11 +89,11 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_forward(
   const Tensor mean = empty_contiguous(input, shape.statistics, statistics_dtype(dtype));
   const Tensor rstd = empty_contiguous(input, shape.statistics, statistics_dtype(dtype));
   if (shape.rows > 0) {
-    const RowView source = as_rows(input, shape.first);
+    const RowView source = as_rows<Backend>(input, shape.first);
     const NormParameters parameters(weight, bias, dtype);
     Backend(input).launch(
         LayerNormForward{
-            source.read(), RowView{output, shape.cols}.write(),
+            source.read(), RowView{output, {shape.cols}}.write(),
             NormParameters::columns(parameters.weight), NormParameters::columns(parameters.bias),
             mean.mutable_data_ptr(), rstd.mutable_data_ptr(), shape.rows, shape.cols, eps});
   }
@@ -150,8 +148,8 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(
     return Columns{wanted ? grad.mutable_data_ptr() : nullptr, kernel_dtype(grad.scalar_type())};
   };
   if (shape.rows > 0 && shape.cols > 0) {
-    const RowView grad = as_rows(grad_output, shape.first);
-    const RowView source = as_rows(input, shape.first);
+    const RowView grad = as_rows<Backend>(grad_output, shape.first);
+    const RowView source = as_rows<Backend>(input, shape.first);
     const RowView result{grad_input, shape.cols};
     LayerNormBackward args{
         grad.read(),

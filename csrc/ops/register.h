@@ -4,19 +4,39 @@
 #include <torch/csrc/stable/library.h>
 
 #include "ops/layer_norm.h"
+#include "ops/masked_softmax.h"
 #include "ops/softmax.h"
 
-#define FUSEDOPS_REGISTER(key, Backend)                                                           \
-  STABLE_TORCH_LIBRARY_IMPL(fusedops, key, m) {                                                   \
-    m.impl("softmax", TORCH_BOX(&fusedops::SoftmaxOps<Backend>::softmax));                        \
-    m.impl("_softmax", TORCH_BOX(&fusedops::SoftmaxOps<Backend>::softmax));                       \
-    m.impl("softmax_backward", TORCH_BOX(&fusedops::SoftmaxOps<Backend>::softmax_backward));      \
-    m.impl("log_softmax", TORCH_BOX(&fusedops::SoftmaxOps<Backend>::log_softmax));                \
-    m.impl("_log_softmax", TORCH_BOX(&fusedops::SoftmaxOps<Backend>::log_softmax));               \
-    m.impl(                                                                                       \
-        "log_softmax_backward", TORCH_BOX(&fusedops::SoftmaxOps<Backend>::log_softmax_backward)); \
-    m.impl("layer_norm", TORCH_BOX(&fusedops::LayerNormOps<Backend>::layer_norm));                \
-    m.impl("_layer_norm", TORCH_BOX(&fusedops::LayerNormOps<Backend>::layer_norm));               \
-    m.impl(                                                                                       \
-        "layer_norm_backward", TORCH_BOX(&fusedops::LayerNormOps<Backend>::layer_norm_backward)); \
+#define FUSEDOPS_REGISTER(key, Backend)                                                            \
+  STABLE_TORCH_LIBRARY_IMPL(fusedops, key, m) {                                                    \
+    using Softmax = fusedops::SoftmaxOps<Backend>;                                                 \
+    m.impl("softmax", TORCH_BOX(&Softmax::softmax));                                               \
+    m.impl("_softmax", TORCH_BOX(&Softmax::softmax));                                              \
+    m.impl("softmax_out", TORCH_BOX(&Softmax::softmax_out));                                       \
+    m.impl("softmax_", TORCH_BOX(&Softmax::softmax_));                                             \
+    m.impl("log_softmax_", TORCH_BOX(&Softmax::log_softmax_));                                     \
+    m.impl("softmax_backward_", TORCH_BOX(&Softmax::softmax_backward_));                           \
+    m.impl("log_softmax_backward_", TORCH_BOX(&Softmax::log_softmax_backward_));                   \
+    m.impl("softmax_backward", TORCH_BOX(&Softmax::softmax_backward));                             \
+    m.impl("log_softmax", TORCH_BOX(&Softmax::log_softmax));                                       \
+    m.impl("_log_softmax", TORCH_BOX(&Softmax::log_softmax));                                      \
+    m.impl("log_softmax_out", TORCH_BOX(&Softmax::log_softmax_out));                               \
+    m.impl("log_softmax_backward", TORCH_BOX(&Softmax::log_softmax_backward));                     \
+    using Masked = fusedops::MaskedSoftmaxOps<Backend>;                                            \
+    m.impl("masked_softmax", TORCH_BOX(&Masked::masked_softmax));                                  \
+    m.impl("_masked_softmax", TORCH_BOX(&Masked::masked_softmax));                                 \
+    m.impl("masked_softmax_out", TORCH_BOX(&Masked::masked_softmax_out));                          \
+    m.impl("masked_softmax_", TORCH_BOX(&Masked::masked_softmax_));                                \
+    m.impl("masked_softmax_backward_", TORCH_BOX(&Masked::masked_softmax_backward_));              \
+    m.impl(                                                                                        \
+        "masked_softmax_dropout_backward_", TORCH_BOX(&Masked::masked_softmax_dropout_backward_)); \
+    m.impl("masked_softmax_backward", TORCH_BOX(&Masked::masked_softmax_backward));                \
+    m.impl("masked_softmax_dropout", TORCH_BOX(&Masked::masked_softmax_dropout));                  \
+    m.impl("_masked_softmax_dropout", TORCH_BOX(&Masked::masked_softmax_dropout_inference));       \
+    m.impl(                                                                                        \
+        "masked_softmax_dropout_backward", TORCH_BOX(&Masked::masked_softmax_dropout_backward));   \
+    using LayerNorm = fusedops::LayerNormOps<Backend>;                                             \
+    m.impl("layer_norm", TORCH_BOX(&LayerNorm::layer_norm));                                       \
+    m.impl("_layer_norm", TORCH_BOX(&LayerNorm::layer_norm));                                      \
+    m.impl("layer_norm_backward", TORCH_BOX(&LayerNorm::layer_norm_backward));                     \
   }

@@ -1,11 +1,12 @@
-// softmax and log_softmax, forward and backward: tensors in, rows to the backend, tensors out.
+// softmax and log_softmax, forward and backward: tensors in, rows or planes to the backend, tensors
+// out.
 #pragma once
 
 #include "ops/tensor.h"
 
 namespace fusedops {
 
-// Where the softmax runs: dimension `dim` of `sizes`, `inner` elements apart.
+// Where the softmax runs: dimension `dim`, of `cols` elements that lie `inner` apart.
 struct SoftmaxDim {
   int64_t dim;
   int64_t cols, inner;
@@ -19,40 +20,93 @@ inline SoftmaxDim resolve_dim(const char* op, const Sizes& sizes, int64_t dim) {
       bound - 1, "] for an input of shape ", list_text(sizes));
   if (rank == 0) return {0, 1, 1};
   const int64_t wrapped = dim < 0 ? dim + rank : dim;
-  return {wrapped, sizes[wrapped], product(sizes, wrapped + 1, rank)};
+  const SoftmaxDim at{wrapped, sizes[wrapped], product(sizes, wrapped + 1, rank)};
+  check_cols(op, at.cols);
+  return at;
 }
 
 inline bool converts_inside(ScalarType from, ScalarType to) {
   return from == to || (is_16_bit(from) && to == ScalarType::Float);
 }
 
-// Dimension `at.dim` moved last and made contiguous. A strided kernel will make this copy
-// unnecessary.
-inline Tensor moved_last(const Tensor& tensor, const SoftmaxDim& at) {
-  return torch::stable::contiguous(torch::stable::transpose(tensor, at.dim, -1));
+inline Tensor converted(const Tensor& input, ScalarType output) {
+  return converts_inside(input.scalar_type(), output) ? input : convert(input, output);
+}
+
+inline ScalarType softmax_dtype(
+    const char* op, const Tensor& input, std::optional<ScalarType> dtype) {
+  const ScalarType output = dtype.value_or(input.scalar_type());
+  check_dtype(op, dtype ? "dtype" : "input", output, "convert it, or pass dtype=");
+  return output;
+}
+
+// Into an `output` that lies in rows (where dim is the last) or in planes.
+template <class Backend>
+void softmax_into(
+    const char* op, const Tensor& given, const Tensor& output, int64_t dim, bool log) {
+  const SoftmaxDim at = resolve_dim(op, sizes_of(given), dim);
+  if (given.numel() == 0) return;
+  const Tensor input = converted(given, output.scalar_type());
+  const int64_t count = input.numel() / at.cols;
+  if (at.inner == 1) {
+    const RowView source = as_rows<Backend>(input, at.dim), to = as_rows<Backend>(output, at.dim);
+    Backend(input).launch(SoftmaxForward{source.read(), to.write(), count, at.cols, log});
+    return;
+  }
+  const PlaneView source = as_planes(input, at.dim), to = as_planes(output, at.dim);
+  Backend(input).launch(
+      SoftmaxPlanesForward{source.read(), to.write(), count / at.inner, at.cols, at.inner, log});
 }
 
 template <class Backend>
 Tensor softmax_forward(
-    const char* op, const Tensor& given, int64_t dim, std::optional<ScalarType> dtype, bool log) {
-  const ScalarType output_dtype = dtype.value_or(given.scalar_type());
-  check_dtype(op, dtype ? "dtype" : "input", output_dtype, "convert it, or pass dtype=");
-  const Sizes sizes = sizes_of(given);
-  const SoftmaxDim at = resolve_dim(op, sizes, dim);
-  if (at.inner > 1 && given.numel() > 0) {
-    const Tensor last = softmax_forward<Backend>(op, moved_last(given, at), -1, dtype, log);
-    return moved_last(last, at);
-  }
-  check_cols(op, at.cols);
-  const Tensor input =
-      converts_inside(given.scalar_type(), output_dtype) ? given : convert(given, output_dtype);
-  const Tensor output = empty_contiguous(input, sizes, output_dtype);
-  if (input.numel() == 0) return output;
-  const RowView source = as_rows(input, at.dim);
-  Backend(input).launch(
-      SoftmaxForward{
-          source.read(), RowView{output, at.cols}.write(), input.numel() / at.cols, at.cols, log});
+    const char* op, const Tensor& input, int64_t dim, std::optional<ScalarType> dtype, bool log) {
+  const Tensor output = empty_contiguous(input, sizes_of(input), softmax_dtype(op, input, dtype));
+  softmax_into<Backend>(op, input, output, dim, log);
   return output;
+}
+
+// Whether softmax_into() can write `output` where it lies while it reads `input`.
+template <class Backend>
+bool is_writable_in_place(const Tensor& input, const Tensor& output, const SoftmaxDim& at) {
+  const bool lies_well = at.inner == 1 ? row_spacing<Backend>(output, at.dim).has_value()
+                                       : plane_view(output, at.dim).has_value();
+  return lies_well && (is_same_memory(input, output) || !may_overlap(input, output));
+}
+
+template <class Backend>
+void softmax_out(const char* op, const Tensor& input, int64_t dim, Tensor output, bool log) {
+  check_dtype(op, "out", output.scalar_type());
+  check_out(op, output, input);
+  const SoftmaxDim at = resolve_dim(op, sizes_of(input), dim);
+  if (input.numel() == 0) return;
+  if (is_writable_in_place<Backend>(input, output, at)) {
+    return softmax_into<Backend>(op, input, output, dim, log);
+  }
+  const Tensor result = softmax_forward<Backend>(op, input, dim, output.scalar_type(), log);
+  torch::stable::copy_(output, result);
+}
+
+template <class Backend>
+void softmax_backward_into(
+    const char* op, const Tensor& grad_output, const Tensor& output, const Tensor& grad_input,
+    int64_t dim, bool log) {
+  const SoftmaxDim at = resolve_dim(op, sizes_of(output), dim);
+  if (output.numel() == 0) return;
+  const int64_t count = output.numel() / at.cols;
+  if (at.inner == 1) {
+    const RowView grad = as_rows<Backend>(grad_output, at.dim),
+                  result = as_rows<Backend>(output, at.dim);
+    const RowView to = as_rows<Backend>(grad_input, at.dim);
+    Backend(output).launch(
+        SoftmaxBackward{grad.read(), result.read(), to.write(), count, at.cols, log});
+    return;
+  }
+  const PlaneView grad = as_planes(grad_output, at.dim), result = as_planes(output, at.dim);
+  const PlaneView to = as_planes(grad_input, at.dim);
+  Backend(output).launch(
+      SoftmaxPlanesBackward{
+          grad.read(), result.read(), to.write(), count / at.inner, at.cols, at.inner, log});
 }
 
 template <class Backend>
@@ -61,26 +115,28 @@ Tensor softmax_backward(
     ScalarType input_dtype, bool log) {
   check_dtype(op, "output", output.scalar_type());
   check_like(op, "grad_output", grad_output, "output", output);
-  const Sizes sizes = sizes_of(output);
-  const SoftmaxDim at = resolve_dim(op, sizes, dim);
-  if (at.inner > 1 && output.numel() > 0) {
-    const Tensor last = softmax_backward<Backend>(
-        op, moved_last(grad_output, at), moved_last(output, at), -1, input_dtype, log);
-    return moved_last(last, at);
-  }
-  check_cols(op, at.cols);
   const bool inside = converts_inside(input_dtype, output.scalar_type());
   const Tensor grad_input =
-      empty_contiguous(output, sizes, inside ? input_dtype : output.scalar_type());
-  if (output.numel() > 0) {
-    const RowView grad = as_rows(grad_output, at.dim);
-    const RowView result = as_rows(output, at.dim);
-    Backend(output).launch(
-        SoftmaxBackward{
-            grad.read(), result.read(), RowView{grad_input, at.cols}.write(),
-            output.numel() / at.cols, at.cols, log});
-  }
+      empty_contiguous(output, sizes_of(output), inside ? input_dtype : output.scalar_type());
+  softmax_backward_into<Backend>(op, grad_output, output, grad_input, dim, log);
   return convert(grad_input, input_dtype);
+}
+
+// Into the memory of grad_output.
+template <class Backend>
+void softmax_backward_in_place(
+    const char* op, Tensor grad_output, const Tensor& output, int64_t dim, bool log) {
+  check_dtype(op, "output", output.scalar_type());
+  check_like(op, "grad_output", grad_output, "output", output);
+  check_distinct(op, grad_output);
+  const SoftmaxDim at = resolve_dim(op, sizes_of(output), dim);
+  if (output.numel() == 0) return;
+  if (is_writable_in_place<Backend>(output, grad_output, at)) {
+    return softmax_backward_into<Backend>(op, grad_output, output, grad_output, dim, log);
+  }
+  torch::stable::copy_(
+      grad_output,
+      softmax_backward<Backend>(op, grad_output, output, dim, output.scalar_type(), log));
 }
 
 // The entry points that a backend registers.
@@ -92,6 +148,20 @@ struct SoftmaxOps {
   static Tensor log_softmax(const Tensor& input, int64_t dim, std::optional<ScalarType> dtype) {
     return softmax_forward<Backend>("log_softmax", input, dim, dtype, true);
   }
+  static void softmax_out(const Tensor& input, int64_t dim, Tensor out) {
+    fusedops::softmax_out<Backend>("softmax", input, dim, out, false);
+  }
+  static void log_softmax_out(const Tensor& input, int64_t dim, Tensor out) {
+    fusedops::softmax_out<Backend>("log_softmax", input, dim, out, true);
+  }
+  static void softmax_(Tensor input, int64_t dim) {
+    check_dtype("softmax_", "input", input.scalar_type());
+    fusedops::softmax_out<Backend>("softmax_", input, dim, input, false);
+  }
+  static void log_softmax_(Tensor input, int64_t dim) {
+    check_dtype("log_softmax_", "input", input.scalar_type());
+    fusedops::softmax_out<Backend>("log_softmax_", input, dim, input, true);
+  }
   static Tensor softmax_backward(
       const Tensor& grad_output, const Tensor& output, int64_t dim, ScalarType input_dtype) {
     return fusedops::softmax_backward<Backend>(
@@ -101,6 +171,12 @@ struct SoftmaxOps {
       const Tensor& grad_output, const Tensor& output, int64_t dim, ScalarType input_dtype) {
     return fusedops::softmax_backward<Backend>(
         "log_softmax_backward", grad_output, output, dim, input_dtype, true);
+  }
+  static void softmax_backward_(Tensor grad_output, const Tensor& output, int64_t dim) {
+    softmax_backward_in_place<Backend>("softmax_backward_", grad_output, output, dim, false);
+  }
+  static void log_softmax_backward_(Tensor grad_output, const Tensor& output, int64_t dim) {
+    softmax_backward_in_place<Backend>("log_softmax_backward_", grad_output, output, dim, true);
   }
 };
 

@@ -7,12 +7,14 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fusedops/args.h"
@@ -128,47 +130,121 @@ inline Tensor convert(const Tensor& tensor, ScalarType dtype) {
   return tensor.scalar_type() == dtype ? tensor : torch::stable::to(tensor, dtype);
 }
 
-// A tensor seen as rows; `tensor` owns the memory.
-struct RowView {
-  Tensor tensor;
-  int64_t stride;
+// The tensor as if it had `sizes`, its dimensions of size 1 repeated; nothing is copied.
+inline Tensor expand(const Tensor& tensor, const Sizes& sizes) {
+  StableIValue stack[] = {
+      torch::stable::detail::from(tensor),
+      torch::stable::detail::from(torch::headeronly::IntHeaderOnlyArrayRef(sizes)),
+      torch::stable::detail::from(false)};  // implicit: for vmap alone
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::expand", "", stack, TORCH_ABI_VERSION));
+  return torch::stable::detail::to<Tensor>(stack[0]);
+}
 
-  ConstRows read() const {
-    return {tensor.const_data_ptr(), stride, kernel_dtype(tensor.scalar_type())};
-  }
-  Rows write() const {
-    return {tensor.mutable_data_ptr(), stride, kernel_dtype(tensor.scalar_type())};
+// The bytes from the first element to the last.
+struct Extent {
+  uintptr_t begin, end;
+
+  explicit Extent(const Tensor& tensor) {
+    int64_t last = 0;
+    for (int64_t d = 0; d < tensor.dim(); ++d)
+      last += (tensor.sizes()[d] - 1) * tensor.strides()[d];
+    begin = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
+    end = begin + (tensor.numel() > 0 ? (last + 1) * tensor.element_size() : 0);
   }
 };
 
-// The stride between rows of dimensions [first, end), or nothing where the rows are not evenly
-// spaced or the elements of a row are not adjacent.
-inline std::optional<int64_t> row_stride(const Tensor& tensor, int64_t first) {
-  const auto sizes = tensor.sizes();
-  const auto strides = tensor.strides();
-  int64_t cols = 1;
-  for (int64_t d = tensor.dim() - 1; d >= first; --d) {
-    if (sizes[d] == 1) continue;
-    if (strides[d] != cols) return std::nullopt;
-    cols *= sizes[d];
-  }
-  std::optional<int64_t> stride;
-  int64_t next = 0;
-  for (int64_t d = first - 1; d >= 0; --d) {
-    if (sizes[d] == 1) continue;
-    if (stride && strides[d] != next) return std::nullopt;
-    if (!stride) stride = strides[d];
-    next = strides[d] * sizes[d];
-  }
-  return stride ? stride : cols;
+inline bool may_overlap(const Tensor& a, const Tensor& b) {
+  const Extent first(a), second(b);
+  return first.begin < second.end && second.begin < first.end;
 }
 
-// Rows of dimensions [first, end) of `tensor`; copied only where row_stride() finds none.
-inline RowView as_rows(const Tensor& tensor, int64_t first) {
-  if (const auto stride = row_stride(tensor, first)) return {tensor, *stride};
-  Tensor copy = torch::stable::contiguous(tensor);
-  const auto stride = row_stride(copy, first);
-  return {copy, *stride};
+// Of tensors of one shape: whether every element of one is that of the other.
+inline bool is_same_memory(const Tensor& a, const Tensor& b) {
+  if (a.const_data_ptr() != b.const_data_ptr() || a.scalar_type() != b.scalar_type()) return false;
+  for (int64_t d = 0; d < a.dim(); ++d) {
+    if (a.sizes()[d] > 1 && a.strides()[d] != b.strides()[d]) return false;
+  }
+  return true;
+}
+
+// Whether no two elements share memory: by rising stride, each dimension begins where the ones
+// before it end.
+inline bool is_distinct(const Tensor& tensor) {
+  std::vector<std::pair<int64_t, int64_t>> dims;  // stride, size
+  for (int64_t d = 0; d < tensor.dim(); ++d) {
+    if (tensor.sizes()[d] > 1) dims.emplace_back(tensor.strides()[d], tensor.sizes()[d]);
+  }
+  std::sort(dims.begin(), dims.end());
+  int64_t next = 1;
+  for (const auto& [stride, size] : dims) {
+    if (stride < next) return false;
+    next = stride * (size - 1) + next;
+  }
+  return true;
+}
+
+// A tensor seen as rows; `tensor` owns the memory.
+struct RowView {
+  Tensor tensor;
+  RowSpacing spacing;
+
+  ConstRows read() const {
+    return {tensor.const_data_ptr(), spacing, kernel_dtype(tensor.scalar_type())};
+  }
+  Rows write() const {
+    return {tensor.mutable_data_ptr(), spacing, kernel_dtype(tensor.scalar_type())};
+  }
+};
+
+// The longest run of dimensions [first, end) that number `count` things `stride` apart.
+struct EvenRun {
+  int64_t first, count = 1, stride = 0;
+
+  EvenRun(const Tensor& tensor, int64_t end) : first(end) {
+    for (; first > 0; --first) {
+      const int64_t size = tensor.sizes()[first - 1], step = tensor.strides()[first - 1];
+      if (size == 1) continue;
+      if (count > 1 && step != stride * count) return;
+      if (count == 1) stride = step;
+      count *= size;
+    }
+  }
+};
+
+// Whether the elements that dimensions [first, end) number are adjacent and in order.
+inline bool is_adjacent(const Tensor& tensor, int64_t first) {
+  const auto sizes = tensor.sizes();
+  const auto strides = tensor.strides();
+  int64_t count = 1;
+  for (int64_t d = tensor.dim() - 1; d >= first; --d) {
+    if (sizes[d] == 1) continue;
+    if (strides[d] != count) return false;
+    count *= sizes[d];
+  }
+  return true;
+}
+
+// Where the rows of dimensions [first, end) begin, or nothing where their elements are not
+// adjacent, or they are neither evenly spaced nor in evenly spaced groups that the backend reads.
+template <class Backend>
+std::optional<RowSpacing> row_spacing(const Tensor& tensor, int64_t first) {
+  if (!is_adjacent(tensor, first)) return std::nullopt;
+  const EvenRun rows(tensor, first);
+  if (rows.first == 0) return RowSpacing{rows.stride};
+  if (!Backend::kReadsGroups) return std::nullopt;
+  const EvenRun groups(tensor, rows.first);
+  if (groups.first > 0 || rows.count * groups.count >= RowSpacing::kMaxGroupedRows) {
+    return std::nullopt;
+  }
+  return RowSpacing::grouped(rows.stride, rows.count, groups.stride);
+}
+
+// Rows of dimensions [first, end) of `tensor`; copied only where row_spacing() finds none.
+template <class Backend>
+RowView as_rows(const Tensor& tensor, int64_t first) {
+  if (const auto spacing = row_spacing<Backend>(tensor, first)) return {tensor, *spacing};
+  const Tensor copy = torch::stable::contiguous(tensor);
+  return {copy, *row_spacing<Backend>(copy, first)};
 }
 
 inline void check_dtype(
@@ -176,6 +252,31 @@ inline void check_dtype(
   check(
       is_supported(dtype), op, ": ", argument, " is ", dtype_name(dtype),
       ", wanted torch.float32, torch.bfloat16, torch.float16 or torch.float64; ", fix);
+}
+
+// A tensor seen as planes of rows x lanes, the rows being dimension `dim`.
+struct PlaneView {
+  Tensor tensor;
+  int64_t stride, row_stride;
+
+  ConstPlanes read() const {
+    return {tensor.const_data_ptr(), stride, row_stride, kernel_dtype(tensor.scalar_type())};
+  }
+  Planes write() const {
+    return {tensor.mutable_data_ptr(), stride, row_stride, kernel_dtype(tensor.scalar_type())};
+  }
+};
+
+// Or nothing where the lanes are not adjacent or the planes not evenly spaced.
+inline std::optional<PlaneView> plane_view(const Tensor& tensor, int64_t dim) {
+  const EvenRun planes(tensor, dim);
+  if (planes.first > 0 || !is_adjacent(tensor, dim + 1)) return std::nullopt;
+  return PlaneView{tensor, planes.stride, tensor.strides()[dim]};
+}
+
+inline PlaneView as_planes(const Tensor& tensor, int64_t dim) {
+  if (const auto view = plane_view(tensor, dim)) return *view;
+  return *plane_view(torch::stable::contiguous(tensor), dim);
 }
 
 // `given` has the dtype and the shape of `like`.
@@ -187,6 +288,29 @@ inline void check_like(
       name, " is ", dtype_name(given.scalar_type()), " of shape ", list_text(sizes_of(given)),
       ", wanted ", dtype_name(like.scalar_type()), " of shape ", list_text(sizes_of(like)), " as ",
       like_name, " is");
+}
+
+inline void check_device(
+    const char* op, const char* name, const Tensor& given, const Tensor& input) {
+  check(
+      given.device() == input.device(), op, ": ", name, " is on ", device_name(given), ", wanted ",
+      device_name(input), " as input is; move it with .to(input.device)");
+}
+
+inline void check_distinct(const char* op, const Tensor& written) {
+  check(
+      written.numel() == 0 || is_distinct(written), op,
+      ": elements of the tensor that is written share memory (it is expanded or overlaps itself); "
+      "wanted one place for each element, as .clone() makes it");
+}
+
+// `out` can take the result for `input`.
+inline void check_out(const char* op, const Tensor& out, const Tensor& input) {
+  check(
+      sizes_of(out) == sizes_of(input), op, ": out has shape ", list_text(sizes_of(out)),
+      ", wanted input's, ", list_text(sizes_of(input)), "; make it with torch.empty_like(input)");
+  check_device(op, "out", out, input);
+  check_distinct(op, out);
 }
 
 inline void check_cols(const char* op, int64_t cols) {

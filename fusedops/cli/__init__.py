@@ -16,7 +16,7 @@ PROGRAM = "python -m fusedops"
 
 COMMANDS = {
     "env": "report build, torch, devices, libraries and operators, and how to fix what is wrong",
-    "bench": "time the operators beside eager PyTorch, Inductor and a copy of the same bytes",
+    "bench": "time the operators, or take their peak memory, beside eager PyTorch and Inductor",
     "demo": "embed sentences with a real encoder, in eager, with Inductor and with fusedops",
     "explain": "list what would be replaced in your model, what would not, and why",
 }

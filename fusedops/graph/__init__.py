@@ -8,8 +8,8 @@ Nothing here imports a kernel; the ops are referred to as `torch.ops.fusedops.*`
 from __future__ import annotations
 
 from fusedops.graph.fx import rewrite
-from fusedops.graph.passes import Pass
+from fusedops.graph.passes import Pass, ReusePass
 from fusedops.graph.report import Report, Site
 from fusedops.graph.rewriter import rewrite_graph, rewrite_module
 
-__all__ = ["Pass", "Report", "Site", "rewrite", "rewrite_graph", "rewrite_module"]
+__all__ = ["Pass", "Report", "ReusePass", "Site", "rewrite", "rewrite_graph", "rewrite_module"]

@@ -1,4 +1,5 @@
-"""The rewriter as an Inductor pass, alone or behind a pass that was there before."""
+"""The rewriter and the reuse of memory as Inductor passes, alone or behind passes that were there
+before."""
 
 from __future__ import annotations
 
@@ -15,12 +16,20 @@ from torch.fx import Graph
 from fusedops import config
 from fusedops.graph.availability import has_kernels
 from fusedops.graph.report import publish
+from fusedops.graph.reuse import reuse_memory
 from fusedops.graph.rewriter import rewrite_graph
 
 GraphPass = Callable[[Graph], Any]
 
 
-class Pass(CustomGraphPass):
+class _Pass(CustomGraphPass):
+    def uuid(self) -> str:
+        """Part of Inductor's cache key: sources, kernels and settings, which decide the result."""
+        devices = [device for device in ("cpu", "cuda") if has_kernels(device)]
+        return f"fusedops-{_sources_digest()}-{devices}-{dataclasses.astuple(config.active())}"
+
+
+class Pass(_Pass):
     """Replaces softmax, log_softmax and layer_norm; for Inductor's `pre_grad_custom_pass`.
 
     Inductor looks into its caches before it runs a pass that has a `uuid`, so with a warm cache
@@ -30,44 +39,57 @@ class Pass(CustomGraphPass):
     def __call__(self, graph: Graph) -> None:
         publish(rewrite_graph(graph))
 
-    def uuid(self) -> str:
-        """Part of Inductor's cache key: sources, kernels and settings, which decide the result."""
-        devices = [device for device in ("cpu", "cuda") if has_kernels(device)]
-        return f"fusedops-{_sources_digest()}-{devices}-{dataclasses.astuple(config.active())}"
+
+class ReusePass(_Pass):
+    """Lets softmax ops write into memory that nothing else needs; for Inductor's
+    `post_grad_custom_post_pass`, where forward and backward graphs pass by."""
+
+    def __call__(self, graph: Graph) -> None:
+        reuse_memory(graph)
+
+
+#: By option of Inductor the pass that belongs there.
+PASSES: dict[str, type[_Pass]] = {
+    "pre_grad_custom_pass": Pass,
+    "post_grad_custom_post_pass": ReusePass,
+}
 
 
 class Chain(CustomGraphPass):
-    """`existing`, a pass or several as Inductor takes them, and then the rewriter."""
+    """`existing`, a pass or several as Inductor takes them, and then one of ours."""
 
-    def __init__(self, existing: GraphPass | list[GraphPass] | tuple[GraphPass, ...]) -> None:
-        self.existing = existing
+    def __init__(
+        self, existing: GraphPass | list[GraphPass] | tuple[GraphPass, ...], ours: _Pass
+    ) -> None:
+        self.existing, self.ours = existing, ours
 
     def __call__(self, graph: Graph) -> None:
-        for graph_pass in (*_as_tuple(self.existing), Pass()):
+        for graph_pass in (*_as_tuple(self.existing), self.ours):
             graph_pass(graph)
 
     def uuid(self) -> tuple[Any, ...] | None:
         """None, which switches Inductor's caches off, where an existing pass has no uuid."""
-        passes = (*_as_tuple(self.existing), Pass())
+        passes = (*_as_tuple(self.existing), self.ours)
         uuids = [p.uuid() if isinstance(p, CustomGraphPass) else None for p in passes]
         return None if None in uuids else tuple(uuids)
 
 
-def with_rewriter(existing: Any) -> Any:
-    """`existing`, a value of Inductor's `pre_grad_custom_pass`, with the rewriter after it."""
-    if any(isinstance(graph_pass, (Pass, Chain)) for graph_pass in _as_tuple(existing)):
+def with_ours(existing: Any, option: str) -> Any:
+    """`existing`, a value of one of Inductor's options in PASSES, with our pass after it."""
+    if any(isinstance(graph_pass, (_Pass, Chain)) for graph_pass in _as_tuple(existing)):
         return existing
-    return Chain(existing) if _as_tuple(existing) else Pass()
+    ours = PASSES[option]()
+    return Chain(existing, ours) if _as_tuple(existing) else ours
 
 
-def without_rewriter(existing: Any) -> Any:
-    """The value that `with_rewriter` started from."""
+def without_ours(existing: Any) -> Any:
+    """The value that `with_ours` started from."""
     if isinstance(existing, Chain):
         return existing.existing
-    if isinstance(existing, Pass):
+    if isinstance(existing, _Pass):
         return None
-    if any(isinstance(graph_pass, Pass) for graph_pass in _as_tuple(existing)):
-        return type(existing)(p for p in existing if not isinstance(p, Pass))
+    if any(isinstance(graph_pass, _Pass) for graph_pass in _as_tuple(existing)):
+        return type(existing)(p for p in existing if not isinstance(p, _Pass))
     return existing
 
 

@@ -7,6 +7,6 @@ if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 10):
         f"fusedops needs torch >= 2.10, this is {torch.__version__}; run: pip install -U torch"
     )
 
-from fusedops.ops import _library, norm, softmax  # noqa: E402
+from fusedops.ops import _library, masked_softmax, norm, softmax  # noqa: E402
 
-__all__ = ["_library", "norm", "softmax"]
+__all__ = ["_library", "masked_softmax", "norm", "softmax"]

@@ -28,6 +28,23 @@ def check_dim(op: str, input: torch.Tensor, dim: int) -> None:
     )
 
 
+def check_device(op: str, name: str, given: torch.Tensor, input: torch.Tensor) -> None:
+    check(
+        given.device == input.device,
+        f"{op}: {name} is on {given.device}, wanted {input.device} as input is; "
+        "move it with .to(input.device)",
+    )
+
+
+def check_out(op: str, out: torch.Tensor, input: torch.Tensor) -> None:
+    check(
+        out.shape == input.shape,
+        f"{op}: out has shape {list(out.shape)}, wanted input's, {list(input.shape)}; "
+        "make it with torch.empty_like(input)",
+    )
+    check_device(op, "out", out, input)
+
+
 def check_normalized_shape(op: str, input: torch.Tensor, normalized_shape: Sequence[int]) -> None:
     wanted = list(normalized_shape)
     check(len(wanted) > 0, f"{op}: normalized_shape is empty, wanted at least one dimension")
@@ -52,11 +69,7 @@ def check_norm_parameter(
         f"{op}: {name} has shape {list(parameter.shape)}, wanted normalized_shape, "
         f"{list(normalized_shape)}",
     )
-    check(
-        parameter.device == input.device,
-        f"{op}: {name} is on {parameter.device}, wanted {input.device} as input is; "
-        "move it with .to(input.device)",
-    )
+    check_device(op, name, parameter, input)
     check_dtype(op, name, parameter.dtype)
 
 

@@ -20,17 +20,36 @@ LIB_DIR = Path(__file__).resolve().parent.parent / "lib"
 CPU_LIBRARY = LIB_DIR / "libfusedops.so"
 CUDA_LIBRARY = LIB_DIR / "libfusedops_cuda.so"
 
-#: Every op that has a kernel, in the order of ``csrc/register.cpp``; the twins with an underscore
-#: carry no autograd formula.
+#: Every op that has a kernel; the twins with an underscore in front carry no autograd formula.
 PUBLIC_OPS = (
     "softmax",
     "log_softmax",
     "softmax_backward",
     "log_softmax_backward",
+    "softmax_out",
+    "log_softmax_out",
+    "softmax_",
+    "log_softmax_",
+    "softmax_backward_",
+    "log_softmax_backward_",
+    "masked_softmax",
+    "masked_softmax_out",
+    "masked_softmax_backward",
+    "masked_softmax_dropout",
+    "masked_softmax_dropout_backward",
+    "masked_softmax_",
+    "masked_softmax_backward_",
+    "masked_softmax_dropout_backward_",
     "layer_norm",
     "layer_norm_backward",
 )
-TWIN_OPS = ("_softmax", "_log_softmax", "_layer_norm")
+TWIN_OPS = (
+    "_softmax",
+    "_log_softmax",
+    "_masked_softmax",
+    "_masked_softmax_dropout",
+    "_layer_norm",
+)
 
 _REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps ."
 

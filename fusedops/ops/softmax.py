@@ -1,4 +1,4 @@
-"""softmax and log_softmax as ops: fake kernels and derivative formulas.
+"""softmax and log_softmax as ops: fake kernels, derivative formulas, autocast and vmap rules.
 
 Formulas: with y = softmax(x) and s = sum(g y), the gradient is y (g - s); with y = log_softmax(x)
 it is g - exp(y) sum(g). Both are linear in g, so derivatives of every order follow from the ops and
@@ -11,8 +11,11 @@ from typing import Any
 
 import torch
 
-from fusedops.ops import _checks
+from fusedops.ops import _checks, _vmap
+from fusedops.ops._autocast import register_float32_output
 from fusedops.ops._autograd import register_autograd
+from fusedops.ops._library import LIBRARY
+from fusedops.ops._mutation import register_mutation
 
 ops = torch.ops.fusedops
 
@@ -38,9 +41,36 @@ def _register_fakes(op: str) -> None:
         _checks.check_dim(name, output, dim)
         return _contiguous_like(output, input_dtype)
 
+    def forward_out(input: torch.Tensor, dim: int, out: torch.Tensor) -> None:
+        _checks.check_dtype(op, "out", out.dtype)
+        _checks.check_out(op, out, input)
+        _checks.check_dim(op, input, dim)
+
     torch.library.register_fake(f"fusedops::{op}", forward)
     torch.library.register_fake(f"fusedops::_{op}", forward)
+    torch.library.register_fake(f"fusedops::{op}_out", forward_out)
     torch.library.register_fake(f"fusedops::{op}_backward", backward)
+
+
+def _register_in_place(op: str) -> None:
+    """The twins that write into their first argument; the backward one belongs to graphs in which
+    nothing else sees the gradient."""
+
+    def forward(input: torch.Tensor, dim: int) -> None:
+        _checks.check_dtype(f"{op}_", "input", input.dtype)
+        _checks.check_dim(f"{op}_", input, dim)
+
+    def backward(grad_output: torch.Tensor, output: torch.Tensor, dim: int) -> None:
+        name = f"{op}_backward_"
+        _checks.check_dtype(name, "output", output.dtype)
+        _checks.check_like(name, "grad_output", grad_output, "output", output)
+        _checks.check_dim(name, output, dim)
+
+    torch.library.register_fake(f"fusedops::{op}_", forward)
+    torch.library.register_fake(f"fusedops::{op}_backward_", backward)
+    register_mutation(f"{op}_", written=0)
+    register_mutation(f"{op}_backward_", written=0)
+    register_mutation(f"{op}_out", written=2)
 
 
 def _register_forward_formula(op: str) -> None:
@@ -55,6 +85,24 @@ def _register_forward_formula(op: str) -> None:
         return run(grad_output, output, ctx.dim, ctx.input_dtype), None, None
 
     register_autograd(op, backward, setup_context)
+
+
+class InplaceSoftmax(torch.autograd.Function):
+    """softmax into the memory of its input, recorded by autograd: the formula needs the result
+    alone. ``InplaceSoftmax.apply(input, dim)`` returns the input."""
+
+    @staticmethod
+    def forward(ctx: Any, input: torch.Tensor, dim: int) -> torch.Tensor:
+        ops.softmax_.default(input, dim)
+        ctx.dim = dim
+        ctx.mark_dirty(input)
+        ctx.save_for_backward(input)
+        return input
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple:
+        (output,) = ctx.saved_tensors
+        return ops.softmax_backward.default(grad_output, output, ctx.dim, output.dtype), None
 
 
 def _save_backward_inputs(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
@@ -79,8 +127,41 @@ def _log_softmax_backward_formula(ctx: Any, cotangent: torch.Tensor) -> tuple:
     return to_g, to_y, None, None
 
 
+def _register_vmap(op: str) -> None:
+    forward = getattr(ops, op).default
+    backward = getattr(ops, f"{op}_backward").default
+
+    def forward_rule(
+        info: Any, in_dims: _vmap.BatchDims, input: torch.Tensor, dim: int, dtype: Any = None
+    ) -> tuple[torch.Tensor, int]:
+        batched = _vmap.in_front(input, in_dims[0], info.batch_size)
+        if batched.dim() == 1:  # of scalars
+            return forward(batched.unsqueeze(1), 1, dtype).squeeze(1), 0
+        return forward(batched, _vmap.shifted_dim(dim, batched.dim() - 1), dtype), 0
+
+    def backward_rule(info: Any, in_dims: _vmap.BatchDims, *args: Any) -> tuple[torch.Tensor, int]:
+        grad_output, output = (
+            _vmap.in_front(arg, dim, info.batch_size)
+            for arg, dim in zip(args[:2], in_dims[:2], strict=True)
+        )
+        dim, input_dtype = args[2:]
+        if output.dim() == 1:
+            columns = (grad_output.unsqueeze(1), output.unsqueeze(1))
+            return backward(*columns, 1, input_dtype).squeeze(1), 0
+        dim = _vmap.shifted_dim(dim, output.dim() - 1)
+        return backward(grad_output, output, dim, input_dtype), 0
+
+    torch.library.register_vmap(f"fusedops::{op}", forward_rule)
+    torch.library.register_vmap(f"fusedops::_{op}", forward_rule)
+    torch.library.register_vmap(f"fusedops::{op}_backward", backward_rule)
+
+
 for _op in ("softmax", "log_softmax"):
     _register_fakes(_op)
+    _register_in_place(_op)
     _register_forward_formula(_op)
+    _register_vmap(_op)
+    register_float32_output(LIBRARY, _op)
+    register_float32_output(LIBRARY, f"_{_op}")
 register_autograd("softmax_backward", _softmax_backward_formula, _save_backward_inputs)
 register_autograd("log_softmax_backward", _log_softmax_backward_formula, _save_backward_inputs)

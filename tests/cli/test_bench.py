@@ -8,16 +8,21 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise, permutations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 pytest.importorskip("rich", reason="needs the extra fusedops[bench]")
 pytest.importorskip("pandas", reason="needs the extra fusedops[bench]")
 
+from rich.console import Console
+
 from fusedops.cli import bench, timing
-from fusedops.cli.bench import cases, measurement
+from fusedops.cli.bench import cases, measurement, report
+from fusedops.cli.bench.operators import OPERATORS
 
 COLUMNS = (
     "op,direction,dtype,rows,cols,device,threads,provider,median_ms,spread,bytes,"
@@ -25,8 +30,16 @@ COLUMNS = (
 ).split(",")
 
 
-def case(op="softmax", direction="forward", dtype=torch.float32, rows=8, cols=16) -> cases.Case:
-    return cases.Case(op, direction, dtype, rows, cols, device="cpu")
+def case(op="softmax", direction="forward", dtype=torch.float32, shape=(8, 16)) -> cases.Case:
+    operator = OPERATORS[op]
+    shape = (1,) * (operator.dimensions - len(shape)) + shape
+    return cases.Case(op, operator, direction, dtype, shape, device="cpu")
+
+
+def chosen(command: str) -> list[cases.Case]:
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    return list(bench.chosen_cases(parser.parse_args(command.split()), bench.QUICK.shapes, "cpu"))
 
 
 def test_csv_holds_one_row_a_measurement(tmp_path):
@@ -48,19 +61,70 @@ def test_csv_holds_one_row_a_measurement(tmp_path):
     assert {row["bytes"] for row in rows} == {str(2 * 64 * 32 * 4)}
 
 
+def test_an_operator_is_chosen_with_all_its_variants_or_by_one():
+    assert {this.op for this in chosen("--op masked_softmax softmax_dropout")} == {
+        "masked_softmax[additive]",
+        "masked_softmax[padding]",
+        "masked_softmax[causal]",
+        "masked_softmax[causal+bias]",
+        "softmax_dropout[causal]",
+    }
+    assert {this.op for this in chosen("--op masked_softmax[causal] softmax")} == {
+        "masked_softmax[causal]",
+        "softmax",
+    }
+    assert {this.op for this in chosen("")} == OPERATORS.keys()
+
+
+def test_attention_is_measured_on_scores_and_the_rest_on_matrices():
+    assert {this.shape for this in chosen("--op masked_softmax")} == {
+        (8, 12, 128, 128),
+        (8, 12, 512, 512),
+    }
+    (matrix,) = chosen("--op softmax --shape 64x32 --pass forward --dtype float32")
+    (scores,) = chosen("--op softmax_dropout --shape 64x32 --pass forward --dtype float32")
+    assert matrix.shape == (64, 32) and scores.shape == (1, 1, 64, 32)
+    assert (scores.rows, scores.cols) == (64, 32)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-@pytest.mark.parametrize("op", cases.OPS)
+@pytest.mark.parametrize("op", OPERATORS)
 def test_fusedops_and_eager_agree_on_every_case(op, direction, dtype):
-    this = case(op, direction, dtype)
-    results = {
-        name: provider.function(*provider.prepare(*this.computation.make_inputs(this)))
-        for name, provider in this.computation.providers.items()
-    }
-    assert results.keys() == {"eager", "fusedops"}
-    measurement.check_agreement(
-        this, "fusedops", lambda: results["fusedops"], lambda: results["eager"]
+    this = case(op, direction, dtype, shape=(2, 3, 32, 32))
+    inputs, providers = this.inputs(), this.operator.providers(direction)
+    assert providers.keys() == {"eager", "fusedops"}
+    measurement.check_all(
+        this, inputs, {name: provider.call(*inputs) for name, provider in providers.items()}
     )
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("op", ["masked_softmax[causal+bias]", "softmax_dropout[causal]"])
+def test_inductor_can_be_timed_again_and_again(op, direction):
+    calls = measurement.prepare(case(op, direction, shape=(2, 3, 32, 32)))
+    assert list(calls) == ["copy", "eager", "inductor", "fusedops"]
+    for call in calls.values():
+        call()
+        call()
+
+
+def test_dropout_at_another_rate_is_not_timed():
+    this = case("softmax_dropout[causal]", shape=(2, 3, 32, 32))
+    x, future = inputs = this.inputs()
+    survivors = this.operator.dropout.survivors(x, future)
+    measurement.check_keep_rate(this, "right", F.dropout(survivors, 0.1), inputs)
+    with pytest.raises(RuntimeError, match=r"'wrong' kept \d+ of 3168, wanted about 2851"):
+        measurement.check_keep_rate(this, "wrong", F.dropout(survivors, 0.2), inputs)
+
+
+def test_dropout_that_does_not_rescale_is_not_timed():
+    this = case("softmax_dropout[causal]", shape=(2, 3, 32, 32))
+    x, future = inputs = this.inputs()
+    unscaled = F.dropout(this.operator.dropout.survivors(x, future), 0.1) * 0.9
+    wrong = partial(lambda: unscaled)
+    with pytest.raises(RuntimeError, match="differs from eager by 1.0e-01"):
+        measurement.check_all(this, inputs, {"eager": wrong})
 
 
 def test_a_backward_moves_three_matrices_and_a_forward_two():
@@ -69,17 +133,21 @@ def test_a_backward_moves_three_matrices_and_a_forward_two():
     assert case(direction="backward").bytes == 3 * matrix
 
 
+def test_what_causality_hides_is_written_but_need_not_be_read():
+    matrix = 8 * 16 * 4
+    assert case("masked_softmax[causal]", "forward").bytes == (1 + 1 / 2) * matrix
+    assert case("masked_softmax[causal]", "backward").bytes == (1 + 2 / 2) * matrix
+
+
 def test_a_wrong_result_is_not_timed():
     with pytest.raises(RuntimeError, match="'fast' differs from eager by 1.0e.00"):
-        measurement.check_agreement(
-            case(), "fast", lambda: torch.zeros(3), lambda: (torch.ones(3), torch.ones(1))
-        )
+        measurement.check_agreement(case(), "fast", torch.zeros(3), torch.ones(3))
 
 
 def test_a_result_that_is_not_a_number_is_not_timed():
     with pytest.raises(RuntimeError, match="differs from eager by nan"):
         nothing = torch.full((3,), torch.nan)
-        measurement.check_agreement(case(), "fast", lambda: nothing, lambda: torch.ones(3))
+        measurement.check_agreement(case(), "fast", nothing, torch.ones(3))
 
 
 class TellingClock:
@@ -138,6 +206,7 @@ def test_providers_are_related_to_the_copy_to_eager_and_to_the_fastest_peer():
 
 def test_a_malformed_shape_is_refused_with_an_example():
     assert bench.parse_shape("4096x1024") == (4096, 1024)
+    assert bench.parse_shape("8x12x128x128") == (8, 12, 128, 128)
     for text in ("4096", "4096x", "axb", "0x5"):
         with pytest.raises(argparse.ArgumentTypeError, match="4096x1024"):
             bench.parse_shape(text)
@@ -147,3 +216,33 @@ def test_a_gpu_that_is_not_there_is_refused_before_anything_runs(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit, match="torch sees no GPU"):
         bench.check_device("cuda:0")
+
+
+def test_variants_get_means_of_their_own_for_each_row_length(capsys):
+    measured = [
+        measurement.Measurement(
+            op=f"masked_softmax[{variant}]",
+            direction="forward",
+            dtype="float32",
+            rows=cols,
+            cols=cols,
+            device="cpu",
+            threads=1,
+            provider="fusedops",
+            median_ms=1.0,
+            spread=0.0,
+            bytes=1,
+            share_of_copy=1.0,
+            speedup_over_eager=speedup,
+            speedup_over_best_peer=1.0,
+        )
+        for variant, speedup in (("causal", 2.0), ("padding", 8.0))
+        for cols in (128, 512)
+    ]
+    report.print_tables(report.to_frame(measured), Console(width=160))
+    lines = capsys.readouterr().out.partition("over the variants, by row length")[2].splitlines()
+    rows = [line.replace("│", " ").split() for line in lines if "masked_softmax" in line]
+    assert [row[:4] + row[5:6] for row in rows] == [
+        ["masked_softmax", "forward", "float32", "128", "4.00"],
+        ["masked_softmax", "forward", "float32", "512", "4.00"],
+    ]

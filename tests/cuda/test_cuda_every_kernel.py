@@ -37,3 +37,31 @@ def test_forward_and_backward_agree_with_eager(dtype, wider, cols):
     assert_close(normalised, torch.layer_norm(x.to(wider), [cols], w, b).to(dtype))
     gradients = backward(x, w, b, grad.to(dtype))
     assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+@pytest.mark.parametrize("cols", ONE_OF_EACH_KERNEL)
+@pytest.mark.parametrize("dtype, wider", DTYPES.values(), ids=DTYPES)
+def test_masked_softmax_agrees_with_the_chain(dtype, wider, cols):
+    x = torch.randn(5, cols, device="cuda").to(dtype).requires_grad_()
+    mask, bias = torch.rand(5, cols, device="cuda") < 0.9, torch.randn(cols, device="cuda")
+    bias = bias.to(dtype)
+    options = {"bias": bias, "causal": True, "mask_value": -1e4, "dtype": wider}
+    y = fusedops.masked_softmax(x, mask, **options)
+    hidden = ~mask | torch.ones_like(mask).triu(1)
+    chain = torch.softmax((x.to(wider) + bias).masked_fill(hidden, -1e4), -1)
+    assert_close(y, chain)
+    (ours,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    assert ours.isfinite().all()
+    dropped = fusedops.masked_softmax_dropout(x, mask, p=0.5, **options)
+    dropped.sum().backward()
+    assert x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("rows, lanes", [(1, 2), (7, 33), (300, 8), (9, 1024)])
+@pytest.mark.parametrize("dtype, wider", DTYPES.values(), ids=DTYPES)
+def test_softmax_over_another_dimension_agrees_with_eager(dtype, wider, rows, lanes):
+    x = torch.randn(3, rows, lanes, device="cuda").to(dtype)
+    y = fusedops.softmax(x, 1, wider)
+    assert_close(y, torch.softmax(x, 1, dtype=wider))
+    ours = torch.ops.fusedops.softmax_backward(torch.ones_like(y), y, 1, dtype)
+    assert ours.isfinite().all()

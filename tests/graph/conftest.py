@@ -126,13 +126,14 @@ def entries():
 
 @pytest.fixture
 def ops_run():
-    """ops_run(function, *args): how often each fusedops op really ran, also on a warm cache."""
+    """ops_run(function, *args): how often each fusedops op really ran, in place or not, also on a
+    warm cache."""
 
     def count(function, *args) -> dict[str, int]:
         with torch.profiler.profile() as profile:
             function(*args)
         names = [event.name for event in profile.events()]
-        ours = [name.removeprefix("fusedops::") for name in names if name.startswith("fusedops::")]
-        return dict(Counter(ours))
+        ours = [name for name in names if name.startswith("fusedops::")]
+        return dict(Counter(name.removeprefix("fusedops::").rstrip("_") for name in ours))
 
     return count

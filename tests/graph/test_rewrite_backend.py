@@ -15,7 +15,7 @@ from torch._inductor.utils import fresh_cache
 
 import fusedops
 from fusedops.backend import backend
-from fusedops.graph import Pass
+from fusedops.graph import Pass, ReusePass
 
 
 @pytest.fixture(autouse=True)
@@ -141,7 +141,8 @@ def test_a_second_compilation_hits_the_caches_and_keeps_the_ops(model, ops_run):
         assert counters["inductor"]["fxgraph_cache_miss"] == 1
         torch._dynamo.reset()
         counters.clear()
-        again = torch.compile(model, options={"pre_grad_custom_pass": Pass()})
+        passes = {"pre_grad_custom_pass": Pass(), "post_grad_custom_post_pass": ReusePass()}
+        again = torch.compile(model, options=passes)
         torch.testing.assert_close(again(x), model(x), rtol=1e-5, atol=1e-5)
         assert ops_run(again, x) == ONE_EACH
     assert counters["inductor"]["fxgraph_cache_hit"] == 1

@@ -12,6 +12,10 @@ instructions, weak memory order beyond data races, and what ptxas makes of nvcc'
 ``build.py``           compiles it all into ``build/simt``: plain, ASan + UBSan, TSan
 ``emulator.py``        the library from Python, and arrays in device memory
 ``cases.py``           what is run: every op, dtype and width, at every length that changes a launch
+``planes_cases.py``    the same for softmax over the rows of planes
+``masked_cases.py``    the same for masked softmax, with every kind of operand
+``families.py``        all of these cases, run alike
+``philox.py``          dropout's random numbers in numpy
 ``judge.py``           the package's rule for errors, applied to the results
 ``sanitized.py``       the same cases in a process of their own, under a sanitizer
 ``planted/``           kernels with a bug of each class, which have to be found

@@ -34,7 +34,7 @@ PAIRS = [
 ]
 
 #: Lengths are looked at as far as this; every kernel's last change of shape is at 32768.
-MAX_COLS = 70_000
+MAX_LENGTH = 70_000
 #: Two tiles of the looped kernels in float64, which have no other. A vector more is a third.
 LONG_COLS = 8192
 #: The kernel that ends the column sums has 1024 threads for 32 columns, whatever the types above
@@ -215,7 +215,7 @@ def boundary_lengths(emulator: Emulator, base: Case) -> list[int]:
     without an end long rows."""
     one_launch = replace(base, wanted=(True, False, False))
     args = Prepared(emulator, one_launch, inputs(one_launch)).args
-    ends = emulator.ends_of_launch_shapes(args, base.width, MAX_COLS)
+    ends = emulator.ends_of_launch_shapes(args, base.width, MAX_LENGTH)
     ends = ends if ends[-1] > FEW_COLS else [*ends, FEW_COLS // 32 * 32, LONG_COLS]
     return sorted({base.width, *ends, *(end + base.width for end in ends)})
 
@@ -246,17 +246,8 @@ def all_boundary_cases(emulator: Emulator) -> list[Case]:
     return [case for base in bases() for case in boundary_cases(emulator, base)]
 
 
-def racing_cases(emulator: Emulator) -> list[Case]:
-    """Few and small, for a build that is slow: each kernel once, where it can with rows that
-    several warps share, so that they meet at a barrier."""
+def racing_candidates(emulator: Emulator) -> list[Case]:
+    """With few rows, first those that several warps share, so that they meet at a barrier: more
+    than 512 elements have several warps wherever a row of that kernel can have them."""
     candidates = [replace(case, rows=3) for case in all_boundary_cases(emulator)]
-    # A row of more than 512 elements has several warps wherever a row of that kernel can have them.
-    candidates.sort(key=lambda case: (case.cols <= 512, case.cols))
-    reached: set[str] = set()
-    chosen = []
-    for case in candidates:
-        kernels = emulator.kernels_of(Prepared(emulator, case, inputs(case)).args)
-        if not kernels <= reached:
-            chosen.append(case)
-        reached |= kernels
-    return chosen
+    return sorted(candidates, key=lambda case: (case.cols <= 512, case.cols))

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from . import build, cases
-from .cases import Arrays, Case
+from . import build, families
+from .cases import Arrays
 from .emulator import Config, Emulator
+from .families import AnyCase
 from .sanitized import run_sanitized
 
 
@@ -28,14 +29,14 @@ def emulator(plain: Emulator) -> Iterator[Emulator]:
 
 @dataclass
 class SanitizedRun:
-    cases: list[Case]
+    cases: list[AnyCase]
     outcome: Future[tuple[list[Arrays], set[str]]]
 
 
 #: By build: what runs, and in which schedule.
-SANITIZED: dict[str, tuple[Callable[[Emulator], list[Case]], str]] = {
-    "asan": (cases.all_boundary_cases, "random_7f"),
-    "tsan": (cases.racing_cases, "fifo"),
+SANITIZED: dict[str, tuple[Callable[[Emulator], list[AnyCase]], str]] = {
+    "asan": (families.sanitized_cases, "random_7f"),
+    "tsan": (families.racing_cases, "fifo"),
 }
 
 

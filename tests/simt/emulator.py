@@ -20,12 +20,14 @@ from ctypes import (
     c_size_t,
     c_ubyte,
     c_uint,
+    c_uint32,
     c_uint64,
     c_void_p,
 )
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 
@@ -37,6 +39,9 @@ DTYPES = {
     "bfloat16": np.dtype(np.uint16),
 }
 _CODES = {name: code for code, name in enumerate(DTYPES)}
+
+#: What arrays may hold besides.
+_STORED = DTYPES | {"bool": np.dtype(np.uint8), "int64": np.dtype(np.int64)}
 
 #: The widest access of a kernel.
 VECTOR_BYTES = 16
@@ -87,7 +92,10 @@ SCHEDULES = {
 
 
 class Rows(Structure):
-    _fields_ = [("data", c_void_p), ("stride", c_int64), ("dtype", c_int32)]
+    _fields_ = [
+        *[("data", c_void_p), ("stride", c_int64), ("jump", c_int64)],
+        *[("multiplier", c_uint32), ("shift", c_uint32), ("dtype", c_int32)],
+    ]
 
 
 class Columns(Structure):
@@ -108,6 +116,73 @@ class SoftmaxBackward(Structure):
     ]
 
 
+class Planes(Structure):
+    _fields_ = [
+        *[("data", c_void_p), ("stride", c_int64), ("row_stride", c_int64), ("dtype", c_int32)]
+    ]
+
+
+class SoftmaxPlanesForward(Structure):
+    _fields_ = [
+        *[("input", Planes), ("output", Planes)],
+        *[("planes", c_int64), ("rows", c_int64), ("lanes", c_int64), ("log", c_bool)],
+    ]
+
+
+class SoftmaxPlanesBackward(Structure):
+    _fields_ = [
+        *[("grad_output", Planes), ("output", Planes), ("grad_input", Planes)],
+        *[("planes", c_int64), ("rows", c_int64), ("lanes", c_int64), ("log", c_bool)],
+    ]
+
+
+_RowDims = c_int64 * 4
+
+
+class RowDims(Structure):
+    _fields_ = [("count", c_int32), ("sizes", _RowDims)]
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(len(sizes), _RowDims(*sizes))
+
+
+class Operand(Structure):
+    _fields_ = [
+        *[("data", c_void_p), ("strides", _RowDims)],
+        *[("col_stride", c_int32), ("is_bool", c_bool), ("dtype", c_int32)],
+    ]
+
+
+class Causal(Structure):
+    _fields_ = [("on", c_bool), ("queries", c_int64), ("diagonal", c_int64)]
+
+
+class Scores(Structure):
+    _fields_ = [
+        *[("dims", RowDims), ("bias", Operand), ("mask", Operand), ("causal", Causal)],
+        *[("scale", c_double), ("hidden_value", c_double)],
+    ]
+
+
+class Dropout(Structure):
+    _fields_ = [("seed", c_void_p), ("threshold", c_uint), ("scale", c_double)]
+
+
+class MaskedSoftmaxForward(Structure):
+    _fields_ = [
+        *[("input", Rows), ("output", Rows), ("probabilities", Rows)],
+        *[("scores", Scores), ("dropout", Dropout)],
+        *[("rows", c_int64), ("cols", c_int64), ("zero_masked_rows", c_bool)],
+    ]
+
+
+class MaskedSoftmaxBackward(Structure):
+    _fields_ = [
+        *[("grad_output", Rows), ("probabilities", Rows), ("grad_input", Rows)],
+        *[("scores", Scores), ("dropout", Dropout), ("rows", c_int64), ("cols", c_int64)],
+    ]
+
+
 class LayerNormForward(Structure):
     _fields_ = [
         *[("input", Rows), ("output", Rows), ("weight", Columns), ("bias", Columns)],
@@ -125,9 +200,18 @@ class LayerNormBackward(Structure):
     ]
 
 
-Args = SoftmaxForward | SoftmaxBackward | LayerNormForward | LayerNormBackward
+Args = (
+    SoftmaxForward
+    | SoftmaxBackward
+    | SoftmaxPlanesForward
+    | SoftmaxPlanesBackward
+    | MaskedSoftmaxForward
+    | MaskedSoftmaxBackward
+    | LayerNormForward
+    | LayerNormBackward
+)
 #: In the order of Op in host.cpp.
-_OPS = [SoftmaxForward, SoftmaxBackward, LayerNormForward, LayerNormBackward]
+_OPS = list(get_args(Args))
 
 
 @dataclass(frozen=True)
@@ -149,14 +233,14 @@ class DeviceArray:
     ) -> None:
         rows, cols = shape
         self.dtype, self._library = dtype, emulator.library
-        item = DTYPES[dtype].itemsize
+        item = _STORED[dtype].itemsize
         self.stride = _stride(cols, item, alignment) if padded else cols
         count = (rows - 1) * self.stride + cols
         # Behind a multiple of 256 bytes, so aligned no further.
         self.address = self._library.simt_allocate(count * item, alignment)
         memory = (c_ubyte * (count * item)).from_address(self.address)
         np.frombuffer(memory, np.uint8)[:] = 0xFF
-        self._flat = np.frombuffer(memory, DTYPES[dtype])
+        self._flat = np.frombuffer(memory, _STORED[dtype])
         self.values = np.lib.stride_tricks.as_strided(self._flat, shape, (self.stride * item, item))
 
     def __del__(self) -> None:
@@ -164,7 +248,21 @@ class DeviceArray:
 
     @property
     def rows(self) -> Rows:
-        return Rows(self.address, self.stride, _CODES[self.dtype])
+        return Rows(self.address, self.stride, 0, 0, 0, _CODES[self.dtype])
+
+    def planes(self, rows: int) -> Planes:
+        """So many of this array's rows are a plane."""
+        return Planes(self.address, self.stride * rows, self.stride, _CODES[self.dtype])
+
+    def operand(self, shape: tuple[int, ...]) -> Operand:
+        """Of that shape, the last dimension being this array's rows, with 1 where it repeats."""
+        strides, step = [], self.stride
+        for size in reversed(shape[:-1]):
+            strides.insert(0, step if size > 1 else 0)
+            step *= size
+        is_bool = self.dtype == "bool"
+        code = 0 if is_bool else _CODES[self.dtype]
+        return Operand(self.address, _RowDims(*strides), shape[-1] > 1, is_bool, code)
 
     @property
     def columns(self) -> Columns:

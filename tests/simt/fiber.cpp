@@ -43,8 +43,9 @@ namespace {
 constexpr size_t kSavedRegisters = 6, kGuardBytes = 4096;
 constexpr unsigned kNoSync = 1;  // __tsan_switch_to_fiber: switching orders nothing
 
-// Frames of sanitized code are several times as large.
-size_t stack_bytes() { return with_asan() || with_tsan() ? 256 << 10 : 64 << 10; }
+// Sanitized frames are large, and those of unoptimised PTX, a variable for each register, up to
+// 117 KB. Only what is touched is memory.
+constexpr size_t kStackBytes = 256 << 10;
 
 Fiber* running;
 void* main_stack_pointer;
@@ -69,7 +70,7 @@ Quiet::~Quiet() {
 
 Fiber::Fiber() {
   void* const mapping = mmap(
-      nullptr, kGuardBytes + stack_bytes(), PROT_READ | PROT_WRITE,
+      nullptr, kGuardBytes + kStackBytes, PROT_READ | PROT_WRITE,
       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapping == MAP_FAILED || mprotect(mapping, kGuardBytes, PROT_NONE) != 0) {
     std::perror("no memory for a stack");
@@ -77,13 +78,13 @@ Fiber::Fiber() {
   }
   mapping_ = static_cast<char*>(mapping);
   // Once: every frame of sanitized code takes its poison along when it returns.
-  unpoison(mapping_ + kGuardBytes, stack_bytes());
+  unpoison(mapping_ + kGuardBytes, kStackBytes);
   if (with_tsan()) tsan_fiber_ = __tsan_create_fiber(0);
 }
 
 Fiber::~Fiber() {
   if (with_tsan()) __tsan_destroy_fiber(tsan_fiber_);
-  munmap(mapping_, kGuardBytes + stack_bytes());
+  munmap(mapping_, kGuardBytes + kStackBytes);
 }
 
 void Fiber::start(void (*entry)()) {
@@ -92,7 +93,7 @@ void Fiber::start(void (*entry)()) {
   // As simt_switch_stack leaves it: saved registers, the address to return to, which is run() here,
   // and run()'s own return address, none. The top is a multiple of 16, so the ABI has its
   // alignment.
-  void** top = reinterpret_cast<void**>(mapping_ + kGuardBytes + stack_bytes());
+  void** top = reinterpret_cast<void**>(mapping_ + kGuardBytes + kStackBytes);
   *--top = nullptr;
   *--top = reinterpret_cast<void*>(&Fiber::run);
   for (size_t i = 0; i < kSavedRegisters; ++i) *--top = nullptr;
@@ -108,7 +109,7 @@ void Fiber::run() {
 void Fiber::resume() {
   running = this;
   if (with_asan()) {
-    __sanitizer_start_switch_fiber(&main_fake_stack, mapping_ + kGuardBytes, stack_bytes());
+    __sanitizer_start_switch_fiber(&main_fake_stack, mapping_ + kGuardBytes, kStackBytes);
   }
   if (with_tsan()) {
     main_tsan_fiber = __tsan_get_current_fiber();

@@ -13,7 +13,16 @@ namespace {
 
 using namespace fusedops;
 
-enum Op { kSoftmaxForward, kSoftmaxBackward, kLayerNormForward, kLayerNormBackward };
+enum Op {
+  kSoftmaxForward,
+  kSoftmaxBackward,
+  kSoftmaxPlanesForward,
+  kSoftmaxPlanesBackward,
+  kMaskedSoftmaxForward,
+  kMaskedSoftmaxBackward,
+  kLayerNormForward,
+  kLayerNormBackward
+};
 
 // f(the arguments of that type).
 template <class F>
@@ -23,10 +32,28 @@ auto with_op(int op, const void* args, F f) {
       return f(*static_cast<const SoftmaxForward*>(args));
     case kSoftmaxBackward:
       return f(*static_cast<const SoftmaxBackward*>(args));
+    case kSoftmaxPlanesForward:
+      return f(*static_cast<const SoftmaxPlanesForward*>(args));
+    case kSoftmaxPlanesBackward:
+      return f(*static_cast<const SoftmaxPlanesBackward*>(args));
+    case kMaskedSoftmaxForward:
+      return f(*static_cast<const MaskedSoftmaxForward*>(args));
+    case kMaskedSoftmaxBackward:
+      return f(*static_cast<const MaskedSoftmaxBackward*>(args));
     case kLayerNormForward:
       return f(*static_cast<const LayerNormForward*>(args));
     default:
       return f(*static_cast<const LayerNormBackward*>(args));
+  }
+}
+
+// What a softmax is as long as.
+template <class Args>
+int64_t& length_of(Args& args) {
+  if constexpr (requires { args.planes; }) {
+    return args.rows;
+  } else {
+    return args.cols;
   }
 }
 
@@ -67,7 +94,7 @@ const char* simt_error() { return simt::error(); }
 size_t simt_size_of_config() { return sizeof(simt::Config); }
 
 size_t simt_size_of_args(int op) {
-  alignas(16) static const char any[sizeof(LayerNormBackward)] = {};  // the largest
+  alignas(16) static const char any[sizeof(MaskedSoftmaxForward)] = {};  // the largest
   return with_op(op, any, [](const auto& args) { return sizeof(args); });
 }
 
@@ -84,11 +111,11 @@ int64_t simt_launch_lengths(
   return with_op(op, args, [&](auto args) -> int64_t {
     int64_t count = 0;
     Shape before = {};
-    for (args.cols = step; args.cols <= last; args.cols += step) {
+    int64_t& length = length_of(args);
+    for (length = step; length <= last; length += step) {
       if (cuda::launch(args, nullptr) != 0) return -1;
       const Shape now = last_shape();
-      if (args.cols > step && !(now == before) && count < capacity)
-        found[count++] = args.cols - step;
+      if (length > step && !(now == before) && count < capacity) found[count++] = length - step;
       before = now;
     }
     return count;

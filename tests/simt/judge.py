@@ -9,7 +9,11 @@ import torch
 import torch.nn.functional as F
 from oracle import DTYPES, Exact, relative_error, ulp_error
 
-from .cases import EPS, Arrays, Case, output_dtypes
+from . import families, philox
+from .cases import EPS, Arrays, Case, decode
+from .families import AnyCase
+from .masked_cases import SEED, MaskedCase
+from .planes_cases import PlanesCase
 
 aten = torch.ops.aten
 
@@ -32,13 +36,15 @@ class Judge:
         self._ours: dict[str, float] = {}
         self._eager: dict[str, float] = {}
 
-    def add(self, case: Case, given: Arrays, outputs: Arrays) -> None:
+    def add(self, case: AnyCase, given: Arrays, outputs: Arrays) -> None:
+        if isinstance(case, PlanesCase):
+            return self.add(case.of_rows, case.as_rows(given), case.as_rows(outputs))
         expected = _EXPECTED[case.op](case, given)
-        dtypes = output_dtypes(case)
+        dtypes = families.output_dtypes(case)
         for name, stored in outputs.items():
             ours, (eager, exact, floor) = tensor(stored, dtypes[name]), expected[name]
             eager, exact = eager.to(ours.dtype).reshape(ours.shape), _shaped(exact, ours.shape)
-            label = f"{name} with log" if case.log else name
+            label = f"{name} with log" if getattr(case, "log", False) else name
             for errors, actual in ((self._ours, ours), (self._eager, eager)):
                 error = ulp_error(actual, exact, floor)
                 assert error == error, f"{case}: {name} is NaN"
@@ -86,6 +92,54 @@ def _softmax_backward(case: Case, given: Arrays) -> Expected:
         eager = aten._softmax_backward_data(grad, output, -1, grad.dtype)
         exact = Exact.of(lambda g, y: y * (g - (g * y).sum(-1, keepdims=True)), grad, output)
     # The result cancels: errors count against the largest gradient.
+    return {"grad_input": (eager, exact, exact.high.abs().max().item())}
+
+
+def _factors(case: MaskedCase) -> np.ndarray:
+    """What dropout multiplies with."""
+    if not case.p:
+        return np.ones((case.rows, case.cols))
+    kept = philox.kept(case.rows, case.cols, SEED, case.threshold)
+    return np.where(kept, 0.0 if case.p == 1 else 1 / (1 - case.p), 0.0)
+
+
+def _scores(case: MaskedCase, given: Arrays) -> tuple[np.ndarray, np.ndarray]:
+    """In float64, which holds all of them; and where nothing hides them."""
+    scores = decode(given["input"], case.dtype) * case.scale
+    for name, operand in (("bias", case.bias), ("mask", case.mask)):
+        if operand and not operand.startswith("bool"):
+            scores = scores + case.broadcast(decode(given[name], operand.split()[0]))
+    return scores, case.shown(given)
+
+
+def _masked_softmax_forward(case: MaskedCase, given: Arrays) -> Expected:
+    scores, shown = _scores(case, given)
+    blank = ~(shown & (scores != -np.inf)).any(-1, keepdims=True) & case.zero_masked_rows
+    x = torch.from_numpy(np.where(blank, 0.0, np.where(shown, scores, case.hidden_value)))
+    computed = torch.float64 if case.dtype == "float64" else torch.float32
+    factors = {"output": _factors(case), "probabilities": np.ones(1)}
+    softmax, exact = torch.softmax(x.to(computed), -1), Exact.softmax(x)
+    expected = {}
+    for name, factor in factors.items():
+        scale = torch.from_numpy(np.where(blank, 0.0, factor))
+        right = Exact(exact.high * scale, exact.low * scale)
+        expected[name] = ((softmax * scale).to(DTYPES[case.other]), right, 0.0)
+    return expected
+
+
+def _masked_softmax_backward(case: MaskedCase, given: Arrays) -> Expected:
+    grad = tensor(given["grad_output"], case.other)
+    probabilities = tensor(given["probabilities"], case.other)
+    factors, shown = _factors(case), case.shown(given)
+    dropped = (grad * torch.from_numpy(factors)).to(grad.dtype)
+    slope = aten._softmax_backward_data(dropped, probabilities, -1, grad.dtype)
+    eager = slope * case.scale * torch.from_numpy(shown)
+
+    def grad_input(g, p):
+        g = g * factors
+        return np.where(shown, case.scale * p * (g - (g * p).sum(-1, keepdims=True)), 0)
+
+    exact = Exact.of(grad_input, grad, probabilities)
     return {"grad_input": (eager, exact, exact.high.abs().max().item())}
 
 
@@ -143,6 +197,8 @@ def _layer_norm_backward(case: Case, given: Arrays) -> Expected:
 _EXPECTED: dict[str, Callable[[Case, Arrays], Expected]] = {
     "softmax_forward": _softmax_forward,
     "softmax_backward": _softmax_backward,
+    "masked_softmax_forward": _masked_softmax_forward,
+    "masked_softmax_backward": _masked_softmax_backward,
     "layer_norm_forward": _layer_norm_forward,
     "layer_norm_backward": _layer_norm_backward,
 }

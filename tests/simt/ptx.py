@@ -57,24 +57,26 @@ OPS = {
     "mad.lo": Op("s32", "{0} * {1} + {2}", "T T T"),
     "fma.rn": Op("f32 f64", "std::fma({0}, {1}, {2})", "T T T"),
     "fma.rm": Op("f32", "fma_down({0}, {1}, {2})", "T T T"),
-    "div": Op("u32", "{0} / {1}"),
+    "div": Op("u32 u64", "{0} / {1}"),
+    "rem": Op("u32 u64", "{0} % {1}"),
     "neg": Op("s64 f32 f64", "-{0}", "T"),
     "abs": Op("f32", "std::fabs({0})", "T"),
     "max": Op("f32 f64", "std::fmax({0}, {1})"),
     "min": Op("s64", "std::min({0}, {1})"),
-    "and": Op("b32 b64", "{0} & {1}"),
-    "or": Op("pred b32", "{0} | {1}"),
+    "and": Op("pred b32 b64", "{0} & {1}"),
+    "or": Op("pred b32 b64", "{0} | {1}"),
     "xor": Op("b32", "{0} ^ {1}"),
-    "not": Op("b64", "~{0}", "T"),
+    "not": Op("pred b64", "inverted({0})", "T"),
     "shl": Op("b32 b64", "shifted_left({0}, {1})", "T u32"),
-    "shr": Op("s32 u32 u64", "shifted_right({0}, {1})", "T u32"),
+    "shr": Op("s32 u32 s64 u64", "shifted_right({0}, {1})", "T u32"),
     "bfi": Op("b64", "insert_bits({0}, {1}, {2}, {3})", "T T u32 u32"),
-    "selp": Op("b32 f32 f64", "{2} ? {0} : {1}", "T T pred"),
-    "setp.eq": Op("s16 s32 s64 f32 f64", "{0} == {1}", result="pred"),
-    "setp.ne": Op("s32 s64", "{0} != {1}", result="pred"),
-    "setp.lt": Op("s32 u32 s64 u64 f32 f64", "{0} < {1}", result="pred"),
+    "selp": Op("b32 u32 b64 f32 f64", "{2} ? {0} : {1}", "T T pred"),
+    "setp.eq": Op("s16 b32 s32 s64 f32 f64", "{0} == {1}", result="pred"),
+    "setp.ne": Op("s16 s32 s64", "{0} != {1}", result="pred"),
+    "setp.neu": Op("f32 f64", "{0} != {1}", result="pred"),
+    "setp.lt": Op("s16 s32 u32 s64 u64 f32 f64", "{0} < {1}", result="pred"),
     "setp.le": Op("s32 s64", "{0} <= {1}", result="pred"),
-    "setp.gt": Op("s32 s64", "{0} > {1}", result="pred"),
+    "setp.gt": Op("s16 s32 u32 s64", "{0} > {1}", result="pred"),
     "setp.ge": Op("s32 u32 s64", "{0} >= {1}", result="pred"),
     "setp.geu": Op("f32", "!({0} < {1})", result="pred"),
     "cvta.to.global": Op("u64", "{0}", "T"),
@@ -86,8 +88,8 @@ OPS = {
     "cvt.u64": Op("u32", "uint64_t{{{0}}}", "T", "u64"),
     "cvt.u32": Op("u16 u64", "static_cast<uint32_t>({0})", "T", "u32"),
     "cvt.u16": Op("u32", "static_cast<uint16_t>({0})", "T", "u16"),
-    "cvt.rn.f32": Op("s32 s64 f64", "static_cast<float>({0})", "T", "f32"),
-    "cvt.rn.f64": Op("s64", "static_cast<double>({0})", "T", "f64"),
+    "cvt.rn.f32": Op("s32 u32 s64 f64", "static_cast<float>({0})", "T", "f32"),
+    "cvt.rn.f64": Op("s32 u32 s64", "static_cast<double>({0})", "T", "f64"),
     "cvt.f64": Op("f32", "double{{{0}}}", "T", "f64"),
     "cvt.sat.f32": Op("f32", "saturated({0})", "T"),
     "cvt.f32": Op("f16", "__half2float({0})", "T", "f32"),
@@ -103,13 +105,13 @@ _LOADS = {
     f"ld.{space}{vector}.{name}"
     for space in ("param", "global", "global.L1::no_allocate", "shared")
     for vector in ("", ".v2", ".v4")
-    for name in ("u8", "u16", "u32", "u64", "f32", "f64")
+    for name in ("u8", "u16", "u32", "s32", "u64", "f32", "f64")
 }
 _STORES = {
     f"st.{space}{vector}.{name}"
     for space in ("global", "shared")
     for vector in ("", ".v2", ".v4")
-    for name in ("u16", "u32", "f32", "f64")
+    for name in ("u16", "u32", "u64", "f32", "f64")
 }
 
 

@@ -146,6 +146,9 @@ inline uint64_t wide_product(int32_t a, int32_t b) { return static_cast<uint64_t
 // NaN becomes +0.
 inline float saturated(float x) { return x > 0 ? std::min(x, 1.0f) : 0.0f; }
 
+inline bool inverted(bool x) { return !x; }
+inline uint64_t inverted(uint64_t x) { return ~x; }
+
 // Shifts by the width and more leave zeros, or the sign.
 template <class T>
 T shifted_left(T value, uint32_t by) {

@@ -14,8 +14,9 @@ import tempfile
 from pathlib import Path
 
 from . import build
-from .cases import Arrays, Case, run
+from .cases import Arrays
 from .emulator import SCHEDULES, Emulator
+from .families import AnyCase, run
 
 #: Where ``simt`` is a package.
 FOLDER = Path(__file__).parent.parent
@@ -46,7 +47,7 @@ def run_sanitizer_command(command: list[str], preload: str = "") -> subprocess.C
 
 
 def run_sanitized(
-    build_name: str, cases: list[Case], schedule: str
+    build_name: str, cases: list[AnyCase], schedule: str
 ) -> tuple[list[Arrays], set[str]]:
     """What the cases computed, and the kernels that ran. Raises with the sanitizer's report."""
     library = build.emulator_library(build_name)

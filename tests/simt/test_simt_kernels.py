@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from . import build, cases, inventory
+from . import build, cases, families, inventory
 from .cases import OPS, PAIRS, Arrays, Case
 from .emulator import DTYPES, SCHEDULES, Config, Emulator
 from .judge import Judge, tensor
+from .planes_cases import PlanesCase
 
 FAMILIES = list(product(OPS, PAIRS))
 IDS = [f"{op}-{dtype}-{other}" for op, (dtype, other) in FAMILIES]
@@ -68,8 +69,8 @@ def test_a_row_alone_and_in_a_batch_has_equal_bits(emulator, op, pair):
 
 
 def test_every_kernel_variant_is_executed(emulator, record_property):
-    for case in cases.racing_cases(emulator):
-        cases.run(emulator, case)
+    for case in families.racing_cases(emulator):
+        families.run(emulator, case)
     instantiated = inventory.instantiated_kernels(build.emulator_library("plain"))
     table = inventory.coverage_table(emulator.executed(), instantiated)
     record_property("CUDA kernels executed on the emulator", table)
@@ -79,17 +80,17 @@ def test_every_kernel_variant_is_executed(emulator, record_property):
 
 def launch_every_length(emulator: Emulator) -> None:
     """Dry, at every width that alignment may leave: lengths that it divides and others."""
-    for base in cases.bases():
-        args = cases.Prepared(emulator, base, cases.inputs(base)).args
-        for rows in (1, 100_000):
-            args.rows = rows
-            emulator.launch_every_length(args, cases.MAX_COLS)
+    for base, last in families.bases():
+        args = families.prepared_args(emulator, base)
+        for many in (1, 100_000):
+            setattr(args, "lanes" if isinstance(base, PlanesCase) else "rows", many)
+            emulator.launch_every_length(args, last)
 
 
 def test_no_row_is_launched_with_more_threads_than_its_kernel_is_compiled_for(emulator):
     launch_every_length(emulator)
     declared = inventory.declared_kernels()
-    lines = ['#include "fusedops/cuda/layer_norm_backward.h"', '#include "fusedops/cuda/softmax.h"']
+    lines = [f'#include "fusedops/cuda/{header.name}"' for header in inventory.HEADERS]
     lines.append("namespace fusedops::cuda {")
     for name, kernel in declared.items():
         lines.append(f"template <{kernel.parameters}>")

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from . import build, cases, inventory, ptx
+from . import build, cases, families, inventory, ptx
 from .cases import OPS, PAIRS, Case
 from .emulator import Emulator
 from .judge import Judge
@@ -35,7 +35,7 @@ def compiled(modules: list[Path]) -> Emulator:
 @pytest.fixture(scope="session")
 def unfused() -> tuple[Emulator, Emulator]:
     """The source and its PTX, both without FMA contraction."""
-    library = build.ptx_library(build.ptx_modules(build.UNFUSED_PTX))
+    library = build.ptx_library(build.ptx_modules(build.COMPARED, build.UNFUSED_PTX))
     return Emulator(build.unfused_library()), Emulator(library)
 
 
@@ -86,9 +86,12 @@ def test_error_of_nvccs_code_is_no_larger_than_eagers(compiled, op, pair):
 
 
 @needs_nvcc
-def test_every_kernel_of_the_library_is_nvccs_and_is_executed(compiled, modules):
-    for case in cases.racing_cases(compiled):
-        cases.run(compiled, case)
+def test_every_kernel_of_the_library_is_nvccs_is_executed_and_is_right(compiled, modules):
+    judge = Judge()
+    for case in families.racing_cases(compiled):
+        given = families.inputs(case)
+        judge.add(case, given, families.run(compiled, case, given))
+    judge.conclude()
     library = build.ptx_library(modules)
     command = ["nm", "--dynamic", "--defined-only", str(library)]
     symbols = subprocess.run(command, check=True, capture_output=True, text=True).stdout
@@ -102,7 +105,7 @@ def test_every_kernel_of_the_library_is_nvccs_and_is_executed(compiled, modules)
 
 @needs_nvcc
 def test_one_ulp_more_in_a_constant_of_the_ptx_is_noticed(compiled, modules, tmp_path):
-    softmax, layer_norm = modules
+    softmax, *others = modules
     head, start, kernel = softmax.read_text().partition(
         ".visible .entry _ZN8fusedops4cuda22softmax_forward_loopedIffLi4EEE"
     )
@@ -111,7 +114,7 @@ def test_one_ulp_more_in_a_constant_of_the_ptx_is_noticed(compiled, modules, tmp
     assert log2_e in body
     planted = tmp_path / softmax.name
     planted.write_text(head + start + body.replace(log2_e, "0f3FB8AA3C") + end + tail)
-    changed = Emulator(build.ptx_library([planted, layer_norm]))
+    changed = Emulator(build.ptx_library([planted, *others]))
     case = Case("softmax_forward", "float32", "float32", rows=3, cols=40_000, width=4)
     assert "softmax_forward_looped<float, float, 4>" in changed.kernels_of(
         cases.Prepared(changed, case, cases.inputs(case)).args

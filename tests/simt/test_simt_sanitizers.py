@@ -7,7 +7,7 @@ ThreadSanitizer reports is not that two threads met but that nothing orders thei
 
 from __future__ import annotations
 
-from . import build, cases, inventory
+from . import build, families, inventory
 from .conftest import SanitizedRun
 from .judge import Judge
 
@@ -19,7 +19,7 @@ def check(build_name: str, run: SanitizedRun) -> None:
     assert executed == instantiated, inventory.coverage_table(executed, instantiated)
     judge = Judge()
     for case, outputs in zip(run.cases, results, strict=True):
-        judge.add(case, cases.inputs(case), outputs)
+        judge.add(case, families.inputs(case), outputs)
 
 
 def test_no_kernel_reads_or_writes_where_it_may_not_nor_relies_on_undefined_behaviour(sanitized):

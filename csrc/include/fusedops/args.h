@@ -1,7 +1,7 @@
 // What a kernel launch is told: plain data, the same for every device, no torch in it.
 //
-// Every tensor reaches a kernel as rows: row r starts at data + r * stride elements and its
-// elements are adjacent. Offsets between rows are int64; a row holds at most 2^31 - 1 elements.
+// Every tensor reaches a kernel as rows: row r starts at data + offset(r) elements and its elements
+// are adjacent. Offsets between rows are int64; a row holds at most 2^31 - 1 elements.
 #pragma once
 
 #include <cstdint>
@@ -14,15 +14,40 @@ constexpr int64_t size_of(DType dtype) {
   return dtype == DType::kFloat64 ? 8 : dtype == DType::kFloat32 ? 4 : 2;
 }
 
+// Where rows begin, in elements: evenly spaced or, for backends that read groups, in evenly spaced
+// groups, as in x[:, :-1]. The number of a row's group is found by multiplication (Granlund and
+// Montgomery, 1994).
+struct RowSpacing {
+  int64_t stride;                      // from one row to the next; 0 repeats one row
+  int64_t jump = 0;                    // and so much more from one group to the next
+  uint32_t multiplier = 0, shift = 0;  // row / group is row * multiplier >> 32 >> shift
+
+  static constexpr int64_t kMaxGroupedRows = int64_t{1} << 31;
+
+  // Groups of at least two rows, fewer than kMaxGroupedRows rows in all.
+  static constexpr RowSpacing grouped(int64_t stride, int64_t group, int64_t group_stride) {
+    uint32_t bits = 1;
+    while (int64_t{1} << bits < group) ++bits;
+    const uint64_t power = uint64_t{1} << (31 + bits), divisor = static_cast<uint64_t>(group);
+    const auto multiplier = static_cast<uint32_t>((power + divisor - 1) / divisor);
+    return {stride, group_stride - group * stride, multiplier, bits - 1};
+  }
+
+  constexpr int64_t offset(int64_t row) const {
+    const uint64_t low = static_cast<uint32_t>(row);
+    return row * stride + static_cast<int64_t>(low * multiplier >> 32 >> shift) * jump;
+  }
+};
+
 struct ConstRows {
   const void* data;
-  int64_t stride;  // elements from one row to the next; 0 repeats one row
+  RowSpacing spacing;
   DType dtype;
 };
 
 struct Rows {
   void* data;
-  int64_t stride;
+  RowSpacing spacing;
   DType dtype;
 };
 
@@ -37,7 +62,7 @@ struct Columns {
   DType dtype;
 };
 
-// output = softmax(input) along each row, or its logarithm.
+// output = softmax(input) along each row, or its logarithm. Both may be the same memory.
 // input and output have the same dtype, or input is 16-bit and output float32.
 struct SoftmaxForward {
   ConstRows input;
@@ -49,11 +74,112 @@ struct SoftmaxForward {
 // grad_input = output * (grad_output - sum(grad_output * output)), and for the logarithm
 // grad_input = grad_output - exp(output) * sum(grad_output).
 // grad_output and output share one dtype; grad_input has it too, or is its 16-bit source.
+// grad_input may be the memory of grad_output.
 struct SoftmaxBackward {
   ConstRows grad_output, output;
   Rows grad_input;
   int64_t rows, cols;
   bool log;
+};
+
+// Planes of rows x lanes: element (p, r, i) of a plane is at
+// data + p * stride + r * row_stride + i.
+struct ConstPlanes {
+  const void* data;
+  int64_t stride, row_stride;  // elements
+  DType dtype;
+};
+
+struct Planes {
+  void* data;
+  int64_t stride, row_stride;
+  DType dtype;
+};
+
+// softmax over the rows of each plane, lane by lane: the softmax of a dimension that is not the
+// last, where it lies. dtypes as in SoftmaxForward. input and output may be the same memory.
+struct SoftmaxPlanesForward {
+  ConstPlanes input;
+  Planes output;
+  int64_t planes, rows, lanes;
+  bool log;
+};
+
+// dtypes as in SoftmaxBackward. grad_input may be the memory of grad_output.
+struct SoftmaxPlanesBackward {
+  ConstPlanes grad_output, output;
+  Planes grad_input;
+  int64_t planes, rows, lanes;
+  bool log;
+};
+
+// Rows numbered through at most kMaxRowDims dimensions, the last of them fastest.
+constexpr int32_t kMaxRowDims = 4;
+struct RowDims {
+  int32_t count;
+  int64_t sizes[kMaxRowDims];
+};
+
+// One value for each row and column, broadcast: of row (i0, i1, ...) and column c it is at
+// data + i0 * strides[0] + i1 * strides[1] + ... + c * col_stride. data is null where there is
+// none. A bool is one byte, 0 or 1; other values have the dtype of the input or, beside a 16-bit
+// input, float32.
+struct Operand {
+  const void* data;
+  int64_t strides[kMaxRowDims];  // elements; 0 repeats
+  int32_t col_stride;            // 0 or 1
+  bool is_bool;
+  DType dtype;  // where not is_bool
+};
+
+// Row r is that of query r % queries, and sees the columns up to and including query + diagonal.
+struct Causal {
+  bool on;
+  int64_t queries, diagonal;
+};
+
+// What the softmax of a row is taken of: scale * input + bias + mask, but `hidden_value` where a
+// bool mask is false or causality hides the column. bias is never bool.
+struct Scores {
+  RowDims dims;
+  Operand bias, mask;
+  Causal causal;
+  double scale, hidden_value;
+};
+
+// Element (row, column) is kept, and multiplied by `scale`, where word column % 4 of
+// Philox4x32-10(key = *seed, counter = {column / 4, row's low half, row's high half, 0}) is at
+// least `threshold`; otherwise multiplied by 0. seed is null where there is no dropout.
+struct Dropout {
+  const int64_t* seed;  // in the memory of the device
+  uint32_t threshold;   // p * 2^32
+  double scale;         // 1 / (1 - p), or 0 where p is 1
+};
+
+// probabilities = softmax(scores) along each row, output = dropout(probabilities). A row of which
+// nothing is visible (all hidden, or -inf) comes out as the softmax gives it or, with
+// zero_masked_rows, as zeros. Hidden columns of a causal row are neither read nor computed.
+// probabilities.data may be null: not wanted. input and output may be the same memory. dtypes as in
+// SoftmaxForward; output and probabilities share one.
+struct MaskedSoftmaxForward {
+  ConstRows input;
+  Rows output, probabilities;
+  Scores scores;
+  Dropout dropout;
+  int64_t rows, cols;
+  bool zero_masked_rows;
+};
+
+// With g = grad_output, dropped out as the output was, and s = sum(g * probabilities):
+// grad_input = scale * probabilities * (g - s), 0 where a bool mask or causality hides the column.
+// Only the bool mask, the causality and the scale of `scores` matter. grad_input may be the memory
+// of grad_output. dtypes as in SoftmaxBackward.
+struct MaskedSoftmaxBackward {
+  ConstRows grad_output, probabilities;
+  Rows grad_input;
+  Scores scores;
+  Dropout dropout;
+  int64_t rows, cols;
 };
 
 // output = (input - mean) * rstd * weight + bias, statistics per row.

@@ -1,56 +1,29 @@
-"""What can be timed: a table of operators, and for each the providers that compete on equal inputs.
+"""What is timed: one direction of one operator on inputs of one size, as its providers compute it.
 
-A new operator is a new entry of OPS, a new competitor a new entry of a computation's `providers`.
+`operators` holds the operators themselves.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-import fusedops
-
 FORWARD, BACKWARD = "forward", "backward"
-LAYER_NORM_EPS = 1e-5
+MATRIX, SCORES = 2, 4  # dimensions of the inputs: [rows, cols], [batch, heads, queries, keys]
+
+Shape = tuple[int, ...]
+Function = Callable[..., Tensor]
 
 
-@dataclass(frozen=True)
-class Case:
-    """One computation on a matrix of one size; all its providers are timed side by side."""
-
-    op: str
-    direction: str
-    dtype: torch.dtype
-    rows: int
-    cols: int
-    device: str
-
-    @property
-    def computation(self) -> Computation:
-        """What is computed, and who can compute it."""
-        return OPS[self.op][self.direction]
-
-    @property
-    def dtype_name(self) -> str:
-        """The dtype as the command line and the CSV spell it."""
-        return str(self.dtype).removeprefix("torch.")
-
-    @property
-    def bytes(self) -> int:
-        """The least that has to be read and written."""
-        return self.computation.tensors_moved * self.rows * self.cols * self.dtype.itemsize
-
-    def __str__(self) -> str:
-        return f"{self.op} {self.direction} {self.dtype_name} {self.rows}x{self.cols}"
-
-
-def _inputs_alone(*inputs: Tensor) -> tuple[Tensor, ...]:
-    return inputs
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as Inductor compiles it for one shape: the strongest form of it."""
+    return torch.compile(function, fullgraph=True, dynamic=False)
 
 
 @dataclass(frozen=True)
@@ -61,103 +34,139 @@ class Provider:
     """
 
     function: Callable[..., Any]
-    prepare: Callable[..., tuple[Tensor, ...]] = _inputs_alone
+    prepare: Callable[..., tuple[Tensor, ...]] = lambda *inputs: inputs
+
+    def call(self, *inputs: Tensor) -> partial:
+        """What is timed: the function, its arguments bound."""
+        return partial(self.function, *self.prepare(*inputs))
+
+    def compiled(self) -> Provider:
+        """The provider that runs the same, compiled."""
+        return replace(self, function=compiled(self.function))
 
 
 @dataclass(frozen=True)
-class Computation:
-    """One direction of an operator.
+class Gradient:
+    """Times the backward pass of `forward` as autograd runs it, from what the forward pass saved.
 
-    `tensors_moved` counts the matrices of the input's size that must cross memory.
-    "inductor" is not in `providers`: it compiles what "eager" runs.
+    The inputs are the gradient of the result, then those of `forward`, of which the first is
+    differentiated.
     """
 
-    make_inputs: Callable[[Case], tuple[Tensor, ...]]
-    tensors_moved: int
-    providers: dict[str, Provider] = field(default_factory=dict)
+    forward: Function
+
+    def call(self, grad: Tensor, x: Tensor, *operands: Tensor) -> partial:
+        """What is timed: the walk back through the graph that one forward pass left."""
+        x = x.detach().requires_grad_()
+        return partial(self.gradient, self.forward(x, *operands), x, grad)
+
+    @staticmethod
+    def gradient(output: Tensor, x: Tensor, grad: Tensor) -> Tensor:
+        """The graph is kept, to walk it again."""
+        return torch.autograd.grad(output, x, grad, retain_graph=True)[0]
+
+    def compiled(self) -> Gradient:
+        """The provider whose forward and backward passes Inductor compiles together."""
+        return replace(self, forward=compiled(self.forward))
 
 
-def _random(case: Case, seed: int) -> Tensor:
-    generator = torch.Generator(case.device).manual_seed(seed)
-    matrix = torch.randn(case.rows, case.cols, generator=generator, device=case.device)
-    return matrix.to(case.dtype)
+@dataclass(frozen=True)
+class Dropout:
+    """What an operator drops: with probability `p`, some of what `survivors` computes."""
+
+    p: float
+    survivors: Function
 
 
-def _weight_and_bias(case: Case) -> tuple[Tensor, Tensor]:
-    weight = torch.linspace(0.5, 1.5, case.cols, device=case.device, dtype=case.dtype)
-    return weight, weight - 1
+def _no_operands(case: Case) -> tuple[Tensor, ...]:
+    return ()
 
 
-def _softmax_family(name: str) -> dict[str, Computation]:
-    """softmax or log_softmax: both save their output, and their backwards take equal arguments."""
-    eager, fused = getattr(F, name), getattr(fusedops, name)
-    eager_backward = getattr(torch.ops.aten, f"_{name}_backward_data").default
-    fused_backward = getattr(torch.ops.fusedops, f"{name}_backward").default
-    return {
-        FORWARD: Computation(
-            make_inputs=lambda case: (_random(case, seed=0),),
-            tensors_moved=2,
-            providers={
-                "eager": Provider(lambda x: eager(x, dim=-1)),
-                "fusedops": Provider(lambda x: fused(x, dim=-1)),
-            },
-        ),
-        BACKWARD: Computation(
-            make_inputs=lambda case: (_random(case, seed=1), eager(_random(case, seed=0), dim=-1)),
-            tensors_moved=3,
-            providers={
-                "eager": Provider(lambda grad, y: eager_backward(grad, y, -1, y.dtype)),
-                "fusedops": Provider(lambda grad, y: fused_backward(grad, y, -1, y.dtype)),
-            },
-        ),
-    }
+@dataclass(frozen=True)
+class Operator:
+    """An operator as eager PyTorch spells it and as fusedops runs it.
+
+    Args:
+        eager, fused: functions of a tensor and the operands; the result has the tensor's shape.
+        operands: weights, masks, biases.
+        dimensions: how many its inputs have at least; shorter shapes are filled up with ones.
+        moved: for each direction, how many tensors of the input's size must cross memory.
+        backward: the providers of the backward pass where it is an operator of its own; by default
+            autograd's of `eager` and of `fused`.
+        dropout: where the result is random.
+
+    "inductor" is not among the providers: it compiles what "eager" runs.
+    """
+
+    eager: Function
+    fused: Function
+    operands: Callable[[Case], tuple[Tensor, ...]] = _no_operands
+    dimensions: int = MATRIX
+    moved: dict[str, float] = field(default_factory=lambda: {FORWARD: 2, BACKWARD: 3})
+    backward: dict[str, Provider] | None = None
+    dropout: Dropout | None = None
+
+    def providers(self, direction: str) -> dict[str, Provider | Gradient]:
+        """Those who compete, eager first."""
+        functions = {"eager": self.eager, "fusedops": self.fused}
+        if direction == BACKWARD and self.backward:
+            return self.backward
+        return {name: provider(direction, function) for name, function in functions.items()}
 
 
-def _layer_norm_backward(forward: Callable[..., Any], backward: Callable[..., Any]) -> Provider:
-    """A provider of all three gradients, from the statistics that its own forward saves."""
-
-    def prepare(grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
-        _, mean, rstd = forward(x, x.shape[-1:], weight, bias, LAYER_NORM_EPS)
-        return grad, x, mean, rstd, weight, bias
-
-    def gradients(grad: Tensor, x: Tensor, *saved: Tensor) -> tuple[Tensor, ...]:
-        return backward(grad, x, x.shape[-1:], *saved, [True, True, True])
-
-    return Provider(gradients, prepare)
+def provider(direction: str, function: Function) -> Provider | Gradient:
+    """Who computes `function`, or its gradient."""
+    return Provider(function) if direction == FORWARD else Gradient(function)
 
 
-def _layer_norm() -> dict[str, Computation]:
-    aten, ours = torch.ops.aten, torch.ops.fusedops
-    return {
-        FORWARD: Computation(
-            make_inputs=lambda case: (_random(case, seed=0), *_weight_and_bias(case)),
-            tensors_moved=2,
-            providers={
-                "eager": Provider(lambda x, w, b: F.layer_norm(x, x.shape[-1:], w, b)),
-                "fusedops": Provider(lambda x, w, b: fusedops.layer_norm(x, x.shape[-1:], w, b)),
-            },
-        ),
-        BACKWARD: Computation(
-            make_inputs=lambda case: (
-                _random(case, seed=1),
-                _random(case, seed=0),
-                *_weight_and_bias(case),
-            ),
-            tensors_moved=3,
-            providers={
-                "eager": _layer_norm_backward(
-                    aten.native_layer_norm.default, aten.native_layer_norm_backward.default
-                ),
-                "fusedops": _layer_norm_backward(
-                    ours.layer_norm.default, ours.layer_norm_backward.default
-                ),
-            },
-        ),
-    }
+@dataclass(frozen=True)
+class Case:
+    """One computation on inputs of one size; all its providers are timed side by side.
 
+    `shape` is the input's: rows lie along the last dimension.
+    """
 
-OPS: dict[str, dict[str, Computation]] = {
-    "softmax": _softmax_family("softmax"),
-    "log_softmax": _softmax_family("log_softmax"),
-    "layer_norm": _layer_norm(),
-}
+    op: str
+    operator: Operator = field(repr=False)
+    direction: str
+    dtype: torch.dtype
+    shape: Shape
+    device: str
+
+    @property
+    def rows(self) -> int:
+        """How many rows the input has."""
+        return math.prod(self.shape[:-1])
+
+    @property
+    def cols(self) -> int:
+        """How long a row is."""
+        return self.shape[-1]
+
+    @property
+    def dtype_name(self) -> str:
+        """The dtype as the command line and the CSV spell it."""
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def bytes(self) -> int:
+        """The least that has to be read and written; broadcast operands are too small to count."""
+        return round(self.operator.moved[self.direction] * self.input_bytes)
+
+    @property
+    def input_bytes(self) -> int:
+        """The size of the input."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def random(self, seed: int) -> Tensor:
+        """A tensor of the input's shape and dtype, normally distributed."""
+        generator = torch.Generator(self.device).manual_seed(seed)
+        return torch.randn(self.shape, generator=generator, device=self.device).to(self.dtype)
+
+    def inputs(self) -> tuple[Tensor, ...]:
+        """What every provider gets: the gradient, for a backward pass, the input, the operands."""
+        inputs = (self.random(seed=0), *self.operator.operands(self))
+        return inputs if self.direction == FORWARD else (self.random(seed=1), *inputs)
+
+    def __str__(self) -> str:
+        return f"{self.op} {self.direction} {self.dtype_name} {'x'.join(map(str, self.shape))}"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from fusedops.cli.bench.cases import Case
+from fusedops.cli.bench.cases import FORWARD, Case, provider
 from fusedops.cli.timing import Call, Clock, interleave, median_ratio, relative_spread
 
 REFERENCE, COPY, OURS = "eager", "copy", "fusedops"
@@ -44,20 +46,17 @@ class Measurement:
 
 
 def prepare(case: Case) -> dict[str, Call]:
-    """A call for each provider, compiled and known to agree with eager, and one for the copy."""
-    inputs = case.computation.make_inputs(case)
-    calls = {
-        name: partial(provider.function, *provider.prepare(*inputs))
-        for name, provider in case.computation.providers.items()
-    }
-    reference = calls.pop(REFERENCE)
+    """A call for each provider, compiled and known to be right, and one for the copy."""
+    eager, *others = case.operator.providers(case.direction).items()
+    inputs = case.inputs()
     # Every shape gets code of its own, and none counts toward Dynamo's limit of recompilations.
     torch.compiler.reset()
-    compiled = torch.compile(reference.func, fullgraph=True, dynamic=False)
-    calls = {"inductor": partial(compiled, *reference.args), **calls}
-    for name, call in calls.items():
-        check_agreement(case, name, call, reference)
-    return {COPY: _copy_of_same_bytes(case), REFERENCE: reference, **calls}
+    providers = dict([eager, ("inductor", eager[1].compiled()), *others])
+    # A compiled backward pass may overwrite what it was given, unless told that it will run again.
+    with torch._functorch.config.patch(donated_buffer=False):
+        calls = {name: provider.call(*inputs) for name, provider in providers.items()}
+        check_all(case, inputs, calls)
+    return {COPY: _copy_of_same_bytes(case), **calls}
 
 
 def measure(
@@ -94,10 +93,48 @@ def _copy_of_same_bytes(case: Case) -> Call:
     return partial(torch.empty_like(source).copy_, source)
 
 
-def check_agreement(case: Case, name: str, call: Call, reference: Call) -> None:
+def check_all(case: Case, inputs: Sequence[Tensor], calls: dict[str, partial]) -> None:
+    """Raise unless all calls give what eager gives."""
+    eager = _main_output(calls[REFERENCE]())
+    for name, call in calls.items():
+        result = _main_output(call())
+        if case.operator.dropout is None:
+            check_agreement(case, name, result, eager)
+        else:
+            output = result if case.direction == FORWARD else call.args[0]
+            check_keep_rate(case, name, output, inputs)
+            check_agreement(case, name, result, with_dropout_of(output, case, inputs))
+
+
+def with_dropout_of(output: Tensor, case: Case, inputs: Sequence[Tensor]) -> Tensor:
+    """The result or gradient in eager PyTorch where dropout keeps what it kept in `output`.
+
+    No two providers draw the same numbers, but a result shows by its zeros which were drawn.
+    """
+    dropout = case.operator.dropout
+
+    def chain(x: Tensor, *operands: Tensor) -> Tensor:
+        return dropout.survivors(x, *operands) * (output != 0) / (1 - dropout.p)
+
+    return provider(case.direction, chain).call(*inputs)()
+
+
+def check_keep_rate(case: Case, name: str, output: Tensor, inputs: Sequence[Tensor]) -> None:
+    """Raise if dropout kept more or fewer elements than six standard deviations explain."""
+    dropout = case.operator.dropout
+    x_and_operands = inputs if case.direction == FORWARD else inputs[1:]
+    total = dropout.survivors(*x_and_operands).count_nonzero().item()
+    kept, expected = output.count_nonzero().item(), total * (1 - dropout.p)
+    if abs(kept - expected) > 6 * math.sqrt(total * dropout.p * (1 - dropout.p)):
+        raise RuntimeError(
+            f"{case}: {name!r} kept {kept} of {total}, wanted about {expected:.0f}. "
+            "Nothing was timed; please report this."
+        )
+
+
+def check_agreement(case: Case, name: str, actual: Tensor, expected: Tensor) -> None:
     """Raise if a provider computes something else than eager: a fast wrong answer is no result."""
-    actual, expected = _main_output(call()), _main_output(reference())
-    disagreement = ((actual - expected).norm() / expected.norm()).item()
+    disagreement = (_norm(actual - expected) / _norm(expected)).item()
     if not disagreement <= MAX_DISAGREEMENT[case.dtype]:
         raise RuntimeError(
             f"{case}: {name!r} differs from eager by {disagreement:.1e} (relative, L2), wanted at "
@@ -106,5 +143,8 @@ def check_agreement(case: Case, name: str, call: Call, reference: Call) -> None:
 
 
 def _main_output(result: Tensor | tuple[Tensor, ...]) -> Tensor:
-    output = result if isinstance(result, Tensor) else result[0]
-    return output.double()
+    return result if isinstance(result, Tensor) else result[0]
+
+
+def _norm(tensor: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(tensor, dtype=torch.float64)

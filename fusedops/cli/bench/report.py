@@ -10,16 +10,20 @@ import matplotlib
 import numpy as np
 import pandas as pd
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from fusedops.cli.bench.measurement import COPY, OURS, REFERENCE, Measurement
+from fusedops.cli.bench.memory import Peak
+from fusedops.cli.bench.operators import family
 
 GROUP = ["op", "direction", "dtype"]
 CASE = [*GROUP, "rows", "cols"]
+BY_LENGTH = ["family", "direction", "dtype", "cols"]
 RATIOS = ["share_of_copy", "speedup_over_eager", "speedup_over_best_peer"]
 
 
-def to_frame(measurements: Iterable[Measurement]) -> pd.DataFrame:
+def to_frame(measurements: Iterable[Measurement | Peak]) -> pd.DataFrame:
     """One row a measurement, in the order they were made."""
     return pd.DataFrame(map(asdict, measurements))
 
@@ -41,11 +45,42 @@ def print_tables(frame: pd.DataFrame, console: Console) -> None:
         times.add_row(*row)
     console.print(times)
 
-    means = _table("fusedops: geometric means over the shapes", GROUP)
+    ours = frame[frame.provider == OURS].assign(family=frame.op.map(family))
+    _print_means(ours, "over the shapes", GROUP, console)
+    variants = ours[ours.op != ours.family]
+    if len(variants):
+        _print_means(variants, "over the variants, by row length", BY_LENGTH, console)
+
+
+def _print_means(frame: pd.DataFrame, over: str, key: list[str], console: Console) -> None:
+    means = _table(f"fusedops: geometric means {over}", key)
     _add_columns(means, [column.replace("_", " ") for column in RATIOS])
-    for key, ratios in _geometric_means(frame[frame.provider == OURS]).iterrows():
-        means.add_row(*key, *(f"{ratio:.2f}" for ratio in ratios))
+    ratios = np.exp(np.log(frame.set_index(key)[RATIOS]).groupby(key, sort=False).mean())
+    for names, values in ratios.iterrows():
+        means.add_row(*map(escape, map(str, names)), *(f"{value:.2f}" for value in values))
     console.print(means)
+
+
+def print_peaks(frame: pd.DataFrame, console: Console) -> None:
+    """Every case in a row of its own, every way to compute it in a column."""
+    providers = list(frame.provider.unique())
+    title = "Peak memory beyond what was there before, in units of the input's size"
+    table = _table(title, [*GROUP, "input"])
+    _add_columns(table, providers)
+    for (*group, _, _), peaks in frame.groupby(CASE, sort=False):
+        of = peaks.set_index("provider")
+        megabytes = of.input_bytes.iloc[0] / 1e6
+        cells = [_peak(of, name) for name in providers]
+        table.add_row(*map(escape, group), f"{megabytes:.1f} MB", *cells)
+    console.print(table)
+
+
+def _peak(of: pd.DataFrame, provider: str) -> str:
+    """Blank where a provider cannot compute the case."""
+    if provider not in of.index:
+        return ""
+    peak = of.loc[provider]
+    return f"+{peak.peak_over_input:.2f}\n{peak.peak_bytes / 1e6:.1f} MB"
 
 
 def _challengers(providers: Sequence[str]) -> list[str]:
@@ -57,11 +92,13 @@ def _case_rows(frame: pd.DataFrame, providers: Sequence[str]) -> Iterator[list[s
         of = measurements.set_index("provider")
         times = [f"{of.median_ms[name]:.3f}" for name in providers]
         speedups = [f"{of.speedup_over_eager[name]:.2f}" for name in _challengers(providers)]
-        yield [*group, f"{rows}x{cols}", *times, *speedups, f"{of.share_of_copy[OURS]:.2f}"]
-
-
-def _geometric_means(frame: pd.DataFrame) -> pd.DataFrame:
-    return np.exp(np.log(frame.set_index(GROUP)[RATIOS]).groupby(GROUP, sort=False).mean())
+        yield [
+            *map(escape, group),
+            f"{rows}x{cols}",
+            *times,
+            *speedups,
+            f"{of.share_of_copy[OURS]:.2f}",
+        ]
 
 
 def _table(title: str, names: Sequence[str]) -> Table:

@@ -27,6 +27,55 @@ constexpr int64_t softmax_scratch_bytes(int64_t cols, DType dtype) {
   return padded_cols(cols) * compute_bytes(dtype) + chunks * 2 * int64_t(sizeof(double));
 }
 
+// The values of a mask or bias that has one for all columns, repeated for one chunk.
+constexpr int64_t kRepeatedBytes = 16384;
+
+// Rows of a masked softmax are taken in groups, one step of each after the other: what ends a step,
+// a sum over lanes or a division, overlaps with the next row's. A group stays in the L1 cache.
+constexpr int64_t kMaskedGroupBytes = 8192, kMostMaskedGroupRows = 16;
+constexpr int64_t masked_group_rows(int64_t cols, DType dtype) {
+  const int64_t rows = kMaskedGroupBytes / (padded_cols(cols) * compute_bytes(dtype));
+  return rows < 1 ? 1 : rows < kMostMaskedGroupRows ? rows : kMostMaskedGroupRows;
+}
+constexpr int64_t masked_row_bytes(int64_t cols, DType dtype) {
+  return (softmax_scratch_bytes(cols, dtype) + 63) / 64 * 64;
+}
+constexpr int64_t masked_softmax_scratch_bytes(int64_t cols, DType dtype) {
+  return 2 * kRepeatedBytes + masked_group_rows(cols, dtype) * masked_row_bytes(cols, dtype);
+}
+
+// The lanes of planes fall into strips, one a unit of work: as wide as the second level of cache
+// holds a strip for, but at least so wide that a row of it is worth a DRAM burst and a page.
+struct PlaneStrips {
+  static constexpr int64_t kCacheBytes = int64_t(1) << 20, kMinLanes = 64, kMaxLanes = 1024;
+  int64_t lanes, lanes_each, count;  // of one plane
+
+  constexpr PlaneStrips(int64_t rows, int64_t lanes_, int64_t element_bytes)
+      : lanes(lanes_),
+        lanes_each(width(kCacheBytes / (rows * element_bytes))),
+        count((lanes + lanes_each - 1) / lanes_each) {}
+
+  constexpr RowRange operator[](int64_t index) const {
+    const int64_t end = (index + 1) * lanes_each;
+    return {index * lanes_each, end < lanes ? end : lanes};
+  }
+
+ private:
+  static constexpr int64_t width(int64_t fit) {
+    return fit < kMinLanes ? kMinLanes : fit < kMaxLanes ? fit / kMinLanes * kMinLanes : kMaxLanes;
+  }
+};
+
+constexpr PlaneStrips plane_strips(const SoftmaxPlanesForward& args) {
+  return {args.rows, args.lanes, size_of(args.input.dtype) + size_of(args.output.dtype)};
+}
+constexpr PlaneStrips plane_strips(const SoftmaxPlanesBackward& args) {
+  return {args.rows, args.lanes, 2 * size_of(args.output.dtype) + size_of(args.grad_input.dtype)};
+}
+
+// A maximum, a sum in double and two factors for each lane of a strip.
+constexpr int64_t kPlanesScratchBytes = 4 * PlaneStrips::kMaxLanes * int64_t(sizeof(double));
+
 // Weight and bias.
 constexpr int64_t layer_norm_scratch_bytes(int64_t cols, DType dtype) {
   return 2 * padded_cols(cols) * compute_bytes(dtype);
@@ -63,6 +112,18 @@ struct CpuKernels {
   // the cache; their values are the same.
   void (*softmax)(const SoftmaxForward&, RowRange, void* scratch, bool streaming);
   void (*softmax_backward)(const SoftmaxBackward&, RowRange, bool streaming);
+
+  // Of the strips of every plane, numbered one plane after the other. `scratch` holds
+  // kPlanesScratchBytes, aligned to 64 bytes.
+  void (*softmax_planes)(
+      const SoftmaxPlanesForward&, RowRange strips, void* scratch, bool streaming);
+  void (*softmax_planes_backward)(
+      const SoftmaxPlanesBackward&, RowRange strips, void* scratch, bool streaming);
+
+  // `scratch` holds masked_softmax_scratch_bytes(), aligned to 64 bytes.
+  void (*masked_softmax)(const MaskedSoftmaxForward&, RowRange, void* scratch, bool streaming);
+  void (*masked_softmax_backward)(
+      const MaskedSoftmaxBackward&, RowRange, void* scratch, bool streaming);
 
   // `scratch` holds layer_norm_scratch_bytes(), aligned to 64 bytes.
   void (*layer_norm)(const LayerNormForward&, RowRange, void* scratch, bool streaming);

@@ -153,23 +153,26 @@ FUSEDOPS_INLINE void layer_norm_rows(
   const C* weight = columns<T>(args.weight, C(1), copies, args.cols);
   // -0 is neutral in addition: x + -0 is x, 0 and -0 included.
   const C* bias = columns<T>(args.bias, C(-0.0), copies + padded_cols(args.cols), args.cols);
-  const T* input = static_cast<const T*>(args.input.data) + range.begin * args.input.stride;
-  T* output = static_cast<T*>(args.output.data) + range.begin * args.output.stride;
+  const T* input = static_cast<const T*>(args.input.data);
+  T* output = static_cast<T*>(args.output.data);
   NormStatistics<T> group[kMostNormGroupRows];
   const int64_t group_rows = norm_group_rows<T>(args.cols);
   for (int64_t first = range.begin; first < range.end; first += group_rows) {
     const int64_t rows = range.end - first < group_rows ? range.end - first : group_rows;
     for (int64_t i = 0; i < rows; ++i) {
-      group[i] = NormStatistics<T>(input + i * args.input.stride, args.cols, args.eps);
+      const int64_t offset = args.input.spacing.offset(first + i);
+      group[i] = NormStatistics<T>(input + offset, args.cols, args.eps);
       static_cast<C*>(args.mean)[first + i] = group[i].mean;
       static_cast<C*>(args.rstd)[first + i] = group[i].rstd;
     }
-    for (int64_t i = 0; i < rows; ++i, input += args.input.stride, output += args.output.stride) {
+    for (int64_t i = 0; i < rows; ++i) {
       const NormStatistics<T> stats = group[i];
+      const T* from = input + args.input.spacing.offset(first + i);
+      T* to = output + args.output.spacing.offset(first + i);
       for_columns<T>(args.cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
-        const Tile<C> centered = load(input + col, part) - stats.mean;
+        const Tile<C> centered = load(from + col, part) - stats.mean;
         const Tile<C> normalized = centered * stats.rstd - stats.remainder;
-        put(output + col, part, normalized * load(weight + col) + load(bias + col));
+        put(to + col, part, normalized * load(weight + col) + load(bias + col));
       });
     }
   }
@@ -187,11 +190,12 @@ struct NormRows {
   C grad_mean[Count], slope[Count];
 
   FUSEDOPS_INLINE NormRows(const LayerNormBackward& args, int64_t first)
-      : grad_ahead(Count * args.grad_output.stride), input_ahead(Count * args.input.stride) {
+      : grad_ahead(Count * args.grad_output.spacing.stride),
+        input_ahead(Count * args.input.spacing.stride) {
     for (int r = 0; r < Count; ++r) {
       const int64_t row = first + r;
-      grad[r] = static_cast<const T*>(args.grad_output.data) + row * args.grad_output.stride;
-      input[r] = static_cast<const T*>(args.input.data) + row * args.input.stride;
+      grad[r] = static_cast<const T*>(args.grad_output.data) + args.grad_output.spacing.offset(row);
+      input[r] = static_cast<const T*>(args.input.data) + args.input.spacing.offset(row);
       mean[r] = static_cast<const C*>(args.mean)[row];
       rstd[r] = static_cast<const C*>(args.rstd)[row];
     }
@@ -247,7 +251,7 @@ FUSEDOPS_INLINE void write_grad_input(
     const LayerNormBackward& args, const NormRows<T, Count>& rows, int64_t first, const C* weight,
     Store put) {
   for (int r = 0; r < Count; ++r) {
-    T* result = static_cast<T*>(args.grad_input.data) + (first + r) * args.grad_input.stride;
+    T* result = static_cast<T*>(args.grad_input.data) + args.grad_input.spacing.offset(first + r);
     for_columns<T>(args.cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
       const Tile<C> g = load(rows.grad[r] + col, part) * load(weight + col);
       const Tile<C> along = (load(rows.input[r] + col, part) - rows.mean[r]) * rows.slope[r];

@@ -17,6 +17,9 @@ template <class C>
 constexpr int64_t kSoftmaxChunk = 256 * kLanes<C>;
 static_assert(kSoftmaxChunk<double> >= kShortestSoftmaxChunk);
 
+// Two rows of a backward, grad_output's and output's, are a quarter of the L2 cache or less.
+constexpr int64_t kPrefetchedRowBytes = int64_t(1) << 17;
+
 template <class C>
 struct SoftmaxChunk {
   C max;
@@ -107,14 +110,14 @@ FUSEDOPS_INLINE void softmax_rows(
   C* scratch = static_cast<C*>(scratch_memory);
   auto* chunks = reinterpret_cast<SoftmaxChunk<C>*>(scratch + padded_cols(args.cols));
   for (int64_t row = range.begin; row < range.end; ++row) {
-    const In* input = static_cast<const In*>(args.input.data) + row * args.input.stride;
-    Out* output = static_cast<Out*>(args.output.data) + row * args.output.stride;
+    const In* input = static_cast<const In*>(args.input.data) + args.input.spacing.offset(row);
+    Out* output = static_cast<Out*>(args.output.data) + args.output.spacing.offset(row);
     int64_t count = 0;
     for (int64_t begin = 0; begin < args.cols; begin += kSoftmaxChunk<C>, ++count) {
       const int64_t left = args.cols - begin;
       const bool last = left <= kSoftmaxChunk<C>;
       const int64_t cols = last ? left : kSoftmaxChunk<C>;
-      const In* next = last ? input + args.input.stride : input + begin + cols;
+      const In* next = last ? input + args.input.spacing.stride : input + begin + cols;
       chunks[count] = softmax_chunk<!Log, Out>(input + begin, next, scratch + begin, cols);
     }
     const SoftmaxChunk<double> whole = combine(chunks, count);
@@ -129,11 +132,17 @@ FUSEDOPS_INLINE void softmax_rows(
 template <bool Log, class In, class Out, class Store>
 FUSEDOPS_INLINE void softmax_backward_rows(const SoftmaxBackward& args, RowRange range, Store put) {
   using C = Compute<Out>;
+  // Where the data is larger than the cache, the next row is on its way while one is written: +10
+  // %, and a loss of 20 % where it is not. A row that the cache would not hold is left to itself.
+  const bool fits = args.cols * int64_t(sizeof(Out)) <= kPrefetchedRowBytes;
+  const int64_t grad_ahead = fits ? args.grad_output.spacing.stride : 0;
+  const int64_t output_ahead = fits ? args.output.spacing.stride : 0;
   for (int64_t row = range.begin; row < range.end; ++row) {
     const auto* grad =
-        static_cast<const Out*>(args.grad_output.data) + row * args.grad_output.stride;
-    const auto* output = static_cast<const Out*>(args.output.data) + row * args.output.stride;
-    auto* result = static_cast<In*>(args.grad_input.data) + row * args.grad_input.stride;
+        static_cast<const Out*>(args.grad_output.data) + args.grad_output.spacing.offset(row);
+    const auto* output =
+        static_cast<const Out*>(args.output.data) + args.output.spacing.offset(row);
+    auto* result = static_cast<In*>(args.grad_input.data) + args.grad_input.spacing.offset(row);
     const auto sums = fold_columns<Out>(
         args.cols, both(C(0)), [&](Tile<C> so_far, int64_t col, auto part) FUSEDOPS_LAMBDA {
           const Tile<C> g = load(grad + col, part);
@@ -141,6 +150,10 @@ FUSEDOPS_INLINE void softmax_backward_rows(const SoftmaxBackward& args, RowRange
         });
     const C sum = C(sum_of(sums.even, sums.odd));
     for_columns<Out>(args.cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
+      if constexpr (Store::kStreams) {
+        prefetch_tile<Cache::kL2>(grad + grad_ahead + col);
+        prefetch_tile<Cache::kL2>(output + output_ahead + col);
+      }
       const Tile<C> g = load(grad + col, part), y = load(output + col, part);
       const Tile<C> grad_input = Log ? g - exp_nonpositive<In>(y) * sum : (g - sum) * y;
       put(result + col, part, in_order<Out, In>(grad_input));

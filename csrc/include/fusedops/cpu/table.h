@@ -6,7 +6,9 @@
 #pragma once
 
 #include "fusedops/cpu/layer_norm.h"
+#include "fusedops/cpu/masked_softmax.h"
 #include "fusedops/cpu/softmax.h"
+#include "fusedops/cpu/softmax_planes.h"
 
 namespace fusedops {
 namespace FUSEDOPS_CPU_ISA {
@@ -42,6 +44,7 @@ void with_types(DType narrow, DType wide, Body body) {
 }
 
 struct Put {
+  static constexpr bool kStreams = false;
   template <class T, class Part, class V>
   FUSEDOPS_INLINE void operator()(T* to, Part part, V value) const {
     store(to, part, value);
@@ -49,6 +52,7 @@ struct Put {
 };
 
 struct PutStreaming {
+  static constexpr bool kStreams = true;
   template <class T, class V>
   FUSEDOPS_INLINE void operator()(T* to, Whole, V value) const {
     stream(to, value);
@@ -60,14 +64,18 @@ struct PutStreaming {
 };
 
 // Streaming stores need every vector of every row aligned.
-inline bool can_stream(const Rows& rows) {
-  return (reinterpret_cast<uintptr_t>(rows.data) | (rows.stride * size_of(rows.dtype))) %
-      kVectorBytes ==
-      0;
+inline bool is_aligned(const void* data, int64_t stride, DType dtype) {
+  return (reinterpret_cast<uintptr_t>(data) | (stride * size_of(dtype))) % kVectorBytes == 0;
+}
+inline bool can_stream(const Rows& to) {
+  return is_aligned(to.data, to.spacing.stride | to.spacing.jump, to.dtype);
+}
+inline bool can_stream(const Planes& to) {
+  return is_aligned(to.data, to.stride | to.row_stride, to.dtype);
 }
 
-template <class Body>
-void with_store(bool streaming, const Rows& to, Body body) {
+template <class Output, class Body>
+void with_store(bool streaming, const Output& to, Body body) {
   if (!streaming || !can_stream(to)) return body(Put{});
   body(PutStreaming{});
   finish_streaming();
@@ -91,6 +99,53 @@ void softmax_backward(const SoftmaxBackward& args, RowRange range, bool streamin
     with_store(streaming, args.grad_input, [&](auto put) {
       if (args.log) return softmax_backward_rows<true, In, Out>(args, range, put);
       softmax_backward_rows<false, In, Out>(args, range, put);
+    });
+  });
+}
+
+void softmax_planes(
+    const SoftmaxPlanesForward& args, RowRange strips, void* scratch, bool streaming) {
+  with_types(args.input.dtype, args.output.dtype, [&](auto in, auto out) {
+    using In = typename decltype(in)::type;
+    using Out = typename decltype(out)::type;
+    with_store(streaming, args.output, [&](auto put) {
+      if (args.log) return softmax_strips<true, In, Out>(args, strips, scratch, put);
+      softmax_strips<false, In, Out>(args, strips, scratch, put);
+    });
+  });
+}
+
+void softmax_planes_backward(
+    const SoftmaxPlanesBackward& args, RowRange strips, void* scratch, bool streaming) {
+  with_types(args.grad_input.dtype, args.output.dtype, [&](auto in, auto out) {
+    using In = typename decltype(in)::type;
+    using Out = typename decltype(out)::type;
+    with_store(streaming, args.grad_input, [&](auto put) {
+      if (args.log) return softmax_backward_strips<true, In, Out>(args, strips, scratch, put);
+      softmax_backward_strips<false, In, Out>(args, strips, scratch, put);
+    });
+  });
+}
+
+void masked_softmax(
+    const MaskedSoftmaxForward& args, RowRange range, void* scratch, bool streaming) {
+  const bool aligned = args.probabilities.data == nullptr || can_stream(args.probabilities);
+  with_types(args.input.dtype, args.output.dtype, [&](auto in, auto out) {
+    using In = typename decltype(in)::type;
+    using Out = typename decltype(out)::type;
+    with_store(streaming && aligned, args.output, [&](auto put) {
+      masked_softmax_rows<In, Out>(args, range, scratch, put);
+    });
+  });
+}
+
+void masked_softmax_backward(
+    const MaskedSoftmaxBackward& args, RowRange range, void* scratch, bool streaming) {
+  with_types(args.grad_input.dtype, args.probabilities.dtype, [&](auto in, auto out) {
+    using In = typename decltype(in)::type;
+    using Out = typename decltype(out)::type;
+    with_store(streaming, args.grad_input, [&](auto put) {
+      masked_softmax_backward_rows<In, Out>(args, range, scratch, put);
     });
   });
 }
@@ -136,8 +191,10 @@ void layer_norm_finish(const LayerNormBackward& args, int64_t begin, int64_t end
 }  // namespace
 
 extern const CpuKernels kernels;
-const CpuKernels kernels = {FUSEDOPS_CPU_ISA_NAME, softmax,          softmax_backward, layer_norm,
-                            layer_norm_backward,   layer_norm_finish};
+const CpuKernels kernels = {
+    FUSEDOPS_CPU_ISA_NAME,   softmax,          softmax_backward,        softmax_planes,
+    softmax_planes_backward, masked_softmax,   masked_softmax_backward, layer_norm,
+    layer_norm_backward,     layer_norm_finish};
 
 }  // namespace FUSEDOPS_CPU_ISA
 }  // namespace fusedops

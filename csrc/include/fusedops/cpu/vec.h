@@ -21,6 +21,8 @@
 
 #define FUSEDOPS_INLINE inline __attribute__((always_inline))
 #define FUSEDOPS_LAMBDA __attribute__((always_inline))
+// Compiled once for many callers.
+#define FUSEDOPS_NOINLINE __attribute__((noinline))
 
 namespace fusedops {
 namespace FUSEDOPS_CPU_ISA {
@@ -341,6 +343,39 @@ struct First {
   int count;
 };
 
+// The first `count` of Size bytes; what is read beyond is 0. With masks where there are: a call of
+// memcpy for each short row would cost more than the arithmetic.
+#if defined(__AVX512F__)
+FUSEDOPS_INLINE __mmask64 first_bytes(int64_t count) {
+  return count >= 64 ? ~__mmask64(0) : count <= 0 ? 0 : (__mmask64(1) << count) - 1;
+}
+template <int Size>
+FUSEDOPS_INLINE void read_bytes(void* to, const void* from, int64_t count) {
+  for (int64_t at = 0; at < Size; at += 64) {
+    const void* source = static_cast<const char*>(from) + at;
+    const __m512i bytes = _mm512_maskz_loadu_epi8(first_bytes(count - at), source);
+    _mm512_storeu_si512(static_cast<char*>(to) + at, bytes);
+  }
+}
+template <int Size>
+FUSEDOPS_INLINE void write_bytes(void* to, const void* from, int64_t count) {
+  for (int64_t at = 0; at < Size; at += 64) {
+    const __m512i bytes = _mm512_loadu_si512(static_cast<const char*>(from) + at);
+    _mm512_mask_storeu_epi8(static_cast<char*>(to) + at, first_bytes(count - at), bytes);
+  }
+}
+#else
+template <int Size>
+FUSEDOPS_INLINE void read_bytes(void* to, const void* from, int64_t count) {
+  std::memset(to, 0, Size);
+  std::memcpy(to, from, count);
+}
+template <int Size>
+FUSEDOPS_INLINE void write_bytes(void* to, const void* from, int64_t count) {
+  std::memcpy(to, from, count);
+}
+#endif
+
 // Columns past the end of the row are 0.
 template <class T>
 FUSEDOPS_INLINE Tile<Compute<T>> load(const T* from, Whole) {
@@ -348,8 +383,8 @@ FUSEDOPS_INLINE Tile<Compute<T>> load(const T* from, Whole) {
 }
 template <class T>
 FUSEDOPS_INLINE Tile<Compute<T>> load(const T* from, First part) {
-  T columns[kTile<T>] = {};
-  std::memcpy(columns, from, part.count * sizeof(T));
+  T columns[kTile<T>];
+  read_bytes<sizeof(columns)>(columns, from, part.count * sizeof(T));
   return load(columns);
 }
 template <class T>
@@ -360,7 +395,7 @@ template <class T>
 FUSEDOPS_INLINE void store(T* to, First part, Tile<Compute<T>> tile) {
   T columns[kTile<T>];
   store(columns, tile);
-  std::memcpy(to, columns, part.count * sizeof(T));
+  write_bytes<sizeof(columns)>(to, columns, part.count * sizeof(T));
 }
 
 // The tile of a T with `value` in the columns past the end of the row.
@@ -370,12 +405,89 @@ FUSEDOPS_INLINE Tile<Compute<T>> filled(Tile<Compute<T>> tile, Whole, Compute<T>
 }
 template <class T>
 FUSEDOPS_INLINE Tile<Compute<T>> filled(Tile<Compute<T>> tile, First part, Compute<T> value) {
+  using C = Compute<T>;
   for (int half = 0; half < 2; ++half) {
-    for (int lane = 0; lane < kLanes<Compute<T>>; ++lane) {
-      if (column_of<T>(half, lane) >= part.count) tile.v[half][lane] = value;
-    }
+    Lanes<C> column;
+    for (int lane = 0; lane < kLanes<C>; ++lane) column[lane] = column_of<T>(half, lane);
+    const Lanes<C> count = Lanes<C>{} + part.count;
+    tile.v[half] = column < count ? tile.v[half] : broadcast(value);
   }
   return tile;
+}
+
+// --- bools --------------------------------------------------------------------------------------
+
+struct Bool {
+  uint8_t value;
+};
+
+// Not 0 where true, for a tile in T's order.
+template <class C>
+struct Choice {
+  Lanes<C> v[2];
+};
+
+template <class C>
+FUSEDOPS_INLINE Tile<C> chosen(Choice<C> choice, Tile<C> yes, C no) {
+  Tile<C> tile;
+  for (int half = 0; half < 2; ++half) {
+    tile.v[half] = choice.v[half] != 0 ? yes.v[half] : broadcast(no);
+  }
+  return tile;
+}
+
+// kLanes<C> bytes, each in a lane of its own.
+#if defined(__AVX512F__)
+FUSEDOPS_INLINE VecI32 widen_bytes(const Bool* from, VecI32*) {
+  return (VecI32)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)from));
+}
+FUSEDOPS_INLINE VecI64 widen_bytes(const Bool* from, VecI64*) {
+  return (VecI64)_mm512_cvtepu8_epi64(_mm_loadl_epi64((const __m128i*)from));
+}
+#elif defined(__AVX2__)
+FUSEDOPS_INLINE VecI32 widen_bytes(const Bool* from, VecI32*) {
+  return (VecI32)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)from));
+}
+FUSEDOPS_INLINE VecI64 widen_bytes(const Bool* from, VecI64*) {
+  return (VecI64)_mm256_cvtepu8_epi64(_mm_cvtsi32_si128(read<int32_t>(from)));
+}
+#else
+template <class L>
+FUSEDOPS_INLINE L widen_bytes(const Bool* from, L*) {
+  L lanes;
+  for (int i = 0; i < int(sizeof(L) / sizeof(lanes[0])); ++i) lanes[i] = from[i].value;
+  return lanes;
+}
+#endif
+
+// Pairs of bytes, each pair in a lane: the even column's below the odd one's.
+FUSEDOPS_INLINE VecI32 widen_byte_pairs(const Bool* from) {
+#if defined(__AVX512F__)
+  return (VecI32)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from));
+#elif defined(__AVX2__)
+  return (VecI32)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)from));
+#else
+  VecI32 lanes;
+  for (int i = 0; i < kLanes<float>; ++i) lanes[i] = from[2 * i].value | from[2 * i + 1].value << 8;
+  return lanes;
+#endif
+}
+
+template <class T, class C = Compute<T>>
+FUSEDOPS_INLINE Choice<C> load_bools(const Bool* from, Whole) {
+  if constexpr (kEvenOdd<T>) {
+    const VecI32 pairs = widen_byte_pairs(from);
+    return {{pairs & 0xff, pairs & 0xff00}};
+  } else {
+    Lanes<C>* lanes = nullptr;
+    return {{widen_bytes(from, lanes), widen_bytes(from + kLanes<C>, lanes)}};
+  }
+}
+template <class T, class C = Compute<T>>
+FUSEDOPS_INLINE Choice<C> load_bools(const Bool* from, First part) {
+  Bool bools[kVectorBytes];
+  read_bytes<sizeof(bools)>(bools, from, part.count);
+  return load_bools<T>(bools, Whole{});
 }
 
 // --- rows ---------------------------------------------------------------------------------------
@@ -413,15 +525,18 @@ FUSEDOPS_INLINE Folded<Sums> fold_columns(int64_t cols, Sums start, Step step) {
   return {even, odd};
 }
 
-// The lanes combined as a tree, upper half with lower half: the same order for every row.
-template <class C, class Combine>
+// The lanes combined as a tree, upper half with lower half: the same order for every row. Width is
+// a constant, or GCC would make each shuffle's vector lane by lane: 40 instructions a step.
+template <class C, int Width = kLanes<C> / 2, class Combine>
 FUSEDOPS_INLINE C across_lanes(Vec<C> value, Combine combine) {
-  Lanes<C> partner;
-  for (int width = kLanes<C> / 2; width > 0; width /= 2) {
-    for (int lane = 0; lane < kLanes<C>; ++lane) partner[lane] = lane ^ width;
-    value = combine(value, shuffled<C>(value, value, partner));
+  if constexpr (Width == 0) {
+    return value[0];
+  } else {
+    Lanes<C> partner;
+    for (int lane = 0; lane < kLanes<C>; ++lane) partner[lane] = lane ^ Width;
+    const Vec<C> other = shuffled<C>(value, value, partner);
+    return across_lanes<C, Width / 2>(combine(value, other), combine);
   }
-  return value[0];
 }
 
 struct Add {
@@ -437,21 +552,52 @@ struct Larger {
   }
 };
 
-// Both halves of a vector, as doubles, added. Where a half is read in place through memory, GCC
-// keeps the vector there for all its life, in the loops before too.
-FUSEDOPS_INLINE Vec<double> widened_sum(Vec<float> value) {
+// The lanes of a vector as doubles, in order.
+template <class C>
+struct Wide {
+  Vec<double> v[sizeof(double) / sizeof(C)];
+};
+
+// Where a half is read in place through memory, GCC keeps the vector there for all its life, in the
+// loops before too.
+FUSEDOPS_INLINE Wide<float> widened(Vec<float> value) {
 #if defined(__AVX512F__)
   const __m512 all = (__m512)value;
-  return (Vec<double>)_mm512_cvtps_pd(_mm512_castps512_ps256(all)) +
-      (Vec<double>)_mm512_cvtps_pd(_mm512_extractf32x8_ps(all, 1));
+  return {
+      {(Vec<double>)_mm512_cvtps_pd(_mm512_castps512_ps256(all)),
+       (Vec<double>)_mm512_cvtps_pd(_mm512_extractf32x8_ps(all, 1))}};
 #elif defined(__AVX2__)
   const __m256 all = (__m256)value;
-  return (Vec<double>)_mm256_cvtps_pd(_mm256_castps256_ps128(all)) +
-      (Vec<double>)_mm256_cvtps_pd(_mm256_extractf128_ps(all, 1));
+  return {
+      {(Vec<double>)_mm256_cvtps_pd(_mm256_castps256_ps128(all)),
+       (Vec<double>)_mm256_cvtps_pd(_mm256_extractf128_ps(all, 1))}};
 #else
-  return Vec<double>{double(value[0]), double(value[1])} +
-      Vec<double>{double(value[2]), double(value[3])};
+  return {
+      {Vec<double>{double(value[0]), double(value[1])},
+       Vec<double>{double(value[2]), double(value[3])}}};
 #endif
+}
+FUSEDOPS_INLINE Wide<double> widened(Vec<double> value) { return {{value}}; }
+
+FUSEDOPS_INLINE Vec<float> narrowed(Wide<float> value) {
+#if defined(__AVX512F__)
+  const __m256 low = _mm512_cvtpd_ps((__m512d)value.v[0]);
+  const __m256 high = _mm512_cvtpd_ps((__m512d)value.v[1]);
+  return (Vec<float>)_mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);
+#elif defined(__AVX2__)
+  const __m128 low = _mm256_cvtpd_ps((__m256d)value.v[0]);
+  const __m128 high = _mm256_cvtpd_ps((__m256d)value.v[1]);
+  return (Vec<float>)_mm256_insertf128_ps(_mm256_castps128_ps256(low), high, 1);
+#else
+  const Vec<double> low = value.v[0], high = value.v[1];
+  return Vec<float>{float(low[0]), float(low[1]), float(high[0]), float(high[1])};
+#endif
+}
+FUSEDOPS_INLINE Vec<double> narrowed(Wide<double> value) { return value.v[0]; }
+
+FUSEDOPS_INLINE Vec<double> widened_sum(Vec<float> value) {
+  const Wide<float> wide = widened(value);
+  return wide.v[0] + wide.v[1];
 }
 FUSEDOPS_INLINE Vec<double> widened_sum(Vec<double> value) { return value; }
 
@@ -461,6 +607,22 @@ FUSEDOPS_INLINE double sum_of(Tile<C> a, Tile<C> b) {
   const Vec<double> first = widened_sum(a.v[0]) + widened_sum(a.v[1]);
   const Vec<double> second = widened_sum(b.v[0]) + widened_sum(b.v[1]);
   return across_lanes<double>(first + second, Add{});
+}
+
+// Whether a comparison was true anywhere.
+template <class L>
+FUSEDOPS_INLINE bool any(L lanes) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask((__m512i)lanes, (__m512i)lanes) != 0;
+#elif defined(__AVX2__)
+  return !_mm256_testz_si256((__m256i)lanes, (__m256i)lanes);
+#elif defined(__SSE2__)
+  return _mm_movemask_epi8((__m128i)lanes) != 0;
+#else
+  auto all = lanes[0];
+  for (int i = 1; i < int(sizeof(L) / sizeof(all)); ++i) all |= lanes[i];
+  return all != 0;
+#endif
 }
 
 template <class C>

@@ -49,32 +49,55 @@ Status with_types(DType first, DType second, F f) {
   return device::kInvalidValue;
 }
 
-// Vectors of 16 bytes, of 4 bytes (two 16-bit elements), or single elements. With all loads of a
-// row in flight at once, 8-byte vectors save too few instructions to be worth a third more kernels.
+// Vectors of 16 bytes, or single elements.
+template <class T, class F>
+Status with_wide_or_single(int32_t width, F f) {
+  constexpr int kWidest = kMaxVectorBytes / sizeof(T);
+  return width == kWidest ? f(Int<kWidest>{}) : f(Int<1>{});
+}
+
+// Vectors of 4 bytes (two 16-bit elements) too. With all loads of a row in flight at once, 8-byte
+// vectors save too few instructions to be worth a third more kernels.
 template <class T, class F>
 Status with_width(int32_t width, F f) {
-  constexpr int kWidest = kMaxVectorBytes / sizeof(T);
-  if (width == kWidest) return f(Int<kWidest>{});
   if constexpr (sizeof(T) == 2) {
     if (width == 2) return f(Int<2>{});
   }
-  return f(Int<1>{});
+  return with_wide_or_single<T>(width, f);
 }
 
 // What a kernel reads or writes; a null pointer is no access.
 struct Access {
   const void* data;
-  int64_t stride;
-  DType dtype;
+  int64_t strides;  // their bits, or-ed: as aligned as the least aligned of them
+  int64_t item;     // bytes
 
-  Access(const ConstRows& rows) : data(rows.data), stride(rows.stride), dtype(rows.dtype) {}
-  Access(const Rows& rows) : data(rows.data), stride(rows.stride), dtype(rows.dtype) {}
-  Access(const ConstColumns& columns) : data(columns.data), stride(0), dtype(columns.dtype) {}
+  Access(const ConstRows& rows)
+      : data(rows.data), strides(rows.spacing.stride), item(size_of(rows.dtype)) {}
+  Access(const Rows& rows)
+      : data(rows.data), strides(rows.spacing.stride), item(size_of(rows.dtype)) {}
+  Access(const ConstColumns& columns)
+      : data(columns.data), strides(0), item(size_of(columns.dtype)) {}
+  Access(const ConstPlanes& planes)
+      : data(planes.data),
+        strides(planes.stride | planes.row_stride),
+        item(size_of(planes.dtype)) {}
+  Access(const Planes& planes)
+      : data(planes.data),
+        strides(planes.stride | planes.row_stride),
+        item(size_of(planes.dtype)) {}
+  // One value for all columns is no vector.
+  Access(const Operand& operand)
+      : data(operand.col_stride == 0 ? nullptr : operand.data),
+        strides(0),
+        item(operand.is_bool ? 1 : size_of(operand.dtype)) {
+    for (const int64_t stride : operand.strides) strides |= stride;
+  }
 
   bool allows(int32_t width) const {
-    const int64_t bytes = std::min<int64_t>(width * size_of(dtype), kMaxVectorBytes);
+    const int64_t bytes = std::min<int64_t>(width * item, kMaxVectorBytes);
     const bool aligned = reinterpret_cast<uintptr_t>(data) % bytes == 0;
-    return data == nullptr || (aligned && stride * size_of(dtype) % bytes == 0);
+    return data == nullptr || (aligned && strides * item % bytes == 0);
   }
 };
 
@@ -90,18 +113,34 @@ inline int32_t pick_width(DType dtype, int64_t cols, std::initializer_list<Acces
   return 1;
 }
 
-// Launches a kernel(args, first_row) that takes plan.rows rows a block, more than once where the
-// rows exceed the grid's limit.
+// As pick_width(), but that vectors which are not wide are single elements.
+inline int32_t pick_wide_or_single(
+    DType dtype, int64_t cols, std::initializer_list<Access> accesses) {
+  const int32_t width = pick_width(dtype, cols, accesses);
+  return width * size_of(dtype) == kMaxVectorBytes ? width : 1;
+}
+
+// Launches a kernel(args, first) that takes `share` of `count` a block, more than once where the
+// blocks exceed the grid's limit.
+template <class Args>
+Status launch_shares(
+    void (*kernel)(Args, int64_t), int64_t count, int32_t share, dim3 threads, const Args& args,
+    Stream stream) {
+  const int64_t most = device::max_grid() * share;
+  Status status = device::kSuccess;
+  for (int64_t first = 0; first < count && status == device::kSuccess; first += most) {
+    const int64_t blocks = ceil_div(std::min(count - first, most), share);
+    status = device::launch(kernel, blocks, threads, stream, args, first);
+  }
+  return status;
+}
+
+// Of a kernel(args, first_row) that takes plan.rows rows a block.
 template <class Args>
 Status launch_rows(
     void (*kernel)(Args, int64_t), const RowPlan& plan, const Args& args, Stream stream) {
-  const int64_t most = device::max_grid() * plan.rows;
-  Status status = device::kSuccess;
-  for (int64_t row = 0; row < args.rows && status == device::kSuccess; row += most) {
-    const int64_t blocks = ceil_div(std::min(args.rows - row, most), plan.rows);
-    status = device::launch(kernel, blocks, dim3(plan.threads, plan.rows), stream, args, row);
-  }
-  return status;
+  const dim3 threads(plan.threads, plan.rows);
+  return launch_shares(kernel, args.rows, plan.rows, threads, args, stream);
 }
 
 }  // namespace fusedops::cuda

@@ -10,6 +10,10 @@ namespace fusedops::cuda {
 
 int launch(const SoftmaxForward& args, void* stream);
 int launch(const SoftmaxBackward& args, void* stream);
+int launch(const SoftmaxPlanesForward& args, void* stream);
+int launch(const SoftmaxPlanesBackward& args, void* stream);
+int launch(const MaskedSoftmaxForward& args, void* stream);
+int launch(const MaskedSoftmaxBackward& args, void* stream);
 int launch(const LayerNormForward& args, void* stream);
 int launch(const LayerNormBackward& args, void* stream);
 

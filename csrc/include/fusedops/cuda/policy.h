@@ -51,6 +51,10 @@ inline constexpr Regimes kNormRegimes = {
 };
 // Two tensors in registers: 32 values of 4 bytes a thread.
 inline constexpr Regimes kSoftmaxBackwardRegimes = {{{16384, 16}}, {{16384, 16}}, {8192, 16}};
+// As many again: scores beside an operand, or gradients that dropout has changed. Of 16 floats
+// those do not fit into 64 registers.
+inline constexpr Regimes kMaskedSoftmaxRegimes = kSoftmaxBackwardRegimes;
+inline constexpr Regimes kMaskedSoftmaxBackwardRegimes = {{{16384, 16}}, {{8192, 8}}, {8192, 16}};
 // Two tensors, the next row of each, and two column sums: up to 128 registers a thread.
 inline constexpr Regimes kNormBackwardRegimes = {{{8192, 16}}, {{8192, 16}}, {4096, 8}};
 
@@ -116,6 +120,35 @@ constexpr RowPlan plan_rows(
   const int64_t vectors = cols / loop_width;
   const int32_t threads = vectors < kLoopThreads ? round_up(vectors, 32) : kLoopThreads;
   return {loop_width, 0, threads, 1};
+}
+
+// Planes of rows x lanes: a block takes a strip of neighbouring lanes. Threads of a strip that
+// share a lane are a power of two, with kPlaneRows rows in flight each: 256 threads with four
+// 16-byte loads, three times a multiprocessor, are 48 KB.
+inline constexpr int32_t kPlaneThreads = 256, kMaxPlaneSharers = 32;
+inline constexpr int32_t kMinPlaneRows = 4;  // of a thread, where threads share a lane
+// Of more than one row of doubles the exponentials would spill.
+template <class T>
+inline constexpr int kPlaneRows = sizeof(T) == 8 ? 1 : 4;
+// A strip is a sector wide at least: 16 threads of a single 16-bit lane, in larger blocks.
+template <class T, int kWidth>
+inline constexpr int32_t kPlaneMaxThreads = sizeof(T) * kWidth == 2 ? 512 : kPlaneThreads;
+
+struct PlanePlan {
+  int32_t width;    // lanes of a thread
+  int32_t threads;  // side by side in a strip
+  int32_t sharers;  // threads that share a lane
+  int64_t strips;   // of a plane
+};
+
+// A lane's bits are those of `sharers`, which only the number of rows decides.
+constexpr PlanePlan plan_planes(int64_t rows, int64_t lanes, int32_t width, int32_t element_bytes) {
+  int32_t sharers = 1;
+  while (sharers < kMaxPlaneSharers && sharers * 2 * kMinPlaneRows <= rows) sharers *= 2;
+  const int32_t sector = ceil_div(kSectorBytes, width * element_bytes);
+  int32_t threads = sector;
+  while (threads * sharers < kPlaneThreads && threads * width < lanes) threads *= 2;
+  return {width, threads, sharers, ceil_div(lanes, int64_t{threads} * width)};
 }
 
 struct NormBackwardPlan {

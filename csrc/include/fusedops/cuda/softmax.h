@@ -29,6 +29,12 @@ FUSEDOPS_DEVICE Acc exponential(Acc x) {
   }
 }
 
+// What to subtract where all there is may be -inf: its powers are then 0, not NaN.
+template <class Acc>
+FUSEDOPS_DEVICE Acc finite_or_zero(Acc max) {
+  return max == -INFINITY ? Acc(0) : max;
+}
+
 // What is left to do once the sum is known: value * scale + offset.
 template <class Acc>
 struct Affine {
@@ -94,7 +100,6 @@ softmax_forward_looped(SoftmaxForward args, int64_t first_row) {
   FUSEDOPS_SHARED(Acc, sum_slots, kMaxWarps);
   const int64_t row = launch_row(first_row), step = int64_t{blockDim.x} * kVectors * kWidth;
   const In* const input = row_of<In>(args.input, row);
-  const auto finite_or_zero = [](Acc max) { return max == -INFINITY ? Acc(0) : max; };
 
   Tile<In, kWidth, kVectors> tile;
   Acc largest = -INFINITY, sum = 0;
@@ -150,20 +155,25 @@ struct SoftmaxGradient {
     }
   }
 
+  // What element j adds to the sum of its row.
+  FUSEDOPS_DEVICE Acc term(int j) const { return grad[j] * (log ? Acc(1) : probability[j]); }
+
   FUSEDOPS_DEVICE Acc sum() const {
     Acc sum = 0;
 #pragma unroll
-    for (int j = 0; j < kWidth; ++j) sum += grad[j] * (log ? Acc(1) : probability[j]);
+    for (int j = 0; j < kWidth; ++j) sum += term(j);
     return sum;
   }
 
+  FUSEDOPS_DEVICE Acc result(int j, Acc sum) const {
+    return log ? grad[j] - probability[j] * sum : probability[j] * (grad[j] - sum);
+  }
+
   FUSEDOPS_DEVICE void store_to(Out* to, Acc sum) const {
-    Acc result[kWidth];
+    Acc results[kWidth];
 #pragma unroll
-    for (int j = 0; j < kWidth; ++j) {
-      result[j] = log ? grad[j] - probability[j] * sum : probability[j] * (grad[j] - sum);
-    }
-    store(to, result);
+    for (int j = 0; j < kWidth; ++j) results[j] = result(j, sum);
+    store(to, results);
   }
 };
 

@@ -1,4 +1,4 @@
-// Vectors of 2 to 16 bytes, and conversion between storage and accumulation types.
+// Vectors of 1 to 16 bytes, and conversion between storage and accumulation types.
 //
 // Half and BFloat16 are storage types: every value is computed in float (double for double) and
 // rounded to nearest once, when it is stored. A vector wider than 16 bytes (floats beside 16-bit
@@ -60,6 +60,7 @@ FUSEDOPS_DEVICE void unpack(uint4 from, uint32_t* to) {
 FUSEDOPS_DEVICE void unpack(uint2 from, uint32_t* to) { to[0] = from.x, to[1] = from.y; }
 FUSEDOPS_DEVICE void unpack(uint32_t from, uint32_t* to) { to[0] = from; }
 FUSEDOPS_DEVICE void unpack(uint16_t from, uint32_t* to) { to[0] = from; }
+FUSEDOPS_DEVICE void unpack(uint8_t from, uint32_t* to) { to[0] = from; }
 
 FUSEDOPS_DEVICE void pack(const uint32_t* from, uint4& to) {
   to = {from[0], from[1], from[2], from[3]};
@@ -77,7 +78,10 @@ struct Vec {
   // The widest access, and how many of them.
   using Word = std::conditional_t<
       kBytes >= 16, uint4,
-      std::conditional_t<kBytes == 8, uint2, std::conditional_t<kBytes == 4, uint32_t, uint16_t>>>;
+      std::conditional_t<
+          kBytes == 8, uint2,
+          std::conditional_t<
+              kBytes == 4, uint32_t, std::conditional_t<kBytes == 2, uint16_t, uint8_t>>>>;
   static constexpr int kWords = kBytes / sizeof(Word);
   static constexpr int kWordRegisters = kRegisters / kWords;
 
@@ -91,6 +95,16 @@ struct Vec {
     } else {
       return bit_cast<T>(registers[2 * j] | uint64_t{registers[2 * j + 1]} << 32);
     }
+  }
+
+  // Of bools: bit j is element j. The product brings the four bytes of a register, each 0 or 1,
+  // side by side into its upper four bits, and carries nothing into them.
+  FUSEDOPS_DEVICE uint32_t bits() const {
+    static_assert(sizeof(T) == 1);
+    uint32_t bits = 0;
+#pragma unroll
+    for (int i = 0; i < kRegisters; ++i) bits |= (registers[i] * 0x10204080u >> 28) << (4 * i);
+    return bits;
   }
 
   template <class Acc>
@@ -133,7 +147,7 @@ struct Vec {
     return vec;
   }
 
-  // What all rows share.
+  // What other rows read too.
   FUSEDOPS_DEVICE static Vec load_cached(const T* from) {
     Vec vec;
 #pragma unroll

@@ -1,0 +1,494 @@
+// Masked softmax of rows on the CPU: forward with or without dropout, backward.
+//
+// Forward: the scores of a chunk of a row go into scratch memory in the L1 cache, and from there on
+// all is the softmax of those scores. So mask and bias cost a loop for each of their types, and the
+// rest is compiled once for all of them. Of a causal row only the visible columns are computed,
+// unless a hidden one would come out other than 0.
+#pragma once
+
+#include "fusedops/cpu/philox.h"
+#include "fusedops/cpu/softmax.h"
+
+namespace fusedops {
+namespace FUSEDOPS_CPU_ISA {
+namespace {
+
+// --- operands -----------------------------------------------------------------------------------
+
+struct NoOperand {};
+
+// The offsets of mask and bias for one row after the other.
+class OperandRows {
+ public:
+  int64_t bias = 0, mask = 0;  // elements
+
+  OperandRows(const Scores& scores, int64_t row) : scores_(scores) {
+    for (int32_t d = scores.dims.count - 1; d >= 0; --d) {
+      index_[d] = row % scores.dims.sizes[d];
+      row /= scores.dims.sizes[d];
+      move(d, index_[d]);
+    }
+  }
+
+  void next() {
+    for (int32_t d = scores_.dims.count - 1; d >= 0; --d) {
+      move(d, 1);
+      if (++index_[d] < scores_.dims.sizes[d]) return;
+      move(d, -index_[d]);
+      index_[d] = 0;
+    }
+  }
+
+ private:
+  void move(int32_t dim, int64_t steps) {
+    bias += steps * scores_.bias.strides[dim];
+    mask += steps * scores_.mask.strides[dim];
+  }
+
+  const Scores& scores_;
+  int64_t index_[kMaxRowDims] = {};
+};
+
+inline int64_t visible_columns(const Causal& causal, int64_t row, int64_t cols) {
+  if (!causal.on) return cols;
+  const int64_t visible = row % causal.queries + causal.diagonal + 1;
+  return visible < 0 ? 0 : visible < cols ? visible : cols;
+}
+
+template <class T>
+void splat(const void* value, void* to, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) static_cast<T*>(to)[i] = *static_cast<const T*>(value);
+}
+
+// An operand's values for one row.
+struct RowOperand {
+  const void* data;  // null where there is none
+  bool is_bool;
+  DType dtype;
+  int32_t col_stride;
+
+  RowOperand() = default;
+  // One value for all columns is repeated in `repeated` as often as a chunk of `cols` columns needs
+  // it.
+  RowOperand(const Operand& operand, int64_t offset, void* repeated, int64_t cols)
+      : data(nullptr),
+        is_bool(operand.is_bool),
+        dtype(operand.dtype),
+        col_stride(operand.col_stride) {
+    if (operand.data == nullptr) return;
+    const int64_t size = is_bool ? 1 : size_of(dtype);
+    data = static_cast<const char*>(operand.data) + offset * size;
+    if (col_stride != 0) return;
+    if (size == 1) splat<uint8_t>(data, repeated, cols);
+    if (size == 2) splat<uint16_t>(data, repeated, cols);
+    if (size == 4) splat<uint32_t>(data, repeated, cols);
+    if (size == 8) splat<uint64_t>(data, repeated, cols);
+    data = repeated;
+  }
+
+  // body(pointer to the values from column `begin` on)
+  template <class In, class Body>
+  FUSEDOPS_INLINE auto with_values(int64_t begin, Body body) const {
+    const int64_t at = begin * col_stride;
+    if (is_bool) return body(static_cast<const Bool*>(data) + at);
+    if constexpr (sizeof(In) == 2) {
+      if (dtype == DType::kFloat32) return body(static_cast<const float*>(data) + at);
+    }
+    return body(static_cast<const In*>(data) + at);
+  }
+};
+
+template <class In, class Part, class C = Compute<In>>
+FUSEDOPS_INLINE Tile<C> with_operand(Tile<C> score, NoOperand, int64_t, Part, C) {
+  return score;
+}
+template <class In, class Part, class C = Compute<In>>
+FUSEDOPS_INLINE Tile<C> with_operand(
+    Tile<C> score, const Bool* mask, int64_t col, Part part, C hidden) {
+  return chosen(load_bools<In>(mask + col, part), score, hidden);
+}
+template <class In, class Value, class Part, class C = Compute<In>>
+FUSEDOPS_INLINE Tile<C> with_operand(Tile<C> score, const Value* added, int64_t col, Part part, C) {
+  return score + in_order<Value, In>(load(added + col, part));
+}
+
+// --- scores -------------------------------------------------------------------------------------
+
+// sums = step(sums, col, part, seen) over the tiles that hold the first `visible` of a row's `cols`
+// columns: `part` of the tile lies in the row, `seen` of it is visible.
+template <class T, class Sums, class Step>
+FUSEDOPS_INLINE Sums fold_visible(int64_t visible, int64_t cols, Sums sums, Step step) {
+  int64_t col = 0;
+  for (; col + kTile<T> <= visible; col += kTile<T>) sums = step(sums, col, Whole{}, Whole{});
+  if (col == visible) return sums;
+  const First seen{static_cast<int>(visible - col)};
+  if (col + kTile<T> <= cols) return step(sums, col, Whole{}, seen);
+  return step(sums, col, First{static_cast<int>(cols - col)}, seen);
+}
+
+// How many of `cols` columns lie in the tiles that hold the first `visible` of them.
+template <class T>
+constexpr int64_t columns_computed(int64_t visible, int64_t cols) {
+  const int64_t whole = (visible + kTile<T> - 1) / kTile<T> * kTile<T>;
+  return whole < cols ? whole : cols;
+}
+
+// The scores `at(col, part)`, with one operand more, into `scratch`; -inf in what is not visible of
+// the last tile. Returns their maximum.
+template <class In, class Source, class OperandValues, class C = Compute<In>>
+FUSEDOPS_INLINE C write_scores(
+    Source at, OperandValues operand, C* scratch, C hidden, int64_t visible, int64_t cols) {
+  const auto max = fold_visible<In>(
+      visible, cols, both(-kInfinity<C>),
+      [&](Tile<C> so_far, int64_t col, auto part, auto seen) FUSEDOPS_LAMBDA {
+        const Tile<C> score = with_operand<In>(at(col, part), operand, col, part, hidden);
+        const Tile<C> shown = filled<In>(score, seen, -kInfinity<C>);
+        store(scratch + col, shown);
+        return larger(so_far, shown);
+      });
+  return max_of(max, max);
+}
+
+template <class In, class OperandValues, class C = Compute<In>>
+FUSEDOPS_NOINLINE C scores_of(
+    const In* input, C scale, OperandValues operand, C* scratch, C hidden, int64_t visible,
+    int64_t cols) {
+  const auto at = [&](int64_t col, auto part)
+                      FUSEDOPS_LAMBDA { return load(input + col, part) * scale; };
+  return write_scores<In>(at, operand, scratch, hidden, visible, cols);
+}
+
+template <class In, class OperandValues, class C = Compute<In>>
+FUSEDOPS_NOINLINE C
+scores_with(OperandValues operand, C* scratch, C hidden, int64_t visible, int64_t cols) {
+  const auto at = [&](int64_t col, auto) FUSEDOPS_LAMBDA { return load(scratch + col); };
+  return write_scores<In>(at, operand, scratch, hidden, visible, cols);
+}
+
+// Columns [visible, cols) of a chunk's scores: hidden; past the end, -inf.
+template <class In, class C = Compute<In>>
+void hide_columns(C* scratch, C hidden, int64_t visible, int64_t cols) {
+  for (int64_t col = visible / kTile<In> * kTile<In>; col < cols; col += kTile<In>) {
+    const Tile<C> seen =
+        filled<In>(load(scratch + col), First{static_cast<int>(visible - col)}, hidden);
+    store(scratch + col, filled<In>(seen, First{static_cast<int>(cols - col)}, -kInfinity<C>));
+  }
+}
+
+// exp(score - max) in place of the scores, and their sum.
+template <class Out, class C>
+FUSEDOPS_NOINLINE SoftmaxChunk<C> exponentials(C* scratch, C max, int64_t cols) {
+  const C shift = max == -kInfinity<C> ? C(0) : max;  // as in softmax_chunk()
+  const auto sum = fold_columns<C>(
+      columns_computed<C>(cols, padded_cols(cols)), both(C(0)),
+      [&](Tile<C> so_far, int64_t col, auto) FUSEDOPS_LAMBDA {
+        const Tile<C> e = exp_nonpositive<Out>(load(scratch + col) - shift);
+        store(scratch + col, e);
+        return so_far + e;
+      });
+  return {max, sum_of(sum.even, sum.odd)};
+}
+
+// --- forward ------------------------------------------------------------------------------------
+
+// A row on its way, and what its softmax is taken of.
+template <class In>
+struct MaskedRow {
+  using C = Compute<In>;
+  const In *input, *next;  // where the row lies that will be read in its place
+  RowOperand bias, mask;
+  C scale, hidden;
+  int64_t visible, computed, cols;  // `computed` columns: the visible ones, or all
+  C* scratch;
+  SoftmaxChunk<C>* chunks;
+
+  FUSEDOPS_INLINE int64_t chunk_cols(int64_t begin) const {
+    return computed - begin < kSoftmaxChunk<C> ? computed - begin : kSoftmaxChunk<C>;
+  }
+
+  // The scores of the chunk from `begin` on into scratch; returns their maximum.
+  FUSEDOPS_INLINE C write_chunk(int64_t begin) const {
+    const int64_t count = chunk_cols(begin), left = visible - begin;
+    const int64_t seen = left < 0 ? 0 : left < count ? left : count;
+    C* to = scratch + begin;
+    const auto first = [&](auto operand) {
+      return scores_of<In>(input + begin, scale, operand, to, hidden, seen, cols - begin);
+    };
+    const auto second = [&](auto operand) {
+      return scores_with<In>(operand, to, hidden, seen, cols - begin);
+    };
+    C max = -kInfinity<C>;
+    if (bias.data != nullptr) {
+      max = bias.with_values<In>(begin, first);
+      if (mask.data != nullptr) max = mask.with_values<In>(begin, second);
+    } else if (mask.data != nullptr) {
+      max = mask.with_values<In>(begin, first);
+    } else {
+      max = first(NoOperand{});
+    }
+    if (seen == count) return max;
+    hide_columns<In>(to, hidden, seen, count);
+    return Larger{}(max, hidden);
+  }
+
+  // What will be read after the chunk from `begin` on is on its way from memory.
+  FUSEDOPS_INLINE void prefetch_after(int64_t begin) const {
+    const int64_t count = chunk_cols(begin), end = begin + count;
+    const In* from = end < computed ? input + end : next;
+    for (int64_t col = 0; col < count; col += kTile<In>) prefetch_tile<Cache::kL2>(from + col);
+  }
+
+  // The row's maximum and sum, once every chunk has its own.
+  FUSEDOPS_INLINE SoftmaxChunk<double> whole() const {
+    return combine(chunks, (computed + kSoftmaxChunk<C> - 1) / kSoftmaxChunk<C>);
+  }
+
+  // Whether the columns that causality hides come out as 0 without being computed.
+  FUSEDOPS_INLINE bool is_rest_zero(SoftmaxChunk<double> whole) const {
+    return computed == cols ||
+        (hidden < whole.max + ExpFor<C>::type::kLowest && whole.sum == whole.sum);
+  }
+};
+
+// The exponentials of every row into its scratch, with maximum and sum of each chunk.
+template <class Out, class In, class C = Compute<In>>
+FUSEDOPS_NOINLINE void exponentials_of(MaskedRow<In>* rows, int64_t count) {
+  for (int64_t begin = 0; begin < rows->cols; begin += kSoftmaxChunk<C>) {
+    const auto chunk = [&](int64_t i) -> SoftmaxChunk<C>& {
+      return rows[i].chunks[begin / kSoftmaxChunk<C>];
+    };
+    for (int64_t i = 0; i < count; ++i) {
+      if (begin < rows[i].computed) chunk(i).max = rows[i].write_chunk(begin);
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      if (begin >= rows[i].computed) continue;
+      rows[i].prefetch_after(begin);
+      chunk(i) =
+          exponentials<Out>(rows[i].scratch + begin, chunk(i).max, rows[i].chunk_cols(begin));
+    }
+  }
+}
+
+// Whether every element is hidden, or -inf. Asked only where no score is above the hidden ones.
+template <class Out, class In>
+bool is_nothing_visible(MaskedRow<In> row) {
+  row.hidden = -kInfinity<Compute<In>>;
+  exponentials_of<Out>(&row, 1);
+  return row.whole().sum == 0;
+}
+
+template <class In, class Out, class Store>
+FUSEDOPS_INLINE void write_zeros(Out* output, int64_t begin, int64_t cols, Store put) {
+  for_columns<In>(cols - begin, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
+    put(output + begin + col, part, both(Compute<In>(0)));
+  });
+}
+
+template <class In, class Out, class Store>
+struct MaskedSoftmax {
+  using C = Compute<In>;
+  const MaskedSoftmaxForward& args;
+  Store put;
+  char *repeated, *scratch;
+
+  void run(RowRange range) const {
+    MaskedRow<In> rows[kMostMaskedGroupRows];
+    const int64_t group_rows = masked_group_rows(args.cols, args.input.dtype);
+    OperandRows operands(args.scores, range.begin);
+    for (int64_t first = range.begin; first < range.end; first += group_rows) {
+      const int64_t count = range.end - first < group_rows ? range.end - first : group_rows;
+      for (int64_t i = 0; i < count; ++i, operands.next()) {
+        rows[i] = row_at(first + i, operands, i);
+      }
+      exponentials_of<Out>(rows, count);
+      for (int64_t i = 0; i < count; ++i) finish(first + i, rows[i]);
+    }
+  }
+
+ private:
+  MaskedRow<In> row_at(int64_t index, const OperandRows& operands, int64_t place) const {
+    const Scores& scores = args.scores;
+    const int64_t chunk = args.cols < kSoftmaxChunk<C> ? args.cols : kSoftmaxChunk<C>;
+    char* copies = repeated + place * chunk * sizeof(C);
+    const int64_t visible = visible_columns(scores.causal, index, args.cols);
+    C* values =
+        reinterpret_cast<C*>(scratch + place * masked_row_bytes(args.cols, args.input.dtype));
+    const In* input = static_cast<const In*>(args.input.data) + args.input.spacing.offset(index);
+    return {
+        input,
+        input + masked_group_rows(args.cols, args.input.dtype) * args.input.spacing.stride,
+        RowOperand(scores.bias, operands.bias, copies, chunk),
+        RowOperand(scores.mask, operands.mask, copies + kRepeatedBytes, chunk),
+        C(scores.scale),
+        C(scores.hidden_value),
+        visible,
+        visible,
+        args.cols,
+        values,
+        reinterpret_cast<SoftmaxChunk<C>*>(values + padded_cols(args.cols))};
+  }
+
+  void finish(int64_t index, MaskedRow<In>& row) const {
+    SoftmaxChunk<double> whole = row.whole();
+    if (args.zero_masked_rows && whole.max <= row.hidden) {
+      if (is_nothing_visible<Out>(row)) return write(index, row, whole, 0);
+      exponentials_of<Out>(&row, 1);
+    }
+    if (!row.is_rest_zero(whole)) {
+      row.computed = args.cols;
+      exponentials_of<Out>(&row, 1);
+      whole = row.whole();
+    }
+    write(index, row, whole, columns_computed<In>(row.computed, args.cols));
+  }
+
+  // The first `count` columns from scratch, zeros in the others.
+  FUSEDOPS_INLINE void write(
+      int64_t index, const MaskedRow<In>& row, SoftmaxChunk<double> whole, int64_t count) const {
+    if (args.probabilities.data != nullptr) {
+      write_to(args.probabilities, index, row, whole, count);
+    }
+    if (args.dropout.seed != nullptr) {
+      drop_columns<In>(DropoutRow(args.dropout, index), row.scratch, 0, count);
+      whole.sum /= args.dropout.scale;
+    }
+    write_to(args.output, index, row, whole, count);
+  }
+
+  FUSEDOPS_INLINE void write_to(
+      const Rows& to, int64_t index, const MaskedRow<In>& row, SoftmaxChunk<double> whole,
+      int64_t count) const {
+    Out* output = static_cast<Out*>(to.data) + to.spacing.offset(index);
+    write_softmax<In>(output, row.scratch, row.chunks, whole, count, put);
+    write_zeros<In>(output, count, args.cols, put);
+  }
+};
+
+template <class In, class Out, class Store>
+FUSEDOPS_INLINE void masked_softmax_rows(
+    const MaskedSoftmaxForward& args, RowRange range, void* memory, Store put) {
+  static_assert(kSoftmaxChunk<Compute<In>> * sizeof(Compute<In>) <= kRepeatedBytes);
+  static_assert(kMaskedGroupBytes <= kRepeatedBytes);
+  char* repeated = static_cast<char*>(memory);
+  MaskedSoftmax<In, Out, Store>{args, put, repeated, repeated + 2 * kRepeatedBytes}.run(range);
+}
+
+// --- backward -----------------------------------------------------------------------------------
+
+// A row of T as it lies in memory, or as tiles in scratch memory.
+template <class T>
+struct FromMemory {
+  const T* row;
+  template <class Part>
+  FUSEDOPS_INLINE Tile<Compute<T>> at(int64_t col, Part part) const {
+    return load(row + col, part);
+  }
+};
+template <class C>
+struct FromScratch {
+  const C* row;
+  template <class Part>
+  FUSEDOPS_INLINE Tile<C> at(int64_t col, Part) const {
+    return load(row + col);
+  }
+};
+
+template <class T, class Grad, class C = Compute<T>>
+C dot(Grad grad, const T* probabilities, int64_t visible, int64_t cols) {
+  const Tile<C> sum = fold_visible<T>(
+      visible, cols, both(C(0)),
+      [&](Tile<C> so_far, int64_t col, auto part, auto seen) FUSEDOPS_LAMBDA {
+        const Tile<C> product = grad.at(col, part) * load(probabilities + col, part);
+        return so_far + filled<T>(product, seen, C(0));
+      });
+  return C(sum_of(sum, both(C(0))));
+}
+
+template <class In, class Out>
+struct GradRow {
+  using C = Compute<Out>;
+  const Out* probabilities;
+  In* result;
+  const Out *next_grad, *next_probabilities;  // what is read while this row is written
+  C scale, sum;
+  int64_t visible, cols;
+
+  template <class Grad, class Mask, class Store>
+  FUSEDOPS_INLINE void write(Grad grad, Mask mask, Store put) const {
+    fold_visible<Out>(
+        visible, cols, NoOperand{},
+        [&](NoOperand none, int64_t col, auto part, auto seen) FUSEDOPS_LAMBDA {
+          if constexpr (Store::kStreams) {  // as in softmax_backward_rows()
+            prefetch_tile<Cache::kL2>(next_grad + col);
+            prefetch_tile<Cache::kL2>(next_probabilities + col);
+          }
+          const Tile<C> p = load(probabilities + col, part);
+          const Tile<C> all = (grad.at(col, part) - sum) * p * scale;
+          const Tile<C> unmasked = with_operand<Out>(all, mask, col, part, C(0));
+          put(result + col, part, in_order<Out, In>(filled<Out>(unmasked, seen, C(0))));
+          return none;
+        });
+    write_zeros<Out>(result, columns_computed<Out>(visible, cols), cols, put);
+  }
+};
+
+template <class In, class Out, class Grad, class Store>
+FUSEDOPS_INLINE void masked_softmax_backward_row(
+    GradRow<In, Out> row, int64_t summed, Grad grad, const Bool* mask, Store put) {
+  row.sum = dot<Out>(grad, row.probabilities, summed, row.cols);
+  if (mask != nullptr) return row.write(grad, mask, put);
+  row.write(grad, NoOperand{}, put);
+}
+
+template <class In, class Out, class Store>
+FUSEDOPS_INLINE void masked_softmax_backward_rows(
+    const MaskedSoftmaxBackward& args, RowRange range, void* memory, Store put) {
+  using C = Compute<Out>;
+  C* scratch = static_cast<C*>(memory);
+  const Scores& scores = args.scores;
+  const bool drops = args.dropout.seed != nullptr;
+  const C scale = C(scores.scale * (drops ? args.dropout.scale : 1.0));
+  OperandRows operands(scores, range.begin);
+  for (int64_t index = range.begin; index < range.end; ++index, operands.next()) {
+    const Out* grad =
+        static_cast<const Out*>(args.grad_output.data) + args.grad_output.spacing.offset(index);
+    const Out* probabilities =
+        static_cast<const Out*>(args.probabilities.data) + args.probabilities.spacing.offset(index);
+    In* result = static_cast<In*>(args.grad_input.data) + args.grad_input.spacing.offset(index);
+    int64_t visible = visible_columns(scores.causal, index, args.cols);
+    // Those that causality hides are all alike, and other than 0 only where nothing is visible.
+    const bool is_rest_zero = load(probabilities + args.cols - 1, First{1}).v[0][0] == 0;
+    const int64_t summed = is_rest_zero ? visible : args.cols;
+    const Bool* mask = static_cast<const Bool*>(scores.mask.data);
+    if (mask != nullptr) {
+      mask += operands.mask;
+      if (scores.mask.col_stride == 0) {
+        if (mask->value == 0) visible = 0;
+        mask = nullptr;
+      }
+    }
+    const bool fits = args.cols * int64_t(sizeof(Out)) <= kPrefetchedRowBytes;
+    const GradRow<In, Out> row{
+        probabilities,
+        result,
+        grad + (fits ? args.grad_output.spacing.stride : 0),
+        probabilities + (fits ? args.probabilities.spacing.stride : 0),
+        scale,
+        C(0),
+        visible,
+        args.cols};
+    if (drops) {
+      for_columns<Out>(summed, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
+        store(scratch + col, load(grad + col, part));
+      });
+      drop_columns<Out>(DropoutRow(args.dropout, index), scratch, 0, summed);
+      masked_softmax_backward_row(row, summed, FromScratch<C>{scratch}, mask, put);
+    } else {
+      masked_softmax_backward_row(row, summed, FromMemory<Out>{grad}, mask, put);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace FUSEDOPS_CPU_ISA
+}  // namespace fusedops

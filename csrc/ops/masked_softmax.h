@@ -1,0 +1,402 @@
+// masked_softmax, with and without dropout, forward and backward: tensors in, rows and operands to
+// the backend, tensors out.
+#pragma once
+
+#include <cmath>
+#include <tuple>
+
+#include "ops/softmax.h"
+
+namespace fusedops {
+
+// The arguments that say what is hidden, as every op of the family has them.
+struct MaskedSoftmaxOptions {
+  const char* op;
+  double scale;
+  bool causal;
+  int64_t diagonal;
+  double mask_value = 0;
+  bool zero_masked_rows = false;
+};
+
+// A mask or bias seen from the dimensions of the input, size 1 where it has none.
+inline Sizes broadcast_strides(
+    const char* op, const char* name, const Tensor& operand, const Sizes& sizes) {
+  const auto rank = static_cast<int64_t>(sizes.size()), missing = rank - operand.dim();
+  const Sizes own = sizes_of(operand);
+  bool fits = missing >= 0;
+  Sizes strides(sizes.size(), 0);
+  for (int64_t d = std::max<int64_t>(missing, 0); d < rank && fits; ++d) {
+    const int64_t size = own[d - missing];
+    fits = size == sizes[d] || size == 1;
+    if (size > 1) strides[d] = operand.strides()[d - missing];
+  }
+  check(
+      fits, op, ": ", name, " has shape ", list_text(own), ", wanted one that broadcasts to ",
+      list_text(sizes), ", input's shape");
+  return strides;
+}
+
+// A mask or bias ready for the kernels: in a dtype they take, the values of a row adjacent or one.
+class PreparedOperand {
+ public:
+  Sizes strides;
+
+  PreparedOperand(
+      const char* op, const char* name, const std::optional<Tensor>& given, const Tensor& input,
+      ScalarType computed) {
+    strides = Sizes(input.dim(), 0);
+    if (!given) return;
+    check_device(op, name, *given, input);
+    is_bool_ = given->scalar_type() == ScalarType::Bool;
+    tensor_ = is_bool_ ? *given : convert(*given, kernel_operand_dtype(*given, input, computed));
+    strides = broadcast_strides(op, name, *tensor_, sizes_of(input));
+    if (strides.back() > 1) {
+      tensor_ = torch::stable::contiguous(*tensor_);
+      strides = broadcast_strides(op, name, *tensor_, sizes_of(input));
+    }
+  }
+
+  // As one value for every element of `sizes`.
+  void materialize(const char* op, const char* name, const Sizes& sizes) {
+    if (!tensor_) return;
+    tensor_ = torch::stable::contiguous(expand(*tensor_, sizes));
+    strides = broadcast_strides(op, name, *tensor_, sizes);
+  }
+
+  Operand operand() const {
+    if (!tensor_) return {};
+    const DType dtype = is_bool_ ? DType::kFloat32 : kernel_dtype(tensor_->scalar_type());
+    return {tensor_->const_data_ptr(), {}, static_cast<int32_t>(strides.back()), is_bool_, dtype};
+  }
+
+ private:
+  // The input's dtype where that is the operand's too, else float32, or float64 where that is what
+  // is computed in.
+  static ScalarType kernel_operand_dtype(
+      const Tensor& operand, const Tensor& input, ScalarType computed) {
+    if (computed == ScalarType::Double) return ScalarType::Double;
+    return operand.scalar_type() == input.scalar_type() ? input.scalar_type() : ScalarType::Float;
+  }
+
+  std::optional<Tensor> tensor_;
+  bool is_bool_ = false;
+};
+
+// The leading dimensions of `sizes` that mask and bias need told apart: neighbours that both walk
+// through evenly are one.
+struct MergedDims {
+  Sizes sizes, mask, bias;
+
+  MergedDims(const Sizes& all, const Sizes& mask_strides, const Sizes& bias_strides) {
+    for (size_t d = 0; d + 1 < all.size(); ++d) {
+      if (all[d] == 1) continue;
+      const bool merges = !sizes.empty() && mask.back() == mask_strides[d] * all[d] &&
+          bias.back() == bias_strides[d] * all[d];
+      if (merges) {
+        sizes.back() *= all[d];
+        mask.back() = mask_strides[d];
+        bias.back() = bias_strides[d];
+      } else {
+        sizes.push_back(all[d]);
+        mask.push_back(mask_strides[d]);
+        bias.push_back(bias_strides[d]);
+      }
+    }
+  }
+};
+
+// What the kernels are told of mask, bias and causality; owns the memory that it points to.
+class PreparedScores {
+ public:
+  Scores scores = {};
+
+  PreparedScores(
+      const MaskedSoftmaxOptions& options, const Tensor& input, ScalarType computed,
+      const std::optional<Tensor>& mask, const std::optional<Tensor>& bias)
+      : mask_(options.op, "mask", mask, input, computed),
+        bias_(options.op, "bias", bias, input, computed) {
+    const Sizes sizes = sizes_of(input);
+    const MergedDims dims = merged(options.op, sizes);
+    scores.mask = mask_.operand();
+    scores.bias = bias_.operand();
+    scores.dims.count = static_cast<int32_t>(dims.sizes.size());
+    for (size_t i = 0; i < dims.sizes.size(); ++i) {
+      scores.dims.sizes[i] = dims.sizes[i];
+      scores.mask.strides[i] = dims.mask[i];
+      scores.bias.strides[i] = dims.bias[i];
+    }
+    const int64_t queries = sizes.size() > 1 ? sizes[sizes.size() - 2] : 1;
+    scores.causal = {options.causal, queries, options.diagonal};
+    scores.scale = options.scale;
+    scores.hidden_value = options.mask_value;
+  }
+
+ private:
+  MergedDims merged(const char* op, const Sizes& sizes) {
+    MergedDims dims(sizes, mask_.strides, bias_.strides);
+    if (dims.sizes.size() <= kMaxRowDims) return dims;
+    mask_.materialize(op, "mask", sizes);
+    bias_.materialize(op, "bias", sizes);
+    return MergedDims(sizes, mask_.strides, bias_.strides);
+  }
+
+  PreparedOperand mask_, bias_;
+};
+
+inline Dropout dropout_of(const char* op, double p, const Tensor& seed, const Tensor& input) {
+  check(p >= 0 && p <= 1, op, ": p is ", p, ", wanted a probability in [0, 1]");
+  check(
+      seed.scalar_type() == ScalarType::Long && seed.numel() == 1, op, ": seed is ",
+      dtype_name(seed.scalar_type()), " of shape ", list_text(sizes_of(seed)),
+      ", wanted one torch.int64; make it with torch.randint");
+  check_device(op, "seed", seed, input);
+  if (p == 0) return {};
+  const double threshold = std::min(std::round(p * 0x1p32), 0x1p32 - 1);
+  return {
+      static_cast<const int64_t*>(seed.const_data_ptr()), static_cast<uint32_t>(threshold),
+      p == 1 ? 0.0 : 1 / (1 - p)};
+}
+
+inline void check_options(const MaskedSoftmaxOptions& options, const Tensor& input) {
+  const char* op = options.op;
+  check(input.dim() > 0, op, ": input has no dimension, wanted at least one");
+  check(!std::isnan(options.scale), op, ": scale is NaN, wanted a number");
+  check(
+      !options.causal || input.dim() > 1, op,
+      ": causal needs queries and keys, the last two dimensions; input has shape ",
+      list_text(sizes_of(input)));
+  check_cols(op, input.sizes()[input.dim() - 1]);
+}
+
+inline void check_mask(const char* op, const std::optional<Tensor>& mask) {
+  check(
+      !mask || mask->scalar_type() == ScalarType::Bool || is_supported(mask->scalar_type()), op,
+      ": mask is ", dtype_name(mask ? mask->scalar_type() : ScalarType::Bool),
+      ", wanted torch.bool (True where visible) or a floating dtype (added); convert it, as in "
+      "mask != 0");
+}
+
+// A value that the arithmetic cannot hold would come out as an infinity, silently.
+inline void check_mask_value(const char* op, double value, ScalarType computed) {
+  check(!std::isnan(value), op, ": mask_value is NaN, wanted a number");
+  const bool fits = computed == ScalarType::Double || std::isinf(value) ||
+      std::abs(value) <= std::numeric_limits<float>::max();
+  check(
+      fits, op, ": mask_value is ", value, ", beyond float32, which ", dtype_name(computed),
+      " is computed in; wanted -inf or at least ", std::numeric_limits<float>::lowest());
+}
+
+struct MaskedSoftmaxInputs {
+  Tensor input;
+  std::optional<Tensor> mask, bias;
+};
+
+// Into `output` and, where that is wanted, `probabilities`.
+template <class Backend>
+void masked_softmax_into(
+    const MaskedSoftmaxOptions& options, const MaskedSoftmaxInputs& given, const Dropout& dropout,
+    const Tensor& output, const std::optional<Tensor>& probabilities) {
+  const char* op = options.op;
+  check_options(options, given.input);
+  check_mask(op, given.mask);
+  if (given.bias) check_dtype(op, "bias", given.bias->scalar_type());
+  check_mask_value(op, options.mask_value, output.scalar_type());
+  const Tensor input = converted(given.input, output.scalar_type());
+  const PreparedScores prepared(options, input, output.scalar_type(), given.mask, given.bias);
+  if (input.numel() == 0) return;
+  const int64_t dim = input.dim() - 1, cols = input.sizes()[dim];
+  const RowView source = as_rows<Backend>(input, dim), to = as_rows<Backend>(output, dim);
+  const Rows saved = probabilities ? as_rows<Backend>(*probabilities, dim).write() : Rows{};
+  Backend(input).launch(
+      MaskedSoftmaxForward{
+          source.read(), to.write(), saved, prepared.scores, dropout, input.numel() / cols, cols,
+          options.zero_masked_rows});
+}
+
+template <class Backend>
+Tensor masked_softmax_forward(
+    const MaskedSoftmaxOptions& options, const MaskedSoftmaxInputs& given,
+    std::optional<ScalarType> dtype) {
+  const ScalarType output_dtype = softmax_dtype(options.op, given.input, dtype);
+  const Tensor output = empty_contiguous(given.input, sizes_of(given.input), output_dtype);
+  masked_softmax_into<Backend>(options, given, {}, output, std::nullopt);
+  return output;
+}
+
+template <class Backend>
+void masked_softmax_out(
+    const MaskedSoftmaxOptions& options, const MaskedSoftmaxInputs& given, Tensor output) {
+  const char* op = options.op;
+  const Tensor& input = given.input;
+  check_dtype(op, "out", output.scalar_type());
+  check_out(op, output, input);
+  check_options(options, input);
+  const bool reads_it = (given.mask && may_overlap(*given.mask, output)) ||
+      (given.bias && may_overlap(*given.bias, output));
+  const SoftmaxDim at = resolve_dim(op, sizes_of(input), -1);
+  if (!reads_it && is_writable_in_place<Backend>(input, output, at)) {
+    return masked_softmax_into<Backend>(options, given, {}, output, std::nullopt);
+  }
+  const Tensor result = masked_softmax_forward<Backend>(options, given, output.scalar_type());
+  torch::stable::copy_(output, result);
+}
+
+struct MaskedSoftmaxGradients {
+  Tensor grad_output, probabilities;
+  std::optional<Tensor> mask;  // where it is added it does not matter
+};
+
+template <class Backend>
+void masked_softmax_backward_into(
+    const MaskedSoftmaxOptions& options, const MaskedSoftmaxGradients& given,
+    const Dropout& dropout, const Tensor& grad_input) {
+  const char* op = options.op;
+  const Tensor& probabilities = given.probabilities;
+  check_dtype(op, "probabilities", probabilities.scalar_type());
+  check_like(op, "grad_output", given.grad_output, "probabilities", probabilities);
+  check_options(options, probabilities);
+  check_mask(op, given.mask);
+  const bool hides = given.mask && given.mask->scalar_type() == ScalarType::Bool;
+  const PreparedScores prepared(
+      options, probabilities, probabilities.scalar_type(), hides ? given.mask : std::nullopt,
+      std::nullopt);
+  if (grad_input.numel() == 0) return;
+  const int64_t dim = probabilities.dim() - 1, cols = probabilities.sizes()[dim];
+  const RowView grad = as_rows<Backend>(given.grad_output, dim),
+                saved = as_rows<Backend>(probabilities, dim);
+  const RowView to = as_rows<Backend>(grad_input, dim);
+  Backend(probabilities)
+      .launch(
+          MaskedSoftmaxBackward{
+              grad.read(), saved.read(), to.write(), prepared.scores, dropout,
+              grad_input.numel() / cols, cols});
+}
+
+template <class Backend>
+Tensor masked_softmax_backward(
+    const MaskedSoftmaxOptions& options, const MaskedSoftmaxGradients& given,
+    const Dropout& dropout, ScalarType input_dtype) {
+  const Tensor& probabilities = given.probabilities;
+  const ScalarType dtype = probabilities.scalar_type();
+  const Tensor grad_input = empty_contiguous(
+      probabilities, sizes_of(probabilities),
+      converts_inside(input_dtype, dtype) ? input_dtype : dtype);
+  masked_softmax_backward_into<Backend>(options, given, dropout, grad_input);
+  return convert(grad_input, input_dtype);
+}
+
+// Into the memory of grad_output.
+template <class Backend>
+void masked_softmax_backward_in_place(
+    const MaskedSoftmaxOptions& options, const MaskedSoftmaxGradients& given,
+    const Dropout& dropout) {
+  Tensor grad_output = given.grad_output;
+  check_distinct(options.op, grad_output);
+  const bool lies_well =
+      grad_output.dim() > 0 && row_spacing<Backend>(grad_output, grad_output.dim() - 1);
+  const bool reads_it = may_overlap(given.probabilities, grad_output) ||
+      (given.mask && may_overlap(*given.mask, grad_output));
+  if (lies_well && !reads_it) {
+    return masked_softmax_backward_into<Backend>(options, given, dropout, grad_output);
+  }
+  torch::stable::copy_(
+      grad_output,
+      masked_softmax_backward<Backend>(options, given, dropout, given.probabilities.scalar_type()));
+}
+
+// The entry points that a backend registers.
+template <class Backend>
+struct MaskedSoftmaxOps {
+  using MaybeTensor = std::optional<Tensor>;
+  using MaybeDtype = std::optional<ScalarType>;
+
+  static Tensor masked_softmax(
+      const Tensor& input, const MaybeTensor& mask, double scale, bool causal, double mask_value,
+      const MaybeTensor& bias, MaybeDtype dtype, int64_t diagonal, bool zero_masked_rows) {
+    return masked_softmax_forward<Backend>(
+        {"masked_softmax", scale, causal, diagonal, mask_value, zero_masked_rows},
+        {input, mask, bias}, dtype);
+  }
+
+  static void masked_softmax_out(
+      const Tensor& input, const MaybeTensor& mask, double scale, bool causal, double mask_value,
+      const MaybeTensor& bias, int64_t diagonal, bool zero_masked_rows, Tensor out) {
+    fusedops::masked_softmax_out<Backend>(
+        {"masked_softmax", scale, causal, diagonal, mask_value, zero_masked_rows},
+        {input, mask, bias}, out);
+  }
+
+  static void masked_softmax_(
+      Tensor input, const MaybeTensor& mask, double scale, bool causal, double mask_value,
+      const MaybeTensor& bias, int64_t diagonal, bool zero_masked_rows) {
+    check_dtype("masked_softmax_", "input", input.scalar_type());
+    fusedops::masked_softmax_out<Backend>(
+        {"masked_softmax_", scale, causal, diagonal, mask_value, zero_masked_rows},
+        {input, mask, bias}, input);
+  }
+
+  static Tensor masked_softmax_backward(
+      const Tensor& grad_output, const Tensor& probabilities, const MaybeTensor& mask, double scale,
+      bool causal, ScalarType input_dtype, int64_t diagonal) {
+    return fusedops::masked_softmax_backward<Backend>(
+        {"masked_softmax_backward", scale, causal, diagonal}, {grad_output, probabilities, mask},
+        {}, input_dtype);
+  }
+
+  static void masked_softmax_backward_(
+      Tensor grad_output, const Tensor& probabilities, const MaybeTensor& mask, double scale,
+      bool causal, int64_t diagonal) {
+    masked_softmax_backward_in_place<Backend>(
+        {"masked_softmax_backward_", scale, causal, diagonal}, {grad_output, probabilities, mask},
+        {});
+  }
+
+  static std::tuple<Tensor, Tensor> masked_softmax_dropout(
+      const Tensor& input, const MaybeTensor& mask, double scale, bool causal, double mask_value,
+      double p, const Tensor& seed, const MaybeTensor& bias, MaybeDtype dtype, int64_t diagonal,
+      bool zero_masked_rows) {
+    const MaskedSoftmaxOptions options{
+        "masked_softmax_dropout", scale, causal, diagonal, mask_value, zero_masked_rows};
+    const ScalarType output_dtype = softmax_dtype(options.op, input, dtype);
+    const Dropout dropout = dropout_of(options.op, p, seed, input);
+    const Tensor output = empty_contiguous(input, sizes_of(input), output_dtype);
+    const Tensor probabilities = empty_contiguous(input, sizes_of(input), output_dtype);
+    masked_softmax_into<Backend>(options, {input, mask, bias}, dropout, output, probabilities);
+    return {output, probabilities};
+  }
+
+  // Without the probabilities, which only a backward pass needs.
+  static Tensor masked_softmax_dropout_inference(
+      const Tensor& input, const MaybeTensor& mask, double scale, bool causal, double mask_value,
+      double p, const Tensor& seed, const MaybeTensor& bias, MaybeDtype dtype, int64_t diagonal,
+      bool zero_masked_rows) {
+    const MaskedSoftmaxOptions options{
+        "masked_softmax_dropout", scale, causal, diagonal, mask_value, zero_masked_rows};
+    const ScalarType output_dtype = softmax_dtype(options.op, input, dtype);
+    const Dropout dropout = dropout_of(options.op, p, seed, input);
+    const Tensor output = empty_contiguous(input, sizes_of(input), output_dtype);
+    masked_softmax_into<Backend>(options, {input, mask, bias}, dropout, output, std::nullopt);
+    return output;
+  }
+
+  static Tensor masked_softmax_dropout_backward(
+      const Tensor& grad_output, const Tensor& probabilities, const MaybeTensor& mask, double scale,
+      bool causal, double p, const Tensor& seed, ScalarType input_dtype, int64_t diagonal) {
+    const char* op = "masked_softmax_dropout_backward";
+    return fusedops::masked_softmax_backward<Backend>(
+        {op, scale, causal, diagonal}, {grad_output, probabilities, mask},
+        dropout_of(op, p, seed, probabilities), input_dtype);
+  }
+
+  static void masked_softmax_dropout_backward_(
+      Tensor grad_output, const Tensor& probabilities, const MaybeTensor& mask, double scale,
+      bool causal, double p, const Tensor& seed, int64_t diagonal) {
+    const char* op = "masked_softmax_dropout_backward_";
+    masked_softmax_backward_in_place<Backend>(
+        {op, scale, causal, diagonal}, {grad_output, probabilities, mask},
+        dropout_of(op, p, seed, probabilities));
+  }
+};
+
+}  // namespace fusedops

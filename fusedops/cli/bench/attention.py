@@ -1,0 +1,103 @@
+"""Softmax over attention scores [batch, heads, queries, keys]: what attention that is written out
+runs between its two matrix products.
+
+`eager` is the chain as models spell it, with the masks made beforehand, as models do. `fused` is
+one call. Both directions of both are what a caller waits for, Python and autograd included: forward
+without gradients, and backward (`Gradient`) from the tensors that the chain's own forward saved.
+
+A causal kernel need not read the hidden half of the scores, but writes all of its result.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fusedops
+from fusedops.cli.bench.cases import BACKWARD, FORWARD, SCORES, Case, Dropout, Operator
+
+SCALE = 1 / math.sqrt(64)
+DROPOUT = 0.1
+MASKED = -math.inf
+
+HALF_READ = {FORWARD: 1 / 2 + 1, BACKWARD: 1 / 2 + 1 / 2 + 1}
+
+
+def _visible_keys(case: Case) -> Tensor:
+    """Bool [batch, 1, 1, keys]: sentences of different lengths, the shortest of half the keys."""
+    batch, _, _, keys = case.shape
+    lengths = torch.linspace(keys, max(1, keys // 2), batch, device=case.device).long()
+    return (torch.arange(keys, device=case.device) < lengths[:, None])[:, None, None, :]
+
+
+def _additive_mask(case: Case) -> Tensor:
+    """[batch, 1, 1, keys]: the dtype's lowest number on padding, as in BERT, zero elsewhere."""
+    hidden = ~_visible_keys(case)
+    return hidden.to(case.dtype) * torch.finfo(case.dtype).min
+
+
+def _future(case: Case) -> Tensor:
+    """Bool [queries, keys], True where the key comes after the query."""
+    return torch.ones(case.shape[-2:], device=case.device, dtype=torch.bool).triu(diagonal=1)
+
+
+def _alibi(case: Case) -> Tensor:
+    """[1, heads, queries, keys]: slope * (key - query); Press et al., "Train Short, Test Long"."""
+    _, heads, queries, keys = case.shape
+    slopes = torch.exp2(-8 * torch.arange(1, heads + 1, device=case.device) / heads)
+    key = torch.arange(keys, device=case.device)
+    query = torch.arange(queries, device=case.device)
+    return (slopes[:, None, None] * (key - query[:, None])).to(case.dtype)[None]
+
+
+def _causal_softmax(x: Tensor, future: Tensor) -> Tensor:
+    return F.softmax(x.masked_fill(future, MASKED), dim=-1)
+
+
+ADDITIVE = Operator(
+    eager=lambda x, mask: F.softmax(x * SCALE + mask, dim=-1),
+    fused=lambda x, mask: fusedops.masked_softmax(x, mask, scale=SCALE),
+    dimensions=SCORES,
+    operands=lambda case: (_additive_mask(case),),
+)
+
+PADDING = Operator(
+    eager=lambda x, visible: F.softmax(x.masked_fill(~visible, MASKED), dim=-1),
+    fused=lambda x, visible: fusedops.masked_softmax(x, visible),
+    dimensions=SCORES,
+    operands=lambda case: (_visible_keys(case),),
+)
+
+CAUSAL = Operator(
+    eager=_causal_softmax,
+    fused=lambda x, future: fusedops.masked_softmax(x, causal=True),
+    dimensions=SCORES,
+    operands=lambda case: (_future(case),),
+    moved=HALF_READ,
+)
+
+CAUSAL_WITH_BIAS = replace(
+    CAUSAL,
+    eager=lambda x, bias, future: F.softmax((x + bias).masked_fill(future, MASKED), dim=-1),
+    fused=lambda x, bias, future: fusedops.masked_softmax(x, causal=True, bias=bias),
+    operands=lambda case: (_alibi(case), _future(case)),
+)
+
+CAUSAL_WITH_DROPOUT = replace(
+    CAUSAL,
+    eager=lambda x, future: F.dropout(_causal_softmax(x, future), DROPOUT),
+    fused=lambda x, future: fusedops.masked_softmax_dropout(x, p=DROPOUT, causal=True),
+    dropout=Dropout(DROPOUT, survivors=_causal_softmax),
+)
+
+ATTENTION: dict[str, Operator] = {
+    "masked_softmax[additive]": ADDITIVE,
+    "masked_softmax[padding]": PADDING,
+    "masked_softmax[causal]": CAUSAL,
+    "masked_softmax[causal+bias]": CAUSAL_WITH_BIAS,
+    "softmax_dropout[causal]": CAUSAL_WITH_DROPOUT,
+}

@@ -1,0 +1,220 @@
+"""`python -m fusedops bench --memory`: what an operator allocates, beside the ways to avoid it.
+
+A peak is what is allocated at most at one time while the operator runs, beyond what was there
+before: input, masks, the gradient that comes in, and the buffer that `out=` is given.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+import fusedops
+from fusedops.cli.bench.attention import DROPOUT, MASKED, SCALE
+from fusedops.cli.bench.cases import FORWARD, Case, Function, compiled
+
+os.environ["KINETO_LOG_LEVEL"] = "6"  # no log lines of the profiler
+
+TRAINING = "training"  # forward and backward
+
+EAGER, EAGER_OUT, BY_HAND, INDUCTOR = "eager", "eager out=", "by hand", "inductor"
+OURS, OURS_OUT, OURS_IN_PLACE = "fusedops", "fusedops out=", "fusedops in place"
+WAYS = (EAGER, EAGER_OUT, BY_HAND, INDUCTOR, OURS, OURS_OUT, OURS_IN_PLACE)
+
+
+@dataclass(frozen=True)
+class Peak:
+    """One way to compute one case: the columns of the CSV, in their order."""
+
+    op: str
+    direction: str
+    dtype: str
+    rows: int
+    cols: int
+    device: str
+    provider: str
+    input_bytes: int
+    peak_bytes: int
+    peak_over_input: float
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to compute an operator: `function(x, *operands)`, which may overwrite x.
+
+    `into_buffer`: the function takes a buffer for its result, last. `trains`: autograd allows it.
+    """
+
+    function: Function
+    into_buffer: bool = False
+    trains: bool = False
+
+
+# --- how to save memory ---------------------------------------------------------------------------
+
+
+def _softmax_by_hand(x: Tensor) -> Tensor:
+    x.sub_(x.amax(dim=-1, keepdim=True)).exp_()
+    return x.div_(x.sum(dim=-1, keepdim=True))
+
+
+def _additive_by_hand(x: Tensor, mask: Tensor) -> Tensor:
+    return _softmax_by_hand(x.mul_(SCALE).add_(mask))
+
+
+def _padding_by_hand(x: Tensor, visible: Tensor) -> Tensor:
+    return _softmax_by_hand(x.masked_fill_(~visible, MASKED))
+
+
+def _causal_by_hand(x: Tensor, future: Tensor) -> Tensor:
+    return _softmax_by_hand(x.masked_fill_(future, MASKED))
+
+
+def _causal_with_bias_by_hand(x: Tensor, bias: Tensor, future: Tensor) -> Tensor:
+    return _causal_by_hand(x.add_(bias), future)
+
+
+def _dropout_by_hand(x: Tensor, future: Tensor) -> Tensor:
+    return F.dropout(_causal_by_hand(x, future), DROPOUT, inplace=True)
+
+
+def _into_buffer_or_input(into: Callable[..., Tensor]) -> dict[str, Way]:
+    """A masked softmax into a buffer and into its own input; `into` takes the buffer last."""
+    return {
+        OURS_OUT: Way(into, into_buffer=True),
+        OURS_IN_PLACE: Way(lambda x, *operands: into(x, *operands, x)),
+    }
+
+
+SAVING_WAYS: dict[str, dict[str, Way]] = {
+    "softmax": {
+        BY_HAND: Way(_softmax_by_hand),
+        EAGER_OUT: Way(lambda x, out: torch.softmax(x, -1, out=out), into_buffer=True),
+        OURS_OUT: Way(lambda x, out: fusedops.softmax(x, -1, out=out), into_buffer=True),
+        OURS_IN_PLACE: Way(lambda x: fusedops.softmax_(x, -1), trains=True),
+    },
+    "log_softmax": {
+        EAGER_OUT: Way(lambda x, out: torch.log_softmax(x, -1, out=out), into_buffer=True),
+        **_into_buffer_or_input(lambda x, out: fusedops.log_softmax(x, -1, out=out)),
+    },
+    "masked_softmax[additive]": {
+        BY_HAND: Way(_additive_by_hand),
+        **_into_buffer_or_input(
+            lambda x, mask, out: fusedops.masked_softmax(x, mask, scale=SCALE, out=out)
+        ),
+    },
+    "masked_softmax[padding]": {
+        BY_HAND: Way(_padding_by_hand),
+        **_into_buffer_or_input(
+            lambda x, visible, out: fusedops.masked_softmax(x, visible, out=out)
+        ),
+    },
+    "masked_softmax[causal]": {
+        BY_HAND: Way(_causal_by_hand),
+        **_into_buffer_or_input(lambda x, _, out: fusedops.masked_softmax(x, causal=True, out=out)),
+    },
+    "masked_softmax[causal+bias]": {
+        BY_HAND: Way(_causal_with_bias_by_hand),
+        **_into_buffer_or_input(
+            lambda x, bias, _, out: fusedops.masked_softmax(x, causal=True, bias=bias, out=out)
+        ),
+    },
+    "softmax_dropout[causal]": {BY_HAND: Way(_dropout_by_hand)},
+}
+
+
+def ways(case: Case) -> dict[str, Way]:
+    """Every way to compute the case, with the gradient where that is asked for."""
+    operator = case.operator
+    found = {
+        EAGER: Way(operator.eager, trains=True),
+        INDUCTOR: Way(compiled(operator.eager), trains=True),
+        OURS: Way(operator.fused, trains=True),
+        **SAVING_WAYS.get(case.op, {}),
+    }
+    return {
+        name: found[name]
+        for name in WAYS
+        if name in found and (case.direction == FORWARD or found[name].trains)
+    }
+
+
+# --- measuring ------------------------------------------------------------------------------------
+
+
+def measure_peaks(case: Case) -> Iterator[Peak]:
+    """The peak of every way to compute the case."""
+    torch.compiler.reset()
+    for name, way in ways(case).items():
+        bind(case, way)()  # compiles, and fills the caches that stay
+        peak = peak_bytes(bind(case, way), case.device)
+        yield Peak(
+            op=case.op,
+            direction=FORWARD if case.direction == FORWARD else TRAINING,
+            dtype=case.dtype_name,
+            rows=case.rows,
+            cols=case.cols,
+            device=case.device,
+            provider=name,
+            input_bytes=case.input_bytes,
+            peak_bytes=peak,
+            peak_over_input=peak / case.input_bytes,
+        )
+
+
+def bind(case: Case, way: Way) -> Callable[[], Any]:
+    """A call whose inputs are all in memory; it may overwrite them, so it is good for one run."""
+    x, operands = case.random(seed=0), case.operator.operands(case)
+    if way.into_buffer:
+        operands = (*operands, torch.empty_like(x))
+    if case.direction == FORWARD:
+        return partial(way.function, x, *operands)
+    leaf = x.requires_grad_()
+    # As inside a model: not a leaf, so that it may be overwritten, and nothing else needs it.
+    return partial(_train, way.function, leaf, leaf.clone(), operands, case.random(seed=1))
+
+
+def _train(
+    function: Function, leaf: Tensor, x: Tensor, operands: tuple[Tensor, ...], grad: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The result, which the next layer keeps, and the gradient."""
+    output = function(x, *operands)
+    return output, torch.autograd.grad(output, leaf, grad)[0]
+
+
+def peak_bytes(call: Callable[[], Any], device: str) -> int:
+    """What `call` allocates at most at one time, its result included."""
+    return _peak_on_cuda(call, device) if device.startswith("cuda") else _peak_on_cpu(call)
+
+
+def _peak_on_cuda(call: Callable[[], Any], device: str) -> int:
+    """By the statistics of the caching allocator, which rounds every block up to 512 bytes."""
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    call()
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def _peak_on_cpu(call: Callable[[], Any]) -> int:
+    """The peak of the running sum over what torch's allocator hands out and takes back.
+
+    The profiler logs each such event, to the byte, in eager, in Inductor's code and in ours. The
+    process's resident memory would be no better: it counts whole pages, only once they are touched,
+    and what malloc keeps. But it would show what a kernel allocates behind torch's back, so a test
+    compares the two. Not logged are frees of what was there before: a call's inputs must outlive
+    it.
+    """
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        result = call()  # noqa: F841  not freed before the profiler stops
+    events = sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns())
+    changes = [event.nbytes() for event in events if event.name() == "[memory]"]
+    return max(accumulate(changes, initial=0))

@@ -1,0 +1,92 @@
+"""The operators that can be timed, a table: a new operator is a new entry of OPERATORS.
+
+`masked_softmax[causal]` is a variant of `masked_softmax`: the command line selects it by either
+name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fusedops
+from fusedops.cli.bench.attention import ATTENTION
+from fusedops.cli.bench.cases import Case, Operator, Provider
+
+LAYER_NORM_EPS = 1e-5
+
+
+def family(op: str) -> str:
+    """The operator that `op` is a variant of."""
+    return op.partition("[")[0]
+
+
+def selected(names: list[str]) -> list[str]:
+    """The operators that are named, or are variants of one that is, in the order of the names."""
+    return [op for name in names for op in OPERATORS if name in (op, family(op))]
+
+
+def _softmax(name: str) -> Operator:
+    """softmax or log_softmax: both save their output, and their backwards take equal arguments."""
+    eager, fused = getattr(F, name), getattr(fusedops, name)
+    eager_backward = getattr(torch.ops.aten, f"_{name}_backward_data").default
+    fused_backward = getattr(torch.ops.fusedops, f"{name}_backward").default
+
+    def with_output(grad: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+        return grad, eager(x, dim=-1)
+
+    return Operator(
+        eager=lambda x: eager(x, dim=-1),
+        fused=lambda x: fused(x, dim=-1),
+        backward={
+            "eager": Provider(lambda grad, y: eager_backward(grad, y, -1, y.dtype), with_output),
+            "fusedops": Provider(lambda grad, y: fused_backward(grad, y, -1, y.dtype), with_output),
+        },
+    )
+
+
+def _weight_and_bias(case: Case) -> tuple[Tensor, Tensor]:
+    weight = torch.linspace(0.5, 1.5, case.cols, device=case.device, dtype=case.dtype)
+    return weight, weight - 1
+
+
+def _layer_norm_backward(forward: Callable[..., Any], backward: Callable[..., Any]) -> Provider:
+    """A provider of all three gradients, from the statistics that its own forward saves."""
+
+    def prepare(grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+        _, mean, rstd = forward(x, x.shape[-1:], weight, bias, LAYER_NORM_EPS)
+        return grad, x, mean, rstd, weight, bias
+
+    def gradients(grad: Tensor, x: Tensor, *saved: Tensor) -> tuple[Tensor, ...]:
+        return backward(grad, x, x.shape[-1:], *saved, [True, True, True])
+
+    return Provider(gradients, prepare)
+
+
+def _layer_norm() -> Operator:
+    aten, ours = torch.ops.aten, torch.ops.fusedops
+    return Operator(
+        eager=lambda x, weight, bias: F.layer_norm(x, x.shape[-1:], weight, bias),
+        fused=lambda x, weight, bias: fusedops.layer_norm(x, x.shape[-1:], weight, bias),
+        operands=_weight_and_bias,
+        backward={
+            "eager": _layer_norm_backward(
+                aten.native_layer_norm.default, aten.native_layer_norm_backward.default
+            ),
+            "fusedops": _layer_norm_backward(
+                ours.layer_norm.default, ours.layer_norm_backward.default
+            ),
+        },
+    )
+
+
+OPERATORS: dict[str, Operator] = {
+    "softmax": _softmax("softmax"),
+    "log_softmax": _softmax("log_softmax"),
+    "layer_norm": _layer_norm(),
+    **ATTENTION,
+}

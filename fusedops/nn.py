@@ -1,0 +1,104 @@
+"""The softmax family as modules, beside ``torch.nn``: without parameters, so a state dict fits as
+it is."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from fusedops.functional import (
+    Causal,
+    MaskedRows,
+    log_softmax,
+    masked_softmax_dropout,
+    softmax,
+)
+
+
+class Softmax(nn.Softmax):
+    r"""``torch.nn.Softmax``, computed by :func:`fusedops.softmax`.
+
+    Args:
+        dim: the dimension to normalise. Without it torch guesses and warns, so this module does.
+
+    Shape:
+        any, and the result's is the same.
+    """
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input) if self.dim is None else softmax(input, self.dim)
+
+
+class LogSoftmax(nn.LogSoftmax):
+    r"""``torch.nn.LogSoftmax``, computed by :func:`fusedops.log_softmax`.
+
+    Arguments and shapes as in :class:`Softmax`.
+    """
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input) if self.dim is None else log_softmax(input, self.dim)
+
+
+class MaskedSoftmax(nn.Module):
+    r"""From attention scores to attention weights: scale, bias, mask, softmax and dropout at once.
+
+    :math:`y = \mathrm{dropout}_p(\mathrm{softmax}(s x + b + m))` over the last dimension; dropout
+    in training mode alone.
+
+    Args:
+        scale: multiplies the scores, :math:`1 / \sqrt{d}` for heads of size ``d``.
+        causal: True or "top_left": query ``i`` sees the keys up to ``i``; "bottom_right": the last
+            query sees all keys.
+        mask_value: what is put in place of hidden scores.
+        p: the probability of a zero in training.
+        masked_rows: "nan", as in PyTorch, or "zero": rows of which nothing is visible are zeros.
+
+    Shape:
+        input ``[..., queries, keys]``, of any floating dtype; mask, bool (True where visible) or
+        floating (added), and bias broadcast to it; the result has its shape and dtype.
+
+    Source: :func:`fusedops.masked_softmax_dropout`.
+    """
+
+    def __init__(
+        self,
+        scale: float = 1.0,
+        causal: Causal = False,
+        mask_value: float = -math.inf,
+        p: float = 0.0,
+        masked_rows: MaskedRows = "nan",
+    ) -> None:
+        super().__init__()
+        if not 0 <= p <= 1:
+            raise ValueError(f"p is {p!r}, wanted a probability in [0, 1]")
+        self.scale = scale
+        self.causal = causal
+        self.mask_value = mask_value
+        self.p = p
+        self.masked_rows = masked_rows
+
+    def forward(
+        self,
+        input: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        return masked_softmax_dropout(
+            input,
+            mask,
+            p=self.p,
+            training=self.training and self.p > 0,  # draws no seed in vain
+            scale=self.scale,
+            causal=self.causal,
+            mask_value=self.mask_value,
+            bias=bias,
+            masked_rows=self.masked_rows,
+        )
+
+    def extra_repr(self) -> str:
+        return (
+            f"scale={self.scale}, causal={self.causal!r}, mask_value={self.mask_value}, "
+            f"p={self.p}, masked_rows={self.masked_rows!r}"
+        )

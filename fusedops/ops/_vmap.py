@@ -1,0 +1,58 @@
+"""Batching rules: what torch.vmap does with an op."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+BatchDims = tuple[int | None, ...]
+
+
+def in_front(tensor: torch.Tensor, batch_dim: int | None, batch: int) -> torch.Tensor:
+    """The batch as the first dimension, expanded where the tensor has none."""
+    if batch_dim is None:
+        return tensor.expand(batch, *tensor.shape)
+    return tensor.movedim(batch_dim, 0)
+
+
+def aligned(tensor: torch.Tensor | None, batch_dim: int | None, rank: int) -> torch.Tensor | None:
+    """A tensor that broadcasts to a slice of ``rank`` dimensions, shaped so that it broadcasts to
+    the batch of slices too."""
+    if tensor is None or batch_dim is None:
+        return tensor
+    front = tensor.movedim(batch_dim, 0)
+    missing = rank + 1 - front.dim()
+    return front.reshape(front.shape[0], *[1] * missing, *front.shape[1:])
+
+
+def with_defaults(
+    overload: Any, in_dims: BatchDims, args: tuple
+) -> tuple[list[int | None], list[Any]]:
+    """The dispatcher leaves out trailing arguments that have their default."""
+    missing = [argument.default_value for argument in overload._schema.arguments[len(args) :]]
+    return [*in_dims, *[None] * len(missing)], [*args, *missing]
+
+
+def shifted_dim(dim: int, rank: int) -> int:
+    """A dimension of a slice of ``rank`` dimensions, counted with the batch in front."""
+    return dim % rank + 1
+
+
+def register_loop(op: str) -> None:
+    """One call a slice, for an op whose result depends on where in the batch an element is."""
+    overload = getattr(torch.ops.fusedops, op).default
+
+    def rule(info: Any, in_dims: BatchDims, *args: Any) -> tuple[Any, Any]:
+        def of_slice(index: int) -> list[Any]:
+            return [
+                arg if dim is None else arg.select(dim, index)
+                for arg, dim in zip(args, in_dims, strict=True)
+            ]
+
+        results = [overload(*of_slice(index)) for index in range(info.batch_size)]
+        if isinstance(results[0], torch.Tensor):
+            return torch.stack(results), 0
+        return tuple(map(torch.stack, zip(*results, strict=True))), (0,) * len(results[0])
+
+    torch.library.register_vmap(f"fusedops::{op}", rule)

@@ -1,0 +1,462 @@
+"""masked_softmax as ops, with and without dropout: fake kernels, derivative formulas, autocast and
+vmap rules.
+
+Formulas: y is the softmax of the scores z = scale x + bias + mask, m the multiplier of dropout (1
+without) and k is 0 where a bool mask or causality hides an element, else 1. For a gradient g of the
+output, with g' = m g: dz = k y (g' - sum(g' y)), dx = scale dz, and a bias or float mask gets dz,
+summed over what it was broadcast along.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from fusedops.ops import _checks, _vmap
+from fusedops.ops._autocast import register_float32_output
+from fusedops.ops._autograd import register_autograd
+from fusedops.ops._library import LIBRARY
+from fusedops.ops._mutation import register_mutation
+
+ops = torch.ops.fusedops
+
+MaybeTensor = torch.Tensor | None
+
+
+def _is_bool(mask: MaybeTensor) -> bool:
+    return mask is not None and mask.dtype == torch.bool
+
+
+# --- fake kernels -------------------------------------------------------------------------------
+
+
+def _check_operand(op: str, name: str, operand: MaybeTensor, input: torch.Tensor) -> None:
+    if operand is None:
+        return
+    _checks.check_device(op, name, operand, input)
+    own, wanted = list(operand.shape), list(input.shape)
+    fits = len(own) <= len(wanted) and all(
+        size == 1 or size == full
+        for size, full in zip(reversed(own), reversed(wanted), strict=False)
+    )
+    _checks.check(
+        fits,
+        f"{op}: {name} has shape {own}, wanted one that broadcasts to {wanted}, input's shape",
+    )
+
+
+def _check_mask(op: str, mask: MaybeTensor, input: torch.Tensor) -> None:
+    _checks.check(
+        mask is None or _is_bool(mask) or mask.dtype in _checks.FLOATING,
+        f"{op}: mask is {None if mask is None else mask.dtype}, wanted torch.bool (True where "
+        "visible) or a floating dtype (added); convert it, as in mask != 0",
+    )
+    _check_operand(op, "mask", mask, input)
+
+
+def _check_rank(op: str, shape: list[int], causal: bool) -> None:
+    _checks.check(len(shape) > 0, f"{op}: input has no dimension, wanted at least one")
+    _checks.check(
+        not causal or len(shape) > 1,
+        f"{op}: causal needs queries and keys, the last two dimensions; input has shape {shape}",
+    )
+
+
+def _check_scores(
+    op: str, input: torch.Tensor, mask: MaybeTensor, scale: float, causal: bool
+) -> None:
+    _check_rank(op, list(input.shape), causal)
+    _checks.check(not math.isnan(scale), f"{op}: scale is NaN, wanted a number")
+    _check_mask(op, mask, input)
+
+
+def _check_mask_value(op: str, value: float, computed: torch.dtype) -> None:
+    _checks.check(not math.isnan(value), f"{op}: mask_value is NaN, wanted a number")
+    single = torch.finfo(torch.float32)
+    fits = computed == torch.float64 or math.isinf(value) or abs(value) <= single.max
+    _checks.check(
+        fits,
+        f"{op}: mask_value is {value:g}, beyond float32, which {computed} is computed in; "
+        f"wanted -inf or at least {single.min:g}",
+    )
+
+
+def _check_seed(op: str, p: float, seed: torch.Tensor, input: torch.Tensor) -> None:
+    _checks.check(0 <= p <= 1, f"{op}: p is {p:g}, wanted a probability in [0, 1]")
+    _checks.check(
+        seed.dtype == torch.int64 and seed.numel() == 1,
+        f"{op}: seed is {seed.dtype} of shape {list(seed.shape)}, wanted one torch.int64; "
+        "make it with torch.randint",
+    )
+    _checks.check_device(op, "seed", seed, input)
+
+
+def _check_forward(
+    op: str,
+    input: torch.Tensor,
+    mask: MaybeTensor,
+    scale: float,
+    causal: bool,
+    mask_value: float,
+    bias: MaybeTensor,
+    computed: torch.dtype,
+) -> None:
+    _check_scores(op, input, mask, scale, causal)
+    if bias is not None:
+        _checks.check_dtype(op, "bias", bias.dtype)
+    _check_operand(op, "bias", bias, input)
+    _check_mask_value(op, mask_value, computed)
+
+
+def _checked_dtype(op: str, input: torch.Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    """The result's."""
+    result = input.dtype if dtype is None else dtype
+    argument = "input" if dtype is None else "dtype"
+    _checks.check_dtype(op, argument, result, "convert it, or pass dtype=")
+    return result
+
+
+def _contiguous_like(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_like(tensor, dtype=dtype, memory_format=torch.contiguous_format)
+
+
+def _fake_forward(
+    input: torch.Tensor,
+    mask: MaybeTensor,
+    scale: float,
+    causal: bool,
+    mask_value: float,
+    bias: MaybeTensor = None,
+    dtype: torch.dtype | None = None,
+    diagonal: int = 0,
+    zero_masked_rows: bool = False,
+) -> torch.Tensor:
+    op = "masked_softmax"
+    result = _checked_dtype(op, input, dtype)
+    _check_forward(op, input, mask, scale, causal, mask_value, bias, result)
+    return _contiguous_like(input, result)
+
+
+def _fake_out(
+    input: torch.Tensor,
+    mask: MaybeTensor,
+    scale: float,
+    causal: bool,
+    mask_value: float,
+    bias: MaybeTensor,
+    diagonal: int,
+    zero_masked_rows: bool,
+    out: torch.Tensor,
+) -> None:
+    op = "masked_softmax"
+    _checks.check_dtype(op, "out", out.dtype)
+    _checks.check_out(op, out, input)
+    _check_forward(op, input, mask, scale, causal, mask_value, bias, out.dtype)
+
+
+def _fake_in_place(
+    input: torch.Tensor,
+    mask: MaybeTensor,
+    scale: float,
+    causal: bool,
+    mask_value: float,
+    bias: MaybeTensor = None,
+    diagonal: int = 0,
+    zero_masked_rows: bool = False,
+) -> None:
+    op = "masked_softmax_"
+    _checks.check_dtype(op, "input", input.dtype)
+    _check_forward(op, input, mask, scale, causal, mask_value, bias, input.dtype)
+
+
+def _check_backward(
+    op: str,
+    grad_output: torch.Tensor,
+    probabilities: torch.Tensor,
+    mask: MaybeTensor,
+    scale: float,
+    causal: bool,
+) -> None:
+    _checks.check_dtype(op, "probabilities", probabilities.dtype)
+    _checks.check_like(op, "grad_output", grad_output, "probabilities", probabilities)
+    _check_scores(op, probabilities, mask, scale, causal)
+
+
+def _fake_backward(
+    grad_output: torch.Tensor,
+    probabilities: torch.Tensor,
+    mask: MaybeTensor,
+    scale: float,
+    causal: bool,
+    input_dtype: torch.dtype,
+    diagonal: int = 0,
+) -> torch.Tensor:
+    _check_backward("masked_softmax_backward", grad_output, probabilities, mask, scale, causal)
+    return _contiguous_like(probabilities, input_dtype)
+
+
+def _fake_backward_in_place(
+    grad_output: torch.Tensor,
+    probabilities: torch.Tensor,
+    mask: MaybeTensor,
+    scale: float,
+    causal: bool,
+    diagonal: int = 0,
+) -> None:
+    _check_backward("masked_softmax_backward_", grad_output, probabilities, mask, scale, causal)
+
+
+def _fake_dropout_inference(
+    input: torch.Tensor,
+    mask: MaybeTensor,
+    scale: float,
+    causal: bool,
+    mask_value: float,
+    p: float,
+    seed: torch.Tensor,
+    bias: MaybeTensor = None,
+    dtype: torch.dtype | None = None,
+    diagonal: int = 0,
+    zero_masked_rows: bool = False,
+) -> torch.Tensor:
+    op = "masked_softmax_dropout"
+    result = _checked_dtype(op, input, dtype)
+    _check_seed(op, p, seed, input)
+    _check_forward(op, input, mask, scale, causal, mask_value, bias, result)
+    return _contiguous_like(input, result)
+
+
+def _fake_dropout(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    output = _fake_dropout_inference(*args, **kwargs)
+    return output, torch.empty_like(output)
+
+
+def _fake_dropout_backward(
+    grad_output: torch.Tensor,
+    probabilities: torch.Tensor,
+    mask: MaybeTensor,
+    scale: float,
+    causal: bool,
+    p: float,
+    seed: torch.Tensor,
+    input_dtype: torch.dtype,
+    diagonal: int = 0,
+) -> torch.Tensor:
+    op = "masked_softmax_dropout_backward"
+    _check_seed(op, p, seed, probabilities)
+    _check_backward(op, grad_output, probabilities, mask, scale, causal)
+    return _contiguous_like(probabilities, input_dtype)
+
+
+def _fake_dropout_backward_in_place(
+    grad_output: torch.Tensor,
+    probabilities: torch.Tensor,
+    mask: MaybeTensor,
+    scale: float,
+    causal: bool,
+    p: float,
+    seed: torch.Tensor,
+    diagonal: int = 0,
+) -> None:
+    op = "masked_softmax_dropout_backward_"
+    _check_seed(op, p, seed, probabilities)
+    _check_backward(op, grad_output, probabilities, mask, scale, causal)
+
+
+# --- derivatives --------------------------------------------------------------------------------
+
+
+def _summed_to(like: torch.Tensor, scores_grad: torch.Tensor) -> torch.Tensor:
+    """The gradient of what was broadcast, accumulated in float32 or wider by torch.sum."""
+    missing = scores_grad.dim() - like.dim()
+    shape = [1] * missing + list(like.shape)
+    dims = [d for d, size in enumerate(shape) if size == 1 and scores_grad.shape[d] != 1]
+    wide = torch.promote_types(scores_grad.dtype, like.dtype)
+    summed = scores_grad.sum(dims, keepdim=True, dtype=wide) if dims else scores_grad
+    return summed.reshape(like.shape).to(like.dtype)
+
+
+class _Saved:
+    """What a forward pass of either op leaves for its backward pass."""
+
+    @staticmethod
+    def save(
+        ctx: Any, input: torch.Tensor, mask: MaybeTensor, bias: MaybeTensor, *tensors: torch.Tensor
+    ) -> None:
+        ctx.input_dtype = input.dtype
+        hides = _is_bool(mask)
+        # Of operands that were added only the shape and dtype are needed: of stand-ins, 8 bytes.
+        operands = [None if hides else mask, bias]
+        ctx.operands = [None if o is None else o.new_empty(()).expand(o.shape) for o in operands]
+        ctx.save_for_backward(mask if hides else None, *tensors)
+
+    @staticmethod
+    def gradients(ctx: Any, run: Any, bias_at: int) -> list[MaybeTensor]:
+        """Of input, mask and bias; ``run(scale)`` is the gradient of the input at that scale."""
+        needs = ctx.needs_input_grad
+        needs_input = needs[0]
+        needs_operand = (needs[1], any(needs[bias_at : bias_at + 1]))  # a bias of None is left out
+        to_input = run(ctx.scale) if needs_input else None
+        to_scores = None
+        if any(needs_operand):
+            to_scores = to_input if needs_input and ctx.scale == 1 else run(1.0)
+        return [to_input] + [
+            _summed_to(operand, to_scores) if needed else None
+            for operand, needed in zip(ctx.operands, needs_operand, strict=True)
+        ]
+
+
+def _setup_forward(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
+    input, mask, ctx.scale, ctx.causal, _, bias, _, ctx.diagonal, _ = inputs
+    _Saved.save(ctx, input, mask, bias, output)
+
+
+def _forward_formula(ctx: Any, grad_output: torch.Tensor) -> tuple:
+    mask, output = ctx.saved_tensors
+
+    def run(scale: float) -> torch.Tensor:
+        return ops.masked_softmax_backward.default(
+            grad_output, output, mask, scale, ctx.causal, ctx.input_dtype, ctx.diagonal
+        )
+
+    to_input, to_mask, to_bias = _Saved.gradients(ctx, run, bias_at=5)
+    return to_input, to_mask, None, None, None, to_bias, None, None, None
+
+
+def _setup_dropout(ctx: Any, inputs: tuple, output: tuple) -> None:
+    input, mask, ctx.scale, ctx.causal, _, ctx.p, seed, bias, _, ctx.diagonal, _ = inputs
+    ctx.set_materialize_grads(False)
+    _Saved.save(ctx, input, mask, bias, output[1], seed)
+
+
+def _dropout_formula(ctx: Any, grad_output: MaybeTensor, grad_probabilities: MaybeTensor) -> tuple:
+    mask, probabilities, seed = ctx.saved_tensors
+
+    def run(scale: float) -> torch.Tensor:
+        hidden, given = (mask, scale, ctx.causal), (ctx.input_dtype, ctx.diagonal)
+        grads = []
+        if grad_output is not None:
+            op = ops.masked_softmax_dropout_backward.default
+            grads.append(op(grad_output, probabilities, *hidden, ctx.p, seed, *given))
+        if grad_probabilities is not None:
+            op = ops.masked_softmax_backward.default
+            grads.append(op(grad_probabilities, probabilities, *hidden, *given))
+        return sum(grads[1:], grads[0])
+
+    if grad_output is None and grad_probabilities is None:
+        return (None,) * 11
+    to_input, to_mask, to_bias = _Saved.gradients(ctx, run, bias_at=7)
+    return to_input, to_mask, *[None] * 5, to_bias, None, None, None
+
+
+def _visible(mask: MaybeTensor, causal: bool, diagonal: int, scores: torch.Tensor) -> torch.Tensor:
+    """k of the formulas, as numbers."""
+    visible = torch.ones_like(scores)
+    if causal:
+        visible = visible.tril(diagonal)
+    return visible if mask is None or not _is_bool(mask) else visible * mask
+
+
+def _second_derivative(
+    cotangent: torch.Tensor, g: torch.Tensor, y: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a cotangent of y (g - sum(g y)) gives for g and for y."""
+    to_g = ops.softmax_backward.default(cotangent, y, -1, y.dtype)
+    to_y = cotangent * (g - (g * y).sum(-1, True)) - g * (cotangent * y).sum(-1, True)
+    return to_g, to_y
+
+
+def _setup_backward(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
+    grad_output, probabilities, mask, ctx.scale, ctx.causal, _, ctx.diagonal = inputs
+    ctx.save_for_backward(grad_output, probabilities, mask)
+
+
+def _backward_formula(ctx: Any, cotangent: torch.Tensor) -> tuple:
+    g, y, mask = ctx.saved_tensors
+    visible = _visible(mask, ctx.causal, ctx.diagonal, y)
+    to_g, to_y = _second_derivative(cotangent.to(y.dtype) * ctx.scale * visible, g, y)
+    return to_g, to_y, None, None, None, None, None
+
+
+def _multiplier(p: float, seed: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """m of the formulas: 1 / (1 - p) where the op with this seed keeps an element, else 0."""
+    uniform = torch.zeros_like(like)
+    output = ops._masked_softmax_dropout.default(uniform, None, 1.0, False, 0.0, p, seed)
+    return (output != 0) / (1 - p) if p < 1 else uniform
+
+
+def _setup_dropout_backward(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
+    grad_output, probabilities, mask, ctx.scale, ctx.causal, ctx.p, seed, _, ctx.diagonal = inputs
+    ctx.save_for_backward(grad_output, probabilities, mask, seed)
+
+
+def _dropout_backward_formula(ctx: Any, cotangent: torch.Tensor) -> tuple:
+    g, y, mask, seed = ctx.saved_tensors
+    multiplier = _multiplier(ctx.p, seed, y).to(y.dtype)
+    visible = _visible(mask, ctx.causal, ctx.diagonal, y)
+    scaled = cotangent.to(y.dtype) * ctx.scale * visible
+    to_g, to_y = _second_derivative(scaled, g * multiplier, y)
+    return to_g * multiplier, to_y, None, None, None, None, None, None, None
+
+
+# --- vmap ---------------------------------------------------------------------------------------
+
+
+def _forward_vmap(info: Any, in_dims: _vmap.BatchDims, *args: Any) -> tuple[torch.Tensor, int]:
+    op = ops.masked_softmax.default
+    dims, (input, mask, scale, causal, mask_value, bias, *rest) = _vmap.with_defaults(
+        op, in_dims, args
+    )
+    batched = _vmap.in_front(input, dims[0], info.batch_size)
+    _check_rank("masked_softmax", list(batched.shape[1:]), causal)
+    rank = batched.dim() - 1
+    mask, bias = _vmap.aligned(mask, dims[1], rank), _vmap.aligned(bias, dims[5], rank)
+    return op(batched, mask, scale, causal, mask_value, bias, *rest), 0
+
+
+def _backward_vmap(info: Any, in_dims: _vmap.BatchDims, *args: Any) -> tuple[torch.Tensor, int]:
+    grad_output, probabilities, mask, *rest = args
+    grad, y = (
+        _vmap.in_front(tensor, dim, info.batch_size)
+        for tensor, dim in zip((grad_output, probabilities), in_dims[:2], strict=True)
+    )
+    mask = _vmap.aligned(mask, in_dims[2], y.dim() - 1)
+    return ops.masked_softmax_backward.default(grad, y, mask, *rest), 0
+
+
+# --- registration -------------------------------------------------------------------------------
+
+torch.library.register_fake("fusedops::masked_softmax", _fake_forward)
+torch.library.register_fake("fusedops::_masked_softmax", _fake_forward)
+torch.library.register_fake("fusedops::masked_softmax_out", _fake_out)
+torch.library.register_fake("fusedops::masked_softmax_", _fake_in_place)
+torch.library.register_fake("fusedops::masked_softmax_backward", _fake_backward)
+torch.library.register_fake("fusedops::masked_softmax_backward_", _fake_backward_in_place)
+torch.library.register_fake("fusedops::masked_softmax_dropout", _fake_dropout)
+torch.library.register_fake("fusedops::_masked_softmax_dropout", _fake_dropout_inference)
+torch.library.register_fake("fusedops::masked_softmax_dropout_backward", _fake_dropout_backward)
+torch.library.register_fake(
+    "fusedops::masked_softmax_dropout_backward_", _fake_dropout_backward_in_place
+)
+
+register_autograd("masked_softmax", _forward_formula, _setup_forward)
+register_autograd("masked_softmax_dropout", _dropout_formula, _setup_dropout)
+register_autograd("masked_softmax_backward", _backward_formula, _setup_backward)
+register_autograd(
+    "masked_softmax_dropout_backward", _dropout_backward_formula, _setup_dropout_backward
+)
+register_mutation("masked_softmax_out", written=8)
+for _op in ("masked_softmax_", "masked_softmax_backward_", "masked_softmax_dropout_backward_"):
+    register_mutation(_op, written=0)
+
+torch.library.register_vmap("fusedops::masked_softmax", _forward_vmap)
+torch.library.register_vmap("fusedops::_masked_softmax", _forward_vmap)
+torch.library.register_vmap("fusedops::masked_softmax_backward", _backward_vmap)
+for _op in ("masked_softmax", "masked_softmax_dropout"):
+    register_float32_output(LIBRARY, _op)
+    register_float32_output(LIBRARY, f"_{_op}")
+# The rows of a batch are numbered on: slices with one seed would differ, and must not.
+for _op in ("masked_softmax_dropout", "_masked_softmax_dropout", "masked_softmax_dropout_backward"):
+    _vmap.register_loop(_op)

@@ -1,0 +1,187 @@
+"""`python -m fusedops bench --memory`: what is allocated at most, to the byte."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+pytest.importorskip("rich", reason="needs the extra fusedops[bench]")
+pytest.importorskip("pandas", reason="needs the extra fusedops[bench]")
+
+from fusedops.cli.bench import cases, memory
+from fusedops.cli.bench.operators import OPERATORS
+
+FORWARD, TRAINING = cases.FORWARD, cases.BACKWARD
+MASKED = [op for op in OPERATORS if op.startswith("masked_softmax")]
+IN_PLACE = [op for op, saving in memory.SAVING_WAYS.items() if memory.OURS_IN_PLACE in saving]
+
+#: A seed, and a scalar in the place of each operand that was added; no row of numbers.
+A_FEW_BYTES = 64
+
+
+def case(op: str, direction: str = FORWARD, dtype=torch.float32) -> cases.Case:
+    return cases.Case(op, OPERATORS[op], direction, dtype, (2, 3, 64, 128), device="cpu")
+
+
+def peak(provider: str, this: cases.Case) -> int:
+    return memory.peak_bytes(memory.bind(this, memory.ways(this)[provider]), "cpu")
+
+
+def inputs_taken(provider: str, this: cases.Case) -> float:
+    return peak(provider, this) / this.input_bytes
+
+
+def test_the_peak_is_what_is_allocated_at_one_time():
+    def call():
+        first, second = torch.empty(1000), torch.empty(10)
+        del first
+        return second, torch.empty(2000)
+
+    assert memory.peak_bytes(call, "cpu") == 4 * (10 + 2000)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("op", IN_PLACE)
+def test_in_place_and_into_a_buffer_nothing_is_allocated(op, dtype):
+    assert peak(memory.OURS_IN_PLACE, case(op, dtype=dtype)) == 0
+    assert peak(memory.OURS_OUT, case(op, dtype=dtype)) == 0
+
+
+@pytest.mark.parametrize("op", ["softmax", "log_softmax", *MASKED])
+def test_a_call_allocates_its_result_alone(op):
+    assert peak(memory.OURS, case(op)) == case(op).input_bytes
+
+
+def test_dropout_allocates_its_result_and_a_seed():
+    this = case("softmax_dropout[causal]")
+    assert this.input_bytes <= peak(memory.OURS, this) <= this.input_bytes + A_FEW_BYTES
+
+
+@pytest.mark.parametrize("op", ["softmax", "log_softmax", *MASKED])
+def test_training_allocates_the_result_and_the_gradient(op):
+    this = case(op, TRAINING)
+    expected = 2 * this.input_bytes
+    assert expected <= peak(memory.OURS, this) <= expected + A_FEW_BYTES
+
+
+def test_training_in_place_allocates_the_gradient_alone():
+    this = case("softmax", TRAINING)
+    assert peak(memory.OURS_IN_PLACE, this) == this.input_bytes
+
+
+def test_training_with_dropout_keeps_the_probabilities_too():
+    this = case("softmax_dropout[causal]", TRAINING)
+    expected = 3 * this.input_bytes
+    assert expected <= peak(memory.OURS, this) <= expected + A_FEW_BYTES
+
+
+@pytest.mark.parametrize("op", MASKED)
+def test_the_eager_chain_takes_one_tensor_more(op):
+    assert inputs_taken(memory.EAGER, case(op)) == pytest.approx(2, abs=0.01)
+    assert inputs_taken(memory.EAGER, case(op, TRAINING)) >= 3
+
+
+def test_only_what_autograd_allows_is_offered_for_training():
+    assert list(memory.ways(case("softmax"))) == list(memory.WAYS)
+    assert list(memory.ways(case("softmax", TRAINING))) == [
+        memory.EAGER,
+        memory.INDUCTOR,
+        memory.OURS,
+        memory.OURS_IN_PLACE,
+    ]
+
+
+@pytest.mark.parametrize("provider", [memory.BY_HAND, memory.EAGER_OUT, memory.OURS_OUT])
+def test_autograd_refuses_the_other_ways(provider):
+    way = memory.ways(case("softmax"))[provider]
+    with pytest.raises(RuntimeError, match="inplace operation|derivative|require"):
+        memory.bind(case("softmax", TRAINING), way)()
+
+
+@pytest.mark.parametrize("op", [op for op in OPERATORS if not OPERATORS[op].dropout])
+def test_every_way_computes_the_same(op):
+    this = case(op)
+    results = {
+        name: memory.bind(this, way)()
+        for name, way in memory.ways(this).items()
+        if name != memory.INDUCTOR
+    }
+    for result in results.values():
+        torch.testing.assert_close(result, results[memory.EAGER])
+
+
+RESIDENT_PEAK = """
+import re
+import sys
+from pathlib import Path
+
+import torch
+
+from fusedops.cli.bench import cases, memory
+from fusedops.cli.bench.operators import OPERATORS
+
+def status(field):
+    lines = Path("/proc/self/status").read_text()
+    return 1024 * int(re.search(field + r":\\s+(\\d+) kB", lines)[1])
+
+op, provider = sys.argv[1:]
+case = cases.Case(op, OPERATORS[op], "forward", torch.float32, (8, 8, 512, 512), device="cpu")
+way = memory.ways(case)[provider]
+memory.bind(case, way)()
+call = memory.bind(case, way)
+Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew
+before = status("VmRSS")
+call()
+print((status("VmHWM") - before) / case.input_bytes)
+"""
+
+
+@pytest.mark.parametrize(
+    ("provider", "inputs"), [(memory.EAGER, 2), (memory.OURS, 1), (memory.OURS_IN_PLACE, 0)]
+)
+def test_the_process_itself_grows_by_as_much(provider, inputs):
+    """By what the system counts, which would show what goes past torch's allocator."""
+    op = "masked_softmax[additive]"
+    assert inputs_taken(provider, case(op)) == pytest.approx(inputs, abs=0.01)
+    # Every block in a mapping of its own, which goes back to the system when it is freed.
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
+    finished = subprocess.run(
+        [sys.executable, "-c", RESIDENT_PEAK, op, provider],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert float(finished.stdout) == pytest.approx(inputs, abs=0.05)
+
+
+def test_csv_holds_one_row_a_peak(tmp_path):
+    file = tmp_path / "memory.csv"
+    command = "bench --memory --op softmax --pass forward --dtype float32 --shape 64x32 --csv"
+    finished = subprocess.run(
+        [sys.executable, "-m", "fusedops", *command.split(), str(file)],
+        capture_output=True,
+        text=True,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert "Peak memory" in finished.stdout
+    with file.open() as lines:
+        rows = {row["provider"]: row for row in csv.DictReader(lines)}
+    assert list(rows) == list(memory.WAYS)
+    assert rows["fusedops"]["peak_bytes"] == rows["fusedops"]["input_bytes"] == str(64 * 32 * 4)
+    assert float(rows["fusedops in place"]["peak_over_input"]) == 0
+
+
+def test_there_are_no_charts_of_memory():
+    finished = subprocess.run(
+        [sys.executable, "-m", "fusedops", "bench", "--memory", "--plot", "charts"],
+        capture_output=True,
+        text=True,
+    )
+    assert finished.returncode != 0
+    assert "--plot" in finished.stderr

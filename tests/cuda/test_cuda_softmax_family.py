@@ -1,0 +1,32 @@
+"""Every claim about masked, dropped-out and in-place softmax, on a GPU: the tests one folder up,
+with tensors made there."""
+
+import pytest
+import torch
+from test_masked_softmax_grad import *  # noqa: F403
+from test_masked_softmax_values import *  # noqa: F403
+from test_softmax_dropout import *  # noqa: F403
+from test_softmax_inplace import *  # noqa: F403
+
+import fusedops
+
+
+@pytest.fixture(autouse=True)
+def on_gpu():
+    before = torch.get_default_device()
+    torch.set_default_device("cuda")
+    yield
+    torch.set_default_device(before)
+
+
+def test_a_replayed_cuda_graph_draws_fresh_numbers():
+    x = torch.zeros(64, 64)
+    fusedops.masked_softmax_dropout(x)  # warm up
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = fusedops.masked_softmax_dropout(x)
+    results = []
+    for _ in range(2):
+        graph.replay()
+        results.append(y.clone())
+    assert not torch.equal(*results)

@@ -1,0 +1,142 @@
+"""Compiled graphs write a softmax over what nothing else needs, and over nothing else."""
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._inductor.utils import fresh_cache, run_and_get_code
+
+import fusedops
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch._dynamo.reset()
+    with fresh_cache():
+        yield
+    torch._dynamo.reset()
+
+
+def compiled_code(function, *args):
+    """The result, and the calls of our ops in all code that forward and backward run."""
+    compiled = torch.compile(function, backend="fusedops", fullgraph=True)
+
+    def run():
+        result = compiled(*args)
+        if result.requires_grad:
+            result.sum().backward()
+        return result
+
+    result, codes = run_and_get_code(run)
+    calls = re.findall(r"^ *(?:\w+ = )?torch\.ops\.fusedops\.(\w+)", "\n".join(codes), re.MULTILINE)
+    return result, calls
+
+
+def inputs(requires_grad=False):
+    torch.manual_seed(0)
+    return [torch.randn(2, 3, 16, 8, requires_grad=requires_grad) for _ in range(3)]
+
+
+def attention(q, k, v):
+    return torch.softmax(q @ k.transpose(-1, -2), -1) @ v
+
+
+def test_attention_scores_become_the_probabilities():
+    q, k, v = inputs()
+    actual, calls = compiled_code(attention, q, k, v)
+    assert calls == ["softmax_"]
+    torch.testing.assert_close(actual, attention(q, k, v))
+
+
+def test_the_gradient_of_the_probabilities_becomes_that_of_the_scores():
+    ours, eager = inputs(requires_grad=True), inputs(requires_grad=True)
+    _, calls = compiled_code(attention, *ours)
+    assert calls == ["softmax_", "softmax_backward_"]
+    attention(*eager).sum().backward()
+    for actual, expected in zip(ours, eager, strict=True):
+        torch.testing.assert_close(actual.grad, expected.grad)
+
+
+@pytest.mark.parametrize(
+    "softmax, calls",
+    [
+        (lambda s: fusedops.log_softmax(s, -1), ["log_softmax_", "log_softmax_backward_"]),
+        (
+            lambda s: fusedops.masked_softmax(s, causal=True, scale=0.5),
+            ["masked_softmax_", "masked_softmax_backward_"],
+        ),
+        (
+            lambda s: fusedops.masked_softmax_dropout(s, p=0.5, seed=torch.tensor(3)),
+            ["masked_softmax_dropout", "masked_softmax_dropout_backward_"],
+        ),
+    ],
+)
+def test_every_op_of_the_family(softmax, calls):
+    def function(q, k, v):
+        return softmax(q @ k.transpose(-1, -2)) @ v
+
+    ours, eager = inputs(requires_grad=True), inputs(requires_grad=True)
+    _, made = compiled_code(function, *ours)
+    assert made == calls
+    function(*eager).sum().backward()
+    for actual, expected in zip(ours, eager, strict=True):
+        torch.testing.assert_close(actual.grad, expected.grad)
+
+
+NOT_FREE = {
+    "the input itself": lambda q, k, v: torch.softmax(q, -1),
+    "a view of the input": lambda q, k, v: torch.softmax(q.view(6, 16, 8), -1),
+    "a slice of the input": lambda q, k, v: torch.softmax(q.split(8, 2)[0], -1),
+    "used again later": lambda q, k, v: (lambda s: torch.softmax(s, -1) + s)(q @ k.mT),
+    "a view is used again": lambda q, k, v: (lambda s: torch.softmax(s, -1) + s.mT)(q @ k.mT),
+    "also a result": lambda q, k, v: (lambda s: (torch.softmax(s, -1), s))(q @ k.mT),
+    "two softmaxes of it": lambda q, k, v: (
+        lambda s: torch.softmax(s, -1) + torch.softmax(s.mT, -1)
+    )(q @ k.mT),
+    "wider than it": lambda q, k, v: torch.softmax(q @ k.mT, -1, dtype=torch.float64),
+}
+
+
+@pytest.mark.parametrize("name", NOT_FREE)
+def test_what_something_else_needs_is_left_alone(name):
+    args = inputs()
+    before = [t.clone() for t in args]
+    expected = NOT_FREE[name](*args)
+    compiled = torch.compile(NOT_FREE[name], backend="fusedops", fullgraph=True)
+    actual, codes = run_and_get_code(compiled, *args)
+    assert not any("softmax_." in code for code in codes)
+    torch.testing.assert_close(actual, expected)
+    assert all(map(torch.equal, args, before))
+
+
+def test_a_gradient_with_two_readers_is_left_alone():
+    def function(q, k, v):
+        scores = q @ k.mT
+        # The sum hands the gradient of the probabilities on to the scores as it is.
+        return (torch.softmax(scores, -1) + scores) @ v
+
+    ours, eager = inputs(requires_grad=True), inputs(requires_grad=True)
+    _, calls = compiled_code(function, *ours)
+    assert calls == ["softmax", "softmax_backward"]
+    function(*eager).sum().backward()
+    for actual, expected in zip(ours, eager, strict=True):
+        torch.testing.assert_close(actual.grad, expected.grad)
+
+
+def test_eager_mode_never_writes_into_the_incoming_gradient():
+    x = torch.randn(4, 9, requires_grad=True)
+    grad = torch.randn(4, 9)
+    before = grad.clone()
+    for y in (fusedops.softmax(x, -1), fusedops.masked_softmax(x, causal=True)):
+        y.backward(grad)
+        assert torch.equal(grad, before)
+
+
+def test_a_plain_compilation_reuses_under_patch():
+    q, k, v = inputs()
+    with fusedops.patch():
+        compiled = torch.compile(attention)
+        actual, codes = run_and_get_code(compiled, q, k, v)
+    assert any("softmax_." in code for code in codes)
+    torch.testing.assert_close(actual, F.softmax(q @ k.mT, -1) @ v)

@@ -1,0 +1,62 @@
+"""Cases of every family of ops, run alike. Needs numpy only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import ModuleType
+
+from . import cases, masked_cases, planes_cases
+from .cases import Arrays, Case
+from .emulator import Args, Emulator
+from .masked_cases import MaskedCase
+from .planes_cases import PlanesCase
+
+AnyCase = Case | PlanesCase | MaskedCase
+_MODULES = {Case: cases, PlanesCase: planes_cases, MaskedCase: masked_cases}
+
+
+def inputs(case: AnyCase) -> Arrays:
+    return _MODULES[type(case)].inputs(case)
+
+
+def output_dtypes(case: AnyCase) -> dict[str, str]:
+    return _MODULES[type(case)].output_dtypes(case)
+
+
+def run(emulator: Emulator, case: AnyCase, given: Arrays | None = None) -> Arrays:
+    """The outputs of a case, on its own inputs or on given ones."""
+    given = inputs(case) if given is None else given
+    prepared = _MODULES[type(case)].Prepared(emulator, case, given)
+    emulator.launch(prepared.args)
+    return prepared.outputs()
+
+
+def prepared_args(emulator: Emulator, case: AnyCase) -> Args:
+    return _MODULES[type(case)].Prepared(emulator, case, inputs(case)).args
+
+
+def bases() -> list[tuple[AnyCase, int]]:
+    """Of every family, each with the last length that its launches are looked at for."""
+    return [(base, module.MAX_LENGTH) for module in _MODULES.values() for base in module.bases()]
+
+
+def racing_cases(emulator: Emulator) -> list[AnyCase]:
+    """Few and small, for a build that is slow: each kernel once."""
+    return [case for module in _MODULES.values() for case in _each_kernel_once(emulator, module)]
+
+
+def sanitized_cases(emulator: Emulator) -> list[AnyCase]:
+    """The softmax and the norm of rows at every boundary, others, of more elaborate kernels over
+    the same tiles, each kernel once."""
+    others = (planes_cases, masked_cases)
+    once = [case for module in others for case in _each_kernel_once(emulator, module)]
+    return [*cases.all_boundary_cases(emulator), *once]
+
+
+def _each_kernel_once(emulator: Emulator, module: ModuleType) -> Iterator[AnyCase]:
+    reached: set[str] = set()
+    for case in module.racing_candidates(emulator):
+        kernels = emulator.kernels_of(prepared_args(emulator, case))
+        if not kernels <= reached:
+            yield case
+        reached |= kernels

@@ -1,0 +1,254 @@
+"""Masked softmax on the emulator, through the package's own launch code."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+
+from . import philox
+from .cases import PAIRS, Arrays, encode
+from .emulator import SCHEDULES, Config
+from .families import run
+from .judge import Judge, tensor
+from .masked_cases import OPS, SEED, MaskedCase, Prepared, bases, boundary_cases, inputs
+
+FAMILIES = list(product(OPS, PAIRS))
+IDS = [f"{op}-{dtype}-{other}" for op, (dtype, other) in FAMILIES]
+FORWARD, BACKWARD = OPS
+INF, NAN = np.inf, np.nan
+
+
+def same_bits(first: Arrays, second: Arrays) -> bool:
+    return all(first[name].tobytes() == second[name].tobytes() for name in first)
+
+
+@pytest.mark.parametrize("op, pair", FAMILIES, ids=IDS)
+def test_error_is_no_larger_than_eagers_with_every_operand_and_option(emulator, op, pair):
+    judge = Judge()
+    for base in bases():
+        if (base.op, base.dtype, base.other) == (op, *pair):
+            for case in boundary_cases(emulator, base):
+                given = inputs(case)
+                judge.add(case, given, run(emulator, case, given))
+    judge.conclude()
+
+
+#: A row in part of a warp, in several warps, and in the looped kernels; every kind of option.
+FEW = [
+    MaskedCase(
+        *(op, "bfloat16", "bfloat16", (2, 1, 3), cols, width),
+        mask="bool 1011",
+        bias="float32 0111" if op == FORWARD else "",
+        diagonal=diagonal,
+        hidden_value=-1e4,
+        zero_masked_rows=True,
+        p=0.3,
+    )
+    for op in OPS
+    for cols, width, diagonal in [(40, 8, 20), (1040, 1, None), (1600, 8, 900), (17_000, 8, 9000)]
+]
+FEW_IDS = [f"{case.op}-{case.cols}" for case in FEW]
+
+
+@pytest.mark.parametrize("case", FEW, ids=FEW_IDS)
+def test_the_order_of_threads_and_blocks_and_unwritten_memory_change_no_bit(emulator, case):
+    results = []
+    for schedule in SCHEDULES.values():
+        emulator.configure(schedule)
+        results.append(run(emulator, case))
+    assert all(same_bits(results[0], result) for result in results)
+
+
+def moved_to_row(case: MaskedCase, prepared: Prepared, row: int) -> None:
+    """Makes the arguments those of that row alone."""
+    args = prepared.args
+    args.rows, args.scores.dims.count = 1, 0
+    for name, array in prepared.arrays.items():
+        if name not in ("mask", "bias"):
+            getattr(args, name).data += row * array.stride * array.values.itemsize
+    at = np.unravel_index(row, case.dims)
+    for name in ("mask", "bias"):
+        operand = getattr(args.scores, name)
+        if operand.data:
+            offset = sum(i * stride for i, stride in zip(at, operand.strides, strict=False))
+            operand.data += int(offset) * prepared.arrays[name].values.itemsize
+    if case.diagonal is not None:
+        args.scores.causal.queries = 1
+        args.scores.causal.diagonal += row % case.dims[-1]
+
+
+@pytest.mark.parametrize("case", FEW, ids=FEW_IDS)
+def test_a_row_alone_and_in_a_batch_has_equal_bits(emulator, case):
+    case = replace(case, p=0.0)  # whose pattern is the row's
+    batch = run(emulator, case)
+    for row in (0, case.rows - 1):
+        prepared = Prepared(emulator, case, inputs(case))
+        moved_to_row(case, prepared, row)
+        emulator.launch(prepared.args)
+        for name, values in prepared.outputs().items():
+            assert values[row].tobytes() == batch[name][row].tobytes()
+
+
+@pytest.mark.parametrize("case", FEW, ids=FEW_IDS)
+def test_a_launch_split_at_the_grids_limit_and_one_in_place_give_the_same_bits(emulator, case):
+    whole = run(emulator, case)
+    emulator.configure(Config(max_grid=2))
+    prepared = Prepared(emulator, case, inputs(case))
+    source, to = ("input", "output") if case.op == FORWARD else ("grad_output", "grad_input")
+    setattr(prepared.args, to, getattr(prepared.args, source))
+    emulator.launch(prepared.args)
+    assert prepared.arrays[source].read().tobytes() == whole[to].tobytes()
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_single_misaligned_array_is_enough_for_narrow_accesses(emulator, op):
+    bias = "bfloat16 011" if op == FORWARD else ""
+    case = MaskedCase(op, "bfloat16", "float32", (2, 3), 264, 8, mask="bool 111", bias=bias)
+    case = replace(case, zero_masked_rows=True)
+    given = inputs(case)
+    expected = run(emulator, replace(case, width=1), given)
+    for name in Prepared(emulator, case, given).arrays:
+        prepared = Prepared(emulator, case, given, misaligned=name)
+        emulator.launch(prepared.args)
+        assert same_bits(prepared.outputs(), expected), name
+    for name in ("mask", "bias"):  # every second row
+        prepared = Prepared(emulator, case, given)
+        operand = getattr(prepared.args.scores, name)
+        if operand.data:
+            before = emulator.kernels_of(prepared.args)
+            operand.strides[1] += 1
+            assert emulator.kernels_of(prepared.args).isdisjoint(before)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_no_rows_launch_nothing(emulator, op):
+    case = MaskedCase(op, "float32", "float32", (1,), cols=96, width=4)
+    prepared = Prepared(emulator, case, inputs(case))
+    prepared.args.rows = 0
+    assert emulator.kernels_of(prepared.args) == set()
+
+
+def test_philox_in_numpy_gives_the_published_words():
+    # Random123's kat_vectors.
+    zero = np.zeros((1, 4), np.uint32)
+    assert philox.philox(zero, (0, 0))[0].tolist() == [
+        0x6627E8D5,
+        0xE169C58D,
+        0xBC57AC4C,
+        0x9B00DBD8,
+    ]
+    ones = 0xFFFFFFFF
+    words = philox.philox(np.full((1, 4), ones, np.uint32), (ones, ones))[0]
+    assert words.tolist() == [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 1.0])
+@pytest.mark.parametrize(
+    "dtype, width", [("float32", 4), ("bfloat16", 8), ("float64", 2), ("float16", 1)]
+)
+@pytest.mark.parametrize("cols", [104, 17_000])
+def test_dropout_keeps_what_philox_says(emulator, dtype, width, cols, p):
+    case = MaskedCase(FORWARD, dtype, dtype, (3,), cols, width, p=p)
+    given = {"input": np.zeros((3, cols), inputs(case)["input"].dtype)}
+    output = tensor(run(emulator, case, given)["output"], dtype)
+    kept = philox.kept(3, cols, SEED, case.threshold) & (p < 1)
+    assert np.array_equal(
+        output.numpy(force=True) != 0 if dtype != "bfloat16" else (output != 0).numpy(), kept
+    )
+    expected = 0 if p == 1 else 1 / (1 - p) / cols
+    assert torch.allclose(
+        output[torch.from_numpy(kept)].double(), torch.tensor(expected).double(), 1e-2, 1e-9
+    )
+    given["input"][:, 5] = encode(np.array([NAN]), dtype)[0]
+    assert tensor(run(emulator, case, given)["output"], dtype).isnan().all()
+    backward = replace(case, op=BACKWARD)
+    ones = {"grad_output": encode(np.ones((3, cols)), dtype)}
+    ones["probabilities"] = encode(np.eye(3, cols), dtype)
+    gradient = tensor(run(emulator, backward, ones)["grad_input"], dtype)
+    assert gradient.abs().max() == 0  # p * (g - p * g) of a one-hot row
+
+
+SPECIAL = {
+    "finite": [1.0, -2.0, 3.0, 0.5, 0.0, 1.0, 2.0, 3.0],
+    "all -inf": [-INF] * 8,
+    "one finite": [-INF, -INF, 2.0, -INF, -INF, -INF, -INF, -INF],
+    "+inf": [1.0, INF, 2.0, -INF, 0.0, 1.0, 2.0, 3.0],
+    "NaN": [NAN, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0],
+    "NaN beside -inf": [-INF, -INF, -INF, NAN, -INF, -INF, -INF, -INF],
+}
+
+
+def special_case(cols: int, hidden_value: float, by: str, zeros: bool) -> tuple[MaskedCase, Arrays]:
+    """Every special row with the first columns visible: none, two, or all."""
+    lengths = [0, 2, 5, cols] if by else [cols]
+    rows = [[*row, *[-INF] * (cols - 8)] for row in SPECIAL.values() for _ in lengths]
+    case = MaskedCase(
+        *(FORWARD, "float32", "float32", (len(SPECIAL), len(lengths)), cols, 4),
+        mask="bool 111" if by == "mask" else "",
+        diagonal=-1 if by == "causal" else None,
+        hidden_value=hidden_value,
+        zero_masked_rows=zeros,
+    )
+    given = {"input": np.array(rows, np.float32)}
+    if by == "causal":  # query q sees q columns
+        lengths = list(range(len(lengths)))
+    shown = np.array([[column < length for column in range(cols)] for length in lengths])
+    if by == "mask":
+        given["mask"] = np.broadcast_to(shown, (len(SPECIAL), *shown.shape)).astype(np.uint8)
+    return case, given
+
+
+@pytest.mark.parametrize("cols", [8, 1032, 17_000])
+@pytest.mark.parametrize("by", ["", "mask", "causal"])
+@pytest.mark.parametrize("hidden_value", [-INF, torch.finfo(torch.float32).min, -1e4, -1e9])
+def test_special_rows_come_out_as_of_masked_fill_and_softmax(emulator, hidden_value, by, cols):
+    for zeros in (False, True):
+        case, given = special_case(cols, hidden_value, by, zeros)
+        actual = torch.from_numpy(run(emulator, case, given)["output"])
+        x, shown = torch.from_numpy(given["input"]), torch.from_numpy(case.shown(given))
+        eager = torch.softmax(x.masked_fill(~shown, hidden_value), -1)
+        if zeros:
+            eager[~(shown & (x != -INF)).any(-1)] = 0.0
+        assert torch.allclose(actual, eager, rtol=1e-5, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("cols", [40, 17_000])
+@pytest.mark.parametrize("diagonal", [-(2**63), -2, 7, 2**63 - 1])
+def test_columns_that_causality_hides_are_not_read(emulator, op, cols, diagonal):
+    case = MaskedCase(op, "float32", "float32", (2, 3), cols, 4, zero_masked_rows=True)
+    case = replace(case, diagonal=max(min(diagonal, cols), -cols))
+    given = inputs(case)
+    expected = run(emulator, case, given)
+    hidden = ~case.shown(given)
+    for name in ("input", "grad_output"):
+        if name in given:
+            given[name][hidden] = NAN
+    prepared = Prepared(emulator, case, given)
+    prepared.args.scores.causal.diagonal = diagonal
+    emulator.launch(prepared.args)
+    assert same_bits(prepared.outputs(), expected)
+    assert not any(values[hidden].any() for values in expected.values())
+
+
+@pytest.mark.parametrize("cols", [40, 17_000])
+def test_hidden_columns_with_probabilities_count_in_the_sum_and_have_gradient_zero(emulator, cols):
+    case = MaskedCase(BACKWARD, "float32", "float32", (1, 3), cols, 4, diagonal=-1, scale=0.5)
+    given = inputs(case)
+    given["probabilities"][0] = 1 / cols  # nothing visible: the same for all
+    given["probabilities"][1] = NAN
+    p, g = (torch.from_numpy(given[name]).double() for name in ("probabilities", "grad_output"))
+    expected = 0.5 * p * (g - (g * p).sum(-1, keepdim=True))
+    expected[torch.from_numpy(~case.shown(given))] = 0.0
+    actual = torch.from_numpy(run(emulator, case, given)["grad_input"]).double()
+    assert torch.allclose(actual, expected, 1e-4, 1e-6, equal_nan=True)
+    # Query 2 sees two columns; were the others' probabilities the same they would count.
+    given["probabilities"][2] = 1 / cols
+    p = torch.from_numpy(given["probabilities"][2]).double()
+    expected = 0.5 * p * (g[2] - (g[2] * p).sum())
+    actual = torch.from_numpy(run(emulator, case, given)["grad_input"][2]).double()
+    assert torch.allclose(actual[:2], expected[:2], 1e-4, 1e-6) and not actual[2:].any()

@@ -1,0 +1,114 @@
+"""Softmax over the rows of planes on the emulator, through the package's own launch code."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+
+from .cases import PAIRS, Arrays, encode
+from .emulator import DTYPES, SCHEDULES, Config
+from .families import run
+from .judge import Judge, tensor
+from .planes_cases import OPS, PlanesCase, Prepared, bases, boundary_cases, inputs
+
+FAMILIES = list(product(OPS, PAIRS))
+IDS = [f"{op}-{dtype}-{other}" for op, (dtype, other) in FAMILIES]
+FORWARD, BACKWARD = OPS
+
+#: One thread a lane, several in several strips, and the most.
+FEW = [
+    PlanesCase(op, "bfloat16", other, 3, rows, lanes, width, log=rows == 50)
+    for op in OPS
+    for rows, lanes, width, other in [
+        *[(3, 40, 8, "bfloat16"), (50, 33, 1, "bfloat16"), (300, 72, 8, "float32")]
+    ]
+]
+FEW_IDS = [f"{case.op}-{case.rows}" for case in FEW]
+
+
+def same_bits(first: Arrays, second: Arrays) -> bool:
+    return all(first[name].tobytes() == second[name].tobytes() for name in first)
+
+
+@pytest.mark.parametrize("op, pair", FAMILIES, ids=IDS)
+def test_error_is_no_larger_than_eagers(emulator, op, pair):
+    judge = Judge()
+    for base in bases():
+        if (base.op, base.dtype, base.other) == (op, *pair):
+            for case in boundary_cases(emulator, base):
+                given = inputs(case)
+                judge.add(case, given, run(emulator, case, given))
+    judge.conclude()
+
+
+@pytest.mark.parametrize("case", FEW, ids=FEW_IDS)
+def test_the_order_of_threads_and_blocks_and_unwritten_memory_change_no_bit(emulator, case):
+    results = []
+    for schedule in SCHEDULES.values():
+        emulator.configure(schedule)
+        results.append(run(emulator, case))
+    assert all(same_bits(results[0], result) for result in results)
+
+
+@pytest.mark.parametrize("case", FEW, ids=FEW_IDS)
+def test_a_lane_alone_and_among_others_has_equal_bits(emulator, case):
+    batch = case.as_rows(run(emulator, case))
+    lanes = case.as_rows(inputs(case))
+    alone = replace(case, planes=1, lanes=1, width=1)
+    for lane in (0, case.lanes - 1, case.planes * case.lanes - 1):
+        own = {name: values[lane : lane + 1] for name, values in lanes.items()}
+        outputs = alone.as_rows(run(emulator, alone, alone.as_planes(own)))
+        for name, values in outputs.items():
+            assert values[0].tobytes() == batch[name][lane].tobytes(), (name, lane)
+
+
+@pytest.mark.parametrize("case", FEW, ids=FEW_IDS)
+def test_a_launch_split_at_the_grids_limit_and_one_in_place_give_the_same_bits(emulator, case):
+    case = replace(case, dtype=case.other, width=min(case.width, 4))
+    whole = run(emulator, case)
+    emulator.configure(Config(max_grid=2))
+    prepared = Prepared(emulator, case, inputs(case))
+    source, to = ("input", "output") if case.op == FORWARD else ("grad_output", "grad_input")
+    setattr(prepared.args, to, getattr(prepared.args, source))
+    emulator.launch(prepared.args)
+    assert prepared.arrays[source].read().tobytes() == whole[to].tobytes()
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_single_misaligned_array_is_enough_for_narrow_accesses(emulator, op):
+    case = PlanesCase(op, "bfloat16", "float32", 2, 20, 24, 8)
+    given = inputs(case)
+    expected = run(emulator, replace(case, width=1), given)
+    for name in Prepared(emulator, case, given).arrays:
+        prepared = Prepared(emulator, case, given, misaligned=name)
+        emulator.launch(prepared.args)
+        assert same_bits(prepared.outputs(), expected), name
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [8, 200])
+def test_inf_and_nan_come_out_as_in_eager(emulator, dtype, rows):
+    inf, nan = np.inf, np.nan
+    lanes = np.full((rows, 6), -inf)
+    lanes[-1] = [-inf, 2.0, inf, nan, 6e4, nan]  # the first is all -inf
+    lanes[1, 3:] = [1.0, -6e4, inf]
+    given = {"input": encode(lanes, dtype)}
+    for log in (False, True):
+        case = PlanesCase(FORWARD, dtype, dtype, 1, rows, 6, 1, log=log)
+        actual = tensor(run(emulator, case, given)["output"], dtype)
+        softmax = torch.log_softmax if log else torch.softmax
+        eager = softmax(tensor(given["input"], dtype), 0)
+        assert torch.equal(actual.isnan(), eager.isnan())
+        assert torch.equal(actual.isinf(), eager.isinf())
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_no_planes_launch_nothing(emulator, op):
+    case = PlanesCase(op, "float32", "float32", 1, 9, 8, 4)
+    prepared = Prepared(emulator, case, inputs(case))
+    prepared.args.planes = 0
+    assert emulator.kernels_of(prepared.args) == set()

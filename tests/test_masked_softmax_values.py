@@ -1,0 +1,333 @@
+"""masked_softmax against float64 and against what eager gives for hidden and special values."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from oracle import DTYPES, Exact, assert_as_exact_as_eager, relative_error, same_bits
+
+import fusedops
+from fusedops import reference
+
+INF, NAN = float("inf"), float("nan")
+LOWEST = torch.finfo(torch.float32).min
+
+
+def eager(x, mask=None, scale=1.0, diagonal=None, mask_value=-INF, bias=None):
+    """The chain as models spell it, in the input's dtype."""
+    scores = x * scale
+    if bias is not None:
+        scores = scores + bias
+    hidden = torch.zeros(x.shape, dtype=torch.bool)
+    if diagonal is not None:
+        hidden = torch.ones(x.shape, dtype=torch.bool).triu(diagonal + 1)
+    if mask is not None and mask.dtype == torch.bool:
+        hidden = hidden | ~mask
+    elif mask is not None:
+        scores = scores + mask
+    return torch.softmax(scores.masked_fill(hidden, mask_value), -1)
+
+
+def exact(x, mask=None, scale=1.0, diagonal=None, mask_value=-INF, bias=None):
+    if x.dtype != torch.float64:
+        return Exact(reference.masked_softmax(x, mask, scale, diagonal, mask_value, bias))
+    hidden = torch.zeros(x.shape, dtype=torch.bool)
+    if diagonal is not None:
+        hidden = torch.ones(x.shape, dtype=torch.bool).triu(diagonal + 1)
+    if mask is not None and mask.dtype == torch.bool:
+        hidden, mask = hidden | ~mask, None
+
+    def definition(x, *added):
+        scores = sum(added, x * np.longdouble(scale))
+        scores = np.where(hidden.cpu().numpy(), np.longdouble(mask_value), scores)
+        e = np.exp(scores - scores.max(-1, keepdims=True))
+        return e / e.sum(-1, keepdims=True)
+
+    return Exact.of(definition, x, *(t for t in (mask, bias) if t is not None))
+
+
+def bools(*shape):
+    """Two in three visible, the first of a row always."""
+    visible = torch.rand(shape) < 2 / 3
+    visible[..., 0] = True
+    return visible
+
+
+def quarters(*shape):
+    """Normal numbers of which no sum, and no product with a power of two, is rounded in any dtype:
+    a score that is rounded costs its probability |score| ulps, on either side by luck."""
+    return (torch.randn(shape) * 12).round() / 4
+
+
+OPERANDS = {
+    "scale": lambda x: {"scale": 0.125},
+    "additive mask": lambda x: {
+        "scale": 0.25,
+        "mask": quarters(len(x), 1, 1, x.shape[-1]).to(x),
+    },
+    "padding": lambda x: {"mask": bools(len(x), 1, 1, x.shape[-1])},
+    "mask of every element": lambda x: {"mask": bools(*x.shape), "scale": 2.0},
+    "alibi": lambda x: {"bias": quarters(1, 3, 1, x.shape[-1]).to(x), "diagonal": 0},
+    "swin": lambda x: {
+        "bias": quarters(1, 3, *x.shape[-2:]).to(x),
+        "mask": quarters(len(x), 1, *x.shape[-2:]).to(x),
+    },
+    "bias and padding": lambda x: {
+        "bias": quarters(x.shape[-1]).to(x),
+        "mask": bools(len(x), 1, 1, x.shape[-1]),
+        "mask_value": -1e4,
+    },
+    "causal": lambda x: {"diagonal": 0, "scale": 0.5},
+    "causal to the right": lambda x: {"diagonal": x.shape[-1] - x.shape[-2]},
+    "one value a row": lambda x: {"bias": quarters(len(x), 1, x.shape[-2], 1).to(x)},
+}
+
+
+def ours(x, mask=None, scale=1.0, diagonal=None, mask_value=-INF, bias=None):
+    causal = diagonal is not None
+    op = torch.ops.fusedops.masked_softmax
+    return op(x, mask, scale, causal, mask_value, bias, None, diagonal or 0)
+
+
+@pytest.mark.parametrize("kind", OPERANDS)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("queries, keys", [(40, 40), (33, 129), (3, 1000), (2, 9001)])
+def test_error_is_no_larger_than_eagers(kind, dtype, queries, keys):
+    torch.manual_seed(keys)
+    batch = max(2, 200_000 // (3 * queries * keys))  # so many that the largest error is typical
+    x = quarters(batch, 3, queries, keys).to(dtype)
+    operands = OPERANDS[kind](x)
+    assert_as_exact_as_eager(ours(x, **operands), eager(x, **operands), exact(x, **operands))
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("scale", [0.3, 1 / math.sqrt(96), -1.7, 0.0])
+def test_any_scale_stays_as_exact_as_eager(dtype, scale):
+    """In the norm over all elements: the largest is luck, see quarters()."""
+    torch.manual_seed(0)
+    x, bias = (torch.randn(4, 50, 300) * 3).to(dtype), torch.randn(50, 300).to(dtype)
+    operands = {"scale": scale, "bias": bias}
+    right = reference.masked_softmax(x, **operands)
+    ours_off = relative_error(ours(x, **operands), right)
+    assert ours_off <= relative_error(eager(x, **operands), right) + torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("mask_value", [-INF, "lowest", -1e4, -1e9, 0.0, 3.0])
+@pytest.mark.parametrize("diagonal", [None, 0, -2, 60])
+def test_what_is_hidden_counts_as_in_eager(dtype, mask_value, diagonal):
+    """Rows of which nothing is visible included: NaN for -inf, uniform for a finite value."""
+    if mask_value == "lowest":
+        mask_value = max(torch.finfo(dtype).min, LOWEST)
+    if dtype == torch.float16:
+        mask_value = mask_value if mask_value == -INF else max(mask_value, -65504.0)
+    torch.manual_seed(0)
+    x = (torch.randn(2, 5, 70) * 2).to(dtype)
+    mask = bools(2, 5, 70)
+    mask[0, 1] = False
+    mask[1, :, 40:] = False
+    operands = {"mask": mask, "mask_value": mask_value, "diagonal": diagonal}
+    expected, actual = eager(x, **operands), ours(x, **operands)
+    assert torch.equal(actual.isnan(), expected.isnan())
+    tolerance = 4 * torch.finfo(dtype).eps
+    torch.testing.assert_close(
+        actual, expected, equal_nan=True, rtol=tolerance, atol=tolerance * 1e-3
+    )
+
+
+SPECIAL = {
+    "NaN": [1.0, NAN, 2.0, -INF, 0.0],
+    "+inf": [1.0, INF, 2.0, -INF, 0.0],
+    "all -inf": [-INF] * 5,
+    "3e38": [3e38, -3e38, 0.0, 0.0, 0.0],
+    "lowest": [LOWEST] * 5,
+    "thousands": [1000.0, 1001.0, 1002.0, 1000.0, 1001.0],
+}
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+@pytest.mark.parametrize("mask_value", [-INF, LOWEST, -1e9])
+@pytest.mark.parametrize("diagonal", [None, -1, 0, 2, 4])
+@pytest.mark.parametrize("padding", [0, 40, 5000])
+def test_special_scores_come_out_as_in_eager(name, mask_value, diagonal, padding):
+    row = torch.tensor(SPECIAL[name] + [0.5] * padding)
+    x = torch.stack([row, torch.zeros_like(row), row.roll(2)])
+    operands = {"diagonal": diagonal, "mask_value": mask_value}
+    expected = eager(x, **operands)
+    torch.testing.assert_close(ours(x, **operands), expected, equal_nan=True, rtol=1e-6, atol=1e-40)
+
+
+@pytest.mark.parametrize("mask_value", [-INF, -1e9])
+def test_what_a_bool_mask_hides_may_be_anything(mask_value):
+    x = torch.randn(4, 50)
+    mask = bools(4, 50)
+    expected = fusedops.masked_softmax(x, mask, mask_value=mask_value)
+    for value in (NAN, INF, -INF, 3e38):
+        changed = torch.where(mask, x, value)
+        assert same_bits(fusedops.masked_softmax(changed, mask, mask_value=mask_value), expected)
+
+
+def test_additive_masks_of_the_lowest_value_hide_and_leave_hidden_rows_uniform():
+    x = torch.randn(2, 8)
+    mask = torch.tensor([[0.0] * 4 + [LOWEST] * 4, [LOWEST] * 8])
+    y = fusedops.masked_softmax(x, mask)
+    torch.testing.assert_close(y, torch.softmax(x + mask, -1))
+    assert y[0, 4:].tolist() == [0] * 4 and y[1].tolist() == [0.125] * 8
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("mask_value", [-INF, -1e4])
+def test_rows_without_anything_visible_are_zeros_on_request(dtype, mask_value):
+    x = torch.randn(3, 4, 30).to(dtype)
+    x[2, 0] = -INF
+    x[2, 1, 3] = NAN
+    mask = bools(3, 4, 30)
+    mask[0, 1] = False
+    options = {"mask_value": mask_value, "causal": True}
+    as_eager = fusedops.masked_softmax(x, mask, **options)
+    y = fusedops.masked_softmax(x, mask, **options, masked_rows="zero")
+    nothing = ((x == -INF) | ~(mask & torch.ones(4, 30).tril().bool())).all(-1)
+    assert nothing.sum() >= 2 and (y[nothing] == 0).all()
+    assert same_bits(y[~nothing], as_eager[~nothing])
+    assert y[2, 3].isnan().any() == x[2, 3].isnan().any()
+
+
+def test_a_visible_nan_is_no_masked_row():
+    x = torch.tensor([[NAN, -INF, -INF]])
+    assert fusedops.masked_softmax(x, masked_rows="zero").isnan().all()
+
+
+BROADCASTS = [(), (1,), (9,), (4, 9), (4, 1), (3, 1, 9), (3, 1, 1), (2, 1, 4, 1), (2, 3, 4, 9)]
+
+
+@pytest.mark.parametrize("shape", BROADCASTS)
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("x_dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_broadcast_mask_is_the_mask_written_out(shape, dtype, x_dtype):
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 4, 9).to(x_dtype)
+    mask = torch.rand(shape) < 0.7 if dtype == torch.bool else torch.randn(shape).to(dtype)
+    written_out = mask.expand(x.shape).contiguous()
+    assert same_bits(fusedops.masked_softmax(x, mask), fusedops.masked_softmax(x, written_out))
+    if dtype != torch.bool:
+        actual = fusedops.masked_softmax(x, bias=mask, causal=True)
+        assert same_bits(actual, fusedops.masked_softmax(x, bias=written_out, causal=True))
+
+
+def test_dimensions_that_broadcast_by_turns_are_all_told_apart():
+    x = torch.randn(2, 3, 2, 3, 2, 3, 8)
+    mask = bools(2, 1, 2, 1, 2, 1, 8)
+    bias = torch.randn(3, 1, 3, 1, 3, 1)
+    torch.testing.assert_close(
+        fusedops.masked_softmax(x, mask, bias=bias).double(),
+        reference.masked_softmax(x, mask, bias=bias),
+        rtol=1e-5,
+        atol=1e-7,
+    )
+
+
+def test_masks_may_have_any_strides():
+    x = torch.randn(2, 3, 5, 7)
+    for mask in (
+        torch.randn(2, 3, 7, 5).transpose(2, 3),
+        torch.randn(3, 2, 5, 7).transpose(0, 1),
+        torch.randn(2, 1, 1, 14)[..., ::2],
+        torch.randn(29)[1:29].view(4, 7)[:1],
+    ):
+        actual = fusedops.masked_softmax(x, mask)
+        assert same_bits(actual, fusedops.masked_softmax(x, mask.contiguous()))
+
+
+@pytest.mark.parametrize("queries, keys", [(6, 6), (3, 8), (8, 3), (1, 9), (9, 1)])
+@pytest.mark.parametrize("causal", ["top_left", "bottom_right"])
+def test_causality_aligns_to_either_corner(queries, keys, causal):
+    x = torch.randn(2, queries, keys)
+    diagonal = keys - queries if causal == "bottom_right" else 0
+    expected = reference.masked_softmax(x, diagonal=diagonal).float()
+    torch.testing.assert_close(fusedops.masked_softmax(x, causal=causal), expected, equal_nan=True)
+
+
+def test_what_causality_hides_is_not_read():
+    x = torch.randn(3, 400, 400)
+    expected = fusedops.masked_softmax(x, causal=True)
+    hidden = torch.ones(400, 400, dtype=torch.bool).triu(1)
+    for value in (NAN, INF):
+        assert same_bits(
+            fusedops.masked_softmax(x.masked_fill(hidden, value), causal=True), expected
+        )
+
+
+@pytest.mark.parametrize("source", [torch.bfloat16, torch.float16, torch.int32, torch.float32])
+@pytest.mark.parametrize("target", [torch.float32, torch.float64, torch.bfloat16])
+def test_dtype_argument_converts_before_anything_is_computed(source, target):
+    torch.manual_seed(0)
+    x = (torch.randn(2, 20, 333) * 4).to(source)
+    y = fusedops.masked_softmax(x, scale=0.3, causal=True, dtype=target)
+    wide = x.to(target)
+    operands = {"scale": 0.3, "diagonal": 0}
+    assert y.dtype == target
+    assert_as_exact_as_eager(y, eager(wide, **operands), exact(wide, **operands))
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("keys", [1, 33, 1000, 5000])
+def test_a_row_alone_and_in_a_batch_has_equal_bits(dtype, keys):
+    torch.manual_seed(0)
+    x, mask = torch.randn(37, keys).to(dtype), bools(37, keys)
+    bias = torch.randn(keys).to(dtype)
+    batch = fusedops.masked_softmax(x, mask, bias=bias)
+    for row in (0, 5, 36):
+        one = slice(row, row + 1)
+        assert same_bits(batch[one], fusedops.masked_softmax(x[one], mask[one], bias=bias))
+
+
+def test_the_number_of_threads_changes_no_bit():
+    x, mask = torch.randn(6, 100, 300), bools(6, 1, 300)
+    threads = torch.get_num_threads()
+    results = []
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        results.append(fusedops.masked_softmax(x, mask, causal=True))
+    torch.set_num_threads(threads)
+    assert same_bits(results[0], results[1]) and same_bits(results[0], results[2])
+
+
+LAYOUTS = {
+    "row slice": lambda x: x[..., 3:70],
+    "misaligned": lambda x: x.flatten()[1 : 1 + 8 * 45].view(2, 4, 45),
+    "fewer queries": lambda x: x[:, :3],
+    "transposed": lambda x: x.transpose(1, 2),
+    "expanded": lambda x: x[:1].expand(3, -1, -1),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_any_layout_of_the_scores(layout, dtype):
+    x = LAYOUTS[layout](torch.randn(2, 8, 90).to(dtype))
+    mask = bools(x.shape[-1])
+    y = fusedops.masked_softmax(x, mask, causal=True)
+    assert y.is_contiguous()
+    expected = fusedops.masked_softmax(x.contiguous(), mask, causal=True)
+    torch.testing.assert_close(y, expected)
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 5), (2, 0, 5), (2, 4, 0), (0,)])
+def test_empty_scores(shape):
+    x = torch.randn(shape)
+    causal = len(shape) > 1
+    for y in (
+        fusedops.masked_softmax(x, causal=causal),
+        fusedops.masked_softmax_dropout(x, causal=causal),
+    ):
+        assert y.shape == shape
+
+
+def test_options_have_the_spelled_out_defaults():
+    x = torch.randn(2, 3, 5)
+    torch.testing.assert_close(fusedops.masked_softmax(x), torch.softmax(x, -1))
+    explicit = fusedops.masked_softmax(
+        x, None, scale=1.0, causal=False, mask_value=-math.inf, masked_rows="nan"
+    )
+    assert same_bits(fusedops.masked_softmax(x), explicit)

@@ -1,0 +1,145 @@
+"""fusedops.nn: drop-ins for torch.nn's modules, and attention's softmax as a module."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import fusedops
+from fusedops import reference
+
+SCORES = (2, 3, 8, 8)
+
+MODULES = {
+    "Softmax": lambda: fusedops.nn.Softmax(-1),
+    "LogSoftmax": lambda: fusedops.nn.LogSoftmax(-1),
+    "MaskedSoftmax": lambda: fusedops.nn.MaskedSoftmax(0.125, causal=True),
+}
+TWINS = {"Softmax": nn.Softmax, "LogSoftmax": nn.LogSoftmax}
+
+
+@pytest.mark.parametrize("name", TWINS)
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_gives_what_torchs_module_gives_in_float64(name, dim):
+    x = torch.randn(4, 5, 6)
+    ours, twin = getattr(fusedops.nn, name)(dim=dim), TWINS[name](dim=dim)
+    torch.testing.assert_close(ours(x).double(), twin(x.double()), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_shows_itself_and_is_an_instance_as_torchs_module(name):
+    ours, twin = getattr(fusedops.nn, name)(dim=1), TWINS[name](dim=1)
+    assert repr(ours) == repr(twin)
+    assert isinstance(ours, TWINS[name])
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_without_a_dimension_torch_guesses_it_and_warns(name):
+    x = torch.randn(4, 5)
+    with pytest.warns(UserWarning, match="Implicit dimension choice"):
+        result = getattr(fusedops.nn, name)()(x)
+    torch.testing.assert_close(result, TWINS[name](dim=1)(x))
+
+
+def test_scores_are_scaled_biased_masked_and_normalised():
+    x, bias, mask = torch.randn(SCORES), torch.randn(1, 3, 8, 8), torch.rand(2, 1, 1, 8) > 0.3
+    mask[..., 0] = True  # key 0, the only one that query 0 sees
+    result = fusedops.nn.MaskedSoftmax(0.125, causal=True)(x, mask, bias)
+    exact = reference.masked_softmax(x, mask, 0.125, diagonal=0, bias=bias)
+    torch.testing.assert_close(result.double(), exact, atol=1e-6, rtol=1e-6)
+
+
+def test_the_last_query_sees_every_key_where_causality_is_aligned_with_the_end():
+    x = torch.randn(2, 3, 8)
+    result = fusedops.nn.MaskedSoftmax(causal="bottom_right")(x)
+    exact = reference.masked_softmax(x, diagonal=5)
+    torch.testing.assert_close(result.double(), exact, atol=1e-6, rtol=1e-6)
+
+
+def test_a_finite_mask_value_and_rows_of_zeros_reach_the_op():
+    x, nothing = torch.randn(2, 4), torch.zeros(4, dtype=torch.bool)
+    assert fusedops.nn.MaskedSoftmax()(x, nothing).isnan().all()
+    assert fusedops.nn.MaskedSoftmax(mask_value=-1e4)(x, nothing).eq(0.25).all()
+    assert fusedops.nn.MaskedSoftmax(masked_rows="zero")(x, nothing).eq(0).all()
+
+
+def test_dropout_happens_in_training_alone_and_follows_manual_seed():
+    x = torch.randn(SCORES)
+    module = fusedops.nn.MaskedSoftmax(p=0.5)
+    exact = reference.softmax(x, -1)
+    torch.testing.assert_close(module.eval()(x).double(), exact, atol=1e-6, rtol=1e-6)
+
+    module.train()
+    torch.manual_seed(3)
+    first, second = module(x), module(x)
+    torch.manual_seed(3)
+    assert module(x).equal(first)
+    assert not second.equal(first)
+    kept = first != 0
+    torch.testing.assert_close(first.double(), exact * kept * 2, atol=1e-6, rtol=1e-6)
+
+
+def test_without_dropout_no_random_number_is_drawn():
+    before = torch.get_rng_state()
+    fusedops.nn.MaskedSoftmax(p=0.0).train()(torch.ones(4))
+    assert before.equal(torch.get_rng_state())
+
+
+def test_gradients_reach_the_scores_and_the_bias():
+    x = torch.randn(SCORES, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(3, 1, 8, dtype=torch.float64, requires_grad=True)
+    module = fusedops.nn.MaskedSoftmax(0.5, causal=True)
+    assert torch.autograd.gradcheck(lambda x, bias: module(x, bias=bias), (x, bias))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_copies_and_pickles_compute_the_same(name):
+    module, x = MODULES[name](), torch.randn(SCORES)
+    for twin in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert repr(twin) == repr(module)
+        assert twin(x).equal(module(x))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_state_dict_is_empty(name):
+    assert not MODULES[name]().state_dict()
+    nn.Sequential(MODULES[name]()).load_state_dict({})
+
+
+def test_extra_repr_names_every_argument():
+    module = fusedops.nn.MaskedSoftmax(0.125, causal="bottom_right", p=0.1, masked_rows="zero")
+    assert repr(module) == (
+        "MaskedSoftmax(scale=0.125, causal='bottom_right', mask_value=-inf, p=0.1, "
+        "masked_rows='zero')"
+    )
+
+
+@pytest.mark.parametrize("p", [-0.1, 1.5, math.nan])
+def test_a_p_that_is_no_probability_is_refused_at_once(p):
+    with pytest.raises(ValueError, match=r"wanted a probability in \[0, 1\]"):
+        fusedops.nn.MaskedSoftmax(p=p)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_compiles_into_one_graph_and_exports(name):
+    module, x = MODULES[name]().eval(), torch.randn(SCORES)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), module(x))
+    exported = torch.export.export(module, (x,)).module()
+    torch.testing.assert_close(exported(x), module(x))
+
+
+def test_dropout_compiles_into_one_graph_with_its_gradient():
+    module = fusedops.nn.MaskedSoftmax(p=0.5, causal=True)
+    x = torch.randn(SCORES, requires_grad=True)
+    output = torch.compile(module, fullgraph=True, backend="aot_eager")(x)
+    (grad,) = torch.autograd.grad(output.square().sum(), x)
+    kept = output.detach() != 0
+    y = reference.masked_softmax(x, diagonal=0) * kept * 2
+    (exact,) = torch.autograd.grad(y.square().sum(), x)
+    torch.testing.assert_close(grad.double(), exact.double(), atol=1e-5, rtol=1e-5)

@@ -1,0 +1,117 @@
+"""softmax and log_softmax over a dimension that is not the last: where it lies, and as exact."""
+
+import pytest
+import torch
+from oracle import DTYPES, assert_as_exact_as_eager, same_bits
+from test_softmax_grad import ATEN, BACKWARD, Exact
+from test_softmax_values import FLOOR, OPS, SPECIAL_ROWS
+
+import fusedops
+
+# Of length and lanes: one and few of either, odd ones, whole and partial tiles, more than a strip.
+SIZES = [(1, 7), (2, 1), (5, 16), (31, 33), (64, 64), (200, 3), (1000, 40), (33, 1030), (9001, 9)]
+
+
+def last(tensor):
+    """The middle dimension moved last."""
+    return tensor.movedim(1, -1).contiguous()
+
+
+@pytest.mark.parametrize("length, lanes", SIZES)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("op", OPS)
+def test_error_is_no_larger_than_eagers(op, dtype, length, lanes):
+    ours, eager, exact = OPS[op]
+    torch.manual_seed(length)
+    planes = max(2, 200_000 // (length * lanes))  # so many that the largest error is typical
+    x = (torch.randn(planes, length, lanes) * 3).to(dtype)
+    actual = ours(x, 1)
+    assert actual.is_contiguous()
+    assert_as_exact_as_eager(last(actual), last(eager(x, 1)), exact(last(x)), floor=FLOOR[op])
+
+
+@pytest.mark.parametrize("length, lanes", SIZES)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("op", OPS)
+def test_backward_error_is_no_larger_than_eagers(op, dtype, length, lanes):
+    torch.manual_seed(length)
+    planes = max(2, 200_000 // (length * lanes))
+    output = getattr(torch, op)(torch.randn(planes, length, lanes) * 2, 1).to(dtype)
+    grad = torch.randn(planes, length, lanes).to(dtype)
+    actual = getattr(torch.ops.fusedops, f"{op}_backward")(grad, output, 1, dtype)
+    eager = ATEN[op](grad, output, 1, dtype)
+    exact = Exact.of(BACKWARD[op], last(grad), last(output))
+    floor = exact.high.abs().max().item()
+    assert_as_exact_as_eager(last(actual), last(eager), exact, floor=floor)
+
+
+@pytest.mark.parametrize("source", [torch.bfloat16, torch.float16])
+def test_an_upcast_happens_inside_and_its_gradient_comes_back_narrow(source):
+    x = torch.randn(3, 20, 37).to(source).requires_grad_()
+    y = fusedops.softmax(x, 1, torch.float32)
+    wide = x.detach().float().requires_grad_()
+    expected = torch.softmax(wide, 1)
+    grad = torch.randn(3, 20, 37)
+    y.backward(grad)
+    expected.backward(grad)
+    torch.testing.assert_close(y, expected)
+    assert x.grad.dtype == source
+    torch.testing.assert_close(x.grad, wide.grad.to(source), rtol=1e-2, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", SPECIAL_ROWS)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("lanes", [2, 35])
+def test_inf_and_nan_come_out_as_in_eager_and_stay_in_their_lane(op, dtype, name, lanes):
+    ours, eager, _ = OPS[op]
+    column = torch.tensor(SPECIAL_ROWS[name]).to(dtype)
+    x = torch.zeros(2, len(column), lanes, dtype=dtype)
+    x[1, :, lanes // 2] = column
+    expected, actual = eager(x, 1), ours(x, 1)
+    assert torch.equal(actual.isnan(), expected.isnan())
+    assert torch.equal(actual.isinf(), expected.isinf())
+    tolerance = 2 * torch.finfo(dtype).eps
+    torch.testing.assert_close(actual, expected, equal_nan=True, rtol=tolerance, atol=1e-40)
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("length, lanes", [(7, 3), (100, 70), (3000, 40)])
+def test_a_lane_has_the_same_bits_whatever_lies_beside_it(dtype, length, lanes):
+    x, grad = torch.randn(3, length, lanes).to(dtype), torch.randn(3, length, lanes).to(dtype)
+    y, log_y = fusedops.softmax(x, 1), fusedops.log_softmax(x, 1)
+    backward = torch.ops.fusedops.softmax_backward
+    grad_x = backward(grad, y, 1, dtype)
+    for lane in (0, lanes // 2, lanes - 2):
+        own = (slice(1, 2), slice(None), slice(lane, lane + 2))
+        assert same_bits(y[own], fusedops.softmax(x[own], 1))
+        assert same_bits(log_y[own], fusedops.log_softmax(x[own], 1))
+        assert same_bits(grad_x[own], backward(grad[own], y[own], 1, dtype))
+
+
+def test_the_number_of_threads_changes_no_bit():
+    x, threads = torch.randn(5, 300, 200), torch.get_num_threads()
+    results = []
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        results.append([fusedops.softmax(x, dim) for dim in (0, 1)])
+    torch.set_num_threads(threads)
+    for other in results[1:]:
+        assert all(map(same_bits, results[0], other))
+
+
+def test_nothing_is_transposed_or_copied():
+    """One output, and no other allocation of the profiler's count."""
+    x = torch.randn(16, 500, 64)
+    backward = torch.ops.fusedops.softmax_backward
+    for call in (
+        lambda: fusedops.softmax(x, 1),
+        lambda: fusedops.log_softmax(x[:, 3:300], 1),
+        lambda: fusedops.softmax(x[..., :48], 1),
+        lambda: backward(x, x, 1, x.dtype),
+        lambda: fusedops.softmax(x, 0),
+    ):
+        with torch.profiler.profile(profile_memory=True) as profile:
+            result = call()
+        allocated = sum(max(event.self_cpu_memory_usage, 0) for event in profile.events())
+        assert allocated == result.nbytes

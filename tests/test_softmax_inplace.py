@@ -1,0 +1,168 @@
+"""softmax_ and out=: the same bits in the given memory, and never a silently wrong gradient."""
+
+import pytest
+import torch
+from oracle import DTYPES, same_bits
+
+import fusedops
+
+OPS = {"softmax": fusedops.softmax, "log_softmax": fusedops.log_softmax}
+
+LAYOUTS = {
+    "contiguous": lambda x: x,
+    "row slice": lambda x: x[:, 3:40],
+    "misaligned": lambda x: x.flatten()[1 : 1 + 8 * 45].view(8, 45),
+    "every other column": lambda x: x[:, ::2],
+    "transposed": lambda x: x.t(),
+    "rank 4": lambda x: x.view(2, 2, 2, -1).permute(2, 0, 1, 3),
+    "long rows": lambda x: x.repeat(1, 100),
+    "fewer rows of more": lambda x: x.view(2, 4, 90)[:, :3],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_in_place_has_the_bits_of_the_function(layout, dtype):
+    source = torch.randn(8, 90).to(dtype)
+    for dim in range(LAYOUTS[layout](source).dim()):
+        memory = source.clone()
+        x = LAYOUTS[layout](memory)
+        expected = fusedops.softmax(x, dim)
+        before = memory.clone()
+        assert fusedops.softmax_(x, dim) is x
+        assert same_bits(x, expected)
+        # What lies beside the view is as it was.
+        LAYOUTS[layout](before).copy_(expected)
+        if layout != "long rows":
+            assert same_bits(memory, before)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_out_takes_the_result_in_any_layout(op, layout, dtype):
+    x = torch.randn(8, 90).to(dtype)
+    view = LAYOUTS[layout](x)
+    for dim in range(view.dim()):
+        out = LAYOUTS[layout](torch.zeros_like(x))
+        assert OPS[op](view, dim, out=out) is out
+        assert same_bits(out, OPS[op](view, dim))
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_out_may_be_the_input_or_overlap_it(op):
+    x = torch.randn(9, 64)
+    for dim in (0, 1):
+        expected = OPS[op](x[:8], dim)
+        for shift in (0, 1):
+            memory = x.clone()
+            OPS[op](memory[:8], dim, out=memory[shift : shift + 8])
+            assert same_bits(memory[shift : shift + 8], expected)
+
+
+def test_out_says_which_dtype_is_computed():
+    x = torch.randn(5, 33).bfloat16()
+    out = torch.empty(5, 33)
+    fusedops.softmax(x, 1, out=out)
+    assert same_bits(out, fusedops.softmax(x, 1, torch.float32))
+    with pytest.raises(RuntimeError, match="out is torch.float32, wanted dtype=torch.float64"):
+        fusedops.softmax(x, 1, torch.float64, out=out)
+
+
+def test_masked_softmax_into_its_own_input():
+    x, mask = torch.randn(2, 5, 40), torch.rand(2, 1, 40) < 0.7
+    for options in ({"causal": True}, {"bias": torch.randn(40)}, {"masked_rows": "zero"}):
+        expected = fusedops.masked_softmax(x, mask, **options)
+        memory = x.clone()
+        assert fusedops.masked_softmax(memory, mask, **options, out=memory) is memory
+        assert same_bits(memory, expected)
+
+
+def test_a_bias_that_is_overwritten_is_read_first():
+    memory = torch.randn(4, 30)
+    x, expected = torch.randn(4, 30), None
+    expected = fusedops.masked_softmax(x, bias=memory)
+    fusedops.masked_softmax(x, bias=memory, out=memory)
+    assert same_bits(memory, expected)
+
+
+def test_in_place_between_other_operations_has_the_right_gradient():
+    q, k = torch.randn(2, 3, 6, 5, dtype=torch.float64).requires_grad_()
+    grads = []
+    for softmax in (fusedops.softmax_, fusedops.softmax):
+        scores = q @ k.transpose(-1, -2)
+        loss = (softmax(scores, -1) @ k).pow(2).sum()
+        grads.append(torch.autograd.grad(loss, (q, k)))
+    torch.testing.assert_close(*grads)
+
+
+def test_an_input_that_its_maker_still_needs_is_noticed():
+    x = torch.randn(3, 5, requires_grad=True)
+    y = fusedops.softmax_(x.exp(), -1)  # exp's derivative is its result
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_writing_over_what_was_saved_is_noticed():
+    x, w = torch.randn(3, 5), torch.randn(3, 5, requires_grad=True)
+    for write in (
+        lambda: fusedops.softmax_(x, -1),
+        lambda: fusedops.softmax(torch.randn(3, 5), -1, out=x),
+        lambda: fusedops.masked_softmax(torch.randn(3, 5), out=x),
+    ):
+        y = x * w
+        write()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+
+
+def test_a_leaf_that_requires_grad_is_refused_untouched():
+    x = torch.randn(3, 5, requires_grad=True)
+    before = x.detach().clone()
+    with pytest.raises(RuntimeError, match="softmax_: input is a leaf that requires grad"):
+        fusedops.softmax_(x, -1)
+    with pytest.raises(RuntimeError, match="softmax_out writes into .* under torch.no_grad"):
+        fusedops.softmax(x, -1, out=torch.empty(3, 5))
+    with pytest.raises(RuntimeError, match="softmax_ writes into its argument"):
+        torch.ops.fusedops.softmax_(x, -1)
+    assert same_bits(x.detach(), before)
+    with torch.no_grad():
+        assert same_bits(fusedops.softmax_(x, -1), fusedops.softmax(before, -1))
+
+
+@pytest.mark.parametrize(
+    "x",
+    [torch.randn(1, 5).expand(4, 5), torch.randn(20).as_strided((4, 5), (3, 1))],
+    ids=["expanded", "overlapping"],
+)
+def test_tensors_whose_elements_share_memory_are_refused_untouched(x):
+    before = x.clone()
+    with pytest.raises(RuntimeError, match="softmax_: elements of the tensor .* share memory"):
+        fusedops.softmax_(x, -1)
+    with pytest.raises(RuntimeError, match="share memory"):
+        fusedops.softmax(torch.randn(4, 5), -1, out=x)
+    with pytest.raises(RuntimeError, match="share memory"):
+        fusedops.masked_softmax(torch.randn(4, 5), out=x)
+    assert same_bits(x, before)
+
+
+def test_an_out_that_does_not_fit_is_named():
+    x = torch.randn(3, 5)
+    with pytest.raises(RuntimeError, match=r"out has shape \[5, 3\], wanted input's, \[3, 5\]"):
+        fusedops.softmax(x, -1, out=torch.empty(5, 3))
+    with pytest.raises(RuntimeError, match="out is torch.int64, wanted torch.float32"):
+        fusedops.softmax(x, -1, out=torch.empty(3, 5, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_in_place_writes_into_the_input(dynamic):
+    @torch.compile(fullgraph=True, dynamic=dynamic)
+    def run(x):
+        fusedops.softmax_(x, -1)
+        return x + 1
+
+    for rows in (4, 7):
+        x = torch.randn(rows, 9)
+        expected = fusedops.softmax(x, -1)
+        torch.testing.assert_close(run(x), expected + 1)
+        torch.testing.assert_close(x, expected)
