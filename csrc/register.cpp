@@ -45,6 +45,34 @@ STABLE_TORCH_LIBRARY(fusedops, m) {
       "layer_norm_backward(Tensor grad_output, Tensor input, SymInt[] normalized_shape, "
       "Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias, bool[3] output_mask) "
       "-> (Tensor grad_input, Tensor grad_weight, Tensor grad_bias)");
+  // With `rounds_normalized` the normalised value takes input's dtype before the weight is applied.
+  m.def(
+      "rms_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight, float eps, "
+      "float weight_offset=0.0, bool rounds_normalized=False) -> (Tensor output, Tensor rstd)");
+  m.def(
+      "rms_norm_backward(Tensor grad_output, Tensor input, SymInt[] normalized_shape, Tensor rstd, "
+      "Tensor? weight, bool[2] output_mask, float weight_offset=0.0) "
+      "-> (Tensor grad_input, Tensor grad_weight)");
+  // sum = dropout(input) + residual, then the norm. In a backward without dropout grad_residual is
+  // empty: grad_input serves both.
+  m.def(
+      "add_layer_norm(Tensor input, Tensor residual, SymInt[] normalized_shape, Tensor? weight, "
+      "Tensor? bias, float eps, float p=0.0, Tensor? seed=None) "
+      "-> (Tensor output, Tensor sum, Tensor mean, Tensor rstd)");
+  m.def(
+      "add_layer_norm_backward(Tensor grad_output, Tensor? grad_sum, Tensor sum, "
+      "SymInt[] normalized_shape, Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias, "
+      "bool[4] output_mask, float p=0.0, Tensor? seed=None) "
+      "-> (Tensor grad_input, Tensor grad_residual, Tensor grad_weight, Tensor grad_bias)");
+  m.def(
+      "add_rms_norm(Tensor input, Tensor residual, SymInt[] normalized_shape, Tensor? weight, "
+      "float eps, float weight_offset=0.0, bool rounds_normalized=False, float p=0.0, "
+      "Tensor? seed=None) -> (Tensor output, Tensor sum, Tensor rstd)");
+  m.def(
+      "add_rms_norm_backward(Tensor grad_output, Tensor? grad_sum, Tensor sum, "
+      "SymInt[] normalized_shape, Tensor rstd, Tensor? weight, bool[3] output_mask, "
+      "float weight_offset=0.0, float p=0.0, Tensor? seed=None) "
+      "-> (Tensor grad_input, Tensor grad_residual, Tensor grad_weight)");
 
   // The result lands in the first argument.
   m.def("softmax_(Tensor(a!) input, int dim) -> ()");
@@ -75,6 +103,17 @@ STABLE_TORCH_LIBRARY(fusedops, m) {
   m.def(
       "_layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight, Tensor? bias, "
       "float eps) -> (Tensor output, Tensor mean, Tensor rstd)");
+  m.def(
+      "_rms_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight, float eps, "
+      "float weight_offset=0.0, bool rounds_normalized=False) -> (Tensor output, Tensor rstd)");
+  m.def(  // the sum is empty where it is not wanted
+      "_add_layer_norm(Tensor input, Tensor residual, SymInt[] normalized_shape, Tensor? weight, "
+      "Tensor? bias, float eps, bool wants_sum, float p=0.0, Tensor? seed=None) "
+      "-> (Tensor output, Tensor sum)");
+  m.def(
+      "_add_rms_norm(Tensor input, Tensor residual, SymInt[] normalized_shape, Tensor? weight, "
+      "float eps, bool wants_sum, float weight_offset=0.0, bool rounds_normalized=False, "
+      "float p=0.0, Tensor? seed=None) -> (Tensor output, Tensor sum)");
 }
 
 extern "C" __attribute__((visibility("default"))) const char* fusedops_version() {

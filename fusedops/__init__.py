@@ -4,8 +4,9 @@
   ``torch.compile``; ``fusedops.export.rewrite`` for exported programs, :func:`rewrite` for plain FX
   graphs; :func:`explain` tells what was replaced and why the rest was not.
 - :func:`softmax`, :func:`softmax_`, :func:`log_softmax`, :func:`masked_softmax`,
-  :func:`masked_softmax_dropout`, :func:`layer_norm`: the ops as functions.
-- ``fusedops.nn``: the softmax family as modules.
+  :func:`masked_softmax_dropout`, :func:`layer_norm`, :func:`rms_norm`, :func:`add_layer_norm`,
+  :func:`add_rms_norm`: the ops as functions.
+- ``fusedops.nn``: the ops as modules.
 - ``torch.ops.fusedops.*``: the ops themselves.
 """
 
@@ -17,10 +18,13 @@ from typing import TYPE_CHECKING, Any
 try:
     from fusedops import config, nn, ops
     from fusedops.functional import (
+        add_layer_norm,
+        add_rms_norm,
         layer_norm,
         log_softmax,
         masked_softmax,
         masked_softmax_dropout,
+        rms_norm,
         softmax,
         softmax_,
     )
@@ -39,6 +43,8 @@ if TYPE_CHECKING:
 __version__ = (Path(__file__).parent / "VERSION").read_text().strip()
 
 __all__ = [
+    "add_layer_norm",
+    "add_rms_norm",
     "config",
     "disable",
     "enable",
@@ -53,6 +59,7 @@ __all__ = [
     "ops",
     "patch",
     "rewrite",
+    "rms_norm",
     "softmax",
     "softmax_",
 ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args, overload
 
 import torch
 
@@ -19,6 +19,7 @@ _ops = torch.ops.fusedops
 
 Causal = bool | Literal["top_left", "bottom_right"]
 MaskedRows = Literal["nan", "zero"]
+RmsSpelling = Literal["torch", "llama", "t5", "gemma"]
 
 
 def softmax(
@@ -234,7 +235,7 @@ def masked_softmax_dropout(
             masked_rows=masked_rows,
         )
     if seed is None:
-        seed = torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device=input.device)
+        seed = _drawn_seed(input)
     hidden = (mask, float(scale), bool(causal), float(mask_value))
     rest = (bias, dtype, _diagonal(input, causal), _zero_masked_rows(masked_rows))
     if needs_no_formula(input, mask, bias):
@@ -269,7 +270,7 @@ def layer_norm(
 
     :math:`y = (x - \mathrm{mean}) / \sqrt{\mathrm{var} + \epsilon} \cdot w + b`, biased variance.
     Statistics are taken in float32 (float64 for float64), exactly even where the mean is large, and
-    kept in that dtype for the backward pass.
+    kept in that dtype for the backward pass, which reads its inputs once.
 
     Args:
         input: float32, bfloat16, float16 or float64. Rows as in :func:`softmax`.
@@ -281,11 +282,251 @@ def layer_norm(
         A contiguous tensor of ``input``'s shape and dtype.
 
     Raises:
-        RuntimeError: a dtype that is not floating, a shape that does not match, a weight or bias on
-            another device, a device that this build has no kernels for.
+        RuntimeError: a dtype that is not floating, a shape that does not match or holds a 0, a
+            negative eps, a weight or bias on another device, a device that this build has no
+            kernels for.
 
     Source: Ba, Kiros, Hinton, "Layer Normalization" (2016);
     :func:`torch.nn.functional.layer_norm`.
     """
     op = _ops._layer_norm if needs_no_formula(input, weight, bias) else _ops.layer_norm
     return op.default(input, normalized_shape, weight, bias, eps)[0]
+
+
+def rms_norm(
+    input: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: torch.Tensor | None = None,
+    eps: float | None = None,
+    *,
+    spelling: RmsSpelling = "torch",
+) -> torch.Tensor:
+    r"""Root mean square normalisation over the last dimensions.
+
+    :math:`y = x / \sqrt{\mathrm{mean}(x^2) + \epsilon} \cdot w`, computed in float32 (float64 for
+    float64). Models spell it in four ways, which round at different places:
+
+    - "torch": rounded once, to ``input``'s dtype.
+    - "gemma": as torch, with :math:`1 + w` in place of :math:`w`.
+    - "llama": the normalised value is rounded to ``input``'s dtype, then multiplied by ``weight``;
+      the result has the dtype that both promote to.
+    - "t5": as llama where ``weight`` has 16 bits, rounded to its dtype; beside a float32 ``weight``
+      nothing is rounded to 16 bits.
+
+    Args:
+        input: float32, bfloat16, float16 or float64. Rows as in :func:`softmax`.
+        normalized_shape: the last dimensions of ``input``'s shape.
+        weight: of ``normalized_shape``, or None. "llama" and "t5" take one pass where its dtype is
+            ``input``'s, more where it is not.
+        eps: added to the mean square, >= 0; by default what float32 (float64) resolves at 1, as in
+            torch.
+        spelling: "torch", "llama", "t5" or "gemma".
+
+    Returns:
+        A contiguous tensor of ``input``'s shape.
+
+    Raises:
+        RuntimeError: as in :func:`layer_norm`.
+        ValueError: another word for ``spelling``.
+
+    Source: Zhang, Sennrich, "Root Mean Square Layer Normalization" (2019);
+    :func:`torch.nn.functional.rms_norm`, and LlamaRMSNorm, T5LayerNorm and GemmaRMSNorm of Hugging
+    Face transformers.
+    """
+    eps = _rms_eps(input) if eps is None else eps
+    if _multiplies_afterwards(spelling, input, weight):
+        is_t5, is_narrow = spelling == "t5", weight.dtype in (torch.bfloat16, torch.float16)
+        wide = input.float() if is_t5 and input.dtype != torch.float64 else input
+        if is_t5 and weight.dtype == wide.dtype:
+            return rms_norm(wide, normalized_shape, weight, eps)
+        normalized = rms_norm(wide, normalized_shape, None, eps)
+        return weight * (normalized.to(weight.dtype) if is_t5 and is_narrow else normalized)
+    op = _ops._rms_norm if needs_no_formula(input, weight) else _ops.rms_norm
+    return op.default(input, normalized_shape, weight, eps, *_rms_settings(spelling))[0]
+
+
+@overload
+def add_layer_norm(
+    input: torch.Tensor,
+    residual: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: torch.Tensor | None = ...,
+    bias: torch.Tensor | None = ...,
+    eps: float = ...,
+    *,
+    p: float = ...,
+    training: bool = ...,
+    seed: torch.Tensor | None = ...,
+    return_sum: Literal[True] = ...,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def add_layer_norm(
+    input: torch.Tensor,
+    residual: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: torch.Tensor | None = ...,
+    bias: torch.Tensor | None = ...,
+    eps: float = ...,
+    *,
+    p: float = ...,
+    training: bool = ...,
+    seed: torch.Tensor | None = ...,
+    return_sum: Literal[False],
+) -> torch.Tensor: ...
+def add_layer_norm(
+    input: torch.Tensor,
+    residual: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    p: float = 0.0,
+    training: bool = True,
+    seed: torch.Tensor | None = None,
+    return_sum: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor] | torch.Tensor:
+    r"""The residual connection of a transformer and the norm after it, in one pass.
+
+    :math:`s = \mathrm{dropout}_p(x) + r`, :math:`y = \mathrm{layer\_norm}(s)`. Pre-norm layers go
+    on with both, post-norm layers with :math:`y` alone. :math:`s` is rounded once to ``input``'s
+    dtype and normalised as rounded, as the separate calls do. The backward pass adds the gradient
+    of :math:`s` to that of the norm, and draws dropout's numbers again.
+
+    Args:
+        input: the branch, :math:`x`. Rows as in :func:`softmax`.
+        residual: :math:`r`, of ``input``'s shape, dtype and device.
+        normalized_shape, weight, bias, eps: as in :func:`layer_norm`.
+        p: the probability of a zero in dropout of ``input``, in [0, 1]; 0 and 1 are exact.
+        training: False leaves dropout out.
+        seed: as in :func:`masked_softmax_dropout`; drawn only where ``p`` is above 0.
+        return_sum: False: only :math:`y` is returned, and without a gradient :math:`s` is not
+            written.
+
+    Returns:
+        :math:`(y, s)`, contiguous, of ``input``'s shape and dtype; or :math:`y`.
+
+    Raises:
+        RuntimeError: a ``residual`` of another shape, dtype or device, ``p`` outside [0, 1], a
+            ``seed`` that is not one int64 on ``input``'s device; otherwise as in
+            :func:`layer_norm`.
+
+    Source: Vaswani et al., "Attention Is All You Need" (2017), section 5.4; Xiong et al., "On Layer
+    Normalization in the Transformer Architecture" (2020).
+    """
+    norm = (normalized_shape, weight, bias, eps)
+    dropout = _branch_dropout(input, p, training, seed)
+    if needs_no_formula(input, residual, weight, bias):
+        results = _ops._add_layer_norm.default(input, residual, *norm, return_sum, *dropout)
+    else:
+        results = _ops.add_layer_norm.default(input, residual, *norm, *dropout)
+    return results[:2] if return_sum else results[0]
+
+
+@overload
+def add_rms_norm(
+    input: torch.Tensor,
+    residual: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: torch.Tensor | None = ...,
+    eps: float | None = ...,
+    *,
+    spelling: RmsSpelling = ...,
+    p: float = ...,
+    training: bool = ...,
+    seed: torch.Tensor | None = ...,
+    return_sum: Literal[True] = ...,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def add_rms_norm(
+    input: torch.Tensor,
+    residual: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: torch.Tensor | None = ...,
+    eps: float | None = ...,
+    *,
+    spelling: RmsSpelling = ...,
+    p: float = ...,
+    training: bool = ...,
+    seed: torch.Tensor | None = ...,
+    return_sum: Literal[False],
+) -> torch.Tensor: ...
+def add_rms_norm(
+    input: torch.Tensor,
+    residual: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: torch.Tensor | None = None,
+    eps: float | None = None,
+    *,
+    spelling: RmsSpelling = "torch",
+    p: float = 0.0,
+    training: bool = True,
+    seed: torch.Tensor | None = None,
+    return_sum: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor] | torch.Tensor:
+    r"""The residual connection of a transformer and the RMS norm after it, in one pass.
+
+    :math:`s = \mathrm{dropout}_p(x) + r`, :math:`y = \mathrm{rms\_norm}(s)`; otherwise as
+    :func:`add_layer_norm`.
+
+    Args:
+        normalized_shape, weight, eps, spelling: as in :func:`rms_norm`.
+        input, residual, p, training, seed, return_sum: as in :func:`add_layer_norm`.
+
+    Returns:
+        :math:`(y, s)`, contiguous, of ``input``'s shape; or :math:`y`.
+
+    Raises:
+        RuntimeError, ValueError: as in :func:`add_layer_norm` and :func:`rms_norm`.
+
+    Source: as for :func:`add_layer_norm` and :func:`rms_norm`.
+    """
+    dropout = _branch_dropout(input, p, training, seed)
+    eps = _rms_eps(input) if eps is None else eps
+    if _multiplies_afterwards(spelling, input, weight):
+        arguments = (input, residual, normalized_shape, None, eps, 0.0, False)
+        total = _ops.add_rms_norm.default(*arguments, *dropout)[1]
+        output = rms_norm(total, normalized_shape, weight, eps, spelling=spelling)
+        return (output, total) if return_sum else output
+    settings = _rms_settings(spelling)
+    if needs_no_formula(input, residual, weight):
+        results = _ops._add_rms_norm.default(
+            input, residual, normalized_shape, weight, eps, return_sum, *settings, *dropout
+        )
+    else:
+        results = _ops.add_rms_norm.default(
+            input, residual, normalized_shape, weight, eps, *settings, *dropout
+        )
+    return results[:2] if return_sum else results[0]
+
+
+def _rms_eps(input: torch.Tensor) -> float:
+    return torch.finfo(torch.float64 if input.dtype == torch.float64 else torch.float32).eps
+
+
+def _rms_settings(spelling: RmsSpelling) -> tuple[float, bool]:
+    """The offset of the weight, and whether the normalised value is rounded before it."""
+    if spelling not in get_args(RmsSpelling):
+        raise ValueError(f"spelling is {spelling!r}, wanted 'torch', 'llama', 't5' or 'gemma'")
+    return float(spelling == "gemma"), spelling in ("llama", "t5")
+
+
+def _multiplies_afterwards(
+    spelling: RmsSpelling, input: torch.Tensor, weight: torch.Tensor | None
+) -> bool:
+    """Whether the weight's dtype, another than the input's, decides about the result's."""
+    mixed = weight is not None and weight.dtype != input.dtype
+    return mixed and spelling in ("llama", "t5")
+
+
+def _branch_dropout(
+    input: torch.Tensor, p: float, training: bool, seed: torch.Tensor | None
+) -> tuple[float, torch.Tensor | None]:
+    """p and the seed; neither where nothing is dropped."""
+    if not training or p == 0:
+        return 0.0, None
+    return float(p), _drawn_seed(input) if seed is None else seed
+
+
+def _drawn_seed(input: torch.Tensor) -> torch.Tensor:
+    return torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device=input.device)

@@ -1,9 +1,10 @@
-"""The softmax family as modules, beside ``torch.nn``: without parameters, so a state dict fits as
-it is."""
+"""The ops as modules, beside ``torch.nn``: with its parameters, so a state dict fits as it is."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import get_args
 
 import torch
 from torch import nn
@@ -11,8 +12,11 @@ from torch import nn
 from fusedops.functional import (
     Causal,
     MaskedRows,
+    RmsSpelling,
+    layer_norm,
     log_softmax,
     masked_softmax_dropout,
+    rms_norm,
     softmax,
 )
 
@@ -102,3 +106,52 @@ class MaskedSoftmax(nn.Module):
             f"scale={self.scale}, causal={self.causal!r}, mask_value={self.mask_value}, "
             f"p={self.p}, masked_rows={self.masked_rows!r}"
         )
+
+
+class LayerNorm(nn.LayerNorm):
+    r"""``torch.nn.LayerNorm``, computed by :func:`fusedops.layer_norm`.
+
+    Arguments, parameters and shapes are ``torch.nn.LayerNorm``'s.
+    """
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+
+
+class RMSNorm(nn.RMSNorm):
+    r"""``torch.nn.RMSNorm``, computed by :func:`fusedops.rms_norm`.
+
+    Args:
+        normalized_shape, eps, elementwise_affine, device, dtype: as in ``torch.nn.RMSNorm``.
+        spelling: "torch", "llama", "t5" or "gemma": where values are rounded, and whether 1 is
+            added to the weight, which then begins at 0.
+
+    Shape:
+        any that ends in ``normalized_shape``, and the result's is the same.
+    """
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        spelling: RmsSpelling = "torch",
+    ) -> None:
+        if spelling not in get_args(RmsSpelling):
+            raise ValueError(f"spelling is {spelling!r}, wanted one of {get_args(RmsSpelling)}")
+        self.spelling = spelling
+        super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
+
+    def reset_parameters(self) -> None:
+        if self.elementwise_affine:
+            nn.init.constant_(self.weight, 0.0 if self.spelling == "gemma" else 1.0)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        shape = self.normalized_shape
+        return rms_norm(input, shape, self.weight, self.eps, spelling=self.spelling)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, spelling={self.spelling!r}"

@@ -67,3 +67,15 @@ def layer_norm(
     normalized = centered * (centered.square().mean(dims, keepdim=True) + eps).rsqrt()
     weighted = normalized if weight is None else normalized * weight.double()
     return weighted if bias is None else weighted + bias.double()
+
+
+def rms_norm(
+    input: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: torch.Tensor | None = None,
+    eps: float = 1e-6,
+) -> torch.Tensor:
+    dims = tuple(range(-len(normalized_shape), 0))
+    x = input.double()
+    normalized = x * (x.square().mean(dims, keepdim=True) + eps).rsqrt()
+    return normalized if weight is None else normalized * weight.double()

@@ -146,6 +146,40 @@ def test_a_constant_row_near_the_largest_float_is_zero_as_in_float64(cols):
     assert reference.layer_norm(x, [cols]).abs().max() == 0
 
 
+def single_pass(x, eps=1e-8):
+    """Variance as E[x^2] - E[x]^2, in float32: the textbook kernel."""
+    mean = x.mean(-1, keepdim=True)
+    variance = x.square().mean(-1, keepdim=True) - mean.square()
+    return (x - mean) * (variance + eps).rsqrt()
+
+
+@pytest.mark.parametrize("offset, fails", [(0.0, False), (1e3, True), (1e4, True), (1e5, True)])
+def test_the_single_pass_variance_cancels_where_ours_does_not(offset, fails):
+    x = torch.randn(64, 1024) + offset
+    exact = reference.layer_norm(x, [1024], eps=1e-8)
+    assert ulp_error(fusedops.layer_norm(x, [1024], eps=1e-8), exact, floor=1.0) <= 5.0
+    error = (single_pass(x).double() - exact).abs().max()
+    assert not error <= 1e-3 if fails else error <= 1e-4  # fails: 0.02 at 1e3, NaN at 1e5
+
+
+@pytest.mark.parametrize("deviation", [1e-6, 1e-4])
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_a_variance_of_1e_12_and_the_seeds_eps_are_told_apart(deviation, offset):
+    x = (torch.randn(32, 2000, dtype=torch.float64) * deviation + offset).float()
+    exact = reference.layer_norm(x, [2000], eps=1e-8)
+    ours, eager = (f(x, [2000], eps=1e-8) for f in (fusedops.layer_norm, F.layer_norm))
+    assert_as_exact_as_eager(ours, eager, exact, floor=exact.std().item())
+
+
+@pytest.mark.parametrize("scale", [1e30, 1e38])
+@pytest.mark.parametrize("cols", [40, 5000])
+def test_rows_whose_squares_overflow_are_right_where_eagers_are_nan(scale, cols):
+    x = torch.rand(8, cols) * scale
+    exact = reference.layer_norm(x, [cols])
+    assert F.layer_norm(x, [cols]).isnan().any()
+    assert ulp_error(fusedops.layer_norm(x, [cols]), exact, floor=1.0) <= 3.0
+
+
 def test_eps_zero_and_one():
     x = torch.randn(3, 50)
     for eps in (0.0, 1e-12, 1.0):

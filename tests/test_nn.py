@@ -19,6 +19,8 @@ MODULES = {
     "Softmax": lambda: fusedops.nn.Softmax(-1),
     "LogSoftmax": lambda: fusedops.nn.LogSoftmax(-1),
     "MaskedSoftmax": lambda: fusedops.nn.MaskedSoftmax(0.125, causal=True),
+    "LayerNorm": lambda: fusedops.nn.LayerNorm(8),
+    "RMSNorm": lambda: fusedops.nn.RMSNorm(8, spelling="llama"),
 }
 TWINS = {"Softmax": nn.Softmax, "LogSoftmax": nn.LogSoftmax}
 
@@ -105,8 +107,8 @@ def test_copies_and_pickles_compute_the_same(name):
         assert twin(x).equal(module(x))
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_the_state_dict_is_empty(name):
+@pytest.mark.parametrize("name", ["Softmax", "LogSoftmax", "MaskedSoftmax"])
+def test_the_state_dict_of_a_softmax_is_empty(name):
     assert not MODULES[name]().state_dict()
     nn.Sequential(MODULES[name]()).load_state_dict({})
 
@@ -143,3 +145,42 @@ def test_dropout_compiles_into_one_graph_with_its_gradient():
     y = reference.masked_softmax(x, diagonal=0) * kept * 2
     (exact,) = torch.autograd.grad(y.square().sum(), x)
     torch.testing.assert_close(grad.double(), exact.double(), atol=1e-5, rtol=1e-5)
+
+
+# --- norms --------------------------------------------------------------------------------------
+
+NORMS = {"LayerNorm": nn.LayerNorm, "RMSNorm": nn.RMSNorm}
+
+
+@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("affine", [False, True])
+@pytest.mark.parametrize("shape", [6, (5, 6)])
+def test_norms_take_torchs_state_dict_and_give_its_values(name, affine, shape):
+    ours = getattr(fusedops.nn, name)(shape, elementwise_affine=affine)
+    theirs = NORMS[name](shape, elementwise_affine=affine)
+    for parameter in theirs.parameters():
+        nn.init.normal_(parameter)
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(4, 5, 6)
+    torch.testing.assert_close(ours(x).double(), theirs.double()(x.double()), atol=1e-5, rtol=1e-5)
+    assert isinstance(ours, NORMS[name])
+
+
+def test_layer_norm_without_bias_and_in_another_dtype():
+    norm = fusedops.nn.LayerNorm(8, eps=1e-3, bias=False, dtype=torch.bfloat16)
+    assert list(norm.state_dict()) == ["weight"] and norm(torch.randn(2, 8)).dtype == torch.float32
+    assert repr(norm) == repr(nn.LayerNorm(8, eps=1e-3, bias=False))
+
+
+def test_the_weight_of_gemmas_norm_begins_at_zero_and_gives_what_torchs_gives():
+    x = torch.randn(4, 8)
+    gemma, plain = fusedops.nn.RMSNorm(8, spelling="gemma"), nn.RMSNorm(8)
+    assert gemma.weight.abs().max() == 0
+    torch.testing.assert_close(gemma(x), plain(x))
+    assert "spelling='gemma'" in repr(gemma)
+
+
+def test_a_norm_of_another_spelling_is_refused():
+    with pytest.raises(ValueError, match="spelling is 'lama', wanted one of"):
+        fusedops.nn.RMSNorm(8, spelling="lama")

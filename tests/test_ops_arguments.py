@@ -132,6 +132,39 @@ BAD_CALLS = {
         r"weight is torch.int32, wanted torch.float32",
     ),
     "negative eps": (lambda x: fusedops.layer_norm(x, [5], eps=-1e-5), r"eps is -1e-05, wanted"),
+    "residual of another shape": (
+        lambda x: fusedops.add_layer_norm(x, x[:2], [5]),
+        r"residual is torch.float32 of shape \[2, 5\], wanted .*\[3, 5\] as input is",
+    ),
+    "residual of another dtype": (
+        lambda x: fusedops.add_rms_norm(x, x.double(), [5]),
+        r"add_rms_norm: residual is torch.float64 of shape \[3, 5\], wanted torch.float32",
+    ),
+    "p of the branch above 1": (
+        lambda x: fusedops.add_layer_norm(x, x, [5], p=1.5),
+        r"add_layer_norm: p is 1.5, wanted a probability in \[0, 1\]",
+    ),
+    "negative p of the branch": (
+        lambda x: fusedops.add_rms_norm(x, x, [5], p=-0.5),
+        r"add_rms_norm: p is -0.5, wanted",
+    ),
+    "dropout without a seed": (
+        lambda x: ops.add_rms_norm(x, x, [5], None, 1e-5, 0.0, False, 0.5),
+        r"add_rms_norm: p is 0.5 without a seed; make one with torch.randint, one int64",
+    ),
+    "several seeds of the branch": (
+        lambda x: fusedops.add_layer_norm(x, x, [5], p=0.5, seed=x.new_ones(2).long()),
+        r"add_layer_norm: seed is torch.int64 of shape \[2\], wanted one torch.int64",
+    ),
+    "rms weight of the wrong shape": (
+        lambda x: fusedops.rms_norm(x, [5], x.new_ones(4)),
+        r"rms_norm: weight has shape \[4\], wanted normalized_shape, \[5\]",
+    ),
+    "zero-size rms normalized_shape": (
+        lambda x: fusedops.rms_norm(x[:, :0], [0]),
+        r"rms_norm: .*wanted no dimension of size 0",
+    ),
+    "negative rms eps": (lambda x: fusedops.rms_norm(x, [5], eps=-1.0), r"eps is -1, wanted"),
     "NaN eps": (lambda x: fusedops.layer_norm(x, [5], eps=float("nan")), r"eps is nan, wanted"),
 }
 
@@ -160,6 +193,16 @@ def test_compiled_code_says_the_same(name):
         torch.compile(call, backend="eager", fullgraph=True)(x)
 
 
+@pytest.mark.parametrize(
+    "call", [fusedops.rms_norm, lambda x, n, **o: fusedops.add_rms_norm(x, x, n, **o)]
+)
+def test_another_spelling_lists_those_there_are(call):
+    with pytest.raises(
+        ValueError, match="spelling is 'lama', wanted 'torch', 'llama', 't5' or 'gemma'"
+    ):
+        call(x, [5], spelling="lama")
+
+
 def test_a_weight_on_another_device_is_named():
     with FakeTensorMode(), pytest.raises(RuntimeError, match="weight is on cpu, wanted meta"):
         ops.layer_norm(torch.empty(3, 5, device="meta"), [5], torch.empty(5), None, 1e-5)
@@ -172,9 +215,12 @@ def test_a_cuda_tensor_without_cuda_kernels_is_refused_with_the_reason(op):
         assert torch._C._dispatch_has_kernel_for_dispatch_key(f"fusedops::{op}", "CUDA")
         return
     overload = getattr(ops, op).default
-    by_name = {"normalized_shape": [5], "output_mask": [True] * 3, "dim": -1, "eps": 1e-5}
+    by_name = {"normalized_shape": [5], "dim": -1, "eps": 1e-5}
     by_name |= {"input_dtype": torch.float32, "dtype": None, "scale": 1.0, "causal": False}
     by_name |= {"mask_value": 0.0, "p": 0.5, "diagonal": 0, "zero_masked_rows": False}
+    by_name |= {"weight_offset": 0.0, "rounds_normalized": False, "wants_sum": True}
+    if op.endswith("norm_backward"):
+        by_name["output_mask"] = [True] * len(overload._schema.returns)
     arguments = [by_name.get(argument.name, x) for argument in overload._schema.arguments]
     cuda = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
     with pytest.raises(RuntimeError, match=rf"fusedops::{op} was given a CUDA tensor, but .*\w"):

@@ -21,6 +21,53 @@ def backward(x, w, b, grad):
     return [leaf.grad for leaf in leaves]
 
 
+def add_norm(add, x, r, w, b, grad):
+    """Outputs and gradients, dropout off: its numbers are those of the place in the batch."""
+    leaves = [t.detach().clone().requires_grad_() for t in (x, r, w, b)]
+    parameters = leaves[2:] if add is fusedops.add_layer_norm else leaves[2:3]
+    outputs = add(*leaves[:2], w.shape, *parameters, eps=1e-5)
+    gradients = torch.autograd.grad(outputs, [*leaves[:2], *parameters], [grad, grad])
+    return [*outputs, *gradients]
+
+
+ADDS = [fusedops.add_layer_norm, fusedops.add_rms_norm]
+
+
+@pytest.mark.parametrize("add", ADDS)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("cols", [1, 33, 128, 1000, 5000])
+def test_a_row_after_a_residual_alone_and_in_a_batch_has_equal_bits(add, dtype, cols):
+    torch.manual_seed(0)
+    x, r, grad = torch.randn(3, 37, cols).to(dtype)
+    w, b = torch.randn(2, cols).to(dtype)
+    of_rows = slice(0, 4)  # without the gradients of weight and bias
+    whole = add_norm(add, x, r, w, b, grad)[of_rows]
+    for row in (0, 3, 17, 36):
+        one = slice(row, row + 1)
+        alone = add_norm(add, x[one], r[one], w, b, grad[one])[of_rows]
+        assert all(same_bits(a[one], t) for a, t in zip(whole, alone, strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("cols", [31, 1000, 2500, 70000])
+def test_a_row_has_equal_bits_however_many_rows_are_normalised_with_it(dtype, cols):
+    torch.manual_seed(0)
+    x, r = torch.randn(2, 7, cols).to(dtype)
+    w, b = torch.randn(2, cols).to(dtype)
+
+    def outputs(rows):
+        return [
+            fusedops.layer_norm(x[:rows], [cols], w, b),
+            fusedops.rms_norm(x[:rows], [cols], w),
+            *fusedops.add_layer_norm(x[:rows], r[:rows], [cols], w, b, return_sum=True),
+            *fusedops.add_rms_norm(x[:rows], r[:rows], [cols], w, return_sum=True),
+        ]
+
+    all_rows = outputs(7)
+    for count in range(1, 7):
+        assert all(map(same_bits, outputs(count), [t[:count] for t in all_rows]))
+
+
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("cols", [1, 33, 128, 1000, 5000])
 def test_a_row_alone_and_in_a_batch_has_equal_bits(dtype, cols):
@@ -52,6 +99,19 @@ def test_the_number_of_threads_changes_no_bit(dtype, threads):
         return [fusedops.softmax(x, 1), fusedops.layer_norm(x, [300], w, b)] + backward(
             x, w, b, grad
         )
+
+    one, two, three = results(1), results(2), results(3)
+    assert all(map(same_bits, one, two)) and all(map(same_bits, one, three))
+
+
+@pytest.mark.parametrize("add", ADDS)
+def test_the_number_of_threads_changes_no_bit_after_a_residual(add, threads):
+    x, r, grad = torch.randn(3, 1000, 300)
+    w, b = torch.randn(2, 300)
+
+    def results(count):
+        torch.set_num_threads(count)
+        return add_norm(add, x, r, w, b, grad)
 
     one, two, three = results(1), results(2), results(3)
     assert all(map(same_bits, one, two)) and all(map(same_bits, one, three))

@@ -86,7 +86,7 @@ NOT_COPIED += ["all but the last of a sequence", "groups of rows"]
 
 @pytest.mark.parametrize("layout", NOT_COPIED)
 def test_rows_in_evenly_spaced_groups_are_read_where_they_lie(layout):
-    """One output each, and the statistics: no other allocation by the profiler's count."""
+    """One output each, statistics and sum: no other allocation by the profiler's count."""
     x = LAYOUTS[layout](source(torch.float32))
     rows, cols = x.shape[:-1].numel(), x.shape[-1]
     _, mean, rstd = torch.ops.fusedops.layer_norm(x, [cols], None, None, 1e-5)
@@ -99,12 +99,14 @@ def test_rows_in_evenly_spaced_groups_are_read_where_they_lie(layout):
         lambda: torch.ops.fusedops.layer_norm_backward(
             x, x, [cols], mean, rstd, None, None, only_input
         ): 0,
+        lambda: torch.ops.fusedops.rms_norm(x, [cols], None, 1e-5): rows * 4,
+        lambda: torch.ops.fusedops.add_rms_norm(x, x, [cols], None, 1e-5): (x.numel() + rows) * 4,
     }
-    for call, statistics in calls.items():
+    for call, others in calls.items():
         with torch.profiler.profile(profile_memory=True) as profile:
             call()
         allocated = sum(max(event.self_cpu_memory_usage, 0) for event in profile.events())
-        assert allocated == x.numel() * 4 + statistics
+        assert allocated == x.numel() * 4 + others
 
 
 def test_inputs_are_left_as_they_are():
@@ -133,3 +135,10 @@ def test_outputs_larger_than_the_cache_are_written_around_it_with_the_same_bits(
     assert torch.equal(
         fusedops.layer_norm(x, [1024], w)[:64], fusedops.layer_norm(x[:64], [1024], w)
     )
+    r = torch.randn(4096, 1024)
+    for whole, few in zip(
+        fusedops.add_rms_norm(x, r, [1024], w, p=0.5, seed=torch.tensor(1)),
+        fusedops.add_rms_norm(x[:64], r[:64], [1024], w, p=0.5, seed=torch.tensor(1)),
+        strict=True,
+    ):
+        assert torch.equal(whole[:64], few)

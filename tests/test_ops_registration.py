@@ -41,6 +41,30 @@ def masked_samples(t):
         )
 
 
+def norm_samples(t, w, b):
+    r, grad, seed = torch.randn_like(t).requires_grad_(t.requires_grad), torch.randn_like(t), 7
+    seed = torch.tensor(seed)
+    yield ops.rms_norm, (t, [8], w, 1e-5, 1.0, True)
+    yield ops.add_layer_norm, (t, r, [8], w, b, 1e-5)
+    yield ops.add_layer_norm, (t, r, [4, 8], None, None, 1e-5, 0.3, seed)
+    yield ops.add_rms_norm, (t, r, [8], w, 1e-5, 1.0, False, 0.3, seed)
+    plain = [v.detach() for v in (t, r, w, b)]
+    _, rstd = ops.rms_norm(plain[0], [8], None, 1e-5)
+    yield ops._rms_norm, (plain[0], [8], plain[2], 1e-5)
+    for wants_sum in (True, False):
+        yield ops._add_layer_norm, (*plain[:2], [8], *plain[2:], 1e-5, wants_sum)
+        yield ops._add_rms_norm, (*plain[:2], [8], plain[2], 1e-5, wants_sum, 0.0, True, 0.2, seed)
+    yield ops.rms_norm_backward, (grad, t, [8], rstd, w, [True, True], 1.0)
+    yield ops.rms_norm_backward, (grad, t, [8], rstd, None, [True, False])
+    statistics = norm_statistics(t, [8])
+    for p, mask in ((0.0, [True] * 4), (0.3, [True] * 4), (0.3, [False, True, True, False])):
+        given = (w, b, mask, p, seed if p else None)
+        yield ops.add_layer_norm_backward, (grad, r, t, [8], *statistics, *given)
+        yield ops.add_layer_norm_backward, (grad, None, t, [8], *statistics, *given)
+        given = (w, mask[:3], 1.0, p, seed if p else None)
+        yield ops.add_rms_norm_backward, (grad, r, t, [8], rstd, *given)
+
+
 def samples():
     x = torch.randn(3, 4, 8)
     for requires_grad in (False, True):
@@ -60,6 +84,7 @@ def samples():
             for op in (ops.softmax_backward, ops.log_softmax_backward):
                 yield op, (torch.randn_like(t), torch.softmax(t.detach(), -1), -1, dtype)
             yield from masked_samples(t)
+            yield from norm_samples(t, w, b)
     half = x.half().requires_grad_()
     yield ops.softmax, (half, -1, torch.float32)
     yield ops.softmax_backward, (x, torch.softmax(x, -1), -1, torch.float16)
@@ -83,6 +108,7 @@ OP_INFO = {
     "softmax": lambda s: fusedops.softmax(s.input, *s.args, **s.kwargs),
     "log_softmax": lambda s: fusedops.log_softmax(s.input, *s.args, **s.kwargs),
     "nn.functional.layer_norm": lambda s: fusedops.layer_norm(s.input, *s.args, **s.kwargs),
+    "nn.functional.rms_norm": lambda s: fusedops.rms_norm(s.input, *s.args, **s.kwargs),
 }
 
 
@@ -117,6 +143,10 @@ def test_forward_mode_raises_instead_of_giving_zeros():
         lambda t: fusedops.masked_softmax(t, causal=True),
         lambda t: fusedops.masked_softmax(x, bias=t),
         lambda t: fusedops.masked_softmax_dropout(t),
+        lambda t: fusedops.rms_norm(t, [5]),
+        lambda t: fusedops.add_layer_norm(x, t, [5])[0],
+        lambda t: fusedops.add_rms_norm(t, x, [5])[0],
+        lambda t: ops.rms_norm_backward(t, x, [5], rstd, None, [True, False])[0],
     )
     for call in calls:
         with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="forward-mode"):
@@ -139,6 +169,8 @@ def test_vmap_is_the_loop_over_its_slices():
 
 
 SLICES = torch.randn(4, 3, 6, 6)
+OTHERS, WEIGHTS, SEED = torch.randn(4, 3, 6, 6), torch.randn(4, 6), torch.tensor(3)
+STATISTICS = norm_statistics(SLICES, [6])
 MASKS, BIASES = torch.rand(4, 6) < 0.8, torch.randn(4, 3, 1, 6)
 
 # A function of one slice, and the batched tensors beside it.
@@ -156,6 +188,33 @@ BATCHED = {
     "masked_softmax_backward": (
         lambda x, m: ops.masked_softmax_backward(x, x.exp(), m, 0.5, True, x.dtype),
         (MASKS,),
+    ),
+    "layer_norm": (lambda x: fusedops.layer_norm(x, [6, 6]), ()),
+    "layer_norm, its own weights": (lambda x, w: fusedops.layer_norm(x, [6], w), (WEIGHTS,)),
+    "rms_norm": (lambda x: fusedops.rms_norm(x, [6], WEIGHTS[0], spelling="gemma"), ()),
+    "add_layer_norm": (
+        lambda x, r: torch.stack(fusedops.add_layer_norm(x, r, [6], WEIGHTS[0])),
+        (OTHERS,),
+    ),
+    "add_rms_norm, one residual": (
+        lambda x: torch.stack(fusedops.add_rms_norm(x, OTHERS[0], [6])),
+        (),
+    ),
+    "add_rms_norm, dropout": (
+        lambda x, r: fusedops.add_rms_norm(x, r, [6], p=0.5, seed=SEED, return_sum=False),
+        (OTHERS,),
+    ),
+    "layer_norm_backward": (
+        lambda x, g, m, r: ops.layer_norm_backward(
+            g, x, [6], m, r, WEIGHTS[0], None, [True, False, False]
+        )[0],
+        (OTHERS, *STATISTICS),
+    ),
+    "gradients of weights": (
+        lambda x, g, m, r: ops.layer_norm_backward(
+            g, x, [6], m, r, WEIGHTS[0], None, [False, True, False]
+        )[1],
+        (OTHERS, *STATISTICS),
     ),
 }
 
@@ -210,6 +269,18 @@ def test_autocast_gives_the_dtype_that_torch_gives(name, dtype, device):
         with autocast(device):
             assert ours(t).dtype == eager(t, -1).dtype
             assert ours(t, dtype=torch.float64).dtype == torch.float64
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_autocast_gives_norms_the_dtype_that_torch_gives(dtype, device):
+    with FakeTensorMode(allow_non_fake_inputs=True), autocast(device):
+        t = torch.empty(2, 3, 4, dtype=dtype, device=device)
+        expected = torch.nn.functional.layer_norm(t, [4]).dtype
+        assert fusedops.layer_norm(t, [4]).dtype == expected
+        assert fusedops.rms_norm(t, [4]).dtype == expected
+        assert fusedops.add_layer_norm(t, t, [4])[0].dtype == expected
+        assert fusedops.add_rms_norm(t, t, [4])[0].dtype == expected
 
 
 def test_meta_tensors_give_shapes_without_computing():

@@ -39,9 +39,12 @@ def test_no_kernel_spills_and_hot_ones_keep_to_128_bits_and_their_budget(arch):
     # have 32 KB in flight, 38 would keep a B200 busy. These are held to their budget alone.
     forward = [kernel for kernel in hot if "forward" in kernel.name]
     plain = [kernel for kernel in forward if "masked" not in kernel.name]
-    assert plain and not any(kernel.narrow_loads for kernel in plain)
     needed = sass_report.CHIPS[arch].needed_in_flight / 1024
     assert all(kernel.kb_in_flight >= needed for kernel in plain)
+    # Dropout, which only norms of a sum have besides, reads its seed.
+    narrow = {kernel.narrow_loads for kernel in plain if not kernel.name.endswith(", true>")}
+    assert narrow == {0}
+    assert all(kernel.narrow_loads <= 1 for kernel in plain)
 
 
 @pytest.mark.parametrize(

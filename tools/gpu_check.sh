@@ -88,6 +88,7 @@ stage env correctness 60 "$PYTHON" -m fusedops env
 stage library correctness 60 "${PYTEST[@]}" tests/cuda/test_cuda_library.py
 stage numerics correctness 120 "${PARALLEL[@]}" tests/cuda/test_cuda_{values,gradients}.py
 stage softmax-family correctness 120 "${PARALLEL[@]}" tests/cuda/test_cuda_softmax_family.py
+stage norm-family correctness 120 "${PARALLEL[@]}" tests/cuda/test_cuda_norm_family.py
 stage streams correctness 60 "${PYTEST[@]}" tests/cuda/test_cuda_streams.py
 stage opcheck correctness 60 "${PARALLEL[@]}" tests/cuda/test_cuda_opcheck.py
 has expecttest && stage opinfo correctness 60 "${PARALLEL[@]}" tests/cuda/test_cuda_opinfo.py
@@ -97,8 +98,9 @@ stage large correctness 40 "${PYTEST[@]}" tests/cuda/test_cuda_large.py
 stage memcheck correctness 75 "${SANITIZER[@]}" --tool memcheck "${SMALL[@]}"
 stage racecheck correctness 75 "${SANITIZER[@]}" --tool racecheck "${SMALL[@]}"
 stage suite correctness 90 "${PARALLEL[@]}" "${SUITE[@]}"
+OPS=(softmax layer_norm masked_softmax softmax_dropout log_softmax rms_norm add_layer_norm add_rms_norm)
 for direction in forward backward; do
-  for op in softmax layer_norm masked_softmax softmax_dropout log_softmax; do
+  for op in "${OPS[@]}"; do
     name=$op-$direction
     stage "bench-$name" speed 60 "$PYTHON" -m fusedops bench --device cuda --quick \
       --op "$op" --pass "$direction" --dtype bfloat16 float32 \

@@ -128,36 +128,40 @@ void CpuBackend::launch(const MaskedSoftmaxBackward& args) const {
   });
 }
 
-void CpuBackend::launch(const LayerNormForward& args) const {
+void CpuBackend::launch(const NormForward& args) const {
   const CpuKernels& kernels = cpu_kernels();
-  const bool streaming = 2 * args.rows * args.cols * size_of(args.input.dtype) > kStreamingBytes;
+  const int64_t tensors = 2 + (args.residual.data != nullptr) + (args.sum.data != nullptr);
+  const int64_t bytes = tensors * size_of(args.input.dtype);
+  const bool streaming = args.rows * args.cols * bytes > kStreamingBytes;
   for_rows(args.rows, args.cols, [&](RowRange range) {
-    const Scratch scratch(layer_norm_scratch_bytes(args.cols, args.input.dtype));
-    kernels.layer_norm(args, range, scratch.get(), streaming);
+    const Scratch scratch(norm_scratch_bytes(args));
+    kernels.norm(args, range, scratch.get(), streaming);
   });
 }
 
-void CpuBackend::launch(const LayerNormBackward& args) const {
+void CpuBackend::launch(const NormBackward& args) const {
   const CpuKernels& kernels = cpu_kernels();
-  const bool streaming = 3 * args.rows * args.cols * size_of(args.input.dtype) > kStreamingBytes;
+  const int64_t tensors = 2 + (args.grad_sum.data != nullptr) + (args.grad_input.data != nullptr) +
+      (args.grad_branch.data != nullptr);
+  const int64_t bytes = tensors * size_of(args.input.dtype);
+  const bool streaming = args.rows * args.cols * bytes > kStreamingBytes;
   const RowPartition partition(args.rows);
   torch::stable::parallel_for(0, partition.count, 1, [&](int64_t begin, int64_t end) {
-    const Scratch scratch(layer_norm_scratch_bytes(args.cols, args.input.dtype));
+    const Scratch scratch(norm_scratch_bytes(args));
     for (int64_t i = begin; i < end; ++i) {
-      kernels.layer_norm_backward(args, i, scratch.get(), streaming);
+      kernels.norm_backward(args, i, scratch.get(), streaming);
     }
   });
   if (args.grad_weight.data == nullptr && args.grad_bias.data == nullptr) return;
   const int64_t blocks = padded_cols(args.cols) / kColumnPadding;
   const int64_t grain = std::max<int64_t>(1, kGrainElements / partition.count / kColumnPadding);
   torch::stable::parallel_for(0, blocks, grain, [&](int64_t begin, int64_t end) {
-    kernels.layer_norm_finish(
-        args, begin * kColumnPadding, std::min(end * kColumnPadding, args.cols));
+    kernels.norm_finish(args, begin * kColumnPadding, std::min(end * kColumnPadding, args.cols));
   });
 }
 
-int64_t CpuBackend::workspace_bytes(const LayerNormBackward& args) const {
-  return layer_norm_workspace_bytes(args.rows, args.cols, args.input.dtype);
+int64_t CpuBackend::workspace_bytes(const NormBackward& args) const {
+  return norm_workspace_bytes(args.rows, args.cols, args.input.dtype);
 }
 
 }  // namespace fusedops

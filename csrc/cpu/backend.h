@@ -18,10 +18,10 @@ struct CpuBackend {
   void launch(const SoftmaxPlanesBackward& args) const;
   void launch(const MaskedSoftmaxForward& args) const;
   void launch(const MaskedSoftmaxBackward& args) const;
-  void launch(const LayerNormForward& args) const;
-  void launch(const LayerNormBackward& args) const;
+  void launch(const NormForward& args) const;
+  void launch(const NormBackward& args) const;
 
-  int64_t workspace_bytes(const LayerNormBackward& args) const;
+  int64_t workspace_bytes(const NormBackward& args) const;
 };
 
 }  // namespace fusedops

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <tuple>
 
+#include "ops/dropout.h"
 #include "ops/softmax.h"
 
 namespace fusedops {
@@ -143,20 +144,6 @@ class PreparedScores {
 
   PreparedOperand mask_, bias_;
 };
-
-inline Dropout dropout_of(const char* op, double p, const Tensor& seed, const Tensor& input) {
-  check(p >= 0 && p <= 1, op, ": p is ", p, ", wanted a probability in [0, 1]");
-  check(
-      seed.scalar_type() == ScalarType::Long && seed.numel() == 1, op, ": seed is ",
-      dtype_name(seed.scalar_type()), " of shape ", list_text(sizes_of(seed)),
-      ", wanted one torch.int64; make it with torch.randint");
-  check_device(op, "seed", seed, input);
-  if (p == 0) return {};
-  const double threshold = std::min(std::round(p * 0x1p32), 0x1p32 - 1);
-  return {
-      static_cast<const int64_t*>(seed.const_data_ptr()), static_cast<uint32_t>(threshold),
-      p == 1 ? 0.0 : 1 / (1 - p)};
-}
 
 inline void check_options(const MaskedSoftmaxOptions& options, const Tensor& input) {
   const char* op = options.op;

@@ -3,8 +3,8 @@
 
 #include <torch/csrc/stable/library.h>
 
-#include "ops/layer_norm.h"
 #include "ops/masked_softmax.h"
+#include "ops/norm.h"
 #include "ops/softmax.h"
 
 #define FUSEDOPS_REGISTER(key, Backend)                                                            \
@@ -35,8 +35,17 @@
     m.impl("_masked_softmax_dropout", TORCH_BOX(&Masked::masked_softmax_dropout_inference));       \
     m.impl(                                                                                        \
         "masked_softmax_dropout_backward", TORCH_BOX(&Masked::masked_softmax_dropout_backward));   \
-    using LayerNorm = fusedops::LayerNormOps<Backend>;                                             \
-    m.impl("layer_norm", TORCH_BOX(&LayerNorm::layer_norm));                                       \
-    m.impl("_layer_norm", TORCH_BOX(&LayerNorm::layer_norm));                                      \
-    m.impl("layer_norm_backward", TORCH_BOX(&LayerNorm::layer_norm_backward));                     \
+    using Norm = fusedops::NormOps<Backend>;                                                       \
+    m.impl("layer_norm", TORCH_BOX(&Norm::layer_norm));                                            \
+    m.impl("_layer_norm", TORCH_BOX(&Norm::layer_norm));                                           \
+    m.impl("layer_norm_backward", TORCH_BOX(&Norm::layer_norm_backward));                          \
+    m.impl("rms_norm", TORCH_BOX(&Norm::rms_norm));                                                \
+    m.impl("_rms_norm", TORCH_BOX(&Norm::rms_norm));                                               \
+    m.impl("rms_norm_backward", TORCH_BOX(&Norm::rms_norm_backward));                              \
+    m.impl("add_layer_norm", TORCH_BOX(&Norm::add_layer_norm));                                    \
+    m.impl("_add_layer_norm", TORCH_BOX(&Norm::add_layer_norm_inference));                         \
+    m.impl("add_layer_norm_backward", TORCH_BOX(&Norm::add_layer_norm_backward));                  \
+    m.impl("add_rms_norm", TORCH_BOX(&Norm::add_rms_norm));                                        \
+    m.impl("_add_rms_norm", TORCH_BOX(&Norm::add_rms_norm_inference));                             \
+    m.impl("add_rms_norm_backward", TORCH_BOX(&Norm::add_rms_norm_backward));                      \
   }

@@ -1,7 +1,8 @@
-"""The autocast rule of the softmax family: what torch does with its own softmax.
+"""The autocast rules: what torch does with its own softmax and norms.
 
-Under CUDA autocast a softmax without ``dtype`` computes and returns float32. Here the conversion
-happens inside the kernel. CPU autocast leaves softmax alone.
+Under CUDA autocast a softmax without ``dtype`` computes and returns float32; here the conversion
+happens inside the kernel. Norms convert what they are given to float32. CPU autocast leaves both
+alone.
 """
 
 from __future__ import annotations
@@ -28,5 +29,20 @@ def register_float32_output(library: torch.library.Library, op: str) -> None:
             arguments[position] = torch.float32
         with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_CUDA):
             return overload(*arguments)
+
+    library.impl(op, rule, "AutocastCUDA")
+
+
+def register_float32_inputs(library: torch.library.Library, op: str) -> None:
+    """``fusedops::op`` is given float32 in place of 16-bit CUDA tensors."""
+    overload = getattr(torch.ops.fusedops, op).default
+
+    def converted(arg: Any) -> Any:
+        is_narrow = isinstance(arg, torch.Tensor) and arg.dtype in (torch.bfloat16, torch.float16)
+        return arg.float() if is_narrow and arg.is_cuda else arg
+
+    def rule(*args: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_CUDA):
+            return overload(*map(converted, args))
 
     library.impl(op, rule, "AutocastCUDA")

@@ -36,6 +36,22 @@ def check_device(op: str, name: str, given: torch.Tensor, input: torch.Tensor) -
     )
 
 
+def check_seed(op: str, p: float, seed: torch.Tensor | None, input: torch.Tensor) -> None:
+    check(
+        seed is not None or p == 0,
+        f"{op}: p is {p:g} without a seed; make one with torch.randint, one int64",
+    )
+    if seed is None:
+        return
+    check(0 <= p <= 1, f"{op}: p is {p:g}, wanted a probability in [0, 1]")
+    check(
+        seed.dtype == torch.int64 and seed.numel() == 1,
+        f"{op}: seed is {seed.dtype} of shape {list(seed.shape)}, wanted one torch.int64; "
+        "make it with torch.randint",
+    )
+    check_device(op, "seed", seed, input)
+
+
 def check_out(op: str, out: torch.Tensor, input: torch.Tensor) -> None:
     check(
         out.shape == input.shape,

@@ -42,6 +42,12 @@ PUBLIC_OPS = (
     "masked_softmax_dropout_backward_",
     "layer_norm",
     "layer_norm_backward",
+    "rms_norm",
+    "rms_norm_backward",
+    "add_layer_norm",
+    "add_layer_norm_backward",
+    "add_rms_norm",
+    "add_rms_norm_backward",
 )
 TWIN_OPS = (
     "_softmax",
@@ -49,6 +55,9 @@ TWIN_OPS = (
     "_masked_softmax",
     "_masked_softmax_dropout",
     "_layer_norm",
+    "_rms_norm",
+    "_add_layer_norm",
+    "_add_rms_norm",
 )
 
 _REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps ."

@@ -44,15 +44,21 @@ def register_loop(op: str) -> None:
     overload = getattr(torch.ops.fusedops, op).default
 
     def rule(info: Any, in_dims: BatchDims, *args: Any) -> tuple[Any, Any]:
-        def of_slice(index: int) -> list[Any]:
-            return [
-                arg if dim is None else arg.select(dim, index)
-                for arg, dim in zip(args, in_dims, strict=True)
-            ]
-
-        results = [overload(*of_slice(index)) for index in range(info.batch_size)]
-        if isinstance(results[0], torch.Tensor):
-            return torch.stack(results), 0
-        return tuple(map(torch.stack, zip(*results, strict=True))), (0,) * len(results[0])
+        return loop(overload, info.batch_size, in_dims, args)
 
     torch.library.register_vmap(f"fusedops::{op}", rule)
+
+
+def loop(overload: Any, batch: int, in_dims: BatchDims, args: tuple) -> tuple[Any, Any]:
+    """One call a slice, and the results stacked."""
+
+    def of_slice(index: int) -> list[Any]:
+        return [
+            arg.select(dim, index) if isinstance(dim, int) else arg
+            for arg, dim in zip(args, in_dims, strict=True)
+        ]
+
+    results = [overload(*of_slice(index)) for index in range(batch)]
+    if isinstance(results[0], torch.Tensor):
+        return torch.stack(results), 0
+    return tuple(map(torch.stack, zip(*results, strict=True))), (0,) * len(results[0])

@@ -83,16 +83,6 @@ def _check_mask_value(op: str, value: float, computed: torch.dtype) -> None:
     )
 
 
-def _check_seed(op: str, p: float, seed: torch.Tensor, input: torch.Tensor) -> None:
-    _checks.check(0 <= p <= 1, f"{op}: p is {p:g}, wanted a probability in [0, 1]")
-    _checks.check(
-        seed.dtype == torch.int64 and seed.numel() == 1,
-        f"{op}: seed is {seed.dtype} of shape {list(seed.shape)}, wanted one torch.int64; "
-        "make it with torch.randint",
-    )
-    _checks.check_device(op, "seed", seed, input)
-
-
 def _check_forward(
     op: str,
     input: torch.Tensor,
@@ -223,7 +213,7 @@ def _fake_dropout_inference(
 ) -> torch.Tensor:
     op = "masked_softmax_dropout"
     result = _checked_dtype(op, input, dtype)
-    _check_seed(op, p, seed, input)
+    _checks.check_seed(op, p, seed, input)
     _check_forward(op, input, mask, scale, causal, mask_value, bias, result)
     return _contiguous_like(input, result)
 
@@ -245,7 +235,7 @@ def _fake_dropout_backward(
     diagonal: int = 0,
 ) -> torch.Tensor:
     op = "masked_softmax_dropout_backward"
-    _check_seed(op, p, seed, probabilities)
+    _checks.check_seed(op, p, seed, probabilities)
     _check_backward(op, grad_output, probabilities, mask, scale, causal)
     return _contiguous_like(probabilities, input_dtype)
 
@@ -261,7 +251,7 @@ def _fake_dropout_backward_in_place(
     diagonal: int = 0,
 ) -> None:
     op = "masked_softmax_dropout_backward_"
-    _check_seed(op, p, seed, probabilities)
+    _checks.check_seed(op, p, seed, probabilities)
     _check_backward(op, grad_output, probabilities, mask, scale, causal)
 
 

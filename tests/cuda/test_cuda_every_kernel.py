@@ -41,6 +41,20 @@ def test_forward_and_backward_agree_with_eager(dtype, wider, cols):
 
 @pytest.mark.parametrize("cols", ONE_OF_EACH_KERNEL)
 @pytest.mark.parametrize("dtype, wider", DTYPES.values(), ids=DTYPES)
+def test_norms_after_a_residual_agree_with_the_separate_calls(dtype, wider, cols):
+    x, r = (torch.randn(5, cols, device="cuda").to(dtype).requires_grad_() for _ in range(2))
+    w, b = (torch.randn(cols, device="cuda").to(wider).requires_grad_() for _ in range(2))
+    y, s = fusedops.add_layer_norm(x, r, [cols], w, b)
+    assert_close(s, x + r)
+    assert_close(y, fusedops.layer_norm(s.detach(), [cols], w, b))
+    z, t = fusedops.add_rms_norm(x, r, [cols], w, 1e-6, spelling="gemma", p=0.5)
+    assert_close(z, fusedops.rms_norm(t.detach(), [cols], w, 1e-6, spelling="gemma"))
+    (y + s + z + t).sum().backward()
+    assert all(leaf.grad.isfinite().all() for leaf in (x, r, w, b))
+
+
+@pytest.mark.parametrize("cols", ONE_OF_EACH_KERNEL)
+@pytest.mark.parametrize("dtype, wider", DTYPES.values(), ids=DTYPES)
 def test_masked_softmax_agrees_with_the_chain(dtype, wider, cols):
     x = torch.randn(5, cols, device="cuda").to(dtype).requires_grad_()
     mask, bias = torch.rand(5, cols, device="cuda") < 0.9, torch.randn(cols, device="cuda")

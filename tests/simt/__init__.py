@@ -11,7 +11,8 @@ instructions, weak memory order beyond data races, and what ptxas makes of nvcc'
 ``host.cpp``           the C interface for Python
 ``build.py``           compiles it all into ``build/simt``: plain, ASan + UBSan, TSan
 ``emulator.py``        the library from Python, and arrays in device memory
-``cases.py``           what is run: every op, dtype and width, at every length that changes a launch
+``cases.py``           softmax: every op, dtype and width, at every length that changes a launch
+``norm_cases.py``      the same for LayerNorm and RMSNorm, with every option
 ``planes_cases.py``    the same for softmax over the rows of planes
 ``masked_cases.py``    the same for masked softmax, with every kind of operand
 ``families.py``        all of these cases, run alike

@@ -28,7 +28,7 @@ CACHE = ROOT / "build" / "simt"
 #: The package's own sources, compiled as C++ as they are.
 SHIPPED = [
     ROOT / f"csrc/cuda/{name}.cu"
-    for name in ("softmax", "softmax_planes", "masked_softmax", "layer_norm")
+    for name in ("softmax", "softmax_planes", "masked_softmax", "norm")
 ]
 RUNTIME = [HERE / "runtime.cpp", HERE / "fiber.cpp", HERE / "async.cpp"]
 
@@ -55,7 +55,7 @@ TRANSLATED_FLAGS = ["-O0", "-g0", "-ffp-contract=off", "-fwrapv", "-w"]
 #: Compilers choose differently which additions to fuse: without any, bits can be compared.
 UNFUSED_SOURCE, UNFUSED_PTX = ["-ffp-contract=off"], ["-fmad=false"]
 #: Of these sources they are: a second translation of the others would take half a minute.
-COMPARED = [path for path in SHIPPED if path.stem in ("softmax", "layer_norm")]
+COMPARED = [path for path in SHIPPED if path.stem in ("softmax", "norm")]
 KERNELS_PER_SOURCE = 12
 #: A state of the sources is kept for so long after its last use.
 KEPT_SECONDS = 7 * 24 * 3600

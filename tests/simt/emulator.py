@@ -183,20 +183,23 @@ class MaskedSoftmaxBackward(Structure):
     ]
 
 
-class LayerNormForward(Structure):
+class NormForward(Structure):
     _fields_ = [
-        *[("input", Rows), ("output", Rows), ("weight", Columns), ("bias", Columns)],
-        *[("mean", c_void_p), ("rstd", c_void_p)],
-        *[("rows", c_int64), ("cols", c_int64), ("eps", c_double)],
+        *[("kind", c_int32), ("input", Rows), ("residual", Rows), ("output", Rows), ("sum", Rows)],
+        *[("weight", Columns), ("bias", Columns), ("mean", c_void_p), ("rstd", c_void_p)],
+        *[("dropout", Dropout), ("rows", c_int64), ("cols", c_int64)],
+        *[("eps", c_double), ("weight_offset", c_double), ("rounds_normalized", c_bool)],
     ]
 
 
-class LayerNormBackward(Structure):
+class NormBackward(Structure):
     _fields_ = [
-        *[("grad_output", Rows), ("input", Rows), ("mean", c_void_p), ("rstd", c_void_p)],
-        *[("weight", Columns), ("grad_input", Rows)],
-        *[("grad_weight", Columns), ("grad_bias", Columns), ("workspace", c_void_p)],
-        *[("rows", c_int64), ("cols", c_int64)],
+        *[("kind", c_int32), ("grad_output", Rows), ("grad_sum", Rows), ("input", Rows)],
+        *[("mean", c_void_p), ("rstd", c_void_p), ("weight", Columns)],
+        *[("grad_input", Rows), ("grad_branch", Rows)],
+        *[("grad_weight", Columns), ("grad_bias", Columns), ("dropout", Dropout)],
+        *[("workspace", c_void_p), ("rows", c_int64), ("cols", c_int64)],
+        *[("weight_offset", c_double)],
     ]
 
 
@@ -207,8 +210,8 @@ Args = (
     | SoftmaxPlanesBackward
     | MaskedSoftmaxForward
     | MaskedSoftmaxBackward
-    | LayerNormForward
-    | LayerNormBackward
+    | NormForward
+    | NormBackward
 )
 #: In the order of Op in host.cpp.
 _OPS = list(get_args(Args))
@@ -318,7 +321,7 @@ class Emulator:
         if status != 0:
             raise EmulatorError(f"status {status}: {self.library.simt_error().decode()}")
 
-    def workspace_bytes(self, args: LayerNormBackward) -> int:
+    def workspace_bytes(self, args: NormBackward) -> int:
         return self.library.simt_workspace_bytes(ctypes.byref(args))
 
     def ends_of_launch_shapes(self, args: Args, step: int, last: int) -> list[int]:

@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from types import ModuleType
 
-from . import cases, masked_cases, planes_cases
+from . import cases, masked_cases, norm_cases, planes_cases
 from .cases import Arrays, Case
 from .emulator import Args, Emulator
 from .masked_cases import MaskedCase
+from .norm_cases import NormCase
 from .planes_cases import PlanesCase
 
-AnyCase = Case | PlanesCase | MaskedCase
-_MODULES = {Case: cases, PlanesCase: planes_cases, MaskedCase: masked_cases}
+#: Of plain rows: their lengths are all there is to choose, and options vary along.
+RowsCase = Case | NormCase
+AnyCase = RowsCase | PlanesCase | MaskedCase
+_MODULES = {
+    Case: cases,
+    NormCase: norm_cases,
+    PlanesCase: planes_cases,
+    MaskedCase: masked_cases,
+}
 
 
 def inputs(case: AnyCase) -> Arrays:
@@ -40,6 +48,19 @@ def bases() -> list[tuple[AnyCase, int]]:
     return [(base, module.MAX_LENGTH) for module in _MODULES.values() for base in module.bases()]
 
 
+def groups() -> dict[str, list[RowsCase]]:
+    """The cases of plain rows by op and dtypes, for a test each."""
+    found: dict[str, list[RowsCase]] = {}
+    for module in (cases, norm_cases):
+        for base in module.bases():
+            found.setdefault(module.group_of(base), []).append(base)
+    return found
+
+
+def boundary_cases(emulator: Emulator, base: RowsCase, elements: int = 1000) -> Iterator[RowsCase]:
+    return _MODULES[type(base)].boundary_cases(emulator, base, elements)
+
+
 def racing_cases(emulator: Emulator) -> list[AnyCase]:
     """Few and small, for a build that is slow: each kernel once."""
     return [case for module in _MODULES.values() for case in _each_kernel_once(emulator, module)]
@@ -50,7 +71,8 @@ def sanitized_cases(emulator: Emulator) -> list[AnyCase]:
     the same tiles, each kernel once."""
     others = (planes_cases, masked_cases)
     once = [case for module in others for case in _each_kernel_once(emulator, module)]
-    return [*cases.all_boundary_cases(emulator), *once]
+    rows = (cases, norm_cases)
+    return [*(case for module in rows for case in module.all_boundary_cases(emulator)), *once]
 
 
 def _each_kernel_once(emulator: Emulator, module: ModuleType) -> Iterator[AnyCase]:

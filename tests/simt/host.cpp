@@ -20,8 +20,8 @@ enum Op {
   kSoftmaxPlanesBackward,
   kMaskedSoftmaxForward,
   kMaskedSoftmaxBackward,
-  kLayerNormForward,
-  kLayerNormBackward
+  kNormForward,
+  kNormBackward
 };
 
 // f(the arguments of that type).
@@ -40,10 +40,10 @@ auto with_op(int op, const void* args, F f) {
       return f(*static_cast<const MaskedSoftmaxForward*>(args));
     case kMaskedSoftmaxBackward:
       return f(*static_cast<const MaskedSoftmaxBackward*>(args));
-    case kLayerNormForward:
-      return f(*static_cast<const LayerNormForward*>(args));
+    case kNormForward:
+      return f(*static_cast<const NormForward*>(args));
     default:
-      return f(*static_cast<const LayerNormBackward*>(args));
+      return f(*static_cast<const NormBackward*>(args));
   }
 }
 
@@ -102,7 +102,7 @@ int simt_launch(int op, const void* args) {
   return with_op(op, args, [](const auto& args) { return cuda::launch(args, nullptr); });
 }
 
-int64_t simt_workspace_bytes(const LayerNormBackward* args) { return cuda::workspace_bytes(*args); }
+int64_t simt_workspace_bytes(const NormBackward* args) { return cuda::workspace_bytes(*args); }
 
 // Launches rows of step, 2 * step, ... up to `last` elements. Writes those that are followed by
 // another Shape, and returns their number; -1 where a launch fails.

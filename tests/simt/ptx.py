@@ -59,9 +59,9 @@ OPS = {
     "fma.rm": Op("f32", "fma_down({0}, {1}, {2})", "T T T"),
     "div": Op("u32 u64", "{0} / {1}"),
     "rem": Op("u32 u64", "{0} % {1}"),
-    "neg": Op("s64 f32 f64", "-{0}", "T"),
+    "neg": Op("s32 s64 f32 f64", "-{0}", "T"),
     "abs": Op("f32", "std::fabs({0})", "T"),
-    "max": Op("f32 f64", "std::fmax({0}, {1})"),
+    "max": Op("u32 f32 f64", "std::fmax({0}, {1})"),  # double holds every u32
     "min": Op("s64", "std::min({0}, {1})"),
     "and": Op("pred b32 b64", "{0} & {1}"),
     "or": Op("pred b32 b64", "{0} | {1}"),
@@ -74,11 +74,12 @@ OPS = {
     "setp.eq": Op("s16 b32 s32 s64 f32 f64", "{0} == {1}", result="pred"),
     "setp.ne": Op("s16 s32 s64", "{0} != {1}", result="pred"),
     "setp.neu": Op("f32 f64", "{0} != {1}", result="pred"),
+    "setp.nan": Op("f32 f64", "std::isunordered({0}, {1})", result="pred"),
     "setp.lt": Op("s16 s32 u32 s64 u64 f32 f64", "{0} < {1}", result="pred"),
     "setp.le": Op("s32 s64", "{0} <= {1}", result="pred"),
     "setp.gt": Op("s16 s32 u32 s64", "{0} > {1}", result="pred"),
     "setp.ge": Op("s32 u32 s64", "{0} >= {1}", result="pred"),
-    "setp.geu": Op("f32", "!({0} < {1})", result="pred"),
+    "setp.geu": Op("f32 f64", "!({0} < {1})", result="pred"),
     "cvta.to.global": Op("u64", "{0}", "T"),
     "ex2.approx.ftz": Op("f32", "exp2_approx({0})", "T"),
     "rcp.approx.ftz": Op("f32 f64", "reciprocal_approx({0})", "T"),
@@ -326,7 +327,7 @@ def entries(text: str, file: str) -> list[Entry]:
         elif line == "{":
             found[-1].first = number + 1
             inside = "body"
-        elif not re.match(r"$|\.(version|target|address_size|maxntid) ", line):
+        elif not re.match(r"$|\.(version|target|address_size|maxntid|minnctapersm) ", line):
             raise PtxError(f"{file}:{number}: {line}")
     return found
 

@@ -182,28 +182,48 @@ struct MaskedSoftmaxBackward {
   int64_t rows, cols;
 };
 
-// output = (input - mean) * rstd * weight + bias, statistics per row.
-// mean and rstd: one float per row (double where input is double).
-// weight and bias share one dtype: the input's, or float32.
-struct LayerNormForward {
-  ConstRows input;
-  Rows output;
+// kLayer: rstd = 1 / sqrt(variance + eps). kRms: mean = 0, rstd = 1 / sqrt(mean(x^2) + eps).
+enum class NormKind : int32_t { kLayer, kRms };
+
+// With x = dropout(input) + residual, rounded once to the dtype of input, or input itself where
+// residual.data is null: output = (x - mean) * rstd * (weight + weight_offset) + bias, and sum = x.
+// With rounds_normalized, (x - mean) * rstd is rounded to the dtype of input before it is
+// multiplied.
+//
+// Statistics per row: mean and rstd are one float each (double where input is double); mean is null
+// for kRms. input, residual, sum and output share one dtype. weight and bias share one dtype: the
+// input's, or float32. sum.data may be null: not wanted. dropout (seed null: none) comes only with
+// a residual.
+struct NormForward {
+  NormKind kind;
+  ConstRows input, residual;
+  Rows output, sum;
   ConstColumns weight, bias;
   void *mean, *rstd;
+  Dropout dropout;
   int64_t rows, cols;
-  double eps;
+  double eps, weight_offset;
+  bool rounds_normalized;
 };
 
-// Gradients of the above. A null grad_input.data, grad_weight.data or grad_bias.data is not wanted
-// and not computed. workspace holds what the backend's workspace_bytes() asks for.
-struct LayerNormBackward {
-  ConstRows grad_output, input;
+// Gradients of the above. `input` is what was normalised, the forward's sum where it had a
+// residual; grad_sum, where its data is not null, is added to what reaches it. grad_input is the
+// gradient of x, and so of the residual; grad_branch that of the forward's input, which dropout
+// makes another: dropout(grad_input), not wanted where there is no dropout.
+//
+// A null data of grad_input, grad_branch, grad_weight or grad_bias is not wanted and not computed.
+// Rows share one dtype. workspace holds what the backend's workspace_bytes() asks for.
+struct NormBackward {
+  NormKind kind;
+  ConstRows grad_output, grad_sum, input;
   const void *mean, *rstd;
   ConstColumns weight;
-  Rows grad_input;
+  Rows grad_input, grad_branch;
   Columns grad_weight, grad_bias;
+  Dropout dropout;
   void* workspace;
   int64_t rows, cols;
+  double weight_offset;
 };
 
 }  // namespace fusedops

@@ -1,5 +1,6 @@
 // The one header that kernels include: CUDA under nvcc, a SIMT emulator under any other compiler.
 //
+// FUSEDOPS_KERNEL(threads of the largest block[, blocks that share a multiprocessor's registers]).
 // Contract: kernels use threadIdx, blockIdx, blockDim, gridDim, __syncthreads(), the macros below
 // and fusedops::device, nothing else. Each PTX instruction is one function here, with a portable
 // twin. Shared arrays are aligned for 16-byte access.
@@ -17,12 +18,12 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #define FUSEDOPS_DEVICE __device__ __forceinline__
-#define FUSEDOPS_KERNEL(max_threads) __global__ void __launch_bounds__(max_threads)
+#define FUSEDOPS_KERNEL(...) __global__ void __launch_bounds__(__VA_ARGS__)
 #define FUSEDOPS_SHARED(T, name, count) __shared__ __align__(16) T name[count]
 #else
 #include "fusedops_simt.h"
 #define FUSEDOPS_DEVICE inline
-#define FUSEDOPS_KERNEL(max_threads) void
+#define FUSEDOPS_KERNEL(...) void
 #endif
 
 namespace fusedops {
@@ -46,6 +47,8 @@ FUSEDOPS_DEVICE T shuffle_xor(T value, int32_t lane_mask) {
 
 FUSEDOPS_DEVICE float maximum(float a, float b) { return fmaxf(a, b); }
 FUSEDOPS_DEVICE double maximum(double a, double b) { return fmax(a, b); }
+FUSEDOPS_DEVICE float fma(float a, float b, float c) { return fmaf(a, b, c); }
+FUSEDOPS_DEVICE double fma(double a, double b, double c) { return ::fma(a, b, c); }
 FUSEDOPS_DEVICE float exp(float x) { return expf(x); }
 FUSEDOPS_DEVICE double exp(double x) { return ::exp(x); }
 FUSEDOPS_DEVICE float log(float x) { return logf(x); }

@@ -49,21 +49,26 @@ class Provider:
 class Gradient:
     """Times the backward pass of `forward` as autograd runs it, from what the forward pass saved.
 
-    The inputs are the gradient of the result, then those of `forward`, of which the first is
-    differentiated.
+    The inputs are the gradient of the result, then those of `forward`, of which the first
+    `differentiated` are. Where `forward` has several results each gets that gradient.
     """
 
     forward: Function
+    differentiated: int = 1
 
-    def call(self, grad: Tensor, x: Tensor, *operands: Tensor) -> partial:
+    def call(self, grad: Tensor, *inputs: Tensor) -> partial:
         """What is timed: the walk back through the graph that one forward pass left."""
-        x = x.detach().requires_grad_()
-        return partial(self.gradient, self.forward(x, *operands), x, grad)
+        leaves = [x.detach().requires_grad_() for x in inputs[: self.differentiated]]
+        outputs = self.forward(*leaves, *inputs[self.differentiated :])
+        return partial(self.gradients, outputs, leaves, grad)
 
     @staticmethod
-    def gradient(output: Tensor, x: Tensor, grad: Tensor) -> Tensor:
+    def gradients(
+        outputs: Tensor | tuple[Tensor, ...], leaves: list[Tensor], grad: Tensor
+    ) -> tuple[Tensor, ...]:
         """The graph is kept, to walk it again."""
-        return torch.autograd.grad(output, x, grad, retain_graph=True)[0]
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        return torch.autograd.grad(outputs, leaves, [grad] * len(outputs), retain_graph=True)
 
     def compiled(self) -> Gradient:
         """The provider whose forward and backward passes Inductor compiles together."""
@@ -87,12 +92,14 @@ class Operator:
     """An operator as eager PyTorch spells it and as fusedops runs it.
 
     Args:
-        eager, fused: functions of a tensor and the operands; the result has the tensor's shape.
+        eager, fused: functions of a tensor and the operands; the result, or the first of several,
+            has the tensor's shape.
         operands: weights, masks, biases.
         dimensions: how many its inputs have at least; shorter shapes are filled up with ones.
         moved: for each direction, how many tensors of the input's size must cross memory.
         backward: the providers of the backward pass where it is an operator of its own; by default
             autograd's of `eager` and of `fused`.
+        differentiated: of how many of its arguments autograd's backward gives the gradient.
         dropout: where the result is random.
 
     "inductor" is not among the providers: it compiles what "eager" runs.
@@ -104,6 +111,7 @@ class Operator:
     dimensions: int = MATRIX
     moved: dict[str, float] = field(default_factory=lambda: {FORWARD: 2, BACKWARD: 3})
     backward: dict[str, Provider] | None = None
+    differentiated: int = 1
     dropout: Dropout | None = None
 
     def providers(self, direction: str) -> dict[str, Provider | Gradient]:
@@ -111,12 +119,13 @@ class Operator:
         functions = {"eager": self.eager, "fusedops": self.fused}
         if direction == BACKWARD and self.backward:
             return self.backward
-        return {name: provider(direction, function) for name, function in functions.items()}
+        return {name: self.provider(direction, function) for name, function in functions.items()}
 
-
-def provider(direction: str, function: Function) -> Provider | Gradient:
-    """Who computes `function`, or its gradient."""
-    return Provider(function) if direction == FORWARD else Gradient(function)
+    def provider(self, direction: str, function: Function) -> Provider | Gradient:
+        """Who computes `function`, or its gradients."""
+        if direction == FORWARD:
+            return Provider(function)
+        return Gradient(function, self.differentiated)
 
 
 @dataclass(frozen=True)

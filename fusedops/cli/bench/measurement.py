@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fusedops.cli.bench.cases import FORWARD, Case, provider
+from fusedops.cli.bench.cases import FORWARD, Case
 from fusedops.cli.timing import Call, Clock, interleave, median_ratio, relative_spread
 
 REFERENCE, COPY, OURS = "eager", "copy", "fusedops"
@@ -116,7 +116,7 @@ def with_dropout_of(output: Tensor, case: Case, inputs: Sequence[Tensor]) -> Ten
     def chain(x: Tensor, *operands: Tensor) -> Tensor:
         return dropout.survivors(x, *operands) * (output != 0) / (1 - dropout.p)
 
-    return provider(case.direction, chain).call(*inputs)()
+    return _main_output(case.operator.provider(case.direction, chain).call(*inputs)())
 
 
 def check_keep_rate(case: Case, name: str, output: Tensor, inputs: Sequence[Tensor]) -> None:

@@ -15,9 +15,9 @@ from torch import Tensor
 
 import fusedops
 from fusedops.cli.bench.attention import ATTENTION
-from fusedops.cli.bench.cases import Case, Operator, Provider
+from fusedops.cli.bench.cases import BACKWARD, FORWARD, Case, Operator, Provider
 
-LAYER_NORM_EPS = 1e-5
+LAYER_NORM_EPS, RMS_NORM_EPS = 1e-5, 1e-6
 
 
 def family(op: str) -> str:
@@ -84,9 +84,56 @@ def _layer_norm() -> Operator:
     )
 
 
+def _weight(case: Case) -> tuple[Tensor]:
+    return _weight_and_bias(case)[:1]
+
+
+def _rms_norm() -> Operator:
+    return Operator(
+        eager=lambda x, weight: F.rms_norm(x, x.shape[-1:], weight, RMS_NORM_EPS),
+        fused=lambda x, weight: fusedops.rms_norm(x, x.shape[-1:], weight, RMS_NORM_EPS),
+        operands=_weight,
+        differentiated=2,
+    )
+
+
+def _after_residual(norm: Operator, fused: Callable[..., Any]) -> Operator:
+    """A pre-norm layer's: the sum of branch and residual, normalised, and the sum itself."""
+
+    def eager(x: Tensor, residual: Tensor, *parameters: Tensor) -> tuple[Tensor, Tensor]:
+        sum = x + residual
+        return norm.eager(sum, *parameters), sum
+
+    def operands(case: Case) -> tuple[Tensor, ...]:
+        return case.random(seed=2), *norm.operands(case)
+
+    return Operator(
+        eager=eager,
+        fused=fused,
+        operands=operands,
+        moved={FORWARD: 4, BACKWARD: 4},
+        differentiated=3 if norm.operands is _weight else 4,
+    )
+
+
+def _add_layer_norm() -> Operator:
+    return _after_residual(
+        _layer_norm(), lambda x, r, w, b: fusedops.add_layer_norm(x, r, x.shape[-1:], w, b)
+    )
+
+
+def _add_rms_norm() -> Operator:
+    return _after_residual(
+        _rms_norm(), lambda x, r, w: fusedops.add_rms_norm(x, r, x.shape[-1:], w, RMS_NORM_EPS)
+    )
+
+
 OPERATORS: dict[str, Operator] = {
     "softmax": _softmax("softmax"),
     "log_softmax": _softmax("log_softmax"),
     "layer_norm": _layer_norm(),
+    "rms_norm": _rms_norm(),
+    "add_layer_norm": _add_layer_norm(),
+    "add_rms_norm": _add_rms_norm(),
     **ATTENTION,
 }

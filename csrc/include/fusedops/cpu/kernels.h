@@ -76,12 +76,30 @@ constexpr PlaneStrips plane_strips(const SoftmaxPlanesBackward& args) {
 // A maximum, a sum in double and two factors for each lane of a strip.
 constexpr int64_t kPlanesScratchBytes = 4 * PlaneStrips::kMaxLanes * int64_t(sizeof(double));
 
-// Weight and bias.
-constexpr int64_t layer_norm_scratch_bytes(int64_t cols, DType dtype) {
-  return 2 * padded_cols(cols) * compute_bytes(dtype);
+// Rows of a norm are taken side by side, but sums that would not stay in the L2 cache until they
+// are read fewer at a time.
+constexpr int64_t kMostRowsAbreast = 4, kLongestSumBytes = int64_t(1) << 17;
+constexpr int64_t norm_rows_abreast(const NormForward& args) {
+  const bool is_long = args.cols * size_of(args.input.dtype) > kLongestSumBytes;
+  return args.residual.data != nullptr && is_long ? 2 : kMostRowsAbreast;
 }
 
-// The rows of a layer_norm backward fall into at most kMaxPartitions runs, by their number alone:
+// A chunk of a row that dropout is still to take from.
+constexpr int64_t kNormChunkBytes = 8192;
+
+// Weight, bias, that chunk, and rows that are sums.
+constexpr int64_t norm_scratch_bytes(const NormForward& args) {
+  const int64_t width = padded_cols(args.cols), dtype_bytes = size_of(args.input.dtype);
+  const int64_t rows = args.residual.data == nullptr ? 0 : norm_rows_abreast(args);
+  return 2 * width * compute_bytes(args.input.dtype) + kNormChunkBytes + rows * width * dtype_bytes;
+}
+
+// Weight, and a chunk.
+constexpr int64_t norm_scratch_bytes(const NormBackward& args) {
+  return padded_cols(args.cols) * compute_bytes(args.input.dtype) + kNormChunkBytes;
+}
+
+// The rows of a norm's backward fall into at most kMaxPartitions runs, by their number alone:
 // the sums over rows are added up in the same order whatever the number of threads. A run has at
 // least 64 rows, so that clearing and adding its two accumulators costs under 2 %.
 struct RowPartition {
@@ -101,7 +119,7 @@ struct RowPartition {
   }
 };
 
-constexpr int64_t layer_norm_workspace_bytes(int64_t rows, int64_t cols, DType dtype) {
+constexpr int64_t norm_workspace_bytes(int64_t rows, int64_t cols, DType dtype) {
   return RowPartition(rows).count * 2 * padded_cols(cols) * compute_bytes(dtype);
 }
 
@@ -125,14 +143,13 @@ struct CpuKernels {
   void (*masked_softmax_backward)(
       const MaskedSoftmaxBackward&, RowRange, void* scratch, bool streaming);
 
-  // `scratch` holds layer_norm_scratch_bytes(), aligned to 64 bytes.
-  void (*layer_norm)(const LayerNormForward&, RowRange, void* scratch, bool streaming);
-  // Rows of one partition: grad_input, and the partition's sums into the workspace.
-  void (*layer_norm_backward)(
-      const LayerNormBackward&, int64_t partition, void* scratch, bool streaming);
+  // `scratch` holds norm_scratch_bytes(), aligned to 64 bytes.
+  void (*norm)(const NormForward&, RowRange, void* scratch, bool streaming);
+  // Rows of one partition: their gradients, and the partition's sums into the workspace.
+  void (*norm_backward)(const NormBackward&, int64_t partition, void* scratch, bool streaming);
   // Columns [begin, end), begin a multiple of kColumnPadding, of grad_weight and grad_bias from the
   // partitions' sums.
-  void (*layer_norm_finish)(const LayerNormBackward&, int64_t begin, int64_t end);
+  void (*norm_finish)(const NormBackward&, int64_t begin, int64_t end);
 };
 
 namespace default_ {

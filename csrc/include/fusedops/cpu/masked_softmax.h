@@ -375,24 +375,6 @@ FUSEDOPS_INLINE void masked_softmax_rows(
 
 // --- backward -----------------------------------------------------------------------------------
 
-// A row of T as it lies in memory, or as tiles in scratch memory.
-template <class T>
-struct FromMemory {
-  const T* row;
-  template <class Part>
-  FUSEDOPS_INLINE Tile<Compute<T>> at(int64_t col, Part part) const {
-    return load(row + col, part);
-  }
-};
-template <class C>
-struct FromScratch {
-  const C* row;
-  template <class Part>
-  FUSEDOPS_INLINE Tile<C> at(int64_t col, Part) const {
-    return load(row + col);
-  }
-};
-
 template <class T, class Grad, class C = Compute<T>>
 C dot(Grad grad, const T* probabilities, int64_t visible, int64_t cols) {
   const Tile<C> sum = fold_visible<T>(

@@ -5,8 +5,9 @@
 // and FUSEDOPS_CPU_ISA_NAME, as FUSEDOPS_CPU_ISA in the environment spells it.
 #pragma once
 
-#include "fusedops/cpu/layer_norm.h"
 #include "fusedops/cpu/masked_softmax.h"
+#include "fusedops/cpu/norm_backward.h"
+#include "fusedops/cpu/norm_forward.h"
 #include "fusedops/cpu/softmax.h"
 #include "fusedops/cpu/softmax_planes.h"
 
@@ -43,6 +44,19 @@ void with_types(DType narrow, DType wide, Body body) {
   });
 }
 
+template <auto kValue>
+struct Constant {
+  static constexpr auto value = kValue;
+};
+
+template <class Args, class Body>
+void with_norm(const Args& args, Body body) {
+  with_type(args.input.dtype, [&](auto tag) {
+    if (args.kind == NormKind::kRms) return body(Constant<NormKind::kRms>{}, tag);
+    body(Constant<NormKind::kLayer>{}, tag);
+  });
+}
+
 struct Put {
   static constexpr bool kStreams = false;
   template <class T, class Part, class V>
@@ -63,12 +77,12 @@ struct PutStreaming {
   }
 };
 
-// Streaming stores need every vector of every row aligned.
+// Streaming stores need every vector of every row aligned. Rows that are not wanted need nothing.
 inline bool is_aligned(const void* data, int64_t stride, DType dtype) {
   return (reinterpret_cast<uintptr_t>(data) | (stride * size_of(dtype))) % kVectorBytes == 0;
 }
 inline bool can_stream(const Rows& to) {
-  return is_aligned(to.data, to.spacing.stride | to.spacing.jump, to.dtype);
+  return to.data == nullptr || is_aligned(to.data, to.spacing.stride | to.spacing.jump, to.dtype);
 }
 inline bool can_stream(const Planes& to) {
   return is_aligned(to.data, to.stride | to.row_stride, to.dtype);
@@ -129,11 +143,10 @@ void softmax_planes_backward(
 
 void masked_softmax(
     const MaskedSoftmaxForward& args, RowRange range, void* scratch, bool streaming) {
-  const bool aligned = args.probabilities.data == nullptr || can_stream(args.probabilities);
   with_types(args.input.dtype, args.output.dtype, [&](auto in, auto out) {
     using In = typename decltype(in)::type;
     using Out = typename decltype(out)::type;
-    with_store(streaming && aligned, args.output, [&](auto put) {
+    with_store(streaming && can_stream(args.probabilities), args.output, [&](auto put) {
       masked_softmax_rows<In, Out>(args, range, scratch, put);
     });
   });
@@ -150,27 +163,30 @@ void masked_softmax_backward(
   });
 }
 
-void layer_norm(const LayerNormForward& args, RowRange range, void* scratch, bool streaming) {
-  with_type(args.input.dtype, [&](auto tag) {
+void norm(const NormForward& args, RowRange range, void* scratch, bool streaming) {
+  with_norm(args, [&](auto kind, auto tag) {
     using T = typename decltype(tag)::type;
-    with_store(
-        streaming, args.output, [&](auto put) { layer_norm_rows<T>(args, range, scratch, put); });
-  });
-}
-
-void layer_norm_backward(
-    const LayerNormBackward& args, int64_t partition, void* scratch, bool streaming) {
-  const bool params = args.grad_weight.data != nullptr || args.grad_bias.data != nullptr;
-  with_type(args.input.dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    with_store(streaming, args.grad_input, [&](auto put) {
-      if (params) return layer_norm_backward_rows<T, true>(args, partition, scratch, put);
-      layer_norm_backward_rows<T, false>(args, partition, scratch, put);
+    with_store(streaming && can_stream(args.sum), args.output, [&](auto put) {
+      norm_rows<kind.value, T>(args, range, scratch, put);
     });
   });
 }
 
-void layer_norm_finish(const LayerNormBackward& args, int64_t begin, int64_t end) {
+void norm_backward(const NormBackward& args, int64_t partition, void* scratch, bool streaming) {
+  with_norm(args, [&](auto kind, auto tag) {
+    using T = typename decltype(tag)::type;
+    with_store(streaming && can_stream(args.grad_branch), args.grad_input, [&](auto put) {
+      const auto run = [&](auto sums) {
+        norm_backward_rows<kind.value, T, sums.value>(args, partition, scratch, put);
+      };
+      if (args.grad_bias.data != nullptr) return run(Constant<ColumnSums::kBoth>{});
+      if (args.grad_weight.data != nullptr) return run(Constant<ColumnSums::kWeight>{});
+      run(Constant<ColumnSums::kNone>{});
+    });
+  });
+}
+
+void norm_finish(const NormBackward& args, int64_t begin, int64_t end) {
   const int64_t partitions = RowPartition(args.rows).count, width = padded_cols(args.cols);
   with_type(args.input.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
@@ -192,9 +208,9 @@ void layer_norm_finish(const LayerNormBackward& args, int64_t begin, int64_t end
 
 extern const CpuKernels kernels;
 const CpuKernels kernels = {
-    FUSEDOPS_CPU_ISA_NAME,   softmax,          softmax_backward,        softmax_planes,
-    softmax_planes_backward, masked_softmax,   masked_softmax_backward, layer_norm,
-    layer_norm_backward,     layer_norm_finish};
+    FUSEDOPS_CPU_ISA_NAME,   softmax,        softmax_backward,        softmax_planes,
+    softmax_planes_backward, masked_softmax, masked_softmax_backward, norm,
+    norm_backward,           norm_finish};
 
 }  // namespace FUSEDOPS_CPU_ISA
 }  // namespace fusedops

@@ -311,6 +311,18 @@ FUSEDOPS_INLINE void store(T* to, Tile<Compute<T>> tile) {
   write(to, packed(tile, to));
 }
 
+// What store() and then load() of a T leave of a tile.
+template <class T>
+FUSEDOPS_INLINE Tile<Compute<T>> rounded(Tile<Compute<T>> tile) {
+  if constexpr (sizeof(T) > 2) {
+    return tile;
+  } else {
+    T columns[kTile<T>];
+    store(columns, tile);
+    return load(columns);
+  }
+}
+
 // A store that does not read the line it writes: +35 % where the data is larger than the last-level
 // cache, a loss of 25-65 % where it is not. `to` is aligned to kVectorBytes.
 template <class T>
@@ -492,6 +504,33 @@ FUSEDOPS_INLINE Choice<C> load_bools(const Bool* from, First part) {
 
 // --- rows ---------------------------------------------------------------------------------------
 
+template <class T>
+FUSEDOPS_INLINE const T* start_of(const ConstRows& rows, int64_t row) {
+  return static_cast<const T*>(rows.data) + rows.spacing.offset(row);
+}
+template <class T>
+FUSEDOPS_INLINE T* start_of(const Rows& rows, int64_t row) {
+  return static_cast<T*>(rows.data) + rows.spacing.offset(row);
+}
+
+// A row of T as it lies in memory, or as tiles in scratch memory.
+template <class T>
+struct FromMemory {
+  const T* row;
+  template <class Part>
+  FUSEDOPS_INLINE Tile<Compute<T>> at(int64_t col, Part part) const {
+    return load(row + col, part);
+  }
+};
+template <class C>
+struct FromScratch {
+  const C* row;
+  template <class Part>
+  FUSEDOPS_INLINE Tile<C> at(int64_t col, Part) const {
+    return load(row + col);
+  }
+};
+
 // body(col, part) over all columns of a row of T, a tile at a time.
 template <class T, class Body>
 FUSEDOPS_INLINE void for_columns(int64_t cols, Body body) {
@@ -607,6 +646,36 @@ FUSEDOPS_INLINE double sum_of(Tile<C> a, Tile<C> b) {
   const Vec<double> first = widened_sum(a.v[0]) + widened_sum(a.v[1]);
   const Vec<double> second = widened_sum(b.v[0]) + widened_sum(b.v[1]);
   return across_lanes<double>(first + second, Add{});
+}
+
+// Sums of lanes, several in nearly the time of one: each step adds the upper half of each sum's
+// lanes to the lower and puts those of two vectors side by side. A sum's order is across_lanes()'s
+// and does not depend on the others.
+template <class C, int Width, int kStep>
+FUSEDOPS_INLINE void fold_lanes(Vec<C> (&v)[kLanes<C>]) {
+  constexpr int L = kLanes<C>;
+  if constexpr (Width > 1) {
+    Lanes<C> lower;
+    for (int lane = 0; lane < L; ++lane) {
+      const int place = lane % (L / 2), sum = place / (Width / 2);
+      lower[lane] = lane / (L / 2) * L + sum * Width + place % (Width / 2);
+    }
+    for (int i = 0; i < L; i += 2 * kStep) {
+      const Vec<C> upper = shuffled<C>(v[i], v[i + kStep], lower + Width / 2);
+      v[i] = shuffled<C>(v[i], v[i + kStep], lower) + upper;
+    }
+    fold_lanes<C, Width / 2, 2 * kStep>(v);
+  }
+}
+template <class C, int kCount>
+FUSEDOPS_INLINE void sums_over_lanes(const Vec<C> (&v)[kCount], C (&result)[kCount]) {
+  constexpr int L = kLanes<C>;
+  for (int first = 0; first < kCount; first += L) {
+    Vec<C> lanes[L];
+    for (int i = 0; i < L; ++i) lanes[i] = v[first + i < kCount ? first + i : kCount - 1];
+    fold_lanes<C, L, 1>(lanes);
+    for (int i = 0; i < L && first + i < kCount; ++i) result[first + i] = lanes[0][i];
+  }
 }
 
 // Whether a comparison was true anywhere.

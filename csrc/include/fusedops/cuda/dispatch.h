@@ -23,6 +23,12 @@ struct Type {
 template <int kValue>
 using Int = std::integral_constant<int, kValue>;
 
+// f(true or false, as a type).
+template <class F>
+Status with_bool(bool value, F f) {
+  return value ? f(std::true_type{}) : f(std::false_type{});
+}
+
 // f(Type<T>{}) for the C++ type of `dtype`.
 template <class F>
 Status with_type(DType dtype, F f) {

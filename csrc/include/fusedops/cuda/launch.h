@@ -14,10 +14,10 @@ int launch(const SoftmaxPlanesForward& args, void* stream);
 int launch(const SoftmaxPlanesBackward& args, void* stream);
 int launch(const MaskedSoftmaxForward& args, void* stream);
 int launch(const MaskedSoftmaxBackward& args, void* stream);
-int launch(const LayerNormForward& args, void* stream);
-int launch(const LayerNormBackward& args, void* stream);
+int launch(const NormForward& args, void* stream);
+int launch(const NormBackward& args, void* stream);
 
 // What args.workspace must hold; looks at everything but the workspace.
-int64_t workspace_bytes(const LayerNormBackward& args);
+int64_t workspace_bytes(const NormBackward& args);
 
 }  // namespace fusedops::cuda

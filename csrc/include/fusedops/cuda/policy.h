@@ -49,6 +49,8 @@ inline constexpr Regimes kNormRegimes = {
     {{16384, 16}},
     {4096, 8},
 };
+// Beside a residual: two tensors in flight, and Philox.
+inline constexpr Regimes kNormAddRegimes = {{{16384, 16}}, {{16384, 16}}, {2048, 4}};
 // Two tensors in registers: 32 values of 4 bytes a thread.
 inline constexpr Regimes kSoftmaxBackwardRegimes = {{{16384, 16}}, {{16384, 16}}, {8192, 16}};
 // As many again: scores beside an operand, or gradients that dropout has changed. Of 16 floats
@@ -57,6 +59,9 @@ inline constexpr Regimes kMaskedSoftmaxRegimes = kSoftmaxBackwardRegimes;
 inline constexpr Regimes kMaskedSoftmaxBackwardRegimes = {{{16384, 16}}, {{8192, 8}}, {8192, 16}};
 // Two tensors, the next row of each, and two column sums: up to 128 registers a thread.
 inline constexpr Regimes kNormBackwardRegimes = {{{8192, 16}}, {{8192, 16}}, {4096, 8}};
+// What is added to gradients and drops out of them leaves less room beside floats, and beside the
+// addresses of narrow vectors.
+inline constexpr Regimes kNormAddBackwardRegimes = {{{8192, 16}}, {{4096, 8}}, {2048, 4}};
 
 // Threads of a block that kernels are compiled for: no row of their regimes needs more, and 65536
 // registers over them is what each thread may have.
@@ -64,10 +69,13 @@ template <class T, int kWidth, int kElements>
 inline constexpr int32_t kSoftmaxThreads = !kIsWide<T, kWidth> ? 512
     : kElements <= 16                                          ? 256
                                                                : kMaxThreads;
-template <class T, int kWidth, int kElements>
+template <class T, int kWidth, int kElements, bool kAdd>
 inline constexpr int32_t kNormThreads = !kIsWide<T, kWidth> ? 512
-    : sizeof(T) == 2 && kElements <= 16                     ? 256
+    : sizeof(T) == 2 && kElements <= 16 && !kAdd            ? 256
                                                             : kMaxThreads;
+// Blocks of a looped kernel that share the registers of a multiprocessor. Left to itself the
+// compiler takes 107 for a weight and a bias of either dtype, and half the bytes in flight.
+inline constexpr int32_t kNormLoopBlocks = 2;
 template <class T, int kWidth>
 inline constexpr int32_t kSoftmaxBackwardThreads = kIsWide<T, kWidth> ? kMaxThreads : 512;
 inline constexpr int32_t kNormBackwardThreads = 512;
@@ -158,9 +166,8 @@ struct NormBackwardPlan {
 };
 
 constexpr NormBackwardPlan plan_norm_backward(
-    int64_t rows, int64_t cols, int32_t width, int32_t element_bytes) {
-  const RowPlan row =
-      plan_rows(kNormBackwardRegimes, cols, width, element_bytes, kNormBackwardBlockThreads);
+    const Regimes& regimes, int64_t rows, int64_t cols, int32_t width, int32_t element_bytes) {
+  const RowPlan row = plan_rows(regimes, cols, width, element_bytes, kNormBackwardBlockThreads);
   if (row.elements > 0) {
     const int64_t blocks = ceil_div(rows, row.rows);
     return {row, blocks < kNormBackwardBlocks ? blocks : kNormBackwardBlocks, 1};

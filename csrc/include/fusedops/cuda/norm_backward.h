@@ -1,19 +1,23 @@
-// Layer normalisation along rows, backward.
+// LayerNorm and RMSNorm along rows, backward.
 //
-// With n = (input - mean) * rstd and g = grad_output * weight, along each row:
-//   grad_input = (g - mean(g) - n * mean(g * n)) * rstd
+// With n = (input - mean) * rstd, w = weight + weight_offset and g = grad_output * w, along each
+// row:
+//   gradient = (g - mean(g) - n * mean(g * n)) * rstd + grad_sum, of RMSNorm without mean(g),
+//   grad_input = gradient, grad_branch = dropout(gradient)
 // and along each column: grad_weight = sum(grad_output * n), grad_bias = sum(grad_output).
 //
-// Contract: as in layer_norm.h. _registers reads input and grad_output once: every block walks over
-// rows, keeps its part of the column sums in registers and leaves it in the workspace; _finish adds
-// the parts. Longer rows (_rows_looped) get their column sums from a kernel of their own
-// (_column_parts). Workspace: [2][parts][cols] accumulators, grad_weight's parts first.
+// Contract: as in norm.h; kAdd: whether there is a grad_sum or a grad_branch is wanted. _registers
+// reads input and grad_output once: every block walks over rows, keeps its part of the column sums
+// in registers and leaves it in the workspace; _finish adds the parts. Longer rows (_rows_looped)
+// get their column sums from a kernel of their own (_column_parts). Workspace: [2][parts][cols]
+// accumulators, grad_weight's parts first.
 //
-// Numerics: float (double for double), rounded once; no atomics, every order of summation is fixed
-// by rows, cols, dtype and alignment. A row's grad_input does not depend on the other rows.
+// Numerics: float (double for double), each result rounded once; no atomics, every order of
+// summation is fixed by rows, cols, dtype and alignment. A row's gradient does not depend on the
+// other rows.
 #pragma once
 
-#include "fusedops/cuda/layer_norm.h"
+#include "fusedops/cuda/norm.h"
 
 namespace fusedops::cuda {
 
@@ -33,18 +37,22 @@ struct NormGradient {
     return sums;
   }
 
-  FUSEDOPS_DEVICE void store_to(T* to, Pair<Acc> means, Acc rstd) const {
-    Acc result[kWidth];
+  // Of what was normalised.
+  FUSEDOPS_DEVICE void result(Acc (&values)[kWidth], Pair<Acc> means, Acc rstd) const {
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {
-      result[j] = (weighted[j] - (means.first + normal[j] * means.second)) * rstd;
+      values[j] = (weighted[j] - (means.first + normal[j] * means.second)) * rstd;
     }
-    store(to, result);
   }
 };
 
 template <class Acc>
-FUSEDOPS_DEVICE Acc* workspace_part(const LayerNormBackward& args, int64_t part) {
+FUSEDOPS_DEVICE Pair<Acc> means_of(const NormBackward& args, Pair<Acc> sums, Acc share) {
+  return {has_mean(args) ? sums.first * share : Acc(0), sums.second * share};
+}
+
+template <class Acc>
+FUSEDOPS_DEVICE Acc* workspace_part(const NormBackward& args, int64_t part) {
   return static_cast<Acc*>(args.workspace) + part * args.cols;
 }
 
@@ -59,11 +67,19 @@ FUSEDOPS_DEVICE void write_column_sums(
     if (column < cols) store(shared + threadIdx.y * cols + column, own[i]);
   }
   __syncthreads();
+  // Errors grow with 16 + 8 additions, not with the 128 rows that a block may hold.
+  constexpr int32_t kSummedRows = 16;
   const int32_t rows = blockDim.y;
   for (int32_t column = threadIdx.y * blockDim.x + threadIdx.x; column < cols;
        column += blockDim.x * blockDim.y) {
     Acc sum = 0;
-    for (int32_t row = 0; row < rows; ++row) sum += shared[row * cols + column];
+    for (int32_t first = 0; first < rows; first += kSummedRows) {
+      Acc part = 0;
+      for (int32_t row = first; row < first + kSummedRows && row < rows; ++row) {
+        part += shared[row * cols + column];
+      }
+      sum += part;
+    }
     to[column] = sum;
   }
   __syncthreads();
@@ -78,22 +94,27 @@ struct NormBackwardTile {
   int64_t start = 0;
   int32_t cols = 0;  // from start on
 
-  FUSEDOPS_DEVICE void load(const LayerNormBackward& args, int64_t row, int64_t at = 0) {
+  FUSEDOPS_DEVICE void load(const NormBackward& args, int64_t row, int64_t at = 0) {
     start = at;
     cols = row < args.rows ? static_cast<int32_t>(args.cols - start) : 0;
     grads.load(row_of<T>(args.grad_output, row) + start, cols, 0);
     inputs.load(row_of<T>(args.input, row) + start, cols, 0);
     if (cols == 0) return;
-    mean = static_cast<const Acc*>(args.mean)[row];
+    if (has_mean(args)) mean = static_cast<const Acc*>(args.mean)[row];
     rstd = static_cast<const Acc*>(args.rstd)[row];
   }
 
   // Outside the row every product with the result is zero.
-  template <class W>
-  FUSEDOPS_DEVICE NormGradient<T, kWidth> gradient(const ConstColumns& weight, int i) const {
+  FUSEDOPS_DEVICE NormGradient<T, kWidth> gradient(const NormBackward& args, int i) const {
     const int32_t column = column_of<kWidth>(i);
     Acc scale[kWidth] = {};
-    if (column < cols) load_parameter<W>(scale, weight, start + column, Acc(1));
+    if (column < cols) {
+      if (is_wider<T>(args.weight)) {
+        load_weight<float>(scale, args, start + column);
+      } else {
+        load_weight<T>(scale, args, start + column);
+      }
+    }
     NormGradient<T, kWidth> result;
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {
@@ -105,10 +126,53 @@ struct NormBackwardTile {
   }
 };
 
-// Two sets of slots in turn: one barrier a row is then enough.
-template <class T, class W, int kWidth, int kVectors>
-FUSEDOPS_KERNEL(kNormBackwardThreads)
-layer_norm_backward_registers(LayerNormBackward args) {
+// A tile of the gradients that reach a row from its sum; zeros where there are none.
+template <class T, int kWidth, int kVectors>
+FUSEDOPS_DEVICE void load_sums(
+    Tile<T, kWidth, kVectors>& tile, const NormBackward& args, int64_t row, int64_t start,
+    int32_t cols) {
+  tile.load(row_of<T>(args.grad_sum, row) + start, args.grad_sum.data ? cols : 0, 0);
+}
+
+// Where the gradients of a row go; with kAdd, with what is added to them and drops out on the way.
+template <class T, bool kAdd>
+class NormGradientRow {
+ public:
+  using Acc = AccumulatorOf<T>;
+
+  FUSEDOPS_DEVICE NormGradientRow(const NormBackward& args, int64_t row)
+      : grad_input_(row_of<T>(args.grad_input, row)),
+        grad_branch_(row_of<T>(args.grad_branch, row)),
+        wants_input_(args.grad_input.data),
+        wants_branch_(args.grad_branch.data),
+        dropout_(args.dropout, row) {}
+
+  template <int kWidth>
+  FUSEDOPS_DEVICE void store(
+      int64_t column, Acc (&values)[kWidth], const Vec<T, kWidth>& sums) const {
+    if constexpr (!kAdd) {
+      cuda::store(grad_input_ + column, values);
+    } else {
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) values[j] += sums.at(j);
+      if (wants_input_) cuda::store(grad_input_ + column, values);
+      if (!wants_branch_) return;
+      dropout_.apply(values, static_cast<int32_t>(column));
+      cuda::store(grad_branch_ + column, values);
+    }
+  }
+
+ private:
+  T *grad_input_, *grad_branch_;
+  bool wants_input_, wants_branch_;
+  DropoutRow<Acc> dropout_;
+};
+
+// Two sets of slots in turn: one barrier a row is then enough. One block a multiprocessor: unasked
+// the compiler makes room for two of narrow vectors, and spills.
+template <class T, int kWidth, int kVectors, bool kAdd>
+FUSEDOPS_KERNEL(kNormBackwardThreads, 1)
+norm_backward_registers(NormBackward args) {
   using Acc = AccumulatorOf<T>;
   FUSEDOPS_SHARED(Pair<Acc>, slots, 2 * kMaxWarps);
   FUSEDOPS_SHARED(Acc, column_sums, kNormBackwardThreads * kVectors * kWidth);
@@ -126,7 +190,7 @@ layer_norm_backward_registers(LayerNormBackward args) {
     NormGradient<T, kWidth> parts[kVectors];
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      parts[i] = loaded.template gradient<W>(args.weight, i);
+      parts[i] = loaded.gradient(args, i);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
         weight_sums[i][j] += parts[i].grad[j] * parts[i].normal[j];
@@ -135,19 +199,24 @@ layer_norm_backward_registers(LayerNormBackward args) {
     }
     loaded.load(args, row + step);
 
-    if (!args.grad_input.data) continue;
+    if (!args.grad_input.data && !args.grad_branch.data) continue;
+    Tile<T, kWidth, kVectors> added;
+    if constexpr (kAdd) load_sums(added, args, row, 0, cols);
     Pair<Acc> part_sums[kVectors];
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) part_sums[i] = parts[i].sums();
     const Pair<Acc> sums = row_reduce<Sum>(tree_sum<kVectors>(part_sums), slots + turn * kMaxWarps);
     turn ^= 1;
 
-    const Pair<Acc> means{sums.first * share, sums.second * share};
-    T* const grad_input = row_of<T>(args.grad_input, row);
+    const Pair<Acc> means = means_of(args, sums, share);
+    const NormGradientRow<T, kAdd> gradients(args, row);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const int32_t column = column_of<kWidth>(i);
-      if (column < cols) parts[i].store_to(grad_input + column, means, rstd);
+      if (column >= cols) continue;
+      Acc values[kWidth];
+      parts[i].result(values, means, rstd);
+      gradients.store(column, values, added.vectors[i]);
     }
   }
 
@@ -161,10 +230,10 @@ layer_norm_backward_registers(LayerNormBackward args) {
   }
 }
 
-// grad_input of rows of any length: one row a block, read twice.
-template <class T, class W, int kWidth>
+// Gradients of rows of any length: one row a block, read twice.
+template <class T, int kWidth, bool kAdd>
 FUSEDOPS_KERNEL(kLoopThreads)
-layer_norm_backward_rows_looped(LayerNormBackward args, int64_t first_row) {
+norm_backward_rows_looped(NormBackward args, int64_t first_row) {
   using Acc = AccumulatorOf<T>;
   constexpr int kVectors = kLoopVectors<kWidth, 2>;
   FUSEDOPS_SHARED(Pair<Acc>, slots, kMaxWarps);
@@ -176,23 +245,23 @@ layer_norm_backward_rows_looped(LayerNormBackward args, int64_t first_row) {
   for (int64_t start = 0; start < args.cols; start += step) {
     tile.load(args, row, start);
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      sums = sums + tile.template gradient<W>(args.weight, i).sums();
-    }
+    for (int i = 0; i < kVectors; ++i) sums = sums + tile.gradient(args, i).sums();
   }
   sums = row_reduce<Sum>(sums, slots);
 
-  const Pair<Acc> means{sums.first * share, sums.second * share};
-  T* const grad_input = row_of<T>(args.grad_input, row);
+  const Pair<Acc> means = means_of(args, sums, share);
+  const NormGradientRow<T, kAdd> gradients(args, row);
   for (int64_t start = 0; start < args.cols; start += step) {
     tile.load(args, row, start);
+    Tile<T, kWidth, kVectors> added;
+    if constexpr (kAdd) load_sums(added, args, row, start, tile.cols);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const int32_t column = column_of<kWidth>(i);
-      if (column < tile.cols) {
-        const NormGradient<T, kWidth> part = tile.template gradient<W>(args.weight, i);
-        part.store_to(grad_input + start + column, means, tile.rstd);
-      }
+      if (column >= tile.cols) continue;
+      Acc values[kWidth];
+      tile.gradient(args, i).result(values, means, tile.rstd);
+      gradients.store(start + column, values, added.vectors[i]);
     }
   }
 }
@@ -201,7 +270,7 @@ layer_norm_backward_rows_looped(LayerNormBackward args, int64_t first_row) {
 // thread one vector of columns; kRows rows are in flight at a time.
 template <class T, int kWidth>
 FUSEDOPS_KERNEL(kColumnThreads)
-layer_norm_backward_column_parts(LayerNormBackward args, int64_t parts) {
+norm_backward_column_parts(NormBackward args, int64_t parts) {
   using Acc = AccumulatorOf<T>;
   constexpr int kRows = 4;
   const uint32_t tiles = gridDim.x / static_cast<uint32_t>(parts), part = blockIdx.x / tiles;
@@ -220,7 +289,7 @@ layer_norm_backward_column_parts(LayerNormBackward args, int64_t parts) {
       if (row >= args.rows) continue;
       grads[r] = Vec<T, kWidth>::load(row_of<T>(args.grad_output, row) + column);
       inputs[r] = Vec<T, kWidth>::load(row_of<T>(args.input, row) + column);
-      mean[r] = static_cast<const Acc*>(args.mean)[row];
+      if (has_mean(args)) mean[r] = static_cast<const Acc*>(args.mean)[row];
       rstd[r] = static_cast<const Acc*>(args.rstd)[row];
     }
 #pragma unroll
@@ -234,8 +303,8 @@ layer_norm_backward_column_parts(LayerNormBackward args, int64_t parts) {
     }
   }
 
-  store(workspace_part<Acc>(args, part) + column, weight_sums);
-  store(workspace_part<Acc>(args, parts + part) + column, bias_sums);
+  if (args.grad_weight.data) store(workspace_part<Acc>(args, part) + column, weight_sums);
+  if (args.grad_bias.data) store(workspace_part<Acc>(args, parts + part) + column, bias_sums);
 }
 
 template <class Acc>
@@ -260,7 +329,7 @@ FUSEDOPS_DEVICE void store_as(const Columns& columns, int64_t column, Acc value)
 // other for loading, and above each other for the last sum.
 template <class Acc>
 FUSEDOPS_KERNEL(kMaxThreads)
-layer_norm_backward_finish(LayerNormBackward args, int64_t parts) {
+norm_backward_finish(NormBackward args, int64_t parts) {
   constexpr int32_t kSide = device::kWarpLanes, kPitch = kSide + 1;  // one more: no bank conflict
   FUSEDOPS_SHARED(Pair<Acc>, sums, kSide * kPitch);
   const int64_t first_column = int64_t{blockIdx.x} * kSide;

@@ -1,0 +1,243 @@
+// Gradients of the norms of rows on the CPU, and of what comes before the norm. One pass over input
+// and grad_output gives every sum; rows side by side share each load and store of the column
+// accumulators.
+#pragma once
+
+#include "fusedops/cpu/norm.h"
+#include "fusedops/cpu/philox.h"
+
+namespace fusedops {
+namespace FUSEDOPS_CPU_ISA {
+namespace {
+
+// Which of the sums over rows are taken.
+enum class ColumnSums { kNone, kWeight, kBoth };
+
+// A row of the backward. With g = grad_output * weight and centered = input - mean, grad_input =
+// rstd * (g - grad_mean) - slope * centered. For kRms both means are 0.
+template <NormKind kKind, class T>
+struct NormRow {
+  using C = Compute<T>;
+  const T *grad, *input;
+  C mean, rstd, grad_mean, slope;
+
+  template <class Part>
+  FUSEDOPS_INLINE Tile<C> grad_input(int64_t col, Part part, Tile<C> weight) const {
+    const Tile<C> g = load(grad + col, part) * weight;
+    const Tile<C> x = load(input + col, part);
+    if constexpr (kKind == NormKind::kRms) {
+      return g * rstd - x * slope;
+    } else {
+      const Tile<C> along = (x - mean) * slope;
+      return (g - grad_mean) * rstd - along;
+    }
+  }
+};
+
+// `kCount` rows of the backward, side by side.
+template <NormKind kKind, class T, int kCount>
+struct NormRows {
+  using C = Compute<T>;
+  static constexpr bool kCenters = kKind == NormKind::kLayer;
+  int64_t first;
+  const T* grad[kCount];
+  const T* input[kCount];
+  int64_t grad_ahead, input_ahead;  // rows_ahead()
+  C mean[kCount], rstd[kCount];
+  C grad_mean[kCount], slope[kCount];
+
+  FUSEDOPS_INLINE NormRows(const NormBackward& args, int64_t first_)
+      : first(first_),
+        grad_ahead(rows_ahead<T>(args.grad_output.spacing, args.cols, kCount)),
+        input_ahead(rows_ahead<T>(args.input.spacing, args.cols, kCount)) {
+    for (int r = 0; r < kCount; ++r) {
+      grad[r] = start_of<T>(args.grad_output, first + r);
+      input[r] = start_of<T>(args.input, first + r);
+      if constexpr (kCenters) mean[r] = static_cast<const C*>(args.mean)[first + r];
+      rstd[r] = static_cast<const C*>(args.rstd)[first + r];
+    }
+  }
+
+  // 0 past the end of the row.
+  template <class Part>
+  FUSEDOPS_INLINE Tile<C> centered(int r, int64_t col, Part part) const {
+    const Tile<C> x = load(input[r] + col, part);
+    if constexpr (kCenters) return filled<T>(x - mean[r], part, C(0));
+    return x;
+  }
+
+  FUSEDOPS_INLINE NormRow<kKind, T> operator[](int r) const {
+    return {grad[r], input[r], mean[r], rstd[r], grad_mean[r], slope[r]};
+  }
+};
+
+// What one step adds to the accumulators: a tile of columns of every row.
+template <class C>
+struct NormColumns {
+  Tile<C> weight, bias;  // to grad_weight and grad_bias
+};
+
+// Row sums to `rows`, column sums onto grad_weight and grad_bias.
+template <ColumnSums kSums, NormKind kKind, class T, int kCount, class C = Compute<T>>
+FUSEDOPS_INLINE void norm_sums(
+    NormRows<kKind, T, kCount>& rows, ColumnValues<T> weight, C* grad_weight, C* grad_bias,
+    int64_t cols) {
+  constexpr bool kCenters = kKind == NormKind::kLayer;
+  Vec<C> lanes[2 * kCount];  // of grad and of grad * centered, times weight
+  for (auto& sum : lanes) sum = Vec<C>{};
+  for_columns<T>(cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
+    const Tile<C> w = weight.at(col, part);
+    NormColumns<C> step{both(C(0)), both(C(0))};
+    for (int r = 0; r < kCount; ++r) {
+      prefetch_tile<Cache::kL2>(rows.grad[r] + rows.grad_ahead + col);
+      prefetch_tile<Cache::kL2>(rows.input[r] + rows.input_ahead + col);
+      const Tile<C> grad = load(rows.grad[r] + col, part);
+      const Tile<C> product = grad * rows.centered(r, col, part);
+      for (int half = 0; half < 2; ++half) {
+        if constexpr (kCenters) lanes[2 * r] += grad.v[half] * w.v[half];
+        lanes[2 * r + 1] += product.v[half] * w.v[half];
+      }
+      step.weight = step.weight + product * rows.rstd[r];
+      step.bias = step.bias + grad;
+    }
+    if constexpr (kSums != ColumnSums::kNone) {
+      store(grad_weight + col, load(grad_weight + col) + step.weight);
+    }
+    if constexpr (kSums == ColumnSums::kBoth) {
+      store(grad_bias + col, load(grad_bias + col) + step.bias);
+    }
+  });
+  C sums[2 * kCount];
+  sums_over_lanes<C>(lanes, sums);
+  for (int r = 0; r < kCount; ++r) {
+    if constexpr (kCenters) rows.grad_mean[r] = sums[2 * r] / C(cols);
+    const C centered_mean = sums[2 * r + 1] / C(cols);
+    rows.slope[r] = centered_mean * rows.rstd[r] * rows.rstd[r] * rows.rstd[r];
+  }
+}
+
+// Where the gradients of the rows go: the input's, and the one that dropout makes of it.
+template <class T, class Store>
+struct NormResults {
+  using C = Compute<T>;
+  const NormBackward& args;
+  Store put;
+  ColumnValues<T> weight;
+  C* scratch;  // one chunk
+
+  template <NormKind kKind, int kCount>
+  FUSEDOPS_INLINE void write(const NormRows<kKind, T, kCount>& rows) const {
+    if (args.grad_branch.data != nullptr) {
+      for (int r = 0; r < kCount; ++r) write_both(rows.first + r, through_norm(rows[r]));
+    } else if (args.grad_sum.data != nullptr) {
+      write_rows<true>(rows);
+    } else {
+      write_rows<false>(rows);
+    }
+  }
+
+ private:
+  template <NormKind kKind>
+  FUSEDOPS_INLINE auto through_norm(NormRow<kKind, T> row) const {
+    return [row, w = weight](int64_t col, auto part)
+               FUSEDOPS_LAMBDA { return row.grad_input(col, part, w.at(col, part)); };
+  }
+
+  // Tiles of all rows are read before one is written (norm_forward.h).
+  template <bool kMore, NormKind kKind, int kCount>
+  FUSEDOPS_INLINE void write_rows(const NormRows<kKind, T, kCount>& rows) const {
+    const int64_t ahead = rows_ahead<T>(args.grad_input.spacing, args.cols, kCount);
+    NormRow<kKind, T> row[kCount];
+    T* to[kCount];
+    const T* more[kCount];
+    for (int r = 0; r < kCount; ++r) {
+      row[r] = rows[r];
+      to[r] = start_of<T>(args.grad_input, rows.first + r);
+      if constexpr (kMore) more[r] = start_of<T>(args.grad_sum, rows.first + r);
+    }
+    for_columns<T>(args.cols, [=, put = put, w = weight](int64_t col, auto part) FUSEDOPS_LAMBDA {
+      const Tile<C> factor = w.at(col, part);
+      Tile<C> result[kCount];
+      for (int r = 0; r < kCount; ++r) {
+        result[r] = row[r].grad_input(col, part, factor);
+        if constexpr (kMore) result[r] = result[r] + load(more[r] + col, part);
+      }
+      for (int r = 0; r < kCount; ++r) {
+        if constexpr (!Store::kStreams) prefetch_tile<Cache::kL2>(to[r] + ahead + col);
+        put(to[r] + col, part, result[r]);
+      }
+    });
+  }
+
+  // What is dropped is not yet rounded.
+  template <class Source>
+  FUSEDOPS_INLINE void write_both(int64_t row, Source at) const {
+    for_chunks<T>(args.cols, [&](int64_t begin, int64_t cols) FUSEDOPS_LAMBDA {
+      for_columns<T>(cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
+        store(scratch + col, at(begin + col, part));
+      });
+      write_chunk(row, begin, cols);
+    });
+  }
+
+  FUSEDOPS_NOINLINE void write_chunk(int64_t row, int64_t begin, int64_t cols) const {
+    if (args.grad_sum.data != nullptr) {
+      const T* more = start_of<T>(args.grad_sum, row) + begin;
+      for_columns<T>(cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
+        store(scratch + col, load(scratch + col) + load(more + col, part));
+      });
+    }
+    if (args.grad_input.data != nullptr) {
+      write_scratch(start_of<T>(args.grad_input, row) + begin, C(1), cols);
+    }
+    drop_columns<T>(DropoutRow(args.dropout, row), scratch, begin, cols);
+    write_scratch(start_of<T>(args.grad_branch, row) + begin, C(args.dropout.scale), cols);
+  }
+
+  FUSEDOPS_INLINE void write_scratch(T* to, C scale, int64_t cols) const {
+    for_columns<T>(cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
+      put(to + col, part, load(scratch + col) * scale);
+    });
+  }
+};
+
+template <NormKind kKind, class T, ColumnSums kSums, class Store>
+void norm_backward_rows(const NormBackward& args, int64_t partition, void* scratch, Store put) {
+  using C = Compute<T>;
+  static_assert(kNormChunk<T> * int64_t(sizeof(C)) <= kNormChunkBytes);
+  const int64_t width = padded_cols(args.cols);
+  const ColumnValues<T> weight = weight_values<T>(args, static_cast<C*>(scratch));
+  const NormResults<T, Store> results{args, put, weight, static_cast<C*>(scratch) + width};
+  C* grad_weight = static_cast<C*>(args.workspace) + partition * 2 * width;
+  C* grad_bias = grad_weight + width;
+  if constexpr (kSums != ColumnSums::kNone) std::memset(grad_weight, 0, width * sizeof(C));
+  if constexpr (kSums == ColumnSums::kBoth) std::memset(grad_bias, 0, width * sizeof(C));
+  const bool writes = args.grad_input.data != nullptr || args.grad_branch.data != nullptr;
+  const auto step = [&](auto rows) FUSEDOPS_LAMBDA {
+    norm_sums<kSums>(rows, weight, grad_weight, grad_bias, args.cols);
+    if (writes) results.write(rows);
+  };
+  const RowRange range = RowPartition(args.rows)[partition];
+  int64_t row = range.begin;
+  for (; row + kRowsAbreast <= range.end; row += kRowsAbreast) {
+    step(NormRows<kKind, T, kRowsAbreast>(args, row));
+  }
+  for (; row < range.end; ++row) step(NormRows<kKind, T, 1>(args, row));
+}
+
+// The partitions' sums, held in T's order, added in the order of the partitions.
+template <class T, class Result, class C = Compute<T>>
+void sum_partitions(
+    const C* partials, Result* result, int64_t partitions, int64_t stride, int64_t begin,
+    int64_t end) {
+  for_columns<T>(end - begin, [&](int64_t offset, auto part) FUSEDOPS_LAMBDA {
+    const int64_t col = begin + offset;
+    Tile<C> sum = load(partials + col);
+    for (int64_t p = 1; p < partitions; ++p) sum = sum + load(partials + p * stride + col);
+    store(result + col, part, in_order<T, Result>(sum));
+  });
+}
+
+}  // namespace
+}  // namespace FUSEDOPS_CPU_ISA
+}  // namespace fusedops

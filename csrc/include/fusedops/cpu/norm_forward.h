@@ -1,0 +1,443 @@
+// layer_norm and rms_norm of rows on the CPU.
+//
+// Statistics: deviations from a shift near the mean are summed in one pass, and corrected for the
+// shift (Chan, Golub, LeVeque 1983); where the shift turns out further from the mean than one
+// standard deviation, the pass is repeated from the mean itself. So neither a large mean nor a long
+// row costs digits. The mean is kept as a float and the remainder that it rounds away, and both are
+// subtracted. A root mean square has no mean, and its squares are summed as they are.
+//
+// A row that is a sum is made a chunk at a time, each while its statistics are taken: so every
+// tensor is read or written once, and dropout is drawn once.
+#pragma once
+
+#include "fusedops/cpu/norm.h"
+#include "fusedops/cpu/philox.h"
+
+namespace fusedops {
+namespace FUSEDOPS_CPU_ISA {
+namespace {
+
+// --- rows ---------------------------------------------------------------------------------------
+
+// kCount rows as they lie in memory.
+template <class T, int kCount>
+struct PlainRows {
+  const T* row[kCount];
+  int64_t ahead;  // rows_ahead()
+
+  FUSEDOPS_INLINE PlainRows(const NormForward& args, int64_t first, void*, bool)
+      : ahead(rows_ahead<T>(args.input.spacing, args.cols, kCount)) {
+    for (int r = 0; r < kCount; ++r) row[r] = start_of<T>(args.input, first + r);
+  }
+
+  FUSEDOPS_INLINE void make(int64_t, int64_t) const {}
+  FUSEDOPS_INLINE void prefetch(int64_t col) const {
+    for (int r = 0; r < kCount; ++r) prefetch_tile<Cache::kL2>(row[r] + ahead + col);
+  }
+  template <class Part, class Store>
+  FUSEDOPS_INLINE void copy(int, int64_t, Part, Tile<Compute<T>>, Store) const {}
+};
+
+// kCount rows of dropout(input) + residual, made where the sum is wanted; or in scratch memory, if
+// it is not, or is to go around the cache.
+template <class T, int kCount>
+struct AddedRows {
+  using C = Compute<T>;
+  const T* row[kCount];
+  const NormForward& args;
+  int64_t first;
+  C* chunk;  // of one row, for dropout
+  T* made[kCount];
+  T* sum[kCount];                       // null where the sum is made in its place
+  const T *next_input, *next_residual;  // rows_ahead() of the first row
+
+  FUSEDOPS_INLINE AddedRows(const NormForward& args_, int64_t first_, void* scratch, bool streams)
+      : args(args_), first(first_), chunk(static_cast<C*>(scratch)) {
+    T* rows = static_cast<T*>(scratch) + kNormChunkBytes / sizeof(T);
+    for (int r = 0; r < kCount; ++r) {
+      T* wanted = args.sum.data == nullptr ? nullptr : start_of<T>(args.sum, first + r);
+      const bool in_place = wanted != nullptr && !streams;
+      made[r] = in_place ? wanted : rows + r * padded_cols(args.cols);
+      sum[r] = in_place ? nullptr : wanted;
+      row[r] = made[r];
+    }
+    next_input =
+        start_of<T>(args.input, first) + rows_ahead<T>(args.input.spacing, args.cols, kCount);
+    next_residual =
+        start_of<T>(args.residual, first) + rows_ahead<T>(args.residual.spacing, args.cols, kCount);
+  }
+
+  FUSEDOPS_INLINE void make(int64_t begin, int64_t cols) const {
+    for (int r = 0; r < kCount; ++r) {
+      if (args.dropout.seed == nullptr) {
+        add(r, begin, cols, FromMemory<T>{start_of<T>(args.input, first + r) + begin}, C(1));
+      } else {
+        add_dropped(r, begin, cols);
+      }
+    }
+  }
+
+  FUSEDOPS_INLINE void prefetch(int64_t col) const {
+    for (int r = 0; r < kCount; ++r) {
+      prefetch_tile<Cache::kL2>(next_input + r * args.input.spacing.stride + col);
+      prefetch_tile<Cache::kL2>(next_residual + r * args.residual.spacing.stride + col);
+    }
+  }
+
+  template <class Part, class Store>
+  FUSEDOPS_INLINE void copy(int r, int64_t col, Part part, Tile<C> value, Store put) const {
+    if (sum[r] != nullptr) put(sum[r] + col, part, value);
+  }
+
+ private:
+  FUSEDOPS_NOINLINE void add_dropped(int r, int64_t begin, int64_t cols) const {
+    const T* input = start_of<T>(args.input, first + r) + begin;
+    for_columns<T>(cols, [=, to = chunk](int64_t col, auto part) FUSEDOPS_LAMBDA {
+      store(to + col, load(input + col, part));
+    });
+    drop_columns<T>(DropoutRow(args.dropout, first + r), chunk, begin, cols);
+    add(r, begin, cols, FromScratch<C>{chunk}, C(args.dropout.scale));
+  }
+
+  // What follows a chunk is prefetched: the hardware would start anew there.
+  template <class Branch>
+  FUSEDOPS_INLINE void add(int r, int64_t begin, int64_t cols, Branch branch, C scale) const {
+    const bool last = begin + kNormChunk<T> >= args.cols;
+    const T* input = start_of<T>(args.input, first + r) + begin;
+    const T* residual = start_of<T>(args.residual, first + r) + begin;
+    T* to = made[r] + begin;
+    for_columns<T>(cols, [=](int64_t col, auto part) FUSEDOPS_LAMBDA {
+      if (!last) {
+        prefetch_tile<Cache::kL2>(input + kNormChunk<T> + col);
+        prefetch_tile<Cache::kL2>(residual + kNormChunk<T> + col);
+      }
+      store(to + col, part, branch.at(col, part) * scale + load(residual + col, part));
+    });
+  }
+};
+
+// A row that is made.
+template <class T>
+struct OneRow {
+  const T* row[1];
+  FUSEDOPS_INLINE void make(int64_t, int64_t) const {}
+};
+
+// --- sums ---------------------------------------------------------------------------------------
+
+// How a pass reads row r: as it is, or scaled down so that no square of a finite value overflows.
+template <class T>
+struct AsItIs {
+  template <class Rows, class Part>
+  static FUSEDOPS_INLINE Tile<Compute<T>> at(const Rows& rows, int r, int64_t col, Part part) {
+    return load(rows.row[r] + col, part);
+  }
+};
+
+template <class C>
+constexpr C kDown = sizeof(C) == sizeof(double) ? C(0x1p-520) : C(0x1p-80);
+
+template <class T>
+struct ScaledDown {
+  template <class Rows, class Part>
+  static FUSEDOPS_INLINE Tile<Compute<T>> at(const Rows& rows, int r, int64_t col, Part part) {
+    return load(rows.row[r] + col, part) * kDown<Compute<T>>;
+  }
+};
+
+// The sum of a row: each chunk's in Compute<T>, the chunks' in Wider<T>.
+template <class C>
+struct LongSum;
+template <>
+struct LongSum<float> {
+  Vec<double> lanes = {};
+  FUSEDOPS_INLINE void add(Tile<float> chunk) { lanes += widened_sum(chunk.v[0] + chunk.v[1]); }
+};
+template <>
+struct LongSum<double> {
+  long double total = 0;
+  FUSEDOPS_INLINE void add(Tile<double> chunk) { total += sum_of(chunk, both(0.0)); }
+};
+
+template <int kCount>
+FUSEDOPS_INLINE void totals(const LongSum<float> (&sums)[kCount], double (&result)[kCount]) {
+  Vec<double> lanes[kCount];
+  for (int i = 0; i < kCount; ++i) lanes[i] = sums[i].lanes;
+  sums_over_lanes<double>(lanes, result);
+}
+template <int kCount>
+FUSEDOPS_INLINE void totals(const LongSum<double> (&sums)[kCount], long double (&result)[kCount]) {
+  for (int i = 0; i < kCount; ++i) result[i] = sums[i].total;
+}
+
+// --- statistics ---------------------------------------------------------------------------------
+
+// Mean, and sum of squared deviations from it.
+template <class Wide>
+struct Moments {
+  Wide mean, squares;
+};
+
+// The moments of every row, from its deviations from a shift. The first chunk is made already.
+template <class T, class At, int kCount, class Rows, class C = Compute<T>>
+FUSEDOPS_INLINE void moments_around(
+    const C (&shift)[kCount], const Rows& rows, int64_t cols,
+    Moments<Wider<T>> (&moments)[kCount]) {
+  LongSum<C> sums[2 * kCount];
+  for_chunks<T>(cols, [&](int64_t begin, int64_t count) FUSEDOPS_LAMBDA {
+    if (begin != 0) rows.make(begin, count);
+    Tile<C> deviations[kCount], squares[kCount];
+    for (int r = 0; r < kCount; ++r) deviations[r] = squares[r] = both(C(0));
+    for_columns<T>(count, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
+      for (int r = 0; r < kCount; ++r) {
+        const Tile<C> x = At::at(rows, r, begin + col, part);
+        const Tile<C> deviation = filled<T>(x - shift[r], part, C(0));
+        deviations[r] = deviations[r] + deviation;
+        squares[r] = squares[r] + deviation * deviation;
+      }
+    });
+    for (int r = 0; r < kCount; ++r) {
+      sums[2 * r].add(deviations[r]);
+      sums[2 * r + 1].add(squares[r]);
+    }
+  });
+  Wider<T> total[2 * kCount];
+  totals(sums, total);
+  for (int r = 0; r < kCount; ++r) {
+    const Wider<T> away = total[2 * r] / cols;
+    moments[r] = {shift[r] + away, total[2 * r + 1] - total[2 * r] * away};
+  }
+}
+
+// A value near the mean: that of the first tile, which does not overflow where floats do.
+template <class T, class At, class Rows, class C = Compute<T>>
+FUSEDOPS_INLINE C shift_near_mean(const Rows& rows, int r, int64_t cols) {
+  const bool whole = cols >= kTile<T>;
+  const Tile<C> tile =
+      whole ? At::at(rows, r, 0, Whole{}) : At::at(rows, r, 0, First{static_cast<int>(cols)});
+  const C share = whole ? C(1) / kTile<T> : C(1) / C(cols);
+  return across_lanes<C>(tile.v[0] * share + tile.v[1] * share, Add{});
+}
+
+// Whether the shift was within one standard deviation of the mean, and no square overflowed.
+template <class Wide, class C>
+FUSEDOPS_INLINE bool are_exact(const Moments<Wide>& moments, C shift, int64_t cols) {
+  const Wide away = moments.mean - shift;
+  return away * away * cols <= moments.squares && moments.squares < kInfinity<Wide>;
+}
+
+template <class T, class At, class C = Compute<T>>
+Moments<Wider<T>> moments_of_one(C shift, const OneRow<T>& row, int64_t cols) {
+  const C shifts[] = {shift};
+  Moments<Wider<T>> moments[1];
+  moments_around<T, At>(shifts, row, cols, moments);
+  return moments[0];
+}
+
+// Once more, around what was found to be the mean; where squares overflow, above 1e19 in float, of
+// the row scaled down.
+template <class T, class C = Compute<T>>
+FUSEDOPS_NOINLINE Moments<Wider<T>> exact_moments(C mean, const T* memory, int64_t cols) {
+  const OneRow<T> row{{memory}};
+  const Moments<Wider<T>> found = moments_of_one<T, AsItIs<T>>(mean, row, cols);
+  if (found.squares < kInfinity<Wider<T>>) return found;
+  using Down = ScaledDown<T>;
+  const C shift = shift_near_mean<T, Down>(row, 0, cols);
+  const C scaled_mean = C(moments_of_one<T, Down>(shift, row, cols).mean);
+  const Moments<Wider<T>> scaled = moments_of_one<T, Down>(scaled_mean, row, cols);
+  const Wider<T> scale = kDown<C>;
+  return {scaled.mean / scale, scaled.squares / scale / scale};
+}
+
+template <class T, class At, int kCount, class Rows, class C = Compute<T>>
+FUSEDOPS_INLINE void sums_of_squares(const Rows& rows, int64_t cols, Wider<T> (&total)[kCount]) {
+  LongSum<C> sums[kCount];
+  for_chunks<T>(cols, [&](int64_t begin, int64_t count) FUSEDOPS_LAMBDA {
+    rows.make(begin, count);
+    Tile<C> squares[kCount];
+    for (int r = 0; r < kCount; ++r) squares[r] = both(C(0));
+    for_columns<T>(count, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
+      for (int r = 0; r < kCount; ++r) {
+        const Tile<C> x = At::at(rows, r, begin + col, part);  // 0 past the end of the row
+        squares[r] = squares[r] + x * x;
+      }
+    });
+    for (int r = 0; r < kCount; ++r) sums[r].add(squares[r]);
+  });
+  totals(sums, total);
+}
+
+// Where squares overflow: once more, of a scaled row.
+template <class T>
+FUSEDOPS_NOINLINE Wider<T> exact_sum_of_squares(const T* memory, int64_t cols) {
+  const OneRow<T> row{{memory}};
+  Wider<T> scaled[1];
+  sums_of_squares<T, ScaledDown<T>>(row, cols, scaled);
+  const Wider<T> scale = kDown<Compute<T>>;
+  return scaled[0] / scale / scale;
+}
+
+FUSEDOPS_INLINE double root(double x) { return __builtin_sqrt(x); }
+FUSEDOPS_INLINE long double root(long double x) { return __builtin_sqrtl(x); }
+
+template <NormKind kKind, class T>
+struct NormStatistics;
+
+// What normalises a row: (x - mean) * rstd - remainder.
+template <class T>
+struct NormStatistics<NormKind::kLayer, T> {
+  using C = Compute<T>;
+  C mean, rstd, remainder;
+
+  template <int kCount, class Rows>
+  static FUSEDOPS_INLINE void take(
+      const Rows& rows, int64_t cols, double eps, NormStatistics (&result)[kCount]) {
+    rows.make(0, cols < kNormChunk<T> ? cols : kNormChunk<T>);
+    C shift[kCount];
+    for (int r = 0; r < kCount; ++r) shift[r] = shift_near_mean<T, AsItIs<T>>(rows, r, cols);
+    Moments<Wider<T>> moments[kCount];
+    moments_around<T, AsItIs<T>>(shift, rows, cols, moments);
+    for (int r = 0; r < kCount; ++r) {
+      if (!are_exact(moments[r], shift[r], cols)) {
+        moments[r] = exact_moments(C(moments[r].mean), rows.row[r], cols);
+      }
+      const Wider<T> rstd = 1 / root(moments[r].squares / cols + Wider<T>(eps));
+      const C mean = C(moments[r].mean);
+      result[r] = {mean, C(rstd), C((moments[r].mean - mean) * rstd)};
+    }
+  }
+
+  FUSEDOPS_INLINE void keep(const NormForward& args, int64_t row) const {
+    static_cast<C*>(args.mean)[row] = mean;
+    static_cast<C*>(args.rstd)[row] = rstd;
+  }
+  FUSEDOPS_INLINE Tile<C> normalized(Tile<C> x) const { return (x - mean) * rstd - remainder; }
+};
+
+// x * rstd.
+template <class T>
+struct NormStatistics<NormKind::kRms, T> {
+  using C = Compute<T>;
+  C rstd;
+
+  template <int kCount, class Rows>
+  static FUSEDOPS_INLINE void take(
+      const Rows& rows, int64_t cols, double eps, NormStatistics (&result)[kCount]) {
+    Wider<T> squares[kCount];
+    sums_of_squares<T, AsItIs<T>>(rows, cols, squares);
+    for (int r = 0; r < kCount; ++r) {
+      if (!(squares[r] < kInfinity<Wider<T>>)) squares[r] = exact_sum_of_squares(rows.row[r], cols);
+      result[r] = {C(1 / root(squares[r] / cols + Wider<T>(eps)))};
+    }
+  }
+
+  FUSEDOPS_INLINE void keep(const NormForward& args, int64_t row) const {
+    static_cast<C*>(args.rstd)[row] = rstd;
+  }
+  FUSEDOPS_INLINE Tile<C> normalized(Tile<C> x) const { return x * rstd; }
+};
+
+// --- forward ------------------------------------------------------------------------------------
+
+template <NormKind kKind, class T, template <class, int> class Rows, class Store>
+struct Norm {
+  using C = Compute<T>;
+  const NormForward& args;
+  Store put;
+  ColumnValues<T> weight, bias;  // bias: null where there is none
+  void* scratch;
+
+  void run(RowRange range) const {
+    int64_t row = range.begin;
+    if (norm_rows_abreast(args) >= kRowsAbreast) row = steps<kRowsAbreast>(row, range.end);
+    row = steps<2>(row, range.end);
+    steps<1>(row, range.end);
+  }
+
+ private:
+  using Statistics = NormStatistics<kKind, T>;
+
+  // Returns the row that is next.
+  template <int kCount>
+  FUSEDOPS_INLINE int64_t steps(int64_t row, int64_t end) const {
+    for (; row + kCount <= end; row += kCount) step<kCount>(row);
+    return row;
+  }
+
+  template <int kCount>
+  FUSEDOPS_INLINE void step(int64_t first) const {
+    const Rows<T, kCount> rows(args, first, scratch, Store::kStreams);
+    Statistics stats[kCount];
+    Statistics::take(rows, args.cols, args.eps, stats);
+    for (int r = 0; r < kCount; ++r) stats[r].keep(args, first + r);
+    if (args.bias.data == nullptr) {
+      write<false>(first, rows, stats);
+    } else {
+      write<true>(first, rows, stats);
+    }
+  }
+
+  template <bool kBias, int kCount>
+  FUSEDOPS_INLINE void write(
+      int64_t first, const Rows<T, kCount>& rows, const Statistics (&stats)[kCount]) const {
+    if constexpr (kKind == NormKind::kRms && sizeof(T) == 2) {
+      if (args.rounds_normalized) return write_rows<kBias, true>(first, rows, stats);
+    }
+    write_rows<kBias, false>(first, rows, stats);
+  }
+
+  // Locals: what stores could reach would be read again after each. A tile of every row is read
+  // before one is written: where rows lie whole pages apart, a load would wait for the store before
+  // it, which has the same low address bits (20 % of the time at 4096 x 1024 floats).
+  template <bool kBias, bool kRounds, int kCount>
+  FUSEDOPS_INLINE void write_rows(
+      int64_t first, Rows<T, kCount> rows, const Statistics (&given)[kCount]) const {
+    const int64_t ahead = rows_ahead<T>(args.output.spacing, args.cols, kCount);
+    T* to[kCount];
+    Statistics stats[kCount];
+    for (int r = 0; r < kCount; ++r) {
+      to[r] = start_of<T>(args.output, first + r);
+      stats[r] = given[r];
+    }
+    for_columns<T>(
+        args.cols, [=, put = put, w = weight, b = bias](int64_t col, auto part) FUSEDOPS_LAMBDA {
+          rows.prefetch(col);
+          const Tile<C> factor = w.at(col, part);
+          const Tile<C> added = kBias ? b.at(col, part) : both(C(0));
+          Tile<C> result[kCount];
+          for (int r = 0; r < kCount; ++r) {
+            const Tile<C> x = load(rows.row[r] + col, part);
+            rows.copy(r, col, part, x, put);
+            result[r] = stats[r].normalized(x);
+            if constexpr (kRounds) result[r] = rounded<T>(result[r]);
+            result[r] = result[r] * factor;
+            if constexpr (kBias) result[r] = result[r] + added;
+          }
+          for (int r = 0; r < kCount; ++r) {
+            if constexpr (!Store::kStreams) prefetch_tile<Cache::kL2>(to[r] + ahead + col);
+            put(to[r] + col, part, result[r]);
+          }
+        });
+  }
+};
+
+template <NormKind kKind, class T, class Store>
+FUSEDOPS_INLINE void norm_rows(const NormForward& args, RowRange range, void* memory, Store put) {
+  using C = Compute<T>;
+  C* scratch = static_cast<C*>(memory);
+  const int64_t width = padded_cols(args.cols);
+  const ColumnValues<T> weight = weight_values<T>(args, scratch);
+  ColumnValues<T> bias{};
+  if (args.bias.data != nullptr) {
+    bias = column_values<T>(args.bias, C(0), scratch + width, args.cols);
+  }
+  scratch += 2 * width;
+  if (args.residual.data != nullptr) {
+    return Norm<kKind, T, AddedRows, Store>{args, put, weight, bias, scratch}.run(range);
+  }
+  Norm<kKind, T, PlainRows, Store>{args, put, weight, bias, scratch}.run(range);
+}
+
+}  // namespace
+}  // namespace FUSEDOPS_CPU_ISA
+}  // namespace fusedops

@@ -1,0 +1,281 @@
+// LayerNorm and RMSNorm along rows, of a row or of a residual sum, forward.
+//
+// Contract: rows as in args.h; kWidth divides cols; every row, weight and bias are aligned for
+// kWidth elements (16 bytes at most). _registers: blockDim.x * kVectors * kWidth >= cols; _looped:
+// any cols, the row is read twice. blockDim.x threads share a row, blockDim.y rows a block. kAdd:
+// whether there is a residual, and perhaps dropout.
+//
+// Numerics: float (double for double), rounded once, and x = dropout(input) + residual once before.
+// With any m near the mean and d = mean(x - m): mean = m + d, var = mean((x - m)^2) - d^2,
+// output = ((x - m) - d) * rstd. m is the rounded mean, of the first tile in a looped row, so that
+// a row far from zero loses nothing. Of RMSNorm m = d = 0.
+//
+// Kind, offset of the weight, rounding of what is normalised and the dtype of weight and bias are
+// run-time choices, the same for all threads: each a branch a row or a vector.
+// Limits: values above 3e38 / cols overflow the sum, values above 1e19 the squares (rstd = 0).
+#pragma once
+
+#include "fusedops/cuda/philox.h"
+#include "fusedops/cuda/policy.h"
+#include "fusedops/cuda/reduce.h"
+#include "fusedops/cuda/tile.h"
+
+namespace fusedops::cuda {
+
+template <class Args>
+FUSEDOPS_DEVICE bool has_mean(const Args& args) {
+  return args.kind == NormKind::kLayer;
+}
+
+// One vector of what rows are multiplied with: weight + weight_offset, or 1 where there is none.
+template <class W, int kWidth, class Acc, class Args>
+FUSEDOPS_DEVICE void load_weight(Acc (&values)[kWidth], const Args& args, int64_t column) {
+  const void* const data = args.weight.data;
+  const auto vector = data ? Vec<W, kWidth>::load_cached(static_cast<const W*>(data) + column)
+                           : Vec<W, kWidth>::filled(1);
+  const Acc offset = data ? static_cast<Acc>(args.weight_offset) : Acc(0);
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) values[j] = vector.at(j) + offset;
+}
+
+template <class W, int kWidth, class Acc>
+FUSEDOPS_DEVICE void load_bias(Acc (&values)[kWidth], const NormForward& args, int64_t column) {
+  const void* const data = args.bias.data;
+  const auto vector = data ? Vec<W, kWidth>::load_cached(static_cast<const W*>(data) + column)
+                           : Vec<W, kWidth>::filled(0);
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) values[j] = vector.at(j);
+}
+
+// Whether weight and bias, which share a dtype, are floats beside 16-bit rows.
+template <class T>
+FUSEDOPS_DEVICE bool is_wider(const ConstColumns& parameter) {
+  return sizeof(T) == 2 && parameter.dtype == DType::kFloat32;
+}
+
+// What is normalised of a row: the input or, with kAdd, its sum with the residual.
+template <class T, bool kAdd>
+class NormInput {
+ public:
+  using Acc = AccumulatorOf<T>;
+
+  // The sum goes to `sum`, if that is not null.
+  FUSEDOPS_DEVICE NormInput(const NormForward& args, int64_t row, T* sum)
+      : input_(row_of<T>(args.input, row)),
+        residual_(row_of<T>(args.residual, row)),
+        sum_(sum),
+        dropout_(args.dropout, row) {}
+
+  // From column `start` on, of which `cols` are left; what is outside counts as zeros.
+  template <int kWidth, int kVectors>
+  FUSEDOPS_DEVICE void load(Tile<T, kWidth, kVectors>& tile, int64_t start, int32_t cols) const {
+    tile.load(input_ + start, cols, 0);
+    if constexpr (kAdd) {
+      Tile<T, kWidth, kVectors> residual;
+      residual.load(residual_ + start, cols, 0);
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) {
+        const int32_t column = column_of<kWidth>(i);
+        if (column < cols) add(tile.vectors[i], residual.vectors[i], start + column);
+      }
+    }
+  }
+
+ private:
+  template <int kWidth>
+  FUSEDOPS_DEVICE void add(
+      Vec<T, kWidth>& vector, const Vec<T, kWidth>& residual, int64_t column) const {
+    Acc values[kWidth];
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) values[j] = vector.at(j);
+    dropout_.apply(values, static_cast<int32_t>(column));
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) values[j] += residual.at(j);
+    vector = Vec<T, kWidth>::rounded(values);
+    if (sum_) vector.store(sum_ + column);
+  }
+
+  const T *input_, *residual_;
+  T* sum_;
+  DropoutRow<Acc> dropout_;
+};
+
+template <int kWidth, class Acc>
+FUSEDOPS_DEVICE Pair<Acc> moments_of(const Acc (&values)[kWidth]) {
+  Pair<Acc> sums{0, 0};
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) {
+    sums.first += values[j];
+    sums.second += values[j] * values[j];
+  }
+  return sums;
+}
+
+// sum / cols, where share is 1 / cols, rounded: its error would be the same in every row, and be
+// half of that of rstd.
+template <class Acc>
+FUSEDOPS_DEVICE Acc mean_of(Acc sum, Acc cols, Acc share) {
+  const Acc mean = sum * share;
+  return device::fma(device::fma(-mean, cols, sum), share, mean);
+}
+
+// Within 0.6 ulp: a Newton step on an rsqrt() that may be 2 ulp off. Every value of a row bears the
+// error of its rstd.
+template <class Acc>
+FUSEDOPS_DEVICE Acc exact_rsqrt(Acc x) {
+  const Acc y = device::rsqrt(x), product = x * y, low = device::fma(x, y, -product);
+  const Acc rest = device::fma(-low, y, device::fma(-product, y, Acc(1)));
+  return rest == rest ? device::fma(y * Acc(0.5), rest, y) : y;  // of 0, infinity and NaN
+}
+
+template <class Acc>
+struct NormStatistics {
+  Acc base, correction, rstd;  // mean = base + correction
+
+  // From the sums of x - base and of its square along a row. Where only the squares overflow rstd
+  // is 0; a row with a NaN gets NaN, and so does one with an infinity, whose mean is none.
+  FUSEDOPS_DEVICE NormStatistics(const NormForward& args, Acc base, Pair<Acc> sums, Acc share)
+      : base(base), correction(0) {
+    const auto cols = static_cast<Acc>(args.cols);
+    if (has_mean(args)) correction = mean_of(sums.first, cols, share);
+    Acc radicand = sums.second;
+    if (sums.second < INFINITY) {
+      const Acc mean_square = mean_of(sums.second, cols, share);
+      const Acc variance = device::maximum(mean_square - correction * correction, Acc(0));
+      radicand = variance + static_cast<Acc>(args.eps);
+    }
+    rstd = exact_rsqrt(radicand) + (correction - correction);
+  }
+
+  FUSEDOPS_DEVICE void save(const NormForward& args, int64_t row) const {
+    if (has_mean(args)) static_cast<Acc*>(args.mean)[row] = base + correction;
+    static_cast<Acc*>(args.rstd)[row] = rstd;
+  }
+};
+
+// Normalises, rounds and stores one vector of values from which the base is already subtracted.
+template <class T, int kWidth, class Acc>
+FUSEDOPS_DEVICE void store_normalised(
+    T* row, const NormForward& args, int64_t column, const Acc (&centred)[kWidth],
+    const NormStatistics<Acc>& statistics) {
+  Acc weight[kWidth], bias[kWidth], result[kWidth];
+  if (is_wider<T>(args.weight.data ? args.weight : args.bias)) {
+    load_weight<float>(weight, args, column);
+    load_bias<float>(bias, args, column);
+  } else {
+    load_weight<T>(weight, args, column);
+    load_bias<T>(bias, args, column);
+  }
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) {
+    result[j] = (centred[j] - statistics.correction) * statistics.rstd;
+  }
+  if (sizeof(T) == 2 && args.rounds_normalized) {
+    const auto rounded = Vec<T, kWidth>::rounded(result);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) result[j] = rounded.at(j);
+  }
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) result[j] = result[j] * weight[j] + bias[j];
+  store(row + column, result);
+}
+
+// Of a tile of which `cols` are inside the row: its values less `base`, and their moments. What is
+// outside counts as zeros.
+template <class T, int kWidth, int kVectors, class Acc>
+FUSEDOPS_DEVICE Pair<Acc> centre(
+    Acc (&centred)[kVectors][kWidth], const Tile<T, kWidth, kVectors>& tile, int32_t cols,
+    Acc base) {
+  Pair<Acc> moments[kVectors];
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    const bool inside = column_of<kWidth>(i) < cols;
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) centred[i][j] = inside ? tile.at(i, j) - base : Acc(0);
+    moments[i] = moments_of(centred[i]);
+  }
+  return tree_sum<kVectors>(moments);
+}
+
+template <class T, int kWidth, int kVectors, bool kAdd>
+FUSEDOPS_KERNEL((kNormThreads<T, kWidth, kWidth * kVectors, kAdd>))
+norm_forward_registers(NormForward args, int64_t first_row) {
+  using Acc = AccumulatorOf<T>;
+  FUSEDOPS_SHARED(Acc, sum_slots, kMaxWarps);
+  FUSEDOPS_SHARED(Pair<Acc>, moment_slots, kMaxWarps);
+  const int64_t row = launch_row(first_row);
+  const int32_t cols = row < args.rows ? static_cast<int32_t>(args.cols) : 0;
+  const Acc share = device::reciprocal(static_cast<Acc>(args.cols));
+
+  Tile<T, kWidth, kVectors> tile;
+  T* const sum = args.sum.data ? row_of<T>(args.sum, row) : nullptr;
+  NormInput<T, kAdd>(args, row, sum).load(tile, 0, cols);
+
+  Acc base = 0;
+  if (has_mean(args)) base = row_reduce<Sum>(tile.sum(), sum_slots) * share;
+
+  Acc centred[kVectors][kWidth];
+  const Pair<Acc> moments = centre(centred, tile, cols, base);
+  const Pair<Acc> sums = row_reduce<Sum>(moments, moment_slots);
+  const NormStatistics<Acc> statistics(args, base, sums, share);
+
+  T* const output = row_of<T>(args.output, row);
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    const int32_t column = column_of<kWidth>(i);
+    if (column < cols) store_normalised(output, args, column, centred[i], statistics);
+  }
+  if (row < args.rows && threadIdx.x == 0) statistics.save(args, row);
+}
+
+// One row a block. The first tile stays in registers between its mean and its moments. A sum that
+// is not wanted waits in the output until it is normalised: the same thread reads it again.
+template <class T, int kWidth, bool kAdd>
+FUSEDOPS_KERNEL(kLoopThreads, kNormLoopBlocks)
+norm_forward_looped(NormForward args, int64_t first_row) {
+  using Acc = AccumulatorOf<T>;
+  constexpr int kVectors = kLoopVectors < kWidth, kAdd ? 2 : 1 > ;
+  FUSEDOPS_SHARED(Acc, sum_slots, kMaxWarps);
+  FUSEDOPS_SHARED(Pair<Acc>, moment_slots, kMaxWarps);
+  const int64_t row = launch_row(first_row), step = int64_t{blockDim.x} * kVectors * kWidth;
+  T* const sum = row_of<T>(args.sum.data ? args.sum : args.output, row);
+  const NormInput<T, kAdd> input(args, row, sum);
+  const Acc share = device::reciprocal(static_cast<Acc>(args.cols));
+
+  Tile<T, kWidth, kVectors> tile;
+  input.load(tile, 0, static_cast<int32_t>(args.cols));
+  Acc base = 0;
+  if (has_mean(args)) {
+    const Acc first_cols = static_cast<Acc>(args.cols < step ? args.cols : step);
+    base = row_reduce<Sum>(tile.sum(), sum_slots) * device::reciprocal(first_cols);
+  }
+
+  Pair<Acc> sums{0, 0};
+  for (int64_t start = 0; start < args.cols; start += step) {
+    const auto left = static_cast<int32_t>(args.cols - start);
+    if (start > 0) input.load(tile, start, left);
+    Acc centred[kVectors][kWidth];
+    sums = sums + centre(centred, tile, left, base);
+  }
+  sums = row_reduce<Sum>(sums, moment_slots);
+  const NormStatistics<Acc> statistics(args, base, sums, share);
+
+  T* const output = row_of<T>(args.output, row);
+  const T* const again = kAdd ? sum : row_of<T>(args.input, row);
+  for (int64_t start = 0; start < args.cols; start += step) {
+    const auto left = static_cast<int32_t>(args.cols - start);
+    tile.load(again + start, left, 0);
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const int32_t column = column_of<kWidth>(i);
+      if (column >= left) continue;
+      Acc centred[kWidth];
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) centred[j] = tile.at(i, j) - base;
+      store_normalised(output, args, start + column, centred, statistics);
+    }
+  }
+  if (threadIdx.x == 0) statistics.save(args, row);
+}
+
+}  // namespace fusedops::cuda

@@ -1,0 +1,24 @@
+// Dropout as ops are given it, a probability and a seed, and as kernels are.
+#pragma once
+
+#include <cmath>
+
+#include "ops/tensor.h"
+
+namespace fusedops {
+
+inline Dropout dropout_of(const char* op, double p, const Tensor& seed, const Tensor& input) {
+  check(p >= 0 && p <= 1, op, ": p is ", p, ", wanted a probability in [0, 1]");
+  check(
+      seed.scalar_type() == ScalarType::Long && seed.numel() == 1, op, ": seed is ",
+      dtype_name(seed.scalar_type()), " of shape ", list_text(sizes_of(seed)),
+      ", wanted one torch.int64; make it with torch.randint");
+  check_device(op, "seed", seed, input);
+  if (p == 0) return {};
+  const double threshold = std::min(std::round(p * 0x1p32), 0x1p32 - 1);
+  return {
+      static_cast<const int64_t*>(seed.const_data_ptr()), static_cast<uint32_t>(threshold),
+      p == 1 ? 0.0 : 1 / (1 - p)};
+}
+
+}  // namespace fusedops

@@ -1,0 +1,387 @@
+// layer_norm and rms_norm, with and without a residual, forward and backward: tensors in, rows to
+// the backend, tensors out.
+#pragma once
+
+#include <tuple>
+
+#include "ops/dropout.h"
+
+namespace fusedops {
+
+// How normalized_shape splits an input: dimensions [first, end) form a row.
+struct NormShape {
+  int64_t first, rows, cols;
+  Sizes statistics;  // the input's shape with every normalized dimension 1
+};
+
+inline NormShape resolve_norm_shape(
+    const char* op, const Sizes& sizes, const Sizes& normalized_shape) {
+  const size_t rank = sizes.size(), normalized = normalized_shape.size();
+  check(normalized > 0, op, ": normalized_shape is empty, wanted at least one dimension");
+  const bool matches = normalized <= rank &&
+      std::equal(normalized_shape.begin(), normalized_shape.end(), sizes.end() - normalized);
+  check(
+      matches, op, ": normalized_shape is ", list_text(normalized_shape),
+      ", wanted the last dimensions of input, whose shape is ", list_text(sizes));
+  const size_t first = rank - normalized;
+  NormShape shape{
+      static_cast<int64_t>(first), product(sizes, 0, first), product(sizes, first, rank), sizes};
+  std::fill(shape.statistics.begin() + first, shape.statistics.end(), 1);
+  check_cols(op, shape.cols);
+  return shape;
+}
+
+inline void check_norm_parameter(
+    const char* op, const char* name, const std::optional<Tensor>& parameter, const Tensor& input,
+    const Sizes& normalized_shape) {
+  if (!parameter) return;
+  check(
+      sizes_of(*parameter) == normalized_shape, op, ": ", name, " has shape ",
+      list_text(sizes_of(*parameter)), ", wanted normalized_shape, ", list_text(normalized_shape));
+  check_device(op, name, *parameter, input);
+  check_dtype(op, name, parameter->scalar_type());
+}
+
+// weight and bias in the dtype the kernel takes: the input's, or float32 where one of them differs.
+struct NormParameters {
+  std::optional<Tensor> weight, bias;
+
+  NormParameters(
+      const std::optional<Tensor>& weight_, const std::optional<Tensor>& bias_, ScalarType input) {
+    const bool same =
+        (!weight_ || weight_->scalar_type() == input) && (!bias_ || bias_->scalar_type() == input);
+    const ScalarType dtype = same || input == ScalarType::Double ? input : ScalarType::Float;
+    weight = prepared(weight_, dtype);
+    bias = prepared(bias_, dtype);
+  }
+
+  static std::optional<Tensor> prepared(const std::optional<Tensor>& given, ScalarType dtype) {
+    if (!given) return given;
+    return torch::stable::contiguous(convert(*given, dtype));
+  }
+
+  static ConstColumns columns(const std::optional<Tensor>& parameter) {
+    if (!parameter) return {nullptr, DType::kFloat32};
+    return {parameter->const_data_ptr(), kernel_dtype(parameter->scalar_type())};
+  }
+};
+
+inline ScalarType statistics_dtype(ScalarType input) {
+  return input == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+}
+
+// The arguments that say how to normalise, as every op of the family has them.
+struct NormOptions {
+  const char* op;
+  NormKind kind;
+  const Sizes& normalized_shape;
+  const std::optional<Tensor>& weight;
+  std::optional<Tensor> bias;
+  double weight_offset = 0;
+
+  double offset() const { return weight ? weight_offset : 0; }  // without a weight the factor is 1
+};
+
+inline NormShape checked_norm_shape(const NormOptions& options, const Tensor& input) {
+  const char* op = options.op;
+  check_dtype(op, "input", input.scalar_type());
+  const NormShape shape = resolve_norm_shape(op, sizes_of(input), options.normalized_shape);
+  check_norm_parameter(op, "weight", options.weight, input, options.normalized_shape);
+  check_norm_parameter(op, "bias", options.bias, input, options.normalized_shape);
+  return shape;
+}
+
+// What is added to the input before it is normalised.
+struct NormResidual {
+  std::optional<Tensor> residual;
+  Dropout dropout = {};  // of the input
+  bool wants_sum = true;
+};
+
+struct NormResult {
+  Tensor output, sum, mean, rstd;  // sum and mean: empty where there is none
+};
+
+template <class Backend>
+NormResult norm_forward(
+    const NormOptions& options, const Tensor& input, const NormResidual& added, double eps,
+    bool rounds_normalized = false) {
+  const char* op = options.op;
+  const NormShape shape = checked_norm_shape(options, input);
+  check(
+      shape.cols > 0, op, ": normalized_shape is ", list_text(options.normalized_shape),
+      ", wanted no dimension of size 0");
+  check(eps >= 0, op, ": eps is ", eps, ", wanted a value >= 0");
+  if (added.residual) {
+    check_like(op, "residual", *added.residual, "input", input);
+    check_device(op, "residual", *added.residual, input);
+  }
+
+  const ScalarType dtype = input.scalar_type(), statistics = statistics_dtype(dtype);
+  const bool has_sum = added.residual && added.wants_sum, has_mean = options.kind != NormKind::kRms;
+  const Sizes sizes = sizes_of(input), none = {0};
+  const NormResult result{
+      empty_contiguous(input, sizes, dtype), empty_contiguous(input, has_sum ? sizes : none, dtype),
+      empty_contiguous(input, has_mean ? shape.statistics : none, statistics),
+      empty_contiguous(input, shape.statistics, statistics)};
+  if (shape.rows == 0) return result;
+
+  const RowView source = as_rows<Backend>(input, shape.first);
+  const RowView residual = as_rows<Backend>(added.residual.value_or(input), shape.first);
+  const NormParameters parameters(options.weight, options.bias, dtype);
+  NormForward args{};
+  args.kind = options.kind;
+  args.input = source.read();
+  if (added.residual) args.residual = residual.read();
+  args.output = RowView{result.output, {shape.cols}}.write();
+  if (has_sum) args.sum = RowView{result.sum, {shape.cols}}.write();
+  args.weight = NormParameters::columns(parameters.weight);
+  args.bias = NormParameters::columns(parameters.bias);
+  if (has_mean) args.mean = result.mean.mutable_data_ptr();
+  args.rstd = result.rstd.mutable_data_ptr();
+  args.dropout = added.dropout;
+  args.rows = shape.rows;
+  args.cols = shape.cols;
+  args.eps = eps;
+  args.weight_offset = options.offset();
+  args.rounds_normalized = rounds_normalized;
+  Backend(input).launch(args);
+  return result;
+}
+
+// What a backward is given beside the options; `input` is what was normalised.
+struct NormGradients {
+  const Tensor& grad_output;
+  const Tensor& input;
+  std::optional<Tensor> mean;
+  const Tensor& rstd;
+  std::optional<Tensor> grad_sum = std::nullopt;
+  Dropout dropout = {};  // of the input before the residual was added
+};
+
+// Whether a gradient is wanted. `branch` is what dropout was applied to.
+struct NormWanted {
+  bool input, branch, weight, bias;
+};
+
+struct NormGradResult {
+  Tensor input, branch, weight, bias;  // empty where not wanted
+};
+
+inline void check_norm_backward(
+    const char* op, const NormGradients& given, const NormShape& shape) {
+  check_like(op, "grad_output", given.grad_output, "input", given.input);
+  if (given.grad_sum) check_like(op, "grad_sum", *given.grad_sum, "input", given.input);
+  const ScalarType dtype = statistics_dtype(given.input.scalar_type());
+  for (const Tensor* statistic : {given.mean ? &*given.mean : &given.rstd, &given.rstd}) {
+    check(
+        statistic->scalar_type() == dtype && statistic->is_contiguous() &&
+            statistic->numel() == shape.rows,
+        op, ": mean and rstd must be the contiguous ", dtype_name(dtype),
+        " tensors that the forward op returned, of shape ", list_text(shape.statistics));
+  }
+}
+
+// The gradient of weight or bias: empty where it is not wanted, zero where there are no rows.
+inline Tensor norm_parameter_grad(
+    bool wanted, const Tensor& input, const std::optional<Tensor>& parameter,
+    const Sizes& normalized_shape, int64_t rows) {
+  const ScalarType dtype = parameter ? parameter->scalar_type() : input.scalar_type();
+  Tensor grad = empty_contiguous(input, wanted ? normalized_shape : Sizes{0}, dtype);
+  if (wanted && rows == 0) torch::stable::zero_(grad);
+  return grad;
+}
+
+// The rows and columns of `wanted`, and what is written to them.
+template <class Backend>
+void launch_norm_backward(
+    const NormOptions& options, const NormGradients& given, const NormShape& shape,
+    const NormParameters& parameters, const NormWanted& wanted, const NormGradResult& result) {
+  const auto written = [&](bool is_wanted, const Tensor& grad) {
+    return is_wanted ? RowView{grad, {shape.cols}}.write() : Rows{};
+  };
+  const auto columns = [](bool is_wanted, const Tensor& grad) {
+    return Columns{is_wanted ? grad.mutable_data_ptr() : nullptr, kernel_dtype(grad.scalar_type())};
+  };
+  const RowView grad = as_rows<Backend>(given.grad_output, shape.first);
+  const RowView grad_sum =
+      as_rows<Backend>(given.grad_sum.value_or(given.grad_output), shape.first);
+  const RowView source = as_rows<Backend>(given.input, shape.first);
+  NormBackward args{};
+  args.kind = options.kind;
+  args.grad_output = grad.read();
+  if (given.grad_sum) args.grad_sum = grad_sum.read();
+  args.input = source.read();
+  if (given.mean) args.mean = given.mean->const_data_ptr();
+  args.rstd = given.rstd.const_data_ptr();
+  args.weight = NormParameters::columns(parameters.weight);
+  args.grad_input = written(wanted.input, result.input);
+  args.grad_branch = written(wanted.branch, result.branch);
+  args.grad_weight = columns(wanted.weight, result.weight);
+  args.grad_bias = columns(wanted.bias, result.bias);
+  args.dropout = given.dropout;
+  args.rows = shape.rows;
+  args.cols = shape.cols;
+  args.weight_offset = options.offset();
+  const Backend backend(given.input);
+  const Tensor workspace =
+      empty_contiguous(given.input, {backend.workspace_bytes(args)}, ScalarType::Byte);
+  args.workspace = workspace.mutable_data_ptr();
+  backend.launch(args);
+}
+
+template <class Backend>
+NormGradResult norm_backward(
+    const NormOptions& options, const NormGradients& given, const NormWanted& wanted) {
+  const Tensor& input = given.input;
+  const NormShape shape = checked_norm_shape(options, input);
+  check_norm_backward(options.op, given, shape);
+
+  const ScalarType dtype = input.scalar_type();
+  const NormParameters parameters(options.weight, options.bias, dtype);
+  const Sizes sizes = sizes_of(input), none = {0};
+  const Sizes& columns = options.normalized_shape;
+  NormGradResult result{
+      empty_contiguous(input, wanted.input ? sizes : none, dtype),
+      empty_contiguous(input, wanted.branch ? sizes : none, dtype),
+      norm_parameter_grad(wanted.weight, input, parameters.weight, columns, shape.rows),
+      norm_parameter_grad(wanted.bias, input, parameters.bias, columns, shape.rows)};
+  if (shape.rows > 0 && shape.cols > 0) {
+    launch_norm_backward<Backend>(options, given, shape, parameters, wanted, result);
+  }
+  if (options.weight) result.weight = convert(result.weight, options.weight->scalar_type());
+  if (options.bias) result.bias = convert(result.bias, options.bias->scalar_type());
+  return result;
+}
+
+// No seed: no dropout.
+inline Dropout branch_dropout(
+    const char* op, double p, const std::optional<Tensor>& seed, const Tensor& input) {
+  check(
+      seed || p == 0, op, ": p is ", p, " without a seed; make one with torch.randint, one int64");
+  return seed ? dropout_of(op, p, *seed, input) : Dropout{};
+}
+
+// The entry points that a backend registers. Sizes arrive by value from the boxed call.
+template <class Backend>
+struct NormOps {
+  using MaybeTensor = std::optional<Tensor>;
+
+  static std::tuple<Tensor, Tensor, Tensor> layer_norm(
+      const Tensor& input, Sizes normalized_shape, MaybeTensor weight, MaybeTensor bias,
+      double eps) {
+    const NormResult result = norm_forward<Backend>(
+        {"layer_norm", NormKind::kLayer, normalized_shape, weight, bias}, input, {}, eps);
+    return {result.output, result.mean, result.rstd};
+  }
+
+  static std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(
+      const Tensor& grad_output, const Tensor& input, Sizes normalized_shape, const Tensor& mean,
+      const Tensor& rstd, MaybeTensor weight, MaybeTensor bias, std::vector<bool> output_mask) {
+    const NormGradResult grad = norm_backward<Backend>(
+        {"layer_norm_backward", NormKind::kLayer, normalized_shape, weight, bias},
+        {grad_output, input, mean, rstd}, {output_mask[0], false, output_mask[1], output_mask[2]});
+    return {grad.input, grad.weight, grad.bias};
+  }
+
+  static std::tuple<Tensor, Tensor> rms_norm(
+      const Tensor& input, Sizes normalized_shape, MaybeTensor weight, double eps,
+      double weight_offset, bool rounds_normalized) {
+    const NormResult result = norm_forward<Backend>(
+        {"rms_norm", NormKind::kRms, normalized_shape, weight, std::nullopt, weight_offset}, input,
+        {}, eps, rounds_normalized);
+    return {result.output, result.rstd};
+  }
+
+  static std::tuple<Tensor, Tensor> rms_norm_backward(
+      const Tensor& grad_output, const Tensor& input, Sizes normalized_shape, const Tensor& rstd,
+      MaybeTensor weight, std::vector<bool> output_mask, double weight_offset) {
+    const NormGradResult grad = norm_backward<Backend>(
+        {"rms_norm_backward", NormKind::kRms, normalized_shape, weight, std::nullopt,
+         weight_offset},
+        {grad_output, input, std::nullopt, rstd}, {output_mask[0], false, output_mask[1], false});
+    return {grad.input, grad.weight};
+  }
+
+  static std::tuple<Tensor, Tensor, Tensor, Tensor> add_layer_norm(
+      const Tensor& input, const Tensor& residual, Sizes normalized_shape, MaybeTensor weight,
+      MaybeTensor bias, double eps, double p, MaybeTensor seed) {
+    const char* op = "add_layer_norm";
+    const NormResult result = norm_forward<Backend>(
+        {op, NormKind::kLayer, normalized_shape, weight, bias}, input,
+        {residual, branch_dropout(op, p, seed, input)}, eps);
+    return {result.output, result.sum, result.mean, result.rstd};
+  }
+
+  // Of the sum only where it is wanted.
+  static std::tuple<Tensor, Tensor> add_layer_norm_inference(
+      const Tensor& input, const Tensor& residual, Sizes normalized_shape, MaybeTensor weight,
+      MaybeTensor bias, double eps, bool wants_sum, double p, MaybeTensor seed) {
+    const char* op = "add_layer_norm";
+    const NormResult result = norm_forward<Backend>(
+        {op, NormKind::kLayer, normalized_shape, weight, bias}, input,
+        {residual, branch_dropout(op, p, seed, input), wants_sum}, eps);
+    return {result.output, result.sum};
+  }
+
+  // With dropout the gradient of the residual is another than that of the input; without, empty.
+  static std::tuple<Tensor, Tensor, Tensor, Tensor> add_layer_norm_backward(
+      const Tensor& grad_output, MaybeTensor grad_sum, const Tensor& sum, Sizes normalized_shape,
+      const Tensor& mean, const Tensor& rstd, MaybeTensor weight, MaybeTensor bias,
+      std::vector<bool> output_mask, double p, MaybeTensor seed) {
+    const char* op = "add_layer_norm_backward";
+    const NormGradResult grad = norm_backward<Backend>(
+        {op, NormKind::kLayer, normalized_shape, weight, bias},
+        {grad_output, sum, mean, rstd, grad_sum, branch_dropout(op, p, seed, sum)},
+        wanted_of_added(output_mask, p, output_mask[3]));
+    return in_order_of_inputs(grad, p);
+  }
+
+  static std::tuple<Tensor, Tensor, Tensor> add_rms_norm(
+      const Tensor& input, const Tensor& residual, Sizes normalized_shape, MaybeTensor weight,
+      double eps, double weight_offset, bool rounds_normalized, double p, MaybeTensor seed) {
+    const char* op = "add_rms_norm";
+    const NormResult result = norm_forward<Backend>(
+        {op, NormKind::kRms, normalized_shape, weight, std::nullopt, weight_offset}, input,
+        {residual, branch_dropout(op, p, seed, input)}, eps, rounds_normalized);
+    return {result.output, result.sum, result.rstd};
+  }
+
+  static std::tuple<Tensor, Tensor> add_rms_norm_inference(
+      const Tensor& input, const Tensor& residual, Sizes normalized_shape, MaybeTensor weight,
+      double eps, bool wants_sum, double weight_offset, bool rounds_normalized, double p,
+      MaybeTensor seed) {
+    const char* op = "add_rms_norm";
+    const NormResult result = norm_forward<Backend>(
+        {op, NormKind::kRms, normalized_shape, weight, std::nullopt, weight_offset}, input,
+        {residual, branch_dropout(op, p, seed, input), wants_sum}, eps, rounds_normalized);
+    return {result.output, result.sum};
+  }
+
+  static std::tuple<Tensor, Tensor, Tensor> add_rms_norm_backward(
+      const Tensor& grad_output, MaybeTensor grad_sum, const Tensor& sum, Sizes normalized_shape,
+      const Tensor& rstd, MaybeTensor weight, std::vector<bool> output_mask, double weight_offset,
+      double p, MaybeTensor seed) {
+    const char* op = "add_rms_norm_backward";
+    const NormGradResult grad = norm_backward<Backend>(
+        {op, NormKind::kRms, normalized_shape, weight, std::nullopt, weight_offset},
+        {grad_output, sum, std::nullopt, rstd, grad_sum, branch_dropout(op, p, seed, sum)},
+        wanted_of_added(output_mask, p, false));
+    const auto [to_input, to_residual, to_weight, to_bias] = in_order_of_inputs(grad, p);
+    return {to_input, to_residual, to_weight};
+  }
+
+ private:
+  // output_mask: input, residual, weight. Without dropout one gradient serves both of the first.
+  static NormWanted wanted_of_added(const std::vector<bool>& output_mask, double p, bool bias) {
+    if (p == 0) return {output_mask[0] || output_mask[1], false, output_mask[2], bias};
+    return {output_mask[1], output_mask[0], output_mask[2], bias};
+  }
+  static std::tuple<Tensor, Tensor, Tensor, Tensor> in_order_of_inputs(
+      const NormGradResult& grad, double p) {
+    if (p == 0) return {grad.input, grad.branch, grad.weight, grad.bias};
+    return {grad.branch, grad.input, grad.weight, grad.bias};
+  }
+};
+
+}  // namespace fusedops

@@ -1,0 +1,15 @@
+"""Every claim about rms_norm and the norms after a residual, on a GPU: the tests one folder up,
+with tensors made there."""
+
+import pytest
+import torch
+from test_add_norm import *  # noqa: F403
+from test_rms_norm import *  # noqa: F403
+
+
+@pytest.fixture(autouse=True)
+def on_gpu():
+    before = torch.get_default_device()
+    torch.set_default_device("cuda")
+    yield
+    torch.set_default_device(before)

@@ -1,0 +1,271 @@
+"""What LayerNorm and RMSNorm are run on: as cases.py, with and without residuals, dropout and every
+option. Needs numpy only, so that it runs under sanitizers.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from . import cases, philox
+from .cases import FEW_COLS, LONG_COLS, Arrays, decode, encode
+from .emulator import (
+    DTYPES,
+    VECTOR_BYTES,
+    Args,
+    Columns,
+    DeviceArray,
+    Dropout,
+    Emulator,
+    NormBackward,
+    NormForward,
+    Rows,
+)
+
+OPS = ["norm_forward", "norm_backward"]
+#: In the order of NormKind.
+KINDS = ["layer", "rms"]
+SEED = 0x0123_4567_89AB_CDEF
+EPS = 1e-5
+#: The last length that dry launches look at; the kernels that keep a row end at 32768.
+MAX_LENGTH = 33_000
+
+
+@dataclass(frozen=True)
+class NormCase:
+    op: str
+    dtype: str
+    rows: int
+    cols: int
+    width: int  # elements of the vectors that all pointers and strides are aligned for
+    #: Forward, whether there is a residual; backward, gradients of what comes with one.
+    adds: bool = False
+    parameters: str = ""  # the dtype of weight and bias, where it is not that of the rows
+    kind: str = "layer"
+    padded: bool = False
+    weight: bool = True
+    bias: bool = True
+    weight_offset: float = 0.0
+    rounds_normalized: bool = False
+    with_sum: bool = True  # forward, the sum is wanted; backward, it has a gradient
+    p: float = 0.0
+    wanted: tuple[bool, bool, bool] = (True, True, True)  # gradients of input, weight and bias
+
+    @property
+    def is_forward(self) -> bool:
+        return self.op == "norm_forward"
+
+    @property
+    def statistics(self) -> str:
+        return "float64" if self.dtype == "float64" else "float32"
+
+    @property
+    def parameter_dtype(self) -> str:
+        return self.parameters or self.dtype
+
+    @property
+    def drops(self) -> bool:
+        return self.adds and self.p > 0
+
+    @property
+    def threshold(self) -> int:
+        return min(round(self.p * 2**32), 2**32 - 1)
+
+    def factors(self) -> np.ndarray:
+        """What dropout multiplies with."""
+        if not self.drops:
+            return np.ones((self.rows, self.cols))
+        kept = philox.kept(self.rows, self.cols, SEED, self.threshold)
+        return np.where(kept, 0.0 if self.p == 1 else 1 / (1 - self.p), 0.0)
+
+
+def inputs(case: NormCase) -> Arrays:
+    """Of one case always the same: rows as the kernel gets them."""
+    shape = (case.rows, case.cols)
+    random = np.random.default_rng(zlib.crc32(repr((case.op, shape)).encode()))
+    normal = random.standard_normal
+    given = {"input": encode(normal(shape) * 2 + 1, case.dtype)}
+    if case.weight:
+        weight = normal((1, case.cols)) - case.weight_offset
+        given["weight"] = encode(weight, case.parameter_dtype)
+    if case.is_forward:
+        if case.bias:
+            given["bias"] = encode(normal((1, case.cols)), case.parameter_dtype)
+        if case.adds:
+            given["residual"] = encode(normal(shape), case.dtype)
+        return given
+    given["grad_output"] = encode(normal(shape), case.dtype)
+    if case.adds and case.with_sum:
+        given["grad_sum"] = encode(normal(shape), case.dtype)
+    return given | statistics(case, decode(given["input"], case.dtype))
+
+
+def statistics(case: NormCase, x: np.ndarray) -> Arrays:
+    """Of rows, as the forward pass saves them."""
+    mean = x.mean(-1, keepdims=True) if case.kind == "layer" else np.zeros((len(x), 1))
+    rstd = 1 / np.sqrt(np.square(x - mean).mean(-1, keepdims=True) + EPS)
+    found = {"mean": mean, "rstd": rstd} if case.kind == "layer" else {"rstd": rstd}
+    return {name: encode(values, case.statistics) for name, values in found.items()}
+
+
+def output_dtypes(case: NormCase) -> dict[str, str]:
+    """Of what the case computes, by name."""
+    if case.is_forward:
+        names = ["output", *(["sum"] if case.adds and case.with_sum else [])]
+        saved = ["mean", "rstd"] if case.kind == "layer" else ["rstd"]
+        return dict.fromkeys(names, case.dtype) | dict.fromkeys(saved, case.statistics)
+    gradients = ("grad_input", "grad_weight", "grad_bias")
+    names = [name for name, wanted in zip(gradients, case.wanted, strict=True) if wanted]
+    dtypes = {name: case.parameter_dtype for name in names} | {"grad_input": case.dtype}
+    branch = ["grad_branch"] if case.drops else []
+    return {name: dtypes[name] for name in names} | dict.fromkeys(branch, case.dtype)
+
+
+class Prepared:
+    """A case in device memory: launch ``args``, then read the outputs."""
+
+    def __init__(
+        self, emulator: Emulator, case: NormCase, given: Arrays, misaligned: str | None = None
+    ) -> None:
+        self._emulator, self._case, self._misaligned = emulator, case, misaligned
+        inputs = {name: self._array(name, values.shape) for name, values in given.items()}
+        for name, array in inputs.items():
+            array.values[:] = given[name]
+        self.seed = emulator.array((1, 1), "int64", 8)
+        self.seed.values[:] = SEED
+        self._outputs = {name: self._array(name, self._shape(name)) for name in output_dtypes(case)}
+        self.arrays = inputs | self._outputs
+        self.args = self._args()
+
+    def _shape(self, name: str) -> tuple[int, int]:
+        if name in ("mean", "rstd"):
+            return (self._case.rows, 1)
+        return (1 if name in ("grad_weight", "grad_bias") else self._case.rows, self._case.cols)
+
+    def _array(self, name: str, shape: tuple[int, int]) -> DeviceArray:
+        case, dtype, padded = self._case, self._case.dtype, False
+        if name in ("mean", "rstd"):
+            dtype = case.statistics
+        elif name in ("weight", "bias", "grad_weight", "grad_bias"):
+            dtype = case.parameter_dtype
+        else:
+            padded = case.padded
+        width = 1 if name == self._misaligned else case.width
+        alignment = min(VECTOR_BYTES, width * DTYPES[dtype].itemsize)
+        return self._emulator.array(shape, dtype, alignment, padded)
+
+    def _args(self) -> Args:
+        case = self._case
+        scale = 0.0 if case.p == 1 else 1 / (1 - case.p)
+        seed = self.seed.address if case.drops else None
+        args = (NormForward if case.is_forward else NormBackward)(
+            kind=KINDS.index(case.kind),
+            dropout=Dropout(seed, case.threshold, scale),
+            rows=case.rows,
+            cols=case.cols,
+            weight_offset=case.weight_offset,
+        )
+        for name, array in self.arrays.items():
+            kind = dict(args._fields_)[name]
+            value = {Rows: array.rows, Columns: array.columns}.get(kind, array.address)
+            setattr(args, name, value)
+        # Without data its dtype says nothing, but that of the rows does.
+        args.input.dtype = self.arrays["input"].rows.dtype
+        if case.is_forward:
+            args.eps, args.rounds_normalized = EPS, case.rounds_normalized
+            return args
+        accumulators = self._emulator.workspace_bytes(args) // DTYPES[case.statistics].itemsize
+        if accumulators:
+            shape = (1, accumulators)
+            self._workspace = self._emulator.array(shape, case.statistics, VECTOR_BYTES)
+            args.workspace = self._workspace.address
+        return args
+
+    def outputs(self) -> Arrays:
+        return {name: array.read() for name, array in self._outputs.items()}
+
+
+def run(emulator: Emulator, case: NormCase, given: Arrays | None = None) -> Arrays:
+    """The outputs of a case, on its own inputs or on given ones."""
+    prepared = Prepared(emulator, case, inputs(case) if given is None else given)
+    emulator.launch(prepared.args)
+    return prepared.outputs()
+
+
+def bases() -> list[NormCase]:
+    """A case for each op, dtype and width of vectors (16 bytes, 4, one element), of one vector,
+    with and without what comes with a residual."""
+    return [
+        NormCase(op, dtype, rows=1, cols=width, width=width, adds=adds)
+        for op in OPS
+        for dtype in DTYPES
+        for adds in (False, True)
+        for width in cases.widths(dtype)
+    ]
+
+
+def group_of(base: NormCase) -> str:
+    return f"{base.op}-{base.dtype}" + ("-adds" if base.adds else "")
+
+
+def varied(case: NormCase, i: int) -> NormCase:
+    """With the i-th choice of options; the choices repeat after different numbers, so that many
+    cases see most pairs of them."""
+    is_short = DTYPES[case.dtype].itemsize == 2
+    p = 0.3 if i % 3 == 1 else 0.0
+    return replace(
+        case,
+        kind=KINDS[i % 2],
+        parameters="float32" if is_short and i % 5 in (1, 4) else "",
+        padded=i // 2 % 2 == 1,
+        weight=i % 7 != 3,
+        bias=i % 5 != 3,
+        weight_offset=1.0 if i % 3 == 2 else 0.0,
+        rounds_normalized=i % 5 == 2,
+        with_sum=i % 4 != 1 or (p == 0 and not case.is_forward),
+        p=p,
+    )
+
+
+def boundary_lengths(emulator: Emulator, base: NormCase) -> list[int]:
+    """The shortest row, both sides of every change of kernel or of launch shape, and for kernels
+    without an end long rows."""
+    one_launch = replace(base, wanted=(True, False, False))
+    args = Prepared(emulator, one_launch, inputs(one_launch)).args
+    ends = emulator.ends_of_launch_shapes(args, base.width, MAX_LENGTH)
+    ends = ends if ends[-1] > FEW_COLS else [*ends, FEW_COLS // 32 * 32, LONG_COLS]
+    return sorted({base.width, *ends, *(end + base.width for end in ends)})
+
+
+def boundary_cases(emulator: Emulator, base: NormCase, elements: int = 1000) -> Iterator[NormCase]:
+    """At each of these lengths rows of so many elements together, at least five and at most 1000.
+
+    Column sums of long rows cost more than all else: they are wanted once where a kernel keeps its
+    longest row, and once where a row has two kernels, which one of float64 always has.
+    """
+    lengths = boundary_lengths(emulator, base)
+    is_widest = base.width == cases.widths(base.dtype)[0]
+    few = lengths[-1:] if base.adds else lengths[-2:-1] if is_widest else []
+    few = [] if base.dtype == "float64" else few
+    first = zlib.crc32(repr(base).encode())
+    for i, cols in enumerate(lengths, first):
+        columns = cols <= FEW_COLS or cols in few
+        case = replace(base, cols=cols, rows=min(max(5, elements // cols), 1000))
+        yield varied(replace(case, wanted=(True, columns, columns)), i)
+
+
+def all_boundary_cases(emulator: Emulator) -> list[NormCase]:
+    return [case for base in bases() for case in boundary_cases(emulator, base)]
+
+
+def racing_candidates(emulator: Emulator) -> list[NormCase]:
+    """As those of cases.py. Of kernels that keep rows the short ones sum columns."""
+    candidates = [replace(case, rows=3) for case in all_boundary_cases(emulator)]
+    candidates = [
+        case if case.adds or case.cols <= FEW_COLS else replace(case, wanted=(True, False, False))
+        for case in candidates
+    ]
+    return sorted(candidates, key=lambda case: (case.cols <= 512, case.cols))

@@ -1,0 +1,214 @@
+"""LayerNorm and RMSNorm on the emulator, through the package's own launch code."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+
+from . import philox
+from .cases import Arrays, decode, encode
+from .emulator import DTYPES, Config, EmulatorError
+from .judge import Judge, tensor
+from .norm_cases import KINDS, OPS, SEED, NormCase, Prepared, inputs, run, statistics
+
+FORWARD, BACKWARD = OPS
+ROWS_ONLY = (True, False, False)
+
+
+def same_bits(first: Arrays, second: Arrays) -> bool:
+    return all(first[name].tobytes() == second[name].tobytes() for name in first)
+
+
+@pytest.mark.parametrize("op, adds", list(product(OPS, (False, True))))
+def test_a_single_misaligned_array_is_enough_for_narrow_accesses(emulator, op, adds):
+    case = NormCase(op, "bfloat16", 5, 264, 8, adds=adds, parameters="float32", p=0.3)
+    given = inputs(case)
+    expected = run(emulator, replace(case, width=1), given)
+    for name in Prepared(emulator, case, given).arrays:
+        if name in ("mean", "rstd", "grad_weight", "grad_bias"):
+            continue  # one element at a time anyway
+        prepared = Prepared(emulator, case, given, misaligned=name)
+        emulator.launch(prepared.args)
+        assert same_bits(prepared.outputs(), expected), name
+
+
+@pytest.mark.parametrize("op, cols", [*product([FORWARD], (1, 96, 2000, 9001)), (BACKWARD, 9001)])
+@pytest.mark.parametrize("kind, adds", [("layer", False), ("rms", True)])
+def test_a_launch_split_at_the_grids_limit_gives_the_same_bits(emulator, op, cols, kind, adds):
+    case = NormCase(op, "bfloat16", 1050 // cols + 9, cols, 1, adds, kind=kind, wanted=ROWS_ONLY)
+    case = replace(case, p=0.3)
+    given = inputs(case)
+    whole = run(emulator, case, given)
+    emulator.configure(Config(max_grid=2))
+    assert same_bits(run(emulator, case, given), whole)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("rows, cols", [(9000, 8), (2300, 100), (1100, 513), (40, 9000)])
+def test_blocks_that_walk_over_many_rows_sum_all_of_them(emulator, dtype, rows, cols):
+    adds = cols in (8, 513)
+    case = NormCase(BACKWARD, dtype, rows, cols, 1, adds, kind=KINDS[adds], weight=False, p=0.3)
+    given = inputs(case)
+    judge = Judge()
+    judge.add(case, given, run(emulator, case, given))
+    judge.conclude()
+
+
+#: Rows from standard normal ones.
+HARD_ROWS = {
+    "far from zero": lambda normal: 1e4 + normal,
+    "variance 1e-12": lambda normal: 1 + 1e-6 * normal,
+    "constant": lambda normal: np.broadcast_to(normal[:, :1], normal.shape) * 100,
+}
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("rows", HARD_ROWS)
+def test_rows_that_lose_digits_are_as_exact_as_eager(emulator, op, dtype, rows):
+    judge = Judge()
+    random = np.random.default_rng(1)
+    lengths = [(96, 1), (1032, 2), (4097, 1), (16_388, 2)]
+    for (cols, width), kind in product(lengths, KINDS):
+        case = NormCase(op, dtype, 12, cols, width, wanted=(True, cols < 100, cols < 100))
+        case = replace(case, kind=kind, adds=cols in (96, 16_388) and op == FORWARD)
+        hard = encode(HARD_ROWS[rows](random.standard_normal((12, cols))), dtype)
+        given = inputs(case) | {"input": hard}
+        if case.adds:
+            given["residual"][:] = 0
+        if not case.is_forward:
+            given |= statistics(case, decode(hard, dtype).astype(np.longdouble))
+        judge.add(case, given, run(emulator, case, given))
+    judge.conclude()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("cols", [96, 16_388])
+def test_where_squares_overflow_the_bias_is_left_and_no_gradient(emulator, kind, cols):
+    forward = NormCase(FORWARD, "float32", 3, cols, width=4, kind=kind)
+    given = inputs(forward)
+    given["input"][:] *= 1e30
+    outputs = run(emulator, forward, given)
+    assert (outputs["rstd"] == 0).all()
+    assert (outputs["output"] == given["bias"]).all()
+    backward = replace(forward, op=BACKWARD)
+    given = inputs(backward) | {"input": given["input"]}
+    given |= {name: outputs[name] for name in ("mean", "rstd") if name in given}
+    gradients = run(emulator, backward, given)
+    assert (gradients["grad_input"] == 0).all() and (gradients["grad_weight"] == 0).all()
+    assert np.isfinite(gradients["grad_bias"]).all()
+
+
+INF, NAN = np.inf, np.nan
+SPECIAL_ROWS = {
+    "all -inf": [-INF] * 8,
+    "one finite": [-INF, -INF, 2.0, -INF, -INF, -INF, -INF, -INF],
+    "+inf": [1.0, INF, 2.0, 4.0, 0.0, 1.0, 2.0, 3.0],
+    "NaN first": [NAN, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0],
+    "NaN beside -inf": [-INF, -INF, -INF, NAN, -INF, -INF, -INF, -INF],
+    "lowest and largest": [6e4, -6e4, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("cols, width", [(8, 1), (520, 2), (1032, 1), (33_000, 8)])
+def test_inf_and_nan_come_out_as_in_eager(emulator, kind, dtype, cols, width):
+    rows = np.array([row + [0.5] * (cols - 8) for row in SPECIAL_ROWS.values()])
+    stored = encode(np.concatenate([rows, rows[:, ::-1]]), dtype)
+    width = min(width, 16 // DTYPES[dtype].itemsize)
+    case = NormCase(FORWARD, dtype, len(stored), cols, width, kind=kind)
+    case = replace(case, weight=False, bias=False)
+    actual = tensor(run(emulator, case, {"input": stored})["output"], dtype)
+    norms = {"layer": torch.nn.functional.layer_norm, "rms": torch.nn.functional.rms_norm}
+    eager = norms[kind](tensor(stored, dtype), [cols])
+    assert torch.equal(actual.isnan(), eager.isnan())
+    assert torch.equal(actual.isinf(), eager.isinf())
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("parameters", ["", "float32"])
+@pytest.mark.parametrize("kind, cols, width", [("rms", 264, 8), ("layer", 101, 1)])
+def test_what_is_normalised_is_rounded_where_it_is_to_be(
+    emulator, kind, dtype, parameters, cols, width
+):
+    case = NormCase(FORWARD, dtype, 9, cols, width, kind=kind, parameters=parameters)
+    given = inputs(case)
+    plain = replace(case, weight=False, bias=False)
+    normal = decode(run(emulator, plain, {"input": given["input"]})["output"], dtype)
+    weight, bias = (decode(given[name], case.parameter_dtype) for name in ("weight", "bias"))
+    rounding = replace(case, rounds_normalized=True)
+    expected = encode(np.float32(normal * weight + bias), dtype)
+    assert np.array_equal(run(emulator, rounding, given)["output"], expected)
+    assert not np.array_equal(run(emulator, case, given)["output"], expected)
+
+
+@pytest.mark.parametrize("p", [0.5, 1.0])
+@pytest.mark.parametrize("dtype, width", [("float32", 4), ("bfloat16", 8), ("float16", 1)])
+@pytest.mark.parametrize("cols", [104, 17_000])
+def test_dropout_keeps_what_philox_says_forward_and_backward(emulator, dtype, width, cols, p):
+    case = NormCase(FORWARD, dtype, 3, cols, width, adds=True, p=p)
+    kept = philox.kept(3, cols, SEED, case.threshold) & (p < 1)
+    ones = encode(np.ones((3, cols)), dtype)
+    given = inputs(case) | {"input": ones, "residual": np.zeros_like(ones)}
+    outputs = run(emulator, case, given)
+    assert np.array_equal(decode(outputs["sum"], dtype), np.where(kept, 2.0, 0.0))
+    backward = replace(case, op=BACKWARD, wanted=ROWS_ONLY)
+    gradients = run(emulator, backward)
+    size = decode(gradients["grad_input"], dtype)
+    branch = decode(gradients["grad_branch"], dtype)
+    assert np.array_equal(branch, np.where(kept, 2 * size, 0.0))
+    alone = run(emulator, replace(backward, wanted=(False, False, False)))
+    assert list(alone) == ["grad_branch"]
+    assert np.array_equal(alone["grad_branch"], gradients["grad_branch"])
+
+
+@pytest.mark.parametrize("dtype, width", [("float32", 4), ("bfloat16", 8)])
+@pytest.mark.parametrize("cols", [104, 17_000])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sum_that_is_not_wanted_changes_nothing_and_all_may_happen_in_place(
+    emulator, kind, dtype, width, cols
+):
+    case = NormCase(FORWARD, dtype, 3, cols, width, adds=True, kind=kind, p=0.3)
+    expected = run(emulator, case)
+    without = run(emulator, replace(case, with_sum=False))
+    assert same_bits(without, expected)
+    for to, memory in product(("output", "sum"), ("input", "residual")):
+        prepared = Prepared(emulator, case, inputs(case))
+        setattr(prepared.args, to, getattr(prepared.args, memory))
+        emulator.launch(prepared.args)
+        assert prepared.arrays[memory].read().tobytes() == expected[to].tobytes()
+
+
+@pytest.mark.parametrize("cols", [96, 20_000])
+@pytest.mark.parametrize("adds", [False, True])
+def test_one_row_of_gradients_may_stand_for_all(emulator, adds, cols):
+    case = NormCase(BACKWARD, "float32", rows=9, cols=cols, width=4, adds=adds)
+    case = replace(case, wanted=(True, cols < 100, cols < 100))
+    given = inputs(case)
+    shared = ["grad_output", "grad_sum"] if adds else ["grad_output"]
+    for name in shared:
+        given[name][:] = given[name][0]
+    expected = run(emulator, case, given)
+    for name in shared:
+        given[name][1:] = np.nan
+    prepared = Prepared(emulator, case, given)
+    for name in shared:
+        getattr(prepared.args, name).stride = 0
+    emulator.launch(prepared.args)
+    assert same_bits(prepared.outputs(), expected)
+
+
+def test_no_rows_launch_nothing_and_parameters_of_a_third_dtype_are_refused(emulator):
+    case = NormCase(FORWARD, "float32", rows=1, cols=96, width=4)
+    prepared = Prepared(emulator, case, inputs(case))
+    prepared.args.rows = 0
+    assert emulator.kernels_of(prepared.args) == set()
+    for op in OPS:
+        case = NormCase(op, "float16", rows=1, cols=96, width=8, parameters="bfloat16")
+        with pytest.raises(EmulatorError, match="status 1"):
+            emulator.launch(Prepared(emulator, case, inputs(case)).args)

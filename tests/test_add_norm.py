@@ -1,0 +1,275 @@
+"""add_layer_norm and add_rms_norm: residual, dropout and norm in one pass, differentiated too."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from oracle import DTYPES, assert_as_exact_as_eager, relative_error, same_bits
+from torch.autograd import gradcheck, gradgradcheck
+from torch.utils.checkpoint import checkpoint
+
+import fusedops
+from fusedops import reference
+
+ops = torch.ops.fusedops
+COLS = [1, 2, 7, 8, 31, 32, 33, 64, 127, 768, 1023, 1025, 8193, 65537]
+SHAPE = 3, 4, 10
+
+
+def parameters(cols, dtype, count):
+    return [torch.randn(cols).to(dtype) for _ in range(count)]
+
+
+def add_layer_norm(x, r, w, b, **options):
+    return fusedops.add_layer_norm(x, r, x.shape[-1:], w, b, **options)
+
+
+def add_rms_norm(x, r, w, b=None, eps=1e-5, **options):
+    return fusedops.add_rms_norm(x, r, x.shape[-1:], w, eps, **options)
+
+
+ADDS = {"layer": add_layer_norm, "rms": add_rms_norm}
+NORMS = {
+    "layer": lambda s, w, b: fusedops.layer_norm(s, s.shape[-1:], w, b),
+    "rms": lambda s, w, b: fusedops.rms_norm(s, s.shape[-1:], w, 1e-5),
+}
+
+
+def multiplier(p, seed, shape):
+    """Of dropout, in float64."""
+    cols = shape[-1]
+    rows = torch.Size(shape).numel() // cols
+    kept = reference.philox(seed, rows, cols).view(shape) >= round(p * 2**32)
+    return kept.double() / (1 - p) if p < 1 else torch.zeros(shape, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("kind", ADDS)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("cols", COLS)
+def test_the_sum_is_rounded_once_and_normalised_as_it_is_returned(kind, dtype, cols):
+    rows = max(4, 20_000 // cols)
+    x, r = torch.randn(2, rows, cols).to(dtype)
+    w, b = parameters(cols, dtype, 2)
+    y, s = ADDS[kind](x, r, w, b)
+    assert same_bits(s, x + r)
+    assert same_bits(y, NORMS[kind](s, w, b))
+
+
+@pytest.mark.parametrize("kind", ADDS)
+def test_the_sum_is_left_out_where_it_is_not_wanted(kind):
+    x, r = torch.randn(2, 5, 40)
+    w, b = parameters(40, torch.float32, 2)
+    y, _ = ADDS[kind](x, r, w, b)
+    assert same_bits(ADDS[kind](x, r, w, b, return_sum=False), y)
+    leaf = x.clone().requires_grad_()
+    assert same_bits(ADDS[kind](leaf, r, w, b, return_sum=False).detach(), y)
+
+
+@pytest.mark.parametrize("spelling", ["torch", "llama", "t5", "gemma"])
+@pytest.mark.parametrize("w_dtype", [torch.float32, torch.bfloat16])
+def test_every_spelling_is_that_of_rms_norm(spelling, w_dtype):
+    x, r = torch.randn(2, 50, 64).bfloat16()
+    w = torch.randn(64).to(w_dtype)
+    y, s = fusedops.add_rms_norm(x, r, [64], w, spelling=spelling)
+    assert same_bits(s, x + r)
+    assert same_bits(y, fusedops.rms_norm(x + r, [64], w, spelling=spelling))
+    assert same_bits(y, fusedops.add_rms_norm(x, r, [64], w, spelling=spelling, return_sum=False))
+
+
+@pytest.mark.parametrize("kind", ADDS)
+@pytest.mark.parametrize("p", [0.1, 0.5, 1.0])
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("cols", [5, 64, 129, 5001])
+def test_dropout_is_of_the_branch_alone_and_rounded_with_the_sum(kind, p, dtype, cols):
+    x, r = torch.randn(2, 3, 4, cols).to(dtype)
+    y, s = ADDS[kind](x, r, None, None, p=p, seed=torch.tensor(11))
+    exact = x.double() * multiplier(p, 11, x.shape) + r.double()
+    eager = x * multiplier(p, 11, x.shape).to(dtype) + r  # the scale is a float there too
+    assert_as_exact_as_eager(s, eager, exact, floor=1.0)
+    assert same_bits(y, NORMS[kind](s, None, None))
+
+
+@pytest.mark.parametrize("kind", ADDS)
+def test_dropout_follows_torchs_generator_and_ends_with_training(kind):
+    x, r = torch.randn(2, 6, 50)
+    drawn = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        drawn.append(ADDS[kind](x, r, None, None, p=0.3)[1])
+    assert same_bits(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
+    assert same_bits(ADDS[kind](x, r, None, None, p=0.3, training=False)[1], x + r)
+    state = torch.get_rng_state()
+    ADDS[kind](x, r, None, None)
+    assert torch.equal(state, torch.get_rng_state())  # draws nothing where nothing is dropped
+
+
+@pytest.mark.parametrize("layout", ["split", "every other row", "columns", "transposed", "shifted"])
+@pytest.mark.parametrize("kind", ADDS)
+def test_any_layout_of_input_and_residual(kind, layout):
+    view = {
+        "split": lambda t: t.view(16, 2, 45)[:, 1],
+        "every other row": lambda t: t[::2],
+        "columns": lambda t: t[:, ::2],
+        "transposed": lambda t: t.t(),
+        "shifted": lambda t: t.view(4, 4, 90)[:, :-1, 1:],
+    }[layout]
+    x, r = view(torch.randn(16, 90)), view(torch.randn(16, 90))
+    y, s = ADDS[kind](x, r, None, None)
+    assert same_bits(s, x + r) and same_bits(y, NORMS[kind](s, None, None))
+    assert same_bits(s, ADDS[kind](x.contiguous(), r, None, None)[1])
+
+
+# --- derivatives --------------------------------------------------------------------------------
+
+
+def spelled_out(kind, x, r, w, b, p, seed):
+    """In the dtype that is given, from torch's own functions."""
+    s = x * multiplier(p, seed, x.shape).to(x.dtype) + r
+    if kind == "layer":
+        return F.layer_norm(s, s.shape[-1:], w, b), s
+    return F.rms_norm(s, s.shape[-1:], w, 1e-5), s
+
+
+def gradients(add, tensors, grads):
+    leaves = [t.detach().clone().requires_grad_() for t in tensors]
+    outputs = add(*leaves)
+    used = [(y, g) for y, g in zip(outputs, grads, strict=True) if g is not None]
+    found = torch.autograd.grad(
+        [y for y, _ in used], leaves, [g for _, g in used], allow_unused=True
+    )
+    return [torch.zeros_like(t) if g is None else g for t, g in zip(leaves, found, strict=True)]
+
+
+@pytest.mark.parametrize("kind", ADDS)
+@pytest.mark.parametrize("p", [0.0, 0.3])
+@pytest.mark.parametrize("used", ["both", "output", "sum"])
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("rows, cols", [(3, 7), (65, 128), (300, 33), (2, 9000)])
+def test_backward_error_is_no_larger_than_eagers(kind, p, used, dtype, rows, cols):
+    torch.manual_seed(rows)
+    tensors = [*torch.randn(2, rows, cols).to(dtype), *parameters(cols, dtype, 2)]
+    tensors = tensors if kind == "layer" else tensors[:3]
+    grads = [*torch.randn(2, rows, cols).to(dtype)]
+    grads = [grads[0] if used != "sum" else None, grads[1] if used != "output" else None]
+    seed = torch.tensor(5)
+
+    def ours(*leaves):
+        return ADDS[kind](*leaves, p=p, seed=seed)
+
+    def theirs(x, r, w, b=None):
+        return spelled_out(kind, x, r, w, b, p, 5)
+
+    wide = [None if g is None else g.double() for g in grads]
+    exact = gradients(theirs, [t.double() for t in tensors], wide)
+    actual, eager = gradients(ours, tensors, grads), gradients(theirs, tensors, grads)
+    for mine, other, right in zip(actual, eager, exact, strict=True):
+        assert mine.dtype == other.dtype and mine.shape == other.shape
+        if right.norm() == 0:
+            assert mine.abs().max() == 0
+            continue
+        # In float64 both are rounded, the exact one too.
+        slack = 10 if dtype == torch.float64 else 1.5
+        bound = relative_error(other, right) + slack * torch.finfo(dtype).eps
+        assert relative_error(mine, right) <= bound
+
+
+@pytest.mark.parametrize("kind, spelling", [("layer", None), ("rms", "torch"), ("rms", "gemma")])
+@pytest.mark.parametrize("p", [0.0, 0.4])
+def test_gradcheck_and_gradgradcheck(kind, spelling, p):
+    x, r = torch.randn(2, *SHAPE, dtype=torch.float64).unbind()
+    w, b = torch.randn(2, SHAPE[-1], dtype=torch.float64).unbind()
+    inputs = [t.clone().requires_grad_() for t in (x, r, w, b)][: 4 if kind == "layer" else 3]
+    options = {"p": p, "seed": torch.tensor(3)}
+    options |= {} if kind == "layer" else {"spelling": spelling, "eps": 1e-3}
+
+    def add(*tensors):
+        return ADDS[kind](*tensors, **options)
+
+    assert gradcheck(add, inputs)
+    assert gradgradcheck(add, inputs)
+
+
+@pytest.mark.parametrize("kind", ADDS)
+def test_third_order_raises_instead_of_being_wrong(kind):
+    x, r = (torch.randn(2, 5, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    y = ADDS[kind](x, r, None, None)[0].pow(3).sum()
+    (first,) = torch.autograd.grad(y, x, create_graph=True)
+    (second,) = torch.autograd.grad(first.pow(2).sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="first and second order"):
+        torch.autograd.grad(second.sum(), x)
+
+
+@pytest.mark.parametrize("kind", ADDS)
+@pytest.mark.parametrize("mask", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (0, 1, 1)])
+@pytest.mark.parametrize("p", [0.0, 0.5])
+def test_only_the_gradients_that_are_wanted_are_computed_and_they_are_the_same(kind, mask, p):
+    op = {"layer": ops.add_layer_norm_backward, "rms": ops.add_rms_norm_backward}[kind]
+    forward = {"layer": ops.add_layer_norm, "rms": ops.add_rms_norm}[kind]
+    x, r, g, g_sum = torch.randn(4, 70, 50)
+    affine = [torch.randn(50), torch.randn(50)] if kind == "layer" else [torch.randn(50)]
+    _, s, *statistics = forward(x, r, [50], *affine, 1e-5)
+    mask = [bool(m) for m in mask] + [True] * (kind == "layer")
+    given = (g, g_sum, s, [50], *statistics, *affine)
+    options = {"p": p, "seed": torch.tensor(2) if p else None}
+    whole = op(*given, [True] * len(mask), **options)
+    some = op(*given, mask, **options)
+    wanted = mask if p else [mask[0] or mask[1], False, *mask[2:]]
+    for is_wanted, part, full in zip(wanted, some, whole, strict=True):
+        assert same_bits(part, full) if is_wanted else part.numel() == 0
+
+
+@pytest.mark.parametrize("kind", ADDS)
+def test_the_residuals_gradient_is_the_branchs_and_one_tensor_without_dropout(kind):
+    x, r = (torch.randn(4, 8, requires_grad=True) for _ in range(2))
+    y, s = ADDS[kind](x, r, None, None)
+    by_x, by_r = torch.autograd.grad((y + s).sum(), (x, r))
+    assert by_x.data_ptr() == by_r.data_ptr()
+    x.grad = r.grad = None
+    y, s = ADDS[kind](x, r, None, None)
+    (y.pow(2) + s).sum().backward()
+    x.grad.zero_()  # what one of them does later must not reach the other
+    assert r.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("kind", ADDS)
+def test_only_the_sum_parameters_statistics_and_seed_are_kept(kind):
+    x, r = (torch.randn(4, 64, requires_grad=True) for _ in range(2))
+    w, b = torch.randn(64, requires_grad=True), torch.randn(64, requires_grad=True)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        ADDS[kind](x, r, w, b, p=0.2)
+    layer = kind == "layer"
+    assert sum(t.numel() for t in kept) == x.numel() + 64 * (1 + layer) + 4 * (1 + layer) + 1
+
+
+@pytest.mark.parametrize("kind", ADDS)
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_activation_checkpointing_draws_the_same_numbers(kind, use_reentrant):
+    x, r = torch.randn(6, 50, requires_grad=True), torch.randn(6, 50)
+
+    def loss(x):
+        return ADDS[kind](x, r, None, None, p=0.3)[0].pow(3).sum()
+
+    torch.manual_seed(0)
+    (expected,) = torch.autograd.grad(loss(x), x)
+    torch.manual_seed(0)
+    checkpoint(loss, x, use_reentrant=use_reentrant).backward()
+    assert same_bits(x.grad, expected)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("kind", ADDS)
+def test_compiled_calls_train_and_repeat_under_manual_seed(kind, dynamic):
+    def loss(x, r, w):
+        y, s = ADDS[kind](x, r, w, None, p=0.25)
+        return (y * s).sum()
+
+    compiled = torch.compile(loss, fullgraph=True, dynamic=dynamic)
+    for rows in (4, 7):
+        x, r = (torch.randn(rows, 8, requires_grad=True) for _ in range(2))
+        w = torch.randn(8, requires_grad=True)
+        results = []
+        for seed in (1, 1, 2):
+            torch.manual_seed(seed)
+            results.append(torch.autograd.grad(compiled(x, r, w), (x, r, w)))
+        assert all(map(same_bits, results[0], results[1]))
+        assert not torch.equal(results[0][0], results[2][0])
