@@ -21,7 +21,7 @@ def backend(
     mode: str | None = None,
     options: dict[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """Compile with Inductor after replacing softmax, log_softmax and layer_norm.
+    """Compile with Inductor after replacing softmax, log_softmax, layer_norm and rms_norm.
 
     `torch.compile(model, backend="fusedops", mode=..., options=...)` finds it by entry point; no
     import of fusedops is needed.
@@ -46,7 +46,7 @@ def backend(
 
 
 def enable() -> None:
-    """From now on, plain `torch.compile(model)` replaces softmax, log_softmax and layer_norm.
+    """From now on, plain `torch.compile(model)` replaces softmaxes and norms as the backend does.
 
     A custom pass already in Inductor's config keeps running, before ours. Calling it
     again changes nothing. What is compiled already stays as it is. Raises RuntimeError where the

@@ -13,7 +13,7 @@ from fusedops.graph.rewriter import rewrite_module
 
 
 def rewrite(exported_program: ExportedProgram) -> ExportedProgram:
-    """Replace softmax, log_softmax and layer_norm in an exported program.
+    """Replace softmax, log_softmax, layer_norm and rms_norm in an exported program.
 
     Args:
         exported_program: as `torch.export.export` gives it, or after `run_decompositions`. It is

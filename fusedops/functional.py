@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args, overload
 import torch
 
 from fusedops.ops._autograd import needs_no_formula
+from fusedops.ops.norm import default_rms_eps
 from fusedops.ops.softmax import InplaceSoftmax
 
 _ops = torch.ops.fusedops
@@ -333,7 +334,7 @@ def rms_norm(
     :func:`torch.nn.functional.rms_norm`, and LlamaRMSNorm, T5LayerNorm and GemmaRMSNorm of Hugging
     Face transformers.
     """
-    eps = _rms_eps(input) if eps is None else eps
+    eps = default_rms_eps(input.dtype) if eps is None else eps
     if _multiplies_afterwards(spelling, input, weight):
         is_t5, is_narrow = spelling == "t5", weight.dtype in (torch.bfloat16, torch.float16)
         wide = input.float() if is_t5 and input.dtype != torch.float64 else input
@@ -482,7 +483,7 @@ def add_rms_norm(
     Source: as for :func:`add_layer_norm` and :func:`rms_norm`.
     """
     dropout = _branch_dropout(input, p, training, seed)
-    eps = _rms_eps(input) if eps is None else eps
+    eps = default_rms_eps(input.dtype) if eps is None else eps
     if _multiplies_afterwards(spelling, input, weight):
         arguments = (input, residual, normalized_shape, None, eps, 0.0, False)
         total = _ops.add_rms_norm.default(*arguments, *dropout)[1]
@@ -498,10 +499,6 @@ def add_rms_norm(
             input, residual, normalized_shape, weight, eps, *settings, *dropout
         )
     return results[:2] if return_sum else results[0]
-
-
-def _rms_eps(input: torch.Tensor) -> float:
-    return torch.finfo(torch.float64 if input.dtype == torch.float64 else torch.float32).eps
 
 
 def _rms_settings(spelling: RmsSpelling) -> tuple[float, bool]:

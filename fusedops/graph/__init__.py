@@ -1,4 +1,4 @@
-"""Finds softmax, log_softmax and layer_norm in a captured graph and puts our ops there.
+"""Finds softmax, log_softmax, layer_norm and rms_norm in a captured graph and puts our ops there.
 
 One set of rules for torch IR (Dynamo, `fx.symbolic_trace`) and ATen IR (`torch.export`):
 `dialect.py` knows the spellings, `rules/` the rewrites, `rewriter.py` how to edit safely.

@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.fx import GraphModule, Node
 
+from fusedops.ops.norm import default_rms_eps
+
 aten = torch.ops.aten
 
 
@@ -24,8 +26,8 @@ aten = torch.ops.aten
 class Call:
     """A node in normal form.
 
-    kind: "softmax", "log_softmax", "layer_norm", "native_layer_norm", or "leaf" for an opaque
-        call that computes one of them inside.
+    kind: "softmax", "log_softmax", "layer_norm", "native_layer_norm", "rms_norm",
+        "fused_rms_norm", or "leaf" for an opaque call that computes one of them inside.
     name: the operation as the user knows it.
     arguments: by their torch names; defaults filled in, constants as Python numbers.
     obstacle: why this spelling cannot be replaced, or None.
@@ -74,7 +76,8 @@ def constant(argument: Any) -> int | float | None:
 _DIM_DTYPE = ("input", "dim", "dtype")
 _DIM_STACKLEVEL_DTYPE = ("input", "dim", "_stacklevel", "dtype")
 _HALF_TO_FLOAT = ("input", "dim", "half_to_float")
-_NORM = ("input", "normalized_shape", "weight", "bias", "eps")
+_LAYER_NORM = ("input", "normalized_shape", "weight", "bias", "eps")
+_RMS_NORM = ("input", "normalized_shape", "weight", "eps")
 _FUNCTIONS: dict[Any, tuple[str, tuple[str, ...]]] = {
     F.softmax: ("softmax", _DIM_STACKLEVEL_DTYPE),
     torch.softmax: ("softmax", _DIM_DTYPE),
@@ -84,9 +87,11 @@ _FUNCTIONS: dict[Any, tuple[str, tuple[str, ...]]] = {
     torch.log_softmax: ("log_softmax", _DIM_DTYPE),
     torch.special.log_softmax: ("log_softmax", _DIM_DTYPE),
     torch._log_softmax: ("log_softmax", _HALF_TO_FLOAT),
-    F.layer_norm: ("layer_norm", _NORM),
-    torch.layer_norm: ("layer_norm", _NORM),
-    torch.native_layer_norm: ("native_layer_norm", _NORM),
+    F.layer_norm: ("layer_norm", _LAYER_NORM),
+    torch.layer_norm: ("layer_norm", _LAYER_NORM),
+    torch.native_layer_norm: ("native_layer_norm", _LAYER_NORM),
+    F.rms_norm: ("rms_norm", _RMS_NORM),
+    torch.rms_norm: ("rms_norm", _RMS_NORM),
 }
 _METHODS = {"softmax": ("softmax", _DIM_DTYPE), "log_softmax": ("log_softmax", _DIM_DTYPE)}
 _ATEN = {
@@ -98,6 +103,8 @@ _ATEN = {
     aten._log_softmax: "log_softmax",
     aten.layer_norm: "layer_norm",
     aten.native_layer_norm: "native_layer_norm",
+    aten.rms_norm: "rms_norm",
+    aten._fused_rms_norm: "fused_rms_norm",
 }
 _SYNONYMS = {"self": "input", "x": "input", "axis": "dim"}
 
@@ -162,10 +169,10 @@ def _leaf(node: Node, name: str, reason: str) -> Call:
 def _view_call(node: Node, kind: str, parameters: tuple[str, ...]) -> Call:
     given = dict(zip(parameters, node.args, strict=False)) | node.kwargs
     given = {_SYNONYMS.get(name, name): argument for name, argument in given.items()}
-    normal = _normal_softmax if kind.endswith("softmax") else _normal_layer_norm
+    name = kind.removeprefix("native_").removeprefix("fused_")
     writes_out = any(name.startswith("out") for name in node.kwargs)
     obstacle = "writes into an out= tensor" if writes_out else None
-    return Call(kind, kind.removeprefix("native_"), node, normal(given), obstacle)
+    return Call(kind, name, node, _NORMAL[name](given), obstacle)
 
 
 def _normal_softmax(given: dict[str, Any]) -> dict[str, Any]:
@@ -193,6 +200,28 @@ def _normal_layer_norm(given: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _normal_rms_norm(given: dict[str, Any]) -> dict[str, Any]:
+    eps = given.get("eps")
+    return {
+        "input": given["input"],
+        "normalized_shape": given["normalized_shape"],
+        "weight": given.get("weight"),
+        "eps": _implicit_eps(value(given["input"])) if eps is None else constant(eps),
+    }
+
+
+def _implicit_eps(tensor: Any) -> float | None:
+    return default_rms_eps(tensor.dtype) if isinstance(tensor, torch.Tensor) else None
+
+
+_NORMAL = {
+    "softmax": _normal_softmax,
+    "log_softmax": _normal_softmax,
+    "layer_norm": _normal_layer_norm,
+    "rms_norm": _normal_rms_norm,
+}
+
+
 def _view_module(node: Node) -> Call | None:
     module = node.graph.owning_module.get_submodule(node.target)
     if type(module) in _LEAVES:
@@ -201,12 +230,11 @@ def _view_module(node: Node) -> Call | None:
     if kind is None:
         return None
     given = {"input": node.args[0] if node.args else node.kwargs["input"]}
-    if kind == "layer_norm":
-        normal = _normal_layer_norm(given | _layer_norm_settings(module, node.target))
+    if kind.endswith("norm"):
+        settings = _norm_settings(module, node.target)
     else:
-        dim = -3 if type(module) is nn.Softmax2d else module.dim
-        normal = _normal_softmax(given | {"dim": dim})
-    return Call(kind, kind, node, normal, _module_obstacle(module))
+        settings = {"dim": -3 if type(module) is nn.Softmax2d else module.dim}
+    return Call(kind, kind, node, _NORMAL[kind](given | settings), _module_obstacle(module))
 
 
 # Exact types: a subclass may compute something else.
@@ -215,11 +243,12 @@ _MODULES = {
     nn.Softmax2d: "softmax",
     nn.LogSoftmax: "log_softmax",
     nn.LayerNorm: "layer_norm",
+    nn.RMSNorm: "rms_norm",
 }
 
 
-def _layer_norm_settings(module: nn.LayerNorm, path: str) -> dict[str, Any]:
-    parameters = {"weight": module.weight, "bias": module.bias}
+def _norm_settings(module: nn.LayerNorm | nn.RMSNorm, path: str) -> dict[str, Any]:
+    parameters = {name: getattr(module, name, None) for name in ("weight", "bias")}
     attributes = {
         name: None if tensor is None else ModuleAttribute(f"{path}.{name}", tensor)
         for name, tensor in parameters.items()

@@ -15,7 +15,7 @@ from fusedops.graph.rewriter import rewrite_module
 
 
 def rewrite(graph_module: GraphModule, *example_inputs: Any) -> GraphModule:
-    """Replace softmax, log_softmax and layer_norm in a `torch.fx.symbolic_trace` graph.
+    """Replace softmax, log_softmax, layer_norm and rms_norm in a `torch.fx.symbolic_trace` graph.
 
     Args:
         graph_module: changed in place.

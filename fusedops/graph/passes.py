@@ -30,7 +30,7 @@ class _Pass(CustomGraphPass):
 
 
 class Pass(_Pass):
-    """Replaces softmax, log_softmax and layer_norm; for Inductor's `pre_grad_custom_pass`.
+    """Replaces softmaxes and norms by our ops; for Inductor's `pre_grad_custom_pass`.
 
     Inductor looks into its caches before it runs a pass that has a `uuid`, so with a warm cache
     the pass is not called, and what it counts and logs stays empty.

@@ -1,4 +1,4 @@
-"""What a rewrite did: one `Site` for each softmax or layer_norm it saw, and why it was left."""
+"""What a rewrite did: one `Site` for each softmax or norm it saw, and why it was left."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class Site:
     """One place in a model where a rule applies.
 
     rule: the rule that recognised it.
-    op: what it computes: "softmax", "log_softmax", "layer_norm", or the opaque call that hides one.
+    op: what it computes: "softmax", "log_softmax", "layer_norm", "rms_norm", or the opaque
+        call that hides one.
     replaced: whether `torch.ops.fusedops.<op>` now stands there.
     reason: why not; empty where it was replaced.
     module: dotted path of the module, "" outside any.

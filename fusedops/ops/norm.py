@@ -27,6 +27,12 @@ MaybeTensor = torch.Tensor | None
 Grads = tuple[MaybeTensor, ...]
 
 
+def default_rms_eps(dtype: torch.dtype) -> float:
+    """What :func:`torch.nn.functional.rms_norm` adds where no eps is given: the resolution at 1 of
+    what it computes in."""
+    return torch.finfo(_statistics_dtype(dtype)).eps
+
+
 # --- fake kernels -------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fusedops.graph.rule import Rule
 from fusedops.graph.rules.layer_norm import LayerNorm
 from fusedops.graph.rules.leaf import Leaf
+from fusedops.graph.rules.rms_norm import RmsNorm
 from fusedops.graph.rules.softmax import Softmax
 
-RULES: tuple[Rule, ...] = (Softmax(), LayerNorm(), Leaf())
+RULES: tuple[Rule, ...] = (Softmax(), LayerNorm(), RmsNorm(), Leaf())
