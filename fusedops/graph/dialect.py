@@ -27,7 +27,8 @@ class Call:
     """A node in normal form.
 
     kind: "softmax", "log_softmax", "layer_norm", "native_layer_norm", "rms_norm",
-        "fused_rms_norm", or "leaf" for an opaque call that computes one of them inside.
+        "fused_rms_norm"; what they are written with by hand: "add", "mul", "pow", "square", "mean",
+        "rsqrt", "cast"; or "leaf" for an opaque call that computes one of the first inside.
     name: the operation as the user knows it.
     arguments: by their torch names; defaults filled in, constants as Python numbers.
     obstacle: why this spelling cannot be replaced, or None.
@@ -78,6 +79,10 @@ _DIM_STACKLEVEL_DTYPE = ("input", "dim", "_stacklevel", "dtype")
 _HALF_TO_FLOAT = ("input", "dim", "half_to_float")
 _LAYER_NORM = ("input", "normalized_shape", "weight", "bias", "eps")
 _RMS_NORM = ("input", "normalized_shape", "weight", "eps")
+_UNARY = ("input",)
+_BINARY = ("input", "other")
+_POW = ("input", "exponent")
+_MEAN = ("input", "dim", "keepdim", "dtype")
 _FUNCTIONS: dict[Any, tuple[str, tuple[str, ...]]] = {
     F.softmax: ("softmax", _DIM_STACKLEVEL_DTYPE),
     torch.softmax: ("softmax", _DIM_DTYPE),
@@ -92,8 +97,27 @@ _FUNCTIONS: dict[Any, tuple[str, tuple[str, ...]]] = {
     torch.native_layer_norm: ("native_layer_norm", _LAYER_NORM),
     F.rms_norm: ("rms_norm", _RMS_NORM),
     torch.rms_norm: ("rms_norm", _RMS_NORM),
+    operator.add: ("add", _BINARY),
+    torch.add: ("add", _BINARY),
+    operator.mul: ("mul", _BINARY),
+    torch.mul: ("mul", _BINARY),
+    torch.multiply: ("mul", _BINARY),
+    operator.pow: ("pow", _POW),
+    torch.pow: ("pow", _POW),
+    torch.square: ("square", _UNARY),
+    torch.mean: ("mean", _MEAN),
+    torch.rsqrt: ("rsqrt", _UNARY),
 }
-_METHODS = {"softmax": ("softmax", _DIM_DTYPE), "log_softmax": ("log_softmax", _DIM_DTYPE)}
+_METHODS = {
+    "softmax": ("softmax", _DIM_DTYPE),
+    "log_softmax": ("log_softmax", _DIM_DTYPE),
+    "add": ("add", _BINARY),
+    "mul": ("mul", _BINARY),
+    "pow": ("pow", _POW),
+    "square": ("square", _UNARY),
+    "mean": ("mean", _MEAN),
+    "rsqrt": ("rsqrt", _UNARY),
+}
 _ATEN = {
     aten.softmax: "softmax",
     aten.special_softmax: "softmax",
@@ -105,7 +129,15 @@ _ATEN = {
     aten.native_layer_norm: "native_layer_norm",
     aten.rms_norm: "rms_norm",
     aten._fused_rms_norm: "fused_rms_norm",
+    aten.add: "add",
+    aten.mul: "mul",
+    aten.pow: "pow",
+    aten.square: "square",
+    aten.mean: "mean",
+    aten.rsqrt: "rsqrt",
 }
+_CASTS = {"to", "type", "type_as", "float", "double", "half", "bfloat16"}
+_ATEN_CASTS = {aten.to, aten._to_copy, aten.type_as}
 _SYNONYMS = {"self": "input", "x": "input", "axis": "dim"}
 
 _SDPA = ("scaled_dot_product_attention", "already runs as SDPA")
@@ -146,20 +178,35 @@ def view(node: Node) -> Call | None:
     if node.op == "call_module":
         return _view_module(node)
     if node.op == "call_method":
+        if node.target in _CASTS:
+            return _view_cast(node)
         return _view_call(node, *_METHODS[node.target]) if node.target in _METHODS else None
     if node.op != "call_function":
         return None
     target = getattr(node.target, "overloadpacket", node.target)
     if target in _LEAVES:
         return _leaf(node, *_LEAVES[target])
+    if target in _ATEN_CASTS:
+        return _view_cast(node)
     if target in _ATEN:
-        return _view_call(node, _ATEN[target], _schema_parameters(target))
+        return _view_call(node, _ATEN[target], _schema_parameters(node.target))
     return _view_call(node, *_FUNCTIONS[target]) if target in _FUNCTIONS else None
 
 
-def _schema_parameters(packet: torch._ops.OpOverloadPacket) -> tuple[str, ...]:
-    functional = next(name for name in packet.overloads() if not name.endswith("out"))
-    return tuple(argument.name for argument in getattr(packet, functional)._schema.arguments)
+def _schema_parameters(op: torch._ops.OpOverload | torch._ops.OpOverloadPacket) -> tuple[str, ...]:
+    if isinstance(op, torch._ops.OpOverloadPacket):
+        op = getattr(op, next(name for name in op.overloads() if not name.endswith("out")))
+    return tuple(argument.name for argument in op._schema.arguments)
+
+
+def _view_cast(node: Node) -> Call | None:
+    """A change of dtype alone, to the dtype that capture recorded, or of nothing."""
+    given, result = value(node.args[0]), value(node)
+    if not isinstance(given, torch.Tensor) or not isinstance(result, torch.Tensor):
+        return None
+    if given.device != result.device or "memory_format" in node.kwargs:
+        return None
+    return Call("cast", "cast", node, {"input": node.args[0], "dtype": result.dtype})
 
 
 def _leaf(node: Node, name: str, reason: str) -> Call:
@@ -170,9 +217,13 @@ def _view_call(node: Node, kind: str, parameters: tuple[str, ...]) -> Call:
     given = dict(zip(parameters, node.args, strict=False)) | node.kwargs
     given = {_SYNONYMS.get(name, name): argument for name, argument in given.items()}
     name = kind.removeprefix("native_").removeprefix("fused_")
-    writes_out = any(name.startswith("out") for name in node.kwargs)
-    obstacle = "writes into an out= tensor" if writes_out else None
-    return Call(kind, name, node, _NORMAL[name](given), obstacle)
+    return Call(kind, name, node, _NORMAL.get(name, dict)(given), _obstacle(node))
+
+
+def _obstacle(node: Node) -> str | None:
+    if any(name.startswith("out") for name in node.kwargs):
+        return "writes into an out= tensor"
+    return "scales one of its operands" if node.kwargs.get("alpha", 1) != 1 else None
 
 
 def _normal_softmax(given: dict[str, Any]) -> dict[str, Any]:
@@ -266,11 +317,39 @@ def _module_obstacle(module: nn.Module) -> str | None:
     return "the module has hooks, which would no longer run" if any(hooks) else None
 
 
+def users(node: Node) -> list[Node]:
+    """The users of a node but those that export leaves to check its dtype at run time."""
+    return [user for user in node.users if not is_assertion(user)]
+
+
+def is_assertion(node: Node) -> bool:
+    return node.target is aten._assert_tensor_metadata.default
+
+
 def outputs(node: Node) -> dict[Node, int] | None:
     """The `getitem` users of a multi-output call by index; None where the tuple is used whole."""
     if any(user.target is not operator.getitem for user in node.users):
         return None
     return {user: user.args[1] for user in node.users}
+
+
+_IN_PLACE = {"iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul", "setitem"}
+_IN_PLACE |= {"iand", "ior", "ixor", "ilshift", "irshift"}
+
+
+def written(node: Node) -> list[Node]:
+    """The arguments that a call writes into."""
+    if not node.op.startswith("call"):
+        return []
+    if isinstance(node.target, torch._ops.OpOverload):
+        arguments = node.target._schema.arguments
+        given = dict(zip((a.name for a in arguments), node.args, strict=False)) | node.kwargs
+        names = [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
+        return [given[name] for name in names if isinstance(given.get(name), Node)]
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    in_place = name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
+    first = node.args[:1] if in_place or node.kwargs.get("inplace") is True else ()
+    return [argument for argument in (*first, node.kwargs.get("out")) if isinstance(argument, Node)]
 
 
 def transform_depth_change(node: Node) -> int:

@@ -20,6 +20,8 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.operator_schemas import normalize_function
 
+from fusedops.graph.aliasing import storage
+
 _ops = torch.ops.fusedops
 
 #: By functional op the one that writes into its first argument.
@@ -41,14 +43,14 @@ def reuse_memory(graph: Graph) -> int:
     """Edits ``graph`` and returns the number of ops that now run in place."""
     holders = defaultdict(set)
     for node in graph.nodes:
-        holders[_storage(node)].add(node)
+        holders[storage(node)].add(node)
     reused = 0
     for node in list(graph.nodes):
         in_place = IN_PLACE.get(node.target) if node.op == "call_function" else None
         if in_place is None:
             continue
         source = node.args[0]
-        if _has_layout_of(source, node) and _is_only_for(node, holders[_storage(source)]):
+        if _has_layout_of(source, node) and _is_only_for(node, holders[storage(source)]):
             _run_in_place(graph, node, in_place)
             reused += 1
     return reused
@@ -68,11 +70,6 @@ def _is_only_for(node: Node, holders: set[Node]) -> bool:
         holder.op == "call_function" and holders.union([node]).issuperset(holder.users)
         for holder in holders
     )
-
-
-def _storage(node: Node) -> int | None:
-    value = node.meta.get("val")
-    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
 
 
 def _run_in_place(graph: Graph, node: Node, in_place: Any) -> None:

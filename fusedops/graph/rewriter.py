@@ -19,7 +19,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 from torch.fx.node import map_aggregate
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from fusedops.graph import availability, dialect, policy
+from fusedops.graph import aliasing, availability, dialect, policy
 from fusedops.graph.dialect import ModuleAttribute
 from fusedops.graph.report import Report, Site, describe_site
 from fusedops.graph.rule import Match, New, Rule
@@ -43,6 +43,8 @@ def rewrite_graph(graph: Graph, names: Mapping[str, str] | None = None) -> Repor
     sites = []
     transforms = 0
     for node in list(graph.nodes):
+        if node._erased:
+            continue
         transforms += dialect.transform_depth_change(node)
         found = _find(node)
         if found:
@@ -72,6 +74,7 @@ def _refusal(rule: Rule, match: Match, transformed: bool) -> str | None:
         match.call.obstacle
         or _unsupported_input(dialect.value(match.call.arguments["input"]))
         or rule.guard(match)
+        or aliasing.written_between(match.swallowed)
         or ("inside a torch.func transform" if transformed else None)
         or policy.refusal()
     )
@@ -187,12 +190,17 @@ def _select(inserted: Node, result: Any, index: int | None, like: Node) -> Node:
 
 
 def _erase(match: Match) -> None:
-    """Remove the replaced nodes, and the reads of scalars (eps) that only they used."""
-    site = match.call.node
-    inputs = site.all_input_nodes
-    for old in dict.fromkeys((*match.results, site)):
-        site.graph.erase_node(old)
+    """Remove the replaced nodes, what only they used of the swallowed ones, and reads of scalars
+    (eps) that nothing uses any more."""
+    replaced = dict.fromkeys((*match.results, match.call.node))
+    inputs = dict.fromkeys(i for old in (*replaced, *match.swallowed) for i in old.all_input_nodes)
+    for old in replaced:
+        old.graph.erase_node(old)
+    for old in reversed(match.swallowed):
+        if old not in replaced and not dialect.users(old):
+            for node in (*old.users, old):
+                node.graph.erase_node(node)
     for node in inputs:
         scalar = isinstance(dialect.value(node), (torch.SymFloat, float))
-        if scalar and not node.users and node.op != "placeholder":
+        if scalar and not node._erased and not node.users and node.op != "placeholder":
             node.graph.erase_node(node)

@@ -17,12 +17,15 @@ class Match:
     """A site a rule recognised, before any decision and before any edit.
 
     `results` says which existing nodes the rewrite would replace: each maps to the index of the
-    new op's output that takes its place, or to None where the op has a single output.
+    new op's output that takes its place, or to None where the op has a single output. `swallowed`
+    are the calls that the op stands for, in program order, where they are several; those that
+    something else uses too stay.
     """
 
     call: Call
     op: str
     results: dict[Node, int | None]
+    swallowed: tuple[Node, ...] = ()
 
 
 @dataclass(frozen=True)

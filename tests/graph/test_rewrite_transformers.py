@@ -1,7 +1,8 @@
-"""A Hugging Face model built from its config: every site, equal outputs, equal gradients."""
+"""Hugging Face models built from their configs: every site, equal outputs, equal gradients."""
 
 import pytest
 import torch
+import transformers
 from transformers import BertConfig, BertModel
 
 import fusedops
@@ -78,3 +79,68 @@ def test_exported_bert_gives_eagers_output(bert, inputs):
         ours = program.module()(**inputs).last_hidden_state
         eager = bert(**inputs).last_hidden_state
     torch.testing.assert_close(ours, eager, rtol=1e-5, atol=1e-5)
+
+
+def _decoder(name, **more):
+    """A model of two layers whose RMSNorms are written out."""
+    config = getattr(transformers, f"{name}Config")(
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        attn_implementation="eager",
+        **more,
+    )
+    return getattr(transformers, f"{name}Model")(config).eval()
+
+
+def _t5():
+    config = transformers.T5Config(
+        vocab_size=64,
+        d_model=16,
+        d_kv=8,
+        d_ff=32,
+        num_layers=2,
+        num_heads=2,
+        attn_implementation="eager",
+    )
+    return transformers.T5EncoderModel(config).eval()
+
+
+#: A model and its number of norms; each has a softmax a layer besides.
+RMS_NORM_MODELS = {
+    "Llama": (lambda: _decoder("Llama"), 5),
+    "Mistral": (lambda: _decoder("Mistral"), 5),
+    "Qwen2": (lambda: _decoder("Qwen2"), 5),
+    "Gemma2": (lambda: _decoder("Gemma2", head_dim=8), 9),
+    "T5": (_t5, 5),
+}
+
+
+@pytest.mark.parametrize("name", RMS_NORM_MODELS)
+def test_every_rms_norm_is_found_and_gives_eagers_output_and_gradients(name, rewrite_dynamo):
+    build, norms = RMS_NORM_MODELS[name]
+    model, ids = build(), torch.randint(0, 64, (2, 8))
+
+    def loss():
+        return model(input_ids=ids).last_hidden_state.sin().sum()
+
+    rewritten = rewrite_dynamo(loss)
+    assert rewritten.replaced == {"softmax": 2, "rms_norm": norms} and rewritten.reasons == []
+    torch.testing.assert_close(rewritten.call(), loss(), rtol=1e-5, atol=1e-4)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    ours = torch.autograd.grad(rewritten.call(), parameters)
+    eager = torch.autograd.grad(loss(), parameters)
+    torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", RMS_NORM_MODELS)
+def test_a_compiled_model_in_bfloat16_is_as_exact_as_eager(name):
+    model, ids = RMS_NORM_MODELS[name][0](), torch.randint(0, 64, (2, 8))
+    compiled = torch.compile(model.bfloat16(), backend=backend, dynamic=True)
+    with torch.no_grad():
+        ours, eager = (m(input_ids=ids).last_hidden_state.double() for m in (compiled, model))
+        exact = model.double()(input_ids=ids).last_hidden_state.double()
+    assert (ours - exact).norm() <= 1.2 * (eager - exact).norm()

@@ -1,0 +1,229 @@
+"""rms_norm as models write it out: Llama's, T5's and Gemma's, which round at different places.
+
+before    h = x.to(torch.float32)
+          h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + eps)
+          y = weight * h.to(x.dtype)                      Llama; T5 where weight has 16 bits
+          y = weight * h                                  T5 beside a float32 weight
+          y = (h * (1.0 + weight.float())).to(x.dtype)    Gemma
+after     y, rstd = torch.ops.fusedops.rms_norm(x, normalized_shape, weight, eps, offset, rounds)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import is_concrete_int
+
+from fusedops.graph.availability import KERNEL_DTYPES
+from fusedops.graph.dialect import Call, constant, users, value, view
+from fusedops.graph.rule import Match, New
+
+_NARROW = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """What was read off the graph so far, from the mean square on.
+
+    computed_in: `input`, cast to what is computed in. rounded_to: the 16-bit dtype of a cast
+    between the normalised value and the weight. nodes: the chain, each the only user of the one
+    before. casts: what the op reads through: it takes what they were given.
+    """
+
+    input: Node
+    computed_in: Node
+    dims: tuple[int, ...]
+    eps: Any
+    nodes: tuple[Node, ...]
+    casts: tuple[Node, ...]
+    rounded_to: torch.dtype | None = None
+    weight: Node | None = None
+    weight_offset: float = 0.0
+
+    @property
+    def last(self) -> Node:
+        return self.nodes[-1]
+
+
+class RmsNormByHand:
+    name = "rms_norm_by_hand"
+
+    def match(self, call: Call) -> Match | None:
+        chain = _normalised(call) if call.kind == "rsqrt" else None
+        if chain is None:
+            return None
+        # The longest chain that ends in a dtype of the input's.
+        ends = [(chain, _input_of(chain)) for chain in _continued(chain)]
+        chain, input = next(((c, i) for c, i in reversed(ends) if i), (chain, None))
+        obstacle = None if input else _why_no_input(chain)
+        arguments = {
+            "input": input or chain.input,
+            "normalized_shape": [_known(value(chain.input).shape[dim]) for dim in chain.dims],
+            "weight": chain.weight,
+            "eps": constant(chain.eps),
+            "weight_offset": chain.weight_offset,
+            "rounds_normalized": chain.rounded_to is not None,
+        }
+        site = Call("rms_norm", "rms_norm", chain.last, arguments, obstacle)
+        return Match(site, "rms_norm", {chain.last: 0}, tuple(sorted({*chain.nodes, *chain.casts})))
+
+    def guard(self, match: Match) -> str | None:
+        arguments = match.call.arguments
+        if None in arguments["normalized_shape"]:
+            return "the length of its rows is not known at compile time"
+        dtype = value(arguments["input"]).dtype
+        return None if dtype in KERNEL_DTYPES else f"unsupported dtype {dtype}"
+
+    def emit(self, match: Match) -> Iterator[New]:
+        yield New(torch.ops.fusedops.rms_norm.default, tuple(match.call.arguments.values()))
+
+
+def _normalised(rsqrt: Call) -> _Chain | None:
+    """x * rsqrt(mean(x^2, dims, keepdim=True) + eps), from its rsqrt on."""
+    shifted = _alone(rsqrt.arguments["input"], "add")
+    mean_node, eps = _tensor_and_other(shifted) if shifted else (None, None)
+    mean = _alone(mean_node, "mean")
+    squared = _alone(mean.arguments["input"]) if mean else None
+    computed_in = _base_of_square(squared) if squared else None
+    product = _only_user(rsqrt.node, "mul")
+    if computed_in is None or product is None or constant(eps) is None:
+        return None
+    dims = _last_dims(mean, value(computed_in))
+    casts, input = _widened(computed_in)
+    other_casts, other_input = _widened(_other_operand(product, rsqrt.node))
+    if dims is None or other_input is not input:
+        return None
+    nodes = (squared.node, mean.node, shifted.node, rsqrt.node, product.node)
+    return _Chain(input, computed_in, dims, eps, nodes, casts + other_casts)
+
+
+def _continued(chain: _Chain | None) -> Iterator[_Chain]:
+    """The chain, and as it goes on through casts and the weight, a step at a time."""
+    while chain is not None:
+        yield chain
+        step = _only_user(chain.last)
+        if step is None:
+            return
+        longer = replace(chain, nodes=(*chain.nodes, step.node))
+        if step.kind == "cast":
+            chain = _after_cast(longer, value(chain.last).dtype, step.arguments["dtype"])
+        elif step.kind == "mul" and chain.weight is None:
+            chain = _after_weight(longer, _other_operand(step, chain.last))
+        else:
+            return
+
+
+def _after_cast(chain: _Chain, given: torch.dtype, wanted: torch.dtype) -> _Chain | None:
+    if given == wanted:
+        return chain
+    if given in _NARROW:  # rounded already, and on its way to something else
+        return None
+    if chain.weight is None and wanted in _NARROW:
+        return replace(chain, rounded_to=wanted)
+    return chain
+
+
+def _after_weight(chain: _Chain, weight: Any) -> _Chain | None:
+    """Where `weight` is a tensor of the normalized shape; what is added to it is its offset."""
+    if not isinstance(weight, Node) or not isinstance(value(weight), torch.Tensor):
+        return None
+    if tuple(value(weight).shape) != tuple(value(chain.input).shape[dim] for dim in chain.dims):
+        return None
+    casts, offset = (), 0.0
+    call = view(weight)
+    if call is not None and call.kind == "add" and call.obstacle is None:
+        base, other = _tensor_and_other(call)
+        if isinstance(base, Node) and constant(other) is not None:
+            casts, weight, offset = (weight,), base, float(constant(other))
+    more_casts, weight = _widened(weight)
+    casts += more_casts
+    return replace(chain, weight=weight, weight_offset=offset, casts=chain.casts + casts)
+
+
+def _input_of(chain: _Chain) -> Node | None:
+    """The input, cast or not, that makes the op's output what eager's is; None where none does."""
+    wanted = value(chain.last).dtype
+    if chain.rounded_to not in (None, wanted) or value(chain.computed_in).dtype in _NARROW:
+        return None
+    candidates = (chain.input, chain.computed_in)
+    return next((node for node in candidates if value(node).dtype == wanted), None)
+
+
+def _why_no_input(chain: _Chain) -> str:
+    dtype = value(chain.computed_in).dtype
+    if dtype in _NARROW:
+        return f"it is computed in {dtype}, which rounds at every step"
+    return "its dtypes are mixed in a way that no op has"
+
+
+def _known(size: int | torch.SymInt) -> int | None:
+    """A size as a number, where that needs no guard."""
+    return int(size) if is_concrete_int(size) else None
+
+
+# --- steps of the chain -------------------------------------------------------------------------
+
+
+def _alone(node: Any, kind: str | None = None) -> Call | None:
+    """The call behind a node that has one user alone, of the kind that is wanted."""
+    call = view(node) if isinstance(node, Node) and len(users(node)) == 1 else None
+    return _plain(call, kind)
+
+
+def _only_user(node: Node, kind: str | None = None) -> Call | None:
+    return _plain(view(users(node)[0]), kind) if len(users(node)) == 1 else None
+
+
+def _plain(call: Call | None, kind: str | None) -> Call | None:
+    wanted = call is not None and call.obstacle is None and kind in (None, call.kind)
+    return call if wanted else None
+
+
+def _tensor_and_other(call: Call) -> tuple[Any, Any]:
+    """The operands of a sum of which one is a number, that one last."""
+    first, other = call.arguments["input"], call.arguments["other"]
+    return (other, first) if constant(first) is not None else (first, other)
+
+
+def _other_operand(call: Call, operand: Node) -> Any:
+    first, other = call.arguments["input"], call.arguments["other"]
+    return other if first is operand else first
+
+
+def _base_of_square(call: Call) -> Node | None:
+    base = call.arguments.get("input")
+    if not isinstance(base, Node) or not isinstance(value(base), torch.Tensor):
+        return None
+    is_square = (
+        call.kind == "square"
+        or (call.kind == "pow" and constant(call.arguments["exponent"]) == 2)
+        or (call.kind == "mul" and base is call.arguments["other"])
+    )
+    return base if is_square else None
+
+
+def _last_dims(mean: Call, squared: torch.Tensor) -> tuple[int, ...] | None:
+    """What a mean that keeps its dimensions is over, where that is the last ones."""
+    given = mean.arguments.get("dim")
+    dims = [constant(dim) for dim in (given if isinstance(given, (list, tuple)) else (given,))]
+    keeps = mean.arguments.get("keepdim") is True and mean.arguments.get("dtype") is None
+    rank = squared.dim()
+    if not keeps or None in dims or rank == 0:
+        return None
+    dims = sorted(dim % rank for dim in dims)
+    return tuple(dims) if dims == list(range(rank - len(dims), rank)) else None
+
+
+def _widened(node: Any) -> tuple[tuple[Node, ...], Any]:
+    """The casts behind a node that lost no digit, it among them, and what the first was given."""
+    casts = ()
+    while isinstance(node, Node) and (call := view(node)) is not None and call.kind == "cast":
+        given, dtype = value(call.arguments["input"]).dtype, call.arguments["dtype"]
+        if not given.is_floating_point or torch.promote_types(given, dtype) != dtype:
+            break
+        casts, node = (*casts, node), call.arguments["input"]
+    return casts, node

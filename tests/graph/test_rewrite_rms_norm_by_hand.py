@@ -1,0 +1,264 @@
+"""RMSNorm written out: as Llama, T5 and Gemma do, in every dtype they run in, at every level."""
+
+import pytest
+import torch
+from expecttest import assert_expected_inline
+from torch import nn
+
+from fusedops import reference
+
+
+class Llama(nn.Module):
+    def __init__(self, eps=1e-6):
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.randn(64)), eps
+
+    def forward(self, x):
+        h = x.to(torch.float32)
+        h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * h.to(x.dtype)
+
+
+class T5(Llama):
+    narrow = True
+
+    def forward(self, x):
+        variance = x.to(torch.float32).pow(2).mean(-1, keepdim=True)
+        h = x * torch.rsqrt(variance + self.eps)
+        if self.narrow:  # T5 asks for the weight's dtype, which symbolic_trace cannot
+            h = h.to(self.weight.dtype)
+        return self.weight * h
+
+
+class Gemma(Llama):
+    def forward(self, x):
+        h = x.float()
+        h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + self.eps)
+        return (h * (1.0 + self.weight.float())).type_as(x)
+
+
+class Squared(Llama):
+    """The mean of x * x over the last dimension by its number, in the other order."""
+
+    def forward(self, x):
+        scale = torch.rsqrt(self.eps + torch.mean(x * x, dim=x.dim() - 1, keepdim=True))
+        return torch.mul(torch.mul(scale, x), self.weight)
+
+
+class Plain(Llama):
+    def forward(self, x):
+        return x * torch.rsqrt(x.square().mean((-1,), keepdim=True) + self.eps)
+
+
+MODELS = [Llama, T5, Gemma, Squared, Plain]
+SPELLING = {Llama: "llama", T5: "t5", Gemma: "gemma", Squared: "torch", Plain: "torch"}
+
+
+def _reference(model, x):
+    weight = None if isinstance(model, Plain) else model.weight.double()
+    spelling = SPELLING[type(model)]
+    y = reference.rms_norm(x.double(), (64,), None, model.eps)
+    return y if weight is None else y * (weight + 1 if spelling == "gemma" else weight)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_spelling_is_one_op(rewrite, model):
+    model, x = model(), torch.randn(3, 5, 64)
+    rewritten = rewrite(model, x)
+    assert rewritten.replaced == {"rms_norm": 1} and rewritten.reasons == []
+    assert not any(name in rewritten.code for name in ("rsqrt", "pow", "mul", " to = "))
+    error = (rewritten.call(x).double() - _reference(model, x)).abs().max()
+    assert error <= (model(x).double() - _reference(model, x)).abs().max() + 1e-6
+
+
+@pytest.mark.parametrize("model", [Llama, T5, Gemma])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_in_16_bits_each_rounds_where_its_model_does(rewrite, model, dtype):
+    model, x = model().to(dtype), torch.randn(3, 5, 64, dtype=dtype)
+    rewritten = rewrite(model, x)
+    assert rewritten.replaced == {"rms_norm": 1}
+    assert not any(name in rewritten.code for name in ("rsqrt", "pow", "mul"))
+    ours, eager = rewritten.call(x), model(x)
+    assert ours.dtype == eager.dtype
+    # The statistics differ in their last float32 bit at most: one rounding in hundreds flips.
+    assert (ours != eager).double().mean() < 0.02
+    torch.testing.assert_close(ours, eager)
+
+
+def test_a_float32_weight_of_t5_beside_bfloat16_gives_float32(rewrite):
+    model, x = T5(), torch.randn(3, 64, dtype=torch.bfloat16)
+    model.narrow = False
+    rewritten = rewrite(model, x)
+    assert rewritten.replaced == {"rms_norm": 1}
+    torch.testing.assert_close(rewritten.call(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+def test_a_float32_weight_after_rounding_is_multiplied_as_before(rewrite):
+    model, x = Llama(), torch.randn(3, 64, dtype=torch.bfloat16)
+    rewritten = rewrite(model, x)
+    assert rewritten.replaced == {"rms_norm": 1}
+    assert "mul" in rewritten.code and "rsqrt" not in rewritten.code
+    assert rewritten.call(x).dtype == torch.float32
+    torch.testing.assert_close(rewritten.call(x), model(x), rtol=1e-2, atol=1e-2)
+
+
+class BeforeBFloat16(Llama):
+    def forward(self, x):
+        return super().forward(x).to(torch.bfloat16) * 2
+
+
+def test_a_result_that_is_cast_for_what_follows_is_replaced_up_to_the_cast(rewrite):
+    model, x = BeforeBFloat16(), torch.randn(3, 64)
+    rewritten = rewrite(model, x)
+    assert rewritten.replaced == {"rms_norm": 1}
+    torch.testing.assert_close(rewritten.call(x), model(x))
+
+
+def test_arithmetic_in_16_bits_is_left(rewrite):
+    x = torch.randn(3, 64, dtype=torch.bfloat16)
+    rewritten = rewrite(Plain(), x)
+    reason = "it is computed in torch.bfloat16, which rounds at every step"
+    assert rewritten.replaced == {} and rewritten.reasons == [reason]
+    torch.testing.assert_close(rewritten.call(x), Plain()(x))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_gradients_are_eagers(rewrite_dynamo, model):
+    model, x = model().double(), torch.randn(3, 64, dtype=torch.float64, requires_grad=True)
+    if type(model) not in (Squared, Plain):  # these compute in float32 whatever they are given
+        model, x = model.float(), x.detach().float().requires_grad_()
+    rewritten = rewrite_dynamo(model, x)
+    assert rewritten.replaced == {"rms_norm": 1}
+    leaves = [x] if isinstance(model, Plain) else [x, model.weight]
+    ours = torch.autograd.grad(rewritten.call(x).sin().sum(), leaves)
+    eager = torch.autograd.grad(model(x).sin().sum(), leaves)
+    torch.testing.assert_close(ours, eager, rtol=1e-5, atol=1e-5)
+
+
+def test_eps_as_a_graph_input_is_found(rewrite_dynamo):
+    model, x = Llama(), torch.randn(3, 64)
+    assert rewrite_dynamo(model, x, dynamic=True).replaced == {"rms_norm": 1}
+
+
+def test_a_mean_over_several_last_dimensions(rewrite):
+    def model(x):
+        return x * torch.rsqrt(x.pow(2).mean((-2, -1), keepdim=True) + 1e-6)
+
+    x = torch.randn(2, 4, 8)
+    rewritten = rewrite(model, x)
+    assert rewritten.replaced == {"rms_norm": 1}
+    torch.testing.assert_close(rewritten.call(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+def _written_between(x):
+    x = x * 1
+    scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+    x.mul_(2)
+    return x * scale
+
+
+def _written_after_the_cast(x):
+    x = x * 1
+    h = x.float()
+    x.mul_(2)
+    return (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype) + x
+
+
+def _statistics_used_twice(x):
+    scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+    return x * scale + scale
+
+
+def _another_tensor_scaled(x):
+    return (x + 1) * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
+def _first_dimension(x):
+    return x * torch.rsqrt(x.pow(2).mean(0, keepdim=True) + 1e-6)
+
+
+def _rounded_before(x):
+    h = x.to(torch.bfloat16).float()
+    return x * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
+def _scaled_eps(x):
+    return x * torch.rsqrt(torch.add(x.pow(2).mean(-1, keepdim=True), 1.0, alpha=2))
+
+
+def _summed_in_double(x):
+    scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True, dtype=torch.float64) + 1e-6)
+    return x * scale.float()
+
+
+def _cubed(x):
+    return x * torch.rsqrt(x.pow(3).abs().mean(-1, keepdim=True) + 1e-6)
+
+
+LOOK_ALIKES = [
+    _written_between,
+    _written_after_the_cast,
+    _statistics_used_twice,
+    _another_tensor_scaled,
+    _first_dimension,
+    _rounded_before,
+    _scaled_eps,
+    _summed_in_double,
+    _cubed,
+]
+
+
+@pytest.mark.parametrize("model", LOOK_ALIKES, ids=lambda model: model.__name__)
+def test_what_is_no_rms_norm_stays_as_it_is(rewrite, model):
+    x = torch.randn(4, 8, dtype=torch.bfloat16 if "cast" in model.__name__ else torch.float32)
+    rewritten = rewrite(model, x)
+    assert rewritten.replaced == {}
+    torch.testing.assert_close(rewritten.call(x), model(x))
+
+
+def test_what_only_a_part_used_is_kept_for_the_others(rewrite):
+    def model(x):
+        h = x.float()
+        y = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return y.to(x.dtype) + h.sum()
+
+    x = torch.randn(4, 8, dtype=torch.bfloat16)
+    rewritten = rewrite(model, x)
+    assert rewritten.replaced == {"rms_norm": 1}
+    torch.testing.assert_close(rewritten.call(x), model(x))
+
+
+def test_the_dynamo_graph_after_the_rewrite(entries):
+    rewritten = entries["dynamo"](Plain(), torch.randn(2, 64))
+    assert_expected_inline(
+        rewritten.code,
+        """\
+rms_norm_default = fusedops.rms_norm.default(l_x_, [64], None, 1e-06, 0.0, False)
+getitem = operator.getitem(rms_norm_default, 0)
+return (getitem,)""",
+    )
+
+
+def test_the_exported_graph_after_the_rewrite(entries):
+    rewritten = entries["export"](Llama().bfloat16(), torch.randn(2, 64, dtype=torch.bfloat16))
+    assert_expected_inline(
+        rewritten.code,
+        """\
+_assert_tensor_metadata_default = aten._assert_tensor_metadata.default(x)
+rms_norm_default = fusedops.rms_norm.default(x, [64], p_weight, 1e-06, 0.0, True)
+getitem = operator.getitem(rms_norm_default, 0)
+return (getitem,)""",
+    )
+
+
+def test_the_traced_graph_after_the_rewrite(entries):
+    rewritten = entries["symbolic_trace"](Llama(), torch.randn(2, 64))
+    assert_expected_inline(
+        rewritten.code,
+        """\
+weight = weight
+getattr_1 = builtins.getattr(x, dtype)
+rms_norm_default = fusedops.rms_norm.default(x, [64], weight, 1e-06, 0.0, False)
+getitem = operator.getitem(rms_norm_default, 0)
+return getitem""",
+    )
