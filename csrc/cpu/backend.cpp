@@ -161,7 +161,8 @@ void CpuBackend::launch(const NormBackward& args) const {
 }
 
 int64_t CpuBackend::workspace_bytes(const NormBackward& args) const {
-  return norm_workspace_bytes(args.rows, args.cols, args.input.dtype);
+  const bool sums_rows = args.grad_weight.data != nullptr || args.grad_bias.data != nullptr;
+  return sums_rows ? norm_workspace_bytes(args.rows, args.cols, args.input.dtype) : 0;
 }
 
 }  // namespace fusedops

@@ -69,6 +69,19 @@ def test_training_allocates_the_result_and_the_gradient(op):
     assert expected <= peak(memory.OURS, this) <= expected + A_FEW_BYTES
 
 
+NORMS = {"layer_norm": 1, "rms_norm": 1, "add_layer_norm": 2, "add_rms_norm": 2}
+
+
+@pytest.mark.parametrize(("op", "results"), NORMS.items(), ids=NORMS)
+def test_a_norm_allocates_its_results_and_in_training_the_gradient_and_statistics(op, results):
+    this, training = case(op), case(op, TRAINING)
+    statistics = 2 * 4 * this.rows  # mean and rstd
+    assert peak(memory.OURS, this) <= results * this.input_bytes + statistics
+    allocated = peak(memory.OURS, training)
+    assert allocated >= (results + 1) * this.input_bytes
+    assert allocated <= (results + 1) * this.input_bytes + statistics + A_FEW_BYTES
+
+
 def test_training_in_place_allocates_the_gradient_alone():
     this = case("softmax", TRAINING)
     assert peak(memory.OURS_IN_PLACE, this) == this.input_bytes

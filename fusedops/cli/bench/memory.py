@@ -185,10 +185,11 @@ def bind(case: Case, way: Way) -> Callable[[], Any]:
 
 def _train(
     function: Function, leaf: Tensor, x: Tensor, operands: tuple[Tensor, ...], grad: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The result, which the next layer keeps, and the gradient."""
+) -> tuple[Any, Tensor]:
+    """The result or results, which the next layer keeps, and the gradient, each given `grad`."""
     output = function(x, *operands)
-    return output, torch.autograd.grad(output, leaf, grad)[0]
+    outputs = output if isinstance(output, tuple) else (output,)
+    return output, torch.autograd.grad(outputs, leaf, [grad] * len(outputs))[0]
 
 
 def peak_bytes(call: Callable[[], Any], device: str) -> int:
