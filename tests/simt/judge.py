@@ -24,6 +24,10 @@ def tensor(stored: np.ndarray, dtype: str) -> torch.Tensor:
     return values.view(torch.bfloat16) if dtype == "bfloat16" else values
 
 
+def same_bits(first: Arrays, second: Arrays) -> bool:
+    return all(first[name].tobytes() == second[name].tobytes() for name in first)
+
+
 class Judge:
     """Takes results case by case, then has the last word.
 

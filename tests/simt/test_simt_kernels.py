@@ -9,18 +9,14 @@ import pytest
 import torch
 
 from . import build, cases, families, inventory
-from .cases import Arrays, Case
+from .cases import Case
 from .emulator import DTYPES, SCHEDULES, Config, Emulator
 from .families import RowsCase
-from .judge import Judge, tensor
+from .judge import Judge, same_bits, tensor
 from .norm_cases import NormCase
 from .planes_cases import PlanesCase
 
 GROUPS = families.groups()
-
-
-def same_bits(first: Arrays, second: Arrays) -> bool:
-    return all(first[name].tobytes() == second[name].tobytes() for name in first)
 
 
 @pytest.mark.parametrize("group", GROUPS)

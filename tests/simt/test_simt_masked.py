@@ -13,17 +13,13 @@ from . import philox
 from .cases import PAIRS, Arrays, encode
 from .emulator import SCHEDULES, Config
 from .families import run
-from .judge import Judge, tensor
+from .judge import Judge, same_bits, tensor
 from .masked_cases import OPS, SEED, MaskedCase, Prepared, bases, boundary_cases, inputs
 
 FAMILIES = list(product(OPS, PAIRS))
 IDS = [f"{op}-{dtype}-{other}" for op, (dtype, other) in FAMILIES]
 FORWARD, BACKWARD = OPS
 INF, NAN = np.inf, np.nan
-
-
-def same_bits(first: Arrays, second: Arrays) -> bool:
-    return all(first[name].tobytes() == second[name].tobytes() for name in first)
 
 
 @pytest.mark.parametrize("op, pair", FAMILIES, ids=IDS)

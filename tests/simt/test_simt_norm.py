@@ -10,17 +10,13 @@ import pytest
 import torch
 
 from . import philox
-from .cases import Arrays, decode, encode
+from .cases import decode, encode
 from .emulator import DTYPES, Config, EmulatorError
-from .judge import Judge, tensor
+from .judge import Judge, same_bits, tensor
 from .norm_cases import KINDS, OPS, SEED, NormCase, Prepared, inputs, run, statistics
 
 FORWARD, BACKWARD = OPS
 ROWS_ONLY = (True, False, False)
-
-
-def same_bits(first: Arrays, second: Arrays) -> bool:
-    return all(first[name].tobytes() == second[name].tobytes() for name in first)
 
 
 @pytest.mark.parametrize("op, adds", list(product(OPS, (False, True))))

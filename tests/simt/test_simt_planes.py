@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from .cases import PAIRS, Arrays, encode
+from .cases import PAIRS, encode
 from .emulator import DTYPES, SCHEDULES, Config
 from .families import run
-from .judge import Judge, tensor
+from .judge import Judge, same_bits, tensor
 from .planes_cases import OPS, PlanesCase, Prepared, bases, boundary_cases, inputs
 
 FAMILIES = list(product(OPS, PAIRS))
@@ -28,10 +28,6 @@ FEW = [
     ]
 ]
 FEW_IDS = [f"{case.op}-{case.rows}" for case in FEW]
-
-
-def same_bits(first: Arrays, second: Arrays) -> bool:
-    return all(first[name].tobytes() == second[name].tobytes() for name in first)
 
 
 @pytest.mark.parametrize("op, pair", FAMILIES, ids=IDS)

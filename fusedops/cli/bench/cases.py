@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -45,6 +45,17 @@ class Provider:
         return replace(self, function=compiled(self.function))
 
 
+def gradients(
+    outputs: Tensor | tuple[Tensor, ...],
+    leaves: Sequence[Tensor],
+    grad: Tensor,
+    retain_graph: bool = False,
+) -> tuple[Tensor, ...]:
+    """Of a result or of several, each given `grad`."""
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    return torch.autograd.grad(outputs, leaves, [grad] * len(outputs), retain_graph=retain_graph)
+
+
 @dataclass(frozen=True)
 class Gradient:
     """Times the backward pass of `forward` as autograd runs it, from what the forward pass saved.
@@ -67,8 +78,7 @@ class Gradient:
         outputs: Tensor | tuple[Tensor, ...], leaves: list[Tensor], grad: Tensor
     ) -> tuple[Tensor, ...]:
         """The graph is kept, to walk it again."""
-        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-        return torch.autograd.grad(outputs, leaves, [grad] * len(outputs), retain_graph=True)
+        return gradients(outputs, leaves, grad, retain_graph=True)
 
     def compiled(self) -> Gradient:
         """The provider whose forward and backward passes Inductor compiles together."""

@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import fusedops
 from fusedops.cli.bench.attention import DROPOUT, MASKED, SCALE
-from fusedops.cli.bench.cases import FORWARD, Case, Function, compiled
+from fusedops.cli.bench.cases import FORWARD, Case, Function, compiled, gradients
 
 os.environ["KINETO_LOG_LEVEL"] = "6"  # no log lines of the profiler
 
@@ -188,8 +188,7 @@ def _train(
 ) -> tuple[Any, Tensor]:
     """The result or results, which the next layer keeps, and the gradient, each given `grad`."""
     output = function(x, *operands)
-    outputs = output if isinstance(output, tuple) else (output,)
-    return output, torch.autograd.grad(outputs, leaf, [grad] * len(outputs))[0]
+    return output, gradients(output, [leaf], grad)[0]
 
 
 def peak_bytes(call: Callable[[], Any], device: str) -> int:

@@ -90,12 +90,13 @@ def _normalised(rsqrt: Call) -> _Chain | None:
     squared = _alone(mean.arguments["input"]) if mean else None
     computed_in = _base_of_square(squared) if squared else None
     product = _only_user(rsqrt.node, "mul")
-    if computed_in is None or product is None or constant(eps) is None:
+    if computed_in is None or product is None:
         return None
     dims = _last_dims(mean, value(computed_in))
     casts, input = _widened(computed_in)
     other_casts, other_input = _widened(_other_operand(product, rsqrt.node))
-    if dims is None or other_input is not input:
+    # eps last: to read it makes it a constant of the compiled graph.
+    if dims is None or other_input is not input or constant(eps) is None:
         return None
     nodes = (squared.node, mean.node, shifted.node, rsqrt.node, product.node)
     return _Chain(input, computed_in, dims, eps, nodes, casts + other_casts)
@@ -186,7 +187,7 @@ def _plain(call: Call | None, kind: str | None) -> Call | None:
 def _tensor_and_other(call: Call) -> tuple[Any, Any]:
     """The operands of a sum of which one is a number, that one last."""
     first, other = call.arguments["input"], call.arguments["other"]
-    return (other, first) if constant(first) is not None else (first, other)
+    return (first, other) if isinstance(value(first), torch.Tensor) else (other, first)
 
 
 def _other_operand(call: Call, operand: Node) -> Any:
