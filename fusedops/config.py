@@ -5,12 +5,15 @@
 ========  ==============  ==========================================================
 setting   environment     meaning
 ========  ==============  ==========================================================
-fuse      FUSEDOPS_FUSE   "always": replace every site the kernels can take (default)
+fuse      FUSEDOPS_FUSE   "profitable": replace the sites where that is measured to be
+                          no slower than what Inductor makes of them (default)
+                          "always": replace every site the kernels can take
                           "never": replace nothing; `fusedops.explain` still lists all
 ========  ==============  ==========================================================
 
-A setting acts when a graph is compiled, not when the compiled code runs. Like `torch.no_grad`, a
-patch holds in the thread that entered it.
+Behind a comma, rules get settings of their own: `fuse="profitable,softmax=always,rms_norm=never"`.
+`RULES` are their names. A setting acts when a graph is compiled, not when the compiled code runs.
+Like `torch.no_grad`, a patch holds in the thread that entered it.
 """
 
 from __future__ import annotations
@@ -24,7 +27,23 @@ from contextvars import ContextVar
 from typing import Any
 
 _PREFIX = "FUSEDOPS_"
-_CHOICES = {"fuse": ("always", "never")}
+_MODES = ("profitable", "always", "never")
+
+#: The rules of `fusedops.graph`; "expand" writes opaque calls out, for the others to see.
+RULES = (
+    "masked_softmax",
+    "softmax",
+    "softmax_by_hand",
+    "layer_norm",
+    "layer_norm_by_hand",
+    "rms_norm",
+    "rms_norm_by_hand",
+    "add_layer_norm",
+    "add_layer_norm_by_hand",
+    "add_rms_norm",
+    "add_rms_norm_by_hand",
+    "expand",
+)
 # Read by the build and by the kernel library, not here.
 _READ_ELSEWHERE = frozenset({"FUSEDOPS_BUILD_CUDA", "FUSEDOPS_CPU_ISA"})
 
@@ -33,17 +52,29 @@ _READ_ELSEWHERE = frozenset({"FUSEDOPS_BUILD_CUDA", "FUSEDOPS_CPU_ISA"})
 class Config:
     """The settings of one moment; part of the cache key of every graph compiled with them."""
 
-    fuse: str = "always"
+    fuse: str = "profitable"
 
     def __post_init__(self) -> None:
-        for name, choices in _CHOICES.items():
-            value = getattr(self, name)
-            if value not in choices:
-                wanted = " or ".join(repr(choice) for choice in choices)
-                raise ValueError(
-                    f"fusedops.config: {name} is {value!r}, wanted {wanted}; set it with "
-                    f"{_PREFIX}{name.upper()} or fusedops.config.patch({name}=...)"
-                )
+        default, *others = self._settings()
+        problem = _unknown(default[1], _MODES) if not default[0] else f"{default[0]}= stands first"
+        for rule, mode in others:
+            problem = problem or _unknown(rule, RULES) or _unknown(mode, _MODES)
+        if problem:
+            raise ValueError(
+                f"fusedops.config: fuse is {self.fuse!r}: {problem}; set it with "
+                f'{_PREFIX}FUSE or fusedops.config.patch(fuse=...), as in "profitable" or '
+                '"always,layer_norm=never"'
+            )
+
+    def fuse_for(self, rule: str) -> str:
+        """The mode of one rule: "profitable", "always" or "never"."""
+        (_, default), *others = self._settings()
+        return dict(others).get(rule, default)
+
+    def _settings(self) -> list[tuple[str, str]]:
+        """Rule and mode of each part of `fuse`; the first, which is for all rules, names none."""
+        parts = (part.strip().rpartition("=") for part in self.fuse.split(","))
+        return [(rule, mode) for rule, _, mode in parts]
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Config:
@@ -57,6 +88,11 @@ class Config:
             known = ", ".join(sorted(fields.keys() | _READ_ELSEWHERE))
             warnings.warn(f"fusedops: nothing reads {name}; known names: {known}", stacklevel=2)
         return cls(**{fields[name]: environment[name] for name in ours & fields.keys()})
+
+
+def _unknown(given: str, choices: tuple[str, ...]) -> str | None:
+    wanted = " or ".join(map(repr, choices))
+    return None if given in choices else f"{given!r} is unknown, wanted {wanted}"
 
 
 _default = Config.from_environment(os.environ)
@@ -83,6 +119,7 @@ def patch(**changes: Any) -> Iterator[Config]:
 
 
 def __getattr__(name: str) -> Any:
-    if name in _CHOICES:
+    settings = [field.name for field in dataclasses.fields(Config)]
+    if name in settings:
         return getattr(active(), name)
-    raise AttributeError(f"fusedops.config has no setting {name!r}; known: {', '.join(_CHOICES)}")
+    raise AttributeError(f"fusedops.config has no setting {name!r}; known: {', '.join(settings)}")

@@ -1,4 +1,6 @@
-"""`python -m fusedops explain FILE:FUNCTION`: what would be replaced in a model, and why not.
+"""`python -m fusedops explain FILE:FUNCTION`: what is replaced in a model, and why not the rest.
+
+Prints a table of sites, and the graph before and after: what differs, or with --graphs all of it.
 
 FUNCTION takes no argument and returns the model and its example inputs:
 
@@ -27,6 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE:FUNCTION",
         help="FUNCTION() returns the model and its inputs: model, args or model, {name: value}",
     )
+    parser.add_argument(
+        "--graphs", action="store_true", help="print the whole graphs, not what changed in them"
+    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
@@ -34,7 +39,15 @@ def run(args: argparse.Namespace) -> int:
     """Print the report on what FUNCTION returned."""
     model, inputs, named_inputs = split_example(load_function(args.target)())
     report = fusedops.explain(model, *inputs, **named_inputs)
-    print(json.dumps(report.to_dict(), indent=2, default=str) if args.json else report)
+    if args.json:
+        print(json.dumps(report.to_dict(), indent=2, default=str))
+        return 0
+    print(report)
+    if args.graphs:
+        for number, (before, after) in enumerate(report.graphs):
+            print(f"\n--- graph {number} before\n{before}\n--- graph {number} after\n{after}")
+    elif changes := report.diff():
+        print(f"\n{changes}")
     return 0
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch.fx import Node
 
-from fusedops.graph.dialect import value, written
+from fusedops.graph.dialect import users, value, written
 
 
 def storage(node: Node) -> int | None:
@@ -16,15 +16,36 @@ def storage(node: Node) -> int | None:
     return tensor.untyped_storage()._cdata if isinstance(tensor, torch.Tensor) else None
 
 
-def written_between(swallowed: Sequence[Node]) -> str | None:
-    """Why `swallowed`, nodes in program order, may not be computed where the last of them stands:
-    memory that one of them reads is written before; or None."""
+def written_between(swallowed: Sequence[Node], place: Node | None = None) -> str | None:
+    """Why `swallowed`, nodes in program order, may not be computed at `place`, by default where the
+    last of them stands: memory that one of them reads is written elsewhere meanwhile; or one of
+    them writes, and something else sees it. None where they may."""
     if not swallowed:
         return None
+    ours = set(swallowed)
     read = {storage(node) for old in swallowed for node in (old, *old.all_input_nodes)}
-    node = swallowed[0]
-    while node is not swallowed[-1]:
+    node, last = swallowed[0], max(swallowed[-1], place or swallowed[-1])
+    while True:
+        for target in written(node):
+            if storage(target) in read and not (node in ours and _is_private(target, ours)):
+                return "what it reads is written in place before it is done"
+        if node is last:
+            return None
         node = node.next
-        if any(storage(target) in read for target in written(node)):
-            return "what it reads is written in place before it is done"
-    return None
+
+
+def version(node: Node, reader: Node) -> Node:
+    """The call whose result `reader` sees in `node`: the last to write into it in place, or it."""
+    writers = [user for user in node.users if user < reader and written(user) == [node]]
+    whole = [user for user in writers if user.op.startswith("call") and user.args[0] is node]
+    return max([node, *(user for user in whole if value(user) is not None)])
+
+
+def _is_private(target: Node, ours: set[Node]) -> bool:
+    """Whether what is written into `target` is made in this graph, and only `ours` ever see it."""
+    memory = storage(target)
+    holders = {node for node in target.graph.nodes if storage(node) == memory}
+    return all(
+        holder.op.startswith("call") and ours.union(holders).issuperset(users(holder))
+        for holder in holders
+    )

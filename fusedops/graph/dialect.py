@@ -2,24 +2,26 @@
 
 The capture levels are torch IR (Dynamo and `fx.symbolic_trace`: functions, tensor methods,
 modules) and ATen IR (`torch.export`, before and after decomposition). `view` turns a node of any
-of them into a `Call`; nothing outside this file looks at `node.target`.
+of them into a `Call`, by the tables in `spellings.py`; nothing else looks at `node.target`.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule, Node
 
+from fusedops.graph import spellings
+from fusedops.graph.spellings import aten
 from fusedops.ops.norm import default_rms_eps
-
-aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,9 @@ class Call:
     """A node in normal form.
 
     kind: "softmax", "log_softmax", "layer_norm", "native_layer_norm", "rms_norm",
-        "fused_rms_norm"; what they are written with by hand: "add", "mul", "pow", "square", "mean",
-        "rsqrt", "cast"; or "leaf" for an opaque call that computes one of the first inside.
+        "fused_rms_norm"; what stands around them, and what they are written with by hand: "add",
+        "masked_fill", "dropout", "exp", "mean", "cast", ... (in `spellings.py`; in place or not);
+        or "leaf" for an opaque call that computes one of the first inside.
     name: the operation as the user knows it.
     arguments: by their torch names; defaults filled in, constants as Python numbers.
     obstacle: why this spelling cannot be replaced, or None.
@@ -59,6 +62,13 @@ def value(argument: Any) -> Any:
     return argument.meta.get("val", argument.meta.get("example_value"))
 
 
+def fake_mode(node: Node) -> FakeTensorMode:
+    """The one of the values that went into `node`: by the time passes run, Dynamo has a fresh one
+    in its tracing context."""
+    values = (value(argument) for argument in node.all_input_nodes)
+    return next(known.fake_mode for known in values if isinstance(known, FakeTensor))
+
+
 def constant(argument: Any) -> int | float | None:
     """`argument` as a Python number, or None.
 
@@ -73,104 +83,29 @@ def constant(argument: Any) -> int | float | None:
     return known if isinstance(known, (int, float)) else None
 
 
-# Function -> (kind, positional parameters). The ATen ones are read from their schemas.
-_DIM_DTYPE = ("input", "dim", "dtype")
-_DIM_STACKLEVEL_DTYPE = ("input", "dim", "_stacklevel", "dtype")
-_HALF_TO_FLOAT = ("input", "dim", "half_to_float")
-_LAYER_NORM = ("input", "normalized_shape", "weight", "bias", "eps")
-_RMS_NORM = ("input", "normalized_shape", "weight", "eps")
-_UNARY = ("input",)
-_BINARY = ("input", "other")
-_POW = ("input", "exponent")
-_MEAN = ("input", "dim", "keepdim", "dtype")
-_FUNCTIONS: dict[Any, tuple[str, tuple[str, ...]]] = {
-    F.softmax: ("softmax", _DIM_STACKLEVEL_DTYPE),
-    torch.softmax: ("softmax", _DIM_DTYPE),
-    torch.special.softmax: ("softmax", _DIM_DTYPE),
-    torch._softmax: ("softmax", _HALF_TO_FLOAT),
-    F.log_softmax: ("log_softmax", _DIM_STACKLEVEL_DTYPE),
-    torch.log_softmax: ("log_softmax", _DIM_DTYPE),
-    torch.special.log_softmax: ("log_softmax", _DIM_DTYPE),
-    torch._log_softmax: ("log_softmax", _HALF_TO_FLOAT),
-    F.layer_norm: ("layer_norm", _LAYER_NORM),
-    torch.layer_norm: ("layer_norm", _LAYER_NORM),
-    torch.native_layer_norm: ("native_layer_norm", _LAYER_NORM),
-    F.rms_norm: ("rms_norm", _RMS_NORM),
-    torch.rms_norm: ("rms_norm", _RMS_NORM),
-    operator.add: ("add", _BINARY),
-    torch.add: ("add", _BINARY),
-    operator.mul: ("mul", _BINARY),
-    torch.mul: ("mul", _BINARY),
-    torch.multiply: ("mul", _BINARY),
-    operator.pow: ("pow", _POW),
-    torch.pow: ("pow", _POW),
-    torch.square: ("square", _UNARY),
-    torch.mean: ("mean", _MEAN),
-    torch.rsqrt: ("rsqrt", _UNARY),
-}
-_METHODS = {
-    "softmax": ("softmax", _DIM_DTYPE),
-    "log_softmax": ("log_softmax", _DIM_DTYPE),
-    "add": ("add", _BINARY),
-    "mul": ("mul", _BINARY),
-    "pow": ("pow", _POW),
-    "square": ("square", _UNARY),
-    "mean": ("mean", _MEAN),
-    "rsqrt": ("rsqrt", _UNARY),
-}
-_ATEN = {
-    aten.softmax: "softmax",
-    aten.special_softmax: "softmax",
-    aten._softmax: "softmax",
-    aten.log_softmax: "log_softmax",
-    aten.special_log_softmax: "log_softmax",
-    aten._log_softmax: "log_softmax",
-    aten.layer_norm: "layer_norm",
-    aten.native_layer_norm: "native_layer_norm",
-    aten.rms_norm: "rms_norm",
-    aten._fused_rms_norm: "fused_rms_norm",
-    aten.add: "add",
-    aten.mul: "mul",
-    aten.pow: "pow",
-    aten.square: "square",
-    aten.mean: "mean",
-    aten.rsqrt: "rsqrt",
-}
-_CASTS = {"to", "type", "type_as", "float", "double", "half", "bfloat16"}
-_ATEN_CASTS = {aten.to, aten._to_copy, aten.type_as}
-_SYNONYMS = {"self": "input", "x": "input", "axis": "dim"}
+def number(argument: Any) -> int | float | None:
+    """As `constant`; and of a tensor without dimensions that the graph makes of a number."""
+    if isinstance(value(argument), torch.Tensor):
+        return _tensor_number(argument) if isinstance(argument, Node) else None
+    return constant(argument)
 
-_SDPA = ("scaled_dot_product_attention", "already runs as SDPA")
-_ATTENTION = (
-    "multi_head_attention_forward",
-    "one opaque call at this level: its softmax is hidden inside",
-)
-_ENCODER_LAYER = (
-    "_transformer_encoder_layer_fwd",
-    "PyTorch's fused inference path of nn.TransformerEncoderLayer",
-)
-_CROSS_ENTROPY = ("cross_entropy", "Inductor never materialises its log_softmax")
-_SOFTMIN = ("softmin", "softmax of a negated input, one opaque call at this level")
-_GUMBEL = ("gumbel_softmax", "draws its noise inside, one opaque call at this level")
-_SAFE_SOFTMAX = ("_safe_softmax", "gives zeros, not NaN, where a whole row is -inf")
-_LEAVES: dict[Any, tuple[str, str]] = {
-    F.scaled_dot_product_attention: _SDPA,
-    aten.scaled_dot_product_attention: _SDPA,
-    F.multi_head_attention_forward: _ATTENTION,
-    torch._native_multi_head_attention: _ATTENTION,
-    aten._native_multi_head_attention: _ATTENTION,
-    nn.MultiheadAttention: _ATTENTION,
-    torch._transformer_encoder_layer_fwd: _ENCODER_LAYER,
-    aten._transformer_encoder_layer_fwd: _ENCODER_LAYER,
-    nn.TransformerEncoderLayer: _ENCODER_LAYER,
-    F.cross_entropy: _CROSS_ENTROPY,
-    aten.cross_entropy_loss: _CROSS_ENTROPY,
-    nn.CrossEntropyLoss: _CROSS_ENTROPY,
-    F.softmin: _SOFTMIN,
-    nn.Softmin: _SOFTMIN,
-    F.gumbel_softmax: _GUMBEL,
-    aten._safe_softmax: _SAFE_SOFTMAX,
-}
+
+_TENSOR_OF_NUMBER = {torch.tensor, torch.scalar_tensor, aten.scalar_tensor}
+_FULL = {torch.full, aten.full}
+_UNCHANGED = {aten.lift_fresh_copy, aten.lift_fresh, aten.detach, aten.detach_, aten.clone}
+
+
+def _tensor_number(node: Node) -> int | float | None:
+    tensor, target = value(node), getattr(node.target, "overloadpacket", node.target)
+    if tensor.dim() > 0:
+        return None
+    if target in _UNCHANGED:
+        return _tensor_number(node.args[0])
+    if target in _TENSOR_OF_NUMBER or target in _FULL:
+        given = node.args[target in _FULL] if len(node.args) > (target in _FULL) else None
+        return given if isinstance(given, (int, float)) else None
+    known = getattr(tensor, "constant", None)  # what export lifted out of the code
+    return None if known is None else known.item()
 
 
 def view(node: Node) -> Call | None:
@@ -178,25 +113,21 @@ def view(node: Node) -> Call | None:
     if node.op == "call_module":
         return _view_module(node)
     if node.op == "call_method":
-        if node.target in _CASTS:
+        if node.target in spellings.CASTS:
             return _view_cast(node)
-        return _view_call(node, *_METHODS[node.target]) if node.target in _METHODS else None
+        spelling = spellings.METHODS.get(node.target)
+        return _view_call(node, *spelling) if spelling else None
     if node.op != "call_function":
         return None
     target = getattr(node.target, "overloadpacket", node.target)
-    if target in _LEAVES:
-        return _leaf(node, *_LEAVES[target])
-    if target in _ATEN_CASTS:
+    if target in spellings.LEAVES:
+        return _leaf(node, *spellings.leaf(target, node.kwargs))
+    if target in spellings.ATEN_CASTS:
         return _view_cast(node)
-    if target in _ATEN:
-        return _view_call(node, _ATEN[target], _schema_parameters(node.target))
-    return _view_call(node, *_FUNCTIONS[target]) if target in _FUNCTIONS else None
-
-
-def _schema_parameters(op: torch._ops.OpOverload | torch._ops.OpOverloadPacket) -> tuple[str, ...]:
-    if isinstance(op, torch._ops.OpOverloadPacket):
-        op = getattr(op, next(name for name in op.overloads() if not name.endswith("out")))
-    return tuple(argument.name for argument in op._schema.arguments)
+    if target in spellings.ATEN:
+        parameters = tuple(spellings.parameters_of(node.target))
+        return _view_call(node, spellings.ATEN[target], parameters)
+    return _view_call(node, *spellings.FUNCTIONS[target]) if target in spellings.FUNCTIONS else None
 
 
 def _view_cast(node: Node) -> Call | None:
@@ -215,15 +146,20 @@ def _leaf(node: Node, name: str, reason: str) -> Call:
 
 def _view_call(node: Node, kind: str, parameters: tuple[str, ...]) -> Call:
     given = dict(zip(parameters, node.args, strict=False)) | node.kwargs
-    given = {_SYNONYMS.get(name, name): argument for name, argument in given.items()}
+    given = {spellings.SYNONYMS.get(name, name): argument for name, argument in given.items()}
+    if kind == "reshape":  # x.view(2, 3) as x.view((2, 3))
+        given["shape"] = node.args[1:] if node.op == "call_method" else given.get("shape")
     name = kind.removeprefix("native_").removeprefix("fused_")
-    return Call(kind, name, node, _NORMAL.get(name, dict)(given), _obstacle(node))
+    return Call(kind, name, node, _NORMAL.get(name, dict)(given), _obstacle(node, kind))
 
 
-def _obstacle(node: Node) -> str | None:
+def _obstacle(node: Node, kind: str) -> str | None:
     if any(name.startswith("out") for name in node.kwargs):
         return "writes into an out= tensor"
-    return "scales one of its operands" if node.kwargs.get("alpha", 1) != 1 else None
+    if node.kwargs.get("rounding_mode") is not None:
+        return "rounds its quotient"
+    scaled = kind in ("add", "sub") and node.kwargs.get("alpha", 1) != 1
+    return "scales one of its operands" if scaled else None
 
 
 def _normal_softmax(given: dict[str, Any]) -> dict[str, Any]:
@@ -265,7 +201,27 @@ def _implicit_eps(tensor: Any) -> float | None:
     return default_rms_eps(tensor.dtype) if isinstance(tensor, torch.Tensor) else None
 
 
+def _normal_dropout(given: dict[str, Any]) -> dict[str, Any]:
+    """In torch's functions p has a default, and so has train, in ATen neither."""
+    train = constant(given.get("train", True))
+    return {"input": given["input"], "p": constant(given.get("p", 0.5)), "train": train}
+
+
+def _normal_variance(given: dict[str, Any]) -> dict[str, Any]:
+    correction = given.get("correction", given.get("unbiased", True))
+    return {
+        "input": given["input"],
+        "dim": given.get("dim"),
+        "correction": 1 if correction is None else constant(correction),
+        "keepdim": given.get("keepdim", False),
+    }
+
+
 _NORMAL = {
+    "dropout": _normal_dropout,
+    "var": _normal_variance,
+    "std": _normal_variance,
+    "var_mean": _normal_variance,
     "softmax": _normal_softmax,
     "log_softmax": _normal_softmax,
     "layer_norm": _normal_layer_norm,
@@ -275,27 +231,19 @@ _NORMAL = {
 
 def _view_module(node: Node) -> Call | None:
     module = node.graph.owning_module.get_submodule(node.target)
-    if type(module) in _LEAVES:
-        return _leaf(node, *_LEAVES[type(module)])
-    kind = _MODULES.get(type(module))
+    if type(module) in spellings.LEAVES:
+        return _leaf(node, *spellings.LEAVES[type(module)])
+    kind = spellings.MODULES.get(type(module))
     if kind is None:
         return None
     given = {"input": node.args[0] if node.args else node.kwargs["input"]}
     if kind.endswith("norm"):
         settings = _norm_settings(module, node.target)
+    elif kind == "dropout":
+        settings = {"p": module.p, "train": module.training}
     else:
         settings = {"dim": -3 if type(module) is nn.Softmax2d else module.dim}
     return Call(kind, kind, node, _NORMAL[kind](given | settings), _module_obstacle(module))
-
-
-# Exact types: a subclass may compute something else.
-_MODULES = {
-    nn.Softmax: "softmax",
-    nn.Softmax2d: "softmax",
-    nn.LogSoftmax: "log_softmax",
-    nn.LayerNorm: "layer_norm",
-    nn.RMSNorm: "rms_norm",
-}
 
 
 def _norm_settings(module: nn.LayerNorm | nn.RMSNorm, path: str) -> dict[str, Any]:
@@ -317,9 +265,46 @@ def _module_obstacle(module: nn.Module) -> str | None:
     return "the module has hooks, which would no longer run" if any(hooks) else None
 
 
+def expansion(node: Node, expansions: dict[str, Callable[..., Any]]) -> Callable[..., Any] | None:
+    """What to write out in place of a leaf: the function that has its name, where that helps."""
+    if node.op != "call_function" or node.target not in spellings.LEAVES:
+        return None
+    name, reason = spellings.leaf(node.target, node.kwargs)
+    return None if reason == spellings.SDPA else expansions.get(name)
+
+
 def users(node: Node) -> list[Node]:
     """The users of a node but those that export leaves to check its dtype at run time."""
     return [user for user in node.users if not is_assertion(user)]
+
+
+def is_pointwise(node: Node) -> bool:
+    """Whether a call gives each element of its result from one of its inputs', looked at through
+    views: what Inductor fuses into its neighbours."""
+    name = _name(node)
+    if name in spellings.VIEWS and node.all_input_nodes:
+        return is_pointwise(node.all_input_nodes[0])
+    return node.op.startswith("call") and name in spellings.POINTWISE
+
+
+def ends_in_reduction(node: Node, steps: int = 8) -> bool:
+    """Whether a call, or all that becomes of it through pointwise calls, picks or adds up."""
+    name = _name(node)
+    if name in spellings.REDUCTIONS:
+        return True
+    through = name in spellings.POINTWISE or name in spellings.VIEWS
+    return bool(steps and through and node.users) and all(
+        ends_in_reduction(user, steps - 1) for user in node.users
+    )
+
+
+def _name(node: Node) -> str:
+    """What a call is called, in place or not, in torch IR or ATen; of a module its type."""
+    if node.op == "call_module":
+        return type(node.graph.owning_module.get_submodule(node.target)).__name__.lower()
+    target = getattr(node.target, "overloadpacket", node.target)
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    return name.rstrip("_")
 
 
 def is_assertion(node: Node) -> bool:
@@ -333,10 +318,6 @@ def outputs(node: Node) -> dict[Node, int] | None:
     return {user: user.args[1] for user in node.users}
 
 
-_IN_PLACE = {"iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul", "setitem"}
-_IN_PLACE |= {"iand", "ior", "ixor", "ilshift", "irshift"}
-
-
 def written(node: Node) -> list[Node]:
     """The arguments that a call writes into."""
     if not node.op.startswith("call"):
@@ -346,10 +327,32 @@ def written(node: Node) -> list[Node]:
         given = dict(zip((a.name for a in arguments), node.args, strict=False)) | node.kwargs
         names = [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
         return [given[name] for name in names if isinstance(given.get(name), Node)]
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    in_place = name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
-    first = node.args[:1] if in_place or node.kwargs.get("inplace") is True else ()
+    first = node.args[:1] if _is_in_place(node) else ()
     return [argument for argument in (*first, node.kwargs.get("out")) if isinstance(argument, Node)]
+
+
+def _is_in_place(node: Node) -> bool:
+    if node.op == "call_module":
+        return getattr(node.graph.owning_module.get_submodule(node.target), "inplace", False)
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if name in spellings.IN_PLACE or (name.endswith("_") and not name.endswith("__")):
+        return True
+    return node.op == "call_function" and _asked_in_place(node)
+
+
+def _asked_in_place(node: Node) -> bool:
+    position = _inplace_position(node.target)
+    given = node.args[position] if position in range(len(node.args)) else False
+    return node.kwargs.get("inplace", given) is True
+
+
+@functools.cache
+def _inplace_position(function: Callable[..., Any]) -> int | None:
+    """Where a function such as F.dropout takes `inplace`: Dynamo gives it by position."""
+    if getattr(function, "__module__", "") != "torch.nn.functional":
+        return None
+    parameters = list(inspect.signature(function).parameters)
+    return parameters.index("inplace") if "inplace" in parameters else None
 
 
 def transform_depth_change(node: Node) -> int:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,9 @@ from torch.fx import Graph
 
 from fusedops import config
 from fusedops.graph.availability import has_kernels
-from fusedops.graph.report import publish
+from fusedops.graph.report import log, publish
 from fusedops.graph.reuse import reuse_memory
-from fusedops.graph.rewriter import rewrite_graph
+from fusedops.graph.rewriter import rewrite_and_show, rewrite_graph
 
 GraphPass = Callable[[Graph], Any]
 
@@ -37,7 +38,8 @@ class Pass(_Pass):
     """
 
     def __call__(self, graph: Graph) -> None:
-        publish(rewrite_graph(graph))
+        rewrite = rewrite_and_show if log.isEnabledFor(logging.DEBUG) else rewrite_graph
+        publish(rewrite(graph))
 
 
 class ReusePass(_Pass):
@@ -101,11 +103,13 @@ def _as_tuple(passes: Any) -> tuple[GraphPass, ...]:
 
 @functools.cache
 def _sources_digest() -> str:
-    """A hash of all Python that decides a compiled graph: the pass, and what is traced into it."""
+    """A hash of all that decides a compiled graph: the pass with its tables, and what is traced
+    into it."""
     import fusedops
 
     package = Path(__file__).parents[1]
     files = [package / "config.py", *package.glob("graph/**/*.py"), *package.glob("ops/**/*.py")]
+    files += package.glob("graph/**/*.csv")
     digest = hashlib.sha256(getattr(fusedops, "__version__", "").encode())
     for file in sorted(files):
         digest.update(file.read_bytes())

@@ -1,12 +1,126 @@
-"""May a site that could be replaced be replaced? Correctness is settled before this is asked."""
+"""May a site that could be replaced be replaced? Correctness is settled before this is asked.
+
+With `fuse="profitable"` a site is replaced where the op, and what its presence costs around it, is
+measured to take no longer than what Inductor makes of the site. An op of ours is a wall to
+Inductor's fusion: a pointwise neighbour then writes what Inductor would have kept in registers, and
+the op reads it.
+"""
 
 from __future__ import annotations
 
+import math
+
+import torch
+from torch.fx import Node
+
 from fusedops import config
+from fusedops.graph import costs, dialect
+from fusedops.graph.costs import Size
+from fusedops.graph.dialect import users, value
+from fusedops.graph.rule import Match
+
+#: Rows of the table of costs: their names, by op where they differ.
+_MEASURED_AS = {"masked_softmax_dropout": "softmax_dropout"}
+MEASURED_OPS = ("softmax", "log_softmax", "masked_softmax", "softmax_dropout", "layer_norm")
+MEASURED_OPS += ("std_norm", "rms_norm", "add_layer_norm", "add_rms_norm")
+
+#: Below this many elements a call costs more than its kernel, where no table says so.
+_FEW_ELEMENTS = 2**15
 
 
-def refusal() -> str | None:
+def refusal(rule: str, match: Match) -> str | None:
     """Why the active settings leave this site alone, or None."""
-    if config.active().fuse == "never":
+    mode = config.active().fuse_for(rule)
+    if mode == "never":
         return 'config: fuse="never"'
-    return None
+    return None if mode == "always" else _unprofitable(match)
+
+
+def _unprofitable(match: Match) -> str | None:
+    if _is_never_materialised(match):
+        return "all that becomes of it is gathered or reduced: Inductor never writes it out"
+    device, size = value(match.call.node).device, _size(match)
+    if size is None:
+        return None
+    if costs.has_table(device):
+        return _slower(match, device, size)
+    return _probably_slower(match, size)
+
+
+def _is_never_materialised(match: Match) -> bool:
+    """Whether a softmax feeds gathers and reductions alone, as log_softmax in cross entropy."""
+    if not match.op.endswith("softmax"):
+        return False
+    results = [user for result in match.results for user in users(result)]
+    return bool(results) and all(map(dialect.ends_in_reduction, results))
+
+
+def _size(match: Match) -> Size | None:
+    """Rows and columns of the result, guessed where they are symbols; None where that fails."""
+    result = value(next(iter(match.results)))
+    shape = [_hint(size) for size in result.shape]
+    if None in shape:
+        return None
+    arguments = match.call.arguments
+    if "normalized_shape" in arguments:
+        cols = math.prod(shape[len(shape) - len(arguments["normalized_shape"]) :])
+    else:
+        cols = shape[arguments.get("dim", -1)] if shape else 1
+    return Size(math.prod(shape) // max(cols, 1), cols, result.dtype)
+
+
+def _hint(size: int | torch.SymInt) -> int | None:
+    return size.node.hint if isinstance(size, torch.SymInt) else size
+
+
+def _slower(match: Match, device: torch.device, size: Size) -> str | None:
+    """Whether the table of the device has it so."""
+    op = _MEASURED_AS.get(match.op, match.op)
+    directions = ["forward", "backward"] if _is_trained(match) else ["forward"]
+    found = [costs.cost(device, op, direction, size) for direction in directions]
+    found = [cost for cost in found if cost is not None]
+    if not found:
+        return None
+    passes = _passes(match) * size.elements * size.dtype.itemsize
+    ours = sum(cost.ours + passes * cost.ms_per_byte for cost in found)
+    inductor = sum(cost.inductor for cost in found)
+    if ours <= inductor:
+        return None
+    return f"Inductor is measured to be faster: {_time(inductor)} against {_time(ours)}"
+
+
+def _time(ms: float) -> str:
+    return f"{ms * 1e3:.3g} us" if ms < 1 else f"{ms:.3g} ms"
+
+
+def _probably_slower(match: Match, size: Size) -> str | None:
+    """Where nothing was measured: replace what saves a pass, or has no neighbour to fuse with."""
+    if size.elements < _FEW_ELEMENTS:
+        return f"too small to pay: {size.elements} elements"
+    if len(match.swallowed) > 1 or not _passes(match):
+        return None
+    return "Inductor fuses it with its neighbours, and no measurement says that this is slower"
+
+
+def _is_trained(match: Match) -> bool:
+    inputs = (value(node) for node in match.call.node.all_input_nodes)
+    differentiated = [t for t in inputs if isinstance(t, torch.Tensor) and t.requires_grad]
+    return bool(differentiated) and torch.is_grad_enabled()
+
+
+def _passes(match: Match) -> int:
+    """How often a tensor of the result's size is read or written only because the op is a wall."""
+    ours = {match.call.node, *match.results, *match.swallowed}
+    result = next(iter(match.results))
+    inputs = {node for old in ours for node in old.all_input_nodes} - ours
+    before = [node for node in inputs if _is_as_large(node, result) and dialect.is_pointwise(node)]
+    after = [user for old in match.results for user in users(old) if user not in ours]
+    fused = [user for user in after if dialect.is_pointwise(user)]
+    # Read here; and written, unless something else wants it in memory anyway.
+    reads_and_writes = sum(1 + ours.issuperset(users(node)) for node in before)
+    return reads_and_writes + bool(fused) * (1 + (len(fused) == len(after)))
+
+
+def _is_as_large(node: Node, result: Node) -> bool:
+    tensor = value(node)
+    return isinstance(tensor, torch.Tensor) and tensor.dim() >= value(result).dim()

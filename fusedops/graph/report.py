@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import logging
 import os
 import re
@@ -18,6 +19,7 @@ from torch.fx import Node
 
 from fusedops.graph.dialect import value
 from fusedops.graph.rule import Match
+from fusedops.graph.traffic import bytes_saved
 
 log = logging.getLogger("fusedops")
 
@@ -36,7 +38,8 @@ class Site:
     module: dotted path of the module, "" outside any.
     location: "file.py:123", the innermost line outside PyTorch; "" where capture recorded none.
     shapes: shapes of the tensor inputs; a symbolic size is a string.
-    bytes_saved: memory traffic the rewrite removes. A one-to-one replacement removes none: 0.
+    bytes_saved: memory traffic that the rewrite removes, against calls that each read and write:
+        0 for one call in the place of one.
     """
 
     rule: str
@@ -51,9 +54,13 @@ class Site:
 
 @dataclass(frozen=True)
 class Report:
-    """All sites of one or more graphs, in program order. `str(report)` is a plain-text table."""
+    """All sites of one or more graphs, in program order. `str(report)` is a plain-text table.
+
+    graphs: the code of each graph before and after, where it was recorded.
+    """
 
     sites: tuple[Site, ...] = ()
+    graphs: tuple[tuple[str, str], ...] = ()
 
     @property
     def replaced(self) -> tuple[Site, ...]:
@@ -64,7 +71,22 @@ class Report:
         return tuple(site for site in self.sites if not site.replaced)
 
     def __add__(self, other: Report) -> Report:
-        return Report(self.sites + other.sites)
+        return Report(self.sites + other.sites, self.graphs + other.graphs)
+
+    def diff(self) -> str:
+        """What the rewrite changed in the graphs, as a unified diff of their code."""
+        return "\n".join(
+            line
+            for number, (before, after) in enumerate(self.graphs)
+            for line in difflib.unified_diff(
+                before.splitlines(),
+                after.splitlines(),
+                f"graph {number} before",
+                f"graph {number} after",
+                lineterm="",
+                n=1,
+            )
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The report in types that `json.dumps` takes."""
@@ -72,6 +94,7 @@ class Report:
             "replaced": len(self.replaced),
             "left": len(self.left),
             "sites": [dataclasses.asdict(site) for site in self.sites],
+            "graphs": [{"before": before, "after": after} for before, after in self.graphs],
         }
 
     def __str__(self) -> str:
@@ -81,13 +104,23 @@ class Report:
         return "\n".join([summary, "", *_table([_row(site) for site in self.sites])])
 
 
-_HEADER = ("op", "replaced", "module", "location", "shapes", "reason")
+_HEADER = ("rule", "op", "replaced", "module", "location", "shapes", "bytes saved", "reason")
 
 
 def _row(site: Site) -> tuple[str, ...]:
     shapes = " ".join("x".join(map(str, shape)) or "scalar" for shape in site.shapes)
     replaced = "yes" if site.replaced else "no"
-    return (site.op, replaced, site.module, site.location, shapes, site.reason)
+    saved = f"{site.bytes_saved:,}" if site.bytes_saved else ""
+    return (
+        site.rule,
+        site.op,
+        replaced,
+        site.module,
+        site.location,
+        shapes,
+        saved,
+        site.reason,
+    )
 
 
 def _table(rows: list[tuple[str, ...]]) -> list[str]:
@@ -113,6 +146,7 @@ def describe_site(rule: str, match: Match, reason: str, names: Mapping[str, str]
         module=_module_path(node, names),
         location=_user_line(node),
         shapes=_input_shapes(node),
+        bytes_saved=0 if reason else bytes_saved(match),
     )
 
 
@@ -161,6 +195,8 @@ def publish(report: Report) -> None:
     _tally.add(Counter(site.op if site.replaced else "left" for site in report.sites))
     if report.sites:
         log.info("%s", report)
+    if report.graphs:
+        log.debug("%s", report.diff())
 
 
 class _Tally:

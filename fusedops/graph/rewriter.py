@@ -13,14 +13,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 from torch.fx.node import map_aggregate
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from fusedops import config
 from fusedops.graph import aliasing, availability, dialect, policy
 from fusedops.graph.dialect import ModuleAttribute
+from fusedops.graph.expand import expand
 from fusedops.graph.report import Report, Site, describe_site
 from fusedops.graph.rule import Match, New, Rule
 from fusedops.graph.rules import RULES
@@ -33,54 +34,72 @@ def rewrite_module(graph_module: GraphModule, names: Mapping[str, str] | None = 
     """
     report = Report()
     for body in dialect.subgraphs(graph_module):
-        report += rewrite_graph(body.graph, names)
+        report += rewrite_and_show(body.graph, names)
         body.recompile()
     return report
 
 
+def rewrite_and_show(graph: Graph, names: Mapping[str, str] | None = None) -> Report:
+    """As `rewrite_graph`; the report has the graph's code too, before and after."""
+    before = _code(graph)
+    report = rewrite_graph(graph, names)
+    return Report(report.sites, ((before, _code(graph)),))
+
+
+def _code(graph: Graph) -> str:
+    return graph.python_code("self", verbose=True).src
+
+
 def rewrite_graph(graph: Graph, names: Mapping[str, str] | None = None) -> Report:
     """Rewrite one graph in place. A second run finds nothing to do."""
+    if config.active().fuse_for("expand") != "never":
+        expand(graph)
     sites = []
     transforms = 0
     for node in list(graph.nodes):
         if node._erased:
             continue
         transforms += dialect.transform_depth_change(node)
-        found = _find(node)
-        if found:
-            sites.append(_visit(*found, transforms > 0, names or {}))
+        site = _visit(node, transforms > 0, names or {})
+        if site:
+            sites.append(site)
     return Report(tuple(sites))
 
 
-def _find(node: Node) -> tuple[Rule, Match] | None:
+def _visit(node: Node, transformed: bool, names: Mapping[str, str]) -> Site | None:
+    """Let the rules look at a node, those that take in more first; the site it is, if any."""
     call = dialect.view(node)
     if call is None or not (node.users or call.obstacle):  # a dead node is no site
         return None
-    matches = ((rule, rule.match(call)) for rule in RULES)
-    return next(((rule, match) for rule, match in matches if match), None)
-
-
-def _visit(rule: Rule, match: Match, transformed: bool, names: Mapping[str, str]) -> Site:
-    chosen = _refusal(rule, match, transformed) or _choose(rule, match)
-    reason = chosen if isinstance(chosen, str) else ""
-    site = describe_site(rule.name, match, reason, names)
-    if not reason:
-        _replace(match, *chosen)
+    site = None
+    for rule in RULES:
+        match = rule.match(call)
+        if match is None:
+            continue
+        chosen = _refusal(rule, match, transformed) or _choose(rule, match)
+        reason = chosen if isinstance(chosen, str) else ""
+        site = describe_site(rule.name, match, reason, names)
+        if not reason:
+            _replace(match, *chosen)
+            break
     return site
 
 
 def _refusal(rule: Rule, match: Match, transformed: bool) -> str | None:
     return (
         match.call.obstacle
-        or _unsupported_input(dialect.value(match.call.arguments["input"]))
+        or _unsupported_input(match.call.arguments["input"])
         or rule.guard(match)
         or aliasing.written_between(match.swallowed)
         or ("inside a torch.func transform" if transformed else None)
-        or policy.refusal()
+        or policy.refusal(rule.name, match)
     )
 
 
-def _unsupported_input(tensor: Any) -> str | None:
+def _unsupported_input(input: Node | New) -> str | None:
+    if isinstance(input, New):  # the input, moved about
+        return _unsupported_input(input.args[0])
+    tensor = dialect.value(input)
     if not isinstance(tensor, torch.Tensor):
         return "capture recorded no shape and dtype for the input"
     if tensor.is_nested or is_traceable_wrapper_subclass(tensor):
@@ -110,7 +129,7 @@ def _choose(rule: Rule, match: Match) -> tuple[New, Any] | str:
 
 def _evaluate(new: New, site: Node) -> Any:
     """What `new` would give, computed on the fake tensors that capture recorded."""
-    mode = _fake_mode(site)
+    mode = dialect.fake_mode(site)
 
     def known(argument: Any) -> Any:
         if isinstance(argument, New):
@@ -120,13 +139,7 @@ def _evaluate(new: New, site: Node) -> Any:
         return dialect.value(argument)
 
     with mode, torch.no_grad():
-        return new.op(*map_aggregate(new.args, known))
-
-
-def _fake_mode(site: Node) -> FakeTensorMode:
-    # The values' own mode: Dynamo has a fresh one in its tracing context by the time passes run.
-    values = (dialect.value(node) for node in site.all_input_nodes)
-    return next(value.fake_mode for value in values if isinstance(value, FakeTensor))
+        return new.op(*map_aggregate(new.args, known), **new.kwargs)
 
 
 def _difference(match: Match, result: Any) -> str | None:
@@ -156,7 +169,7 @@ def _same(ours: Any, theirs: Any) -> bool:
 
 def _replace(match: Match, new: New, result: Any) -> None:
     site = match.call.node
-    with site.graph.inserting_before(site):
+    with site.graph.inserting_before(match.place or site):
         inserted = _insert(new, result, site)
         for old, index in match.results.items():
             if old.users:
@@ -172,11 +185,11 @@ def _insert(new: New, result: Any, like: Node) -> Node:
             return _insert(argument, _evaluate(argument, like), like)
         if isinstance(argument, ModuleAttribute):
             read = graph.get_attr(argument.target)
-            dialect.annotate(read, _fake_mode(like).from_tensor(argument.tensor), like)
+            dialect.annotate(read, dialect.fake_mode(like).from_tensor(argument.tensor), like)
             return read
         return argument
 
-    node = graph.call_function(new.op, map_aggregate(new.args, operand))
+    node = graph.call_function(new.op, map_aggregate(new.args, operand), new.kwargs)
     dialect.annotate(node, result, like)
     return node
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -19,21 +19,24 @@ class Match:
     `results` says which existing nodes the rewrite would replace: each maps to the index of the
     new op's output that takes its place, or to None where the op has a single output. `swallowed`
     are the calls that the op stands for, in program order, where they are several; those that
-    something else uses too stay.
+    something else uses too stay. The op goes to `place`, or else where `call` is.
     """
 
     call: Call
     op: str
     results: dict[Node, int | None]
     swallowed: tuple[Node, ...] = ()
+    place: Node | None = None
 
 
 @dataclass(frozen=True)
 class New:
-    """An op call to insert. `args` may hold graph nodes, `ModuleAttribute`s and other `New`s."""
+    """An op call to insert. `args` may hold graph nodes, `ModuleAttribute`s and other `New`s;
+    `kwargs` are plain values."""
 
     op: torch._ops.OpOverload
     args: tuple[Any, ...]
+    kwargs: dict[str, Any] = field(default_factory=dict)
 
 
 class Rule(Protocol):

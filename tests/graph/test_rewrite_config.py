@@ -1,16 +1,18 @@
 """fusedops.config: from the environment, patched for a block."""
 
 import dataclasses
+import os
 import threading
 
 import pytest
 
 import fusedops
 from fusedops.config import Config
+from fusedops.graph.rules import RULES
 
 
-def test_the_default_replaces_always():
-    assert Config.from_environment({}) == Config(fuse="always")
+def test_by_default_what_pays_is_replaced():
+    assert Config.from_environment({}) == Config(fuse="profitable")
 
 
 def test_the_environment_sets_a_field():
@@ -18,8 +20,34 @@ def test_the_environment_sets_a_field():
 
 
 def test_an_unknown_value_is_named_with_what_was_wanted():
-    with pytest.raises(ValueError, match="fuse is 'sometimes', wanted 'always' or 'never'"):
+    wanted = "'sometimes' is unknown, wanted 'profitable' or 'always' or 'never'"
+    with pytest.raises(ValueError, match=wanted):
         Config.from_environment({"FUSEDOPS_FUSE": "sometimes"})
+
+
+def test_a_rule_can_have_a_mode_of_its_own():
+    config = Config(fuse="always, layer_norm=never,softmax=profitable")
+    modes = [config.fuse_for(rule) for rule in ("rms_norm", "layer_norm", "softmax")]
+    assert modes == ["always", "never", "profitable"]
+
+
+@pytest.mark.parametrize(
+    ("fuse", "problem"),
+    [
+        ("always,layernorm=never", "'layernorm' is unknown, wanted 'masked_softmax' or"),
+        ("always,layer_norm=off", "'off' is unknown, wanted 'profitable' or"),
+        ("layer_norm=never", "layer_norm= stands first"),
+        ("", "'' is unknown"),
+    ],
+)
+def test_a_wrong_mode_of_a_rule_is_named(fuse, problem):
+    with pytest.raises(ValueError, match=problem):
+        Config(fuse=fuse)
+
+
+def test_every_rule_is_known_by_its_name():
+    names = [rule.name for rule in RULES if rule.name != "leaf"]
+    assert sorted(fusedops.config.RULES) == sorted([*names, "expand"])
 
 
 def test_an_unknown_name_warns():
@@ -44,9 +72,10 @@ def test_patch_holds_for_its_block_and_nests():
 
 
 def test_patch_is_undone_by_an_exception():
+    before = fusedops.config.fuse
     with pytest.raises(KeyError), fusedops.config.patch(fuse="never"):
         raise KeyError
-    assert fusedops.config.fuse == "always"
+    assert fusedops.config.fuse == before
 
 
 def test_patch_does_not_reach_other_threads():
@@ -55,7 +84,7 @@ def test_patch_does_not_reach_other_threads():
         thread = threading.Thread(target=lambda: seen.append(fusedops.config.fuse))
         thread.start()
         thread.join()
-    assert seen == ["always"]
+    assert seen == [Config.from_environment(os.environ).fuse]
 
 
 def test_an_unknown_setting_is_refused():

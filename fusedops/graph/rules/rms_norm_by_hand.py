@@ -19,8 +19,17 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
 from fusedops.graph.availability import KERNEL_DTYPES
-from fusedops.graph.dialect import Call, constant, users, value, view
+from fusedops.graph.dialect import Call, constant, value, view
 from fusedops.graph.rule import Match, New
+from fusedops.graph.rules.layer_norm_by_hand import base_of_square, centred
+from fusedops.graph.steps import (
+    alone,
+    last_dims,
+    only_user,
+    other_operand,
+    tensor_and_number,
+    widened,
+)
 
 _NARROW = (torch.float16, torch.bfloat16)
 
@@ -84,17 +93,17 @@ class RmsNormByHand:
 
 def _normalised(rsqrt: Call) -> _Chain | None:
     """x * rsqrt(mean(x^2, dims, keepdim=True) + eps), from its rsqrt on."""
-    shifted = _alone(rsqrt.arguments["input"], "add")
-    mean_node, eps = _tensor_and_other(shifted) if shifted else (None, None)
-    mean = _alone(mean_node, "mean")
-    squared = _alone(mean.arguments["input"]) if mean else None
-    computed_in = _base_of_square(squared) if squared else None
-    product = _only_user(rsqrt.node, "mul")
-    if computed_in is None or product is None:
+    shifted = alone(rsqrt.arguments["input"], "add")
+    mean_node, eps = tensor_and_number(shifted) if shifted else (None, None)
+    mean = alone(mean_node, "mean")
+    squared = alone(mean.arguments["input"]) if mean else None
+    computed_in = base_of_square(squared) if squared else None
+    product = only_user(rsqrt.node, "mul")
+    if computed_in is None or product is None or centred(computed_in):  # a LayerNorm
         return None
-    dims = _last_dims(mean, value(computed_in))
-    casts, input = _widened(computed_in)
-    other_casts, other_input = _widened(_other_operand(product, rsqrt.node))
+    dims = last_dims(mean, value(computed_in))
+    casts, input = widened(computed_in)
+    other_casts, other_input = widened(other_operand(product, rsqrt.node))
     # eps last: to read it makes it a constant of the compiled graph.
     if dims is None or other_input is not input or constant(eps) is None:
         return None
@@ -106,14 +115,14 @@ def _continued(chain: _Chain | None) -> Iterator[_Chain]:
     """The chain, and as it goes on through casts and the weight, a step at a time."""
     while chain is not None:
         yield chain
-        step = _only_user(chain.last)
+        step = only_user(chain.last)
         if step is None:
             return
         longer = replace(chain, nodes=(*chain.nodes, step.node))
         if step.kind == "cast":
             chain = _after_cast(longer, value(chain.last).dtype, step.arguments["dtype"])
         elif step.kind == "mul" and chain.weight is None:
-            chain = _after_weight(longer, _other_operand(step, chain.last))
+            chain = _after_weight(longer, other_operand(step, chain.last))
         else:
             return
 
@@ -137,10 +146,10 @@ def _after_weight(chain: _Chain, weight: Any) -> _Chain | None:
     casts, offset = (), 0.0
     call = view(weight)
     if call is not None and call.kind == "add" and call.obstacle is None:
-        base, other = _tensor_and_other(call)
+        base, other = tensor_and_number(call)
         if isinstance(base, Node) and constant(other) is not None:
             casts, weight, offset = (weight,), base, float(constant(other))
-    more_casts, weight = _widened(weight)
+    more_casts, weight = widened(weight)
     casts += more_casts
     return replace(chain, weight=weight, weight_offset=offset, casts=chain.casts + casts)
 
@@ -164,67 +173,3 @@ def _why_no_input(chain: _Chain) -> str:
 def _known(size: int | torch.SymInt) -> int | None:
     """A size as a number, where that needs no guard."""
     return int(size) if is_concrete_int(size) else None
-
-
-# --- steps of the chain -------------------------------------------------------------------------
-
-
-def _alone(node: Any, kind: str | None = None) -> Call | None:
-    """The call behind a node that has one user alone, of the kind that is wanted."""
-    call = view(node) if isinstance(node, Node) and len(users(node)) == 1 else None
-    return _plain(call, kind)
-
-
-def _only_user(node: Node, kind: str | None = None) -> Call | None:
-    return _plain(view(users(node)[0]), kind) if len(users(node)) == 1 else None
-
-
-def _plain(call: Call | None, kind: str | None) -> Call | None:
-    wanted = call is not None and call.obstacle is None and kind in (None, call.kind)
-    return call if wanted else None
-
-
-def _tensor_and_other(call: Call) -> tuple[Any, Any]:
-    """The operands of a sum of which one is a number, that one last."""
-    first, other = call.arguments["input"], call.arguments["other"]
-    return (first, other) if isinstance(value(first), torch.Tensor) else (other, first)
-
-
-def _other_operand(call: Call, operand: Node) -> Any:
-    first, other = call.arguments["input"], call.arguments["other"]
-    return other if first is operand else first
-
-
-def _base_of_square(call: Call) -> Node | None:
-    base = call.arguments.get("input")
-    if not isinstance(base, Node) or not isinstance(value(base), torch.Tensor):
-        return None
-    is_square = (
-        call.kind == "square"
-        or (call.kind == "pow" and constant(call.arguments["exponent"]) == 2)
-        or (call.kind == "mul" and base is call.arguments["other"])
-    )
-    return base if is_square else None
-
-
-def _last_dims(mean: Call, squared: torch.Tensor) -> tuple[int, ...] | None:
-    """What a mean that keeps its dimensions is over, where that is the last ones."""
-    given = mean.arguments.get("dim")
-    dims = [constant(dim) for dim in (given if isinstance(given, (list, tuple)) else (given,))]
-    keeps = mean.arguments.get("keepdim") is True and mean.arguments.get("dtype") is None
-    rank = squared.dim()
-    if not keeps or None in dims or rank == 0:
-        return None
-    dims = sorted(dim % rank for dim in dims)
-    return tuple(dims) if dims == list(range(rank - len(dims), rank)) else None
-
-
-def _widened(node: Any) -> tuple[tuple[Node, ...], Any]:
-    """The casts behind a node that lost no digit, it among them, and what the first was given."""
-    casts = ()
-    while isinstance(node, Node) and (call := view(node)) is not None and call.kind == "cast":
-        given, dtype = value(call.arguments["input"]).dtype, call.arguments["dtype"]
-        if not given.is_floating_point or torch.promote_types(given, dtype) != dtype:
-            break
-        casts, node = (*casts, node), call.arguments["input"]
-    return casts, node

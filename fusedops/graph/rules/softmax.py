@@ -1,18 +1,43 @@
-"""softmax and log_softmax, in any spelling, over any dim.
+"""softmax and log_softmax, in any spelling, over any dim, with the casts around them.
 
-before    y = torch.softmax(x, dim, dtype=dtype)
+before    y = torch.softmax(x.float(), dim).to(x.dtype)
+          y = torch.softmax(x, dim, dtype=dtype)
+          y = torch.exp(torch.log_softmax(x, dim))
 after     y = torch.ops.fusedops.softmax(x, dim, dtype)
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+from torch.fx import Node
 
 from fusedops.graph.availability import KERNEL_DTYPES
 from fusedops.graph.dialect import Call, value
 from fusedops.graph.rule import Match, New
+from fusedops.graph.steps import only_user, widened
+
+
+@dataclass(frozen=True)
+class SoftmaxChain:
+    """A softmax as it was read off the graph.
+
+    op: "softmax" or "log_softmax". nodes: what it is made of, casts among them, in program order.
+    dtype: what `input` is computed in, None for its own.
+    """
+
+    op: str
+    input: Node
+    dim: Any
+    dtype: torch.dtype | None
+    nodes: tuple[Node, ...]
+
+    @property
+    def last(self) -> Node:
+        return self.nodes[-1]
 
 
 class Softmax:
@@ -21,22 +46,66 @@ class Softmax:
     def match(self, call: Call) -> Match | None:
         if call.kind not in ("softmax", "log_softmax"):
             return None
-        return Match(call, call.kind, {call.node: None})
+        return match_softmax(read_softmax(call), call.obstacle)
 
     def guard(self, match: Match) -> str | None:
-        arguments = match.call.arguments
-        if not isinstance(arguments["dim"], int):
-            return "dim is not a number known at compile time"
-        given = value(arguments["input"]).dtype
-        computed = arguments["dtype"] or given
-        if computed not in KERNEL_DTYPES:
-            return f"unsupported dtype {computed}"
-        integer = not (given.is_floating_point or given.is_complex)
-        return None if integer or given in KERNEL_DTYPES else f"unsupported dtype {given}"
+        return refuse_softmax(match)
 
     def emit(self, match: Match) -> Iterator[New]:
-        op = getattr(torch.ops.fusedops, match.op).default
-        arguments = match.call.arguments
-        yield New(op, (arguments["input"], arguments["dim"], arguments["dtype"]))
-        # Autocast runs softmax in float32 on some devices: say so, then the op does the same.
-        yield New(op, (arguments["input"], arguments["dim"], value(match.call.node).dtype))
+        return emit_softmax(match)
+
+
+def read_softmax(call: Call) -> SoftmaxChain | None:
+    """The softmax that `call` is, as far as its casts and an `exp` behind it go."""
+    if call.kind not in ("softmax", "log_softmax"):
+        return None
+    arguments = call.arguments
+    chain = SoftmaxChain(
+        call.kind, arguments["input"], arguments["dim"], arguments["dtype"], (call.node,)
+    )
+    if call.obstacle or not isinstance(value(call.node), torch.Tensor):
+        return chain
+    exp = only_user(call.node, "exp") if call.kind == "log_softmax" else None
+    if exp is not None:
+        chain = replace(chain, op="softmax", nodes=(call.node, exp.node))
+    return with_casts(chain)
+
+
+def with_casts(chain: SoftmaxChain) -> SoftmaxChain:
+    """The chain with the casts that widen its input, and the one back to the input's dtype."""
+    casts, input = widened(chain.input)
+    wanted = value(chain.last).dtype
+    if casts and value(input).dtype in KERNEL_DTYPES:
+        chain = replace(chain, input=input, dtype=wanted, nodes=(*reversed(casts), *chain.nodes))
+    cast = only_user(chain.last, "cast")
+    if cast is not None and cast.arguments["dtype"] == value(chain.input).dtype:
+        chain = replace(chain, dtype=None, nodes=(*chain.nodes, cast.node))
+    return chain
+
+
+def match_softmax(chain: SoftmaxChain, obstacle: str | None = None) -> Match:
+    arguments = {"input": chain.input, "dim": chain.dim, "dtype": chain.dtype}
+    site = Call(chain.op, chain.op, chain.last, arguments, obstacle)
+    swallowed = chain.nodes if len(chain.nodes) > 1 else ()
+    return Match(site, chain.op, {chain.last: None}, swallowed)
+
+
+def refuse_softmax(match: Match) -> str | None:
+    """Why a softmax must not be replaced, or None."""
+    arguments = match.call.arguments
+    if not isinstance(arguments["dim"], int):
+        return "dim is not a number known at compile time"
+    given = value(arguments["input"]).dtype
+    computed = arguments["dtype"] or given
+    if computed not in KERNEL_DTYPES:
+        return f"unsupported dtype {computed}"
+    integer = not (given.is_floating_point or given.is_complex)
+    return None if integer or given in KERNEL_DTYPES else f"unsupported dtype {given}"
+
+
+def emit_softmax(match: Match) -> Iterator[New]:
+    op = getattr(torch.ops.fusedops, match.op).default
+    arguments = match.call.arguments
+    yield New(op, (arguments["input"], arguments["dim"], arguments["dtype"]))
+    # Autocast runs softmax in float32 on some devices: say so, then the op does the same.
+    yield New(op, (arguments["input"], arguments["dim"], value(match.call.node).dtype))

@@ -1,0 +1,157 @@
+"""A residual connection and the norm behind it, with the dropout of the branch.
+
+before    h = residual + F.dropout(branch, p, training)
+          y = torch.layer_norm(h, normalized_shape, weight, bias, eps)
+after     y, h, mean, rstd = torch.ops.fusedops.add_layer_norm(
+              branch, residual, normalized_shape, weight, bias, eps, p, seed)
+
+Any norm that another rule finds; a reshape may stand between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from fusedops.graph.dialect import Call, users, value
+from fusedops.graph.rule import Match, New, Rule
+from fusedops.graph.rules.dropout import drawn_seed, draws_own_numbers
+from fusedops.graph.steps import plain, same_shape
+
+#: What the op returns between the output and the statistics.
+_SUM = 1
+
+
+@dataclass(frozen=True)
+class _Residual:
+    """branch + residual; `branch` before its dropout. nodes: in program order, the last of them
+    what is normalised."""
+
+    branch: Node | New
+    residual: Node | New
+    nodes: tuple[Node, ...]
+    p: float = 0.0
+
+    @property
+    def sum(self) -> Node:
+        return self.nodes[-1]
+
+
+class AddNorm:
+    def __init__(self, norm: Rule) -> None:
+        self.norm = norm
+        self.name = f"add_{norm.name}"
+
+    def match(self, call: Call) -> Match | None:
+        norm = self.norm.match(call)
+        if norm is None or norm.call.obstacle or self.norm.guard(norm):
+            return None
+        if f"add_{norm.op}" not in _OPS:
+            return None
+        residual = _residual(norm)
+        return _with_residual(norm, residual) if residual else None
+
+    def guard(self, match: Match) -> str | None:
+        return None
+
+    def emit(self, match: Match) -> Iterator[New]:
+        op = getattr(torch.ops.fusedops, match.op).default
+        yield New(op, tuple(match.call.arguments.values()))
+
+
+#: By op what it takes between the two summands and dropout, with defaults.
+_OPS: dict[str, dict[str, Any]] = {
+    "add_layer_norm": {"normalized_shape": None, "weight": None, "bias": None, "eps": None},
+    "add_rms_norm": {
+        "normalized_shape": None,
+        "weight": None,
+        "eps": None,
+        "weight_offset": 0.0,
+        "rounds_normalized": False,
+    },
+}
+
+
+def _with_residual(norm: Match, residual: _Residual) -> Match | None:
+    op = f"add_{norm.op}"
+    given = norm.call.arguments
+    seed = drawn_seed(value(residual.sum).device) if residual.p else None
+    arguments = {
+        "input": residual.branch,
+        "residual": residual.residual,
+        **{name: given.get(name, default) for name, default in _OPS[op].items()},
+        "p": residual.p,
+        "seed": seed,
+    }
+    own = norm.swallowed or (norm.call.node,)
+    results = {old: index + (index >= _SUM) for old, index in norm.results.items()}
+    others = [user for user in users(residual.sum) if user not in own]
+    if others:
+        results[residual.sum] = _SUM
+    # Where the sum is wanted before the norm is done, the op goes there.
+    place = min([norm.call.node, *others])
+    operands = (n for n in _nodes(arguments.values()))
+    if any(node.op.startswith("call") and not node < place for node in operands):
+        return None
+    site = Call(op, op, norm.call.node, arguments)
+    return Match(site, op, results, (*residual.nodes, *own), place)
+
+
+def _nodes(arguments: Any) -> Iterator[Node]:
+    for argument in arguments:
+        if isinstance(argument, Node):
+            yield argument
+        elif isinstance(argument, New):
+            yield from _nodes(argument.args)
+        elif isinstance(argument, (list, tuple)):
+            yield from _nodes(argument)
+
+
+def _residual(norm: Match) -> _Residual | None:
+    """The sum that is normalised, itself or reshaped."""
+    total = norm.call.arguments["input"]
+    view = plain(total, "reshape")
+    if view is None:
+        return _sum(total)
+    inner = view.arguments["input"]
+    kept = len(norm.call.arguments["normalized_shape"])
+    residual = _sum(inner) if isinstance(inner, Node) and users(inner) == [total] else None
+    if residual is None or not _keeps_rows(inner, total, kept):
+        return None
+    moved = (
+        New(torch.ops.aten.reshape.default, (operand, list(_shape(view))))
+        for operand in (residual.branch, residual.residual)
+    )
+    return _Residual(*moved, (*residual.nodes, total), residual.p)
+
+
+def _shape(view: Call) -> tuple[Any, ...]:
+    shape = view.arguments["shape"]
+    return tuple(shape[0]) if isinstance(shape[0], (list, tuple, torch.Size)) else tuple(shape)
+
+
+def _keeps_rows(node: Node, reshaped: Node, kept: int) -> bool:
+    pairs = zip(value(node).shape[-kept:], value(reshaped).shape[-kept:], strict=True)
+    return all(statically_known_true(m == n) for m, n in pairs)
+
+
+def _sum(node: Any) -> _Residual | None:
+    call = plain(node, "add")
+    if call is None:
+        return None
+    first, other = call.arguments["input"], call.arguments["other"]
+    if not all(isinstance(n, Node) and same_shape(n, node) for n in (first, other)):
+        return None
+    if any(value(n).dtype != value(node).dtype for n in (first, other)):
+        return None
+    for branch, residual in ((first, other), (other, first)):
+        dropout = plain(branch, "dropout")
+        if dropout is not None and users(branch) == [node] and draws_own_numbers(dropout):
+            p = float(dropout.arguments["p"])
+            return _Residual(dropout.arguments["input"], residual, (branch, node), p)
+    return _Residual(first, other, (node,))

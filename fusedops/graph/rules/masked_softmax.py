@@ -1,0 +1,87 @@
+"""What stands before and behind a softmax over the last dimension, in one op with it.
+
+before    s = torch.matmul(q, k) * scale + bias
+          s = s.masked_fill(mask == 0, value)       or s + mask, torch.where(mask, s, value)
+          y = F.dropout(torch.softmax(s, -1), p, training)
+after     s = torch.matmul(q, k)
+          y = torch.ops.fusedops.masked_softmax(s, mask != 0, scale, causal, value, bias)
+          y, _ = torch.ops.fusedops.masked_softmax_dropout(..., p, seed, bias)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from fusedops.graph.availability import KERNEL_DTYPES
+from fusedops.graph.dialect import Call, value
+from fusedops.graph.rule import Match, New
+from fusedops.graph.rules.dropout import drawn_seed, draws_own_numbers
+from fusedops.graph.rules.scores import Scores, read_scores
+from fusedops.graph.rules.softmax import SoftmaxChain, read_softmax
+from fusedops.graph.rules.softmax_by_hand import read_softmax_by_hand
+from fusedops.graph.steps import only_user
+
+
+class MaskedSoftmax:
+    name = "masked_softmax"
+
+    def match(self, call: Call) -> Match | None:
+        chain = _last_dim_softmax(call)
+        if chain is None:
+            return None
+        scores = read_scores(chain)
+        dropout = only_user(chain.last, "dropout")
+        dropout = dropout if dropout and draws_own_numbers(dropout) else None
+        if not scores.nodes and dropout is None:
+            return None
+        nodes = (*sorted(scores.nodes), *chain.nodes, *([dropout.node] if dropout else []))
+        arguments = _arguments(scores, chain, dropout)
+        op = "masked_softmax_dropout" if dropout else "masked_softmax"
+        site = Call(op, op, nodes[-1], arguments)
+        return Match(site, op, {nodes[-1]: 0 if dropout else None}, nodes)
+
+    def guard(self, match: Match) -> str | None:
+        return None
+
+    def emit(self, match: Match) -> Iterator[New]:
+        op = getattr(torch.ops.fusedops, match.op).default
+        yield New(op, tuple(match.call.arguments.values()))
+
+
+def _last_dim_softmax(call: Call) -> SoftmaxChain | None:
+    if call.obstacle is not None:
+        return None
+    chain = read_softmax(call) or read_softmax_by_hand(call)
+    if chain is None or chain.op != "softmax" or not isinstance(chain.dim, int):
+        return None
+    input, result = value(chain.input), value(chain.last)
+    if not isinstance(input, torch.Tensor) or not isinstance(result, torch.Tensor):
+        return None
+    known = input.dtype in KERNEL_DTYPES and result.dtype in KERNEL_DTYPES
+    last = input.dim() > 0 and chain.dim % input.dim() == input.dim() - 1
+    return chain if known and last else None
+
+
+def _arguments(scores: Scores, chain: SoftmaxChain, dropout: Call | None) -> dict[str, Any]:
+    """Those of the op, by name and in its order."""
+    operands = [scores.visible, *scores.addends] if scores.visible else [*scores.addends]
+    mask, bias = (*operands, None, None)[:2]
+    wanted = value(chain.last).dtype
+    arguments = {
+        "input": scores.product or scores.input,
+        "mask": mask,
+        "scale": scores.scale,
+        "causal": scores.diagonal is not None,
+        "mask_value": scores.hidden,
+    }
+    if dropout:
+        device = value(scores.input).device
+        arguments |= {"p": float(dropout.arguments["p"]), "seed": drawn_seed(device)}
+    return arguments | {
+        "bias": bias,
+        "dtype": None if value(scores.input).dtype == wanted else wanted,
+        "diagonal": scores.diagonal or 0,
+    }

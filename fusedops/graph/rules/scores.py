@@ -1,0 +1,208 @@
+"""Attention scores as models compute them: scale, bias, masks and casts before a softmax."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from fusedops.graph import aliasing, causality
+from fusedops.graph.availability import KERNEL_DTYPES
+from fusedops.graph.dialect import Call, constant, number, users, value
+from fusedops.graph.rule import New
+from fusedops.graph.rules.softmax import SoftmaxChain
+from fusedops.graph.steps import (
+    broadcasts,
+    is_number,
+    is_widening,
+    plain,
+    same_shape,
+    tensor_and_number,
+)
+
+aten = torch.ops.aten
+Operand = Node | New
+
+
+@dataclass(frozen=True)
+class Scores:
+    """scale * input + addends, where `visible`, else `hidden`: what softmax is taken of.
+
+    nodes: the calls that this stands for, in program order. product: what to compute in place of
+    `input`, where that is a matrix product with scale or mask inside.
+    """
+
+    input: Node
+    nodes: tuple[Node, ...] = ()
+    scale: float = 1.0
+    addends: tuple[Operand, ...] = ()
+    visible: Operand | None = None
+    hidden: float = -math.inf
+    diagonal: int | None = None
+    product: New | None = None
+
+    @property
+    def masks(self) -> bool:
+        return self.visible is not None or self.diagonal is not None
+
+
+def read_scores(chain: SoftmaxChain) -> Scores:
+    """As much of what stands before the softmax as the op can take in, and may."""
+    scores, reader = Scores(chain.input), chain.nodes[0]
+    while scores.product is None:
+        call = plain(aliasing.version(scores.input, reader))
+        longer = _STEPS[call.kind](scores, call) if call and call.kind in _STEPS else None
+        if longer is None:
+            break
+        ours = {*scores.nodes, *chain.nodes, call.node}
+        seen = ours.issuperset((*users(scores.input), *users(call.node)))
+        longer = replace(longer, nodes=(*longer.nodes, call.node))
+        if not seen or not _is_safe(longer, call, chain):
+            break
+        scores, reader = longer, call.node
+    return scores
+
+
+def _is_safe(scores: Scores, step: Call, chain: SoftmaxChain) -> bool:
+    """Whether the op computes what the step did, where the softmax stands."""
+    wide = torch.float64
+    dtype = value(step.node).dtype
+    narrows = dtype == wide and value(chain.last).dtype != wide  # the op would compute in float32
+    known = value(scores.input).dtype in KERNEL_DTYPES and not narrows
+    if not known or not same_shape(scores.input, step.node):
+        return False
+    return aliasing.written_between((*sorted(scores.nodes), *chain.nodes)) is None
+
+
+def _through_cast(scores: Scores, call: Call) -> Scores | None:
+    return replace(scores, input=call.arguments["input"]) if is_widening(call) else None
+
+
+def _through_mul(scores: Scores, call: Call) -> Scores | None:
+    return _scaled(scores, *tensor_and_number(call), inverse=False)
+
+
+def _through_div(scores: Scores, call: Call) -> Scores | None:
+    return _scaled(scores, call.arguments["input"], call.arguments["other"], inverse=True)
+
+
+def _scaled(scores: Scores, input: Any, factor: Any, inverse: bool) -> Scores | None:
+    if not isinstance(input, Node) or not is_number(factor):
+        return None
+    factor = number(factor)
+    if not math.isfinite(factor) or factor == 0:
+        return None
+    return replace(scores, input=input, scale=scores.scale * (1 / factor if inverse else factor))
+
+
+def _through_add(scores: Scores, call: Call) -> Scores | None:
+    input, other = tensor_and_number(call)
+    if is_number(other) and isinstance(input, Node):
+        return replace(scores, input=input) if number(other) == 0 else None
+    pairs = [pair for pair in ((input, other), (other, input)) if _is_addend(*reversed(pair))]
+    if not pairs:
+        return None
+
+    # Where both have the full shape, the product of queries and keys is what is scaled further in.
+    def preference(pair: tuple[Node, Node]) -> tuple[bool, bool]:
+        return same_shape(pair[1], pair[0]), not _is_product(pair[0])
+
+    return _added(scores, *min(pairs, key=preference))
+
+
+def _through_sub(scores: Scores, call: Call) -> Scores | None:
+    input, other = call.arguments["input"], call.arguments["other"]
+    if not _is_addend(other, input) or same_shape(other, input):
+        return None
+    return _added(scores, input, New(aten.neg.default, (other,)))
+
+
+def _through_baddbmm(scores: Scores, call: Call) -> Scores | None:
+    """beta * input + alpha * batch1 @ batch2"""
+    given = call.arguments
+    alpha, beta = (constant(given.get(name, 1)) for name in ("alpha", "beta"))
+    if scores.scale != 1 or not alpha or not beta or not _is_addend(given["input"], call.node):
+        return None
+    addend = given["input"] if beta == 1 else New(aten.mul.Tensor, (given["input"], beta))
+    longer = _added(scores, call.node, addend)
+    product = New(aten.bmm.default, (given["batch1"], given["batch2"]))
+    return replace(longer, scale=float(alpha), product=product) if longer else None
+
+
+def _is_addend(addend: Any, input: Any) -> bool:
+    nodes = isinstance(addend, Node) and isinstance(input, Node)
+    return nodes and broadcasts(addend, input) and value(addend).dtype in KERNEL_DTYPES
+
+
+def _is_product(node: Node, steps: int = 6) -> bool:
+    """Whether a node is a matrix product, moved about or scaled."""
+    call = plain(node)
+    if call is None or steps == 0 or call.kind == "matmul":
+        return call is not None and call.kind == "matmul"
+    return isinstance(call.arguments.get("input"), Node) and _is_product(
+        call.arguments["input"], steps - 1
+    )
+
+
+def _added(scores: Scores, input: Node, addend: Operand) -> Scores | None:
+    if len(scores.addends) == (1 if scores.visible is not None else 2):
+        return None
+    if scores.scale != 1:  # scale * (input + addend)
+        if isinstance(addend, Node) and same_shape(addend, input):
+            return None
+        addend = New(aten.mul.Tensor, (addend, scores.scale))
+    return replace(scores, input=input, addends=(*scores.addends, addend))
+
+
+def _through_masked_fill(scores: Scores, call: Call) -> Scores | None:
+    given = call.arguments
+    return _filled(scores, given.get("input"), given.get("mask"), given.get("value"), hides=True)
+
+
+def _through_where(scores: Scores, call: Call) -> Scores | None:
+    condition, first, other = (call.arguments.get(n) for n in ("condition", "input", "other"))
+    if is_number(other):
+        return _filled(scores, first, condition, other, hides=False)
+    return _filled(scores, other, condition, first, hides=True)
+
+
+def _filled(scores: Scores, input: Any, mask: Any, fill: Any, hides: bool) -> Scores | None:
+    """`input` with `fill` where `mask` hides it, or does not show it."""
+    if not isinstance(input, Node) or not isinstance(mask, Node) or not is_number(fill):
+        return None
+    fill = float(number(fill)) * scores.scale
+    if scores.addends or not fill < math.inf or not broadcasts(mask, input):
+        return None
+    if value(mask).dtype != torch.bool or (scores.masks and fill != scores.hidden):
+        return None
+    scores = replace(scores, input=input, hidden=fill)
+    diagonal = causality.diagonal(mask, value(input).shape, hides)
+    if diagonal is not None and scores.diagonal is None:
+        return replace(scores, diagonal=diagonal)
+    if hides:
+        scores, mask = _inverted(scores, mask)
+    if scores.visible is not None:
+        mask = New(aten.logical_and.default, (mask, scores.visible))
+    return replace(scores, visible=mask)
+
+
+def _inverted(scores: Scores, mask: Node) -> tuple[Scores, Operand]:
+    call = plain(mask, "not")
+    if call is not None and value(call.arguments["input"]).dtype == torch.bool:
+        return replace(scores, nodes=(*scores.nodes, mask)), call.arguments["input"]
+    return scores, New(aten.logical_not.default, (mask,))
+
+
+_STEPS = {
+    "cast": _through_cast,
+    "mul": _through_mul,
+    "div": _through_div,
+    "add": _through_add,
+    "sub": _through_sub,
+    "baddbmm": _through_baddbmm,
+    "masked_fill": _through_masked_fill,
+    "where": _through_where,
+}

@@ -1,0 +1,196 @@
+"""The tables of `dialect.py`: what is called what, in torch IR and in ATen IR."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+aten = torch.ops.aten
+
+_INPUT = ("input",)
+_BINARY = ("input", "other")
+_DIM_DTYPE = ("input", "dim", "dtype")
+_DIM_STACKLEVEL_DTYPE = ("input", "dim", "_stacklevel", "dtype")
+_HALF_TO_FLOAT = ("input", "dim", "half_to_float")
+_LAYER_NORM = ("input", "normalized_shape", "weight", "bias", "eps")
+_RMS_NORM = ("input", "normalized_shape", "weight", "eps")
+_REDUCTION = ("input", "dim", "keepdim", "dtype")
+_VARIANCE = ("input", "dim", "unbiased", "keepdim")
+
+# Function -> (kind, positional parameters). The ATen ones are read from their schemas.
+FUNCTIONS: dict[Any, tuple[str, tuple[str, ...]]] = {
+    F.softmax: ("softmax", _DIM_STACKLEVEL_DTYPE),
+    torch.softmax: ("softmax", _DIM_DTYPE),
+    torch.special.softmax: ("softmax", _DIM_DTYPE),
+    torch._softmax: ("softmax", _HALF_TO_FLOAT),
+    F.log_softmax: ("log_softmax", _DIM_STACKLEVEL_DTYPE),
+    torch.log_softmax: ("log_softmax", _DIM_DTYPE),
+    torch.special.log_softmax: ("log_softmax", _DIM_DTYPE),
+    torch._log_softmax: ("log_softmax", _HALF_TO_FLOAT),
+    F.layer_norm: ("layer_norm", _LAYER_NORM),
+    torch.layer_norm: ("layer_norm", _LAYER_NORM),
+    torch.native_layer_norm: ("native_layer_norm", _LAYER_NORM),
+    F.rms_norm: ("rms_norm", _RMS_NORM),
+    torch.rms_norm: ("rms_norm", _RMS_NORM),
+    F.dropout: ("dropout", ("input", "p", "train", "inplace")),
+    torch.dropout: ("dropout", ("input", "p", "train")),
+    torch.where: ("where", ("condition", "input", "other")),
+    torch.masked_fill: ("masked_fill", ("input", "mask", "value")),
+    torch.pow: ("pow", ("input", "exponent")),
+    operator.pow: ("pow", ("input", "exponent")),
+    operator.getitem: ("item", ("input", "index")),
+    operator.invert: ("not", _INPUT),
+    operator.neg: ("neg", _INPUT),
+    torch.reshape: ("reshape", ("input", "shape")),
+}
+
+# Kind -> its parameters, its functions, and its methods, in place too.
+_FAMILIES: dict[str, tuple[tuple[str, ...], tuple[Any, ...], str]] = {
+    "add": (_BINARY, (operator.add, operator.iadd, torch.add), "add add_"),
+    "sub": (_BINARY, (operator.sub, operator.isub, torch.sub, torch.subtract), "sub sub_"),
+    "mul": (_BINARY, (operator.mul, operator.imul, torch.mul, torch.multiply), "mul mul_"),
+    "div": (
+        _BINARY,
+        (operator.truediv, operator.itruediv, torch.div, torch.divide, torch.true_divide),
+        "div div_ divide true_divide",
+    ),
+    "pow": (("input", "exponent"), (), "pow"),
+    "square": (_INPUT, (torch.square,), "square"),
+    "sqrt": (_INPUT, (torch.sqrt,), "sqrt"),
+    "rsqrt": (_INPUT, (torch.rsqrt,), "rsqrt"),
+    "reciprocal": (_INPUT, (torch.reciprocal,), "reciprocal"),
+    "exp": (_INPUT, (torch.exp,), "exp"),
+    "neg": (_INPUT, (torch.neg,), "neg"),
+    "not": (_INPUT, (torch.logical_not, torch.bitwise_not), "logical_not bitwise_not"),
+    "mean": (_REDUCTION, (torch.mean,), "mean"),
+    "sum": (_REDUCTION, (torch.sum,), "sum"),
+    "amax": (_REDUCTION[:3], (torch.amax,), "amax"),
+    "max": (_REDUCTION[:3], (torch.max,), "max"),
+    "logsumexp": (_REDUCTION[:3], (torch.logsumexp,), "logsumexp"),
+    "var": (_VARIANCE, (torch.var,), "var"),
+    "std": (_VARIANCE, (torch.std,), "std"),
+    "var_mean": (_VARIANCE, (torch.var_mean,), ""),
+    "baddbmm": (("input", "batch1", "batch2"), (torch.baddbmm,), "baddbmm"),
+    "matmul": (_BINARY, (torch.matmul, operator.matmul, torch.bmm, torch.einsum), "matmul bmm"),
+    "softmax": (_DIM_DTYPE, (), "softmax"),
+    "log_softmax": (_DIM_DTYPE, (), "log_softmax"),
+    "masked_fill": (("input", "mask", "value"), (), "masked_fill masked_fill_"),
+    "where": (("input", "condition", "other"), (), "where"),
+    "reshape": (("input", "shape"), (), "view reshape"),
+}
+FUNCTIONS |= {
+    function: (kind, parameters)
+    for kind, (parameters, functions, _) in _FAMILIES.items()
+    for function in functions
+}
+METHODS: dict[str, tuple[str, tuple[str, ...]]] = {
+    method: (kind, parameters)
+    for kind, (parameters, _, methods) in _FAMILIES.items()
+    for method in methods.split()
+}
+ATEN: dict[Any, str] = {
+    aten.special_softmax: "softmax",
+    aten._softmax: "softmax",
+    aten.special_log_softmax: "log_softmax",
+    aten._log_softmax: "log_softmax",
+    aten.layer_norm: "layer_norm",
+    aten.native_layer_norm: "native_layer_norm",
+    aten.rms_norm: "rms_norm",
+    aten._fused_rms_norm: "fused_rms_norm",
+    aten.dropout: "dropout",
+    aten.einsum: "matmul",
+    aten._unsafe_view: "reshape",
+    aten.var_mean: "var_mean",
+    **{getattr(aten, method): kind for method, (kind, _) in METHODS.items()},
+}
+
+CASTS = {"to", "type", "type_as", "float", "double", "half", "bfloat16"}
+ATEN_CASTS = {aten.to, aten._to_copy, aten.type_as}
+SYNONYMS = {"self": "input", "x": "input", "axis": "dim", "training": "train", "size": "shape"}
+
+# Exact types: a subclass may compute something else.
+MODULES: dict[type[nn.Module], str] = {
+    nn.Softmax: "softmax",
+    nn.Softmax2d: "softmax",
+    nn.LogSoftmax: "log_softmax",
+    nn.LayerNorm: "layer_norm",
+    nn.RMSNorm: "rms_norm",
+    nn.Dropout: "dropout",
+}
+
+SDPA = "already runs as SDPA"
+_SDPA = ("scaled_dot_product_attention", SDPA)
+_ATTENTION = (
+    "multi_head_attention_forward",
+    "one opaque call at this level: its softmax is hidden inside",
+)
+_ENCODER_LAYER = (
+    "_transformer_encoder_layer_fwd",
+    "PyTorch's fused inference path of nn.TransformerEncoderLayer",
+)
+_CROSS_ENTROPY = ("cross_entropy", "Inductor never materialises its log_softmax")
+_SOFTMIN = ("softmin", "softmax of a negated input, one opaque call at this level")
+_GUMBEL = ("gumbel_softmax", "draws its noise inside, one opaque call at this level")
+_SAFE_SOFTMAX = ("_safe_softmax", "gives zeros, not NaN, where a whole row is -inf")
+LEAVES: dict[Any, tuple[str, str]] = {
+    F.scaled_dot_product_attention: _SDPA,
+    aten.scaled_dot_product_attention: _SDPA,
+    F.multi_head_attention_forward: _ATTENTION,
+    torch._native_multi_head_attention: _ATTENTION,
+    aten._native_multi_head_attention: _ATTENTION,
+    nn.MultiheadAttention: _ATTENTION,
+    torch._transformer_encoder_layer_fwd: _ENCODER_LAYER,
+    aten._transformer_encoder_layer_fwd: _ENCODER_LAYER,
+    nn.TransformerEncoderLayer: _ENCODER_LAYER,
+    F.cross_entropy: _CROSS_ENTROPY,
+    aten.cross_entropy_loss: _CROSS_ENTROPY,
+    nn.CrossEntropyLoss: _CROSS_ENTROPY,
+    F.softmin: _SOFTMIN,
+    nn.Softmin: _SOFTMIN,
+    F.gumbel_softmax: _GUMBEL,
+    aten._safe_softmax: _SAFE_SOFTMAX,
+}
+
+
+#: By name, in place or not: what Inductor fuses with whatever stands beside it ...
+POINTWISE = set(
+    "add sub mul div truediv neg pow square sqrt rsqrt reciprocal exp log sin cos tanh sigmoid erf "
+    "relu relu6 gelu silu elu leaky_relu softplus mish hardtanh hardswish hardsigmoid celu selu "
+    "abs clamp clip where masked_fill dropout to type type_as float half bfloat16 double iadd isub "
+    "imul itruediv maximum minimum eq ne lt le gt ge logical_not logical_and sigmoid_ addcmul lerp "
+    "_to_copy native_dropout quickgeluactivation newgeluactivation".split()
+)
+#: ... what only says where its input's elements lie ...
+VIEWS = set(
+    "view reshape unsqueeze squeeze transpose permute expand flatten unflatten t swapaxes "
+    "contiguous view_as expand_as".split()
+)
+#: ... and what picks elements or adds them up.
+REDUCTIONS = set(
+    "gather take_along_dim nll_loss nll_loss_nd kl_div sum mean amax amin max min argmax argmin "
+    "norm logsumexp prod topk multinomial".split()
+)
+
+
+def leaf(target: Any, kwargs: dict[str, Any]) -> tuple[str, str]:
+    """The name of an opaque call, and why it stays one."""
+    name, reason = LEAVES[target]
+    if target is F.multi_head_attention_forward and kwargs.get("need_weights") is False:
+        return name, SDPA
+    return name, reason
+
+
+IN_PLACE = {f"i{name}" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")}
+IN_PLACE |= {"imatmul", "iand", "ior", "ixor", "ilshift", "irshift", "setitem"}
+
+
+def parameters_of(op: torch._ops.OpOverload | torch._ops.OpOverloadPacket) -> Iterator[str]:
+    """The names of an ATen op's arguments; of a packet those of its first overload."""
+    if isinstance(op, torch._ops.OpOverloadPacket):
+        op = getattr(op, next(name for name in op.overloads() if not name.endswith("out")))
+    return (argument.name for argument in op._schema.arguments)

@@ -1,0 +1,147 @@
+"""What pays is replaced, what does not is left with the reason: by a table, or by rule of thumb."""
+
+import csv
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import fusedops
+from fusedops.graph import costs, policy
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def profitable():
+    with fusedops.config.patch(fuse="profitable"):
+        yield
+
+
+@pytest.fixture
+def table(monkeypatch, tmp_path):
+    """table(op, inductor, ours, ...): the costs of 64x64 float32 rows; a copy takes 1 ms."""
+    rows = []
+
+    def add(op, inductor, ours, direction="forward", rows_and_cols=(64, 64)):
+        times = {"inductor": inductor, "fusedops": ours, "copy": 1.0}
+        for provider, ms in times.items():
+            size = [*rows_and_cols, provider, ms, 64 * 64 * 4]
+            rows.append([op, direction, "float32", *size])
+        with (tmp_path / "cpu.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([costs.COLUMNS, *rows])
+        costs._table.cache_clear()
+
+    monkeypatch.setattr(costs, "FOLDER", tmp_path)
+    costs._table.cache_clear()
+    yield add
+    costs._table.cache_clear()
+
+
+def _softmax(x):
+    return x.softmax(-1)
+
+
+def test_what_is_measured_to_be_faster_is_replaced(table, rewrite_dynamo):
+    table("softmax", inductor=2, ours=1)
+    assert rewrite_dynamo(_softmax, torch.randn(64, 64)).replaced == {"softmax": 1}
+
+
+def test_what_is_measured_to_be_slower_is_left(table, rewrite_dynamo):
+    table("softmax", inductor=1, ours=2)
+    rewritten = rewrite_dynamo(_softmax, torch.randn(64, 64))
+    assert rewritten.reasons == ["Inductor is measured to be faster: 1 ms against 2 ms"]
+
+
+def test_the_nearest_size_decides(table, rewrite_dynamo):
+    table("softmax", inductor=1, ours=2, rows_and_cols=(8, 8))
+    table("softmax", inductor=2, ours=1, rows_and_cols=(1024, 1024))
+    assert rewrite_dynamo(_softmax, torch.randn(512, 700)).replaced == {"softmax": 1}
+    assert rewrite_dynamo(_softmax, torch.randn(20, 4)).replaced == {}
+
+
+def test_a_pointwise_neighbour_costs_the_pass_that_inductor_would_have_saved(table, rewrite_dynamo):
+    table("softmax", inductor=2, ours=1.5)
+    x = torch.randn(64, 64)
+    alone = rewrite_dynamo(lambda x: x.softmax(-1) @ x, x)
+    between = rewrite_dynamo(lambda x: x.tanh().softmax(-1).tanh(), x)
+    assert alone.replaced == {"softmax": 1} and between.replaced == {}
+
+
+def test_in_training_the_backward_pass_counts_too(table, rewrite_dynamo):
+    table("softmax", inductor=1, ours=2)
+    table("softmax", inductor=4, ours=2, direction="backward")
+    x = torch.randn(64, 64)
+    assert rewrite_dynamo(_softmax, x).replaced == {}
+    assert rewrite_dynamo(_softmax, x.requires_grad_()).replaced == {"softmax": 1}
+    with torch.no_grad():
+        assert rewrite_dynamo(_softmax, x).replaced == {}
+
+
+def test_where_the_larger_rewrite_does_not_pay_the_smaller_one_may(table, rewrite_dynamo):
+    table("add_layer_norm", inductor=1, ours=2)
+    table("layer_norm", inductor=4, ours=1)
+    rewritten = rewrite_dynamo(
+        lambda x, r: F.layer_norm(x @ x + r, (64,)) @ x, torch.randn(64, 64), torch.randn(64, 64)
+    )
+    assert rewritten.replaced == {"layer_norm": 1}
+
+
+def test_dynamic_sizes_are_judged_by_what_they_were_captured_with(table, rewrite_dynamo):
+    table("softmax", inductor=1, ours=2, rows_and_cols=(8, 8))
+    table("softmax", inductor=2, ours=1, rows_and_cols=(1024, 1024))
+    large = rewrite_dynamo(_softmax, torch.randn(512, 700), dynamic=True)
+    assert large.replaced == {"softmax": 1}
+
+
+def _cross_entropy(x, target):
+    return -x.log_softmax(-1).gather(-1, target[:, None]).squeeze(-1).mean()
+
+
+def _nll(x, target):
+    return F.nll_loss(F.log_softmax(x, -1), target)
+
+
+def _entropy(x, target):
+    log_p = x.log_softmax(-1)
+    return -(log_p.exp() * log_p).sum(-1)
+
+
+@pytest.mark.parametrize("loss", [_cross_entropy, _nll, _entropy], ids=lambda f: f.__name__)
+def test_a_softmax_that_is_gathered_or_reduced_is_inductors(loss, rewrite_dynamo):
+    x, target = torch.randn(512, 1024), torch.zeros(512, dtype=torch.long)
+    rewritten = rewrite_dynamo(loss, x, target)
+    reason = "all that becomes of it is gathered or reduced: Inductor never writes it out"
+    assert rewritten.replaced == {} and rewritten.reasons == [reason]
+    with fusedops.config.patch(fuse="always"):
+        assert rewrite_dynamo(loss, x, target).replaced == {"log_softmax": 1}
+
+
+def test_without_a_table_small_tensors_are_left(monkeypatch, tmp_path, rewrite_dynamo):
+    monkeypatch.setattr(costs, "FOLDER", tmp_path)
+    costs._table.cache_clear()
+    assert rewrite_dynamo(_softmax, torch.randn(512, 512)).replaced == {"softmax": 1}
+    left = rewrite_dynamo(_softmax, torch.randn(16, 16))
+    assert left.reasons == ["too small to pay: 256 elements"]
+    fused = rewrite_dynamo(lambda x: x.tanh().softmax(-1).tanh(), torch.randn(512, 512))
+    assert "Inductor fuses it with its neighbours" in fused.reasons[0]
+    costs._table.cache_clear()
+
+
+def test_a_rule_can_be_switched_by_itself(rewrite_dynamo):
+    def model(x):
+        return F.layer_norm(x, (8,)), x.softmax(-1)
+
+    with fusedops.config.patch(fuse="always,layer_norm=never"):
+        rewritten = rewrite_dynamo(model, torch.randn(4, 8))
+    assert rewritten.replaced == {"softmax": 1}
+    assert rewritten.reasons == ['config: fuse="never"']
+
+
+def test_the_shipped_table_of_the_cpu_knows_every_op_in_both_directions():
+    if not costs.has_table(CPU):
+        pytest.fail(f"{costs.table_file(CPU)} is missing")
+    size = costs.Size(rows=1024, cols=512, dtype=torch.bfloat16)
+    for op in policy.MEASURED_OPS:
+        for direction in ("forward", "backward"):
+            assert costs.cost(CPU, op, direction, size) is not None, (op, direction)
