@@ -19,20 +19,21 @@ STABLE_TORCH_LIBRARY(fusedops, m) {
   m.def("softmax_out(Tensor input, int dim, Tensor(a!) out) -> ()");
   m.def("log_softmax_out(Tensor input, int dim, Tensor(a!) out) -> ()");
 
-  // Row i of the last two dimensions sees, where `causal`, the columns up to i + diagonal.
+  // Row i of the last two dimensions sees, where `causal`, the columns up to i + diagonal. A
+  // mask_value of None is -inf.
   m.def(
-      "masked_softmax(Tensor input, Tensor? mask, float scale, bool causal, float mask_value, "
+      "masked_softmax(Tensor input, Tensor? mask, float scale, bool causal, float? mask_value, "
       "Tensor? bias=None, ScalarType? dtype=None, SymInt diagonal=0, bool zero_masked_rows=False) "
       "-> Tensor");
   m.def(
-      "masked_softmax_out(Tensor input, Tensor? mask, float scale, bool causal, float mask_value, "
+      "masked_softmax_out(Tensor input, Tensor? mask, float scale, bool causal, float? mask_value, "
       "Tensor? bias, SymInt diagonal, bool zero_masked_rows, Tensor(a!) out) -> ()");
   m.def(
       "masked_softmax_backward(Tensor grad_output, Tensor probabilities, Tensor? mask, "
       "float scale, bool causal, ScalarType input_dtype, SymInt diagonal=0) -> Tensor");
   m.def(
       "masked_softmax_dropout(Tensor input, Tensor? mask, float scale, bool causal, "
-      "float mask_value, float p, Tensor seed, Tensor? bias=None, ScalarType? dtype=None, "
+      "float? mask_value, float p, Tensor seed, Tensor? bias=None, ScalarType? dtype=None, "
       "SymInt diagonal=0, bool zero_masked_rows=False) -> (Tensor output, Tensor probabilities)");
   m.def(
       "masked_softmax_dropout_backward(Tensor grad_output, Tensor probabilities, Tensor? mask, "
@@ -81,7 +82,7 @@ STABLE_TORCH_LIBRARY(fusedops, m) {
   m.def("log_softmax_backward_(Tensor(a!) grad_output, Tensor output, int dim) -> ()");
   m.def(
       "masked_softmax_(Tensor(a!) input, Tensor? mask, float scale, bool causal, "
-      "float mask_value, Tensor? bias=None, SymInt diagonal=0, bool zero_masked_rows=False) "
+      "float? mask_value, Tensor? bias=None, SymInt diagonal=0, bool zero_masked_rows=False) "
       "-> ()");
   m.def(
       "masked_softmax_backward_(Tensor(a!) grad_output, Tensor probabilities, Tensor? mask, "
@@ -93,12 +94,12 @@ STABLE_TORCH_LIBRARY(fusedops, m) {
   m.def("_softmax(Tensor input, int dim, ScalarType? dtype=None) -> Tensor");
   m.def("_log_softmax(Tensor input, int dim, ScalarType? dtype=None) -> Tensor");
   m.def(
-      "_masked_softmax(Tensor input, Tensor? mask, float scale, bool causal, float mask_value, "
+      "_masked_softmax(Tensor input, Tensor? mask, float scale, bool causal, float? mask_value, "
       "Tensor? bias=None, ScalarType? dtype=None, SymInt diagonal=0, bool zero_masked_rows=False) "
       "-> Tensor");
   m.def(  // without the probabilities
       "_masked_softmax_dropout(Tensor input, Tensor? mask, float scale, bool causal, "
-      "float mask_value, float p, Tensor seed, Tensor? bias=None, ScalarType? dtype=None, "
+      "float? mask_value, float p, Tensor seed, Tensor? bias=None, ScalarType? dtype=None, "
       "SymInt diagonal=0, bool zero_masked_rows=False) -> Tensor");
   m.def(
       "_layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight, Tensor? bias, "

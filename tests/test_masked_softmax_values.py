@@ -331,3 +331,10 @@ def test_options_have_the_spelled_out_defaults():
         x, None, scale=1.0, causal=False, mask_value=-math.inf, masked_rows="nan"
     )
     assert same_bits(fusedops.masked_softmax(x), explicit)
+
+
+def test_no_mask_value_is_minus_infinity():
+    x, mask, ops = torch.randn(3, 5), torch.rand(3, 5) < 0.5, torch.ops.fusedops
+    dropout = 0.5, torch.tensor(3)
+    for op, more in ((ops._masked_softmax, ()), (ops._masked_softmax_dropout, dropout)):
+        assert same_bits(*(op(x, mask, 1.0, True, value, *more) for value in (None, -INF)))

@@ -16,8 +16,13 @@ struct MaskedSoftmaxOptions {
   double scale;
   bool causal;
   int64_t diagonal;
-  double mask_value = 0;
+  // None is -inf: AOTInductor writes arguments as JSON, which has no infinity.
+  std::optional<double> mask_value = 0;
   bool zero_masked_rows = false;
+
+  double hidden_value() const {
+    return mask_value.value_or(-std::numeric_limits<double>::infinity());
+  }
 };
 
 // A mask or bias seen from the dimensions of the input, size 1 where it has none.
@@ -130,7 +135,7 @@ class PreparedScores {
     const int64_t queries = sizes.size() > 1 ? sizes[sizes.size() - 2] : 1;
     scores.causal = {options.causal, queries, options.diagonal};
     scores.scale = options.scale;
-    scores.hidden_value = options.mask_value;
+    scores.hidden_value = options.hidden_value();
   }
 
  private:
@@ -188,7 +193,7 @@ void masked_softmax_into(
   check_options(options, given.input);
   check_mask(op, given.mask);
   if (given.bias) check_dtype(op, "bias", given.bias->scalar_type());
-  check_mask_value(op, options.mask_value, output.scalar_type());
+  check_mask_value(op, options.hidden_value(), output.scalar_type());
   const Tensor input = converted(given.input, output.scalar_type());
   const PreparedScores prepared(options, input, output.scalar_type(), given.mask, given.bias);
   if (input.numel() == 0) return;
@@ -297,25 +302,28 @@ template <class Backend>
 struct MaskedSoftmaxOps {
   using MaybeTensor = std::optional<Tensor>;
   using MaybeDtype = std::optional<ScalarType>;
+  using MaybeNumber = std::optional<double>;
 
   static Tensor masked_softmax(
-      const Tensor& input, const MaybeTensor& mask, double scale, bool causal, double mask_value,
-      const MaybeTensor& bias, MaybeDtype dtype, int64_t diagonal, bool zero_masked_rows) {
+      const Tensor& input, const MaybeTensor& mask, double scale, bool causal,
+      MaybeNumber mask_value, const MaybeTensor& bias, MaybeDtype dtype, int64_t diagonal,
+      bool zero_masked_rows) {
     return masked_softmax_forward<Backend>(
         {"masked_softmax", scale, causal, diagonal, mask_value, zero_masked_rows},
         {input, mask, bias}, dtype);
   }
 
   static void masked_softmax_out(
-      const Tensor& input, const MaybeTensor& mask, double scale, bool causal, double mask_value,
-      const MaybeTensor& bias, int64_t diagonal, bool zero_masked_rows, Tensor out) {
+      const Tensor& input, const MaybeTensor& mask, double scale, bool causal,
+      MaybeNumber mask_value, const MaybeTensor& bias, int64_t diagonal, bool zero_masked_rows,
+      Tensor out) {
     fusedops::masked_softmax_out<Backend>(
         {"masked_softmax", scale, causal, diagonal, mask_value, zero_masked_rows},
         {input, mask, bias}, out);
   }
 
   static void masked_softmax_(
-      Tensor input, const MaybeTensor& mask, double scale, bool causal, double mask_value,
+      Tensor input, const MaybeTensor& mask, double scale, bool causal, MaybeNumber mask_value,
       const MaybeTensor& bias, int64_t diagonal, bool zero_masked_rows) {
     check_dtype("masked_softmax_", "input", input.scalar_type());
     fusedops::masked_softmax_out<Backend>(
@@ -340,9 +348,9 @@ struct MaskedSoftmaxOps {
   }
 
   static std::tuple<Tensor, Tensor> masked_softmax_dropout(
-      const Tensor& input, const MaybeTensor& mask, double scale, bool causal, double mask_value,
-      double p, const Tensor& seed, const MaybeTensor& bias, MaybeDtype dtype, int64_t diagonal,
-      bool zero_masked_rows) {
+      const Tensor& input, const MaybeTensor& mask, double scale, bool causal,
+      MaybeNumber mask_value, double p, const Tensor& seed, const MaybeTensor& bias,
+      MaybeDtype dtype, int64_t diagonal, bool zero_masked_rows) {
     const MaskedSoftmaxOptions options{
         "masked_softmax_dropout", scale, causal, diagonal, mask_value, zero_masked_rows};
     const ScalarType output_dtype = softmax_dtype(options.op, input, dtype);
@@ -355,9 +363,9 @@ struct MaskedSoftmaxOps {
 
   // Without the probabilities, which only a backward pass needs.
   static Tensor masked_softmax_dropout_inference(
-      const Tensor& input, const MaybeTensor& mask, double scale, bool causal, double mask_value,
-      double p, const Tensor& seed, const MaybeTensor& bias, MaybeDtype dtype, int64_t diagonal,
-      bool zero_masked_rows) {
+      const Tensor& input, const MaybeTensor& mask, double scale, bool causal,
+      MaybeNumber mask_value, double p, const Tensor& seed, const MaybeTensor& bias,
+      MaybeDtype dtype, int64_t diagonal, bool zero_masked_rows) {
     const MaskedSoftmaxOptions options{
         "masked_softmax_dropout", scale, causal, diagonal, mask_value, zero_masked_rows};
     const ScalarType output_dtype = softmax_dtype(options.op, input, dtype);

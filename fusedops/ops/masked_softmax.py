@@ -72,7 +72,9 @@ def _check_scores(
     _check_mask(op, mask, input)
 
 
-def _check_mask_value(op: str, value: float, computed: torch.dtype) -> None:
+def _check_mask_value(op: str, value: float | None, computed: torch.dtype) -> None:
+    if value is None:  # -inf
+        return
     _checks.check(not math.isnan(value), f"{op}: mask_value is NaN, wanted a number")
     single = torch.finfo(torch.float32)
     fits = computed == torch.float64 or math.isinf(value) or abs(value) <= single.max
@@ -89,7 +91,7 @@ def _check_forward(
     mask: MaybeTensor,
     scale: float,
     causal: bool,
-    mask_value: float,
+    mask_value: float | None,
     bias: MaybeTensor,
     computed: torch.dtype,
 ) -> None:
@@ -117,7 +119,7 @@ def _fake_forward(
     mask: MaybeTensor,
     scale: float,
     causal: bool,
-    mask_value: float,
+    mask_value: float | None,
     bias: MaybeTensor = None,
     dtype: torch.dtype | None = None,
     diagonal: int = 0,
@@ -134,7 +136,7 @@ def _fake_out(
     mask: MaybeTensor,
     scale: float,
     causal: bool,
-    mask_value: float,
+    mask_value: float | None,
     bias: MaybeTensor,
     diagonal: int,
     zero_masked_rows: bool,
@@ -151,7 +153,7 @@ def _fake_in_place(
     mask: MaybeTensor,
     scale: float,
     causal: bool,
-    mask_value: float,
+    mask_value: float | None,
     bias: MaybeTensor = None,
     diagonal: int = 0,
     zero_masked_rows: bool = False,
@@ -203,7 +205,7 @@ def _fake_dropout_inference(
     mask: MaybeTensor,
     scale: float,
     causal: bool,
-    mask_value: float,
+    mask_value: float | None,
     p: float,
     seed: torch.Tensor,
     bias: MaybeTensor = None,
