@@ -1,6 +1,5 @@
 # Installs into <prefix>/lib: the libraries, build_info.json, and what find_package(fusedops) needs
-# in a C++ project; a program links fusedops::fusedops and calls fusedops_version(), which keeps
-# linkers from dropping a library that only registers ops.
+# in a C++ project.
 include(CMakePackageConfigHelpers)
 set(config_dir ${CMAKE_INSTALL_LIBDIR}/cmake/fusedops)
 set(libraries fusedops)
@@ -10,10 +9,8 @@ endif()
 install(TARGETS ${libraries} EXPORT fusedopsTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(FILES ${PROJECT_BINARY_DIR}/build_info.json DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(EXPORT fusedopsTargets NAMESPACE fusedops:: DESTINATION ${config_dir})
-file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/fusedopsConfig.cmake CONTENT
-  "include(\${CMAKE_CURRENT_LIST_DIR}/fusedopsTargets.cmake)\n" @ONLY)
 write_basic_package_version_file(
   ${PROJECT_BINARY_DIR}/fusedopsConfigVersion.cmake COMPATIBILITY SameMajorVersion)
 install(FILES
-  ${PROJECT_BINARY_DIR}/fusedopsConfig.cmake ${PROJECT_BINARY_DIR}/fusedopsConfigVersion.cmake
+  cmake/fusedopsConfig.cmake ${PROJECT_BINARY_DIR}/fusedopsConfigVersion.cmake
   DESTINATION ${config_dir})

@@ -42,9 +42,13 @@ if TYPE_CHECKING:
 
 __version__ = (Path(__file__).parent / "VERSION").read_text().strip()
 
+#: For CMAKE_PREFIX_PATH: where find_package(fusedops) of a C++ project looks.
+cmake_prefix_path = str(Path(__file__).parent)
+
 __all__ = [
     "add_layer_norm",
     "add_rms_norm",
+    "cmake_prefix_path",
     "config",
     "disable",
     "enable",
