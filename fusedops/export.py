@@ -47,7 +47,7 @@ def rewrite(exported_program: ExportedProgram) -> ExportedProgram:
     # Keeps the output names in the signature in step where the last op of a model is replaced.
     with graph_module._set_replace_hook(signature.get_replace_hook()):
         publish(rewrite_module(graph_module))
-    for node in _our_nodes(graph_module):
+    for node in our_nodes(graph_module):
         _leave_out_infinity(node)
     return exported_program._update(graph_module, signature)
 
@@ -102,7 +102,7 @@ def _copy(graph_module: GraphModule) -> GraphModule:
     return copied
 
 
-def _our_nodes(graph_module: GraphModule) -> Iterator[Node]:
+def our_nodes(graph_module: GraphModule) -> Iterator[Node]:
     """The calls of our ops, those in regions of no_grad or autocast included."""
     for body in graph_module.modules():
         for node in body.graph.nodes if isinstance(body, GraphModule) else ():
@@ -136,7 +136,7 @@ def _checked_path(path: str | os.PathLike[str]) -> str:
 
 
 def _check_devices(program: ExportedProgram) -> None:
-    for node in _our_nodes(program.graph_module):
+    for node in our_nodes(program.graph_module):
         device = node.all_input_nodes[0].meta["val"].device.type
         if not has_kernels(device):
             raise RuntimeError(

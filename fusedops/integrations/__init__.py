@@ -1,0 +1,1 @@
+"""The ops in other systems; each module needs what that system needs."""

@@ -1,0 +1,325 @@
+"""ONNX: the ops in operators of the standard, for `torch.onnx.export`.
+
+Arithmetic is as in the ops: 16-bit tensors are converted to float32 first, and the result is
+rounded once. LayerNormalization and RMSNormalization take eps as a float32, and the first gives its
+statistics as float32, in models of float64 too.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from fusedops.export import our_nodes, rewrite
+
+try:
+    from onnxscript import ir, opset23
+    from onnxscript import opset18 as op
+except ImportError as error:
+    raise ImportError(
+        f"fusedops.integrations.onnx needs onnxscript ({error}); run: "
+        "pip install onnx onnxscript onnxruntime"
+    ) from error
+
+#: The first opset with RMSNormalization; ONNX Runtime has it from 1.23 on.
+OPSET = 23
+_OLDEST = 18  # what is used beside RMSNormalization
+
+Value = Any  # of the graph that is being made; its dtype is known where torch made it
+
+
+def translation_table(opset_version: int = OPSET) -> dict[Callable, Callable]:
+    """What `torch.onnx.export(program, dynamo=True, custom_translation_table=...)` needs to know
+    about our ops.
+
+    Softmaxes, masked or not, and norms, with a residual or without, are translated; not their
+    backwards, nor what writes in place or into ``out``.
+
+    Args:
+        opset_version: the one that `torch.onnx.export` is given, at least 18. Below 23 rms_norm is
+            written out, for want of RMSNormalization.
+
+    Returns: by op its translation. That of an op with dropout raises RuntimeError.
+
+    Raises:
+        ValueError: an older opset.
+    """
+    if opset_version < _OLDEST:
+        raise ValueError(f"opset_version is {opset_version}, wanted {_OLDEST} or later")
+    translations = {
+        "softmax": _softmax,
+        "log_softmax": _log_softmax,
+        "masked_softmax": _masked_softmax,
+        "masked_softmax_dropout": _refuse_dropout,
+        "layer_norm": _layer_norm,
+        "add_layer_norm": _add_layer_norm,
+    } | _rms_norms(opset_version)
+    return {getattr(torch.ops.fusedops, name).default: f for name, f in translations.items()}
+
+
+def export(
+    exported_program: ExportedProgram,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    opset_version: int = OPSET,
+    **options: Any,
+) -> torch.onnx.ONNXProgram:
+    """Rewrite an exported program and translate it to ONNX.
+
+    Args:
+        exported_program: as for `fusedops.export.rewrite`, of a model in eval mode.
+        path: the file to write, or None.
+        opset_version: at least 18. From 23 on rms_norm is one operator.
+        options: others of `torch.onnx.export`.
+
+    Returns: the program, which can be saved, and called with torch tensors.
+
+    Raises:
+        TypeError: `exported_program` is no ExportedProgram.
+        ValueError: an older opset.
+        RuntimeError: the program calls an op that writes in place or into ``out``.
+        torch.onnx.OnnxExporterError: an op of the model cannot be translated, one with dropout
+            among them; the error behind it says which and why.
+    """
+    table, program = translation_table(opset_version), rewrite(exported_program)
+    for node in our_nodes(program.graph_module):
+        if node.target not in table:
+            raise RuntimeError(
+                f"fusedops.integrations.onnx: {node.target} has no translation; in the model, call "
+                "the function that returns a new tensor"
+            )
+    return torch.onnx.export(
+        program,
+        f=path,
+        dynamo=True,
+        opset_version=opset_version,
+        custom_translation_table=table,
+        **options,
+    )
+
+
+# --- dtypes and numbers -------------------------------------------------------------------------
+
+
+def _arithmetic(dtype: ir.DataType) -> ir.DataType:
+    """What an op computes in."""
+    narrow = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+    return ir.DataType.FLOAT if dtype in narrow else dtype
+
+
+def _convert(value: Value, *dtypes: ir.DataType) -> Value:
+    """From the first of the dtypes to the last, rounded to each in between."""
+    for have, wanted in pairwise(dtypes):
+        if have != wanted:
+            value = op.Cast(value, to=wanted)
+    return value
+
+
+def _result_dtype(input: Value, dtype: ir.DataType | int | None) -> ir.DataType:
+    # torch.onnx hands on a keyword dtype=None as -1.
+    return input.dtype if dtype in (None, -1) else ir.DataType(dtype)
+
+
+def _like(number: float, value: Value) -> Value:
+    """In value's dtype, which onnxscript, that would make a float32, does not know here."""
+    return op.CastLike(op.Constant(value=ir.tensor(number, ir.DataType.DOUBLE)), value)
+
+
+# --- softmax ------------------------------------------------------------------------------------
+
+
+def _softmax(input: Value, dim: int, dtype: ir.DataType | None = None) -> Value:
+    return _along(op.Softmax, input, dim, _result_dtype(input, dtype))
+
+
+def _log_softmax(input: Value, dim: int, dtype: ir.DataType | None = None) -> Value:
+    return _along(op.LogSoftmax, input, dim, _result_dtype(input, dtype))
+
+
+def _along(operator: Callable, input: Value, dim: int, result: ir.DataType) -> Value:
+    computed = _arithmetic(result)
+    x = _convert(input, input.dtype, result, computed)
+    is_scalar = len(input.shape) == 0  # which ONNX's operators do not take
+    output = operator(op.Unsqueeze(x, [0]) if is_scalar else x, axis=dim)
+    return _convert(op.Squeeze(output, [0]) if is_scalar else output, computed, result)
+
+
+def _masked_softmax(
+    input: Value,
+    mask: Value | None,
+    scale: float,
+    causal: bool,
+    mask_value: float | None,
+    bias: Value | None = None,
+    dtype: ir.DataType | None = None,
+    diagonal: int | Value = 0,
+    zero_masked_rows: bool = False,
+) -> Value:
+    result = _result_dtype(input, dtype)
+    computed = _arithmetic(result)
+    hides = mask is not None and mask.dtype == ir.DataType.BOOL
+    scores = _convert(input, input.dtype, result, computed)
+    scores = scores if scale == 1 else op.Mul(scores, _like(scale, scores))
+    for added in (bias, None if hides else mask):
+        if added is not None:
+            scores = op.Add(scores, _convert(added, added.dtype, computed))
+    visible = _visible(input, mask if hides else None, causal, diagonal)
+    hidden = -math.inf if mask_value is None else mask_value
+    shown = scores if visible is None else op.Where(visible, scores, _like(hidden, scores))
+    output = op.Softmax(shown, axis=-1)
+    if zero_masked_rows:
+        output = op.Where(_sees(scores, visible), output, _like(0.0, output))
+    return _convert(output, computed, result)
+
+
+def _visible(input: Value, mask: Value | None, causal: bool, diagonal: int | Value) -> Value | None:
+    """Where a bool mask and causality hide nothing; None if that is everywhere."""
+    if not causal:
+        return mask
+    queries, keys = (op.Squeeze(op.Shape(input, start=d, end=d + 1 or None)) for d in (-2, -1))
+    first, one = op.Constant(value_int=0), op.Constant(value_int=1)
+    last_key = op.Add(op.Range(first, queries, one), diagonal)
+    past = op.LessOrEqual(op.Range(first, keys, one), op.Unsqueeze(last_key, [1]))
+    return past if mask is None else op.And(mask, past)
+
+
+def _sees(scores: Value, visible: Value | None) -> Value:
+    """The rows in which a score that is visible is not -inf."""
+    seen = op.Not(op.IsInf(scores, detect_positive=0))
+    seen = seen if visible is None else op.And(visible, seen)
+    count = op.ReduceMax(op.Cast(seen, to=ir.DataType.INT32), [-1], keepdims=1)
+    return op.Cast(count, to=ir.DataType.BOOL)
+
+
+def _refuse_dropout(*args: Any, **kwargs: Any) -> None:
+    raise RuntimeError(
+        "fusedops: ONNX has no dropout that draws our numbers; export the model in eval mode, "
+        "after model.eval()"
+    )
+
+
+# --- norms --------------------------------------------------------------------------------------
+
+
+def _layer_norm(
+    input: Value, normalized_shape: Sequence, weight: Value | None, bias: Value | None, eps: float
+) -> tuple[Value, Value, Value]:
+    return _layer_norm_of(input, input.dtype, len(normalized_shape), weight, bias, eps)
+
+
+def _layer_norm_of(
+    input: Value,
+    dtype: ir.DataType,
+    rank: int,
+    weight: Value | None,
+    bias: Value | None,
+    eps: float,
+) -> tuple[Value, Value, Value]:
+    computed = _arithmetic(dtype)
+    x = _convert(input, dtype, computed)
+    weight = _ones(x, rank) if weight is None else _convert(weight, weight.dtype, computed)
+    bias = None if bias is None else _convert(bias, bias.dtype, computed)
+    output, *statistics = op.LayerNormalization(x, weight, bias, axis=-rank, epsilon=eps)
+    statistics = (_convert(each, ir.DataType.FLOAT, computed) for each in statistics)
+    return _convert(output, computed, dtype), *statistics
+
+
+def _ones(x: Value, rank: int) -> Value:
+    """The weight of a norm over the last ``rank`` dimensions that has none."""
+    return op.Expand(_like(1.0, x), op.Shape(x, start=-rank))
+
+
+def _sum(input: Value, residual: Value, p: float) -> Value:
+    if p > 0:
+        _refuse_dropout()
+    computed = _arithmetic(input.dtype)
+    terms = (_convert(term, input.dtype, computed) for term in (input, residual))
+    return _convert(op.Add(*terms), computed, input.dtype)
+
+
+def _add_layer_norm(
+    input: Value,
+    residual: Value,
+    normalized_shape: Sequence,
+    weight: Value | None,
+    bias: Value | None,
+    eps: float,
+    p: float = 0.0,
+    seed: Value | None = None,
+) -> tuple[Value, Value, Value, Value]:
+    total = _sum(input, residual, p)
+    rank = len(normalized_shape)
+    output, *statistics = _layer_norm_of(total, input.dtype, rank, weight, bias, eps)
+    return output, total, *statistics
+
+
+def _rms_norms(opset_version: int) -> dict[str, Callable]:
+    """The RMS norms, with and without a residual, as an opset has them."""
+    weighted = _rms_operator if opset_version >= OPSET else _rms_written_out
+
+    def rms_norm(
+        input: Value,
+        normalized_shape: Sequence,
+        weight: Value | None,
+        eps: float,
+        weight_offset: float = 0.0,
+        rounds_normalized: bool = False,
+    ) -> tuple[Value, Value]:
+        settings = weight, eps, weight_offset, rounds_normalized
+        return _rms_norm_of(weighted, input, input.dtype, len(normalized_shape), *settings)
+
+    def add_rms_norm(
+        input: Value,
+        residual: Value,
+        normalized_shape: Sequence,
+        weight: Value | None,
+        eps: float,
+        weight_offset: float = 0.0,
+        rounds_normalized: bool = False,
+        p: float = 0.0,
+        seed: Value | None = None,
+    ) -> tuple[Value, Value, Value]:
+        total, rank = _sum(input, residual, p), len(normalized_shape)
+        settings = weight, eps, weight_offset, rounds_normalized
+        output, rstd = _rms_norm_of(weighted, total, input.dtype, rank, *settings)
+        return output, total, rstd
+
+    return {"rms_norm": rms_norm, "add_rms_norm": add_rms_norm}
+
+
+def _rms_norm_of(
+    weighted: Callable,
+    input: Value,
+    dtype: ir.DataType,
+    rank: int,
+    weight: Value | None,
+    eps: float,
+    weight_offset: float,
+    rounds_normalized: bool,
+) -> tuple[Value, Value]:
+    computed = _arithmetic(dtype)
+    x = _convert(input, dtype, computed)
+    mean_square = op.ReduceMean(op.Mul(x, x), list(range(-rank, 0)), keepdims=1)
+    rstd = op.Reciprocal(op.Sqrt(op.Add(mean_square, _like(eps, x))))
+    ones = _ones(x, rank)
+    weight = ones if weight is None else _convert(weight, weight.dtype, computed)
+    weight = op.Add(weight, _like(weight_offset, x)) if weight_offset else weight
+    rounds = rounds_normalized and dtype != computed
+    output = weighted(x, rstd, ones if rounds else weight, rank, eps)
+    if rounds:
+        output = op.Mul(_convert(output, computed, dtype, computed), weight)
+    return _convert(output, computed, dtype), rstd
+
+
+def _rms_operator(x: Value, rstd: Value, weight: Value, rank: int, eps: float) -> Value:
+    return opset23.RMSNormalization(x, weight, axis=-rank, epsilon=eps)
+
+
+def _rms_written_out(x: Value, rstd: Value, weight: Value, rank: int, eps: float) -> Value:
+    return op.Mul(op.Mul(x, rstd), weight)

@@ -1,0 +1,256 @@
+"""fusedops.integrations.onnx: what ONNX Runtime computes is what the ops compute."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections import Counter
+
+import onnxruntime
+import pytest
+import torch
+import transformers
+from oracle import DTYPES
+from torch import nn
+
+import fusedops
+from fusedops.integrations import onnx
+
+ops = torch.ops.fusedops
+INF = math.inf
+
+
+class Calls(nn.Module):
+    """Every function of a dict on the same inputs, all results in a dict, numbered."""
+
+    def __init__(self, functions):
+        super().__init__()
+        self.functions = functions
+
+    def forward(self, *inputs):
+        results = {name: f(*inputs) for name, f in self.functions.items()}
+        return {
+            f"{name} {i}": result
+            for name, several in results.items()
+            for i, result in enumerate(several if isinstance(several, tuple) else [several])
+        }
+
+
+def outputs(model, inputs, **options):
+    """The program, and what ONNX Runtime makes of the inputs."""
+    program = onnx.export(torch.export.export(model, inputs), verbose=False, **options)
+    return program, program(*inputs)
+
+
+#: Of x and r [2, 3, 5, 8], w and b [8], a bool mask m and a float mask f [2, 1, 5, 8], in which a
+#: row sees nothing, and a bias s [1, 8].
+OPS = {
+    "softmax": lambda x, r, w, b, m, f, s: fusedops.softmax(x, 1),
+    "softmax as float64": lambda x, *_: fusedops.softmax(x, -1, torch.float64),
+    "softmax as float32": lambda x, *_: fusedops.softmax(x, -1, torch.float32),
+    "softmax of integers": lambda x, *_: fusedops.softmax(
+        (4 * x.float()).long(), -1, torch.float32
+    ),
+    "softmax of a scalar": lambda x, *_: fusedops.softmax(x[0, 0, 0, 0], 0),
+    "log_softmax": lambda x, *_: fusedops.log_softmax(x, -1),
+    "log_softmax as float32": lambda x, *_: fusedops.log_softmax(x, 2, torch.float32),
+    "scaled": lambda x, *_: fusedops.masked_softmax(x, scale=0.3),
+    "bool mask": lambda x, r, w, b, m, f, s: fusedops.masked_softmax(x, m),
+    "bool mask of a row": lambda x, r, w, b, m, f, s: fusedops.masked_softmax(x, m[0, 0, :1]),
+    "float mask": lambda x, r, w, b, m, f, s: fusedops.masked_softmax(x, f, scale=0.5),
+    "bias": lambda x, r, w, b, m, f, s: fusedops.masked_softmax(x, m, bias=s, scale=0.5),
+    "causal": lambda x, *_: fusedops.masked_softmax(x, causal=True),
+    "bottom right": lambda x, *_: fusedops.masked_softmax(x, causal="bottom_right"),
+    "causal, bool mask": lambda x, r, w, b, m, f, s: fusedops.masked_softmax(x, m, causal=True),
+    "finite": lambda x, r, w, b, m, f, s: fusedops.masked_softmax(x, m, mask_value=-1e4),
+    "zeros": lambda x, r, w, b, m, f, s: fusedops.masked_softmax(
+        x, m, causal=True, masked_rows="zero"
+    ),
+    "zeros, float mask": lambda x, r, w, b, m, f, s: fusedops.masked_softmax(
+        x, f, masked_rows="zero"
+    ),
+    "masked, as float32": lambda x, r, w, b, m, f, s: fusedops.masked_softmax(
+        x, m, bias=s, dtype=torch.float32
+    ),
+    "layer_norm": lambda x, r, w, b, *_: ops.layer_norm(x, [8], w, b, 1e-5),
+    "layer_norm, no bias": lambda x, r, w, *_: ops.layer_norm(x, [8], w, None, 1e-5),
+    "layer_norm over two": lambda x, *_: ops.layer_norm(x, [5, 8], None, None, 1e-5),
+    "rms_norm": lambda x, r, w, *_: ops.rms_norm(x, [8], w, 1e-6),
+    "rms_norm over two": lambda x, *_: ops.rms_norm(x, [5, 8], None, 1e-6),
+    "rms_norm, gemma": lambda x, r, w, *_: ops.rms_norm(x, [8], w, 1e-6, 1.0),
+    "rms_norm, llama": lambda x, r, w, *_: ops.rms_norm(x, [8], w, 1e-6, 0.0, True),
+    "rms_norm, rounds": lambda x, *_: ops.rms_norm(x, [8], None, 1e-6, 0.0, True),
+    "add_layer_norm": lambda x, r, w, b, *_: ops.add_layer_norm(x, r, [8], w, b, 1e-5),
+    "add_rms_norm": lambda x, r, w, *_: ops.add_rms_norm(x, r, [8], w, 1e-6),
+    "add_rms_norm, llama": lambda x, r, w, *_: ops.add_rms_norm(x, r, [8], w, 1e-6, 0.0, True),
+}
+
+
+def make_inputs(dtype):
+    torch.manual_seed(0)
+    x, r = torch.randn(2, 2, 3, 5, 8).to(dtype)
+    w, b = torch.randn(2, 8)  # float32, whatever the input
+    m = torch.rand(2, 1, 5, 8) < 0.6
+    m[0, 0, 2] = False
+    f = torch.where(m, torch.randn(m.shape), -INF).to(dtype)
+    return x, r, w, b, m, f, torch.randn(1, 8).to(dtype)
+
+
+@pytest.fixture(scope="module", params=DTYPES.values(), ids=DTYPES)
+def computed(request):
+    """By name, what ONNX Runtime gives and what the ops give."""
+    inputs, model = make_inputs(request.param), Calls(OPS)
+    _, results = outputs(model, inputs)
+    expected = model(*inputs)
+    assert len(results) == len(expected)
+    return dict(zip(expected, zip(results, expected.values(), strict=True), strict=True))
+
+
+def tolerance(expected):
+    """16 bits: one unit in the last place, which a last bit of float32 can decide about."""
+    if expected.dtype == torch.float64 and expected.shape[-1:] != (1,):
+        return 1e-11
+    # Statistics of LayerNormalization are float32 in every model.
+    return torch.finfo(expected.dtype).eps if expected.element_size() == 2 else 1e-6
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_an_op_gives_the_same_in_onnx_runtime(name, computed):
+    mine = [pair for key, pair in computed.items() if key.rsplit(" ", 1)[0] == name]
+    assert mine
+    for actual, expected in mine:
+        rtol = atol = tolerance(expected)
+        torch.testing.assert_close(actual, expected, rtol=rtol, atol=atol, equal_nan=True)
+
+
+def counts(program):
+    return Counter(node.op_type for node in program.model.graph)
+
+
+def test_each_norm_and_softmax_is_one_operator():
+    model = nn.Sequential(nn.LayerNorm(8), nn.RMSNorm(8), nn.Softmax(-1), nn.LogSoftmax(-1))
+    program, _ = outputs(model, (torch.randn(4, 8),))
+    names = "LayerNormalization", "RMSNormalization", "Softmax", "LogSoftmax"
+    assert {name: counts(program)[name] for name in names} == dict.fromkeys(names, 1)
+
+
+def test_before_opset_23_rms_norm_is_written_out():
+    model, x = nn.RMSNorm(8), torch.randn(4, 8)
+    program, (actual,) = outputs(model, (x,), opset_version=18)
+    assert program.model.opset_imports[""] == 18 and "RMSNormalization" not in counts(program)
+    torch.testing.assert_close(actual, model(x), rtol=1e-6, atol=1e-6)
+
+
+def test_causality_follows_sizes_that_vary():
+    class Causal(nn.Module):
+        def forward(self, query, key):
+            return fusedops.masked_softmax(query @ key.mT, causal="bottom_right")
+
+    queries, keys = torch.export.Dim("queries", max=64), torch.export.Dim("keys", max=64)
+    exported = torch.export.export(
+        Causal(),
+        (torch.randn(5, 4), torch.randn(7, 4)),
+        dynamic_shapes=({0: queries}, {0: keys}),
+    )
+    program = onnx.export(exported, verbose=False)
+    for inputs in ((torch.randn(3, 4), torch.randn(3, 4)), (torch.randn(2, 4), torch.randn(9, 4))):
+        torch.testing.assert_close(program(*inputs)[0], Causal()(*inputs), rtol=1e-5, atol=1e-6)
+
+
+def bert():
+    config = transformers.BertConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, **COMMON
+    )
+    return transformers.BertModel(config)
+
+
+def llama():
+    config = transformers.LlamaConfig(
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        intermediate_size=32,
+        use_cache=False,
+        **COMMON,
+    )
+    return transformers.LlamaModel(config)
+
+
+def gpt2():
+    config = transformers.GPT2Config(
+        n_embd=16, n_layer=2, n_head=2, n_positions=32, use_cache=False, **COMMON
+    )
+    return transformers.GPT2Model(config)
+
+
+COMMON = {"vocab_size": 64, "attn_implementation": "eager", "return_dict": False}
+MODELS = {
+    "BERT": (bert, {"LayerNormalization": 5, "Softmax": 2}),
+    "Llama": (llama, {"RMSNormalization": 5, "Softmax": 2}),
+    "GPT-2": (gpt2, {"LayerNormalization": 5, "Softmax": 2}),
+}
+
+
+def sentences(batch):
+    mask = torch.ones(batch, 8, dtype=torch.long)
+    mask[-1, 5:] = 0
+    return {"input_ids": torch.randint(0, 64, (batch, 8)), "attention_mask": mask}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_rewritten_model_runs_in_onnx_runtime_at_two_batch_sizes(name, tmp_path):
+    build, operators = MODELS[name]
+    model = build().eval()
+    batch = torch.export.Dim("batch", min=1, max=64)
+    shapes = {key: {0: batch} for key in sentences(2)}
+    exported = torch.export.export(model, (), sentences(2), dynamic_shapes=shapes)
+    program = onnx.export(exported, tmp_path / "model.onnx", verbose=False)
+    assert {name: counts(program)[name] for name in operators} == operators
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    for size in (2, 5):
+        inputs = sentences(size)
+        actual = session.run(None, {key: value.numpy() for key, value in inputs.items()})[0]
+        with torch.no_grad():
+            expected = model(**inputs)[0]
+        torch.testing.assert_close(torch.from_numpy(actual), expected, rtol=1e-4, atol=1e-5)
+
+
+SEED = torch.tensor(3)
+DROPOUTS = {
+    "masked_softmax_dropout": lambda x: fusedops.masked_softmax_dropout(x, p=0.5),
+    "add_layer_norm": lambda x: fusedops.add_layer_norm(x, x, (8,), p=0.5, seed=SEED),
+    "add_rms_norm": lambda x: fusedops.add_rms_norm(x, x, (8,), p=0.5, seed=SEED),
+}
+
+
+@pytest.mark.parametrize("name", DROPOUTS)
+def test_dropout_is_refused_with_the_fix(name):
+    exported = torch.export.export(Calls({name: DROPOUTS[name]}), (torch.randn(4, 8),))
+    with pytest.raises(torch.onnx.OnnxExporterError) as caught:
+        onnx.export(exported, verbose=False)
+    error = caught.value
+    while error.__cause__ is not None:
+        error = error.__cause__
+    assert "export the model in eval mode, after model.eval()" in str(error)
+
+
+@pytest.mark.parametrize("op", [fusedops.softmax_, ops.softmax_backward])
+def test_what_has_no_translation_is_named(op):
+    arguments = (0,) if op is fusedops.softmax_ else (torch.ones(4), 0, torch.float32)
+    exported = torch.export.export(Calls({"": lambda x: op(x + 1, *arguments)}), (torch.ones(4),))
+    with pytest.raises(RuntimeError, match=r"softmax_\w*.default has no translation; in the model"):
+        onnx.export(exported)
+
+
+def test_an_opset_that_lacks_what_is_used_is_refused():
+    with pytest.raises(ValueError, match="opset_version is 17, wanted 18 or later"):
+        onnx.translation_table(17)
+
+
+def test_without_onnxscript_the_import_says_what_to_install():
+    code = "import sys; sys.modules['onnxscript'] = None; import fusedops.integrations.onnx"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode != 0
+    assert "pip install onnx onnxscript onnxruntime" in result.stderr
