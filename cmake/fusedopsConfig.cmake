@@ -1,5 +1,5 @@
-# find_package(fusedops): the targets fusedops::fusedops and, where CUDA was built,
-# fusedops::fusedops_cuda. Linked to either, a program has the ops in torch's dispatcher.
+# find_package(fusedops), after find_package(Torch): a program that links fusedops::fusedops has the
+# ops in torch's dispatcher, those for CUDA too where fusedops and torch were built for it.
 include(${CMAKE_CURRENT_LIST_DIR}/fusedopsTargets.cmake)
 # A program names no symbol of a library that only registers ops, and linkers told --as-needed, as
 # torch's own link line tells them, drop what nothing names.
@@ -9,3 +9,6 @@ foreach(library fusedops fusedops_cuda)
       "-Wl,--push-state,--no-as-needed,$<TARGET_FILE:fusedops::${library}>,--pop-state")
   endif()
 endforeach()
+if(TARGET fusedops::fusedops_cuda AND TARGET torch_cuda)
+  target_link_libraries(fusedops::fusedops INTERFACE fusedops::fusedops_cuda)
+endif()

@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.export import ExportedProgram
@@ -27,7 +27,7 @@ except ImportError as error:
         "pip install onnx onnxscript onnxruntime"
     ) from error
 
-#: The first opset with RMSNormalization; ONNX Runtime has it from 1.23 on.
+#: The first opset with RMSNormalization, which ONNX Runtime 1.31 runs.
 OPSET = 23
 _OLDEST = 18  # what is used beside RMSNormalization
 
@@ -197,7 +197,7 @@ def _sees(scores: Value, visible: Value | None) -> Value:
     return op.Cast(count, to=ir.DataType.BOOL)
 
 
-def _refuse_dropout(*args: Any, **kwargs: Any) -> None:
+def _refuse_dropout(*args: Any, **kwargs: Any) -> NoReturn:
     raise RuntimeError(
         "fusedops: ONNX has no dropout that draws our numbers; export the model in eval mode, "
         "after model.eval()"

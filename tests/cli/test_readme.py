@@ -1,4 +1,4 @@
-"""Every Python block of the README runs as it stands."""
+"""Every Python block of the README and of docs/ runs as it stands."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ from pathlib import Path
 
 import pytest
 
-README = Path(__file__).parents[2] / "README.md"
-BLOCKS = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
+ROOT = Path(__file__).parents[2]
+BLOCKS = {
+    f"{page.name} {i}": block
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    for i, block in enumerate(
+        re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    )
+}
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=[str(i) for i in range(len(BLOCKS))])
-def test_python_block_runs(block, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", BLOCKS)
+def test_python_block_runs(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    exec(compile(block, str(README), "exec"), {"__name__": "readme"})
+    exec(compile(BLOCKS[name], name, "exec"), {"__name__": "readme"})

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -15,31 +18,41 @@ from transformers import BertConfig, BertModel
 import fusedops
 
 SOURCES = Path(__file__).parent
-#: cmake and ninja as pip installs them.
-TOOLS = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+PAGE = (SOURCES.parents[1] / "docs" / "deployment.md").read_text()
+#: cmake, ninja and python as pip and venv install them.
+ENVIRONMENT = os.environ | {
+    "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+    "CMAKE_GENERATOR": "Ninja",
+}
 
 
-def run(*command: object, **environment: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        list(map(str, command)), env=os.environ | environment, capture_output=True, text=True
-    )
+def blocks(language: str) -> list[str]:
+    """What docs/deployment.md shows in a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 
-def succeed(*command: object, **environment: str) -> subprocess.CompletedProcess:
-    result = run(*command, **environment)
+def run(*command: object, cwd: Path | None = None, env=ENVIRONMENT) -> subprocess.CompletedProcess:
+    return subprocess.run(list(map(str, command)), cwd=cwd, env=env, capture_output=True, text=True)
+
+
+def succeed(*command: object, cwd: Path | None = None) -> subprocess.CompletedProcess:
+    result = run(*command, cwd=cwd)
     assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
     return result
 
 
+#: The three commands of docs/deployment.md: configure, build, run.
+CONFIGURE, BUILD, RUN = blocks("sh")[0].splitlines()
+
+
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory) -> Path:
-    """The folder of what CMakeLists.txt builds."""
-    build = tmp_path_factory.mktemp("cpp")
-    prefixes = f"{torch.utils.cmake_prefix_path};{fusedops.cmake_prefix_path}"
-    options = ["-G", "Ninja", f"-DCMAKE_PREFIX_PATH={prefixes}"]
-    succeed("cmake", "-S", SOURCES, "-B", build, *options, PATH=TOOLS)
-    succeed("cmake", "--build", build, PATH=TOOLS)
-    return build
+    """The folder in which the documented commands built what CMakeLists.txt lists."""
+    folder = tmp_path_factory.mktemp("cpp") / "project"
+    shutil.copytree(SOURCES, folder)
+    for command in (CONFIGURE, BUILD):
+        succeed("bash", "-c", command, cwd=folder)
+    return folder
 
 
 class Layer(nn.Module):
@@ -101,15 +114,17 @@ class Packaged:
         exported = torch.export.export(self.model, self.inputs(2), dynamic_shapes=shapes)
         self.path = fusedops.export.package(exported, folder / "model.pt2")
 
-    def run(self, program: str, inputs, **environment: str) -> subprocess.CompletedProcess:
-        torch.save(list(inputs), self.folder / "inputs.pt")
-        arguments = self.path, self.folder / "inputs.pt", self.folder / "outputs.pt"
-        return run(self.programs / program, *arguments, **environment)
+    def run(self, inputs, command: str = RUN, **variables: str) -> subprocess.CompletedProcess:
+        folder = self.programs
+        torch.save(list(inputs), folder / "inputs.pt")
+        (folder / "outputs.pt").unlink(missing_ok=True)
+        shutil.copy(self.path, folder / "model.pt2")
+        return run("bash", "-c", command, cwd=folder, env=ENVIRONMENT | variables)
 
     def outputs(self, inputs) -> tuple[torch.Tensor, ...]:
-        result = self.run("example/run_package", inputs)
+        result = self.run(inputs)
         assert result.returncode == 0, result.stderr
-        return torch.load(self.folder / "outputs.pt")
+        return torch.load(self.programs / "outputs.pt")
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -134,22 +149,37 @@ def test_a_model_gives_in_cpp_what_it_gives_in_python(packaged, batch):
 
 
 def test_the_process_loads_the_ops_and_no_python(packaged):
-    loads = packaged.run("example/run_package", packaged.inputs(2), LD_DEBUG="files").stderr
+    loads = packaged.run(packaged.inputs(2), LD_DEBUG="files").stderr
     assert "file=libfusedops.so" in loads and "file=libtorch_cpu.so" in loads
     assert "wrapper.so" in loads  # the package itself is among what is listed
     assert "libpython" not in loads and "libtorch_python" not in loads
 
 
 def test_a_program_without_the_ops_is_told_which_is_missing(packaged):
-    result = packaged.run("run_package_without_ops", packaged.inputs(2))
+    result = packaged.run(packaged.inputs(2), RUN.replace("run_package", "run_package_without_ops"))
     assert result.returncode == 1
     assert "Could not find schema for fusedops::" in result.stderr
 
 
 def test_the_dispatcher_has_the_ops_in_cpp(programs):
-    lines = succeed(programs / "call_ops").stdout.splitlines()
+    lines = succeed(programs / "build" / "call_ops").stdout.splitlines()
     assert lines == [
         "softmax: as ATen",
         "layer_norm: as ATen",
         "softmax: dim is 7, wanted a value in [-2, 1] for an input of shape [4, 257]",
     ]
+
+
+@pytest.mark.parametrize("language, file", [("cmake", "CMakeLists.txt"), ("cpp", "main.cpp")])
+def test_the_documentation_shows_the_example_that_is_built(language, file):
+    assert blocks(language)[0] == (SOURCES / "example" / file).read_text()
+
+
+def test_the_documented_call_of_an_op_is_the_one_that_is_built():
+    shown = textwrap.indent(blocks("cpp")[1], "  ")
+    assert shown in (SOURCES / "call_ops.cpp").read_text()
+
+
+def test_a_file_that_is_missing_is_named(packaged):
+    result = packaged.run(packaged.inputs(2), RUN.replace("inputs.pt", "no.pt"))
+    assert (result.returncode, result.stderr) == (1, "cannot read no.pt\n")
