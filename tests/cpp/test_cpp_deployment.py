@@ -109,7 +109,7 @@ class Packaged:
     def __init__(self, name: str, programs: Path, folder: Path):
         build, self.inputs = MODELS[name]
         torch.manual_seed(0)
-        self.model, self.programs, self.folder = build().eval(), programs, folder
+        self.model, self.programs = build().eval(), programs
         shapes = tuple({0: torch.export.Dim("batch", min=1, max=64)} for _ in self.inputs(2))
         exported = torch.export.export(self.model, self.inputs(2), dynamic_shapes=shapes)
         self.path = fusedops.export.package(exported, folder / "model.pt2")
@@ -149,7 +149,9 @@ def test_a_model_gives_in_cpp_what_it_gives_in_python(packaged, batch):
 
 
 def test_the_process_loads_the_ops_and_no_python(packaged):
-    loads = packaged.run(packaged.inputs(2), LD_DEBUG="files").stderr
+    result = packaged.run(packaged.inputs(2), LD_DEBUG="files")
+    loads = result.stderr
+    assert result.returncode == 0
     assert "file=libfusedops.so" in loads and "file=libtorch_cpu.so" in loads
     assert "wrapper.so" in loads  # the package itself is among what is listed
     assert "libpython" not in loads and "libtorch_python" not in loads
