@@ -1,0 +1,94 @@
+"""What an entry of the zoo says of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+ENCODER, DECODER, ENCODER_DECODER = "encoder", "decoder", "encoder-decoder"
+VISION, PLAIN = "vision", "plain"
+
+# Every encoder and every decoder has two layers, whatever their size: then a model has the same
+# sites in tests and in benchmarks, and the first layer's norm cannot be mistaken for the last's.
+LAYERS = 2
+
+Inputs = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large a model and its inputs are.
+
+    Args:
+        width: features of a token; feed-forward layers are four times as wide.
+        heads: of attention.
+        vocabulary: rows of the token embedding.
+        length: tokens of a sequence, or about as many patches of an image.
+    """
+
+    width: int
+    heads: int
+    vocabulary: int
+    length: int
+
+
+TINY = Size(width=32, heads=4, vocabulary=64, length=16)
+# GPT-2 small and BERT base, but for the vocabulary: at two layers a real one would be most of the
+# model.
+BASE = Size(width=768, heads=12, vocabulary=4096, length=512)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model with random weights and attention written out.
+
+    Args:
+        kind: ENCODER, DECODER, ENCODER_DECODER, VISION or PLAIN.
+        sites: how many softmaxes, layer norms and RMS norms it computes.
+        build: the model of a size, in training mode, with the dropout that it has by default or
+            with none.
+        inputs: named inputs for a batch of some size. Where the model takes a padding mask the
+            last quarter of the first sequence is padding.
+    """
+
+    kind: str
+    sites: Mapping[str, int]
+    build: Callable[[Size, bool], nn.Module]
+    inputs: Callable[[Size, int], Inputs]
+
+
+def tokens(size: Size, batch: int) -> Tensor:
+    """Random token ids, none of them one of the first three, which configs make special."""
+    return torch.randint(3, size.vocabulary, (batch, size.length))
+
+
+def padding(size: Size, batch: int) -> Tensor:
+    """1 where there is a token, 0 in the last quarter of the first sequence."""
+    mask = torch.ones(batch, size.length, dtype=torch.long)
+    mask[0, size.length - size.length // 4 :] = 0
+    return mask
+
+
+def features(size: Size, batch: int) -> Tensor:
+    """Random embeddings of tokens."""
+    return torch.randn(batch, size.length, size.width)
+
+
+def cast(inputs: Inputs, dtype: torch.dtype) -> Inputs:
+    """The inputs, those with a fraction in `dtype`."""
+    floating = {name: value for name, value in inputs.items() if _is_floating(value)}
+    return inputs | {name: value.to(dtype) for name, value in floating.items()}
+
+
+def main_tensors(output: Any) -> list[Tensor]:
+    """The tensors with a fraction in whatever a model returned."""
+    return [leaf for leaf in tree_leaves(output) if _is_floating(leaf)]
+
+
+def _is_floating(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
