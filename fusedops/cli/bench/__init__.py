@@ -1,7 +1,8 @@
 """`python -m fusedops bench`: how fast the operators are on this machine, or what memory they take.
 
 `operators` and `attention` say what is measured, `measurement` and `timing` how long it takes,
-`memory` what it allocates, and `report` shows it.
+`memory` what it allocates, `models` and `sites` what becomes of whole models, and `report` shows
+it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from rich.console import Console
@@ -22,9 +24,27 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedC
 from fusedops.cli.bench.cases import BACKWARD, FORWARD, MATRIX, SCORES, Case, Shape
 from fusedops.cli.bench.measurement import Measurement, measure, prepare
 from fusedops.cli.bench.memory import Peak, measure_peaks
+from fusedops.cli.bench.models import (
+    ROUNDS,
+    ROUNDS_QUICK,
+    Step,
+    StepTime,
+    chosen_steps,
+    measure_step,
+    prepare_step,
+)
 from fusedops.cli.bench.operators import OPERATORS, family, selected
-from fusedops.cli.bench.report import print_peaks, print_tables, to_frame, write_csv, write_plots
+from fusedops.cli.bench.report import (
+    print_peaks,
+    print_steps,
+    print_tables,
+    to_frame,
+    write_csv,
+    write_plots,
+)
 from fusedops.cli.env import describe_machine
+from fusedops.cli.models import MODELS
+from fusedops.cli.models.hugging_face import HUGGING_FACE, import_transformers
 from fusedops.cli.timing import clock_for
 
 # glibc maps large blocks anew for every call and returns them after it: page faults then take most
@@ -32,8 +52,11 @@ from fusedops.cli.timing import clock_for
 ALLOCATOR_SETTINGS = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**33)}
 
 
+T = TypeVar("T")
+
 # The families first; a variant can be named too.
 OP_NAMES = list(dict.fromkeys([*map(family, OPERATORS), *OPERATORS]))
+DIRECTIONS = [FORWARD, BACKWARD]
 
 
 @dataclass(frozen=True)
@@ -72,25 +95,27 @@ MEMORY_SHAPES = {MATRIX: [(4096, 1024)], SCORES: _scores(256)}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `bench`."""
+    parser.add_argument("--op", nargs="+", choices=OP_NAMES, help="with all its variants")
     parser.add_argument(
-        "--op", nargs="+", choices=OP_NAMES, default=list(OPERATORS), help="with all its variants"
-    )
-    parser.add_argument(
-        "--pass",
-        nargs="+",
-        dest="directions",
-        choices=[FORWARD, BACKWARD],
-        default=[FORWARD, BACKWARD],
+        "--pass", nargs="+", dest="directions", choices=DIRECTIONS, help="default: both"
     )
     parser.add_argument(
         "--dtype",
         nargs="+",
         choices=["float32", "bfloat16", "float16", "float64"],
-        default=["float32", "bfloat16"],
+        help="default: float32 and bfloat16; float32 of whole models",
     )
     parser.add_argument(
         "--memory", action="store_true", help="peak memory in place of time; backward with forward"
     )
+    parser.add_argument(
+        "--models",
+        nargs="*",
+        metavar="NAME",
+        help=f"a step of whole models in place of operators; a chosen few, or: {', '.join(MODELS)}",
+    )
+    parser.add_argument("--batch", type=int, default=1, help="sequences of a step (default 1)")
+    parser.add_argument("--length", type=int, default=512, help="tokens of each (default 512)")
     parser.add_argument(
         "--shape",
         nargs="+",
@@ -109,16 +134,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print the tables, and write what was asked for."""
+    check_options(args)
     device = check_device(args.device)
-    if args.memory and args.plot:
-        sys.exit("--plot: draws times; with --memory there are tables and --csv")
     if device == "cpu" and not args.memory:
         keep_freed_memory()
     torch.set_num_threads(args.threads)
     console = Console(width=None if sys.stdout.isatty() else 140)
     console.print(f"{describe_machine()}, device {device}", highlight=False)
-    frame = to_frame(peaks(args, device) if args.memory else measure_all(args, device))
-    (print_peaks if args.memory else print_tables)(frame, console)
+    if args.models is not None:
+        frame, show = to_frame(step_times(args)), print_steps
+    elif args.memory:
+        frame, show = to_frame(peaks(args, device)), print_peaks
+    else:
+        frame, show = to_frame(measure_all(args, device)), print_tables
+    show(frame, console)
     if args.csv:
         write_csv(frame, args.csv)
     if args.plot:
@@ -134,6 +163,22 @@ def parse_shape(text: str) -> Shape:
             f"got {text!r}, wanted ROWSxCOLS such as 4096x1024, or more dimensions: 8x12x128x128"
         )
     return tuple(map(int, sizes))
+
+
+def check_options(args: argparse.Namespace) -> None:
+    """End the program where options do not go together."""
+    if args.models is None:
+        if args.memory and args.plot:
+            sys.exit("--plot: draws times; with --memory there are tables and --csv")
+        return
+    if unknown := [name for name in args.models if name not in MODELS]:
+        sys.exit(f"--models: got {', '.join(unknown)}, wanted some of {', '.join(MODELS)}")
+    others = {"--op": args.op, "--pass": args.directions, "--shape": args.shape}
+    others |= {"--memory": args.memory, "--plot": args.plot}
+    if given := [option for option, value in others.items() if value]:
+        sys.exit(f"{', '.join(given)}: not with --models, which takes --batch and --length")
+    if args.device != "cpu":
+        sys.exit(f"--device: got {args.device!r}; --models measures on the CPU alone")
 
 
 def check_device(name: str) -> str:
@@ -160,7 +205,9 @@ def chosen_cases(
     args: argparse.Namespace, shapes: dict[int, list[Shape]], device: str
 ) -> Iterator[Case]:
     """Every combination that was asked for, on `shapes` where none were."""
-    for op, direction, dtype in product(selected(args.op), args.directions, args.dtype):
+    ops = selected(args.op or list(OPERATORS))
+    dtypes = args.dtype or ["float32", "bfloat16"]
+    for op, direction, dtype in product(ops, args.directions or DIRECTIONS, dtypes):
         dimensions = OPERATORS[op].dimensions
         for shape in args.shape or shapes[dimensions]:
             filled_up = (1,) * (dimensions - len(shape)) + shape
@@ -189,7 +236,30 @@ def peaks(args: argparse.Namespace, device: str) -> list[Peak]:
     return found
 
 
-def announced(cases: list[Case]) -> Iterator[tuple[Case, Callable[[str], None]]]:
+def step_times(args: argparse.Namespace) -> list[StepTime]:
+    """The providers' times, model by model."""
+    dtypes = [getattr(torch, dtype) for dtype in args.dtype or ["float32"]]
+    steps = chosen_steps(args.models, dtypes, args.batch, args.length, args.quick)
+    require_packages(steps)
+    found: list[StepTime] = []
+    for step, say in announced(steps):
+        say(f"compiling {step}")
+        calls = prepare_step(step)
+        say(f"timing {step}")
+        found.append(measure_step(step, calls, ROUNDS_QUICK if args.quick else ROUNDS))
+    return found
+
+
+def require_packages(steps: list[Step]) -> None:
+    """End the program, with what to install, where a model cannot be built."""
+    if any(step.model in HUGGING_FACE for step in steps):
+        try:
+            import_transformers()
+        except ImportError as error:
+            sys.exit(str(error))
+
+
+def announced(cases: list[T]) -> Iterator[tuple[T, Callable[[str], None]]]:
     """The cases one by one, each with what shows a line about it on standard error."""
     columns = (MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=Console(stderr=True)) as progress:

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from fusedops.cli.bench.measurement import COPY, OURS, REFERENCE, Measurement
 from fusedops.cli.bench.memory import Peak
+from fusedops.cli.bench.models import StepTime
 from fusedops.cli.bench.operators import family
 
 GROUP = ["op", "direction", "dtype"]
@@ -23,7 +24,7 @@ BY_LENGTH = ["family", "direction", "dtype", "cols"]
 RATIOS = ["share_of_copy", "speedup_over_eager", "speedup_over_best_peer"]
 
 
-def to_frame(measurements: Iterable[Measurement | Peak]) -> pd.DataFrame:
+def to_frame(measurements: Iterable[Measurement | Peak | StepTime]) -> pd.DataFrame:
     """One row a measurement, in the order they were made."""
     return pd.DataFrame(map(asdict, measurements))
 
@@ -81,6 +82,23 @@ def _peak(of: pd.DataFrame, provider: str) -> str:
         return ""
     peak = of.loc[provider]
     return f"+{peak.peak_over_input:.2f}\n{peak.peak_bytes / 1e6:.1f} MB"
+
+
+def print_steps(frame: pd.DataFrame, console: Console) -> None:
+    """Every model in a row of its own; shares in percent, the spread after its ratio."""
+    title = "Whole models: milliseconds a step, and what softmaxes and norms take of it"
+    table = _table(title, ["model", "mode", "dtype", "input"])
+    _add_columns(table, ["eager", "Inductor", "fusedops", "faster than Inductor"])
+    _add_columns(table, ["share before", "share after", "sites faster"])
+    for step in frame.itertuples():
+        table.add_row(
+            *(step.model, step.mode, step.dtype, f"{step.batch}x{step.length}"),
+            *(f"{ms:.1f}" for ms in (step.eager_ms, step.inductor_ms, step.fusedops_ms)),
+            f"{step.speedup:.2f} (±{step.spread / 2:.0%})",
+            *(f"{share:.1%}" for share in (step.share_before, step.share_after)),
+            f"{step.sites_speedup:.2f}",
+        )
+    console.print(table)
 
 
 def _challengers(providers: Sequence[str]) -> list[str]:
