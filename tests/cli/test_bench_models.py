@@ -17,7 +17,7 @@ pytest.importorskip("pandas", reason="needs the extra fusedops[bench]")
 
 from fusedops.cli import bench
 from fusedops.cli.bench import models, sites
-from fusedops.cli.models import MODELS, TINY, hugging_face
+from fusedops.cli.models import MODELS, TINY
 
 COLUMNS = (
     "model,mode,dtype,batch,length,threads,eager_ms,inductor_ms,fusedops_ms,speedup,spread,"

@@ -136,8 +136,13 @@ def measure_step(step: Step, calls: dict[str, Call], rounds: int) -> StepTime:
         spread=relative_spread(ratios),
         share_before=before,
         share_after=after,
-        sites_speedup=before * medians[INDUCTOR] / (after * medians[OURS]),
+        sites_speedup=_ratio(before * medians[INDUCTOR], after * medians[OURS]),
     )
+
+
+def _ratio(before: float, after: float) -> float:
+    """Not a number where no kernel with a name takes any time, as in opaque calls."""
+    return before / after if after else math.nan
 
 
 def _compile(step: Step, dropout: bool) -> dict[str, Call]:
