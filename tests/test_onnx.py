@@ -76,6 +76,8 @@ OPS = {
     "layer_norm": lambda x, r, w, b, *_: ops.layer_norm(x, [8], w, b, 1e-5),
     "layer_norm, no bias": lambda x, r, w, *_: ops.layer_norm(x, [8], w, None, 1e-5),
     "layer_norm over two": lambda x, *_: ops.layer_norm(x, [5, 8], None, None, 1e-5),
+    "std_norm": lambda x, r, w, b, *_: ops.std_norm(x, [8], w, b, 1e-6),
+    "std_norm over two": lambda x, *_: ops.std_norm(x, [5, 8], None, None, 1e-6),
     "rms_norm": lambda x, r, w, *_: ops.rms_norm(x, [8], w, 1e-6),
     "rms_norm over two": lambda x, *_: ops.rms_norm(x, [5, 8], None, 1e-6),
     "rms_norm, gemma": lambda x, r, w, *_: ops.rms_norm(x, [8], w, 1e-6, 1.0),

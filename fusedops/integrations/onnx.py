@@ -58,6 +58,7 @@ def translation_table(opset_version: int = OPSET) -> dict[Callable, Callable]:
         "masked_softmax": _masked_softmax,
         "masked_softmax_dropout": _refuse_dropout,
         "layer_norm": _layer_norm,
+        "std_norm": _std_norm,
         "add_layer_norm": _add_layer_norm,
     } | _rms_norms(opset_version)
     return {getattr(torch.ops.fusedops, name).default: f for name, f in translations.items()}
@@ -233,6 +234,25 @@ def _layer_norm_of(
 def _ones(x: Value, rank: int) -> Value:
     """The weight of a norm over the last ``rank`` dimensions that has none."""
     return op.Expand(_like(1.0, x), op.Shape(x, start=-rank))
+
+
+def _std_norm(
+    input: Value, normalized_shape: Sequence, weight: Value | None, bias: Value | None, eps: float
+) -> tuple[Value, Value, Value]:
+    """Written out: ONNX has no operator with the unbiased deviation."""
+    dtype, dims = input.dtype, list(range(-len(normalized_shape), 0))
+    computed = _arithmetic(dtype)
+    x = _convert(input, dtype, computed)
+    mean = op.ReduceMean(x, dims, keepdims=1)
+    centred = op.Sub(x, mean)
+    count = op.ReduceProd(op.Shape(x, start=dims[0]), keepdims=0)
+    degrees = op.Sub(count, op.Constant(value_int=1))
+    variance = op.Div(op.ReduceSumSquare(centred, dims, keepdims=1), op.CastLike(degrees, x))
+    rstd = op.Reciprocal(op.Add(op.Sqrt(variance), _like(eps, x)))
+    output = op.Mul(centred, rstd)
+    output = output if weight is None else op.Mul(output, _convert(weight, weight.dtype, computed))
+    output = output if bias is None else op.Add(output, _convert(bias, bias.dtype, computed))
+    return _convert(output, computed, dtype), mean, rstd
 
 
 def _sum(input: Value, residual: Value, p: float) -> Value:

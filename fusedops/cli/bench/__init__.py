@@ -1,8 +1,8 @@
 """`python -m fusedops bench`: how fast the operators are on this machine, or what memory they take.
 
 `operators` and `attention` say what is measured, `measurement` and `timing` how long it takes,
-`memory` what it allocates, `models` and `sites` what becomes of whole models, and `report` shows
-it.
+`memory` what it allocates, `models` and `sites` what becomes of whole models, `policy` what the
+rewriter decides by, and `report` shows it.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from fusedops.cli.bench.models import (
     prepare_step,
 )
 from fusedops.cli.bench.operators import OPERATORS, family, selected
+from fusedops.cli.bench.policy import policy_cases, to_table
 from fusedops.cli.bench.report import (
     print_peaks,
     print_steps,
@@ -46,6 +47,7 @@ from fusedops.cli.env import describe_machine
 from fusedops.cli.models import MODELS
 from fusedops.cli.models.hugging_face import HUGGING_FACE, import_transformers
 from fusedops.cli.timing import clock_for
+from fusedops.graph import costs
 
 # glibc maps large blocks anew for every call and returns them after it: page faults then take most
 # of the time and hide the kernels. These settings keep freed blocks for the next call.
@@ -109,6 +111,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--memory", action="store_true", help="peak memory in place of time; backward with forward"
     )
     parser.add_argument(
+        "--policy",
+        action="store_true",
+        help='measure what fuse="profitable" decides by, into the package or to --csv',
+    )
+    parser.add_argument(
         "--models",
         nargs="*",
         metavar="NAME",
@@ -148,7 +155,11 @@ def run(args: argparse.Namespace) -> int:
     else:
         frame, show = to_frame(measure_all(args, device)), print_tables
     show(frame, console)
-    if args.csv:
+    if args.policy:
+        file = args.csv or costs.table_file(torch.device(device))
+        write_csv(to_table(frame), file)
+        console.print(f"written to {file}")
+    elif args.csv:
         write_csv(frame, args.csv)
     if args.plot:
         write_plots(frame, args.plot)
@@ -168,13 +179,15 @@ def parse_shape(text: str) -> Shape:
 def check_options(args: argparse.Namespace) -> None:
     """End the program where options do not go together."""
     if args.models is None:
+        if args.policy and (args.op or args.directions or args.shape or args.memory or args.plot):
+            sys.exit("--policy: measures a set of its own; it takes --device, --threads and --csv")
         if args.memory and args.plot:
             sys.exit("--plot: draws times; with --memory there are tables and --csv")
         return
     if unknown := [name for name in args.models if name not in MODELS]:
         sys.exit(f"--models: got {', '.join(unknown)}, wanted some of {', '.join(MODELS)}")
     others = {"--op": args.op, "--pass": args.directions, "--shape": args.shape}
-    others |= {"--memory": args.memory, "--plot": args.plot}
+    others |= {"--memory": args.memory, "--plot": args.plot, "--policy": args.policy}
     if given := [option for option, value in others.items() if value]:
         sys.exit(f"{', '.join(given)}: not with --models, which takes --batch and --length")
     if args.device != "cpu":
@@ -216,10 +229,11 @@ def chosen_cases(
 
 def measure_all(args: argparse.Namespace, device: str) -> list[Measurement]:
     """Time case by case."""
-    effort = QUICK if args.quick else FULL
+    effort = QUICK if args.quick or args.policy else FULL
+    cases = policy_cases(device) if args.policy else chosen_cases(args, effort.shapes, device)
     clock = clock_for(device)
     measurements: list[Measurement] = []
-    for case, say in announced(list(chosen_cases(args, effort.shapes, device))):
+    for case, say in announced(list(cases)):
         say(f"compiling {case}")
         calls = prepare(case)
         say(f"timing {case}")
