@@ -147,7 +147,7 @@ def _ratio(before: float, after: float) -> float:
 
 def _compile(step: Step, dropout: bool) -> dict[str, Call]:
     torch.compiler.reset()
-    eager = _eager(step, dropout)
+    eager = eager_step(step, dropout)
     run, model, inputs = eager.func, *eager.args
     compiled = {
         name: partial(run, torch.compile(model, backend=name, dynamic=False), inputs)
@@ -159,13 +159,14 @@ def _compile(step: Step, dropout: bool) -> dict[str, Call]:
     return {REFERENCE: eager, **compiled}
 
 
-def _eager(step: Step, dropout: bool) -> partial[list[Tensor]]:
+def eager_step(step: Step, dropout: bool) -> partial[list[Tensor]]:
+    """The step without any compiler: its outputs, or the gradients of all parameters."""
     model, inputs = step.build(dropout), step.inputs()
     return partial(_trainer(model, inputs) if step.mode == TRAINING else _infer, model, inputs)
 
 
 def _is_random(step: Step) -> bool:
-    call = _eager(step, dropout=True)
+    call = eager_step(step, dropout=True)
     return any(not torch.equal(*pair) for pair in zip(call(), call(), strict=True))
 
 
