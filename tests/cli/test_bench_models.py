@@ -20,13 +20,13 @@ from fusedops.cli.bench import models, sites
 from fusedops.cli.models import MODELS, TINY
 
 COLUMNS = (
-    "model,mode,dtype,batch,length,threads,eager_ms,inductor_ms,fusedops_ms,speedup,spread,"
+    "model,mode,dtype,batch,length,width,threads,eager_ms,inductor_ms,fusedops_ms,speedup,spread,"
     "share_before,share_after,sites_speedup"
 ).split(",")
 
 
 def step(name="nanogpt", mode=models.INFERENCE) -> models.Step:
-    return models.Step(name, mode, torch.float32, batch=2, length=16, size=TINY)
+    return models.Step(name, mode, torch.float32, batch=2, size=TINY)
 
 
 def parsed(command: str) -> argparse.Namespace:
@@ -37,7 +37,7 @@ def parsed(command: str) -> argparse.Namespace:
 
 def test_csv_holds_one_row_a_model_and_mode(tmp_path):
     file = tmp_path / "models.csv"
-    command = "bench --quick --models nn.MultiheadAttention --length 16 --csv"
+    command = "bench --quick --models nn.MultiheadAttention --length 16 --width 128 --csv"
     finished = subprocess.run(
         [sys.executable, "-m", "fusedops", *command.split(), str(file)],
         capture_output=True,
@@ -45,7 +45,7 @@ def test_csv_holds_one_row_a_model_and_mode(tmp_path):
     )
     assert finished.returncode == 0, finished.stderr
     assert "MALLOC_MMAP_MAX_=0" in finished.stderr
-    assert "nn.MultiheadAttention" in finished.stdout and "1x16" in finished.stdout
+    assert "nn.MultiheadAttention" in finished.stdout and "1x16x128" in finished.stdout
     with file.open() as lines:
         rows = list(csv.DictReader(lines))
     assert list(rows[0]) == COLUMNS == [field.name for field in fields(models.StepTime)]

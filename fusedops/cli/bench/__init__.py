@@ -32,6 +32,7 @@ from fusedops.cli.bench.models import (
     chosen_steps,
     measure_step,
     prepare_step,
+    size_of,
 )
 from fusedops.cli.bench.operators import OPERATORS, family, selected
 from fusedops.cli.bench.policy import policy_cases, to_table
@@ -123,6 +124,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--batch", type=int, default=1, help="sequences of a step (default 1)")
     parser.add_argument("--length", type=int, default=512, help="tokens of each (default 512)")
+    parser.add_argument("--width", type=int, default=768, help="features of each (default 768)")
     parser.add_argument(
         "--shape",
         nargs="+",
@@ -189,7 +191,9 @@ def check_options(args: argparse.Namespace) -> None:
     others = {"--op": args.op, "--pass": args.directions, "--shape": args.shape}
     others |= {"--memory": args.memory, "--plot": args.plot, "--policy": args.policy}
     if given := [option for option, value in others.items() if value]:
-        sys.exit(f"{', '.join(given)}: not with --models, which takes --batch and --length")
+        sys.exit(
+            f"{', '.join(given)}: not with --models, which takes --batch, --length and --width"
+        )
     if args.device != "cpu":
         sys.exit(f"--device: got {args.device!r}; --models measures on the CPU alone")
 
@@ -253,7 +257,8 @@ def peaks(args: argparse.Namespace, device: str) -> list[Peak]:
 def step_times(args: argparse.Namespace) -> list[StepTime]:
     """The providers' times, model by model."""
     dtypes = [getattr(torch, dtype) for dtype in args.dtype or ["float32"]]
-    steps = chosen_steps(args.models, dtypes, args.batch, args.length, args.quick)
+    size = size_of(args.length, args.width)
+    steps = chosen_steps(args.models, dtypes, args.batch, size, args.quick)
     require_packages(steps)
     found: list[StepTime] = []
     for step, say in announced(steps):

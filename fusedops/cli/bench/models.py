@@ -26,6 +26,8 @@ from fusedops.cli.timing import Call, WallClock, interleave, median_ratio, relat
 INDUCTOR = "inductor"
 COMPILED = (INDUCTOR, OURS)
 INFERENCE, TRAINING = "inference", "training"
+# Of each head, as in most transformers; the narrower a model, the more of its time goes to scores.
+HEAD_WIDTH = 64
 DEFAULT = [
     ("gpt2", TRAINING),
     *((name, INFERENCE) for name in ("gpt2", "llama", "gpt_neox", "bert", "vit", "t5")),
@@ -44,8 +46,7 @@ class Step:
     mode: str
     dtype: torch.dtype
     batch: int
-    length: int
-    size: Size = BASE
+    size: Size
 
     @property
     def dtype_name(self) -> str:
@@ -55,20 +56,17 @@ class Step:
     def build(self, dropout: bool) -> nn.Module:
         """The model, always with the same weights."""
         torch.manual_seed(0)
-        model = MODELS[self.model].build(self._size, dropout)
+        model = MODELS[self.model].build(self.size, dropout)
         return model.to(self.dtype).train(self.mode == TRAINING)
 
     def inputs(self) -> dict[str, Any]:
         """Always the same."""
         torch.manual_seed(1)
-        return cast(MODELS[self.model].inputs(self._size, self.batch), self.dtype)
-
-    @property
-    def _size(self) -> Size:
-        return replace(self.size, length=self.length)
+        return cast(MODELS[self.model].inputs(self.size, self.batch), self.dtype)
 
     def __str__(self) -> str:
-        return f"{self.model} {self.mode} {self.dtype_name} {self.batch}x{self.length}"
+        size = f"{self.batch}x{self.size.length}x{self.size.width}"
+        return f"{self.model} {self.mode} {self.dtype_name} {size}"
 
 
 @dataclass(frozen=True)
@@ -85,6 +83,7 @@ class StepTime:
     dtype: str
     batch: int
     length: int
+    width: int
     threads: int
     eager_ms: float
     inductor_ms: float
@@ -97,12 +96,17 @@ class StepTime:
 
 
 def chosen_steps(
-    names: Sequence[str], dtypes: Sequence[torch.dtype], batch: int, length: int, quick: bool
+    names: Sequence[str], dtypes: Sequence[torch.dtype], batch: int, size: Size, quick: bool
 ) -> list[Step]:
     """Both modes of the named models, or the default set."""
     named = [(name, mode) for name in names for mode in (INFERENCE, TRAINING)]
     pairs = named or (QUICK if quick else DEFAULT)
-    return [Step(*pair, dtype, batch, length) for pair in pairs for dtype in dtypes]
+    return [Step(*pair, dtype, batch, size) for pair in pairs for dtype in dtypes]
+
+
+def size_of(length: int, width: int) -> Size:
+    """Sequences of `length` tokens in a model of that width, otherwise as the larger of the zoo."""
+    return replace(BASE, length=length, width=width, heads=max(1, width // HEAD_WIDTH))
 
 
 def prepare_step(step: Step) -> dict[str, Call]:
@@ -127,7 +131,8 @@ def measure_step(step: Step, calls: dict[str, Call], rounds: int) -> StepTime:
         mode=step.mode,
         dtype=step.dtype_name,
         batch=step.batch,
-        length=step.length,
+        length=step.size.length,
+        width=step.size.width,
         threads=torch.get_num_threads(),
         eager_ms=medians[REFERENCE],
         inductor_ms=medians[INDUCTOR],

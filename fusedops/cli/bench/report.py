@@ -92,7 +92,7 @@ def print_steps(frame: pd.DataFrame, console: Console) -> None:
     _add_columns(table, ["share before", "share after", "sites faster"])
     for step in frame.itertuples():
         table.add_row(
-            *(step.model, step.mode, step.dtype, f"{step.batch}x{step.length}"),
+            *(step.model, step.mode, step.dtype, f"{step.batch}x{step.length}x{step.width}"),
             *(f"{ms:.1f}" for ms in (step.eager_ms, step.inductor_ms, step.fusedops_ms)),
             f"{step.speedup:.2f} (±{step.spread / 2:.0%})",
             *(f"{share:.1%}" for share in (step.share_before, step.share_after)),
