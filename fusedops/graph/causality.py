@@ -11,6 +11,7 @@ from torch.fx import Node
 from torch.fx.node import map_aggregate
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fusedops.graph import aliasing
 from fusedops.graph.dialect import value, written
 from fusedops.graph.spellings import aten
 
@@ -62,12 +63,14 @@ def _calls(mask: Node) -> list[Node] | None:
             return None
         found.add(node)
         waiting += node.all_input_nodes
+    memory = {aliasing.storage(node) for node in found}
+    nodes = mask.graph.nodes
+    if any(aliasing.storage(target) in memory for node in nodes for target in written(node)):
+        return None
     return sorted(found)
 
 
 def _is_builder(node: Node) -> bool:
-    if any(written(user) for user in node.users):
-        return False
     if node.op == "call_method":
         return node.target in _METHODS
     target = getattr(node.target, "overloadpacket", node.target)

@@ -18,6 +18,9 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import free_symbols
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from fusedops.graph import spellings
 from fusedops.graph.spellings import aten
@@ -73,14 +76,33 @@ def constant(argument: Any) -> int | float | None:
     """`argument` as a Python number, or None.
 
     With dynamic=True module attributes such as eps are graph inputs. Reading one here makes it a
-    constant of the compiled graph, guarded, which is what it is for the model.
+    constant of the compiled graph, guarded, which is what it is for the model. What depends on a
+    size is not read: the graph would be compiled again for every length.
     """
     known = value(argument)
+    if not is_readable(known):
+        return None
     if isinstance(known, torch.SymInt):
         return int(known)
     if isinstance(known, torch.SymFloat):
         return float(known)
     return known if isinstance(known, (int, float)) else None
+
+
+def is_readable(known: Any) -> bool:
+    """Whether a value is a Python number, or a symbol that stands for one."""
+    if isinstance(known, (torch.SymInt, torch.SymFloat)):
+        return all(symbol_is_type(symbol, _NUMBERS) for symbol in free_symbols(known))
+    return isinstance(known, (int, float))
+
+
+_NUMBERS = (SymT.FLOAT, SymT.UNBACKED_FLOAT)
+
+
+def rounded(number: float, dtype: torch.dtype) -> int | float:
+    """`number` as a tensor of `dtype` holds it: infinite where that is too narrow."""
+    with _disable_current_modes():
+        return torch.tensor(number, dtype=torch.float64).to(dtype).item()
 
 
 def number(argument: Any) -> int | float | None:
@@ -96,16 +118,22 @@ _UNCHANGED = {aten.lift_fresh_copy, aten.lift_fresh, aten.detach, aten.detach_, 
 
 
 def _tensor_number(node: Node) -> int | float | None:
-    tensor, target = value(node), getattr(node.target, "overloadpacket", node.target)
-    if tensor.dim() > 0:
+    tensor, target = value(node), _packet(node)
+    changed = any(written(user) and _packet(user) not in _UNCHANGED for user in node.users)
+    if tensor.dim() > 0 or changed:
         return None
     if target in _UNCHANGED:
         return _tensor_number(node.args[0])
     if target in _TENSOR_OF_NUMBER or target in _FULL:
         given = node.args[target in _FULL] if len(node.args) > (target in _FULL) else None
-        return given if isinstance(given, (int, float)) else None
+        return rounded(given, tensor.dtype) if isinstance(given, (int, float)) else None
     known = getattr(tensor, "constant", None)  # what export lifted out of the code
     return None if known is None else known.item()
+
+
+def _packet(node: Node) -> Any:
+    """The target of a node, without the overload."""
+    return getattr(node.target, "overloadpacket", node.target)
 
 
 def view(node: Node) -> Call | None:
@@ -119,7 +147,7 @@ def view(node: Node) -> Call | None:
         return _view_call(node, *spelling) if spelling else None
     if node.op != "call_function":
         return None
-    target = getattr(node.target, "overloadpacket", node.target)
+    target = _packet(node)
     if target in spellings.LEAVES:
         return _leaf(node, *spellings.leaf(target, node.kwargs))
     if target in spellings.ATEN_CASTS:
@@ -147,8 +175,8 @@ def _leaf(node: Node, name: str, reason: str) -> Call:
 def _view_call(node: Node, kind: str, parameters: tuple[str, ...]) -> Call:
     given = dict(zip(parameters, node.args, strict=False)) | node.kwargs
     given = {spellings.SYNONYMS.get(name, name): argument for name, argument in given.items()}
-    if kind == "reshape":  # x.view(2, 3) as x.view((2, 3))
-        given["shape"] = node.args[1:] if node.op == "call_method" else given.get("shape")
+    if kind == "reshape" and node.op == "call_method" and len(node.args) > 1:
+        given["shape"] = node.args[1:]  # x.view(2, 3) as x.view((2, 3))
     name = kind.removeprefix("native_").removeprefix("fused_")
     return Call(kind, name, node, _NORMAL.get(name, dict)(given), _obstacle(node, kind))
 
@@ -240,7 +268,7 @@ def _view_module(node: Node) -> Call | None:
     if kind.endswith("norm"):
         settings = _norm_settings(module, node.target)
     elif kind == "dropout":
-        settings = {"p": module.p, "train": module.training}
+        settings = {"p": module.p, "train": None}  # as train() and eval() will say
     else:
         settings = {"dim": -3 if type(module) is nn.Softmax2d else module.dim}
     return Call(kind, kind, node, _NORMAL[kind](given | settings), _module_obstacle(module))

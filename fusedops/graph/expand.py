@@ -23,10 +23,13 @@ from fusedops.graph.dialect import fake_mode, value
 
 
 def expand(graph: Graph) -> None:
-    """Write out, in place, every call of `graph` that is better seen through."""
+    """Write out, in place, every call of `graph` that is better seen through, but those inside a
+    `torch.func` transform: what capture recorded there is batched, or tracks gradients."""
+    transforms = 0
     for node in list(graph.nodes):
+        transforms += dialect.transform_depth_change(node)
         written_out = dialect.expansion(node, _EXPANSIONS)
-        if written_out is not None:
+        if written_out is not None and not transforms:
             _expand(node, written_out)
 
 

@@ -172,9 +172,16 @@ def _replace(match: Match, new: New, result: Any) -> None:
     with site.graph.inserting_before(match.place or site):
         inserted = _insert(new, result, site)
         for old, index in match.results.items():
+            _drop_assertions(old)
             if old.users:
                 old.replace_all_uses_with(_select(inserted, result, index, like=old))
     _erase(match)
+
+
+def _drop_assertions(node: Node) -> None:
+    """What they check was settled before; they may stand in front of what replaces `node`."""
+    for user in [user for user in node.users if dialect.is_assertion(user)]:
+        user.graph.erase_node(user)
 
 
 def _insert(new: New, result: Any, like: Node) -> Node:

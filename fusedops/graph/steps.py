@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from fusedops.graph.dialect import Call, constant, number, users, value, view, written
+from fusedops.graph.dialect import (
+    Call,
+    constant,
+    is_readable,
+    number,
+    users,
+    value,
+    view,
+    written,
+)
 
 
 def plain(node: Any, kind: str | None = None) -> Call | None:
@@ -38,7 +48,7 @@ def is_number(argument: Any) -> bool:
     known = value(argument)
     if isinstance(known, torch.Tensor):
         return number(argument) is not None
-    return isinstance(known, (int, float, torch.SymInt, torch.SymFloat))
+    return is_readable(known)
 
 
 def other_operand(call: Call, operand: Node) -> Any:
@@ -92,16 +102,25 @@ def same(a: Any, b: Any, depth: int = 4) -> bool:
 
 
 def is_widening(cast: Call) -> bool:
+    """Whether an op may take what the cast was given: to float64 not, it would compute in less."""
     given, dtype = value(cast.arguments["input"]).dtype, cast.arguments["dtype"]
+    if dtype == torch.float64:
+        return given == dtype
     return given.is_floating_point and torch.promote_types(given, dtype) == dtype
 
 
 def same_shape(node: Any, other: Any) -> bool:
     """Whether two nodes are tensors of one shape, as far as is known without a guard."""
-    a, b = value(node), value(other)
-    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor) or a.dim() != b.dim():
+    tensor = value(other)
+    return isinstance(tensor, torch.Tensor) and has_shape(node, tensor.shape)
+
+
+def has_shape(node: Any, shape: Sequence[Any]) -> bool:
+    """Whether a node is a tensor of that shape, as far as is known without a guard."""
+    tensor = value(node)
+    if not isinstance(tensor, torch.Tensor) or tensor.dim() != len(shape):
         return False
-    return all(statically_known_true(m == n) for m, n in zip(a.shape, b.shape, strict=True))
+    return all(statically_known_true(m == n) for m, n in zip(tensor.shape, shape, strict=True))
 
 
 def broadcasts(node: Any, to: Any) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
 
 import fusedops
@@ -124,6 +125,31 @@ def rewrite(request):
 def entries():
     """All three entries by name."""
     return _ENTRIES
+
+
+@pytest.fixture
+def backward_ops():
+    """backward_ops(model, *args): how often each fusedops op stands in the backward graph that
+    AOTAutograd makes of the rewritten model."""
+
+    def count(model, *args) -> dict[str, int]:
+        graphs = []
+
+        def record(graph_module, example_inputs):
+            graphs.append(graph_module)
+            return graph_module
+
+        compiler = aot_autograd(fw_compiler=lambda graph, _: graph, bw_compiler=record)
+
+        def backend(graph_module, example_inputs):
+            rewrite_module(graph_module)
+            return compiler(graph_module, example_inputs)
+
+        torch.compile(model, backend=backend)(*args).sum().backward()
+        targets = [str(node.target).split(".") for graph in graphs for node in graph.graph.nodes]
+        return dict(Counter(target[1] for target in targets if target[0] == "fusedops"))
+
+    return count
 
 
 @pytest.fixture

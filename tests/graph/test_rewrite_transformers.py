@@ -10,7 +10,6 @@ from transformers import BertConfig, BertModel
 import fusedops
 from fusedops.backend import backend
 
-
 #: Two layers of attention and two residual norms each, behind the norm of the embeddings.
 BERT_SITES = {"masked_softmax": 2, "layer_norm": 1, "add_layer_norm": 4}
 

@@ -90,16 +90,26 @@ def _with_residual(norm: Match, residual: _Residual) -> Match | None:
     }
     own = norm.swallowed or (norm.call.node,)
     results = {old: index + (index >= _SUM) for old, index in norm.results.items()}
-    others = [user for user in users(residual.sum) if user not in own]
+    kept = _kept(own, norm)
+    others = [user for user in users(residual.sum) if user not in own or user in kept]
     if others:
         results[residual.sum] = _SUM
     # Where the sum is wanted before the norm is done, the op goes there.
     place = min([norm.call.node, *others])
-    operands = (n for n in _nodes(arguments.values()))
-    if any(node.op.startswith("call") and not node < place for node in operands):
+    if any(node.op != "placeholder" and not node < place for node in _nodes(arguments.values())):
         return None
     site = Call(op, op, norm.call.node, arguments)
     return Match(site, op, results, (*residual.nodes, *own), place)
+
+
+def _kept(own: tuple[Node, ...], norm: Match) -> set[Node]:
+    """Those of the norm's nodes that stay, for others use them too."""
+    kept: set[Node] = set()
+    for node in reversed(own):
+        inner = node is not norm.call.node and node not in norm.results
+        if inner and not (set(own) - kept).issuperset(users(node)):
+            kept.add(node)
+    return kept
 
 
 def _nodes(arguments: Any) -> Iterator[Node]:
@@ -149,7 +159,7 @@ def _sum(node: Any) -> _Residual | None:
         return None
     if any(value(n).dtype != value(node).dtype for n in (first, other)):
         return None
-    for branch, residual in ((first, other), (other, first)):
+    for branch, residual in ((first, other), (other, first)) if first is not other else ():
         dropout = plain(branch, "dropout")
         if dropout is not None and users(branch) == [node] and draws_own_numbers(dropout):
             p = float(dropout.arguments["p"])

@@ -23,6 +23,7 @@ from fusedops.graph.availability import KERNEL_DTYPES
 from fusedops.graph.dialect import Call, constant, users, value
 from fusedops.graph.rule import Match, New
 from fusedops.graph.steps import (
+    has_shape,
     is_number,
     last_dims,
     only_user,
@@ -254,10 +255,8 @@ def _step(chain: _Chain, step: Call) -> _Chain | None:
 
 
 def _is_affine(operand: Any, chain: _Chain) -> bool:
-    tensor = value(operand)
-    if not isinstance(operand, Node) or not isinstance(tensor, torch.Tensor):
-        return False
-    return tuple(tensor.shape) == tuple(chain.normalized_shape) and tensor.dtype in KERNEL_DTYPES
+    fits = isinstance(operand, Node) and has_shape(operand, chain.normalized_shape)
+    return fits and value(operand).dtype in KERNEL_DTYPES
 
 
 def _input_of(chain: _Chain) -> Node | None:

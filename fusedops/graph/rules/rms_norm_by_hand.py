@@ -24,6 +24,7 @@ from fusedops.graph.rule import Match, New
 from fusedops.graph.rules.layer_norm_by_hand import base_of_square, centred
 from fusedops.graph.steps import (
     alone,
+    has_shape,
     last_dims,
     only_user,
     other_operand,
@@ -139,9 +140,8 @@ def _after_cast(chain: _Chain, given: torch.dtype, wanted: torch.dtype) -> _Chai
 
 def _after_weight(chain: _Chain, weight: Any) -> _Chain | None:
     """Where `weight` is a tensor of the normalized shape; what is added to it is its offset."""
-    if not isinstance(weight, Node) or not isinstance(value(weight), torch.Tensor):
-        return None
-    if tuple(value(weight).shape) != tuple(value(chain.input).shape[dim] for dim in chain.dims):
+    normalized_shape = [value(chain.input).shape[dim] for dim in chain.dims]
+    if not isinstance(weight, Node) or not has_shape(weight, normalized_shape):
         return None
     casts, offset = (), 0.0
     call = view(weight)

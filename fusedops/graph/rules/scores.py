@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from fusedops.graph import aliasing, causality
 from fusedops.graph.availability import KERNEL_DTYPES
-from fusedops.graph.dialect import Call, constant, number, users, value
+from fusedops.graph.dialect import Call, constant, number, rounded, users, value
 from fusedops.graph.rule import New
 from fusedops.graph.rules.softmax import SoftmaxChain
 from fusedops.graph.steps import (
@@ -159,21 +159,23 @@ def _added(scores: Scores, input: Node, addend: Operand) -> Scores | None:
 
 def _through_masked_fill(scores: Scores, call: Call) -> Scores | None:
     given = call.arguments
-    return _filled(scores, given.get("input"), given.get("mask"), given.get("value"), hides=True)
+    return _filled(scores, call, given.get("input"), given.get("mask"), given.get("value"), True)
 
 
 def _through_where(scores: Scores, call: Call) -> Scores | None:
     condition, first, other = (call.arguments.get(n) for n in ("condition", "input", "other"))
     if is_number(other):
-        return _filled(scores, first, condition, other, hides=False)
-    return _filled(scores, other, condition, first, hides=True)
+        return _filled(scores, call, first, condition, other, hides=False)
+    return _filled(scores, call, other, condition, first, hides=True)
 
 
-def _filled(scores: Scores, input: Any, mask: Any, fill: Any, hides: bool) -> Scores | None:
+def _filled(
+    scores: Scores, call: Call, input: Any, mask: Any, fill: Any, hides: bool
+) -> Scores | None:
     """`input` with `fill` where `mask` hides it, or does not show it."""
     if not isinstance(input, Node) or not isinstance(mask, Node) or not is_number(fill):
         return None
-    fill = float(number(fill)) * scores.scale
+    fill = rounded(number(fill), value(call.node).dtype) * scores.scale
     if scores.addends or not fill < math.inf or not broadcasts(mask, input):
         return None
     if value(mask).dtype != torch.bool or (scores.masks and fill != scores.hidden):

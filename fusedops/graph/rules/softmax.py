@@ -78,7 +78,8 @@ def with_casts(chain: SoftmaxChain) -> SoftmaxChain:
     if casts and value(input).dtype in KERNEL_DTYPES:
         chain = replace(chain, input=input, dtype=wanted, nodes=(*reversed(casts), *chain.nodes))
     cast = only_user(chain.last, "cast")
-    if cast is not None and cast.arguments["dtype"] == value(chain.input).dtype:
+    narrows = wanted == torch.float64 and value(chain.input).dtype != wanted
+    if cast is not None and cast.arguments["dtype"] == value(chain.input).dtype and not narrows:
         chain = replace(chain, dtype=None, nodes=(*chain.nodes, cast.node))
     return chain
 
