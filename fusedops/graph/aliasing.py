@@ -27,7 +27,7 @@ def written_between(swallowed: Sequence[Node], place: Node | None = None) -> str
     node, last = swallowed[0], max(swallowed[-1], place or swallowed[-1])
     while True:
         for target in written(node):
-            if storage(target) in read and not (node in ours and _is_private(target, ours)):
+            if storage(target) in read and not (node in ours and _is_private(target, swallowed)):
                 return "what it reads is written in place before it is done"
         if node is last:
             return None
@@ -41,11 +41,14 @@ def version(node: Node, reader: Node) -> Node:
     return max([node, *(user for user in whole if value(user) is not None)])
 
 
-def _is_private(target: Node, ours: set[Node]) -> bool:
-    """Whether what is written into `target` is made in this graph, and only `ours` ever see it."""
+def _is_private(target: Node, swallowed: Sequence[Node]) -> bool:
+    """Whether what is written into `target` is made in this graph, and only `swallowed` ever see
+    it; what others see of the last of them will be a new tensor."""
     memory = storage(target)
     holders = {node for node in target.graph.nodes if storage(node) == memory}
+    seers = holders.union(swallowed)
     return all(
-        holder.op.startswith("call") and ours.union(holders).issuperset(users(holder))
+        holder.op.startswith("call")
+        and (holder is swallowed[-1] or seers.issuperset(users(holder)))
         for holder in holders
     )

@@ -302,8 +302,13 @@ def expansion(node: Node, expansions: dict[str, Callable[..., Any]]) -> Callable
 
 
 def users(node: Node) -> list[Node]:
-    """The users of a node but those that export leaves to check its dtype at run time."""
-    return [user for user in node.users if not is_assertion(user)]
+    """The users of a node but those that export leaves: checks of its dtype at run time, and
+    results that nothing reads."""
+    return [user for user in node.users if not is_assertion(user) and not _is_unread(user)]
+
+
+def _is_unread(node: Node) -> bool:
+    return node.target is operator.getitem and not node.users
 
 
 def is_pointwise(node: Node) -> bool:
@@ -340,10 +345,12 @@ def is_assertion(node: Node) -> bool:
 
 
 def outputs(node: Node) -> dict[Node, int] | None:
-    """The `getitem` users of a multi-output call by index; None where the tuple is used whole."""
+    """The `getitem` users of a multi-output call by index; None where the tuple is used whole, or
+    as symbolic_trace records slices of it."""
     if any(user.target is not operator.getitem for user in node.users):
         return None
-    return {user: user.args[1] for user in node.users}
+    indices = {user: user.args[1] for user in node.users}
+    return indices if all(type(i) is int and i >= 0 for i in indices.values()) else None
 
 
 def written(node: Node) -> list[Node]:

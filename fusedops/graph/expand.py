@@ -46,8 +46,10 @@ def _expand(node: Node, function: Callable[..., Any]) -> None:
         args, kwargs = pytree.tree_unflatten(filled, spec)
         return function(*args, **kwargs)
 
+    symbolic = fake_mode(node).shape_env is not None
     with torch.no_grad():
-        traced = make_fx(call, tracing_mode="symbolic", pre_dispatch=True)(*known).graph
+        trace = make_fx(call, tracing_mode="symbolic" if symbolic else "fake", pre_dispatch=True)
+        traced = trace(*known).graph
     if traced.find_nodes(op="get_attr"):  # a constant, which would need a home
         return
     _inline(node, traced, inputs)

@@ -20,7 +20,7 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
 from fusedops.graph.availability import KERNEL_DTYPES
-from fusedops.graph.dialect import Call, constant, users, value
+from fusedops.graph.dialect import Call, number, users, value
 from fusedops.graph.rule import Match, New
 from fusedops.graph.steps import (
     has_shape,
@@ -83,7 +83,7 @@ class LayerNormByHand:
             "normalized_shape": [int(n) if is_concrete_int(n) else None for n in sizes],
             "weight": chain.weight,
             "bias": chain.bias,
-            "eps": constant(chain.scale.eps),
+            "eps": number(chain.scale.eps),
         }
         obstacle = _obstacle(chain) if input else "its dtypes are mixed in a way that no op has"
         op = chain.scale.op
@@ -169,7 +169,11 @@ def _inverse_root(node: Any) -> _Scale | None:
         return _divisor(inverse.arguments["input"])
     quotient = plain(node, "div")
     is_inverse = quotient is not None and quotient.arguments["input"] in (1, 1.0)
-    return _divisor(quotient.arguments["other"]) if is_inverse else None
+    if is_inverse:
+        return _divisor(quotient.arguments["other"])
+    product = plain(node, "mul")  # what export makes of it: a reciprocal times 1
+    is_unchanged = product is not None and product.arguments["other"] in (1, 1.0)
+    return _inverse_root(product.arguments["input"]) if is_unchanged else None
 
 
 def _power(node: Any, exponent: float) -> Call | None:

@@ -19,7 +19,7 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
 from fusedops.graph.availability import KERNEL_DTYPES
-from fusedops.graph.dialect import Call, constant, value, view
+from fusedops.graph.dialect import Call, constant, number, value, view
 from fusedops.graph.rule import Match, New
 from fusedops.graph.rules.layer_norm_by_hand import base_of_square, centred
 from fusedops.graph.steps import (
@@ -74,7 +74,7 @@ class RmsNormByHand:
             "input": input or chain.input,
             "normalized_shape": [_known(value(chain.input).shape[dim]) for dim in chain.dims],
             "weight": chain.weight,
-            "eps": constant(chain.eps),
+            "eps": number(chain.eps),
             "weight_offset": chain.weight_offset,
             "rounds_normalized": chain.rounded_to is not None,
         }
@@ -106,7 +106,7 @@ def _normalised(rsqrt: Call) -> _Chain | None:
     casts, input = widened(computed_in)
     other_casts, other_input = widened(other_operand(product, rsqrt.node))
     # eps last: to read it makes it a constant of the compiled graph.
-    if dims is None or other_input is not input or constant(eps) is None:
+    if dims is None or other_input is not input or number(eps) is None:
         return None
     nodes = (squared.node, mean.node, shifted.node, rsqrt.node, product.node)
     return _Chain(input, computed_in, dims, eps, nodes, casts + other_casts)
