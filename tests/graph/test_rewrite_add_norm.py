@@ -1,0 +1,492 @@
+"""add_layer_norm and add_rms_norm: a residual connection, its dropout and the norm behind it."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from expecttest import assert_expected_inline
+from torch import nn
+
+import fusedops
+from fusedops.graph import rewrite_graph
+
+N = 8
+EPS = 1e-5
+
+
+def layer_norm(h, weight, bias):
+    return F.layer_norm(h, (N,), weight, bias, EPS)
+
+
+def layer_norm_by_hand(h, weight, bias):
+    mean = h.mean(-1, keepdim=True)
+    variance = (h - mean).pow(2).mean(-1, keepdim=True)
+    return weight * ((h - mean) / torch.sqrt(variance + EPS)) + bias
+
+
+def rms_norm(h, weight, bias):
+    return F.rms_norm(h, (N,), weight, EPS)
+
+
+def rms_norm_by_hand(h, weight, bias):
+    return weight * (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + EPS))
+
+
+NORMS = [layer_norm, layer_norm_by_hand, rms_norm, rms_norm_by_hand]
+every_norm = pytest.mark.parametrize("norm", NORMS, ids=lambda norm: norm.__name__)
+
+
+def _op(norm):
+    return f"add_{norm.__name__.removesuffix('_by_hand')}"
+
+
+def after(norm):
+    return lambda x, r, w, b: norm(x + r, w, b)
+
+
+def before(norm):
+    def model(x, r, w, b):
+        h = x + r
+        return h + norm(h, w, b).sin()
+
+    return model
+
+
+def sum_first(norm):
+    def model(x, r, w, b):
+        h = torch.add(x, r)
+        twice = h * 2
+        return twice, norm(h, w, b)
+
+    return model
+
+
+def reshaped(norm):
+    def model(x, r, w, b):
+        h = (x + r).reshape(-1, N)
+        return h, norm(h, w, b)
+
+    return model
+
+
+def viewed(norm):
+    return lambda x, r, w, b: norm((x + r).view(size=(-1, N)), w, b)
+
+
+def in_place(norm):
+    def model(x, r, w, b):
+        h = x * 1
+        h += r
+        return norm(h, w, b)
+
+    return model
+
+
+def added_to_itself(norm):
+    return lambda x, r, w, b: norm(x + x, w, b) * r
+
+
+FORMS = [after, before, sum_first, reshaped, viewed, in_place, added_to_itself]
+every_form = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+
+
+@pytest.fixture
+def draw():
+    """draw(batch=3, dtype=torch.float64): branch, residual, weight, bias."""
+
+    def draw(batch=3, dtype=torch.float64):
+        shapes = ((batch, 5, N), (batch, 5, N), (N,), (N,))
+        return [torch.randn(shape, dtype=dtype) for shape in shapes]
+
+    return draw
+
+
+@every_norm
+@every_form
+def test_every_form_is_one_op_with_eagers_values(rewrite, draw, form, norm):
+    model, arguments = form(norm), draw()
+    rewritten = rewrite(model, *arguments)
+    assert rewritten.replaced == {_op(norm): 1} and rewritten.reasons == []
+    torch.testing.assert_close(rewritten.call(*arguments), model(*arguments), rtol=1e-12, atol=0)
+
+
+@every_norm
+@every_form
+def test_every_form_has_eagers_gradients_at_all_batch_sizes(rewrite_dynamo, draw, form, norm):
+    model = form(norm)
+
+    def gradients(function, leaves):
+        results = function(*leaves)
+        results = results if isinstance(results, tuple) else (results,)
+        return torch.autograd.grad(sum(r.sin().sum() for r in results), leaves, allow_unused=True)
+
+    leaves = [tensor.requires_grad_() for tensor in draw(4)]
+    for tensor in leaves[:2]:  # rows of a symbolic length would leave norms by hand as they are
+        torch._dynamo.mark_dynamic(tensor, 0)
+    rewritten = rewrite_dynamo(model, *leaves)
+    for batch in (4, 2, 5):
+        leaves = [tensor.requires_grad_() for tensor in draw(batch)]
+        ours, eager = gradients(rewritten.call, leaves), gradients(model, leaves)
+        torch.testing.assert_close(ours, eager, rtol=1e-9, atol=1e-12)
+    assert rewritten.replaced == {_op(norm): 1} and len(rewritten.graphs) == 1
+
+
+@every_norm
+def test_the_backward_pass_is_our_op_too(backward_ops, draw, norm):
+    leaves = [tensor.requires_grad_() for tensor in draw()]
+    counts = backward_ops(before(norm), *leaves)
+    assert counts == {f"{_op(norm)}_backward": 1}
+
+
+def test_two_norms_of_one_sum_share_it(rewrite, draw):
+    def model(x, r, w, b):
+        h = x + r
+        return layer_norm(h, w, b), layer_norm(h, b, w), h
+
+    arguments = draw()
+    rewritten = rewrite(model, *arguments)
+    assert rewritten.replaced == {"add_layer_norm": 1, "layer_norm": 1}
+    torch.testing.assert_close(rewritten.call(*arguments), model(*arguments), rtol=1e-12, atol=0)
+
+
+def test_modules_are_found_at_symbolic_trace(draw):
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.norm = nn.Linear(N, N), nn.LayerNorm(N)
+
+        def forward(self, x):
+            h = x + self.linear(x)
+            return h * 2 + self.norm(h)
+
+    block, x = Block().double(), draw()[0]
+    graph_module = fusedops.rewrite(torch.fx.symbolic_trace(block), x)
+    assert "add_layer_norm" in graph_module.code
+    torch.testing.assert_close(graph_module(x), block(x), rtol=1e-12, atol=0)
+
+
+# --- dropout --------------------------------------------------------------------------------------
+
+P = 0.3
+
+
+def _dropped_branch(x, r, w, b):
+    return layer_norm(F.dropout(x, P) + r, w, b)
+
+
+def _dropped_residual(x, r, w, b):
+    return layer_norm(r + F.dropout(x, P), w, b)
+
+
+@pytest.mark.parametrize("model", [_dropped_branch, _dropped_residual])
+def test_the_dropout_of_one_side_is_taken_in(rewrite, draw, model):
+    x, r, w, b = draw(32)
+    r.zero_()
+    rewritten = rewrite(model, x, r, w, b)
+    assert rewritten.replaced == {"add_layer_norm": 1} and " dropout" not in rewritten.code
+    torch.manual_seed(1)
+    first, second = (rewritten.call(x, r, w, b) for _ in range(2))
+    torch.manual_seed(1)
+    assert torch.equal(first, rewritten.call(x, r, w, b)) and not torch.equal(first, second)
+
+
+def test_the_sum_shows_which_values_were_dropped_and_scaled(rewrite_dynamo, draw):
+    def model(x, r, w, b):
+        h = F.dropout(x, P) + r
+        return h, layer_norm(h, w, b)
+
+    x, r, w, b = leaves = [tensor.requires_grad_() for tensor in draw(64)]
+    rewritten = rewrite_dynamo(model, *leaves)
+    assert rewritten.replaced == {"add_layer_norm": 1}
+    ours, y = rewritten.call(*leaves)
+    survivors = (ours - r).detach().abs() > 1e-12
+    assert abs(survivors.double().mean() - (1 - P)) < 0.04  # 2560 draws: deviation 0.009
+    h = x * survivors / (1 - P) + r
+    torch.testing.assert_close(ours, h, rtol=1e-12, atol=1e-14)
+    expected = layer_norm(h, w, b)
+    torch.testing.assert_close(y, expected, rtol=1e-11, atol=1e-13)
+    loss, expected_loss = (h.cos().sum() + y.sin().sum() for h, y in ((ours, y), (h, expected)))
+    gradients = (torch.autograd.grad(total, leaves) for total in (loss, expected_loss))
+    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-12)
+
+
+def _both_dropped(x, r, w, b):
+    return layer_norm(F.dropout(x, P) + F.dropout(r, P), w, b)
+
+
+def _dropped_and_added_to_itself(x, r, w, b):
+    dropped = F.dropout(x, P)
+    return layer_norm(dropped + dropped, w, b)
+
+
+def test_of_two_dropouts_one_is_taken_in(rewrite, draw):
+    rewritten = rewrite(_both_dropped, *draw())
+    assert rewritten.replaced == {"add_layer_norm": 1}
+    assert rewritten.code.count(" dropout") + rewritten.code.count("aten.dropout") >= 1
+    assert f", {P}," in rewritten.code.split("add_layer_norm", 1)[1]
+
+
+def test_a_dropout_added_to_itself_is_drawn_once(rewrite, draw):
+    x, r, w, b = draw()
+    rewritten = rewrite(_dropped_and_added_to_itself, x, r, w, b)
+    torch.manual_seed(1)
+    ours = rewritten.call(x, r, w, b)
+    torch.manual_seed(1)
+    eager = _dropped_and_added_to_itself(x, r, w, b)
+    torch.testing.assert_close(ours, eager, rtol=1e-12, atol=1e-14)
+
+
+# --- dtypes ---------------------------------------------------------------------------------------
+
+
+def _llama(x, r, w, b):
+    h = x + r
+    f = h.to(torch.float32)
+    f = f * torch.rsqrt(f.pow(2).mean(-1, keepdim=True) + EPS)
+    return w * f.to(h.dtype), h * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rms_norm_of_llama_behind_a_residual(rewrite, draw, dtype):
+    arguments = draw(16, dtype)
+    rewritten = rewrite(_llama, *arguments)
+    assert rewritten.replaced == {"add_rms_norm": 1}
+    (ours, twice), (eager, eager_twice) = rewritten.call(*arguments), _llama(*arguments)
+    assert ours.dtype == dtype and torch.equal(twice, eager_twice)
+    x, r, w, b = (tensor.double() for tensor in arguments)
+    h = (arguments[0] + arguments[1]).double()
+    exact = rms_norm(h, w, b)
+    errors = [(result.double() - exact).abs().max() for result in (ours, eager)]
+    assert errors[0] <= errors[1] * 1.01 + 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_layer_norm_in_16_bits_has_no_larger_error_than_eagers(rewrite_dynamo, draw, dtype):
+    arguments = draw(16, dtype)
+    rewritten = rewrite_dynamo(after(layer_norm), *arguments)
+    assert rewritten.replaced == {"add_layer_norm": 1}
+    ours, eager = rewritten.call(*arguments), after(layer_norm)(*arguments)
+    assert ours.dtype == dtype
+    x, r, w, b = (tensor.double() for tensor in arguments)
+    exact = layer_norm((arguments[0] + arguments[1]).double(), w, b)
+    errors = [(result.double() - exact).abs().max() for result in (ours, eager)]
+    assert errors[0] <= errors[1] * 1.01
+
+
+@pytest.mark.parametrize("entry", ["dynamo", "export"])
+def test_a_cast_that_others_read_too_stays_behind_the_sum(entries, entry, draw):
+    def model(x, r, w, b):
+        h = x + r
+        f = h.float()
+        y = f * torch.rsqrt(f.pow(2).mean(-1, keepdim=True) + EPS)
+        return y.to(x.dtype), f.sum(), h * 2
+
+    arguments = draw(dtype=torch.bfloat16)
+    rewritten = entries[entry](model, *arguments)
+    assert rewritten.replaced == {"add_rms_norm": 1}
+    torch.testing.assert_close(rewritten.call(*arguments), model(*arguments))
+
+
+# --- what is not taken in -------------------------------------------------------------------------
+
+
+def _broadcast(x, r, w, b):
+    return layer_norm(x + r[:1], w, b)
+
+
+def _a_number(x, r, w, b):
+    return layer_norm(x + 1.0, w, b)
+
+
+def _scaled(x, r, w, b):
+    return layer_norm(torch.add(x, r, alpha=2), w, b)
+
+
+def _of_another_dtype(x, r, w, b):
+    return layer_norm(x + r.float(), w, b)
+
+
+def _rows_cut(x, r, w, b):
+    return F.layer_norm((x + r).view(-1, N // 2), (N // 2,))
+
+
+def _written_into(x, r, w, b):
+    h = x + r
+    h.mul_(2)
+    return layer_norm(h, w, b)
+
+
+def _written_through_a_view(x, r, w, b):
+    h = x + r
+    h.view(-1)[:3].fill_(0.5)
+    return layer_norm(h, w, b)
+
+
+def _residual_written_between(x, r, w, b):
+    r = r * 1
+    h = x + r
+    r.zero_()
+    return layer_norm(h, w, b) + r
+
+
+def _weight_made_of_the_sum(x, r, w, b):
+    h = x + r
+    return layer_norm(h, (h * 2).mean((0, 1)), b)
+
+
+def _sum_not_contiguous(x, r, w, b):
+    h = x.transpose(0, 1) + r.transpose(0, 1)
+    return layer_norm(h, w, b), h
+
+
+APART = [
+    _broadcast,
+    _a_number,
+    _scaled,
+    _of_another_dtype,
+    _rows_cut,
+    _written_into,
+    _written_through_a_view,
+    _residual_written_between,
+    _weight_made_of_the_sum,
+    _sum_not_contiguous,
+]
+
+
+@pytest.mark.parametrize("model", APART, ids=lambda model: model.__name__)
+def test_what_is_no_residual_keeps_the_norm_alone(rewrite, draw, model):
+    arguments = draw()
+    rewritten = rewrite(model, *arguments)
+    assert rewritten.replaced == {"layer_norm": 1} and rewritten.reasons == []
+    ours, eager = rewritten.call(*arguments), model(*arguments)
+    torch.testing.assert_close(ours, eager, rtol=1e-11, atol=1e-13)
+
+
+def test_a_weight_that_is_read_after_the_sum_is_used_keeps_the_norm_alone(entries, draw):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(N, dtype=torch.float64))
+
+        def forward(self, x, r):
+            h = x + r
+            return h * 2, F.layer_norm(h, (N,), self.weight)
+
+    model, (x, r, *_) = Model(), draw()
+    rewritten = entries["symbolic_trace"](model, x, r)
+    assert rewritten.replaced == {"layer_norm": 1}
+    torch.testing.assert_close(rewritten.call(x, r), model(x, r), rtol=1e-12, atol=0)
+
+
+def test_a_result_that_is_written_into_after_it_is_safe(rewrite, draw):
+    def model(x, r, w, b):
+        h = x + r
+        y = layer_norm(h, w, b)
+        h.mul_(2)
+        return y, h
+
+    arguments = draw()
+    rewritten = rewrite(model, *arguments)
+    assert rewritten.replaced == {"add_layer_norm": 1}
+    torch.testing.assert_close(rewritten.call(*arguments), model(*arguments), rtol=1e-12, atol=0)
+
+
+def test_slices_of_the_statistics_at_symbolic_trace_are_left(entries, draw):
+    def model(x, r, w, b):
+        return torch.native_layer_norm(x + r, (N,), w, b, EPS)[1:]
+
+    arguments = draw()
+    rewritten = entries["symbolic_trace"](model, *arguments)
+    assert rewritten.reasons == ["its outputs are used as one tuple"]
+    torch.testing.assert_close(rewritten.call(*arguments), model(*arguments))
+
+
+def test_a_second_run_changes_nothing(rewrite, draw):
+    rewritten = rewrite(before(rms_norm_by_hand), *draw())
+    code = rewritten.code
+    assert rewrite_graph(rewritten.graphs[0].graph).sites == () and rewritten.code == code
+
+
+def test_the_dynamo_graphs_after_the_rewrite(rewrite_dynamo, draw):
+    codes = []
+    for form in FORMS:
+        torch._dynamo.reset()
+        codes.append(f"{form.__name__}\n{rewrite_dynamo(form(layer_norm), *draw()).code}\n")
+    code = "\n".join(codes).replace("add_layer_norm_default", "norm")
+    assert_expected_inline(
+        code.replace("fusedops.add_layer_norm.default", "add_layer_norm"),
+        """\
+after
+norm = add_layer_norm(l_x_, l_r_, (8,), l_w_, l_b_, 1e-05, 0.0, None)
+getitem = operator.getitem(norm, 0)
+return (getitem,)
+
+before
+norm = add_layer_norm(l_x_, l_r_, (8,), l_w_, l_b_, 1e-05, 0.0, None)
+getitem = operator.getitem(norm, 0)
+getitem_1 = operator.getitem(norm, 1)
+sin = sin(getitem)
+add_1 = operator.add(getitem_1, sin)
+return (add_1,)
+
+sum_first
+norm = add_layer_norm(l_x_, l_r_, (8,), l_w_, l_b_, 1e-05, 0.0, None)
+getitem = operator.getitem(norm, 0)
+getitem_1 = operator.getitem(norm, 1)
+twice = operator.mul(getitem_1, 2)
+return (twice, getitem)
+
+reshaped
+reshape_default = aten.reshape.default(l_x_, [-1, 8])
+reshape_default_1 = aten.reshape.default(l_r_, [-1, 8])
+norm = add_layer_norm(reshape_default, reshape_default_1, (8,), l_w_, l_b_, 1e-05, 0.0, None)
+getitem = operator.getitem(norm, 0)
+getitem_1 = operator.getitem(norm, 1)
+return (getitem_1, getitem)
+
+viewed
+reshape_default = aten.reshape.default(l_x_, [-1, 8])
+reshape_default_1 = aten.reshape.default(l_r_, [-1, 8])
+norm = add_layer_norm(reshape_default, reshape_default_1, (8,), l_w_, l_b_, 1e-05, 0.0, None)
+getitem = operator.getitem(norm, 0)
+return (getitem,)
+
+in_place
+h = operator.mul(l_x_, 1)
+norm = add_layer_norm(h, l_r_, (8,), l_w_, l_b_, 1e-05, 0.0, None)
+getitem = operator.getitem(norm, 0)
+return (getitem,)
+
+added_to_itself
+norm = add_layer_norm(l_x_, l_x_, (8,), l_w_, l_b_, 1e-05, 0.0, None)
+getitem = operator.getitem(norm, 0)
+mul = operator.mul(getitem, l_r_)
+return (mul,)
+""",
+    )
+
+
+def test_the_exported_graph_after_the_rewrite(entries, draw):
+    code = entries["export"](_llama, *draw(dtype=torch.bfloat16)).code
+    assert_expected_inline(
+        code.replace("add_rms_norm_default", "norm"),
+        """\
+norm = fusedops.add_rms_norm.default(args_0, args_1, [8], args_2, 1e-05, 0.0, True, 0.0, None)
+getitem = operator.getitem(norm, 0)
+getitem_1 = operator.getitem(norm, 1)
+mul_2 = aten.mul.Tensor(getitem_1, 2)
+return (getitem, mul_2)""",
+    )
+
+
+def test_the_traced_graph_after_the_rewrite(entries, draw):
+    rewritten = entries["symbolic_trace"](before(rms_norm), *draw())
+    assert_expected_inline(
+        rewritten.code,
+        """\
+add_rms_norm_default = fusedops.add_rms_norm.default(x, r, (8,), w, 1e-05, 0.0, False, 0.0, None)
+getitem = operator.getitem(add_rms_norm_default, 0)
+getitem_1 = operator.getitem(add_rms_norm_default, 1)
+sin = sin(getitem)
+add_1 = operator.add(getitem_1, sin)
+return add_1""",
+    )

@@ -1,0 +1,248 @@
+"""masked_softmax with the dropout behind it: our own random numbers, drawn as eager's are."""
+
+import pytest
+import torch
+import torch._inductor.config as inductor_config
+import torch.nn.functional as F
+from expecttest import assert_expected_inline
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import fusedops
+
+P = 0.4
+
+
+def attention(x, keep):
+    return F.dropout((x * 0.5).masked_fill(~keep, -1e9).softmax(-1), P)
+
+
+def plain(x, keep):
+    return F.dropout(x.softmax(-1), P, True)
+
+
+def of_exponentials(x, keep):
+    e = torch.exp(x - x.amax(-1, keepdim=True))
+    return torch.dropout(e / e.sum(-1, keepdim=True), P, train=True)
+
+
+def of_float32(x, keep):
+    return F.dropout(F.softmax(x * 0.5, dim=-1, dtype=torch.float64).to(x.dtype), P)
+
+
+FORMS = [attention, plain, of_exponentials, of_float32]
+every_form = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+
+
+def _without_dropout(form, x, keep):
+    scores = x if form in (plain, of_exponentials) else x * 0.5
+    return (scores.masked_fill(~keep, -1e9) if form is attention else scores).softmax(-1)
+
+
+@pytest.fixture
+def inputs():
+    x = torch.randn(8, 16, 64, dtype=torch.float64)
+    keep = torch.rand(8, 1, 64) > 0.2
+    return x, keep
+
+
+def _check_gradient(output, x, probabilities):
+    """The gradient of `x` is that of the dropout that `output` shows."""
+    multiplier = (output.detach() != 0).double() / (1 - P)
+    assert ((probabilities.detach() > 0) | (output.detach() == 0)).all()
+    torch.testing.assert_close(output, probabilities * multiplier, rtol=1e-12, atol=0)
+    upstream = torch.randn_like(output)
+    (ours,) = torch.autograd.grad(output, x, upstream)
+    (expected,) = torch.autograd.grad(probabilities * multiplier, x, upstream)
+    torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-14)
+
+
+@every_form
+def test_a_share_p_is_zero_and_the_rest_is_scaled(rewrite, inputs, form):
+    x, keep = inputs
+    rewritten = rewrite(form, x, keep)
+    assert rewritten.replaced == {"masked_softmax_dropout": 1} and rewritten.reasons == []
+    assert " dropout" not in rewritten.code
+    output, probabilities = rewritten.call(x, keep), _without_dropout(form, x, keep)
+    survivors = output != 0
+    scaled = probabilities[survivors] / (1 - P)
+    torch.testing.assert_close(output[survivors], scaled, rtol=1e-12, atol=0)
+    visible = probabilities > 0  # 6500 draws or more: the standard deviation is under 0.0061
+    assert abs(survivors[visible].double().mean() - (1 - P)) < 0.03
+
+
+@every_form
+def test_the_gradient_is_that_of_the_mask_in_the_output(rewrite_dynamo, inputs, form):
+    x, keep = inputs[0].requires_grad_(), inputs[1]
+    rewritten = rewrite_dynamo(form, x, keep)
+    _check_gradient(rewritten.call(x, keep), x, _without_dropout(form, x, keep))
+
+
+def test_the_backward_pass_is_our_op_too(backward_ops, inputs):
+    x, keep = inputs[0].requires_grad_(), inputs[1]
+    assert backward_ops(attention, x, keep) == {"masked_softmax_dropout_backward": 1}
+
+
+def test_the_seed_repeats_it_and_every_call_differs(rewrite, inputs):
+    rewritten = rewrite(attention, *inputs)
+    torch.manual_seed(1)
+    first, second = rewritten.call(*inputs), rewritten.call(*inputs)
+    torch.manual_seed(1)
+    assert torch.equal(first, rewritten.call(*inputs)) and not torch.equal(first, second)
+
+
+def test_compiled_it_has_the_same_properties(inputs, ops_run):
+    x, keep = inputs[0].requires_grad_(), inputs[1]
+    compiled = torch.compile(attention, backend="fusedops")
+    outputs = []
+    counts = ops_run(lambda: outputs.append(compiled(x, keep)))
+    assert counts["masked_softmax_dropout"] >= 1
+    outputs.append(compiled(x, keep))
+    assert not torch.equal(*outputs)
+    _check_gradient(outputs[0], x, _without_dropout(attention, x, keep))
+
+
+def test_a_checkpoint_drops_the_same_again(rewrite_dynamo, inputs):
+    x, keep = inputs[0].requires_grad_(), inputs[1]
+
+    def model(x, keep):
+        return checkpoint(lambda x: attention(x.sin(), keep), x, use_reentrant=False)
+
+    assert rewrite_dynamo(model, x, keep).replaced == {"masked_softmax_dropout": 1}
+    torch._dynamo.reset()
+    output = torch.compile(model, backend="fusedops")(x, keep)
+    _check_gradient(output, x, _without_dropout(attention, x.sin(), keep))
+
+
+def test_a_model_exported_in_training_drops_out(entries, inputs):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dropout = nn.Dropout(P)
+
+        def forward(self, x, keep):
+            return self.dropout((x * 0.5).masked_fill(~keep, -1e9).softmax(-1))
+
+    x, keep = inputs[0].requires_grad_(), inputs[1]
+    rewritten = entries["export"](Model(), x, keep)
+    assert rewritten.replaced == {"masked_softmax_dropout": 1}
+    _check_gradient(rewritten.call(x, keep), x, _without_dropout(attention, x, keep))
+
+
+def test_a_traced_dropout_module_keeps_following_train_and_eval(inputs):
+    x = inputs[0]
+    model = nn.Sequential(nn.Softmax(-1), nn.Dropout(P))
+    graph_module = fusedops.rewrite(torch.fx.symbolic_trace(model), x)
+    torch.testing.assert_close(graph_module.eval()(x), x.softmax(-1), rtol=1e-12, atol=0)
+    assert (graph_module.train()(x) == 0).any()
+
+
+def _in_inference(x):
+    return F.dropout(x.softmax(-1), P, training=False)
+
+
+def _of_nothing(x):
+    return F.dropout(x.softmax(-1), 0.0)
+
+
+def _of_what_is_used_too(x):
+    y = x.softmax(-1)
+    return F.dropout(y, P) + y
+
+
+def _in_place(x):
+    return F.dropout(x.softmax(-1), P, True, True)
+
+
+def _over_another_dim(x):
+    return F.dropout(x.softmax(1), P)
+
+
+def _of_whole_channels(x):
+    return F.dropout1d(x.softmax(-1), P)
+
+
+def _of_a_logarithm(x):
+    return F.dropout(x.log_softmax(-1), P)
+
+
+APART = [
+    _in_inference,
+    _of_nothing,
+    _of_what_is_used_too,
+    _in_place,
+    _over_another_dim,
+    _of_whole_channels,
+    _of_a_logarithm,
+]
+
+
+@pytest.mark.parametrize("form", APART, ids=lambda form: form.__name__)
+def test_elsewhere_the_dropout_is_eagers_to_the_bit(rewrite, inputs, form):
+    x = inputs[0]
+    rewritten = rewrite(form, x)
+    assert sum(rewritten.replaced.values()) == 1
+    assert "masked_softmax_dropout" not in rewritten.replaced
+    torch.manual_seed(1)
+    ours = rewritten.call(x)
+    torch.manual_seed(1)
+    torch.testing.assert_close(ours, form(x), rtol=1e-12, atol=0)
+
+
+@every_form
+def test_under_fallback_random_it_is_eagers_to_the_bit(rewrite_dynamo, inputs, form):
+    with inductor_config.patch(fallback_random=True):
+        rewritten = rewrite_dynamo(form, *inputs)
+    assert "masked_softmax_dropout" not in rewritten.replaced
+    torch.manual_seed(1)
+    ours = rewritten.call(*inputs)
+    torch.manual_seed(1)
+    torch.testing.assert_close(ours, form(*inputs), rtol=1e-12, atol=0)
+
+
+def test_everything_may_be_dropped(rewrite_dynamo, inputs):
+    rewritten = rewrite_dynamo(lambda x: F.dropout(x.softmax(-1), 1.0), inputs[0])
+    assert rewritten.replaced == {"masked_softmax_dropout": 1}
+    assert not rewritten.call(inputs[0]).any()
+
+
+def test_it_is_found_once_for_all_batch_sizes(rewrite_dynamo):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dropout = nn.Dropout(P)
+
+        def forward(self, x):
+            return self.dropout((x * 0.5).softmax(-1))
+
+    rewritten = rewrite_dynamo(Model(), torch.randn(4, 6, 6), dynamic=True)
+    for batch in (2, 3, 5):
+        assert (rewritten.call(torch.randn(batch, 6, 6)) == 0).any()
+    assert rewritten.replaced == {"masked_softmax_dropout": 1} and len(rewritten.graphs) == 1
+
+
+def _golden(rewritten):
+    code = rewritten.code.replace("fusedops.masked_softmax_dropout.default", "dropped")
+    return code.replace("masked_softmax_dropout_default", "both")
+
+
+def test_the_dynamo_graph_after_the_rewrite(rewrite_dynamo, inputs):
+    assert_expected_inline(
+        _golden(rewrite_dynamo(attention, *inputs)),
+        """\
+randint_low = aten.randint.low(-9223372036854775808, 9223372036854775807, ())
+both = dropped(l_x_, l_keep_, 0.5, False, -1000000000.0, 0.4, randint_low, None, None, 0)
+getitem = operator.getitem(both, 0)
+return (getitem,)""",
+    )
+
+
+def test_the_exported_graph_after_the_rewrite(entries, inputs):
+    assert_expected_inline(
+        _golden(entries["export"](plain, *inputs)),
+        """\
+randint_low = aten.randint.low(-9223372036854775808, 9223372036854775807, ())
+both = dropped(args_0, None, 1.0, False, -inf, 0.4, randint_low, None, None, 0)
+getitem = operator.getitem(both, 0)
+return (getitem,)""",
+    )
