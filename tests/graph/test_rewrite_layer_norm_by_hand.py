@@ -1,0 +1,381 @@
+"""LayerNorm written out, with every spelling of its statistics, of the quotient and of the rest."""
+
+import pytest
+import torch
+from expecttest import assert_expected_inline
+
+from fusedops import reference
+from fusedops.graph import rewrite_graph
+
+N, EPS = 8, 1e-5
+
+
+def _mean(x):
+    return x.mean(-1, keepdim=True)
+
+
+#: The variance of x with mean m.
+VARIANCES = {
+    "pow": lambda x, m: (x - m).pow(2).mean(-1, keepdim=True),
+    "**": lambda x, m: torch.mean((x - m) ** 2, -1, True),
+    "product": lambda x, m: ((x - m) * (x - m)).mean((-1,), keepdim=True),
+    "square": lambda x, m: torch.square(x - m).mean(dim=x.dim() - 1, keepdim=True),
+    "unbiased=False": lambda x, m: x.var(-1, unbiased=False, keepdim=True),
+    "by position": lambda x, m: torch.var(x, -1, False, True),
+    "correction": lambda x, m: torch.var(x, dim=(-1,), correction=0, keepdim=True),
+}
+#: (x - m) / sqrt(v + EPS), weight w and bias b.
+RESULTS = {
+    "sqrt": lambda x, m, v, w, b: w * ((x - m) / torch.sqrt(v + EPS)) + b,
+    "rsqrt": lambda x, m, v, w, b: (x - m) * torch.rsqrt(EPS + v) * w + b,
+    "rsqrt first": lambda x, m, v, w, b: b + w * (torch.rsqrt(v + EPS) * (x - m)),
+    "** 0.5": lambda x, m, v, w, b: (x - m) / (v + EPS) ** 0.5 * w + b,
+    "** -0.5": lambda x, m, v, w, b: (x - m) * (v + EPS).pow(-0.5) * w + b,
+    "1 / sqrt": lambda x, m, v, w, b: (x - m) * (1.0 / torch.sqrt(v + EPS)) * w + b,
+    "reciprocal": lambda x, m, v, w, b: (x - m) * (v + EPS).sqrt().reciprocal() * w + b,
+    "weight first": lambda x, m, v, w, b: w * (x - m) / torch.sqrt(v + EPS) + b,
+    "no bias": lambda x, m, v, w, b: w * ((x - m) / torch.sqrt(v + EPS)),
+    "no weight": lambda x, m, v, w, b: (x - m) / torch.sqrt(v + EPS) + b,
+    "neither": lambda x, m, v, w, b: (x - m) / torch.sqrt(v + EPS),
+}
+
+
+def _form(variance, result):
+    def model(x, w, b):
+        m = _mean(x)
+        return RESULTS[result](x, m, VARIANCES[variance](x, m), w, b)
+
+    return model
+
+
+def _var_mean(x, w, b):
+    variance, mean = torch.var_mean(x, -1, unbiased=False, keepdim=True)
+    return (x - mean) * torch.rsqrt(variance + EPS) * w + b
+
+
+def _var_mean_with_correction(x, w, b):
+    variance, mean = torch.var_mean(x, dim=[-1], correction=0, keepdim=True)
+    return (x - mean) / torch.sqrt(variance + EPS) * w + b
+
+
+def _mean_taken_twice(x, w, b):
+    variance = ((x - _mean(x)) ** 2).mean(-1, keepdim=True)
+    return w * ((x - _mean(x)) / torch.sqrt(variance + EPS)) + b
+
+
+FORMS = {f"variance: {name}": _form(name, "sqrt") for name in VARIANCES}
+FORMS |= {f"result: {name}": _form("pow", name) for name in RESULTS if name != "sqrt"}
+FORMS |= {form.__name__: form for form in (_var_mean, _var_mean_with_correction, _mean_taken_twice)}
+every_form = pytest.mark.parametrize("name", FORMS)
+
+
+@pytest.fixture
+def draw():
+    """draw(batch=3, dtype=torch.float64): input, weight, bias."""
+
+    def draw(batch=3, dtype=torch.float64):
+        return [torch.randn(shape, dtype=dtype) for shape in ((batch, 5, N), (N,), (N,))]
+
+    return draw
+
+
+def _exact(name, x, w, b):
+    w = None if name in ("result: neither", "result: no weight") else w
+    b = None if name in ("result: neither", "result: no bias") else b
+    return reference.layer_norm(x, (N,), w, b, EPS)
+
+
+@every_form
+def test_every_form_is_one_op_with_the_references_values(rewrite, draw, name):
+    arguments = draw()
+    rewritten = rewrite(FORMS[name], *arguments)
+    assert rewritten.replaced == {"layer_norm": 1} and rewritten.reasons == []
+    assert not any(step in rewritten.code for step in ("mean", "var", "sqrt", "sub", "mul", "add"))
+    exact = _exact(name, *arguments)
+    torch.testing.assert_close(rewritten.call(*arguments), exact, rtol=1e-11, atol=1e-14)
+
+
+@every_form
+def test_every_form_has_eagers_gradients_at_all_batch_sizes(rewrite_dynamo, draw, name):
+    model = FORMS[name]
+    leaves = [tensor.requires_grad_() for tensor in draw(4)]
+    torch._dynamo.mark_dynamic(leaves[0], 0)
+    rewritten = rewrite_dynamo(model, *leaves)
+    for batch in (4, 3, N):
+        leaves = [tensor.requires_grad_() for tensor in draw(batch)]
+        ours, eager = (
+            torch.autograd.grad(f(*leaves).sin().sum(), leaves, allow_unused=True)
+            for f in (rewritten.call, model)
+        )
+        torch.testing.assert_close(ours, eager, rtol=1e-9, atol=1e-12)
+    assert rewritten.replaced == {"layer_norm": 1} and len(rewritten.graphs) == 1
+
+
+def test_the_backward_pass_is_our_op_too(backward_ops, draw):
+    leaves = [tensor.requires_grad_() for tensor in draw()]
+    assert backward_ops(_var_mean, *leaves) == {"layer_norm_backward": 1}
+
+
+class Module(torch.nn.Module):
+    """As in google-research/bert and its kin: eps an attribute."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(N))
+        self.bias = torch.nn.Parameter(torch.randn(N))
+        self.eps = 1e-12
+
+    def forward(self, x):
+        u = x.mean(-1, keepdim=True)
+        s = (x - u).pow(2).mean(-1, keepdim=True)
+        x = (x - u) / torch.sqrt(s + self.eps)
+        return self.weight * x + self.bias
+
+
+def test_eps_as_a_graph_input_is_found(rewrite_dynamo):
+    model = Module().double()
+    rewritten = rewrite_dynamo(model, torch.randn(4, 5, N, dtype=torch.float64), dynamic=True)
+    assert rewritten.replaced == {"layer_norm": 1}
+    for shape in ((2, 5, N), (N, 3, N)):
+        x = torch.randn(shape, dtype=torch.float64)
+        torch.testing.assert_close(rewritten.call(x), model(x), rtol=1e-11, atol=1e-13)
+    assert len(rewritten.graphs) == 1
+
+
+def test_a_residual_of_symbolic_size_behind_it_adds_no_guard(rewrite_dynamo):
+    def model(x):
+        return _form("pow", "neither")(x, None, None) + x
+
+    rewritten = rewrite_dynamo(model, torch.randn(3, N), dynamic=True)
+    assert rewritten.reasons == ["the length of its rows is not known at compile time"]
+    for batch in (4, N, 5):
+        x = torch.randn(batch, N)
+        torch.testing.assert_close(rewritten.call(x), model(x))
+    assert len(rewritten.graphs) == 1
+
+
+@pytest.mark.parametrize("entry", ["dynamo", "export"])  # symbolic_trace stores it, as a buffer
+def test_eps_may_be_a_tensor_made_of_a_number(entries, entry, draw):
+    def model(x, w, b):
+        return (x - _mean(x)) / torch.sqrt(VARIANCES["pow"](x, _mean(x)) + torch.tensor(0.5))
+
+    arguments = draw()
+    rewritten = entries[entry](model, *arguments)
+    assert rewritten.replaced == {"layer_norm": 1}
+    torch.testing.assert_close(rewritten.call(*arguments), model(*arguments), rtol=1e-12, atol=0)
+
+
+def test_several_last_dimensions(rewrite, draw):
+    def model(x, w, b):
+        dims = (-2, -1)
+        variance = x.var(dims, unbiased=False, keepdim=True)
+        return (x - x.mean(dims, keepdim=True)) / torch.sqrt(variance + EPS)
+
+    arguments = draw()
+    rewritten = rewrite(model, *arguments)
+    assert rewritten.replaced == {"layer_norm": 1}
+    torch.testing.assert_close(rewritten.call(*arguments), model(*arguments), rtol=1e-11, atol=0)
+
+
+@pytest.mark.parametrize("entry", ["dynamo", "export"])
+def test_weight_and_bias_may_be_applied_in_place(entries, entry, draw):
+    def model(x, w, b):
+        return _form("pow", "neither")(x, w, b).mul_(w).add_(b)
+
+    arguments = draw()
+    rewritten = entries[entry](model, *arguments)
+    assert rewritten.replaced == {"layer_norm": 1} and "mul_" not in rewritten.code
+    torch.testing.assert_close(rewritten.call(*arguments), model(*arguments), rtol=1e-11, atol=0)
+
+
+# --- dtypes ---------------------------------------------------------------------------------------
+
+
+def _round_trip(x, w, b):
+    return _form("pow", "sqrt")(x.float(), w, b).to(x.dtype)
+
+
+def _round_trip_before_the_weight(x, w, b):
+    return w * _form("pow", "neither")(x.float(), w, b).to(x.dtype) + b
+
+
+def _in_16_bits(x, w, b):
+    return _form("pow", "sqrt")(x, w, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("model", [_round_trip, _round_trip_before_the_weight, _in_16_bits])
+def test_in_16_bits_the_error_is_no_larger_than_eagers(rewrite, draw, model, dtype):
+    arguments = draw(16, dtype)
+    rewritten = rewrite(model, *arguments)
+    assert rewritten.replaced == {"layer_norm": 1} and " to = " not in rewritten.code
+    ours, eager = rewritten.call(*arguments), model(*arguments)
+    exact = _exact("", *arguments)
+    errors = [(result.double() - exact).abs().max() for result in (ours, eager)]
+    assert ours.dtype == dtype and errors[0] <= errors[1] * (1 + 1e-3)
+
+
+def test_a_float32_weight_beside_16_bits_gives_float32(rewrite, draw):
+    def model(x, w, b):
+        return _form("pow", "sqrt")(x.float(), w, b)
+
+    x, w, b = draw(dtype=torch.float32)
+    x = x.bfloat16()
+    rewritten = rewrite(model, x, w, b)
+    assert rewritten.replaced == {"layer_norm": 1}
+    ours = rewritten.call(x, w, b)
+    assert ours.dtype == torch.float32
+    torch.testing.assert_close(ours, model(x, w, b))
+
+
+def test_what_is_computed_in_float64_is_not_computed_in_less(rewrite, draw):
+    def model(x, w, b):
+        return _form("pow", "sqrt")(x.double(), w.double(), b.double()).float()
+
+    arguments = draw(16, torch.float32)
+    rewritten = rewrite(model, *arguments)
+    assert rewritten.replaced == {"layer_norm": 1}
+    # Two float64 results that differ in their last bits round to one float32, but for ties.
+    assert (rewritten.call(*arguments) != model(*arguments)).double().mean() < 0.01
+
+
+# --- look-alikes ----------------------------------------------------------------------------------
+
+
+def _unbiased(x, w, b):
+    return (x - _mean(x)) / torch.sqrt(x.var(-1, keepdim=True) + EPS)
+
+
+def _biased_deviation(x, w, b):
+    return (x - _mean(x)) / (x.std(-1, unbiased=False, keepdim=True) + EPS)
+
+
+def _first_dimension(x, w, b):
+    return (x - x.mean(0, keepdim=True)) / torch.sqrt(x.var(0, correction=0, keepdim=True) + EPS)
+
+
+def _different_dims(x, w, b):
+    return (x - _mean(x)) / torch.sqrt(x.var((-2, -1), correction=0, keepdim=True) + EPS)
+
+
+def _dims_dropped(x, w, b):
+    x = x[0, :, :5]
+    return (x - x.mean(-1)) / torch.sqrt(x.var(-1, unbiased=False) + EPS)
+
+
+def _mean_of_another_tensor(x, w, b):
+    return (x - _mean(x.cos())) / torch.sqrt(x.var(-1, unbiased=False, keepdim=True) + EPS)
+
+
+def _variance_of_another_tensor(x, w, b):
+    return (x - _mean(x)) / torch.sqrt(x.cos().var(-1, unbiased=False, keepdim=True) + EPS)
+
+
+def _cubed(x, w, b):
+    variance = (x - _mean(x)).abs().pow(3).mean(-1, keepdim=True)
+    return (x - _mean(x)) / torch.sqrt(variance + EPS)
+
+
+def _mean_used_too(x, w, b):
+    mean = _mean(x)
+    return (x - mean) / torch.sqrt(VARIANCES["pow"](x, mean) + EPS) + mean
+
+
+def _scaled_eps(x, w, b):
+    return (x - _mean(x)) / torch.sqrt(torch.add(VARIANCES["pow"](x, _mean(x)), 1.0, alpha=2))
+
+
+def _eps_of_the_input(x, w, b):
+    return (x - _mean(x)) / torch.sqrt(VARIANCES["pow"](x, _mean(x)) + x.abs().amax())
+
+
+def _written_between(x, w, b):
+    x = x * 1
+    mean, variance = _mean(x), VARIANCES["unbiased=False"](x, None)
+    x.mul_(2)
+    return (x - mean) / torch.sqrt(variance + EPS)
+
+
+OTHERS = [
+    _unbiased,
+    _biased_deviation,
+    _first_dimension,
+    _different_dims,
+    _dims_dropped,
+    _mean_of_another_tensor,
+    _variance_of_another_tensor,
+    _cubed,
+    _mean_used_too,
+    _scaled_eps,
+    _eps_of_the_input,
+    _written_between,
+]
+
+
+@pytest.mark.parametrize("model", OTHERS, ids=lambda model: model.__name__)
+def test_what_is_no_layer_norm_stays_as_it_is(rewrite, draw, model):
+    arguments = draw(N)
+    rewritten = rewrite(model, *arguments)
+    assert rewritten.replaced == {}
+    torch.testing.assert_close(rewritten.call(*arguments), model(*arguments), rtol=1e-12, atol=0)
+
+
+def test_an_intermediate_result_that_is_returned_too_is_the_reason(rewrite, draw):
+    def model(x, w, b):
+        mean = _mean(x)
+        return (x - mean) * torch.rsqrt(VARIANCES["pow"](x, mean) + EPS), mean
+
+    arguments = draw()
+    rewritten = rewrite(model, *arguments)
+    assert rewritten.replaced == {}
+    assert rewritten.reasons == ["something else uses an intermediate result"]
+    torch.testing.assert_close(rewritten.call(*arguments), model(*arguments), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("shape", [(5, N), (1,), ()])
+def test_a_weight_of_another_shape_stays_outside(rewrite, draw, shape):
+    x, w, b = draw()
+    w = torch.randn(shape, dtype=torch.float64)
+    model = _form("pow", "sqrt")
+    rewritten = rewrite(model, x, w, b)
+    assert rewritten.replaced == {"layer_norm": 1} and "mul" in rewritten.code
+    torch.testing.assert_close(rewritten.call(x, w, b), model(x, w, b), rtol=1e-11, atol=1e-13)
+
+
+def test_a_second_run_changes_nothing(rewrite, draw):
+    rewritten = rewrite(_var_mean, *draw())
+    code = rewritten.code
+    assert rewrite_graph(rewritten.graphs[0].graph).sites == () and rewritten.code == code
+
+
+def test_the_dynamo_graph_after_the_rewrite(rewrite_dynamo, draw):
+    assert_expected_inline(
+        rewrite_dynamo(_var_mean, *draw()).code,
+        """\
+layer_norm_default = fusedops.layer_norm.default(l_x_, [8], l_w_, l_b_, 1e-05)
+getitem_2 = operator.getitem(layer_norm_default, 0)
+return (getitem_2,)""",
+    )
+
+
+def test_the_exported_graph_after_the_rewrite(entries, draw):
+    arguments = draw(dtype=torch.bfloat16)
+    assert_expected_inline(
+        entries["export"](_round_trip, *arguments).code,
+        """\
+_assert_tensor_metadata_default = aten._assert_tensor_metadata.default(args_0)
+layer_norm_default = fusedops.layer_norm.default(args_0, [8], args_1, args_2, 1e-05)
+getitem = operator.getitem(layer_norm_default, 0)
+return (getitem,)""",
+    )
+
+
+def test_the_traced_graph_after_the_rewrite(entries, draw):
+    model = _form("pow", "weight first")
+    assert_expected_inline(
+        entries["symbolic_trace"](model, *draw()).code,
+        """\
+layer_norm_default = fusedops.layer_norm.default(x, [8], w, b, 1e-05)
+getitem = operator.getitem(layer_norm_default, 0)
+return getitem""",
+    )
