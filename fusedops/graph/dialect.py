@@ -331,6 +331,25 @@ def ends_in_reduction(node: Node, steps: int = 8) -> bool:
     )
 
 
+def is_product(node: Node) -> bool:
+    """Whether a node is a matrix product, a view of one, or one scaled by a number."""
+    name = _name(node)
+    if name in spellings.VIEWS | spellings.CASTS and node.all_input_nodes:
+        return is_product(node.all_input_nodes[0])
+    if name in spellings.SCALING and len(node.all_input_nodes) == 1:
+        return is_product(node.all_input_nodes[0])
+    return name in spellings.PRODUCTS
+
+
+def feeds_products(node: Node) -> bool:
+    """Whether all that becomes of a node, through views, casts and dropout, are matrix products."""
+    passes = spellings.VIEWS | spellings.CASTS | {"dropout"}
+    return bool(node.users) and all(
+        _name(user) in spellings.PRODUCTS or (_name(user) in passes and feeds_products(user))
+        for user in node.users
+    )
+
+
 def _name(node: Node) -> str:
     """What a call is called, in place or not, in torch IR or ATen; of a module its type."""
     if node.op == "call_module":

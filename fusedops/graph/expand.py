@@ -18,7 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from fusedops.graph import dialect
+from fusedops.graph import dialect, policy
 from fusedops.graph.dialect import fake_mode, value
 
 
@@ -29,7 +29,9 @@ def expand(graph: Graph) -> None:
     for node in list(graph.nodes):
         transforms += dialect.transform_depth_change(node)
         written_out = dialect.expansion(node, _EXPANSIONS)
-        if written_out is not None and not transforms:
+        if written_out is None or transforms:
+            continue
+        if written_out is not _encoder_layer or not policy.leaves_encoder_layer(value(node)):
             _expand(node, written_out)
 
 

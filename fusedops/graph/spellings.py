@@ -170,6 +170,8 @@ VIEWS = set(
     "view reshape unsqueeze squeeze transpose permute expand flatten unflatten t swapaxes "
     "contiguous view_as expand_as".split()
 )
+PRODUCTS = {"matmul", "bmm", "einsum"}
+SCALING = {"mul", "imul", "div", "truediv", "itruediv"}
 #: ... and what picks elements or adds them up.
 REDUCTIONS = set(
     "gather take_along_dim nll_loss nll_loss_nd kl_div sum mean amax amin max min argmax argmin "

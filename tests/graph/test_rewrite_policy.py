@@ -128,6 +128,31 @@ def test_without_a_table_small_tensors_are_left(monkeypatch, tmp_path, rewrite_d
     costs._table.cache_clear()
 
 
+def _attention(mask):
+    def model(q):
+        scores = q @ q.transpose(-2, -1) * 0.125
+        return (scores if mask is None else scores + mask).softmax(-1) @ q
+
+    return model
+
+
+def test_attention_without_a_mask_is_left_to_inductors_sdpa(rewrite_dynamo):
+    q = torch.randn(2, 4, 128, 64)
+    plain = rewrite_dynamo(_attention(None), q)
+    assert plain.reasons[-1] == (
+        "Inductor runs attention without a mask as scaled_dot_product_attention"
+    )
+    masked = rewrite_dynamo(_attention(torch.zeros(128, 128)), q)
+    assert masked.replaced == {"masked_softmax": 1}
+
+
+@pytest.mark.parametrize(("tokens", "sites"), [(16, {}), (2048, {"add_layer_norm": 2})])
+def test_a_small_encoder_layer_of_inference_stays_pytorchs(tokens, sites, rewrite_dynamo):
+    layer = torch.nn.TransformerEncoderLayer(128, 2, 128, batch_first=True).eval()
+    with torch.no_grad():
+        assert rewrite_dynamo(layer, torch.randn(1, tokens, 128)).replaced == sites
+
+
 def test_a_rule_can_be_switched_by_itself(rewrite_dynamo):
     def model(x):
         return F.layer_norm(x, (8,)), x.softmax(-1)
