@@ -1,5 +1,5 @@
-"""layer_norm and rms_norm, each with and without a residual, as ops: fake kernels, derivative
-formulas, autocast and vmap rules.
+"""layer_norm and rms_norm, each with and without a residual, as ops: derivative formulas, autocast
+and vmap rules. Their fake kernels are in _norm_fakes.py.
 
 With n = (x - mean) rstd, w the weight and its offset, g = dy w and the symmetric projection
 P v = rstd (v - mean(v) - n mean(n v)), all means over the normalized dimensions: dx = P g,
@@ -14,269 +14,22 @@ from typing import Any
 
 import torch
 
-from fusedops.ops import _checks, _vmap
+from fusedops.ops import _vmap
 from fusedops.ops._autocast import register_float32_inputs
 from fusedops.ops._autograd import register_autograd
 from fusedops.ops._library import LIBRARY
+from fusedops.ops._norm_fakes import FAKES, MaybeTensor, statistics_dtype, wanted_of_inputs
 from fusedops.ops._norm_second_order import SecondDerivative, multiplier
 
 ops = torch.ops.fusedops
 
-Shape = Sequence[int]
-MaybeTensor = torch.Tensor | None
 Grads = tuple[MaybeTensor, ...]
 
 
 def default_rms_eps(dtype: torch.dtype) -> float:
     """What :func:`torch.nn.functional.rms_norm` adds where no eps is given: the resolution at 1 of
     what it computes in."""
-    return torch.finfo(_statistics_dtype(dtype)).eps
-
-
-# --- fake kernels -------------------------------------------------------------------------------
-
-
-def _statistics_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def _check_arguments(
-    op: str, input: torch.Tensor, shape: Shape, weight: MaybeTensor, bias: MaybeTensor
-) -> None:
-    _checks.check_dtype(op, "input", input.dtype)
-    _checks.check_normalized_shape(op, input, shape)
-    _checks.check_norm_parameter(op, "weight", weight, input, shape)
-    _checks.check_norm_parameter(op, "bias", bias, input, shape)
-
-
-def _check_added(
-    op: str, input: torch.Tensor, residual: torch.Tensor, p: float, seed: MaybeTensor
-) -> None:
-    _checks.check_like(op, "residual", residual, "input", input)
-    _checks.check_device(op, "residual", residual, input)
-    _checks.check_seed(op, p, seed, input)
-
-
-def _fake_forward(
-    op: str,
-    input: torch.Tensor,
-    normalized_shape: Shape,
-    weight: MaybeTensor,
-    bias: MaybeTensor,
-    eps: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """What stands for the output and for a statistic."""
-    _check_arguments(op, input, normalized_shape, weight, bias)
-    _checks.check(
-        all(size > 0 for size in normalized_shape),
-        f"{op}: normalized_shape is {list(normalized_shape)}, wanted no dimension of size 0",
-    )
-    _checks.check(eps >= 0, f"{op}: eps is {eps:g}, wanted a value >= 0")
-    rows = input.shape[: input.dim() - len(normalized_shape)]
-    statistics_shape = [*rows, *(1 for _ in normalized_shape)]
-    return (
-        torch.empty_like(input, memory_format=torch.contiguous_format),
-        input.new_empty(statistics_shape, dtype=_statistics_dtype(input.dtype)),
-    )
-
-
-def _fake_layer_norm(
-    input: torch.Tensor, normalized_shape: Shape, weight: MaybeTensor, bias: MaybeTensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    output, rstd = _fake_forward("layer_norm", input, normalized_shape, weight, bias, eps)
-    return output, torch.empty_like(rstd), rstd
-
-
-def _fake_rms_norm(
-    input: torch.Tensor,
-    normalized_shape: Shape,
-    weight: MaybeTensor,
-    eps: float,
-    weight_offset: float = 0.0,
-    rounds_normalized: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return _fake_forward("rms_norm", input, normalized_shape, weight, None, eps)
-
-
-def _fake_add_layer_norm(
-    input: torch.Tensor,
-    residual: torch.Tensor,
-    normalized_shape: Shape,
-    weight: MaybeTensor,
-    bias: MaybeTensor,
-    eps: float,
-    p: float = 0.0,
-    seed: MaybeTensor = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    op = "add_layer_norm"
-    output, rstd = _fake_forward(op, input, normalized_shape, weight, bias, eps)
-    _check_added(op, input, residual, p, seed)
-    return output, torch.empty_like(output), torch.empty_like(rstd), rstd
-
-
-def _fake_add_rms_norm(
-    input: torch.Tensor,
-    residual: torch.Tensor,
-    normalized_shape: Shape,
-    weight: MaybeTensor,
-    eps: float,
-    weight_offset: float = 0.0,
-    rounds_normalized: bool = False,
-    p: float = 0.0,
-    seed: MaybeTensor = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    op = "add_rms_norm"
-    output, rstd = _fake_forward(op, input, normalized_shape, weight, None, eps)
-    _check_added(op, input, residual, p, seed)
-    return output, torch.empty_like(output), rstd
-
-
-def _sum_where_wanted(output: torch.Tensor, wants_sum: bool) -> torch.Tensor:
-    return torch.empty_like(output) if wants_sum else output.new_empty([0])
-
-
-def _fake_add_layer_norm_inference(
-    input: torch.Tensor,
-    residual: torch.Tensor,
-    normalized_shape: Shape,
-    weight: MaybeTensor,
-    bias: MaybeTensor,
-    eps: float,
-    wants_sum: bool,
-    p: float = 0.0,
-    seed: MaybeTensor = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    output, *_ = _fake_add_layer_norm(input, residual, normalized_shape, weight, bias, eps, p, seed)
-    return output, _sum_where_wanted(output, wants_sum)
-
-
-def _fake_add_rms_norm_inference(
-    input: torch.Tensor,
-    residual: torch.Tensor,
-    normalized_shape: Shape,
-    weight: MaybeTensor,
-    eps: float,
-    wants_sum: bool,
-    weight_offset: float = 0.0,
-    rounds_normalized: bool = False,
-    p: float = 0.0,
-    seed: MaybeTensor = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    arguments = (normalized_shape, weight, eps, weight_offset, rounds_normalized, p, seed)
-    output, *_ = _fake_add_rms_norm(input, residual, *arguments)
-    return output, _sum_where_wanted(output, wants_sum)
-
-
-def _grads_where_wanted(
-    input: torch.Tensor,
-    normalized_shape: Shape,
-    wanted_inputs: Sequence[bool],
-    parameters: Sequence[tuple[bool, MaybeTensor]],
-) -> list[torch.Tensor]:
-    """Stand-ins for gradients of ``input``'s shape, then for those of weight and bias."""
-    of_inputs = [input.new_empty(input.shape if is_wanted else [0]) for is_wanted in wanted_inputs]
-    of_parameters = [
-        input.new_empty(
-            normalized_shape if is_wanted else [0],
-            dtype=input.dtype if parameter is None else parameter.dtype,
-        )
-        for is_wanted, parameter in parameters
-    ]
-    return of_inputs + of_parameters
-
-
-def _fake_layer_norm_backward(
-    grad_output: torch.Tensor,
-    input: torch.Tensor,
-    normalized_shape: Shape,
-    mean: torch.Tensor,
-    rstd: torch.Tensor,
-    weight: MaybeTensor,
-    bias: MaybeTensor,
-    output_mask: Sequence[bool],
-) -> tuple[torch.Tensor, ...]:
-    op = "layer_norm_backward"
-    _check_arguments(op, input, normalized_shape, weight, bias)
-    _checks.check_like(op, "grad_output", grad_output, "input", input)
-    of_input, of_weight, of_bias = output_mask
-    parameters = [(of_weight, weight), (of_bias, bias)]
-    return tuple(_grads_where_wanted(input, normalized_shape, [of_input], parameters))
-
-
-def _fake_rms_norm_backward(
-    grad_output: torch.Tensor,
-    input: torch.Tensor,
-    normalized_shape: Shape,
-    rstd: torch.Tensor,
-    weight: MaybeTensor,
-    output_mask: Sequence[bool],
-    weight_offset: float = 0.0,
-) -> tuple[torch.Tensor, ...]:
-    op = "rms_norm_backward"
-    _check_arguments(op, input, normalized_shape, weight, None)
-    _checks.check_like(op, "grad_output", grad_output, "input", input)
-    of_input, of_weight = output_mask
-    return tuple(_grads_where_wanted(input, normalized_shape, [of_input], [(of_weight, weight)]))
-
-
-def _check_add_backward(
-    op: str,
-    grad_output: torch.Tensor,
-    grad_sum: MaybeTensor,
-    sum: torch.Tensor,
-    p: float,
-    seed: MaybeTensor,
-) -> None:
-    _checks.check_like(op, "grad_output", grad_output, "input", sum)
-    if grad_sum is not None:
-        _checks.check_like(op, "grad_sum", grad_sum, "input", sum)
-    _checks.check_seed(op, p, seed, sum)
-
-
-def _wanted_of_inputs(output_mask: Sequence[bool], p: float) -> list[bool]:
-    of_input, of_residual, *_ = output_mask
-    return [of_input or of_residual, False] if p == 0 else [of_input, of_residual]
-
-
-def _fake_add_layer_norm_backward(
-    grad_output: torch.Tensor,
-    grad_sum: MaybeTensor,
-    sum: torch.Tensor,
-    normalized_shape: Shape,
-    mean: torch.Tensor,
-    rstd: torch.Tensor,
-    weight: MaybeTensor,
-    bias: MaybeTensor,
-    output_mask: Sequence[bool],
-    p: float = 0.0,
-    seed: MaybeTensor = None,
-) -> tuple[torch.Tensor, ...]:
-    op = "add_layer_norm_backward"
-    _check_arguments(op, sum, normalized_shape, weight, bias)
-    _check_add_backward(op, grad_output, grad_sum, sum, p, seed)
-    parameters = [(output_mask[2], weight), (output_mask[3], bias)]
-    wanted = _wanted_of_inputs(output_mask, p)
-    return tuple(_grads_where_wanted(sum, normalized_shape, wanted, parameters))
-
-
-def _fake_add_rms_norm_backward(
-    grad_output: torch.Tensor,
-    grad_sum: MaybeTensor,
-    sum: torch.Tensor,
-    normalized_shape: Shape,
-    rstd: torch.Tensor,
-    weight: MaybeTensor,
-    output_mask: Sequence[bool],
-    weight_offset: float = 0.0,
-    p: float = 0.0,
-    seed: MaybeTensor = None,
-) -> tuple[torch.Tensor, ...]:
-    op = "add_rms_norm_backward"
-    _check_arguments(op, sum, normalized_shape, weight, None)
-    _check_add_backward(op, grad_output, grad_sum, sum, p, seed)
-    wanted = _wanted_of_inputs(output_mask, p)
-    parameters = [(output_mask[2], weight)]
-    return tuple(_grads_where_wanted(sum, normalized_shape, wanted, parameters))
+    return torch.finfo(statistics_dtype(dtype)).eps
 
 
 # --- derivatives --------------------------------------------------------------------------------
@@ -444,7 +197,7 @@ def _setup_add_layer_norm_backward(ctx: Any, inputs: tuple, output: tuple) -> No
 
 def _add_layer_norm_backward_formula(ctx: Any, *cotangents: MaybeTensor) -> Grads:
     *saved, seed = ctx.saved_tensors
-    wanted = [*_wanted_of_inputs(ctx.output_mask, ctx.p), *ctx.output_mask[2:]]
+    wanted = [*wanted_of_inputs(ctx.output_mask, ctx.p), *ctx.output_mask[2:]]
     to_input, to_residual, to_weight, to_bias = _where_wanted(cotangents, wanted)
     total = _cotangent_of_total(ctx, to_input, to_residual, saved[1], seed)
     by_grad_output, by_sum, by_weight = SecondDerivative.apply(
@@ -464,7 +217,7 @@ def _setup_add_rms_norm_backward(ctx: Any, inputs: tuple, output: tuple) -> None
 
 def _add_rms_norm_backward_formula(ctx: Any, *cotangents: MaybeTensor) -> Grads:
     *saved, seed = ctx.saved_tensors
-    wanted = [*_wanted_of_inputs(ctx.output_mask, ctx.p), ctx.output_mask[2]]
+    wanted = [*wanted_of_inputs(ctx.output_mask, ctx.p), ctx.output_mask[2]]
     to_input, to_residual, to_weight = _where_wanted(cotangents, wanted)
     total = _cotangent_of_total(ctx, to_input, to_residual, saved[1], seed)
     rank = len(ctx.normalized_shape)
@@ -508,21 +261,7 @@ def _register_vmap(op: str) -> None:
 
 # --- registration -------------------------------------------------------------------------------
 
-_FAKES = {
-    "layer_norm": _fake_layer_norm,
-    "_layer_norm": _fake_layer_norm,
-    "layer_norm_backward": _fake_layer_norm_backward,
-    "rms_norm": _fake_rms_norm,
-    "_rms_norm": _fake_rms_norm,
-    "rms_norm_backward": _fake_rms_norm_backward,
-    "add_layer_norm": _fake_add_layer_norm,
-    "_add_layer_norm": _fake_add_layer_norm_inference,
-    "add_layer_norm_backward": _fake_add_layer_norm_backward,
-    "add_rms_norm": _fake_add_rms_norm,
-    "_add_rms_norm": _fake_add_rms_norm_inference,
-    "add_rms_norm_backward": _fake_add_rms_norm_backward,
-}
-for _op, _fake in _FAKES.items():
+for _op, _fake in FAKES.items():
     torch.library.register_fake(f"fusedops::{_op}", _fake)
 
 register_autograd("layer_norm", _layer_norm_formula, _setup_layer_norm)
@@ -538,7 +277,7 @@ register_autograd(
     "add_rms_norm_backward", _add_rms_norm_backward_formula, _setup_add_rms_norm_backward
 )
 
-for _op in _FAKES:
+for _op in FAKES:
     _register_vmap(_op)
     if not _op.endswith("_backward"):
         register_float32_inputs(LIBRARY, _op)

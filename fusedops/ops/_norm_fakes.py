@@ -1,0 +1,274 @@
+"""Fake kernels of the norms: what stands for their results, of the right shapes and dtypes, and the
+checks of their arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from fusedops.ops import _checks
+
+Shape = Sequence[int]
+MaybeTensor = torch.Tensor | None
+
+
+def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _check_arguments(
+    op: str, input: torch.Tensor, shape: Shape, weight: MaybeTensor, bias: MaybeTensor
+) -> None:
+    _checks.check_dtype(op, "input", input.dtype)
+    _checks.check_normalized_shape(op, input, shape)
+    _checks.check_norm_parameter(op, "weight", weight, input, shape)
+    _checks.check_norm_parameter(op, "bias", bias, input, shape)
+
+
+def _check_added(
+    op: str, input: torch.Tensor, residual: torch.Tensor, p: float, seed: MaybeTensor
+) -> None:
+    _checks.check_like(op, "residual", residual, "input", input)
+    _checks.check_device(op, "residual", residual, input)
+    _checks.check_seed(op, p, seed, input)
+
+
+def _fake_forward(
+    op: str,
+    input: torch.Tensor,
+    normalized_shape: Shape,
+    weight: MaybeTensor,
+    bias: MaybeTensor,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What stands for the output and for a statistic."""
+    _check_arguments(op, input, normalized_shape, weight, bias)
+    _checks.check(
+        all(size > 0 for size in normalized_shape),
+        f"{op}: normalized_shape is {list(normalized_shape)}, wanted no dimension of size 0",
+    )
+    _checks.check(eps >= 0, f"{op}: eps is {eps:g}, wanted a value >= 0")
+    rows = input.shape[: input.dim() - len(normalized_shape)]
+    statistics_shape = [*rows, *(1 for _ in normalized_shape)]
+    return (
+        torch.empty_like(input, memory_format=torch.contiguous_format),
+        input.new_empty(statistics_shape, dtype=statistics_dtype(input.dtype)),
+    )
+
+
+def _fake_layer_norm(
+    input: torch.Tensor, normalized_shape: Shape, weight: MaybeTensor, bias: MaybeTensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    output, rstd = _fake_forward("layer_norm", input, normalized_shape, weight, bias, eps)
+    return output, torch.empty_like(rstd), rstd
+
+
+def _fake_rms_norm(
+    input: torch.Tensor,
+    normalized_shape: Shape,
+    weight: MaybeTensor,
+    eps: float,
+    weight_offset: float = 0.0,
+    rounds_normalized: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return _fake_forward("rms_norm", input, normalized_shape, weight, None, eps)
+
+
+def _fake_add_layer_norm(
+    input: torch.Tensor,
+    residual: torch.Tensor,
+    normalized_shape: Shape,
+    weight: MaybeTensor,
+    bias: MaybeTensor,
+    eps: float,
+    p: float = 0.0,
+    seed: MaybeTensor = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    op = "add_layer_norm"
+    output, rstd = _fake_forward(op, input, normalized_shape, weight, bias, eps)
+    _check_added(op, input, residual, p, seed)
+    return output, torch.empty_like(output), torch.empty_like(rstd), rstd
+
+
+def _fake_add_rms_norm(
+    input: torch.Tensor,
+    residual: torch.Tensor,
+    normalized_shape: Shape,
+    weight: MaybeTensor,
+    eps: float,
+    weight_offset: float = 0.0,
+    rounds_normalized: bool = False,
+    p: float = 0.0,
+    seed: MaybeTensor = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    op = "add_rms_norm"
+    output, rstd = _fake_forward(op, input, normalized_shape, weight, None, eps)
+    _check_added(op, input, residual, p, seed)
+    return output, torch.empty_like(output), rstd
+
+
+def _sum_where_wanted(output: torch.Tensor, wants_sum: bool) -> torch.Tensor:
+    return torch.empty_like(output) if wants_sum else output.new_empty([0])
+
+
+def _fake_add_layer_norm_inference(
+    input: torch.Tensor,
+    residual: torch.Tensor,
+    normalized_shape: Shape,
+    weight: MaybeTensor,
+    bias: MaybeTensor,
+    eps: float,
+    wants_sum: bool,
+    p: float = 0.0,
+    seed: MaybeTensor = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    output, *_ = _fake_add_layer_norm(input, residual, normalized_shape, weight, bias, eps, p, seed)
+    return output, _sum_where_wanted(output, wants_sum)
+
+
+def _fake_add_rms_norm_inference(
+    input: torch.Tensor,
+    residual: torch.Tensor,
+    normalized_shape: Shape,
+    weight: MaybeTensor,
+    eps: float,
+    wants_sum: bool,
+    weight_offset: float = 0.0,
+    rounds_normalized: bool = False,
+    p: float = 0.0,
+    seed: MaybeTensor = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    arguments = (normalized_shape, weight, eps, weight_offset, rounds_normalized, p, seed)
+    output, *_ = _fake_add_rms_norm(input, residual, *arguments)
+    return output, _sum_where_wanted(output, wants_sum)
+
+
+def _grads_where_wanted(
+    input: torch.Tensor,
+    normalized_shape: Shape,
+    wanted_inputs: Sequence[bool],
+    parameters: Sequence[tuple[bool, MaybeTensor]],
+) -> list[torch.Tensor]:
+    """Stand-ins for gradients of ``input``'s shape, then for those of weight and bias."""
+    of_inputs = [input.new_empty(input.shape if is_wanted else [0]) for is_wanted in wanted_inputs]
+    of_parameters = [
+        input.new_empty(
+            normalized_shape if is_wanted else [0],
+            dtype=input.dtype if parameter is None else parameter.dtype,
+        )
+        for is_wanted, parameter in parameters
+    ]
+    return of_inputs + of_parameters
+
+
+def _fake_layer_norm_backward(
+    grad_output: torch.Tensor,
+    input: torch.Tensor,
+    normalized_shape: Shape,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    weight: MaybeTensor,
+    bias: MaybeTensor,
+    output_mask: Sequence[bool],
+) -> tuple[torch.Tensor, ...]:
+    op = "layer_norm_backward"
+    _check_arguments(op, input, normalized_shape, weight, bias)
+    _checks.check_like(op, "grad_output", grad_output, "input", input)
+    of_input, of_weight, of_bias = output_mask
+    parameters = [(of_weight, weight), (of_bias, bias)]
+    return tuple(_grads_where_wanted(input, normalized_shape, [of_input], parameters))
+
+
+def _fake_rms_norm_backward(
+    grad_output: torch.Tensor,
+    input: torch.Tensor,
+    normalized_shape: Shape,
+    rstd: torch.Tensor,
+    weight: MaybeTensor,
+    output_mask: Sequence[bool],
+    weight_offset: float = 0.0,
+) -> tuple[torch.Tensor, ...]:
+    op = "rms_norm_backward"
+    _check_arguments(op, input, normalized_shape, weight, None)
+    _checks.check_like(op, "grad_output", grad_output, "input", input)
+    of_input, of_weight = output_mask
+    return tuple(_grads_where_wanted(input, normalized_shape, [of_input], [(of_weight, weight)]))
+
+
+def _check_add_backward(
+    op: str,
+    grad_output: torch.Tensor,
+    grad_sum: MaybeTensor,
+    sum: torch.Tensor,
+    p: float,
+    seed: MaybeTensor,
+) -> None:
+    _checks.check_like(op, "grad_output", grad_output, "input", sum)
+    if grad_sum is not None:
+        _checks.check_like(op, "grad_sum", grad_sum, "input", sum)
+    _checks.check_seed(op, p, seed, sum)
+
+
+def wanted_of_inputs(output_mask: Sequence[bool], p: float) -> list[bool]:
+    of_input, of_residual, *_ = output_mask
+    return [of_input or of_residual, False] if p == 0 else [of_input, of_residual]
+
+
+def _fake_add_layer_norm_backward(
+    grad_output: torch.Tensor,
+    grad_sum: MaybeTensor,
+    sum: torch.Tensor,
+    normalized_shape: Shape,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    weight: MaybeTensor,
+    bias: MaybeTensor,
+    output_mask: Sequence[bool],
+    p: float = 0.0,
+    seed: MaybeTensor = None,
+) -> tuple[torch.Tensor, ...]:
+    op = "add_layer_norm_backward"
+    _check_arguments(op, sum, normalized_shape, weight, bias)
+    _check_add_backward(op, grad_output, grad_sum, sum, p, seed)
+    parameters = [(output_mask[2], weight), (output_mask[3], bias)]
+    wanted = wanted_of_inputs(output_mask, p)
+    return tuple(_grads_where_wanted(sum, normalized_shape, wanted, parameters))
+
+
+def _fake_add_rms_norm_backward(
+    grad_output: torch.Tensor,
+    grad_sum: MaybeTensor,
+    sum: torch.Tensor,
+    normalized_shape: Shape,
+    rstd: torch.Tensor,
+    weight: MaybeTensor,
+    output_mask: Sequence[bool],
+    weight_offset: float = 0.0,
+    p: float = 0.0,
+    seed: MaybeTensor = None,
+) -> tuple[torch.Tensor, ...]:
+    op = "add_rms_norm_backward"
+    _check_arguments(op, sum, normalized_shape, weight, None)
+    _check_add_backward(op, grad_output, grad_sum, sum, p, seed)
+    wanted = wanted_of_inputs(output_mask, p)
+    parameters = [(output_mask[2], weight)]
+    return tuple(_grads_where_wanted(sum, normalized_shape, wanted, parameters))
+
+
+#: By op.
+FAKES = {
+    "layer_norm": _fake_layer_norm,
+    "_layer_norm": _fake_layer_norm,
+    "layer_norm_backward": _fake_layer_norm_backward,
+    "rms_norm": _fake_rms_norm,
+    "_rms_norm": _fake_rms_norm,
+    "rms_norm_backward": _fake_rms_norm_backward,
+    "add_layer_norm": _fake_add_layer_norm,
+    "_add_layer_norm": _fake_add_layer_norm_inference,
+    "add_layer_norm_backward": _fake_add_layer_norm_backward,
+    "add_rms_norm": _fake_add_rms_norm,
+    "_add_rms_norm": _fake_add_rms_norm_inference,
+    "add_rms_norm_backward": _fake_add_rms_norm_backward,
+}
