@@ -46,6 +46,14 @@ STABLE_TORCH_LIBRARY(fusedops, m) {
       "layer_norm_backward(Tensor grad_output, Tensor input, SymInt[] normalized_shape, "
       "Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias, bool[3] output_mask) "
       "-> (Tensor grad_input, Tensor grad_weight, Tensor grad_bias)");
+  // rstd = 1 / (unbiased standard deviation + eps)
+  m.def(
+      "std_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight, Tensor? bias, "
+      "float eps) -> (Tensor output, Tensor mean, Tensor rstd)");
+  m.def(
+      "std_norm_backward(Tensor grad_output, Tensor input, SymInt[] normalized_shape, "
+      "Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias, bool[3] output_mask, float eps) "
+      "-> (Tensor grad_input, Tensor grad_weight, Tensor grad_bias)");
   // With `rounds_normalized` the normalised value takes input's dtype before the weight is applied.
   m.def(
       "rms_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight, float eps, "
@@ -103,6 +111,9 @@ STABLE_TORCH_LIBRARY(fusedops, m) {
       "SymInt diagonal=0, bool zero_masked_rows=False) -> Tensor");
   m.def(
       "_layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight, Tensor? bias, "
+      "float eps) -> (Tensor output, Tensor mean, Tensor rstd)");
+  m.def(
+      "_std_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight, Tensor? bias, "
       "float eps) -> (Tensor output, Tensor mean, Tensor rstd)");
   m.def(
       "_rms_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight, float eps, "

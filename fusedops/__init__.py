@@ -4,8 +4,8 @@
   ``torch.compile``; ``fusedops.export.rewrite`` for exported programs, :func:`rewrite` for plain FX
   graphs; :func:`explain` tells what was replaced and why the rest was not.
 - :func:`softmax`, :func:`softmax_`, :func:`log_softmax`, :func:`masked_softmax`,
-  :func:`masked_softmax_dropout`, :func:`layer_norm`, :func:`rms_norm`, :func:`add_layer_norm`,
-  :func:`add_rms_norm`: the ops as functions.
+  :func:`masked_softmax_dropout`, :func:`layer_norm`, :func:`std_norm`, :func:`rms_norm`,
+  :func:`add_layer_norm`, :func:`add_rms_norm`: the ops as functions.
 - ``fusedops.nn``: the ops as modules.
 - ``torch.ops.fusedops.*``: the ops themselves.
 """
@@ -27,6 +27,7 @@ try:
         rms_norm,
         softmax,
         softmax_,
+        std_norm,
     )
 except (ImportError, ValueError):
     # "-m" stands there while `python -m fusedops` is being located: `python -m fusedops env` must
@@ -66,6 +67,7 @@ __all__ = [
     "rms_norm",
     "softmax",
     "softmax_",
+    "std_norm",
 ]
 
 # What needs torch's compiler, which takes 1.6 s to import, comes when it is first used.

@@ -294,6 +294,41 @@ def layer_norm(
     return op.default(input, normalized_shape, weight, bias, eps)[0]
 
 
+def std_norm(
+    input: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-6,
+) -> torch.Tensor:
+    r"""Normalisation by the standard deviation over the last dimensions: the Annotated
+    Transformer's LayerNorm, which is another function than :func:`layer_norm`.
+
+    :math:`y = (x - \mathrm{mean}) / (\mathrm{std} + \epsilon) \cdot w + b`, where
+    :math:`\mathrm{std}^2 = \sum (x - \mathrm{mean})^2 / (N - 1)` is the unbiased variance of a row
+    of :math:`N` elements, and :math:`\epsilon` stands outside the root. Statistics as in
+    :func:`layer_norm`. As in PyTorch, a row of one element, which has no unbiased variance, gives
+    NaN, and in the gradient of a constant row that of its standard deviation counts as 0.
+
+    Args:
+        input: float32, bfloat16, float16 or float64. Rows as in :func:`softmax`.
+        normalized_shape: the last dimensions of ``input``'s shape.
+        weight, bias: of ``normalized_shape``, or None; their dtype may differ from ``input``'s.
+            ``a_2`` and ``b_2`` in the source.
+        eps: added to the standard deviation, >= 0.
+
+    Returns:
+        A contiguous tensor of ``input``'s shape and dtype.
+
+    Raises:
+        RuntimeError: as in :func:`layer_norm`.
+
+    Source: Rush, "The Annotated Transformer" (2018), Harvard NLP.
+    """
+    op = _ops._std_norm if needs_no_formula(input, weight, bias) else _ops.std_norm
+    return op.default(input, normalized_shape, weight, bias, eps)[0]
+
+
 def rms_norm(
     input: torch.Tensor,
     normalized_shape: Sequence[int],

@@ -18,6 +18,7 @@ from fusedops.functional import (
     masked_softmax_dropout,
     rms_norm,
     softmax,
+    std_norm,
 )
 
 
@@ -116,6 +117,33 @@ class LayerNorm(nn.LayerNorm):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+
+
+class StdNorm(nn.LayerNorm):
+    r"""The Annotated Transformer's LayerNorm, computed by :func:`fusedops.std_norm`.
+
+    Args:
+        normalized_shape, elementwise_affine, bias, device, dtype: as in ``torch.nn.LayerNorm``.
+        eps: added to the standard deviation.
+
+    Shape:
+        any that ends in ``normalized_shape``, and the result's is the same. The parameters are
+        ``weight`` and ``bias``, ``a_2`` and ``b_2`` in the source.
+    """
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = 1e-6,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return std_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
 class RMSNorm(nn.RMSNorm):

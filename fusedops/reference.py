@@ -69,6 +69,21 @@ def layer_norm(
     return weighted if bias is None else weighted + bias.double()
 
 
+def std_norm(
+    input: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-6,
+) -> torch.Tensor:
+    dims = tuple(range(-len(normalized_shape), 0))
+    x = input.double()
+    std = x.std(dims, correction=1, keepdim=True)
+    normalized = (x - x.mean(dims, keepdim=True)) / (std + eps)
+    weighted = normalized if weight is None else normalized * weight.double()
+    return weighted if bias is None else weighted + bias.double()
+
+
 def rms_norm(
     input: torch.Tensor,
     normalized_shape: Sequence[int],

@@ -77,6 +77,17 @@ class Exact:
         return cls(reference.layer_norm(x, w.shape, w, b))
 
 
+def annotated_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | float = 1.0,
+    bias: torch.Tensor | float = 0.0,
+    eps: float = 1e-6,
+) -> torch.Tensor:
+    """std_norm of the last dimension as the Annotated Transformer writes it, in eager PyTorch."""
+    mean, std = x.mean(-1, keepdim=True), x.std(-1, keepdim=True)
+    return weight * (x - mean) / (std + eps) + bias
+
+
 def ulp_error(actual: torch.Tensor, exact: Exact | torch.Tensor, floor: float = 0.0) -> float:
     """The largest error in ulps of ``actual.dtype``, taken at ``max(|exact|, floor)``.
 

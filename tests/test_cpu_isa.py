@@ -24,6 +24,7 @@ FILES = [
     "test_layer_norm_values.py",
     "test_layer_norm_grad.py",
     "test_rms_norm.py",
+    "test_std_norm.py",
     "test_add_norm.py",
     "test_ops_layout.py",
     "test_ops_determinism.py",

@@ -8,6 +8,7 @@ import pickle
 
 import pytest
 import torch
+from oracle import same_bits
 from torch import nn
 
 import fusedops
@@ -165,6 +166,18 @@ def test_norms_take_torchs_state_dict_and_give_its_values(name, affine, shape):
     x = torch.randn(4, 5, 6)
     torch.testing.assert_close(ours(x).double(), theirs.double()(x.double()), atol=1e-5, rtol=1e-5)
     assert isinstance(ours, NORMS[name])
+
+
+@pytest.mark.parametrize("shape", [6, (5, 6)])
+def test_the_annotated_norm_begins_at_the_identity_and_has_torchs_parameters(shape):
+    norm = fusedops.nn.StdNorm(shape)
+    x = torch.randn(4, 5, 6)
+    assert norm.state_dict().keys() == nn.LayerNorm(shape).state_dict().keys() and norm.eps == 1e-6
+    assert same_bits(norm(x), fusedops.std_norm(x, norm.normalized_shape))
+    for parameter in norm.parameters():
+        nn.init.normal_(parameter)
+    exact = reference.std_norm(x, norm.normalized_shape, norm.weight, norm.bias)
+    torch.testing.assert_close(norm(x).double(), exact, atol=1e-5, rtol=1e-5)
 
 
 def test_layer_norm_without_bias_and_in_another_dtype():

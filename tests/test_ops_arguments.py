@@ -160,6 +160,18 @@ BAD_CALLS = {
         lambda x: fusedops.rms_norm(x, [5], x.new_ones(4)),
         r"rms_norm: weight has shape \[4\], wanted normalized_shape, \[5\]",
     ),
+    "std weight of the wrong shape": (
+        lambda x: fusedops.std_norm(x, [5], x.new_ones(4)),
+        r"std_norm: weight has shape \[4\], wanted normalized_shape, \[5\]",
+    ),
+    "std gradient of the wrong shape": (
+        lambda x: ops.std_norm_backward(x[:2], x, [5], x, x, None, None, [True] * 3, 1e-6),
+        r"std_norm_backward: grad_output is torch.float32 of shape \[2, 5\], wanted .*\[3, 5\]",
+    ),
+    "negative std eps": (
+        lambda x: fusedops.std_norm(x, [5], eps=-1.0),
+        r"std_norm: eps is -1, wanted a value >= 0",
+    ),
     "zero-size rms normalized_shape": (
         lambda x: fusedops.rms_norm(x[:, :0], [0]),
         r"rms_norm: .*wanted no dimension of size 0",

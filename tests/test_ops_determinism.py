@@ -15,9 +15,9 @@ def threads():
     torch.set_num_threads(count)
 
 
-def backward(x, w, b, grad):
+def backward(x, w, b, grad, norm=fusedops.layer_norm):
     leaves = [t.detach().clone().requires_grad_() for t in (x, w, b)]
-    fusedops.layer_norm(leaves[0], w.shape, leaves[1], leaves[2]).backward(grad)
+    norm(leaves[0], w.shape, leaves[1], leaves[2]).backward(grad)
     return [leaf.grad for leaf in leaves]
 
 
@@ -58,6 +58,7 @@ def test_a_row_has_equal_bits_however_many_rows_are_normalised_with_it(dtype, co
     def outputs(rows):
         return [
             fusedops.layer_norm(x[:rows], [cols], w, b),
+            fusedops.std_norm(x[:rows], [cols], w, b),
             fusedops.rms_norm(x[:rows], [cols], w),
             *fusedops.add_layer_norm(x[:rows], r[:rows], [cols], w, b, return_sum=True),
             *fusedops.add_rms_norm(x[:rows], r[:rows], [cols], w, return_sum=True),
@@ -77,6 +78,7 @@ def test_a_row_alone_and_in_a_batch_has_equal_bits(dtype, cols):
     w, b = torch.randn(cols).to(dtype), torch.randn(cols).to(dtype)
     softmax, log_softmax = fusedops.softmax(x, 1), fusedops.log_softmax(x, 1)
     norm, grad_x = fusedops.layer_norm(x, [cols], w, b), backward(x, w, b, grad)[0]
+    of_std = backward(x, w, b, grad, fusedops.std_norm)[0]
     softmax_grad = torch.ops.fusedops.softmax_backward(grad, softmax, 1, dtype)
     for row in (0, 3, 17, 36):
         one = slice(row, row + 1)
@@ -84,6 +86,7 @@ def test_a_row_alone_and_in_a_batch_has_equal_bits(dtype, cols):
         assert same_bits(log_softmax[one], fusedops.log_softmax(x[one], 1))
         assert same_bits(norm[one], fusedops.layer_norm(x[one], [cols], w, b))
         assert same_bits(grad_x[one], backward(x[one], w, b, grad[one])[0])
+        assert same_bits(of_std[one], backward(x[one], w, b, grad[one], fusedops.std_norm)[0])
         alone = torch.ops.fusedops.softmax_backward(grad[one], softmax[one], 1, dtype)
         assert same_bits(softmax_grad[one], alone)
 
@@ -96,9 +99,9 @@ def test_the_number_of_threads_changes_no_bit(dtype, threads):
 
     def results(count):
         torch.set_num_threads(count)
-        return [fusedops.softmax(x, 1), fusedops.layer_norm(x, [300], w, b)] + backward(
-            x, w, b, grad
-        )
+        norms = [fusedops.layer_norm, fusedops.std_norm]
+        outputs = [fusedops.softmax(x, 1), *(norm(x, [300], w, b) for norm in norms)]
+        return outputs + [t for norm in norms for t in backward(x, w, b, grad, norm)]
 
     one, two, three = results(1), results(2), results(3)
     assert all(map(same_bits, one, two)) and all(map(same_bits, one, three))

@@ -44,11 +44,16 @@ def masked_samples(t):
 def norm_samples(t, w, b):
     r, grad, seed = torch.randn_like(t).requires_grad_(t.requires_grad), torch.randn_like(t), 7
     seed = torch.tensor(seed)
+    yield ops.std_norm, (t, [8], w, b, 1e-6)
     yield ops.rms_norm, (t, [8], w, 1e-5, 1.0, True)
     yield ops.add_layer_norm, (t, r, [8], w, b, 1e-5)
     yield ops.add_layer_norm, (t, r, [4, 8], None, None, 1e-5, 0.3, seed)
     yield ops.add_rms_norm, (t, r, [8], w, 1e-5, 1.0, False, 0.3, seed)
     plain = [v.detach() for v in (t, r, w, b)]
+    _, *statistics = ops.std_norm(plain[0], [4, 8], None, None, 1e-6)
+    yield ops._std_norm, (plain[0], [8], *plain[2:], 1e-6)
+    for mask in ([True, True, True], [False, True, False]):
+        yield ops.std_norm_backward, (grad, t, [4, 8], *statistics, None, None, mask, 1e-6)
     _, rstd = ops.rms_norm(plain[0], [8], None, 1e-5)
     yield ops._rms_norm, (plain[0], [8], plain[2], 1e-5)
     for wants_sum in (True, False):
@@ -143,6 +148,8 @@ def test_forward_mode_raises_instead_of_giving_zeros():
         lambda t: fusedops.masked_softmax(t, causal=True),
         lambda t: fusedops.masked_softmax(x, bias=t),
         lambda t: fusedops.masked_softmax_dropout(t),
+        lambda t: fusedops.std_norm(t, [5]),
+        lambda t: ops.std_norm_backward(t, x, [5], mean, rstd, None, None, [True] * 3, 1e-6),
         lambda t: fusedops.rms_norm(t, [5]),
         lambda t: fusedops.add_layer_norm(x, t, [5])[0],
         lambda t: fusedops.add_rms_norm(t, x, [5])[0],
@@ -191,6 +198,7 @@ BATCHED = {
     ),
     "layer_norm": (lambda x: fusedops.layer_norm(x, [6, 6]), ()),
     "layer_norm, its own weights": (lambda x, w: fusedops.layer_norm(x, [6], w), (WEIGHTS,)),
+    "std_norm": (lambda x: fusedops.std_norm(x, [6], WEIGHTS[0], WEIGHTS[1]), ()),
     "rms_norm": (lambda x: fusedops.rms_norm(x, [6], WEIGHTS[0], spelling="gemma"), ()),
     "add_layer_norm": (
         lambda x, r: torch.stack(fusedops.add_layer_norm(x, r, [6], WEIGHTS[0])),
@@ -207,6 +215,12 @@ BATCHED = {
     "layer_norm_backward": (
         lambda x, g, m, r: ops.layer_norm_backward(
             g, x, [6], m, r, WEIGHTS[0], None, [True, False, False]
+        )[0],
+        (OTHERS, *STATISTICS),
+    ),
+    "std_norm_backward": (
+        lambda x, g, m, r: ops.std_norm_backward(
+            g, x, [6], m, r, WEIGHTS[0], None, [True, False, False], 1e-6
         )[0],
         (OTHERS, *STATISTICS),
     ),
@@ -278,6 +292,7 @@ def test_autocast_gives_norms_the_dtype_that_torch_gives(dtype, device):
         t = torch.empty(2, 3, 4, dtype=dtype, device=device)
         expected = torch.nn.functional.layer_norm(t, [4]).dtype
         assert fusedops.layer_norm(t, [4]).dtype == expected
+        assert fusedops.std_norm(t, [4]).dtype == expected
         assert fusedops.rms_norm(t, [4]).dtype == expected
         assert fusedops.add_layer_norm(t, t, [4])[0].dtype == expected
         assert fusedops.add_rms_norm(t, t, [4])[0].dtype == expected

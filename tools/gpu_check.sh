@@ -98,7 +98,7 @@ stage large correctness 40 "${PYTEST[@]}" tests/cuda/test_cuda_large.py
 stage memcheck correctness 75 "${SANITIZER[@]}" --tool memcheck "${SMALL[@]}"
 stage racecheck correctness 75 "${SANITIZER[@]}" --tool racecheck "${SMALL[@]}"
 stage suite correctness 90 "${PARALLEL[@]}" "${SUITE[@]}"
-OPS=(softmax layer_norm masked_softmax softmax_dropout log_softmax rms_norm add_layer_norm add_rms_norm)
+OPS=(softmax layer_norm masked_softmax softmax_dropout log_softmax std_norm rms_norm add_layer_norm add_rms_norm)
 for direction in forward backward; do
   for op in "${OPS[@]}"; do
     name=$op-$direction

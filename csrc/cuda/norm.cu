@@ -1,5 +1,5 @@
-// Host side of LayerNorm and RMSNorm: picks kernels for the arguments and launches them. The
-// emulator compiles this very file, as C++.
+// Host side of LayerNorm, StdNorm and RMSNorm: picks kernels for the arguments and launches them.
+// The emulator compiles this very file, as C++.
 #include "fusedops/cuda/launch.h"
 
 #include "fusedops/cuda/dispatch.h"

@@ -1,5 +1,5 @@
-// layer_norm and rms_norm, with and without a residual, forward and backward: tensors in, rows to
-// the backend, tensors out.
+// layer_norm, std_norm and rms_norm, the first and the last with a residual too, forward and
+// backward: tensors in, rows to the backend, tensors out.
 #pragma once
 
 #include <tuple>
@@ -157,6 +157,7 @@ struct NormGradients {
   const Tensor& rstd;
   std::optional<Tensor> grad_sum = std::nullopt;
   Dropout dropout = {};  // of the input before the residual was added
+  double eps = 0;        // of std_norm
 };
 
 // Whether a gradient is wanted. `branch` is what dropout was applied to.
@@ -222,6 +223,7 @@ void launch_norm_backward(
   args.dropout = given.dropout;
   args.rows = shape.rows;
   args.cols = shape.cols;
+  args.eps = given.eps;
   args.weight_offset = options.offset();
   const Backend backend(given.input);
   const Tensor workspace =
@@ -281,6 +283,25 @@ struct NormOps {
     const NormGradResult grad = norm_backward<Backend>(
         {"layer_norm_backward", NormKind::kLayer, normalized_shape, weight, bias},
         {grad_output, input, mean, rstd}, {output_mask[0], false, output_mask[1], output_mask[2]});
+    return {grad.input, grad.weight, grad.bias};
+  }
+
+  static std::tuple<Tensor, Tensor, Tensor> std_norm(
+      const Tensor& input, Sizes normalized_shape, MaybeTensor weight, MaybeTensor bias,
+      double eps) {
+    const NormResult result = norm_forward<Backend>(
+        {"std_norm", NormKind::kStd, normalized_shape, weight, bias}, input, {}, eps);
+    return {result.output, result.mean, result.rstd};
+  }
+
+  static std::tuple<Tensor, Tensor, Tensor> std_norm_backward(
+      const Tensor& grad_output, const Tensor& input, Sizes normalized_shape, const Tensor& mean,
+      const Tensor& rstd, MaybeTensor weight, MaybeTensor bias, std::vector<bool> output_mask,
+      double eps) {
+    const NormGradResult grad = norm_backward<Backend>(
+        {"std_norm_backward", NormKind::kStd, normalized_shape, weight, bias},
+        {grad_output, input, mean, rstd, std::nullopt, {}, eps},
+        {output_mask[0], false, output_mask[1], output_mask[2]});
     return {grad.input, grad.weight, grad.bias};
   }
 

@@ -39,6 +39,9 @@
     m.impl("layer_norm", TORCH_BOX(&Norm::layer_norm));                                            \
     m.impl("_layer_norm", TORCH_BOX(&Norm::layer_norm));                                           \
     m.impl("layer_norm_backward", TORCH_BOX(&Norm::layer_norm_backward));                          \
+    m.impl("std_norm", TORCH_BOX(&Norm::std_norm));                                                \
+    m.impl("_std_norm", TORCH_BOX(&Norm::std_norm));                                               \
+    m.impl("std_norm_backward", TORCH_BOX(&Norm::std_norm_backward));                              \
     m.impl("rms_norm", TORCH_BOX(&Norm::rms_norm));                                                \
     m.impl("_rms_norm", TORCH_BOX(&Norm::rms_norm));                                               \
     m.impl("rms_norm_backward", TORCH_BOX(&Norm::rms_norm_backward));                              \

@@ -65,6 +65,13 @@ def _fake_layer_norm(
     return output, torch.empty_like(rstd), rstd
 
 
+def _fake_std_norm(
+    input: torch.Tensor, normalized_shape: Shape, weight: MaybeTensor, bias: MaybeTensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    output, rstd = _fake_forward("std_norm", input, normalized_shape, weight, bias, eps)
+    return output, torch.empty_like(rstd), rstd
+
+
 def _fake_rms_norm(
     input: torch.Tensor,
     normalized_shape: Shape,
@@ -163,6 +170,22 @@ def _grads_where_wanted(
     return of_inputs + of_parameters
 
 
+def _fake_centered_backward(
+    op: str,
+    grad_output: torch.Tensor,
+    input: torch.Tensor,
+    normalized_shape: Shape,
+    weight: MaybeTensor,
+    bias: MaybeTensor,
+    output_mask: Sequence[bool],
+) -> tuple[torch.Tensor, ...]:
+    _check_arguments(op, input, normalized_shape, weight, bias)
+    _checks.check_like(op, "grad_output", grad_output, "input", input)
+    of_input, of_weight, of_bias = output_mask
+    parameters = [(of_weight, weight), (of_bias, bias)]
+    return tuple(_grads_where_wanted(input, normalized_shape, [of_input], parameters))
+
+
 def _fake_layer_norm_backward(
     grad_output: torch.Tensor,
     input: torch.Tensor,
@@ -173,12 +196,23 @@ def _fake_layer_norm_backward(
     bias: MaybeTensor,
     output_mask: Sequence[bool],
 ) -> tuple[torch.Tensor, ...]:
-    op = "layer_norm_backward"
-    _check_arguments(op, input, normalized_shape, weight, bias)
-    _checks.check_like(op, "grad_output", grad_output, "input", input)
-    of_input, of_weight, of_bias = output_mask
-    parameters = [(of_weight, weight), (of_bias, bias)]
-    return tuple(_grads_where_wanted(input, normalized_shape, [of_input], parameters))
+    given = (grad_output, input, normalized_shape, weight, bias, output_mask)
+    return _fake_centered_backward("layer_norm_backward", *given)
+
+
+def _fake_std_norm_backward(
+    grad_output: torch.Tensor,
+    input: torch.Tensor,
+    normalized_shape: Shape,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    weight: MaybeTensor,
+    bias: MaybeTensor,
+    output_mask: Sequence[bool],
+    eps: float,
+) -> tuple[torch.Tensor, ...]:
+    given = (grad_output, input, normalized_shape, weight, bias, output_mask)
+    return _fake_centered_backward("std_norm_backward", *given)
 
 
 def _fake_rms_norm_backward(
@@ -262,6 +296,9 @@ FAKES = {
     "layer_norm": _fake_layer_norm,
     "_layer_norm": _fake_layer_norm,
     "layer_norm_backward": _fake_layer_norm_backward,
+    "std_norm": _fake_std_norm,
+    "_std_norm": _fake_std_norm,
+    "std_norm_backward": _fake_std_norm_backward,
     "rms_norm": _fake_rms_norm,
     "_rms_norm": _fake_rms_norm,
     "rms_norm_backward": _fake_rms_norm_backward,

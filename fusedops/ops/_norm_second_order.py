@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,14 +25,12 @@ class SecondDerivative(torch.autograd.Function):
         dims = tuple(range(-rank, 0))
         dtype = rstd.dtype
         centered = input.to(dtype) if mean is None else input.to(dtype) - mean
+        scale, kept = _std_scale(centered, rstd, dims) if op == "std_norm" else (1.0, 1.0)
         by_grad_output, by_input, dy_projected = _second_derivative(
-            centered * rstd,
-            rstd,
+            _Projection(centered * rstd, rstd, dims, mean is not None, scale, kept),
             grad_output.to(dtype),
             1.0 if weight is None else weight.to(dtype) + offset,
             [0.0 if c is None else c.to(dtype) for c in (to_input, to_weight, to_bias)],
-            dims,
-            centers=mean is not None,
         )
         by_weight = None
         if weight is not None:
@@ -46,34 +45,60 @@ class SecondDerivative(torch.autograd.Function):
         )
 
 
+class _Projection(NamedTuple):
+    """P v = rstd (v - mean(v) - n along(v)), where along(v) = scale mean(n v); mean(v) = 0 unless P
+    centers.
+
+    scale and kept are 1, but where rstd is 1 / (std + eps): of :func:`_std_scale`.
+    """
+
+    n: torch.Tensor
+    rstd: torch.Tensor
+    dims: tuple[int, ...]
+    centers: bool
+    scale: torch.Tensor | float
+    kept: torch.Tensor | float
+
+    def along(self, v: torch.Tensor) -> torch.Tensor:
+        return self.scale * (v * self.n).mean(self.dims, keepdim=True)
+
+    def __call__(self, v: torch.Tensor, kept: torch.Tensor | float = 1.0) -> torch.Tensor:
+        mean = v.mean(self.dims, keepdim=True) if self.centers else 0.0
+        return self.rstd * (v - mean - self.n * self.along(v) / kept)
+
+
+def _std_scale(
+    centered: torch.Tensor, rstd: torch.Tensor, dims: tuple[int, ...]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """N / ((N - 1) kept) and kept = std rstd. Of a row whose std is 0, which has no derivative
+    there, 0 and 1: its gradient is 0, as in torch."""
+    count = math.prod(centered.shape[dim] for dim in dims)
+    std = (centered.square().sum(dims, keepdim=True) / (count - 1)).sqrt()
+    kept = std * rstd
+    is_constant = std == 0
+    scale = count / ((count - 1) * kept)
+    return scale.masked_fill(is_constant, 0), kept.masked_fill(is_constant, 1)
+
+
 def _second_derivative(
-    n: torch.Tensor,
-    rstd: torch.Tensor,
+    project: _Projection,
     dy: torch.Tensor,
     w: torch.Tensor | float,
     cotangents: list[torch.Tensor | float],
-    dims: tuple[int, ...],
-    centers: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients for dy and x, and dy P a, of L = sum(a P g) + sum(b dy n) + sum(c dy).
 
-    By g: P a. By n: h = b dy - rstd (a mean(n g) + g mean(n a)), carried to x by P. By the factor
-    rstd of P: k = mean(g P a), carried to x by d rstd = -rstd^2 n / N.
+    By g: P a. By n: h = b dy - rstd (a along(g) + g along(a)), carried to x by P. By the factors
+    rstd and rstd scale / N of P, the latter 1 / ((N - 1) std) where kept is not 1: k = scale
+    mean(g P' a), in P' along(a) / kept, carried to x by d rstd = -rstd^2 scale n / N.
     """
+    n, rstd, dims, _, scale, kept = project
     a, b, c = cotangents
     a = a + torch.zeros_like(n)
     g = dy * w
-
-    def along(v: torch.Tensor) -> torch.Tensor:
-        return (v * n).mean(dims, keepdim=True)
-
-    def project(v: torch.Tensor) -> torch.Tensor:
-        mean = v.mean(dims, keepdim=True) if centers else 0.0
-        return rstd * (v - mean - n * along(v))
-
     projected = project(a)
-    h = b * dy - rstd * (a * along(g) + g * along(a))
-    k = (g * projected).mean(dims, keepdim=True)
+    h = b * dy - rstd * (a * project.along(g) + g * project.along(a))
+    k = scale * (g * project(a, kept)).mean(dims, keepdim=True)
     return w * projected + b * n + c, project(h) - rstd * k * n, dy * projected
 
 

@@ -1,15 +1,16 @@
-"""layer_norm and rms_norm, each with and without a residual, as ops: derivative formulas, autocast
-and vmap rules. Their fake kernels are in _norm_fakes.py.
+"""layer_norm, std_norm and rms_norm, the first and the last with and without a residual, as ops:
+derivative formulas, autocast and vmap rules. Their fake kernels are in _norm_fakes.py.
 
 With n = (x - mean) rstd, w the weight and its offset, g = dy w and the symmetric projection
 P v = rstd (v - mean(v) - n mean(n v)), all means over the normalized dimensions: dx = P g,
-dweight = sum(dy n), dbias = sum(dy) over the rows; for rms_norm mean and mean(v) are 0. Where
-x = dropout(input) + residual, d residual = P g + d sum, and d input = dropout(d residual).
+dweight = sum(dy n), dbias = sum(dy) over the rows; for rms_norm mean and mean(v) are 0, and for
+std_norm sum(n v) / ((N - 1) std rstd) stands for mean(n v). Where x = dropout(input) + residual,
+d residual = P g + d sum, and d input = dropout(d residual).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -39,25 +40,36 @@ def _where_wanted(grads: Sequence[MaybeTensor], wanted: Sequence[bool]) -> Grads
     return tuple(grad if is_wanted else None for grad, is_wanted in zip(grads, wanted, strict=True))
 
 
-def _setup_layer_norm(ctx: Any, inputs: tuple, output: tuple) -> None:
-    input, ctx.normalized_shape, weight, bias, _ = inputs
+def _setup_centered(ctx: Any, inputs: tuple, output: tuple) -> None:
+    """Of layer_norm and std_norm."""
+    input, ctx.normalized_shape, weight, bias, ctx.eps = inputs
     _, mean, rstd = output
     ctx.mark_non_differentiable(mean, rstd)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(input, mean, rstd, weight, bias)
 
 
-def _layer_norm_formula(ctx: Any, grad_output: MaybeTensor, *_: None) -> Grads:
+def _centered_gradients(
+    ctx: Any, backward: Callable, grad_output: MaybeTensor, *settings: float
+) -> Grads:
     if grad_output is None:
         return (None,) * 5
     input, mean, rstd, weight, bias = ctx.saved_tensors
     needs_input, _, needs_weight, needs_bias, _ = ctx.needs_input_grad
     wanted = [needs_input, needs_weight, needs_bias]
-    grads = ops.layer_norm_backward.default(
-        grad_output, input, ctx.normalized_shape, mean, rstd, weight, bias, wanted
+    grads = backward(
+        grad_output, input, ctx.normalized_shape, mean, rstd, weight, bias, wanted, *settings
     )
     to_input, to_weight, to_bias = _where_wanted(grads, wanted)
     return to_input, None, to_weight, to_bias, None
+
+
+def _layer_norm_formula(ctx: Any, grad_output: MaybeTensor, *_: None) -> Grads:
+    return _centered_gradients(ctx, ops.layer_norm_backward.default, grad_output)
+
+
+def _std_norm_formula(ctx: Any, grad_output: MaybeTensor, *_: None) -> Grads:
+    return _centered_gradients(ctx, ops.std_norm_backward.default, grad_output, ctx.eps)
 
 
 def _setup_rms_norm(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -146,18 +158,26 @@ def _add_rms_norm_formula(
 # --- second derivatives -------------------------------------------------------------------------
 
 
-def _setup_layer_norm_backward(ctx: Any, inputs: tuple, output: tuple) -> None:
-    grad_output, input, ctx.normalized_shape, mean, rstd, weight, _, ctx.output_mask = inputs
+def _setup_centered_backward(ctx: Any, inputs: tuple, output: tuple) -> None:
+    grad_output, input, ctx.normalized_shape, mean, rstd, weight, _, ctx.output_mask, *_ = inputs
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(grad_output, input, mean, rstd, weight)
 
 
-def _layer_norm_backward_formula(ctx: Any, *cotangents: MaybeTensor) -> Grads:
+def _centered_second_derivatives(ctx: Any, op: str, cotangents: Grads) -> Grads:
     wanted = _where_wanted(cotangents, ctx.output_mask)
     by_grad_output, by_input, by_weight = SecondDerivative.apply(
-        "layer_norm", len(ctx.normalized_shape), 0.0, *wanted, *ctx.saved_tensors
+        op, len(ctx.normalized_shape), 0.0, *wanted, *ctx.saved_tensors
     )
     return by_grad_output, by_input, None, None, None, by_weight, None, None
+
+
+def _layer_norm_backward_formula(ctx: Any, *cotangents: MaybeTensor) -> Grads:
+    return _centered_second_derivatives(ctx, "layer_norm", cotangents)
+
+
+def _std_norm_backward_formula(ctx: Any, *cotangents: MaybeTensor) -> Grads:
+    return *_centered_second_derivatives(ctx, "std_norm", cotangents), None
 
 
 def _setup_rms_norm_backward(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -264,8 +284,10 @@ def _register_vmap(op: str) -> None:
 for _op, _fake in FAKES.items():
     torch.library.register_fake(f"fusedops::{_op}", _fake)
 
-register_autograd("layer_norm", _layer_norm_formula, _setup_layer_norm)
-register_autograd("layer_norm_backward", _layer_norm_backward_formula, _setup_layer_norm_backward)
+register_autograd("layer_norm", _layer_norm_formula, _setup_centered)
+register_autograd("layer_norm_backward", _layer_norm_backward_formula, _setup_centered_backward)
+register_autograd("std_norm", _std_norm_formula, _setup_centered)
+register_autograd("std_norm_backward", _std_norm_backward_formula, _setup_centered_backward)
 register_autograd("rms_norm", _rms_norm_formula, _setup_rms_norm)
 register_autograd("rms_norm_backward", _rms_norm_backward_formula, _setup_rms_norm_backward)
 register_autograd("add_layer_norm", _add_layer_norm_formula, _setup_add_layer_norm)

@@ -69,7 +69,7 @@ def test_training_allocates_the_result_and_the_gradient(op):
     assert expected <= peak(memory.OURS, this) <= expected + A_FEW_BYTES
 
 
-NORMS = {"layer_norm": 1, "rms_norm": 1, "add_layer_norm": 2, "add_rms_norm": 2}
+NORMS = {"layer_norm": 1, "std_norm": 1, "rms_norm": 1, "add_layer_norm": 2, "add_rms_norm": 2}
 
 
 @pytest.mark.parametrize(("op", "results"), NORMS.items(), ids=NORMS)

@@ -1,10 +1,11 @@
-"""Every claim about rms_norm and the norms after a residual, on a GPU: the tests one folder up,
-with tensors made there."""
+"""Every claim about rms_norm, std_norm and the norms after a residual, on a GPU: the tests one
+folder up, with tensors made there."""
 
 import pytest
 import torch
 from test_add_norm import *  # noqa: F403
 from test_rms_norm import *  # noqa: F403
+from test_std_norm import *  # noqa: F403
 
 
 @pytest.fixture(autouse=True)

@@ -19,6 +19,7 @@ def calls(dtype):
         yield ops.log_softmax, (leaf.transpose(0, 1), 2)
         yield ops.layer_norm, (leaf, [8], w, b, 1e-5)
         yield ops.layer_norm, (leaf, [4, 8], None, None, 1e-5)
+        yield ops.std_norm, (leaf, [8], w, b, 1e-6)
         yield ops.masked_softmax, (leaf, y[:1] > 0.1, 0.5, True, -1e4, x[:, :1])
         yield ops.masked_softmax_dropout, (leaf, None, 0.5, True, 0.0, 0.3, torch.tensor(5).cuda())
     yield ops.masked_softmax_backward, (x, y, y > 0.1, 0.5, True, dtype)
@@ -29,6 +30,7 @@ def calls(dtype):
     _, mean, rstd = ops.layer_norm(x, [8], w, b, 1e-5)
     for mask in ([True, True, True], [True, False, True]):
         yield ops.layer_norm_backward, (x, x, [8], mean, rstd, w, b, mask)
+        yield ops.std_norm_backward, (x, x, [8], mean, rstd, w, b, mask, 1e-6)
 
 
 def mixed_calls():

@@ -199,7 +199,7 @@ class NormBackward(Structure):
         *[("grad_input", Rows), ("grad_branch", Rows)],
         *[("grad_weight", Columns), ("grad_bias", Columns), ("dropout", Dropout)],
         *[("workspace", c_void_p), ("rows", c_int64), ("cols", c_int64)],
-        *[("weight_offset", c_double)],
+        *[("eps", c_double), ("weight_offset", c_double)],
     ]
 
 

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from oracle import DTYPES, Exact, relative_error, ulp_error
+from oracle import DTYPES, Exact, annotated_norm, relative_error, ulp_error
 
 from . import families, philox
 from .cases import Arrays, Case, decode, encode
 from .families import AnyCase
 from .masked_cases import SEED, MaskedCase
-from .norm_cases import EPS, NormCase
+from .norm_cases import EPS, NormCase, exact_statistics
 from .planes_cases import PlanesCase
 
 aten = torch.ops.aten
@@ -166,16 +166,22 @@ def _weight(case: NormCase, given: Arrays) -> torch.Tensor:
     return weight.to(DTYPES[case.statistics]) + case.weight_offset
 
 
-def _statistics(case: NormCase, x):
-    """mean and rstd of numpy or torch rows, by the definition."""
-    mean = x.mean(-1)[:, None] if case.kind == "layer" else 0.0
-    return mean, 1 / (((x - mean) ** 2).mean(-1)[:, None] + EPS) ** 0.5
-
-
 def _eager_statistics(case: NormCase, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     if case.kind == "layer":
         return torch.native_layer_norm(x, [case.cols], None, None, EPS)[1:]
+    if case.kind == "std":
+        return x.mean(-1, keepdim=True), 1 / (x.std(-1, keepdim=True) + EPS)
     return torch.zeros(1, dtype=x.dtype), torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)
+
+
+def _eager_norm(
+    case: NormCase, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
+) -> torch.Tensor:
+    if case.kind == "layer":
+        return torch.nn.functional.layer_norm(x, [case.cols], weight, None, EPS) + bias
+    if case.kind == "std":
+        return annotated_norm(x, weight, bias, EPS)
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * weight + bias
 
 
 def _eager_dropout(case: NormCase, x: torch.Tensor) -> torch.Tensor:
@@ -204,22 +210,19 @@ def _norm_forward(case: NormCase, given: Arrays) -> Expected:
     if "bias" in given:
         bias = tensor(given["bias"], case.parameter_dtype)[0].to(wide.dtype)
     mean, rstd = _eager_statistics(case, wide)
-    if case.kind == "layer":
-        output = torch.nn.functional.layer_norm(wide, [case.cols], weight, None, EPS) + bias
-    else:
-        output = wide * rstd * weight + bias
+    output = _eager_norm(case, wide, weight, bias)
     if case.rounds_normalized:
         output = ((wide - mean) * rstd).to(x.dtype) * weight + bias
 
     def right(x, w, b):
-        mean, rstd = _statistics(case, x)
+        mean, rstd = exact_statistics(case, x)
         return (x - mean) * rstd * w + b
 
     return expected | {
         "output": (output, _right(case, right, wide, weight, bias), 1.0),
         "mean": (mean, Exact.of(lambda x: x.mean(-1), wide), 1.0),
         # 80 bits for every dtype: eager's own statistics are as good as float64's in float64.
-        "rstd": (rstd, Exact.of(lambda x: _statistics(case, x)[1], wide), 0.0),
+        "rstd": (rstd, Exact.of(lambda x: exact_statistics(case, x)[1], wide), 0.0),
     }
 
 
@@ -228,11 +231,7 @@ def _eager_gradients(case: NormCase, given: Arrays) -> tuple[torch.Tensor, ...]:
     grad, x = (tensor(given[name], case.dtype) for name in ("grad_output", "input"))
     leaves = [x.to(DTYPES[case.statistics], copy=True), _weight(case, given)]
     x, w, b = [t.requires_grad_() for t in (*leaves, torch.zeros_like(leaves[1]))]
-    if case.kind == "layer":
-        output = torch.nn.functional.layer_norm(x, [case.cols], w, b, EPS)
-    else:
-        output = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * w + b
-    return torch.autograd.grad(output, (x, w, b), grad.to(x.dtype))
+    return torch.autograd.grad(_eager_norm(case, x, w, b), (x, w, b), grad.to(x.dtype))
 
 
 def _norm_backward(case: NormCase, given: Arrays) -> Expected:
@@ -243,10 +242,17 @@ def _norm_backward(case: NormCase, given: Arrays) -> Expected:
     if "grad_sum" in given:
         added = tensor(given["grad_sum"], case.dtype)
 
+    def along_count(rstd):
+        """What is left of 1 - eps rstd where the standard deviation is 0 is rounding."""
+        if case.kind != "std":
+            return case.cols
+        kept = 1 - EPS * rstd
+        return np.where(kept > 0, kept * (case.cols - 1), np.inf)
+
     def grad_input(g, x, mean, rstd, w, added):
         normal, weighted = (x - mean) * rstd, g * w
-        slope = (weighted * normal).mean(-1)[:, None]
-        level = weighted.mean(-1)[:, None] if case.kind == "layer" else 0.0
+        slope = (weighted * normal).sum(-1)[:, None] / along_count(rstd)
+        level = weighted.mean(-1)[:, None] if case.has_mean else 0.0
         return (weighted - level - normal * slope) * rstd + added
 
     eager_input, eager_weight, eager_bias = _eager_gradients(case, given)

@@ -1,5 +1,5 @@
-"""What LayerNorm and RMSNorm are run on: as cases.py, with and without residuals, dropout and every
-option. Needs numpy only, so that it runs under sanitizers.
+"""What LayerNorm, RMSNorm and StdNorm are run on: as cases.py, with and without residuals, dropout
+and every option. Needs numpy only, so that it runs under sanitizers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .emulator import (
 
 OPS = ["norm_forward", "norm_backward"]
 #: In the order of NormKind.
-KINDS = ["layer", "rms"]
+KINDS = ["layer", "rms", "std"]
 SEED = 0x0123_4567_89AB_CDEF
 EPS = 1e-5
 #: The last length that dry launches look at; the kernels that keep a row end at 32768.
@@ -57,6 +57,10 @@ class NormCase:
     @property
     def is_forward(self) -> bool:
         return self.op == "norm_forward"
+
+    @property
+    def has_mean(self) -> bool:
+        return self.kind != "rms"
 
     @property
     def statistics(self) -> str:
@@ -105,17 +109,25 @@ def inputs(case: NormCase) -> Arrays:
 
 def statistics(case: NormCase, x: np.ndarray) -> Arrays:
     """Of rows, as the forward pass saves them."""
-    mean = x.mean(-1, keepdims=True) if case.kind == "layer" else np.zeros((len(x), 1))
-    rstd = 1 / np.sqrt(np.square(x - mean).mean(-1, keepdims=True) + EPS)
-    found = {"mean": mean, "rstd": rstd} if case.kind == "layer" else {"rstd": rstd}
+    mean, rstd = exact_statistics(case, x)
+    found = {"mean": mean, "rstd": rstd} if case.has_mean else {"rstd": rstd}
     return {name: encode(values, case.statistics) for name, values in found.items()}
+
+
+def exact_statistics(case: NormCase, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """mean and rstd, by the definition."""
+    mean = x.mean(-1, keepdims=True) if case.has_mean else np.zeros((len(x), 1))
+    squares = np.square(x - mean).sum(-1, keepdims=True)
+    if case.kind == "std":
+        return mean, 1 / (np.sqrt(squares / (case.cols - 1)) + EPS)
+    return mean, 1 / np.sqrt(squares / case.cols + EPS)
 
 
 def output_dtypes(case: NormCase) -> dict[str, str]:
     """Of what the case computes, by name."""
     if case.is_forward:
         names = ["output", *(["sum"] if case.adds and case.with_sum else [])]
-        saved = ["mean", "rstd"] if case.kind == "layer" else ["rstd"]
+        saved = ["mean", "rstd"] if case.has_mean else ["rstd"]
         return dict.fromkeys(names, case.dtype) | dict.fromkeys(saved, case.statistics)
     gradients = ("grad_input", "grad_weight", "grad_bias")
     names = [name for name, wanted in zip(gradients, case.wanted, strict=True) if wanted]
@@ -166,6 +178,7 @@ class Prepared:
             dropout=Dropout(seed, case.threshold, scale),
             rows=case.rows,
             cols=case.cols,
+            eps=EPS,
             weight_offset=case.weight_offset,
         )
         for name, array in self.arrays.items():
@@ -175,7 +188,7 @@ class Prepared:
         # Without data its dtype says nothing, but that of the rows does.
         args.input.dtype = self.arrays["input"].rows.dtype
         if case.is_forward:
-            args.eps, args.rounds_normalized = EPS, case.rounds_normalized
+            args.rounds_normalized = case.rounds_normalized
             return args
         accumulators = self._emulator.workspace_bytes(args) // DTYPES[case.statistics].itemsize
         if accumulators:
@@ -213,12 +226,13 @@ def group_of(base: NormCase) -> str:
 
 def varied(case: NormCase, i: int) -> NormCase:
     """With the i-th choice of options; the choices repeat after different numbers, so that many
-    cases see most pairs of them."""
+    cases see most pairs of them. Of one element there is no standard deviation."""
+    kinds = KINDS if case.cols > 1 else KINDS[:2]
     is_short = DTYPES[case.dtype].itemsize == 2
     p = 0.3 if i % 3 == 1 else 0.0
     return replace(
         case,
-        kind=KINDS[i % 2],
+        kind=kinds[i // 3 % len(kinds)],
         parameters="float32" if is_short and i % 5 in (1, 4) else "",
         padded=i // 2 % 2 == 1,
         weight=i % 7 != 3,

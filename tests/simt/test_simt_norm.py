@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm on the emulator, through the package's own launch code."""
+"""LayerNorm, RMSNorm and StdNorm on the emulator, through the package's own launch code."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from oracle import annotated_norm
 
 from . import philox
 from .cases import decode, encode
@@ -99,6 +100,19 @@ def test_where_squares_overflow_the_bias_is_left_and_no_gradient(emulator, kind,
     assert np.isfinite(gradients["grad_bias"]).all()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_element_has_no_standard_deviation(emulator, dtype):
+    case = NormCase(FORWARD, dtype, 3, cols=1, width=1, kind="std")
+    outputs = run(emulator, case)
+    assert not np.isnan(decode(outputs["mean"], case.statistics)).any()
+    assert np.isnan(outputs["rstd"]).all() and np.isnan(decode(outputs["output"], dtype)).all()
+    case = replace(case, op=BACKWARD)
+    given = inputs(replace(case, kind="layer")) | {"rstd": outputs["rstd"]}
+    gradients = run(emulator, case, given)
+    assert np.isnan(decode(gradients["grad_input"], dtype)).all()
+    assert np.isnan(decode(gradients["grad_weight"], dtype)).all()
+
+
 INF, NAN = np.inf, np.nan
 SPECIAL_ROWS = {
     "all -inf": [-INF] * 8,
@@ -121,6 +135,7 @@ def test_inf_and_nan_come_out_as_in_eager(emulator, kind, dtype, cols, width):
     case = replace(case, weight=False, bias=False)
     actual = tensor(run(emulator, case, {"input": stored})["output"], dtype)
     norms = {"layer": torch.nn.functional.layer_norm, "rms": torch.nn.functional.rms_norm}
+    norms["std"] = lambda x, _: annotated_norm(x)
     eager = norms[kind](tensor(stored, dtype), [cols])
     assert torch.equal(actual.isnan(), eager.isnan())
     assert torch.equal(actual.isinf(), eager.isinf())

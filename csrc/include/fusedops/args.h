@@ -183,7 +183,8 @@ struct MaskedSoftmaxBackward {
 };
 
 // kLayer: rstd = 1 / sqrt(variance + eps). kRms: mean = 0, rstd = 1 / sqrt(mean(x^2) + eps).
-enum class NormKind : int32_t { kLayer, kRms };
+// kStd: rstd = 1 / (std + eps), where std^2 = sum((x - mean)^2) / (cols - 1).
+enum class NormKind : int32_t { kLayer, kRms, kStd };
 
 // With x = dropout(input) + residual, rounded once to the dtype of input, or input itself where
 // residual.data is null: output = (x - mean) * rstd * (weight + weight_offset) + bias, and sum = x.
@@ -212,7 +213,8 @@ struct NormForward {
 // makes another: dropout(grad_input), not wanted where there is no dropout.
 //
 // A null data of grad_input, grad_branch, grad_weight or grad_bias is not wanted and not computed.
-// Rows share one dtype. workspace holds what the backend's workspace_bytes() asks for.
+// Rows share one dtype. workspace holds what the backend's workspace_bytes() asks for. eps matters
+// to kStd alone.
 struct NormBackward {
   NormKind kind;
   ConstRows grad_output, grad_sum, input;
@@ -223,7 +225,7 @@ struct NormBackward {
   Dropout dropout;
   void* workspace;
   int64_t rows, cols;
-  double weight_offset;
+  double eps, weight_offset;
 };
 
 }  // namespace fusedops

@@ -17,7 +17,7 @@ import fusedops
 from fusedops.cli.bench.attention import ATTENTION
 from fusedops.cli.bench.cases import BACKWARD, FORWARD, Case, Operator, Provider
 
-LAYER_NORM_EPS, RMS_NORM_EPS = 1e-5, 1e-6
+LAYER_NORM_EPS, STD_NORM_EPS, RMS_NORM_EPS = 1e-5, 1e-6, 1e-6
 
 
 def family(op: str) -> str:
@@ -84,6 +84,21 @@ def _layer_norm() -> Operator:
     )
 
 
+def _annotated_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The Annotated Transformer's lines."""
+    mean, std = x.mean(-1, keepdim=True), x.std(-1, keepdim=True)
+    return weight * (x - mean) / (std + STD_NORM_EPS) + bias
+
+
+def _std_norm() -> Operator:
+    return Operator(
+        eager=_annotated_norm,
+        fused=lambda x, w, b: fusedops.std_norm(x, x.shape[-1:], w, b, STD_NORM_EPS),
+        operands=_weight_and_bias,
+        differentiated=3,
+    )
+
+
 def _weight(case: Case) -> tuple[Tensor]:
     return _weight_and_bias(case)[:1]
 
@@ -132,6 +147,7 @@ OPERATORS: dict[str, Operator] = {
     "softmax": _softmax("softmax"),
     "log_softmax": _softmax("log_softmax"),
     "layer_norm": _layer_norm(),
+    "std_norm": _std_norm(),
     "rms_norm": _rms_norm(),
     "add_layer_norm": _add_layer_norm(),
     "add_rms_norm": _add_rms_norm(),

@@ -1,5 +1,5 @@
-// What the forward and backward of the norms of rows share on the CPU: layer_norm and rms_norm, of
-// a row or of a sum of two.
+// What the forward and backward of the norms of rows share on the CPU: layer_norm, std_norm and
+// rms_norm, of a row or of a sum of two. kCenters: whether there is a mean, as in all but rms_norm.
 //
 // Rows are taken side by side, so that each load of weight and bias, and in the backward each load
 // and store of the column accumulators, serves several; and what ends a row, sums over lanes, a

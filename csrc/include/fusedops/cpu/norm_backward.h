@@ -14,8 +14,8 @@ namespace {
 enum class ColumnSums { kNone, kWeight, kBoth };
 
 // A row of the backward. With g = grad_output * weight and centered = input - mean, grad_input =
-// rstd * (g - grad_mean) - slope * centered. For kRms both means are 0.
-template <NormKind kKind, class T>
+// rstd * (g - grad_mean) - slope * centered. Without a mean both means are 0.
+template <bool kCenters, class T>
 struct NormRow {
   using C = Compute<T>;
   const T *grad, *input;
@@ -25,7 +25,7 @@ struct NormRow {
   FUSEDOPS_INLINE Tile<C> grad_input(int64_t col, Part part, Tile<C> weight) const {
     const Tile<C> g = load(grad + col, part) * weight;
     const Tile<C> x = load(input + col, part);
-    if constexpr (kKind == NormKind::kRms) {
+    if constexpr (!kCenters) {
       return g * rstd - x * slope;
     } else {
       const Tile<C> along = (x - mean) * slope;
@@ -35,10 +35,9 @@ struct NormRow {
 };
 
 // `kCount` rows of the backward, side by side.
-template <NormKind kKind, class T, int kCount>
+template <bool kCenters, class T, int kCount>
 struct NormRows {
   using C = Compute<T>;
-  static constexpr bool kCenters = kKind == NormKind::kLayer;
   int64_t first;
   const T* grad[kCount];
   const T* input[kCount];
@@ -66,10 +65,20 @@ struct NormRows {
     return x;
   }
 
-  FUSEDOPS_INLINE NormRow<kKind, T> operator[](int r) const {
+  FUSEDOPS_INLINE NormRow<kCenters, T> operator[](int r) const {
     return {grad[r], input[r], mean[r], rstd[r], grad_mean[r], slope[r]};
   }
 };
+
+// What divides a row's sum(g * centered): cols. Of kStd (cols - 1) * kept, where kept = std / (std
+// + eps) = 1 - eps * rstd; no more than rounding may be left of it where std is small beside eps,
+// but what the sum makes of grad_input is then that small beside the rest. Nothing where std is 0.
+template <class C>
+FUSEDOPS_INLINE C along_count(const NormBackward& args, C rstd) {
+  if (args.kind != NormKind::kStd) return C(args.cols);
+  const C kept = 1 - C(args.eps) * rstd;
+  return kept > 0 ? kept * C(args.cols - 1) : kInfinity<C>;
+}
 
 // What one step adds to the accumulators: a tile of columns of every row.
 template <class C>
@@ -78,11 +87,11 @@ struct NormColumns {
 };
 
 // Row sums to `rows`, column sums onto grad_weight and grad_bias.
-template <ColumnSums kSums, NormKind kKind, class T, int kCount, class C = Compute<T>>
+template <ColumnSums kSums, bool kCenters, class T, int kCount, class C = Compute<T>>
 FUSEDOPS_INLINE void norm_sums(
-    NormRows<kKind, T, kCount>& rows, ColumnValues<T> weight, C* grad_weight, C* grad_bias,
-    int64_t cols) {
-  constexpr bool kCenters = kKind == NormKind::kLayer;
+    NormRows<kCenters, T, kCount>& rows, ColumnValues<T> weight, C* grad_weight, C* grad_bias,
+    const NormBackward& args) {
+  const int64_t cols = args.cols;
   Vec<C> lanes[2 * kCount];  // of grad and of grad * centered, times weight
   for (auto& sum : lanes) sum = Vec<C>{};
   for_columns<T>(cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
@@ -111,7 +120,7 @@ FUSEDOPS_INLINE void norm_sums(
   sums_over_lanes<C>(lanes, sums);
   for (int r = 0; r < kCount; ++r) {
     if constexpr (kCenters) rows.grad_mean[r] = sums[2 * r] / C(cols);
-    const C centered_mean = sums[2 * r + 1] / C(cols);
+    const C centered_mean = sums[2 * r + 1] / along_count(args, rows.rstd[r]);
     rows.slope[r] = centered_mean * rows.rstd[r] * rows.rstd[r] * rows.rstd[r];
   }
 }
@@ -125,8 +134,8 @@ struct NormResults {
   ColumnValues<T> weight;
   C* scratch;  // one chunk
 
-  template <NormKind kKind, int kCount>
-  FUSEDOPS_INLINE void write(const NormRows<kKind, T, kCount>& rows) const {
+  template <bool kCenters, int kCount>
+  FUSEDOPS_INLINE void write(const NormRows<kCenters, T, kCount>& rows) const {
     if (args.grad_branch.data != nullptr) {
       for (int r = 0; r < kCount; ++r) write_both(rows.first + r, through_norm(rows[r]));
     } else if (args.grad_sum.data != nullptr) {
@@ -137,17 +146,17 @@ struct NormResults {
   }
 
  private:
-  template <NormKind kKind>
-  FUSEDOPS_INLINE auto through_norm(NormRow<kKind, T> row) const {
+  template <bool kCenters>
+  FUSEDOPS_INLINE auto through_norm(NormRow<kCenters, T> row) const {
     return [row, w = weight](int64_t col, auto part)
                FUSEDOPS_LAMBDA { return row.grad_input(col, part, w.at(col, part)); };
   }
 
   // Tiles of all rows are read before one is written (norm_forward.h).
-  template <bool kMore, NormKind kKind, int kCount>
-  FUSEDOPS_INLINE void write_rows(const NormRows<kKind, T, kCount>& rows) const {
+  template <bool kMore, bool kCenters, int kCount>
+  FUSEDOPS_INLINE void write_rows(const NormRows<kCenters, T, kCount>& rows) const {
     const int64_t ahead = rows_ahead<T>(args.grad_input.spacing, args.cols, kCount);
-    NormRow<kKind, T> row[kCount];
+    NormRow<kCenters, T> row[kCount];
     T* to[kCount];
     const T* more[kCount];
     for (int r = 0; r < kCount; ++r) {
@@ -201,7 +210,7 @@ struct NormResults {
   }
 };
 
-template <NormKind kKind, class T, ColumnSums kSums, class Store>
+template <bool kCenters, class T, ColumnSums kSums, class Store>
 void norm_backward_rows(const NormBackward& args, int64_t partition, void* scratch, Store put) {
   using C = Compute<T>;
   static_assert(kNormChunk<T> * int64_t(sizeof(C)) <= kNormChunkBytes);
@@ -214,15 +223,15 @@ void norm_backward_rows(const NormBackward& args, int64_t partition, void* scrat
   if constexpr (kSums == ColumnSums::kBoth) std::memset(grad_bias, 0, width * sizeof(C));
   const bool writes = args.grad_input.data != nullptr || args.grad_branch.data != nullptr;
   const auto step = [&](auto rows) FUSEDOPS_LAMBDA {
-    norm_sums<kSums>(rows, weight, grad_weight, grad_bias, args.cols);
+    norm_sums<kSums>(rows, weight, grad_weight, grad_bias, args);
     if (writes) results.write(rows);
   };
   const RowRange range = RowPartition(args.rows)[partition];
   int64_t row = range.begin;
   for (; row + kRowsAbreast <= range.end; row += kRowsAbreast) {
-    step(NormRows<kKind, T, kRowsAbreast>(args, row));
+    step(NormRows<kCenters, T, kRowsAbreast>(args, row));
   }
-  for (; row < range.end; ++row) step(NormRows<kKind, T, 1>(args, row));
+  for (; row < range.end; ++row) step(NormRows<kCenters, T, 1>(args, row));
 }
 
 // The partitions' sums, held in T's order, added in the order of the partitions.

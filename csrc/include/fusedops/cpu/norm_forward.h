@@ -1,4 +1,4 @@
-// layer_norm and rms_norm of rows on the CPU.
+// layer_norm, std_norm and rms_norm of rows on the CPU.
 //
 // Statistics: deviations from a shift near the mean are summed in one pass, and corrected for the
 // shift (Chan, Golub, LeVeque 1983); where the shift turns out further from the mean than one
@@ -204,8 +204,8 @@ FUSEDOPS_INLINE void moments_around(
   Wider<T> total[2 * kCount];
   totals(sums, total);
   for (int r = 0; r < kCount; ++r) {
-    const Wider<T> away = total[2 * r] / cols;
-    moments[r] = {shift[r] + away, total[2 * r + 1] - total[2 * r] * away};
+    const Wider<T> away = total[2 * r] / cols, squares = total[2 * r + 1] - total[2 * r] * away;
+    moments[r] = {shift[r] + away, squares < 0 ? 0 : squares};  // where floats' squares underflow
   }
 }
 
@@ -280,18 +280,27 @@ FUSEDOPS_NOINLINE Wider<T> exact_sum_of_squares(const T* memory, int64_t cols) {
 FUSEDOPS_INLINE double root(double x) { return __builtin_sqrt(x); }
 FUSEDOPS_INLINE long double root(long double x) { return __builtin_sqrtl(x); }
 
-template <NormKind kKind, class T>
+// Of the sum of squares, for all but rms_norm of deviations from the mean.
+template <class Wide>
+FUSEDOPS_INLINE Wide rstd_of(const NormForward& args, Wide squares) {
+  const Wide eps = args.eps;
+  if (args.kind == NormKind::kStd) return 1 / (root(squares / (args.cols - 1)) + eps);
+  return 1 / root(squares / args.cols + eps);
+}
+
+template <bool kCenters, class T>
 struct NormStatistics;
 
 // What normalises a row: (x - mean) * rstd - remainder.
 template <class T>
-struct NormStatistics<NormKind::kLayer, T> {
+struct NormStatistics<true, T> {
   using C = Compute<T>;
   C mean, rstd, remainder;
 
   template <int kCount, class Rows>
   static FUSEDOPS_INLINE void take(
-      const Rows& rows, int64_t cols, double eps, NormStatistics (&result)[kCount]) {
+      const Rows& rows, const NormForward& args, NormStatistics (&result)[kCount]) {
+    const int64_t cols = args.cols;
     rows.make(0, cols < kNormChunk<T> ? cols : kNormChunk<T>);
     C shift[kCount];
     for (int r = 0; r < kCount; ++r) shift[r] = shift_near_mean<T, AsItIs<T>>(rows, r, cols);
@@ -301,7 +310,7 @@ struct NormStatistics<NormKind::kLayer, T> {
       if (!are_exact(moments[r], shift[r], cols)) {
         moments[r] = exact_moments(C(moments[r].mean), rows.row[r], cols);
       }
-      const Wider<T> rstd = 1 / root(moments[r].squares / cols + Wider<T>(eps));
+      const Wider<T> rstd = rstd_of(args, moments[r].squares);
       const C mean = C(moments[r].mean);
       result[r] = {mean, C(rstd), C((moments[r].mean - mean) * rstd)};
     }
@@ -316,18 +325,20 @@ struct NormStatistics<NormKind::kLayer, T> {
 
 // x * rstd.
 template <class T>
-struct NormStatistics<NormKind::kRms, T> {
+struct NormStatistics<false, T> {
   using C = Compute<T>;
   C rstd;
 
   template <int kCount, class Rows>
   static FUSEDOPS_INLINE void take(
-      const Rows& rows, int64_t cols, double eps, NormStatistics (&result)[kCount]) {
+      const Rows& rows, const NormForward& args, NormStatistics (&result)[kCount]) {
     Wider<T> squares[kCount];
-    sums_of_squares<T, AsItIs<T>>(rows, cols, squares);
+    sums_of_squares<T, AsItIs<T>>(rows, args.cols, squares);
     for (int r = 0; r < kCount; ++r) {
-      if (!(squares[r] < kInfinity<Wider<T>>)) squares[r] = exact_sum_of_squares(rows.row[r], cols);
-      result[r] = {C(1 / root(squares[r] / cols + Wider<T>(eps)))};
+      if (!(squares[r] < kInfinity<Wider<T>>)) {
+        squares[r] = exact_sum_of_squares(rows.row[r], args.cols);
+      }
+      result[r] = {C(rstd_of(args, squares[r]))};
     }
   }
 
@@ -339,7 +350,7 @@ struct NormStatistics<NormKind::kRms, T> {
 
 // --- forward ------------------------------------------------------------------------------------
 
-template <NormKind kKind, class T, template <class, int> class Rows, class Store>
+template <bool kCenters, class T, template <class, int> class Rows, class Store>
 struct Norm {
   using C = Compute<T>;
   const NormForward& args;
@@ -355,7 +366,7 @@ struct Norm {
   }
 
  private:
-  using Statistics = NormStatistics<kKind, T>;
+  using Statistics = NormStatistics<kCenters, T>;
 
   // Returns the row that is next.
   template <int kCount>
@@ -368,7 +379,7 @@ struct Norm {
   FUSEDOPS_INLINE void step(int64_t first) const {
     const Rows<T, kCount> rows(args, first, scratch, Store::kStreams);
     Statistics stats[kCount];
-    Statistics::take(rows, args.cols, args.eps, stats);
+    Statistics::take(rows, args, stats);
     for (int r = 0; r < kCount; ++r) stats[r].keep(args, first + r);
     if (args.bias.data == nullptr) {
       write<false>(first, rows, stats);
@@ -380,7 +391,7 @@ struct Norm {
   template <bool kBias, int kCount>
   FUSEDOPS_INLINE void write(
       int64_t first, const Rows<T, kCount>& rows, const Statistics (&stats)[kCount]) const {
-    if constexpr (kKind == NormKind::kRms && sizeof(T) == 2) {
+    if constexpr (!kCenters && sizeof(T) == 2) {
       if (args.rounds_normalized) return write_rows<kBias, true>(first, rows, stats);
     }
     write_rows<kBias, false>(first, rows, stats);
@@ -421,7 +432,7 @@ struct Norm {
   }
 };
 
-template <NormKind kKind, class T, class Store>
+template <bool kCenters, class T, class Store>
 FUSEDOPS_INLINE void norm_rows(const NormForward& args, RowRange range, void* memory, Store put) {
   using C = Compute<T>;
   C* scratch = static_cast<C*>(memory);
@@ -433,9 +444,9 @@ FUSEDOPS_INLINE void norm_rows(const NormForward& args, RowRange range, void* me
   }
   scratch += 2 * width;
   if (args.residual.data != nullptr) {
-    return Norm<kKind, T, AddedRows, Store>{args, put, weight, bias, scratch}.run(range);
+    return Norm<kCenters, T, AddedRows, Store>{args, put, weight, bias, scratch}.run(range);
   }
-  Norm<kKind, T, PlainRows, Store>{args, put, weight, bias, scratch}.run(range);
+  Norm<kCenters, T, PlainRows, Store>{args, put, weight, bias, scratch}.run(range);
 }
 
 }  // namespace

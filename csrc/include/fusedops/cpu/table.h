@@ -52,8 +52,8 @@ struct Constant {
 template <class Args, class Body>
 void with_norm(const Args& args, Body body) {
   with_type(args.input.dtype, [&](auto tag) {
-    if (args.kind == NormKind::kRms) return body(Constant<NormKind::kRms>{}, tag);
-    body(Constant<NormKind::kLayer>{}, tag);
+    if (args.kind == NormKind::kRms) return body(Constant<false>{}, tag);
+    body(Constant<true>{}, tag);
   });
 }
 
@@ -164,20 +164,20 @@ void masked_softmax_backward(
 }
 
 void norm(const NormForward& args, RowRange range, void* scratch, bool streaming) {
-  with_norm(args, [&](auto kind, auto tag) {
+  with_norm(args, [&](auto centers, auto tag) {
     using T = typename decltype(tag)::type;
     with_store(streaming && can_stream(args.sum), args.output, [&](auto put) {
-      norm_rows<kind.value, T>(args, range, scratch, put);
+      norm_rows<centers.value, T>(args, range, scratch, put);
     });
   });
 }
 
 void norm_backward(const NormBackward& args, int64_t partition, void* scratch, bool streaming) {
-  with_norm(args, [&](auto kind, auto tag) {
+  with_norm(args, [&](auto centers, auto tag) {
     using T = typename decltype(tag)::type;
     with_store(streaming && can_stream(args.grad_branch), args.grad_input, [&](auto put) {
       const auto run = [&](auto sums) {
-        norm_backward_rows<kind.value, T, sums.value>(args, partition, scratch, put);
+        norm_backward_rows<centers.value, T, sums.value>(args, partition, scratch, put);
       };
       if (args.grad_bias.data != nullptr) return run(Constant<ColumnSums::kBoth>{});
       if (args.grad_weight.data != nullptr) return run(Constant<ColumnSums::kWeight>{});

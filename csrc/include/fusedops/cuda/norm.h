@@ -1,4 +1,4 @@
-// LayerNorm and RMSNorm along rows, of a row or of a residual sum, forward.
+// LayerNorm, StdNorm and RMSNorm along rows, of a row or of a residual sum, forward.
 //
 // Contract: rows as in args.h; kWidth divides cols; every row, weight and bias are aligned for
 // kWidth elements (16 bytes at most). _registers: blockDim.x * kVectors * kWidth >= cols; _looped:
@@ -6,13 +6,14 @@
 // whether there is a residual, and perhaps dropout.
 //
 // Numerics: float (double for double), rounded once, and x = dropout(input) + residual once before.
-// With any m near the mean and d = mean(x - m): mean = m + d, var = mean((x - m)^2) - d^2,
-// output = ((x - m) - d) * rstd. m is the rounded mean, of the first tile in a looped row, so that
-// a row far from zero loses nothing. Of RMSNorm m = d = 0.
+// With any m near the mean and d = mean(x - m): mean = m + d, output = ((x - m) - d) * rstd, and
+// the squared deviations sum up to sum((x - m)^2) - sum(x - m) * d. m is the rounded mean, of the
+// first tile in a looped row, so that a row far from zero loses nothing. Of RMSNorm m = d = 0.
 //
 // Kind, offset of the weight, rounding of what is normalised and the dtype of weight and bias are
 // run-time choices, the same for all threads: each a branch a row or a vector.
-// Limits: values above 3e38 / cols overflow the sum, values above 1e19 the squares (rstd = 0).
+// Limits: values above 3e38 / cols overflow the sum, values above 1e19 the squares (rstd = 0), and
+// deviations below 1e-22 count as none.
 #pragma once
 
 #include "fusedops/cuda/philox.h"
@@ -24,7 +25,7 @@ namespace fusedops::cuda {
 
 template <class Args>
 FUSEDOPS_DEVICE bool has_mean(const Args& args) {
-  return args.kind == NormKind::kLayer;
+  return args.kind != NormKind::kRms;
 }
 
 // One vector of what rows are multiplied with: weight + weight_offset, or 1 where there is none.
@@ -111,12 +112,12 @@ FUSEDOPS_DEVICE Pair<Acc> moments_of(const Acc (&values)[kWidth]) {
   return sums;
 }
 
-// sum / cols, where share is 1 / cols, rounded: its error would be the same in every row, and be
-// half of that of rstd.
+// sum / count. The rounded 1 / count alone would not do: its error would be the same in every row,
+// and half of that of rstd.
 template <class Acc>
-FUSEDOPS_DEVICE Acc mean_of(Acc sum, Acc cols, Acc share) {
-  const Acc mean = sum * share;
-  return device::fma(device::fma(-mean, cols, sum), share, mean);
+FUSEDOPS_DEVICE Acc mean_of(Acc sum, Acc count) {
+  const Acc share = device::reciprocal(count), mean = sum * share;
+  return device::fma(device::fma(-mean, count, sum), share, mean);
 }
 
 // Within 0.6 ulp: a Newton step on an rsqrt() that may be 2 ulp off. Every value of a row bears the
@@ -128,23 +129,38 @@ FUSEDOPS_DEVICE Acc exact_rsqrt(Acc x) {
   return rest == rest ? device::fma(y * Acc(0.5), rest, y) : y;  // of 0, infinity and NaN
 }
 
+// Within 0.6 ulp: the same step on x * rsqrt(x).
+template <class Acc>
+FUSEDOPS_DEVICE Acc exact_root(Acc x) {
+  const Acc y = device::rsqrt(x), near = x * y;
+  const Acc root = device::fma(y * Acc(0.5), device::fma(-near, near, x), near);
+  return root == root ? root : x;  // of 0, infinity and NaN
+}
+
+// From the sum of squared deviations.
+template <class Acc>
+FUSEDOPS_DEVICE Acc rstd_of(const NormForward& args, Acc squares) {
+  const auto eps = static_cast<Acc>(args.eps), cols = static_cast<Acc>(args.cols);
+  const Acc count = args.kind == NormKind::kStd ? cols - 1 : cols;
+  const Acc variance = mean_of(squares, count);
+  if (args.kind == NormKind::kStd) return device::reciprocal(exact_root(variance) + eps);
+  return exact_rsqrt(variance + eps);
+}
+
 template <class Acc>
 struct NormStatistics {
   Acc base, correction, rstd;  // mean = base + correction
 
   // From the sums of x - base and of its square along a row. Where only the squares overflow rstd
   // is 0; a row with a NaN gets NaN, and so does one with an infinity, whose mean is none.
-  FUSEDOPS_DEVICE NormStatistics(const NormForward& args, Acc base, Pair<Acc> sums, Acc share)
+  FUSEDOPS_DEVICE NormStatistics(const NormForward& args, Acc base, Pair<Acc> sums)
       : base(base), correction(0) {
-    const auto cols = static_cast<Acc>(args.cols);
-    if (has_mean(args)) correction = mean_of(sums.first, cols, share);
-    Acc radicand = sums.second;
-    if (sums.second < INFINITY) {
-      const Acc mean_square = mean_of(sums.second, cols, share);
-      const Acc variance = device::maximum(mean_square - correction * correction, Acc(0));
-      radicand = variance + static_cast<Acc>(args.eps);
-    }
-    rstd = exact_rsqrt(radicand) + (correction - correction);
+    if (has_mean(args)) correction = mean_of(sums.first, static_cast<Acc>(args.cols));
+    // Of a constant row nothing is left: base is so few ulps off that both sums are exact.
+    const Acc left = device::fma(-sums.first, correction, sums.second);
+    const Acc squares = left < Acc(0) ? Acc(0) : left;
+    rstd = sums.second == INFINITY ? Acc(0) : rstd_of(args, squares);
+    rstd += correction - correction;
   }
 
   FUSEDOPS_DEVICE void save(const NormForward& args, int64_t row) const {
@@ -205,19 +221,21 @@ norm_forward_registers(NormForward args, int64_t first_row) {
   FUSEDOPS_SHARED(Pair<Acc>, moment_slots, kMaxWarps);
   const int64_t row = launch_row(first_row);
   const int32_t cols = row < args.rows ? static_cast<int32_t>(args.cols) : 0;
-  const Acc share = device::reciprocal(static_cast<Acc>(args.cols));
 
   Tile<T, kWidth, kVectors> tile;
   T* const sum = args.sum.data ? row_of<T>(args.sum, row) : nullptr;
   NormInput<T, kAdd>(args, row, sum).load(tile, 0, cols);
 
   Acc base = 0;
-  if (has_mean(args)) base = row_reduce<Sum>(tile.sum(), sum_slots) * share;
+  if (has_mean(args)) {
+    const Acc share = device::reciprocal(static_cast<Acc>(args.cols));
+    base = row_reduce<Sum>(tile.sum(), sum_slots) * share;
+  }
 
   Acc centred[kVectors][kWidth];
   const Pair<Acc> moments = centre(centred, tile, cols, base);
   const Pair<Acc> sums = row_reduce<Sum>(moments, moment_slots);
-  const NormStatistics<Acc> statistics(args, base, sums, share);
+  const NormStatistics<Acc> statistics(args, base, sums);
 
   T* const output = row_of<T>(args.output, row);
 #pragma unroll
@@ -240,7 +258,6 @@ norm_forward_looped(NormForward args, int64_t first_row) {
   const int64_t row = launch_row(first_row), step = int64_t{blockDim.x} * kVectors * kWidth;
   T* const sum = row_of<T>(args.sum.data ? args.sum : args.output, row);
   const NormInput<T, kAdd> input(args, row, sum);
-  const Acc share = device::reciprocal(static_cast<Acc>(args.cols));
 
   Tile<T, kWidth, kVectors> tile;
   input.load(tile, 0, static_cast<int32_t>(args.cols));
@@ -258,7 +275,7 @@ norm_forward_looped(NormForward args, int64_t first_row) {
     sums = sums + centre(centred, tile, left, base);
   }
   sums = row_reduce<Sum>(sums, moment_slots);
-  const NormStatistics<Acc> statistics(args, base, sums, share);
+  const NormStatistics<Acc> statistics(args, base, sums);
 
   T* const output = row_of<T>(args.output, row);
   const T* const again = kAdd ? sum : row_of<T>(args.input, row);

@@ -1,8 +1,9 @@
-// LayerNorm and RMSNorm along rows, backward.
+// LayerNorm, StdNorm and RMSNorm along rows, backward.
 //
 // With n = (input - mean) * rstd, w = weight + weight_offset and g = grad_output * w, along each
 // row:
 //   gradient = (g - mean(g) - n * mean(g * n)) * rstd + grad_sum, of RMSNorm without mean(g),
+//   of StdNorm with sum(g * n) / ((cols - 1) * std * rstd) in place of mean(g * n),
 //   grad_input = gradient, grad_branch = dropout(gradient)
 // and along each column: grad_weight = sum(grad_output * n), grad_bias = sum(grad_output).
 //
@@ -46,9 +47,17 @@ struct NormGradient {
   }
 };
 
+// Of g and g * n; share is 1 / cols. Of StdNorm std * rstd = 1 - eps * rstd: no more than rounding
+// may be left of it where std is small beside eps, but what the second mean makes of a gradient is
+// then that small beside the rest. Nothing where std is 0.
 template <class Acc>
-FUSEDOPS_DEVICE Pair<Acc> means_of(const NormBackward& args, Pair<Acc> sums, Acc share) {
-  return {has_mean(args) ? sums.first * share : Acc(0), sums.second * share};
+FUSEDOPS_DEVICE Pair<Acc> means_of(const NormBackward& args, Pair<Acc> sums, Acc share, Acc rstd) {
+  Acc along = share;
+  if (args.kind == NormKind::kStd) {
+    const Acc kept = device::fma(-static_cast<Acc>(args.eps), rstd, Acc(1));
+    along = kept > 0 ? device::reciprocal(static_cast<Acc>(args.cols - 1) * kept) : Acc(0);
+  }
+  return {has_mean(args) ? sums.first * share : Acc(0), sums.second * along};
 }
 
 template <class Acc>
@@ -208,7 +217,7 @@ norm_backward_registers(NormBackward args) {
     const Pair<Acc> sums = row_reduce<Sum>(tree_sum<kVectors>(part_sums), slots + turn * kMaxWarps);
     turn ^= 1;
 
-    const Pair<Acc> means = means_of(args, sums, share);
+    const Pair<Acc> means = means_of(args, sums, share, rstd);
     const NormGradientRow<T, kAdd> gradients(args, row);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
@@ -249,7 +258,7 @@ norm_backward_rows_looped(NormBackward args, int64_t first_row) {
   }
   sums = row_reduce<Sum>(sums, slots);
 
-  const Pair<Acc> means = means_of(args, sums, share);
+  const Pair<Acc> means = means_of(args, sums, share, tile.rstd);
   const NormGradientRow<T, kAdd> gradients(args, row);
   for (int64_t start = 0; start < args.cols; start += step) {
     tile.load(args, row, start);
