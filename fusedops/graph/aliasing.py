@@ -11,9 +11,14 @@ from fusedops.graph.dialect import users, value, written
 
 
 def storage(node: Node) -> int | None:
-    """The identity of a tensor's memory, the same for all its views; None where it is no tensor."""
+    """The identity of a tensor's memory, the same for all its views and inside `torch.func`
+    transforms; None where it is no strided tensor."""
     tensor = value(node)
-    return tensor.untyped_storage()._cdata if isinstance(tensor, torch.Tensor) else None
+    if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+        return None
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor.untyped_storage()._cdata
 
 
 def written_between(swallowed: Sequence[Node], place: Node | None = None) -> str | None:

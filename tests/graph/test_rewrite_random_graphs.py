@@ -50,7 +50,7 @@ def _causal(v, u, t):
 
 
 def _added_in_place(v, u, t):
-    v += u
+    v += u * 1  # a copy: into a transposed view of itself a tensor cannot be added
     return v
 
 

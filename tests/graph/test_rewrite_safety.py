@@ -65,11 +65,100 @@ def test_in_place_writes_around_a_site_stay_correct(rewrite, model):
     torch.testing.assert_close(rewritten.call(x), model(x), rtol=1e-5, atol=1e-5)
 
 
-def test_a_second_run_changes_nothing(rewrite):
-    def model(x):
-        return F.layer_norm(x.softmax(-1), (8,))
+def _chain(x):
+    """One of each rule that takes in what stands around."""
+    scores = (x @ x.transpose(-1, -2) * 0.5).masked_fill(x[:, None, 0] > 1, -1e9)
+    e = torch.exp(x - x.amax(-1, keepdim=True))
+    h = x + scores.softmax(-1) @ x
+    mean = x.mean(-1, keepdim=True)
+    normed = (x - mean) / torch.sqrt((x - mean).pow(2).mean(-1, keepdim=True) + 1e-5)
+    return (
+        F.layer_norm(h, (8,)) + h + F.rms_norm(x + x, (8,)) + e / e.sum(-1, keepdim=True) + normed
+    )
 
-    rewritten = rewrite(model, torch.randn(4, 8))
+
+CHAIN = {"masked_softmax": 1, "softmax": 1, "layer_norm": 1, "add_layer_norm": 1, "add_rms_norm": 1}
+
+
+def test_the_rules_together_compile_once_for_all_batch_sizes(rewrite_dynamo):
+    x = torch.randn(4, 8, 8, dtype=torch.float64)
+    torch._dynamo.mark_dynamic(x, 0)
+    rewritten = rewrite_dynamo(_chain, x)
+    for batch in (2, 3, 8):
+        x = torch.randn(batch, 8, 8, dtype=torch.float64)
+        torch.testing.assert_close(rewritten.call(x), _chain(x), rtol=1e-11, atol=1e-12)
+    assert rewritten.replaced == CHAIN and len(rewritten.graphs) == 1
+
+
+@pytest.mark.parametrize("branch", [True, False])
+def test_both_branches_of_a_cond_are_rewritten(rewrite_dynamo, branch):
+    def model(x, chosen):
+        return torch.cond(chosen, _chain, lambda x: (x * 0.5).softmax(-1), (x,))
+
+    x, chosen = torch.randn(2, 8, 8, dtype=torch.float64), torch.tensor(branch)
+    rewritten = rewrite_dynamo(model, x, chosen)
+    assert rewritten.replaced == CHAIN | {"masked_softmax": 2}
+    ours, eager = rewritten.call(x, chosen), model(x, chosen)
+    torch.testing.assert_close(ours, eager, rtol=1e-11, atol=1e-12)
+
+
+def test_a_checkpoint_of_every_rule_has_eagers_gradient(rewrite_dynamo):
+    def model(x):
+        return torch.utils.checkpoint.checkpoint(_chain, x, use_reentrant=False)
+
+    x = torch.randn(2, 8, 8, dtype=torch.float64, requires_grad=True)
+    rewritten = rewrite_dynamo(model, x)
+    assert rewritten.replaced == CHAIN
+    ours, eager = (torch.autograd.grad(f(x).sin().sum(), x) for f in (rewritten.call, model))
+    torch.testing.assert_close(ours, eager, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("where", ["inside", "around"])
+def test_autocast_around_masked_chains_keeps_eagers_dtype_and_values(rewrite_dynamo, where):
+    def inside(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return _chain(x)
+
+    x = torch.randn(2, 8, 8)
+    with torch.autocast("cpu", torch.bfloat16, enabled=where == "around"):
+        function = inside if where == "inside" else _chain
+        rewritten = rewrite_dynamo(function, x)
+        ours, eager = rewritten.call(x), function(x)
+    assert rewritten.replaced["masked_softmax"] == 1 and rewritten.reasons == []
+    assert ours.dtype == eager.dtype
+    torch.testing.assert_close(ours, eager, rtol=2e-2, atol=2e-2)
+
+
+def test_a_write_inside_a_transform_is_seen_outside(rewrite_dynamo):
+    def model(x):
+        h = x * 1
+        scores = h * 0.5
+        gradient = torch.func.vmap(lambda row: row.mul_(2))(h)
+        return scores.softmax(-1) + h + gradient
+
+    x = torch.randn(4, 8)
+    rewritten = rewrite_dynamo(model, x)
+    torch.testing.assert_close(rewritten.call(x), model(x))
+
+
+@pytest.mark.parametrize("transform", ["vmap", "grad"])
+def test_chains_under_torch_func_are_left(rewrite_dynamo, transform):
+    def vmap(x):
+        return torch.func.vmap(lambda x: (x * 0.5 + x.sin()).softmax(-1))(x)
+
+    def grad(x):
+        return torch.func.grad(lambda x: F.layer_norm(x + x.sin(), (8,)).sin().sum())(x)
+
+    model, x = {"vmap": vmap, "grad": grad}[transform], torch.randn(2, 8, 8)
+    rewritten = rewrite_dynamo(model, x)
+    assert rewritten.replaced == {} and rewritten.reasons == ["inside a torch.func transform"]
+    torch.testing.assert_close(rewritten.call(x), model(x))
+
+
+@pytest.mark.parametrize("model", [_chain, lambda x: F.layer_norm(x.softmax(-1), (8,))])
+def test_a_second_run_changes_nothing(rewrite, model):
+
+    rewritten = rewrite(model, torch.randn(2, 8, 8))
     code = rewritten.code
     again = rewrite_graph(rewritten.graphs[0].graph)
     assert again.sites == () and rewritten.code == code

@@ -1,0 +1,245 @@
+"""Opaque calls that are written out, so that their softmaxes and norms are replaced."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fusedops
+from fusedops.graph import rewrite_graph
+
+# --- F.multi_head_attention_forward ---------------------------------------------------------------
+
+
+def _key_padding(x):
+    mask = torch.zeros(x.shape[0], x.shape[1], dtype=torch.bool)
+    mask[:, -1] = True
+    return {"key_padding_mask": mask}
+
+
+def _causal(x):
+    return {"attn_mask": torch.ones(5, 5, dtype=torch.bool).triu(1)}
+
+
+def _biased(x):
+    return {"attn_mask": torch.linspace(-1, 1, 25, dtype=x.dtype).view(5, 5)}
+
+
+#: What may be given beside the inputs, and the op that the softmax becomes.
+MASKS = {
+    "none": (lambda x: {}, "softmax"),
+    "key padding": (_key_padding, "masked_softmax"),
+    "causal": (_causal, "masked_softmax"),
+    "bias": (_biased, "masked_softmax"),
+    "both": (lambda x: _causal(x) | _key_padding(x), "masked_softmax"),
+}
+
+
+class Attention(nn.Module):
+    def __init__(self, mask, average=True, dropout=0.0):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, dropout, batch_first=True)
+        self.mask, self.average = mask, average
+
+    def forward(self, x, y):
+        given = MASKS[self.mask][0](y)
+        return self.attention(x, y, y, average_attn_weights=self.average, **given)
+
+
+@pytest.mark.parametrize("average", [True, False])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("mask", MASKS)
+def test_attention_that_returns_its_weights_is_seen_through(
+    rewrite_dynamo, mask, training, average
+):
+    model = Attention(mask, average).double().train(training)
+    x, y = (torch.randn(3, 5, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    rewritten = rewrite_dynamo(model, x, y)
+    assert rewritten.replaced == {MASKS[mask][1]: 1} and rewritten.reasons == []
+    assert "multi_head_attention_forward" not in rewritten.code
+    ours, eager = rewritten.call(x, y), model(x, y)
+    torch.testing.assert_close(ours, eager, rtol=1e-10, atol=1e-12)
+    leaves = [x, y, *model.parameters()]
+    gradients = (
+        torch.autograd.grad(sum(result.sin().sum() for result in results), leaves)
+        for results in (ours, eager)
+    )
+    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("mask", ["none", "key padding", "both"])
+def test_attention_is_compiled_once_for_all_batch_sizes(rewrite_dynamo, mask):
+    model = Attention(mask).double().eval()
+    inputs = [torch.randn(4, 5, 8, dtype=torch.float64) for _ in range(2)]
+    rewritten = rewrite_dynamo(model, *inputs, dynamic=True)
+    for batch in (2, 3, 8):
+        x, y = (torch.randn(batch, 5, 8, dtype=torch.float64) for _ in range(2))
+        torch.testing.assert_close(rewritten.call(x, y), model(x, y), rtol=1e-10, atol=1e-12)
+    assert rewritten.replaced == {MASKS[mask][1]: 1} and len(rewritten.graphs) == 1
+
+
+def test_the_dropout_of_attention_is_the_ops(rewrite_dynamo):
+    model = Attention("key padding", average=False, dropout=0.5)
+    rewritten = rewrite_dynamo(model, *torch.randn(2, 3, 5, 8))
+    assert rewritten.replaced == {"masked_softmax_dropout": 1}
+    weights = rewritten.call(*torch.randn(2, 64, 5, 8))[1]
+    assert abs((weights[..., :-1] == 0).double().mean() - 0.5) < 0.05  # 2560 draws: 0.01
+
+
+def test_a_row_without_keys_is_nan_as_in_eager(rewrite_dynamo):
+    attention = nn.MultiheadAttention(8, 2, batch_first=True).double().eval()
+
+    def model(x, mask):
+        return attention(x, x, x, key_padding_mask=mask)
+
+    x, mask = torch.randn(2, 5, 8, dtype=torch.float64), torch.zeros(2, 5, dtype=torch.bool)
+    mask[0] = True
+    rewritten = rewrite_dynamo(model, x, mask)
+    assert rewritten.replaced == {"masked_softmax": 1}
+    ours, eager = rewritten.call(x, mask), model(x, mask)
+    assert ours[1][0].isnan().all()
+    torch.testing.assert_close(ours, eager, rtol=1e-10, atol=1e-12, equal_nan=True)
+
+
+def test_attention_under_autocast_keeps_eagers_dtype_and_values(rewrite_dynamo):
+    attention = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+
+    def model(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return attention(x, x, x)
+
+    x = torch.randn(2, 5, 8)
+    ours, eager = rewrite_dynamo(model, x).call(x), model(x)
+    torch.testing.assert_close(ours, eager, rtol=2e-2, atol=2e-2)
+
+
+# --- torch._transformer_encoder_layer_fwd ---------------------------------------------------------
+
+KEYS = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+ENCODER_MASKS = {
+    "none": {},
+    "key padding": {"src_key_padding_mask": KEYS},
+    "nothing left": {"src_key_padding_mask": KEYS | True},
+    "causal": {"src_mask": torch.ones(5, 5, dtype=torch.bool).triu(1)},
+    "both": {
+        "src_mask": torch.ones(5, 5, dtype=torch.bool).triu(1),
+        "src_key_padding_mask": KEYS,
+    },
+}
+
+
+@pytest.mark.parametrize("mask", ENCODER_MASKS)
+@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_the_fused_encoder_layer_of_inference_is_seen_through(
+    rewrite_dynamo, mask, norm_first, activation
+):
+    layer = nn.TransformerEncoderLayer(
+        8, 2, 16, activation=activation, norm_first=norm_first, batch_first=True
+    )
+    layer, x = layer.double().eval(), torch.randn(2, 5, 8, dtype=torch.float64)
+
+    def model(x):
+        return layer(x, **ENCODER_MASKS[mask])
+
+    with torch.no_grad():
+        rewritten = rewrite_dynamo(model, x)
+        ours, eager = rewritten.call(x), model(x)
+    norms = {"layer_norm": 1, "add_layer_norm": 1} if norm_first else {"add_layer_norm": 2}
+    attention = {} if mask == "none" else {"masked_softmax": 1}
+    assert rewritten.replaced == norms | attention
+    assert rewritten.reasons == (["already runs as SDPA"] if mask == "none" else [])
+    assert ours.isnan().all() == (mask == "nothing left")
+    torch.testing.assert_close(ours, eager, rtol=1e-10, atol=1e-12, equal_nan=True)
+
+
+def test_the_encoder_layer_is_compiled_once_for_all_batch_sizes(rewrite_dynamo):
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).double().eval()
+    with torch.no_grad():
+        rewritten = rewrite_dynamo(layer, torch.randn(4, 5, 8, dtype=torch.float64), dynamic=True)
+        for shape in ((2, 5, 8), (3, 7, 8), (8, 8, 8)):
+            x = torch.randn(shape, dtype=torch.float64)
+            torch.testing.assert_close(rewritten.call(x), layer(x), rtol=1e-10, atol=1e-12)
+    assert rewritten.replaced == {"add_layer_norm": 2} and len(rewritten.graphs) == 1
+
+
+# --- F.softmin, F.gumbel_softmax ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1, None])
+def test_softmin_is_softmax_of_the_negated_input(rewrite, dim):
+    def model(x):
+        return F.softmin(x, dim=dim)
+
+    x = torch.randn(3, 5, 4, dtype=torch.float64)
+    rewritten = rewrite(model, x)
+    assert rewritten.replaced == {"softmax": 1}
+    torch.testing.assert_close(rewritten.call(x), model(x), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("hard", [True, False])
+@pytest.mark.parametrize("tau", [1.0, 0.5])
+def test_gumbel_softmax_draws_eagers_noise(rewrite, hard, tau):
+    def model(x):
+        return F.gumbel_softmax(x, tau, hard)
+
+    x = torch.randn(3, 5, 4, dtype=torch.float64)
+    rewritten = rewrite(model, x)
+    assert rewritten.replaced == {"masked_softmax": 1}
+    torch.manual_seed(1)
+    ours = rewritten.call(x)
+    torch.manual_seed(1)
+    torch.testing.assert_close(ours, model(x), rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("model", [F.softmin, F.gumbel_softmax], ids=lambda f: f.__name__)
+def test_they_are_compiled_once_and_differentiable_at_all_sizes(rewrite_dynamo, model):
+    x = torch.randn(4, 6, requires_grad=True)
+    rewritten = rewrite_dynamo(lambda x: model(x, dim=-1), x, dynamic=True)
+    for shape in ((2, 3), (5, 6), (6, 4)):
+        x = torch.randn(shape, requires_grad=True)
+        results = []
+        for function in (rewritten.call, lambda x: model(x, dim=-1)):
+            torch.manual_seed(1)
+            results.append(torch.autograd.grad(function(x).sin().sum(), x))
+        torch.testing.assert_close(*results)
+    assert sum(rewritten.replaced.values()) == 1 and len(rewritten.graphs) == 1
+
+
+TRANSFORMS = {
+    "vmap": lambda x: torch.func.vmap(lambda row: F.softmin(row, 0))(x),
+    "grad": lambda x: torch.func.grad(lambda x: F.softmin(x, -1).pow(2).sum())(x),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_inside_a_transform_nothing_is_written_out(rewrite_dynamo, transform):
+    model, x = TRANSFORMS[transform], torch.randn(4, 8)
+    rewritten = rewrite_dynamo(model, x)
+    reason = "softmax of a negated input, one opaque call at this level"
+    assert rewritten.replaced == {} and rewritten.reasons == [reason]
+    torch.testing.assert_close(rewritten.call(x), model(x))
+
+
+# --- all ------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_written_out_where_nothing_is_replaced(rewrite_dynamo):
+    with fusedops.config.patch(fuse="never"):
+        rewritten = rewrite_dynamo(lambda x: F.softmin(x, -1), torch.randn(2, 4))
+    assert rewritten.replaced == {} and "softmin" in rewritten.code
+
+
+def test_a_second_run_changes_nothing(rewrite_dynamo):
+    rewritten = rewrite_dynamo(Attention("both"), *torch.randn(2, 3, 5, 8))
+    code = rewritten.code
+    assert rewrite_graph(rewritten.graphs[0].graph).sites == () and rewritten.code == code
+
+
+def test_compiled_with_inductor_the_ops_run(ops_run):
+    model = Attention("key padding").eval()
+    x, y = torch.randn(2, 3, 5, 8)
+    compiled = torch.compile(model, backend="fusedops")
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x, y), model(x, y), rtol=1e-5, atol=1e-6)
+        assert ops_run(compiled, x, y) == {"masked_softmax": 1}
