@@ -19,6 +19,7 @@ from fusedops.graph.availability import has_kernels
 from fusedops.graph.report import log, publish
 from fusedops.graph.reuse import reuse_memory
 from fusedops.graph.rewriter import rewrite_and_show, rewrite_graph
+from fusedops.graph.unwanted import leave_out_unwanted
 
 GraphPass = Callable[[Graph], Any]
 
@@ -43,10 +44,12 @@ class Pass(_Pass):
 
 
 class ReusePass(_Pass):
-    """Lets softmax ops write into memory that nothing else needs; for Inductor's
-    `post_grad_custom_post_pass`, where forward and backward graphs pass by."""
+    """Leaves out results that nothing wants, and lets softmax ops write into memory that nothing
+    else needs; for Inductor's `post_grad_custom_post_pass`, where forward and backward graphs pass
+    by."""
 
     def __call__(self, graph: Graph) -> None:
+        leave_out_unwanted(graph)
         reuse_memory(graph)
 
 

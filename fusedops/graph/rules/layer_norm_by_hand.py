@@ -22,6 +22,7 @@ from torch.fx.experimental.symbolic_shapes import is_concrete_int
 from fusedops.graph.availability import KERNEL_DTYPES
 from fusedops.graph.dialect import Call, number, users, value
 from fusedops.graph.rule import Match, New
+from fusedops.graph.rules.norms import refuse_norm_by_hand
 from fusedops.graph.steps import (
     has_shape,
     is_number,
@@ -92,11 +93,7 @@ class LayerNormByHand:
         )
 
     def guard(self, match: Match) -> str | None:
-        arguments = match.call.arguments
-        if None in arguments["normalized_shape"]:
-            return "the length of its rows is not known at compile time"
-        dtype = value(arguments["input"]).dtype
-        return None if dtype in KERNEL_DTYPES else f"unsupported dtype {dtype}"
+        return refuse_norm_by_hand(match)
 
     def emit(self, match: Match) -> Iterator[New]:
         op = getattr(torch.ops.fusedops, match.op).default

@@ -33,6 +33,15 @@ def refuse_norm(match: Match) -> str | None:
     return None if dtype in KERNEL_DTYPES else f"unsupported dtype {dtype}"
 
 
+def refuse_norm_by_hand(match: Match) -> str | None:
+    """The same of a norm that is written out."""
+    arguments = match.call.arguments
+    if None in arguments["normalized_shape"]:
+        return "the length of its rows is not known at compile time"
+    dtype = value(arguments["input"]).dtype
+    return None if dtype in KERNEL_DTYPES else f"unsupported dtype {dtype}"
+
+
 def emit_norm(match: Match, op: torch._ops.OpOverload) -> Iterator[New]:
     """`op` with the site's arguments; or with tensors cast to the dtype that eager gives."""
     arguments = match.call.arguments

@@ -18,10 +18,10 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
-from fusedops.graph.availability import KERNEL_DTYPES
 from fusedops.graph.dialect import Call, constant, number, value, view
 from fusedops.graph.rule import Match, New
 from fusedops.graph.rules.layer_norm_by_hand import base_of_square, centred
+from fusedops.graph.rules.norms import refuse_norm_by_hand
 from fusedops.graph.steps import (
     alone,
     has_shape,
@@ -82,11 +82,7 @@ class RmsNormByHand:
         return Match(site, "rms_norm", {chain.last: 0}, tuple(sorted({*chain.nodes, *chain.casts})))
 
     def guard(self, match: Match) -> str | None:
-        arguments = match.call.arguments
-        if None in arguments["normalized_shape"]:
-            return "the length of its rows is not known at compile time"
-        dtype = value(arguments["input"]).dtype
-        return None if dtype in KERNEL_DTYPES else f"unsupported dtype {dtype}"
+        return refuse_norm_by_hand(match)
 
     def emit(self, match: Match) -> Iterator[New]:
         yield New(torch.ops.fusedops.rms_norm.default, tuple(match.call.arguments.values()))
