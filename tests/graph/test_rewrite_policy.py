@@ -19,7 +19,16 @@ def profitable():
 
 
 @pytest.fixture
-def table(monkeypatch, tmp_path):
+def no_table(monkeypatch, tmp_path):
+    """Nothing was measured on any device."""
+    monkeypatch.setattr(costs, "FOLDER", tmp_path)
+    costs._table.cache_clear()
+    yield
+    costs._table.cache_clear()
+
+
+@pytest.fixture
+def table(no_table, tmp_path):
     """table(op, inductor, ours, ...): the costs of 64x64 float32 rows; a copy takes 1 ms."""
     rows = []
 
@@ -32,10 +41,7 @@ def table(monkeypatch, tmp_path):
             csv.writer(file).writerows([costs.COLUMNS, *rows])
         costs._table.cache_clear()
 
-    monkeypatch.setattr(costs, "FOLDER", tmp_path)
-    costs._table.cache_clear()
-    yield add
-    costs._table.cache_clear()
+    return add
 
 
 def _softmax(x):
@@ -117,15 +123,12 @@ def test_a_softmax_that_is_gathered_or_reduced_is_inductors(loss, rewrite_dynamo
         assert rewrite_dynamo(loss, x, target).replaced == {"log_softmax": 1}
 
 
-def test_without_a_table_small_tensors_are_left(monkeypatch, tmp_path, rewrite_dynamo):
-    monkeypatch.setattr(costs, "FOLDER", tmp_path)
-    costs._table.cache_clear()
+def test_without_a_table_small_tensors_are_left(no_table, rewrite_dynamo):
     assert rewrite_dynamo(_softmax, torch.randn(512, 512)).replaced == {"softmax": 1}
     left = rewrite_dynamo(_softmax, torch.randn(16, 16))
     assert left.reasons == ["too small to pay: 256 elements"]
     fused = rewrite_dynamo(lambda x: x.tanh().softmax(-1).tanh(), torch.randn(512, 512))
     assert "Inductor fuses it with its neighbours" in fused.reasons[0]
-    costs._table.cache_clear()
 
 
 def _attention(mask):
@@ -147,7 +150,7 @@ def test_attention_without_a_mask_is_left_to_inductors_sdpa(rewrite_dynamo):
 
 
 @pytest.mark.parametrize(("tokens", "sites"), [(16, {}), (2048, {"add_layer_norm": 2})])
-def test_a_small_encoder_layer_of_inference_stays_pytorchs(tokens, sites, rewrite_dynamo):
+def test_a_small_encoder_layer_of_inference_stays_pytorchs(tokens, sites, no_table, rewrite_dynamo):
     layer = torch.nn.TransformerEncoderLayer(128, 2, 128, batch_first=True).eval()
     with torch.no_grad():
         assert rewrite_dynamo(layer, torch.randn(1, tokens, 128)).replaced == sites

@@ -239,7 +239,7 @@ def measure_all(args: argparse.Namespace, device: str) -> list[Measurement]:
     measurements: list[Measurement] = []
     for case, say in announced(list(cases)):
         say(f"compiling {case}")
-        calls = prepare(case)
+        calls = prepare(case, in_a_graph=args.policy)
         say(f"timing {case}")
         measurements += measure(case, calls, clock, effort.rounds, effort.slot_ms)
     return measurements
