@@ -6,6 +6,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # One thread a worker: workers that share the cores wait 8 ms at every OpenMP barrier.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# The tests' tensors are too small to pay. Read when fusedops is imported, by subprocesses too.
+os.environ["FUSEDOPS_FUSE"] = "always"
+
 import pytest
 import torch
 

@@ -20,9 +20,7 @@ def fresh_dynamo():
     torch._dynamo.reset()
     counters.clear()
     torch.manual_seed(0)
-    # The tests' tensors are too small to pay.
-    with fusedops.config.patch(fuse="always"):
-        yield
+    yield
     torch._dynamo.reset()
 
 
