@@ -314,10 +314,31 @@ def _is_unread(node: Node) -> bool:
 def is_pointwise(node: Node) -> bool:
     """Whether a call gives each element of its result from one of its inputs', looked at through
     views: what Inductor fuses into its neighbours."""
-    name = _name(node)
-    if name in spellings.VIEWS and node.all_input_nodes:
+    if is_unchanged(node) and node.all_input_nodes:
         return is_pointwise(node.all_input_nodes[0])
-    return node.op.startswith("call") and name in spellings.POINTWISE
+    return node.op.startswith("call") and _name(node) in spellings.POINTWISE
+
+
+def is_unchanged(node: Node) -> bool:
+    """Whether the elements of a call's result are those of its input: a view, a dropout that drops
+    nothing, a cast to the same dtype."""
+    name = _name(node)
+    if name == "dropout":
+        call = view(node)
+        return call is not None and call.arguments.get("train") is False
+    if name in spellings.CASTS and node.op.startswith("call"):
+        tensors = (value(node), value(node.all_input_nodes[0]))
+        return all(isinstance(t, torch.Tensor) for t in tensors) and (
+            tensors[0].dtype == tensors[1].dtype
+        )
+    return name in spellings.VIEWS
+
+
+def readers(node: Node) -> list[Node]:
+    """The users of a node, and of what is the same but in name."""
+    direct = [user for user in users(node) if not is_unchanged(user)]
+    unchanged = [user for user in users(node) if is_unchanged(user)]
+    return direct + [reader for user in unchanged for reader in readers(user)]
 
 
 def ends_in_reduction(node: Node, steps: int = 8) -> bool:

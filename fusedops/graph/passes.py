@@ -19,7 +19,7 @@ from fusedops.graph.availability import has_kernels
 from fusedops.graph.report import log, publish
 from fusedops.graph.reuse import reuse_memory
 from fusedops.graph.rewriter import rewrite_and_show, rewrite_graph
-from fusedops.graph.unwanted import leave_out_unwanted
+from fusedops.graph.unwanted import leave_out_derivatives, leave_out_unwanted
 
 GraphPass = Callable[[Graph], Any]
 
@@ -51,6 +51,7 @@ class ReusePass(_Pass):
     def __call__(self, graph: Graph) -> None:
         leave_out_unwanted(graph)
         reuse_memory(graph)
+        leave_out_derivatives(graph)
 
 
 #: By option of Inductor the pass that belongs there.

@@ -1,10 +1,11 @@
-"""In compiled graphs, results that nothing reads are not written.
+"""In compiled graphs, results that nothing reads are not written, and no derivative is asked for.
 
 before    y, sum, mean, rstd = fusedops.add_layer_norm(x, residual, ...)      y alone is used
 after     y, _ = fusedops._add_layer_norm(x, residual, ..., wants_sum=False)
 
 Inference wants no statistics for a backward pass, post-norm layers not even the sum. Runs on the
-graph that Inductor is about to lower, where everything that a backward pass needs is an output.
+graph that Inductor is about to lower, where everything that a backward pass needs is an output, and
+derivatives are other calls: the twins without a formula save its Python, 7 us a call.
 """
 
 from __future__ import annotations
@@ -24,6 +25,20 @@ TWINS: dict[Any, tuple[Any, int]] = {
     _ops.add_rms_norm.default: (_ops._add_rms_norm.default, 2),
     _ops.masked_softmax_dropout.default: (_ops._masked_softmax_dropout.default, 1),
 }
+
+
+#: By op the one that differs in nothing but the derivative.
+PLAIN_TWINS: dict[Any, Any] = {
+    getattr(_ops, name).default: getattr(_ops, f"_{name}").default
+    for name in ("softmax", "log_softmax", "masked_softmax", "layer_norm", "std_norm", "rms_norm")
+}
+
+
+def leave_out_derivatives(graph: Graph) -> None:
+    """Edits ``graph``: the twins take the same arguments."""
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target in PLAIN_TWINS:
+            node.target = PLAIN_TWINS[node.target]
 
 
 def leave_out_unwanted(graph: Graph) -> int:

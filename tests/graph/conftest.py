@@ -160,6 +160,6 @@ def ops_run():
             function(*args)
         names = [event.name for event in profile.events()]
         ours = [name for name in names if name.startswith("fusedops::")]
-        return dict(Counter(name.removeprefix("fusedops::").rstrip("_") for name in ours))
+        return dict(Counter(name.removeprefix("fusedops::").strip("_") for name in ours))
 
     return count

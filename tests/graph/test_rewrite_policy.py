@@ -139,7 +139,7 @@ def _attention(mask):
     return model
 
 
-def test_attention_without_a_mask_is_left_to_inductors_sdpa(rewrite_dynamo):
+def test_attention_without_a_mask_is_left_to_inductors_sdpa(no_table, rewrite_dynamo):
     q = torch.randn(2, 4, 128, 64)
     plain = rewrite_dynamo(_attention(None), q)
     assert plain.reasons[-1] == (

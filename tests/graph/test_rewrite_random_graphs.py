@@ -54,6 +54,11 @@ def _added_in_place(v, u, t):
     return v
 
 
+def _overwritten_through_a_view(v, u, t):
+    v[0].fill_(0.5)
+    return v
+
+
 STEPS = {
     "half": lambda v, u, t: v * 0.5,
     "negative": lambda v, u, t: -2.0 * v,
@@ -86,7 +91,8 @@ STEPS = {
     "layer_norm with var": _layer_norm_with_var,
     "rms_norm": lambda v, u, t: F.rms_norm(v, (4,), t.weight, EPS),
     "rms_norm by hand": _rms_norm_by_hand,
-    "norm of rows": lambda v, u, t: F.layer_norm(v.view(-1, 4), (4,)).view(SHAPE),
+    "norm of rows": lambda v, u, t: F.layer_norm(v.reshape(-1, 4), (4,)).view(SHAPE),
+    "norm of rows of a sum": lambda v, u, t: F.layer_norm((v + u).reshape(-1, 4), (4,)).view(SHAPE),
     "norm of a sum": lambda v, u, t: F.layer_norm(v + u, (4,), t.weight, t.shift, EPS),
     "rms_norm of a sum": lambda v, u, t: _rms_norm_by_hand(v + u, u, t),
     "transposed": lambda v, u, t: v.transpose(1, 2),
@@ -95,9 +101,14 @@ STEPS = {
     "scaled in place": lambda v, u, t: v.mul_(0.5),
     "filled in place": lambda v, u, t: v.masked_fill_(~t.keep, -30.0),
     "added in place": _added_in_place,
-    "first row overwritten": lambda v, u, t: v[0].fill_(0.5).expand(SHAPE),
+    "overwritten through a view": _overwritten_through_a_view,
 }
-WRITES = {"scaled in place", "filled in place", "added in place", "first row overwritten"}
+WRITES = {
+    "scaled in place",
+    "filled in place",
+    "added in place",
+    "overwritten through a view",
+}
 #: Which of the tensors so far, from the last on: mostly the last itself.
 _AGO = st.sampled_from([0, 0, 0, 0, 1, 2, 3])
 _STEP = st.tuples(st.sampled_from(sorted(STEPS)), _AGO, _AGO)

@@ -21,9 +21,9 @@ Shape = tuple[int, ...]
 Function = Callable[..., Tensor]
 
 
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as Inductor compiles it for one shape: the strongest form of it."""
-    return torch.compile(function, fullgraph=True, dynamic=False)
+def compiled(function: Callable[..., Any], backend: str = "inductor") -> Callable[..., Any]:
+    """The function as a backend compiles it for one shape: the strongest form of it."""
+    return torch.compile(function, fullgraph=True, dynamic=False, backend=backend)
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class Provider:
         """What is timed: the function, its arguments bound."""
         return partial(self.function, *self.prepare(*inputs))
 
-    def compiled(self) -> Provider:
+    def compiled(self, backend: str = "inductor") -> Provider:
         """The provider that runs the same, compiled."""
-        return replace(self, function=compiled(self.function))
+        return replace(self, function=compiled(self.function, backend))
 
 
 def gradients(
@@ -80,9 +80,9 @@ class Gradient:
         """The graph is kept, to walk it again."""
         return gradients(outputs, leaves, grad, retain_graph=True)
 
-    def compiled(self) -> Gradient:
-        """The provider whose forward and backward passes Inductor compiles together."""
-        return replace(self, forward=compiled(self.forward))
+    def compiled(self, backend: str = "inductor") -> Gradient:
+        """The provider whose forward and backward passes a backend compiles together."""
+        return replace(self, forward=compiled(self.forward, backend))
 
 
 @dataclass(frozen=True)

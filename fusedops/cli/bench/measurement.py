@@ -53,7 +53,7 @@ def prepare(case: Case, in_a_graph: bool = False) -> dict[str, Call]:
     """
     eager, *others = case.operator.providers(case.direction).items()
     if in_a_graph:
-        others = [(name, provider.compiled()) for name, provider in others]
+        others = [(name, provider.compiled(backend=name)) for name, provider in others]
     inputs = case.inputs()
     # Every shape gets code of its own, and none counts toward Dynamo's limit of recompilations.
     torch.compiler.reset()
