@@ -242,7 +242,7 @@ def test_the_exported_graph_after_the_rewrite(entries, inputs):
         _golden(entries["export"](plain, *inputs)),
         """\
 randint_low = aten.randint.low(-9223372036854775808, 9223372036854775807, ())
-both = dropped(args_0, None, 1.0, False, -inf, 0.4, randint_low, None, None, 0)
+both = dropped(args_0, None, 1.0, False, None, 0.4, randint_low, None, None, 0)
 getitem = operator.getitem(both, 0)
 return (getitem,)""",
     )

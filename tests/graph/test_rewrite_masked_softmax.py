@@ -381,7 +381,7 @@ def test_the_exported_graph_after_the_rewrite(entries, draw):
         _golden(rewritten),
         """\
 matmul = aten.matmul.default(args_0, args_0)
-y = masked_softmax(matmul, args_1, 0.125, False, -inf, args_2, None, 0)
+y = masked_softmax(matmul, args_1, 0.125, False, None, args_2, None, 0)
 return (y,)""",
     )
 
