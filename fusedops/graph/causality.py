@@ -12,7 +12,7 @@ from torch.fx.node import map_aggregate
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fusedops.graph import aliasing
-from fusedops.graph.dialect import value, written
+from fusedops.graph.dialect import packet, value, written
 from fusedops.graph.spellings import aten
 
 #: A mask is built in fewer calls than this, from numbers alone.
@@ -73,8 +73,7 @@ def _calls(mask: Node) -> list[Node] | None:
 def _is_builder(node: Node) -> bool:
     if node.op == "call_method":
         return node.target in _METHODS
-    target = getattr(node.target, "overloadpacket", node.target)
-    return node.op == "call_function" and target in _BUILDERS and "out" not in node.kwargs
+    return node.op == "call_function" and packet(node) in _BUILDERS and "out" not in node.kwargs
 
 
 def _computed(calls: list[Node]) -> torch.Tensor:

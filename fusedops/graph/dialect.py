@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_symbols
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._sympy.symbol import SymT, symbol_is_type
@@ -63,6 +63,12 @@ def value(argument: Any) -> Any:
     if not isinstance(argument, Node):
         return argument
     return argument.meta.get("val", argument.meta.get("example_value"))
+
+
+def hints(tensor: torch.Tensor) -> list[int] | None:
+    """A tensor's sizes, symbols as what they were captured with; None where one has no hint."""
+    sizes = [n.node.hint if isinstance(n, torch.SymInt) else n for n in tensor.shape]
+    return None if None in sizes else sizes
 
 
 def fake_mode(node: Node) -> FakeTensorMode:
@@ -118,8 +124,8 @@ _UNCHANGED = {aten.lift_fresh_copy, aten.lift_fresh, aten.detach, aten.detach_, 
 
 
 def _tensor_number(node: Node) -> int | float | None:
-    tensor, target = value(node), _packet(node)
-    changed = any(written(user) and _packet(user) not in _UNCHANGED for user in node.users)
+    tensor, target = value(node), packet(node)
+    changed = any(written(user) and packet(user) not in _UNCHANGED for user in node.users)
     if tensor.dim() > 0 or changed:
         return None
     if target in _UNCHANGED:
@@ -131,7 +137,7 @@ def _tensor_number(node: Node) -> int | float | None:
     return None if known is None else known.item()
 
 
-def _packet(node: Node) -> Any:
+def packet(node: Node) -> Any:
     """The target of a node, without the overload."""
     return getattr(node.target, "overloadpacket", node.target)
 
@@ -147,7 +153,7 @@ def view(node: Node) -> Call | None:
         return _view_call(node, *spelling) if spelling else None
     if node.op != "call_function":
         return None
-    target = _packet(node)
+    target = packet(node)
     if target in spellings.LEAVES:
         return _leaf(node, *spellings.leaf(target, node.kwargs))
     if target in spellings.ATEN_CASTS:
@@ -375,7 +381,7 @@ def _name(node: Node) -> str:
     """What a call is called, in place or not, in torch IR or ATen; of a module its type."""
     if node.op == "call_module":
         return type(node.graph.owning_module.get_submodule(node.target)).__name__.lower()
-    target = getattr(node.target, "overloadpacket", node.target)
+    target = packet(node)
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
     return name.rstrip("_")
 
@@ -430,7 +436,17 @@ def _inplace_position(function: Callable[..., Any]) -> int | None:
     return parameters.index("inplace") if "inplace" in parameters else None
 
 
-def transform_depth_change(node: Node) -> int:
+def walk(graph: Graph) -> Iterator[tuple[Node, bool]]:
+    """The nodes there are now, but those that are erased on the way; and whether each is inside a
+    `torch.func` transform, where what capture recorded is batched, or tracks gradients."""
+    depth = 0
+    for node in list(graph.nodes):
+        if not node._erased:
+            depth += _transform_depth_change(node)
+            yield node, depth > 0
+
+
+def _transform_depth_change(node: Node) -> int:
     """+1 where Dynamo enters a `torch.func` transform, -1 where it leaves one, else 0."""
     name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
     return name.endswith("_increment_nesting") - name.endswith("_decrement_nesting")

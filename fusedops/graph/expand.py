@@ -9,6 +9,7 @@ A call keeps what it computes and the random numbers it draws; what was one node
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,12 +25,10 @@ from fusedops.graph.dialect import fake_mode, value
 
 def expand(graph: Graph) -> None:
     """Write out, in place, every call of `graph` that is better seen through, but those inside a
-    `torch.func` transform: what capture recorded there is batched, or tracks gradients."""
-    transforms = 0
-    for node in list(graph.nodes):
-        transforms += dialect.transform_depth_change(node)
+    `torch.func` transform."""
+    for node, transformed in dialect.walk(graph):
         written_out = dialect.expansion(node, _EXPANSIONS)
-        if written_out is None or transforms:
+        if written_out is None or transformed:
             continue
         if written_out is not _encoder_layer or not policy.leaves_encoder_layer(value(node)):
             _expand(node, written_out)
@@ -94,10 +93,6 @@ def _replace(node: Node, results: Any) -> None:
 # --- what is written out, and when ----------------------------------------------------------------
 
 
-def _multi_head_attention(*args: Any, **kwargs: Any) -> Any:
-    return F.multi_head_attention_forward(*args, **kwargs)
-
-
 def _encoder_layer(
     src: torch.Tensor,
     embed_dim: int,
@@ -121,7 +116,10 @@ def _encoder_layer(
     mask_type: int | None = None,
 ) -> torch.Tensor:
     """torch.nn.TransformerEncoderLayer as its forward pass has it in training, without dropout."""
-    shape = (embed_dim,)
+    norm1, norm2 = (
+        partial(F.layer_norm, normalized_shape=(embed_dim,), weight=weight, bias=bias, eps=eps)
+        for weight, bias in ((norm1_weight, norm1_bias), (norm2_weight, norm2_bias))
+    )
 
     def attend(x: torch.Tensor) -> torch.Tensor:
         heads = F.linear(x, in_proj_weight, in_proj_bias).unflatten(-1, (3, num_heads, -1))
@@ -136,12 +134,6 @@ def _encoder_layer(
         hidden = F.linear(x, linear1_weight, linear1_bias)
         hidden = F.gelu(hidden) if use_gelu else F.relu(hidden)
         return F.linear(hidden, linear2_weight, linear2_bias)
-
-    def norm1(x: torch.Tensor) -> torch.Tensor:
-        return F.layer_norm(x, shape, norm1_weight, norm1_bias, eps)
-
-    def norm2(x: torch.Tensor) -> torch.Tensor:
-        return F.layer_norm(x, shape, norm2_weight, norm2_bias, eps)
 
     if norm_first:
         src = src + attend(norm1(src))
@@ -168,7 +160,7 @@ def _attention(
 
 #: By the name that the dialect has for the call.
 _EXPANSIONS: dict[str, Callable[..., Any]] = {
-    "multi_head_attention_forward": _multi_head_attention,
+    "multi_head_attention_forward": F.multi_head_attention_forward,
     "_transformer_encoder_layer_fwd": _encoder_layer,
     "softmin": F.softmin,
     "gumbel_softmax": F.gumbel_softmax,

@@ -38,7 +38,7 @@ def explain(fn_or_module: Callable[..., Any], /, *args: Any, **kwargs: Any) -> R
     reports = []
 
     def record(graph_module: GraphModule, example_inputs: list[torch.Tensor]) -> GraphModule:
-        reports.append(rewrite_module(graph_module, names))
+        reports.append(rewrite_module(graph_module, names, show=True))
         return graph_module
 
     torch._dynamo.reset()

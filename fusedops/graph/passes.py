@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,9 @@ from torch.fx import Graph
 
 from fusedops import config
 from fusedops.graph.availability import has_kernels
-from fusedops.graph.report import log, publish
+from fusedops.graph.report import publish
 from fusedops.graph.reuse import reuse_memory
-from fusedops.graph.rewriter import rewrite_and_show, rewrite_graph
+from fusedops.graph.rewriter import rewrite_graph
 from fusedops.graph.unwanted import leave_out_derivatives, leave_out_unwanted
 
 GraphPass = Callable[[Graph], Any]
@@ -39,8 +38,7 @@ class Pass(_Pass):
     """
 
     def __call__(self, graph: Graph) -> None:
-        rewrite = rewrite_and_show if log.isEnabledFor(logging.DEBUG) else rewrite_graph
-        publish(rewrite(graph))
+        publish(rewrite_graph(graph))
 
 
 class ReusePass(_Pass):

@@ -43,8 +43,8 @@ def leaves_encoder_layer(result: torch.Tensor) -> bool:
     On a CPU, one thread, the calls reach 0.6 of its speed at 8 tokens of 64 features, 0.9 at 128
     of 128, 1.0 at 1024 of 256, and with a padding mask 1.2.
     """
-    sizes = [_hint(size) for size in result.shape]
-    small = None in sizes or math.prod(sizes) < _MANY_FEATURES
+    sizes = dialect.hints(result)
+    small = sizes is None or math.prod(sizes) < _MANY_FEATURES
     return small and config.active().fuse_for("expand") == "profitable"
 
 
@@ -86,8 +86,8 @@ def _becomes_sdpa(match: Match) -> bool:
 def _size(match: Match) -> Size | None:
     """Rows and columns of the result, guessed where they are symbols; None where that fails."""
     result = value(next(iter(match.results)))
-    shape = [_hint(size) for size in result.shape]
-    if None in shape:
+    shape = dialect.hints(result)
+    if shape is None:
         return None
     arguments = match.call.arguments
     if "normalized_shape" in arguments:
@@ -95,10 +95,6 @@ def _size(match: Match) -> Size | None:
     else:
         cols = shape[arguments.get("dim", -1)] if shape else 1
     return Size(math.prod(shape) // max(cols, 1), cols, result.dtype)
-
-
-def _hint(size: int | torch.SymInt) -> int | None:
-    return size.node.hint if isinstance(size, torch.SymInt) else size
 
 
 def _slower(match: Match, device: torch.device, size: Size) -> str | None:
@@ -164,5 +160,5 @@ def _is_as_large(node: Node, result: Node) -> bool:
     tensor = value(node)
     if not isinstance(tensor, torch.Tensor):
         return False
-    sizes = [[_hint(n) or 1 for n in shape] for shape in (tensor.shape, value(result).shape)]
-    return 2 * math.prod(sizes[0]) >= math.prod(sizes[1])
+    own, full = dialect.hints(tensor), dialect.hints(value(result))
+    return own is not None and full is not None and 2 * math.prod(own) >= math.prod(full)

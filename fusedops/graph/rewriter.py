@@ -8,6 +8,7 @@ replacement itself made dead: `Graph.eliminate_dead_code` would delete in-place 
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Mapping
 from typing import Any
@@ -22,48 +23,44 @@ from fusedops import config
 from fusedops.graph import aliasing, availability, dialect, policy
 from fusedops.graph.dialect import ModuleAttribute
 from fusedops.graph.expand import expand
-from fusedops.graph.report import Report, Site, describe_site
+from fusedops.graph.report import Report, Site, describe_site, log
 from fusedops.graph.rule import Match, New, Rule
 from fusedops.graph.rules import RULES
 
 
-def rewrite_module(graph_module: GraphModule, names: Mapping[str, str] | None = None) -> Report:
+def rewrite_module(
+    graph_module: GraphModule, names: Mapping[str, str] | None = None, show: bool | None = None
+) -> Report:
     """Rewrite a graph module and the bodies of its higher-order ops in place.
 
-    `names` gives the dotted path of a module by `str(id(module))`, for the report.
+    `names` gives the dotted path of a module by `str(id(module))`, for the report; `show` as in
+    `rewrite_graph`.
     """
     report = Report()
     for body in dialect.subgraphs(graph_module):
-        report += rewrite_and_show(body.graph, names)
+        report += rewrite_graph(body.graph, names, show)
         body.recompile()
     return report
 
 
-def rewrite_and_show(graph: Graph, names: Mapping[str, str] | None = None) -> Report:
-    """As `rewrite_graph`; the report has the graph's code too, before and after."""
-    before = _code(graph)
-    report = rewrite_graph(graph, names)
-    return Report(report.sites, ((before, _code(graph)),))
+def rewrite_graph(
+    graph: Graph, names: Mapping[str, str] | None = None, show: bool | None = None
+) -> Report:
+    """Rewrite one graph in place. A second run finds nothing to do.
+
+    `show`: the report has the graph's code too, before and after; by default where that is logged.
+    """
+    show = log.isEnabledFor(logging.DEBUG) if show is None else show
+    before = _code(graph) if show else ""
+    if config.active().fuse_for("expand") != "never":
+        expand(graph)
+    visits = (_visit(node, transformed, names or {}) for node, transformed in dialect.walk(graph))
+    sites = tuple(site for site in visits if site)
+    return Report(sites, ((before, _code(graph)),) if show else ())
 
 
 def _code(graph: Graph) -> str:
     return graph.python_code("self", verbose=True).src
-
-
-def rewrite_graph(graph: Graph, names: Mapping[str, str] | None = None) -> Report:
-    """Rewrite one graph in place. A second run finds nothing to do."""
-    if config.active().fuse_for("expand") != "never":
-        expand(graph)
-    sites = []
-    transforms = 0
-    for node in list(graph.nodes):
-        if node._erased:
-            continue
-        transforms += dialect.transform_depth_change(node)
-        site = _visit(node, transforms > 0, names or {})
-        if site:
-            sites.append(site)
-    return Report(tuple(sites))
 
 
 def _visit(node: Node, transformed: bool, names: Mapping[str, str]) -> Site | None:

@@ -39,6 +39,12 @@ class New:
     kwargs: dict[str, Any] = field(default_factory=dict)
 
 
+def op_of(match: Match) -> New:
+    """The op of a match, where the call's arguments are the op's, in its order."""
+    op = getattr(torch.ops.fusedops, match.op).default
+    return New(op, tuple(match.call.arguments.values()))
+
+
 class Rule(Protocol):
     """One rewrite. Finding, refusing and emitting are apart, so anyone may refuse in between."""
 

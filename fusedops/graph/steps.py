@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch.fx import Node
-from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.experimental.symbolic_shapes import is_concrete_int, statically_known_true
 
 from fusedops.graph.dialect import (
     Call,
@@ -121,6 +121,11 @@ def has_shape(node: Any, shape: Sequence[Any]) -> bool:
     if not isinstance(tensor, torch.Tensor) or tensor.dim() != len(shape):
         return False
     return all(statically_known_true(m == n) for m, n in zip(tensor.shape, shape, strict=True))
+
+
+def known_size(size: int | torch.SymInt) -> int | None:
+    """A size as a number, where that needs no guard."""
+    return int(size) if is_concrete_int(size) else None
 
 
 def broadcasts(node: Any, to: Any) -> bool:

@@ -8,11 +8,9 @@ from collections.abc import Iterable
 import torch
 from torch.fx import Node
 
-from fusedops.graph.dialect import value, view
+from fusedops.graph.dialect import hints, is_unchanged, value
 from fusedops.graph.rule import Match
-
-#: Calls that move nothing.
-_FREE = ("reshape", "item")
+from fusedops.graph.steps import plain
 
 
 def bytes_saved(match: Match) -> int:
@@ -27,16 +25,9 @@ def bytes_saved(match: Match) -> int:
 
 
 def _moved(node: Node) -> int:
-    call = view(node)
-    if call is not None and call.kind in _FREE:
-        return 0
-    if call is not None and call.kind == "cast" and _same_dtype(node, call.arguments["input"]):
+    if is_unchanged(node) or plain(node, "item") is not None:
         return 0
     return _bytes([*node.all_input_nodes, node])
-
-
-def _same_dtype(node: Node, other: Node) -> bool:
-    return value(node).dtype == value(other).dtype
 
 
 def _bytes(nodes: Iterable[Node]) -> int:
@@ -45,5 +36,4 @@ def _bytes(nodes: Iterable[Node]) -> int:
 
 
 def _size(tensor: torch.Tensor) -> int:
-    hints = [n.node.hint if isinstance(n, torch.SymInt) else n for n in tensor.shape]
-    return 0 if None in hints else math.prod(hints) * tensor.dtype.itemsize
+    return math.prod(hints(tensor) or [0]) * tensor.dtype.itemsize

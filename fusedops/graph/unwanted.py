@@ -26,7 +26,6 @@ TWINS: dict[Any, tuple[Any, int]] = {
     _ops.masked_softmax_dropout.default: (_ops._masked_softmax_dropout.default, 1),
 }
 
-
 #: By op the one that differs in nothing but the derivative.
 PLAIN_TWINS: dict[Any, Any] = {
     getattr(_ops, name).default: getattr(_ops, f"_{name}").default
@@ -41,9 +40,8 @@ def leave_out_derivatives(graph: Graph) -> None:
             node.target = PLAIN_TWINS[node.target]
 
 
-def leave_out_unwanted(graph: Graph) -> int:
-    """Edits ``graph`` and returns the number of ops that now write less."""
-    changed = 0
+def leave_out_unwanted(graph: Graph) -> None:
+    """Edits ``graph``: ops write what is read, and no more."""
     for node in list(graph.nodes):
         twin, kept = TWINS.get(node.target, (None, 0)) if node.op == "call_function" else (None, 0)
         if twin is None or any(user.target is not operator.getitem for user in node.users):
@@ -51,8 +49,6 @@ def leave_out_unwanted(graph: Graph) -> int:
         wanted = {user.args[1] for user in node.users if user.users}
         if wanted and max(wanted) < kept:
             _replace(node, twin, wanted)
-            changed += 1
-    return changed
 
 
 def _replace(node: Node, twin: Any, wanted: set[int]) -> None:

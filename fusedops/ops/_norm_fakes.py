@@ -5,6 +5,7 @@ checks of their arguments.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -58,17 +59,15 @@ def _fake_forward(
     )
 
 
-def _fake_layer_norm(
-    input: torch.Tensor, normalized_shape: Shape, weight: MaybeTensor, bias: MaybeTensor, eps: float
+def _fake_centered(
+    op: str,
+    input: torch.Tensor,
+    normalized_shape: Shape,
+    weight: MaybeTensor,
+    bias: MaybeTensor,
+    eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    output, rstd = _fake_forward("layer_norm", input, normalized_shape, weight, bias, eps)
-    return output, torch.empty_like(rstd), rstd
-
-
-def _fake_std_norm(
-    input: torch.Tensor, normalized_shape: Shape, weight: MaybeTensor, bias: MaybeTensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    output, rstd = _fake_forward("std_norm", input, normalized_shape, weight, bias, eps)
+    output, rstd = _fake_forward(op, input, normalized_shape, weight, bias, eps)
     return output, torch.empty_like(rstd), rstd
 
 
@@ -175,44 +174,18 @@ def _fake_centered_backward(
     grad_output: torch.Tensor,
     input: torch.Tensor,
     normalized_shape: Shape,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
     weight: MaybeTensor,
     bias: MaybeTensor,
     output_mask: Sequence[bool],
+    eps: float = 0.0,
 ) -> tuple[torch.Tensor, ...]:
     _check_arguments(op, input, normalized_shape, weight, bias)
     _checks.check_like(op, "grad_output", grad_output, "input", input)
     of_input, of_weight, of_bias = output_mask
     parameters = [(of_weight, weight), (of_bias, bias)]
     return tuple(_grads_where_wanted(input, normalized_shape, [of_input], parameters))
-
-
-def _fake_layer_norm_backward(
-    grad_output: torch.Tensor,
-    input: torch.Tensor,
-    normalized_shape: Shape,
-    mean: torch.Tensor,
-    rstd: torch.Tensor,
-    weight: MaybeTensor,
-    bias: MaybeTensor,
-    output_mask: Sequence[bool],
-) -> tuple[torch.Tensor, ...]:
-    given = (grad_output, input, normalized_shape, weight, bias, output_mask)
-    return _fake_centered_backward("layer_norm_backward", *given)
-
-
-def _fake_std_norm_backward(
-    grad_output: torch.Tensor,
-    input: torch.Tensor,
-    normalized_shape: Shape,
-    mean: torch.Tensor,
-    rstd: torch.Tensor,
-    weight: MaybeTensor,
-    bias: MaybeTensor,
-    output_mask: Sequence[bool],
-    eps: float,
-) -> tuple[torch.Tensor, ...]:
-    given = (grad_output, input, normalized_shape, weight, bias, output_mask)
-    return _fake_centered_backward("std_norm_backward", *given)
 
 
 def _fake_rms_norm_backward(
@@ -293,12 +266,12 @@ def _fake_add_rms_norm_backward(
 
 #: By op.
 FAKES = {
-    "layer_norm": _fake_layer_norm,
-    "_layer_norm": _fake_layer_norm,
-    "layer_norm_backward": _fake_layer_norm_backward,
-    "std_norm": _fake_std_norm,
-    "_std_norm": _fake_std_norm,
-    "std_norm_backward": _fake_std_norm_backward,
+    "layer_norm": partial(_fake_centered, "layer_norm"),
+    "_layer_norm": partial(_fake_centered, "layer_norm"),
+    "layer_norm_backward": partial(_fake_centered_backward, "layer_norm_backward"),
+    "std_norm": partial(_fake_centered, "std_norm"),
+    "_std_norm": partial(_fake_centered, "std_norm"),
+    "std_norm_backward": partial(_fake_centered_backward, "std_norm_backward"),
     "rms_norm": _fake_rms_norm,
     "_rms_norm": _fake_rms_norm,
     "rms_norm_backward": _fake_rms_norm_backward,

@@ -128,7 +128,7 @@ def _interpreted(steps, returned):
         for name, first, second in steps:
             values.append(STEPS[name](_ago(values, first), _ago(values, second), tensors))
         for ago in (0, *sorted(returned)):  # a comprehension would make Dynamo return all values
-            results.append(_ago(values, ago))  # noqa: PERF401
+            results.append(_ago(values, ago))
         return results
 
     return program

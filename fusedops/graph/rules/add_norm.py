@@ -19,7 +19,7 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fusedops.graph.dialect import Call, users, value
-from fusedops.graph.rule import Match, New, Rule
+from fusedops.graph.rule import Match, New, Rule, op_of
 from fusedops.graph.rules.dropout import drawn_seed, draws_own_numbers
 from fusedops.graph.steps import plain, same_shape
 
@@ -60,8 +60,7 @@ class AddNorm:
         return None
 
     def emit(self, match: Match) -> Iterator[New]:
-        op = getattr(torch.ops.fusedops, match.op).default
-        yield New(op, tuple(match.call.arguments.values()))
+        yield op_of(match)
 
 
 #: By op what it takes between the two summands and dropout, with defaults.

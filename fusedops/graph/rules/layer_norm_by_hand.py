@@ -15,17 +15,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch.fx import Node
-from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
 from fusedops.graph.availability import KERNEL_DTYPES
 from fusedops.graph.dialect import Call, number, users, value
-from fusedops.graph.rule import Match, New
+from fusedops.graph.rule import Match, New, op_of
 from fusedops.graph.rules.norms import refuse_norm_by_hand
 from fusedops.graph.steps import (
     has_shape,
     is_number,
+    known_size,
     last_dims,
     only_user,
     other_operand,
@@ -81,7 +80,7 @@ class LayerNormByHand:
         sizes = chain.normalized_shape
         arguments = {
             "input": input or chain.input,
-            "normalized_shape": [int(n) if is_concrete_int(n) else None for n in sizes],
+            "normalized_shape": [known_size(size) for size in sizes],
             "weight": chain.weight,
             "bias": chain.bias,
             "eps": number(chain.scale.eps),
@@ -96,8 +95,7 @@ class LayerNormByHand:
         return refuse_norm_by_hand(match)
 
     def emit(self, match: Match) -> Iterator[New]:
-        op = getattr(torch.ops.fusedops, match.op).default
-        yield New(op, tuple(match.call.arguments.values()))
+        yield op_of(match)
 
 
 def _obstacle(chain: _Chain) -> str | None:

@@ -17,7 +17,7 @@ import torch
 
 from fusedops.graph.availability import KERNEL_DTYPES
 from fusedops.graph.dialect import Call, value
-from fusedops.graph.rule import Match, New
+from fusedops.graph.rule import Match, New, op_of
 from fusedops.graph.rules.dropout import drawn_seed, draws_own_numbers
 from fusedops.graph.rules.scores import Scores, read_scores
 from fusedops.graph.rules.softmax import SoftmaxChain, read_softmax
@@ -47,8 +47,7 @@ class MaskedSoftmax:
         return None
 
     def emit(self, match: Match) -> Iterator[New]:
-        op = getattr(torch.ops.fusedops, match.op).default
-        yield New(op, tuple(match.call.arguments.values()))
+        yield op_of(match)
 
 
 def _last_dim_softmax(call: Call) -> SoftmaxChain | None:

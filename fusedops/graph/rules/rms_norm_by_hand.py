@@ -16,15 +16,15 @@ from typing import Any
 
 import torch
 from torch.fx import Node
-from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
 from fusedops.graph.dialect import Call, constant, number, value, view
-from fusedops.graph.rule import Match, New
+from fusedops.graph.rule import Match, New, op_of
 from fusedops.graph.rules.layer_norm_by_hand import base_of_square, centred
 from fusedops.graph.rules.norms import refuse_norm_by_hand
 from fusedops.graph.steps import (
     alone,
     has_shape,
+    known_size,
     last_dims,
     only_user,
     other_operand,
@@ -72,7 +72,7 @@ class RmsNormByHand:
         obstacle = None if input else _why_no_input(chain)
         arguments = {
             "input": input or chain.input,
-            "normalized_shape": [_known(value(chain.input).shape[dim]) for dim in chain.dims],
+            "normalized_shape": [known_size(value(chain.input).shape[dim]) for dim in chain.dims],
             "weight": chain.weight,
             "eps": number(chain.eps),
             "weight_offset": chain.weight_offset,
@@ -85,7 +85,7 @@ class RmsNormByHand:
         return refuse_norm_by_hand(match)
 
     def emit(self, match: Match) -> Iterator[New]:
-        yield New(torch.ops.fusedops.rms_norm.default, tuple(match.call.arguments.values()))
+        yield op_of(match)
 
 
 def _normalised(rsqrt: Call) -> _Chain | None:
@@ -164,8 +164,3 @@ def _why_no_input(chain: _Chain) -> str:
     if dtype in _NARROW:
         return f"it is computed in {dtype}, which rounds at every step"
     return "its dtypes are mixed in a way that no op has"
-
-
-def _known(size: int | torch.SymInt) -> int | None:
-    """A size as a number, where that needs no guard."""
-    return int(size) if is_concrete_int(size) else None
