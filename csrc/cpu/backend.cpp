@@ -55,6 +55,20 @@ class Scratch {
   void* memory_;
 };
 
+// body(args, range) over the rows of every tensor of a stack.
+template <class Stack, class Body>
+void for_stack(const Stack& stack, Body body) {
+  const int64_t rows = stack.each.rows;
+  for_rows(stack.count * rows, stack.each.cols, [&](RowRange all) {
+    for (int64_t row = all.begin; row < all.end;) {
+      const int64_t tensor = row / rows, first = tensor * rows;
+      const int64_t end = std::min(all.end, first + rows);
+      body(stack[static_cast<int32_t>(tensor)], RowRange{row - first, end - first});
+      row = end;
+    }
+  });
+}
+
 // body(strips, scratch) over the strips of all planes.
 template <class Args, class Body>
 void for_strips(const Args& args, Body body) {
@@ -158,6 +172,33 @@ void CpuBackend::launch(const NormBackward& args) const {
   torch::stable::parallel_for(0, blocks, grain, [&](int64_t begin, int64_t end) {
     kernels.norm_finish(args, begin * kColumnPadding, std::min(end * kColumnPadding, args.cols));
   });
+}
+
+void CpuBackend::launch(const SoftmaxStack& stack) const {
+  const CpuKernels& kernels = cpu_kernels();
+  const SoftmaxForward& each = stack.each;
+  const bool streaming = stack.count * each.rows * each.cols *
+          (size_of(each.input.dtype) + size_of(each.output.dtype)) >
+      kStreamingBytes;
+  for_stack(stack, [&](const SoftmaxForward& args, RowRange range) {
+    const Scratch scratch(softmax_scratch_bytes(args.cols, args.input.dtype));
+    kernels.softmax(args, range, scratch.get(), streaming);
+  });
+}
+
+void CpuBackend::launch(const NormStack& stack) const {
+  const CpuKernels& kernels = cpu_kernels();
+  const NormForward& each = stack.each;
+  const bool streaming =
+      stack.count * each.rows * each.cols * 2 * size_of(each.input.dtype) > kStreamingBytes;
+  for_stack(stack, [&](const NormForward& args, RowRange range) {
+    const Scratch scratch(norm_scratch_bytes(args));
+    kernels.norm(args, range, scratch.get(), streaming);
+  });
+}
+
+void CpuBackend::launch(const NormStackBackward& stack) const {
+  for (int32_t i = 0; i < stack.count; ++i) launch(stack[i]);
 }
 
 int64_t CpuBackend::workspace_bytes(const NormBackward& args) const {

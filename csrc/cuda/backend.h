@@ -24,7 +24,10 @@ class CudaBackend {
     STD_CUDA_CHECK(static_cast<cudaError_t>(cuda::launch(args, stream_)));
   }
 
-  int64_t workspace_bytes(const NormBackward& args) const { return cuda::workspace_bytes(args); }
+  template <class Args>
+  int64_t workspace_bytes(const Args& args) const {
+    return cuda::workspace_bytes(args);
+  }
 
  private:
   torch::stable::accelerator::DeviceGuard guard_;

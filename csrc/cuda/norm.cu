@@ -142,4 +142,22 @@ Status launch(const NormBackward& args, Stream stream) {
   });
 }
 
+Status launch(const NormStack& stack, Stream stream) {
+  Status status = device::kSuccess;
+  for (int32_t i = 0; i < stack.count && status == device::kSuccess; ++i) {
+    status = launch(stack[i], stream);
+  }
+  return status;
+}
+
+Status launch(const NormStackBackward& stack, Stream stream) {
+  Status status = device::kSuccess;
+  for (int32_t i = 0; i < stack.count && status == device::kSuccess; ++i) {
+    status = launch(stack[i], stream);
+  }
+  return status;
+}
+
+int64_t workspace_bytes(const NormForward&) { return 0; }
+
 }  // namespace fusedops::cuda

@@ -40,6 +40,17 @@ Status launch(const SoftmaxForward& args, Stream stream) {
   });
 }
 
+Status launch(const SoftmaxStack& stack, Stream stream) {
+  Status status = device::kSuccess;
+  for (int32_t i = 0; i < stack.count && status == device::kSuccess; ++i) {
+    status = launch(stack[i], stream);
+  }
+  return status;
+}
+
+int64_t workspace_bytes(const SoftmaxForward&) { return 0; }
+int64_t workspace_bytes(const SoftmaxBackward&) { return 0; }
+
 template <class T, class Out, int kWidth>
 Status launch_softmax_backward(const SoftmaxBackward& args, const RowPlan& plan, Stream stream) {
   if constexpr (!std::is_same_v<T, double>) {

@@ -145,7 +145,7 @@ NormResult norm_forward(
   args.eps = eps;
   args.weight_offset = options.offset();
   args.rounds_normalized = rounds_normalized;
-  Backend(input).launch(args);
+  launch_with_workspace(Backend(input), input, args);
   return result;
 }
 
@@ -225,11 +225,7 @@ void launch_norm_backward(
   args.cols = shape.cols;
   args.eps = given.eps;
   args.weight_offset = options.offset();
-  const Backend backend(given.input);
-  const Tensor workspace =
-      empty_contiguous(given.input, {backend.workspace_bytes(args)}, ScalarType::Byte);
-  args.workspace = workspace.mutable_data_ptr();
-  backend.launch(args);
+  launch_with_workspace(Backend(given.input), given.input, args);
 }
 
 template <class Backend>

@@ -50,7 +50,9 @@ void softmax_into(
   const int64_t count = input.numel() / at.cols;
   if (at.inner == 1) {
     const RowView source = as_rows<Backend>(input, at.dim), to = as_rows<Backend>(output, at.dim);
-    Backend(input).launch(SoftmaxForward{source.read(), to.write(), count, at.cols, log});
+    launch_with_workspace(
+        Backend(input), input,
+        SoftmaxForward{source.read(), to.write(), nullptr, count, at.cols, log});
     return;
   }
   const PlaneView source = as_planes(input, at.dim), to = as_planes(output, at.dim);
@@ -98,8 +100,9 @@ void softmax_backward_into(
     const RowView grad = as_rows<Backend>(grad_output, at.dim),
                   result = as_rows<Backend>(output, at.dim);
     const RowView to = as_rows<Backend>(grad_input, at.dim);
-    Backend(output).launch(
-        SoftmaxBackward{grad.read(), result.read(), to.write(), count, at.cols, log});
+    launch_with_workspace(
+        Backend(output), output,
+        SoftmaxBackward{grad.read(), result.read(), to.write(), nullptr, count, at.cols, log});
     return;
   }
   const PlaneView grad = as_planes(grad_output, at.dim), result = as_planes(output, at.dim);

@@ -313,6 +313,16 @@ inline void check_out(const char* op, const Tensor& out, const Tensor& input) {
   check_distinct(op, out);
 }
 
+// Launches with the workspace that the backend asks for.
+template <class Args, class Backend>
+void launch_with_workspace(const Backend& backend, const Tensor& like, Args args) {
+  const int64_t bytes = backend.workspace_bytes(args);
+  if (bytes == 0) return backend.launch(args);  // a tensor of none costs half a microsecond too
+  const Tensor workspace = empty_contiguous(like, {bytes}, ScalarType::Byte);
+  args.workspace = workspace.mutable_data_ptr();
+  backend.launch(args);
+}
+
 inline void check_cols(const char* op, int64_t cols) {
   check(
       cols <= std::numeric_limits<int32_t>::max(), op, ": a row has ", cols,

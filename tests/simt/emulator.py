@@ -104,14 +104,14 @@ class Columns(Structure):
 
 class SoftmaxForward(Structure):
     _fields_ = [
-        *[("input", Rows), ("output", Rows)],
+        *[("input", Rows), ("output", Rows), ("workspace", c_void_p)],
         *[("rows", c_int64), ("cols", c_int64), ("log", c_bool)],
     ]
 
 
 class SoftmaxBackward(Structure):
     _fields_ = [
-        *[("grad_output", Rows), ("output", Rows), ("grad_input", Rows)],
+        *[("grad_output", Rows), ("output", Rows), ("grad_input", Rows), ("workspace", c_void_p)],
         *[("rows", c_int64), ("cols", c_int64), ("log", c_bool)],
     ]
 
@@ -187,7 +187,7 @@ class NormForward(Structure):
     _fields_ = [
         *[("kind", c_int32), ("input", Rows), ("residual", Rows), ("output", Rows), ("sum", Rows)],
         *[("weight", Columns), ("bias", Columns), ("mean", c_void_p), ("rstd", c_void_p)],
-        *[("dropout", Dropout), ("rows", c_int64), ("cols", c_int64)],
+        *[("dropout", Dropout), ("workspace", c_void_p), ("rows", c_int64), ("cols", c_int64)],
         *[("eps", c_double), ("weight_offset", c_double), ("rounds_normalized", c_bool)],
     ]
 

@@ -2,9 +2,17 @@
 //
 // Every tensor reaches a kernel as rows: row r starts at data + offset(r) elements and its elements
 // are adjacent. Offsets between rows are int64; a row holds at most 2^31 - 1 elements.
+//
+// A workspace holds as many bytes as the backend's workspace_bytes() says of the arguments.
 #pragma once
 
 #include <cstdint>
+
+#if defined(__CUDACC__)
+#define FUSEDOPS_HOST_DEVICE __host__ __device__
+#else
+#define FUSEDOPS_HOST_DEVICE
+#endif
 
 namespace fusedops {
 
@@ -67,6 +75,7 @@ struct Columns {
 struct SoftmaxForward {
   ConstRows input;
   Rows output;
+  void* workspace;
   int64_t rows, cols;
   bool log;
 };
@@ -78,6 +87,7 @@ struct SoftmaxForward {
 struct SoftmaxBackward {
   ConstRows grad_output, output;
   Rows grad_input;
+  void* workspace;
   int64_t rows, cols;
   bool log;
 };
@@ -202,6 +212,7 @@ struct NormForward {
   ConstColumns weight, bias;
   void *mean, *rstd;
   Dropout dropout;
+  void* workspace;
   int64_t rows, cols;
   double eps, weight_offset;
   bool rounds_normalized;
@@ -213,8 +224,7 @@ struct NormForward {
 // makes another: dropout(grad_input), not wanted where there is no dropout.
 //
 // A null data of grad_input, grad_branch, grad_weight or grad_bias is not wanted and not computed.
-// Rows share one dtype. workspace holds what the backend's workspace_bytes() asks for. eps matters
-// to kStd alone.
+// Rows share one dtype. eps matters to kStd alone.
 struct NormBackward {
   NormKind kind;
   ConstRows grad_output, grad_sum, input;
@@ -226,6 +236,86 @@ struct NormBackward {
   void* workspace;
   int64_t rows, cols;
   double eps, weight_offset;
+};
+
+// --- stacks: the same of several tensors, each into its slot of one ------------------------------
+
+// Of a launch; what they need fits into the 4 KB of a kernel's arguments.
+constexpr int32_t kMaxStack = 32;
+
+FUSEDOPS_HOST_DEVICE inline const void* moved(const void* data, int64_t elements, DType dtype) {
+  return data == nullptr ? nullptr : static_cast<const char*>(data) + elements * size_of(dtype);
+}
+FUSEDOPS_HOST_DEVICE inline void* moved(void* data, int64_t elements, DType dtype) {
+  return const_cast<void*>(moved(static_cast<const void*>(data), elements, dtype));
+}
+
+// `each` has what all share, and where the results of tensor 0 go; those of tensor i begin `slot`
+// elements after those of i - 1. stack[i] is what tensor i alone would be launched with.
+struct SoftmaxStack {
+  SoftmaxForward each;
+  ConstRows inputs[kMaxStack];
+  int64_t slot;
+  int32_t count;
+
+  FUSEDOPS_HOST_DEVICE SoftmaxForward operator[](int32_t i) const {
+    SoftmaxForward args = each;
+    args.input = inputs[i];
+    args.output.data = moved(args.output.data, i * slot, args.output.dtype);
+    return args;
+  }
+};
+
+// Statistics of tensor i follow those of i - 1. Weights and biases are each tensor's own; either
+// all have one or none.
+struct NormStack {
+  NormForward each;
+  ConstRows inputs[kMaxStack];
+  const void *weights[kMaxStack], *biases[kMaxStack];
+  int64_t slot;
+  int32_t count;
+
+  FUSEDOPS_HOST_DEVICE NormForward operator[](int32_t i) const {
+    const DType statistics =
+        each.input.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+    NormForward args = each;
+    args.input = inputs[i];
+    args.output.data = moved(args.output.data, i * slot, args.output.dtype);
+    args.weight.data = weights[i];
+    args.bias.data = biases[i];
+    args.mean = moved(args.mean, i * args.rows, statistics);
+    args.rstd = moved(args.rstd, i * args.rows, statistics);
+    return args;
+  }
+};
+
+// `slot` is that of grad_output. grad_input, grad_weight, grad_bias and workspace of tensor i
+// follow those of i - 1.
+struct NormStackBackward {
+  NormBackward each;
+  ConstRows inputs[kMaxStack];
+  const void* weights[kMaxStack];
+  int64_t slot, workspace_bytes;
+  int32_t count;
+
+  FUSEDOPS_HOST_DEVICE NormBackward operator[](int32_t i) const {
+    const DType statistics =
+        each.input.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+    NormBackward args = each;
+    args.grad_output.data = moved(args.grad_output.data, i * slot, args.grad_output.dtype);
+    args.input = inputs[i];
+    args.mean = moved(args.mean, i * args.rows, statistics);
+    args.rstd = moved(args.rstd, i * args.rows, statistics);
+    args.weight.data = weights[i];
+    args.grad_input.data =
+        moved(args.grad_input.data, i * args.rows * args.cols, args.grad_input.dtype);
+    args.grad_weight.data = moved(args.grad_weight.data, i * args.cols, args.grad_weight.dtype);
+    args.grad_bias.data = moved(args.grad_bias.data, i * args.cols, args.grad_bias.dtype);
+    if (args.workspace != nullptr) {
+      args.workspace = static_cast<char*>(args.workspace) + i * workspace_bytes;
+    }
+    return args;
+  }
 };
 
 }  // namespace fusedops

@@ -16,8 +16,14 @@ int launch(const MaskedSoftmaxForward& args, void* stream);
 int launch(const MaskedSoftmaxBackward& args, void* stream);
 int launch(const NormForward& args, void* stream);
 int launch(const NormBackward& args, void* stream);
+int launch(const SoftmaxStack& stack, void* stream);
+int launch(const NormStack& stack, void* stream);
+int launch(const NormStackBackward& stack, void* stream);
 
 // What args.workspace must hold; looks at everything but the workspace.
+int64_t workspace_bytes(const SoftmaxForward& args);
+int64_t workspace_bytes(const SoftmaxBackward& args);
+int64_t workspace_bytes(const NormForward& args);
 int64_t workspace_bytes(const NormBackward& args);
 
 }  // namespace fusedops::cuda
