@@ -19,6 +19,26 @@ STABLE_TORCH_LIBRARY(fusedops, m) {
   m.def("softmax_out(Tensor input, int dim, Tensor(a!) out) -> ()");
   m.def("log_softmax_out(Tensor input, int dim, Tensor(a!) out) -> ()");
 
+  // What a row's softmax needs of all of it, `dim` kept with size 1: the maximum and, of what is
+  // then left, the sum of powers. Those of parts of a row merge to those of the row.
+  m.def("softmax_stats(Tensor input, int dim) -> (Tensor max, Tensor sum)");
+  m.def(
+      "softmax_apply(Tensor input, Tensor max, Tensor sum, int dim, ScalarType? dtype=None) "
+      "-> Tensor");
+
+  // torch.stack of what each input gives, each written to its slot. `dim` is one of an input's,
+  // stack_dim the result's. No weights or no biases: an empty list. Statistics and gradients are
+  // stacked in front.
+  m.def("stack_softmax(Tensor[] inputs, int dim, int stack_dim) -> Tensor");
+  m.def("stack_log_softmax(Tensor[] inputs, int dim, int stack_dim) -> Tensor");
+  m.def(
+      "stack_layer_norm(Tensor[] inputs, SymInt[] normalized_shape, Tensor[] weights, "
+      "Tensor[] biases, float eps, int stack_dim) -> (Tensor output, Tensor mean, Tensor rstd)");
+  m.def(
+      "stack_layer_norm_backward(Tensor grad_output, Tensor[] inputs, SymInt[] normalized_shape, "
+      "Tensor mean, Tensor rstd, Tensor[] weights, Tensor[] biases, int stack_dim, "
+      "bool[3] output_mask) -> (Tensor grad_inputs, Tensor grad_weights, Tensor grad_biases)");
+
   // Row i of the last two dimensions sees, where `causal`, the columns up to i + diagonal. A
   // mask_value of None is -inf.
   m.def(
@@ -126,6 +146,11 @@ STABLE_TORCH_LIBRARY(fusedops, m) {
       "_add_rms_norm(Tensor input, Tensor residual, SymInt[] normalized_shape, Tensor? weight, "
       "float eps, bool wants_sum, float weight_offset=0.0, bool rounds_normalized=False, "
       "float p=0.0, Tensor? seed=None) -> (Tensor output, Tensor sum)");
+  m.def("_stack_softmax(Tensor[] inputs, int dim, int stack_dim) -> Tensor");
+  m.def("_stack_log_softmax(Tensor[] inputs, int dim, int stack_dim) -> Tensor");
+  m.def(
+      "_stack_layer_norm(Tensor[] inputs, SymInt[] normalized_shape, Tensor[] weights, "
+      "Tensor[] biases, float eps, int stack_dim) -> (Tensor output, Tensor mean, Tensor rstd)");
 }
 
 extern "C" __attribute__((visibility("default"))) const char* fusedops_version() {

@@ -6,6 +6,10 @@
 - :func:`softmax`, :func:`softmax_`, :func:`log_softmax`, :func:`masked_softmax`,
   :func:`masked_softmax_dropout`, :func:`layer_norm`, :func:`std_norm`, :func:`rms_norm`,
   :func:`add_layer_norm`, :func:`add_rms_norm`: the ops as functions.
+- :func:`softmax_stats`, :func:`merge_softmax_stats`, :func:`softmax_apply`: a softmax whose rows
+  come in parts.
+- :func:`stack_softmax`, :func:`stack_log_softmax`, :func:`stack_layer_norm`: of several tensors,
+  stacked.
 - ``fusedops.nn``: the ops as modules.
 - ``torch.ops.fusedops.*``: the ops themselves.
 """
@@ -24,9 +28,15 @@ try:
         log_softmax,
         masked_softmax,
         masked_softmax_dropout,
+        merge_softmax_stats,
         rms_norm,
         softmax,
         softmax_,
+        softmax_apply,
+        softmax_stats,
+        stack_layer_norm,
+        stack_log_softmax,
+        stack_softmax,
         std_norm,
     )
 except (ImportError, ValueError):
@@ -60,6 +70,7 @@ __all__ = [
     "log_softmax",
     "masked_softmax",
     "masked_softmax_dropout",
+    "merge_softmax_stats",
     "nn",
     "ops",
     "patch",
@@ -67,6 +78,11 @@ __all__ = [
     "rms_norm",
     "softmax",
     "softmax_",
+    "softmax_apply",
+    "softmax_stats",
+    "stack_layer_norm",
+    "stack_log_softmax",
+    "stack_softmax",
     "std_norm",
 ]
 

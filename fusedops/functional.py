@@ -25,7 +25,7 @@ RmsSpelling = Literal["torch", "llama", "t5", "gemma"]
 
 def softmax(
     input: torch.Tensor,
-    dim: int,
+    dim: int | None,
     dtype: torch.dtype | None = None,
     *,
     out: torch.Tensor | None = None,
@@ -39,8 +39,9 @@ def softmax(
         input: any shape; float32, bfloat16, float16 or float64, or any dtype with ``dtype``.
             Rows (``dim`` the last dimension) are read where they lie if evenly spaced, on the CPU
             in groups too, as in ``x[:, :-1]``; over another ``dim`` a contiguous input is not
-            transposed or copied. Other strides cost a copy.
-        dim: the dimension to normalise.
+            transposed or copied. Other strides cost a copy. All threads share a row of more than
+            65536 elements, and the result has the same bits however many they are.
+        dim: the dimension to normalise; None for all elements together, as of one row.
         dtype: the result's dtype, converted to before anything is computed; default ``input``'s.
             From 16 bits to float32 the conversion costs no pass over memory.
         out: takes the result: of ``input``'s shape and the result's dtype, any strides; may be
@@ -59,12 +60,14 @@ def softmax(
     if out is not None:
         return _softmax_out(_ops.softmax_out, input, dim, dtype, out)
     op = _ops._softmax if needs_no_formula(input) else _ops.softmax
+    if dim is None:
+        return op.default(input.reshape(-1), 0, dtype).view(input.shape)
     return op.default(input, dim, dtype)
 
 
 def log_softmax(
     input: torch.Tensor,
-    dim: int,
+    dim: int | None,
     dtype: torch.dtype | None = None,
     *,
     out: torch.Tensor | None = None,
@@ -78,20 +81,106 @@ def log_softmax(
     if out is not None:
         return _softmax_out(_ops.log_softmax_out, input, dim, dtype, out)
     op = _ops._log_softmax if needs_no_formula(input) else _ops.log_softmax
+    if dim is None:
+        return op.default(input.reshape(-1), 0, dtype).view(input.shape)
     return op.default(input, dim, dtype)
 
 
 def _softmax_out(
-    op: Any, input: torch.Tensor, dim: int, dtype: torch.dtype | None, out: torch.Tensor
+    op: Any, input: torch.Tensor, dim: int | None, dtype: torch.dtype | None, out: torch.Tensor
 ) -> torch.Tensor:
     _check_out_dtype(out, dtype)
-    op.default(input, dim, out)
+    if dim is not None:
+        op.default(input, dim, out)
+    elif out.is_contiguous() and out.shape == input.shape:
+        op.default(input.reshape(-1), 0, out.view(-1))
+    else:
+        raise RuntimeError(
+            f"out has shape {list(out.shape)} and strides {list(out.stride())}, wanted a "
+            f"contiguous tensor of input's shape, {list(input.shape)}, where dim is None"
+        )
     return out
 
 
 def _check_out_dtype(out: torch.Tensor, dtype: torch.dtype | None) -> None:
     if dtype not in (None, out.dtype):
         raise RuntimeError(f"out is {out.dtype}, wanted dtype={dtype}; pass one of the two")
+
+
+def softmax_stats(input: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    r"""What the softmax of a row needs of all of it: :math:`m = \max x` and
+    :math:`s = \sum_j e^{x_j - m}`.
+
+    Rows may come in parts, on several devices or ranks: :func:`merge_softmax_stats` makes of the
+    parts' statistics those of the rows, :func:`softmax_apply` the softmax of each part.
+    :math:`m + \log s` is ``input.logsumexp(dim)``.
+
+    Args:
+        input: any shape; float32, bfloat16, float16 or float64. Rows as in :func:`softmax`; a
+            ``dim`` that is not the last costs a copy.
+        dim: the dimension to normalise, of at least one element.
+
+    Returns:
+        (max, sum), contiguous, of ``input``'s shape with ``dim`` of size 1; float32, float64 where
+        ``input`` is. A row of ``-inf`` alone has the sum 0, one with a NaN or ``+inf`` NaN.
+        Differentiable: ``max`` counts as a constant, which cancels in a softmax and in a logsumexp.
+
+    Raises:
+        RuntimeError: a dtype that is not floating, a ``dim`` out of range or empty, a device that
+            this build has no kernels for.
+
+    Source: Milakov, Gimelshein, "Online normalizer calculation for softmax" (2018).
+    """
+    max, sum = _ops.softmax_stats.default(input, dim)
+    return max, sum
+
+
+def softmax_apply(
+    input: torch.Tensor,
+    max: torch.Tensor,
+    sum: torch.Tensor,
+    dim: int,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    r"""The softmax along ``dim`` of rows whose statistics are known: :math:`e^{x_i - m} / s`.
+
+    Args:
+        input: any shape; float32, bfloat16, float16 or float64.
+        max, sum: of :func:`softmax_stats` or :func:`merge_softmax_stats`.
+        dim: the dimension to normalise.
+        dtype: the result's; default ``input``'s.
+
+    Returns:
+        A contiguous tensor of ``input``'s shape. Differentiable in ``input``, ``max`` and ``sum``.
+
+    Raises:
+        RuntimeError: statistics of another shape, dtype or device than ``input``'s would have; a
+            dtype that is not floating, a ``dim`` out of range.
+    """
+    return _ops.softmax_apply.default(input, max, sum, dim, dtype)
+
+
+def merge_softmax_stats(
+    stats: Sequence[tuple[torch.Tensor, torch.Tensor]],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    r"""The statistics of rows from those of their parts: :math:`m = \max_k m_k` and
+    :math:`s = \sum_k s_k e^{m_k - m}`, always added in the order given.
+
+    Args:
+        stats: (max, sum) of each part, of one shape and dtype: of :func:`softmax_stats`, or merged.
+
+    Returns:
+        (max, sum) of that shape and dtype.
+
+    Raises:
+        RuntimeError: no parts, or parts of different shapes.
+    """
+    if not stats:
+        raise RuntimeError("merge_softmax_stats: stats is empty, wanted at least one (max, sum)")
+    maxima, sums = (torch.stack(list(parts)) for parts in zip(*stats, strict=True))
+    max = maxima.detach().amax(0)
+    shift = max.masked_fill(max == -math.inf, 0)  # of parts of -inf alone: e^(-inf) = 0, not NaN
+    return max, (sums * (maxima - shift).exp()).sum(0)
 
 
 def softmax_(input: torch.Tensor, dim: int) -> torch.Tensor:
@@ -562,3 +651,85 @@ def _branch_dropout(
 
 def _drawn_seed(input: torch.Tensor) -> torch.Tensor:
     return torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device=input.device)
+
+
+# --- stacks -------------------------------------------------------------------------------------
+
+
+def stack_softmax(inputs: Sequence[torch.Tensor], dim: int, stack_dim: int = 0) -> torch.Tensor:
+    r"""``torch.stack([softmax(x, dim) for x in inputs], stack_dim)`` in one launch: every result is
+    written to its slot of the stack.
+
+    Args:
+        inputs: tensors of one shape, dtype (float32, bfloat16, float16 or float64) and device; the
+            strides may differ. Rows as in :func:`softmax`.
+        dim: the dimension of each input to normalise. One that is not the last costs a launch an
+            input.
+        stack_dim: the dimension of the result that numbers the inputs. Behind ``dim`` it costs a
+            copy.
+
+    Returns:
+        A contiguous tensor with one more dimension than an input; bit for bit what the loop gives.
+
+    Raises:
+        RuntimeError: no inputs, inputs that differ in shape, dtype or device; a dtype that is not
+            floating, a ``dim`` or ``stack_dim`` out of range.
+
+    Source: :func:`torch.stack` of :func:`torch.nn.functional.softmax`.
+    """
+    op = _ops._stack_softmax if needs_no_formula(*inputs) else _ops.stack_softmax
+    return op.default(_some("stack_softmax", inputs), dim, stack_dim)
+
+
+def _some(op: str, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """As a list; an empty one would not reach the op: nothing tells the dispatcher the device."""
+    if len(inputs) == 0:
+        raise RuntimeError(f"{op}: inputs is empty, wanted at least one tensor")
+    return list(inputs)
+
+
+def stack_log_softmax(inputs: Sequence[torch.Tensor], dim: int, stack_dim: int = 0) -> torch.Tensor:
+    r"""``torch.stack([log_softmax(x, dim) for x in inputs], stack_dim)`` in one launch.
+
+    Arguments, result and errors as in :func:`stack_softmax`.
+
+    Source: :func:`torch.stack` of :func:`torch.nn.functional.log_softmax`.
+    """
+    op = _ops._stack_log_softmax if needs_no_formula(*inputs) else _ops.stack_log_softmax
+    return op.default(_some("stack_log_softmax", inputs), dim, stack_dim)
+
+
+def stack_layer_norm(
+    inputs: Sequence[torch.Tensor],
+    normalized_shape: Sequence[int],
+    weights: Sequence[torch.Tensor] | None = None,
+    biases: Sequence[torch.Tensor] | None = None,
+    eps: float = 1e-5,
+    stack_dim: int = 0,
+) -> torch.Tensor:
+    r"""``torch.stack`` of the layer_norm of each input, with its own weight and bias, in one launch
+    forward and one backward.
+
+    Args:
+        inputs: as in :func:`stack_softmax`.
+        normalized_shape: the last dimensions of each input's shape.
+        weights, biases: one of ``normalized_shape`` for each input, all of one dtype; or None.
+        eps: added to the variance, >= 0.
+        stack_dim: the dimension of the result that numbers the inputs. Among the normalized ones it
+            costs a copy.
+
+    Returns:
+        A contiguous tensor with one more dimension than an input; bit for bit what the loop gives.
+
+    Raises:
+        RuntimeError: as in :func:`stack_softmax` and :func:`layer_norm`; not as many weights or
+            biases as inputs.
+
+    Source: :func:`torch.stack` of :func:`torch.nn.functional.layer_norm`.
+    """
+    weights, biases = list(weights or ()), list(biases or ())
+    is_plain = needs_no_formula(*inputs, *weights, *biases)
+    op = _ops._stack_layer_norm if is_plain else _ops.stack_layer_norm
+    shape = list(normalized_shape)
+    inputs = _some("stack_layer_norm", inputs)
+    return op.default(inputs, shape, weights, biases, eps, stack_dim)[0]

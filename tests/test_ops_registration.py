@@ -70,6 +70,33 @@ def norm_samples(t, w, b):
         yield ops.add_rms_norm_backward, (grad, r, t, [8], rstd, *given)
 
 
+def statistics_samples(t):
+    max, sum = ops.softmax_stats(t.detach(), 1)
+    yield ops.softmax_stats, (t, 1)
+    yield ops.softmax_apply, (t, max, sum, 1)
+    sum = sum.clone().requires_grad_(t.requires_grad)
+    yield ops.softmax_apply, (t, max, sum, 1, torch.float32)
+
+
+def stack_samples(t, w, b):
+    inputs, weights, biases = ([v, torch.randn_like(v)] for v in (t, w, b))
+    for op in (ops.stack_softmax, ops.stack_log_softmax):
+        yield op, (inputs, -1, 0)
+        yield op, (inputs, 1, -1)
+    if not t.requires_grad:
+        yield ops._stack_softmax, (inputs, -1, 1)
+        yield ops._stack_layer_norm, (inputs, [8], weights, biases, 1e-5, 0)
+    yield ops.stack_layer_norm, (inputs, [8], weights, biases, 1e-5, 0)
+    yield ops.stack_layer_norm, (inputs, [4, 8], [], [], 1e-5, 1)
+    plain = [v.detach() for v in inputs]
+    output, mean, rstd = ops.stack_layer_norm(plain, [8], [], [], 1e-5, 1)
+    grad = torch.randn_like(output).requires_grad_(t.requires_grad)
+    for mask in ([True, True, True], [True, True, False], [False, False, True]):
+        given = (grad, inputs, [8], mean, rstd, weights, biases, 1, mask)
+        yield ops.stack_layer_norm_backward, given
+    yield ops.stack_layer_norm_backward, (grad, inputs, [8], mean, rstd, [], [], 1, [True] * 3)
+
+
 def samples():
     x = torch.randn(3, 4, 8)
     for requires_grad in (False, True):
@@ -90,6 +117,9 @@ def samples():
                 yield op, (torch.randn_like(t), torch.softmax(t.detach(), -1), -1, dtype)
             yield from masked_samples(t)
             yield from norm_samples(t, w, b)
+            if dtype == torch.float32:
+                yield from statistics_samples(t)
+                yield from stack_samples(t, w, b)
     half = x.half().requires_grad_()
     yield ops.softmax, (half, -1, torch.float32)
     yield ops.softmax_backward, (x, torch.softmax(x, -1), -1, torch.float16)

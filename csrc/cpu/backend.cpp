@@ -3,9 +3,11 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdlib>
 #include <memory>
 #include <new>
+#include <vector>
 
 #include "cpu/isa.h"
 #include "fusedops/cpu/kernels.h"
@@ -25,6 +27,35 @@ void for_rows(int64_t rows, int64_t cols, Body body) {
   const int64_t grain = std::max<int64_t>(1, kGrainElements / std::max<int64_t>(cols, 1));
   torch::stable::parallel_for(
       0, rows, grain, [&](int64_t begin, int64_t end) { body(RowRange{begin, end}); });
+}
+
+// Whole segments of a long row, for as many threads as are worth it.
+template <class Body>
+void for_columns(int64_t cols, int64_t rows, Body body) {
+  const int64_t grain = std::max<int64_t>(1, kGrainElements / kRowSegment / rows);
+  torch::stable::parallel_for(0, row_segments(cols), grain, [&](int64_t begin, int64_t end) {
+    body(RowRange{begin * kRowSegment, std::min(end * kRowSegment, cols)});
+  });
+}
+
+// Long rows: take(row, columns, notes), and once all columns of a row are taken, write(row,
+// columns, notes). As many rows as threads go side by side, so that what one has read it finds in
+// its cache; of those left over all threads share each.
+template <class Take, class Write>
+void for_long_rows(int64_t rows, int64_t cols, int64_t note_bytes, Take take, Write write) {
+  const int64_t side_by_side = rows - rows % torch::stable::get_num_threads();
+  torch::stable::parallel_for(0, side_by_side, 1, [&](int64_t begin, int64_t end) {
+    std::vector<std::max_align_t> notes(note_bytes / sizeof(std::max_align_t) + 1);
+    for (int64_t row = begin; row < end; ++row) {
+      take(row, RowRange{0, cols}, notes.data());
+      write(row, RowRange{0, cols}, notes.data());
+    }
+  });
+  std::vector<std::max_align_t> notes(note_bytes / sizeof(std::max_align_t) + 1);
+  for (int64_t row = side_by_side; row < rows; ++row) {
+    for_columns(cols, 1, [&](RowRange part) { take(row, part, notes.data()); });
+    for_columns(cols, 1, [&](RowRange part) { write(row, part, notes.data()); });
+  }
 }
 
 // Scratch memory for one call of a kernel. What most rows need stays with the thread; more is given
@@ -55,6 +86,35 @@ class Scratch {
   void* memory_;
 };
 
+// Of `count` tensors alike, of which at(i) has the arguments. Partitions of all of them side by
+// side, then columns.
+template <class At>
+void backward_of_norms(int64_t count, At at, bool streaming) {
+  const CpuKernels& kernels = cpu_kernels();
+  const NormBackward each = at(0);
+  const RowPartition partition(each.rows);
+  const int64_t elements = std::min(partition.rows_each, each.rows) * each.cols;
+  for_rows(count * partition.count, elements, [&](RowRange range) {
+    const Scratch scratch(norm_scratch_bytes(each));
+    for (int64_t i = range.begin; i < range.end; ++i) {
+      const int64_t tensor = i / partition.count;
+      kernels.norm_backward(at(tensor), i - tensor * partition.count, scratch.get(), streaming);
+    }
+  });
+  if (each.grad_weight.data == nullptr && each.grad_bias.data == nullptr) return;
+  const int64_t blocks = padded_cols(each.cols) / kColumnPadding;
+  for_rows(count * blocks, partition.count * kColumnPadding, [&](RowRange range) {
+    for (int64_t i = range.begin; i < range.end;) {
+      const int64_t tensor = i / blocks, first = tensor * blocks;
+      const int64_t end = std::min(range.end, first + blocks);
+      kernels.norm_finish(
+          at(tensor), (i - first) * kColumnPadding,
+          std::min((end - first) * kColumnPadding, each.cols));
+      i = end;
+    }
+  });
+}
+
 // body(args, range) over the rows of every tensor of a stack.
 template <class Stack, class Body>
 void for_stack(const Stack& stack, Body body) {
@@ -80,6 +140,73 @@ void for_strips(const Args& args, Body body) {
   });
 }
 
+// --- long rows ----------------------------------------------------------------------------------
+
+void launch_long(const CpuKernels& kernels, const SoftmaxForward& args, bool streaming) {
+  for_long_rows(
+      args.rows, args.cols, softmax_chunks_bytes(args.cols),
+      [&](int64_t row, RowRange cols, void* chunks) {
+        kernels.long_softmax(args, row, cols, chunks, streaming);
+      },
+      [&](int64_t row, RowRange cols, const void* chunks) {
+        kernels.write_long_softmax(args, row, cols, chunks, streaming);
+      });
+}
+
+void launch_long(const CpuKernels& kernels, const SoftmaxBackward& args, bool streaming) {
+  for_long_rows(
+      args.rows, args.cols, softmax_chunks_bytes(args.cols),
+      [&](int64_t row, RowRange cols, void* chunks) {
+        kernels.long_softmax_backward(args, row, cols, chunks);
+      },
+      [&](int64_t row, RowRange cols, const void* chunks) {
+        kernels.write_long_softmax_backward(args, row, cols, chunks, streaming);
+      });
+}
+
+bool is_long(const NormBackward& args) {
+  return is_long_row(args.cols) && args.grad_branch.data == nullptr;
+}
+
+void launch_long(const CpuKernels& kernels, const NormForward& args, bool streaming) {
+  for_long_rows(
+      args.rows, args.cols, norm_notes_bytes(args),
+      [&](int64_t row, RowRange cols, void* notes) {
+        const Scratch scratch(kLongNormScratchBytes);
+        kernels.long_norm(args, row, cols, notes, scratch.get());
+      },
+      [&](int64_t row, RowRange cols, void* notes) {
+        const Scratch scratch(kLongNormScratchBytes);
+        kernels.write_long_norm(args, row, cols, notes, scratch.get(), streaming);
+      });
+}
+
+NormGradSums total(const NormGradSums* notes, int64_t count) {
+  NormGradSums sums{0, 0};
+  for (int64_t i = 0; i < count; ++i) {
+    sums.of_grad += notes[i].of_grad;
+    sums.of_product += notes[i].of_product;
+  }
+  return sums;
+}
+
+// Threads share columns, not rows: those add up over the rows.
+void launch_long(const CpuKernels& kernels, const NormBackward& args, bool streaming) {
+  const int64_t segments = row_segments(args.cols);
+  std::vector<NormGradSums> notes(args.rows * segments), rows(args.rows);
+  for_columns(args.cols, args.rows, [&](RowRange cols) {
+    const Scratch scratch(kLongNormScratchBytes);
+    for (int64_t row = 0; row < args.rows; ++row) {
+      kernels.long_norm_backward(args, row, cols, &notes[row * segments], scratch.get());
+    }
+  });
+  for (int64_t row = 0; row < args.rows; ++row) rows[row] = total(&notes[row * segments], segments);
+  for_columns(args.cols, args.rows, [&](RowRange cols) {
+    const Scratch scratch(kLongNormScratchBytes);
+    kernels.write_long_norm_backward(args, cols, rows.data(), scratch.get(), streaming);
+  });
+}
+
 }  // namespace
 
 void CpuBackend::launch(const SoftmaxForward& args) const {
@@ -87,6 +214,7 @@ void CpuBackend::launch(const SoftmaxForward& args) const {
   const bool streaming =
       args.rows * args.cols * (size_of(args.input.dtype) + size_of(args.output.dtype)) >
       kStreamingBytes;
+  if (is_long_row(args.cols)) return launch_long(kernels, args, streaming);
   for_rows(args.rows, args.cols, [&](RowRange range) {
     const Scratch scratch(softmax_scratch_bytes(args.cols, args.input.dtype));
     kernels.softmax(args, range, scratch.get(), streaming);
@@ -98,6 +226,7 @@ void CpuBackend::launch(const SoftmaxBackward& args) const {
   const bool streaming =
       args.rows * args.cols * (2 * size_of(args.output.dtype) + size_of(args.grad_input.dtype)) >
       kStreamingBytes;
+  if (is_long_row(args.cols)) return launch_long(kernels, args, streaming);
   for_rows(args.rows, args.cols, [&](RowRange range) {
     kernels.softmax_backward(args, range, streaming);
   });
@@ -147,6 +276,7 @@ void CpuBackend::launch(const NormForward& args) const {
   const int64_t tensors = 2 + (args.residual.data != nullptr) + (args.sum.data != nullptr);
   const int64_t bytes = tensors * size_of(args.input.dtype);
   const bool streaming = args.rows * args.cols * bytes > kStreamingBytes;
+  if (is_long_row(args.cols)) return launch_long(kernels, args, streaming);
   for_rows(args.rows, args.cols, [&](RowRange range) {
     const Scratch scratch(norm_scratch_bytes(args));
     kernels.norm(args, range, scratch.get(), streaming);
@@ -154,23 +284,52 @@ void CpuBackend::launch(const NormForward& args) const {
 }
 
 void CpuBackend::launch(const NormBackward& args) const {
-  const CpuKernels& kernels = cpu_kernels();
   const int64_t tensors = 2 + (args.grad_sum.data != nullptr) + (args.grad_input.data != nullptr) +
       (args.grad_branch.data != nullptr);
   const int64_t bytes = tensors * size_of(args.input.dtype);
   const bool streaming = args.rows * args.cols * bytes > kStreamingBytes;
-  const RowPartition partition(args.rows);
-  torch::stable::parallel_for(0, partition.count, 1, [&](int64_t begin, int64_t end) {
-    const Scratch scratch(norm_scratch_bytes(args));
-    for (int64_t i = begin; i < end; ++i) {
-      kernels.norm_backward(args, i, scratch.get(), streaming);
+  if (is_long(args)) return launch_long(cpu_kernels(), args, streaming);
+  backward_of_norms(1, [&](int64_t) { return args; }, streaming);
+}
+
+void CpuBackend::launch(const SoftmaxStatistics& args) const {
+  const CpuKernels& kernels = cpu_kernels();
+  SoftmaxForward forward{};
+  forward.input = args.input;
+  forward.output.dtype = args.input.dtype;
+  forward.cols = args.cols;
+  const auto take = [&](int64_t row, RowRange cols, void* chunks) {
+    kernels.long_softmax(forward, row, cols, chunks, true);
+  };
+  const auto keep = [&](int64_t row, RowRange cols, const void* chunks) {
+    if (cols.begin == 0) kernels.softmax_statistics(args, row, chunks);
+  };
+  const int64_t chunk_bytes = softmax_chunks_bytes(args.cols);
+  if (is_long_row(args.cols)) return for_long_rows(args.rows, args.cols, chunk_bytes, take, keep);
+  for_rows(args.rows, args.cols, [&](RowRange rows) {
+    const Scratch chunks(chunk_bytes);
+    for (int64_t row = rows.begin; row < rows.end; ++row) {
+      take(row, {0, args.cols}, chunks.get());
+      keep(row, {0, args.cols}, chunks.get());
     }
   });
-  if (args.grad_weight.data == nullptr && args.grad_bias.data == nullptr) return;
-  const int64_t blocks = padded_cols(args.cols) / kColumnPadding;
-  const int64_t grain = std::max<int64_t>(1, kGrainElements / partition.count / kColumnPadding);
-  torch::stable::parallel_for(0, blocks, grain, [&](int64_t begin, int64_t end) {
-    kernels.norm_finish(args, begin * kColumnPadding, std::min(end * kColumnPadding, args.cols));
+}
+
+void CpuBackend::launch(const SoftmaxApply& args) const {
+  const CpuKernels& kernels = cpu_kernels();
+  const int64_t bytes = size_of(args.input.dtype) + size_of(args.output.dtype);
+  const bool streaming = args.rows * args.cols * bytes > kStreamingBytes;
+  const auto apply = [&](int64_t row, RowRange cols) {
+    kernels.softmax_apply(args, row, cols, streaming);
+  };
+  if (is_long_row(args.cols)) {
+    for (int64_t row = 0; row < args.rows; ++row) {
+      for_columns(args.cols, 1, [&](RowRange cols) { apply(row, cols); });
+    }
+    return;
+  }
+  for_rows(args.rows, args.cols, [&](RowRange rows) {
+    for (int64_t row = rows.begin; row < rows.end; ++row) apply(row, {0, args.cols});
   });
 }
 
@@ -191,6 +350,10 @@ void CpuBackend::launch(const NormStack& stack) const {
   const NormForward& each = stack.each;
   const bool streaming =
       stack.count * each.rows * each.cols * 2 * size_of(each.input.dtype) > kStreamingBytes;
+  if (is_long_row(each.cols)) {
+    for (int32_t i = 0; i < stack.count; ++i) launch_long(kernels, stack[i], streaming);
+    return;
+  }
   for_stack(stack, [&](const NormForward& args, RowRange range) {
     const Scratch scratch(norm_scratch_bytes(args));
     kernels.norm(args, range, scratch.get(), streaming);
@@ -198,12 +361,22 @@ void CpuBackend::launch(const NormStack& stack) const {
 }
 
 void CpuBackend::launch(const NormStackBackward& stack) const {
-  for (int32_t i = 0; i < stack.count; ++i) launch(stack[i]);
+  const NormBackward& each = stack.each;
+  const int64_t tensors = 2 + (each.grad_input.data != nullptr);
+  const bool streaming =
+      stack.count * each.rows * each.cols * tensors * size_of(each.input.dtype) > kStreamingBytes;
+  if (is_long(each)) {
+    for (int32_t i = 0; i < stack.count; ++i) launch_long(cpu_kernels(), stack[i], streaming);
+    return;
+  }
+  const auto tensor = [&](int64_t i) { return stack[static_cast<int32_t>(i)]; };
+  backward_of_norms(stack.count, tensor, streaming);
 }
 
 int64_t CpuBackend::workspace_bytes(const NormBackward& args) const {
   const bool sums_rows = args.grad_weight.data != nullptr || args.grad_bias.data != nullptr;
-  return sums_rows ? norm_workspace_bytes(args.rows, args.cols, args.input.dtype) : 0;
+  return sums_rows && !is_long(args) ? norm_workspace_bytes(args.rows, args.cols, args.input.dtype)
+                                     : 0;
 }
 
 }  // namespace fusedops

@@ -20,12 +20,15 @@ struct CpuBackend {
   void launch(const MaskedSoftmaxBackward& args) const;
   void launch(const NormForward& args) const;
   void launch(const NormBackward& args) const;
+  void launch(const SoftmaxStatistics& args) const;
+  void launch(const SoftmaxApply& args) const;
   void launch(const SoftmaxStack& stack) const;
   void launch(const NormStack& stack) const;
   void launch(const NormStackBackward& stack) const;
 
   int64_t workspace_bytes(const SoftmaxForward&) const { return 0; }
   int64_t workspace_bytes(const SoftmaxBackward&) const { return 0; }
+  int64_t workspace_bytes(const SoftmaxStatistics&) const { return 0; }
   int64_t workspace_bytes(const NormForward&) const { return 0; }
   int64_t workspace_bytes(const NormBackward& args) const;
 };

@@ -6,6 +6,7 @@
 #include "ops/masked_softmax.h"
 #include "ops/norm.h"
 #include "ops/softmax.h"
+#include "ops/stack.h"
 
 #define FUSEDOPS_REGISTER(key, Backend)                                                            \
   STABLE_TORCH_LIBRARY_IMPL(fusedops, key, m) {                                                    \
@@ -22,6 +23,16 @@
     m.impl("_log_softmax", TORCH_BOX(&Softmax::log_softmax));                                      \
     m.impl("log_softmax_out", TORCH_BOX(&Softmax::log_softmax_out));                               \
     m.impl("log_softmax_backward", TORCH_BOX(&Softmax::log_softmax_backward));                     \
+    m.impl("softmax_stats", TORCH_BOX(&Softmax::softmax_stats));                                   \
+    m.impl("softmax_apply", TORCH_BOX(&Softmax::softmax_apply));                                   \
+    using Stack = fusedops::StackOps<Backend>;                                                     \
+    m.impl("stack_softmax", TORCH_BOX(&Stack::stack_softmax));                                     \
+    m.impl("stack_log_softmax", TORCH_BOX(&Stack::stack_log_softmax));                             \
+    m.impl("stack_layer_norm", TORCH_BOX(&Stack::stack_layer_norm));                               \
+    m.impl("_stack_softmax", TORCH_BOX(&Stack::stack_softmax));                                    \
+    m.impl("_stack_log_softmax", TORCH_BOX(&Stack::stack_log_softmax));                            \
+    m.impl("_stack_layer_norm", TORCH_BOX(&Stack::stack_layer_norm));                              \
+    m.impl("stack_layer_norm_backward", TORCH_BOX(&Stack::stack_layer_norm_backward));             \
     using Masked = fusedops::MaskedSoftmaxOps<Backend>;                                            \
     m.impl("masked_softmax", TORCH_BOX(&Masked::masked_softmax));                                  \
     m.impl("_masked_softmax", TORCH_BOX(&Masked::masked_softmax));                                 \

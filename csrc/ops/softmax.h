@@ -142,9 +142,111 @@ void softmax_backward_in_place(
       softmax_backward<Backend>(op, grad_output, output, dim, output.scalar_type(), log));
 }
 
+// --- statistics ---------------------------------------------------------------------------------
+
+inline ScalarType softmax_statistics_dtype(ScalarType input) {
+  return input == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+}
+
+// Rows along `dim`, as the last dimension. What lies otherwise is copied where it is read.
+inline Tensor with_dim_last(const Tensor& tensor, const SoftmaxDim& at) {
+  const int64_t last = tensor.dim() - 1;
+  return tensor.dim() == 0 || at.dim == last ? tensor
+                                             : torch::stable::transpose(tensor, at.dim, last);
+}
+inline Tensor with_dim_back(const Tensor& rows, const SoftmaxDim& at) {
+  return torch::stable::contiguous(with_dim_last(rows, at));
+}
+
+template <class Backend>
+RowView rows_of_last_dim(const Tensor& tensor) {
+  return as_rows<Backend>(tensor, tensor.dim() > 0 ? tensor.dim() - 1 : 0);
+}
+
+inline Sizes softmax_statistics_sizes(const Tensor& input, int64_t dim) {
+  Sizes sizes = sizes_of(input);
+  if (!sizes.empty()) sizes[dim] = 1;
+  return sizes;
+}
+
+template <class Backend>
+std::tuple<Tensor, Tensor> softmax_stats(const Tensor& input, int64_t dim) {
+  const char* op = "softmax_stats";
+  check_dtype(op, "input", input.scalar_type());
+  const SoftmaxDim at = resolve_dim(op, sizes_of(input), dim);
+  check(
+      at.cols > 0, op, ": dim ", dim, " of an input of shape ", list_text(sizes_of(input)),
+      " is empty, wanted at least one element to take the maximum of");
+  const ScalarType dtype = softmax_statistics_dtype(input.scalar_type());
+  const Tensor rows = with_dim_last(input, at);
+  const Sizes sizes = softmax_statistics_sizes(rows, rows.dim() - 1);
+  const Tensor max = empty_contiguous(input, sizes, dtype);
+  const Tensor sum = empty_contiguous(input, sizes, dtype);
+  if (input.numel() > 0) {
+    const RowView source = rows_of_last_dim<Backend>(rows);
+    SoftmaxStatistics args{};
+    args.input = source.read();
+    args.max = max.mutable_data_ptr();
+    args.sum = sum.mutable_data_ptr();
+    args.rows = input.numel() / at.cols;
+    args.cols = at.cols;
+    launch_with_workspace(Backend(input), input, args);
+  }
+  return {with_dim_back(max, at), with_dim_back(sum, at)};
+}
+
+inline void check_softmax_statistics(
+    const char* op, const char* name, const Tensor& given, const Tensor& input, int64_t dim) {
+  const ScalarType dtype = softmax_statistics_dtype(input.scalar_type());
+  const Sizes sizes = softmax_statistics_sizes(input, dim);
+  check(
+      given.scalar_type() == dtype && sizes_of(given) == sizes, op, ": ", name, " is ",
+      dtype_name(given.scalar_type()), " of shape ", list_text(sizes_of(given)), ", wanted ",
+      dtype_name(dtype), " of shape ", list_text(sizes), " as softmax_stats returns it");
+  check_device(op, name, given, input);
+}
+
+template <class Backend>
+Tensor softmax_apply(
+    const Tensor& input, const Tensor& max, const Tensor& sum, int64_t dim,
+    std::optional<ScalarType> dtype) {
+  const char* op = "softmax_apply";
+  check_dtype(op, "input", input.scalar_type());
+  const ScalarType wanted = softmax_dtype(op, input, dtype);
+  const SoftmaxDim at = resolve_dim(op, sizes_of(input), dim);
+  check_softmax_statistics(op, "max", max, input, at.dim);
+  check_softmax_statistics(op, "sum", sum, input, at.dim);
+  const bool inside = converts_inside(input.scalar_type(), wanted);
+  const Tensor rows = with_dim_last(input, at);
+  const Tensor output =
+      empty_contiguous(input, sizes_of(rows), inside ? wanted : input.scalar_type());
+  if (input.numel() > 0) {
+    const RowView source = rows_of_last_dim<Backend>(rows);
+    const Tensor row_max = with_dim_back(max, at), row_sum = with_dim_back(sum, at);
+    SoftmaxApply args{};
+    args.input = source.read();
+    args.output = rows_of_last_dim<Backend>(output).write();
+    args.max = row_max.const_data_ptr();
+    args.sum = row_sum.const_data_ptr();
+    args.rows = input.numel() / at.cols;
+    args.cols = at.cols;
+    Backend(input).launch(args);
+  }
+  return convert(with_dim_back(output, at), wanted);
+}
+
 // The entry points that a backend registers.
 template <class Backend>
 struct SoftmaxOps {
+  static std::tuple<Tensor, Tensor> softmax_stats(const Tensor& input, int64_t dim) {
+    return fusedops::softmax_stats<Backend>(input, dim);
+  }
+  static Tensor softmax_apply(
+      const Tensor& input, const Tensor& max, const Tensor& sum, int64_t dim,
+      std::optional<ScalarType> dtype) {
+    return fusedops::softmax_apply<Backend>(input, max, sum, dim, dtype);
+  }
+
   static Tensor softmax(const Tensor& input, int64_t dim, std::optional<ScalarType> dtype) {
     return softmax_forward<Backend>("softmax", input, dim, dtype, false);
   }

@@ -29,7 +29,10 @@ TWINS: dict[Any, tuple[Any, int]] = {
 #: By op the one that differs in nothing but the derivative.
 PLAIN_TWINS: dict[Any, Any] = {
     getattr(_ops, name).default: getattr(_ops, f"_{name}").default
-    for name in ("softmax", "log_softmax", "masked_softmax", "layer_norm", "std_norm", "rms_norm")
+    for name in (
+        *("softmax", "log_softmax", "masked_softmax", "layer_norm", "std_norm", "rms_norm"),
+        *("stack_softmax", "stack_log_softmax", "stack_layer_norm"),
+    )
 }
 
 

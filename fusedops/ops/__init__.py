@@ -7,6 +7,13 @@ if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 10):
         f"fusedops needs torch >= 2.10, this is {torch.__version__}; run: pip install -U torch"
     )
 
-from fusedops.ops import _library, masked_softmax, norm, softmax  # noqa: E402
+from fusedops.ops import (  # noqa: E402
+    _library,
+    masked_softmax,
+    norm,
+    softmax,
+    softmax_stats,
+    stack,
+)
 
-__all__ = ["_library", "masked_softmax", "norm", "softmax"]
+__all__ = ["_library", "masked_softmax", "norm", "softmax", "softmax_stats", "stack"]

@@ -34,10 +34,12 @@ def register_float32_output(library: torch.library.Library, op: str) -> None:
 
 
 def register_float32_inputs(library: torch.library.Library, op: str) -> None:
-    """``fusedops::op`` is given float32 in place of 16-bit CUDA tensors."""
+    """``fusedops::op`` is given float32 in place of 16-bit CUDA tensors, in lists too."""
     overload = getattr(torch.ops.fusedops, op).default
 
     def converted(arg: Any) -> Any:
+        if isinstance(arg, list):
+            return [converted(item) for item in arg]
         is_narrow = isinstance(arg, torch.Tensor) and arg.dtype in (torch.bfloat16, torch.float16)
         return arg.float() if is_narrow and arg.is_cuda else arg
 

@@ -17,6 +17,8 @@ from fusedops.ops._library import LIBRARY
 
 
 def _is_dual(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(map(_is_dual, value))
     return isinstance(value, torch.Tensor) and forward_ad.unpack_dual(value).tangent is not None
 
 

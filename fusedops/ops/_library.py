@@ -50,6 +50,12 @@ PUBLIC_OPS = (
     "add_layer_norm_backward",
     "add_rms_norm",
     "add_rms_norm_backward",
+    "softmax_stats",
+    "softmax_apply",
+    "stack_softmax",
+    "stack_log_softmax",
+    "stack_layer_norm",
+    "stack_layer_norm_backward",
 )
 TWIN_OPS = (
     "_softmax",
@@ -61,6 +67,9 @@ TWIN_OPS = (
     "_rms_norm",
     "_add_layer_norm",
     "_add_rms_norm",
+    "_stack_softmax",
+    "_stack_log_softmax",
+    "_stack_layer_norm",
 )
 
 _REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps ."

@@ -52,13 +52,15 @@ def register_loop(op: str) -> None:
 def loop(overload: Any, batch: int, in_dims: BatchDims, args: tuple) -> tuple[Any, Any]:
     """One call a slice, and the results stacked."""
 
-    def of_slice(index: int) -> list[Any]:
-        return [
-            arg.select(dim, index) if isinstance(dim, int) else arg
-            for arg, dim in zip(args, in_dims, strict=True)
-        ]
+    def of_slice(arg: Any, dim: Any, index: int) -> Any:
+        if isinstance(dim, (list, tuple)):  # of tensors
+            return [of_slice(*own, index) for own in zip(arg, dim, strict=True)]
+        return arg.select(dim, index) if isinstance(dim, int) else arg
 
-    results = [overload(*of_slice(index)) for index in range(batch)]
+    results = [
+        overload(*(of_slice(arg, dim, index) for arg, dim in zip(args, in_dims, strict=True)))
+        for index in range(batch)
+    ]
     if isinstance(results[0], torch.Tensor):
         return torch.stack(results), 0
     return tuple(map(torch.stack, zip(*results, strict=True))), (0,) * len(results[0])

@@ -92,6 +92,23 @@ struct SoftmaxBackward {
   bool log;
 };
 
+// What a softmax knows of a row once it is read: the maximum, and sum = sum(exp(input - maximum)),
+// of a row of -inf alone 0. Doubles of a double input, else floats, one a row.
+struct SoftmaxStatistics {
+  ConstRows input;
+  void *max, *sum;
+  void* workspace;
+  int64_t rows, cols;
+};
+
+// output = exp(input - max) / sum, row by row; max and sum as above. dtypes as in SoftmaxForward.
+struct SoftmaxApply {
+  ConstRows input;
+  Rows output;
+  const void *max, *sum;
+  int64_t rows, cols;
+};
+
 // Planes of rows x lanes: element (p, r, i) of a plane is at
 // data + p * stride + r * row_stride + i.
 struct ConstPlanes {

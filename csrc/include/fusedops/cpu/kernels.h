@@ -21,11 +21,36 @@ constexpr int64_t kShortestSoftmaxChunk = 512;
 // Of what arithmetic is done in.
 constexpr int64_t compute_bytes(DType dtype) { return dtype == DType::kFloat64 ? 8 : 4; }
 
-// A row of values, and a maximum and a sum for each chunk.
-constexpr int64_t softmax_scratch_bytes(int64_t cols, DType dtype) {
-  const int64_t chunks = cols / kShortestSoftmaxChunk + 1;
-  return padded_cols(cols) * compute_bytes(dtype) + chunks * 2 * int64_t(sizeof(double));
+// A maximum and a sum for each chunk.
+constexpr int64_t softmax_chunks_bytes(int64_t cols) {
+  return (cols / kShortestSoftmaxChunk + 1) * 2 * int64_t(sizeof(double));
 }
+
+// A row of values, and its chunks.
+constexpr int64_t softmax_scratch_bytes(int64_t cols, DType dtype) {
+  return padded_cols(cols) * compute_bytes(dtype) + softmax_chunks_bytes(cols);
+}
+
+// Long rows are taken in segments of columns, which threads share: what each has to say of the row
+// is noted, and results are written once all of a row is. Whether a row is long, and what is noted,
+// does not depend on the number of threads, nor do the bits of the results.
+constexpr int64_t kLongestShortRow = 65536, kRowSegment = 4096;
+constexpr bool is_long_row(int64_t cols) { return cols > kLongestShortRow; }
+constexpr int64_t row_segments(int64_t cols) { return (cols + kRowSegment - 1) / kRowSegment; }
+constexpr int64_t kNormNoteBytes = 32;  // of a segment: two numbers, at most long double
+
+// A note for each segment, and the row where it is a sum that is not wanted.
+constexpr int64_t norm_notes_bytes(const NormForward& args) {
+  const bool keeps_sum = args.residual.data != nullptr && args.sum.data == nullptr;
+  return row_segments(args.cols) * kNormNoteBytes +
+      (keeps_sum ? args.cols * size_of(args.input.dtype) : 0);
+}
+
+// In a norm's backward of a segment, or of a row: the sums of g and of g * (input - mean), where g
+// = grad_output * weight.
+struct NormGradSums {
+  double of_grad, of_product;
+};
 
 // The values of a mask or bias that has one for all columns, repeated for one chunk.
 constexpr int64_t kRepeatedBytes = 16384;
@@ -123,6 +148,9 @@ constexpr int64_t norm_workspace_bytes(int64_t rows, int64_t cols, DType dtype) 
   return RowPartition(rows).count * 2 * padded_cols(cols) * compute_bytes(dtype);
 }
 
+// Weight and bias of a segment, and of its columns two sums and two of a run of rows.
+constexpr int64_t kLongNormScratchBytes = 6 * kRowSegment * int64_t(sizeof(double));
+
 struct CpuKernels {
   const char* isa;
 
@@ -138,6 +166,20 @@ struct CpuKernels {
   void (*softmax_planes_backward)(
       const SoftmaxPlanesBackward&, RowRange strips, void* scratch, bool streaming);
 
+  // Columns of a long row, whole segments: `chunks` holds softmax_chunks_bytes() for all of it.
+  // What is streaming leaves the output alone until it is written; the same in both steps.
+  void (*long_softmax)(
+      const SoftmaxForward&, int64_t row, RowRange cols, void* chunks, bool streaming);
+  void (*write_long_softmax)(
+      const SoftmaxForward&, int64_t row, RowRange cols, const void* chunks, bool streaming);
+  void (*long_softmax_backward)(const SoftmaxBackward&, int64_t row, RowRange cols, void* chunks);
+  void (*write_long_softmax_backward)(
+      const SoftmaxBackward&, int64_t row, RowRange cols, const void* chunks, bool streaming);
+
+  // Of a row whose `chunks` long_softmax() has noted. Then of any columns of a row.
+  void (*softmax_statistics)(const SoftmaxStatistics&, int64_t row, const void* chunks);
+  void (*softmax_apply)(const SoftmaxApply&, int64_t row, RowRange cols, bool streaming);
+
   // `scratch` holds masked_softmax_scratch_bytes(), aligned to 64 bytes.
   void (*masked_softmax)(const MaskedSoftmaxForward&, RowRange, void* scratch, bool streaming);
   void (*masked_softmax_backward)(
@@ -150,6 +192,18 @@ struct CpuKernels {
   // Columns [begin, end), begin a multiple of kColumnPadding, of grad_weight and grad_bias from the
   // partitions' sums.
   void (*norm_finish)(const NormBackward&, int64_t begin, int64_t end);
+
+  // Columns of a long row, whole segments; `notes` holds norm_notes_bytes(). `scratch` holds
+  // kLongNormScratchBytes, aligned to 64 bytes.
+  void (*long_norm)(const NormForward&, int64_t row, RowRange cols, void* notes, void* scratch);
+  void (*write_long_norm)(
+      const NormForward&, int64_t row, RowRange cols, void* notes, void* scratch, bool streaming);
+  // Without dropout. Into notes[segment]; then, of all rows, gradients and their sums, from what
+  // the notes of each row add up to.
+  void (*long_norm_backward)(
+      const NormBackward&, int64_t row, RowRange cols, NormGradSums* notes, void* scratch);
+  void (*write_long_norm_backward)(
+      const NormBackward&, RowRange cols, const NormGradSums* rows, void* scratch, bool streaming);
 };
 
 namespace default_ {

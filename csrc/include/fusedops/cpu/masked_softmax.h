@@ -178,7 +178,7 @@ void hide_columns(C* scratch, C hidden, int64_t visible, int64_t cols) {
 // exp(score - max) in place of the scores, and their sum.
 template <class Out, class C>
 FUSEDOPS_NOINLINE SoftmaxChunk<C> exponentials(C* scratch, C max, int64_t cols) {
-  const C shift = max == -kInfinity<C> ? C(0) : max;  // as in softmax_chunk()
+  const C shift = shift_of(max);
   const auto sum = fold_columns<C>(
       columns_computed<C>(cols, padded_cols(cols)), both(C(0)),
       [&](Tile<C> so_far, int64_t col, auto) FUSEDOPS_LAMBDA {
@@ -240,7 +240,7 @@ struct MaskedRow {
 
   // The row's maximum and sum, once every chunk has its own.
   FUSEDOPS_INLINE SoftmaxChunk<double> whole() const {
-    return combine(chunks, (computed + kSoftmaxChunk<C> - 1) / kSoftmaxChunk<C>);
+    return combine(chunks, softmax_chunk_count<C>(computed));
   }
 
   // Whether the columns that causality hides come out as 0 without being computed.
@@ -359,7 +359,8 @@ struct MaskedSoftmax {
       const Rows& to, int64_t index, const MaskedRow<In>& row, SoftmaxChunk<double> whole,
       int64_t count) const {
     Out* output = static_cast<Out*>(to.data) + to.spacing.offset(index);
-    write_softmax<In>(output, row.scratch, row.chunks, whole, count, put);
+    write_softmax<In>(
+        output, InScratch<C>{row.scratch}, row.chunks, whole, RowRange{0, count}, put);
     write_zeros<In>(output, count, args.cols, put);
   }
 };

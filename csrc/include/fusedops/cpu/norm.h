@@ -38,6 +38,11 @@ FUSEDOPS_INLINE void for_chunks(int64_t cols, Body body) {
   }
 }
 
+template <auto kValue>
+struct Constant {
+  static constexpr auto value = kValue;
+};
+
 // --- parameters ---------------------------------------------------------------------------------
 
 // `given`, which holds Given, as columns of the kernel for T: converted, in T's order, with the
@@ -85,6 +90,12 @@ ColumnValues<T> weight_values(const Args& args, C* copy) {
   }
   for_columns<T>(args.cols, [&](int64_t col, auto) { store(copy + col, both(C(1))); });
   return {nullptr, copy};
+}
+
+template <class T, class Args, class C = Compute<T>>
+ColumnValues<T> bias_values(const Args& args, C* copy) {
+  if (args.bias.data == nullptr) return {};
+  return column_values<T>(args.bias, C(0), copy, args.cols);
 }
 
 // --- rows ---------------------------------------------------------------------------------------

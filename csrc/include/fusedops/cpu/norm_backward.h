@@ -86,13 +86,13 @@ struct NormColumns {
   Tile<C> weight, bias;  // to grad_weight and grad_bias
 };
 
-// Row sums to `rows`, column sums onto grad_weight and grad_bias.
+// Sums of grad and of grad * centered, times weight, of each row; column sums onto grad_weight and
+// grad_bias.
 template <ColumnSums kSums, bool kCenters, class T, int kCount, class C = Compute<T>>
 FUSEDOPS_INLINE void norm_sums(
-    NormRows<kCenters, T, kCount>& rows, ColumnValues<T> weight, C* grad_weight, C* grad_bias,
-    const NormBackward& args) {
-  const int64_t cols = args.cols;
-  Vec<C> lanes[2 * kCount];  // of grad and of grad * centered, times weight
+    const NormRows<kCenters, T, kCount>& rows, ColumnValues<T> weight, C* grad_weight, C* grad_bias,
+    int64_t cols, C (&sums)[2 * kCount]) {
+  Vec<C> lanes[2 * kCount];
   for (auto& sum : lanes) sum = Vec<C>{};
   for_columns<T>(cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
     const Tile<C> w = weight.at(col, part);
@@ -116,10 +116,15 @@ FUSEDOPS_INLINE void norm_sums(
       store(grad_bias + col, load(grad_bias + col) + step.bias);
     }
   });
-  C sums[2 * kCount];
   sums_over_lanes<C>(lanes, sums);
+}
+
+// What the sums of whole rows make of their gradients.
+template <bool kCenters, class T, int kCount, class C = Compute<T>>
+FUSEDOPS_INLINE void finish_row_sums(
+    NormRows<kCenters, T, kCount>& rows, const C (&sums)[2 * kCount], const NormBackward& args) {
   for (int r = 0; r < kCount; ++r) {
-    if constexpr (kCenters) rows.grad_mean[r] = sums[2 * r] / C(cols);
+    if constexpr (kCenters) rows.grad_mean[r] = sums[2 * r] / C(args.cols);
     const C centered_mean = sums[2 * r + 1] / along_count(args, rows.rstd[r]);
     rows.slope[r] = centered_mean * rows.rstd[r] * rows.rstd[r] * rows.rstd[r];
   }
@@ -222,16 +227,25 @@ void norm_backward_rows(const NormBackward& args, int64_t partition, void* scrat
   if constexpr (kSums != ColumnSums::kNone) std::memset(grad_weight, 0, width * sizeof(C));
   if constexpr (kSums == ColumnSums::kBoth) std::memset(grad_bias, 0, width * sizeof(C));
   const bool writes = args.grad_input.data != nullptr || args.grad_branch.data != nullptr;
-  const auto step = [&](auto rows) FUSEDOPS_LAMBDA {
-    norm_sums<kSums>(rows, weight, grad_weight, grad_bias, args);
+  const auto step = [&](auto count, int64_t first) FUSEDOPS_LAMBDA {
+    NormRows<kCenters, T, count.value> rows(args, first);
+    C sums[2 * count.value];
+    norm_sums<kSums>(rows, weight, grad_weight, grad_bias, args.cols, sums);
+    finish_row_sums(rows, sums, args);
     if (writes) results.write(rows);
   };
   const RowRange range = RowPartition(args.rows)[partition];
   int64_t row = range.begin;
-  for (; row + kRowsAbreast <= range.end; row += kRowsAbreast) {
-    step(NormRows<kCenters, T, kRowsAbreast>(args, row));
-  }
-  for (; row < range.end; ++row) step(NormRows<kCenters, T, 1>(args, row));
+  for (; row + kRowsAbreast <= range.end; row += kRowsAbreast) step(Constant<kRowsAbreast>{}, row);
+  for (; row < range.end; ++row) step(Constant<1>{}, row);
+}
+
+// body(the columns as what they hold): a gradient has the dtype of the rows, or what is computed
+// in.
+template <class T, class Body>
+void with_result(Columns result, Body body) {
+  if (size_of(result.dtype) == sizeof(T)) return body(static_cast<T*>(result.data));
+  body(static_cast<Compute<T>*>(result.data));
 }
 
 // The partitions' sums, held in T's order, added in the order of the partitions.

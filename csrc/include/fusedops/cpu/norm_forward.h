@@ -67,6 +67,15 @@ struct AddedRows {
         start_of<T>(args.residual, first) + rows_ahead<T>(args.residual.spacing, args.cols, kCount);
   }
 
+  // One row, made where it is wanted.
+  FUSEDOPS_INLINE AddedRows(const NormForward& args_, int64_t first_, T* to, void* scratch)
+      : args(args_), first(first_), chunk(static_cast<C*>(scratch)), made{to}, sum{nullptr} {
+    static_assert(kCount == 1);
+    row[0] = to;
+    next_input = start_of<T>(args.input, first);
+    next_residual = start_of<T>(args.residual, first);
+  }
+
   FUSEDOPS_INLINE void make(int64_t begin, int64_t cols) const {
     for (int r = 0; r < kCount; ++r) {
       if (args.dropout.seed == nullptr) {
@@ -249,6 +258,15 @@ FUSEDOPS_NOINLINE Moments<Wider<T>> exact_moments(C mean, const T* memory, int64
   return {scaled.mean / scale, scaled.squares / scale / scale};
 }
 
+template <class T>
+Moments<Wider<T>> moments_of_one(const T* memory, int64_t cols) {
+  const OneRow<T> row{{memory}};
+  const auto shift = shift_near_mean<T, AsItIs<T>>(row, 0, cols);
+  const Moments<Wider<T>> moments = moments_of_one<T, AsItIs<T>>(shift, row, cols);
+  if (are_exact(moments, shift, cols)) return moments;
+  return exact_moments(Compute<T>(moments.mean), memory, cols);
+}
+
 template <class T, class At, int kCount, class Rows, class C = Compute<T>>
 FUSEDOPS_INLINE void sums_of_squares(const Rows& rows, int64_t cols, Wider<T> (&total)[kCount]) {
   LongSum<C> sums[kCount];
@@ -275,6 +293,13 @@ FUSEDOPS_NOINLINE Wider<T> exact_sum_of_squares(const T* memory, int64_t cols) {
   sums_of_squares<T, ScaledDown<T>>(row, cols, scaled);
   const Wider<T> scale = kDown<Compute<T>>;
   return scaled[0] / scale / scale;
+}
+
+template <class T>
+Wider<T> sum_of_squares_of_one(const T* memory, int64_t cols) {
+  Wider<T> squares[1];
+  sums_of_squares<T, AsItIs<T>>(OneRow<T>{{memory}}, cols, squares);
+  return squares[0] < kInfinity<Wider<T>> ? squares[0] : exact_sum_of_squares(memory, cols);
 }
 
 FUSEDOPS_INLINE double root(double x) { return __builtin_sqrt(x); }
@@ -310,10 +335,14 @@ struct NormStatistics<true, T> {
       if (!are_exact(moments[r], shift[r], cols)) {
         moments[r] = exact_moments(C(moments[r].mean), rows.row[r], cols);
       }
-      const Wider<T> rstd = rstd_of(args, moments[r].squares);
-      const C mean = C(moments[r].mean);
-      result[r] = {mean, C(rstd), C((moments[r].mean - mean) * rstd)};
+      result[r] = of(args, moments[r]);
     }
+  }
+
+  static FUSEDOPS_INLINE NormStatistics of(const NormForward& args, Moments<Wider<T>> moments) {
+    const Wider<T> rstd = rstd_of(args, moments.squares);
+    const C mean = C(moments.mean);
+    return {mean, C(rstd), C((moments.mean - mean) * rstd)};
   }
 
   FUSEDOPS_INLINE void keep(const NormForward& args, int64_t row) const {
@@ -338,8 +367,12 @@ struct NormStatistics<false, T> {
       if (!(squares[r] < kInfinity<Wider<T>>)) {
         squares[r] = exact_sum_of_squares(rows.row[r], args.cols);
       }
-      result[r] = {C(rstd_of(args, squares[r]))};
+      result[r] = of(args, {0, squares[r]});
     }
+  }
+
+  static FUSEDOPS_INLINE NormStatistics of(const NormForward& args, Moments<Wider<T>> moments) {
+    return {C(rstd_of(args, moments.squares))};
   }
 
   FUSEDOPS_INLINE void keep(const NormForward& args, int64_t row) const {
@@ -357,6 +390,12 @@ struct Norm {
   Store put;
   ColumnValues<T> weight, bias;  // bias: null where there is none
   void* scratch;
+
+  // Of the first row, whose statistics are known.
+  void write_one(const NormStatistics<kCenters, T>& statistics) const {
+    const NormStatistics<kCenters, T> stats[] = {statistics};
+    write(0, Rows<T, 1>(args, 0, scratch, Store::kStreams), stats);
+  }
 
   void run(RowRange range) const {
     int64_t row = range.begin;
@@ -381,15 +420,18 @@ struct Norm {
     Statistics stats[kCount];
     Statistics::take(rows, args, stats);
     for (int r = 0; r < kCount; ++r) stats[r].keep(args, first + r);
-    if (args.bias.data == nullptr) {
-      write<false>(first, rows, stats);
-    } else {
-      write<true>(first, rows, stats);
-    }
+    write(first, rows, stats);
+  }
+
+  template <int kCount>
+  FUSEDOPS_INLINE void write(
+      int64_t first, const Rows<T, kCount>& rows, const Statistics (&stats)[kCount]) const {
+    if (args.bias.data == nullptr) return write_biased<false>(first, rows, stats);
+    write_biased<true>(first, rows, stats);
   }
 
   template <bool kBias, int kCount>
-  FUSEDOPS_INLINE void write(
+  FUSEDOPS_INLINE void write_biased(
       int64_t first, const Rows<T, kCount>& rows, const Statistics (&stats)[kCount]) const {
     if constexpr (!kCenters && sizeof(T) == 2) {
       if (args.rounds_normalized) return write_rows<kBias, true>(first, rows, stats);
@@ -438,10 +480,7 @@ FUSEDOPS_INLINE void norm_rows(const NormForward& args, RowRange range, void* me
   C* scratch = static_cast<C*>(memory);
   const int64_t width = padded_cols(args.cols);
   const ColumnValues<T> weight = weight_values<T>(args, scratch);
-  ColumnValues<T> bias{};
-  if (args.bias.data != nullptr) {
-    bias = column_values<T>(args.bias, C(0), scratch + width, args.cols);
-  }
+  const ColumnValues<T> bias = bias_values<T>(args, scratch + width);
   scratch += 2 * width;
   if (args.residual.data != nullptr) {
     return Norm<kCenters, T, AddedRows, Store>{args, put, weight, bias, scratch}.run(range);

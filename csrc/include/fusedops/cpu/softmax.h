@@ -21,16 +21,30 @@ static_assert(kSoftmaxChunk<double> >= kShortestSoftmaxChunk);
 constexpr int64_t kPrefetchedRowBytes = int64_t(1) << 17;
 
 template <class C>
+constexpr int64_t softmax_chunk_count(int64_t cols) {
+  return (cols + kSoftmaxChunk<C> - 1) / kSoftmaxChunk<C>;
+}
+
+template <class C>
 struct SoftmaxChunk {
   C max;
   double sum;
 };
 
-// exp(input - max) into `scratch` (where Keep) and their sum. Meanwhile `next`, the chunk that will
-// be read after this one, is on its way from memory.
-template <bool Keep, class Out, class In, class C = Compute<In>>
+// All -inf so far: nothing to subtract, and exp(-inf) = 0 lets a finite chunk stay finite.
+template <class C>
+FUSEDOPS_INLINE C shift_of(C chunk_max) {
+  return chunk_max == -kInfinity<C> ? C(0) : chunk_max;
+}
+
+// Whether exponentials are kept: in scratch memory, which is padded to whole tiles, or in a row.
+enum class Keep { kNot, kInScratch, kInRow };
+
+// exp(input - max) to `kept`, and their sum. Meanwhile `next`, the chunk that will be read after
+// this one, is on its way from memory.
+template <Keep keep, class Out, class In, class C = Compute<In>>
 FUSEDOPS_INLINE SoftmaxChunk<C> softmax_chunk(
-    const In* input, const In* next, C* scratch, int64_t cols) {
+    const In* input, const In* next, C* kept, int64_t cols) {
   const auto at = [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
     return filled<In>(load(input + col, part), part, -kInfinity<C>);
   };
@@ -41,13 +55,13 @@ FUSEDOPS_INLINE SoftmaxChunk<C> softmax_chunk(
         return larger(so_far, at(col, part));
       });
   const C chunk_max = max_of(max.even, max.odd);
-  // All -inf so far: nothing to subtract, and exp(-inf) = 0 lets a finite chunk stay finite.
-  const C shift = chunk_max == -kInfinity<C> ? C(0) : chunk_max;
+  const C shift = shift_of(chunk_max);
   const auto sum = fold_columns<In>(
       cols, both(C(0)), [&](Tile<C> so_far, int64_t col, auto part) FUSEDOPS_LAMBDA {
         prefetch_tile<Cache::kL1>(next + col);
         const Tile<C> e = exp_nonpositive<Out>(at(col, part) - shift);
-        if constexpr (Keep) store(scratch + col, e);  // scratch is padded to whole tiles
+        if constexpr (keep == Keep::kInScratch) store(kept + col, e);
+        if constexpr (keep == Keep::kInRow) store(kept + col, part, e);
         return so_far + e;
       });
   return {chunk_max, sum_of(sum.even, sum.odd)};
@@ -80,25 +94,72 @@ FUSEDOPS_INLINE Tile<C> scaled(Tile<C> tile, double factor, double sum) {
   return tile * high;
 }
 
-template <class In, class Out, class C, class Store>
+// Columns [begin, end) of a row, begin a multiple of kSoftmaxChunk: the maximum and sum of each
+// chunk. `after`: what will be read once the row is.
+template <Keep keep, class Out, class In, class C>
+FUSEDOPS_INLINE void softmax_chunks(
+    const In* input, const In* after, C* kept, SoftmaxChunk<C>* chunks, RowRange cols) {
+  for (int64_t begin = cols.begin; begin < cols.end; begin += kSoftmaxChunk<C>) {
+    const bool last = cols.end - begin <= kSoftmaxChunk<C>;
+    const int64_t count = last ? cols.end - begin : kSoftmaxChunk<C>;
+    const In* next = last ? after : input + begin + count;
+    chunks[begin / kSoftmaxChunk<C>] =
+        softmax_chunk<keep, Out>(input + begin, next, kept + begin, count);
+  }
+}
+
+// Where the exponentials of a row are, each less what its chunk was shifted by: in scratch memory,
+// in a row, or computed again, with the same bits.
+template <class C>
+struct InScratch {
+  const C* kept;
+  template <class Part>
+  FUSEDOPS_INLINE Tile<C> at(int64_t col, Part, C) const {
+    return load(kept + col);
+  }
+};
+template <class C>
+struct InRow {
+  const C* kept;
+  template <class Part>
+  FUSEDOPS_INLINE Tile<C> at(int64_t col, Part part, C) const {
+    return load(kept + col, part);
+  }
+};
+template <class In, class Out>
+struct ComputedAgain {
+  const In* input;
+  template <class Part>
+  FUSEDOPS_INLINE Tile<Compute<In>> at(int64_t col, Part part, Compute<In> shift) const {
+    return exp_nonpositive<Out>(load(input + col, part) - shift);
+  }
+};
+
+template <class In, class Out, class C, class Exponentials, class Store>
 FUSEDOPS_INLINE void write_softmax(
-    Out* output, const C* scratch, const SoftmaxChunk<C>* chunks, SoftmaxChunk<double> row,
-    int64_t cols, Store put) {
-  for (int64_t begin = 0, chunk = 0; begin < cols; begin += kSoftmaxChunk<C>, ++chunk) {
-    const int64_t count = cols - begin < kSoftmaxChunk<C> ? cols - begin : kSoftmaxChunk<C>;
-    const double factor = exp_difference(chunks[chunk].max, C(row.max));
-    for_columns<In>(count, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
-      const Tile<C> e = load(scratch + begin + col);
-      put(output + begin + col, part, in_order<In, Out>(scaled<Out>(e, factor, row.sum)));
-    });
+    Out* output, Exponentials exponentials, const SoftmaxChunk<C>* chunks, SoftmaxChunk<double> row,
+    RowRange cols, Store put) {
+  for (int64_t begin = cols.begin; begin < cols.end; begin += kSoftmaxChunk<C>) {
+    const int64_t left = cols.end - begin;
+    const SoftmaxChunk<C> chunk = chunks[begin / kSoftmaxChunk<C>];
+    const double factor = exp_difference(chunk.max, C(row.max));
+    const C shift = shift_of(chunk.max);
+    for_columns<In>(
+        left < kSoftmaxChunk<C> ? left : kSoftmaxChunk<C>,
+        [=](int64_t offset, auto part) FUSEDOPS_LAMBDA {
+          const int64_t col = begin + offset;
+          const Tile<C> e = exponentials.at(col, part, shift);
+          put(output + col, part, in_order<In, Out>(scaled<Out>(e, factor, row.sum)));
+        });
   }
 }
 
 template <class Out, class In, class Store, class C = Compute<In>>
 FUSEDOPS_INLINE void write_log_softmax(
-    Out* output, const In* input, SoftmaxChunk<double> row, int64_t cols, Store put) {
+    Out* output, const In* input, SoftmaxChunk<double> row, RowRange cols, Store put) {
   const C max = C(row.max), log_sum = C(__builtin_log(row.sum));
-  for_columns<In>(cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
+  for_columns<In>(cols.end - cols.begin, [=](int64_t offset, auto part) FUSEDOPS_LAMBDA {
+    const int64_t col = cols.begin + offset;
     put(output + col, part, in_order<In, Out>((load(input + col, part) - max) - log_sum));
   });
 }
@@ -109,24 +170,59 @@ FUSEDOPS_INLINE void softmax_rows(
   using C = Compute<In>;
   C* scratch = static_cast<C*>(scratch_memory);
   auto* chunks = reinterpret_cast<SoftmaxChunk<C>*>(scratch + padded_cols(args.cols));
+  const RowRange cols{0, args.cols};
   for (int64_t row = range.begin; row < range.end; ++row) {
-    const In* input = static_cast<const In*>(args.input.data) + args.input.spacing.offset(row);
-    Out* output = static_cast<Out*>(args.output.data) + args.output.spacing.offset(row);
-    int64_t count = 0;
-    for (int64_t begin = 0; begin < args.cols; begin += kSoftmaxChunk<C>, ++count) {
-      const int64_t left = args.cols - begin;
-      const bool last = left <= kSoftmaxChunk<C>;
-      const int64_t cols = last ? left : kSoftmaxChunk<C>;
-      const In* next = last ? input + args.input.spacing.stride : input + begin + cols;
-      chunks[count] = softmax_chunk<!Log, Out>(input + begin, next, scratch + begin, cols);
-    }
-    const SoftmaxChunk<double> whole = combine(chunks, count);
+    const In* input = start_of<In>(args.input, row);
+    Out* output = start_of<Out>(args.output, row);
+    constexpr Keep keep = Log ? Keep::kNot : Keep::kInScratch;
+    softmax_chunks<keep, Out>(input, input + args.input.spacing.stride, scratch, chunks, cols);
+    const SoftmaxChunk<double> whole = combine(chunks, softmax_chunk_count<C>(args.cols));
     if constexpr (Log) {
-      write_log_softmax(output, input, whole, args.cols, put);
+      write_log_softmax(output, input, whole, cols, put);
     } else {
-      write_softmax<In>(output, scratch, chunks, whole, args.cols, put);
+      write_softmax<In>(output, InScratch<C>{scratch}, chunks, whole, cols, put);
     }
   }
+}
+
+// --- backward -----------------------------------------------------------------------------------
+
+template <class Out>
+struct SoftmaxGradRow {
+  const Out *grad, *output;
+
+  FUSEDOPS_INLINE SoftmaxGradRow(const SoftmaxBackward& args, int64_t row)
+      : grad(start_of<Out>(args.grad_output, row)), output(start_of<Out>(args.output, row)) {}
+};
+
+// Of grad_output * output, or of grad_output, over columns of a row.
+template <bool Log, class Out, class C = Compute<Out>>
+FUSEDOPS_INLINE double softmax_backward_sum(SoftmaxGradRow<Out> row, RowRange cols) {
+  const auto sums = fold_columns<Out>(
+      cols.end - cols.begin, both(C(0)),
+      [=](Tile<C> so_far, int64_t offset, auto part) FUSEDOPS_LAMBDA {
+        const int64_t col = cols.begin + offset;
+        const Tile<C> g = load(row.grad + col, part);
+        return so_far + (Log ? g : g * load(row.output + col, part));
+      });
+  return sum_of(sums.even, sums.odd);
+}
+
+// Meanwhile the rows that lie so much further on are on their way from memory.
+template <bool Log, class In, class Out, class Store, class C = Compute<Out>>
+FUSEDOPS_INLINE void write_softmax_backward(
+    In* result, SoftmaxGradRow<Out> row, C sum, RowRange cols, int64_t grad_ahead,
+    int64_t output_ahead, Store put) {
+  for_columns<Out>(cols.end - cols.begin, [=](int64_t offset, auto part) FUSEDOPS_LAMBDA {
+    const int64_t col = cols.begin + offset;
+    if constexpr (Store::kStreams) {
+      prefetch_tile<Cache::kL2>(row.grad + grad_ahead + col);
+      prefetch_tile<Cache::kL2>(row.output + output_ahead + col);
+    }
+    const Tile<C> g = load(row.grad + col, part), y = load(row.output + col, part);
+    const Tile<C> grad_input = Log ? g - exp_nonpositive<In>(y) * sum : (g - sum) * y;
+    put(result + col, part, in_order<Out, In>(grad_input));
+  });
 }
 
 template <bool Log, class In, class Out, class Store>
@@ -137,27 +233,12 @@ FUSEDOPS_INLINE void softmax_backward_rows(const SoftmaxBackward& args, RowRange
   const bool fits = args.cols * int64_t(sizeof(Out)) <= kPrefetchedRowBytes;
   const int64_t grad_ahead = fits ? args.grad_output.spacing.stride : 0;
   const int64_t output_ahead = fits ? args.output.spacing.stride : 0;
+  const RowRange cols{0, args.cols};
   for (int64_t row = range.begin; row < range.end; ++row) {
-    const auto* grad =
-        static_cast<const Out*>(args.grad_output.data) + args.grad_output.spacing.offset(row);
-    const auto* output =
-        static_cast<const Out*>(args.output.data) + args.output.spacing.offset(row);
-    auto* result = static_cast<In*>(args.grad_input.data) + args.grad_input.spacing.offset(row);
-    const auto sums = fold_columns<Out>(
-        args.cols, both(C(0)), [&](Tile<C> so_far, int64_t col, auto part) FUSEDOPS_LAMBDA {
-          const Tile<C> g = load(grad + col, part);
-          return so_far + (Log ? g : g * load(output + col, part));
-        });
-    const C sum = C(sum_of(sums.even, sums.odd));
-    for_columns<Out>(args.cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
-      if constexpr (Store::kStreams) {
-        prefetch_tile<Cache::kL2>(grad + grad_ahead + col);
-        prefetch_tile<Cache::kL2>(output + output_ahead + col);
-      }
-      const Tile<C> g = load(grad + col, part), y = load(output + col, part);
-      const Tile<C> grad_input = Log ? g - exp_nonpositive<In>(y) * sum : (g - sum) * y;
-      put(result + col, part, in_order<Out, In>(grad_input));
-    });
+    const SoftmaxGradRow<Out> given(args, row);
+    const C sum = C(softmax_backward_sum<Log>(given, cols));
+    In* result = start_of<In>(args.grad_input, row);
+    write_softmax_backward<Log>(result, given, sum, cols, grad_ahead, output_ahead, put);
   }
 }
 

@@ -5,6 +5,8 @@
 // and FUSEDOPS_CPU_ISA_NAME, as FUSEDOPS_CPU_ISA in the environment spells it.
 #pragma once
 
+#include "fusedops/cpu/long_norm.h"
+#include "fusedops/cpu/long_softmax.h"
 #include "fusedops/cpu/masked_softmax.h"
 #include "fusedops/cpu/norm_backward.h"
 #include "fusedops/cpu/norm_forward.h"
@@ -43,11 +45,6 @@ void with_types(DType narrow, DType wide, Body body) {
     if constexpr (sizeof(T) == 2) body(tag, Tag<float>{});
   });
 }
-
-template <auto kValue>
-struct Constant {
-  static constexpr auto value = kValue;
-};
 
 template <class Args, class Body>
 void with_norm(const Args& args, Body body) {
@@ -193,14 +190,124 @@ void norm_finish(const NormBackward& args, int64_t begin, int64_t end) {
     using C = Compute<T>;
     const auto finish = [&](Columns result, const C* partials) {
       if (result.data == nullptr) return;
-      if (size_of(result.dtype) == sizeof(T)) {
-        auto* to = static_cast<T*>(result.data);
-        return sum_partitions<T>(partials, to, partitions, 2 * width, begin, end);
-      }
-      sum_partitions<T>(partials, static_cast<C*>(result.data), partitions, 2 * width, begin, end);
+      with_result<T>(result, [&](auto* to) {
+        sum_partitions<T>(partials, to, partitions, 2 * width, begin, end);
+      });
     };
     finish(args.grad_weight, static_cast<const C*>(args.workspace));
     finish(args.grad_bias, static_cast<const C*>(args.workspace) + width);
+  });
+}
+
+void softmax_statistics(const SoftmaxStatistics& args, int64_t row, const void* chunks) {
+  with_type(args.input.dtype, [&](auto tag) {
+    using In = typename decltype(tag)::type;
+    keep_softmax_statistics<In>(args, row, chunks);
+  });
+}
+
+void softmax_apply(const SoftmaxApply& args, int64_t row, RowRange cols, bool streaming) {
+  with_types(args.input.dtype, args.output.dtype, [&](auto in, auto out) {
+    using In = typename decltype(in)::type;
+    using Out = typename decltype(out)::type;
+    with_store(streaming, args.output, [&](auto put) {
+      apply_softmax_statistics<In, Out>(args, row, cols, put);
+    });
+  });
+}
+
+// --- long rows ----------------------------------------------------------------------------------
+
+void long_softmax(
+    const SoftmaxForward& args, int64_t row, RowRange cols, void* chunks, bool streaming) {
+  with_types(args.input.dtype, args.output.dtype, [&](auto in, auto out) {
+    using In = typename decltype(in)::type;
+    using Out = typename decltype(out)::type;
+    if (args.log) return long_softmax_chunks<true, In, Out>(args, row, cols, chunks, streaming);
+    long_softmax_chunks<false, In, Out>(args, row, cols, chunks, streaming);
+  });
+}
+
+void write_long_softmax(
+    const SoftmaxForward& args, int64_t row, RowRange cols, const void* chunks, bool streaming) {
+  with_types(args.input.dtype, args.output.dtype, [&](auto in, auto out) {
+    using In = typename decltype(in)::type;
+    using Out = typename decltype(out)::type;
+    with_store(streaming, args.output, [&](auto put) {
+      if (args.log) {
+        return write_long_softmax_chunks<true, In, Out>(args, row, cols, chunks, streaming, put);
+      }
+      write_long_softmax_chunks<false, In, Out>(args, row, cols, chunks, streaming, put);
+    });
+  });
+}
+
+void long_softmax_backward(const SoftmaxBackward& args, int64_t row, RowRange cols, void* chunks) {
+  with_type(args.output.dtype, [&](auto tag) {
+    using Out = typename decltype(tag)::type;
+    auto* sums = static_cast<double*>(chunks);
+    if (args.log) return long_softmax_backward_sums<true, Out>(args, row, cols, sums);
+    long_softmax_backward_sums<false, Out>(args, row, cols, sums);
+  });
+}
+
+void write_long_softmax_backward(
+    const SoftmaxBackward& args, int64_t row, RowRange cols, const void* chunks, bool streaming) {
+  with_types(args.grad_input.dtype, args.output.dtype, [&](auto in, auto out) {
+    using In = typename decltype(in)::type;
+    using Out = typename decltype(out)::type;
+    const auto* sums = static_cast<const double*>(chunks);
+    with_store(streaming, args.grad_input, [&](auto put) {
+      if (args.log) {
+        return write_long_softmax_gradient<true, In, Out>(args, row, cols, sums, put);
+      }
+      write_long_softmax_gradient<false, In, Out>(args, row, cols, sums, put);
+    });
+  });
+}
+
+void long_norm(const NormForward& args, int64_t row, RowRange cols, void* notes, void* scratch) {
+  with_norm(args, [&](auto centers, auto tag) {
+    using T = typename decltype(tag)::type;
+    long_norm_segments<centers.value, T>(args, row, cols, NormNotes<T>(args, row, notes), scratch);
+  });
+}
+
+void write_long_norm(
+    const NormForward& args, int64_t row, RowRange cols, void* notes, void* scratch,
+    bool streaming) {
+  with_norm(args, [&](auto centers, auto tag) {
+    using T = typename decltype(tag)::type;
+    with_store(streaming, args.output, [&](auto put) {
+      write_long_norm_segments<centers.value, T>(
+          args, row, cols, NormNotes<T>(args, row, notes), scratch, put);
+    });
+  });
+}
+
+void long_norm_backward(
+    const NormBackward& args, int64_t row, RowRange cols, NormGradSums* notes, void* scratch) {
+  with_norm(args, [&](auto centers, auto tag) {
+    using T = typename decltype(tag)::type;
+    long_norm_backward_segments<centers.value, T>(args, row, cols, notes, scratch);
+  });
+}
+
+void write_long_norm_backward(
+    const NormBackward& args, RowRange cols, const NormGradSums* rows, void* scratch,
+    bool streaming) {
+  with_norm(args, [&](auto centers, auto tag) {
+    using T = typename decltype(tag)::type;
+    with_store(streaming, args.grad_input, [&](auto put) {
+      const auto run = [&](auto sums) {
+        const LongNormBackward<centers.value, T, sums.value, decltype(put)> columns{
+            args, rows, static_cast<Compute<T>*>(scratch), put};
+        for_segments(cols, [&](RowRange segment) { columns.write(segment); });
+      };
+      if (args.grad_bias.data != nullptr) return run(Constant<ColumnSums::kBoth>{});
+      if (args.grad_weight.data != nullptr) return run(Constant<ColumnSums::kWeight>{});
+      run(Constant<ColumnSums::kNone>{});
+    });
   });
 }
 
@@ -208,9 +315,26 @@ void norm_finish(const NormBackward& args, int64_t begin, int64_t end) {
 
 extern const CpuKernels kernels;
 const CpuKernels kernels = {
-    FUSEDOPS_CPU_ISA_NAME,   softmax,        softmax_backward,        softmax_planes,
-    softmax_planes_backward, masked_softmax, masked_softmax_backward, norm,
-    norm_backward,           norm_finish};
+    FUSEDOPS_CPU_ISA_NAME,
+    softmax,
+    softmax_backward,
+    softmax_planes,
+    softmax_planes_backward,
+    long_softmax,
+    write_long_softmax,
+    long_softmax_backward,
+    write_long_softmax_backward,
+    softmax_statistics,
+    softmax_apply,
+    masked_softmax,
+    masked_softmax_backward,
+    norm,
+    norm_backward,
+    norm_finish,
+    long_norm,
+    write_long_norm,
+    long_norm_backward,
+    write_long_norm_backward};
 
 }  // namespace FUSEDOPS_CPU_ISA
 }  // namespace fusedops

@@ -10,6 +10,8 @@ namespace fusedops::cuda {
 
 int launch(const SoftmaxForward& args, void* stream);
 int launch(const SoftmaxBackward& args, void* stream);
+int launch(const SoftmaxStatistics& args, void* stream);
+int launch(const SoftmaxApply& args, void* stream);
 int launch(const SoftmaxPlanesForward& args, void* stream);
 int launch(const SoftmaxPlanesBackward& args, void* stream);
 int launch(const MaskedSoftmaxForward& args, void* stream);
@@ -23,6 +25,7 @@ int launch(const NormStackBackward& stack, void* stream);
 // What args.workspace must hold; looks at everything but the workspace.
 int64_t workspace_bytes(const SoftmaxForward& args);
 int64_t workspace_bytes(const SoftmaxBackward& args);
+int64_t workspace_bytes(const SoftmaxStatistics& args);
 int64_t workspace_bytes(const NormForward& args);
 int64_t workspace_bytes(const NormBackward& args);
 

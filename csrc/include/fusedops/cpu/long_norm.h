@@ -1,0 +1,210 @@
+// The norms of long rows on the CPU, some columns at a time: threads share a row, or one takes all
+// of it. What each segment of columns comes to is noted, and combined in the order of the segments,
+// whoever took them. Results are then written as of rows that are as short as a segment.
+#pragma once
+
+#include "fusedops/cpu/norm_backward.h"
+#include "fusedops/cpu/norm_forward.h"
+
+namespace fusedops {
+namespace FUSEDOPS_CPU_ISA {
+namespace {
+
+// body(columns) for each segment of some columns.
+template <class Body>
+FUSEDOPS_INLINE void for_segments(RowRange cols, Body body) {
+  for (int64_t begin = cols.begin; begin < cols.end; begin += kRowSegment) {
+    body(RowRange{begin, cols.end - begin < kRowSegment ? cols.end : begin + kRowSegment});
+  }
+}
+
+inline ConstRows columns_of(ConstRows rows, int64_t row, RowRange cols) {
+  rows.data = moved(rows.data, rows.spacing.offset(row) + cols.begin, rows.dtype);
+  rows.spacing = {cols.end - cols.begin};
+  return rows;
+}
+inline Rows columns_of(Rows rows, int64_t row, RowRange cols) {
+  rows.data = moved(rows.data, rows.spacing.offset(row) + cols.begin, rows.dtype);
+  rows.spacing = {cols.end - cols.begin};
+  return rows;
+}
+inline ConstColumns columns_of(ConstColumns given, RowRange cols) {
+  given.data = moved(given.data, cols.begin, given.dtype);
+  return given;
+}
+
+// --- forward ------------------------------------------------------------------------------------
+
+// What is noted of a row: the moments of its segments and, where it is a sum that is not wanted,
+// the sum.
+template <class T>
+struct NormNotes {
+  Moments<Wider<T>>* moments;
+  T* sum;
+
+  NormNotes(const NormForward& args, int64_t row, void* memory)
+      : moments(static_cast<Moments<Wider<T>>*>(memory)),
+        sum(args.sum.data == nullptr ? reinterpret_cast<T*>(moments + row_segments(args.cols))
+                                     : start_of<T>(args.sum, row)) {
+    static_assert(sizeof(*moments) <= kNormNoteBytes);
+  }
+
+  // The row that is normalised.
+  const T* input(const NormForward& args, int64_t row) const {
+    return args.residual.data == nullptr ? start_of<T>(args.input, row) : sum;
+  }
+};
+
+template <class T>
+FUSEDOPS_INLINE void make_sum(
+    const NormForward& args, int64_t row, RowRange segment, T* sum, void* scratch) {
+  const AddedRows<T, 1> rows(args, row, sum, scratch);
+  for_chunks<T>(segment.end - segment.begin, [&](int64_t begin, int64_t count) {
+    rows.make(segment.begin + begin, count);
+  });
+}
+
+template <bool kCenters, class T>
+FUSEDOPS_INLINE void long_norm_segments(
+    const NormForward& args, int64_t row, RowRange cols, NormNotes<T> notes, void* scratch) {
+  const T* input = notes.input(args, row);
+  for_segments(cols, [&](RowRange segment) {
+    if (args.residual.data != nullptr) make_sum(args, row, segment, notes.sum, scratch);
+    const T* from = input + segment.begin;
+    const int64_t count = segment.end - segment.begin;
+    Moments<Wider<T>>& note = notes.moments[segment.begin / kRowSegment];
+    if constexpr (kCenters) {
+      note = moments_of_one(from, count);
+    } else {
+      note = {0, sum_of_squares_of_one(from, count)};
+    }
+  });
+}
+
+// Of the whole row (Chan, Golub, LeVeque 1983); without a mean every segment's is 0.
+template <class Wide>
+Moments<Wide> combined(const Moments<Wide>* notes, int64_t cols) {
+  Wide sum = 0, squares = 0;
+  for_segments({0, cols}, [&](RowRange segment) {
+    sum += notes[segment.begin / kRowSegment].mean * Wide(segment.end - segment.begin);
+  });
+  const Wide mean = sum / Wide(cols);
+  for_segments({0, cols}, [&](RowRange segment) {
+    const Moments<Wide>& note = notes[segment.begin / kRowSegment];
+    const Wide away = note.mean - mean;
+    squares += note.squares + away * away * Wide(segment.end - segment.begin);
+  });
+  return {mean, squares};
+}
+
+template <bool kCenters, class T, class Store>
+FUSEDOPS_INLINE void write_long_norm_segments(
+    const NormForward& args, int64_t row, RowRange cols, NormNotes<T> notes, void* memory,
+    Store put) {
+  auto* scratch = static_cast<Compute<T>*>(memory);
+  const auto stats = NormStatistics<kCenters, T>::of(args, combined(notes.moments, args.cols));
+  if (cols.begin == 0) stats.keep(args, row);
+  for_segments(cols, [&](RowRange segment) {
+    NormForward part = args;
+    part.input.data = notes.input(args, row) + segment.begin;
+    part.input.spacing = {segment.end - segment.begin};  // what is prefetched is the next segment
+    part.output = columns_of(args.output, row, segment);
+    part.weight = columns_of(args.weight, segment);
+    part.bias = columns_of(args.bias, segment);
+    part.cols = segment.end - segment.begin;
+    const ColumnValues<T> weight = weight_values<T>(part, scratch);
+    const ColumnValues<T> bias = bias_values<T>(part, scratch + kRowSegment);
+    Norm<kCenters, T, PlainRows, Store>{part, put, weight, bias, nullptr}.write_one(stats);
+  });
+}
+
+// --- backward -----------------------------------------------------------------------------------
+
+inline NormBackward segment_of(const NormBackward& args, int64_t row, RowRange cols) {
+  NormBackward part = args;
+  part.grad_output = columns_of(args.grad_output, row, cols);
+  part.grad_sum = columns_of(args.grad_sum, row, cols);
+  part.input = columns_of(args.input, row, cols);
+  part.grad_input = columns_of(args.grad_input, row, cols);
+  part.weight = columns_of(args.weight, cols);
+  part.cols = cols.end - cols.begin;
+  return part;
+}
+
+// The statistics are found where the whole rows' are.
+template <bool kCenters, class T>
+NormRows<kCenters, T, 1> row_of_segment(const NormBackward& args, int64_t row) {
+  NormRows<kCenters, T, 1> rows(args, 0);
+  if constexpr (kCenters) rows.mean[0] = static_cast<const Compute<T>*>(args.mean)[row];
+  rows.rstd[0] = static_cast<const Compute<T>*>(args.rstd)[row];
+  return rows;
+}
+
+template <bool kCenters, class T>
+FUSEDOPS_INLINE void long_norm_backward_segments(
+    const NormBackward& args, int64_t row, RowRange cols, NormGradSums* notes, void* memory) {
+  using C = Compute<T>;
+  for_segments(cols, [&](RowRange segment) {
+    const NormBackward part = segment_of(args, row, segment);
+    const ColumnValues<T> weight = weight_values<T>(part, static_cast<C*>(memory));
+    auto rows = row_of_segment<kCenters, T>(part, row);
+    C sums[2];
+    norm_sums<ColumnSums::kNone, kCenters, T, 1, C>(
+        rows, weight, nullptr, nullptr, part.cols, sums);
+    notes[segment.begin / kRowSegment] = {sums[0], sums[1]};
+  });
+}
+
+// One segment of all rows: their gradients, and the sums of its columns. Rows are summed in the
+// runs of RowPartition, as short rows are.
+template <bool kCenters, class T, ColumnSums kSums, class Store>
+struct LongNormBackward {
+  using C = Compute<T>;
+  const NormBackward& args;
+  const NormGradSums* rows;  // of each whole row
+  C* scratch;                // weight, a chunk, two accumulators of all runs and two of one
+  Store put;
+
+  void write(RowRange segment) const {
+    C* sums = scratch + 2 * kRowSegment;
+    const RowPartition partition(args.rows);
+    for (int64_t i = 0; i < partition.count; ++i) {
+      write_run(segment, partition[i], i == 0 ? sums : sums + 2 * kRowSegment);
+      if (i > 0) add(sums, sums + 2 * kRowSegment);
+    }
+    if (kSums != ColumnSums::kNone) put_sums(args.grad_weight, sums, segment);
+    if (kSums == ColumnSums::kBoth) put_sums(args.grad_bias, sums + kRowSegment, segment);
+  }
+
+ private:
+  void write_run(RowRange segment, RowRange run, C* sums) const {
+    std::memset(sums, 0, 2 * kRowSegment * sizeof(C));
+    const NormBackward first = segment_of(args, run.begin, segment);
+    const ColumnValues<T> weight = weight_values<T>(first, scratch);
+    for (int64_t row = run.begin; row < run.end; ++row) {
+      const NormBackward part = segment_of(args, row, segment);
+      auto own = row_of_segment<kCenters, T>(part, row);
+      C own_sums[2];
+      norm_sums<kSums>(own, weight, sums, sums + kRowSegment, part.cols, own_sums);
+      const C whole[] = {C(rows[row].of_grad), C(rows[row].of_product)};
+      finish_row_sums(own, whole, args);
+      if (args.grad_input.data != nullptr) {
+        NormResults<T, Store>{part, put, weight, scratch + kRowSegment}.write(own);
+      }
+    }
+  }
+
+  static void add(C* sums, const C* run) {
+    for (int64_t i = 0; i < 2 * kRowSegment; ++i) sums[i] += run[i];
+  }
+
+  static void put_sums(Columns result, const C* sums, RowRange segment) {
+    with_result<T>(result, [&](auto* to) {
+      sum_partitions<T>(sums, to + segment.begin, 1, 0, 0, segment.end - segment.begin);
+    });
+  }
+};
+
+}  // namespace
+}  // namespace FUSEDOPS_CPU_ISA
+}  // namespace fusedops

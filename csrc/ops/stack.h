@@ -1,0 +1,385 @@
+// softmax, log_softmax and layer_norm of several tensors alike, each result in its slot of one
+// stacked tensor: tensors in, stacks of rows to the backend, tensors out.
+#pragma once
+
+#include <algorithm>
+
+#include "ops/norm.h"
+#include "ops/softmax.h"
+
+namespace fusedops {
+
+using Tensors = std::vector<Tensor>;
+
+// All tensors are like the first.
+inline void check_alike(const char* op, const char* name, const Tensors& tensors) {
+  check(!tensors.empty(), op, ": ", name, " is empty, wanted at least one tensor");
+  const Tensor& first = tensors.front();
+  for (size_t i = 1; i < tensors.size(); ++i) {
+    const Tensor& tensor = tensors[i];
+    check(
+        tensor.scalar_type() == first.scalar_type() && sizes_of(tensor) == sizes_of(first) &&
+            tensor.device() == first.device(),
+        op, ": ", name, "[", i, "] is ", dtype_name(tensor.scalar_type()), " of shape ",
+        list_text(sizes_of(tensor)), " on ", device_name(tensor), ", wanted ",
+        dtype_name(first.scalar_type()), " of shape ", list_text(sizes_of(first)), " on ",
+        device_name(first), " as ", name, "[0] is");
+  }
+}
+
+inline int64_t resolve_stack_dim(const char* op, int64_t rank, int64_t stack_dim) {
+  check(
+      stack_dim >= -rank - 1 && stack_dim <= rank, op, ": stack_dim is ", stack_dim,
+      ", wanted a value in [", -rank - 1, ", ", rank, "] for tensors of ", rank, " dimensions");
+  return stack_dim < 0 ? stack_dim + rank + 1 : stack_dim;
+}
+
+inline Sizes stacked_sizes(Sizes sizes, int64_t stack_dim, size_t count) {
+  sizes.insert(sizes.begin() + stack_dim, static_cast<int64_t>(count));
+  return sizes;
+}
+
+// `tensor` with dimension `from` moved to `to`, in memory too.
+inline Tensor moved_dim(const Tensor& tensor, int64_t from, int64_t to) {
+  Tensor view = tensor;
+  for (int64_t d = from; d < to; ++d) view = torch::stable::transpose(view, d, d + 1);
+  for (int64_t d = from; d > to; --d) view = torch::stable::transpose(view, d, d - 1);
+  return torch::stable::contiguous(view);
+}
+
+// The slots of a stacked tensor as rows of dimensions [first, end) of what is stacked, where they
+// lie so.
+struct Slots {
+  RowView first;
+  int64_t slot;  // elements from one to the next
+};
+template <class Backend>
+std::optional<Slots> slots_of(Tensor stacked, int64_t stack_dim, int64_t first) {
+  const Tensor slot = torch::stable::select(stacked, stack_dim, 0);
+  const auto spacing = row_spacing<Backend>(slot, first);
+  if (!spacing) return std::nullopt;
+  return Slots{{slot, *spacing}, stacked.strides()[stack_dim]};
+}
+
+template <class Backend>
+std::vector<RowView> rows_of_inputs(const Tensors& inputs, int64_t first) {
+  std::vector<RowView> rows;
+  for (const Tensor& input : inputs) rows.push_back(as_rows<Backend>(input, first));
+  return rows;
+}
+
+// launch(begin, count) for the tensors of each launch.
+template <class Body>
+void for_launches(size_t count, Body launch) {
+  const auto total = static_cast<int64_t>(count);
+  for (int64_t begin = 0; begin < total; begin += kMaxStack) {
+    launch(begin, static_cast<int32_t>(std::min<int64_t>(total - begin, kMaxStack)));
+  }
+}
+
+// --- softmax ------------------------------------------------------------------------------------
+
+template <class Backend>
+void launch_softmax_stack(
+    const Tensors& inputs, const SoftmaxDim& at, const Slots& slots, bool log) {
+  const std::vector<RowView> sources = rows_of_inputs<Backend>(inputs, at.dim);
+  const Backend backend(inputs.front());
+  for_launches(inputs.size(), [&](int64_t begin, int32_t count) {
+    SoftmaxStack stack{};
+    for (int32_t i = 0; i < count; ++i) stack.inputs[i] = sources[begin + i].read();
+    stack.each.input = stack.inputs[0];
+    stack.each.output = slots.first.write();
+    stack.each.output.data =
+        moved(stack.each.output.data, begin * slots.slot, stack.each.output.dtype);
+    stack.each.rows = inputs.front().numel() / at.cols;
+    stack.each.cols = at.cols;
+    stack.each.log = log;
+    stack.slot = slots.slot;
+    stack.count = count;
+    backend.launch(stack);
+  });
+}
+
+// Where rows cannot be written to their slots, as in a stack behind dim, or dim is not the last,
+// one launch for each tensor.
+template <class Backend>
+Tensor stack_softmax(
+    const char* op, const Tensors& inputs, int64_t dim, int64_t stack_dim, bool log) {
+  check_alike(op, "inputs", inputs);
+  const Tensor& input = inputs.front();
+  check_dtype(op, "inputs", input.scalar_type());
+  const SoftmaxDim at = resolve_dim(op, sizes_of(input), dim);
+  stack_dim = resolve_stack_dim(op, input.dim(), stack_dim);
+  Tensor output = empty_contiguous(
+      input, stacked_sizes(sizes_of(input), stack_dim, inputs.size()), input.scalar_type());
+  if (output.numel() == 0) return output;
+  const auto slots = slots_of<Backend>(output, stack_dim, at.dim);
+  if (slots && at.inner == 1) {
+    launch_softmax_stack<Backend>(inputs, at, *slots, log);
+    return output;
+  }
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const Tensor slot = torch::stable::select(output, stack_dim, static_cast<int64_t>(i));
+    softmax_out<Backend>(op, inputs[i], dim, slot, log);
+  }
+  return output;
+}
+
+// --- layer_norm ----------------------------------------------------------------------------------
+
+// Weights or biases as the kernels take them: of one dtype, the inputs' or float32.
+struct StackParameters {
+  Tensors weights, biases;
+
+  StackParameters(const Tensors& weights_, const Tensors& biases_, ScalarType input) {
+    const auto same = [&](const Tensors& given) {
+      return given.empty() || given.front().scalar_type() == input;
+    };
+    const ScalarType dtype = (same(weights_) && same(biases_)) || input == ScalarType::Double
+        ? input
+        : ScalarType::Float;
+    for (const Tensor& weight : weights_) weights.push_back(prepared(weight, dtype));
+    for (const Tensor& bias : biases_) biases.push_back(prepared(bias, dtype));
+  }
+
+ private:
+  static Tensor prepared(const Tensor& given, ScalarType dtype) {
+    return torch::stable::contiguous(convert(given, dtype));
+  }
+};
+
+inline ConstColumns columns_of_stack(const Tensors& parameters) {
+  if (parameters.empty()) return {nullptr, DType::kFloat32};
+  return {parameters.front().const_data_ptr(), kernel_dtype(parameters.front().scalar_type())};
+}
+
+inline const void* data_of(const Tensors& tensors, int64_t index) {
+  return tensors.empty() ? nullptr : tensors[index].const_data_ptr();
+}
+
+inline void check_stack_parameters(
+    const char* op, const char* name, const Tensors& parameters, const Tensors& inputs,
+    const Sizes& normalized_shape) {
+  if (parameters.empty()) return;
+  check(
+      parameters.size() == inputs.size(), op, ": there are ", parameters.size(), " ", name,
+      ", wanted as many as inputs, ", inputs.size(), ", or none");
+  check_alike(op, name, parameters);
+  check_norm_parameter(op, name, parameters.front(), inputs.front(), normalized_shape);
+}
+
+// What the forward and the backward are given alike.
+struct NormStackOptions {
+  const char* op;
+  const Tensors& inputs;
+  const Sizes& normalized_shape;
+  const Tensors &weights, &biases;
+};
+
+inline NormShape checked_norm_stack(const NormStackOptions& options) {
+  check_alike(options.op, "inputs", options.inputs);
+  const Tensor& input = options.inputs.front();
+  check_dtype(options.op, "inputs", input.scalar_type());
+  check_stack_parameters(
+      options.op, "weights", options.weights, options.inputs, options.normalized_shape);
+  check_stack_parameters(
+      options.op, "biases", options.biases, options.inputs, options.normalized_shape);
+  return resolve_norm_shape(options.op, sizes_of(input), options.normalized_shape);
+}
+
+// output, mean, rstd; the statistics are stacked in front.
+template <class Backend>
+std::tuple<Tensor, Tensor, Tensor> stack_layer_norm(
+    const NormStackOptions& options, double eps, int64_t stack_dim) {
+  const NormShape shape = checked_norm_stack(options);
+  const Tensors& inputs = options.inputs;
+  const Tensor& input = inputs.front();
+  check(
+      shape.cols > 0, options.op, ": normalized_shape is ", list_text(options.normalized_shape),
+      ", wanted no dimension of size 0");
+  check(eps >= 0, options.op, ": eps is ", eps, ", wanted a value >= 0");
+  stack_dim = resolve_stack_dim(options.op, input.dim(), stack_dim);
+
+  const ScalarType dtype = input.scalar_type(), statistics = statistics_dtype(dtype);
+  const Sizes statistic_sizes = stacked_sizes(shape.statistics, 0, inputs.size());
+  const Tensor mean = empty_contiguous(input, statistic_sizes, statistics);
+  const Tensor rstd = empty_contiguous(input, statistic_sizes, statistics);
+  Tensor output =
+      empty_contiguous(input, stacked_sizes(sizes_of(input), stack_dim, inputs.size()), dtype);
+  if (output.numel() == 0) return {output, mean, rstd};
+  auto slots = slots_of<Backend>(output, stack_dim, shape.first);
+  const bool in_place = slots.has_value();
+  if (!in_place) {
+    const Sizes in_front = stacked_sizes(sizes_of(input), 0, inputs.size());
+    output = empty_contiguous(input, in_front, dtype);
+    slots = slots_of<Backend>(output, 0, shape.first);
+  }
+
+  const std::vector<RowView> sources = rows_of_inputs<Backend>(inputs, shape.first);
+  const StackParameters parameters(options.weights, options.biases, dtype);
+  const Backend backend(input);
+  for_launches(inputs.size(), [&](int64_t begin, int32_t count) {
+    NormStack stack{};
+    for (int32_t i = 0; i < count; ++i) {
+      stack.inputs[i] = sources[begin + i].read();
+      stack.weights[i] = data_of(parameters.weights, begin + i);
+      stack.biases[i] = data_of(parameters.biases, begin + i);
+    }
+    NormForward& each = stack.each;
+    each.kind = NormKind::kLayer;
+    each.input = stack.inputs[0];
+    each.output = slots->first.write();
+    each.output.data = moved(each.output.data, begin * slots->slot, each.output.dtype);
+    each.weight = columns_of_stack(parameters.weights);
+    each.bias = columns_of_stack(parameters.biases);
+    each.mean = moved(mean.mutable_data_ptr(), begin * shape.rows, kernel_dtype(statistics));
+    each.rstd = moved(rstd.mutable_data_ptr(), begin * shape.rows, kernel_dtype(statistics));
+    each.rows = shape.rows;
+    each.cols = shape.cols;
+    each.eps = eps;
+    stack.slot = slots->slot;
+    stack.count = count;
+    backend.launch(stack);
+  });
+  return {in_place ? output : moved_dim(output, 0, stack_dim), mean, rstd};
+}
+
+struct NormStackGradients {
+  const Tensor &grad_output, &mean, &rstd;
+  int64_t stack_dim;
+};
+
+inline void check_stack_layer_norm_backward(
+    const char* op, const NormStackGradients& given, const Tensors& inputs,
+    const NormShape& shape) {
+  const Tensor& input = inputs.front();
+  const Sizes sizes = stacked_sizes(sizes_of(input), given.stack_dim, inputs.size());
+  check(
+      given.grad_output.scalar_type() == input.scalar_type() &&
+          sizes_of(given.grad_output) == sizes,
+      op, ": grad_output is ", dtype_name(given.grad_output.scalar_type()), " of shape ",
+      list_text(sizes_of(given.grad_output)), ", wanted ", dtype_name(input.scalar_type()),
+      " of shape ", list_text(sizes), " as the stack is");
+  const ScalarType statistics = statistics_dtype(input.scalar_type());
+  const Sizes wanted = stacked_sizes(shape.statistics, 0, inputs.size());
+  for (const Tensor* statistic : {&given.mean, &given.rstd}) {
+    check(
+        statistic->scalar_type() == statistics && statistic->is_contiguous() &&
+            sizes_of(*statistic) == wanted,
+        op, ": mean and rstd must be the contiguous ", dtype_name(statistics),
+        " tensors that the forward op returned, of shape ", list_text(wanted));
+  }
+}
+
+struct NormStackResults {
+  const Tensor &grad_input, &grad_weight, &grad_bias;
+};
+
+template <class Backend>
+void launch_norm_stack_backward(
+    const Tensors& inputs, const NormStackGradients& given, const NormShape& shape,
+    const StackParameters& parameters, const std::vector<bool>& wanted,
+    const NormStackResults& results) {
+  auto slots = slots_of<Backend>(given.grad_output, given.stack_dim, shape.first);
+  if (!slots) {
+    const Tensor in_front = moved_dim(given.grad_output, given.stack_dim, 0);
+    slots = slots_of<Backend>(in_front, 0, shape.first);
+  }
+  const std::vector<RowView> sources = rows_of_inputs<Backend>(inputs, shape.first);
+  const DType statistics = kernel_dtype(given.rstd.scalar_type());
+  const auto from = [](bool is_wanted, const Tensor& grad, int64_t elements) {
+    const DType dtype = kernel_dtype(grad.scalar_type());
+    return Columns{is_wanted ? moved(grad.mutable_data_ptr(), elements, dtype) : nullptr, dtype};
+  };
+  const Backend backend(inputs.front());
+  for_launches(inputs.size(), [&](int64_t begin, int32_t count) {
+    NormStackBackward stack{};
+    for (int32_t i = 0; i < count; ++i) {
+      stack.inputs[i] = sources[begin + i].read();
+      stack.weights[i] = data_of(parameters.weights, begin + i);
+    }
+    NormBackward& each = stack.each;
+    each.kind = NormKind::kLayer;
+    each.grad_output = slots->first.read();
+    each.grad_output.data =
+        moved(each.grad_output.data, begin * slots->slot, each.grad_output.dtype);
+    each.input = stack.inputs[0];
+    each.mean = moved(given.mean.const_data_ptr(), begin * shape.rows, statistics);
+    each.rstd = moved(given.rstd.const_data_ptr(), begin * shape.rows, statistics);
+    each.weight = columns_of_stack(parameters.weights);
+    const Columns rows = from(wanted[0], results.grad_input, begin * shape.rows * shape.cols);
+    each.grad_input = {rows.data, {shape.cols}, rows.dtype};
+    each.grad_weight = from(wanted[1], results.grad_weight, begin * shape.cols);
+    each.grad_bias = from(wanted[2], results.grad_bias, begin * shape.cols);
+    each.rows = shape.rows;
+    each.cols = shape.cols;
+    stack.slot = slots->slot;
+    stack.count = count;
+    stack.workspace_bytes = backend.workspace_bytes(each);
+    const Tensor workspace =
+        empty_contiguous(inputs.front(), {count * stack.workspace_bytes}, ScalarType::Byte);
+    each.workspace = workspace.mutable_data_ptr();
+    backend.launch(stack);
+  });
+}
+
+// Gradients of inputs, weights and biases, each stacked in front; empty where not wanted.
+template <class Backend>
+std::tuple<Tensor, Tensor, Tensor> stack_layer_norm_backward(
+    const NormStackOptions& options, NormStackGradients given, const std::vector<bool>& wanted) {
+  const NormShape shape = checked_norm_stack(options);
+  const Tensors& inputs = options.inputs;
+  const Tensor& input = inputs.front();
+  given.stack_dim = resolve_stack_dim(options.op, input.dim(), given.stack_dim);
+  check_stack_layer_norm_backward(options.op, given, inputs, shape);
+
+  const ScalarType dtype = input.scalar_type();
+  const StackParameters parameters(options.weights, options.biases, dtype);
+  const auto empty_grad = [&](bool is_wanted, const Sizes& sizes, ScalarType grad_dtype) {
+    const Sizes stacked = stacked_sizes(sizes, 0, inputs.size());
+    Tensor grad = empty_contiguous(input, is_wanted ? stacked : Sizes{0}, grad_dtype);
+    if (shape.rows == 0) torch::stable::zero_(grad);
+    return grad;
+  };
+  const auto dtype_of = [&](const Tensors& given_parameters) {
+    return given_parameters.empty() ? dtype : given_parameters.front().scalar_type();
+  };
+  const Tensor grad_input = empty_grad(wanted[0], sizes_of(input), dtype);
+  Tensor grad_weight =
+      empty_grad(wanted[1], options.normalized_shape, dtype_of(parameters.weights));
+  Tensor grad_bias = empty_grad(wanted[2], options.normalized_shape, dtype_of(parameters.biases));
+  if (shape.rows > 0 && shape.cols > 0) {
+    launch_norm_stack_backward<Backend>(
+        inputs, given, shape, parameters, wanted, {grad_input, grad_weight, grad_bias});
+  }
+  grad_weight = convert(grad_weight, dtype_of(options.weights));
+  grad_bias = convert(grad_bias, dtype_of(options.biases));
+  return {grad_input, grad_weight, grad_bias};
+}
+
+// The entry points that a backend registers. Lists arrive by value from the boxed call.
+template <class Backend>
+struct StackOps {
+  static Tensor stack_softmax(Tensors inputs, int64_t dim, int64_t stack_dim) {
+    return fusedops::stack_softmax<Backend>("stack_softmax", inputs, dim, stack_dim, false);
+  }
+  static Tensor stack_log_softmax(Tensors inputs, int64_t dim, int64_t stack_dim) {
+    return fusedops::stack_softmax<Backend>("stack_log_softmax", inputs, dim, stack_dim, true);
+  }
+  static std::tuple<Tensor, Tensor, Tensor> stack_layer_norm(
+      Tensors inputs, Sizes normalized_shape, Tensors weights, Tensors biases, double eps,
+      int64_t stack_dim) {
+    return fusedops::stack_layer_norm<Backend>(
+        {"stack_layer_norm", inputs, normalized_shape, weights, biases}, eps, stack_dim);
+  }
+  static std::tuple<Tensor, Tensor, Tensor> stack_layer_norm_backward(
+      const Tensor& grad_output, Tensors inputs, Sizes normalized_shape, const Tensor& mean,
+      const Tensor& rstd, Tensors weights, Tensors biases, int64_t stack_dim,
+      std::vector<bool> output_mask) {
+    return fusedops::stack_layer_norm_backward<Backend>(
+        {"stack_layer_norm_backward", inputs, normalized_shape, weights, biases},
+        {grad_output, mean, rstd, stack_dim}, output_mask);
+  }
+};
+
+}  // namespace fusedops

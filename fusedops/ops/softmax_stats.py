@@ -1,0 +1,135 @@
+"""softmax in two steps, as ops: what all of a row comes to, and the softmax from it.
+
+softmax_stats gives max = max(x) and sum = sum(e^(x - max)); softmax_apply y = e^(x - max) / sum.
+
+Formulas: max is a shift that cancels, and has no derivative; d sum / dx = e^(x - max). With
+g = dy y, dx = g, d max = -sum(g) and d sum = -sum(g) / sum. Together they are the derivative of
+softmax, and of max + log(sum) that of logsumexp.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fusedops.ops import _checks, _vmap
+from fusedops.ops._autograd import register_autograd
+
+ops = torch.ops.fusedops
+
+
+def statistics_dtype(input: torch.dtype) -> torch.dtype:
+    return torch.float64 if input == torch.float64 else torch.float32
+
+
+def _statistics_shape(input: torch.Tensor, dim: int) -> list[int]:
+    shape = list(input.shape)
+    if shape:
+        shape[dim] = 1
+    return shape
+
+
+# --- fake kernels -------------------------------------------------------------------------------
+
+
+def _fake_stats(input: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    op = "softmax_stats"
+    _checks.check_dtype(op, "input", input.dtype)
+    _checks.check_dim(op, input, dim)
+    _checks.check(
+        input.dim() == 0 or input.shape[dim] > 0,
+        f"{op}: dim {dim} of an input of shape {list(input.shape)} is empty, wanted at least one "
+        "element to take the maximum of",
+    )
+    shape, dtype = _statistics_shape(input, dim), statistics_dtype(input.dtype)
+    return input.new_empty(shape, dtype=dtype), input.new_empty(shape, dtype=dtype)
+
+
+def _fake_apply(
+    input: torch.Tensor,
+    max: torch.Tensor,
+    sum: torch.Tensor,
+    dim: int,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    op = "softmax_apply"
+    _checks.check_dtype(op, "input", input.dtype)
+    result = input.dtype if dtype is None else dtype
+    _checks.check_dtype(op, "input" if dtype is None else "dtype", result)
+    _checks.check_dim(op, input, dim)
+    shape, wanted = _statistics_shape(input, dim), statistics_dtype(input.dtype)
+    for name, given in (("max", max), ("sum", sum)):
+        _checks.check(
+            given.dtype == wanted and list(given.shape) == shape,
+            f"{op}: {name} is {given.dtype} of shape {list(given.shape)}, wanted {wanted} of shape "
+            f"{shape} as softmax_stats returns it",
+        )
+        _checks.check_device(op, name, given, input)
+    return input.new_empty(input.shape, dtype=result)
+
+
+# --- derivatives --------------------------------------------------------------------------------
+
+
+def _setup_stats(ctx: Any, inputs: tuple, output: tuple) -> None:
+    input, ctx.dim = inputs
+    max, _ = output
+    ctx.mark_non_differentiable(max)
+    ctx.save_for_backward(input, max)
+
+
+def _stats_formula(ctx: Any, _: torch.Tensor, grad_sum: torch.Tensor) -> tuple:
+    input, max = ctx.saved_tensors
+    powers = ops.softmax_apply.default(input, max, torch.ones_like(max), ctx.dim, max.dtype)
+    return (grad_sum * powers).to(input.dtype), None
+
+
+def _setup_apply(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
+    input, _, sum, ctx.dim, _ = inputs
+    ctx.input_dtype = input.dtype
+    ctx.save_for_backward(output, sum)
+
+
+def _apply_formula(ctx: Any, grad_output: torch.Tensor) -> tuple:
+    output, sum = ctx.saved_tensors
+    product = grad_output.to(sum.dtype) * output.to(sum.dtype)
+    total = product.sum(ctx.dim, keepdim=True)
+    return product.to(ctx.input_dtype), -total, -total / sum, None, None
+
+
+# --- vmap ---------------------------------------------------------------------------------------
+
+
+def _in_front(info: Any, in_dims: _vmap.BatchDims, tensors: tuple) -> tuple[list, bool]:
+    """The batch in front of every tensor; whether slices are scalars, which get a dimension."""
+    batched = [
+        _vmap.in_front(tensor, dim, info.batch_size)
+        for tensor, dim in zip(tensors, in_dims, strict=False)
+    ]
+    are_scalars = batched[0].dim() == 1
+    return [t.unsqueeze(1) for t in batched] if are_scalars else batched, are_scalars
+
+
+def _batched_stats(
+    info: Any, in_dims: _vmap.BatchDims, input: torch.Tensor, dim: int
+) -> tuple[tuple[torch.Tensor, ...], tuple[int, int]]:
+    (batched,), are_scalars = _in_front(info, in_dims, (input,))
+    results = ops.softmax_stats.default(batched, _vmap.shifted_dim(dim, batched.dim() - 1))
+    return tuple(r.squeeze(1) if are_scalars else r for r in results), (0, 0)
+
+
+def _batched_apply(info: Any, in_dims: _vmap.BatchDims, *args: Any) -> tuple[torch.Tensor, int]:
+    *tensors, dim, dtype = args if len(args) == 5 else (*args, None)
+    batched, are_scalars = _in_front(info, in_dims, tuple(tensors))
+    dim = _vmap.shifted_dim(dim, batched[0].dim() - 1)
+    result = ops.softmax_apply.default(*batched, dim, dtype)
+    return result.squeeze(1) if are_scalars else result, 0
+
+
+torch.library.register_fake("fusedops::softmax_stats", _fake_stats)
+torch.library.register_fake("fusedops::softmax_apply", _fake_apply)
+register_autograd("softmax_stats", _stats_formula, _setup_stats)
+register_autograd("softmax_apply", _apply_formula, _setup_apply)
+torch.library.register_vmap("fusedops::softmax_stats", _batched_stats)
+torch.library.register_vmap("fusedops::softmax_apply", _batched_apply)

@@ -1,0 +1,316 @@
+"""softmax, log_softmax and layer_norm of several tensors alike, stacked: fake kernels, derivative
+formulas, autocast and vmap rules.
+
+Formulas: those of the ops that are stacked. The gradient of a stack of softmaxes is one softmax
+gradient, whose slots are the gradients of the inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from fusedops.ops import _checks, _vmap
+from fusedops.ops._autocast import register_float32_inputs
+from fusedops.ops._autograd import register_autograd
+from fusedops.ops._library import LIBRARY
+from fusedops.ops._norm_fakes import statistics_dtype
+from fusedops.ops._norm_second_order import SecondDerivative
+
+ops = torch.ops.fusedops
+
+Tensors = Sequence[torch.Tensor]
+
+
+def _wrapped(stack_dim: int, rank: int) -> int:
+    return stack_dim % (rank + 1)
+
+
+def _stacked(shape: Sequence[int], stack_dim: int, count: int) -> list[int]:
+    sizes = list(shape)
+    sizes.insert(_wrapped(stack_dim, len(sizes)), count)
+    return sizes
+
+
+# --- checks -------------------------------------------------------------------------------------
+
+
+def _check_alike(op: str, name: str, tensors: Tensors) -> None:
+    _checks.check(len(tensors) > 0, f"{op}: {name} is empty, wanted at least one tensor")
+    first = tensors[0]
+    for index, tensor in enumerate(tensors):
+        _checks.check(
+            tensor.dtype == first.dtype
+            and tensor.shape == first.shape
+            and tensor.device == first.device,
+            f"{op}: {name}[{index}] is {tensor.dtype} of shape {list(tensor.shape)} on "
+            f"{tensor.device}, wanted {first.dtype} of shape {list(first.shape)} on "
+            f"{first.device} as {name}[0] is",
+        )
+
+
+def _check_inputs(op: str, inputs: Tensors, stack_dim: int) -> torch.Tensor:
+    _check_alike(op, "inputs", inputs)
+    _checks.check_dtype(op, "inputs", inputs[0].dtype)
+    rank = inputs[0].dim()
+    _checks.check(
+        -rank - 1 <= stack_dim <= rank,
+        f"{op}: stack_dim is {stack_dim}, wanted a value in [{-rank - 1}, {rank}] for tensors of "
+        f"{rank} dimensions",
+    )
+    return inputs[0]
+
+
+def _check_parameters(
+    op: str, name: str, parameters: Tensors, inputs: Tensors, normalized_shape: Sequence[int]
+) -> None:
+    if not parameters:
+        return
+    _checks.check(
+        len(parameters) == len(inputs),
+        f"{op}: there are {len(parameters)} {name}, wanted as many as inputs, {len(inputs)}, or "
+        "none",
+    )
+    _check_alike(op, name, parameters)
+    _checks.check_norm_parameter(op, name, parameters[0], inputs[0], normalized_shape)
+
+
+def _check_norm(
+    op: str,
+    inputs: Tensors,
+    normalized_shape: Sequence[int],
+    weights: Tensors,
+    biases: Tensors,
+    stack_dim: int,
+) -> torch.Tensor:
+    input = _check_inputs(op, inputs, stack_dim)
+    _check_parameters(op, "weights", weights, inputs, normalized_shape)
+    _check_parameters(op, "biases", biases, inputs, normalized_shape)
+    _checks.check_normalized_shape(op, input, normalized_shape)
+    return input
+
+
+# --- fake kernels -------------------------------------------------------------------------------
+
+
+def _register_softmax_fakes(op: str) -> None:
+    def forward(inputs: Tensors, dim: int, stack_dim: int) -> torch.Tensor:
+        input = _check_inputs(op, inputs, stack_dim)
+        _checks.check_dim(op, input, dim)
+        return input.new_empty(_stacked(input.shape, stack_dim, len(inputs)))
+
+    torch.library.register_fake(f"fusedops::{op}", forward)
+    torch.library.register_fake(f"fusedops::_{op}", forward)
+
+
+def _fake_layer_norm(
+    inputs: Tensors,
+    normalized_shape: Sequence[int],
+    weights: Tensors,
+    biases: Tensors,
+    eps: float,
+    stack_dim: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    op = "stack_layer_norm"
+    input = _check_norm(op, inputs, normalized_shape, weights, biases, stack_dim)
+    _checks.check(
+        all(size > 0 for size in normalized_shape),
+        f"{op}: normalized_shape is {list(normalized_shape)}, wanted no dimension of size 0",
+    )
+    _checks.check(eps >= 0, f"{op}: eps is {eps:g}, wanted a value >= 0")
+    shape = [len(inputs), *input.shape[: -len(normalized_shape)], *[1] * len(normalized_shape)]
+    dtype = statistics_dtype(input.dtype)
+    output = input.new_empty(_stacked(input.shape, stack_dim, len(inputs)))
+    return output, input.new_empty(shape, dtype=dtype), input.new_empty(shape, dtype=dtype)
+
+
+def _fake_layer_norm_backward(
+    grad_output: torch.Tensor,
+    inputs: Tensors,
+    normalized_shape: Sequence[int],
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    weights: Tensors,
+    biases: Tensors,
+    stack_dim: int,
+    output_mask: Sequence[bool],
+) -> tuple[torch.Tensor, ...]:
+    op = "stack_layer_norm_backward"
+    input = _check_norm(op, inputs, normalized_shape, weights, biases, stack_dim)
+    wanted = _stacked(input.shape, stack_dim, len(inputs))
+    _checks.check(
+        grad_output.dtype == input.dtype and list(grad_output.shape) == wanted,
+        f"{op}: grad_output is {grad_output.dtype} of shape {list(grad_output.shape)}, wanted "
+        f"{input.dtype} of shape {wanted} as the stack is",
+    )
+    count = len(inputs)
+    shapes = ([count, *input.shape], *[[count, *normalized_shape]] * 2)
+    dtypes = (
+        input.dtype,
+        *(given[0].dtype if given else input.dtype for given in (weights, biases)),
+    )
+    return tuple(
+        input.new_empty(shape if is_wanted else [0], dtype=dtype)
+        for shape, dtype, is_wanted in zip(shapes, dtypes, output_mask, strict=True)
+    )
+
+
+# --- derivatives --------------------------------------------------------------------------------
+
+
+def _register_softmax_formula(op: str, backward_op: str) -> None:
+    gradient = getattr(ops, backward_op).default
+
+    def setup_context(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
+        tensors, dim, stack_dim = inputs
+        rank = tensors[0].dim()
+        ctx.stack_dim = _wrapped(stack_dim, rank)
+        own = dim % max(rank, 1)
+        ctx.dim = own + (ctx.stack_dim <= own)
+        ctx.save_for_backward(output)
+
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple:
+        (output,) = ctx.saved_tensors
+        if output.dim() == 1:  # of scalars
+            columns = (grad_output.unsqueeze(1), output.unsqueeze(1))
+            grad = gradient(*columns, 1, output.dtype).squeeze(1)
+        else:
+            grad = gradient(grad_output, output, ctx.dim, output.dtype)
+        return list(grad.unbind(ctx.stack_dim)), None, None
+
+    register_autograd(op, backward, setup_context)
+
+
+def _setup_layer_norm(ctx: Any, inputs: tuple, output: tuple) -> None:
+    tensors, ctx.normalized_shape, weights, biases, _, ctx.stack_dim = inputs
+    _, mean, rstd = output
+    ctx.counts = (len(tensors), len(weights), len(biases))
+    ctx.mark_non_differentiable(mean, rstd)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*tensors, *weights, *biases, mean, rstd)
+
+
+def _saved_lists(ctx: Any) -> tuple[list, list, list, list]:
+    """inputs, weights, biases, and what was saved behind them."""
+    inputs, weights, biases = ctx.counts
+    saved = list(ctx.saved_tensors)
+    ends = (inputs, inputs + weights, inputs + weights + biases)
+    return saved[: ends[0]], saved[ends[0] : ends[1]], saved[ends[1] : ends[2]], saved[ends[2] :]
+
+
+def _slots_where_needed(grad: torch.Tensor, needed: Sequence[bool]) -> list:
+    if not any(needed):
+        return [None] * len(needed)
+    return [slot if own else None for slot, own in zip(grad.unbind(), needed, strict=True)]
+
+
+def _layer_norm_formula(ctx: Any, grad_output: torch.Tensor | None, *_: None) -> tuple:
+    needed = [list(ctx.needs_input_grad[i]) for i in (0, 2, 3)]
+    if grad_output is None:
+        grads = [[None] * len(own) for own in needed]
+        return grads[0], None, grads[1], grads[2], None, None
+    inputs, weights, biases, (mean, rstd) = _saved_lists(ctx)
+    wanted = [any(own) for own in needed]
+    given = (inputs, ctx.normalized_shape, mean, rstd, weights, biases, ctx.stack_dim)
+    stacked = ops.stack_layer_norm_backward.default(grad_output, *given, wanted)
+    to_inputs, to_weights, to_biases = map(_slots_where_needed, stacked, needed)
+    return to_inputs, None, to_weights, to_biases, None, None
+
+
+def _setup_layer_norm_backward(ctx: Any, inputs: tuple, output: tuple) -> None:
+    grad_output, tensors, ctx.normalized_shape, mean, rstd, weights, biases, *rest = inputs
+    ctx.stack_dim, ctx.output_mask = rest
+    ctx.counts = (len(tensors), len(weights), 0)
+    ctx.bias_count = len(biases)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*tensors, *weights, grad_output, mean, rstd)
+
+
+def _layer_norm_backward_formula(ctx: Any, *cotangents: torch.Tensor | None) -> tuple:
+    inputs, weights, _, (grad_output, mean, rstd) = _saved_lists(ctx)
+    of_slots = [
+        c.unbind() if c is not None and is_wanted else [None] * len(inputs)
+        for c, is_wanted in zip(cotangents, ctx.output_mask, strict=True)
+    ]
+    slots = zip(
+        *of_slots,
+        grad_output.unbind(ctx.stack_dim),
+        inputs,
+        mean.unbind(),
+        rstd.unbind(),
+        weights or [None] * len(inputs),
+        strict=True,
+    )
+    rank = len(ctx.normalized_shape)
+    of_each = [SecondDerivative.apply("stack_layer_norm", rank, 0.0, *slot) for slot in slots]
+    by_grad_output, by_inputs, by_weights = map(list, zip(*of_each, strict=True))
+    by_stack = torch.stack(by_grad_output, ctx.stack_dim)
+    no_biases = [None] * ctx.bias_count
+    return by_stack, by_inputs, None, None, None, by_weights[: len(weights)], no_biases, None, None
+
+
+# --- vmap ---------------------------------------------------------------------------------------
+
+
+def _all_in_front(info: Any, in_dims: Sequence, tensors: Tensors) -> list[torch.Tensor]:
+    return [
+        _vmap.in_front(tensor, dim, info.batch_size)
+        for tensor, dim in zip(tensors, in_dims, strict=True)
+    ]
+
+
+def _register_softmax_vmap(op: str) -> None:
+    overload = getattr(ops, op).default
+
+    def rule(info: Any, in_dims: tuple, inputs: Tensors, dim: int, stack_dim: int) -> tuple:
+        batched = _all_in_front(info, in_dims[0], inputs)
+        rank = batched[0].dim() - 1
+        behind = _wrapped(stack_dim, rank) + 1
+        if rank == 0:
+            columns = [tensor.unsqueeze(1) for tensor in batched]
+            return overload(columns, 1, behind).squeeze(-1), 0
+        return overload(batched, _vmap.shifted_dim(dim, rank), behind), 0
+
+    torch.library.register_vmap(f"fusedops::{op}", rule)
+    torch.library.register_vmap(f"fusedops::_{op}", rule)
+
+
+def _register_layer_norm_vmap(op: str) -> None:
+    """One call for the batch, whose slices are further rows; one a slice where slices differ in
+    their parameters."""
+    overload = getattr(ops, op).default
+
+    def rule(info: Any, in_dims: tuple, *args: Any) -> tuple:
+        inputs, shape, weights, biases, eps, stack_dim = args
+        if any(dim is not None for dims in (in_dims[2], in_dims[3]) for dim in dims or ()):
+            return _vmap.loop(overload, info.batch_size, in_dims, args)
+        batched = _all_in_front(info, in_dims[0], inputs)
+        behind = _wrapped(stack_dim, batched[0].dim() - 1) + 1
+        return overload(batched, shape, weights, biases, eps, behind), (0, 1, 1)
+
+    torch.library.register_vmap(f"fusedops::{op}", rule)
+
+
+# --- registration -------------------------------------------------------------------------------
+
+for _op, _backward in (
+    ("stack_softmax", "softmax_backward"),
+    ("stack_log_softmax", "log_softmax_backward"),
+):
+    _register_softmax_fakes(_op)
+    _register_softmax_formula(_op, _backward)
+    _register_softmax_vmap(_op)
+for _op in ("stack_layer_norm", "_stack_layer_norm"):
+    torch.library.register_fake(f"fusedops::{_op}", _fake_layer_norm)
+    _register_layer_norm_vmap(_op)
+torch.library.register_fake("fusedops::stack_layer_norm_backward", _fake_layer_norm_backward)
+register_autograd("stack_layer_norm", _layer_norm_formula, _setup_layer_norm)
+register_autograd(
+    "stack_layer_norm_backward", _layer_norm_backward_formula, _setup_layer_norm_backward
+)
+_vmap.register_loop("stack_layer_norm_backward")
+for _op in ("stack_softmax", "stack_log_softmax", "stack_layer_norm"):
+    register_float32_inputs(LIBRARY, _op)
+    register_float32_inputs(LIBRARY, f"_{_op}")

@@ -1,0 +1,280 @@
+"""Rows that threads share: the same bits whoever computed which part, and exact however long."""
+
+import pytest
+import torch
+
+import fusedops
+from tests.oracle import (
+    DTYPES,
+    Exact,
+    annotated_norm,
+    assert_as_exact_as_eager,
+    relative_error,
+    same_bits,
+)
+
+ops = torch.ops.fusedops
+
+#: Of long rows: one segment more than a short one, a ragged end, several segments for each thread.
+LENGTHS = [65537, 100003, 1 << 18]
+
+
+@pytest.fixture(params=[1, 2, 3])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def with_threads(count, function):
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        return function()
+    finally:
+        torch.set_num_threads(before)
+
+
+def randn(*shape, dtype=torch.float32, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def norms(op, grad, x, w, b):
+    """Every result of a norm, and of its backward."""
+    shape = [x.shape[-1]]
+    if op == "rms_norm":
+        y, *statistics = ops.rms_norm(x, shape, w, 1e-5)
+        return [y, *statistics, *ops.rms_norm_backward(grad, x, shape, *statistics, w, [True] * 2)]
+    y, *statistics = getattr(ops, op)(x, shape, w, b, 1e-5)
+    settings = [1e-5] if op == "std_norm" else []
+    backward = getattr(ops, f"{op}_backward")
+    return [
+        y,
+        *statistics,
+        *backward(grad, x, shape, *statistics, w, b, [True] * 3, *settings),
+    ]
+
+
+def softmaxes(op, grad, x, *_):
+    y = getattr(ops, op)(x, -1)
+    return [y, getattr(ops, f"{op}_backward")(grad, y, -1, x.dtype)]
+
+
+OPS = {
+    **{op: softmaxes for op in ("softmax", "log_softmax")},
+    **{op: norms for op in ("layer_norm", "rms_norm", "std_norm")},
+}
+
+
+def results(op, rows, cols, dtype=torch.float32):
+    given = randn(rows, cols, dtype=dtype), randn(rows, cols, dtype=dtype, seed=1)
+    parameters = randn(cols, dtype=dtype, seed=2), randn(cols, dtype=dtype, seed=3)
+    return OPS[op](op, *given, *parameters)
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("rows", [1, 2, 3])
+@pytest.mark.parametrize("op", OPS)
+def test_bits_do_not_depend_on_the_number_of_threads(op, rows, dtype):
+    alone = with_threads(1, lambda: results(op, rows, 100003, dtype))
+    shared = with_threads(2, lambda: results(op, rows, 100003, dtype))
+    many = with_threads(5, lambda: results(op, rows, 100003, dtype))
+    assert all(map(same_bits, alone, shared))
+    assert all(map(same_bits, alone, many))
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_hundred_runs_give_the_same_bits(op):
+    def run():
+        return results(op, 1, 70001)
+
+    first = with_threads(1, run)
+    for _ in range(100):
+        assert all(map(same_bits, first, with_threads(2, run)))
+
+
+@pytest.mark.parametrize("op", ["softmax", "log_softmax"])
+@pytest.mark.parametrize("cols", LENGTHS)
+def test_a_long_row_has_the_bits_it_has_in_a_batch(op, cols, threads):
+    x, grad = randn(4, cols), randn(4, cols, seed=1)
+    batch = softmaxes(op, grad, x)
+    for row in range(4):
+        alone = softmaxes(op, grad[row : row + 1], x[row : row + 1])
+        assert all(same_bits(a, b[row : row + 1]) for a, b in zip(alone, batch, strict=True))
+
+
+@pytest.mark.parametrize("op", ["layer_norm", "rms_norm", "std_norm"])
+def test_a_long_row_is_normalised_alone_as_in_a_batch(op, threads):
+    x, grad = randn(5, 70001), randn(5, 70001, seed=1)
+    w, b = randn(70001, seed=2), randn(70001, seed=3)
+    rows = 4 if op == "rms_norm" else 5  # but for the sums over rows
+    batch = norms(op, grad, x, w, b)
+    for row in range(5):
+        alone = norms(op, grad[row : row + 1], x[row : row + 1], w, b)
+        of_rows = [0, 1, 2] if rows == 4 else [0, 1, 2, 3]
+        assert all(same_bits(alone[i], batch[i][row : row + 1]) for i in of_rows)
+
+
+def test_what_goes_around_the_cache_has_the_same_bits(threads):
+    """32 MiB of results bypass the cache and exponentials are computed again; those of one row of
+    4 MiB are not."""
+    x, grad = randn(8, 1 << 20), randn(8, 1 << 20, seed=1)
+    for op in ("softmax", "log_softmax"):
+        batch, alone = softmaxes(op, grad, x), softmaxes(op, grad[7:], x[7:])
+        assert all(same_bits(a, b[7:]) for a, b in zip(alone, batch, strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("cols", LENGTHS)
+def test_softmaxes_of_long_rows_are_as_exact_as_eager(cols, dtype, threads):
+    x = randn(3, cols, dtype=dtype)
+    assert_as_exact_as_eager(fusedops.softmax(x, -1), torch.softmax(x, -1), Exact.softmax(x))
+    assert_as_exact_as_eager(
+        fusedops.log_softmax(x, -1), torch.log_softmax(x, -1), Exact.log_softmax(x)
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_gradients_of_long_rows_are_as_exact_as_eager(dtype, threads):
+    x, grad = randn(3, 100003, dtype=dtype), randn(3, 100003, dtype=dtype, seed=1)
+    exact = x.double().requires_grad_()
+    for op in ("softmax", "log_softmax"):
+        eager = x.clone().requires_grad_()
+        (want,) = torch.autograd.grad(getattr(torch, op)(exact, -1), exact, grad.double())
+        (theirs,) = torch.autograd.grad(getattr(torch, op)(eager, -1), eager, grad)
+        ours = softmaxes(op, grad, x)[1]
+        assert relative_error(ours, want) <= relative_error(theirs, want) + torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("op", ["softmax", "log_softmax", "layer_norm", "rms_norm", "std_norm"])
+def test_gradients_of_long_rows_in_float64_are_right(op, threads):
+    x, grad = randn(2, 70001, dtype=torch.float64), randn(2, 70001, dtype=torch.float64, seed=1)
+    w, b = randn(70001, dtype=torch.float64, seed=2), randn(70001, dtype=torch.float64, seed=3)
+    leaves = [t.clone().requires_grad_() for t in (x, w, b)]
+    if op.endswith("softmax"):
+        y, leaves = getattr(torch, op)(leaves[0], -1), leaves[:1]
+    elif op == "layer_norm":
+        y = torch.nn.functional.layer_norm(leaves[0], (70001,), *leaves[1:])
+    elif op == "rms_norm":
+        y, leaves = torch.nn.functional.rms_norm(leaves[0], (70001,), leaves[1], 1e-5), leaves[:2]
+    else:
+        y = annotated_norm(*leaves, 1e-5)
+    want = torch.autograd.grad(y, leaves, grad)
+    ours = OPS[op](op, grad, x, w, b)[-len(want) :]
+    assert all(relative_error(a, e) < 1e-14 for a, e in zip(ours, want, strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_norms_of_long_rows_in_every_dtype_are_as_exact_as_eager(dtype, threads):
+    x, w, b = randn(3, 100003, dtype=dtype), *(randn(100003, dtype=dtype, seed=s) for s in (2, 3))
+    theirs = torch.nn.functional.layer_norm(x, w.shape, w, b)
+    ours = fusedops.layer_norm(x, w.shape, w, b)
+    assert_as_exact_as_eager(ours, theirs, Exact.layer_norm(x, w, b), floor=1.0)
+
+
+@pytest.mark.parametrize("mean", [0.0, 1e4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norms_of_long_rows_and_their_gradients_are_right(dtype, mean, threads):
+    x, grad = randn(3, 100003, dtype=dtype) + mean, randn(3, 100003, dtype=dtype, seed=1)
+    w, b = randn(100003, dtype=dtype, seed=2), randn(100003, dtype=dtype, seed=3)
+    leaves = [t.double().requires_grad_() for t in (x, w, b)]
+    eager = [t.clone().requires_grad_() for t in (x, w, b)]
+    y = torch.nn.functional.layer_norm(leaves[0], w.shape, *leaves[1:])
+    theirs = torch.nn.functional.layer_norm(eager[0], w.shape, *eager[1:])
+    want = [y, *torch.autograd.grad(y, leaves, grad.double())]
+    by_eager = [theirs, *torch.autograd.grad(theirs, eager, grad)]
+    out, _, _, *grads = norms("layer_norm", grad, x, w, b)
+    for ours, other, exact in zip([out, *grads], by_eager, want, strict=True):
+        slack = 2 * torch.finfo(dtype).eps
+        assert relative_error(ours, exact) <= relative_error(other, exact) + slack
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("where", [0, 70000, 99999])
+def test_special_values_in_any_part_of_a_long_row_come_out_as_in_eager(value, where, threads):
+    x = randn(2, 100000)
+    x[0, where] = value
+    for op in (torch.softmax, torch.log_softmax):
+        ours = getattr(fusedops, op.__name__)(x, -1)
+        torch.testing.assert_close(ours, op(x, -1), equal_nan=True, rtol=1e-5, atol=0)
+    y = fusedops.layer_norm(x, (100000,))
+    theirs = torch.nn.functional.layer_norm(x, (100000,))
+    torch.testing.assert_close(y, theirs, equal_nan=True, rtol=1e-5, atol=1e-5)
+
+
+def test_parts_of_a_long_row_may_be_hidden(threads):
+    x = randn(3, 100000)
+    x[0, :70000] = -torch.inf
+    x[1, 5000:] = -torch.inf
+    x[2] = -torch.inf
+    torch.testing.assert_close(
+        fusedops.softmax(x, -1), torch.softmax(x, -1), equal_nan=True, rtol=1e-5, atol=0
+    )
+    assert fusedops.softmax(x[2], -1).isnan().all()
+    lowest = torch.full((1, 70000), torch.finfo(torch.float32).min)
+    assert (fusedops.softmax(lowest, -1) == 1 / 70000).all()
+
+
+def test_long_rows_may_lie_apart_in_memory(threads):
+    wide = randn(3, 80001)
+    x = wide[:, 1:]  # misaligned, and not adjacent
+    assert same_bits(fusedops.softmax(x, -1), fusedops.softmax(x.clone(), -1))
+    assert same_bits(fusedops.layer_norm(x, (80000,)), fusedops.layer_norm(x.clone(), (80000,)))
+    x.requires_grad_()
+    fusedops.softmax(x, -1)[:, ::2].sum().backward()
+    exact = x.detach().double().requires_grad_()
+    torch.softmax(exact, -1)[:, ::2].sum().backward()
+    assert relative_error(x.grad, exact.grad) < 1e-5
+
+
+def test_a_long_row_may_be_normalised_in_place(threads):
+    x = randn(2, 1 << 17)
+    want = fusedops.softmax(x, -1)
+    assert fusedops.softmax_(x, -1) is x and same_bits(x, want)
+
+
+def test_long_rows_take_float32_parameters_and_none(threads):
+    x = randn(2, 70000, dtype=torch.bfloat16)
+    w, b = randn(70000, seed=2), randn(70000, seed=3)
+    want = torch.nn.functional.layer_norm(x.double(), (70000,), w.double(), b.double())
+    assert relative_error(fusedops.layer_norm(x, (70000,), w, b), want) < 3e-3
+    plain = torch.nn.functional.layer_norm(x.double(), (70000,))
+    assert relative_error(fusedops.layer_norm(x, (70000,)), plain) < 3e-3
+    gradient = ops.layer_norm_backward(
+        x, x, [70000], *ops.layer_norm(x, [70000], w, b, 1e-5)[1:], w, b, [False, True, False]
+    )
+    assert gradient[1].dtype == torch.float32 and gradient[1].shape == (70000,)
+
+
+@pytest.mark.parametrize("op", ["softmax", "log_softmax"])
+def test_without_a_dim_all_elements_are_one_row(op, threads):
+    x = randn(7, 100, 200).transpose(0, 1).requires_grad_()
+    function = getattr(fusedops, op)
+    y = function(x, None)
+    assert same_bits(y, function(x.reshape(-1), 0).view(x.shape))
+    total = y.double().exp().sum() if op == "log_softmax" else y.double().sum()
+    assert abs(total - 1) < 1e-5
+    grad = randn(100, 7, 200, seed=1)
+    exact = x.detach().double().requires_grad_()
+    want = torch.autograd.grad(
+        getattr(torch, op)(exact.reshape(-1), 0), exact, grad.double().view(-1)
+    )
+    assert relative_error(torch.autograd.grad(y, x, grad)[0], want[0]) < 1e-5
+
+
+def test_without_a_dim_results_may_go_into_a_contiguous_tensor():
+    x = randn(3, 4)
+    out = torch.empty_like(x)
+    assert fusedops.softmax(x, None, out=out) is out
+    assert same_bits(out, fusedops.softmax(x, None))
+    with pytest.raises(RuntimeError, match=r"out has shape \[4, 3\].*contiguous tensor of input's"):
+        fusedops.softmax(x, None, out=torch.empty(4, 3))
+    with pytest.raises(RuntimeError, match="contiguous"):
+        fusedops.softmax(x, None, out=torch.empty(4, 3).t())
+
+
+def test_without_a_dim_it_compiles():
+    x = randn(3, 4)
+    compiled = torch.compile(lambda t: fusedops.softmax(t, None), fullgraph=True)
+    assert same_bits(compiled(x), fusedops.softmax(x, None))

@@ -1,0 +1,121 @@
+"""softmax_stats, merge_softmax_stats and softmax_apply: a softmax whose rows come in parts."""
+
+import pytest
+import torch
+
+import fusedops
+from tests.oracle import DTYPES, Exact, assert_as_exact_as_eager, relative_error, same_bits
+
+
+def randn(*shape, dtype=torch.float32, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_statistics_are_the_maximum_and_the_sum_of_powers(dtype, dim):
+    x = randn(5, 7, 33, dtype=dtype)
+    max, sum = fusedops.softmax_stats(x, dim)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    assert max.dtype == sum.dtype == wide and max.is_contiguous() and sum.is_contiguous()
+    assert torch.equal(max, x.amax(dim, keepdim=True).to(wide))
+    exact = (x.double() - x.double().amax(dim, keepdim=True)).exp().sum(dim, keepdim=True)
+    assert relative_error(sum, exact) < 8 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("cols", [1, 31, 4097, 70001])
+def test_applied_to_their_rows_they_give_the_softmax(dtype, cols):
+    x = randn(64, cols, dtype=dtype)
+    y = fusedops.softmax_apply(x, *fusedops.softmax_stats(x, -1), -1)
+    assert_as_exact_as_eager(y, torch.softmax(x, -1), Exact.softmax(x))
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_a_row_in_parts_gives_the_softmax_of_the_row(dim):
+    x = randn(6, 8, 10)
+    parts = x.split([1, 2, 3] if dim == 0 else [5, x.shape[dim] - 5], dim)
+    stats = fusedops.merge_softmax_stats([fusedops.softmax_stats(part, dim) for part in parts])
+    y = torch.cat([fusedops.softmax_apply(part, *stats, dim) for part in parts], dim)
+    assert relative_error(y, torch.softmax(x.double(), dim)) < 2e-7
+
+
+def test_parts_may_be_hidden_and_rows_too():
+    x = randn(3, 8)
+    x[0, :4] = x[1] = -torch.inf
+    x[2, 6] = torch.nan
+    parts = x.split(4, 1)
+    stats = fusedops.merge_softmax_stats([fusedops.softmax_stats(part, 1) for part in parts])
+    assert stats[1][1] == 0
+    y = torch.cat([fusedops.softmax_apply(part, *stats, 1) for part in parts], 1)
+    torch.testing.assert_close(y, torch.softmax(x, 1), equal_nan=True)
+
+
+def test_the_logarithm_of_the_sum_and_the_maximum_are_the_logsumexp():
+    x = randn(4, 50, dtype=torch.float64).requires_grad_()
+    max, sum = fusedops.softmax_stats(x, 1)
+    ours = (max + sum.log()).squeeze(1)
+    torch.testing.assert_close(ours, x.logsumexp(1))
+    grad = randn(4, dtype=torch.float64, seed=1)
+    torch.testing.assert_close(
+        torch.autograd.grad(ours, x, grad), torch.autograd.grad(x.logsumexp(1), x, grad)
+    )
+
+
+def in_parts(x):
+    parts = x.split(3, 1)
+    stats = fusedops.merge_softmax_stats([fusedops.softmax_stats(part, 1) for part in parts])
+    return torch.cat([fusedops.softmax_apply(part, *stats, 1) for part in parts], 1)
+
+
+def test_derivatives_go_through_all_parts():
+    x = randn(3, 8, dtype=torch.float64).requires_grad_()
+    assert torch.autograd.gradcheck(in_parts, x)
+    assert torch.autograd.gradgradcheck(in_parts, x)
+
+
+@pytest.mark.parametrize("transform", [torch.compile, torch.vmap])
+def test_it_compiles_and_maps(transform):
+    x = randn(5, 4, 8)
+    ours = in_parts(x[0]) if transform is torch.compile else torch.vmap(in_parts)(x)
+    given = x[0] if transform is torch.compile else x
+    want = torch.softmax(given.double(), -1 if transform is torch.vmap else 1)
+    if transform is torch.vmap:
+        want = torch.softmax(x.double(), 2)
+    assert relative_error(transform(in_parts)(given), want) < 2e-7
+    assert relative_error(ours, want) < 2e-7
+
+
+def test_statistics_do_not_depend_on_the_number_of_threads():
+    x = randn(3, 100003)
+    before = torch.get_num_threads()
+    found = []
+    for threads in (1, 2, 5):
+        torch.set_num_threads(threads)
+        found.append([*fusedops.softmax_stats(x, 1)])
+    torch.set_num_threads(before)
+    assert all(same_bits(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
+
+
+def test_scalars_and_empty_batches_have_statistics():
+    max, sum = fusedops.softmax_stats(torch.tensor(3.0), 0)
+    assert max == 3 and sum == 1 and fusedops.softmax_apply(torch.tensor(3.0), max, sum, 0) == 1
+    max, sum = fusedops.softmax_stats(torch.empty(0, 4), 1)
+    assert max.shape == sum.shape == (0, 1)
+
+
+def test_bad_input_is_refused_with_what_was_wanted():
+    x = randn(3, 4)
+    with pytest.raises(RuntimeError, match=r"dim 1 of an input of shape \[3, 0\] is empty"):
+        fusedops.softmax_stats(torch.empty(3, 0), 1)
+    with pytest.raises(RuntimeError, match="input is torch.int64, wanted torch.float32"):
+        fusedops.softmax_stats(torch.arange(3), 0)
+    max, sum = fusedops.softmax_stats(x, 1)
+    with pytest.raises(
+        RuntimeError, match=r"max is torch.float32 of shape \[3\], wanted .*\[3, 1\]"
+    ):
+        fusedops.softmax_apply(x, max.squeeze(1), sum, 1)
+    with pytest.raises(RuntimeError, match=r"sum is torch.float64 .* as softmax_stats returns it"):
+        fusedops.softmax_apply(x, max, sum.double(), 1)
+    with pytest.raises(RuntimeError, match="stats is empty"):
+        fusedops.merge_softmax_stats([])
