@@ -42,6 +42,7 @@ RULES = (
     "add_layer_norm_by_hand",
     "add_rms_norm",
     "add_rms_norm_by_hand",
+    "stack",
     "expand",
 )
 # Read by the build and by the kernel library, not here.

@@ -20,7 +20,10 @@ from fusedops.graph.dialect import users, value
 from fusedops.graph.rule import Match
 
 #: Rows of the table of costs: their names, by op where they differ.
-_MEASURED_AS = {"masked_softmax_dropout": "softmax_dropout"}
+_MEASURED_AS = {
+    "masked_softmax_dropout": "softmax_dropout",
+    **{f"stack_{op}": op for op in ("softmax", "log_softmax", "layer_norm")},
+}
 MEASURED_OPS = ("softmax", "log_softmax", "masked_softmax", "softmax_dropout", "layer_norm")
 MEASURED_OPS += ("std_norm", "rms_norm", "add_layer_norm", "add_rms_norm")
 
@@ -90,10 +93,14 @@ def _size(match: Match) -> Size | None:
     if shape is None:
         return None
     arguments = match.call.arguments
-    if "normalized_shape" in arguments:
-        cols = math.prod(shape[len(shape) - len(arguments["normalized_shape"]) :])
+    if "inputs" in arguments:  # stacked: a row is one input's
+        row_shape = dialect.hints(value(arguments["inputs"][0])) or []
     else:
-        cols = shape[arguments.get("dim", -1)] if shape else 1
+        row_shape = shape
+    if "normalized_shape" in arguments:
+        cols = math.prod(row_shape[len(row_shape) - len(arguments["normalized_shape"]) :])
+    else:
+        cols = row_shape[arguments.get("dim", -1)] if row_shape else 1
     return Size(math.prod(shape) // max(cols, 1), cols, result.dtype)
 
 

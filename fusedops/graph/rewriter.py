@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from fusedops.graph.dialect import ModuleAttribute
 from fusedops.graph.expand import expand
 from fusedops.graph.report import Report, Site, describe_site, log
 from fusedops.graph.rule import Match, New, Rule
-from fusedops.graph.rules import RULES
+from fusedops.graph.rules import RULES, STACKS
 
 
 def rewrite_module(
@@ -54,7 +54,11 @@ def rewrite_graph(
     before = _code(graph) if show else ""
     if config.active().fuse_for("expand") != "never":
         expand(graph)
-    visits = (_visit(node, transformed, names or {}) for node, transformed in dialect.walk(graph))
+    visits = (
+        _visit(node, rules, transformed, names or {})
+        for rules in (STACKS, RULES)
+        for node, transformed in dialect.walk(graph)
+    )
     sites = tuple(site for site in visits if site)
     return Report(sites, ((before, _code(graph)),) if show else ())
 
@@ -63,13 +67,15 @@ def _code(graph: Graph) -> str:
     return graph.python_code("self", verbose=True).src
 
 
-def _visit(node: Node, transformed: bool, names: Mapping[str, str]) -> Site | None:
+def _visit(
+    node: Node, rules: Sequence[Rule], transformed: bool, names: Mapping[str, str]
+) -> Site | None:
     """Let the rules look at a node, those that take in more first; the site it is, if any."""
     call = dialect.view(node)
     if call is None or not (node.users or call.obstacle):  # a dead node is no site
         return None
     site = None
-    for rule in RULES:
+    for rule in rules:
         match = rule.match(call)
         if match is None:
             continue
@@ -85,12 +91,18 @@ def _visit(node: Node, transformed: bool, names: Mapping[str, str]) -> Site | No
 def _refusal(rule: Rule, match: Match, transformed: bool) -> str | None:
     return (
         match.call.obstacle
-        or _unsupported_input(match.call.arguments["input"])
+        or _unsupported_inputs(match.call.arguments)
         or rule.guard(match)
         or aliasing.written_between(match.swallowed)
         or ("inside a torch.func transform" if transformed else None)
         or policy.refusal(rule.name, match)
     )
+
+
+def _unsupported_inputs(arguments: Mapping[str, Any]) -> str | None:
+    inputs = arguments["inputs"] if "inputs" in arguments else [arguments["input"]]
+    reasons = map(_unsupported_input, inputs)
+    return next((reason for reason in reasons if reason), None)
 
 
 def _unsupported_input(input: Node | New) -> str | None:

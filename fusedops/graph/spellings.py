@@ -47,6 +47,7 @@ FUNCTIONS: dict[Any, tuple[str, tuple[str, ...]]] = {
     operator.invert: ("not", _INPUT),
     operator.neg: ("neg", _INPUT),
     torch.reshape: ("reshape", ("input", "shape")),
+    torch.stack: ("stack", ("tensors", "dim")),
 }
 
 # Kind -> its parameters, its functions, and its methods, in place too.
@@ -103,6 +104,7 @@ ATEN: dict[Any, str] = {
     aten.rms_norm: "rms_norm",
     aten._fused_rms_norm: "fused_rms_norm",
     aten.dropout: "dropout",
+    aten.stack: "stack",
     aten.einsum: "matmul",
     aten._unsafe_view: "reshape",
     aten.var_mean: "var_mean",

@@ -32,7 +32,7 @@ COLUMNS = (
 
 def case(op="softmax", direction="forward", dtype=torch.float32, shape=(8, 16)) -> cases.Case:
     operator = OPERATORS[op]
-    shape = (1,) * (operator.dimensions - len(shape)) + shape
+    shape = (1,) * (operator.layout.dimensions - len(shape)) + shape
     return cases.Case(op, operator, direction, dtype, shape, device="cpu")
 
 

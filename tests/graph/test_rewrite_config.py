@@ -8,7 +8,7 @@ import pytest
 
 import fusedops
 from fusedops.config import Config
-from fusedops.graph.rules import RULES
+from fusedops.graph.rules import RULES, STACKS
 
 
 def test_by_default_what_pays_is_replaced():
@@ -46,7 +46,7 @@ def test_a_wrong_mode_of_a_rule_is_named(fuse, problem):
 
 
 def test_every_rule_is_known_by_its_name():
-    names = [rule.name for rule in RULES if rule.name != "leaf"]
+    names = [rule.name for rule in (*STACKS, *RULES) if rule.name != "leaf"]
     assert sorted(fusedops.config.RULES) == sorted([*names, "expand"])
 
 

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from fusedops.cli.bench.cases import BACKWARD, FORWARD, MATRIX, SCORES, Case, Shape
+from fusedops.cli.bench.cases import BACKWARD, FORWARD, Case, Layout, Shape
 from fusedops.cli.bench.measurement import Measurement, measure, prepare
 from fusedops.cli.bench.memory import Peak, measure_peaks
 from fusedops.cli.bench.models import (
@@ -66,10 +66,10 @@ DIRECTIONS = [FORWARD, BACKWARD]
 class Effort:
     """How much is measured: the shapes, the rounds, and how long each provider runs in a round.
 
-    `shapes` depend on how many dimensions an operator wants.
+    `shapes` depend on the layout that an operator wants.
     """
 
-    shapes: dict[int, list[Shape]]
+    shapes: dict[Layout, list[Shape]]
     rounds: int
     slot_ms: float
 
@@ -80,20 +80,35 @@ def _scores(*lengths: int) -> list[Shape]:
 
 
 QUICK = Effort(
-    {MATRIX: [(4096, 1024), (2048, 4096), (8192, 512)], SCORES: _scores(128, 512)},
+    {
+        Layout.MATRIX: [(4096, 1024), (2048, 4096), (8192, 512)],
+        Layout.LONG_ROWS: [(1, 2**20), (1, 2**24)],
+        Layout.STACK: [(16, 64, 512)],
+        Layout.SCORES: _scores(128, 512),
+    },
     rounds=9,
     slot_ms=12,
 )
 FULL = Effort(
     {
-        MATRIX: [(8192, 128), *QUICK.shapes[MATRIX], (512, 16384), (64, 131072), (16, 1048576)],
-        SCORES: _scores(128, 512, 1024),
+        Layout.MATRIX: [
+            *((8192, 128), *QUICK.shapes[Layout.MATRIX]),
+            *((512, 16384), (64, 131072), (16, 1048576)),
+        ],
+        Layout.LONG_ROWS: [(1, 2**17), (1, 2**20), (1, 2**22), (1, 2**24), (1, 2**26), (3, 2**18)],
+        Layout.STACK: [(4, 64, 512), (16, 16, 64), (16, 64, 512), (64, 64, 128), (8, 512, 1024)],
+        Layout.SCORES: _scores(128, 512, 1024),
     },
     rounds=25,
     slot_ms=20,
 )
 # A peak in units of the input is the same for every size.
-MEMORY_SHAPES = {MATRIX: [(4096, 1024)], SCORES: _scores(256)}
+MEMORY_SHAPES = {
+    Layout.MATRIX: [(4096, 1024)],
+    Layout.LONG_ROWS: [(1, 2**22)],
+    Layout.STACK: [(16, 256, 1024)],
+    Layout.SCORES: _scores(256),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -130,7 +145,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=parse_shape,
         metavar="ROWSxCOLS",
-        help="or BATCHxHEADSxQUERIESxKEYS; rows lie along the last dimension",
+        help="or TENSORSxROWSxCOLS of a stack, BATCHxHEADSxQUERIESxKEYS of scores; rows lie along "
+        "the last dimension",
     )
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda or cuda:N")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default 1)")
@@ -219,15 +235,15 @@ def keep_freed_memory() -> None:
 
 
 def chosen_cases(
-    args: argparse.Namespace, shapes: dict[int, list[Shape]], device: str
+    args: argparse.Namespace, shapes: dict[Layout, list[Shape]], device: str
 ) -> Iterator[Case]:
     """Every combination that was asked for, on `shapes` where none were."""
     ops = selected(args.op or list(OPERATORS))
     dtypes = args.dtype or ["float32", "bfloat16"]
     for op, direction, dtype in product(ops, args.directions or DIRECTIONS, dtypes):
-        dimensions = OPERATORS[op].dimensions
-        for shape in args.shape or shapes[dimensions]:
-            filled_up = (1,) * (dimensions - len(shape)) + shape
+        layout = OPERATORS[op].layout
+        for shape in args.shape or shapes[layout]:
+            filled_up = (1,) * (layout.dimensions - len(shape)) + shape
             yield Case(op, OPERATORS[op], direction, getattr(torch, dtype), filled_up, device)
 
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusedops
-from fusedops.cli.bench.cases import BACKWARD, FORWARD, SCORES, Case, Dropout, Operator
+from fusedops.cli.bench.cases import BACKWARD, FORWARD, Case, Dropout, Layout, Operator
 
 SCALE = 1 / math.sqrt(64)
 DROPOUT = 0.1
@@ -61,21 +61,21 @@ def _causal_softmax(x: Tensor, future: Tensor) -> Tensor:
 ADDITIVE = Operator(
     eager=lambda x, mask: F.softmax(x * SCALE + mask, dim=-1),
     fused=lambda x, mask: fusedops.masked_softmax(x, mask, scale=SCALE),
-    dimensions=SCORES,
+    layout=Layout.SCORES,
     operands=lambda case: (_additive_mask(case),),
 )
 
 PADDING = Operator(
     eager=lambda x, visible: F.softmax(x.masked_fill(~visible, MASKED), dim=-1),
     fused=lambda x, visible: fusedops.masked_softmax(x, visible),
-    dimensions=SCORES,
+    layout=Layout.SCORES,
     operands=lambda case: (_visible_keys(case),),
 )
 
 CAUSAL = Operator(
     eager=_causal_softmax,
     fused=lambda x, future: fusedops.masked_softmax(x, causal=True),
-    dimensions=SCORES,
+    layout=Layout.SCORES,
     operands=lambda case: (_future(case),),
     moved=HALF_READ,
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -15,15 +16,32 @@ import torch
 from torch import Tensor
 
 FORWARD, BACKWARD = "forward", "backward"
-MATRIX, SCORES = 2, 4  # dimensions of the inputs: [rows, cols], [batch, heads, queries, keys]
 
 Shape = tuple[int, ...]
 Function = Callable[..., Tensor]
 
 
+class Layout(Enum):
+    """What the dimensions of an input are; operators of one layout are timed on the same shapes."""
+
+    MATRIX = ("rows", "cols")
+    LONG_ROWS = ("few rows", "many cols")
+    STACK = ("tensors", "rows", "cols")
+    SCORES = ("batch", "heads", "queries", "keys")
+
+    @property
+    def dimensions(self) -> int:
+        return len(self.value)
+
+
 def compiled(function: Callable[..., Any], backend: str = "inductor") -> Callable[..., Any]:
     """The function as a backend compiles it for one shape: the strongest form of it."""
     return torch.compile(function, fullgraph=True, dynamic=False, backend=backend)
+
+
+def as_they_are(*inputs: Tensor) -> tuple[Tensor, ...]:
+    """Inputs that need no preparation."""
+    return inputs
 
 
 @dataclass(frozen=True)
@@ -34,7 +52,7 @@ class Provider:
     """
 
     function: Callable[..., Any]
-    prepare: Callable[..., tuple[Tensor, ...]] = lambda *inputs: inputs
+    prepare: Callable[..., tuple[Tensor, ...]] = as_they_are
 
     def call(self, *inputs: Tensor) -> partial:
         """What is timed: the function, its arguments bound."""
@@ -60,17 +78,20 @@ def gradients(
 class Gradient:
     """Times the backward pass of `forward` as autograd runs it, from what the forward pass saved.
 
-    The inputs are the gradient of the result, then those of `forward`, of which the first
-    `differentiated` are. Where `forward` has several results each gets that gradient.
+    The inputs are the gradient of the result, then those that `prepare` makes of the others, of
+    which the first `differentiated` are differentiated, by default all. Where `forward` has several
+    results each gets that gradient.
     """
 
     forward: Function
-    differentiated: int = 1
+    differentiated: int | None = 1
+    prepare: Callable[..., tuple[Tensor, ...]] = as_they_are
 
     def call(self, grad: Tensor, *inputs: Tensor) -> partial:
         """What is timed: the walk back through the graph that one forward pass left."""
-        leaves = [x.detach().requires_grad_() for x in inputs[: self.differentiated]]
-        outputs = self.forward(*leaves, *inputs[self.differentiated :])
+        tensors = self.prepare(*inputs)
+        leaves = [x.detach().requires_grad_() for x in tensors[: self.differentiated]]
+        outputs = self.forward(*leaves, *tensors[len(leaves) :])
         return partial(self.gradients, outputs, leaves, grad)
 
     @staticmethod
@@ -105,11 +126,13 @@ class Operator:
         eager, fused: functions of a tensor and the operands; the result, or the first of several,
             has the tensor's shape.
         operands: weights, masks, biases.
-        dimensions: how many its inputs have at least; shorter shapes are filled up with ones.
+        layout: of its inputs; shapes with fewer dimensions are filled up with ones.
         moved: for each direction, how many tensors of the input's size must cross memory.
         backward: the providers of the backward pass where it is an operator of its own; by default
             autograd's of `eager` and of `fused`.
-        differentiated: of how many of its arguments autograd's backward gives the gradient.
+        differentiated: of how many of its arguments autograd's backward gives the gradient; None
+            for all.
+        split: what the functions are given in place of the tensor and the operands.
         dropout: where the result is random.
 
     "inductor" is not among the providers: it compiles what "eager" runs.
@@ -118,10 +141,11 @@ class Operator:
     eager: Function
     fused: Function
     operands: Callable[[Case], tuple[Tensor, ...]] = _no_operands
-    dimensions: int = MATRIX
+    layout: Layout = Layout.MATRIX
     moved: dict[str, float] = field(default_factory=lambda: {FORWARD: 2, BACKWARD: 3})
     backward: dict[str, Provider] | None = None
-    differentiated: int = 1
+    differentiated: int | None = 1
+    split: Callable[..., tuple[Tensor, ...]] = as_they_are
     dropout: Dropout | None = None
 
     def providers(self, direction: str) -> dict[str, Provider | Gradient]:
@@ -134,8 +158,12 @@ class Operator:
     def provider(self, direction: str, function: Function) -> Provider | Gradient:
         """Who computes `function`, or its gradients."""
         if direction == FORWARD:
-            return Provider(function)
-        return Gradient(function, self.differentiated)
+            return Provider(function, self.split)
+        return Gradient(function, self.differentiated, self.split)
+
+    def of_whole(self, function: Function) -> Function:
+        """`function` of the tensor and the operands, whatever it takes them as."""
+        return lambda *inputs: function(*self.split(*inputs))
 
 
 @dataclass(frozen=True)

@@ -136,9 +136,9 @@ def ways(case: Case) -> dict[str, Way]:
     """Every way to compute the case, with the gradient where that is asked for."""
     operator = case.operator
     found = {
-        EAGER: Way(operator.eager, trains=True),
-        INDUCTOR: Way(compiled(operator.eager), trains=True),
-        OURS: Way(operator.fused, trains=True),
+        EAGER: Way(operator.of_whole(operator.eager), trains=True),
+        INDUCTOR: Way(compiled(operator.of_whole(operator.eager)), trains=True),
+        OURS: Way(operator.of_whole(operator.fused), trains=True),
         **SAVING_WAYS.get(case.op, {}),
     }
     return {

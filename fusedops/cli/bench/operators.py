@@ -7,6 +7,7 @@ name.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 import fusedops
 from fusedops.cli.bench.attention import ATTENTION
-from fusedops.cli.bench.cases import BACKWARD, FORWARD, Case, Operator, Provider
+from fusedops.cli.bench.cases import BACKWARD, FORWARD, Case, Layout, Operator, Provider
 
 LAYER_NORM_EPS, STD_NORM_EPS, RMS_NORM_EPS = 1e-5, 1e-6, 1e-6
 
@@ -143,6 +144,47 @@ def _add_rms_norm() -> Operator:
     )
 
 
+def _stack_of_softmaxes(name: str) -> Operator:
+    eager, fused = getattr(F, name), getattr(fusedops, f"stack_{name}")
+    return Operator(
+        eager=lambda *inputs: torch.stack([eager(x, dim=-1) for x in inputs]),
+        fused=lambda *inputs: fused(inputs, -1),
+        layout=Layout.STACK,
+        differentiated=None,
+        split=lambda x: x.unbind(),
+    )
+
+
+def _stack_of_norms() -> Operator:
+    """Of as many tensors, weights and biases, which the functions are given one after the other."""
+
+    def thirds(tensors: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
+        count = len(tensors) // 3
+        return [tensors[start : start + count] for start in range(0, len(tensors), count)]
+
+    def eager(*tensors: Tensor) -> Tensor:
+        each = zip(*thirds(tensors), strict=True)
+        return torch.stack([F.layer_norm(x, x.shape[-1:], w, b) for x, w, b in each])
+
+    def fused(*tensors: Tensor) -> Tensor:
+        return fusedops.stack_layer_norm(
+            thirds(tensors)[0], tensors[0].shape[-1:], *thirds(tensors)[1:]
+        )
+
+    def operands(case: Case) -> tuple[Tensor, Tensor]:
+        weight, bias = (p.expand(case.shape[0], -1) for p in _weight_and_bias(case))
+        return weight.contiguous(), bias.contiguous()
+
+    return Operator(
+        eager=eager,
+        fused=fused,
+        operands=operands,
+        layout=Layout.STACK,
+        differentiated=None,
+        split=lambda *given: tuple(tensor for whole in given for tensor in whole.unbind()),
+    )
+
+
 OPERATORS: dict[str, Operator] = {
     "softmax": _softmax("softmax"),
     "log_softmax": _softmax("log_softmax"),
@@ -151,5 +193,10 @@ OPERATORS: dict[str, Operator] = {
     "rms_norm": _rms_norm(),
     "add_layer_norm": _add_layer_norm(),
     "add_rms_norm": _add_rms_norm(),
+    "concurrent_softmax": replace(_softmax("softmax"), layout=Layout.LONG_ROWS),
+    "concurrent_layer_norm": replace(_layer_norm(), layout=Layout.LONG_ROWS),
+    "stack_softmax": _stack_of_softmaxes("softmax"),
+    "stack_log_softmax": _stack_of_softmaxes("log_softmax"),
+    "stack_layer_norm": _stack_of_norms(),
     **ATTENTION,
 }

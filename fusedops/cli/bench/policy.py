@@ -8,7 +8,7 @@ from itertools import product
 import pandas as pd
 import torch
 
-from fusedops.cli.bench.cases import BACKWARD, FORWARD, MATRIX, SCORES, Case, Shape
+from fusedops.cli.bench.cases import BACKWARD, FORWARD, Case, Layout, Shape
 from fusedops.cli.bench.operators import OPERATORS
 from fusedops.graph import costs
 
@@ -25,9 +25,9 @@ OPS = (
     "add_rms_norm",
 )
 #: From where a call costs more than its kernel to what no cache holds.
-SHAPES: dict[int, list[Shape]] = {
-    MATRIX: [(16, 64), (16, 1024), (256, 256), (4096, 64), (1024, 1024), (4096, 1024)],
-    SCORES: [(1, 2, 16, 16), (2, 4, 64, 64), (2, 12, 128, 128), (2, 12, 512, 512)],
+SHAPES: dict[Layout, list[Shape]] = {
+    Layout.MATRIX: [(16, 64), (16, 1024), (256, 256), (4096, 64), (1024, 1024), (4096, 1024)],
+    Layout.SCORES: [(1, 2, 16, 16), (2, 4, 64, 64), (2, 12, 128, 128), (2, 12, 512, 512)],
 }
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -35,7 +35,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 def policy_cases(device: str) -> Iterator[Case]:
     """Every combination that the table has."""
     for op, direction, dtype in product(OPS, (FORWARD, BACKWARD), DTYPES):
-        for shape in SHAPES[OPERATORS[op].dimensions]:
+        for shape in SHAPES[OPERATORS[op].layout]:
             yield Case(op, OPERATORS[op], direction, dtype, shape, device)
 
 

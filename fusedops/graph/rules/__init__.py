@@ -12,6 +12,7 @@ from fusedops.graph.rules.rms_norm import RmsNorm
 from fusedops.graph.rules.rms_norm_by_hand import RmsNormByHand
 from fusedops.graph.rules.softmax import Softmax
 from fusedops.graph.rules.softmax_by_hand import SoftmaxByHand
+from fusedops.graph.rules.stack import Stack
 
 NORMS: tuple[Rule, ...] = (LayerNorm(), LayerNormByHand(), RmsNorm(), RmsNormByHand())
 RULES: tuple[Rule, ...] = (
@@ -22,3 +23,5 @@ RULES: tuple[Rule, ...] = (
     *NORMS,
     Leaf(),
 )
+#: Of sites that others are parts of: a graph is searched for these first.
+STACKS: tuple[Rule, ...] = (Stack(RULES),)

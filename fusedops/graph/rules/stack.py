@@ -1,0 +1,117 @@
+"""A stack of softmaxes, or of norms, of tensors alike: one launch, each result in its slot.
+
+before    y = torch.stack([torch.softmax(x, dim) for x in inputs], stack_dim)
+          y = torch.stack([norm(x) for norm, x in zip(norms, inputs)], stack_dim)
+after     y = torch.ops.fusedops.stack_softmax(inputs, dim, stack_dim)
+          y, mean, rstd = torch.ops.fusedops.stack_layer_norm(
+              inputs, normalized_shape, weights, biases, eps, stack_dim)
+
+Whatever other rules make a plain softmax, log_softmax or layer_norm of, where nothing but the stack
+uses it. Looked for before them: one by one they would be replaced by ops that write no slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch.fx import Node
+
+from fusedops.graph.dialect import Call, constant, users, value, view
+from fusedops.graph.rule import Match, New, Rule, op_of
+from fusedops.graph.steps import plain
+
+
+class Stack:
+    name = "stack"
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self.rules = rules
+
+    def match(self, call: Call) -> Match | None:
+        if call.kind != "stack":
+            return None
+        results = call.arguments["tensors"]
+        if not isinstance(results, (list, tuple)) or len(results) < 2:
+            return None
+        matches = [self._match_of(result, call.node) for result in results]
+        if any(match is None for match in matches):
+            return None
+        found = _stacked([match.op for match in matches], [m.call.arguments for m in matches])
+        stack_dim = constant(call.arguments.get("dim", 0))
+        if found is None or stack_dim is None:
+            return None
+        op, arguments = found
+        site = Call(op, op, call.node, {**arguments, "stack_dim": stack_dim}, call.obstacle)
+        own = {node for match in matches for node in match.swallowed or (match.call.node,)}
+        index = 0 if op == "stack_layer_norm" else None
+        return Match(site, op, {call.node: index}, (*sorted(own), call.node))
+
+    def _match_of(self, result: Any, stack: Node) -> Match | None:
+        """What the rules make of a result, where it is one of those that are stacked."""
+        if not isinstance(result, Node) or users(result) != [stack]:
+            return None
+        cast = plain(result, "cast")
+        anchors = (result, cast.arguments["input"]) if cast else (result,)
+        for anchor in anchors:
+            call = view(anchor)
+            match = self._first_match(call) if call is not None else None
+            if match is not None:
+                return match if result in match.results and match.op in _STACKED else None
+        return None
+
+    def _first_match(self, call: Call) -> Match | None:
+        for rule in self.rules:
+            match = rule.match(call)
+            if match is not None and not (match.call.obstacle or rule.guard(match)):
+                return match
+        return None
+
+    def guard(self, match: Match) -> str | None:
+        return None
+
+    def emit(self, match: Match) -> Iterator[New]:
+        yield op_of(match)
+
+
+def _stacked(ops: list[str], arguments: list[dict[str, Any]]) -> tuple[str, dict[str, Any]] | None:
+    """The op for all of them, and its arguments but stack_dim, where they differ in no setting."""
+    inputs = [given["input"] for given in arguments]
+    if len(set(ops)) > 1 or not all(isinstance(node, Node) for node in inputs):
+        return None
+    settings = _STACKED[ops[0]](inputs, arguments)
+    return None if settings is None else (f"stack_{ops[0]}", {"inputs": inputs, **settings})
+
+
+def _softmax_settings(inputs: list[Node], arguments: list[dict[str, Any]]) -> dict[str, Any] | None:
+    dims = {
+        given["dim"] % max(value(node).dim(), 1)
+        for node, given in zip(inputs, arguments, strict=True)
+    }
+    if len(dims) > 1 or any(given["dtype"] is not None for given in arguments):
+        return None
+    return {"dim": dims.pop()}
+
+
+def _norm_settings(inputs: list[Node], arguments: list[dict[str, Any]]) -> dict[str, Any] | None:
+    first = arguments[0]
+    shapes = [list(given["normalized_shape"]) for given in arguments]
+    if any(shape != shapes[0] for shape in shapes):
+        return None
+    if any(given["eps"] != first["eps"] for given in arguments):
+        return None
+    parameters = {}
+    for name, plural in (("weight", "weights"), ("bias", "biases")):
+        given = [own[name] for own in arguments if own[name] is not None]
+        if len(given) not in (0, len(inputs)):
+            return None
+        parameters[plural] = given
+    return {"normalized_shape": shapes[0], **parameters, "eps": first["eps"]}
+
+
+#: By the op of one what the op of a stack takes behind its inputs.
+_STACKED = {
+    "softmax": _softmax_settings,
+    "log_softmax": _softmax_settings,
+    "layer_norm": _norm_settings,
+}

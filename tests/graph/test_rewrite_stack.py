@@ -1,0 +1,225 @@
+"""The stack rule: softmaxes or norms of several tensors alike, stacked, become one op."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from expecttest import assert_expected_inline
+from torch import nn
+
+import fusedops
+
+SOFTMAXES = {
+    "softmax": lambda xs: torch.stack([F.softmax(x, -1) for x in xs]),
+    "softmax, stacked in the middle": lambda xs: torch.stack([x.softmax(1) for x in xs], 1),
+    "softmax, stacked last": lambda xs: torch.stack([x.softmax(0) for x in xs], dim=-1),
+    "softmax of some, by hand": lambda xs: torch.stack(
+        [_by_hand(xs[0]), xs[1].softmax(-1), xs[2].softmax(1)]
+    ),
+    "log_softmax": lambda xs: torch.stack([torch.log_softmax(x, 0) for x in xs]),
+}
+
+
+def _by_hand(x):
+    e = torch.exp(x - x.amax(-1, keepdim=True))
+    return e / e.sum(-1, keepdim=True)
+
+
+class OfList(nn.Module):
+    """A function of three tensors as a model, with a list of them."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, a, b, c):
+        return self.function([a, b, c])
+
+
+class Norms(nn.Module):
+    """Independent norms, a loop over modules."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(8, **options) for _ in range(3))
+        for parameter in self.parameters():
+            nn.init.normal_(parameter)
+
+    def forward(self, a, b, c):
+        return torch.stack([norm(x) for norm, x in zip(self.norms, [a, b, c], strict=True)], 1)
+
+
+def inputs(count=3, *shape):
+    return [torch.randn(shape or (4, 8)) for _ in range(count)]
+
+
+@pytest.mark.parametrize("spelling", SOFTMAXES)
+def test_a_stack_of_softmaxes_is_one_op_at_every_entry(rewrite, spelling):
+    model, given = OfList(SOFTMAXES[spelling]), inputs()
+    rewritten = rewrite(model, *given)
+    op = "stack_log_softmax" if "log" in spelling else "stack_softmax"
+    assert rewritten.replaced == {op: 1} and rewritten.reasons == []
+    torch.testing.assert_close(rewritten.call(*given), model(*given), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"bias": False}, {"elementwise_affine": False}])
+def test_a_loop_over_norms_is_one_op_at_every_entry(rewrite, options):
+    model, given = Norms(**options), inputs()
+    rewritten = rewrite(model, *given)
+    assert rewritten.replaced == {"stack_layer_norm": 1} and rewritten.reasons == []
+    torch.testing.assert_close(rewritten.call(*given), model(*given), rtol=1e-5, atol=1e-6)
+
+
+def test_the_graph_has_one_call(rewrite_dynamo):
+    rewritten = rewrite_dynamo(lambda a, b: torch.stack([a.softmax(-1), b.softmax(-1)]), *inputs(2))
+    assert_expected_inline(
+        rewritten.code,
+        """\
+stack_softmax_default = fusedops.stack_softmax.default([l_a_, l_b_], 1, 0)
+return (stack_softmax_default,)""",
+    )
+    rewritten = rewrite_dynamo(
+        lambda a, b, v, w: torch.stack([F.layer_norm(a, (8,), v), F.layer_norm(b, (8,), w)], -1),
+        *inputs(2),
+        *inputs(2, 8),
+    )
+    assert_expected_inline(
+        rewritten.code,
+        """\
+stack_layer_norm_default = fusedops.stack_layer_norm.default([l_a_, l_b_], [8], [l_v_, l_w_], [], 1e-05, -1)
+getitem = operator.getitem(stack_layer_norm_default, 0)
+return (getitem,)""",
+    )
+
+
+@pytest.mark.parametrize("model", [OfList(SOFTMAXES["softmax"]), Norms()], ids=["softmax", "norm"])
+def test_training_runs_one_op_each_way(backward_ops, model):
+    given = [x.requires_grad_() for x in inputs()]
+    is_norm = isinstance(model, Norms)
+    op = "stack_layer_norm_backward" if is_norm else "softmax_backward"
+    assert backward_ops(model, *given) == {op: 1}
+
+
+def test_training_gives_eagers_gradients():
+    model, given = Norms(), [x.requires_grad_() for x in inputs()]
+    leaves = [*given, *model.parameters()]
+    grad = torch.randn(4, 3, 8)
+    want = torch.autograd.grad(model(*given), leaves, grad)
+    compiled = torch.compile(model, backend="fusedops", fullgraph=True)
+    found = torch.autograd.grad(compiled(*given), leaves, grad)
+    for ours, theirs in zip(found, want, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_compiled_inference_calls_one_op_below_autograd(ops_run):
+    compiled = torch.compile(OfList(SOFTMAXES["softmax"]), backend="fusedops")
+    given = inputs()
+    with torch.no_grad():
+        compiled(*given)
+        assert ops_run(compiled, *given) == {"stack_softmax": 1}
+
+
+def test_sizes_may_be_symbols(rewrite_dynamo):
+    model = OfList(SOFTMAXES["softmax"])
+    rewritten = rewrite_dynamo(model, *inputs(), dynamic=True)
+    assert rewritten.replaced == {"stack_softmax": 1}
+    for rows in (5, 9):
+        given = inputs(3, rows, 8)
+        torch.testing.assert_close(rewritten.call(*given), model(*given))
+    assert len(rewritten.graphs) == 1
+
+
+def masked(x):
+    return x.masked_fill(torch.ones(4, 8, dtype=torch.bool).tril(), -torch.inf).softmax(-1)
+
+
+SINGLE = {
+    "a result has another user": (
+        lambda xs: (lambda y: torch.stack([y, xs[1].softmax(-1)]) + y)(xs[0].softmax(-1)),
+        {"softmax": 2},
+    ),
+    "different dims": (
+        lambda xs: torch.stack([xs[0].softmax(-1), xs[1].softmax(0)]),
+        {"softmax": 2},
+    ),
+    "different functions": (
+        lambda xs: torch.stack([xs[0].softmax(-1), xs[1].log_softmax(-1)]),
+        {"softmax": 1, "log_softmax": 1},
+    ),
+    "something else among them": (
+        lambda xs: torch.stack([xs[0].softmax(-1), xs[1], xs[2].softmax(-1)]),
+        {"softmax": 2},
+    ),
+    "one alone": (lambda xs: torch.stack([xs[0].softmax(-1)]), {"softmax": 1}),
+    "different eps": (
+        lambda xs: torch.stack([F.layer_norm(xs[0], (8,)), F.layer_norm(xs[1], (8,), eps=1e-3)]),
+        {"layer_norm": 2},
+    ),
+    "a weight for one": (
+        lambda xs: torch.stack([F.layer_norm(xs[0], (8,)), F.layer_norm(xs[1], (8,), xs[2][0])]),
+        {"layer_norm": 2},
+    ),
+    "masks, which another op takes in": (
+        lambda xs: torch.stack([masked(xs[0]), masked(xs[1])]),
+        {"masked_softmax": 2},
+    ),
+    "residuals, which another op takes in": (
+        lambda xs: torch.stack([F.layer_norm(xs[0] + xs[1], (8,)), F.layer_norm(xs[2], (8,))]),
+        {"add_layer_norm": 1, "layer_norm": 1},
+    ),
+    "another dtype": (
+        lambda xs: torch.stack([x.softmax(-1, torch.float64) for x in xs]),
+        {"softmax": 3},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SINGLE)
+def test_what_is_not_one_stack_is_replaced_one_by_one(rewrite_dynamo, case):
+    function, replaced = SINGLE[case]
+    model, given = OfList(function), inputs()
+    rewritten = rewrite_dynamo(model, *given)
+    assert rewritten.replaced == replaced
+    torch.testing.assert_close(rewritten.call(*given), model(*given), rtol=1e-5, atol=1e-6)
+
+
+def test_an_input_that_is_written_before_the_stack_is_read_in_time(rewrite_dynamo):
+    def function(xs):
+        x = xs[0].clone()
+        y = x.softmax(-1)
+        x.add_(1)
+        return torch.stack([y, x.softmax(-1)]), x
+
+    model, given = OfList(function), inputs()
+    rewritten = rewrite_dynamo(model, *given)
+    assert rewritten.replaced == {"softmax": 2}
+    assert "written in place before it is done" in rewritten.reasons[0]
+    torch.testing.assert_close(rewritten.call(*given), model(*given))
+
+
+def test_one_tensor_may_stand_in_a_stack_twice(rewrite_dynamo):
+    def function(xs):
+        y = xs[0].softmax(-1)
+        return torch.stack([y, y])
+
+    model, given = OfList(function), inputs()
+    rewritten = rewrite_dynamo(model, *given)
+    torch.testing.assert_close(rewritten.call(*given), model(*given))
+
+
+def test_a_second_run_finds_nothing(rewrite_dynamo):
+    rewritten = rewrite_dynamo(OfList(SOFTMAXES["softmax"]), *inputs())
+    report = fusedops.graph.rewrite_module(rewritten.graphs[0])
+    assert len(report.sites) == 0
+
+
+def test_explain_shows_the_stack():
+    report = fusedops.explain(OfList(SOFTMAXES["softmax"]), *inputs())
+    (site,) = report.replaced
+    assert site.rule == "stack" and site.op == "stack_softmax" and site.bytes_saved > 0
+
+
+def test_it_can_be_switched_off(rewrite_dynamo):
+    with fusedops.config.patch(fuse="always,stack=never"):
+        rewritten = rewrite_dynamo(OfList(SOFTMAXES["softmax"]), *inputs())
+    assert rewritten.replaced == {"softmax": 3}
+    assert rewritten.reasons == ['config: fuse="never"']
