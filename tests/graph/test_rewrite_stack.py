@@ -83,10 +83,10 @@ return (stack_softmax_default,)""",
         *inputs(2, 8),
     )
     assert_expected_inline(
-        rewritten.code,
+        rewritten.code.replace("stack_layer_norm_default", "y"),
         """\
-stack_layer_norm_default = fusedops.stack_layer_norm.default([l_a_, l_b_], [8], [l_v_, l_w_], [], 1e-05, -1)
-getitem = operator.getitem(stack_layer_norm_default, 0)
+y = fusedops.stack_layer_norm.default([l_a_, l_b_], [8], [l_v_, l_w_], [], 1e-05, -1)
+getitem = operator.getitem(y, 0)
 return (getitem,)""",
     )
 
