@@ -7,6 +7,7 @@
   :func:`masked_softmax_dropout`, :func:`layer_norm`, :func:`std_norm`, :func:`rms_norm`,
   :func:`add_layer_norm`, :func:`add_rms_norm`: the ops as functions.
 - ``fusedops.nn``: the ops as modules.
+- :func:`parallel_stack`: independent functions at the same time, their results stacked.
 - ``torch.ops.fusedops.*``: the ops themselves.
 """
 
@@ -29,6 +30,7 @@ try:
         softmax_,
         std_norm,
     )
+    from fusedops.parallel import parallel_stack
 except (ImportError, ValueError):
     # "-m" stands there while `python -m fusedops` is being located: `python -m fusedops env` must
     # start, to report what is wrong.
@@ -62,6 +64,7 @@ __all__ = [
     "masked_softmax_dropout",
     "nn",
     "ops",
+    "parallel_stack",
     "patch",
     "rewrite",
     "rms_norm",
