@@ -443,19 +443,20 @@ class _Run:
         self._stopped_by.append(error)
 
     def stacked(self) -> torch.Tensor:
+        branches, slots = self._branches, self._slots
+        del self._branches, self._slots  # a cancelled helper lies in the pool's queue for a while
         if self._stopped_by:
             raise self._stopped_by[0]
-        _raise_first(self._errors, self._branches)
-        return self._slots.stacked()
+        _raise_first(self._errors, branches)
+        return slots.stacked()
 
 
 def _wait(helpers: list[Future], stop: Callable[[BaseException], None]) -> None:
     """Returns when no helper runs, and those not begun never will; an interrupt waits as well."""
-    running = [helper for helper in helpers if not helper.cancel()]
-    while running:
+    while helpers:
         try:
-            error = running[-1].exception()
-            running.pop()
+            error = None if helpers[-1].cancel() else helpers[-1].exception()
+            helpers.pop()
         except BaseException as interrupt:
             error = interrupt
         if error is not None:
