@@ -878,3 +878,44 @@ def test_streams_give_gradients_and_the_errors_of_threads():
     assert torch.equal(torch.autograd.grad(out.sum(), x)[0], 2 * x.cos())
     _, error = recorded([torch.neg, lambda x: x[:1]], [full(1), full(2)])
     assert isinstance(error, RuntimeError) and "branch 1 returned shape [1]" in str(error)
+
+
+def test_cuda_inputs_go_to_streams_of_their_device(monkeypatch):
+    made_for, recorder = [], Recorder()
+
+    def streams(device):
+        made_for.append(device)
+        return recorder
+
+    cuda = torch.device("cuda:1")
+    monkeypatch.setattr(parallel, "_common_device", lambda branches: cuda)
+    monkeypatch.setattr(parallel, "CudaStreams", streams)
+    x = torch.ones(2)
+    with torch.device("cpu"):  # a function mode: the calling thread launches, so nothing is lost
+        same(fusedops.parallel_stack(torch.neg, [x, x], 1), torch.stack([-x, -x], 1))
+    assert made_for == [cuda] and "s1 waits for what current recorded" in recorder.log
+
+
+def test_streams_are_kept_and_lent_to_one_call_at_a_time(monkeypatch):
+    made = []
+
+    def stream(device):
+        made.append((device, len(made)))
+        return made[-1]
+
+    monkeypatch.setattr(torch.cuda, "Stream", stream)
+    streams = parallel.CudaStreams("a device of this test")
+    with streams.borrowed(2) as first:
+        with streams.borrowed(2) as within:
+            assert not set(first) & set(within)
+        with streams.borrowed(2) as again:
+            assert again == within
+    with streams.borrowed(3) as later:
+        assert set(later) < {*first, *within}
+
+    def borrow():
+        with streams.borrowed(1) as others:
+            return others
+
+    assert not set(in_new_thread(borrow)) & {*first, *within}
+    assert len(made) == 5
