@@ -11,6 +11,7 @@
 - :func:`stack_softmax`, :func:`stack_log_softmax`, :func:`stack_layer_norm`: of several tensors,
   stacked.
 - ``fusedops.nn``: the ops as modules.
+- :func:`parallel_stack`: independent functions at the same time, their results stacked.
 - ``torch.ops.fusedops.*``: the ops themselves.
 """
 
@@ -39,6 +40,7 @@ try:
         stack_softmax,
         std_norm,
     )
+    from fusedops.parallel import parallel_stack
 except (ImportError, ValueError):
     # "-m" stands there while `python -m fusedops` is being located: `python -m fusedops env` must
     # start, to report what is wrong.
@@ -73,6 +75,7 @@ __all__ = [
     "merge_softmax_stats",
     "nn",
     "ops",
+    "parallel_stack",
     "patch",
     "rewrite",
     "rms_norm",
