@@ -8,8 +8,8 @@
 namespace fusedops {
 
 inline Dropout dropout_of(const char* op, double p, const Tensor& seed, const Tensor& input) {
-  check(p >= 0 && p <= 1, op, ": p is ", p, ", wanted a probability in [0, 1]");
-  check(
+  FUSEDOPS_CHECK(p >= 0 && p <= 1, op, ": p is ", p, ", wanted a probability in [0, 1]");
+  FUSEDOPS_CHECK(
       seed.scalar_type() == ScalarType::Long && seed.numel() == 1, op, ": seed is ",
       dtype_name(seed.scalar_type()), " of shape ", list_text(sizes_of(seed)),
       ", wanted one torch.int64; make it with torch.randint");

@@ -37,7 +37,7 @@ inline Sizes broadcast_strides(
     fits = size == sizes[d] || size == 1;
     if (size > 1) strides[d] = operand.strides()[d - missing];
   }
-  check(
+  FUSEDOPS_CHECK(
       fits, op, ": ", name, " has shape ", list_text(own), ", wanted one that broadcasts to ",
       list_text(sizes), ", input's shape");
   return strides;
@@ -152,9 +152,9 @@ class PreparedScores {
 
 inline void check_options(const MaskedSoftmaxOptions& options, const Tensor& input) {
   const char* op = options.op;
-  check(input.dim() > 0, op, ": input has no dimension, wanted at least one");
-  check(!std::isnan(options.scale), op, ": scale is NaN, wanted a number");
-  check(
+  FUSEDOPS_CHECK(input.dim() > 0, op, ": input has no dimension, wanted at least one");
+  FUSEDOPS_CHECK(!std::isnan(options.scale), op, ": scale is NaN, wanted a number");
+  FUSEDOPS_CHECK(
       !options.causal || input.dim() > 1, op,
       ": causal needs queries and keys, the last two dimensions; input has shape ",
       list_text(sizes_of(input)));
@@ -162,7 +162,7 @@ inline void check_options(const MaskedSoftmaxOptions& options, const Tensor& inp
 }
 
 inline void check_mask(const char* op, const std::optional<Tensor>& mask) {
-  check(
+  FUSEDOPS_CHECK(
       !mask || mask->scalar_type() == ScalarType::Bool || is_supported(mask->scalar_type()), op,
       ": mask is ", dtype_name(mask ? mask->scalar_type() : ScalarType::Bool),
       ", wanted torch.bool (True where visible) or a floating dtype (added); convert it, as in "
@@ -171,10 +171,10 @@ inline void check_mask(const char* op, const std::optional<Tensor>& mask) {
 
 // A value that the arithmetic cannot hold would come out as an infinity, silently.
 inline void check_mask_value(const char* op, double value, ScalarType computed) {
-  check(!std::isnan(value), op, ": mask_value is NaN, wanted a number");
+  FUSEDOPS_CHECK(!std::isnan(value), op, ": mask_value is NaN, wanted a number");
   const bool fits = computed == ScalarType::Double || std::isinf(value) ||
       std::abs(value) <= std::numeric_limits<float>::max();
-  check(
+  FUSEDOPS_CHECK(
       fits, op, ": mask_value is ", value, ", beyond float32, which ", dtype_name(computed),
       " is computed in; wanted -inf or at least ", std::numeric_limits<float>::lowest());
 }

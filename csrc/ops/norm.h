@@ -17,10 +17,10 @@ struct NormShape {
 inline NormShape resolve_norm_shape(
     const char* op, const Sizes& sizes, const Sizes& normalized_shape) {
   const size_t rank = sizes.size(), normalized = normalized_shape.size();
-  check(normalized > 0, op, ": normalized_shape is empty, wanted at least one dimension");
+  FUSEDOPS_CHECK(normalized > 0, op, ": normalized_shape is empty, wanted at least one dimension");
   const bool matches = normalized <= rank &&
       std::equal(normalized_shape.begin(), normalized_shape.end(), sizes.end() - normalized);
-  check(
+  FUSEDOPS_CHECK(
       matches, op, ": normalized_shape is ", list_text(normalized_shape),
       ", wanted the last dimensions of input, whose shape is ", list_text(sizes));
   const size_t first = rank - normalized;
@@ -35,7 +35,7 @@ inline void check_norm_parameter(
     const char* op, const char* name, const std::optional<Tensor>& parameter, const Tensor& input,
     const Sizes& normalized_shape) {
   if (!parameter) return;
-  check(
+  FUSEDOPS_CHECK(
       sizes_of(*parameter) == normalized_shape, op, ": ", name, " has shape ",
       list_text(sizes_of(*parameter)), ", wanted normalized_shape, ", list_text(normalized_shape));
   check_device(op, name, *parameter, input);
@@ -57,7 +57,7 @@ struct NormParameters {
 
   static std::optional<Tensor> prepared(const std::optional<Tensor>& given, ScalarType dtype) {
     if (!given) return given;
-    return torch::stable::contiguous(convert(*given, dtype));
+    return as_contiguous(convert(*given, dtype));
   }
 
   static ConstColumns columns(const std::optional<Tensor>& parameter) {
@@ -108,10 +108,10 @@ NormResult norm_forward(
     bool rounds_normalized = false) {
   const char* op = options.op;
   const NormShape shape = checked_norm_shape(options, input);
-  check(
+  FUSEDOPS_CHECK(
       shape.cols > 0, op, ": normalized_shape is ", list_text(options.normalized_shape),
       ", wanted no dimension of size 0");
-  check(eps >= 0, op, ": eps is ", eps, ", wanted a value >= 0");
+  FUSEDOPS_CHECK(eps >= 0, op, ": eps is ", eps, ", wanted a value >= 0");
   if (added.residual) {
     check_like(op, "residual", *added.residual, "input", input);
     check_device(op, "residual", *added.residual, input);
@@ -175,7 +175,7 @@ inline void check_norm_backward(
   if (given.grad_sum) check_like(op, "grad_sum", *given.grad_sum, "input", given.input);
   const ScalarType dtype = statistics_dtype(given.input.scalar_type());
   for (const Tensor* statistic : {given.mean ? &*given.mean : &given.rstd, &given.rstd}) {
-    check(
+    FUSEDOPS_CHECK(
         statistic->scalar_type() == dtype && statistic->is_contiguous() &&
             statistic->numel() == shape.rows,
         op, ": mean and rstd must be the contiguous ", dtype_name(dtype),
@@ -255,7 +255,7 @@ NormGradResult norm_backward(
 // No seed: no dropout.
 inline Dropout branch_dropout(
     const char* op, double p, const std::optional<Tensor>& seed, const Tensor& input) {
-  check(
+  FUSEDOPS_CHECK(
       seed || p == 0, op, ": p is ", p, " without a seed; make one with torch.randint, one int64");
   return seed ? dropout_of(op, p, *seed, input) : Dropout{};
 }

@@ -15,7 +15,7 @@ struct SoftmaxDim {
 inline SoftmaxDim resolve_dim(const char* op, const Sizes& sizes, int64_t dim) {
   const auto rank = static_cast<int64_t>(sizes.size());
   const int64_t bound = rank > 0 ? rank : 1;
-  check(
+  FUSEDOPS_CHECK(
       dim >= -bound && dim < bound, op, ": dim is ", dim, ", wanted a value in [", -bound, ", ",
       bound - 1, "] for an input of shape ", list_text(sizes));
   if (rank == 0) return {0, 1, 1};
@@ -155,7 +155,7 @@ inline Tensor with_dim_last(const Tensor& tensor, const SoftmaxDim& at) {
                                              : torch::stable::transpose(tensor, at.dim, last);
 }
 inline Tensor with_dim_back(const Tensor& rows, const SoftmaxDim& at) {
-  return torch::stable::contiguous(with_dim_last(rows, at));
+  return as_contiguous(with_dim_last(rows, at));
 }
 
 template <class Backend>
@@ -174,7 +174,7 @@ std::tuple<Tensor, Tensor> softmax_stats(const Tensor& input, int64_t dim) {
   const char* op = "softmax_stats";
   check_dtype(op, "input", input.scalar_type());
   const SoftmaxDim at = resolve_dim(op, sizes_of(input), dim);
-  check(
+  FUSEDOPS_CHECK(
       at.cols > 0, op, ": dim ", dim, " of an input of shape ", list_text(sizes_of(input)),
       " is empty, wanted at least one element to take the maximum of");
   const ScalarType dtype = softmax_statistics_dtype(input.scalar_type());
@@ -199,7 +199,7 @@ inline void check_softmax_statistics(
     const char* op, const char* name, const Tensor& given, const Tensor& input, int64_t dim) {
   const ScalarType dtype = softmax_statistics_dtype(input.scalar_type());
   const Sizes sizes = softmax_statistics_sizes(input, dim);
-  check(
+  FUSEDOPS_CHECK(
       given.scalar_type() == dtype && sizes_of(given) == sizes, op, ": ", name, " is ",
       dtype_name(given.scalar_type()), " of shape ", list_text(sizes_of(given)), ", wanted ",
       dtype_name(dtype), " of shape ", list_text(sizes), " as softmax_stats returns it");

@@ -13,12 +13,12 @@ using Tensors = std::vector<Tensor>;
 
 // All tensors are like the first.
 inline void check_alike(const char* op, const char* name, const Tensors& tensors) {
-  check(!tensors.empty(), op, ": ", name, " is empty, wanted at least one tensor");
+  FUSEDOPS_CHECK(!tensors.empty(), op, ": ", name, " is empty, wanted at least one tensor");
   const Tensor& first = tensors.front();
   for (size_t i = 1; i < tensors.size(); ++i) {
     const Tensor& tensor = tensors[i];
-    check(
-        tensor.scalar_type() == first.scalar_type() && sizes_of(tensor) == sizes_of(first) &&
+    FUSEDOPS_CHECK(
+        tensor.scalar_type() == first.scalar_type() && have_same_sizes(tensor, first) &&
             tensor.device() == first.device(),
         op, ": ", name, "[", i, "] is ", dtype_name(tensor.scalar_type()), " of shape ",
         list_text(sizes_of(tensor)), " on ", device_name(tensor), ", wanted ",
@@ -28,7 +28,7 @@ inline void check_alike(const char* op, const char* name, const Tensors& tensors
 }
 
 inline int64_t resolve_stack_dim(const char* op, int64_t rank, int64_t stack_dim) {
-  check(
+  FUSEDOPS_CHECK(
       stack_dim >= -rank - 1 && stack_dim <= rank, op, ": stack_dim is ", stack_dim,
       ", wanted a value in [", -rank - 1, ", ", rank, "] for tensors of ", rank, " dimensions");
   return stack_dim < 0 ? stack_dim + rank + 1 : stack_dim;
@@ -44,7 +44,7 @@ inline Tensor moved_dim(const Tensor& tensor, int64_t from, int64_t to) {
   Tensor view = tensor;
   for (int64_t d = from; d < to; ++d) view = torch::stable::transpose(view, d, d + 1);
   for (int64_t d = from; d > to; --d) view = torch::stable::transpose(view, d, d - 1);
-  return torch::stable::contiguous(view);
+  return as_contiguous(view);
 }
 
 // The slots of a stacked tensor as rows of dimensions [first, end) of what is stacked, where they
@@ -144,7 +144,7 @@ struct StackParameters {
 
  private:
   static Tensor prepared(const Tensor& given, ScalarType dtype) {
-    return torch::stable::contiguous(convert(given, dtype));
+    return as_contiguous(convert(given, dtype));
   }
 };
 
@@ -161,7 +161,7 @@ inline void check_stack_parameters(
     const char* op, const char* name, const Tensors& parameters, const Tensors& inputs,
     const Sizes& normalized_shape) {
   if (parameters.empty()) return;
-  check(
+  FUSEDOPS_CHECK(
       parameters.size() == inputs.size(), op, ": there are ", parameters.size(), " ", name,
       ", wanted as many as inputs, ", inputs.size(), ", or none");
   check_alike(op, name, parameters);
@@ -194,10 +194,10 @@ std::tuple<Tensor, Tensor, Tensor> stack_layer_norm(
   const NormShape shape = checked_norm_stack(options);
   const Tensors& inputs = options.inputs;
   const Tensor& input = inputs.front();
-  check(
+  FUSEDOPS_CHECK(
       shape.cols > 0, options.op, ": normalized_shape is ", list_text(options.normalized_shape),
       ", wanted no dimension of size 0");
-  check(eps >= 0, options.op, ": eps is ", eps, ", wanted a value >= 0");
+  FUSEDOPS_CHECK(eps >= 0, options.op, ": eps is ", eps, ", wanted a value >= 0");
   stack_dim = resolve_stack_dim(options.op, input.dim(), stack_dim);
 
   const ScalarType dtype = input.scalar_type(), statistics = statistics_dtype(dtype);
@@ -254,7 +254,7 @@ inline void check_stack_layer_norm_backward(
     const NormShape& shape) {
   const Tensor& input = inputs.front();
   const Sizes sizes = stacked_sizes(sizes_of(input), given.stack_dim, inputs.size());
-  check(
+  FUSEDOPS_CHECK(
       given.grad_output.scalar_type() == input.scalar_type() &&
           sizes_of(given.grad_output) == sizes,
       op, ": grad_output is ", dtype_name(given.grad_output.scalar_type()), " of shape ",
@@ -263,7 +263,7 @@ inline void check_stack_layer_norm_backward(
   const ScalarType statistics = statistics_dtype(input.scalar_type());
   const Sizes wanted = stacked_sizes(shape.statistics, 0, inputs.size());
   for (const Tensor* statistic : {&given.mean, &given.rstd}) {
-    check(
+    FUSEDOPS_CHECK(
         statistic->scalar_type() == statistics && statistic->is_contiguous() &&
             sizes_of(*statistic) == wanted,
         op, ": mean and rstd must be the contiguous ", dtype_name(statistics),

@@ -28,8 +28,7 @@ using Sizes = std::vector<int64_t>;
 // Raises a plain RuntimeError in Python. The stable ABI's own check would put this file's name and
 // line in front of the message.
 template <class... Parts>
-void check(bool ok, const Parts&... message) {
-  if (ok) return;
+[[noreturn]] void fail(const Parts&... message) {
   std::ostringstream text;
   (text << ... << message);
   throw std::runtime_error(text.str());
@@ -76,6 +75,12 @@ inline std::string device_name(const Tensor& tensor) {
   if (!tensor.is_cuda()) return "cpu";
   return "cuda:" + std::to_string(tensor.get_device_index());
 }
+
+// The message is put together where it is needed: the text of a shape takes a microsecond.
+#define FUSEDOPS_CHECK(ok, ...)   \
+  do {                            \
+    if (!(ok)) fail(__VA_ARGS__); \
+  } while (false)
 
 inline bool is_supported(ScalarType dtype) {
   return dtype == ScalarType::Float || dtype == ScalarType::BFloat16 || dtype == ScalarType::Half ||
@@ -128,6 +133,16 @@ inline Tensor empty_contiguous(const Tensor& like, const Sizes& sizes, ScalarTyp
 
 inline Tensor convert(const Tensor& tensor, ScalarType dtype) {
   return tensor.scalar_type() == dtype ? tensor : torch::stable::to(tensor, dtype);
+}
+
+// Itself where it lies so already: a call through the dispatcher costs a microsecond.
+inline Tensor as_contiguous(const Tensor& tensor) {
+  return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
+}
+
+inline bool have_same_sizes(const Tensor& a, const Tensor& b) {
+  const auto first = a.sizes(), second = b.sizes();
+  return std::equal(first.begin(), first.end(), second.begin(), second.end());
 }
 
 // The tensor as if it had `sizes`, its dimensions of size 1 repeated; nothing is copied.
@@ -249,7 +264,7 @@ RowView as_rows(const Tensor& tensor, int64_t first) {
 
 inline void check_dtype(
     const char* op, const char* argument, ScalarType dtype, const char* fix = "convert it") {
-  check(
+  FUSEDOPS_CHECK(
       is_supported(dtype), op, ": ", argument, " is ", dtype_name(dtype),
       ", wanted torch.float32, torch.bfloat16, torch.float16 or torch.float64; ", fix);
 }
@@ -283,22 +298,22 @@ inline PlaneView as_planes(const Tensor& tensor, int64_t dim) {
 inline void check_like(
     const char* op, const char* name, const Tensor& given, const char* like_name,
     const Tensor& like) {
-  check(
-      given.scalar_type() == like.scalar_type() && sizes_of(given) == sizes_of(like), op, ": ",
-      name, " is ", dtype_name(given.scalar_type()), " of shape ", list_text(sizes_of(given)),
+  FUSEDOPS_CHECK(
+      given.scalar_type() == like.scalar_type() && have_same_sizes(given, like), op, ": ", name,
+      " is ", dtype_name(given.scalar_type()), " of shape ", list_text(sizes_of(given)),
       ", wanted ", dtype_name(like.scalar_type()), " of shape ", list_text(sizes_of(like)), " as ",
       like_name, " is");
 }
 
 inline void check_device(
     const char* op, const char* name, const Tensor& given, const Tensor& input) {
-  check(
+  FUSEDOPS_CHECK(
       given.device() == input.device(), op, ": ", name, " is on ", device_name(given), ", wanted ",
       device_name(input), " as input is; move it with .to(input.device)");
 }
 
 inline void check_distinct(const char* op, const Tensor& written) {
-  check(
+  FUSEDOPS_CHECK(
       written.numel() == 0 || is_distinct(written), op,
       ": elements of the tensor that is written share memory (it is expanded or overlaps itself); "
       "wanted one place for each element, as .clone() makes it");
@@ -306,7 +321,7 @@ inline void check_distinct(const char* op, const Tensor& written) {
 
 // `out` can take the result for `input`.
 inline void check_out(const char* op, const Tensor& out, const Tensor& input) {
-  check(
+  FUSEDOPS_CHECK(
       sizes_of(out) == sizes_of(input), op, ": out has shape ", list_text(sizes_of(out)),
       ", wanted input's, ", list_text(sizes_of(input)), "; make it with torch.empty_like(input)");
   check_device(op, "out", out, input);
@@ -324,7 +339,7 @@ void launch_with_workspace(const Backend& backend, const Tensor& like, Args args
 }
 
 inline void check_cols(const char* op, int64_t cols) {
-  check(
+  FUSEDOPS_CHECK(
       cols <= std::numeric_limits<int32_t>::max(), op, ": a row has ", cols,
       " elements; at most 2^31 - 1 are supported");
 }

@@ -14,7 +14,7 @@ import torch
 
 from fusedops.ops import _checks, _vmap
 from fusedops.ops._autocast import register_float32_inputs
-from fusedops.ops._autograd import register_autograd
+from fusedops.ops._autograd import register_autograd_of_lists
 from fusedops.ops._library import LIBRARY
 from fusedops.ops._norm_fakes import statistics_dtype
 from fusedops.ops._norm_second_order import SecondDerivative
@@ -178,9 +178,9 @@ def _register_softmax_formula(op: str, backward_op: str) -> None:
             grad = gradient(*columns, 1, output.dtype).squeeze(1)
         else:
             grad = gradient(grad_output, output, ctx.dim, output.dtype)
-        return list(grad.unbind(ctx.stack_dim)), None, None
+        return grad.unbind(ctx.stack_dim)
 
-    register_autograd(op, backward, setup_context)
+    register_autograd_of_lists(op, backward, setup_context)
 
 
 def _setup_layer_norm(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -200,23 +200,19 @@ def _saved_lists(ctx: Any) -> tuple[list, list, list, list]:
     return saved[: ends[0]], saved[ends[0] : ends[1]], saved[ends[1] : ends[2]], saved[ends[2] :]
 
 
-def _slots_where_needed(grad: torch.Tensor, needed: Sequence[bool]) -> list:
-    if not any(needed):
-        return [None] * len(needed)
-    return [slot if own else None for slot, own in zip(grad.unbind(), needed, strict=True)]
-
-
 def _layer_norm_formula(ctx: Any, grad_output: torch.Tensor | None, *_: None) -> tuple:
-    needed = [list(ctx.needs_input_grad[i]) for i in (0, 2, 3)]
     if grad_output is None:
-        grads = [[None] * len(own) for own in needed]
-        return grads[0], None, grads[1], grads[2], None, None
+        return (None,) * sum(ctx.counts)
     inputs, weights, biases, (mean, rstd) = _saved_lists(ctx)
-    wanted = [any(own) for own in needed]
+    needed = iter(ctx.needs_input_grad[2:])
+    wanted = [any([next(needed) for _ in range(count)]) for count in ctx.counts]
     given = (inputs, ctx.normalized_shape, mean, rstd, weights, biases, ctx.stack_dim)
     stacked = ops.stack_layer_norm_backward.default(grad_output, *given, wanted)
-    to_inputs, to_weights, to_biases = map(_slots_where_needed, stacked, needed)
-    return to_inputs, None, to_weights, to_biases, None, None
+    return tuple(
+        slot
+        for grads, is_wanted, count in zip(stacked, wanted, ctx.counts, strict=True)
+        for slot in (grads.unbind() if is_wanted else (None,) * count)
+    )
 
 
 def _setup_layer_norm_backward(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -247,8 +243,8 @@ def _layer_norm_backward_formula(ctx: Any, *cotangents: torch.Tensor | None) -> 
     of_each = [SecondDerivative.apply("stack_layer_norm", rank, 0.0, *slot) for slot in slots]
     by_grad_output, by_inputs, by_weights = map(list, zip(*of_each, strict=True))
     by_stack = torch.stack(by_grad_output, ctx.stack_dim)
-    no_biases = [None] * ctx.bias_count
-    return by_stack, by_inputs, None, None, None, by_weights[: len(weights)], no_biases, None, None
+    no_biases = (None,) * ctx.bias_count
+    return by_stack, *by_inputs, None, None, *by_weights[: len(weights)], *no_biases
 
 
 # --- vmap ---------------------------------------------------------------------------------------
@@ -306,8 +302,8 @@ for _op in ("stack_layer_norm", "_stack_layer_norm"):
     torch.library.register_fake(f"fusedops::{_op}", _fake_layer_norm)
     _register_layer_norm_vmap(_op)
 torch.library.register_fake("fusedops::stack_layer_norm_backward", _fake_layer_norm_backward)
-register_autograd("stack_layer_norm", _layer_norm_formula, _setup_layer_norm)
-register_autograd(
+register_autograd_of_lists("stack_layer_norm", _layer_norm_formula, _setup_layer_norm)
+register_autograd_of_lists(
     "stack_layer_norm_backward", _layer_norm_backward_formula, _setup_layer_norm_backward
 )
 _vmap.register_loop("stack_layer_norm_backward")
