@@ -2,18 +2,25 @@
 //
 // Schemas are functional, but for those that end in _out or _, and hold no tuning argument; tensors
 // are positional, so that sharding rules apply. The underscored twins carry no autograd formula:
-// eager calls that need no gradient use them, which saves the formula's 3 us a call.
+// compiled graphs and eager calls that need no derivative use them, which saves the formula's
+// Python, 3 to 8 us a call.
 
 #include <torch/csrc/stable/library.h>
 
+#define DEFINE_WITH_TWIN(name, signature) \
+  m.def(name signature);                  \
+  m.def("_" name signature)
+
 STABLE_TORCH_LIBRARY(fusedops, m) {
-  m.def("softmax(Tensor input, int dim, ScalarType? dtype=None) -> Tensor");
-  m.def("log_softmax(Tensor input, int dim, ScalarType? dtype=None) -> Tensor");
-  m.def(
-      "softmax_backward(Tensor grad_output, Tensor output, int dim, ScalarType input_dtype) "
+  DEFINE_WITH_TWIN("softmax", "(Tensor input, int dim, ScalarType? dtype=None) -> Tensor");
+  DEFINE_WITH_TWIN("log_softmax", "(Tensor input, int dim, ScalarType? dtype=None) -> Tensor");
+  DEFINE_WITH_TWIN(
+      "softmax_backward",
+      "(Tensor grad_output, Tensor output, int dim, ScalarType input_dtype) "
       "-> Tensor");
-  m.def(
-      "log_softmax_backward(Tensor grad_output, Tensor output, int dim, ScalarType input_dtype) "
+  DEFINE_WITH_TWIN(
+      "log_softmax_backward",
+      "(Tensor grad_output, Tensor output, int dim, ScalarType input_dtype) "
       "-> Tensor");
   // The result lands in `out`, which may be `input`.
   m.def("softmax_out(Tensor input, int dim, Tensor(a!) out) -> ()");
@@ -29,57 +36,68 @@ STABLE_TORCH_LIBRARY(fusedops, m) {
   // torch.stack of what each input gives, each written to its slot. `dim` is one of an input's,
   // stack_dim the result's. No weights or no biases: an empty list. Statistics and gradients are
   // stacked in front.
-  m.def("stack_softmax(Tensor[] inputs, int dim, int stack_dim) -> Tensor");
-  m.def("stack_log_softmax(Tensor[] inputs, int dim, int stack_dim) -> Tensor");
-  m.def(
-      "stack_layer_norm(Tensor[] inputs, SymInt[] normalized_shape, Tensor[] weights, "
+  DEFINE_WITH_TWIN("stack_softmax", "(Tensor[] inputs, int dim, int stack_dim) -> Tensor");
+  DEFINE_WITH_TWIN("stack_log_softmax", "(Tensor[] inputs, int dim, int stack_dim) -> Tensor");
+  DEFINE_WITH_TWIN(
+      "stack_layer_norm",
+      "(Tensor[] inputs, SymInt[] normalized_shape, Tensor[] weights, "
       "Tensor[] biases, float eps, int stack_dim) -> (Tensor output, Tensor mean, Tensor rstd)");
-  m.def(
-      "stack_layer_norm_backward(Tensor grad_output, Tensor[] inputs, SymInt[] normalized_shape, "
+  DEFINE_WITH_TWIN(
+      "stack_layer_norm_backward",
+      "(Tensor grad_output, Tensor[] inputs, SymInt[] normalized_shape, "
       "Tensor mean, Tensor rstd, Tensor[] weights, Tensor[] biases, int stack_dim, "
       "bool[3] output_mask) -> (Tensor grad_inputs, Tensor grad_weights, Tensor grad_biases)");
 
   // Row i of the last two dimensions sees, where `causal`, the columns up to i + diagonal. A
   // mask_value of None is -inf.
-  m.def(
-      "masked_softmax(Tensor input, Tensor? mask, float scale, bool causal, float? mask_value, "
+  DEFINE_WITH_TWIN(
+      "masked_softmax",
+      "(Tensor input, Tensor? mask, float scale, bool causal, float? mask_value, "
       "Tensor? bias=None, ScalarType? dtype=None, SymInt diagonal=0, bool zero_masked_rows=False) "
       "-> Tensor");
   m.def(
       "masked_softmax_out(Tensor input, Tensor? mask, float scale, bool causal, float? mask_value, "
       "Tensor? bias, SymInt diagonal, bool zero_masked_rows, Tensor(a!) out) -> ()");
-  m.def(
-      "masked_softmax_backward(Tensor grad_output, Tensor probabilities, Tensor? mask, "
+  DEFINE_WITH_TWIN(
+      "masked_softmax_backward",
+      "(Tensor grad_output, Tensor probabilities, Tensor? mask, "
       "float scale, bool causal, ScalarType input_dtype, SymInt diagonal=0) -> Tensor");
   m.def(
       "masked_softmax_dropout(Tensor input, Tensor? mask, float scale, bool causal, "
       "float? mask_value, float p, Tensor seed, Tensor? bias=None, ScalarType? dtype=None, "
       "SymInt diagonal=0, bool zero_masked_rows=False) -> (Tensor output, Tensor probabilities)");
-  m.def(
-      "masked_softmax_dropout_backward(Tensor grad_output, Tensor probabilities, Tensor? mask, "
+  DEFINE_WITH_TWIN(
+      "masked_softmax_dropout_backward",
+      "(Tensor grad_output, Tensor probabilities, Tensor? mask, "
       "float scale, bool causal, float p, Tensor seed, ScalarType input_dtype, SymInt diagonal=0) "
       "-> Tensor");
-  m.def(
-      "layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight, Tensor? bias, "
+  DEFINE_WITH_TWIN(
+      "layer_norm",
+      "(Tensor input, SymInt[] normalized_shape, Tensor? weight, Tensor? bias, "
       "float eps) -> (Tensor output, Tensor mean, Tensor rstd)");
-  m.def(
-      "layer_norm_backward(Tensor grad_output, Tensor input, SymInt[] normalized_shape, "
+  DEFINE_WITH_TWIN(
+      "layer_norm_backward",
+      "(Tensor grad_output, Tensor input, SymInt[] normalized_shape, "
       "Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias, bool[3] output_mask) "
       "-> (Tensor grad_input, Tensor grad_weight, Tensor grad_bias)");
   // rstd = 1 / (unbiased standard deviation + eps)
-  m.def(
-      "std_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight, Tensor? bias, "
+  DEFINE_WITH_TWIN(
+      "std_norm",
+      "(Tensor input, SymInt[] normalized_shape, Tensor? weight, Tensor? bias, "
       "float eps) -> (Tensor output, Tensor mean, Tensor rstd)");
-  m.def(
-      "std_norm_backward(Tensor grad_output, Tensor input, SymInt[] normalized_shape, "
+  DEFINE_WITH_TWIN(
+      "std_norm_backward",
+      "(Tensor grad_output, Tensor input, SymInt[] normalized_shape, "
       "Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias, bool[3] output_mask, float eps) "
       "-> (Tensor grad_input, Tensor grad_weight, Tensor grad_bias)");
   // With `rounds_normalized` the normalised value takes input's dtype before the weight is applied.
-  m.def(
-      "rms_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight, float eps, "
+  DEFINE_WITH_TWIN(
+      "rms_norm",
+      "(Tensor input, SymInt[] normalized_shape, Tensor? weight, float eps, "
       "float weight_offset=0.0, bool rounds_normalized=False) -> (Tensor output, Tensor rstd)");
-  m.def(
-      "rms_norm_backward(Tensor grad_output, Tensor input, SymInt[] normalized_shape, Tensor rstd, "
+  DEFINE_WITH_TWIN(
+      "rms_norm_backward",
+      "(Tensor grad_output, Tensor input, SymInt[] normalized_shape, Tensor rstd, "
       "Tensor? weight, bool[2] output_mask, float weight_offset=0.0) "
       "-> (Tensor grad_input, Tensor grad_weight)");
   // sum = dropout(input) + residual, then the norm. In a backward without dropout grad_residual is
@@ -88,8 +106,9 @@ STABLE_TORCH_LIBRARY(fusedops, m) {
       "add_layer_norm(Tensor input, Tensor residual, SymInt[] normalized_shape, Tensor? weight, "
       "Tensor? bias, float eps, float p=0.0, Tensor? seed=None) "
       "-> (Tensor output, Tensor sum, Tensor mean, Tensor rstd)");
-  m.def(
-      "add_layer_norm_backward(Tensor grad_output, Tensor? grad_sum, Tensor sum, "
+  DEFINE_WITH_TWIN(
+      "add_layer_norm_backward",
+      "(Tensor grad_output, Tensor? grad_sum, Tensor sum, "
       "SymInt[] normalized_shape, Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias, "
       "bool[4] output_mask, float p=0.0, Tensor? seed=None) "
       "-> (Tensor grad_input, Tensor grad_residual, Tensor grad_weight, Tensor grad_bias)");
@@ -97,8 +116,9 @@ STABLE_TORCH_LIBRARY(fusedops, m) {
       "add_rms_norm(Tensor input, Tensor residual, SymInt[] normalized_shape, Tensor? weight, "
       "float eps, float weight_offset=0.0, bool rounds_normalized=False, float p=0.0, "
       "Tensor? seed=None) -> (Tensor output, Tensor sum, Tensor rstd)");
-  m.def(
-      "add_rms_norm_backward(Tensor grad_output, Tensor? grad_sum, Tensor sum, "
+  DEFINE_WITH_TWIN(
+      "add_rms_norm_backward",
+      "(Tensor grad_output, Tensor? grad_sum, Tensor sum, "
       "SymInt[] normalized_shape, Tensor rstd, Tensor? weight, bool[3] output_mask, "
       "float weight_offset=0.0, float p=0.0, Tensor? seed=None) "
       "-> (Tensor grad_input, Tensor grad_residual, Tensor grad_weight)");
@@ -119,25 +139,10 @@ STABLE_TORCH_LIBRARY(fusedops, m) {
       "masked_softmax_dropout_backward_(Tensor(a!) grad_output, Tensor probabilities, "
       "Tensor? mask, float scale, bool causal, float p, Tensor seed, SymInt diagonal=0) -> ()");
 
-  m.def("_softmax(Tensor input, int dim, ScalarType? dtype=None) -> Tensor");
-  m.def("_log_softmax(Tensor input, int dim, ScalarType? dtype=None) -> Tensor");
-  m.def(
-      "_masked_softmax(Tensor input, Tensor? mask, float scale, bool causal, float? mask_value, "
-      "Tensor? bias=None, ScalarType? dtype=None, SymInt diagonal=0, bool zero_masked_rows=False) "
-      "-> Tensor");
   m.def(  // without the probabilities
       "_masked_softmax_dropout(Tensor input, Tensor? mask, float scale, bool causal, "
       "float? mask_value, float p, Tensor seed, Tensor? bias=None, ScalarType? dtype=None, "
       "SymInt diagonal=0, bool zero_masked_rows=False) -> Tensor");
-  m.def(
-      "_layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight, Tensor? bias, "
-      "float eps) -> (Tensor output, Tensor mean, Tensor rstd)");
-  m.def(
-      "_std_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight, Tensor? bias, "
-      "float eps) -> (Tensor output, Tensor mean, Tensor rstd)");
-  m.def(
-      "_rms_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight, float eps, "
-      "float weight_offset=0.0, bool rounds_normalized=False) -> (Tensor output, Tensor rstd)");
   m.def(  // the sum is empty where it is not wanted
       "_add_layer_norm(Tensor input, Tensor residual, SymInt[] normalized_shape, Tensor? weight, "
       "Tensor? bias, float eps, bool wants_sum, float p=0.0, Tensor? seed=None) "
@@ -146,11 +151,6 @@ STABLE_TORCH_LIBRARY(fusedops, m) {
       "_add_rms_norm(Tensor input, Tensor residual, SymInt[] normalized_shape, Tensor? weight, "
       "float eps, bool wants_sum, float weight_offset=0.0, bool rounds_normalized=False, "
       "float p=0.0, Tensor? seed=None) -> (Tensor output, Tensor sum)");
-  m.def("_stack_softmax(Tensor[] inputs, int dim, int stack_dim) -> Tensor");
-  m.def("_stack_log_softmax(Tensor[] inputs, int dim, int stack_dim) -> Tensor");
-  m.def(
-      "_stack_layer_norm(Tensor[] inputs, SymInt[] normalized_shape, Tensor[] weights, "
-      "Tensor[] biases, float eps, int stack_dim) -> (Tensor output, Tensor mean, Tensor rstd)");
 }
 
 extern "C" __attribute__((visibility("default"))) const char* fusedops_version() {

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 
 import fusedops
 from tests.oracle import DTYPES, Exact, assert_as_exact_as_eager, relative_error, same_bits
@@ -38,6 +40,27 @@ def test_a_row_in_parts_gives_the_softmax_of_the_row(dim):
     stats = fusedops.merge_softmax_stats([fusedops.softmax_stats(part, dim) for part in parts])
     y = torch.cat([fusedops.softmax_apply(part, *stats, dim) for part in parts], dim)
     assert relative_error(y, torch.softmax(x.double(), dim)) < 2e-7
+
+
+def softmax_of_shards(rank, file, results):
+    """One of two processes, each with half of the columns."""
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+    part = randn(5, 1000).chunk(2, 1)[rank]
+    max, sum = fusedops.softmax_stats(part, 1)
+    row_max = max.clone()
+    dist.all_reduce(row_max, dist.ReduceOp.MAX)
+    row_sum = sum * (max - row_max).exp()
+    dist.all_reduce(row_sum)
+    results[rank] = fusedops.softmax_apply(part, row_max, row_sum, 1)
+    dist.destroy_process_group()
+
+
+def test_rows_may_be_spread_over_processes(tmp_path):
+    with mp.Manager() as manager:
+        results = manager.dict()
+        mp.spawn(softmax_of_shards, (tmp_path / "store", results), nprocs=2)
+        y = torch.cat([results[0], results[1]], 1)
+    assert relative_error(y, torch.softmax(randn(5, 1000).double(), 1)) < 2e-7
 
 
 def test_parts_may_be_hidden_and_rows_too():

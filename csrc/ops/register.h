@@ -8,58 +8,53 @@
 #include "ops/softmax.h"
 #include "ops/stack.h"
 
+#define FUSEDOPS_IMPL_WITH_TWIN(name, function) \
+  m.impl(name, TORCH_BOX(function));            \
+  m.impl("_" name, TORCH_BOX(function))
+
 #define FUSEDOPS_REGISTER(key, Backend)                                                            \
   STABLE_TORCH_LIBRARY_IMPL(fusedops, key, m) {                                                    \
     using Softmax = fusedops::SoftmaxOps<Backend>;                                                 \
-    m.impl("softmax", TORCH_BOX(&Softmax::softmax));                                               \
-    m.impl("_softmax", TORCH_BOX(&Softmax::softmax));                                              \
+    FUSEDOPS_IMPL_WITH_TWIN("softmax", &Softmax::softmax);                                         \
     m.impl("softmax_out", TORCH_BOX(&Softmax::softmax_out));                                       \
     m.impl("softmax_", TORCH_BOX(&Softmax::softmax_));                                             \
     m.impl("log_softmax_", TORCH_BOX(&Softmax::log_softmax_));                                     \
     m.impl("softmax_backward_", TORCH_BOX(&Softmax::softmax_backward_));                           \
     m.impl("log_softmax_backward_", TORCH_BOX(&Softmax::log_softmax_backward_));                   \
-    m.impl("softmax_backward", TORCH_BOX(&Softmax::softmax_backward));                             \
-    m.impl("log_softmax", TORCH_BOX(&Softmax::log_softmax));                                       \
-    m.impl("_log_softmax", TORCH_BOX(&Softmax::log_softmax));                                      \
+    FUSEDOPS_IMPL_WITH_TWIN("softmax_backward", &Softmax::softmax_backward);                       \
+    FUSEDOPS_IMPL_WITH_TWIN("log_softmax", &Softmax::log_softmax);                                 \
     m.impl("log_softmax_out", TORCH_BOX(&Softmax::log_softmax_out));                               \
-    m.impl("log_softmax_backward", TORCH_BOX(&Softmax::log_softmax_backward));                     \
+    FUSEDOPS_IMPL_WITH_TWIN("log_softmax_backward", &Softmax::log_softmax_backward);               \
     m.impl("softmax_stats", TORCH_BOX(&Softmax::softmax_stats));                                   \
     m.impl("softmax_apply", TORCH_BOX(&Softmax::softmax_apply));                                   \
     using Stack = fusedops::StackOps<Backend>;                                                     \
-    m.impl("stack_softmax", TORCH_BOX(&Stack::stack_softmax));                                     \
-    m.impl("stack_log_softmax", TORCH_BOX(&Stack::stack_log_softmax));                             \
-    m.impl("stack_layer_norm", TORCH_BOX(&Stack::stack_layer_norm));                               \
-    m.impl("_stack_softmax", TORCH_BOX(&Stack::stack_softmax));                                    \
-    m.impl("_stack_log_softmax", TORCH_BOX(&Stack::stack_log_softmax));                            \
-    m.impl("_stack_layer_norm", TORCH_BOX(&Stack::stack_layer_norm));                              \
-    m.impl("stack_layer_norm_backward", TORCH_BOX(&Stack::stack_layer_norm_backward));             \
+    FUSEDOPS_IMPL_WITH_TWIN("stack_softmax", &Stack::stack_softmax);                               \
+    FUSEDOPS_IMPL_WITH_TWIN("stack_log_softmax", &Stack::stack_log_softmax);                       \
+    FUSEDOPS_IMPL_WITH_TWIN("stack_layer_norm", &Stack::stack_layer_norm);                         \
+    FUSEDOPS_IMPL_WITH_TWIN("stack_layer_norm_backward", &Stack::stack_layer_norm_backward);       \
     using Masked = fusedops::MaskedSoftmaxOps<Backend>;                                            \
-    m.impl("masked_softmax", TORCH_BOX(&Masked::masked_softmax));                                  \
-    m.impl("_masked_softmax", TORCH_BOX(&Masked::masked_softmax));                                 \
+    FUSEDOPS_IMPL_WITH_TWIN("masked_softmax", &Masked::masked_softmax);                            \
     m.impl("masked_softmax_out", TORCH_BOX(&Masked::masked_softmax_out));                          \
     m.impl("masked_softmax_", TORCH_BOX(&Masked::masked_softmax_));                                \
     m.impl("masked_softmax_backward_", TORCH_BOX(&Masked::masked_softmax_backward_));              \
     m.impl(                                                                                        \
         "masked_softmax_dropout_backward_", TORCH_BOX(&Masked::masked_softmax_dropout_backward_)); \
-    m.impl("masked_softmax_backward", TORCH_BOX(&Masked::masked_softmax_backward));                \
+    FUSEDOPS_IMPL_WITH_TWIN("masked_softmax_backward", &Masked::masked_softmax_backward);          \
     m.impl("masked_softmax_dropout", TORCH_BOX(&Masked::masked_softmax_dropout));                  \
     m.impl("_masked_softmax_dropout", TORCH_BOX(&Masked::masked_softmax_dropout_inference));       \
-    m.impl(                                                                                        \
-        "masked_softmax_dropout_backward", TORCH_BOX(&Masked::masked_softmax_dropout_backward));   \
+    FUSEDOPS_IMPL_WITH_TWIN(                                                                       \
+        "masked_softmax_dropout_backward", &Masked::masked_softmax_dropout_backward);              \
     using Norm = fusedops::NormOps<Backend>;                                                       \
-    m.impl("layer_norm", TORCH_BOX(&Norm::layer_norm));                                            \
-    m.impl("_layer_norm", TORCH_BOX(&Norm::layer_norm));                                           \
-    m.impl("layer_norm_backward", TORCH_BOX(&Norm::layer_norm_backward));                          \
-    m.impl("std_norm", TORCH_BOX(&Norm::std_norm));                                                \
-    m.impl("_std_norm", TORCH_BOX(&Norm::std_norm));                                               \
-    m.impl("std_norm_backward", TORCH_BOX(&Norm::std_norm_backward));                              \
-    m.impl("rms_norm", TORCH_BOX(&Norm::rms_norm));                                                \
-    m.impl("_rms_norm", TORCH_BOX(&Norm::rms_norm));                                               \
-    m.impl("rms_norm_backward", TORCH_BOX(&Norm::rms_norm_backward));                              \
+    FUSEDOPS_IMPL_WITH_TWIN("layer_norm", &Norm::layer_norm);                                      \
+    FUSEDOPS_IMPL_WITH_TWIN("layer_norm_backward", &Norm::layer_norm_backward);                    \
+    FUSEDOPS_IMPL_WITH_TWIN("std_norm", &Norm::std_norm);                                          \
+    FUSEDOPS_IMPL_WITH_TWIN("std_norm_backward", &Norm::std_norm_backward);                        \
+    FUSEDOPS_IMPL_WITH_TWIN("rms_norm", &Norm::rms_norm);                                          \
+    FUSEDOPS_IMPL_WITH_TWIN("rms_norm_backward", &Norm::rms_norm_backward);                        \
     m.impl("add_layer_norm", TORCH_BOX(&Norm::add_layer_norm));                                    \
     m.impl("_add_layer_norm", TORCH_BOX(&Norm::add_layer_norm_inference));                         \
-    m.impl("add_layer_norm_backward", TORCH_BOX(&Norm::add_layer_norm_backward));                  \
+    FUSEDOPS_IMPL_WITH_TWIN("add_layer_norm_backward", &Norm::add_layer_norm_backward);            \
     m.impl("add_rms_norm", TORCH_BOX(&Norm::add_rms_norm));                                        \
     m.impl("_add_rms_norm", TORCH_BOX(&Norm::add_rms_norm_inference));                             \
-    m.impl("add_rms_norm_backward", TORCH_BOX(&Norm::add_rms_norm_backward));                      \
+    FUSEDOPS_IMPL_WITH_TWIN("add_rms_norm_backward", &Norm::add_rms_norm_backward);                \
   }

@@ -68,6 +68,15 @@ std::vector<RowView> rows_of_inputs(const Tensors& inputs, int64_t first) {
   return rows;
 }
 
+// With a workspace for one tensor, or for each in turn.
+template <class Stack, class Backend>
+void launch_stack(const Backend& backend, const Tensor& like, Stack stack) {
+  const int64_t bytes = backend.workspace_bytes(stack);
+  const Tensor workspace = empty_contiguous(like, {bytes}, ScalarType::Byte);
+  stack.each.workspace = workspace.mutable_data_ptr();
+  backend.launch(stack);
+}
+
 // launch(begin, count) for the tensors of each launch.
 template <class Body>
 void for_launches(size_t count, Body launch) {
@@ -96,7 +105,7 @@ void launch_softmax_stack(
     stack.each.log = log;
     stack.slot = slots.slot;
     stack.count = count;
-    backend.launch(stack);
+    launch_stack(backend, inputs.front(), stack);
   });
 }
 
@@ -239,7 +248,7 @@ std::tuple<Tensor, Tensor, Tensor> stack_layer_norm(
     each.eps = eps;
     stack.slot = slots->slot;
     stack.count = count;
-    backend.launch(stack);
+    launch_stack(backend, input, stack);
   });
   return {in_place ? output : moved_dim(output, 0, stack_dim), mean, rstd};
 }
@@ -315,7 +324,7 @@ void launch_norm_stack_backward(
     each.cols = shape.cols;
     stack.slot = slots->slot;
     stack.count = count;
-    stack.workspace_bytes = backend.workspace_bytes(each);
+    stack.workspace_bytes = backend.workspace_bytes(stack);
     const Tensor workspace =
         empty_contiguous(inputs.front(), {count * stack.workspace_bytes}, ScalarType::Byte);
     each.workspace = workspace.mutable_data_ptr();

@@ -17,6 +17,8 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.operator_schemas import normalize_function
 
+from fusedops.ops._library import OPS_WITH_TWIN
+
 _ops = torch.ops.fusedops
 
 #: By op the one that leaves results out, and which of its results that one has.
@@ -28,11 +30,7 @@ TWINS: dict[Any, tuple[Any, int]] = {
 
 #: By op the one that differs in nothing but the derivative.
 PLAIN_TWINS: dict[Any, Any] = {
-    getattr(_ops, name).default: getattr(_ops, f"_{name}").default
-    for name in (
-        *("softmax", "log_softmax", "masked_softmax", "layer_norm", "std_norm", "rms_norm"),
-        *("stack_softmax", "stack_log_softmax", "stack_layer_norm"),
-    )
+    getattr(_ops, name).default: getattr(_ops, f"_{name}").default for name in OPS_WITH_TWIN
 }
 
 

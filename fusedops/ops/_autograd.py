@@ -82,6 +82,12 @@ def register_autograd_of_lists(op: str, backward: Callable, setup_context: Calla
     LIBRARY.impl(op, kernel, "Autograd", with_keyset=True)
 
 
+def gradient(op: str, *args: Any) -> Any:
+    """``fusedops::op`` for a formula: its twin where no second derivative is asked for."""
+    is_last = not torch.is_grad_enabled() and needs_no_formula()
+    return getattr(torch.ops.fusedops, f"_{op}" if is_last else op).default(*args)
+
+
 def needs_no_formula(*tensors: torch.Tensor | None) -> bool:
     """Whether a plain eager call on ``tensors`` may use an op's twin without autograd formula.
 

@@ -20,56 +20,54 @@ LIB_DIR = Path(__file__).resolve().parent.parent / "lib"
 CPU_LIBRARY = LIB_DIR / "libfusedops.so"
 CUDA_LIBRARY = LIB_DIR / "libfusedops_cuda.so"
 
-#: Every op that has a kernel; the twins with an underscore in front carry no autograd formula.
-PUBLIC_OPS = (
+#: Ops with a twin, named with an underscore in front, that differs in nothing but that it has no
+#: autograd formula.
+OPS_WITH_TWIN = (
     "softmax",
     "log_softmax",
     "softmax_backward",
     "log_softmax_backward",
-    "softmax_out",
-    "log_softmax_out",
-    "softmax_",
-    "log_softmax_",
-    "softmax_backward_",
-    "log_softmax_backward_",
     "masked_softmax",
-    "masked_softmax_out",
     "masked_softmax_backward",
-    "masked_softmax_dropout",
     "masked_softmax_dropout_backward",
-    "masked_softmax_",
-    "masked_softmax_backward_",
-    "masked_softmax_dropout_backward_",
     "layer_norm",
     "layer_norm_backward",
     "std_norm",
     "std_norm_backward",
     "rms_norm",
     "rms_norm_backward",
-    "add_layer_norm",
     "add_layer_norm_backward",
-    "add_rms_norm",
     "add_rms_norm_backward",
-    "softmax_stats",
-    "softmax_apply",
     "stack_softmax",
     "stack_log_softmax",
     "stack_layer_norm",
     "stack_layer_norm_backward",
 )
+#: Every op that has a kernel.
+PUBLIC_OPS = (
+    *OPS_WITH_TWIN,
+    "softmax_out",
+    "log_softmax_out",
+    "softmax_",
+    "log_softmax_",
+    "softmax_backward_",
+    "log_softmax_backward_",
+    "softmax_stats",
+    "softmax_apply",
+    "masked_softmax_out",
+    "masked_softmax_dropout",
+    "masked_softmax_",
+    "masked_softmax_backward_",
+    "masked_softmax_dropout_backward_",
+    "add_layer_norm",
+    "add_rms_norm",
+)
+#: The last three leave out results that only a derivative needs.
 TWIN_OPS = (
-    "_softmax",
-    "_log_softmax",
-    "_masked_softmax",
+    *(f"_{op}" for op in OPS_WITH_TWIN),
     "_masked_softmax_dropout",
-    "_layer_norm",
-    "_std_norm",
-    "_rms_norm",
     "_add_layer_norm",
     "_add_rms_norm",
-    "_stack_softmax",
-    "_stack_log_softmax",
-    "_stack_layer_norm",
 )
 
 _REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps ."

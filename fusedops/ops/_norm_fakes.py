@@ -267,13 +267,10 @@ def _fake_add_rms_norm_backward(
 #: By op.
 FAKES = {
     "layer_norm": partial(_fake_centered, "layer_norm"),
-    "_layer_norm": partial(_fake_centered, "layer_norm"),
     "layer_norm_backward": partial(_fake_centered_backward, "layer_norm_backward"),
     "std_norm": partial(_fake_centered, "std_norm"),
-    "_std_norm": partial(_fake_centered, "std_norm"),
     "std_norm_backward": partial(_fake_centered_backward, "std_norm_backward"),
     "rms_norm": _fake_rms_norm,
-    "_rms_norm": _fake_rms_norm,
     "rms_norm_backward": _fake_rms_norm_backward,
     "add_layer_norm": _fake_add_layer_norm,
     "_add_layer_norm": _fake_add_layer_norm_inference,

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from fusedops.ops._registration import register_vmap
+
 BatchDims = tuple[int | None, ...]
 
 
@@ -46,7 +48,7 @@ def register_loop(op: str) -> None:
     def rule(info: Any, in_dims: BatchDims, *args: Any) -> tuple[Any, Any]:
         return loop(overload, info.batch_size, in_dims, args)
 
-    torch.library.register_vmap(f"fusedops::{op}", rule)
+    register_vmap(op, rule)
 
 
 def loop(overload: Any, batch: int, in_dims: BatchDims, args: tuple) -> tuple[Any, Any]:

@@ -15,10 +15,9 @@ from typing import Any
 import torch
 
 from fusedops.ops import _checks, _vmap
-from fusedops.ops._autocast import register_float32_output
-from fusedops.ops._autograd import register_autograd
-from fusedops.ops._library import LIBRARY
+from fusedops.ops._autograd import gradient, register_autograd
 from fusedops.ops._mutation import register_mutation
+from fusedops.ops._registration import register_fake, register_float32_output, register_vmap
 
 ops = torch.ops.fusedops
 
@@ -309,9 +308,8 @@ def _forward_formula(ctx: Any, grad_output: torch.Tensor) -> tuple:
     mask, output = ctx.saved_tensors
 
     def run(scale: float) -> torch.Tensor:
-        return ops.masked_softmax_backward.default(
-            grad_output, output, mask, scale, ctx.causal, ctx.input_dtype, ctx.diagonal
-        )
+        hidden, given = (mask, scale, ctx.causal), (ctx.input_dtype, ctx.diagonal)
+        return gradient("masked_softmax_backward", grad_output, output, *hidden, *given)
 
     to_input, to_mask, to_bias = _Saved.gradients(ctx, run, bias_at=5)
     return to_input, to_mask, None, None, None, to_bias, None, None, None
@@ -330,11 +328,12 @@ def _dropout_formula(ctx: Any, grad_output: MaybeTensor, grad_probabilities: May
         hidden, given = (mask, scale, ctx.causal), (ctx.input_dtype, ctx.diagonal)
         grads = []
         if grad_output is not None:
-            op = ops.masked_softmax_dropout_backward.default
-            grads.append(op(grad_output, probabilities, *hidden, ctx.p, seed, *given))
+            op = "masked_softmax_dropout_backward"
+            dropped = (*hidden, ctx.p, seed, *given)
+            grads.append(gradient(op, grad_output, probabilities, *dropped))
         if grad_probabilities is not None:
-            op = ops.masked_softmax_backward.default
-            grads.append(op(grad_probabilities, probabilities, *hidden, *given))
+            op = "masked_softmax_backward"
+            grads.append(gradient(op, grad_probabilities, probabilities, *hidden, *given))
         return sum(grads[1:], grads[0])
 
     if grad_output is None and grad_probabilities is None:
@@ -420,18 +419,15 @@ def _backward_vmap(info: Any, in_dims: _vmap.BatchDims, *args: Any) -> tuple[tor
 
 # --- registration -------------------------------------------------------------------------------
 
-torch.library.register_fake("fusedops::masked_softmax", _fake_forward)
-torch.library.register_fake("fusedops::_masked_softmax", _fake_forward)
-torch.library.register_fake("fusedops::masked_softmax_out", _fake_out)
-torch.library.register_fake("fusedops::masked_softmax_", _fake_in_place)
-torch.library.register_fake("fusedops::masked_softmax_backward", _fake_backward)
-torch.library.register_fake("fusedops::masked_softmax_backward_", _fake_backward_in_place)
-torch.library.register_fake("fusedops::masked_softmax_dropout", _fake_dropout)
-torch.library.register_fake("fusedops::_masked_softmax_dropout", _fake_dropout_inference)
-torch.library.register_fake("fusedops::masked_softmax_dropout_backward", _fake_dropout_backward)
-torch.library.register_fake(
-    "fusedops::masked_softmax_dropout_backward_", _fake_dropout_backward_in_place
-)
+register_fake("masked_softmax", _fake_forward)
+register_fake("masked_softmax_out", _fake_out)
+register_fake("masked_softmax_", _fake_in_place)
+register_fake("masked_softmax_backward", _fake_backward)
+register_fake("masked_softmax_backward_", _fake_backward_in_place)
+register_fake("masked_softmax_dropout", _fake_dropout)
+register_fake("_masked_softmax_dropout", _fake_dropout_inference)
+register_fake("masked_softmax_dropout_backward", _fake_dropout_backward)
+register_fake("masked_softmax_dropout_backward_", _fake_dropout_backward_in_place)
 
 register_autograd("masked_softmax", _forward_formula, _setup_forward)
 register_autograd("masked_softmax_dropout", _dropout_formula, _setup_dropout)
@@ -443,12 +439,10 @@ register_mutation("masked_softmax_out", written=8)
 for _op in ("masked_softmax_", "masked_softmax_backward_", "masked_softmax_dropout_backward_"):
     register_mutation(_op, written=0)
 
-torch.library.register_vmap("fusedops::masked_softmax", _forward_vmap)
-torch.library.register_vmap("fusedops::_masked_softmax", _forward_vmap)
-torch.library.register_vmap("fusedops::masked_softmax_backward", _backward_vmap)
-for _op in ("masked_softmax", "masked_softmax_dropout"):
-    register_float32_output(LIBRARY, _op)
-    register_float32_output(LIBRARY, f"_{_op}")
+register_vmap("masked_softmax", _forward_vmap)
+register_vmap("masked_softmax_backward", _backward_vmap)
+for _op in ("masked_softmax", "masked_softmax_dropout", "_masked_softmax_dropout"):
+    register_float32_output(_op)
 # The rows of a batch are numbered on: slices with one seed would differ, and must not.
 for _op in ("masked_softmax_dropout", "_masked_softmax_dropout", "masked_softmax_dropout_backward"):
     _vmap.register_loop(_op)

@@ -10,17 +10,16 @@ d residual = P g + d sum, and d input = dropout(d residual).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from fusedops.ops import _vmap
-from fusedops.ops._autocast import register_float32_inputs
-from fusedops.ops._autograd import register_autograd
-from fusedops.ops._library import LIBRARY
+from fusedops.ops._autograd import gradient, register_autograd
 from fusedops.ops._norm_fakes import FAKES, MaybeTensor, statistics_dtype, wanted_of_inputs
 from fusedops.ops._norm_second_order import SecondDerivative, multiplier
+from fusedops.ops._registration import register_fake, register_float32_inputs, register_vmap
 
 ops = torch.ops.fusedops
 
@@ -49,27 +48,25 @@ def _setup_centered(ctx: Any, inputs: tuple, output: tuple) -> None:
     ctx.save_for_backward(input, mean, rstd, weight, bias)
 
 
-def _centered_gradients(
-    ctx: Any, backward: Callable, grad_output: MaybeTensor, *settings: float
-) -> Grads:
+def _centered_gradients(ctx: Any, op: str, grad_output: MaybeTensor, *settings: float) -> Grads:
     if grad_output is None:
         return (None,) * 5
     input, mean, rstd, weight, bias = ctx.saved_tensors
     needs_input, _, needs_weight, needs_bias, _ = ctx.needs_input_grad
     wanted = [needs_input, needs_weight, needs_bias]
-    grads = backward(
-        grad_output, input, ctx.normalized_shape, mean, rstd, weight, bias, wanted, *settings
+    grads = gradient(
+        op, grad_output, input, ctx.normalized_shape, mean, rstd, weight, bias, wanted, *settings
     )
     to_input, to_weight, to_bias = _where_wanted(grads, wanted)
     return to_input, None, to_weight, to_bias, None
 
 
 def _layer_norm_formula(ctx: Any, grad_output: MaybeTensor, *_: None) -> Grads:
-    return _centered_gradients(ctx, ops.layer_norm_backward.default, grad_output)
+    return _centered_gradients(ctx, "layer_norm_backward", grad_output)
 
 
 def _std_norm_formula(ctx: Any, grad_output: MaybeTensor, *_: None) -> Grads:
-    return _centered_gradients(ctx, ops.std_norm_backward.default, grad_output, ctx.eps)
+    return _centered_gradients(ctx, "std_norm_backward", grad_output, ctx.eps)
 
 
 def _setup_rms_norm(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -86,8 +83,15 @@ def _rms_norm_formula(ctx: Any, grad_output: MaybeTensor, _: None) -> Grads:
     input, rstd, weight = ctx.saved_tensors
     needs_input, _, needs_weight, *_ = ctx.needs_input_grad
     wanted = [needs_input, needs_weight]
-    grads = ops.rms_norm_backward.default(
-        grad_output, input, ctx.normalized_shape, rstd, weight, wanted, ctx.weight_offset
+    grads = gradient(
+        "rms_norm_backward",
+        grad_output,
+        input,
+        ctx.normalized_shape,
+        rstd,
+        weight,
+        wanted,
+        ctx.weight_offset,
     )
     to_input, to_weight = _where_wanted(grads, wanted)
     return to_input, None, to_weight, None, None, None
@@ -117,7 +121,8 @@ def _add_layer_norm_formula(
     of_input, of_residual, _, of_weight, of_bias, *_ = ctx.needs_input_grad
     wanted = [of_input, of_residual, of_weight, of_bias]
     statistics, parameters = (mean, rstd), (weight, bias)
-    grads = ops.add_layer_norm_backward.default(
+    grads = gradient(
+        "add_layer_norm_backward",
         grad_output,
         grad_sum,
         sum,
@@ -150,7 +155,7 @@ def _add_rms_norm_formula(
     of_input, of_residual, _, of_weight, *_ = ctx.needs_input_grad
     wanted = [of_input, of_residual, of_weight]
     given = (grad_output, grad_sum, sum, ctx.normalized_shape, rstd, weight)
-    grads = ops.add_rms_norm_backward.default(*given, wanted, ctx.weight_offset, ctx.p, seed)
+    grads = gradient("add_rms_norm_backward", *given, wanted, ctx.weight_offset, ctx.p, seed)
     to_input, to_residual, to_weight = _gradients_of_added(grads, wanted, ctx.p)
     return to_input, to_residual, None, to_weight, *(None,) * 5
 
@@ -276,13 +281,13 @@ def _register_vmap(op: str) -> None:
         # What was not wanted is empty, of one dimension.
         return results, tuple(0 if result.dim() > 1 else None for result in results)
 
-    torch.library.register_vmap(f"fusedops::{op}", rule)
+    register_vmap(op, rule)
 
 
 # --- registration -------------------------------------------------------------------------------
 
 for _op, _fake in FAKES.items():
-    torch.library.register_fake(f"fusedops::{_op}", _fake)
+    register_fake(_op, _fake)
 
 register_autograd("layer_norm", _layer_norm_formula, _setup_centered)
 register_autograd("layer_norm_backward", _layer_norm_backward_formula, _setup_centered_backward)
@@ -302,4 +307,4 @@ register_autograd(
 for _op in FAKES:
     _register_vmap(_op)
     if not _op.endswith("_backward"):
-        register_float32_inputs(LIBRARY, _op)
+        register_float32_inputs(_op)

@@ -12,10 +12,9 @@ from typing import Any
 import torch
 
 from fusedops.ops import _checks, _vmap
-from fusedops.ops._autocast import register_float32_output
-from fusedops.ops._autograd import register_autograd
-from fusedops.ops._library import LIBRARY
+from fusedops.ops._autograd import gradient, register_autograd
 from fusedops.ops._mutation import register_mutation
+from fusedops.ops._registration import register_fake, register_float32_output, register_vmap
 
 ops = torch.ops.fusedops
 
@@ -46,10 +45,9 @@ def _register_fakes(op: str) -> None:
         _checks.check_out(op, out, input)
         _checks.check_dim(op, input, dim)
 
-    torch.library.register_fake(f"fusedops::{op}", forward)
-    torch.library.register_fake(f"fusedops::_{op}", forward)
-    torch.library.register_fake(f"fusedops::{op}_out", forward_out)
-    torch.library.register_fake(f"fusedops::{op}_backward", backward)
+    register_fake(op, forward)
+    register_fake(f"{op}_out", forward_out)
+    register_fake(f"{op}_backward", backward)
 
 
 def _register_in_place(op: str) -> None:
@@ -66,8 +64,8 @@ def _register_in_place(op: str) -> None:
         _checks.check_like(name, "grad_output", grad_output, "output", output)
         _checks.check_dim(name, output, dim)
 
-    torch.library.register_fake(f"fusedops::{op}_", forward)
-    torch.library.register_fake(f"fusedops::{op}_backward_", backward)
+    register_fake(f"{op}_", forward)
+    register_fake(f"{op}_backward_", backward)
     register_mutation(f"{op}_", written=0)
     register_mutation(f"{op}_backward_", written=0)
     register_mutation(f"{op}_out", written=2)
@@ -81,8 +79,8 @@ def _register_forward_formula(op: str) -> None:
 
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple:
         (output,) = ctx.saved_tensors
-        run = getattr(ops, f"{op}_backward").default
-        return run(grad_output, output, ctx.dim, ctx.input_dtype), None, None
+        grad = gradient(f"{op}_backward", grad_output, output, ctx.dim, ctx.input_dtype)
+        return grad, None, None
 
     register_autograd(op, backward, setup_context)
 
@@ -102,7 +100,7 @@ class InplaceSoftmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple:
         (output,) = ctx.saved_tensors
-        return ops.softmax_backward.default(grad_output, output, ctx.dim, output.dtype), None
+        return gradient("softmax_backward", grad_output, output, ctx.dim, output.dtype), None
 
 
 def _save_backward_inputs(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
@@ -151,9 +149,8 @@ def _register_vmap(op: str) -> None:
         dim = _vmap.shifted_dim(dim, output.dim() - 1)
         return backward(grad_output, output, dim, input_dtype), 0
 
-    torch.library.register_vmap(f"fusedops::{op}", forward_rule)
-    torch.library.register_vmap(f"fusedops::_{op}", forward_rule)
-    torch.library.register_vmap(f"fusedops::{op}_backward", backward_rule)
+    register_vmap(op, forward_rule)
+    register_vmap(f"{op}_backward", backward_rule)
 
 
 for _op in ("softmax", "log_softmax"):
@@ -161,7 +158,6 @@ for _op in ("softmax", "log_softmax"):
     _register_in_place(_op)
     _register_forward_formula(_op)
     _register_vmap(_op)
-    register_float32_output(LIBRARY, _op)
-    register_float32_output(LIBRARY, f"_{_op}")
+    register_float32_output(_op)
 register_autograd("softmax_backward", _softmax_backward_formula, _save_backward_inputs)
 register_autograd("log_softmax_backward", _log_softmax_backward_formula, _save_backward_inputs)

@@ -15,6 +15,7 @@ import torch
 
 from fusedops.ops import _checks, _vmap
 from fusedops.ops._autograd import register_autograd
+from fusedops.ops._registration import register_fake, register_vmap
 
 ops = torch.ops.fusedops
 
@@ -127,9 +128,9 @@ def _batched_apply(info: Any, in_dims: _vmap.BatchDims, *args: Any) -> tuple[tor
     return result.squeeze(1) if are_scalars else result, 0
 
 
-torch.library.register_fake("fusedops::softmax_stats", _fake_stats)
-torch.library.register_fake("fusedops::softmax_apply", _fake_apply)
+register_fake("softmax_stats", _fake_stats)
+register_fake("softmax_apply", _fake_apply)
 register_autograd("softmax_stats", _stats_formula, _setup_stats)
 register_autograd("softmax_apply", _apply_formula, _setup_apply)
-torch.library.register_vmap("fusedops::softmax_stats", _batched_stats)
-torch.library.register_vmap("fusedops::softmax_apply", _batched_apply)
+register_vmap("softmax_stats", _batched_stats)
+register_vmap("softmax_apply", _batched_apply)

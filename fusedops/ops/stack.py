@@ -13,11 +13,10 @@ from typing import Any
 import torch
 
 from fusedops.ops import _checks, _vmap
-from fusedops.ops._autocast import register_float32_inputs
-from fusedops.ops._autograd import register_autograd_of_lists
-from fusedops.ops._library import LIBRARY
+from fusedops.ops._autograd import gradient, register_autograd_of_lists
 from fusedops.ops._norm_fakes import statistics_dtype
 from fusedops.ops._norm_second_order import SecondDerivative
+from fusedops.ops._registration import register_fake, register_float32_inputs, register_vmap
 
 ops = torch.ops.fusedops
 
@@ -101,8 +100,7 @@ def _register_softmax_fakes(op: str) -> None:
         _checks.check_dim(op, input, dim)
         return input.new_empty(_stacked(input.shape, stack_dim, len(inputs)))
 
-    torch.library.register_fake(f"fusedops::{op}", forward)
-    torch.library.register_fake(f"fusedops::_{op}", forward)
+    register_fake(op, forward)
 
 
 def _fake_layer_norm(
@@ -161,8 +159,6 @@ def _fake_layer_norm_backward(
 
 
 def _register_softmax_formula(op: str, backward_op: str) -> None:
-    gradient = getattr(ops, backward_op).default
-
     def setup_context(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
         tensors, dim, stack_dim = inputs
         rank = tensors[0].dim()
@@ -175,9 +171,9 @@ def _register_softmax_formula(op: str, backward_op: str) -> None:
         (output,) = ctx.saved_tensors
         if output.dim() == 1:  # of scalars
             columns = (grad_output.unsqueeze(1), output.unsqueeze(1))
-            grad = gradient(*columns, 1, output.dtype).squeeze(1)
+            grad = gradient(backward_op, *columns, 1, output.dtype).squeeze(1)
         else:
-            grad = gradient(grad_output, output, ctx.dim, output.dtype)
+            grad = gradient(backward_op, grad_output, output, ctx.dim, output.dtype)
         return grad.unbind(ctx.stack_dim)
 
     register_autograd_of_lists(op, backward, setup_context)
@@ -207,7 +203,7 @@ def _layer_norm_formula(ctx: Any, grad_output: torch.Tensor | None, *_: None) ->
     needed = iter(ctx.needs_input_grad[2:])
     wanted = [any([next(needed) for _ in range(count)]) for count in ctx.counts]
     given = (inputs, ctx.normalized_shape, mean, rstd, weights, biases, ctx.stack_dim)
-    stacked = ops.stack_layer_norm_backward.default(grad_output, *given, wanted)
+    stacked = gradient("stack_layer_norm_backward", grad_output, *given, wanted)
     return tuple(
         slot
         for grads, is_wanted, count in zip(stacked, wanted, ctx.counts, strict=True)
@@ -269,14 +265,13 @@ def _register_softmax_vmap(op: str) -> None:
             return overload(columns, 1, behind).squeeze(-1), 0
         return overload(batched, _vmap.shifted_dim(dim, rank), behind), 0
 
-    torch.library.register_vmap(f"fusedops::{op}", rule)
-    torch.library.register_vmap(f"fusedops::_{op}", rule)
+    register_vmap(op, rule)
 
 
-def _register_layer_norm_vmap(op: str) -> None:
+def _register_layer_norm_vmap() -> None:
     """One call for the batch, whose slices are further rows; one a slice where slices differ in
     their parameters."""
-    overload = getattr(ops, op).default
+    overload = ops.stack_layer_norm.default
 
     def rule(info: Any, in_dims: tuple, *args: Any) -> tuple:
         inputs, shape, weights, biases, eps, stack_dim = args
@@ -286,7 +281,7 @@ def _register_layer_norm_vmap(op: str) -> None:
         behind = _wrapped(stack_dim, batched[0].dim() - 1) + 1
         return overload(batched, shape, weights, biases, eps, behind), (0, 1, 1)
 
-    torch.library.register_vmap(f"fusedops::{op}", rule)
+    register_vmap("stack_layer_norm", rule)
 
 
 # --- registration -------------------------------------------------------------------------------
@@ -298,15 +293,13 @@ for _op, _backward in (
     _register_softmax_fakes(_op)
     _register_softmax_formula(_op, _backward)
     _register_softmax_vmap(_op)
-for _op in ("stack_layer_norm", "_stack_layer_norm"):
-    torch.library.register_fake(f"fusedops::{_op}", _fake_layer_norm)
-    _register_layer_norm_vmap(_op)
-torch.library.register_fake("fusedops::stack_layer_norm_backward", _fake_layer_norm_backward)
+register_fake("stack_layer_norm", _fake_layer_norm)
+register_fake("stack_layer_norm_backward", _fake_layer_norm_backward)
+_register_layer_norm_vmap()
 register_autograd_of_lists("stack_layer_norm", _layer_norm_formula, _setup_layer_norm)
 register_autograd_of_lists(
     "stack_layer_norm_backward", _layer_norm_backward_formula, _setup_layer_norm_backward
 )
 _vmap.register_loop("stack_layer_norm_backward")
 for _op in ("stack_softmax", "stack_log_softmax", "stack_layer_norm"):
-    register_float32_inputs(LIBRARY, _op)
-    register_float32_inputs(LIBRARY, f"_{_op}")
+    register_float32_inputs(_op)
