@@ -14,23 +14,41 @@ inline bool fits(const ConstColumns& parameter, DType dtype) {
   return parameter.data == nullptr || parameter.dtype == dtype || is_wider;
 }
 
+inline int32_t width_of(const NormForward& args) {
+  return pick_width(
+      args.input.dtype, args.cols,
+      {args.input, args.residual, args.output, args.sum, args.weight, args.bias});
+}
+
+inline RowPlan plan_of(const NormForward& args) {
+  const Regimes& regimes = args.residual.data ? kNormAddRegimes : kNormRegimes;
+  return plan_rows(regimes, args.cols, width_of(args), size_of(args.input.dtype));
+}
+
+// Elements a thread, as the tables of policy.h have them.
+template <class T, int kWidth, bool kAdd>
+constexpr int norm_elements() {
+  if (kIsWide<T, kWidth> && sizeof(T) < 8) return 16;
+  return kAdd ? 4 : 8;
+}
+
 template <class T, int kWidth, bool kAdd>
 Status launch_norm_forward(const NormForward& args, const RowPlan& plan, Stream stream) {
-  if constexpr (!std::is_same_v<T, double>) {
-    constexpr int kFewer = kIsWide<T, kWidth> ? 16 : kAdd ? 4 : 8;
-    if (plan.elements == kFewer) {
-      const auto kernel = &norm_forward_registers<T, kWidth, kFewer / kWidth, kAdd>;
+  constexpr int kFew = norm_elements<T, kWidth, kAdd>();
+  if (plan.elements == kFew) {
+    const auto kernel = &norm_forward_registers<T, kWidth, kFew / kWidth, kAdd>;
+    return launch_rows(kernel, plan, args, stream);
+  }
+  if constexpr (kIsWide<T, kWidth> && sizeof(T) == 2 && !kAdd) {
+    if (plan.elements == 32) {
+      const auto kernel = &norm_forward_registers<T, kWidth, 32 / kWidth, kAdd>;
       return launch_rows(kernel, plan, args, stream);
-    }
-    if constexpr (kIsWide<T, kWidth> && sizeof(T) == 2 && !kAdd) {
-      if (plan.elements == 32) {
-        const auto kernel = &norm_forward_registers<T, kWidth, 32 / kWidth, kAdd>;
-        return launch_rows(kernel, plan, args, stream);
-      }
     }
   }
   if constexpr (kIsWide<T, kWidth> || kWidth == 1) {
-    return launch_rows(&norm_forward_looped<T, kWidth, kAdd>, plan, args, stream);
+    return launch_segments(
+        &norm_forward_parts<T, kWidth, kAdd>, &norm_forward_apply<T, kWidth, kAdd>,
+        (1 + kAdd) * args.cols * sizeof(T), args, stream);
   }
   return device::kInvalidValue;
 }
@@ -38,10 +56,7 @@ Status launch_norm_forward(const NormForward& args, const RowPlan& plan, Stream 
 Status launch(const NormForward& args, Stream stream) {
   const DType dtype = args.input.dtype;
   if (!fits(args.weight, dtype) || !fits(args.bias, dtype)) return device::kInvalidValue;
-  const int32_t width = pick_width(
-      dtype, args.cols, {args.input, args.residual, args.output, args.sum, args.weight, args.bias});
-  const Regimes& regimes = args.residual.data ? kNormAddRegimes : kNormRegimes;
-  const RowPlan plan = plan_rows(regimes, args.cols, width, size_of(dtype));
+  const RowPlan plan = plan_of(args);
   return with_type(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     return with_width<T>(plan.width, [&](auto width) {
@@ -51,6 +66,10 @@ Status launch(const NormForward& args, Stream stream) {
       });
     });
   });
+}
+
+int64_t workspace_bytes(const NormForward& args) {
+  return segment_parts_bytes(plan_of(args), args.rows, args.cols, args.input.dtype, 3);
 }
 
 inline bool adds(const NormBackward& args) { return args.grad_sum.data || args.grad_branch.data; }
@@ -73,38 +92,45 @@ inline bool wants_columns(const NormBackward& args) {
   return args.grad_weight.data || args.grad_bias.data;
 }
 
+// The parts of the rows make room for those of the columns.
 int64_t workspace_bytes(const NormBackward& args) {
-  if (!wants_columns(args)) return 0;
-  const int64_t accumulator_bytes = args.input.dtype == DType::kFloat64 ? 8 : 4;
-  return 2 * plan_of(args).parts * args.cols * accumulator_bytes;
+  const DType dtype = args.input.dtype;
+  const NormBackwardPlan plan = plan_of(args);
+  const int64_t of_rows = segment_parts_bytes(plan.row, args.rows, args.cols, dtype, 2);
+  const int64_t of_columns = 2 * plan.parts * args.cols * accumulator_bytes(dtype);
+  return std::max(wants_rows(args) ? of_rows : 0, wants_columns(args) ? of_columns : 0);
+}
+
+template <class T, int kWidth, bool kAdd>
+constexpr int norm_backward_elements() {
+  if (sizeof(T) == 8) return 4;
+  if (!kIsWide<T, kWidth>) return kAdd ? 4 : 8;
+  return kAdd && sizeof(T) == 4 ? 8 : 16;
 }
 
 // Gradients of rows, and the parts of the column sums, by one kernel.
 template <class T, int kWidth, bool kAdd>
 Status launch_norm_backward_registers(
     const NormBackward& args, const NormBackwardPlan& plan, Stream stream) {
-  constexpr int kMost = kIsWide<T, kWidth> ? 16 : 8;
-  constexpr int kElements = kAdd && !(kIsWide<T, kWidth> && sizeof(T) == 2) ? kMost / 2 : kMost;
-  if constexpr (!std::is_same_v<T, double>) {
-    if (plan.row.elements == kElements) {
-      const auto kernel = &norm_backward_registers<T, kWidth, kElements / kWidth, kAdd>;
-      return device::launch(
-          kernel, plan.parts, dim3(plan.row.threads, plan.row.rows), stream, args);
-    }
+  constexpr int kElements = norm_backward_elements<T, kWidth, kAdd>();
+  if (plan.row.elements == kElements) {
+    const auto kernel = &norm_backward_registers<T, kWidth, kElements / kWidth, kAdd>;
+    return device::launch(kernel, plan.parts, dim3(plan.row.threads, plan.row.rows), stream, args);
   }
   return device::kInvalidValue;
 }
 
-// The same by two kernels.
+// The same by kernels of their own, for rows by segments.
 template <class T, int kWidth, bool kAdd>
-Status launch_norm_backward_looped(
+Status launch_norm_backward_segments(
     const NormBackward& args, const NormBackwardPlan& plan, Stream stream) {
   Status status = device::kInvalidValue;
   if constexpr (kIsWide<T, kWidth> || kWidth == 1) {
     status = device::kSuccess;
     if (wants_rows(args)) {
-      const auto kernel = &norm_backward_rows_looped<T, kWidth, kAdd>;
-      status = launch_rows(kernel, plan.row, args, stream);
+      status = launch_segments(
+          &norm_backward_row_parts<T, kWidth>, &norm_backward_rows<T, kWidth, kAdd>,
+          2 * args.cols * sizeof(T), args, stream);
     }
     if (wants_columns(args) && status == device::kSuccess) {
       const auto kernel = &norm_backward_column_parts<T, kWidth>;
@@ -132,7 +158,7 @@ Status launch(const NormBackward& args, Stream stream) {
         constexpr bool kAdd = decltype(add)::value;
         return plan.row.elements > 0
             ? launch_norm_backward_registers<T, kWidth, kAdd>(args, plan, stream)
-            : launch_norm_backward_looped<T, kWidth, kAdd>(args, plan, stream);
+            : launch_norm_backward_segments<T, kWidth, kAdd>(args, plan, stream);
       });
     });
     if (wants_columns(args) && status == device::kSuccess) {
@@ -157,7 +183,5 @@ Status launch(const NormStackBackward& stack, Stream stream) {
   }
   return status;
 }
-
-int64_t workspace_bytes(const NormForward&) { return 0; }
 
 }  // namespace fusedops::cuda

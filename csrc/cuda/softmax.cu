@@ -7,31 +7,50 @@
 
 namespace fusedops::cuda {
 
+// Elements a thread of the kernels that hold fewer of a row.
+template <class T>
+inline constexpr int kFewElements = sizeof(T) == 8 ? 8 : 16;
+
+inline int32_t width_of(const SoftmaxForward& args) {
+  return pick_width(args.input.dtype, args.cols, {args.input, args.output});
+}
+
+inline int32_t width_of(const SoftmaxBackward& args) {
+  return pick_width(args.output.dtype, args.cols, {args.grad_output, args.output, args.grad_input});
+}
+
+inline RowPlan plan_of(const SoftmaxForward& args) {
+  return plan_rows(kSoftmaxRegimes, args.cols, width_of(args), size_of(args.input.dtype));
+}
+
+inline RowPlan plan_of(const SoftmaxBackward& args) {
+  return plan_rows(kSoftmaxBackwardRegimes, args.cols, width_of(args), size_of(args.output.dtype));
+}
+
 template <class In, class Out, int kWidth>
 Status launch_softmax_forward(const SoftmaxForward& args, const RowPlan& plan, Stream stream) {
-  if constexpr (!std::is_same_v<In, double>) {
-    if (plan.elements == 16) {
-      const auto kernel = &softmax_forward_registers<In, Out, kWidth, 16 / kWidth>;
+  constexpr int kFew = kFewElements<In>;
+  if (plan.elements == kFew) {
+    const auto kernel = &softmax_forward_registers<In, Out, kWidth, kFew / kWidth>;
+    return launch_rows(kernel, plan, args, stream);
+  }
+  if constexpr (kIsWide<In, kWidth> && sizeof(In) < 8) {
+    if (plan.elements == 32) {
+      const auto kernel = &softmax_forward_registers<In, Out, kWidth, 32 / kWidth>;
       return launch_rows(kernel, plan, args, stream);
-    }
-    if constexpr (kIsWide<In, kWidth>) {
-      if (plan.elements == 32) {
-        const auto kernel = &softmax_forward_registers<In, Out, kWidth, 32 / kWidth>;
-        return launch_rows(kernel, plan, args, stream);
-      }
     }
   }
   if constexpr (kIsWide<In, kWidth> || kWidth == 1) {
-    return launch_rows(&softmax_forward_looped<In, Out, kWidth>, plan, args, stream);
+    return launch_segments(
+        &softmax_forward_parts<In, Out, kWidth>, &softmax_forward_apply<In, Out, kWidth>,
+        args.cols * sizeof(In), args, stream);
   }
   return device::kInvalidValue;
 }
 
 Status launch(const SoftmaxForward& args, Stream stream) {
-  const DType dtype = args.input.dtype;
-  const int32_t width = pick_width(dtype, args.cols, {args.input, args.output});
-  const RowPlan plan = plan_rows(kSoftmaxRegimes, args.cols, width, size_of(dtype));
-  return with_types(dtype, args.output.dtype, [&](auto in, auto out) {
+  const RowPlan plan = plan_of(args);
+  return with_types(args.input.dtype, args.output.dtype, [&](auto in, auto out) {
     using In = typename decltype(in)::type;
     using Out = typename decltype(out)::type;
     return with_width<In>(plan.width, [&](auto width) {
@@ -48,35 +67,38 @@ Status launch(const SoftmaxStack& stack, Stream stream) {
   return status;
 }
 
-int64_t workspace_bytes(const SoftmaxForward&) { return 0; }
-int64_t workspace_bytes(const SoftmaxBackward&) { return 0; }
+int64_t workspace_bytes(const SoftmaxForward& args) {
+  return segment_parts_bytes(plan_of(args), args.rows, args.cols, args.input.dtype, 2);
+}
 
 template <class T, class Out, int kWidth>
 Status launch_softmax_backward(const SoftmaxBackward& args, const RowPlan& plan, Stream stream) {
-  if constexpr (!std::is_same_v<T, double>) {
-    if (plan.elements == 16) {
-      const auto kernel = &softmax_backward_registers<T, Out, kWidth, 16 / kWidth>;
-      return launch_rows(kernel, plan, args, stream);
-    }
+  constexpr int kFew = kFewElements<T>;
+  if (plan.elements == kFew) {
+    const auto kernel = &softmax_backward_registers<T, Out, kWidth, kFew / kWidth>;
+    return launch_rows(kernel, plan, args, stream);
   }
   if constexpr (kIsWide<T, kWidth> || kWidth == 1) {
-    return launch_rows(&softmax_backward_looped<T, Out, kWidth>, plan, args, stream);
+    return launch_segments(
+        &softmax_backward_parts<T, Out, kWidth>, &softmax_backward_apply<T, Out, kWidth>,
+        2 * args.cols * sizeof(T), args, stream);
   }
   return device::kInvalidValue;
 }
 
 Status launch(const SoftmaxBackward& args, Stream stream) {
-  const DType dtype = args.output.dtype;
-  const int32_t width =
-      pick_width(dtype, args.cols, {args.grad_output, args.output, args.grad_input});
-  const RowPlan plan = plan_rows(kSoftmaxBackwardRegimes, args.cols, width, size_of(dtype));
-  return with_types(args.grad_input.dtype, dtype, [&](auto out, auto type) {
+  const RowPlan plan = plan_of(args);
+  return with_types(args.grad_input.dtype, args.output.dtype, [&](auto out, auto type) {
     using Out = typename decltype(out)::type;
     using T = typename decltype(type)::type;
     return with_width<T>(plan.width, [&](auto width) {
       return launch_softmax_backward<T, Out, decltype(width)::value>(args, plan, stream);
     });
   });
+}
+
+int64_t workspace_bytes(const SoftmaxBackward& args) {
+  return segment_parts_bytes(plan_of(args), args.rows, args.cols, args.output.dtype, 1);
 }
 
 }  // namespace fusedops::cuda

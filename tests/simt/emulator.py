@@ -41,7 +41,11 @@ DTYPES = {
 _CODES = {name: code for code, name in enumerate(DTYPES)}
 
 #: What arrays may hold besides.
-_STORED = DTYPES | {"bool": np.dtype(np.uint8), "int64": np.dtype(np.int64)}
+_STORED = DTYPES | {
+    "bool": np.dtype(np.uint8),
+    "bytes": np.dtype(np.uint8),
+    "int64": np.dtype(np.int64),
+}
 
 #: The widest access of a kernel.
 VECTOR_BYTES = 16
@@ -321,8 +325,14 @@ class Emulator:
         if status != 0:
             raise EmulatorError(f"status {status}: {self.library.simt_error().decode()}")
 
-    def workspace_bytes(self, args: NormBackward) -> int:
-        return self.library.simt_workspace_bytes(ctypes.byref(args))
+    def workspace(self, args: Args) -> DeviceArray | None:
+        """What the launch of ``args`` asks for, which now have it; keep it as long as them."""
+        bytes_ = self.library.simt_workspace_bytes(_OPS.index(type(args)), ctypes.byref(args))
+        if bytes_ == 0:
+            return None
+        array = self.array((1, bytes_), "bytes", VECTOR_BYTES)
+        args.workspace = array.address
+        return array
 
     def ends_of_launch_shapes(self, args: Args, step: int, last: int) -> list[int]:
         """Of rows of step, 2 * step, ... elements those that the next gets another kernel than, or
@@ -359,7 +369,7 @@ class Emulator:
         return {kernel for kernel, record in self.records().items() if record.launches > 0}
 
     def records(self) -> dict[str, Record]:
-        """By instantiation, as in ``softmax_forward_looped<float, float, 4>``."""
+        """By instantiation, as in ``softmax_forward_apply<float, float, 4>``."""
         found = {}
 
         @ctypes.CFUNCTYPE(None, c_char_p, c_uint64, c_uint64, c_uint)

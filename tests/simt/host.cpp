@@ -102,9 +102,18 @@ int simt_launch(int op, const void* args) {
   return with_op(op, args, [](const auto& args) { return cuda::launch(args, nullptr); });
 }
 
-int64_t simt_workspace_bytes(const NormBackward* args) { return cuda::workspace_bytes(*args); }
+// 0 of what has none.
+int64_t simt_workspace_bytes(int op, const void* args) {
+  return with_op(op, args, [](const auto& args) -> int64_t {
+    if constexpr (requires { args.workspace; }) {
+      return cuda::workspace_bytes(args);
+    } else {
+      return 0;
+    }
+  });
+}
 
-// Launches rows of step, 2 * step, ... up to `last` elements. Writes those that are followed by
+// Launches rows of step, 2 * step, ... up to `last` elements, dry. Writes those that are followed by
 // another Shape, and returns their number; -1 where a launch fails.
 int64_t simt_launch_lengths(
     int op, const void* args, int64_t step, int64_t last, int64_t* found, int64_t capacity) {
@@ -112,6 +121,7 @@ int64_t simt_launch_lengths(
     int64_t count = 0;
     Shape before = {};
     int64_t& length = length_of(args);
+    if constexpr (requires { args.workspace; }) args.workspace = &before;  // of any size: never used
     for (length = step; length <= last; length += step) {
       if (cuda::launch(args, nullptr) != 0) return -1;
       const Shape now = last_shape();

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from . import cases, philox
-from .cases import FEW_COLS, LONG_COLS, Arrays, decode, encode
+from .cases import FEW_COLS, Arrays, decode, encode
 from .emulator import (
     DTYPES,
     VECTOR_BYTES,
@@ -151,6 +151,7 @@ class Prepared:
         self._outputs = {name: self._array(name, self._shape(name)) for name in output_dtypes(case)}
         self.arrays = inputs | self._outputs
         self.args = self._args()
+        self._workspace = emulator.workspace(self.args)
 
     def _shape(self, name: str) -> tuple[int, int]:
         if name in ("mean", "rstd"):
@@ -189,12 +190,6 @@ class Prepared:
         args.input.dtype = self.arrays["input"].rows.dtype
         if case.is_forward:
             args.rounds_normalized = case.rounds_normalized
-            return args
-        accumulators = self._emulator.workspace_bytes(args) // DTYPES[case.statistics].itemsize
-        if accumulators:
-            shape = (1, accumulators)
-            self._workspace = self._emulator.array(shape, case.statistics, VECTOR_BYTES)
-            args.workspace = self._workspace.address
         return args
 
     def outputs(self) -> Arrays:
@@ -245,12 +240,10 @@ def varied(case: NormCase, i: int) -> NormCase:
 
 
 def boundary_lengths(emulator: Emulator, base: NormCase) -> list[int]:
-    """The shortest row, both sides of every change of kernel or of launch shape, and for kernels
-    without an end long rows."""
+    """The shortest row, and both sides of every change of kernel or of launch shape."""
     one_launch = replace(base, wanted=(True, False, False))
     args = Prepared(emulator, one_launch, inputs(one_launch)).args
     ends = emulator.ends_of_launch_shapes(args, base.width, MAX_LENGTH)
-    ends = ends if ends[-1] > FEW_COLS else [*ends, FEW_COLS // 32 * 32, LONG_COLS]
     return sorted({base.width, *ends, *(end + base.width for end in ends)})
 
 
@@ -258,12 +251,11 @@ def boundary_cases(emulator: Emulator, base: NormCase, elements: int = 1000) -> 
     """At each of these lengths rows of so many elements together, at least five and at most 1000.
 
     Column sums of long rows cost more than all else: they are wanted once where a kernel keeps its
-    longest row, and once where a row has two kernels, which one of float64 always has.
+    longest row, and once where rows go by segments.
     """
     lengths = boundary_lengths(emulator, base)
     is_widest = base.width == cases.widths(base.dtype)[0]
     few = lengths[-1:] if base.adds else lengths[-2:-1] if is_widest else []
-    few = [] if base.dtype == "float64" else few
     first = zlib.crc32(repr(base).encode())
     for i, cols in enumerate(lengths, first):
         columns = cols <= FEW_COLS or cols in few

@@ -149,4 +149,32 @@ Status launch_rows(
   return launch_shares(kernel, args.rows, plan.rows, threads, args, stream);
 }
 
+constexpr int64_t accumulator_bytes(DType dtype) { return dtype == DType::kFloat64 ? 8 : 4; }
+
+// Of rows by segments: so many accumulators a segment.
+inline int64_t segment_parts_bytes(
+    const RowPlan& plan, int64_t rows, int64_t cols, DType dtype, int32_t accumulators) {
+  if (plan.elements > 0) return 0;
+  return rows * plan_segments(cols).count * accumulators * accumulator_bytes(dtype);
+}
+
+// Launches parts(args, first_row, segments) and after it apply(...), a block a segment.
+// `row_bytes`: what they read of a row.
+template <class Args>
+Status launch_segments(
+    void (*parts)(Args, int64_t, Segments), void (*apply)(Args, int64_t, Segments),
+    int64_t row_bytes, const Args& args, Stream stream) {
+  if (args.rows > 0 && args.workspace == nullptr) return device::kInvalidValue;
+  const Segments segments = plan_segments(args.cols);
+  const int64_t most = std::min(segment_rows(row_bytes), device::max_grid() / segments.count);
+  Status status = device::kSuccess;
+  for (int64_t first = 0; first < args.rows && status == device::kSuccess; first += most) {
+    const int64_t blocks = std::min(args.rows - first, most) * segments.count;
+    status = device::launch(parts, blocks, dim3(kSegmentThreads), stream, args, first, segments);
+    if (status != device::kSuccess) break;
+    status = device::launch(apply, blocks, dim3(kSegmentThreads), stream, args, first, segments);
+  }
+  return status;
+}
+
 }  // namespace fusedops::cuda

@@ -9,9 +9,10 @@
 //
 // Contract: as in norm.h; kAdd: whether there is a grad_sum or a grad_branch is wanted. _registers
 // reads input and grad_output once: every block walks over rows, keeps its part of the column sums
-// in registers and leaves it in the workspace; _finish adds the parts. Longer rows (_rows_looped)
-// get their column sums from a kernel of their own (_column_parts). Workspace: [2][parts][cols]
-// accumulators, grad_weight's parts first.
+// in registers and leaves it in the workspace; _finish adds the parts. Longer rows go by segments
+// (_row_parts, _rows) and get their column sums from a kernel of their own (_column_parts).
+// Workspace: [2][parts][cols] accumulators, grad_weight's parts first; in the same place before
+// that, of rows by segments, [rows][segments] pairs, the sums of g and g * n.
 //
 // Numerics: float (double for double), each result rounded once; no atomics, every order of
 // summation is fixed by rows, cols, dtype and alignment. A row's gradient does not depend on the
@@ -94,18 +95,19 @@ FUSEDOPS_DEVICE void write_column_sums(
   __syncthreads();
 }
 
-// A tile of a row as loaded; it begins at column `start`. A row past the last has no columns.
+// A tile of a row as loaded; it begins at column `start`, of which `cols` are left. A row past the
+// last has no columns.
 template <class T, int kWidth, int kVectors>
 struct NormBackwardTile {
   using Acc = AccumulatorOf<T>;
   Tile<T, kWidth, kVectors> grads, inputs;
   Acc mean = 0, rstd = 0;
   int64_t start = 0;
-  int32_t cols = 0;  // from start on
+  int32_t cols = 0;
 
-  FUSEDOPS_DEVICE void load(const NormBackward& args, int64_t row, int64_t at = 0) {
+  FUSEDOPS_DEVICE void load(const NormBackward& args, int64_t row, int64_t at, int32_t left) {
     start = at;
-    cols = row < args.rows ? static_cast<int32_t>(args.cols - start) : 0;
+    cols = row < args.rows ? left : 0;
     grads.load(row_of<T>(args.grad_output, row) + start, cols, 0);
     inputs.load(row_of<T>(args.input, row) + start, cols, 0);
     if (cols == 0) return;
@@ -190,8 +192,9 @@ norm_backward_registers(NormBackward args) {
   Acc weight_sums[kVectors][kWidth] = {}, bias_sums[kVectors][kWidth] = {};
   int32_t turn = 0;
 
+  const auto all_cols = static_cast<int32_t>(args.cols);
   NormBackwardTile<T, kWidth, kVectors> loaded;
-  loaded.load(args, launch_row(0));
+  loaded.load(args, launch_row(0), 0, all_cols);
   for (int64_t first = int64_t{blockIdx.x} * blockDim.y; first < args.rows; first += step) {
     const int64_t row = first + threadIdx.y;
     const int32_t cols = loaded.cols;
@@ -206,7 +209,7 @@ norm_backward_registers(NormBackward args) {
         bias_sums[i][j] += parts[i].grad[j];
       }
     }
-    loaded.load(args, row + step);
+    loaded.load(args, row + step, 0, all_cols);
 
     if (!args.grad_input.data && !args.grad_branch.data) continue;
     Tile<T, kWidth, kVectors> added;
@@ -229,48 +232,64 @@ norm_backward_registers(NormBackward args) {
     }
   }
 
-  const auto cols = static_cast<int32_t>(args.cols);
   const int64_t part = blockIdx.x, parts = gridDim.x;
   if (args.grad_weight.data) {
-    write_column_sums(weight_sums, cols, column_sums, workspace_part<Acc>(args, part));
+    write_column_sums(weight_sums, all_cols, column_sums, workspace_part<Acc>(args, part));
   }
   if (args.grad_bias.data) {
-    write_column_sums(bias_sums, cols, column_sums, workspace_part<Acc>(args, parts + part));
+    write_column_sums(bias_sums, all_cols, column_sums, workspace_part<Acc>(args, parts + part));
   }
 }
 
-// Gradients of rows of any length: one row a block, read twice.
-template <class T, int kWidth, bool kAdd>
-FUSEDOPS_KERNEL(kLoopThreads)
-norm_backward_rows_looped(NormBackward args, int64_t first_row) {
+template <class T, int kWidth>
+FUSEDOPS_KERNEL(kSegmentThreads, kSegmentBlocks<T>)
+norm_backward_row_parts(NormBackward args, int64_t first_row, Segments segments) {
   using Acc = AccumulatorOf<T>;
   constexpr int kVectors = kLoopVectors<kWidth, 2>;
   FUSEDOPS_SHARED(Pair<Acc>, slots, kMaxWarps);
-  const Acc share = device::reciprocal(static_cast<Acc>(args.cols));
-  const int64_t row = launch_row(first_row), step = int64_t{blockDim.x} * kVectors * kWidth;
+  const Segment segment(segments, args.cols, first_row, blockIdx.x);
 
   NormBackwardTile<T, kWidth, kVectors> tile;
   Pair<Acc> sums{0, 0};
-  for (int64_t start = 0; start < args.cols; start += step) {
-    tile.load(args, row, start);
+  for (int32_t start = 0; start < segment.cols; start += tile.grads.step()) {
+    tile.load(args, segment.row, segment.start + start, segment.cols - start);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) sums = sums + tile.gradient(args, i).sums();
   }
   sums = row_reduce<Sum>(sums, slots);
+  if (threadIdx.x == 0) {
+    parts_of<Pair<Acc>>(args.workspace, segments, segment.row)[segment.index] = sums;
+  }
+}
+
+template <class T, int kWidth, bool kAdd>
+FUSEDOPS_KERNEL(kSegmentThreads, kSegmentBlocks<T>)
+norm_backward_rows(NormBackward args, int64_t first_row, Segments segments) {
+  using Acc = AccumulatorOf<T>;
+  constexpr int kVectors = kLoopVectors<kWidth, 2>;
+  FUSEDOPS_SHARED(Pair<Acc>, slots, kMaxWarps);
+  const Acc share = device::reciprocal(static_cast<Acc>(args.cols));
+  const Segment segment(segments, args.cols, first_row, backwards(blockIdx.x));
+
+  NormBackwardTile<T, kWidth, kVectors> tile;
+  tile.load(args, segment.row, segment.start, segment.cols);
+  const auto* const parts = parts_of<Pair<Acc>>(args.workspace, segments, segment.row);
+  const Pair<Acc> sums = row_reduce<Sum>(sum_of(parts, segments.count), slots);
 
   const Pair<Acc> means = means_of(args, sums, share, tile.rstd);
-  const NormGradientRow<T, kAdd> gradients(args, row);
-  for (int64_t start = 0; start < args.cols; start += step) {
-    tile.load(args, row, start);
+  const NormGradientRow<T, kAdd> gradients(args, segment.row);
+  for (int32_t start = 0; start < segment.cols; start += tile.grads.step()) {
+    const int64_t at = segment.start + start;
+    if (start > 0) tile.load(args, segment.row, at, segment.cols - start);
     Tile<T, kWidth, kVectors> added;
-    if constexpr (kAdd) load_sums(added, args, row, start, tile.cols);
+    if constexpr (kAdd) load_sums(added, args, segment.row, at, tile.cols);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const int32_t column = column_of<kWidth>(i);
       if (column >= tile.cols) continue;
       Acc values[kWidth];
       tile.gradient(args, i).result(values, means, tile.rstd);
-      gradients.store(start + column, values, added.vectors[i]);
+      gradients.store(at + column, values, added.vectors[i]);
     }
   }
 }

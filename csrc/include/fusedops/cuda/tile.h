@@ -38,6 +38,11 @@ struct Tile {
 
   FUSEDOPS_DEVICE Acc at(int i, int j) const { return vectors[i].at(j); }
 
+  // Columns that the threads of a row hold together.
+  static FUSEDOPS_DEVICE int32_t step() {
+    return static_cast<int32_t>(blockDim.x) * kVectors * kWidth;
+  }
+
   FUSEDOPS_DEVICE Acc sum() const {
     Acc values[kVectors * kWidth];
 #pragma unroll
