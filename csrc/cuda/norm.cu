@@ -20,9 +20,9 @@ inline int32_t width_of(const NormForward& args) {
       {args.input, args.residual, args.output, args.sum, args.weight, args.bias});
 }
 
-inline RowPlan plan_of(const NormForward& args) {
+inline RowPlan plan_of(const NormForward& args, int32_t width) {
   const Regimes& regimes = args.residual.data ? kNormAddRegimes : kNormRegimes;
-  return plan_rows(regimes, args.cols, width_of(args), size_of(args.input.dtype));
+  return plan_rows(regimes, args.cols, width, size_of(args.input.dtype));
 }
 
 // Elements a thread, as the tables of policy.h have them.
@@ -32,18 +32,24 @@ constexpr int norm_elements() {
   return kAdd ? 4 : 8;
 }
 
+// f(vectors a thread, as a type) of the kernels that keep a row in registers.
+template <class T, int kWidth, bool kAdd, class F>
+Status with_vectors(const RowPlan& plan, F f) {
+  constexpr int kFew = norm_elements<T, kWidth, kAdd>();
+  if (plan.elements == kFew) return f(Int<kFew / kWidth>{});
+  if constexpr (kIsWide<T, kWidth> && sizeof(T) == 2 && !kAdd) {
+    if (plan.elements == 32) return f(Int<32 / kWidth>{});
+  }
+  return device::kInvalidValue;
+}
+
 template <class T, int kWidth, bool kAdd>
 Status launch_norm_forward(const NormForward& args, const RowPlan& plan, Stream stream) {
-  constexpr int kFew = norm_elements<T, kWidth, kAdd>();
-  if (plan.elements == kFew) {
-    const auto kernel = &norm_forward_registers<T, kWidth, kFew / kWidth, kAdd>;
-    return launch_rows(kernel, plan, args, stream);
-  }
-  if constexpr (kIsWide<T, kWidth> && sizeof(T) == 2 && !kAdd) {
-    if (plan.elements == 32) {
-      const auto kernel = &norm_forward_registers<T, kWidth, 32 / kWidth, kAdd>;
+  if (plan.elements > 0) {
+    return with_vectors<T, kWidth, kAdd>(plan, [&](auto vectors) {
+      const auto kernel = &norm_forward_registers<T, kWidth, decltype(vectors)::value, kAdd>;
       return launch_rows(kernel, plan, args, stream);
-    }
+    });
   }
   if constexpr (kIsWide<T, kWidth> || kWidth == 1) {
     return launch_segments(
@@ -56,7 +62,7 @@ Status launch_norm_forward(const NormForward& args, const RowPlan& plan, Stream 
 Status launch(const NormForward& args, Stream stream) {
   const DType dtype = args.input.dtype;
   if (!fits(args.weight, dtype) || !fits(args.bias, dtype)) return device::kInvalidValue;
-  const RowPlan plan = plan_of(args);
+  const RowPlan plan = plan_of(args, width_of(args));
   return with_type(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     return with_width<T>(plan.width, [&](auto width) {
@@ -69,19 +75,51 @@ Status launch(const NormForward& args, Stream stream) {
 }
 
 int64_t workspace_bytes(const NormForward& args) {
-  return segment_parts_bytes(plan_of(args), args.rows, args.cols, args.input.dtype, 3);
+  const RowPlan plan = plan_of(args, width_of(args));
+  return segment_parts_bytes(plan, args.rows, args.cols, args.input.dtype, 3);
 }
+
+inline RowPlan plan_of(const NormStack& stack) {
+  const auto each_width = [](const NormForward& args) { return width_of(args); };
+  return plan_of(stack[0], narrowest(stack, each_width));
+}
+
+// One launch, of rows that stay in registers.
+Status launch(const NormStack& stack, Stream stream) {
+  const NormForward first = stack[0];
+  const DType dtype = first.input.dtype;
+  if (!fits(first.weight, dtype) || !fits(first.bias, dtype)) return device::kInvalidValue;
+  const RowPlan plan = plan_of(stack);
+  const int64_t blocks = stack.count * ceil_div(first.rows, plan.rows);
+  const bool is_one_launch =
+      plan.elements > 0 && blocks <= device::max_grid() && first.residual.data == nullptr;
+  if (!is_one_launch) return launch_each(stack, stream);
+  return with_type(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    return with_width<T>(plan.width, [&](auto width) {
+      constexpr int kWidth = decltype(width)::value;
+      return with_vectors<T, kWidth, false>(plan, [&](auto vectors) {
+        const auto kernel = &norm_stack_registers<T, kWidth, decltype(vectors)::value>;
+        return device::launch(kernel, blocks, dim3(plan.threads, plan.rows), stream, stack);
+      });
+    });
+  });
+}
+
+int64_t workspace_bytes(const NormStack& stack) { return most_workspace_bytes(stack); }
 
 inline bool adds(const NormBackward& args) { return args.grad_sum.data || args.grad_branch.data; }
 
-inline NormBackwardPlan plan_of(const NormBackward& args) {
-  const DType dtype = args.input.dtype;
-  const int32_t width = pick_width(
-      dtype, args.cols,
+inline int32_t width_of(const NormBackward& args) {
+  return pick_width(
+      args.input.dtype, args.cols,
       {args.grad_output, args.grad_sum, args.input, args.weight, args.grad_input,
        args.grad_branch});
+}
+
+inline NormBackwardPlan plan_of(const NormBackward& args, int32_t width) {
   const Regimes& regimes = adds(args) ? kNormAddBackwardRegimes : kNormBackwardRegimes;
-  return plan_norm_backward(regimes, args.rows, args.cols, width, size_of(dtype));
+  return plan_norm_backward(regimes, args.rows, args.cols, width, size_of(args.input.dtype));
 }
 
 inline bool wants_rows(const NormBackward& args) {
@@ -93,12 +131,15 @@ inline bool wants_columns(const NormBackward& args) {
 }
 
 // The parts of the rows make room for those of the columns.
-int64_t workspace_bytes(const NormBackward& args) {
+inline int64_t workspace_bytes(const NormBackward& args, const NormBackwardPlan& plan) {
   const DType dtype = args.input.dtype;
-  const NormBackwardPlan plan = plan_of(args);
   const int64_t of_rows = segment_parts_bytes(plan.row, args.rows, args.cols, dtype, 2);
   const int64_t of_columns = 2 * plan.parts * args.cols * accumulator_bytes(dtype);
   return std::max(wants_rows(args) ? of_rows : 0, wants_columns(args) ? of_columns : 0);
+}
+
+int64_t workspace_bytes(const NormBackward& args) {
+  return workspace_bytes(args, plan_of(args, width_of(args)));
 }
 
 template <class T, int kWidth, bool kAdd>
@@ -149,7 +190,7 @@ Status launch_norm_backward_finish(const NormBackward& args, int64_t parts, Stre
 
 Status launch(const NormBackward& args, Stream stream) {
   if (!fits(args.weight, args.input.dtype)) return device::kInvalidValue;
-  const NormBackwardPlan plan = plan_of(args);
+  const NormBackwardPlan plan = plan_of(args, width_of(args));
   return with_type(args.input.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     Status status = with_width<T>(plan.row.width, [&](auto width) {
@@ -168,20 +209,41 @@ Status launch(const NormBackward& args, Stream stream) {
   });
 }
 
-Status launch(const NormStack& stack, Stream stream) {
-  Status status = device::kSuccess;
-  for (int32_t i = 0; i < stack.count && status == device::kSuccess; ++i) {
-    status = launch(stack[i], stream);
-  }
-  return status;
+inline NormBackwardPlan plan_of(const NormStackBackward& stack) {
+  const auto each_width = [](const NormBackward& args) { return width_of(args); };
+  return plan_of(stack[0], narrowest(stack, each_width));
+}
+
+int64_t workspace_bytes(const NormStackBackward& stack) {
+  return std::max(most_workspace_bytes(stack), workspace_bytes(stack[0], plan_of(stack)));
+}
+
+// All tensors at once, with rows that stay in registers.
+template <class T>
+Status launch_norm_stack_backward(
+    const NormStackBackward& stack, const NormBackwardPlan& plan, Stream stream) {
+  const Status status = with_width<T>(plan.row.width, [&](auto width) {
+    constexpr int kWidth = decltype(width)::value;
+    constexpr int kVectors = norm_backward_elements<T, kWidth, false>() / kWidth;
+    const auto kernel = &norm_stack_backward_registers<T, kWidth, kVectors>;
+    const dim3 threads(plan.row.threads, plan.row.rows);
+    return device::launch(kernel, stack.count * plan.parts, threads, stream, stack);
+  });
+  if (!wants_columns(stack[0]) || status != device::kSuccess) return status;
+  const auto kernel = &norm_stack_backward_finish<AccumulatorOf<T>>;
+  const int64_t blocks = stack.count * ceil_div(stack.each.cols, 32);
+  return device::launch(kernel, blocks, dim3(32, 32), stream, stack, plan.parts);
 }
 
 Status launch(const NormStackBackward& stack, Stream stream) {
-  Status status = device::kSuccess;
-  for (int32_t i = 0; i < stack.count && status == device::kSuccess; ++i) {
-    status = launch(stack[i], stream);
-  }
-  return status;
+  const NormBackward first = stack[0];
+  if (!fits(first.weight, first.input.dtype)) return device::kInvalidValue;
+  if (workspace_bytes(stack) > stack.workspace_bytes) return device::kInvalidValue;
+  const NormBackwardPlan plan = plan_of(stack);
+  if (plan.row.elements == 0 || adds(first)) return launch_each(stack, stream);
+  return with_type(first.input.dtype, [&](auto type) {
+    return launch_norm_stack_backward<typename decltype(type)::type>(stack, plan, stream);
+  });
 }
 
 }  // namespace fusedops::cuda

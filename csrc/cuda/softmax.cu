@@ -19,26 +19,40 @@ inline int32_t width_of(const SoftmaxBackward& args) {
   return pick_width(args.output.dtype, args.cols, {args.grad_output, args.output, args.grad_input});
 }
 
-inline RowPlan plan_of(const SoftmaxForward& args) {
-  return plan_rows(kSoftmaxRegimes, args.cols, width_of(args), size_of(args.input.dtype));
+inline RowPlan plan_of(const SoftmaxForward& args, int32_t width) {
+  return plan_rows(kSoftmaxRegimes, args.cols, width, size_of(args.input.dtype));
 }
 
 inline RowPlan plan_of(const SoftmaxBackward& args) {
   return plan_rows(kSoftmaxBackwardRegimes, args.cols, width_of(args), size_of(args.output.dtype));
 }
 
+// f(vectors a thread, as a type) of the kernels that keep a row in registers.
+template <class In, int kWidth, class F>
+Status with_vectors(const RowPlan& plan, F f) {
+  if (plan.elements == kFewElements<In>) return f(Int<kFewElements<In> / kWidth>{});
+  if constexpr (kIsWide<In, kWidth> && sizeof(In) < 8) {
+    if (plan.elements == 32) return f(Int<32 / kWidth>{});
+  }
+  return device::kInvalidValue;
+}
+
+// f(Type<In>{}, Type<Out>{}, width).
+template <class F>
+Status with_kernel(const SoftmaxForward& args, const RowPlan& plan, F f) {
+  return with_types(args.input.dtype, args.output.dtype, [&](auto in, auto out) {
+    return with_width<typename decltype(in)::type>(
+        plan.width, [&](auto width) { return f(in, out, width); });
+  });
+}
+
 template <class In, class Out, int kWidth>
 Status launch_softmax_forward(const SoftmaxForward& args, const RowPlan& plan, Stream stream) {
-  constexpr int kFew = kFewElements<In>;
-  if (plan.elements == kFew) {
-    const auto kernel = &softmax_forward_registers<In, Out, kWidth, kFew / kWidth>;
-    return launch_rows(kernel, plan, args, stream);
-  }
-  if constexpr (kIsWide<In, kWidth> && sizeof(In) < 8) {
-    if (plan.elements == 32) {
-      const auto kernel = &softmax_forward_registers<In, Out, kWidth, 32 / kWidth>;
+  if (plan.elements > 0) {
+    return with_vectors<In, kWidth>(plan, [&](auto vectors) {
+      const auto kernel = &softmax_forward_registers<In, Out, kWidth, decltype(vectors)::value>;
       return launch_rows(kernel, plan, args, stream);
-    }
+    });
   }
   if constexpr (kIsWide<In, kWidth> || kWidth == 1) {
     return launch_segments(
@@ -49,27 +63,42 @@ Status launch_softmax_forward(const SoftmaxForward& args, const RowPlan& plan, S
 }
 
 Status launch(const SoftmaxForward& args, Stream stream) {
-  const RowPlan plan = plan_of(args);
-  return with_types(args.input.dtype, args.output.dtype, [&](auto in, auto out) {
+  const RowPlan plan = plan_of(args, width_of(args));
+  return with_kernel(args, plan, [&](auto in, auto out, auto width) {
     using In = typename decltype(in)::type;
     using Out = typename decltype(out)::type;
-    return with_width<In>(plan.width, [&](auto width) {
-      return launch_softmax_forward<In, Out, decltype(width)::value>(args, plan, stream);
+    return launch_softmax_forward<In, Out, decltype(width)::value>(args, plan, stream);
+  });
+}
+
+int64_t workspace_bytes(const SoftmaxForward& args) {
+  const RowPlan plan = plan_of(args, width_of(args));
+  return segment_parts_bytes(plan, args.rows, args.cols, args.input.dtype, 2);
+}
+
+inline RowPlan plan_of(const SoftmaxStack& stack) {
+  const auto each_width = [](const SoftmaxForward& args) { return width_of(args); };
+  return plan_of(stack[0], narrowest(stack, each_width));
+}
+
+// One launch, of rows that stay in registers.
+Status launch(const SoftmaxStack& stack, Stream stream) {
+  const SoftmaxForward first = stack[0];
+  const RowPlan plan = plan_of(stack);
+  const int64_t blocks = stack.count * ceil_div(first.rows, plan.rows);
+  if (plan.elements == 0 || blocks > device::max_grid()) return launch_each(stack, stream);
+  return with_kernel(first, plan, [&](auto in, auto out, auto width) {
+    using In = typename decltype(in)::type;
+    using Out = typename decltype(out)::type;
+    constexpr int kWidth = decltype(width)::value;
+    return with_vectors<In, kWidth>(plan, [&](auto vectors) {
+      const auto kernel = &softmax_stack_registers<In, Out, kWidth, decltype(vectors)::value>;
+      return device::launch(kernel, blocks, dim3(plan.threads, plan.rows), stream, stack);
     });
   });
 }
 
-Status launch(const SoftmaxStack& stack, Stream stream) {
-  Status status = device::kSuccess;
-  for (int32_t i = 0; i < stack.count && status == device::kSuccess; ++i) {
-    status = launch(stack[i], stream);
-  }
-  return status;
-}
-
-int64_t workspace_bytes(const SoftmaxForward& args) {
-  return segment_parts_bytes(plan_of(args), args.rows, args.cols, args.input.dtype, 2);
-}
+int64_t workspace_bytes(const SoftmaxStack& stack) { return most_workspace_bytes(stack); }
 
 template <class T, class Out, int kWidth>
 Status launch_softmax_backward(const SoftmaxBackward& args, const RowPlan& plan, Stream stream) {

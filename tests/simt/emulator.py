@@ -207,6 +207,31 @@ class NormBackward(Structure):
     ]
 
 
+MAX_STACK = 32
+_Pointers = c_void_p * MAX_STACK
+
+
+class SoftmaxStack(Structure):
+    _fields_ = [
+        *[("each", SoftmaxForward), ("inputs", Rows * MAX_STACK)],
+        *[("slot", c_int64), ("count", c_int32)],
+    ]
+
+
+class NormStack(Structure):
+    _fields_ = [
+        *[("each", NormForward), ("inputs", Rows * MAX_STACK)],
+        *[("weights", _Pointers), ("biases", _Pointers), ("slot", c_int64), ("count", c_int32)],
+    ]
+
+
+class NormStackBackward(Structure):
+    _fields_ = [
+        *[("each", NormBackward), ("inputs", Rows * MAX_STACK), ("weights", _Pointers)],
+        *[("slot", c_int64), ("workspace_bytes", c_int64), ("count", c_int32)],
+    ]
+
+
 Args = (
     SoftmaxForward
     | SoftmaxBackward
@@ -216,6 +241,9 @@ Args = (
     | MaskedSoftmaxBackward
     | NormForward
     | NormBackward
+    | SoftmaxStack
+    | NormStack
+    | NormStackBackward
 )
 #: In the order of Op in host.cpp.
 _OPS = list(get_args(Args))
@@ -325,13 +353,19 @@ class Emulator:
         if status != 0:
             raise EmulatorError(f"status {status}: {self.library.simt_error().decode()}")
 
+    def workspace_bytes(self, args: Args) -> int:
+        return self.library.simt_workspace_bytes(_OPS.index(type(args)), ctypes.byref(args))
+
     def workspace(self, args: Args) -> DeviceArray | None:
         """What the launch of ``args`` asks for, which now have it; keep it as long as them."""
-        bytes_ = self.library.simt_workspace_bytes(_OPS.index(type(args)), ctypes.byref(args))
-        if bytes_ == 0:
+        each = self.workspace_bytes(args)
+        if each == 0:
             return None
-        array = self.array((1, bytes_), "bytes", VECTOR_BYTES)
-        args.workspace = array.address
+        count = args.count if isinstance(args, NormStackBackward) else 1
+        array = self.array((1, each * count), "bytes", VECTOR_BYTES)
+        getattr(args, "each", args).workspace = array.address
+        if isinstance(args, NormStackBackward):
+            args.workspace_bytes = each
         return array
 
     def ends_of_launch_shapes(self, args: Args, step: int, last: int) -> list[int]:

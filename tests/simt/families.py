@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from types import ModuleType
 
-from . import cases, masked_cases, norm_cases, planes_cases
+from . import cases, masked_cases, norm_cases, planes_cases, stack_cases
 from .cases import Arrays, Case
 from .emulator import Args, Emulator
 from .masked_cases import MaskedCase
 from .norm_cases import NormCase
 from .planes_cases import PlanesCase
+from .stack_cases import StackCase
 
 #: Of plain rows: their lengths are all there is to choose, and options vary along.
 RowsCase = Case | NormCase
-AnyCase = RowsCase | PlanesCase | MaskedCase
+AnyCase = RowsCase | PlanesCase | MaskedCase | StackCase
 _MODULES = {
     Case: cases,
     NormCase: norm_cases,
     PlanesCase: planes_cases,
     MaskedCase: masked_cases,
+    StackCase: stack_cases,
 }
 
 
@@ -69,7 +71,7 @@ def racing_cases(emulator: Emulator) -> list[AnyCase]:
 def sanitized_cases(emulator: Emulator) -> list[AnyCase]:
     """The softmax and the norm of rows at every boundary, others, of more elaborate kernels over
     the same tiles, each kernel once."""
-    others = (planes_cases, masked_cases)
+    others = (planes_cases, masked_cases, stack_cases)
     once = [case for module in others for case in _each_kernel_once(emulator, module)]
     rows = (cases, norm_cases)
     return [*(case for module in rows for case in module.all_boundary_cases(emulator)), *once]

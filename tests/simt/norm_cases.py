@@ -136,6 +136,26 @@ def output_dtypes(case: NormCase) -> dict[str, str]:
     return {name: dtypes[name] for name in names} | dict.fromkeys(branch, case.dtype)
 
 
+def args_of(case: NormCase, arrays: dict[str, DeviceArray], seed: int | None = None) -> Args:
+    """Of arrays that are named as the arguments are."""
+    scale = 0.0 if case.p == 1 else 1 / (1 - case.p)
+    args = (NormForward if case.is_forward else NormBackward)(
+        kind=KINDS.index(case.kind),
+        dropout=Dropout(seed, case.threshold, scale),
+        rows=case.rows,
+        cols=case.cols,
+        eps=EPS,
+        weight_offset=case.weight_offset,
+    )
+    for name, array in arrays.items():
+        kind = dict(args._fields_)[name]
+        value = {Rows: array.rows, Columns: array.columns}.get(kind, array.address)
+        setattr(args, name, value)
+    if case.is_forward:
+        args.rounds_normalized = case.rounds_normalized
+    return args
+
+
 class Prepared:
     """A case in device memory: launch ``args``, then read the outputs."""
 
@@ -150,7 +170,8 @@ class Prepared:
         self.seed.values[:] = SEED
         self._outputs = {name: self._array(name, self._shape(name)) for name in output_dtypes(case)}
         self.arrays = inputs | self._outputs
-        self.args = self._args()
+        seed = self.seed.address if case.drops else None
+        self.args = args_of(case, self.arrays, seed)
         self._workspace = emulator.workspace(self.args)
 
     def _shape(self, name: str) -> tuple[int, int]:
@@ -169,28 +190,6 @@ class Prepared:
         width = 1 if name == self._misaligned else case.width
         alignment = min(VECTOR_BYTES, width * DTYPES[dtype].itemsize)
         return self._emulator.array(shape, dtype, alignment, padded)
-
-    def _args(self) -> Args:
-        case = self._case
-        scale = 0.0 if case.p == 1 else 1 / (1 - case.p)
-        seed = self.seed.address if case.drops else None
-        args = (NormForward if case.is_forward else NormBackward)(
-            kind=KINDS.index(case.kind),
-            dropout=Dropout(seed, case.threshold, scale),
-            rows=case.rows,
-            cols=case.cols,
-            eps=EPS,
-            weight_offset=case.weight_offset,
-        )
-        for name, array in self.arrays.items():
-            kind = dict(args._fields_)[name]
-            value = {Rows: array.rows, Columns: array.columns}.get(kind, array.address)
-            setattr(args, name, value)
-        # Without data its dtype says nothing, but that of the rows does.
-        args.input.dtype = self.arrays["input"].rows.dtype
-        if case.is_forward:
-            args.rounds_normalized = case.rounds_normalized
-        return args
 
     def outputs(self) -> Arrays:
         return {name: array.read() for name, array in self._outputs.items()}

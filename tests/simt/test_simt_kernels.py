@@ -82,7 +82,7 @@ def launch_every_length(emulator: Emulator) -> None:
         args = families.prepared_args(emulator, base)
         many, count = ("lanes", 100_000) if isinstance(base, PlanesCase) else ("rows", 1000)
         for value in (1, count):
-            setattr(args, many, value)
+            setattr(getattr(args, "each", args), many, value)
             emulator.launch_every_length(args, last)
 
 

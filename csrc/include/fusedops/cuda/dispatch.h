@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "fusedops/args.h"
+#include "fusedops/cuda/launch.h"
 #include "fusedops/cuda/policy.h"
 #include "fusedops/device.h"
 
@@ -147,6 +148,32 @@ Status launch_rows(
     void (*kernel)(Args, int64_t), const RowPlan& plan, const Args& args, Stream stream) {
   const dim3 threads(plan.threads, plan.rows);
   return launch_shares(kernel, args.rows, plan.rows, threads, args, stream);
+}
+
+// The widest vectors that every tensor of a stack is aligned for, width_of(stack[i]) each.
+template <class Stack, class F>
+int32_t narrowest(const Stack& stack, F width_of) {
+  int32_t width = width_of(stack[0]);
+  for (int32_t i = 1; i < stack.count; ++i) width = std::min(width, width_of(stack[i]));
+  return width;
+}
+
+// A launch for each tensor of a stack.
+template <class Stack>
+Status launch_each(const Stack& stack, Stream stream) {
+  Status status = device::kSuccess;
+  for (int32_t i = 0; i < stack.count && status == device::kSuccess; ++i) {
+    status = launch(stack[i], stream);
+  }
+  return status;
+}
+
+// What the most demanding tensor of a stack asks for: they take turns.
+template <class Stack>
+int64_t most_workspace_bytes(const Stack& stack) {
+  int64_t most = 0;
+  for (int32_t i = 0; i < stack.count; ++i) most = std::max(most, workspace_bytes(stack[i]));
+  return most;
 }
 
 constexpr int64_t accumulator_bytes(DType dtype) { return dtype == DType::kFloat64 ? 8 : 4; }

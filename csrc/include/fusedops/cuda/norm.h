@@ -223,13 +223,12 @@ FUSEDOPS_DEVICE Pair<Acc> centre(
   return tree_sum<kVectors>(moments);
 }
 
+// Of the thread's row, all of it in registers.
 template <class T, int kWidth, int kVectors, bool kAdd>
-FUSEDOPS_KERNEL((kNormThreads<T, kWidth, kWidth * kVectors, kAdd>))
-norm_forward_registers(NormForward args, int64_t first_row) {
+FUSEDOPS_DEVICE void norm_row(const NormForward& args, int64_t row) {
   using Acc = AccumulatorOf<T>;
   FUSEDOPS_SHARED(Acc, sum_slots, kMaxWarps);
   FUSEDOPS_SHARED(Pair<Acc>, moment_slots, kMaxWarps);
-  const int64_t row = launch_row(first_row);
   const int32_t cols = row < args.rows ? static_cast<int32_t>(args.cols) : 0;
 
   Tile<T, kWidth, kVectors> tile;
@@ -254,6 +253,19 @@ norm_forward_registers(NormForward args, int64_t first_row) {
     if (column < cols) store_normalised(output, args, column, centred[i], statistics);
   }
   if (row < args.rows && threadIdx.x == 0) statistics.save(args, row);
+}
+
+template <class T, int kWidth, int kVectors, bool kAdd>
+FUSEDOPS_KERNEL((kNormThreads<T, kWidth, kWidth * kVectors, kAdd>))
+norm_forward_registers(NormForward args, int64_t first_row) {
+  norm_row<T, kWidth, kVectors, kAdd>(args, launch_row(first_row));
+}
+
+template <class T, int kWidth, int kVectors>
+FUSEDOPS_KERNEL((kNormThreads<T, kWidth, kWidth * kVectors, false>))
+norm_stack_registers(NormStack stack) {
+  const StackBlock at(stack.count);
+  norm_row<T, kWidth, kVectors, false>(stack[at.tensor], at.row());
 }
 
 // What a segment knows of its row: the mean is base + correction.

@@ -179,34 +179,33 @@ class NormGradientRow {
   DropoutRow<Acc> dropout_;
 };
 
-// Two sets of slots in turn: one barrier a row is then enough. One block a multiprocessor: unasked
-// the compiler makes room for two of narrow vectors, and spills.
+// Walks over the rows of one of `parts` parts. Two sets of slots in turn: one barrier a row is then
+// enough.
 template <class T, int kWidth, int kVectors, bool kAdd>
-FUSEDOPS_KERNEL(kNormBackwardThreads, 1)
-norm_backward_registers(NormBackward args) {
+FUSEDOPS_DEVICE void norm_backward_part(const NormBackward& args, int64_t part, int64_t parts) {
   using Acc = AccumulatorOf<T>;
   FUSEDOPS_SHARED(Pair<Acc>, slots, 2 * kMaxWarps);
   FUSEDOPS_SHARED(Acc, column_sums, kNormBackwardThreads * kVectors * kWidth);
   const Acc share = device::reciprocal(static_cast<Acc>(args.cols));
-  const int64_t step = int64_t{gridDim.x} * blockDim.y;
+  const int64_t step = parts * blockDim.y;
   Acc weight_sums[kVectors][kWidth] = {}, bias_sums[kVectors][kWidth] = {};
   int32_t turn = 0;
 
   const auto all_cols = static_cast<int32_t>(args.cols);
   NormBackwardTile<T, kWidth, kVectors> loaded;
-  loaded.load(args, launch_row(0), 0, all_cols);
-  for (int64_t first = int64_t{blockIdx.x} * blockDim.y; first < args.rows; first += step) {
+  loaded.load(args, part * blockDim.y + threadIdx.y, 0, all_cols);
+  for (int64_t first = part * blockDim.y; first < args.rows; first += step) {
     const int64_t row = first + threadIdx.y;
     const int32_t cols = loaded.cols;
     const Acc rstd = loaded.rstd;
-    NormGradient<T, kWidth> parts[kVectors];
+    NormGradient<T, kWidth> gradients[kVectors];
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      parts[i] = loaded.gradient(args, i);
+      gradients[i] = loaded.gradient(args, i);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
-        weight_sums[i][j] += parts[i].grad[j] * parts[i].normal[j];
-        bias_sums[i][j] += parts[i].grad[j];
+        weight_sums[i][j] += gradients[i].grad[j] * gradients[i].normal[j];
+        bias_sums[i][j] += gradients[i].grad[j];
       }
     }
     loaded.load(args, row + step, 0, all_cols);
@@ -216,29 +215,43 @@ norm_backward_registers(NormBackward args) {
     if constexpr (kAdd) load_sums(added, args, row, 0, cols);
     Pair<Acc> part_sums[kVectors];
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) part_sums[i] = parts[i].sums();
+    for (int i = 0; i < kVectors; ++i) part_sums[i] = gradients[i].sums();
     const Pair<Acc> sums = row_reduce<Sum>(tree_sum<kVectors>(part_sums), slots + turn * kMaxWarps);
     turn ^= 1;
 
     const Pair<Acc> means = means_of(args, sums, share, rstd);
-    const NormGradientRow<T, kAdd> gradients(args, row);
+    const NormGradientRow<T, kAdd> to(args, row);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const int32_t column = column_of<kWidth>(i);
       if (column >= cols) continue;
       Acc values[kWidth];
-      parts[i].result(values, means, rstd);
-      gradients.store(column, values, added.vectors[i]);
+      gradients[i].result(values, means, rstd);
+      to.store(column, values, added.vectors[i]);
     }
   }
 
-  const int64_t part = blockIdx.x, parts = gridDim.x;
   if (args.grad_weight.data) {
     write_column_sums(weight_sums, all_cols, column_sums, workspace_part<Acc>(args, part));
   }
   if (args.grad_bias.data) {
     write_column_sums(bias_sums, all_cols, column_sums, workspace_part<Acc>(args, parts + part));
   }
+}
+
+// One block a multiprocessor: unasked the compiler makes room for two of narrow vectors, and
+// spills.
+template <class T, int kWidth, int kVectors, bool kAdd>
+FUSEDOPS_KERNEL(kNormBackwardThreads, 1)
+norm_backward_registers(NormBackward args) {
+  norm_backward_part<T, kWidth, kVectors, kAdd>(args, blockIdx.x, gridDim.x);
+}
+
+template <class T, int kWidth, int kVectors>
+FUSEDOPS_KERNEL(kNormBackwardThreads, 1)
+norm_stack_backward_registers(NormStackBackward stack) {
+  const StackBlock at(stack.count);
+  norm_backward_part<T, kWidth, kVectors, false>(stack[at.tensor], at.block, at.blocks);
 }
 
 template <class T, int kWidth>
@@ -356,11 +369,10 @@ FUSEDOPS_DEVICE void store_as(const Columns& columns, int64_t column, Acc value)
 // Adds the parts. A block of 32 x 32 threads owns 32 columns: the lanes of a warp stand beside each
 // other for loading, and above each other for the last sum.
 template <class Acc>
-FUSEDOPS_KERNEL(kMaxThreads)
-norm_backward_finish(NormBackward args, int64_t parts) {
+FUSEDOPS_DEVICE void sum_parts(const NormBackward& args, int64_t parts, int64_t block) {
   constexpr int32_t kSide = device::kWarpLanes, kPitch = kSide + 1;  // one more: no bank conflict
   FUSEDOPS_SHARED(Pair<Acc>, sums, kSide * kPitch);
-  const int64_t first_column = int64_t{blockIdx.x} * kSide;
+  const int64_t first_column = block * kSide;
   const int64_t own = first_column + threadIdx.x;
 
   Pair<Acc> sum{0, 0};
@@ -378,6 +390,19 @@ norm_backward_finish(NormBackward args, int64_t parts) {
   if (threadIdx.x != 0 || column >= args.cols) return;
   if (args.grad_weight.data) store_as(args.grad_weight, column, sum.first);
   if (args.grad_bias.data) store_as(args.grad_bias, column, sum.second);
+}
+
+template <class Acc>
+FUSEDOPS_KERNEL(kMaxThreads)
+norm_backward_finish(NormBackward args, int64_t parts) {
+  sum_parts<Acc>(args, parts, blockIdx.x);
+}
+
+template <class Acc>
+FUSEDOPS_KERNEL(kMaxThreads)
+norm_stack_backward_finish(NormStackBackward stack, int64_t parts) {
+  const StackBlock at(stack.count);
+  sum_parts<Acc>(stack[at.tensor], parts, at.block);
 }
 
 }  // namespace fusedops::cuda

@@ -56,13 +56,12 @@ FUSEDOPS_DEVICE void store_normalised(Out* to, const Acc (&values)[kWidth], Affi
   store(to, result);
 }
 
+// Of the thread's row, all of it in registers.
 template <class In, class Out, int kWidth, int kVectors>
-FUSEDOPS_KERNEL((kSoftmaxThreads<In, kWidth, kWidth * kVectors>))
-softmax_forward_registers(SoftmaxForward args, int64_t first_row) {
+FUSEDOPS_DEVICE void softmax_row(const SoftmaxForward& args, int64_t row) {
   using Acc = AccumulatorOf<Out>;
   FUSEDOPS_SHARED(Acc, max_slots, kMaxWarps);
   FUSEDOPS_SHARED(Acc, sum_slots, kMaxWarps);
-  const int64_t row = launch_row(first_row);
   const int32_t cols = row < args.rows ? static_cast<int32_t>(args.cols) : 0;
 
   Tile<In, kWidth, kVectors> tile;
@@ -91,6 +90,19 @@ softmax_forward_registers(SoftmaxForward args, int64_t first_row) {
     const int32_t column = column_of<kWidth>(i);
     if (column < cols) store_normalised(output + column, values[i], affine);
   }
+}
+
+template <class In, class Out, int kWidth, int kVectors>
+FUSEDOPS_KERNEL((kSoftmaxThreads<In, kWidth, kWidth * kVectors>))
+softmax_forward_registers(SoftmaxForward args, int64_t first_row) {
+  softmax_row<In, Out, kWidth, kVectors>(args, launch_row(first_row));
+}
+
+template <class In, class Out, int kWidth, int kVectors>
+FUSEDOPS_KERNEL((kSoftmaxThreads<In, kWidth, kWidth * kVectors>))
+softmax_stack_registers(SoftmaxStack stack) {
+  const StackBlock at(stack.count);
+  softmax_row<In, Out, kWidth, kVectors>(stack[at.tensor], at.row());
 }
 
 // A thread or a segment that is all -inf keeps the sum 0, and does not poison the rest.
