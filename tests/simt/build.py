@@ -111,6 +111,11 @@ def planted_program(build: str) -> Path:
     return _link(f"planted_{build}", jobs, SANITIZERS[build])
 
 
+def atomics_library() -> Path:
+    """A softmax that is not deterministic."""
+    return _link("libatomics.so", [(HERE / "planted" / "atomic_softmax.cpp", [])], ["-shared"])
+
+
 def nvcc() -> str | None:
     """The CUDA compiler, which only the PTX library needs."""
     return shutil.which("nvcc")

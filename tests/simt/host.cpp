@@ -132,8 +132,8 @@ int64_t simt_workspace_bytes(int op, const void* args) {
   });
 }
 
-// Launches rows of step, 2 * step, ... up to `last` elements, dry. Writes those that are followed by
-// another Shape, and returns their number; -1 where a launch fails.
+// Launches rows of step, 2 * step, ... up to `last` elements, dry. Writes those that are followed
+// by another Shape, and returns their number; -1 where a launch fails.
 int64_t simt_launch_lengths(
     int op, const void* args, int64_t step, int64_t last, int64_t* found, int64_t capacity) {
   return with_op(op, args, [&](auto args) -> int64_t {
