@@ -21,8 +21,11 @@ inline int32_t width_of(const NormForward& args) {
 }
 
 inline RowPlan plan_of(const NormForward& args, int32_t width) {
-  const Regimes& regimes = args.residual.data ? kNormAddRegimes : kNormRegimes;
-  return plan_rows(regimes, args.cols, width, size_of(args.input.dtype));
+  const bool adds = args.residual.data != nullptr;
+  const auto bytes = static_cast<int32_t>(size_of(args.input.dtype));
+  const RowPlan plan = plan_rows(adds ? kNormAddRegimes : kNormRegimes, args.cols, width, bytes);
+  if (!device::has_clusters()) return plan;
+  return plan_clusters(plan, norm_clusters(bytes, adds), args.cols, bytes);
 }
 
 // Elements a thread, as the tables of policy.h have them.
@@ -45,6 +48,13 @@ Status with_vectors(const RowPlan& plan, F f) {
 
 template <class T, int kWidth, bool kAdd>
 Status launch_norm_forward(const NormForward& args, const RowPlan& plan, Stream stream) {
+  if constexpr (kIsWide<T, kWidth> && sizeof(T) < 8) {
+    if (plan.blocks > 1) {
+      constexpr int kElements = norm_clusters(sizeof(T), kAdd).elements;
+      const auto kernel = &norm_forward_cluster<T, kWidth, kElements / kWidth, kAdd>;
+      return launch_clusters(kernel, plan, args, stream);
+    }
+  }
   if (plan.elements > 0) {
     return with_vectors<T, kWidth, kAdd>(plan, [&](auto vectors) {
       const auto kernel = &norm_forward_registers<T, kWidth, decltype(vectors)::value, kAdd>;
@@ -84,7 +94,7 @@ inline RowPlan plan_of(const NormStack& stack) {
   return plan_of(stack[0], narrowest(stack, each_width));
 }
 
-// One launch, of rows that stay in registers.
+// One launch, of rows that a block holds.
 Status launch(const NormStack& stack, Stream stream) {
   const NormForward first = stack[0];
   const DType dtype = first.input.dtype;
@@ -92,7 +102,7 @@ Status launch(const NormStack& stack, Stream stream) {
   const RowPlan plan = plan_of(stack);
   const int64_t blocks = stack.count * ceil_div(first.rows, plan.rows);
   const bool is_one_launch =
-      plan.elements > 0 && blocks <= device::max_grid() && first.residual.data == nullptr;
+      plan.elements > 0 && plan.blocks == 1 && blocks <= device::max_grid() && !first.residual.data;
   if (!is_one_launch) return launch_each(stack, stream);
   return with_type(dtype, [&](auto type) {
     using T = typename decltype(type)::type;

@@ -20,7 +20,9 @@ inline int32_t width_of(const SoftmaxBackward& args) {
 }
 
 inline RowPlan plan_of(const SoftmaxForward& args, int32_t width) {
-  return plan_rows(kSoftmaxRegimes, args.cols, width, size_of(args.input.dtype));
+  const auto bytes = static_cast<int32_t>(size_of(args.input.dtype));
+  const RowPlan plan = plan_rows(kSoftmaxRegimes, args.cols, width, bytes);
+  return device::has_clusters() ? plan_clusters(plan, kSoftmaxClusters, args.cols, bytes) : plan;
 }
 
 inline RowPlan plan_of(const SoftmaxBackward& args) {
@@ -48,6 +50,13 @@ Status with_kernel(const SoftmaxForward& args, const RowPlan& plan, F f) {
 
 template <class In, class Out, int kWidth>
 Status launch_softmax_forward(const SoftmaxForward& args, const RowPlan& plan, Stream stream) {
+  if constexpr (kIsWide<In, kWidth> && sizeof(In) < 8) {
+    if (plan.blocks > 1) {
+      const auto kernel =
+          &softmax_forward_cluster<In, Out, kWidth, kSoftmaxClusters.elements / kWidth>;
+      return launch_clusters(kernel, plan, args, stream);
+    }
+  }
   if (plan.elements > 0) {
     return with_vectors<In, kWidth>(plan, [&](auto vectors) {
       const auto kernel = &softmax_forward_registers<In, Out, kWidth, decltype(vectors)::value>;
@@ -81,12 +90,13 @@ inline RowPlan plan_of(const SoftmaxStack& stack) {
   return plan_of(stack[0], narrowest(stack, each_width));
 }
 
-// One launch, of rows that stay in registers.
+// One launch, of rows that a block holds.
 Status launch(const SoftmaxStack& stack, Stream stream) {
   const SoftmaxForward first = stack[0];
   const RowPlan plan = plan_of(stack);
   const int64_t blocks = stack.count * ceil_div(first.rows, plan.rows);
-  if (plan.elements == 0 || blocks > device::max_grid()) return launch_each(stack, stream);
+  const bool is_one_launch = plan.elements > 0 && plan.blocks == 1 && blocks <= device::max_grid();
+  if (!is_one_launch) return launch_each(stack, stream);
   return with_kernel(first, plan, [&](auto in, auto out, auto width) {
     using In = typename decltype(in)::type;
     using Out = typename decltype(out)::type;

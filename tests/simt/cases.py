@@ -46,6 +46,7 @@ class Case:
     width: int  # elements of the vectors that all pointers and strides are aligned for
     padded: bool = False  # places between rows
     log: bool = False
+    clusters: bool = False  # of blocks, which the device has
 
 
 Arrays = dict[str, np.ndarray]
@@ -94,6 +95,7 @@ class Prepared:
         self, emulator: Emulator, case: Case, given: Arrays, misaligned: str | None = None
     ) -> None:
         self._emulator, self._case, self._misaligned = emulator, case, misaligned
+        emulator.use_clusters(case.clusters)
         self._inputs = {name: self._array(name, values.shape) for name, values in given.items()}
         for name, array in self._inputs.items():
             array.values[:] = given[name]
@@ -165,6 +167,15 @@ def boundary_cases(emulator: Emulator, base: Case, elements: int = 1000) -> Iter
 
 def all_boundary_cases(emulator: Emulator) -> list[Case]:
     return [case for base in bases() for case in boundary_cases(emulator, base)]
+
+
+def cluster_cases(emulator: Emulator) -> Iterator[Case]:
+    """The shortest rows that a cluster has to hold, for each of its kernels."""
+    for base in bases():
+        is_wide = base.width == widths(base.dtype)[0]
+        if base.op == "softmax_forward" and is_wide and base.dtype != "float64":
+            base = replace(base, rows=3, clusters=True)
+            yield replace(base, cols=boundary_lengths(emulator, replace(base, rows=1))[-1])
 
 
 def racing_candidates(emulator: Emulator) -> list[Case]:

@@ -331,6 +331,7 @@ class Emulator:
         library.simt_free.argtypes = [c_void_p]
         library.simt_error.restype = c_char_p
         library.simt_workspace_bytes.restype = c_int64
+        library.simt_use_clusters.argtypes = [c_bool]
         library.simt_launch_lengths.restype = c_int64
         library.simt_launch_lengths.argtypes = [
             *[c_int, c_void_p, c_int64, c_int64, POINTER(c_int64), c_int64]
@@ -341,6 +342,10 @@ class Emulator:
 
     def configure(self, config: Config) -> None:
         self.library.simt_configure(ctypes.byref(config))
+
+    def use_clusters(self, use: bool) -> None:
+        """Whether the device has them, for what is prepared and launched from now on."""
+        self.library.simt_use_clusters(use)
 
     def array(
         self, shape: tuple[int, int], dtype: str, alignment: int, padded: bool = False

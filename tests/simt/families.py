@@ -65,7 +65,13 @@ def boundary_cases(emulator: Emulator, base: RowsCase, elements: int = 1000) -> 
 
 def racing_cases(emulator: Emulator) -> list[AnyCase]:
     """Few and small, for a build that is slow: each kernel once."""
-    return [case for module in _MODULES.values() for case in _each_kernel_once(emulator, module)]
+    once = [case for module in _MODULES.values() for case in _each_kernel_once(emulator, module)]
+    return [*once, *cluster_cases(emulator)]
+
+
+def cluster_cases(emulator: Emulator) -> list[RowsCase]:
+    """Each kernel of clusters once."""
+    return [case for module in (cases, norm_cases) for case in module.cluster_cases(emulator)]
 
 
 def sanitized_cases(emulator: Emulator) -> list[AnyCase]:
@@ -74,7 +80,8 @@ def sanitized_cases(emulator: Emulator) -> list[AnyCase]:
     others = (planes_cases, masked_cases, stack_cases)
     once = [case for module in others for case in _each_kernel_once(emulator, module)]
     rows = (cases, norm_cases)
-    return [*(case for module in rows for case in module.all_boundary_cases(emulator)), *once]
+    boundaries = [case for module in rows for case in module.all_boundary_cases(emulator)]
+    return [*boundaries, *once, *cluster_cases(emulator)]
 
 
 def _each_kernel_once(emulator: Emulator, module: ModuleType) -> Iterator[AnyCase]:

@@ -109,6 +109,7 @@ void simt_free(void* memory) {
 }
 
 void simt_configure(const simt::Config* config) { simt::config = *config; }
+void simt_use_clusters(bool use) { simt::has_clusters = use; }
 const char* simt_error() { return simt::error(); }
 size_t simt_size_of_config() { return sizeof(simt::Config); }
 

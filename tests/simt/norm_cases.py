@@ -53,6 +53,7 @@ class NormCase:
     with_sum: bool = True  # forward, the sum is wanted; backward, it has a gradient
     p: float = 0.0
     wanted: tuple[bool, bool, bool] = (True, True, True)  # gradients of input, weight and bias
+    clusters: bool = False  # of blocks, which the device has
 
     @property
     def is_forward(self) -> bool:
@@ -163,6 +164,7 @@ class Prepared:
         self, emulator: Emulator, case: NormCase, given: Arrays, misaligned: str | None = None
     ) -> None:
         self._emulator, self._case, self._misaligned = emulator, case, misaligned
+        emulator.use_clusters(case.clusters)
         inputs = {name: self._array(name, values.shape) for name, values in given.items()}
         for name, array in inputs.items():
             array.values[:] = given[name]
@@ -264,6 +266,16 @@ def boundary_cases(emulator: Emulator, base: NormCase, elements: int = 1000) -> 
 
 def all_boundary_cases(emulator: Emulator) -> list[NormCase]:
     return [case for base in bases() for case in boundary_cases(emulator, base)]
+
+
+def cluster_cases(emulator: Emulator) -> Iterator[NormCase]:
+    """As those of cases.py."""
+    for i, base in enumerate(bases()):
+        is_wide = base.width == cases.widths(base.dtype)[0]
+        if base.is_forward and is_wide and base.dtype != "float64":
+            base = replace(base, rows=3, clusters=True)
+            cols = boundary_lengths(emulator, replace(base, rows=1))[-1]
+            yield varied(replace(base, cols=cols), i)
 
 
 def racing_candidates(emulator: Emulator) -> list[NormCase]:

@@ -74,6 +74,7 @@ class Prepared:
         self, emulator: Emulator, case: StackCase, given: Arrays, misaligned: int | None = None
     ) -> None:
         self._emulator, self._case, self._misaligned = emulator, case, misaligned
+        emulator.use_clusters(case.of.clusters)
         self._own = {name: self._tensors(name, given[name]) for name in OWN if name in given}
         shared = {name: values.shape for name, values in given.items() if name not in OWN}
         self._outputs = {

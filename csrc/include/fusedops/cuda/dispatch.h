@@ -142,6 +142,20 @@ Status launch_shares(
   return status;
 }
 
+// Of a kernel(args, first_row) that takes a cluster of plan.blocks blocks a row.
+template <class Args>
+Status launch_clusters(
+    void (*kernel)(Args, int64_t), const RowPlan& plan, const Args& args, Stream stream) {
+  const int64_t most = device::max_grid() / plan.blocks;
+  Status status = device::kSuccess;
+  for (int64_t first = 0; first < args.rows && status == device::kSuccess; first += most) {
+    const int64_t blocks = std::min(args.rows - first, most) * plan.blocks;
+    status = device::launch_clusters(
+        kernel, blocks, plan.blocks, dim3(plan.threads), stream, args, first);
+  }
+  return status;
+}
+
 // Of a kernel(args, first_row) that takes plan.rows rows a block.
 template <class Args>
 Status launch_rows(

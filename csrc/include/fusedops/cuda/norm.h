@@ -2,9 +2,9 @@
 //
 // Contract: rows as in args.h; kWidth divides cols; every row, weight and bias are aligned for
 // kWidth elements (16 bytes at most). _registers: blockDim.x * kVectors * kWidth >= cols;
-// blockDim.x threads share a row, blockDim.y rows a block. _parts and _apply: any cols, by segments
-// (segments.h), the row is read twice. kAdd: whether there is a residual, and perhaps dropout.
-// Workspace: [rows][segments] of NormPart.
+// blockDim.x threads share a row, blockDim.y rows a block; _cluster: those of a cluster's blocks
+// share it. _parts and _apply: any cols, by segments (segments.h), the row is read twice. kAdd:
+// whether there is a residual, and perhaps dropout. Workspace: [rows][segments] of NormPart.
 //
 // Numerics: float (double for double), rounded once, and x = dropout(input) + residual once before.
 // With any m near the mean and d = mean(x - m): mean = m + d, output = ((x - m) - d) * rstd, and
@@ -18,6 +18,7 @@
 // deviations below 1e-22 count as none.
 #pragma once
 
+#include "fusedops/cuda/cluster.h"
 #include "fusedops/cuda/philox.h"
 #include "fusedops/cuda/policy.h"
 #include "fusedops/cuda/reduce.h"
@@ -224,48 +225,56 @@ FUSEDOPS_DEVICE Pair<Acc> centre(
 }
 
 // Of the thread's row, all of it in registers.
-template <class T, int kWidth, int kVectors, bool kAdd>
+template <class Share, class T, int kWidth, int kVectors, bool kAdd>
 FUSEDOPS_DEVICE void norm_row(const NormForward& args, int64_t row) {
   using Acc = AccumulatorOf<T>;
-  FUSEDOPS_SHARED(Acc, sum_slots, kMaxWarps);
-  FUSEDOPS_SHARED(Pair<Acc>, moment_slots, kMaxWarps);
-  const int32_t cols = row < args.rows ? static_cast<int32_t>(args.cols) : 0;
+  FUSEDOPS_SHARED(Acc, sum_slots, Share::kSlots);
+  FUSEDOPS_SHARED(Pair<Acc>, moment_slots, Share::kSlots);
+  const auto [start, cols] =
+      Share::template part_of<kWidth>(row < args.rows ? static_cast<int32_t>(args.cols) : 0);
 
   Tile<T, kWidth, kVectors> tile;
   T* const sum = args.sum.data ? row_of<T>(args.sum, row) : nullptr;
-  NormInput<T, kAdd>(args, row, sum).load(tile, 0, cols);
+  NormInput<T, kAdd>(args, row, sum).load(tile, start, cols);
 
   Acc base = 0;
   if (has_mean(args)) {
     const Acc share = device::reciprocal(static_cast<Acc>(args.cols));
-    base = row_reduce<Sum>(tile.sum(), sum_slots) * share;
+    base = Share::template reduce<Sum>(tile.sum(), sum_slots) * share;
   }
 
   Acc centred[kVectors][kWidth];
   const Pair<Acc> moments = centre(centred, tile, cols, base);
-  const Pair<Acc> sums = row_reduce<Sum>(moments, moment_slots);
+  const Pair<Acc> sums = Share::template reduce<Sum>(moments, moment_slots);
   const NormStatistics<Acc> statistics(args, base, sums);
 
   T* const output = row_of<T>(args.output, row);
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     const int32_t column = column_of<kWidth>(i);
-    if (column < cols) store_normalised(output, args, column, centred[i], statistics);
+    if (column < cols) store_normalised(output, args, start + column, centred[i], statistics);
   }
-  if (row < args.rows && threadIdx.x == 0) statistics.save(args, row);
+  if (row < args.rows && threadIdx.x == 0 && Share::is_first()) statistics.save(args, row);
+  Share::leave();
 }
 
 template <class T, int kWidth, int kVectors, bool kAdd>
 FUSEDOPS_KERNEL((kNormThreads<T, kWidth, kWidth * kVectors, kAdd>))
 norm_forward_registers(NormForward args, int64_t first_row) {
-  norm_row<T, kWidth, kVectors, kAdd>(args, launch_row(first_row));
+  norm_row<OneBlock, T, kWidth, kVectors, kAdd>(args, launch_row(first_row));
 }
 
 template <class T, int kWidth, int kVectors>
 FUSEDOPS_KERNEL((kNormThreads<T, kWidth, kWidth * kVectors, false>))
 norm_stack_registers(NormStack stack) {
   const StackBlock at(stack.count);
-  norm_row<T, kWidth, kVectors, false>(stack[at.tensor], at.row());
+  norm_row<OneBlock, T, kWidth, kVectors, false>(stack[at.tensor], at.row());
+}
+
+template <class T, int kWidth, int kVectors, bool kAdd>
+FUSEDOPS_KERNEL(kMaxThreads)
+norm_forward_cluster(NormForward args, int64_t first_row) {
+  norm_row<Cluster, T, kWidth, kVectors, kAdd>(args, first_row + blockIdx.x / kClusterBlocks);
 }
 
 // What a segment knows of its row: the mean is base + correction.

@@ -95,10 +95,11 @@ inline constexpr int64_t kNormBackwardBlocks = 264, kColumnBlocks = 1056;
 inline constexpr int64_t kColumnRows = 16;  // rows that are worth a part
 
 struct RowPlan {
-  int32_t width;     // elements of a vector
-  int32_t elements;  // of a row in each thread's registers; 0: more than a block holds
-  int32_t threads;   // that share a row
-  int32_t rows;      // of a block
+  int32_t width;       // elements of a vector
+  int32_t elements;    // of a row in each thread's registers; 0: more than a block holds
+  int32_t threads;     // that share a row
+  int32_t rows;        // of a block
+  int32_t blocks = 1;  // of a cluster, each with its part of one row
 };
 
 constexpr int64_t ceil_div(int64_t value, int64_t by) { return (value + by - 1) / by; }
@@ -166,6 +167,29 @@ inline constexpr int64_t kSegmentShareBytes = 16 << 20;
 
 constexpr int64_t segment_rows(int64_t row_bytes) {
   return row_bytes < kSegmentShareBytes ? kSegmentShareBytes / row_bytes : 1;
+}
+
+// Where there are clusters (sm_90), their blocks hold wide rows together, up to eight blocks of
+// 1024 threads with 64 registers: one launch, and the row is read once. Always eight: a few rows of
+// 2^16 columns then have 8 multiprocessors each and not 2, and many rows have blocks as small.
+inline constexpr int32_t kClusterBlocks = 8;
+inline constexpr Regime kSoftmaxClusters = {262144, 32};
+constexpr Regime norm_clusters(int32_t element_bytes, bool adds) {
+  return element_bytes == 2 && !adds ? Regime{262144, 32} : Regime{131072, 16};
+}
+
+// Columns of each block of a cluster, but perhaps the last: a multiple of the vector width.
+constexpr int32_t cluster_cols(int64_t cols, int32_t width) {
+  return round_up(ceil_div(cols, kClusterBlocks), width);
+}
+
+// Instead of `plan` for rows that no block holds, where the regime does.
+constexpr RowPlan plan_clusters(RowPlan plan, Regime regime, int64_t cols, int32_t element_bytes) {
+  const bool wide = plan.width * element_bytes == kMaxVectorBytes;
+  if (plan.elements > 0 || !wide || element_bytes > 4 || cols > regime.max_cols) return plan;
+  const int32_t part = cluster_cols(cols, plan.width);
+  const int32_t threads = threads_per_row(part, regime.elements, plan.width * element_bytes);
+  return {plan.width, regime.elements, threads, 1, kClusterBlocks};
 }
 
 // Planes of rows x lanes: a block takes a strip of neighbouring lanes. Threads of a strip that

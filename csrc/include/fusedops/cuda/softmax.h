@@ -2,9 +2,10 @@
 //
 // Contract: rows as in args.h; kWidth divides cols and every row is aligned for kWidth elements.
 // _registers: the row stays in registers, blockDim.x * kVectors * kWidth >= cols; blockDim.x
-// threads share a row, blockDim.y rows a block. _parts and _apply: any cols, by segments
-// (segments.h), the row is read twice. Workspace: [rows][segments] parts, the largest value of a
-// segment and the sum of the powers; backward the sum alone.
+// threads share a row, blockDim.y rows a block; _cluster: those of a cluster's blocks share it.
+// _parts and _apply: any cols, by segments (segments.h), the row is read twice. Workspace:
+// [rows][segments] parts, the largest value of a segment and the sum of the powers; backward the
+// sum alone.
 //
 // Numerics: float (double for double), rounded once. The maximum is subtracted before anything is
 // multiplied by log2(e), so that a row of finfo.min does not overflow. NaN, +inf or nothing but
@@ -13,6 +14,7 @@
 // The logarithm is a run-time choice: one select per element, half the kernels.
 #pragma once
 
+#include "fusedops/cuda/cluster.h"
 #include "fusedops/cuda/policy.h"
 #include "fusedops/cuda/reduce.h"
 #include "fusedops/cuda/segments.h"
@@ -57,17 +59,18 @@ FUSEDOPS_DEVICE void store_normalised(Out* to, const Acc (&values)[kWidth], Affi
 }
 
 // Of the thread's row, all of it in registers.
-template <class In, class Out, int kWidth, int kVectors>
+template <class Share, class In, class Out, int kWidth, int kVectors>
 FUSEDOPS_DEVICE void softmax_row(const SoftmaxForward& args, int64_t row) {
   using Acc = AccumulatorOf<Out>;
-  FUSEDOPS_SHARED(Acc, max_slots, kMaxWarps);
-  FUSEDOPS_SHARED(Acc, sum_slots, kMaxWarps);
-  const int32_t cols = row < args.rows ? static_cast<int32_t>(args.cols) : 0;
+  FUSEDOPS_SHARED(Acc, max_slots, Share::kSlots);
+  FUSEDOPS_SHARED(Acc, sum_slots, Share::kSlots);
+  const auto [start, cols] =
+      Share::template part_of<kWidth>(row < args.rows ? static_cast<int32_t>(args.cols) : 0);
 
   Tile<In, kWidth, kVectors> tile;
-  tile.load(row_of<In>(args.input, row), cols, -INFINITY);
+  tile.load(row_of<In>(args.input, row) + start, cols, -INFINITY);
 
-  const Acc largest = row_reduce<Max>(tile.max(), max_slots);
+  const Acc largest = Share::template reduce<Max>(tile.max(), max_slots);
 
   Acc values[kVectors][kWidth], sums[kVectors];
 #pragma unroll
@@ -81,28 +84,35 @@ FUSEDOPS_DEVICE void softmax_row(const SoftmaxForward& args, int64_t row) {
     }
     sums[i] = tree_sum<kWidth>(powers);
   }
-  const Acc sum = row_reduce<Sum>(tree_sum<kVectors>(sums), sum_slots);
+  const Acc sum = Share::template reduce<Sum>(tree_sum<kVectors>(sums), sum_slots);
   const Affine<Acc> affine(args.log, sum);
 
-  Out* const output = row_of<Out>(args.output, row);
+  Out* const output = row_of<Out>(args.output, row) + start;
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     const int32_t column = column_of<kWidth>(i);
     if (column < cols) store_normalised(output + column, values[i], affine);
   }
+  Share::leave();
 }
 
 template <class In, class Out, int kWidth, int kVectors>
 FUSEDOPS_KERNEL((kSoftmaxThreads<In, kWidth, kWidth * kVectors>))
 softmax_forward_registers(SoftmaxForward args, int64_t first_row) {
-  softmax_row<In, Out, kWidth, kVectors>(args, launch_row(first_row));
+  softmax_row<OneBlock, In, Out, kWidth, kVectors>(args, launch_row(first_row));
 }
 
 template <class In, class Out, int kWidth, int kVectors>
 FUSEDOPS_KERNEL((kSoftmaxThreads<In, kWidth, kWidth * kVectors>))
 softmax_stack_registers(SoftmaxStack stack) {
   const StackBlock at(stack.count);
-  softmax_row<In, Out, kWidth, kVectors>(stack[at.tensor], at.row());
+  softmax_row<OneBlock, In, Out, kWidth, kVectors>(stack[at.tensor], at.row());
+}
+
+template <class In, class Out, int kWidth, int kVectors>
+FUSEDOPS_KERNEL(kMaxThreads)
+softmax_forward_cluster(SoftmaxForward args, int64_t first_row) {
+  softmax_row<Cluster, In, Out, kWidth, kVectors>(args, first_row + blockIdx.x / kClusterBlocks);
 }
 
 // A thread or a segment that is all -inf keeps the sum 0, and does not poison the rest.
