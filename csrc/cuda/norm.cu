@@ -140,10 +140,18 @@ inline bool wants_columns(const NormBackward& args) {
   return args.grad_weight.data || args.grad_bias.data;
 }
 
+// Of rows that have a kernel of their own.
+inline RowPlan long_rows(const NormBackward& args, const NormBackwardPlan& plan) {
+  if (!device::has_clusters()) return plan.row;
+  const auto bytes = static_cast<int32_t>(size_of(args.input.dtype));
+  return plan_clusters(plan.row, kNormBackwardClusters, args.cols, bytes);
+}
+
 // The parts of the rows make room for those of the columns.
 inline int64_t workspace_bytes(const NormBackward& args, const NormBackwardPlan& plan) {
   const DType dtype = args.input.dtype;
-  const int64_t of_rows = segment_parts_bytes(plan.row, args.rows, args.cols, dtype, 2);
+  const int64_t of_rows =
+      segment_parts_bytes(long_rows(args, plan), args.rows, args.cols, dtype, 2);
   const int64_t of_columns = 2 * plan.parts * args.cols * accumulator_bytes(dtype);
   return std::max(wants_rows(args) ? of_rows : 0, wants_columns(args) ? of_columns : 0);
 }
@@ -171,18 +179,30 @@ Status launch_norm_backward_registers(
   return device::kInvalidValue;
 }
 
-// The same by kernels of their own, for rows by segments.
 template <class T, int kWidth, bool kAdd>
-Status launch_norm_backward_segments(
+Status launch_norm_backward_rows(
+    const NormBackward& args, const NormBackwardPlan& plan, Stream stream) {
+  if constexpr (kIsWide<T, kWidth> && sizeof(T) < 8) {
+    const RowPlan row = long_rows(args, plan);
+    if (row.blocks > 1) {
+      constexpr int kVectors = kNormBackwardClusters.elements / kWidth;
+      const auto kernel = &norm_backward_rows_cluster<T, kWidth, kVectors, kAdd>;
+      return launch_clusters(kernel, row, args, stream);
+    }
+  }
+  return launch_segments(
+      &norm_backward_row_parts<T, kWidth>, &norm_backward_rows<T, kWidth, kAdd>,
+      2 * args.cols * sizeof(T), args, stream);
+}
+
+// The same by kernels of their own, for rows that no block holds.
+template <class T, int kWidth, bool kAdd>
+Status launch_norm_backward_long(
     const NormBackward& args, const NormBackwardPlan& plan, Stream stream) {
   Status status = device::kInvalidValue;
   if constexpr (kIsWide<T, kWidth> || kWidth == 1) {
     status = device::kSuccess;
-    if (wants_rows(args)) {
-      status = launch_segments(
-          &norm_backward_row_parts<T, kWidth>, &norm_backward_rows<T, kWidth, kAdd>,
-          2 * args.cols * sizeof(T), args, stream);
-    }
+    if (wants_rows(args)) status = launch_norm_backward_rows<T, kWidth, kAdd>(args, plan, stream);
     if (wants_columns(args) && status == device::kSuccess) {
       const auto kernel = &norm_backward_column_parts<T, kWidth>;
       status = device::launch(
@@ -209,7 +229,7 @@ Status launch(const NormBackward& args, Stream stream) {
         constexpr bool kAdd = decltype(add)::value;
         return plan.row.elements > 0
             ? launch_norm_backward_registers<T, kWidth, kAdd>(args, plan, stream)
-            : launch_norm_backward_segments<T, kWidth, kAdd>(args, plan, stream);
+            : launch_norm_backward_long<T, kWidth, kAdd>(args, plan, stream);
       });
     });
     if (wants_columns(args) && status == device::kSuccess) {

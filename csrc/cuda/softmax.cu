@@ -26,7 +26,10 @@ inline RowPlan plan_of(const SoftmaxForward& args, int32_t width) {
 }
 
 inline RowPlan plan_of(const SoftmaxBackward& args) {
-  return plan_rows(kSoftmaxBackwardRegimes, args.cols, width_of(args), size_of(args.output.dtype));
+  const auto bytes = static_cast<int32_t>(size_of(args.output.dtype));
+  const RowPlan plan = plan_rows(kSoftmaxBackwardRegimes, args.cols, width_of(args), bytes);
+  if (!device::has_clusters()) return plan;
+  return plan_clusters(plan, kSoftmaxBackwardClusters, args.cols, bytes);
 }
 
 // f(vectors a thread, as a type) of the kernels that keep a row in registers.
@@ -113,6 +116,13 @@ int64_t workspace_bytes(const SoftmaxStack& stack) { return most_workspace_bytes
 template <class T, class Out, int kWidth>
 Status launch_softmax_backward(const SoftmaxBackward& args, const RowPlan& plan, Stream stream) {
   constexpr int kFew = kFewElements<T>;
+  if constexpr (kIsWide<T, kWidth> && sizeof(T) < 8) {
+    if (plan.blocks > 1) {
+      const auto kernel =
+          &softmax_backward_cluster<T, Out, kWidth, kSoftmaxBackwardClusters.elements / kWidth>;
+      return launch_clusters(kernel, plan, args, stream);
+    }
+  }
   if (plan.elements == kFew) {
     const auto kernel = &softmax_backward_registers<T, Out, kWidth, kFew / kWidth>;
     return launch_rows(kernel, plan, args, stream);

@@ -173,7 +173,7 @@ def cluster_cases(emulator: Emulator) -> Iterator[Case]:
     """The shortest rows that a cluster has to hold, for each of its kernels."""
     for base in bases():
         is_wide = base.width == widths(base.dtype)[0]
-        if base.op == "softmax_forward" and is_wide and base.dtype != "float64":
+        if is_wide and base.dtype != "float64":
             base = replace(base, rows=3, clusters=True)
             yield replace(base, cols=boundary_lengths(emulator, replace(base, rows=1))[-1])
 

@@ -271,9 +271,8 @@ def all_boundary_cases(emulator: Emulator) -> list[NormCase]:
 def cluster_cases(emulator: Emulator) -> Iterator[NormCase]:
     """As those of cases.py."""
     for i, base in enumerate(bases()):
-        is_wide = base.width == cases.widths(base.dtype)[0]
-        if base.is_forward and is_wide and base.dtype != "float64":
-            base = replace(base, rows=3, clusters=True)
+        if base.width == cases.widths(base.dtype)[0] and base.dtype != "float64":
+            base = replace(base, rows=3, clusters=True, wanted=(True, False, False))
             cols = boundary_lengths(emulator, replace(base, rows=1))[-1]
             yield varied(replace(base, cols=cols), i)
 

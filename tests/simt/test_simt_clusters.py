@@ -16,13 +16,18 @@ from .judge import Judge, same_bits, tensor
 from .norm_cases import KINDS, NormCase
 
 BLOCKS = 8
+ROWS_ONLY = (True, False, False)
 #: By case: the longest row that a cluster holds.
 LONGEST = {
     Case("softmax_forward", "float32", "float32", 1, 4, 4): 262_144,
     Case("softmax_forward", "bfloat16", "float32", 1, 8, 8, log=True): 262_144,
+    Case("softmax_backward", "float32", "float32", 1, 4, 4): 131_072,
+    Case("softmax_backward", "float16", "float16", 1, 8, 8, log=True): 131_072,
     NormCase("norm_forward", "float16", 1, 8, 8): 262_144,
     NormCase("norm_forward", "float32", 1, 4, 4): 131_072,
     NormCase("norm_forward", "bfloat16", 1, 8, 8, adds=True, p=0.3): 131_072,
+    NormCase("norm_backward", "float32", 1, 4, 4, wanted=ROWS_ONLY): 65_536,
+    NormCase("norm_backward", "bfloat16", 1, 8, 8, True, p=0.3, wanted=ROWS_ONLY): 65_536,
 }
 of_every_kind = pytest.mark.parametrize("base", LONGEST, ids=lambda base: f"{base.op}-{base.dtype}")
 
@@ -53,7 +58,7 @@ def test_one_launch_holds_a_row_and_longer_narrower_or_older_ones_go_by_segments
     by_segments = [replace(longest, clusters=False), replace(longest, width=1)]
     by_segments.append(replace(longest, cols=longest.cols + base.width))
     for case in by_segments:
-        assert kernels_of(emulator, case) == {"parts", "apply"}, case
+        assert kernels_of(emulator, case) in ({"parts", "apply"}, {"parts", "rows"}), case
 
 
 @of_every_kind
@@ -98,4 +103,13 @@ def test_rows_far_from_zero_and_of_uneven_blocks_are_as_exact_as_eager(emulator,
         case = held(NormCase("norm_forward", "float32", 1, 4, 4, kind=kind), 6, 33_000)
         given = families.inputs(case) | {"input": encode(values, "float32")}
         judge.add(case, given, families.run(emulator, case, given))
+    judge.conclude()
+
+
+@pytest.mark.parametrize("dtype, width, adds", [("float32", 4, True), ("bfloat16", 8, False)])
+def test_column_sums_of_rows_in_clusters_are_right(emulator, dtype, width, adds):
+    case = NormCase("norm_backward", dtype, 20, 8192 + width, width, adds, clusters=True)
+    given = families.inputs(case)
+    judge = Judge()
+    judge.add(case, given, families.run(emulator, case, given))
     judge.conclude()

@@ -10,9 +10,9 @@
 // Contract: as in norm.h; kAdd: whether there is a grad_sum or a grad_branch is wanted. _registers
 // reads input and grad_output once: every block walks over rows, keeps its part of the column sums
 // in registers and leaves it in the workspace; _finish adds the parts. Longer rows go by segments
-// (_row_parts, _rows) and get their column sums from a kernel of their own (_column_parts).
-// Workspace: [2][parts][cols] accumulators, grad_weight's parts first; in the same place before
-// that, of rows by segments, [rows][segments] pairs, the sums of g and g * n.
+// (_row_parts, _rows) or clusters (_rows_cluster) and get their column sums from a kernel of their
+// own (_column_parts). Workspace: [2][parts][cols] accumulators, grad_weight's parts first; in the
+// same place before that, of rows by segments, [rows][segments] pairs, the sums of g and g * n.
 //
 // Numerics: float (double for double), each result rounded once; no atomics, every order of
 // summation is fixed by rows, cols, dtype and alignment. A row's gradient does not depend on the
@@ -305,6 +305,38 @@ norm_backward_rows(NormBackward args, int64_t first_row, Segments segments) {
       gradients.store(at + column, values, added.vectors[i]);
     }
   }
+}
+
+// The same with the row in the registers of a cluster: one launch, and it is read once.
+template <class T, int kWidth, int kVectors, bool kAdd>
+FUSEDOPS_KERNEL(kNormBackwardThreads)
+norm_backward_rows_cluster(NormBackward args, int64_t first_row) {
+  using Acc = AccumulatorOf<T>;
+  FUSEDOPS_SHARED(Pair<Acc>, slots, Cluster::kSlots);
+  const int64_t row = first_row + blockIdx.x / kClusterBlocks;
+  const auto [start, cols] = Cluster::part_of<kWidth>(static_cast<int32_t>(args.cols));
+
+  NormBackwardTile<T, kWidth, kVectors> tile;
+  tile.load(args, row, start, cols);
+  Tile<T, kWidth, kVectors> added;
+  if constexpr (kAdd) load_sums(added, args, row, start, cols);
+  Pair<Acc> part_sums[kVectors];
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) part_sums[i] = tile.gradient(args, i).sums();
+  const Pair<Acc> sums = Cluster::reduce<Sum>(tree_sum<kVectors>(part_sums), slots);
+
+  const Acc share = device::reciprocal(static_cast<Acc>(args.cols));
+  const Pair<Acc> means = means_of(args, sums, share, tile.rstd);
+  const NormGradientRow<T, kAdd> gradients(args, row);
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    const int32_t column = column_of<kWidth>(i);
+    if (column >= cols) continue;
+    Acc values[kWidth];
+    tile.gradient(args, i).result(values, means, tile.rstd);
+    gradients.store(start + column, values, added.vectors[i]);
+  }
+  Cluster::leave();
 }
 
 // Column sums over a share of the rows: block b holds column tile b % tiles of part b / tiles, each

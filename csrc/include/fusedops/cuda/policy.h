@@ -173,7 +173,8 @@ constexpr int64_t segment_rows(int64_t row_bytes) {
 // 1024 threads with 64 registers: one launch, and the row is read once. Always eight: a few rows of
 // 2^16 columns then have 8 multiprocessors each and not 2, and many rows have blocks as small.
 inline constexpr int32_t kClusterBlocks = 8;
-inline constexpr Regime kSoftmaxClusters = {262144, 32};
+inline constexpr Regime kSoftmaxClusters = {262144, 32}, kSoftmaxBackwardClusters = {131072, 16};
+inline constexpr Regime kNormBackwardClusters = {65536, 16};  // 512 threads of 128 registers
 constexpr Regime norm_clusters(int32_t element_bytes, bool adds) {
   return element_bytes == 2 && !adds ? Regime{262144, 32} : Regime{131072, 16};
 }

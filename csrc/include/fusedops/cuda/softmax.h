@@ -240,33 +240,46 @@ struct SoftmaxGradient {
 };
 
 // Out is grad_input's type, T that of grad_output and output.
-template <class T, class Out, int kWidth, int kVectors>
-FUSEDOPS_KERNEL((kSoftmaxBackwardThreads<T, kWidth>))
-softmax_backward_registers(SoftmaxBackward args, int64_t first_row) {
+template <class Share, class T, class Out, int kWidth, int kVectors>
+FUSEDOPS_DEVICE void softmax_gradient_row(const SoftmaxBackward& args, int64_t row) {
   using Acc = AccumulatorOf<T>;
   using Gradient = SoftmaxGradient<Out, T, kWidth>;
-  FUSEDOPS_SHARED(Acc, sum_slots, kMaxWarps);
-  const int64_t row = launch_row(first_row);
-  const int32_t cols = row < args.rows ? static_cast<int32_t>(args.cols) : 0;
+  FUSEDOPS_SHARED(Acc, sum_slots, Share::kSlots);
+  const auto [start, cols] =
+      Share::template part_of<kWidth>(row < args.rows ? static_cast<int32_t>(args.cols) : 0);
 
   Tile<T, kWidth, kVectors> grads, outputs;
-  grads.load(row_of<T>(args.grad_output, row), cols, 0);
-  outputs.load(row_of<T>(args.output, row), cols, 0);
+  grads.load(row_of<T>(args.grad_output, row) + start, cols, 0);
+  outputs.load(row_of<T>(args.output, row) + start, cols, 0);
 
   Acc sums[kVectors];
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     sums[i] = Gradient(grads.vectors[i], outputs.vectors[i], args.log).sum();
   }
-  const Acc sum = row_reduce<Sum>(tree_sum<kVectors>(sums), sum_slots);
+  const Acc sum = Share::template reduce<Sum>(tree_sum<kVectors>(sums), sum_slots);
 
-  Out* const grad_input = row_of<Out>(args.grad_input, row);
+  Out* const grad_input = row_of<Out>(args.grad_input, row) + start;
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     const int32_t column = column_of<kWidth>(i);
     const Gradient gradient(grads.vectors[i], outputs.vectors[i], args.log);
     if (column < cols) gradient.store_to(grad_input + column, sum);
   }
+  Share::leave();
+}
+
+template <class T, class Out, int kWidth, int kVectors>
+FUSEDOPS_KERNEL((kSoftmaxBackwardThreads<T, kWidth>))
+softmax_backward_registers(SoftmaxBackward args, int64_t first_row) {
+  softmax_gradient_row<OneBlock, T, Out, kWidth, kVectors>(args, launch_row(first_row));
+}
+
+template <class T, class Out, int kWidth, int kVectors>
+FUSEDOPS_KERNEL(kMaxThreads)
+softmax_backward_cluster(SoftmaxBackward args, int64_t first_row) {
+  const int64_t row = first_row + blockIdx.x / kClusterBlocks;
+  softmax_gradient_row<Cluster, T, Out, kWidth, kVectors>(args, row);
 }
 
 template <class T, class Out, int kWidth>
