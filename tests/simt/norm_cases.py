@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -53,7 +53,8 @@ class NormCase:
     with_sum: bool = True  # forward, the sum is wanted; backward, it has a gradient
     p: float = 0.0
     wanted: tuple[bool, bool, bool] = (True, True, True)  # gradients of input, weight and bias
-    clusters: bool = False  # of blocks, which the device has
+    #: Whether the device has clusters of blocks. Not in repr(), which chooses options.
+    clusters: bool = field(default=False, repr=False)
 
     @property
     def is_forward(self) -> bool:
