@@ -1,7 +1,8 @@
 // Which kernel a row gets: launch tables and the plan they lead to.
 //
 // A row's plan is a pure function of cols, dtype and vector width, never of the number of rows: a
-// row alone and the same row in any batch give the same bits. Nothing here depends on the device.
+// row alone and the same row in any batch give the same bits. Nothing here depends on the device,
+// but that only some have clusters.
 // The limits come from registers and bytes in flight, computed for an H200 and not yet measured.
 #pragma once
 
