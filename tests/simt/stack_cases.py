@@ -159,6 +159,7 @@ def boundary_cases(emulator: Emulator, base: StackCase) -> Iterator[StackCase]:
 
 
 def racing_candidates(emulator: Emulator) -> list[StackCase]:
-    """As those of cases.py."""
+    """As those of cases.py, two tensors each."""
     candidates = [case for base in bases() for case in boundary_cases(emulator, base)]
+    candidates = [replace(case, of=replace(case.of, rows=3), count=2) for case in candidates]
     return sorted(candidates, key=lambda case: (case.cols <= 512, case.cols))
