@@ -1,6 +1,7 @@
 """What nvcc makes of the CUDA kernels, read without a GPU: the gates of tools/sass_report.py."""
 
 import dataclasses
+import re
 import sys
 from pathlib import Path
 
@@ -41,10 +42,12 @@ def test_no_kernel_spills_and_hot_ones_keep_to_128_bits_and_their_budget(arch):
     plain = [kernel for kernel in forward if "masked" not in kernel.name]
     needed = sass_report.CHIPS[arch].needed_in_flight / 1024
     assert all(kernel.kb_in_flight >= needed for kernel in plain)
-    # Dropout, which only norms of a sum have besides, reads its seed.
-    narrow = {kernel.narrow_loads for kernel in plain if not kernel.name.endswith(", true>")}
+    # Dropout, which only norms of a sum have besides, reads its seed. What is merged of segments is
+    # a few floats a row.
+    whole = [kernel for kernel in plain if not re.search("_(parts|apply)<", kernel.name)]
+    narrow = {kernel.narrow_loads for kernel in whole if not kernel.name.endswith(", true>")}
     assert narrow == {0}
-    assert all(kernel.narrow_loads <= 1 for kernel in plain)
+    assert all(kernel.narrow_loads <= 1 for kernel in whole)
 
 
 @pytest.mark.parametrize(

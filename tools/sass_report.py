@@ -6,10 +6,10 @@
     python tools/sass_report.py --write-budget     # after a change that is meant to move them
 
 Gates: no kernel has spills or a stack; every load and store of a hot kernel is 128 bits wide, but
-for the few that sass_budget.csv lists (a row's mean and rstd, parts of column sums, 16-bit results
-of float vectors, masks of bytes, operands with one value for a row, dropout's seed); its registers
-and bytes in flight keep the budget there. Hot kernels are those of 16-byte vectors of float, half
-or bfloat16.
+for the few that sass_budget.csv lists (a row's mean and rstd, parts of column sums and of rows,
+16-bit results of float vectors, masks of bytes, operands with one value for a row, dropout's seed);
+its registers and bytes in flight keep the budget there. Hot kernels are those of 16-byte vectors of
+float, half or bfloat16.
 
 Model: the loop that moves most bytes, or all of a kernel without such a loop, is taken as run once
 by every thread. Each resource says how long a warp keeps it; the longest is the predicted limiter.

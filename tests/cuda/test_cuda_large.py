@@ -68,9 +68,9 @@ def test_one_row_of_nearly_2_to_the_31_elements():
     x = torch.zeros(cols, device="cuda", dtype=torch.bfloat16)
     x[-1] = 20.0
     largest = math.exp(20.0)
-    # A thread adds 2^17 equal sums, each addition off by up to 2^-24 of what it has so far.
+    # bfloat16 rounds by up to 2^-9; the 512 sums that a thread adds are 2^-15 off together.
     assert fusedops.softmax(x, 0)[-1].item() == pytest.approx(
-        largest / (cols - 1 + largest), rel=2**-7
+        largest / (cols - 1 + largest), rel=2**-8
     )
 
 

@@ -47,8 +47,11 @@ SANITIZERS = {
     ],
     "tsan": ["-fsanitize=thread"],
 }
-#: PTX for the oldest architecture that the kernels support, and every newer one.
-NVCC_FLAGS = ["-ptx", "-std=c++17", "-O3", "-arch=compute_80", f"-I{ROOT / 'csrc/include'}"]
+#: PTX for the oldest architecture that has all kernels, clusters included, and every newer one.
+NVCC_FLAGS = [
+    *("-ptx", "-std=c++17", "-O3", "-arch=compute_90", "--expt-relaxed-constexpr"),
+    f"-I{ROOT / 'csrc/include'}",
+]
 #: PTX says itself where it fuses a multiplication with an addition; its integers wrap. Optimised,
 #: it runs a little faster, but takes three times as long to compile.
 TRANSLATED_FLAGS = ["-O0", "-g0", "-ffp-contract=off", "-fwrapv", "-w"]
@@ -109,6 +112,11 @@ def planted_program(build: str) -> Path:
     sanitizer_runtimes(build)
     jobs = [(HERE / "planted" / "main.cpp", SANITIZERS[build])]
     return _link(f"planted_{build}", jobs, SANITIZERS[build])
+
+
+def atomics_library() -> Path:
+    """A softmax that is not deterministic."""
+    return _link("libatomics.so", [(HERE / "planted" / "atomic_softmax.cpp", [])], ["-shared"])
 
 
 def nvcc() -> str | None:

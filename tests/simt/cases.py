@@ -31,8 +31,6 @@ PAIRS = [
 
 #: Lengths are looked at as far as this; every kernel's last change of shape is at 32768.
 MAX_LENGTH = 70_000
-#: Two tiles of the looped kernels in float64, which have no other. A vector more is a third.
-LONG_COLS = 8192
 #: Of a norm's gradients the kernel that ends the column sums has 1024 threads for 32 columns, and
 #: costs more than all others together: few longer rows go through it.
 FEW_COLS = 1100
@@ -48,6 +46,7 @@ class Case:
     width: int  # elements of the vectors that all pointers and strides are aligned for
     padded: bool = False  # places between rows
     log: bool = False
+    clusters: bool = False  # of blocks, which the device has
 
 
 Arrays = dict[str, np.ndarray]
@@ -96,6 +95,7 @@ class Prepared:
         self, emulator: Emulator, case: Case, given: Arrays, misaligned: str | None = None
     ) -> None:
         self._emulator, self._case, self._misaligned = emulator, case, misaligned
+        emulator.use_clusters(case.clusters)
         self._inputs = {name: self._array(name, values.shape) for name, values in given.items()}
         for name, array in self._inputs.items():
             array.values[:] = given[name]
@@ -103,6 +103,7 @@ class Prepared:
         self._outputs = {name: self._array(name, shape) for name in output_dtypes(case)}
         self.arrays = self._inputs | self._outputs
         self.args = self._args()
+        self._workspace = emulator.workspace(self.args)
 
     def _array(self, name: str, shape: tuple[int, int]) -> DeviceArray:
         dtype = self._case.other if "output" in name else self._case.dtype
@@ -149,11 +150,9 @@ def group_of(base: Case) -> str:
 
 
 def boundary_lengths(emulator: Emulator, base: Case) -> list[int]:
-    """The shortest row, both sides of every change of kernel or of launch shape, and for kernels
-    without an end long rows."""
+    """The shortest row, and both sides of every change of kernel or of launch shape."""
     args = Prepared(emulator, base, inputs(base)).args
     ends = emulator.ends_of_launch_shapes(args, base.width, MAX_LENGTH)
-    ends = ends if ends[-1] > FEW_COLS else [*ends, FEW_COLS // 32 * 32, LONG_COLS]
     return sorted({base.width, *ends, *(end + base.width for end in ends)})
 
 
@@ -168,6 +167,15 @@ def boundary_cases(emulator: Emulator, base: Case, elements: int = 1000) -> Iter
 
 def all_boundary_cases(emulator: Emulator) -> list[Case]:
     return [case for base in bases() for case in boundary_cases(emulator, base)]
+
+
+def cluster_cases(emulator: Emulator) -> Iterator[Case]:
+    """The shortest rows that a cluster has to hold, for each of its kernels."""
+    for base in bases():
+        is_wide = base.width == widths(base.dtype)[0]
+        if is_wide and base.dtype != "float64":
+            base = replace(base, rows=3, clusters=True)
+            yield replace(base, cols=boundary_lengths(emulator, replace(base, rows=1))[-1])
 
 
 def racing_candidates(emulator: Emulator) -> list[Case]:

@@ -41,7 +41,11 @@ DTYPES = {
 _CODES = {name: code for code, name in enumerate(DTYPES)}
 
 #: What arrays may hold besides.
-_STORED = DTYPES | {"bool": np.dtype(np.uint8), "int64": np.dtype(np.int64)}
+_STORED = DTYPES | {
+    "bool": np.dtype(np.uint8),
+    "bytes": np.dtype(np.uint8),
+    "int64": np.dtype(np.int64),
+}
 
 #: The widest access of a kernel.
 VECTOR_BYTES = 16
@@ -203,6 +207,31 @@ class NormBackward(Structure):
     ]
 
 
+MAX_STACK = 32
+_Pointers = c_void_p * MAX_STACK
+
+
+class SoftmaxStack(Structure):
+    _fields_ = [
+        *[("each", SoftmaxForward), ("inputs", Rows * MAX_STACK)],
+        *[("slot", c_int64), ("count", c_int32)],
+    ]
+
+
+class NormStack(Structure):
+    _fields_ = [
+        *[("each", NormForward), ("inputs", Rows * MAX_STACK)],
+        *[("weights", _Pointers), ("biases", _Pointers), ("slot", c_int64), ("count", c_int32)],
+    ]
+
+
+class NormStackBackward(Structure):
+    _fields_ = [
+        *[("each", NormBackward), ("inputs", Rows * MAX_STACK), ("weights", _Pointers)],
+        *[("slot", c_int64), ("workspace_bytes", c_int64), ("count", c_int32)],
+    ]
+
+
 Args = (
     SoftmaxForward
     | SoftmaxBackward
@@ -212,6 +241,9 @@ Args = (
     | MaskedSoftmaxBackward
     | NormForward
     | NormBackward
+    | SoftmaxStack
+    | NormStack
+    | NormStackBackward
 )
 #: In the order of Op in host.cpp.
 _OPS = list(get_args(Args))
@@ -299,6 +331,7 @@ class Emulator:
         library.simt_free.argtypes = [c_void_p]
         library.simt_error.restype = c_char_p
         library.simt_workspace_bytes.restype = c_int64
+        library.simt_use_clusters.argtypes = [c_bool]
         library.simt_launch_lengths.restype = c_int64
         library.simt_launch_lengths.argtypes = [
             *[c_int, c_void_p, c_int64, c_int64, POINTER(c_int64), c_int64]
@@ -309,6 +342,10 @@ class Emulator:
 
     def configure(self, config: Config) -> None:
         self.library.simt_configure(ctypes.byref(config))
+
+    def use_clusters(self, use: bool) -> None:
+        """Whether the device has them, for what is prepared and launched from now on."""
+        self.library.simt_use_clusters(use)
 
     def array(
         self, shape: tuple[int, int], dtype: str, alignment: int, padded: bool = False
@@ -321,8 +358,20 @@ class Emulator:
         if status != 0:
             raise EmulatorError(f"status {status}: {self.library.simt_error().decode()}")
 
-    def workspace_bytes(self, args: NormBackward) -> int:
-        return self.library.simt_workspace_bytes(ctypes.byref(args))
+    def workspace_bytes(self, args: Args) -> int:
+        return self.library.simt_workspace_bytes(_OPS.index(type(args)), ctypes.byref(args))
+
+    def workspace(self, args: Args) -> DeviceArray | None:
+        """What the launch of ``args`` asks for, which now have it; keep it as long as them."""
+        each = self.workspace_bytes(args)
+        if each == 0:
+            return None
+        count = args.count if isinstance(args, NormStackBackward) else 1
+        array = self.array((1, each * count), "bytes", VECTOR_BYTES)
+        getattr(args, "each", args).workspace = array.address
+        if isinstance(args, NormStackBackward):
+            args.workspace_bytes = each
+        return array
 
     def ends_of_launch_shapes(self, args: Args, step: int, last: int) -> list[int]:
         """Of rows of step, 2 * step, ... elements those that the next gets another kernel than, or
@@ -359,7 +408,7 @@ class Emulator:
         return {kernel for kernel, record in self.records().items() if record.launches > 0}
 
     def records(self) -> dict[str, Record]:
-        """By instantiation, as in ``softmax_forward_looped<float, float, 4>``."""
+        """By instantiation, as in ``softmax_forward_apply<float, float, 4>``."""
         found = {}
 
         @ctypes.CFUNCTYPE(None, c_char_p, c_uint64, c_uint64, c_uint)

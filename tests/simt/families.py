@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from types import ModuleType
 
-from . import cases, masked_cases, norm_cases, planes_cases
+from . import cases, masked_cases, norm_cases, planes_cases, stack_cases
 from .cases import Arrays, Case
 from .emulator import Args, Emulator
 from .masked_cases import MaskedCase
 from .norm_cases import NormCase
 from .planes_cases import PlanesCase
+from .stack_cases import StackCase
 
 #: Of plain rows: their lengths are all there is to choose, and options vary along.
 RowsCase = Case | NormCase
-AnyCase = RowsCase | PlanesCase | MaskedCase
+AnyCase = RowsCase | PlanesCase | MaskedCase | StackCase
 _MODULES = {
     Case: cases,
     NormCase: norm_cases,
     PlanesCase: planes_cases,
     MaskedCase: masked_cases,
+    StackCase: stack_cases,
 }
 
 
@@ -63,16 +65,23 @@ def boundary_cases(emulator: Emulator, base: RowsCase, elements: int = 1000) -> 
 
 def racing_cases(emulator: Emulator) -> list[AnyCase]:
     """Few and small, for a build that is slow: each kernel once."""
-    return [case for module in _MODULES.values() for case in _each_kernel_once(emulator, module)]
+    once = [case for module in _MODULES.values() for case in _each_kernel_once(emulator, module)]
+    return [*once, *cluster_cases(emulator)]
+
+
+def cluster_cases(emulator: Emulator) -> list[RowsCase]:
+    """Each kernel of clusters once."""
+    return [case for module in (cases, norm_cases) for case in module.cluster_cases(emulator)]
 
 
 def sanitized_cases(emulator: Emulator) -> list[AnyCase]:
     """The softmax and the norm of rows at every boundary, others, of more elaborate kernels over
     the same tiles, each kernel once."""
-    others = (planes_cases, masked_cases)
+    others = (planes_cases, masked_cases, stack_cases)
     once = [case for module in others for case in _each_kernel_once(emulator, module)]
     rows = (cases, norm_cases)
-    return [*(case for module in rows for case in module.all_boundary_cases(emulator)), *once]
+    boundaries = [case for module in rows for case in module.all_boundary_cases(emulator)]
+    return [*boundaries, *once, *cluster_cases(emulator)]
 
 
 def _each_kernel_once(emulator: Emulator, module: ModuleType) -> Iterator[AnyCase]:

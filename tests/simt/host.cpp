@@ -21,7 +21,10 @@ enum Op {
   kMaskedSoftmaxForward,
   kMaskedSoftmaxBackward,
   kNormForward,
-  kNormBackward
+  kNormBackward,
+  kSoftmaxStack,
+  kNormStack,
+  kNormStackBackward
 };
 
 // f(the arguments of that type).
@@ -42,19 +45,35 @@ auto with_op(int op, const void* args, F f) {
       return f(*static_cast<const MaskedSoftmaxBackward*>(args));
     case kNormForward:
       return f(*static_cast<const NormForward*>(args));
-    default:
+    case kNormBackward:
       return f(*static_cast<const NormBackward*>(args));
+    case kSoftmaxStack:
+      return f(*static_cast<const SoftmaxStack*>(args));
+    case kNormStack:
+      return f(*static_cast<const NormStack*>(args));
+    default:
+      return f(*static_cast<const NormStackBackward*>(args));
   }
 }
 
 // What a softmax is as long as.
 template <class Args>
 int64_t& length_of(Args& args) {
-  if constexpr (requires { args.planes; }) {
+  if constexpr (requires { args.each; }) {
+    return args.each.cols;
+  } else if constexpr (requires { args.planes; }) {
     return args.rows;
   } else {
     return args.cols;
   }
+}
+
+// A workspace for dry launches, of any size: it is never used.
+template <class Args>
+void pretend_workspace(Args& args) {
+  if constexpr (requires { args.workspace_bytes; }) args.workspace_bytes = INT64_MAX;
+  if constexpr (requires { args.each.workspace; }) args.each.workspace = &args;
+  if constexpr (requires { args.workspace; }) args.workspace = &args;
 }
 
 // Two rows of lengths between which this changes get another kernel or another shape of block, as
@@ -90,11 +109,12 @@ void simt_free(void* memory) {
 }
 
 void simt_configure(const simt::Config* config) { simt::config = *config; }
+void simt_use_clusters(bool use) { simt::has_clusters = use; }
 const char* simt_error() { return simt::error(); }
 size_t simt_size_of_config() { return sizeof(simt::Config); }
 
 size_t simt_size_of_args(int op) {
-  alignas(16) static const char any[sizeof(MaskedSoftmaxForward)] = {};  // the largest
+  alignas(16) static const char any[sizeof(NormStack)] = {};  // the largest
   return with_op(op, any, [](const auto& args) { return sizeof(args); });
 }
 
@@ -102,16 +122,26 @@ int simt_launch(int op, const void* args) {
   return with_op(op, args, [](const auto& args) { return cuda::launch(args, nullptr); });
 }
 
-int64_t simt_workspace_bytes(const NormBackward* args) { return cuda::workspace_bytes(*args); }
+// 0 of what has none.
+int64_t simt_workspace_bytes(int op, const void* args) {
+  return with_op(op, args, [](const auto& args) -> int64_t {
+    if constexpr (requires { cuda::workspace_bytes(args); }) {
+      return cuda::workspace_bytes(args);
+    } else {
+      return 0;
+    }
+  });
+}
 
-// Launches rows of step, 2 * step, ... up to `last` elements. Writes those that are followed by
-// another Shape, and returns their number; -1 where a launch fails.
+// Launches rows of step, 2 * step, ... up to `last` elements, dry. Writes those that are followed
+// by another Shape, and returns their number; -1 where a launch fails.
 int64_t simt_launch_lengths(
     int op, const void* args, int64_t step, int64_t last, int64_t* found, int64_t capacity) {
   return with_op(op, args, [&](auto args) -> int64_t {
     int64_t count = 0;
     Shape before = {};
     int64_t& length = length_of(args);
+    pretend_workspace(args);
     for (length = step; length <= last; length += step) {
       if (cuda::launch(args, nullptr) != 0) return -1;
       const Shape now = last_shape();

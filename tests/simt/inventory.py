@@ -14,7 +14,7 @@ from .emulator import kernel_name
 HEADERS = sorted((ROOT / "csrc/include/fusedops/cuda").glob("*.h"))
 
 _DECLARATION = re.compile(
-    r"template <([^>]*)>\nFUSEDOPS_KERNEL\((\w+|\(.*?\))(?:, \w+)?\)\n(\w+)\(",
+    r"template <([^>]*)>\nFUSEDOPS_KERNEL\((\w+|\(.*?\))(?:, [\w<>]+)?\)\n(\w+)\(",
 )
 
 
@@ -33,7 +33,7 @@ def declared_kernels() -> dict[str, Kernel]:
 
 
 def instantiated_kernels(library: Path) -> set[str]:
-    """Of the declared kernels, as in ``softmax_forward_looped<float, float, 4>``."""
+    """Of the declared kernels, as in ``softmax_forward_apply<float, float, 4>``."""
     symbols = subprocess.run(
         ["nm", "--dynamic", "--defined-only", "--demangle", str(library)],
         check=True,

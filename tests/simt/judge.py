@@ -14,6 +14,7 @@ from .families import AnyCase
 from .masked_cases import SEED, MaskedCase
 from .norm_cases import EPS, NormCase, exact_statistics
 from .planes_cases import PlanesCase
+from .stack_cases import StackCase
 
 aten = torch.ops.aten
 
@@ -45,6 +46,10 @@ class Judge:
     def add(self, case: AnyCase, given: Arrays, outputs: Arrays) -> None:
         if isinstance(case, PlanesCase):
             return self.add(case.of_rows, case.as_rows(given), case.as_rows(outputs))
+        if isinstance(case, StackCase):
+            for i in range(case.count):
+                self.add(case.of, case.slot(i, given), case.slot(i, outputs))
+            return None
         if "sum" in outputs:  # the rest is held to what was made of it
             given = given | {"sum": outputs["sum"]}
         expected = _EXPECTED[case.op](case, given)

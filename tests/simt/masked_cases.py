@@ -33,6 +33,8 @@ OPS = ["masked_softmax_forward", "masked_softmax_backward"]
 SEED = 0x0123_4567_89AB_CDEF
 #: The last length that dry launches look at; the kernels that keep a row end at 16384 and 8192.
 MAX_LENGTH = 17_000
+#: Two tiles of the looped kernels in float64, which has no other. A vector more is a third.
+LONG_COLS = 8192
 
 
 @dataclass(frozen=True)
@@ -226,7 +228,7 @@ def boundary_cases(emulator: Emulator, base: MaskedCase) -> Iterator[MaskedCase]
     """The shortest row, both sides of every change of kernel or of launch shape, and long rows."""
     args = Prepared(emulator, base, inputs(base)).args
     ends = emulator.ends_of_launch_shapes(args, base.width, MAX_LENGTH)
-    ends = ends if ends[-1] > cases.FEW_COLS else [*ends, cases.LONG_COLS]
+    ends = ends if ends[-1] > cases.FEW_COLS else [*ends, LONG_COLS]
     lengths = sorted({base.width, *ends, *(end + base.width for end in ends)})
     first = zlib.crc32(repr(base).encode())
     for i, cols in enumerate(lengths, first):

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from . import cases, philox
-from .cases import FEW_COLS, LONG_COLS, Arrays, decode, encode
+from .cases import FEW_COLS, Arrays, decode, encode
 from .emulator import (
     DTYPES,
     VECTOR_BYTES,
@@ -53,6 +53,8 @@ class NormCase:
     with_sum: bool = True  # forward, the sum is wanted; backward, it has a gradient
     p: float = 0.0
     wanted: tuple[bool, bool, bool] = (True, True, True)  # gradients of input, weight and bias
+    #: Whether the device has clusters of blocks. Not in repr(), which chooses options.
+    clusters: bool = field(default=False, repr=False)
 
     @property
     def is_forward(self) -> bool:
@@ -136,6 +138,26 @@ def output_dtypes(case: NormCase) -> dict[str, str]:
     return {name: dtypes[name] for name in names} | dict.fromkeys(branch, case.dtype)
 
 
+def args_of(case: NormCase, arrays: dict[str, DeviceArray], seed: int | None = None) -> Args:
+    """Of arrays that are named as the arguments are."""
+    scale = 0.0 if case.p == 1 else 1 / (1 - case.p)
+    args = (NormForward if case.is_forward else NormBackward)(
+        kind=KINDS.index(case.kind),
+        dropout=Dropout(seed, case.threshold, scale),
+        rows=case.rows,
+        cols=case.cols,
+        eps=EPS,
+        weight_offset=case.weight_offset,
+    )
+    for name, array in arrays.items():
+        kind = dict(args._fields_)[name]
+        value = {Rows: array.rows, Columns: array.columns}.get(kind, array.address)
+        setattr(args, name, value)
+    if case.is_forward:
+        args.rounds_normalized = case.rounds_normalized
+    return args
+
+
 class Prepared:
     """A case in device memory: launch ``args``, then read the outputs."""
 
@@ -143,6 +165,7 @@ class Prepared:
         self, emulator: Emulator, case: NormCase, given: Arrays, misaligned: str | None = None
     ) -> None:
         self._emulator, self._case, self._misaligned = emulator, case, misaligned
+        emulator.use_clusters(case.clusters)
         inputs = {name: self._array(name, values.shape) for name, values in given.items()}
         for name, array in inputs.items():
             array.values[:] = given[name]
@@ -150,7 +173,9 @@ class Prepared:
         self.seed.values[:] = SEED
         self._outputs = {name: self._array(name, self._shape(name)) for name in output_dtypes(case)}
         self.arrays = inputs | self._outputs
-        self.args = self._args()
+        seed = self.seed.address if case.drops else None
+        self.args = args_of(case, self.arrays, seed)
+        self._workspace = emulator.workspace(self.args)
 
     def _shape(self, name: str) -> tuple[int, int]:
         if name in ("mean", "rstd"):
@@ -168,34 +193,6 @@ class Prepared:
         width = 1 if name == self._misaligned else case.width
         alignment = min(VECTOR_BYTES, width * DTYPES[dtype].itemsize)
         return self._emulator.array(shape, dtype, alignment, padded)
-
-    def _args(self) -> Args:
-        case = self._case
-        scale = 0.0 if case.p == 1 else 1 / (1 - case.p)
-        seed = self.seed.address if case.drops else None
-        args = (NormForward if case.is_forward else NormBackward)(
-            kind=KINDS.index(case.kind),
-            dropout=Dropout(seed, case.threshold, scale),
-            rows=case.rows,
-            cols=case.cols,
-            eps=EPS,
-            weight_offset=case.weight_offset,
-        )
-        for name, array in self.arrays.items():
-            kind = dict(args._fields_)[name]
-            value = {Rows: array.rows, Columns: array.columns}.get(kind, array.address)
-            setattr(args, name, value)
-        # Without data its dtype says nothing, but that of the rows does.
-        args.input.dtype = self.arrays["input"].rows.dtype
-        if case.is_forward:
-            args.rounds_normalized = case.rounds_normalized
-            return args
-        accumulators = self._emulator.workspace_bytes(args) // DTYPES[case.statistics].itemsize
-        if accumulators:
-            shape = (1, accumulators)
-            self._workspace = self._emulator.array(shape, case.statistics, VECTOR_BYTES)
-            args.workspace = self._workspace.address
-        return args
 
     def outputs(self) -> Arrays:
         return {name: array.read() for name, array in self._outputs.items()}
@@ -245,12 +242,10 @@ def varied(case: NormCase, i: int) -> NormCase:
 
 
 def boundary_lengths(emulator: Emulator, base: NormCase) -> list[int]:
-    """The shortest row, both sides of every change of kernel or of launch shape, and for kernels
-    without an end long rows."""
+    """The shortest row, and both sides of every change of kernel or of launch shape."""
     one_launch = replace(base, wanted=(True, False, False))
     args = Prepared(emulator, one_launch, inputs(one_launch)).args
     ends = emulator.ends_of_launch_shapes(args, base.width, MAX_LENGTH)
-    ends = ends if ends[-1] > FEW_COLS else [*ends, FEW_COLS // 32 * 32, LONG_COLS]
     return sorted({base.width, *ends, *(end + base.width for end in ends)})
 
 
@@ -258,12 +253,11 @@ def boundary_cases(emulator: Emulator, base: NormCase, elements: int = 1000) -> 
     """At each of these lengths rows of so many elements together, at least five and at most 1000.
 
     Column sums of long rows cost more than all else: they are wanted once where a kernel keeps its
-    longest row, and once where a row has two kernels, which one of float64 always has.
+    longest row, and once where rows go by segments.
     """
     lengths = boundary_lengths(emulator, base)
     is_widest = base.width == cases.widths(base.dtype)[0]
     few = lengths[-1:] if base.adds else lengths[-2:-1] if is_widest else []
-    few = [] if base.dtype == "float64" else few
     first = zlib.crc32(repr(base).encode())
     for i, cols in enumerate(lengths, first):
         columns = cols <= FEW_COLS or cols in few
@@ -273,6 +267,15 @@ def boundary_cases(emulator: Emulator, base: NormCase, elements: int = 1000) -> 
 
 def all_boundary_cases(emulator: Emulator) -> list[NormCase]:
     return [case for base in bases() for case in boundary_cases(emulator, base)]
+
+
+def cluster_cases(emulator: Emulator) -> Iterator[NormCase]:
+    """As those of cases.py."""
+    for i, base in enumerate(bases()):
+        if base.width == cases.widths(base.dtype)[0] and base.dtype != "float64":
+            base = replace(base, rows=3, clusters=True, wanted=(True, False, False))
+            cols = boundary_lengths(emulator, replace(base, rows=1))[-1]
+            yield varied(replace(base, cols=cols), i)
 
 
 def racing_candidates(emulator: Emulator) -> list[NormCase]:

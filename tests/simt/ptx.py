@@ -27,7 +27,7 @@ _SPECIAL = {
         "nctaid": "grid_size",
     }.items()
     for axis in "xyz"
-}
+} | {"%cluster_ctarank": "simt::self->cluster_rank"}
 
 
 class PtxError(Exception):
@@ -62,11 +62,11 @@ OPS = {
     "neg": Op("s32 s64 f32 f64", "-{0}", "T"),
     "abs": Op("f32", "std::fabs({0})", "T"),
     "max": Op("u32 f32 f64", "std::fmax({0}, {1})"),  # double holds every u32
-    "min": Op("s64", "std::min({0}, {1})"),
+    "min": Op("s32 s64", "std::min({0}, {1})"),
     "and": Op("pred b32 b64", "{0} & {1}"),
     "or": Op("pred b32 b64", "{0} | {1}"),
     "xor": Op("b32", "{0} ^ {1}"),
-    "not": Op("pred b64", "inverted({0})", "T"),
+    "not": Op("pred b32 b64", "inverted({0})", "T"),
     "shl": Op("b32 b64", "shifted_left({0}, {1})", "T u32"),
     "shr": Op("s32 u32 s64 u64", "shifted_right({0}, {1})", "T u32"),
     "bfi": Op("b64", "insert_bits({0}, {1}, {2}, {3})", "T T u32 u32"),
@@ -83,6 +83,7 @@ OPS = {
     "setp.ge": Op("s32 u32 s64", "{0} >= {1}", result="pred"),
     "setp.geu": Op("f32 f64", "!({0} < {1})", result="pred"),
     "cvta.to.global": Op("u64", "{0}", "T"),
+    "mapa.shared::cluster": Op("u32", "window.mapped({0}, {1})"),
     "ex2.approx.ftz": Op("f32", "exp2_approx({0})", "T"),
     "rcp.approx.ftz": Op("f32 f64", "reciprocal_approx({0})", "T"),
     "rcp.rn": Op("f64", "1 / {0}", "T"),
@@ -95,7 +96,7 @@ OPS = {
     "cvt.rn.f64": Op("s32 u32 s64", "static_cast<double>({0})", "T", "f64"),
     "cvt.f64": Op("f32", "double{{{0}}}", "T", "f64"),
     "cvt.sat.f32": Op("f32", "saturated({0})", "T"),
-    "cvt.f32": Op("f16", "__half2float({0})", "T", "f32"),
+    "cvt.f32": Op("f16 bf16", "widened({0})", "T", "f32"),
     "cvt.rn.f16": Op("f32", "__float2half_rn({0})", "T", "f16"),
     "cvt.rn.bf16": Op("f32", "__float2bfloat16_rn({0})", "T", "bf16"),
     # The first operand is the upper half.
@@ -109,7 +110,7 @@ _LOADS = {
     for space in ("param", "global", "global.L1::no_allocate", "shared")
     for vector in ("", ".v2", ".v4")
     for name in ("u8", "u16", "u32", "s32", "u64", "f32", "f64")
-}
+} | {"ld.shared::cluster.f32"}
 _STORES = {
     f"st.{space}{vector}.{name}"
     for space in ("global", "shared")
@@ -146,8 +147,9 @@ def _address(operand: str, space: str) -> str:
     if not found:
         raise PtxError(f"not an address: {operand}")
     base, offset = found[1], found[2] or "0"
-    if space == "shared":
-        return f"window.generic({_read(base, 'u32')} + {offset})"
+    if space.startswith("shared"):
+        window = "remote" if space == "shared::cluster" else "generic"
+        return f"window.{window}({_read(base, 'u32')} + {offset})"
     return f"{_read(base, 'u64')} + {offset}"
 
 
@@ -207,6 +209,13 @@ def _barrier(_: str, operands: list[str]) -> str:
     return f"barrier({int(number)});"
 
 
+def _cluster_wait(_: str, operands: list[str]) -> str:
+    """Which nothing separates from the arrival."""
+    if operands:
+        raise PtxError(f"operands: {operands}")
+    return "cluster_wait();"
+
+
 def _branch(_: str, operands: list[str]) -> str:
     (label,) = operands
     return f"goto {_name(label)};"
@@ -220,6 +229,8 @@ OTHERS: dict[str, Translate] = {
     **dict.fromkeys(_STORES, _store),
     "shfl.sync.bfly.b32": _shuffle,
     "bar.sync": _barrier,
+    "barrier.cluster.arrive.release.aligned": lambda *_: "",
+    "barrier.cluster.wait.acquire.aligned": _cluster_wait,
     "bra": _branch,
     "bra.uni": _branch,
     "ret": lambda *_: "return;",
@@ -288,18 +299,22 @@ class Entry:
     parameters: list[str] = field(default_factory=list)
     first: int = 0  # line of the body
     body: list[str] = field(default_factory=list)
+    shared: list[str] = field(default_factory=list)  # arrays of the module, which kernels share
 
     def translated(self, file: str) -> str:
         """A line of C++ for each of PTX, so that errors of the emulator name PTX's."""
         arguments, addresses = [], []
         for i, text in enumerate(self.parameters):
-            found = re.fullmatch(r"\.param (?:\.align 8 \.b8 (\w+)\[(\d+)\]|\.(\w+) (\w+))", text)
+            found = re.fullmatch(
+                r"\.param (?:\.align (?:4|8) \.b8 (\w+)\[(\d+)\]|\.(\w+) (\w+))", text
+            )
             if not found:
                 raise PtxError(f"{file}: {self.name}: not a parameter: {text}")
             struct, size, type_, plain = found.groups()
             arguments.append(f"{f'Struct<{size}>' if struct else TYPES[type_]} argument{i}")
             addresses.append(f"const uint64_t {struct or plain} = address_of(argument{i});")
         lines = [f'extern "C" void {self.name}({", ".join(arguments)}) {{ SharedWindow window;']
+        lines += map(_shared, self._named_arrays())
         lines += [*addresses, f'#line {self.first} "{file}"']
         for number, line in enumerate(self.body, self.first):
             try:
@@ -308,10 +323,15 @@ class Entry:
                 raise PtxError(f"{file}:{number}: {line.strip()}: {error}") from error
         return "\n".join([*lines, "}\n"])
 
+    def _named_arrays(self) -> list[str]:
+        named = set(re.findall(r"\b_Z\w+", "\n".join(self.body)))
+        return [text for text in self.shared if re.search(r"(\w+)\[", text)[1] in named]
+
 
 def entries(text: str, file: str) -> list[Entry]:
-    """The kernels of a PTX module, which holds nothing else."""
+    """The kernels of a PTX module, which holds nothing else but arrays that they share."""
     found: list[Entry] = []
+    shared: list[str] = []
     inside = ""
     for number, line in enumerate(text.splitlines(), 1):
         line = re.sub(r"//.*", "", line).strip()
@@ -324,8 +344,10 @@ def entries(text: str, file: str) -> list[Entry]:
             found[-1].parameters += [line.rstrip(",")] if line != ")" else []
             inside = "" if line == ")" else inside
         elif start := re.fullmatch(r"\.visible \.entry (\w+)\(", line):
-            found.append(Entry(start[1]))
+            found.append(Entry(start[1], shared=shared))
             inside = "parameters"
+        elif line.startswith(".shared "):
+            shared.append(line.rstrip(";"))
         elif line == "{":
             found[-1].first = number + 1
             inside = "body"

@@ -102,6 +102,13 @@ class SharedWindow {
   }
   uint64_t generic(uint32_t address) const { return base_ + address; }
 
+  // The same place in another block of the cluster, by its rank in the upper bits.
+  static uint32_t mapped(uint32_t address, uint32_t rank) { return (rank + 1) << 24 | address; }
+  uint64_t remote(uint32_t mapped, SIMT_HERE) const {
+    void* const own = reinterpret_cast<void*>(generic(mapped & 0xFFFFFF));
+    return reinterpret_cast<uint64_t>(map_shared(own, (mapped >> 24) - 1, site));
+  }
+
  private:
   uint64_t base_ = 0;
 };
@@ -110,6 +117,9 @@ inline void barrier(int number, SIMT_HERE) {
   if (number != 0) fail(site, "barrier %d", number);
   block_barrier(false, "bar.sync", site);
 }
+
+// What arrives waits too: nothing happens between the two.
+inline void cluster_wait(SIMT_HERE) { cluster_barrier(site); }
 
 inline uint32_t shuffle_xor(
     uint32_t value, uint32_t lane_mask, uint32_t clamp, uint32_t members, SIMT_HERE) {
@@ -146,7 +156,11 @@ inline uint64_t wide_product(int32_t a, int32_t b) { return static_cast<uint64_t
 // NaN becomes +0.
 inline float saturated(float x) { return x > 0 ? std::min(x, 1.0f) : 0.0f; }
 
+inline float widened(__half x) { return __half2float(x); }
+inline float widened(__nv_bfloat16 x) { return __bfloat162float(x); }
+
 inline bool inverted(bool x) { return !x; }
+inline uint32_t inverted(uint32_t x) { return ~x; }
 inline uint64_t inverted(uint64_t x) { return ~x; }
 
 // Shifts by the width and more leave zeros, or the sign.

@@ -15,6 +15,7 @@
 namespace simt {
 
 Config config;
+bool has_clusters = false;
 View* self;
 Thread* running;
 std::mt19937 random_order;

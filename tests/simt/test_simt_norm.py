@@ -40,7 +40,7 @@ def test_a_launch_split_at_the_grids_limit_gives_the_same_bits(emulator, op, col
     case = replace(case, p=0.3)
     given = inputs(case)
     whole = run(emulator, case, given)
-    emulator.configure(Config(max_grid=2))
+    emulator.configure(Config(max_grid=4))
     assert same_bits(run(emulator, case, given), whole)
 
 

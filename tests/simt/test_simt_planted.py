@@ -41,6 +41,7 @@ FOUND = {
         ("plain", ["fifo"], "while a bulk copy is on its way"),
         ("tsan", ["lifo"], RACE),
     ],
+    "ClusterRead": [("tsan", SCHEDULES, RACE), ("plain", SCHEDULES, WRONG)],
     "ClusterExit": [("plain", SCHEDULES, "may have exited|may use its memory")],
 }
 

@@ -109,7 +109,7 @@ def test_every_kernel_of_the_library_is_nvccs_is_executed_and_is_right(compiled,
 def test_one_ulp_more_in_a_constant_of_the_ptx_is_noticed(compiled, modules, tmp_path):
     softmax, *others = modules
     head, start, kernel = softmax.read_text().partition(
-        ".visible .entry _ZN8fusedops4cuda22softmax_forward_loopedIffLi4EEE"
+        ".visible .entry _ZN8fusedops4cuda21softmax_forward_applyIffLi4EEE"
     )
     body, end, tail = kernel.partition("\n}\n")
     log2_e = "0f3FB8AA3B"
@@ -118,7 +118,7 @@ def test_one_ulp_more_in_a_constant_of_the_ptx_is_noticed(compiled, modules, tmp
     planted.write_text(head + start + body.replace(log2_e, "0f3FB8AA3C") + end + tail)
     changed = Emulator(build.ptx_library([planted, *others]))
     case = Case("softmax_forward", "float32", "float32", rows=3, cols=40_000, width=4)
-    assert "softmax_forward_looped<float, float, 4>" in changed.kernels_of(
+    assert "softmax_forward_apply<float, float, 4>" in changed.kernels_of(
         cases.Prepared(changed, case, cases.inputs(case)).args
     )
     right, wrong = cases.run(compiled, case), cases.run(changed, case)

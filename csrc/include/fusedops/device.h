@@ -1,11 +1,15 @@
 // The one header that kernels include: CUDA under nvcc, a SIMT emulator under any other compiler.
 //
 // FUSEDOPS_KERNEL(threads of the largest block[, blocks that share a multiprocessor's registers]).
+// Clusters (blocks that run together and read each other's shared memory) exist where
+// has_clusters(); kernels that use them trap elsewhere. No block leaves its cluster before the
+// others have read what it holds.
 // Contract: kernels use threadIdx, blockIdx, blockDim, gridDim, __syncthreads(), the macros below
 // and fusedops::device, nothing else. Each PTX instruction is one function here, with a portable
 // twin. Shared arrays are aligned for 16-byte access.
 // Emulator: fusedops_simt.h, found on the include path, supplies those names, FUSEDOPS_SHARED,
-// __shfl_xor_sync, the vector and 16-bit types, and fusedops::device::{max_grid, launch}.
+// __shfl_xor_sync, the vector and 16-bit types, and fusedops::device::{max_grid, has_clusters,
+// launch, launch_clusters, cluster_rank, cluster_barrier, load_cluster}.
 // Numerics: fast_exp2 is within 2 ulp and flushes denormal results, reciprocal is within 1 ulp; the
 // rest is as in <cmath>.
 #pragma once
@@ -14,6 +18,8 @@
 #include <cstdint>
 
 #if defined(__CUDACC__)
+#include <array>
+
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -102,16 +108,78 @@ FUSEDOPS_DEVICE uint16_t load_streaming(const uint16_t* from) {
   return v;
 }
 
+// Of this block in its cluster.
+FUSEDOPS_DEVICE uint32_t cluster_rank() {
+  uint32_t rank = 0;
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+  return rank;
+}
+
+// All threads of a cluster meet; what they wrote before, to shared memory too, is seen after.
+FUSEDOPS_DEVICE void cluster_barrier() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#else
+  __trap();
+#endif
+}
+
+// The float at the place of `own` in the shared memory of the block of that rank.
+FUSEDOPS_DEVICE float load_cluster(const float* own, uint32_t rank) {
+  float value = 0;
+#if __CUDA_ARCH__ >= 900
+  uint32_t address;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+               : "=r"(address)
+               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(own))), "r"(rank));
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
+#endif
+  return value;
+}
+
+// Of the current device; all are asked at the first call.
+inline bool has_clusters() {
+  static const auto majors = [] {
+    std::array<int, 64> found = {};
+    int count = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess) return found;
+    for (int i = 0; i < count && i < static_cast<int>(found.size()); ++i) {
+      cudaDeviceGetAttribute(&found[i], cudaDevAttrComputeCapabilityMajor, i);
+    }
+    return found;
+  }();
+  int device = 0;
+  return cudaGetDevice(&device) == cudaSuccess && device < static_cast<int>(majors.size()) &&
+      majors[device] >= 9;
+}
+
+// `cluster` neighbouring blocks each.
 template <class... Params, class... Args>
-Status launch(
-    void (*kernel)(Params...), int64_t blocks, dim3 threads, Stream stream, Args... args) {
+Status launch_clusters(
+    void (*kernel)(Params...), int64_t blocks, uint32_t cluster, dim3 threads, Stream stream,
+    Args... args) {
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = cluster;
+  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(blocks));
   config.blockDim = threads;
   config.stream = static_cast<cudaStream_t>(stream);
+  config.attrs = &attribute;
+  config.numAttrs = cluster > 1 ? 1 : 0;
   const cudaError_t status = cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...);
   if (status != cudaSuccess) cudaGetLastError();  // returned, so not left for the next call
   return status;
+}
+
+template <class... Params, class... Args>
+Status launch(
+    void (*kernel)(Params...), int64_t blocks, dim3 threads, Stream stream, Args... args) {
+  return launch_clusters(kernel, blocks, 1, threads, stream, args...);
 }
 
 #else

@@ -119,12 +119,28 @@ namespace fusedops::device {
 
 inline int64_t max_grid() { return simt::config.max_grid; }
 
+inline bool has_clusters() { return simt::has_clusters; }
+
 template <class... Params, class... Args>
-int launch(void (*kernel)(Params...), int64_t blocks, dim3 threads, void*, Args... args) {
+int launch_clusters(
+    void (*kernel)(Params...), int64_t blocks, uint32_t cluster, dim3 threads, void*,
+    Args... args) {
   if (blocks < 1 || blocks > simt::config.max_grid) return simt::kInvalidConfiguration;
   const simt::Launch configuration{
-      reinterpret_cast<const void*>(kernel), dim3(static_cast<unsigned>(blocks)), threads};
+      reinterpret_cast<const void*>(kernel), dim3(static_cast<unsigned>(blocks)), threads, 0,
+      cluster};
   return simt::launch(configuration, [=] { kernel(static_cast<Params>(args)...); });
+}
+
+template <class... Params, class... Args>
+int launch(void (*kernel)(Params...), int64_t blocks, dim3 threads, void* stream, Args... args) {
+  return launch_clusters(kernel, blocks, 1, threads, stream, args...);
+}
+
+inline uint32_t cluster_rank() { return simt::self->cluster_rank; }
+inline void cluster_barrier(SIMT_HERE) { simt::cluster_barrier(site); }
+inline float load_cluster(const float* own, uint32_t rank, SIMT_HERE) {
+  return *static_cast<float*>(simt::map_shared(const_cast<float*>(own), rank, site));
 }
 
 }  // namespace fusedops::device

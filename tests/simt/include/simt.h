@@ -39,6 +39,7 @@ struct Config {
   int64_t max_grid = 2147483647;
 };
 extern Config config;
+extern bool has_clusters;  // what launches are told of the device
 
 struct Launch {
   const void* kernel;

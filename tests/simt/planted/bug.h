@@ -19,5 +19,6 @@ enum class Bug {
   kPlainAddAcrossBlocks,
   kWeakCopyWait,
   kMissingBulkWait,
+  kClusterRead,
   kClusterExit,
 };

@@ -155,6 +155,7 @@ int main(int count, char** arguments) {
   RUN_WITH(PlainAddAcrossBlocks);
   RUN_WITH(WeakCopyWait);
   RUN_WITH(MissingBulkWait);
+  RUN_WITH(ClusterRead);
   RUN_WITH(ClusterExit);
   std::fprintf(stderr, "no such bug: %s\n", arguments[1]);
   return 2;

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "fusedops/args.h"
+#include "fusedops/cuda/launch.h"
 #include "fusedops/cuda/policy.h"
 #include "fusedops/device.h"
 
@@ -141,12 +142,80 @@ Status launch_shares(
   return status;
 }
 
+// Of a kernel(args, first_row) that takes a cluster of plan.blocks blocks a row.
+template <class Args>
+Status launch_clusters(
+    void (*kernel)(Args, int64_t), const RowPlan& plan, const Args& args, Stream stream) {
+  const int64_t most = device::max_grid() / plan.blocks;
+  Status status = device::kSuccess;
+  for (int64_t first = 0; first < args.rows && status == device::kSuccess; first += most) {
+    const int64_t blocks = std::min(args.rows - first, most) * plan.blocks;
+    status = device::launch_clusters(
+        kernel, blocks, plan.blocks, dim3(plan.threads), stream, args, first);
+  }
+  return status;
+}
+
 // Of a kernel(args, first_row) that takes plan.rows rows a block.
 template <class Args>
 Status launch_rows(
     void (*kernel)(Args, int64_t), const RowPlan& plan, const Args& args, Stream stream) {
   const dim3 threads(plan.threads, plan.rows);
   return launch_shares(kernel, args.rows, plan.rows, threads, args, stream);
+}
+
+// The widest vectors that every tensor of a stack is aligned for, width_of(stack[i]) each.
+template <class Stack, class F>
+int32_t narrowest(const Stack& stack, F width_of) {
+  int32_t width = width_of(stack[0]);
+  for (int32_t i = 1; i < stack.count; ++i) width = std::min(width, width_of(stack[i]));
+  return width;
+}
+
+// A launch for each tensor of a stack.
+template <class Stack>
+Status launch_each(const Stack& stack, Stream stream) {
+  Status status = device::kSuccess;
+  for (int32_t i = 0; i < stack.count && status == device::kSuccess; ++i) {
+    status = launch(stack[i], stream);
+  }
+  return status;
+}
+
+// What the most demanding tensor of a stack asks for: they take turns.
+template <class Stack>
+int64_t most_workspace_bytes(const Stack& stack) {
+  int64_t most = 0;
+  for (int32_t i = 0; i < stack.count; ++i) most = std::max(most, workspace_bytes(stack[i]));
+  return most;
+}
+
+constexpr int64_t accumulator_bytes(DType dtype) { return dtype == DType::kFloat64 ? 8 : 4; }
+
+// Of rows by segments: so many accumulators a segment.
+inline int64_t segment_parts_bytes(
+    const RowPlan& plan, int64_t rows, int64_t cols, DType dtype, int32_t accumulators) {
+  if (plan.elements > 0) return 0;
+  return rows * plan_segments(cols).count * accumulators * accumulator_bytes(dtype);
+}
+
+// Launches parts(args, first_row, segments) and after it apply(...), a block a segment.
+// `row_bytes`: what they read of a row.
+template <class Args>
+Status launch_segments(
+    void (*parts)(Args, int64_t, Segments), void (*apply)(Args, int64_t, Segments),
+    int64_t row_bytes, const Args& args, Stream stream) {
+  if (args.rows > 0 && args.workspace == nullptr) return device::kInvalidValue;
+  const Segments segments = plan_segments(args.cols);
+  const int64_t most = std::min(segment_rows(row_bytes), device::max_grid() / segments.count);
+  Status status = device::kSuccess;
+  for (int64_t first = 0; first < args.rows && status == device::kSuccess; first += most) {
+    const int64_t blocks = std::min(args.rows - first, most) * segments.count;
+    status = device::launch(parts, blocks, dim3(kSegmentThreads), stream, args, first, segments);
+    if (status != device::kSuccess) break;
+    status = device::launch(apply, blocks, dim3(kSegmentThreads), stream, args, first, segments);
+  }
+  return status;
 }
 
 }  // namespace fusedops::cuda

@@ -28,5 +28,10 @@ int64_t workspace_bytes(const SoftmaxBackward& args);
 int64_t workspace_bytes(const SoftmaxStatistics& args);
 int64_t workspace_bytes(const NormForward& args);
 int64_t workspace_bytes(const NormBackward& args);
+// What each.workspace must hold: tensors that need it take turns.
+int64_t workspace_bytes(const SoftmaxStack& stack);
+int64_t workspace_bytes(const NormStack& stack);
+// The least stack.workspace_bytes, which is each tensor's share of the workspace.
+int64_t workspace_bytes(const NormStackBackward& stack);
 
 }  // namespace fusedops::cuda

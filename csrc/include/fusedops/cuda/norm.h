@@ -1,14 +1,16 @@
 // LayerNorm, StdNorm and RMSNorm along rows, of a row or of a residual sum, forward.
 //
 // Contract: rows as in args.h; kWidth divides cols; every row, weight and bias are aligned for
-// kWidth elements (16 bytes at most). _registers: blockDim.x * kVectors * kWidth >= cols; _looped:
-// any cols, the row is read twice. blockDim.x threads share a row, blockDim.y rows a block. kAdd:
-// whether there is a residual, and perhaps dropout.
+// kWidth elements (16 bytes at most). _registers: blockDim.x * kVectors * kWidth >= cols;
+// blockDim.x threads share a row, blockDim.y rows a block; _cluster: those of a cluster's blocks
+// share it. _parts and _apply: any cols, by segments (segments.h), the row is read twice. kAdd:
+// whether there is a residual, and perhaps dropout. Workspace: [rows][segments] of NormPart.
 //
 // Numerics: float (double for double), rounded once, and x = dropout(input) + residual once before.
 // With any m near the mean and d = mean(x - m): mean = m + d, output = ((x - m) - d) * rstd, and
-// the squared deviations sum up to sum((x - m)^2) - sum(x - m) * d. m is the rounded mean, of the
-// first tile in a looped row, so that a row far from zero loses nothing. Of RMSNorm m = d = 0.
+// the squared deviations sum up to sum((x - m)^2) - sum(x - m) * d. m is the rounded mean, so that
+// a row far from zero loses nothing. Of RMSNorm m = d = 0. Each segment has an m and a d of its
+// own, and what it found is moved to the m of the row (Chan, Golub and LeVeque, 1979).
 //
 // Kind, offset of the weight, rounding of what is normalised and the dtype of weight and bias are
 // run-time choices, the same for all threads: each a branch a row or a vector.
@@ -16,9 +18,11 @@
 // deviations below 1e-22 count as none.
 #pragma once
 
+#include "fusedops/cuda/cluster.h"
 #include "fusedops/cuda/philox.h"
 #include "fusedops/cuda/policy.h"
 #include "fusedops/cuda/reduce.h"
+#include "fusedops/cuda/segments.h"
 #include "fusedops/cuda/tile.h"
 
 namespace fusedops::cuda {
@@ -147,6 +151,15 @@ FUSEDOPS_DEVICE Acc rstd_of(const NormForward& args, Acc squares) {
   return exact_rsqrt(variance + eps);
 }
 
+// Squared deviations from the mean, from the sums of x - base and of its square; `correction` is
+// the mean of x - base. Infinity where the squares overflow.
+template <class Acc>
+FUSEDOPS_DEVICE Acc squares_of(Pair<Acc> sums, Acc correction) {
+  // Of a constant row nothing is left: base is so few ulps off that both sums are exact.
+  const Acc left = device::fma(-sums.first, correction, sums.second);
+  return sums.second == INFINITY ? sums.second : left < Acc(0) ? Acc(0) : left;
+}
+
 template <class Acc>
 struct NormStatistics {
   Acc base, correction, rstd;  // mean = base + correction
@@ -156,10 +169,8 @@ struct NormStatistics {
   FUSEDOPS_DEVICE NormStatistics(const NormForward& args, Acc base, Pair<Acc> sums)
       : base(base), correction(0) {
     if (has_mean(args)) correction = mean_of(sums.first, static_cast<Acc>(args.cols));
-    // Of a constant row nothing is left: base is so few ulps off that both sums are exact.
-    const Acc left = device::fma(-sums.first, correction, sums.second);
-    const Acc squares = left < Acc(0) ? Acc(0) : left;
-    rstd = sums.second == INFINITY ? Acc(0) : rstd_of(args, squares);
+    const Acc squares = squares_of(sums, correction);
+    rstd = squares == INFINITY ? Acc(0) : rstd_of(args, squares);
     rstd += correction - correction;
   }
 
@@ -213,86 +224,164 @@ FUSEDOPS_DEVICE Pair<Acc> centre(
   return tree_sum<kVectors>(moments);
 }
 
-template <class T, int kWidth, int kVectors, bool kAdd>
-FUSEDOPS_KERNEL((kNormThreads<T, kWidth, kWidth * kVectors, kAdd>))
-norm_forward_registers(NormForward args, int64_t first_row) {
+// Of the thread's row, all of it in registers.
+template <class Share, class T, int kWidth, int kVectors, bool kAdd>
+FUSEDOPS_DEVICE void norm_row(const NormForward& args, int64_t row) {
   using Acc = AccumulatorOf<T>;
-  FUSEDOPS_SHARED(Acc, sum_slots, kMaxWarps);
-  FUSEDOPS_SHARED(Pair<Acc>, moment_slots, kMaxWarps);
-  const int64_t row = launch_row(first_row);
-  const int32_t cols = row < args.rows ? static_cast<int32_t>(args.cols) : 0;
+  FUSEDOPS_SHARED(Acc, sum_slots, Share::kSlots);
+  FUSEDOPS_SHARED(Pair<Acc>, moment_slots, Share::kSlots);
+  const auto [start, cols] =
+      Share::template part_of<kWidth>(row < args.rows ? static_cast<int32_t>(args.cols) : 0);
 
   Tile<T, kWidth, kVectors> tile;
   T* const sum = args.sum.data ? row_of<T>(args.sum, row) : nullptr;
-  NormInput<T, kAdd>(args, row, sum).load(tile, 0, cols);
+  NormInput<T, kAdd>(args, row, sum).load(tile, start, cols);
 
   Acc base = 0;
   if (has_mean(args)) {
     const Acc share = device::reciprocal(static_cast<Acc>(args.cols));
-    base = row_reduce<Sum>(tile.sum(), sum_slots) * share;
+    base = Share::template reduce<Sum>(tile.sum(), sum_slots) * share;
   }
 
   Acc centred[kVectors][kWidth];
   const Pair<Acc> moments = centre(centred, tile, cols, base);
-  const Pair<Acc> sums = row_reduce<Sum>(moments, moment_slots);
+  const Pair<Acc> sums = Share::template reduce<Sum>(moments, moment_slots);
   const NormStatistics<Acc> statistics(args, base, sums);
 
   T* const output = row_of<T>(args.output, row);
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     const int32_t column = column_of<kWidth>(i);
-    if (column < cols) store_normalised(output, args, column, centred[i], statistics);
+    if (column < cols) store_normalised(output, args, start + column, centred[i], statistics);
   }
-  if (row < args.rows && threadIdx.x == 0) statistics.save(args, row);
+  if (row < args.rows && threadIdx.x == 0 && Share::is_first()) statistics.save(args, row);
+  Share::leave();
 }
 
-// One row a block. The first tile stays in registers between its mean and its moments. A sum that
-// is not wanted waits in the output until it is normalised: the same thread reads it again.
+template <class T, int kWidth, int kVectors, bool kAdd>
+FUSEDOPS_KERNEL((kNormThreads<T, kWidth, kWidth * kVectors, kAdd>))
+norm_forward_registers(NormForward args, int64_t first_row) {
+  norm_row<OneBlock, T, kWidth, kVectors, kAdd>(args, launch_row(first_row));
+}
+
+template <class T, int kWidth, int kVectors>
+FUSEDOPS_KERNEL((kNormThreads<T, kWidth, kWidth * kVectors, false>))
+norm_stack_registers(NormStack stack) {
+  const StackBlock at(stack.count);
+  norm_row<OneBlock, T, kWidth, kVectors, false>(stack[at.tensor], at.row());
+}
+
+template <class T, int kWidth, int kVectors, bool kAdd>
+FUSEDOPS_KERNEL(kMaxThreads)
+norm_forward_cluster(NormForward args, int64_t first_row) {
+  norm_row<Cluster, T, kWidth, kVectors, kAdd>(args, first_row + blockIdx.x / kClusterBlocks);
+}
+
+// What a segment knows of its row: the mean is base + correction.
+template <class Acc>
+struct NormPart {
+  Acc base, correction, squares;
+
+  // The sums of x - other and of its square along `cols` columns.
+  FUSEDOPS_DEVICE Pair<Acc> about(Acc other, Acc cols) const {
+    const Acc apart = (base - other) + correction, sum = cols * apart;
+    return {sum, device::fma(sum, apart, squares)};
+  }
+};
+
+// The first tile stays in registers between its mean and its moments. A sum that is not wanted
+// waits in the output until it is normalised.
 template <class T, int kWidth, bool kAdd>
-FUSEDOPS_KERNEL(kLoopThreads, kNormLoopBlocks)
-norm_forward_looped(NormForward args, int64_t first_row) {
+FUSEDOPS_KERNEL(kSegmentThreads, kSegmentBlocks<T>)
+norm_forward_parts(NormForward args, int64_t first_row, Segments segments) {
   using Acc = AccumulatorOf<T>;
   constexpr int kVectors = kLoopVectors < kWidth, kAdd ? 2 : 1 > ;
   FUSEDOPS_SHARED(Acc, sum_slots, kMaxWarps);
   FUSEDOPS_SHARED(Pair<Acc>, moment_slots, kMaxWarps);
-  const int64_t row = launch_row(first_row), step = int64_t{blockDim.x} * kVectors * kWidth;
-  T* const sum = row_of<T>(args.sum.data ? args.sum : args.output, row);
-  const NormInput<T, kAdd> input(args, row, sum);
+  const Segment segment(segments, args.cols, first_row, blockIdx.x);
+  T* const sum = row_of<T>(args.sum.data ? args.sum : args.output, segment.row);
+  const NormInput<T, kAdd> input(args, segment.row, sum);
 
   Tile<T, kWidth, kVectors> tile;
-  input.load(tile, 0, static_cast<int32_t>(args.cols));
+  input.load(tile, segment.start, segment.cols);
   Acc base = 0;
   if (has_mean(args)) {
-    const Acc first_cols = static_cast<Acc>(args.cols < step ? args.cols : step);
+    const auto first_cols =
+        static_cast<Acc>(segment.cols < tile.step() ? segment.cols : tile.step());
     base = row_reduce<Sum>(tile.sum(), sum_slots) * device::reciprocal(first_cols);
   }
 
   Pair<Acc> sums{0, 0};
-  for (int64_t start = 0; start < args.cols; start += step) {
-    const auto left = static_cast<int32_t>(args.cols - start);
-    if (start > 0) input.load(tile, start, left);
+  for (int32_t start = 0; start < segment.cols; start += tile.step()) {
+    const int32_t left = segment.cols - start;
+    if (start > 0) input.load(tile, segment.start + start, left);
     Acc centred[kVectors][kWidth];
     sums = sums + centre(centred, tile, left, base);
   }
   sums = row_reduce<Sum>(sums, moment_slots);
-  const NormStatistics<Acc> statistics(args, base, sums);
+  if (threadIdx.x != 0) return;
+  const Acc mean = mean_of(sums.first, static_cast<Acc>(segment.cols));
+  const Acc correction = has_mean(args) ? mean : Acc(0);
+  parts_of<NormPart<Acc>>(args.workspace, segments, segment.row)[segment.index] = {
+      base, correction, squares_of(sums, correction)};
+}
 
-  T* const output = row_of<T>(args.output, row);
-  const T* const again = kAdd ? sum : row_of<T>(args.input, row);
-  for (int64_t start = 0; start < args.cols; start += step) {
-    const auto left = static_cast<int32_t>(args.cols - start);
-    tile.load(again + start, left, 0);
+// Of a row, from its segments: around the rounded mean of all.
+template <class Acc>
+FUSEDOPS_DEVICE NormStatistics<Acc> merged_norm(
+    const NormForward& args, Segments segments, int64_t row, Acc* sum_slots,
+    Pair<Acc>* moment_slots) {
+  const auto* const parts = parts_of<NormPart<Acc>>(args.workspace, segments, row);
+  const auto cols_of = [&](int32_t i) {
+    return static_cast<Acc>(Segment::columns_of(segments, args.cols, i));
+  };
+  Acc base = 0;
+  if (has_mean(args)) {
+    Acc sum = 0;
+    for (int32_t i = threadIdx.x; i < segments.count; i += blockDim.x) {
+      sum += cols_of(i) * (parts[i].base + parts[i].correction);
+    }
+    base = row_reduce<Sum>(sum, sum_slots) * device::reciprocal(static_cast<Acc>(args.cols));
+  }
+  Pair<Acc> sums{0, 0};
+  for (int32_t i = threadIdx.x; i < segments.count; i += blockDim.x) {
+    sums = sums + parts[i].about(base, cols_of(i));
+  }
+  return NormStatistics<Acc>(args, base, row_reduce<Sum>(sums, moment_slots));
+}
+
+// The first tile is on its way while the parts are merged.
+template <class T, int kWidth, bool kAdd>
+FUSEDOPS_KERNEL(kSegmentThreads, kSegmentBlocks<T>)
+norm_forward_apply(NormForward args, int64_t first_row, Segments segments) {
+  using Acc = AccumulatorOf<T>;
+  constexpr int kVectors = kLoopVectors < kWidth, kAdd ? 2 : 1 > ;
+  FUSEDOPS_SHARED(Acc, sum_slots, kMaxWarps);
+  FUSEDOPS_SHARED(Pair<Acc>, moment_slots, kMaxWarps);
+  const Segment segment(segments, args.cols, first_row, backwards(blockIdx.x));
+  T* const output = row_of<T>(args.output, segment.row);
+  const T* const sum = args.sum.data ? row_of<T>(args.sum, segment.row) : output;
+  const T* const input = (kAdd ? sum : row_of<T>(args.input, segment.row)) + segment.start;
+
+  Tile<T, kWidth, kVectors> tile;
+  tile.load(input, segment.cols, 0);
+  const NormStatistics<Acc> statistics =
+      merged_norm(args, segments, segment.row, sum_slots, moment_slots);
+
+  for (int32_t start = 0; start < segment.cols; start += tile.step()) {
+    const int32_t left = segment.cols - start;
+    if (start > 0) tile.load(input + start, left, 0);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const int32_t column = column_of<kWidth>(i);
       if (column >= left) continue;
       Acc centred[kWidth];
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) centred[j] = tile.at(i, j) - base;
-      store_normalised(output, args, start + column, centred, statistics);
+      for (int j = 0; j < kWidth; ++j) centred[j] = tile.at(i, j) - statistics.base;
+      store_normalised(output, args, segment.start + start + column, centred, statistics);
     }
   }
-  if (threadIdx.x == 0) statistics.save(args, row);
+  if (segment.index == 0 && threadIdx.x == 0) statistics.save(args, segment.row);
 }
 
 }  // namespace fusedops::cuda

@@ -9,9 +9,10 @@
 //
 // Contract: as in norm.h; kAdd: whether there is a grad_sum or a grad_branch is wanted. _registers
 // reads input and grad_output once: every block walks over rows, keeps its part of the column sums
-// in registers and leaves it in the workspace; _finish adds the parts. Longer rows (_rows_looped)
-// get their column sums from a kernel of their own (_column_parts). Workspace: [2][parts][cols]
-// accumulators, grad_weight's parts first.
+// in registers and leaves it in the workspace; _finish adds the parts. Longer rows go by segments
+// (_row_parts, _rows) or clusters (_rows_cluster) and get their column sums from a kernel of their
+// own (_column_parts). Workspace: [2][parts][cols] accumulators, grad_weight's parts first; in the
+// same place before that, of rows by segments, [rows][segments] pairs, the sums of g and g * n.
 //
 // Numerics: float (double for double), each result rounded once; no atomics, every order of
 // summation is fixed by rows, cols, dtype and alignment. A row's gradient does not depend on the
@@ -94,18 +95,19 @@ FUSEDOPS_DEVICE void write_column_sums(
   __syncthreads();
 }
 
-// A tile of a row as loaded; it begins at column `start`. A row past the last has no columns.
+// A tile of a row as loaded; it begins at column `start`, of which `cols` are left. A row past the
+// last has no columns.
 template <class T, int kWidth, int kVectors>
 struct NormBackwardTile {
   using Acc = AccumulatorOf<T>;
   Tile<T, kWidth, kVectors> grads, inputs;
   Acc mean = 0, rstd = 0;
   int64_t start = 0;
-  int32_t cols = 0;  // from start on
+  int32_t cols = 0;
 
-  FUSEDOPS_DEVICE void load(const NormBackward& args, int64_t row, int64_t at = 0) {
+  FUSEDOPS_DEVICE void load(const NormBackward& args, int64_t row, int64_t at, int32_t left) {
     start = at;
-    cols = row < args.rows ? static_cast<int32_t>(args.cols - start) : 0;
+    cols = row < args.rows ? left : 0;
     grads.load(row_of<T>(args.grad_output, row) + start, cols, 0);
     inputs.load(row_of<T>(args.input, row) + start, cols, 0);
     if (cols == 0) return;
@@ -177,102 +179,164 @@ class NormGradientRow {
   DropoutRow<Acc> dropout_;
 };
 
-// Two sets of slots in turn: one barrier a row is then enough. One block a multiprocessor: unasked
-// the compiler makes room for two of narrow vectors, and spills.
+// Walks over the rows of one of `parts` parts. Two sets of slots in turn: one barrier a row is then
+// enough.
 template <class T, int kWidth, int kVectors, bool kAdd>
-FUSEDOPS_KERNEL(kNormBackwardThreads, 1)
-norm_backward_registers(NormBackward args) {
+FUSEDOPS_DEVICE void norm_backward_part(const NormBackward& args, int64_t part, int64_t parts) {
   using Acc = AccumulatorOf<T>;
   FUSEDOPS_SHARED(Pair<Acc>, slots, 2 * kMaxWarps);
   FUSEDOPS_SHARED(Acc, column_sums, kNormBackwardThreads * kVectors * kWidth);
   const Acc share = device::reciprocal(static_cast<Acc>(args.cols));
-  const int64_t step = int64_t{gridDim.x} * blockDim.y;
+  const int64_t step = parts * blockDim.y;
   Acc weight_sums[kVectors][kWidth] = {}, bias_sums[kVectors][kWidth] = {};
   int32_t turn = 0;
 
+  const auto all_cols = static_cast<int32_t>(args.cols);
   NormBackwardTile<T, kWidth, kVectors> loaded;
-  loaded.load(args, launch_row(0));
-  for (int64_t first = int64_t{blockIdx.x} * blockDim.y; first < args.rows; first += step) {
+  loaded.load(args, part * blockDim.y + threadIdx.y, 0, all_cols);
+  for (int64_t first = part * blockDim.y; first < args.rows; first += step) {
     const int64_t row = first + threadIdx.y;
     const int32_t cols = loaded.cols;
     const Acc rstd = loaded.rstd;
-    NormGradient<T, kWidth> parts[kVectors];
+    NormGradient<T, kWidth> gradients[kVectors];
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      parts[i] = loaded.gradient(args, i);
+      gradients[i] = loaded.gradient(args, i);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
-        weight_sums[i][j] += parts[i].grad[j] * parts[i].normal[j];
-        bias_sums[i][j] += parts[i].grad[j];
+        weight_sums[i][j] += gradients[i].grad[j] * gradients[i].normal[j];
+        bias_sums[i][j] += gradients[i].grad[j];
       }
     }
-    loaded.load(args, row + step);
+    loaded.load(args, row + step, 0, all_cols);
 
     if (!args.grad_input.data && !args.grad_branch.data) continue;
     Tile<T, kWidth, kVectors> added;
     if constexpr (kAdd) load_sums(added, args, row, 0, cols);
     Pair<Acc> part_sums[kVectors];
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) part_sums[i] = parts[i].sums();
+    for (int i = 0; i < kVectors; ++i) part_sums[i] = gradients[i].sums();
     const Pair<Acc> sums = row_reduce<Sum>(tree_sum<kVectors>(part_sums), slots + turn * kMaxWarps);
     turn ^= 1;
 
     const Pair<Acc> means = means_of(args, sums, share, rstd);
-    const NormGradientRow<T, kAdd> gradients(args, row);
+    const NormGradientRow<T, kAdd> to(args, row);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const int32_t column = column_of<kWidth>(i);
       if (column >= cols) continue;
       Acc values[kWidth];
-      parts[i].result(values, means, rstd);
-      gradients.store(column, values, added.vectors[i]);
+      gradients[i].result(values, means, rstd);
+      to.store(column, values, added.vectors[i]);
     }
   }
 
-  const auto cols = static_cast<int32_t>(args.cols);
-  const int64_t part = blockIdx.x, parts = gridDim.x;
   if (args.grad_weight.data) {
-    write_column_sums(weight_sums, cols, column_sums, workspace_part<Acc>(args, part));
+    write_column_sums(weight_sums, all_cols, column_sums, workspace_part<Acc>(args, part));
   }
   if (args.grad_bias.data) {
-    write_column_sums(bias_sums, cols, column_sums, workspace_part<Acc>(args, parts + part));
+    write_column_sums(bias_sums, all_cols, column_sums, workspace_part<Acc>(args, parts + part));
   }
 }
 
-// Gradients of rows of any length: one row a block, read twice.
-template <class T, int kWidth, bool kAdd>
-FUSEDOPS_KERNEL(kLoopThreads)
-norm_backward_rows_looped(NormBackward args, int64_t first_row) {
+// One block a multiprocessor: unasked the compiler makes room for two of narrow vectors, and
+// spills.
+template <class T, int kWidth, int kVectors, bool kAdd>
+FUSEDOPS_KERNEL(kNormBackwardThreads, 1)
+norm_backward_registers(NormBackward args) {
+  norm_backward_part<T, kWidth, kVectors, kAdd>(args, blockIdx.x, gridDim.x);
+}
+
+template <class T, int kWidth, int kVectors>
+FUSEDOPS_KERNEL(kNormBackwardThreads, 1)
+norm_stack_backward_registers(NormStackBackward stack) {
+  const StackBlock at(stack.count);
+  norm_backward_part<T, kWidth, kVectors, false>(stack[at.tensor], at.block, at.blocks);
+}
+
+template <class T, int kWidth>
+FUSEDOPS_KERNEL(kSegmentThreads, kSegmentBlocks<T>)
+norm_backward_row_parts(NormBackward args, int64_t first_row, Segments segments) {
   using Acc = AccumulatorOf<T>;
   constexpr int kVectors = kLoopVectors<kWidth, 2>;
   FUSEDOPS_SHARED(Pair<Acc>, slots, kMaxWarps);
-  const Acc share = device::reciprocal(static_cast<Acc>(args.cols));
-  const int64_t row = launch_row(first_row), step = int64_t{blockDim.x} * kVectors * kWidth;
+  const Segment segment(segments, args.cols, first_row, blockIdx.x);
 
   NormBackwardTile<T, kWidth, kVectors> tile;
   Pair<Acc> sums{0, 0};
-  for (int64_t start = 0; start < args.cols; start += step) {
-    tile.load(args, row, start);
+  for (int32_t start = 0; start < segment.cols; start += tile.grads.step()) {
+    tile.load(args, segment.row, segment.start + start, segment.cols - start);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) sums = sums + tile.gradient(args, i).sums();
   }
   sums = row_reduce<Sum>(sums, slots);
+  if (threadIdx.x == 0) {
+    parts_of<Pair<Acc>>(args.workspace, segments, segment.row)[segment.index] = sums;
+  }
+}
+
+template <class T, int kWidth, bool kAdd>
+FUSEDOPS_KERNEL(kSegmentThreads, kSegmentBlocks<T>)
+norm_backward_rows(NormBackward args, int64_t first_row, Segments segments) {
+  using Acc = AccumulatorOf<T>;
+  constexpr int kVectors = kLoopVectors<kWidth, 2>;
+  FUSEDOPS_SHARED(Pair<Acc>, slots, kMaxWarps);
+  const Acc share = device::reciprocal(static_cast<Acc>(args.cols));
+  const Segment segment(segments, args.cols, first_row, backwards(blockIdx.x));
+
+  NormBackwardTile<T, kWidth, kVectors> tile;
+  tile.load(args, segment.row, segment.start, segment.cols);
+  const auto* const parts = parts_of<Pair<Acc>>(args.workspace, segments, segment.row);
+  const Pair<Acc> sums = row_reduce<Sum>(sum_of(parts, segments.count), slots);
 
   const Pair<Acc> means = means_of(args, sums, share, tile.rstd);
-  const NormGradientRow<T, kAdd> gradients(args, row);
-  for (int64_t start = 0; start < args.cols; start += step) {
-    tile.load(args, row, start);
+  const NormGradientRow<T, kAdd> gradients(args, segment.row);
+  for (int32_t start = 0; start < segment.cols; start += tile.grads.step()) {
+    const int64_t at = segment.start + start;
+    if (start > 0) tile.load(args, segment.row, at, segment.cols - start);
     Tile<T, kWidth, kVectors> added;
-    if constexpr (kAdd) load_sums(added, args, row, start, tile.cols);
+    if constexpr (kAdd) load_sums(added, args, segment.row, at, tile.cols);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const int32_t column = column_of<kWidth>(i);
       if (column >= tile.cols) continue;
       Acc values[kWidth];
       tile.gradient(args, i).result(values, means, tile.rstd);
-      gradients.store(start + column, values, added.vectors[i]);
+      gradients.store(at + column, values, added.vectors[i]);
     }
   }
+}
+
+// The same with the row in the registers of a cluster: one launch, and it is read once.
+template <class T, int kWidth, int kVectors, bool kAdd>
+FUSEDOPS_KERNEL(kNormBackwardThreads)
+norm_backward_rows_cluster(NormBackward args, int64_t first_row) {
+  using Acc = AccumulatorOf<T>;
+  FUSEDOPS_SHARED(Pair<Acc>, slots, Cluster::kSlots);
+  const int64_t row = first_row + blockIdx.x / kClusterBlocks;
+  const auto [start, cols] = Cluster::part_of<kWidth>(static_cast<int32_t>(args.cols));
+
+  NormBackwardTile<T, kWidth, kVectors> tile;
+  tile.load(args, row, start, cols);
+  Tile<T, kWidth, kVectors> added;
+  if constexpr (kAdd) load_sums(added, args, row, start, cols);
+  Pair<Acc> part_sums[kVectors];
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) part_sums[i] = tile.gradient(args, i).sums();
+  const Pair<Acc> sums = Cluster::reduce<Sum>(tree_sum<kVectors>(part_sums), slots);
+
+  const Acc share = device::reciprocal(static_cast<Acc>(args.cols));
+  const Pair<Acc> means = means_of(args, sums, share, tile.rstd);
+  const NormGradientRow<T, kAdd> gradients(args, row);
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    const int32_t column = column_of<kWidth>(i);
+    if (column >= cols) continue;
+    Acc values[kWidth];
+    tile.gradient(args, i).result(values, means, tile.rstd);
+    gradients.store(start + column, values, added.vectors[i]);
+  }
+  Cluster::leave();
 }
 
 // Column sums over a share of the rows: block b holds column tile b % tiles of part b / tiles, each
@@ -337,11 +401,10 @@ FUSEDOPS_DEVICE void store_as(const Columns& columns, int64_t column, Acc value)
 // Adds the parts. A block of 32 x 32 threads owns 32 columns: the lanes of a warp stand beside each
 // other for loading, and above each other for the last sum.
 template <class Acc>
-FUSEDOPS_KERNEL(kMaxThreads)
-norm_backward_finish(NormBackward args, int64_t parts) {
+FUSEDOPS_DEVICE void sum_parts(const NormBackward& args, int64_t parts, int64_t block) {
   constexpr int32_t kSide = device::kWarpLanes, kPitch = kSide + 1;  // one more: no bank conflict
   FUSEDOPS_SHARED(Pair<Acc>, sums, kSide * kPitch);
-  const int64_t first_column = int64_t{blockIdx.x} * kSide;
+  const int64_t first_column = block * kSide;
   const int64_t own = first_column + threadIdx.x;
 
   Pair<Acc> sum{0, 0};
@@ -359,6 +422,19 @@ norm_backward_finish(NormBackward args, int64_t parts) {
   if (threadIdx.x != 0 || column >= args.cols) return;
   if (args.grad_weight.data) store_as(args.grad_weight, column, sum.first);
   if (args.grad_bias.data) store_as(args.grad_bias, column, sum.second);
+}
+
+template <class Acc>
+FUSEDOPS_KERNEL(kMaxThreads)
+norm_backward_finish(NormBackward args, int64_t parts) {
+  sum_parts<Acc>(args, parts, blockIdx.x);
+}
+
+template <class Acc>
+FUSEDOPS_KERNEL(kMaxThreads)
+norm_stack_backward_finish(NormStackBackward stack, int64_t parts) {
+  const StackBlock at(stack.count);
+  sum_parts<Acc>(stack[at.tensor], parts, at.block);
 }
 
 }  // namespace fusedops::cuda

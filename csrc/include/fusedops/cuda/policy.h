@@ -1,7 +1,8 @@
 // Which kernel a row gets: launch tables and the plan they lead to.
 //
 // A row's plan is a pure function of cols, dtype and vector width, never of the number of rows: a
-// row alone and the same row in any batch give the same bits. Nothing here depends on the device.
+// row alone and the same row in any batch give the same bits. Nothing here depends on the device,
+// but that only some have clusters.
 // The limits come from registers and bytes in flight, computed for an H200 and not yet measured.
 #pragma once
 
@@ -18,8 +19,8 @@ inline constexpr int32_t kSectorBytes = 32;  // the least that DRAM and L2 move
 template <class T, int kWidth>
 inline constexpr bool kIsWide = kWidth * sizeof(T) == kMaxVectorBytes;
 
-// Looped kernels: four 16-byte loads in flight a thread are 32 KB for one block of 512, all that
-// 4.3 TB/s at 0.8 us needs on each of 132 multiprocessors.
+// Kernels that walk along a row: four 16-byte loads in flight a thread are 32 KB for one block of
+// 512, all that 4.3 TB/s at 0.8 us needs on each of 132 multiprocessors.
 inline constexpr int32_t kLoopThreads = 512;
 template <int kWidth, int kTensors>
 inline constexpr int kLoopVectors = (kWidth > 1 ? 4 : 8) / kTensors;
@@ -29,9 +30,9 @@ struct Regime {
   int32_t max_cols, elements;
 };
 
-// Unused lines of a table are zero: no row is that short.
+// Unused lines of a table are zero: no row is that short. Doubles have one line for every width.
 struct Regimes {
-  Regime of_16_bits[4], of_32_bits[4], narrow;
+  Regime of_16_bits[4], of_32_bits[4], narrow, of_64_bits;
 };
 
 // Up to a warp a row where 16 elements a thread hold it: few registers, so that 32 KB a
@@ -42,42 +43,45 @@ inline constexpr Regimes kSoftmaxRegimes = {
     {{512, 16}, {1024, 32}, {4096, 16}, {32768, 32}},
     {{512, 16}, {1024, 32}, {4096, 16}, {32768, 32}},
     {8192, 16},
+    {4096, 8},
 };
 // Floats leave no room for weight and bias beside 32 elements in 64 registers.
 inline constexpr Regimes kNormRegimes = {
     {{512, 16}, {1024, 32}, {4096, 16}, {32768, 32}},
     {{16384, 16}},
     {4096, 8},
+    {4096, 8},
 };
 // Beside a residual: two tensors in flight, and Philox.
-inline constexpr Regimes kNormAddRegimes = {{{16384, 16}}, {{16384, 16}}, {2048, 4}};
+inline constexpr Regimes kNormAddRegimes = {{{16384, 16}}, {{16384, 16}}, {2048, 4}, {2048, 4}};
 // Two tensors in registers: 32 values of 4 bytes a thread.
-inline constexpr Regimes kSoftmaxBackwardRegimes = {{{16384, 16}}, {{16384, 16}}, {8192, 16}};
+inline constexpr Regimes kSoftmaxBackwardRegimes = {
+    {{16384, 16}}, {{16384, 16}}, {8192, 16}, {4096, 8}};
 // As many again: scores beside an operand, or gradients that dropout has changed. Of 16 floats
 // those do not fit into 64 registers.
-inline constexpr Regimes kMaskedSoftmaxRegimes = kSoftmaxBackwardRegimes;
+inline constexpr Regimes kMaskedSoftmaxRegimes = {{{16384, 16}}, {{16384, 16}}, {8192, 16}};
 inline constexpr Regimes kMaskedSoftmaxBackwardRegimes = {{{16384, 16}}, {{8192, 8}}, {8192, 16}};
 // Two tensors, the next row of each, and two column sums: up to 128 registers a thread.
-inline constexpr Regimes kNormBackwardRegimes = {{{8192, 16}}, {{8192, 16}}, {4096, 8}};
+inline constexpr Regimes kNormBackwardRegimes = {{{8192, 16}}, {{8192, 16}}, {4096, 8}, {2048, 4}};
 // What is added to gradients and drops out of them leaves less room beside floats, and beside the
 // addresses of narrow vectors.
-inline constexpr Regimes kNormAddBackwardRegimes = {{{8192, 16}}, {{4096, 8}}, {2048, 4}};
+inline constexpr Regimes kNormAddBackwardRegimes = {
+    {{8192, 16}}, {{4096, 8}}, {2048, 4}, {2048, 4}};
 
 // Threads of a block that kernels are compiled for: no row of their regimes needs more, and 65536
 // registers over them is what each thread may have.
-template <class T, int kWidth, int kElements>
-inline constexpr int32_t kSoftmaxThreads = !kIsWide<T, kWidth> ? 512
-    : kElements <= 16                                          ? 256
-                                                               : kMaxThreads;
-template <class T, int kWidth, int kElements, bool kAdd>
-inline constexpr int32_t kNormThreads = !kIsWide<T, kWidth> ? 512
-    : sizeof(T) == 2 && kElements <= 16 && !kAdd            ? 256
-                                                            : kMaxThreads;
-// Blocks of a looped kernel that share the registers of a multiprocessor. Left to itself the
-// compiler takes 107 for a weight and a bias of either dtype, and half the bytes in flight.
-inline constexpr int32_t kNormLoopBlocks = 2;
 template <class T, int kWidth>
-inline constexpr int32_t kSoftmaxBackwardThreads = kIsWide<T, kWidth> ? kMaxThreads : 512;
+inline constexpr bool kNeedsRegisters = !kIsWide<T, kWidth> || sizeof(T) == 8;
+template <class T, int kWidth, int kElements>
+inline constexpr int32_t kSoftmaxThreads = kNeedsRegisters<T, kWidth> ? 512
+    : kElements <= 16                                                 ? 256
+                                                                      : kMaxThreads;
+template <class T, int kWidth, int kElements, bool kAdd>
+inline constexpr int32_t kNormThreads = kNeedsRegisters<T, kWidth> ? 512
+    : sizeof(T) == 2 && kElements <= 16 && !kAdd                   ? 256
+                                                                   : kMaxThreads;
+template <class T, int kWidth>
+inline constexpr int32_t kSoftmaxBackwardThreads = kNeedsRegisters<T, kWidth> ? 512 : kMaxThreads;
 inline constexpr int32_t kNormBackwardThreads = 512;
 inline constexpr int32_t kColumnThreads = 128;
 
@@ -92,10 +96,11 @@ inline constexpr int64_t kNormBackwardBlocks = 264, kColumnBlocks = 1056;
 inline constexpr int64_t kColumnRows = 16;  // rows that are worth a part
 
 struct RowPlan {
-  int32_t width;     // elements of a vector
-  int32_t elements;  // of a row in each thread's registers; 0: the looped kernel
-  int32_t threads;   // that share a row
-  int32_t rows;      // of a block
+  int32_t width;       // elements of a vector
+  int32_t elements;    // of a row in each thread's registers; 0: more than a block holds
+  int32_t threads;     // that share a row
+  int32_t rows;        // of a block
+  int32_t blocks = 1;  // of a cluster, each with its part of one row
 };
 
 constexpr int64_t ceil_div(int64_t value, int64_t by) { return (value + by - 1) / by; }
@@ -118,8 +123,8 @@ constexpr RowPlan plan_rows(
     int32_t block_threads = kRowBlockThreads) {
   const bool wide = width * element_bytes == kMaxVectorBytes;
   for (const Regime& line : element_bytes == 2 ? regimes.of_16_bits : regimes.of_32_bits) {
-    const Regime& regime = wide ? line : regimes.narrow;
-    if (cols > regime.max_cols || element_bytes > 4) continue;
+    const Regime& regime = element_bytes == 8 ? regimes.of_64_bits : wide ? line : regimes.narrow;
+    if (cols > regime.max_cols) continue;
     const int32_t threads = threads_per_row(cols, regime.elements, width * element_bytes);
     const int32_t rows = threads < block_threads ? block_threads / threads : 1;
     return {width, regime.elements, threads, rows};
@@ -128,6 +133,65 @@ constexpr RowPlan plan_rows(
   const int64_t vectors = cols / loop_width;
   const int32_t threads = vectors < kLoopThreads ? round_up(vectors, 32) : kLoopThreads;
   return {loop_width, 0, threads, 1};
+}
+
+// Rows that no block holds are cut into segments, a block each: one kernel leaves what it found of
+// every segment in the workspace, and each block of a second one merges what there is of its row
+// and writes its segment. Merging instead by the last block of a row to arrive would take a counter
+// to clear, a launch more, and a fence a block, 1 us; the parts to merge are at most 1/16 of the
+// bytes of a segment (8 of 64 * 2^k beside 8 KB * 2^k of 16 bits), and come from L2.
+//
+// 4096 columns: 128 threads with 8 KB in flight, eight blocks a multiprocessor. One row of 2^20
+// columns is 128 of them, for 132 multiprocessors. Segments double where there would be more than
+// 64, 128, ..., 1024.
+inline constexpr int32_t kSegmentThreads = 128, kSegmentCols = 4096, kMaxSegments = 1024;
+template <class T>
+inline constexpr int32_t kSegmentBlocks = sizeof(T) == 8 ? 4 : 8;
+
+struct Segments {
+  int32_t cols;   // of a segment; of the last one perhaps fewer
+  int32_t count;  // of a row
+};
+
+constexpr Segments plan_segments(int64_t cols) {
+  int64_t segment = kSegmentCols, most = 64;
+  while (ceil_div(cols, segment) > most) {
+    segment *= 2;
+    if (most < kMaxSegments) most *= 2;
+  }
+  return {static_cast<int32_t>(segment), static_cast<int32_t>(ceil_div(cols, segment))};
+}
+
+// What the second kernel reads again should still be in L2: 16 MB of the 40 of an A100 or 50 of an
+// H200, beside as much that it writes. More rows go by such shares.
+inline constexpr int64_t kSegmentShareBytes = 16 << 20;
+
+constexpr int64_t segment_rows(int64_t row_bytes) {
+  return row_bytes < kSegmentShareBytes ? kSegmentShareBytes / row_bytes : 1;
+}
+
+// Where there are clusters (sm_90), their blocks hold wide rows together, up to eight blocks of
+// 1024 threads with 64 registers: one launch, and the row is read once. Always eight: a few rows of
+// 2^16 columns then have 8 multiprocessors each and not 2, and many rows have blocks as small.
+inline constexpr int32_t kClusterBlocks = 8;
+inline constexpr Regime kSoftmaxClusters = {262144, 32}, kSoftmaxBackwardClusters = {131072, 16};
+inline constexpr Regime kNormBackwardClusters = {65536, 16};  // 512 threads of 128 registers
+constexpr Regime norm_clusters(int32_t element_bytes, bool adds) {
+  return element_bytes == 2 && !adds ? Regime{262144, 32} : Regime{131072, 16};
+}
+
+// Columns of each block of a cluster, but perhaps the last: a multiple of the vector width.
+constexpr int32_t cluster_cols(int64_t cols, int32_t width) {
+  return round_up(ceil_div(cols, kClusterBlocks), width);
+}
+
+// Instead of `plan` for rows that no block holds, where the regime does.
+constexpr RowPlan plan_clusters(RowPlan plan, Regime regime, int64_t cols, int32_t element_bytes) {
+  const bool wide = plan.width * element_bytes == kMaxVectorBytes;
+  if (plan.elements > 0 || !wide || element_bytes > 4 || cols > regime.max_cols) return plan;
+  const int32_t part = cluster_cols(cols, plan.width);
+  const int32_t threads = threads_per_row(part, regime.elements, plan.width * element_bytes);
+  return {plan.width, regime.elements, threads, 1, kClusterBlocks};
 }
 
 // Planes of rows x lanes: a block takes a strip of neighbouring lanes. Threads of a strip that

@@ -1,8 +1,11 @@
 // softmax and log_softmax along rows, forward and backward.
 //
 // Contract: rows as in args.h; kWidth divides cols and every row is aligned for kWidth elements.
-// _registers: the row stays in registers, blockDim.x * kVectors * kWidth >= cols; _looped: any
-// cols, the row is read twice. blockDim.x threads share a row, blockDim.y rows a block.
+// _registers: the row stays in registers, blockDim.x * kVectors * kWidth >= cols; blockDim.x
+// threads share a row, blockDim.y rows a block; _cluster: those of a cluster's blocks share it.
+// _parts and _apply: any cols, by segments (segments.h), the row is read twice. Workspace:
+// [rows][segments] parts, the largest value of a segment and the sum of the powers; backward the
+// sum alone.
 //
 // Numerics: float (double for double), rounded once. The maximum is subtracted before anything is
 // multiplied by log2(e), so that a row of finfo.min does not overflow. NaN, +inf or nothing but
@@ -11,8 +14,10 @@
 // The logarithm is a run-time choice: one select per element, half the kernels.
 #pragma once
 
+#include "fusedops/cuda/cluster.h"
 #include "fusedops/cuda/policy.h"
 #include "fusedops/cuda/reduce.h"
+#include "fusedops/cuda/segments.h"
 #include "fusedops/cuda/tile.h"
 
 namespace fusedops::cuda {
@@ -53,19 +58,19 @@ FUSEDOPS_DEVICE void store_normalised(Out* to, const Acc (&values)[kWidth], Affi
   store(to, result);
 }
 
-template <class In, class Out, int kWidth, int kVectors>
-FUSEDOPS_KERNEL((kSoftmaxThreads<In, kWidth, kWidth * kVectors>))
-softmax_forward_registers(SoftmaxForward args, int64_t first_row) {
+// Of the thread's row, all of it in registers.
+template <class Share, class In, class Out, int kWidth, int kVectors>
+FUSEDOPS_DEVICE void softmax_row(const SoftmaxForward& args, int64_t row) {
   using Acc = AccumulatorOf<Out>;
-  FUSEDOPS_SHARED(Acc, max_slots, kMaxWarps);
-  FUSEDOPS_SHARED(Acc, sum_slots, kMaxWarps);
-  const int64_t row = launch_row(first_row);
-  const int32_t cols = row < args.rows ? static_cast<int32_t>(args.cols) : 0;
+  FUSEDOPS_SHARED(Acc, max_slots, Share::kSlots);
+  FUSEDOPS_SHARED(Acc, sum_slots, Share::kSlots);
+  const auto [start, cols] =
+      Share::template part_of<kWidth>(row < args.rows ? static_cast<int32_t>(args.cols) : 0);
 
   Tile<In, kWidth, kVectors> tile;
-  tile.load(row_of<In>(args.input, row), cols, -INFINITY);
+  tile.load(row_of<In>(args.input, row) + start, cols, -INFINITY);
 
-  const Acc largest = row_reduce<Max>(tile.max(), max_slots);
+  const Acc largest = Share::template reduce<Max>(tile.max(), max_slots);
 
   Acc values[kVectors][kWidth], sums[kVectors];
 #pragma unroll
@@ -79,32 +84,52 @@ softmax_forward_registers(SoftmaxForward args, int64_t first_row) {
     }
     sums[i] = tree_sum<kWidth>(powers);
   }
-  const Acc sum = row_reduce<Sum>(tree_sum<kVectors>(sums), sum_slots);
+  const Acc sum = Share::template reduce<Sum>(tree_sum<kVectors>(sums), sum_slots);
   const Affine<Acc> affine(args.log, sum);
 
-  Out* const output = row_of<Out>(args.output, row);
+  Out* const output = row_of<Out>(args.output, row) + start;
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     const int32_t column = column_of<kWidth>(i);
     if (column < cols) store_normalised(output + column, values[i], affine);
   }
+  Share::leave();
 }
 
-// One row a block. A thread whose part is all -inf keeps the sum 0, and does not poison the rest.
+template <class In, class Out, int kWidth, int kVectors>
+FUSEDOPS_KERNEL((kSoftmaxThreads<In, kWidth, kWidth * kVectors>))
+softmax_forward_registers(SoftmaxForward args, int64_t first_row) {
+  softmax_row<OneBlock, In, Out, kWidth, kVectors>(args, launch_row(first_row));
+}
+
+template <class In, class Out, int kWidth, int kVectors>
+FUSEDOPS_KERNEL((kSoftmaxThreads<In, kWidth, kWidth * kVectors>))
+softmax_stack_registers(SoftmaxStack stack) {
+  const StackBlock at(stack.count);
+  softmax_row<OneBlock, In, Out, kWidth, kVectors>(stack[at.tensor], at.row());
+}
+
+template <class In, class Out, int kWidth, int kVectors>
+FUSEDOPS_KERNEL(kMaxThreads)
+softmax_forward_cluster(SoftmaxForward args, int64_t first_row) {
+  softmax_row<Cluster, In, Out, kWidth, kVectors>(args, first_row + blockIdx.x / kClusterBlocks);
+}
+
+// A thread or a segment that is all -inf keeps the sum 0, and does not poison the rest.
 template <class In, class Out, int kWidth>
-FUSEDOPS_KERNEL(kLoopThreads)
-softmax_forward_looped(SoftmaxForward args, int64_t first_row) {
+FUSEDOPS_KERNEL(kSegmentThreads, kSegmentBlocks<In>)
+softmax_forward_parts(SoftmaxForward args, int64_t first_row, Segments segments) {
   using Acc = AccumulatorOf<Out>;
   constexpr int kVectors = kLoopVectors<kWidth, 1>;
   FUSEDOPS_SHARED(Acc, max_slots, kMaxWarps);
   FUSEDOPS_SHARED(Acc, sum_slots, kMaxWarps);
-  const int64_t row = launch_row(first_row), step = int64_t{blockDim.x} * kVectors * kWidth;
-  const In* const input = row_of<In>(args.input, row);
+  const Segment segment(segments, args.cols, first_row, blockIdx.x);
+  const In* const input = row_of<In>(args.input, segment.row) + segment.start;
 
   Tile<In, kWidth, kVectors> tile;
   Acc largest = -INFINITY, sum = 0;
-  for (int64_t start = 0; start < args.cols; start += step) {
-    tile.load(input + start, static_cast<int32_t>(args.cols - start), -INFINITY);
+  for (int32_t start = 0; start < segment.cols; start += tile.step()) {
+    tile.load(input + start, segment.cols - start, -INFINITY);
     const Acc larger = device::maximum(largest, tile.max());
     const Acc shift = finite_or_zero(larger);
     Acc powers[kVectors * kWidth];
@@ -115,20 +140,57 @@ softmax_forward_looped(SoftmaxForward args, int64_t first_row) {
     sum = sum * exponential<Out>(largest - shift) + tree_sum<kVectors * kWidth>(powers);
     largest = larger;
   }
-  const Acc row_largest = row_reduce<Max>(largest, max_slots);
-  sum *= exponential<Out>(largest - finite_or_zero(row_largest));
-  const Affine<Acc> affine(args.log, row_reduce<Sum>(sum, sum_slots));
+  const Acc segment_largest = row_reduce<Max>(largest, max_slots);
+  sum =
+      row_reduce<Sum>(sum * exponential<Out>(largest - finite_or_zero(segment_largest)), sum_slots);
+  if (threadIdx.x == 0) {
+    parts_of<Pair<Acc>>(args.workspace, segments, segment.row)[segment.index] = {
+        segment_largest, sum};
+  }
+}
 
-  Out* const output = row_of<Out>(args.output, row);
-  for (int64_t start = 0; start < args.cols; start += step) {
-    const auto left = static_cast<int32_t>(args.cols - start);
-    tile.load(input + start, left, -INFINITY);
+// Of the row, from its segments: the same order in every block.
+template <class Out, class Acc>
+FUSEDOPS_DEVICE Pair<Acc> merged_softmax(
+    const Pair<Acc>* parts, int32_t count, Acc* max_slots, Acc* sum_slots) {
+  Acc largest = -INFINITY, sum = 0;
+  for (int32_t i = threadIdx.x; i < count; i += blockDim.x) {
+    largest = device::maximum(largest, parts[i].first);
+  }
+  largest = row_reduce<Max>(largest, max_slots);
+  for (int32_t i = threadIdx.x; i < count; i += blockDim.x) {
+    sum += parts[i].second * exponential<Out>(parts[i].first - finite_or_zero(largest));
+  }
+  return {largest, row_reduce<Sum>(sum, sum_slots)};
+}
+
+// The first tile is on its way while the parts are merged.
+template <class In, class Out, int kWidth>
+FUSEDOPS_KERNEL(kSegmentThreads, kSegmentBlocks<In>)
+softmax_forward_apply(SoftmaxForward args, int64_t first_row, Segments segments) {
+  using Acc = AccumulatorOf<Out>;
+  constexpr int kVectors = kLoopVectors<kWidth, 1>;
+  FUSEDOPS_SHARED(Acc, max_slots, kMaxWarps);
+  FUSEDOPS_SHARED(Acc, sum_slots, kMaxWarps);
+  const Segment segment(segments, args.cols, first_row, backwards(blockIdx.x));
+  const In* const input = row_of<In>(args.input, segment.row) + segment.start;
+  Out* const output = row_of<Out>(args.output, segment.row) + segment.start;
+
+  Tile<In, kWidth, kVectors> tile;
+  tile.load(input, segment.cols, -INFINITY);
+  const auto* const parts = parts_of<Pair<Acc>>(args.workspace, segments, segment.row);
+  const auto [largest, sum] = merged_softmax<Out>(parts, segments.count, max_slots, sum_slots);
+  const Affine<Acc> affine(args.log, sum);
+
+  for (int32_t start = 0; start < segment.cols; start += tile.step()) {
+    const int32_t left = segment.cols - start;
+    if (start > 0) tile.load(input + start, left, -INFINITY);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       Acc values[kWidth];
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
-        const Acc shifted = tile.at(i, j) - row_largest;
+        const Acc shifted = tile.at(i, j) - largest;
         values[j] = args.log ? shifted : exponential<Out>(shifted);
       }
       const int32_t column = column_of<kWidth>(i);
@@ -178,52 +240,64 @@ struct SoftmaxGradient {
 };
 
 // Out is grad_input's type, T that of grad_output and output.
-template <class T, class Out, int kWidth, int kVectors>
-FUSEDOPS_KERNEL((kSoftmaxBackwardThreads<T, kWidth>))
-softmax_backward_registers(SoftmaxBackward args, int64_t first_row) {
+template <class Share, class T, class Out, int kWidth, int kVectors>
+FUSEDOPS_DEVICE void softmax_gradient_row(const SoftmaxBackward& args, int64_t row) {
   using Acc = AccumulatorOf<T>;
   using Gradient = SoftmaxGradient<Out, T, kWidth>;
-  FUSEDOPS_SHARED(Acc, sum_slots, kMaxWarps);
-  const int64_t row = launch_row(first_row);
-  const int32_t cols = row < args.rows ? static_cast<int32_t>(args.cols) : 0;
+  FUSEDOPS_SHARED(Acc, sum_slots, Share::kSlots);
+  const auto [start, cols] =
+      Share::template part_of<kWidth>(row < args.rows ? static_cast<int32_t>(args.cols) : 0);
 
   Tile<T, kWidth, kVectors> grads, outputs;
-  grads.load(row_of<T>(args.grad_output, row), cols, 0);
-  outputs.load(row_of<T>(args.output, row), cols, 0);
+  grads.load(row_of<T>(args.grad_output, row) + start, cols, 0);
+  outputs.load(row_of<T>(args.output, row) + start, cols, 0);
 
   Acc sums[kVectors];
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     sums[i] = Gradient(grads.vectors[i], outputs.vectors[i], args.log).sum();
   }
-  const Acc sum = row_reduce<Sum>(tree_sum<kVectors>(sums), sum_slots);
+  const Acc sum = Share::template reduce<Sum>(tree_sum<kVectors>(sums), sum_slots);
 
-  Out* const grad_input = row_of<Out>(args.grad_input, row);
+  Out* const grad_input = row_of<Out>(args.grad_input, row) + start;
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     const int32_t column = column_of<kWidth>(i);
     const Gradient gradient(grads.vectors[i], outputs.vectors[i], args.log);
     if (column < cols) gradient.store_to(grad_input + column, sum);
   }
+  Share::leave();
+}
+
+template <class T, class Out, int kWidth, int kVectors>
+FUSEDOPS_KERNEL((kSoftmaxBackwardThreads<T, kWidth>))
+softmax_backward_registers(SoftmaxBackward args, int64_t first_row) {
+  softmax_gradient_row<OneBlock, T, Out, kWidth, kVectors>(args, launch_row(first_row));
+}
+
+template <class T, class Out, int kWidth, int kVectors>
+FUSEDOPS_KERNEL(kMaxThreads)
+softmax_backward_cluster(SoftmaxBackward args, int64_t first_row) {
+  const int64_t row = first_row + blockIdx.x / kClusterBlocks;
+  softmax_gradient_row<Cluster, T, Out, kWidth, kVectors>(args, row);
 }
 
 template <class T, class Out, int kWidth>
-FUSEDOPS_KERNEL(kLoopThreads)
-softmax_backward_looped(SoftmaxBackward args, int64_t first_row) {
+FUSEDOPS_KERNEL(kSegmentThreads, kSegmentBlocks<T>)
+softmax_backward_parts(SoftmaxBackward args, int64_t first_row, Segments segments) {
   using Acc = AccumulatorOf<T>;
   using Gradient = SoftmaxGradient<Out, T, kWidth>;
   constexpr int kVectors = kLoopVectors<kWidth, 2>;
   FUSEDOPS_SHARED(Acc, sum_slots, kMaxWarps);
-  const int64_t row = launch_row(first_row), step = int64_t{blockDim.x} * kVectors * kWidth;
-  const T* const grad_output = row_of<T>(args.grad_output, row);
-  const T* const output = row_of<T>(args.output, row);
+  const Segment segment(segments, args.cols, first_row, blockIdx.x);
+  const T* const grad_output = row_of<T>(args.grad_output, segment.row) + segment.start;
+  const T* const output = row_of<T>(args.output, segment.row) + segment.start;
 
   Tile<T, kWidth, kVectors> grads, outputs;
   Acc sum = 0;
-  for (int64_t start = 0; start < args.cols; start += step) {
-    const auto left = static_cast<int32_t>(args.cols - start);
-    grads.load(grad_output + start, left, 0);
-    outputs.load(output + start, left, 0);
+  for (int32_t start = 0; start < segment.cols; start += grads.step()) {
+    grads.load(grad_output + start, segment.cols - start, 0);
+    outputs.load(output + start, segment.cols - start, 0);
     Acc sums[kVectors];
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
@@ -232,12 +306,33 @@ softmax_backward_looped(SoftmaxBackward args, int64_t first_row) {
     sum += tree_sum<kVectors>(sums);
   }
   sum = row_reduce<Sum>(sum, sum_slots);
+  if (threadIdx.x == 0) parts_of<Acc>(args.workspace, segments, segment.row)[segment.index] = sum;
+}
 
-  Out* const grad_input = row_of<Out>(args.grad_input, row);
-  for (int64_t start = 0; start < args.cols; start += step) {
-    const auto left = static_cast<int32_t>(args.cols - start);
-    grads.load(grad_output + start, left, 0);
-    outputs.load(output + start, left, 0);
+template <class T, class Out, int kWidth>
+FUSEDOPS_KERNEL(kSegmentThreads, kSegmentBlocks<T>)
+softmax_backward_apply(SoftmaxBackward args, int64_t first_row, Segments segments) {
+  using Acc = AccumulatorOf<T>;
+  using Gradient = SoftmaxGradient<Out, T, kWidth>;
+  constexpr int kVectors = kLoopVectors<kWidth, 2>;
+  FUSEDOPS_SHARED(Acc, sum_slots, kMaxWarps);
+  const Segment segment(segments, args.cols, first_row, backwards(blockIdx.x));
+  const T* const grad_output = row_of<T>(args.grad_output, segment.row) + segment.start;
+  const T* const output = row_of<T>(args.output, segment.row) + segment.start;
+  Out* const grad_input = row_of<Out>(args.grad_input, segment.row) + segment.start;
+
+  Tile<T, kWidth, kVectors> grads, outputs;
+  grads.load(grad_output, segment.cols, 0);
+  outputs.load(output, segment.cols, 0);
+  const auto* const parts = parts_of<Acc>(args.workspace, segments, segment.row);
+  const Acc sum = row_reduce<Sum>(sum_of(parts, segments.count), sum_slots);
+
+  for (int32_t start = 0; start < segment.cols; start += grads.step()) {
+    const int32_t left = segment.cols - start;
+    if (start > 0) {
+      grads.load(grad_output + start, left, 0);
+      outputs.load(output + start, left, 0);
+    }
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const int32_t column = column_of<kWidth>(i);

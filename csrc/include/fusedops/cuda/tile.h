@@ -31,12 +31,32 @@ FUSEDOPS_DEVICE int64_t launch_row(int64_t first_row) {
   return first_row + static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
 }
 
+// A block of a launch that has as many blocks for each of `count` tensors.
+struct StackBlock {
+  int32_t tensor;
+  uint32_t block, blocks;  // of the tensor
+
+  FUSEDOPS_DEVICE explicit StackBlock(int32_t count)
+      : blocks(gridDim.x / static_cast<uint32_t>(count)) {
+    tensor = static_cast<int32_t>(blockIdx.x / blocks);
+    block = blockIdx.x % blocks;
+  }
+
+  // Of this thread, with one row per threadIdx.y.
+  FUSEDOPS_DEVICE int64_t row() const { return int64_t{block} * blockDim.y + threadIdx.y; }
+};
+
 template <class T, int kWidth, int kVectors>
 struct Tile {
   using Acc = AccumulatorOf<T>;
   Vec<T, kWidth> vectors[kVectors];
 
   FUSEDOPS_DEVICE Acc at(int i, int j) const { return vectors[i].at(j); }
+
+  // Columns that the threads of a row hold together.
+  static FUSEDOPS_DEVICE int32_t step() {
+    return static_cast<int32_t>(blockDim.x) * kVectors * kWidth;
+  }
 
   FUSEDOPS_DEVICE Acc sum() const {
     Acc values[kVectors * kWidth];

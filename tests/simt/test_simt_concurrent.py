@@ -1,0 +1,76 @@
+"""What blocks of one row make of it does not depend on which of them comes first.
+
+Beside it the usual shortcut, a normaliser that blocks add to atomically: its bits do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from itertools import product
+
+import numpy as np
+import pytest
+
+from . import build, families
+from .cases import Case
+from .emulator import SCHEDULES, Config, Order
+from .judge import same_bits
+from .norm_cases import NormCase
+
+#: Ten segments.
+COLS = 40_008
+SEEDS = range(100)
+
+
+def schedules() -> list[Config]:
+    """First and last block first, and a hundred random orders of blocks that run side by side."""
+    concurrent = {"concurrent_blocks": True}
+    seeds = [Config(Order.RANDOM, Order.RANDOM, seed, **concurrent) for seed in SEEDS]
+    return [*SCHEDULES.values(), *seeds]
+
+
+def test_a_sum_by_atomics_depends_on_the_order_of_blocks(record_property):
+    library = ctypes.CDLL(str(build.atomics_library()))
+    values = (np.random.default_rng(0).standard_normal(COLS) * 3).astype(np.float32)
+    output = np.empty_like(values)
+    pointer, largest = ctypes.POINTER(ctypes.c_float), ctypes.c_float(values.max())
+    found, sizes = set(), set()
+    for config in schedules():
+        status = library.softmax_by_atomics(
+            ctypes.byref(config),
+            values.ctypes.data_as(pointer),
+            output.ctypes.data_as(pointer),
+            COLS,
+            largest,
+        )
+        assert status == 0
+        found.add(output.tobytes())
+        sizes.add(float(output.sum(dtype=np.float64)))
+    distinct = f"{len(found)} results in {len(schedules())} orders of 10 blocks\n"
+    record_property("a softmax that sums by atomics", distinct)
+    assert len(found) > 2
+    assert max(abs(size - 1) for size in sizes) < 1e-6  # right all the same, but for its last bits
+
+
+CASES = [
+    *(
+        Case(f"softmax_{way}", "float32", "float32", 1, COLS, 4, log=log)
+        for way, log in product(("forward", "backward"), (False, True))
+    ),
+    *(
+        NormCase(f"norm_{way}", "float32", 1, COLS, 4, kind=kind, wanted=(True, False, False))
+        for way, kind in product(("forward", "backward"), ("layer", "rms"))
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    "case", CASES, ids=lambda case: f"{case.op}-{getattr(case, 'kind', case.dtype)}"
+)
+def test_our_rows_are_equal_in_every_bit_over_a_hundred_orders(emulator, case):
+    given = families.inputs(case)
+    results = []
+    for config in schedules():
+        emulator.configure(config)
+        results.append(families.run(emulator, case, given))
+    assert all(same_bits(results[0], result) for result in results)

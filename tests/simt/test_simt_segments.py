@@ -1,0 +1,171 @@
+"""Rows that are cut into segments, a block each: the same bits alone, in any batch and schedule."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+
+from . import cases, families, norm_cases
+from .cases import Case, encode
+from .emulator import DTYPES, SCHEDULES, EmulatorError
+from .families import RowsCase
+from .judge import Judge, same_bits, tensor
+from .norm_cases import KINDS, NormCase
+
+#: Columns of a segment; rows of more than 64 segments have longer ones.
+SEGMENT = 4096
+DOUBLES = 64 * SEGMENT
+ROWS_ONLY = (True, False, False)
+
+
+def long_cases(cols: int, rows: int, width: int, dtype: str) -> list[RowsCase]:
+    """Of every op, softmax and its logarithm, LayerNorm with and without a residual."""
+    width = min(width, 16 // DTYPES[dtype].itemsize)
+    softmax = [
+        Case(op, dtype, dtype, rows, cols, width, log=log)
+        for op, log in product(cases.OPS, (False, True))
+    ]
+    norms = [
+        NormCase(op, dtype, rows, cols, width, adds=adds, p=0.3, wanted=ROWS_ONLY)
+        for op, adds in product(norm_cases.OPS, (False, True))
+    ]
+    return [*softmax, *norms]
+
+
+def segments_of(emulator, case: RowsCase) -> int:
+    """Blocks of a row, by the bytes of the workspace; a pair of floats for each."""
+    forward = replace(case, op="softmax_forward")
+    workspace = emulator.workspace(families.prepared_args(emulator, forward))
+    return workspace.values.size // 8 // case.rows
+
+
+#: One column off the multiples of a segment, of a tile (of 4-byte and single elements), and of the
+#: rows that have twice as long segments; widths that divide the length, and that do not.
+LENGTHS = [
+    *[(2 * SEGMENT + 1, 1), (3 * SEGMENT - 1, 1), (3 * SEGMENT, 1), (3 * SEGMENT + 1, 1)],
+    *[(8 * SEGMENT + 1024 + offset, 8) for offset in (-8, 0, 8)],
+    *[(DOUBLES, 8), (DOUBLES + 8, 8)],
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("cols, width", LENGTHS)
+def test_error_is_no_larger_than_eagers_where_segments_begin(emulator, dtype, cols, width):
+    judge = Judge()
+    for case in long_cases(cols, 2 if cols < DOUBLES else 1, width, dtype):
+        given = families.inputs(case)
+        judge.add(case, given, families.run(emulator, case, given))
+    judge.conclude()
+
+
+def test_segments_double_with_the_row_and_are_never_more_than_1024(emulator):
+    def count(cols):
+        return segments_of(emulator, Case("softmax_forward", "bfloat16", "bfloat16", 1, cols, 8))
+
+    assert [count(n) for n in (DOUBLES, DOUBLES + 8)] == [64, 33]
+    assert [count(n) for n in (4 * DOUBLES, 4 * DOUBLES + 8)] == [128, 65]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("cols, width", [(3 * SEGMENT + 1, 1), (9 * SEGMENT + 8, 8)])
+def test_no_schedule_and_no_other_row_changes_a_bit(emulator, dtype, cols, width):
+    for case in long_cases(cols, 3, width, dtype):
+        case = replace(case, p=0.0) if isinstance(case, NormCase) else case
+        given = families.inputs(case)
+        first = families.run(emulator, case, given)
+        for schedule in SCHEDULES.values():
+            emulator.configure(schedule)
+            assert same_bits(families.run(emulator, case, given), first), case
+        of_rows = {name for name, values in given.items() if len(values) == case.rows}
+        last = {name: given[name][-1:] if name in of_rows else given[name] for name in given}
+        alone = families.run(emulator, replace(case, rows=1), last)
+        assert same_bits(alone, {name: values[-1:] for name, values in first.items()}), case
+
+
+def test_a_row_of_more_segments_than_a_block_has_threads_is_right(emulator):
+    """4.2 million columns; a block has 128."""
+    cols = 16 * DOUBLES + 16
+    softmax = Case("softmax_forward", "bfloat16", "float32", 1, cols, 8)
+    assert segments_of(emulator, softmax) == 129
+    x = torch.from_numpy(np.random.default_rng(0).standard_normal((1, cols)).astype(np.float32))
+    stored = encode(x.numpy(), "bfloat16")
+    output = families.run(emulator, softmax, {"input": stored})["output"]
+    expected = tensor(stored, "bfloat16").double().softmax(-1).numpy()
+    assert np.abs(output / expected - 1).max() < 2e-6
+    norm = NormCase("norm_forward", "bfloat16", 1, cols, 8, weight=False, bias=False)
+    found = families.run(emulator, norm, {"input": stored})
+    mean, rstd = norm_cases.exact_statistics(norm, tensor(stored, "bfloat16").double().numpy())
+    assert found["mean"].item() == pytest.approx(mean.item(), abs=1e-7)
+    assert found["rstd"].item() == pytest.approx(rstd.item(), rel=1e-7)
+
+
+INF, NAN = np.inf, np.nan
+
+
+def special_rows(cols: int) -> np.ndarray:
+    """Finite values at the ends of segments, beside segments that are -inf as a whole."""
+    rows = np.full((7, cols), -INF)
+    rows[1, 0], rows[2, -1], rows[3, SEGMENT - 1 : SEGMENT + 1] = 2.0, -3.0, 1.0
+    rows[4:, : cols // 2] = np.linspace(-1, 1, cols // 2)
+    rows[4, -1], rows[5, SEGMENT + 3] = NAN, INF
+    return rows
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("cols, width", [(2 * SEGMENT + 5, 1), (9 * SEGMENT - 16, 8)])
+def test_segments_of_nothing_but_minus_inf_do_not_touch_the_rest(emulator, dtype, log, cols, width):
+    width = min(width, 16 // DTYPES[dtype].itemsize)
+    stored = encode(special_rows(cols), dtype)
+    case = Case("softmax_forward", dtype, dtype, len(stored), cols, width, log=log)
+    actual = tensor(families.run(emulator, case, {"input": stored})["output"], dtype)
+    softmax = torch.log_softmax if log else torch.softmax
+    eager = softmax(tensor(stored, dtype), -1)
+    assert torch.equal(actual.isnan(), eager.isnan())
+    assert torch.equal(actual.isinf(), eager.isinf())
+    torch.testing.assert_close(actual, eager, equal_nan=True)
+    backward = replace(case, op="softmax_backward")
+    given = families.inputs(backward) | {"output": encode(eager.double().numpy(), dtype)}
+    found = families.run(emulator, backward, given)["grad_input"]
+    # All of a row is NaN where its softmax is: of the logarithm exp(-inf) * sum is 0.
+    grad = tensor(given["grad_output"], dtype)
+    aten = torch.ops.aten
+    formula = aten._log_softmax_backward_data if log else aten._softmax_backward_data
+    assert torch.equal(tensor(found, dtype).isnan(), formula(grad, eager, -1, grad.dtype).isnan())
+
+
+#: Means that differ from segment to segment: what one base for the row would lose.
+UNEVEN_ROWS = {
+    "a step": lambda normal: normal + np.where(np.arange(normal.shape[1]) < SEGMENT, 1e4, 3e4),
+    "a slope": lambda normal: normal * 1e-3 + np.arange(normal.shape[1]),
+    "one segment apart": lambda normal: normal * 1e-3 + 100 * (np.arange(normal.shape[1]) >= 8192),
+}
+
+
+@pytest.mark.parametrize("rows", UNEVEN_ROWS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_segments_of_different_means_are_as_exact_as_eager(emulator, dtype, rows):
+    judge = Judge()
+    random = np.random.default_rng(1)
+    for (cols, width), kind in product([(2 * SEGMENT + 1, 1), (33_800, 8)], KINDS):
+        width = min(width, 16 // DTYPES[dtype].itemsize)
+        case = NormCase("norm_forward", dtype, 12, cols, width, kind=kind)
+        uneven = UNEVEN_ROWS[rows](random.standard_normal((12, cols)))
+        given = families.inputs(case) | {"input": encode(uneven, dtype)}
+        judge.add(case, given, families.run(emulator, case, given))
+    judge.conclude()
+
+
+@pytest.mark.parametrize("module, kind", [(cases, Case), (norm_cases, NormCase)])
+def test_a_launch_without_its_workspace_is_refused(emulator, module, kind):
+    for op in module.OPS:
+        dtypes = ("float32",) * (2 if kind is Case else 1)
+        case = kind(op, *dtypes, rows=2, cols=9001, width=1)
+        prepared = module.Prepared(emulator, case, module.inputs(case))
+        prepared.args.workspace = None
+        with pytest.raises(EmulatorError, match="status 1"):
+            emulator.launch(prepared.args)

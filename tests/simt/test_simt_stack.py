@@ -1,0 +1,82 @@
+"""Stacks of tensors: one launch where rows stay in registers, and every tensor's own bits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from . import families, stack_cases
+from .cases import Case
+from .emulator import SCHEDULES, Emulator, EmulatorError
+from .judge import same_bits
+from .norm_cases import NormCase
+from .stack_cases import Prepared, StackCase
+
+BASES = stack_cases.bases()
+
+
+def launches(emulator: Emulator, case: StackCase) -> int:
+    """Of kernels, for all tensors together."""
+    before = sum(record.launches for record in emulator.records().values())
+    families.run(emulator, case)
+    return sum(record.launches for record in emulator.records().values()) - before
+
+
+@pytest.mark.parametrize("op", sorted({base.op for base in BASES}))
+def test_every_tensor_gets_the_bits_that_it_gets_alone_at_every_length(emulator, op):
+    for base in (base for base in BASES if base.op == op):
+        for case in stack_cases.boundary_cases(emulator, base):
+            given = stack_cases.inputs(case)
+            outputs = families.run(emulator, case, given)
+            for i in range(case.count):
+                alone = families.run(emulator, case.of, case.slot(i, given))
+                assert same_bits(alone, case.slot(i, outputs)), (case, i)
+
+
+SHORT = [
+    (Case("softmax_forward", "bfloat16", "float32", rows=70, cols=64, width=8), 1),
+    (Case("softmax_forward", "float32", "float32", rows=2, cols=5000, width=4, log=True), 1),
+    (NormCase("norm_forward", "float16", rows=70, cols=64, width=8), 1),
+    (NormCase("norm_forward", "float64", rows=2, cols=2001, width=1), 1),
+    # And one that adds the parts of the column sums.
+    (NormCase("norm_backward", "bfloat16", rows=70, cols=64, width=8), 2),
+    (NormCase("norm_backward", "float32", 3, 4096, 4, wanted=(True, False, False)), 1),
+]
+
+
+@pytest.mark.parametrize("of, kernels", SHORT, ids=lambda of: getattr(of, "op", of))
+def test_a_stack_is_one_launch_in_any_schedule(emulator, of, kernels):
+    case = StackCase(of, count=5)
+    assert launches(emulator, case) == kernels
+    first = families.run(emulator, case)
+    for schedule in SCHEDULES.values():
+        emulator.configure(schedule)
+        assert same_bits(families.run(emulator, case), first)
+
+
+@pytest.mark.parametrize("of, kernels", SHORT, ids=lambda of: getattr(of, "op", of))
+def test_one_misaligned_tensor_makes_all_accesses_narrow(emulator, of, kernels):
+    case = StackCase(of, count=4)
+    given = stack_cases.inputs(case)
+    for misaligned in (0, 3):
+        prepared = Prepared(emulator, case, given, misaligned)
+        emulator.launch(prepared.args)
+        narrow = replace(case, of=replace(of, width=1))
+        assert same_bits(prepared.outputs(), families.run(emulator, narrow, given))
+
+
+def test_a_stack_that_does_not_fit_into_a_grid_is_launched_tensor_by_tensor(emulator):
+    case = StackCase(SHORT[0][0], count=5)
+    whole = families.run(emulator, case)
+    config = SCHEDULES["fifo"]
+    emulator.configure(type(config)(max_grid=3))
+    assert same_bits(families.run(emulator, case), whole)
+
+
+def test_tensors_with_too_small_a_workspace_are_refused(emulator):
+    case = StackCase(SHORT[4][0], 3)
+    prepared = Prepared(emulator, case, stack_cases.inputs(case))
+    prepared.args.workspace_bytes -= 1
+    with pytest.raises(EmulatorError, match="status 1"):
+        emulator.launch(prepared.args)
