@@ -16,6 +16,7 @@ instructions, weak memory order beyond data races, and what ptxas makes of nvcc'
 ``planes_cases.py``    the same for softmax over the rows of planes
 ``masked_cases.py``    the same for masked softmax, with every kind of operand
 ``stack_cases.py``     the same for stacks of tensors
+``statistics_cases.py``  what a softmax in two steps is run on
 ``families.py``        all of these cases, run alike
 ``philox.py``          dropout's random numbers in numpy
 ``judge.py``           the package's rule for errors, applied to the results

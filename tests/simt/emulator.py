@@ -120,6 +120,20 @@ class SoftmaxBackward(Structure):
     ]
 
 
+class SoftmaxStatistics(Structure):
+    _fields_ = [
+        *[("input", Rows), ("max", c_void_p), ("sum", c_void_p), ("workspace", c_void_p)],
+        *[("rows", c_int64), ("cols", c_int64)],
+    ]
+
+
+class SoftmaxApply(Structure):
+    _fields_ = [
+        *[("input", Rows), ("output", Rows), ("max", c_void_p), ("sum", c_void_p)],
+        *[("rows", c_int64), ("cols", c_int64)],
+    ]
+
+
 class Planes(Structure):
     _fields_ = [
         *[("data", c_void_p), ("stride", c_int64), ("row_stride", c_int64), ("dtype", c_int32)]
@@ -235,6 +249,8 @@ class NormStackBackward(Structure):
 Args = (
     SoftmaxForward
     | SoftmaxBackward
+    | SoftmaxStatistics
+    | SoftmaxApply
     | SoftmaxPlanesForward
     | SoftmaxPlanesBackward
     | MaskedSoftmaxForward

@@ -5,23 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from types import ModuleType
 
-from . import cases, masked_cases, norm_cases, planes_cases, stack_cases
+from . import cases, masked_cases, norm_cases, planes_cases, stack_cases, statistics_cases
 from .cases import Arrays, Case
 from .emulator import Args, Emulator
 from .masked_cases import MaskedCase
 from .norm_cases import NormCase
 from .planes_cases import PlanesCase
 from .stack_cases import StackCase
+from .statistics_cases import StatisticsCase
 
 #: Of plain rows: their lengths are all there is to choose, and options vary along.
 RowsCase = Case | NormCase
-AnyCase = RowsCase | PlanesCase | MaskedCase | StackCase
+AnyCase = RowsCase | PlanesCase | MaskedCase | StackCase | StatisticsCase
 _MODULES = {
     Case: cases,
     NormCase: norm_cases,
     PlanesCase: planes_cases,
     MaskedCase: masked_cases,
     StackCase: stack_cases,
+    StatisticsCase: statistics_cases,
 }
 
 
@@ -77,7 +79,7 @@ def cluster_cases(emulator: Emulator) -> list[RowsCase]:
 def sanitized_cases(emulator: Emulator) -> list[AnyCase]:
     """The softmax and the norm of rows at every boundary, others, of more elaborate kernels over
     the same tiles, each kernel once."""
-    others = (planes_cases, masked_cases, stack_cases)
+    others = (planes_cases, masked_cases, stack_cases, statistics_cases)
     once = [case for module in others for case in _each_kernel_once(emulator, module)]
     rows = (cases, norm_cases)
     boundaries = [case for module in rows for case in module.all_boundary_cases(emulator)]

@@ -16,6 +16,8 @@ using namespace fusedops;
 enum Op {
   kSoftmaxForward,
   kSoftmaxBackward,
+  kSoftmaxStatistics,
+  kSoftmaxApply,
   kSoftmaxPlanesForward,
   kSoftmaxPlanesBackward,
   kMaskedSoftmaxForward,
@@ -35,6 +37,10 @@ auto with_op(int op, const void* args, F f) {
       return f(*static_cast<const SoftmaxForward*>(args));
     case kSoftmaxBackward:
       return f(*static_cast<const SoftmaxBackward*>(args));
+    case kSoftmaxStatistics:
+      return f(*static_cast<const SoftmaxStatistics*>(args));
+    case kSoftmaxApply:
+      return f(*static_cast<const SoftmaxApply*>(args));
     case kSoftmaxPlanesForward:
       return f(*static_cast<const SoftmaxPlanesForward*>(args));
     case kSoftmaxPlanesBackward:

@@ -1,0 +1,79 @@
+"""softmax in two steps on the emulator, through the package's own launch code."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from . import families, statistics_cases
+from .cases import Case, decode, encode
+from .emulator import DTYPES, SCHEDULES, Config, EmulatorError
+from .judge import same_bits
+from .statistics_cases import APPLY, STATISTICS, Prepared, StatisticsCase, exact_statistics
+
+BASES = statistics_cases.bases()
+EPS = {"float32": 2.0**-23, "float64": 2.0**-52, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+
+
+def relative(actual, exact):
+    return np.linalg.norm(actual - exact) / np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_statistics_are_right_at_every_length(emulator, dtype):
+    for base in (base for base in BASES if (base.op, base.of.dtype) == (STATISTICS, dtype)):
+        for case in statistics_cases.length_cases(base):
+            given = statistics_cases.inputs(case)
+            found, exact = families.run(emulator, case, given), exact_statistics(case, given)
+            assert same_bits({"max": found["max"]}, exact)
+            assert relative(found["sum"], exact["sum"].astype(float)) < 4 * EPS[case.wide]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_they_are_applied_to_is_the_softmax(emulator, dtype):
+    for base in (base for base in BASES if (base.op, base.of.dtype) == (APPLY, dtype)):
+        for case in statistics_cases.length_cases(base):
+            given = statistics_cases.inputs(case)
+            x = decode(given["input"], dtype)
+            power = np.exp(x - x.max(-1, keepdims=True))
+            exact = power / power.sum(-1, keepdims=True)
+            found = decode(families.run(emulator, case, given)["output"], case.of.other)
+            assert relative(found, exact) < 2 * EPS[case.of.other]
+
+
+@pytest.mark.parametrize("op", [STATISTICS, APPLY])
+def test_neither_schedule_nor_batch_nor_grid_changes_a_bit(emulator, op):
+    of = Case("softmax_forward", "bfloat16", "bfloat16", rows=5, cols=9000, width=8)
+    case = StatisticsCase(op, of)
+    given = statistics_cases.inputs(case)
+    first = families.run(emulator, case, given)
+    for config in (*SCHEDULES.values(), Config(max_grid=4)):
+        emulator.configure(config)
+        assert same_bits(families.run(emulator, case, given), first)
+    alone = replace(case, of=replace(of, rows=1))
+    last = {name: values[4:] for name, values in given.items()}
+    expected = {name: values[4:] for name, values in first.items()}
+    assert same_bits(families.run(emulator, alone, last), expected)
+
+
+def test_hidden_segments_and_rows_and_nan_come_through(emulator):
+    of = Case("softmax_forward", "float32", "float32", rows=3, cols=9000, width=4)
+    x = np.random.default_rng(0).standard_normal((3, 9000))
+    x[0, :5000], x[1], x[2, 8999] = -np.inf, -np.inf, np.nan
+    found = families.run(emulator, StatisticsCase(STATISTICS, of), {"input": encode(x, "float32")})
+    assert found["max"][0] == np.float32(x[0, 5000:].max()) and found["sum"][0] > 1
+    assert found["max"][1] == -np.inf and found["sum"][1] == 0 and np.isnan(found["sum"][2])
+    given = {"input": encode(x, "float32")} | found
+    y = families.run(emulator, StatisticsCase(APPLY, of), given)["output"]
+    assert (y[0, :5000] == 0).all() and abs(y[0].sum() - 1) < 1e-5
+    assert np.isnan(y[1]).all() and np.isnan(y[2]).all()
+
+
+def test_statistics_without_a_workspace_are_refused(emulator):
+    case = StatisticsCase(STATISTICS, Case("softmax_forward", "float32", "float32", 1, 64, 4))
+    prepared = Prepared(emulator, case, statistics_cases.inputs(case))
+    prepared.args.workspace = None
+    with pytest.raises(EmulatorError, match="status 1"):
+        emulator.launch(prepared.args)
