@@ -28,7 +28,7 @@ CACHE = ROOT / "build" / "simt"
 #: The package's own sources, compiled as C++ as they are.
 SHIPPED = [
     ROOT / f"csrc/cuda/{name}.cu"
-    for name in ("softmax", "softmax_planes", "softmax_stats", "masked_softmax", "norm")
+    for name in ("softmax", "softmax_planes", "masked_softmax", "norm")
 ]
 RUNTIME = [HERE / "runtime.cpp", HERE / "fiber.cpp", HERE / "async.cpp"]
 

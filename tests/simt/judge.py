@@ -15,6 +15,7 @@ from .masked_cases import SEED, MaskedCase
 from .norm_cases import EPS, NormCase, exact_statistics
 from .planes_cases import PlanesCase
 from .stack_cases import StackCase
+from .statistics_cases import StatisticsCase
 
 aten = torch.ops.aten
 
@@ -93,6 +94,24 @@ def _softmax_forward(case: Case, given: Arrays) -> Expected:
     if case.log:
         return {"output": (torch.log_softmax(x, -1, dtype), Exact.log_softmax(x), 1.0)}
     return {"output": (torch.softmax(x, -1, dtype), Exact.softmax(x), 0.0)}
+
+
+def _softmax_statistics(case: StatisticsCase, given: Arrays) -> Expected:
+    x = tensor(given["input"], case.of.dtype).to(DTYPES[case.wide])
+    max = x.amax(-1, keepdim=True)
+
+    def total(x: np.ndarray) -> np.ndarray:
+        return np.exp(x - x.max(-1, keepdims=True)).sum(-1, keepdims=True)
+
+    eager = (x - max).exp().sum(-1, keepdim=True)
+    return {"max": (max, Exact(max.double()), 0.0), "sum": (eager, Exact.of(total, x), 0.0)}
+
+
+def _softmax_apply(case: StatisticsCase, given: Arrays) -> Expected:
+    x = tensor(given["input"], case.of.dtype).to(DTYPES[case.wide])
+    max, sum = (tensor(given[name], case.wide) for name in ("max", "sum"))
+    exact = Exact.of(lambda x, max, sum: np.exp(x - max) / sum, x, max, sum)
+    return {"output": ((x - max).exp() / sum, exact, 0.0)}
 
 
 def _softmax_backward(case: Case, given: Arrays) -> Expected:
@@ -280,6 +299,8 @@ def _norm_backward(case: NormCase, given: Arrays) -> Expected:
 _EXPECTED: dict[str, Callable[[Case, Arrays], Expected]] = {
     "softmax_forward": _softmax_forward,
     "softmax_backward": _softmax_backward,
+    "softmax_statistics": _softmax_statistics,
+    "softmax_apply": _softmax_apply,
     "masked_softmax_forward": _masked_softmax_forward,
     "masked_softmax_backward": _masked_softmax_backward,
     "norm_forward": _norm_forward,
