@@ -57,7 +57,7 @@ class Prepared:
         self._arrays = {}
         for name in (*given, *outputs):
             is_row = name in ("input", "output")
-            alignment = of.width * DTYPES[dtypes[name]].itemsize if is_row else 1
+            alignment = (of.width if is_row else 1) * DTYPES[dtypes[name]].itemsize
             shape = (of.rows, of.cols if is_row else 1)
             padded = of.padded and is_row
             alignment = min(VECTOR_BYTES, alignment)
