@@ -35,6 +35,8 @@ class Checkpoints:
         """What was the newest becomes the previous one; one of the two is whole at any moment."""
         content = io.BytesIO()
         torch.save(state, content)
+        for unfinished in self.newest.parent.glob(f"{self.newest.name}.*.tmp"):
+            unfinished.unlink()
         if self.newest.exists():
             os.replace(self.newest, self.previous)
         write_atomically(self.newest, content.getbuffer())

@@ -171,7 +171,7 @@ class FusedDecoderLM(DecoderLM):
     def add_norm(self, branch: Tensor, x: Tensor, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
         """The norm of dropout(branch) + x, and that sum."""
         return fusedops.add_layer_norm(
-            branch,
+            branch.to(x.dtype),  # under autocast a branch ends in bfloat16, the stream is float32
             x,
             norm.normalized_shape,
             norm.weight,
