@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -209,18 +210,11 @@ def _add_data_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_config_arguments(parser: argparse.ArgumentParser) -> None:
     """One for each field of the configs, with its default."""
-    types = {"int": _positive, "float": float, "str": str}
-    special = {
-        "dropout": {"type": _probability},
-        "seed": {"type": int},
-        "dtype": {"choices": ["float32", "bfloat16"]},
-    }
-    for kind in (ModelConfig, TrainingConfig):
-        group = parser.add_argument_group(kind.__doc__.partition("\n")[0])
+    for kind, title in ((ModelConfig, "the model"), (TrainingConfig, "training")):
+        group = parser.add_argument_group(title)
         for field in dataclasses.fields(kind):
-            options = {"type": types[field.type], "default": field.default, "help": " "}
             name = field.name.replace("_", "-")
-            group.add_argument(f"--{name}", **options | special.get(field.name, {}))
+            group.add_argument(f"--{name}", default=field.default, **CONFIG_OPTIONS[field.name])
 
 
 def _checked(convert: Callable, accepts: Callable, wanted: str) -> Callable:
@@ -238,7 +232,24 @@ def _checked(convert: Callable, accepts: Callable, wanted: str) -> Callable:
 
 _positive = _checked(int, lambda value: value > 0, "an integer above 0")
 _probability = _checked(float, lambda value: 0 <= value < 1, "a number from 0 to below 1")
+_rate = _checked(float, lambda value: 0 < value < math.inf, "a number above 0")
 _device = _checked(torch.device, lambda value: value.type in ("cpu", "cuda"), "cpu, cuda or cuda:N")
+
+CONFIG_OPTIONS = {
+    "vocabulary": {"type": _positive, "help": "subwords"},
+    "embedding": {"type": _positive, "help": "features of a token"},
+    "heads": {"type": _positive, "help": "of attention"},
+    "layers": {"type": _positive, "help": "each of attention and feed-forward network"},
+    "feed_forward": {"type": _positive, "help": "features inside the feed-forward network"},
+    "positions": {"type": _positive, "help": "tokens that the model sees, source and target"},
+    "dropout": {"type": _probability, "help": "probability of a zero"},
+    "batch_size": {"type": _positive, "help": "pairs"},
+    "samples_per_epoch": {"type": _positive, "help": "pairs, at most"},
+    "learning_rate": {"type": _rate, "help": "the highest, after warm-up"},
+    "warm_up_steps": {"type": _positive, "help": "until then it rises, then falls with the root"},
+    "seed": {"type": int, "help": "of initial values, order and dropout"},
+    "dtype": {"choices": ["float32", "bfloat16"], "help": "bfloat16: autocast"},
+}
 
 
 if __name__ == "__main__":

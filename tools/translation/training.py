@@ -181,7 +181,7 @@ def learning_rate(step: int, config: TrainingConfig) -> float:
 
     Source: Vaswani et al., "Attention Is All You Need" (2017), section 5.3.
     """
-    warm_up, step = max(config.warm_up_steps, 1), step + 1
+    warm_up, step = config.warm_up_steps, step + 1
     return config.learning_rate * min(step / warm_up, (warm_up / step) ** 0.5)
 
 
