@@ -345,19 +345,36 @@ def test_a_file_without_pairs_is_an_error_that_says_what_is_wanted(tmp_path, con
         corpus.load_corpus(str(path), (), tmp_path)
 
 
+@pytest.fixture
+def programs(tmp_path, monkeypatch):
+    """An empty folder that is all of PATH."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    return folder
+
+
+def write_program(path, line):
+    path.write_text(f"#!/bin/sh\n{line}\n")
+    path.chmod(0o755)
+
+
 @pytest.mark.parametrize("apt_get", [None, "echo 'E: Temporary failure resolving' >&2; exit 100"])
-def test_without_a_network_the_error_says_what_to_run_or_to_pass(tmp_path, monkeypatch, apt_get):
-    programs = tmp_path / "bin"
-    programs.mkdir()
+def test_without_a_network_the_error_says_what_to_run_or_to_pass(tmp_path, programs, apt_get):
     if apt_get:
-        (programs / "apt-get").write_text(f"#!/bin/sh\n{apt_get}\n")
-        (programs / "apt-get").chmod(0o755)
-    monkeypatch.setenv("PATH", str(programs))
+        write_program(programs / "apt-get", apt_get)
     with pytest.raises(UserError) as error:
         corpus.load_corpus("auto", ["de", "en"], tmp_path / "cache")
     for part in ("libreoffice-help-de", "apt-get update", "--data FILE.tsv"):
         assert part in str(error.value)
     assert ("Temporary failure" if apt_get else "apt-get") in str(error.value)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_packages_without_pairs_are_an_error_and_are_not_kept(tmp_path, programs):
+    write_program(programs / "apt-get", "exit 0")
+    with pytest.raises(UserError, match="libreoffice-help-de.* hold no pages"):
+        corpus.load_corpus("auto", ["de", "en"], tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
 
 

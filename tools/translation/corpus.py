@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from translation import UserError, libreoffice
+from translation import Pair, UserError, libreoffice
 
-Pair = tuple[str, str]  # source, target
 HUB = "hf:"
 SHOWN = 3  # malformed lines that are quoted
 

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from translation import UserError
+from translation import Pair, UserError
 from translation.files import write_atomically
 
 PARAGRAPH = re.compile(r'<(p|h[1-6])\b[^>]*\bid="((?:par|hd)_[^"]*)"[^>]*>(.*?)</\1>', re.S)
@@ -20,8 +20,6 @@ SENTENCE_END = re.compile(r'(?<=[a-zß-ÿ\d)"”“»][.!?]) +(?=[A-ZÀ-Ý"„�
 TAG, SPACE = re.compile(r"<[^>]+>"), re.compile(r"\s+")
 WORDS = range(3, 41)
 MAX_LENGTH_RATIO = 2.5  # beyond it, few pairs are translations of each other
-
-Pair = tuple[str, str]
 
 
 def fetch(languages: Sequence[str], cache: Path) -> Path:
@@ -45,7 +43,13 @@ def _download(languages: Sequence[str], folder: Path) -> list[Pair]:
     _run(["apt-get", "download", *packages], folder, packages)
     for package in folder.glob("*.deb"):
         _run(["dpkg-deb", "-x", package.name, "."], folder, packages)
-    return list(aligned(folder / "usr/share/libreoffice/help", source, target))
+    pairs = list(aligned(folder / "usr/share/libreoffice/help", source, target))
+    if not pairs:
+        raise UserError(
+            f"--data auto: {' and '.join(packages)} hold no pages as they are known; "
+            "pass --data FILE.tsv, lines of source<TAB>target"
+        )
+    return pairs
 
 
 def _run(command: list[str], folder: Path, packages: Sequence[str]) -> None:

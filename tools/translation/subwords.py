@@ -11,8 +11,8 @@ import torch
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from torch import Tensor
 
-from translation import UserError
-from translation.corpus import Pair, fingerprint
+from translation import Pair, UserError
+from translation.corpus import fingerprint
 from translation.files import write_atomically
 from translation.model import IGNORED, PAD
 
