@@ -19,6 +19,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
@@ -38,6 +39,8 @@ except ModuleNotFoundError as error:
     )
 
 SAMPLES = 5  # translations that are printed
+
+Config = TypeVar("Config", ModelConfig, TrainingConfig)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -72,7 +75,8 @@ def run(args: argparse.Namespace) -> None:
     trainer = build_trainer(args, *parts[:2], data_hash)
     if args.resume:
         resume(trainer, checkpoints, console)
-    train(trainer, checkpoints, args, console)
+    steps = trainer.run(args.epochs, checkpoints, args.checkpoint_every)
+    reporting.follow(steps, trainer, args.epochs, args.output, console)
     score(trainer, pieces, parts[2], args, console)
 
 
@@ -95,7 +99,7 @@ def build_trainer(
     )
 
 
-def config_of(kind: type, args: argparse.Namespace):
+def config_of(kind: type[Config], args: argparse.Namespace) -> Config:
     """A config whose fields are arguments."""
     return kind(**{field.name: getattr(args, field.name) for field in dataclasses.fields(kind)})
 
@@ -109,17 +113,6 @@ def resume(trainer: Trainer, checkpoints: Checkpoints, console: Console) -> None
     for warning in checkpoints.warnings:
         console.print(f"warning: {warning}", markup=False)
     console.print(f"training goes on after step {len(trainer.records)}")
-
-
-def train(
-    trainer: Trainer, checkpoints: Checkpoints, args: argparse.Namespace, console: Console
-) -> None:
-    """Train, and write the curves."""
-    steps = trainer.run(args.epochs, checkpoints, args.checkpoint_every)
-    reporting.show_progress(steps, trainer, args.epochs, console)
-    reporting.write_records(args.output / "losses.csv", trainer.records)
-    reporting.write_records(args.output / "epochs.csv", trainer.epochs)
-    reporting.plot_losses(args.output / "losses.png", trainer)
 
 
 def score(
@@ -217,8 +210,12 @@ def _add_config_arguments(parser: argparse.ArgumentParser) -> None:
             group.add_argument(f"--{name}", default=field.default, **CONFIG_OPTIONS[field.name])
 
 
-def _checked(convert: Callable, accepts: Callable, wanted: str) -> Callable:
-    def parse(text: str):
+def _checked(
+    convert: Callable[[str], Any], accepts: Callable[[Any], bool], wanted: str
+) -> Callable[[str], Any]:
+    """A type for argparse whose errors say what is wanted."""
+
+    def parse(text: str) -> Any:
         try:
             value = convert(text)
         except (ValueError, RuntimeError):

@@ -24,10 +24,10 @@ from translation.training import EpochRecord, StepRecord, Trainer, tokens_per_se
 RECENT_STEPS = 20  # that the shown speed is taken over
 
 
-def show_progress(
-    steps: Iterable[StepRecord], trainer: Trainer, epochs: int, console: Console
+def follow(
+    steps: Iterable[StepRecord], trainer: Trainer, epochs: int, folder: Path, console: Console
 ) -> None:
-    """Takes all steps, with a bar for them and a line for each epoch."""
+    """Takes all steps, with a bar for them; for each epoch a line, and the curves so far."""
     columns = [
         TextColumn("epoch {task.fields[epoch]}"),
         BarColumn(),
@@ -48,8 +48,9 @@ def show_progress(
                 speed=tokens_per_second(trainer.records[-RECENT_STEPS:]),
                 loss=record.loss,
             )
-            if trainer.epochs and len(trainer.records) % trainer.steps_per_epoch == 0:
+            if len(trainer.records) % trainer.steps_per_epoch == 0:
                 console.print(epoch_line(trainer.epochs[-1]))
+                write_curves(folder, trainer)
 
 
 def epoch_line(epoch: EpochRecord) -> str:
@@ -57,6 +58,13 @@ def epoch_line(epoch: EpochRecord) -> str:
         f"epoch {epoch.epoch + 1}: loss {epoch.loss:.3f}, validation {epoch.valid_loss:.3f}, "
         f"{epoch.tokens_per_second:,.0f} tokens/s, {epoch.seconds:.1f} s"
     )
+
+
+def write_curves(folder: Path, trainer: Trainer) -> None:
+    """The records of steps and epochs, and a picture of their losses."""
+    write_records(folder / "losses.csv", trainer.records)
+    write_records(folder / "epochs.csv", trainer.epochs)
+    plot_losses(folder / "losses.png", trainer)
 
 
 def write_records(path: Path, records: Sequence[NamedTuple]) -> None:
