@@ -1,0 +1,149 @@
+"""Sentence pairs: from a file, from Debian's LibreOffice help, or from the Hugging Face hub."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from translation import Pair, UserError, libreoffice
+
+HUB = "hf:"
+SHOWN = 3  # malformed lines that are quoted
+
+
+@dataclass(frozen=True)
+class Malformed:
+    """A line that holds no pair, by its number from 1."""
+
+    line: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The pairs of a source, and the lines that were skipped."""
+
+    pairs: list[Pair]
+    malformed: list[Malformed]
+
+    @classmethod
+    def of(cls, lines: Iterable[Pair | Malformed]) -> Corpus:
+        lines = list(lines)
+        skipped = [line for line in lines if isinstance(line, Malformed)]
+        return cls([line for line in lines if not isinstance(line, Malformed)], skipped)
+
+    def describe(self) -> str:
+        """How many there are, and what was skipped."""
+        text = f"{len(self.pairs):,} sentence pairs"
+        if self.malformed:
+            quoted = [f"line {line.line}: {line.reason}" for line in self.malformed[:SHOWN]]
+            more = ["..."] if len(self.malformed) > SHOWN else []
+            text += f"; {len(self.malformed):,} malformed lines skipped: "
+            text += "; ".join(quoted + more)
+        return text
+
+
+@dataclass(frozen=True)
+class Split:
+    """Pairs to train with, to watch training with, and to score the result with."""
+
+    train: list[Pair]
+    valid: list[Pair]
+    test: list[Pair]
+
+
+def load_corpus(data: str, languages: Sequence[str], cache: Path) -> Corpus:
+    """The pairs that `--data` asks for: "auto", "hf:NAME" or a file.
+
+    Raises UserError where there are none, and says what to do.
+    """
+    if data == "auto":
+        lines = read_tsv(libreoffice.fetch(languages, cache))
+    elif data.startswith(HUB):
+        lines = read_hub(data.removeprefix(HUB), languages)
+    else:
+        lines = read_tsv(Path(data))
+    corpus = Corpus.of(lines)
+    if not corpus.pairs:
+        raise UserError(f"--data {data}: {corpus.describe()}; wanted lines of source<TAB>target")
+    return corpus
+
+
+def read_tsv(path: Path) -> Iterator[Pair | Malformed]:
+    """A pair a line, source<TAB>target, in UTF-8."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(
+            f"--data {path}: {error.strerror}; wanted a file of lines source<TAB>target, "
+            f"hf:NAME, or auto"
+        ) from error
+    for number, line in enumerate(content.splitlines(), 1):
+        yield _parse(number, line)
+
+
+def _parse(number: int, line: bytes) -> Pair | Malformed:
+    try:
+        fields = line.decode("utf-8-sig").split("\t")
+    except UnicodeDecodeError:
+        return Malformed(number, "is not UTF-8")
+    if len(fields) != 2:
+        return Malformed(number, f"has {len(fields) - 1} tabs, wanted 1")
+    return _pair(number, *fields)
+
+
+def _pair(number: int, source: str, target: str) -> Pair | Malformed:
+    source, target = source.strip(), target.strip()
+    if not (source and target):
+        return Malformed(number, f"has an empty {'target' if source else 'source'}")
+    return source, target
+
+
+def read_hub(name: str, languages: Sequence[str]) -> Iterator[Pair | Malformed]:
+    """The part "train" of a data set of the Hugging Face hub whose rows have a `translation`."""
+    try:
+        import datasets
+    except ModuleNotFoundError as error:
+        raise UserError(f"--data {HUB}{name} needs `pip install datasets`") from error
+    try:
+        rows = datasets.load_dataset(name, split="train")
+    except (OSError, ValueError) as error:  # no network, no such data set, no such part
+        raise UserError(
+            f"--data {HUB}{name}: {error}; without a network pass --data FILE.tsv or auto"
+        ) from error
+    for number, row in enumerate(rows, 1):
+        yield _parse_row(number, row, languages)
+
+
+def _parse_row(number: int, row: dict[str, Any], languages: Sequence[str]) -> Pair | Malformed:
+    translation = row.get("translation")
+    if not isinstance(translation, dict):
+        return Malformed(number, f"has no translation, only {', '.join(row)}")
+    if lacking := [name for name in languages if not isinstance(translation.get(name), str)]:
+        return Malformed(
+            number, f"has no {' and no '.join(lacking)}, only {', '.join(translation)}"
+        )
+    return _pair(number, *(translation[name] for name in languages))
+
+
+def split_by_target(pairs: Iterable[Pair]) -> Split:
+    """A fiftieth each to validate and to test, by the target's hash: what one machine trains with
+    another does not test with, and translations of several sources into one target stay together.
+    """
+    split = Split([], [], [])
+    for pair in pairs:
+        digest = hashlib.md5(pair[1].encode(), usedforsecurity=False).digest()
+        part = {0: split.valid, 1: split.test}.get(int.from_bytes(digest, "big") % 50, split.train)
+        part.append(pair)
+    return split
+
+
+def fingerprint(pairs: Iterable[Pair], *settings: object) -> str:
+    """A hash of pairs, in their order, and of settings."""
+    digest = hashlib.sha256(repr(settings).encode())
+    for source, target in pairs:
+        digest.update(f"{source}\t{target}\n".encode())
+    return digest.hexdigest()[:16]

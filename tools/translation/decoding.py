@@ -1,0 +1,137 @@
+"""Translations by greedy and by beam search, and their BLEU.
+
+Every step runs the model over all tokens so far: slower than with kept keys and values, but the
+model is as in training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import sacrebleu
+import torch
+from sentencepiece import SentencePieceProcessor
+from torch import Tensor
+
+from translation.model import PAD, DecoderLM
+from translation.subwords import END, SEPARATOR
+
+BATCH = 64
+
+Prompts = Sequence[Sequence[int]]
+
+
+def greedy_search(model: DecoderLM, prompts: Prompts) -> list[list[int]]:
+    """The most probable next token, again and again.
+
+    Args:
+        prompts: source tokens and the separator, at most as many as the model has positions.
+
+    Returns:
+        Target tokens without the end: up to it, or to one more than the last position.
+    """
+    return _in_batches(_greedy_batch, model, prompts)
+
+
+def beam_search(model: DecoderLM, prompts: Prompts, width: int) -> list[list[int]]:
+    """The best of `width` continuations that are kept at each step, by mean log-probability.
+
+    Args, returns: as :func:`greedy_search`, which it is with a width of 1.
+    """
+    return _in_batches(lambda *batch: _beam_batch(*batch, width), model, prompts)
+
+
+def _in_batches(
+    search: Callable[..., list[list[int]]], model: DecoderLM, prompts: Prompts
+) -> list[list[int]]:
+    """Prompts of similar length together."""
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    results: list[list[int]] = [[]] * len(prompts)
+    model.eval()
+    with torch.no_grad():
+        for start in range(0, len(order), BATCH):
+            rows = order[start : start + BATCH]
+            tokens, lengths = _padded([prompts[row] for row in rows], model)
+            for row, result in zip(rows, search(model, tokens, lengths), strict=True):
+                results[row] = result
+    return results
+
+
+def _padded(prompts: Prompts, model: DecoderLM) -> tuple[Tensor, Tensor]:
+    """Prompts with room for the longest result, and their lengths."""
+    tokens = torch.full((len(prompts), model.config.positions + 1), PAD)
+    for row, prompt in enumerate(prompts):
+        tokens[row, : len(prompt)] = torch.tensor(prompt)
+    device = model.head.weight.device
+    return tokens.to(device), torch.tensor([len(prompt) for prompt in prompts], device=device)
+
+
+def next_log_probs(model: DecoderLM, tokens: Tensor, lengths: Tensor) -> Tensor:
+    """Of the token behind each row's last, ``[rows, vocabulary]``; -inf for what is not text."""
+    hidden = model.hidden_states(tokens[:, : lengths.max()])
+    last = hidden[torch.arange(len(tokens), device=tokens.device), lengths - 1]
+    log_probs = model.head(last).float().log_softmax(dim=-1)
+    log_probs[:, [PAD, SEPARATOR]] = -torch.inf
+    return log_probs
+
+
+def _greedy_batch(model: DecoderLM, tokens: Tensor, lengths: Tensor) -> list[list[int]]:
+    starts, lengths = lengths, lengths.clone()
+    active = torch.arange(len(tokens), device=tokens.device)
+    while len(active):
+        chosen = next_log_probs(model, tokens[active], lengths[active]).argmax(dim=-1)
+        tokens[active, lengths[active]] = chosen
+        lengths[active] += 1
+        active = active[(chosen != END) & (lengths[active] < tokens.shape[1])]
+    return _targets(tokens, starts)
+
+
+def _targets(tokens: Tensor, starts: Tensor) -> list[list[int]]:
+    """What stands between each prompt and the end or the padding."""
+    rows = zip(tokens.tolist(), starts.tolist(), strict=True)
+    return [[id for id in row[start:] if id not in (END, PAD)] for row, start in rows]
+
+
+def _beam_batch(model: DecoderLM, tokens: Tensor, lengths: Tensor, width: int) -> list[list[int]]:
+    """Beams are rows of ``[sentences * width, positions + 1]``, the best of a sentence first.
+
+    A beam that has ended stays as it is: it goes on with padding, of log-probability 0.
+    """
+    sentences, capacity = tokens.shape
+    starts = lengths.repeat_interleave(width)
+    tokens, ends = tokens.repeat_interleave(width, dim=0), starts.clone()
+    # At first all beams of a sentence are the same: only one of them may go on.
+    totals = torch.full((sentences, width), -torch.inf, dtype=torch.float64, device=tokens.device)
+    totals[:, 0] = 0
+    active = torch.ones_like(starts, dtype=torch.bool)
+    while active.any():
+        log_probs = torch.full((len(tokens), model.config.vocabulary), -torch.inf).to(totals)
+        log_probs[~active, PAD] = 0
+        log_probs[active] = next_log_probs(model, tokens[active], ends[active]).double()
+        lengths = (ends - starts + active).view(sentences, width, 1)
+        candidates = totals[..., None] + log_probs.view(sentences, width, -1)
+        best = (candidates / lengths).flatten(1).topk(width).indices
+        totals = candidates.flatten(1).gather(1, best)
+        parents = best // log_probs.shape[1] + torch.arange(sentences).to(best)[:, None] * width
+        tokens, ends, active = (part[parents.flatten()] for part in (tokens, ends, active))
+        chosen = (best % log_probs.shape[1]).flatten()
+        tokens[active, ends[active]] = chosen[active]
+        ends = ends + active
+        active = active & (chosen != END) & (ends < capacity)
+    return _targets(tokens[::width], starts[::width])
+
+
+def translate(
+    model: DecoderLM, subwords: SentencePieceProcessor, prompts: Prompts, width: int
+) -> list[str]:
+    """Text of the greedy search for a width of 1, else of the beam search."""
+    found = greedy_search(model, prompts) if width == 1 else beam_search(model, prompts, width)
+    return subwords.decode(found)
+
+
+def bleu(translations: Sequence[str], references: Sequence[str]) -> float:
+    """Corpus BLEU, 100 where every translation is its reference.
+
+    Source: Post, "A Call for Clarity in Reporting BLEU Scores" (2018).
+    """
+    return sacrebleu.corpus_bleu(list(translations), [list(references)]).score

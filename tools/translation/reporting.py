@@ -1,0 +1,111 @@
+"""What a run prints and leaves behind: progress, curves, tables."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from translation.files import write_atomically
+from translation.training import EpochRecord, StepRecord, Trainer, tokens_per_second
+
+RECENT_STEPS = 20  # that the shown speed is taken over
+
+
+def follow(
+    steps: Iterable[StepRecord], trainer: Trainer, epochs: int, folder: Path, console: Console
+) -> None:
+    """Takes all steps, with a bar for them; for each epoch a line, and the curves so far."""
+    columns = [
+        TextColumn("epoch {task.fields[epoch]}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[speed]:,.0f} tokens/s  loss {task.fields[loss]:.3f}"),
+        TimeRemainingColumn(),
+    ]
+    with Progress(*columns, console=console) as progress:
+        nan = float("nan")
+        bar = progress.add_task(
+            "", total=epochs * trainer.steps_per_epoch, epoch=1, speed=nan, loss=nan
+        )
+        for record in steps:
+            progress.update(
+                bar,
+                completed=record.step + 1,
+                epoch=record.epoch + 1,
+                speed=tokens_per_second(trainer.records[-RECENT_STEPS:]),
+                loss=record.loss,
+            )
+            if len(trainer.records) % trainer.steps_per_epoch == 0:
+                console.print(epoch_line(trainer.epochs[-1]))
+                write_curves(folder, trainer)
+
+
+def epoch_line(epoch: EpochRecord) -> str:
+    return (
+        f"epoch {epoch.epoch + 1}: loss {epoch.loss:.3f}, validation {epoch.valid_loss:.3f}, "
+        f"{epoch.tokens_per_second:,.0f} tokens/s, {epoch.seconds:.1f} s"
+    )
+
+
+def write_curves(folder: Path, trainer: Trainer) -> None:
+    """The records of steps and epochs, and a picture of their losses."""
+    write_records(folder / "losses.csv", trainer.records)
+    write_records(folder / "epochs.csv", trainer.epochs)
+    plot_losses(folder / "losses.png", trainer)
+
+
+def write_records(path: Path, records: Sequence[NamedTuple]) -> None:
+    """As CSV, numbers in full."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(records[0]._fields)
+    writer.writerows(records)
+    write_atomically(path, text.getvalue().encode())
+
+
+def plot_losses(path: Path, trainer: Trainer) -> None:
+    """The loss of every step, and that of validation after every epoch."""
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    steps = [record.step + 1 for record in trainer.records]
+    axes.plot(steps, [record.loss for record in trainer.records], lw=0.8, label="training")
+    ends = [(record.epoch + 1) * trainer.steps_per_epoch for record in trainer.epochs]
+    axes.plot(ends, [record.valid_loss for record in trainer.epochs], "o-", label="validation")
+    axes.set(xlabel="step", ylabel="loss of target tokens (nats)")
+    axes.legend()
+    content = io.BytesIO()
+    figure.savefig(content, format=path.suffix[1:], dpi=150)
+    plt.close(figure)
+    write_atomically(path, content.getbuffer())
+
+
+def print_scores(scores: dict[str, float], pairs: int, console: Console) -> None:
+    """BLEU of each way to decode."""
+    table = Table(title=f"BLEU of {pairs} held-out pairs", title_justify="left")
+    table.add_column("")
+    table.add_column("BLEU", justify="right")
+    for name, score in scores.items():
+        table.add_row(name, f"{score:.1f}")
+    console.print(table)
+
+
+def print_samples(rows: Iterable[Sequence[str]], console: Console) -> None:
+    """Source, reference and translation of some pairs."""
+    table = Table(title="Translations", title_justify="left", show_lines=True)
+    for name in ("source", "reference", "translation"):
+        table.add_column(name)
+    for row in rows:
+        table.add_row(*map(escape, row))
+    console.print(table)
