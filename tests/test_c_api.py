@@ -21,6 +21,8 @@ from fusedops.ops import _library
 
 ROOT = Path(__file__).parents[1]
 C_LIBRARY = _library.LIB_DIR / "libfusedops_c.so"
+CUDA_C_LIBRARY = _library.LIB_DIR / "libfusedops_c_cuda.so"
+C_LIBRARIES = [path for path in (C_LIBRARY, CUDA_C_LIBRARY) if path.exists()]
 PAGE = (ROOT / "docs" / "c_interface.md").read_text()
 #: As fusedops/c_api.h numbers them.
 SUCCESS, POINTER, SIZE, EPS, STREAM, ENVIRONMENT, MEMORY, DEVICE = range(8)
@@ -413,22 +415,40 @@ assert "libfusedops_c.so" in open("/proc/self/maps").read()
     assert result.returncode == 0, result.stderr
 
 
-def test_the_library_needs_neither_torch_nor_python():
-    needed = subprocess.run(["ldd", C_LIBRARY], capture_output=True, text=True, check=True).stdout
-    assert "libgomp" in needed and "not found" not in needed
+def output(*command: object) -> str:
+    return subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, check=True
+    ).stdout
+
+
+@pytest.mark.parametrize("library", C_LIBRARIES, ids=lambda path: path.name)
+def test_a_library_needs_neither_torch_nor_python(library):
+    needed = output("ldd", library)
+    assert "libc.so" in needed and "not found" not in needed
     assert not re.search("torch|c10|python", needed)
 
 
-def test_it_exports_the_functions_of_its_header_and_the_instruction_set():
-    symbols = subprocess.run(
-        ["nm", "-D", "--defined-only", C_LIBRARY], capture_output=True, text=True, check=True
-    ).stdout
-    exported = set(re.findall(r" T (\w+)", symbols))
+@pytest.mark.parametrize("library", C_LIBRARIES, ids=lambda path: path.name)
+def test_a_library_exports_the_functions_of_the_header(library):
+    symbols = output("nm", "-D", "--defined-only", library)
+    exported = {name for name in re.findall(r" T (\w+)", symbols) if not name.startswith("_Z")}
     header = (ROOT / "csrc/include/fusedops/c_api.h").read_text()
     declared = set(re.findall(r"^FUSEDOPS_API [\w* ]+?(\w+)\(", header, re.MULTILINE))
-    assert {name for name in exported if not name.startswith("_Z")} == declared | {
-        "fusedops_cpu_isa"
-    }
+    assert exported - {"fusedops_cpu_isa"} == declared
+
+
+def test_there_is_a_library_for_every_device_that_was_built():
+    assert CUDA_C_LIBRARY.exists() == _library.build_info()["cuda"]["built"]
+
+
+@pytest.mark.skipif(
+    not CUDA_C_LIBRARY.exists() or torch.cuda.is_available(), reason="of a CUDA build without a GPU"
+)
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_without_a_gpu_every_function_says_so(function):
+    cuda = Binding(CUDA_C_LIBRARY)
+    assert cuda.status(function, *arguments(function).values()) == DEVICE
+    assert cuda.text("fusedops_last_error").startswith(f"{function}: CUDA: ")
 
 
 def test_a_wrong_instruction_set_is_a_status():
@@ -444,6 +464,25 @@ print(lib.fusedops_attn_softmax(row, None, 1, 1, 1, 3, 0, None), lib.fusedops_la
     assert result.stdout.startswith(
         f"{ENVIRONMENT} b\"fusedops_attn_softmax: FUSEDOPS_CPU_ISA is 's"
     )
+
+
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_memory_that_runs_out_is_a_status_and_the_next_call_works(threads):
+    code = f"""
+import ctypes, re, resource
+lib = ctypes.CDLL({str(C_LIBRARY)!r})
+cols = 4_000_000
+scores = (ctypes.c_float * (2 * cols))()
+def softmax(cols):
+    return lib.fusedops_attn_softmax(scores, None, 1, 1, 2, cols, 0, None)
+first = softmax(50_000)  # starts the threads
+size = int(re.search(r"VmSize:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
+resource.setrlimit(resource.RLIMIT_AS, (size + 2**20, -1))
+print(first, softmax(cols), softmax(50_000))
+"""
+    result = python(code, OMP_NUM_THREADS=threads)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == [str(SUCCESS), str(MEMORY), str(SUCCESS)]
 
 
 def test_the_documented_program_in_c_builds_and_runs(tmp_path):

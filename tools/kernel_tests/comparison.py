@@ -21,6 +21,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from fusedops.cli.bench import keep_freed_memory
 from fusedops.cli.timing import Call, clock_for, interleave, median_ratio
 
 SEED, CASES = 42, 5
@@ -129,9 +130,11 @@ def _named(test: KernelTest, provider: str, message: str) -> str:
     return f"{test.name}: {provider} differs from the primitives\n{message}"
 
 
-def main(test: KernelTest, arguments: Sequence[str] | None = None) -> None:
+def main(test: KernelTest) -> None:
     """Compare, time and print, case by case; then the average speed-ups."""
-    args = _parse(test, arguments)
+    args = _parse(test)
+    if args.device == "cpu":
+        keep_freed_memory()
     torch.set_num_threads(args.threads)
     clock = clock_for(args.device)
     rounds, slot_ms = (8, 5) if args.quick else (24, 20)
@@ -151,7 +154,7 @@ def main(test: KernelTest, arguments: Sequence[str] | None = None) -> None:
     print(f"{'the assignment asks for, on a GPU':44} {test.asked_for:10.1f}x")
 
 
-def _parse(test: KernelTest, arguments: Sequence[str] | None) -> argparse.Namespace:
+def _parse(test: KernelTest) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=f"{test.name}: agreement and speed-up, by case and on average",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
@@ -159,7 +162,7 @@ def _parse(test: KernelTest, arguments: Sequence[str] | None) -> argparse.Namesp
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds")
-    args = parser.parse_args(arguments)
+    args = parser.parse_args()
     if args.device.startswith("cuda") and not torch.cuda.is_available():
         sys.exit(f"--device: got {args.device!r}, but torch sees no GPU")
     return args
