@@ -7,8 +7,8 @@
  *
  * Arrays are float32, contiguous, row by row, and start at a multiple of 4 bytes. But for those
  * that a function names, they do not overlap. Sizes of 0 are fine where nothing else is said. A
- * call that does not return FUSEDOPS_SUCCESS has computed nothing, except after
- * FUSEDOPS_DEVICE_ERROR.
+ * call that fails has written nothing; but after FUSEDOPS_OUT_OF_MEMORY and FUSEDOPS_DEVICE_ERROR
+ * results are undefined.
  *
  * The same row gives the same bits in any batch, with any number of threads and every time. Threads
  * of the CPU are OpenMP's: OMP_NUM_THREADS. Calls from several threads at once are fine.
