@@ -1,12 +1,15 @@
 # Installs into <prefix>/lib: the libraries, build_info.json, and what find_package(fusedops) needs
-# in a C++ project.
+# in a C or C++ project; the header of the C interface into <prefix>/include.
 include(CMakePackageConfigHelpers)
 set(config_dir ${CMAKE_INSTALL_LIBDIR}/cmake/fusedops)
-set(libraries fusedops)
+set(libraries fusedops fusedops_c)
 if(FUSEDOPS_CUDA_BUILT)
-  list(APPEND libraries fusedops_cuda)
+  list(APPEND libraries fusedops_cuda fusedops_c_cuda)
 endif()
-install(TARGETS ${libraries} EXPORT fusedopsTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(TARGETS ${libraries} EXPORT fusedopsTargets
+  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+  INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(FILES csrc/include/fusedops/c_api.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/fusedops)
 install(FILES ${PROJECT_BINARY_DIR}/build_info.json DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(EXPORT fusedopsTargets NAMESPACE fusedops:: DESTINATION ${config_dir})
 write_basic_package_version_file(

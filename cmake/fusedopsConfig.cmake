@@ -1,5 +1,6 @@
 # find_package(fusedops), after find_package(Torch): a program that links fusedops::fusedops has the
 # ops in torch's dispatcher, those for CUDA too where fusedops and torch were built for it.
+# Without Torch, fusedops::fusedops_c and fusedops::fusedops_c_cuda are the C interface.
 include(${CMAKE_CURRENT_LIST_DIR}/fusedopsTargets.cmake)
 # A program names no symbol of a library that only registers ops, and linkers told --as-needed, as
 # torch's own link line tells them, drop what nothing names.

@@ -1,4 +1,4 @@
-// Every schema of the package, and the version that C++ programs may ask for.
+// Every schema of the package.
 //
 // Schemas are functional, but for those that end in _out or _, and hold no tuning argument; tensors
 // are positional, so that sharding rules apply. The underscored twins carry no autograd formula:
@@ -151,8 +151,4 @@ STABLE_TORCH_LIBRARY(fusedops, m) {
       "_add_rms_norm(Tensor input, Tensor residual, SymInt[] normalized_shape, Tensor? weight, "
       "float eps, bool wants_sum, float weight_offset=0.0, bool rounds_normalized=False, "
       "float p=0.0, Tensor? seed=None) -> (Tensor output, Tensor sum)");
-}
-
-extern "C" __attribute__((visibility("default"))) const char* fusedops_version() {
-  return FUSEDOPS_VERSION;
 }

@@ -85,7 +85,7 @@ stage build correctness 150 \
 # torch.compile(backend="fusedops") is found by its entry point: an egg-info will do for that.
 stage entry-point correctness 30 "$PYTHON" setup.py -q egg_info
 stage env correctness 60 "$PYTHON" -m fusedops env
-stage library correctness 60 "${PYTEST[@]}" tests/cuda/test_cuda_library.py
+stage library correctness 60 "${PYTEST[@]}" tests/cuda/test_cuda_{library,c_api}.py
 stage numerics correctness 120 "${PARALLEL[@]}" tests/cuda/test_cuda_{values,gradients}.py
 stage softmax-family correctness 120 "${PARALLEL[@]}" tests/cuda/test_cuda_softmax_family.py
 stage norm-family correctness 120 "${PARALLEL[@]}" tests/cuda/test_cuda_norm_family.py

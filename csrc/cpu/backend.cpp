@@ -1,7 +1,5 @@
 #include "cpu/backend.h"
 
-#include <torch/csrc/stable/ops.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdlib>
@@ -10,6 +8,7 @@
 #include <vector>
 
 #include "cpu/isa.h"
+#include "cpu/parallel.h"
 #include "fusedops/cpu/kernels.h"
 
 namespace fusedops {
@@ -25,15 +24,14 @@ constexpr int64_t kStreamingBytes = int64_t(20) << 20;
 template <class Body>
 void for_rows(int64_t rows, int64_t cols, Body body) {
   const int64_t grain = std::max<int64_t>(1, kGrainElements / std::max<int64_t>(cols, 1));
-  torch::stable::parallel_for(
-      0, rows, grain, [&](int64_t begin, int64_t end) { body(RowRange{begin, end}); });
+  parallel_for(rows, grain, [&](int64_t begin, int64_t end) { body(RowRange{begin, end}); });
 }
 
 // Whole segments of a long row, for as many threads as are worth it.
 template <class Body>
 void for_columns(int64_t cols, int64_t rows, Body body) {
   const int64_t grain = std::max<int64_t>(1, kGrainElements / kRowSegment / rows);
-  torch::stable::parallel_for(0, row_segments(cols), grain, [&](int64_t begin, int64_t end) {
+  parallel_for(row_segments(cols), grain, [&](int64_t begin, int64_t end) {
     body(RowRange{begin * kRowSegment, std::min(end * kRowSegment, cols)});
   });
 }
@@ -43,8 +41,8 @@ void for_columns(int64_t cols, int64_t rows, Body body) {
 // its cache; of those left over all threads share each.
 template <class Take, class Write>
 void for_long_rows(int64_t rows, int64_t cols, int64_t note_bytes, Take take, Write write) {
-  const int64_t side_by_side = rows - rows % torch::stable::get_num_threads();
-  torch::stable::parallel_for(0, side_by_side, 1, [&](int64_t begin, int64_t end) {
+  const int64_t side_by_side = rows - rows % thread_count();
+  parallel_for(side_by_side, 1, [&](int64_t begin, int64_t end) {
     std::vector<std::max_align_t> notes(note_bytes / sizeof(std::max_align_t) + 1);
     for (int64_t row = begin; row < end; ++row) {
       take(row, RowRange{0, cols}, notes.data());

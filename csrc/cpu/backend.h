@@ -1,7 +1,5 @@
-// Runs the CPU kernels over rows, in parallel.
+// Runs the CPU kernels over rows, in parallel. No torch: parallel.h says whose threads.
 #pragma once
-
-#include <torch/csrc/stable/tensor.h>
 
 #include "fusedops/args.h"
 
@@ -9,8 +7,6 @@ namespace fusedops {
 
 struct CpuBackend {
   static constexpr bool kReadsGroups = true;  // of rows: RowSpacing
-
-  explicit CpuBackend(const torch::stable::Tensor&) {}
 
   void launch(const SoftmaxForward& args) const;
   void launch(const SoftmaxBackward& args) const;

@@ -30,6 +30,9 @@ SHIPPED = [
     ROOT / f"csrc/cuda/{name}.cu"
     for name in ("softmax", "softmax_planes", "masked_softmax", "norm")
 ]
+#: Besides them, the C interface for CUDA; its includes begin at csrc.
+C_INTERFACE = [ROOT / f"csrc/c_api/{name}" for name in ("c_api.cpp", "cuda.cu", "version.cpp")]
+C_INTERFACE_FLAGS = [f"-I{ROOT / 'csrc'}", '-DFUSEDOPS_VERSION="emulated"']
 RUNTIME = [HERE / "runtime.cpp", HERE / "fiber.cpp", HERE / "async.cpp"]
 
 #: FMA contraction as nvcc does it; nvcc assumes no strict aliasing either.
@@ -99,6 +102,13 @@ def emulator_library(build: str) -> Path:
     sanitizer_runtimes(build)
     jobs = [(source, SANITIZERS[build]) for source in [HERE / "host.cpp", *SHIPPED]]
     return _link(f"libsimt_{build}.so", jobs, ["-shared", *SANITIZERS[build]])
+
+
+def c_interface_library() -> Path:
+    """The C interface for CUDA, kernels and all, over the emulator."""
+    jobs = [(source, []) for source in [HERE / "host.cpp", *SHIPPED]]
+    jobs += [(source, C_INTERFACE_FLAGS) for source in C_INTERFACE]
+    return _link("libsimt_c.so", jobs, ["-shared"])
 
 
 def unfused_library() -> Path:
@@ -172,7 +182,7 @@ def _state() -> bytes:
     digest = hashlib.sha256(_run([compiler(), "--version"]).encode())
     if found := nvcc():
         digest.update(_run([found, "--version"]).encode())
-    folders = [HERE, ROOT / "csrc" / "cuda", ROOT / "csrc" / "include"]
+    folders = [HERE, *(ROOT / "csrc" / name for name in ("c_api", "cuda", "include"))]
     for folder in folders:
         for path in sorted(folder.rglob("*")):
             if path.suffix in (".h", ".cpp", ".cu"):

@@ -1,0 +1,110 @@
+/* Attention's softmax and LayerNorm on plain arrays, in C: no C++, Python or torch.
+ *
+ * Two libraries export these functions. libfusedops_c works on memory of the host; its streams are
+ * NULL, and a call returns when the results are there. libfusedops_c_cuda works on memory of the
+ * current CUDA device; a stream is a cudaStream_t, and a call returns once the work is queued.
+ * A program that needs both opens them with dlopen.
+ *
+ * Arrays are float32, contiguous, row by row, and start at a multiple of 4 bytes. But for those
+ * that a function names, they do not overlap. Sizes of 0 are fine where nothing else is said. A
+ * call that fails has written nothing; but after FUSEDOPS_OUT_OF_MEMORY and FUSEDOPS_DEVICE_ERROR
+ * results are undefined.
+ *
+ * The same row gives the same bits in any batch, with any number of threads and every time. Threads
+ * of the CPU are OpenMP's: OMP_NUM_THREADS. Calls from several threads at once are fine.
+ *
+ * Names, shapes and the order of arguments are those of LightSeq's launchers (Wang et al., 2021),
+ * https://github.com/bytedance/lightseq.
+ */
+#ifndef FUSEDOPS_C_API_H
+#define FUSEDOPS_C_API_H
+
+#include <stdbool.h>
+
+#define FUSEDOPS_API __attribute__((visibility("default")))
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum fusedops_status {
+  FUSEDOPS_SUCCESS = 0,
+  FUSEDOPS_INVALID_POINTER = 1,     /* NULL, or not aligned for floats */
+  FUSEDOPS_INVALID_SIZE = 2,        /* negative, too small, or more elements than memory can hold */
+  FUSEDOPS_INVALID_EPS = 3,         /* negative, infinite or NaN */
+  FUSEDOPS_INVALID_STREAM = 4,      /* not NULL, for the CPU; two that differ */
+  FUSEDOPS_INVALID_ENVIRONMENT = 5, /* FUSEDOPS_CPU_ISA names no instruction set */
+  FUSEDOPS_OUT_OF_MEMORY = 6,
+  FUSEDOPS_DEVICE_ERROR = 7 /* of CUDA */
+} fusedops_status;
+
+/* As "1.2.3". */
+FUSEDOPS_API const char* fusedops_version(void);
+
+/* In words; of any number. */
+FUSEDOPS_API const char* fusedops_status_string(fusedops_status status);
+
+/* What was wrong in this thread's last call that did not succeed: the function, the argument, what
+ * came and what was wanted. "" where none did. Valid until the next such call of the thread. */
+FUSEDOPS_API const char* fusedops_last_error(void);
+
+/* Attention's probabilities, in place: inp = softmax(inp + attn_mask) over the last dimension.
+ *
+ * inp: [batch_size, nhead, from_len, to_len]
+ * attn_mask: [batch_size, to_len], added to every row of a batch entry (0 where a key is visible,
+ *   -inf or a large negative number where it is not), or NULL
+ * mask_future: whether query i sees keys up to i alone
+ *
+ * A row of which nothing is visible, or all is -inf, becomes 0. */
+FUSEDOPS_API fusedops_status fusedops_attn_softmax(
+    float* inp, const float* attn_mask, int batch_size, int nhead, int from_len, int to_len,
+    bool mask_future, void* stream);
+
+/* Its gradient, in place: out_grad = soft_inp * (out_grad - sum(out_grad * soft_inp)).
+ *
+ * out_grad, soft_inp: [rows, softmax_len]; soft_inp is what fusedops_attn_softmax gave. */
+FUSEDOPS_API fusedops_status fusedops_attn_softmax_bw(
+    float* out_grad, const float* soft_inp, int rows, int softmax_len, void* stream);
+
+/* ln_res = (inp - mean) / sqrt(variance + eps) * scale + bias, row by row.
+ *
+ * ln_res, inp: [batch_size, hidden_dim], hidden_dim at least 1
+ * vars, means: [batch_size], written for the gradient: variance + eps, and the mean
+ * scale, bias: [hidden_dim]
+ * eps: finite, at least 0 */
+FUSEDOPS_API fusedops_status fusedops_layernorm(
+    float* ln_res, float* vars, float* means, const float* inp, const float* scale,
+    const float* bias, int batch_size, int hidden_dim, float eps, void* stream);
+
+/* Its gradients. With x = (inp - mean) / sqrt(vars) and g = out_grad * gamma, row by row
+ * inp_grad = (g - (sum(g) + x * sum(g * x)) / hidden_dim) / sqrt(vars), and over the rows
+ * gamma_grad = sum(out_grad * x), betta_grad = sum(out_grad).
+ *
+ * inp_grad, out_grad, inp: [batch_size, hidden_dim]; inp_grad may be NULL where it is not wanted
+ * gamma_grad, betta_grad, gamma: [hidden_dim]; the gradients may be NULL
+ * vars, means: [batch_size], as fusedops_layernorm gave them */
+FUSEDOPS_API fusedops_status fusedops_layernorm_bw(
+    float* gamma_grad, float* betta_grad, float* inp_grad, const float* out_grad, const float* inp,
+    const float* gamma, const float* vars, const float* means, int batch_size, int hidden_dim,
+    void* stream);
+
+/* The same under the names and with the very arguments of existing bindings: eps is 1e-8, betta is
+ * not read, and both streams are one. */
+FUSEDOPS_API fusedops_status launch_attn_softmax(
+    float* inp, const float* attn_mask, int batch_size, int nhead, int from_len, int to_len,
+    bool mask_future, void* stream);
+FUSEDOPS_API fusedops_status launch_attn_softmax_bw(
+    float* out_grad, const float* soft_inp, int rows, int softmax_len, void* stream);
+FUSEDOPS_API fusedops_status launch_layernorm(
+    float* ln_res, float* vars, float* means, const float* inp, const float* scale,
+    const float* bias, int batch_size, int hidden_dim, void* stream);
+FUSEDOPS_API fusedops_status launch_layernorm_bw(
+    float* gamma_grad, float* betta_grad, float* inp_grad, const float* out_grad, const float* inp,
+    const float* gamma, const float* betta, const float* vars, const float* means, int batch_size,
+    int hidden_dim, void* stream_1, void* stream_2);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

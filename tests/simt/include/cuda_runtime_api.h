@@ -1,0 +1,28 @@
+// CUDA's runtime as the host code of the C interface uses it: memory, in the order of a stream.
+// Launches run at once, and so does this.
+#pragma once
+
+#include <cstddef>
+#include <cstdlib>
+#include <cstring>
+
+#include "simt.h"
+
+using cudaStream_t = void*;
+enum cudaError_t { cudaSuccess = 0, cudaErrorMemoryAllocation = 2 };
+
+inline const char* cudaGetErrorString(cudaError_t) { return simt::error(); }
+
+inline cudaError_t cudaMallocAsync(void** memory, size_t bytes, cudaStream_t) {
+  return posix_memalign(memory, 256, bytes) == 0 ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+
+inline cudaError_t cudaFreeAsync(void* memory, cudaStream_t) {
+  free(memory);
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t) {
+  std::memset(memory, value, bytes);
+  return cudaSuccess;
+}

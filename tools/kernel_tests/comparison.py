@@ -1,0 +1,168 @@
+"""Runs a kernel on the cases of https://github.com/llmsystem/llmsys_s25_hw3, kernel_tests/: their
+shapes, masks and tolerances, from the same random numbers. Every case is compared with, and timed
+beside
+
+- the primitives: the computation spelled out, one operator after the other, as those tests have it
+  and as the speed-ups that they ask for are measured;
+- eager PyTorch's own operator;
+- Inductor's code for that operator.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from fusedops.cli.bench import keep_freed_memory
+from fusedops.cli.timing import Call, clock_for, interleave, median_ratio
+
+SEED, CASES = 42, 5
+HEADS, MOST_TOKENS, LONGEST_SEQUENCE = 8, 1024, 512
+EPS = 1e-8
+PRIMITIVES, EAGER, INDUCTOR, OURS = "primitives", "eager", "inductor", "fusedops"
+BASELINES = (PRIMITIVES, EAGER, INDUCTOR)
+
+Compute = Callable[..., Tensor | tuple[Tensor, ...]]
+
+
+@dataclass(frozen=True)
+class KernelTest:
+    """What is computed, and on what.
+
+    draw: the arguments of one case, from the shapes that the generator gives.
+    asked_for: the speed-up over the primitives that the assignment names.
+    """
+
+    name: str
+    draw: Callable[[Shapes], tuple[Tensor, ...]]
+    primitives: Compute
+    eager: Compute
+    ours: Compute
+    atol: float
+    rtol: float
+    asked_for: float
+
+    def calls(self, inputs: Sequence[Tensor]) -> dict[str, Call]:
+        """By provider. Each shape gets code of its own."""
+        torch.compiler.reset()
+        compiled = torch.compile(self.eager, dynamic=False)
+        computes = (self.primitives, self.eager, compiled, self.ours)
+        return {
+            name: partial(compute, *inputs)
+            for name, compute in zip((*BASELINES, OURS), computes, strict=True)
+        }
+
+
+class Shapes:
+    """Draws shapes and tensors: the shapes from Python's generator, call by call as the original
+    tests do, so that they are the same."""
+
+    def __init__(self, device: str = "cpu"):
+        self.generator, self.device = random.Random(SEED), device
+        torch.manual_seed(SEED)
+
+    def batch_and_length(self) -> tuple[int, int]:
+        """Of sequences that hold at most MOST_TOKENS tokens together."""
+        length = self.generator.randint(1, LONGEST_SEQUENCE)
+        return self.generator.randint(1, MOST_TOKENS // length), length
+
+    def length(self, batch: int) -> int:
+        """Of as many sequences."""
+        return self.generator.randint(1, min(MOST_TOKENS // batch, LONGEST_SEQUENCE))
+
+    def width(self) -> int:
+        """Of a token: four floats for each of the heads, times a number up to 10 // HEADS."""
+        return self.generator.choice(range(1, 10 // HEADS + 1)) * HEADS * 4
+
+    def scores(self) -> tuple[int, int, int, int]:
+        """Of attention: batch, heads, queries, keys."""
+        batch, queries = self.batch_and_length()
+        return batch, HEADS, queries, self.length(batch)
+
+    def padding(self, batch: int, keys: int) -> Tensor:
+        """-1e8 behind the last key of each sequence, shaped to be added to scores."""
+        mask = torch.zeros(batch, 1, 1, keys)
+        for sequence in mask:
+            sequence[..., self.generator.randint(1, keys) :] = -1e8
+        return mask.to(self.device)
+
+    def uniform(self, *shape: int) -> Tensor:
+        """From [-1, 1)."""
+        return (torch.rand(shape) * 2 - 1).to(self.device)
+
+
+def cases(test: KernelTest, device: str, count: int = CASES) -> Iterator[tuple[Tensor, ...]]:
+    """The arguments of each."""
+    shapes = Shapes(device)
+    for _ in range(count):
+        yield test.draw(shapes)
+
+
+def check(test: KernelTest, calls: dict[str, Call]) -> float:
+    """The largest distance of ours from the primitives.
+
+    Raises:
+        AssertionError: a provider is farther from them than the test's tolerance.
+    """
+    results = {name: _as_tuple(call()) for name, call in calls.items()}
+    reference = results[PRIMITIVES]
+    for name, result in results.items():
+        torch.testing.assert_close(
+            result, reference, atol=test.atol, rtol=test.rtol, msg=partial(_named, test, name)
+        )
+    pairs = zip(results[OURS], reference, strict=True)
+    return max((one - other).abs().max().item() for one, other in pairs)
+
+
+def _as_tuple(result: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return (result,) if isinstance(result, Tensor) else tuple(result)
+
+
+def _named(test: KernelTest, provider: str, message: str) -> str:
+    return f"{test.name}: {provider} differs from the primitives\n{message}"
+
+
+def main(test: KernelTest) -> None:
+    """Compare, time and print, case by case; then the average speed-ups."""
+    args = _parse(test)
+    if args.device == "cpu":
+        keep_freed_memory()
+    torch.set_num_threads(args.threads)
+    clock = clock_for(args.device)
+    rounds, slot_ms = (8, 5) if args.quick else (24, 20)
+    print(f"{test.name}: float32 on {args.device}, threads: {args.threads}; speed-up over")
+    print(f"{'shape':24}{'largest difference':>20}", *(f"{name:>11}" for name in BASELINES))
+    speedups: dict[str, list[float]] = {name: [] for name in BASELINES}
+    for inputs in cases(test, args.device):
+        calls = test.calls(inputs)
+        difference = check(test, calls)
+        times = interleave(calls, clock, rounds, slot_ms)
+        for name in BASELINES:
+            speedups[name].append(median_ratio(times[name], times[OURS]))
+        shape = "x".join(map(str, inputs[0].shape))
+        print(f"{shape:24}{difference:20.1e}", *(f"{of[-1]:10.1f}x" for of in speedups.values()))
+    averages = (f"{statistics.mean(of):10.1f}x" for of in speedups.values())
+    print(f"{'average':44}", *averages)
+    print(f"{'the assignment asks for, on a GPU':44} {test.asked_for:10.1f}x")
+
+
+def _parse(test: KernelTest) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=f"{test.name}: agreement and speed-up, by case and on average",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds")
+    args = parser.parse_args()
+    if args.device.startswith("cuda") and not torch.cuda.is_available():
+        sys.exit(f"--device: got {args.device!r}, but torch sees no GPU")
+    return args
