@@ -85,6 +85,22 @@ def test_the_logarithm_of_the_sum_and_the_maximum_are_the_logsumexp():
     )
 
 
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_the_gradient_of_a_logsumexp_is_as_exact_as_eagers(dtype):
+    x = (4 * randn(64, 1000)).to(dtype).requires_grad_()
+    grad = randn(64, 1, seed=1).to(torch.float64 if dtype == torch.float64 else torch.float32)
+    grad[3] = 0
+    max, sum = fusedops.softmax_stats(x, 1)
+    (ours,) = torch.autograd.grad(max + sum.log(), x, grad)
+    (eager,) = torch.autograd.grad(x.logsumexp(1, keepdim=True).to(grad.dtype), x, grad)
+    exact = grad.double() * x.detach().double().softmax(1)
+    if dtype == torch.float64:
+        torch.testing.assert_close(ours, exact, rtol=1e-14, atol=0)
+    else:
+        assert relative_error(ours, exact) <= relative_error(eager, exact) + torch.finfo(dtype).eps
+    assert ours.dtype == dtype and not ours[3].any()
+
+
 def in_parts(x):
     parts = x.split(3, 1)
     stats = fusedops.merge_softmax_stats([fusedops.softmax_stats(part, 1) for part in parts])

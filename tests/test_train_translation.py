@@ -158,6 +158,18 @@ def test_the_fused_model_computes_what_the_plain_one_does():
     torch.testing.assert_close(logits[1], logits[0], rtol=1e-12, atol=1e-12)
 
 
+def test_the_fused_loss_has_the_gradients_of_the_plain_one(toy):
+    inputs, labels = subwords.to_tensors(toy[1], POSITIONS)
+    losses, gradients = [], []
+    for mode in ("false", "true"):
+        torch.manual_seed(0)
+        model = build_model(SIZES, mode).double().eval()
+        losses.append(model.loss(inputs[:16], labels[:16]))
+        gradients.append(torch.autograd.grad(losses[-1], list(model.parameters())))
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-12, atol=0)
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-10, atol=1e-12)
+
+
 @pytest.mark.parametrize("mode", ["false", "true"])
 def test_no_token_sees_those_behind_it_or_padding(mode):
     model = build_model(SIZES, mode).double().eval()

@@ -82,6 +82,9 @@ def _setup_stats(ctx: Any, inputs: tuple, output: tuple) -> None:
 
 def _stats_formula(ctx: Any, _: torch.Tensor, grad_sum: torch.Tensor) -> tuple:
     input, max = ctx.saved_tensors
+    if not torch.is_grad_enabled():  # one pass; its own derivative would divide by grad_sum
+        reciprocal = grad_sum.reciprocal()
+        return ops.softmax_apply.default(input, max, reciprocal, ctx.dim, input.dtype), None
     powers = ops.softmax_apply.default(input, max, torch.ones_like(max), ctx.dim, max.dtype)
     return (grad_sum * powers).to(input.dtype), None
 
