@@ -1,4 +1,5 @@
-"""tools/train_translation.py on a toy language: letters, translated into capitals in reverse."""
+"""tools/train_translation.py and compare_translation.py on a toy language: letters, translated
+into capitals in reverse."""
 
 import csv
 import dataclasses
@@ -17,11 +18,12 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+import compare_translation
 import train_translation
-from translation import UserError, corpus, decoding, libreoffice, subwords
+from translation import UserError, comparison, corpus, decoding, libreoffice, subwords
 from translation.checkpoints import Checkpoints
 from translation.model import FUSED_KERNEL, IGNORED, PAD, ModelConfig, build_model, training_loss
-from translation.training import Trainer, TrainingConfig, autocast
+from translation.training import StepRecord, Trainer, TrainingConfig, autocast
 
 import fusedops
 
@@ -470,12 +472,18 @@ def test_pairs_that_do_not_fit_are_left_out_and_the_longest_fits_exactly(toy):
 
 
 @pytest.fixture
-def command(toy_file, tmp_path):
-    """Arguments for a run of the toy sizes."""
+def toy_command(toy_file, tmp_path):
+    """Arguments for data and toy sizes."""
     sizes = dataclasses.asdict(SIZES) | dataclasses.asdict(TRAINING)
-    arguments = {"data": toy_file, "cache": tmp_path, "use_fused_kernel": "true"} | sizes
+    arguments = {"data": toy_file, "cache": tmp_path} | sizes
     pairs = [(f"--{name.replace('_', '-')}", str(value)) for name, value in arguments.items()]
-    return [text for pair in pairs for text in pair] + ["--checkpoint-every", "3"]
+    return [text for pair in pairs for text in pair]
+
+
+@pytest.fixture
+def command(toy_command):
+    """To train."""
+    return [*toy_command, "--use-fused-kernel", "true", "--checkpoint-every", "3"]
 
 
 def read_losses(folder):
@@ -537,6 +545,44 @@ def test_a_batch_larger_than_the_data_is_named(command, tmp_path):
         train_translation.main(
             [*command, "--batch-size", "4000", "--output", str(tmp_path / "new")]
         )
+
+
+def test_the_modes_side_by_side_are_written_and_drawn(toy_command, tmp_path, capsys):
+    folder = tmp_path / "comparison"
+    compare_translation.main([*toy_command, "--dropout", "0", "--output", str(folder)])
+    with (folder / "losses.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["mode"] for row in rows] == [mode for mode in FUSED_KERNEL for _ in range(STEPS)]
+    last = {row["mode"]: float(row["loss"]) for row in rows}
+    assert last["true"] == pytest.approx(last["false"], rel=1e-3)
+    assert last["compile"] == pytest.approx(last["false"], rel=1e-3)
+    assert (folder / "losses.png").read_bytes().startswith(b"\x89PNG")
+    output = capsys.readouterr().out
+    for text in ("largest relative difference", "speed-up", "softmax and its mask", "took no"):
+        assert text in output
+
+
+def records_of(losses, seconds):
+    return [
+        StepRecord(step, 0, loss, 1, time)
+        for step, (loss, time) in enumerate(zip(losses, seconds, strict=True))
+    ]
+
+
+def test_speed_is_that_of_the_steps_after_compilation_and_losses_differ_relatively():
+    records = {
+        "false": records_of([4.0, 2.0, 2.0], [1.0, 2.0, 6.0]),
+        "compile": records_of([4.0, 2.1, 1.9], [60.0, 1.0, 3.0]),
+    }
+    assert comparison.speed_up(records, "compile") == 2
+    assert comparison.largest_difference(records, [0, 1]) == pytest.approx(0.05)
+    assert comparison.largest_difference(records, [0]) == 0
+
+
+def test_a_profile_names_every_part_of_an_eager_step(trainer_of):
+    shares = comparison.profile_step(trainer_of("false"))
+    assert shares.keys() == {*comparison.PARTS, "rest"}
+    assert all(milliseconds > 0 for milliseconds in shares.values())
 
 
 def test_autocast_leaves_float32_alone():

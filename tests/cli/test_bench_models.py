@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import inspect
 import subprocess
 import sys
 from dataclasses import fields
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch._inductor.exc import InductorError
 
 pytest.importorskip("rich", reason="needs the extra fusedops[bench]")
 pytest.importorskip("pandas", reason="needs the extra fusedops[bench]")
@@ -85,14 +87,19 @@ def test_a_wrong_result_is_not_timed():
         models.check_step(step(), calls)
 
 
-def test_named_models_are_measured_in_both_modes():
-    steps = models.chosen_steps(["bert", "t5"], [torch.float32], 1, 512, quick=False)
-    assert [(this.model, this.mode) for this in steps] == [
+def test_named_models_are_measured_in_both_modes_or_the_one_of_a_pass():
+    def chosen(names, *directions):
+        steps = models.chosen_steps(names, directions, [torch.float32], 1, TINY, quick=False)
+        return [(this.model, this.mode) for this in steps]
+
+    assert chosen(["bert", "t5"], "forward", "backward") == [
         ("bert", "inference"),
         ("bert", "training"),
         ("t5", "inference"),
         ("t5", "training"),
     ]
+    assert chosen(["t5"], "forward") == [("t5", "inference")]
+    assert chosen([], "backward") == [("gpt2", "training")]
     assert all(pair[0] in MODELS for pair in (*models.DEFAULT, *models.QUICK))
 
 
@@ -101,10 +108,29 @@ def test_an_unknown_model_is_refused_with_the_known_ones():
         bench.check_options(parsed("--models bert gpt5"))
 
 
-@pytest.mark.parametrize("option", ["--op softmax", "--pass forward", "--shape 2x3", "--memory"])
+@pytest.mark.parametrize("option", ["--op softmax", "--shape 2x3", "--memory"])
 def test_options_of_operators_are_refused_with_models(option):
     with pytest.raises(SystemExit, match=f"{option.split()[0]}: not with --models"):
         bench.check_options(parsed(f"--models bert {option}"))
+
+
+def test_a_step_that_inductor_cannot_compile_is_named_and_the_others_are_measured(
+    monkeypatch, capsys
+):
+    prepare_step = models.prepare_step
+
+    def prepare_or_fail(this):
+        if this.mode == models.TRAINING:
+            raise InductorError(RuntimeError("no such type"), inspect.currentframe())
+        return prepare_step(this)
+
+    monkeypatch.setattr(bench, "prepare_step", prepare_or_fail)
+    found = bench.step_times(parsed("--quick --models nanogpt --length 16 --width 128"))
+    assert [this.mode for this in found] == [models.INFERENCE]
+    error = capsys.readouterr().err
+    assert "nanogpt training float32 1x16x128 is left out" in error and "no such type" in error
+    with pytest.raises(SystemExit, match="nothing was measured"):
+        bench.step_times(parsed("--quick --models nanogpt --pass backward --length 16 --width 128"))
 
 
 def test_a_missing_package_is_named_before_anything_runs(monkeypatch):

@@ -1,4 +1,14 @@
-"""What tools/train_translation.py is made of."""
+"""What tools/train_translation.py and tools/compare_translation.py are made of."""
+
+import importlib.util
+import sys
+
+for _package in ("matplotlib", "rich", "sacrebleu", "sentencepiece"):
+    if importlib.util.find_spec(_package) is None:
+        sys.exit(
+            f"the translation tools need the package {_package!r}, which is not installed; "
+            "run: pip install --no-build-isolation -e '.[translation]'"
+        )
 
 Pair = tuple[str, str]  # a source sentence and its target
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +14,7 @@ import matplotlib
 matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -21,7 +23,13 @@ from rich.table import Table
 from translation.files import write_atomically
 from translation.training import EpochRecord, StepRecord, Trainer, tokens_per_second
 
+SIZE = 7, 4  # of a picture, in inches
 RECENT_STEPS = 20  # that the shown speed is taken over
+
+
+def make_console() -> Console:
+    """The terminal's, or one of 120 columns where the output is no terminal."""
+    return Console(width=None if sys.stdout.isatty() else 120, highlight=False)
 
 
 def follow(
@@ -78,13 +86,18 @@ def write_records(path: Path, records: Sequence[NamedTuple]) -> None:
 
 def plot_losses(path: Path, trainer: Trainer) -> None:
     """The loss of every step, and that of validation after every epoch."""
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    figure, axes = plt.subplots(figsize=SIZE, layout="constrained")
     steps = [record.step + 1 for record in trainer.records]
     axes.plot(steps, [record.loss for record in trainer.records], lw=0.8, label="training")
     ends = [(record.epoch + 1) * trainer.steps_per_epoch for record in trainer.epochs]
     axes.plot(ends, [record.valid_loss for record in trainer.epochs], "o-", label="validation")
     axes.set(xlabel="step", ylabel="loss of target tokens (nats)")
     axes.legend()
+    write_figure(path, figure)
+
+
+def write_figure(path: Path, figure: Figure) -> None:
+    """In the format that the path's ending names."""
     content = io.BytesIO()
     figure.savefig(content, format=path.suffix[1:], dpi=150)
     plt.close(figure)

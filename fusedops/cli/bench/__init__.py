@@ -20,6 +20,7 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from torch._inductor.exc import InductorError
 
 from fusedops.cli.bench.cases import BACKWARD, FORWARD, Case, Layout, Shape
 from fusedops.cli.bench.measurement import Measurement, measure, prepare
@@ -115,7 +116,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `bench`."""
     parser.add_argument("--op", nargs="+", choices=OP_NAMES, help="with all its variants")
     parser.add_argument(
-        "--pass", nargs="+", dest="directions", choices=DIRECTIONS, help="default: both"
+        "--pass",
+        nargs="+",
+        dest="directions",
+        choices=DIRECTIONS,
+        help="default: both; of whole models forward is inference, backward training",
     )
     parser.add_argument(
         "--dtype",
@@ -204,7 +209,7 @@ def check_options(args: argparse.Namespace) -> None:
         return
     if unknown := [name for name in args.models if name not in MODELS]:
         sys.exit(f"--models: got {', '.join(unknown)}, wanted some of {', '.join(MODELS)}")
-    others = {"--op": args.op, "--pass": args.directions, "--shape": args.shape}
+    others = {"--op": args.op, "--shape": args.shape}
     others |= {"--memory": args.memory, "--plot": args.plot, "--policy": args.policy}
     if given := [option for option, value in others.items() if value]:
         sys.exit(
@@ -274,14 +279,21 @@ def step_times(args: argparse.Namespace) -> list[StepTime]:
     """The providers' times, model by model."""
     dtypes = [getattr(torch, dtype) for dtype in args.dtype or ["float32"]]
     size = size_of(args.length, args.width)
-    steps = chosen_steps(args.models, dtypes, args.batch, size, args.quick)
+    directions = args.directions or DIRECTIONS
+    steps = chosen_steps(args.models, directions, dtypes, args.batch, size, args.quick)
     require_packages(steps)
     found: list[StepTime] = []
     for step, say in announced(steps):
         say(f"compiling {step}")
-        calls = prepare_step(step)
+        try:
+            calls = prepare_step(step)
+        except InductorError as error:  # of this step: what was measured before is kept
+            print(f"{step} is left out: {' '.join(str(error).split()[:40])}", file=sys.stderr)
+            continue
         say(f"timing {step}")
         found.append(measure_step(step, calls, ROUNDS_QUICK if args.quick else ROUNDS))
+    if not found:
+        sys.exit("--models: nothing was measured; the lines above say why")
     return found
 
 

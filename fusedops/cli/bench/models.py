@@ -12,12 +12,14 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._inductor import config as inductor_config
 
+from fusedops.cli.bench.cases import BACKWARD, FORWARD
 from fusedops.cli.bench.measurement import MAX_DISAGREEMENT, OURS, REFERENCE
 from fusedops.cli.bench.sites import KERNEL_NAMES, share_of_sites
 from fusedops.cli.models import BASE, MODELS, Size, cast, main_tensors
@@ -26,6 +28,7 @@ from fusedops.cli.timing import Call, WallClock, interleave, median_ratio, relat
 INDUCTOR = "inductor"
 COMPILED = (INDUCTOR, OURS)
 INFERENCE, TRAINING = "inference", "training"
+MODES = {FORWARD: INFERENCE, BACKWARD: TRAINING}
 # Of each head, as in most transformers; the narrower a model, the more of its time goes to scores.
 HEAD_WIDTH = 64
 DEFAULT = [
@@ -96,12 +99,18 @@ class StepTime:
 
 
 def chosen_steps(
-    names: Sequence[str], dtypes: Sequence[torch.dtype], batch: int, size: Size, quick: bool
+    names: Sequence[str],
+    directions: Sequence[str],
+    dtypes: Sequence[torch.dtype],
+    batch: int,
+    size: Size,
+    quick: bool,
 ) -> list[Step]:
-    """Both modes of the named models, or the default set."""
-    named = [(name, mode) for name in names for mode in (INFERENCE, TRAINING)]
-    pairs = named or (QUICK if quick else DEFAULT)
-    return [Step(*pair, dtype, batch, size) for pair in pairs for dtype in dtypes]
+    """The named models, or the default set, in the modes that go in these directions."""
+    modes = [MODES[direction] for direction in directions]
+    pairs = list(product(names, modes)) or (QUICK if quick else DEFAULT)
+    wanted = (pair for pair in pairs if pair[1] in modes)
+    return [Step(*pair, dtype, batch, size) for pair in wanted for dtype in dtypes]
 
 
 def size_of(length: int, width: int) -> Size:

@@ -1,0 +1,60 @@
+#!/usr/bin/env python3
+"""Train the same transformer in three modes, a step of each in turn, and compare losses and time.
+
+    python tools/compare_translation.py --dropout 0
+    python tools/compare_translation.py
+
+One epoch. The steps of one round take the same batch, so a disturbance of the machine meets all
+modes. See docs/translation.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from translation import UserError, arguments, comparison, reporting
+from translation.model import FUSED_KERNEL
+from translation.setup import build_trainer, load_data
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse_arguments(argv)
+    try:
+        run(args)
+    except UserError as error:
+        sys.exit(f"compare_translation: {error}")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Load, train side by side, print and write."""
+    console = reporting.make_console()
+    data = load_data(args, console)
+    trainers = {mode: build_trainer(args, mode, data) for mode in FUSED_KERNEL}
+    comparison.train_in_turn(trainers, console)
+    records = {mode: trainer.records for mode, trainer in trainers.items()}
+    comparison.write(args.output, records)
+    comparison.print_losses(records, console)
+    comparison.print_times(records, console)
+    comparison.print_shares(comparison.profile_step(trainers["false"]), console)
+
+
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__.partition("\n")[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("runs/comparison"), help="folder of CSV and picture"
+    )
+    arguments.add_data_arguments(parser)
+    arguments.add_config_arguments(parser)
+    args = parser.parse_args(argv)
+    arguments.check(parser, args)
+    return args
+
+
+if __name__ == "__main__":
+    main()
