@@ -638,7 +638,15 @@ def test_an_error_keeps_no_tensors_alive(context):
         gc.enable()
 
 
-def test_an_interrupt_while_waiting_leaves_nothing_running():
+@pytest.fixture
+def interruptible():
+    """A shell's background jobs ignore SIGINT, and so does a Python that one of them starts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_while_waiting_leaves_nothing_running(interruptible):
     ended, meet = [], threading.Barrier(2)
 
     def branch(x):
