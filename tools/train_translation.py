@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ from translation.model import FUSED_KERNEL
 from translation.setup import Data, build_trainer, load_data
 from translation.training import Trainer, autocast
 
-SAMPLES = 5  # translations that are printed
+SAMPLES = 8  # translations that are printed, at most, from all over the test pairs
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -83,10 +84,8 @@ def score(
         }
     scores = {name: decoding.bleu(texts, references) for name, texts in found.items()}
     scores["the source, copied"] = decoding.bleu(sources, references)
-    reporting.print_samples(
-        list(zip(sources, references, found[f"beam of {args.beam}"], strict=True))[:SAMPLES],
-        console,
-    )
+    rows = list(zip(sources, references, found[f"beam of {args.beam}"], strict=True))
+    reporting.print_samples(rows[:: math.ceil(len(rows) / SAMPLES)], console)
     reporting.print_scores(scores, len(pairs), console)
     result = {
         "arguments": vars(args),

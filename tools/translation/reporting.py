@@ -46,7 +46,12 @@ def follow(
     with Progress(*columns, console=console) as progress:
         nan = float("nan")
         bar = progress.add_task(
-            "", total=epochs * trainer.steps_per_epoch, epoch=1, speed=nan, loss=nan
+            "",
+            total=epochs * trainer.steps_per_epoch,
+            completed=len(trainer.records),
+            epoch=min(len(trainer.epochs) + 1, epochs),
+            speed=nan,
+            loss=nan,
         )
         for record in steps:
             progress.update(
