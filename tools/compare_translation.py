@@ -49,11 +49,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--output", type=Path, default=Path("runs/comparison"), help="folder of CSV and picture"
     )
-    arguments.add_data_arguments(parser)
-    arguments.add_config_arguments(parser)
-    args = parser.parse_args(argv)
-    arguments.check(parser, args)
-    return args
+    return arguments.parse(parser, argv)
 
 
 if __name__ == "__main__":

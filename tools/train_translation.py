@@ -105,11 +105,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     _add_run_arguments(parser)
-    arguments.add_data_arguments(parser)
-    arguments.add_config_arguments(parser)
-    args = parser.parse_args(argv)
-    arguments.check(parser, args)
-    return args
+    return arguments.parse(parser, argv)
 
 
 def _add_run_arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +17,22 @@ from translation.training import TrainingConfig
 Config = TypeVar("Config", ModelConfig, TrainingConfig)
 
 
-def add_data_arguments(parser: argparse.ArgumentParser) -> None:
+def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """A tool's own arguments, which its parser has, and those that all share.
+
+    Ends the program where they do not go together, or not with this machine.
+    """
+    _add_data_arguments(parser)
+    _add_config_arguments(parser)
+    args = parser.parse_args(argv)
+    if args.embedding % args.heads:
+        parser.error(f"--embedding {args.embedding} is no multiple of --heads {args.heads}")
+    if args.device.type == "cuda" and not torch.cuda.is_available():
+        parser.error(f"--device {args.device}: this torch sees no GPU; python -m fusedops env")
+    return args
+
+
+def _add_data_arguments(parser: argparse.ArgumentParser) -> None:
     """Where pairs come from, what is kept of them, and where they go."""
     add = parser.add_argument
     add(
@@ -36,7 +51,7 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> None:
     add("--device", type=device, default="cpu", help="cpu, cuda or cuda:N")
 
 
-def add_config_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_config_arguments(parser: argparse.ArgumentParser) -> None:
     """One for each field of the configs, with its default."""
     for kind, title in ((ModelConfig, "the model"), (TrainingConfig, "training")):
         group = parser.add_argument_group(title)
@@ -87,11 +102,3 @@ CONFIG_OPTIONS = {
 def config_of(kind: type[Config], args: argparse.Namespace) -> Config:
     """A config whose fields are arguments."""
     return kind(**{field.name: getattr(args, field.name) for field in dataclasses.fields(kind)})
-
-
-def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Ends the program where arguments do not go together, or not with this machine."""
-    if args.embedding % args.heads:
-        parser.error(f"--embedding {args.embedding} is no multiple of --heads {args.heads}")
-    if args.device.type == "cuda" and not torch.cuda.is_available():
-        parser.error(f"--device {args.device}: this torch sees no GPU; python -m fusedops env")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,8 +13,7 @@ from rich.table import Table
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from translation.files import write_atomically
-from translation.reporting import SIZE, write_figure
+from translation.reporting import SIZE, write_csv, write_figure
 from translation.training import StepRecord, Trainer
 
 Records = Mapping[str, Sequence[StepRecord]]  # by mode
@@ -31,7 +28,10 @@ PARTS = {
     "matrix products": ("mm", "addmm", "bmm"),
     "softmax and its mask": ("_softmax", "_softmax_backward_data", "masked_fill", "masked_fill_"),
     "LayerNorm": ("native_layer_norm", "native_layer_norm_backward"),
-    "dropout and scale": ("bernoulli_", "mul", "div_", "native_dropout_backward"),
+    "dropout and scale": (
+        *("bernoulli_", "mul", "div_"),
+        *("native_dropout", "native_dropout_backward"),  # of a GPU
+    ),
     "softmax of the cross entropy": ("_log_softmax", "_log_softmax_backward_data"),
 }
 REPLACED = tuple(name for name in PARTS if name != "matrix products")
@@ -125,12 +125,8 @@ def print_shares(of_part: Mapping[str, float], console: Console) -> None:
 
 def write(folder: Path, records: Records) -> None:
     """All records as CSV, and the curves on one picture."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("mode", *StepRecord._fields))
-    for mode, of_mode in records.items():
-        writer.writerows((mode, *record) for record in of_mode)
-    write_atomically(folder / "losses.csv", text.getvalue().encode())
+    rows = ((mode, *record) for mode, of_mode in records.items() for record in of_mode)
+    write_csv(folder / "losses.csv", ("mode", *StepRecord._fields), rows)
     plot(folder / "losses.png", records)
 
 

@@ -81,11 +81,15 @@ def write_curves(folder: Path, trainer: Trainer) -> None:
 
 
 def write_records(path: Path, records: Sequence[NamedTuple]) -> None:
-    """As CSV, numbers in full."""
+    write_csv(path, records[0]._fields, records)
+
+
+def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence]) -> None:
+    """Numbers in full."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(records[0]._fields)
-    writer.writerows(records)
+    writer.writerow(header)
+    writer.writerows(rows)
     write_atomically(path, text.getvalue().encode())
 
 

@@ -12,7 +12,7 @@ from sentencepiece import SentencePieceProcessor
 from translation import corpus, subwords
 from translation.arguments import config_of
 from translation.model import FusedKernel, ModelConfig, build_model, training_loss
-from translation.training import Trainer, TrainingConfig
+from translation.training import Batch, Trainer, TrainingConfig
 
 
 class Data(NamedTuple):
@@ -20,8 +20,8 @@ class Data(NamedTuple):
 
     pieces: SentencePieceProcessor
     hash: str
-    train: subwords.Sequences
-    valid: subwords.Sequences
+    train: Batch
+    valid: Batch
     test: subwords.Sequences
 
 
@@ -40,7 +40,9 @@ def load_data(args: argparse.Namespace, console: Console) -> Data:
             f"  {name}: {len(part):,} pairs; {part.too_long:,} longer than "
             f"{args.positions} tokens left out"
         )
-    return Data(pieces, data_hash, *parts)
+    train, valid, test = parts
+    train, valid = (subwords.to_tensors(part, args.positions) for part in (train, valid))
+    return Data(pieces, data_hash, train, valid, test)
 
 
 def build_trainer(args: argparse.Namespace, fused_kernel: FusedKernel, data: Data) -> Trainer:
@@ -50,8 +52,8 @@ def build_trainer(args: argparse.Namespace, fused_kernel: FusedKernel, data: Dat
     return Trainer(
         model,
         training_loss(model, fused_kernel),
-        subwords.to_tensors(data.train, args.positions),
-        subwords.to_tensors(data.valid, args.positions),
+        data.train,
+        data.valid,
         config_of(TrainingConfig, args),
         data.hash,
     )

@@ -136,15 +136,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help='measure what fuse="profitable" decides by, into the package or to --csv',
     )
-    parser.add_argument(
-        "--models",
-        nargs="*",
-        metavar="NAME",
-        help=f"a step of whole models in place of operators; a chosen few, or: {', '.join(MODELS)}",
-    )
-    parser.add_argument("--batch", type=int, default=1, help="sequences of a step (default 1)")
-    parser.add_argument("--length", type=int, default=512, help="tokens of each (default 512)")
-    parser.add_argument("--width", type=int, default=768, help="features of each (default 768)")
+    _add_model_arguments(parser)
     parser.add_argument(
         "--shape",
         nargs="+",
@@ -160,6 +152,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plot", type=Path, metavar="DIR", help="write bar charts (needs matplotlib)"
     )
+
+
+def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which whole models, and their size."""
+    parser.add_argument(
+        "--models",
+        nargs="*",
+        metavar="NAME",
+        help=f"a step of whole models in place of operators; a chosen few, or: {', '.join(MODELS)}",
+    )
+    parser.add_argument("--batch", type=int, default=1, help="sequences of a step (default 1)")
+    parser.add_argument("--length", type=int, default=512, help="tokens of each (default 512)")
+    parser.add_argument("--width", type=int, default=768, help="features of each (default 768)")
 
 
 def run(args: argparse.Namespace) -> int:
