@@ -2,6 +2,7 @@
 #
 #   make demo    a real sentence encoder on the fused kernels
 #   make test    the whole test suite
+#   make fuzz    properties and random graphs, other ones at every run; FUZZ_SECONDS=120 ends it
 #   make bench   the kernels against eager, Inductor and a copy, one thread
 #   make lint    formatting and static checks
 #   make wheel   a wheel for every Python, in dist/
@@ -13,7 +14,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install -c constraints.txt
 BUILD_INPUTS := setup.py pyproject.toml CMakeLists.txt fusedops/VERSION \
 	$(shell find cmake csrc -type f)
 
-.PHONY: demo test bench lint wheel clean
+.PHONY: demo test fuzz bench lint wheel clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed-demo
@@ -21,6 +22,10 @@ demo: .venv/.installed-demo
 
 test: .venv/.installed-dev
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+fuzz: .venv/.installed-dev
+	$(BIN)/python -m pytest --hypothesis-profile=fuzz tests/properties \
+		tests/graph/test_rewrite_random_graphs.py -n $(WORKERS) --dist worksteal
 
 bench: .venv/.installed-dev
 	$(BIN)/python -m fusedops bench --csv bench.csv

@@ -12,13 +12,18 @@ os.environ["FUSEDOPS_FUSE"] = "always"
 import pytest
 import torch
 
+pytest_plugins = ["fuzzing"]
+
 
 def pytest_terminal_summary(terminalreporter):
     """Prints what tests recorded with record_property(title, text), also from other processes."""
+    import fuzzing  # a plugin, which pytest has to import first
+
     for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed"):
         for title, text in report.user_properties:
-            terminalreporter.section(title)
-            terminalreporter.write(text)
+            if title != fuzzing.COUNT:
+                terminalreporter.section(title)
+                terminalreporter.write(text)
 
 
 @pytest.fixture(autouse=True)

@@ -7,9 +7,10 @@ them, and appends its result. All are float64 of one shape, so every step can fo
 import math
 from types import SimpleNamespace
 
+import fuzzing
 import torch
 import torch.nn.functional as F
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fusedops.graph import rewrite_graph
@@ -153,13 +154,7 @@ def _gradients(results, inputs):
         return None
 
 
-@settings(
-    max_examples=60,
-    derandomize=True,
-    database=None,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+@settings(max_examples=fuzzing.examples(60))
 @given(_PROGRAM)
 def test_a_random_program_keeps_values_and_gradients(rewrite_dynamo, program):
     torch._dynamo.reset()
