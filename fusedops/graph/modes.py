@@ -111,7 +111,7 @@ def _own(node: Node, found: Modes) -> Modes:
 
 
 def _carries_gradients(node: Node) -> bool:
-    """Whether modes matter to a result: not to numbers, and not to tensors of them, as masks are."""
+    """Whether modes matter to a result: not to numbers and masks."""
     known = dialect.value(node)
     if isinstance(known, torch.Tensor):
         return known.is_floating_point() or known.is_complex()

@@ -17,7 +17,11 @@ def assert_agrees(ours, eager, inputs, rtol=1e-9, atol=1e-9):
         assert result.requires_grad == expected.requires_grad
     assert shared(results_a, given_a) == shared(results_b, given_b)
     torch.testing.assert_close(given_a, given_b, rtol=rtol, atol=atol, equal_nan=True)
-    grads_a, grads_b = gradients(results_a, given_a), gradients(results_b, given_b)
+    try:
+        grads_b = gradients(results_b, given_b)
+    except RuntimeError:  # autograd refuses: something that eager keeps was written
+        return
+    grads_a = gradients(results_a, given_a)
     assert [g is None for g in grads_a] == [g is None for g in grads_b]
     torch.testing.assert_close(grads_a, grads_b, rtol=10 * rtol, atol=10 * atol, equal_nan=True)
 
