@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from fusedops.ops import _vmap
+from fusedops.ops import _checks, _vmap
 from fusedops.ops._autograd import gradient, register_autograd
-from fusedops.ops._norm_fakes import FAKES, MaybeTensor, statistics_dtype, wanted_of_inputs
+from fusedops.ops._norm_fakes import FAKES, MaybeTensor, wanted_of_inputs
 from fusedops.ops._norm_second_order import SecondDerivative, multiplier
 from fusedops.ops._registration import register_fake, register_float32_inputs, register_vmap
 
@@ -29,7 +29,7 @@ Grads = tuple[MaybeTensor, ...]
 def default_rms_eps(dtype: torch.dtype) -> float:
     """What :func:`torch.nn.functional.rms_norm` adds where no eps is given: the resolution at 1 of
     what it computes in."""
-    return torch.finfo(statistics_dtype(dtype)).eps
+    return torch.finfo(_checks.statistics_dtype(dtype)).eps
 
 
 # --- derivatives --------------------------------------------------------------------------------
