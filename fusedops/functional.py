@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args, overload
 import torch
 
 from fusedops.ops._autograd import needs_no_formula
+from fusedops.ops._mutation import check_recordable
 from fusedops.ops.norm import default_rms_eps
 from fusedops.ops.softmax import InplaceSoftmax
 
@@ -199,20 +200,18 @@ def softmax_(input: torch.Tensor, dim: int) -> torch.Tensor:
         ``input``.
 
     Raises:
-        RuntimeError: a leaf that requires grad, an input whose elements share memory (expanded or
-            overlapping), a dtype that is not floating, a ``dim`` out of range. The input is
-            untouched then.
+        RuntimeError: a leaf that requires grad or a view of one, one of the views that ``unbind``,
+            ``split`` or ``chunk`` returned where it requires grad, an input whose elements share
+            memory (expanded or overlapping), a dtype that is not floating, a ``dim`` out of range.
+            The input is untouched then.
+        NotImplementedError: an input with a forward-mode tangent; it is untouched too.
 
     Source: :func:`torch.nn.functional.softmax`, in place.
     """
     if not (torch.is_grad_enabled() and input.requires_grad):
         _ops.softmax_.default(input, dim)
         return input
-    if input.is_leaf:
-        raise RuntimeError(
-            "softmax_: input is a leaf that requires grad, whose value autograd needs as it is; "
-            "use softmax, or call softmax_ under torch.no_grad()"
-        )
+    check_recordable("softmax_", input)
     return InplaceSoftmax.apply(input, dim)
 
 
