@@ -12,8 +12,8 @@ inline Dropout dropout_of(const char* op, double p, const Tensor& seed, const Li
   check_given(op, like.name, like.tensor);
   check_given(op, "seed", seed);
   FUSEDOPS_CHECK(
-      seed.scalar_type() == ScalarType::Long && seed.numel() == 1, op, ": seed is ",
-      dtype_name(seed.scalar_type()), " of shape ", list_text(sizes_of(seed)),
+      dtype_of(seed) == ScalarType::Long && seed.numel() == 1, op, ": seed is ", dtype_text(seed),
+      " of shape ", list_text(sizes_of(seed)),
       ", wanted one torch.int64; make it with torch.randint");
   check_device(op, "seed", seed, like);
   if (p == 0) return {};

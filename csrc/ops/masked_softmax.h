@@ -57,8 +57,8 @@ inline void check_operand(
 inline void check_mask(const char* op, const std::optional<Tensor>& mask, const Tensor& input) {
   if (!mask) return;
   FUSEDOPS_CHECK(
-      mask->scalar_type() == ScalarType::Bool || is_supported(mask->scalar_type()), op,
-      ": mask is ", dtype_name(mask->scalar_type()),
+      dtype_of(*mask) == ScalarType::Bool || is_supported(dtype_of(*mask)), op, ": mask is ",
+      dtype_text(*mask),
       ", wanted torch.bool (True where visible) or a floating dtype (added); convert it, as in "
       "mask != 0");
   check_operand(op, "mask", *mask, input);
@@ -66,7 +66,7 @@ inline void check_mask(const char* op, const std::optional<Tensor>& mask, const 
 
 inline void check_bias(const char* op, const std::optional<Tensor>& bias, const Tensor& input) {
   if (!bias) return;
-  check_dtype(op, "bias", bias->scalar_type());
+  check_dtype_of(op, "bias", *bias);
   check_operand(op, "bias", *bias, input);
 }
 
@@ -101,7 +101,7 @@ struct MaskedSoftmaxGradients {
 inline void check_masked_softmax_backward(
     const MaskedSoftmaxOptions& options, const MaskedSoftmaxGradients& given) {
   const char* op = options.op;
-  check_dtype(op, "probabilities", given.probabilities.scalar_type());
+  check_dtype_of(op, "probabilities", given.probabilities);
   check_like(op, "grad_output", given.grad_output, {"probabilities", given.probabilities});
   check_options(options, given.probabilities);
   check_mask(op, given.mask, given.probabilities);
@@ -384,7 +384,7 @@ struct MaskedSoftmaxOps {
   static void masked_softmax_(
       Tensor input, const MaybeTensor& mask, double scale, bool causal, MaybeNumber mask_value,
       const MaybeTensor& bias, int64_t diagonal, bool zero_masked_rows) {
-    check_dtype("masked_softmax_", "input", input.scalar_type());
+    check_dtype_of("masked_softmax_", "input", input);
     fusedops::masked_softmax_out<Backend>(
         {"masked_softmax_", scale, causal, diagonal, mask_value, zero_masked_rows},
         {input, mask, bias}, input);

@@ -42,7 +42,7 @@ inline void check_norm_parameter(
       ": ", name, " has shape ", list_text(own), ", wanted normalized_shape, ",
       list_text(normalized_shape));
   check_device(op, name, *parameter, input);
-  check_dtype(op, name, parameter->scalar_type());
+  check_dtype_of(op, name, *parameter);
 }
 
 // weight and bias in the dtype the kernel takes: the input's, or float32 where one of them differs.
@@ -85,7 +85,7 @@ struct NormOptions {
 
 inline NormShape checked_norm_shape(const NormOptions& options, const Like& input) {
   const char* op = options.op;
-  check_dtype(op, input.name, input.tensor.scalar_type());
+  check_dtype_of(op, input.name, input.tensor);
   const NormShape shape = resolve_norm_shape(op, input, options.normalized_shape);
   check_norm_parameter(op, "weight", options.weight, input, options.normalized_shape);
   check_norm_parameter(op, "bias", options.bias, input, options.normalized_shape);

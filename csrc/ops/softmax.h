@@ -30,15 +30,19 @@ inline bool converts_inside(ScalarType from, ScalarType to) {
 }
 
 inline Tensor converted(const char* op, const Tensor& input, ScalarType output) {
-  return converts_inside(input.scalar_type(), output) ? input : convert(op, input, output);
+  return converts_inside(dtype_of(input), output) ? input : convert(op, input, output);
 }
 
 inline ScalarType softmax_dtype(
     const char* op, const Tensor& input, std::optional<ScalarType> dtype) {
   check_given(op, "input", input);
-  const ScalarType output = dtype.value_or(input.scalar_type());
-  check_dtype(op, dtype ? "dtype" : "input", output, "convert it, or pass dtype=");
-  return output;
+  const char* fix = "convert it, or pass dtype=";
+  if (dtype) {
+    check_dtype(op, "dtype", *dtype, fix);
+  } else {
+    check_dtype_of(op, "input", input, fix);
+  }
+  return dtype.value_or(dtype_of(input));
 }
 
 // Into an `output` that lies in rows (where dim is the last) or in planes.
@@ -96,13 +100,13 @@ void softmax_out(const char* op, const Tensor& input, int64_t dim, Tensor output
 // The result lands in `input`.
 template <class Backend>
 void softmax_in_place(const char* op, Tensor input, int64_t dim, bool log) {
-  check_dtype(op, "input", input.scalar_type());
+  check_dtype_of(op, "input", input);
   softmax_out<Backend>(op, input, dim, input, log);
 }
 
 inline SoftmaxDim checked_softmax_backward(
     const char* op, const Tensor& grad_output, const Tensor& output, int64_t dim) {
-  check_dtype(op, "output", output.scalar_type());
+  check_dtype_of(op, "output", output);
   check_like(op, "grad_output", grad_output, {"output", output});
   return resolve_dim(op, sizes_of(output), dim);
 }
@@ -183,7 +187,7 @@ inline Sizes softmax_statistics_sizes(const Tensor& input, int64_t dim) {
 template <class Backend>
 std::tuple<Tensor, Tensor> softmax_stats(const Tensor& input, int64_t dim) {
   const char* op = "softmax_stats";
-  check_dtype(op, "input", input.scalar_type());
+  check_dtype_of(op, "input", input);
   const SoftmaxDim at = resolve_dim(op, sizes_of(input), dim);
   FUSEDOPS_CHECK(
       at.cols > 0, op, ": dim ", dim, " of an input of shape ", list_text(sizes_of(input)),
@@ -211,7 +215,7 @@ Tensor softmax_apply(
     const Tensor& input, const Tensor& max, const Tensor& sum, int64_t dim,
     std::optional<ScalarType> dtype) {
   const char* op = "softmax_apply";
-  check_dtype(op, "input", input.scalar_type());
+  check_dtype_of(op, "input", input);
   const ScalarType wanted = softmax_dtype(op, input, dtype);
   const SoftmaxDim at = resolve_dim(op, sizes_of(input), dim);
   const Sizes sizes = softmax_statistics_sizes(input, at.dim);

@@ -18,12 +18,12 @@ inline void check_alike(const char* op, const char* name, const Tensors& tensors
   for (size_t i = 1; i < tensors.size(); ++i) {
     const Tensor& tensor = tensors[i];
     FUSEDOPS_CHECK(
-        tensor.scalar_type() == first.scalar_type() && have_same_sizes(tensor, first) &&
+        dtype_of(tensor) == dtype_of(first) && have_same_sizes(tensor, first) &&
             tensor.device() == first.device(),
-        op, ": ", name, "[", i, "] is ", dtype_name(tensor.scalar_type()), " of shape ",
-        list_text(sizes_of(tensor)), " on ", device_name(tensor), ", wanted ",
-        dtype_name(first.scalar_type()), " of shape ", list_text(sizes_of(first)), " on ",
-        device_name(first), " as ", name, "[0] is");
+        op, ": ", name, "[", i, "] is ", dtype_text(tensor), " of shape ",
+        list_text(sizes_of(tensor)), " on ", device_name(tensor), ", wanted ", dtype_text(first),
+        " of shape ", list_text(sizes_of(first)), " on ", device_name(first), " as ", name,
+        "[0] is");
   }
 }
 
@@ -116,7 +116,7 @@ Tensor stack_softmax(
     const char* op, const Tensors& inputs, int64_t dim, int64_t stack_dim, bool log) {
   check_alike(op, "inputs", inputs);
   const Tensor& input = inputs.front();
-  check_dtype(op, "inputs", input.scalar_type());
+  check_dtype_of(op, "inputs", input);
   const SoftmaxDim at = resolve_dim(op, sizes_of(input), dim);
   stack_dim = resolve_stack_dim(op, input.dim(), stack_dim);
   Tensor output = empty_contiguous(
@@ -191,7 +191,7 @@ inline NormShape checked_norm_stack(const NormStackOptions& options) {
   const Tensors& inputs = options.inputs;
   check_alike(op, "inputs", inputs);
   const Like input{"inputs", inputs.front()};
-  check_dtype(op, input.name, input.tensor.scalar_type());
+  check_dtype_of(op, input.name, input.tensor);
   check_stack_parameters(op, "weights", options.weights, inputs, options.normalized_shape);
   check_stack_parameters(op, "biases", options.biases, inputs, options.normalized_shape);
   return resolve_norm_shape(op, input, options.normalized_shape);

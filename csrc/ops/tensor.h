@@ -73,8 +73,6 @@ inline std::string dtype_name(ScalarType dtype) {
       return "torch.complex64";
     case ScalarType::ComplexDouble:
       return "torch.complex128";
-    case ScalarType::Undefined:
-      return "None";  // no tensor
     default: {
       std::string name = torch::headeronly::toString(dtype);
       std::transform(
@@ -82,6 +80,21 @@ inline std::string dtype_name(ScalarType dtype) {
       return "torch." + name;
     }
   }
+}
+
+// Undefined of no tensor, and of dtypes younger than the stable ABI that this is built for.
+inline ScalarType dtype_of(const Tensor& tensor) {
+  try {
+    return tensor.scalar_type();
+  } catch (const std::exception&) {
+    return ScalarType::Undefined;
+  }
+}
+
+inline std::string dtype_text(const Tensor& tensor) {
+  if (!tensor.defined()) return "None";
+  const ScalarType dtype = dtype_of(tensor);
+  return dtype == ScalarType::Undefined ? "of an unknown dtype" : dtype_name(dtype);
 }
 
 inline std::string device_name(const Tensor& tensor) {
@@ -183,7 +196,7 @@ Tensor copied(const char* op, const Tensor& tensor, ScalarType dtype, Make make)
 }
 
 inline Tensor convert(const char* op, const Tensor& tensor, ScalarType dtype) {
-  if (tensor.scalar_type() == dtype) return tensor;
+  if (dtype_of(tensor) == dtype) return tensor;
   return copied(op, tensor, dtype, [&] { return torch::stable::to(tensor, dtype); });
 }
 
@@ -356,17 +369,26 @@ void launch_with_workspace(const char* op, const Backend& backend, const Tensor&
 // Every argument is checked against the others before memory is allocated or touched. The words,
 // and their order where several are wrong, are those of fusedops/ops/_checks.py.
 
-inline void check_dtype(
-    const char* op, const char* argument, ScalarType dtype, const char* fix = "convert it") {
-  FUSEDOPS_CHECK(
-      is_supported(dtype), op, ": ", argument, " is ", dtype_name(dtype),
+[[noreturn]] inline void fail_for_dtype(
+    const char* op, const char* argument, const std::string& given, const char* fix) {
+  fail(
+      op, ": ", argument, " is ", given,
       ", wanted torch.float32, torch.bfloat16, torch.float16 or torch.float64; ", fix);
 }
 
+inline void check_dtype(
+    const char* op, const char* argument, ScalarType dtype, const char* fix = "convert it") {
+  if (!is_supported(dtype)) fail_for_dtype(op, argument, dtype_name(dtype), fix);
+}
+
+inline void check_dtype_of(
+    const char* op, const char* argument, const Tensor& tensor, const char* fix = "convert it") {
+  if (!is_supported(dtype_of(tensor))) fail_for_dtype(op, argument, dtype_text(tensor), fix);
+}
+
+// The dispatcher takes None for a tensor wherever another argument is one.
 inline void check_given(const char* op, const char* argument, const Tensor& tensor) {
-  FUSEDOPS_CHECK(
-      tensor.scalar_type() != ScalarType::Undefined, op, ": ", argument,
-      " is None, wanted a tensor");
+  FUSEDOPS_CHECK(tensor.defined(), op, ": ", argument, " is None, wanted a tensor");
 }
 
 // A row's length.
@@ -406,11 +428,11 @@ void check_tensor(
     const char* op, const char* name, const Tensor& given, ScalarType dtype, const List& sizes,
     const Like& like, const Because&... because) {
   check_given(op, name, given);
-  const ScalarType own = given.scalar_type();
   const auto own_sizes = given.sizes();
   FUSEDOPS_CHECK(
-      own == dtype && std::equal(own_sizes.begin(), own_sizes.end(), sizes.begin(), sizes.end()),
-      op, ": ", name, " is ", dtype_name(own), " of shape ", list_text(own_sizes), ", wanted ",
+      dtype_of(given) == dtype &&
+          std::equal(own_sizes.begin(), own_sizes.end(), sizes.begin(), sizes.end()),
+      op, ": ", name, " is ", dtype_text(given), " of shape ", list_text(own_sizes), ", wanted ",
       dtype_name(dtype), " of shape ", list_text(sizes), because...);
   check_device(op, name, given, like);
 }
@@ -440,7 +462,7 @@ inline void check_distinct(const char* op, const Tensor& written) {
 
 // `out` can take the result for `input`.
 inline void check_out(const char* op, const Tensor& out, const Tensor& input) {
-  check_dtype(op, "out", out.scalar_type());
+  check_dtype_of(op, "out", out);
   FUSEDOPS_CHECK(
       have_same_sizes(out, input), op, ": out has shape ", list_text(sizes_of(out)),
       ", wanted input's, ", list_text(sizes_of(input)), "; make it with torch.empty_like(input)");

@@ -93,13 +93,14 @@ def needs_no_formula(*tensors: torch.Tensor | None) -> bool:
     """Whether a plain eager call on ``tensors`` may use an op's twin without autograd formula.
 
     Not where anything watches or transforms the call: a compiler, a dispatch mode, a tensor
-    subclass, forward mode, or a gradient that will be asked for.
+    subclass, forward mode, or a gradient that will be asked for. Nor of what is no tensor: the op
+    says so.
     """
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
         return False
     if forward_ad._current_level >= 0:
         return False
     given = [tensor for tensor in tensors if tensor is not None]
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
+    if not all(type(tensor) in (torch.Tensor, torch.nn.Parameter) for tensor in given):
         return False
-    return all(type(tensor) in (torch.Tensor, torch.nn.Parameter) for tensor in given)
+    return not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given))

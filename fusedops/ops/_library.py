@@ -176,7 +176,9 @@ def _why_not(given: Any) -> str | None:
 def _refuse(op: str) -> Any:
     """Where no other kernel is: no argument is a tensor, or one is no plain memory of a device that
     kernels are built for."""
-    names = [argument.name for argument in getattr(torch.ops.fusedops, op).default._schema.arguments]
+    names = [
+        argument.name for argument in getattr(torch.ops.fusedops, op).default._schema.arguments
+    ]
 
     def kernel(*args: Any) -> None:
         for name, given in zip(names, args, strict=False):
