@@ -41,6 +41,8 @@ def tensor(function: str, name: str, value: Any) -> torch.Tensor:
 
 def tensors(function: str, name: str, values: Any) -> list[torch.Tensor]:
     """As a list. A tensor is none, although its rows could be counted through."""
+    if type(values) is list:
+        return values
     if isinstance(values, (torch.Tensor, str)) or not isinstance(values, Iterable):
         raise wrong(function, name, values, "a list of tensors")
     return list(values)

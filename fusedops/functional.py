@@ -95,12 +95,11 @@ def _softmax_out(
     function: str, input: torch.Tensor, dim: int | None, dtype: torch.dtype | None, out: Any
 ) -> torch.Tensor:
     _check_out_dtype(function, out, dtype)
-    _arguments.tensor(function, "input", input)
-    op = getattr(_ops, f"{function}_out").default
+    op = _ops.softmax_out if function == "softmax" else _ops.log_softmax_out
     if dim is not None:
-        op(input, dim, out)
-    elif out.is_contiguous() and out.shape == input.shape:
-        op(input.reshape(-1), 0, out.view(-1))
+        op.default(input, dim, out)
+    elif out.is_contiguous() and out.shape == _arguments.tensor(function, "input", input).shape:
+        op.default(input.reshape(-1), 0, out.view(-1))
     else:
         raise RuntimeError(
             f"{function}: out has shape {list(out.shape)} and strides {list(out.stride())}, wanted "
@@ -353,10 +352,11 @@ def masked_softmax_dropout(
             masked_rows=masked_rows,
         )
     function = "masked_softmax_dropout"
-    p, scale, mask_value = (
-        _arguments.number(function, name, value)
-        for name, value in (("p", p), ("scale", scale), ("mask_value", mask_value))
-    )
+    p = p if type(p) is float else _arguments.number(function, "p", p)
+    if type(scale) is not float:
+        scale = _arguments.number(function, "scale", scale)
+    if type(mask_value) is not float:
+        mask_value = _arguments.number(function, "mask_value", mask_value)
     if seed is None:
         seed = _drawn_seed(function, input)
     hidden = (mask, scale, bool(causal), mask_value)
@@ -368,6 +368,8 @@ def masked_softmax_dropout(
 
 def _diagonal(input: torch.Tensor, causal: Causal) -> int:
     """The diagonal up to which a query sees the keys."""
+    if causal is False or causal is True:
+        return 0
     _arguments.one_of("causal", causal, (False, True, "top_left", "bottom_right"))
     if causal != "bottom_right":
         return 0
@@ -377,7 +379,8 @@ def _diagonal(input: torch.Tensor, causal: Causal) -> int:
 
 
 def _zero_masked_rows(masked_rows: MaskedRows) -> bool:
-    _arguments.one_of("masked_rows", masked_rows, get_args(MaskedRows))
+    if type(masked_rows) is not str or masked_rows not in ("nan", "zero"):
+        _arguments.one_of("masked_rows", masked_rows, get_args(MaskedRows))
     return masked_rows == "zero"
 
 
@@ -494,7 +497,7 @@ def rms_norm(
     :func:`torch.nn.functional.rms_norm`, and LlamaRMSNorm, T5LayerNorm and GemmaRMSNorm of Hugging
     Face transformers.
     """
-    eps = _rms_eps("rms_norm", input, eps)
+    eps = eps if type(eps) is float else _rms_eps("rms_norm", input, eps)
     if _multiplies_afterwards("rms_norm", spelling, input, weight):
         is_t5, is_narrow = spelling == "t5", weight.dtype in (torch.bfloat16, torch.float16)
         wide = input.float() if is_t5 and input.dtype != torch.float64 else input
@@ -576,7 +579,8 @@ def add_layer_norm(
     Normalization in the Transformer Architecture" (2020).
     """
     function = "add_layer_norm"
-    norm = (normalized_shape, weight, bias, _arguments.number(function, "eps", eps))
+    eps = eps if type(eps) is float else _arguments.number(function, "eps", eps)
+    norm = (normalized_shape, weight, bias, eps)
     dropout = _branch_dropout(function, input, p, training, seed)
     if needs_no_formula(input, residual, weight, bias):
         results = _ops._add_layer_norm.default(input, residual, *norm, return_sum, *dropout)
@@ -645,7 +649,7 @@ def add_rms_norm(
     """
     function = "add_rms_norm"
     dropout = _branch_dropout(function, input, p, training, seed)
-    eps = _rms_eps(function, input, eps)
+    eps = eps if type(eps) is float else _rms_eps(function, input, eps)
     if _multiplies_afterwards(function, spelling, input, weight):
         arguments = (input, residual, normalized_shape, None, eps, 0.0, False)
         total = _ops.add_rms_norm.default(*arguments, *dropout)[1]
@@ -664,8 +668,6 @@ def add_rms_norm(
 
 
 def _rms_eps(function: str, input: torch.Tensor, eps: float | None) -> float:
-    if type(eps) is float:
-        return eps
     if eps is None:
         return default_rms_eps(getattr(input, "dtype", None))  # of no tensor: the op says so
     return _arguments.number(function, "eps", eps)
@@ -673,7 +675,8 @@ def _rms_eps(function: str, input: torch.Tensor, eps: float | None) -> float:
 
 def _rms_settings(spelling: RmsSpelling) -> tuple[float, bool]:
     """The offset of the weight, and whether the normalised value is rounded before it."""
-    _arguments.one_of("spelling", spelling, get_args(RmsSpelling))
+    if type(spelling) is not str or spelling not in ("torch", "llama", "t5", "gemma"):
+        _arguments.one_of("spelling", spelling, get_args(RmsSpelling))
     return float(spelling == "gemma"), spelling in ("llama", "t5")
 
 
@@ -691,7 +694,7 @@ def _branch_dropout(
     function: str, input: torch.Tensor, p: float, training: bool, seed: torch.Tensor | None
 ) -> tuple[float, torch.Tensor | None]:
     """p and the seed; neither where nothing is dropped."""
-    p = _arguments.number(function, "p", p)
+    p = p if type(p) is float else _arguments.number(function, "p", p)
     if not training or p == 0:
         return 0.0, None
     return p, _drawn_seed(function, input) if seed is None else seed

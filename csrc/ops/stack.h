@@ -19,7 +19,7 @@ inline void check_alike(const char* op, const char* name, const Tensors& tensors
     const Tensor& tensor = tensors[i];
     FUSEDOPS_CHECK(
         dtype_of(tensor) == dtype_of(first) && have_same_sizes(tensor, first) &&
-            tensor.device() == first.device(),
+            is_on_one_device(tensor, first),
         op, ": ", name, "[", i, "] is ", dtype_text(tensor), " of shape ",
         list_text(sizes_of(tensor)), " on ", device_name(tensor), ", wanted ", dtype_text(first),
         " of shape ", list_text(sizes_of(first)), " on ", device_name(first), " as ", name,

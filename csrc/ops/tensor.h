@@ -409,6 +409,14 @@ inline void check_output_mask(const char* op, const std::vector<bool>& mask, siz
       gradients, ", one for each gradient");
 }
 
+// As given.device() == like.device(), which would look up the names of both.
+inline bool is_on_one_device(const Tensor& given, const Tensor& like) {
+  int32_t own = 0, wanted = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(given.get(), &own));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &wanted));
+  return own == wanted && given.get_device_index() == like.get_device_index();
+}
+
 // The argument that another one is measured by.
 struct Like {
   const char* name;
@@ -417,7 +425,7 @@ struct Like {
 
 inline void check_device(const char* op, const char* name, const Tensor& given, const Like& like) {
   FUSEDOPS_CHECK(
-      given.device() == like.tensor.device(), op, ": ", name, " is on ", device_name(given),
+      is_on_one_device(given, like.tensor), op, ": ", name, " is on ", device_name(given),
       ", wanted ", device_name(like.tensor), " as ", like.name, " is; move it with .to(", like.name,
       ".device)");
 }

@@ -101,6 +101,9 @@ def needs_no_formula(*tensors: torch.Tensor | None) -> bool:
     if forward_ad._current_level >= 0:
         return False
     given = [tensor for tensor in tensors if tensor is not None]
-    if not all(type(tensor) in (torch.Tensor, torch.nn.Parameter) for tensor in given):
+    try:
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
+            return False
+    except AttributeError:
         return False
-    return not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given))
+    return all(type(tensor) in (torch.Tensor, torch.nn.Parameter) for tensor in given)

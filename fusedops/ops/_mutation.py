@@ -18,14 +18,15 @@ def register_mutation(op: str, written: int) -> None:
     version, so that a backward pass that has saved the old values notices.
     """
     overload = getattr(torch.ops.fusedops, op).default
-    name = overload._schema.arguments[written].name
+    name, target = f"fusedops::{op}", overload._schema.arguments[written].name
 
     def refuse_derivatives(keys: Any, *args: Any) -> None:
-        refuse_forward_mode(f"fusedops::{op}", args)
-        given = [value for value in args if isinstance(value, torch.Tensor)]
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
+        refuse_forward_mode(name, args)
+        if torch.is_grad_enabled() and any(
+            value.requires_grad for value in args if isinstance(value, torch.Tensor)
+        ):
             raise RuntimeError(
-                f"fusedops::{op} writes into its argument and has no derivative, but an argument "
+                f"{name} writes into its argument and has no derivative, but an argument "
                 "requires grad: call it under torch.no_grad(), or use the function without out"
             )
         with torch._C._AutoDispatchBelowAutograd():
@@ -35,7 +36,7 @@ def register_mutation(op: str, written: int) -> None:
         tensor = args[written]
         if tensor is not None and tensor.is_inference():
             raise RuntimeError(
-                f"fusedops::{op}: {name} was made in inference mode and is written outside of it, "
+                f"{name}: {target} was made in inference mode and is written outside of it, "
                 "which autograd would not notice; make it with .clone()"
             )
         with torch._C._AutoDispatchBelowADInplaceOrView():
@@ -45,7 +46,7 @@ def register_mutation(op: str, written: int) -> None:
     def resolve_negations(*args: Any) -> None:
         if args[written].is_neg():
             raise RuntimeError(
-                f"fusedops::{op}: {name} is a negated view, whose memory holds other values; "
+                f"{name}: {target} is a negated view, whose memory holds other values; "
                 "make it with .resolve_neg()"
             )
         overload(*(a.resolve_neg() if isinstance(a, torch.Tensor) else a for a in args))
