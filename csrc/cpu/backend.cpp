@@ -133,7 +133,7 @@ void for_strips(const Args& args, Body body) {
   const PlaneStrips strips = plane_strips(args);
   const int64_t elements = args.rows * std::min(strips.lanes_each, args.lanes);
   for_rows(args.planes * strips.count, elements, [&](RowRange range) {
-    const Scratch scratch(kPlanesScratchBytes);
+    const Scratch scratch(planes_scratch_bytes(args.rows, strips));
     body(range, scratch.get());
   });
 }
@@ -292,9 +292,11 @@ void CpuBackend::launch(const NormBackward& args) const {
 
 void CpuBackend::launch(const SoftmaxStatistics& args) const {
   const CpuKernels& kernels = cpu_kernels();
+  // As exactly as the sum is kept: in float beside 16-bit rows.
+  const bool is_wide = args.input.dtype == DType::kFloat64;
   SoftmaxForward forward{};
   forward.input = args.input;
-  forward.output.dtype = args.input.dtype;
+  forward.output.dtype = is_wide ? DType::kFloat64 : DType::kFloat32;
   forward.cols = args.cols;
   const auto take = [&](int64_t row, RowRange cols, void* chunks) {
     kernels.long_softmax(forward, row, cols, chunks, true);

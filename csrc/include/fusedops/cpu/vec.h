@@ -198,18 +198,20 @@ FUSEDOPS_INLINE V read(const void* from) {
 
 // --- conversion ---------------------------------------------------------------------------------
 
-// Round to nearest even into the upper 16 bits. The low bits of a NaN must be clear, or it could
-// round to infinity: NaNs that arithmetic makes, or that come from bfloat16, are so, and
-// copy_columns() sees to those in float32 weights.
+// Round to nearest even into the upper 16 bits. A NaN is cut off instead: rounding one whose bits
+// are all set would carry into the sign, and leave a zero. What is left is a NaN, because
+// arithmetic sets the bit of the upper half that makes it quiet; nothing is stored that arithmetic
+// has not made.
 FUSEDOPS_INLINE VecU32 rounded_to_bfloat16(Vec<float> value) {
 #if defined(__AVX512F__)
-  const __m512i bits = (__m512i)value;  // three instructions, of which GCC makes four
-  const __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
-  const __m512i even = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
+  const __m512i bits = (__m512i)value;  // four instructions, of which GCC makes six
+  const __mmask16 number = _mm512_cmp_ps_mask((__m512)value, (__m512)value, _CMP_ORD_Q);
+  const __mmask16 odd = _mm512_mask_test_epi32_mask(number, bits, _mm512_set1_epi32(0x10000));
+  const __m512i even = _mm512_mask_add_epi32(bits, number, bits, _mm512_set1_epi32(0x7fff));
   return (VecU32)_mm512_mask_add_epi32(even, odd, bits, _mm512_set1_epi32(0x8000));
 #else
   const VecU32 bits = (VecU32)value;
-  return bits + 0x7fffu + ((bits >> 16) & 1u);
+  return value == value ? bits + 0x7fffu + ((bits >> 16) & 1u) : bits;
 #endif
 }
 
