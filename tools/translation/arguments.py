@@ -33,7 +33,9 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpar
     if source == target:
         parser.error(f"--languages: got {source} twice, wanted two languages")
     if args.device.type == "cpu":
-        options.require_memory("--vocabulary, --embedding and the other sizes: a step", _bytes(args))
+        options.require_memory(
+            "--vocabulary, --embedding and the other sizes: a step", _bytes(args)
+        )
     return args
 
 
