@@ -23,7 +23,8 @@ from typing import Any
 
 import torch
 
-from fusedops.cli.problems import Report, find_problems
+from fusedops.cli.errors import UserError
+from fusedops.cli.problems import FATAL, FATAL_TO_COMPILING, Report, do_not_load, find_problems
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -46,10 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report; 1 if the operators cannot be used, else 0."""
+    """Print the report; 1 if the files or libraries of fusedops do not load, else 0."""
     report = collect()
     print(json.dumps(report, indent=2, default=str) if args.json else as_text(report))
-    return 1 if "error" in report["operators"] else 0
+    return 1 if any(do_not_load(report)) else 0
 
 
 def collect() -> Report:
@@ -59,12 +60,23 @@ def collect() -> Report:
     return report
 
 
+def require_usable(command: str) -> None:
+    """Raise UserError, with the fix, where something keeps `command` from its work."""
+    needed = ("package", "operators", "system", "settings", "compile")
+    report = {name: _guarded(PROBES[name]) for name in needed}
+    checks = FATAL if command == "explain" else FATAL_TO_COMPILING
+    for problem in find_problems(report, checks):
+        raise UserError(
+            f"{problem.what}; fix: {problem.fix}; for the whole picture run: python -m fusedops env"
+        )
+
+
 def describe_machine() -> str:
     """The machine in a line, for the head of a measurement."""
     isa = _guarded(lambda: _library().cpu_isa())
     return (
         f"{_processor_name()}, {os.cpu_count()} cores, threads={torch.get_num_threads()}, "
-        f"torch {torch.__version__}, fusedops {importlib.metadata.version('fusedops')} ({isa})"
+        f"torch {torch.__version__}, fusedops {_version()} ({isa})"
     )
 
 
@@ -83,11 +95,20 @@ def _library() -> Any:
 
 
 def probe_package() -> Report:
-    """The version of fusedops and where it was imported from."""
+    """The version of fusedops, where it was imported from, and whether all of it was."""
     return {
-        "version": importlib.metadata.version("fusedops"),
+        "version": _guarded(_version),
         "location": str(PACKAGE),
+        "imports": _guarded(_import_all),
     }
+
+
+def _import_all() -> bool:
+    """Once more, and this time loudly: `python -m fusedops` begins without what does not load."""
+    package = importlib.import_module("fusedops")
+    if not hasattr(package, "softmax"):
+        importlib.reload(package)
+    return True
 
 
 def probe_operators() -> dict[str, list[str]]:
@@ -189,18 +210,24 @@ PROBES: dict[str, Callable[[], Any]] = {
 }
 
 
+def _version() -> str:
+    """Of the files that run, which need not be those of an installed package."""
+    return (PACKAGE / "VERSION").read_text().strip()
+
+
 def _cpuinfo(field: str) -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next(line.partition(":")[2].strip() for line in lines if line.startswith(field))
+    """Empty where the system does not tell, as of the model on most ARM processors."""
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text().splitlines() if file.exists() else []
+    found = (line.partition(":")[2].strip() for line in lines if line.startswith(field))
+    return next(found, "")
 
 
 def _processor_name() -> str:
-    return _cpuinfo("model name") if Path("/proc/cpuinfo").exists() else platform.processor()
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
 
 
 def _vector_flags() -> list[str]:
-    if not Path("/proc/cpuinfo").exists():
-        return []
     wanted = ("avx", "fma", "f16c", "amx")
     return [flag for flag in _cpuinfo("flags").split() if flag.startswith(wanted)]
 

@@ -99,6 +99,7 @@ def test_missing_facts_do_not_stop_the_report():
 
 
 HEALTHY = {
+    "package": {"imports": True},
     "build": {"torch_target": "0x020a000000000000", "cuda": {"built": True}},
     "torch": {"version": "2.13.0"},
     "system": {"instructions used by fusedops": "avx2"},
@@ -115,6 +116,7 @@ OLD_GPU = {"cuda:0": {"name": "V100", "capability": "7.0", "has code": False}}
     ("section", "facts", "fix"),
     [
         ("operators", {"error": "ImportError: no library"}, "pip install"),
+        ("package", {"imports": {"error": "SyntaxError: nn.py"}}, "pip install"),
         ("operators", {"softmax": ["Meta"]}, "pip install"),
         ("system", {"instructions used by fusedops": {"error": "bad"}}, "unset FUSEDOPS_CPU_ISA"),
         ("settings", {"error": "ValueError: fuse is 'maybe'"}, "unset"),
