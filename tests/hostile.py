@@ -4,6 +4,7 @@ A row is a call, as the text of a Python expression, and what is wanted of it:
 
     refused("softmax(x, 2)", r"dim is 2, wanted a value in")
     answers("softmax(x.t(), 0)", "torch.softmax(x.t(), 0)")
+    either("torch.func.grad(...)(x)", "torch.func.grad(...)(x)", r"torch.func")
 
 Names in an expression are fusedops' own (``softmax``, ``nn``, ``parallel_stack``, ...), ``torch``,
 and the tensors of :data:`VALUES`. A refusal is an error of :data:`REFUSALS` whose text the pattern
@@ -14,14 +15,18 @@ dtype and device.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 import multiprocessing
 import re
+import tempfile
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +36,7 @@ import fusedops
 from fusedops import reference
 
 #: What Python and torch raise for a bad argument. Others are accidents.
-REFUSALS = (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError)
+REFUSALS = (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError, OSError)
 #: Parts of messages that speak of torch's inside, or of ours, to somebody who cannot know it.
 INTERNALS = re.compile(
     r"aoti_|INTERNAL ASSERT|report a bug|Exception raised from|\.cpp:|\.h:\d|c10::|"
@@ -61,6 +66,11 @@ def answers(call: str, expected: str, tolerance: float | None = None) -> Row:
 def clear(argument: str, got: str) -> str:
     """The pattern of a message, on any number of lines, that names both and what was wanted."""
     return rf"(?s)^(?=.*\b{argument}\b)(?=.*({got}))(?=.*([Ww]anted|[Ee]xpected|must be|needs))"
+
+
+def either(call: str, expected: str, pattern: str) -> Row:
+    """The right result or a clear refusal: what torch allows may change."""
+    return Row(call, refusal=pattern, answer=expected)
 
 
 class Subclass(torch.Tensor):
@@ -108,6 +118,49 @@ def _raises(error: BaseException) -> Callable[..., Any]:
     return function
 
 
+class _EndedBadly(Exception):
+    """A command that ends with a traceback."""
+
+
+_FILES = {
+    "empty.py": "",
+    "number.py": "build = 3",
+    "broken.py": "def build(:",
+    "raising.py": "def build(): raise ValueError('mine')",
+    "nothing.py": "def build(): pass",
+    "tuple.py": "def build(): return ()",
+    "uncallable.py": "def build(): return 3, 4",
+    "arguments.py": "def build(model): return model, 4",
+    "wrong_inputs.py": "import torch\ndef build(): return torch.nn.Softmax(5), torch.ones(3)",
+}
+
+
+def _command(line: str) -> None:
+    """``python -m fusedops LINE``; what it prints on standard error is the message it refuses with.
+
+    {folder} in the line is one that holds :data:`_FILES`.
+    """
+    from fusedops.cli import main
+
+    error = io.StringIO()
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in _FILES.items():
+            Path(folder, name).write_text(text)
+        arguments = line.replace("{folder}", folder).split()
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(error):
+            try:
+                status = main(arguments)
+            except SystemExit as stopped:
+                status = stopped.code
+            except Exception as accident:
+                raise _EndedBadly(f"{type(accident).__name__}: {accident}") from accident
+    said = error.getvalue() + (status if isinstance(status, str) else "")
+    if "this is not expected" in said:
+        raise _EndedBadly(said)
+    if status not in (0, None):
+        raise RuntimeError(said)
+
+
 #: What the names of an expression stand for, made anew for each row.
 VALUES: dict[str, Callable[[], Any]] = {
     "x": lambda: torch.linspace(-2, 2, 15).sin().mul(3).reshape(3, 5),
@@ -137,6 +190,7 @@ VALUES: dict[str, Callable[[], Any]] = {
     "stats": lambda: _stats,
     "reference": lambda: reference,
     "raises": lambda: _raises,
+    "command": lambda: _command,
     "Fake": lambda: torch._subclasses.FakeTensorMode().from_tensor,
 }
 
