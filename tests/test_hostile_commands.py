@@ -86,12 +86,12 @@ COMMANDS = [
     *_refusals(["bench --nonsense", "bench extra"], "(?s)--nonsense|extra"),
 ]
 
-#: Variables, a command, its exit code, and what it says.
+#: Variables, a command, its exit code (None: any, `env` only reports), and what it says.
 VARIABLES = [
     ({"FUSEDOPS_FUSE": "sometimes"}, "import fusedops", 1, "fuse is 'sometimes'"),
     ({"FUSEDOPS_FUSE": ""}, "import fusedops", 1, "fuse is ''"),
     ({"FUSEDOPS_FUSE": "always,softmx=never"}, "import fusedops", 1, "'softmx' is unknown"),
-    ({"FUSEDOPS_FUSE": "sometimes"}, "-m env", 1, "fuse is 'sometimes'"),
+    ({"FUSEDOPS_FUSE": "sometimes"}, "-m env", None, "fuse is 'sometimes'"),
     ({"FUSEDOPS_FUZE": "always"}, "import fusedops", 0, "nothing reads FUSEDOPS_FUZE"),
     (
         {"FUSEDOPS_CPU_ISA": "sse9"},
@@ -99,7 +99,7 @@ VARIABLES = [
         1,
         "FUSEDOPS_CPU_ISA is 'sse9', wanted avx512, avx2 or default",
     ),
-    ({"FUSEDOPS_CPU_ISA": "sse9"}, "-m env", 1, "FUSEDOPS_CPU_ISA"),
+    ({"FUSEDOPS_CPU_ISA": "sse9"}, "-m env", None, "FUSEDOPS_CPU_ISA"),
     ({"FUSEDOPS_BUILD_CUDA": "maybe"}, "import fusedops", 0, ""),
 ]
 
@@ -125,6 +125,6 @@ def test_a_variable_that_makes_no_sense_is_named(variables, code, status, says):
         timeout=120,
     )
     printed = finished.stdout + finished.stderr
-    assert finished.returncode == status, printed
+    assert status in (None, finished.returncode), printed
     assert says in printed
     assert "Traceback" not in printed or code != "-m env"
