@@ -1,0 +1,165 @@
+"""How far a result may be from the exact one: the error analysis of the kernels, once.
+
+Notation: u is the unit roundoff of what is computed in (2^-24 for float32, which 16-bit tensors are
+computed in too; 2^-53 for float64). A result is rounded once to its dtype, which costs half an ulp
+of it. Everything before that is an error in the arithmetic, first order in u:
+
+- **sums**: an addition chain of k terms costs k u of the sum of magnitudes. The kernels add at most
+  64 times to each of 8 or more lanes, add the lanes in a tree, and chunks in a wider type:
+  ``S(n) = min(n / 8, 64) + min(log2 n, 6)``.
+- **exp** of d <= 0: 1.4 u, or for results of 16 bits a shorter polynomial of 7e-6, plus the
+  roundings of d and of its reduction, 3 u |d| without fused multiply-add.
+- **softmax** e^d / s: the exponential's error, that of s, which is the mean of the exponentials'
+  weighted with the result plus S(n) u, and 2 u for the quotient. **log_softmax** d - log s: the
+  same errors, absolute, and u |d|, u |log s|. A **mask** and a **bias** add the roundings of each
+  sum and product to the error of d, and to the error of the maximum.
+- **norms** z w + b: the mean is kept in two parts and the variance taken around it, so S(n) enters
+  the mean in standard deviations, not in means: (2 + |z|) (S(n) + 4) u |w|, and 2 u for each of the
+  product and the sum. Without a mean it is |z| (S(n) / 2 + 4) u |w|.
+- below the smallest normal number of what is computed in, errors are absolute: 4 of the smallest
+  denormals.
+
+References are in 80 bits, where numpy has them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+Array = np.ndarray
+
+
+class Bounded(NamedTuple):
+    """The exact result, and the largest error of one that is computed and rounded."""
+
+    exact: Array
+    error: Array
+
+    def rounded_to(self, dtype: torch.dtype) -> Bounded:
+        return Bounded(self.exact, self.error + 0.5 * ulps(self.exact, dtype))
+
+
+def exactly(tensor: torch.Tensor) -> Array:
+    return tensor.detach().resolve_neg().double().numpy().astype(np.longdouble)
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def unit(dtype: torch.dtype) -> np.longdouble:
+    """u of what ``dtype`` is computed in."""
+    return np.longdouble(torch.finfo(compute_dtype(dtype)).eps) / 2
+
+
+def ulps(values: Array, dtype: torch.dtype) -> Array:
+    """The distance of neighbouring numbers of ``dtype`` at ``values``."""
+    info = torch.finfo(dtype)
+    magnitude = np.maximum(np.abs(np.nan_to_num(values)), np.longdouble(info.smallest_normal))
+    return np.exp2(np.floor(np.log2(magnitude))) * np.longdouble(info.eps)
+
+
+def smallest(dtype: torch.dtype) -> np.longdouble:
+    info = torch.finfo(compute_dtype(dtype))
+    return np.longdouble(info.smallest_normal) * np.longdouble(info.eps)
+
+
+def additions(count: int) -> float:
+    """S(n)."""
+    return min(count / 8, 64) + min(np.log2(max(count, 1)), 6)
+
+
+def _exp_error(d: Array, dtype: torch.dtype) -> Array:
+    """Relative, of exponentials that are stored as ``dtype``."""
+    of_polynomial = 7e-6 if dtype.itemsize == 2 else 1.4 * unit(dtype)
+    return of_polynomial + 3 * unit(dtype) * np.abs(d)
+
+
+class Softmax(NamedTuple):
+    """A softmax over the last dimension, exact, and the relative errors of its parts."""
+
+    d: Array
+    e: Array
+    sum: Array
+    error: Array
+    sum_error: Array
+
+    @classmethod
+    def of(cls, scores: Array, dtype: torch.dtype, error_of_scores: Array | float = 0.0) -> Softmax:
+        with np.errstate(invalid="ignore"):
+            top = scores.max(-1, keepdims=True, initial=-np.inf)
+            d = scores - np.where(top == -np.inf, 0, top)
+            e = np.exp(d)
+            total = e.sum(-1, keepdims=True)
+            of_scores = np.where(e > 0, error_of_scores, 0)
+            error = np.where(e > 0, _exp_error(np.where(e > 0, d, 0), dtype), 0) + of_scores
+            # The maximum is one of the scores, and wrong by no more than the worst of those near.
+            error = error + of_scores.max(-1, keepdims=True, initial=0)
+            weighted = (e * error).sum(-1, keepdims=True) / np.where(total > 0, total, 1)
+            sum_error = weighted + additions(scores.shape[-1]) * unit(dtype)
+        return cls(d, e, total, error, sum_error)
+
+
+@np.errstate(invalid="ignore", divide="ignore", over="ignore")
+def softmax(parts: Softmax, dtype: torch.dtype) -> Bounded:
+    exact = parts.e / parts.sum
+    relative = parts.error + parts.sum_error + 2 * unit(dtype)
+    return Bounded(exact, exact * relative + 4 * smallest(dtype)).rounded_to(dtype)
+
+
+@np.errstate(invalid="ignore", divide="ignore", over="ignore")
+def log_softmax(parts: Softmax, dtype: torch.dtype) -> Bounded:
+    logarithm = np.log(parts.sum)
+    exact = parts.d - logarithm
+    size = np.where(np.isfinite(parts.d), np.abs(parts.d), 0) + np.abs(logarithm)
+    error = parts.error + parts.sum_error + 2 * unit(dtype) * size + unit(dtype)
+    return Bounded(exact, error).rounded_to(dtype)
+
+
+@np.errstate(invalid="ignore", divide="ignore", over="ignore")
+def statistics(parts: Softmax, dtype: torch.dtype) -> Bounded:
+    """Of the sum; the maximum is exact."""
+    return Bounded(parts.sum, parts.sum * parts.sum_error).rounded_to(compute_dtype(dtype))
+
+
+@np.errstate(invalid="ignore", divide="ignore", over="ignore")
+def norm(
+    kind: str, x: Array, weight: Array | float, bias: Array | float, eps: float, dtype: torch.dtype
+) -> Bounded:
+    """layer_norm, std_norm or rms_norm over the last dimension."""
+    columns, u = x.shape[-1], unit(dtype)
+    mean = 0 if kind == "rms_norm" else x.mean(-1, keepdims=True)
+    squares = np.square(x - mean)
+    if kind == "std_norm":
+        scale = np.sqrt(squares.sum(-1, keepdims=True) / (columns - 1 or np.nan)) + eps
+    else:
+        scale = np.sqrt(squares.mean(-1, keepdims=True) + eps)
+    z = (x - mean) / scale
+    s, size = additions(columns), np.abs(np.nan_to_num(z))
+    of_z = size * (s / 2 + 4) if kind == "rms_norm" else (2 + size) * (s + 4)
+    error = np.abs(weight) * of_z * u + 2 * u * (size * np.abs(weight) + np.abs(bias))
+    return Bounded(z * weight + bias, error + 4 * smallest(dtype)).rounded_to(dtype)
+
+
+def assert_within(actual: torch.Tensor, wanted: Bounded) -> None:
+    """NaN where and only where it is exact, and no error above the bound."""
+    got = exactly(actual)
+    assert got.shape == wanted.exact.shape
+    with np.errstate(invalid="ignore"):
+        error, largest = np.abs(got - wanted.exact), torch.finfo(actual.dtype).max
+        overflows = np.abs(wanted.exact) + wanted.error >= largest
+        same_sign = np.sign(got) == np.sign(wanted.exact)
+        right = (np.isnan(got) & np.isnan(wanted.exact)) | (got == wanted.exact)
+        right |= error <= wanted.error
+        right |= overflows & np.isinf(got) & same_sign
+    if not right.all():
+        worst = tuple(np.argwhere(~right)[0])
+        raise AssertionError(
+            f"{(~right).sum()} of {right.size} are wrong; at {worst}: {float(got[worst])!r}, exact "
+            f"{float(wanted.exact[worst])!r}, off by {float(error[worst]):.3g}, at most "
+            f"{float(wanted.error[worst]):.3g} allowed, an ulp is "
+            f"{float(ulps(wanted.exact, actual.dtype)[worst]):.3g}"
+        )

@@ -1,0 +1,149 @@
+"""Results are within an absolute bound of the exact ones, whatever the input."""
+
+import dataclasses
+
+import bounds
+import drawn
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fusedops
+
+SOFTMAXES = {"softmax": bounds.softmax, "log_softmax": bounds.log_softmax}
+NORMS = ("layer_norm", "std_norm", "rms_norm")
+OPTIONAL_DTYPES = st.sampled_from((None, *drawn.DTYPES))
+
+
+@given(st.sampled_from(sorted(SOFTMAXES)), drawn.tensors(), drawn.DIMS, OPTIONAL_DTYPES)
+def test_a_softmax_is_within_its_bound(op, given, dim, dtype):
+    x, dim = given.tensor(), dim % len(given.shape)
+    result = getattr(fusedops, op)(x, dim, dtype)
+    converted = x if dtype is None else x.to(dtype)  # before anything is computed
+    parts = bounds.Softmax.of(bounds.exactly(converted.movedim(dim, -1)), converted.dtype)
+    assert result.dtype == converted.dtype and result.is_contiguous()
+    bounds.assert_within(result.movedim(dim, -1), SOFTMAXES[op](parts, converted.dtype))
+
+
+@given(drawn.tensors(), st.integers(1, 4))
+def test_statistics_in_parts_are_within_the_bound_of_the_whole(given, count):
+    x = given.tensor()
+    of_parts = [fusedops.softmax_stats(part, -1) for part in x.chunk(count, -1)]
+    max, sum = fusedops.merge_softmax_stats(of_parts)
+    wide = bounds.compute_dtype(x.dtype)
+    parts = bounds.Softmax.of(bounds.exactly(x), wide)
+    # One more exponential and product for each part, and their sum.
+    parts = parts._replace(sum_error=parts.sum_error + (8 + 3 * count) * bounds.unit(wide))
+    has_nan = np.isnan(parts.sum)
+    top = np.where(has_nan, 0, bounds.exactly(x).max(-1, keepdims=True))
+    assert max.dtype == sum.dtype == wide
+    assert np.array_equal(np.where(has_nan, 0, bounds.exactly(max)), top)
+    bounds.assert_within(sum, bounds.statistics(parts, wide))
+    applied = fusedops.softmax_apply(x, max, sum, -1)
+    # As the parts' exponentials, to x's precision; then by a reciprocal that is rounded.
+    own = bounds.Softmax.of(bounds.exactly(x), x.dtype)
+    own = own._replace(sum_error=parts.sum_error + 2 * bounds.unit(x.dtype))
+    bounds.assert_within(applied, bounds.softmax(own, x.dtype))
+
+
+@dataclasses.dataclass(frozen=True)
+class Mask:
+    """A mask or a bias: its dtype, and the dimensions of the scores that it is broadcast over."""
+
+    dtype: torch.dtype
+    broadcast: tuple[bool, ...]
+    share: float
+    seed: int
+    specials: tuple[str, ...] = ()
+
+    def tensor(self, shape: tuple[int, ...]) -> torch.Tensor:
+        left_out = (*self.broadcast, False, False)[: len(shape)]
+        own = tuple(1 if out else size for out, size in zip(left_out, shape, strict=True))
+        if self.dtype != torch.bool:
+            made = drawn.Drawn(self.dtype, own, seed=self.seed, specials=self.specials)
+            return made.tensor()
+        generator = torch.Generator().manual_seed(self.seed)
+        return torch.rand(own, generator=generator) >= self.share
+
+
+def _masks(*dtypes):
+    return st.none() | st.builds(
+        Mask,
+        dtype=st.sampled_from(dtypes),
+        broadcast=st.tuples(st.booleans(), st.booleans()),
+        share=st.sampled_from((0.0, 0.3, 0.9, 1.0)),
+        seed=st.integers(0, 2**32 - 1),
+        specials=st.just(()) | st.sampled_from(drawn.SPECIALS).map(lambda name: (name,)),
+    )
+
+
+@given(
+    drawn.tensors(shape=drawn.shapes().filter(lambda shape: len(shape) > 1)),
+    _masks(torch.bool, torch.bool, *drawn.DTYPES),
+    _masks(*drawn.DTYPES),
+    st.sampled_from((1.0, 0.125, -3.0, 0.0)),
+    st.sampled_from((False, "top_left", "bottom_right")),
+    st.sampled_from((-np.inf, -1e4, 0.0, -3e38)),
+)
+def test_a_masked_softmax_is_within_its_bound(given, mask, bias, scale, causal, mask_value):
+    x = given.tensor()
+    mask, bias = (None if m is None else m.tensor(given.shape) for m in (mask, bias))
+    result = fusedops.masked_softmax(
+        x, mask, scale=scale, causal=causal, mask_value=mask_value, bias=bias
+    )
+    scores, error = _scores(x, mask, scale, causal, mask_value, bias)
+    parts = bounds.Softmax.of(scores, x.dtype, error)
+    bounds.assert_within(result, bounds.softmax(parts, x.dtype))
+
+
+def _scores(x, mask, scale, causal, mask_value, bias):
+    """The scores, and the roundings of one product, two sums and three conversions."""
+    compute = bounds.compute_dtype(x.dtype)
+    with np.errstate(all="ignore"):
+        scores = bounds.exactly(x) * np.longdouble(torch.tensor(scale, dtype=compute).item())
+        size = np.abs(scores)
+        for added in (bias, mask if mask is not None and mask.is_floating_point() else None):
+            if added is not None:
+                added = bounds.exactly(added.to(compute).expand(x.shape))
+                scores, size = scores + added, size + np.abs(added)
+        # Finite scores that overflow do so in the kernel as well.
+        scores = np.where(
+            np.abs(scores) > torch.finfo(compute).max, np.sign(scores) * np.inf, scores
+        )
+    hidden = np.zeros(x.shape, bool) if mask is None or mask.is_floating_point() else ~mask.numpy()
+    if causal:
+        diagonal = x.shape[-1] - x.shape[-2] if causal == "bottom_right" else 0
+        hidden = hidden | ~np.tril(np.ones(x.shape, bool), diagonal)
+    scores = np.where(hidden, np.longdouble(mask_value), scores)
+    size = np.where(hidden | ~np.isfinite(size), 0, size)
+    return scores, 4 * bounds.unit(x.dtype) * size
+
+
+@given(
+    st.sampled_from(NORMS),
+    drawn.tensors(),
+    st.sampled_from((None, *drawn.DTYPES)),
+    st.sampled_from((1e-5, 1e-12, 0.0, 1.0)),
+    st.booleans(),
+)
+def test_a_norm_is_within_its_bound(op, given, parameters, eps, is_sum):
+    x, columns = given.tensor(), given.shape[-1:]
+    weight, bias = _parameters(parameters, columns, given.seed)
+    arguments = [columns, weight] if op == "rms_norm" else [columns, weight, bias]
+    if is_sum and op != "std_norm":
+        residual = dataclasses.replace(given, seed=given.seed ^ 1).tensor()
+        result, x = getattr(fusedops, f"add_{op}")(x, residual, *arguments, eps=eps)
+        eager = given.tensor() + residual
+        assert torch.equal(x.nan_to_num(0.25), eager.nan_to_num(0.25))
+    else:
+        result = getattr(fusedops, op)(x, *arguments, eps=eps)
+    w, b = (default if p is None else bounds.exactly(p) for p, default in ((weight, 1), (bias, 0)))
+    b = 0 if op == "rms_norm" else b
+    bounds.assert_within(result, bounds.norm(op, bounds.exactly(x), w, b, eps, x.dtype))
+
+
+def _parameters(dtype, shape, seed):
+    if dtype is None:
+        return None, None
+    return [drawn.Drawn(dtype, shape, seed=seed ^ number).tensor() for number in (2, 3)]
