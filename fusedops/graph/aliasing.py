@@ -47,7 +47,7 @@ def written_behind(place: Node, ours: set[Node]) -> frozenset[int | None]:
         if node not in ours:
             found.update(storage(target) for target in written(node))
         node = node.next
-    return frozenset(found - {None})
+    return frozenset(found)
 
 
 def version(node: Node, reader: Node) -> Node:

@@ -3,7 +3,8 @@
 A call keeps tensors for its gradient, and autograd refuses the gradient where one of them is
 written before. What several calls keep is not what the op keeps that stands for them: the quotient
 of a softmax written by hand may be written, the result of the op may not. So the op keeps a tensor
-of its own wherever the graph writes to that memory later:
+of its own wherever the graph writes to that memory later, or made it in inference mode, whose
+tensors are not kept:
 
     before    p = e / e.sum(-1, keepdim=True)         after    y = fusedops.softmax(x, -1)
               p.mul_(0.5)                                      p = y.clone()
@@ -21,7 +22,7 @@ import torch
 from torch.fx import Node
 from torch.fx.node import map_aggregate
 
-from fusedops.graph import aliasing
+from fusedops.graph import aliasing, modes
 from fusedops.graph.rule import Match, New
 
 aten = torch.ops.aten
@@ -31,29 +32,30 @@ _KEEP_THE_SAME = {"softmax", "log_softmax", "layer_norm"}
 _PARAMETERS = {"mask", "weight", "bias", "weights", "biases"}
 
 
-def written_later(match: Match) -> frozenset[int | None]:
-    """The memory that the graph writes to behind the op of `match`, where that matters: a single
-    call could not have been differentiated either."""
+def not_to_keep(match: Match) -> frozenset[int | None]:
+    """The memory that the op of `match` must not keep, where that matters: a single call could not
+    have been differentiated either."""
     if not match.swallowed and match.op in _KEEP_THE_SAME:
         return frozenset()
-    ours = {match.call.node, *match.swallowed}
-    return aliasing.written_behind(match.place or match.call.node, ours)
+    site, ours = match.call.node, {match.call.node, *match.swallowed}
+    written = aliasing.written_behind(match.place or site, ours)
+    return written.union(map(aliasing.storage, modes.made_in_inference_mode(site))) - {None}
 
 
-def with_own_inputs(new: New, written: frozenset[int | None]) -> New:
-    """`new`, given copies of those inputs that it keeps and that are `written` later."""
+def with_own_inputs(new: New, unkept: frozenset[int | None]) -> New:
+    """`new`, given copies of those inputs that it keeps and that are in memory of `unkept`."""
 
     def copied(argument: Any) -> Any:
         if isinstance(argument, New):
             return replace(argument, args=map_aggregate(argument.args, copied))
-        is_written = isinstance(argument, Node) and aliasing.storage(argument) in written
-        return New(aten.clone.default, (argument,)) if is_written else argument
+        copies = isinstance(argument, Node) and aliasing.storage(argument) in unkept
+        return New(aten.clone.default, (argument,)) if copies else argument
 
     names = [argument.name for argument in new.op._schema.arguments]
     pairs = zip(names, new.args, strict=False)
     kept = _kept_inputs(new.op)
     args = (map_aggregate(given, copied) if name in kept else given for name, given in pairs)
-    return replace(new, args=tuple(args)) if written else new
+    return replace(new, args=tuple(args)) if unkept else new
 
 
 def _kept_inputs(op: torch._ops.OpOverload) -> set[str]:

@@ -74,6 +74,13 @@ def autocast_of(site: Node) -> Iterator[None]:
         yield
 
 
+def made_in_inference_mode(site: Node) -> Iterator[Node]:
+    """What calls of the graph give in inference mode, where `site` runs outside of it."""
+    if dialect.has_mode_switches(site.graph):
+        found = {node: one.inference for node, one in modes(site.graph)}
+        yield from (node for node in found if found[node] and not found[site])
+
+
 @contextmanager
 def walls(graph: Graph) -> Iterator[None]:
     """Walls in `graph` for as long as the context lasts."""

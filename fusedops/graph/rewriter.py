@@ -124,10 +124,10 @@ def _unsupported_input(input: Node | New) -> str | None:
 def _choose(rule: Rule, match: Match) -> tuple[New, Any] | str:
     """The first replacement that gives eager's metadata, and its fake result; or why none does."""
     refusals = []
-    written = kept.written_later(match)
+    unkept = kept.not_to_keep(match)
     for emitted in rule.emit(match):
         try:
-            new = kept.with_own_inputs(emitted, written)
+            new = kept.with_own_inputs(emitted, unkept)
             result = _evaluate(new, match.call.node)
         except Exception as error:  # whatever a fake kernel raises means: not these arguments
             refusals.append(f"{new.op} refuses: {str(error).partition(chr(10))[0]}")
@@ -180,13 +180,13 @@ def _same(ours: Any, theirs: Any) -> bool:
 
 
 def _replace(match: Match, new: New, result: Any) -> None:
-    site, written = match.call.node, kept.written_later(match)
+    site, unkept = match.call.node, kept.not_to_keep(match)
     with site.graph.inserting_before(match.place or site):
         inserted = _insert(new, result, site)
         for old, index in match.results.items():
             _drop_assertions(old)
             if old.users:
-                copied = kept.is_kept(index) and aliasing.storage(old) in written
+                copied = kept.is_kept(index) and aliasing.storage(old) in unkept
                 old.replace_all_uses_with(_select(inserted, index, old, copied))
     _erase(match)
 

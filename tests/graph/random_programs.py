@@ -19,7 +19,18 @@ import torch.nn.functional as F
 from hypothesis import strategies as st
 
 EPS = 1e-5
+#: The precision of a program that computes in float64 alone.
+EXACT = 1e-9
+#: And of others, by what stands in their source.
+PRECISIONS = {
+    "bfloat16": 2**-8,
+    "half": 2**-11,
+    "float16": 2**-11,
+    "float()": 2**-24,
+    "in_float": 2**-24,
+}
 SHAPE = (2, 4, 4)
+KEEP = [[True, False, True, True], [True, True, False, True]]
 
 
 def softmax_by_hand(v):
@@ -61,8 +72,8 @@ def rms_norm_by_hand(v, weight):
     return weight * (v * torch.rsqrt(v.pow(2).mean(-1, keepdim=True) + EPS))
 
 
-def rms_norm_as_llama_has_it(v, weight):
-    wide = v.to(torch.float32)
+def rms_norm_in_float(v, weight):
+    wide = v.float()
     wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS)
     return weight * wide.to(v.dtype)
 
@@ -114,7 +125,7 @@ SITES = [
     "norm_with_statistics_of_no_gradient({v}, weight)",
     "F.rms_norm({v}, (4,), weight, EPS)",
     "rms_norm_by_hand({v}, weight)",
-    "rms_norm_as_llama_has_it({v}, weight)",
+    "rms_norm_in_float({v}, weight)",
     "F.layer_norm({v} + {u}, (4,), weight, shift, EPS)",
     "F.layer_norm(({v} + {u}).reshape(-1, 4), (4,)).view(2, 4, 4)",
     "rms_norm_by_hand({v} + {u}, weight)",
@@ -170,7 +181,7 @@ CONTEXTS = [
     "torch.autocast('cpu', torch.float16)",
     "torch.autocast('cpu', enabled=False)",
 ]
-_GLOBALS = {**globals()}
+_GLOBALS = {**globals(), "operator": operator}
 _PARAMETERS = "x, y, n, bias, weight, shift, keep"
 
 # Which of the tensors so far, from the last on: mostly the last itself.
@@ -198,17 +209,24 @@ class Program:
     trained: set
     dtype: torch.dtype
 
-    def inputs(self):
+    @property
+    def precision(self):
+        """The roundings of the narrowest dtype that it may compute in."""
+        steps = [f"{context} {step}" for context, (step, *_), _ in self.tokens]
+        found = [p for name, p in PRECISIONS.items() for step in steps if name in step]
+        return max([EXACT, torch.finfo(self.dtype).eps, *found])
+
+    def inputs(self, nearby=False):
+        """Always the same ones; or what differs from them by a rounding."""
         generator = torch.Generator().manual_seed(0)
         shapes = {"x": SHAPE, "y": SHAPE, "n": SHAPE, "bias": (4, 4), "weight": (4,), "shift": (4,)}
-        drawn = [
-            torch.randn(shape, generator=generator, dtype=torch.float64).to(self.dtype)
-            for shape in shapes.values()
-        ]
-        for name, tensor in zip(shapes, drawn, strict=True):
-            tensor.requires_grad_(name in self.trained)
-        keep = torch.tensor([[True, False, True, True], [True, True, False, True]])[:, None]
-        return [*drawn, keep.clone()]
+        inputs = []
+        for name, shape in shapes.items():
+            drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
+            noise = torch.randn(shape, generator=generator, dtype=torch.float64)
+            drawn += nearby * self.precision * noise
+            inputs.append(drawn.to(self.dtype).requires_grad_(name in self.trained))
+        return [*inputs, torch.tensor(KEEP)[:, None]]
 
     def function(self):
         """The program as a function of its inputs; its source is `function.source`."""

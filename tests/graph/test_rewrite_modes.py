@@ -252,6 +252,18 @@ def test_a_symbolic_trace_knows_no_modes_and_is_rewritten_as_it_stands(entries, 
     assert_agrees(rewritten.call, torch.fx.symbolic_trace(model), _inputs())
 
 
+def test_what_inference_mode_made_is_not_kept(rewrite_dynamo):
+    def model(x, y):
+        with torch.inference_mode():
+            h = x * 0.5
+        return _layer_norm_by_hand(h, *_moments(h)) * y[0]
+
+    inputs = _inputs()
+    rewritten = rewrite_dynamo(model, *inputs)
+    assert rewritten.replaced == {"layer_norm": 1}
+    assert_agrees(rewritten.call, model, inputs)
+
+
 def test_modes_are_restored_where_a_block_ends():
     def model(x):
         a = x.sin()
