@@ -103,7 +103,7 @@ def test_a_row_over_any_dimension_has_the_bits_that_it_has_alone(op, given, dim,
 #: Enough elements for every thread: rows of one element, long rows that threads share, and planes.
 LARGE = st.sampled_from(
     (
-        (70_000, 1),
+        (200_000, 1),
         (30_000, 3),
         (9_000, 16),
         (700, 129),
