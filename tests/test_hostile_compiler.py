@@ -104,11 +104,15 @@ ENTRIES = [
             "'model.zip'": "model.zip",
             "'model'": "model",
             "''": "''",
-            "'/nowhere/at/all/model.pt2'": "nowhere",
             "3": "int|3",
             "None": "None",
             "['model.pt2']": "list|model.pt2",
         }.items()
+    ),
+    refused(
+        "fusedops.export.package("
+        "torch.export.export(torch.nn.Softmax(-1), (x,)), '/nowhere/at/all/model.pt2')",
+        "(?s)path.*nowhere.*no folder",
     ),
     refused("fusedops.export.package(3, 'model.pt2')", clear("exported_program", "int")),
     refused("fusedops.export.rewrite()", "exported_program"),

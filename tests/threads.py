@@ -1,0 +1,67 @@
+"""Op tests run with 1, 2 and 3 threads, which divide rows and the elements of long rows. A plugin.
+
+Each runs with one of the three, chosen by its name; with ``--all-threads`` (``make test-all``) each
+runs with all. Fewer than 32,768 elements are one thread's anyway.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterator
+
+import pytest
+
+COUNTS = (1, 2, 3)
+#: Those of kernels that run in this process and leave the number of threads to the caller.
+_OP_TESTS = (
+    "test_add_norm",
+    "test_layer_norm_grad",
+    "test_layer_norm_values",
+    "test_masked_softmax_grad",
+    "test_masked_softmax_values",
+    "test_nn",
+    "test_ops_layout",
+    "test_rms_norm",
+    "test_softmax_dims",
+    "test_softmax_dropout",
+    "test_softmax_grad",
+    "test_softmax_inplace",
+    "test_softmax_stats",
+    "test_softmax_values",
+    "test_stack_ops",
+    "test_std_norm",
+)
+
+# Threads that wait sleep: those that spin take the cores from the tests beside them.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    help = "run every op test with 1, 2 and 3 threads, not with one of them"
+    parser.addoption("--all-threads", action="store_true", help=help)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "threads" in metafunc.fixturenames and metafunc.config.getoption("all_threads"):
+        if metafunc.module.__name__ in _OP_TESTS:
+            metafunc.parametrize("threads", COUNTS, indirect=True, ids="{} threads".format)
+
+
+@pytest.fixture(autouse=True)
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    """The number of torch's threads during an op test."""
+    import torch  # after the variables above and those of conftest.py
+
+    before = torch.get_num_threads()
+    count = getattr(request, "param", None) or _in_turn(request.node)
+    torch.set_num_threads(count or before)
+    yield count
+    torch.set_num_threads(before)
+
+
+def _in_turn(test: pytest.Item) -> int | None:
+    name = test.nodeid.rpartition("/")[2]  # the same from whichever folder pytest runs
+    if test.module.__name__ not in _OP_TESTS:
+        return None
+    return COUNTS[zlib.crc32(name.encode()) % len(COUNTS)]
