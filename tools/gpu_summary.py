@@ -33,18 +33,23 @@ def write_summary(folder: Path) -> None:
     (folder / "summary.json").write_text(summary + "\n")
 
 
-def main(arguments: Sequence[str]) -> str | None:
-    """What is wrong, or None."""
+def main(arguments: Sequence[str]) -> int:
+    """The exit code; what goes wrong is one line on standard error."""
     if len(arguments) != 1:
-        return f"gpu_summary: got {len(arguments)} arguments, wanted one: the folder of a run"
+        return say(2, f"got {len(arguments)} arguments, wanted one: the folder of a run")
     folder = Path(arguments[0])
     try:
         write_summary(folder)
     except OSError as error:
-        return f"gpu_summary: {error.filename or folder}: {error.strerror}"
+        return say(1, f"{error.filename or folder}: {error.strerror}")
     except (ValueError, KeyError) as error:  # no table of gpu_check.sh, or half of one
-        return f"gpu_summary: the tables in {folder} are damaged: {error!r}; run gpu_check.sh again"
-    return None
+        return say(1, f"the tables in {folder} are damaged: {error!r}; run gpu_check.sh again")
+    return 0
+
+
+def say(code: int, problem: str) -> int:
+    print(f"gpu_summary: {problem}", file=sys.stderr)
+    return code
 
 
 if __name__ == "__main__":

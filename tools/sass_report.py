@@ -33,6 +33,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted((ROOT / "csrc" / "cuda").glob("*.cu"))
@@ -527,8 +528,15 @@ def output_file(text: str) -> Path:
     return path
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser that refuses in one line, without the list of all options above it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = Parser(description=__doc__.partition("\n")[0])
     parser.add_argument("--arch", nargs="+", choices=list(CHIPS), default=list(CHIPS))
     parser.add_argument("--all", action="store_true", help="kernels that are not hot too")
     parser.add_argument("--csv", type=output_file, metavar="FILE", help="write every column there")

@@ -88,7 +88,7 @@ def describe(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename or 'output'}: {error.strerror}"
     if isinstance(error, MemoryError) or "allocate" in str(error):
-        return f"there is not enough memory: {error or 'none left'}; pass smaller sizes"
+        return f"there is not enough memory: {str(error) or 'none is left'}; pass smaller sizes"
     return (
         f"{type(error).__name__} at {location_of(error)}: {error}; this is not expected: please "
         "report it, with the traceback that `python -X dev` in place of `python` shows"

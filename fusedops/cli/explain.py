@@ -61,8 +61,8 @@ def run(args: argparse.Namespace) -> int:
 def load_function(target: str) -> tuple[Path, Callable[[], Any]]:
     """Import FILE, its folder first on the import path; the file and its FUNCTION."""
     text, _, name = target.rpartition(":")
-    file = Path(text).resolve()
-    if not (text and name and file.suffix == ".py" and file.is_file()):
+    file = _python_file(text)
+    if not (name and file):
         raise UsageError(
             f"target: got {target!r}, wanted FILE:FUNCTION with an existing Python file, as in "
             "model.py:build"
@@ -72,6 +72,14 @@ def load_function(target: str) -> tuple[Path, Callable[[], Any]]:
     if not callable(function):
         raise UsageError(f"target: {file} defines no function {name!r}")
     return file, function
+
+
+def _python_file(name: str) -> Path | None:
+    try:
+        file = Path(name).resolve(strict=True)
+    except (OSError, ValueError, RuntimeError):  # a name that no file has, or can have
+        return None
+    return file if file.suffix == ".py" and file.is_file() else None
 
 
 def _import_file(file: Path) -> ModuleType:
@@ -116,5 +124,6 @@ def split_example(example: Any) -> tuple[Callable[..., Any], tuple[Any, ...], di
 def _kind(example: Any) -> str:
     if not isinstance(example, tuple):
         return f"a {type(example).__name__}"
-    first = f" whose first element, a {type(example[0]).__name__}, cannot be called"
-    return f"a tuple{first}" if example else "an empty tuple"
+    if not example:
+        return "an empty tuple"
+    return f"a tuple whose first element, a {type(example[0]).__name__}, cannot be called"
