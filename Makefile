@@ -3,6 +3,7 @@
 #   make demo    a real sentence encoder on the fused kernels
 #   make test    the whole test suite
 #   make bench   the kernels against eager, Inductor and a copy, one thread
+#   make sanitize  the operators' tests under ASan + UBSan and TSan
 #   make lint    formatting and static checks
 #   make wheel   a wheel for every Python, in dist/
 
@@ -13,7 +14,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install -c constraints.txt
 BUILD_INPUTS := setup.py pyproject.toml CMakeLists.txt fusedops/VERSION \
 	$(shell find cmake csrc -type f)
 
-.PHONY: demo test bench lint wheel clean
+.PHONY: demo test sanitize bench lint wheel clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed-demo
@@ -21,6 +22,9 @@ demo: .venv/.installed-demo
 
 test: .venv/.installed-dev
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+sanitize: .venv/.installed-dev
+	$(BIN)/python -m tests.sanitize --workers $(WORKERS)
 
 bench: .venv/.installed-dev
 	$(BIN)/python -m fusedops bench --csv bench.csv

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cpu/fork.h"
 #include "cpu/parallel.h"
 
 namespace fusedops {
@@ -17,7 +18,8 @@ int64_t thread_index() { return omp_get_thread_num(); }
 void parallel_for(int64_t count, int64_t grain, RangeBody body, const void* context) {
   if (count <= 0) return;
   const auto threads = static_cast<int>(std::min(ceil_div(count, grain), thread_count()));
-  if (threads == 1 || omp_in_parallel()) return body(0, count, context);
+  if (threads == 1 || omp_in_parallel() || threads_are_lost()) return body(0, count, context);
+  threads_are_used();
   FirstException thrown;
 #pragma omp parallel num_threads(threads)
   {

@@ -74,6 +74,9 @@ TWIN_OPS = (
     "_add_rms_norm",
 )
 
+#: What Python asks the CPU library besides.
+_C_FUNCTIONS = ("fusedops_cpu_isa", "fusedops_interpreter_exits", "fusedops_threads_under_way")
+
 _REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps ."
 _TO_REBUILD = f"To rebuild, in a checkout of fusedops run: {_REBUILD}"
 
@@ -110,13 +113,20 @@ def _load(path: Path) -> None:
             f"fusedops: {path.name} does not load into torch {torch.__version__}: {error}. "
             f"torch >= 2.10 is needed. {_TO_REBUILD}"
         ) from error
-    version = ctypes.CDLL(str(path)).fusedops_version
-    version.restype = ctypes.c_char_p
-    if version().decode() != _VERSION:
+    version = _version_of(path)
+    if version != _VERSION:
         raise ImportError(
-            f"fusedops: {path} is of version {version().decode()}, but the Python files are of "
-            f"version {_VERSION}. {_TO_REBUILD}"
+            f"fusedops: {path} is of version {version}, but the Python files are of version "
+            f"{_VERSION}. {_TO_REBUILD}"
         )
+
+
+def _version_of(path: Path) -> str:
+    version = getattr(ctypes.CDLL(str(path)), "fusedops_version", None)
+    if version is None:
+        return "unknown"
+    version.restype = ctypes.c_char_p
+    return version().decode()
 
 
 def _load_cpu_library() -> None:
@@ -125,8 +135,9 @@ def _load_cpu_library() -> None:
             f"fusedops: {CPU_LIBRARY} is missing, the package was not built. {_TO_REBUILD}"
         )
     _load(CPU_LIBRARY)
-    defined = set(torch._C._dispatch_get_all_op_names())
+    library, defined = ctypes.CDLL(str(CPU_LIBRARY)), set(torch._C._dispatch_get_all_op_names())
     lacking = [op for op in PUBLIC_OPS + TWIN_OPS if f"fusedops::{op}" not in defined]
+    lacking += [name for name in _C_FUNCTIONS if not hasattr(library, name)]
     if lacking:
         raise ImportError(
             f"fusedops: {CPU_LIBRARY} is older than the Python files, it has no "

@@ -58,7 +58,7 @@ def _copy_sources(checkout: Path) -> None:
 
 def environment(sanitizer: str, checkout: Path) -> dict[str, str]:
     """In which a program loads the sanitized libraries."""
-    suppressions = Path(__file__).parent / f"{sanitizer}.supp"
+    suppressions = Path(__file__).parent / "thread.supp"
     return os.environ | {
         "PYTHONPATH": str(checkout),
         "LD_PRELOAD": " ".join(map(_path_of, [*RUNTIMES[sanitizer], "libstdc++.so"])),
@@ -68,6 +68,12 @@ def environment(sanitizer: str, checkout: Path) -> dict[str, str]:
         "TSAN_OPTIONS": f"history_size=4 halt_on_error=1 exitcode=66 suppressions={suppressions}",
         "OPENBLAS_NUM_THREADS": "1",
     }
+
+
+def launcher(sanitizer: str) -> list[str]:
+    """What a command begins with: ThreadSanitizer has no place in memory that is laid out at
+    random."""
+    return ["setarch", "--addr-no-randomize"] if sanitizer == "thread" else []
 
 
 def _path_of(library: str) -> str:
