@@ -4,6 +4,7 @@
 #   make test    the whole test suite
 #   make fuzz    properties and random graphs, other ones at every run; FUZZ_SECONDS=120 ends it
 #   make bench   the kernels against eager, Inductor and a copy, one thread
+#   make sanitize  the operators' tests under ASan + UBSan and TSan
 #   make lint    formatting and static checks
 #   make wheel   a wheel for every Python, in dist/
 
@@ -14,7 +15,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install -c constraints.txt
 BUILD_INPUTS := setup.py pyproject.toml CMakeLists.txt fusedops/VERSION \
 	$(shell find cmake csrc -type f)
 
-.PHONY: demo test fuzz bench lint wheel clean
+.PHONY: demo test fuzz sanitize bench lint wheel clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed-demo
@@ -26,6 +27,9 @@ test: .venv/.installed-dev
 fuzz: .venv/.installed-dev
 	$(BIN)/python -m pytest --hypothesis-profile=fuzz tests/properties \
 		tests/graph/test_rewrite_random_graphs.py -n $(WORKERS) --dist worksteal
+
+sanitize: .venv/.installed-dev
+	$(BIN)/python -m tests.sanitize --workers $(WORKERS)
 
 bench: .venv/.installed-dev
 	$(BIN)/python -m fusedops bench --csv bench.csv

@@ -19,8 +19,17 @@
 
 #include "fusedops/args.h"
 
+// Inlined, a loop over columns is one piece of code without a call. Sanitizers make that code
+// several times as long, and the compiler minutes slower: for them, functions stay functions. What
+// intrinsics read or write they do not see: where there is a choice, they get plain accesses.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define FUSEDOPS_SANITIZED
+#define FUSEDOPS_INLINE inline
+#define FUSEDOPS_LAMBDA
+#else
 #define FUSEDOPS_INLINE inline __attribute__((always_inline))
 #define FUSEDOPS_LAMBDA __attribute__((always_inline))
+#endif
 // Compiled once for many callers.
 #define FUSEDOPS_NOINLINE __attribute__((noinline))
 
@@ -292,7 +301,9 @@ FUSEDOPS_INLINE void write(void* to, Tile<C> tile) {
 
 template <class V>
 FUSEDOPS_INLINE void write_around_cache(void* to, V bits) {
-#if defined(__AVX512F__)
+#if defined(FUSEDOPS_SANITIZED)
+  *static_cast<V*>(to) = bits;
+#elif defined(__AVX512F__)
   _mm512_stream_si512((__m512i*)to, (__m512i)bits);
 #elif defined(__AVX2__)
   _mm256_stream_si256((__m256i*)to, (__m256i)bits);
@@ -359,7 +370,7 @@ struct First {
 
 // The first `count` of Size bytes; what is read beyond is 0. With masks where there are: a call of
 // memcpy for each short row would cost more than the arithmetic.
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) && !defined(FUSEDOPS_SANITIZED)
 FUSEDOPS_INLINE __mmask64 first_bytes(int64_t count) {
   return count >= 64 ? ~__mmask64(0) : count <= 0 ? 0 : (__mmask64(1) << count) - 1;
 }
