@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from fusedops.ops import _checks
+
 
 def wrong(function: str, name: str, value: Any, wanted: str) -> TypeError:
     got = f"a {type(value).__name__}" if isinstance(value, torch.Tensor) else reprlib.repr(value)
@@ -31,6 +33,13 @@ def number(function: str, name: str, value: Any) -> float:
         return float(value)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         raise wrong(function, name, value, "a number") from None
+
+
+def floating(function: str, name: str, dtype: Any) -> None:
+    """A dtype that the ops compute, before torch's conversion of dtypes meets another one."""
+    if not isinstance(dtype, torch.dtype):
+        raise wrong(function, name, dtype, "a torch.dtype")
+    _checks.check_dtype(function, name, dtype, "convert it, or pass dtype=")
 
 
 def tensor(function: str, name: str, value: Any) -> torch.Tensor:

@@ -62,6 +62,8 @@ def softmax(
     """
     if out is not None:
         return _softmax_out("softmax", input, dim, dtype, out)
+    if dtype is not None:
+        _arguments.floating("softmax", "dtype", dtype)
     op = _ops._softmax if needs_no_formula(input) else _ops.softmax
     if dim is None:
         _arguments.tensor("softmax", "input", input)
@@ -84,6 +86,8 @@ def log_softmax(
     """
     if out is not None:
         return _softmax_out("log_softmax", input, dim, dtype, out)
+    if dtype is not None:
+        _arguments.floating("log_softmax", "dtype", dtype)
     op = _ops._log_softmax if needs_no_formula(input) else _ops.log_softmax
     if dim is None:
         _arguments.tensor("log_softmax", "input", input)
@@ -166,6 +170,8 @@ def softmax_apply(
         RuntimeError: statistics of another shape, dtype or device than ``input``'s would have; a
             dtype that is not floating, a ``dim`` out of range.
     """
+    if dtype is not None:
+        _arguments.floating("softmax_apply", "dtype", dtype)
     return _ops.softmax_apply.default(input, max, sum, dim, dtype)
 
 
@@ -295,6 +301,8 @@ def masked_softmax(
         _check_out_dtype("masked_softmax", out, dtype)
         _ops.masked_softmax_out.default(input, *hidden, bias, diagonal, zero, out)
         return out
+    if dtype is not None:
+        _arguments.floating("masked_softmax", "dtype", dtype)
     plain = needs_no_formula(input, mask, bias)
     op = _ops._masked_softmax if plain else _ops.masked_softmax
     return op.default(input, *hidden, bias, dtype, diagonal, zero)
@@ -357,6 +365,8 @@ def masked_softmax_dropout(
         scale = _arguments.number(function, "scale", scale)
     if type(mask_value) is not float:
         mask_value = _arguments.number(function, "mask_value", mask_value)
+    if dtype is not None:
+        _arguments.floating(function, "dtype", dtype)
     if seed is None:
         seed = _drawn_seed(function, input)
     hidden = (mask, scale, bool(causal), mask_value)

@@ -344,7 +344,7 @@ void masked_softmax_backward_in_place(
     const Dropout& dropout) {
   check_masked_softmax_backward(options, given);
   Tensor grad_output = given.grad_output;
-  check_distinct(options.op, grad_output);
+  check_distinct(options.op, "grad_output", grad_output);
   const bool lies_well = row_spacing<Backend>(grad_output, grad_output.dim() - 1).has_value();
   const bool reads_it = may_overlap(given.probabilities, grad_output) ||
       (given.mask && may_overlap(*given.mask, grad_output));
@@ -384,10 +384,11 @@ struct MaskedSoftmaxOps {
   static void masked_softmax_(
       Tensor input, const MaybeTensor& mask, double scale, bool causal, MaybeNumber mask_value,
       const MaybeTensor& bias, int64_t diagonal, bool zero_masked_rows) {
-    check_dtype_of("masked_softmax_", "input", input);
+    const char* op = "masked_softmax_";
+    check_dtype_of(op, "input", input);
+    check_distinct(op, "input", input);
     fusedops::masked_softmax_out<Backend>(
-        {"masked_softmax_", scale, causal, diagonal, mask_value, zero_masked_rows},
-        {input, mask, bias}, input);
+        {op, scale, causal, diagonal, mask_value, zero_masked_rows}, {input, mask, bias}, input);
   }
 
   static Tensor masked_softmax_backward(

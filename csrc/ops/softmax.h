@@ -101,6 +101,7 @@ void softmax_out(const char* op, const Tensor& input, int64_t dim, Tensor output
 template <class Backend>
 void softmax_in_place(const char* op, Tensor input, int64_t dim, bool log) {
   check_dtype_of(op, "input", input);
+  check_distinct(op, "input", input);
   softmax_out<Backend>(op, input, dim, input, log);
 }
 
@@ -151,7 +152,7 @@ template <class Backend>
 void softmax_backward_in_place(
     const char* op, Tensor grad_output, const Tensor& output, int64_t dim, bool log) {
   const SoftmaxDim at = checked_softmax_backward(op, grad_output, output, dim);
-  check_distinct(op, grad_output);
+  check_distinct(op, "grad_output", grad_output);
   if (output.numel() == 0) return;
   if (is_writable_in_place<Backend>(output, grad_output, at)) {
     return softmax_backward_into<Backend>(op, grad_output, output, grad_output, at, log);

@@ -461,11 +461,12 @@ inline void check_statistic(
       " returns it");
 }
 
-inline void check_distinct(const char* op, const Tensor& written) {
+// `name` is written.
+inline void check_distinct(const char* op, const char* name, const Tensor& written) {
   FUSEDOPS_CHECK(
-      written.numel() == 0 || is_distinct(written), op,
-      ": elements of the tensor that is written share memory (it is expanded or overlaps itself); "
-      "wanted one place for each element, as .clone() makes it");
+      written.numel() == 0 || is_distinct(written), op, ": elements of ", name,
+      " share memory (it is expanded or overlaps itself); wanted one place for each element, as "
+      ".clone() makes it");
 }
 
 // `out` can take the result for `input`.
@@ -475,7 +476,7 @@ inline void check_out(const char* op, const Tensor& out, const Tensor& input) {
       have_same_sizes(out, input), op, ": out has shape ", list_text(sizes_of(out)),
       ", wanted input's, ", list_text(sizes_of(input)), "; make it with torch.empty_like(input)");
   check_device(op, "out", out, {"input", input});
-  check_distinct(op, out);
+  check_distinct(op, "out", out);
 }
 
 }  // namespace fusedops

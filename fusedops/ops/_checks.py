@@ -142,7 +142,7 @@ def check_branch_seed(op: str, p: float, seed: MaybeTensor, like: Like) -> None:
     check(p == 0, f"{op}: p is {p:g} without a seed; make one with torch.randint, one int64")
 
 
-def check_distinct(op: str, written: torch.Tensor) -> None:
+def check_distinct(op: str, name: str, written: torch.Tensor) -> None:
     """No two elements share memory; of symbolic strides nothing is asked."""
     dims = [(s, n) for s, n in zip(written.stride(), written.shape, strict=True)]
     if not all(isinstance(number, int) for dim in dims for number in dim):
@@ -151,8 +151,8 @@ def check_distinct(op: str, written: torch.Tensor) -> None:
     for stride, size in sorted((stride, size) for stride, size in dims if size > 1):
         check(
             stride >= behind or written.numel() == 0,
-            f"{op}: elements of the tensor that is written share memory (it is expanded or "
-            "overlaps itself); wanted one place for each element, as .clone() makes it",
+            f"{op}: elements of {name} share memory (it is expanded or overlaps itself); wanted "
+            "one place for each element, as .clone() makes it",
         )
         behind += stride * (size - 1)
 
@@ -165,7 +165,7 @@ def check_out(op: str, out: MaybeTensor, input: torch.Tensor) -> None:
         "make it with torch.empty_like(input)",
     )
     check_device(op, "out", out, ("input", input))
-    check_distinct(op, out)
+    check_distinct(op, "out", out)
 
 
 def check_norm_shape(op: str, like: Like, normalized_shape: Sequence[int]) -> None:

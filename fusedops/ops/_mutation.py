@@ -11,6 +11,10 @@ from fusedops.ops._autograd import refuse_forward_mode
 from fusedops.ops._library import LIBRARY
 
 
+def _is_lazy(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and (value.is_neg() or value._is_zerotensor())
+
+
 def register_mutation(op: str, written: int) -> None:
     """``fusedops::op`` writes into its argument number ``written`` and has no derivative.
 
@@ -18,17 +22,21 @@ def register_mutation(op: str, written: int) -> None:
     version, so that a backward pass that has saved the old values notices.
     """
     overload = getattr(torch.ops.fusedops, op).default
-    name, target = f"fusedops::{op}", overload._schema.arguments[written].name
+    name, names = f"fusedops::{op}", [a.name for a in overload._schema.arguments]
+    target = names[written]
+
+    def refuse_gradient(argument: str) -> None:
+        raise RuntimeError(
+            f"{name} writes into its argument {target} and has no derivative, but {argument} "
+            "requires grad: call it under torch.no_grad(), or use the function without out"
+        )
 
     def refuse_derivatives(keys: Any, *args: Any) -> None:
         refuse_forward_mode(name, args)
-        if torch.is_grad_enabled() and any(
-            value.requires_grad for value in args if isinstance(value, torch.Tensor)
-        ):
-            raise RuntimeError(
-                f"{name} writes into its argument and has no derivative, but an argument "
-                "requires grad: call it under torch.no_grad(), or use the function without out"
-            )
+        if torch.is_grad_enabled():
+            for index, value in enumerate(args):
+                if isinstance(value, torch.Tensor) and value.requires_grad:
+                    refuse_gradient(names[index])
         with torch._C._AutoDispatchBelowAutograd():
             overload.redispatch(keys & torch._C._after_autograd_keyset, *args)
 
@@ -43,17 +51,18 @@ def register_mutation(op: str, written: int) -> None:
             overload.redispatch(keys & torch._C._after_ADInplaceOrView_keyset, *args)
         torch.autograd.graph.increment_version(tensor)
 
-    def resolve_negations(*args: Any) -> None:
-        if args[written].is_neg():
+    def resolve(*args: Any) -> None:
+        if args[written].is_neg() or args[written]._is_zerotensor():
             raise RuntimeError(
-                f"{name}: {target} is a negated view, whose memory holds other values; "
-                "make it with .resolve_neg()"
+                f"{name}: {target} is a lazy view (a negation, or zeros without memory) whose "
+                "memory holds other values; make it with .resolve_neg().clone()"
             )
-        overload(*(a.resolve_neg() if isinstance(a, torch.Tensor) else a for a in args))
+        overload(*(a.resolve_neg().clone() if _is_lazy(a) else a for a in args))
 
     LIBRARY.impl(op, refuse_derivatives, "Autograd", with_keyset=True)
     LIBRARY.impl(op, bump_version, "ADInplaceOrView", with_keyset=True)
-    LIBRARY.impl(op, resolve_negations, "Negative")
+    LIBRARY.impl(op, resolve, "Negative")
+    LIBRARY.impl(op, resolve, "ZeroTensor")
 
 
 def check_recordable(op: str, input: torch.Tensor) -> None:

@@ -148,7 +148,7 @@ def _fake_in_place(
 ) -> None:
     op = "masked_softmax_"
     _checks.check_dtype_of(op, "input", input)
-    _checks.check_distinct(op, input)
+    _checks.check_distinct(op, "input", input)
     _check_forward(op, input, mask, scale, causal, mask_value, bias, input.dtype)
 
 
@@ -191,7 +191,7 @@ def _fake_backward_in_place(
 ) -> None:
     op = "masked_softmax_backward_"
     _check_backward(op, grad_output, probabilities, mask, scale, causal)
-    _checks.check_distinct(op, grad_output)
+    _checks.check_distinct(op, "grad_output", grad_output)
 
 
 def _fake_dropout_inference(
@@ -250,7 +250,7 @@ def _fake_dropout_backward_in_place(
     op = "masked_softmax_dropout_backward_"
     _checks.check_seed(op, p, seed, ("probabilities", probabilities))
     _check_backward(op, grad_output, probabilities, mask, scale, causal)
-    _checks.check_distinct(op, grad_output)
+    _checks.check_distinct(op, "grad_output", grad_output)
 
 
 # --- derivatives --------------------------------------------------------------------------------

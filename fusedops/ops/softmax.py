@@ -59,13 +59,13 @@ def _register_in_place(op: str) -> None:
 
     def forward(input: torch.Tensor, dim: int) -> None:
         _checks.check_dtype_of(f"{op}_", "input", input)
-        _checks.check_distinct(f"{op}_", input)
+        _checks.check_distinct(f"{op}_", "input", input)
         _checks.check_dim(f"{op}_", input, dim)
 
     def backward(grad_output: torch.Tensor, output: torch.Tensor, dim: int) -> None:
         name = f"{op}_backward_"
         _check_backward(name, grad_output, output, dim)
-        _checks.check_distinct(name, grad_output)
+        _checks.check_distinct(name, "grad_output", grad_output)
 
     register_fake(f"{op}_", forward)
     register_fake(f"{op}_backward_", backward)
