@@ -156,13 +156,51 @@ def _refuse_cuda(op: str) -> Any:
     return kernel
 
 
+def _why_not(given: Any) -> str | None:
+    """What keeps the kernels from an argument; None where nothing does."""
+    if isinstance(given, (list, tuple)):
+        return next(filter(None, map(_why_not, given)), None)
+    if not isinstance(given, torch.Tensor):
+        return None
+    if given.is_nested:
+        return "is a nested tensor, wanted a plain one; make it with .to_padded_tensor(padding)"
+    if given.is_quantized:
+        return f"is quantized, {given.dtype}, wanted a floating dtype; make it with .dequantize()"
+    if given.layout != torch.strided:
+        return f"has layout {given.layout}, wanted torch.strided; make it with .to_dense()"
+    if given.device.type not in ("cpu", "cuda"):
+        return f"is on {given.device}, for which there are no kernels; move it with .cpu()"
+    return None
+
+
+def _refuse(op: str) -> Any:
+    """Where no other kernel is: no argument is a tensor, or one is no plain memory of a device that
+    kernels are built for."""
+    names = [
+        argument.name for argument in getattr(torch.ops.fusedops, op).default._schema.arguments
+    ]
+
+    def kernel(*args: Any) -> None:
+        for name, given in zip(names, args, strict=False):
+            problem = _why_not(given)
+            if problem is not None:
+                raise RuntimeError(f"fusedops::{op}: {name} {problem}")
+        what = "is empty, wanted at least one" if names[0] == "inputs" else "is None, wanted a"
+        raise RuntimeError(f"fusedops::{op}: {names[0]} {what} tensor")
+
+    return kernel
+
+
 def _register_refusals() -> None:
     for op in PUBLIC_OPS + TWIN_OPS:
-        LIBRARY.impl(op, _refuse_cuda(op), "CUDA")
+        refuse = _refuse(op)
+        for key in ("CompositeExplicitAutograd", "NestedTensorCPU", "AutogradNestedTensor"):
+            LIBRARY.impl(op, refuse, key)
+        if _cuda_problem is not None:
+            LIBRARY.impl(op, _refuse_cuda(op), "CUDA")
 
 
 _load_cpu_library()
 _cuda_problem = _load_cuda_library()
 LIBRARY = torch.library.Library("fusedops", "IMPL")
-if _cuda_problem is not None:
-    _register_refusals()
+_register_refusals()
