@@ -82,13 +82,19 @@ def _agree(eager: Any, ours: Any) -> bool:
 
 def _replace(node: Node, results: Any) -> None:
     if isinstance(results, Node):
-        node.replace_all_uses_with(results)
+        _stand_in(node, results)
     for item, index in (dialect.outputs(node) or {}).items():
         if isinstance(results[index], Node):
-            item.replace_all_uses_with(results[index])
+            _stand_in(item, results[index])
             item.graph.erase_node(item)
     if not node.users:
         node.graph.erase_node(node)
+
+
+def _stand_in(old: Node, new: Node) -> None:
+    """`new` in the place of `old`, also in the memory that views of it are known to share."""
+    dialect.annotate(new, value(old), like=old)
+    old.replace_all_uses_with(new)
 
 
 # --- what is written out, and when ----------------------------------------------------------------

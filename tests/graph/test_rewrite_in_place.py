@@ -196,3 +196,18 @@ def test_a_write_through_a_view_of_an_op_that_was_put_there_is_seen(rewrite):
     rewritten = rewrite(model, x)
     assert rewritten.replaced == {"softmax": 2}
     assert_agrees(rewritten.call, model, [x])
+
+
+@pytest.mark.parametrize("view", [lambda y: y, lambda y: y.view(-1)], ids=["itself", "a view"])
+def test_a_write_into_a_call_that_was_written_out_is_seen(rewrite_dynamo, view):
+    def model(x):
+        y = F.softmin(x, -1)
+        v = view(y)
+        z = y * 0.5
+        v.fill_(1.0)
+        return z.softmax(-1) + y
+
+    x = torch.randn(8, 8, dtype=torch.float64)
+    rewritten = rewrite_dynamo(model, x)
+    assert rewritten.replaced == {"softmax": 2}
+    assert_agrees(rewritten.call, model, [x])
