@@ -40,7 +40,10 @@ def assert_parts_of(whole, part, mask):
 def test_any_of_the_gradients_may_be_left_out(op, cols, dtype, given):
     x, grad = torch.randn(2, 3, cols).to(dtype)
     w, b = torch.randn(2, cols).to(dtype)
-    parameters = (w if given in ("both", "weight") else None, b if given in ("both", "bias") else None)
+    parameters = (
+        w if given in ("both", "weight") else None,
+        b if given in ("both", "bias") else None,
+    )
     kept = statistics(op, x, parameters)
     whole = gradients(op, grad, x, kept, parameters, [True] * 3)
     for mask in MASKS:
@@ -49,9 +52,8 @@ def test_any_of_the_gradients_may_be_left_out(op, cols, dtype, given):
 
 @pytest.mark.parametrize("cols", LENGTHS)
 def test_any_of_the_gradients_of_a_stack_may_be_left_out(cols):
-    inputs, grad = list(torch.randn(2, 3, cols)), torch.randn(2, 3, cols)
+    inputs, grad = [torch.randn(3, cols) for _ in range(2)], torch.randn(2, 3, cols)
     weights, biases = list(torch.randn(2, cols)), list(torch.randn(2, cols))
-    inputs = [torch.randn(3, cols) for _ in range(2)]
     _, *kept = ops.stack_layer_norm(inputs, [cols], weights, biases, 1e-5, 0)
     settings = (grad, inputs, [cols], *kept, weights, biases, 0)
     whole = ops.stack_layer_norm_backward(*settings, [True] * 3)
@@ -77,5 +79,10 @@ def test_any_of_the_gradients_after_a_residual_may_be_left_out(op, cols):
     for of_input, of_weight, of_bias in MASKS:
         mask = [of_input, of_input, of_weight, of_bias][: len(whole)]
         part = backward(mask)
-        wanted = [of_input, False, of_weight, of_bias]  # without dropout one serves both of the first
+        wanted = [
+            of_input,
+            False,
+            of_weight,
+            of_bias,
+        ]  # without dropout one serves both of the first
         assert_parts_of(whole, part, wanted[: len(whole)])

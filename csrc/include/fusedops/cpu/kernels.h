@@ -98,9 +98,9 @@ constexpr PlaneStrips plane_strips(const SoftmaxPlanesBackward& args) {
   return {args.rows, args.lanes, 2 * size_of(args.output.dtype) + size_of(args.grad_input.dtype)};
 }
 
-// Sums of kMinLanes lanes and, of each chunk of rows and lane of a strip, a maximum and a sum or
-// three factors.
-constexpr int64_t kPlacesBytes = 16384, kLaneNoteBytes = 3 * int64_t(sizeof(double));
+// Sums of a group of lanes, in the L1 cache, and, of each chunk of rows and lane of a strip, a
+// maximum and a sum or three factors.
+constexpr int64_t kPlacesBytes = 32768, kLaneNoteBytes = 3 * int64_t(sizeof(double));
 constexpr int64_t planes_scratch_bytes(int64_t rows, const PlaneStrips& strips) {
   const int64_t chunks = rows / kShortestSoftmaxChunk + 1;
   return kPlacesBytes + chunks * strips.lanes_each * kLaneNoteBytes;

@@ -18,8 +18,9 @@ namespace fusedops {
 namespace FUSEDOPS_CPU_ISA {
 namespace {
 
-// Rows taken at once.
-constexpr int kPlaneRows = 16;
+// Rows taken at once: their places follow each other.
+template <class T>
+constexpr int kPlaneRows = kTile<T> < 16 ? kTile<T> : 16;
 
 template <class C>
 struct WideTile {
@@ -51,10 +52,6 @@ FUSEDOPS_INLINE WideTile<C> operator+(WideTile<C> a, WideTile<C> b) {
 
 // --- places -------------------------------------------------------------------------------------
 
-constexpr int64_t kGroupLanes = PlaneStrips::kMinLanes;
-template <class T>
-constexpr int64_t kGroupTiles = kGroupLanes / kTile<T>;
-
 // fold_columns() has two tiles of sums.
 template <class T>
 constexpr int64_t kPlaces = 2 * kTile<T>;
@@ -73,71 +70,109 @@ FUSEDOPS_INLINE int64_t places_used(int64_t rows) {
   return rows < kTile<T> ? rows : kTile<T>;
 }
 
+// Lanes whose places fit into their memory, for chunks of at most `rows`.
+template <class T>
+FUSEDOPS_INLINE int64_t group_lanes(int64_t rows) {
+  constexpr int64_t kLeast = PlaneStrips::kMinLanes, kBytes = kLeast * sizeof(Compute<T>);
+  static_assert(kPlaces<T> * kBytes <= kPlacesBytes);
+  return kPlacesBytes / (places_used<T>(rows) * kBytes) * kLeast;
+}
+
 // How far apart lie the places whose sums sum_of() adds in step `step` of so many, the last one
 // first: lanes of a vector of doubles, even and odd tiles, halves of a tile and, of floats, halves
 // of a vector.
-template <class C>
 constexpr int kLaneSteps = __builtin_ctz(kLanes<double>);
 template <class T>
-constexpr int kPlaceSteps = kLaneSteps<Compute<T>> + (sizeof(T) == sizeof(double) ? 2 : 3);
+constexpr int kPlaceSteps = kLaneSteps + (sizeof(T) == sizeof(double) ? 2 : 3);
 template <class T>
 constexpr int64_t place_distance(int step) {
-  constexpr int kLane = kLaneSteps<Compute<T>>;
-  return step < kLane     ? column_of<T>(0, 1 << step)
-      : step == kLane     ? kTile<T>
-      : step == kLane + 1 ? column_of<T>(1, 0)
-                          : column_of<T>(0, kLanes<double>);
+  return step < kLaneSteps ? column_of<T>(0, 1 << step)
+      : step == kLaneSteps
+      ? kTile<T>
+      : column_of<T>(step - kLaneSteps == 1, (step - kLaneSteps) / 2 * kLanes<double>);
 }
+
+// The places of a tile of lanes lie `stride` tiles apart.
+template <class C>
+struct TilePlaces {
+  const Tile<C>* first;
+  int64_t stride, used;
+};
 
 // Of the places `place` and on, as far as they are used, that are added up in steps kStep and
 // after.
-template <class T, int kStep = 0, class C = Compute<T>>
-WideTile<C> sum_of_places(const Tile<C>* places, int64_t place, int64_t used) {
+template <class T, int kStep, class C = Compute<T>>
+FUSEDOPS_INLINE WideTile<C> sum_of_some_places(TilePlaces<C> places, int64_t place) {
   if constexpr (kStep == kPlaceSteps<T>) {
-    return widened(places[place * kGroupTiles<T>]);
+    return widened(places.first[place * places.stride]);
   } else {
-    constexpr int64_t kDistance = place_distance<T>(kStep);
-    const WideTile<C> sum = sum_of_places<T, kStep + 1>(places, place, used);
-    if (place + kDistance >= used) return sum;
-    return sum + sum_of_places<T, kStep + 1>(places, place + kDistance, used);
+    const int64_t other = place + place_distance<T>(kStep);
+    const WideTile<C> sum = sum_of_some_places<T, kStep + 1>(places, place);
+    if (other >= places.used) return sum;
+    return sum + sum_of_some_places<T, kStep + 1>(places, other);
   }
 }
+template <class T, class C = Compute<T>>
+FUSEDOPS_NOINLINE WideTile<C> sum_of_places(TilePlaces<C> places) {
+  return sum_of_some_places<T, 0>(places, 0);
+}
 
-// body(row, count, col, part) over all tiles, kPlaneRows rows of one at a time.
+// body(row, count, col, part) over all tiles, a few rows of one at a time.
 template <class T, class Body>
 FUSEDOPS_INLINE void for_tiles(RowRange rows, int64_t cols, Body body) {
-  for (int64_t row = rows.begin; row < rows.end; row += kPlaneRows) {
-    const int64_t count = rows.end - row < kPlaneRows ? rows.end - row : kPlaneRows;
+  for (int64_t row = rows.begin; row < rows.end; row += kPlaneRows<T>) {
+    const int64_t count = rows.end - row < kPlaneRows<T> ? rows.end - row : kPlaneRows<T>;
     for_columns<T>(
         cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA { body(row, count, col, part); });
   }
 }
 
-// Adds the rows of a group to its places: of_tile(col, part) gives what gives the tile of a row.
-template <class T, class Source, class C = Compute<T>>
-FUSEDOPS_INLINE void fill_places(Tile<C>* places, RowRange rows, int64_t cols, Source of_tile) {
-  const int64_t all = rows.end - rows.begin;
-  for_tiles<T>(
-      rows, cols, [&](int64_t first, int64_t count, int64_t col, auto part) FUSEDOPS_LAMBDA {
-        const auto value = of_tile(col, part);
-        Tile<C>* const own = places + col / kTile<T>;
-        for (int64_t row = first; row < first + count; ++row) {
-          const int64_t at = row - rows.begin, place = place_of<T>(at, all);
-          Tile<C>& sum = own[place * kGroupTiles<T>];
-          if (place == at) {
-            sum = both(C(0)) + value(row);
-          } else {
-            sum = sum + value(row);
-          }
-        }
-      });
-}
+// A group of the lanes of a strip, and the places of its tiles.
+template <class T>
+struct Group {
+  using C = Compute<T>;
+  Tile<C>* places;
+  RowRange lanes;
+  bool is_last;  // of the strip
 
-// body(lanes) for each group of the lanes of a strip.
-template <class Body>
-FUSEDOPS_INLINE void for_groups(int64_t lanes, Body body) {
-  for (int64_t begin = 0; begin < lanes; begin += kGroupLanes) {
-    body(RowRange{begin, lanes - begin < kGroupLanes ? lanes : begin + kGroupLanes});
+  FUSEDOPS_INLINE int64_t size() const { return lanes.end - lanes.begin; }
+  FUSEDOPS_INLINE int64_t tiles() const { return (size() + kTile<T> - 1) / kTile<T>; }
+
+  // Adds a chunk of rows: of_tile(col, part) gives what gives the tile of a row.
+  template <class Source>
+  FUSEDOPS_INLINE void add(RowRange rows, Source of_tile) const {
+    const int64_t all = rows.end - rows.begin, stride = tiles();
+    for_tiles<T>(
+        rows, size(), [&](int64_t row, int64_t count, int64_t col, auto part) FUSEDOPS_LAMBDA {
+          const auto value = of_tile(col, part);
+          const int64_t place = place_of<T>(row - rows.begin, all);
+          Tile<C>* own = places + place * stride + col / kTile<T>;
+          if (place == row - rows.begin) {
+            for (int64_t r = row; r < row + count; ++r, own += stride) *own = both(C(0)) + value(r);
+          } else {
+            for (int64_t r = row; r < row + count; ++r, own += stride) *own = *own + value(r);
+          }
+        });
+  }
+
+  // Of the tile from lane `col` of the group on, what a chunk of so many rows comes to.
+  FUSEDOPS_INLINE WideTile<C> sum(int64_t col, int64_t rows) const {
+    return sum_of_places<T>(TilePlaces<C>{places + col / kTile<T>, tiles(), places_used<T>(rows)});
+  }
+
+  // What lies beside a tile, in the next group, is on its way meanwhile.
+  FUSEDOPS_INLINE void prefetch(const T* at) const {
+    if (!is_last) prefetch_tile<Cache::kL2>(at + size());
+  }
+};
+
+// body(group) for each group of the lanes of a strip.
+template <class T, class Body>
+FUSEDOPS_INLINE void for_groups(Tile<Compute<T>>* places, int64_t rows, int64_t lanes, Body body) {
+  const int64_t each = group_lanes<T>(rows);
+  for (int64_t begin = 0; begin < lanes; begin += each) {
+    const bool is_last = lanes - begin <= each;
+    body(Group<T>{places, {begin, is_last ? lanes : begin + each}, is_last});
   }
 }
 
@@ -186,8 +221,6 @@ union LaneNotes {
 };
 static_assert(sizeof(LaneNotes<double>) / kTile<double> <= kLaneNoteBytes);
 static_assert(sizeof(LaneNotes<float>) / kTile<float> <= kLaneNoteBytes);
-static_assert(kPlaces<float> * kGroupLanes * sizeof(float) <= kPlacesBytes);
-static_assert(kPlaces<double> * kGroupLanes * sizeof(double) <= kPlacesBytes);
 
 // Scratch memory of one strip: the places of a group, then the notes of every chunk and tile.
 template <class T>
@@ -214,20 +247,18 @@ FUSEDOPS_INLINE Tile<C> shift_of(Tile<C> max) {
   return max;
 }
 
-// The maximum of a chunk of a group. What lies beside it, in the next group, is on its way
-// meanwhile.
+// The maximum of a chunk of a group.
 template <class In, class C = Compute<In>>
 FUSEDOPS_NOINLINE void take_max(
-    Strip<const In> input, RowRange rows, RowRange lanes, PlaneScratch<In> scratch) {
-  const In* const from = input.data + lanes.begin;
+    Strip<const In> input, RowRange rows, Group<In> group, PlaneScratch<In> scratch) {
+  const In* const from = input.data + group.lanes.begin;
   for_tiles<In>(
-      rows, lanes.end - lanes.begin,
-      [&](int64_t row, int64_t count, int64_t col, auto part) FUSEDOPS_LAMBDA {
-        Tile<C>& so_far = scratch.note(rows.begin, lanes.begin + col).sums.max;
+      rows, group.size(), [&](int64_t row, int64_t count, int64_t col, auto part) FUSEDOPS_LAMBDA {
+        Tile<C>& so_far = scratch.note(rows.begin, group.lanes.begin + col).sums.max;
         Tile<C> max = row == rows.begin ? both(-kInfinity<C>) : so_far;
         for (int64_t r = row; r < row + count; ++r) {
           const In* at = from + r * input.row_stride + col;
-          prefetch_tile<Cache::kL2>(at + kGroupLanes);
+          group.prefetch(at);
           max = larger(max, load(at, part));  // drops a NaN; exp(NaN - max) has it
         }
         so_far = max;
@@ -236,19 +267,18 @@ FUSEDOPS_NOINLINE void take_max(
 
 template <class Out, class In, class C = Compute<In>>
 FUSEDOPS_NOINLINE void sum_chunk(
-    Strip<const In> input, RowRange rows, RowRange lanes, PlaneScratch<In> scratch) {
-  const In* const from = input.data + lanes.begin;
-  const auto powers = [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
-    const Tile<C> shift = shift_of(scratch.note(rows.begin, lanes.begin + col).sums.max);
-    return [=](int64_t row) FUSEDOPS_LAMBDA {
+    Strip<const In> input, RowRange rows, Group<In> group, PlaneScratch<In> scratch) {
+  const auto sums_of = [&](int64_t col) -> LaneSums<C>& {
+    return scratch.note(rows.begin, group.lanes.begin + col).sums;
+  };
+  const In* const from = input.data + group.lanes.begin;
+  group.add(rows, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
+    return [=, shift = shift_of(sums_of(col).max)](int64_t row) FUSEDOPS_LAMBDA {
       return exp_nonpositive<Out>(load(from + row * input.row_stride + col, part) - shift);
     };
-  };
-  fill_places<In>(scratch.places, rows, lanes.end - lanes.begin, powers);
-  const int64_t used = places_used<In>(rows.end - rows.begin);
-  for (int64_t lane = lanes.begin; lane < lanes.end; lane += kTile<In>) {
-    const Tile<C>* const own = scratch.places + (lane - lanes.begin) / kTile<In>;
-    scratch.note(rows.begin, lane).sums.sum = sum_of_places<In>(own, 0, used);
+  });
+  for (int64_t col = 0; col < group.size(); col += kTile<In>) {
+    sums_of(col).sum = group.sum(col, rows.end - rows.begin);
   }
 }
 
@@ -337,10 +367,13 @@ template <bool Log, class In, class Out, class Store, class C = Compute<In>>
 FUSEDOPS_INLINE void softmax_strip(
     Strip<const In> input, Strip<Out> output, int64_t rows, int64_t cols, PlaneScratch<In> scratch,
     Store put) {
-  for_groups(cols, [&](RowRange lanes) {
-    for_row_chunks(rows, kSoftmaxChunk<C>, [&](RowRange chunk) {
-      take_max(input, chunk, lanes, scratch);
-      sum_chunk<Out>(input, chunk, lanes, scratch);
+  constexpr int64_t kChunk = kSoftmaxChunk<C>;
+  static_assert(kChunk % kPlaneRows<In> == 0);
+  const int64_t longest = rows < kChunk ? rows : kChunk;
+  for_groups<In>(scratch.places, longest, cols, [&](Group<In> group) {
+    for_row_chunks(rows, kChunk, [&](RowRange chunk) {
+      take_max(input, chunk, group, scratch);
+      sum_chunk<Out>(input, chunk, group, scratch);
     });
   });
   for (int64_t lane = 0; lane < cols; lane += kTile<In>) {
@@ -349,7 +382,6 @@ FUSEDOPS_INLINE void softmax_strip(
   for_tiles<In>(
       RowRange{0, rows}, cols,
       [&](int64_t row, int64_t count, int64_t col, auto part) FUSEDOPS_LAMBDA {
-        static_assert(kSoftmaxChunk<C> % kPlaneRows == 0);
         const LaneFactors<C> factors = scratch.note(row, col).factors;
         for (int64_t r = row; r < row + count; ++r) {
           const Tile<C> result = normalized<Log, Out>(load(input.row(r) + col, part), factors);
@@ -381,48 +413,57 @@ FUSEDOPS_INLINE int64_t gradient_chunk(int64_t rows) {
   return is_long_row(rows) ? kSoftmaxChunk<C> : rows;
 }
 
-// Sums of grad_output * output, or of grad_output for a logarithm, of a group of lanes.
+// Sums of grad_output * output, or of grad_output for a logarithm, for a tile of lanes.
+template <class C>
+union LaneGradSums {
+  WideTile<C> wide;
+  Tile<C> total;
+};
+static_assert(sizeof(LaneGradSums<float>) / kTile<float> <= kLaneNoteBytes);
+
 template <bool Log, class Out, class C = Compute<Out>>
 FUSEDOPS_NOINLINE void sum_grad_group(
-    Strip<const Out> grad, Strip<const Out> output, int64_t rows, RowRange lanes, Tile<C>* places,
-    Tile<C>* sums) {
+    Strip<const Out> grad, Strip<const Out> output, int64_t rows, Group<Out> group,
+    LaneGradSums<C>* sums) {
+  const Out* const grads = grad.data + group.lanes.begin;
+  const Out* const outputs = output.data + group.lanes.begin;
   const auto terms = [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
-    const int64_t lane = lanes.begin + col;
     return [=](int64_t row) FUSEDOPS_LAMBDA {
-      prefetch_tile<Cache::kL2>(grad.row(row) + lane + kGroupLanes);
-      const Tile<C> g = load(grad.row(row) + lane, part);
+      const Out* const g = grads + row * grad.row_stride + col;
+      group.prefetch(g);
       if constexpr (Log) {
-        return g;
+        return load(g, part);
       } else {
-        prefetch_tile<Cache::kL2>(output.row(row) + lane + kGroupLanes);
-        return g * load(output.row(row) + lane, part);
+        const Out* const y = outputs + row * output.row_stride + col;
+        group.prefetch(y);
+        return load(g, part) * load(y, part);
       }
     };
   };
-  WideTile<C> total[kGroupTiles<Out>] = {};
+  for (int64_t i = 0; i < group.tiles(); ++i) sums[i].wide = {};
   for_row_chunks(rows, gradient_chunk<C>(rows), [&](RowRange chunk) {
-    fill_places<Out>(places, chunk, lanes.end - lanes.begin, terms);
-    const int64_t used = places_used<Out>(chunk.end - chunk.begin);
-    for (int64_t i = 0; i * kTile<Out> < lanes.end - lanes.begin; ++i) {
-      total[i] = total[i] + sum_of_places<Out>(places + i, 0, used);
+    group.add(chunk, terms);
+    for (int64_t i = 0; i < group.tiles(); ++i) {
+      const WideTile<C> more = group.sum(i * kTile<Out>, chunk.end - chunk.begin);
+      sums[i].wide = sums[i].wide + more;
     }
   });
-  for (int64_t i = 0; i * kTile<Out> < lanes.end - lanes.begin; ++i) {
-    sums[lanes.begin / kTile<Out> + i] = narrowed(total[i]);
-  }
+  for (int64_t i = 0; i < group.tiles(); ++i) sums[i].total = narrowed(sums[i].wide);
 }
 
 template <bool Log, class In, class Out, class Store, class C = Compute<Out>>
 FUSEDOPS_INLINE void softmax_backward_strip(
     Strip<const Out> grad, Strip<const Out> output, Strip<In> result, int64_t rows, int64_t cols,
-    Tile<C>* places, Store put) {
-  auto* sums = reinterpret_cast<Tile<C>*>(reinterpret_cast<char*>(places) + kPlacesBytes);
-  for_groups(
-      cols, [&](RowRange lanes) { sum_grad_group<Log>(grad, output, rows, lanes, places, sums); });
+    void* memory, Store put) {
+  auto* places = static_cast<Tile<C>*>(memory);
+  auto* sums = reinterpret_cast<LaneGradSums<C>*>(static_cast<char*>(memory) + kPlacesBytes);
+  for_groups<Out>(places, gradient_chunk<C>(rows), cols, [&](Group<Out> group) {
+    sum_grad_group<Log>(grad, output, rows, group, sums + group.lanes.begin / kTile<Out>);
+  });
   for_tiles<Out>(
       RowRange{0, rows}, cols,
       [&](int64_t row, int64_t count, int64_t col, auto part) FUSEDOPS_LAMBDA {
-        const Tile<C> sum = sums[col / kTile<Out>];
+        const Tile<C> sum = sums[col / kTile<Out>].total;
         for (int64_t r = row; r < row + count; ++r) {
           const Tile<C> g = load(grad.row(r) + col, part), y = load(output.row(r) + col, part);
           const Tile<C> grad_input = Log ? g - exp_nonpositive<In>(y) * sum : (g - sum) * y;
@@ -440,7 +481,7 @@ FUSEDOPS_INLINE void softmax_backward_strips(
     const RowRange at = strips[i % strips.count];
     softmax_backward_strip<Log, In, Out>(
         {args.grad_output, plane, at}, {args.output, plane, at}, {args.grad_input, plane, at},
-        args.rows, at.end - at.begin, static_cast<Tile<Compute<Out>>*>(memory), put);
+        args.rows, at.end - at.begin, memory, put);
   }
 }
 

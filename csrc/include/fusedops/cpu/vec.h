@@ -623,6 +623,9 @@ FUSEDOPS_INLINE Wide<float> widened(Vec<float> value) {
   return {
       {(Vec<double>)_mm256_cvtps_pd(_mm256_castps256_ps128(all)),
        (Vec<double>)_mm256_cvtps_pd(_mm256_extractf128_ps(all, 1))}};
+#elif defined(__SSE2__)
+  const __m128 all = (__m128)value;
+  return {{(Vec<double>)_mm_cvtps_pd(all), (Vec<double>)_mm_cvtps_pd(_mm_movehl_ps(all, all))}};
 #else
   return {
       {Vec<double>{double(value[0]), double(value[1])},
@@ -640,6 +643,9 @@ FUSEDOPS_INLINE Vec<float> narrowed(Wide<float> value) {
   const __m128 low = _mm256_cvtpd_ps((__m256d)value.v[0]);
   const __m128 high = _mm256_cvtpd_ps((__m256d)value.v[1]);
   return (Vec<float>)_mm256_insertf128_ps(_mm256_castps128_ps256(low), high, 1);
+#elif defined(__SSE2__)  // by lanes, GCC 12 drops the rounding of what is widened again
+  const __m128 low = _mm_cvtpd_ps((__m128d)value.v[0]), high = _mm_cvtpd_ps((__m128d)value.v[1]);
+  return (Vec<float>)_mm_movelh_ps(low, high);
 #else
   const Vec<double> low = value.v[0], high = value.v[1];
   return Vec<float>{float(low[0]), float(low[1]), float(high[0]), float(high[1])};
