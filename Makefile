@@ -2,6 +2,7 @@
 #
 #   make demo    a real sentence encoder on the fused kernels
 #   make test    the whole test suite
+#   make test-all  op tests with 1, 2 and 3 threads, then fuzz and sanitize: hours
 #   make fuzz    properties and random graphs, other ones at every run; FUZZ_SECONDS=120 ends it
 #   make bench   the kernels against eager, Inductor and a copy, one thread
 #   make sanitize  the operators' tests under ASan + UBSan and TSan
@@ -15,7 +16,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install -c constraints.txt
 BUILD_INPUTS := setup.py pyproject.toml CMakeLists.txt fusedops/VERSION \
 	$(shell find cmake csrc -type f)
 
-.PHONY: demo test fuzz sanitize bench lint wheel clean
+.PHONY: demo test test-all fuzz sanitize bench lint wheel clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed-demo
@@ -23,6 +24,11 @@ demo: .venv/.installed-demo
 
 test: .venv/.installed-dev
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+test-all: .venv/.installed-dev
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --all-threads
+	$(MAKE) fuzz
+	$(MAKE) sanitize
 
 fuzz: .venv/.installed-dev
 	$(BIN)/python -m pytest --hypothesis-profile=fuzz tests/properties \

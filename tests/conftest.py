@@ -3,8 +3,10 @@
 import os
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # One thread a worker: workers that share the cores wait 8 ms at every OpenMP barrier.
+    # One thread a worker: workers that share the cores wait 8 ms at every OpenMP barrier. Op tests
+    # have more (threads.py), which sleep while they wait.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # The tests' tensors are too small to pay. Read when fusedops is imported, by subprocesses too.
 os.environ["FUSEDOPS_FUSE"] = "always"
@@ -12,7 +14,7 @@ os.environ["FUSEDOPS_FUSE"] = "always"
 import pytest
 import torch
 
-pytest_plugins = ["fuzzing"]
+pytest_plugins = ["fuzzing", "threads"]
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -95,7 +95,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
 
 
 def _seconds_of_each(session: pytest.Session) -> float:
-    seconds = float(os.environ.get("FUZZ_SECONDS", "inf"))
+    seconds = float(os.environ.get("FUZZ_SECONDS") or "inf")
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
     properties = sum(is_hypothesis_test(getattr(item, "obj", None)) for item in session.items)
     return seconds * workers / properties

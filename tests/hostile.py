@@ -39,7 +39,7 @@ from fusedops import reference
 REFUSALS = (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError, OSError)
 #: Parts of messages that speak of torch's inside, or of ours, to somebody who cannot know it.
 INTERNALS = re.compile(
-    r"aoti_|INTERNAL ASSERT|report a bug|Exception raised from|\.cpp:|\.h:\d|c10::"
+    r"aoti_torch|INTERNAL ASSERT|report a bug|Exception raised from|\.cpp:|\.h:\d|c10::"
 )
 _SECONDS = 120  # of one row; a row that takes longer hangs
 

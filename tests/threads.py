@@ -6,15 +6,15 @@ runs with all. Fewer than 32,768 elements are one thread's anyway.
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 COUNTS = (1, 2, 3)
 #: Those of kernels that run in this process and leave the number of threads to the caller.
-_OP_TESTS = (
+OP_TESTS = (
     "test_add_norm",
     "test_layer_norm_grad",
     "test_layer_norm_values",
@@ -33,9 +33,6 @@ _OP_TESTS = (
     "test_std_norm",
 )
 
-# Threads that wait sleep: those that spin take the cores from the tests beside them.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     help = "run every op test with 1, 2 and 3 threads, not with one of them"
@@ -44,24 +41,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "threads" in metafunc.fixturenames and metafunc.config.getoption("all_threads"):
-        if metafunc.module.__name__ in _OP_TESTS:
+        if metafunc.module.__name__ in OP_TESTS:
             metafunc.parametrize("threads", COUNTS, indirect=True, ids="{} threads".format)
 
 
 @pytest.fixture(autouse=True)
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+def threads(request: pytest.FixtureRequest) -> Iterator[int | None]:
     """The number of torch's threads during an op test."""
-    import torch  # after the variables above and those of conftest.py
-
     before = torch.get_num_threads()
-    count = getattr(request, "param", None) or _in_turn(request.node)
+    is_op_test = request.module.__name__ in OP_TESTS
+    name = request.node.nodeid.rpartition("/")[2]  # the same from whichever folder pytest runs
+    count = getattr(request, "param", turn_of(name) if is_op_test else None)
     torch.set_num_threads(count or before)
     yield count
     torch.set_num_threads(before)
 
 
-def _in_turn(test: pytest.Item) -> int | None:
-    name = test.nodeid.rpartition("/")[2]  # the same from whichever folder pytest runs
-    if test.module.__name__ not in _OP_TESTS:
-        return None
+def turn_of(name: str) -> int:
+    """The number of threads of the op test of that name."""
     return COUNTS[zlib.crc32(name.encode()) % len(COUNTS)]
