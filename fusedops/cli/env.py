@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from fusedops.cli.errors import UserError
-from fusedops.cli.problems import FATAL, FATAL_TO_COMPILING, Report, do_not_load, find_problems
+from fusedops.cli.problems import FATAL, FATAL_TO_COMPILING, Report, find_problems
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -47,10 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report; 1 if the files or libraries of fusedops do not load, else 0."""
+    """Print the report; 1 if something keeps fusedops from running at all, else 0."""
     report = collect()
     print(json.dumps(report, indent=2, default=str) if args.json else as_text(report))
-    return 1 if any(do_not_load(report)) else 0
+    return 1 if find_problems(report, FATAL) else 0
 
 
 def collect() -> Report:
