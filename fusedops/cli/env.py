@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -104,11 +105,9 @@ def probe_package() -> Report:
 
 
 def _import_all() -> bool:
-    """Once more, and this time loudly: `python -m fusedops` begins without what does not load."""
+    """Raises where `python -m fusedops` has begun without what does not load."""
     package = importlib.import_module("fusedops")
-    if not hasattr(package, "softmax"):
-        importlib.reload(package)
-    return True
+    return all(getattr(package, name) is not None for name in package.__all__)
 
 
 def probe_operators() -> dict[str, list[str]]:
@@ -196,6 +195,14 @@ def probe_settings() -> Report:
     return dataclasses.asdict(importlib.import_module("fusedops.config").active())
 
 
+def probe_policy() -> Report:
+    """For each device, whether fuse="profitable" has times to decide by that were measured."""
+    costs = importlib.import_module("fusedops.graph.costs")
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    names = ["cpu", *(f"cuda:{i}" for i in range(gpus))]
+    return {name: _guarded(partial(costs.has_table, torch.device(name))) for name in names}
+
+
 PROBES: dict[str, Callable[[], Any]] = {
     "package": probe_package,
     "build": probe_build,
@@ -207,6 +214,7 @@ PROBES: dict[str, Callable[[], Any]] = {
     "compile": probe_compile,
     "variables": probe_variables,
     "settings": probe_settings,
+    "policy": probe_policy,
 }
 
 
