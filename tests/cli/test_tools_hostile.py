@@ -17,9 +17,8 @@ pytest.importorskip("sentencepiece", reason="needs the extra fusedops[translatio
 pytest.importorskip("sacrebleu", reason="needs the extra fusedops[translation]")
 pytest.importorskip("pandas", reason="needs the extra fusedops[bench]")
 
-TOOLS = Path(__file__).parents[2] / "tools"
-sys.path.insert(0, str(TOOLS))
-sys.path.insert(1, str(TOOLS / "kernel_tests"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+sys.path.insert(1, str(Path(__file__).parents[2] / "tools" / "kernel_tests"))
 import compare_translation
 import comparison as kernel_comparison
 import gpu_summary
