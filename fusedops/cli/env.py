@@ -18,13 +18,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fusedops.cli.errors import UserError
-from fusedops.cli.problems import FATAL, FATAL_TO_COMPILING, Report, do_not_load, find_problems
+from fusedops.cli.problems import FATAL, FATAL_TO_COMPILING, Report, find_problems
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -47,10 +48,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report; 1 if the files or libraries of fusedops do not load, else 0."""
+    """Print the report; 1 if something keeps fusedops from running at all, else 0."""
     report = collect()
     print(json.dumps(report, indent=2, default=str) if args.json else as_text(report))
-    return 1 if any(do_not_load(report)) else 0
+    return 1 if find_problems(report, FATAL) else 0
 
 
 def collect() -> Report:
@@ -104,11 +105,9 @@ def probe_package() -> Report:
 
 
 def _import_all() -> bool:
-    """Once more, and this time loudly: `python -m fusedops` begins without what does not load."""
+    """Raises where `python -m fusedops` has begun without what does not load."""
     package = importlib.import_module("fusedops")
-    if not hasattr(package, "softmax"):
-        importlib.reload(package)
-    return True
+    return all(getattr(package, name) is not None for name in package.__all__)
 
 
 def probe_operators() -> dict[str, list[str]]:
@@ -196,6 +195,14 @@ def probe_settings() -> Report:
     return dataclasses.asdict(importlib.import_module("fusedops.config").active())
 
 
+def probe_policy() -> Report:
+    """For each device, whether fuse="profitable" has times to decide by that were measured."""
+    costs = importlib.import_module("fusedops.graph.costs")
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    names = ["cpu", *(f"cuda:{i}" for i in range(gpus))]
+    return {name: _guarded(partial(costs.has_table, torch.device(name))) for name in names}
+
+
 PROBES: dict[str, Callable[[], Any]] = {
     "package": probe_package,
     "build": probe_build,
@@ -207,6 +214,7 @@ PROBES: dict[str, Callable[[], Any]] = {
     "compile": probe_compile,
     "variables": probe_variables,
     "settings": probe_settings,
+    "policy": probe_policy,
 }
 
 

@@ -60,6 +60,13 @@ def refused_settings(report: Report) -> Iterator[Problem]:
         yield Problem(error, "unset the variable")
 
 
+def policy_tables_that_are_damaged(report: Report) -> Iterator[Problem]:
+    """What fuse="profitable" decides by; to compile anything would fail."""
+    for device, table in report["policy"].items():
+        if isinstance(table, dict):
+            yield Problem(f"the policy table of {device}: {table['error']}", REINSTALL)
+
+
 def operators_without_cpu_kernel(report: Report) -> Iterator[Problem]:
     """A library of another version than the Python files beside it."""
     if "error" in report["operators"]:
@@ -124,6 +131,7 @@ CHECKS: tuple[Check, ...] = (
     do_not_load,
     unknown_instruction_set,
     refused_settings,
+    policy_tables_that_are_damaged,
     operators_without_cpu_kernel,
     torch_older_than_the_target,
     gpus_without_kernels,

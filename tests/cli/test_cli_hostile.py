@@ -441,7 +441,7 @@ def test_a_terminal_of_ascii_shows_what_it_can(tmp_path):
 )
 def test_env_reports_a_variable_that_keeps_the_rest_from_running(variable, value):
     reported = run("env", env={variable: value})
-    assert reported.stderr == ""
+    assert (reported.returncode, reported.stderr) == (FAILURE, "")
     problems = reported.stdout.partition("\nproblems\n")[2]
     assert variable in problems and "fix: unset" in problems
     refused = run("explain", "model.py:build", env={variable: value})

@@ -30,6 +30,8 @@ def load_subwords(
 
     Source: Sennrich et al., "Neural Machine Translation of Rare Words with Subword Units" (2016).
     """
+    if not pairs:
+        raise UserError("--data: no pair is left to train with, wanted hundreds at least")
     key = fingerprint(pairs, "bpe", vocabulary)
     path = cache / f"subwords-{key}.model"
     if not path.exists():
