@@ -1,5 +1,7 @@
 """add_layer_norm and add_rms_norm: residual, dropout and norm in one pass, differentiated too."""
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -186,6 +188,43 @@ def test_gradcheck_and_gradgradcheck(kind, spelling, p):
 
     assert gradcheck(add, inputs)
     assert gradgradcheck(add, inputs)
+
+
+@pytest.mark.parametrize("backend", [None, "eager", "aot_eager"])
+@pytest.mark.parametrize("kind", ADDS)
+def test_the_results_require_grad_where_eagers_do(kind, backend):
+    """The sum is made of input and residual alone: those of the parameters reach the output."""
+    shapes = [(3, 5), (3, 5), (5,), (5,)]
+    norm = {"layer": F.layer_norm, "rms": lambda s, n, w, b: F.rms_norm(s, n, w)}[kind]
+    for p in (0.0, 0.3):
+
+        def ours(x, r, w, b, p=p):
+            return ADDS[kind](x, r, w, b, p=p)
+
+        torch.compiler.reset()
+        run = ours if backend is None else torch.compile(ours, backend=backend, fullgraph=True)
+        every = list(itertools.product([False, True], repeat=4))
+        for wanted in every if backend is None else every[1::5]:  # each is compiled anew
+            given = [
+                torch.randn(shape, requires_grad=grad)
+                for shape, grad in zip(shapes, wanted, strict=True)
+            ]
+            x, r, w, b = given
+            total = F.dropout(x, p) + r
+            eager = norm(total, [5], w, b), total
+            found = [t.requires_grad for t in run(*given)]
+            assert found == [t.requires_grad for t in eager], (p, wanted)
+
+
+@pytest.mark.parametrize("kind", ADDS)
+def test_a_sum_without_a_gradient_is_an_array_at_once(kind):
+    x, r = torch.randn(2, 3, 5)
+    w = torch.randn(5, requires_grad=True)
+    y, s = ADDS[kind](x, r, w, None)
+    assert s.numpy().shape == (3, 5)
+    (grad,) = torch.autograd.grad(y.sum(), w)
+    want = torch.autograd.grad(NORMS[kind](s, w, None).sum(), w)[0]
+    assert same_bits(grad, want)
 
 
 @pytest.mark.parametrize("kind", ADDS)

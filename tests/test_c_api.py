@@ -193,6 +193,19 @@ def test_gradients_that_are_null_leave_the_others_their_bits(binding, wanted):
         np.testing.assert_array_equal(getattr(part, name), expected)
 
 
+@pytest.mark.parametrize("wanted", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (0, 1, 1)])
+@pytest.mark.parametrize("rows, cols", [(1, 65_537), (3, 70_001)])
+def test_gradients_of_long_rows_may_be_null_too(cpu, rows, cols, wanted):
+    norm, part = LayerNorm(rows, cols), LayerNorm(rows, cols)
+    norm.forward(cpu)
+    part.forward(cpu)
+    norm.backward(cpu)
+    part.backward(cpu, wanted)
+    for want, name in zip(wanted, ("gamma_grad", "betta_grad", "inp_grad"), strict=True):
+        if want:
+            np.testing.assert_array_equal(getattr(part, name), getattr(norm, name))
+
+
 def test_the_names_of_lightseq_are_the_same_functions_with_its_epsilon(binding):
     scores, ours = normal(2, 2, 4, 9), normal(2, 2, 4, 9)
     mask = padding(2, 9, -1e8)

@@ -177,6 +177,48 @@ BAD_CALLS = {
         r"rms_norm: .*wanted no dimension of size 0",
     ),
     "negative rms eps": (lambda x: fusedops.rms_norm(x, [5], eps=-1.0), r"eps is -1, wanted"),
+    "output_mask of the wrong length": (
+        lambda x: ops.layer_norm_backward(x, x, [5], x, x, None, None, [True] * 2),
+        r"layer_norm_backward: output_mask has 2 entries, wanted 3, one for each gradient",
+    ),
+    "output_mask of a stack that is too long": (
+        lambda x: ops.stack_layer_norm_backward(
+            x[None], [x], [5], x, x, [], [], 0, [True, True, True, True]
+        ),
+        r"stack_layer_norm_backward: output_mask has 4 entries, wanted 3",
+    ),
+    "integer input_dtype": (
+        lambda x: ops.softmax_backward(x, x, -1, torch.int64),
+        r"softmax_backward: input_dtype is torch.int64, wanted torch.float32",
+    ),
+    "complex input_dtype": (
+        lambda x: ops.masked_softmax_backward(x, x, None, 1.0, False, torch.complex64),
+        r"masked_softmax_backward: input_dtype is torch.complex64, wanted torch.float32",
+    ),
+    "a statistic of another shape": (
+        lambda x: ops.rms_norm_backward(x, x, [5], x[:, 0], None, [True, True]),
+        r"rstd is torch.float32 of shape \[3\], wanted torch.float32 of shape \[3, 1\] as the for",
+    ),
+    "a statistic of another dtype": (
+        lambda x: ops.layer_norm_backward(
+            x, x, [5], x[:, :1].double(), x[:, :1], None, None, [True] * 3
+        ),
+        r"layer_norm_backward: mean is torch.float64 of shape \[3, 1\], wanted torch.float32",
+    ),
+    "negative eps of a gradient": (
+        lambda x: ops.std_norm_backward(
+            x, x, [5], x[:, :1], x[:, :1], None, None, [True] * 3, -1.0
+        ),
+        r"std_norm_backward: eps is -1, wanted a value >= 0",
+    ),
+    "an expanded out": (
+        lambda x: fusedops.softmax(x, -1, out=x[:1].expand(3, 5)),
+        r"softmax: elements of out share memory",
+    ),
+    "an expanded input in place": (
+        lambda x: ops.masked_softmax_(x[:1].expand(3, 5), None, 1.0, False, 0.0),
+        r"masked_softmax_: elements of input share memory",
+    ),
     "NaN eps": (lambda x: fusedops.layer_norm(x, [5], eps=float("nan")), r"eps is nan, wanted"),
 }
 
@@ -218,6 +260,19 @@ def test_another_spelling_lists_those_there_are(call):
 def test_a_weight_on_another_device_is_named():
     with FakeTensorMode(), pytest.raises(RuntimeError, match="weight is on cpu, wanted meta"):
         ops.layer_norm(torch.empty(3, 5, device="meta"), [5], torch.empty(5), None, 1e-5)
+
+
+def test_gradients_and_statistics_on_another_device_are_named():
+    meta, statistic = x.to("meta"), x[:, :1]
+    with pytest.raises(RuntimeError, match="output is on cpu, wanted|grad_output is on meta, want"):
+        ops.softmax_backward(meta, x, -1, torch.float32)
+    with pytest.raises(RuntimeError, match="grad_output is on meta, wanted cpu as inputs is"):
+        given = (meta[None], [x], [5], statistic[None], statistic[None], [], [], 0, [True] * 3)
+        ops.stack_layer_norm_backward(*given)
+    with pytest.raises(RuntimeError, match="rstd is on meta, wanted cpu as input is"):
+        ops.rms_norm_backward(x, x, [5], statistic.to("meta"), None, [True, True])
+    with pytest.raises(RuntimeError, match="max is on meta, wanted cpu as input is"):
+        ops.softmax_apply(x, statistic.to("meta"), statistic, -1)
 
 
 @pytest.mark.parametrize("op", _library.PUBLIC_OPS + _library.TWIN_OPS)

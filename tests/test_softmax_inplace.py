@@ -130,6 +130,90 @@ def test_a_leaf_that_requires_grad_is_refused_untouched():
         assert same_bits(fusedops.softmax_(x, -1), fusedops.softmax(before, -1))
 
 
+VIEWS = {
+    "a view of a leaf": (lambda leaf: leaf.view(5, 4), "a view of a leaf that requires grad"),
+    "a slice of a leaf": (lambda leaf: leaf[1:], "a view of a leaf that requires grad"),
+    "unbind": (lambda leaf: (leaf * 1).unbind()[1], "one of several views"),
+    "chunk": (lambda leaf: (leaf * 1).chunk(2)[0], "one of several views"),
+    "split": (lambda leaf: (leaf * 1).split(3)[0], "one of several views"),
+    "a slice of a chunk": (lambda leaf: (leaf * 1).chunk(2)[0][:1], "one of several views"),
+    "a view made without grad": (
+        lambda leaf: torch.no_grad()(lambda t: t.view(5, 4))(leaf * 1),
+        "a leaf that requires grad",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_view_that_autograd_cannot_follow_is_refused_untouched(name):
+    make, what = VIEWS[name]
+    view = make(torch.randn(4, 5, requires_grad=True))
+    before, version = view.detach().clone(), view._version
+    with pytest.raises(RuntimeError, match=f"softmax_: input is {what}"):
+        fusedops.softmax_(view, -1)
+    assert same_bits(view.detach(), before) and view._version == version
+
+
+def test_a_view_that_autograd_can_follow_is_written_and_has_the_right_gradient():
+    x = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
+    grads = []
+    for softmax in (fusedops.softmax_, torch.softmax):
+        y = x * 2
+        part = softmax(y[1:3], -1)
+        z = torch.cat([y[:1], part, y[3:]])
+        grads.append(torch.autograd.grad(z.pow(2).sum(), x)[0])
+    torch.testing.assert_close(*grads)
+
+
+def test_a_view_of_a_leaf_as_out_is_refused_untouched():
+    leaf = torch.randn(4, 5, requires_grad=True)
+    before = leaf.detach().clone()
+    with pytest.raises(RuntimeError, match="argument out and has no derivative, but out requires"):
+        fusedops.softmax(torch.randn(3, 5), -1, out=leaf[1:])
+    with pytest.raises(RuntimeError, match="argument out and has no derivative, but out requires"):
+        fusedops.masked_softmax(torch.randn(3, 5), out=leaf[1:])
+    assert same_bits(leaf.detach(), before)
+
+
+WRITERS = {
+    "softmax_": lambda t: fusedops.softmax_(t, -1),
+    "softmax_out": lambda t: fusedops.softmax(torch.randn(t.shape), -1, out=t),
+    "log_softmax_": lambda t: torch.ops.fusedops.log_softmax_(t, -1),
+    "masked_softmax_out": lambda t: fusedops.masked_softmax(torch.randn(t.shape), out=t),
+    "softmax_backward_": lambda t: torch.ops.fusedops.softmax_backward_(t, t.exp(), -1),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_tensor_of_inference_mode_is_refused_untouched_outside_of_it(name):
+    with torch.inference_mode():
+        t = torch.randn(3, 5)
+        before = t.clone()
+    with pytest.raises(RuntimeError, match=rf"{name}: \w+ was made in inference mode"):
+        WRITERS[name](t)
+    assert torch.equal(t, before)
+    with torch.inference_mode():
+        WRITERS[name](t)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_lazy_view_is_refused_untouched(name):
+    memory = torch.randn(3, 5)
+    before = memory.clone()
+    for lazy in (torch._neg_view(memory), torch._efficientzerotensor((3, 5))):
+        with pytest.raises(RuntimeError, match=rf"{name}: \w+ is a lazy view"):
+            WRITERS[name](lazy)
+    assert same_bits(memory, before)
+
+
+def test_a_refused_call_leaves_the_version_as_it_was():
+    x, w = torch.randn(3, 5), torch.randn(3, 5, requires_grad=True)
+    y = x * w
+    with pytest.raises(RuntimeError, match="dim is 7"):
+        fusedops.softmax_(x, 7)
+    y.sum().backward()  # x is what was saved
+
+
 @pytest.mark.parametrize(
     "x",
     [torch.randn(1, 5).expand(4, 5), torch.randn(20).as_strided((4, 5), (3, 1))],

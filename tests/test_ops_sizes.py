@@ -1,0 +1,149 @@
+"""Sizes at the edge: results that no memory holds, diagonals beyond the scores, large stacks."""
+
+import pytest
+import torch
+from oracle import same_bits
+
+import fusedops
+
+ops = torch.ops.fusedops
+#: Of one element: 2^42 rows of five.
+TALL = torch.zeros(1, 1).expand(2**42, 5)
+
+HUGE = {
+    "softmax": lambda t: fusedops.softmax(t, -1),
+    "log_softmax": lambda t: fusedops.log_softmax(t, -1),
+    "softmax_apply": lambda t: fusedops.softmax_apply(t, t[:, :1], t[:, :1], -1),
+    "masked_softmax": lambda t: fusedops.masked_softmax(t),
+    "masked_softmax_dropout": lambda t: fusedops.masked_softmax_dropout(t, p=0.5),
+    "layer_norm": lambda t: fusedops.layer_norm(t, [5]),
+    "rms_norm": lambda t: fusedops.rms_norm(t, [5]),
+    "add_layer_norm": lambda t: fusedops.add_layer_norm(t, t, [5]),
+    "stack_softmax": lambda t: fusedops.stack_softmax([t, t], -1),
+    "stack_layer_norm": lambda t: fusedops.stack_layer_norm([t], [5]),
+    "softmax_backward": lambda t: ops.softmax_backward(t, t, -1, t.dtype),
+}
+
+
+@pytest.mark.parametrize("name", HUGE)
+def test_a_result_that_no_memory_holds_is_named_with_its_size(name):
+    with pytest.raises(
+        RuntimeError,
+        match=rf"{name}: no memory is left on cpu for a torch.float32 of shape \[.*\d{{13}}.*\], "
+        r"\S+e\+1\d bytes",
+    ):
+        HUGE[name](TALL)
+
+
+def test_so_is_one_whose_bytes_no_integer_holds():
+    vast = torch.zeros(1, dtype=torch.float64).expand(2**62)
+    with pytest.raises(RuntimeError, match=r"no memory is left .* 3.68935e\+19 bytes"):
+        fusedops.softmax(vast.view(2**32, 2**30), -1)
+    with pytest.raises(RuntimeError, match=r"stack_softmax: no memory .* of shape \[1000, 4611"):
+        fusedops.stack_softmax([torch.zeros(1, 1).expand(2**62, 1)] * 1000, -1)
+
+
+def test_rows_beyond_32_bits_are_refused_also_on_meta():
+    for device in ("cpu", "meta"):
+        wide = torch.zeros(1, 1, device=device).expand(2, 2**31)
+        for call in (
+            lambda t: fusedops.softmax(t, -1),
+            lambda t: fusedops.masked_softmax(t),
+            lambda t: fusedops.layer_norm(t, [2**31]),
+            lambda t: fusedops.stack_softmax([t], -1),
+        ):
+            with pytest.raises(RuntimeError, match="a row has 2147483648 elements; at most 2"):
+                call(wide)
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (3, 0), (0,), (2, 0, 4), (2**30, 0, 2**30)])
+def test_no_elements_give_no_elements(shape):
+    x = torch.empty(shape)
+    for dim in range(-len(shape), len(shape)):
+        assert fusedops.softmax(x, dim).shape == shape
+        assert fusedops.softmax_(x.clone(), dim).shape == shape
+        y = torch.empty(shape)
+        assert ops.softmax_backward(x, y, dim, torch.float32).shape == shape
+    assert fusedops.masked_softmax(x).shape == shape
+
+
+@pytest.mark.parametrize("diagonal", [2**63 - 1, 2**63 - 2, 2**62, 6, 5, 4])
+def test_a_diagonal_behind_the_columns_hides_nothing(diagonal):
+    x, y = torch.randn(4, 5), torch.randn(4, 5)
+    given = (None, 1.0, True, None, None, None)
+    assert same_bits(ops.masked_softmax(x, *given, diagonal), ops.masked_softmax(x, *given, 4))
+    hidden = (y, x, None, 1.0, True, torch.float32)
+    assert same_bits(
+        ops.masked_softmax_backward(*hidden, diagonal), ops.masked_softmax_backward(*hidden, 4)
+    )
+
+
+@pytest.mark.parametrize("diagonal", [-(2**63), -(2**63) + 1, -(2**62), -5, -4])
+def test_a_diagonal_before_the_rows_hides_everything(diagonal):
+    x = torch.randn(4, 5)
+    y = ops.masked_softmax(x, None, 1.0, True, None, None, None, diagonal, True)
+    assert not y.any()
+    assert not ops.masked_softmax_backward(x, x, None, 1.0, True, torch.float32, diagonal).any()
+
+
+@pytest.mark.parametrize("diagonal", [2**63 - 1, -(2**63)])
+def test_second_derivatives_take_any_diagonal(diagonal):
+    g, y = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True).unbind()
+    bounded = 4 if diagonal > 0 else -3
+    found, want = (
+        torch.autograd.grad(
+            ops.masked_softmax_backward(g, y, None, 0.5, True, torch.float64, d).square().sum(),
+            (g, y),
+        )
+        for d in (diagonal, bounded)
+    )
+    torch.testing.assert_close(found, want)
+
+
+# --- stacks ---------------------------------------------------------------------------------------
+
+
+def test_a_thousand_tensors_are_stacked():
+    inputs = [torch.randn(3, 7) for _ in range(1000)]
+    weights, biases = ([torch.randn(7) for _ in range(1000)] for _ in range(2))
+    for stack_dim in (0, 1, 2):
+        found = fusedops.stack_softmax(inputs, -1, stack_dim)
+        assert same_bits(found, torch.stack([fusedops.softmax(x, -1) for x in inputs], stack_dim))
+        found = fusedops.stack_layer_norm(inputs, [7], weights, biases, stack_dim=stack_dim)
+        each = [
+            fusedops.layer_norm(x, [7], w, b)
+            for x, w, b in zip(inputs, weights, biases, strict=True)
+        ]
+        assert same_bits(found, torch.stack(each, stack_dim))
+
+
+def test_gradients_of_a_thousand_tensors_are_those_of_each():
+    inputs = [torch.randn(2, 7, requires_grad=True) for _ in range(1000)]
+    grad = torch.randn(1000, 2, 7)
+    found = torch.autograd.grad(fusedops.stack_layer_norm(inputs, [7]), inputs, grad)
+    for index in (0, 31, 32, 999):
+        want = torch.autograd.grad(
+            fusedops.layer_norm(inputs[index], [7]), inputs[index], grad[index]
+        )
+        assert same_bits(found[index], want[0])
+
+
+def test_one_tensor_may_be_stacked_with_itself():
+    x = torch.randn(3, 7, dtype=torch.float64, requires_grad=True)
+    w = torch.randn(7, dtype=torch.float64, requires_grad=True)
+
+    def stacks(x, w):
+        return fusedops.stack_softmax([x] * 3, -1), fusedops.stack_layer_norm([x] * 3, [7], [w] * 3)
+
+    assert torch.autograd.gradcheck(stacks, (x, w))
+
+
+def test_an_empty_stack_is_named():
+    for call in (
+        lambda: ops.stack_softmax([], -1, 0),
+        lambda: ops._stack_layer_norm([], [5], [], [], 1e-5, 0),
+        lambda: fusedops.stack_softmax([], -1),
+        lambda: fusedops.stack_layer_norm((), [5]),
+    ):
+        with pytest.raises(RuntimeError, match="inputs is empty, wanted at least one tensor"):
+            call()

@@ -1,0 +1,69 @@
+"""vmap: a slice is refused with the words that it is refused with alone; writing is refused."""
+
+import pytest
+import torch
+
+import fusedops
+
+ops = torch.ops.fusedops
+BATCH = torch.randn(4, 3, 5)
+
+#: Of one slice; counted with the batch in front each would be in range, or fit.
+BAD_SLICES = {
+    "dim": lambda t: fusedops.softmax(t, 2),
+    "negative dim": lambda t: fusedops.log_softmax(t, -3),
+    "dim of a gradient": lambda t: ops.softmax_backward(t, t, 5, torch.float32),
+    "dim of statistics": lambda t: fusedops.softmax_stats(t, 2),
+    "dim of softmax_apply": lambda t: fusedops.softmax_apply(t, t[:, :1], t[:, :1], -3),
+    "dim of a stack": lambda t: fusedops.stack_softmax([t, t], 2),
+    "stack_dim": lambda t: fusedops.stack_log_softmax([t, t], 0, 3),
+    "negative stack_dim": lambda t: fusedops.stack_layer_norm([t], [5], stack_dim=-4),
+    "normalized_shape": lambda t: fusedops.layer_norm(t, [4, 3, 5]),
+    "normalized_shape of std_norm": lambda t: fusedops.std_norm(t, [4, 3, 5]),
+    "normalized_shape of add_rms_norm": lambda t: fusedops.add_rms_norm(t, t, [4, 3, 5])[0],
+    "mask": lambda t: fusedops.masked_softmax(t, torch.zeros(4, 3, 5)),
+    "bias": lambda t: fusedops.masked_softmax(t, bias=torch.zeros(4, 1, 1)),
+    "causality of one query": lambda t: fusedops.masked_softmax(t[0], causal=True),
+    "output_mask": lambda t: ops.rms_norm_backward(t, t, [5], t[:, :1], None, [True] * 3)[0],
+    "input_dtype": lambda t: ops.softmax_backward(t, t, -1, torch.bool),
+    "integers": lambda t: fusedops.softmax(t.long(), -1),
+}
+
+
+@pytest.mark.parametrize("batch_dim", [0, 2])
+@pytest.mark.parametrize("name", BAD_SLICES)
+def test_a_bad_slice_is_refused_as_it_is_alone(name, batch_dim):
+    call = BAD_SLICES[name]
+    with pytest.raises(RuntimeError) as alone:
+        call(BATCH[0])
+    with pytest.raises(RuntimeError) as batched:
+        torch.vmap(call, in_dims=batch_dim)(BATCH.movedim(0, batch_dim))
+    assert str(batched.value) == str(alone.value)
+
+
+def test_of_scalars_too():
+    with pytest.raises(RuntimeError, match=r"dim is 1, wanted a value in \[-1, 0\] .* shape \[\]"):
+        torch.vmap(lambda t: fusedops.softmax(t, 1))(torch.randn(4))
+
+
+def test_a_batch_of_none_has_slices_that_are_checked():
+    assert torch.vmap(lambda t: fusedops.softmax(t, 1))(BATCH[:0]).shape == (0, 3, 5)
+    with pytest.raises(RuntimeError, match="dim is 2"):
+        torch.vmap(lambda t: fusedops.softmax(t, 2))(BATCH[:0])
+
+
+@pytest.mark.parametrize(
+    ("op", "call"),
+    [
+        ("softmax_", lambda t: fusedops.softmax_(t, -1)),
+        ("softmax_out", lambda t: fusedops.softmax(t, -1, out=t)),
+        ("log_softmax_out", lambda t: fusedops.log_softmax(t, -1, out=t)),
+        ("masked_softmax_out", lambda t: fusedops.masked_softmax(t, out=t)),
+        ("masked_softmax_", lambda t: ops.masked_softmax_(t, None, 1.0, False, 0.0)),
+    ],
+)
+def test_what_writes_is_refused_by_name_and_writes_nothing(op, call):
+    memory = BATCH.clone()
+    with pytest.raises(RuntimeError, match=f"not implemented for fusedops::{op}"):
+        torch.vmap(call)(memory)
+    assert torch.equal(memory, BATCH)
