@@ -186,7 +186,7 @@ def _replace(match: Match, new: New, result: Any) -> None:
         for old, index in match.results.items():
             _drop_assertions(old)
             if old.users:
-                copied = kept.is_kept(index) and aliasing.storage(old) in unkept
+                copied = kept.gives_copy(old, index, unkept)
                 old.replace_all_uses_with(_select(inserted, index, old, copied))
     _erase(match)
 
