@@ -224,6 +224,32 @@ def test_a_write_through_a_view_of_an_op_that_was_put_there_is_seen(rewrite):
     assert_agrees(rewritten.call, model, [x])
 
 
+@pytest.mark.parametrize(("p", "training"), [(0.5, False), (0.0, True)])
+def test_a_write_into_a_dropout_that_drops_nothing_reaches_its_input(rewrite, p, training):
+    def model(x):
+        h = F.dropout(x, p, training)
+        h.mul_(0.5)
+        return (h * 0.5).softmax(-1)
+
+    x = torch.randn(8, 8, dtype=torch.float64)
+    rewritten = rewrite(model, x)
+    assert_agrees(rewritten.call, model, [x])
+
+
+def test_a_write_behind_a_dropout_that_drops_nothing_is_seen(rewrite_dynamo):
+    def model(x):
+        h = x * 1
+        v = F.dropout(h, 0.5, training=False).view(-1)
+        z = h * 0.5
+        v.fill_(1.0)
+        return z.softmax(-1) + h
+
+    x = torch.randn(8, 8, dtype=torch.float64)
+    rewritten = rewrite_dynamo(model, x)
+    assert rewritten.replaced == {"softmax": 1}
+    assert_agrees(rewritten.call, model, [x])
+
+
 @pytest.mark.parametrize("view", [lambda y: y, lambda y: y.view(-1)], ids=["itself", "a view"])
 def test_a_write_into_a_call_that_was_written_out_is_seen(rewrite_dynamo, view):
     def model(x):

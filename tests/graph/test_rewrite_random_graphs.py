@@ -106,7 +106,7 @@ def test_a_random_program_whose_writes_become_new_tensors_is_what_it_was(program
     _check(program, _rewritten_then_aot, _aot)
 
 
-@settings(max_examples=fuzzing.examples(6))
+@settings(max_examples=fuzzing.examples(8))
 @given(pieces.programs(EVERYTHING, GRAD_MODES[:2], longest=20))
 def test_a_random_program_compiled_by_inductor_is_what_it_was(program):
     _check(program, "fusedops", "inductor")
