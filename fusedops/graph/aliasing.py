@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 import torch
-from torch.fx import Node
+from torch.fx import Graph, Node
 
+from fusedops.graph import dialect
 from fusedops.graph.dialect import users, value, written
+
+#: By graph the memory that capture recorded for a result, and the memory that it is in eager.
+_REALLY: WeakKeyDictionary[Graph, dict[int | None, int | None]] = WeakKeyDictionary()
+
+
+def note_returned_inputs(graph: Graph) -> None:
+    """Look for calls that return their input, which capture recorded as copies."""
+    returning = [node for node in graph.nodes if dialect.returns_its_input(node)]
+    pairs = ((_recorded(node), _recorded(node.all_input_nodes[0])) for node in returning)
+    _REALLY[graph] = {ours: theirs for ours, theirs in pairs if ours not in (None, theirs)}
 
 
 def storage(node: Node) -> int | None:
     """The identity of a tensor's memory, the same for all its views and inside `torch.func`
     transforms; None where it is no strided tensor."""
+    really, found = _REALLY.get(node.graph, {}), _recorded(node)
+    while found in really:
+        found = really[found]
+    return found
+
+
+def _recorded(node: Node) -> int | None:
     tensor = value(node)
     if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
         return None

@@ -340,6 +340,15 @@ def is_unchanged(node: Node) -> bool:
     return name in spellings.VIEWS
 
 
+def returns_its_input(node: Node) -> bool:
+    """Whether a call may give its input itself, where fake tensors have it give a copy: a dropout
+    that drops nothing."""
+    if _name(node) != "dropout" or not node.op.startswith("call"):
+        return False
+    call = view(node)
+    return call is not None and not (call.arguments["train"] is True and call.arguments["p"])
+
+
 def readers(node: Node) -> list[Node]:
     """The users of a node, and of what is the same but in name."""
     direct = [user for user in users(node) if not is_unchanged(user)]
@@ -419,9 +428,9 @@ def _writes_inside(node: Node) -> bool:
     """Whether a higher-order op writes into anything: its inputs may be what it writes."""
     if node.target is torch.ops.higher_order.triton_kernel_wrapper_mutation:
         return True
-    owner = node.graph.owning_module
-    targets = [n.target for n in node.all_input_nodes if n.op == "get_attr"] if owner else []
-    bodies = [body for body in map(owner.get_submodule, targets) if isinstance(body, GraphModule)]
+    read = [operator.attrgetter(n.target) for n in node.all_input_nodes if n.op == "get_attr"]
+    attributes = [get(node.graph.owning_module) for get in read]
+    bodies = [body for body in attributes if isinstance(body, GraphModule)]
     return any(written(inner) for body in bodies for inner in body.graph.nodes)
 
 
@@ -485,9 +494,12 @@ def mode_switch(node: Node) -> str | None:
     return spellings.MODE_SWITCHES.get(node.target) if node.op == "call_function" else None
 
 
-def has_mode_switches(graph: Graph) -> bool:
-    switches = spellings.MODE_SWITCHES
-    return any(graph.find_nodes(op="call_function", target=switch) for switch in switches)
+def has_mode_switches(graph: Graph, *kinds: str) -> bool:
+    """Whether a graph has switches of one of these kinds, or where none are given, any."""
+    targets = (
+        target for target, kind in spellings.MODE_SWITCHES.items() if kind in kinds or not kinds
+    )
+    return any(graph.find_nodes(op="call_function", target=target) for target in targets)
 
 
 def subgraphs(graph_module: GraphModule) -> Iterator[GraphModule]:

@@ -3,14 +3,14 @@
 A call keeps tensors for its gradient, and autograd refuses the gradient where one of them is
 written before. What several calls keep is not what the op keeps that stands for them: the quotient
 of a softmax written by hand may be written, the result of the op may not. So the op keeps a tensor
-of its own wherever the graph writes to that memory later, or made it in inference mode, whose
-tensors are not kept:
+of its own wherever the graph writes to that memory later, or gives it to a caller who may, or made
+it in inference mode, whose tensors are not kept:
 
     before    p = e / e.sum(-1, keepdim=True)         after    y = fusedops.softmax(x, -1)
               p.mul_(0.5)                                      p = y.clone()
                                                                p.mul_(0.5)
 
-Where the graph is compiled the copy is gone: there a write is a new tensor.
+Inductor takes such copies out again, for there a write is a new tensor.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ import torch
 from torch.fx import Node
 from torch.fx.node import map_aggregate
 
-from fusedops.graph import aliasing, modes
+from fusedops.graph import aliasing, dialect, modes
 from fusedops.graph.rule import Match, New
 
 aten = torch.ops.aten
 
 #: What one call keeps that an op of the same name keeps too.
 _KEEP_THE_SAME = {"softmax", "log_softmax", "layer_norm"}
+_KEEP_THEIR_RESULT = {"softmax", "log_softmax", "exp"}
 _PARAMETERS = {"mask", "weight", "bias", "weights", "biases"}
 
 
@@ -65,7 +66,16 @@ def _kept_inputs(op: torch._ops.OpOverload) -> set[str]:
     return _PARAMETERS | ({"input", "inputs"} if is_norm_of_inputs else set())
 
 
-def is_kept(index: int | None) -> bool:
-    """Whether an op keeps its result of that index: all but the first of several, which is what
-    the others are for."""
-    return index != 0
+def gives_copy(old: Node, index: int | None, unkept: frozenset[int | None]) -> bool:
+    """Whether a copy of an op's result of that index takes the place of `old`, and the op keeps the
+    result to itself. The first of several results is what the others are kept for."""
+    call = dialect.view(old)
+    if index == 0 or (call is not None and call.kind in _KEEP_THEIR_RESULT):
+        return False
+    return aliasing.storage(old) in unkept or (index is None and _may_be_written_outside(old))
+
+
+def _may_be_written_outside(node: Node) -> bool:
+    """Whether the caller of the graph is given a tensor that it will differentiate."""
+    returned = map(aliasing.storage, node.graph.output_node().all_input_nodes)
+    return dialect.value(node).requires_grad and aliasing.storage(node) in set(returned)

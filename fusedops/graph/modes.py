@@ -67,7 +67,7 @@ def _switched(switch: str, node: Node, before: dict[Node, Modes]) -> Modes:
 def autocast_of(site: Node) -> Iterator[None]:
     """Autocast as the calls at `site` have it, for what is computed on fake tensors."""
     with ExitStack() as stack:
-        if dialect.has_mode_switches(site.graph):
+        if dialect.has_mode_switches(site.graph, "enter_autocast"):
             at_site = next(found for node, found in modes(site.graph) if node is site)
             for arguments in at_site.autocast:
                 stack.enter_context(torch.autocast(*arguments))
@@ -76,7 +76,7 @@ def autocast_of(site: Node) -> Iterator[None]:
 
 def made_in_inference_mode(site: Node) -> Iterator[Node]:
     """What calls of the graph give in inference mode, where `site` runs outside of it."""
-    if dialect.has_mode_switches(site.graph):
+    if dialect.has_mode_switches(site.graph, "enter_inference"):
         found = {node: one.inference for node, one in modes(site.graph)}
         yield from (node for node in found if found[node] and not found[site])
 

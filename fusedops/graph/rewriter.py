@@ -54,6 +54,7 @@ def rewrite_graph(
     before = _code(graph) if show else ""
     if config.active().fuse_for("expand") != "never":
         expand(graph)
+    aliasing.note_returned_inputs(graph)
     with modes.walls(graph):
         visits = [
             _visit(node, rules, transformed, names or {})
@@ -121,8 +122,9 @@ def _unsupported_input(input: Node | New) -> str | None:
     return None
 
 
-def _choose(rule: Rule, match: Match) -> tuple[New, Any] | str:
-    """The first replacement that gives eager's metadata, and its fake result; or why none does."""
+def _choose(rule: Rule, match: Match) -> tuple[New, Any, frozenset[int | None]] | str:
+    """The first replacement that gives eager's metadata, its fake result, and the memory that it
+    must not keep; or why none does."""
     refusals = []
     unkept = kept.not_to_keep(match)
     for emitted in rule.emit(match):
@@ -134,7 +136,7 @@ def _choose(rule: Rule, match: Match) -> tuple[New, Any] | str:
             continue
         difference = _difference(match, result)
         if difference is None:
-            return new, result
+            return new, result, unkept
         refusals.append(difference)
     return refusals[0]
 
@@ -179,14 +181,14 @@ def _same(ours: Any, theirs: Any) -> bool:
     return len(ours) == len(theirs) and statically_known_true(sym_eq(ours, theirs))
 
 
-def _replace(match: Match, new: New, result: Any) -> None:
-    site, unkept = match.call.node, kept.not_to_keep(match)
+def _replace(match: Match, new: New, result: Any, unkept: frozenset[int | None]) -> None:
+    site = match.call.node
     with site.graph.inserting_before(match.place or site):
         inserted = _insert(new, result, site)
         for old, index in match.results.items():
             _drop_assertions(old)
             if old.users:
-                copied = kept.is_kept(index) and aliasing.storage(old) in unkept
+                copied = kept.gives_copy(old, index, unkept)
                 old.replace_all_uses_with(_select(inserted, index, old, copied))
     _erase(match)
 

@@ -3,11 +3,14 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from agreement import assert_agrees
 from expecttest import assert_expected_inline
+from functorch.compile import make_boxed_func
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 
 import fusedops
-from fusedops.graph import rewrite_graph
+from fusedops.graph import rewrite_graph, rewrite_module
 
 N = 8
 EPS = 1e-5
@@ -463,6 +466,26 @@ mul = operator.mul(getitem, l_r_)
 return (mul,)
 """,
     )
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("trained", ["branch", "residual", "parameters", "all", "none"])
+@every_norm
+def test_the_sum_requires_grad_where_eagers_does(norm, trained, compiled):
+    def model(branch, residual, weight, bias):
+        h = branch + residual
+        return norm(h, weight, bias), h
+
+    def backend(graph_module, example_inputs):
+        assert len(rewrite_module(graph_module).replaced) == 1
+        return aot(graph_module, example_inputs) if compiled else graph_module
+
+    aot = aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph.forward))
+    inputs = [torch.randn(*shape, dtype=torch.float64) for shape in ((4, N), (4, N), (N,), (N,))]
+    for name, own in {"branch": (0,), "residual": (1,), "parameters": (2, 3)}.items():
+        for index in own:
+            inputs[index].requires_grad_(trained in (name, "all"))
+    assert_agrees(torch.compile(model, backend=backend), model, inputs)
 
 
 def test_the_exported_graph_after_the_rewrite(entries, draw):

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from agreement import assert_agrees
+from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 
 from fusedops.graph import rewrite_module
@@ -107,9 +108,34 @@ def test_what_only_the_op_keeps_may_be_written_later(rewrite, model):
 def test_what_only_the_op_keeps_may_be_written_later_where_it_is_compiled(model):
     def backend(graph_module, example_inputs):
         rewrite_module(graph_module)
-        return aot_autograd(fw_compiler=lambda graph, _: graph)(graph_module, example_inputs)
+        return aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph.forward))(
+            graph_module, example_inputs
+        )
 
     assert_agrees(torch.compile(model, backend=backend), model, _inputs())
+
+
+def test_what_only_the_op_keeps_may_be_written_by_the_caller(rewrite_dynamo):
+    x = torch.randn(8, 8, dtype=torch.float64, requires_grad=True)
+    rewritten = rewrite_dynamo(_softmax_by_hand, x)
+    assert rewritten.replaced == {"softmax": 1}
+
+    def halved(function):
+        return lambda x: function(x).mul_(0.5)
+
+    assert_agrees(halved(rewritten.call), halved(_softmax_by_hand), [x])
+
+
+@pytest.mark.parametrize("model", [_softmax_by_hand, lambda x: (x * 0.5 + x).softmax(-1)])
+def test_what_is_given_to_a_caller_is_not_copied_in_inference(rewrite, model):
+    rewritten = rewrite(model, torch.randn(4, 8))
+    assert len(rewritten.report.replaced) == 1 and "clone" not in rewritten.code
+
+
+def test_what_the_softmax_of_a_chain_keeps_too_is_not_copied(rewrite_dynamo):
+    x = torch.randn(4, 8, requires_grad=True)
+    rewritten = rewrite_dynamo(lambda x: (x * 0.5 + x).softmax(-1), x)
+    assert rewritten.replaced == {"masked_softmax": 1} and "clone" not in rewritten.code
 
 
 def test_a_result_cast_back_may_be_written_later(rewrite_dynamo):
@@ -195,6 +221,32 @@ def test_a_write_through_a_view_of_an_op_that_was_put_there_is_seen(rewrite):
     x = torch.randn(8, 8, dtype=torch.float64, requires_grad=True)
     rewritten = rewrite(model, x)
     assert rewritten.replaced == {"softmax": 2}
+    assert_agrees(rewritten.call, model, [x])
+
+
+@pytest.mark.parametrize(("p", "training"), [(0.5, False), (0.0, True)])
+def test_a_write_into_a_dropout_that_drops_nothing_reaches_its_input(rewrite, p, training):
+    def model(x):
+        h = F.dropout(x, p, training)
+        h.mul_(0.5)
+        return (h * 0.5).softmax(-1)
+
+    x = torch.randn(8, 8, dtype=torch.float64)
+    rewritten = rewrite(model, x)
+    assert_agrees(rewritten.call, model, [x])
+
+
+def test_a_write_behind_a_dropout_that_drops_nothing_is_seen(rewrite_dynamo):
+    def model(x):
+        h = x * 1
+        v = F.dropout(h, 0.5, training=False).view(-1)
+        z = h * 0.5
+        v.fill_(1.0)
+        return z.softmax(-1) + h
+
+    x = torch.randn(8, 8, dtype=torch.float64)
+    rewritten = rewrite_dynamo(model, x)
+    assert rewritten.replaced == {"softmax": 1}
     assert_agrees(rewritten.call, model, [x])
 
 

@@ -9,6 +9,7 @@ import pytest
 import random_programs as pieces
 import torch
 from agreement import assert_alike, outcome
+from functorch.compile import make_boxed_func
 from hypothesis import event, given, note, settings
 from torch._dynamo.backends.common import aot_autograd
 
@@ -92,7 +93,7 @@ def test_a_random_program_of_dynamic_shapes_is_what_it_was(program):
 
 
 # AOTAutograd makes writes into new tensors, as Inductor has it do.
-_aot = aot_autograd(fw_compiler=lambda graph, _: graph)
+_aot = aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph.forward))
 
 
 def _rewritten_then_aot(graph_module, example_inputs):
@@ -105,7 +106,7 @@ def test_a_random_program_whose_writes_become_new_tensors_is_what_it_was(program
     _check(program, _rewritten_then_aot, _aot)
 
 
-@settings(max_examples=fuzzing.examples(6))
+@settings(max_examples=fuzzing.examples(8))
 @given(pieces.programs(EVERYTHING, GRAD_MODES[:2], longest=20))
 def test_a_random_program_compiled_by_inductor_is_what_it_was(program):
     _check(program, "fusedops", "inductor")
