@@ -4,16 +4,15 @@ values and gradients within what the arithmetic allows."""
 import numpy as np
 import pytest
 import torch
-from oracle import DTYPES, SLACK, ulp_error
+from oracle import DTYPES, SLACK
 
 import fusedops
 
 ops = torch.ops.fusedops
 
 NORMS = ["layer_norm", "std_norm", "rms_norm"]
-#: Magnitudes whose squares leave the range of the dtype, and whose reciprocals do not. They are powers
-#: of two:
-#: rounding is that of ordinary rows.
+#: Magnitudes whose squares leave the range of the dtype, and whose reciprocals do not. They are
+#: powers of two: what is rounded is rounded as in ordinary rows.
 SCALES = {
     torch.float32: [2.0**-100, 2.0**-73, 2.0**73, 2.0**100],
     torch.float64: [2.0**-960, 2.0**-560, 2.0**560, 2.0**960],
@@ -148,12 +147,3 @@ def test_gradients_of_few_columns_far_from_zero_keep_to_the_bound(dtype, cols, e
             actual = actual.double().numpy()
             within = (np.abs(actual - exact) <= bound) | (np.abs(exact) > info.max)
             assert within.all(), (shift, spread)
-
-
-def test_statistics_of_16_bit_rows_are_as_exact_as_float32_holds_them():
-    for dtype in (torch.bfloat16, torch.float16):
-        x = (torch.randn(200, 300) * 3).to(dtype)
-        max, sum = fusedops.softmax_stats(x, 1)
-        exact = (x.double() - x.double().amax(1, keepdim=True)).exp().sum(1, keepdim=True)
-        assert torch.equal(max, x.float().amax(1, keepdim=True))
-        assert ulp_error(sum, exact) <= 1 + SLACK
