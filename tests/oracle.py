@@ -125,4 +125,6 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Equal in every bit, NaN payloads and the sign of zero included."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
-    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+    # Not contiguous(), which leaves a dimension of one element its stride.
+    first, second = (t.clone(memory_format=torch.contiguous_format) for t in (a, b))
+    return torch.equal(first.view(torch.uint8), second.view(torch.uint8))

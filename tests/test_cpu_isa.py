@@ -17,6 +17,7 @@ FILES = [
     "test_softmax_values.py",
     "test_softmax_grad.py",
     "test_softmax_dims.py",
+    "test_softmax_lanes.py",
     "test_softmax_inplace.py",
     "test_softmax_dropout.py",
     "test_masked_softmax_values.py",
@@ -26,6 +27,9 @@ FILES = [
     "test_rms_norm.py",
     "test_std_norm.py",
     "test_add_norm.py",
+    "test_norm_range.py",
+    "test_norm_wanted_gradients.py",
+    "test_nan_payloads.py",
     "test_ops_layout.py",
     "test_ops_determinism.py",
 ]

@@ -4,15 +4,19 @@ values and gradients within what the arithmetic allows."""
 import numpy as np
 import pytest
 import torch
-from oracle import DTYPES, SLACK, ulp_error
+from oracle import DTYPES, SLACK
 
 import fusedops
 
 ops = torch.ops.fusedops
 
 NORMS = ["layer_norm", "std_norm", "rms_norm"]
-#: Magnitudes whose squares leave the range of the dtype, and whose reciprocals do not.
-SCALES = {torch.float32: [1e-30, 1e-22, 1e22, 1e30], torch.float64: [1e-290, 1e-170, 1e170, 1e290]}
+#: Magnitudes whose squares leave the range of the dtype, and whose reciprocals do not. They are
+#: powers of two: what is rounded is rounded as in ordinary rows.
+SCALES = {
+    torch.float32: [2.0**-100, 2.0**-73, 2.0**73, 2.0**100],
+    torch.float64: [2.0**-960, 2.0**-560, 2.0**560, 2.0**960],
+}
 LENGTHS = [2, 3, 40, 700, 70_001]
 
 
@@ -60,7 +64,7 @@ def test_rows_of_any_magnitude_are_normalised_as_exactly_as_others(op, dtype, co
             ]
         )
     for of_output, of_gradient in errors[1:]:
-        assert of_output <= errors[0][0] + 2 and of_gradient <= errors[0][1] + 2
+        assert of_output <= errors[0][0] + 1 and of_gradient <= errors[0][1] + 1
 
 
 @pytest.mark.parametrize("op", NORMS)
@@ -143,12 +147,3 @@ def test_gradients_of_few_columns_far_from_zero_keep_to_the_bound(dtype, cols, e
             actual = actual.double().numpy()
             within = (np.abs(actual - exact) <= bound) | (np.abs(exact) > info.max)
             assert within.all(), (shift, spread)
-
-
-def test_statistics_of_16_bit_rows_are_as_exact_as_float32_holds_them():
-    for dtype in (torch.bfloat16, torch.float16):
-        x = (torch.randn(200, 300) * 3).to(dtype)
-        max, sum = fusedops.softmax_stats(x, 1)
-        exact = (x.double() - x.double().amax(1, keepdim=True)).exp().sum(1, keepdim=True)
-        assert torch.equal(max, x.float().amax(1, keepdim=True))
-        assert ulp_error(sum, exact) <= 1 + SLACK

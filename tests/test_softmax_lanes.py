@@ -11,7 +11,7 @@ ops = torch.ops.fusedops
 LENGTHS = [1, 2, 3, 8, 15, 16, 17, 31, 33, 40, 64, 65, 100, 129, 513, 1025, 2050, 4100, 9001]
 #: Vectors and tiles, whole and in part; more than a group of lanes, and than a strip.
 LANES = [2, 3, 15, 33, 64, 70, 130]
-MOST_ELEMENTS = 300_000
+MOST_ELEMENTS = 80_000
 
 
 def softmaxes(op, x, grad, dim, dtype=None):
@@ -60,7 +60,7 @@ def test_a_lane_of_more_rows_than_threads_would_share_has_the_bits_of_a_row(op, 
 @pytest.mark.parametrize("op", ["softmax", "log_softmax"])
 def test_more_lanes_than_a_strip_and_results_around_the_cache_have_the_bits_of_rows(op):
     assert_lanes_have_the_bits_of_rows(op, *torch.randn(2, 1, 5, 3000))
-    assert_lanes_have_the_bits_of_rows(op, *torch.randn(2, 1, 2000, 2000))
+    assert_lanes_have_the_bits_of_rows(op, *torch.randn(2, 1, 1300, 1400))
 
 
 @pytest.mark.parametrize("op", ["softmax", "log_softmax"])

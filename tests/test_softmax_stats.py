@@ -6,7 +6,14 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import fusedops
-from tests.oracle import DTYPES, Exact, assert_as_exact_as_eager, relative_error, same_bits
+from tests.oracle import (
+    DTYPES,
+    Exact,
+    assert_as_exact_as_eager,
+    relative_error,
+    same_bits,
+    ulp_error,
+)
 
 
 def randn(*shape, dtype=torch.float32, seed=0):
@@ -23,6 +30,17 @@ def test_statistics_are_the_maximum_and_the_sum_of_powers(dtype, dim):
     assert torch.equal(max, x.amax(dim, keepdim=True).to(wide))
     exact = (x.double() - x.double().amax(dim, keepdim=True)).exp().sum(dim, keepdim=True)
     assert relative_error(sum, exact) < 8 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_statistics_of_16_bit_rows_are_as_exact_as_those_of_float32_ones(dtype):
+    """Ten additions to a lane of one large power and small ones may cost 4 ulps, an exp meant for
+    16-bit results 17."""
+    x = 3 * randn(200, 300, dtype=dtype)
+    max, sum = fusedops.softmax_stats(x, 1)
+    exact = (x.double() - x.double().amax(1, keepdim=True)).exp().sum(1, keepdim=True)
+    assert torch.equal(max, x.float().amax(1, keepdim=True))
+    assert ulp_error(sum, exact) <= 4
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
