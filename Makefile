@@ -5,6 +5,7 @@
 #   make test-all  op tests with 1, 2 and 3 threads, then fuzz and sanitize: hours
 #   make fuzz    properties and random graphs, other ones at every run; FUZZ_SECONDS=120 ends it
 #   make coverage  the share of the branches of fusedops/ that the suite runs
+#   make sanitize  the operators' tests under ASan + UBSan and TSan
 #   make bench   the kernels against eager, Inductor and a copy, one thread
 #   make lint    formatting and static checks
 #   make wheel   a wheel for every Python, in dist/
@@ -16,7 +17,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install -c constraints.txt
 BUILD_INPUTS := setup.py pyproject.toml CMakeLists.txt fusedops/VERSION \
 	$(shell find cmake csrc -type f)
 
-.PHONY: demo test test-all fuzz coverage bench lint wheel clean
+.PHONY: demo test test-all fuzz coverage sanitize bench lint wheel clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed-demo
@@ -36,6 +37,9 @@ fuzz: .venv/.installed-dev
 
 coverage: .venv/.installed-dev
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --cov --cov-report=term
+
+sanitize: .venv/.installed-dev
+	$(BIN)/python -m tests.sanitize --workers $(WORKERS)
 
 bench: .venv/.installed-dev
 	$(BIN)/python -m fusedops bench --csv bench.csv

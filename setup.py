@@ -8,6 +8,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -26,6 +27,19 @@ ENVIRONMENT = os.environ | {
 def run(*command: str) -> None:
     if subprocess.run(command, env=ENVIRONMENT).returncode != 0:
         sys.exit(f"fusedops: `{command[0]} {command[1]}` failed; its output is above")
+
+
+def install(build: str, package: Path) -> None:
+    """Puts what was built into the package, each file at once: none is ever there in part, and who
+    runs an older library keeps it."""
+    package.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=package, prefix=".installing-") as folder:
+        run("cmake", "--install", build, "--prefix", folder)
+        for path in sorted(Path(folder).rglob("*")):
+            if path.is_file():
+                target = package / path.relative_to(folder)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                path.replace(target)
 
 
 class CMakeBuild(build_ext):
@@ -49,7 +63,7 @@ class CMakeBuild(build_ext):
             "-DCMAKE_INSTALL_LIBDIR=lib",
         )  # fmt: skip
         run("cmake", "--build", build, "-j", os.environ.get("MAX_JOBS", str(os.cpu_count() or 1)))
-        run("cmake", "--install", build, "--prefix", str(package))
+        install(build, package)
 
     def get_outputs(self) -> list[str]:
         return []

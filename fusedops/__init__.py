@@ -17,8 +17,21 @@
 
 import importlib
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+_failure: Exception | None = None
+
+
+def _is_sought_to_be_run() -> bool:
+    """Whether Python imports the package to find what `python -m fusedops` runs."""
+    options = pairwise(sys.orig_argv)
+    named = any(
+        first[:1] == "-" and first[-1:] == "m" and last == "fusedops" for first, last in options
+    )
+    return sys.argv[0] == "-m" and (named or "-mfusedops" in sys.orig_argv)
+
 
 try:
     from fusedops import config, nn, ops
@@ -41,11 +54,11 @@ try:
         std_norm,
     )
     from fusedops.parallel import parallel_stack
-except (ImportError, ValueError):
-    # "-m" stands there while `python -m fusedops` is being located: `python -m fusedops env` must
-    # start, to report what is wrong.
-    if sys.argv[0] != "-m":
+except (ImportError, OSError, ValueError) as error:
+    # `python -m fusedops env` must start, to report what is wrong.
+    if not _is_sought_to_be_run():
         raise
+    _failure = error
 
 if TYPE_CHECKING:
     from fusedops import export, graph
@@ -102,6 +115,8 @@ _LATE = {
 
 
 def __getattr__(name: str) -> Any:
+    if _failure is not None and name in __all__:
+        raise ImportError(f"fusedops could not be imported: {_failure}") from _failure
     if name not in _LATE:
         raise AttributeError(f"module 'fusedops' has no attribute {name!r}")
     module = importlib.import_module(_LATE[name])

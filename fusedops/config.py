@@ -45,6 +45,10 @@ RULES = (
     "stack",
     "expand",
 )
+_WANTED = (
+    f'set it with {_PREFIX}FUSE or fusedops.config.patch(fuse=...) to a string as "profitable" or '
+    '"always,layer_norm=never"'
+)
 # Read by the build and by the kernel library, not here.
 _READ_ELSEWHERE = frozenset({"FUSEDOPS_BUILD_CUDA", "FUSEDOPS_CPU_ISA"})
 
@@ -56,16 +60,15 @@ class Config:
     fuse: str = "profitable"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.fuse, str):
+            given = f"{self.fuse!r}, of type {type(self.fuse).__name__}"
+            raise TypeError(f"fusedops.config: fuse is {given}; {_WANTED}")
         default, *others = self._settings()
         problem = _unknown(default[1], _MODES) if not default[0] else f"{default[0]}= stands first"
         for rule, mode in others:
             problem = problem or _unknown(rule, RULES) or _unknown(mode, _MODES)
         if problem:
-            raise ValueError(
-                f"fusedops.config: fuse is {self.fuse!r}: {problem}; set it with "
-                f'{_PREFIX}FUSE or fusedops.config.patch(fuse=...), as in "profitable" or '
-                '"always,layer_norm=never"'
-            )
+            raise ValueError(f"fusedops.config: fuse is {self.fuse!r}: {problem}; {_WANTED}")
 
     def fuse_for(self, rule: str) -> str:
         """The mode of one rule: "profitable", "always" or "never"."""
@@ -110,8 +113,13 @@ def patch(**changes: Any) -> Iterator[Config]:
     """Change settings for a block: `with fusedops.config.patch(fuse="never"): ...`.
 
     The compilation, which is the first call of a compiled model, must happen inside the block.
-    Raises TypeError on an unknown setting and ValueError on an unknown value.
+    Raises TypeError on an unknown setting or a value that is no string, and ValueError on an
+    unknown value.
     """
+    unknown = sorted(changes.keys() - set(_settings()))
+    if unknown:
+        known = ", ".join(_settings())
+        raise TypeError(f"fusedops.config.patch: no setting {unknown[0]!r}; known: {known}")
     token = _active.set(dataclasses.replace(active(), **changes))
     try:
         yield active()
@@ -119,8 +127,13 @@ def patch(**changes: Any) -> Iterator[Config]:
         _active.reset(token)
 
 
+def _settings() -> list[str]:
+    return [field.name for field in dataclasses.fields(Config)]
+
+
 def __getattr__(name: str) -> Any:
-    settings = [field.name for field in dataclasses.fields(Config)]
-    if name in settings:
+    if name in _settings():
         return getattr(active(), name)
-    raise AttributeError(f"fusedops.config has no setting {name!r}; known: {', '.join(settings)}")
+    raise AttributeError(
+        f"fusedops.config has no setting {name!r}; known: {', '.join(_settings())}"
+    )

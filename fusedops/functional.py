@@ -12,7 +12,10 @@ from typing import Any, Literal, get_args, overload
 
 import torch
 
+from fusedops import _arguments
+from fusedops.ops import _checks
 from fusedops.ops._autograd import needs_no_formula
+from fusedops.ops._mutation import check_recordable
 from fusedops.ops.norm import default_rms_eps
 from fusedops.ops.softmax import InplaceSoftmax
 
@@ -58,9 +61,12 @@ def softmax(
     Source: :func:`torch.nn.functional.softmax`.
     """
     if out is not None:
-        return _softmax_out(_ops.softmax_out, input, dim, dtype, out)
+        return _softmax_out("softmax", input, dim, dtype, out)
+    if dtype is not None:
+        _arguments.floating("softmax", "dtype", dtype)
     op = _ops._softmax if needs_no_formula(input) else _ops.softmax
     if dim is None:
+        _arguments.tensor("softmax", "input", input)
         return op.default(input.reshape(-1), 0, dtype).view(input.shape)
     return op.default(input, dim, dtype)
 
@@ -79,32 +85,39 @@ def log_softmax(
     Source: :func:`torch.nn.functional.log_softmax`.
     """
     if out is not None:
-        return _softmax_out(_ops.log_softmax_out, input, dim, dtype, out)
+        return _softmax_out("log_softmax", input, dim, dtype, out)
+    if dtype is not None:
+        _arguments.floating("log_softmax", "dtype", dtype)
     op = _ops._log_softmax if needs_no_formula(input) else _ops.log_softmax
     if dim is None:
+        _arguments.tensor("log_softmax", "input", input)
         return op.default(input.reshape(-1), 0, dtype).view(input.shape)
     return op.default(input, dim, dtype)
 
 
 def _softmax_out(
-    op: Any, input: torch.Tensor, dim: int | None, dtype: torch.dtype | None, out: torch.Tensor
+    function: str, input: torch.Tensor, dim: int | None, dtype: torch.dtype | None, out: Any
 ) -> torch.Tensor:
-    _check_out_dtype(out, dtype)
+    _check_out_dtype(function, out, dtype)
+    op = _ops.softmax_out if function == "softmax" else _ops.log_softmax_out
     if dim is not None:
         op.default(input, dim, out)
-    elif out.is_contiguous() and out.shape == input.shape:
+    elif out.is_contiguous() and out.shape == _arguments.tensor(function, "input", input).shape:
         op.default(input.reshape(-1), 0, out.view(-1))
     else:
         raise RuntimeError(
-            f"out has shape {list(out.shape)} and strides {list(out.stride())}, wanted a "
-            f"contiguous tensor of input's shape, {list(input.shape)}, where dim is None"
+            f"{function}: out has shape {list(out.shape)} and strides {list(out.stride())}, wanted "
+            f"a contiguous tensor of input's shape, {list(input.shape)}, where dim is None"
         )
     return out
 
 
-def _check_out_dtype(out: torch.Tensor, dtype: torch.dtype | None) -> None:
+def _check_out_dtype(function: str, out: Any, dtype: torch.dtype | None) -> None:
+    _arguments.tensor(function, "out", out)
     if dtype not in (None, out.dtype):
-        raise RuntimeError(f"out is {out.dtype}, wanted dtype={dtype}; pass one of the two")
+        raise RuntimeError(
+            f"{function}: out is {out.dtype}, wanted dtype={dtype}; pass one of the two"
+        )
 
 
 def softmax_stats(input: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -157,6 +170,8 @@ def softmax_apply(
         RuntimeError: statistics of another shape, dtype or device than ``input``'s would have; a
             dtype that is not floating, a ``dim`` out of range.
     """
+    if dtype is not None:
+        _arguments.floating("softmax_apply", "dtype", dtype)
     return _ops.softmax_apply.default(input, max, sum, dim, dtype)
 
 
@@ -173,14 +188,30 @@ def merge_softmax_stats(
         (max, sum) of that shape and dtype.
 
     Raises:
-        RuntimeError: no parts, or parts of different shapes.
+        RuntimeError: no parts, or parts of different shapes, dtypes or devices.
+        TypeError: parts that are not two tensors.
     """
-    if not stats:
-        raise RuntimeError("merge_softmax_stats: stats is empty, wanted at least one (max, sum)")
-    maxima, sums = (torch.stack(list(parts)) for parts in zip(*stats, strict=True))
+    maxima, sums = (torch.stack(parts) for parts in zip(*_parts_of_stats(stats), strict=True))
     max = maxima.detach().amax(0)
     shift = max.masked_fill(max == -math.inf, 0)  # of parts of -inf alone: e^(-inf) = 0, not NaN
     return max, (sums * (maxima - shift).exp()).sum(0)
+
+
+def _parts_of_stats(stats: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """(max, sum) of each part, all alike."""
+    function = "merge_softmax_stats"
+    parts = _arguments.tensors(function, "stats", stats)
+    if len(parts) == 0:
+        raise RuntimeError(f"{function}: stats is empty, wanted at least one (max, sum)")
+    for index, part in enumerate(parts):
+        if not isinstance(part, (tuple, list)) or len(part) != 2:
+            raise _arguments.wrong(function, f"stats[{index}]", part, "(max, sum)")
+        for name, given in zip(("max", "sum"), part, strict=True):
+            name = f"{name} of stats[{index}]"
+            _arguments.tensor(function, name, given)
+            _checks.check_dtype(function, name, given.dtype)
+            _checks.check_like(function, name, given, ("max of stats[0]", parts[0][0]))
+    return parts
 
 
 def softmax_(input: torch.Tensor, dim: int) -> torch.Tensor:
@@ -199,20 +230,18 @@ def softmax_(input: torch.Tensor, dim: int) -> torch.Tensor:
         ``input``.
 
     Raises:
-        RuntimeError: a leaf that requires grad, an input whose elements share memory (expanded or
-            overlapping), a dtype that is not floating, a ``dim`` out of range. The input is
-            untouched then.
+        RuntimeError: a leaf that requires grad or a view of one, one of the views that ``unbind``,
+            ``split`` or ``chunk`` returned where it requires grad, an input whose elements share
+            memory (expanded or overlapping), a dtype that is not floating, a ``dim`` out of range.
+            The input is untouched then.
+        NotImplementedError: an input with a forward-mode tangent; it is untouched too.
 
     Source: :func:`torch.nn.functional.softmax`, in place.
     """
-    if not (torch.is_grad_enabled() and input.requires_grad):
+    if not (torch.is_grad_enabled() and getattr(input, "requires_grad", False)):
         _ops.softmax_.default(input, dim)
         return input
-    if input.is_leaf:
-        raise RuntimeError(
-            "softmax_: input is a leaf that requires grad, whose value autograd needs as it is; "
-            "use softmax, or call softmax_ under torch.no_grad()"
-        )
+    check_recordable("softmax_", input)
     return InplaceSoftmax.apply(input, dim)
 
 
@@ -263,11 +292,17 @@ def masked_softmax(
     Source: Vaswani et al., "Attention Is All You Need" (2017), section 3.2.1.
     """
     diagonal, zero = _diagonal(input, causal), _zero_masked_rows(masked_rows)
-    hidden = (mask, float(scale), bool(causal), float(mask_value))
+    if type(scale) is not float:
+        scale = _arguments.number("masked_softmax", "scale", scale)
+    if type(mask_value) is not float:
+        mask_value = _arguments.number("masked_softmax", "mask_value", mask_value)
+    hidden = (mask, scale, bool(causal), mask_value)
     if out is not None:
-        _check_out_dtype(out, dtype)
+        _check_out_dtype("masked_softmax", out, dtype)
         _ops.masked_softmax_out.default(input, *hidden, bias, diagonal, zero, out)
         return out
+    if dtype is not None:
+        _arguments.floating("masked_softmax", "dtype", dtype)
     plain = needs_no_formula(input, mask, bias)
     op = _ops._masked_softmax if plain else _ops.masked_softmax
     return op.default(input, *hidden, bias, dtype, diagonal, zero)
@@ -324,28 +359,38 @@ def masked_softmax_dropout(
             dtype=dtype,
             masked_rows=masked_rows,
         )
+    function = "masked_softmax_dropout"
+    p = p if type(p) is float else _arguments.number(function, "p", p)
+    if type(scale) is not float:
+        scale = _arguments.number(function, "scale", scale)
+    if type(mask_value) is not float:
+        mask_value = _arguments.number(function, "mask_value", mask_value)
+    if dtype is not None:
+        _arguments.floating(function, "dtype", dtype)
     if seed is None:
-        seed = _drawn_seed(input)
-    hidden = (mask, float(scale), bool(causal), float(mask_value))
+        seed = _drawn_seed(function, input)
+    hidden = (mask, scale, bool(causal), mask_value)
     rest = (bias, dtype, _diagonal(input, causal), _zero_masked_rows(masked_rows))
     if needs_no_formula(input, mask, bias):
-        return _ops._masked_softmax_dropout.default(input, *hidden, float(p), seed, *rest)
-    return _ops.masked_softmax_dropout.default(input, *hidden, float(p), seed, *rest)[0]
+        return _ops._masked_softmax_dropout.default(input, *hidden, p, seed, *rest)
+    return _ops.masked_softmax_dropout.default(input, *hidden, p, seed, *rest)[0]
 
 
 def _diagonal(input: torch.Tensor, causal: Causal) -> int:
     """The diagonal up to which a query sees the keys."""
-    if causal not in (False, True, "top_left", "bottom_right"):
-        raise ValueError(f"causal is {causal!r}, wanted False, True, 'top_left' or 'bottom_right'")
-    # Fewer than two dimensions: the op says what it wants.
-    if causal != "bottom_right" or input.dim() < 2:
+    if causal is False or causal is True:
+        return 0
+    _arguments.one_of("causal", causal, (False, True, "top_left", "bottom_right"))
+    if causal != "bottom_right":
+        return 0
+    if _arguments.tensor("masked_softmax", "input", input).dim() < 2:  # the op says what it wants
         return 0
     return input.shape[-1] - input.shape[-2]
 
 
 def _zero_masked_rows(masked_rows: MaskedRows) -> bool:
-    if masked_rows not in ("nan", "zero"):
-        raise ValueError(f"masked_rows is {masked_rows!r}, wanted 'nan' or 'zero'")
+    if type(masked_rows) is not str or masked_rows not in ("nan", "zero"):
+        _arguments.one_of("masked_rows", masked_rows, get_args(MaskedRows))
     return masked_rows == "zero"
 
 
@@ -379,6 +424,8 @@ def layer_norm(
     Source: Ba, Kiros, Hinton, "Layer Normalization" (2016);
     :func:`torch.nn.functional.layer_norm`.
     """
+    if type(eps) is not float:
+        eps = _arguments.number("layer_norm", "eps", eps)
     op = _ops._layer_norm if needs_no_formula(input, weight, bias) else _ops.layer_norm
     return op.default(input, normalized_shape, weight, bias, eps)[0]
 
@@ -414,6 +461,8 @@ def std_norm(
 
     Source: Rush, "The Annotated Transformer" (2018), Harvard NLP.
     """
+    if type(eps) is not float:
+        eps = _arguments.number("std_norm", "eps", eps)
     op = _ops._std_norm if needs_no_formula(input, weight, bias) else _ops.std_norm
     return op.default(input, normalized_shape, weight, bias, eps)[0]
 
@@ -458,8 +507,8 @@ def rms_norm(
     :func:`torch.nn.functional.rms_norm`, and LlamaRMSNorm, T5LayerNorm and GemmaRMSNorm of Hugging
     Face transformers.
     """
-    eps = default_rms_eps(input.dtype) if eps is None else eps
-    if _multiplies_afterwards(spelling, input, weight):
+    eps = eps if type(eps) is float else _rms_eps("rms_norm", input, eps)
+    if _multiplies_afterwards("rms_norm", spelling, input, weight):
         is_t5, is_narrow = spelling == "t5", weight.dtype in (torch.bfloat16, torch.float16)
         wide = input.float() if is_t5 and input.dtype != torch.float64 else input
         if is_t5 and weight.dtype == wide.dtype:
@@ -539,8 +588,10 @@ def add_layer_norm(
     Source: Vaswani et al., "Attention Is All You Need" (2017), section 5.4; Xiong et al., "On Layer
     Normalization in the Transformer Architecture" (2020).
     """
+    function = "add_layer_norm"
+    eps = eps if type(eps) is float else _arguments.number(function, "eps", eps)
     norm = (normalized_shape, weight, bias, eps)
-    dropout = _branch_dropout(input, p, training, seed)
+    dropout = _branch_dropout(function, input, p, training, seed)
     if needs_no_formula(input, residual, weight, bias):
         results = _ops._add_layer_norm.default(input, residual, *norm, return_sum, *dropout)
     else:
@@ -606,9 +657,10 @@ def add_rms_norm(
 
     Source: as for :func:`add_layer_norm` and :func:`rms_norm`.
     """
-    dropout = _branch_dropout(input, p, training, seed)
-    eps = default_rms_eps(input.dtype) if eps is None else eps
-    if _multiplies_afterwards(spelling, input, weight):
+    function = "add_rms_norm"
+    dropout = _branch_dropout(function, input, p, training, seed)
+    eps = eps if type(eps) is float else _rms_eps(function, input, eps)
+    if _multiplies_afterwards(function, spelling, input, weight):
         arguments = (input, residual, normalized_shape, None, eps, 0.0, False)
         total = _ops.add_rms_norm.default(*arguments, *dropout)[1]
         output = rms_norm(total, normalized_shape, weight, eps, spelling=spelling)
@@ -625,32 +677,42 @@ def add_rms_norm(
     return results[:2] if return_sum else results[0]
 
 
+def _rms_eps(function: str, input: torch.Tensor, eps: float | None) -> float:
+    if eps is None:
+        return default_rms_eps(getattr(input, "dtype", None))  # of no tensor: the op says so
+    return _arguments.number(function, "eps", eps)
+
+
 def _rms_settings(spelling: RmsSpelling) -> tuple[float, bool]:
     """The offset of the weight, and whether the normalised value is rounded before it."""
-    if spelling not in get_args(RmsSpelling):
-        raise ValueError(f"spelling is {spelling!r}, wanted 'torch', 'llama', 't5' or 'gemma'")
+    if type(spelling) is not str or spelling not in ("torch", "llama", "t5", "gemma"):
+        _arguments.one_of("spelling", spelling, get_args(RmsSpelling))
     return float(spelling == "gemma"), spelling in ("llama", "t5")
 
 
 def _multiplies_afterwards(
-    spelling: RmsSpelling, input: torch.Tensor, weight: torch.Tensor | None
+    function: str, spelling: RmsSpelling, input: torch.Tensor, weight: torch.Tensor | None
 ) -> bool:
     """Whether the weight's dtype, another than the input's, decides about the result's."""
-    mixed = weight is not None and weight.dtype != input.dtype
-    return mixed and spelling in ("llama", "t5")
+    if weight is None or spelling not in ("llama", "t5"):
+        return False
+    given = _arguments.tensor(function, "input", input)
+    return _arguments.tensor(function, "weight", weight).dtype != given.dtype
 
 
 def _branch_dropout(
-    input: torch.Tensor, p: float, training: bool, seed: torch.Tensor | None
+    function: str, input: torch.Tensor, p: float, training: bool, seed: torch.Tensor | None
 ) -> tuple[float, torch.Tensor | None]:
     """p and the seed; neither where nothing is dropped."""
+    p = p if type(p) is float else _arguments.number(function, "p", p)
     if not training or p == 0:
         return 0.0, None
-    return float(p), _drawn_seed(input) if seed is None else seed
+    return p, _drawn_seed(function, input) if seed is None else seed
 
 
-def _drawn_seed(input: torch.Tensor) -> torch.Tensor:
-    return torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device=input.device)
+def _drawn_seed(function: str, input: torch.Tensor) -> torch.Tensor:
+    device = _arguments.tensor(function, "input", input).device
+    return torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device=device)
 
 
 # --- stacks -------------------------------------------------------------------------------------
@@ -674,18 +736,13 @@ def stack_softmax(inputs: Sequence[torch.Tensor], dim: int, stack_dim: int = 0) 
     Raises:
         RuntimeError: no inputs, inputs that differ in shape, dtype or device; a dtype that is not
             floating, a ``dim`` or ``stack_dim`` out of range.
+        TypeError: no list of tensors.
 
     Source: :func:`torch.stack` of :func:`torch.nn.functional.softmax`.
     """
+    inputs = _arguments.tensors("stack_softmax", "inputs", inputs)
     op = _ops._stack_softmax if needs_no_formula(*inputs) else _ops.stack_softmax
-    return op.default(_some("stack_softmax", inputs), dim, stack_dim)
-
-
-def _some(op: str, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """As a list; an empty one would not reach the op: nothing tells the dispatcher the device."""
-    if len(inputs) == 0:
-        raise RuntimeError(f"{op}: inputs is empty, wanted at least one tensor")
-    return list(inputs)
+    return op.default(inputs, dim, stack_dim)
 
 
 def stack_log_softmax(inputs: Sequence[torch.Tensor], dim: int, stack_dim: int = 0) -> torch.Tensor:
@@ -695,8 +752,9 @@ def stack_log_softmax(inputs: Sequence[torch.Tensor], dim: int, stack_dim: int =
 
     Source: :func:`torch.stack` of :func:`torch.nn.functional.log_softmax`.
     """
+    inputs = _arguments.tensors("stack_log_softmax", "inputs", inputs)
     op = _ops._stack_log_softmax if needs_no_formula(*inputs) else _ops.stack_log_softmax
-    return op.default(_some("stack_log_softmax", inputs), dim, stack_dim)
+    return op.default(inputs, dim, stack_dim)
 
 
 def stack_layer_norm(
@@ -727,9 +785,12 @@ def stack_layer_norm(
 
     Source: :func:`torch.stack` of :func:`torch.nn.functional.layer_norm`.
     """
-    weights, biases = list(weights or ()), list(biases or ())
+    function = "stack_layer_norm"
+    inputs = _arguments.tensors(function, "inputs", inputs)
+    weights = [] if weights is None else _arguments.tensors(function, "weights", weights)
+    biases = [] if biases is None else _arguments.tensors(function, "biases", biases)
     is_plain = needs_no_formula(*inputs, *weights, *biases)
     op = _ops._stack_layer_norm if is_plain else _ops.stack_layer_norm
-    shape = list(normalized_shape)
-    inputs = _some("stack_layer_norm", inputs)
+    shape = _arguments.shape(function, "normalized_shape", normalized_shape)
+    eps = _arguments.number(function, "eps", eps)
     return op.default(inputs, shape, weights, biases, eps, stack_dim)[0]

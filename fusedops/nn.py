@@ -9,6 +9,7 @@ from typing import get_args
 import torch
 from torch import nn
 
+from fusedops import _arguments
 from fusedops.functional import (
     Causal,
     MaskedRows,
@@ -76,12 +77,14 @@ class MaskedSoftmax(nn.Module):
         masked_rows: MaskedRows = "nan",
     ) -> None:
         super().__init__()
-        if not 0 <= p <= 1:
+        self.p = _arguments.number("MaskedSoftmax", "p", p)
+        if not 0 <= self.p <= 1:
             raise ValueError(f"p is {p!r}, wanted a probability in [0, 1]")
-        self.scale = scale
+        _arguments.one_of("causal", causal, (False, True, "top_left", "bottom_right"))
+        _arguments.one_of("masked_rows", masked_rows, get_args(MaskedRows))
+        self.scale = _arguments.number("MaskedSoftmax", "scale", scale)
         self.causal = causal
-        self.mask_value = mask_value
-        self.p = p
+        self.mask_value = _arguments.number("MaskedSoftmax", "mask_value", mask_value)
         self.masked_rows = masked_rows
 
     def forward(
@@ -115,6 +118,18 @@ class LayerNorm(nn.LayerNorm):
     Arguments, parameters and shapes are ``torch.nn.LayerNorm``'s.
     """
 
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        shape = _arguments.sizes("LayerNorm", "normalized_shape", normalized_shape)
+        super().__init__(shape, eps, elementwise_affine, bias, device, dtype)
+
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
 
@@ -140,7 +155,8 @@ class StdNorm(nn.LayerNorm):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype)
+        shape = _arguments.sizes("StdNorm", "normalized_shape", normalized_shape)
+        super().__init__(shape, eps, elementwise_affine, bias, device, dtype)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return std_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
@@ -168,10 +184,10 @@ class RMSNorm(nn.RMSNorm):
         *,
         spelling: RmsSpelling = "torch",
     ) -> None:
-        if spelling not in get_args(RmsSpelling):
-            raise ValueError(f"spelling is {spelling!r}, wanted one of {get_args(RmsSpelling)}")
+        _arguments.one_of("spelling", spelling, get_args(RmsSpelling))
         self.spelling = spelling
-        super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
+        shape = _arguments.sizes("RMSNorm", "normalized_shape", normalized_shape)
+        super().__init__(shape, eps, elementwise_affine, device, dtype)
 
     def reset_parameters(self) -> None:
         if self.elementwise_affine:

@@ -12,8 +12,9 @@ import functools
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -36,12 +37,13 @@ def parallel_stack(
 
     On the CPU the branches share the calling thread and a pool of others, at most one a core
     together, and torch's intra-op threads are divided among them; grad mode, inference mode,
-    autocast and context variables are the caller's. With CUDA inputs each branch has a stream of
-    its own, is launched by the calling thread in order, and the current stream waits for all.
-    Branches run in turn, to the same result, under torch.compile, torch.export, FX and JIT
-    tracing, torch.func, forward-mode AD, dispatch modes and tensor subclasses; on the CPU under
-    function modes (``torch.set_default_device``), hooks for saved tensors (checkpointing) and
-    :func:`torch.use_deterministic_algorithms` too.
+    autocast and context variables are the caller's, and what a branch sets of the grad mode and of
+    the variables is its own. Where there are no other threads to be had the caller does all. With
+    CUDA inputs each branch has a stream of its own, is launched by the calling thread in order, and
+    the current stream waits for all. Branches run in turn, to the same result, under torch.compile,
+    torch.export, FX and JIT tracing, torch.func, forward-mode AD, dispatch modes and tensor
+    subclasses; on the CPU under function modes (``torch.set_default_device``), hooks for saved
+    tensors (checkpointing) and :func:`torch.use_deterministic_algorithms` too.
 
     Args:
         functions: callables or modules that return a tensor each, of one shape; or one callable,
@@ -56,9 +58,11 @@ def parallel_stack(
     Raises:
         ValueError: no functions, or not as many as inputs.
         TypeError: a function that is not callable or does not return a tensor, an input that is
-            neither tensor nor tuple, a ``dim`` that is no int.
+            neither tensor nor tuple, ``functions`` or ``inputs`` that are no iterable, a ``dim``
+            that is no int.
         IndexError: a ``dim`` out of range.
-        RuntimeError: results whose shapes or devices differ, inputs on different devices.
+        RuntimeError: results whose shapes or devices differ, inputs on different devices, a result
+            whose memory has been freed.
         Whatever a branch raises, with a note that names the branch: of several the first one's,
             the others in notes. Nothing is left running then, nor after a KeyboardInterrupt.
 
@@ -67,7 +71,7 @@ def parallel_stack(
     branches = _branches(functions, inputs)
     if _is_traced():
         return torch.stack([function(*arguments) for function, arguments in branches], dim)
-    if not isinstance(dim, int):
+    if isinstance(dim, bool) or not isinstance(dim, int):
         raise TypeError(f"parallel_stack: dim is {dim!r}, a {type(dim).__name__}, wanted an int")
     device = _common_device(branches)
     if _must_run_in_turn(branches, device):
@@ -89,11 +93,11 @@ def _branches(functions: Function | Sequence[Function], inputs: Sequence[Input])
             "parallel_stack: inputs is one tensor, wanted one entry a function; "
             "pass inputs.unbind() for its slices"
         )
-    inputs = list(inputs)
+    inputs = _as_list("inputs", inputs)
     # A ModuleList is callable as every module is, but cannot be called.
     if callable(functions) and not isinstance(functions, torch.nn.ModuleList):
         functions = [functions] * len(inputs)
-    functions = list(functions)
+    functions = _as_list("functions", functions)
     if not functions:
         raise ValueError("parallel_stack: there are no functions, wanted at least one")
     if len(functions) != len(inputs):
@@ -103,6 +107,14 @@ def _branches(functions: Function | Sequence[Function], inputs: Sequence[Input])
         )
     pairs = enumerate(zip(functions, inputs, strict=True))
     return [_branch(index, function, entry) for index, (function, entry) in pairs]
+
+
+def _as_list(name: str, given: Any) -> list[Any]:
+    if not isinstance(given, Iterable):
+        raise TypeError(
+            f"parallel_stack: {name} is a {type(given).__name__}, wanted a list or another iterable"
+        )
+    return list(given)
 
 
 def _branch(index: int, function: Function, entry: Input) -> Branch:
@@ -228,8 +240,8 @@ def _raise_first(errors: dict[int, BaseException], branches: list[Branch]) -> No
     first, others = errors[order[0]], order[1:]
     _add_note(first, f"parallel_stack: raised by {_describe(order[0], branches)}")
     for index in others:
-        text = f"{type(errors[index]).__name__}: {errors[index]}"
-        _add_note(first, f"parallel_stack: {_describe(index, branches)} raised {text}")
+        (*_, text) = traceback.format_exception_only(errors[index])
+        _add_note(first, f"parallel_stack: {_describe(index, branches)} raised {text.rstrip()}")
     try:
         raise first
     finally:
@@ -240,12 +252,17 @@ def _raise_first(errors: dict[int, BaseException], branches: list[Branch]) -> No
 
 def _describe(index: int, branches: list[Branch]) -> str:
     function = branches[index].function
-    return f"branch {index} ({getattr(function, '__qualname__', type(function).__name__)})"
+    try:
+        name = function.__qualname__
+    except Exception:  # most objects that can be called have none
+        name = type(function).__name__
+    return f"branch {index} ({name})"
 
 
 def _add_note(error: BaseException, text: str) -> None:
     # BaseException.add_note, which is of Python 3.11. 3.10 keeps the note and does not print it.
-    error.__notes__ = [*getattr(error, "__notes__", ()), text]
+    notes = [*getattr(error, "__notes__", ()), text]
+    BaseException.__setattr__(error, "__notes__", notes)  # also where a class forbids it
 
 
 # The results
@@ -297,20 +314,27 @@ class _Slots:
 
     def put(self, index: int, result: torch.Tensor) -> None:
         """Copies a result into its slot, and lets go of it if no gradient goes through it."""
-        dim = _wrapped_dim(self._dim, result)
+        bound = result.dim() + 1
+        fits = _is_plain(result) and -bound <= self._dim < bound
+        if fits and result.numel() and not result.untyped_storage().nbytes():
+            raise RuntimeError(
+                f"parallel_stack: branch {index} returned a tensor of shape {list(result.shape)} "
+                "whose memory has been freed; return a clone that is made before"
+            )
         with self._lock:
-            if self._buffer is None and _is_plain(result):
-                self._allocate(result, dim)
-        if self._form != _form(result) or not _is_plain(result):
+            if self._buffer is None and fits:
+                self._allocate(result)
+        if not fits or self._form != _form(result):
             self._complete = False
             self._results[index] = result
             return
         with torch.no_grad():
-            slot = self._buffer.select(dim, index)
+            slot = self._buffer.select(self._dim, index)
             slot.copy_(result)
         self._results[index] = result if result.requires_grad else slot
 
-    def _allocate(self, result: torch.Tensor, dim: int) -> None:
+    def _allocate(self, result: torch.Tensor) -> None:
+        dim = self._dim % (result.dim() + 1)
         shape, strides = _stack_layout(result, len(self._results), dim)
         with self._allocating():
             self._buffer = torch.empty_strided(
@@ -394,16 +418,29 @@ def _run_on_threads(branches: list[Branch], dim: int) -> torch.Tensor:
     threads = min(len(branches), _most_threads())
     share = max(1, torch.get_num_threads() // threads)
     state = _CallersState()
-    helpers: list[Future] = []
     try:
         for _ in range(threads - 1):
-            helpers.append(_pool().submit(run.work, share, state.run_elsewhere))
+            if not _has_begun(run.work, share, state.run_elsewhere):
+                break
         run.work(share, state.run_here)
-    except BaseException as error:  # an interrupt between two branches, or no thread to be had
+    except BaseException as error:  # an interrupt between two branches
         run.stop(error)
     finally:
-        _wait(helpers, run.stop)
+        run.close()
     return run.stacked()
+
+
+def _has_begun(work: Callable[..., None], *arguments: Any) -> bool:
+    """Whether a thread of the pool will work too.
+
+    None does when Python is about to exit or the system gives no more threads: then the caller does
+    all of it.
+    """
+    try:
+        _pool().submit(work, *arguments)
+    except RuntimeError:
+        return False
+    return True
 
 
 class _Run:
@@ -416,51 +453,65 @@ class _Run:
     def __init__(self, branches: list[Branch], slots: _Slots) -> None:
         self._branches = branches
         self._slots = slots
-        self._lock = threading.Lock()
+        self._changed = threading.Condition(threading.Lock())
         self._next = 0
+        self._working = 0
+        self._closed = False
         self._errors: dict[int, BaseException] = {}
         self._stopped_by: list[BaseException] = []
 
     def work(self, share: int, run: Callable[..., None]) -> None:
-        with _intra_op_threads(share):
-            while (index := self._take()) is not None:
-                try:
+        """Takes branches while there are any; nothing when the run is over."""
+        with self._changed:
+            if self._closed:
+                return
+            self._working += 1
+        try:
+            with _intra_op_threads(share):
+                while (index := self._take()) is not None:
                     run(self._finish, index)
-                except BaseException as error:
-                    self._errors[index] = error
+        except BaseException as error:
+            self.stop(error)
+        finally:
+            with self._changed:
+                self._working -= 1
+                self._changed.notify_all()
 
     def _take(self) -> int | None:
-        with self._lock:
+        with self._changed:
             if self._errors or self._stopped_by or self._next == len(self._branches):
                 return None
             self._next += 1
             return self._next - 1
 
     def _finish(self, index: int) -> None:
-        self._slots.put(index, _call(index, self._branches[index]))
+        # Caught here: contexts between this and the loop would change some errors on their way.
+        try:
+            self._slots.put(index, _call(index, self._branches[index]))
+        except BaseException as error:
+            self._errors[index] = error
 
     def stop(self, error: BaseException) -> None:
         self._stopped_by.append(error)
 
+    def close(self) -> None:
+        """Returns when no thread works, and none will begin; an interrupt waits as well."""
+        while True:
+            try:
+                with self._changed:
+                    self._closed = True
+                    self._changed.wait_for(lambda: self._working == 0)
+                    return
+            except BaseException as interrupt:
+                self.stop(interrupt)
+
     def stacked(self) -> torch.Tensor:
         branches, slots = self._branches, self._slots
-        del self._branches, self._slots  # a cancelled helper lies in the pool's queue for a while
+        del self._branches, self._slots  # the pool's queue may hold this run for a while
         if self._stopped_by:
             raise self._stopped_by[0]
         _raise_first(self._errors, branches)
         return slots.stacked()
-
-
-def _wait(helpers: list[Future], stop: Callable[[BaseException], None]) -> None:
-    """Returns when no helper runs, and those not begun never will; an interrupt waits as well."""
-    while helpers:
-        try:
-            error = None if helpers[-1].cancel() else helpers[-1].exception()
-            helpers.pop()
-        except BaseException as interrupt:
-            error = interrupt
-        if error is not None:
-            stop(error)
 
 
 def _most_threads() -> int:
@@ -507,7 +558,11 @@ def _torch_libraries() -> ctypes.PyDLL:
 
 
 class _CallersState:
-    """What belongs to the thread that calls, for branches that run on others."""
+    """What belongs to the thread that calls, as every branch finds it, on whichever thread.
+
+    Context variables and the grad mode that a branch sets are its own: which branches run on one
+    thread, after one another, is a matter of chance.
+    """
 
     def __init__(self) -> None:
         self._inference = torch.is_inference_mode_enabled()
@@ -517,8 +572,9 @@ class _CallersState:
         self._context = contextvars.copy_context()
 
     def run_here(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Context variables that a branch sets are its own, on whichever thread it runs."""
         self._context.copy().run(function, *arguments)
+        if torch.is_grad_enabled() != self._grad:
+            torch.set_grad_enabled(self._grad)
 
     def run_elsewhere(self, function: Callable[..., None], *arguments: Any) -> None:
         with (
@@ -527,7 +583,7 @@ class _CallersState:
             torch.cuda.stream(self._stream),
             self._autocast.applied(),
         ):
-            self.run_here(function, *arguments)
+            self._context.copy().run(function, *arguments)
 
 
 class _Autocast(NamedTuple):

@@ -2,9 +2,12 @@
 
 import ctypes
 import os
+import platform
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -37,6 +40,28 @@ def test_a_library_names_no_path_of_the_machine_that_built_it(library):
     assert "libtorch_cpu.so" in needed
     assert re.findall(r"R(?:UN)?PATH.*\[(.*)\]", needed) in ([], ["$ORIGIN"])
     assert str(ROOT).encode() not in library.read_bytes()
+
+
+ALL_LIBRARIES = sorted(_library.LIB_DIR.glob("*.so"))
+
+
+@pytest.mark.parametrize("library", ALL_LIBRARIES, ids=lambda path: path.name)
+def test_a_library_is_hardened(library):
+    """Its tables of addresses become read-only, all filled, before its code runs; its stack is not
+    executable, and guarded, as are the standard library's copies and indices."""
+    assert re.search(r"FLAGS_1.*\bNOW\b", output("readelf", "-d", library))
+    segments = output("readelf", "-lW", library)
+    assert "GNU_RELRO" in segments
+    assert re.search(r"GNU_STACK.* RW +0x", segments)
+    undefined = output("nm", "-D", "--undefined-only", library)
+    assert "__stack_chk_fail" in undefined
+    assert re.search(r"__\w+_chk\b", undefined)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64 alone has these instructions")
+@pytest.mark.parametrize("library", ALL_LIBRARIES, ids=lambda path: path.name)
+def test_a_library_can_run_with_checked_jumps(library):
+    assert re.search(r"x86 feature:.*IBT, SHSTK", output("readelf", "-n", library))
 
 
 def test_c_programs_can_ask_for_the_version():
@@ -94,6 +119,20 @@ def test_architectures_follow_torchs_variable_and_wrong_ones_are_named(tmp_path)
     result = configure(tmp_path, "-DCMAKE_CUDA_COMPILER=", TORCH_CUDA_ARCH_LIST="8.6 nine")
     assert result.returncode != 0
     assert "TORCH_CUDA_ARCH_LIST has 'nine', wanted versions such as 8.0" in result.stderr
+
+
+def test_a_build_that_was_killed_goes_on_where_it_was(tmp_path):
+    build = ["cmake", "--build", str(tmp_path), "-j1", "--target", "fusedops_cpu_backend"]
+    assert configure(tmp_path, "-G", "Ninja", "-DFUSEDOPS_BUILD_CUDA=0").returncode == 0
+    killed = subprocess.Popen(build, stdout=subprocess.DEVNULL, start_new_session=True)
+    while not list(tmp_path.rglob("*.o")) and killed.poll() is None:
+        time.sleep(0.01)
+    os.killpg(killed.pid, signal.SIGKILL)
+    assert killed.wait() != 0, "the build was over before it could be killed"
+    subprocess.run(build, check=True, capture_output=True)
+    assert "no work to do" in output(*build)
+    objects = list(tmp_path.rglob("*.o"))
+    assert len(objects) == 4 and all("fusedops" in output("nm", "-C", path) for path in objects)
 
 
 def test_building_without_torch_says_in_one_line_what_to_run():

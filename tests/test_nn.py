@@ -195,5 +195,7 @@ def test_the_weight_of_gemmas_norm_begins_at_zero_and_gives_what_torchs_gives():
 
 
 def test_a_norm_of_another_spelling_is_refused():
-    with pytest.raises(ValueError, match="spelling is 'lama', wanted one of"):
+    with pytest.raises(
+        ValueError, match="spelling is 'lama', wanted 'torch', 'llama', 't5' or 'gemma'"
+    ):
         fusedops.nn.RMSNorm(8, spelling="lama")

@@ -246,6 +246,39 @@ def test_what_has_no_translation_is_named(op):
         onnx.export(exported)
 
 
+@pytest.mark.parametrize(
+    ("opset_version", "error", "message"),
+    [
+        (-1, ValueError, "opset_version is -1, wanted 18 or later"),
+        (1000, ValueError, r"opset_version is 1000, wanted at most \d+, the newest"),
+        ("18", TypeError, "opset_version is '18', a str, wanted an int"),
+        (18.5, TypeError, "opset_version is 18.5, a float, wanted an int"),
+        (True, TypeError, "opset_version is True, a bool, wanted an int"),
+        (None, TypeError, "opset_version is None, a NoneType, wanted an int"),
+    ],
+)
+def test_an_opset_that_is_none_is_refused(opset_version, error, message):
+    with pytest.raises(error, match=message):
+        onnx.translation_table(opset_version)
+
+
+@pytest.mark.parametrize(
+    ("path", "error", "message"),
+    [
+        ("{here}", IsADirectoryError, "path is '.*', a folder, wanted the name of a file"),
+        ("{here}/new/model.onnx", FileNotFoundError, "path is '.*', but there is no such folder"),
+        ("", FileNotFoundError, "path is '', but there is no such folder"),
+    ],
+)
+def test_a_path_that_cannot_be_written_is_refused_before_anything_is_translated(
+    tmp_path, monkeypatch, path, error, message
+):
+    monkeypatch.setattr(torch.onnx, "export", None)
+    program = torch.export.export(torch.nn.Softmax(-1), (torch.ones(2, 3),))
+    with pytest.raises(error, match=message):
+        onnx.export(program, path.format(here=tmp_path))
+
+
 def test_an_opset_that_lacks_what_is_used_is_refused():
     with pytest.raises(ValueError, match="opset_version is 17, wanted 18 or later"):
         onnx.translation_table(17)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextvars
 import ctypes
+import dataclasses
 import gc
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -280,6 +283,49 @@ def test_a_forked_process_has_threads_of_its_own():
     fusedops.parallel_stack(meeting(), [x, x])
 
 
+class NoThreads:
+    """A pool that has none to give, but keeps what it was asked to do, or even does it."""
+
+    def __init__(self, does_it=False):
+        self.does_it, self.begun, self.asked = does_it, [], []
+
+    def submit(self, work, *arguments):
+        self.asked.append(lambda: work(*arguments))
+        if self.does_it:
+            self.begun.append(threading.Thread(target=self.asked[-1]))
+            self.begun[-1].start()
+        raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize("does_it", [False, True])
+def test_without_other_threads_the_caller_does_it_all(monkeypatch, does_it):
+    """ThreadPoolExecutor keeps the work in its queue where it fails to start a thread for it."""
+    pool, x = NoThreads(does_it), torch.randn(3)
+    monkeypatch.setattr(parallel, "_pool", lambda: pool)
+
+    def slow(x):
+        time.sleep(0.02)
+        return x.sin()
+
+    for _ in range(5):
+        same(fusedops.parallel_stack(slow, [x] * 4), torch.stack([x.sin()] * 4))
+    for thread in pool.begun:
+        thread.join()
+    assert len(pool.asked) == 5 and [late() for late in pool.asked] == [None] * 5
+
+
+def test_a_call_while_python_exits_ends():
+    code = """
+import atexit, torch, fusedops
+def last():
+    out = fusedops.parallel_stack(torch.sin, [torch.ones(2)] * 4)
+    print(torch.equal(out, torch.ones(4, 2).sin()))
+atexit.register(last)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "True\n", "")
+
+
 # What belongs to a thread
 
 
@@ -294,6 +340,21 @@ def per_branch(look, count=2):
 
     fusedops.parallel_stack(branch, [torch.ones(1)] * count)
     return seen
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_grad_mode_that_a_branch_sets_is_its_own(grad):
+    seen = []
+
+    def branch(x):
+        seen.append(torch.is_grad_enabled())
+        torch.set_grad_enabled(not grad)
+        return x.sin()
+
+    with torch.set_grad_enabled(grad):
+        fusedops.parallel_stack(branch, [torch.ones(1)] * 8)
+        assert torch.is_grad_enabled() is grad
+    assert seen == [grad] * 8
 
 
 @pytest.mark.parametrize("grad", [True, False])
@@ -590,6 +651,74 @@ def test_the_first_branchs_error_surfaces_with_a_note_and_the_others_in_notes():
     assert "raised by branch 0" in caught.value.__notes__[0]
 
 
+class Unprintable(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    code: int
+
+
+class Nameless:
+    def __call__(self, x):
+        raise KeyError("of a nameless function")
+
+    def __getattr__(self, name):
+        raise ValueError("no attributes")
+
+
+@pytest.mark.parametrize("on", ["the caller", "a helper"])
+@pytest.mark.parametrize(
+    "error", [Frozen(1), Unprintable(), StopIteration(1), GeneratorExit(), SystemExit(3)],
+    ids=lambda error: type(error).__name__,
+)  # fmt: skip
+def test_an_error_surfaces_as_it_was_raised_on_every_thread(error, on):
+    meet = threading.Barrier(2)
+
+    def branch(x):
+        meet.wait(TIMEOUT)
+        if (threading.current_thread() is threading.main_thread()) == (on == "the caller"):
+            raise error
+        return x
+
+    with pytest.raises(type(error)) as caught:
+        fusedops.parallel_stack(branch, [torch.ones(1)] * 2)
+    assert caught.value is error and "raised by branch" in error.__notes__[-1]
+
+
+def test_an_error_without_a_text_is_told_beside_others():
+    meet = threading.Barrier(2)
+
+    def failing(error):
+        def branch(x):
+            meet.wait(TIMEOUT)
+            raise error
+
+        return branch
+
+    with pytest.raises(KeyError) as caught:
+        fusedops.parallel_stack([failing(KeyError(1)), failing(Unprintable())], [torch.ones(1)] * 2)
+    assert "raised" in caught.value.__notes__[1] and "Unprintable" in caught.value.__notes__[1]
+
+
+def test_a_function_without_a_name_is_called_by_its_type():
+    with pytest.raises(KeyError) as caught:
+        fusedops.parallel_stack(Nameless(), [torch.ones(1)])
+    assert caught.value.__notes__ == ["parallel_stack: raised by branch 0 (Nameless)"]
+
+
+def test_a_result_whose_memory_is_freed_is_refused():
+    def freed(x):
+        result = x * 2
+        result.untyped_storage().resize_(0)
+        return result
+
+    with pytest.raises(RuntimeError, match=r"branch 0 returned a tensor of shape \[3\] whose mem"):
+        fusedops.parallel_stack(freed, [torch.ones(3)])
+
+
 def test_when_an_error_surfaces_nothing_runs_and_nothing_more_has_begun():
     begun, ended, meet = [], [], threading.Barrier(2)
 
@@ -685,6 +814,30 @@ REFUSED = {
     "no functions": (ValueError, [], [], 0, "there are no functions, wanted at least one"),
     "no inputs": (ValueError, torch.sin, [], 0, "there are no functions"),
     "fewer inputs": (ValueError, [torch.sin] * 2, [X], 0, "2 functions and 1 inputs, wanted one"),
+    "functions are no iterable": (
+        TypeError,
+        None,
+        [X],
+        0,
+        "functions is a NoneType, wanted a list",
+    ),
+    "inputs are no iterable": (TypeError, torch.sin, 3, 0, "inputs is a int, wanted a list or an"),
+    "dim bool": (TypeError, torch.sin, [X], True, "dim is True, a bool, wanted an int"),
+    "dim huge": (IndexError, torch.sin, [X], 2**70, "dim is 1180.*, wanted a value in"),
+    "a scalar and a dim that it has not": (
+        RuntimeError,
+        [torch.sin, torch.sum],
+        [X, X],
+        1,
+        r"branch 1 returned shape \[\], wanted \[3\] as branch 0 returned",
+    ),
+    "generator": (
+        TypeError,
+        lambda x: (x for _ in range(2)),
+        [X],
+        0,
+        "branch 0 returned a generator, wanted a tensor",
+    ),
     "not callable": (
         TypeError,
         [torch.sin, 3],

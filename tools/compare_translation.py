@@ -13,22 +13,21 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from translation import UserError, arguments, comparison, reporting
+from translation import arguments, comparison, reporting
 from translation.model import FUSED_KERNEL
 from translation.setup import build_trainer, load_data
 
-
-def main(argv: Sequence[str] | None = None) -> None:
-    args = parse_arguments(argv)
-    try:
-        run(args)
-    except UserError as error:
-        sys.exit(f"compare_translation: {error}")
+from fusedops.cli import options
+from fusedops.cli.errors import Parser, end_in_one_line
 
 
-def run(args: argparse.Namespace) -> None:
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code; what goes wrong is one line on standard error."""
+    return end_in_one_line("compare_translation", lambda: run(parse_arguments(argv)))
+
+
+def run(args: argparse.Namespace) -> int:
     """Load, train side by side, print and write."""
     console = reporting.make_console()
     data = load_data(args, console)
@@ -39,18 +38,22 @@ def run(args: argparse.Namespace) -> None:
     comparison.print_losses(records, console)
     comparison.print_times(records, console)
     comparison.print_shares(comparison.profile_step(trainers["false"]), console)
+    return 0
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         description=__doc__.partition("\n")[0],
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument(
-        "--output", type=Path, default=Path("runs/comparison"), help="folder of CSV and picture"
+        "--output",
+        type=options.output_folder,
+        default="runs/comparison",
+        help="folder of CSV and picture",
     )
     return arguments.parse(parser, argv)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

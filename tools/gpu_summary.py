@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 STAGE = ("stage", "kind", "status", "seconds")
@@ -22,14 +23,34 @@ def markdown(versions: dict[str, str], stages: list[dict[str, str | int]]) -> st
     return "\n".join(lines) + "\n"
 
 
-def main(folder: Path) -> None:
+def write_summary(folder: Path) -> None:
     versions = dict(read_table(folder / "versions.tsv"))
     rows = read_table(folder / "stages.tsv")
     stages = [dict(zip(STAGE, (*row, int(seconds)), strict=True)) for *row, seconds in rows]
-    (folder / "summary.md").write_text(markdown(versions, stages))
-    summary = {"versions": versions, "stages": stages}
-    (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    text = markdown(versions, stages)  # both are made before one is written
+    summary = json.dumps({"versions": versions, "stages": stages}, indent=2)
+    (folder / "summary.md").write_text(text)
+    (folder / "summary.json").write_text(summary + "\n")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit code; what goes wrong is one line on standard error."""
+    if len(arguments) != 1:
+        return say(2, f"got {len(arguments)} arguments, wanted one: the folder of a run")
+    folder = Path(arguments[0])
+    try:
+        write_summary(folder)
+    except OSError as error:
+        return say(1, f"{error.filename or folder}: {error.strerror}")
+    except (ValueError, KeyError) as error:  # no table of gpu_check.sh, or half of one
+        return say(1, f"the tables in {folder} are damaged: {error!r}; run gpu_check.sh again")
+    return 0
+
+
+def say(code: int, problem: str) -> int:
+    print(f"gpu_summary: {problem}", file=sys.stderr)
+    return code
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    sys.exit(main(sys.argv[1:]))

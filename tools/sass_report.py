@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import io
 import math
 import os
 import re
@@ -29,9 +30,10 @@ import sysconfig
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted((ROOT / "csrc" / "cuda").glob("*.cu"))
@@ -280,7 +282,11 @@ def analyse(arch: str, name: str, body: Sequence[Instruction], usage: Usage) -> 
 # --- tools ----------------------------------------------------------------------------------------
 
 
-class MissingTool(RuntimeError):
+class ReportError(RuntimeError):
+    """Why there is no report, and what to do."""
+
+
+class MissingTool(ReportError):
     """A program that the report needs, and how to get it."""
 
 
@@ -315,7 +321,16 @@ def find_disassembler() -> tuple[str, dict[str, str]]:
 
 
 def run(*command: str | Path, **options) -> str:
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, **options).stdout
+    """What the command prints. Raises ReportError where it cannot be run or fails."""
+    try:
+        return subprocess.run(command, check=True, capture_output=True, text=True, **options).stdout
+    except OSError as error:
+        raise MissingTool(f"{command[0]}: {error.strerror}") from error
+    except subprocess.CalledProcessError as error:
+        said = (error.stderr or error.stdout).strip().splitlines() or ["nothing"]
+        raise ReportError(
+            f"{command[0]} failed with exit code {error.returncode} and said: {said[0]}"
+        ) from error
 
 
 def compile_cubin(source: Path, arch: str, folder: Path) -> Path:
@@ -336,6 +351,10 @@ def read_cubin(cubin: Path, arch: str) -> list[Kernel]:
     bodies = parse_sass(dump("-sass", cubin))
     usages = parse_usage(dump("-res-usage", cubin), dump("-elf", cubin))
     names = demangle(list(bodies))
+    if unknown := [names[key] for key in bodies if key not in usages]:
+        raise ReportError(
+            f"{cubin.name}: {cuobjdump} tells neither registers nor launch bounds of {unknown[0]}"
+        )
     return [analyse(arch, names[key], body, usages[key]) for key, body in bodies.items()]
 
 
@@ -349,6 +368,8 @@ def parse_usage(resources: str, elf: str) -> dict[str, Usage]:
     usages = {}
     for key, line in re.findall(r"Function (\S+):\s+(REG:.*)", resources):
         of = {name: int(value) for name, value in re.findall(r"(\w+):(\d+)", line)}
+        if key not in threads:
+            continue
         usages[key] = Usage(of["REG"], of["STACK"] + of["LOCAL"], of["SHARED"], threads[key])
     return usages
 
@@ -406,11 +427,17 @@ class Budget:
 
 
 def read_budget(path: Path = BUDGET) -> dict[tuple[str, str], Budget]:
-    with path.open(newline="") as file:
-        rows = [
-            Budget(row.pop("arch"), row.pop("kernel"), **{key: int(row[key]) for key in row})
-            for row in csv.DictReader(file)
-        ]
+    """By architecture and kernel. Raises ReportError where the file is missing or damaged."""
+    try:
+        with path.open(newline="") as file:
+            rows = [
+                Budget(row.pop("arch"), row.pop("kernel"), **{key: int(row[key]) for key in row})
+                for row in csv.DictReader(file)
+            ]
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ReportError(
+            f"{path} cannot be read: {type(error).__name__}: {error}; run --write-budget"
+        ) from error
     return {(row.arch, row.kernel): row for row in rows}
 
 
@@ -482,44 +509,70 @@ def print_tables(kernels: Sequence[Kernel]) -> None:
             print(first.ljust(widths[0]), *cells, sep="  ")
 
 
-def write_csv(rows: Sequence[Kernel | Budget], path: Path) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(vars(rows[0])), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(
-            {key: f"{v:.4g}" if isinstance(v, float) else v for key, v in vars(row).items()}
-            for row in rows
-        )
+def write_csv(kind: type[Kernel | Budget], rows: Sequence[Kernel | Budget], path: Path) -> None:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [field.name for field in fields(kind)], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(
+        {key: f"{v:.4g}" if isinstance(v, float) else v for key, v in vars(row).items()}
+        for row in rows
+    )
+    path.write_text(text.getvalue())
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+def output_file(text: str) -> Path:
+    """A type for argparse: found out before a minute of compiling."""
+    path = Path(text)
+    if not text or path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"got {text!r}, wanted a file that can be written")
+    return path
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that refuses in one line, without the list of all options above it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = Parser(description=__doc__.partition("\n")[0])
     parser.add_argument("--arch", nargs="+", choices=list(CHIPS), default=list(CHIPS))
     parser.add_argument("--all", action="store_true", help="kernels that are not hot too")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write every column there")
+    parser.add_argument("--csv", type=output_file, metavar="FILE", help="write every column there")
     parser.add_argument("--check", action="store_true", help="fail where a gate is broken")
     parser.add_argument("--write-budget", action="store_true", help=f"write {BUDGET.name} anew")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
+    args.arch = list(dict.fromkeys(args.arch))
     if args.write_budget and args.arch != list(CHIPS):
         parser.error("--write-budget writes all architectures: leave --arch out")
     return args
 
 
-def main() -> int:
-    args = parse_arguments()
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code: 1 where a gate is broken, or where there is no report."""
+    args = parse_arguments(argv)
     try:
-        kernels = kernels_of(args.arch)
-    except MissingTool as error:
-        sys.exit(f"sass_report: {error}")
+        return report(args)
+    except (ReportError, OSError) as error:
+        print(f"sass_report: {error}", file=sys.stderr)
+        return 1
+
+
+def report(args: argparse.Namespace) -> int:
+    """Compile, print and write; with --check the gates too."""
+    budget = read_budget() if args.check and not args.write_budget else {}
+    kernels = kernels_of(args.arch)
     shown = [kernel for kernel in kernels if args.all or kernel.is_hot]
     print_tables(shown)
     if args.csv:
-        write_csv(shown, args.csv)
+        write_csv(Kernel, shown, args.csv)
     if args.write_budget:
-        write_csv([Budget.of(kernel) for kernel in kernels if kernel.is_hot], BUDGET)
+        write_csv(Budget, [Budget.of(kernel) for kernel in kernels if kernel.is_hot], BUDGET)
+        budget = read_budget()
     if not args.check:
         return 0
-    failures = [*local_memory_failures(kernels), *budget_failures(kernels, read_budget())]
+    failures = [*local_memory_failures(kernels), *budget_failures(kernels, budget)]
     print(*failures, f"{len(kernels)} kernels, {len(failures)} failures", sep="\n")
     return 1 if failures else 0
 

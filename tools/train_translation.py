@@ -17,28 +17,27 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
-from translation import UserError, arguments, decoding, reporting
+from translation import arguments, decoding, reporting
 from translation.checkpoints import Checkpoints
-from translation.files import write_atomically
 from translation.model import FUSED_KERNEL
 from translation.setup import Data, build_trainer, load_data
 from translation.training import Trainer, autocast
 
+from fusedops.cli import options
+from fusedops.cli.errors import Parser, UserError, end_in_one_line
+from fusedops.cli.files import write_atomically
+
 SAMPLES = 8  # translations that are printed, at most, from all over the test pairs
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    args = parse_arguments(argv)
-    try:
-        run(args)
-    except UserError as error:
-        sys.exit(f"train_translation: {error}")
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code; what goes wrong is one line on standard error."""
+    return end_in_one_line("train_translation", lambda: run(parse_arguments(argv)))
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> int:
     """Load, train, score."""
     console = reporting.make_console()
     checkpoints = Checkpoints(args.output)
@@ -53,6 +52,7 @@ def run(args: argparse.Namespace) -> None:
     steps = trainer.run(args.epochs, checkpoints, args.checkpoint_every)
     reporting.follow(steps, trainer, args.epochs, args.output, console)
     score(trainer, data, args, console)
+    return 0
 
 
 def resume(trainer: Trainer, checkpoints: Checkpoints, console: reporting.Console) -> None:
@@ -100,12 +100,15 @@ def score(
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         description=__doc__.partition("\n")[0],
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     _add_run_arguments(parser)
-    return arguments.parse(parser, argv)
+    args = arguments.parse(parser, argv)
+    if args.beam > args.vocabulary:
+        parser.error(f"--beam {args.beam} is wider than --vocabulary {args.vocabulary}")
+    return args
 
 
 def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -115,24 +118,29 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
         help="false: plain PyTorch; true: the model calls fusedops' operators; compile: the plain "
         'model through torch.compile(backend="fusedops")',
     )  # fmt: skip
-    add("--epochs", type=arguments.positive, default=1, help="until there were as many altogether")
+    add("--epochs", type=options.positive, default=1, help="until there were as many altogether")
     add("--resume", action="store_true", help="go on from --output's newest checkpoint")
     add(
         "--checkpoint-every",
-        type=arguments.positive,
+        type=options.positive,
         default=100,
         metavar="STEPS",
         help="and each epoch",
     )
-    add("--output", type=Path, default=Path("runs/translation"), help="folder of the results")
+    add(
+        "--output",
+        type=options.output_folder,
+        default="runs/translation",
+        help="folder of the results",
+    )
     add(
         "--bleu-pairs",
-        type=arguments.positive,
+        type=options.positive,
         default=500,
         help="test pairs that are translated, at most",
     )
-    add("--beam", type=arguments.positive, default=4, help="width of the beam search")
+    add("--beam", type=options.positive, default=4, help="width of the beam search")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

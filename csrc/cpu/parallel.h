@@ -2,12 +2,18 @@
 // threads, or OpenMP where there is no torch.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <exception>
 
 namespace fusedops {
 
 // Threads that a parallel_for() may use.
 int64_t thread_count();
+
+// Which of those threads the caller is: its own number in each body of a parallel_for() that is
+// divided.
+int64_t thread_index();
 
 // body(begin, end, context) over [0, count), in runs of at least `grain` but for the last, side by
 // side. What one of them throws is thrown here, once all are done.
@@ -21,5 +27,25 @@ void parallel_for(int64_t count, int64_t grain, const F& f) {
   };
   parallel_for(count, grain, body, &f);
 }
+
+// Of what threads throw, the first, kept until all are done: an exception must not leave a thread.
+class FirstException {
+ public:
+  template <class F>
+  void keep_from(const F& f) noexcept {
+    try {
+      f();
+    } catch (...) {
+      if (!is_kept_.test_and_set()) kept_ = std::current_exception();
+    }
+  }
+  void rethrow() const {
+    if (kept_) std::rethrow_exception(kept_);
+  }
+
+ private:
+  std::atomic_flag is_kept_ = ATOMIC_FLAG_INIT;
+  std::exception_ptr kept_;
+};
 
 }  // namespace fusedops

@@ -1,9 +1,8 @@
 #include <omp.h>
 
 #include <algorithm>
-#include <atomic>
-#include <exception>
 
+#include "cpu/fork.h"
 #include "cpu/parallel.h"
 
 namespace fusedops {
@@ -14,25 +13,21 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 }  // namespace
 
 int64_t thread_count() { return omp_get_max_threads(); }
+int64_t thread_index() { return omp_get_thread_num(); }
 
-// An exception must not leave a parallel region: the first one waits for its end.
 void parallel_for(int64_t count, int64_t grain, RangeBody body, const void* context) {
   if (count <= 0) return;
   const auto threads = static_cast<int>(std::min(ceil_div(count, grain), thread_count()));
-  if (threads == 1 || omp_in_parallel()) return body(0, count, context);
-  std::exception_ptr thrown;
-  std::atomic_flag has_thrown = ATOMIC_FLAG_INIT;
+  if (threads == 1 || omp_in_parallel() || threads_are_lost()) return body(0, count, context);
+  threads_are_used();
+  FirstException thrown;
 #pragma omp parallel num_threads(threads)
   {
     const int64_t each = ceil_div(count, omp_get_num_threads());
     const int64_t begin = omp_get_thread_num() * each, end = std::min(begin + each, count);
-    try {
-      if (begin < end) body(begin, end, context);
-    } catch (...) {
-      if (!has_thrown.test_and_set()) thrown = std::current_exception();
-    }
+    if (begin < end) thrown.keep_from([&] { body(begin, end, context); });
   }
-  if (thrown) std::rethrow_exception(thrown);
+  thrown.rethrow();
 }
 
 }  // namespace fusedops

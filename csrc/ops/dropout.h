@@ -7,13 +7,15 @@
 
 namespace fusedops {
 
-inline Dropout dropout_of(const char* op, double p, const Tensor& seed, const Tensor& input) {
+inline Dropout dropout_of(const char* op, double p, const Tensor& seed, const Like& like) {
   FUSEDOPS_CHECK(p >= 0 && p <= 1, op, ": p is ", p, ", wanted a probability in [0, 1]");
+  check_given(op, like.name, like.tensor);
+  check_given(op, "seed", seed);
   FUSEDOPS_CHECK(
-      seed.scalar_type() == ScalarType::Long && seed.numel() == 1, op, ": seed is ",
-      dtype_name(seed.scalar_type()), " of shape ", list_text(sizes_of(seed)),
+      dtype_of(seed) == ScalarType::Long && seed.numel() == 1, op, ": seed is ", dtype_text(seed),
+      " of shape ", list_text(sizes_of(seed)),
       ", wanted one torch.int64; make it with torch.randint");
-  check_device(op, "seed", seed, input);
+  check_device(op, "seed", seed, like);
   if (p == 0) return {};
   const double threshold = std::min(std::round(p * 0x1p32), 0x1p32 - 1);
   return {

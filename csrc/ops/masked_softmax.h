@@ -25,21 +25,97 @@ struct MaskedSoftmaxOptions {
   }
 };
 
-// A mask or bias seen from the dimensions of the input, size 1 where it has none.
-inline Sizes broadcast_strides(
-    const char* op, const char* name, const Tensor& operand, const Sizes& sizes) {
-  const auto rank = static_cast<int64_t>(sizes.size()), missing = rank - operand.dim();
-  const Sizes own = sizes_of(operand);
-  bool fits = missing >= 0;
-  Sizes strides(sizes.size(), 0);
-  for (int64_t d = std::max<int64_t>(missing, 0); d < rank && fits; ++d) {
-    const int64_t size = own[d - missing];
-    fits = size == sizes[d] || size == 1;
-    if (size > 1) strides[d] = operand.strides()[d - missing];
+// --- checks -------------------------------------------------------------------------------------
+
+// What is hidden suits scores like `input`, whose rows are its last dimension.
+inline void check_options(const MaskedSoftmaxOptions& options, const Tensor& input) {
+  const char* op = options.op;
+  FUSEDOPS_CHECK(input.dim() > 0, op, ": input has no dimension, wanted at least one");
+  FUSEDOPS_CHECK(
+      !options.causal || input.dim() > 1, op,
+      ": causal needs queries and keys, the last two dimensions; input has shape ",
+      list_text(sizes_of(input)));
+  check_cols(op, input.sizes()[input.dim() - 1]);
+  FUSEDOPS_CHECK(!std::isnan(options.scale), op, ": scale is NaN, wanted a number");
+}
+
+// A mask or bias broadcasts to `input`.
+inline void check_operand(
+    const char* op, const char* name, const Tensor& operand, const Tensor& input) {
+  check_device(op, name, operand, {"input", input});
+  const auto own = operand.sizes(), sizes = input.sizes();
+  bool fits = own.size() <= sizes.size();
+  for (size_t i = 1; i <= own.size() && fits; ++i) {
+    const int64_t size = own[own.size() - i];
+    fits = size == sizes[sizes.size() - i] || size == 1;
   }
   FUSEDOPS_CHECK(
       fits, op, ": ", name, " has shape ", list_text(own), ", wanted one that broadcasts to ",
       list_text(sizes), ", input's shape");
+}
+
+inline void check_mask(const char* op, const std::optional<Tensor>& mask, const Tensor& input) {
+  if (!mask) return;
+  FUSEDOPS_CHECK(
+      dtype_of(*mask) == ScalarType::Bool || is_supported(dtype_of(*mask)), op, ": mask is ",
+      dtype_text(*mask),
+      ", wanted torch.bool (True where visible) or a floating dtype (added); convert it, as in "
+      "mask != 0");
+  check_operand(op, "mask", *mask, input);
+}
+
+inline void check_bias(const char* op, const std::optional<Tensor>& bias, const Tensor& input) {
+  if (!bias) return;
+  check_dtype_of(op, "bias", *bias);
+  check_operand(op, "bias", *bias, input);
+}
+
+// A value that the arithmetic cannot hold would come out as an infinity, silently.
+inline void check_mask_value(const char* op, double value, ScalarType computed) {
+  FUSEDOPS_CHECK(!std::isnan(value), op, ": mask_value is NaN, wanted a number");
+  const bool fits = computed == ScalarType::Double || std::isinf(value) ||
+      std::abs(value) <= std::numeric_limits<float>::max();
+  FUSEDOPS_CHECK(
+      fits, op, ": mask_value is ", value, ", beyond float32, which ", dtype_name(computed),
+      " is computed in; wanted -inf or at least ", std::numeric_limits<float>::lowest());
+}
+
+struct MaskedSoftmaxInputs {
+  Tensor input;
+  std::optional<Tensor> mask, bias;
+};
+
+inline void check_masked_softmax(
+    const MaskedSoftmaxOptions& options, const MaskedSoftmaxInputs& given, ScalarType computed) {
+  check_options(options, given.input);
+  check_mask(options.op, given.mask, given.input);
+  check_bias(options.op, given.bias, given.input);
+  check_mask_value(options.op, options.hidden_value(), computed);
+}
+
+struct MaskedSoftmaxGradients {
+  Tensor grad_output, probabilities;
+  std::optional<Tensor> mask;  // where it is added it does not matter
+};
+
+inline void check_masked_softmax_backward(
+    const MaskedSoftmaxOptions& options, const MaskedSoftmaxGradients& given) {
+  const char* op = options.op;
+  check_dtype_of(op, "probabilities", given.probabilities);
+  check_like(op, "grad_output", given.grad_output, {"probabilities", given.probabilities});
+  check_options(options, given.probabilities);
+  check_mask(op, given.mask, given.probabilities);
+}
+
+// --- operands -----------------------------------------------------------------------------------
+
+// The strides of a mask or bias seen from the dimensions of the input, 0 where it repeats.
+inline Sizes broadcast_strides(const Tensor& operand, int64_t rank) {
+  Sizes strides(rank, 0);
+  const int64_t missing = rank - operand.dim();
+  for (int64_t d = missing; d < rank; ++d) {
+    if (operand.sizes()[d - missing] > 1) strides[d] = operand.strides()[d - missing];
+  }
   return strides;
 }
 
@@ -49,25 +125,26 @@ class PreparedOperand {
   Sizes strides;
 
   PreparedOperand(
-      const char* op, const char* name, const std::optional<Tensor>& given, const Tensor& input,
-      ScalarType computed) {
-    strides = Sizes(input.dim(), 0);
+      const char* op, const std::optional<Tensor>& given, const Tensor& input, ScalarType computed)
+      : op_(op) {
+    const int64_t rank = input.dim();
+    strides = Sizes(rank, 0);
     if (!given) return;
-    check_device(op, name, *given, input);
     is_bool_ = given->scalar_type() == ScalarType::Bool;
-    tensor_ = is_bool_ ? *given : convert(*given, kernel_operand_dtype(*given, input, computed));
-    strides = broadcast_strides(op, name, *tensor_, sizes_of(input));
+    tensor_ =
+        is_bool_ ? *given : convert(op, *given, kernel_operand_dtype(*given, input, computed));
+    strides = broadcast_strides(*tensor_, rank);
     if (strides.back() > 1) {
-      tensor_ = torch::stable::contiguous(*tensor_);
-      strides = broadcast_strides(op, name, *tensor_, sizes_of(input));
+      tensor_ = as_contiguous(op, *tensor_);
+      strides = broadcast_strides(*tensor_, rank);
     }
   }
 
   // As one value for every element of `sizes`.
-  void materialize(const char* op, const char* name, const Sizes& sizes) {
+  void materialize(const Sizes& sizes) {
     if (!tensor_) return;
-    tensor_ = torch::stable::contiguous(expand(*tensor_, sizes));
-    strides = broadcast_strides(op, name, *tensor_, sizes);
+    tensor_ = as_contiguous(op_, expand(*tensor_, sizes));
+    strides = broadcast_strides(*tensor_, static_cast<int64_t>(sizes.size()));
   }
 
   Operand operand() const {
@@ -85,6 +162,7 @@ class PreparedOperand {
     return operand.scalar_type() == input.scalar_type() ? input.scalar_type() : ScalarType::Float;
   }
 
+  const char* op_;
   std::optional<Tensor> tensor_;
   bool is_bool_ = false;
 };
@@ -120,10 +198,9 @@ class PreparedScores {
   PreparedScores(
       const MaskedSoftmaxOptions& options, const Tensor& input, ScalarType computed,
       const std::optional<Tensor>& mask, const std::optional<Tensor>& bias)
-      : mask_(options.op, "mask", mask, input, computed),
-        bias_(options.op, "bias", bias, input, computed) {
+      : mask_(options.op, mask, input, computed), bias_(options.op, bias, input, computed) {
     const Sizes sizes = sizes_of(input);
-    const MergedDims dims = merged(options.op, sizes);
+    const MergedDims dims = merged(sizes);
     scores.mask = mask_.operand();
     scores.bias = bias_.operand();
     scores.dims.count = static_cast<int32_t>(dims.sizes.size());
@@ -133,73 +210,39 @@ class PreparedScores {
       scores.bias.strides[i] = dims.bias[i];
     }
     const int64_t queries = sizes.size() > 1 ? sizes[sizes.size() - 2] : 1;
-    scores.causal = {options.causal, queries, options.diagonal};
+    // Beyond these bounds a diagonal hides no more and no less; a row's number is added to it.
+    const int64_t diagonal = std::clamp(options.diagonal, -queries, sizes.back());
+    scores.causal = {options.causal, queries, diagonal};
     scores.scale = options.scale;
     scores.hidden_value = options.hidden_value();
   }
 
  private:
-  MergedDims merged(const char* op, const Sizes& sizes) {
+  MergedDims merged(const Sizes& sizes) {
     MergedDims dims(sizes, mask_.strides, bias_.strides);
     if (dims.sizes.size() <= kMaxRowDims) return dims;
-    mask_.materialize(op, "mask", sizes);
-    bias_.materialize(op, "bias", sizes);
+    mask_.materialize(sizes);
+    bias_.materialize(sizes);
     return MergedDims(sizes, mask_.strides, bias_.strides);
   }
 
   PreparedOperand mask_, bias_;
 };
 
-inline void check_options(const MaskedSoftmaxOptions& options, const Tensor& input) {
-  const char* op = options.op;
-  FUSEDOPS_CHECK(input.dim() > 0, op, ": input has no dimension, wanted at least one");
-  FUSEDOPS_CHECK(!std::isnan(options.scale), op, ": scale is NaN, wanted a number");
-  FUSEDOPS_CHECK(
-      !options.causal || input.dim() > 1, op,
-      ": causal needs queries and keys, the last two dimensions; input has shape ",
-      list_text(sizes_of(input)));
-  check_cols(op, input.sizes()[input.dim() - 1]);
-}
-
-inline void check_mask(const char* op, const std::optional<Tensor>& mask) {
-  FUSEDOPS_CHECK(
-      !mask || mask->scalar_type() == ScalarType::Bool || is_supported(mask->scalar_type()), op,
-      ": mask is ", dtype_name(mask ? mask->scalar_type() : ScalarType::Bool),
-      ", wanted torch.bool (True where visible) or a floating dtype (added); convert it, as in "
-      "mask != 0");
-}
-
-// A value that the arithmetic cannot hold would come out as an infinity, silently.
-inline void check_mask_value(const char* op, double value, ScalarType computed) {
-  FUSEDOPS_CHECK(!std::isnan(value), op, ": mask_value is NaN, wanted a number");
-  const bool fits = computed == ScalarType::Double || std::isinf(value) ||
-      std::abs(value) <= std::numeric_limits<float>::max();
-  FUSEDOPS_CHECK(
-      fits, op, ": mask_value is ", value, ", beyond float32, which ", dtype_name(computed),
-      " is computed in; wanted -inf or at least ", std::numeric_limits<float>::lowest());
-}
-
-struct MaskedSoftmaxInputs {
-  Tensor input;
-  std::optional<Tensor> mask, bias;
-};
+// --- the ops ------------------------------------------------------------------------------------
 
 // Into `output` and, where that is wanted, `probabilities`.
 template <class Backend>
 void masked_softmax_into(
     const MaskedSoftmaxOptions& options, const MaskedSoftmaxInputs& given, const Dropout& dropout,
     const Tensor& output, const std::optional<Tensor>& probabilities) {
+  if (given.input.numel() == 0) return;
   const char* op = options.op;
-  check_options(options, given.input);
-  check_mask(op, given.mask);
-  if (given.bias) check_dtype(op, "bias", given.bias->scalar_type());
-  check_mask_value(op, options.hidden_value(), output.scalar_type());
-  const Tensor input = converted(given.input, output.scalar_type());
+  const Tensor input = converted(op, given.input, output.scalar_type());
   const PreparedScores prepared(options, input, output.scalar_type(), given.mask, given.bias);
-  if (input.numel() == 0) return;
   const int64_t dim = input.dim() - 1, cols = input.sizes()[dim];
-  const RowView source = as_rows<Backend>(input, dim), to = as_rows<Backend>(output, dim);
-  const Rows saved = probabilities ? as_rows<Backend>(*probabilities, dim).write() : Rows{};
+  const RowView source = as_rows<Backend>(op, input, dim), to = as_rows<Backend>(op, output, dim);
+  const Rows saved = probabilities ? as_rows<Backend>(op, *probabilities, dim).write() : Rows{};
   Backend(input).launch(
       MaskedSoftmaxForward{
           source.read(), to.write(), saved, prepared.scores, dropout, input.numel() / cols, cols,
@@ -211,9 +254,32 @@ Tensor masked_softmax_forward(
     const MaskedSoftmaxOptions& options, const MaskedSoftmaxInputs& given,
     std::optional<ScalarType> dtype) {
   const ScalarType output_dtype = softmax_dtype(options.op, given.input, dtype);
-  const Tensor output = empty_contiguous(given.input, sizes_of(given.input), output_dtype);
+  check_masked_softmax(options, given, output_dtype);
+  const Tensor output =
+      empty_contiguous(options.op, given.input, sizes_of(given.input), output_dtype);
   masked_softmax_into<Backend>(options, given, {}, output, std::nullopt);
   return output;
+}
+
+struct MaskedSoftmaxDropout {
+  Tensor output;
+  std::optional<Tensor> probabilities;
+};
+
+template <class Backend>
+MaskedSoftmaxDropout masked_softmax_dropout_forward(
+    const MaskedSoftmaxOptions& options, const MaskedSoftmaxInputs& given, double p,
+    const Tensor& seed, std::optional<ScalarType> dtype, bool wants_probabilities) {
+  const char* op = options.op;
+  const Tensor& input = given.input;
+  const ScalarType output_dtype = softmax_dtype(op, input, dtype);
+  const Dropout dropout = dropout_of(op, p, seed, {"input", input});
+  check_masked_softmax(options, given, output_dtype);
+  const Sizes sizes = sizes_of(input);
+  MaskedSoftmaxDropout result{empty_contiguous(op, input, sizes, output_dtype), std::nullopt};
+  if (wants_probabilities) result.probabilities = empty_contiguous(op, input, sizes, output_dtype);
+  masked_softmax_into<Backend>(options, given, dropout, result.output, result.probabilities);
+  return result;
 }
 
 template <class Backend>
@@ -221,9 +287,9 @@ void masked_softmax_out(
     const MaskedSoftmaxOptions& options, const MaskedSoftmaxInputs& given, Tensor output) {
   const char* op = options.op;
   const Tensor& input = given.input;
-  check_dtype(op, "out", output.scalar_type());
+  check_given(op, "input", input);
   check_out(op, output, input);
-  check_options(options, input);
+  check_masked_softmax(options, given, output.scalar_type());
   const bool reads_it = (given.mask && may_overlap(*given.mask, output)) ||
       (given.bias && may_overlap(*given.bias, output));
   const SoftmaxDim at = resolve_dim(op, sizes_of(input), -1);
@@ -234,30 +300,21 @@ void masked_softmax_out(
   torch::stable::copy_(output, result);
 }
 
-struct MaskedSoftmaxGradients {
-  Tensor grad_output, probabilities;
-  std::optional<Tensor> mask;  // where it is added it does not matter
-};
-
 template <class Backend>
 void masked_softmax_backward_into(
     const MaskedSoftmaxOptions& options, const MaskedSoftmaxGradients& given,
     const Dropout& dropout, const Tensor& grad_input) {
   const char* op = options.op;
   const Tensor& probabilities = given.probabilities;
-  check_dtype(op, "probabilities", probabilities.scalar_type());
-  check_like(op, "grad_output", given.grad_output, "probabilities", probabilities);
-  check_options(options, probabilities);
-  check_mask(op, given.mask);
+  if (grad_input.numel() == 0) return;
   const bool hides = given.mask && given.mask->scalar_type() == ScalarType::Bool;
   const PreparedScores prepared(
       options, probabilities, probabilities.scalar_type(), hides ? given.mask : std::nullopt,
       std::nullopt);
-  if (grad_input.numel() == 0) return;
   const int64_t dim = probabilities.dim() - 1, cols = probabilities.sizes()[dim];
-  const RowView grad = as_rows<Backend>(given.grad_output, dim),
-                saved = as_rows<Backend>(probabilities, dim);
-  const RowView to = as_rows<Backend>(grad_input, dim);
+  const RowView grad = as_rows<Backend>(op, given.grad_output, dim),
+                saved = as_rows<Backend>(op, probabilities, dim);
+  const RowView to = as_rows<Backend>(op, grad_input, dim);
   Backend(probabilities)
       .launch(
           MaskedSoftmaxBackward{
@@ -269,13 +326,15 @@ template <class Backend>
 Tensor masked_softmax_backward(
     const MaskedSoftmaxOptions& options, const MaskedSoftmaxGradients& given,
     const Dropout& dropout, ScalarType input_dtype) {
+  check_masked_softmax_backward(options, given);
+  check_dtype(options.op, "input_dtype", input_dtype);
   const Tensor& probabilities = given.probabilities;
   const ScalarType dtype = probabilities.scalar_type();
   const Tensor grad_input = empty_contiguous(
-      probabilities, sizes_of(probabilities),
+      options.op, probabilities, sizes_of(probabilities),
       converts_inside(input_dtype, dtype) ? input_dtype : dtype);
   masked_softmax_backward_into<Backend>(options, given, dropout, grad_input);
-  return convert(grad_input, input_dtype);
+  return convert(options.op, grad_input, input_dtype);
 }
 
 // Into the memory of grad_output.
@@ -283,10 +342,10 @@ template <class Backend>
 void masked_softmax_backward_in_place(
     const MaskedSoftmaxOptions& options, const MaskedSoftmaxGradients& given,
     const Dropout& dropout) {
+  check_masked_softmax_backward(options, given);
   Tensor grad_output = given.grad_output;
-  check_distinct(options.op, grad_output);
-  const bool lies_well =
-      grad_output.dim() > 0 && row_spacing<Backend>(grad_output, grad_output.dim() - 1);
+  check_distinct(options.op, "grad_output", grad_output);
+  const bool lies_well = row_spacing<Backend>(grad_output, grad_output.dim() - 1).has_value();
   const bool reads_it = may_overlap(given.probabilities, grad_output) ||
       (given.mask && may_overlap(*given.mask, grad_output));
   if (lies_well && !reads_it) {
@@ -325,10 +384,11 @@ struct MaskedSoftmaxOps {
   static void masked_softmax_(
       Tensor input, const MaybeTensor& mask, double scale, bool causal, MaybeNumber mask_value,
       const MaybeTensor& bias, int64_t diagonal, bool zero_masked_rows) {
-    check_dtype("masked_softmax_", "input", input.scalar_type());
+    const char* op = "masked_softmax_";
+    check_dtype_of(op, "input", input);
+    check_distinct(op, "input", input);
     fusedops::masked_softmax_out<Backend>(
-        {"masked_softmax_", scale, causal, diagonal, mask_value, zero_masked_rows},
-        {input, mask, bias}, input);
+        {op, scale, causal, diagonal, mask_value, zero_masked_rows}, {input, mask, bias}, input);
   }
 
   static Tensor masked_softmax_backward(
@@ -351,14 +411,10 @@ struct MaskedSoftmaxOps {
       const Tensor& input, const MaybeTensor& mask, double scale, bool causal,
       MaybeNumber mask_value, double p, const Tensor& seed, const MaybeTensor& bias,
       MaybeDtype dtype, int64_t diagonal, bool zero_masked_rows) {
-    const MaskedSoftmaxOptions options{
-        "masked_softmax_dropout", scale, causal, diagonal, mask_value, zero_masked_rows};
-    const ScalarType output_dtype = softmax_dtype(options.op, input, dtype);
-    const Dropout dropout = dropout_of(options.op, p, seed, input);
-    const Tensor output = empty_contiguous(input, sizes_of(input), output_dtype);
-    const Tensor probabilities = empty_contiguous(input, sizes_of(input), output_dtype);
-    masked_softmax_into<Backend>(options, {input, mask, bias}, dropout, output, probabilities);
-    return {output, probabilities};
+    const auto [output, probabilities] = masked_softmax_dropout_forward<Backend>(
+        {"masked_softmax_dropout", scale, causal, diagonal, mask_value, zero_masked_rows},
+        {input, mask, bias}, p, seed, dtype, true);
+    return {output, *probabilities};
   }
 
   // Without the probabilities, which only a backward pass needs.
@@ -366,13 +422,10 @@ struct MaskedSoftmaxOps {
       const Tensor& input, const MaybeTensor& mask, double scale, bool causal,
       MaybeNumber mask_value, double p, const Tensor& seed, const MaybeTensor& bias,
       MaybeDtype dtype, int64_t diagonal, bool zero_masked_rows) {
-    const MaskedSoftmaxOptions options{
-        "masked_softmax_dropout", scale, causal, diagonal, mask_value, zero_masked_rows};
-    const ScalarType output_dtype = softmax_dtype(options.op, input, dtype);
-    const Dropout dropout = dropout_of(options.op, p, seed, input);
-    const Tensor output = empty_contiguous(input, sizes_of(input), output_dtype);
-    masked_softmax_into<Backend>(options, {input, mask, bias}, dropout, output, std::nullopt);
-    return output;
+    return masked_softmax_dropout_forward<Backend>(
+               {"masked_softmax_dropout", scale, causal, diagonal, mask_value, zero_masked_rows},
+               {input, mask, bias}, p, seed, dtype, false)
+        .output;
   }
 
   static Tensor masked_softmax_dropout_backward(
@@ -381,7 +434,7 @@ struct MaskedSoftmaxOps {
     const char* op = "masked_softmax_dropout_backward";
     return fusedops::masked_softmax_backward<Backend>(
         {op, scale, causal, diagonal}, {grad_output, probabilities, mask},
-        dropout_of(op, p, seed, probabilities), input_dtype);
+        dropout_of(op, p, seed, {"probabilities", probabilities}), input_dtype);
   }
 
   static void masked_softmax_dropout_backward_(
@@ -390,7 +443,7 @@ struct MaskedSoftmaxOps {
     const char* op = "masked_softmax_dropout_backward_";
     masked_softmax_backward_in_place<Backend>(
         {op, scale, causal, diagonal}, {grad_output, probabilities, mask},
-        dropout_of(op, p, seed, probabilities));
+        dropout_of(op, p, seed, {"probabilities", probabilities}));
   }
 };
 

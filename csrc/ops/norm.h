@@ -15,14 +15,15 @@ struct NormShape {
 };
 
 inline NormShape resolve_norm_shape(
-    const char* op, const Sizes& sizes, const Sizes& normalized_shape) {
+    const char* op, const Like& input, const Sizes& normalized_shape) {
+  const Sizes sizes = sizes_of(input.tensor);
   const size_t rank = sizes.size(), normalized = normalized_shape.size();
   FUSEDOPS_CHECK(normalized > 0, op, ": normalized_shape is empty, wanted at least one dimension");
   const bool matches = normalized <= rank &&
       std::equal(normalized_shape.begin(), normalized_shape.end(), sizes.end() - normalized);
   FUSEDOPS_CHECK(
       matches, op, ": normalized_shape is ", list_text(normalized_shape),
-      ", wanted the last dimensions of input, whose shape is ", list_text(sizes));
+      ", wanted the last dimensions of ", input.name, ", whose shape is ", list_text(sizes));
   const size_t first = rank - normalized;
   NormShape shape{
       static_cast<int64_t>(first), product(sizes, 0, first), product(sizes, first, rank), sizes};
@@ -32,14 +33,16 @@ inline NormShape resolve_norm_shape(
 }
 
 inline void check_norm_parameter(
-    const char* op, const char* name, const std::optional<Tensor>& parameter, const Tensor& input,
+    const char* op, const char* name, const std::optional<Tensor>& parameter, const Like& input,
     const Sizes& normalized_shape) {
   if (!parameter) return;
+  const auto own = parameter->sizes();
   FUSEDOPS_CHECK(
-      sizes_of(*parameter) == normalized_shape, op, ": ", name, " has shape ",
-      list_text(sizes_of(*parameter)), ", wanted normalized_shape, ", list_text(normalized_shape));
+      std::equal(own.begin(), own.end(), normalized_shape.begin(), normalized_shape.end()), op,
+      ": ", name, " has shape ", list_text(own), ", wanted normalized_shape, ",
+      list_text(normalized_shape));
   check_device(op, name, *parameter, input);
-  check_dtype(op, name, parameter->scalar_type());
+  check_dtype_of(op, name, *parameter);
 }
 
 // weight and bias in the dtype the kernel takes: the input's, or float32 where one of them differs.
@@ -47,17 +50,19 @@ struct NormParameters {
   std::optional<Tensor> weight, bias;
 
   NormParameters(
-      const std::optional<Tensor>& weight_, const std::optional<Tensor>& bias_, ScalarType input) {
+      const char* op, const std::optional<Tensor>& weight_, const std::optional<Tensor>& bias_,
+      ScalarType input) {
     const bool same =
         (!weight_ || weight_->scalar_type() == input) && (!bias_ || bias_->scalar_type() == input);
     const ScalarType dtype = same || input == ScalarType::Double ? input : ScalarType::Float;
-    weight = prepared(weight_, dtype);
-    bias = prepared(bias_, dtype);
+    weight = prepared(op, weight_, dtype);
+    bias = prepared(op, bias_, dtype);
   }
 
-  static std::optional<Tensor> prepared(const std::optional<Tensor>& given, ScalarType dtype) {
+  static std::optional<Tensor> prepared(
+      const char* op, const std::optional<Tensor>& given, ScalarType dtype) {
     if (!given) return given;
-    return as_contiguous(convert(*given, dtype));
+    return as_contiguous(op, convert(op, *given, dtype));
   }
 
   static ConstColumns columns(const std::optional<Tensor>& parameter) {
@@ -65,10 +70,6 @@ struct NormParameters {
     return {parameter->const_data_ptr(), kernel_dtype(parameter->scalar_type())};
   }
 };
-
-inline ScalarType statistics_dtype(ScalarType input) {
-  return input == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
-}
 
 // The arguments that say how to normalise, as every op of the family has them.
 struct NormOptions {
@@ -82,12 +83,22 @@ struct NormOptions {
   double offset() const { return weight ? weight_offset : 0; }  // without a weight the factor is 1
 };
 
-inline NormShape checked_norm_shape(const NormOptions& options, const Tensor& input) {
+inline NormShape checked_norm_shape(const NormOptions& options, const Like& input) {
   const char* op = options.op;
-  check_dtype(op, "input", input.scalar_type());
-  const NormShape shape = resolve_norm_shape(op, sizes_of(input), options.normalized_shape);
+  check_dtype_of(op, input.name, input.tensor);
+  const NormShape shape = resolve_norm_shape(op, input, options.normalized_shape);
   check_norm_parameter(op, "weight", options.weight, input, options.normalized_shape);
   check_norm_parameter(op, "bias", options.bias, input, options.normalized_shape);
+  return shape;
+}
+
+// The checks of a forward op.
+inline NormShape checked_norm_forward(const NormOptions& options, const Tensor& input, double eps) {
+  const NormShape shape = checked_norm_shape(options, {"input", input});
+  FUSEDOPS_CHECK(
+      shape.cols > 0, options.op, ": normalized_shape is ", list_text(options.normalized_shape),
+      ", wanted no dimension of size 0");
+  check_eps(options.op, eps);
   return shape;
 }
 
@@ -107,28 +118,22 @@ NormResult norm_forward(
     const NormOptions& options, const Tensor& input, const NormResidual& added, double eps,
     bool rounds_normalized = false) {
   const char* op = options.op;
-  const NormShape shape = checked_norm_shape(options, input);
-  FUSEDOPS_CHECK(
-      shape.cols > 0, op, ": normalized_shape is ", list_text(options.normalized_shape),
-      ", wanted no dimension of size 0");
-  FUSEDOPS_CHECK(eps >= 0, op, ": eps is ", eps, ", wanted a value >= 0");
-  if (added.residual) {
-    check_like(op, "residual", *added.residual, "input", input);
-    check_device(op, "residual", *added.residual, input);
-  }
+  const NormShape shape = checked_norm_forward(options, input, eps);
+  if (added.residual) check_like(op, "residual", *added.residual, {"input", input});
 
   const ScalarType dtype = input.scalar_type(), statistics = statistics_dtype(dtype);
   const bool has_sum = added.residual && added.wants_sum, has_mean = options.kind != NormKind::kRms;
   const Sizes sizes = sizes_of(input), none = {0};
   const NormResult result{
-      empty_contiguous(input, sizes, dtype), empty_contiguous(input, has_sum ? sizes : none, dtype),
-      empty_contiguous(input, has_mean ? shape.statistics : none, statistics),
-      empty_contiguous(input, shape.statistics, statistics)};
+      empty_contiguous(op, input, sizes, dtype),
+      empty_contiguous(op, input, has_sum ? sizes : none, dtype),
+      empty_contiguous(op, input, has_mean ? shape.statistics : none, statistics),
+      empty_contiguous(op, input, shape.statistics, statistics)};
   if (shape.rows == 0) return result;
 
-  const RowView source = as_rows<Backend>(input, shape.first);
-  const RowView residual = as_rows<Backend>(added.residual.value_or(input), shape.first);
-  const NormParameters parameters(options.weight, options.bias, dtype);
+  const RowView source = as_rows<Backend>(op, input, shape.first);
+  const RowView residual = as_rows<Backend>(op, added.residual.value_or(input), shape.first);
+  const NormParameters parameters(op, options.weight, options.bias, dtype);
   NormForward args{};
   args.kind = options.kind;
   args.input = source.read();
@@ -145,14 +150,14 @@ NormResult norm_forward(
   args.eps = eps;
   args.weight_offset = options.offset();
   args.rounds_normalized = rounds_normalized;
-  launch_with_workspace(Backend(input), input, args);
+  launch_with_workspace(op, Backend(input), input, args);
   return result;
 }
 
 // What a backward is given beside the options; `input` is what was normalised.
 struct NormGradients {
   const Tensor& grad_output;
-  const Tensor& input;
+  Like input;
   std::optional<Tensor> mean;
   const Tensor& rstd;
   std::optional<Tensor> grad_sum = std::nullopt;
@@ -165,30 +170,40 @@ struct NormWanted {
   bool input, branch, weight, bias;
 };
 
+// By the output_mask of a backward: input, weight and, where the norm has one, bias.
+inline NormWanted wanted_of(const char* op, const std::vector<bool>& mask, bool has_bias) {
+  check_output_mask(op, mask, has_bias ? 3 : 2);
+  return {mask[0], false, mask[1], has_bias && mask[2]};
+}
+
+// With residual behind input. Without dropout one gradient serves both.
+inline NormWanted wanted_of_added(
+    const char* op, const std::vector<bool>& mask, double p, bool has_bias) {
+  check_output_mask(op, mask, has_bias ? 4 : 3);
+  const bool bias = has_bias && mask[3];
+  if (p == 0) return {mask[0] || mask[1], false, mask[2], bias};
+  return {mask[1], mask[0], mask[2], bias};
+}
+
 struct NormGradResult {
   Tensor input, branch, weight, bias;  // empty where not wanted
 };
 
 inline void check_norm_backward(
     const char* op, const NormGradients& given, const NormShape& shape) {
-  check_like(op, "grad_output", given.grad_output, "input", given.input);
-  if (given.grad_sum) check_like(op, "grad_sum", *given.grad_sum, "input", given.input);
-  const ScalarType dtype = statistics_dtype(given.input.scalar_type());
-  for (const Tensor* statistic : {given.mean ? &*given.mean : &given.rstd, &given.rstd}) {
-    FUSEDOPS_CHECK(
-        statistic->scalar_type() == dtype && statistic->is_contiguous() &&
-            statistic->numel() == shape.rows,
-        op, ": mean and rstd must be the contiguous ", dtype_name(dtype),
-        " tensors that the forward op returned, of shape ", list_text(shape.statistics));
-  }
+  check_like(op, "grad_output", given.grad_output, given.input);
+  if (given.grad_sum) check_like(op, "grad_sum", *given.grad_sum, given.input);
+  if (given.mean) check_statistic(op, "mean", *given.mean, given.input, shape.statistics);
+  check_statistic(op, "rstd", given.rstd, given.input, shape.statistics);
+  check_eps(op, given.eps);
 }
 
 // The gradient of weight or bias: empty where it is not wanted, zero where there are no rows.
 inline Tensor norm_parameter_grad(
-    bool wanted, const Tensor& input, const std::optional<Tensor>& parameter,
+    const char* op, bool wanted, const Tensor& input, const std::optional<Tensor>& parameter,
     const Sizes& normalized_shape, int64_t rows) {
   const ScalarType dtype = parameter ? parameter->scalar_type() : input.scalar_type();
-  Tensor grad = empty_contiguous(input, wanted ? normalized_shape : Sizes{0}, dtype);
+  Tensor grad = empty_contiguous(op, input, wanted ? normalized_shape : Sizes{0}, dtype);
   if (wanted && rows == 0) torch::stable::zero_(grad);
   return grad;
 }
@@ -198,23 +213,28 @@ template <class Backend>
 void launch_norm_backward(
     const NormOptions& options, const NormGradients& given, const NormShape& shape,
     const NormParameters& parameters, const NormWanted& wanted, const NormGradResult& result) {
+  const char* op = options.op;
+  const Tensor& input = given.input.tensor;
   const auto written = [&](bool is_wanted, const Tensor& grad) {
     return is_wanted ? RowView{grad, {shape.cols}}.write() : Rows{};
   };
   const auto columns = [](bool is_wanted, const Tensor& grad) {
     return Columns{is_wanted ? grad.mutable_data_ptr() : nullptr, kernel_dtype(grad.scalar_type())};
   };
-  const RowView grad = as_rows<Backend>(given.grad_output, shape.first);
+  const RowView grad = as_rows<Backend>(op, given.grad_output, shape.first);
   const RowView grad_sum =
-      as_rows<Backend>(given.grad_sum.value_or(given.grad_output), shape.first);
-  const RowView source = as_rows<Backend>(given.input, shape.first);
+      as_rows<Backend>(op, given.grad_sum.value_or(given.grad_output), shape.first);
+  const RowView source = as_rows<Backend>(op, input, shape.first);
+  const std::optional<Tensor> mean =
+      given.mean ? std::optional(as_contiguous(op, *given.mean)) : std::nullopt;
+  const Tensor rstd = as_contiguous(op, given.rstd);
   NormBackward args{};
   args.kind = options.kind;
   args.grad_output = grad.read();
   if (given.grad_sum) args.grad_sum = grad_sum.read();
   args.input = source.read();
-  if (given.mean) args.mean = given.mean->const_data_ptr();
-  args.rstd = given.rstd.const_data_ptr();
+  if (mean) args.mean = mean->const_data_ptr();
+  args.rstd = rstd.const_data_ptr();
   args.weight = NormParameters::columns(parameters.weight);
   args.grad_input = written(wanted.input, result.input);
   args.grad_branch = written(wanted.branch, result.branch);
@@ -225,39 +245,40 @@ void launch_norm_backward(
   args.cols = shape.cols;
   args.eps = given.eps;
   args.weight_offset = options.offset();
-  launch_with_workspace(Backend(given.input), given.input, args);
+  launch_with_workspace(op, Backend(input), input, args);
 }
 
 template <class Backend>
 NormGradResult norm_backward(
     const NormOptions& options, const NormGradients& given, const NormWanted& wanted) {
-  const Tensor& input = given.input;
-  const NormShape shape = checked_norm_shape(options, input);
-  check_norm_backward(options.op, given, shape);
+  const char* op = options.op;
+  const Tensor& input = given.input.tensor;
+  const NormShape shape = checked_norm_shape(options, given.input);
+  check_norm_backward(op, given, shape);
 
   const ScalarType dtype = input.scalar_type();
-  const NormParameters parameters(options.weight, options.bias, dtype);
+  const NormParameters parameters(op, options.weight, options.bias, dtype);
   const Sizes sizes = sizes_of(input), none = {0};
   const Sizes& columns = options.normalized_shape;
   NormGradResult result{
-      empty_contiguous(input, wanted.input ? sizes : none, dtype),
-      empty_contiguous(input, wanted.branch ? sizes : none, dtype),
-      norm_parameter_grad(wanted.weight, input, parameters.weight, columns, shape.rows),
-      norm_parameter_grad(wanted.bias, input, parameters.bias, columns, shape.rows)};
+      empty_contiguous(op, input, wanted.input ? sizes : none, dtype),
+      empty_contiguous(op, input, wanted.branch ? sizes : none, dtype),
+      norm_parameter_grad(op, wanted.weight, input, parameters.weight, columns, shape.rows),
+      norm_parameter_grad(op, wanted.bias, input, parameters.bias, columns, shape.rows)};
   if (shape.rows > 0 && shape.cols > 0) {
     launch_norm_backward<Backend>(options, given, shape, parameters, wanted, result);
   }
-  if (options.weight) result.weight = convert(result.weight, options.weight->scalar_type());
-  if (options.bias) result.bias = convert(result.bias, options.bias->scalar_type());
+  if (options.weight) result.weight = convert(op, result.weight, options.weight->scalar_type());
+  if (options.bias) result.bias = convert(op, result.bias, options.bias->scalar_type());
   return result;
 }
 
 // No seed: no dropout.
 inline Dropout branch_dropout(
-    const char* op, double p, const std::optional<Tensor>& seed, const Tensor& input) {
+    const char* op, double p, const std::optional<Tensor>& seed, const Like& like) {
   FUSEDOPS_CHECK(
       seed || p == 0, op, ": p is ", p, " without a seed; make one with torch.randint, one int64");
-  return seed ? dropout_of(op, p, *seed, input) : Dropout{};
+  return seed ? dropout_of(op, p, *seed, like) : Dropout{};
 }
 
 // The entry points that a backend registers. Sizes arrive by value from the boxed call.
@@ -276,9 +297,11 @@ struct NormOps {
   static std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(
       const Tensor& grad_output, const Tensor& input, Sizes normalized_shape, const Tensor& mean,
       const Tensor& rstd, MaybeTensor weight, MaybeTensor bias, std::vector<bool> output_mask) {
+    const char* op = "layer_norm_backward";
+    const NormWanted wanted = wanted_of(op, output_mask, true);
     const NormGradResult grad = norm_backward<Backend>(
-        {"layer_norm_backward", NormKind::kLayer, normalized_shape, weight, bias},
-        {grad_output, input, mean, rstd}, {output_mask[0], false, output_mask[1], output_mask[2]});
+        {op, NormKind::kLayer, normalized_shape, weight, bias},
+        {grad_output, {"input", input}, mean, rstd}, wanted);
     return {grad.input, grad.weight, grad.bias};
   }
 
@@ -294,10 +317,11 @@ struct NormOps {
       const Tensor& grad_output, const Tensor& input, Sizes normalized_shape, const Tensor& mean,
       const Tensor& rstd, MaybeTensor weight, MaybeTensor bias, std::vector<bool> output_mask,
       double eps) {
+    const char* op = "std_norm_backward";
+    const NormWanted wanted = wanted_of(op, output_mask, true);
     const NormGradResult grad = norm_backward<Backend>(
-        {"std_norm_backward", NormKind::kStd, normalized_shape, weight, bias},
-        {grad_output, input, mean, rstd, std::nullopt, {}, eps},
-        {output_mask[0], false, output_mask[1], output_mask[2]});
+        {op, NormKind::kStd, normalized_shape, weight, bias},
+        {grad_output, {"input", input}, mean, rstd, std::nullopt, {}, eps}, wanted);
     return {grad.input, grad.weight, grad.bias};
   }
 
@@ -313,10 +337,11 @@ struct NormOps {
   static std::tuple<Tensor, Tensor> rms_norm_backward(
       const Tensor& grad_output, const Tensor& input, Sizes normalized_shape, const Tensor& rstd,
       MaybeTensor weight, std::vector<bool> output_mask, double weight_offset) {
+    const char* op = "rms_norm_backward";
+    const NormWanted wanted = wanted_of(op, output_mask, false);
     const NormGradResult grad = norm_backward<Backend>(
-        {"rms_norm_backward", NormKind::kRms, normalized_shape, weight, std::nullopt,
-         weight_offset},
-        {grad_output, input, std::nullopt, rstd}, {output_mask[0], false, output_mask[1], false});
+        {op, NormKind::kRms, normalized_shape, weight, std::nullopt, weight_offset},
+        {grad_output, {"input", input}, std::nullopt, rstd}, wanted);
     return {grad.input, grad.weight};
   }
 
@@ -326,7 +351,7 @@ struct NormOps {
     const char* op = "add_layer_norm";
     const NormResult result = norm_forward<Backend>(
         {op, NormKind::kLayer, normalized_shape, weight, bias}, input,
-        {residual, branch_dropout(op, p, seed, input)}, eps);
+        {residual, branch_dropout(op, p, seed, {"input", input})}, eps);
     return {result.output, result.sum, result.mean, result.rstd};
   }
 
@@ -337,7 +362,7 @@ struct NormOps {
     const char* op = "add_layer_norm";
     const NormResult result = norm_forward<Backend>(
         {op, NormKind::kLayer, normalized_shape, weight, bias}, input,
-        {residual, branch_dropout(op, p, seed, input), wants_sum}, eps);
+        {residual, branch_dropout(op, p, seed, {"input", input}), wants_sum}, eps);
     return {result.output, result.sum};
   }
 
@@ -347,10 +372,16 @@ struct NormOps {
       const Tensor& mean, const Tensor& rstd, MaybeTensor weight, MaybeTensor bias,
       std::vector<bool> output_mask, double p, MaybeTensor seed) {
     const char* op = "add_layer_norm_backward";
+    const NormWanted wanted = wanted_of_added(op, output_mask, p, true);
     const NormGradResult grad = norm_backward<Backend>(
         {op, NormKind::kLayer, normalized_shape, weight, bias},
-        {grad_output, sum, mean, rstd, grad_sum, branch_dropout(op, p, seed, sum)},
-        wanted_of_added(output_mask, p, output_mask[3]));
+        {grad_output,
+         {"sum", sum},
+         mean,
+         rstd,
+         grad_sum,
+         branch_dropout(op, p, seed, {"sum", sum})},
+        wanted);
     return in_order_of_inputs(grad, p);
   }
 
@@ -360,7 +391,7 @@ struct NormOps {
     const char* op = "add_rms_norm";
     const NormResult result = norm_forward<Backend>(
         {op, NormKind::kRms, normalized_shape, weight, std::nullopt, weight_offset}, input,
-        {residual, branch_dropout(op, p, seed, input)}, eps, rounds_normalized);
+        {residual, branch_dropout(op, p, seed, {"input", input})}, eps, rounds_normalized);
     return {result.output, result.sum, result.rstd};
   }
 
@@ -371,7 +402,8 @@ struct NormOps {
     const char* op = "add_rms_norm";
     const NormResult result = norm_forward<Backend>(
         {op, NormKind::kRms, normalized_shape, weight, std::nullopt, weight_offset}, input,
-        {residual, branch_dropout(op, p, seed, input), wants_sum}, eps, rounds_normalized);
+        {residual, branch_dropout(op, p, seed, {"input", input}), wants_sum}, eps,
+        rounds_normalized);
     return {result.output, result.sum};
   }
 
@@ -380,20 +412,21 @@ struct NormOps {
       const Tensor& rstd, MaybeTensor weight, std::vector<bool> output_mask, double weight_offset,
       double p, MaybeTensor seed) {
     const char* op = "add_rms_norm_backward";
+    const NormWanted wanted = wanted_of_added(op, output_mask, p, false);
     const NormGradResult grad = norm_backward<Backend>(
         {op, NormKind::kRms, normalized_shape, weight, std::nullopt, weight_offset},
-        {grad_output, sum, std::nullopt, rstd, grad_sum, branch_dropout(op, p, seed, sum)},
-        wanted_of_added(output_mask, p, false));
+        {grad_output,
+         {"sum", sum},
+         std::nullopt,
+         rstd,
+         grad_sum,
+         branch_dropout(op, p, seed, {"sum", sum})},
+        wanted);
     const auto [to_input, to_residual, to_weight, to_bias] = in_order_of_inputs(grad, p);
     return {to_input, to_residual, to_weight};
   }
 
  private:
-  // output_mask: input, residual, weight. Without dropout one gradient serves both of the first.
-  static NormWanted wanted_of_added(const std::vector<bool>& output_mask, double p, bool bias) {
-    if (p == 0) return {output_mask[0] || output_mask[1], false, output_mask[2], bias};
-    return {output_mask[1], output_mask[0], output_mask[2], bias};
-  }
   static std::tuple<Tensor, Tensor, Tensor, Tensor> in_order_of_inputs(
       const NormGradResult& grad, double p) {
     if (p == 0) return {grad.input, grad.branch, grad.weight, grad.bias};

@@ -29,33 +29,38 @@ inline bool converts_inside(ScalarType from, ScalarType to) {
   return from == to || (is_16_bit(from) && to == ScalarType::Float);
 }
 
-inline Tensor converted(const Tensor& input, ScalarType output) {
-  return converts_inside(input.scalar_type(), output) ? input : convert(input, output);
+inline Tensor converted(const char* op, const Tensor& input, ScalarType output) {
+  return converts_inside(dtype_of(input), output) ? input : convert(op, input, output);
 }
 
 inline ScalarType softmax_dtype(
     const char* op, const Tensor& input, std::optional<ScalarType> dtype) {
-  const ScalarType output = dtype.value_or(input.scalar_type());
-  check_dtype(op, dtype ? "dtype" : "input", output, "convert it, or pass dtype=");
-  return output;
+  check_given(op, "input", input);
+  const char* fix = "convert it, or pass dtype=";
+  if (dtype) {
+    check_dtype(op, "dtype", *dtype, fix);
+  } else {
+    check_dtype_of(op, "input", input, fix);
+  }
+  return dtype.value_or(dtype_of(input));
 }
 
 // Into an `output` that lies in rows (where dim is the last) or in planes.
 template <class Backend>
 void softmax_into(
-    const char* op, const Tensor& given, const Tensor& output, int64_t dim, bool log) {
-  const SoftmaxDim at = resolve_dim(op, sizes_of(given), dim);
+    const char* op, const Tensor& given, const Tensor& output, const SoftmaxDim& at, bool log) {
   if (given.numel() == 0) return;
-  const Tensor input = converted(given, output.scalar_type());
+  const Tensor input = converted(op, given, output.scalar_type());
   const int64_t count = input.numel() / at.cols;
   if (at.inner == 1) {
-    const RowView source = as_rows<Backend>(input, at.dim), to = as_rows<Backend>(output, at.dim);
+    const RowView source = as_rows<Backend>(op, input, at.dim),
+                  to = as_rows<Backend>(op, output, at.dim);
     launch_with_workspace(
-        Backend(input), input,
+        op, Backend(input), input,
         SoftmaxForward{source.read(), to.write(), nullptr, count, at.cols, log});
     return;
   }
-  const PlaneView source = as_planes(input, at.dim), to = as_planes(output, at.dim);
+  const PlaneView source = as_planes(op, input, at.dim), to = as_planes(op, output, at.dim);
   Backend(input).launch(
       SoftmaxPlanesForward{source.read(), to.write(), count / at.inner, at.cols, at.inner, log});
 }
@@ -63,8 +68,11 @@ void softmax_into(
 template <class Backend>
 Tensor softmax_forward(
     const char* op, const Tensor& input, int64_t dim, std::optional<ScalarType> dtype, bool log) {
-  const Tensor output = empty_contiguous(input, sizes_of(input), softmax_dtype(op, input, dtype));
-  softmax_into<Backend>(op, input, output, dim, log);
+  const ScalarType output_dtype = softmax_dtype(op, input, dtype);
+  const Sizes sizes = sizes_of(input);
+  const SoftmaxDim at = resolve_dim(op, sizes, dim);
+  const Tensor output = empty_contiguous(op, input, sizes, output_dtype);
+  softmax_into<Backend>(op, input, output, at, log);
   return output;
 }
 
@@ -78,35 +86,49 @@ bool is_writable_in_place(const Tensor& input, const Tensor& output, const Softm
 
 template <class Backend>
 void softmax_out(const char* op, const Tensor& input, int64_t dim, Tensor output, bool log) {
-  check_dtype(op, "out", output.scalar_type());
+  check_given(op, "input", input);
   check_out(op, output, input);
   const SoftmaxDim at = resolve_dim(op, sizes_of(input), dim);
   if (input.numel() == 0) return;
   if (is_writable_in_place<Backend>(input, output, at)) {
-    return softmax_into<Backend>(op, input, output, dim, log);
+    return softmax_into<Backend>(op, input, output, at, log);
   }
   const Tensor result = softmax_forward<Backend>(op, input, dim, output.scalar_type(), log);
   torch::stable::copy_(output, result);
 }
 
+// The result lands in `input`.
+template <class Backend>
+void softmax_in_place(const char* op, Tensor input, int64_t dim, bool log) {
+  check_dtype_of(op, "input", input);
+  check_distinct(op, "input", input);
+  softmax_out<Backend>(op, input, dim, input, log);
+}
+
+inline SoftmaxDim checked_softmax_backward(
+    const char* op, const Tensor& grad_output, const Tensor& output, int64_t dim) {
+  check_dtype_of(op, "output", output);
+  check_like(op, "grad_output", grad_output, {"output", output});
+  return resolve_dim(op, sizes_of(output), dim);
+}
+
 template <class Backend>
 void softmax_backward_into(
     const char* op, const Tensor& grad_output, const Tensor& output, const Tensor& grad_input,
-    int64_t dim, bool log) {
-  const SoftmaxDim at = resolve_dim(op, sizes_of(output), dim);
+    const SoftmaxDim& at, bool log) {
   if (output.numel() == 0) return;
   const int64_t count = output.numel() / at.cols;
   if (at.inner == 1) {
-    const RowView grad = as_rows<Backend>(grad_output, at.dim),
-                  result = as_rows<Backend>(output, at.dim);
-    const RowView to = as_rows<Backend>(grad_input, at.dim);
+    const RowView grad = as_rows<Backend>(op, grad_output, at.dim),
+                  result = as_rows<Backend>(op, output, at.dim);
+    const RowView to = as_rows<Backend>(op, grad_input, at.dim);
     launch_with_workspace(
-        Backend(output), output,
+        op, Backend(output), output,
         SoftmaxBackward{grad.read(), result.read(), to.write(), nullptr, count, at.cols, log});
     return;
   }
-  const PlaneView grad = as_planes(grad_output, at.dim), result = as_planes(output, at.dim);
-  const PlaneView to = as_planes(grad_input, at.dim);
+  const PlaneView grad = as_planes(op, grad_output, at.dim), result = as_planes(op, output, at.dim);
+  const PlaneView to = as_planes(op, grad_input, at.dim);
   Backend(output).launch(
       SoftmaxPlanesBackward{
           grad.read(), result.read(), to.write(), count / at.inner, at.cols, at.inner, log});
@@ -116,26 +138,24 @@ template <class Backend>
 Tensor softmax_backward(
     const char* op, const Tensor& grad_output, const Tensor& output, int64_t dim,
     ScalarType input_dtype, bool log) {
-  check_dtype(op, "output", output.scalar_type());
-  check_like(op, "grad_output", grad_output, "output", output);
+  const SoftmaxDim at = checked_softmax_backward(op, grad_output, output, dim);
+  check_dtype(op, "input_dtype", input_dtype);
   const bool inside = converts_inside(input_dtype, output.scalar_type());
   const Tensor grad_input =
-      empty_contiguous(output, sizes_of(output), inside ? input_dtype : output.scalar_type());
-  softmax_backward_into<Backend>(op, grad_output, output, grad_input, dim, log);
-  return convert(grad_input, input_dtype);
+      empty_contiguous(op, output, sizes_of(output), inside ? input_dtype : output.scalar_type());
+  softmax_backward_into<Backend>(op, grad_output, output, grad_input, at, log);
+  return convert(op, grad_input, input_dtype);
 }
 
 // Into the memory of grad_output.
 template <class Backend>
 void softmax_backward_in_place(
     const char* op, Tensor grad_output, const Tensor& output, int64_t dim, bool log) {
-  check_dtype(op, "output", output.scalar_type());
-  check_like(op, "grad_output", grad_output, "output", output);
-  check_distinct(op, grad_output);
-  const SoftmaxDim at = resolve_dim(op, sizes_of(output), dim);
+  const SoftmaxDim at = checked_softmax_backward(op, grad_output, output, dim);
+  check_distinct(op, "grad_output", grad_output);
   if (output.numel() == 0) return;
   if (is_writable_in_place<Backend>(output, grad_output, at)) {
-    return softmax_backward_into<Backend>(op, grad_output, output, grad_output, dim, log);
+    return softmax_backward_into<Backend>(op, grad_output, output, grad_output, at, log);
   }
   torch::stable::copy_(
       grad_output,
@@ -144,23 +164,19 @@ void softmax_backward_in_place(
 
 // --- statistics ---------------------------------------------------------------------------------
 
-inline ScalarType softmax_statistics_dtype(ScalarType input) {
-  return input == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
-}
-
 // Rows along `dim`, as the last dimension. What lies otherwise is copied where it is read.
 inline Tensor with_dim_last(const Tensor& tensor, const SoftmaxDim& at) {
   const int64_t last = tensor.dim() - 1;
   return tensor.dim() == 0 || at.dim == last ? tensor
                                              : torch::stable::transpose(tensor, at.dim, last);
 }
-inline Tensor with_dim_back(const Tensor& rows, const SoftmaxDim& at) {
-  return as_contiguous(with_dim_last(rows, at));
+inline Tensor with_dim_back(const char* op, const Tensor& rows, const SoftmaxDim& at) {
+  return as_contiguous(op, with_dim_last(rows, at));
 }
 
 template <class Backend>
-RowView rows_of_last_dim(const Tensor& tensor) {
-  return as_rows<Backend>(tensor, tensor.dim() > 0 ? tensor.dim() - 1 : 0);
+RowView rows_of_last_dim(const char* op, const Tensor& tensor) {
+  return as_rows<Backend>(op, tensor, tensor.dim() > 0 ? tensor.dim() - 1 : 0);
 }
 
 inline Sizes softmax_statistics_sizes(const Tensor& input, int64_t dim) {
@@ -172,38 +188,27 @@ inline Sizes softmax_statistics_sizes(const Tensor& input, int64_t dim) {
 template <class Backend>
 std::tuple<Tensor, Tensor> softmax_stats(const Tensor& input, int64_t dim) {
   const char* op = "softmax_stats";
-  check_dtype(op, "input", input.scalar_type());
+  check_dtype_of(op, "input", input);
   const SoftmaxDim at = resolve_dim(op, sizes_of(input), dim);
   FUSEDOPS_CHECK(
       at.cols > 0, op, ": dim ", dim, " of an input of shape ", list_text(sizes_of(input)),
       " is empty, wanted at least one element to take the maximum of");
-  const ScalarType dtype = softmax_statistics_dtype(input.scalar_type());
+  const ScalarType dtype = statistics_dtype(input.scalar_type());
   const Tensor rows = with_dim_last(input, at);
   const Sizes sizes = softmax_statistics_sizes(rows, rows.dim() - 1);
-  const Tensor max = empty_contiguous(input, sizes, dtype);
-  const Tensor sum = empty_contiguous(input, sizes, dtype);
+  const Tensor max = empty_contiguous(op, input, sizes, dtype);
+  const Tensor sum = empty_contiguous(op, input, sizes, dtype);
   if (input.numel() > 0) {
-    const RowView source = rows_of_last_dim<Backend>(rows);
+    const RowView source = rows_of_last_dim<Backend>(op, rows);
     SoftmaxStatistics args{};
     args.input = source.read();
     args.max = max.mutable_data_ptr();
     args.sum = sum.mutable_data_ptr();
     args.rows = input.numel() / at.cols;
     args.cols = at.cols;
-    launch_with_workspace(Backend(input), input, args);
+    launch_with_workspace(op, Backend(input), input, args);
   }
-  return {with_dim_back(max, at), with_dim_back(sum, at)};
-}
-
-inline void check_softmax_statistics(
-    const char* op, const char* name, const Tensor& given, const Tensor& input, int64_t dim) {
-  const ScalarType dtype = softmax_statistics_dtype(input.scalar_type());
-  const Sizes sizes = softmax_statistics_sizes(input, dim);
-  FUSEDOPS_CHECK(
-      given.scalar_type() == dtype && sizes_of(given) == sizes, op, ": ", name, " is ",
-      dtype_name(given.scalar_type()), " of shape ", list_text(sizes_of(given)), ", wanted ",
-      dtype_name(dtype), " of shape ", list_text(sizes), " as softmax_stats returns it");
-  check_device(op, name, given, input);
+  return {with_dim_back(op, max, at), with_dim_back(op, sum, at)};
 }
 
 template <class Backend>
@@ -211,28 +216,29 @@ Tensor softmax_apply(
     const Tensor& input, const Tensor& max, const Tensor& sum, int64_t dim,
     std::optional<ScalarType> dtype) {
   const char* op = "softmax_apply";
-  check_dtype(op, "input", input.scalar_type());
+  check_dtype_of(op, "input", input);
   const ScalarType wanted = softmax_dtype(op, input, dtype);
   const SoftmaxDim at = resolve_dim(op, sizes_of(input), dim);
-  check_softmax_statistics(op, "max", max, input, at.dim);
-  check_softmax_statistics(op, "sum", sum, input, at.dim);
+  const Sizes sizes = softmax_statistics_sizes(input, at.dim);
+  check_statistic(op, "max", max, {"input", input}, sizes, "softmax_stats");
+  check_statistic(op, "sum", sum, {"input", input}, sizes, "softmax_stats");
   const bool inside = converts_inside(input.scalar_type(), wanted);
   const Tensor rows = with_dim_last(input, at);
   const Tensor output =
-      empty_contiguous(input, sizes_of(rows), inside ? wanted : input.scalar_type());
+      empty_contiguous(op, input, sizes_of(rows), inside ? wanted : input.scalar_type());
   if (input.numel() > 0) {
-    const RowView source = rows_of_last_dim<Backend>(rows);
-    const Tensor row_max = with_dim_back(max, at), row_sum = with_dim_back(sum, at);
+    const RowView source = rows_of_last_dim<Backend>(op, rows);
+    const Tensor row_max = with_dim_back(op, max, at), row_sum = with_dim_back(op, sum, at);
     SoftmaxApply args{};
     args.input = source.read();
-    args.output = rows_of_last_dim<Backend>(output).write();
+    args.output = rows_of_last_dim<Backend>(op, output).write();
     args.max = row_max.const_data_ptr();
     args.sum = row_sum.const_data_ptr();
     args.rows = input.numel() / at.cols;
     args.cols = at.cols;
     Backend(input).launch(args);
   }
-  return convert(with_dim_back(output, at), wanted);
+  return convert(op, with_dim_back(op, output, at), wanted);
 }
 
 // The entry points that a backend registers.
@@ -260,12 +266,10 @@ struct SoftmaxOps {
     fusedops::softmax_out<Backend>("log_softmax", input, dim, out, true);
   }
   static void softmax_(Tensor input, int64_t dim) {
-    check_dtype("softmax_", "input", input.scalar_type());
-    fusedops::softmax_out<Backend>("softmax_", input, dim, input, false);
+    softmax_in_place<Backend>("softmax_", input, dim, false);
   }
   static void log_softmax_(Tensor input, int64_t dim) {
-    check_dtype("log_softmax_", "input", input.scalar_type());
-    fusedops::softmax_out<Backend>("log_softmax_", input, dim, input, true);
+    softmax_in_place<Backend>("log_softmax_", input, dim, true);
   }
   static Tensor softmax_backward(
       const Tensor& grad_output, const Tensor& output, int64_t dim, ScalarType input_dtype) {

@@ -18,12 +18,12 @@ inline void check_alike(const char* op, const char* name, const Tensors& tensors
   for (size_t i = 1; i < tensors.size(); ++i) {
     const Tensor& tensor = tensors[i];
     FUSEDOPS_CHECK(
-        tensor.scalar_type() == first.scalar_type() && have_same_sizes(tensor, first) &&
-            tensor.device() == first.device(),
-        op, ": ", name, "[", i, "] is ", dtype_name(tensor.scalar_type()), " of shape ",
-        list_text(sizes_of(tensor)), " on ", device_name(tensor), ", wanted ",
-        dtype_name(first.scalar_type()), " of shape ", list_text(sizes_of(first)), " on ",
-        device_name(first), " as ", name, "[0] is");
+        dtype_of(tensor) == dtype_of(first) && have_same_sizes(tensor, first) &&
+            is_on_one_device(tensor, first),
+        op, ": ", name, "[", i, "] is ", dtype_text(tensor), " of shape ",
+        list_text(sizes_of(tensor)), " on ", device_name(tensor), ", wanted ", dtype_text(first),
+        " of shape ", list_text(sizes_of(first)), " on ", device_name(first), " as ", name,
+        "[0] is");
   }
 }
 
@@ -40,11 +40,11 @@ inline Sizes stacked_sizes(Sizes sizes, int64_t stack_dim, size_t count) {
 }
 
 // `tensor` with dimension `from` moved to `to`, in memory too.
-inline Tensor moved_dim(const Tensor& tensor, int64_t from, int64_t to) {
+inline Tensor moved_dim(const char* op, const Tensor& tensor, int64_t from, int64_t to) {
   Tensor view = tensor;
   for (int64_t d = from; d < to; ++d) view = torch::stable::transpose(view, d, d + 1);
   for (int64_t d = from; d > to; --d) view = torch::stable::transpose(view, d, d - 1);
-  return as_contiguous(view);
+  return as_contiguous(op, view);
 }
 
 // The slots of a stacked tensor as rows of dimensions [first, end) of what is stacked, where they
@@ -62,17 +62,17 @@ std::optional<Slots> slots_of(Tensor stacked, int64_t stack_dim, int64_t first) 
 }
 
 template <class Backend>
-std::vector<RowView> rows_of_inputs(const Tensors& inputs, int64_t first) {
+std::vector<RowView> rows_of_inputs(const char* op, const Tensors& inputs, int64_t first) {
   std::vector<RowView> rows;
-  for (const Tensor& input : inputs) rows.push_back(as_rows<Backend>(input, first));
+  for (const Tensor& input : inputs) rows.push_back(as_rows<Backend>(op, input, first));
   return rows;
 }
 
 // With a workspace for one tensor, or for each in turn.
 template <class Stack, class Backend>
-void launch_stack(const Backend& backend, const Tensor& like, Stack stack) {
+void launch_stack(const char* op, const Backend& backend, const Tensor& like, Stack stack) {
   const int64_t bytes = backend.workspace_bytes(stack);
-  const Tensor workspace = empty_contiguous(like, {bytes}, ScalarType::Byte);
+  const Tensor workspace = empty_contiguous(op, like, {bytes}, ScalarType::Byte);
   stack.each.workspace = workspace.mutable_data_ptr();
   backend.launch(stack);
 }
@@ -90,8 +90,8 @@ void for_launches(size_t count, Body launch) {
 
 template <class Backend>
 void launch_softmax_stack(
-    const Tensors& inputs, const SoftmaxDim& at, const Slots& slots, bool log) {
-  const std::vector<RowView> sources = rows_of_inputs<Backend>(inputs, at.dim);
+    const char* op, const Tensors& inputs, const SoftmaxDim& at, const Slots& slots, bool log) {
+  const std::vector<RowView> sources = rows_of_inputs<Backend>(op, inputs, at.dim);
   const Backend backend(inputs.front());
   for_launches(inputs.size(), [&](int64_t begin, int32_t count) {
     SoftmaxStack stack{};
@@ -105,7 +105,7 @@ void launch_softmax_stack(
     stack.each.log = log;
     stack.slot = slots.slot;
     stack.count = count;
-    launch_stack(backend, inputs.front(), stack);
+    launch_stack(op, backend, inputs.front(), stack);
   });
 }
 
@@ -116,15 +116,15 @@ Tensor stack_softmax(
     const char* op, const Tensors& inputs, int64_t dim, int64_t stack_dim, bool log) {
   check_alike(op, "inputs", inputs);
   const Tensor& input = inputs.front();
-  check_dtype(op, "inputs", input.scalar_type());
+  check_dtype_of(op, "inputs", input);
   const SoftmaxDim at = resolve_dim(op, sizes_of(input), dim);
   stack_dim = resolve_stack_dim(op, input.dim(), stack_dim);
   Tensor output = empty_contiguous(
-      input, stacked_sizes(sizes_of(input), stack_dim, inputs.size()), input.scalar_type());
+      op, input, stacked_sizes(sizes_of(input), stack_dim, inputs.size()), input.scalar_type());
   if (output.numel() == 0) return output;
   const auto slots = slots_of<Backend>(output, stack_dim, at.dim);
   if (slots && at.inner == 1) {
-    launch_softmax_stack<Backend>(inputs, at, *slots, log);
+    launch_softmax_stack<Backend>(op, inputs, at, *slots, log);
     return output;
   }
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -140,20 +140,21 @@ Tensor stack_softmax(
 struct StackParameters {
   Tensors weights, biases;
 
-  StackParameters(const Tensors& weights_, const Tensors& biases_, ScalarType input) {
+  StackParameters(
+      const char* op, const Tensors& weights_, const Tensors& biases_, ScalarType input) {
     const auto same = [&](const Tensors& given) {
       return given.empty() || given.front().scalar_type() == input;
     };
     const ScalarType dtype = (same(weights_) && same(biases_)) || input == ScalarType::Double
         ? input
         : ScalarType::Float;
-    for (const Tensor& weight : weights_) weights.push_back(prepared(weight, dtype));
-    for (const Tensor& bias : biases_) biases.push_back(prepared(bias, dtype));
+    for (const Tensor& weight : weights_) weights.push_back(prepared(op, weight, dtype));
+    for (const Tensor& bias : biases_) biases.push_back(prepared(op, bias, dtype));
   }
 
  private:
-  static Tensor prepared(const Tensor& given, ScalarType dtype) {
-    return as_contiguous(convert(given, dtype));
+  static Tensor prepared(const char* op, const Tensor& given, ScalarType dtype) {
+    return as_contiguous(op, convert(op, given, dtype));
   }
 };
 
@@ -174,7 +175,7 @@ inline void check_stack_parameters(
       parameters.size() == inputs.size(), op, ": there are ", parameters.size(), " ", name,
       ", wanted as many as inputs, ", inputs.size(), ", or none");
   check_alike(op, name, parameters);
-  check_norm_parameter(op, name, parameters.front(), inputs.front(), normalized_shape);
+  check_norm_parameter(op, name, parameters.front(), {"inputs", inputs.front()}, normalized_shape);
 }
 
 // What the forward and the backward are given alike.
@@ -186,46 +187,47 @@ struct NormStackOptions {
 };
 
 inline NormShape checked_norm_stack(const NormStackOptions& options) {
-  check_alike(options.op, "inputs", options.inputs);
-  const Tensor& input = options.inputs.front();
-  check_dtype(options.op, "inputs", input.scalar_type());
-  check_stack_parameters(
-      options.op, "weights", options.weights, options.inputs, options.normalized_shape);
-  check_stack_parameters(
-      options.op, "biases", options.biases, options.inputs, options.normalized_shape);
-  return resolve_norm_shape(options.op, sizes_of(input), options.normalized_shape);
+  const char* op = options.op;
+  const Tensors& inputs = options.inputs;
+  check_alike(op, "inputs", inputs);
+  const Like input{"inputs", inputs.front()};
+  check_dtype_of(op, input.name, input.tensor);
+  check_stack_parameters(op, "weights", options.weights, inputs, options.normalized_shape);
+  check_stack_parameters(op, "biases", options.biases, inputs, options.normalized_shape);
+  return resolve_norm_shape(op, input, options.normalized_shape);
 }
 
 // output, mean, rstd; the statistics are stacked in front.
 template <class Backend>
 std::tuple<Tensor, Tensor, Tensor> stack_layer_norm(
     const NormStackOptions& options, double eps, int64_t stack_dim) {
+  const char* op = options.op;
   const NormShape shape = checked_norm_stack(options);
   const Tensors& inputs = options.inputs;
   const Tensor& input = inputs.front();
   FUSEDOPS_CHECK(
-      shape.cols > 0, options.op, ": normalized_shape is ", list_text(options.normalized_shape),
+      shape.cols > 0, op, ": normalized_shape is ", list_text(options.normalized_shape),
       ", wanted no dimension of size 0");
-  FUSEDOPS_CHECK(eps >= 0, options.op, ": eps is ", eps, ", wanted a value >= 0");
-  stack_dim = resolve_stack_dim(options.op, input.dim(), stack_dim);
+  check_eps(op, eps);
+  stack_dim = resolve_stack_dim(op, input.dim(), stack_dim);
 
   const ScalarType dtype = input.scalar_type(), statistics = statistics_dtype(dtype);
   const Sizes statistic_sizes = stacked_sizes(shape.statistics, 0, inputs.size());
-  const Tensor mean = empty_contiguous(input, statistic_sizes, statistics);
-  const Tensor rstd = empty_contiguous(input, statistic_sizes, statistics);
+  const Tensor mean = empty_contiguous(op, input, statistic_sizes, statistics);
+  const Tensor rstd = empty_contiguous(op, input, statistic_sizes, statistics);
   Tensor output =
-      empty_contiguous(input, stacked_sizes(sizes_of(input), stack_dim, inputs.size()), dtype);
+      empty_contiguous(op, input, stacked_sizes(sizes_of(input), stack_dim, inputs.size()), dtype);
   if (output.numel() == 0) return {output, mean, rstd};
   auto slots = slots_of<Backend>(output, stack_dim, shape.first);
   const bool in_place = slots.has_value();
   if (!in_place) {
     const Sizes in_front = stacked_sizes(sizes_of(input), 0, inputs.size());
-    output = empty_contiguous(input, in_front, dtype);
+    output = empty_contiguous(op, input, in_front, dtype);
     slots = slots_of<Backend>(output, 0, shape.first);
   }
 
-  const std::vector<RowView> sources = rows_of_inputs<Backend>(inputs, shape.first);
-  const StackParameters parameters(options.weights, options.biases, dtype);
+  const std::vector<RowView> sources = rows_of_inputs<Backend>(op, inputs, shape.first);
+  const StackParameters parameters(op, options.weights, options.biases, dtype);
   const Backend backend(input);
   for_launches(inputs.size(), [&](int64_t begin, int32_t count) {
     NormStack stack{};
@@ -248,9 +250,9 @@ std::tuple<Tensor, Tensor, Tensor> stack_layer_norm(
     each.eps = eps;
     stack.slot = slots->slot;
     stack.count = count;
-    launch_stack(backend, input, stack);
+    launch_stack(op, backend, input, stack);
   });
-  return {in_place ? output : moved_dim(output, 0, stack_dim), mean, rstd};
+  return {in_place ? output : moved_dim(op, output, 0, stack_dim), mean, rstd};
 }
 
 struct NormStackGradients {
@@ -261,23 +263,14 @@ struct NormStackGradients {
 inline void check_stack_layer_norm_backward(
     const char* op, const NormStackGradients& given, const Tensors& inputs,
     const NormShape& shape) {
-  const Tensor& input = inputs.front();
-  const Sizes sizes = stacked_sizes(sizes_of(input), given.stack_dim, inputs.size());
-  FUSEDOPS_CHECK(
-      given.grad_output.scalar_type() == input.scalar_type() &&
-          sizes_of(given.grad_output) == sizes,
-      op, ": grad_output is ", dtype_name(given.grad_output.scalar_type()), " of shape ",
-      list_text(sizes_of(given.grad_output)), ", wanted ", dtype_name(input.scalar_type()),
-      " of shape ", list_text(sizes), " as the stack is");
-  const ScalarType statistics = statistics_dtype(input.scalar_type());
-  const Sizes wanted = stacked_sizes(shape.statistics, 0, inputs.size());
-  for (const Tensor* statistic : {&given.mean, &given.rstd}) {
-    FUSEDOPS_CHECK(
-        statistic->scalar_type() == statistics && statistic->is_contiguous() &&
-            sizes_of(*statistic) == wanted,
-        op, ": mean and rstd must be the contiguous ", dtype_name(statistics),
-        " tensors that the forward op returned, of shape ", list_text(wanted));
-  }
+  const Like input{"inputs", inputs.front()};
+  check_tensor(
+      op, "grad_output", given.grad_output, input.tensor.scalar_type(),
+      stacked_sizes(sizes_of(input.tensor), given.stack_dim, inputs.size()), input,
+      " as the stack is");
+  const Sizes statistics = stacked_sizes(shape.statistics, 0, inputs.size());
+  check_statistic(op, "mean", given.mean, input, statistics);
+  check_statistic(op, "rstd", given.rstd, input, statistics);
 }
 
 struct NormStackResults {
@@ -286,16 +279,17 @@ struct NormStackResults {
 
 template <class Backend>
 void launch_norm_stack_backward(
-    const Tensors& inputs, const NormStackGradients& given, const NormShape& shape,
+    const char* op, const Tensors& inputs, const NormStackGradients& given, const NormShape& shape,
     const StackParameters& parameters, const std::vector<bool>& wanted,
     const NormStackResults& results) {
   auto slots = slots_of<Backend>(given.grad_output, given.stack_dim, shape.first);
   if (!slots) {
-    const Tensor in_front = moved_dim(given.grad_output, given.stack_dim, 0);
+    const Tensor in_front = moved_dim(op, given.grad_output, given.stack_dim, 0);
     slots = slots_of<Backend>(in_front, 0, shape.first);
   }
-  const std::vector<RowView> sources = rows_of_inputs<Backend>(inputs, shape.first);
-  const DType statistics = kernel_dtype(given.rstd.scalar_type());
+  const std::vector<RowView> sources = rows_of_inputs<Backend>(op, inputs, shape.first);
+  const Tensor mean = as_contiguous(op, given.mean), rstd = as_contiguous(op, given.rstd);
+  const DType statistics = kernel_dtype(rstd.scalar_type());
   const auto from = [](bool is_wanted, const Tensor& grad, int64_t elements) {
     const DType dtype = kernel_dtype(grad.scalar_type());
     return Columns{is_wanted ? moved(grad.mutable_data_ptr(), elements, dtype) : nullptr, dtype};
@@ -313,8 +307,8 @@ void launch_norm_stack_backward(
     each.grad_output.data =
         moved(each.grad_output.data, begin * slots->slot, each.grad_output.dtype);
     each.input = stack.inputs[0];
-    each.mean = moved(given.mean.const_data_ptr(), begin * shape.rows, statistics);
-    each.rstd = moved(given.rstd.const_data_ptr(), begin * shape.rows, statistics);
+    each.mean = moved(mean.const_data_ptr(), begin * shape.rows, statistics);
+    each.rstd = moved(rstd.const_data_ptr(), begin * shape.rows, statistics);
     each.weight = columns_of_stack(parameters.weights);
     const Columns rows = from(wanted[0], results.grad_input, begin * shape.rows * shape.cols);
     each.grad_input = {rows.data, {shape.cols}, rows.dtype};
@@ -326,7 +320,7 @@ void launch_norm_stack_backward(
     stack.count = count;
     stack.workspace_bytes = backend.workspace_bytes(stack);
     const Tensor workspace =
-        empty_contiguous(inputs.front(), {count * stack.workspace_bytes}, ScalarType::Byte);
+        empty_contiguous(op, inputs.front(), {count * stack.workspace_bytes}, ScalarType::Byte);
     each.workspace = workspace.mutable_data_ptr();
     backend.launch(stack);
   });
@@ -336,17 +330,19 @@ void launch_norm_stack_backward(
 template <class Backend>
 std::tuple<Tensor, Tensor, Tensor> stack_layer_norm_backward(
     const NormStackOptions& options, NormStackGradients given, const std::vector<bool>& wanted) {
+  const char* op = options.op;
+  check_output_mask(op, wanted, 3);
   const NormShape shape = checked_norm_stack(options);
   const Tensors& inputs = options.inputs;
   const Tensor& input = inputs.front();
-  given.stack_dim = resolve_stack_dim(options.op, input.dim(), given.stack_dim);
-  check_stack_layer_norm_backward(options.op, given, inputs, shape);
+  given.stack_dim = resolve_stack_dim(op, input.dim(), given.stack_dim);
+  check_stack_layer_norm_backward(op, given, inputs, shape);
 
   const ScalarType dtype = input.scalar_type();
-  const StackParameters parameters(options.weights, options.biases, dtype);
+  const StackParameters parameters(op, options.weights, options.biases, dtype);
   const auto empty_grad = [&](bool is_wanted, const Sizes& sizes, ScalarType grad_dtype) {
     const Sizes stacked = stacked_sizes(sizes, 0, inputs.size());
-    Tensor grad = empty_contiguous(input, is_wanted ? stacked : Sizes{0}, grad_dtype);
+    Tensor grad = empty_contiguous(op, input, is_wanted ? stacked : Sizes{0}, grad_dtype);
     if (shape.rows == 0) torch::stable::zero_(grad);
     return grad;
   };
@@ -359,10 +355,10 @@ std::tuple<Tensor, Tensor, Tensor> stack_layer_norm_backward(
   Tensor grad_bias = empty_grad(wanted[2], options.normalized_shape, dtype_of(parameters.biases));
   if (shape.rows > 0 && shape.cols > 0) {
     launch_norm_stack_backward<Backend>(
-        inputs, given, shape, parameters, wanted, {grad_input, grad_weight, grad_bias});
+        op, inputs, given, shape, parameters, wanted, {grad_input, grad_weight, grad_bias});
   }
-  grad_weight = convert(grad_weight, dtype_of(options.weights));
-  grad_bias = convert(grad_bias, dtype_of(options.biases));
+  grad_weight = convert(op, grad_weight, dtype_of(options.weights));
+  grad_bias = convert(op, grad_bias, dtype_of(options.biases));
   return {grad_input, grad_weight, grad_bias};
 }
 

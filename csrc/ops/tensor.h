@@ -8,6 +8,7 @@
 #include <torch/headeronly/core/ScalarType.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cstdint>
 #include <limits>
 #include <optional>
@@ -66,9 +67,34 @@ inline std::string dtype_name(ScalarType dtype) {
       return "torch.int64";
     case ScalarType::Bool:
       return "torch.bool";
-    default:
-      return torch::headeronly::toString(dtype);
+    case ScalarType::ComplexHalf:
+      return "torch.complex32";
+    case ScalarType::ComplexFloat:
+      return "torch.complex64";
+    case ScalarType::ComplexDouble:
+      return "torch.complex128";
+    default: {
+      std::string name = torch::headeronly::toString(dtype);
+      std::transform(
+          name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::tolower(c); });
+      return "torch." + name;
+    }
   }
+}
+
+// Undefined of no tensor, and of dtypes younger than the stable ABI that this is built for.
+inline ScalarType dtype_of(const Tensor& tensor) {
+  try {
+    return tensor.scalar_type();
+  } catch (const std::exception&) {
+    return ScalarType::Undefined;
+  }
+}
+
+inline std::string dtype_text(const Tensor& tensor) {
+  if (!tensor.defined()) return "None";
+  const ScalarType dtype = dtype_of(tensor);
+  return dtype == ScalarType::Undefined ? "of an unknown dtype" : dtype_name(dtype);
 }
 
 inline std::string device_name(const Tensor& tensor) {
@@ -104,40 +130,81 @@ inline DType kernel_dtype(ScalarType dtype) {
   }
 }
 
+// That of what is kept for each row: of the forward's statistics.
+inline ScalarType statistics_dtype(ScalarType input) {
+  return input == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+}
+
 inline Sizes sizes_of(const Tensor& tensor) {
   const auto sizes = tensor.sizes();
   return Sizes(sizes.begin(), sizes.end());
 }
 
+// Of sizes that torch has found to fit into memory, or of which one is 0.
 inline int64_t product(const Sizes& sizes, size_t begin, size_t end) {
-  int64_t count = 1;
-  for (size_t i = begin; i < end; ++i) count *= sizes[i];
-  return count;
+  uint64_t count = 1;
+  for (size_t i = begin; i < end; ++i) count *= static_cast<uint64_t>(sizes[i]);
+  return static_cast<int64_t>(count);
+}
+
+[[noreturn]] inline void fail_for_memory(
+    const char* op, const Tensor& like, const Sizes& sizes, ScalarType dtype) {
+  const auto dtype_code = torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
+  auto bytes = static_cast<double>(aoti_torch_dtype_element_size(dtype_code));
+  for (const int64_t size : sizes) bytes *= static_cast<double>(size);
+  fail(
+      op, ": no memory is left on ", device_name(like), " for a ", dtype_name(dtype), " of shape ",
+      list_text(sizes), ", ", bytes, " bytes");
+}
+
+// Whether int64 holds the number of elements of a tensor, and of its bytes.
+inline bool is_addressable(const Sizes& sizes) {
+  int64_t bytes = sizeof(double);
+  if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) return true;
+  return std::none_of(sizes.begin(), sizes.end(), [&](int64_t size) {
+    return __builtin_mul_overflow(bytes, size, &bytes);
+  });
 }
 
 // A new contiguous tensor beside `like`. The C shim saves the microsecond that a call through the
 // dispatcher costs.
-inline Tensor empty_contiguous(const Tensor& like, const Sizes& sizes, ScalarType dtype) {
+inline Tensor empty_contiguous(
+    const char* op, const Tensor& like, const Sizes& sizes, ScalarType dtype) {
   Sizes strides(sizes.size());
-  int64_t stride = 1;
+  uint64_t stride = 1;
   for (size_t i = sizes.size(); i-- > 0; stride *= sizes[i] > 1 ? sizes[i] : 1) strides[i] = stride;
   const auto dtype_code = torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
   int32_t device_type = 0;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
   AtenTensorHandle handle;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
-      static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), dtype_code, device_type,
-      like.get_device_index(), &handle));
+  const bool made = is_addressable(sizes) &&
+      aoti_torch_empty_strided(
+          static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), dtype_code, device_type,
+          like.get_device_index(), &handle) == TORCH_SUCCESS;
+  if (!made) fail_for_memory(op, like, sizes, dtype);
   return Tensor(handle);
 }
 
-inline Tensor convert(const Tensor& tensor, ScalarType dtype) {
-  return tensor.scalar_type() == dtype ? tensor : torch::stable::to(tensor, dtype);
+// `make()`, a copy of `tensor` as `dtype`, of which nothing can fail but the memory for it.
+template <class Make>
+Tensor copied(const char* op, const Tensor& tensor, ScalarType dtype, Make make) {
+  try {
+    return make();
+  } catch (const std::exception&) {
+    fail_for_memory(op, tensor, sizes_of(tensor), dtype);
+  }
+}
+
+inline Tensor convert(const char* op, const Tensor& tensor, ScalarType dtype) {
+  if (dtype_of(tensor) == dtype) return tensor;
+  return copied(op, tensor, dtype, [&] { return torch::stable::to(tensor, dtype); });
 }
 
 // Itself where it lies so already: a call through the dispatcher costs a microsecond.
-inline Tensor as_contiguous(const Tensor& tensor) {
-  return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
+inline Tensor as_contiguous(const char* op, const Tensor& tensor) {
+  if (tensor.is_contiguous()) return tensor;
+  return copied(
+      op, tensor, tensor.scalar_type(), [&] { return torch::stable::contiguous(tensor); });
 }
 
 inline bool have_same_sizes(const Tensor& a, const Tensor& b) {
@@ -256,17 +323,10 @@ std::optional<RowSpacing> row_spacing(const Tensor& tensor, int64_t first) {
 
 // Rows of dimensions [first, end) of `tensor`; copied only where row_spacing() finds none.
 template <class Backend>
-RowView as_rows(const Tensor& tensor, int64_t first) {
+RowView as_rows(const char* op, const Tensor& tensor, int64_t first) {
   if (const auto spacing = row_spacing<Backend>(tensor, first)) return {tensor, *spacing};
-  const Tensor copy = torch::stable::contiguous(tensor);
+  const Tensor copy = as_contiguous(op, tensor);
   return {copy, *row_spacing<Backend>(copy, first)};
-}
-
-inline void check_dtype(
-    const char* op, const char* argument, ScalarType dtype, const char* fix = "convert it") {
-  FUSEDOPS_CHECK(
-      is_supported(dtype), op, ": ", argument, " is ", dtype_name(dtype),
-      ", wanted torch.float32, torch.bfloat16, torch.float16 or torch.float64; ", fix);
 }
 
 // A tensor seen as planes of rows x lanes, the rows being dimension `dim`.
@@ -289,59 +349,134 @@ inline std::optional<PlaneView> plane_view(const Tensor& tensor, int64_t dim) {
   return PlaneView{tensor, planes.stride, tensor.strides()[dim]};
 }
 
-inline PlaneView as_planes(const Tensor& tensor, int64_t dim) {
+inline PlaneView as_planes(const char* op, const Tensor& tensor, int64_t dim) {
   if (const auto view = plane_view(tensor, dim)) return *view;
-  return *plane_view(torch::stable::contiguous(tensor), dim);
-}
-
-// `given` has the dtype and the shape of `like`.
-inline void check_like(
-    const char* op, const char* name, const Tensor& given, const char* like_name,
-    const Tensor& like) {
-  FUSEDOPS_CHECK(
-      given.scalar_type() == like.scalar_type() && have_same_sizes(given, like), op, ": ", name,
-      " is ", dtype_name(given.scalar_type()), " of shape ", list_text(sizes_of(given)),
-      ", wanted ", dtype_name(like.scalar_type()), " of shape ", list_text(sizes_of(like)), " as ",
-      like_name, " is");
-}
-
-inline void check_device(
-    const char* op, const char* name, const Tensor& given, const Tensor& input) {
-  FUSEDOPS_CHECK(
-      given.device() == input.device(), op, ": ", name, " is on ", device_name(given), ", wanted ",
-      device_name(input), " as input is; move it with .to(input.device)");
-}
-
-inline void check_distinct(const char* op, const Tensor& written) {
-  FUSEDOPS_CHECK(
-      written.numel() == 0 || is_distinct(written), op,
-      ": elements of the tensor that is written share memory (it is expanded or overlaps itself); "
-      "wanted one place for each element, as .clone() makes it");
-}
-
-// `out` can take the result for `input`.
-inline void check_out(const char* op, const Tensor& out, const Tensor& input) {
-  FUSEDOPS_CHECK(
-      sizes_of(out) == sizes_of(input), op, ": out has shape ", list_text(sizes_of(out)),
-      ", wanted input's, ", list_text(sizes_of(input)), "; make it with torch.empty_like(input)");
-  check_device(op, "out", out, input);
-  check_distinct(op, out);
+  return *plane_view(as_contiguous(op, tensor), dim);
 }
 
 // Launches with the workspace that the backend asks for.
 template <class Args, class Backend>
-void launch_with_workspace(const Backend& backend, const Tensor& like, Args args) {
+void launch_with_workspace(const char* op, const Backend& backend, const Tensor& like, Args args) {
   const int64_t bytes = backend.workspace_bytes(args);
   if (bytes == 0) return backend.launch(args);  // a tensor of none costs half a microsecond too
-  const Tensor workspace = empty_contiguous(like, {bytes}, ScalarType::Byte);
+  const Tensor workspace = empty_contiguous(op, like, {bytes}, ScalarType::Byte);
   args.workspace = workspace.mutable_data_ptr();
   backend.launch(args);
 }
 
+// --- checks -------------------------------------------------------------------------------------
+//
+// Every argument is checked against the others before memory is allocated or touched. The words,
+// and their order where several are wrong, are those of fusedops/ops/_checks.py.
+
+[[noreturn]] inline void fail_for_dtype(
+    const char* op, const char* argument, const std::string& given, const char* fix) {
+  fail(
+      op, ": ", argument, " is ", given,
+      ", wanted torch.float32, torch.bfloat16, torch.float16 or torch.float64; ", fix);
+}
+
+inline void check_dtype(
+    const char* op, const char* argument, ScalarType dtype, const char* fix = "convert it") {
+  if (!is_supported(dtype)) fail_for_dtype(op, argument, dtype_name(dtype), fix);
+}
+
+inline void check_dtype_of(
+    const char* op, const char* argument, const Tensor& tensor, const char* fix = "convert it") {
+  if (!is_supported(dtype_of(tensor))) fail_for_dtype(op, argument, dtype_text(tensor), fix);
+}
+
+// The dispatcher takes None for a tensor wherever another argument is one.
+inline void check_given(const char* op, const char* argument, const Tensor& tensor) {
+  FUSEDOPS_CHECK(tensor.defined(), op, ": ", argument, " is None, wanted a tensor");
+}
+
+// A row's length.
 inline void check_cols(const char* op, int64_t cols) {
   FUSEDOPS_CHECK(
       cols <= std::numeric_limits<int32_t>::max(), op, ": a row has ", cols,
       " elements; at most 2^31 - 1 are supported");
+}
+
+// NaN is refused too.
+inline void check_eps(const char* op, double eps) {
+  FUSEDOPS_CHECK(eps >= 0, op, ": eps is ", eps, ", wanted a value >= 0");
+}
+
+inline void check_output_mask(const char* op, const std::vector<bool>& mask, size_t gradients) {
+  FUSEDOPS_CHECK(
+      mask.size() == gradients, op, ": output_mask has ", mask.size(), " entries, wanted ",
+      gradients, ", one for each gradient");
+}
+
+// As given.device() == like.device(), which would look up the names of both.
+inline bool is_on_one_device(const Tensor& given, const Tensor& like) {
+  int32_t own = 0, wanted = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(given.get(), &own));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &wanted));
+  return own == wanted && given.get_device_index() == like.get_device_index();
+}
+
+// The argument that another one is measured by.
+struct Like {
+  const char* name;
+  const Tensor& tensor;
+};
+
+inline void check_device(const char* op, const char* name, const Tensor& given, const Like& like) {
+  FUSEDOPS_CHECK(
+      is_on_one_device(given, like.tensor), op, ": ", name, " is on ", device_name(given),
+      ", wanted ", device_name(like.tensor), " as ", like.name, " is; move it with .to(", like.name,
+      ".device)");
+}
+
+// `given` has this dtype and shape, which `because` explains, and lies on the device of `like`.
+template <class List, class... Because>
+void check_tensor(
+    const char* op, const char* name, const Tensor& given, ScalarType dtype, const List& sizes,
+    const Like& like, const Because&... because) {
+  check_given(op, name, given);
+  const auto own_sizes = given.sizes();
+  FUSEDOPS_CHECK(
+      dtype_of(given) == dtype &&
+          std::equal(own_sizes.begin(), own_sizes.end(), sizes.begin(), sizes.end()),
+      op, ": ", name, " is ", dtype_text(given), " of shape ", list_text(own_sizes), ", wanted ",
+      dtype_name(dtype), " of shape ", list_text(sizes), because...);
+  check_device(op, name, given, like);
+}
+
+// `given` has the dtype, the shape and the device of `like`.
+inline void check_like(const char* op, const char* name, const Tensor& given, const Like& like) {
+  check_tensor(
+      op, name, given, like.tensor.scalar_type(), like.tensor.sizes(), like, " as ", like.name,
+      " is");
+}
+
+// `given` is what an op, the `source`, returned for each row of `like`.
+inline void check_statistic(
+    const char* op, const char* name, const Tensor& given, const Like& like, const Sizes& sizes,
+    const char* source = "the forward op") {
+  check_tensor(
+      op, name, given, statistics_dtype(like.tensor.scalar_type()), sizes, like, " as ", source,
+      " returns it");
+}
+
+// `name` is written.
+inline void check_distinct(const char* op, const char* name, const Tensor& written) {
+  FUSEDOPS_CHECK(
+      written.numel() == 0 || is_distinct(written), op, ": elements of ", name,
+      " share memory (it is expanded or overlaps itself); wanted one place for each element, as "
+      ".clone() makes it");
+}
+
+// `out` can take the result for `input`.
+inline void check_out(const char* op, const Tensor& out, const Tensor& input) {
+  check_dtype_of(op, "out", out);
+  FUSEDOPS_CHECK(
+      have_same_sizes(out, input), op, ": out has shape ", list_text(sizes_of(out)),
+      ", wanted input's, ", list_text(sizes_of(input)), "; make it with torch.empty_like(input)");
+  check_device(op, "out", out, {"input", input});
+  check_distinct(op, "out", out);
 }
 
 }  // namespace fusedops

@@ -6,11 +6,12 @@ Only the chosen one is imported, so `env` needs nothing but torch, and works whe
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import sys
 from collections.abc import Sequence
 from types import ModuleType
+
+from fusedops.cli.errors import Parser, UserError, end_in_one_line
 
 PROGRAM = "python -m fusedops"
 
@@ -23,33 +24,36 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code."""
+    """Run one command and return its exit code; what goes wrong is one line on standard error."""
     argv = sys.argv[1:] if argv is None else list(argv)
-    parser = argparse.ArgumentParser(prog=PROGRAM)
+    name = next((argument for argument in argv if argument in COMMANDS), None)
+    program = f"{PROGRAM} {name}" if name else PROGRAM
+    return end_in_one_line(program, lambda: _run(name, argv))
+
+
+def _run(name: str | None, argv: list[str]) -> int:
+    parser = Parser(prog=PROGRAM)
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    command = None
-    for name, summary in COMMANDS.items():
-        subparser = subparsers.add_parser(name, help=summary, description=summary)
-        if argv[:1] == [name]:
-            command = _import_command(name)
+    command = _import_command(name) if name else None
+    for known, summary in COMMANDS.items():
+        subparser = subparsers.add_parser(known, help=summary, description=summary)
+        if known == name:
             command.add_arguments(subparser)
-    args = parser.parse_args(argv)
+    args = parser.parse_args(argv)  # ends here where no command is named
     return command.run(args)
 
 
 def _import_command(name: str) -> ModuleType:
-    """The command's module, or the end of the program with what to install or to build."""
+    """The command's module. Raises UserError with what to install, to build or to unset."""
     try:
         if name != "env":
-            importlib.import_module("fusedops.ops")
+            importlib.import_module("fusedops.cli.env").require_usable(name)
         return importlib.import_module(f"fusedops.cli.{name}")
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package in ("", "fusedops"):
             raise
-        sys.exit(
-            f"{PROGRAM} {name} needs the package {package!r}, which is not installed. "
-            f"Install it: pip install {package} (the extra fusedops[{name}] holds all it needs)"
-        )
-    except ImportError as error:
-        sys.exit(f"{error}\nFor the whole picture run: {PROGRAM} env")
+        raise UserError(
+            f"needs the package {package!r}, which is not installed; install it: "
+            f"pip install {package} (the extra fusedops[{name}] holds all it needs)"
+        ) from error

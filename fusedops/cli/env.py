@@ -18,12 +18,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fusedops.cli.problems import Report, find_problems
+from fusedops.cli.errors import UserError
+from fusedops.cli.problems import FATAL, FATAL_TO_COMPILING, Report, find_problems
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -46,10 +48,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report; 1 if the operators cannot be used, else 0."""
+    """Print the report; 1 if something keeps fusedops from running at all, else 0."""
     report = collect()
     print(json.dumps(report, indent=2, default=str) if args.json else as_text(report))
-    return 1 if "error" in report["operators"] else 0
+    return 1 if find_problems(report, FATAL) else 0
 
 
 def collect() -> Report:
@@ -59,12 +61,23 @@ def collect() -> Report:
     return report
 
 
+def require_usable(command: str) -> None:
+    """Raise UserError, with the fix, where something keeps `command` from its work."""
+    needed = ("package", "operators", "system", "settings", "compile")
+    report = {name: _guarded(PROBES[name]) for name in needed}
+    checks = FATAL if command == "explain" else FATAL_TO_COMPILING
+    for problem in find_problems(report, checks):
+        raise UserError(
+            f"{problem.what}; fix: {problem.fix}; for the whole picture run: python -m fusedops env"
+        )
+
+
 def describe_machine() -> str:
     """The machine in a line, for the head of a measurement."""
     isa = _guarded(lambda: _library().cpu_isa())
     return (
         f"{_processor_name()}, {os.cpu_count()} cores, threads={torch.get_num_threads()}, "
-        f"torch {torch.__version__}, fusedops {importlib.metadata.version('fusedops')} ({isa})"
+        f"torch {torch.__version__}, fusedops {_version()} ({isa})"
     )
 
 
@@ -83,11 +96,18 @@ def _library() -> Any:
 
 
 def probe_package() -> Report:
-    """The version of fusedops and where it was imported from."""
+    """The version of fusedops, where it was imported from, and whether all of it was."""
     return {
-        "version": importlib.metadata.version("fusedops"),
+        "version": _guarded(_version),
         "location": str(PACKAGE),
+        "imports": _guarded(_import_all),
     }
+
+
+def _import_all() -> bool:
+    """Raises where `python -m fusedops` has begun without what does not load."""
+    package = importlib.import_module("fusedops")
+    return all(getattr(package, name) is not None for name in package.__all__)
 
 
 def probe_operators() -> dict[str, list[str]]:
@@ -175,6 +195,14 @@ def probe_settings() -> Report:
     return dataclasses.asdict(importlib.import_module("fusedops.config").active())
 
 
+def probe_policy() -> Report:
+    """For each device, whether fuse="profitable" has times to decide by that were measured."""
+    costs = importlib.import_module("fusedops.graph.costs")
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    names = ["cpu", *(f"cuda:{i}" for i in range(gpus))]
+    return {name: _guarded(partial(costs.has_table, torch.device(name))) for name in names}
+
+
 PROBES: dict[str, Callable[[], Any]] = {
     "package": probe_package,
     "build": probe_build,
@@ -186,21 +214,28 @@ PROBES: dict[str, Callable[[], Any]] = {
     "compile": probe_compile,
     "variables": probe_variables,
     "settings": probe_settings,
+    "policy": probe_policy,
 }
 
 
+def _version() -> str:
+    """Of the files that run, which need not be those of an installed package."""
+    return (PACKAGE / "VERSION").read_text().strip()
+
+
 def _cpuinfo(field: str) -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next(line.partition(":")[2].strip() for line in lines if line.startswith(field))
+    """Empty where the system does not tell, as of the model on most ARM processors."""
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text().splitlines() if file.exists() else []
+    found = (line.partition(":")[2].strip() for line in lines if line.startswith(field))
+    return next(found, "")
 
 
 def _processor_name() -> str:
-    return _cpuinfo("model name") if Path("/proc/cpuinfo").exists() else platform.processor()
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
 
 
 def _vector_flags() -> list[str]:
-    if not Path("/proc/cpuinfo").exists():
-        return []
     wanted = ("avx", "fma", "f16c", "amx")
     return [flag for flag in _cpuinfo("flags").split() if flag.startswith(wanted)]
 

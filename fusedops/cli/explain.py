@@ -15,11 +15,14 @@ import argparse
 import importlib.util
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import fusedops
+from fusedops.cli.errors import UsageError, UserError, location_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,8 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the report on what FUNCTION returned."""
-    model, inputs, named_inputs = split_example(load_function(args.target)())
-    report = fusedops.explain(model, *inputs, **named_inputs)
+    file, function = load_function(args.target)
+    with blamed_on("FUNCTION", file):
+        example = function()
+    model, inputs, named_inputs = split_example(example)
+    with blamed_on("the model, given its inputs,", file):
+        report = fusedops.explain(model, *inputs, **named_inputs)
     if args.json:
         print(json.dumps(report.to_dict(), indent=2, default=str))
         return 0
@@ -51,27 +58,58 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def load_function(target: str) -> Callable[[], Any]:
-    """Import FILE and return its FUNCTION; the file's own folder comes first on the import path."""
-    file, _, name = target.rpartition(":")
-    path = Path(file).resolve()
-    if not file or not path.is_file():
-        sys.exit(f"target: got {target!r}, wanted FILE:FUNCTION with an existing Python file")
-    sys.path.insert(0, str(path.parent))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+def load_function(target: str) -> tuple[Path, Callable[[], Any]]:
+    """Import FILE, its folder first on the import path; the file and its FUNCTION."""
+    text, _, name = target.rpartition(":")
+    file = _python_file(text)
+    if not (name and file):
+        raise UsageError(
+            f"target: got {target!r}, wanted FILE:FUNCTION with an existing Python file, as in "
+            "model.py:build"
+        )
+    with blamed_on(f"{file.name}: importing it", file):
+        function = getattr(_import_file(file), name, None)
+    if not callable(function):
+        raise UsageError(f"target: {file} defines no function {name!r}")
+    return file, function
+
+
+def _python_file(name: str) -> Path | None:
+    try:
+        file = Path(name).resolve(strict=True)
+    except (OSError, ValueError, RuntimeError):  # a name that no file has, or can have
+        return None
+    return file if file.suffix == ".py" and file.is_file() else None
+
+
+def _import_file(file: Path) -> ModuleType:
+    """Under a name of its own: a torch.py of the user's must not become `torch`."""
+    sys.path.insert(0, str(file.parent))
+    name = f"explained_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
+    sys.modules[name] = module  # where dataclasses and Dynamo look
     spec.loader.exec_module(module)
-    if not callable(getattr(module, name, None)):
-        sys.exit(f"target: {file} defines no function {name!r}")
-    return getattr(module, name)
+    return module
+
+
+@contextmanager
+def blamed_on(what: str, file: Path) -> Iterator[None]:
+    """Says that it was the user's code that raised, and the line of `file` that was running."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        where = location_of(error, str(file))
+        raise UserError(
+            f"{what} raised {type(error).__name__}{f' at {where}' if where else ''}: {error}"
+        ) from error
 
 
 def split_example(example: Any) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
     """The model, its positional and its named inputs, from what FUNCTION returned."""
-    if not isinstance(example, tuple) or not callable(example[0]):
-        sys.exit(
-            f"FUNCTION: returned {type(example).__name__}, wanted a tuple: model, then its inputs"
+    if not (isinstance(example, tuple) and example and callable(example[0])):
+        raise UserError(
+            f"FUNCTION returned {_kind(example)}, wanted a tuple: the model, then its inputs"
         )
     model, *inputs = example
     match inputs:
@@ -81,3 +119,11 @@ def split_example(example: Any) -> tuple[Callable[..., Any], tuple[Any, ...], di
             return model, tuple(positional), {}
         case _:
             return model, tuple(inputs), {}
+
+
+def _kind(example: Any) -> str:
+    if not isinstance(example, tuple):
+        return f"a {type(example).__name__}"
+    if not example:
+        return "an empty tuple"
+    return f"a tuple whose first element, a {type(example[0]).__name__}, cannot be called"

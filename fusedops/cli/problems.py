@@ -5,7 +5,7 @@ A check reads the report and yields the problems it finds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from torch.torch_version import TorchVersion
@@ -25,9 +25,9 @@ class Problem(NamedTuple):
 Check = Callable[[Report], Iterator[Problem]]
 
 
-def find_problems(report: Report) -> list[Problem]:
-    """What is wrong in `report`, with the fix of each."""
-    return [problem for check in CHECKS for problem in _run(check, report)]
+def find_problems(report: Report, checks: Sequence[Check] | None = None) -> list[Problem]:
+    """What is wrong in `report`, with the fix of each; by default by all checks."""
+    return [problem for check in checks or CHECKS for problem in _run(check, report)]
 
 
 def _run(check: Check, report: Report) -> list[Problem]:
@@ -37,10 +37,14 @@ def _run(check: Check, report: Report) -> list[Problem]:
         return [Problem(f"{check.__name__}: {type(error).__name__}: {error}", "see the sections")]
 
 
-def operators_that_do_not_load(report: Report) -> Iterator[Problem]:
-    """The shared library is missing, or does not fit this torch."""
+def do_not_load(report: Report) -> Iterator[Problem]:
+    """The shared library is missing, or does not fit this torch, or a Python file is broken."""
     if error := report["operators"].get("error"):
         yield Problem(f"the operators do not load: {error}", REINSTALL)
+        return
+    imports = report["package"]["imports"]
+    if isinstance(imports, dict) and "error" not in report["settings"]:
+        yield Problem(f"fusedops cannot be imported: {imports['error']}", REINSTALL)
 
 
 def unknown_instruction_set(report: Report) -> Iterator[Problem]:
@@ -54,6 +58,13 @@ def refused_settings(report: Report) -> Iterator[Problem]:
     """A FUSEDOPS_* variable holds a value that it cannot have."""
     if error := report["settings"].get("error"):
         yield Problem(error, "unset the variable")
+
+
+def policy_tables_that_are_damaged(report: Report) -> Iterator[Problem]:
+    """What fuse="profitable" decides by; to compile anything would fail."""
+    for device, table in report["policy"].items():
+        if isinstance(table, dict):
+            yield Problem(f"the policy table of {device}: {table['error']}", REINSTALL)
 
 
 def operators_without_cpu_kernel(report: Report) -> Iterator[Problem]:
@@ -117,9 +128,10 @@ def no_compiler_for_inductor(report: Report) -> Iterator[Problem]:
 
 
 CHECKS: tuple[Check, ...] = (
-    operators_that_do_not_load,
+    do_not_load,
     unknown_instruction_set,
     refused_settings,
+    policy_tables_that_are_damaged,
     operators_without_cpu_kernel,
     torch_older_than_the_target,
     gpus_without_kernels,
@@ -127,6 +139,14 @@ CHECKS: tuple[Check, ...] = (
     backend_not_installed,
     no_compiler_for_inductor,
 )
+
+#: What keeps every command but `env` from its work, and what keeps those that compile.
+FATAL: tuple[Check, ...] = (
+    do_not_load,
+    unknown_instruction_set,
+    refused_settings,
+)
+FATAL_TO_COMPILING: tuple[Check, ...] = (*FATAL, no_compiler_for_inductor)
 
 
 def decode_target(target: str) -> str:

@@ -39,6 +39,17 @@ def written_between(swallowed: Sequence[Node], place: Node | None = None) -> str
         node = node.next
 
 
+def written_behind(place: Node, ours: set[Node]) -> frozenset[int | None]:
+    """The memory that calls behind `place` write to, but for `ours`."""
+    found: set[int | None] = set()
+    node = place.next
+    while node.op != "root":
+        if node not in ours:
+            found.update(storage(target) for target in written(node))
+        node = node.next
+    return frozenset(found)
+
+
 def version(node: Node, reader: Node) -> Node:
     """The call whose result `reader` sees in `node`: the last to write into it in place, or it."""
     writers = [user for user in node.users if user < reader and written(user) == [node]]

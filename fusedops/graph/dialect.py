@@ -403,20 +403,47 @@ def written(node: Node) -> list[Node]:
     """The arguments that a call writes into."""
     if not node.op.startswith("call"):
         return []
-    if isinstance(node.target, torch._ops.OpOverload):
-        arguments = node.target._schema.arguments
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return node.all_input_nodes if _writes_inside(node) else []
+    if isinstance(node.target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        given = _written_by_schema(node)
+    else:
+        first = node.args[:1] if _is_in_place(node) else ()
+        given = [*first, node.kwargs.get("out")]
+    lists = (g if isinstance(g, (list, tuple)) else (g,) for g in given)
+    nodes = (argument for arguments in lists for argument in arguments)
+    return list(dict.fromkeys(node for node in nodes if isinstance(node, Node)))
+
+
+def _writes_inside(node: Node) -> bool:
+    """Whether a higher-order op writes into anything: its inputs may be what it writes."""
+    if node.target is torch.ops.higher_order.triton_kernel_wrapper_mutation:
+        return True
+    owner = node.graph.owning_module
+    targets = [n.target for n in node.all_input_nodes if n.op == "get_attr"] if owner else []
+    bodies = [body for body in map(owner.get_submodule, targets) if isinstance(body, GraphModule)]
+    return any(written(inner) for body in bodies for inner in body.graph.nodes)
+
+
+def _written_by_schema(node: Node) -> list[Any]:
+    """What an op writes into; a name without an overload stands for any of them."""
+    op = node.target
+    packet = isinstance(op, torch._ops.OpOverloadPacket)
+    overloads = [getattr(op, name) for name in op.overloads()] if packet else [op]
+    found = []
+    for overload in overloads:
+        arguments = overload._schema.arguments
         given = dict(zip((a.name for a in arguments), node.args, strict=False)) | node.kwargs
-        names = [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
-        return [given[name] for name in names if isinstance(given.get(name), Node)]
-    first = node.args[:1] if _is_in_place(node) else ()
-    return [argument for argument in (*first, node.kwargs.get("out")) if isinstance(argument, Node)]
+        writes = [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
+        found += [given[name] for name in writes if name in given]
+    return found
 
 
 def _is_in_place(node: Node) -> bool:
     if node.op == "call_module":
         return getattr(node.graph.owning_module.get_submodule(node.target), "inplace", False)
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    if name in spellings.IN_PLACE or (name.endswith("_") and not name.endswith("__")):
+    if name.strip("_") in spellings.IN_PLACE or (name.endswith("_") and not name.endswith("__")):
         return True
     return node.op == "call_function" and _asked_in_place(node)
 
@@ -450,6 +477,17 @@ def _transform_depth_change(node: Node) -> int:
     """+1 where Dynamo enters a `torch.func` transform, -1 where it leaves one, else 0."""
     name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
     return name.endswith("_increment_nesting") - name.endswith("_decrement_nesting")
+
+
+def mode_switch(node: Node) -> str | None:
+    """How a call changes the modes in which those behind it run, as `spellings.MODE_SWITCHES` has
+    it; None for a call that leaves them alone."""
+    return spellings.MODE_SWITCHES.get(node.target) if node.op == "call_function" else None
+
+
+def has_mode_switches(graph: Graph) -> bool:
+    switches = spellings.MODE_SWITCHES
+    return any(graph.find_nodes(op="call_function", target=switch) for switch in switches)
 
 
 def subgraphs(graph_module: GraphModule) -> Iterator[GraphModule]:

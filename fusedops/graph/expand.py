@@ -19,7 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from fusedops.graph import dialect, policy
+from fusedops.graph import dialect, modes, policy
 from fusedops.graph.dialect import fake_mode, value
 
 
@@ -48,7 +48,7 @@ def _expand(node: Node, function: Callable[..., Any]) -> None:
         return function(*args, **kwargs)
 
     symbolic = fake_mode(node).shape_env is not None
-    with torch.no_grad():
+    with torch.no_grad(), modes.autocast_of(node):
         trace = make_fx(call, tracing_mode="symbolic" if symbolic else "fake", pre_dispatch=True)
         traced = trace(*known).graph
     if traced.find_nodes(op="get_attr"):  # a constant, which would need a home
@@ -62,7 +62,8 @@ def _inline(node: Node, traced: Graph, inputs: list[Node]) -> None:
     if not _agree(value(node), pytree.tree_map_only(Node, value, results)):
         return
     copies = dict(zip(traced.find_nodes(op="placeholder"), inputs, strict=True))
-    with node.graph.inserting_before(node), fake_mode(node), torch.no_grad():
+    eager = modes.autocast_of(node)
+    with node.graph.inserting_before(node), fake_mode(node), torch.no_grad(), eager:
         for old in traced.nodes:
             if old.op == "call_function":
                 copies[old] = node.graph.node_copy(old, copies.__getitem__)
@@ -81,13 +82,19 @@ def _agree(eager: Any, ours: Any) -> bool:
 
 def _replace(node: Node, results: Any) -> None:
     if isinstance(results, Node):
-        node.replace_all_uses_with(results)
+        _stand_in(node, results)
     for item, index in (dialect.outputs(node) or {}).items():
         if isinstance(results[index], Node):
-            item.replace_all_uses_with(results[index])
+            _stand_in(item, results[index])
             item.graph.erase_node(item)
     if not node.users:
         node.graph.erase_node(node)
+
+
+def _stand_in(old: Node, new: Node) -> None:
+    """`new` in the place of `old`, also in the memory that views of it are known to share."""
+    dialect.annotate(new, value(old), like=old)
+    old.replace_all_uses_with(new)
 
 
 # --- what is written out, and when ----------------------------------------------------------------

@@ -15,6 +15,7 @@ from torch.fx import Graph
 
 from fusedops import config
 from fusedops.graph.availability import has_kernels
+from fusedops.graph.inductor import repair_tiled_scatter
 from fusedops.graph.report import publish
 from fusedops.graph.reuse import reuse_memory
 from fusedops.graph.rewriter import rewrite_graph
@@ -24,6 +25,9 @@ GraphPass = Callable[[Graph], Any]
 
 
 class _Pass(CustomGraphPass):
+    def __init__(self) -> None:
+        repair_tiled_scatter()
+
     def uuid(self) -> str:
         """Part of Inductor's cache key: sources, kernels and settings, which decide the result."""
         devices = [device for device in ("cpu", "cuda") if has_kernels(device)]

@@ -20,7 +20,7 @@ from torch.fx.node import map_aggregate
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from fusedops import config
-from fusedops.graph import aliasing, availability, dialect, policy
+from fusedops.graph import aliasing, availability, dialect, kept, modes, policy
 from fusedops.graph.dialect import ModuleAttribute
 from fusedops.graph.expand import expand
 from fusedops.graph.report import Report, Site, describe_site, log
@@ -54,11 +54,12 @@ def rewrite_graph(
     before = _code(graph) if show else ""
     if config.active().fuse_for("expand") != "never":
         expand(graph)
-    visits = (
-        _visit(node, rules, transformed, names or {})
-        for rules in (STACKS, RULES)
-        for node, transformed in dialect.walk(graph)
-    )
+    with modes.walls(graph):
+        visits = [
+            _visit(node, rules, transformed, names or {})
+            for rules in (STACKS, RULES)
+            for node, transformed in dialect.walk(graph)
+        ]
     sites = tuple(site for site in visits if site)
     return Report(sites, ((before, _code(graph)),) if show else ())
 
@@ -123,8 +124,10 @@ def _unsupported_input(input: Node | New) -> str | None:
 def _choose(rule: Rule, match: Match) -> tuple[New, Any] | str:
     """The first replacement that gives eager's metadata, and its fake result; or why none does."""
     refusals = []
-    for new in rule.emit(match):
+    unkept = kept.not_to_keep(match)
+    for emitted in rule.emit(match):
         try:
+            new = kept.with_own_inputs(emitted, unkept)
             result = _evaluate(new, match.call.node)
         except Exception as error:  # whatever a fake kernel raises means: not these arguments
             refusals.append(f"{new.op} refuses: {str(error).partition(chr(10))[0]}")
@@ -147,7 +150,7 @@ def _evaluate(new: New, site: Node) -> Any:
             return mode.from_tensor(argument.tensor)
         return dialect.value(argument)
 
-    with mode, torch.no_grad():
+    with mode, torch.no_grad(), modes.autocast_of(site):
         return new.op(*map_aggregate(new.args, known), **new.kwargs)
 
 
@@ -177,13 +180,14 @@ def _same(ours: Any, theirs: Any) -> bool:
 
 
 def _replace(match: Match, new: New, result: Any) -> None:
-    site = match.call.node
+    site, unkept = match.call.node, kept.not_to_keep(match)
     with site.graph.inserting_before(match.place or site):
         inserted = _insert(new, result, site)
         for old, index in match.results.items():
             _drop_assertions(old)
             if old.users:
-                old.replace_all_uses_with(_select(inserted, result, index, like=old))
+                copied = kept.is_kept(index) and aliasing.storage(old) in unkept
+                old.replace_all_uses_with(_select(inserted, index, old, copied))
     _erase(match)
 
 
@@ -210,12 +214,16 @@ def _insert(new: New, result: Any, like: Node) -> Node:
     return node
 
 
-def _select(inserted: Node, result: Any, index: int | None, like: Node) -> Node:
-    if index is None:
-        return inserted
-    item = inserted.graph.call_function(operator.getitem, (inserted, index))
-    dialect.annotate(item, result[index], like)
-    return item
+def _select(inserted: Node, index: int | None, old: Node, copied: bool) -> Node:
+    """What takes the place of `old`, also in the memory that its views are known to share."""
+    graph, selected = old.graph, inserted
+    if index is not None:
+        selected = graph.call_function(operator.getitem, (inserted, index))
+    if copied:
+        dialect.annotate(selected, _output(dialect.value(inserted), index), like=old)
+        selected = graph.call_function(torch.ops.aten.clone.default, (selected,))
+    dialect.annotate(selected, dialect.value(old), like=old)
+    return selected
 
 
 def _erase(match: Match) -> None:

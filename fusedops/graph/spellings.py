@@ -189,6 +189,15 @@ def leaf(target: Any, kwargs: dict[str, Any]) -> tuple[str, str]:
     return name, reason
 
 
+#: Calls that change the modes in which those behind them run, and how.
+MODE_SWITCHES: dict[Any, str] = {
+    torch._C._set_grad_enabled: "set_grad",
+    torch.autograd.grad_mode._enter_inference_mode: "enter_inference",
+    torch.autograd.grad_mode._exit_inference_mode: "exit_inference",
+    torch.amp._enter_autocast: "enter_autocast",
+    torch.amp._exit_autocast: "exit_autocast",
+}
+
 IN_PLACE = {f"i{name}" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")}
 IN_PLACE |= {"imatmul", "iand", "ior", "ixor", "ilshift", "irshift", "setitem"}
 

@@ -19,6 +19,7 @@ from torch.export import ExportedProgram
 from fusedops.export import our_nodes, rewrite
 
 try:
+    from onnx.defs import onnx_opset_version
     from onnxscript import ir, opset23
     from onnxscript import opset18 as op
 except ImportError as error:
@@ -48,10 +49,20 @@ def translation_table(opset_version: int = OPSET) -> dict[Callable, Callable]:
     Returns: by op its translation. That of an op with dropout raises RuntimeError.
 
     Raises:
-        ValueError: an older opset.
+        TypeError: an `opset_version` that is no int.
+        ValueError: one that is older, or newer than the installed onnx.
     """
+    if isinstance(opset_version, bool) or not isinstance(opset_version, int):
+        raise TypeError(
+            f"opset_version is {opset_version!r}, a {type(opset_version).__name__}, wanted an int"
+        )
     if opset_version < _OLDEST:
         raise ValueError(f"opset_version is {opset_version}, wanted {_OLDEST} or later")
+    if opset_version > onnx_opset_version():  # torch would write an older one, and say nothing
+        raise ValueError(
+            f"opset_version is {opset_version}, wanted at most {onnx_opset_version()}, the newest "
+            "that the installed onnx knows; pass that, or install a newer onnx"
+        )
     translations = {
         "softmax": _softmax,
         "log_softmax": _log_softmax,
@@ -82,13 +93,16 @@ def export(
     Returns: the program, which can be saved, and called with torch tensors.
 
     Raises:
-        TypeError: `exported_program` is no ExportedProgram.
-        ValueError: an older opset.
+        TypeError: `exported_program` is no ExportedProgram, or `opset_version` no int.
+        ValueError: an opset that is older, or newer than the installed onnx.
+        OSError: a `path` that cannot be written, before anything is translated.
         RuntimeError: the program calls an op that writes in place or into ``out``.
         torch.onnx.OnnxExporterError: an op of the model cannot be translated, one with dropout
             among them; the error behind it says which and why.
     """
     table, program = translation_table(opset_version), rewrite(exported_program)
+    if path is not None:
+        _check_path(path)
     for node in our_nodes(program.graph_module):
         if node.target not in table:
             raise RuntimeError(
@@ -103,6 +117,17 @@ def export(
         custom_translation_table=table,
         **options,
     )
+
+
+def _check_path(path: str | os.PathLike[str]) -> None:
+    folder, name = os.path.split(os.fspath(path))
+    if os.path.isdir(path):
+        raise IsADirectoryError(f"{_PATH} {str(path)!r}, a folder, wanted the name of a file")
+    if not name or not os.path.isdir(folder or os.curdir):
+        raise FileNotFoundError(f"{_PATH} {str(path)!r}, but there is no such folder; create it")
+
+
+_PATH = "fusedops.integrations.onnx.export: path is"
 
 
 # --- dtypes and numbers -------------------------------------------------------------------------

@@ -20,7 +20,8 @@ def _is_dual(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and forward_ad.unpack_dual(value).tangent is not None
 
 
-def _refuse_forward_mode(op: str, args: Iterable[Any]) -> None:
+def refuse_forward_mode(op: str, args: Iterable[Any]) -> None:
+    """Raises where an argument carries a tangent, which would be lost."""
     # The level is -1 outside forward mode, where unpacking every argument would cost 1 us.
     if forward_ad._current_level >= 0 and any(map(_is_dual, args)):
         raise NotImplementedError(
@@ -34,7 +35,7 @@ class _ReverseModeLibrary:
 
     def impl(self, op: str, kernel: Callable, dispatch_key: str, **options: Any) -> None:
         def reverse_mode_only(*args: Any, **kwargs: Any) -> Any:
-            _refuse_forward_mode(op, args)
+            refuse_forward_mode(op, args)
             return kernel(*args, **kwargs)
 
         LIBRARY.impl(op.split("::")[-1], reverse_mode_only, dispatch_key, **options)
@@ -74,7 +75,7 @@ def register_autograd_of_lists(op: str, backward: Callable, setup_context: Calla
     def kernel(keyset: Any, *args: Any) -> Any:
         lists = (arg if isinstance(arg, list) else [arg] for arg in args)
         tensors = [t for given in lists for t in given if isinstance(t, torch.Tensor)]
-        _refuse_forward_mode(f"fusedops::{op}", tensors)
+        refuse_forward_mode(f"fusedops::{op}", tensors)
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
             return Formula.apply(keyset, args, *tensors)
         return run(keyset, args)
@@ -92,13 +93,17 @@ def needs_no_formula(*tensors: torch.Tensor | None) -> bool:
     """Whether a plain eager call on ``tensors`` may use an op's twin without autograd formula.
 
     Not where anything watches or transforms the call: a compiler, a dispatch mode, a tensor
-    subclass, forward mode, or a gradient that will be asked for.
+    subclass, forward mode, or a gradient that will be asked for. Nor of what is no tensor: the op
+    says so.
     """
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
         return False
     if forward_ad._current_level >= 0:
         return False
     given = [tensor for tensor in tensors if tensor is not None]
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
+    try:
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
+            return False
+    except AttributeError:
         return False
     return all(type(tensor) in (torch.Tensor, torch.nn.Parameter) for tensor in given)

@@ -1,4 +1,4 @@
-"""Argument checks of the fake kernels: the same rules and words as in ``csrc/ops``."""
+"""Argument checks of the fake kernels: the same rules, words and order as in ``csrc/ops``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ import torch
 
 FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _WANTED_DTYPE = "wanted torch.float32, torch.bfloat16, torch.float16 or torch.float64"
+_MOST_COLS = 2**31 - 1
+
+MaybeTensor = torch.Tensor | None
+#: The argument that another one is measured by, and its name.
+Like = tuple[str, torch.Tensor]
 
 
 def check(ok: bool, message: str) -> None:
@@ -15,8 +20,38 @@ def check(ok: bool, message: str) -> None:
         raise RuntimeError(message)
 
 
-def check_dtype(op: str, argument: str, dtype: torch.dtype, fix: str = "convert it") -> None:
-    check(dtype in FLOATING, f"{op}: {argument} is {dtype}, {_WANTED_DTYPE}; {fix}")
+def check_given(op: str, name: str, tensor: MaybeTensor) -> None:
+    """The dispatcher takes None for a tensor wherever another argument is one."""
+    check(tensor is not None, f"{op}: {name} is None, wanted a tensor")
+
+
+def check_dtype(op: str, name: str, dtype: torch.dtype | None, fix: str = "convert it") -> None:
+    check(dtype in FLOATING, f"{op}: {name} is {dtype}, {_WANTED_DTYPE}; {fix}")
+
+
+def check_dtype_of(op: str, name: str, tensor: MaybeTensor) -> None:
+    check_dtype(op, name, None if tensor is None else tensor.dtype)
+
+
+def result_dtype(op: str, input: MaybeTensor, dtype: torch.dtype | None) -> torch.dtype:
+    """``dtype``, or ``input``'s."""
+    check_given(op, "input", input)
+    name, result = ("input", input.dtype) if dtype is None else ("dtype", dtype)
+    check_dtype(op, name, result, "convert it, or pass dtype=")
+    return result
+
+
+def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
+    """That of what is kept for each row."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def check_cols(op: str, cols: int | torch.SymInt) -> None:
+    # Of a symbol nothing is asked: a guard would bound the sizes that a compiled graph takes.
+    check(
+        not isinstance(cols, int) or cols <= _MOST_COLS,
+        f"{op}: a row has {cols} elements; at most 2^31 - 1 are supported",
+    )
 
 
 def check_dim(op: str, input: torch.Tensor, dim: int) -> None:
@@ -26,57 +61,137 @@ def check_dim(op: str, input: torch.Tensor, dim: int) -> None:
         f"{op}: dim is {dim}, wanted a value in [{-bound}, {bound - 1}] "
         f"for an input of shape {list(input.shape)}",
     )
+    check_cols(op, input.shape[dim] if input.dim() > 0 else 1)
 
 
-def check_device(op: str, name: str, given: torch.Tensor, input: torch.Tensor) -> None:
+def check_eps(op: str, eps: float) -> None:
+    check(eps >= 0, f"{op}: eps is {eps:g}, wanted a value >= 0")
+
+
+def check_output_mask(op: str, mask: Sequence[bool], gradients: int) -> None:
     check(
-        given.device == input.device,
-        f"{op}: {name} is on {given.device}, wanted {input.device} as input is; "
-        "move it with .to(input.device)",
+        len(mask) == gradients,
+        f"{op}: output_mask has {len(mask)} entries, wanted {gradients}, one for each gradient",
     )
 
 
-def check_seed(op: str, p: float, seed: torch.Tensor | None, input: torch.Tensor) -> None:
+def check_device(op: str, name: str, given: torch.Tensor, like: Like) -> None:
+    like_name, tensor = like
     check(
-        seed is not None or p == 0,
-        f"{op}: p is {p:g} without a seed; make one with torch.randint, one int64",
+        given.device == tensor.device,
+        f"{op}: {name} is on {given.device}, wanted {tensor.device} as {like_name} is; "
+        f"move it with .to({like_name}.device)",
     )
-    if seed is None:
-        return
+
+
+def check_tensor(
+    op: str,
+    name: str,
+    given: MaybeTensor,
+    dtype: torch.dtype,
+    shape: Sequence[int],
+    like: Like,
+    because: str,
+) -> None:
+    """``given`` has this dtype and shape, and lies on the device of ``like``."""
+    check_given(op, name, given)
+    wanted = list(shape)
+    check(
+        given.dtype == dtype and list(given.shape) == wanted,
+        f"{op}: {name} is {given.dtype} of shape {list(given.shape)}, wanted {dtype} of shape "
+        f"{wanted} as {because}",
+    )
+    check_device(op, name, given, like)
+
+
+def check_like(op: str, name: str, given: MaybeTensor, like: Like) -> None:
+    like_name, tensor = like
+    check_tensor(op, name, given, tensor.dtype, tensor.shape, like, f"{like_name} is")
+
+
+def check_statistic(
+    op: str,
+    name: str,
+    given: MaybeTensor,
+    like: Like,
+    shape: Sequence[int],
+    source: str = "the forward op",
+) -> None:
+    """``given`` is what an op, the ``source``, returned for each row of ``like``."""
+    dtype = statistics_dtype(like[1].dtype)
+    check_tensor(op, name, given, dtype, shape, like, f"{source} returns it")
+
+
+def check_seed(op: str, p: float, seed: MaybeTensor, like: Like) -> None:
     check(0 <= p <= 1, f"{op}: p is {p:g}, wanted a probability in [0, 1]")
+    check_given(op, *like)
+    check_given(op, "seed", seed)
     check(
         seed.dtype == torch.int64 and seed.numel() == 1,
         f"{op}: seed is {seed.dtype} of shape {list(seed.shape)}, wanted one torch.int64; "
         "make it with torch.randint",
     )
-    check_device(op, "seed", seed, input)
+    check_device(op, "seed", seed, like)
 
 
-def check_out(op: str, out: torch.Tensor, input: torch.Tensor) -> None:
+def check_branch_seed(op: str, p: float, seed: MaybeTensor, like: Like) -> None:
+    """No seed: no dropout."""
+    if seed is not None:
+        check_seed(op, p, seed, like)
+        return
+    check(p == 0, f"{op}: p is {p:g} without a seed; make one with torch.randint, one int64")
+
+
+def check_distinct(op: str, name: str, written: torch.Tensor) -> None:
+    """No two elements share memory; of symbolic strides nothing is asked."""
+    dims = [(s, n) for s, n in zip(written.stride(), written.shape, strict=True)]
+    if not all(isinstance(number, int) for dim in dims for number in dim):
+        return
+    behind = 1
+    for stride, size in sorted((stride, size) for stride, size in dims if size > 1):
+        check(
+            stride >= behind or written.numel() == 0,
+            f"{op}: elements of {name} share memory (it is expanded or overlaps itself); wanted "
+            "one place for each element, as .clone() makes it",
+        )
+        behind += stride * (size - 1)
+
+
+def check_out(op: str, out: MaybeTensor, input: torch.Tensor) -> None:
+    check_dtype_of(op, "out", out)
     check(
         out.shape == input.shape,
         f"{op}: out has shape {list(out.shape)}, wanted input's, {list(input.shape)}; "
         "make it with torch.empty_like(input)",
     )
-    check_device(op, "out", out, input)
+    check_device(op, "out", out, ("input", input))
+    check_distinct(op, "out", out)
 
 
-def check_normalized_shape(op: str, input: torch.Tensor, normalized_shape: Sequence[int]) -> None:
+def check_norm_shape(op: str, like: Like, normalized_shape: Sequence[int]) -> None:
+    name, input = like
     wanted = list(normalized_shape)
     check(len(wanted) > 0, f"{op}: normalized_shape is empty, wanted at least one dimension")
     check(
         len(wanted) <= input.dim() and list(input.shape[-len(wanted) :]) == wanted,
-        f"{op}: normalized_shape is {wanted}, wanted the last dimensions of input, "
+        f"{op}: normalized_shape is {wanted}, wanted the last dimensions of {name}, "
         f"whose shape is {list(input.shape)}",
+    )
+    cols = 1
+    for size in wanted:
+        cols *= size
+    check_cols(op, cols)
+
+
+def check_norm_is_of_something(op: str, normalized_shape: Sequence[int]) -> None:
+    check(
+        all(size > 0 for size in normalized_shape),
+        f"{op}: normalized_shape is {list(normalized_shape)}, wanted no dimension of size 0",
     )
 
 
 def check_norm_parameter(
-    op: str,
-    name: str,
-    parameter: torch.Tensor | None,
-    input: torch.Tensor,
-    normalized_shape: Sequence[int],
+    op: str, name: str, parameter: MaybeTensor, like: Like, normalized_shape: Sequence[int]
 ) -> None:
     if parameter is None:
         return
@@ -85,13 +200,10 @@ def check_norm_parameter(
         f"{op}: {name} has shape {list(parameter.shape)}, wanted normalized_shape, "
         f"{list(normalized_shape)}",
     )
-    check_device(op, name, parameter, input)
+    check_device(op, name, parameter, like)
     check_dtype(op, name, parameter.dtype)
 
 
-def check_like(op: str, name: str, given: torch.Tensor, like_name: str, like: torch.Tensor) -> None:
-    check(
-        given.dtype == like.dtype and given.shape == like.shape,
-        f"{op}: {name} is {given.dtype} of shape {list(given.shape)}, wanted {like.dtype} of shape "
-        f"{list(like.shape)} as {like_name} is",
-    )
+def norm_statistics_shape(input: torch.Tensor, normalized_shape: Sequence[int]) -> list[int]:
+    rows = input.shape[: input.dim() - len(normalized_shape)]
+    return [*rows, *(1 for _ in normalized_shape)]

@@ -7,9 +7,13 @@ with the reason and the fix.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
 import json
+import struct
+import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -70,32 +74,81 @@ TWIN_OPS = (
     "_add_rms_norm",
 )
 
+#: What Python asks the CPU library besides.
+_C_FUNCTIONS = ("fusedops_cpu_isa", "fusedops_interpreter_exits", "fusedops_threads_under_way")
+
 _REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps ."
+_TO_REBUILD = f"To rebuild, in a checkout of fusedops run: {_REBUILD}"
+
+
+_VERSION = (LIB_DIR.parent / "VERSION").read_text().strip()
+#: The start of an ELF file for 64 bits: up to its machine; the offset, size and number of the
+#: headers of its sections, which stand at its end.
+_ELF = struct.Struct("<4s14xH20xQ10xHH2x")
+
+
+def _check_file(path: Path) -> None:
+    """Refuses a file that is not a whole library for this machine: to load a part of one can end
+    the process."""
+    with open(path, "rb") as file, open(torch._C.__file__, "rb") as torchs:
+        head, torchs_head = file.read(_ELF.size), torchs.read(_ELF.size)
+    if len(head) < _ELF.size or not head.startswith(b"\x7fELF"):
+        raise ImportError(f"fusedops: {path} is no shared library. {_TO_REBUILD}")
+    _, machine, sections, size, count = _ELF.unpack(head)
+    if machine != _ELF.unpack(torchs_head)[1]:
+        raise ImportError(
+            f"fusedops: {path} is built for another processor architecture (ELF machine {machine}) "
+            f"than this torch. {_TO_REBUILD}"
+        )
+    if path.stat().st_size < sections + size * count:
+        raise ImportError(f"fusedops: {path} is cut off. {_TO_REBUILD}")
 
 
 def _load(path: Path) -> None:
+    _check_file(path)
     try:
         torch.ops.load_library(str(path))
     except OSError as error:
         raise ImportError(
             f"fusedops: {path.name} does not load into torch {torch.__version__}: {error}. "
-            f"torch >= 2.10 is needed; to rebuild, in a checkout of fusedops run: {_REBUILD}"
+            f"torch >= 2.10 is needed. {_TO_REBUILD}"
         ) from error
+    version = _version_of(path)
+    if version != _VERSION:
+        raise ImportError(
+            f"fusedops: {path} is of version {version}, but the Python files are of version "
+            f"{_VERSION}. {_TO_REBUILD}"
+        )
+
+
+def _version_of(path: Path) -> str:
+    version = getattr(ctypes.CDLL(str(path)), "fusedops_version", None)
+    if version is None:
+        return "unknown"
+    version.restype = ctypes.c_char_p
+    return version().decode()
 
 
 def _load_cpu_library() -> None:
     if not CPU_LIBRARY.exists():
         raise ImportError(
-            f"fusedops: {CPU_LIBRARY} is missing, the package was not built. "
-            f"In a checkout of fusedops run: {_REBUILD}"
+            f"fusedops: {CPU_LIBRARY} is missing, the package was not built. {_TO_REBUILD}"
         )
     _load(CPU_LIBRARY)
+    library, defined = ctypes.CDLL(str(CPU_LIBRARY)), set(torch._C._dispatch_get_all_op_names())
+    lacking = [op for op in PUBLIC_OPS + TWIN_OPS if f"fusedops::{op}" not in defined]
+    lacking += [name for name in _C_FUNCTIONS if not hasattr(library, name)]
+    if lacking:
+        raise ImportError(
+            f"fusedops: {CPU_LIBRARY} is older than the Python files, it has no "
+            f"{', '.join(lacking)}. {_TO_REBUILD}"
+        )
 
 
 def _load_cuda_library() -> str | None:
     """Loads the CUDA kernels; returns why not where they are not to be had."""
     if not CUDA_LIBRARY.exists():
-        reason = build_info()["cuda"]["reason"]
+        reason = _reason_for_no_cuda()
         return (
             f"this fusedops has no CUDA kernels ({reason}); with nvcc at hand, in a checkout of "
             f"fusedops run: {_REBUILD}"
@@ -113,10 +166,25 @@ def _load_cuda_library() -> str | None:
     return None
 
 
+def _reason_for_no_cuda() -> str:
+    try:
+        return build_info()["cuda"]["reason"]
+    except (RuntimeError, KeyError, TypeError):
+        return "why is not known: its build_info.json is missing or damaged"
+
+
 @functools.cache
 def build_info() -> dict[str, Any]:
-    """What was built, with what: the ``build_info.json`` that CMake wrote."""
-    return json.loads((LIB_DIR / "build_info.json").read_text())
+    """What was built, with what: the ``build_info.json`` that CMake wrote.
+
+    Raises:
+        RuntimeError: The file is missing or damaged.
+    """
+    path = LIB_DIR / "build_info.json"
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise RuntimeError(f"fusedops: {path} cannot be read: {error}. {_TO_REBUILD}") from error
 
 
 def loaded_libraries() -> list[str]:
@@ -156,13 +224,72 @@ def _refuse_cuda(op: str) -> Any:
     return kernel
 
 
+def _why_not(given: Any) -> str | None:
+    """What keeps the kernels from an argument; None where nothing does."""
+    if isinstance(given, (list, tuple)):
+        return next(filter(None, map(_why_not, given)), None)
+    if not isinstance(given, torch.Tensor):
+        return None
+    if given.is_nested:
+        return "is a nested tensor, wanted a plain one; make it with .to_padded_tensor(padding)"
+    if given.is_quantized:
+        return f"is quantized, {given.dtype}, wanted a floating dtype; make it with .dequantize()"
+    if given.layout != torch.strided:
+        return f"has layout {given.layout}, wanted torch.strided; make it with .to_dense()"
+    if given.device.type not in ("cpu", "cuda"):
+        return f"is on {given.device}, for which there are no kernels; move it with .cpu()"
+    return None
+
+
+def _refuse(op: str) -> Any:
+    """Where no other kernel is: no argument is a tensor, or one is no plain memory of a device that
+    kernels are built for."""
+    names = [
+        argument.name for argument in getattr(torch.ops.fusedops, op).default._schema.arguments
+    ]
+
+    def kernel(*args: Any) -> None:
+        for name, given in zip(names, args, strict=False):
+            problem = _why_not(given)
+            if problem is not None:
+                raise RuntimeError(f"fusedops::{op}: {name} {problem}")
+        what = "is empty, wanted at least one" if names[0] == "inputs" else "is None, wanted a"
+        raise RuntimeError(f"fusedops::{op}: {names[0]} {what} tensor")
+
+    return kernel
+
+
 def _register_refusals() -> None:
     for op in PUBLIC_OPS + TWIN_OPS:
-        LIBRARY.impl(op, _refuse_cuda(op), "CUDA")
+        refuse = _refuse(op)
+        for key in ("CompositeExplicitAutograd", "NestedTensorCPU", "AutogradNestedTensor"):
+            LIBRARY.impl(op, refuse, key)
+        if _cuda_problem is not None:
+            LIBRARY.impl(op, _refuse_cuda(op), "CUDA")
+
+
+def _address(function: Any) -> ctypes.c_void_p:
+    return ctypes.cast(function, ctypes.c_void_p)
+
+
+def _hold_threads_at_exit() -> None:
+    """Daemon threads wait in their next op, or at the end of this one, for the program to end.
+
+    They get a moment to come there: csrc/cpu/interpreter_exit.h.
+    """
+    library, python = ctypes.CDLL(str(CPU_LIBRARY)), ctypes.pythonapi
+    is_finalizing = "Py_IsFinalizing" if sys.version_info >= (3, 13) else "_Py_IsFinalizing"
+    library.fusedops_interpreter_exits(
+        _address(getattr(python, is_finalizing)), _address(python.PyGILState_Check)
+    )
+    patience = time.monotonic() + 0.2
+    while library.fusedops_threads_under_way() > 0 and time.monotonic() < patience:
+        time.sleep(0.001)
 
 
 _load_cpu_library()
+if sys.version_info < (3, 14):
+    atexit.register(_hold_threads_at_exit)
 _cuda_problem = _load_cuda_library()
 LIBRARY = torch.library.Library("fusedops", "IMPL")
-if _cuda_problem is not None:
-    _register_refusals()
+_register_refusals()

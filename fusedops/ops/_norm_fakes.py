@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -15,25 +16,13 @@ Shape = Sequence[int]
 MaybeTensor = torch.Tensor | None
 
 
-def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
 def _check_arguments(
-    op: str, input: torch.Tensor, shape: Shape, weight: MaybeTensor, bias: MaybeTensor
+    op: str, like: _checks.Like, shape: Shape, weight: MaybeTensor, bias: MaybeTensor
 ) -> None:
-    _checks.check_dtype(op, "input", input.dtype)
-    _checks.check_normalized_shape(op, input, shape)
-    _checks.check_norm_parameter(op, "weight", weight, input, shape)
-    _checks.check_norm_parameter(op, "bias", bias, input, shape)
-
-
-def _check_added(
-    op: str, input: torch.Tensor, residual: torch.Tensor, p: float, seed: MaybeTensor
-) -> None:
-    _checks.check_like(op, "residual", residual, "input", input)
-    _checks.check_device(op, "residual", residual, input)
-    _checks.check_seed(op, p, seed, input)
+    _checks.check_dtype_of(op, *like)
+    _checks.check_norm_shape(op, like, shape)
+    _checks.check_norm_parameter(op, "weight", weight, like, shape)
+    _checks.check_norm_parameter(op, "bias", bias, like, shape)
 
 
 def _fake_forward(
@@ -45,17 +34,13 @@ def _fake_forward(
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What stands for the output and for a statistic."""
-    _check_arguments(op, input, normalized_shape, weight, bias)
-    _checks.check(
-        all(size > 0 for size in normalized_shape),
-        f"{op}: normalized_shape is {list(normalized_shape)}, wanted no dimension of size 0",
-    )
-    _checks.check(eps >= 0, f"{op}: eps is {eps:g}, wanted a value >= 0")
-    rows = input.shape[: input.dim() - len(normalized_shape)]
-    statistics_shape = [*rows, *(1 for _ in normalized_shape)]
+    _check_arguments(op, ("input", input), normalized_shape, weight, bias)
+    _checks.check_norm_is_of_something(op, normalized_shape)
+    _checks.check_eps(op, eps)
+    statistics_shape = _checks.norm_statistics_shape(input, normalized_shape)
     return (
         torch.empty_like(input, memory_format=torch.contiguous_format),
-        input.new_empty(statistics_shape, dtype=statistics_dtype(input.dtype)),
+        input.new_empty(statistics_shape, dtype=_checks.statistics_dtype(input.dtype)),
     )
 
 
@@ -93,8 +78,9 @@ def _fake_add_layer_norm(
     seed: MaybeTensor = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     op = "add_layer_norm"
+    _checks.check_branch_seed(op, p, seed, ("input", input))
     output, rstd = _fake_forward(op, input, normalized_shape, weight, bias, eps)
-    _check_added(op, input, residual, p, seed)
+    _checks.check_like(op, "residual", residual, ("input", input))
     return output, torch.empty_like(output), torch.empty_like(rstd), rstd
 
 
@@ -110,8 +96,9 @@ def _fake_add_rms_norm(
     seed: MaybeTensor = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     op = "add_rms_norm"
+    _checks.check_branch_seed(op, p, seed, ("input", input))
     output, rstd = _fake_forward(op, input, normalized_shape, weight, None, eps)
-    _check_added(op, input, residual, p, seed)
+    _checks.check_like(op, "residual", residual, ("input", input))
     return output, torch.empty_like(output), rstd
 
 
@@ -169,6 +156,31 @@ def _grads_where_wanted(
     return of_inputs + of_parameters
 
 
+class _Given(NamedTuple):
+    """What a backward is given beside the options, as in ``csrc/ops/norm.h``."""
+
+    grad_output: torch.Tensor
+    input: _checks.Like
+    mean: MaybeTensor
+    rstd: torch.Tensor
+    grad_sum: MaybeTensor = None
+    eps: float = 0.0
+
+
+def _check_backward(
+    op: str, given: _Given, shape: Shape, weight: MaybeTensor, bias: MaybeTensor
+) -> None:
+    _check_arguments(op, given.input, shape, weight, bias)
+    _checks.check_like(op, "grad_output", given.grad_output, given.input)
+    if given.grad_sum is not None:
+        _checks.check_like(op, "grad_sum", given.grad_sum, given.input)
+    statistics = _checks.norm_statistics_shape(given.input[1], shape)
+    if "rms" not in op:  # which has no mean
+        _checks.check_statistic(op, "mean", given.mean, given.input, statistics)
+    _checks.check_statistic(op, "rstd", given.rstd, given.input, statistics)
+    _checks.check_eps(op, given.eps)
+
+
 def _fake_centered_backward(
     op: str,
     grad_output: torch.Tensor,
@@ -181,8 +193,9 @@ def _fake_centered_backward(
     output_mask: Sequence[bool],
     eps: float = 0.0,
 ) -> tuple[torch.Tensor, ...]:
-    _check_arguments(op, input, normalized_shape, weight, bias)
-    _checks.check_like(op, "grad_output", grad_output, "input", input)
+    _checks.check_output_mask(op, output_mask, 3)
+    given = _Given(grad_output, ("input", input), mean, rstd, eps=eps)
+    _check_backward(op, given, normalized_shape, weight, bias)
     of_input, of_weight, of_bias = output_mask
     parameters = [(of_weight, weight), (of_bias, bias)]
     return tuple(_grads_where_wanted(input, normalized_shape, [of_input], parameters))
@@ -198,24 +211,11 @@ def _fake_rms_norm_backward(
     weight_offset: float = 0.0,
 ) -> tuple[torch.Tensor, ...]:
     op = "rms_norm_backward"
-    _check_arguments(op, input, normalized_shape, weight, None)
-    _checks.check_like(op, "grad_output", grad_output, "input", input)
+    _checks.check_output_mask(op, output_mask, 2)
+    given = _Given(grad_output, ("input", input), None, rstd)
+    _check_backward(op, given, normalized_shape, weight, None)
     of_input, of_weight = output_mask
     return tuple(_grads_where_wanted(input, normalized_shape, [of_input], [(of_weight, weight)]))
-
-
-def _check_add_backward(
-    op: str,
-    grad_output: torch.Tensor,
-    grad_sum: MaybeTensor,
-    sum: torch.Tensor,
-    p: float,
-    seed: MaybeTensor,
-) -> None:
-    _checks.check_like(op, "grad_output", grad_output, "input", sum)
-    if grad_sum is not None:
-        _checks.check_like(op, "grad_sum", grad_sum, "input", sum)
-    _checks.check_seed(op, p, seed, sum)
 
 
 def wanted_of_inputs(output_mask: Sequence[bool], p: float) -> list[bool]:
@@ -237,8 +237,10 @@ def _fake_add_layer_norm_backward(
     seed: MaybeTensor = None,
 ) -> tuple[torch.Tensor, ...]:
     op = "add_layer_norm_backward"
-    _check_arguments(op, sum, normalized_shape, weight, bias)
-    _check_add_backward(op, grad_output, grad_sum, sum, p, seed)
+    _checks.check_output_mask(op, output_mask, 4)
+    _checks.check_branch_seed(op, p, seed, ("sum", sum))
+    given = _Given(grad_output, ("sum", sum), mean, rstd, grad_sum)
+    _check_backward(op, given, normalized_shape, weight, bias)
     parameters = [(output_mask[2], weight), (output_mask[3], bias)]
     wanted = wanted_of_inputs(output_mask, p)
     return tuple(_grads_where_wanted(sum, normalized_shape, wanted, parameters))
@@ -257,8 +259,10 @@ def _fake_add_rms_norm_backward(
     seed: MaybeTensor = None,
 ) -> tuple[torch.Tensor, ...]:
     op = "add_rms_norm_backward"
-    _check_arguments(op, sum, normalized_shape, weight, None)
-    _check_add_backward(op, grad_output, grad_sum, sum, p, seed)
+    _checks.check_output_mask(op, output_mask, 3)
+    _checks.check_branch_seed(op, p, seed, ("sum", sum))
+    given = _Given(grad_output, ("sum", sum), None, rstd, grad_sum)
+    _check_backward(op, given, normalized_shape, weight, None)
     wanted = wanted_of_inputs(output_mask, p)
     parameters = [(output_mask[2], weight)]
     return tuple(_grads_where_wanted(sum, normalized_shape, wanted, parameters))

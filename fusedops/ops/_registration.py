@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
 from fusedops.ops import _autocast
 from fusedops.ops._library import LIBRARY, OPS_WITH_TWIN
+
+_fakes: dict[str, Callable] = {}
 
 
 def _names(op: str) -> Iterator[str]:
@@ -17,13 +20,31 @@ def _names(op: str) -> Iterator[str]:
 
 
 def register_fake(op: str, fake: Callable) -> None:
+    _fakes[op] = fake
     for name in _names(op):
         torch.library.register_fake(f"fusedops::{name}", fake)
 
 
+def _fake_slice(arg: Any, batch_dim: Any) -> Any:
+    """What stands for one slice of a batched argument."""
+    if isinstance(arg, (list, tuple)) and isinstance(batch_dim, (list, tuple)):  # of tensors
+        return [_fake_slice(*own) for own in zip(arg, batch_dim, strict=True)]
+    if not isinstance(arg, torch.Tensor):
+        return arg
+    shape = [size for dim, size in enumerate(arg.shape) if dim != batch_dim]
+    return torch.empty(shape, dtype=arg.dtype, device="meta")
+
+
 def register_vmap(op: str, rule: Callable) -> None:
+    """A slice is refused with the words that it would be refused with alone: counted with the batch
+    a dimension out of range can be one in range."""
+
+    def checked(info: Any, in_dims: tuple, *args: Any) -> Any:
+        _fakes[op](*map(_fake_slice, args, in_dims))
+        return rule(info, in_dims, *args)
+
     for name in _names(op):
-        torch.library.register_vmap(f"fusedops::{name}", rule)
+        torch.library.register_vmap(f"fusedops::{name}", checked)
 
 
 def register_float32_output(op: str) -> None:

@@ -31,10 +31,8 @@ def _is_bool(mask: MaybeTensor) -> bool:
 # --- fake kernels -------------------------------------------------------------------------------
 
 
-def _check_operand(op: str, name: str, operand: MaybeTensor, input: torch.Tensor) -> None:
-    if operand is None:
-        return
-    _checks.check_device(op, name, operand, input)
+def _check_operand(op: str, name: str, operand: torch.Tensor, input: torch.Tensor) -> None:
+    _checks.check_device(op, name, operand, ("input", input))
     own, wanted = list(operand.shape), list(input.shape)
     fits = len(own) <= len(wanted) and all(
         size == 1 or size == full
@@ -47,28 +45,26 @@ def _check_operand(op: str, name: str, operand: MaybeTensor, input: torch.Tensor
 
 
 def _check_mask(op: str, mask: MaybeTensor, input: torch.Tensor) -> None:
+    if mask is None:
+        return
     _checks.check(
-        mask is None or _is_bool(mask) or mask.dtype in _checks.FLOATING,
-        f"{op}: mask is {None if mask is None else mask.dtype}, wanted torch.bool (True where "
-        "visible) or a floating dtype (added); convert it, as in mask != 0",
+        _is_bool(mask) or mask.dtype in _checks.FLOATING,
+        f"{op}: mask is {mask.dtype}, wanted torch.bool (True where visible) or a floating dtype "
+        "(added); convert it, as in mask != 0",
     )
     _check_operand(op, "mask", mask, input)
 
 
-def _check_rank(op: str, shape: list[int], causal: bool) -> None:
+def _check_options(op: str, input: torch.Tensor, scale: float, causal: bool) -> None:
+    """What is hidden suits scores like ``input``, whose rows are its last dimension."""
+    shape = list(input.shape)
     _checks.check(len(shape) > 0, f"{op}: input has no dimension, wanted at least one")
     _checks.check(
         not causal or len(shape) > 1,
         f"{op}: causal needs queries and keys, the last two dimensions; input has shape {shape}",
     )
-
-
-def _check_scores(
-    op: str, input: torch.Tensor, mask: MaybeTensor, scale: float, causal: bool
-) -> None:
-    _check_rank(op, list(input.shape), causal)
+    _checks.check_cols(op, shape[-1])
     _checks.check(not math.isnan(scale), f"{op}: scale is NaN, wanted a number")
-    _check_mask(op, mask, input)
 
 
 def _check_mask_value(op: str, value: float | None, computed: torch.dtype) -> None:
@@ -94,19 +90,12 @@ def _check_forward(
     bias: MaybeTensor,
     computed: torch.dtype,
 ) -> None:
-    _check_scores(op, input, mask, scale, causal)
+    _check_options(op, input, scale, causal)
+    _check_mask(op, mask, input)
     if bias is not None:
         _checks.check_dtype(op, "bias", bias.dtype)
-    _check_operand(op, "bias", bias, input)
+        _check_operand(op, "bias", bias, input)
     _check_mask_value(op, mask_value, computed)
-
-
-def _checked_dtype(op: str, input: torch.Tensor, dtype: torch.dtype | None) -> torch.dtype:
-    """The result's."""
-    result = input.dtype if dtype is None else dtype
-    argument = "input" if dtype is None else "dtype"
-    _checks.check_dtype(op, argument, result, "convert it, or pass dtype=")
-    return result
 
 
 def _contiguous_like(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -125,7 +114,7 @@ def _fake_forward(
     zero_masked_rows: bool = False,
 ) -> torch.Tensor:
     op = "masked_softmax"
-    result = _checked_dtype(op, input, dtype)
+    result = _checks.result_dtype(op, input, dtype)
     _check_forward(op, input, mask, scale, causal, mask_value, bias, result)
     return _contiguous_like(input, result)
 
@@ -142,7 +131,7 @@ def _fake_out(
     out: torch.Tensor,
 ) -> None:
     op = "masked_softmax"
-    _checks.check_dtype(op, "out", out.dtype)
+    _checks.check_given(op, "input", input)
     _checks.check_out(op, out, input)
     _check_forward(op, input, mask, scale, causal, mask_value, bias, out.dtype)
 
@@ -158,7 +147,8 @@ def _fake_in_place(
     zero_masked_rows: bool = False,
 ) -> None:
     op = "masked_softmax_"
-    _checks.check_dtype(op, "input", input.dtype)
+    _checks.check_dtype_of(op, "input", input)
+    _checks.check_distinct(op, "input", input)
     _check_forward(op, input, mask, scale, causal, mask_value, bias, input.dtype)
 
 
@@ -170,9 +160,10 @@ def _check_backward(
     scale: float,
     causal: bool,
 ) -> None:
-    _checks.check_dtype(op, "probabilities", probabilities.dtype)
-    _checks.check_like(op, "grad_output", grad_output, "probabilities", probabilities)
-    _check_scores(op, probabilities, mask, scale, causal)
+    _checks.check_dtype_of(op, "probabilities", probabilities)
+    _checks.check_like(op, "grad_output", grad_output, ("probabilities", probabilities))
+    _check_options(op, probabilities, scale, causal)
+    _check_mask(op, mask, probabilities)
 
 
 def _fake_backward(
@@ -184,7 +175,9 @@ def _fake_backward(
     input_dtype: torch.dtype,
     diagonal: int = 0,
 ) -> torch.Tensor:
-    _check_backward("masked_softmax_backward", grad_output, probabilities, mask, scale, causal)
+    op = "masked_softmax_backward"
+    _check_backward(op, grad_output, probabilities, mask, scale, causal)
+    _checks.check_dtype(op, "input_dtype", input_dtype)
     return _contiguous_like(probabilities, input_dtype)
 
 
@@ -196,7 +189,9 @@ def _fake_backward_in_place(
     causal: bool,
     diagonal: int = 0,
 ) -> None:
-    _check_backward("masked_softmax_backward_", grad_output, probabilities, mask, scale, causal)
+    op = "masked_softmax_backward_"
+    _check_backward(op, grad_output, probabilities, mask, scale, causal)
+    _checks.check_distinct(op, "grad_output", grad_output)
 
 
 def _fake_dropout_inference(
@@ -213,8 +208,8 @@ def _fake_dropout_inference(
     zero_masked_rows: bool = False,
 ) -> torch.Tensor:
     op = "masked_softmax_dropout"
-    result = _checked_dtype(op, input, dtype)
-    _checks.check_seed(op, p, seed, input)
+    result = _checks.result_dtype(op, input, dtype)
+    _checks.check_seed(op, p, seed, ("input", input))
     _check_forward(op, input, mask, scale, causal, mask_value, bias, result)
     return _contiguous_like(input, result)
 
@@ -236,8 +231,9 @@ def _fake_dropout_backward(
     diagonal: int = 0,
 ) -> torch.Tensor:
     op = "masked_softmax_dropout_backward"
-    _checks.check_seed(op, p, seed, probabilities)
+    _checks.check_seed(op, p, seed, ("probabilities", probabilities))
     _check_backward(op, grad_output, probabilities, mask, scale, causal)
+    _checks.check_dtype(op, "input_dtype", input_dtype)
     return _contiguous_like(probabilities, input_dtype)
 
 
@@ -252,8 +248,9 @@ def _fake_dropout_backward_in_place(
     diagonal: int = 0,
 ) -> None:
     op = "masked_softmax_dropout_backward_"
-    _checks.check_seed(op, p, seed, probabilities)
+    _checks.check_seed(op, p, seed, ("probabilities", probabilities))
     _check_backward(op, grad_output, probabilities, mask, scale, causal)
+    _checks.check_distinct(op, "grad_output", grad_output)
 
 
 # --- derivatives --------------------------------------------------------------------------------
@@ -346,7 +343,9 @@ def _visible(mask: MaybeTensor, causal: bool, diagonal: int, scores: torch.Tenso
     """k of the formulas, as numbers."""
     visible = torch.ones_like(scores)
     if causal:
-        visible = visible.tril(diagonal)
+        rows, cols = scores.shape[-2:]
+        bounded = torch.sym_min(torch.sym_max(diagonal, -rows), cols)
+        visible = visible.tril(bounded)  # torch's own overflows beyond
     return visible if mask is None or not _is_bool(mask) else visible * mask
 
 
@@ -401,7 +400,6 @@ def _forward_vmap(info: Any, in_dims: _vmap.BatchDims, *args: Any) -> tuple[torc
         op, in_dims, args
     )
     batched = _vmap.in_front(input, dims[0], info.batch_size)
-    _check_rank("masked_softmax", list(batched.shape[1:]), causal)
     rank = batched.dim() - 1
     mask, bias = _vmap.aligned(mask, dims[1], rank), _vmap.aligned(bias, dims[5], rank)
     return op(batched, mask, scale, causal, mask_value, bias, *rest), 0

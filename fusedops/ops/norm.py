@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from fusedops.ops import _vmap
+from fusedops.ops import _checks, _vmap
 from fusedops.ops._autograd import gradient, register_autograd
-from fusedops.ops._norm_fakes import FAKES, MaybeTensor, statistics_dtype, wanted_of_inputs
+from fusedops.ops._norm_fakes import FAKES, MaybeTensor, wanted_of_inputs
 from fusedops.ops._norm_second_order import SecondDerivative, multiplier
 from fusedops.ops._registration import register_fake, register_float32_inputs, register_vmap
 
@@ -29,7 +29,7 @@ Grads = tuple[MaybeTensor, ...]
 def default_rms_eps(dtype: torch.dtype) -> float:
     """What :func:`torch.nn.functional.rms_norm` adds where no eps is given: the resolution at 1 of
     what it computes in."""
-    return torch.finfo(statistics_dtype(dtype)).eps
+    return torch.finfo(_checks.statistics_dtype(dtype)).eps
 
 
 # --- derivatives --------------------------------------------------------------------------------
@@ -103,10 +103,17 @@ def _gradients_of_added(grads: Sequence[torch.Tensor], wanted: Sequence[bool], p
     return _where_wanted([to_input, to_input if p == 0 else to_residual, *to_parameters], wanted)
 
 
+def _mark_non_differentiable(ctx: Any, sum: torch.Tensor, *statistics: torch.Tensor) -> None:
+    """The sum has a gradient where one of what is added does: that of the parameters is not its."""
+    of_input, of_residual, *_ = ctx.needs_input_grad
+    has_gradient = of_input or of_residual
+    ctx.mark_non_differentiable(*statistics, *(() if has_gradient else (sum,)))
+
+
 def _setup_add_layer_norm(ctx: Any, inputs: tuple, output: tuple) -> None:
     _, _, ctx.normalized_shape, weight, bias, _, ctx.p, seed = inputs
     _, sum, mean, rstd = output
-    ctx.mark_non_differentiable(mean, rstd)
+    _mark_non_differentiable(ctx, sum, mean, rstd)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(sum, mean, rstd, weight, bias, seed)
 
@@ -140,7 +147,7 @@ def _add_layer_norm_formula(
 def _setup_add_rms_norm(ctx: Any, inputs: tuple, output: tuple) -> None:
     _, _, ctx.normalized_shape, weight, _, ctx.weight_offset, _, ctx.p, seed = inputs
     _, sum, rstd = output
-    ctx.mark_non_differentiable(rstd)
+    _mark_non_differentiable(ctx, sum, rstd)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(sum, rstd, weight, seed)
 

@@ -23,11 +23,15 @@ def _contiguous_like(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty_like(tensor, dtype=dtype, memory_format=torch.contiguous_format)
 
 
+def _check_backward(op: str, grad_output: torch.Tensor, output: torch.Tensor, dim: int) -> None:
+    _checks.check_dtype_of(op, "output", output)
+    _checks.check_like(op, "grad_output", grad_output, ("output", output))
+    _checks.check_dim(op, output, dim)
+
+
 def _register_fakes(op: str) -> None:
     def forward(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        argument = "input" if dtype is None else "dtype"
-        result = input.dtype if dtype is None else dtype
-        _checks.check_dtype(op, argument, result, "convert it, or pass dtype=")
+        result = _checks.result_dtype(op, input, dtype)
         _checks.check_dim(op, input, dim)
         return _contiguous_like(input, result)
 
@@ -35,13 +39,12 @@ def _register_fakes(op: str) -> None:
         grad_output: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype
     ) -> torch.Tensor:
         name = f"{op}_backward"
-        _checks.check_dtype(name, "output", output.dtype)
-        _checks.check_like(name, "grad_output", grad_output, "output", output)
-        _checks.check_dim(name, output, dim)
+        _check_backward(name, grad_output, output, dim)
+        _checks.check_dtype(name, "input_dtype", input_dtype)
         return _contiguous_like(output, input_dtype)
 
     def forward_out(input: torch.Tensor, dim: int, out: torch.Tensor) -> None:
-        _checks.check_dtype(op, "out", out.dtype)
+        _checks.check_given(op, "input", input)
         _checks.check_out(op, out, input)
         _checks.check_dim(op, input, dim)
 
@@ -55,14 +58,14 @@ def _register_in_place(op: str) -> None:
     nothing else sees the gradient."""
 
     def forward(input: torch.Tensor, dim: int) -> None:
-        _checks.check_dtype(f"{op}_", "input", input.dtype)
+        _checks.check_dtype_of(f"{op}_", "input", input)
+        _checks.check_distinct(f"{op}_", "input", input)
         _checks.check_dim(f"{op}_", input, dim)
 
     def backward(grad_output: torch.Tensor, output: torch.Tensor, dim: int) -> None:
         name = f"{op}_backward_"
-        _checks.check_dtype(name, "output", output.dtype)
-        _checks.check_like(name, "grad_output", grad_output, "output", output)
-        _checks.check_dim(name, output, dim)
+        _check_backward(name, grad_output, output, dim)
+        _checks.check_distinct(name, "grad_output", grad_output)
 
     register_fake(f"{op}_", forward)
     register_fake(f"{op}_backward_", backward)

@@ -20,10 +20,6 @@ from fusedops.ops._registration import register_fake, register_vmap
 ops = torch.ops.fusedops
 
 
-def statistics_dtype(input: torch.dtype) -> torch.dtype:
-    return torch.float64 if input == torch.float64 else torch.float32
-
-
 def _statistics_shape(input: torch.Tensor, dim: int) -> list[int]:
     shape = list(input.shape)
     if shape:
@@ -36,14 +32,14 @@ def _statistics_shape(input: torch.Tensor, dim: int) -> list[int]:
 
 def _fake_stats(input: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
     op = "softmax_stats"
-    _checks.check_dtype(op, "input", input.dtype)
+    _checks.check_dtype_of(op, "input", input)
     _checks.check_dim(op, input, dim)
     _checks.check(
         input.dim() == 0 or input.shape[dim] > 0,
         f"{op}: dim {dim} of an input of shape {list(input.shape)} is empty, wanted at least one "
         "element to take the maximum of",
     )
-    shape, dtype = _statistics_shape(input, dim), statistics_dtype(input.dtype)
+    shape, dtype = _statistics_shape(input, dim), _checks.statistics_dtype(input.dtype)
     return input.new_empty(shape, dtype=dtype), input.new_empty(shape, dtype=dtype)
 
 
@@ -55,18 +51,12 @@ def _fake_apply(
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     op = "softmax_apply"
-    _checks.check_dtype(op, "input", input.dtype)
-    result = input.dtype if dtype is None else dtype
-    _checks.check_dtype(op, "input" if dtype is None else "dtype", result)
+    _checks.check_dtype_of(op, "input", input)
+    result = _checks.result_dtype(op, input, dtype)
     _checks.check_dim(op, input, dim)
-    shape, wanted = _statistics_shape(input, dim), statistics_dtype(input.dtype)
+    shape = _statistics_shape(input, dim)
     for name, given in (("max", max), ("sum", sum)):
-        _checks.check(
-            given.dtype == wanted and list(given.shape) == shape,
-            f"{op}: {name} is {given.dtype} of shape {list(given.shape)}, wanted {wanted} of shape "
-            f"{shape} as softmax_stats returns it",
-        )
-        _checks.check_device(op, name, given, input)
+        _checks.check_statistic(op, name, given, ("input", input), shape, "softmax_stats")
     return input.new_empty(input.shape, dtype=result)
 
 

@@ -14,7 +14,6 @@ import torch
 
 from fusedops.ops import _checks, _vmap
 from fusedops.ops._autograd import gradient, register_autograd_of_lists
-from fusedops.ops._norm_fakes import statistics_dtype
 from fusedops.ops._norm_second_order import SecondDerivative
 from fusedops.ops._registration import register_fake, register_float32_inputs, register_vmap
 
@@ -50,16 +49,18 @@ def _check_alike(op: str, name: str, tensors: Tensors) -> None:
         )
 
 
-def _check_inputs(op: str, inputs: Tensors, stack_dim: int) -> torch.Tensor:
+def _check_inputs(op: str, inputs: Tensors) -> _checks.Like:
     _check_alike(op, "inputs", inputs)
     _checks.check_dtype(op, "inputs", inputs[0].dtype)
-    rank = inputs[0].dim()
+    return "inputs", inputs[0]
+
+
+def _check_stack_dim(op: str, rank: int, stack_dim: int) -> None:
     _checks.check(
         -rank - 1 <= stack_dim <= rank,
         f"{op}: stack_dim is {stack_dim}, wanted a value in [{-rank - 1}, {rank}] for tensors of "
         f"{rank} dimensions",
     )
-    return inputs[0]
 
 
 def _check_parameters(
@@ -73,7 +74,7 @@ def _check_parameters(
         "none",
     )
     _check_alike(op, name, parameters)
-    _checks.check_norm_parameter(op, name, parameters[0], inputs[0], normalized_shape)
+    _checks.check_norm_parameter(op, name, parameters[0], ("inputs", inputs[0]), normalized_shape)
 
 
 def _check_norm(
@@ -82,13 +83,12 @@ def _check_norm(
     normalized_shape: Sequence[int],
     weights: Tensors,
     biases: Tensors,
-    stack_dim: int,
-) -> torch.Tensor:
-    input = _check_inputs(op, inputs, stack_dim)
+) -> _checks.Like:
+    like = _check_inputs(op, inputs)
     _check_parameters(op, "weights", weights, inputs, normalized_shape)
     _check_parameters(op, "biases", biases, inputs, normalized_shape)
-    _checks.check_normalized_shape(op, input, normalized_shape)
-    return input
+    _checks.check_norm_shape(op, like, normalized_shape)
+    return like
 
 
 # --- fake kernels -------------------------------------------------------------------------------
@@ -96,8 +96,9 @@ def _check_norm(
 
 def _register_softmax_fakes(op: str) -> None:
     def forward(inputs: Tensors, dim: int, stack_dim: int) -> torch.Tensor:
-        input = _check_inputs(op, inputs, stack_dim)
+        _, input = _check_inputs(op, inputs)
         _checks.check_dim(op, input, dim)
+        _check_stack_dim(op, input.dim(), stack_dim)
         return input.new_empty(_stacked(input.shape, stack_dim, len(inputs)))
 
     register_fake(op, forward)
@@ -112,14 +113,12 @@ def _fake_layer_norm(
     stack_dim: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     op = "stack_layer_norm"
-    input = _check_norm(op, inputs, normalized_shape, weights, biases, stack_dim)
-    _checks.check(
-        all(size > 0 for size in normalized_shape),
-        f"{op}: normalized_shape is {list(normalized_shape)}, wanted no dimension of size 0",
-    )
-    _checks.check(eps >= 0, f"{op}: eps is {eps:g}, wanted a value >= 0")
-    shape = [len(inputs), *input.shape[: -len(normalized_shape)], *[1] * len(normalized_shape)]
-    dtype = statistics_dtype(input.dtype)
+    _, input = _check_norm(op, inputs, normalized_shape, weights, biases)
+    _checks.check_norm_is_of_something(op, normalized_shape)
+    _checks.check_eps(op, eps)
+    _check_stack_dim(op, input.dim(), stack_dim)
+    shape = [len(inputs), *_checks.norm_statistics_shape(input, normalized_shape)]
+    dtype = _checks.statistics_dtype(input.dtype)
     output = input.new_empty(_stacked(input.shape, stack_dim, len(inputs)))
     return output, input.new_empty(shape, dtype=dtype), input.new_empty(shape, dtype=dtype)
 
@@ -136,13 +135,15 @@ def _fake_layer_norm_backward(
     output_mask: Sequence[bool],
 ) -> tuple[torch.Tensor, ...]:
     op = "stack_layer_norm_backward"
-    input = _check_norm(op, inputs, normalized_shape, weights, biases, stack_dim)
+    _checks.check_output_mask(op, output_mask, 3)
+    like = _check_norm(op, inputs, normalized_shape, weights, biases)
+    input = like[1]
+    _check_stack_dim(op, input.dim(), stack_dim)
     wanted = _stacked(input.shape, stack_dim, len(inputs))
-    _checks.check(
-        grad_output.dtype == input.dtype and list(grad_output.shape) == wanted,
-        f"{op}: grad_output is {grad_output.dtype} of shape {list(grad_output.shape)}, wanted "
-        f"{input.dtype} of shape {wanted} as the stack is",
-    )
+    _checks.check_tensor(op, "grad_output", grad_output, input.dtype, wanted, like, "the stack is")
+    statistics = [len(inputs), *_checks.norm_statistics_shape(input, normalized_shape)]
+    _checks.check_statistic(op, "mean", mean, like, statistics)
+    _checks.check_statistic(op, "rstd", rstd, like, statistics)
     count = len(inputs)
     shapes = ([count, *input.shape], *[[count, *normalized_shape]] * 2)
     dtypes = (

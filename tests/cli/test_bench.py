@@ -20,9 +20,10 @@ pytest.importorskip("pandas", reason="needs the extra fusedops[bench]")
 
 from rich.console import Console
 
-from fusedops.cli import bench, timing
-from fusedops.cli.bench import cases, measurement, report
+from fusedops.cli import bench, options, timing
+from fusedops.cli.bench import arguments, cases, measurement, report
 from fusedops.cli.bench.operators import OPERATORS
+from fusedops.cli.errors import UserError
 
 COLUMNS = (
     "op,direction,dtype,rows,cols,device,threads,provider,median_ms,spread,bytes,"
@@ -36,10 +37,14 @@ def case(op="softmax", direction="forward", dtype=torch.float32, shape=(8, 16)) 
     return cases.Case(op, operator, direction, dtype, shape, device="cpu")
 
 
-def chosen(command: str) -> list[cases.Case]:
+def parsed(command: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     bench.add_arguments(parser)
-    return list(bench.chosen_cases(parser.parse_args(command.split()), bench.QUICK.shapes, "cpu"))
+    return parser.parse_args(command.split())
+
+
+def chosen(command: str) -> list[cases.Case]:
+    return list(bench.chosen_cases(parsed(command), bench.QUICK.shapes, "cpu"))
 
 
 def test_csv_holds_one_row_a_measurement(tmp_path):
@@ -204,18 +209,92 @@ def test_providers_are_related_to_the_copy_to_eager_and_to_the_fastest_peer():
     assert replace(ours, spread=0.0) == ours
 
 
-def test_a_malformed_shape_is_refused_with_an_example():
-    assert bench.parse_shape("4096x1024") == (4096, 1024)
-    assert bench.parse_shape("8x12x128x128") == (8, 12, 128, 128)
-    for text in ("4096", "4096x", "axb", "0x5"):
-        with pytest.raises(argparse.ArgumentTypeError, match="4096x1024"):
-            bench.parse_shape(text)
+def test_a_shape_is_the_sizes_of_its_dimensions():
+    assert arguments.parse_shape("4096x1024") == (4096, 1024)
+    assert arguments.parse_shape("8x12x128x128") == (8, 12, 128, 128)
 
 
-def test_a_gpu_that_is_not_there_is_refused_before_anything_runs(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit, match="torch sees no GPU"):
-        bench.check_device("cuda:0")
+@pytest.mark.parametrize(("gpus", "device"), [(0, "cuda"), (0, "cuda:0"), (2, "cuda:2")])
+def test_a_gpu_that_is_not_there_is_refused_before_anything_runs(monkeypatch, gpus, device):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    with pytest.raises(argparse.ArgumentTypeError, match="but torch sees (no GPU|only 2)"):
+        options.device(device)
+
+
+def test_a_gpu_that_is_there_is_taken(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [options.device(name) for name in ("cpu", "cuda", "cuda:1")] == [
+        torch.device("cpu"),
+        torch.device("cuda"),
+        torch.device("cuda:1"),
+    ]
+
+
+def test_what_is_asked_for_twice_is_measured_once():
+    args = parsed("--op softmax softmax --dtype float32 float32 --pass forward forward --shape 2x3")
+    arguments.check_options(args)
+    assert len(list(bench.chosen_cases(args, bench.QUICK.shapes, "cpu"))) == 1
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (8, 1), (1, 8), (3, 2)], ids=str)
+@pytest.mark.parametrize("op", OPERATORS)
+def test_rows_of_one_or_two_numbers_are_no_disagreement(op, shape):
+    """Results that are zero but for rounding, or no number in eager PyTorch either."""
+    for direction in ("forward", "backward"):
+        this = case(op, direction, shape=shape)
+        inputs, providers = this.inputs(), this.operator.providers(direction)
+        measurement.check_all(
+            this, inputs, {name: provider.call(*inputs) for name, provider in providers.items()}
+        )
+
+
+def test_a_wrong_result_of_one_column_is_not_timed():
+    with pytest.raises(RuntimeError, match="differs from eager by 1.0e.00"):
+        measurement.check_agreement(case(shape=(8, 1)), "fast", torch.ones(8, 1), torch.zeros(8, 1))
+
+
+def test_a_case_that_fails_costs_none_of_the_others(capsys):
+    def measure(this, say):
+        if this == "bad":
+            raise RuntimeError("no\ncode")
+        return [this]
+
+    assert bench.measure_each(["one", "bad", "two"], measure) == (["one", "two"], 1)
+    assert "bad is left out: RuntimeError" in capsys.readouterr().err
+    with pytest.raises(UserError, match="nothing was measured"):
+        bench.measure_each(["bad"], measure)
+
+
+def test_results_are_written_before_they_are_shown_and_what_was_left_out_is_a_failure(
+    tmp_path, monkeypatch, command
+):
+    file, charts = tmp_path / "new" / "b.csv", tmp_path / "charts"
+    rows = [
+        measurement.Measurement(
+            op="softmax", direction="forward", dtype="float32", rows=2, cols=3, device="cpu",
+            threads=1, provider=provider, median_ms=1.0, spread=0.0, bytes=1, share_of_copy=1.0,
+            speedup_over_eager=2.0, speedup_over_best_peer=2.0,
+        )
+        for provider in ("copy", "eager", "fusedops")
+    ]  # fmt: skip
+    monkeypatch.setattr(bench, "keep_freed_memory", lambda: None)
+    monkeypatch.setattr(bench, "measure_each", lambda cases, measure: (rows, 1))
+    written = ["--csv", str(file), "--plot", str(charts)]
+    ended = command("bench", "--op", "softmax", "--shape", "2x3", *written)
+    assert ended.code == 1 and "softmax" in ended.out
+    with file.open() as lines:
+        assert len(list(csv.DictReader(lines))) == 3
+    assert [chart.name for chart in charts.iterdir()] == ["softmax_forward_float32.png"]
+
+    def broken(*args):
+        raise BrokenPipeError
+
+    file.unlink()
+    monkeypatch.setattr(bench, "print_tables", broken)
+    assert command("bench", "--op", "softmax", "--shape", "2x3", *written).code == 1
+    assert file.exists()
 
 
 def test_variants_get_means_of_their_own_for_each_row_length(capsys):

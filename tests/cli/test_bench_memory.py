@@ -188,13 +188,3 @@ def test_csv_holds_one_row_a_peak(tmp_path):
     assert list(rows) == list(memory.WAYS)
     assert rows["fusedops"]["peak_bytes"] == rows["fusedops"]["input_bytes"] == str(64 * 32 * 4)
     assert float(rows["fusedops in place"]["peak_over_input"]) == 0
-
-
-def test_there_are_no_charts_of_memory():
-    finished = subprocess.run(
-        [sys.executable, "-m", "fusedops", "bench", "--memory", "--plot", "charts"],
-        capture_output=True,
-        text=True,
-    )
-    assert finished.returncode != 0
-    assert "--plot" in finished.stderr

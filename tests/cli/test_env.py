@@ -82,6 +82,23 @@ def test_a_missing_library_stops_the_other_commands_with_a_pointer_to_env(packag
     assert "Traceback" not in finished.stderr
 
 
+def test_a_file_of_the_package_that_fails_is_reported_with_its_fix(tmp_path):
+    shutil.copytree(PACKAGE, tmp_path / "fusedops", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "fusedops" / "parallel.py").write_text("raise ImportError('half of a file')")
+    finished = run_fusedops("env", "--json", cwd=tmp_path)
+    assert finished.returncode == 1, finished.stderr
+    report = json.loads(finished.stdout)
+    assert "error" not in report["operators"]
+    (problem,) = (p for p in report["problems"] if "cannot be imported" in p["what"])
+    assert "pip install --no-build-isolation" in problem["fix"]
+
+
+def test_a_system_that_does_not_tell_its_processor_is_described(monkeypatch):
+    cpuinfo = "processor\t: 0\nFeatures\t: fp asimd\n"  # of ARM
+    monkeypatch.setattr(Path, "read_text", lambda path: cpuinfo)
+    assert env._processor_name() and env._vector_flags() == []
+
+
 def test_a_failing_probe_shows_its_error_in_place_of_its_facts(monkeypatch):
     def fail():
         raise OSError("no such device")
@@ -99,10 +116,12 @@ def test_missing_facts_do_not_stop_the_report():
 
 
 HEALTHY = {
+    "package": {"imports": True},
     "build": {"torch_target": "0x020a000000000000", "cuda": {"built": True}},
     "torch": {"version": "2.13.0"},
     "system": {"instructions used by fusedops": "avx2"},
     "settings": {"fuse": "always"},
+    "policy": {"cpu": True, "cuda:0": False},
     "devices": {"driver": None},
     "libraries": {"loaded": []},
     "operators": {"softmax": ["CPU", "CUDA", "Meta"]},
@@ -115,9 +134,11 @@ OLD_GPU = {"cuda:0": {"name": "V100", "capability": "7.0", "has code": False}}
     ("section", "facts", "fix"),
     [
         ("operators", {"error": "ImportError: no library"}, "pip install"),
+        ("package", {"imports": {"error": "SyntaxError: nn.py"}}, "pip install"),
         ("operators", {"softmax": ["Meta"]}, "pip install"),
         ("system", {"instructions used by fusedops": {"error": "bad"}}, "unset FUSEDOPS_CPU_ISA"),
         ("settings", {"error": "ValueError: fuse is 'maybe'"}, "unset"),
+        ("policy", {"cpu": {"error": "ValueError: cpu.csv"}}, "pip install"),
         ("torch", {"version": "2.9.1+cu128"}, "pip install 'torch>=2.10'"),
         ("devices", OLD_GPU, "TORCH_CUDA_ARCH_LIST=7.0"),
         ("devices", {"driver": "580.1"}, "CUDA build of torch"),

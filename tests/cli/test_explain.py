@@ -53,14 +53,3 @@ def test_a_single_tensor_is_one_input():
     tensor = torch.ones(2)
     _, inputs, _ = explain.split_example((torch.nn.Identity(), tensor))
     assert inputs == (tensor,)
-
-
-@pytest.mark.parametrize("target", ["model.py", "missing.py:build", ":build", "{file}:other"])
-def test_a_wrong_target_says_what_is_wanted(target, model_file):
-    with pytest.raises(SystemExit, match="target: "):
-        main(["explain", target.format(file=model_file)])
-
-
-def test_a_function_that_returns_no_model_says_what_is_wanted():
-    with pytest.raises(SystemExit, match="wanted a tuple: model, then its inputs"):
-        explain.split_example("model")

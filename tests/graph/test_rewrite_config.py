@@ -2,6 +2,9 @@
 
 import dataclasses
 import os
+import re
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -87,8 +90,76 @@ def test_patch_does_not_reach_other_threads():
     assert seen == [Config.from_environment(os.environ).fuse]
 
 
+@pytest.mark.parametrize("fuse", [3, None, True, b"never", ["never"]])
+def test_a_value_that_is_no_string_is_named_with_what_was_wanted(fuse):
+    message = f"fuse is {fuse!r}, of type {type(fuse).__name__}; set it with .* to a string"
+    with pytest.raises(TypeError, match=re.escape(message).replace(r"\.\*", ".*")):
+        with fusedops.config.patch(fuse=fuse):
+            pass
+
+
+def test_a_refused_setting_changes_nothing():
+    before = fusedops.config.fuse
+    for changes in ({"fuse": 3}, {"fuse": "nonsense"}, {"fuze": "never"}):
+        with pytest.raises((TypeError, ValueError)), fusedops.config.patch(**changes):
+            pass
+    assert fusedops.config.fuse == before
+
+
+IMPORTED_TWICE = """
+for _ in range(2):
+    try:
+        import fusedops
+    except ValueError as error:
+        print(error)
+import sys
+print([name for name in sys.modules if name.startswith("fusedops")])
+"""
+
+
+def _run(*argv, cwd=None):
+    return subprocess.run(
+        [sys.executable, *argv],
+        cwd=cwd,
+        env=os.environ | {"FUSEDOPS_FUSE": "nonsense"},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_a_wrong_variable_is_one_error_at_import_and_at_every_other():
+    first, second, modules = _run("-c", IMPORTED_TWICE).stdout.splitlines()
+    assert first == second
+    assert "fuse is 'nonsense'" in first and "FUSEDOPS_FUSE" in first and modules == "[]"
+
+
+def test_a_program_that_is_run_as_a_module_gets_the_same_error(tmp_path):
+    (tmp_path / "program").mkdir()
+    (tmp_path / "program" / "__init__.py").write_text("import fusedops\n")
+    (tmp_path / "program" / "__main__.py").write_text("print('ran')\n")
+    finished = _run("-m", "program", cwd=tmp_path)
+    assert finished.returncode == 1 and "ran" not in finished.stdout
+    assert "ValueError: fusedops.config: fuse is 'nonsense'" in finished.stderr
+
+
+@pytest.mark.parametrize("argv", [("-m", "fusedops"), ("-mfusedops",), ("-Wm", "-m", "fusedops")])
+def test_env_still_runs_and_says_what_is_wrong(argv):
+    finished = _run(*argv, "env")
+    assert finished.returncode == 0 and "fix: unset the variable" in finished.stdout
+
+
+def test_what_a_failed_import_left_out_says_why(monkeypatch):
+    monkeypatch.setattr(fusedops, "_failure", ValueError("fuse is 'nonsense'"))
+    monkeypatch.delattr(fusedops, "softmax")
+    with pytest.raises(ImportError, match="could not be imported: fuse is 'nonsense'"):
+        _ = fusedops.softmax
+
+
 def test_an_unknown_setting_is_refused():
-    with pytest.raises(TypeError, match="fuze"), fusedops.config.patch(fuze="never"):
+    with (
+        pytest.raises(TypeError, match="no setting 'fuze'; known: fuse"),
+        fusedops.config.patch(fuze="never"),
+    ):
         pass
     with pytest.raises(AttributeError, match="no setting 'fuze'; known: fuse"):
         _ = fusedops.config.fuze

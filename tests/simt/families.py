@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import ModuleType
+from typing import Any
 
 from . import cases, masked_cases, norm_cases, planes_cases, stack_cases, statistics_cases
 from .cases import Arrays, Case
@@ -35,16 +36,20 @@ def output_dtypes(case: AnyCase) -> dict[str, str]:
     return _MODULES[type(case)].output_dtypes(case)
 
 
+def prepare(emulator: Emulator, case: AnyCase, given: Arrays) -> Any:
+    """In device memory: launch its ``args``, then read its ``outputs()``."""
+    return _MODULES[type(case)].Prepared(emulator, case, given)
+
+
 def run(emulator: Emulator, case: AnyCase, given: Arrays | None = None) -> Arrays:
     """The outputs of a case, on its own inputs or on given ones."""
-    given = inputs(case) if given is None else given
-    prepared = _MODULES[type(case)].Prepared(emulator, case, given)
+    prepared = prepare(emulator, case, inputs(case) if given is None else given)
     emulator.launch(prepared.args)
     return prepared.outputs()
 
 
 def prepared_args(emulator: Emulator, case: AnyCase) -> Args:
-    return _MODULES[type(case)].Prepared(emulator, case, inputs(case)).args
+    return prepare(emulator, case, inputs(case)).args
 
 
 def bases() -> list[tuple[AnyCase, int]]:

@@ -214,6 +214,17 @@ def test_one_row_of_gradients_may_stand_for_all(emulator, adds, cols):
     assert same_bits(prepared.outputs(), expected)
 
 
+@pytest.mark.parametrize("cols, width", [(96, 4), (97, 1), (9001, 1), (20_000, 4)])
+@pytest.mark.parametrize("kind, adds", list(product(KINDS, (False, True))))
+def test_any_of_the_gradients_may_be_left_out(emulator, kind, adds, cols, width):
+    case = NormCase(BACKWARD, "float32", 3, cols, width, adds, kind=kind, weight=not adds)
+    whole = run(emulator, case)
+    for wanted in product((False, True), repeat=3):
+        part = run(emulator, replace(case, wanted=wanted))
+        assert same_bits(part, {name: whole[name] for name in part})
+        assert len(part) == sum(wanted)
+
+
 def test_no_rows_launch_nothing_and_parameters_of_a_third_dtype_are_refused(emulator):
     case = NormCase(FORWARD, "float32", rows=1, cols=96, width=4)
     prepared = Prepared(emulator, case, inputs(case))

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +20,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from fusedops.cli import options
 from fusedops.cli.bench import keep_freed_memory
+from fusedops.cli.errors import Parser, end_in_one_line
 from fusedops.cli.timing import Call, clock_for, interleave, median_ratio
 
 SEED, CASES = 42, 5
@@ -130,18 +131,23 @@ def _named(test: KernelTest, provider: str, message: str) -> str:
     return f"{test.name}: {provider} differs from the primitives\n{message}"
 
 
-def main(test: KernelTest) -> None:
+def main(test: KernelTest, argv: Sequence[str] | None = None) -> int:
+    """The exit code; what goes wrong is one line on standard error."""
+    return end_in_one_line(test.name, lambda: run(test, _parse(test, argv)))
+
+
+def run(test: KernelTest, args: argparse.Namespace) -> int:
     """Compare, time and print, case by case; then the average speed-ups."""
-    args = _parse(test)
-    if args.device == "cpu":
+    device = str(args.device)
+    if device == "cpu":
         keep_freed_memory()
     torch.set_num_threads(args.threads)
-    clock = clock_for(args.device)
+    clock = clock_for(device)
     rounds, slot_ms = (8, 5) if args.quick else (24, 20)
-    print(f"{test.name}: float32 on {args.device}, threads: {args.threads}; speed-up over")
+    print(f"{test.name}: float32 on {device}, threads: {args.threads}; speed-up over")
     print(f"{'shape':24}{'largest difference':>20}", *(f"{name:>11}" for name in BASELINES))
     speedups: dict[str, list[float]] = {name: [] for name in BASELINES}
-    for inputs in cases(test, args.device):
+    for inputs in cases(test, device):
         calls = test.calls(inputs)
         difference = check(test, calls)
         times = interleave(calls, clock, rounds, slot_ms)
@@ -152,17 +158,15 @@ def main(test: KernelTest) -> None:
     averages = (f"{statistics.mean(of):10.1f}x" for of in speedups.values())
     print(f"{'average':44}", *averages)
     print(f"{'the assignment asks for, on a GPU':44} {test.asked_for:10.1f}x")
+    return 0
 
 
-def _parse(test: KernelTest) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+def _parse(test: KernelTest, argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser(
         description=f"{test.name}: agreement and speed-up, by case and on average",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
+    parser.add_argument("--device", type=options.device, default="cpu", help="cpu, cuda or cuda:N")
+    parser.add_argument("--threads", type=options.threads, default=1, help="CPU threads")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds")
-    args = parser.parse_args()
-    if args.device.startswith("cuda") and not torch.cuda.is_available():
-        sys.exit(f"--device: got {args.device!r}, but torch sees no GPU")
-    return args
+    return parser.parse_args(argv)

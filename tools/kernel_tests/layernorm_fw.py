@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import torch.nn.functional as F
 from comparison import EPS, KernelTest, Shapes, main
 from torch import Tensor
@@ -34,4 +36,4 @@ TEST = KernelTest(
 )
 
 if __name__ == "__main__":
-    main(TEST)
+    sys.exit(main(TEST))

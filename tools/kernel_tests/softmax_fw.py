@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import torch
 from comparison import KernelTest, Shapes, main
 from torch import Tensor
@@ -31,4 +33,4 @@ TEST = KernelTest(
 )  # fmt: skip
 
 if __name__ == "__main__":
-    main(TEST)
+    sys.exit(main(TEST))

@@ -3,7 +3,7 @@
 import importlib.util
 import sys
 
-for _package in ("matplotlib", "rich", "sacrebleu", "sentencepiece"):
+for _package in ("torch", "fusedops", "matplotlib", "rich", "sacrebleu", "sentencepiece"):
     if importlib.util.find_spec(_package) is None:
         sys.exit(
             f"the translation tools need the package {_package!r}, which is not installed; "
@@ -11,7 +11,3 @@ for _package in ("matplotlib", "rich", "sacrebleu", "sentencepiece"):
         )
 
 Pair = tuple[str, str]  # a source sentence and its target
-
-
-class UserError(Exception):
-    """Something that the user can mend; its text is the whole message."""

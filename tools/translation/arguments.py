@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import torch
-
+from fusedops.cli import options
+from fusedops.cli.options import positive, probability, rate
 from translation.model import ModelConfig
 from translation.training import TrainingConfig
+
+SPECIAL = 4  # padding, unknown, separator and end
 
 Config = TypeVar("Config", ModelConfig, TrainingConfig)
 
@@ -20,16 +22,30 @@ Config = TypeVar("Config", ModelConfig, TrainingConfig)
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
     """A tool's own arguments, which its parser has, and those that all share.
 
-    Ends the program where they do not go together, or not with this machine.
+    Raises UsageError where they do not go together, or not with this machine.
     """
     _add_data_arguments(parser)
     _add_config_arguments(parser)
     args = parser.parse_args(argv)
     if args.embedding % args.heads:
         parser.error(f"--embedding {args.embedding} is no multiple of --heads {args.heads}")
-    if args.device.type == "cuda" and not torch.cuda.is_available():
-        parser.error(f"--device {args.device}: this torch sees no GPU; python -m fusedops env")
+    source, target = args.languages
+    if source == target:
+        parser.error(f"--languages: got {source} twice, wanted two languages")
+    if args.device.type == "cpu":
+        options.require_memory(
+            "--vocabulary, --embedding and the other sizes: a step", _bytes(args)
+        )
     return args
+
+
+def _bytes(args: argparse.Namespace) -> int:
+    """What a step takes at least: weights with gradients and Adam's moments, and activations."""
+    layer = args.embedding * (4 * args.embedding + 2 * args.feed_forward)
+    weights = args.embedding * (2 * args.vocabulary + args.positions) + args.layers * layer
+    tokens = args.batch_size * args.positions
+    activations = tokens * (args.vocabulary + args.layers * args.heads * args.positions)
+    return 4 * (4 * weights + 2 * activations)
 
 
 def _add_data_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,14 +57,14 @@ def _add_data_arguments(parser: argparse.ArgumentParser) -> None:
         "source<TAB>target; hf:NAME: a data set of the Hugging Face hub",
     )  # fmt: skip
     add(
-        "--languages", nargs=2, default=["de", "en"], metavar=("SOURCE", "TARGET"),
+        "--languages", nargs=2, type=language, default=["de", "en"], metavar=("SOURCE", "TARGET"),
         help="of auto and hf:NAME",
     )  # fmt: skip
     add(
-        "--cache", type=Path, default=Path.home() / ".cache" / "fusedops",
+        "--cache", type=options.output_folder, default=str(Path.home() / ".cache" / "fusedops"),
         help="folder of what is fetched and of subwords",
     )  # fmt: skip
-    add("--device", type=device, default="cpu", help="cpu, cuda or cuda:N")
+    add("--device", type=options.device, default="cpu", help="cpu, cuda or cuda:N")
 
 
 def _add_config_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,30 +76,17 @@ def _add_config_arguments(parser: argparse.ArgumentParser) -> None:
             group.add_argument(f"--{name}", default=field.default, **CONFIG_OPTIONS[field.name])
 
 
-def _checked(
-    convert: Callable[[str], Any], accepts: Callable[[Any], bool], wanted: str
-) -> Callable[[str], Any]:
-    """A type for argparse whose errors say what is wanted."""
+#: A name of Debian's packages or a key of a data set's rows: no path, and no option of apt-get.
+language = options.checked(
+    str, re.compile(r"[A-Za-z][A-Za-z0-9_-]*").fullmatch, "a language such as de or pt-BR"
+)
 
-    def parse(text: str) -> Any:
-        try:
-            value = convert(text)
-        except (ValueError, RuntimeError):
-            value = None
-        if value is None or not accepts(value):
-            raise argparse.ArgumentTypeError(f"{text!r}, wanted {wanted}")
-        return value
-
-    return parse
-
-
-positive = _checked(int, lambda value: value > 0, "an integer above 0")
-probability = _checked(float, lambda value: 0 <= value < 1, "a number from 0 to below 1")
-rate = _checked(float, lambda value: 0 < value < math.inf, "a number above 0")
-device = _checked(torch.device, lambda value: value.type in ("cpu", "cuda"), "cpu, cuda or cuda:N")
+vocabulary = options.checked(
+    int, lambda value: SPECIAL < value < 2**31, f"an integer above {SPECIAL}, the special subwords"
+)
 
 CONFIG_OPTIONS = {
-    "vocabulary": {"type": positive, "help": "subwords"},
+    "vocabulary": {"type": vocabulary, "help": "subwords"},
     "embedding": {"type": positive, "help": "features of a token"},
     "heads": {"type": positive, "help": "of attention"},
     "layers": {"type": positive, "help": "each of attention and feed-forward network"},
@@ -94,7 +97,7 @@ CONFIG_OPTIONS = {
     "samples_per_epoch": {"type": positive, "help": "pairs, at most"},
     "learning_rate": {"type": rate, "help": "the highest, after warm-up"},
     "warm_up_steps": {"type": positive, "help": "until then it rises, then falls with the root"},
-    "seed": {"type": int, "help": "of initial values, order and dropout"},
+    "seed": {"type": options.seed, "help": "of initial values, order and dropout"},
     "dtype": {"choices": ["float32", "bfloat16"], "help": "bfloat16: autocast"},
 }
 

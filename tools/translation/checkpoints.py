@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from translation import UserError
-from translation.files import write_atomically
+from fusedops.cli.errors import UserError
+from fusedops.cli.files import write_atomically
 
 State = dict[str, Any]
 

@@ -13,6 +13,7 @@ from rich.table import Table
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from fusedops.cli.errors import UserError
 from translation.reporting import SIZE, write_csv, write_figure
 from translation.training import StepRecord, Trainer
 
@@ -38,8 +39,13 @@ REPLACED = tuple(name for name in PARTS if name != "matrix products")
 
 
 def train_in_turn(trainers: Mapping[str, Trainer], console: Console) -> None:
-    """An epoch of each trainer, step by step."""
+    """An epoch of each trainer, step by step. Raises UserError where no step could be timed."""
     (steps,) = {trainer.steps_per_epoch for trainer in trainers.values()}
+    if steps <= COMPILATION:
+        raise UserError(
+            f"--batch-size and --samples-per-epoch make {steps} step an epoch, which is the one "
+            f"that compiles; wanted at least {COMPILATION + 1}"
+        )
     for _ in track(range(steps), "training", console=console):
         for trainer in trainers.values():
             trainer.records.append(trainer.train_step())

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from translation import Pair, UserError, libreoffice
+from fusedops.cli.errors import UserError
+from translation import Pair, libreoffice
 
 HUB = "hf:"
 SHOWN = 3  # malformed lines that are quoted
@@ -76,10 +77,10 @@ def read_tsv(path: Path) -> Iterator[Pair | Malformed]:
     """A pair a line, source<TAB>target, in UTF-8."""
     try:
         content = path.read_bytes()
-    except OSError as error:
+    except (OSError, ValueError) as error:  # the latter of a name that no file can have
         raise UserError(
-            f"--data {path}: {error.strerror}; wanted a file of lines source<TAB>target, "
-            f"hf:NAME, or auto"
+            f"--data {path}: {getattr(error, 'strerror', None) or error}; wanted a file of lines "
+            "source<TAB>target, hf:NAME, or auto"
         ) from error
     for number, line in enumerate(content.splitlines(), 1):
         yield _parse(number, line)

@@ -12,8 +12,9 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from translation import Pair, UserError
-from translation.files import write_atomically
+from fusedops.cli.errors import UserError
+from fusedops.cli.files import write_atomically
+from translation import Pair
 
 PARAGRAPH = re.compile(r'<(p|h[1-6])\b[^>]*\bid="((?:par|hd)_[^"]*)"[^>]*>(.*?)</\1>', re.S)
 SENTENCE_END = re.compile(r'(?<=[a-zß-ÿ\d)"”“»][.!?]) +(?=[A-ZÀ-Ý"„“«])')

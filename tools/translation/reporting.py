@@ -20,7 +20,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from translation.files import write_atomically
+from fusedops.cli.files import write_atomically
 from translation.training import EpochRecord, StepRecord, Trainer, tokens_per_second
 
 SIZE = 7, 4  # of a picture, in inches

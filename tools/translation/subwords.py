@@ -11,9 +11,10 @@ import torch
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from torch import Tensor
 
-from translation import Pair, UserError
+from fusedops.cli.errors import UserError
+from fusedops.cli.files import write_atomically
+from translation import Pair
 from translation.corpus import fingerprint
-from translation.files import write_atomically
 from translation.model import IGNORED, PAD
 
 UNKNOWN, SEPARATOR, END = 1, 2, 3  # beside PAD
@@ -25,15 +26,30 @@ def load_subwords(
     """Byte-pair encoding of both languages together, trained on `pairs` or taken from `cache`.
 
     Returns it with the hash of pairs and vocabulary. Raises UserError where `pairs` have too few
-    distinct pieces for `vocabulary`.
+    distinct pieces for `vocabulary`, or what lies in `cache` is damaged.
 
     Source: Sennrich et al., "Neural Machine Translation of Rare Words with Subword Units" (2016).
     """
+    if not pairs:
+        raise UserError("--data: no pair is left to train with, wanted hundreds at least")
     key = fingerprint(pairs, "bpe", vocabulary)
     path = cache / f"subwords-{key}.model"
     if not path.exists():
         write_atomically(path, _train(pairs, vocabulary))
-    return SentencePieceProcessor(model_file=str(path)), key
+    return _load(path, vocabulary), key
+
+
+def _load(path: Path, vocabulary: int) -> SentencePieceProcessor:
+    problem = None
+    try:
+        pieces = SentencePieceProcessor(model_proto=path.read_bytes())
+        if len(pieces) != vocabulary:
+            problem = f"it has {len(pieces)} subwords, wanted {vocabulary}"
+    except RuntimeError as error:
+        problem = error
+    if problem:
+        raise UserError(f"--cache: {path} is damaged: {problem}; remove it to have it made anew")
+    return pieces
 
 
 def _train(pairs: Sequence[Pair], vocabulary: int) -> bytes:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from translation import UserError
+from fusedops.cli.errors import UserError
 from translation.checkpoints import Checkpoints, State
 from translation.model import IGNORED, PAD, DecoderLM
 
@@ -74,11 +74,13 @@ class Trainer:
         self.valid = valid
         self.device = model.head.weight.device
         self.settings = asdict(model.config) | asdict(config) | {"data": data_hash}
-        self.steps_per_epoch = min(config.samples_per_epoch, len(self.inputs)) // config.batch_size
+        pairs = min(config.samples_per_epoch, len(self.inputs))
+        self.steps_per_epoch = pairs // config.batch_size
         if self.steps_per_epoch == 0:
             raise UserError(
-                f"--batch-size is {config.batch_size}, but an epoch has "
-                f"{min(config.samples_per_epoch, len(self.inputs))} pairs; pass a smaller one"
+                f"--batch-size is {config.batch_size}, but an epoch has {pairs} pairs: "
+                f"{len(self.inputs)} fit --positions, --samples-per-epoch takes "
+                f"{config.samples_per_epoch}; pass a smaller batch, or more pairs"
             )
         self.optimizer = torch.optim.Adam(model.parameters(), betas=(0.9, 0.98))
         self.records: list[StepRecord] = []
@@ -153,7 +155,16 @@ class Trainer:
         return [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
 
     def load(self, state: State) -> None:
-        """Go on where `state` was taken. Raises UserError where it is of another run."""
+        """Go on where `state` was taken. Raises UserError where it is of another run or program."""
+        try:
+            self._load(state)
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            raise UserError(
+                f"--resume: the checkpoint is none of this tool ({type(error).__name__}: {error}); "
+                "start without --resume in another --output"
+            ) from error
+
+    def _load(self, state: State) -> None:
         saved = state["settings"]
         if differing := [name for name in saved if saved[name] != self.settings.get(name)]:
             raise UserError(

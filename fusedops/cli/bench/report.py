@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import matplotlib
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from rich.console import Console
@@ -17,6 +19,7 @@ from fusedops.cli.bench.measurement import COPY, OURS, REFERENCE, Measurement
 from fusedops.cli.bench.memory import Peak
 from fusedops.cli.bench.models import StepTime
 from fusedops.cli.bench.operators import family
+from fusedops.cli.files import write_atomically
 
 GROUP = ["op", "direction", "dtype"]
 CASE = [*GROUP, "rows", "cols"]
@@ -31,8 +34,7 @@ def to_frame(measurements: Iterable[Measurement | Peak | StepTime]) -> pd.DataFr
 
 def write_csv(frame: pd.DataFrame, path: Path) -> None:
     """Four significant digits are more than any timing holds."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    frame.to_csv(path, index=False, float_format="%.4g")
+    write_atomically(path, frame.to_csv(index=False, float_format="%.4g").encode())
 
 
 def print_tables(frame: pd.DataFrame, console: Console) -> None:
@@ -134,7 +136,6 @@ def _add_columns(table: Table, names: Sequence[str]) -> None:
 def write_plots(frame: pd.DataFrame, directory: Path) -> list[Path]:
     """A bar chart of the share of the copy's speed for every op, direction and dtype."""
     matplotlib.use("Agg")
-    directory.mkdir(parents=True, exist_ok=True)
     return [
         _write_plot(key, group, directory)
         for key, group in frame[frame.provider != COPY].groupby(GROUP, sort=False)
@@ -149,6 +150,8 @@ def _write_plot(key: Sequence[str], group: pd.DataFrame, directory: Path) -> Pat
     axes = shares.loc[shapes.unique()].plot.bar(
         title=" ".join(key), ylabel="share of the speed of a copy", xlabel="", rot=0, figsize=(8, 4)
     )
-    path = directory / f"{'_'.join(key)}.png"
-    axes.figure.savefig(path, dpi=120, bbox_inches="tight")
+    path, content = directory / f"{'_'.join(key)}.png", io.BytesIO()
+    axes.figure.savefig(content, dpi=120, bbox_inches="tight")
+    plt.close(axes.figure)
+    write_atomically(path, content.getbuffer())
     return path

@@ -98,8 +98,13 @@ constexpr PlaneStrips plane_strips(const SoftmaxPlanesBackward& args) {
   return {args.rows, args.lanes, 2 * size_of(args.output.dtype) + size_of(args.grad_input.dtype)};
 }
 
-// A maximum, a sum in double and two factors for each lane of a strip.
-constexpr int64_t kPlanesScratchBytes = 4 * PlaneStrips::kMaxLanes * int64_t(sizeof(double));
+// Sums of a group of lanes, in the L1 cache, and, of each chunk of rows and lane of a strip, a
+// maximum and a sum or three factors.
+constexpr int64_t kPlacesBytes = 32768, kLaneNoteBytes = 3 * int64_t(sizeof(double));
+constexpr int64_t planes_scratch_bytes(int64_t rows, const PlaneStrips& strips) {
+  const int64_t chunks = rows / kShortestSoftmaxChunk + 1;
+  return kPlacesBytes + chunks * strips.lanes_each * kLaneNoteBytes;
+}
 
 // Rows of a norm are taken side by side, but sums that would not stay in the L2 cache until they
 // are read fewer at a time.
@@ -160,7 +165,7 @@ struct CpuKernels {
   void (*softmax_backward)(const SoftmaxBackward&, RowRange, bool streaming);
 
   // Of the strips of every plane, numbered one plane after the other. `scratch` holds
-  // kPlanesScratchBytes, aligned to 64 bytes.
+  // planes_scratch_bytes(), aligned to 64 bytes.
   void (*softmax_planes)(
       const SoftmaxPlanesForward&, RowRange strips, void* scratch, bool streaming);
   void (*softmax_planes_backward)(

@@ -68,15 +68,16 @@ template <bool kCenters, class T>
 FUSEDOPS_INLINE void long_norm_segments(
     const NormForward& args, int64_t row, RowRange cols, NormNotes<T> notes, void* scratch) {
   const T* input = notes.input(args, row);
+  const SquaresRange<Wider<T>> range = squares_range<T>(args);
   for_segments(cols, [&](RowRange segment) {
     if (args.residual.data != nullptr) make_sum(args, row, segment, notes.sum, scratch);
     const T* from = input + segment.begin;
     const int64_t count = segment.end - segment.begin;
     Moments<Wider<T>>& note = notes.moments[segment.begin / kRowSegment];
     if constexpr (kCenters) {
-      note = moments_of_one(from, count);
+      note = moments_of_one(from, count, range);
     } else {
-      note = {0, sum_of_squares_of_one(from, count)};
+      note = {0, sum_of_squares_of_one(from, count, range)};
     }
   });
 }
@@ -199,6 +200,7 @@ struct LongNormBackward {
   }
 
   static void put_sums(Columns result, const C* sums, RowRange segment) {
+    if (result.data == nullptr) return;
     with_result<T>(result, [&](auto* to) {
       sum_partitions<T>(sums, to + segment.begin, 1, 0, 0, segment.end - segment.begin);
     });

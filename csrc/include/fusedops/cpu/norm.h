@@ -45,13 +45,12 @@ struct Constant {
 
 // --- parameters ---------------------------------------------------------------------------------
 
-// `given`, which holds Given, as columns of the kernel for T: converted, in T's order, with the
-// NaNs that store() can round, and `offset` added.
+// `given`, which holds Given, as columns of the kernel for T: converted, in T's order, and `offset`
+// added.
 template <class T, class Given, class C = Compute<T>>
 void copy_columns(const Given* given, C offset, C* copy, int64_t cols) {
   for_columns<T>(cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
-    Tile<C> tile = in_order<Given, T>(load(given + col, part));
-    for (auto& vec : tile.v) vec = vec != vec ? broadcast(C(__builtin_nan(""))) : vec;
+    const Tile<C> tile = in_order<Given, T>(load(given + col, part));
     store(copy + col, tile - (C(0) - offset));  // x - 0 is x, where x + 0 is not: -0
   });
 }

@@ -134,25 +134,53 @@ struct OneRow {
 
 // --- sums ---------------------------------------------------------------------------------------
 
-// How a pass reads row r: as it is, or scaled down so that no square of a finite value overflows.
+// How a pass reads row r: as it is, or by a power of two smaller or larger, so that the square of
+// no finite value overflows, or none that counts underflows.
 template <class T>
 struct AsItIs {
   template <class Rows, class Part>
-  static FUSEDOPS_INLINE Tile<Compute<T>> at(const Rows& rows, int r, int64_t col, Part part) {
+  FUSEDOPS_INLINE Tile<Compute<T>> at(const Rows& rows, int r, int64_t col, Part part) const {
     return load(rows.row[r] + col, part);
+  }
+};
+template <class T>
+struct Scaled {
+  Compute<T> factor;
+  template <class Rows, class Part>
+  FUSEDOPS_INLINE Tile<Compute<T>> at(const Rows& rows, int r, int64_t col, Part part) const {
+    return load(rows.row[r] + col, part) * factor;
   }
 };
 
 template <class C>
 constexpr C kDown = sizeof(C) == sizeof(double) ? C(0x1p-520) : C(0x1p-80);
+template <class C>
+constexpr C kUp = sizeof(C) == sizeof(double) ? C(0x1p600) : C(0x1p100);
 
-template <class T>
-struct ScaledDown {
-  template <class Rows, class Part>
-  static FUSEDOPS_INLINE Tile<Compute<T>> at(const Rows& rows, int r, int64_t col, Part part) {
-    return load(rows.row[r] + col, part) * kDown<Compute<T>>;
+// Sums of squares below `lowest` have lost digits to underflow, and those that are not finite have
+// overflowed, or are of a row with a NaN or an infinity.
+template <class Wide>
+struct SquaresRange {
+  Wide lowest;
+
+  FUSEDOPS_INLINE bool holds(Wide squares) const {
+    return squares >= lowest && squares < kInfinity<Wide>;
+  }
+  // The factor for a row whose sum of squares lies outside.
+  template <class C>
+  FUSEDOPS_INLINE C factor(Wide squares) const {
+    return squares < lowest ? kUp<C> : kDown<C>;
   }
 };
+
+// Underflow counts only where eps does not cover it, so rows of zeros cost no second pass.
+template <class T>
+FUSEDOPS_INLINE SquaresRange<Wider<T>> squares_range(const NormForward& args) {
+  constexpr bool kIsDouble = sizeof(T) == sizeof(double);
+  constexpr double kCovers = kIsDouble ? 0x1p-840 : 0x1p-70;
+  const double eps = args.kind == NormKind::kStd ? args.eps * args.eps : args.eps;
+  return {eps >= kCovers ? 0 : kIsDouble ? Wider<T>(0x1p-900) : Wider<T>(0x1p-100)};
+}
 
 // The sum of a row: each chunk's in Compute<T>, the chunks' in Wider<T>.
 template <class C>
@@ -190,7 +218,7 @@ struct Moments {
 // The moments of every row, from its deviations from a shift. The first chunk is made already.
 template <class T, class At, int kCount, class Rows, class C = Compute<T>>
 FUSEDOPS_INLINE void moments_around(
-    const C (&shift)[kCount], const Rows& rows, int64_t cols,
+    const C (&shift)[kCount], At source, const Rows& rows, int64_t cols,
     Moments<Wider<T>> (&moments)[kCount]) {
   LongSum<C> sums[2 * kCount];
   for_chunks<T>(cols, [&](int64_t begin, int64_t count) FUSEDOPS_LAMBDA {
@@ -199,7 +227,7 @@ FUSEDOPS_INLINE void moments_around(
     for (int r = 0; r < kCount; ++r) deviations[r] = squares[r] = both(C(0));
     for_columns<T>(count, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
       for (int r = 0; r < kCount; ++r) {
-        const Tile<C> x = At::at(rows, r, begin + col, part);
+        const Tile<C> x = source.at(rows, r, begin + col, part);
         const Tile<C> deviation = filled<T>(x - shift[r], part, C(0));
         deviations[r] = deviations[r] + deviation;
         squares[r] = squares[r] + deviation * deviation;
@@ -220,55 +248,58 @@ FUSEDOPS_INLINE void moments_around(
 
 // A value near the mean: that of the first tile, which does not overflow where floats do.
 template <class T, class At, class Rows, class C = Compute<T>>
-FUSEDOPS_INLINE C shift_near_mean(const Rows& rows, int r, int64_t cols) {
+FUSEDOPS_INLINE C shift_near_mean(At source, const Rows& rows, int r, int64_t cols) {
   const bool whole = cols >= kTile<T>;
   const Tile<C> tile =
-      whole ? At::at(rows, r, 0, Whole{}) : At::at(rows, r, 0, First{static_cast<int>(cols)});
+      whole ? source.at(rows, r, 0, Whole{}) : source.at(rows, r, 0, First{static_cast<int>(cols)});
   const C share = whole ? C(1) / kTile<T> : C(1) / C(cols);
   return across_lanes<C>(tile.v[0] * share + tile.v[1] * share, Add{});
 }
 
-// Whether the shift was within one standard deviation of the mean, and no square overflowed.
+// Whether the shift was within one standard deviation of the mean, and no square left the range.
 template <class Wide, class C>
-FUSEDOPS_INLINE bool are_exact(const Moments<Wide>& moments, C shift, int64_t cols) {
+FUSEDOPS_INLINE bool are_exact(
+    const Moments<Wide>& moments, C shift, int64_t cols, SquaresRange<Wide> range) {
   const Wide away = moments.mean - shift;
-  return away * away * cols <= moments.squares && moments.squares < kInfinity<Wide>;
+  return away * away * cols <= moments.squares && range.holds(moments.squares);
 }
 
 template <class T, class At, class C = Compute<T>>
-Moments<Wider<T>> moments_of_one(C shift, const OneRow<T>& row, int64_t cols) {
+Moments<Wider<T>> moments_of_one(C shift, At source, const OneRow<T>& row, int64_t cols) {
   const C shifts[] = {shift};
   Moments<Wider<T>> moments[1];
-  moments_around<T, At>(shifts, row, cols, moments);
+  moments_around<T>(shifts, source, row, cols, moments);
   return moments[0];
 }
 
-// Once more, around what was found to be the mean; where squares overflow, above 1e19 in float, of
-// the row scaled down.
+// Once more, around what was found to be the mean; where squares leave their range, of the row
+// scaled.
 template <class T, class C = Compute<T>>
-FUSEDOPS_NOINLINE Moments<Wider<T>> exact_moments(C mean, const T* memory, int64_t cols) {
+FUSEDOPS_NOINLINE Moments<Wider<T>> exact_moments(
+    C mean, const T* memory, int64_t cols, SquaresRange<Wider<T>> range) {
   const OneRow<T> row{{memory}};
-  const Moments<Wider<T>> found = moments_of_one<T, AsItIs<T>>(mean, row, cols);
-  if (found.squares < kInfinity<Wider<T>>) return found;
-  using Down = ScaledDown<T>;
-  const C shift = shift_near_mean<T, Down>(row, 0, cols);
-  const C scaled_mean = C(moments_of_one<T, Down>(shift, row, cols).mean);
-  const Moments<Wider<T>> scaled = moments_of_one<T, Down>(scaled_mean, row, cols);
-  const Wider<T> scale = kDown<C>;
-  return {scaled.mean / scale, scaled.squares / scale / scale};
+  const Moments<Wider<T>> found = moments_of_one<T>(mean, AsItIs<T>{}, row, cols);
+  if (range.holds(found.squares)) return found;
+  const Scaled<T> by{range.template factor<C>(found.squares)};
+  const C shift = shift_near_mean<T>(by, row, 0, cols);
+  const C scaled_mean = C(moments_of_one<T>(shift, by, row, cols).mean);
+  const Moments<Wider<T>> scaled = moments_of_one<T>(scaled_mean, by, row, cols);
+  const Wider<T> factor = by.factor;
+  return {scaled.mean / factor, scaled.squares / factor / factor};
 }
 
 template <class T>
-Moments<Wider<T>> moments_of_one(const T* memory, int64_t cols) {
+Moments<Wider<T>> moments_of_one(const T* memory, int64_t cols, SquaresRange<Wider<T>> range) {
   const OneRow<T> row{{memory}};
-  const auto shift = shift_near_mean<T, AsItIs<T>>(row, 0, cols);
-  const Moments<Wider<T>> moments = moments_of_one<T, AsItIs<T>>(shift, row, cols);
-  if (are_exact(moments, shift, cols)) return moments;
-  return exact_moments(Compute<T>(moments.mean), memory, cols);
+  const auto shift = shift_near_mean<T>(AsItIs<T>{}, row, 0, cols);
+  const Moments<Wider<T>> moments = moments_of_one<T>(shift, AsItIs<T>{}, row, cols);
+  if (are_exact(moments, shift, cols, range)) return moments;
+  return exact_moments(Compute<T>(moments.mean), memory, cols, range);
 }
 
 template <class T, class At, int kCount, class Rows, class C = Compute<T>>
-FUSEDOPS_INLINE void sums_of_squares(const Rows& rows, int64_t cols, Wider<T> (&total)[kCount]) {
+FUSEDOPS_INLINE void sums_of_squares(
+    At source, const Rows& rows, int64_t cols, Wider<T> (&total)[kCount]) {
   LongSum<C> sums[kCount];
   for_chunks<T>(cols, [&](int64_t begin, int64_t count) FUSEDOPS_LAMBDA {
     rows.make(begin, count);
@@ -276,7 +307,7 @@ FUSEDOPS_INLINE void sums_of_squares(const Rows& rows, int64_t cols, Wider<T> (&
     for (int r = 0; r < kCount; ++r) squares[r] = both(C(0));
     for_columns<T>(count, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
       for (int r = 0; r < kCount; ++r) {
-        const Tile<C> x = At::at(rows, r, begin + col, part);  // 0 past the end of the row
+        const Tile<C> x = source.at(rows, r, begin + col, part);  // 0 past the end of the row
         squares[r] = squares[r] + x * x;
       }
     });
@@ -285,21 +316,23 @@ FUSEDOPS_INLINE void sums_of_squares(const Rows& rows, int64_t cols, Wider<T> (&
   totals(sums, total);
 }
 
-// Where squares overflow: once more, of a scaled row.
+// Where squares leave their range: once more, of a scaled row.
 template <class T>
-FUSEDOPS_NOINLINE Wider<T> exact_sum_of_squares(const T* memory, int64_t cols) {
-  const OneRow<T> row{{memory}};
+FUSEDOPS_NOINLINE Wider<T> exact_sum_of_squares(
+    Wider<T> squares, const T* memory, int64_t cols, SquaresRange<Wider<T>> range) {
+  const Scaled<T> by{range.template factor<Compute<T>>(squares)};
   Wider<T> scaled[1];
-  sums_of_squares<T, ScaledDown<T>>(row, cols, scaled);
-  const Wider<T> scale = kDown<Compute<T>>;
-  return scaled[0] / scale / scale;
+  sums_of_squares<T>(by, OneRow<T>{{memory}}, cols, scaled);
+  const Wider<T> factor = by.factor;
+  return scaled[0] / factor / factor;
 }
 
 template <class T>
-Wider<T> sum_of_squares_of_one(const T* memory, int64_t cols) {
+Wider<T> sum_of_squares_of_one(const T* memory, int64_t cols, SquaresRange<Wider<T>> range) {
   Wider<T> squares[1];
-  sums_of_squares<T, AsItIs<T>>(OneRow<T>{{memory}}, cols, squares);
-  return squares[0] < kInfinity<Wider<T>> ? squares[0] : exact_sum_of_squares(memory, cols);
+  sums_of_squares<T>(AsItIs<T>{}, OneRow<T>{{memory}}, cols, squares);
+  return range.holds(squares[0]) ? squares[0]
+                                 : exact_sum_of_squares(squares[0], memory, cols, range);
 }
 
 FUSEDOPS_INLINE double root(double x) { return __builtin_sqrt(x); }
@@ -328,12 +361,13 @@ struct NormStatistics<true, T> {
     const int64_t cols = args.cols;
     rows.make(0, cols < kNormChunk<T> ? cols : kNormChunk<T>);
     C shift[kCount];
-    for (int r = 0; r < kCount; ++r) shift[r] = shift_near_mean<T, AsItIs<T>>(rows, r, cols);
+    for (int r = 0; r < kCount; ++r) shift[r] = shift_near_mean<T>(AsItIs<T>{}, rows, r, cols);
     Moments<Wider<T>> moments[kCount];
-    moments_around<T, AsItIs<T>>(shift, rows, cols, moments);
+    moments_around<T>(shift, AsItIs<T>{}, rows, cols, moments);
+    const SquaresRange<Wider<T>> range = squares_range<T>(args);
     for (int r = 0; r < kCount; ++r) {
-      if (!are_exact(moments[r], shift[r], cols)) {
-        moments[r] = exact_moments(C(moments[r].mean), rows.row[r], cols);
+      if (!are_exact(moments[r], shift[r], cols, range)) {
+        moments[r] = exact_moments(C(moments[r].mean), rows.row[r], cols, range);
       }
       result[r] = of(args, moments[r]);
     }
@@ -352,33 +386,40 @@ struct NormStatistics<true, T> {
   FUSEDOPS_INLINE Tile<C> normalized(Tile<C> x) const { return (x - mean) * rstd - remainder; }
 };
 
-// x * rstd.
+// x * (rstd + remainder), where remainder is what the rounding of rstd took: without it the result
+// would be rounded once more. What has 16 bits does not show it.
 template <class T>
 struct NormStatistics<false, T> {
   using C = Compute<T>;
-  C rstd;
+  C rstd, remainder;
 
   template <int kCount, class Rows>
   static FUSEDOPS_INLINE void take(
       const Rows& rows, const NormForward& args, NormStatistics (&result)[kCount]) {
     Wider<T> squares[kCount];
-    sums_of_squares<T, AsItIs<T>>(rows, args.cols, squares);
+    sums_of_squares<T>(AsItIs<T>{}, rows, args.cols, squares);
+    const SquaresRange<Wider<T>> range = squares_range<T>(args);
     for (int r = 0; r < kCount; ++r) {
-      if (!(squares[r] < kInfinity<Wider<T>>)) {
-        squares[r] = exact_sum_of_squares(rows.row[r], args.cols);
+      if (!range.holds(squares[r])) {
+        squares[r] = exact_sum_of_squares(squares[r], rows.row[r], args.cols, range);
       }
       result[r] = of(args, {0, squares[r]});
     }
   }
 
   static FUSEDOPS_INLINE NormStatistics of(const NormForward& args, Moments<Wider<T>> moments) {
-    return {C(rstd_of(args, moments.squares))};
+    const Wider<T> rstd = rstd_of(args, moments.squares);
+    const C high = C(rstd);
+    return {high, high < kInfinity<C> ? C(rstd - high) : C(0)};
   }
 
   FUSEDOPS_INLINE void keep(const NormForward& args, int64_t row) const {
     static_cast<C*>(args.rstd)[row] = rstd;
   }
-  FUSEDOPS_INLINE Tile<C> normalized(Tile<C> x) const { return x * rstd; }
+  FUSEDOPS_INLINE Tile<C> normalized(Tile<C> x) const {
+    if constexpr (sizeof(T) == 2) return x * rstd;
+    return x * rstd + x * remainder;
+  }
 };
 
 // --- forward ------------------------------------------------------------------------------------

@@ -1,21 +1,26 @@
 // softmax and log_softmax over the rows of planes on the CPU: a lane of a vector for each column of
 // a plane, nothing moves between lanes.
 //
-// Forward: one pass over a strip of lanes gives maximum and sum of each, a few rows at a time;
-// where a maximum grows, the sum so far is scaled. A second pass writes. So a lane costs two exps
-// for each row, its input is read twice, once from memory where the strip fits in the cache, and
-// nothing is kept of it but four numbers.
+// A lane gets the bits that its values would get as a row (softmax.h), so it does not matter how
+// many lanes lie beside it. Rows are taken in the same chunks. What is a lane of an accumulator
+// there is a place here: rows are added to places in the order of fold_columns(), and places are
+// added up in the tree of sum_of().
+//
+// Forward: lanes are taken in groups, whose places stay in the L1 cache and a chunk of whose rows
+// in L2. One pass finds the maximum, one the sum; one over all lanes of a strip writes. So a lane
+// costs two exps for each row, its input is read from memory once where the strip fits in the
+// cache, and nothing is kept of it but four numbers for each chunk.
 #pragma once
 
-#include "fusedops/cpu/exp.h"
-#include "fusedops/cpu/kernels.h"
+#include "fusedops/cpu/softmax.h"
 
 namespace fusedops {
 namespace FUSEDOPS_CPU_ISA {
 namespace {
 
-// Rows taken at once: their sum is formed in C, and carried on in double.
-constexpr int kPlaneRows = 16;
+// Rows taken at once: their places follow each other.
+template <class T>
+constexpr int kPlaneRows = kTile<T> < 16 ? kTile<T> : 16;
 
 template <class C>
 struct WideTile {
@@ -23,124 +28,159 @@ struct WideTile {
 };
 
 template <class C>
-FUSEDOPS_INLINE WideTile<C> operator+(WideTile<C> a, Tile<C> b) {
-  for (int half = 0; half < 2; ++half) {
-    const Wide<C> wide = widened(b.v[half]);
-    for (int i = 0; i < int(sizeof(wide) / kVectorBytes); ++i) a.v[half].v[i] += wide.v[i];
-  }
-  return a;
+FUSEDOPS_INLINE WideTile<C> widened(Tile<C> tile) {
+  return {{widened(tile.v[0]), widened(tile.v[1])}};
 }
-
 template <class C>
 FUSEDOPS_INLINE Tile<C> narrowed(WideTile<C> wide) {
   return {{narrowed(wide.v[0]), narrowed(wide.v[1])}};
 }
 
 template <class C, class Body>
-FUSEDOPS_INLINE WideTile<C> each(WideTile<C> wide, Body body) {
-  for (auto& half : wide.v) {
-    for (auto& vec : half.v) vec = body(vec);
-  }
-  return wide;
-}
-
-// What the first pass finds for a tile of lanes.
-template <class C>
-struct LaneSums {
-  Tile<C> max;
-  WideTile<C> sum;  // of exp(input - max)
-};
-
-// What the second pass needs: exp(input - max) is multiplied by high + low, or is divided by high
-// where C is double. Of a logarithm, high is subtracted.
-template <class C>
-struct LaneFactors {
-  Tile<C> max, high, low;
-};
-
-template <class C>
-union LaneStatistics {
-  LaneSums<C> sums;
-  LaneFactors<C> factors;
-};
-static_assert(
-    sizeof(LaneStatistics<double>) * PlaneStrips::kMaxLanes / kTile<double> <= kPlanesScratchBytes);
-
-// The sums as of a maximum that is larger: exactly as they were where it is the same, infinities
-// included.
-template <class C>
-FUSEDOPS_NOINLINE void raise_max(LaneSums<C>& lanes, const Tile<C>& max) {
+FUSEDOPS_INLINE WideTile<C> each(WideTile<C> a, WideTile<C> b, Body body) {
   for (int half = 0; half < 2; ++half) {
-    const Wide<C> before = widened(lanes.max.v[half]), after = widened(max.v[half]);
-    for (int i = 0; i < int(sizeof(before) / kVectorBytes); ++i) {
-      const Vec<double> from = before.v[i], to = after.v[i];
-      const Vec<double> change = from == to ? Vec<double>{} : from - to;
-      lanes.sum.v[half].v[i] *= exp_nonpositive<double>(change);
+    for (int i = 0; i < int(sizeof(a.v[half]) / kVectorBytes); ++i) {
+      a.v[half].v[i] = body(a.v[half].v[i], b.v[half].v[i]);
     }
   }
-  lanes.max = max;
+  return a;
+}
+template <class C>
+FUSEDOPS_INLINE WideTile<C> operator+(WideTile<C> a, WideTile<C> b) {
+  return each(a, b, Add{});
 }
 
-// A few more rows of a tile of lanes. They are read twice, the second time from the L1 cache.
-template <class Out, class In, class Part, class C = Compute<In>>
-FUSEDOPS_INLINE void add_rows(
-    LaneSums<C>& lanes, const In* input, int64_t row_stride, int64_t rows, Part part) {
-  Tile<C> max = lanes.max;
-  for (int64_t r = 0; r < rows; ++r) {
-    max = larger(max, load(input + r * row_stride, part));  // drops a NaN; exp(NaN - max) has it
-  }
-  if (any(max.v[0] != lanes.max.v[0]) || any(max.v[1] != lanes.max.v[1])) raise_max(lanes, max);
-  // All -inf so far: nothing to subtract, and exp(-inf) = 0 lets a lane stay finite.
-  Tile<C> shift = max;
-  for (auto& vec : shift.v) vec = vec == -kInfinity<C> ? Vec<C>{} : vec;
-  Tile<C> sum = both(C(0));
-  for (int64_t r = 0; r < rows; ++r) {
-    sum = sum + exp_nonpositive<Out>(load(input + r * row_stride, part) - shift);
-  }
-  lanes.sum = lanes.sum + sum;
+// --- places -------------------------------------------------------------------------------------
+
+// fold_columns() has two tiles of sums.
+template <class T>
+constexpr int64_t kPlaces = 2 * kTile<T>;
+
+// What fold_columns() adds element `row` of a row of `rows` to: the tile at the end that is not
+// whole goes to the even sums.
+template <class T>
+FUSEDOPS_INLINE int64_t place_of(int64_t row, int64_t rows) {
+  return row / kTile<T> == rows / kTile<T> ? row % kTile<T> : row % kPlaces<T>;
 }
 
-template <bool Log, class Out, class C>
-FUSEDOPS_INLINE LaneFactors<C> factors_of(const LaneSums<C>& lanes) {
-  if constexpr (Log) {
-    const auto log = [](Vec<double> sum) {
-      for (int i = 0; i < kLanes<double>; ++i) sum[i] = __builtin_log(sum[i]);
-      return sum;
-    };
-    return {lanes.max, narrowed(each(lanes.sum, log)), {}};
-  } else if constexpr (sizeof(Out) == sizeof(double)) {
-    return {lanes.max, narrowed(lanes.sum), {}};
+// The first of them, that something is added to.
+template <class T>
+FUSEDOPS_INLINE int64_t places_used(int64_t rows) {
+  if (rows >= kPlaces<T>) return kPlaces<T>;
+  return rows < kTile<T> ? rows : kTile<T>;
+}
+
+// Lanes whose places fit into their memory, for chunks of at most `rows`.
+template <class T>
+FUSEDOPS_INLINE int64_t group_lanes(int64_t rows) {
+  constexpr int64_t kLeast = PlaneStrips::kMinLanes, kBytes = kLeast * sizeof(Compute<T>);
+  static_assert(kPlaces<T> * kBytes <= kPlacesBytes);
+  return kPlacesBytes / (places_used<T>(rows) * kBytes) * kLeast;
+}
+
+// How far apart lie the places whose sums sum_of() adds in step `step` of so many, the last one
+// first: lanes of a vector of doubles, even and odd tiles, halves of a tile and, of floats, halves
+// of a vector.
+constexpr int kLaneSteps = __builtin_ctz(kLanes<double>);
+template <class T>
+constexpr int kPlaceSteps = kLaneSteps + (sizeof(T) == sizeof(double) ? 2 : 3);
+template <class T>
+constexpr int64_t place_distance(int step) {
+  return step < kLaneSteps ? column_of<T>(0, 1 << step)
+      : step == kLaneSteps
+      ? kTile<T>
+      : column_of<T>(step - kLaneSteps == 1, (step - kLaneSteps) / 2 * kLanes<double>);
+}
+
+// The places of a tile of lanes lie `stride` tiles apart.
+template <class C>
+struct TilePlaces {
+  const Tile<C>* first;
+  int64_t stride, used;
+};
+
+// Of the places `place` and on, as far as they are used, that are added up in steps kStep and
+// after.
+template <class T, int kStep, class C = Compute<T>>
+FUSEDOPS_INLINE WideTile<C> sum_of_some_places(TilePlaces<C> places, int64_t place) {
+  if constexpr (kStep == kPlaceSteps<T>) {
+    return widened(places.first[place * places.stride]);
   } else {
-    const WideTile<C> scale = each(lanes.sum, [](Vec<double> sum) { return 1.0 / sum; });
-    const Tile<C> high = narrowed(scale);
-    return {lanes.max, high, narrowed(scale + high * C(-1))};
+    const int64_t other = place + place_distance<T>(kStep);
+    const WideTile<C> sum = sum_of_some_places<T, kStep + 1>(places, place);
+    if (other >= places.used) return sum;
+    return sum + sum_of_some_places<T, kStep + 1>(places, other);
   }
 }
-
-template <bool Log, class Out, class C>
-FUSEDOPS_INLINE Tile<C> normalized(Tile<C> x, const LaneFactors<C>& lanes) {
-  const Tile<C> shifted = x - lanes.max;
-  if constexpr (Log) {
-    return shifted - lanes.high;
-  } else {
-    const Tile<C> e = exp_nonpositive<Out>(shifted);
-    if constexpr (sizeof(Out) == sizeof(double)) {
-      return {{e.v[0] / lanes.high.v[0], e.v[1] / lanes.high.v[1]}};
-    } else if constexpr (sizeof(Out) == sizeof(float)) {
-      return e * lanes.high + e * lanes.low;
-    } else {
-      return e * lanes.high;
-    }
-  }
+template <class T, class C = Compute<T>>
+FUSEDOPS_NOINLINE WideTile<C> sum_of_places(TilePlaces<C> places) {
+  return sum_of_some_places<T, 0>(places, 0);
 }
 
-// body(row, count, col, part) over all tiles, kPlaneRows rows of one at a time.
+// body(row, count, col, part) over all tiles, a few rows of one at a time.
 template <class T, class Body>
-FUSEDOPS_INLINE void for_tiles(int64_t rows, int64_t cols, Body body) {
-  for (int64_t row = 0; row < rows; row += kPlaneRows) {
-    const int64_t count = rows - row < kPlaneRows ? rows - row : kPlaneRows;
+FUSEDOPS_INLINE void for_tiles(RowRange rows, int64_t cols, Body body) {
+  for (int64_t row = rows.begin; row < rows.end; row += kPlaneRows<T>) {
+    const int64_t count = rows.end - row < kPlaneRows<T> ? rows.end - row : kPlaneRows<T>;
     for_columns<T>(
         cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA { body(row, count, col, part); });
+  }
+}
+
+// A group of the lanes of a strip, and the places of its tiles.
+template <class T>
+struct Group {
+  using C = Compute<T>;
+  Tile<C>* places;
+  RowRange lanes;
+  bool is_last;  // of the strip
+
+  FUSEDOPS_INLINE int64_t size() const { return lanes.end - lanes.begin; }
+  FUSEDOPS_INLINE int64_t tiles() const { return (size() + kTile<T> - 1) / kTile<T>; }
+
+  // Adds a chunk of rows: of_tile(col, part) gives what gives the tile of a row.
+  template <class Source>
+  FUSEDOPS_INLINE void add(RowRange rows, Source of_tile) const {
+    const int64_t all = rows.end - rows.begin, stride = tiles();
+    for_tiles<T>(
+        rows, size(), [&](int64_t row, int64_t count, int64_t col, auto part) FUSEDOPS_LAMBDA {
+          const auto value = of_tile(col, part);
+          const int64_t place = place_of<T>(row - rows.begin, all);
+          Tile<C>* own = places + place * stride + col / kTile<T>;
+          if (place == row - rows.begin) {
+            for (int64_t r = row; r < row + count; ++r, own += stride) *own = both(C(0)) + value(r);
+          } else {
+            for (int64_t r = row; r < row + count; ++r, own += stride) *own = *own + value(r);
+          }
+        });
+  }
+
+  // Of the tile from lane `col` of the group on, what a chunk of so many rows comes to.
+  FUSEDOPS_INLINE WideTile<C> sum(int64_t col, int64_t rows) const {
+    return sum_of_places<T>(TilePlaces<C>{places + col / kTile<T>, tiles(), places_used<T>(rows)});
+  }
+
+  // What lies beside a tile, in the next group, is on its way meanwhile.
+  FUSEDOPS_INLINE void prefetch(const T* at) const {
+    if (!is_last) prefetch_tile<Cache::kL2>(at + size());
+  }
+};
+
+// body(group) for each group of the lanes of a strip.
+template <class T, class Body>
+FUSEDOPS_INLINE void for_groups(Tile<Compute<T>>* places, int64_t rows, int64_t lanes, Body body) {
+  const int64_t each = group_lanes<T>(rows);
+  for (int64_t begin = 0; begin < lanes; begin += each) {
+    const bool is_last = lanes - begin <= each;
+    body(Group<T>{places, {begin, is_last ? lanes : begin + each}, is_last});
+  }
+}
+
+// body(rows) for each chunk of some rows.
+template <class Body>
+FUSEDOPS_INLINE void for_row_chunks(int64_t rows, int64_t chunk, Body body) {
+  for (int64_t begin = 0; begin < rows; begin += chunk) {
+    body(RowRange{begin, rows - begin < chunk ? rows : begin + chunk});
   }
 }
 
@@ -158,48 +198,219 @@ struct Strip {
   FUSEDOPS_INLINE T* row(int64_t index) const { return data + index * row_stride; }
 };
 
-template <class Out, class In, class C = Compute<In>>
-FUSEDOPS_NOINLINE void sum_strip(
-    Strip<const In> input, int64_t rows, int64_t cols, LaneStatistics<C>* lanes) {
-  for (int64_t i = 0; i * kTile<In> < cols; ++i) lanes[i].sums = {both(-kInfinity<C>), {}};
+// --- forward ------------------------------------------------------------------------------------
+
+// What a chunk of a tile of lanes comes to.
+template <class C>
+struct LaneSums {
+  Tile<C> max;
+  WideTile<C> sum;  // of exp(input - max)
+};
+
+// What writes its results: exp(input - shift) is multiplied by high + low or, where C is double, by
+// high, and divided by low. Of a logarithm, high is subtracted.
+template <class C>
+struct LaneFactors {
+  Tile<C> shift, high, low;
+};
+
+template <class C>
+union LaneNotes {
+  LaneSums<C> sums;
+  LaneFactors<C> factors;
+};
+static_assert(sizeof(LaneNotes<double>) / kTile<double> <= kLaneNoteBytes);
+static_assert(sizeof(LaneNotes<float>) / kTile<float> <= kLaneNoteBytes);
+
+// Scratch memory of one strip: the places of a group, then the notes of every chunk and tile.
+template <class T>
+struct PlaneScratch {
+  using C = Compute<T>;
+  Tile<C>* places;
+  LaneNotes<C>* notes;
+  int64_t tiles;  // of a chunk
+
+  PlaneScratch(void* memory, int64_t lanes)
+      : places(static_cast<Tile<C>*>(memory)),
+        notes(reinterpret_cast<LaneNotes<C>*>(static_cast<char*>(memory) + kPlacesBytes)),
+        tiles((lanes + kTile<T> - 1) / kTile<T>) {}
+
+  // Of the chunk that row `row` begins, or lies in.
+  FUSEDOPS_INLINE LaneNotes<C>& note(int64_t row, int64_t lane) const {
+    return notes[row / kSoftmaxChunk<C> * tiles + lane / kTile<T>];
+  }
+};
+
+template <class C>
+FUSEDOPS_INLINE Tile<C> shift_of(Tile<C> max) {
+  for (auto& vec : max.v) vec = vec == -kInfinity<C> ? Vec<C>{} : vec;
+  return max;
+}
+
+// The maximum of a chunk of a group.
+template <class In, class C = Compute<In>>
+FUSEDOPS_NOINLINE void take_max(
+    Strip<const In> input, RowRange rows, Group<In> group, PlaneScratch<In> scratch) {
+  const In* const from = input.data + group.lanes.begin;
   for_tiles<In>(
-      rows, cols, [&](int64_t row, int64_t count, int64_t col, auto part) FUSEDOPS_LAMBDA {
-        LaneSums<C>& sums = lanes[col / kTile<In>].sums;
-        add_rows<Out>(sums, input.row(row) + col, input.row_stride, count, part);
+      rows, group.size(), [&](int64_t row, int64_t count, int64_t col, auto part) FUSEDOPS_LAMBDA {
+        Tile<C>& so_far = scratch.note(rows.begin, group.lanes.begin + col).sums.max;
+        Tile<C> max = row == rows.begin ? both(-kInfinity<C>) : so_far;
+        for (int64_t r = row; r < row + count; ++r) {
+          const In* at = from + r * input.row_stride + col;
+          group.prefetch(at);
+          max = larger(max, load(at, part));  // drops a NaN; exp(NaN - max) has it
+        }
+        so_far = max;
       });
+}
+
+template <class Out, class In, class C = Compute<In>>
+FUSEDOPS_NOINLINE void sum_chunk(
+    Strip<const In> input, RowRange rows, Group<In> group, PlaneScratch<In> scratch) {
+  const auto sums_of = [&](int64_t col) -> LaneSums<C>& {
+    return scratch.note(rows.begin, group.lanes.begin + col).sums;
+  };
+  const In* const from = input.data + group.lanes.begin;
+  group.add(rows, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
+    return [=, shift = shift_of(sums_of(col).max)](int64_t row) FUSEDOPS_LAMBDA {
+      return exp_nonpositive<Out>(load(from + row * input.row_stride + col, part) - shift);
+    };
+  });
+  for (int64_t col = 0; col < group.size(); col += kTile<In>) {
+    sums_of(col).sum = group.sum(col, rows.end - rows.begin);
+  }
+}
+
+// exp_difference() of a tile of lanes.
+template <class C>
+WideTile<C> exp_difference(Tile<C> a, Tile<C> b) {
+  WideTile<C> result;
+  for (int half = 0; half < 2; ++half) {
+    C from[kLanes<C>], to[kLanes<C>];
+    double each[kLanes<C>];
+    write(from, a.v[half]);
+    write(to, b.v[half]);
+    for (int i = 0; i < kLanes<C>; ++i) each[i] = exp_difference(from[i], to[i]);
+    result.v[half] = read<Wide<C>>(each);
+  }
+  return result;
+}
+
+template <class C>
+FUSEDOPS_INLINE WideTile<C> log_of(WideTile<C> sum) {
+  return each(sum, sum, [](Vec<double> vec, Vec<double>) {
+    for (int i = 0; i < kLanes<double>; ++i) vec[i] = __builtin_log(vec[i]);
+    return vec;
+  });
+}
+
+// `factor`: of a chunk, to the maximum of all. In the words of scaled().
+template <bool Log, class Out, class C>
+FUSEDOPS_INLINE LaneFactors<C> factors_of(
+    Tile<C> chunk_max, WideTile<C> factor, const LaneSums<C>& whole) {
+  if constexpr (Log) {
+    return {whole.max, narrowed(log_of(whole.sum)), {}};
+  } else if constexpr (sizeof(Out) == sizeof(double)) {
+    return {shift_of(chunk_max), narrowed(factor), narrowed(whole.sum)};
+  } else {
+    const auto scale = each(factor, whole.sum, [](auto a, auto b) { return a / b; });
+    const Tile<C> high = narrowed(scale);
+    const auto low = each(scale, widened(high), [](auto a, auto b) { return a - b; });
+    return {shift_of(chunk_max), high, narrowed(low)};
+  }
+}
+
+// From the sums of the chunks of a tile of lanes their factors, as combine() does it.
+template <bool Log, class Out, class In, class C = Compute<In>>
+FUSEDOPS_NOINLINE void make_factors(PlaneScratch<In> scratch, int64_t rows, int64_t lane) {
+  constexpr int64_t kChunk = kSoftmaxChunk<C>;
+  const auto chunk = [&](int64_t row) -> LaneNotes<C>& { return scratch.note(row, lane); };
+  const auto ones = widened(both(C(1)));
+  const auto to_whole = [&](int64_t row, Tile<C> max) {
+    return rows <= kChunk ? ones : exp_difference(chunk(row).sums.max, max);
+  };
+  LaneSums<C> whole{both(-kInfinity<C>), {}};
+  for (int64_t row = 0; row < rows; row += kChunk) {
+    whole.max = larger(whole.max, chunk(row).sums.max);
+  }
+  for (int64_t row = 0; row < rows; row += kChunk) {
+    const auto products =
+        each(chunk(row).sums.sum, to_whole(row, whole.max), [](auto a, auto b) { return a * b; });
+    whole.sum = whole.sum + products;
+  }
+  for (int64_t row = 0; row < rows; row += kChunk) {
+    const Tile<C> max = chunk(row).sums.max;
+    chunk(row).factors = factors_of<Log, Out>(max, to_whole(row, whole.max), whole);
+  }
+}
+
+template <bool Log, class Out, class C>
+FUSEDOPS_INLINE Tile<C> normalized(Tile<C> x, const LaneFactors<C>& lanes) {
+  const Tile<C> shifted = x - lanes.shift;
+  if constexpr (Log) {
+    return shifted - lanes.high;
+  } else {
+    const Tile<C> e = exp_nonpositive<Out>(shifted);
+    if constexpr (sizeof(Out) == sizeof(double)) {
+      const Tile<C> product = e * lanes.high;
+      return {{product.v[0] / lanes.low.v[0], product.v[1] / lanes.low.v[1]}};
+    } else if constexpr (sizeof(Out) == sizeof(float)) {
+      return e * lanes.high + e * lanes.low;
+    } else {
+      return e * lanes.high;
+    }
+  }
 }
 
 template <bool Log, class In, class Out, class Store, class C = Compute<In>>
 FUSEDOPS_INLINE void softmax_strip(
-    Strip<const In> input, Strip<Out> output, int64_t rows, int64_t cols, LaneStatistics<C>* lanes,
+    Strip<const In> input, Strip<Out> output, int64_t rows, int64_t cols, PlaneScratch<In> scratch,
     Store put) {
-  sum_strip<Out>(input, rows, cols, lanes);
-  for (int64_t i = 0; i * kTile<In> < cols; ++i) {
-    lanes[i].factors = factors_of<Log, Out>(lanes[i].sums);
+  constexpr int64_t kChunk = kSoftmaxChunk<C>;
+  static_assert(kChunk % kPlaneRows<In> == 0);
+  const int64_t longest = rows < kChunk ? rows : kChunk;
+  for_groups<In>(scratch.places, longest, cols, [&](Group<In> group) {
+    for_row_chunks(rows, kChunk, [&](RowRange chunk) {
+      take_max(input, chunk, group, scratch);
+      sum_chunk<Out>(input, chunk, group, scratch);
+    });
+  });
+  for (int64_t lane = 0; lane < cols; lane += kTile<In>) {
+    make_factors<Log, Out>(scratch, rows, lane);
   }
   for_tiles<In>(
-      rows, cols, [&](int64_t row, int64_t count, int64_t col, auto part) FUSEDOPS_LAMBDA {
-        const LaneFactors<C> factors = lanes[col / kTile<In>].factors;
-        for (int64_t r = 0; r < count; ++r) {
-          const Tile<C> result =
-              normalized<Log, Out>(load(input.row(row + r) + col, part), factors);
-          put(output.row(row + r) + col, part, in_order<In, Out>(result));
+      RowRange{0, rows}, cols,
+      [&](int64_t row, int64_t count, int64_t col, auto part) FUSEDOPS_LAMBDA {
+        const LaneFactors<C> factors = scratch.note(row, col).factors;
+        for (int64_t r = row; r < row + count; ++r) {
+          const Tile<C> result = normalized<Log, Out>(load(input.row(r) + col, part), factors);
+          put(output.row(r) + col, part, in_order<In, Out>(result));
         }
       });
 }
 
 template <bool Log, class In, class Out, class Store>
 FUSEDOPS_INLINE void softmax_strips(
-    const SoftmaxPlanesForward& args, RowRange range, void* scratch, Store put) {
+    const SoftmaxPlanesForward& args, RowRange range, void* memory, Store put) {
   const PlaneStrips strips = plane_strips(args);
-  auto* lanes = static_cast<LaneStatistics<Compute<In>>*>(scratch);
   for (int64_t i = range.begin; i < range.end; ++i) {
     const int64_t plane = i / strips.count;
     const RowRange at = strips[i % strips.count];
+    const int64_t lanes = at.end - at.begin;
     softmax_strip<Log, In, Out>(
-        {args.input, plane, at}, {args.output, plane, at}, args.rows, at.end - at.begin, lanes,
-        put);
+        {args.input, plane, at}, {args.output, plane, at}, args.rows, lanes,
+        PlaneScratch<In>(memory, lanes), put);
   }
+}
+
+// --- backward -----------------------------------------------------------------------------------
+
+// Rows whose sums are carried on in double: of a short row all, as in softmax.h, of a long one a
+// chunk, as in long_softmax.h.
+template <class C>
+FUSEDOPS_INLINE int64_t gradient_chunk(int64_t rows) {
+  return is_long_row(rows) ? kSoftmaxChunk<C> : rows;
 }
 
 // Sums of grad_output * output, or of grad_output for a logarithm, for a tile of lanes.
@@ -208,53 +419,69 @@ union LaneGradSums {
   WideTile<C> wide;
   Tile<C> total;
 };
+static_assert(sizeof(LaneGradSums<float>) / kTile<float> <= kLaneNoteBytes);
 
 template <bool Log, class Out, class C = Compute<Out>>
-FUSEDOPS_NOINLINE void sum_grad_strip(
-    Strip<const Out> grad, Strip<const Out> output, int64_t rows, int64_t cols,
-    LaneGradSums<C>* lanes) {
-  for (int64_t i = 0; i * kTile<Out> < cols; ++i) lanes[i].wide = {};
-  for_tiles<Out>(
-      rows, cols, [&](int64_t row, int64_t count, int64_t col, auto part) FUSEDOPS_LAMBDA {
-        Tile<C> sum = both(C(0));
-        for (int64_t r = 0; r < count; ++r) {
-          const Tile<C> g = load(grad.row(row + r) + col, part);
-          sum = sum + (Log ? g : g * load(output.row(row + r) + col, part));
-        }
-        WideTile<C>& sums = lanes[col / kTile<Out>].wide;
-        sums = sums + sum;
-      });
-  for (int64_t i = 0; i * kTile<Out> < cols; ++i) lanes[i].total = narrowed(lanes[i].wide);
+FUSEDOPS_NOINLINE void sum_grad_group(
+    Strip<const Out> grad, Strip<const Out> output, int64_t rows, Group<Out> group,
+    LaneGradSums<C>* sums) {
+  const Out* const grads = grad.data + group.lanes.begin;
+  const Out* const outputs = output.data + group.lanes.begin;
+  const auto terms = [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
+    return [=](int64_t row) FUSEDOPS_LAMBDA {
+      const Out* const g = grads + row * grad.row_stride + col;
+      group.prefetch(g);
+      if constexpr (Log) {
+        return load(g, part);
+      } else {
+        const Out* const y = outputs + row * output.row_stride + col;
+        group.prefetch(y);
+        return load(g, part) * load(y, part);
+      }
+    };
+  };
+  for (int64_t i = 0; i < group.tiles(); ++i) sums[i].wide = {};
+  for_row_chunks(rows, gradient_chunk<C>(rows), [&](RowRange chunk) {
+    group.add(chunk, terms);
+    for (int64_t i = 0; i < group.tiles(); ++i) {
+      const WideTile<C> more = group.sum(i * kTile<Out>, chunk.end - chunk.begin);
+      sums[i].wide = sums[i].wide + more;
+    }
+  });
+  for (int64_t i = 0; i < group.tiles(); ++i) sums[i].total = narrowed(sums[i].wide);
 }
 
 template <bool Log, class In, class Out, class Store, class C = Compute<Out>>
 FUSEDOPS_INLINE void softmax_backward_strip(
     Strip<const Out> grad, Strip<const Out> output, Strip<In> result, int64_t rows, int64_t cols,
-    LaneGradSums<C>* lanes, Store put) {
-  sum_grad_strip<Log>(grad, output, rows, cols, lanes);
+    void* memory, Store put) {
+  auto* places = static_cast<Tile<C>*>(memory);
+  auto* sums = reinterpret_cast<LaneGradSums<C>*>(static_cast<char*>(memory) + kPlacesBytes);
+  for_groups<Out>(places, gradient_chunk<C>(rows), cols, [&](Group<Out> group) {
+    sum_grad_group<Log>(grad, output, rows, group, sums + group.lanes.begin / kTile<Out>);
+  });
   for_tiles<Out>(
-      rows, cols, [&](int64_t row, int64_t count, int64_t col, auto part) FUSEDOPS_LAMBDA {
-        const Tile<C> sum = lanes[col / kTile<Out>].total;
-        for (int64_t r = 0; r < count; ++r) {
-          const Tile<C> g = load(grad.row(row + r) + col, part);
-          const Tile<C> y = load(output.row(row + r) + col, part);
+      RowRange{0, rows}, cols,
+      [&](int64_t row, int64_t count, int64_t col, auto part) FUSEDOPS_LAMBDA {
+        const Tile<C> sum = sums[col / kTile<Out>].total;
+        for (int64_t r = row; r < row + count; ++r) {
+          const Tile<C> g = load(grad.row(r) + col, part), y = load(output.row(r) + col, part);
           const Tile<C> grad_input = Log ? g - exp_nonpositive<In>(y) * sum : (g - sum) * y;
-          put(result.row(row + r) + col, part, in_order<Out, In>(grad_input));
+          put(result.row(r) + col, part, in_order<Out, In>(grad_input));
         }
       });
 }
 
 template <bool Log, class In, class Out, class Store>
 FUSEDOPS_INLINE void softmax_backward_strips(
-    const SoftmaxPlanesBackward& args, RowRange range, void* scratch, Store put) {
+    const SoftmaxPlanesBackward& args, RowRange range, void* memory, Store put) {
   const PlaneStrips strips = plane_strips(args);
-  auto* lanes = static_cast<LaneGradSums<Compute<Out>>*>(scratch);
   for (int64_t i = range.begin; i < range.end; ++i) {
     const int64_t plane = i / strips.count;
     const RowRange at = strips[i % strips.count];
     softmax_backward_strip<Log, In, Out>(
         {args.grad_output, plane, at}, {args.output, plane, at}, {args.grad_input, plane, at},
-        args.rows, at.end - at.begin, lanes, put);
+        args.rows, at.end - at.begin, memory, put);
   }
 }
 

@@ -19,8 +19,17 @@
 
 #include "fusedops/args.h"
 
+// Inlined, a loop over columns is one piece of code without a call. Sanitizers make that code
+// several times as long, and the compiler minutes slower: for them, functions stay functions. What
+// intrinsics read or write they do not see: where there is a choice, they get plain accesses.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define FUSEDOPS_SANITIZED
+#define FUSEDOPS_INLINE inline
+#define FUSEDOPS_LAMBDA
+#else
 #define FUSEDOPS_INLINE inline __attribute__((always_inline))
 #define FUSEDOPS_LAMBDA __attribute__((always_inline))
+#endif
 // Compiled once for many callers.
 #define FUSEDOPS_NOINLINE __attribute__((noinline))
 
@@ -198,18 +207,20 @@ FUSEDOPS_INLINE V read(const void* from) {
 
 // --- conversion ---------------------------------------------------------------------------------
 
-// Round to nearest even into the upper 16 bits. The low bits of a NaN must be clear, or it could
-// round to infinity: NaNs that arithmetic makes, or that come from bfloat16, are so, and
-// copy_columns() sees to those in float32 weights.
+// Round to nearest even into the upper 16 bits. A NaN is cut off instead: rounding one whose bits
+// are all set would carry into the sign, and leave a zero. What is left is a NaN, because
+// arithmetic sets the bit of the upper half that makes it quiet; nothing is stored that arithmetic
+// has not made.
 FUSEDOPS_INLINE VecU32 rounded_to_bfloat16(Vec<float> value) {
 #if defined(__AVX512F__)
-  const __m512i bits = (__m512i)value;  // three instructions, of which GCC makes four
-  const __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
-  const __m512i even = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
+  const __m512i bits = (__m512i)value;  // four instructions, of which GCC makes six
+  const __mmask16 number = _mm512_cmp_ps_mask((__m512)value, (__m512)value, _CMP_ORD_Q);
+  const __mmask16 odd = _mm512_mask_test_epi32_mask(number, bits, _mm512_set1_epi32(0x10000));
+  const __m512i even = _mm512_mask_add_epi32(bits, number, bits, _mm512_set1_epi32(0x7fff));
   return (VecU32)_mm512_mask_add_epi32(even, odd, bits, _mm512_set1_epi32(0x8000));
 #else
   const VecU32 bits = (VecU32)value;
-  return bits + 0x7fffu + ((bits >> 16) & 1u);
+  return value == value ? bits + 0x7fffu + ((bits >> 16) & 1u) : bits;
 #endif
 }
 
@@ -290,7 +301,9 @@ FUSEDOPS_INLINE void write(void* to, Tile<C> tile) {
 
 template <class V>
 FUSEDOPS_INLINE void write_around_cache(void* to, V bits) {
-#if defined(__AVX512F__)
+#if defined(FUSEDOPS_SANITIZED)
+  *static_cast<V*>(to) = bits;
+#elif defined(__AVX512F__)
   _mm512_stream_si512((__m512i*)to, (__m512i)bits);
 #elif defined(__AVX2__)
   _mm256_stream_si256((__m256i*)to, (__m256i)bits);
@@ -357,7 +370,7 @@ struct First {
 
 // The first `count` of Size bytes; what is read beyond is 0. With masks where there are: a call of
 // memcpy for each short row would cost more than the arithmetic.
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) && !defined(FUSEDOPS_SANITIZED)
 FUSEDOPS_INLINE __mmask64 first_bytes(int64_t count) {
   return count >= 64 ? ~__mmask64(0) : count <= 0 ? 0 : (__mmask64(1) << count) - 1;
 }
@@ -610,6 +623,9 @@ FUSEDOPS_INLINE Wide<float> widened(Vec<float> value) {
   return {
       {(Vec<double>)_mm256_cvtps_pd(_mm256_castps256_ps128(all)),
        (Vec<double>)_mm256_cvtps_pd(_mm256_extractf128_ps(all, 1))}};
+#elif defined(__SSE2__)
+  const __m128 all = (__m128)value;
+  return {{(Vec<double>)_mm_cvtps_pd(all), (Vec<double>)_mm_cvtps_pd(_mm_movehl_ps(all, all))}};
 #else
   return {
       {Vec<double>{double(value[0]), double(value[1])},
@@ -627,6 +643,9 @@ FUSEDOPS_INLINE Vec<float> narrowed(Wide<float> value) {
   const __m128 low = _mm256_cvtpd_ps((__m256d)value.v[0]);
   const __m128 high = _mm256_cvtpd_ps((__m256d)value.v[1]);
   return (Vec<float>)_mm256_insertf128_ps(_mm256_castps128_ps256(low), high, 1);
+#elif defined(__SSE2__)  // by lanes, GCC 12 drops the rounding of what is widened again
+  const __m128 low = _mm_cvtpd_ps((__m128d)value.v[0]), high = _mm_cvtpd_ps((__m128d)value.v[1]);
+  return (Vec<float>)_mm_movelh_ps(low, high);
 #else
   const Vec<double> low = value.v[0], high = value.v[1];
   return Vec<float>{float(low[0]), float(low[1]), float(high[0]), float(high[1])};

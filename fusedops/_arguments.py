@@ -1,0 +1,86 @@
+"""Arguments that are of no use to an op at all: named before Python or torch complain of them in
+words of their own. The ops check the rest."""
+
+from __future__ import annotations
+
+import operator
+import reprlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from fusedops.ops import _checks
+
+
+def wrong(function: str, name: str, value: Any, wanted: str) -> TypeError:
+    got = f"a {type(value).__name__}" if isinstance(value, torch.Tensor) else reprlib.repr(value)
+    return TypeError(f"{function}: {name} is {got}, wanted {wanted}")
+
+
+def number(function: str, name: str, value: Any) -> float:
+    """``value`` as a float."""
+    if type(value) is float:
+        return value
+    if isinstance(value, torch.Tensor) and value.requires_grad:
+        raise TypeError(
+            f"{function}: {name} is a tensor that requires grad, which it would get none of here; "
+            "wanted a number, as .item() gives it"
+        )
+    if isinstance(value, (str, bytes)):  # float() would read them
+        raise wrong(function, name, value, "a number")
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise wrong(function, name, value, "a number") from None
+
+
+def floating(function: str, name: str, dtype: Any) -> None:
+    """A dtype that the ops compute, before torch's conversion of dtypes meets another one."""
+    if not isinstance(dtype, torch.dtype):
+        raise wrong(function, name, dtype, "a torch.dtype")
+    _checks.check_dtype(function, name, dtype, "convert it, or pass dtype=")
+
+
+def tensor(function: str, name: str, value: Any) -> torch.Tensor:
+    if not isinstance(value, torch.Tensor):
+        raise wrong(function, name, value, "a tensor")
+    return value
+
+
+def tensors(function: str, name: str, values: Any) -> list[torch.Tensor]:
+    """As a list. A tensor is none, although its rows could be counted through."""
+    if type(values) is list:
+        return values
+    if isinstance(values, (torch.Tensor, str)) or not isinstance(values, Iterable):
+        raise wrong(function, name, values, "a list of tensors")
+    return list(values)
+
+
+def shape(function: str, name: str, values: Any) -> list[int]:
+    if not isinstance(values, Iterable):
+        raise wrong(function, name, values, "a list of sizes, as [8]")
+    return list(values)
+
+
+def sizes(function: str, name: str, value: Any) -> tuple[int, ...]:
+    """Of a module's parameters; one size stands for a list of it."""
+    given = tuple(value) if isinstance(value, Iterable) else (value,)
+    try:
+        converted = tuple(map(operator.index, given))
+    except TypeError:
+        converted = (-1,)
+    if not all(0 <= size < 2**63 for size in converted):
+        raise wrong(function, name, value, "a size or a list of sizes, as [8]")
+    return converted
+
+
+def one_of(name: str, value: Any, words: Sequence[Any]) -> None:
+    """``value`` is one of ``words``."""
+    try:
+        known = value in words
+    except (ValueError, RuntimeError):  # an array, each element of which is compared
+        known = False
+    if not known:
+        *first, last = map(repr, words)
+        raise ValueError(f"{name} is {value!r}, wanted {', '.join(first)} or {last}")

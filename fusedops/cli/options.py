@@ -1,0 +1,102 @@
+"""Types of options: each gives a value that can be used, or says what came and what is wanted."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fusedops.cli.errors import UsageError
+from fusedops.cli.files import check_folder, check_writable
+
+#: More threads than this for each core measure nothing but how threads wait, and the limits of a
+#: system end a process that starts thousands.
+THREADS_A_CORE = 4
+MOST_THREADS = THREADS_A_CORE * (os.cpu_count() or 1)
+
+
+def checked(
+    convert: Callable[[str], Any], accepts: Callable[[Any], bool], wanted: str
+) -> Callable[[str], Any]:
+    """A type for argparse whose errors say what is wanted."""
+
+    def parse(text: str) -> Any:
+        try:
+            value = convert(text)
+        except (ValueError, RuntimeError, OverflowError):
+            value = None
+        if value is None or not accepts(value):
+            raise argparse.ArgumentTypeError(f"got {text!r}, wanted {wanted}")
+        return value
+
+    return parse
+
+
+#: What torch takes as the size of a dimension.
+MOST = 2**63 - 1
+positive = checked(int, lambda value: 0 < value <= MOST, "an integer above 0")
+seed = checked(int, lambda value: 0 <= value <= MOST, "an integer from 0 to 2^63 - 1")
+threads = checked(
+    int,
+    lambda value: 0 < value <= MOST_THREADS,
+    f"an integer from 1 to {MOST_THREADS}, {THREADS_A_CORE} a core",
+)
+probability = checked(float, lambda value: 0 <= value < 1, "a number from 0 to below 1")
+rate = checked(float, lambda value: 0 < value < math.inf, "a number above 0")
+
+
+def device(text: str) -> torch.device:
+    """The CPU, or a GPU that torch sees."""
+    match = re.fullmatch(r"cpu|cuda(?::(\d{1,9}))?", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"got {text!r}, wanted cpu, cuda or cuda:N")
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if text != "cpu" and int(match[1] or 0) >= gpus:
+        seen = f"only {gpus} GPU(s)" if gpus else "no GPU"
+        raise argparse.ArgumentTypeError(
+            f"got {text!r}, but torch sees {seen}; see `python -m fusedops env`"
+        )
+    return torch.device(text)
+
+
+def output_file(text: str) -> Path:
+    """A file that can be written, which is tried before there is anything to write."""
+    return _writable(text, "a file", check_writable)
+
+
+def output_folder(text: str) -> Path:
+    """A folder that files can be written into, there or not yet."""
+    return _writable(text, "a folder", check_folder)
+
+
+def _writable(text: str, kind: str, check: Callable[[Path], None]) -> Path:
+    wanted = f"got {text!r}, wanted {kind} that can be written"
+    if not text:
+        raise argparse.ArgumentTypeError(wanted)
+    try:
+        check(Path(text))
+    except (OSError, ValueError, RuntimeError) as error:  # the last two of names that none can be
+        reason = getattr(error, "strerror", None) or error
+        raise argparse.ArgumentTypeError(f"{wanted}: {reason}") from error
+    return Path(text)
+
+
+def unique(values: list[Any] | None) -> list[Any] | None:
+    """What was asked for twice is done once."""
+    return values and list(dict.fromkeys(values))
+
+
+def require_memory(what: str, size: float) -> None:
+    """Refuse what this machine cannot hold: Linux would promise it, then kill the process."""
+    has = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if size > has:
+        raise UsageError(
+            f"{what} takes at least {size / 1e9:,.0f} GB, and this machine has {has / 1e9:,.0f}; "
+            "pass smaller sizes"
+        )

@@ -1,0 +1,468 @@
+"""No command line ends in a traceback: one line names the option, what came and what is wanted.
+
+A row is the words of a command line, the exit code (1: a failure, 2: wrong usage) and what the line
+on standard error must say. A name in braces is one of `PLACES`, which every test makes anew.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+pytest.importorskip("rich", reason="needs the extra fusedops[bench]")
+pytest.importorskip("pandas", reason="needs the extra fusedops[bench]")
+
+from fusedops.cli import bench, env, options
+
+HUGE = "9" * 5000
+
+#: Files of `explain`, by name; "model" computes x + 1 and needs nothing.
+FILES = {
+    "good.py": "import torch\ndef build(): return (lambda x: x + 1), torch.ones(2)\n",
+    "syntax.py": "def build(:\n",
+    "null.py": "x = '\0'\n",
+    "raises.py": "\nraise ValueError('no weights')\n",
+    "exits.py": "import sys\nsys.exit('bye')\n",
+    "exits_well.py": "import sys\nsys.exit(0)\n",
+    "imports.py": "import there_is_no_such_module\n",
+    "recursive.py": "def build(): return build()\n",
+    "empty.py": "",
+    "torch.py": "def build(): return (lambda: None),\n",
+    "model.txt": "def build(): return (lambda: None),\n",
+    "returns.py": """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x): return x + 1
+class Picky(torch.nn.Module):
+    def forward(self, x): raise KeyError("no such head")
+def nothing(): return None
+def text(): return "model"
+def model_alone(): return Model()
+def empty(): return ()
+def swapped(): return torch.ones(2), Model()
+def listed(): return [Model(), torch.ones(2)]
+def no_inputs(): return (Model(),)
+def too_many(): return Model(), torch.ones(2), torch.ones(2)
+def wrong_name(): return Model(), {"y": torch.ones(2)}
+def no_name(): return Model(), {1: torch.ones(2)}
+def wrong_kind(): return Model(), ("text",)
+def picky(): return Picky(), torch.ones(2)
+def wants(size): return Model(), torch.ones(size)
+def fails(): raise RuntimeError("line one\\nline two")
+def leaves(): raise SystemExit(3)
+def generator(): yield Model()
+shapes = lambda: (torch.nn.Linear(3, 4), torch.ones(2))
+number = 3
+""",
+}
+
+
+@pytest.fixture
+def places(tmp_path):
+    """What the braces of a row stand for."""
+    for name, content in FILES.items():
+        (tmp_path / name).write_bytes(content.encode())
+    (tmp_path / "latin.py").write_bytes(b"x = '\xe9'\n")
+    (tmp_path / "folder.py").mkdir()
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    return {
+        "HERE": str(tmp_path),
+        "FILE": str(tmp_path / "good.py"),
+        "HUGE": HUGE,
+        "LONG": "x" * 300,
+        "LOOP": str(tmp_path / "loop"),
+    }
+
+
+USAGE, FAILURE = 2, 1
+A_SHAPE = "wanted ROWSxCOLS such as 4096x1024"
+POSITIVE = "wanted an integer above 0"
+THREADS = f"wanted an integer from 1 to {options.MOST_THREADS}, 4 a core"
+A_DEVICE = "wanted cpu, cuda or cuda:N"
+A_FILE, A_FOLDER = "wanted a file that can be written", "wanted a folder that can be written"
+A_TARGET = "wanted FILE:FUNCTION with an existing Python file"
+A_TUPLE = "wanted a tuple: the model, then its inputs"
+COMMAND = "COMMAND"
+
+NO_COMMAND = [
+    ([], USAGE, COMMAND),
+    ([""], USAGE, COMMAND),
+    (["bogus"], USAGE, "'bogus' .*'env', 'bench', 'demo', 'explain'"),
+    (["ENV"], USAGE, "'ENV' "),
+    (["--quick"], USAGE, COMMAND),
+    (["--version"], USAGE, COMMAND),
+    (["--"], USAGE, COMMAND),
+    (["--", "env"], USAGE, COMMAND),
+    (["-1", "env"], USAGE, "COMMAND|-1"),
+    (["--quick", "bench"], USAGE, "unrecognized arguments: --quick"),
+    (["env", "bench"], USAGE, "unrecognized arguments: bench"),
+    (["env", "env"], USAGE, "unrecognized arguments: env"),
+    (["env", "--jso", "n"], USAGE, "unrecognized arguments: n"),
+    (["env", "--json=yes"], USAGE, "--json"),
+    (["env", "--jason"], USAGE, "unrecognized arguments: --jason"),
+    (["env", "-j"], USAGE, "unrecognized arguments: -j"),
+    (["demo", "--quick"], USAGE, "unrecognized arguments: --quick"),
+    (["demo", "sentence"], USAGE, "unrecognized arguments: sentence"),
+    (["demo", ""], USAGE, "unrecognized arguments"),
+    (["demo", "-1"], USAGE, "unrecognized arguments: -1"),
+]
+
+EXPLAIN = [
+    ([], USAGE, "FILE:FUNCTION"),
+    ([""], USAGE, A_TARGET),
+    ([":"], USAGE, A_TARGET),
+    (["::"], USAGE, A_TARGET),
+    ([":build"], USAGE, A_TARGET),
+    (["{FILE}"], USAGE, A_TARGET),
+    (["{FILE}:"], USAGE, A_TARGET),
+    (["{HERE}:build"], USAGE, A_TARGET),
+    (["{HERE}/folder.py:build"], USAGE, A_TARGET),
+    (["{HERE}/missing.py:build"], USAGE, A_TARGET),
+    (["{HERE}/model.txt:build"], USAGE, A_TARGET),
+    (["{LOOP}:build"], USAGE, A_TARGET),
+    (["{LONG}.py:build"], USAGE, A_TARGET),
+    (["a\0b.py:build"], USAGE, A_TARGET),
+    (["/dev/null:build"], USAGE, A_TARGET),
+    (["{FILE}:other"], USAGE, "defines no function 'other'"),
+    (["{FILE}:build.other"], USAGE, "defines no function 'build.other'"),
+    (["{FILE}:build()"], USAGE, r"defines no function 'build\(\)'"),
+    (["{FILE}:Build"], USAGE, "defines no function 'Build'"),
+    (["{HERE}/empty.py:build"], USAGE, "defines no function 'build'"),
+    (["{HERE}/returns.py:number"], USAGE, "defines no function 'number'"),
+    (["{FILE}:build", "more"], USAGE, "unrecognized arguments: more"),
+    (["{FILE}:build", "--graph", "2"], USAGE, "unrecognized arguments: 2"),
+    (["{FILE}:build", "--json=1"], USAGE, "--json"),
+    (["{FILE}:build", "--jsn"], USAGE, "unrecognized arguments: --jsn"),
+    (["{HERE}/syntax.py:build"], FAILURE, r"syntax.py: importing it raised SyntaxError.*line 1"),
+    (["{HERE}/null.py:build"], FAILURE, "null.py: importing it raised (SyntaxError|ValueError)"),
+    (["{HERE}/latin.py:build"], FAILURE, "latin.py: importing it raised SyntaxError"),
+    (["{HERE}/raises.py:build"], FAILURE, "raised ValueError at raises.py:2: no weights"),
+    (["{HERE}/exits.py:build"], FAILURE, "raised SystemExit at exits.py:2: bye"),
+    (["{HERE}/exits_well.py:build"], FAILURE, "raised SystemExit at exits_well.py:2: 0"),
+    (["{HERE}/imports.py:build"], FAILURE, "ModuleNotFoundError at imports.py:1: .*no_such_module"),
+    (["{HERE}/recursive.py:build"], FAILURE, "FUNCTION raised RecursionError at recursive.py:1"),
+    (["{HERE}/returns.py:nothing"], FAILURE, f"returned a NoneType, {A_TUPLE}"),
+    (["{HERE}/returns.py:text"], FAILURE, f"returned a str, {A_TUPLE}"),
+    (["{HERE}/returns.py:model_alone"], FAILURE, f"returned a Model, {A_TUPLE}"),
+    (["{HERE}/returns.py:listed"], FAILURE, f"returned a list, {A_TUPLE}"),
+    (["{HERE}/returns.py:generator"], FAILURE, f"returned a generator, {A_TUPLE}"),
+    (["{HERE}/returns.py:empty"], FAILURE, f"returned an empty tuple, {A_TUPLE}"),
+    (["{HERE}/returns.py:swapped"], FAILURE, "first element, a Tensor, cannot be called"),
+    (["{HERE}/returns.py:no_inputs"], FAILURE, r"TypeError.*forward\(\) missing 1 required"),
+    (["{HERE}/returns.py:too_many"], FAILURE, "the model, given its inputs, raised TypeError"),
+    (["{HERE}/returns.py:wrong_name"], FAILURE, "unexpected keyword argument 'y'"),
+    (["{HERE}/returns.py:no_name"], FAILURE, "TypeError.*keywords must be strings"),
+    (["{HERE}/returns.py:wrong_kind"], FAILURE, "the model, given its inputs, raised"),
+    (["{HERE}/returns.py:picky"], FAILURE, "KeyError at returns.py:6: 'no such head'"),
+    (["{HERE}/returns.py:wants"], FAILURE, "FUNCTION raised TypeError.*'size'"),
+    (["{HERE}/returns.py:fails"], FAILURE, "RuntimeError at returns.py:20: line one line two"),
+    (["{HERE}/returns.py:leaves"], FAILURE, "FUNCTION raised SystemExit at returns.py:21: 3"),
+    (["{HERE}/returns.py:shapes"], FAILURE, "the model, given its inputs, raised"),
+    (["{HERE}/returns.py:Model"], FAILURE, f"returned a Model, {A_TUPLE}"),
+]
+
+BENCH = [
+    (["softmax"], USAGE, "unrecognized arguments: softmax"),
+    (["--quik"], USAGE, "unrecognized arguments: --quik"),
+    (["--op"], USAGE, "--op: expected at least one argument"),
+    (["--op", "gelu"], USAGE, "--op: invalid choice: 'gelu'.*'softmax'"),
+    (["--op", ""], USAGE, "--op: invalid choice: ''"),
+    (["--op", "softmax,layer_norm"], USAGE, "--op: invalid choice"),
+    (["--op", "masked_softmax["], USAGE, "--op: invalid choice"),
+    (["--pass"], USAGE, "--pass: expected at least one argument"),
+    (["--pass", "sideways"], USAGE, "--pass: invalid choice: 'sideways'.*'forward', 'backward'"),
+    (["--dtype"], USAGE, "--dtype: expected at least one argument"),
+    (["--dtype", "int8"], USAGE, "--dtype: invalid choice: 'int8'.*'float32'"),
+    (["--dtype", "float"], USAGE, "--dtype: invalid choice: 'float'"),
+    (["--shape"], USAGE, "--shape: expected at least one argument"),
+    (["--shape", ""], USAGE, f"--shape: got '', {A_SHAPE}"),
+    (["--shape", "4096"], USAGE, f"--shape: got '4096', {A_SHAPE}"),
+    (["--shape", "4096x"], USAGE, f"--shape: got '4096x', {A_SHAPE}"),
+    (["--shape", "x4096"], USAGE, f"--shape: got 'x4096', {A_SHAPE}"),
+    (["--shape", "x"], USAGE, f"--shape: got 'x', {A_SHAPE}"),
+    (["--shape", "0x5"], USAGE, f"--shape: got '0x5', {A_SHAPE}"),
+    (["--shape", "5x0"], USAGE, f"--shape: got '5x0', {A_SHAPE}"),
+    (["--shape=-1x5"], USAGE, f"--shape: got '-1x5', {A_SHAPE}"),
+    (["--shape", "1.5x2"], USAGE, f"--shape: got '1.5x2', {A_SHAPE}"),
+    (["--shape", "nanx2"], USAGE, f"--shape: got 'nanx2', {A_SHAPE}"),
+    (["--shape", "2X3"], USAGE, f"--shape: got '2X3', {A_SHAPE}"),
+    (["--shape", "2,3"], USAGE, f"--shape: got '2,3', {A_SHAPE}"),
+    (["--shape", "2 x 3"], USAGE, f"--shape: got '2 x 3', {A_SHAPE}"),
+    (["--shape", "1_0x3"], USAGE, f"--shape: got '1_0x3', {A_SHAPE}"),
+    (["--shape", "²x3"], USAGE, f"--shape: got '²x3', {A_SHAPE}"),
+    (["--shape", "{HUGE}x2"], USAGE, A_SHAPE),
+    (["--shape", "9999999999x9999999999"], USAGE, "--shape: .* takes at least .* GB"),
+    (["--shape", "999999999999999999x999999999999999999"], USAGE, "--shape: .* GB"),
+    (["--shape", "8x8", "1000000x1000000"], USAGE, "--shape: .*1000000x1000000 takes at least"),
+    (["--memory", "--shape", "1000000x1000000"], USAGE, "--shape: .* takes at least"),
+    (["--op", "softmax", "--shape", "8x64x32", "512x32"], USAGE, "--shape: .* both 512 rows of 32"),
+    (["--op", "masked_softmax", "--shape", "8x8", "1x8x8"], USAGE, "both 8 rows of 8 columns"),
+    (["--op", "masked_softmax", "--shape", "1x2x3x4x5"], USAGE, "5 dimensions, wanted at most 4"),
+    (["--device"], USAGE, "--device: expected one argument"),
+    (["--device", ""], USAGE, f"--device: got '', {A_DEVICE}"),
+    (["--device", "nonsense"], USAGE, f"--device: got 'nonsense', {A_DEVICE}"),
+    (["--device", "CPU"], USAGE, f"--device: got 'CPU', {A_DEVICE}"),
+    (["--device", " cpu"], USAGE, f"--device: got ' cpu', {A_DEVICE}"),
+    (["--device", "cpu:1"], USAGE, f"--device: got 'cpu:1', {A_DEVICE}"),
+    (["--device", "meta"], USAGE, f"--device: got 'meta', {A_DEVICE}"),
+    (["--device", "mps"], USAGE, f"--device: got 'mps', {A_DEVICE}"),
+    (["--device", "xpu:0"], USAGE, f"--device: got 'xpu:0', {A_DEVICE}"),
+    (["--device", "cuda:"], USAGE, f"--device: got 'cuda:', {A_DEVICE}"),
+    (["--device", "cuda:-1"], USAGE, f"--device: got 'cuda:-1', {A_DEVICE}"),
+    (["--device", "cuda:x"], USAGE, f"--device: got 'cuda:x', {A_DEVICE}"),
+    (["--device", "cuda:{HUGE}"], USAGE, A_DEVICE),
+    (["--device", "cuda:256"], USAGE, "--device: got 'cuda:256', but torch sees"),
+    (["--device", "cuda:1000000"], USAGE, "--device: got 'cuda:1000000', but torch sees"),
+    (["--threads"], USAGE, "--threads: expected one argument"),
+    (["--threads", ""], USAGE, f"--threads: got '', {THREADS}"),
+    (["--threads", "0"], USAGE, f"--threads: got '0', {THREADS}"),
+    (["--threads", "-1"], USAGE, f"--threads: got '-1', {THREADS}"),
+    (["--threads", "two"], USAGE, f"--threads: got 'two', {THREADS}"),
+    (["--threads", "1.5"], USAGE, f"--threads: got '1.5', {THREADS}"),
+    (["--threads", "nan"], USAGE, f"--threads: got 'nan', {THREADS}"),
+    (["--threads", "1000000"], USAGE, f"--threads: got '1000000', {THREADS}"),
+    (["--threads", "99999999999999999999"], USAGE, THREADS),
+    (["--threads", "{HUGE}"], USAGE, THREADS),
+    (["--threads", "1", "2"], USAGE, "unrecognized arguments: 2"),
+    (["--csv"], USAGE, "--csv: expected one argument"),
+    (["--csv", ""], USAGE, f"--csv: got '', {A_FILE}"),
+    (["--csv", "/"], USAGE, f"--csv: got '/', {A_FILE}: Is a directory"),
+    (["--csv", "{HERE}"], USAGE, f"--csv: .*{A_FILE}: Is a directory"),
+    (["--csv", "{FILE}/b.csv"], USAGE, f"--csv: .*{A_FILE}: Not a directory"),
+    (["--csv", "{FILE}/a/b.csv"], USAGE, f"--csv: .*{A_FILE}: Not a directory"),
+    (["--csv", "/proc/no/b.csv"], USAGE, f"--csv: .*{A_FILE}: "),
+    (["--csv", "{HERE}/{LONG}.csv"], USAGE, f"{A_FILE}: File name too long"),
+    (["--csv", "{HERE}/{LONG}/b.csv"], USAGE, f"{A_FILE}: File name too long"),
+    (["--csv", "{LOOP}/b.csv"], USAGE, f"--csv: .*{A_FILE}: "),
+    (["--csv", "a\0b"], USAGE, f"--csv: .*{A_FILE}: "),
+    (["--plot"], USAGE, "--plot: expected one argument"),
+    (["--plot", ""], USAGE, f"--plot: got '', {A_FOLDER}"),
+    (["--plot", "{FILE}"], USAGE, f"--plot: .*{A_FOLDER}: Not a directory"),
+    (["--plot", "{FILE}/a"], USAGE, f"--plot: .*{A_FOLDER}: Not a directory"),
+    (["--plot", "/proc/charts"], USAGE, f"--plot: .*{A_FOLDER}: "),
+    (["--plot", "/dev/null"], USAGE, f"--plot: .*{A_FOLDER}: Not a directory"),
+    (["--memory", "--plot", "{HERE}"], USAGE, "--plot: draws times; with --memory"),
+    (["--quick=3"], USAGE, "--quick"),
+    (["--batch", "2"], USAGE, "--batch: only with --models"),
+    (["--length", "2"], USAGE, "--length: only with --models"),
+    (["--width", "64"], USAGE, "--width: only with --models"),
+    (["--width", "0"], USAGE, f"--width: got '0', {POSITIVE}"),
+    (["--policy", "--op", "softmax"], USAGE, "--op: not with --policy"),
+    (["--policy", "--pass", "forward"], USAGE, "--pass: not with --policy"),
+    (["--policy", "--dtype", "float16"], USAGE, "--dtype: not with --policy"),
+    (["--policy", "--shape", "8x8"], USAGE, "--shape: not with --policy"),
+    (["--policy", "--memory"], USAGE, "--memory: not with --policy"),
+    (["--policy", "--plot", "{HERE}"], USAGE, "--plot: not with --policy"),
+    (["--policy", "--op", "softmax", "--memory"], USAGE, "--op, --memory: not with --policy"),
+    (["--policy", "--csv", "{HERE}"], USAGE, f"--csv: .*{A_FILE}: Is a directory"),
+]
+
+MODELS = [
+    (["gpt5"], USAGE, "--models: got gpt5, wanted some of bert, .*nanogpt"),
+    (["bert", "gpt5", "gpt6"], USAGE, "--models: got gpt5, gpt6, wanted some of"),
+    ([""], USAGE, "--models: got , wanted some of bert"),
+    (["BERT"], USAGE, "--models: got BERT, wanted some of bert"),
+    (["bert,gpt2"], USAGE, "--models: got bert,gpt2, wanted some of"),
+    (["bert", "--op", "softmax"], USAGE, "--op: not with --models"),
+    (["bert", "--shape", "2x3"], USAGE, "--shape: not with --models"),
+    (["bert", "--memory"], USAGE, "--memory: not with --models"),
+    (["bert", "--policy"], USAGE, "--policy: not with --models"),
+    (["bert", "--plot", "{HERE}"], USAGE, "--plot: not with --models"),
+    (["bert", "--memory", "--policy"], USAGE, "--memory, --policy: not with --models"),
+    (["bert", "--batch", "0"], USAGE, f"--batch: got '0', {POSITIVE}"),
+    (["bert", "--batch", "-3"], USAGE, f"--batch: got '-3', {POSITIVE}"),
+    (["bert", "--batch", "many"], USAGE, f"--batch: got 'many', {POSITIVE}"),
+    (["bert", "--batch", "1e3"], USAGE, f"--batch: got '1e3', {POSITIVE}"),
+    (["bert", "--batch", "{HUGE}"], USAGE, POSITIVE),
+    (["bert", "--batch", "99999999"], USAGE, "--models: .*99999999x512x768 takes at least"),
+    (["bert", "--length", "0"], USAGE, f"--length: got '0', {POSITIVE}"),
+    (["bert", "--length", ""], USAGE, f"--length: got '', {POSITIVE}"),
+    (["bert", "--length", "1000000"], USAGE, "--models: .*1x1000000x768 takes at least"),
+    (["bert", "--length", "9223372036854775808"], USAGE, f"--length: .*{POSITIVE}"),
+    (["bert", "--width", "0"], USAGE, f"--width: got '0', {POSITIVE}"),
+    (["bert", "--width", "-64"], USAGE, f"--width: got '-64', {POSITIVE}"),
+    (["bert", "--width", "nan"], USAGE, f"--width: got 'nan', {POSITIVE}"),
+    (["bert", "--width", "inf"], USAGE, f"--width: got 'inf', {POSITIVE}"),
+    (["bert", "--width", "1"], USAGE, "--width: got 1, wanted a multiple of 64"),
+    (["bert", "--width", "100"], USAGE, "--width: got 100, wanted a multiple of 64"),
+    (["bert", "--width", "64000000"], USAGE, "--models: .*1x512x64000000 takes at least"),
+    (["bert", "--dtype", "int32"], USAGE, "--dtype: invalid choice"),
+    (["bert", "--threads", "0"], USAGE, f"--threads: got '0', {THREADS}"),
+    (["bert", "--device", "meta"], USAGE, f"--device: got 'meta', {A_DEVICE}"),
+    (["bert", "--csv", "/"], USAGE, f"--csv: got '/', {A_FILE}"),
+]
+
+ROWS = [
+    *NO_COMMAND,
+    *((["explain", *argv], code, message) for argv, code, message in EXPLAIN),
+    *((["bench", *argv], code, message) for argv, code, message in BENCH),
+    *((["bench", "--models", *argv], code, message) for argv, code, message in MODELS),
+]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_measured(monkeypatch):
+    """A row that should have been refused fails, at once, and starts no process in our place."""
+
+    def begin(*args, **kwargs):
+        pytest.fail("the command has begun its work")
+
+    monkeypatch.setattr(bench, "keep_freed_memory", begin)
+    monkeypatch.setattr(bench, "measure_each", begin)
+
+
+@pytest.mark.parametrize(
+    "argv, code, message", ROWS, ids=[repr(" ".join(argv))[1:60] for argv, *_ in ROWS]
+)
+def test_a_hostile_command_line_is_refused_in_one_line(command, places, argv, code, message):
+    before = sorted(os.listdir(places["HERE"]))
+    ended = command(*(argument.format_map(places) for argument in argv))
+    assert (ended.code, ended.out) == (code, "")
+    (line,) = ended.err.splitlines()
+    assert line.startswith("python -m fusedops") and len(line) < 1100
+    assert re.search(message, line)
+    assert [name for name in sorted(os.listdir(places["HERE"])) if name != "__pycache__"] == before
+
+
+def test_the_table_has_at_least_150_rows():
+    assert len(ROWS) >= 150
+    assert len({" ".join(map(repr, argv)) for argv, *_ in ROWS}) == len(ROWS)
+
+
+# --- what is odd, and right -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["-h"], ["env", "-h"], ["bench", "--help"]], ids=str)
+def test_help_is_no_failure(command, argv):
+    ended = command(*argv)
+    assert ended.code == 0 and "usage: python -m fusedops" in ended.out and ended.err == ""
+
+
+def test_a_model_without_any_site_has_none_replaced(command, places):
+    ended = command("explain", f"{places['FILE']}:build")
+    assert (ended.code, ended.out) == (0, "fusedops: 0 of 0 sites replaced\n")
+    ended = command("explain", f"{places['FILE']}:build", "--json")
+    assert ended.code == 0 and '"replaced": 0' in ended.out and '"sites": []' in ended.out
+
+
+def test_a_file_that_is_named_as_a_module_of_ours_takes_no_ones_place(command, places):
+    assert command("explain", f"{places['HERE']}/torch.py:build").code == 0
+    assert sys.modules["torch"] is torch
+
+
+def test_a_missing_compiler_is_named_before_anything_is_measured(command, monkeypatch):
+    monkeypatch.setenv("CXX", "there-is-no-such-compiler")
+    ended = command("bench", "--quick")
+    (line,) = ended.err.splitlines()
+    assert ended.code == FAILURE and line.endswith("python -m fusedops env")
+    assert "torch.compile finds no C++ compiler; fix: install g++, or name one in CXX" in line
+
+
+def test_explain_needs_no_compiler(command, places, monkeypatch):
+    monkeypatch.setenv("CXX", "there-is-no-such-compiler")
+    assert command("explain", f"{places['FILE']}:build").code == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (KeyboardInterrupt(), 130, "env: interrupted"),
+        (BrokenPipeError(), 1, None),
+        (OSError(28, "No space left on device"), 1, "output: No space left on device"),
+        (OSError(13, "Permission denied", "a.csv"), 1, "a.csv: Permission denied"),
+        (MemoryError(), 1, "not enough memory: none is left; pass smaller sizes"),
+        (RuntimeError("can't allocate memory: 8 bytes"), 1, "not enough memory: can't allocate"),
+        (ZeroDivisionError("a\nbug"), 1, r"ZeroDivisionError at .*\.py:\d+: a bug; .*report it"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+)
+def test_whatever_is_raised_ends_in_one_line(command, monkeypatch, error, code, message):
+    def fail():
+        raise error
+
+    monkeypatch.setattr(env, "collect", fail)
+    ended = command("env")
+    assert (ended.code, ended.out) == (code, "")
+    lines = ended.err.splitlines()
+    assert len(lines) == (1 if message else 0)
+    assert not message or re.search(message, lines[0])
+
+
+# --- processes ------------------------------------------------------------------------------------
+
+
+def run(*argv: str, **options) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | options.pop("env", {})
+    options = {"capture_output": True} | options
+    return subprocess.run(
+        [sys.executable, "-m", "fusedops", *argv], text=True, env=environment, **options
+    )
+
+
+def test_a_full_disk_is_a_failure_and_no_traceback():
+    with open("/dev/full", "w") as full:
+        ended = run("env", capture_output=False, stdout=full, stderr=subprocess.PIPE)
+    assert ended.returncode == FAILURE
+    assert ended.stderr == "python -m fusedops env: output: No space left on device\n"
+
+
+def test_a_reader_that_wants_no_more_hears_no_complaint():
+    read, write = os.pipe()
+    os.close(read)
+    ended = run("env", capture_output=False, stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    assert (ended.returncode, ended.stderr) == (FAILURE, "")
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_closed_streams_are_no_failure(closed):
+    command = f'"{sys.executable}" -m fusedops env {closed}'
+    ended = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_a_terminal_of_ascii_shows_what_it_can(tmp_path):
+    file = tmp_path / "modèle.py"
+    file.write_text(FILES["good.py"])
+    ended = run("explain", f"{file}:fonctión", env={"PYTHONIOENCODING": "ascii"})
+    assert ended.returncode == USAGE and r"foncti\xf3n" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("FUSEDOPS_FUSE", "nonsense"), ("FUSEDOPS_CPU_ISA", "sse9")],
+)
+def test_env_reports_a_variable_that_keeps_the_rest_from_running(variable, value):
+    reported = run("env", env={variable: value})
+    assert (reported.returncode, reported.stderr) == (FAILURE, "")
+    problems = reported.stdout.partition("\nproblems\n")[2]
+    assert variable in problems and "fix: unset" in problems
+    refused = run("explain", "model.py:build", env={variable: value})
+    assert refused.returncode == FAILURE
+    (line,) = refused.stderr.splitlines()
+    assert variable in line and "fix: unset" in line
+
+
+def test_ctrl_c_ends_in_one_line_and_writes_nothing(tmp_path):
+    def heed_interrupts():  # what a shell starts in the background ignores them
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    command = [sys.executable, "-m", "fusedops", "bench", "--csv", str(tmp_path / "new" / "b.csv")]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=heed_interrupts,
+    )  # fmt: skip
+    process.stdout.readline()  # the head: measuring has begun
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert error.splitlines()[-1] == "python -m fusedops bench: interrupted"
+    assert "Traceback" not in error and list(tmp_path.iterdir()) == []

@@ -1,0 +1,73 @@
+"""Whether a rewritten model is what it was to all who call it: not its values alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass
+class Outcome:
+    """What a function gave for copies of some inputs: its results, what it left of the inputs, and
+    their gradients; or why autograd refuses them: what it kept was written."""
+
+    results: list[torch.Tensor]
+    inputs: list[torch.Tensor]
+    gradients: list[torch.Tensor | None]
+    refusal: str = ""
+
+    @property
+    def metadata(self):
+        """All that is not a value: a list for each result, and which inputs have a gradient."""
+        shared = _shared(self.results, self.inputs)
+        return [
+            [r.dtype, r.shape, r.stride(), r.requires_grad, with_]
+            for r, with_ in zip(self.results, shared, strict=True)
+        ], [grad is not None for grad in self.gradients]
+
+    @property
+    def values(self):
+        grads = [grad for grad in self.gradients if grad is not None]
+        return [tensor.detach() for tensor in (*self.results, *self.inputs, *grads)]
+
+
+def outcome(function, inputs):
+    given = [one.detach().clone().requires_grad_(one.requires_grad) for one in inputs]
+    results = function(*given)
+    results = list(results) if isinstance(results, (list, tuple)) else [results]
+    try:
+        return Outcome(results, given, _gradients(results, given))
+    except RuntimeError as error:
+        return Outcome(results, given, [], str(error))
+
+
+def _gradients(results, inputs):
+    """Of a loss of all results that require grad; None where an input gets none."""
+    wanted = [given for given in inputs if given.requires_grad]
+    losses = [result.double().sin().sum() for result in results if result.requires_grad]
+    if not losses or not wanted:
+        return [None] * len(wanted)
+    return list(torch.autograd.grad(sum(losses), wanted, allow_unused=True))
+
+
+def _shared(results, inputs):
+    """For each result which of the tensors before it, inputs first, it shares its memory with."""
+    memory = [tensor.untyped_storage()._cdata for tensor in (*inputs, *results)]
+    return [memory.index(one) for one in memory[len(inputs) :]]
+
+
+def assert_agrees(ours, eager, inputs, rtol=1e-9, atol=1e-9):
+    """Both functions have the same outcome."""
+    ours, eager = (outcome(function, inputs) for function in (ours, eager))
+    assert_alike(ours, eager)
+    for actual, expected in zip(ours.values, eager.values, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=rtol, atol=atol, equal_nan=True)
+
+
+def assert_alike(ours, eager):
+    """The same but for values. Gradients that eager refuses may be had."""
+    if eager.refusal:
+        ours.gradients, ours.refusal = [], eager.refusal
+    assert ours.refusal == eager.refusal
+    assert ours.metadata == eager.metadata

@@ -1,0 +1,285 @@
+"""Programs of the pieces that the rules know, at random, as Python source.
+
+A program is drawn as a list of tokens: a context to enter or none, a step, and how many contexts to
+leave behind it. A step reads one or two of the tensors so far, may write into one of them, and
+gives the next. Writing a program out runs it: a step that eager refuses is left out. So each step
+can follow every other, whatever their shapes, dtypes and modes.
+"""
+
+from __future__ import annotations
+
+import linecache
+import operator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import FunctionType
+
+import torch
+import torch.nn.functional as F
+from hypothesis import strategies as st
+
+EPS = 1e-5
+#: The precision of a program that computes in float64 alone.
+EXACT = 1e-9
+#: And of others, by what stands in their source.
+PRECISIONS = {
+    "bfloat16": 2**-8,
+    "half": 2**-11,
+    "float16": 2**-11,
+    "float()": 2**-24,
+    "in_float": 2**-24,
+}
+SHAPE = (2, 4, 4)
+KEEP = [[True, False, True, True], [True, True, False, True]]
+
+
+def softmax_by_hand(v):
+    e = torch.exp(v - v.amax(-1, keepdim=True))
+    return e / e.sum(-1, keepdim=True)
+
+
+def softmax_by_hand_in_place(v):
+    e = v - v.max(-1, keepdim=True)[0]
+    e = e.exp()
+    e /= e.sum(-1, keepdim=True)
+    return e
+
+
+def layer_norm_by_hand(v, weight, shift):
+    mean = v.mean(-1, keepdim=True)
+    variance = (v - mean).pow(2).mean(-1, keepdim=True)
+    return weight * ((v - mean) / torch.sqrt(variance + EPS)) + shift
+
+
+def layer_norm_with_var(v):
+    variance = v.var(-1, unbiased=False, keepdim=True)
+    return (v - v.mean(-1, keepdim=True)) * torch.rsqrt(variance + EPS)
+
+
+def layer_norm_of_var_mean(v):
+    variance, mean = torch.var_mean(v, -1, correction=0, keepdim=True)
+    return (v - mean) / (variance + EPS).sqrt()
+
+
+def norm_with_statistics_of_no_gradient(v, weight):
+    with torch.no_grad():
+        mean = v.mean(-1, keepdim=True)
+        variance = (v - mean).pow(2).mean(-1, keepdim=True)
+    return weight * ((v - mean) / torch.sqrt(variance + EPS))
+
+
+def rms_norm_by_hand(v, weight):
+    return weight * (v * torch.rsqrt(v.pow(2).mean(-1, keepdim=True) + EPS))
+
+
+def rms_norm_in_float(v, weight):
+    wide = v.float()
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS)
+    return weight * wide.to(v.dtype)
+
+
+def causal(v):
+    hidden = torch.ones(4, 4, dtype=torch.bool).triu(1)
+    return v.masked_fill(hidden, -torch.inf)
+
+
+def dropout_in_inference(v):
+    return F.dropout(v, 0.5, training=False)
+
+
+CHAINS = [
+    "{v} * 0.5",
+    "-2.0 * {v}",
+    "{v} / 3",
+    "{v} + {u}",
+    "{u} + {v}",
+    "{v} - {u} * 0.25",
+    "{v} + bias",
+    "bias + {v}",
+    "{v} - bias[:1]",
+    "{v} @ {u}",
+    "torch.baddbmm(bias, {v}, {u}, alpha=0.5)",
+    "{v}.masked_fill(~keep, -torch.inf)",
+    "{v}.masked_fill(keep == 0, -30.0)",
+    "torch.where(keep, {v}, -30.0)",
+    "torch.where(~keep, -torch.inf, {v})",
+    "causal({v})",
+    "torch.tanh({v})",
+    "{v}.sin()",
+]
+SITES = [
+    "{v}.softmax(-1)",
+    "torch.softmax({v}, 1)",
+    "F.softmax({v}, dim=-1, dtype=torch.float64)",
+    "{v}.float().softmax(-1).to({v}.dtype)",
+    "softmax_by_hand({v})",
+    "softmax_by_hand_in_place({v})",
+    "{v}.log_softmax(-1).exp()",
+    "{v}.log_softmax(-1)",
+    "F.layer_norm({v}, (4,), weight, shift, EPS)",
+    "F.layer_norm({v}, (4,))",
+    "F.layer_norm({v}, (4, 4))",
+    "layer_norm_by_hand({v}, weight, shift)",
+    "layer_norm_with_var({v})",
+    "layer_norm_of_var_mean({v})",
+    "norm_with_statistics_of_no_gradient({v}, weight)",
+    "F.rms_norm({v}, (4,), weight, EPS)",
+    "rms_norm_by_hand({v}, weight)",
+    "rms_norm_in_float({v}, weight)",
+    "F.layer_norm({v} + {u}, (4,), weight, shift, EPS)",
+    "F.layer_norm(({v} + {u}).reshape(-1, 4), (4,)).view(2, 4, 4)",
+    "rms_norm_by_hand({v} + {u}, weight)",
+    "F.rms_norm({v} + {u}, (4,), weight, EPS)",
+    "layer_norm_by_hand({v} + {u}, weight, shift)",
+    "torch.stack([{v}.softmax(-1), {u}.softmax(-1)])",
+    "torch.stack([F.layer_norm({v}, (4,)), F.layer_norm({u}, (4,))], 1)",
+]
+VIEWS = [
+    "{v}.transpose(1, 2)",
+    "{v}.view(2, 4, 4)",
+    "{v}.reshape(-1, 4)",
+    "{v}[0]",
+    "{v}[:, 1:]",
+    "{v}[..., ::2]",
+    "{v}.chunk(2, -1)[1]",
+    "{v}[:1].expand(2, 4, 4)",
+    "{v}.unbind(0)[-1]",
+    "{v}.unsqueeze(1).squeeze(1)",
+    "{v}.detach()",
+    "{v}.contiguous()",
+    "dropout_in_inference({v})",
+    "F.dropout({v}, 0.0)",
+    "{v} * 1",
+]
+CASTS = [
+    "{v}.double()",
+    "{v}.float()",
+    "{v}.bfloat16()",
+    "{v}.half()",
+    "{v}.to({u}.dtype)",
+]
+WRITES = [
+    "{v}.mul_(0.5)",
+    "{v}.masked_fill_(~keep, -30.0)",
+    "{v}.add_({u} * 1)",
+    "{v}.copy_({u} * 1)",
+    "{v}[0].copy_({v}[0].sin())",
+    "{v}.transpose(-1, -2)[..., 0].mul_(2)",
+    "{v}.detach().mul_(0.5)",
+    "torch._foreach_mul_([{v}], 2.0)",
+    "operator.setitem({v}, (..., 0), {u}[..., 1] * 1)",
+    "torch.sin({u}, out={v})",
+]
+SWITCHES = ["torch.set_grad_enabled(False)", "torch.set_grad_enabled(True)"]
+CONTEXTS = [
+    "torch.no_grad()",
+    "torch.enable_grad()",
+    "torch.inference_mode()",
+    "torch.inference_mode(False)",
+    "torch.set_grad_enabled(False)",
+    "torch.autocast('cpu', torch.bfloat16)",
+    "torch.autocast('cpu', torch.float16)",
+    "torch.autocast('cpu', enabled=False)",
+]
+_GLOBALS = {**globals(), "operator": operator}
+_PARAMETERS = "x, y, n, bias, weight, shift, keep"
+
+# Which of the tensors so far, from the last on: mostly the last itself.
+_AGO = st.sampled_from([0] * 9 + [1, 2, 3, 4])
+
+
+def programs(steps, contexts=(), dtypes=(torch.float64,), longest=14):
+    """A strategy: tokens, which tensors are returned, which inputs require grad, and a dtype."""
+    step = st.tuples(st.sampled_from(steps), _AGO, _AGO)
+    token = st.tuples(
+        st.sampled_from([None] * 2 * len(contexts) + list(contexts)),
+        step,
+        st.sampled_from([0, 1, 1, 2]),
+    )
+    return st.builds(
+        Program,
+        st.lists(token, min_size=longest // 3, max_size=longest),
+        st.sets(_AGO, max_size=2),
+        st.sets(st.sampled_from(["x", "y", "bias", "weight", "shift"]), min_size=1),
+        st.sampled_from(dtypes),
+    )
+
+
+@dataclass
+class Program:
+    tokens: list
+    returned: set
+    trained: set
+    dtype: torch.dtype
+
+    @property
+    def precision(self):
+        """The roundings of the narrowest dtype that it may compute in."""
+        steps = [f"{context} {step}" for context, (step, *_), _ in self.tokens]
+        found = [p for name, p in PRECISIONS.items() for step in steps if name in step]
+        return max([EXACT, torch.finfo(self.dtype).eps, *found])
+
+    def inputs(self, nearby=False):
+        """Always the same ones; or what differs from them by a rounding."""
+        generator = torch.Generator().manual_seed(0)
+        shapes = {"x": SHAPE, "y": SHAPE, "n": SHAPE, "bias": (4, 4), "weight": (4,), "shift": (4,)}
+        inputs = []
+        for name, shape in shapes.items():
+            drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
+            noise = torch.randn(shape, generator=generator, dtype=torch.float64)
+            drawn += nearby * self.precision * noise
+            inputs.append(drawn.to(self.dtype).requires_grad_(name in self.trained))
+        return [*inputs, torch.tensor(KEEP)[:, None]]
+
+    def function(self):
+        """The program as a function of its inputs; its source is `function.source`."""
+        source = self._source()
+        name = f"<random program {hash(source)}>"
+        linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+        scope = dict(_GLOBALS)
+        exec(compile(source, name, "exec"), scope)
+        function: FunctionType = scope["program"]
+        function.source = source
+        return function
+
+    def _source(self):
+        lines = [f"def program({_PARAMETERS}):"]
+        scope = dict(_GLOBALS, **dict(zip(_PARAMETERS.split(", "), self.inputs(), strict=True)))
+        names = ["n", "y", "x"]
+        contexts = []
+
+        def write(line):
+            exec(line, scope)
+            lines.append("    " * (1 + len(contexts)) + line)
+
+        def tensor(expression):
+            name = f"t{len(names)}"
+            write(f"{name} = {expression}")
+            if isinstance(scope[name], torch.Tensor):
+                names.append(name)
+
+        with torch.enable_grad():
+            tensor("y * 1")
+            tensor("x * 1")
+            for context, (step, first, second), left in self.tokens:
+                if context is not None:
+                    lines.append("    " * (1 + len(contexts)) + f"with {context}:")
+                    entered = ExitStack()
+                    entered.enter_context(eval(context, scope))
+                    contexts.append(entered)
+                operands = {
+                    "v": names[-1 - first % len(names)],
+                    "u": names[-1 - second % len(names)],
+                }
+                try:
+                    tensor(step.format(**operands))
+                except (RuntimeError, IndexError, TypeError):
+                    if context is not None:
+                        lines.append("    " * (1 + len(contexts)) + "pass")
+                for _ in range(min(left, len(contexts))):
+                    contexts.pop().close()
+            while contexts:
+                contexts.pop().close()
+        results = (names[-1 - ago % len(names)] for ago in (0, *sorted(self.returned)))
+        lines.append(f"    return [{', '.join(results)}]")
+        return "\n".join(lines) + "\n"

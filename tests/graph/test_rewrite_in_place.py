@@ -1,0 +1,213 @@
+"""Writes in place: seen whatever makes them, and no reason to refuse a gradient that eager has."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from agreement import assert_agrees
+from torch._dynamo.backends.common import aot_autograd
+
+from fusedops.graph import rewrite_module
+
+EPS = 1e-5
+
+
+def _softmax_by_hand(x):
+    e = torch.exp(x - x.amax(-1, keepdim=True))
+    return e / e.sum(-1, keepdim=True)
+
+
+def _layer_norm_by_hand(x, weight):
+    centred = x - x.mean(-1, keepdim=True)
+    return weight * (centred / torch.sqrt(centred.pow(2).mean(-1, keepdim=True) + EPS))
+
+
+def _quotient(x, y):
+    p = _softmax_by_hand(x)
+    p.mul_(0.5)
+    return p * y
+
+
+def _view_of_a_quotient(x, y):
+    p = _softmax_by_hand(x)
+    v = p.transpose(0, 1)
+    v.detach()[0].zero_()
+    return p + v * y
+
+
+def _cast_back(x, y):
+    p = x.to(torch.float32).softmax(-1).to(torch.float64)
+    p += y
+    return p
+
+
+def _input_of_a_norm_by_hand(x, y):
+    h = x * 1
+    n = _layer_norm_by_hand(h, y[0])
+    h.mul_(0.5)
+    return n + h
+
+
+def _weight_of_a_norm_by_hand(x, y):
+    weight = y[0] * 1
+    n = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS) * weight
+    weight.detach().zero_()
+    return n
+
+
+def _sum_before_a_norm_by_hand(x, y):
+    h = x + y
+    n = _layer_norm_by_hand(h, y[0])
+    h.mul_(0.5)
+    return n + h
+
+
+def _mask(x, y):
+    keep = y > 0
+    p = (x * 2).masked_fill(~keep, -30.0).softmax(-1)
+    keep.fill_(False)
+    return p + y * keep
+
+
+def _stack(x, y):
+    p = torch.stack([x.softmax(-1), y.softmax(-1)])
+    p.mul_(2)
+    return p
+
+
+def _list_of_tensors(x, y):
+    p = _softmax_by_hand(x)
+    torch._foreach_mul_([p], 3.0)
+    return p * y
+
+
+WRITTEN_LATER = [
+    _quotient,
+    _view_of_a_quotient,
+    _input_of_a_norm_by_hand,
+    _sum_before_a_norm_by_hand,
+    _mask,
+    _stack,
+    _list_of_tensors,
+]
+
+
+def _inputs():
+    return [torch.randn(8, 8, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+
+
+@pytest.mark.parametrize("model", WRITTEN_LATER, ids=lambda model: model.__name__)
+def test_what_only_the_op_keeps_may_be_written_later(rewrite, model):
+    inputs = _inputs()
+    rewritten = rewrite(model, *inputs)
+    assert len(rewritten.report.replaced) == 1
+    assert_agrees(rewritten.call, model, inputs)
+
+
+@pytest.mark.parametrize("model", WRITTEN_LATER, ids=lambda model: model.__name__)
+def test_what_only_the_op_keeps_may_be_written_later_where_it_is_compiled(model):
+    def backend(graph_module, example_inputs):
+        rewrite_module(graph_module)
+        return aot_autograd(fw_compiler=lambda graph, _: graph)(graph_module, example_inputs)
+
+    assert_agrees(torch.compile(model, backend=backend), model, _inputs())
+
+
+def test_a_result_cast_back_may_be_written_later(rewrite_dynamo):
+    inputs = _inputs()
+    rewritten = rewrite_dynamo(_cast_back, *inputs)
+    assert_agrees(rewritten.call, _cast_back, inputs, rtol=1e-5, atol=1e-6)
+
+
+def test_the_16_bit_input_of_rms_norm_may_be_written_later(rewrite_dynamo):
+    def model(x):
+        h = x.bfloat16()
+        n = F.rms_norm(h, (8,))
+        h.mul_(2)
+        return n + h
+
+    x = torch.randn(4, 8, requires_grad=True)
+    rewritten = rewrite_dynamo(model, x)
+    assert rewritten.replaced == {"rms_norm": 1}
+    assert_agrees(rewritten.call, model, [x], rtol=2e-2, atol=2e-2)
+
+
+def test_what_a_single_call_keeps_too_is_not_copied(rewrite_dynamo):
+    def model(x):
+        p = x.softmax(-1)
+        return p.mul_(2)
+
+    assert "clone" not in rewrite_dynamo(model, torch.randn(4, 8)).code
+
+
+def _by_the_name_of_an_op(h):
+    torch.ops.aten.mul_(h, 3.0)
+
+
+def _in_a_list(h):
+    torch._foreach_mul_([h], 3.0)
+
+
+def _as_one_of_several_outputs(h):
+    torch.max(torch.ones(8, 8, dtype=h.dtype), -1, out=(h, torch.empty(8, dtype=torch.long)))
+
+
+def _by_assignment(h):
+    h[:] = 3.0
+
+
+def _inside_a_block(h):
+    with torch.no_grad():
+        h.mul_(3.0)
+
+
+WRITES = [
+    _by_the_name_of_an_op,
+    _in_a_list,
+    _as_one_of_several_outputs,
+    _by_assignment,
+    _inside_a_block,
+]
+
+
+@pytest.mark.parametrize("entry", ["dynamo", "export"])
+@pytest.mark.parametrize("write", WRITES, ids=lambda write: write.__name__)
+def test_a_write_between_the_parts_of_a_chain_is_seen(entries, entry, write):
+    def model(x):
+        h = x.detach().amax(-1)
+        z = h * 0.5
+        write(h)
+        return z.softmax(-1) + h
+
+    x = torch.randn(8, 8, dtype=torch.float64)
+    rewritten = entries[entry](model, x)
+    assert rewritten.replaced == {"softmax": 1}
+    assert_agrees(rewritten.call, model, [x])
+
+
+def test_a_write_through_a_view_of_an_op_that_was_put_there_is_seen(rewrite):
+    def model(x):
+        y = _softmax_by_hand(x)
+        v = y.view(-1)
+        z = y * 0.5
+        v.fill_(1.0)
+        return z.softmax(-1) + y
+
+    x = torch.randn(8, 8, dtype=torch.float64, requires_grad=True)
+    rewritten = rewrite(model, x)
+    assert rewritten.replaced == {"softmax": 2}
+    assert_agrees(rewritten.call, model, [x])
+
+
+@pytest.mark.parametrize("view", [lambda y: y, lambda y: y.view(-1)], ids=["itself", "a view"])
+def test_a_write_into_a_call_that_was_written_out_is_seen(rewrite_dynamo, view):
+    def model(x):
+        y = F.softmin(x, -1)
+        v = view(y)
+        z = y * 0.5
+        v.fill_(1.0)
+        return z.softmax(-1) + y
+
+    x = torch.randn(8, 8, dtype=torch.float64)
+    rewritten = rewrite_dynamo(model, x)
+    assert rewritten.replaced == {"softmax": 2}
+    assert_agrees(rewritten.call, model, [x])

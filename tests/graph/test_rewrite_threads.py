@@ -1,0 +1,120 @@
+"""Compiled training gives eager's gradients on one thread and on several.
+
+Each count of threads has a process of its own: Inductor's code depends on the count, and code that
+writes outside a tensor must end a test and not the run.
+"""
+
+import multiprocessing
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fusedops
+from fusedops.backend import backend
+from fusedops.graph.inductor import repair_tiled_scatter
+
+BATCH, HEADS, LENGTH, WIDTH = 2, 4, 16, 8
+
+
+class _Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(HEADS * WIDTH, 3 * HEADS * WIDTH)
+
+    def forward(self, x, bias):
+        q, k, v = self.qkv(x).unflatten(-1, (3 * HEADS, WIDTH)).transpose(1, 2).chunk(3, 1)
+        weights = F.softmax(q @ k.transpose(-2, -1) + bias, dim=-1)
+        return x + (weights @ v).transpose(1, 2).flatten(2)
+
+
+class _SharedBias(nn.Module):
+    """Two layers in two graphs, with one learned position bias that both add to their scores."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias = nn.Embedding(32, HEADS)
+        self.layers = nn.ModuleList(_Attention() for _ in range(2))
+        hidden = torch.full((LENGTH, LENGTH), torch.finfo(torch.float32).min).triu(1)
+        self.register_buffer("mask", hidden)
+
+    def forward(self, x):
+        position = torch.arange(LENGTH)
+        distance = (position[None] - position[:, None]).clamp(-15, 15) + 16
+        bias = self.bias(distance).permute(2, 0, 1)[None] + self.mask
+        x = self.layers[0](x, bias)
+        torch._dynamo.graph_break()
+        return self.layers[1](x, bias)
+
+
+def _gradients(model, x):
+    model.zero_grad()
+    model(x).square().mean().backward()
+    return [parameter.grad.clone() for parameter in model.parameters()]
+
+
+def _attention_differences():
+    torch.manual_seed(0)
+    model, x = _SharedBias(), torch.randn(BATCH, LENGTH, HEADS * WIDTH)
+    ours, eager = _gradients(torch.compile(model, backend=backend), x), _gradients(model, x)
+    names = [name for name, _ in model.named_parameters()]
+    return {n: _difference(a, b) for n, a, b in zip(names, ours, eager, strict=True)}
+
+
+def _scattered(rows, wide, first, second):
+    """Sums of values that are read in two layouts, which Inductor tiles over two dimensions."""
+    values = (wide + (first + second)).permute(1, 2, 0)
+    total, flat = values.new_zeros(32, HEADS), rows.reshape(-1, 1).expand(-1, HEADS)
+    return {
+        "index_put": total.index_put((rows,), values, accumulate=True),
+        "scatter_add": total.scatter_add(0, flat, values.reshape(-1, HEADS)),
+        "embedding": torch.ops.aten.embedding_dense_backward(values, rows, 32, -1, False),
+    }
+
+
+def _scatter_differences(dtype):
+    rows = torch.randint(0, 32, (LENGTH, LENGTH))
+    wide = torch.randn(LENGTH, LENGTH, HEADS, dtype=dtype).permute(2, 0, 1)
+    first, second = torch.randn(2, HEADS, LENGTH, LENGTH, dtype=dtype)
+    ours = torch.compile(_scattered, backend=backend)(rows, wide, first, second)
+    eager = _scattered(rows, wide, first, second)
+    return {f"{name} {dtype}": _difference(ours[name], eager[name]) for name in eager}
+
+
+def _difference(ours, eager):
+    return ((ours - eager).double().norm() / eager.double().norm()).item()
+
+
+def _differences(threads, results):
+    torch.set_num_threads(threads)
+    with (
+        fusedops.config.patch(fuse="always"),
+        torch._inductor.config.patch(force_disable_caches=True),
+    ):
+        for dtype in (torch.float32, torch.float64):
+            results.update(_scatter_differences(dtype))
+        results.update(_attention_differences())
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_training_of_several_graphs_gives_eagers_gradients_on_any_number_of_threads(threads):
+    spawn = multiprocessing.get_context("spawn")
+    with spawn.Manager() as manager:
+        results = manager.dict()
+        process = spawn.Process(target=_differences, args=(threads, results))
+        process.start()
+        process.join()
+        results = dict(results)
+    assert process.exitcode == 0, f"ended with {process.exitcode} after {list(results)}"
+    assert len(results) == 6 + 5
+    assert {name: gap for name, gap in results.items() if not gap < 1e-5} == {}
+
+
+def test_the_repair_of_inductor_is_made_once():
+    from torch._inductor.codegen.cpp import CppTile2DKernel
+
+    repair_tiled_scatter()
+    store = CppTile2DKernel.store
+    repair_tiled_scatter()
+    assert CppTile2DKernel.store is store

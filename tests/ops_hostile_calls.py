@@ -1,0 +1,580 @@
+"""Calls of every op with one argument made wrong, from the schemas; run as a program, it judges
+them one after the other. A call that crashes takes this process with it, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fusedops import reference
+from fusedops.ops import _library
+
+OPS = _library.PUBLIC_OPS + _library.TWIN_OPS
+ops = torch.ops.fusedops
+
+Arguments = dict[str, Any]
+
+
+def schema(op: str) -> Any:
+    return getattr(ops, op).default._schema
+
+
+def base_of(op: str) -> str:
+    """The op that a twin, an in-place op or one with an out is a variant of."""
+    return op.strip("_").removesuffix("_out")
+
+
+def randn(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+# --- a valid call of every op -------------------------------------------------------------------
+
+
+def valid_arguments(op: str) -> Arguments:
+    base, x, y = base_of(op), randn(3, 5, seed=0), randn(3, 5, seed=1)
+    softmax = (torch.log_softmax if base.startswith("log") else torch.softmax)(x, -1)
+    mean, rstd = statistics_of(base, x, 1e-5)
+    stacked = base.startswith("stack")
+    mean, rstd = (torch.stack([s, s]) if stacked else s for s in (mean, rstd))
+    values = {
+        "input": x.clone(),
+        "residual": y.clone(),
+        "sum": x.clone(),
+        "out": torch.zeros(3, 5),
+        "grad_output": torch.stack([y, x]) if stacked else y.clone(),
+        "grad_sum": randn(3, 5, seed=2),
+        "output": softmax,
+        "probabilities": softmax,
+        "mask": randn(3, 5, seed=3) < 1,
+        "bias": randn(5, seed=4),
+        "weight": randn(5, seed=5),
+        "mean": mean.float(),
+        "rstd": rstd.float(),
+        "inputs": [x.clone(), x + y],
+        "weights": [randn(5, seed=6), randn(5, seed=7)],
+        "biases": [randn(5, seed=8), randn(5, seed=9)],
+        "seed": torch.tensor(7),
+        "normalized_shape": [5],
+        "output_mask": [True] * len(schema(op).returns),
+        "dim": -1,
+        "stack_dim": 0,
+        "dtype": None,
+        "input_dtype": torch.float32,
+        "scale": 0.5,
+        "causal": True,
+        "mask_value": -1e4,
+        "diagonal": 1,
+        "zero_masked_rows": True,
+        "p": 0.25,
+        "eps": 1e-5,
+        "weight_offset": 1.0,
+        "rounds_normalized": False,
+        "wants_sum": True,
+    }
+    if base == "softmax_apply":
+        max = x.amax(-1, True)
+        values |= {"max": max, "sum": (x - max).exp().sum(-1, True)}
+    if base == "stack_layer_norm_backward":
+        values["mean"], values["rstd"] = (
+            torch.stack([statistics_of(base, t, 1e-5)[i] for t in values["inputs"]]).float()
+            for i in (0, 1)
+        )
+    return {argument.name: values[argument.name] for argument in schema(op).arguments}
+
+
+# --- wrong values, by type ----------------------------------------------------------------------
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+def strided(t: torch.Tensor) -> torch.Tensor:
+    wide = torch.zeros(*t.shape, 2, dtype=t.dtype)
+    wide[..., 0] = t
+    return wide[..., 0]
+
+
+def in_inference_mode(t: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode():
+        return t.clone()
+
+
+#: From the valid tensor.
+TENSORS: dict[str, Callable] = {
+    "None": lambda t: None,
+    "a list of numbers": lambda t: [1.0, 2.0],
+    "a string": lambda t: "input",
+    "a number": lambda t: 3.0,
+    "an array": lambda t: t.detach().numpy(),
+    "int64": lambda t: t.long(),
+    "uint8": lambda t: t.to(torch.uint8),
+    "bool": lambda t: t > 0,
+    "complex": lambda t: t.to(torch.complex64),
+    "float16": lambda t: t.half(),
+    "float64": lambda t: t.double(),
+    "float8": lambda t: t.float().to(torch.float8_e4m3fn),
+    "a younger dtype": lambda t: t.float().to(torch.float8_e8m0fnu),
+    "a dimension more": lambda t: t[None],
+    "a dimension less": lambda t: t.flatten()[0],
+    "one row less": lambda t: t[:-1] if t.dim() else t.new_zeros(2),
+    "one column less": lambda t: t[..., :-1] if t.dim() else t.new_zeros(0),
+    "one column more": lambda t: torch.cat([t, t], -1) if t.dim() else t.expand(2, 2),
+    "no rows": lambda t: t[:0] if t.dim() else t.new_zeros(0, 3),
+    "rows of nothing": lambda t: t[..., :0] if t.dim() else t.new_zeros(3, 0),
+    "strided": strided,
+    "expanded": lambda t: t[..., :1].expand(t.shape) if t.dim() else t[None].expand(2)[0],
+    "on meta": lambda t: t.to("meta"),
+    "sparse": lambda t: t.to_sparse(),
+    "compressed rows": lambda t: torch.zeros(3, 5, dtype=t.dtype).to_sparse_csr(),
+    "mkldnn": lambda t: t.float().to_mkldnn() if t.dim() else t.new_zeros(1).float().to_mkldnn(),
+    "quantized": lambda t: torch.quantize_per_tensor(t.float(), 0.1, 0, torch.qint8),
+    "nested": lambda t: torch.nested.nested_tensor([torch.zeros(2, 5), torch.zeros(1, 5)]),
+    "negated": lambda t: torch._neg_view(-t) if t.is_floating_point() else t,
+    "zeros without memory": lambda t: torch._efficientzerotensor(t.shape, dtype=t.dtype),
+    "a subclass": lambda t: t.clone().as_subclass(Subclass),
+    "requires grad": lambda t: t.clone().requires_grad_() if t.is_floating_point() else t,
+    "of inference mode": in_inference_mode,
+}
+#: Other values than statistics have are right, but their formulas divide by zero.
+NOT_OF_STATISTICS = {"expanded", "zeros without memory"}
+LISTS: dict[str, Callable] = {
+    "None": lambda ts: None,
+    "a tensor": lambda ts: ts[0],
+    "a number": lambda ts: 3,
+    "empty": lambda ts: [],
+    "one": lambda ts: ts[:1],
+    "many": lambda ts: ts * 20,
+    "with None": lambda ts: [ts[0], None],
+    "with a string": lambda ts: [ts[0], "a"],
+    "of two shapes": lambda ts: [ts[0], ts[1][:-1]],
+    "of two dtypes": lambda ts: [ts[0], ts[1].double()],
+    "of two devices": lambda ts: [ts[0], ts[1].to("meta")],
+    "of integers": lambda ts: [t.long() for t in ts],
+    "of float64": lambda ts: [t.double() for t in ts],
+    "with a sparse one": lambda ts: [ts[0], ts[1].to_sparse()],
+    "of one twice": lambda ts: [ts[0], ts[0]],
+    "of strided ones": lambda ts: [strided(t) for t in ts],
+    "of one dimension more": lambda ts: [t[None] for t in ts],
+    "of nothing": lambda ts: [t[..., :0] for t in ts],
+}
+INTEGERS = [7, -7, 2**31, 2**63 - 1, -(2**63), 2**63, 0.5, math.nan, "a", None, [1], 1j, True]
+INTEGERS += [torch.tensor(1), torch.tensor([1, 2])]
+SIZES = [None, 5, [], [5.0], ["a"], [4], [3, 5], [1, 3, 5], [0], [-5], [2**40], [2**63 - 1, 5]]
+SIZES += [[2**63], [[5]], [True], (5,), torch.Size([5])]
+FLOATS = [math.nan, math.inf, -math.inf, -1.0, 1.5, 1e300, -1e300, 0.0, 2, True, "a", None, [1.0]]
+FLOATS += [1j, torch.tensor(0.5), torch.tensor([0.1, 0.2])]
+BOOLS = [True, False, 2, 1.5, "a", None, [True]]
+MASKS = [[], [True], [False] * 2, [True] * 3, [True] * 4, [True] * 5, [True] * 1000, True, None]
+MASKS += [[1, 0, 1], ["a"] * 3, [None] * 3]
+DTYPES = [torch.float16, torch.float64, torch.int64, torch.bool, torch.complex64, None, "float32"]
+DTYPES += [torch.float8_e4m3fn, torch.uint16, torch.complex32, 3, float]
+
+BY_TYPE = {
+    "int": INTEGERS,
+    "SymInt": INTEGERS,
+    "List[int]": SIZES,
+    "List[SymInt]": SIZES,
+    "float": FLOATS,
+    "bool": BOOLS,
+    "List[bool]": MASKS,
+}
+
+
+class Row(NamedTuple):
+    op: str
+    argument: str
+    value: str
+    make: Callable[[], Any]
+
+
+def rows_of(op: str, argument: Any) -> Iterator[Row]:
+    name, kind = argument.name, re.sub(r"Optional\[(.*)\]", r"\1", str(argument.type))
+    valid = valid_arguments(op)[name]
+    if kind in ("Tensor", "List[Tensor]"):
+        makers = TENSORS if kind == "Tensor" else LISTS
+        for value, make in makers.items():
+            if not (value in NOT_OF_STATISTICS and name in ("mean", "rstd", "max", "sum")):
+                yield Row(op, name, value, lambda make=make: make(valid))
+        return
+    # The schema's type of a ScalarType is int.
+    values = DTYPES if name in ("dtype", "input_dtype") else BY_TYPE[kind]
+    for value in values:
+        not_the_forwards = repr(value) in ("1.5", "2", "True")  # no rstd is above 1 / eps
+        if op.strip("_") == "std_norm_backward" and name == "eps" and not_the_forwards:
+            continue
+        yield Row(op, name, repr(value), lambda value=value: value)
+
+
+def rows() -> list[Row]:
+    return [row for op in OPS for given in schema(op).arguments for row in rows_of(op, given)]
+
+
+# --- what they compute, in float64 --------------------------------------------------------------
+
+
+def statistics_of(base: str, x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """mean and rstd."""
+    x = x.double()
+    mean = torch.zeros_like(x[..., :1]) if "rms" in base else x.mean(-1, True)
+    variance = (x - mean).square().mean(-1, True)
+    if base.startswith("std"):
+        return mean, 1 / (x.std(-1, keepdim=True) + eps)
+    return mean, (variance + eps).rsqrt()
+
+
+def rounded(number: float, dtype: torch.dtype) -> float:
+    """As the kernels take it."""
+    return number if dtype == torch.float64 else torch.tensor(number).float().item()
+
+
+def flat(t: torch.Tensor, a: Arguments) -> torch.Tensor:
+    """The normalized dimensions as one."""
+    return t.double().flatten(t.dim() - len(a["normalized_shape"]))
+
+
+def multiplier(a: Arguments, like: torch.Tensor) -> torch.Tensor:
+    """Of dropout."""
+    p, seed = float(a["p"]), a["seed"]
+    if seed is None or p == 0 or like.numel() == 0:
+        return torch.ones(like.shape, dtype=torch.float64)
+    cols = like.shape[-1]
+    kept = reference.philox(int(seed), like.numel() // cols, cols).view(like.shape)
+    kept = (kept >= min(round(p * 2**32), 2**32 - 1)).double()
+    return kept / (1 - p) if p < 1 else 0 * kept
+
+
+def softmax_of(a: Arguments) -> torch.Tensor:
+    x = a["input"].to(a.get("dtype") or a["input"].dtype)
+    return torch.softmax(x.double(), int(a["dim"]))
+
+
+def log_softmax_of(a: Arguments) -> torch.Tensor:
+    x = a["input"].to(a.get("dtype") or a["input"].dtype)
+    return torch.log_softmax(x.double(), int(a["dim"]))
+
+
+def softmax_backward_of(a: Arguments) -> torch.Tensor:
+    g, y = a["grad_output"].double(), a["output"].double()
+    return y * (g - (g * y).sum(int(a["dim"]), True))
+
+
+def log_softmax_backward_of(a: Arguments) -> torch.Tensor:
+    g, y = a["grad_output"].double(), a["output"].double()
+    return g - y.exp() * g.sum(int(a["dim"]), True)
+
+
+def softmax_stats_of(a: Arguments) -> tuple:
+    x, dim = a["input"].double(), int(a["dim"])
+    max = x.amax(dim, True)
+    return max, (x - max).exp().sum(dim, True)
+
+
+def softmax_apply_of(a: Arguments) -> torch.Tensor:
+    return (a["input"].double() - a["max"].double()).exp() / a["sum"].double()
+
+
+def visible_of(a: Arguments, like: torch.Tensor) -> torch.Tensor:
+    """What neither causality nor a bool mask hides."""
+    visible = torch.ones(like.shape, dtype=torch.bool)
+    if a["causal"]:
+        visible = visible.tril(min(max(int(a["diagonal"]), -100), 100))
+    mask = a["mask"]
+    return visible if mask is None or mask.dtype != torch.bool else visible & mask
+
+
+def masked_softmax_of(a: Arguments) -> torch.Tensor:
+    x = a["input"]
+    computed = a.get("dtype") or (a["out"].dtype if "out" in a else x.dtype)
+    value = -math.inf if a["mask_value"] is None else rounded(float(a["mask_value"]), computed)
+    scores = x.to(computed).double() * rounded(float(a["scale"]), computed)
+    for added in (a["bias"], a["mask"]):
+        if added is not None and added.dtype != torch.bool:
+            scores = scores + added.double()
+    visible = visible_of(a, x)
+    result = torch.softmax(scores.masked_fill(~visible, value), -1)
+    hidden = ~(visible & (scores != -math.inf)).any(-1, True)
+    return result.masked_fill(hidden, 0) if a["zero_masked_rows"] else result
+
+
+def masked_softmax_dropout_of(a: Arguments) -> tuple:
+    y = masked_softmax_of(a)
+    return y * multiplier(a, y), y
+
+
+def masked_softmax_backward_of(a: Arguments) -> torch.Tensor:
+    g, y = a["grad_output"].double(), a["probabilities"].double()
+    if "p" in a:
+        g = g * multiplier(a, y)
+    scale = rounded(float(a["scale"]), a["probabilities"].dtype)
+    return torch.where(visible_of(a, y), scale * y * (g - (g * y).sum(-1, True)), 0.0)
+
+
+def factor_of(a: Arguments) -> torch.Tensor | float:
+    if a.get("weight") is None:
+        return 1.0
+    # Computed in float32 unless all is float64: a larger offset is infinite.
+    return a["weight"].double().flatten() + rounded(float(a.get("weight_offset", 0.0)), a["dtype"])
+
+
+def norm_of(base: str, a: Arguments, x: torch.Tensor) -> tuple:
+    """output, mean, rstd of what is normalised; flat."""
+    rows = flat(x, a)
+    mean, rstd = statistics_of(base, rows, float(a["eps"]))
+    n = (rows - mean) * rstd
+    bias = 0.0 if a.get("bias") is None else a["bias"].double().flatten()
+    return n * factor_of(a) + bias, mean, rstd
+
+
+def norm_forward_of(base: str, a: Arguments) -> tuple:
+    a = {**a, "dtype": a["input"].dtype}
+    if not base.startswith("add"):
+        output, *statistics = norm_of(base, a, a["input"])
+        return (output, statistics[1]) if "rms" in base else (output, *statistics)
+    dropped = a["input"].double() * multiplier(a, flat(a["input"], a)).view(a["input"].shape)
+    total = (dropped + a["residual"].double()).to(a["input"].dtype)
+    output, mean, rstd = norm_of(base, a, total)
+    return (output, total, rstd) if "rms" in base else (output, total, mean, rstd)
+
+
+def norm_backward_of(base: str, a: Arguments) -> tuple:
+    added = base.startswith("add")
+    x = a["sum"] if added else a["input"]
+    a = {**a, "dtype": x.dtype}
+    rows, dy, rstd = flat(x, a), flat(a["grad_output"], a), a["rstd"].double().view(-1, 1)
+    rows, dy = rows.reshape(-1, rows.shape[-1]), dy.reshape(-1, rows.shape[-1])
+    n = (rows - (0.0 if "rms" in base else a["mean"].double().view(-1, 1))) * rstd
+    g = dy * factor_of(a)
+    along = (g * n).mean(-1, True)
+    if base.startswith("std"):
+        cols = rows.shape[-1]
+        along = (g * n).sum(-1, True) / ((cols - 1) * (1 - float(a["eps"]) * rstd))
+    to_x = rstd * (g - (0.0 if "rms" in base else g.mean(-1, True)) - n * along)
+    to_parameters = [(dy * n).sum(0)] + ([] if "rms" in base else [dy.sum(0)])
+    if not added:
+        return to_x, *to_parameters
+    if a["grad_sum"] is not None:
+        to_x = to_x + flat(a["grad_sum"], a).reshape(to_x.shape)
+    if float(a["p"]) == 0:
+        return to_x, None, *to_parameters
+    return to_x * multiplier(a, to_x), to_x, *to_parameters
+
+
+def stacked_norms(a: Arguments) -> list[Arguments]:
+    """What each of a stack's norms is given."""
+    count = len(a["inputs"])
+    weights, biases = (list(a[name]) or [None] * count for name in ("weights", "biases"))
+    names = ("input", "weight", "bias")
+    return [
+        a | dict(zip(names, own, strict=True))
+        for own in zip(a["inputs"], weights, biases, strict=True)
+    ]
+
+
+def stack_layer_norm_of(a: Arguments) -> tuple:
+    found = [norm_forward_of("layer_norm", own) for own in stacked_norms(a)]
+    output, mean, rstd = zip(*found, strict=True)
+    shaped = [y.view(x.shape) for x, y in zip(a["inputs"], output, strict=True)]
+    return torch.stack(shaped, int(a["stack_dim"])), torch.stack(mean), torch.stack(rstd)
+
+
+def stack_layer_norm_backward_of(a: Arguments) -> tuple:
+    grads = a["grad_output"].unbind(int(a["stack_dim"]))
+    each = [
+        norm_backward_of(
+            "layer_norm_backward", own | {"grad_output": grad, "mean": mean, "rstd": rstd}
+        )
+        for own, grad, mean, rstd in zip(stacked_norms(a), grads, a["mean"], a["rstd"], strict=True)
+    ]
+    return tuple(map(torch.stack, zip(*each, strict=True)))
+
+
+def stacked(function: Callable, a: Arguments) -> torch.Tensor:
+    return torch.stack([function({"input": x, **a}) for x in a["inputs"]], int(a["stack_dim"]))
+
+
+REFERENCES: dict[str, Callable] = {
+    "softmax": softmax_of,
+    "log_softmax": log_softmax_of,
+    "softmax_backward": softmax_backward_of,
+    "log_softmax_backward": log_softmax_backward_of,
+    "softmax_stats": softmax_stats_of,
+    "softmax_apply": softmax_apply_of,
+    "stack_softmax": lambda a: stacked(softmax_of, a),
+    "stack_log_softmax": lambda a: stacked(log_softmax_of, a),
+    "stack_layer_norm": stack_layer_norm_of,
+    "stack_layer_norm_backward": stack_layer_norm_backward_of,
+    "masked_softmax": masked_softmax_of,
+    "masked_softmax_dropout": masked_softmax_dropout_of,
+    "masked_softmax_backward": masked_softmax_backward_of,
+    "masked_softmax_dropout_backward": masked_softmax_backward_of,
+}
+for _base in ("layer_norm", "std_norm", "rms_norm", "add_layer_norm", "add_rms_norm"):
+    REFERENCES[_base] = lambda a, base=_base: norm_forward_of(base, a)
+    REFERENCES[f"{_base}_backward"] = lambda a, base=_base: norm_backward_of(base, a)
+
+
+# --- judgement ----------------------------------------------------------------------------------
+
+
+def plain(value: Any) -> Any:
+    """A tensor in memory of its own, for the reference and to be given a second time."""
+    if isinstance(value, (list, tuple)) and any(isinstance(v, torch.Tensor) for v in value):
+        return [plain(v) for v in value]
+    if not isinstance(value, torch.Tensor) or value.is_meta or value.layout != torch.strided:
+        return value
+    if value.is_quantized or value.is_nested:
+        return value
+    value = value.detach().resolve_neg().as_subclass(torch.Tensor)
+    return torch.zeros_like(value) + value if value._is_zerotensor() else value.clone()
+
+
+def tensors_of(result: Any) -> list[torch.Tensor]:
+    return [result] if isinstance(result, torch.Tensor) else list(result)
+
+
+def results_of(op: str, given: Arguments, returned: Any) -> list[torch.Tensor]:
+    """What came out, also where it was written into an argument."""
+    written = [a.name for a in schema(op).arguments if a.alias_info and a.alias_info.is_write]
+    return [given[written[0]]] if written else tensors_of(returned)
+
+
+def why_wrong(op: str, given: Arguments, found: list[torch.Tensor], before: Arguments) -> str:
+    """Empty where ``found`` is what the reference computes."""
+    expected = REFERENCES[base_of(op)](before)
+    expected = [expected] if isinstance(expected, torch.Tensor) else list(expected)
+    if op in ("_masked_softmax_dropout", "_add_layer_norm", "_add_rms_norm"):
+        expected = expected[: len(found)]
+    if len(found) != len(expected):
+        return f"{len(found)} results, wanted {len(expected)}"
+    given_tensors = [t for v in before.values() for t in flattened(v)]
+    narrow = any(t.dtype == torch.float16 for t in [*given_tensors, *found])
+    tolerance = 2e-2 if narrow else 2e-4
+    for index, (ours, right) in enumerate(zip(found, expected, strict=True)):
+        if ours.dim() == 1 and ours.numel() == 0:  # not wanted
+            continue
+        if ours.is_meta:
+            return "a meta tensor"
+        ours, right = ours.detach().double().flatten(), right.double().flatten()
+        if ours.shape != right.shape:
+            return f"result {index} has {ours.numel()} elements, wanted {right.numel()}"
+        if not torch.allclose(ours, right, rtol=tolerance, atol=tolerance, equal_nan=True):
+            return f"result {index} is off by {(ours - right).abs().max():g}"
+    return ""
+
+
+def complaint_about(op: str, error: Exception) -> str:
+    """Empty where the error is of a fitting type and names the op and an argument."""
+    text = str(error)
+    if not isinstance(error, (RuntimeError, TypeError, ValueError)):
+        return f"{type(error).__name__}: {text}"
+    if base_of(op) not in text:
+        return f"names no op: {text}"
+    names = "|".join(argument.name for argument in schema(op).arguments)
+    if not re.search(rf"\b({names})\b", text):
+        return f"names no argument: {text}"
+    return f"an internal text: {text}" if re.search(r"\.(h|cpp):?\d*\b", text) else ""
+
+
+def flattened(value: Any) -> list[torch.Tensor]:
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return [v for v in values if isinstance(v, torch.Tensor)]
+
+
+def is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(is_plain, value))
+    return not isinstance(value, torch.Tensor) or (
+        type(value) is torch.Tensor
+        and value.layout == torch.strided
+        and not (value.is_quantized or value.is_nested or value.is_neg() or value.is_inference())
+        and not (value._is_zerotensor() or value.requires_grad or value.is_meta)
+    )
+
+
+def fake_outcome(op: str, given: Arguments) -> Any:
+    """The message, or (dtype, shape, stride) of every result."""
+    mode = FakeTensorMode()
+
+    def faked(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [faked(v) for v in value]
+        return mode.from_tensor(value) if isinstance(value, torch.Tensor) else value
+
+    kinds = {argument.name: str(argument.type) for argument in schema(op).arguments}
+    fakes = {n: faked(value) if "Tensor" in kinds[n] else value for n, value in given.items()}
+    with mode:
+        try:
+            returned = getattr(ops, op).default(*fakes.values())
+        except RuntimeError as error:
+            return str(error)
+        return [(t.dtype, t.shape, t.stride()) for t in results_of(op, fakes, returned)]
+
+
+def has_fake(row: Row) -> bool:
+    """Whether fake tensors can stand for the call: one has no value to be taken for a number."""
+    return row.value != "a younger dtype" and not row.value.startswith("tensor(")
+
+
+def judge(row: Row) -> str:
+    """Empty where the outcome is right."""
+    op = row.op
+    given = valid_arguments(op) | {row.argument: row.make()}
+    before = {name: plain(value) for name, value in given.items()}
+    compares_fake = has_fake(row) and all(map(is_plain, given.values()))
+    fake = fake_outcome(op, given) if compares_fake else None
+    try:
+        returned = getattr(ops, op).default(*given.values())
+    except Exception as error:
+        complaint = complaint_about(op, error)
+        if compares_fake and not complaint and str(error).startswith(f"{base_of(op)}"):
+            complaint = "" if fake == str(error) else f"real: {error}; fake: {fake}"
+        return complaint or what_was_written(op, given, before)
+    found = results_of(op, given, returned)
+    if any(t.is_meta for t in found):
+        stay = [t for v in given.values() for t in flattened(v) if not t.is_meta]
+        return "a result on meta beside tensors that are not" if stay else ""
+    if compares_fake and fake != [(t.dtype, t.shape, t.stride()) for t in found]:
+        return f"the fake kernel gives {fake}"
+    return why_wrong(op, given, found, before)
+
+
+def what_was_written(op: str, given: Arguments, before: Arguments) -> str:
+    """Empty where a call that was refused left its arguments as they were."""
+    for name, value in given.items():
+        if isinstance(value, torch.Tensor) and is_plain(value):
+            same = torch.equal(
+                torch.nan_to_num(value.double() if not value.is_complex() else value.abs()),
+                torch.nan_to_num(
+                    before[name].double() if not value.is_complex() else before[name].abs()
+                ),
+            )
+            if not same:
+                return f"refused, but {name} is written"
+    return ""
+
+
+def main(first: int) -> None:
+    warnings.simplefilter("ignore")
+    table = rows()
+    for index in range(first, len(table)):
+        print(json.dumps({"index": index}), flush=True)
+        try:
+            wrong = judge(table[index])
+        except Exception:  # of the judge itself, which is a wrong row too
+            wrong = traceback.format_exc()
+        print(json.dumps({"index": index, "wrong": wrong}), flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,34 @@
+"""Programs that misuse the libraries, for the sanitizers to report."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from fusedops.ops import _library
+
+ISAS = ("default", "avx2", "avx512")
+
+PREAMBLE = """
+import ctypes, threading, torch, fusedops
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+def floats(count):
+    memory = libc.malloc(ctypes.c_size_t(4 * count))
+    (ctypes.c_float * count).from_address(memory)[:] = [1.0] * count
+    return ctypes.c_void_p(memory)
+"""
+C_LIBRARY = f"library = ctypes.CDLL({str(_library.LIB_DIR / 'libfusedops_c.so')!r})\n"
+
+
+def report(code: str, **variables: str) -> str:
+    """What a program writes that a report ends."""
+    done = subprocess.run(
+        [sys.executable, "-c", PREAMBLE + code],
+        capture_output=True,
+        text=True,
+        env=os.environ | variables,
+    )
+    assert done.returncode != 0, done.stdout + done.stderr
+    return done.stderr

@@ -1,0 +1,35 @@
+// parallel_for() with threads of its own, for ThreadSanitizer: it does not see how OpenMP, which
+// torch's threads are too, orders what its threads do.
+#include <algorithm>
+#include <thread>
+#include <vector>
+
+#include "cpu/parallel.h"
+
+namespace fusedops {
+namespace {
+
+thread_local int64_t index_of_thread = 0;
+
+}  // namespace
+
+int64_t thread_count() { return 3; }
+int64_t thread_index() { return index_of_thread; }
+
+void parallel_for(int64_t count, int64_t grain, RangeBody body, const void* context) {
+  if (count <= 0) return;
+  const int64_t each = std::max(grain, (count + thread_count() - 1) / thread_count());
+  FirstException thrown;
+  std::vector<std::thread> threads;
+  for (int64_t begin = each; begin < count; begin += each) {
+    threads.emplace_back([&, begin, index = begin / each] {
+      index_of_thread = index;
+      thrown.keep_from([&] { body(begin, std::min(begin + each, count), context); });
+    });
+  }
+  thrown.keep_from([&] { body(0, std::min(each, count), context); });
+  for (std::thread& thread : threads) thread.join();
+  thrown.rethrow();
+}
+
+}  // namespace fusedops

@@ -1,0 +1,56 @@
+"""Kernels given tensors that are shorter than they claim: each access past the end is reported.
+
+Run by `python -m tests.sanitize` alone; no other build would report it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from fusedops.ops import _library
+
+from .misuse import C_LIBRARY, ISAS, report
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("cols", [16, 17, 33, 257])
+def test_a_kernel_of_torchs_library_that_writes_past_a_tensor_is_reported(isa, cols):
+    text = report(
+        f"""
+x, out = torch.randn(4, {cols}), torch.empty(4, {cols})
+out.untyped_storage().resize_(out.nbytes - 4)
+torch.ops.fusedops.softmax_out(x, -1, out)
+""",
+        FUSEDOPS_CPU_ISA=isa,
+    )
+    assert "heap-buffer-overflow" in text and "WRITE of size" in text and "libfusedops.so" in text
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_kernel_of_the_c_library_that_writes_past_an_array_is_reported(isa):
+    call = "library.fusedops_layernorm(floats(33), *(floats(34) for _ in range(5)), 2, 17, None)"
+    call = call.replace("2, 17, None", "2, 17, ctypes.c_float(1e-5), None")
+    text = report(C_LIBRARY + call, FUSEDOPS_CPU_ISA=isa)
+    assert "heap-buffer-overflow" in text and "WRITE of size" in text and "libfusedops_c.so" in text
+
+
+def test_a_kernel_that_reads_past_a_tensor_is_reported():
+    text = report("""
+x = torch.randn(4, 17)
+x.untyped_storage().resize_(x.nbytes - 4)
+torch.ops.fusedops._softmax(x, -1)
+""")
+    assert "heap-buffer-overflow" in text and "READ of size" in text
+
+
+def test_undefined_behaviour_is_watched_for():
+    symbols = subprocess.run(
+        ["nm", "-D", "--undefined-only", str(_library.CPU_LIBRARY)],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "__ubsan_handle_add_overflow_abort" in symbols
+    assert "__ubsan_handle_pointer_overflow_abort" in symbols

@@ -1,0 +1,115 @@
+"""The same launch with rows, planes and operands so far apart that no 32-bit offset reaches them.
+
+Address space is reserved, and only the pages of the rows become memory. What goes by a product of
+32 bits, or by one that is cut to them on its way, lands between the rows: on zeros, or nowhere.
+Needs numpy only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ctypes import Structure
+from itertools import product
+
+from .emulator import DTYPES, Args, Operand, Planes, Rows
+
+#: Elements. Its lower half is negative as an int32; whole vectors of every dtype.
+FAR = 2**32 + 2**31 + 64
+_NORESERVE = 0x4000  # of Linux; mmap does not name it in every Python
+_ITEMS = [dtype.itemsize for dtype in DTYPES.values()]
+
+Move = tuple[int, int, int]  # from, to, bytes
+
+
+class _Reserved:
+    """Address space, until it is released; a page of it is memory once it is written."""
+
+    def __init__(self, size: int) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._libc.mmap.restype = ctypes.c_void_p
+        self._libc.mmap.argtypes = [
+            *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int),
+            ctypes.c_int64,
+        ]
+        self._libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+        self.size = size
+        self.address = self._libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
+        if self.address == ctypes.c_void_p(-1).value:
+            raise MemoryError(f"no {size >> 30} GiB of address space; see ulimit -v")
+
+    def release(self) -> None:
+        self._libc.munmap(self.address, self.size)
+
+
+@contextmanager
+def spread(args: Args) -> Iterator[None]:
+    """Inside, ``args`` say that everything lies FAR apart, and it does; afterwards what was written
+    there is in the arrays that they named before."""
+    moves: list[Move] = []
+    reserved: list[_Reserved] = []
+    for part in _parts(args):
+        if part.data:
+            _move(part, args, moves, reserved)
+    for near, far, size in moves:
+        ctypes.memmove(far, near, size)
+    yield
+    for near, far, size in moves:
+        ctypes.memmove(near, far, size)
+    for space in reserved:
+        space.release()
+
+
+def _parts(struct: Structure) -> Iterator[Rows | Planes | Operand]:
+    for name, kind in struct._fields_:
+        value = getattr(struct, name)
+        if kind in (Rows, Planes, Operand):
+            yield value
+        elif issubclass(kind, Structure):
+            yield from _parts(value)
+
+
+def _move(
+    part: Rows | Planes | Operand, args: Args, moves: list[Move], reserved: list[_Reserved]
+) -> None:
+    is_bool = isinstance(part, Operand) and part.is_bool
+    item = 1 if is_bool else _ITEMS[part.dtype]
+    steps, length = _steps(part, args)
+    places = list(product(*(range(count) for count, _ in steps)))
+    # What a product that wraps below zero reaches is there too, as zeros.
+    reserved.append(_Reserved((len(places) + 2) * FAR * item))
+    first = reserved[-1].address + FAR * item + part.data % 256
+    for number, place in enumerate(places):
+        offset = sum(at * stride for at, (_, stride) in zip(place, steps, strict=True))
+        moves.append((part.data + offset * item, first + number * FAR * item, length * item))
+    part.data = first
+    _set_strides(part, steps)
+
+
+def _steps(part: Rows | Planes | Operand, args: Args) -> tuple[list[tuple[int, int]], int]:
+    """How many places there are in each direction, how far apart, and how long each is."""
+    if isinstance(part, Rows):
+        return [(args.rows, part.stride)], args.cols
+    if isinstance(part, Planes):
+        return [(args.planes, part.stride), (args.rows, part.row_stride)], args.lanes
+    dims = args.scores.dims
+    sizes = [(dims.sizes[d] if part.strides[d] else 1) for d in range(dims.count)]
+    steps = [(size, part.strides[d]) for d, size in enumerate(sizes)]
+    return steps, args.cols if part.col_stride else 1
+
+
+def _set_strides(part: Rows | Planes | Operand, steps: list[tuple[int, int]]) -> None:
+    strides, stride = [], FAR
+    for count, before in reversed(steps):
+        strides.insert(0, stride if before else 0)
+        stride *= count
+    if isinstance(part, Rows):
+        part.stride = strides[0]
+    elif isinstance(part, Planes):
+        part.stride, part.row_stride = strides
+    else:
+        for d, value in enumerate(strides):
+            part.strides[d] = value

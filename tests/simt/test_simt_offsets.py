@@ -1,0 +1,65 @@
+"""No offset of a kernel goes through 32 bits: rows, planes and operands that lie 2^32 elements
+apart give the bits that they give beside each other."""
+
+from __future__ import annotations
+
+import pytest
+
+from .cases import Case
+from .families import AnyCase, inputs, prepare
+from .far import FAR, spread
+from .judge import same_bits
+from .masked_cases import MaskedCase
+from .norm_cases import KINDS, NormCase
+from .planes_cases import PlanesCase
+from .statistics_cases import APPLY, STATISTICS, StatisticsCase
+
+#: In registers, and in segments or clusters of blocks.
+SHORT, LONG = 104, 40_000
+CASES: list[AnyCase] = [
+    *(
+        Case(op, "bfloat16", "float32", 3, cols, 4, clusters=clusters)
+        for op in ("softmax_forward", "softmax_backward")
+        for cols, clusters in ((SHORT, False), (SHORT + 1, False), (LONG, False), (LONG, True))
+    ),
+    *(
+        NormCase(op, "bfloat16", 3, cols, 8, adds, kind=kind, p=0.3, clusters=clusters)
+        for op in ("norm_forward", "norm_backward")
+        for cols, clusters in ((SHORT, False), (LONG, False), (LONG, True))
+        for kind, adds in zip(KINDS, (True, False, False), strict=True)
+    ),
+    *(
+        MaskedCase(op, "bfloat16", "float32", (2, 2), cols, 4, mask=mask, bias="float32 101", p=0.3)
+        for op in ("masked_softmax_forward", "masked_softmax_backward")
+        for cols in (SHORT, 17_000)
+        for mask in ("bool 111", "bool 110")
+    ),
+    *(
+        PlanesCase(op, "bfloat16", "float32", 2, rows, lanes, 4)
+        for op in ("softmax_planes_forward", "softmax_planes_backward")
+        for rows, lanes in ((3, 40), (70, 33))
+    ),
+    *(
+        StatisticsCase(op, Case("softmax_forward", "bfloat16", "bfloat16", 3, 9000, 8))
+        for op in (STATISTICS, APPLY)
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: repr(case)[:120])
+def test_rows_far_apart_have_the_bits_of_neighbours(emulator, case):
+    near, far = prepare(emulator, case, inputs(case)), prepare(emulator, case, inputs(case))
+    emulator.launch(near.args)
+    with spread(far.args):
+        emulator.launch(far.args)
+    assert same_bits(near.outputs(), far.outputs())
+
+
+def test_a_stride_that_is_cut_to_32_bits_is_found(emulator):
+    case = Case("softmax_forward", "float32", "float32", 3, SHORT, 4)
+    near, far = prepare(emulator, case, inputs(case)), prepare(emulator, case, inputs(case))
+    emulator.launch(near.args)
+    with spread(far.args):
+        far.args.input.stride = FAR % 2**32 - 2**32
+        emulator.launch(far.args)
+    assert not same_bits(near.outputs(), far.outputs())

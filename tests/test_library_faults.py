@@ -1,0 +1,93 @@
+"""A library missing, damaged or another: one message that says what to do, and `env` still runs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import fusedops
+
+PACKAGE = Path(fusedops.__file__).parent
+REBUILD = "To rebuild, in a checkout of fusedops run: pip install --no-build-isolation"
+
+
+@pytest.fixture
+def package(tmp_path) -> Path:
+    """A copy of the package, to be damaged."""
+    copy = tmp_path / "fusedops"
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("lib", "include", "__pycache__"))
+    (copy / "lib").mkdir()
+    for name in ("libfusedops.so", "build_info.json"):
+        shutil.copy2(PACKAGE / "lib" / name, copy / "lib")
+    return copy
+
+
+def run(package: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=package.parent, capture_output=True, text=True
+    )
+
+
+def truncated(library: Path) -> None:
+    content = library.read_bytes()
+    library.write_bytes(content[: len(content) // 2])
+
+
+def built_for_another_processor(library: Path) -> None:
+    content = bytearray(library.read_bytes())
+    content[18:20] = (243).to_bytes(2, "little")  # RISC-V
+    library.write_bytes(content)
+
+
+def of_another_version(library: Path) -> None:
+    (library.parents[1] / "VERSION").write_text("99.0\n")
+
+
+def older_than_the_python_files(library: Path) -> None:
+    content = library.read_bytes()
+    assert content.count(b"softmax_apply(Tensor") == 1
+    library.write_bytes(content.replace(b"softmax_apply(Tensor", b"softmax_appli(Tensor"))
+
+
+FAULTS: dict[Callable[[Path], object], str] = {
+    Path.unlink: "libfusedops.so is missing, the package was not built",
+    truncated: "libfusedops.so is cut off",
+    lambda library: library.write_bytes(b""): "libfusedops.so is no shared library",
+    lambda library: library.write_text("not found\n" * 100): "libfusedops.so is no shared library",
+    built_for_another_processor: "built for another processor architecture (ELF machine 243)",
+    of_another_version: "but the Python files are of version 99.0",
+    older_than_the_python_files: "is older than the Python files, it has no softmax_apply",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_env_reports_what_is_wrong_with_the_library(package, fault):
+    fault(package / "lib" / "libfusedops.so")
+    done = run(package, "-m", "fusedops", "env", "--json")
+    assert done.returncode == 1, done.stderr
+    message = json.loads(done.stdout)["operators"]["error"]
+    assert message.startswith("ImportError: fusedops: ")
+    assert FAULTS[fault] in message and REBUILD in message
+
+
+def test_importing_says_the_same_in_one_message(package):
+    truncated(package / "lib" / "libfusedops.so")
+    done = run(package, "-c", "import fusedops")
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError: fusedops: ") and "is cut off. " + REBUILD in last
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "[]"], ids=["missing", "empty", "cut", "other"])
+def test_ops_do_not_need_the_record_of_the_build(package, content):
+    record = package / "lib" / "build_info.json"
+    record.unlink() if content is None else record.write_text(content)
+    done = run(package, "-m", "fusedops", "env", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "build_info.json is missing or damaged" in json.loads(done.stdout)["libraries"]["cuda"]

@@ -1,0 +1,154 @@
+"""Norms of rows whose squares overflow or underflow, of constant rows and of rows of few columns:
+values and gradients within what the arithmetic allows."""
+
+import numpy as np
+import pytest
+import torch
+from oracle import DTYPES, SLACK, ulp_error
+
+import fusedops
+
+ops = torch.ops.fusedops
+
+NORMS = ["layer_norm", "std_norm", "rms_norm"]
+#: Magnitudes whose squares leave the range of the dtype, and whose reciprocals do not.
+SCALES = {torch.float32: [1e-30, 1e-22, 1e22, 1e30], torch.float64: [1e-290, 1e-170, 1e170, 1e290]}
+LENGTHS = [2, 3, 40, 700, 70_001]
+
+
+def in_80_bits(op, x, grad, eps, weight_offset=0.0):
+    """The norm and its gradient, by the definition."""
+    x, grad = (t.double().numpy().astype(np.longdouble) for t in (x, grad))
+    grad = grad * (1 + weight_offset)
+    cols = x.shape[-1]
+    centered = x if op == "rms_norm" else x - x.mean(-1, keepdims=True)
+    squares = np.square(centered).sum(-1, keepdims=True)
+    if op == "std_norm":
+        std = np.sqrt(squares / (cols - 1))
+        rstd = 1 / (std + np.longdouble(eps))
+        along = (grad * centered).sum(-1, keepdims=True) * rstd / ((cols - 1) * std)
+    else:
+        rstd = 1 / np.sqrt(squares / cols + np.longdouble(eps))
+        along = (grad * centered).mean(-1, keepdims=True) * rstd * rstd
+    mean = 0 if op == "rms_norm" else grad.mean(-1, keepdims=True)
+    to_input = (grad - mean - centered * along) * rstd
+    return centered * rstd * (1 + weight_offset), to_input, rstd
+
+
+def norm_and_gradient(op, x, grad, eps):
+    leaf = x.detach().clone().requires_grad_()
+    y = getattr(fusedops, op)(leaf, [x.shape[-1]], eps=eps)
+    return y.detach(), torch.autograd.grad(y, leaf, grad)[0]
+
+
+@pytest.mark.parametrize("op", NORMS)
+@pytest.mark.parametrize("dtype", SCALES, ids=str)
+@pytest.mark.parametrize("cols", LENGTHS)
+def test_rows_of_any_magnitude_are_normalised_as_exactly_as_others(op, dtype, cols):
+    rows = 200 if cols < 1000 else 2
+    ordinary, grad = torch.randn(2, rows, cols, dtype=dtype)
+    errors = []
+    for scale in (1.0, *SCALES[dtype]):
+        x = ordinary * scale
+        y, to_input = norm_and_gradient(op, x, grad, 0.0)
+        exact, exact_grad, rstd = in_80_bits(op, x, grad, 0.0)
+        largest = np.abs(exact_grad).max(-1, keepdims=True) + np.abs(grad.numpy()).max() * rstd
+        errors.append(
+            [
+                np.abs(y.numpy() - exact).max() / torch.finfo(dtype).eps,
+                (np.abs(to_input.numpy() - exact_grad) / largest).max() / torch.finfo(dtype).eps,
+            ]
+        )
+    for of_output, of_gradient in errors[1:]:
+        assert of_output <= errors[0][0] + 2 and of_gradient <= errors[0][1] + 2
+
+
+@pytest.mark.parametrize("op", NORMS)
+@pytest.mark.parametrize("add", [False, True])
+def test_tiny_rows_beside_ordinary_ones_in_a_sum_and_alone_are_normalised(op, add):
+    x = torch.randn(9, 50)
+    x[::2] *= 1e-28
+    if add and op != "std_norm":
+        y, _ = getattr(fusedops, f"add_{op}")(x, torch.zeros_like(x), [50], eps=0.0)
+    else:
+        y = getattr(fusedops, op)(x, [50], eps=0.0)
+    exact, _, _ = in_80_bits(op, x, x, 0.0)
+    np.testing.assert_allclose(y.numpy(), exact.astype(np.float64), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("op", NORMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("value", [0.0, 0.7, 1e-30, -1e30])
+def test_constant_rows_come_out_as_the_definition_says(op, dtype, value):
+    eps = 1e-6
+    x, grad = torch.full((3, 40), value, dtype=dtype), torch.randn(3, 40, dtype=dtype)
+    y, to_input = norm_and_gradient(op, x, grad, eps)
+    if op != "rms_norm":
+        assert not y.any()
+        rstd = 1e6 if op == "std_norm" else 1e3
+        exact = (grad - grad.mean(-1, keepdim=True)) * rstd
+        torch.testing.assert_close(to_input, exact, rtol=0, atol=rstd * 1e-5)
+    else:
+        exact, _, _ = in_80_bits(op, x, grad, eps)
+        np.testing.assert_allclose(y.numpy(), exact.astype(np.float64), rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("eps", [0.0, 1e-12, 1e-6, 1e-5])
+def test_rms_norm_of_one_column_is_as_exact_as_two_roundings(dtype, eps):
+    """That of the square moves the result by a quarter of an ulp, its own by half of one."""
+    x = torch.randn(100_000, 1, dtype=dtype)
+    exact, _, _ = in_80_bits("rms_norm", x, x, eps)
+    y = fusedops.rms_norm(x, [1], eps=eps)
+    spacing = np.spacing(np.abs(exact).astype(y.numpy().dtype)).astype(np.longdouble)
+    assert (np.abs(y.numpy() - exact) / spacing).max() <= 1.51 + SLACK - 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("weight_offset", [0.0, 1.0])
+@pytest.mark.parametrize("cols", [1, 2, 3])
+def test_gradients_of_rms_norm_that_cancel_are_right(dtype, weight_offset, cols):
+    """Of one column all but eps / (x^2 + eps) of the gradient cancels."""
+    x, grad = torch.randn(2, 50_000, cols, dtype=dtype)
+    w = torch.zeros(cols, dtype=dtype) + (1 - weight_offset)
+    rstd = ops.rms_norm(x, [cols], w, 1e-6, weight_offset)[1]
+    mask = [True, False]
+    actual = ops.rms_norm_backward(grad, x, [cols], rstd, w, mask, weight_offset)[0]
+    _, exact, rstd = in_80_bits("rms_norm", x, grad, 1e-6)
+    unit = np.abs(grad.numpy()).max(-1, keepdims=True) * rstd * torch.finfo(dtype).eps
+    assert (np.abs(actual.numpy() - exact) / unit).max() < 4 + SLACK
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("cols", [2, 3, 5])
+@pytest.mark.parametrize("eps", [1e-12, 1e-5])
+def test_gradients_of_few_columns_far_from_zero_keep_to_the_bound(dtype, cols, eps):
+    """As norm_backward.h states it, beside a float mean and the rounding of the result."""
+    info = torch.finfo(dtype)
+    unit = 2.0**-52 if dtype == torch.float64 else 2.0**-23
+    for shift in (0.0, 1.0, 100.0, 1e4):
+        for spread in (1e-3, 1.0):
+            x = (shift + spread * torch.randn(500, cols)).to(dtype)
+            residual = (0.1 * spread * torch.randn(500, cols)).to(dtype)
+            grad = torch.randn(500, cols).to(dtype)
+            leaf = x.requires_grad_()
+            y, sum = fusedops.add_layer_norm(leaf, residual, [cols], eps=eps)
+            (actual,) = torch.autograd.grad(y, leaf, grad)
+            rounded = sum.detach()
+            _, exact, rstd = in_80_bits("layer_norm", rounded, grad, eps)
+            largest = np.abs(grad.double().numpy()).max(-1, keepdims=True) * rstd
+            mean = np.abs(rounded.double().mean(-1, keepdim=True).numpy())
+            bound = unit * (2 + SLACK + 2 * mean * rstd) * (1 + mean * rstd * unit) * largest
+            bound = bound + info.eps * np.abs(exact) + info.smallest_normal
+            actual = actual.double().numpy()
+            within = (np.abs(actual - exact) <= bound) | (np.abs(exact) > info.max)
+            assert within.all(), (shift, spread)
+
+
+def test_statistics_of_16_bit_rows_are_as_exact_as_float32_holds_them():
+    for dtype in (torch.bfloat16, torch.float16):
+        x = (torch.randn(200, 300) * 3).to(dtype)
+        max, sum = fusedops.softmax_stats(x, 1)
+        exact = (x.double() - x.double().amax(1, keepdim=True)).exp().sum(1, keepdim=True)
+        assert torch.equal(max, x.float().amax(1, keepdim=True))
+        assert ulp_error(sum, exact) <= 1 + SLACK

@@ -1,0 +1,72 @@
+"""Ops in processes that are forked from one that has used them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import fusedops
+
+#: Divided among threads where there are two.
+SHAPE = (256, 1024)
+
+PROGRAM = """
+import os, sys, torch, fusedops
+torch.set_num_threads({threads})
+x, w = torch.randn({shape}), torch.ones({shape}[1])
+
+def results():
+    long_row = fusedops.softmax(x.view(-1), -1)
+    return [fusedops.softmax(x, -1), fusedops.layer_norm(x, w.shape, w, w), long_row]
+
+def same(a, b):
+    return all(map(torch.equal, a, b))
+
+before = results()
+child = os.fork()
+if child == 0:
+    os._exit(0 if same(results(), before) else 3)
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+sys.exit(status if status else not same(results(), before))
+"""
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_forked_process_computes_what_its_parent_did_and_so_does_the_parent_then(threads):
+    """With torch's own softmax the child waits for ever for its parent's threads."""
+    program = PROGRAM.format(threads=threads, shape=SHAPE)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+class _Rows(torch.utils.data.Dataset):
+    def __init__(self, x):
+        self.x = x
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        return fusedops.softmax(self.x[index], -1)
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_workers_of_a_data_loader_compute_what_their_parent_does(two_threads):
+    x = torch.randn(8, *SHAPE)
+    want = fusedops.softmax(x, -1)
+    loader = torch.utils.data.DataLoader(
+        _Rows(x), batch_size=2, num_workers=2, multiprocessing_context="fork"
+    )
+    assert torch.equal(torch.cat(list(loader)), want)
