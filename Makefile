@@ -2,10 +2,11 @@
 #
 #   make demo    a real sentence encoder on the fused kernels
 #   make test    the whole test suite
-#   make test-all  op tests with 1, 2 and 3 threads, then fuzz and sanitize: hours
+#   make test-all  op tests with 1, 2 and 3 threads, large tensors (18 GB), fuzz, sanitize: hours
 #   make fuzz    properties and random graphs, other ones at every run; FUZZ_SECONDS=120 ends it
-#   make bench   the kernels against eager, Inductor and a copy, one thread
+#   make coverage  the share of the branches of fusedops/ that the suite runs
 #   make sanitize  the operators' tests under ASan + UBSan and TSan
+#   make bench   the kernels against eager, Inductor and a copy, one thread
 #   make lint    formatting and static checks
 #   make wheel   a wheel for every Python, in dist/
 
@@ -16,7 +17,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install -c constraints.txt
 BUILD_INPUTS := setup.py pyproject.toml CMakeLists.txt fusedops/VERSION \
 	$(shell find cmake csrc -type f)
 
-.PHONY: demo test test-all fuzz sanitize bench lint wheel clean
+.PHONY: demo test test-all fuzz coverage sanitize bench lint wheel clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed-demo
@@ -27,12 +28,16 @@ test: .venv/.installed-dev
 
 test-all: .venv/.installed-dev
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --all-threads
+	$(BIN)/python -m pytest -m large
 	$(MAKE) fuzz
 	$(MAKE) sanitize
 
 fuzz: .venv/.installed-dev
 	$(BIN)/python -m pytest --hypothesis-profile=fuzz tests/properties \
 		tests/graph/test_rewrite_random_graphs.py -n $(WORKERS) --dist worksteal
+
+coverage: .venv/.installed-dev
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --cov --cov-report=term
 
 sanitize: .venv/.installed-dev
 	$(BIN)/python -m tests.sanitize --workers $(WORKERS)

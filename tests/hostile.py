@@ -15,18 +15,14 @@ dtype and device.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import io
 import multiprocessing
 import re
-import tempfile
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -117,49 +113,6 @@ def _raises(error: BaseException) -> Callable[..., Any]:
     return function
 
 
-class _EndedBadly(Exception):
-    """A command that ends with a traceback."""
-
-
-_FILES = {
-    "empty.py": "",
-    "number.py": "build = 3",
-    "broken.py": "def build(:",
-    "raising.py": "def build(): raise ValueError('mine')",
-    "nothing.py": "def build(): pass",
-    "tuple.py": "def build(): return ()",
-    "uncallable.py": "def build(): return 3, 4",
-    "arguments.py": "def build(model): return model, 4",
-    "wrong_inputs.py": "import torch\ndef build(): return torch.nn.Softmax(5), torch.ones(3)",
-}
-
-
-def _command(line: str) -> None:
-    """``python -m fusedops LINE``; what it prints on standard error is the message it refuses with.
-
-    {folder} in the line is one that holds :data:`_FILES`.
-    """
-    from fusedops.cli import main
-
-    error = io.StringIO()
-    with tempfile.TemporaryDirectory() as folder:
-        for name, text in _FILES.items():
-            Path(folder, name).write_text(text)
-        arguments = line.replace("{folder}", folder).split()
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(error):
-            try:
-                status = main(arguments)
-            except SystemExit as stopped:
-                status = stopped.code
-            except Exception as accident:
-                raise _EndedBadly(f"{type(accident).__name__}: {accident}") from accident
-    said = error.getvalue() + (status if isinstance(status, str) else "")
-    if "this is not expected" in said:
-        raise _EndedBadly(said)
-    if status not in (0, None):
-        raise RuntimeError(said)
-
-
 #: What the names of an expression stand for, made anew for each row.
 VALUES: dict[str, Callable[[], Any]] = {
     "x": lambda: torch.linspace(-2, 2, 15).sin().mul(3).reshape(3, 5),
@@ -189,7 +142,6 @@ VALUES: dict[str, Callable[[], Any]] = {
     "stats": lambda: _stats,
     "reference": lambda: reference,
     "raises": lambda: _raises,
-    "command": lambda: _command,
     "Fake": lambda: torch._subclasses.FakeTensorMode().from_tensor,
 }
 

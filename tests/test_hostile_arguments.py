@@ -86,7 +86,7 @@ BAD_DTYPES = {
     "torch.float8_e5m2": "float8_e5m2|Float8_e5m2",
     "'float32'": "float32",
     "6": "6|int",
-    "[torch.float32]": "list",
+    "[torch.float32]": r"list|\[torch",
     "torch.strided": "layout|strided",
 }
 OUT_CALLS = ("softmax(x, -1, out={})", "log_softmax(x, 0, out={})", "masked_softmax(x, out={})")
