@@ -15,7 +15,7 @@ from .misuse import C_LIBRARY, ISAS, report
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("cols", [16, 17, 33, 257])
+@pytest.mark.parametrize("cols", [17, 257])
 def test_a_kernel_of_torchs_library_that_writes_past_a_tensor_is_reported(isa, cols):
     text = report(
         f"""
@@ -25,7 +25,11 @@ torch.ops.fusedops.softmax_out(x, -1, out)
 """,
         FUSEDOPS_CPU_ISA=isa,
     )
-    assert "heap-buffer-overflow" in text and "WRITE of size" in text and "libfusedops.so" in text
+    assert (
+        "heap-buffer-overflow" in text
+        and "WRITE of size" in text
+        and "cpu/parallel_torch.cpp" in text
+    )
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -33,7 +37,7 @@ def test_a_kernel_of_the_c_library_that_writes_past_an_array_is_reported(isa):
     call = "library.fusedops_layernorm(floats(33), *(floats(34) for _ in range(5)), 2, 17, None)"
     call = call.replace("2, 17, None", "2, 17, ctypes.c_float(1e-5), None")
     text = report(C_LIBRARY + call, FUSEDOPS_CPU_ISA=isa)
-    assert "heap-buffer-overflow" in text and "WRITE of size" in text and "libfusedops_c.so" in text
+    assert "heap-buffer-overflow" in text and "WRITE of size" in text and "c_api/c_api.cpp" in text
 
 
 def test_a_kernel_that_reads_past_a_tensor_is_reported():
