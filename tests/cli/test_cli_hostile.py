@@ -365,6 +365,15 @@ def test_a_missing_compiler_is_named_before_anything_is_measured(command, monkey
     assert "torch.compile finds no C++ compiler; fix: install g++, or name one in CXX" in line
 
 
+@pytest.mark.parametrize("argv", [["explain", "{FILE}:build"], ["bench", "--quick"]])
+def test_without_torch_compile_there_are_no_wrong_numbers(command, places, monkeypatch, argv):
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
+    ended = command(*(argument.format_map(places) for argument in argv))
+    (line,) = ended.err.splitlines()
+    assert (ended.code, ended.out) == (FAILURE, "")
+    assert "TORCH_COMPILE_DISABLE switches torch.compile off; fix: unset it" in line
+
+
 def test_explain_needs_no_compiler(command, places, monkeypatch):
     monkeypatch.setenv("CXX", "there-is-no-such-compiler")
     assert command("explain", f"{places['FILE']}:build").code == 0

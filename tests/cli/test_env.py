@@ -144,6 +144,11 @@ OLD_GPU = {"cuda:0": {"name": "V100", "capability": "7.0", "has code": False}}
         ("devices", {"driver": "580.1"}, "CUDA build of torch"),
         ("compile", {"backend entry point": None, "C++ compiler": "g++"}, "pip install"),
         ("compile", {"backend entry point": "x:y", "C++ compiler": None}, "install g++"),
+        (
+            "compile",
+            {"backend entry point": "x:y", "C++ compiler": "g++", "switched off": True},
+            "unset it",
+        ),
     ],
 )
 def test_each_problem_comes_with_its_fix(section, facts, fix):
