@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -402,6 +403,23 @@ def test_whatever_is_raised_ends_in_one_line(command, monkeypatch, error, code, 
     lines = ended.err.splitlines()
     assert len(lines) == (1 if message else 0)
     assert not message or re.search(message, lines[0])
+
+
+def test_in_pythons_development_mode_the_unexpected_shows_its_traceback(command, monkeypatch):
+    def fail():
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(env, "collect", fail)
+    monkeypatch.setattr(sys, "flags", SimpleNamespace(dev_mode=True))
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        command("env")
+
+
+def test_a_missing_file_of_our_own_is_no_package_to_install(command, monkeypatch):
+    monkeypatch.setitem(sys.modules, "fusedops.cli.explain", None)
+    ended = command("explain", "model.py:build")
+    (line,) = ended.err.splitlines()
+    assert ended.code == FAILURE and "ModuleNotFoundError" in line and "pip install" not in line
 
 
 # --- processes ------------------------------------------------------------------------------------
