@@ -794,6 +794,33 @@ def test_an_interrupt_while_waiting_leaves_nothing_running(interruptible):
     same(fusedops.parallel_stack(meeting(), [x, x]), torch.stack([x.sin()] * 2))
 
 
+def test_an_interrupt_before_the_first_branch_runs_none(monkeypatch):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    begun = []
+    monkeypatch.setattr(parallel, "_has_begun", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fusedops.parallel_stack(begun.append, [torch.ones(1)] * 2)
+    assert begun == []
+
+
+def test_an_error_of_a_thread_outside_any_branch_surfaces(monkeypatch):
+    @contextmanager
+    def failing(count):
+        if threading.current_thread() is not threading.main_thread():
+            raise OSError("no such library")
+        yield
+
+    def slow(x):
+        time.sleep(0.05)
+        return x
+
+    monkeypatch.setattr(parallel, "_intra_op_threads", failing)
+    with pytest.raises(OSError, match="no such library"):
+        fusedops.parallel_stack(slow, [torch.ones(1)] * 4)
+
+
 def test_an_interrupt_in_a_branch_comes_before_errors_of_others():
     meet = threading.Barrier(2)
 

@@ -25,7 +25,13 @@ from typing import Any
 import torch
 
 from fusedops.cli.errors import UserError
-from fusedops.cli.problems import FATAL, FATAL_TO_COMPILING, Report, find_problems
+from fusedops.cli.problems import (
+    FATAL,
+    FATAL_TO_CAPTURING,
+    FATAL_TO_COMPILING,
+    Report,
+    find_problems,
+)
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -65,7 +71,7 @@ def require_usable(command: str) -> None:
     """Raise UserError, with the fix, where something keeps `command` from its work."""
     needed = ("package", "operators", "system", "settings", "compile")
     report = {name: _guarded(PROBES[name]) for name in needed}
-    checks = FATAL if command == "explain" else FATAL_TO_COMPILING
+    checks = FATAL_TO_CAPTURING if command == "explain" else FATAL_TO_COMPILING
     for problem in find_problems(report, checks):
         raise UserError(
             f"{problem.what}; fix: {problem.fix}; for the whole picture run: python -m fusedops env"
@@ -182,6 +188,7 @@ def probe_compile() -> Report:
     return {
         "backend entry point": entry_points[0] if entry_points else None,
         "C++ compiler": shutil.which(compiler),
+        "switched off": os.environ.get("TORCH_COMPILE_DISABLE") == "1",
     }
 
 

@@ -127,6 +127,12 @@ def no_compiler_for_inductor(report: Report) -> Iterator[Problem]:
         yield Problem("torch.compile finds no C++ compiler", "install g++, or name one in CXX")
 
 
+def compiler_that_is_switched_off(report: Report) -> Iterator[Problem]:
+    """torch.compile then runs everything as it is: nothing would be replaced or faster."""
+    if report["compile"].get("switched off"):
+        yield Problem("TORCH_COMPILE_DISABLE switches torch.compile off", "unset it")
+
+
 CHECKS: tuple[Check, ...] = (
     do_not_load,
     unknown_instruction_set,
@@ -138,15 +144,17 @@ CHECKS: tuple[Check, ...] = (
     driver_that_torch_does_not_use,
     backend_not_installed,
     no_compiler_for_inductor,
+    compiler_that_is_switched_off,
 )
 
-#: What keeps every command but `env` from its work, and what keeps those that compile.
+#: What keeps fusedops from running, a model from being captured, and code from being compiled.
 FATAL: tuple[Check, ...] = (
     do_not_load,
     unknown_instruction_set,
     refused_settings,
 )
-FATAL_TO_COMPILING: tuple[Check, ...] = (*FATAL, no_compiler_for_inductor)
+FATAL_TO_CAPTURING: tuple[Check, ...] = (*FATAL, compiler_that_is_switched_off)
+FATAL_TO_COMPILING: tuple[Check, ...] = (*FATAL_TO_CAPTURING, no_compiler_for_inductor)
 
 
 def decode_target(target: str) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import csv
+import os
 import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise, permutations
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,6 +26,7 @@ from fusedops.cli import bench, options, timing
 from fusedops.cli.bench import arguments, cases, measurement, report
 from fusedops.cli.bench.operators import OPERATORS
 from fusedops.cli.errors import UserError
+from fusedops.graph import costs
 
 COLUMNS = (
     "op,direction,dtype,rows,cols,device,threads,provider,median_ms,spread,bytes,"
@@ -267,25 +270,88 @@ def test_a_case_that_fails_costs_none_of_the_others(capsys):
         bench.measure_each(["bad"], measure)
 
 
-def test_results_are_written_before_they_are_shown_and_what_was_left_out_is_a_failure(
-    tmp_path, monkeypatch, command
-):
-    file, charts = tmp_path / "new" / "b.csv", tmp_path / "charts"
+@pytest.fixture
+def measured(monkeypatch):
+    """What stands in the place of measurements: three providers, and one case left out."""
     rows = [
         measurement.Measurement(
             op="softmax", direction="forward", dtype="float32", rows=2, cols=3, device="cpu",
             threads=1, provider=provider, median_ms=1.0, spread=0.0, bytes=1, share_of_copy=1.0,
             speedup_over_eager=2.0, speedup_over_best_peer=2.0,
         )
-        for provider in ("copy", "eager", "fusedops")
+        for provider in ("copy", "eager", "inductor", "fusedops")
     ]  # fmt: skip
     monkeypatch.setattr(bench, "keep_freed_memory", lambda: None)
     monkeypatch.setattr(bench, "measure_each", lambda cases, measure: (rows, 1))
+
+
+def test_a_policy_table_is_written_where_csv_says(tmp_path, measured, command):
+    ended = command("bench", "--policy", "--csv", str(tmp_path / "cpu.csv"))
+    assert ended.code == 1 and "written to" in ended.out
+    with (tmp_path / "cpu.csv").open() as lines:
+        rows = list(csv.DictReader(lines))
+    assert list(rows[0]) == list(costs.COLUMNS)
+    assert [row["provider"] for row in rows] == ["copy", "inductor", "fusedops"]
+
+
+def test_a_package_that_cannot_be_written_is_refused_as_a_place_of_the_table(
+    tmp_path, measured, monkeypatch, command
+):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(costs, "table_file", lambda device: tmp_path / "file" / "cpu.csv")
+    ended = command("bench", "--policy")
+    assert ended.code == 2 and "name another with --csv" in ended.err
+
+
+def test_the_program_starts_anew_once_with_an_allocator_that_keeps_memory(monkeypatch, capsys):
+    started = []
+    monkeypatch.setattr(os, "execve", lambda *arguments: started.append(arguments))
+    for name in bench.ALLOCATOR_SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    bench.keep_freed_memory()
+    ((program, arguments, environment),) = started
+    assert (program, arguments[0]) == (sys.executable, sys.executable)
+    assert environment.items() >= bench.ALLOCATOR_SETTINGS.items()
+    assert capsys.readouterr().err.startswith("restarting with MALLOC_MMAP_MAX_=0")
+    for name, value in bench.ALLOCATOR_SETTINGS.items():
+        monkeypatch.setenv(name, value)
+    bench.keep_freed_memory()
+    assert len(started) == 1
+
+
+class RecordedEvent:
+    """In the place of torch.cuda.Event: every call takes two milliseconds."""
+
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self):
+        """Would enqueue it."""
+
+    def elapsed_time(self, end):
+        return 2.0
+
+
+def test_a_gpu_is_timed_by_events_around_each_call(monkeypatch):
+    properties = SimpleNamespace(L2_cache_size=64)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "Event", RecordedEvent)
+    clock, calls = timing.CudaClock("cpu"), []
+    assert clock(lambda: calls.append(1), repeats=3) == 2.0
+    assert len(calls) == 4 and clock.overhead_ms >= 0  # the first is not timed
+    assert isinstance(timing.clock_for("cpu"), timing.WallClock)
+
+
+def test_results_are_written_before_they_are_shown_and_what_was_left_out_is_a_failure(
+    tmp_path, measured, monkeypatch, command
+):
+    file, charts = tmp_path / "new" / "b.csv", tmp_path / "charts"
     written = ["--csv", str(file), "--plot", str(charts)]
     ended = command("bench", "--op", "softmax", "--shape", "2x3", *written)
     assert ended.code == 1 and "softmax" in ended.out
     with file.open() as lines:
-        assert len(list(csv.DictReader(lines))) == 3
+        assert len(list(csv.DictReader(lines))) == 4
     assert [chart.name for chart in charts.iterdir()] == ["softmax_forward_float32.png"]
 
     def broken(*args):

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -365,6 +366,15 @@ def test_a_missing_compiler_is_named_before_anything_is_measured(command, monkey
     assert "torch.compile finds no C++ compiler; fix: install g++, or name one in CXX" in line
 
 
+@pytest.mark.parametrize("argv", [["explain", "{FILE}:build"], ["bench", "--quick"]])
+def test_without_torch_compile_there_are_no_wrong_numbers(command, places, monkeypatch, argv):
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
+    ended = command(*(argument.format_map(places) for argument in argv))
+    (line,) = ended.err.splitlines()
+    assert (ended.code, ended.out) == (FAILURE, "")
+    assert "TORCH_COMPILE_DISABLE switches torch.compile off; fix: unset it" in line
+
+
 def test_explain_needs_no_compiler(command, places, monkeypatch):
     monkeypatch.setenv("CXX", "there-is-no-such-compiler")
     assert command("explain", f"{places['FILE']}:build").code == 0
@@ -393,6 +403,23 @@ def test_whatever_is_raised_ends_in_one_line(command, monkeypatch, error, code, 
     lines = ended.err.splitlines()
     assert len(lines) == (1 if message else 0)
     assert not message or re.search(message, lines[0])
+
+
+def test_in_pythons_development_mode_the_unexpected_shows_its_traceback(command, monkeypatch):
+    def fail():
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(env, "collect", fail)
+    monkeypatch.setattr(sys, "flags", SimpleNamespace(dev_mode=True))
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        command("env")
+
+
+def test_a_missing_file_of_our_own_is_no_package_to_install(command, monkeypatch):
+    monkeypatch.setitem(sys.modules, "fusedops.cli.explain", None)
+    ended = command("explain", "model.py:build")
+    (line,) = ended.err.splitlines()
+    assert ended.code == FAILURE and "ModuleNotFoundError" in line and "pip install" not in line
 
 
 # --- processes ------------------------------------------------------------------------------------

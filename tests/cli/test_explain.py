@@ -34,6 +34,13 @@ def test_the_table_and_the_json_name_the_same_sites(model_file, capsys):
     assert all(site["op"] in table for site in sites)
 
 
+def test_the_whole_graphs_are_shown_on_request(model_file, command):
+    changes = command("explain", f"{model_file}:build").out
+    graphs = command("explain", f"{model_file}:build", "--graphs").out
+    assert "--- graph 0 before" in changes and "--- graph 0 after" not in changes
+    assert "--- graph 0 before" in graphs and "--- graph 0 after" in graphs
+
+
 @pytest.mark.parametrize(
     ("returned", "inputs", "named"),
     [

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,10 +21,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fusedops.cli import options
-from fusedops.cli.bench import keep_freed_memory
-from fusedops.cli.errors import Parser, end_in_one_line
-from fusedops.cli.timing import Call, clock_for, interleave, median_ratio
+try:
+    from fusedops.cli import options
+    from fusedops.cli.bench import keep_freed_memory
+    from fusedops.cli.errors import Parser, end_in_one_line
+    from fusedops.cli.timing import Call, clock_for, interleave, median_ratio
+except (ImportError, ValueError) as error:  # a missing extra or library, a setting that is none
+    sys.exit(f"the kernel tests need fusedops[bench], which cannot be imported: {error}")
 
 SEED, CASES = 42, 5
 HEADS, MOST_TOKENS, LONGEST_SEQUENCE = 8, 1024, 512

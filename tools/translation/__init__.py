@@ -1,5 +1,6 @@
 """What tools/train_translation.py and tools/compare_translation.py are made of."""
 
+import importlib
 import importlib.util
 import sys
 
@@ -9,5 +10,10 @@ for _package in ("torch", "fusedops", "matplotlib", "rich", "sacrebleu", "senten
             f"the translation tools need the package {_package!r}, which is not installed; "
             "run: pip install --no-build-isolation -e '.[translation]'"
         )
+
+try:
+    importlib.import_module("fusedops")
+except (ImportError, ValueError) as error:  # a library that does not load, a setting that is none
+    sys.exit(f"the translation tools cannot run: {error}; see `python -m fusedops env`")
 
 Pair = tuple[str, str]  # a source sentence and its target
