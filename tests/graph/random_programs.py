@@ -243,43 +243,58 @@ class Program:
         return function
 
     def _source(self):
-        lines = [f"def program({_PARAMETERS}):"]
-        scope = dict(_GLOBALS, **dict(zip(_PARAMETERS.split(", "), self.inputs(), strict=True)))
-        names = ["n", "y", "x"]
-        contexts = []
-
-        def write(line):
-            exec(line, scope)
-            lines.append("    " * (1 + len(contexts)) + line)
-
-        def tensor(expression):
-            name = f"t{len(names)}"
-            write(f"{name} = {expression}")
-            if isinstance(scope[name], torch.Tensor):
-                names.append(name)
-
+        given = dict(zip(_PARAMETERS.split(", "), self.inputs(), strict=True))
+        writer = _Writer({**_GLOBALS, **given})
         with torch.enable_grad():
-            tensor("y * 1")
-            tensor("x * 1")
-            for context, (step, first, second), left in self.tokens:
-                if context is not None:
-                    lines.append("    " * (1 + len(contexts)) + f"with {context}:")
-                    entered = ExitStack()
-                    entered.enter_context(eval(context, scope))
-                    contexts.append(entered)
-                operands = {
-                    "v": names[-1 - first % len(names)],
-                    "u": names[-1 - second % len(names)],
-                }
-                try:
-                    tensor(step.format(**operands))
-                except (RuntimeError, IndexError, TypeError):
-                    if context is not None:
-                        lines.append("    " * (1 + len(contexts)) + "pass")
-                for _ in range(min(left, len(contexts))):
-                    contexts.pop().close()
-            while contexts:
-                contexts.pop().close()
-        results = (names[-1 - ago % len(names)] for ago in (0, *sorted(self.returned)))
-        lines.append(f"    return [{', '.join(results)}]")
+            for token in self.tokens:
+                writer.write_token(*token)
+            writer.leave(len(writer.contexts))
+        results = (writer.name(ago) for ago in (0, *sorted(self.returned)))
+        lines = [
+            f"def program({_PARAMETERS}):",
+            *writer.lines,
+            f"    return [{', '.join(results)}]",
+        ]
         return "\n".join(lines) + "\n"
+
+
+class _Writer:
+    """Runs what it writes: lines of Python, in the contexts that stand open."""
+
+    def __init__(self, scope):
+        self.scope, self.lines = scope, []
+        self.names = ["n", "y", "x"]
+        self.contexts = []
+        self._assign("y * 1")
+        self._assign("x * 1")
+
+    def name(self, ago):
+        return self.names[-1 - ago % len(self.names)]
+
+    def write_token(self, context, step, left):
+        template, first, second = step
+        if context is not None:
+            self._write(f"with {context}:")
+            self.contexts.append(ExitStack())
+            self.contexts[-1].enter_context(eval(context, self.scope))
+        try:
+            self._assign(template.format(v=self.name(first), u=self.name(second)))
+        except (RuntimeError, IndexError, TypeError):  # eager refuses it
+            if context is not None:
+                self._write("pass")
+        self.leave(left)
+
+    def leave(self, count):
+        for _ in range(min(count, len(self.contexts))):
+            self.contexts.pop().close()
+
+    def _assign(self, expression):
+        name = f"t{len(self.names)}"
+        line = f"{name} = {expression}"
+        exec(line, self.scope)
+        self._write(line)
+        if isinstance(self.scope[name], torch.Tensor):
+            self.names.append(name)
+
+    def _write(self, line):
+        self.lines.append("    " * (1 + len(self.contexts)) + line)
