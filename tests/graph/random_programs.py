@@ -18,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
 
-EPS = 1e-5
 #: The precision of a program that computes in float64 alone.
 EXACT = 1e-9
 #: And of others, by what stands in their source.
@@ -48,33 +47,33 @@ def softmax_by_hand_in_place(v):
 def layer_norm_by_hand(v, weight, shift):
     mean = v.mean(-1, keepdim=True)
     variance = (v - mean).pow(2).mean(-1, keepdim=True)
-    return weight * ((v - mean) / torch.sqrt(variance + EPS)) + shift
+    return weight * ((v - mean) / torch.sqrt(variance + 1e-5)) + shift
 
 
 def layer_norm_with_var(v):
     variance = v.var(-1, unbiased=False, keepdim=True)
-    return (v - v.mean(-1, keepdim=True)) * torch.rsqrt(variance + EPS)
+    return (v - v.mean(-1, keepdim=True)) * torch.rsqrt(variance + 1e-5)
 
 
 def layer_norm_of_var_mean(v):
     variance, mean = torch.var_mean(v, -1, correction=0, keepdim=True)
-    return (v - mean) / (variance + EPS).sqrt()
+    return (v - mean) / (variance + 1e-5).sqrt()
 
 
 def norm_with_statistics_of_no_gradient(v, weight):
     with torch.no_grad():
         mean = v.mean(-1, keepdim=True)
         variance = (v - mean).pow(2).mean(-1, keepdim=True)
-    return weight * ((v - mean) / torch.sqrt(variance + EPS))
+    return weight * ((v - mean) / torch.sqrt(variance + 1e-5))
 
 
 def rms_norm_by_hand(v, weight):
-    return weight * (v * torch.rsqrt(v.pow(2).mean(-1, keepdim=True) + EPS))
+    return weight * (v * torch.rsqrt(v.pow(2).mean(-1, keepdim=True) + 1e-5))
 
 
 def rms_norm_in_float(v, weight):
     wide = v.float()
-    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS)
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)
     return weight * wide.to(v.dtype)
 
 
@@ -116,20 +115,20 @@ SITES = [
     "softmax_by_hand_in_place({v})",
     "{v}.log_softmax(-1).exp()",
     "{v}.log_softmax(-1)",
-    "F.layer_norm({v}, (4,), weight, shift, EPS)",
+    "F.layer_norm({v}, (4,), weight, shift, 1e-5)",
     "F.layer_norm({v}, (4,))",
     "F.layer_norm({v}, (4, 4))",
     "layer_norm_by_hand({v}, weight, shift)",
     "layer_norm_with_var({v})",
     "layer_norm_of_var_mean({v})",
     "norm_with_statistics_of_no_gradient({v}, weight)",
-    "F.rms_norm({v}, (4,), weight, EPS)",
+    "F.rms_norm({v}, (4,), weight, 1e-5)",
     "rms_norm_by_hand({v}, weight)",
     "rms_norm_in_float({v}, weight)",
-    "F.layer_norm({v} + {u}, (4,), weight, shift, EPS)",
+    "F.layer_norm({v} + {u}, (4,), weight, shift, 1e-5)",
     "F.layer_norm(({v} + {u}).reshape(-1, 4), (4,)).view(2, 4, 4)",
     "rms_norm_by_hand({v} + {u}, weight)",
-    "F.rms_norm({v} + {u}, (4,), weight, EPS)",
+    "F.rms_norm({v} + {u}, (4,), weight, 1e-5)",
     "layer_norm_by_hand({v} + {u}, weight, shift)",
     "torch.stack([{v}.softmax(-1), {u}.softmax(-1)])",
     "torch.stack([F.layer_norm({v}, (4,)), F.layer_norm({u}, (4,))], 1)",
