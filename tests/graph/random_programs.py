@@ -18,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
 
-EPS = 1e-5
 #: The precision of a program that computes in float64 alone.
 EXACT = 1e-9
 #: And of others, by what stands in their source.
@@ -48,33 +47,33 @@ def softmax_by_hand_in_place(v):
 def layer_norm_by_hand(v, weight, shift):
     mean = v.mean(-1, keepdim=True)
     variance = (v - mean).pow(2).mean(-1, keepdim=True)
-    return weight * ((v - mean) / torch.sqrt(variance + EPS)) + shift
+    return weight * ((v - mean) / torch.sqrt(variance + 1e-5)) + shift
 
 
 def layer_norm_with_var(v):
     variance = v.var(-1, unbiased=False, keepdim=True)
-    return (v - v.mean(-1, keepdim=True)) * torch.rsqrt(variance + EPS)
+    return (v - v.mean(-1, keepdim=True)) * torch.rsqrt(variance + 1e-5)
 
 
 def layer_norm_of_var_mean(v):
     variance, mean = torch.var_mean(v, -1, correction=0, keepdim=True)
-    return (v - mean) / (variance + EPS).sqrt()
+    return (v - mean) / (variance + 1e-5).sqrt()
 
 
 def norm_with_statistics_of_no_gradient(v, weight):
     with torch.no_grad():
         mean = v.mean(-1, keepdim=True)
         variance = (v - mean).pow(2).mean(-1, keepdim=True)
-    return weight * ((v - mean) / torch.sqrt(variance + EPS))
+    return weight * ((v - mean) / torch.sqrt(variance + 1e-5))
 
 
 def rms_norm_by_hand(v, weight):
-    return weight * (v * torch.rsqrt(v.pow(2).mean(-1, keepdim=True) + EPS))
+    return weight * (v * torch.rsqrt(v.pow(2).mean(-1, keepdim=True) + 1e-5))
 
 
 def rms_norm_in_float(v, weight):
     wide = v.float()
-    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS)
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)
     return weight * wide.to(v.dtype)
 
 
@@ -116,20 +115,20 @@ SITES = [
     "softmax_by_hand_in_place({v})",
     "{v}.log_softmax(-1).exp()",
     "{v}.log_softmax(-1)",
-    "F.layer_norm({v}, (4,), weight, shift, EPS)",
+    "F.layer_norm({v}, (4,), weight, shift, 1e-5)",
     "F.layer_norm({v}, (4,))",
     "F.layer_norm({v}, (4, 4))",
     "layer_norm_by_hand({v}, weight, shift)",
     "layer_norm_with_var({v})",
     "layer_norm_of_var_mean({v})",
     "norm_with_statistics_of_no_gradient({v}, weight)",
-    "F.rms_norm({v}, (4,), weight, EPS)",
+    "F.rms_norm({v}, (4,), weight, 1e-5)",
     "rms_norm_by_hand({v}, weight)",
     "rms_norm_in_float({v}, weight)",
-    "F.layer_norm({v} + {u}, (4,), weight, shift, EPS)",
+    "F.layer_norm({v} + {u}, (4,), weight, shift, 1e-5)",
     "F.layer_norm(({v} + {u}).reshape(-1, 4), (4,)).view(2, 4, 4)",
     "rms_norm_by_hand({v} + {u}, weight)",
-    "F.rms_norm({v} + {u}, (4,), weight, EPS)",
+    "F.rms_norm({v} + {u}, (4,), weight, 1e-5)",
     "layer_norm_by_hand({v} + {u}, weight, shift)",
     "torch.stack([{v}.softmax(-1), {u}.softmax(-1)])",
     "torch.stack([F.layer_norm({v}, (4,)), F.layer_norm({u}, (4,))], 1)",
@@ -243,43 +242,58 @@ class Program:
         return function
 
     def _source(self):
-        lines = [f"def program({_PARAMETERS}):"]
-        scope = dict(_GLOBALS, **dict(zip(_PARAMETERS.split(", "), self.inputs(), strict=True)))
-        names = ["n", "y", "x"]
-        contexts = []
-
-        def write(line):
-            exec(line, scope)
-            lines.append("    " * (1 + len(contexts)) + line)
-
-        def tensor(expression):
-            name = f"t{len(names)}"
-            write(f"{name} = {expression}")
-            if isinstance(scope[name], torch.Tensor):
-                names.append(name)
-
+        given = dict(zip(_PARAMETERS.split(", "), self.inputs(), strict=True))
+        writer = _Writer({**_GLOBALS, **given})
         with torch.enable_grad():
-            tensor("y * 1")
-            tensor("x * 1")
-            for context, (step, first, second), left in self.tokens:
-                if context is not None:
-                    lines.append("    " * (1 + len(contexts)) + f"with {context}:")
-                    entered = ExitStack()
-                    entered.enter_context(eval(context, scope))
-                    contexts.append(entered)
-                operands = {
-                    "v": names[-1 - first % len(names)],
-                    "u": names[-1 - second % len(names)],
-                }
-                try:
-                    tensor(step.format(**operands))
-                except (RuntimeError, IndexError, TypeError):
-                    if context is not None:
-                        lines.append("    " * (1 + len(contexts)) + "pass")
-                for _ in range(min(left, len(contexts))):
-                    contexts.pop().close()
-            while contexts:
-                contexts.pop().close()
-        results = (names[-1 - ago % len(names)] for ago in (0, *sorted(self.returned)))
-        lines.append(f"    return [{', '.join(results)}]")
+            for token in self.tokens:
+                writer.write_token(*token)
+            writer.leave(len(writer.contexts))
+        results = (writer.name(ago) for ago in (0, *sorted(self.returned)))
+        lines = [
+            f"def program({_PARAMETERS}):",
+            *writer.lines,
+            f"    return [{', '.join(results)}]",
+        ]
         return "\n".join(lines) + "\n"
+
+
+class _Writer:
+    """Runs what it writes: lines of Python, in the contexts that stand open."""
+
+    def __init__(self, scope):
+        self.scope, self.lines = scope, []
+        self.names = ["n", "y", "x"]
+        self.contexts = []
+        self._assign("y * 1")
+        self._assign("x * 1")
+
+    def name(self, ago):
+        return self.names[-1 - ago % len(self.names)]
+
+    def write_token(self, context, step, left):
+        template, first, second = step
+        if context is not None:
+            self._write(f"with {context}:")
+            self.contexts.append(ExitStack())
+            self.contexts[-1].enter_context(eval(context, self.scope))
+        try:
+            self._assign(template.format(v=self.name(first), u=self.name(second)))
+        except (RuntimeError, IndexError, TypeError):  # eager refuses it
+            if context is not None:
+                self._write("pass")
+        self.leave(left)
+
+    def leave(self, count):
+        for _ in range(min(count, len(self.contexts))):
+            self.contexts.pop().close()
+
+    def _assign(self, expression):
+        name = f"t{len(self.names)}"
+        line = f"{name} = {expression}"
+        exec(line, self.scope)
+        self._write(line)
+        if isinstance(self.scope[name], torch.Tensor):
+            self.names.append(name)
+
+    def _write(self, line):
+        self.lines.append("    " * (1 + len(self.contexts)) + line)

@@ -1,7 +1,7 @@
 """Random programs of the pieces that the rules know: rewritten, they are to their caller what they
 were, in values, gradients, strides, memory, and in what they write into their inputs.
 
-`random_programs.py` says what a program is. A failure prints its source, which runs by itself.
+`random_programs.py` says what a program is. A failure prints its source.
 """
 
 import fuzzing

@@ -234,7 +234,8 @@ def test_the_dynamo_graph_after_the_rewrite(rewrite_dynamo, x):
         rewrite_dynamo(max_with_indices, x).code,
         """\
 softmax_default = fusedops.softmax.default(l_x_, 2, None)
-return (softmax_default,)""",
+clone_default = aten.clone.default(softmax_default)
+return (clone_default,)""",
     )
 
 
