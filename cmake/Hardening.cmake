@@ -7,7 +7,8 @@ foreach(flag -fstack-protector-strong -fstack-clash-protection -fcf-protection)
   string(MAKE_C_IDENTIFIER "FUSEDOPS_HAS${flag}" has_flag)
   check_cxx_compiler_flag(${flag} ${has_flag})
   if(${has_flag})
-    target_compile_options(fusedops_hardening INTERFACE $<$<COMPILE_LANGUAGE:CXX>:${flag}>)
+    target_compile_options(fusedops_hardening INTERFACE
+      $<$<COMPILE_LANGUAGE:CXX>:${flag}> $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=${flag}>)
   endif()
 endforeach()
 # It says nothing without optimisation but that it needs it; sanitizers check more, and replace what

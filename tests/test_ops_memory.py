@@ -45,7 +45,7 @@ x = torch.randn(3, 1 << 22, requires_grad=True)
 torch.set_num_threads({threads})
 torch.ones(1 << 20).exp_()
 error = with_little_memory(16, lambda: fusedops.layer_norm(x, x.shape[-1:]))
-assert isinstance(error, (MemoryError, RuntimeError)) and "allocate" in str(error), repr(error)
+assert isinstance(error, (MemoryError, RuntimeError)), repr(error)
 y = fusedops.layer_norm(x, x.shape[-1:])
 assert y.mean().abs() < 1e-4
 """

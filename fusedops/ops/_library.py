@@ -135,8 +135,8 @@ def _load_cpu_library() -> None:
             f"fusedops: {CPU_LIBRARY} is missing, the package was not built. {_TO_REBUILD}"
         )
     _load(CPU_LIBRARY)
-    library, defined = ctypes.CDLL(str(CPU_LIBRARY)), set(torch._C._dispatch_get_all_op_names())
-    lacking = [op for op in PUBLIC_OPS + TWIN_OPS if f"fusedops::{op}" not in defined]
+    library = ctypes.CDLL(str(CPU_LIBRARY))
+    lacking = [op for op in PUBLIC_OPS + TWIN_OPS if not hasattr(torch.ops.fusedops, op)]
     lacking += [name for name in _C_FUNCTIONS if not hasattr(library, name)]
     if lacking:
         raise ImportError(

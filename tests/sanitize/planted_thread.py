@@ -30,9 +30,9 @@ threads = [threading.Thread(target=call) for _ in range(2)]
 
 def test_two_threads_that_write_one_tensor_are_reported():
     text = report("""
-out, inputs = torch.empty(8, 4096), [torch.randn(8, 4096) for _ in range(2)]
+out, inputs = torch.empty(64, 16384), [torch.randn(64, 16384) for _ in range(2)]
 def call(x):
-    for _ in range(50):
+    for _ in range(20):
         torch.ops.fusedops.softmax_out(x, -1, out)
 threads = [threading.Thread(target=call, args=(x,)) for x in inputs]
 [thread.start() for thread in threads]
