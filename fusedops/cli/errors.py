@@ -53,13 +53,13 @@ def end_in_one_line(program: str, run: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         return _say(program, "interrupted", INTERRUPTED)
     except BrokenPipeError:  # as by `| head`, whose reader wants no more
-        _discard_output()
+        _discard_what_cannot_be_written()
         return UserError.exit_code
     except Exception as error:
         if sys.flags.dev_mode:
             raise
         if isinstance(error, OSError):
-            _discard_output()  # it may be the output that cannot be written
+            _discard_what_cannot_be_written()
         return _say(program, describe(error), UserError.exit_code)
 
 
@@ -105,9 +105,12 @@ def _make_streams_safe() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _discard_output() -> None:
+def _discard_what_cannot_be_written() -> None:
     """Python flushes the output once more when it exits, and would fail once more."""
-    with contextlib.suppress(OSError, ValueError):  # a stream without a file of its own
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stdout.fileno())
-        os.close(null)
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with contextlib.suppress(OSError, ValueError):  # a stream without a file of its own
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, sys.stdout.fileno())
+            os.close(null)
