@@ -98,7 +98,7 @@ NUMBERS = {
     "MaskedSoftmax scale": lambda v: nn.MaskedSoftmax(scale=v),
     "MaskedSoftmax mask_value": lambda v: nn.MaskedSoftmax(mask_value=v),
 }
-NO_NUMBERS = ["a", "0.5", b"1", [1.0], 1j, torch.tensor([0.1, 0.2]), GRADIENT, object()]
+NO_NUMBERS = ["a", "0.5", b"1", [1.0], 1j, torch.tensor([0.1, 0.2]), GRADIENT, {1.0: None}]
 
 
 @pytest.mark.parametrize("value", NO_NUMBERS, ids=repr)
