@@ -3,6 +3,7 @@ them one after the other. A call that crashes takes this process with it, and no
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -216,6 +217,7 @@ def rows_of(op: str, argument: Any) -> Iterator[Row]:
         yield Row(op, name, repr(value), lambda value=value: value)
 
 
+@functools.cache
 def rows() -> list[Row]:
     return [row for op in OPS for given in schema(op).arguments for row in rows_of(op, given)]
 
