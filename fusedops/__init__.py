@@ -54,7 +54,7 @@ try:
         std_norm,
     )
     from fusedops.parallel import parallel_stack
-except (ImportError, OSError, ValueError) as error:
+except Exception as error:
     # `python -m fusedops env` must start, to report what is wrong.
     if not _is_sought_to_be_run():
         raise
@@ -66,7 +66,8 @@ if TYPE_CHECKING:
     from fusedops.graph.explain import explain
     from fusedops.graph.fx import rewrite
 
-__version__ = (Path(__file__).parent / "VERSION").read_text().strip()
+_version_file = Path(__file__).parent / "VERSION"
+__version__ = _version_file.read_text().strip() if _version_file.exists() else "unknown"
 
 #: For CMAKE_PREFIX_PATH: where find_package(fusedops) of a C++ project looks.
 cmake_prefix_path = str(Path(__file__).parent)

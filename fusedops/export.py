@@ -77,7 +77,7 @@ def package(
         `torch::inductor::AOTIModelPackageLoader`, loads it.
 
     Raises:
-        TypeError: `exported_program` is no ExportedProgram.
+        TypeError: `exported_program` is no ExportedProgram, or `path` no path.
         ValueError: `path` does not end in ``.pt2``.
         FileNotFoundError: the folder of `path` does not exist.
         RuntimeError: the kernel library did not load, or the program calls our ops on a device that
@@ -124,6 +124,11 @@ def _leave_out_infinity(node: Node) -> None:
 
 
 def _checked_path(path: str | os.PathLike[str]) -> str:
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(
+            f"fusedops.export.package: path is a {type(path).__name__}, wanted a str or a Path in "
+            ".pt2"
+        )
     folder = Path(path).parent
     if Path(path).suffix != ".pt2":
         raise ValueError(f"fusedops.export.package: path is {str(path)!r}, wanted one in .pt2")

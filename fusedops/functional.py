@@ -16,7 +16,7 @@ from fusedops import _arguments
 from fusedops.ops import _checks
 from fusedops.ops._autograd import needs_no_formula
 from fusedops.ops._mutation import check_recordable
-from fusedops.ops.norm import default_rms_eps
+from fusedops.ops.norm import default_rms_eps, scaled_by_weight
 from fusedops.ops.softmax import InplaceSoftmax
 
 _ops = torch.ops.fusedops
@@ -369,8 +369,8 @@ def masked_softmax_dropout(
         _arguments.floating(function, "dtype", dtype)
     if seed is None:
         seed = _drawn_seed(function, input)
-    hidden = (mask, scale, bool(causal), mask_value)
     rest = (bias, dtype, _diagonal(input, causal), _zero_masked_rows(masked_rows))
+    hidden = (mask, scale, bool(causal), mask_value)
     if needs_no_formula(input, mask, bias):
         return _ops._masked_softmax_dropout.default(input, *hidden, p, seed, *rest)
     return _ops.masked_softmax_dropout.default(input, *hidden, p, seed, *rest)[0]
@@ -514,7 +514,8 @@ def rms_norm(
         if is_t5 and weight.dtype == wide.dtype:
             return rms_norm(wide, normalized_shape, weight, eps)
         normalized = rms_norm(wide, normalized_shape, None, eps)
-        return weight * (normalized.to(weight.dtype) if is_t5 and is_narrow else normalized)
+        normalized = normalized.to(weight.dtype) if is_t5 and is_narrow else normalized
+        return scaled_by_weight(normalized, weight)
     op = _ops._rms_norm if needs_no_formula(input, weight) else _ops.rms_norm
     return op.default(input, normalized_shape, weight, eps, *_rms_settings(spelling))[0]
 

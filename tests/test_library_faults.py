@@ -91,3 +91,22 @@ def test_ops_do_not_need_the_record_of_the_build(package, content):
     done = run(package, "-m", "fusedops", "env", "--json")
     assert done.returncode == 0, done.stderr
     assert "build_info.json is missing or damaged" in json.loads(done.stdout)["libraries"]["cuda"]
+
+
+def without_version(package: Path) -> str:
+    (package / "VERSION").unlink()
+    return "VERSION"
+
+
+def with_half_a_module(package: Path) -> str:
+    (package / "nn.py").write_text("class Softmax(\n")
+    return "never closed"
+
+
+@pytest.mark.parametrize("damage", [without_version, with_half_a_module])
+def test_env_reports_a_package_whose_files_are_damaged(package, damage):
+    told = damage(package)
+    result = run(package, "-m", "fusedops", "env")
+    assert result.returncode == 1
+    assert told in result.stdout + result.stderr
+    assert "Traceback" not in result.stderr

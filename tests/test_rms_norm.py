@@ -206,3 +206,46 @@ def test_only_input_weight_and_rstd_are_kept_for_the_backward():
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
         fusedops.rms_norm(x, [64], w)
     assert sum(t.numel() for t in kept) == x.numel() + w.numel() + 16
+
+
+@pytest.mark.parametrize("spelling", ["llama", "t5"])
+def test_a_weight_of_another_dtype_gets_the_same_gradient_on_any_number_of_threads(spelling):
+    x = torch.randn(200_000, 1, requires_grad=True)
+    weight = torch.randn(1, dtype=torch.bfloat16).float().bfloat16().requires_grad_()
+
+    def gradients(threads):
+        torch.set_num_threads(threads)
+        y = fusedops.rms_norm(x, [1], weight, EPS, spelling=spelling)
+        return torch.autograd.grad(y, (x, weight), torch.ones_like(y))
+
+    before = torch.get_num_threads()
+    alone, *shared = [gradients(threads) for threads in (1, 2, 3)]
+    torch.set_num_threads(before)
+    for found in shared:
+        assert all(map(same_bits, found, alone))
+
+
+@pytest.mark.parametrize("spelling", ["llama", "t5"])
+def test_a_weight_of_another_dtype_has_derivatives_of_both_orders(spelling):
+    """In float64 but for the input, which float32 holds exactly."""
+    x = torch.randn(4, 3).double().requires_grad_()
+    weight = torch.randn(3, requires_grad=True)
+
+    def of_input(x):
+        return fusedops.rms_norm(x, [3], weight.detach(), 1e-5, spelling=spelling)
+
+    assert gradcheck(of_input, x) and gradgradcheck(of_input, x)
+    y = fusedops.rms_norm(x, [3], weight, 1e-5, spelling=spelling)
+    (once,) = torch.autograd.grad(y.square().sum(), weight, create_graph=True)
+    by_weight, by_input = torch.autograd.grad(once.sum(), (weight, x))
+
+    def reference(w, x):
+        n = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5)
+        return (2 * w * n * n).sum(0).sum()
+
+    wide = weight.detach().double().requires_grad_()
+    expected = torch.autograd.grad(reference(wide, x), (wide, x))
+    torch.testing.assert_close(
+        once.double(), torch.autograd.grad(reference(wide, x), wide)[0] * wide
+    )
+    torch.testing.assert_close((by_weight.double(), by_input), expected)

@@ -77,9 +77,30 @@ _Key = tuple[str, str, str]
 
 @functools.cache
 def _table(file: Path) -> dict[_Key, dict[tuple[int, int], Cost]]:
-    """By op, direction and dtype: the cost of each size."""
+    """By op, direction and dtype: the cost of each size. Of a device that has no table nothing."""
     if not file.exists():
         return {}
+    try:
+        table = {
+            key: {size: Cost(t[INDUCTOR], t[OURS], t["ms_per_byte"]) for size, t in sizes.items()}
+            for key, sizes in _times(file).items()
+        }
+    except (ValueError, KeyError, TypeError, csv.Error) as error:
+        raise ValueError(f"{_damaged(file)}: {error!r}") from error
+    if not table:
+        raise ValueError(f"{_damaged(file)}: it is empty")
+    return table
+
+
+def _damaged(file: Path) -> str:
+    return (
+        f"fusedops: {file} is damaged; reinstall fusedops, or measure the table again with "
+        "`python -m fusedops bench --policy`"
+    )
+
+
+def _times(file: Path) -> dict[_Key, dict[tuple[int, int], dict[str, float]]]:
+    """By op, direction and dtype: for each size the milliseconds of each provider."""
     ms: dict[_Key, dict[tuple[int, int], dict[str, float]]] = {}
     with file.open(newline="") as lines:
         for row in csv.DictReader(lines):
@@ -89,7 +110,4 @@ def _table(file: Path) -> dict[_Key, dict[tuple[int, int], Cost]]:
             times[row["provider"]] = float(row["median_ms"])
             if row["provider"] == COPY:
                 times["ms_per_byte"] = float(row["median_ms"]) / int(row["bytes"])
-    return {
-        key: {size: Cost(t[INDUCTOR], t[OURS], t["ms_per_byte"]) for size, t in sizes.items()}
-        for key, sizes in ms.items()
-    }
+    return ms

@@ -30,8 +30,14 @@ def explain(fn_or_module: Callable[..., Any], /, *args: Any, **kwargs: Any) -> R
     Returns: a `Report` with one `Site` a row; `print(report)` is a table.
 
     Raises:
+        TypeError: `fn_or_module` cannot be called.
         RuntimeError: the kernel library did not load.
     """
+    if not callable(fn_or_module):
+        raise TypeError(
+            f"fusedops.explain: fn_or_module is a {type(fn_or_module).__name__}, wanted a module "
+            "or a function; its arguments come behind it"
+        )
     require_ops()
     model = _uncompiled(fn_or_module)
     names = _module_names(model)

@@ -25,7 +25,8 @@ def rewrite(graph_module: GraphModule, *example_inputs: Any) -> GraphModule:
     Returns: `graph_module`.
 
     Raises:
-        TypeError: `graph_module` is no GraphModule, or an example input is missing.
+        TypeError: `graph_module` is no GraphModule, or an example input is missing or of a type
+            that the graph cannot take.
         RuntimeError: the kernel library did not load.
     """
     if not isinstance(graph_module, GraphModule):
@@ -36,7 +37,7 @@ def rewrite(graph_module: GraphModule, *example_inputs: Any) -> GraphModule:
         )
     _check_example_inputs(graph_module, example_inputs)
     require_ops()
-    _Propagate(graph_module, FakeTensorMode(allow_non_fake_inputs=True)).propagate(*example_inputs)
+    _propagate(graph_module, example_inputs)
     publish(rewrite_module(graph_module))
     return graph_module
 
@@ -50,6 +51,18 @@ def _check_example_inputs(graph_module: GraphModule, example_inputs: tuple[Any, 
             f"fusedops.rewrite: got {len(example_inputs)} example_inputs, the graph takes "
             f"{len(placeholders)} ({names}); pass one value for each"
         )
+
+
+def _propagate(graph_module: GraphModule, example_inputs: tuple[Any, ...]) -> None:
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    try:
+        _Propagate(graph_module, mode).propagate(*example_inputs)
+    except (AttributeError, TypeError) as error:
+        types = ", ".join(type(value).__name__ for value in example_inputs)
+        raise TypeError(
+            f"fusedops.rewrite: the graph does not run on example_inputs of the types {types}: "
+            f"{str(error).partition(chr(10))[0]}; pass the values that the model is called with"
+        ) from error
 
 
 class _Propagate(FakeTensorProp):

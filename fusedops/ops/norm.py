@@ -167,6 +167,51 @@ def _add_rms_norm_formula(
     return to_input, to_residual, None, to_weight, *(None,) * 5
 
 
+class _ScaledByWeight(torch.autograd.Function):
+    """``weight * normalized``, of different dtypes. The gradient of the weight is summed over the
+    rows in the order of our backward: torch divides a sum of one column among its threads, so that
+    its bits depend on their number."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(normalized: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return weight * normalized
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> Grads:
+        normalized, weight = ctx.saved_tensors
+        of_normalized, of_weight = ctx.needs_input_grad
+        by_normalized = (grad_output * weight).to(normalized.dtype) if of_normalized else None
+        return by_normalized, _sum_of_rows(grad_output, normalized, weight) if of_weight else None
+
+
+def _sum_of_rows(
+    grad_output: torch.Tensor, normalized: torch.Tensor, weight: torch.Tensor
+) -> torch.Tensor:
+    """The gradient of the weight: the sum of grad_output * normalized over all rows."""
+    if torch.is_grad_enabled():  # a second derivative is to come
+        rows = tuple(range(normalized.dim() - weight.dim()))
+        return (grad_output * normalized).sum(rows).to(weight.dtype)
+    wide = normalized.to(grad_output.dtype)
+    kept = [*wide.shape[: wide.dim() - weight.dim()], *[1] * weight.dim()]
+    rstd = wide.new_ones(kept, dtype=_checks.statistics_dtype(wide.dtype))
+    shape, wanted = list(weight.shape), [False, True]
+    _, by_weight = gradient("rms_norm_backward", grad_output, wide, shape, rstd, None, wanted, 0.0)
+    return by_weight.to(weight.dtype)
+
+
+def scaled_by_weight(normalized: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """``weight * normalized``, where the dtypes differ, differentiable."""
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled() or not weight.requires_grad:
+        return weight * normalized
+    return _ScaledByWeight.apply(normalized, weight)
+
+
 # --- second derivatives -------------------------------------------------------------------------
 
 

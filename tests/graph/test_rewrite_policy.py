@@ -173,3 +173,10 @@ def test_the_shipped_table_of_the_cpu_knows_every_op_in_both_directions():
     for op in policy.MEASURED_OPS:
         for direction in ("forward", "backward"):
             assert costs.cost(CPU, op, direction, size) is not None, (op, direction)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\x00\x9c", b"op,direction\nsoftmax,forward\n"])
+def test_a_damaged_table_is_named_with_its_fix(no_table, tmp_path, content):
+    (tmp_path / "cpu.csv").write_bytes(content)
+    with pytest.raises(ValueError, match=r"cpu\.csv is damaged; reinstall fusedops, or measure"):
+        costs.has_table(CPU)
