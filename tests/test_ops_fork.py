@@ -22,8 +22,8 @@ def results():
     long_row = fusedops.softmax(x.view(-1), -1)
     return [fusedops.softmax(x, -1), fusedops.layer_norm(x, w.shape, w, w), long_row]
 
-def same(a, b):
-    return all(map(torch.equal, a, b))
+def same(a, b):  # in numpy: torch.equal would wait in the child for the threads of the parent
+    return all((x.numpy() == y.numpy()).all() for x, y in zip(a, b))
 
 before = results()
 child = os.fork()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -70,7 +71,10 @@ assert call() == 0 and torch.allclose(x.sum(-1), torch.ones(2))
 
 def run(program: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PREAMBLE + program], capture_output=True, text=True
+        [sys.executable, "-c", PREAMBLE + program],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "2"},
     )
     assert done.returncode == 0, done.stderr[-2000:]
 

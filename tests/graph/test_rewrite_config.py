@@ -145,7 +145,7 @@ def test_a_program_that_is_run_as_a_module_gets_the_same_error(tmp_path):
 @pytest.mark.parametrize("argv", [("-m", "fusedops"), ("-mfusedops",), ("-Wm", "-m", "fusedops")])
 def test_env_still_runs_and_says_what_is_wrong(argv):
     finished = _run(*argv, "env")
-    assert finished.returncode == 0 and "fix: unset the variable" in finished.stdout
+    assert finished.returncode == 1 and "fix: unset the variable" in finished.stdout
 
 
 def test_what_a_failed_import_left_out_says_why(monkeypatch):

@@ -69,9 +69,12 @@ class Judge:
                 error = relative_error(ours, exact.high)
                 assert error <= bound, f"{case}: {name} is {error:.2e} off, not {bound:.2e}"
 
-    def conclude(self) -> None:
+    def conclude(self, **ulps: float) -> None:
+        """``ulps``: by name of an output a bound of its own, where eager's error differs from CPU
+        to CPU."""
         for label, error in self._ours.items():
-            assert error <= self._eager[label] + 1, (label, self._ours, self._eager)
+            bound = ulps.get(label, self._eager[label] + 1)
+            assert error <= bound, (label, self._ours, self._eager)
 
 
 def _shaped(exact: Exact, shape: torch.Size) -> Exact:

@@ -32,9 +32,9 @@ struct NormRow {
     const Tile<C> g = load(grad + col, part) * weight;
     const Tile<C> x = load(input + col, part);
     if constexpr (!kCenters) {
-      return (g - x * slope) * rstd;
+      return unfused((g - x * slope) * rstd);
     } else {
-      return ((g - grad_mean) - (x - mean) * slope) * rstd;
+      return unfused(((g - grad_mean) - (x - mean) * slope) * rstd);
     }
   }
 };

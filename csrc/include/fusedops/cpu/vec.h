@@ -113,6 +113,20 @@ struct Tile {
 template <class T>
 constexpr int kTile = 2 * kLanes<Compute<T>>;
 
+// A product, by itself. The compiler would fuse it into a sum behind it where both stand in
+// one loop, and not where they are apart: the bits of a result would depend on which.
+template <class C>
+FUSEDOPS_INLINE Tile<C> unfused(Tile<C> product) {
+  for (auto& vec : product.v) {
+#if defined(__x86_64__)
+    asm("" : "+x"(vec));
+#elif defined(__aarch64__)
+    asm("" : "+w"(vec));
+#endif
+  }
+  return product;
+}
+
 template <class T>
 constexpr bool kEvenOdd = false;
 template <>
