@@ -64,7 +64,7 @@ def shape(function: str, name: str, values: Any) -> list[int]:
 
 
 def sizes(function: str, name: str, value: Any) -> tuple[int, ...]:
-    """Of a module's parameters; one size stands for a list of it."""
+    """The sizes of a module's parameters; one size stands for a list of it."""
     given = tuple(value) if isinstance(value, Iterable) else (value,)
     try:
         converted = tuple(map(operator.index, given))

@@ -118,7 +118,7 @@ JVP = [
 
 
 def torch_func(call, expected):
-    """Of an op that Python registers, torch.func takes no derivative in torch 2.13."""
+    """torch.func takes no derivative of an op that Python registers, in torch 2.13."""
     return either(call, expected, r"functorch transforms|non-ATen|torch\.func")
 
 

@@ -112,7 +112,7 @@ def test_rms_norm_of_one_column_is_as_exact_as_two_roundings(dtype, eps):
 @pytest.mark.parametrize("weight_offset", [0.0, 1.0])
 @pytest.mark.parametrize("cols", [1, 2, 3])
 def test_gradients_of_rms_norm_that_cancel_are_right(dtype, weight_offset, cols):
-    """Of one column all but eps / (x^2 + eps) of the gradient cancels."""
+    """The gradient of one column cancels but for eps / (x^2 + eps)."""
     x, grad = torch.randn(2, 50_000, cols, dtype=dtype)
     w = torch.zeros(cols, dtype=dtype) + (1 - weight_offset)
     rstd = ops.rms_norm(x, [cols], w, 1e-6, weight_offset)[1]

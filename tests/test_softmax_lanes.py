@@ -25,7 +25,7 @@ def assert_equal_bits(first, second):
 
 
 def assert_lanes_have_the_bits_of_rows(op, x, grad, dtype=None):
-    """Of planes: lanes as rows, and a few lanes in tensors of their own."""
+    """Lanes of planes as rows, and a few lanes in tensors of their own."""
     whole = softmaxes(op, x, grad, 1, dtype)
     as_rows = softmaxes(op, x.mT.contiguous(), grad.mT.contiguous(), 2, dtype)
     assert_equal_bits([t.mT for t in as_rows], whole)

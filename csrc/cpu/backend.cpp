@@ -44,7 +44,8 @@ class Scratch {
 
   int64_t parts() const { return parts_; }
 
-  // Of the thread that asks. Work that was not divided may run anywhere: one part is in use then.
+  // The part of the thread that asks. Work that was not divided may run anywhere: then one part is
+  // in use.
   void* of_thread() const {
     const int64_t index = thread_index();
     return memory_ + (index < parts_ ? index : 0) * part_bytes_;

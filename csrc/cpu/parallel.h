@@ -28,7 +28,7 @@ void parallel_for(int64_t count, int64_t grain, const F& f) {
   parallel_for(count, grain, body, &f);
 }
 
-// Of what threads throw, the first, kept until all are done: an exception must not leave a thread.
+// The first exception that a thread throws is kept until all are done: none must leave its thread.
 class FirstException {
  public:
   template <class F>

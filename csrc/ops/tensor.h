@@ -140,7 +140,7 @@ inline Sizes sizes_of(const Tensor& tensor) {
   return Sizes(sizes.begin(), sizes.end());
 }
 
-// Of sizes that torch has found to fit into memory, or of which one is 0.
+// The sizes fit into memory, as torch has found, or one of them is 0.
 inline int64_t product(const Sizes& sizes, size_t begin, size_t end) {
   uint64_t count = 1;
   for (size_t i = begin; i < end; ++i) count *= static_cast<uint64_t>(sizes[i]);

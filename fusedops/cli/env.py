@@ -226,7 +226,7 @@ PROBES: dict[str, Callable[[], Any]] = {
 
 
 def _version() -> str:
-    """Of the files that run, which need not be those of an installed package."""
+    """The version of the files that run, which need not be those of an installed package."""
     return (PACKAGE / "VERSION").read_text().strip()
 
 

@@ -47,7 +47,7 @@ def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def check_cols(op: str, cols: int | torch.SymInt) -> None:
-    # Of a symbol nothing is asked: a guard would bound the sizes that a compiled graph takes.
+    # A symbol is asked nothing: a guard would bound the sizes that a compiled graph takes.
     check(
         not isinstance(cols, int) or cols <= _MOST_COLS,
         f"{op}: a row has {cols} elements; at most 2^31 - 1 are supported",

@@ -43,7 +43,7 @@ def outcome(function, inputs):
 
 
 def _gradients(results, inputs):
-    """Of a loss of all results that require grad; None where an input gets none."""
+    """The gradients of a loss of all results that require grad; None where an input gets none."""
     wanted = [given for given in inputs if given.requires_grad]
     losses = [result.double().sin().sum() for result in results if result.requires_grad]
     if not losses or not wanted:

@@ -122,7 +122,7 @@ def log_softmax(parts: Softmax, dtype: torch.dtype) -> Bounded:
 
 @np.errstate(invalid="ignore", divide="ignore", over="ignore")
 def statistics(parts: Softmax, dtype: torch.dtype) -> Bounded:
-    """Of the sum; the maximum is exact."""
+    """The bound of the sum; the maximum is exact."""
     return Bounded(parts.sum, parts.sum * parts.sum_error).rounded_to(compute_dtype(dtype))
 
 
@@ -198,7 +198,7 @@ def _of_sums(y: Array, dtype: torch.dtype) -> np.longdouble:
 
 
 class NormGradients(NamedTuple):
-    """Of the input, the weight and the bias; the last two summed over rows."""
+    """The bounds of the input, the weight and the bias; the last two are summed over rows."""
 
     input: Bounded
     weight: Bounded

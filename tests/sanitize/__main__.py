@@ -57,7 +57,7 @@ LEFT_OUT = "not emulator and not cuda"
 
 
 class Counts(NamedTuple):
-    """Of one sanitizer's tests."""
+    """The counts of one sanitizer's tests."""
 
     tests: int
     failed: int

@@ -99,7 +99,7 @@ struct TilePlaces {
   int64_t stride, used;
 };
 
-// Of the places `place` and on, as far as they are used, that are added up in steps kStep and
+// The sum of the places `place` and on, as far as they are used, added up in steps kStep and
 // after.
 template <class T, int kStep, class C = Compute<T>>
 FUSEDOPS_INLINE WideTile<C> sum_of_some_places(TilePlaces<C> places, int64_t place) {
@@ -155,7 +155,7 @@ struct Group {
         });
   }
 
-  // Of the tile from lane `col` of the group on, what a chunk of so many rows comes to.
+  // What a chunk of so many rows comes to, for the tile from lane `col` of the group on.
   FUSEDOPS_INLINE WideTile<C> sum(int64_t col, int64_t rows) const {
     return sum_of_places<T>(TilePlaces<C>{places + col / kTile<T>, tiles(), places_used<T>(rows)});
   }
@@ -235,7 +235,7 @@ struct PlaneScratch {
         notes(reinterpret_cast<LaneNotes<C>*>(static_cast<char*>(memory) + kPlacesBytes)),
         tiles((lanes + kTile<T> - 1) / kTile<T>) {}
 
-  // Of the chunk that row `row` begins, or lies in.
+  // The note of the chunk that row `row` begins, or lies in.
   FUSEDOPS_INLINE LaneNotes<C>& note(int64_t row, int64_t lane) const {
     return notes[row / kSoftmaxChunk<C> * tiles + lane / kTile<T>];
   }
