@@ -246,7 +246,7 @@ def flat(t: torch.Tensor, a: Arguments) -> torch.Tensor:
 
 
 def multiplier(a: Arguments, like: torch.Tensor) -> torch.Tensor:
-    """The two tensors that dropout returns."""
+    """The multiplier of each element under dropout: 0, or 1 / (1 - p)."""
     p, seed = float(a["p"]), a["seed"]
     if seed is None or p == 0 or like.numel() == 0:
         return torch.ones(like.shape, dtype=torch.float64)
