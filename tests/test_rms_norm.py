@@ -249,3 +249,20 @@ def test_a_weight_of_another_dtype_has_derivatives_of_both_orders(spelling):
         once.double(), torch.autograd.grad(reference(wide, x), wide)[0] * wide
     )
     torch.testing.assert_close((by_weight.double(), by_input), expected)
+
+
+@pytest.mark.parametrize("norm", ["layer", "std", "rms"])
+def test_a_norm_over_every_dimension_has_second_derivatives(norm):
+    """There is one row, and no dimension to sum the weight's gradient over."""
+    x, w, b = (torch.randn(2, 3, dtype=torch.double, requires_grad=True) for _ in range(3))
+    parameters = (w,) if norm == "rms" else (w, b)
+    function = getattr(fusedops, f"{norm}_norm")
+    assert gradgradcheck(lambda x, *p: function(x, [2, 3], *p), (x, *parameters))
+
+
+def test_a_weight_of_another_dtype_has_second_derivatives_for_a_single_row():
+    x, w = torch.randn(3).double().requires_grad_(), torch.randn(3, requires_grad=True)
+    y = fusedops.rms_norm(x, [3], w, 1e-5, spelling="llama")
+    (by_weight,) = torch.autograd.grad(y.square().sum(), w, create_graph=True)
+    (twice,) = torch.autograd.grad(by_weight.sum(), w)
+    assert by_weight.shape == twice.shape == (3,)

@@ -11,6 +11,12 @@ import torch
 MaybeTensor = torch.Tensor | None
 
 
+def sum_of_rows(tensor: torch.Tensor, rank: int) -> torch.Tensor:
+    """The sum over all but the last ``rank`` dimensions. Given none, torch sums over all."""
+    rows = tuple(range(tensor.dim() - rank))
+    return tensor.sum(rows) if rows else tensor
+
+
 class SecondDerivative(torch.autograd.Function):
     """What cotangents of dx, dweight and dbias give for dy, x and weight; no third order.
 
@@ -34,7 +40,7 @@ class SecondDerivative(torch.autograd.Function):
         )
         by_weight = None
         if weight is not None:
-            by_weight = dy_projected.sum(tuple(range(input.dim() - rank))).to(weight.dtype)
+            by_weight = sum_of_rows(dy_projected, rank).to(weight.dtype)
         return by_grad_output.to(grad_output.dtype), by_input.to(input.dtype), by_weight
 
     @staticmethod

@@ -18,7 +18,7 @@ import torch
 from fusedops.ops import _checks, _vmap
 from fusedops.ops._autograd import gradient, register_autograd
 from fusedops.ops._norm_fakes import FAKES, MaybeTensor, wanted_of_inputs
-from fusedops.ops._norm_second_order import SecondDerivative, multiplier
+from fusedops.ops._norm_second_order import SecondDerivative, multiplier, sum_of_rows
 from fusedops.ops._registration import register_fake, register_float32_inputs, register_vmap
 
 ops = torch.ops.fusedops
@@ -195,8 +195,7 @@ def _sum_of_rows(
 ) -> torch.Tensor:
     """The gradient of the weight: the sum of grad_output * normalized over all rows."""
     if torch.is_grad_enabled():  # a second derivative is to come
-        rows = tuple(range(normalized.dim() - weight.dim()))
-        return (grad_output * normalized).sum(rows).to(weight.dtype)
+        return sum_of_rows(grad_output * normalized, weight.dim()).to(weight.dtype)
     wide = normalized.to(grad_output.dtype)
     kept = [*wide.shape[: wide.dim() - weight.dim()], *[1] * weight.dim()]
     rstd = wide.new_ones(kept, dtype=_checks.statistics_dtype(wide.dtype))
