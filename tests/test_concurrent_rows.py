@@ -19,14 +19,6 @@ ops = torch.ops.fusedops
 LENGTHS = [65537, 100003, 1 << 18]
 
 
-@pytest.fixture(params=[1, 2, 3])
-def threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 def with_threads(count, function):
     before = torch.get_num_threads()
     torch.set_num_threads(count)
@@ -94,6 +86,7 @@ def test_a_hundred_runs_give_the_same_bits(op):
         assert all(map(same_bits, first, with_threads(2, run)))
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3], indirect=True)
 @pytest.mark.parametrize("op", ["softmax", "log_softmax"])
 @pytest.mark.parametrize("cols", LENGTHS)
 def test_a_long_row_has_the_bits_it_has_in_a_batch(op, cols, threads):
@@ -104,6 +97,7 @@ def test_a_long_row_has_the_bits_it_has_in_a_batch(op, cols, threads):
         assert all(same_bits(a, b[row : row + 1]) for a, b in zip(alone, batch, strict=True))
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3], indirect=True)
 @pytest.mark.parametrize("op", ["layer_norm", "rms_norm", "std_norm"])
 def test_a_long_row_is_normalised_alone_as_in_a_batch(op, threads):
     x, grad = randn(5, 70001), randn(5, 70001, seed=1)
@@ -116,6 +110,7 @@ def test_a_long_row_is_normalised_alone_as_in_a_batch(op, threads):
         assert all(same_bits(alone[i], batch[i][row : row + 1]) for i in of_rows)
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3], indirect=True)
 def test_what_goes_around_the_cache_has_the_same_bits(threads):
     """32 MiB of results bypass the cache and exponentials are computed again; those of one row of
     4 MiB are not."""
@@ -125,6 +120,7 @@ def test_what_goes_around_the_cache_has_the_same_bits(threads):
         assert all(same_bits(a, b[7:]) for a, b in zip(alone, batch, strict=True))
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3], indirect=True)
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("cols", LENGTHS)
 def test_softmaxes_of_long_rows_are_as_exact_as_eager(cols, dtype, threads):
@@ -135,6 +131,7 @@ def test_softmaxes_of_long_rows_are_as_exact_as_eager(cols, dtype, threads):
     )
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3], indirect=True)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_gradients_of_long_rows_are_as_exact_as_eager(dtype, threads):
     x, grad = randn(3, 100003, dtype=dtype), randn(3, 100003, dtype=dtype, seed=1)
@@ -147,6 +144,7 @@ def test_gradients_of_long_rows_are_as_exact_as_eager(dtype, threads):
         assert relative_error(ours, want) <= relative_error(theirs, want) + torch.finfo(dtype).eps
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3], indirect=True)
 @pytest.mark.parametrize("op", ["softmax", "log_softmax", "layer_norm", "rms_norm", "std_norm"])
 def test_gradients_of_long_rows_in_float64_are_right(op, threads):
     x, grad = randn(2, 70001, dtype=torch.float64), randn(2, 70001, dtype=torch.float64, seed=1)
@@ -165,6 +163,7 @@ def test_gradients_of_long_rows_in_float64_are_right(op, threads):
     assert all(relative_error(a, e) < 1e-14 for a, e in zip(ours, want, strict=True))
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3], indirect=True)
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 def test_norms_of_long_rows_in_every_dtype_are_as_exact_as_eager(dtype, threads):
     x, w, b = randn(3, 100003, dtype=dtype), *(randn(100003, dtype=dtype, seed=s) for s in (2, 3))
@@ -173,6 +172,7 @@ def test_norms_of_long_rows_in_every_dtype_are_as_exact_as_eager(dtype, threads)
     assert_as_exact_as_eager(ours, theirs, Exact.layer_norm(x, w, b), floor=1.0)
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3], indirect=True)
 @pytest.mark.parametrize("mean", [0.0, 1e4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_norms_of_long_rows_and_their_gradients_are_right(dtype, mean, threads):
@@ -190,6 +190,7 @@ def test_norms_of_long_rows_and_their_gradients_are_right(dtype, mean, threads):
         assert relative_error(ours, exact) <= relative_error(other, exact) + slack
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3], indirect=True)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("where", [0, 70000, 99999])
 def test_special_values_in_any_part_of_a_long_row_come_out_as_in_eager(value, where, threads):
@@ -203,6 +204,7 @@ def test_special_values_in_any_part_of_a_long_row_come_out_as_in_eager(value, wh
     torch.testing.assert_close(y, theirs, equal_nan=True, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3], indirect=True)
 def test_parts_of_a_long_row_may_be_hidden(threads):
     x = randn(3, 100000)
     x[0, :70000] = -torch.inf
@@ -216,6 +218,7 @@ def test_parts_of_a_long_row_may_be_hidden(threads):
     assert (fusedops.softmax(lowest, -1) == 1 / 70000).all()
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3], indirect=True)
 def test_long_rows_may_lie_apart_in_memory(threads):
     wide = randn(3, 80001)
     x = wide[:, 1:]  # misaligned, and not adjacent
@@ -228,12 +231,14 @@ def test_long_rows_may_lie_apart_in_memory(threads):
     assert relative_error(x.grad, exact.grad) < 1e-5
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3], indirect=True)
 def test_a_long_row_may_be_normalised_in_place(threads):
     x = randn(2, 1 << 17)
     want = fusedops.softmax(x, -1)
     assert fusedops.softmax_(x, -1) is x and same_bits(x, want)
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3], indirect=True)
 def test_long_rows_take_float32_parameters_and_none(threads):
     x = randn(2, 70000, dtype=torch.bfloat16)
     w, b = randn(70000, seed=2), randn(70000, seed=3)
@@ -247,6 +252,7 @@ def test_long_rows_take_float32_parameters_and_none(threads):
     assert gradient[1].dtype == torch.float32 and gradient[1].shape == (70000,)
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3], indirect=True)
 @pytest.mark.parametrize("op", ["softmax", "log_softmax"])
 def test_without_a_dim_all_elements_are_one_row(op, threads):
     x = randn(7, 100, 200).transpose(0, 1).requires_grad_()

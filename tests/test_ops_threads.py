@@ -16,14 +16,6 @@ SHAPES = [(3, 17), (67, 1025), (1, 70001)]
 ROUNDS = 5
 
 
-@pytest.fixture(params=[1, 2, 3])
-def threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 def train(shape: tuple[int, int]) -> list[torch.Tensor]:
     """Results and gradients of ops of every family."""
     generator = torch.Generator().manual_seed(shape[1])
@@ -59,6 +51,7 @@ def at_once(*functions: Callable[[], object]) -> list:
         return list(pool.map(run, functions))
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3], indirect=True)
 def test_threads_that_call_at_once_get_the_bits_of_one_that_calls_alone(threads):
     wanted = {shape: train(shape) for shape in SHAPES}
 
@@ -70,6 +63,7 @@ def test_threads_that_call_at_once_get_the_bits_of_one_that_calls_alone(threads)
     assert all(at_once(calls, calls, calls, calls))
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3], indirect=True)
 def test_threads_call_ops_while_another_compiles(threads):
     wanted = {shape: train(shape) for shape in SHAPES}
     compiled = threading.Event()
@@ -98,6 +92,7 @@ def test_threads_call_ops_while_another_compiles(threads):
     assert all(at_once(compiles, calls, calls))
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3], indirect=True)
 def test_threads_that_write_into_parts_of_one_tensor_do_not_meet(threads):
     x = torch.randn(4, 67, 1025)
     wanted = torch.stack([fusedops.softmax(part, -1) for part in x])

@@ -170,8 +170,8 @@ def assert_within(actual: torch.Tensor, wanted: Bounded) -> None:
 
 # --- gradients ------------------------------------------------------------------------------------
 #
-# Of a result y with an incoming gradient g, from what the formula uses: y itself as rounded, or the
-# mean and scale of a row.
+# These bounds are for a result y with an incoming gradient g, and start from what the formula uses:
+# y itself as rounded, or the mean and scale of a row.
 
 
 @np.errstate(invalid="ignore", over="ignore")
