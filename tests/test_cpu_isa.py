@@ -30,6 +30,7 @@ FILES = [
     "test_norm_range.py",
     "test_norm_wanted_gradients.py",
     "test_nan_payloads.py",
+    "test_narrow_rows.py",
     "test_ops_layout.py",
     "test_ops_determinism.py",
 ]

@@ -253,7 +253,8 @@ FUSEDOPS_INLINE C shift_near_mean(At source, const Rows& rows, int r, int64_t co
   const Tile<C> tile =
       whole ? source.at(rows, r, 0, Whole{}) : source.at(rows, r, 0, First{static_cast<int>(cols)});
   const C share = whole ? C(1) / kTile<T> : C(1) / C(cols);
-  return across_lanes<C>(tile.v[0] * share + tile.v[1] * share, Add{});
+  const Tile<C> shares = unfused(tile * share);
+  return across_lanes<C>(shares.v[0] + shares.v[1], Add{});
 }
 
 // Whether the shift was within one standard deviation of the mean, and no square left the range.
@@ -337,13 +338,33 @@ Wider<T> sum_of_squares_of_one(const T* memory, int64_t cols, SquaresRange<Wider
 
 FUSEDOPS_INLINE double root(double x) { return __builtin_sqrt(x); }
 FUSEDOPS_INLINE long double root(long double x) { return __builtin_sqrtl(x); }
+FUSEDOPS_INLINE Vec<double> root(Vec<double> x) {
+#if defined(__AVX512F__)
+  return (Vec<double>)_mm512_sqrt_pd((__m512d)x);
+#elif defined(__AVX2__)
+  return (Vec<double>)_mm256_sqrt_pd((__m256d)x);
+#elif defined(__SSE2__)
+  return (Vec<double>)_mm_sqrt_pd((__m128d)x);
+#else
+  for (int i = 0; i < kLanes<double>; ++i) x[i] = __builtin_sqrt(x[i]);
+  return x;
+#endif
+}
 
 // Of the sum of squares, for all but rms_norm of deviations from the mean.
 template <class Wide>
 FUSEDOPS_INLINE Wide rstd_of(const NormForward& args, Wide squares) {
-  const Wide eps = args.eps;
-  if (args.kind == NormKind::kStd) return 1 / (root(squares / (args.cols - 1)) + eps);
-  return 1 / root(squares / args.cols + eps);
+  const double cols = static_cast<double>(args.cols);
+  if (args.kind == NormKind::kStd) return 1.0 / (root(squares / (cols - 1)) + args.eps);
+  return 1.0 / root(squares / cols + args.eps);
+}
+
+// What NormStatistics normalises by, of tiles: `S` is one number, or one for each lane.
+template <bool kCenters, class T, class C, class S>
+FUSEDOPS_INLINE Tile<C> normalized(Tile<C> x, S mean, S rstd, S remainder) {
+  if constexpr (kCenters) return (x - mean) * rstd - remainder;
+  if constexpr (sizeof(T) == 2) return x * rstd;
+  return x * rstd + x * remainder;
 }
 
 template <bool kCenters, class T>
@@ -383,7 +404,9 @@ struct NormStatistics<true, T> {
     static_cast<C*>(args.mean)[row] = mean;
     static_cast<C*>(args.rstd)[row] = rstd;
   }
-  FUSEDOPS_INLINE Tile<C> normalized(Tile<C> x) const { return (x - mean) * rstd - remainder; }
+  FUSEDOPS_INLINE Tile<C> of_columns(Tile<C> x) const {
+    return normalized<true, T>(x, mean, rstd, remainder);
+  }
 };
 
 // x * (rstd + remainder), where remainder is what the rounding of rstd took: without it the result
@@ -416,9 +439,8 @@ struct NormStatistics<false, T> {
   FUSEDOPS_INLINE void keep(const NormForward& args, int64_t row) const {
     static_cast<C*>(args.rstd)[row] = rstd;
   }
-  FUSEDOPS_INLINE Tile<C> normalized(Tile<C> x) const {
-    if constexpr (sizeof(T) == 2) return x * rstd;
-    return x * rstd + x * remainder;
+  FUSEDOPS_INLINE Tile<C> of_columns(Tile<C> x) const {
+    return normalized<false, T>(x, C(0), rstd, remainder);
   }
 };
 
@@ -502,7 +524,7 @@ struct Norm {
           for (int r = 0; r < kCount; ++r) {
             const Tile<C> x = load(rows.row[r] + col, part);
             rows.copy(r, col, part, x, put);
-            result[r] = stats[r].normalized(x);
+            result[r] = stats[r].of_columns(x);
             if constexpr (kRounds) result[r] = rounded<T>(result[r]);
             result[r] = result[r] * factor;
             if constexpr (kBias) result[r] = result[r] + added;

@@ -8,6 +8,8 @@
 #include "fusedops/cpu/long_norm.h"
 #include "fusedops/cpu/long_softmax.h"
 #include "fusedops/cpu/masked_softmax.h"
+#include "fusedops/cpu/narrow_norm.h"
+#include "fusedops/cpu/narrow_softmax.h"
 #include "fusedops/cpu/norm_backward.h"
 #include "fusedops/cpu/norm_forward.h"
 #include "fusedops/cpu/softmax.h"
@@ -96,9 +98,11 @@ void softmax(const SoftmaxForward& args, RowRange range, void* scratch, bool str
   with_types(args.input.dtype, args.output.dtype, [&](auto in, auto out) {
     using In = typename decltype(in)::type;
     using Out = typename decltype(out)::type;
+    const RowRange rest = softmax_blocks<In, Out>(args, range);
+    if (rest.begin == rest.end) return;
     with_store(streaming, args.output, [&](auto put) {
-      if (args.log) return softmax_rows<true, In, Out>(args, range, scratch, put);
-      softmax_rows<false, In, Out>(args, range, scratch, put);
+      if (args.log) return softmax_rows<true, In, Out>(args, rest, scratch, put);
+      softmax_rows<false, In, Out>(args, rest, scratch, put);
     });
   });
 }
@@ -107,9 +111,11 @@ void softmax_backward(const SoftmaxBackward& args, RowRange range, bool streamin
   with_types(args.grad_input.dtype, args.output.dtype, [&](auto in, auto out) {
     using In = typename decltype(in)::type;
     using Out = typename decltype(out)::type;
+    const RowRange rest = softmax_backward_blocks<In, Out>(args, range);
+    if (rest.begin == rest.end) return;
     with_store(streaming, args.grad_input, [&](auto put) {
-      if (args.log) return softmax_backward_rows<true, In, Out>(args, range, put);
-      softmax_backward_rows<false, In, Out>(args, range, put);
+      if (args.log) return softmax_backward_rows<true, In, Out>(args, rest, put);
+      softmax_backward_rows<false, In, Out>(args, rest, put);
     });
   });
 }
@@ -120,6 +126,7 @@ void softmax_planes(
     using In = typename decltype(in)::type;
     using Out = typename decltype(out)::type;
     with_store(streaming, args.output, [&](auto put) {
+      if (are_short(args)) return softmax_short_strips<In, Out>(args, strips, put);
       if (args.log) return softmax_strips<true, In, Out>(args, strips, scratch, put);
       softmax_strips<false, In, Out>(args, strips, scratch, put);
     });
@@ -132,6 +139,7 @@ void softmax_planes_backward(
     using In = typename decltype(in)::type;
     using Out = typename decltype(out)::type;
     with_store(streaming, args.grad_input, [&](auto put) {
+      if (are_short(args)) return softmax_backward_short_strips<In, Out>(args, strips, put);
       if (args.log) return softmax_backward_strips<true, In, Out>(args, strips, scratch, put);
       softmax_backward_strips<false, In, Out>(args, strips, scratch, put);
     });
@@ -163,8 +171,10 @@ void masked_softmax_backward(
 void norm(const NormForward& args, RowRange range, void* scratch, bool streaming) {
   with_norm(args, [&](auto centers, auto tag) {
     using T = typename decltype(tag)::type;
+    const RowRange rest = norm_blocks<centers.value, T>(args, range, scratch);
+    if (rest.begin == rest.end) return;
     with_store(streaming && can_stream(args.sum), args.output, [&](auto put) {
-      norm_rows<centers.value, T>(args, range, scratch, put);
+      norm_rows<centers.value, T>(args, rest, scratch, put);
     });
   });
 }
@@ -172,9 +182,14 @@ void norm(const NormForward& args, RowRange range, void* scratch, bool streaming
 void norm_backward(const NormBackward& args, int64_t partition, void* scratch, bool streaming) {
   with_norm(args, [&](auto centers, auto tag) {
     using T = typename decltype(tag)::type;
+    const PartitionSums<Compute<T>> sums_of_rows(args, partition);
+    sums_of_rows.clear(args);
+    const RowRange rest = norm_backward_blocks<centers.value, T>(
+        args, RowPartition(args.rows)[partition], scratch, sums_of_rows);
+    if (rest.begin == rest.end) return;
     with_store(streaming && can_stream(args.grad_branch), args.grad_input, [&](auto put) {
       const auto run = [&](auto sums) {
-        norm_backward_rows<centers.value, T, sums.value>(args, partition, scratch, put);
+        norm_backward_rows<centers.value, T, sums.value>(args, partition, rest, scratch, put);
       };
       if (args.grad_bias.data != nullptr) return run(Constant<ColumnSums::kBoth>{});
       if (args.grad_weight.data != nullptr) return run(Constant<ColumnSums::kWeight>{});
