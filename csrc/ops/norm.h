@@ -106,29 +106,41 @@ inline NormShape checked_norm_forward(const NormOptions& options, const Tensor& 
 struct NormResidual {
   std::optional<Tensor> residual;
   Dropout dropout = {};  // of the input
-  bool wants_sum = true;
+};
+
+// The results beside the output that are wanted, where the norm has them.
+struct NormKept {
+  bool sum = true, statistics = true;
 };
 
 struct NormResult {
-  Tensor output, sum, mean, rstd;  // sum and mean: empty where there is none
+  Tensor output;
+  std::optional<Tensor> sum, mean, rstd;
 };
+
+// Of no elements: what stands for a result that is not wanted.
+inline Tensor empty_result(const char* op, const Tensor& like, ScalarType dtype) {
+  return empty_contiguous(op, like, Sizes{0}, dtype);
+}
 
 template <class Backend>
 NormResult norm_forward(
     const NormOptions& options, const Tensor& input, const NormResidual& added, double eps,
-    bool rounds_normalized = false) {
+    const NormKept& kept, bool rounds_normalized = false) {
   const char* op = options.op;
   const NormShape shape = checked_norm_forward(options, input, eps);
   if (added.residual) check_like(op, "residual", *added.residual, {"input", input});
 
   const ScalarType dtype = input.scalar_type(), statistics = statistics_dtype(dtype);
-  const bool has_sum = added.residual && added.wants_sum, has_mean = options.kind != NormKind::kRms;
-  const Sizes sizes = sizes_of(input), none = {0};
-  const NormResult result{
-      empty_contiguous(op, input, sizes, dtype),
-      empty_contiguous(op, input, has_sum ? sizes : none, dtype),
-      empty_contiguous(op, input, has_mean ? shape.statistics : none, statistics),
-      empty_contiguous(op, input, shape.statistics, statistics)};
+  const Sizes sizes = sizes_of(input);
+  NormResult result{empty_contiguous(op, input, sizes, dtype), {}, {}, {}};
+  if (added.residual && kept.sum) result.sum = empty_contiguous(op, input, sizes, dtype);
+  if (kept.statistics) {
+    if (options.kind != NormKind::kRms) {
+      result.mean = empty_contiguous(op, input, shape.statistics, statistics);
+    }
+    result.rstd = empty_contiguous(op, input, shape.statistics, statistics);
+  }
   if (shape.rows == 0) return result;
 
   const RowView source = as_rows<Backend>(op, input, shape.first);
@@ -139,11 +151,11 @@ NormResult norm_forward(
   args.input = source.read();
   if (added.residual) args.residual = residual.read();
   args.output = RowView{result.output, {shape.cols}}.write();
-  if (has_sum) args.sum = RowView{result.sum, {shape.cols}}.write();
+  if (result.sum) args.sum = RowView{*result.sum, {shape.cols}}.write();
   args.weight = NormParameters::columns(parameters.weight);
   args.bias = NormParameters::columns(parameters.bias);
-  if (has_mean) args.mean = result.mean.mutable_data_ptr();
-  args.rstd = result.rstd.mutable_data_ptr();
+  if (result.mean) args.mean = result.mean->mutable_data_ptr();
+  if (result.rstd) args.rstd = result.rstd->mutable_data_ptr();
   args.dropout = added.dropout;
   args.rows = shape.rows;
   args.cols = shape.cols;
@@ -290,8 +302,16 @@ struct NormOps {
       const Tensor& input, Sizes normalized_shape, MaybeTensor weight, MaybeTensor bias,
       double eps) {
     const NormResult result = norm_forward<Backend>(
-        {"layer_norm", NormKind::kLayer, normalized_shape, weight, bias}, input, {}, eps);
-    return {result.output, result.mean, result.rstd};
+        {"layer_norm", NormKind::kLayer, normalized_shape, weight, bias}, input, {}, eps, {});
+    return {result.output, *result.mean, *result.rstd};
+  }
+  static Tensor layer_norm_output(
+      const Tensor& input, Sizes normalized_shape, MaybeTensor weight, MaybeTensor bias,
+      double eps) {
+    return norm_forward<Backend>(
+               {"layer_norm", NormKind::kLayer, normalized_shape, weight, bias}, input, {}, eps,
+               kOutputAlone)
+        .output;
   }
 
   static std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(
@@ -309,8 +329,16 @@ struct NormOps {
       const Tensor& input, Sizes normalized_shape, MaybeTensor weight, MaybeTensor bias,
       double eps) {
     const NormResult result = norm_forward<Backend>(
-        {"std_norm", NormKind::kStd, normalized_shape, weight, bias}, input, {}, eps);
-    return {result.output, result.mean, result.rstd};
+        {"std_norm", NormKind::kStd, normalized_shape, weight, bias}, input, {}, eps, {});
+    return {result.output, *result.mean, *result.rstd};
+  }
+  static Tensor std_norm_output(
+      const Tensor& input, Sizes normalized_shape, MaybeTensor weight, MaybeTensor bias,
+      double eps) {
+    return norm_forward<Backend>(
+               {"std_norm", NormKind::kStd, normalized_shape, weight, bias}, input, {}, eps,
+               kOutputAlone)
+        .output;
   }
 
   static std::tuple<Tensor, Tensor, Tensor> std_norm_backward(
@@ -330,8 +358,16 @@ struct NormOps {
       double weight_offset, bool rounds_normalized) {
     const NormResult result = norm_forward<Backend>(
         {"rms_norm", NormKind::kRms, normalized_shape, weight, std::nullopt, weight_offset}, input,
-        {}, eps, rounds_normalized);
-    return {result.output, result.rstd};
+        {}, eps, {}, rounds_normalized);
+    return {result.output, *result.rstd};
+  }
+  static Tensor rms_norm_output(
+      const Tensor& input, Sizes normalized_shape, MaybeTensor weight, double eps,
+      double weight_offset, bool rounds_normalized) {
+    return norm_forward<Backend>(
+               {"rms_norm", NormKind::kRms, normalized_shape, weight, std::nullopt, weight_offset},
+               input, {}, eps, kOutputAlone, rounds_normalized)
+        .output;
   }
 
   static std::tuple<Tensor, Tensor> rms_norm_backward(
@@ -351,8 +387,8 @@ struct NormOps {
     const char* op = "add_layer_norm";
     const NormResult result = norm_forward<Backend>(
         {op, NormKind::kLayer, normalized_shape, weight, bias}, input,
-        {residual, branch_dropout(op, p, seed, {"input", input})}, eps);
-    return {result.output, result.sum, result.mean, result.rstd};
+        {residual, branch_dropout(op, p, seed, {"input", input})}, eps, {});
+    return {result.output, *result.sum, *result.mean, *result.rstd};
   }
 
   // Of the sum only where it is wanted.
@@ -362,8 +398,8 @@ struct NormOps {
     const char* op = "add_layer_norm";
     const NormResult result = norm_forward<Backend>(
         {op, NormKind::kLayer, normalized_shape, weight, bias}, input,
-        {residual, branch_dropout(op, p, seed, {"input", input}), wants_sum}, eps);
-    return {result.output, result.sum};
+        {residual, branch_dropout(op, p, seed, {"input", input})}, eps, {wants_sum, false});
+    return output_and_sum(op, result);
   }
 
   // With dropout the gradient of the residual is another than that of the input; without, empty.
@@ -391,8 +427,8 @@ struct NormOps {
     const char* op = "add_rms_norm";
     const NormResult result = norm_forward<Backend>(
         {op, NormKind::kRms, normalized_shape, weight, std::nullopt, weight_offset}, input,
-        {residual, branch_dropout(op, p, seed, {"input", input})}, eps, rounds_normalized);
-    return {result.output, result.sum, result.rstd};
+        {residual, branch_dropout(op, p, seed, {"input", input})}, eps, {}, rounds_normalized);
+    return {result.output, *result.sum, *result.rstd};
   }
 
   static std::tuple<Tensor, Tensor> add_rms_norm_inference(
@@ -402,9 +438,9 @@ struct NormOps {
     const char* op = "add_rms_norm";
     const NormResult result = norm_forward<Backend>(
         {op, NormKind::kRms, normalized_shape, weight, std::nullopt, weight_offset}, input,
-        {residual, branch_dropout(op, p, seed, {"input", input}), wants_sum}, eps,
+        {residual, branch_dropout(op, p, seed, {"input", input})}, eps, {wants_sum, false},
         rounds_normalized);
-    return {result.output, result.sum};
+    return output_and_sum(op, result);
   }
 
   static std::tuple<Tensor, Tensor, Tensor> add_rms_norm_backward(
@@ -427,6 +463,13 @@ struct NormOps {
   }
 
  private:
+  static constexpr NormKept kOutputAlone{false, false};
+
+  static std::tuple<Tensor, Tensor> output_and_sum(const char* op, const NormResult& result) {
+    const Tensor& output = result.output;
+    return {output, result.sum ? *result.sum : empty_result(op, output, output.scalar_type())};
+  }
+
   static std::tuple<Tensor, Tensor, Tensor, Tensor> in_order_of_inputs(
       const NormGradResult& grad, double p) {
     if (p == 0) return {grad.input, grad.branch, grad.weight, grad.bias};

@@ -1,8 +1,8 @@
 """`python -m fusedops bench`: how fast the operators are on this machine, or what memory they take.
 
 `operators` and `attention` say what is measured, `measurement` and `timing` how long it takes,
-`memory` what it allocates, `models` and `sites` what becomes of whole models, `policy` what the
-rewriter decides by, and `report` shows it.
+`memory` what it allocates, `host` what a call costs beside its kernel, `models` and `sites` what
+becomes of whole models, `policy` what the rewriter decides by, and `report` shows it.
 """
 
 from __future__ import annotations
@@ -29,6 +29,14 @@ from fusedops.cli.bench.arguments import (
     check_steps,
 )
 from fusedops.cli.bench.cases import Case, Layout, Shape
+from fusedops.cli.bench.host import (
+    BURSTS,
+    BURSTS_QUICK,
+    HostCase,
+    HostTime,
+    host_cases,
+    measure_host,
+)
 from fusedops.cli.bench.measurement import Measurement, measure, prepare
 from fusedops.cli.bench.memory import Peak, measure_peaks
 from fusedops.cli.bench.models import (
@@ -44,6 +52,7 @@ from fusedops.cli.bench.models import (
 from fusedops.cli.bench.operators import OPERATORS, selected
 from fusedops.cli.bench.policy import policy_cases, to_table
 from fusedops.cli.bench.report import (
+    print_host_times,
     print_peaks,
     print_steps,
     print_tables,
@@ -65,7 +74,7 @@ ALLOCATOR_SETTINGS = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**
 
 
 T = TypeVar("T")
-Row = Measurement | Peak | StepTime
+Row = Measurement | Peak | StepTime | HostTime
 
 
 @dataclass(frozen=True)
@@ -152,6 +161,8 @@ def _plan(args: argparse.Namespace) -> tuple[Work, Callable[[pd.DataFrame, Conso
         return step_times(args), print_steps
     if args.memory:
         return peaks(args), print_peaks
+    if args.host:
+        return host_times(args), print_host_times
     return times(args), print_tables
 
 
@@ -205,6 +216,17 @@ def peaks(args: argparse.Namespace) -> Work:
         return list(measure_peaks(case))
 
     return check_cases(chosen_cases(args, MEMORY_SHAPES, str(args.device))), peak
+
+
+def host_times(args: argparse.Namespace) -> Work:
+    """The calls whose host time is measured."""
+    bursts = BURSTS_QUICK if args.quick else BURSTS
+
+    def time(case: HostCase, say: Say) -> list[HostTime]:
+        say(f"timing {case}")
+        return [measure_host(case, bursts)]
+
+    return list(host_cases()), time
 
 
 def step_times(args: argparse.Namespace) -> Work:

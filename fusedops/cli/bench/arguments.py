@@ -49,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help='measure what fuse="profitable" decides by, into the package or to --csv',
     )
+    add("--host", action="store_true", help="what a call costs beside its kernel, against torch")
     _add_model_arguments(parser)
     add(
         "--shape",
@@ -110,7 +111,9 @@ def check_options(args: argparse.Namespace) -> None:
     """Raise UsageError where options do not go together; then fill in the defaults."""
     for option in ("op", "directions", "dtype", "shape", "models"):
         setattr(args, option, options.unique(getattr(args, option)))
-    if args.models is None:
+    if args.host:
+        _check_host_options(args)
+    elif args.models is None:
         _check_operator_options(args)
     else:
         _check_model_options(args)
@@ -139,6 +142,16 @@ def _check_table(args: argparse.Namespace) -> None:
         raise UsageError(
             f"--policy: {file} cannot be written: {error.strerror}; name another with --csv"
         ) from error
+
+
+def _check_host_options(args: argparse.Namespace) -> None:
+    chosen = {"--op": args.op, "--pass": args.directions, "--dtype": args.dtype}
+    chosen |= {"--shape": args.shape, "--memory": args.memory, "--policy": args.policy}
+    chosen |= {"--models": args.models is not None, "--plot": args.plot}
+    chosen |= {"--batch": args.batch, "--length": args.length, "--width": args.width}
+    _refuse(chosen, "not with --host, which measures a set of its own")
+    if args.device.type != "cpu":
+        raise UsageError(f"--device: got {args.device}; --host measures on the CPU alone")
 
 
 def _check_model_options(args: argparse.Namespace) -> None:

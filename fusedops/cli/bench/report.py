@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fusedops.cli.bench.host import HostTime
 from fusedops.cli.bench.measurement import COPY, OURS, REFERENCE, Measurement
 from fusedops.cli.bench.memory import Peak
 from fusedops.cli.bench.models import StepTime
@@ -27,7 +28,7 @@ BY_LENGTH = ["family", "direction", "dtype", "cols"]
 RATIOS = ["share_of_copy", "speedup_over_eager", "speedup_over_best_peer"]
 
 
-def to_frame(measurements: Iterable[Measurement | Peak | StepTime]) -> pd.DataFrame:
+def to_frame(measurements: Iterable[Measurement | Peak | StepTime | HostTime]) -> pd.DataFrame:
     """One row a measurement, in the order they were made."""
     return pd.DataFrame(map(asdict, measurements))
 
@@ -100,6 +101,16 @@ def print_steps(frame: pd.DataFrame, console: Console) -> None:
             *(f"{share:.1%}" for share in (step.share_before, step.share_after)),
             f"{step.sites_speedup:.2f}",
         )
+    console.print(table)
+
+
+def print_host_times(frame: pd.DataFrame, console: Console) -> None:
+    """Every function and mode in a row of its own."""
+    table = _table("Host time: microseconds a call, the minimum of bursts", ["op", "mode", "input"])
+    _add_columns(table, ["torch us", "fusedops us", "times torch's"])
+    for row in frame.itertuples():
+        numbers = (f"{us:.2f}" for us in (row.torch_us, row.fusedops_us, row.ratio))
+        table.add_row(row.op, row.mode, f"{row.rows}x{row.cols}", *numbers)
     console.print(table)
 
 

@@ -380,6 +380,7 @@ struct NormStatistics<true, T> {
   }
 
   FUSEDOPS_INLINE void keep(const NormForward& args, int64_t row) const {
+    if (args.rstd == nullptr) return;
     static_cast<C*>(args.mean)[row] = mean;
     static_cast<C*>(args.rstd)[row] = rstd;
   }
@@ -414,7 +415,7 @@ struct NormStatistics<false, T> {
   }
 
   FUSEDOPS_INLINE void keep(const NormForward& args, int64_t row) const {
-    static_cast<C*>(args.rstd)[row] = rstd;
+    if (args.rstd != nullptr) static_cast<C*>(args.rstd)[row] = rstd;
   }
   FUSEDOPS_INLINE Tile<C> normalized(Tile<C> x) const {
     if constexpr (sizeof(T) == 2) return x * rstd;
