@@ -176,18 +176,19 @@ def test_what_most_models_run_is_measured_first():
     assert len({*every}) == len(every)
 
 
-def test_what_is_too_small_for_several_threads_is_compiled_by_itself(monkeypatch):
-    monkeypatch.setattr(inductor_config.cpp, "min_chunk_size", 4096)
-    rows = {
-        threads: [
+@inductor_config.patch({"cpp.min_chunk_size": 4096})
+def test_what_is_too_small_for_several_threads_is_compiled_by_itself():
+    def rows(threads):
+        return [
             graph.rows
             for graph in graphs.all_graphs("cpu", [threads])
             if (graph.op, graph.mode, graph.cols) == ("softmax", "inference", 128)
             and graph.dtype == torch.float32
         ]
-        for threads in (1, 2, 64)
-    }
-    assert rows == {1: [(8, 128, 2048)], 2: [(8,), (128, 2048)], 64: [(8, 128), (2048,)]}
+
+    assert rows(1) == [(8, 128, 2048)]
+    assert rows(2) == [(8,), (128, 2048)]
+    assert rows(64) == [(8, 128), (2048,)]
 
 
 def test_a_gpu_has_code_for_each_number_of_rows():
