@@ -2,7 +2,7 @@
 
 `operators` and `attention` say what is measured, `measurement` and `timing` how long it takes,
 `memory` what it allocates, `host` what a call costs beside its kernel, `models` and `sites` what
-becomes of whole models, `policy` what the rewriter decides by, and `report` shows it.
+becomes of whole models; `report` shows it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ from fusedops.cli.bench.models import (
     size_of,
 )
 from fusedops.cli.bench.operators import OPERATORS, selected
-from fusedops.cli.bench.policy import policy_cases, to_table
 from fusedops.cli.bench.report import (
     print_host_times,
     print_peaks,
@@ -64,7 +63,6 @@ from fusedops.cli.env import describe_machine
 from fusedops.cli.errors import UserError, describe, one_line
 from fusedops.cli.models.hugging_face import HUGGING_FACE, import_transformers
 from fusedops.cli.timing import clock_for
-from fusedops.graph import costs
 
 __all__ = ["add_arguments", "run"]
 
@@ -138,16 +136,11 @@ def run(args: argparse.Namespace) -> int:
     rows, left_out = measure_each(*work)
     frame = to_frame(rows)
     # Files first: whoever reads the output may stop reading.
-    if args.policy:
-        file = args.csv or costs.table_file(args.device)
-        write_csv(to_table(frame), file)
-    elif args.csv:
+    if args.csv:
         write_csv(frame, args.csv)
     if args.plot:
         write_plots(frame, args.plot)
     show(frame, console)
-    if args.policy:
-        console.print(f"written to {file}")
     return 1 if left_out else 0
 
 
@@ -194,14 +187,13 @@ def chosen_cases(
 
 def times(args: argparse.Namespace) -> Work:
     """The cases to be timed."""
-    effort, device = QUICK if args.quick or args.policy else FULL, str(args.device)
-    cases = policy_cases(device) if args.policy else chosen_cases(args, effort.shapes, device)
-    checked = check_cases(cases)
+    effort, device = QUICK if args.quick else FULL, str(args.device)
+    checked = check_cases(chosen_cases(args, effort.shapes, device))
     clock = clock_for(device)
 
     def time(case: Case, say: Say) -> list[Measurement]:
         say(f"compiling {case}")
-        calls = prepare(case, in_a_graph=args.policy)
+        calls = prepare(case)
         say(f"timing {case}")
         return measure(case, calls, clock, effort.rounds, effort.slot_ms)
 

@@ -12,9 +12,7 @@ from fusedops.cli.bench.cases import BACKWARD, FORWARD, Case, Layout, Shape
 from fusedops.cli.bench.models import HEAD_WIDTH, Step
 from fusedops.cli.bench.operators import OPERATORS, family
 from fusedops.cli.errors import UsageError
-from fusedops.cli.files import check_writable
 from fusedops.cli.models import MODELS
-from fusedops.graph import costs
 
 # The families first; a variant can be named too.
 OP_NAMES = list(dict.fromkeys([*map(family, OPERATORS), *OPERATORS]))
@@ -44,11 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="default: float32 and bfloat16; float32 of whole models",
     )
     add("--memory", action="store_true", help="peak memory in place of time; backward with forward")
-    add(
-        "--policy",
-        action="store_true",
-        help='measure what fuse="profitable" decides by, into the package or to --csv',
-    )
     add("--host", action="store_true", help="what a call costs beside its kernel, against torch")
     _add_model_arguments(parser)
     add(
@@ -124,29 +117,13 @@ def check_options(args: argparse.Namespace) -> None:
 def _check_operator_options(args: argparse.Namespace) -> None:
     sizes = {"--batch": args.batch, "--length": args.length, "--width": args.width}
     _refuse(sizes, "only with --models; the sizes of operators are those of --shape")
-    if args.policy:
-        chosen = {"--op": args.op, "--pass": args.directions, "--dtype": args.dtype}
-        chosen |= {"--shape": args.shape, "--memory": args.memory, "--plot": args.plot}
-        _refuse(chosen, "not with --policy, which measures a set of its own")
-        _check_table(args)
     if args.memory:
         _refuse({"--plot": args.plot}, "draws times; with --memory there are tables and --csv")
 
 
-def _check_table(args: argparse.Namespace) -> None:
-    """The package's own table is written where no --csv is named."""
-    file = args.csv or costs.table_file(args.device)
-    try:
-        check_writable(file)
-    except OSError as error:
-        raise UsageError(
-            f"--policy: {file} cannot be written: {error.strerror}; name another with --csv"
-        ) from error
-
-
 def _check_host_options(args: argparse.Namespace) -> None:
     chosen = {"--op": args.op, "--pass": args.directions, "--dtype": args.dtype}
-    chosen |= {"--shape": args.shape, "--memory": args.memory, "--policy": args.policy}
+    chosen |= {"--shape": args.shape, "--memory": args.memory}
     chosen |= {"--models": args.models is not None, "--plot": args.plot}
     chosen |= {"--batch": args.batch, "--length": args.length, "--width": args.width}
     _refuse(chosen, "not with --host, which measures a set of its own")
@@ -158,7 +135,7 @@ def _check_model_options(args: argparse.Namespace) -> None:
     if unknown := [name for name in args.models if name not in MODELS]:
         raise UsageError(f"--models: got {', '.join(unknown)}, wanted some of {', '.join(MODELS)}")
     others = {"--op": args.op, "--shape": args.shape}
-    others |= {"--memory": args.memory, "--plot": args.plot, "--policy": args.policy}
+    others |= {"--memory": args.memory, "--plot": args.plot}
     _refuse(others, "not with --models, which takes --batch, --length and --width")
     if args.device.type != "cpu":
         raise UsageError(f"--device: got {args.device}; --models measures on the CPU alone")
