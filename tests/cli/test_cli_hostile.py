@@ -254,6 +254,7 @@ BENCH = [
     (["--batch", "2"], USAGE, "--batch: only with --models"),
     (["--length", "2"], USAGE, "--length: only with --models"),
     (["--width", "64"], USAGE, "--width: only with --models"),
+    (["--resume"], USAGE, "--resume: only with --models"),
     (["--width", "0"], USAGE, f"--width: got '0', {POSITIVE}"),
 ]
 
@@ -289,6 +290,7 @@ MODELS = [
     (["bert", "--threads", "0"], USAGE, f"--threads: got '0', {THREADS}"),
     (["bert", "--device", "meta"], USAGE, f"--device: got 'meta', {A_DEVICE}"),
     (["bert", "--csv", "/"], USAGE, f"--csv: got '/', {A_FILE}"),
+    (["bert", "--resume"], USAGE, "--resume: wanted --csv with it"),
 ]
 
 TUNE = [

@@ -9,7 +9,7 @@ import torch
 
 from fusedops.cli import options
 from fusedops.cli.bench.cases import BACKWARD, FORWARD, Case, Layout, Shape
-from fusedops.cli.bench.models import HEAD_WIDTH, Step
+from fusedops.cli.bench.models import DEFAULT, HEAD_WIDTH, Step
 from fusedops.cli.bench.operators import OPERATORS, family
 from fusedops.cli.errors import UsageError
 from fusedops.cli.models import MODELS
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype",
         nargs="+",
         choices=DTYPES,
-        help="default: float32 and bfloat16; float32 of whole models",
+        help="default: float32 and bfloat16",
     )
     add("--memory", action="store_true", help="peak memory in place of time; backward with forward")
     add("--host", action="store_true", help="what a call costs beside its kernel, against torch")
@@ -58,9 +58,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=torch.device("cpu"),
         help="cpu (default), cuda or cuda:N",
     )
-    add("--threads", type=options.threads, default=1, help="CPU threads (default 1)")
-    add("--quick", action="store_true", help="fewer shapes and rounds")
+    add(
+        "--threads",
+        type=options.threads,
+        help="CPU threads (default 1; of whole models one, then all)",
+    )
+    add(
+        "--quick",
+        action="store_true",
+        help="fewer shapes and rounds; of whole models float32 on one thread",
+    )
     add("--csv", type=options.output_file, metavar="FILE", help="write one row a measurement")
+    add(
+        "--resume",
+        action="store_true",
+        help="with --models: measure what the file of --csv lacks, and add it there",
+    )
     add(
         "--plot",
         type=options.output_folder,
@@ -75,7 +88,8 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--models",
         nargs="*",
         metavar="NAME",
-        help=f"a step of whole models in place of operators; a chosen few, or: {', '.join(MODELS)}",
+        help=f"a step of whole models in place of operators; {', '.join(DEFAULT)}, or some of: "
+        f"{', '.join(MODELS)}",
     )
     sizes = {
         "--batch": f"sequences of a step (default {BATCH})",
@@ -117,6 +131,8 @@ def check_options(args: argparse.Namespace) -> None:
 def _check_operator_options(args: argparse.Namespace) -> None:
     sizes = {"--batch": args.batch, "--length": args.length, "--width": args.width}
     _refuse(sizes, "only with --models; the sizes of operators are those of --shape")
+    _refuse({"--resume": args.resume}, "only with --models")
+    args.threads = args.threads or 1
     if args.memory:
         _refuse({"--plot": args.plot}, "draws times; with --memory there are tables and --csv")
 
@@ -126,7 +142,9 @@ def _check_host_options(args: argparse.Namespace) -> None:
     chosen |= {"--shape": args.shape, "--memory": args.memory}
     chosen |= {"--models": args.models is not None, "--plot": args.plot}
     chosen |= {"--batch": args.batch, "--length": args.length, "--width": args.width}
+    chosen |= {"--resume": args.resume}
     _refuse(chosen, "not with --host, which measures a set of its own")
+    args.threads = args.threads or 1
     if args.device.type != "cpu":
         raise UsageError(f"--device: got {args.device}; --host measures on the CPU alone")
 
@@ -137,6 +155,8 @@ def _check_model_options(args: argparse.Namespace) -> None:
     others = {"--op": args.op, "--shape": args.shape}
     others |= {"--memory": args.memory, "--plot": args.plot}
     _refuse(others, "not with --models, which takes --batch, --length and --width")
+    if args.resume and not args.csv:
+        raise UsageError("--resume: wanted --csv with it, the file that has what is measured")
     if args.device.type != "cpu":
         raise UsageError(f"--device: got {args.device}; --models measures on the CPU alone")
     if args.width and args.width % HEAD_WIDTH:
