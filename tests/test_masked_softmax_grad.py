@@ -71,9 +71,7 @@ def test_gradients_are_within_their_bounds_and_typical(dtype, mask_value, keys):
     grad = torch.randn(x.shape).to(dtype)
 
     leaves = [t.requires_grad_() for t in (x, bias)]
-    y = fusedops.masked_softmax(
-        x, mask, bias=bias, scale=0.3, causal=True, mask_value=mask_value
-    )
+    y = fusedops.masked_softmax(x, mask, bias=bias, scale=0.3, causal=True, mask_value=mask_value)
     to_input, to_bias = torch.autograd.grad(y, leaves, grad)
     to_scores = bounds.softmax_gradient(y, grad, dtype)
     bounds.assert_typical(to_input, to_scores.scaled(0.3, dtype).rounded_to(dtype))

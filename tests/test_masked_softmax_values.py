@@ -41,7 +41,7 @@ def bools(*shape):
 
 
 def quarters(*shape):
-    """Normal numbers of which no sum and no product with a power of two is rounded, in any dtype."""
+    """Normal numbers whose sums and products with powers of two are exact in every dtype."""
     return (torch.randn(shape) * 12).round() / 4
 
 
