@@ -48,7 +48,8 @@ def unit(dtype: torch.dtype) -> float:
 def ulps(values: Array, dtype: torch.dtype) -> Array:
     """The distance of neighbouring numbers of ``dtype`` at ``values``."""
     info = torch.finfo(dtype)
-    magnitude = np.maximum(np.abs(np.nan_to_num(values)), info.smallest_normal)
+    magnitude = np.where(np.isfinite(values), np.abs(values), 0)
+    magnitude = np.maximum(magnitude, info.smallest_normal)
     return np.exp2(np.floor(np.log2(magnitude))) * info.eps
 
 
