@@ -20,7 +20,7 @@ GROUPS = families.groups()
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_error_is_no_larger_than_eagers_at_every_length_that_changes_a_launch(emulator, group):
+def test_errors_are_within_their_bounds_at_every_length_that_changes_a_launch(emulator, group):
     judge = Judge()
     for base in GROUPS[group]:
         for case in families.boundary_cases(emulator, base, elements=20_000):
