@@ -18,8 +18,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch._C import _are_functorch_transforms_active, _len_torch_dispatch_stack
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
 
 from fusedops.ops._library import LIBRARY, OPS_WITH_TWIN
 
@@ -73,7 +75,7 @@ def _recorded(apply: Callable, run: Callable, *args: Any) -> Any:
     An autograd function turns reverse and forward mode off in its forward pass. This level's
     autograd is passed by then, but the levels outside are yet to record the op, or to refuse it.
     """
-    if not torch._C._are_functorch_transforms_active():
+    if not _are_functorch_transforms_active():
         return apply(run, *args)
 
     def run_outside(*args: Any) -> Any:
@@ -165,9 +167,9 @@ def _is_watched() -> bool:
     Under a transform a tensor that does not require grad may hold one that does.
     """
     return (
-        torch.compiler.is_dynamo_compiling()
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._are_functorch_transforms_active()
+        is_dynamo_compiling()
+        or _len_torch_dispatch_stack() > 0
+        or _are_functorch_transforms_active()
         or forward_ad._current_level >= 0
     )
 
@@ -214,11 +216,10 @@ class EagerOp:
             return self.dispatched
         is_recorded = False
         for tensor in tensors:
-            if tensor is None:
-                continue
-            if type(tensor) not in _PLAIN_TYPES:
+            if type(tensor) in _PLAIN_TYPES:
+                is_recorded = is_recorded or tensor.requires_grad
+            elif tensor is not None:
                 return self.dispatched
-            is_recorded = is_recorded or tensor.requires_grad
         if not is_recorded or not torch.is_grad_enabled():
             return self.plain
         if _is_traced() or any([t is not None and _is_converted(t) for t in tensors]):

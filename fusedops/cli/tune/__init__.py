@@ -13,7 +13,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -97,16 +97,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _machines(args: argparse.Namespace) -> list[Machine]:
     """This one, once with each number of threads."""
-    counts = options.unique(args.threads) or options.unique([1, torch.get_num_threads()])
     if args.device.type != "cpu":
         if args.threads:
             raise UsageError("--threads: only with --device cpu; a GPU has its own")
         return [here(args.device)]
-    machines = []
-    for count in counts:
-        torch.set_num_threads(count)
-        machines.append(here(args.device))
-    return machines
+    counts = options.unique(args.threads or [1, torch.get_num_threads()])
+    return [replace(here(args.device), threads=count) for count in counts]
 
 
 def _files(output: Path | None, machines: Sequence[Machine]) -> dict[Path, list[Machine]]:

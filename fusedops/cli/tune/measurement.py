@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -49,10 +49,8 @@ def _leave_interrupts_alone() -> None:
 
 
 def _compile_ahead(graph: Graph) -> Graph:
-    try:
+    with suppress(Exception):  # the program itself meets it again, and says so
         prepare(graph)
-    except Exception:
-        pass  # the program itself meets it again, and says so
     return graph
 
 
