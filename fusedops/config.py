@@ -50,7 +50,7 @@ _WANTED = (
     '"always,layer_norm=never"'
 )
 # Read by the build and by the kernel library, not here.
-_READ_ELSEWHERE = frozenset({"FUSEDOPS_BUILD_CUDA", "FUSEDOPS_CPU_ISA"})
+_READ_ELSEWHERE = frozenset({"FUSEDOPS_BUILD_CUDA", "FUSEDOPS_BUILD_NATIVE", "FUSEDOPS_CPU_ISA"})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -182,7 +182,7 @@ struct NormResults {
         if constexpr (kMore) result[r] = result[r] + load(more[r] + col, part);
       }
       for (int r = 0; r < kCount; ++r) {
-        if constexpr (!Store::kStreams) prefetch_tile<Cache::kL2>(to[r] + ahead + col);
+        if (!put.streams) prefetch_tile<Cache::kL2>(to[r] + ahead + col);
         put(to[r] + col, part, result[r]);
       }
     });
