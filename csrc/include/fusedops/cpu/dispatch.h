@@ -59,6 +59,22 @@ struct Put {
   FUSEDOPS_INLINE void operator()(T* to, First part, V value) const {
     store(to, part, value);
   }
+
+  // A tile of each of several rows. What is `ahead` of them will be written later, and is
+  // prefetched where it is to lie in the cache.
+  template <class T, class Part, class V, int kCount>
+  FUSEDOPS_INLINE void rows(
+      T* const (&to)[kCount], int64_t col, Part part, const V (&values)[kCount],
+      int64_t ahead) const {
+    if (streams) {
+      for (int r = 0; r < kCount; ++r) (*this)(to[r] + col, part, values[r]);
+    } else {
+      for (int r = 0; r < kCount; ++r) {
+        prefetch_tile<Cache::kL2>(to[r] + ahead + col);
+        store(to[r] + col, part, values[r]);
+      }
+    }
+  }
 };
 
 // Streaming stores need every vector of every row aligned. Rows that are not wanted need nothing.

@@ -509,10 +509,7 @@ struct Norm {
             result[r] = result[r] * factor;
             if constexpr (kBias) result[r] = result[r] + added;
           }
-          for (int r = 0; r < kCount; ++r) {
-            if (!put.streams) prefetch_tile<Cache::kL2>(to[r] + ahead + col);
-            put(to[r] + col, part, result[r]);
-          }
+          put.rows(to, col, part, result, ahead);
         });
   }
 };
