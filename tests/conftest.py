@@ -14,7 +14,7 @@ os.environ["FUSEDOPS_FUSE"] = "always"
 import pytest
 import torch
 
-pytest_plugins = ["fuzzing", "threads"]
+pytest_plugins = ["exhaustive", "fuzzing", "pytester", "threads"]
 
 
 def pytest_terminal_summary(terminalreporter):
