@@ -50,7 +50,9 @@ _WANTED = (
     '"always,layer_norm=never"'
 )
 # Read by the build, by the kernel library and where the tables of costs are, not here.
-_READ_ELSEWHERE = frozenset({"FUSEDOPS_BUILD_CUDA", "FUSEDOPS_CPU_ISA", "FUSEDOPS_CACHE_DIR"})
+_READ_ELSEWHERE = frozenset(
+    {"FUSEDOPS_BUILD_CUDA", "FUSEDOPS_BUILD_NATIVE", "FUSEDOPS_CPU_ISA", "FUSEDOPS_CACHE_DIR"}
+)
 
 
 @dataclasses.dataclass(frozen=True)

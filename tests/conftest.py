@@ -16,7 +16,7 @@ os.environ["FUSEDOPS_CACHE_DIR"] = os.devnull
 import pytest
 import torch
 
-pytest_plugins = ["fuzzing", "threads"]
+pytest_plugins = ["exhaustive", "fuzzing", "pytester", "threads"]
 
 
 def pytest_terminal_summary(terminalreporter):

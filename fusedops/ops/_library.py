@@ -210,13 +210,16 @@ def cpu_isa() -> str:
     """The instruction set that the CPU kernels use: avx512, avx2 or default.
 
     Raises:
-        ValueError: ``FUSEDOPS_CPU_ISA`` holds something else.
+        ValueError: ``FUSEDOPS_CPU_ISA`` holds something else, or rules out all that was built.
     """
     library = ctypes.CDLL(str(CPU_LIBRARY))
     library.fusedops_cpu_isa.restype = ctypes.c_char_p
     isa = library.fusedops_cpu_isa()
     if isa is None:
-        raise ValueError("FUSEDOPS_CPU_ISA must be avx512, avx2 or default; unset it for the best")
+        raise ValueError(
+            "FUSEDOPS_CPU_ISA must be avx512, avx2 or default; unset it for the best. This build "
+            f"holds the kernels for {', '.join(build_info()['cpu_isas'])}"
+        )
     return isa.decode()
 
 
