@@ -118,9 +118,17 @@ struct NormResult {
   std::optional<Tensor> sum, mean, rstd;
 };
 
-// Of no elements: what stands for a result that is not wanted.
-inline Tensor empty_result(const char* op, const Tensor& like, ScalarType dtype) {
-  return empty_contiguous(op, like, Sizes{0}, dtype);
+// What stands for a result that is not wanted has no elements.
+inline Tensor or_empty(
+    const char* op, const std::optional<Tensor>& result, const Tensor& like, ScalarType dtype) {
+  return result ? *result : empty_contiguous(op, like, Sizes{0}, dtype);
+}
+
+// The rows of `tensor`, if there is one.
+template <class Backend>
+std::optional<RowView> as_rows(const char* op, const std::optional<Tensor>& tensor, int64_t first) {
+  if (!tensor) return std::nullopt;
+  return as_rows<Backend>(op, *tensor, first);
 }
 
 template <class Backend>
@@ -144,12 +152,12 @@ NormResult norm_forward(
   if (shape.rows == 0) return result;
 
   const RowView source = as_rows<Backend>(op, input, shape.first);
-  const RowView residual = as_rows<Backend>(op, added.residual.value_or(input), shape.first);
+  const std::optional<RowView> residual = as_rows<Backend>(op, added.residual, shape.first);
   const NormParameters parameters(op, options.weight, options.bias, dtype);
   NormForward args{};
   args.kind = options.kind;
   args.input = source.read();
-  if (added.residual) args.residual = residual.read();
+  if (residual) args.residual = residual->read();
   args.output = RowView{result.output, {shape.cols}}.write();
   if (result.sum) args.sum = RowView{*result.sum, {shape.cols}}.write();
   args.weight = NormParameters::columns(parameters.weight);
@@ -198,7 +206,7 @@ inline NormWanted wanted_of_added(
 }
 
 struct NormGradResult {
-  Tensor input, branch, weight, bias;  // empty where not wanted
+  std::optional<Tensor> input, branch, weight, bias;  // those that are wanted
 };
 
 inline void check_norm_backward(
@@ -210,32 +218,38 @@ inline void check_norm_backward(
   check_eps(op, given.eps);
 }
 
-// The gradient of weight or bias: empty where it is not wanted, zero where there are no rows.
-inline Tensor norm_parameter_grad(
+// The gradient of weight or bias has the parameter's dtype, or the input's where there is none.
+inline ScalarType norm_parameter_dtype(
+    const Tensor& input, const std::optional<Tensor>& parameter) {
+  return parameter ? parameter->scalar_type() : input.scalar_type();
+}
+
+// The gradient of weight or bias, if it is wanted; zero where there are no rows.
+inline std::optional<Tensor> norm_parameter_grad(
     const char* op, bool wanted, const Tensor& input, const std::optional<Tensor>& parameter,
     const Sizes& normalized_shape, int64_t rows) {
-  const ScalarType dtype = parameter ? parameter->scalar_type() : input.scalar_type();
-  Tensor grad = empty_contiguous(op, input, wanted ? normalized_shape : Sizes{0}, dtype);
-  if (wanted && rows == 0) torch::stable::zero_(grad);
+  if (!wanted) return std::nullopt;
+  Tensor grad =
+      empty_contiguous(op, input, normalized_shape, norm_parameter_dtype(input, parameter));
+  if (rows == 0) torch::stable::zero_(grad);
   return grad;
 }
 
-// The rows and columns of `wanted`, and what is written to them.
+// Into the gradients that `result` has.
 template <class Backend>
 void launch_norm_backward(
     const NormOptions& options, const NormGradients& given, const NormShape& shape,
-    const NormParameters& parameters, const NormWanted& wanted, const NormGradResult& result) {
+    const NormParameters& parameters, const NormGradResult& result) {
   const char* op = options.op;
   const Tensor& input = given.input.tensor;
-  const auto written = [&](bool is_wanted, const Tensor& grad) {
-    return is_wanted ? RowView{grad, {shape.cols}}.write() : Rows{};
+  const auto written = [&](const std::optional<Tensor>& grad) {
+    return grad ? RowView{*grad, {shape.cols}}.write() : Rows{};
   };
-  const auto columns = [](bool is_wanted, const Tensor& grad) {
-    return Columns{is_wanted ? grad.mutable_data_ptr() : nullptr, kernel_dtype(grad.scalar_type())};
+  const auto columns = [](const std::optional<Tensor>& grad) {
+    return grad ? Columns{grad->mutable_data_ptr(), kernel_dtype(grad->scalar_type())} : Columns{};
   };
   const RowView grad = as_rows<Backend>(op, given.grad_output, shape.first);
-  const RowView grad_sum =
-      as_rows<Backend>(op, given.grad_sum.value_or(given.grad_output), shape.first);
+  const std::optional<RowView> grad_sum = as_rows<Backend>(op, given.grad_sum, shape.first);
   const RowView source = as_rows<Backend>(op, input, shape.first);
   const std::optional<Tensor> mean =
       given.mean ? std::optional(as_contiguous(op, *given.mean)) : std::nullopt;
@@ -243,15 +257,15 @@ void launch_norm_backward(
   NormBackward args{};
   args.kind = options.kind;
   args.grad_output = grad.read();
-  if (given.grad_sum) args.grad_sum = grad_sum.read();
+  if (grad_sum) args.grad_sum = grad_sum->read();
   args.input = source.read();
   if (mean) args.mean = mean->const_data_ptr();
   args.rstd = rstd.const_data_ptr();
   args.weight = NormParameters::columns(parameters.weight);
-  args.grad_input = written(wanted.input, result.input);
-  args.grad_branch = written(wanted.branch, result.branch);
-  args.grad_weight = columns(wanted.weight, result.weight);
-  args.grad_bias = columns(wanted.bias, result.bias);
+  args.grad_input = written(result.input);
+  args.grad_branch = written(result.branch);
+  args.grad_weight = columns(result.weight);
+  args.grad_bias = columns(result.bias);
   args.dropout = given.dropout;
   args.rows = shape.rows;
   args.cols = shape.cols;
@@ -270,18 +284,23 @@ NormGradResult norm_backward(
 
   const ScalarType dtype = input.scalar_type();
   const NormParameters parameters(op, options.weight, options.bias, dtype);
-  const Sizes sizes = sizes_of(input), none = {0};
+  const Sizes sizes = sizes_of(input);
   const Sizes& columns = options.normalized_shape;
   NormGradResult result{
-      empty_contiguous(op, input, wanted.input ? sizes : none, dtype),
-      empty_contiguous(op, input, wanted.branch ? sizes : none, dtype),
+      {},
+      {},
       norm_parameter_grad(op, wanted.weight, input, parameters.weight, columns, shape.rows),
       norm_parameter_grad(op, wanted.bias, input, parameters.bias, columns, shape.rows)};
+  if (wanted.input) result.input = empty_contiguous(op, input, sizes, dtype);
+  if (wanted.branch) result.branch = empty_contiguous(op, input, sizes, dtype);
   if (shape.rows > 0 && shape.cols > 0) {
-    launch_norm_backward<Backend>(options, given, shape, parameters, wanted, result);
+    launch_norm_backward<Backend>(options, given, shape, parameters, result);
   }
-  if (options.weight) result.weight = convert(op, result.weight, options.weight->scalar_type());
-  if (options.bias) result.bias = convert(op, result.bias, options.bias->scalar_type());
+  const auto to_dtype_of = [&](const std::optional<Tensor>& parameter, auto& grad) {
+    if (grad) grad = convert(op, *grad, norm_parameter_dtype(input, parameter));
+  };
+  to_dtype_of(options.weight, result.weight);
+  to_dtype_of(options.bias, result.bias);
   return result;
 }
 
@@ -322,7 +341,9 @@ struct NormOps {
     const NormGradResult grad = norm_backward<Backend>(
         {op, NormKind::kLayer, normalized_shape, weight, bias},
         {grad_output, {"input", input}, mean, rstd}, wanted);
-    return {grad.input, grad.weight, grad.bias};
+    return {
+        of_input(op, grad.input, input), of_parameter(op, grad.weight, input, weight),
+        of_parameter(op, grad.bias, input, bias)};
   }
 
   static std::tuple<Tensor, Tensor, Tensor> std_norm(
@@ -350,7 +371,9 @@ struct NormOps {
     const NormGradResult grad = norm_backward<Backend>(
         {op, NormKind::kStd, normalized_shape, weight, bias},
         {grad_output, {"input", input}, mean, rstd, std::nullopt, {}, eps}, wanted);
-    return {grad.input, grad.weight, grad.bias};
+    return {
+        of_input(op, grad.input, input), of_parameter(op, grad.weight, input, weight),
+        of_parameter(op, grad.bias, input, bias)};
   }
 
   static std::tuple<Tensor, Tensor> rms_norm(
@@ -378,7 +401,7 @@ struct NormOps {
     const NormGradResult grad = norm_backward<Backend>(
         {op, NormKind::kRms, normalized_shape, weight, std::nullopt, weight_offset},
         {grad_output, {"input", input}, std::nullopt, rstd}, wanted);
-    return {grad.input, grad.weight};
+    return {of_input(op, grad.input, input), of_parameter(op, grad.weight, input, weight)};
   }
 
   static std::tuple<Tensor, Tensor, Tensor, Tensor> add_layer_norm(
@@ -418,7 +441,10 @@ struct NormOps {
          grad_sum,
          branch_dropout(op, p, seed, {"sum", sum})},
         wanted);
-    return in_order_of_inputs(grad, p);
+    const auto [to_input, to_residual] = in_order_of_inputs(grad, p);
+    return {
+        of_input(op, to_input, sum), of_input(op, to_residual, sum),
+        of_parameter(op, grad.weight, sum, weight), of_parameter(op, grad.bias, sum, bias)};
   }
 
   static std::tuple<Tensor, Tensor, Tensor> add_rms_norm(
@@ -458,8 +484,10 @@ struct NormOps {
          grad_sum,
          branch_dropout(op, p, seed, {"sum", sum})},
         wanted);
-    const auto [to_input, to_residual, to_weight, to_bias] = in_order_of_inputs(grad, p);
-    return {to_input, to_residual, to_weight};
+    const auto [to_input, to_residual] = in_order_of_inputs(grad, p);
+    return {
+        of_input(op, to_input, sum), of_input(op, to_residual, sum),
+        of_parameter(op, grad.weight, sum, weight)};
   }
 
  private:
@@ -467,13 +495,22 @@ struct NormOps {
 
   static std::tuple<Tensor, Tensor> output_and_sum(const char* op, const NormResult& result) {
     const Tensor& output = result.output;
-    return {output, result.sum ? *result.sum : empty_result(op, output, output.scalar_type())};
+    return {output, or_empty(op, result.sum, output, output.scalar_type())};
   }
 
-  static std::tuple<Tensor, Tensor, Tensor, Tensor> in_order_of_inputs(
+  // Those of the input and of the residual.
+  static std::pair<MaybeTensor, MaybeTensor> in_order_of_inputs(
       const NormGradResult& grad, double p) {
-    if (p == 0) return {grad.input, grad.branch, grad.weight, grad.bias};
-    return {grad.branch, grad.input, grad.weight, grad.bias};
+    if (p == 0) return {grad.input, grad.branch};
+    return {grad.branch, grad.input};
+  }
+
+  static Tensor of_input(const char* op, const MaybeTensor& grad, const Tensor& input) {
+    return or_empty(op, grad, input, input.scalar_type());
+  }
+  static Tensor of_parameter(
+      const char* op, const MaybeTensor& grad, const Tensor& input, const MaybeTensor& parameter) {
+    return or_empty(op, grad, input, norm_parameter_dtype(input, parameter));
   }
 };
 
