@@ -118,6 +118,46 @@ def test_what_fails_is_named_and_costs_none_of_the_others(measured, cache, comma
     assert {op for op, *_ in table.costs} == {*graphs.SCORES, "softmax", "log_softmax"}
 
 
+def test_threads_that_wait_for_a_core_of_another_programs_are_not_believed(
+    measured, cache, command, monkeypatch
+):
+    measure = tune.measure
+
+    def wait(graph):
+        costs = list(measure(graph))
+        disturbed = graph.threads > 1 and graph.op == "softmax"
+        return [replace(cost, inductor=20.0) for cost in costs] if disturbed else costs
+
+    monkeypatch.setattr(tune, "measure", wait)
+    ended = command("tune", "--threads", "1", "2")
+    assert ended.code == 0 and "for other programs disturbed them: 24 sizes" in ended.out
+    by_threads = {
+        table.machine.threads: {op for op, *_ in table.costs}
+        for file in cache.iterdir()
+        for table in costs.read(file, tuned=True)
+    }
+    assert by_threads[1] - by_threads[2] == {"softmax"}
+
+
+class Waiting:
+    """A clock by which a call takes the given times, one after the other."""
+
+    overhead_ms = 0.0
+
+    def __init__(self, *times):
+        self.times = iter(times)
+
+    def __call__(self, call, repeats):
+        return next(self.times, 1.0)
+
+
+def test_a_time_counts_where_it_was_seen_twice():
+    calls = {"inductor": lambda: None}
+    assert measurement.least_times(calls, Waiting(1, 1, 9, 7, 1.02)) == {"inductor": 1.0}
+    growing = Waiting(*(2.0**exponent for exponent in range(200)))
+    assert measurement.least_times(calls, growing) is None
+
+
 def test_a_folder_that_cannot_be_written_is_named_before_anything_is_measured(
     measured, cache, command, monkeypatch, tmp_path
 ):

@@ -12,7 +12,7 @@ import io
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 
@@ -34,6 +34,8 @@ from fusedops.graph.machine import Machine, count_of, here
 BUDGET = 160
 #: The share of the time after which no more is compiled ahead.
 COMPILING = 0.65
+#: What it may take to wake threads.
+WAKING_MS = 0.1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,11 +68,13 @@ class Measured:
     """What a run has found.
 
     costs: the lines of the table, by what was compiled for them.
+    disturbed: how many sizes other programs kept from being measured.
     late: what there was no time for.
     failed: what could not be compiled or run.
     """
 
     costs: dict[Graph, list[costs.Cost]] = field(default_factory=dict)
+    disturbed: int = 0
     late: list[Graph] = field(default_factory=list)
     failed: list[Graph] = field(default_factory=list)
 
@@ -158,13 +162,33 @@ def _timed(progress: Progress, graphs: Sequence[Graph], deadline: float) -> Meas
             measured.late.append(graph)
             continue
         try:
-            measured.costs[graph] = list(measure(graph))
+            measured.costs[graph] = _plausible(graph, measure(graph), measured)
+            measured.disturbed += len(graph.rows) - len(measured.costs[graph])
         except Exception as error:
             measured.failed.append(graph)
             print(one_line(f"{graph} is left out: {describe(error)}"), file=sys.stderr)
-    if not measured.costs:
-        raise UserError("nothing was measured; the lines above say why")
+    if not any(measured.costs.values()):
+        raise UserError("nothing was measured; other programs disturbed it, or see the lines above")
     return measured
+
+
+def _plausible(graph: Graph, found: Iterable[costs.Cost], measured: Measured) -> list[costs.Cost]:
+    """Without what several threads take far longer for than one does: they have waited for a core
+    that another program had."""
+    single = replace(graph, threads=1, rows=())
+    alone = {
+        (cost.rows, cost.cols): cost
+        for other, those in measured.costs.items()
+        if replace(other, rows=()) == single
+        for cost in those
+    }
+
+    def has_waited(cost: costs.Cost) -> bool:
+        by_one = alone.get((cost.rows, cost.cols), cost)
+        pairs = (cost.inductor, by_one.inductor), (cost.ours, by_one.ours)
+        return any(several > 2 * one + WAKING_MS for several, one in pairs)
+
+    return [cost for cost in found if not has_waited(cost)]
 
 
 def as_csv(measured: Measured, machines: Sequence[Machine]) -> str:
@@ -200,6 +224,11 @@ def _summary(measured: Measured) -> Iterator[str]:
     found = [cost for each in measured.costs.values() for cost in each]
     faster = sum(cost.ours < cost.inductor for cost in found)
     yield f"{len(found)} sizes measured; fusedops is faster than Inductor on {faster} of them"
+    if measured.disturbed:
+        yield (
+            f"left out, for other programs disturbed them: {measured.disturbed} sizes; their "
+            "nearest neighbours count. Run it again when the machine is quiet"
+        )
     if late := measured.late:
         yield (
             f"left out, for the time was up: {len(late)} of {len(late) + len(measured.costs)} "
