@@ -31,6 +31,7 @@ test: .venv/.installed-dev
 test-all: .venv/.installed-dev
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --exhaustive
 	$(BIN)/python -m pytest -m large
+	$(BIN)/python -m tests.environments --workers $(WORKERS)
 	$(MAKE) fuzz
 	$(MAKE) sanitize
 

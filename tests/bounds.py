@@ -95,16 +95,17 @@ def summed(
 ) -> Array:
     """Of the sum of ``terms`` along an axis, which is kept.
 
-    On average a term is in the middle of its lane, and a lane has its share of the sum of
-    magnitudes or, where few terms make up the sum, one of those: ``spread`` is 1 / count of equal
-    terms and 1 of a single large one.
+    The partial sum of k terms in a random order is k times their mean, give or take the square
+    root of k times their mean square. What is typical are the squares of all partial sums, in lanes
+    of ``most`` terms and in the tree over the lanes.
     """
-    count = terms.shape[axis]
-    most, size = additions(count), np.abs(terms).sum(axis, keepdims=True)
-    squares = np.square(terms / np.where(size > 0, size, 1)).sum(axis, keepdims=True)
-    spread = squares + most / count if count else squares
-    typical = np.sqrt((most * np.minimum(spread, 1) + min(most, 6)) / 3)
-    return unit(dtype) * np.stack([most * size, typical * size])
+    count = max(terms.shape[axis], 1)
+    most, size = max(additions(count), 0), np.abs(terms).sum(axis, keepdims=True)
+    total = np.square(terms.sum(axis, keepdims=True))
+    squares = np.square(terms).sum(axis, keepdims=True)
+    in_lanes = total * most**2 / (3 * count) + squares * most / 2
+    in_tree = total * min(most, 2) + squares * min(most, 6)
+    return unit(dtype) * np.stack([most * size, np.sqrt((in_lanes + in_tree) / 3)])
 
 
 class Bounded(NamedTuple):
@@ -114,8 +115,9 @@ class Bounded(NamedTuple):
     error: Array
 
     def rounded_to(self, dtype: torch.dtype) -> Bounded:
-        """The last rounding: half an ulp, on average too, for results may be few and alike."""
-        return Bounded(self.exact, self.error + 0.5 * ulps(self.exact, dtype))
+        """The last rounding: half an ulp, on average too, for results may be few and alike. What
+        is rounded may be as large as the error makes it."""
+        return Bounded(self.exact, self.error + 0.5 * ulps(np.abs(self.exact) + self.error, dtype))
 
     def scaled(self, factor: Values, dtype: torch.dtype) -> Bounded:
         """Times a constant, or what dropout multiplies with, which is rounded too."""
@@ -302,12 +304,13 @@ class Norm(NamedTuple):
 
     @classmethod
     @np.errstate(invalid="ignore", divide="ignore", over="ignore")
-    def of(cls, kind: str, x: Values, eps: float, dtype: torch.dtype) -> Norm:
-        x = exactly(x)
-        columns, shifted = x.shape[-1], 1 if kind == "rms_norm" else 2
-        mean = x.mean(-1, keepdims=True)
-        mean = np.zeros_like(mean) if kind == "rms_norm" else mean
-        centered = x - mean
+    def of(
+        cls, kind: str, x: Values, eps: float, dtype: torch.dtype, error: Array | float = 0.0
+    ) -> Norm:
+        """``error``: absolute, of ``x``."""
+        mean, centered = _centered(exactly(x), kind)
+        columns, shifted = centered.shape[-1], 1 if kind == "rms_norm" else 2
+        error = np.broadcast_to(error, (2, *centered.shape))
         squares = np.square(centered)
         total = squares.sum(-1, keepdims=True)
         scale = _scale(kind, total, columns, eps)
@@ -315,11 +318,13 @@ class Norm(NamedTuple):
         deviation = np.sqrt(total / columns)
         of_squares = shifted * (summed(squares, of_row, dtype) + _of_terms(squares, dtype)) / some
         of_mean = shifted * summed(centered, of_row, dtype) / columns
-        of_mean = (of_mean + rounded(4, deviation, dtype)) * (shifted - 1)
+        of_mean = of_mean + rounded(4, deviation, dtype) + error.mean(-1, keepdims=True)
+        of_mean = of_mean * (shifted - 1)
         of_rstd = of_squares / 2 + rounded(4, np.ones_like(scale), dtype)
+        of_rstd = of_rstd + np.sqrt(np.square(error).mean(-1, keepdims=True)) / scale
         z = centered / scale
         size = np.abs(np.nan_to_num(z))
-        of_z = of_mean / scale + size * of_rstd + rounded(3, size, dtype)
+        of_z = (of_mean + error) / scale + size * of_rstd + rounded(3, size, dtype)
         return cls(mean, scale, z, of_mean, of_rstd, of_z)
 
     def statistics(self, dtype: torch.dtype) -> tuple[Bounded, Bounded]:
@@ -327,6 +332,16 @@ class Norm(NamedTuple):
         compute, rstd = compute_dtype(dtype), 1 / self.scale
         mean = Bounded(self.mean, self.of_mean).rounded_to(compute)
         return mean, Bounded(rstd, rstd * self.of_rstd).rounded_to(compute)
+
+
+def _centered(x: Array, kind: str) -> tuple[Array, Array]:
+    """The mean, and what is left: of the differences from an element, for of values far from zero
+    even 80 bits of a mean leave too few of what lies around it."""
+    if kind == "rms_norm":
+        return np.zeros_like(x[..., :1]), x
+    apart = x - x[..., :1]
+    mean = apart.mean(-1, keepdims=True)
+    return x[..., :1] + mean, apart - mean
 
 
 def _scale(kind: str, squares: Array, columns: int, eps: float) -> Array:
@@ -344,20 +359,22 @@ def norm(
     eps: float = 1e-5,
     dtype: torch.dtype | None = None,
     rounds_normalized: bool = False,
+    error: Array | float = 0.0,
 ) -> Bounded:
     """layer_norm, std_norm or rms_norm over the last dimension: z w + b.
 
-    ``rounds_normalized``: to the input's dtype, before the weight. No bound where 1 / scale
-    overflows what it is kept in.
+    ``rounds_normalized``: to the input's dtype, before the weight. ``error``: of x. There is no
+    bound where 1 / scale overflows what it is kept in.
     """
     dtype = x.dtype if dtype is None else dtype
-    rows, weight, bias = Norm.of(kind, x, eps, dtype), exactly(weight), exactly(bias)
+    rows, weight, bias = Norm.of(kind, x, eps, dtype, error), exactly(weight), exactly(bias)
     weighted = rows.z * weight
     error = np.abs(weight) * rows.of_z + rounded(
         3, np.abs(np.nan_to_num(weighted)) + np.abs(bias), dtype
     )
     if rounds_normalized:
-        error = error + 0.5 * np.abs(weight) * ulps(rows.z, x.dtype)
+        largest = np.abs(rows.z) + rows.of_z
+        error = error + 0.5 * np.abs(weight) * ulps(largest, x.dtype)
     kept = 1 / rows.scale < torch.finfo(compute_dtype(dtype)).max
     error = np.where(kept | np.isnan(rows.scale), error + 4 * smallest(dtype), np.inf)
     return Bounded(weighted + bias, error).rounded_to(dtype)

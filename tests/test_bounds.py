@@ -90,11 +90,11 @@ def results(dtype):
 #: held to one. Scores are themselves rounded, and gradients are sums that cancel.
 PLANTED = {
     "masked_softmax": 24,
-    "softmax_gradient": 8,
-    "log_softmax_gradient": 8,
-    "input_gradient": 32,
-    "weight_gradient": 96,
-    "bias_gradient": 96,
+    "softmax": 12,
+    "softmax_gradient": 6,
+    "input_gradient": 24,
+    "weight_gradient": 24,
+    "bias_gradient": 16,
 }
 OF_OTHERS = 8
 

@@ -146,19 +146,35 @@ def _weight(case: NormCase, given: Arrays) -> np.ndarray:
     return weight + case.weight_offset
 
 
+def _sum_that_is_normalised(
+    case: NormCase, given: Arrays, sum: Bounded
+) -> tuple[torch.Tensor, np.ndarray | float]:
+    """As it was returned; or where it was not, rounded from the exact one, and how far the kernel's
+    may be from that."""
+    if "sum" in given:
+        return tensor(given["sum"], case.dtype), 0.0
+    exact, off = sum.exact, sum.error[0] - 0.5 * bounds.ulps(sum.exact, DTYPES[case.dtype])
+    below, rounded, above = (
+        tensor(encode(exact + side * off, case.dtype), case.dtype) for side in (-1, 0, 1)
+    )
+    return rounded, bounds.exactly(above) - bounds.exactly(below)
+
+
 def _norm_forward(case: NormCase, given: Arrays) -> Wanted:
-    wanted, kind = {}, f"{case.kind}_norm"
+    wanted, kind, off = {}, f"{case.kind}_norm", 0.0
     x = tensor(given["input"], case.dtype)
     if case.adds:
         wanted["sum"] = bounds.added(x, tensor(given["residual"], case.dtype), case.factors())
-        found = given.get("sum")
-        x = tensor(encode(wanted["sum"].exact, case.dtype) if found is None else found, case.dtype)
+        x, off = _sum_that_is_normalised(case, given, wanted["sum"])
     bias = 0.0
     if "bias" in given:
         bias = bounds.exactly(tensor(given["bias"], case.parameter_dtype))[0]
-    rounds = case.rounds_normalized
-    output = bounds.norm(kind, x, _weight(case, given), bias, EPS, rounds_normalized=rounds)
-    mean, rstd = bounds.Norm.of(kind, x, EPS, x.dtype).statistics(x.dtype)
+    output = bounds.norm(
+        *(kind, x, _weight(case, given), bias, EPS),
+        rounds_normalized=case.rounds_normalized,
+        error=off,
+    )
+    mean, rstd = bounds.Norm.of(kind, x, EPS, x.dtype, off).statistics(x.dtype)
     return wanted | {"output": output, "mean": mean, "rstd": rstd}
 
 
