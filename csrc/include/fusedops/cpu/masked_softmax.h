@@ -401,7 +401,7 @@ struct GradRow {
     fold_visible<Out>(
         visible, cols, NoOperand{},
         [&](NoOperand none, int64_t col, auto part, auto seen) FUSEDOPS_LAMBDA {
-          if constexpr (Store::kStreams) {  // as in softmax_backward_rows()
+          if (put.streams) {  // as in softmax_backward_rows()
             prefetch_tile<Cache::kL2>(next_grad + col);
             prefetch_tile<Cache::kL2>(next_probabilities + col);
           }

@@ -235,8 +235,10 @@ FUSEDOPS_NOINLINE void norm_block(
     Tile<float>* block) {
   const BlockStatistics stats =
       statistics_of<kCenters>(args, moments_of_block<kCenters, T>(args, block));
-  if constexpr (kCenters) store(static_cast<float*>(args.mean) + first, stats.mean);
-  store(static_cast<float*>(args.rstd) + first, stats.rstd);
+  if (args.rstd != nullptr) {
+    if constexpr (kCenters) store(static_cast<float*>(args.mean) + first, stats.mean);
+    store(static_cast<float*>(args.rstd) + first, stats.rstd);
+  }
   if constexpr (!kCenters && sizeof(T) == 2) {
     if (args.rounds_normalized) {
       return normalize_block<kCenters, true, T>(stats, weight, bias, args.cols, block);

@@ -210,10 +210,7 @@ struct NormResults {
         result[r] = row[r].grad_input(col, part, factor);
         if constexpr (kMore) result[r] = result[r] + load(more[r] + col, part);
       }
-      for (int r = 0; r < kCount; ++r) {
-        if constexpr (!Store::kStreams) prefetch_tile<Cache::kL2>(to[r] + ahead + col);
-        put(to[r] + col, part, result[r]);
-      }
+      put.rows(to, col, part, result, ahead);
     });
   }
 

@@ -401,6 +401,7 @@ struct NormStatistics<true, T> {
   }
 
   FUSEDOPS_INLINE void keep(const NormForward& args, int64_t row) const {
+    if (args.rstd == nullptr) return;
     static_cast<C*>(args.mean)[row] = mean;
     static_cast<C*>(args.rstd)[row] = rstd;
   }
@@ -437,7 +438,7 @@ struct NormStatistics<false, T> {
   }
 
   FUSEDOPS_INLINE void keep(const NormForward& args, int64_t row) const {
-    static_cast<C*>(args.rstd)[row] = rstd;
+    if (args.rstd != nullptr) static_cast<C*>(args.rstd)[row] = rstd;
   }
   FUSEDOPS_INLINE Tile<C> of_columns(Tile<C> x) const {
     return normalized<false, T>(x, C(0), rstd, remainder);
@@ -457,7 +458,7 @@ struct Norm {
   // Of the first row, whose statistics are known.
   void write_one(const NormStatistics<kCenters, T>& statistics) const {
     const NormStatistics<kCenters, T> stats[] = {statistics};
-    write(0, Rows<T, 1>(args, 0, scratch, Store::kStreams), stats);
+    write(0, Rows<T, 1>(args, 0, scratch, put.streams), stats);
   }
 
   void run(RowRange range) const {
@@ -479,7 +480,7 @@ struct Norm {
 
   template <int kCount>
   FUSEDOPS_INLINE void step(int64_t first) const {
-    const Rows<T, kCount> rows(args, first, scratch, Store::kStreams);
+    const Rows<T, kCount> rows(args, first, scratch, put.streams);
     Statistics stats[kCount];
     Statistics::take(rows, args, stats);
     for (int r = 0; r < kCount; ++r) stats[r].keep(args, first + r);
@@ -489,8 +490,10 @@ struct Norm {
   template <int kCount>
   FUSEDOPS_INLINE void write(
       int64_t first, const Rows<T, kCount>& rows, const Statistics (&stats)[kCount]) const {
-    if (args.bias.data == nullptr) return write_biased<false>(first, rows, stats);
-    write_biased<true>(first, rows, stats);
+    if constexpr (kCenters) {  // rms_norm has no bias
+      if (args.bias.data != nullptr) return write_biased<true>(first, rows, stats);
+    }
+    write_biased<false>(first, rows, stats);
   }
 
   template <bool kBias, int kCount>
@@ -529,10 +532,7 @@ struct Norm {
             result[r] = result[r] * factor;
             if constexpr (kBias) result[r] = result[r] + added;
           }
-          for (int r = 0; r < kCount; ++r) {
-            if constexpr (!Store::kStreams) prefetch_tile<Cache::kL2>(to[r] + ahead + col);
-            put(to[r] + col, part, result[r]);
-          }
+          put.rows(to, col, part, result, ahead);
         });
   }
 };

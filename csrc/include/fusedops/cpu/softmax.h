@@ -230,7 +230,7 @@ FUSEDOPS_INLINE void write_softmax_backward(
     int64_t output_ahead, Store put) {
   for_columns<Out>(cols.end - cols.begin, [=](int64_t offset, auto part) FUSEDOPS_LAMBDA {
     const int64_t col = cols.begin + offset;
-    if constexpr (Store::kStreams) {
+    if (put.streams) {
       prefetch_tile<Cache::kL2>(row.grad + grad_ahead + col);
       prefetch_tile<Cache::kL2>(row.output + output_ahead + col);
     }
