@@ -821,6 +821,34 @@ def test_nan_and_infinite_scores_give_what_eager_gives(rewrite_dynamo, draw, for
     torch.testing.assert_close(ours, eager, rtol=1e-12, atol=0, equal_nan=True)
 
 
+def scores_with_a_bias_of_positions(x, table):
+    """As T5: the heads of the bias are adjacent, and two layers share it."""
+    bias = (2 * table).permute(2, 0, 1).unsqueeze(0)
+    first = (x + bias).softmax(-1)
+    return (first * 3 + bias).softmax(-1)
+
+
+def test_a_bias_whose_rows_lie_apart_is_not_copied_by_the_ops(ops_run):
+    x, table = torch.randn(2, HEADS, LENGTH, LENGTH), torch.randn(LENGTH, LENGTH, HEADS)
+    compiled = torch.compile(scores_with_a_bias_of_positions, backend="fusedops")
+    torch.testing.assert_close(compiled(x, table), scores_with_a_bias_of_positions(x, table))
+    assert ops_run(compiled, x, table) == {"masked_softmax": 2}
+    with torch.profiler.profile() as profile:
+        compiled(x, table)
+    assert "aten::copy_" not in {event.name for event in profile.events()}
+
+
+def test_a_bias_whose_rows_lie_apart_has_eagers_values_and_gradients(rewrite_dynamo):
+    x, table = torch.randn(2, HEADS, LENGTH, LENGTH), torch.randn(LENGTH, LENGTH, HEADS)
+    inputs = (x.requires_grad_(), table.requires_grad_())
+    rewritten = rewrite_dynamo(scores_with_a_bias_of_positions, *inputs)
+    assert len(rewritten.report.replaced) == 2
+    results = [f(*inputs) for f in (rewritten.call, scores_with_a_bias_of_positions)]
+    torch.testing.assert_close(*results)
+    weights = torch.randn_like(results[0])
+    torch.testing.assert_close(*(torch.autograd.grad(r, inputs, weights) for r in results))
+
+
 def test_a_second_run_changes_nothing(rewrite, draw):
     rewritten = rewrite(biased_and_then_filled, *draw())
     code = rewritten.code
