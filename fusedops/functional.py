@@ -1,7 +1,9 @@
 """The ops as functions, named and ordered as in ``torch.nn.functional``.
 
-Every function is differentiable twice, runs under ``torch.compile`` and ``torch.export``, is
-deterministic, and gives a row the same bits whatever the rows beside it.
+Every function is differentiable twice, also under the reverse-mode transforms of ``torch.func``
+(``grad``, ``vjp``, ``jacrev``, and ``vmap`` of them for per-sample gradients), runs under
+``torch.compile`` and ``torch.export``, is deterministic, and gives a row the same bits whatever the
+rows beside it.
 """
 
 from __future__ import annotations

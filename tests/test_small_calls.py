@@ -60,6 +60,16 @@ def test_a_call_without_a_gradient_allocates_its_results_alone(name):
         assert allocations(lambda: function(X.requires_grad_(False))) == results
 
 
+UNEVEN = torch.randn(6, 3, 16)[::2].transpose(0, 1)[..., ::2]
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "std_norm", "rms_norm"])
+def test_a_norm_of_rows_that_lie_unevenly_copies_them_once(name):
+    function, _ = FUNCTIONS[name]
+    with torch.no_grad():
+        assert allocations(lambda: function(UNEVEN)) == 2
+
+
 def ops_run(call):
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         call()

@@ -223,9 +223,14 @@ def cpu_isa() -> str:
     return isa.decode()
 
 
+def _named(op: str) -> str:
+    """The op in a message: one that leaves out results by the name of what it computes."""
+    return f"fusedops::{op.removesuffix('_output')}"
+
+
 def _refuse_cuda(op: str) -> Any:
     def kernel(*args: Any) -> None:
-        raise RuntimeError(f"fusedops::{op} was given a CUDA tensor, but {cuda_status()}")
+        raise RuntimeError(f"{_named(op)} was given a CUDA tensor, but {cuda_status()}")
 
     return kernel
 
@@ -253,15 +258,14 @@ def _refuse(op: str) -> Any:
     names = [
         argument.name for argument in getattr(torch.ops.fusedops, op).default._schema.arguments
     ]
-    function = f"fusedops::{op.removesuffix('_output')}"
 
     def kernel(*args: Any) -> None:
         for name, given in zip(names, args, strict=False):
             problem = _why_not(given)
             if problem is not None:
-                raise RuntimeError(f"{function}: {name} {problem}")
+                raise RuntimeError(f"{_named(op)}: {name} {problem}")
         what = "is empty, wanted at least one" if names[0] == "inputs" else "is None, wanted a"
-        raise RuntimeError(f"{function}: {names[0]} {what} tensor")
+        raise RuntimeError(f"{_named(op)}: {names[0]} {what} tensor")
 
     return kernel
 
