@@ -1,8 +1,9 @@
 # Every target does its own set-up, in .venv.
 #
-#   make demo    a real sentence encoder on the fused kernels
-#   make test    the whole test suite
-#   make test-all  op tests with 1, 2 and 3 threads, large tensors (18 GB), fuzz, sanitize: hours
+#   make demo    a real sentence encoder on the fused kernels, built for this machine alone
+#   make test    the tests: every claim, with pairs of parameters
+#   make test-all  products of parameters, 1, 2 and 3 threads, all schedules of the emulator, large
+#                tensors (18 GB), fuzz, sanitize: hours
 #   make fuzz    properties and random graphs, other ones at every run; FUZZ_SECONDS=120 ends it
 #   make coverage  the share of the branches of fusedops/ that the suite runs
 #   make sanitize  the operators' tests under ASan + UBSan and TSan
