@@ -43,16 +43,26 @@ struct Scaling {
   C high, low, least;
 
   FUSEDOPS_INLINE Scaling(double factor, double sum) : scale(factor / sum) {
-    // The largest exponential is 1: all results vanish.
-    if (scale <= 0x1p-150 / kRaised<C>) scale = 0;
-    const bool is_normal = !(scale < kLeastFloat);
-    high = C(is_normal ? scale : 0);
+    if (__builtin_expect(scale < kAllBitsFit, false)) {
+      high = low = 0;
+      least = least_of_tiny(scale);
+      return;
+    }
+    high = C(scale);
     const double rest = kTwoParts<Out> ? scale - double(high) : 0;
-    const double part = rest == 0 ? scale : rest < 0 ? -rest : rest;
-    const bool is_exact = is_normal && !(part < kLeastFloat);
-    low = C(is_exact ? rest : 0);
-    const double least_factor = kFuses ? scale : part;
-    least = scale == 0 ? C(0) : is_exact ? C(kLeastFloat * 1.0001 / least_factor) : kInfinity<C>;
+    low = C(rest);
+    const double inverse = factor == 1 ? sum : sum / factor;
+    const double size = rest < 0 ? -rest : rest;
+    least = C(kFuses || rest == 0 ? kAlmostLeast * inverse : kAlmostLeast / size);
+  }
+
+ private:
+  // Of a scale from here on all bits fit into normal floats.
+  static constexpr double kAllBitsFit = 0x1p-73, kAlmostLeast = kLeastFloat * 1.0001;
+
+  // The largest exponential is 1: all results vanish, or steps are needed.
+  static FUSEDOPS_NOINLINE C least_of_tiny(double scale) {
+    return scale <= 0x1p-150 / kRaised<C> ? C(0) : kInfinity<C>;
   }
 };
 template <>
@@ -76,6 +86,16 @@ FUSEDOPS_INLINE Tile<C> scaled(Tile<C> e, const Scaling<Out>& by) {
   if constexpr (sizeof(Out) == sizeof(float)) return e * by.high + e * by.low;
   return e * by.high;
 }
+
+// Whether a lane is below `high`.
+FUSEDOPS_INLINE bool any_below(Vec<float> x, float high) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(high), _CMP_LT_OQ) != 0;
+#else
+  return any(x < high);
+#endif
+}
+FUSEDOPS_INLINE bool any_below(Vec<double> x, double high) { return any(x < high); }
 
 // Whether a lane is between 0 and `high`.
 FUSEDOPS_INLINE bool any_between(Tile<float> x, Tile<float> high) {

@@ -21,8 +21,8 @@ constexpr int64_t kShortestSoftmaxChunk = 512;
 // Of what arithmetic is done in.
 constexpr int64_t compute_bytes(DType dtype) { return dtype == DType::kFloat64 ? 8 : 4; }
 
-// Three numbers for each chunk.
-constexpr int64_t kSoftmaxChunkBytes = 3 * sizeof(double);
+// A vector and two numbers for each chunk.
+constexpr int64_t kSoftmaxChunkBytes = 128;
 constexpr int64_t softmax_chunks_bytes(int64_t cols) {
   return (cols / kShortestSoftmaxChunk + 1) * kSoftmaxChunkBytes;
 }

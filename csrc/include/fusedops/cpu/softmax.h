@@ -28,7 +28,8 @@ constexpr int64_t softmax_chunk_count(int64_t cols) {
 // The sum of exp(input - max), and the least of those that are not 0: raised, but for a logarithm.
 template <class C>
 struct SoftmaxChunk {
-  C max, least;
+  Vec<C> least;  // of each lane
+  C max;
   double sum;
 };
 static_assert(sizeof(SoftmaxChunk<double>) <= kSoftmaxChunkBytes);
@@ -60,7 +61,7 @@ FUSEDOPS_INLINE ExpSum<C> no_exp_sum() {
 template <class C>
 FUSEDOPS_INLINE SoftmaxChunk<C> chunk_of(C max, Folded<ExpSum<C>> sums) {
   const Vec<C> least = smaller(sums.even.least, sums.odd.least);
-  return {max, across_lanes<C>(least, Smaller{}), sum_of(sums.even.sum, sums.odd.sum)};
+  return {least, max, sum_of(sums.even.sum, sums.odd.sum)};
 }
 
 // Whether exponentials are kept: in scratch memory, which is padded to whole tiles, or in a row.
@@ -191,7 +192,7 @@ FUSEDOPS_INLINE void write_softmax(
     const SoftmaxChunk<C> chunk = chunks[begin / kSoftmaxChunk<C>];
     const Scaling<Out> by(exp_difference(chunk.max, C(row.max)), row.sum);
     const C shift = shift_of(chunk.max);
-    if (__builtin_expect(chunk.least < by.least, false)) {
+    if (__builtin_expect(any_below(chunk.least, by.least), false)) {
       write_in_steps<In>(output, exponentials, shift, by, RowRange{begin, begin + count});
       continue;
     }

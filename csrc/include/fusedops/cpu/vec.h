@@ -655,12 +655,6 @@ struct Larger {
     return b > a ? b : a;
   }
 };
-struct Smaller {
-  template <class V>
-  FUSEDOPS_INLINE V operator()(V a, V b) const {
-    return b < a ? b : a;
-  }
-};
 
 // The lanes of a vector as doubles, in order.
 template <class C>
