@@ -335,6 +335,7 @@ void CpuBackend::launch(const SoftmaxStatistics& args) const {
   forward.input = args.input;
   forward.output.dtype = is_wide ? DType::kFloat64 : DType::kFloat32;
   forward.cols = args.cols;
+  forward.log = true;  // the sums alone
   const auto take = [&](int64_t row, RowRange cols, void* chunks, void*) {
     kernels.long_softmax(forward, row, cols, chunks, true);
   };

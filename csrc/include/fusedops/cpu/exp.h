@@ -2,8 +2,12 @@
 //
 // x = n ln2 + r with |r| <= ln2 / 2, exp(r) by a polynomial that is exactly 1 at 0, then scaled by
 // 2^n. The polynomials are minimax fits of (exp(r) - 1) / r, highest power first. exp(-inf) is 0
-// and NaN stays NaN. What underflows ends in denormals, correctly rounded where the hardware
-// scales.
+// and NaN stays NaN.
+//
+// A vector with one denormal result costs some hundred cycles on many CPUs, and one that is
+// multiplied by a denormal as many again. So what rounds to 0, as everything that a mask hides
+// does, is 0 without ever being computed, and what is computed of the rest is too large by a power
+// of two until it is divided by its sum (softmax.h): until then nothing is denormal.
 #pragma once
 
 #include "fusedops/cpu/vec.h"
@@ -14,7 +18,8 @@ namespace {
 
 // For results stored as float: 0.7 ulp. ln2 in two parts (Cody and Waite); fit 7.8e-9.
 struct ExpFloat {
-  static constexpr float kLowest = -104.0f;  // exp rounds to 0 below
+  static constexpr float kLowest = -103.972084f;     // exp rounds to 0
+  static constexpr float kLowestNormal = -87.3365f;  // below, exp is denormal
   static constexpr float kLog2E = 1.44269504088896341f;
   static constexpr float kLn2[] = {0.693359375f, -2.12194440e-4f};
   static constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
@@ -37,7 +42,8 @@ struct Exp16Bit : ExpFloat {
 
 // 1.3e-17, under 0.7 ulp.
 struct ExpDouble {
-  static constexpr double kLowest = -746.0;
+  static constexpr double kLowest = -745.133219101942;
+  static constexpr double kLowestNormal = -708.396418532264;
   static constexpr double kLog2E = 1.44269504088896340736;
   static constexpr double kLn2[] = {6.93145751953125e-1, 1.42860682030941723212e-6};
   static constexpr double kRound = 6755399441055744.0;  // 1.5 * 2^52
@@ -68,39 +74,125 @@ struct ExpFor<double> {
   using type = ExpDouble;
 };
 
-// value * 2^n for integral n <= 0 held in a floating-point vector.
+// What is not 0 of exp(x) * 2^kRaise is a normal number.
+template <class C>
+constexpr int kRaise = 32;
+template <>
+constexpr int kRaise<double> = 64;
+template <class C>
+constexpr C kRaised = sizeof(C) == sizeof(double) ? C(0x1p64) : C(0x1p32);
+
+// Of which lanes an exponential is made, and value * 2^(n + kUp) in those, for integral n <= 0 held
+// in a floating-point vector, 0 in the others. The result is normal. `least` becomes the least of
+// it and of what is made.
+//
+// AVX-512 has an instruction that leaves lanes out, to which 2^kUp is given with the value; what
+// the others come to before it is not looked at. Elsewhere n + kUp is put where a float has its
+// exponent, and those lanes are computed at 0.
 #if defined(__AVX512F__)
-FUSEDOPS_INLINE Vec<float> scale_by_power(Vec<float> value, Vec<float> n) {
-  return (Vec<float>)_mm512_scalef_ps((__m512)value, (__m512)n);
+constexpr bool kValueIsRaised = true;
+FUSEDOPS_INLINE __mmask16 lanes_above(Vec<float> x, float lowest) {
+  return _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(lowest), _CMP_NLE_UQ);  // a NaN is
 }
-FUSEDOPS_INLINE Vec<double> scale_by_power(Vec<double> value, Vec<double> n) {
-  return (Vec<double>)_mm512_scalef_pd((__m512d)value, (__m512d)n);
+FUSEDOPS_INLINE __mmask8 lanes_above(Vec<double> x, double lowest) {
+  return _mm512_cmp_pd_mask((__m512d)x, _mm512_set1_pd(lowest), _CMP_NLE_UQ);
+}
+template <class V, class Shown>
+FUSEDOPS_INLINE V to_compute(Shown, V x) {
+  return x;
+}
+template <int kUp>
+FUSEDOPS_INLINE Vec<float> scaled_by_power(
+    __mmask16 shown, Vec<float> value, Vec<float> n, Vec<float>& least) {
+  const __m512 e = _mm512_maskz_scalef_ps(shown, (__m512)value, (__m512)n);
+  least = (Vec<float>)_mm512_mask_min_ps((__m512)least, shown, e, (__m512)least);
+  return (Vec<float>)e;
+}
+template <int kUp>
+FUSEDOPS_INLINE Vec<double> scaled_by_power(
+    __mmask8 shown, Vec<double> value, Vec<double> n, Vec<double>& least) {
+  const __m512d e = _mm512_maskz_scalef_pd(shown, (__m512d)value, (__m512d)n);
+  least = (Vec<double>)_mm512_mask_min_pd((__m512d)least, shown, e, (__m512d)least);
+  return (Vec<double>)e;
 }
 #else
-// In two steps, so that neither factor underflows before the product does.
-FUSEDOPS_INLINE Vec<float> scale_by_power(Vec<float> value, Vec<float> n) {
-  const VecI32 power = __builtin_convertvector(n, VecI32);
-  const VecI32 half = power >> 1;
-  return value * (Vec<float>)((half + 127) << 23) * (Vec<float>)((power - half + 127) << 23);
+constexpr bool kValueIsRaised = false;
+template <class V, class C>
+FUSEDOPS_INLINE auto lanes_above(V x, C lowest) {
+  return ~(x <= lowest);  // a NaN is
 }
-FUSEDOPS_INLINE Vec<double> scale_by_power(Vec<double> value, Vec<double> n) {
-  const VecI64 power = __builtin_convertvector(n, VecI64);
-  const VecI64 half = power >> 1;
-  return value * (Vec<double>)((half + 1023) << 52) * (Vec<double>)((power - half + 1023) << 52);
+template <class V, class Shown>
+FUSEDOPS_INLINE V to_compute(Shown shown, V x) {
+  return shown ? x : V{};
+}
+template <int kUp>
+FUSEDOPS_INLINE Vec<float> scaled_by_power(
+    VecI32 shown, Vec<float> value, Vec<float> n, Vec<float>& least) {
+  const VecI32 power = __builtin_convertvector(n, VecI32) + (127 + kUp);
+  const Vec<float> e = value * (Vec<float>)(power << 23);
+  least = smaller(least, e);  // exp(0) where there is none
+  return shown ? e : Vec<float>{};
+}
+template <int kUp>
+FUSEDOPS_INLINE Vec<double> scaled_by_power(
+    VecI64 shown, Vec<double> value, Vec<double> n, Vec<double>& least) {
+  const VecI64 power = __builtin_convertvector(n, VecI64) + (1023 + kUp);
+  const Vec<double> e = value * (Vec<double>)(power << 52);
+  least = smaller(least, e);
+  return shown ? e : Vec<double>{};
 }
 #endif
 
-// Stored: the type that results computed from this exp are rounded to.
-template <class Stored, class C = Compute<Stored>>
-FUSEDOPS_INLINE Vec<C> exp_nonpositive(Vec<C> x) {
+// exp(x) * 2^kUp, and 0 where x <= lowest. `least` becomes the least of it and of what is not 0.
+template <class Stored, int kUp, class C = Compute<Stored>>
+FUSEDOPS_INLINE Vec<C> exp_above(C lowest, Vec<C> x, Vec<C>& least) {
   using K = typename ExpFor<Stored>::type;
-  x = larger(x, broadcast(K::kLowest));  // NaN stays
+  constexpr C kUnit = kValueIsRaised && kUp != 0 ? kRaised<C> : C(1);
+  const auto shown = lanes_above(x, lowest);
+  x = to_compute(shown, x);
   const Vec<C> n = (x * K::kLog2E + K::kRound) - K::kRound;
   Vec<C> r = x;
   for (const C part : K::kLn2) r -= n * part;
-  Vec<C> p = broadcast(K::kPolynomial[0]);
-  for (int i = 1; i < int(sizeof(K::kPolynomial) / sizeof(C)); ++i) p = p * r + K::kPolynomial[i];
-  return scale_by_power(p * r + C(1), n);
+  Vec<C> p = broadcast(K::kPolynomial[0] * kUnit);
+  for (int i = 1; i < int(sizeof(K::kPolynomial) / sizeof(C)); ++i) {
+    p = p * r + K::kPolynomial[i] * kUnit;
+  }
+  return scaled_by_power<kUp>(shown, p * r + kUnit, n, least);
+}
+
+// exp(x) * 2^kRaise.
+template <class Stored, class C = Compute<Stored>>
+FUSEDOPS_INLINE Vec<C> raised_exp(Vec<C> x, Vec<C>& least) {
+  return exp_above<Stored, kRaise<C>>(ExpFor<Stored>::type::kLowest, x, least);
+}
+
+template <class Stored, class C = Compute<Stored>>
+FUSEDOPS_INLINE Tile<C> raised_exp(Tile<C> x, Vec<C>& least) {
+  const Vec<C> first = raised_exp<Stored>(x.v[0], least);
+  return {{first, raised_exp<Stored>(x.v[1], least)}};
+}
+
+template <class Stored, class C = Compute<Stored>>
+FUSEDOPS_INLINE Tile<C> raised_exp(Tile<C> x) {
+  Vec<C> unused = {};
+  return raised_exp<Stored>(x, unused);
+}
+
+// For a sum of exponentials of which one is 1: exp(x), 0 where it would be denormal.
+template <class Stored, class C = Compute<Stored>>
+FUSEDOPS_INLINE Tile<C> exp_or_zero(Tile<C> x) {
+  Vec<C> unused = {};
+  for (auto& vec : x.v) {
+    vec = exp_above<Stored, 0>(ExpFor<Stored>::type::kLowestNormal, vec, unused);
+  }
+  return x;
+}
+
+// exp(x), denormals included: only where the result is one does an instruction make one.
+template <class Stored, class C = Compute<Stored>>
+FUSEDOPS_INLINE Vec<C> exp_nonpositive(Vec<C> x) {
+  Vec<C> unused = {};
+  return raised_exp<Stored>(x, unused) * (1 / kRaised<C>);
 }
 
 template <class Stored, class C = Compute<Stored>>

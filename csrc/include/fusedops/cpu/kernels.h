@@ -21,9 +21,10 @@ constexpr int64_t kShortestSoftmaxChunk = 512;
 // Of what arithmetic is done in.
 constexpr int64_t compute_bytes(DType dtype) { return dtype == DType::kFloat64 ? 8 : 4; }
 
-// A maximum and a sum for each chunk.
+// A vector and two numbers for each chunk.
+constexpr int64_t kSoftmaxChunkBytes = 128;
 constexpr int64_t softmax_chunks_bytes(int64_t cols) {
-  return (cols / kShortestSoftmaxChunk + 1) * 2 * int64_t(sizeof(double));
+  return (cols / kShortestSoftmaxChunk + 1) * kSoftmaxChunkBytes;
 }
 
 // A row of values, and its chunks.
@@ -99,8 +100,8 @@ constexpr PlaneStrips plane_strips(const SoftmaxPlanesBackward& args) {
 }
 
 // Sums of a group of lanes, in the L1 cache, and, of each chunk of rows and lane of a strip, a
-// maximum and a sum or three factors.
-constexpr int64_t kPlacesBytes = 32768, kLaneNoteBytes = 3 * int64_t(sizeof(double));
+// maximum and a sum or five factors.
+constexpr int64_t kPlacesBytes = 32768, kLaneNoteBytes = 5 * int64_t(sizeof(double));
 constexpr int64_t planes_scratch_bytes(int64_t rows, const PlaneStrips& strips) {
   const int64_t chunks = rows / kShortestSoftmaxChunk + 1;
   return kPlacesBytes + chunks * strips.lanes_each * kLaneNoteBytes;

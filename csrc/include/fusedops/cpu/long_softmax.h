@@ -28,11 +28,11 @@ FUSEDOPS_INLINE void long_softmax_chunks(
   if constexpr (kMayKeep<Log, In, Out>) {
     C* output = start_of<C>(args.output, row);
     if (!streaming) {
-      return softmax_chunks<Keep::kInRow, Out>(input, input + cols.end, output, chunks, cols);
+      return softmax_chunks<Log, Keep::kInRow, Out>(input, input + cols.end, output, chunks, cols);
     }
   }
   C* nowhere = nullptr;
-  softmax_chunks<Keep::kNot, Out>(input, input + cols.end, nowhere, chunks, cols);
+  softmax_chunks<Log, Keep::kNot, Out>(input, input + cols.end, nowhere, chunks, cols);
 }
 
 template <bool Log, class In, class Out, class Store>
@@ -43,7 +43,7 @@ FUSEDOPS_INLINE void write_long_softmax_chunks(
   const In* input = start_of<In>(args.input, row);
   Out* output = start_of<Out>(args.output, row);
   const auto* chunks = static_cast<const SoftmaxChunk<C>*>(chunk_memory);
-  const SoftmaxChunk<double> whole = combine(chunks, softmax_chunk_count<C>(args.cols));
+  const SoftmaxRow whole = combine(chunks, softmax_chunk_count<C>(args.cols));
   if constexpr (Log) {
     return write_log_softmax(output, input, whole, cols, put);
   }
@@ -59,7 +59,7 @@ FUSEDOPS_INLINE void write_long_softmax_chunks(
 template <class In, class C = Compute<In>>
 void keep_softmax_statistics(const SoftmaxStatistics& args, int64_t row, const void* chunk_memory) {
   const auto* chunks = static_cast<const SoftmaxChunk<C>*>(chunk_memory);
-  const SoftmaxChunk<double> whole = combine(chunks, softmax_chunk_count<C>(args.cols));
+  const SoftmaxRow whole = combine(chunks, softmax_chunk_count<C>(args.cols));
   static_cast<C*>(args.max)[row] = C(whole.max);
   static_cast<C*>(args.sum)[row] = C(whole.sum);
 }
@@ -72,10 +72,13 @@ FUSEDOPS_INLINE void apply_softmax_statistics(
   Out* output = start_of<Out>(args.output, row);
   const C shift = shift_of(static_cast<const C*>(args.max)[row]);
   const double sum = static_cast<const C*>(args.sum)[row];
-  for_columns<In>(cols.end - cols.begin, [=](int64_t offset, auto part) FUSEDOPS_LAMBDA {
+  const Scaling<Out> by(1.0, sum * kRaised<C>);
+  for_columns<In>(cols.end - cols.begin, [&](int64_t offset, auto part) FUSEDOPS_LAMBDA {
     const int64_t col = cols.begin + offset;
     const Tile<C> e = ComputedAgain<In, Out>{input}.at(col, part, shift);
-    put(output + col, part, in_order<In, Out>(scaled<Out>(e, 1.0, sum)));
+    const bool by_steps = __builtin_expect(any_between(e, both(by.least)), false);
+    const Tile<C> result = by_steps ? scaled_in_steps(e, by) : scaled(e, by);
+    put(output + col, part, in_order<In, Out>(result));
   });
 }
 

@@ -179,14 +179,15 @@ void hide_columns(C* scratch, C hidden, int64_t visible, int64_t cols) {
 template <class Out, class C>
 FUSEDOPS_NOINLINE SoftmaxChunk<C> exponentials(C* scratch, C max, int64_t cols) {
   const C shift = shift_of(max);
-  const auto sum = fold_columns<C>(
-      columns_computed<C>(cols, padded_cols(cols)), both(C(0)),
-      [&](Tile<C> so_far, int64_t col, auto) FUSEDOPS_LAMBDA {
-        const Tile<C> e = exp_nonpositive<Out>(load(scratch + col) - shift);
+  const int64_t computed = columns_computed<C>(cols, padded_cols(cols));
+  const auto sums = fold_columns<C>(
+      computed, no_exp_sum<C>(), [&](ExpSum<C> so_far, int64_t col, auto) FUSEDOPS_LAMBDA {
+        const Tile<C> e = raised_exp<Out>(load(scratch + col) - shift, so_far.least);
         store(scratch + col, e);
-        return so_far + e;
+        so_far.sum = so_far.sum + e;
+        return so_far;
       });
-  return {max, sum_of(sum.even, sum.odd)};
+  return chunk_of<C>(max, sums, computed);
 }
 
 // --- forward ------------------------------------------------------------------------------------
@@ -239,12 +240,12 @@ struct MaskedRow {
   }
 
   // The row's maximum and sum, once every chunk has its own.
-  FUSEDOPS_INLINE SoftmaxChunk<double> whole() const {
+  FUSEDOPS_INLINE SoftmaxRow whole() const {
     return combine(chunks, softmax_chunk_count<C>(computed));
   }
 
   // Whether the columns that causality hides come out as 0 without being computed.
-  FUSEDOPS_INLINE bool is_rest_zero(SoftmaxChunk<double> whole) const {
+  FUSEDOPS_INLINE bool is_rest_zero(SoftmaxRow whole) const {
     return computed == cols ||
         (hidden < whole.max + ExpFor<C>::type::kLowest && whole.sum == whole.sum);
   }
@@ -329,7 +330,7 @@ struct MaskedSoftmax {
   }
 
   void finish(int64_t index, MaskedRow<In>& row) const {
-    SoftmaxChunk<double> whole = row.whole();
+    SoftmaxRow whole = row.whole();
     if (args.zero_masked_rows && whole.max <= row.hidden) {
       if (is_nothing_visible<Out>(row)) return write(index, row, whole, 0);
       exponentials_of<Out>(&row, 1);
@@ -344,7 +345,7 @@ struct MaskedSoftmax {
 
   // The first `count` columns from scratch, zeros in the others.
   FUSEDOPS_INLINE void write(
-      int64_t index, const MaskedRow<In>& row, SoftmaxChunk<double> whole, int64_t count) const {
+      int64_t index, const MaskedRow<In>& row, SoftmaxRow whole, int64_t count) const {
     if (args.probabilities.data != nullptr) {
       write_to(args.probabilities, index, row, whole, count);
     }
@@ -356,7 +357,7 @@ struct MaskedSoftmax {
   }
 
   FUSEDOPS_INLINE void write_to(
-      const Rows& to, int64_t index, const MaskedRow<In>& row, SoftmaxChunk<double> whole,
+      const Rows& to, int64_t index, const MaskedRow<In>& row, SoftmaxRow whole,
       int64_t count) const {
     Out* output = static_cast<Out*>(to.data) + to.spacing.offset(index);
     write_softmax<In>(

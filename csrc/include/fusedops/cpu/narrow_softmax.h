@@ -43,7 +43,8 @@ template <bool Log, class In, class Out, class C = Compute<In>>
 FUSEDOPS_NOINLINE void softmax_block(Tile<C>* block, int64_t cols) {
   const Tile<C> max = max_of_block(block, cols), shift = shift_of(max);
   const auto sum = sum_of_block<In>(cols, [=](int64_t col) FUSEDOPS_LAMBDA {
-    const Tile<C> e = exp_nonpositive<Out>(block[col] - shift);
+    Vec<C> unused = {};
+    const Tile<C> e = softmax_exp<Log, Out>(block[col] - shift, unused);
     if constexpr (!Log) block[col] = e;
     return e;
   });

@@ -134,10 +134,16 @@ struct OneRow {
 
 // --- sums ---------------------------------------------------------------------------------------
 
+// The root of the least normal number, or a little more.
+template <class C>
+constexpr C kTinyRoot = sizeof(C) == sizeof(double) ? C(0x1p-511) : C(0x1p-63);
+
 // How a pass reads row r: as it is, or by a power of two smaller or larger, so that the square of
-// no finite value overflows, or none that counts underflows.
+// no finite value overflows, or none that counts underflows. Values below `tiny` would have a
+// denormal square, or none.
 template <class T>
 struct AsItIs {
+  static constexpr Compute<T> tiny = kTinyRoot<Compute<T>>;
   template <class Rows, class Part>
   FUSEDOPS_INLINE Tile<Compute<T>> at(const Rows& rows, int r, int64_t col, Part part) const {
     return load(rows.row[r] + col, part);
@@ -145,12 +151,45 @@ struct AsItIs {
 };
 template <class T>
 struct Scaled {
-  Compute<T> factor;
+  Compute<T> factor, tiny = factor < 1 ? kTinyRoot<Compute<T>> : Compute<T>(0);
   template <class Rows, class Part>
   FUSEDOPS_INLINE Tile<Compute<T>> at(const Rows& rows, int r, int64_t col, Part part) const {
     return load(rows.row[r] + col, part) * factor;
   }
 };
+
+// Sums of squares grow without a denormal. A product that is fused into a normal sum is none: they
+// start at the square of `tiny`, which started_at() takes away again. Elsewhere what is below
+// `tiny` counts for nothing.
+#if defined(__FP_FAST_FMAF)
+constexpr bool kKeepsTinySquares = true;
+template <class C>
+FUSEDOPS_INLINE Tile<C> plus_square(Tile<C> sum, Tile<C> x, C) {
+  return sum + x * x;
+}
+template <class C>
+constexpr C start_of_squares(C tiny) {
+  return tiny * tiny;
+}
+#else
+constexpr bool kKeepsTinySquares = false;
+template <class C>
+FUSEDOPS_INLINE Tile<C> plus_square(Tile<C> sum, Tile<C> x, C tiny) {
+  for (auto& vec : x.v) vec = (vec < tiny) & (vec > -tiny) ? Vec<C>{} : vec;
+  return sum + x * x;
+}
+template <class C>
+constexpr C start_of_squares(C) {
+  return 0;
+}
+#endif
+
+// What the starts of the chunks of a row come to.
+template <class T, class C = Compute<T>>
+FUSEDOPS_INLINE Wider<T> started_at(C tiny, int64_t cols) {
+  const int64_t chunks = (cols + kNormChunk<T> - 1) / kNormChunk<T>;
+  return Wider<T>(start_of_squares(tiny)) * (chunks * kTile<T>);
+}
 
 template <class C>
 constexpr C kDown = sizeof(C) == sizeof(double) ? C(0x1p-520) : C(0x1p-80);
@@ -173,13 +212,17 @@ struct SquaresRange {
   }
 };
 
-// Underflow counts only where eps does not cover it, so rows of zeros cost no second pass.
+// Underflow counts only where eps does not cover it, so rows of zeros cost no second pass. Where it
+// does count, squares that count for nothing are 2^-34 of the sum or less.
 template <class T>
 FUSEDOPS_INLINE SquaresRange<Wider<T>> squares_range(const NormForward& args) {
   constexpr bool kIsDouble = sizeof(T) == sizeof(double);
   constexpr double kCovers = kIsDouble ? 0x1p-840 : 0x1p-70;
   const double eps = args.kind == NormKind::kStd ? args.eps * args.eps : args.eps;
-  return {eps >= kCovers ? 0 : kIsDouble ? Wider<T>(0x1p-900) : Wider<T>(0x1p-100)};
+  const Wider<T> lowest = kIsDouble ? Wider<T>(0x1p-900)
+      : kKeepsTinySquares           ? 0x1p-100
+                                    : args.cols * 0x1p-92;
+  return {eps >= kCovers ? 0 : lowest};
 }
 
 // The sum of a row: each chunk's in Compute<T>, the chunks' in Wider<T>.
@@ -224,13 +267,16 @@ FUSEDOPS_INLINE void moments_around(
   for_chunks<T>(cols, [&](int64_t begin, int64_t count) FUSEDOPS_LAMBDA {
     if (begin != 0) rows.make(begin, count);
     Tile<C> deviations[kCount], squares[kCount];
-    for (int r = 0; r < kCount; ++r) deviations[r] = squares[r] = both(C(0));
+    for (int r = 0; r < kCount; ++r) {
+      deviations[r] = both(C(0));
+      squares[r] = both(start_of_squares(source.tiny));
+    }
     for_columns<T>(count, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
       for (int r = 0; r < kCount; ++r) {
         const Tile<C> x = source.at(rows, r, begin + col, part);
         const Tile<C> deviation = filled<T>(x - shift[r], part, C(0));
         deviations[r] = deviations[r] + deviation;
-        squares[r] = squares[r] + deviation * deviation;
+        squares[r] = plus_square(squares[r], deviation, source.tiny);
       }
     });
     for (int r = 0; r < kCount; ++r) {
@@ -241,7 +287,9 @@ FUSEDOPS_INLINE void moments_around(
   Wider<T> total[2 * kCount];
   totals(sums, total);
   for (int r = 0; r < kCount; ++r) {
-    const Wider<T> away = total[2 * r] / cols, squares = total[2 * r + 1] - total[2 * r] * away;
+    const Wider<T> away = total[2 * r] / cols;
+    const Wider<T> around = total[2 * r + 1] - started_at<T>(source.tiny, cols);
+    const Wider<T> squares = around - total[2 * r] * away;
     moments[r] = {shift[r] + away, squares < 0 ? 0 : squares};  // where floats' squares underflow
   }
 }
@@ -305,16 +353,17 @@ FUSEDOPS_INLINE void sums_of_squares(
   for_chunks<T>(cols, [&](int64_t begin, int64_t count) FUSEDOPS_LAMBDA {
     rows.make(begin, count);
     Tile<C> squares[kCount];
-    for (int r = 0; r < kCount; ++r) squares[r] = both(C(0));
+    for (int r = 0; r < kCount; ++r) squares[r] = both(start_of_squares(source.tiny));
     for_columns<T>(count, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
       for (int r = 0; r < kCount; ++r) {
         const Tile<C> x = source.at(rows, r, begin + col, part);  // 0 past the end of the row
-        squares[r] = squares[r] + x * x;
+        squares[r] = plus_square(squares[r], x, source.tiny);
       }
     });
     for (int r = 0; r < kCount; ++r) sums[r].add(squares[r]);
   });
   totals(sums, total);
+  for (auto& squares : total) squares -= started_at<T>(source.tiny, cols);
 }
 
 // Where squares leave their range: once more, of a scaled row.
@@ -367,6 +416,13 @@ FUSEDOPS_INLINE Tile<C> normalized(Tile<C> x, S mean, S rstd, S remainder) {
   return x * rstd + x * remainder;
 }
 
+// A C that every column of a row meets: less than the least normal number is not worth its time.
+template <class C, class Wide>
+FUSEDOPS_INLINE C unless_denormal(Wide value) {
+  constexpr Wide least = Wide(kTinyRoot<C>) * kTinyRoot<C>;
+  return value < least && value > -least ? C(0) : C(value);
+}
+
 template <bool kCenters, class T>
 struct NormStatistics;
 
@@ -397,7 +453,7 @@ struct NormStatistics<true, T> {
   static FUSEDOPS_INLINE NormStatistics of(const NormForward& args, Moments<Wider<T>> moments) {
     const Wider<T> rstd = rstd_of(args, moments.squares);
     const C mean = C(moments.mean);
-    return {mean, C(rstd), C((moments.mean - mean) * rstd)};
+    return {mean, C(rstd), unless_denormal<C>((moments.mean - mean) * rstd)};
   }
 
   FUSEDOPS_INLINE void keep(const NormForward& args, int64_t row) const {

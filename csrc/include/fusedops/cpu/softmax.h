@@ -5,7 +5,7 @@
 // combined at the end. Rows that are all -inf, or hold a NaN or +inf, come out NaN, as in PyTorch.
 #pragma once
 
-#include "fusedops/cpu/exp.h"
+#include "fusedops/cpu/exp_scaling.h"
 #include "fusedops/cpu/kernels.h"
 #include "fusedops/cpu/log.h"
 
@@ -29,11 +29,14 @@ constexpr int64_t softmax_chunk_count(int64_t cols) {
   return (cols + kSoftmaxChunk<C> - 1) / kSoftmaxChunk<C>;
 }
 
+// The sum of exp(input - max), and the least of those that are not 0: raised, but for a logarithm.
 template <class C>
 struct SoftmaxChunk {
+  Vec<C> least;  // of each lane
   C max;
   double sum;
 };
+static_assert(sizeof(SoftmaxChunk<double>) <= kSoftmaxChunkBytes);
 
 // All -inf so far: nothing to subtract, and exp(-inf) = 0 lets a finite chunk stay finite.
 template <class C>
@@ -41,12 +44,37 @@ FUSEDOPS_INLINE C shift_of(C chunk_max) {
   return chunk_max == -kInfinity<C> ? C(0) : chunk_max;
 }
 
+// The exponential of what is to be divided by the sum, or of a logarithm's sum alone.
+template <bool Log, class Out, class C = Compute<Out>>
+FUSEDOPS_INLINE Tile<C> softmax_exp(Tile<C> x, Vec<C>& least) {
+  if constexpr (Log) return exp_or_zero<Out>(x);
+  return raised_exp<Out>(x, least);
+}
+
+template <class C>
+struct ExpSum {
+  Tile<C> sum;
+  Vec<C> least;
+};
+template <class C>
+FUSEDOPS_INLINE ExpSum<C> no_exp_sum() {
+  return {both(C(0)), broadcast(kInfinity<C>)};
+}
+
+// What a chunk comes to.
+template <class In, class C>
+FUSEDOPS_INLINE SoftmaxChunk<C> chunk_of(C max, Folded<ExpSum<C>> sums, int64_t cols) {
+  const Vec<C> least = smaller(sums.even.least, sums.odd.least);
+  const Folded<Tile<C>> sum{sums.even.sum, sums.odd.sum};
+  return {least, max, sum_of_columns<In>(sum, cols)};
+}
+
 // Whether exponentials are kept: in scratch memory, which is padded to whole tiles, or in a row.
 enum class Keep { kNot, kInScratch, kInRow };
 
 // exp(input - max) to `kept`, and their sum. Meanwhile `next`, the chunk that will be read after
 // this one, is on its way from memory.
-template <Keep keep, class Out, class In, class C = Compute<In>>
+template <bool Log, Keep keep, class Out, class In, class C = Compute<In>>
 FUSEDOPS_INLINE SoftmaxChunk<C> softmax_chunk(
     const In* input, const In* next, C* kept, int64_t cols) {
   const auto at = [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
@@ -60,47 +88,56 @@ FUSEDOPS_INLINE SoftmaxChunk<C> softmax_chunk(
       });
   const C chunk_max = max_of(max.even, max.odd);
   const C shift = shift_of(chunk_max);
-  const auto sum = fold_columns<In>(
-      cols, both(C(0)), [&](Tile<C> so_far, int64_t col, auto part) FUSEDOPS_LAMBDA {
+  const auto sums = fold_columns<In>(
+      cols, no_exp_sum<C>(), [&](ExpSum<C> so_far, int64_t col, auto part) FUSEDOPS_LAMBDA {
         prefetch_tile<Cache::kL1>(next + col);
-        const Tile<C> e = exp_nonpositive<Out>(at(col, part) - shift);
+        const Tile<C> e = softmax_exp<Log, Out>(at(col, part) - shift, so_far.least);
         if constexpr (keep == Keep::kInScratch) store(kept + col, e);
         if constexpr (keep == Keep::kInRow) store(kept + col, part, e);
-        return so_far + e;
+        so_far.sum = so_far.sum + e;
+        return so_far;
       });
-  return {chunk_max, sum_of_columns<In>(sum, cols)};
+  return chunk_of<In>(chunk_max, sums, cols);
+}
+
+// Differences of maxima whose exp makes 0 of all that it multiplies.
+template <class C>
+constexpr double kLowestDifference = sizeof(C) == sizeof(double) ? ExpDouble::kLowest : -200;
+
+template <class C>
+FUSEDOPS_INLINE double exp_or_zero(double difference) {
+  const bool vanishes = difference < kLowestDifference<C>;
+  const double e = __builtin_exp(opaque(vanishes ? 0.0 : difference));
+  return vanishes ? 0.0 : e;
 }
 
 // exp(a - b) for a <= b. Most rows are one chunk, where a and b are equal and nothing is computed.
 template <class C>
 FUSEDOPS_INLINE double exp_difference(C a, C b) {
-  return a == b ? 1.0 : __builtin_exp(double(a) - double(b));
+  return a == b ? 1.0 : exp_or_zero<C>(double(a) - double(b));
 }
 
-// The row's maximum, and the sum of exp(input - maximum).
+struct SoftmaxRow {
+  double max, sum;
+};
+
+// The row's maximum, and the sum of exp(input - maximum), raised where the chunks' are.
 template <class C>
-FUSEDOPS_INLINE SoftmaxChunk<double> combine(const SoftmaxChunk<C>* chunks, int64_t count) {
+FUSEDOPS_INLINE SoftmaxRow combine(const SoftmaxChunk<C>* chunks, int64_t count) {
   C max = -kInfinity<C>;
   for (int64_t i = 0; i < count; ++i) max = Larger{}(max, chunks[i].max);
   double sum = 0;
-  for (int64_t i = 0; i < count; ++i) sum += chunks[i].sum * exp_difference(chunks[i].max, max);
+  for (int64_t i = 0; i < count; ++i) {
+    const double to_row = exp_difference(chunks[i].max, max);
+    // Fused, as in softmax_planes.h: the bits are the same.
+    sum = kFuses ? __builtin_fma(chunks[i].sum, to_row, sum) : sum + chunks[i].sum * to_row;
+  }
   return {double(max), sum};
-}
-
-// tile * factor / sum, rounded as seldom as what it is stored as can tell. A float factor comes in
-// two parts; a double one, where speed matters less, is divided by.
-template <class Out, class C>
-FUSEDOPS_INLINE Tile<C> scaled(Tile<C> tile, double factor, double sum) {
-  const double scale = factor / sum;
-  const C high = C(scale);
-  if constexpr (sizeof(Out) == sizeof(double)) return tile * factor / sum;
-  if constexpr (sizeof(Out) == sizeof(float)) return tile * high + tile * C(scale - double(high));
-  return tile * high;
 }
 
 // Columns [begin, end) of a row, begin a multiple of kSoftmaxChunk: the maximum and sum of each
 // chunk. `after`: what will be read once the row is.
-template <Keep keep, class Out, class In, class C>
+template <bool Log, Keep keep, class Out, class In, class C>
 FUSEDOPS_INLINE void softmax_chunks(
     const In* input, const In* after, C* kept, SoftmaxChunk<C>* chunks, RowRange cols) {
   for (int64_t begin = cols.begin; begin < cols.end; begin += kSoftmaxChunk<C>) {
@@ -108,7 +145,7 @@ FUSEDOPS_INLINE void softmax_chunks(
     const int64_t count = last ? cols.end - begin : kSoftmaxChunk<C>;
     const In* next = last ? after : input + begin + count;
     chunks[begin / kSoftmaxChunk<C>] =
-        softmax_chunk<keep, Out>(input + begin, next, kept + begin, count);
+        softmax_chunk<Log, keep, Out>(input + begin, next, kept + begin, count);
   }
 }
 
@@ -135,32 +172,46 @@ struct ComputedAgain {
   const In* input;
   template <class Part>
   FUSEDOPS_INLINE Tile<Compute<In>> at(int64_t col, Part part, Compute<In> shift) const {
-    return exp_nonpositive<Out>(load(input + col, part) - shift);
+    return raised_exp<Out>(load(input + col, part) - shift);
   }
 };
 
+// The columns of a chunk, of which a result may be denormal, or would be on its way.
+template <class In, class Out, class C, class Exponentials>
+FUSEDOPS_NOINLINE void write_in_steps(
+    Out* output, Exponentials exponentials, C shift, Scaling<Out> by, RowRange cols) {
+  for_columns<In>(cols.end - cols.begin, [&](int64_t offset, auto part) {
+    const int64_t col = cols.begin + offset;
+    const Tile<C> e = exponentials.at(col, part, shift);
+    store(output + col, part, in_order<In, Out>(scaled_in_steps(e, by)));
+  });
+}
+
 template <class In, class Out, class C, class Exponentials, class Store>
 FUSEDOPS_INLINE void write_softmax(
-    Out* output, Exponentials exponentials, const SoftmaxChunk<C>* chunks, SoftmaxChunk<double> row,
+    Out* output, Exponentials exponentials, const SoftmaxChunk<C>* chunks, SoftmaxRow row,
     RowRange cols, Store put) {
   for (int64_t begin = cols.begin; begin < cols.end; begin += kSoftmaxChunk<C>) {
-    const int64_t left = cols.end - begin;
+    const bool last = cols.end - begin <= kSoftmaxChunk<C>;
+    const int64_t count = last ? cols.end - begin : kSoftmaxChunk<C>;
     const SoftmaxChunk<C> chunk = chunks[begin / kSoftmaxChunk<C>];
-    const double factor = exp_difference(chunk.max, C(row.max));
+    const Scaling<Out> by(exp_difference(chunk.max, C(row.max)), row.sum);
     const C shift = shift_of(chunk.max);
-    for_columns<In>(
-        left < kSoftmaxChunk<C> ? left : kSoftmaxChunk<C>,
-        [=](int64_t offset, auto part) FUSEDOPS_LAMBDA {
-          const int64_t col = begin + offset;
-          const Tile<C> e = exponentials.at(col, part, shift);
-          put(output + col, part, in_order<In, Out>(scaled<Out>(e, factor, row.sum)));
-        });
+    if (__builtin_expect(any_below(chunk.least, by.least), false)) {
+      write_in_steps<In>(output, exponentials, shift, by, RowRange{begin, begin + count});
+      continue;
+    }
+    for_columns<In>(count, [=](int64_t offset, auto part) FUSEDOPS_LAMBDA {
+      const int64_t col = begin + offset;
+      const Tile<C> e = exponentials.at(col, part, shift);
+      put(output + col, part, in_order<In, Out>(scaled(e, by)));
+    });
   }
 }
 
 template <class Out, class In, class Store, class C = Compute<In>>
 FUSEDOPS_INLINE void write_log_softmax(
-    Out* output, const In* input, SoftmaxChunk<double> row, RowRange cols, Store put) {
+    Out* output, const In* input, SoftmaxRow row, RowRange cols, Store put) {
   const C max = C(row.max), log_sum = C(log_of_sum<Out>(row.sum));
   for_columns<In>(cols.end - cols.begin, [=](int64_t offset, auto part) FUSEDOPS_LAMBDA {
     const int64_t col = cols.begin + offset;
@@ -179,8 +230,8 @@ FUSEDOPS_INLINE void softmax_rows(
     const In* input = start_of<In>(args.input, row);
     Out* output = start_of<Out>(args.output, row);
     constexpr Keep keep = Log ? Keep::kNot : Keep::kInScratch;
-    softmax_chunks<keep, Out>(input, input + args.input.spacing.stride, scratch, chunks, cols);
-    const SoftmaxChunk<double> whole = combine(chunks, softmax_chunk_count<C>(args.cols));
+    softmax_chunks<Log, keep, Out>(input, input + args.input.spacing.stride, scratch, chunks, cols);
+    const SoftmaxRow whole = combine(chunks, softmax_chunk_count<C>(args.cols));
     if constexpr (Log) {
       write_log_softmax(output, input, whole, cols, put);
     } else {

@@ -23,11 +23,6 @@ template <class T>
 constexpr int kPlaneRows = kTile<T> < 16 ? kTile<T> : 16;
 
 template <class C>
-struct WideTile {
-  Wide<C> v[2];
-};
-
-template <class C>
 constexpr int64_t kWideParts = sizeof(WideTile<C>) / kVectorBytes;
 template <class C>
 FUSEDOPS_INLINE Vec<double>& part_of(WideTile<C>& wide, int64_t part) {
@@ -38,29 +33,6 @@ template <class C>
 FUSEDOPS_INLINE const Vec<double>& part_of(const WideTile<C>& wide, int64_t part) {
   constexpr int64_t kEach = kWideParts<C> / 2;
   return wide.v[part / kEach].v[part % kEach];
-}
-
-template <class C>
-FUSEDOPS_INLINE WideTile<C> widened(Tile<C> tile) {
-  return {{widened(tile.v[0]), widened(tile.v[1])}};
-}
-template <class C>
-FUSEDOPS_INLINE Tile<C> narrowed(WideTile<C> wide) {
-  return {{narrowed(wide.v[0]), narrowed(wide.v[1])}};
-}
-
-template <class C, class Body>
-FUSEDOPS_INLINE WideTile<C> each(WideTile<C> a, WideTile<C> b, Body body) {
-  for (int half = 0; half < 2; ++half) {
-    for (int i = 0; i < int(sizeof(a.v[half]) / kVectorBytes); ++i) {
-      a.v[half].v[i] = body(a.v[half].v[i], b.v[half].v[i]);
-    }
-  }
-  return a;
-}
-template <class C>
-FUSEDOPS_INLINE WideTile<C> operator+(WideTile<C> a, WideTile<C> b) {
-  return each(a, b, Add{});
 }
 
 // --- places -------------------------------------------------------------------------------------
@@ -280,14 +252,16 @@ struct Strip {
 template <class C>
 struct LaneSums {
   Tile<C> max;
-  WideTile<C> sum;  // of exp(input - max)
+  WideTile<C> sum;  // of exp(input - max), raised but for a logarithm
 };
 
-// What writes its results: exp(input - shift) is multiplied by high + low or, where C is double, by
-// high, and divided by low. Of a logarithm, high is subtracted.
+// What writes its results, as Scaling does: raised exp(input - shift) is multiplied by high + low
+// or, where C is double, by high, and divided by low; in steps where it is between 0 and least,
+// which take all of the scale. Of a logarithm, high is subtracted.
 template <class C>
 struct LaneFactors {
-  Tile<C> shift, high, low;
+  Tile<C> shift, high, low, least;
+  WideTile<C> scale;
 };
 
 template <class C>
@@ -341,7 +315,7 @@ FUSEDOPS_NOINLINE void take_max(
       });
 }
 
-template <class Out, class In, class C = Compute<In>>
+template <bool Log, class Out, class In, class C = Compute<In>>
 FUSEDOPS_NOINLINE void sum_chunk(
     Strip<const In> input, RowRange rows, Group<In> group, PlaneScratch<In> scratch) {
   const auto sums_of = [&](int64_t col) -> LaneSums<C>& {
@@ -350,7 +324,8 @@ FUSEDOPS_NOINLINE void sum_chunk(
   const In* const from = input.data + group.lanes.begin;
   group.add(rows, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
     return [=, shift = shift_of(sums_of(col).max)](int64_t row) FUSEDOPS_LAMBDA {
-      return exp_nonpositive<Out>(load(from + row * input.row_stride + col, part) - shift);
+      Vec<C> unused = {};
+      return softmax_exp<Log, Out>(load(from + row * input.row_stride + col, part) - shift, unused);
     };
   });
   for (int64_t col = 0; col < group.size(); col += kTile<In>) {
@@ -373,20 +348,56 @@ WideTile<C> exp_difference(Tile<C> a, Tile<C> b) {
   return result;
 }
 
-// `factor`: of a chunk, to the maximum of all. In the words of scaled().
+// As Scaling<float> has them, or that of a type of 16 bits.
+template <class Out>
+FUSEDOPS_INLINE LaneFactors<float> scale_factors(Tile<float> shift, WideTile<float> scale) {
+  const auto zero = widened(both(0.0f));
+  scale = each(scale, zero, [](auto all, auto none) {
+    return all <= 0x1p-150 / kRaised<float> ? none : all;
+  });
+  const auto unless_denormal = [](auto size, auto value) {
+    return size < kLeastFloat ? Vec<double>{} : value;
+  };
+  const Tile<float> high = narrowed(each(scale, scale, unless_denormal));
+  const auto rest = each(scale, widened(high), [](auto all, auto part) {
+    return kTwoParts<Out> ? all - part : Vec<double>{};
+  });
+  const auto part = each(scale, rest, [](auto all, auto rest) {
+    return rest == 0 ? all : rest < 0 ? -rest : rest;
+  });
+  const auto least = each(scale, part, [](auto all, auto part) {
+    const Vec<double> exact = kLeastFloat * 1.0001 / (kFuses ? all : part);
+    const Vec<double> some = part < kLeastFloat ? broadcast(kInfinity<double>) : exact;
+    return all == 0 ? Vec<double>{} : some;
+  });
+  return {shift, high, narrowed(each(part, rest, unless_denormal)), narrowed(least), scale};
+}
+
+// As Scaling<double> has them.
+FUSEDOPS_INLINE LaneFactors<double> scale_factors(
+    Tile<double> shift, Tile<double> factor, Tile<double> sum) {
+  LaneFactors<double> result{shift, factor, sum, {}, {}};
+  for (int half = 0; half < 2; ++half) {
+    for (int lane = 0; lane < kLanes<double>; ++lane) {
+      const Scaling<double> by(factor.v[half][lane], sum.v[half][lane]);
+      result.least.v[half][lane] = by.least;
+    }
+  }
+  return result;
+}
+
+// `factor`: of a chunk, to the maximum of all.
 template <bool Log, class Out, class C>
 FUSEDOPS_INLINE LaneFactors<C> factors_of(
     Tile<C> chunk_max, WideTile<C> factor, const LaneSums<C>& whole) {
   if constexpr (Log) {
     const auto log = [](Vec<double> sum, Vec<double>) { return log_of_sum<Out>(sum); };
-    return {whole.max, narrowed(each(whole.sum, whole.sum, log)), {}};
+    return {whole.max, narrowed(each(whole.sum, whole.sum, log)), {}, {}, {}};
   } else if constexpr (sizeof(Out) == sizeof(double)) {
-    return {shift_of(chunk_max), narrowed(factor), narrowed(whole.sum)};
+    return scale_factors(shift_of(chunk_max), narrowed(factor), narrowed(whole.sum));
   } else {
     const auto scale = each(factor, whole.sum, [](auto a, auto b) { return a / b; });
-    const Tile<C> high = narrowed(scale);
-    const auto low = each(scale, widened(high), [](auto a, auto b) { return a - b; });
-    return {shift_of(chunk_max), high, narrowed(low)};
+    return scale_factors<Out>(shift_of(chunk_max), scale);
   }
 }
 
@@ -414,9 +425,23 @@ FUSEDOPS_NOINLINE void make_factors(PlaneScratch<In> scratch, int64_t rows, int6
   }
 }
 
-// exp(x - shift), by the factors of its lanes.
+template <class Out>
+FUSEDOPS_NOINLINE Tile<float> scaled_in_steps(Tile<float> e, const LaneFactors<float>& lanes) {
+  const auto raised = widened(both(kRaised<float>));
+  const auto scale = each(lanes.scale, raised, [](auto a, auto b) { return a * b; });
+  return {{scaled_in_steps<Out>(e.v[0], scale.v[0]), scaled_in_steps<Out>(e.v[1], scale.v[1])}};
+}
+template <class Out>
+FUSEDOPS_NOINLINE Tile<double> scaled_in_steps(Tile<double> e, const LaneFactors<double>& lanes) {
+  return {
+      {scaled_in_steps<Out>(e.v[0], lanes.high.v[0], lanes.low.v[0]),
+       scaled_in_steps<Out>(e.v[1], lanes.high.v[1], lanes.low.v[1])}};
+}
+
+// Raised exponentials by the factors of their lanes.
 template <class Out, class C>
 FUSEDOPS_INLINE Tile<C> scaled(Tile<C> e, const LaneFactors<C>& lanes) {
+  if (__builtin_expect(any_between(e, lanes.least), false)) return scaled_in_steps<Out>(e, lanes);
   if constexpr (sizeof(Out) == sizeof(double)) {
     const Tile<C> product = e * lanes.high;
     return {{product.v[0] / lanes.low.v[0], product.v[1] / lanes.low.v[1]}};
@@ -431,7 +456,7 @@ template <bool Log, class Out, class C>
 FUSEDOPS_INLINE Tile<C> normalized(Tile<C> x, const LaneFactors<C>& lanes) {
   const Tile<C> shifted = x - lanes.shift;
   if constexpr (Log) return shifted - lanes.high;
-  return scaled<Out>(exp_nonpositive<Out>(shifted), lanes);
+  return scaled<Out>(raised_exp<Out>(shifted), lanes);
 }
 
 template <bool Log, class In, class Out, class Store, class C = Compute<In>>
@@ -444,7 +469,7 @@ FUSEDOPS_INLINE void softmax_strip(
   for_groups<In>(scratch.places, longest, cols, [&](Group<In> group) {
     for_row_chunks(rows, kChunk, [&](RowRange chunk) {
       take_max(input, chunk, group, scratch);
-      sum_chunk<Out>(input, chunk, group, scratch);
+      sum_chunk<Log, Out>(input, chunk, group, scratch);
     });
   });
   for (int64_t lane = 0; lane < cols; lane += kTile<In>) {

@@ -87,18 +87,32 @@ FUSEDOPS_INLINE Vec<C> broadcast(C value) {
   return Vec<C>{} + value;
 }
 
-// b > a ? b : a, which is what the instruction computes: a where either is NaN. GCC finds the
-// instruction only under -ffast-math.
+// b > a ? b : a and b < a ? b : a, which is what the instructions compute: a where either is NaN.
+// GCC finds them only under -ffast-math.
 FUSEDOPS_INLINE Vec<float> larger(Vec<float> a, Vec<float> b) {
 #if defined(__AVX512F__)
   return (Vec<float>)_mm512_max_ps((__m512)b, (__m512)a);
 #elif defined(__AVX2__)
   return (Vec<float>)_mm256_max_ps((__m256)b, (__m256)a);
+#elif defined(__SSE2__)
+  return (Vec<float>)_mm_max_ps((__m128)b, (__m128)a);
 #else
   return b > a ? b : a;
 #endif
 }
 FUSEDOPS_INLINE Vec<double> larger(Vec<double> a, Vec<double> b) { return b > a ? b : a; }
+FUSEDOPS_INLINE Vec<float> smaller(Vec<float> a, Vec<float> b) {
+#if defined(__AVX512F__)
+  return (Vec<float>)_mm512_min_ps((__m512)b, (__m512)a);
+#elif defined(__AVX2__)
+  return (Vec<float>)_mm256_min_ps((__m256)b, (__m256)a);
+#elif defined(__SSE2__)
+  return (Vec<float>)_mm_min_ps((__m128)b, (__m128)a);
+#else
+  return b < a ? b : a;
+#endif
+}
+FUSEDOPS_INLINE Vec<double> smaller(Vec<double> a, Vec<double> b) { return b < a ? b : a; }
 
 // --- tiles --------------------------------------------------------------------------------------
 
@@ -113,18 +127,22 @@ struct Tile {
 template <class T>
 constexpr int kTile = 2 * kLanes<Compute<T>>;
 
+// A value of which the compiler knows nothing: it takes what it is made of as it is written.
+template <class V>
+FUSEDOPS_INLINE V opaque(V value) {
+#if defined(__x86_64__)
+  asm("" : "+x"(value));
+#elif defined(__aarch64__)
+  asm("" : "+w"(value));
+#endif
+  return value;
+}
+
 // A product, by itself. The compiler would fuse it into a sum behind it where both stand in
 // one loop, and not where they are apart: the bits of a result would depend on which.
 template <class C>
 FUSEDOPS_INLINE Tile<C> unfused(Tile<C> product) {
-  for (auto& vec : product.v) {
-#if defined(__x86_64__)
-    asm("" : "+x"(vec));
-#elif defined(__aarch64__)
-    asm("" : "+w"(vec));
-#endif
-  }
-  return product;
+  return {{opaque(product.v[0]), opaque(product.v[1])}};
 }
 
 template <class T>
@@ -242,11 +260,21 @@ FUSEDOPS_INLINE VecU32 rounded_to_bfloat16(Vec<float> value) {
 #endif
 }
 
+// Floats of which none is so small that a float16 would hold 0 in its place, but for zeros: those
+// keep the sign. The instruction that narrows would report an underflow.
+FUSEDOPS_INLINE Vec<float> zero_if_half_is(Vec<float> value) {
+  constexpr int32_t kMagnitude = 0x7fffffff, kHalfOfLeast = 0x33000000;  // 2^-25
+  const VecI32 bits = (VecI32)value;
+  const VecI32 zero = bits & ~kMagnitude;
+  return (Vec<float>)((bits & kMagnitude) <= kHalfOfLeast ? zero : bits);
+}
+
 #if defined(__AVX512F__)
 FUSEDOPS_INLINE Vec<float> widen_half(VecU16 bits) {
   return (Vec<float>)_mm512_cvtph_ps((__m256i)bits);
 }
 FUSEDOPS_INLINE VecU16 narrow_half(Vec<float> value) {
+  value = zero_if_half_is(value);
   return (VecU16)_mm512_cvtps_ph((__m512)value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 #elif defined(__F16C__)
@@ -254,6 +282,7 @@ FUSEDOPS_INLINE Vec<float> widen_half(VecU16 bits) {
   return (Vec<float>)_mm256_cvtph_ps((__m128i)bits);
 }
 FUSEDOPS_INLINE VecU16 narrow_half(Vec<float> value) {
+  value = zero_if_half_is(value);
   return (VecU16)_mm256_cvtps_ph((__m256)value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 #else
@@ -302,9 +331,18 @@ FUSEDOPS_INLINE Tile<C> packed(Tile<C> tile, const C*) {
 FUSEDOPS_INLINE VecU32 packed(Tile<float> tile, const BFloat16*) {
   return (rounded_to_bfloat16(tile.v[0]) >> 16) | (rounded_to_bfloat16(tile.v[1]) & 0xffff0000u);
 }
+// Through memory the two would be read before they are written: the load waits.
 FUSEDOPS_INLINE VecU32 packed(Tile<float> tile, const Half*) {
-  const VecU16 halves[] = {narrow_half(tile.v[0]), narrow_half(tile.v[1])};
+  const VecU16 first = narrow_half(tile.v[0]), second = narrow_half(tile.v[1]);
+#if defined(__AVX512F__)
+  return (VecU32)_mm512_inserti64x4(_mm512_castsi256_si512((__m256i)first), (__m256i)second, 1);
+#elif defined(__AVX2__)
+  return (VecU32)_mm256_inserti128_si256(
+      _mm256_castsi128_si256((__m128i)first), (__m128i)second, 1);
+#else
+  const VecU16 halves[] = {first, second};
   return read<VecU32>(halves);
+#endif
 }
 
 template <class V>
@@ -728,6 +766,34 @@ FUSEDOPS_INLINE Vec<float> narrowed(Wide<float> value) {
 #endif
 }
 FUSEDOPS_INLINE Vec<double> narrowed(Wide<double> value) { return value.v[0]; }
+
+template <class C>
+struct WideTile {
+  Wide<C> v[2];
+};
+
+template <class C>
+FUSEDOPS_INLINE WideTile<C> widened(Tile<C> tile) {
+  return {{widened(tile.v[0]), widened(tile.v[1])}};
+}
+template <class C>
+FUSEDOPS_INLINE Tile<C> narrowed(WideTile<C> wide) {
+  return {{narrowed(wide.v[0]), narrowed(wide.v[1])}};
+}
+
+template <class C, class Body>
+FUSEDOPS_INLINE WideTile<C> each(WideTile<C> a, WideTile<C> b, Body body) {
+  for (int half = 0; half < 2; ++half) {
+    for (int i = 0; i < int(sizeof(a.v[half]) / kVectorBytes); ++i) {
+      a.v[half].v[i] = body(a.v[half].v[i], b.v[half].v[i]);
+    }
+  }
+  return a;
+}
+template <class C>
+FUSEDOPS_INLINE WideTile<C> operator+(WideTile<C> a, WideTile<C> b) {
+  return each(a, b, Add{});
+}
 
 FUSEDOPS_INLINE Vec<double> widened_sum(Vec<float> value) {
   const Wide<float> wide = widened(value);
