@@ -37,6 +37,12 @@ def cache(monkeypatch, tmp_path):
 
 
 @pytest.fixture
+def unsteady(monkeypatch):
+    """Every time is believed: tests run beside each other."""
+    monkeypatch.setattr(measurement, "STEADY", 1.0)
+
+
+@pytest.fixture
 def measured(monkeypatch, cache):
     """measured(ours): each graph takes Inductor 2 ms and us so long, and nothing is compiled."""
 
@@ -51,7 +57,7 @@ def measured(monkeypatch, cache):
     return pretend
 
 
-def test_a_table_is_measured_and_counts_at_once(monkeypatch, cache, command):
+def test_a_table_is_measured_and_counts_at_once(monkeypatch, cache, unsteady, command):
     trained = replace(SOFTMAX, op="add_layer_norm", mode="training", dtype=torch.bfloat16)
     monkeypatch.setattr(tune, "all_graphs", lambda device, threads: [SOFTMAX, trained])
     monkeypatch.setattr(tune, "compile_ahead", lambda graphs, deadline: iter(()))
@@ -235,7 +241,7 @@ def test_a_gpu_has_code_for_each_number_of_rows():
     assert all(len(graph.rows) == 1 for graph in graphs.all_graphs("cuda:0", [1]))
 
 
-def test_one_code_serves_every_number_of_rows():
+def test_one_code_serves_every_number_of_rows(unsteady):
     op = "masked_softmax[additive]"
     graph = Graph(op, "training", torch.float32, (64, 256), 32, "cpu", threads=1)
     found = list(measurement.measure(graph))  # raises where anything is compiled again
