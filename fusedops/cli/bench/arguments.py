@@ -136,7 +136,6 @@ def _check_operator_options(args: argparse.Namespace) -> None:
     sizes = {"--batch": args.batch, "--length": args.length, "--width": args.width}
     _refuse(sizes, "only with --models; the sizes of operators are those of --shape")
     _refuse({"--resume": args.resume}, "only with --models")
-    args.threads = args.threads or 1
     if args.policy:
         chosen = {"--op": args.op, "--pass": args.directions, "--dtype": args.dtype}
         chosen |= {"--shape": args.shape, "--memory": args.memory, "--plot": args.plot}
