@@ -31,7 +31,7 @@ SENTENCES = [
     "Please water the tomatoes while we are away and take what is ripe.",
 ]
 
-PASSAGES = 168
+PASSAGES = 104
 
 
 def texts() -> list[str]:

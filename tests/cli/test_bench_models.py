@@ -9,7 +9,6 @@ import math
 import subprocess
 import sys
 from dataclasses import fields, replace
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -133,13 +132,16 @@ def test_a_resumed_run_keeps_what_its_file_has_and_measures_the_rest(tmp_path, m
     command = f"--models nanogpt gpt2 --quick --pass forward --resume --csv {file}"
     args = parsed(command)
     bench.check_options(args)
-    finished = step_time(chosen(["nanogpt"], "forward")[0], batch=1, length=512, width=768)
-    report.write_csv(report.to_frame([replace(finished, openvino_ms=math.nan)]), file)
+    finished, other = (
+        step_time(this, batch=1, length=512, width=768, openvino_ms=math.nan)
+        for this in chosen(["nanogpt", "by_hand"], "forward")
+    )
+    report.write_csv(report.to_frame([other, finished]), file)
     monkeypatch.setattr(bench, "time_step", lambda this, say, quick: step_time(this, speedup=2.0))
-    save = partial(bench._save, file)
-    rows, left_out = bench.measure_each(*bench.step_times(args), save)
+    rows, left_out = bench.measure_each(*bench.step_times(args))
     assert [(row.model, row.speedup) for row in rows] == [("nanogpt", 1.5), ("gpt2", 2.0)]
-    assert [row.model for row in report.read_steps(file)] == ["nanogpt", "gpt2"] and not left_out
+    written = [row.model for row in report.read_steps(file)]
+    assert written == ["by_hand", "nanogpt", "gpt2"] and not left_out
 
 
 def test_a_file_of_something_else_is_not_resumed(tmp_path):
@@ -149,17 +151,20 @@ def test_a_file_of_something_else_is_not_resumed(tmp_path):
         report.read_steps(file)
 
 
-def test_what_is_measured_outlives_an_interruption(tmp_path):
+def test_what_is_measured_outlives_an_interruption(tmp_path, monkeypatch):
     file = tmp_path / "cells.csv"
+    args = parsed(f"--models nanogpt by_hand --quick --pass forward --csv {file}")
+    bench.check_options(args)
 
-    def measure(case, say):
-        if case == "second":
+    def time_step(this, say, quick):
+        if this.model == "by_hand":
             raise KeyboardInterrupt
-        return [step_time()]
+        return step_time(this)
 
+    monkeypatch.setattr(bench, "time_step", time_step)
     with pytest.raises(KeyboardInterrupt):
-        bench.measure_each(["first", "second"], measure, partial(bench._save, file))
-    assert len(report.read_steps(file)) == 1
+        bench.measure_each(*bench.step_times(args))
+    assert [row.model for row in report.read_steps(file)] == ["nanogpt"]
 
 
 def test_a_cell_slower_than_inductor_by_more_than_2_percent_is_marked(capsys):

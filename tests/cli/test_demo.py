@@ -142,7 +142,7 @@ def test_the_encoder_comes_out_of_an_installed_package():
     assert encoder.config._attn_implementation == "eager" and not encoder.training
     texts, tokens = batch["input_ids"].shape
     lengths = batch["attention_mask"].sum(dim=-1)
-    assert texts == len(demo.texts()) >= 150
+    assert texts == len(demo.texts()) >= 128
     assert lengths.max() == tokens > 3 * lengths.min()  # of varied length, and so padded
 
 

@@ -12,9 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any, TypeVar
 
 import pandas as pd
@@ -135,25 +133,19 @@ def run(args: argparse.Namespace) -> int:
     work, show = _plan(args)
     if args.device.type == "cpu" and not args.memory:
         keep_freed_memory()
-    if args.models is None:
-        torch.set_num_threads(args.threads)
+    if args.models is None:  # each of whose steps says on how many it runs
+        torch.set_num_threads(args.threads or 1)
     console = Console(width=None if sys.stdout.isatty() else 140)
     console.print(f"{describe_machine()}, device {args.device}", highlight=False)
-    save = partial(_save, args.csv) if args.csv else None
-    rows, left_out = measure_each(*work, save)
+    rows, left_out = measure_each(*work)
     frame = to_frame(rows)
     # Files first: whoever reads the output may stop reading.
-    if args.csv:
+    if args.csv and args.models is None:  # whole models are written as they come
         write_csv(frame, args.csv)
     if args.plot:
         write_plots(frame, args.plot)
     show(frame, console)
     return 1 if left_out else 0
-
-
-def _save(file: Path, rows: Iterable[Row]) -> None:
-    """After each case: what is measured already outlives an interruption."""
-    write_csv(to_frame(rows), file)
 
 
 Say = Callable[[str], None]
@@ -248,10 +240,15 @@ def step_times(args: argparse.Namespace) -> Work:
         args.quick,
     )
     require_packages(steps)
-    finished = read_steps(args.csv) if args.resume else []
+    rows = read_steps(args.csv) if args.resume else []
 
     def time(step: Step, say: Say) -> list[StepTime]:
-        return [row for row in finished if row.is_of(step)] or [time_step(step, say, args.quick)]
+        if kept := [row for row in rows if row.is_of(step)]:
+            return kept
+        rows.append(time_step(step, say, args.quick))
+        if args.csv:  # after each step: what is measured outlives an interruption
+            write_csv(to_frame(rows), args.csv)
+        return rows[-1:]
 
     return check_steps(steps), time
 
@@ -278,14 +275,11 @@ def require_packages(steps: list[Step]) -> None:
 
 
 def measure_each(
-    cases: Sequence[Any],
-    measure: Callable[[Any, Say], Iterable[Row]],
-    save: Callable[[list[Row]], None] | None = None,
+    cases: Sequence[Any], measure: Callable[[Any, Say], Iterable[Row]]
 ) -> tuple[list[Row], int]:
     """What `measure` gives, case by case, and how many had to be left out.
 
-    One that fails is named on standard error, and costs none of the others. `save` is given all
-    that is there after each case.
+    One that fails is named on standard error, and costs none of the others.
     """
     rows: list[Row] = []
     left_out = 0
@@ -295,8 +289,6 @@ def measure_each(
         except Exception as error:
             left_out += 1
             print(one_line(f"{case} is left out: {describe(error)}"), file=sys.stderr)
-        if save and rows:
-            save(rows)
     if not rows:
         raise UserError("nothing was measured; the lines above say why")
     return rows, left_out

@@ -132,7 +132,6 @@ def _check_operator_options(args: argparse.Namespace) -> None:
     sizes = {"--batch": args.batch, "--length": args.length, "--width": args.width}
     _refuse(sizes, "only with --models; the sizes of operators are those of --shape")
     _refuse({"--resume": args.resume}, "only with --models")
-    args.threads = args.threads or 1
     if args.memory:
         _refuse({"--plot": args.plot}, "draws times; with --memory there are tables and --csv")
 
@@ -144,7 +143,6 @@ def _check_host_options(args: argparse.Namespace) -> None:
     chosen |= {"--batch": args.batch, "--length": args.length, "--width": args.width}
     chosen |= {"--resume": args.resume}
     _refuse(chosen, "not with --host, which measures a set of its own")
-    args.threads = args.threads or 1
     if args.device.type != "cpu":
         raise UsageError(f"--device: got {args.device}; --host measures on the CPU alone")
 
