@@ -32,6 +32,7 @@ FILES = [
     "test_nan_payloads.py",
     "test_ops_layout.py",
     "test_ops_determinism.py",
+    "test_cpu_denormals.py",
 ]
 
 
