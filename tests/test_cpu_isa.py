@@ -17,7 +17,8 @@ SAMPLED = [
     path
     for path in environments.TESTS
     if any(
-        name in path for name in ("softmax", "norm", "bounds", "nan_payloads", "layout", "narrow")
+        name in path
+        for name in ("softmax", "norm", "bounds", "nan_payloads", "denormals", "layout", "narrow")
     )
 ]
 

@@ -72,6 +72,9 @@ def test_an_operator_is_chosen_with_all_its_variants_or_by_one():
     assert {this.op for this in chosen("--op masked_softmax softmax_dropout")} == {
         "masked_softmax[additive]",
         "masked_softmax[padding]",
+        "masked_softmax[tenth hidden]",
+        "masked_softmax[half hidden]",
+        "masked_softmax[half padded]",
         "masked_softmax[causal]",
         "masked_softmax[causal+bias]",
         "softmax_dropout[causal]",

@@ -34,6 +34,21 @@ def _visible_keys(case: Case) -> Tensor:
     return (torch.arange(keys, device=case.device) < lengths[:, None])[:, None, None, :]
 
 
+def _visible_at_random(case: Case, hidden: float) -> Tensor:
+    """Bool [batch, 1, queries, keys]: so large a share of the keys is hidden, each by itself."""
+    batch, _, queries, keys = case.shape
+    generator = torch.Generator(case.device).manual_seed(3)
+    visible = torch.rand(batch, 1, queries, keys, generator=generator, device=case.device) >= hidden
+    visible[..., 0] = True
+    return visible
+
+
+def _padded(case: Case, hidden: float) -> Tensor:
+    """Bool [1, 1, 1, keys]: so large a share of the keys is hidden, the last ones."""
+    keys = case.shape[-1]
+    return (torch.arange(keys, device=case.device) < keys - int(hidden * keys))[None, None, None]
+
+
 def _additive_mask(case: Case) -> Tensor:
     """[batch, 1, 1, keys]: the dtype's lowest number on padding, as in BERT, zero elsewhere."""
     hidden = ~_visible_keys(case)
@@ -72,6 +87,26 @@ PADDING = Operator(
     operands=lambda case: (_visible_keys(case),),
 )
 
+TENTH_HIDDEN = replace(PADDING, operands=lambda case: (_visible_at_random(case, 0.1),))
+HALF_HIDDEN = replace(PADDING, operands=lambda case: (_visible_at_random(case, 0.5),))
+HALF_PADDED = replace(PADDING, operands=lambda case: (_padded(case, 0.5),))
+
+
+def _filled(x: Tensor, visible: Tensor, value: float | None = None) -> tuple[Tensor]:
+    """The scores as a softmax gets them, hidden ones filled in: by default with the lowest."""
+    return (x.masked_fill(~visible, torch.finfo(x.dtype).min if value is None else value),)
+
+
+# A plain softmax of scores that were masked before.
+FILLED = Operator(
+    eager=lambda x: F.softmax(x, dim=-1),
+    fused=lambda x: fusedops.softmax(x, dim=-1),
+    layout=Layout.SCORES,
+    split=lambda x, visible: _filled(x, visible, MASKED),
+)
+TENTH_FILLED = replace(FILLED, operands=TENTH_HIDDEN.operands)
+HALF_FILLED = replace(FILLED, operands=HALF_PADDED.operands, split=_filled)
+
 CAUSAL = Operator(
     eager=_causal_softmax,
     fused=lambda x, future: fusedops.masked_softmax(x, causal=True),
@@ -97,6 +132,11 @@ CAUSAL_WITH_DROPOUT = replace(
 ATTENTION: dict[str, Operator] = {
     "masked_softmax[additive]": ADDITIVE,
     "masked_softmax[padding]": PADDING,
+    "masked_softmax[tenth hidden]": TENTH_HIDDEN,
+    "masked_softmax[half hidden]": HALF_HIDDEN,
+    "masked_softmax[half padded]": HALF_PADDED,
+    "filled_softmax[tenth hidden]": TENTH_FILLED,
+    "filled_softmax[half padded]": HALF_FILLED,
     "masked_softmax[causal]": CAUSAL,
     "masked_softmax[causal+bias]": CAUSAL_WITH_BIAS,
     "softmax_dropout[causal]": CAUSAL_WITH_DROPOUT,
