@@ -91,7 +91,7 @@ def test_a_narrow_row_has_equal_bits_in_a_block_and_alone(op, dtype):
         x, grad, w, b = inputs(33, cols, dtype)
         x = with_special_rows(x)
         whole = of_rows(op, x, grad, w, b)
-        for some in (slice(0, 1), slice(2, 9), slice(9, 16), slice(16, 23), slice(31, 33)):
+        for some in (slice(0, 14), slice(14, 21), slice(32, 33)):
             part = of_rows(op, x[some], grad[some], w, b)
             assert all(map(same_bits, part, [t[some] for t in whole])), (cols, some)
 
