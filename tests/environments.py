@@ -78,6 +78,7 @@ TESTS = (
     "tests/test_norm_range.py",
     "tests/test_norm_wanted_gradients.py",
     "tests/test_narrow_rows.py",
+    "tests/test_cpu_denormals.py",
     "tests/test_concurrent_rows.py",
     "tests/test_stack_ops.py",
     "tests/test_nan_payloads.py",
