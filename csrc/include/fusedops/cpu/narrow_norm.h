@@ -29,10 +29,13 @@ constexpr int64_t lanes_reached(int64_t cols) {
 }
 
 // body(column) for each column that lies in a lane of one half of its tile.
+template <class T>
+FUSEDOPS_INLINE int64_t first_column_of(int half, int64_t lane) {
+  return kEvenOdd<T> ? 2 * lane + half : half * kLanes<float> + lane;
+}
 template <class T, class Body>
 FUSEDOPS_INLINE void for_columns_of(int half, int64_t lane, int64_t cols, Body body) {
-  int64_t col = kEvenOdd<T> ? 2 * lane + half : half * kLanes<float> + lane;
-  for (; col < cols; col += kTile<T>) body(col);
+  for (int64_t col = first_column_of<T>(half, lane); col < cols; col += kTile<T>) body(col);
 }
 
 // What is a sum over the lanes of a vector: the tree of across_lanes(). Lanes that no column
@@ -89,20 +92,24 @@ FUSEDOPS_INLINE Tile<float> shift_of_block(const Tile<float>* block, int64_t col
   return sum_of_lanes<T>(lanes, count);
 }
 
-// Sums of what deviates from `shift`, which are not asked for without a mean, and of its squares.
+// Sums of what deviates from `shift`, which are not asked for without a mean, and of its squares,
+// which start as those of norm_forward.h do.
 template <bool kCenters, class T>
 FUSEDOPS_INLINE void sum_deviations(
     const Tile<float>* block, Tile<float> shift, int64_t cols, WideTile<float>& deviations,
     WideTile<float>& squares) {
+  constexpr float tiny = AsItIs<T>::tiny;
   Tile<float> sums[kLanes<float>], of_squares[kLanes<float>];
   for (int64_t lane = 0; lane < lanes_reached<T>(cols); ++lane) {
     Tile<float> sum[2], square[2];
     for (int half = 0; half < 2; ++half) {
-      Tile<float> so_far = both(0.0f), squares_so_far = so_far;
+      const bool is_reached = first_column_of<T>(half, lane) < cols;
+      Tile<float> so_far = both(0.0f);
+      Tile<float> squares_so_far = both(is_reached ? start_of_squares(tiny) : 0.0f);
       for_columns_of<T>(half, lane, cols, [&](int64_t col) FUSEDOPS_LAMBDA {
         const Tile<float> deviation = kCenters ? block[col] - shift : block[col];
         so_far = so_far + deviation;
-        squares_so_far = squares_so_far + deviation * deviation;
+        squares_so_far = plus_square(squares_so_far, deviation, tiny);
       });
       sum[half] = so_far;
       square[half] = squares_so_far;
@@ -162,6 +169,7 @@ FUSEDOPS_INLINE BlockMoments moments_of_block(const NormForward& args, const Til
   bool all_exact = true;
   for (int64_t i = 0; i < kWideParts<float>; ++i) {
     Vec<double>&mean = part_of(moments.mean, i), &squares = part_of(moments.squares, i);
+    squares -= started_at<T>(AsItIs<T>::tiny, args.cols);
     VecI64 holds = VecI64{} - 1;
     if constexpr (kCenters) {
       const Vec<double> away = mean / cols, left = squares - mean * away;
@@ -195,7 +203,9 @@ statistics_of(const NormForward& args, const BlockMoments& moments) {
   for (int64_t i = 0; i < kWideParts<float>; ++i) {
     const Vec<double> high = part_of(rounded, i);
     if constexpr (kCenters) {
-      part_of(remainders, i) = (part_of(moments.mean, i) - high) * part_of(rstds, i);
+      const Vec<double> value = (part_of(moments.mean, i) - high) * part_of(rstds, i);
+      constexpr double least = double(kTinyRoot<float>) * kTinyRoot<float>;
+      part_of(remainders, i) = (value < least) & (value > -least) ? Vec<double>{} : value;
     } else {
       const Vec<double> low = part_of(rstds, i) - high;
       part_of(remainders, i) = high < kInfinity<double> ? low : Vec<double>{};
@@ -319,7 +329,7 @@ struct NormBackwardBlocks {
       Tile<float> of_grad = both(0.0f), of_product = of_grad;
       for (int64_t begin = 0; begin < args.cols; begin += kTile<T>) {
         for (int half = 0; half < 2; ++half) {
-          const int64_t col = begin + (kEvenOdd<T> ? 2 * lane + half : half * kLanes<float> + lane);
+          const int64_t col = begin + first_column_of<T>(half, lane);
           if (col >= args.cols) break;
           const Tile<float> w = both(weight[col]), product = grad[col] * centered(col, mean);
           of_grad = of_grad + grad[col] * w;

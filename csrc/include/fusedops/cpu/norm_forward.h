@@ -184,11 +184,19 @@ constexpr C start_of_squares(C) {
 }
 #endif
 
+// What a chunk's sums start at, in the lanes that a column of the row reaches.
+template <class T, class C = Compute<T>>
+FUSEDOPS_INLINE Tile<C> start_of_chunk(C tiny, int64_t cols) {
+  const Tile<C> start = both(start_of_squares(tiny));
+  return cols < kTile<T> ? filled<T>(start, First{static_cast<int>(cols)}, C(0)) : start;
+}
+
 // What the starts of the chunks of a row come to.
 template <class T, class C = Compute<T>>
 FUSEDOPS_INLINE Wider<T> started_at(C tiny, int64_t cols) {
   const int64_t chunks = (cols + kNormChunk<T> - 1) / kNormChunk<T>;
-  return Wider<T>(start_of_squares(tiny)) * (chunks * kTile<T>);
+  const int64_t lanes = cols < kTile<T> ? cols : kTile<T>;
+  return Wider<T>(start_of_squares(tiny)) * (chunks * lanes);
 }
 
 template <class C>
@@ -269,7 +277,7 @@ FUSEDOPS_INLINE void moments_around(
     Tile<C> deviations[kCount], squares[kCount];
     for (int r = 0; r < kCount; ++r) {
       deviations[r] = both(C(0));
-      squares[r] = both(start_of_squares(source.tiny));
+      squares[r] = start_of_chunk<T>(source.tiny, cols);
     }
     for_columns<T>(count, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
       for (int r = 0; r < kCount; ++r) {
@@ -353,7 +361,7 @@ FUSEDOPS_INLINE void sums_of_squares(
   for_chunks<T>(cols, [&](int64_t begin, int64_t count) FUSEDOPS_LAMBDA {
     rows.make(begin, count);
     Tile<C> squares[kCount];
-    for (int r = 0; r < kCount; ++r) squares[r] = both(start_of_squares(source.tiny));
+    for (int r = 0; r < kCount; ++r) squares[r] = start_of_chunk<T>(source.tiny, cols);
     for_columns<T>(count, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
       for (int r = 0; r < kCount; ++r) {
         const Tile<C> x = source.at(rows, r, begin + col, part);  // 0 past the end of the row
