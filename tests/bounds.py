@@ -86,14 +86,15 @@ def of_column(count: int) -> float:
 
 
 def rounded(times: float, size: Array | float, dtype: torch.dtype) -> Array:
-    """Of so many roundings of numbers of that size. One is at most u, and evenly distributed."""
+    """The error of so many roundings of numbers of that size. One is at most u, and evenly
+    distributed."""
     return unit(dtype) * np.stack([times * size, np.sqrt(times / 3) * size])
 
 
 def summed(
     terms: Array, additions: Callable[[int], float], dtype: torch.dtype, axis: int = -1
 ) -> Array:
-    """Of the sum of ``terms`` along an axis, which is kept.
+    """The error of the sum of ``terms`` along an axis, which is kept.
 
     The partial sum of k terms in a random order is k times their mean, give or take the square
     root of k times their mean square. What is typical are the squares of all partial sums, in lanes
@@ -280,7 +281,7 @@ def log_softmax_gradient(y: Values, grad: Values, dtype: torch.dtype) -> Bounded
 
 
 def _of_terms(terms: Array, dtype: torch.dtype) -> Array:
-    """Of a sum whose terms are products, each rounded once."""
+    """The error of a sum whose terms are products, each rounded once."""
     squares = np.sqrt(np.square(terms).sum(-1, keepdims=True))
     return np.stack([np.abs(terms).sum(-1, keepdims=True), squares / 3**0.5]) * unit(dtype)
 
@@ -512,7 +513,7 @@ def assert_within(actual: torch.Tensor | Array, wanted: Bounded) -> None:
 
 
 def assert_typical(actual: torch.Tensor, wanted: Bounded) -> None:
-    """Of random data: every element within its bound, and all together no further off than
+    """Every element of random data is within its bound, and all together are no further off than
     independent roundings take them."""
     assert_within(actual, wanted)
     tally = Tally()

@@ -152,7 +152,7 @@ def test_masked_training(flags, dtype, p):
 @pytest.mark.parametrize("dtype", WITH_HALF.values(), ids=WITH_HALF)
 @pytest.mark.parametrize("lowest_score", [-60.0, -103.0, -150.0, -600.0])
 def test_what_rounds_to_zero_or_comes_near_it(flags, dtype, lowest_score):
-    """Of -60 float16 makes 0, of -103 float32, where the others add up to hundreds."""
+    """float16 rounds exp(-60) to 0, float32 exp(-103), where the others add up to hundreds."""
     if (dtype, lowest_score) == (torch.bfloat16, -103.0):
         lowest_score = -104.5
     for cols in (400, 5000):

@@ -165,7 +165,7 @@ def test_symbolic_tracing_of_a_call_gives_the_op():
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_recorded_call_has_the_gradients_of_the_op_by_its_name(name):
-    """Of first and second order: the eager function's and the dispatcher's."""
+    """Gradients of first and second order are equal: the eager function's and the dispatcher's."""
     function, _ = FUNCTIONS[name]
     x = X.clone().requires_grad_()
 

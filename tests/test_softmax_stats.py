@@ -106,7 +106,8 @@ def test_the_gradient_of_a_logsumexp_is_within_the_bound_of_its_softmax(dtype):
     grad[3] = 0
     max, sum = fusedops.softmax_stats(x, 1)
     (ours,) = torch.autograd.grad(max + sum.log(), x, grad)
-    # Of the rounded sum, whose gradient is rounded too, to what the exponentials are stored as.
+    # The sum is rounded before its logarithm is taken, and its gradient to what exponentials are
+    # stored as.
     own = bounds.Softmax.of(x, dtype).with_more_roundings_of_the_sum(4, dtype)
     wanted = bounds.softmax(own, dtype).scaled(grad, dtype).rounded_to(dtype)
     bounds.assert_typical(ours, wanted)

@@ -82,9 +82,9 @@ constexpr int kRaise<double> = 64;
 template <class C>
 constexpr C kRaised = sizeof(C) == sizeof(double) ? C(0x1p64) : C(0x1p32);
 
-// Of which lanes an exponential is made, and value * 2^(n + kUp) in those, for integral n <= 0 held
-// in a floating-point vector, 0 in the others. The result is normal. `least` becomes the least of
-// it and of what is made.
+// lanes_above() tells which lanes get an exponential. scaled_by_power() is value * 2^(n + kUp) in
+// those, for integral n <= 0 held in a floating-point vector, and 0 in the others. The result is a
+// normal number or 0. `least` becomes the smaller of itself and of what is made.
 //
 // AVX-512 has an instruction that leaves lanes out, to which 2^kUp is given with the value; what
 // the others come to before it is not looked at. Elsewhere n + kUp is put where a float has its

@@ -57,7 +57,7 @@ struct Scaling {
   }
 
  private:
-  // Of a scale from here on all bits fit into normal floats.
+  // All bits of a scale from here on fit into normal floats.
   static constexpr double kAllBitsFit = 0x1p-73, kAlmostLeast = kLeastFloat * 1.0001;
 
   // The largest exponential is 1: all results vanish, or steps are needed.
@@ -139,7 +139,7 @@ FUSEDOPS_INLINE Wide<float> rounded_to_float(Wide<float> wide) {
   return wide + widened(narrowed(large));
 }
 
-// Of exponentials by unraised scales.
+// The products of exponentials and unraised scales.
 template <class Out>
 FUSEDOPS_INLINE Vec<float> scaled_in_steps(Vec<float> e, Wide<float> scale) {
   const Wide<float> unit{{broadcast(1.0 / kRaised<float>), broadcast(1.0 / kRaised<float>)}};

@@ -156,7 +156,7 @@ RowRange softmax_backward_blocks(const SoftmaxBackward& args, RowRange rows) {
 
 // --- planes -------------------------------------------------------------------------------------
 
-// Of many rows of a wide plane, each lies on a page of its own: those are for softmax_planes.h.
+// Many rows of a wide plane lie on a page each: those are left to softmax_planes.h.
 template <class Args>
 FUSEDOPS_INLINE bool are_short(const Args& args) {
   return args.rows <= 16 || (args.rows <= kNarrowCols && args.lanes <= PlaneStrips::kMaxLanes);

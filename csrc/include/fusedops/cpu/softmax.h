@@ -250,7 +250,8 @@ struct SoftmaxGradRow {
       : grad(start_of<Out>(args.grad_output, row)), output(start_of<Out>(args.output, row)) {}
 };
 
-// Of grad_output * output, or of grad_output, over columns of a row: still to be added over lanes.
+// The sums of grad_output * output, or of grad_output for a logarithm, over columns of a row, one
+// in each lane: what is left is to add up the lanes.
 template <bool Log, class Out, class C = Compute<Out>>
 FUSEDOPS_INLINE Vec<double> softmax_backward_lanes(SoftmaxGradRow<Out> row, RowRange cols) {
   const auto sums = fold_columns<Out>(
@@ -268,7 +269,7 @@ FUSEDOPS_INLINE double softmax_backward_sum(SoftmaxGradRow<Out> row, RowRange co
   return across_lanes<double>(softmax_backward_lanes<Log>(row, cols), Add{});
 }
 
-// Of tiles or vectors; `sum` may be one number.
+// The gradient of tiles or vectors; `sum` may be one number.
 template <bool Log, class In, class V, class Sum>
 FUSEDOPS_INLINE V softmax_gradient(V grad, V output, Sum sum) {
   return Log ? grad - exp_nonpositive<In>(output) * sum : (grad - sum) * output;
