@@ -21,6 +21,12 @@ constexpr double kVanishes<BFloat16> = 0x1p-134;
 template <>
 constexpr double kVanishes<Half> = 0x1p-25;
 
+// Of a number or of lanes. A sum is negative where a gradient divides it.
+template <class V>
+FUSEDOPS_INLINE V magnitude(V x) {
+  return x < 0 ? -x : x;
+}
+
 constexpr double kLeastFloat = 0x1p-126, kLeastDouble = 0x1p-1022;  // that are normal
 
 // A float result has two products, of which the second is fused into the sum where that can be:
@@ -43,17 +49,17 @@ struct Scaling {
   C high, low, least;
 
   FUSEDOPS_INLINE Scaling(double factor, double sum) : scale(factor / sum) {
-    if (__builtin_expect(scale < kAllBitsFit, false)) {
+    if (__builtin_expect(magnitude(scale) < kAllBitsFit, false)) {
       high = low = 0;
-      least = least_of_tiny(scale);
+      least = least_of_tiny(magnitude(scale));
       return;
     }
     high = C(scale);
     const double rest = kTwoParts<Out> ? scale - double(high) : 0;
     low = C(rest);
     const double inverse = factor == 1 ? sum : sum / factor;
-    const double size = rest < 0 ? -rest : rest;
-    least = C(kFuses || rest == 0 ? kAlmostLeast * inverse : kAlmostLeast / size);
+    least =
+        C(kFuses || rest == 0 ? kAlmostLeast * magnitude(inverse) : kAlmostLeast / magnitude(rest));
   }
 
  private:
@@ -70,7 +76,7 @@ struct Scaling<double> {
   double high, low, least;
 
   FUSEDOPS_INLINE Scaling(double factor, double sum)
-      : high(factor), low(sum), least(factor == 0 ? 0 : least_of(factor, sum)) {}
+      : high(factor), low(sum), least(factor == 0 ? 0 : least_of(factor, magnitude(sum))) {}
 
  private:
   static FUSEDOPS_INLINE double least_of(double factor, double sum) {
@@ -149,7 +155,7 @@ FUSEDOPS_INLINE Vec<float> scaled_in_steps(Vec<float> e, Wide<float> scale) {
     const Wide<float> rest = x * rounded_to_float(scale - high);
     result = result + (kFuses ? rest : rounded_to_float(rest));
   }
-  for (auto& vec : result.v) vec = vec <= kVanishes<Out> ? Vec<double>{} : vec;
+  for (auto& vec : result.v) vec = magnitude(vec) <= kVanishes<Out> ? Vec<double>{} : vec;
   return narrowed(result);
 }
 
@@ -162,12 +168,13 @@ FUSEDOPS_INLINE Vec<double> scaled_in_steps(Vec<double> e, Vec<double> factor, V
   const Vec<double> plain_sum = sum * (1 / kRaised<double>);
   e = e < kRaisedLeast ? (e + kOntoMultiples) - kOntoMultiples : e;
   // Half of what vanishes at once, and so without underflow in the product.
-  const Vec<double> none = 0.5 * kRaisedVanishes * plain_sum / factor;
+  const Vec<double> none = 0.5 * kRaisedVanishes * magnitude(plain_sum) / factor;
   e = e < none ? Vec<double>{} : e;
   const Vec<double> result = e * factor / plain_sum;
-  const auto is_denormal = (result >= kRaisedVanishes * 0.999) & (result < kRaisedLeast);
+  const Vec<double> size = magnitude(result);
+  const auto is_denormal = (size >= kRaisedVanishes * 0.999) & (size < kRaisedLeast);
   if (any(is_denormal)) return e * (1 / kRaised<double>)*factor / plain_sum;
-  return (result < kRaisedLeast ? Vec<double>{} : result) * (1 / kRaised<double>);
+  return (size < kRaisedLeast ? Vec<double>{} : result) * (1 / kRaised<double>);
 }
 
 template <class Out>
