@@ -21,7 +21,7 @@ constexpr double kVanishes<BFloat16> = 0x1p-134;
 template <>
 constexpr double kVanishes<Half> = 0x1p-25;
 
-// Of a number or of lanes. A sum is negative where a gradient divides it.
+// The magnitude of a number or of lanes. A sum is negative where a gradient divides it.
 template <class V>
 FUSEDOPS_INLINE V magnitude(V x) {
   return x < 0 ? -x : x;
