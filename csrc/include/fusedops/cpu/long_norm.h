@@ -198,8 +198,9 @@ struct LongNormBackward {
 
   // What there is but one term of is written where it is wanted.
   FUSEDOPS_NOINLINE void write_only_row(RowRange segment) const {
-    if (args.grad_weight.data == nullptr) return write_one_term<T>(segment);
-    with_result<T>(args.grad_weight, [&](auto* to) { write_one_term<__typeof__(*to)>(segment); });
+    const Columns& result = args.grad_weight.data != nullptr ? args.grad_weight : args.grad_bias;
+    if (result.data == nullptr) return write_one_term<T>(segment);
+    with_result<T>(result, [&](auto* to) { write_one_term<__typeof__(*to)>(segment); });
   }
 
   // Six streams are more than the hardware follows: +30 % where they come from the third level of
@@ -212,9 +213,11 @@ struct LongNormBackward {
     auto own = row_of_segment<kCenters, T>(part, 0);
     const C whole[] = {C(rows->of_grad), C(rows->of_product)};
     finish_row_sums(own, whole, args);
-    auto* const grad_weight = static_cast<Result*>(args.grad_weight.data) + segment.begin;
-    auto* const grad_bias = static_cast<Result*>(args.grad_bias.data) + segment.begin;
-    T* const to = static_cast<T*>(part.grad_input.data);
+    // Any of the three may be null: not wanted.
+    const auto of_segment = [&](auto* all) { return all == nullptr ? all : all + segment.begin; };
+    auto* const grad_weight = of_segment(static_cast<Result*>(args.grad_weight.data));
+    auto* const grad_bias = of_segment(static_cast<Result*>(args.grad_bias.data));
+    T* const to = args.grad_input.data == nullptr ? nullptr : static_cast<T*>(part.grad_input.data);
     const T* const more = static_cast<const T*>(part.grad_sum.data);
     for_columns<T>(part.cols, [=, put = put, row = own[0]](int64_t col, auto at) FUSEDOPS_LAMBDA {
       prefetch_tile<Cache::kL2>(row.grad + col + kAhead);
@@ -225,6 +228,7 @@ struct LongNormBackward {
       const Tile<C> grad = load(row.grad + col, at);
       const Tile<C> product = grad * own.centered(0, col, at);
       const auto keep = [&](Result* result, Tile<C> sum) FUSEDOPS_LAMBDA {
+        if (result == nullptr) return;
         store(result + col, at, in_order<T, Result>(both(C(0)) + sum));
       };
       if constexpr (kSums != ColumnSums::kNone) keep(grad_weight, product * row.rstd);
