@@ -9,9 +9,14 @@ from oracle import same_bits
 
 ops = torch.ops.fusedops
 
-#: A row of one block, one that threads share, and one column.
-LENGTHS = [1, 300, 70001]
+#: One column, a row of several that lie side by side, one of its own, and one that threads share.
+LENGTHS = [1, 12, 300, 70001]
 MASKS = list(product([True, False], repeat=3))
+
+
+def rows_of(cols):
+    """More than are taken side by side, where any are."""
+    return 40 if cols < 100 else 3
 
 
 def statistics(op, x, parameters):
@@ -38,7 +43,7 @@ def assert_parts_of(whole, part, mask):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("given", ["both", "weight", "bias", "none"])
 def test_any_of_the_gradients_may_be_left_out(op, cols, dtype, given):
-    x, grad = torch.randn(2, 3, cols).to(dtype)
+    x, grad = torch.randn(2, rows_of(cols), cols).to(dtype)
     w, b = torch.randn(2, cols).to(dtype)
     parameters = (
         w if given in ("both", "weight") else None,
@@ -52,7 +57,8 @@ def test_any_of_the_gradients_may_be_left_out(op, cols, dtype, given):
 
 @pytest.mark.parametrize("cols", LENGTHS)
 def test_any_of_the_gradients_of_a_stack_may_be_left_out(cols):
-    inputs, grad = [torch.randn(3, cols) for _ in range(2)], torch.randn(2, 3, cols)
+    inputs = [torch.randn(rows_of(cols), cols) for _ in range(2)]
+    grad = torch.randn(2, rows_of(cols), cols)
     weights, biases = list(torch.randn(2, cols)), list(torch.randn(2, cols))
     _, *kept = ops.stack_layer_norm(inputs, [cols], weights, biases, 1e-5, 0)
     settings = (grad, inputs, [cols], *kept, weights, biases, 0)
@@ -65,7 +71,7 @@ def test_any_of_the_gradients_of_a_stack_may_be_left_out(cols):
 @pytest.mark.parametrize("cols", LENGTHS)
 def test_any_of_the_gradients_after_a_residual_may_be_left_out(op, cols):
     is_layer = op == "add_layer_norm"
-    x, residual, grad, grad_sum = torch.randn(4, 3, cols)
+    x, residual, grad, grad_sum = torch.randn(4, rows_of(cols), cols)
     parameters = list(torch.randn(2, cols))[: 2 if is_layer else 1]
     settings = [] if is_layer else [0.0, False]
     _, total, *kept = getattr(ops, op)(x, residual, [cols], *parameters, 1e-5, *settings, 0.0, None)

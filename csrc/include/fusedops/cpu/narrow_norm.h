@@ -308,7 +308,7 @@ struct NormBackwardBlocks {
     Tile<float> mean = both(0.0f);
     if constexpr (kCenters) mean = load(static_cast<const float*>(args.mean) + first);
     const NormSlope<Tile<float>> slope = slope_of(mean, rstd);
-    if (args.grad_weight.data != nullptr) add_columns(mean, rstd);
+    add_columns(mean, rstd);
     if (args.grad_input.data != nullptr) write(first, slope, mean, rstd);
   }
 
@@ -345,13 +345,15 @@ struct NormBackwardBlocks {
         grad_total, sum_of_lanes<T>(products, args.cols), rstd, args);
   }
 
+  // Onto what is wanted of the two.
   FUSEDOPS_INLINE void add_columns(Tile<float> mean, Tile<float> rstd) {
-    for (int64_t col = 0; col < args.cols; ++col) {
+    for (int64_t col = 0; col < args.cols && args.grad_weight.data != nullptr; ++col) {
       const Tile<float> product = grad[col] * centered(col, mean);
       grad_weight[col] = grad_weight[col] + product * rstd;
     }
-    if (args.grad_bias.data == nullptr) return;
-    for (int64_t col = 0; col < args.cols; ++col) grad_bias[col] = grad_bias[col] + grad[col];
+    for (int64_t col = 0; col < args.cols && args.grad_bias.data != nullptr; ++col) {
+      grad_bias[col] = grad_bias[col] + grad[col];
+    }
   }
 
   FUSEDOPS_INLINE void write(
