@@ -1,8 +1,9 @@
 # Every target does its own set-up, in .venv.
 #
-#   make demo    a real sentence encoder on the fused kernels
-#   make test    the whole test suite
-#   make test-all  op tests with 1, 2 and 3 threads, large tensors (18 GB), fuzz, sanitize: hours
+#   make demo    a real sentence encoder on the fused kernels, built for this machine alone
+#   make test    the tests: every claim, with pairs of parameters
+#   make test-all  products of parameters, 1, 2 and 3 threads, all schedules of the emulator, large
+#                tensors (18 GB), fuzz, sanitize: hours
 #   make fuzz    properties and random graphs, other ones at every run; FUZZ_SECONDS=120 ends it
 #   make coverage  the share of the branches of fusedops/ that the suite runs
 #   make sanitize  the operators' tests under ASan + UBSan and TSan
@@ -14,6 +15,8 @@ PYTHON ?= python3
 WORKERS ?= 2
 BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check install -c constraints.txt
+# A build for every machine, where there is one, serves the demo too.
+DEMO_BUILD := $(or $(wildcard .venv/.built),.venv/.built-native)
 BUILD_INPUTS := setup.py pyproject.toml CMakeLists.txt fusedops/VERSION \
 	$(shell find cmake csrc -type f)
 
@@ -27,8 +30,9 @@ test: .venv/.installed-dev
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 test-all: .venv/.installed-dev
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --all-threads
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --exhaustive
 	$(BIN)/python -m pytest -m large
+	$(BIN)/python -m tests.environments --workers $(WORKERS)
 	$(MAKE) fuzz
 	$(MAKE) sanitize
 
@@ -65,9 +69,18 @@ clean:
 
 # In place first: it shows its progress, which pip would hide.
 .venv/.built: .venv/.torch $(BUILD_INPUTS)
-	$(BIN)/python setup.py build_ext --inplace
+	FUSEDOPS_BUILD_NATIVE=0 $(BIN)/python setup.py build_ext --inplace
 	@touch $@
 
-.venv/.installed-%: .venv/.built
-	$(PIP) --no-build-isolation -e '.[$*]'
+# For this machine alone, in a fraction of the time; .venv/.built adds the rest to it.
+.venv/.built-native: .venv/.torch $(BUILD_INPUTS)
+	FUSEDOPS_BUILD_NATIVE=1 $(BIN)/python setup.py build_ext --inplace
+	@touch $@
+
+.venv/.installed-demo: $(DEMO_BUILD)
+	FUSEDOPS_BUILD_NATIVE=$(if $(filter %-native,$(DEMO_BUILD)),1,0) $(PIP) --no-build-isolation -e '.[demo]'
+	@touch $@
+
+.venv/.installed-dev: .venv/.built
+	FUSEDOPS_BUILD_NATIVE=0 $(PIP) --no-build-isolation -e '.[dev]'
 	@touch $@

@@ -56,10 +56,12 @@ class CMakeBuild(build_ext):
         package = ROOT / "fusedops" if in_place else Path(self.build_lib).resolve() / "fusedops"
         build = str(ROOT / "build" / "cmake")
         cuda = os.environ.get("FUSEDOPS_BUILD_CUDA", "auto")
+        native = os.environ.get("FUSEDOPS_BUILD_NATIVE", "0")
         run(
             "cmake", "-S", str(ROOT), "-B", build, "-G", "Ninja",
             f"-DPython3_EXECUTABLE={sys.executable}",
             f"-DFUSEDOPS_BUILD_CUDA={cuda}",
+            f"-DFUSEDOPS_NATIVE={native}",
             "-DCMAKE_INSTALL_LIBDIR=lib",
         )  # fmt: skip
         run("cmake", "--build", build, "-j", os.environ.get("MAX_JOBS", str(os.cpu_count() or 1)))

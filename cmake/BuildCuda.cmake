@@ -7,11 +7,20 @@ if(FUSEDOPS_BUILD_CUDA STREQUAL "0")
   return()
 elseif(NOT FUSEDOPS_BUILD_CUDA MATCHES "^(auto|1)$")
   message(FATAL_ERROR "FUSEDOPS_BUILD_CUDA is '${FUSEDOPS_BUILD_CUDA}', wanted auto, 1 or 0")
+elseif(FUSEDOPS_BUILD_CUDA STREQUAL "auto" AND FUSEDOPS_NATIVE
+       AND FUSEDOPS_NATIVE_CUDA_ARCHITECTURES STREQUAL "")
+  set(FUSEDOPS_CUDA_REASON "built for this machine alone, which had no GPU")
+  message(STATUS "CUDA kernels: not built, ${FUSEDOPS_CUDA_REASON}; the CPU build is complete")
+  return()
 endif()
 
 # TORCH_CUDA_ARCH_LIST, in torch's own notation: "8.0;9.0+PTX" or "8.0 9.0".
 function(fusedops_cuda_architectures result)
   if(NOT DEFINED ENV{TORCH_CUDA_ARCH_LIST})
+    if(FUSEDOPS_NATIVE AND FUSEDOPS_NATIVE_CUDA_ARCHITECTURES)
+      set(${result} ${FUSEDOPS_NATIVE_CUDA_ARCHITECTURES} PARENT_SCOPE)
+      return()
+    endif()
     # Ampere, Hopper, Blackwell; PTX of the newest for what comes after.
     set(${result} 80-real 90-real 100-real 120 PARENT_SCOPE)
     return()

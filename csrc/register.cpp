@@ -143,6 +143,15 @@ STABLE_TORCH_LIBRARY(fusedops, m) {
       "_masked_softmax_dropout(Tensor input, Tensor? mask, float scale, bool causal, "
       "float? mask_value, float p, Tensor seed, Tensor? bias=None, ScalarType? dtype=None, "
       "SymInt diagonal=0, bool zero_masked_rows=False) -> Tensor");
+  m.def(  // without the statistics, as the next two
+      "_layer_norm_output(Tensor input, SymInt[] normalized_shape, Tensor? weight, Tensor? bias, "
+      "float eps) -> Tensor");
+  m.def(
+      "_std_norm_output(Tensor input, SymInt[] normalized_shape, Tensor? weight, Tensor? bias, "
+      "float eps) -> Tensor");
+  m.def(
+      "_rms_norm_output(Tensor input, SymInt[] normalized_shape, Tensor? weight, float eps, "
+      "float weight_offset=0.0, bool rounds_normalized=False) -> Tensor");
   m.def(  // the sum is empty where it is not wanted
       "_add_layer_norm(Tensor input, Tensor residual, SymInt[] normalized_shape, Tensor? weight, "
       "Tensor? bias, float eps, bool wants_sum, float p=0.0, Tensor? seed=None) "

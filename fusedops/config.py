@@ -49,8 +49,10 @@ _WANTED = (
     f'set it with {_PREFIX}FUSE or fusedops.config.patch(fuse=...) to a string as "profitable" or '
     '"always,layer_norm=never"'
 )
-# Read by the build and by the kernel library, not here.
-_READ_ELSEWHERE = frozenset({"FUSEDOPS_BUILD_CUDA", "FUSEDOPS_CPU_ISA"})
+# Read by the build, by the kernel library and where the tables of costs are, not here.
+_READ_ELSEWHERE = frozenset(
+    {"FUSEDOPS_BUILD_CUDA", "FUSEDOPS_BUILD_NATIVE", "FUSEDOPS_CPU_ISA", "FUSEDOPS_CACHE_DIR"}
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,9 @@
 """The ops as functions, named and ordered as in ``torch.nn.functional``.
 
-Every function is differentiable twice, runs under ``torch.compile`` and ``torch.export``, is
-deterministic, and gives a row the same bits whatever the rows beside it.
+Every function is differentiable twice, also under the reverse-mode transforms of ``torch.func``
+(``grad``, ``vjp``, ``jacrev``, and ``vmap`` of them for per-sample gradients), runs under
+``torch.compile`` and ``torch.export``, is deterministic, and gives a row the same bits whatever the
+rows beside it.
 """
 
 from __future__ import annotations
@@ -14,12 +16,27 @@ import torch
 
 from fusedops import _arguments
 from fusedops.ops import _checks
-from fusedops.ops._autograd import needs_no_formula
+from fusedops.ops._autograd import EagerOp
 from fusedops.ops._mutation import check_recordable
 from fusedops.ops.norm import default_rms_eps, scaled_by_weight
 from fusedops.ops.softmax import InplaceSoftmax
 
 _ops = torch.ops.fusedops
+
+_softmax = EagerOp("softmax")
+_log_softmax = EagerOp("log_softmax")
+_softmax_stats = EagerOp("softmax_stats")
+_softmax_apply = EagerOp("softmax_apply")
+_masked_softmax = EagerOp("masked_softmax")
+_masked_softmax_dropout = EagerOp("masked_softmax_dropout", "_masked_softmax_dropout")
+_layer_norm = EagerOp("layer_norm", "_layer_norm_output", 0)
+_std_norm = EagerOp("std_norm", "_std_norm_output", 0)
+_rms_norm = EagerOp("rms_norm", "_rms_norm_output", 0)
+_add_layer_norm = EagerOp("add_layer_norm", "_add_layer_norm", slice(2))
+_add_rms_norm = EagerOp("add_rms_norm", "_add_rms_norm", slice(2))
+_stack_softmax = EagerOp("stack_softmax")
+_stack_log_softmax = EagerOp("stack_log_softmax")
+_stack_layer_norm = EagerOp("stack_layer_norm", returned=0)
 
 Causal = bool | Literal["top_left", "bottom_right"]
 MaskedRows = Literal["nan", "zero"]
@@ -64,11 +81,11 @@ def softmax(
         return _softmax_out("softmax", input, dim, dtype, out)
     if dtype is not None:
         _arguments.floating("softmax", "dtype", dtype)
-    op = _ops._softmax if needs_no_formula(input) else _ops.softmax
+    run = _softmax.on(input)
     if dim is None:
         _arguments.tensor("softmax", "input", input)
-        return op.default(input.reshape(-1), 0, dtype).view(input.shape)
-    return op.default(input, dim, dtype)
+        return run(input.reshape(-1), 0, dtype).view(input.shape)
+    return run(input, dim, dtype)
 
 
 def log_softmax(
@@ -88,11 +105,11 @@ def log_softmax(
         return _softmax_out("log_softmax", input, dim, dtype, out)
     if dtype is not None:
         _arguments.floating("log_softmax", "dtype", dtype)
-    op = _ops._log_softmax if needs_no_formula(input) else _ops.log_softmax
+    run = _log_softmax.on(input)
     if dim is None:
         _arguments.tensor("log_softmax", "input", input)
-        return op.default(input.reshape(-1), 0, dtype).view(input.shape)
-    return op.default(input, dim, dtype)
+        return run(input.reshape(-1), 0, dtype).view(input.shape)
+    return run(input, dim, dtype)
 
 
 def _softmax_out(
@@ -144,8 +161,7 @@ def softmax_stats(input: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Te
 
     Source: Milakov, Gimelshein, "Online normalizer calculation for softmax" (2018).
     """
-    max, sum = _ops.softmax_stats.default(input, dim)
-    return max, sum
+    return _softmax_stats.on(input)(input, dim)
 
 
 def softmax_apply(
@@ -172,7 +188,7 @@ def softmax_apply(
     """
     if dtype is not None:
         _arguments.floating("softmax_apply", "dtype", dtype)
-    return _ops.softmax_apply.default(input, max, sum, dim, dtype)
+    return _softmax_apply.on(input, max, sum)(input, max, sum, dim, dtype)
 
 
 def merge_softmax_stats(
@@ -241,6 +257,8 @@ def softmax_(input: torch.Tensor, dim: int) -> torch.Tensor:
     if not (torch.is_grad_enabled() and getattr(input, "requires_grad", False)):
         _ops.softmax_.default(input, dim)
         return input
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        return input.copy_(softmax(input, dim))  # an autograd function would write at each level
     check_recordable("softmax_", input)
     return InplaceSoftmax.apply(input, dim)
 
@@ -303,9 +321,8 @@ def masked_softmax(
         return out
     if dtype is not None:
         _arguments.floating("masked_softmax", "dtype", dtype)
-    plain = needs_no_formula(input, mask, bias)
-    op = _ops._masked_softmax if plain else _ops.masked_softmax
-    return op.default(input, *hidden, bias, dtype, diagonal, zero)
+    run = _masked_softmax.on(input, mask, bias)
+    return run(input, *hidden, bias, dtype, diagonal, zero)
 
 
 def masked_softmax_dropout(
@@ -371,9 +388,9 @@ def masked_softmax_dropout(
         seed = _drawn_seed(function, input)
     rest = (bias, dtype, _diagonal(input, causal), _zero_masked_rows(masked_rows))
     hidden = (mask, scale, bool(causal), mask_value)
-    if needs_no_formula(input, mask, bias):
-        return _ops._masked_softmax_dropout.default(input, *hidden, p, seed, *rest)
-    return _ops.masked_softmax_dropout.default(input, *hidden, p, seed, *rest)[0]
+    run = _masked_softmax_dropout.on(input, mask, bias)
+    results = run(input, *hidden, p, seed, *rest)
+    return results if run is _masked_softmax_dropout.plain else results[0]
 
 
 def _diagonal(input: torch.Tensor, causal: Causal) -> int:
@@ -426,8 +443,8 @@ def layer_norm(
     """
     if type(eps) is not float:
         eps = _arguments.number("layer_norm", "eps", eps)
-    op = _ops._layer_norm if needs_no_formula(input, weight, bias) else _ops.layer_norm
-    return op.default(input, normalized_shape, weight, bias, eps)[0]
+    run = _layer_norm.on(input, weight, bias)
+    return run(input, normalized_shape, weight, bias, eps)
 
 
 def std_norm(
@@ -463,8 +480,8 @@ def std_norm(
     """
     if type(eps) is not float:
         eps = _arguments.number("std_norm", "eps", eps)
-    op = _ops._std_norm if needs_no_formula(input, weight, bias) else _ops.std_norm
-    return op.default(input, normalized_shape, weight, bias, eps)[0]
+    run = _std_norm.on(input, weight, bias)
+    return run(input, normalized_shape, weight, bias, eps)
 
 
 def rms_norm(
@@ -516,8 +533,8 @@ def rms_norm(
         normalized = rms_norm(wide, normalized_shape, None, eps)
         normalized = normalized.to(weight.dtype) if is_t5 and is_narrow else normalized
         return scaled_by_weight(normalized, weight)
-    op = _ops._rms_norm if needs_no_formula(input, weight) else _ops.rms_norm
-    return op.default(input, normalized_shape, weight, eps, *_rms_settings(spelling))[0]
+    settings = _rms_settings(spelling)
+    return _rms_norm.on(input, weight)(input, normalized_shape, weight, eps, *settings)
 
 
 @overload
@@ -593,11 +610,10 @@ def add_layer_norm(
     eps = eps if type(eps) is float else _arguments.number(function, "eps", eps)
     norm = (normalized_shape, weight, bias, eps)
     dropout = _branch_dropout(function, input, p, training, seed)
-    if needs_no_formula(input, residual, weight, bias):
-        results = _ops._add_layer_norm.default(input, residual, *norm, return_sum, *dropout)
-    else:
-        results = _ops.add_layer_norm.default(input, residual, *norm, *dropout)
-    return results[:2] if return_sum else results[0]
+    run = _add_layer_norm.on(input, residual, weight, bias)
+    wanted = (return_sum,) if run is _add_layer_norm.plain else ()
+    results = run(input, residual, *norm, *wanted, *dropout)
+    return results if return_sum else results[0]
 
 
 @overload
@@ -667,15 +683,11 @@ def add_rms_norm(
         output = rms_norm(total, normalized_shape, weight, eps, spelling=spelling)
         return (output, total) if return_sum else output
     settings = _rms_settings(spelling)
-    if needs_no_formula(input, residual, weight):
-        results = _ops._add_rms_norm.default(
-            input, residual, normalized_shape, weight, eps, return_sum, *settings, *dropout
-        )
-    else:
-        results = _ops.add_rms_norm.default(
-            input, residual, normalized_shape, weight, eps, *settings, *dropout
-        )
-    return results[:2] if return_sum else results[0]
+    run = _add_rms_norm.on(input, residual, weight)
+    wanted = (return_sum,) if run is _add_rms_norm.plain else ()
+    norm = (normalized_shape, weight, eps)
+    results = run(input, residual, *norm, *wanted, *settings, *dropout)
+    return results if return_sum else results[0]
 
 
 def _rms_eps(function: str, input: torch.Tensor, eps: float | None) -> float:
@@ -742,8 +754,7 @@ def stack_softmax(inputs: Sequence[torch.Tensor], dim: int, stack_dim: int = 0) 
     Source: :func:`torch.stack` of :func:`torch.nn.functional.softmax`.
     """
     inputs = _arguments.tensors("stack_softmax", "inputs", inputs)
-    op = _ops._stack_softmax if needs_no_formula(*inputs) else _ops.stack_softmax
-    return op.default(inputs, dim, stack_dim)
+    return _stack_softmax.on(*inputs)(inputs, dim, stack_dim)
 
 
 def stack_log_softmax(inputs: Sequence[torch.Tensor], dim: int, stack_dim: int = 0) -> torch.Tensor:
@@ -754,8 +765,7 @@ def stack_log_softmax(inputs: Sequence[torch.Tensor], dim: int, stack_dim: int =
     Source: :func:`torch.stack` of :func:`torch.nn.functional.log_softmax`.
     """
     inputs = _arguments.tensors("stack_log_softmax", "inputs", inputs)
-    op = _ops._stack_log_softmax if needs_no_formula(*inputs) else _ops.stack_log_softmax
-    return op.default(inputs, dim, stack_dim)
+    return _stack_log_softmax.on(*inputs)(inputs, dim, stack_dim)
 
 
 def stack_layer_norm(
@@ -790,8 +800,7 @@ def stack_layer_norm(
     inputs = _arguments.tensors(function, "inputs", inputs)
     weights = [] if weights is None else _arguments.tensors(function, "weights", weights)
     biases = [] if biases is None else _arguments.tensors(function, "biases", biases)
-    is_plain = needs_no_formula(*inputs, *weights, *biases)
-    op = _ops._stack_layer_norm if is_plain else _ops.stack_layer_norm
+    run = _stack_layer_norm.on(*inputs, *weights, *biases)
     shape = _arguments.shape(function, "normalized_shape", normalized_shape)
     eps = _arguments.number(function, "eps", eps)
-    return op.default(inputs, shape, weights, biases, eps, stack_dim)[0]
+    return run(inputs, shape, weights, biases, eps, stack_dim)

@@ -10,11 +10,13 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 # The tests' tensors are too small to pay. Read when fusedops is imported, by subprocesses too.
 os.environ["FUSEDOPS_FUSE"] = "always"
+# What a developer has tuned decides nothing in a test.
+os.environ["FUSEDOPS_CACHE_DIR"] = os.devnull
 
 import pytest
 import torch
 
-pytest_plugins = ["fuzzing", "threads"]
+pytest_plugins = ["exhaustive", "fuzzing", "pytester", "threads"]
 
 
 def pytest_terminal_summary(terminalreporter):

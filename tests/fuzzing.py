@@ -2,7 +2,7 @@
 
 Every test with ``hypothesis.given`` belongs to it. Two profiles, as ``--hypothesis-profile``:
 
-- ``ci``, the default: 500 examples of each property, the same ones at every run.
+- ``ci``, the default: 200 examples of each property, the same ones at every run.
 - ``fuzz``, of ``make fuzz``: ``FUSEDOPS_FUZZ_EXAMPLES`` (10,000) of each, others at every run. With
   ``FUZZ_SECONDS`` each property gets an equal share of that time and ends, passed, when it is over.
   A failure prints a ``@reproduce_failure`` line, which repeats it.
@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
-_CI_EXAMPLES = 500
+_CI_EXAMPLES = 200
 
 _COMMON = dict(
     database=None,
@@ -40,9 +40,9 @@ settings.register_profile(
 settings.load_profile("ci")
 
 
-def examples(in_ci: int) -> int:
-    """The number of examples in the active profile of a property that has ``in_ci`` in "ci"."""
-    return max(1, in_ci * settings.default.max_examples // _CI_EXAMPLES)
+def examples(of_500: int) -> int:
+    """The number of examples of a property that gets ``of_500`` where others get 500."""
+    return max(1, of_500 * settings.default.max_examples // 500)
 
 
 #: The name under which a test's report carries its number of examples.

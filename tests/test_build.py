@@ -1,6 +1,7 @@
 """What the build makes: libraries without Python in them, an honest record, clear refusals."""
 
 import ctypes
+import json
 import os
 import platform
 import re
@@ -95,6 +96,27 @@ def test_a_build_without_nvcc_is_complete_and_says_so(tmp_path):
     assert '"built": false' in (tmp_path / "build_info.json").read_text()
 
 
+def test_a_build_for_this_machine_alone_has_its_widest_instructions_and_no_cuda_without_a_gpu(
+    tmp_path,
+):
+    ask = "import fusedops; print(fusedops.ops._library.cpu_isa())"
+    widest = output("env", "-u", "FUSEDOPS_CPU_ISA", sys.executable, "-c", ask)
+    result = configure(tmp_path, "-DFUSEDOPS_NATIVE=1", PATH=without_nvidia_smi(tmp_path))
+    assert result.returncode == 0, result.stderr
+    info = json.loads((tmp_path / "build_info.json").read_text())
+    assert info["cpu_isas"] == [widest.strip()]
+    assert not info["cuda"]["built"] and "had no GPU" in info["cuda"]["reason"]
+
+
+def without_nvidia_smi(tmp_path: Path) -> str:
+    """PATH with a program of that name first that finds no GPU."""
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\nexit 9\n")
+    program.chmod(0o755)
+    return os.pathsep.join([str(program.parent), os.environ["PATH"]])
+
+
 def test_asking_for_cuda_without_nvcc_is_an_error_with_the_fix(tmp_path):
     result = configure(tmp_path, "-DCMAKE_CUDA_COMPILER=", "-DFUSEDOPS_BUILD_CUDA=1")
     assert result.returncode != 0
@@ -107,6 +129,7 @@ def test_asking_for_cuda_without_nvcc_is_an_error_with_the_fix(tmp_path):
     "option, message",
     [
         ("-DFUSEDOPS_BUILD_CUDA=yes", "FUSEDOPS_BUILD_CUDA is 'yes', wanted auto, 1 or 0"),
+        ("-DFUSEDOPS_NATIVE=maybe", "FUSEDOPS_BUILD_NATIVE is 'maybe', wanted 1 or 0"),
         ("-DFUSEDOPS_TORCH_DIR=/nowhere", "Install torch first"),
     ],
 )

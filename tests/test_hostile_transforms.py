@@ -117,42 +117,47 @@ JVP = [
 ]
 
 
-def torch_func(call, expected):
-    """torch.func takes no derivative of an op that Python registers, in torch 2.13."""
-    return either(call, expected, r"functorch transforms|non-ATen|torch\.func")
-
-
+#: torch.func.functionalize takes no op from outside torch that writes.
+FUNCTIONALIZE = r"functorch transforms|non-ATen|torch\.func"
 GRADIENTS = [
-    torch_func(
+    answers(
         "torch.func.grad(lambda x: (softmax(x, -1) * y).sum())(x)",
         "torch.func.grad(lambda x: (x.softmax(-1) * y).sum())(x)",
     ),
-    torch_func(
+    answers(
         "torch.func.jacrev(lambda x: log_softmax(x, 0))(x)",
         "torch.func.jacrev(lambda x: x.log_softmax(0))(x)",
     ),
-    torch_func(
+    answers(
         "torch.func.jacrev(torch.func.jacrev(lambda x: softmax(x, 0)))(x[0])",
         "torch.func.jacrev(torch.func.jacrev(lambda x: x.softmax(0)))(x[0])",
     ),
-    torch_func(
+    answers(
         "torch.vmap(torch.func.grad(lambda x: (layer_norm(x, [5], w, b) * b).sum()))(x)",
         "torch.func.grad(lambda x: (torch.nn.functional.layer_norm(x, (5,), w, b) * b).sum())(x)",
     ),
-    torch_func(
+    answers(
         "torch.func.vjp(lambda x: rms_norm(x, [5], w), x)[1](y)[0]",
         "torch.func.vjp(lambda x: torch.nn.functional.rms_norm(x, (5,), w), x)[1](y)[0]",
     ),
-    torch_func(
+    answers(
         "torch.func.grad(lambda x: (masked_softmax(x, mask) * y).sum())(x)",
         "torch.func.grad(lambda x: (x.masked_fill(~mask, -inf).softmax(-1) * y).sum())(x)",
     ),
-    torch_func(
+    answers(
         "torch.func.grad(lambda x: (softmax_(x * 1, -1) * y).sum())(x)",
         "torch.func.grad(lambda x: (x.softmax(-1) * y).sum())(x)",
     ),
-    torch_func("torch.func.functionalize(lambda x: softmax_(x.clone(), -1))(x)", "x.softmax(-1)"),
-    torch_func("torch.func.functionalize(lambda x: softmax(x, -1, out=out))(x)", "x.softmax(-1)"),
+    either(
+        "torch.func.functionalize(lambda x: softmax_(x.clone(), -1))(x)",
+        "x.softmax(-1)",
+        FUNCTIONALIZE,
+    ),
+    either(
+        "torch.func.functionalize(lambda x: softmax(x, -1, out=out))(x)",
+        "x.softmax(-1)",
+        FUNCTIONALIZE,
+    ),
 ]
 
 UNDER_MODES = [

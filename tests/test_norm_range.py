@@ -4,7 +4,7 @@ values and gradients within what the arithmetic allows."""
 import numpy as np
 import pytest
 import torch
-from oracle import DTYPES, SLACK
+from oracle import DTYPES
 
 import fusedops
 
@@ -99,13 +99,15 @@ def test_constant_rows_come_out_as_the_definition_says(op, dtype, value):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("eps", [0.0, 1e-12, 1e-6, 1e-5])
-def test_rms_norm_of_one_column_is_as_exact_as_two_roundings(dtype, eps):
-    """That of the square moves the result by a quarter of an ulp, its own by half of one."""
+def test_rms_norm_of_one_column_is_off_by_few_roundings(dtype, eps):
+    """Those of the square, of the sum with eps and of the root move the result by a quarter of an
+    ulp, those of the reciprocal and of the product by half of one: twice as much where the result
+    is just below a power of two. A fused multiply-add leaves out most."""
     x = torch.randn(100_000, 1, dtype=dtype)
     exact, _, _ = in_80_bits("rms_norm", x, x, eps)
     y = fusedops.rms_norm(x, [1], eps=eps)
     spacing = np.spacing(np.abs(exact).astype(y.numpy().dtype)).astype(np.longdouble)
-    assert (np.abs(y.numpy() - exact) / spacing).max() <= 1.51 + SLACK - 1
+    assert (np.abs(y.numpy() - exact) / spacing).max() <= 3.5
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -120,7 +122,7 @@ def test_gradients_of_rms_norm_that_cancel_are_right(dtype, weight_offset, cols)
     actual = ops.rms_norm_backward(grad, x, [cols], rstd, w, mask, weight_offset)[0]
     _, exact, rstd = in_80_bits("rms_norm", x, grad, 1e-6)
     unit = np.abs(grad.numpy()).max(-1, keepdims=True) * rstd * torch.finfo(dtype).eps
-    assert (np.abs(actual.numpy() - exact) / unit).max() < 4 + SLACK
+    assert (np.abs(actual.numpy() - exact) / unit).max() < 7
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
@@ -142,7 +144,7 @@ def test_gradients_of_few_columns_far_from_zero_keep_to_the_bound(dtype, cols, e
             _, exact, rstd = in_80_bits("layer_norm", rounded, grad, eps)
             largest = np.abs(grad.double().numpy()).max(-1, keepdims=True) * rstd
             mean = np.abs(rounded.double().mean(-1, keepdim=True).numpy())
-            bound = unit * (2 + SLACK + 2 * mean * rstd) * (1 + mean * rstd * unit) * largest
+            bound = unit * (5 + 2 * mean * rstd) * (1 + mean * rstd * unit) * largest
             bound = bound + info.eps * np.abs(exact) + info.smallest_normal
             actual = actual.double().numpy()
             within = (np.abs(actual - exact) <= bound) | (np.abs(exact) > info.max)

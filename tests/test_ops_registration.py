@@ -52,6 +52,9 @@ def norm_samples(t, w, b):
     plain = [v.detach() for v in (t, r, w, b)]
     _, *statistics = ops.std_norm(plain[0], [4, 8], None, None, 1e-6)
     yield ops._std_norm, (plain[0], [8], *plain[2:], 1e-6)
+    yield ops._std_norm_output, (plain[0], [4, 8], None, None, 1e-6)
+    yield ops._layer_norm_output, (plain[0], [8], *plain[2:], 1e-5)
+    yield ops._rms_norm_output, (plain[0], [8], plain[2], 1e-5, 1.0, True)
     for mask in ([True, True, True], [False, True, False]):
         yield ops.std_norm_backward, (grad, t, [4, 8], *statistics, None, None, mask, 1e-6)
     _, rstd = ops.rms_norm(plain[0], [8], None, 1e-5)
@@ -190,11 +193,6 @@ def test_forward_mode_raises_instead_of_giving_zeros():
             call(forward_ad.make_dual(x, torch.ones_like(x)))
         with pytest.raises(NotImplementedError, match="forward-mode"):
             torch.func.jvp(call, (x,), (torch.ones_like(x),))
-
-
-def test_reverse_mode_through_torch_func_raises_and_is_never_wrong():
-    with pytest.raises(RuntimeError, match="functorch"):
-        torch.func.grad(lambda t: fusedops.softmax(t, -1).pow(2).sum())(torch.randn(3, 5))
 
 
 def test_vmap_is_the_loop_over_its_slices():

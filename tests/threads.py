@@ -1,6 +1,6 @@
 """Op tests run with 1, 2 and 3 threads, which divide rows and the elements of long rows. A plugin.
 
-Each runs with one of the three, chosen by its name; with ``--all-threads`` (``make test-all``) each
+Each runs with one of the three, chosen by its name; with ``--exhaustive`` (``make test-all``) each
 runs with all. Fewer than 32,768 elements are one thread's anyway.
 """
 
@@ -34,13 +34,8 @@ OP_TESTS = (
 )
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    help = "run every op test with 1, 2 and 3 threads, not with one of them"
-    parser.addoption("--all-threads", action="store_true", help=help)
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "threads" in metafunc.fixturenames and metafunc.config.getoption("all_threads"):
+    if "threads" in metafunc.fixturenames and metafunc.config.getoption("exhaustive"):
         if metafunc.module.__name__ in OP_TESTS:
             metafunc.parametrize("threads", COUNTS, indirect=True, ids="{} threads".format)
 

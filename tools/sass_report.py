@@ -386,18 +386,33 @@ def demangle(keys: Sequence[str]) -> dict[str, str]:
     return names
 
 
-def kernels_of(architectures: Sequence[str]) -> list[Kernel]:
-    """Compiles and reads every source for every architecture, one a CPU at a time."""
+def kernels_of(architectures: Sequence[str], library: Path | None = None) -> list[Kernel]:
+    """Compiles and reads every source for every architecture, one a CPU at a time; or reads what a
+    library was built with, where it was built for all of them."""
     find_disassembler()  # a missing one is reported before a minute of compiling
-    jobs = [(source, arch) for arch in architectures for source in SOURCES]
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
-
-        def job(source: Path, arch: str) -> list[Kernel]:
-            return read_cubin(compile_cubin(source, arch, Path(folder)), arch)
-
-        parts = list(pool.map(job, *zip(*jobs, strict=True)))
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(os.cpu_count()) as pool:
+        folder = Path(name)
+        cubins = [] if library is None else extract_cubins(library, architectures, folder)
+        if {arch for _, arch in cubins} != {*architectures}:
+            jobs = [(source, arch, folder) for arch in architectures for source in SOURCES]
+            cubins = list(pool.map(compile_job, jobs))
+        parts = list(pool.map(lambda job: read_cubin(*job), cubins))
     found = [kernel for part in parts for kernel in part]
     return sorted(found, key=lambda kernel: (int(kernel.arch), kernel.name))
+
+
+def compile_job(job: tuple[Path, str, Path]) -> tuple[Path, str]:
+    return compile_cubin(*job), job[1]
+
+
+def extract_cubins(
+    library: Path, architectures: Sequence[str], folder: Path
+) -> list[tuple[Path, str]]:
+    """Those in a library that are for one of the architectures, each with it."""
+    cuobjdump, environment = find_disassembler()
+    run(cuobjdump, "-xelf", "all", library.resolve(), env=environment, cwd=folder)
+    found = [(path, path.suffixes[-2].removeprefix(".sm_")) for path in folder.glob("*.cubin")]
+    return [(path, arch) for path, arch in sorted(found) if arch in architectures]
 
 
 # --- gates ----------------------------------------------------------------------------------------

@@ -3,16 +3,17 @@
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 namespace fusedops {
 namespace {
 
 #if defined(__x86_64__)
-bool has_avx2() {
+[[maybe_unused]] bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
       __builtin_cpu_supports("f16c");
 }
-bool has_avx512() {
+[[maybe_unused]] bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
@@ -27,13 +28,43 @@ std::string requested_isa() {
       "FUSEDOPS_CPU_ISA is '" + isa + "', wanted avx512, avx2 or default; unset it for the best");
 }
 
+struct Isa {
+  const CpuKernels& kernels;
+  bool is_here;  // on this machine
+};
+
+// Those that this build holds, the widest first.
+const std::vector<Isa>& built_isas() {
+  static const std::vector<Isa> isas = {
+#if defined(FUSEDOPS_BUILT_avx512)
+      {avx512::kernels, has_avx512()},
+#endif
+#if defined(FUSEDOPS_BUILT_avx2)
+      {avx2::kernels, has_avx2()},
+#endif
+#if defined(FUSEDOPS_BUILT_default)
+      {default_::kernels, true},
+#endif
+  };
+  return isas;
+}
+
+// "default" < "avx2" < "avx512"
+int width_of(const std::string& isa) { return isa == "avx512" ? 2 : isa == "avx2" ? 1 : 0; }
+
 const CpuKernels& choose() {
   const std::string limit = requested_isa();
-#if defined(__x86_64__)
-  if (limit != "default" && limit != "avx2" && has_avx512()) return avx512::kernels;
-  if (limit != "default" && has_avx2()) return avx2::kernels;
-#endif
-  return default_::kernels;
+  std::string built;
+  for (const Isa& isa : built_isas()) {
+    const bool is_allowed = limit.empty() || width_of(isa.kernels.isa) <= width_of(limit);
+    if (is_allowed && isa.is_here) return isa.kernels;
+    built += std::string(built.empty() ? "" : " and ") + isa.kernels.isa;
+  }
+  throw std::runtime_error(
+      "this build of fusedops holds kernels for " + built + " alone, which " +
+      (limit.empty() ? "this machine lacks"
+                     : "FUSEDOPS_CPU_ISA=" + limit + " or this machine rules out") +
+      "; build it with all: FUSEDOPS_BUILD_NATIVE=0 pip install --no-build-isolation .");
 }
 
 }  // namespace

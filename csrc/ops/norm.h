@@ -106,44 +106,64 @@ inline NormShape checked_norm_forward(const NormOptions& options, const Tensor& 
 struct NormResidual {
   std::optional<Tensor> residual;
   Dropout dropout = {};  // of the input
-  bool wants_sum = true;
+};
+
+// The results beside the output that are wanted, where the norm has them.
+struct NormKept {
+  bool sum = true, statistics = true;
 };
 
 struct NormResult {
-  Tensor output, sum, mean, rstd;  // sum and mean: empty where there is none
+  Tensor output;
+  std::optional<Tensor> sum, mean, rstd;
 };
+
+// What stands for a result that is not wanted has no elements.
+inline Tensor or_empty(
+    const char* op, const std::optional<Tensor>& result, const Tensor& like, ScalarType dtype) {
+  return result ? *result : empty_contiguous(op, like, Sizes{0}, dtype);
+}
+
+// The rows of `tensor`, if there is one.
+template <class Backend>
+std::optional<RowView> as_rows(const char* op, const std::optional<Tensor>& tensor, int64_t first) {
+  if (!tensor) return std::nullopt;
+  return as_rows<Backend>(op, *tensor, first);
+}
 
 template <class Backend>
 NormResult norm_forward(
     const NormOptions& options, const Tensor& input, const NormResidual& added, double eps,
-    bool rounds_normalized = false) {
+    const NormKept& kept, bool rounds_normalized = false) {
   const char* op = options.op;
   const NormShape shape = checked_norm_forward(options, input, eps);
   if (added.residual) check_like(op, "residual", *added.residual, {"input", input});
 
   const ScalarType dtype = input.scalar_type(), statistics = statistics_dtype(dtype);
-  const bool has_sum = added.residual && added.wants_sum, has_mean = options.kind != NormKind::kRms;
-  const Sizes sizes = sizes_of(input), none = {0};
-  const NormResult result{
-      empty_contiguous(op, input, sizes, dtype),
-      empty_contiguous(op, input, has_sum ? sizes : none, dtype),
-      empty_contiguous(op, input, has_mean ? shape.statistics : none, statistics),
-      empty_contiguous(op, input, shape.statistics, statistics)};
+  const Sizes sizes = sizes_of(input);
+  NormResult result{empty_contiguous(op, input, sizes, dtype), {}, {}, {}};
+  if (added.residual && kept.sum) result.sum = empty_contiguous(op, input, sizes, dtype);
+  if (kept.statistics) {
+    if (options.kind != NormKind::kRms) {
+      result.mean = empty_contiguous(op, input, shape.statistics, statistics);
+    }
+    result.rstd = empty_contiguous(op, input, shape.statistics, statistics);
+  }
   if (shape.rows == 0) return result;
 
   const RowView source = as_rows<Backend>(op, input, shape.first);
-  const RowView residual = as_rows<Backend>(op, added.residual.value_or(input), shape.first);
+  const std::optional<RowView> residual = as_rows<Backend>(op, added.residual, shape.first);
   const NormParameters parameters(op, options.weight, options.bias, dtype);
   NormForward args{};
   args.kind = options.kind;
   args.input = source.read();
-  if (added.residual) args.residual = residual.read();
+  if (residual) args.residual = residual->read();
   args.output = RowView{result.output, {shape.cols}}.write();
-  if (has_sum) args.sum = RowView{result.sum, {shape.cols}}.write();
+  if (result.sum) args.sum = RowView{*result.sum, {shape.cols}}.write();
   args.weight = NormParameters::columns(parameters.weight);
   args.bias = NormParameters::columns(parameters.bias);
-  if (has_mean) args.mean = result.mean.mutable_data_ptr();
-  args.rstd = result.rstd.mutable_data_ptr();
+  if (result.mean) args.mean = result.mean->mutable_data_ptr();
+  if (result.rstd) args.rstd = result.rstd->mutable_data_ptr();
   args.dropout = added.dropout;
   args.rows = shape.rows;
   args.cols = shape.cols;
@@ -186,7 +206,7 @@ inline NormWanted wanted_of_added(
 }
 
 struct NormGradResult {
-  Tensor input, branch, weight, bias;  // empty where not wanted
+  std::optional<Tensor> input, branch, weight, bias;  // those that are wanted
 };
 
 inline void check_norm_backward(
@@ -198,32 +218,38 @@ inline void check_norm_backward(
   check_eps(op, given.eps);
 }
 
-// The gradient of weight or bias: empty where it is not wanted, zero where there are no rows.
-inline Tensor norm_parameter_grad(
+// The gradient of weight or bias has the parameter's dtype, or the input's where there is none.
+inline ScalarType norm_parameter_dtype(
+    const Tensor& input, const std::optional<Tensor>& parameter) {
+  return parameter ? parameter->scalar_type() : input.scalar_type();
+}
+
+// The gradient of weight or bias, if it is wanted; zero where there are no rows.
+inline std::optional<Tensor> norm_parameter_grad(
     const char* op, bool wanted, const Tensor& input, const std::optional<Tensor>& parameter,
     const Sizes& normalized_shape, int64_t rows) {
-  const ScalarType dtype = parameter ? parameter->scalar_type() : input.scalar_type();
-  Tensor grad = empty_contiguous(op, input, wanted ? normalized_shape : Sizes{0}, dtype);
-  if (wanted && rows == 0) torch::stable::zero_(grad);
+  if (!wanted) return std::nullopt;
+  Tensor grad =
+      empty_contiguous(op, input, normalized_shape, norm_parameter_dtype(input, parameter));
+  if (rows == 0) torch::stable::zero_(grad);
   return grad;
 }
 
-// The rows and columns of `wanted`, and what is written to them.
+// Into the gradients that `result` has.
 template <class Backend>
 void launch_norm_backward(
     const NormOptions& options, const NormGradients& given, const NormShape& shape,
-    const NormParameters& parameters, const NormWanted& wanted, const NormGradResult& result) {
+    const NormParameters& parameters, const NormGradResult& result) {
   const char* op = options.op;
   const Tensor& input = given.input.tensor;
-  const auto written = [&](bool is_wanted, const Tensor& grad) {
-    return is_wanted ? RowView{grad, {shape.cols}}.write() : Rows{};
+  const auto written = [&](const std::optional<Tensor>& grad) {
+    return grad ? RowView{*grad, {shape.cols}}.write() : Rows{};
   };
-  const auto columns = [](bool is_wanted, const Tensor& grad) {
-    return Columns{is_wanted ? grad.mutable_data_ptr() : nullptr, kernel_dtype(grad.scalar_type())};
+  const auto columns = [](const std::optional<Tensor>& grad) {
+    return grad ? Columns{grad->mutable_data_ptr(), kernel_dtype(grad->scalar_type())} : Columns{};
   };
   const RowView grad = as_rows<Backend>(op, given.grad_output, shape.first);
-  const RowView grad_sum =
-      as_rows<Backend>(op, given.grad_sum.value_or(given.grad_output), shape.first);
+  const std::optional<RowView> grad_sum = as_rows<Backend>(op, given.grad_sum, shape.first);
   const RowView source = as_rows<Backend>(op, input, shape.first);
   const std::optional<Tensor> mean =
       given.mean ? std::optional(as_contiguous(op, *given.mean)) : std::nullopt;
@@ -231,15 +257,15 @@ void launch_norm_backward(
   NormBackward args{};
   args.kind = options.kind;
   args.grad_output = grad.read();
-  if (given.grad_sum) args.grad_sum = grad_sum.read();
+  if (grad_sum) args.grad_sum = grad_sum->read();
   args.input = source.read();
   if (mean) args.mean = mean->const_data_ptr();
   args.rstd = rstd.const_data_ptr();
   args.weight = NormParameters::columns(parameters.weight);
-  args.grad_input = written(wanted.input, result.input);
-  args.grad_branch = written(wanted.branch, result.branch);
-  args.grad_weight = columns(wanted.weight, result.weight);
-  args.grad_bias = columns(wanted.bias, result.bias);
+  args.grad_input = written(result.input);
+  args.grad_branch = written(result.branch);
+  args.grad_weight = columns(result.weight);
+  args.grad_bias = columns(result.bias);
   args.dropout = given.dropout;
   args.rows = shape.rows;
   args.cols = shape.cols;
@@ -258,18 +284,23 @@ NormGradResult norm_backward(
 
   const ScalarType dtype = input.scalar_type();
   const NormParameters parameters(op, options.weight, options.bias, dtype);
-  const Sizes sizes = sizes_of(input), none = {0};
+  const Sizes sizes = sizes_of(input);
   const Sizes& columns = options.normalized_shape;
   NormGradResult result{
-      empty_contiguous(op, input, wanted.input ? sizes : none, dtype),
-      empty_contiguous(op, input, wanted.branch ? sizes : none, dtype),
+      {},
+      {},
       norm_parameter_grad(op, wanted.weight, input, parameters.weight, columns, shape.rows),
       norm_parameter_grad(op, wanted.bias, input, parameters.bias, columns, shape.rows)};
+  if (wanted.input) result.input = empty_contiguous(op, input, sizes, dtype);
+  if (wanted.branch) result.branch = empty_contiguous(op, input, sizes, dtype);
   if (shape.rows > 0 && shape.cols > 0) {
-    launch_norm_backward<Backend>(options, given, shape, parameters, wanted, result);
+    launch_norm_backward<Backend>(options, given, shape, parameters, result);
   }
-  if (options.weight) result.weight = convert(op, result.weight, options.weight->scalar_type());
-  if (options.bias) result.bias = convert(op, result.bias, options.bias->scalar_type());
+  const auto to_dtype_of = [&](const std::optional<Tensor>& parameter, auto& grad) {
+    if (grad) grad = convert(op, *grad, norm_parameter_dtype(input, parameter));
+  };
+  to_dtype_of(options.weight, result.weight);
+  to_dtype_of(options.bias, result.bias);
   return result;
 }
 
@@ -290,8 +321,16 @@ struct NormOps {
       const Tensor& input, Sizes normalized_shape, MaybeTensor weight, MaybeTensor bias,
       double eps) {
     const NormResult result = norm_forward<Backend>(
-        {"layer_norm", NormKind::kLayer, normalized_shape, weight, bias}, input, {}, eps);
-    return {result.output, result.mean, result.rstd};
+        {"layer_norm", NormKind::kLayer, normalized_shape, weight, bias}, input, {}, eps, {});
+    return {result.output, *result.mean, *result.rstd};
+  }
+  static Tensor layer_norm_output(
+      const Tensor& input, Sizes normalized_shape, MaybeTensor weight, MaybeTensor bias,
+      double eps) {
+    return norm_forward<Backend>(
+               {"layer_norm", NormKind::kLayer, normalized_shape, weight, bias}, input, {}, eps,
+               kOutputAlone)
+        .output;
   }
 
   static std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(
@@ -302,15 +341,25 @@ struct NormOps {
     const NormGradResult grad = norm_backward<Backend>(
         {op, NormKind::kLayer, normalized_shape, weight, bias},
         {grad_output, {"input", input}, mean, rstd}, wanted);
-    return {grad.input, grad.weight, grad.bias};
+    return {
+        of_input(op, grad.input, input), of_parameter(op, grad.weight, input, weight),
+        of_parameter(op, grad.bias, input, bias)};
   }
 
   static std::tuple<Tensor, Tensor, Tensor> std_norm(
       const Tensor& input, Sizes normalized_shape, MaybeTensor weight, MaybeTensor bias,
       double eps) {
     const NormResult result = norm_forward<Backend>(
-        {"std_norm", NormKind::kStd, normalized_shape, weight, bias}, input, {}, eps);
-    return {result.output, result.mean, result.rstd};
+        {"std_norm", NormKind::kStd, normalized_shape, weight, bias}, input, {}, eps, {});
+    return {result.output, *result.mean, *result.rstd};
+  }
+  static Tensor std_norm_output(
+      const Tensor& input, Sizes normalized_shape, MaybeTensor weight, MaybeTensor bias,
+      double eps) {
+    return norm_forward<Backend>(
+               {"std_norm", NormKind::kStd, normalized_shape, weight, bias}, input, {}, eps,
+               kOutputAlone)
+        .output;
   }
 
   static std::tuple<Tensor, Tensor, Tensor> std_norm_backward(
@@ -322,7 +371,9 @@ struct NormOps {
     const NormGradResult grad = norm_backward<Backend>(
         {op, NormKind::kStd, normalized_shape, weight, bias},
         {grad_output, {"input", input}, mean, rstd, std::nullopt, {}, eps}, wanted);
-    return {grad.input, grad.weight, grad.bias};
+    return {
+        of_input(op, grad.input, input), of_parameter(op, grad.weight, input, weight),
+        of_parameter(op, grad.bias, input, bias)};
   }
 
   static std::tuple<Tensor, Tensor> rms_norm(
@@ -330,8 +381,16 @@ struct NormOps {
       double weight_offset, bool rounds_normalized) {
     const NormResult result = norm_forward<Backend>(
         {"rms_norm", NormKind::kRms, normalized_shape, weight, std::nullopt, weight_offset}, input,
-        {}, eps, rounds_normalized);
-    return {result.output, result.rstd};
+        {}, eps, {}, rounds_normalized);
+    return {result.output, *result.rstd};
+  }
+  static Tensor rms_norm_output(
+      const Tensor& input, Sizes normalized_shape, MaybeTensor weight, double eps,
+      double weight_offset, bool rounds_normalized) {
+    return norm_forward<Backend>(
+               {"rms_norm", NormKind::kRms, normalized_shape, weight, std::nullopt, weight_offset},
+               input, {}, eps, kOutputAlone, rounds_normalized)
+        .output;
   }
 
   static std::tuple<Tensor, Tensor> rms_norm_backward(
@@ -342,7 +401,7 @@ struct NormOps {
     const NormGradResult grad = norm_backward<Backend>(
         {op, NormKind::kRms, normalized_shape, weight, std::nullopt, weight_offset},
         {grad_output, {"input", input}, std::nullopt, rstd}, wanted);
-    return {grad.input, grad.weight};
+    return {of_input(op, grad.input, input), of_parameter(op, grad.weight, input, weight)};
   }
 
   static std::tuple<Tensor, Tensor, Tensor, Tensor> add_layer_norm(
@@ -351,8 +410,8 @@ struct NormOps {
     const char* op = "add_layer_norm";
     const NormResult result = norm_forward<Backend>(
         {op, NormKind::kLayer, normalized_shape, weight, bias}, input,
-        {residual, branch_dropout(op, p, seed, {"input", input})}, eps);
-    return {result.output, result.sum, result.mean, result.rstd};
+        {residual, branch_dropout(op, p, seed, {"input", input})}, eps, {});
+    return {result.output, *result.sum, *result.mean, *result.rstd};
   }
 
   // Of the sum only where it is wanted.
@@ -362,8 +421,8 @@ struct NormOps {
     const char* op = "add_layer_norm";
     const NormResult result = norm_forward<Backend>(
         {op, NormKind::kLayer, normalized_shape, weight, bias}, input,
-        {residual, branch_dropout(op, p, seed, {"input", input}), wants_sum}, eps);
-    return {result.output, result.sum};
+        {residual, branch_dropout(op, p, seed, {"input", input})}, eps, {wants_sum, false});
+    return output_and_sum(op, result);
   }
 
   // With dropout the gradient of the residual is another than that of the input; without, empty.
@@ -382,7 +441,10 @@ struct NormOps {
          grad_sum,
          branch_dropout(op, p, seed, {"sum", sum})},
         wanted);
-    return in_order_of_inputs(grad, p);
+    const auto [to_input, to_residual] = in_order_of_inputs(grad, p);
+    return {
+        of_input(op, to_input, sum), of_input(op, to_residual, sum),
+        of_parameter(op, grad.weight, sum, weight), of_parameter(op, grad.bias, sum, bias)};
   }
 
   static std::tuple<Tensor, Tensor, Tensor> add_rms_norm(
@@ -391,8 +453,8 @@ struct NormOps {
     const char* op = "add_rms_norm";
     const NormResult result = norm_forward<Backend>(
         {op, NormKind::kRms, normalized_shape, weight, std::nullopt, weight_offset}, input,
-        {residual, branch_dropout(op, p, seed, {"input", input})}, eps, rounds_normalized);
-    return {result.output, result.sum, result.rstd};
+        {residual, branch_dropout(op, p, seed, {"input", input})}, eps, {}, rounds_normalized);
+    return {result.output, *result.sum, *result.rstd};
   }
 
   static std::tuple<Tensor, Tensor> add_rms_norm_inference(
@@ -402,9 +464,9 @@ struct NormOps {
     const char* op = "add_rms_norm";
     const NormResult result = norm_forward<Backend>(
         {op, NormKind::kRms, normalized_shape, weight, std::nullopt, weight_offset}, input,
-        {residual, branch_dropout(op, p, seed, {"input", input}), wants_sum}, eps,
+        {residual, branch_dropout(op, p, seed, {"input", input})}, eps, {wants_sum, false},
         rounds_normalized);
-    return {result.output, result.sum};
+    return output_and_sum(op, result);
   }
 
   static std::tuple<Tensor, Tensor, Tensor> add_rms_norm_backward(
@@ -422,15 +484,33 @@ struct NormOps {
          grad_sum,
          branch_dropout(op, p, seed, {"sum", sum})},
         wanted);
-    const auto [to_input, to_residual, to_weight, to_bias] = in_order_of_inputs(grad, p);
-    return {to_input, to_residual, to_weight};
+    const auto [to_input, to_residual] = in_order_of_inputs(grad, p);
+    return {
+        of_input(op, to_input, sum), of_input(op, to_residual, sum),
+        of_parameter(op, grad.weight, sum, weight)};
   }
 
  private:
-  static std::tuple<Tensor, Tensor, Tensor, Tensor> in_order_of_inputs(
+  static constexpr NormKept kOutputAlone{false, false};
+
+  static std::tuple<Tensor, Tensor> output_and_sum(const char* op, const NormResult& result) {
+    const Tensor& output = result.output;
+    return {output, or_empty(op, result.sum, output, output.scalar_type())};
+  }
+
+  // Those of the input and of the residual.
+  static std::pair<MaybeTensor, MaybeTensor> in_order_of_inputs(
       const NormGradResult& grad, double p) {
-    if (p == 0) return {grad.input, grad.branch, grad.weight, grad.bias};
-    return {grad.branch, grad.input, grad.weight, grad.bias};
+    if (p == 0) return {grad.input, grad.branch};
+    return {grad.branch, grad.input};
+  }
+
+  static Tensor of_input(const char* op, const MaybeTensor& grad, const Tensor& input) {
+    return or_empty(op, grad, input, input.scalar_type());
+  }
+  static Tensor of_parameter(
+      const char* op, const MaybeTensor& grad, const Tensor& input, const MaybeTensor& parameter) {
+    return or_empty(op, grad, input, norm_parameter_dtype(input, parameter));
   }
 };
 

@@ -46,10 +46,13 @@
         "masked_softmax_dropout_backward", &Masked::masked_softmax_dropout_backward);              \
     using Norm = fusedops::NormOps<Backend>;                                                       \
     FUSEDOPS_IMPL_WITH_TWIN("layer_norm", &Norm::layer_norm);                                      \
+    m.impl("_layer_norm_output", TORCH_BOX(&Norm::layer_norm_output));                             \
     FUSEDOPS_IMPL_WITH_TWIN("layer_norm_backward", &Norm::layer_norm_backward);                    \
     FUSEDOPS_IMPL_WITH_TWIN("std_norm", &Norm::std_norm);                                          \
+    m.impl("_std_norm_output", TORCH_BOX(&Norm::std_norm_output));                                 \
     FUSEDOPS_IMPL_WITH_TWIN("std_norm_backward", &Norm::std_norm_backward);                        \
     FUSEDOPS_IMPL_WITH_TWIN("rms_norm", &Norm::rms_norm);                                          \
+    m.impl("_rms_norm_output", TORCH_BOX(&Norm::rms_norm_output));                                 \
     FUSEDOPS_IMPL_WITH_TWIN("rms_norm_backward", &Norm::rms_norm_backward);                        \
     m.impl("add_layer_norm", TORCH_BOX(&Norm::add_layer_norm));                                    \
     m.impl("_add_layer_norm", TORCH_BOX(&Norm::add_layer_norm_inference));                         \

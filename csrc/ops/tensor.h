@@ -278,13 +278,20 @@ struct RowView {
   }
 };
 
+// How a tensor lies: asked for once, because each question is several calls into torch.
+struct Layout {
+  torch::headeronly::IntHeaderOnlyArrayRef sizes, strides;
+
+  explicit Layout(const Tensor& tensor) : sizes(tensor.sizes()), strides(tensor.strides()) {}
+};
+
 // The longest run of dimensions [first, end) that number `count` things `stride` apart.
 struct EvenRun {
   int64_t first, count = 1, stride = 0;
 
-  EvenRun(const Tensor& tensor, int64_t end) : first(end) {
+  EvenRun(const Layout& layout, int64_t end) : first(end) {
     for (; first > 0; --first) {
-      const int64_t size = tensor.sizes()[first - 1], step = tensor.strides()[first - 1];
+      const int64_t size = layout.sizes[first - 1], step = layout.strides[first - 1];
       if (size == 1) continue;
       if (count > 1 && step != stride * count) return;
       if (count == 1) stride = step;
@@ -294,14 +301,12 @@ struct EvenRun {
 };
 
 // Whether the elements that dimensions [first, end) number are adjacent and in order.
-inline bool is_adjacent(const Tensor& tensor, int64_t first) {
-  const auto sizes = tensor.sizes();
-  const auto strides = tensor.strides();
+inline bool is_adjacent(const Layout& layout, int64_t first) {
   int64_t count = 1;
-  for (int64_t d = tensor.dim() - 1; d >= first; --d) {
-    if (sizes[d] == 1) continue;
-    if (strides[d] != count) return false;
-    count *= sizes[d];
+  for (int64_t d = static_cast<int64_t>(layout.sizes.size()) - 1; d >= first; --d) {
+    if (layout.sizes[d] == 1) continue;
+    if (layout.strides[d] != count) return false;
+    count *= layout.sizes[d];
   }
   return true;
 }
@@ -310,11 +315,12 @@ inline bool is_adjacent(const Tensor& tensor, int64_t first) {
 // adjacent, or they are neither evenly spaced nor in evenly spaced groups that the backend reads.
 template <class Backend>
 std::optional<RowSpacing> row_spacing(const Tensor& tensor, int64_t first) {
-  if (!is_adjacent(tensor, first)) return std::nullopt;
-  const EvenRun rows(tensor, first);
+  const Layout layout(tensor);
+  if (!is_adjacent(layout, first)) return std::nullopt;
+  const EvenRun rows(layout, first);
   if (rows.first == 0) return RowSpacing{rows.stride};
   if (!Backend::kReadsGroups) return std::nullopt;
-  const EvenRun groups(tensor, rows.first);
+  const EvenRun groups(layout, rows.first);
   if (groups.first > 0 || rows.count * groups.count >= RowSpacing::kMaxGroupedRows) {
     return std::nullopt;
   }
@@ -344,9 +350,10 @@ struct PlaneView {
 
 // Or nothing where the lanes are not adjacent or the planes not evenly spaced.
 inline std::optional<PlaneView> plane_view(const Tensor& tensor, int64_t dim) {
-  const EvenRun planes(tensor, dim);
-  if (planes.first > 0 || !is_adjacent(tensor, dim + 1)) return std::nullopt;
-  return PlaneView{tensor, planes.stride, tensor.strides()[dim]};
+  const Layout layout(tensor);
+  const EvenRun planes(layout, dim);
+  if (planes.first > 0 || !is_adjacent(layout, dim + 1)) return std::nullopt;
+  return PlaneView{tensor, planes.stride, layout.strides[dim]};
 }
 
 inline PlaneView as_planes(const char* op, const Tensor& tensor, int64_t dim) {

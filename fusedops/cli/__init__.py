@@ -1,4 +1,4 @@
-"""The command line: `python -m fusedops env | bench | demo | explain`.
+"""The command line: `python -m fusedops env | bench | tune | demo | explain`.
 
 A command is a module of this package with `add_arguments(parser)` and `run(args) -> exit code`.
 Only the chosen one is imported, so `env` needs nothing but torch, and works where the rest fails.
@@ -18,6 +18,7 @@ PROGRAM = "python -m fusedops"
 COMMANDS = {
     "env": "report build, torch, devices, libraries and operators, and how to fix what is wrong",
     "bench": "time the operators, or take their peak memory, beside eager PyTorch and Inductor",
+    "tune": "measure what pays on this machine, for the compiled models to go by",
     "demo": "embed sentences with a real encoder, in eager, with Inductor and with fusedops",
     "explain": "list what would be replaced in your model, what would not, and why",
 }

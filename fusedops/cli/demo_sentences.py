@@ -1,4 +1,8 @@
-"""Sentences for the demo: some say the same in other words, most are about something else."""
+"""Texts for the demo: sentences, some of which say the same in other words, and passages."""
+
+from __future__ import annotations
+
+import random
 
 SENTENCES = [
     "The ferry to the island leaves every morning at half past six.",
@@ -26,3 +30,12 @@ SENTENCES = [
     "The old lighthouse was turned into a tiny hotel with four rooms.",
     "Please water the tomatoes while we are away and take what is ripe.",
 ]
+
+PASSAGES = 104
+
+
+def texts() -> list[str]:
+    """The sentences one by one, then passages of up to four, the same ones every time."""
+    draw = random.Random(0)
+    passages = (draw.sample(SENTENCES, draw.randint(1, 4)) for _ in range(PASSAGES))
+    return [*SENTENCES, *map(" ".join, passages)]

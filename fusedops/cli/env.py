@@ -203,11 +203,27 @@ def probe_settings() -> Report:
 
 
 def probe_policy() -> Report:
-    """For each device, whether fuse="profitable" has times to decide by that were measured."""
+    """For each device, and a CPU on one thread too, the times by which fuse="profitable" decides;
+    and the tables that the user has measured."""
     costs = importlib.import_module("fusedops.graph.costs")
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    names = ["cpu", *(f"cuda:{i}" for i in range(gpus))]
-    return {name: _guarded(partial(costs.has_table, torch.device(name))) for name in names}
+    report = {}
+    for device in costs.devices():
+        machine = costs.here(device)
+        for threads in sorted({1, machine.threads}):
+            name = f"{device}, {costs.count_of(threads)}"
+            one = partial(_describe_table, dataclasses.replace(machine, threads=threads))
+            report[name] = _guarded(one)
+    checks = [_guarded(partial(costs.read, file, tuned=True)) for file in costs.user_files()]
+    damaged = [check["error"] for check in checks if isinstance(check, dict)]
+    yours = {"folder": str(costs.user_folder()), "tables": str(len(checks)), "damaged": damaged}
+    return {**report, "measured by you": yours}
+
+
+def _describe_table(machine: Any) -> Report | str:
+    table = next(iter(importlib.import_module("fusedops.graph.costs").tables_for(machine)), None)
+    if table is None:
+        return "no table: a rule of thumb decides; `python -m fusedops tune` measures one"
+    return {"table": str(table), "chosen": table.fit(machine), "measured on": str(table.machine)}
 
 
 PROBES: dict[str, Callable[[], Any]] = {

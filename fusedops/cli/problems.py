@@ -61,10 +61,13 @@ def refused_settings(report: Report) -> Iterator[Problem]:
 
 
 def policy_tables_that_are_damaged(report: Report) -> Iterator[Problem]:
-    """What fuse="profitable" decides by; to compile anything would fail."""
-    for device, table in report["policy"].items():
-        if isinstance(table, dict):
-            yield Problem(f"the policy table of {device}: {table['error']}", REINSTALL)
+    """What fuse="profitable" decides by: without a shipped table to compile anything would fail;
+    one of the user's is passed over."""
+    for device, facts in report["policy"].items():
+        if isinstance(facts, dict) and "error" in facts:
+            yield Problem(f"the policy table of {device}: {facts['error']}", REINSTALL)
+    for error in report["policy"]["measured by you"]["damaged"]:
+        yield Problem(error, "python -m fusedops tune, or remove the file")
 
 
 def operators_without_cpu_kernel(report: Report) -> Iterator[Problem]:

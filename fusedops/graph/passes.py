@@ -14,6 +14,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx import Graph
 
 from fusedops import config
+from fusedops.graph import costs
 from fusedops.graph.availability import has_kernels
 from fusedops.graph.inductor import repair_tiled_scatter
 from fusedops.graph.report import publish
@@ -29,9 +30,11 @@ class _Pass(CustomGraphPass):
         repair_tiled_scatter()
 
     def uuid(self) -> str:
-        """Part of Inductor's cache key: sources, kernels and settings, which decide the result."""
+        """Part of Inductor's cache key: sources, kernels, settings and the tables of costs in use,
+        which decide the result."""
         devices = [device for device in ("cpu", "cuda") if has_kernels(device)]
-        return f"fusedops-{_sources_digest()}-{devices}-{dataclasses.astuple(config.active())}"
+        settings = dataclasses.astuple(config.active())
+        return f"fusedops-{_sources_digest()}-{devices}-{settings}-{costs.identity()}"
 
 
 class Pass(_Pass):
@@ -109,13 +112,12 @@ def _as_tuple(passes: Any) -> tuple[GraphPass, ...]:
 
 @functools.cache
 def _sources_digest() -> str:
-    """A hash of all that decides a compiled graph: the pass with its tables, and what is traced
-    into it."""
+    """A hash of all that decides a compiled graph but the tables: the pass and what is traced into
+    it."""
     import fusedops
 
     package = Path(__file__).parents[1]
     files = [package / "config.py", *package.glob("graph/**/*.py"), *package.glob("ops/**/*.py")]
-    files += package.glob("graph/**/*.csv")
     digest = hashlib.sha256(getattr(fusedops, "__version__", "").encode())
     for file in sorted(files):
         digest.update(file.read_bytes())

@@ -1,43 +1,84 @@
 """May a site that could be replaced be replaced? Correctness is settled before this is asked.
 
 With `fuse="profitable"` a site is replaced where the op, and what its presence costs around it, is
-measured to take no longer than what Inductor makes of the site. An op of ours is a wall to
-Inductor's fusion: a pointwise neighbour then writes what Inductor would have kept in registers, and
-the op reads it.
+measured to take less than what Inductor makes of the site. An op of ours is a wall to Inductor's
+fusion: a pointwise neighbour then writes what Inductor would have kept in registers, and the op
+reads it; so is a mask that Inductor would have computed on its way.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch.fx import Node
 
 from fusedops import config
 from fusedops.graph import costs, dialect
-from fusedops.graph.costs import Size
+from fusedops.graph.costs import INFERENCE, TRAINING, Size, Table
 from fusedops.graph.dialect import users, value
+from fusedops.graph.machine import Machine
 from fusedops.graph.rule import Match
 
-#: Rows of the table of costs: their names, by op where they differ.
+_CAUSAL, _ADDITIVE = "masked_softmax[causal]", "masked_softmax[additive]"
+_DROPOUT = "softmax_dropout[causal]"
+#: What ops are measured as, where that is not their name; the first that a table has counts.
 _MEASURED_AS = {
-    "masked_softmax_dropout": "softmax_dropout",
-    **{f"stack_{op}": op for op in ("softmax", "log_softmax", "layer_norm")},
+    "masked_softmax": (_ADDITIVE,),
+    "masked_softmax_dropout": (_DROPOUT,),
+    **{f"stack_{op}": (op,) for op in ("softmax", "log_softmax", "layer_norm")},
 }
-MEASURED_OPS = ("softmax", "log_softmax", "masked_softmax", "softmax_dropout", "layer_norm")
-MEASURED_OPS += ("std_norm", "rms_norm", "add_layer_norm", "add_rms_norm")
+MEASURED_OPS = ("softmax", "log_softmax", _ADDITIVE, _DROPOUT, "layer_norm", "std_norm")
+MEASURED_OPS += ("rms_norm", "add_layer_norm", "add_rms_norm")
+
+#: What we must be faster by: two measurements of the same code differ by so much.
+MARGIN = 0.03
 
 #: Below this many elements a call costs more than its kernel, where no table says so.
 _FEW_ELEMENTS = 2**15
 _MANY_FEATURES = 2**18
 
 
-def refusal(rule: str, match: Match) -> str | None:
-    """Why the active settings leave this site alone, or None."""
+@dataclass(frozen=True)
+class Figures:
+    """The measurements that decided a site, scaled from the measured size to the site's.
+
+    mode: "inference", or "training": forward and backward pass together.
+    fusedops_ms, inductor_ms: of the site itself.
+    passes_ms: what its neighbours read and write more because our op stands between them.
+    rows, cols: the nearest size that was measured.
+    table: which table has it, of how many threads, and why that one.
+    """
+
+    mode: str
+    fusedops_ms: float
+    passes_ms: float
+    inductor_ms: float
+    rows: int
+    cols: int
+    table: str
+
+    @property
+    def ours_ms(self) -> float:
+        """All that our op costs."""
+        return self.fusedops_ms + self.passes_ms
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Why the active settings leave a site alone, or None; and what was compared, if anything."""
+
+    refusal: str | None
+    figures: Figures | None = None
+
+
+def judge(rule: str, match: Match) -> Verdict:
+    """Whether the active settings have this site replaced."""
     mode = config.active().fuse_for(rule)
     if mode == "never":
-        return 'config: fuse="never"'
-    return None if mode == "always" else _unprofitable(match)
+        return Verdict('config: fuse="never"')
+    return Verdict(None) if mode == "always" else _profitable(match)
 
 
 def leaves_encoder_layer(result: torch.Tensor) -> bool:
@@ -51,17 +92,21 @@ def leaves_encoder_layer(result: torch.Tensor) -> bool:
     return small and config.active().fuse_for("expand") == "profitable"
 
 
-def _unprofitable(match: Match) -> str | None:
+def _profitable(match: Match) -> Verdict:
     if _is_never_materialised(match):
-        return "all that becomes of it is gathered or reduced: Inductor never writes it out"
+        reason = "all that becomes of it is gathered or reduced: Inductor never writes it out"
+        return Verdict(reason)
     if _becomes_sdpa(match):
-        return "Inductor runs attention without a mask as scaled_dot_product_attention"
-    device, size = value(match.call.node).device, _size(match)
+        return Verdict("Inductor runs attention without a mask as scaled_dot_product_attention")
+    size = _size(match)
     if size is None:
-        return None
-    if costs.has_table(device):
-        return _slower(match, device, size)
-    return _probably_slower(match, size)
+        return Verdict(None)
+    machine = costs.here(value(match.call.node).device)
+    found = (_figures(match, table, size, machine) for table in costs.tables_for(machine))
+    figures = next(filter(None, found), None)
+    if figures is None:
+        return Verdict(_probably_slower(match, size))
+    return Verdict(_slower(figures), figures)
 
 
 def _is_never_materialised(match: Match) -> bool:
@@ -104,33 +149,59 @@ def _size(match: Match) -> Size | None:
     return Size(math.prod(shape) // max(cols, 1), cols, result.dtype)
 
 
-def _slower(match: Match, device: torch.device, size: Size) -> str | None:
-    """Whether the table of the device has it so."""
-    op = _MEASURED_AS.get(match.op, match.op)
-    directions = ["forward", "backward"] if _is_trained(match) else ["forward"]
-    found = [costs.cost(device, op, direction, size) for direction in directions]
-    found = [cost for cost in found if cost is not None]
-    if not found:
+def _figures(match: Match, table: Table, size: Size, machine: Machine) -> Figures | None:
+    """What the table says of the site; None where it does not know the op."""
+    mode = TRAINING if _is_trained(match) else INFERENCE
+    found = [table.cost(name, mode, size) for name in _measured_as(match)]
+    cost = next(filter(None, found), None)
+    if cost is None:
         return None
-    passes = _passes(match) * size.elements * size.dtype.itemsize
-    ours = sum(cost.ours + passes * cost.ms_per_byte for cost in found)
-    inductor = sum(cost.inductor for cost in found)
-    if op.startswith("add_") and match.call.arguments["p"]:  # the table has it without
-        inductor += _dropout(device, size)
-    if ours <= inductor:
-        return None
-    return f"Inductor is measured to be faster: {_time(inductor)} against {_time(ours)}"
+    inductor = cost.inductor
+    if match.op.startswith("add_") and match.call.arguments["p"]:  # the table has it without
+        inductor += _dropout(table, size)
+    directions = 2 if mode == TRAINING else 1
+    return Figures(
+        mode=mode,
+        fusedops_ms=cost.ours,
+        passes_ms=directions * _bytes_at_the_wall(match) * cost.ms_per_byte,
+        inductor_ms=inductor,
+        rows=cost.rows,
+        cols=cost.cols,
+        table=f"{table}; {table.fit(machine)}",
+    )
 
 
-def _dropout(device: torch.device, size: Size) -> float:
+def _measured_as(match: Match) -> tuple[str, ...]:
+    """The names under which a table may have the op, the closest first."""
+    names = _MEASURED_AS.get(match.op, (match.op,))
+    is_causal = match.op == "masked_softmax" and match.call.arguments.get("causal")
+    return (_CAUSAL, *names) if is_causal else names
+
+
+def _dropout(table: Table, size: Size) -> float:
     """Milliseconds that Inductor takes for the random numbers of a tensor: what it takes longer for
     a softmax with dropout than for one without. Ours draws them for next to nothing beside that."""
-    ops = ("softmax_dropout", "masked_softmax")
-    dropped, plain = (costs.cost(device, op, "forward", size) for op in ops)
+    names = (_DROPOUT,), (_CAUSAL, _ADDITIVE)
+    dropped, plain = (
+        next(filter(None, (table.cost(name, TRAINING, size) for name in each)), None)
+        for each in names
+    )
     return max(0.0, dropped.inductor - plain.inductor) if dropped and plain else 0.0
 
 
-def _time(ms: float) -> str:
+def _slower(figures: Figures) -> str | None:
+    """Why not, where we are not measured to be faster."""
+    ours, inductor = figures.ours_ms, figures.inductor_ms
+    if ours <= (1 - MARGIN) * inductor:
+        return None
+    times = f"{as_time(inductor)} against {as_time(ours)}"
+    if ours <= inductor:
+        return f"too little to be sure of: Inductor is measured at {times}"
+    return f"Inductor is measured to be faster: {times}"
+
+
+def as_time(ms: float) -> str:
+    """Three digits, with a unit that makes them readable."""
     return f"{ms * 1e3:.3g} us" if ms < 1 else f"{ms:.3g} ms"
 
 
@@ -138,7 +209,7 @@ def _probably_slower(match: Match, size: Size) -> str | None:
     """Where nothing was measured: replace what saves a pass, or has no neighbour to fuse with."""
     if size.elements < _FEW_ELEMENTS:
         return f"too small to pay: {size.elements} elements"
-    if len(match.swallowed) > 1 or not _passes(match):
+    if len(match.swallowed) > 1 or not _bytes_at_the_wall(match):
         return None
     return "Inductor fuses it with its neighbours, and no measurement says that this is slower"
 
@@ -149,23 +220,24 @@ def _is_trained(match: Match) -> bool:
     return bool(differentiated) and torch.is_grad_enabled()
 
 
-def _passes(match: Match) -> int:
-    """How often a tensor of the result's size is read or written only because the op is a wall."""
+def _bytes_at_the_wall(match: Match) -> int:
+    """What is read or written only because the op is a wall."""
     ours = {match.call.node, *match.results, *match.swallowed}
-    result = next(iter(match.results))
     inputs = {node for old in ours for node in old.all_input_nodes} - ours
-    before = [node for node in inputs if _is_as_large(node, result) and dialect.is_pointwise(node)]
+    before = [node for node in inputs if dialect.is_pointwise(node)]
     after = [user for old in match.results for user in dialect.readers(old) if user not in ours]
     fused = [user for user in after if dialect.is_pointwise(user)]
     # Read here; and written, unless something else wants it in memory anyway.
-    reads_and_writes = sum(1 + ours.issuperset(users(node)) for node in before)
-    return reads_and_writes + bool(fused) * (1 + (len(fused) == len(after)))
+    reads_and_writes = sum((1 + ours.issuperset(users(node))) * _bytes(node) for node in before)
+    behind = bool(fused) * (1 + (len(fused) == len(after)))
+    return reads_and_writes + behind * _bytes(next(iter(match.results)))
 
 
-def _is_as_large(node: Node, result: Node) -> bool:
-    """Not a mask, a weight, or whatever else is broadcast."""
+def _bytes(node: Node) -> int:
+    """The memory of a tensor; of one that is broadcast what is really there."""
     tensor = value(node)
-    if not isinstance(tensor, torch.Tensor):
-        return False
-    own, full = dialect.hints(tensor), dialect.hints(value(result))
-    return own is not None and full is not None and 2 * math.prod(own) >= math.prod(full)
+    sizes = dialect.hints(tensor) if isinstance(tensor, torch.Tensor) else None
+    if sizes is None:
+        return 0
+    held = [size for size, stride in zip(sizes, tensor.stride(), strict=True) if stride != 0]
+    return math.prod(held) * tensor.dtype.itemsize

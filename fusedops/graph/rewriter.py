@@ -81,9 +81,11 @@ def _visit(
         match = rule.match(call)
         if match is None:
             continue
-        chosen = _refusal(rule, match, transformed) or _choose(rule, match)
+        refusal = _refusal(rule, match, transformed)
+        verdict = policy.Verdict(refusal) if refusal else policy.judge(rule.name, match)
+        chosen = verdict.refusal or _choose(rule, match)
         reason = chosen if isinstance(chosen, str) else ""
-        site = describe_site(rule.name, match, reason, names)
+        site = describe_site(rule.name, match, reason, verdict.figures, names)
         if not reason:
             _replace(match, *chosen)
             break
@@ -97,7 +99,6 @@ def _refusal(rule: Rule, match: Match, transformed: bool) -> str | None:
         or rule.guard(match)
         or aliasing.written_between(match.swallowed)
         or ("inside a torch.func transform" if transformed else None)
-        or policy.refusal(rule.name, match)
     )
 
 

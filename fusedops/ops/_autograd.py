@@ -1,19 +1,34 @@
-"""Registers the ops' derivative formulas, and keeps forward mode from being silently wrong.
+"""Registers the ops' derivative formulas, runs an eager call with as few layers as it can have, and
+keeps forward mode from being silently wrong.
 
-``torch.library.register_autograd`` runs an op whose inputs need no gradient without its formula;
-a forward-mode tangent on such an input would be lost, and the derivative come out zero. Here it
-raises instead.
+An op has a formula in two places. ``torch.ops.fusedops.<op>`` has it at the dispatcher's autograd
+key: compilers, modes, tensor subclasses and ``torch.func`` meet it there, at each of their levels.
+An eager call on plain tensors that is recorded goes through :class:`EagerOp` instead: one
+``torch.autograd.Function`` around the op's twin, without the dispatcher's detour through Python.
+
+``torch.library.register_autograd`` takes no transform of ``torch.func``, and runs an op whose
+inputs need no gradient without its formula, so that a forward-mode tangent on such an input would
+be lost. Here reverse mode works under transforms, and forward mode raises.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch._C import _are_functorch_transforms_active, _len_torch_dispatch_stack
+from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
 
-from fusedops.ops._library import LIBRARY
+from fusedops.ops._library import LIBRARY, OPS_WITH_TWIN
+
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+
+#: By op: its formula and what saves for it.
+_FORMULAS: dict[str, tuple[Callable, Callable]] = {}
 
 
 def _is_dual(value: Any) -> bool:
@@ -30,22 +45,86 @@ def refuse_forward_mode(op: str, args: Iterable[Any]) -> None:
         )
 
 
-class _ReverseModeLibrary:
-    """The library as ``register_autograd`` sees it: what it registers refuses forward mode."""
+# --- at the dispatcher --------------------------------------------------------------------------
 
-    def impl(self, op: str, kernel: Callable, dispatch_key: str, **options: Any) -> None:
-        def reverse_mode_only(*args: Any, **kwargs: Any) -> Any:
-            refuse_forward_mode(op, args)
-            return kernel(*args, **kwargs)
 
-        LIBRARY.impl(op.split("::")[-1], reverse_mode_only, dispatch_key, **options)
+def _apply_of(name: str, forward: Callable, backward: Callable) -> Callable:
+    """``apply`` of an autograd function made of these two.
+
+    It is that of the base class: ``Function.apply`` refuses transforms where there is no
+    ``setup_context``, and inspects a signature at each call, for 10 us, where there is one.
+    """
+    members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    function = type(name, (torch.autograd.Function,), members)
+    return super(torch.autograd.Function, function).apply
+
+
+def _below_autograd(overload: Any, keys: Any) -> Callable:
+    """The op as its formula runs it."""
+
+    def run(*args: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return overload.redispatch(keys & torch._C._after_autograd_keyset, *args)
+
+    return run
+
+
+def _recorded(apply: Callable, run: Callable, *args: Any) -> Any:
+    """``apply(run, *args)``, at one level of ``torch.func`` where there are any.
+
+    An autograd function turns reverse and forward mode off in its forward pass. This level's
+    autograd is passed by then, but the levels outside are yet to record the op, or to refuse it.
+    """
+    if not _are_functorch_transforms_active():
+        return apply(run, *args)
+
+    def run_outside(*args: Any) -> Any:
+        with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
+            return run(*args)
+
+    with enable_single_level_autograd_function():
+        return apply(run_outside, *args)
 
 
 def register_autograd(op: str, backward: Callable, setup_context: Callable) -> None:
-    """``torch.library.register_autograd`` for ``fusedops::op``, reverse mode only."""
-    torch.library.register_autograd(
-        f"fusedops::{op}", backward, setup_context=setup_context, lib=_ReverseModeLibrary()
-    )
+    """``backward(ctx, *grads)`` returns a gradient or None for each argument of ``fusedops::op``,
+    from what ``setup_context(ctx, args, results)`` has saved; ``ctx.needs_input_grad`` has one
+    entry, that counts for nothing, in front of the arguments'."""
+    overload = getattr(torch.ops.fusedops, op).default
+    defaults = tuple(argument.default_value for argument in overload._schema.arguments)
+    _FORMULAS[op] = backward, setup_context
+    apply = _apply_of(f"fusedops_{op}", *_function(backward, setup_context))
+
+    def kernel(keys: Any, *args: Any) -> Any:
+        refuse_forward_mode(f"fusedops::{op}", args)
+        run = _below_autograd(overload, keys)
+        if torch.is_grad_enabled() and any(_requires_grad(arg) for arg in args):
+            # The dispatcher leaves out trailing arguments that have their default.
+            return _recorded(apply, run, *args, *defaults[len(args) :])
+        return run(*args)
+
+    LIBRARY.impl(op, kernel, "Autograd", with_keyset=True)
+
+
+def _requires_grad(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _function(
+    backward: Callable, setup_context: Callable, returned: int | slice = slice(None)
+) -> tuple[Callable, Callable]:
+    """The forward and backward of an autograd function of (run, *args), which returns of several
+    results those ``returned``."""
+
+    def record(ctx: Any, run: Callable, *args: Any) -> Any:
+        results = run(*args)
+        setup_context(ctx, args, results)
+        return results if isinstance(results, torch.Tensor) else results[returned]
+
+    def differentiate(ctx: Any, *grads: torch.Tensor | None) -> tuple:
+        return None, *backward(ctx, *grads)
+
+    return record, differentiate
 
 
 def register_autograd_of_lists(op: str, backward: Callable, setup_context: Callable) -> None:
@@ -57,53 +136,125 @@ def register_autograd_of_lists(op: str, backward: Callable, setup_context: Calla
     """
     overload = getattr(torch.ops.fusedops, op).default
 
-    class Formula(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, keyset: Any, args: tuple, *_: torch.Tensor) -> Any:
-            result = run(keyset, args)
-            setup_context(ctx, args, result)
-            return result
+    def record(ctx: Any, run: Callable, args: tuple, *_: torch.Tensor) -> Any:
+        results = run(*args)
+        setup_context(ctx, args, results)
+        return results
 
-        @staticmethod
-        def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple:
-            return None, None, *backward(ctx, *grads)
+    def differentiate(ctx: Any, *grads: torch.Tensor | None) -> tuple:
+        return None, None, *backward(ctx, *grads)
 
-    def run(keyset: Any, args: tuple) -> Any:
-        with torch._C._AutoDispatchBelowAutograd():
-            return overload.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+    apply = _apply_of(f"fusedops_{op}", record, differentiate)
 
-    def kernel(keyset: Any, *args: Any) -> Any:
+    def kernel(keys: Any, *args: Any) -> Any:
         lists = (arg if isinstance(arg, list) else [arg] for arg in args)
         tensors = [t for given in lists for t in given if isinstance(t, torch.Tensor)]
         refuse_forward_mode(f"fusedops::{op}", tensors)
+        run = _below_autograd(overload, keys)
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-            return Formula.apply(keyset, args, *tensors)
-        return run(keyset, args)
+            return _recorded(apply, run, args, *tensors)
+        return run(*args)
 
     LIBRARY.impl(op, kernel, "Autograd", with_keyset=True)
 
 
+# --- eager calls --------------------------------------------------------------------------------
+
+
+def _is_watched() -> bool:
+    """Whether a compiler, a dispatch mode, a transform or forward mode is to see the op itself.
+
+    Under a transform a tensor that does not require grad may hold one that does.
+    """
+    return (
+        is_dynamo_compiling()
+        or _len_torch_dispatch_stack() > 0
+        or _are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+    )
+
+
+def _is_converted(tensor: torch.Tensor) -> bool:
+    """Whether autocast will convert a tensor, or a transform of ``torch.func`` left it behind."""
+    if tensor.is_cuda and torch.is_autocast_enabled("cuda"):
+        return True
+    return torch._C._functorch.is_gradtrackingtensor(tensor)
+
+
+def _is_traced() -> bool:
+    """Whether a function mode or a trace is to see a recorded op."""
+    return torch._C._len_torch_function_stack() > 0 or torch._C._get_tracing_state() is not None
+
+
+class EagerOp:
+    """``fusedops::op`` in the form that a call needs: ``EagerOp(op).on(*tensors)(*args)``.
+
+    plain: the overload for calls that nothing records, without results that only a derivative
+        needs; by default the twin.
+    returned: which of several results a call returns; those that it leaves out have no derivative,
+        or a second derivative would miss theirs.
+    """
+
+    def __init__(
+        self, op: str, plain: str | None = None, returned: int | slice = slice(None)
+    ) -> None:
+        overload = getattr(torch.ops.fusedops, op).default
+        unrecorded = _unrecorded(op)
+        self.dispatched = _some(overload, returned)
+        if plain is None:
+            self.plain = _some(unrecorded, returned)
+        else:
+            self.plain = getattr(torch.ops.fusedops, plain).default._op
+        self.recorded = self.dispatched
+        if op in _FORMULAS:
+            apply = _apply_of(f"fusedops_{op}", *_function(*_FORMULAS[op], returned))
+            self.recorded = functools.partial(apply, unrecorded)
+
+    def on(self, *tensors: torch.Tensor | None) -> Callable:
+        """What runs a call on these tensors, of which the op says what is wrong with them."""
+        if _is_watched():
+            return self.dispatched
+        is_recorded = False
+        for tensor in tensors:
+            if type(tensor) in _PLAIN_TYPES:
+                is_recorded = is_recorded or tensor.requires_grad
+            elif tensor is not None:
+                return self.dispatched
+        if not is_recorded or not torch.is_grad_enabled():
+            return self.plain
+        if _is_traced() or any([t is not None and _is_converted(t) for t in tensors]):
+            return self.dispatched
+        return self.recorded
+
+
+def _some(run: Callable, returned: int | slice) -> Callable:
+    """``run`` as it is where all of its results are returned."""
+    if returned == slice(None):
+        return run
+    return lambda *args: run(*args)[returned]
+
+
+def _unrecorded(op: str) -> Callable:
+    """``fusedops::op`` without its formula and with all its results."""
+    if op in OPS_WITH_TWIN:
+        return getattr(torch.ops.fusedops, f"_{op}").default._op
+    overload = getattr(torch.ops.fusedops, op).default._op
+
+    def run(*args: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return overload(*args)
+
+    return run
+
+
+@functools.cache
+def _gradient_forms(op: str) -> tuple[Callable, Callable]:
+    twin = getattr(torch.ops.fusedops, f"_{op}").default._op
+    return twin, getattr(torch.ops.fusedops, op).default
+
+
 def gradient(op: str, *args: Any) -> Any:
     """``fusedops::op`` for a formula: its twin where no second derivative is asked for."""
-    is_last = not torch.is_grad_enabled() and needs_no_formula()
-    return getattr(torch.ops.fusedops, f"_{op}" if is_last else op).default(*args)
-
-
-def needs_no_formula(*tensors: torch.Tensor | None) -> bool:
-    """Whether a plain eager call on ``tensors`` may use an op's twin without autograd formula.
-
-    Not where anything watches or transforms the call: a compiler, a dispatch mode, a tensor
-    subclass, forward mode, or a gradient that will be asked for. Nor of what is no tensor: the op
-    says so.
-    """
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
-        return False
-    if forward_ad._current_level >= 0:
-        return False
-    given = [tensor for tensor in tensors if tensor is not None]
-    try:
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
-            return False
-    except AttributeError:
-        return False
-    return all(type(tensor) in (torch.Tensor, torch.nn.Parameter) for tensor in given)
+    plain, dispatched = _gradient_forms(op)
+    is_last = not torch.is_grad_enabled() and not _is_watched()
+    return plain(*args) if is_last else dispatched(*args)

@@ -66,10 +66,13 @@ PUBLIC_OPS = (
     "add_layer_norm",
     "add_rms_norm",
 )
-#: The last three leave out results that only a derivative needs.
+#: Behind the twins those that leave out results that only a derivative needs.
 TWIN_OPS = (
     *(f"_{op}" for op in OPS_WITH_TWIN),
     "_masked_softmax_dropout",
+    "_layer_norm_output",
+    "_std_norm_output",
+    "_rms_norm_output",
     "_add_layer_norm",
     "_add_rms_norm",
 )
@@ -207,19 +210,27 @@ def cpu_isa() -> str:
     """The instruction set that the CPU kernels use: avx512, avx2 or default.
 
     Raises:
-        ValueError: ``FUSEDOPS_CPU_ISA`` holds something else.
+        ValueError: ``FUSEDOPS_CPU_ISA`` holds something else, or rules out all that was built.
     """
     library = ctypes.CDLL(str(CPU_LIBRARY))
     library.fusedops_cpu_isa.restype = ctypes.c_char_p
     isa = library.fusedops_cpu_isa()
     if isa is None:
-        raise ValueError("FUSEDOPS_CPU_ISA must be avx512, avx2 or default; unset it for the best")
+        raise ValueError(
+            "FUSEDOPS_CPU_ISA must be avx512, avx2 or default; unset it for the best. This build "
+            f"holds the kernels for {', '.join(build_info()['cpu_isas'])}"
+        )
     return isa.decode()
+
+
+def _named(op: str) -> str:
+    """The op in a message: one that leaves out results by the name of what it computes."""
+    return f"fusedops::{op.removesuffix('_output')}"
 
 
 def _refuse_cuda(op: str) -> Any:
     def kernel(*args: Any) -> None:
-        raise RuntimeError(f"fusedops::{op} was given a CUDA tensor, but {cuda_status()}")
+        raise RuntimeError(f"{_named(op)} was given a CUDA tensor, but {cuda_status()}")
 
     return kernel
 
@@ -252,9 +263,9 @@ def _refuse(op: str) -> Any:
         for name, given in zip(names, args, strict=False):
             problem = _why_not(given)
             if problem is not None:
-                raise RuntimeError(f"fusedops::{op}: {name} {problem}")
+                raise RuntimeError(f"{_named(op)}: {name} {problem}")
         what = "is empty, wanted at least one" if names[0] == "inputs" else "is None, wanted a"
-        raise RuntimeError(f"fusedops::{op}: {names[0]} {what} tensor")
+        raise RuntimeError(f"{_named(op)}: {names[0]} {what} tensor")
 
     return kernel
 

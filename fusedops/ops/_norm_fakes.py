@@ -4,9 +4,9 @@ checks of their arguments.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -268,13 +268,25 @@ def _fake_add_rms_norm_backward(
     return tuple(_grads_where_wanted(sum, normalized_shape, wanted, parameters))
 
 
+def _output_of(fake: Callable) -> Callable:
+    """The fake kernel of the op that leaves out the statistics."""
+
+    def output(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return fake(*args, **kwargs)[0]
+
+    return output
+
+
 #: By op.
 FAKES = {
     "layer_norm": partial(_fake_centered, "layer_norm"),
+    "_layer_norm_output": _output_of(partial(_fake_centered, "layer_norm")),
     "layer_norm_backward": partial(_fake_centered_backward, "layer_norm_backward"),
     "std_norm": partial(_fake_centered, "std_norm"),
+    "_std_norm_output": _output_of(partial(_fake_centered, "std_norm")),
     "std_norm_backward": partial(_fake_centered_backward, "std_norm_backward"),
     "rms_norm": _fake_rms_norm,
+    "_rms_norm_output": _output_of(_fake_rms_norm),
     "rms_norm_backward": _fake_rms_norm_backward,
     "add_layer_norm": _fake_add_layer_norm,
     "_add_layer_norm": _fake_add_layer_norm_inference,

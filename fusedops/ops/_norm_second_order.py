@@ -24,10 +24,11 @@ class SecondDerivative(torch.autograd.Function):
     ``torch.autograd.function.once_differentiable`` leaves ``torch.autograd.grad`` a way around.
     """
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, op: str, rank: int, offset: float, *tensors: MaybeTensor) -> tuple:
+    def forward(op: str, rank: int, offset: float, *tensors: MaybeTensor) -> tuple:
         to_input, to_weight, to_bias, grad_output, input, mean, rstd, weight = tensors
-        ctx.op = op
         dims = tuple(range(-rank, 0))
         dtype = rstd.dtype
         centered = input.to(dtype) if mean is None else input.to(dtype) - mean
@@ -42,6 +43,10 @@ class SecondDerivative(torch.autograd.Function):
         if weight is not None:
             by_weight = sum_of_rows(dy_projected, rank).to(weight.dtype)
         return by_grad_output.to(grad_output.dtype), by_input.to(input.dtype), by_weight
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+        ctx.op = inputs[0]
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> None:

@@ -10,7 +10,7 @@ summed over what it was broadcast along.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -256,9 +256,20 @@ def _fake_dropout_backward_in_place(
 # --- derivatives --------------------------------------------------------------------------------
 
 
-def _summed_to(like: torch.Tensor, scores_grad: torch.Tensor) -> torch.Tensor:
+class _Operand(NamedTuple):
+    """What the gradient of an operand that was added needs of it."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> _Operand:
+        return cls(tensor.shape, tensor.dtype)
+
+
+def _summed_to(like: _Operand, scores_grad: torch.Tensor) -> torch.Tensor:
     """The gradient of what was broadcast, accumulated in float32 or wider by torch.sum."""
-    missing = scores_grad.dim() - like.dim()
+    missing = scores_grad.dim() - len(like.shape)
     shape = [1] * missing + list(like.shape)
     dims = [d for d, size in enumerate(shape) if size == 1 and scores_grad.shape[d] != 1]
     wide = torch.promote_types(scores_grad.dtype, like.dtype)
@@ -275,17 +286,15 @@ class _Saved:
     ) -> None:
         ctx.input_dtype = input.dtype
         hides = _is_bool(mask)
-        # Of operands that were added only the shape and dtype are needed: of stand-ins, 8 bytes.
-        operands = [None if hides else mask, bias]
-        ctx.operands = [None if o is None else o.new_empty(()).expand(o.shape) for o in operands]
+        added = (None if hides else mask, bias)
+        ctx.operands = [None if operand is None else _Operand.of(operand) for operand in added]
         ctx.save_for_backward(mask if hides else None, *tensors)
 
     @staticmethod
     def gradients(ctx: Any, run: Any, bias_at: int) -> list[MaybeTensor]:
         """Of input, mask and bias; ``run(scale)`` is the gradient of the input at that scale."""
-        needs = ctx.needs_input_grad
-        needs_input = needs[0]
-        needs_operand = (needs[1], any(needs[bias_at : bias_at + 1]))  # a bias of None is left out
+        needs = ctx.needs_input_grad[1:]
+        needs_input, needs_operand = needs[0], (needs[1], needs[bias_at])
         to_input = run(ctx.scale) if needs_input else None
         to_scores = None
         if any(needs_operand):

@@ -52,7 +52,7 @@ def _centered_gradients(ctx: Any, op: str, grad_output: MaybeTensor, *settings: 
     if grad_output is None:
         return (None,) * 5
     input, mean, rstd, weight, bias = ctx.saved_tensors
-    needs_input, _, needs_weight, needs_bias, _ = ctx.needs_input_grad
+    _, needs_input, _, needs_weight, needs_bias, _ = ctx.needs_input_grad
     wanted = [needs_input, needs_weight, needs_bias]
     grads = gradient(
         op, grad_output, input, ctx.normalized_shape, mean, rstd, weight, bias, wanted, *settings
@@ -77,11 +77,11 @@ def _setup_rms_norm(ctx: Any, inputs: tuple, output: tuple) -> None:
     ctx.save_for_backward(input, rstd, weight)
 
 
-def _rms_norm_formula(ctx: Any, grad_output: MaybeTensor, _: None) -> Grads:
+def _rms_norm_formula(ctx: Any, grad_output: MaybeTensor, *_: None) -> Grads:
     if grad_output is None:
         return (None,) * 6
     input, rstd, weight = ctx.saved_tensors
-    needs_input, _, needs_weight, *_ = ctx.needs_input_grad
+    _, needs_input, _, needs_weight, *_ = ctx.needs_input_grad
     wanted = [needs_input, needs_weight]
     grads = gradient(
         "rms_norm_backward",
@@ -105,7 +105,7 @@ def _gradients_of_added(grads: Sequence[torch.Tensor], wanted: Sequence[bool], p
 
 def _mark_non_differentiable(ctx: Any, sum: torch.Tensor, *statistics: torch.Tensor) -> None:
     """The sum has a gradient where one of what is added does: that of the parameters is not its."""
-    of_input, of_residual, *_ = ctx.needs_input_grad
+    _, of_input, of_residual, *_ = ctx.needs_input_grad
     has_gradient = of_input or of_residual
     ctx.mark_non_differentiable(*statistics, *(() if has_gradient else (sum,)))
 
@@ -125,7 +125,7 @@ def _add_layer_norm_formula(
         return (None,) * 8
     sum, mean, rstd, weight, bias, seed = ctx.saved_tensors
     grad_output = torch.zeros_like(sum) if grad_output is None else grad_output
-    of_input, of_residual, _, of_weight, of_bias, *_ = ctx.needs_input_grad
+    _, of_input, of_residual, _, of_weight, of_bias, *_ = ctx.needs_input_grad
     wanted = [of_input, of_residual, of_weight, of_bias]
     statistics, parameters = (mean, rstd), (weight, bias)
     grads = gradient(
@@ -153,13 +153,13 @@ def _setup_add_rms_norm(ctx: Any, inputs: tuple, output: tuple) -> None:
 
 
 def _add_rms_norm_formula(
-    ctx: Any, grad_output: MaybeTensor, grad_sum: MaybeTensor, _: None
+    ctx: Any, grad_output: MaybeTensor, grad_sum: MaybeTensor, *_: None
 ) -> Grads:
     if grad_output is None and grad_sum is None:
         return (None,) * 9
     sum, rstd, weight, seed = ctx.saved_tensors
     grad_output = torch.zeros_like(sum) if grad_output is None else grad_output
-    of_input, of_residual, _, of_weight, *_ = ctx.needs_input_grad
+    _, of_input, of_residual, _, of_weight, *_ = ctx.needs_input_grad
     wanted = [of_input, of_residual, of_weight]
     given = (grad_output, grad_sum, sum, ctx.normalized_shape, rstd, weight)
     grads = gradient("add_rms_norm_backward", *given, wanted, ctx.weight_offset, ctx.p, seed)
@@ -329,6 +329,8 @@ def _register_vmap(op: str) -> None:
                 front = _vmap.in_front(arg, dims[name], info.batch_size)
                 given[name] = front.contiguous() if name in ("mean", "rstd") else front
         results = overload(*given.values())
+        if isinstance(results, torch.Tensor):
+            return results, 0
         # What was not wanted is empty, of one dimension.
         return results, tuple(0 if result.dim() > 1 else None for result in results)
 

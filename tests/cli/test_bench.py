@@ -26,7 +26,6 @@ from fusedops.cli import bench, options, timing
 from fusedops.cli.bench import arguments, cases, measurement, report
 from fusedops.cli.bench.operators import OPERATORS
 from fusedops.cli.errors import UserError
-from fusedops.graph import costs
 
 COLUMNS = (
     "op,direction,dtype,rows,cols,device,threads,provider,median_ms,spread,bytes,"
@@ -286,24 +285,6 @@ def measured(monkeypatch):
     ]  # fmt: skip
     monkeypatch.setattr(bench, "keep_freed_memory", lambda: None)
     monkeypatch.setattr(bench, "measure_each", lambda cases, measure: (rows, 1))
-
-
-def test_a_policy_table_is_written_where_csv_says(tmp_path, measured, command):
-    ended = command("bench", "--policy", "--csv", str(tmp_path / "cpu.csv"))
-    assert ended.code == 1 and "written to" in ended.out
-    with (tmp_path / "cpu.csv").open() as lines:
-        rows = list(csv.DictReader(lines))
-    assert list(rows[0]) == list(costs.COLUMNS)
-    assert [row["provider"] for row in rows] == ["copy", "inductor", "fusedops"]
-
-
-def test_a_package_that_cannot_be_written_is_refused_as_a_place_of_the_table(
-    tmp_path, measured, monkeypatch, command
-):
-    (tmp_path / "file").touch()
-    monkeypatch.setattr(costs, "table_file", lambda device: tmp_path / "file" / "cpu.csv")
-    ended = command("bench", "--policy")
-    assert ended.code == 2 and "name another with --csv" in ended.err
 
 
 def test_the_program_starts_anew_once_with_an_allocator_that_keeps_memory(monkeypatch, capsys):

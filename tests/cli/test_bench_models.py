@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import csv
 import inspect
+import math
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import SimpleNamespace
 
 import pytest
@@ -17,19 +18,30 @@ from torch._inductor.exc import InductorError
 pytest.importorskip("rich", reason="needs the extra fusedops[bench]")
 pytest.importorskip("pandas", reason="needs the extra fusedops[bench]")
 
+from rich.console import Console
+
 from fusedops.cli import bench
-from fusedops.cli.bench import models, sites
+from fusedops.cli.bench import models, peers, report, sites
 from fusedops.cli.errors import UserError
 from fusedops.cli.models import MODELS, TINY
 
 COLUMNS = (
     "model,mode,dtype,batch,length,width,threads,eager_ms,inductor_ms,fusedops_ms,speedup,spread,"
-    "share_before,share_after,sites_speedup"
+    "share_before,share_after,sites_speedup,openvino_ms,onnxruntime_ms"
 ).split(",")
 
 
-def step(name="nanogpt", mode=models.INFERENCE) -> models.Step:
-    return models.Step(name, mode, torch.float32, batch=2, size=TINY)
+def step(name="nanogpt", mode=models.INFERENCE, dtype=torch.float32) -> models.Step:
+    return models.Step(name, mode, dtype, threads=1, batch=2, size=TINY)
+
+
+def step_time(this=None, speedup=1.5, **changes) -> models.StepTime:
+    this = this or step()
+    known = {"model": this.model, "mode": this.mode, "dtype": this.dtype_name}
+    known |= {"batch": this.batch, "threads": this.threads, "speedup": speedup}
+    known |= {"length": this.size.length, "width": this.size.width} | changes
+    names = [field.name for field in fields(models.StepTime)]
+    return models.StepTime(**(dict.fromkeys(names, 1.0) | known))
 
 
 def parsed(command: str) -> argparse.Namespace:
@@ -62,8 +74,9 @@ def test_a_step_is_measured_by_every_provider():
     this = step("nanogpt")
     calls = models.prepare_step(this)
     assert list(calls) == ["eager", "inductor", "fusedops"]
-    timed = models.measure_step(this, calls, rounds=1)
+    timed = models.measure_step(this, calls, turns=1)
     assert min(timed.eager_ms, timed.inductor_ms, timed.fusedops_ms) > 0
+    assert math.isnan(timed.openvino_ms) and math.isnan(timed.onnxruntime_ms)
     assert 0 < timed.share_before < 1 and 0 < timed.share_after < 1
     assert timed.sites_speedup == pytest.approx(
         timed.share_before * timed.inductor_ms / (timed.share_after * timed.fusedops_ms)
@@ -88,20 +101,124 @@ def test_a_wrong_result_is_not_timed():
         models.check_step(step(), calls)
 
 
+def chosen(names, *directions, quick=False, dtypes=(torch.float32,), threads=(1,)):
+    return models.chosen_steps(names, directions, dtypes, threads, 1, TINY, quick)
+
+
 def test_named_models_are_measured_in_both_modes_or_the_one_of_a_pass():
-    def chosen(names, *directions):
-        steps = models.chosen_steps(names, directions, [torch.float32], 1, TINY, quick=False)
+    def pairs(steps):
         return [(this.model, this.mode) for this in steps]
 
-    assert chosen(["bert", "t5"], "forward", "backward") == [
+    assert pairs(chosen(["bert", "t5"], "forward", "backward")) == [
         ("bert", "inference"),
         ("bert", "training"),
         ("t5", "inference"),
         ("t5", "training"),
     ]
-    assert chosen(["t5"], "forward") == [("t5", "inference")]
-    assert chosen([], "backward") == [("gpt2", "training")]
-    assert all(pair[0] in MODELS for pair in (*models.DEFAULT, *models.QUICK))
+    assert pairs(chosen(["t5"], "forward")) == [("t5", "inference")]
+    assert pairs(chosen([], "backward", quick=True)) == [("gpt2", "training")]
+
+
+def test_six_models_in_two_modes_two_dtypes_and_on_one_thread_and_all_are_48_cells():
+    dtypes, both = (torch.float32, torch.bfloat16), ("forward", "backward")
+    cells = chosen([], *both, dtypes=dtypes, threads=(1, 2))
+    assert len(set(cells)) == len(cells) == 48
+    assert {cell.model for cell in cells} == {"gpt2", "bert", "llama", "t5", "vit", "swin"}
+    assert {cell.threads for cell in cells} == {1, 2}
+
+
+def test_a_resumed_run_keeps_what_its_file_has_and_measures_the_rest(tmp_path, monkeypatch):
+    file = tmp_path / "cells.csv"
+    command = f"--models nanogpt gpt2 --quick --pass forward --resume --csv {file}"
+    args = parsed(command)
+    bench.check_options(args)
+    finished, other = (
+        step_time(this, batch=1, length=512, width=768, openvino_ms=math.nan)
+        for this in chosen(["nanogpt", "by_hand"], "forward")
+    )
+    report.write_csv(report.to_frame([other, finished]), file)
+    monkeypatch.setattr(bench, "time_step", lambda this, say, quick: step_time(this, speedup=2.0))
+    rows, left_out = bench.measure_each(*bench.step_times(args))
+    assert [(row.model, row.speedup) for row in rows] == [("nanogpt", 1.5), ("gpt2", 2.0)]
+    written = [row.model for row in report.read_steps(file)]
+    assert written == ["by_hand", "nanogpt", "gpt2"] and not left_out
+
+
+def test_a_file_of_something_else_is_not_resumed(tmp_path):
+    file = tmp_path / "other.csv"
+    file.write_text("op,direction\nsoftmax,forward\n")
+    with pytest.raises(UserError, match="--resume: .*none that `bench --models --csv` writes"):
+        report.read_steps(file)
+
+
+def test_what_is_measured_outlives_an_interruption(tmp_path, monkeypatch):
+    file = tmp_path / "cells.csv"
+    args = parsed(f"--models nanogpt by_hand --quick --pass forward --csv {file}")
+    bench.check_options(args)
+
+    def time_step(this, say, quick):
+        if this.model == "by_hand":
+            raise KeyboardInterrupt
+        return step_time(this)
+
+    monkeypatch.setattr(bench, "time_step", time_step)
+    with pytest.raises(KeyboardInterrupt):
+        bench.measure_each(*bench.step_times(args))
+    assert [row.model for row in report.read_steps(file)] == ["nanogpt"]
+
+
+def test_a_cell_slower_than_inductor_by_more_than_2_percent_is_marked(capsys):
+    cells = [step_time(speedup=speedup) for speedup in (0.97, 0.985, 1.3)]
+    report.print_steps(report.to_frame(cells), Console(width=140))
+    shown = capsys.readouterr().out
+    assert shown.count("slower: ") == 1 and "slower: 0.97" in shown
+    assert "1 of 3 cells slower than Inductor by more than 2%" in shown
+
+
+def test_a_peer_that_is_not_installed_is_left_out_with_a_line(monkeypatch):
+    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
+    lines = peers.not_installed()
+    assert [line.partition(" ")[0] for line in lines] == ["openvino", "onnxruntime"]
+    assert all("pip install fusedops[peers]" in line for line in lines)
+    assert models.prepare_peers(step(), []) == ({}, [])
+
+
+@pytest.mark.parametrize(
+    ("mode", "dtype", "runs"),
+    [
+        (models.INFERENCE, torch.float32, ["openvino", "onnxruntime"]),
+        (models.INFERENCE, torch.bfloat16, ["openvino"]),
+        (models.TRAINING, torch.float32, []),
+    ],
+)
+def test_peers_stand_beside_inference_in_the_dtypes_that_they_have(monkeypatch, mode, dtype, runs):
+    """What runs the model here is eager; a peer that gives something else is left out by name."""
+    wrong = "onnxruntime"
+
+    def prepare(peer, model, inputs, dtype, threads):
+        factor = 2 if peer is models.PEERS[wrong] else 1
+        return lambda: [factor * tensor for tensor in models._infer(model.eval(), inputs)]
+
+    monkeypatch.setattr(peers.Peer, "missing", [])
+    monkeypatch.setattr(peers.Peer, "prepare", prepare)
+    this = step(mode=mode, dtype=dtype)
+    expected = models.eager_step(replace(this, mode=models.INFERENCE), dropout=False)()
+    calls, problems = models.prepare_peers(this, expected)
+    assert list(calls) == [name for name in runs if name != wrong]
+    assert len(problems) == (wrong in runs)
+    assert all(f"{wrong} is left out: " in problem for problem in problems)
+
+
+@pytest.mark.parametrize("name", list(peers.PEERS))
+def test_a_peer_runs_what_torch_captures(name):
+    peer = peers.PEERS[name]
+    if peer.missing:
+        pytest.skip(f"{', '.join(peer.missing)} is not installed")
+    this = step("gpt2")
+    model, inputs = this.build(dropout=False), this.inputs()
+    run = peer.prepare(model, inputs, torch.float32, threads=1)
+    for actual, expected in zip(run(), models._infer(model, inputs), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-4)
 
 
 def test_a_step_that_inductor_cannot_compile_is_named_and_the_others_are_measured(
@@ -119,7 +236,8 @@ def test_a_step_that_inductor_cannot_compile_is_named_and_the_others_are_measure
     found, left_out = bench.measure_each(*bench.step_times(args))
     assert [this.mode for this in found] == [models.INFERENCE] and left_out == 1
     error = capsys.readouterr().err
-    assert "nanogpt training float32 1x16x128 is left out" in error and "no such type" in error
+    assert "nanogpt training float32 1x16x128, 1 thread(s) is left out" in error
+    assert "no such type" in error
 
 
 def test_a_missing_package_is_named_before_anything_runs(monkeypatch):

@@ -20,7 +20,7 @@ import torch
 pytest.importorskip("rich", reason="needs the extra fusedops[bench]")
 pytest.importorskip("pandas", reason="needs the extra fusedops[bench]")
 
-from fusedops.cli import bench, env, options
+from fusedops.cli import bench, env, options, tune
 
 HUGE = "9" * 5000
 
@@ -95,7 +95,7 @@ COMMAND = "COMMAND"
 NO_COMMAND = [
     ([], USAGE, COMMAND),
     ([""], USAGE, COMMAND),
-    (["bogus"], USAGE, "'bogus' .*'env', 'bench', 'demo', 'explain'"),
+    (["bogus"], USAGE, "'bogus' .*'env', 'bench', 'tune', 'demo', 'explain'"),
     (["ENV"], USAGE, "'ENV' "),
     (["--quick"], USAGE, COMMAND),
     (["--version"], USAGE, COMMAND),
@@ -254,15 +254,8 @@ BENCH = [
     (["--batch", "2"], USAGE, "--batch: only with --models"),
     (["--length", "2"], USAGE, "--length: only with --models"),
     (["--width", "64"], USAGE, "--width: only with --models"),
+    (["--resume"], USAGE, "--resume: only with --models"),
     (["--width", "0"], USAGE, f"--width: got '0', {POSITIVE}"),
-    (["--policy", "--op", "softmax"], USAGE, "--op: not with --policy"),
-    (["--policy", "--pass", "forward"], USAGE, "--pass: not with --policy"),
-    (["--policy", "--dtype", "float16"], USAGE, "--dtype: not with --policy"),
-    (["--policy", "--shape", "8x8"], USAGE, "--shape: not with --policy"),
-    (["--policy", "--memory"], USAGE, "--memory: not with --policy"),
-    (["--policy", "--plot", "{HERE}"], USAGE, "--plot: not with --policy"),
-    (["--policy", "--op", "softmax", "--memory"], USAGE, "--op, --memory: not with --policy"),
-    (["--policy", "--csv", "{HERE}"], USAGE, f"--csv: .*{A_FILE}: Is a directory"),
 ]
 
 MODELS = [
@@ -274,9 +267,8 @@ MODELS = [
     (["bert", "--op", "softmax"], USAGE, "--op: not with --models"),
     (["bert", "--shape", "2x3"], USAGE, "--shape: not with --models"),
     (["bert", "--memory"], USAGE, "--memory: not with --models"),
-    (["bert", "--policy"], USAGE, "--policy: not with --models"),
     (["bert", "--plot", "{HERE}"], USAGE, "--plot: not with --models"),
-    (["bert", "--memory", "--policy"], USAGE, "--memory, --policy: not with --models"),
+    (["bert", "--memory", "--op", "softmax"], USAGE, "--op, --memory: not with --models"),
     (["bert", "--batch", "0"], USAGE, f"--batch: got '0', {POSITIVE}"),
     (["bert", "--batch", "-3"], USAGE, f"--batch: got '-3', {POSITIVE}"),
     (["bert", "--batch", "many"], USAGE, f"--batch: got 'many', {POSITIVE}"),
@@ -298,6 +290,37 @@ MODELS = [
     (["bert", "--threads", "0"], USAGE, f"--threads: got '0', {THREADS}"),
     (["bert", "--device", "meta"], USAGE, f"--device: got 'meta', {A_DEVICE}"),
     (["bert", "--csv", "/"], USAGE, f"--csv: got '/', {A_FILE}"),
+    (["bert", "--resume"], USAGE, "--resume: wanted --csv with it"),
+]
+
+TUNE = [
+    (["now"], USAGE, "unrecognized arguments: now"),
+    (["--op", "softmax"], USAGE, "unrecognized arguments: --op softmax"),
+    (["--device"], USAGE, "--device: expected one argument"),
+    (["--device", "tpu"], USAGE, f"--device: got 'tpu', {A_DEVICE}"),
+    (["--device", "cuda:256"], USAGE, "--device: got 'cuda:256', but torch sees"),
+    (["--threads"], USAGE, "--threads: expected at least one argument"),
+    (["--threads", "0"], USAGE, f"--threads: got '0', {THREADS}"),
+    (["--threads", "1", "all"], USAGE, f"--threads: got 'all', {THREADS}"),
+    (["--threads", "{HUGE}"], USAGE, THREADS),
+    (["--budget"], USAGE, "--budget: expected one argument"),
+    (["--budget", ""], USAGE, f"--budget: got '', {POSITIVE}"),
+    (["--budget", "0"], USAGE, f"--budget: got '0', {POSITIVE}"),
+    (["--budget", "-5"], USAGE, f"--budget: got '-5', {POSITIVE}"),
+    (["--budget", "3m"], USAGE, f"--budget: got '3m', {POSITIVE}"),
+    (["--budget", "nan"], USAGE, f"--budget: got 'nan', {POSITIVE}"),
+    (["--budget", "inf"], USAGE, f"--budget: got 'inf', {POSITIVE}"),
+    (["--output"], USAGE, "--output: expected one argument"),
+    (["--output", ""], USAGE, f"--output: got '', {A_FILE}"),
+    (["--output", "{HERE}"], USAGE, f"--output: .*{A_FILE}: Is a directory"),
+    (["--output", "{FILE}/t.csv"], USAGE, f"--output: .*{A_FILE}: Not a directory"),
+    (["--output", "/proc/no/t.csv"], USAGE, f"--output: .*{A_FILE}: "),
+    (["--output", "a\0b"], USAGE, f"--output: .*{A_FILE}: "),
+    (
+        [],
+        FAILURE,
+        "/dev/null/tables/.*csv cannot be written: Not a directory; set FUSEDOPS_CACHE_DIR",
+    ),
 ]
 
 ROWS = [
@@ -305,6 +328,7 @@ ROWS = [
     *((["explain", *argv], code, message) for argv, code, message in EXPLAIN),
     *((["bench", *argv], code, message) for argv, code, message in BENCH),
     *((["bench", "--models", *argv], code, message) for argv, code, message in MODELS),
+    *((["tune", *argv], code, message) for argv, code, message in TUNE),
 ]
 
 
@@ -317,6 +341,8 @@ def nothing_is_measured(monkeypatch):
 
     monkeypatch.setattr(bench, "keep_freed_memory", begin)
     monkeypatch.setattr(bench, "measure_each", begin)
+    monkeypatch.setattr(tune, "keep_freed_memory", begin)
+    monkeypatch.setattr(tune, "measure_all", begin)
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def small_encoder(monkeypatch):
     ids = torch.randint(3, 64, (len(demo.SENTENCES), 6))
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     monkeypatch.setattr(demo, "load_encoder", lambda: (encoder, batch))
-    monkeypatch.setattr(demo, "ROUNDS", 2)
+    monkeypatch.setattr(demo, "SECONDS", 0)
     monkeypatch.setattr(demo, "SLOT_MS", 1)
 
 
@@ -101,6 +101,33 @@ def test_a_demo_whose_compiled_encoder_runs_no_operator_of_ours_fails(
     assert "Most similar sentences" in ended.out and "operators run" in ended.out
 
 
+def test_a_site_that_does_not_pay_is_left_and_its_reason_printed(
+    small_encoder, monkeypatch, command
+):
+    """The default policy decides, and what replaces every site stands beside it."""
+    policies = []
+
+    def explain(*_, **__):
+        policies.append(fusedops.config.fuse)
+        return Report(tuple(sites(replaced=False, reason="Inductor is measured to be faster")))
+
+    monkeypatch.setattr(torch, "compile", lambda model, backend: model)
+    monkeypatch.setattr(fusedops, "explain", explain)
+    ended = command("demo")
+    assert ended.code == 0 and policies == ["profitable"]
+    assert ended.out.count("Inductor is measured to be faster") == 19
+    assert (
+        'fuse="always"' in ended.out and "operators run by the compiled encoder: none" in ended.out
+    )
+
+
+def test_always_is_compiled_with_a_policy_of_its_own(monkeypatch):
+    monkeypatch.setattr(demo, "backend", lambda gm, inputs: fusedops.config.fuse)
+    with fusedops.config.patch(fuse="profitable"):
+        assert demo.always(None, []) == "always"
+        assert fusedops.config.fuse == "profitable"
+
+
 def test_a_demo_that_keeps_its_promises_succeeds(small_encoder, monkeypatch, command):
     monkeypatch.setattr(torch, "compile", lambda model, backend: model)
     monkeypatch.setattr(fusedops, "explain", lambda *_, **__: Report(tuple(sites())))
@@ -113,7 +140,10 @@ def test_a_demo_that_keeps_its_promises_succeeds(small_encoder, monkeypatch, com
 def test_the_encoder_comes_out_of_an_installed_package():
     encoder, batch = demo.load_encoder()
     assert encoder.config._attn_implementation == "eager" and not encoder.training
-    assert len(batch["input_ids"]) == len(demo.SENTENCES)
+    texts, tokens = batch["input_ids"].shape
+    lengths = batch["attention_mask"].sum(dim=-1)
+    assert texts == len(demo.texts()) >= 128
+    assert lengths.max() == tokens > 3 * lengths.min()  # of varied length, and so padded
 
 
 def test_the_demo_needs_nothing_that_its_extra_leaves_out():

@@ -15,5 +15,5 @@ ONE_OF_EACH_KERNEL = [8, 33, 130, 520, 1000, 1023, 1026, 4100, 8193, 9000, 20000
 
 
 def rows_for(cols: int, elements: int = 400_000) -> int:
-    """As many rows as let the largest error be typical."""
+    """As many rows as let errors be typical."""
     return max(4, elements // cols)

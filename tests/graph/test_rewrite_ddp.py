@@ -44,7 +44,7 @@ def _worker(rank, port, results):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=WORLD)
     torch.manual_seed(0)
-    model = DistributedDataParallel(nn.Sequential(_Block(), _Block()).double())
+    model = DistributedDataParallel(_Block().double())
     torch.manual_seed(rank)
     x = torch.randn(3, 5, 16, dtype=torch.double)
     eager = _gradients(model, x)
@@ -71,4 +71,4 @@ def test_two_processes_give_eagers_gradients():
     assert set(results) == {0, 1}
     for difference, counts in results.values():
         assert difference < 1e-12
-        assert counts == {"masked_softmax": 2, "add_layer_norm": 4}
+        assert counts == {"masked_softmax": 1, "add_layer_norm": 2}

@@ -72,7 +72,7 @@ def test_the_table_is_plain_aligned_text():
     text = str(fusedops.explain(_Model(), torch.randn(2, 3, 8)))
     summary, blank, header, rule, *rows = text.splitlines()
     assert summary == "fusedops: 5 of 6 sites replaced" and blank == ""
-    columns = "rule  op  replaced  module  location  shapes  bytes saved  reason"
+    columns = "rule  op  replaced  module  location  shapes  bytes saved  measured  reason"
     assert header.split() == columns.split()
     assert set(rule) == {"-", " "} and len(rows) == 6
     column = header.index("location")

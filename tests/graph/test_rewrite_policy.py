@@ -1,15 +1,19 @@
 """What pays is replaced, what does not is left with the reason: by a table, or by rule of thumb."""
 
 import csv
+import dataclasses
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 import fusedops
-from fusedops.graph import costs, policy
+from fusedops.graph import costs
+from fusedops.graph.machine import here
 
-CPU = torch.device("cpu")
+
+def machine_here():
+    return here(torch.device("cpu"))
 
 
 @pytest.fixture(autouse=True)
@@ -21,25 +25,22 @@ def profitable():
 @pytest.fixture
 def no_table(monkeypatch, tmp_path):
     """Nothing was measured on any device."""
-    monkeypatch.setattr(costs, "FOLDER", tmp_path)
-    costs._table.cache_clear()
-    yield
-    costs._table.cache_clear()
+    monkeypatch.setattr(costs, "SHIPPED", tmp_path)
 
 
 @pytest.fixture
 def table(no_table, tmp_path):
-    """table(op, inductor, ours, ...): the costs of 64x64 float32 rows; a copy takes 1 ms."""
+    """table(op, inductor, ours, ...): the costs of 64x64 float32 rows; a copy takes 1 ms for what
+    it reads or writes."""
     rows = []
+    machine = dataclasses.astuple(dataclasses.replace(machine_here(), threads=1))
 
-    def add(op, inductor, ours, direction="forward", rows_and_cols=(64, 64)):
-        times = {"inductor": inductor, "fusedops": ours, "copy": 1.0}
-        for provider, ms in times.items():
-            size = [*rows_and_cols, provider, ms, 64 * 64 * 4]
-            rows.append([op, direction, "float32", *size])
-        with (tmp_path / "cpu.csv").open("w", newline="") as file:
+    def add(op, inductor, ours, mode="inference", rows_and_cols=(64, 64)):
+        gb_per_s = 64 * 64 * 4 * 1e-6
+        case = [op, mode, "float32", *rows_and_cols]
+        rows.append([*machine, "0.1.0", *case, inductor, ours, gb_per_s])
+        with (tmp_path / "measured.csv").open("w", newline="") as file:
             csv.writer(file).writerows([costs.COLUMNS, *rows])
-        costs._table.cache_clear()
 
     return add
 
@@ -66,22 +67,60 @@ def test_the_nearest_size_decides(table, rewrite_dynamo):
     assert rewrite_dynamo(_softmax, torch.randn(20, 4)).replaced == {}
 
 
+def test_a_gain_that_measurements_vary_by_is_none(table, rewrite_dynamo):
+    table("softmax", inductor=1, ours=0.98)
+    rewritten = rewrite_dynamo(_softmax, torch.randn(64, 64))
+    assert rewritten.reasons == [
+        "too little to be sure of: Inductor is measured at 1 ms against 980 us"
+    ]
+
+
 def test_a_pointwise_neighbour_costs_the_pass_that_inductor_would_have_saved(table, rewrite_dynamo):
     table("softmax", inductor=2, ours=1.5)
     x = torch.randn(64, 64)
     alone = rewrite_dynamo(lambda x: x.softmax(-1) @ x, x)
     between = rewrite_dynamo(lambda x: x.tanh().softmax(-1).tanh(), x)
     assert alone.replaced == {"softmax": 1} and between.replaced == {}
+    (site,) = between.report.sites
+    assert site.figures.passes_ms == pytest.approx(4)  # two are written, and read
 
 
-def test_in_training_the_backward_pass_counts_too(table, rewrite_dynamo):
+def test_a_mask_that_inductor_would_have_computed_on_its_way_is_written_and_read(
+    table, rewrite_dynamo
+):
+    table("masked_softmax[additive]", inductor=2, ours=1)
+    x, hidden = torch.randn(4, 64, 64), torch.zeros(64, 64)
+    given = rewrite_dynamo(lambda x, hidden: (x + hidden).softmax(-1), x, hidden)
+    made = rewrite_dynamo(lambda x, hidden: (x + hidden * -1e4).softmax(-1), x, hidden)
+    assert [r.report.sites[0].figures.passes_ms for r in (given, made)] == pytest.approx([0, 2])
+
+
+def test_in_training_both_passes_count(table, rewrite_dynamo):
     table("softmax", inductor=1, ours=2)
-    table("softmax", inductor=4, ours=2, direction="backward")
+    table("softmax", inductor=5, ours=4, mode="training")
     x = torch.randn(64, 64)
     assert rewrite_dynamo(_softmax, x).replaced == {}
     assert rewrite_dynamo(_softmax, x.requires_grad_()).replaced == {"softmax": 1}
     with torch.no_grad():
         assert rewrite_dynamo(_softmax, x).replaced == {}
+
+
+def test_a_causal_softmax_goes_by_what_was_measured_of_one(table, rewrite_dynamo):
+    def model(x):
+        future = torch.ones(64, 64, dtype=torch.bool).triu(1)
+        return x.masked_fill(future, -torch.inf).softmax(-1)
+
+    x = torch.randn(64, 64)
+    table("masked_softmax[additive]", inductor=1, ours=2)
+    assert rewrite_dynamo(model, x).replaced == {}
+    table("masked_softmax[causal]", inductor=2, ours=1)
+    assert rewrite_dynamo(model, x).replaced == {"masked_softmax": 1}
+
+
+def test_an_op_that_no_table_has_goes_by_the_rule_of_thumb(table, rewrite_dynamo):
+    table("layer_norm", inductor=2, ours=1)
+    left = rewrite_dynamo(_softmax, torch.randn(16, 16))
+    assert left.reasons == ["too small to pay: 256 elements"]
 
 
 def test_where_the_larger_rewrite_does_not_pay_the_smaller_one_may(table, rewrite_dynamo):
@@ -164,19 +203,3 @@ def test_a_rule_can_be_switched_by_itself(rewrite_dynamo):
         rewritten = rewrite_dynamo(model, torch.randn(4, 8))
     assert rewritten.replaced == {"softmax": 1}
     assert rewritten.reasons == ['config: fuse="never"']
-
-
-def test_the_shipped_table_of_the_cpu_knows_every_op_in_both_directions():
-    if not costs.has_table(CPU):
-        pytest.fail(f"{costs.table_file(CPU)} is missing")
-    size = costs.Size(rows=1024, cols=512, dtype=torch.bfloat16)
-    for op in policy.MEASURED_OPS:
-        for direction in ("forward", "backward"):
-            assert costs.cost(CPU, op, direction, size) is not None, (op, direction)
-
-
-@pytest.mark.parametrize("content", [b"", b"\xff\x00\x9c", b"op,direction\nsoftmax,forward\n"])
-def test_a_damaged_table_is_named_with_its_fix(no_table, tmp_path, content):
-    (tmp_path / "cpu.csv").write_bytes(content)
-    with pytest.raises(ValueError, match=r"cpu\.csv is damaged; reinstall fusedops, or measure"):
-        costs.has_table(CPU)

@@ -2,6 +2,7 @@
 
 import math
 
+import bounds
 import pytest
 import torch
 from expecttest import assert_expected_inline
@@ -100,16 +101,16 @@ def test_it_may_be_written_in_place(rewrite, x):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_computed_in_float32_it_is_as_exact_as_eager(rewrite, x, dtype):
+def test_computed_in_float32_it_is_rounded_once(rewrite, x, dtype):
     def model(x):
         return amax(x.float()).to(x.dtype)
 
     x = x.detach().to(dtype)
     rewritten = rewrite(model, x)
     assert rewritten.replaced == {"softmax": 1} and " to = " not in rewritten.code
-    ours, eager, exact = rewritten.call(x), model(x), x.double().softmax(-1)
-    errors = [(result.double() - exact).abs().max() for result in (ours, eager)]
-    assert ours.dtype == dtype and errors[0] <= errors[1] * (1 + 1e-3)
+    ours = rewritten.call(x)
+    assert ours.dtype == dtype
+    bounds.assert_within(ours, bounds.softmax(x))
 
 
 def test_computed_in_float64_it_is_not_computed_in_less(rewrite, x):

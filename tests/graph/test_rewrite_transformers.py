@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 import torch
 import transformers
+from oracle import relative_error
 from transformers import BertConfig, BertModel
 
 import fusedops
@@ -142,11 +143,21 @@ def test_every_rms_norm_is_found_and_gives_eagers_output_and_gradients(name, rew
     torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-4)
 
 
+#: Tensors in bfloat16 on the longest path through such a model: of each of two layers the norm,
+#: query or key, its rotation, scores, probabilities, context, projection, residual, norm, gate, its
+#: activation, product, projection and residual, and Gemma2's norms of both branches; beside the
+#: embeddings, scaled, and the last norm.
+ROUNDINGS = 2 * 16 + 3
+
+
 @pytest.mark.parametrize("name", RMS_NORM_MODELS)
-def test_a_compiled_model_in_bfloat16_is_as_exact_as_eager(name):
+def test_a_compiled_model_in_bfloat16_is_off_by_the_roundings_of_its_tensors(name):
+    """Each moves a tensor by u / sqrt(3) of its norm at most, independently of the others. No CPU
+    changes that: whatever instructions multiply matrices, sums are in float32, and rounded once."""
     model, ids = RMS_NORM_MODELS[name][0](), torch.randint(0, 64, (2, 8))
     compiled = torch.compile(model.bfloat16(), backend=backend, dynamic=True)
     with torch.no_grad():
-        ours, eager = (m(input_ids=ids).last_hidden_state.double() for m in (compiled, model))
+        ours = compiled(input_ids=ids).last_hidden_state.double()
         exact = model.double()(input_ids=ids).last_hidden_state.double()
-    assert (ours - exact).norm() <= 1.2 * (eager - exact).norm()
+    u = torch.finfo(torch.bfloat16).eps / 2
+    assert relative_error(ours, exact) <= (ROUNDINGS / 3) ** 0.5 * u

@@ -33,8 +33,10 @@ def test_the_gradient_of_a_softmax_is_within_its_bound(op, given, scale):
         y, scale = getattr(fusedops, op)(x * 1 if op == "softmax_" else x, -1), 1.0
     (gradient,) = torch.autograd.grad(y, x, grad)
     formula = bounds.log_softmax_gradient if op == "log_softmax" else bounds.softmax_gradient
-    wanted = formula(bounds.exactly(y), bounds.exactly(grad) * scale, x.dtype)
-    bounds.assert_within(gradient, wanted)
+    wanted = formula(y, grad, x.dtype)
+    if scale != 1.0:
+        wanted = wanted.scaled(scale, x.dtype)
+    bounds.assert_within(gradient, wanted.rounded_to(x.dtype))
 
 
 @given(
@@ -56,10 +58,9 @@ def test_the_gradients_of_a_norm_are_within_their_bounds(op, given, eps, has_wei
     y = getattr(fusedops, op)(x, *before, columns, *parameters, eps=eps)
     y = y[0] if before else y
     of_x, *of_parameters = torch.autograd.grad(y, (x, *parameters), grad)
-    w = bounds.exactly(weight) if has_weight else 1
     kind = op.removeprefix("add_")
-    wanted = bounds.norm_gradients(kind, bounds.exactly(x), w, bounds.exactly(grad), eps, x.dtype)
-    bounds.assert_within(of_x, wanted.input)
+    wanted = bounds.norm_gradients(kind, x, weight if has_weight else 1.0, grad, eps)
+    bounds.assert_within(of_x, wanted.input.rounded_to(x.dtype))
     for gradient, bound in zip(of_parameters, wanted[1:], strict=False):
         bounds.assert_within(gradient, bound.rounded_to(gradient.dtype))
 

@@ -21,9 +21,8 @@ def test_a_softmax_is_within_its_bound(op, given, dim, dtype):
     x, dim = given.tensor(), dim % len(given.shape)
     result = getattr(fusedops, op)(x, dim, dtype)
     converted = x if dtype is None else x.to(dtype)  # before anything is computed
-    parts = bounds.Softmax.of(bounds.exactly(converted.movedim(dim, -1)), converted.dtype)
     assert result.dtype == converted.dtype and result.is_contiguous()
-    bounds.assert_within(result.movedim(dim, -1), SOFTMAXES[op](parts, converted.dtype))
+    bounds.assert_within(result.movedim(dim, -1), SOFTMAXES[op](converted.movedim(dim, -1)))
 
 
 @given(drawn.tensors(), st.integers(1, 4))
@@ -32,18 +31,17 @@ def test_statistics_in_parts_are_within_the_bound_of_the_whole(given, count):
     of_parts = [fusedops.softmax_stats(part, -1) for part in x.chunk(count, -1)]
     max, sum = fusedops.merge_softmax_stats(of_parts)
     wide = bounds.compute_dtype(x.dtype)
-    parts = bounds.Softmax.of(bounds.exactly(x), wide)
     # One more exponential and product for each part, and their sum.
-    parts = parts._replace(sum_error=parts.sum_error + (8 + 3 * count) * bounds.unit(wide))
+    parts = bounds.Softmax.of(x, wide).with_more_roundings_of_the_sum(8 + 3 * count, wide)
     has_nan = np.isnan(parts.sum)
     top = np.where(has_nan, 0, bounds.exactly(x).max(-1, keepdims=True))
     assert max.dtype == sum.dtype == wide
     assert np.array_equal(np.where(has_nan, 0, bounds.exactly(max)), top)
-    bounds.assert_within(sum, bounds.statistics(parts, wide))
+    bounds.assert_within(sum, bounds.softmax_sum(parts, wide))
     applied = fusedops.softmax_apply(x, max, sum, -1)
     # As the parts' exponentials, to x's precision; then by a reciprocal that is rounded.
-    own = bounds.Softmax.of(bounds.exactly(x), x.dtype)
-    own = own._replace(sum_error=parts.sum_error + 2 * bounds.unit(x.dtype))
+    own = bounds.Softmax.of(x, x.dtype)._replace(sum_error=parts.sum_error)
+    own = own.with_more_roundings_of_the_sum(2, x.dtype)
     bounds.assert_within(applied, bounds.softmax(own, x.dtype))
 
 
@@ -92,32 +90,9 @@ def test_a_masked_softmax_is_within_its_bound(given, mask, bias, scale, causal, 
     result = fusedops.masked_softmax(
         x, mask, scale=scale, causal=causal, mask_value=mask_value, bias=bias
     )
-    scores, error = _scores(x, mask, scale, causal, mask_value, bias)
-    parts = bounds.Softmax.of(scores, x.dtype, error)
+    corner = {False: None, "top_left": 0, "bottom_right": x.shape[-1] - x.shape[-2]}
+    parts = bounds.masked_scores(x, mask, scale, corner[causal], mask_value, bias)
     bounds.assert_within(result, bounds.softmax(parts, x.dtype))
-
-
-def _scores(x, mask, scale, causal, mask_value, bias):
-    """The scores, and the roundings of one product, two sums and three conversions."""
-    compute = bounds.compute_dtype(x.dtype)
-    with np.errstate(all="ignore"):
-        scores = bounds.exactly(x) * np.longdouble(torch.tensor(scale, dtype=compute).item())
-        size = np.abs(scores)
-        for added in (bias, mask if mask is not None and mask.is_floating_point() else None):
-            if added is not None:
-                added = bounds.exactly(added.to(compute).expand(x.shape))
-                scores, size = scores + added, size + np.abs(added)
-        # Finite scores that overflow do so in the kernel as well.
-        scores = np.where(
-            np.abs(scores) > torch.finfo(compute).max, np.sign(scores) * np.inf, scores
-        )
-    hidden = np.zeros(x.shape, bool) if mask is None or mask.is_floating_point() else ~mask.numpy()
-    if causal:
-        diagonal = x.shape[-1] - x.shape[-2] if causal == "bottom_right" else 0
-        hidden = hidden | ~np.tril(np.ones(x.shape, bool), diagonal)
-    scores = np.where(hidden, np.longdouble(mask_value), scores)
-    size = np.where(hidden | ~np.isfinite(size), 0, size)
-    return scores, 4 * bounds.unit(x.dtype) * size
 
 
 @given(
@@ -138,9 +113,9 @@ def test_a_norm_is_within_its_bound(op, given, parameters, eps, is_sum):
         assert torch.equal(x.nan_to_num(0.25), eager.nan_to_num(0.25))
     else:
         result = getattr(fusedops, op)(x, *arguments, eps=eps)
-    w, b = (default if p is None else bounds.exactly(p) for p, default in ((weight, 1), (bias, 0)))
-    b = 0 if op == "rms_norm" else b
-    bounds.assert_within(result, bounds.norm(op, bounds.exactly(x), w, b, eps, x.dtype))
+    w, b = (default if p is None else p for p, default in ((weight, 1.0), (bias, 0.0)))
+    b = 0.0 if op == "rms_norm" else b
+    bounds.assert_within(result, bounds.norm(op, x, w, b, eps))
 
 
 def _parameters(dtype, shape, seed):

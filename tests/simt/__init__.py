@@ -19,7 +19,7 @@ instructions, weak memory order beyond data races, and what ptxas makes of nvcc'
 ``statistics_cases.py``  what a softmax in two steps is run on
 ``families.py``        all of these cases, run alike
 ``philox.py``          dropout's random numbers in numpy
-``judge.py``           the package's rule for errors, applied to the results
+``judge.py``           the bounds of errors, applied to the results
 ``sanitized.py``       the same cases in a process of their own, under a sanitizer
 ``planted/``           kernels with a bug of each class, which have to be found
 ``ptx.py`` ...         nvcc's PTX of every kernel, translated and run in the kernels' place

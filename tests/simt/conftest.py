@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ import pytest
 
 from . import build, families
 from .cases import Arrays
-from .emulator import Config, Emulator
+from .emulator import SCHEDULES, Config, Emulator
 from .families import AnyCase
 from .sanitized import run_sanitized
 
@@ -27,25 +27,32 @@ def emulator(plain: Emulator) -> Iterator[Emulator]:
     plain.configure(Config())
 
 
+@pytest.fixture
+def schedules(request: pytest.FixtureRequest) -> list[Config]:
+    """All with ``--exhaustive``; otherwise two that differ in all that they set."""
+    names = SCHEDULES if request.config.getoption("exhaustive") else ("fifo", "random_7f")
+    return [SCHEDULES[name] for name in names]
+
+
 @dataclass
 class SanitizedRun:
     cases: list[AnyCase]
     outcome: Future[tuple[list[Arrays], set[str]]]
 
 
-#: By build: what runs, and in which schedule.
-SANITIZED: dict[str, tuple[Callable[[Emulator], list[AnyCase]], str]] = {
-    "asan": (families.sanitized_cases, "random_7f"),
-    "tsan": (families.racing_cases, "fifo"),
-}
+#: By build: the schedule.
+SANITIZED = {"asan": "random_7f", "tsan": "fifo"}
 
 
 @pytest.fixture(scope="session")
-def sanitized(plain: Emulator) -> Iterator[dict[str, SanitizedRun]]:
-    """Both runs, half a minute each, one after the other beside whatever else is tested."""
+def sanitized(plain: Emulator, pytestconfig: pytest.Config) -> Iterator[dict[str, SanitizedRun]]:
+    """Both runs, one after the other beside whatever else is tested: each kernel once, and with
+    ``--exhaustive`` under AddressSanitizer at every length that changes a launch."""
+    every_length = {"asan"} if pytestconfig.getoption("exhaustive") else set()
     with ThreadPoolExecutor(1) as background:
         runs = {}
-        for name, (choose, schedule) in SANITIZED.items():
+        for name, schedule in SANITIZED.items():
+            choose = families.sanitized_cases if name in every_length else families.racing_cases
             chosen = choose(plain)
             outcome = background.submit(run_sanitized, name, chosen, schedule)
             runs[name] = SanitizedRun(chosen, outcome)

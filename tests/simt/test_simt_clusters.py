@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import bounds
 import numpy as np
 import pytest
 import torch
@@ -42,7 +43,7 @@ def kernels_of(emulator: Emulator, case: RowsCase) -> set[str]:
 
 
 @of_every_kind
-def test_error_is_no_larger_than_eagers(emulator, base):
+def test_errors_are_within_their_bounds(emulator, base):
     judge = Judge()
     for cols in (32_768 + base.width, 50_000, LONGEST[base]):
         case = held(base, 2, cols)
@@ -92,11 +93,12 @@ def test_blocks_of_nothing_but_minus_inf_do_not_touch_the_rest(emulator, dtype, 
     actual = tensor(families.run(emulator, case, {"input": stored})["output"], dtype)
     eager = (torch.log_softmax if log else torch.softmax)(tensor(stored, dtype), -1)
     assert torch.equal(actual.isnan(), eager.isnan())
-    torch.testing.assert_close(actual, eager, equal_nan=True)
+    formula = bounds.log_softmax if log else bounds.softmax
+    bounds.assert_within(actual, formula(tensor(stored, dtype)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_far_from_zero_and_of_uneven_blocks_are_as_exact_as_eager(emulator, kind):
+def test_rows_far_from_zero_and_of_uneven_blocks_are_within_their_bounds(emulator, kind):
     judge = Judge()
     normal = np.random.default_rng(0).standard_normal((6, 33_000))
     for values in (1e4 + normal, normal * 1e-3 + np.arange(33_000)):

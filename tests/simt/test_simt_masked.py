@@ -23,7 +23,7 @@ INF, NAN = np.inf, np.nan
 
 
 @pytest.mark.parametrize("op, pair", FAMILIES, ids=IDS)
-def test_error_is_no_larger_than_eagers_with_every_operand_and_option(emulator, op, pair):
+def test_errors_are_within_their_bounds_with_every_operand_and_option(emulator, op, pair):
     judge = Judge()
     for base in bases():
         if (base.op, base.dtype, base.other) == (op, *pair):

@@ -66,7 +66,7 @@ HARD_ROWS = {
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize("rows", HARD_ROWS)
-def test_rows_that_lose_digits_are_as_exact_as_eager(emulator, op, dtype, rows):
+def test_rows_that_lose_digits_are_within_their_bounds(emulator, op, dtype, rows):
     judge = Judge()
     random = np.random.default_rng(1)
     lengths = [(96, 1), (1032, 2), (4097, 1), (16_388, 2)]

@@ -79,7 +79,7 @@ def test_nvccs_code_computes_the_bits_of_the_source_but_for_exp_and_log(unfused,
 
 @needs_nvcc
 @pytest.mark.parametrize("group", GROUPS)
-def test_error_of_nvccs_code_is_no_larger_than_eagers(compiled, group):
+def test_errors_of_nvccs_code_are_within_their_bounds(compiled, group):
     judge = Judge()
     for case in cases_of(compiled, group, elements=5000):
         given = families.inputs(case)

@@ -1,8 +1,9 @@
 """Every kernel under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer.
 
-AddressSanitizer sees every length that changes a launch. ThreadSanitizer, ten times as slow, sees
-every kernel once, with rows that several warps share. The emulator runs one thread at a time; what
-ThreadSanitizer reports is not that two threads met but that nothing orders their accesses.
+Both see every kernel once, with rows that several warps share; with ``--exhaustive``
+AddressSanitizer, a tenth as slow, sees every length that changes a launch. The emulator runs one
+thread at a time; what ThreadSanitizer reports is not that two threads met but that nothing orders
+their accesses.
 """
 
 from __future__ import annotations

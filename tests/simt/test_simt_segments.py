@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import product
 
+import bounds
 import numpy as np
 import pytest
 import torch
@@ -54,7 +55,7 @@ LENGTHS = [
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("cols, width", LENGTHS)
-def test_error_is_no_larger_than_eagers_where_segments_begin(emulator, dtype, cols, width):
+def test_errors_are_within_their_bounds_where_segments_begin(emulator, dtype, cols, width):
     judge = Judge()
     for case in long_cases(cols, 2 if cols < DOUBLES else 1, width, dtype):
         given = families.inputs(case)
@@ -127,7 +128,8 @@ def test_segments_of_nothing_but_minus_inf_do_not_touch_the_rest(emulator, dtype
     eager = softmax(tensor(stored, dtype), -1)
     assert torch.equal(actual.isnan(), eager.isnan())
     assert torch.equal(actual.isinf(), eager.isinf())
-    torch.testing.assert_close(actual, eager, equal_nan=True)
+    bound = bounds.log_softmax if log else bounds.softmax
+    bounds.assert_within(actual, bound(tensor(stored, dtype)))
     backward = replace(case, op="softmax_backward")
     given = families.inputs(backward) | {"output": encode(eager.double().numpy(), dtype)}
     found = families.run(emulator, backward, given)["grad_input"]
@@ -148,7 +150,7 @@ UNEVEN_ROWS = {
 
 @pytest.mark.parametrize("rows", UNEVEN_ROWS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
-def test_segments_of_different_means_are_as_exact_as_eager(emulator, dtype, rows):
+def test_segments_of_different_means_are_within_their_bounds(emulator, dtype, rows):
     judge = Judge()
     random = np.random.default_rng(1)
     for (cols, width), kind in product([(2 * SEGMENT + 1, 1), (33_800, 8)], KINDS):

@@ -15,20 +15,16 @@ from .statistics_cases import APPLY, STATISTICS, Prepared, StatisticsCase
 
 BASES = statistics_cases.bases()
 
-#: A term e^(x - max) is off by half an ulp of x - max, some 3.5 in the terms that count of normal
-#: rows, one ulp of the power and half of one in each of the last additions: 4 if all of one sign.
-SUM_ULPS = 4.0
-
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("op", [STATISTICS, APPLY])
-def test_errors_are_no_larger_than_eagers_at_every_length(emulator, op, dtype):
+def test_errors_are_within_their_bounds_at_every_length(emulator, op, dtype):
     judge = Judge()
     for base in (base for base in BASES if (base.op, base.of.dtype) == (op, dtype)):
         for case in statistics_cases.length_cases(base):
             given = statistics_cases.inputs(case)
             judge.add(case, given, families.run(emulator, case, given))
-    judge.conclude(sum=SUM_ULPS)
+    judge.conclude()
 
 
 @pytest.mark.parametrize("op", [STATISTICS, APPLY])

@@ -219,9 +219,9 @@ enum class NormKind : int32_t { kLayer, kRms, kStd };
 // multiplied.
 //
 // Statistics per row: mean and rstd are one float each (double where input is double); mean is null
-// for kRms. input, residual, sum and output share one dtype. weight and bias share one dtype: the
-// input's, or float32. sum.data may be null: not wanted. dropout (seed null: none) comes only with
-// a residual.
+// for kRms, both where they are not wanted. input, residual, sum and output share one dtype. weight
+// and bias share one dtype: the input's, or float32. sum.data may be null: not wanted. dropout
+// (seed null: none) comes only with a residual.
 struct NormForward {
   NormKind kind;
   ConstRows input, residual;

@@ -1,8 +1,8 @@
 """`python -m fusedops bench`: how fast the operators are on this machine, or what memory they take.
 
 `operators` and `attention` say what is measured, `measurement` and `timing` how long it takes,
-`memory` what it allocates, `models` and `sites` what becomes of whole models, `policy` what the
-rewriter decides by, and `report` shows it.
+`memory` what it allocates, `host` what a call costs beside its kernel, `models`, `sites` and
+`peers` what becomes of whole models; `report` shows it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pandas as pd
 import torch
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fusedops.cli.bench.arguments import (
     DIRECTIONS,
@@ -29,24 +29,35 @@ from fusedops.cli.bench.arguments import (
     check_steps,
 )
 from fusedops.cli.bench.cases import Case, Layout, Shape
-from fusedops.cli.bench.measurement import Measurement, measure, prepare
+from fusedops.cli.bench.host import (
+    BURSTS,
+    BURSTS_QUICK,
+    HostCase,
+    HostTime,
+    host_cases,
+    measure_host,
+)
+from fusedops.cli.bench.measurement import REFERENCE, Measurement, measure, prepare
 from fusedops.cli.bench.memory import Peak, measure_peaks
 from fusedops.cli.bench.models import (
-    ROUNDS,
-    ROUNDS_QUICK,
+    DTYPES,
+    TURNS,
+    TURNS_QUICK,
     Step,
     StepTime,
     chosen_steps,
     measure_step,
+    prepare_peers,
     prepare_step,
     size_of,
 )
 from fusedops.cli.bench.operators import OPERATORS, selected
-from fusedops.cli.bench.policy import policy_cases, to_table
 from fusedops.cli.bench.report import (
+    print_host_times,
     print_peaks,
     print_steps,
     print_tables,
+    read_steps,
     to_frame,
     write_csv,
     write_plots,
@@ -55,7 +66,6 @@ from fusedops.cli.env import describe_machine
 from fusedops.cli.errors import UserError, describe, one_line
 from fusedops.cli.models.hugging_face import HUGGING_FACE, import_transformers
 from fusedops.cli.timing import clock_for
-from fusedops.graph import costs
 
 __all__ = ["add_arguments", "run"]
 
@@ -65,7 +75,7 @@ ALLOCATOR_SETTINGS = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**
 
 
 T = TypeVar("T")
-Row = Measurement | Peak | StepTime
+Row = Measurement | Peak | StepTime | HostTime
 
 
 @dataclass(frozen=True)
@@ -123,22 +133,18 @@ def run(args: argparse.Namespace) -> int:
     work, show = _plan(args)
     if args.device.type == "cpu" and not args.memory:
         keep_freed_memory()
-    torch.set_num_threads(args.threads)
+    if args.models is None:  # each of whose steps says on how many it runs
+        torch.set_num_threads(args.threads or 1)
     console = Console(width=None if sys.stdout.isatty() else 140)
     console.print(f"{describe_machine()}, device {args.device}", highlight=False)
     rows, left_out = measure_each(*work)
     frame = to_frame(rows)
     # Files first: whoever reads the output may stop reading.
-    if args.policy:
-        file = args.csv or costs.table_file(args.device)
-        write_csv(to_table(frame), file)
-    elif args.csv:
+    if args.csv and args.models is None:  # whole models are written as they come
         write_csv(frame, args.csv)
     if args.plot:
         write_plots(frame, args.plot)
     show(frame, console)
-    if args.policy:
-        console.print(f"written to {file}")
     return 1 if left_out else 0
 
 
@@ -152,6 +158,8 @@ def _plan(args: argparse.Namespace) -> tuple[Work, Callable[[pd.DataFrame, Conso
         return step_times(args), print_steps
     if args.memory:
         return peaks(args), print_peaks
+    if args.host:
+        return host_times(args), print_host_times
     return times(args), print_tables
 
 
@@ -183,14 +191,13 @@ def chosen_cases(
 
 def times(args: argparse.Namespace) -> Work:
     """The cases to be timed."""
-    effort, device = QUICK if args.quick or args.policy else FULL, str(args.device)
-    cases = policy_cases(device) if args.policy else chosen_cases(args, effort.shapes, device)
-    checked = check_cases(cases)
+    effort, device = QUICK if args.quick else FULL, str(args.device)
+    checked = check_cases(chosen_cases(args, effort.shapes, device))
     clock = clock_for(device)
 
     def time(case: Case, say: Say) -> list[Measurement]:
         say(f"compiling {case}")
-        calls = prepare(case, in_a_graph=args.policy)
+        calls = prepare(case)
         say(f"timing {case}")
         return measure(case, calls, clock, effort.rounds, effort.slot_ms)
 
@@ -207,21 +214,55 @@ def peaks(args: argparse.Namespace) -> Work:
     return check_cases(chosen_cases(args, MEMORY_SHAPES, str(args.device))), peak
 
 
+def host_times(args: argparse.Namespace) -> Work:
+    """The calls whose host time is measured."""
+    bursts = BURSTS_QUICK if args.quick else BURSTS
+
+    def time(case: HostCase, say: Say) -> list[HostTime]:
+        say(f"timing {case}")
+        return [measure_host(case, bursts)]
+
+    return list(host_cases()), time
+
+
 def step_times(args: argparse.Namespace) -> Work:
-    """The steps of whole models to be timed."""
-    dtypes = [getattr(torch, dtype) for dtype in args.dtype or ["float32"]]
-    size = size_of(args.length, args.width)
-    directions = args.directions or DIRECTIONS
-    steps = chosen_steps(args.models, directions, dtypes, args.batch, size, args.quick)
+    """The steps of whole models to be timed; those that a file to resume has are taken from it."""
+    dtypes = args.dtype or (DTYPES[:1] if args.quick else DTYPES)
+    every = dict.fromkeys([1, torch.get_num_threads()])
+    threads = [args.threads] if args.threads else [1] if args.quick else list(every)
+    steps = chosen_steps(
+        args.models,
+        args.directions or DIRECTIONS,
+        [getattr(torch, dtype) for dtype in dtypes],
+        threads,
+        args.batch,
+        size_of(args.length, args.width),
+        args.quick,
+    )
     require_packages(steps)
+    rows = read_steps(args.csv) if args.resume else []
 
     def time(step: Step, say: Say) -> list[StepTime]:
-        say(f"compiling {step}")
-        calls = prepare_step(step)
-        say(f"timing {step}")
-        return [measure_step(step, calls, ROUNDS_QUICK if args.quick else ROUNDS)]
+        if kept := [row for row in rows if row.is_of(step)]:
+            return kept
+        rows.append(time_step(step, say, args.quick))
+        if args.csv:  # after each step: what is measured outlives an interruption
+            write_csv(to_frame(rows), args.csv)
+        return rows[-1:]
 
     return check_steps(steps), time
+
+
+def time_step(step: Step, say: Say, quick: bool) -> StepTime:
+    """Compile a step in every way there is, then time it."""
+    say(f"compiling {step}")
+    calls = prepare_step(step)
+    say(f"compiling {step} for OpenVINO and ONNX Runtime")
+    peers, problems = prepare_peers(step, calls[REFERENCE]())
+    for problem in problems:
+        print(one_line(problem), file=sys.stderr)
+    say(f"timing {step}")
+    return measure_step(step, calls | peers, TURNS_QUICK if quick else TURNS)
 
 
 def require_packages(steps: list[Step]) -> None:
@@ -255,7 +296,8 @@ def measure_each(
 
 def announced(cases: Sequence[T]) -> Iterator[tuple[T, Say]]:
     """The cases one by one, each with what shows a line about it on standard error."""
-    columns = (MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    columns = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn())
+    columns += (TextColumn("{task.description}"),)
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task("", total=len(cases))
         for case in cases:

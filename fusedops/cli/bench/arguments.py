@@ -9,12 +9,10 @@ import torch
 
 from fusedops.cli import options
 from fusedops.cli.bench.cases import BACKWARD, FORWARD, Case, Layout, Shape
-from fusedops.cli.bench.models import HEAD_WIDTH, Step
+from fusedops.cli.bench.models import DEFAULT, HEAD_WIDTH, Step
 from fusedops.cli.bench.operators import OPERATORS, family
 from fusedops.cli.errors import UsageError
-from fusedops.cli.files import check_writable
 from fusedops.cli.models import MODELS
-from fusedops.graph import costs
 
 # The families first; a variant can be named too.
 OP_NAMES = list(dict.fromkeys([*map(family, OPERATORS), *OPERATORS]))
@@ -41,14 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype",
         nargs="+",
         choices=DTYPES,
-        help="default: float32 and bfloat16; float32 of whole models",
+        help="default: float32 and bfloat16",
     )
     add("--memory", action="store_true", help="peak memory in place of time; backward with forward")
-    add(
-        "--policy",
-        action="store_true",
-        help='measure what fuse="profitable" decides by, into the package or to --csv',
-    )
+    add("--host", action="store_true", help="what a call costs beside its kernel, against torch")
     _add_model_arguments(parser)
     add(
         "--shape",
@@ -64,9 +58,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=torch.device("cpu"),
         help="cpu (default), cuda or cuda:N",
     )
-    add("--threads", type=options.threads, default=1, help="CPU threads (default 1)")
-    add("--quick", action="store_true", help="fewer shapes and rounds")
+    add(
+        "--threads",
+        type=options.threads,
+        help="CPU threads (default 1; of whole models one, then all)",
+    )
+    add(
+        "--quick",
+        action="store_true",
+        help="fewer shapes and rounds; of whole models float32 on one thread",
+    )
     add("--csv", type=options.output_file, metavar="FILE", help="write one row a measurement")
+    add(
+        "--resume",
+        action="store_true",
+        help="with --models: measure what the file of --csv lacks, and add it there",
+    )
     add(
         "--plot",
         type=options.output_folder,
@@ -81,7 +88,8 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--models",
         nargs="*",
         metavar="NAME",
-        help=f"a step of whole models in place of operators; a chosen few, or: {', '.join(MODELS)}",
+        help=f"a step of whole models in place of operators; {', '.join(DEFAULT)}, or some of: "
+        f"{', '.join(MODELS)}",
     )
     sizes = {
         "--batch": f"sequences of a step (default {BATCH})",
@@ -110,7 +118,9 @@ def check_options(args: argparse.Namespace) -> None:
     """Raise UsageError where options do not go together; then fill in the defaults."""
     for option in ("op", "directions", "dtype", "shape", "models"):
         setattr(args, option, options.unique(getattr(args, option)))
-    if args.models is None:
+    if args.host:
+        _check_host_options(args)
+    elif args.models is None:
         _check_operator_options(args)
     else:
         _check_model_options(args)
@@ -121,32 +131,30 @@ def check_options(args: argparse.Namespace) -> None:
 def _check_operator_options(args: argparse.Namespace) -> None:
     sizes = {"--batch": args.batch, "--length": args.length, "--width": args.width}
     _refuse(sizes, "only with --models; the sizes of operators are those of --shape")
-    if args.policy:
-        chosen = {"--op": args.op, "--pass": args.directions, "--dtype": args.dtype}
-        chosen |= {"--shape": args.shape, "--memory": args.memory, "--plot": args.plot}
-        _refuse(chosen, "not with --policy, which measures a set of its own")
-        _check_table(args)
+    _refuse({"--resume": args.resume}, "only with --models")
     if args.memory:
         _refuse({"--plot": args.plot}, "draws times; with --memory there are tables and --csv")
 
 
-def _check_table(args: argparse.Namespace) -> None:
-    """The package's own table is written where no --csv is named."""
-    file = args.csv or costs.table_file(args.device)
-    try:
-        check_writable(file)
-    except OSError as error:
-        raise UsageError(
-            f"--policy: {file} cannot be written: {error.strerror}; name another with --csv"
-        ) from error
+def _check_host_options(args: argparse.Namespace) -> None:
+    chosen = {"--op": args.op, "--pass": args.directions, "--dtype": args.dtype}
+    chosen |= {"--shape": args.shape, "--memory": args.memory}
+    chosen |= {"--models": args.models is not None, "--plot": args.plot}
+    chosen |= {"--batch": args.batch, "--length": args.length, "--width": args.width}
+    chosen |= {"--resume": args.resume}
+    _refuse(chosen, "not with --host, which measures a set of its own")
+    if args.device.type != "cpu":
+        raise UsageError(f"--device: got {args.device}; --host measures on the CPU alone")
 
 
 def _check_model_options(args: argparse.Namespace) -> None:
     if unknown := [name for name in args.models if name not in MODELS]:
         raise UsageError(f"--models: got {', '.join(unknown)}, wanted some of {', '.join(MODELS)}")
     others = {"--op": args.op, "--shape": args.shape}
-    others |= {"--memory": args.memory, "--plot": args.plot, "--policy": args.policy}
+    others |= {"--memory": args.memory, "--plot": args.plot}
     _refuse(others, "not with --models, which takes --batch, --length and --width")
+    if args.resume and not args.csv:
+        raise UsageError("--resume: wanted --csv with it, the file that has what is measured")
     if args.device.type != "cpu":
         raise UsageError(f"--device: got {args.device}; --models measures on the CPU alone")
     if args.width and args.width % HEAD_WIDTH:

@@ -34,9 +34,9 @@ class Layout(Enum):
         return len(self.value)
 
 
-def compiled(function: Callable[..., Any], backend: str = "inductor") -> Callable[..., Any]:
-    """The function as a backend compiles it for one shape: the strongest form of it."""
-    return torch.compile(function, fullgraph=True, dynamic=False, backend=backend)
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as Inductor compiles it for one shape: the strongest form of it."""
+    return torch.compile(function, fullgraph=True, dynamic=False)
 
 
 def as_they_are(*inputs: Tensor) -> tuple[Tensor, ...]:
@@ -58,9 +58,9 @@ class Provider:
         """What is timed: the function, its arguments bound."""
         return partial(self.function, *self.prepare(*inputs))
 
-    def compiled(self, backend: str = "inductor") -> Provider:
+    def compiled(self) -> Provider:
         """The provider that runs the same, compiled."""
-        return replace(self, function=compiled(self.function, backend))
+        return replace(self, function=compiled(self.function))
 
 
 def gradients(
@@ -101,9 +101,9 @@ class Gradient:
         """The graph is kept, to walk it again."""
         return gradients(outputs, leaves, grad, retain_graph=True)
 
-    def compiled(self, backend: str = "inductor") -> Gradient:
-        """The provider whose forward and backward passes a backend compiles together."""
-        return replace(self, forward=compiled(self.forward, backend))
+    def compiled(self) -> Gradient:
+        """The provider whose forward and backward passes are compiled together."""
+        return replace(self, forward=compiled(self.forward))
 
 
 @dataclass(frozen=True)

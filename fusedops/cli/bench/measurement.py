@@ -45,15 +45,9 @@ class Measurement:
     speedup_over_best_peer: float
 
 
-def prepare(case: Case, in_a_graph: bool = False) -> dict[str, Call]:
-    """A call for each provider, compiled and known to be right, and one for the copy.
-
-    `in_a_graph`: ours is compiled too, to be compared as a part of a compiled model: what a call of
-    compiled code costs by itself, some 20 us, then comes to both sides.
-    """
+def prepare(case: Case) -> dict[str, Call]:
+    """A call for each provider, compiled and known to be right, and one for the copy."""
     eager, *others = case.operator.providers(case.direction).items()
-    if in_a_graph:
-        others = [(name, provider.compiled(backend=name)) for name, provider in others]
     inputs = case.inputs()
     # Every shape gets code of its own, and none counts toward Dynamo's limit of recompilations.
     torch.compiler.reset()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import matplotlib
@@ -15,10 +16,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fusedops.cli.bench.host import HostTime
 from fusedops.cli.bench.measurement import COPY, OURS, REFERENCE, Measurement
 from fusedops.cli.bench.memory import Peak
-from fusedops.cli.bench.models import StepTime
+from fusedops.cli.bench.models import TOLERANCE, StepTime
 from fusedops.cli.bench.operators import family
+from fusedops.cli.bench.peers import PEERS, not_installed
+from fusedops.cli.errors import UserError
 from fusedops.cli.files import write_atomically
 
 GROUP = ["op", "direction", "dtype"]
@@ -27,7 +31,7 @@ BY_LENGTH = ["family", "direction", "dtype", "cols"]
 RATIOS = ["share_of_copy", "speedup_over_eager", "speedup_over_best_peer"]
 
 
-def to_frame(measurements: Iterable[Measurement | Peak | StepTime]) -> pd.DataFrame:
+def to_frame(measurements: Iterable[Measurement | Peak | StepTime | HostTime]) -> pd.DataFrame:
     """One row a measurement, in the order they were made."""
     return pd.DataFrame(map(asdict, measurements))
 
@@ -86,20 +90,64 @@ def _peak(of: pd.DataFrame, provider: str) -> str:
     return f"+{peak.peak_over_input:.2f}\n{peak.peak_bytes / 1e6:.1f} MB"
 
 
+def read_steps(file: Path) -> list[StepTime]:
+    """The steps that `write_csv` wrote. None where there is no file, or an empty one."""
+    if not file.exists() or not file.stat().st_size:
+        return []
+    names = [field.name for field in fields(StepTime)]
+    try:
+        frame = pd.read_csv(file)
+        if list(frame) != names:
+            raise ValueError(f"its columns are {', '.join(map(str, frame))}")
+        return [StepTime(*row) for row in frame.itertuples(index=False)]
+    except ValueError as error:
+        raise UserError(
+            f"--resume: {file} is none that `bench --models --csv` writes: {error}"
+        ) from error
+
+
 def print_steps(frame: pd.DataFrame, console: Console) -> None:
-    """Every model in a row of its own; shares in percent, the spread after its ratio."""
-    title = "Whole models: milliseconds a step, and what softmaxes and norms take of it"
-    table = _table(title, ["model", "mode", "dtype", "input"])
-    _add_columns(table, ["eager", "Inductor", "fusedops", "faster than Inductor"])
-    _add_columns(table, ["share before", "share after", "sites faster"])
-    for step in frame.itertuples():
-        table.add_row(
-            *(step.model, step.mode, step.dtype, f"{step.batch}x{step.length}x{step.width}"),
-            *(f"{ms:.1f}" for ms in (step.eager_ms, step.inductor_ms, step.fusedops_ms)),
-            f"{step.speedup:.2f} (±{step.spread / 2:.0%})",
-            *(f"{share:.1%}" for share in (step.share_before, step.share_after)),
-            f"{step.sites_speedup:.2f}",
-        )
+    """Every cell in a row of its own; shares in percent, the spread after its ratio."""
+    steps = [StepTime(*row) for row in frame.itertuples(index=False)]
+    inputs = dict.fromkeys(f"{step.batch}x{step.length}x{step.width}" for step in steps)
+    title = (
+        f"Whole models, {', '.join(inputs)}: milliseconds a step, and what their sites take of it"
+    )
+    table = _table(title, ["model", "mode", "dtype", "threads"])
+    peers = [name for name in PEERS if frame[f"{name}_ms"].notna().any()]
+    _add_columns(table, ["eager", "inductor", "fusedops", *peers])
+    _add_columns(table, ["over Inductor", "share", "sites"])
+    for step in steps:
+        table.add_row(*_step_row(step, peers), style="bold red" if step.is_slower else None)
+    console.print(table)
+    for line in (*not_installed(), _verdict(steps)):
+        console.print(line, markup=False)
+
+
+def _step_row(step: StepTime, peers: Sequence[str]) -> Iterator[str]:
+    """Blank where a peer did not run."""
+    yield from (step.model, step.mode, step.dtype, str(step.threads))
+    yield from (f"{ms:.1f}" for ms in (step.eager_ms, step.inductor_ms, step.fusedops_ms))
+    times = (getattr(step, f"{name}_ms") for name in peers)
+    yield from ("" if math.isnan(ms) else f"{ms:.1f}" for ms in times)
+    mark = "slower: " if step.is_slower else ""
+    yield f"{mark}{step.speedup:.2f} (±{step.spread / 2:.0%})"
+    yield f"{step.share_before:.0%} to {step.share_after:.0%}"
+    yield f"{step.sites_speedup:.2f}"
+
+
+def _verdict(steps: Sequence[StepTime]) -> str:
+    slower = sum(step.is_slower for step in steps)
+    return f"{slower} of {len(steps)} cells slower than Inductor by more than {TOLERANCE:.0%}"
+
+
+def print_host_times(frame: pd.DataFrame, console: Console) -> None:
+    """Every function and mode in a row of its own."""
+    table = _table("Host time: microseconds a call, the minimum of bursts", ["op", "mode", "input"])
+    _add_columns(table, ["torch us", "fusedops us", "times torch's"])
+    for row in frame.itertuples():
+        numbers = (f"{us:.2f}" for us in (row.torch_us, row.fusedops_us, row.ratio))
+        table.add_row(row.op, row.mode, f"{row.rows}x{row.cols}", *numbers)
     console.print(table)
 
 

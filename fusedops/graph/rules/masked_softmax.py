@@ -14,12 +14,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_and
 
 from fusedops.graph.availability import KERNEL_DTYPES
 from fusedops.graph.dialect import Call, value
 from fusedops.graph.rule import Match, New, op_of
 from fusedops.graph.rules.dropout import drawn_seed, draws_own_numbers
-from fusedops.graph.rules.scores import Scores, read_scores
+from fusedops.graph.rules.scores import Operand, Scores, read_scores
 from fusedops.graph.rules.softmax import SoftmaxChain, read_softmax
 from fusedops.graph.rules.softmax_by_hand import read_softmax_by_hand
 from fusedops.graph.steps import only_user
@@ -67,7 +68,7 @@ def _last_dim_softmax(call: Call) -> SoftmaxChain | None:
 def _arguments(scores: Scores, chain: SoftmaxChain, dropout: Call | None) -> dict[str, Any]:
     """Those of the op, by name and in its order."""
     operands = [scores.visible, *scores.addends] if scores.visible else [*scores.addends]
-    mask, bias = (*operands, None, None)[:2]
+    mask, bias = map(_with_adjacent_values, (*operands, None, None)[:2])
     wanted = value(chain.last).dtype
     arguments = {
         "input": scores.product or scores.input,
@@ -84,3 +85,19 @@ def _arguments(scores: Scores, chain: SoftmaxChain, dropout: Call | None) -> dic
         "dtype": None if value(scores.input).dtype == wanted else wanted,
         "diagonal": scores.diagonal or 0,
     }
+
+
+def _with_adjacent_values(operand: Operand | None) -> Operand | None:
+    """A mask or bias, copied where the values of a row lie apart, as in a bias of positions whose
+    heads are adjacent. The op would make that copy at every call; in the graph, Inductor makes the
+    operand so in the first place, once for all layers that share it."""
+    known = operand
+    while isinstance(known, New):  # elementwise: laid out as its first operand
+        known = known.args[0]
+    if known is None or value(known).dim() == 0 or not _lie_apart(value(known)):
+        return operand
+    return New(torch.ops.aten.clone.default, (operand,), {"memory_format": torch.contiguous_format})
+
+
+def _lie_apart(tensor: torch.Tensor) -> bool:
+    return statically_known_true(sym_and(tensor.size(-1) > 1, tensor.stride(-1) > 1))

@@ -190,8 +190,14 @@ FUSEDOPS_INLINE Tile<C> exp_or_zero(Tile<C> x) {
 
 // exp(x), denormals included: only where the result is one does an instruction make one.
 template <class Stored, class C = Compute<Stored>>
+FUSEDOPS_INLINE Vec<C> exp_nonpositive(Vec<C> x) {
+  Vec<C> unused = {};
+  return raised_exp<Stored>(x, unused) * (1 / kRaised<C>);
+}
+
+template <class Stored, class C = Compute<Stored>>
 FUSEDOPS_INLINE Tile<C> exp_nonpositive(Tile<C> x) {
-  return raised_exp<Stored>(x) * (1 / kRaised<C>);
+  return {{exp_nonpositive<Stored>(x.v[0]), exp_nonpositive<Stored>(x.v[1])}};
 }
 
 }  // namespace

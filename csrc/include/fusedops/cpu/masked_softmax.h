@@ -179,15 +179,15 @@ void hide_columns(C* scratch, C hidden, int64_t visible, int64_t cols) {
 template <class Out, class C>
 FUSEDOPS_NOINLINE SoftmaxChunk<C> exponentials(C* scratch, C max, int64_t cols) {
   const C shift = shift_of(max);
+  const int64_t computed = columns_computed<C>(cols, padded_cols(cols));
   const auto sums = fold_columns<C>(
-      columns_computed<C>(cols, padded_cols(cols)), no_exp_sum<C>(),
-      [&](ExpSum<C> so_far, int64_t col, auto) FUSEDOPS_LAMBDA {
+      computed, no_exp_sum<C>(), [&](ExpSum<C> so_far, int64_t col, auto) FUSEDOPS_LAMBDA {
         const Tile<C> e = raised_exp<Out>(load(scratch + col) - shift, so_far.least);
         store(scratch + col, e);
         so_far.sum = so_far.sum + e;
         return so_far;
       });
-  return chunk_of(max, sums);
+  return chunk_of<C>(max, sums, computed);
 }
 
 // --- forward ------------------------------------------------------------------------------------
@@ -402,7 +402,7 @@ struct GradRow {
     fold_visible<Out>(
         visible, cols, NoOperand{},
         [&](NoOperand none, int64_t col, auto part, auto seen) FUSEDOPS_LAMBDA {
-          if constexpr (Store::kStreams) {  // as in softmax_backward_rows()
+          if (put.streams) {  // as in softmax_backward_rows()
             prefetch_tile<Cache::kL2>(next_grad + col);
             prefetch_tile<Cache::kL2>(next_probabilities + col);
           }

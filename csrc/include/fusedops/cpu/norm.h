@@ -55,15 +55,25 @@ void copy_columns(const Given* given, C offset, C* copy, int64_t cols) {
   });
 }
 
-// Weight or bias in T's order: as it lies in memory, or a copy.
+// Weight or bias in T's order: as it lies in memory, or a copy. Where both have one type, `given`
+// may be either, and the loops that read it are compiled once.
 template <class T>
 struct ColumnValues {
   using C = Compute<T>;
   const T* given;
   const C* copy;  // null where there is none
 
+  static ColumnValues copied_to(const C* copy) {
+    if constexpr (sizeof(T) == sizeof(C)) {
+      return {copy, nullptr};
+    } else {
+      return {nullptr, copy};
+    }
+  }
+
   template <class Part>
   FUSEDOPS_INLINE Tile<C> at(int64_t col, Part part) const {
+    if constexpr (sizeof(T) == sizeof(C)) return load(given + col, part);
     return copy == nullptr ? load(given + col, part) : load(copy + col);
   }
 };
@@ -73,12 +83,12 @@ template <class T, class C = Compute<T>>
 ColumnValues<T> column_values(ConstColumns given, C offset, C* copy, int64_t cols) {
   if (size_of(given.dtype) != sizeof(T)) {
     copy_columns<T>(static_cast<const C*>(given.data), offset, copy, cols);
-    return {nullptr, copy};
+    return ColumnValues<T>::copied_to(copy);
   }
   const T* values = static_cast<const T*>(given.data);
   if (offset == 0) return {values, nullptr};
   copy_columns<T>(values, offset, copy, cols);
-  return {nullptr, copy};
+  return ColumnValues<T>::copied_to(copy);
 }
 
 // What rows are multiplied by: 1 where there is no weight.
@@ -88,7 +98,7 @@ ColumnValues<T> weight_values(const Args& args, C* copy) {
     return column_values<T>(args.weight, C(args.weight_offset), copy, args.cols);
   }
   for_columns<T>(args.cols, [&](int64_t col, auto) { store(copy + col, both(C(1))); });
-  return {nullptr, copy};
+  return ColumnValues<T>::copied_to(copy);
 }
 
 template <class T, class Args, class C = Compute<T>>

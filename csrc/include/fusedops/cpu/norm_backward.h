@@ -21,21 +21,35 @@ enum class ColumnSums { kNone, kWeight, kBoth };
 // Its error is a few ulps of |g| nonetheless, and that of centered * rstd the mean's rounding in
 // ulps: |error| < 2^-22 * (1 + |mean| * rstd) * rstd * max|g| in float, beside the result's own
 // rounding.
+//
+// S is one number, or one for each lane.
+template <class S>
+struct NormSlope {
+  S grad_mean, slope;
+};
+
+template <bool kCenters, class C, class S>
+FUSEDOPS_INLINE Tile<C> norm_gradient(
+    Tile<C> grad, Tile<C> weight, Tile<C> x, S mean, S rstd, NormSlope<S> sums) {
+  const Tile<C> g = grad * weight;
+  if constexpr (!kCenters) {
+    return unfused((g - x * sums.slope) * rstd);
+  } else {
+    return unfused(((g - sums.grad_mean) - (x - mean) * sums.slope) * rstd);
+  }
+}
+
 template <bool kCenters, class T>
 struct NormRow {
   using C = Compute<T>;
   const T *grad, *input;
-  C mean, rstd, grad_mean, slope;
+  C mean, rstd;
+  NormSlope<C> sums;
 
   template <class Part>
   FUSEDOPS_INLINE Tile<C> grad_input(int64_t col, Part part, Tile<C> weight) const {
-    const Tile<C> g = load(grad + col, part) * weight;
-    const Tile<C> x = load(input + col, part);
-    if constexpr (!kCenters) {
-      return unfused((g - x * slope) * rstd);
-    } else {
-      return unfused(((g - grad_mean) - (x - mean) * slope) * rstd);
-    }
+    return norm_gradient<kCenters>(
+        load(grad + col, part), weight, load(input + col, part), mean, rstd, sums);
   }
 };
 
@@ -48,7 +62,7 @@ struct NormRows {
   const T* input[kCount];
   int64_t grad_ahead, input_ahead;  // rows_ahead()
   C mean[kCount], rstd[kCount];
-  C grad_mean[kCount], slope[kCount];
+  NormSlope<C> sums[kCount];
 
   FUSEDOPS_INLINE NormRows(const NormBackward& args, int64_t first_)
       : first(first_),
@@ -71,7 +85,7 @@ struct NormRows {
   }
 
   FUSEDOPS_INLINE NormRow<kCenters, T> operator[](int r) const {
-    return {grad[r], input[r], mean[r], rstd[r], grad_mean[r], slope[r]};
+    return {grad[r], input[r], mean[r], rstd[r], sums[r]};
   }
 };
 
@@ -80,9 +94,25 @@ struct NormRows {
 // but what the sum makes of grad_input is then that small beside the rest. Nothing where std is 0.
 template <class C>
 FUSEDOPS_INLINE C along_count(const NormBackward& args, C rstd) {
-  if (args.kind != NormKind::kStd) return C(args.cols);
   const C kept = 1 - C(args.eps) * rstd;
   return kept > 0 ? kept * C(args.cols - 1) : kInfinity<C>;
+}
+template <class C>
+FUSEDOPS_INLINE Tile<C> along_count(const NormBackward& args, Tile<C> rstd) {
+  for (auto& vec : rstd.v) {
+    const Vec<C> kept = 1 - C(args.eps) * vec;
+    vec = kept > 0 ? kept * C(args.cols - 1) : broadcast(kInfinity<C>);
+  }
+  return rstd;
+}
+
+// From the sums of whole rows what is the same for all their columns.
+template <bool kCenters, class C, class S>
+FUSEDOPS_INLINE NormSlope<S> norm_slope(S of_grad, S of_product, S rstd, const NormBackward& args) {
+  const C cols = C(args.cols);
+  const bool is_std = args.kind == NormKind::kStd;
+  const S centered_mean = is_std ? of_product / along_count(args, rstd) : of_product / cols;
+  return {kCenters ? of_grad / cols : of_grad, centered_mean * rstd * rstd};
 }
 
 // What one step adds to the accumulators: a tile of columns of every row.
@@ -129,9 +159,8 @@ template <bool kCenters, class T, int kCount, class C = Compute<T>>
 FUSEDOPS_INLINE void finish_row_sums(
     NormRows<kCenters, T, kCount>& rows, const C (&sums)[2 * kCount], const NormBackward& args) {
   for (int r = 0; r < kCount; ++r) {
-    if constexpr (kCenters) rows.grad_mean[r] = sums[2 * r] / C(args.cols);
-    const C centered_mean = sums[2 * r + 1] / along_count(args, rows.rstd[r]);
-    rows.slope[r] = centered_mean * rows.rstd[r] * rows.rstd[r];
+    const C of_grad = kCenters ? sums[2 * r] : C(0);
+    rows.sums[r] = norm_slope<kCenters, C>(of_grad, sums[2 * r + 1], rows.rstd[r], args);
   }
 }
 
@@ -181,10 +210,7 @@ struct NormResults {
         result[r] = row[r].grad_input(col, part, factor);
         if constexpr (kMore) result[r] = result[r] + load(more[r] + col, part);
       }
-      for (int r = 0; r < kCount; ++r) {
-        if constexpr (!Store::kStreams) prefetch_tile<Cache::kL2>(to[r] + ahead + col);
-        put(to[r] + col, part, result[r]);
-      }
+      put.rows(to, col, part, result, ahead);
     });
   }
 
@@ -220,29 +246,40 @@ struct NormResults {
   }
 };
 
+// The sums of a partition, in the workspace.
+template <class C>
+struct PartitionSums {
+  C *grad_weight, *grad_bias;
+
+  PartitionSums(const NormBackward& args, int64_t partition)
+      : grad_weight(static_cast<C*>(args.workspace) + partition * 2 * padded_cols(args.cols)),
+        grad_bias(grad_weight + padded_cols(args.cols)) {}
+
+  void clear(const NormBackward& args) const {
+    const int64_t bytes = padded_cols(args.cols) * int64_t(sizeof(C));
+    if (args.grad_weight.data != nullptr) std::memset(grad_weight, 0, bytes);
+    if (args.grad_bias.data != nullptr) std::memset(grad_bias, 0, bytes);
+  }
+};
+
+// Rows of a partition, onto its sums.
 template <bool kCenters, class T, ColumnSums kSums, class Store>
-void norm_backward_rows(const NormBackward& args, int64_t partition, void* scratch, Store put) {
+void norm_backward_rows(
+    const NormBackward& args, int64_t partition, RowRange range, void* scratch, Store put) {
   using C = Compute<T>;
   static_assert(kNormChunk<T> * int64_t(sizeof(C)) <= kNormChunkBytes);
   const int64_t width = padded_cols(args.cols);
   const ColumnValues<T> weight = weight_values<T>(args, static_cast<C*>(scratch));
   const NormResults<T, Store> results{args, put, weight, static_cast<C*>(scratch) + width};
-  C *grad_weight = nullptr, *grad_bias = nullptr;
-  if constexpr (kSums != ColumnSums::kNone) {
-    grad_weight = static_cast<C*>(args.workspace) + partition * 2 * width;
-    grad_bias = grad_weight + width;
-    std::memset(grad_weight, 0, width * sizeof(C));
-  }
-  if constexpr (kSums == ColumnSums::kBoth) std::memset(grad_bias, 0, width * sizeof(C));
+  const PartitionSums<C> column_sums(args, partition);
   const bool writes = args.grad_input.data != nullptr || args.grad_branch.data != nullptr;
   const auto step = [&](auto count, int64_t first) FUSEDOPS_LAMBDA {
     NormRows<kCenters, T, count.value> rows(args, first);
     C sums[2 * count.value];
-    norm_sums<kSums>(rows, weight, grad_weight, grad_bias, args.cols, sums);
+    norm_sums<kSums>(rows, weight, column_sums.grad_weight, column_sums.grad_bias, args.cols, sums);
     finish_row_sums(rows, sums, args);
     if (writes) results.write(rows);
   };
-  const RowRange range = RowPartition(args.rows)[partition];
   int64_t row = range.begin;
   for (; row + kRowsAbreast <= range.end; row += kRowsAbreast) step(Constant<kRowsAbreast>{}, row);
   for (; row < range.end; ++row) step(Constant<1>{}, row);

@@ -184,11 +184,19 @@ constexpr C start_of_squares(C) {
 }
 #endif
 
+// What a chunk's sums start at, in the lanes that a column of the row reaches.
+template <class T, class C = Compute<T>>
+FUSEDOPS_INLINE Tile<C> start_of_chunk(C tiny, int64_t cols) {
+  const Tile<C> start = both(start_of_squares(tiny));
+  return cols < kTile<T> ? filled<T>(start, First{static_cast<int>(cols)}, C(0)) : start;
+}
+
 // What the starts of the chunks of a row come to.
 template <class T, class C = Compute<T>>
 FUSEDOPS_INLINE Wider<T> started_at(C tiny, int64_t cols) {
   const int64_t chunks = (cols + kNormChunk<T> - 1) / kNormChunk<T>;
-  return Wider<T>(start_of_squares(tiny)) * (chunks * kTile<T>);
+  const int64_t lanes = cols < kTile<T> ? cols : kTile<T>;
+  return Wider<T>(start_of_squares(tiny)) * (chunks * lanes);
 }
 
 template <class C>
@@ -269,7 +277,7 @@ FUSEDOPS_INLINE void moments_around(
     Tile<C> deviations[kCount], squares[kCount];
     for (int r = 0; r < kCount; ++r) {
       deviations[r] = both(C(0));
-      squares[r] = both(start_of_squares(source.tiny));
+      squares[r] = start_of_chunk<T>(source.tiny, cols);
     }
     for_columns<T>(count, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
       for (int r = 0; r < kCount; ++r) {
@@ -301,7 +309,8 @@ FUSEDOPS_INLINE C shift_near_mean(At source, const Rows& rows, int r, int64_t co
   const Tile<C> tile =
       whole ? source.at(rows, r, 0, Whole{}) : source.at(rows, r, 0, First{static_cast<int>(cols)});
   const C share = whole ? C(1) / kTile<T> : C(1) / C(cols);
-  return across_lanes<C>(tile.v[0] * share + tile.v[1] * share, Add{});
+  const Tile<C> shares = unfused(tile * share);
+  return across_lanes<C>(shares.v[0] + shares.v[1], Add{});
 }
 
 // Whether the shift was within one standard deviation of the mean, and no square left the range.
@@ -352,7 +361,7 @@ FUSEDOPS_INLINE void sums_of_squares(
   for_chunks<T>(cols, [&](int64_t begin, int64_t count) FUSEDOPS_LAMBDA {
     rows.make(begin, count);
     Tile<C> squares[kCount];
-    for (int r = 0; r < kCount; ++r) squares[r] = both(start_of_squares(source.tiny));
+    for (int r = 0; r < kCount; ++r) squares[r] = start_of_chunk<T>(source.tiny, cols);
     for_columns<T>(count, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
       for (int r = 0; r < kCount; ++r) {
         const Tile<C> x = source.at(rows, r, begin + col, part);  // 0 past the end of the row
@@ -386,13 +395,33 @@ Wider<T> sum_of_squares_of_one(const T* memory, int64_t cols, SquaresRange<Wider
 
 FUSEDOPS_INLINE double root(double x) { return __builtin_sqrt(x); }
 FUSEDOPS_INLINE long double root(long double x) { return __builtin_sqrtl(x); }
+FUSEDOPS_INLINE Vec<double> root(Vec<double> x) {
+#if defined(__AVX512F__)
+  return (Vec<double>)_mm512_sqrt_pd((__m512d)x);
+#elif defined(__AVX2__)
+  return (Vec<double>)_mm256_sqrt_pd((__m256d)x);
+#elif defined(__SSE2__)
+  return (Vec<double>)_mm_sqrt_pd((__m128d)x);
+#else
+  for (int i = 0; i < kLanes<double>; ++i) x[i] = __builtin_sqrt(x[i]);
+  return x;
+#endif
+}
 
 // Of the sum of squares, for all but rms_norm of deviations from the mean.
 template <class Wide>
 FUSEDOPS_INLINE Wide rstd_of(const NormForward& args, Wide squares) {
-  const Wide eps = args.eps;
-  if (args.kind == NormKind::kStd) return 1 / (root(squares / (args.cols - 1)) + eps);
-  return 1 / root(squares / args.cols + eps);
+  const double cols = static_cast<double>(args.cols);
+  if (args.kind == NormKind::kStd) return 1.0 / (root(squares / (cols - 1)) + args.eps);
+  return 1.0 / root(squares / cols + args.eps);
+}
+
+// What NormStatistics normalises by, of tiles: `S` is one number, or one for each lane.
+template <bool kCenters, class T, class C, class S>
+FUSEDOPS_INLINE Tile<C> normalized(Tile<C> x, S mean, S rstd, S remainder) {
+  if constexpr (kCenters) return (x - mean) * rstd - remainder;
+  if constexpr (sizeof(T) == 2) return x * rstd;
+  return x * rstd + x * remainder;
 }
 
 // A C that every column of a row meets: less than the least normal number is not worth its time.
@@ -436,10 +465,13 @@ struct NormStatistics<true, T> {
   }
 
   FUSEDOPS_INLINE void keep(const NormForward& args, int64_t row) const {
+    if (args.rstd == nullptr) return;
     static_cast<C*>(args.mean)[row] = mean;
     static_cast<C*>(args.rstd)[row] = rstd;
   }
-  FUSEDOPS_INLINE Tile<C> normalized(Tile<C> x) const { return (x - mean) * rstd - remainder; }
+  FUSEDOPS_INLINE Tile<C> of_columns(Tile<C> x) const {
+    return normalized<true, T>(x, mean, rstd, remainder);
+  }
 };
 
 // x * (rstd + remainder), where remainder is what the rounding of rstd took: without it the result
@@ -470,11 +502,10 @@ struct NormStatistics<false, T> {
   }
 
   FUSEDOPS_INLINE void keep(const NormForward& args, int64_t row) const {
-    static_cast<C*>(args.rstd)[row] = rstd;
+    if (args.rstd != nullptr) static_cast<C*>(args.rstd)[row] = rstd;
   }
-  FUSEDOPS_INLINE Tile<C> normalized(Tile<C> x) const {
-    if constexpr (sizeof(T) == 2) return x * rstd;
-    return x * rstd + x * remainder;
+  FUSEDOPS_INLINE Tile<C> of_columns(Tile<C> x) const {
+    return normalized<false, T>(x, C(0), rstd, remainder);
   }
 };
 
@@ -491,7 +522,7 @@ struct Norm {
   // Of the first row, whose statistics are known.
   void write_one(const NormStatistics<kCenters, T>& statistics) const {
     const NormStatistics<kCenters, T> stats[] = {statistics};
-    write(0, Rows<T, 1>(args, 0, scratch, Store::kStreams), stats);
+    write(0, Rows<T, 1>(args, 0, scratch, put.streams), stats);
   }
 
   void run(RowRange range) const {
@@ -513,7 +544,7 @@ struct Norm {
 
   template <int kCount>
   FUSEDOPS_INLINE void step(int64_t first) const {
-    const Rows<T, kCount> rows(args, first, scratch, Store::kStreams);
+    const Rows<T, kCount> rows(args, first, scratch, put.streams);
     Statistics stats[kCount];
     Statistics::take(rows, args, stats);
     for (int r = 0; r < kCount; ++r) stats[r].keep(args, first + r);
@@ -523,8 +554,10 @@ struct Norm {
   template <int kCount>
   FUSEDOPS_INLINE void write(
       int64_t first, const Rows<T, kCount>& rows, const Statistics (&stats)[kCount]) const {
-    if (args.bias.data == nullptr) return write_biased<false>(first, rows, stats);
-    write_biased<true>(first, rows, stats);
+    if constexpr (kCenters) {  // rms_norm has no bias
+      if (args.bias.data != nullptr) return write_biased<true>(first, rows, stats);
+    }
+    write_biased<false>(first, rows, stats);
   }
 
   template <bool kBias, int kCount>
@@ -558,15 +591,12 @@ struct Norm {
           for (int r = 0; r < kCount; ++r) {
             const Tile<C> x = load(rows.row[r] + col, part);
             rows.copy(r, col, part, x, put);
-            result[r] = stats[r].normalized(x);
+            result[r] = stats[r].of_columns(x);
             if constexpr (kRounds) result[r] = rounded<T>(result[r]);
             result[r] = result[r] * factor;
             if constexpr (kBias) result[r] = result[r] + added;
           }
-          for (int r = 0; r < kCount; ++r) {
-            if constexpr (!Store::kStreams) prefetch_tile<Cache::kL2>(to[r] + ahead + col);
-            put(to[r] + col, part, result[r]);
-          }
+          put.rows(to, col, part, result, ahead);
         });
   }
 };

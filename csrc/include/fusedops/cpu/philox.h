@@ -94,7 +94,8 @@ template <class T>
 void drop_columns(DropoutRow dropout, double* values, int64_t begin, int64_t cols) {
   for (int64_t col = 0; col < cols; col += kTile<float>) {
     const Tile<float> kept = dropout.kept<T>(begin + col);
-    for (int half = 0; half < 2; ++half) {
+    // What lies behind the columns was never written.
+    for (int half = 0; half < 2 && col + half * kTile<double> < cols; ++half) {
       double* to = values + col + half * kTile<double>;
       if (to >= values + cols) break;  // what lies there is not of the row
       const Wide<float> wide = widened(kept.v[half]);

@@ -7,6 +7,7 @@
 
 #include "fusedops/cpu/exp_scaling.h"
 #include "fusedops/cpu/kernels.h"
+#include "fusedops/cpu/log.h"
 
 namespace fusedops {
 namespace FUSEDOPS_CPU_ISA {
@@ -19,6 +20,9 @@ static_assert(kSoftmaxChunk<double> >= kShortestSoftmaxChunk);
 
 // Two rows of a backward, grad_output's and output's, are a quarter of the L2 cache or less.
 constexpr int64_t kPrefetchedRowBytes = int64_t(1) << 17;
+
+// Rows of a backward that are no longer are taken side by side: their sums over lanes overlap.
+constexpr int64_t kMostColsAbreast = 1024;
 
 template <class C>
 constexpr int64_t softmax_chunk_count(int64_t cols) {
@@ -58,10 +62,11 @@ FUSEDOPS_INLINE ExpSum<C> no_exp_sum() {
 }
 
 // What a chunk comes to.
-template <class C>
-FUSEDOPS_INLINE SoftmaxChunk<C> chunk_of(C max, Folded<ExpSum<C>> sums) {
+template <class In, class C>
+FUSEDOPS_INLINE SoftmaxChunk<C> chunk_of(C max, Folded<ExpSum<C>> sums, int64_t cols) {
   const Vec<C> least = smaller(sums.even.least, sums.odd.least);
-  return {least, max, sum_of(sums.even.sum, sums.odd.sum)};
+  const Folded<Tile<C>> sum{sums.even.sum, sums.odd.sum};
+  return {least, max, sum_of_columns<In>(sum, cols)};
 }
 
 // Whether exponentials are kept: in scratch memory, which is padded to whole tiles, or in a row.
@@ -92,7 +97,7 @@ FUSEDOPS_INLINE SoftmaxChunk<C> softmax_chunk(
         so_far.sum = so_far.sum + e;
         return so_far;
       });
-  return chunk_of(chunk_max, sums);
+  return chunk_of<In>(chunk_max, sums, cols);
 }
 
 // Differences of maxima whose exp makes 0 of all that it multiplies.
@@ -207,7 +212,7 @@ FUSEDOPS_INLINE void write_softmax(
 template <class Out, class In, class Store, class C = Compute<In>>
 FUSEDOPS_INLINE void write_log_softmax(
     Out* output, const In* input, SoftmaxRow row, RowRange cols, Store put) {
-  const C max = C(row.max), log_sum = C(__builtin_log(row.sum));
+  const C max = C(row.max), log_sum = C(log_of_sum<Out>(row.sum));
   for_columns<In>(cols.end - cols.begin, [=](int64_t offset, auto part) FUSEDOPS_LAMBDA {
     const int64_t col = cols.begin + offset;
     put(output + col, part, in_order<In, Out>((load(input + col, part) - max) - log_sum));
@@ -245,9 +250,9 @@ struct SoftmaxGradRow {
       : grad(start_of<Out>(args.grad_output, row)), output(start_of<Out>(args.output, row)) {}
 };
 
-// Of grad_output * output, or of grad_output, over columns of a row.
+// Of grad_output * output, or of grad_output, over columns of a row: still to be added over lanes.
 template <bool Log, class Out, class C = Compute<Out>>
-FUSEDOPS_INLINE double softmax_backward_sum(SoftmaxGradRow<Out> row, RowRange cols) {
+FUSEDOPS_INLINE Vec<double> softmax_backward_lanes(SoftmaxGradRow<Out> row, RowRange cols) {
   const auto sums = fold_columns<Out>(
       cols.end - cols.begin, both(C(0)),
       [=](Tile<C> so_far, int64_t offset, auto part) FUSEDOPS_LAMBDA {
@@ -255,7 +260,18 @@ FUSEDOPS_INLINE double softmax_backward_sum(SoftmaxGradRow<Out> row, RowRange co
         const Tile<C> g = load(row.grad + col, part);
         return so_far + (Log ? g : g * load(row.output + col, part));
       });
-  return sum_of(sums.even, sums.odd);
+  return lanes_of_sum<Out>(sums, cols.end - cols.begin);
+}
+
+template <bool Log, class Out>
+FUSEDOPS_INLINE double softmax_backward_sum(SoftmaxGradRow<Out> row, RowRange cols) {
+  return across_lanes<double>(softmax_backward_lanes<Log>(row, cols), Add{});
+}
+
+// Of tiles or vectors; `sum` may be one number.
+template <bool Log, class In, class V, class Sum>
+FUSEDOPS_INLINE V softmax_gradient(V grad, V output, Sum sum) {
+  return Log ? grad - exp_nonpositive<In>(output) * sum : (grad - sum) * output;
 }
 
 // Meanwhile the rows that lie so much further on are on their way from memory.
@@ -265,13 +281,12 @@ FUSEDOPS_INLINE void write_softmax_backward(
     int64_t output_ahead, Store put) {
   for_columns<Out>(cols.end - cols.begin, [=](int64_t offset, auto part) FUSEDOPS_LAMBDA {
     const int64_t col = cols.begin + offset;
-    if constexpr (Store::kStreams) {
+    if (put.streams) {
       prefetch_tile<Cache::kL2>(row.grad + grad_ahead + col);
       prefetch_tile<Cache::kL2>(row.output + output_ahead + col);
     }
     const Tile<C> g = load(row.grad + col, part), y = load(row.output + col, part);
-    const Tile<C> grad_input = Log ? g - exp_nonpositive<In>(y) * sum : (g - sum) * y;
-    put(result + col, part, in_order<Out, In>(grad_input));
+    put(result + col, part, in_order<Out, In>(softmax_gradient<Log, In>(g, y, sum)));
   });
 }
 
@@ -284,11 +299,35 @@ FUSEDOPS_INLINE void softmax_backward_rows(const SoftmaxBackward& args, RowRange
   const int64_t grad_ahead = fits ? args.grad_output.spacing.stride : 0;
   const int64_t output_ahead = fits ? args.output.spacing.stride : 0;
   const RowRange cols{0, args.cols};
-  for (int64_t row = range.begin; row < range.end; ++row) {
-    const SoftmaxGradRow<Out> given(args, row);
-    const C sum = C(softmax_backward_sum<Log>(given, cols));
+  const auto write = [&](SoftmaxGradRow<Out> given, int64_t row, double sum) FUSEDOPS_LAMBDA {
     In* result = start_of<In>(args.grad_input, row);
-    write_softmax_backward<Log>(result, given, sum, cols, grad_ahead, output_ahead, put);
+    write_softmax_backward<Log>(result, given, C(sum), cols, grad_ahead, output_ahead, put);
+  };
+  constexpr int64_t kAbreast = kLanes<double>;
+  int64_t row = range.begin;
+  if (args.cols <= kMostColsAbreast) {
+    for (; row + kAbreast <= range.end; row += kAbreast) {
+      const Out* grad[kAbreast];
+      const Out* output[kAbreast];
+      Vec<double> lanes[kAbreast];
+      for (int64_t r = 0; r < kAbreast; ++r) {
+        const SoftmaxGradRow<Out> given(args, row + r);
+        grad[r] = given.grad, output[r] = given.output;
+        lanes[r] = softmax_backward_lanes<Log>(given, cols);
+      }
+      double sums[kAbreast];
+      sums_over_lanes<double>(lanes, sums);
+      for (int64_t r = 0; r < kAbreast; ++r) {
+        SoftmaxGradRow<Out> given(args, row);
+        given.grad = grad[r];
+        given.output = output[r];
+        write(given, row + r, sums[r]);
+      }
+    }
+  }
+  for (; row < range.end; ++row) {
+    const SoftmaxGradRow<Out> given(args, row);
+    write(given, row, softmax_backward_sum<Log>(given, cols));
   }
 }
 

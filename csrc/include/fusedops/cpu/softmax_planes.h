@@ -22,6 +22,19 @@ namespace {
 template <class T>
 constexpr int kPlaneRows = kTile<T> < 16 ? kTile<T> : 16;
 
+template <class C>
+constexpr int64_t kWideParts = sizeof(WideTile<C>) / kVectorBytes;
+template <class C>
+FUSEDOPS_INLINE Vec<double>& part_of(WideTile<C>& wide, int64_t part) {
+  constexpr int64_t kEach = kWideParts<C> / 2;
+  return wide.v[part / kEach].v[part % kEach];
+}
+template <class C>
+FUSEDOPS_INLINE const Vec<double>& part_of(const WideTile<C>& wide, int64_t part) {
+  constexpr int64_t kEach = kWideParts<C> / 2;
+  return wide.v[part / kEach].v[part % kEach];
+}
+
 // --- places -------------------------------------------------------------------------------------
 
 // fold_columns() has two tiles of sums.
@@ -42,51 +55,111 @@ FUSEDOPS_INLINE int64_t places_used(int64_t rows) {
   return rows < kTile<T> ? rows : kTile<T>;
 }
 
+// The places of a tile of lanes lie `stride` tiles apart. sum_of() adds up, of each vector of
+// doubles, lanes that are so many places apart; what it adds to a lane before lies a half of a
+// vector of floats, a vector and a tile away.
+template <class T>
+constexpr int64_t kLanePlaces = column_of<T>(0, 1);
+template <class T>
+constexpr int64_t kSummedPlaces = kLanes<double> * kLanePlaces<T>;  // of which some are lanes
+
+// Four places are read, or a multiple of kSummedPlaces; those not used are 0.
+template <class T>
+FUSEDOPS_INLINE int64_t places_read(int64_t rows) {
+  if (rows <= 4) return 4;
+  return (places_used<T>(rows) + kSummedPlaces<T> - 1) / kSummedPlaces<T> * kSummedPlaces<T>;
+}
+
 // Lanes whose places fit into their memory, for chunks of at most `rows`.
 template <class T>
 FUSEDOPS_INLINE int64_t group_lanes(int64_t rows) {
   constexpr int64_t kLeast = PlaneStrips::kMinLanes, kBytes = kLeast * sizeof(Compute<T>);
   static_assert(kPlaces<T> * kBytes <= kPlacesBytes);
-  return kPlacesBytes / (places_used<T>(rows) * kBytes) * kLeast;
+  return kPlacesBytes / (places_read<T>(rows) * kBytes) * kLeast;
 }
 
-// How far apart lie the places whose sums sum_of() adds in step `step` of so many, the last one
-// first: lanes of a vector of doubles, even and odd tiles, halves of a tile and, of floats, halves
-// of a vector.
-constexpr int kLaneSteps = __builtin_ctz(kLanes<double>);
-template <class T>
-constexpr int kPlaceSteps = kLaneSteps + (sizeof(T) == sizeof(double) ? 2 : 3);
-template <class T>
-constexpr int64_t place_distance(int step) {
-  return step < kLaneSteps ? column_of<T>(0, 1 << step)
-      : step == kLaneSteps
-      ? kTile<T>
-      : column_of<T>(step - kLaneSteps == 1, (step - kLaneSteps) / 2 * kLanes<double>);
-}
-
-// The places of a tile of lanes lie `stride` tiles apart.
 template <class C>
 struct TilePlaces {
   const Tile<C>* first;
-  int64_t stride, used;
+  int64_t stride, count;  // places_read()
 };
 
-// The sum of the places `place` and on, as far as they are used, added up in steps kStep and
-// after.
-template <class T, int kStep, class C = Compute<T>>
-FUSEDOPS_INLINE WideTile<C> sum_of_some_places(TilePlaces<C> places, int64_t place) {
-  if constexpr (kStep == kPlaceSteps<T>) {
-    return widened(places.first[place * places.stride]);
-  } else {
-    const int64_t other = place + place_distance<T>(kStep);
-    const WideTile<C> sum = sum_of_some_places<T, kStep + 1>(places, place);
-    if (other >= places.used) return sum;
-    return sum + sum_of_some_places<T, kStep + 1>(places, other);
-  }
+// Some lanes of a place, as doubles: those of vector `part` of a WideTile.
+FUSEDOPS_INLINE Vec<double> widened_part(const Tile<float>& place, int part) {
+  const float* from = reinterpret_cast<const float*>(&place) + part * kLanes<double>;
+#if defined(__AVX512F__)
+  return (Vec<double>)_mm512_cvtps_pd(_mm256_loadu_ps(from));
+#elif defined(__AVX2__)
+  return (Vec<double>)_mm256_cvtps_pd(_mm_loadu_ps(from));
+#else
+  return Vec<double>{double(from[0]), double(from[1])};
+#endif
 }
+FUSEDOPS_INLINE Vec<double> widened_part(const Tile<double>& place, int part) {
+  return place.v[part];
+}
+
+// sums[i]: of the place kLanePlaces * i after `begin`, and of all whose sums widened_sum() and
+// sum_of() add to that lane; kDistance: how far away the next of them lie, the last added first.
+template <class T, int64_t... kDistance>
+struct LaneSumsAt {
+  using C = Compute<T>;
+  static FUSEDOPS_INLINE void take(
+      TilePlaces<C> places, int64_t begin, int part, Vec<double> (&sums)[kLanes<double>]) {
+    for (int i = 0; i < kLanes<double>; ++i) {
+      const int64_t place = begin + i * kLanePlaces<T>;
+      sums[i] = widened_part(places.first[place * places.stride], part);
+    }
+  }
+};
+template <class T, int64_t kFirst, int64_t... kRest>
+struct LaneSumsAt<T, kFirst, kRest...> {
+  using C = Compute<T>;
+  static FUSEDOPS_INLINE void take(
+      TilePlaces<C> places, int64_t begin, int part, Vec<double> (&sums)[kLanes<double>]) {
+    LaneSumsAt<T, kRest...>::take(places, begin, part, sums);
+    if (begin + kFirst >= places.count) return;
+    Vec<double> more[kLanes<double>];
+    LaneSumsAt<T, kRest...>::take(places, begin + kFirst, part, more);
+    for (int i = 0; i < kLanes<double>; ++i) sums[i] += more[i];
+  }
+};
+template <class T, class C = Compute<T>>
+struct PlaceDistances;
+template <class T>
+struct PlaceDistances<T, float>
+    : LaneSumsAt<T, kTile<T>, column_of<T>(1, 0), column_of<T>(0, kLanes<double>)> {};
+template <class T>
+struct PlaceDistances<T, double> : LaneSumsAt<T, kTile<T>, column_of<T>(1, 0)> {};
+
+// The same of the first four places, the others being 0.
+template <class T, class C = Compute<T>>
+FUSEDOPS_INLINE Vec<double> sum_of_four(TilePlaces<C> places, int part) {
+  const auto at = [=](int64_t place) {
+    return widened_part(places.first[place * places.stride], part);
+  };
+  constexpr int kNext = kEvenOdd<T> ? 1 : 2;
+  return (at(0) + at(kNext)) + (at(3 - kNext) + at(3));
+}
+
+template <class T, class C = Compute<T>>
+FUSEDOPS_INLINE Vec<double> sum_of_all(TilePlaces<C> places, int part) {
+  Vec<double> sums[kLanes<double>];
+  PlaceDistances<T>::take(places, 0, part, sums);
+  for (int width = kLanes<double> / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) sums[i] += sums[i + width];
+  }
+  return sums[0];
+}
+
 template <class T, class C = Compute<T>>
 FUSEDOPS_NOINLINE WideTile<C> sum_of_places(TilePlaces<C> places) {
-  return sum_of_some_places<T, 0>(places, 0);
+  WideTile<C> result;
+  for (int part = 0; part < kWideParts<C>; ++part) {
+    part_of(result, part) =
+        places.count == 4 ? sum_of_four<T>(places, part) : sum_of_all<T>(places, part);
+  }
+  return result;
 }
 
 // body(row, count, col, part) over all tiles, a few rows of one at a time.
@@ -129,7 +202,10 @@ struct Group {
 
   // What a chunk of so many rows comes to, for the tile from lane `col` of the group on.
   FUSEDOPS_INLINE WideTile<C> sum(int64_t col, int64_t rows) const {
-    return sum_of_places<T>(TilePlaces<C>{places + col / kTile<T>, tiles(), places_used<T>(rows)});
+    Tile<C>* const own = places + col / kTile<T>;
+    const int64_t stride = tiles(), count = places_read<T>(rows);
+    for (int64_t i = places_used<T>(rows); i < count; ++i) own[i * stride] = both(C(0));
+    return sum_of_places<T>(TilePlaces<C>{own, stride, count});
   }
 
   // What lies beside a tile, in the next group, is on its way meanwhile.
@@ -272,14 +348,6 @@ WideTile<C> exp_difference(Tile<C> a, Tile<C> b) {
   return result;
 }
 
-template <class C>
-FUSEDOPS_INLINE WideTile<C> log_of(WideTile<C> sum) {
-  return each(sum, sum, [](Vec<double> vec, Vec<double>) {
-    for (int i = 0; i < kLanes<double>; ++i) vec[i] = __builtin_log(vec[i]);
-    return vec;
-  });
-}
-
 // As Scaling<float> has them, or that of a type of 16 bits.
 template <class Out>
 FUSEDOPS_INLINE LaneFactors<float> scale_factors(Tile<float> shift, WideTile<float> scale) {
@@ -323,7 +391,8 @@ template <bool Log, class Out, class C>
 FUSEDOPS_INLINE LaneFactors<C> factors_of(
     Tile<C> chunk_max, WideTile<C> factor, const LaneSums<C>& whole) {
   if constexpr (Log) {
-    return {whole.max, narrowed(log_of(whole.sum)), {}, {}, {}};
+    const auto log = [](Vec<double> sum, Vec<double>) { return log_of_sum<Out>(sum); };
+    return {whole.max, narrowed(each(whole.sum, whole.sum, log)), {}, {}, {}};
   } else if constexpr (sizeof(Out) == sizeof(double)) {
     return scale_factors(shift_of(chunk_max), narrowed(factor), narrowed(whole.sum));
   } else {
@@ -493,8 +562,7 @@ FUSEDOPS_INLINE void softmax_backward_strip(
         const Tile<C> sum = sums[col / kTile<Out>].total;
         for (int64_t r = row; r < row + count; ++r) {
           const Tile<C> g = load(grad.row(r) + col, part), y = load(output.row(r) + col, part);
-          const Tile<C> grad_input = Log ? g - exp_nonpositive<In>(y) * sum : (g - sum) * y;
-          put(result.row(r) + col, part, in_order<Out, In>(grad_input));
+          put(result.row(r) + col, part, in_order<Out, In>(softmax_gradient<Log, In>(g, y, sum)));
         }
       });
 }

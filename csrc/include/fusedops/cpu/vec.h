@@ -181,6 +181,10 @@ FUSEDOPS_INLINE Tile<C> operator*(Tile<C> a, C b) {
   return {{a.v[0] * b, a.v[1] * b}};
 }
 template <class C>
+FUSEDOPS_INLINE Tile<C> operator/(Tile<C> a, Tile<C> b) {
+  return {{a.v[0] / b.v[0], a.v[1] / b.v[1]}};
+}
+template <class C>
 FUSEDOPS_INLINE Tile<C> operator/(Tile<C> a, C b) {
   return {{a.v[0] / b, a.v[1] / b}};
 }
@@ -420,25 +424,49 @@ struct First {
   int count;
 };
 
-// The first `count` of Size bytes; what is read beyond is 0. With masks where there are: a call of
-// memcpy for each short row would cost more than the arithmetic.
+// Whether there are masks for columns of T.
+template <class T>
+constexpr bool kHasColumnMasks = kVectorBytes == 64 || (kVectorBytes == 32 && sizeof(T) >= 4);
+
+// The first `count` bytes or columns; what is read beyond is 0. With masks where there are: a call
+// of memcpy for each short row would cost more than the arithmetic.
 #if defined(__AVX512F__) && !defined(FUSEDOPS_SANITIZED)
 FUSEDOPS_INLINE __mmask64 first_bytes(int64_t count) {
   return count >= 64 ? ~__mmask64(0) : count <= 0 ? 0 : (__mmask64(1) << count) - 1;
 }
 template <int Size>
 FUSEDOPS_INLINE void read_bytes(void* to, const void* from, int64_t count) {
-  for (int64_t at = 0; at < Size; at += 64) {
-    const void* source = static_cast<const char*>(from) + at;
-    const __m512i bytes = _mm512_maskz_loadu_epi8(first_bytes(count - at), source);
-    _mm512_storeu_si512(static_cast<char*>(to) + at, bytes);
-  }
+  static_assert(Size == 64);
+  _mm512_storeu_si512(to, _mm512_maskz_loadu_epi8(first_bytes(count), from));
+}
+
+// A mask of columns is made by one shift; one of bytes would cost branches at each load.
+template <int Size>
+FUSEDOPS_INLINE __m512i read_masked(const void* from, uint32_t mask) {
+  if constexpr (Size == 2) return _mm512_maskz_loadu_epi16(mask, from);
+  if constexpr (Size == 4) return _mm512_maskz_loadu_epi32(static_cast<__mmask16>(mask), from);
+  if constexpr (Size == 8) return _mm512_maskz_loadu_epi64(static_cast<__mmask8>(mask), from);
 }
 template <int Size>
-FUSEDOPS_INLINE void write_bytes(void* to, const void* from, int64_t count) {
-  for (int64_t at = 0; at < Size; at += 64) {
-    const __m512i bytes = _mm512_loadu_si512(static_cast<const char*>(from) + at);
-    _mm512_mask_storeu_epi8(static_cast<char*>(to) + at, first_bytes(count - at), bytes);
+FUSEDOPS_INLINE void write_masked(void* to, uint32_t mask, __m512i columns) {
+  if constexpr (Size == 2) _mm512_mask_storeu_epi16(to, mask, columns);
+  if constexpr (Size == 4) _mm512_mask_storeu_epi32(to, static_cast<__mmask16>(mask), columns);
+  if constexpr (Size == 8) _mm512_mask_storeu_epi64(to, static_cast<__mmask8>(mask), columns);
+}
+
+template <class T>
+FUSEDOPS_INLINE void read_columns(T (&to)[kTile<T>], const T* from, int count) {
+  const uint32_t mask = (1u << count) - 1;
+  for (int at = 0; at < kTile<T>; at += 64 / sizeof(T)) {
+    _mm512_storeu_si512(to + at, read_masked<sizeof(T)>(from + at, mask >> at));
+  }
+}
+template <class T>
+FUSEDOPS_INLINE void write_columns(T* to, const T (&from)[kTile<T>], int count) {
+  const uint32_t mask = (1u << count) - 1;
+  for (int at = 0; at < kTile<T>; at += 64 / sizeof(T)) {
+    if (count <= at) break;
+    write_masked<sizeof(T)>(to + at, mask >> at, _mm512_loadu_si512(from + at));
   }
 }
 #else
@@ -447,10 +475,44 @@ FUSEDOPS_INLINE void read_bytes(void* to, const void* from, int64_t count) {
   std::memset(to, 0, Size);
   std::memcpy(to, from, count);
 }
-template <int Size>
-FUSEDOPS_INLINE void write_bytes(void* to, const void* from, int64_t count) {
-  std::memcpy(to, from, count);
+#if defined(__AVX2__) && !defined(FUSEDOPS_SANITIZED)
+// Masks for 4 and 8 bytes: what is copied would be read again before it is all written.
+FUSEDOPS_INLINE VecI32 first_words(int count) {
+  return VecI32{0, 1, 2, 3, 4, 5, 6, 7} < VecI32{} + count;
 }
+template <class T>
+FUSEDOPS_INLINE void read_columns(T (&to)[kTile<T>], const T* from, int count) {
+  if constexpr (sizeof(T) == 2) return read_bytes<sizeof(to)>(to, from, count * sizeof(T));
+  constexpr int kWords = sizeof(T) / 4;
+  for (int word = 0; word < kTile<T> * kWords; word += 8) {
+    const __m256i mask = (__m256i)first_words(count * kWords - word);
+    const int* source = reinterpret_cast<const int*>(from) + word;
+    write(reinterpret_cast<char*>(to) + 4 * word, _mm256_maskload_epi32(source, mask));
+  }
+}
+template <class T>
+FUSEDOPS_INLINE void write_columns(T* to, const T (&from)[kTile<T>], int count) {
+  if constexpr (sizeof(T) == 2) {
+    std::memcpy(to, from, count * sizeof(T));
+  } else {
+    constexpr int kWords = sizeof(T) / 4;
+    for (int word = 0; word < kTile<T> * kWords; word += 8) {
+      const __m256i mask = (__m256i)first_words(count * kWords - word);
+      const auto columns = read<__m256i>(reinterpret_cast<const char*>(from) + 4 * word);
+      _mm256_maskstore_epi32(reinterpret_cast<int*>(to) + word, mask, columns);
+    }
+  }
+}
+#else
+template <class T>
+FUSEDOPS_INLINE void read_columns(T (&to)[kTile<T>], const T* from, int count) {
+  read_bytes<sizeof(to)>(to, from, count * sizeof(T));
+}
+template <class T>
+FUSEDOPS_INLINE void write_columns(T* to, const T (&from)[kTile<T>], int count) {
+  std::memcpy(to, from, count * sizeof(T));
+}
+#endif
 #endif
 
 // Columns past the end of the row are 0.
@@ -461,7 +523,7 @@ FUSEDOPS_INLINE Tile<Compute<T>> load(const T* from, Whole) {
 template <class T>
 FUSEDOPS_INLINE Tile<Compute<T>> load(const T* from, First part) {
   T columns[kTile<T>];
-  read_bytes<sizeof(columns)>(columns, from, part.count * sizeof(T));
+  read_columns(columns, from, part.count);
   return load(columns);
 }
 template <class T>
@@ -472,7 +534,7 @@ template <class T>
 FUSEDOPS_INLINE void store(T* to, First part, Tile<Compute<T>> tile) {
   T columns[kTile<T>];
   store(columns, tile);
-  write_bytes<sizeof(columns)>(to, columns, part.count * sizeof(T));
+  write_columns(to, columns, part.count);
 }
 
 // The tile of a T with `value` in the columns past the end of the row.
@@ -745,6 +807,24 @@ FUSEDOPS_INLINE double sum_of(Tile<C> a, Tile<C> b) {
   const Vec<double> first = widened_sum(a.v[0]) + widened_sum(a.v[1]);
   const Vec<double> second = widened_sum(b.v[0]) + widened_sum(b.v[1]);
   return across_lanes<double>(first + second, Add{});
+}
+
+// The same of what fold_columns() has gathered of `cols` columns, still to be added over lanes.
+// What they do not reach is 0, and not converted.
+template <class T, class C = Compute<T>>
+FUSEDOPS_INLINE Vec<double> lanes_of_sum(Folded<Tile<C>> sums, int64_t cols) {
+  Vec<double> first = widened_sum(sums.even.v[0]), second{};
+  if (kEvenOdd<T> || cols > kLanes<C>) {
+    first += widened_sum(sums.even.v[1]);
+  } else {
+    first += second;
+  }
+  if (cols >= 2 * kTile<T>) second = widened_sum(sums.odd.v[0]) + widened_sum(sums.odd.v[1]);
+  return first + second;
+}
+template <class T, class C = Compute<T>>
+FUSEDOPS_INLINE double sum_of_columns(Folded<Tile<C>> sums, int64_t cols) {
+  return across_lanes<double>(lanes_of_sum<T>(sums, cols), Add{});
 }
 
 // Sums of lanes, several in nearly the time of one: each step adds the upper half of each sum's

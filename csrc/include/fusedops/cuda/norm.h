@@ -175,6 +175,7 @@ struct NormStatistics {
   }
 
   FUSEDOPS_DEVICE void save(const NormForward& args, int64_t row) const {
+    if (args.rstd == nullptr) return;
     if (has_mean(args)) static_cast<Acc*>(args.mean)[row] = base + correction;
     static_cast<Acc*>(args.rstd)[row] = rstd;
   }

@@ -1,0 +1,53 @@
+# What to build for. FUSEDOPS_NATIVE: for this machine alone, which takes a fraction of the time: the
+# widest instruction set it has, and CUDA for its GPUs, or none where it has no GPU. Otherwise for all
+# machines. Sets FUSEDOPS_CPU_ISAS and, with FUSEDOPS_NATIVE, FUSEDOPS_NATIVE_CUDA_ARCHITECTURES.
+option(FUSEDOPS_NATIVE "build for this machine alone" OFF)
+if(NOT FUSEDOPS_NATIVE MATCHES "^(0|1|OFF|ON)$")
+  message(FATAL_ERROR "FUSEDOPS_BUILD_NATIVE is '${FUSEDOPS_NATIVE}', wanted 1 or 0")
+endif()
+
+# As compilers spell them behind -m, and as Linux does.
+set(FUSEDOPS_avx2_FEATURES avx2 fma f16c)
+set(FUSEDOPS_avx512_FEATURES avx512f avx512bw avx512dq avx512vl fma f16c)
+
+function(fusedops_is_here isa result)
+  file(STRINGS /proc/cpuinfo flags REGEX "^flags" LIMIT_COUNT 1)
+  string(REGEX MATCHALL "[a-z0-9_]+" flags "${flags}")
+  set(lacking ${FUSEDOPS_${isa}_FEATURES})
+  list(REMOVE_ITEM lacking ${flags})
+  if(lacking)
+    set(${result} OFF PARENT_SCOPE)
+  else()
+    set(${result} ON PARENT_SCOPE)
+  endif()
+endfunction()
+
+set(FUSEDOPS_CPU_ISAS default)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  foreach(isa avx2 avx512)
+    if(FUSEDOPS_NATIVE)
+      fusedops_is_here(${isa} is_here)
+      if(is_here)
+        set(FUSEDOPS_CPU_ISAS ${isa})
+      endif()
+    else()
+      list(APPEND FUSEDOPS_CPU_ISAS ${isa})
+    endif()
+  endforeach()
+endif()
+list(JOIN FUSEDOPS_CPU_ISAS " " isas_text)
+message(STATUS "CPU kernels: for ${isas_text}")
+
+if(FUSEDOPS_NATIVE)
+  # "9.0" for each GPU, as 90-real; nothing where there is none.
+  execute_process(
+    COMMAND nvidia-smi --query-gpu=compute_cap --format=csv,noheader
+    OUTPUT_VARIABLE capabilities ERROR_QUIET RESULT_VARIABLE failed)
+  set(FUSEDOPS_NATIVE_CUDA_ARCHITECTURES "")
+  if(failed EQUAL 0)
+    string(REGEX MATCHALL "[0-9]+[.][0-9]+" FUSEDOPS_NATIVE_CUDA_ARCHITECTURES "${capabilities}")
+    list(REMOVE_DUPLICATES FUSEDOPS_NATIVE_CUDA_ARCHITECTURES)
+    list(TRANSFORM FUSEDOPS_NATIVE_CUDA_ARCHITECTURES REPLACE "[.]" "")
+    list(TRANSFORM FUSEDOPS_NATIVE_CUDA_ARCHITECTURES APPEND -real)
+  endif()
+endif()

@@ -1,3 +1,0 @@
-#define FUSEDOPS_CPU_ISA default_
-#define FUSEDOPS_CPU_ISA_NAME "default"
-#include "fusedops/cpu/table.h"

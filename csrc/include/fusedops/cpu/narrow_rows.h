@@ -1,0 +1,282 @@
+// Blocks of narrow rows on the CPU: a tile for each column, a lane for each row, so that what a row
+// adds up to needs no step across lanes, and no column is masked out.
+//
+// A row is moved in pieces of 16 bytes. Pieces of several rows lie side by side in a vector, and
+// the words of four of them (of doubles: two) are transposed within those 16 bytes, which every
+// instruction set can. The last piece of a row ends where the row ends: what it shares with the one
+// before is moved twice.
+#pragma once
+
+#include "fusedops/cpu/kernels.h"
+#include "fusedops/cpu/vec.h"
+
+namespace fusedops {
+namespace FUSEDOPS_CPU_ISA {
+namespace {
+
+// Rows that are no wider may be taken in blocks, as far as they fill one; those left over one by
+// one, with the same bits. Of a block of kMostBlockCols no more than one is kept at a time.
+constexpr int64_t kNarrowCols = 64, kMostBlockCols = 256;
+template <class T>
+constexpr int64_t kBlockRows = kTile<T>;
+
+// Rows that end within a tile: without masks, that tile costs calls of memcpy.
+template <class T>
+constexpr bool end_within_a_tile(int64_t cols) {
+  return !kHasColumnMasks<T> && cols % kTile<T> != 0;
+}
+
+constexpr int kPieceBytes = 16;
+constexpr int kPieces = kVectorBytes / kPieceBytes;  // in a vector
+template <class T>
+constexpr int kPieceCols = kPieceBytes / sizeof(T);
+template <class C>
+constexpr int kPieceWords = kPieceBytes / sizeof(C);
+
+typedef uint64_t Piece __attribute__((vector_size(kPieceBytes)));
+
+// --- pieces -------------------------------------------------------------------------------------
+
+// The first `bytes` of a piece, 2 to 15.
+#if defined(__AVX512F__) && !defined(FUSEDOPS_SANITIZED)
+FUSEDOPS_INLINE Piece read_piece(const void* from, int bytes) {
+  return (Piece)_mm_maskz_loadu_epi8((1u << bytes) - 1, from);
+}
+FUSEDOPS_INLINE void write_piece(void* to, Piece piece, int bytes) {
+  _mm_mask_storeu_epi8(to, (1u << bytes) - 1, (__m128i)piece);
+}
+#else
+// Two words that overlap where `bytes` lies between their sizes.
+template <class Word>
+FUSEDOPS_INLINE uint64_t read_two(const char* from, int bytes) {
+  const uint64_t last = read<Word>(from + bytes - sizeof(Word));
+  return read<Word>(from) | last << 8 * (bytes - sizeof(Word));
+}
+FUSEDOPS_INLINE Piece read_piece(const void* memory, int bytes) {
+  const char* from = static_cast<const char*>(memory);
+  if (bytes < 4) return Piece{read<uint16_t>(from)};
+  if (bytes <= 8) return Piece{read_two<uint32_t>(from, bytes)};
+  return Piece{read<uint64_t>(from), read<uint64_t>(from + bytes - 8) >> 8 * (16 - bytes)};
+}
+FUSEDOPS_INLINE void write_piece(void* memory, Piece piece, int bytes) {
+  char* to = static_cast<char*>(memory);
+  const uint64_t low = piece[0], high = piece[1];
+  if (bytes < 4) return write(to, static_cast<uint16_t>(low));
+  if (bytes < 8) {
+    write(to, static_cast<uint32_t>(low));
+    return write(to + bytes - 4, static_cast<uint32_t>(low >> 8 * (bytes - 4)));
+  }
+  write(to, low);
+  if (bytes > 8) write(to + bytes - 8, low >> 8 * (bytes - 8) | high << 8 * (16 - bytes));
+}
+#endif
+
+// Pieces side by side.
+template <class C>
+FUSEDOPS_INLINE Vec<C> joined(const Piece (&piece)[kPieces]) {
+#if defined(__AVX512F__)
+  const auto low =
+      _mm256_inserti128_si256(_mm256_castsi128_si256((__m128i)piece[0]), (__m128i)piece[1], 1);
+  const auto high =
+      _mm256_inserti128_si256(_mm256_castsi128_si256((__m128i)piece[2]), (__m128i)piece[3], 1);
+  return (Vec<C>)_mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+#elif defined(__AVX2__)
+  const __m256i low = _mm256_castsi128_si256((__m128i)piece[0]);
+  return (Vec<C>)_mm256_inserti128_si256(low, (__m128i)piece[1], 1);
+#else
+  return (Vec<C>)piece[0];
+#endif
+}
+
+template <class C>
+FUSEDOPS_INLINE void split(Vec<C> vec, Piece (&piece)[kPieces]) {
+#if defined(__AVX512F__)
+  piece[0] = (Piece)_mm512_castsi512_si128((__m512i)vec);
+  piece[1] = (Piece)_mm512_extracti32x4_epi32((__m512i)vec, 1);
+  piece[2] = (Piece)_mm512_extracti32x4_epi32((__m512i)vec, 2);
+  piece[3] = (Piece)_mm512_extracti32x4_epi32((__m512i)vec, 3);
+#elif defined(__AVX2__)
+  piece[0] = (Piece)_mm256_castsi256_si128((__m256i)vec);
+  piece[1] = (Piece)_mm256_extracti128_si256((__m256i)vec, 1);
+#else
+  piece[0] = (Piece)vec;
+#endif
+}
+
+// --- transposition ------------------------------------------------------------------------------
+
+// Within each piece: what lies in the lower halves of two, or in the upper ones, in turns of kWords
+// words.
+template <class C, int kWords, bool kUpper>
+FUSEDOPS_INLINE Vec<C> interleaved(Vec<C> a, Vec<C> b) {
+  constexpr int kPiece = kPieceWords<C>;
+  Lanes<C> lane;
+  for (int i = 0; i < kLanes<C>; ++i) {
+    const int word = i % kPiece, turn = word / kWords;
+    const int from = turn / 2 * kWords + word % kWords + (kUpper ? kPiece / 2 : 0);
+    lane[i] = i - word + from + turn % 2 * kLanes<C>;
+  }
+  return shuffled<C>(a, b, lane);
+}
+
+// Word j of the pieces of vector i, and word i of those of vector j. Its own inverse.
+FUSEDOPS_INLINE void transpose(Vec<double> (&v)[2]) {
+  const Vec<double> low = interleaved<double, 1, false>(v[0], v[1]);
+  v[1] = interleaved<double, 1, true>(v[0], v[1]);
+  v[0] = low;
+}
+FUSEDOPS_INLINE void transpose(Vec<float> (&v)[4]) {
+  const Vec<float> low01 = interleaved<float, 1, false>(v[0], v[1]);
+  const Vec<float> high01 = interleaved<float, 1, true>(v[0], v[1]);
+  const Vec<float> low23 = interleaved<float, 1, false>(v[2], v[3]);
+  const Vec<float> high23 = interleaved<float, 1, true>(v[2], v[3]);
+  v[0] = interleaved<float, 2, false>(low01, low23);
+  v[1] = interleaved<float, 2, true>(low01, low23);
+  v[2] = interleaved<float, 2, false>(high01, high23);
+  v[3] = interleaved<float, 2, true>(high01, high23);
+}
+
+// The columns in a transposed word, in one half of their tiles: one, or two of 16 bits.
+template <class C>
+FUSEDOPS_INLINE void unpack(Vec<C> word, int half, Tile<C>* columns, const C*) {
+  columns[0].v[half] = word;
+}
+FUSEDOPS_INLINE void unpack(Vec<float> word, int half, Tile<float>* columns, const BFloat16*) {
+  columns[0].v[half] = (Vec<float>)((VecU32)word << 16);
+  columns[1].v[half] = (Vec<float>)((VecU32)word & 0xffff0000u);
+}
+FUSEDOPS_INLINE void unpack(Vec<float> word, int half, Tile<float>* columns, const Half*) {
+  columns[0].v[half] = widen_half(__builtin_convertvector((VecU32)word & 0xffffu, VecU16));
+  columns[1].v[half] = widen_half(__builtin_convertvector((VecU32)word >> 16, VecU16));
+}
+
+template <class C>
+FUSEDOPS_INLINE Vec<C> pack(const Tile<C>* columns, int half, const C*) {
+  return columns[0].v[half];
+}
+FUSEDOPS_INLINE Vec<float> pack(const Tile<float>* columns, int half, const BFloat16* to) {
+  return (Vec<float>)packed(Tile<float>{{columns[0].v[half], columns[1].v[half]}}, to);
+}
+FUSEDOPS_INLINE Vec<float> pack(const Tile<float>* columns, int half, const Half*) {
+  const auto even = __builtin_convertvector(narrow_half(columns[0].v[half]), VecU32);
+  const auto odd = __builtin_convertvector(narrow_half(columns[1].v[half]), VecU32);
+  return (Vec<float>)(even | odd << 16);
+}
+
+// --- blocks -------------------------------------------------------------------------------------
+
+// Evenly spaced rows of a block.
+template <class T>
+struct BlockRows {
+  T* first;
+  int64_t stride;
+
+  FUSEDOPS_INLINE T* operator[](int64_t row) const { return first + row * stride; }
+};
+
+// body(first column, number of bytes) for each piece of a row of T.
+template <class T, class Body>
+FUSEDOPS_INLINE void for_pieces(int64_t cols, Body body) {
+  if (cols < kPieceCols<T>) return body(0, static_cast<int>(cols * sizeof(T)));
+  int64_t col = 0;
+  for (; col + kPieceCols<T> <= cols; col += kPieceCols<T>) body(col, Whole{});
+  if (col < cols) body(cols - kPieceCols<T>, Whole{});
+}
+
+FUSEDOPS_INLINE Piece read_piece(const void* from, Whole) { return read<Piece>(from); }
+FUSEDOPS_INLINE void write_piece(void* to, Piece piece, Whole) { write(to, piece); }
+
+// Which row of a block piece `piece` of vector `vector` of one half of its tiles is of.
+template <class C>
+constexpr int row_of(int half, int vector, int piece) {
+  return half * kLanes<C> + piece * kPieceWords<C> + vector;
+}
+
+// `block` has room for a whole piece.
+template <class T, class C = Compute<T>>
+FUSEDOPS_NOINLINE void load_even_rows(BlockRows<const T> rows, int64_t cols, Tile<C>* block) {
+  for_pieces<T>(cols, [&](int64_t col, auto bytes) FUSEDOPS_LAMBDA {
+    for (int half = 0; half < 2; ++half) {
+      constexpr int kCount = kPieceWords<C>;
+      Vec<C> words[kCount];
+      for (int i = 0; i < kCount; ++i) {
+        Piece piece[kPieces];
+        for (int p = 0; p < kPieces; ++p) {
+          piece[p] = read_piece(rows[row_of<C>(half, i, p)] + col, bytes);
+        }
+        words[i] = joined<C>(piece);
+      }
+      transpose(words);
+      const T* type = nullptr;
+      constexpr int kEach = kPieceCols<T> / kCount;
+      for (int i = 0; i < kCount; ++i) unpack(words[i], half, block + col + i * kEach, type);
+    }
+  });
+}
+
+template <class T, class C = Compute<T>>
+FUSEDOPS_NOINLINE void store_even_rows(BlockRows<T> rows, int64_t cols, const Tile<C>* block) {
+  for_pieces<T>(cols, [&](int64_t col, auto bytes) FUSEDOPS_LAMBDA {
+    for (int half = 0; half < 2; ++half) {
+      constexpr int kCount = kPieceWords<C>;
+      Vec<C> words[kCount];
+      const T* type = nullptr;
+      constexpr int kEach = kPieceCols<T> / kCount;
+      for (int i = 0; i < kCount; ++i) words[i] = pack(block + col + i * kEach, half, type);
+      transpose(words);
+      for (int i = 0; i < kCount; ++i) {
+        Piece piece[kPieces];
+        split<C>(words[i], piece);
+        for (int p = 0; p < kPieces; ++p) {
+          write_piece(rows[row_of<C>(half, i, p)] + col, piece[p], bytes);
+        }
+      }
+    }
+  });
+}
+
+// Rows that begin in evenly spaced groups, as in x[:, :-1], are copied where a block has rows of
+// two groups.
+template <class T, class Given>
+FUSEDOPS_INLINE bool are_even(const Given& rows, int64_t first) {
+  constexpr int64_t kSteps = kBlockRows<T> - 1;
+  return rows.spacing.offset(first + kSteps) - rows.spacing.offset(first) ==
+      kSteps * rows.spacing.stride;
+}
+
+template <class T>
+FUSEDOPS_INLINE void load_block(
+    const ConstRows& rows, int64_t first, int64_t cols, Tile<Compute<T>>* block) {
+  if (are_even<T>(rows, first)) {
+    return load_even_rows<T>({start_of<T>(rows, first), rows.spacing.stride}, cols, block);
+  }
+  T copy[kBlockRows<T> * kMostBlockCols];
+  for (int64_t r = 0; r < kBlockRows<T>; ++r) {
+    std::memcpy(copy + r * cols, start_of<T>(rows, first + r), cols * sizeof(T));
+  }
+  load_even_rows<T>({copy, cols}, cols, block);
+}
+
+template <class T>
+FUSEDOPS_INLINE void store_block(
+    const Rows& rows, int64_t first, int64_t cols, const Tile<Compute<T>>* block) {
+  if (are_even<T>(rows, first)) {
+    return store_even_rows<T>({start_of<T>(rows, first), rows.spacing.stride}, cols, block);
+  }
+  T copy[kBlockRows<T> * kMostBlockCols];
+  store_even_rows<T>({copy, cols}, cols, block);
+  for (int64_t r = 0; r < kBlockRows<T>; ++r) {
+    std::memcpy(start_of<T>(rows, first + r), copy + r * cols, cols * sizeof(T));
+  }
+}
+
+// body(first row) for each block of some rows. Returns the rows that are left.
+template <class T, class Body>
+FUSEDOPS_INLINE RowRange for_blocks(RowRange rows, Body body) {
+  for (; rows.begin + kBlockRows<T> <= rows.end; rows.begin += kBlockRows<T>) body(rows.begin);
+  return rows;
+}
+
+}  // namespace
+}  // namespace FUSEDOPS_CPU_ISA
+}  // namespace fusedops

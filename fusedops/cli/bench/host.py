@@ -1,0 +1,113 @@
+"""`python -m fusedops bench --host`: what a call costs beside its kernel, against torch's own.
+
+One row of 128 floats is computed in less than a tenth of a microsecond; the rest of a call is the
+way there: Python, the dispatcher, autograd.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fusedops
+from fusedops.cli.timing import Call
+
+ROWS, COLS = 1, 128
+WITHOUT_GRAD, FORWARD, BOTH = "without grad", "forward with grad", "forward and backward"
+MODES = (WITHOUT_GRAD, FORWARD, BOTH)
+
+#: Calls of a burst: so few that most bursts are disturbed by nothing.
+BURST = 100
+BURSTS, BURSTS_QUICK = 1000, 50
+
+Function = Callable[..., Tensor]
+
+#: torch's function and ours, of a tensor, a weight and a bias.
+FUNCTIONS: dict[str, tuple[Function, Function]] = {
+    "softmax": (lambda x, w, b: F.softmax(x, -1), lambda x, w, b: fusedops.softmax(x, -1)),
+    "log_softmax": (
+        lambda x, w, b: F.log_softmax(x, -1),
+        lambda x, w, b: fusedops.log_softmax(x, -1),
+    ),
+    "layer_norm": (
+        lambda x, w, b: F.layer_norm(x, (COLS,), w, b),
+        lambda x, w, b: fusedops.layer_norm(x, (COLS,), w, b),
+    ),
+    "rms_norm": (
+        lambda x, w, b: F.rms_norm(x, (COLS,), w),
+        lambda x, w, b: fusedops.rms_norm(x, (COLS,), w),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class HostCase:
+    """One function in one mode."""
+
+    op: str
+    mode: str
+
+    def __str__(self) -> str:
+        return f"{self.op}, {self.mode}"
+
+
+@dataclass(frozen=True)
+class HostTime:
+    """Microseconds a call, the minimum of bursts: the columns of the CSV, in their order."""
+
+    op: str
+    mode: str
+    rows: int
+    cols: int
+    torch_us: float
+    fusedops_us: float
+    ratio: float
+
+
+def host_cases() -> Iterator[HostCase]:
+    """Every function in every mode."""
+    for op in FUNCTIONS:
+        for mode in MODES:
+            yield HostCase(op, mode)
+
+
+def measure_host(case: HostCase, bursts: int) -> HostTime:
+    """Both functions in turn."""
+    torchs, ours = (_call(function, case.mode) for function in FUNCTIONS[case.op])
+    torch_us, fusedops_us = least_us([torchs, ours], bursts)
+    return HostTime(case.op, case.mode, ROWS, COLS, torch_us, fusedops_us, fusedops_us / torch_us)
+
+
+def _call(function: Function, mode: str) -> Call:
+    x, w, b = (torch.randn(*shape) for shape in ((ROWS, COLS), (COLS,), (COLS,)))
+    if mode == WITHOUT_GRAD:
+        return lambda: function(x, w, b)
+    leaves = [leaf.requires_grad_() for leaf in (x, w, b)]
+    if mode == FORWARD:
+        return lambda: function(*leaves)
+    grad = torch.randn(ROWS, COLS)
+    return lambda: torch.autograd.grad(function(*leaves), leaves, grad, allow_unused=True)
+
+
+def least_us(calls: list[Call], bursts: int) -> list[float]:
+    """Microseconds a call: the minimum of bursts, which take turns."""
+    least = [float("inf")] * len(calls)
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        for _ in range(bursts):
+            for index, call in enumerate(calls):
+                start = time.perf_counter_ns()
+                for _ in range(BURST):
+                    call()
+                least[index] = min(least[index], (time.perf_counter_ns() - start) / BURST / 1e3)
+    finally:
+        if collects:
+            gc.enable()
+    return least

@@ -1,0 +1,157 @@
+"""Compiles the graphs of `tune`, several at a time, and then times them, one at a time."""
+
+from __future__ import annotations
+
+import functools
+import math
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+import torch._inductor.config as inductor_config
+from torch import Tensor
+
+from fusedops.cli.bench.cases import gradients
+from fusedops.cli.bench.measurement import OURS
+from fusedops.cli.bench.operators import OPERATORS
+from fusedops.cli.timing import Call, Clock, clock_for, interleave
+from fusedops.cli.tune.graphs import Graph
+from fusedops.graph.costs import INFERENCE, TRAINING, Cost
+
+INDUCTOR = "inductor"
+#: How long one size is timed at most, in rounds of slots, and what a slow one gets all the same.
+SLOT_MS, LONGEST_MS = 1.5, 80
+LEAST_ROUNDS, MOST_ROUNDS = 5, 15
+#: A time counts where it was seen twice: how much the least may lie below the next, and how often
+#: it is tried.
+STEADY, ATTEMPTS = 0.1, 3
+
+
+def compile_ahead(graphs: Sequence[Graph], deadline: float) -> Iterator[Graph]:
+    """Fill Inductor's cache with the code of `graphs` in as many processes as there are cores; each
+    graph as it is done, until all are or the time is over."""
+    # A fork has all modules at once. No thread runs yet, which it would lack.
+    context = multiprocessing.get_context("fork")
+    with context.Pool(os.cpu_count(), initializer=_leave_interrupts_alone) as pool:
+        done = pool.imap_unordered(_compile_ahead, graphs)
+        for _ in graphs:
+            try:
+                yield done.next(timeout=max(0.0, deadline - time.monotonic()))
+            except multiprocessing.TimeoutError:
+                return
+
+
+def _leave_interrupts_alone() -> None:
+    """The program itself ends its processes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _compile_ahead(graph: Graph) -> Graph:
+    with suppress(Exception):  # the program itself meets it again, and says so
+        prepare(graph)
+    return graph
+
+
+def prepare(graph: Graph) -> Callable[[int], dict[str, Call]]:
+    """Compile a graph; what gives, for a number of rows, the calls that are timed."""
+    torch.set_num_threads(graph.threads)
+    # Nothing counts toward Dynamo's limit of recompilations.
+    torch.compiler.reset()
+    operator = OPERATORS[graph.op]
+    functions = {
+        INDUCTOR: torch.compile(operator.eager, backend="inductor", fullgraph=True),
+        OURS: torch.compile(operator.fused, backend="fusedops", fullgraph=True),
+    }
+
+    def calls(rows: int) -> dict[str, Call]:
+        inputs = _inputs(graph, rows)
+        step = _infer if graph.mode == INFERENCE else _train
+        leaves = inputs[: graph.differentiated]
+        return {
+            name: functools.partial(step, function, leaves, inputs[len(leaves) :])
+            for name, function in functions.items()
+        }
+
+    with _settings():
+        for call in calls(graph.rows[-1]).values():
+            call()
+    return calls
+
+
+@contextmanager
+def _settings() -> Iterator[None]:
+    """This process compiles by itself; threads are part of the key of what it compiled."""
+    tag = f"{torch.get_num_threads()} threads"
+    with (
+        inductor_config.patch(compile_threads=1),
+        torch.compiler.config.patch(cache_key_tag=tag),
+    ):
+        yield
+
+
+def _inputs(graph: Graph, rows: int) -> tuple[Tensor, ...]:
+    """Those of a case. Rows are a symbol where several numbers of them share the code."""
+    case = graph.case(rows)
+    inputs = case.inputs()
+    for tensor in inputs[: graph.differentiated]:
+        tensor.requires_grad_(graph.mode == TRAINING)
+    if len(graph.rows) > 1:
+        for tensor in inputs:
+            if tensor.dim() > 1 and tensor.shape[0] == case.shape[0]:
+                torch._dynamo.mark_dynamic(tensor, 0)
+    return inputs
+
+
+@torch.no_grad()
+def _infer(function: Callable[..., Any], leaves: Sequence[Tensor], others: Sequence[Tensor]) -> Any:
+    return function(*leaves, *others)
+
+
+def _train(function: Callable[..., Any], leaves: Sequence[Tensor], others: Sequence[Tensor]) -> Any:
+    outputs = function(*leaves, *others)
+    first = outputs[0] if isinstance(outputs, tuple) else outputs
+    return gradients(outputs, leaves, first.detach())
+
+
+def measure(graph: Graph) -> Iterator[Cost]:
+    """What each number of rows costs, but for those whose times other programs disturbed."""
+    calls = prepare(graph)
+    clock = clock_for(graph.device)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for rows in graph.rows:
+            if times := least_times(calls(rows), clock):
+                bytes = rows * graph.cols * graph.dtype.itemsize
+                copy = _copy_ms_per_byte(bytes, graph.device, graph.threads)
+                yield Cost(times[INDUCTOR], times[OURS], copy, rows, graph.cols)
+
+
+def least_times(calls: dict[str, Call], clock: Clock) -> dict[str, float] | None:
+    """The least of many short bursts, which take turns: other programs can only add to a time. None
+    where they always do."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(ATTEMPTS):
+        for name, more in _bursts(calls, clock).items():
+            times[name] = sorted(times[name] + more)
+        if all(least >= (1 - STEADY) * following for least, following, *_ in times.values()):
+            return {name: each[0] for name, each in times.items()}
+    return None
+
+
+def _bursts(calls: dict[str, Call], clock: Clock) -> dict[str, list[float]]:
+    slowest = max(clock(call, 1) + clock.overhead_ms for call in calls.values())
+    a_round = len(calls) * 4 / 3 * max(SLOT_MS, slowest)
+    rounds = min(MOST_ROUNDS, max(LEAST_ROUNDS, math.ceil(LONGEST_MS / a_round)))
+    return interleave(calls, clock, rounds, SLOT_MS)
+
+
+@functools.cache
+def _copy_ms_per_byte(bytes: int, device: str, threads: int) -> float:
+    """For each byte that is read or written where a tensor of that size is copied."""
+    source = torch.zeros(bytes, dtype=torch.uint8, device=device)
+    copy = {"copy": functools.partial(torch.empty_like(source).copy_, source)}
+    return min(interleave(copy, clock_for(device), 5, SLOT_MS)["copy"]) / (2 * bytes)

@@ -1,0 +1,16 @@
+"""`python -m tests.accuracy`: a row for every result and dtype, and no verdict."""
+
+from oracle import DTYPES
+
+from tests import accuracy
+
+
+def test_the_report_has_our_error_and_eagers_beside_the_bound(capsys, monkeypatch):
+    monkeypatch.setattr(accuracy, "ROWS", 4)
+    accuracy.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert "| result | dtype | fusedops | eager | bound |" in lines
+    rows = [line.split(" | ") for line in lines if line.endswith(") |")]
+    assert len(rows) == len({tuple(row[:2]) for row in rows}) == 15 * len(DTYPES)
+    ours, bound = ([float(row[at].split()[0]) for row in rows] for at in (2, 4))
+    assert all(error <= most for error, most in zip(ours, bound, strict=True))

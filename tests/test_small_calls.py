@@ -1,0 +1,182 @@
+"""What lies between a public function and its kernel: as little as a call can have, and all that
+watches a call sees the op."""
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import fusedops
+
+X, RESIDUAL = torch.randn(2, 3, 8).unbind()
+WEIGHT, BIAS = torch.randn(2, 8).unbind()
+SEED = torch.tensor(3)
+STATS = fusedops.softmax_stats(X, -1)
+
+#: Of one tensor, and how many results it has.
+FUNCTIONS = {
+    "softmax": (lambda x: fusedops.softmax(x, -1), 1),
+    "log_softmax": (lambda x: fusedops.log_softmax(x, -1), 1),
+    "softmax_stats": (lambda x: fusedops.softmax_stats(x, -1), 2),
+    "softmax_apply": (lambda x: fusedops.softmax_apply(x, *STATS, -1), 1),
+    "masked_softmax": (lambda x: fusedops.masked_softmax(x, bias=BIAS), 1),
+    "masked_softmax_dropout": (lambda x: fusedops.masked_softmax_dropout(x, seed=SEED), 1),
+    "layer_norm": (lambda x: fusedops.layer_norm(x, [8], WEIGHT, BIAS), 1),
+    "std_norm": (lambda x: fusedops.std_norm(x, [8], WEIGHT, BIAS), 1),
+    "rms_norm": (lambda x: fusedops.rms_norm(x, [8], WEIGHT), 1),
+    "add_layer_norm": (lambda x: fusedops.add_layer_norm(x, RESIDUAL, [8], WEIGHT), 2),
+    "add_layer_norm, the norm alone": (
+        lambda x: fusedops.add_layer_norm(x, RESIDUAL, [8], return_sum=False),
+        1,
+    ),
+    "add_rms_norm": (lambda x: fusedops.add_rms_norm(x, RESIDUAL, [8], WEIGHT), 2),
+    "stack_softmax": (lambda x: fusedops.stack_softmax([x, RESIDUAL], -1), 1),
+    "stack_log_softmax": (lambda x: fusedops.stack_log_softmax([x, RESIDUAL], -1), 1),
+    "stack_layer_norm": (lambda x: fusedops.stack_layer_norm([x, RESIDUAL], [8]), 1),
+}
+#: Their results lie behind one another in memory that one more op has made.
+NO_STACKS = [name for name in FUNCTIONS if not name.startswith("stack")]
+
+
+def op_name(name):
+    return name.split(",")[0]
+
+
+def allocations(call):
+    """How often torch's allocator hands out memory in a call, the second of two."""
+    call()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        result = call()  # noqa: F841  not freed before the profiler stops
+    events = profiler.profiler.kineto_results.events()
+    return sum(event.name() == "[memory]" and event.nbytes() > 0 for event in events)
+
+
+@pytest.mark.parametrize("name", NO_STACKS)
+def test_a_call_without_a_gradient_allocates_its_results_alone(name):
+    function, results = FUNCTIONS[name]
+    with torch.no_grad():
+        assert allocations(lambda: function(X)) == results
+        assert allocations(lambda: function(X.requires_grad_(False))) == results
+
+
+UNEVEN = torch.randn(6, 3, 16)[::2].transpose(0, 1)[..., ::2]
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "std_norm", "rms_norm"])
+def test_a_norm_of_rows_that_lie_unevenly_copies_them_once(name):
+    function, _ = FUNCTIONS[name]
+    with torch.no_grad():
+        assert allocations(lambda: function(UNEVEN)) == 2
+
+
+def ops_run(call):
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        call()
+    return [event.name for event in profiler.events() if event.name.startswith("fusedops::")]
+
+
+@pytest.mark.parametrize("name", NO_STACKS)
+def test_a_recorded_eager_call_runs_one_op_and_makes_one_node(name):
+    function, _ = FUNCTIONS[name]
+    x = X.clone().requires_grad_()
+    assert len(ops_run(lambda: function(x))) == 1
+    result = function(x)
+    node = (result if isinstance(result, torch.Tensor) else result[-1]).grad_fn
+    assert node.name() == f"fusedops_{op_name(name)}Backward"
+    assert [following for following, _ in node.next_functions if following is not None] == [
+        torch.autograd.graph.get_gradient_edge(x).node
+    ]
+
+
+class Dispatched(TorchDispatchMode):
+    def __init__(self):
+        self.seen = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.seen.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+class Called(TorchFunctionMode):
+    def __init__(self):
+        self.seen = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.seen.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("mode", [Dispatched, Called])
+def test_a_mode_sees_the_op_of_a_recorded_call(name, mode):
+    function, _ = FUNCTIONS[name]
+    with mode() as watching:
+        function(X.clone().requires_grad_())
+    assert f"fusedops.{op_name(name)}.default" in watching.seen
+
+
+class Sub(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("records", [False, True])
+def test_a_subclass_stays_one(name, records):
+    function, _ = FUNCTIONS[name]
+    result = function(X.clone().as_subclass(Sub).requires_grad_(records))
+    assert type(result if isinstance(result, torch.Tensor) else result[0]) is Sub
+
+
+@pytest.mark.parametrize("name", ["softmax", "layer_norm", "add_rms_norm"])
+def test_a_trace_holds_the_op_and_no_python(name):
+    function, _ = FUNCTIONS[name]
+    traced = torch.jit.trace(function, X.clone().requires_grad_(), check_trace=False)
+    graph = str(traced.graph)
+    assert f"fusedops::{name}" in graph and "PythonOp" not in graph and "^" not in graph
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("records", [False, True])
+def test_a_compiled_call_is_one_graph_with_the_op_and_is_compiled_once(name, records):
+    function, _ = FUNCTIONS[name]
+    graphs = []
+
+    def backend(graph, example_inputs):
+        graphs.append(graph)
+        return graph
+
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend=backend, fullgraph=True)
+    x = X.clone().requires_grad_(records)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), function(x))
+    assert len(graphs) == 1
+    targets = [str(node.target) for node in graphs[0].graph.nodes if node.op == "call_function"]
+    assert [target for target in targets if target.startswith("fusedops")] == [
+        f"fusedops.{op_name(name)}.default"
+    ]
+
+
+def test_symbolic_tracing_of_a_call_gives_the_op():
+    graph = torch.fx.symbolic_trace(lambda x: fusedops.softmax(x, -1)).graph
+    assert torch.ops.fusedops.softmax.default in [node.target for node in graph.nodes]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_recorded_call_has_the_gradients_of_the_op_by_its_name(name):
+    """Of first and second order: the eager function's and the dispatcher's."""
+    function, _ = FUNCTIONS[name]
+    x = X.clone().requires_grad_()
+
+    def gradients():
+        result = function(x)
+        result = result if isinstance(result, torch.Tensor) else result[-1]
+        (first,) = torch.autograd.grad(result.square().sum(), x, create_graph=True)
+        return first, *torch.autograd.grad(first.sin().sum(), x)
+
+    eager = gradients()
+    with Called():
+        dispatched = gradients()
+    for found, expected in zip(eager, dispatched, strict=True):
+        assert torch.equal(found, expected)
