@@ -97,7 +97,6 @@ void drop_columns(DropoutRow dropout, double* values, int64_t begin, int64_t col
     // What lies behind the columns was never written.
     for (int half = 0; half < 2 && col + half * kTile<double> < cols; ++half) {
       double* to = values + col + half * kTile<double>;
-      if (to >= values + cols) break;  // what lies there is not of the row
       const Wide<float> wide = widened(kept.v[half]);
       store(to, load(to) * Tile<double>{{wide.v[0], wide.v[1]}});
     }
