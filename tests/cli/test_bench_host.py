@@ -46,7 +46,7 @@ def test_the_least_of_the_bursts_counts_and_calls_take_turns(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "others", ["--op softmax", "--memory", "--policy", "--models", "--shape 2x3", "--batch 2"]
+    "others", ["--op softmax", "--memory", "--models", "--shape 2x3", "--batch 2"]
 )
 def test_options_of_other_benchmarks_are_refused(others):
     with pytest.raises(UsageError, match="not with --host"):

@@ -28,6 +28,7 @@ TESTS = {
         "tests/test_layer_norm_values.py",
         "tests/test_masked_softmax_grad.py",
         "tests/test_masked_softmax_values.py",
+        "tests/test_narrow_rows.py",
         "tests/test_norm_range.py",
         "tests/test_norm_wanted_gradients.py",
         "tests/test_ops_fork.py",
