@@ -104,7 +104,7 @@ FUSEDOPS_INLINE void write_long_softmax_gradient(
   for (int64_t i = 0; i < softmax_chunk_count<C>(args.cols); ++i) sum += sums[i];
   In* result = start_of<In>(args.grad_input, row);
   const SoftmaxGradRow<Out> given(args, row);
-  write_softmax_backward<Log>(result, given, C(sum), cols, 0, 0, put);
+  write_softmax_backward<Log>(result, given, C(sum), cols, RowsAhead{}, put);
 }
 
 }  // namespace

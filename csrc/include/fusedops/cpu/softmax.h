@@ -246,6 +246,8 @@ template <class Out>
 struct SoftmaxGradRow {
   const Out *grad, *output;
 
+  FUSEDOPS_INLINE SoftmaxGradRow(const Out* grad_, const Out* output_)
+      : grad(grad_), output(output_) {}
   FUSEDOPS_INLINE SoftmaxGradRow(const SoftmaxBackward& args, int64_t row)
       : grad(start_of<Out>(args.grad_output, row)), output(start_of<Out>(args.output, row)) {}
 };
@@ -275,60 +277,109 @@ FUSEDOPS_INLINE V softmax_gradient(V grad, V output, Sum sum) {
   return Log ? grad - exp_nonpositive<In>(output) * sum : (grad - sum) * output;
 }
 
-// Meanwhile the rows that lie so much further on are on their way from memory.
+// How far on from a row those lie that are to be on their way from memory while it is written.
+struct RowsAhead {
+  int64_t grad = 0, output = 0;
+
+  RowsAhead() = default;
+  // Where the data is larger than the cache, +10 %, and a loss of 20 % where it is not. A row that
+  // the cache would not hold is left to itself.
+  FUSEDOPS_INLINE explicit RowsAhead(const SoftmaxBackward& args) {
+    const bool fits = args.cols * size_of(args.output.dtype) <= kPrefetchedRowBytes;
+    grad = fits ? args.grad_output.spacing.stride : 0;
+    output = fits ? args.output.spacing.stride : 0;
+  }
+};
+
+// Meanwhile the rows that lie ahead are on their way from memory.
 template <bool Log, class In, class Out, class Store, class C = Compute<Out>>
 FUSEDOPS_INLINE void write_softmax_backward(
-    In* result, SoftmaxGradRow<Out> row, C sum, RowRange cols, int64_t grad_ahead,
-    int64_t output_ahead, Store put) {
+    In* result, SoftmaxGradRow<Out> row, C sum, RowRange cols, RowsAhead ahead, Store put) {
   for_columns<Out>(cols.end - cols.begin, [=](int64_t offset, auto part) FUSEDOPS_LAMBDA {
     const int64_t col = cols.begin + offset;
     if (put.streams) {
-      prefetch_tile<Cache::kL2>(row.grad + grad_ahead + col);
-      prefetch_tile<Cache::kL2>(row.output + output_ahead + col);
+      prefetch_tile<Cache::kL2>(row.grad + ahead.grad + col);
+      prefetch_tile<Cache::kL2>(row.output + ahead.output + col);
     }
     const Tile<C> g = load(row.grad + col, part), y = load(row.output + col, part);
     put(result + col, part, in_order<Out, In>(softmax_gradient<Log, In>(g, y, sum)));
   });
 }
 
+// Where rows that are taken side by side begin.
+template <class T, class Given, class Start, int kCount>
+FUSEDOPS_INLINE void starts_of(const Given& rows, int64_t first, Start* (&to)[kCount]) {
+  Start* const start = start_of<T>(rows, first);
+  if (rows.spacing.jump == 0) {
+    for (int r = 0; r < kCount; ++r) to[r] = start + r * rows.spacing.stride;
+  } else {
+    for (int r = 0; r < kCount; ++r) to[r] = start_of<T>(rows, first + r);
+  }
+}
+
+template <bool Log, class In, class Out, class Store>
+FUSEDOPS_INLINE void softmax_backward_abreast(
+    const SoftmaxBackward& args, int64_t row, RowRange cols, RowsAhead ahead, Store put) {
+  using C = Compute<Out>;
+  constexpr int kCount = kLanes<double>;
+  const Out *grad[kCount], *output[kCount];
+  In* result[kCount];
+  starts_of<Out>(args.grad_output, row, grad);
+  starts_of<Out>(args.output, row, output);
+  starts_of<In>(args.grad_input, row, result);
+  Vec<double> lanes[kCount];
+  for (int r = 0; r < kCount; ++r) {
+    lanes[r] = softmax_backward_lanes<Log>(SoftmaxGradRow<Out>(grad[r], output[r]), cols);
+  }
+  double sums[kCount];
+  sums_over_lanes<double>(lanes, sums);
+  for (int r = 0; r < kCount; ++r) {
+    const SoftmaxGradRow<Out> given(grad[r], output[r]);
+    write_softmax_backward<Log>(result[r], given, C(sums[r]), cols, ahead, put);
+  }
+}
+
+// As many rows as fill groups. Returns those that are left.
+template <bool Log, class In, class Out, class Store>
+FUSEDOPS_INLINE RowRange
+softmax_backward_groups(const SoftmaxBackward& args, RowRange rows, int64_t cols, Store put) {
+  const RowsAhead ahead(args);
+  constexpr int64_t kAbreast = kLanes<double>;
+  for (; rows.begin + kAbreast <= rows.end; rows.begin += kAbreast) {
+    softmax_backward_abreast<Log, In, Out>(args, rows.begin, RowRange{0, cols}, ahead, put);
+  }
+  return rows;
+}
+
+// Where the number of whole tiles is known, as it is in each branch but the last, the compiler
+// leaves out the loops over them: they cost rows that short as much as the arithmetic.
+template <bool Log, class In, class Out, class Store>
+FUSEDOPS_INLINE RowRange
+softmax_backward_groups(const SoftmaxBackward& args, RowRange rows, Store put) {
+  constexpr int64_t kOne = kTile<Out>, kOneAndAHalf = kOne + kOne / 2, kTwo = 2 * kOne;
+  const auto groups = [&](int64_t cols) FUSEDOPS_LAMBDA {
+    return softmax_backward_groups<Log, In, Out>(args, rows, cols, put);
+  };
+  const int64_t cols = args.cols;
+  if (cols == kOne) return groups(kOne);
+  if (cols == kOneAndAHalf) return groups(kOneAndAHalf);
+  if (cols == kTwo) return groups(kTwo);
+  if (cols < kOne) return groups(cols);
+  if (cols < kTwo) return groups(cols);
+  if (cols <= kMostColsAbreast) return groups(cols);
+  return rows;
+}
+
 template <bool Log, class In, class Out, class Store>
 FUSEDOPS_INLINE void softmax_backward_rows(const SoftmaxBackward& args, RowRange range, Store put) {
-  using C = Compute<Out>;
-  // Where the data is larger than the cache, the next row is on its way while one is written: +10
-  // %, and a loss of 20 % where it is not. A row that the cache would not hold is left to itself.
-  const bool fits = args.cols * int64_t(sizeof(Out)) <= kPrefetchedRowBytes;
-  const int64_t grad_ahead = fits ? args.grad_output.spacing.stride : 0;
-  const int64_t output_ahead = fits ? args.output.spacing.stride : 0;
+  range = softmax_backward_groups<Log, In, Out>(args, range, put);
+  const RowsAhead ahead(args);
   const RowRange cols{0, args.cols};
-  const auto write = [&](SoftmaxGradRow<Out> given, int64_t row, double sum) FUSEDOPS_LAMBDA {
-    In* result = start_of<In>(args.grad_input, row);
-    write_softmax_backward<Log>(result, given, C(sum), cols, grad_ahead, output_ahead, put);
-  };
-  constexpr int64_t kAbreast = kLanes<double>;
-  int64_t row = range.begin;
-  if (args.cols <= kMostColsAbreast) {
-    for (; row + kAbreast <= range.end; row += kAbreast) {
-      const Out* grad[kAbreast];
-      const Out* output[kAbreast];
-      Vec<double> lanes[kAbreast];
-      for (int64_t r = 0; r < kAbreast; ++r) {
-        const SoftmaxGradRow<Out> given(args, row + r);
-        grad[r] = given.grad, output[r] = given.output;
-        lanes[r] = softmax_backward_lanes<Log>(given, cols);
-      }
-      double sums[kAbreast];
-      sums_over_lanes<double>(lanes, sums);
-      for (int64_t r = 0; r < kAbreast; ++r) {
-        SoftmaxGradRow<Out> given(args, row);
-        given.grad = grad[r];
-        given.output = output[r];
-        write(given, row + r, sums[r]);
-      }
-    }
-  }
-  for (; row < range.end; ++row) {
+  for (int64_t row = range.begin; row < range.end; ++row) {
     const SoftmaxGradRow<Out> given(args, row);
-    write(given, row, softmax_backward_sum<Log>(given, cols));
+    const auto sum = Compute<Out>(softmax_backward_sum<Log>(given, cols));
+    In* result = start_of<In>(args.grad_input, row);
+    write_softmax_backward<Log>(result, given, sum, cols, ahead, put);
   }
 }
 
