@@ -392,7 +392,8 @@ struct NormBackwardBlocks {
 // blocks, or of rows abreast.
 template <class T>
 FUSEDOPS_INLINE bool gain_from_blocks(const NormBackward& args) {
-  if (args.cols > kNarrowCols || args.grad_branch.data != nullptr) return false;
+  // Also where the gradient that dropout makes is not wanted: the others keep their order.
+  if (args.cols > kNarrowCols || args.dropout.seed != nullptr) return false;
   return args.cols <= kTile<T> * (sizeof(T) == 2 ? 6 : 3) / 4 || end_within_a_tile<T>(args.cols);
 }
 
