@@ -327,10 +327,8 @@ struct NormOps {
   static Tensor layer_norm_output(
       const Tensor& input, Sizes normalized_shape, MaybeTensor weight, MaybeTensor bias,
       double eps) {
-    return norm_forward<Backend>(
-               {"layer_norm", NormKind::kLayer, normalized_shape, weight, bias}, input, {}, eps,
-               kOutputAlone)
-        .output;
+    return output_alone(
+        {"layer_norm", NormKind::kLayer, normalized_shape, weight, bias}, input, eps);
   }
 
   static std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(
@@ -356,10 +354,7 @@ struct NormOps {
   static Tensor std_norm_output(
       const Tensor& input, Sizes normalized_shape, MaybeTensor weight, MaybeTensor bias,
       double eps) {
-    return norm_forward<Backend>(
-               {"std_norm", NormKind::kStd, normalized_shape, weight, bias}, input, {}, eps,
-               kOutputAlone)
-        .output;
+    return output_alone({"std_norm", NormKind::kStd, normalized_shape, weight, bias}, input, eps);
   }
 
   static std::tuple<Tensor, Tensor, Tensor> std_norm_backward(
@@ -387,10 +382,9 @@ struct NormOps {
   static Tensor rms_norm_output(
       const Tensor& input, Sizes normalized_shape, MaybeTensor weight, double eps,
       double weight_offset, bool rounds_normalized) {
-    return norm_forward<Backend>(
-               {"rms_norm", NormKind::kRms, normalized_shape, weight, std::nullopt, weight_offset},
-               input, {}, eps, kOutputAlone, rounds_normalized)
-        .output;
+    return output_alone(
+        {"rms_norm", NormKind::kRms, normalized_shape, weight, std::nullopt, weight_offset}, input,
+        eps, rounds_normalized);
   }
 
   static std::tuple<Tensor, Tensor> rms_norm_backward(
@@ -491,7 +485,10 @@ struct NormOps {
   }
 
  private:
-  static constexpr NormKept kOutputAlone{false, false};
+  static Tensor output_alone(
+      const NormOptions& options, const Tensor& input, double eps, bool rounds_normalized = false) {
+    return norm_forward<Backend>(options, input, {}, eps, {false, false}, rounds_normalized).output;
+  }
 
   static std::tuple<Tensor, Tensor> output_and_sum(const char* op, const NormResult& result) {
     const Tensor& output = result.output;

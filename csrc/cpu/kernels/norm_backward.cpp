@@ -5,6 +5,19 @@
 
 namespace fusedops {
 namespace FUSEDOPS_CPU_ISA {
+namespace {
+
+// body(which sums over rows are wanted), a constant.
+template <bool kCenters, class Body>
+void with_column_sums(const NormBackward& args, Body body) {
+  if constexpr (kCenters) {  // rms_norm has no bias
+    if (args.grad_bias.data != nullptr) return body(Constant<ColumnSums::kBoth>{});
+  }
+  if (args.grad_weight.data != nullptr) return body(Constant<ColumnSums::kWeight>{});
+  body(Constant<ColumnSums::kNone>{});
+}
+
+}  // namespace
 
 void norm_backward(const NormBackward& args, int64_t partition, void* scratch, bool streaming) {
   with_norm(args, [&](auto centers, auto tag) {
@@ -15,14 +28,9 @@ void norm_backward(const NormBackward& args, int64_t partition, void* scratch, b
         args, RowPartition(args.rows)[partition], scratch, sums_of_rows);
     if (rest.begin == rest.end) return;
     with_store(streaming && can_stream(args.grad_branch), args.grad_input, [&](auto put) {
-      const auto run = [&](auto sums) {
+      with_column_sums<centers.value>(args, [&](auto sums) {
         norm_backward_rows<centers.value, T, sums.value>(args, partition, rest, scratch, put);
-      };
-      if constexpr (centers.value) {  // rms_norm has no bias
-        if (args.grad_bias.data != nullptr) return run(Constant<ColumnSums::kBoth>{});
-      }
-      if (args.grad_weight.data != nullptr) return run(Constant<ColumnSums::kWeight>{});
-      run(Constant<ColumnSums::kNone>{});
+      });
     });
   });
 }
@@ -57,16 +65,11 @@ void write_long_norm_backward(
   with_norm(args, [&](auto centers, auto tag) {
     using T = typename decltype(tag)::type;
     with_store(streaming, args.grad_input, [&](auto put) {
-      const auto run = [&](auto sums) {
+      with_column_sums<centers.value>(args, [&](auto sums) {
         const LongNormBackward<centers.value, T, sums.value, decltype(put)> columns{
             args, rows, static_cast<Compute<T>*>(scratch), put};
         for_segments(cols, [&](RowRange segment) { columns.write(segment); });
-      };
-      if constexpr (centers.value) {  // rms_norm has no bias
-        if (args.grad_bias.data != nullptr) return run(Constant<ColumnSums::kBoth>{});
-      }
-      if (args.grad_weight.data != nullptr) return run(Constant<ColumnSums::kWeight>{});
-      run(Constant<ColumnSums::kNone>{});
+      });
     });
   });
 }
