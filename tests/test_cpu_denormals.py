@@ -204,3 +204,57 @@ def test_norms_of_tiny_and_constant_rows(flags, norm, rows, dtype):
     clean(flags, NORMS[norm], x, 1e-5)
     if rows == "tiny":
         clean(flags, NORMS[norm], x, 0.0)
+
+
+#: Magnitudes of rows and of their gradients, and eps. Every gradient of the norm is normal.
+BACKWARDS = {
+    "tiny gradients": (1.0, 1e-30, 1e-5),
+    "tiny rows": (1e-15, 1e-12, 1e-5),
+    "rows that eps outweighs": (1e-25, 1.0, 1e-5),
+    "tiny rows and gradients, no eps": (1e-15, 1e-24, 0.0),
+    "tinier rows, no eps": (1e-25, 1e-15, 0.0),
+    "large rows": (1e15, 1e-12, 1e-5),
+}
+#: Rows in blocks, rows abreast and what is left over, and a long row; with it, several are summed.
+SHAPES = [(70, 9), (70, 24), (70, 200), (3, 1000), (1, 70_001), (3, 70_001)]
+
+
+def scaled_rows(dtype, rows, cols, magnitude):
+    """Neither near 0 nor near the mean, whose products with anything may be as small as may be."""
+    signs = torch.randint(0, 2, (rows, cols), dtype=torch.float64) * 2 - 1
+    return (signs * (0.5 + torch.rand(rows, cols, dtype=torch.float64)) * magnitude).to(dtype)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("case", BACKWARDS)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_gradients_of_norms(flags, norm, case, dtype):
+    torch.manual_seed(0)
+    of_rows, of_gradients, eps = BACKWARDS[case]
+    op = getattr(fusedops, norm)
+    for rows, cols in SHAPES:
+        x = scaled_rows(dtype, rows, cols, of_rows).requires_grad_()
+        parameters = (
+            scaled_rows(dtype, 2, cols, 1.0).abs().unbind()[: 1 if norm == "rms_norm" else 2]
+        )
+        leaves = [x, *(p.requires_grad_() for p in parameters)]
+        y = op(x, [cols], *leaves[1:], eps=eps)
+        grad = scaled_rows(dtype, rows, cols, of_gradients)
+        clean(flags, torch.autograd.grad, y, leaves, grad)
+
+
+@pytest.mark.parametrize("norm", ["add_layer_norm", "add_rms_norm"])
+@pytest.mark.parametrize("case", BACKWARDS)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("p", [0.0, 0.1])
+def test_gradients_of_norms_of_sums(flags, norm, case, dtype, p):
+    torch.manual_seed(0)
+    of_rows, of_gradients, eps = BACKWARDS[case]
+    op = getattr(fusedops, norm)
+    for rows, cols in SHAPES:
+        x = scaled_rows(dtype, rows, cols, of_rows).requires_grad_()
+        residual = scaled_rows(dtype, rows, cols, 4 * of_rows).requires_grad_()
+        weight = scaled_rows(dtype, 1, cols, 1.0)[0].abs().requires_grad_()
+        y, _ = op(x, residual, [cols], weight, eps=eps, p=p)
+        grad = scaled_rows(dtype, rows, cols, of_gradients)
+        clean(flags, torch.autograd.grad, y, (x, residual, weight), grad)

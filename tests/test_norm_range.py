@@ -149,3 +149,39 @@ def test_gradients_of_few_columns_far_from_zero_keep_to_the_bound(dtype, cols, e
             actual = actual.double().numpy()
             within = (np.abs(actual - exact) <= bound) | (np.abs(exact) > info.max)
             assert within.all(), (shift, spread)
+
+
+def backward(op, grad, x, weight, mean, rstd):
+    """The gradients of the input and of the weight."""
+    if op == "rms_norm":
+        return ops.rms_norm_backward(grad, x, x.shape[-1:], rstd, weight, [True] * 2)
+    mask = [True, True, False]
+    return ops.layer_norm_backward(grad, x, x.shape[-1:], mean, rstd, weight, None, mask)[:2]
+
+
+@pytest.mark.parametrize("op", ["layer_norm", "rms_norm"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("cols", [9, 24, 200, 70_001])
+def test_gradients_of_tiny_rows_have_the_bits_of_ordinary_ones(op, dtype, cols):
+    """Products of their gradients and their values lie below the least denormal."""
+    torch.manual_seed(0)
+    rows = 70 if cols < 1000 else 3
+    x, grad = torch.randn(2, rows, cols).to(dtype)
+    weight = torch.linspace(0.5, 1.5, cols).to(dtype)
+    _, mean, rstd = ops.layer_norm(x, [cols], None, None, 0.0)
+    ordinary, _ = backward(op, grad, x, weight, mean, rstd)
+    tiny = (x * 2.0**-80, weight, mean * 2.0**-80, rstd * 2.0**80)
+    to_input, to_weight = backward(op, grad * 2.0**-75, *tiny)
+    assert torch.equal(to_input, ordinary * 2.0**5)
+
+    magnitudes = torch.tensor([1.0, 2.0**-80]).repeat(rows)[:rows, None]
+    mixed = (x * magnitudes.to(dtype), weight, mean * magnitudes, rstd / magnitudes)
+    alone = torch.where(magnitudes == 1, ordinary, to_input)
+    grads = torch.where(magnitudes == 1, grad, grad * 2.0**-75)
+    assert torch.equal(backward(op, grads, *mixed)[0], alone)
+
+    _, of_ordinary = backward(op, grad, x, weight, mean, rstd)
+    terms = grad.float() * (x.float() - (mean if op == "layer_norm" else 0)) * rstd
+    off = (to_weight.float() * 2.0**75 - of_ordinary.float()).abs()
+    each = rows * torch.finfo(torch.float32).eps / 2 + torch.finfo(dtype).eps / 2
+    assert (off <= 2 * each * terms.abs().sum(0)).all()

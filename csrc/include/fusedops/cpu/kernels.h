@@ -125,9 +125,11 @@ constexpr int64_t norm_scratch_bytes(const NormForward& args) {
   return 2 * width * compute_bytes(args.input.dtype) + kNormChunkBytes + rows * width * dtype_bytes;
 }
 
-// Weight, and a chunk.
+// Weight, a chunk and, of what is computed in float, a tiny row.
 constexpr int64_t norm_scratch_bytes(const NormBackward& args) {
-  return padded_cols(args.cols) * compute_bytes(args.input.dtype) + kNormChunkBytes;
+  const int64_t width = padded_cols(args.cols), dtype_bytes = size_of(args.input.dtype);
+  const int64_t row_bytes = args.input.dtype == DType::kFloat64 ? 0 : width * dtype_bytes;
+  return width * compute_bytes(args.input.dtype) + kNormChunkBytes + row_bytes;
 }
 
 // The rows of a norm's backward fall into at most kMaxPartitions runs, by their number alone:
@@ -154,8 +156,8 @@ constexpr int64_t norm_workspace_bytes(int64_t rows, int64_t cols, DType dtype) 
   return RowPartition(rows).count * 2 * padded_cols(cols) * compute_bytes(dtype);
 }
 
-// Weight and bias of a segment, and of its columns two sums and two of a run of rows.
-constexpr int64_t kLongNormScratchBytes = 6 * kRowSegment * int64_t(sizeof(double));
+// Weight and bias of a segment, of its columns two sums and two of a run of rows, and a tiny row's.
+constexpr int64_t kLongNormScratchBytes = 7 * kRowSegment * int64_t(sizeof(double));
 
 struct CpuKernels {
   const char* isa;

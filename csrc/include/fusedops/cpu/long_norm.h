@@ -132,12 +132,13 @@ inline NormBackward segment_of(const NormBackward& args, int64_t row, RowRange c
   return part;
 }
 
-// The statistics are found where the whole rows' are.
+// The statistics are found where the whole rows' are. `copy`: of the segment, where it is tiny.
 template <bool kCenters, class T>
-NormRows<kCenters, T, 1> row_of_segment(const NormBackward& args, int64_t row) {
+NormRows<kCenters, T, 1> row_of_segment(const NormBackward& args, int64_t row, void* copy) {
   NormRows<kCenters, T, 1> rows(args, 0);
   if constexpr (kCenters) rows.mean[0] = static_cast<const Compute<T>*>(args.mean)[row];
   rows.rstd[0] = static_cast<const Compute<T>*>(args.rstd)[row];
+  rows.read_tiny(static_cast<T*>(copy), args.cols);
   return rows;
 }
 
@@ -147,8 +148,9 @@ FUSEDOPS_INLINE void long_norm_backward_segments(
   using C = Compute<T>;
   for_segments(cols, [&](RowRange segment) {
     const NormBackward part = segment_of(args, row, segment);
-    const ColumnValues<T> weight = weight_values<T>(part, static_cast<C*>(memory));
-    auto rows = row_of_segment<kCenters, T>(part, row);
+    C* const scratch = static_cast<C*>(memory);
+    const ColumnValues<T> weight = weight_values<T>(part, scratch);
+    const auto rows = row_of_segment<kCenters, T>(part, row, scratch + kRowSegment);
     C sums[2];
     norm_sums<ColumnSums::kNone, kCenters, T, 1, C>(
         rows, weight, nullptr, nullptr, part.cols, sums);
@@ -163,7 +165,7 @@ struct LongNormBackward {
   using C = Compute<T>;
   const NormBackward& args;
   const NormGradSums* rows;  // of each whole row
-  C* scratch;                // weight, a chunk, two accumulators of all runs and two of one
+  C* scratch;  // weight, a chunk, two accumulators of all runs and two of one, a tiny row
   Store put;
 
   void write(RowRange segment) const {
@@ -179,13 +181,15 @@ struct LongNormBackward {
   }
 
  private:
+  void* tiny_row() const { return scratch + 6 * kRowSegment; }
+
   void write_run(RowRange segment, RowRange run, C* sums) const {
     std::memset(sums, 0, 2 * kRowSegment * sizeof(C));
     const NormBackward first = segment_of(args, run.begin, segment);
     const ColumnValues<T> weight = weight_values<T>(first, scratch);
     for (int64_t row = run.begin; row < run.end; ++row) {
       const NormBackward part = segment_of(args, row, segment);
-      auto own = row_of_segment<kCenters, T>(part, row);
+      auto own = row_of_segment<kCenters, T>(part, row, tiny_row());
       C own_sums[2];
       norm_sums<kSums>(own, weight, sums, sums + kRowSegment, part.cols, own_sums);
       const C whole[] = {C(rows[row].of_grad), C(rows[row].of_product)};
@@ -210,7 +214,7 @@ struct LongNormBackward {
     constexpr int64_t kAhead = 1024;
     const NormBackward part = segment_of(args, 0, segment);
     const ColumnValues<T> weight = weight_values<T>(part, scratch);
-    auto own = row_of_segment<kCenters, T>(part, 0);
+    auto own = row_of_segment<kCenters, T>(part, 0, tiny_row());
     const C whole[] = {C(rows->of_grad), C(rows->of_product)};
     finish_row_sums(own, whole, args);
     // Any of the three may be null: not wanted.
@@ -219,7 +223,9 @@ struct LongNormBackward {
     auto* const grad_bias = of_segment(static_cast<Result*>(args.grad_bias.data));
     T* const to = args.grad_input.data == nullptr ? nullptr : static_cast<T*>(part.grad_input.data);
     const T* const more = static_cast<const T*>(part.grad_sum.data);
-    for_columns<T>(part.cols, [=, put = put, row = own[0]](int64_t col, auto at) FUSEDOPS_LAMBDA {
+    const auto row = own[0];
+    const auto through_norm = own.through_norm(0, weight, part.cols);
+    for_columns<T>(part.cols, [=, put = put](int64_t col, auto at) FUSEDOPS_LAMBDA {
       prefetch_tile<Cache::kL2>(row.grad + col + kAhead);
       prefetch_tile<Cache::kL2>(row.input + col + kAhead);
       prefetch_tile<Cache::kL2>(to + col + kAhead);
@@ -231,10 +237,10 @@ struct LongNormBackward {
         if (result == nullptr) return;
         store(result + col, at, in_order<T, Result>(both(C(0)) + sum));
       };
-      if constexpr (kSums != ColumnSums::kNone) keep(grad_weight, product * row.rstd);
+      if constexpr (kSums != ColumnSums::kNone) keep(grad_weight, product * own.rstd[0]);
       if constexpr (kSums == ColumnSums::kBoth) keep(grad_bias, grad);
       if (to == nullptr) return;
-      const Tile<C> result = row.grad_input(col, at, weight.at(col, at));
+      const Tile<C> result = through_norm(col, at);
       put(to + col, at, more == nullptr ? result : result + load(more + col, at));
     });
   }

@@ -307,9 +307,10 @@ struct NormBackwardBlocks {
     const Tile<float> rstd = load(static_cast<const float*>(args.rstd) + first);
     Tile<float> mean = both(0.0f);
     if constexpr (kCenters) mean = load(static_cast<const float*>(args.mean) + first);
-    const NormSlope<Tile<float>> slope = slope_of(mean, rstd);
-    add_columns(mean, rstd);
-    if (args.grad_input.data != nullptr) write(first, slope, mean, rstd);
+    const Read read = as_read(mean, rstd);
+    const NormSlope<Tile<float>> slope = slope_of(read, rstd);
+    add_columns(read);
+    if (args.grad_input.data != nullptr) write(first, slope, read, rstd);
   }
 
   // Onto the sums of the partition, held in T's order.
@@ -319,11 +320,33 @@ struct NormBackwardBlocks {
   }
 
  private:
+  // The statistics of rows as they are read.
+  struct Read {
+    Tile<float> mean, rstd;
+  };
+
+  FUSEDOPS_INLINE Read as_read(Tile<float> mean, Tile<float> rstd) {
+    if constexpr (kMayBeTiny<T>) {
+      constexpr float kLarge = kLargeRstd<float>;
+      if (any((rstd.v[0] > kLarge) | (rstd.v[1] > kLarge))) return scaled(mean, rstd);
+    }
+    return {mean, rstd};
+  }
+
+  FUSEDOPS_NOINLINE Read scaled(Tile<float> mean, Tile<float> rstd) {
+    Tile<float> factor;
+    for (int half = 0; half < 2; ++half) {
+      factor.v[half] = reading_factor<float>(mean.v[half], rstd.v[half]);
+    }
+    for (int64_t col = 0; col < args.cols; ++col) input[col] = input[col] * factor;
+    return {mean * factor, rstd / factor};
+  }
+
   FUSEDOPS_INLINE Tile<float> centered(int64_t col, Tile<float> mean) const {
     return kCenters ? input[col] - mean : input[col];
   }
 
-  FUSEDOPS_INLINE NormSlope<Tile<float>> slope_of(Tile<float> mean, Tile<float> rstd) const {
+  FUSEDOPS_INLINE NormSlope<Tile<float>> slope_of(Read read, Tile<float> rstd) const {
     Tile<float> grads[kLanes<float>], products[kLanes<float>];
     for (int64_t lane = 0; lane < lanes_reached<T>(args.cols); ++lane) {
       Tile<float> of_grad = both(0.0f), of_product = of_grad;
@@ -331,7 +354,7 @@ struct NormBackwardBlocks {
         for (int half = 0; half < 2; ++half) {
           const int64_t col = begin + first_column_of<T>(half, lane);
           if (col >= args.cols) break;
-          const Tile<float> w = both(weight[col]), product = grad[col] * centered(col, mean);
+          const Tile<float> w = both(weight[col]), product = grad[col] * centered(col, read.mean);
           of_grad = of_grad + grad[col] * w;
           of_product = of_product + product * w;
         }
@@ -342,14 +365,14 @@ struct NormBackwardBlocks {
     Tile<float> grad_total = both(0.0f);
     if constexpr (kCenters) grad_total = sum_of_lanes<T>(grads, args.cols);
     return norm_slope<kCenters, float>(
-        grad_total, sum_of_lanes<T>(products, args.cols), rstd, args);
+        grad_total, sum_of_lanes<T>(products, args.cols), read.rstd, rstd, args);
   }
 
   // Onto what is wanted of the two.
-  FUSEDOPS_INLINE void add_columns(Tile<float> mean, Tile<float> rstd) {
+  FUSEDOPS_INLINE void add_columns(Read read) {
     for (int64_t col = 0; col < args.cols && args.grad_weight.data != nullptr; ++col) {
-      const Tile<float> product = grad[col] * centered(col, mean);
-      grad_weight[col] = grad_weight[col] + product * rstd;
+      const Tile<float> product = grad[col] * centered(col, read.mean);
+      grad_weight[col] = grad_weight[col] + product * read.rstd;
     }
     for (int64_t col = 0; col < args.cols && args.grad_bias.data != nullptr; ++col) {
       grad_bias[col] = grad_bias[col] + grad[col];
@@ -357,15 +380,38 @@ struct NormBackwardBlocks {
   }
 
   FUSEDOPS_INLINE void write(
-      int64_t first, NormSlope<Tile<float>> slope, Tile<float> mean, Tile<float> rstd) {
+      int64_t first, NormSlope<Tile<float>> slope, Read read, Tile<float> rstd) {
+    if constexpr (kMayLoseProducts<T>) {
+      Choice<float> loses;
+      for (int half = 0; half < 2; ++half) {
+        loses.v[half] = loses_products(slope.slope.v[half], read.rstd.v[half]);
+      }
+      if (any(loses.v[0] | loses.v[1])) {
+        const Tile<float> factor = scaled_gradients(loses);
+        slope = {slope.grad_mean * factor, slope.slope * factor};
+        rstd = rstd / factor;
+      }
+    }
     const bool more = args.grad_sum.data != nullptr;
     if (more) load_block<T>(args.grad_sum, first, args.cols, grad_sum);
     for (int64_t col = 0; col < args.cols; ++col) {
       const Tile<float> result =
-          norm_gradient<kCenters>(grad[col], both(weight[col]), input[col], mean, rstd, slope);
+          norm_gradient<kCenters>(grad[col], both(weight[col]), input[col], read.mean, rstd, slope);
       grad[col] = more ? result + grad_sum[col] : result;
     }
     store_block<T>(args.grad_input, first, args.cols, grad);
+  }
+
+  // Returns what the gradients have been multiplied by.
+  FUSEDOPS_NOINLINE Tile<float> scaled_gradients(Choice<float> loses) {
+    Tile<float> largest = both(0.0f), factor;
+    for (int64_t col = 0; col < args.cols; ++col) {
+      largest = larger(largest, larger(grad[col], both(0.0f) - grad[col]));
+    }
+    for (int half = 0; half < 2; ++half) factor.v[half] = gradient_factor(largest.v[half]);
+    factor = chosen(loses, factor, 1.0f);
+    for (int64_t col = 0; col < args.cols; ++col) grad[col] = grad[col] * factor;
+    return factor;
   }
 
   void add_over_rows(const Tile<float>* columns, float* sums) const {

@@ -18,6 +18,13 @@ namespace {
 template <class T>
 constexpr int64_t kNormChunk = (sizeof(T) == sizeof(double) ? 8 : 32) * kTile<T>;
 
+// Whether a product that goes into a sum is fused into it. One that is not may be denormal.
+#if defined(__FP_FAST_FMAF)
+constexpr bool kFusesProducts = true;
+#else
+constexpr bool kFusesProducts = false;
+#endif
+
 template <class C>
 struct WiderOf {
   using type = double;

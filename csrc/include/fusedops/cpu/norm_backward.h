@@ -28,14 +28,80 @@ struct NormSlope {
   S grad_mean, slope;
 };
 
+// --- tiny rows ----------------------------------------------------------------------------------
+//
+// Sums of grad * centered are multiplied by rstd. Where that is large, as of tiny rows beside an
+// eps that is no larger, the products may be denormal on the way to sums that are not: such rows
+// are read times a power of two near rstd. That changes no other bit.
+
+// Neither a float16 is so small, nor is the product of two doubles.
+template <class T>
+constexpr bool kMayBeTiny = sizeof(Compute<T>) == sizeof(float);
+template <>
+constexpr bool kMayBeTiny<Half> = false;
+
+// Above that of a row of zeros with the eps of float32 that rms_norm has where none is given, 2896.
+template <class C>
+constexpr C kLargeRstd = C(0x1p12);
+
+// The power of two in each value.
+template <class C>
+FUSEDOPS_INLINE Vec<C> power_in(Vec<C> value) {
+  return (Vec<C>)((Lanes<C>)value & (Lanes<C>)broadcast(kInfinity<C>));
+}
+
+// What rows are read times: 1 where rstd is not large, or the row is so far from zero, as one of
+// equal values may be, that it would overflow.
+template <class C>
+FUSEDOPS_INLINE Vec<C> reading_factor(Vec<C> mean, Vec<C> rstd) {
+  const Vec<C> from_zero = (mean < 0 ? -mean : mean) * rstd;
+  const auto reads_more = (rstd > kLargeRstd<C>)&(rstd < C(0x1p120)) & (from_zero < C(0x1p100));
+  return reads_more ? power_in<C>(rstd) : broadcast(C(1));
+}
+
+// Where eps outweighs a tiny row, its slope times centered may be denormal beside a gradient that
+// is not. Where that is not fused, such a row has its gradient made times a power of two, too.
+template <class T>
+constexpr bool kMayLoseProducts = kMayBeTiny<T> && !kFusesProducts;
+
+// By the row's numbers as it is read: one, or one for each lane.
+template <class S>
+FUSEDOPS_INLINE auto loses_products(S slope, S rstd) {
+  const S size = slope < 0 ? -slope : slope;
+  return (size < rstd * 0x1p-50f) & (size > 0) & (rstd >= 1);
+}
+// At the price of one comparison where it does not: rstd is not large.
+FUSEDOPS_INLINE bool row_loses_products(float slope, float rstd) {
+  const float size = slope < 0 ? -slope : slope;
+  return size < kLargeRstd<float> * 0x1p-50f && loses_products(slope, rstd);
+}
+
+template <class T>
+FUSEDOPS_NOINLINE float largest_value(const T* row, int64_t cols) {
+  Tile<float> largest = both(0.0f);
+  for_columns<T>(cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
+    const Tile<float> own = load(row + col, part);
+    largest = larger(largest, larger(own, both(0.0f) - own));
+  });
+  return max_of(largest, largest);
+}
+
+// What brings the largest gradient of a row near 2^80.
+FUSEDOPS_INLINE Vec<float> gradient_factor(Vec<float> largest) {
+  const Vec<float> least = broadcast(0x1p-40f), most = broadcast(0x1p80f);
+  return most / power_in<float>(smaller(larger(largest, least), most));
+}
+
+// --- rows ---------------------------------------------------------------------------------------
+
 template <bool kCenters, class C, class S>
 FUSEDOPS_INLINE Tile<C> norm_gradient(
     Tile<C> grad, Tile<C> weight, Tile<C> x, S mean, S rstd, NormSlope<S> sums) {
-  const Tile<C> g = grad * weight;
+  // The product with the slope is fused into the difference, where it may be denormal.
   if constexpr (!kCenters) {
-    return unfused((g - x * sums.slope) * rstd);
+    return unfused((unfused(grad * weight) - x * sums.slope) * rstd);
   } else {
-    return unfused(((g - sums.grad_mean) - (x - mean) * sums.slope) * rstd);
+    return unfused(((grad * weight - sums.grad_mean) - (x - mean) * sums.slope) * rstd);
   }
 }
 
@@ -61,7 +127,8 @@ struct NormRows {
   const T* grad[kCount];
   const T* input[kCount];
   int64_t grad_ahead, input_ahead;  // rows_ahead()
-  C mean[kCount], rstd[kCount];
+  C factor = 1;                     // what the one row is read times
+  C mean[kCount], rstd[kCount];     // as of rows that are as they are read
   NormSlope<C> sums[kCount];
 
   FUSEDOPS_INLINE NormRows(const NormBackward& args, int64_t first_)
@@ -84,8 +151,72 @@ struct NormRows {
     return x;
   }
 
+  // Of the row as it lies in memory.
+  FUSEDOPS_INLINE C own_rstd(int r) const { return rstd[r] * factor; }
+
   FUSEDOPS_INLINE NormRow<kCenters, T> operator[](int r) const {
-    return {grad[r], input[r], mean[r], rstd[r], sums[r]};
+    return {grad[r], input[r], mean[r], own_rstd(r), sums[r]};
+  }
+
+  FUSEDOPS_INLINE bool any_loses_products() const {
+    if constexpr (kMayLoseProducts<T>) {
+      for (int r = 0; r < kCount; ++r) {
+        if (row_loses_products(sums[r].slope, rstd[r])) return true;
+      }
+    }
+    return false;
+  }
+
+  // One of the rows. Read anew: what is passed as a whole does not stay in registers.
+  FUSEDOPS_INLINE NormRows<kCenters, T, 1> only(int r, const NormBackward& args) const {
+    if constexpr (kCount == 1) {
+      return *this;
+    } else {
+      NormRows<kCenters, T, 1> row(args, first + r);
+      row.sums[0] = sums[r];
+      return row;
+    }
+  }
+
+  // The gradient of an input row, as a function of columns.
+  FUSEDOPS_INLINE auto through_norm(int r, ColumnValues<T> weight, int64_t cols) const {
+    NormRow<kCenters, T> row = (*this)[r];
+    C factor = 1;
+    if constexpr (kMayLoseProducts<T>) {
+      if (row_loses_products(sums[r].slope, rstd[r])) {
+        factor = gradient_factor(broadcast(largest_value(grad[r], cols)))[0];
+        row.sums = {sums[r].grad_mean * factor, sums[r].slope * factor};
+        row.rstd /= factor;
+      }
+    }
+    return [row, weight, factor](int64_t col, auto part) FUSEDOPS_LAMBDA {
+      Tile<C> own = weight.at(col, part);
+      if constexpr (kMayLoseProducts<T>) own = own * factor;
+      return row.grad_input(col, part, own);
+    };
+  }
+
+  // The row, if it is tiny, from `copy`, which has room for whole tiles of it.
+  FUSEDOPS_INLINE void read_tiny(T* copy, int64_t cols) {
+    static_assert(kCount == 1);
+    if constexpr (kMayBeTiny<T>) {
+      if (rstd[0] > kLargeRstd<C>) *this = scaled(*this, copy, cols);
+    }
+  }
+
+ private:
+  // By value: of what is passed by reference, loops would read every number again after each store.
+  static FUSEDOPS_NOINLINE NormRows scaled(NormRows rows, T* copy, int64_t cols) {
+    const C mean = kCenters ? rows.mean[0] : C(0);
+    const C factor = reading_factor<C>(broadcast(mean), broadcast(rows.rstd[0]))[0];
+    for_columns<T>(cols, [=, from = rows.input[0]](int64_t col, auto part) FUSEDOPS_LAMBDA {
+      store(copy + col, load(from + col, part) * factor);
+    });
+    rows.factor = factor;
+    rows.input[0] = copy;
+    rows.mean[0] = mean * factor;
+    rows.rstd[0] /= factor;
+    return rows;
   }
 };
 
@@ -106,12 +237,14 @@ FUSEDOPS_INLINE Tile<C> along_count(const NormBackward& args, Tile<C> rstd) {
   return rstd;
 }
 
-// From the sums of whole rows what is the same for all their columns.
+// From the sums of whole rows what is the same for all their columns. `own_rstd`: of the rows as
+// they lie in memory.
 template <bool kCenters, class C, class S>
-FUSEDOPS_INLINE NormSlope<S> norm_slope(S of_grad, S of_product, S rstd, const NormBackward& args) {
+FUSEDOPS_INLINE NormSlope<S> norm_slope(
+    S of_grad, S of_product, S rstd, S own_rstd, const NormBackward& args) {
   const C cols = C(args.cols);
   const bool is_std = args.kind == NormKind::kStd;
-  const S centered_mean = is_std ? of_product / along_count(args, rstd) : of_product / cols;
+  const S centered_mean = is_std ? of_product / along_count(args, own_rstd) : of_product / cols;
   return {kCenters ? of_grad / cols : of_grad, centered_mean * rstd * rstd};
 }
 
@@ -160,7 +293,8 @@ FUSEDOPS_INLINE void finish_row_sums(
     NormRows<kCenters, T, kCount>& rows, const C (&sums)[2 * kCount], const NormBackward& args) {
   for (int r = 0; r < kCount; ++r) {
     const C of_grad = kCenters ? sums[2 * r] : C(0);
-    rows.sums[r] = norm_slope<kCenters, C>(of_grad, sums[2 * r + 1], rows.rstd[r], args);
+    rows.sums[r] =
+        norm_slope<kCenters, C>(of_grad, sums[2 * r + 1], rows.rstd[r], rows.own_rstd(r), args);
   }
 }
 
@@ -175,8 +309,8 @@ struct NormResults {
 
   template <bool kCenters, int kCount>
   FUSEDOPS_INLINE void write(const NormRows<kCenters, T, kCount>& rows) const {
-    if (args.grad_branch.data != nullptr) {
-      for (int r = 0; r < kCount; ++r) write_both(rows.first + r, through_norm(rows[r]));
+    if (args.grad_branch.data != nullptr || rows.any_loses_products()) {
+      for (int r = 0; r < kCount; ++r) write_in_chunks(rows.only(r, args));
     } else if (args.grad_sum.data != nullptr) {
       write_rows<true>(rows);
     } else {
@@ -186,9 +320,8 @@ struct NormResults {
 
  private:
   template <bool kCenters>
-  FUSEDOPS_INLINE auto through_norm(NormRow<kCenters, T> row) const {
-    return [row, w = weight](int64_t col, auto part)
-               FUSEDOPS_LAMBDA { return row.grad_input(col, part, w.at(col, part)); };
+  FUSEDOPS_NOINLINE void write_in_chunks(NormRows<kCenters, T, 1> row) const {
+    write_both(row.first, row.through_norm(0, weight, args.cols));
   }
 
   // Tiles of all rows are read before one is written (norm_forward.h).
@@ -235,6 +368,7 @@ struct NormResults {
     if (args.grad_input.data != nullptr) {
       write_scratch(start_of<T>(args.grad_input, row) + begin, C(1), cols);
     }
+    if (args.grad_branch.data == nullptr) return;
     drop_columns<T>(DropoutRow(args.dropout, row), scratch, begin, cols);
     write_scratch(start_of<T>(args.grad_branch, row) + begin, C(args.dropout.scale), cols);
   }
@@ -262,6 +396,18 @@ struct PartitionSums {
   }
 };
 
+// Whether any row may be read scaled: those are taken one by one.
+template <class T>
+FUSEDOPS_INLINE bool any_tiny(const NormBackward& args, RowRange rows) {
+  using C = Compute<T>;
+  bool any = false;
+  if constexpr (kMayBeTiny<T>) {
+    const C* rstd = static_cast<const C*>(args.rstd);
+    for (int64_t row = rows.begin; row < rows.end; ++row) any |= rstd[row] > kLargeRstd<C>;
+  }
+  return any;
+}
+
 // Rows of a partition, onto its sums.
 template <bool kCenters, class T, ColumnSums kSums, class Store>
 void norm_backward_rows(
@@ -270,19 +416,29 @@ void norm_backward_rows(
   static_assert(kNormChunk<T> * int64_t(sizeof(C)) <= kNormChunkBytes);
   const int64_t width = padded_cols(args.cols);
   const ColumnValues<T> weight = weight_values<T>(args, static_cast<C*>(scratch));
-  const NormResults<T, Store> results{args, put, weight, static_cast<C*>(scratch) + width};
+  C* const chunk = static_cast<C*>(scratch) + width;
+  T* const copy = reinterpret_cast<T*>(reinterpret_cast<char*>(chunk) + kNormChunkBytes);
+  const NormResults<T, Store> results{args, put, weight, chunk};
   const PartitionSums<C> column_sums(args, partition);
   const bool writes = args.grad_input.data != nullptr || args.grad_branch.data != nullptr;
   const auto step = [&](auto count, int64_t first) FUSEDOPS_LAMBDA {
     NormRows<kCenters, T, count.value> rows(args, first);
+    if constexpr (count.value == 1) rows.read_tiny(copy, args.cols);
     C sums[2 * count.value];
     norm_sums<kSums>(rows, weight, column_sums.grad_weight, column_sums.grad_bias, args.cols, sums);
     finish_row_sums(rows, sums, args);
     if (writes) results.write(rows);
   };
-  int64_t row = range.begin;
-  for (; row + kRowsAbreast <= range.end; row += kRowsAbreast) step(Constant<kRowsAbreast>{}, row);
-  for (; row < range.end; ++row) step(Constant<1>{}, row);
+  const bool some_tiny = any_tiny<T>(args, range);
+  for (int64_t row = range.begin; row < range.end;) {
+    const RowRange next{row, row + kRowsAbreast};
+    if (next.end <= range.end && !(some_tiny && any_tiny<T>(args, next))) {
+      step(Constant<kRowsAbreast>{}, row);
+      row = next.end;
+    } else {
+      step(Constant<1>{}, row++);
+    }
+  }
 }
 
 // body(the columns as what they hold): a gradient has the dtype of the rows, or what is computed

@@ -162,7 +162,6 @@ struct Scaled {
 // start at the square of `tiny`, which started_at() takes away again. Elsewhere what is below
 // `tiny` counts for nothing.
 #if defined(__FP_FAST_FMAF)
-constexpr bool kKeepsTinySquares = true;
 template <class C>
 FUSEDOPS_INLINE Tile<C> plus_square(Tile<C> sum, Tile<C> x, C) {
   return sum + x * x;
@@ -172,7 +171,6 @@ constexpr C start_of_squares(C tiny) {
   return tiny * tiny;
 }
 #else
-constexpr bool kKeepsTinySquares = false;
 template <class C>
 FUSEDOPS_INLINE Tile<C> plus_square(Tile<C> sum, Tile<C> x, C tiny) {
   for (auto& vec : x.v) vec = (vec < tiny) & (vec > -tiny) ? Vec<C>{} : vec;
@@ -228,7 +226,7 @@ FUSEDOPS_INLINE SquaresRange<Wider<T>> squares_range(const NormForward& args) {
   constexpr double kCovers = kIsDouble ? 0x1p-840 : 0x1p-70;
   const double eps = args.kind == NormKind::kStd ? args.eps * args.eps : args.eps;
   const Wider<T> lowest = kIsDouble ? Wider<T>(0x1p-900)
-      : kKeepsTinySquares           ? 0x1p-100
+      : kFusesProducts              ? 0x1p-100
                                     : args.cols * 0x1p-92;
   return {eps >= kCovers ? 0 : lowest};
 }
