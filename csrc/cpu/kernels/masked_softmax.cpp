@@ -10,7 +10,7 @@ void masked_softmax(
   with_types(args.input.dtype, args.output.dtype, [&](auto in, auto out) {
     using In = typename decltype(in)::type;
     using Out = typename decltype(out)::type;
-    with_store(streaming && can_stream(args.probabilities), args.output, [&](auto put) {
+    with_store(streaming && can_stream(args.probabilities), args.output, [&](Put put) {
       masked_softmax_rows<In, Out>(args, range, scratch, put);
     });
   });
@@ -21,7 +21,7 @@ void masked_softmax_backward(
   with_types(args.grad_input.dtype, args.probabilities.dtype, [&](auto in, auto out) {
     using In = typename decltype(in)::type;
     using Out = typename decltype(out)::type;
-    with_store(streaming, args.grad_input, [&](auto put) {
+    with_store(streaming, args.grad_input, [&](Put put) {
       masked_softmax_backward_rows<In, Out>(args, range, scratch, put);
     });
   });

@@ -11,7 +11,7 @@ void norm(const NormForward& args, RowRange range, void* scratch, bool streaming
     using T = typename decltype(tag)::type;
     const RowRange rest = norm_blocks<centers.value, T>(args, range, scratch);
     if (rest.begin == rest.end) return;
-    with_store(streaming && can_stream(args.sum), args.output, [&](auto put) {
+    with_store(streaming && can_stream(args.sum), args.output, [&](Put put) {
       norm_rows<centers.value, T>(args, rest, scratch, put);
     });
   });
@@ -29,7 +29,7 @@ void write_long_norm(
     bool streaming) {
   with_norm(args, [&](auto centers, auto tag) {
     using T = typename decltype(tag)::type;
-    with_store(streaming, args.output, [&](auto put) {
+    with_store(streaming, args.output, [&](Put put) {
       write_long_norm_segments<centers.value, T>(
           args, row, cols, NormNotes<T>(args, row, notes), scratch, put);
     });

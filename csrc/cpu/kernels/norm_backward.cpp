@@ -27,7 +27,7 @@ void norm_backward(const NormBackward& args, int64_t partition, void* scratch, b
     const RowRange rest = norm_backward_blocks<centers.value, T>(
         args, RowPartition(args.rows)[partition], scratch, sums_of_rows);
     if (rest.begin == rest.end) return;
-    with_store(streaming && can_stream(args.grad_branch), args.grad_input, [&](auto put) {
+    with_store(streaming && can_stream(args.grad_branch), args.grad_input, [&](Put put) {
       with_column_sums<centers.value>(args, [&](auto sums) {
         norm_backward_rows<centers.value, T, sums.value>(args, partition, rest, scratch, put);
       });
@@ -64,9 +64,9 @@ void write_long_norm_backward(
     bool streaming) {
   with_norm(args, [&](auto centers, auto tag) {
     using T = typename decltype(tag)::type;
-    with_store(streaming, args.grad_input, [&](auto put) {
+    with_store(streaming, args.grad_input, [&](Put put) {
       with_column_sums<centers.value>(args, [&](auto sums) {
-        const LongNormBackward<centers.value, T, sums.value, decltype(put)> columns{
+        const LongNormBackward<centers.value, T, sums.value> columns{
             args, rows, static_cast<Compute<T>*>(scratch), put};
         for_segments(cols, [&](RowRange segment) { columns.write(segment); });
       });

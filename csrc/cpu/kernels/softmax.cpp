@@ -12,7 +12,7 @@ void softmax(const SoftmaxForward& args, RowRange range, void* scratch, bool str
     using Out = typename decltype(out)::type;
     const RowRange rest = softmax_blocks<In, Out>(args, range);
     if (rest.begin == rest.end) return;
-    with_store(streaming, args.output, [&](auto put) {
+    with_store(streaming, args.output, [&](Put put) {
       if (args.log) return softmax_rows<true, In, Out>(args, rest, scratch, put);
       softmax_rows<false, In, Out>(args, rest, scratch, put);
     });
@@ -25,7 +25,7 @@ void softmax_backward(const SoftmaxBackward& args, RowRange range, bool streamin
     using Out = typename decltype(out)::type;
     const RowRange rest = softmax_backward_blocks<In, Out>(args, range);
     if (rest.begin == rest.end) return;
-    with_store(streaming, args.grad_input, [&](auto put) {
+    with_store(streaming, args.grad_input, [&](Put put) {
       if (args.log) return softmax_backward_rows<true, In, Out>(args, rest, put);
       softmax_backward_rows<false, In, Out>(args, rest, put);
     });
@@ -47,7 +47,7 @@ void write_long_softmax(
   with_types(args.input.dtype, args.output.dtype, [&](auto in, auto out) {
     using In = typename decltype(in)::type;
     using Out = typename decltype(out)::type;
-    with_store(streaming, args.output, [&](auto put) {
+    with_store(streaming, args.output, [&](Put put) {
       if (args.log) {
         return write_long_softmax_chunks<true, In, Out>(args, row, cols, chunks, streaming, put);
       }
@@ -71,7 +71,7 @@ void write_long_softmax_backward(
     using In = typename decltype(in)::type;
     using Out = typename decltype(out)::type;
     const auto* sums = static_cast<const double*>(chunks);
-    with_store(streaming, args.grad_input, [&](auto put) {
+    with_store(streaming, args.grad_input, [&](Put put) {
       if (args.log) {
         return write_long_softmax_gradient<true, In, Out>(args, row, cols, sums, put);
       }
@@ -91,7 +91,7 @@ void softmax_apply(const SoftmaxApply& args, int64_t row, RowRange cols, bool st
   with_types(args.input.dtype, args.output.dtype, [&](auto in, auto out) {
     using In = typename decltype(in)::type;
     using Out = typename decltype(out)::type;
-    with_store(streaming, args.output, [&](auto put) {
+    with_store(streaming, args.output, [&](Put put) {
       apply_softmax_statistics<In, Out>(args, row, cols, put);
     });
   });

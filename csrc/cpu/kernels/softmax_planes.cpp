@@ -11,7 +11,7 @@ void softmax_planes(
   with_types(args.input.dtype, args.output.dtype, [&](auto in, auto out) {
     using In = typename decltype(in)::type;
     using Out = typename decltype(out)::type;
-    with_store(streaming, args.output, [&](auto put) {
+    with_store(streaming, args.output, [&](Put put) {
       if (are_short(args)) return softmax_short_strips<In, Out>(args, strips, put);
       if (args.log) return softmax_strips<true, In, Out>(args, strips, scratch, put);
       softmax_strips<false, In, Out>(args, strips, scratch, put);
@@ -24,7 +24,7 @@ void softmax_planes_backward(
   with_types(args.grad_input.dtype, args.output.dtype, [&](auto in, auto out) {
     using In = typename decltype(in)::type;
     using Out = typename decltype(out)::type;
-    with_store(streaming, args.grad_input, [&](auto put) {
+    with_store(streaming, args.grad_input, [&](Put put) {
       if (are_short(args)) return softmax_backward_short_strips<In, Out>(args, strips, put);
       if (args.log) return softmax_backward_strips<true, In, Out>(args, strips, scratch, put);
       softmax_backward_strips<false, In, Out>(args, strips, scratch, put);

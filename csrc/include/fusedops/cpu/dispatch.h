@@ -1,4 +1,4 @@
-// Dtypes and whether results bypass the cache become types, which the kernels are compiled for.
+// Dtypes become types, which the kernels are compiled for, and where results are stored is chosen.
 #pragma once
 
 #include "fusedops/cpu/norm.h"
@@ -44,38 +44,6 @@ void with_norm(const Args& args, Body body) {
     body(Constant<true>{}, tag);
   });
 }
-
-// Stores results; those that stream, whole tiles around the cache. The branch is the same for every
-// tile of a call, and costs less than loops compiled for both.
-struct Put {
-  bool streams;
-
-  template <class T, class V>
-  FUSEDOPS_INLINE void operator()(T* to, Whole part, V value) const {
-    if (streams) return stream(to, value);
-    store(to, part, value);
-  }
-  template <class T, class V>
-  FUSEDOPS_INLINE void operator()(T* to, First part, V value) const {
-    store(to, part, value);
-  }
-
-  // A tile of each of several rows. What is `ahead` of them will be written later, and is
-  // prefetched where it is to lie in the cache.
-  template <class T, class Part, class V, int kCount>
-  FUSEDOPS_INLINE void rows(
-      T* const (&to)[kCount], int64_t col, Part part, const V (&values)[kCount],
-      int64_t ahead) const {
-    if (streams) {
-      for (int r = 0; r < kCount; ++r) (*this)(to[r] + col, part, values[r]);
-    } else {
-      for (int r = 0; r < kCount; ++r) {
-        prefetch_tile<Cache::kL2>(to[r] + ahead + col);
-        store(to[r] + col, part, values[r]);
-      }
-    }
-  }
-};
 
 // Streaming stores need every vector of every row aligned. Rows that are not wanted need nothing.
 inline bool is_aligned(const void* data, int64_t stride, DType dtype) {

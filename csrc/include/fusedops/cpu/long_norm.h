@@ -98,10 +98,10 @@ Moments<Wide> combined(const Moments<Wide>* notes, int64_t cols) {
   return {mean, squares};
 }
 
-template <bool kCenters, class T, class Store>
+template <bool kCenters, class T>
 FUSEDOPS_INLINE void write_long_norm_segments(
     const NormForward& args, int64_t row, RowRange cols, NormNotes<T> notes, void* memory,
-    Store put) {
+    Put put) {
   auto* scratch = static_cast<Compute<T>*>(memory);
   const auto stats = NormStatistics<kCenters, T>::of(args, combined(notes.moments, args.cols));
   if (cols.begin == 0) stats.keep(args, row);
@@ -115,7 +115,7 @@ FUSEDOPS_INLINE void write_long_norm_segments(
     part.cols = segment.end - segment.begin;
     const ColumnValues<T> weight = weight_values<T>(part, scratch);
     const ColumnValues<T> bias = bias_values<T>(part, scratch + kRowSegment);
-    Norm<kCenters, T, PlainRows, Store>{part, put, weight, bias, nullptr}.write_one(stats);
+    Norm<kCenters, T, PlainRows>{part, put, weight, bias, nullptr}.write_one(stats);
   });
 }
 
@@ -160,13 +160,13 @@ FUSEDOPS_INLINE void long_norm_backward_segments(
 
 // One segment of all rows: their gradients, and the sums of its columns. Rows are summed in the
 // runs of RowPartition, as short rows are.
-template <bool kCenters, class T, ColumnSums kSums, class Store>
+template <bool kCenters, class T, ColumnSums kSums>
 struct LongNormBackward {
   using C = Compute<T>;
   const NormBackward& args;
   const NormGradSums* rows;  // of each whole row
   C* scratch;  // weight, a chunk, two accumulators of all runs and two of one, a tiny row
-  Store put;
+  Put put;
 
   void write(RowRange segment) const {
     if (args.rows == 1) return write_only_row(segment);
@@ -195,7 +195,7 @@ struct LongNormBackward {
       const C whole[] = {C(rows[row].of_grad), C(rows[row].of_product)};
       finish_row_sums(own, whole, args);
       if (args.grad_input.data != nullptr) {
-        NormResults<T, Store>{part, put, weight, scratch + kRowSegment}.write(own);
+        NormResults<T>{part, put, weight, scratch + kRowSegment}.write(own);
       }
     }
   }

@@ -35,10 +35,10 @@ FUSEDOPS_INLINE void long_softmax_chunks(
   softmax_chunks<Log, Keep::kNot, Out>(input, input + cols.end, nowhere, chunks, cols);
 }
 
-template <bool Log, class In, class Out, class Store>
+template <bool Log, class In, class Out>
 FUSEDOPS_INLINE void write_long_softmax_chunks(
     const SoftmaxForward& args, int64_t row, RowRange cols, const void* chunk_memory,
-    bool streaming, Store put) {
+    bool streaming, Put put) {
   using C = Compute<In>;
   const In* input = start_of<In>(args.input, row);
   Out* output = start_of<Out>(args.output, row);
@@ -64,9 +64,9 @@ void keep_softmax_statistics(const SoftmaxStatistics& args, int64_t row, const v
   static_cast<C*>(args.sum)[row] = C(whole.sum);
 }
 
-template <class In, class Out, class Store>
+template <class In, class Out>
 FUSEDOPS_INLINE void apply_softmax_statistics(
-    const SoftmaxApply& args, int64_t row, RowRange cols, Store put) {
+    const SoftmaxApply& args, int64_t row, RowRange cols, Put put) {
   using C = Compute<In>;
   const In* input = start_of<In>(args.input, row);
   Out* output = start_of<Out>(args.output, row);
@@ -96,9 +96,9 @@ FUSEDOPS_INLINE void long_softmax_backward_sums(
   }
 }
 
-template <bool Log, class In, class Out, class Store>
+template <bool Log, class In, class Out>
 FUSEDOPS_INLINE void write_long_softmax_gradient(
-    const SoftmaxBackward& args, int64_t row, RowRange cols, const double* sums, Store put) {
+    const SoftmaxBackward& args, int64_t row, RowRange cols, const double* sums, Put put) {
   using C = Compute<Out>;
   double sum = 0;
   for (int64_t i = 0; i < softmax_chunk_count<C>(args.cols); ++i) sum += sums[i];

@@ -278,18 +278,18 @@ bool is_nothing_visible(MaskedRow<In> row) {
   return row.whole().sum == 0;
 }
 
-template <class In, class Out, class Store>
-FUSEDOPS_INLINE void write_zeros(Out* output, int64_t begin, int64_t cols, Store put) {
+template <class In, class Out>
+FUSEDOPS_INLINE void write_zeros(Out* output, int64_t begin, int64_t cols, Put put) {
   for_columns<In>(cols - begin, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
     put(output + begin + col, part, both(Compute<In>(0)));
   });
 }
 
-template <class In, class Out, class Store>
+template <class In, class Out>
 struct MaskedSoftmax {
   using C = Compute<In>;
   const MaskedSoftmaxForward& args;
-  Store put;
+  Put put;
   char *repeated, *scratch;
 
   void run(RowRange range) const {
@@ -366,13 +366,13 @@ struct MaskedSoftmax {
   }
 };
 
-template <class In, class Out, class Store>
+template <class In, class Out>
 FUSEDOPS_INLINE void masked_softmax_rows(
-    const MaskedSoftmaxForward& args, RowRange range, void* memory, Store put) {
+    const MaskedSoftmaxForward& args, RowRange range, void* memory, Put put) {
   static_assert(kSoftmaxChunk<Compute<In>> * sizeof(Compute<In>) <= kRepeatedBytes);
   static_assert(kMaskedGroupBytes <= kRepeatedBytes);
   char* repeated = static_cast<char*>(memory);
-  MaskedSoftmax<In, Out, Store>{args, put, repeated, repeated + 2 * kRepeatedBytes}.run(range);
+  MaskedSoftmax<In, Out>{args, put, repeated, repeated + 2 * kRepeatedBytes}.run(range);
 }
 
 // --- backward -----------------------------------------------------------------------------------
@@ -397,8 +397,8 @@ struct GradRow {
   C scale, sum;
   int64_t visible, cols;
 
-  template <class Grad, class Mask, class Store>
-  FUSEDOPS_INLINE void write(Grad grad, Mask mask, Store put) const {
+  template <class Grad, class Mask>
+  FUSEDOPS_INLINE void write(Grad grad, Mask mask, Put put) const {
     fold_visible<Out>(
         visible, cols, NoOperand{},
         [&](NoOperand none, int64_t col, auto part, auto seen) FUSEDOPS_LAMBDA {
@@ -416,17 +416,17 @@ struct GradRow {
   }
 };
 
-template <class In, class Out, class Grad, class Store>
+template <class In, class Out, class Grad>
 FUSEDOPS_INLINE void masked_softmax_backward_row(
-    GradRow<In, Out> row, int64_t summed, Grad grad, const Bool* mask, Store put) {
+    GradRow<In, Out> row, int64_t summed, Grad grad, const Bool* mask, Put put) {
   row.sum = dot<Out>(grad, row.probabilities, summed, row.cols);
   if (mask != nullptr) return row.write(grad, mask, put);
   row.write(grad, NoOperand{}, put);
 }
 
-template <class In, class Out, class Store>
+template <class In, class Out>
 FUSEDOPS_INLINE void masked_softmax_backward_rows(
-    const MaskedSoftmaxBackward& args, RowRange range, void* memory, Store put) {
+    const MaskedSoftmaxBackward& args, RowRange range, void* memory, Put put) {
   using C = Compute<Out>;
   C* scratch = static_cast<C*>(memory);
   const Scores& scores = args.scores;

@@ -170,8 +170,8 @@ FUSEDOPS_INLINE void for_strips(const Args& args, RowRange range, Body body) {
     body(i / strips.count, strips[i % strips.count]);
 }
 
-template <class In, class Out, class Store>
-void softmax_short_strips(const SoftmaxPlanesForward& args, RowRange range, Store put) {
+template <class In, class Out>
+void softmax_short_strips(const SoftmaxPlanesForward& args, RowRange range, Put put) {
   using C = Compute<In>;
   Tile<C> block[kNarrowCols];
   for_strips(args, range, [&](int64_t plane, RowRange lanes) FUSEDOPS_LAMBDA {
@@ -192,9 +192,9 @@ void softmax_short_strips(const SoftmaxPlanesForward& args, RowRange range, Stor
 }
 
 // Two rows of memory for each of a plane: nothing is kept but the sums.
-template <bool Log, class In, class Out, class Store>
+template <bool Log, class In, class Out>
 FUSEDOPS_INLINE void softmax_backward_short_strips(
-    const SoftmaxPlanesBackward& args, RowRange range, Store put) {
+    const SoftmaxPlanesBackward& args, RowRange range, Put put) {
   for_strips(args, range, [&](int64_t plane, RowRange lanes) FUSEDOPS_LAMBDA {
     const Strip<const Out> grad{args.grad_output, plane, lanes};
     const Strip<const Out> output{args.output, plane, lanes};
@@ -213,8 +213,8 @@ FUSEDOPS_INLINE void softmax_backward_short_strips(
   });
 }
 
-template <class In, class Out, class Store>
-void softmax_backward_short_strips(const SoftmaxPlanesBackward& args, RowRange range, Store put) {
+template <class In, class Out>
+void softmax_backward_short_strips(const SoftmaxPlanesBackward& args, RowRange range, Put put) {
   if (args.log) return softmax_backward_short_strips<true, In, Out>(args, range, put);
   softmax_backward_short_strips<false, In, Out>(args, range, put);
 }

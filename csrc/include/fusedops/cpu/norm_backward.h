@@ -299,11 +299,11 @@ FUSEDOPS_INLINE void finish_row_sums(
 }
 
 // Where the gradients of the rows go: the input's, and the one that dropout makes of it.
-template <class T, class Store>
+template <class T>
 struct NormResults {
   using C = Compute<T>;
   const NormBackward& args;
-  Store put;
+  Put put;
   ColumnValues<T> weight;
   C* scratch;  // one chunk
 
@@ -409,16 +409,16 @@ FUSEDOPS_INLINE bool any_tiny(const NormBackward& args, RowRange rows) {
 }
 
 // Rows of a partition, onto its sums.
-template <bool kCenters, class T, ColumnSums kSums, class Store>
+template <bool kCenters, class T, ColumnSums kSums>
 void norm_backward_rows(
-    const NormBackward& args, int64_t partition, RowRange range, void* scratch, Store put) {
+    const NormBackward& args, int64_t partition, RowRange range, void* scratch, Put put) {
   using C = Compute<T>;
   static_assert(kNormChunk<T> * int64_t(sizeof(C)) <= kNormChunkBytes);
   const int64_t width = padded_cols(args.cols);
   const ColumnValues<T> weight = weight_values<T>(args, static_cast<C*>(scratch));
   C* const chunk = static_cast<C*>(scratch) + width;
   T* const copy = reinterpret_cast<T*>(reinterpret_cast<char*>(chunk) + kNormChunkBytes);
-  const NormResults<T, Store> results{args, put, weight, chunk};
+  const NormResults<T> results{args, put, weight, chunk};
   const PartitionSums<C> column_sums(args, partition);
   const bool writes = args.grad_input.data != nullptr || args.grad_branch.data != nullptr;
   const auto step = [&](auto count, int64_t first) FUSEDOPS_LAMBDA {

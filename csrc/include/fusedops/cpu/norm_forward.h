@@ -34,8 +34,8 @@ struct PlainRows {
   FUSEDOPS_INLINE void prefetch(int64_t col) const {
     for (int r = 0; r < kCount; ++r) prefetch_tile<Cache::kL2>(row[r] + ahead + col);
   }
-  template <class Part, class Store>
-  FUSEDOPS_INLINE void copy(int, int64_t, Part, Tile<Compute<T>>, Store) const {}
+  template <class Part>
+  FUSEDOPS_INLINE void copy(int, int64_t, Part, Tile<Compute<T>>, Put) const {}
 };
 
 // kCount rows of dropout(input) + residual, made where the sum is wanted; or in scratch memory, if
@@ -93,8 +93,8 @@ struct AddedRows {
     }
   }
 
-  template <class Part, class Store>
-  FUSEDOPS_INLINE void copy(int r, int64_t col, Part part, Tile<C> value, Store put) const {
+  template <class Part>
+  FUSEDOPS_INLINE void copy(int r, int64_t col, Part part, Tile<C> value, Put put) const {
     if (sum[r] != nullptr) put(sum[r] + col, part, value);
   }
 
@@ -509,11 +509,11 @@ struct NormStatistics<false, T> {
 
 // --- forward ------------------------------------------------------------------------------------
 
-template <bool kCenters, class T, template <class, int> class Rows, class Store>
+template <bool kCenters, class T, template <class, int> class Rows>
 struct Norm {
   using C = Compute<T>;
   const NormForward& args;
-  Store put;
+  Put put;
   ColumnValues<T> weight, bias;  // bias: null where there is none
   void* scratch;
 
@@ -599,8 +599,8 @@ struct Norm {
   }
 };
 
-template <bool kCenters, class T, class Store>
-FUSEDOPS_INLINE void norm_rows(const NormForward& args, RowRange range, void* memory, Store put) {
+template <bool kCenters, class T>
+FUSEDOPS_INLINE void norm_rows(const NormForward& args, RowRange range, void* memory, Put put) {
   using C = Compute<T>;
   C* scratch = static_cast<C*>(memory);
   const int64_t width = padded_cols(args.cols);
@@ -608,9 +608,9 @@ FUSEDOPS_INLINE void norm_rows(const NormForward& args, RowRange range, void* me
   const ColumnValues<T> bias = bias_values<T>(args, scratch + width);
   scratch += 2 * width;
   if (args.residual.data != nullptr) {
-    return Norm<kCenters, T, AddedRows, Store>{args, put, weight, bias, scratch}.run(range);
+    return Norm<kCenters, T, AddedRows>{args, put, weight, bias, scratch}.run(range);
   }
-  Norm<kCenters, T, PlainRows, Store>{args, put, weight, bias, scratch}.run(range);
+  Norm<kCenters, T, PlainRows>{args, put, weight, bias, scratch}.run(range);
 }
 
 }  // namespace

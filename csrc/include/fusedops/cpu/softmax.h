@@ -187,10 +187,10 @@ FUSEDOPS_NOINLINE void write_in_steps(
   });
 }
 
-template <class In, class Out, class C, class Exponentials, class Store>
+template <class In, class Out, class C, class Exponentials>
 FUSEDOPS_INLINE void write_softmax(
     Out* output, Exponentials exponentials, const SoftmaxChunk<C>* chunks, SoftmaxRow row,
-    RowRange cols, Store put) {
+    RowRange cols, Put put) {
   for (int64_t begin = cols.begin; begin < cols.end; begin += kSoftmaxChunk<C>) {
     const bool last = cols.end - begin <= kSoftmaxChunk<C>;
     const int64_t count = last ? cols.end - begin : kSoftmaxChunk<C>;
@@ -209,9 +209,9 @@ FUSEDOPS_INLINE void write_softmax(
   }
 }
 
-template <class Out, class In, class Store, class C = Compute<In>>
+template <class Out, class In, class C = Compute<In>>
 FUSEDOPS_INLINE void write_log_softmax(
-    Out* output, const In* input, SoftmaxRow row, RowRange cols, Store put) {
+    Out* output, const In* input, SoftmaxRow row, RowRange cols, Put put) {
   const C max = C(row.max), log_sum = C(log_of_sum<Out>(row.sum));
   for_columns<In>(cols.end - cols.begin, [=](int64_t offset, auto part) FUSEDOPS_LAMBDA {
     const int64_t col = cols.begin + offset;
@@ -219,9 +219,9 @@ FUSEDOPS_INLINE void write_log_softmax(
   });
 }
 
-template <bool Log, class In, class Out, class Store>
+template <bool Log, class In, class Out>
 FUSEDOPS_INLINE void softmax_rows(
-    const SoftmaxForward& args, RowRange range, void* scratch_memory, Store put) {
+    const SoftmaxForward& args, RowRange range, void* scratch_memory, Put put) {
   using C = Compute<In>;
   C* scratch = static_cast<C*>(scratch_memory);
   auto* chunks = reinterpret_cast<SoftmaxChunk<C>*>(scratch + padded_cols(args.cols));
@@ -292,9 +292,9 @@ struct RowsAhead {
 };
 
 // Meanwhile the rows that lie ahead are on their way from memory.
-template <bool Log, class In, class Out, class Store, class C = Compute<Out>>
+template <bool Log, class In, class Out, class C = Compute<Out>>
 FUSEDOPS_INLINE void write_softmax_backward(
-    In* result, SoftmaxGradRow<Out> row, C sum, RowRange cols, RowsAhead ahead, Store put) {
+    In* result, SoftmaxGradRow<Out> row, C sum, RowRange cols, RowsAhead ahead, Put put) {
   for_columns<Out>(cols.end - cols.begin, [=](int64_t offset, auto part) FUSEDOPS_LAMBDA {
     const int64_t col = cols.begin + offset;
     if (put.streams) {
@@ -317,9 +317,9 @@ FUSEDOPS_INLINE void starts_of(const Given& rows, int64_t first, Start* (&to)[kC
   }
 }
 
-template <bool Log, class In, class Out, class Store>
+template <bool Log, class In, class Out>
 FUSEDOPS_INLINE void softmax_backward_abreast(
-    const SoftmaxBackward& args, int64_t row, RowRange cols, RowsAhead ahead, Store put) {
+    const SoftmaxBackward& args, int64_t row, RowRange cols, RowsAhead ahead, Put put) {
   using C = Compute<Out>;
   constexpr int kCount = kLanes<double>;
   const Out *grad[kCount], *output[kCount];
@@ -340,9 +340,9 @@ FUSEDOPS_INLINE void softmax_backward_abreast(
 }
 
 // As many rows as fill groups. Returns those that are left.
-template <bool Log, class In, class Out, class Store>
+template <bool Log, class In, class Out>
 FUSEDOPS_INLINE RowRange
-softmax_backward_groups(const SoftmaxBackward& args, RowRange rows, int64_t cols, Store put) {
+softmax_backward_groups(const SoftmaxBackward& args, RowRange rows, int64_t cols, Put put) {
   const RowsAhead ahead(args);
   constexpr int64_t kAbreast = kLanes<double>;
   for (; rows.begin + kAbreast <= rows.end; rows.begin += kAbreast) {
@@ -353,9 +353,9 @@ softmax_backward_groups(const SoftmaxBackward& args, RowRange rows, int64_t cols
 
 // Where the number of whole tiles is known, as it is in each branch but the last, the compiler
 // leaves out the loops over them: they cost rows that short as much as the arithmetic.
-template <bool Log, class In, class Out, class Store>
+template <bool Log, class In, class Out>
 FUSEDOPS_INLINE RowRange
-softmax_backward_groups(const SoftmaxBackward& args, RowRange rows, Store put) {
+softmax_backward_groups(const SoftmaxBackward& args, RowRange rows, Put put) {
   constexpr int64_t kOne = kTile<Out>, kOneAndAHalf = kOne + kOne / 2, kTwo = 2 * kOne;
   const auto groups = [&](int64_t cols) FUSEDOPS_LAMBDA {
     return softmax_backward_groups<Log, In, Out>(args, rows, cols, put);
@@ -370,8 +370,8 @@ softmax_backward_groups(const SoftmaxBackward& args, RowRange rows, Store put) {
   return rows;
 }
 
-template <bool Log, class In, class Out, class Store>
-FUSEDOPS_INLINE void softmax_backward_rows(const SoftmaxBackward& args, RowRange range, Store put) {
+template <bool Log, class In, class Out>
+FUSEDOPS_INLINE void softmax_backward_rows(const SoftmaxBackward& args, RowRange range, Put put) {
   range = softmax_backward_groups<Log, In, Out>(args, range, put);
   const RowsAhead ahead(args);
   const RowRange cols{0, args.cols};

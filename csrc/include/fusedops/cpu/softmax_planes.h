@@ -459,10 +459,10 @@ FUSEDOPS_INLINE Tile<C> normalized(Tile<C> x, const LaneFactors<C>& lanes) {
   return scaled<Out>(raised_exp<Out>(shifted), lanes);
 }
 
-template <bool Log, class In, class Out, class Store, class C = Compute<In>>
+template <bool Log, class In, class Out, class C = Compute<In>>
 FUSEDOPS_INLINE void softmax_strip(
     Strip<const In> input, Strip<Out> output, int64_t rows, int64_t cols, PlaneScratch<In> scratch,
-    Store put) {
+    Put put) {
   constexpr int64_t kChunk = kSoftmaxChunk<C>;
   static_assert(kChunk % kPlaneRows<In> == 0);
   const int64_t longest = rows < kChunk ? rows : kChunk;
@@ -486,9 +486,9 @@ FUSEDOPS_INLINE void softmax_strip(
       });
 }
 
-template <bool Log, class In, class Out, class Store>
+template <bool Log, class In, class Out>
 FUSEDOPS_INLINE void softmax_strips(
-    const SoftmaxPlanesForward& args, RowRange range, void* memory, Store put) {
+    const SoftmaxPlanesForward& args, RowRange range, void* memory, Put put) {
   const PlaneStrips strips = plane_strips(args);
   for (int64_t i = range.begin; i < range.end; ++i) {
     const int64_t plane = i / strips.count;
@@ -547,10 +547,10 @@ FUSEDOPS_NOINLINE void sum_grad_group(
   for (int64_t i = 0; i < group.tiles(); ++i) sums[i].total = narrowed(sums[i].wide);
 }
 
-template <bool Log, class In, class Out, class Store, class C = Compute<Out>>
+template <bool Log, class In, class Out, class C = Compute<Out>>
 FUSEDOPS_INLINE void softmax_backward_strip(
     Strip<const Out> grad, Strip<const Out> output, Strip<In> result, int64_t rows, int64_t cols,
-    void* memory, Store put) {
+    void* memory, Put put) {
   auto* places = static_cast<Tile<C>*>(memory);
   auto* sums = reinterpret_cast<LaneGradSums<C>*>(static_cast<char*>(memory) + kPlacesBytes);
   for_groups<Out>(places, gradient_chunk<C>(rows), cols, [&](Group<Out> group) {
@@ -567,9 +567,9 @@ FUSEDOPS_INLINE void softmax_backward_strip(
       });
 }
 
-template <bool Log, class In, class Out, class Store>
+template <bool Log, class In, class Out>
 FUSEDOPS_INLINE void softmax_backward_strips(
-    const SoftmaxPlanesBackward& args, RowRange range, void* memory, Store put) {
+    const SoftmaxPlanesBackward& args, RowRange range, void* memory, Put put) {
   const PlaneStrips strips = plane_strips(args);
   for (int64_t i = range.begin; i < range.end; ++i) {
     const int64_t plane = i / strips.count;
