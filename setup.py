@@ -75,7 +75,8 @@ class CMakeBuild(build_ext):
 
 
 class StableWheel(bdist_wheel):
-    """One wheel for every Python: the libraries hold no Python symbol."""
+    """One wheel for every Python: the libraries hold no Python symbol, but for op_call, which is of
+    the limited API and can be done without."""
 
     def get_tag(self) -> tuple[str, str, str]:
         return "py3", "none", super().get_tag()[2]

@@ -9,6 +9,9 @@ endif()
 install(TARGETS ${libraries} EXPORT fusedopsTargets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
   INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+if(TARGET op_call)
+  install(TARGETS op_call LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+endif()
 install(FILES csrc/include/fusedops/c_api.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/fusedops)
 install(FILES ${PROJECT_BINARY_DIR}/build_info.json DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(EXPORT fusedopsTargets NAMESPACE fusedops:: DESTINATION ${config_dir})

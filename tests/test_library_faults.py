@@ -84,6 +84,18 @@ def test_importing_says_the_same_in_one_message(package):
     assert last.startswith("ImportError: fusedops: ") and "is cut off. " + REBUILD in last
 
 
+def test_a_damaged_op_call_is_reported_and_one_that_was_not_built_is_done_without(package):
+    def without_it() -> str:
+        done = run(package, "-m", "fusedops", "env", "--json")
+        return json.loads(done.stdout)["libraries"].get("eager calls", done.stdout)
+
+    assert without_it().startswith("by torch.ops, 2 us slower")
+    module = Path(shutil.copy2(PACKAGE / "lib" / "op_call.abi3.so", package / "lib"))
+    assert without_it() == "by op_call"
+    truncated(module)
+    assert "op_call.abi3.so is cut off" in without_it()
+
+
 @pytest.mark.parametrize("content", [None, "", "{", "[]"], ids=["missing", "empty", "cut", "other"])
 def test_ops_do_not_need_the_record_of_the_build(package, content):
     record = package / "lib" / "build_info.json"

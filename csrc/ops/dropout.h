@@ -13,7 +13,7 @@ inline Dropout dropout_of(const char* op, double p, const Tensor& seed, const Li
   check_given(op, "seed", seed);
   FUSEDOPS_CHECK(
       dtype_of(seed) == ScalarType::Long && seed.numel() == 1, op, ": seed is ", dtype_text(seed),
-      " of shape ", list_text(sizes_of(seed)),
+      " of shape ", list_text(seed.sizes()),
       ", wanted one torch.int64; make it with torch.randint");
   check_device(op, "seed", seed, like);
   if (p == 0) return {};

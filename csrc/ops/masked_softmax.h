@@ -34,7 +34,7 @@ inline void check_options(const MaskedSoftmaxOptions& options, const Tensor& inp
   FUSEDOPS_CHECK(
       !options.causal || input.dim() > 1, op,
       ": causal needs queries and keys, the last two dimensions; input has shape ",
-      list_text(sizes_of(input)));
+      list_text(input.sizes()));
   check_cols(op, input.sizes()[input.dim() - 1]);
   FUSEDOPS_CHECK(!std::isnan(options.scale), op, ": scale is NaN, wanted a number");
 }
@@ -130,7 +130,7 @@ class PreparedOperand {
     const int64_t rank = input.dim();
     strides = Sizes(rank, 0);
     if (!given) return;
-    is_bool_ = given->scalar_type() == ScalarType::Bool;
+    is_bool_ = dtype_of(*given) == ScalarType::Bool;
     tensor_ =
         is_bool_ ? *given : convert(op, *given, kernel_operand_dtype(*given, input, computed));
     strides = broadcast_strides(*tensor_, rank);
@@ -141,7 +141,7 @@ class PreparedOperand {
   }
 
   // As one value for every element of `sizes`.
-  void materialize(const Sizes& sizes) {
+  void materialize(SizesView sizes) {
     if (!tensor_) return;
     tensor_ = as_contiguous(op_, expand(*tensor_, sizes));
     strides = broadcast_strides(*tensor_, static_cast<int64_t>(sizes.size()));
@@ -149,7 +149,7 @@ class PreparedOperand {
 
   Operand operand() const {
     if (!tensor_) return {};
-    const DType dtype = is_bool_ ? DType::kFloat32 : kernel_dtype(tensor_->scalar_type());
+    const DType dtype = is_bool_ ? DType::kFloat32 : kernel_dtype(dtype_of(*tensor_));
     return {tensor_->const_data_ptr(), {}, static_cast<int32_t>(strides.back()), is_bool_, dtype};
   }
 
@@ -159,7 +159,7 @@ class PreparedOperand {
   static ScalarType kernel_operand_dtype(
       const Tensor& operand, const Tensor& input, ScalarType computed) {
     if (computed == ScalarType::Double) return ScalarType::Double;
-    return operand.scalar_type() == input.scalar_type() ? input.scalar_type() : ScalarType::Float;
+    return dtype_of(operand) == dtype_of(input) ? dtype_of(input) : ScalarType::Float;
   }
 
   const char* op_;
@@ -172,7 +172,7 @@ class PreparedOperand {
 struct MergedDims {
   Sizes sizes, mask, bias;
 
-  MergedDims(const Sizes& all, const Sizes& mask_strides, const Sizes& bias_strides) {
+  MergedDims(SizesView all, const Sizes& mask_strides, const Sizes& bias_strides) {
     for (size_t d = 0; d + 1 < all.size(); ++d) {
       if (all[d] == 1) continue;
       const bool merges = !sizes.empty() && mask.back() == mask_strides[d] * all[d] &&
@@ -199,7 +199,7 @@ class PreparedScores {
       const MaskedSoftmaxOptions& options, const Tensor& input, ScalarType computed,
       const std::optional<Tensor>& mask, const std::optional<Tensor>& bias)
       : mask_(options.op, mask, input, computed), bias_(options.op, bias, input, computed) {
-    const Sizes sizes = sizes_of(input);
+    const SizesView sizes = input.sizes();
     const MergedDims dims = merged(sizes);
     scores.mask = mask_.operand();
     scores.bias = bias_.operand();
@@ -218,7 +218,7 @@ class PreparedScores {
   }
 
  private:
-  MergedDims merged(const Sizes& sizes) {
+  MergedDims merged(SizesView sizes) {
     MergedDims dims(sizes, mask_.strides, bias_.strides);
     if (dims.sizes.size() <= kMaxRowDims) return dims;
     mask_.materialize(sizes);
@@ -238,8 +238,8 @@ void masked_softmax_into(
     const Tensor& output, const std::optional<Tensor>& probabilities) {
   if (given.input.numel() == 0) return;
   const char* op = options.op;
-  const Tensor input = converted(op, given.input, output.scalar_type());
-  const PreparedScores prepared(options, input, output.scalar_type(), given.mask, given.bias);
+  const Tensor input = converted(op, given.input, dtype_of(output));
+  const PreparedScores prepared(options, input, dtype_of(output), given.mask, given.bias);
   const int64_t dim = input.dim() - 1, cols = input.sizes()[dim];
   const RowView source = as_rows<Backend>(op, input, dim), to = as_rows<Backend>(op, output, dim);
   const Rows saved = probabilities ? as_rows<Backend>(op, *probabilities, dim).write() : Rows{};
@@ -256,7 +256,7 @@ Tensor masked_softmax_forward(
   const ScalarType output_dtype = softmax_dtype(options.op, given.input, dtype);
   check_masked_softmax(options, given, output_dtype);
   const Tensor output =
-      empty_contiguous(options.op, given.input, sizes_of(given.input), output_dtype);
+      empty_contiguous(options.op, given.input, given.input.sizes(), output_dtype);
   masked_softmax_into<Backend>(options, given, {}, output, std::nullopt);
   return output;
 }
@@ -275,7 +275,7 @@ MaskedSoftmaxDropout masked_softmax_dropout_forward(
   const ScalarType output_dtype = softmax_dtype(op, input, dtype);
   const Dropout dropout = dropout_of(op, p, seed, {"input", input});
   check_masked_softmax(options, given, output_dtype);
-  const Sizes sizes = sizes_of(input);
+  const SizesView sizes = input.sizes();
   MaskedSoftmaxDropout result{empty_contiguous(op, input, sizes, output_dtype), std::nullopt};
   if (wants_probabilities) result.probabilities = empty_contiguous(op, input, sizes, output_dtype);
   masked_softmax_into<Backend>(options, given, dropout, result.output, result.probabilities);
@@ -289,14 +289,14 @@ void masked_softmax_out(
   const Tensor& input = given.input;
   check_given(op, "input", input);
   check_out(op, output, input);
-  check_masked_softmax(options, given, output.scalar_type());
+  check_masked_softmax(options, given, dtype_of(output));
   const bool reads_it = (given.mask && may_overlap(*given.mask, output)) ||
       (given.bias && may_overlap(*given.bias, output));
-  const SoftmaxDim at = resolve_dim(op, sizes_of(input), -1);
+  const SoftmaxDim at = resolve_dim(op, input.sizes(), -1);
   if (!reads_it && is_writable_in_place<Backend>(input, output, at)) {
     return masked_softmax_into<Backend>(options, given, {}, output, std::nullopt);
   }
-  const Tensor result = masked_softmax_forward<Backend>(options, given, output.scalar_type());
+  const Tensor result = masked_softmax_forward<Backend>(options, given, dtype_of(output));
   torch::stable::copy_(output, result);
 }
 
@@ -307,9 +307,9 @@ void masked_softmax_backward_into(
   const char* op = options.op;
   const Tensor& probabilities = given.probabilities;
   if (grad_input.numel() == 0) return;
-  const bool hides = given.mask && given.mask->scalar_type() == ScalarType::Bool;
+  const bool hides = given.mask && dtype_of(*given.mask) == ScalarType::Bool;
   const PreparedScores prepared(
-      options, probabilities, probabilities.scalar_type(), hides ? given.mask : std::nullopt,
+      options, probabilities, dtype_of(probabilities), hides ? given.mask : std::nullopt,
       std::nullopt);
   const int64_t dim = probabilities.dim() - 1, cols = probabilities.sizes()[dim];
   const RowView grad = as_rows<Backend>(op, given.grad_output, dim),
@@ -329,9 +329,9 @@ Tensor masked_softmax_backward(
   check_masked_softmax_backward(options, given);
   check_dtype(options.op, "input_dtype", input_dtype);
   const Tensor& probabilities = given.probabilities;
-  const ScalarType dtype = probabilities.scalar_type();
+  const ScalarType dtype = dtype_of(probabilities);
   const Tensor grad_input = empty_contiguous(
-      options.op, probabilities, sizes_of(probabilities),
+      options.op, probabilities, probabilities.sizes(),
       converts_inside(input_dtype, dtype) ? input_dtype : dtype);
   masked_softmax_backward_into<Backend>(options, given, dropout, grad_input);
   return convert(options.op, grad_input, input_dtype);
@@ -353,7 +353,7 @@ void masked_softmax_backward_in_place(
   }
   torch::stable::copy_(
       grad_output,
-      masked_softmax_backward<Backend>(options, given, dropout, given.probabilities.scalar_type()));
+      masked_softmax_backward<Backend>(options, given, dropout, dtype_of(given.probabilities)));
 }
 
 // The entry points that a backend registers.

@@ -16,7 +16,7 @@ struct NormShape {
 
 inline NormShape resolve_norm_shape(
     const char* op, const Like& input, const Sizes& normalized_shape) {
-  const Sizes sizes = sizes_of(input.tensor);
+  const SizesView sizes = input.tensor.sizes();
   const size_t rank = sizes.size(), normalized = normalized_shape.size();
   FUSEDOPS_CHECK(normalized > 0, op, ": normalized_shape is empty, wanted at least one dimension");
   const bool matches = normalized <= rank &&
@@ -26,7 +26,8 @@ inline NormShape resolve_norm_shape(
       ", wanted the last dimensions of ", input.name, ", whose shape is ", list_text(sizes));
   const size_t first = rank - normalized;
   NormShape shape{
-      static_cast<int64_t>(first), product(sizes, 0, first), product(sizes, first, rank), sizes};
+      static_cast<int64_t>(first), product(sizes, 0, first), product(sizes, first, rank),
+      sizes.vec()};
   std::fill(shape.statistics.begin() + first, shape.statistics.end(), 1);
   check_cols(op, shape.cols);
   return shape;
@@ -53,7 +54,7 @@ struct NormParameters {
       const char* op, const std::optional<Tensor>& weight_, const std::optional<Tensor>& bias_,
       ScalarType input) {
     const bool same =
-        (!weight_ || weight_->scalar_type() == input) && (!bias_ || bias_->scalar_type() == input);
+        (!weight_ || dtype_of(*weight_) == input) && (!bias_ || dtype_of(*bias_) == input);
     const ScalarType dtype = same || input == ScalarType::Double ? input : ScalarType::Float;
     weight = prepared(op, weight_, dtype);
     bias = prepared(op, bias_, dtype);
@@ -67,7 +68,7 @@ struct NormParameters {
 
   static ConstColumns columns(const std::optional<Tensor>& parameter) {
     if (!parameter) return {nullptr, DType::kFloat32};
-    return {parameter->const_data_ptr(), kernel_dtype(parameter->scalar_type())};
+    return {parameter->const_data_ptr(), kernel_dtype(dtype_of(*parameter))};
   }
 };
 
@@ -139,8 +140,8 @@ NormResult norm_forward(
   const NormShape shape = checked_norm_forward(options, input, eps);
   if (added.residual) check_like(op, "residual", *added.residual, {"input", input});
 
-  const ScalarType dtype = input.scalar_type(), statistics = statistics_dtype(dtype);
-  const Sizes sizes = sizes_of(input);
+  const ScalarType dtype = dtype_of(input), statistics = statistics_dtype(dtype);
+  const SizesView sizes = input.sizes();
   NormResult result{empty_contiguous(op, input, sizes, dtype), {}, {}, {}};
   if (added.residual && kept.sum) result.sum = empty_contiguous(op, input, sizes, dtype);
   if (kept.statistics) {
@@ -221,7 +222,7 @@ inline void check_norm_backward(
 // The gradient of weight or bias has the parameter's dtype, or the input's where there is none.
 inline ScalarType norm_parameter_dtype(
     const Tensor& input, const std::optional<Tensor>& parameter) {
-  return parameter ? parameter->scalar_type() : input.scalar_type();
+  return parameter ? dtype_of(*parameter) : dtype_of(input);
 }
 
 // The gradient of weight or bias, if it is wanted; zero where there are no rows.
@@ -246,7 +247,7 @@ void launch_norm_backward(
     return grad ? RowView{*grad, {shape.cols}}.write() : Rows{};
   };
   const auto columns = [](const std::optional<Tensor>& grad) {
-    return grad ? Columns{grad->mutable_data_ptr(), kernel_dtype(grad->scalar_type())} : Columns{};
+    return grad ? Columns{grad->mutable_data_ptr(), kernel_dtype(dtype_of(*grad))} : Columns{};
   };
   const RowView grad = as_rows<Backend>(op, given.grad_output, shape.first);
   const std::optional<RowView> grad_sum = as_rows<Backend>(op, given.grad_sum, shape.first);
@@ -282,9 +283,9 @@ NormGradResult norm_backward(
   const NormShape shape = checked_norm_shape(options, given.input);
   check_norm_backward(op, given, shape);
 
-  const ScalarType dtype = input.scalar_type();
+  const ScalarType dtype = dtype_of(input);
   const NormParameters parameters(op, options.weight, options.bias, dtype);
-  const Sizes sizes = sizes_of(input);
+  const SizesView sizes = input.sizes();
   const Sizes& columns = options.normalized_shape;
   NormGradResult result{
       {},
@@ -492,7 +493,7 @@ struct NormOps {
 
   static std::tuple<Tensor, Tensor> output_and_sum(const char* op, const NormResult& result) {
     const Tensor& output = result.output;
-    return {output, or_empty(op, result.sum, output, output.scalar_type())};
+    return {output, or_empty(op, result.sum, output, dtype_of(output))};
   }
 
   // Those of the input and of the residual.
@@ -503,7 +504,7 @@ struct NormOps {
   }
 
   static Tensor of_input(const char* op, const MaybeTensor& grad, const Tensor& input) {
-    return or_empty(op, grad, input, input.scalar_type());
+    return or_empty(op, grad, input, dtype_of(input));
   }
   static Tensor of_parameter(
       const char* op, const MaybeTensor& grad, const Tensor& input, const MaybeTensor& parameter) {

@@ -12,7 +12,7 @@ struct SoftmaxDim {
   int64_t cols, inner;
 };
 
-inline SoftmaxDim resolve_dim(const char* op, const Sizes& sizes, int64_t dim) {
+inline SoftmaxDim resolve_dim(const char* op, SizesView sizes, int64_t dim) {
   const auto rank = static_cast<int64_t>(sizes.size());
   const int64_t bound = rank > 0 ? rank : 1;
   FUSEDOPS_CHECK(
@@ -50,7 +50,7 @@ template <class Backend>
 void softmax_into(
     const char* op, const Tensor& given, const Tensor& output, const SoftmaxDim& at, bool log) {
   if (given.numel() == 0) return;
-  const Tensor input = converted(op, given, output.scalar_type());
+  const Tensor input = converted(op, given, dtype_of(output));
   const int64_t count = input.numel() / at.cols;
   if (at.inner == 1) {
     const RowView source = as_rows<Backend>(op, input, at.dim),
@@ -69,7 +69,7 @@ template <class Backend>
 Tensor softmax_forward(
     const char* op, const Tensor& input, int64_t dim, std::optional<ScalarType> dtype, bool log) {
   const ScalarType output_dtype = softmax_dtype(op, input, dtype);
-  const Sizes sizes = sizes_of(input);
+  const SizesView sizes = input.sizes();
   const SoftmaxDim at = resolve_dim(op, sizes, dim);
   const Tensor output = empty_contiguous(op, input, sizes, output_dtype);
   softmax_into<Backend>(op, input, output, at, log);
@@ -88,12 +88,12 @@ template <class Backend>
 void softmax_out(const char* op, const Tensor& input, int64_t dim, Tensor output, bool log) {
   check_given(op, "input", input);
   check_out(op, output, input);
-  const SoftmaxDim at = resolve_dim(op, sizes_of(input), dim);
+  const SoftmaxDim at = resolve_dim(op, input.sizes(), dim);
   if (input.numel() == 0) return;
   if (is_writable_in_place<Backend>(input, output, at)) {
     return softmax_into<Backend>(op, input, output, at, log);
   }
-  const Tensor result = softmax_forward<Backend>(op, input, dim, output.scalar_type(), log);
+  const Tensor result = softmax_forward<Backend>(op, input, dim, dtype_of(output), log);
   torch::stable::copy_(output, result);
 }
 
@@ -109,7 +109,7 @@ inline SoftmaxDim checked_softmax_backward(
     const char* op, const Tensor& grad_output, const Tensor& output, int64_t dim) {
   check_dtype_of(op, "output", output);
   check_like(op, "grad_output", grad_output, {"output", output});
-  return resolve_dim(op, sizes_of(output), dim);
+  return resolve_dim(op, output.sizes(), dim);
 }
 
 template <class Backend>
@@ -140,9 +140,9 @@ Tensor softmax_backward(
     ScalarType input_dtype, bool log) {
   const SoftmaxDim at = checked_softmax_backward(op, grad_output, output, dim);
   check_dtype(op, "input_dtype", input_dtype);
-  const bool inside = converts_inside(input_dtype, output.scalar_type());
+  const bool inside = converts_inside(input_dtype, dtype_of(output));
   const Tensor grad_input =
-      empty_contiguous(op, output, sizes_of(output), inside ? input_dtype : output.scalar_type());
+      empty_contiguous(op, output, output.sizes(), inside ? input_dtype : dtype_of(output));
   softmax_backward_into<Backend>(op, grad_output, output, grad_input, at, log);
   return convert(op, grad_input, input_dtype);
 }
@@ -158,8 +158,7 @@ void softmax_backward_in_place(
     return softmax_backward_into<Backend>(op, grad_output, output, grad_output, at, log);
   }
   torch::stable::copy_(
-      grad_output,
-      softmax_backward<Backend>(op, grad_output, output, dim, output.scalar_type(), log));
+      grad_output, softmax_backward<Backend>(op, grad_output, output, dim, dtype_of(output), log));
 }
 
 // --- statistics ---------------------------------------------------------------------------------
@@ -180,7 +179,7 @@ RowView rows_of_last_dim(const char* op, const Tensor& tensor) {
 }
 
 inline Sizes softmax_statistics_sizes(const Tensor& input, int64_t dim) {
-  Sizes sizes = sizes_of(input);
+  Sizes sizes = input.sizes().vec();
   if (!sizes.empty()) sizes[dim] = 1;
   return sizes;
 }
@@ -189,11 +188,11 @@ template <class Backend>
 std::tuple<Tensor, Tensor> softmax_stats(const Tensor& input, int64_t dim) {
   const char* op = "softmax_stats";
   check_dtype_of(op, "input", input);
-  const SoftmaxDim at = resolve_dim(op, sizes_of(input), dim);
+  const SoftmaxDim at = resolve_dim(op, input.sizes(), dim);
   FUSEDOPS_CHECK(
-      at.cols > 0, op, ": dim ", dim, " of an input of shape ", list_text(sizes_of(input)),
+      at.cols > 0, op, ": dim ", dim, " of an input of shape ", list_text(input.sizes()),
       " is empty, wanted at least one element to take the maximum of");
-  const ScalarType dtype = statistics_dtype(input.scalar_type());
+  const ScalarType dtype = statistics_dtype(dtype_of(input));
   const Tensor rows = with_dim_last(input, at);
   const Sizes sizes = softmax_statistics_sizes(rows, rows.dim() - 1);
   const Tensor max = empty_contiguous(op, input, sizes, dtype);
@@ -218,14 +217,14 @@ Tensor softmax_apply(
   const char* op = "softmax_apply";
   check_dtype_of(op, "input", input);
   const ScalarType wanted = softmax_dtype(op, input, dtype);
-  const SoftmaxDim at = resolve_dim(op, sizes_of(input), dim);
+  const SoftmaxDim at = resolve_dim(op, input.sizes(), dim);
   const Sizes sizes = softmax_statistics_sizes(input, at.dim);
   check_statistic(op, "max", max, {"input", input}, sizes, "softmax_stats");
   check_statistic(op, "sum", sum, {"input", input}, sizes, "softmax_stats");
-  const bool inside = converts_inside(input.scalar_type(), wanted);
+  const bool inside = converts_inside(dtype_of(input), wanted);
   const Tensor rows = with_dim_last(input, at);
   const Tensor output =
-      empty_contiguous(op, input, sizes_of(rows), inside ? wanted : input.scalar_type());
+      empty_contiguous(op, input, rows.sizes(), inside ? wanted : dtype_of(input));
   if (input.numel() > 0) {
     const RowView source = rows_of_last_dim<Backend>(op, rows);
     const Tensor row_max = with_dim_back(op, max, at), row_sum = with_dim_back(op, sum, at);

@@ -21,9 +21,8 @@ inline void check_alike(const char* op, const char* name, const Tensors& tensors
         dtype_of(tensor) == dtype_of(first) && have_same_sizes(tensor, first) &&
             is_on_one_device(tensor, first),
         op, ": ", name, "[", i, "] is ", dtype_text(tensor), " of shape ",
-        list_text(sizes_of(tensor)), " on ", device_name(tensor), ", wanted ", dtype_text(first),
-        " of shape ", list_text(sizes_of(first)), " on ", device_name(first), " as ", name,
-        "[0] is");
+        list_text(tensor.sizes()), " on ", device_name(tensor), ", wanted ", dtype_text(first),
+        " of shape ", list_text(first.sizes()), " on ", device_name(first), " as ", name, "[0] is");
   }
 }
 
@@ -117,10 +116,10 @@ Tensor stack_softmax(
   check_alike(op, "inputs", inputs);
   const Tensor& input = inputs.front();
   check_dtype_of(op, "inputs", input);
-  const SoftmaxDim at = resolve_dim(op, sizes_of(input), dim);
+  const SoftmaxDim at = resolve_dim(op, input.sizes(), dim);
   stack_dim = resolve_stack_dim(op, input.dim(), stack_dim);
   Tensor output = empty_contiguous(
-      op, input, stacked_sizes(sizes_of(input), stack_dim, inputs.size()), input.scalar_type());
+      op, input, stacked_sizes(input.sizes().vec(), stack_dim, inputs.size()), dtype_of(input));
   if (output.numel() == 0) return output;
   const auto slots = slots_of<Backend>(output, stack_dim, at.dim);
   if (slots && at.inner == 1) {
@@ -143,7 +142,7 @@ struct StackParameters {
   StackParameters(
       const char* op, const Tensors& weights_, const Tensors& biases_, ScalarType input) {
     const auto same = [&](const Tensors& given) {
-      return given.empty() || given.front().scalar_type() == input;
+      return given.empty() || dtype_of(given.front()) == input;
     };
     const ScalarType dtype = (same(weights_) && same(biases_)) || input == ScalarType::Double
         ? input
@@ -160,7 +159,7 @@ struct StackParameters {
 
 inline ConstColumns columns_of_stack(const Tensors& parameters) {
   if (parameters.empty()) return {nullptr, DType::kFloat32};
-  return {parameters.front().const_data_ptr(), kernel_dtype(parameters.front().scalar_type())};
+  return {parameters.front().const_data_ptr(), kernel_dtype(dtype_of(parameters.front()))};
 }
 
 inline const void* data_of(const Tensors& tensors, int64_t index) {
@@ -211,17 +210,17 @@ std::tuple<Tensor, Tensor, Tensor> stack_layer_norm(
   check_eps(op, eps);
   stack_dim = resolve_stack_dim(op, input.dim(), stack_dim);
 
-  const ScalarType dtype = input.scalar_type(), statistics = statistics_dtype(dtype);
+  const ScalarType dtype = dtype_of(input), statistics = statistics_dtype(dtype);
   const Sizes statistic_sizes = stacked_sizes(shape.statistics, 0, inputs.size());
   const Tensor mean = empty_contiguous(op, input, statistic_sizes, statistics);
   const Tensor rstd = empty_contiguous(op, input, statistic_sizes, statistics);
-  Tensor output =
-      empty_contiguous(op, input, stacked_sizes(sizes_of(input), stack_dim, inputs.size()), dtype);
+  Tensor output = empty_contiguous(
+      op, input, stacked_sizes(input.sizes().vec(), stack_dim, inputs.size()), dtype);
   if (output.numel() == 0) return {output, mean, rstd};
   auto slots = slots_of<Backend>(output, stack_dim, shape.first);
   const bool in_place = slots.has_value();
   if (!in_place) {
-    const Sizes in_front = stacked_sizes(sizes_of(input), 0, inputs.size());
+    const Sizes in_front = stacked_sizes(input.sizes().vec(), 0, inputs.size());
     output = empty_contiguous(op, input, in_front, dtype);
     slots = slots_of<Backend>(output, 0, shape.first);
   }
@@ -265,8 +264,8 @@ inline void check_stack_layer_norm_backward(
     const NormShape& shape) {
   const Like input{"inputs", inputs.front()};
   check_tensor(
-      op, "grad_output", given.grad_output, input.tensor.scalar_type(),
-      stacked_sizes(sizes_of(input.tensor), given.stack_dim, inputs.size()), input,
+      op, "grad_output", given.grad_output, dtype_of(input.tensor),
+      stacked_sizes(input.tensor.sizes().vec(), given.stack_dim, inputs.size()), input,
       " as the stack is");
   const Sizes statistics = stacked_sizes(shape.statistics, 0, inputs.size());
   check_statistic(op, "mean", given.mean, input, statistics);
@@ -289,9 +288,9 @@ void launch_norm_stack_backward(
   }
   const std::vector<RowView> sources = rows_of_inputs<Backend>(op, inputs, shape.first);
   const Tensor mean = as_contiguous(op, given.mean), rstd = as_contiguous(op, given.rstd);
-  const DType statistics = kernel_dtype(rstd.scalar_type());
+  const DType statistics = kernel_dtype(dtype_of(rstd));
   const auto from = [](bool is_wanted, const Tensor& grad, int64_t elements) {
-    const DType dtype = kernel_dtype(grad.scalar_type());
+    const DType dtype = kernel_dtype(dtype_of(grad));
     return Columns{is_wanted ? moved(grad.mutable_data_ptr(), elements, dtype) : nullptr, dtype};
   };
   const Backend backend(inputs.front());
@@ -338,7 +337,7 @@ std::tuple<Tensor, Tensor, Tensor> stack_layer_norm_backward(
   given.stack_dim = resolve_stack_dim(op, input.dim(), given.stack_dim);
   check_stack_layer_norm_backward(op, given, inputs, shape);
 
-  const ScalarType dtype = input.scalar_type();
+  const ScalarType dtype = dtype_of(input);
   const StackParameters parameters(op, options.weights, options.biases, dtype);
   const auto empty_grad = [&](bool is_wanted, const Sizes& sizes, ScalarType grad_dtype) {
     const Sizes stacked = stacked_sizes(sizes, 0, inputs.size());
@@ -346,19 +345,20 @@ std::tuple<Tensor, Tensor, Tensor> stack_layer_norm_backward(
     if (shape.rows == 0) torch::stable::zero_(grad);
     return grad;
   };
-  const auto dtype_of = [&](const Tensors& given_parameters) {
-    return given_parameters.empty() ? dtype : given_parameters.front().scalar_type();
+  const auto parameter_dtype = [&](const Tensors& given_parameters) {
+    return given_parameters.empty() ? dtype : dtype_of(given_parameters.front());
   };
-  const Tensor grad_input = empty_grad(wanted[0], sizes_of(input), dtype);
+  const Tensor grad_input = empty_grad(wanted[0], input.sizes().vec(), dtype);
   Tensor grad_weight =
-      empty_grad(wanted[1], options.normalized_shape, dtype_of(parameters.weights));
-  Tensor grad_bias = empty_grad(wanted[2], options.normalized_shape, dtype_of(parameters.biases));
+      empty_grad(wanted[1], options.normalized_shape, parameter_dtype(parameters.weights));
+  Tensor grad_bias =
+      empty_grad(wanted[2], options.normalized_shape, parameter_dtype(parameters.biases));
   if (shape.rows > 0 && shape.cols > 0) {
     launch_norm_stack_backward<Backend>(
         op, inputs, given, shape, parameters, wanted, {grad_input, grad_weight, grad_bias});
   }
-  grad_weight = convert(op, grad_weight, dtype_of(options.weights));
-  grad_bias = convert(op, grad_bias, dtype_of(options.biases));
+  grad_weight = convert(op, grad_weight, parameter_dtype(options.weights));
+  grad_bias = convert(op, grad_bias, parameter_dtype(options.biases));
   return {grad_input, grad_weight, grad_bias};
 }
 

@@ -8,6 +8,7 @@
 #include <torch/headeronly/core/ScalarType.h>
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <cstdint>
 #include <limits>
@@ -25,6 +26,8 @@ namespace fusedops {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using Sizes = std::vector<int64_t>;
+// Of a tensor that lives on, or of Sizes: to copy them would cost an allocation.
+using SizesView = torch::headeronly::IntHeaderOnlyArrayRef;
 
 // Raises a plain RuntimeError in Python. The stable ABI's own check would put this file's name and
 // line in front of the message.
@@ -84,6 +87,14 @@ inline std::string dtype_name(ScalarType dtype) {
 
 // Undefined of no tensor, and of dtypes younger than the stable ABI that this is built for.
 inline ScalarType dtype_of(const Tensor& tensor) {
+  if (!tensor.defined()) return ScalarType::Undefined;
+  // The stable ABI asks torch for the code of one dtype after the other, and an op asks several
+  // times for its tensors' dtypes: these come first.
+  static const int32_t float32 = aoti_torch_dtype_float32(), bfloat16 = aoti_torch_dtype_bfloat16();
+  int32_t code = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &code));
+  if (code == float32) return ScalarType::Float;
+  if (code == bfloat16) return ScalarType::BFloat16;
   try {
     return tensor.scalar_type();
   } catch (const std::exception&) {
@@ -135,20 +146,15 @@ inline ScalarType statistics_dtype(ScalarType input) {
   return input == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
 }
 
-inline Sizes sizes_of(const Tensor& tensor) {
-  const auto sizes = tensor.sizes();
-  return Sizes(sizes.begin(), sizes.end());
-}
-
 // The sizes fit into memory, as torch has found, or one of them is 0.
-inline int64_t product(const Sizes& sizes, size_t begin, size_t end) {
+inline int64_t product(SizesView sizes, size_t begin, size_t end) {
   uint64_t count = 1;
   for (size_t i = begin; i < end; ++i) count *= static_cast<uint64_t>(sizes[i]);
   return static_cast<int64_t>(count);
 }
 
 [[noreturn]] inline void fail_for_memory(
-    const char* op, const Tensor& like, const Sizes& sizes, ScalarType dtype) {
+    const char* op, const Tensor& like, SizesView sizes, ScalarType dtype) {
   const auto dtype_code = torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
   auto bytes = static_cast<double>(aoti_torch_dtype_element_size(dtype_code));
   for (const int64_t size : sizes) bytes *= static_cast<double>(size);
@@ -158,7 +164,7 @@ inline int64_t product(const Sizes& sizes, size_t begin, size_t end) {
 }
 
 // Whether int64 holds the number of elements of a tensor, and of its bytes.
-inline bool is_addressable(const Sizes& sizes) {
+inline bool is_addressable(SizesView sizes) {
   int64_t bytes = sizeof(double);
   if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) return true;
   return std::none_of(sizes.begin(), sizes.end(), [&](int64_t size) {
@@ -169,8 +175,10 @@ inline bool is_addressable(const Sizes& sizes) {
 // A new contiguous tensor beside `like`. The C shim saves the microsecond that a call through the
 // dispatcher costs.
 inline Tensor empty_contiguous(
-    const char* op, const Tensor& like, const Sizes& sizes, ScalarType dtype) {
-  Sizes strides(sizes.size());
+    const char* op, const Tensor& like, SizesView sizes, ScalarType dtype) {
+  std::array<int64_t, 8> few;
+  Sizes many(sizes.size() > few.size() ? sizes.size() : 0);
+  int64_t* const strides = many.empty() ? few.data() : many.data();
   uint64_t stride = 1;
   for (size_t i = sizes.size(); i-- > 0; stride *= sizes[i] > 1 ? sizes[i] : 1) strides[i] = stride;
   const auto dtype_code = torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
@@ -179,7 +187,7 @@ inline Tensor empty_contiguous(
   AtenTensorHandle handle;
   const bool made = is_addressable(sizes) &&
       aoti_torch_empty_strided(
-          static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), dtype_code, device_type,
+          static_cast<int64_t>(sizes.size()), sizes.data(), strides, dtype_code, device_type,
           like.get_device_index(), &handle) == TORCH_SUCCESS;
   if (!made) fail_for_memory(op, like, sizes, dtype);
   return Tensor(handle);
@@ -191,7 +199,7 @@ Tensor copied(const char* op, const Tensor& tensor, ScalarType dtype, Make make)
   try {
     return make();
   } catch (const std::exception&) {
-    fail_for_memory(op, tensor, sizes_of(tensor), dtype);
+    fail_for_memory(op, tensor, tensor.sizes(), dtype);
   }
 }
 
@@ -203,8 +211,7 @@ inline Tensor convert(const char* op, const Tensor& tensor, ScalarType dtype) {
 // Itself where it lies so already: a call through the dispatcher costs a microsecond.
 inline Tensor as_contiguous(const char* op, const Tensor& tensor) {
   if (tensor.is_contiguous()) return tensor;
-  return copied(
-      op, tensor, tensor.scalar_type(), [&] { return torch::stable::contiguous(tensor); });
+  return copied(op, tensor, dtype_of(tensor), [&] { return torch::stable::contiguous(tensor); });
 }
 
 inline bool have_same_sizes(const Tensor& a, const Tensor& b) {
@@ -213,10 +220,9 @@ inline bool have_same_sizes(const Tensor& a, const Tensor& b) {
 }
 
 // The tensor as if it had `sizes`, its dimensions of size 1 repeated; nothing is copied.
-inline Tensor expand(const Tensor& tensor, const Sizes& sizes) {
+inline Tensor expand(const Tensor& tensor, SizesView sizes) {
   StableIValue stack[] = {
-      torch::stable::detail::from(tensor),
-      torch::stable::detail::from(torch::headeronly::IntHeaderOnlyArrayRef(sizes)),
+      torch::stable::detail::from(tensor), torch::stable::detail::from(sizes),
       torch::stable::detail::from(false)};  // implicit: for vmap alone
   TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::expand", "", stack, TORCH_ABI_VERSION));
   return torch::stable::detail::to<Tensor>(stack[0]);
@@ -242,7 +248,7 @@ inline bool may_overlap(const Tensor& a, const Tensor& b) {
 
 // Of tensors of one shape: whether every element of one is that of the other.
 inline bool is_same_memory(const Tensor& a, const Tensor& b) {
-  if (a.const_data_ptr() != b.const_data_ptr() || a.scalar_type() != b.scalar_type()) return false;
+  if (a.const_data_ptr() != b.const_data_ptr() || dtype_of(a) != dtype_of(b)) return false;
   for (int64_t d = 0; d < a.dim(); ++d) {
     if (a.sizes()[d] > 1 && a.strides()[d] != b.strides()[d]) return false;
   }
@@ -271,16 +277,16 @@ struct RowView {
   RowSpacing spacing;
 
   ConstRows read() const {
-    return {tensor.const_data_ptr(), spacing, kernel_dtype(tensor.scalar_type())};
+    return {tensor.const_data_ptr(), spacing, kernel_dtype(dtype_of(tensor))};
   }
   Rows write() const {
-    return {tensor.mutable_data_ptr(), spacing, kernel_dtype(tensor.scalar_type())};
+    return {tensor.mutable_data_ptr(), spacing, kernel_dtype(dtype_of(tensor))};
   }
 };
 
 // How a tensor lies: asked for once, because each question is several calls into torch.
 struct Layout {
-  torch::headeronly::IntHeaderOnlyArrayRef sizes, strides;
+  SizesView sizes, strides;
 
   explicit Layout(const Tensor& tensor) : sizes(tensor.sizes()), strides(tensor.strides()) {}
 };
@@ -341,10 +347,10 @@ struct PlaneView {
   int64_t stride, row_stride;
 
   ConstPlanes read() const {
-    return {tensor.const_data_ptr(), stride, row_stride, kernel_dtype(tensor.scalar_type())};
+    return {tensor.const_data_ptr(), stride, row_stride, kernel_dtype(dtype_of(tensor))};
   }
   Planes write() const {
-    return {tensor.mutable_data_ptr(), stride, row_stride, kernel_dtype(tensor.scalar_type())};
+    return {tensor.mutable_data_ptr(), stride, row_stride, kernel_dtype(dtype_of(tensor))};
   }
 };
 
@@ -455,16 +461,15 @@ void check_tensor(
 // `given` has the dtype, the shape and the device of `like`.
 inline void check_like(const char* op, const char* name, const Tensor& given, const Like& like) {
   check_tensor(
-      op, name, given, like.tensor.scalar_type(), like.tensor.sizes(), like, " as ", like.name,
-      " is");
+      op, name, given, dtype_of(like.tensor), like.tensor.sizes(), like, " as ", like.name, " is");
 }
 
 // `given` is what an op, the `source`, returned for each row of `like`.
 inline void check_statistic(
-    const char* op, const char* name, const Tensor& given, const Like& like, const Sizes& sizes,
+    const char* op, const char* name, const Tensor& given, const Like& like, SizesView sizes,
     const char* source = "the forward op") {
   check_tensor(
-      op, name, given, statistics_dtype(like.tensor.scalar_type()), sizes, like, " as ", source,
+      op, name, given, statistics_dtype(dtype_of(like.tensor)), sizes, like, " as ", source,
       " returns it");
 }
 
@@ -480,8 +485,8 @@ inline void check_distinct(const char* op, const char* name, const Tensor& writt
 inline void check_out(const char* op, const Tensor& out, const Tensor& input) {
   check_dtype_of(op, "out", out);
   FUSEDOPS_CHECK(
-      have_same_sizes(out, input), op, ": out has shape ", list_text(sizes_of(out)),
-      ", wanted input's, ", list_text(sizes_of(input)), "; make it with torch.empty_like(input)");
+      have_same_sizes(out, input), op, ": out has shape ", list_text(out.sizes()),
+      ", wanted input's, ", list_text(input.sizes()), "; make it with torch.empty_like(input)");
   check_device(op, "out", out, {"input", input});
   check_distinct(op, "out", out);
 }

@@ -144,9 +144,15 @@ def probe_build() -> Report:
 
 
 def probe_libraries() -> Report:
-    """The shared libraries in use and why CUDA kernels are, or are not, among them."""
+    """The shared libraries in use, why CUDA kernels are, or are not, among them, and the way of
+    small calls."""
     library = _library()
-    return {"loaded": library.loaded_libraries(), "cuda": library.cuda_status()}
+    is_direct = importlib.import_module("fusedops.ops._call").IS_DIRECT
+    return {
+        "loaded": library.loaded_libraries(),
+        "cuda": library.cuda_status(),
+        "eager calls": "by op_call" if is_direct else "by torch.ops, 2 us slower: no op_call here",
+    }
 
 
 def probe_torch() -> Report:

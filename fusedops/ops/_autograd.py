@@ -18,14 +18,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch._C import _are_functorch_transforms_active, _len_torch_dispatch_stack
+from torch._C import _are_functorch_transforms_active
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
+from fusedops.ops._call import PLAIN, WATCHED, direct, state
 from fusedops.ops._library import LIBRARY, OPS_WITH_TWIN
-
-_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 #: By op: its formula and what saves for it.
 _FORMULAS: dict[str, tuple[Callable, Callable]] = {}
@@ -161,29 +160,11 @@ def register_autograd_of_lists(op: str, backward: Callable, setup_context: Calla
 # --- eager calls --------------------------------------------------------------------------------
 
 
-def _is_watched() -> bool:
-    """Whether a compiler, a dispatch mode, a transform or forward mode is to see the op itself.
-
-    Under a transform a tensor that does not require grad may hold one that does.
-    """
-    return (
-        is_dynamo_compiling()
-        or _len_torch_dispatch_stack() > 0
-        or _are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
-    )
-
-
 def _is_converted(tensor: torch.Tensor) -> bool:
     """Whether autocast will convert a tensor, or a transform of ``torch.func`` left it behind."""
     if tensor.is_cuda and torch.is_autocast_enabled("cuda"):
         return True
     return torch._C._functorch.is_gradtrackingtensor(tensor)
-
-
-def _is_traced() -> bool:
-    """Whether a function mode or a trace is to see a recorded op."""
-    return torch._C._len_torch_function_stack() > 0 or torch._C._get_tracing_state() is not None
 
 
 class EagerOp:
@@ -204,7 +185,7 @@ class EagerOp:
         if plain is None:
             self.plain = _some(unrecorded, returned)
         else:
-            self.plain = getattr(torch.ops.fusedops, plain).default._op
+            self.plain = direct(plain)
         self.recorded = self.dispatched
         if op in _FORMULAS:
             apply = _apply_of(f"fusedops_{op}", *_function(*_FORMULAS[op], returned))
@@ -212,17 +193,12 @@ class EagerOp:
 
     def on(self, *tensors: torch.Tensor | None) -> Callable:
         """What runs a call on these tensors, of which the op says what is wrong with them."""
-        if _is_watched():
+        if is_dynamo_compiling():
             return self.dispatched
-        is_recorded = False
-        for tensor in tensors:
-            if type(tensor) in _PLAIN_TYPES:
-                is_recorded = is_recorded or tensor.requires_grad
-            elif tensor is not None:
-                return self.dispatched
-        if not is_recorded or not torch.is_grad_enabled():
+        how = state(*tensors)
+        if how == PLAIN:
             return self.plain
-        if _is_traced() or any([t is not None and _is_converted(t) for t in tensors]):
+        if how == WATCHED or any([t is not None and _is_converted(t) for t in tensors]):
             return self.dispatched
         return self.recorded
 
@@ -237,24 +213,23 @@ def _some(run: Callable, returned: int | slice) -> Callable:
 def _unrecorded(op: str) -> Callable:
     """``fusedops::op`` without its formula and with all its results."""
     if op in OPS_WITH_TWIN:
-        return getattr(torch.ops.fusedops, f"_{op}").default._op
-    overload = getattr(torch.ops.fusedops, op).default._op
+        return direct(f"_{op}")
+    call = direct(op)
 
     def run(*args: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
-            return overload(*args)
+            return call(*args)
 
     return run
 
 
 @functools.cache
 def _gradient_forms(op: str) -> tuple[Callable, Callable]:
-    twin = getattr(torch.ops.fusedops, f"_{op}").default._op
-    return twin, getattr(torch.ops.fusedops, op).default
+    return direct(f"_{op}"), getattr(torch.ops.fusedops, op).default
 
 
 def gradient(op: str, *args: Any) -> Any:
     """``fusedops::op`` for a formula: its twin where no second derivative is asked for."""
     plain, dispatched = _gradient_forms(op)
-    is_last = not torch.is_grad_enabled() and not _is_watched()
-    return plain(*args) if is_last else dispatched(*args)
+    is_seen = torch.is_grad_enabled() or is_dynamo_compiling() or state() == WATCHED
+    return dispatched(*args) if is_seen else plain(*args)

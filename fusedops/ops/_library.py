@@ -10,12 +10,14 @@ from __future__ import annotations
 import atexit
 import ctypes
 import functools
+import importlib
 import json
 import struct
 import sys
 import time
 import warnings
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ import torch
 LIB_DIR = Path(__file__).resolve().parent.parent / "lib"
 CPU_LIBRARY = LIB_DIR / "libfusedops.so"
 CUDA_LIBRARY = LIB_DIR / "libfusedops_cuda.so"
+OP_CALL = LIB_DIR / "op_call.abi3.so"
 
 #: Ops with a twin, named with an underscore in front, that differs in nothing but that it has no
 #: autograd formula.
@@ -116,6 +119,10 @@ def _load(path: Path) -> None:
             f"fusedops: {path.name} does not load into torch {torch.__version__}: {error}. "
             f"torch >= 2.10 is needed. {_TO_REBUILD}"
         ) from error
+    _check_version(path)
+
+
+def _check_version(path: Path) -> None:
     version = _version_of(path)
     if version != _VERSION:
         raise ImportError(
@@ -130,6 +137,20 @@ def _version_of(path: Path) -> str:
         return "unknown"
     version.restype = ctypes.c_char_p
     return version().decode()
+
+
+def load_op_call() -> ModuleType | None:
+    """The extension module ``op_call``; None where it was built without Python's headers, or Python
+    is free-threaded and loads no module of the limited API."""
+    if not OP_CALL.exists():
+        return None
+    _check_file(OP_CALL)
+    try:
+        module = importlib.import_module("fusedops.lib.op_call")
+    except ModuleNotFoundError:
+        return None
+    _check_version(OP_CALL)
+    return module
 
 
 def _load_cpu_library() -> None:

@@ -1,0 +1,355 @@
+// The Python module fusedops.lib.op_call: what an eager call of an op does before its kernel.
+//
+// torch.ops matches the arguments of every call against a schema, which takes longer than the rest
+// of a small call. Here an op's argument types are known beforehand: a call whose arguments are
+// exactly of these types goes to the dispatcher at once, and every other call, and one that fails,
+// goes to torch.ops, which knows all conversions and raises the error.
+//
+// fusedops/ops/_call.py has the same in Python, for Pythons that do not load this module.
+//
+// Python's limited API of 3.10 and LibTorch's stable ABI: one module for every Python and torch.
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/stableivalue_conversions.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace {
+
+using torch::headeronly::ScalarType;
+namespace stable = torch::stable::detail;
+
+constexpr Py_ssize_t kMostArguments = 16;
+
+// What torch lends: setup() has set it before an op is bound.
+struct Torch {
+  std::array<PyTypeObject*, 2> plain_types;  // torch.Tensor and torch.nn.Parameter
+  PyObject* handle_of;                       // a capsule of a new AtenTensorHandle
+  PyObject* tensor_of;                       // takes the capsule's handle over
+  PyObject* watchers;                        // a tuple of functions: whether one is active
+  PyObject* forward_ad;                      // the module, whose level is -1 outside
+  std::vector<std::pair<PyObject*, ScalarType>> dtypes;
+};
+Torch lent;
+
+// Names of attributes, made once.
+PyObject *requires_grad, *current_level;
+
+// Integers that _call.py knows by the same names.
+enum State { kPlain, kRecorded, kWatched, kFailed = -1 };
+
+struct Op {
+  std::string name;
+  std::string kinds;  // of the arguments, a letter each: fits() has the list
+  Py_ssize_t results;
+  PyObject* otherwise;
+};
+
+bool is_plain_tensor(PyObject* object) {
+  return Py_TYPE(object) == lent.plain_types[0] || Py_TYPE(object) == lent.plain_types[1];
+}
+
+// -1 where an error is set, as of Python's own functions of this kind.
+int truth(PyObject* owned) {
+  if (owned == nullptr) return -1;
+  const int result = PyObject_IsTrue(owned);
+  Py_DECREF(owned);
+  return result;
+}
+
+// Whether a mode, a trace, a transform or forward mode is to see the op.
+int is_watched() {
+  const Py_ssize_t count = PyTuple_Size(lent.watchers);
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    const int result = truth(PyObject_CallNoArgs(PyTuple_GetItem(lent.watchers, i)));
+    if (result != 0) return result;
+  }
+  PyObject* level = PyObject_GetAttr(lent.forward_ad, current_level);
+  if (level == nullptr) return -1;
+  const bool is_forward = PyLong_AsLong(level) >= 0;
+  Py_DECREF(level);
+  return is_forward;
+}
+
+State state_of(PyObject* const* tensors, Py_ssize_t count) {
+  if (const int watched = is_watched()) return watched < 0 ? kFailed : kWatched;
+  const bool records = aoti_torch_grad_mode_is_enabled();
+  State state = kPlain;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    if (tensors[i] == Py_None) continue;
+    if (!is_plain_tensor(tensors[i])) return kWatched;
+    if (!records || state == kRecorded) continue;
+    const int required = truth(PyObject_GetAttr(tensors[i], requires_grad));
+    if (required < 0) return kFailed;
+    if (required) state = kRecorded;
+  }
+  return state;
+}
+
+PyObject* state(PyObject*, PyObject* const* tensors, Py_ssize_t count) {
+  const State result = state_of(tensors, count);
+  return result == kFailed ? nullptr : PyLong_FromLong(result);
+}
+
+bool is_int64(PyObject* object) {
+  if (!PyLong_CheckExact(object)) return false;
+  int overflows = 0;
+  PyLong_AsLongLongAndOverflow(object, &overflows);
+  return overflows == 0;
+}
+
+bool is_bool(PyObject* object) { return object == Py_True || object == Py_False; }
+
+// A tuple or a list: what else is a sequence is left to torch.
+Py_ssize_t length(PyObject* list) {
+  if (PyTuple_Check(list)) return PyTuple_Size(list);
+  return PyList_Check(list) ? PyList_Size(list) : -1;
+}
+
+PyObject* item(PyObject* list, Py_ssize_t index) {
+  return PyTuple_Check(list) ? PyTuple_GetItem(list, index) : PyList_GetItem(list, index);
+}
+
+template <class Is>
+bool is_list_of(PyObject* object, Is is) {
+  const Py_ssize_t count = length(object);
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    if (!is(item(object, i))) return false;
+  }
+  return count >= 0;
+}
+
+const ScalarType* dtype_of(PyObject* object) {
+  const auto found = std::find_if(lent.dtypes.begin(), lent.dtypes.end(), [&](const auto& dtype) {
+    return dtype.first == object;
+  });
+  return found == lent.dtypes.end() ? nullptr : &found->second;
+}
+
+bool fits(char kind, PyObject* object) {
+  switch (kind) {
+    case 't':
+      return is_plain_tensor(object);
+    case 'T':
+      return object == Py_None || is_plain_tensor(object);
+    case 'i':
+      return is_int64(object);
+    case 'f':
+      return PyFloat_CheckExact(object);
+    case 'F':
+      return object == Py_None || PyFloat_CheckExact(object);
+    case 'b':
+      return is_bool(object);
+    case 'd':
+      return dtype_of(object) != nullptr;
+    case 'D':
+      return object == Py_None || dtype_of(object) != nullptr;
+    case 'I':
+      return is_list_of(object, is_int64);
+    case 'B':
+      return is_list_of(object, is_bool);
+    default:
+      return false;
+  }
+}
+
+// The handle is the caller's. Null, with an error set, where Python has no memory left.
+AtenTensorHandle handle_of(PyObject* tensor) {
+  PyObject* capsule = PyObject_CallFunctionObjArgs(lent.handle_of, tensor, nullptr);
+  if (capsule == nullptr) return nullptr;
+  auto* handle = static_cast<AtenTensorHandle>(PyCapsule_GetPointer(capsule, nullptr));
+  Py_DECREF(capsule);
+  return handle;
+}
+
+template <class T, class Convert>
+StableIValue optional_of(PyObject* object, Convert convert) {
+  std::optional<T> value;
+  if (object != Py_None) value = convert(object);
+  return stable::from(value);
+}
+
+template <class T, class Convert>
+StableIValue list_of(PyObject* object, Convert convert) {
+  const Py_ssize_t count = length(object);
+  const std::unique_ptr<T[]> values(new T[count]);
+  for (Py_ssize_t i = 0; i < count; ++i) values[i] = convert(item(object, i));
+  return stable::from(
+      torch::headeronly::HeaderOnlyArrayRef<T>(values.get(), static_cast<size_t>(count)));
+}
+
+// Of an object that fits.
+StableIValue converted(char kind, PyObject* object) {
+  const auto integer = [](PyObject* o) { return static_cast<int64_t>(PyLong_AsLongLong(o)); };
+  const auto boolean = [](PyObject* o) { return o == Py_True; };
+  const auto dtype = [](PyObject* o) { return *dtype_of(o); };
+  switch (kind) {
+    case 't':
+      return stable::from(handle_of(object));
+    case 'T':
+      return optional_of<AtenTensorHandle>(object, handle_of);
+    case 'i':
+      return stable::from(integer(object));
+    case 'f':
+      return stable::from(PyFloat_AsDouble(object));
+    case 'F':
+      return optional_of<double>(object, PyFloat_AsDouble);
+    case 'b':
+      return stable::from(boolean(object));
+    case 'd':
+      return stable::from(dtype(object));
+    case 'D':
+      return optional_of<ScalarType>(object, dtype);
+    case 'I':
+      return list_of<int64_t>(object, integer);
+    default:
+      return list_of<bool>(object, boolean);
+  }
+}
+
+PyObject* tensor_of(StableIValue value) {
+  PyObject* capsule = PyCapsule_New(stable::to<AtenTensorHandle>(value), nullptr, nullptr);
+  if (capsule == nullptr) return nullptr;
+  PyObject* tensor = PyObject_CallFunctionObjArgs(lent.tensor_of, capsule, nullptr);
+  Py_DECREF(capsule);
+  return tensor;
+}
+
+PyObject* tensors_of(const StableIValue* results, Py_ssize_t count) {
+  if (count == 1) return tensor_of(results[0]);
+  PyObject* tuple = PyTuple_New(count);
+  for (Py_ssize_t i = 0; tuple != nullptr && i < count; ++i) {
+    PyObject* tensor = tensor_of(results[i]);
+    if (tensor == nullptr) {
+      Py_DECREF(tuple);
+      return nullptr;
+    }
+    PyTuple_SetItem(tuple, i, tensor);
+  }
+  return tuple;
+}
+
+bool all_fit(const Op& op, PyObject* const* args, Py_ssize_t count) {
+  if (count != static_cast<Py_ssize_t>(op.kinds.size())) return false;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    if (!fits(op.kinds[i], args[i])) return false;
+  }
+  return true;
+}
+
+// Whether the op ran: its results are in the stack then.
+bool dispatch(const Op& op, PyObject* const* args, StableIValue* stack) {
+  try {
+    for (size_t i = 0; i < op.kinds.size(); ++i) {
+      stack[i] = converted(op.kinds[i], args[i]);
+      if (PyErr_Occurred()) return false;
+    }
+  } catch (const std::exception&) {  // no memory for a list
+    return false;
+  }
+  PyThreadState* thread = PyEval_SaveThread();  // as torch.ops, so that other threads go on
+  const AOTITorchError error = torch_call_dispatcher(op.name.c_str(), "", stack, TORCH_ABI_VERSION);
+  PyEval_RestoreThread(thread);
+  return error == TORCH_SUCCESS;
+}
+
+PyObject* call_otherwise(const Op& op, PyObject* const* args, Py_ssize_t count) {
+  PyObject* tuple = PyTuple_New(count);
+  if (tuple == nullptr) return nullptr;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    Py_INCREF(args[i]);
+    PyTuple_SetItem(tuple, i, args[i]);
+  }
+  PyObject* result = PyObject_Call(op.otherwise, tuple, nullptr);
+  Py_DECREF(tuple);
+  return result;
+}
+
+PyObject* call(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  const Op& op = *static_cast<Op*>(PyCapsule_GetPointer(self, nullptr));
+  StableIValue stack[kMostArguments];
+  if (all_fit(op, args, count) && dispatch(op, args, stack)) return tensors_of(stack, op.results);
+  if (PyErr_Occurred()) return nullptr;
+  return call_otherwise(op, args, count);
+}
+
+using FastCall = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
+PyCFunction as_method(FastCall function) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
+PyMethodDef call_method = {"call", as_method(call), METH_FASTCALL, nullptr};
+
+void delete_op(PyObject* capsule) {
+  const auto* op = static_cast<Op*>(PyCapsule_GetPointer(capsule, nullptr));
+  Py_DECREF(op->otherwise);
+  delete op;
+}
+
+PyObject* bind(PyObject*, PyObject* args) {
+  const char *name, *kinds;
+  Py_ssize_t results;
+  PyObject* otherwise;
+  if (!PyArg_ParseTuple(args, "ssnO", &name, &kinds, &results, &otherwise)) return nullptr;
+  auto op = std::make_unique<Op>(Op{name, kinds, results, otherwise});
+  if (std::max<Py_ssize_t>(op->kinds.size(), results) > kMostArguments) {
+    PyErr_Format(PyExc_ValueError, "%s has more than %zd arguments", name, kMostArguments);
+    return nullptr;
+  }
+  PyObject* self = PyCapsule_New(op.get(), nullptr, delete_op);
+  if (self == nullptr) return nullptr;
+  Py_INCREF(op.release()->otherwise);
+  PyObject* function = PyCFunction_NewEx(&call_method, self, nullptr);
+  Py_DECREF(self);
+  return function;
+}
+
+// The dtypes are float32, bfloat16, float16 and float64.
+PyObject* setup(PyObject*, PyObject* args) {
+  std::array<PyObject*, 4> dtypes;
+  Torch& torch = lent;
+  if (!PyArg_ParseTuple(
+          args, "O!O!OO(OOOO)O!O", &PyType_Type, &torch.plain_types[0], &PyType_Type,
+          &torch.plain_types[1], &torch.handle_of, &torch.tensor_of, &dtypes[0], &dtypes[1],
+          &dtypes[2], &dtypes[3], &PyTuple_Type, &torch.watchers, &torch.forward_ad)) {
+    return nullptr;
+  }
+  requires_grad = PyUnicode_InternFromString("requires_grad");
+  current_level = PyUnicode_InternFromString("_current_level");
+  if (requires_grad == nullptr || current_level == nullptr) return nullptr;
+  const std::array codes{
+      ScalarType::Float, ScalarType::BFloat16, ScalarType::Half, ScalarType::Double};
+  torch.dtypes.clear();
+  for (size_t i = 0; i < codes.size(); ++i) torch.dtypes.emplace_back(dtypes[i], codes[i]);
+  // Kept for ever, as the module is.
+  for (PyObject* object : {torch.handle_of, torch.tensor_of, torch.watchers, torch.forward_ad}) {
+    Py_INCREF(object);
+  }
+  for (PyObject* dtype : dtypes) Py_INCREF(dtype);
+  for (PyTypeObject* type : torch.plain_types) Py_INCREF(type);
+  Py_RETURN_NONE;
+}
+
+PyMethodDef methods[] = {
+    {"setup", setup, METH_VARARGS,
+     "setup(Tensor, Parameter, handle_of, tensor_of, dtypes, watchers, forward_ad): what torch "
+     "lends."},
+    {"state", as_method(state), METH_FASTCALL,
+     "state(*tensors): how a call on these tensors, or None, runs."},
+    {"bind", bind, METH_VARARGS,
+     "bind(name, kinds, results, otherwise): a function that calls the op of this name."},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyModuleDef module = {
+    PyModuleDef_HEAD_INIT, "op_call", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit_op_call() { return PyModule_Create(&module); }

@@ -1,0 +1,220 @@
+"""The way from an eager call to the dispatcher: `op_call` does what `torch.ops` does, and leaves to
+it what it does not know."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import fusedops
+from fusedops.ops import _call
+from fusedops.ops._call import PLAIN, RECORDED, WATCHED, direct
+
+pytestmark = pytest.mark.skipif(
+    sys.platform == "linux" and not getattr(sys, "_is_gil_enabled", lambda: True)(),
+    reason="a Python without its lock loads no module of the limited API",
+)
+
+X = torch.randn(3, 8)
+WEIGHT, BIAS = torch.randn(2, 8).unbind()
+GRAD = torch.randn(3, 8)
+MASK = torch.rand(3, 8) < 0.5
+Y = fusedops.softmax(X, -1)
+SEED = torch.tensor(3)
+MEAN, RSTD = X.mean(1, True), torch.rand(3, 1)
+
+#: By op: arguments of every type that an op has.
+CALLS = {
+    "_softmax": [(X, -1, None), (X.double(), 0, None), (X.bfloat16(), 1, torch.float32)],
+    "_softmax_backward": [(GRAD, Y, -1, torch.float32)],
+    "softmax_stats": [(X, -1)],
+    "_masked_softmax": [
+        (X, MASK, 0.5, True, None, BIAS, torch.float32, -1, True),
+        (X, None, 1.0, False, -1e4, None, None, 0, False),
+    ],
+    "masked_softmax_dropout": [(X, MASK, 1.0, False, None, 0.5, SEED, None, None, 0, False)],
+    "_layer_norm_output": [(X, (8,), WEIGHT, BIAS, 1e-5), (X, [3, 8], None, None, 1e-5)],
+    "_layer_norm_backward": [
+        (GRAD, X, [8], MEAN, RSTD, WEIGHT, BIAS, [True, True, True]),
+        (GRAD, X, torch.Size([8]), MEAN, RSTD, WEIGHT, None, (True, False, False)),
+    ],
+    "_rms_norm_output": [(X, (8,), torch.nn.Parameter(WEIGHT), 1e-5, 1.0, False)],
+}
+CASES = [(op, args) for op, calls in CALLS.items() for args in calls]
+
+
+def by_torch(op):
+    return getattr(torch.ops.fusedops, op).default
+
+
+def assert_same(found, expected):
+    assert type(found) is type(expected)
+    if isinstance(found, tuple):
+        for one, other in zip(found, expected, strict=True):
+            assert_same(one, other)
+    elif found is not None:
+        assert found.dtype == expected.dtype and torch.equal(found, expected)
+
+
+def test_the_module_is_in_use():
+    assert _call.IS_DIRECT
+
+
+@pytest.mark.parametrize("op, args", CASES)
+def test_a_direct_call_gives_what_torch_gives(op, args):
+    with torch.no_grad():
+        assert_same(direct(op)(*args), by_torch(op)(*args))
+
+
+@pytest.mark.parametrize("op, args", CASES)
+def test_a_direct_call_does_not_need_torchs_search(op, args):
+    """The function that would serve it otherwise is never called."""
+
+    def otherwise(*_):
+        raise AssertionError("went by torch.ops")
+
+    schema = by_torch(op)._schema
+    kinds = "".join(_call._KINDS[str(argument.real_type)] for argument in schema.arguments)
+    bound = _call._module.bind(f"fusedops::{op}", kinds, len(schema.returns), otherwise)
+    with torch.no_grad():
+        bound(*args)
+
+
+class Sub(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        (X, numpy.int64(-1), None),
+        (X.as_subclass(Sub), -1, None),
+        (X, -1),
+        (X.half(), -1, torch.float32),
+    ],
+)
+def test_other_arguments_go_by_torch(args):
+    assert_same(direct("_softmax")(*args), by_torch("_softmax")(*args))
+
+
+@pytest.mark.parametrize("shape", [numpy.array([8]), [numpy.int64(8)]])
+def test_a_shape_of_other_integers_goes_by_torch(shape):
+    args = (X, shape, None, None, 1e-5)
+    assert_same(direct("_layer_norm_output")(*args), by_torch("_layer_norm_output")(*args))
+
+
+@pytest.mark.parametrize(
+    "op, args",
+    [
+        ("_softmax", (X, 5, None)),
+        ("_softmax", (X.int(), -1, None)),
+        ("_softmax", (None, -1, None)),
+        ("_softmax", (X, 2**70, None)),
+        ("_softmax", (X, -1, torch.int32)),
+        ("_softmax", ()),
+        ("_softmax", (X, -1, None, None)),
+        ("_layer_norm_output", (X, (7,), None, None, 1e-5)),
+        ("_layer_norm_output", (X, ("8",), None, None, 1e-5)),
+        ("_layer_norm_output", (X, (8,), WEIGHT, BIAS, None)),
+        ("_layer_norm_backward", (GRAD, X, [8], MEAN, RSTD, WEIGHT, BIAS, [True, "no", True])),
+    ],
+)
+def test_a_call_that_fails_raises_what_torch_raises(op, args):
+    with pytest.raises(Exception) as expected:
+        by_torch(op)(*args)
+    with pytest.raises(type(expected.value)) as found:
+        direct(op)(*args)
+    assert str(found.value) == str(expected.value)
+
+
+def test_the_dispatcher_sees_a_direct_call():
+    """A tensor whose negation is pending is negated before the kernel reads it."""
+    assert_same(direct("_softmax")(torch._neg_view(X), -1, None), fusedops.softmax(-X, -1))
+
+
+def uses(tensor):
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+
+
+@pytest.mark.parametrize("dim", [-1, 5])
+def test_a_call_keeps_nothing(dim):
+    x = torch.randn(3, 8)
+    before = uses(x), sys.getrefcount(x)
+    for _ in range(10):
+        try:
+            result = direct("_softmax")(x, dim, None)
+        except RuntimeError:
+            continue
+        assert uses(result) == uses(x)
+    assert (uses(x), sys.getrefcount(x)) == before
+
+
+class Dispatched(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+class Called(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+LEAF = X.clone().requires_grad_()
+
+
+@pytest.fixture(params=["op_call", "Python"])
+def state(request):
+    return {"op_call": _call._module.state, "Python": _call._state}[request.param]
+
+
+def test_the_state_of_a_call(state):
+    assert state() == state(X) == state(None) == state(X, None, WEIGHT) == PLAIN
+    assert state(torch.nn.Parameter(WEIGHT, requires_grad=False)) == PLAIN
+    assert state(LEAF) == state(X, LEAF, None) == state(LEAF * 2) == RECORDED
+    assert state(X.as_subclass(Sub)) == state(LEAF, 3) == state([X]) == WATCHED
+    with torch.no_grad():
+        assert state(LEAF) == PLAIN
+        assert state(LEAF, X.as_subclass(Sub)) == WATCHED
+
+
+@pytest.mark.parametrize("context", [Dispatched, Called, forward_ad.dual_level])
+def test_a_call_in_a_mode_is_watched(state, context):
+    with context():
+        assert state(X) == state(LEAF) == state() == WATCHED
+    assert state(X) == PLAIN
+
+
+def test_a_call_in_a_trace_or_a_transform_is_watched(state):
+    seen = []
+
+    def function(x):
+        seen.append(state(x))
+        return x.sin().sum()
+
+    torch.jit.trace(function, X, check_trace=False)
+    torch.func.grad(function)(X)
+    torch.func.vmap(function)(X)
+    assert seen == [WATCHED] * 3
+
+
+WITHOUT_MODULE = """
+import sys
+sys.modules["fusedops.lib.op_call"] = None
+import fusedops.ops._call
+import pytest
+assert not fusedops.ops._call.IS_DIRECT
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", sys.argv[1]]))
+"""
+
+
+def test_all_that_is_said_of_small_calls_holds_without_the_module():
+    claims = Path(__file__).with_name("test_small_calls.py")
+    command = [sys.executable, "-c", WITHOUT_MODULE, str(claims)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-2000:]
