@@ -5,6 +5,8 @@ import pytest
 import torch
 from oracle import DTYPES, same_bits
 
+import fusedops  # noqa: F401 (registers the operators)
+
 ops = torch.ops.fusedops
 
 COLS = range(1, 257)

@@ -7,6 +7,8 @@ import pytest
 import torch
 from oracle import same_bits
 
+import fusedops  # noqa: F401 (registers the operators)
+
 ops = torch.ops.fusedops
 
 #: One column, a row of several that lie side by side, one of its own, and one that threads share.

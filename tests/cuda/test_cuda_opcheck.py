@@ -4,6 +4,8 @@ import pytest
 import torch
 from oracle import DTYPES
 
+import fusedops  # noqa: F401 (registers the operators)
+
 ops = torch.ops.fusedops
 SHAPE = (3, 4, 8)
 

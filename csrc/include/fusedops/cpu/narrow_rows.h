@@ -235,19 +235,11 @@ FUSEDOPS_NOINLINE void store_even_rows(BlockRows<T> rows, int64_t cols, const Ti
   });
 }
 
-// Rows that begin in evenly spaced groups, as in x[:, :-1], are copied where a block has rows of
-// two groups.
-template <class T, class Given>
-FUSEDOPS_INLINE bool are_even(const Given& rows, int64_t first) {
-  constexpr int64_t kSteps = kBlockRows<T> - 1;
-  return rows.spacing.offset(first + kSteps) - rows.spacing.offset(first) ==
-      kSteps * rows.spacing.stride;
-}
-
+// Rows that begin in evenly spaced groups are copied where a block has rows of two groups.
 template <class T>
 FUSEDOPS_INLINE void load_block(
     const ConstRows& rows, int64_t first, int64_t cols, Tile<Compute<T>>* block) {
-  if (are_even<T>(rows, first)) {
+  if (are_even(rows, first, kBlockRows<T>)) {
     return load_even_rows<T>({start_of<T>(rows, first), rows.spacing.stride}, cols, block);
   }
   T copy[kBlockRows<T> * kMostBlockCols];
@@ -260,7 +252,7 @@ FUSEDOPS_INLINE void load_block(
 template <class T>
 FUSEDOPS_INLINE void store_block(
     const Rows& rows, int64_t first, int64_t cols, const Tile<Compute<T>>* block) {
-  if (are_even<T>(rows, first)) {
+  if (are_even(rows, first, kBlockRows<T>)) {
     return store_even_rows<T>({start_of<T>(rows, first), rows.spacing.stride}, cols, block);
   }
   T copy[kBlockRows<T> * kMostBlockCols];

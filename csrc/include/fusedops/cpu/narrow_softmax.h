@@ -48,7 +48,7 @@ FUSEDOPS_NOINLINE void softmax_block(Tile<C>* block, int64_t cols) {
     if constexpr (!Log) block[col] = e;
     return e;
   });
-  const auto factors = factors_of<Log, Out>(max, widened(both(C(1))), LaneSums<C>{max, sum});
+  const auto factors = factors_of<Log, Out>(LaneSums<C>{max, sum});
   for (int64_t col = 0; col < cols; ++col) {
     if constexpr (Log) {
       block[col] = normalized<Log, Out>(block[col], factors);
@@ -162,12 +162,15 @@ FUSEDOPS_INLINE bool are_short(const Args& args) {
   return args.rows <= 16 || (args.rows <= kNarrowCols && args.lanes <= PlaneStrips::kMaxLanes);
 }
 
-// body(plane, lanes) for each strip.
+// body(plane, lanes) for each strip, without a division for each: small planes are many.
 template <class Args, class Body>
 FUSEDOPS_INLINE void for_strips(const Args& args, RowRange range, Body body) {
   const PlaneStrips strips = plane_strips(args);
-  for (int64_t i = range.begin; i < range.end; ++i)
-    body(i / strips.count, strips[i % strips.count]);
+  int64_t plane = range.begin / strips.count, strip = range.begin % strips.count;
+  for (int64_t i = range.begin; i < range.end; ++i) {
+    body(plane, strips[strip]);
+    if (++strip == strips.count) ++plane, strip = 0;
+  }
 }
 
 template <class In, class Out>

@@ -350,7 +350,8 @@ WideTile<C> exp_difference(Tile<C> a, Tile<C> b) {
 
 // As Scaling<float> has them, or that of a type of 16 bits.
 template <class Out>
-FUSEDOPS_INLINE LaneFactors<float> scale_factors(Tile<float> shift, WideTile<float> scale) {
+FUSEDOPS_INLINE LaneFactors<float> scale_factors(
+    Tile<float> shift, WideTile<float> scale, WideTile<float> inverse) {
   const auto zero = widened(both(0.0f));
   scale = each(scale, zero, [](auto all, auto none) {
     return all <= 0x1p-150 / kRaised<float> ? none : all;
@@ -365,11 +366,14 @@ FUSEDOPS_INLINE LaneFactors<float> scale_factors(Tile<float> shift, WideTile<flo
   const auto part = each(scale, rest, [](auto all, auto rest) {
     return rest == 0 ? all : rest < 0 ? -rest : rest;
   });
-  const auto least = each(scale, part, [](auto all, auto part) {
-    const Vec<double> exact = kLeastFloat * 1.0001 / (kFuses ? all : part);
-    const Vec<double> some = part < kLeastFloat ? broadcast(kInfinity<double>) : exact;
-    return all == 0 ? Vec<double>{} : some;
+  const auto exact = each(inverse, part, [](auto inverse, auto part) {
+    return kLeastFloat * 1.0001 * (kFuses ? inverse : 1.0 / part);
   });
+  const auto some = each(exact, part, [](auto exact, auto part) {
+    return part < kLeastFloat ? broadcast(kInfinity<double>) : exact;
+  });
+  const auto least =
+      each(scale, some, [](auto all, auto some) { return all == 0 ? Vec<double>{} : some; });
   return {shift, high, narrowed(each(part, rest, unless_denormal)), narrowed(least), scale};
 }
 
@@ -390,14 +394,26 @@ FUSEDOPS_INLINE LaneFactors<double> scale_factors(
 template <bool Log, class Out, class C>
 FUSEDOPS_INLINE LaneFactors<C> factors_of(
     Tile<C> chunk_max, WideTile<C> factor, const LaneSums<C>& whole) {
+  const auto quotient = [](auto a, auto b) { return a / b; };
   if constexpr (Log) {
     const auto log = [](Vec<double> sum, Vec<double>) { return log_of_sum<Out>(sum); };
     return {whole.max, narrowed(each(whole.sum, whole.sum, log)), {}, {}, {}};
   } else if constexpr (sizeof(Out) == sizeof(double)) {
     return scale_factors(shift_of(chunk_max), narrowed(factor), narrowed(whole.sum));
   } else {
-    const auto scale = each(factor, whole.sum, [](auto a, auto b) { return a / b; });
-    return scale_factors<Out>(shift_of(chunk_max), scale);
+    const auto scale = each(factor, whole.sum, quotient);
+    return scale_factors<Out>(shift_of(chunk_max), scale, each(whole.sum, factor, quotient));
+  }
+}
+
+// Of the only chunk: nothing is divided by 1.
+template <bool Log, class Out, class C>
+FUSEDOPS_INLINE LaneFactors<C> factors_of(const LaneSums<C>& whole) {
+  if constexpr (Log || sizeof(Out) == sizeof(double)) {
+    return factors_of<Log, Out>(whole.max, widened(both(C(1))), whole);
+  } else {
+    const auto scale = each(whole.sum, whole.sum, [](auto sum, auto) { return 1.0 / sum; });
+    return scale_factors<Out>(shift_of(whole.max), scale, whole.sum);
   }
 }
 

@@ -672,6 +672,14 @@ FUSEDOPS_INLINE T* start_of(const Rows& rows, int64_t row) {
   return static_cast<T*>(rows.data) + rows.spacing.offset(row);
 }
 
+// Whether so many rows are evenly spaced: in x[:, :-1] those are that lie in one group.
+template <class Given>
+FUSEDOPS_INLINE bool are_even(const Given& rows, int64_t first, int64_t count) {
+  const RowSpacing& spacing = rows.spacing;
+  if (spacing.jump == 0) return true;
+  return spacing.offset(first + count - 1) - spacing.offset(first) == (count - 1) * spacing.stride;
+}
+
 // A row of T as it lies in memory, or as tiles in scratch memory.
 template <class T>
 struct FromMemory {
