@@ -21,4 +21,4 @@ target_include_directories(torch_stable SYSTEM INTERFACE ${FUSEDOPS_TORCH_DIR}/i
 target_compile_definitions(torch_stable INTERFACE
   TORCH_TARGET_VERSION=${FUSEDOPS_TORCH_TARGET}ULL TORCH_STABLE_ONLY)
 target_link_libraries(torch_stable INTERFACE
-  -Wl,--no-as-needed ${FUSEDOPS_TORCH_DIR}/lib/libtorch_cpu.so -Wl,--as-needed -Wl,--no-undefined)
+  -Wl,--no-as-needed ${FUSEDOPS_TORCH_DIR}/lib/libtorch_cpu.so -Wl,--as-needed)
