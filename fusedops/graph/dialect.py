@@ -330,8 +330,8 @@ def is_unchanged(node: Node) -> bool:
     nothing, a cast to the same dtype."""
     name = _name(node)
     if name == "dropout":
-        call = view(node)
-        return call is not None and call.arguments.get("train") is False
+        given = call.arguments if (call := view(node)) else {}
+        return given.get("train") is False or given.get("p") == 0
     if name in spellings.CASTS and node.op.startswith("call"):
         tensors = (value(node), value(node.all_input_nodes[0]))
         return all(isinstance(t, torch.Tensor) for t in tensors) and (

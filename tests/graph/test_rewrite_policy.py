@@ -85,6 +85,15 @@ def test_a_pointwise_neighbour_costs_the_pass_that_inductor_would_have_saved(tab
     assert site.figures.passes_ms == pytest.approx(4)  # two are written, and read
 
 
+@pytest.mark.parametrize(("p", "training"), [(0.0, True), (0.1, False)])
+def test_a_dropout_that_drops_nothing_costs_no_pass(p, training, table, rewrite_dynamo):
+    table("softmax", inductor=2, ours=1.5)
+    x = torch.randn(64, 64)
+    rewritten = rewrite_dynamo(lambda x: F.dropout(x.softmax(-1), p, training) @ x, x)
+    assert rewritten.replaced == {"softmax": 1}
+    assert rewritten.report.sites[0].figures.passes_ms == 0
+
+
 def test_a_mask_that_inductor_would_have_computed_on_its_way_is_written_and_read(
     table, rewrite_dynamo
 ):
