@@ -24,6 +24,7 @@ from fusedops.cli import bench
 from fusedops.cli.bench import models, peers, report, sites
 from fusedops.cli.errors import UserError
 from fusedops.cli.models import MODELS, TINY
+from fusedops.cli.models.model import Model
 
 COLUMNS = (
     "model,mode,dtype,batch,length,width,threads,eager_ms,inductor_ms,fusedops_ms,speedup,spread,"
@@ -48,6 +49,24 @@ def parsed(command: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     bench.add_arguments(parser)
     return parser.parse_args(command.split())
+
+
+class Seldom(torch.nn.Module):
+    """Drops one number of a billion."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        return torch.nn.functional.dropout(x * self.weight, 1e-9, self.training)
+
+
+@pytest.mark.parametrize(("mode", "draws"), [(models.TRAINING, True), (models.INFERENCE, False)])
+def test_a_step_is_random_that_draws_numbers_even_if_it_drops_none(mode, draws, monkeypatch):
+    seldom = Model("plain", {}, lambda size, dropout: Seldom(), lambda *_: {"x": torch.ones(4)})
+    monkeypatch.setitem(MODELS, "seldom", seldom)
+    assert models._is_random(step("seldom", mode)) == draws
 
 
 def test_csv_holds_one_row_a_model_and_mode(tmp_path):
