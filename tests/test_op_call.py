@@ -138,21 +138,25 @@ def test_the_dispatcher_sees_a_direct_call():
     assert_same(direct("_softmax")(torch._neg_view(X), -1, None), fusedops.softmax(-X, -1))
 
 
-def uses(tensor):
-    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+@pytest.mark.parametrize("op, args", CASES)
+def test_a_call_keeps_neither_its_arguments_nor_its_results(op, args):
+    def uses():
+        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        return [(tensor._use_count(), sys.getrefcount(tensor)) for tensor in tensors]
+
+    call, before = direct(op), uses()
+    with torch.no_grad():
+        results = call(*args)
+    results = results if isinstance(results, tuple) else (results,)
+    assert [result._use_count() for result in results] == [1] * len(results)
+    assert uses() == before
 
 
-@pytest.mark.parametrize("dim", [-1, 5])
-def test_a_call_keeps_nothing(dim):
-    x = torch.randn(3, 8)
-    before = uses(x), sys.getrefcount(x)
-    for _ in range(10):
-        try:
-            result = direct("_softmax")(x, dim, None)
-        except RuntimeError:
-            continue
-        assert uses(result) == uses(x)
-    assert (uses(x), sys.getrefcount(x)) == before
+def test_a_call_that_fails_keeps_nothing():
+    before = X._use_count(), sys.getrefcount(X)
+    with pytest.raises(RuntimeError):
+        direct("_softmax")(X, 5, None)
+    assert (X._use_count(), sys.getrefcount(X)) == before
 
 
 class Dispatched(TorchDispatchMode):

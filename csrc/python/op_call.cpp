@@ -32,7 +32,7 @@ constexpr Py_ssize_t kMostArguments = 16;
 struct Torch {
   std::array<PyTypeObject*, 2> plain_types;  // torch.Tensor and torch.nn.Parameter
   PyObject* handle_of;                       // a capsule of a new AtenTensorHandle
-  PyObject* tensor_of;                       // takes the capsule's handle over
+  PyObject* tensors_of;                      // of a list of capsules, takes the handles over
   PyObject* watchers;                        // a tuple of functions: whether one is active
   PyObject* forward_ad;                      // the module, whose level is -1 outside
   std::vector<std::pair<PyObject*, ScalarType>> dtypes;
@@ -214,26 +214,30 @@ StableIValue converted(char kind, PyObject* object) {
   }
 }
 
-PyObject* tensor_of(StableIValue value) {
-  PyObject* capsule = PyCapsule_New(stable::to<AtenTensorHandle>(value), nullptr, nullptr);
-  if (capsule == nullptr) return nullptr;
-  PyObject* tensor = PyObject_CallFunctionObjArgs(lent.tensor_of, capsule, nullptr);
-  Py_DECREF(capsule);
-  return tensor;
-}
-
-PyObject* tensors_of(const StableIValue* results, Py_ssize_t count) {
-  if (count == 1) return tensor_of(results[0]);
-  PyObject* tuple = PyTuple_New(count);
-  for (Py_ssize_t i = 0; tuple != nullptr && i < count; ++i) {
-    PyObject* tensor = tensor_of(results[i]);
-    if (tensor == nullptr) {
-      Py_DECREF(tuple);
+// A list of capsules that own the handles no longer once torch has taken them over.
+PyObject* capsules_of(const StableIValue* results, Py_ssize_t count) {
+  PyObject* capsules = PyList_New(count);
+  for (Py_ssize_t i = 0; capsules != nullptr && i < count; ++i) {
+    PyObject* capsule = PyCapsule_New(stable::to<AtenTensorHandle>(results[i]), nullptr, nullptr);
+    if (capsule == nullptr) {
+      Py_DECREF(capsules);
       return nullptr;
     }
-    PyTuple_SetItem(tuple, i, tensor);
+    PyList_SetItem(capsules, i, capsule);
   }
-  return tuple;
+  return capsules;
+}
+
+// One tensor, or a tuple of several.
+PyObject* tensors_of(const StableIValue* results, Py_ssize_t count) {
+  PyObject* capsules = capsules_of(results, count);
+  if (capsules == nullptr) return nullptr;
+  PyObject* tensors = PyObject_CallFunctionObjArgs(lent.tensors_of, capsules, nullptr);
+  Py_DECREF(capsules);
+  if (tensors == nullptr) return nullptr;
+  PyObject* result = count == 1 ? PySequence_GetItem(tensors, 0) : PySequence_Tuple(tensors);
+  Py_DECREF(tensors);
+  return result;
 }
 
 bool all_fit(const Op& op, PyObject* const* args, Py_ssize_t count) {
@@ -317,7 +321,7 @@ PyObject* setup(PyObject*, PyObject* args) {
   Torch& torch = lent;
   if (!PyArg_ParseTuple(
           args, "O!O!OO(OOOO)O!O", &PyType_Type, &torch.plain_types[0], &PyType_Type,
-          &torch.plain_types[1], &torch.handle_of, &torch.tensor_of, &dtypes[0], &dtypes[1],
+          &torch.plain_types[1], &torch.handle_of, &torch.tensors_of, &dtypes[0], &dtypes[1],
           &dtypes[2], &dtypes[3], &PyTuple_Type, &torch.watchers, &torch.forward_ad)) {
     return nullptr;
   }
@@ -329,7 +333,7 @@ PyObject* setup(PyObject*, PyObject* args) {
   torch.dtypes.clear();
   for (size_t i = 0; i < codes.size(); ++i) torch.dtypes.emplace_back(dtypes[i], codes[i]);
   // Kept for ever, as the module is.
-  for (PyObject* object : {torch.handle_of, torch.tensor_of, torch.watchers, torch.forward_ad}) {
+  for (PyObject* object : {torch.handle_of, torch.tensors_of, torch.watchers, torch.forward_ad}) {
     Py_INCREF(object);
   }
   for (PyObject* dtype : dtypes) Py_INCREF(dtype);
@@ -339,7 +343,7 @@ PyObject* setup(PyObject*, PyObject* args) {
 
 PyMethodDef methods[] = {
     {"setup", setup, METH_VARARGS,
-     "setup(Tensor, Parameter, handle_of, tensor_of, dtypes, watchers, forward_ad): what torch "
+     "setup(Tensor, Parameter, handle_of, tensors_of, dtypes, watchers, forward_ad): what torch "
      "lends."},
     {"state", as_method(state), METH_FASTCALL,
      "state(*tensors): how a call on these tensors, or None, runs."},

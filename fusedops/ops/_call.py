@@ -56,12 +56,13 @@ def _loaded() -> ModuleType | None:
     """The extension module; None where this Python or this torch has no use for it."""
     conversions = getattr(torch._C, "_aoti", None)
     handle_of = getattr(conversions, "unsafe_alloc_void_ptr_from_tensor", None)
-    tensor_of = getattr(conversions, "alloc_tensor_by_stealing_from_void_ptr", None)
+    # The function of one tensor does not take its handle over: the tensor would never be freed.
+    tensors_of = getattr(conversions, "alloc_tensors_by_stealing_from_void_ptrs", None)
     op_call = load_op_call()
-    if op_call is None or handle_of is None or tensor_of is None:
+    if op_call is None or handle_of is None or tensors_of is None:
         return None
     dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-    op_call.setup(*_PLAIN_TYPES, handle_of, tensor_of, dtypes, _WATCHERS, forward_ad)
+    op_call.setup(*_PLAIN_TYPES, handle_of, tensors_of, dtypes, _WATCHERS, forward_ad)
     return op_call
 
 
