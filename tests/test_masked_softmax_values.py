@@ -1,6 +1,9 @@
 """masked_softmax against float64 and against what eager gives for hidden and special values."""
 
 import math
+import signal
+import subprocess
+import sys
 
 import bounds
 import pytest
@@ -226,6 +229,64 @@ def test_causality_aligns_to_either_corner(queries, keys, causal):
     diagonal = keys - queries if causal == "bottom_right" else 0
     expected = reference.masked_softmax(x, diagonal=diagonal).float()
     torch.testing.assert_close(fusedops.masked_softmax(x, causal=causal), expected, equal_nan=True)
+
+
+# Rows of two pages each, of which the second cannot be read: what a row hides lies there.
+UNREADABLE = """
+import ctypes, mmap, sys
+import numpy, torch
+import fusedops
+
+page, rows, visible, cols = mmap.PAGESIZE, 6, 64, 1000
+memory = mmap.mmap(-1, 2 * rows * page)
+width = page // 4
+x = torch.from_numpy(numpy.frombuffer(memory, numpy.float32)).view(rows, 2 * width)
+scores = x[:, width - visible : width - visible + cols]
+scores[:, :visible] = torch.randn(rows, visible)
+expected = torch.softmax(scores[:, :visible], -1)
+start, libc = x.data_ptr(), ctypes.CDLL(None, use_errno=True)
+for row in range(rows):
+    second = ctypes.c_void_p(start + (2 * row + 1) * page)
+    assert libc.mprotect(second, ctypes.c_size_t(page), 0) == 0
+mask = torch.arange(cols) < visible
+if sys.argv[1] == "nothing":
+    scores.sum()
+if sys.argv[1] == "a mask of every element":
+    mask = mask.repeat(rows, 1)
+result = fusedops.masked_softmax(scores, mask)
+torch.testing.assert_close(result[:, :visible], expected)
+assert result[:, visible:].count_nonzero() == 0
+"""
+
+
+@pytest.mark.parametrize("hides", ["padding", "a mask of every element"])
+def test_what_is_hidden_behind_all_that_is_visible_is_not_read(hides):
+    """It may lie where reading ends the process."""
+    result = subprocess.run([sys.executable, "-c", UNREADABLE, hides], capture_output=True)
+    assert result.returncode == 0, result.stderr.decode()
+
+
+def test_memory_that_cannot_be_read_ends_a_process_that_reads_it():
+    result = subprocess.run([sys.executable, "-c", UNREADABLE, "nothing"])
+    assert result.returncode == -signal.SIGSEGV
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("cols", [5, 64, 100, 129, 700, 5000])
+def test_a_bool_mask_gives_the_bits_of_minus_infinity_added(dtype, cols):
+    """What is left out of the one is computed in the other."""
+    torch.manual_seed(cols)
+    x = (torch.randn(60, cols) * 3).to(dtype)
+    end = torch.randint(1, cols + 1, (60, 1))
+    for mask in (
+        torch.arange(cols) < end,
+        (torch.arange(cols) < end) & bools(60, cols),
+        torch.arange(cols) >= cols - end,
+        bools(cols),
+        torch.arange(cols) < end[0],
+    ):
+        added = torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, -INF)
+        assert same_bits(fusedops.masked_softmax(x, mask), fusedops.masked_softmax(x, added))
 
 
 def test_what_causality_hides_is_not_read():

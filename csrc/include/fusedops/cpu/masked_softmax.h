@@ -2,8 +2,8 @@
 //
 // Forward: the scores of a chunk of a row go into scratch memory in the L1 cache, and from there on
 // all is the softmax of those scores. So mask and bias cost a loop for each of their types, and the
-// rest is compiled once for all of them. Of a causal row only the visible columns are computed,
-// unless a hidden one would come out other than 0.
+// rest is compiled once for all of them. The columns behind the last one that causality and a bool
+// mask show are neither read nor computed, unless they would come out other than 0.
 #pragma once
 
 #include "fusedops/cpu/philox.h"
@@ -17,12 +17,44 @@ namespace {
 
 struct NoOperand {};
 
-// The offsets of mask and bias for one row after the other.
+// What causality and a bool mask leave of a row.
+struct VisibleColumns {
+  int64_t end;  // every column from here on is hidden
+  bool all;     // no mask hides one before it
+};
+
+// Whether the first `cols` bools are all true. All are read, because a loop that ends at the first
+// false one ends elsewhere in each row, and costs a mispredicted branch.
+inline bool are_all_true(const Bool* bools, int64_t cols) {
+  constexpr uint64_t kTrue = 0x0101010101010101;
+  bool all = true;
+  int64_t col = 0;
+  if (cols >= kVectorBytes) {
+    const VecI64 is_true = VecI64{} + int64_t(kTrue);
+    VecI64 differs = read<VecI64>(bools + cols - kVectorBytes) ^ is_true;
+    for (; col + kVectorBytes <= cols; col += kVectorBytes) {
+      differs |= read<VecI64>(bools + col) ^ is_true;
+    }
+    return !any(differs != 0);
+  }
+  for (; col + 8 <= cols; col += 8) all &= read<uint64_t>(bools + col) == kTrue;
+  for (; col < cols; ++col) all &= bools[col].value != 0;
+  return all;
+}
+
+// What a bool mask's row shows of its first `cols` columns.
+inline VisibleColumns columns_shown(const Bool* mask, int64_t cols) {
+  int64_t end = cols;
+  while (end >= 8 && read<uint64_t>(mask + end - 8) == 0) end -= 8;
+  while (end > 0 && mask[end - 1].value == 0) --end;
+  return {end, are_all_true(mask, end)};
+}
+
+// Where mask and bias lie for one row after the other, and how far the row is visible.
 class OperandRows {
  public:
-  int64_t bias = 0, mask = 0;  // elements
-
-  OperandRows(const Scores& scores, int64_t row) : scores_(scores) {
+  OperandRows(const Scores& scores, int64_t row) : scores_(scores), query_(0) {
+    if (scores.causal.on) query_ = row % scores.causal.queries;
     for (int32_t d = scores.dims.count - 1; d >= 0; --d) {
       index_[d] = row % scores.dims.sizes[d];
       row /= scores.dims.sizes[d];
@@ -31,6 +63,7 @@ class OperandRows {
   }
 
   void next() {
+    if (++query_ == scores_.causal.queries) query_ = 0;
     for (int32_t d = scores_.dims.count - 1; d >= 0; --d) {
       move(d, 1);
       if (++index_[d] < scores_.dims.sizes[d]) return;
@@ -39,64 +72,77 @@ class OperandRows {
     }
   }
 
+  const void* bias() const { return at(scores_.bias, bias_); }
+  const void* mask() const { return at(scores_.mask, mask_); }
+
+  // What is visible of the row, which has `cols` columns. The mask is read once where several rows
+  // share it, as they share a padding mask.
+  VisibleColumns visible(int64_t cols) {
+    if (scores_.causal.on) {
+      const int64_t visible = query_ + scores_.causal.diagonal + 1;
+      cols = visible < 0 ? 0 : visible < cols ? visible : cols;
+    }
+    const auto* row = static_cast<const Bool*>(mask());
+    if (row == nullptr) return {cols, true};
+    if (!scores_.mask.is_bool) return {cols, false};
+    if (scores_.mask.col_stride == 0) return {row->value != 0 ? cols : 0, true};
+    if (row != last_mask_ || cols != last_cols_) {
+      last_mask_ = row;
+      last_cols_ = cols;
+      last_visible_ = columns_shown(row, cols);
+    }
+    return last_visible_;
+  }
+
  private:
+  static const void* at(const Operand& operand, int64_t offset) {
+    if (operand.data == nullptr) return nullptr;
+    const int64_t size = operand.is_bool ? 1 : size_of(operand.dtype);
+    return static_cast<const char*>(operand.data) + offset * size;
+  }
+
   void move(int32_t dim, int64_t steps) {
-    bias += steps * scores_.bias.strides[dim];
-    mask += steps * scores_.mask.strides[dim];
+    bias_ += steps * scores_.bias.strides[dim];
+    mask_ += steps * scores_.mask.strides[dim];
   }
 
   const Scores& scores_;
-  int64_t index_[kMaxRowDims] = {};
+  int64_t bias_ = 0, mask_ = 0;  // elements
+  int64_t query_, index_[kMaxRowDims] = {};
+  const Bool* last_mask_ = nullptr;
+  int64_t last_cols_ = 0;
+  VisibleColumns last_visible_ = {};
 };
-
-inline int64_t visible_columns(const Causal& causal, int64_t row, int64_t cols) {
-  if (!causal.on) return cols;
-  const int64_t visible = row % causal.queries + causal.diagonal + 1;
-  return visible < 0 ? 0 : visible < cols ? visible : cols;
-}
 
 template <class T>
 void splat(const void* value, void* to, int64_t count) {
   for (int64_t i = 0; i < count; ++i) static_cast<T*>(to)[i] = *static_cast<const T*>(value);
 }
 
-// An operand's values for one row.
-struct RowOperand {
-  const void* data;  // null where there is none
-  bool is_bool;
-  DType dtype;
-  int32_t col_stride;
+// The values of an operand for one row: one for all columns is written to `repeated` as often as a
+// chunk of `cols` columns needs it.
+inline const void* values_of(
+    const Operand& operand, const void* row, void* repeated, int64_t cols) {
+  if (row == nullptr || operand.col_stride != 0) return row;
+  const int64_t size = operand.is_bool ? 1 : size_of(operand.dtype);
+  if (size == 1) splat<uint8_t>(row, repeated, cols);
+  if (size == 2) splat<uint16_t>(row, repeated, cols);
+  if (size == 4) splat<uint32_t>(row, repeated, cols);
+  if (size == 8) splat<uint64_t>(row, repeated, cols);
+  return repeated;
+}
 
-  RowOperand() = default;
-  // One value for all columns is repeated in `repeated` as often as a chunk of `cols` columns needs
-  // it.
-  RowOperand(const Operand& operand, int64_t offset, void* repeated, int64_t cols)
-      : data(nullptr),
-        is_bool(operand.is_bool),
-        dtype(operand.dtype),
-        col_stride(operand.col_stride) {
-    if (operand.data == nullptr) return;
-    const int64_t size = is_bool ? 1 : size_of(dtype);
-    data = static_cast<const char*>(operand.data) + offset * size;
-    if (col_stride != 0) return;
-    if (size == 1) splat<uint8_t>(data, repeated, cols);
-    if (size == 2) splat<uint16_t>(data, repeated, cols);
-    if (size == 4) splat<uint32_t>(data, repeated, cols);
-    if (size == 8) splat<uint64_t>(data, repeated, cols);
-    data = repeated;
+// body(pointer to the values of a row from column `begin` on)
+template <class In, class Body>
+FUSEDOPS_INLINE auto with_values(
+    const Operand& operand, const void* values, int64_t begin, Body body) {
+  const int64_t at = begin * operand.col_stride;
+  if (operand.is_bool) return body(static_cast<const Bool*>(values) + at);
+  if constexpr (sizeof(In) == 2) {
+    if (operand.dtype == DType::kFloat32) return body(static_cast<const float*>(values) + at);
   }
-
-  // body(pointer to the values from column `begin` on)
-  template <class In, class Body>
-  FUSEDOPS_INLINE auto with_values(int64_t begin, Body body) const {
-    const int64_t at = begin * col_stride;
-    if (is_bool) return body(static_cast<const Bool*>(data) + at);
-    if constexpr (sizeof(In) == 2) {
-      if (dtype == DType::kFloat32) return body(static_cast<const float*>(data) + at);
-    }
-    return body(static_cast<const In*>(data) + at);
-  }
-};
+  return body(static_cast<const In*>(values) + at);
+}
 
 template <class In, class Part, class C = Compute<In>>
 FUSEDOPS_INLINE Tile<C> with_operand(Tile<C> score, NoOperand, int64_t, Part, C) {
@@ -196,9 +242,9 @@ FUSEDOPS_NOINLINE SoftmaxChunk<C> exponentials(C* scratch, C max, int64_t cols) 
 template <class In>
 struct MaskedRow {
   using C = Compute<In>;
-  const In *input, *next;  // where the row lies that will be read in its place
-  RowOperand bias, mask;
-  C scale, hidden;
+  const Scores* scores;
+  const In *input, *next;           // where the row lies that will be read in its place
+  const void *bias, *mask;          // null where there is none
   int64_t visible, computed, cols;  // `computed` columns: the visible ones, or all
   C* scratch;
   SoftmaxChunk<C>* chunks;
@@ -208,22 +254,23 @@ struct MaskedRow {
   }
 
   // The scores of the chunk from `begin` on into scratch; returns their maximum.
-  FUSEDOPS_INLINE C write_chunk(int64_t begin) const {
+  FUSEDOPS_INLINE C write_chunk(int64_t begin, C hidden) const {
     const int64_t count = chunk_cols(begin), left = visible - begin;
     const int64_t seen = left < 0 ? 0 : left < count ? left : count;
     C* to = scratch + begin;
     const auto first = [&](auto operand) {
-      return scores_of<In>(input + begin, scale, operand, to, hidden, seen, cols - begin);
+      return scores_of<In>(
+          input + begin, C(scores->scale), operand, to, hidden, seen, cols - begin);
     };
     const auto second = [&](auto operand) {
       return scores_with<In>(operand, to, hidden, seen, cols - begin);
     };
     C max = -kInfinity<C>;
-    if (bias.data != nullptr) {
-      max = bias.with_values<In>(begin, first);
-      if (mask.data != nullptr) max = mask.with_values<In>(begin, second);
-    } else if (mask.data != nullptr) {
-      max = mask.with_values<In>(begin, first);
+    if (bias != nullptr) {
+      max = with_values<In>(scores->bias, bias, begin, first);
+      if (mask != nullptr) max = with_values<In>(scores->mask, mask, begin, second);
+    } else if (mask != nullptr) {
+      max = with_values<In>(scores->mask, mask, begin, first);
     } else {
       max = first(NoOperand{});
     }
@@ -244,8 +291,8 @@ struct MaskedRow {
     return combine(chunks, softmax_chunk_count<C>(computed));
   }
 
-  // Whether the columns that causality hides come out as 0 without being computed.
-  FUSEDOPS_INLINE bool is_rest_zero(SoftmaxRow whole) const {
+  // Whether the columns behind the visible ones come out as 0 without being computed.
+  FUSEDOPS_INLINE bool is_rest_zero(SoftmaxRow whole, C hidden) const {
     return computed == cols ||
         (hidden < whole.max + ExpFor<C>::type::kLowest && whole.sum == whole.sum);
   }
@@ -253,13 +300,13 @@ struct MaskedRow {
 
 // The exponentials of every row into its scratch, with maximum and sum of each chunk.
 template <class Out, class In, class C = Compute<In>>
-FUSEDOPS_NOINLINE void exponentials_of(MaskedRow<In>* rows, int64_t count) {
+FUSEDOPS_NOINLINE void exponentials_of(MaskedRow<In>* rows, int64_t count, C hidden) {
   for (int64_t begin = 0; begin < rows->cols; begin += kSoftmaxChunk<C>) {
     const auto chunk = [&](int64_t i) -> SoftmaxChunk<C>& {
       return rows[i].chunks[begin / kSoftmaxChunk<C>];
     };
     for (int64_t i = 0; i < count; ++i) {
-      if (begin < rows[i].computed) chunk(i).max = rows[i].write_chunk(begin);
+      if (begin < rows[i].computed) chunk(i).max = rows[i].write_chunk(begin, hidden);
     }
     for (int64_t i = 0; i < count; ++i) {
       if (begin >= rows[i].computed) continue;
@@ -273,8 +320,7 @@ FUSEDOPS_NOINLINE void exponentials_of(MaskedRow<In>* rows, int64_t count) {
 // Whether every element is hidden, or -inf. Asked only where no score is above the hidden ones.
 template <class Out, class In>
 bool is_nothing_visible(MaskedRow<In> row) {
-  row.hidden = -kInfinity<Compute<In>>;
-  exponentials_of<Out>(&row, 1);
+  exponentials_of<Out>(&row, 1, -kInfinity<Compute<In>>);
   return row.whole().sum == 0;
 }
 
@@ -291,53 +337,54 @@ struct MaskedSoftmax {
   const MaskedSoftmaxForward& args;
   Put put;
   char *repeated, *scratch;
+  int64_t group_rows, row_bytes;
 
   void run(RowRange range) const {
     MaskedRow<In> rows[kMostMaskedGroupRows];
-    const int64_t group_rows = masked_group_rows(args.cols, args.input.dtype);
     OperandRows operands(args.scores, range.begin);
     for (int64_t first = range.begin; first < range.end; first += group_rows) {
       const int64_t count = range.end - first < group_rows ? range.end - first : group_rows;
       for (int64_t i = 0; i < count; ++i, operands.next()) {
         rows[i] = row_at(first + i, operands, i);
       }
-      exponentials_of<Out>(rows, count);
+      exponentials_of<Out>(rows, count, hidden());
       for (int64_t i = 0; i < count; ++i) finish(first + i, rows[i]);
     }
   }
 
  private:
-  MaskedRow<In> row_at(int64_t index, const OperandRows& operands, int64_t place) const {
+  FUSEDOPS_INLINE C hidden() const { return C(args.scores.hidden_value); }
+
+  FUSEDOPS_INLINE MaskedRow<In> row_at(int64_t index, OperandRows& operands, int64_t place) const {
     const Scores& scores = args.scores;
     const int64_t chunk = args.cols < kSoftmaxChunk<C> ? args.cols : kSoftmaxChunk<C>;
     char* copies = repeated + place * chunk * sizeof(C);
-    const int64_t visible = visible_columns(scores.causal, index, args.cols);
-    C* values =
-        reinterpret_cast<C*>(scratch + place * masked_row_bytes(args.cols, args.input.dtype));
-    const In* input = static_cast<const In*>(args.input.data) + args.input.spacing.offset(index);
+    const VisibleColumns seen = operands.visible(args.cols);
+    C* values = reinterpret_cast<C*>(scratch + place * row_bytes);
+    const In* input = start_of<In>(args.input, index);
     return {
+        &scores,
         input,
-        input + masked_group_rows(args.cols, args.input.dtype) * args.input.spacing.stride,
-        RowOperand(scores.bias, operands.bias, copies, chunk),
-        RowOperand(scores.mask, operands.mask, copies + kRepeatedBytes, chunk),
-        C(scores.scale),
-        C(scores.hidden_value),
-        visible,
-        visible,
+        input + group_rows * args.input.spacing.stride,
+        values_of(scores.bias, operands.bias(), copies, chunk),
+        seen.all ? nullptr
+                 : values_of(scores.mask, operands.mask(), copies + kRepeatedBytes, chunk),
+        seen.end,
+        seen.end,
         args.cols,
         values,
         reinterpret_cast<SoftmaxChunk<C>*>(values + padded_cols(args.cols))};
   }
 
-  void finish(int64_t index, MaskedRow<In>& row) const {
+  FUSEDOPS_INLINE void finish(int64_t index, MaskedRow<In>& row) const {
     SoftmaxRow whole = row.whole();
-    if (args.zero_masked_rows && whole.max <= row.hidden) {
+    if (args.zero_masked_rows && whole.max <= hidden()) {
       if (is_nothing_visible<Out>(row)) return write(index, row, whole, 0);
-      exponentials_of<Out>(&row, 1);
+      exponentials_of<Out>(&row, 1, hidden());
     }
-    if (!row.is_rest_zero(whole)) {
+    if (!row.is_rest_zero(whole, hidden())) {
       row.computed = args.cols;
-      exponentials_of<Out>(&row, 1);
+      exponentials_of<Out>(&row, 1, hidden());
       whole = row.whole();
     }
     write(index, row, whole, columns_computed<In>(row.computed, args.cols));
@@ -372,7 +419,15 @@ FUSEDOPS_INLINE void masked_softmax_rows(
   static_assert(kSoftmaxChunk<Compute<In>> * sizeof(Compute<In>) <= kRepeatedBytes);
   static_assert(kMaskedGroupBytes <= kRepeatedBytes);
   char* repeated = static_cast<char*>(memory);
-  MaskedSoftmax<In, Out>{args, put, repeated, repeated + 2 * kRepeatedBytes}.run(range);
+  const DType dtype = args.input.dtype;
+  MaskedSoftmax<In, Out>{
+      args,
+      put,
+      repeated,
+      repeated + 2 * kRepeatedBytes,
+      masked_group_rows(args.cols, dtype),
+      masked_row_bytes(args.cols, dtype)}
+      .run(range);
 }
 
 // --- backward -----------------------------------------------------------------------------------
@@ -439,18 +494,11 @@ FUSEDOPS_INLINE void masked_softmax_backward_rows(
     const Out* probabilities =
         static_cast<const Out*>(args.probabilities.data) + args.probabilities.spacing.offset(index);
     In* result = static_cast<In*>(args.grad_input.data) + args.grad_input.spacing.offset(index);
-    int64_t visible = visible_columns(scores.causal, index, args.cols);
-    // Those that causality hides are all alike, and other than 0 only where nothing is visible.
+    const auto [visible, all] = operands.visible(args.cols);
+    // The columns behind are all alike, and other than 0 only where nothing is visible.
     const bool is_rest_zero = load(probabilities + args.cols - 1, First{1}).v[0][0] == 0;
     const int64_t summed = is_rest_zero ? visible : args.cols;
-    const Bool* mask = static_cast<const Bool*>(scores.mask.data);
-    if (mask != nullptr) {
-      mask += operands.mask;
-      if (scores.mask.col_stride == 0) {
-        if (mask->value == 0) visible = 0;
-        mask = nullptr;
-      }
-    }
+    const Bool* mask = all ? nullptr : static_cast<const Bool*>(operands.mask());
     const bool fits = args.cols * int64_t(sizeof(Out)) <= kPrefetchedRowBytes;
     const GradRow<In, Out> row{
         probabilities,

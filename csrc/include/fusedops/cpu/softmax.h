@@ -124,6 +124,7 @@ struct SoftmaxRow {
 // The row's maximum, and the sum of exp(input - maximum), raised where the chunks' are.
 template <class C>
 FUSEDOPS_INLINE SoftmaxRow combine(const SoftmaxChunk<C>* chunks, int64_t count) {
+  if (count == 1) return {double(chunks->max), chunks->sum};  // as of nearly every row
   C max = -kInfinity<C>;
   for (int64_t i = 0; i < count; ++i) max = Larger{}(max, chunks[i].max);
   double sum = 0;

@@ -752,9 +752,11 @@ struct Add {
   }
 };
 struct Larger {
+  FUSEDOPS_INLINE float operator()(float a, float b) const { return b > a ? b : a; }
+  FUSEDOPS_INLINE double operator()(double a, double b) const { return b > a ? b : a; }
   template <class V>
   FUSEDOPS_INLINE V operator()(V a, V b) const {
-    return b > a ? b : a;
+    return larger(a, b);
   }
 };
 
