@@ -458,7 +458,7 @@ def _column_sum(terms: Array, errors: Array, dtype: torch.dtype) -> Bounded:
 
 # --- what holds -----------------------------------------------------------------------------------
 
-#: Of fewer elements no mean is typical.
+#: The mean error of fewer elements may differ much from the typical one.
 FEW = 32
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-#: Of less to more.
+#: From fewer instructions to more.
 ISAS = ("default", "avx2", "avx512")
 
 #: What eager may use, by the least that it needs. oneDNN's AVX512_CORE is without the instructions

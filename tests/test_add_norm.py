@@ -38,7 +38,7 @@ NORMS = {
 
 
 def multiplier(p, seed, shape):
-    """Of dropout, in float64."""
+    """What dropout multiplies by, in float64."""
     cols = shape[-1]
     rows = torch.Size(shape).numel() // cols
     kept = reference.philox(seed, rows, cols).view(shape) >= round(p * 2**32)

@@ -9,7 +9,8 @@ from tests.oracle import DTYPES, annotated_norm, relative_error, same_bits
 
 ops = torch.ops.fusedops
 
-#: Of long rows: one segment more than a short one, a ragged end, several segments for each thread.
+#: Lengths of long rows: one column more than a short row, a ragged end, several segments for each
+#: thread.
 LENGTHS = [65537, 100003, 1 << 18]
 
 

@@ -21,7 +21,7 @@ INPUTS = {
     "trend": lambda x: x + torch.linspace(-300, 300, x.shape[1]),
     "large": lambda x: x * 1e15,
 }
-#: Of which roundings are no random numbers.
+#: Kinds of rows whose rounding errors are not random.
 SYSTEMATIC = {"constant", "trend", "outlier first"}
 
 

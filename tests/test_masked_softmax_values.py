@@ -1,7 +1,6 @@
 """masked_softmax against float64 and against what eager gives for hidden and special values."""
 
 import math
-import signal
 import subprocess
 import sys
 
@@ -250,7 +249,9 @@ for row in range(rows):
     assert libc.mprotect(second, ctypes.c_size_t(page), 0) == 0
 mask = torch.arange(cols) < visible
 if sys.argv[1] == "nothing":
+    print("reading", flush=True)
     scores.sum()
+    print("read")
 if sys.argv[1] == "a mask of every element":
     mask = mask.repeat(rows, 1)
 result = fusedops.masked_softmax(scores, mask)
@@ -267,8 +268,10 @@ def test_what_is_hidden_behind_all_that_is_visible_is_not_read(hides):
 
 
 def test_memory_that_cannot_be_read_ends_a_process_that_reads_it():
-    result = subprocess.run([sys.executable, "-c", UNREADABLE, "nothing"])
-    assert result.returncode == -signal.SIGSEGV
+    result = subprocess.run(
+        [sys.executable, "-c", UNREADABLE, "nothing"], capture_output=True, text=True
+    )
+    assert result.stdout == "reading\n" and result.returncode != 0
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)

@@ -43,8 +43,8 @@ def outputs(model, inputs, **options):
     return program, program(*inputs)
 
 
-#: Of x and r [2, 3, 5, 8], w and b [8], a bool mask m and a float mask f [2, 1, 5, 8], in which a
-#: row sees nothing, and a bias s [1, 8].
+#: Functions of x and r [2, 3, 5, 8], w and b [8], a bool mask m and a float mask f [2, 1, 5, 8], in
+#: which a row sees nothing, and a bias s [1, 8].
 OPS = {
     "softmax": lambda x, r, w, b, m, f, s: fusedops.softmax(x, 1),
     "softmax as float64": lambda x, *_: fusedops.softmax(x, -1, torch.float64),

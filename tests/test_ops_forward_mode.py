@@ -15,7 +15,7 @@ X, TANGENT, WEIGHT = torch.randn(3, 5), torch.randn(3, 5), torch.randn(5)
 SEED = torch.tensor(3)
 STATS = fusedops.softmax_stats(X, -1)
 
-#: Of one tensor of three rows and five columns.
+#: Functions of one tensor, which has three rows and five columns.
 FUNCTIONS = {
     "softmax": lambda t: fusedops.softmax(t, -1),
     "softmax of all": lambda t: fusedops.softmax(t, None),

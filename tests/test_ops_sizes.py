@@ -7,7 +7,7 @@ from oracle import same_bits
 import fusedops
 
 ops = torch.ops.fusedops
-#: Of one element: 2^42 rows of five.
+#: 2^42 rows of five columns, all of them one element.
 TALL = torch.zeros(1, 1).expand(2**42, 5)
 
 HUGE = {

@@ -8,7 +8,8 @@ import fusedops
 ops = torch.ops.fusedops
 BATCH = torch.randn(4, 3, 5)
 
-#: Of one slice; counted with the batch in front each would be in range, or fit.
+#: Arguments that are wrong for one slice. Counted with the batch in front, each would be in range,
+#: or fit.
 BAD_SLICES = {
     "dim": lambda t: fusedops.softmax(t, 2),
     "negative dim": lambda t: fusedops.log_softmax(t, -3),

@@ -14,7 +14,7 @@ WEIGHT, BIAS = torch.randn(2, 8).unbind()
 SEED = torch.tensor(3)
 STATS = fusedops.softmax_stats(X, -1)
 
-#: Of one tensor, and how many results it has.
+#: Functions of one tensor, each with its number of results.
 FUNCTIONS = {
     "softmax": (lambda x: fusedops.softmax(x, -1), 1),
     "log_softmax": (lambda x: fusedops.log_softmax(x, -1), 1),

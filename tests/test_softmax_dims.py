@@ -9,7 +9,8 @@ from test_softmax_values import OPS, SPECIAL_ROWS
 
 import fusedops
 
-# Of length and lanes: one and few of either, odd ones, whole and partial tiles, more than a strip.
+# Pairs of length and lanes: one and few of either, odd numbers, whole and partial tiles, more than
+# a strip.
 SIZES = [(1, 7), (2, 1), (5, 16), (31, 33), (64, 64), (200, 3), (1000, 40), (33, 1030), (9001, 9)]
 
 

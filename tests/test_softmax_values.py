@@ -33,7 +33,7 @@ INPUTS = {
     "equal": lambda rows, cols: torch.full((rows, cols), 0.3),
     "rising": lambda rows, cols: torch.linspace(-20, 20, cols).expand(rows, cols),
 }
-#: Of which roundings are no random numbers.
+#: Kinds of rows whose rounding errors are not random.
 SYSTEMATIC = {"equal", "rising"}
 
 

@@ -57,7 +57,7 @@ def added(x):
     return x * kept(x) + RESIDUAL
 
 
-#: Of two rows of four columns: the function, and what it is in PyTorch's.
+#: Functions of two rows of four columns, each with PyTorch's expression of it.
 FUNCTIONS = {
     "softmax": (lambda x: fusedops.softmax(x, -1), lambda x: x.softmax(-1)),
     "softmax over rows": (lambda x: fusedops.softmax(x, 0), lambda x: x.softmax(0)),
@@ -145,7 +145,7 @@ def number(function):
     return lambda x: function(x).sin().sum()
 
 
-#: Of a function of one slice of X.
+#: Transforms of a function of one slice of X.
 TRANSFORMS = {
     "grad": lambda f: func.grad(number(f))(X[0]),
     "vjp": lambda f: func.vjp(number(f), X[0])[1](X.new_tensor(2.0))[0],

@@ -48,7 +48,8 @@ BLOCK_RESERVED_BYTES = 1024  # of shared memory, which the runtime takes for eac
 MUFU_LANES = 16  # exponentials and reciprocals a multiprocessor starts in a clock
 # From a load to its use on a busy memory system; an idle one takes about 0.6 us.
 LATENCY = 0.8e-6
-# Of the datasheet's clock and bandwidth: a copy on an H200 moves 4.3 of 4.8 TB/s.
+# The share of the datasheet's clock and bandwidth that lasts: a copy on an H200 moves 4.3 of
+# 4.8 TB/s.
 SUSTAINED = 0.9
 
 
@@ -70,7 +71,7 @@ class Chip:
 
     @property
     def bandwidth(self) -> float:
-        """Of one multiprocessor's share."""
+        """Bytes a second that one multiprocessor gets."""
         return SUSTAINED * self.peak_bandwidth / self.multiprocessors
 
     @property
@@ -107,7 +108,7 @@ class Instruction:
 
     @property
     def bytes(self) -> int:
-        """Of global memory that a thread moves."""
+        """Bytes of global memory that the instruction moves for a thread."""
         if self.name not in ("LDG", "STG"):
             return 0
         widths = (self._WIDTHS.get(part) for part in self.opcode.split("."))

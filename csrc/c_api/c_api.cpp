@@ -42,7 +42,7 @@ void check_size(const char* name, int size, int least = 0) {
           std::to_string(least)};
 }
 
-// Of floats, by sizes that are not negative.
+// The number of floats in an array of these sizes, none of which is negative.
 template <class... Sizes>
 int64_t count_of(Sizes... sizes) {
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max() / sizeof(double);

@@ -127,8 +127,8 @@ void for_long_rows(
   }
 }
 
-// Of `count` tensors alike, of which at(i) has the arguments. Partitions of all of them side by
-// side, then columns.
+// The backward of `count` norms of one shape; at(i) gives the arguments of the i-th. Threads share
+// the partitions of all of them first, then their columns.
 template <class At>
 void backward_of_norms(int64_t count, At at, bool streaming) {
   const CpuKernels& kernels = cpu_kernels();

@@ -140,7 +140,7 @@ inline bool wants_columns(const NormBackward& args) {
   return args.grad_weight.data || args.grad_bias.data;
 }
 
-// Of rows that have a kernel of their own.
+// The plan for long rows, which have a kernel of their own.
 inline RowPlan long_rows(const NormBackward& args, const NormBackwardPlan& plan) {
   if (!device::has_clusters()) return plan.row;
   const auto bytes = static_cast<int32_t>(size_of(args.input.dtype));

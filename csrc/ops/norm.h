@@ -409,7 +409,7 @@ struct NormOps {
     return {result.output, *result.sum, *result.mean, *result.rstd};
   }
 
-  // Of the sum only where it is wanted.
+  // The second result is the sum where `wants_sum` is set, and empty otherwise.
   static std::tuple<Tensor, Tensor> add_layer_norm_inference(
       const Tensor& input, const Tensor& residual, Sizes normalized_shape, MaybeTensor weight,
       MaybeTensor bias, double eps, bool wants_sum, double p, MaybeTensor seed) {

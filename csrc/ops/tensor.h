@@ -26,7 +26,7 @@ namespace fusedops {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using Sizes = std::vector<int64_t>;
-// Of a tensor that lives on, or of Sizes: to copy them would cost an allocation.
+// The sizes of a tensor, or a Sizes, that outlives the view: a copy would cost an allocation.
 using SizesView = torch::headeronly::IntHeaderOnlyArrayRef;
 
 // Raises a plain RuntimeError in Python. The stable ABI's own check would put this file's name and
@@ -246,7 +246,7 @@ inline bool may_overlap(const Tensor& a, const Tensor& b) {
   return first.begin < second.end && second.begin < first.end;
 }
 
-// Of tensors of one shape: whether every element of one is that of the other.
+// Whether every element of one tensor is that of the other, which has the same shape.
 inline bool is_same_memory(const Tensor& a, const Tensor& b) {
   if (a.const_data_ptr() != b.const_data_ptr() || dtype_of(a) != dtype_of(b)) return false;
   for (int64_t d = 0; d < a.dim(); ++d) {

@@ -185,7 +185,7 @@ StableIValue list_of(PyObject* object, Convert convert) {
       torch::headeronly::HeaderOnlyArrayRef<T>(values.get(), static_cast<size_t>(count)));
 }
 
-// Of an object that fits.
+// The value of an object that fits() has accepted.
 StableIValue converted(char kind, PyObject* object) {
   const auto integer = [](PyObject* o) { return static_cast<int64_t>(PyLong_AsLongLong(o)); };
   const auto boolean = [](PyObject* o) { return o == Py_True; };

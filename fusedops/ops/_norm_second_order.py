@@ -116,7 +116,7 @@ def _second_derivative(
 def multiplier(
     like: torch.Tensor, normalized_shape: Sequence[int], p: float, seed: torch.Tensor
 ) -> torch.Tensor:
-    """Of dropout: 1 / (1 - p) where the ops with this seed keep an element, else 0."""
+    """What dropout multiplies by: 1 / (1 - p) where ops with this seed keep an element, else 0."""
     ones = torch.ones_like(like, dtype=torch.promote_types(like.dtype, torch.float32))
     _, dropped = torch.ops.fusedops._add_rms_norm.default(
         ones, torch.zeros_like(ones), normalized_shape, None, 0.0, True, 0.0, False, p, seed

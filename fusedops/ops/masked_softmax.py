@@ -292,7 +292,7 @@ class _Saved:
 
     @staticmethod
     def gradients(ctx: Any, run: Any, bias_at: int) -> list[MaybeTensor]:
-        """Of input, mask and bias; ``run(scale)`` is the gradient of the input at that scale."""
+        """Gradients of input, mask and bias; ``run(scale)`` is that of the input at this scale."""
         needs = ctx.needs_input_grad[1:]
         needs_input, needs_operand = needs[0], (needs[1], needs[bias_at])
         to_input = run(ctx.scale) if needs_input else None

@@ -40,7 +40,7 @@ def _where_wanted(grads: Sequence[MaybeTensor], wanted: Sequence[bool]) -> Grads
 
 
 def _setup_centered(ctx: Any, inputs: tuple, output: tuple) -> None:
-    """Of layer_norm and std_norm."""
+    """Saves what the backward of layer_norm and std_norm needs."""
     input, ctx.normalized_shape, weight, bias, ctx.eps = inputs
     _, mean, rstd = output
     ctx.mark_non_differentiable(mean, rstd)
@@ -255,7 +255,7 @@ def _rms_norm_backward_formula(ctx: Any, *cotangents: MaybeTensor) -> Grads:
 def _cotangent_of_total(
     ctx: Any, to_input: MaybeTensor, to_residual: MaybeTensor, sum: torch.Tensor, seed: MaybeTensor
 ) -> MaybeTensor:
-    """Of d residual, which d input is a multiple of; without dropout they are one tensor."""
+    """The cotangent of d residual; d input is a multiple of it, or one tensor without dropout."""
     if ctx.p > 0 and to_input is not None:
         to_input = to_input * multiplier(sum, ctx.normalized_shape, ctx.p, seed).to(to_input.dtype)
     if to_input is None or to_residual is None:

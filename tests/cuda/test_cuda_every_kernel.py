@@ -7,7 +7,7 @@ from test_ops_determinism import backward
 
 import fusedops
 
-# Of the input, and of softmax's output and layer_norm's parameters.
+# The dtypes of the input, and of softmax's output and layer_norm's parameters.
 DTYPES = {
     "float32": (torch.float32, torch.float32),
     "bfloat16": (torch.bfloat16, torch.bfloat16),

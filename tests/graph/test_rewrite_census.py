@@ -71,7 +71,7 @@ def call(model: nn.Module, named: dict) -> list[Tensor]:
 
 
 def gradients(model: nn.Module, outputs: list[Tensor]) -> tuple[Tensor, ...]:
-    """Of every parameter that is trained; zero where the outputs do not depend on it."""
+    """The gradient of every trained parameter; zero where the outputs do not depend on it."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     loss = sum(output.sin().mean() for output in outputs)
     return torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)

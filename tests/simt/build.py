@@ -60,7 +60,7 @@ NVCC_FLAGS = [
 TRANSLATED_FLAGS = ["-O0", "-g0", "-ffp-contract=off", "-fwrapv", "-w"]
 #: Compilers choose differently which additions to fuse: without any, bits can be compared.
 UNFUSED_SOURCE, UNFUSED_PTX = ["-ffp-contract=off"], ["-fmad=false"]
-#: Of these sources they are: a second translation of the others would take half a minute.
+#: The sources whose bits are compared so. To translate the others too would take half a minute.
 COMPARED = [path for path in SHIPPED if path.stem in ("softmax", "norm")]
 KERNELS_PER_SOURCE = 12
 #: A state of the sources is kept for so long after its last use.
@@ -178,7 +178,7 @@ def _run(command: Sequence[str]) -> str:
 
 @functools.cache
 def _state() -> bytes:
-    """Of the compilers and of every file that a compilation may read."""
+    """A digest of the compilers and of every file that a compilation may read."""
     digest = hashlib.sha256(_run([compiler(), "--version"]).encode())
     if found := nvcc():
         digest.update(_run([found, "--version"]).encode())
@@ -237,8 +237,8 @@ Jobs = Sequence[tuple[Path, Sequence[str]]]
 
 
 def _link(name: str, jobs: Jobs, flags: Sequence[str]) -> Path:
-    """Of sources, each with flags of its own. The emulator itself is built without sanitizers: its
-    accesses are not those of the kernels."""
+    """Links a library of compiled sources, each with flags of its own. The emulator itself is built
+    without sanitizers, because its accesses are not those of the kernels."""
     jobs = [*jobs, *((path, []) for path in RUNTIME)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(lambda job: _compile(*job), jobs))

@@ -22,7 +22,7 @@ from .emulator import (
 
 OPS = ["softmax_forward", "softmax_backward"]
 
-#: Of input and output.
+#: The dtypes of input and output.
 PAIRS = [
     *((dtype, dtype) for dtype in DTYPES),
     ("float16", "float32"),
@@ -31,7 +31,7 @@ PAIRS = [
 
 #: Lengths are looked at as far as this; every kernel's last change of shape is at 32768.
 MAX_LENGTH = 70_000
-#: Of a norm's gradients the kernel that ends the column sums has 1024 threads for 32 columns, and
+#: The kernel that ends the column sums of a norm's gradients has 1024 threads for 32 columns, and
 #: costs more than all others together: few longer rows go through it.
 FEW_COLS = 1100
 
@@ -67,7 +67,7 @@ def decode(stored: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def inputs(case: Case) -> Arrays:
-    """Of one case always the same: rows as the kernel gets them."""
+    """The inputs of a case, the same each time: rows as the kernel gets them."""
     shape = (case.rows, case.cols)
     random = np.random.default_rng(zlib.crc32(repr((case.op, shape)).encode()))
     normal = random.standard_normal
@@ -82,7 +82,7 @@ def inputs(case: Case) -> Arrays:
 
 
 def output_dtypes(case: Case) -> dict[str, str]:
-    """Of what the case computes, by name."""
+    """The dtype of each array that the case computes, by its name."""
     if case.op == "softmax_forward":
         return {"output": case.other}
     return {"grad_input": case.dtype}
@@ -130,7 +130,7 @@ def run(emulator: Emulator, case: Case, given: Arrays | None = None) -> Arrays:
 
 
 def widths(dtype: str) -> list[int]:
-    """Of vectors: 16 bytes, 4, one element."""
+    """The widths of vectors in elements: those of 16 bytes, of 4, and one element."""
     item = DTYPES[dtype].itemsize
     return sorted({VECTOR_BYTES // item, max(1, 4 // item), 1}, reverse=True)
 

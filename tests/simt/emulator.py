@@ -306,7 +306,7 @@ class DeviceArray:
         return Planes(self.address, self.stride * rows, self.stride, _CODES[self.dtype])
 
     def operand(self, shape: tuple[int, ...]) -> Operand:
-        """Of that shape, the last dimension being this array's rows, with 1 where it repeats."""
+        """An operand of that shape. The last dimension is this array's rows; a 1 repeats it."""
         strides, step = [], self.stride
         for size in reversed(shape[:-1]):
             strides.insert(0, step if size > 1 else 0)
@@ -390,8 +390,8 @@ class Emulator:
         return array
 
     def ends_of_launch_shapes(self, args: Args, step: int, last: int) -> list[int]:
-        """Of rows of step, 2 * step, ... elements those that the next gets another kernel than, or
-        another shape of block."""
+        """The lengths among step, 2 * step, ... after which a row gets another kernel, or another
+        shape of block."""
         found = (c_int64 * 64)()
         count = self._dry_launches(args, step, last, found)
         if count == len(found):

@@ -15,7 +15,7 @@ from .planes_cases import PlanesCase
 from .stack_cases import StackCase
 from .statistics_cases import StatisticsCase
 
-#: Of plain rows: their lengths are all there is to choose, and options vary along.
+#: Cases of plain rows: only the length of rows is chosen, and the options vary with it.
 RowsCase = Case | NormCase
 AnyCase = RowsCase | PlanesCase | MaskedCase | StackCase | StatisticsCase
 _MODULES = {
@@ -53,7 +53,7 @@ def prepared_args(emulator: Emulator, case: AnyCase) -> Args:
 
 
 def bases() -> list[tuple[AnyCase, int]]:
-    """Of every family, each with the last length that its launches are looked at for."""
+    """The base cases of every family, each with the greatest length whose launches are examined."""
     return [(base, module.MAX_LENGTH) for module in _MODULES.values() for base in module.bases()]
 
 

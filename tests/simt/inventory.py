@@ -33,7 +33,7 @@ def declared_kernels() -> dict[str, Kernel]:
 
 
 def instantiated_kernels(library: Path) -> set[str]:
-    """Of the declared kernels, as in ``softmax_forward_apply<float, float, 4>``."""
+    """The instantiations of the declared kernels, as ``softmax_forward_apply<float, float, 4>``."""
     symbols = subprocess.run(
         ["nm", "--dynamic", "--defined-only", "--demangle", str(library)],
         check=True,

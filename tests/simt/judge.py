@@ -21,7 +21,7 @@ from .statistics_cases import StatisticsCase
 
 
 def tensor(stored: np.ndarray, dtype: str) -> torch.Tensor:
-    """Of values as the emulator stores them."""
+    """A tensor of values in the form in which the emulator stores them."""
     values = torch.from_numpy(stored)
     return values.view(torch.bfloat16) if dtype == "bfloat16" else values
 

@@ -73,7 +73,7 @@ class MaskedCase:
         return tuple(size if is_kept == "1" else 1 for size, is_kept in sizes)
 
     def shown_by_causality(self) -> np.ndarray:
-        """Of [rows, cols]."""
+        """Whether causality shows each element of [rows, cols]."""
         if self.diagonal is None:
             return np.ones((self.rows, self.cols), bool)
         query = np.arange(self.rows)[:, None] % self.dims[-1]
@@ -89,7 +89,7 @@ class MaskedCase:
 
 
 def inputs(case: MaskedCase) -> Arrays:
-    """Of one case always the same. Operands have their own shapes."""
+    """The inputs of a case, the same each time. Operands have their own shapes."""
     shape = (case.rows, case.cols)
     random = np.random.default_rng(zlib.crc32(repr((case.op, shape, case.mask)).encode()))
     normal = random.standard_normal

@@ -89,7 +89,7 @@ class NormCase:
 
 
 def inputs(case: NormCase) -> Arrays:
-    """Of one case always the same: rows as the kernel gets them."""
+    """The inputs of a case, the same each time: rows as the kernel gets them."""
     shape = (case.rows, case.cols)
     random = np.random.default_rng(zlib.crc32(repr((case.op, shape)).encode()))
     normal = random.standard_normal
@@ -110,7 +110,7 @@ def inputs(case: NormCase) -> Arrays:
 
 
 def statistics(case: NormCase, x: np.ndarray) -> Arrays:
-    """Of rows, as the forward pass saves them."""
+    """The statistics of rows, as the forward pass saves them."""
     mean, rstd = exact_statistics(case, x)
     found = {"mean": mean, "rstd": rstd} if case.has_mean else {"rstd": rstd}
     return {name: encode(values, case.statistics) for name, values in found.items()}
@@ -126,7 +126,7 @@ def exact_statistics(case: NormCase, x: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def output_dtypes(case: NormCase) -> dict[str, str]:
-    """Of what the case computes, by name."""
+    """The dtype of each array that the case computes, by its name."""
     if case.is_forward:
         names = ["output", *(["sum"] if case.adds and case.with_sum else [])]
         saved = ["mean", "rstd"] if case.has_mean else ["rstd"]
@@ -139,7 +139,7 @@ def output_dtypes(case: NormCase) -> dict[str, str]:
 
 
 def args_of(case: NormCase, arrays: dict[str, DeviceArray], seed: int | None = None) -> Args:
-    """Of arrays that are named as the arguments are."""
+    """The arguments of a launch on arrays that have the arguments' names."""
     scale = 0.0 if case.p == 1 else 1 / (1 - case.p)
     args = (NormForward if case.is_forward else NormBackward)(
         kind=KINDS.index(case.kind),

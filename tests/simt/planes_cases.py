@@ -46,7 +46,7 @@ class PlanesCase:
         return cases.Case(op, self.dtype, self.other, rows, self.rows, 1, log=self.log)
 
     def as_rows(self, arrays: Arrays) -> Arrays:
-        """Of arrays whose rows are those of the planes, one after the other."""
+        """The arrays as rows: those of every plane, one after the other."""
         shape = (self.planes, self.rows, self.lanes)
         lanes_last = {name: values.reshape(shape) for name, values in arrays.items()}
         return {
@@ -64,7 +64,7 @@ class PlanesCase:
 
 
 def inputs(case: PlanesCase) -> Arrays:
-    """Of one case always the same."""
+    """The inputs of a case, the same each time."""
     return case.as_planes(cases.inputs(case.of_rows))
 
 

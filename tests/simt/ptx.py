@@ -138,7 +138,7 @@ def _read(operand: str, type_: str) -> str:
 
 
 def _elements(operand: str) -> list[str]:
-    """Of ``{a, b}``, or of ``a`` just that."""
+    """The elements of ``{a, b}``; ``a`` alone is one element."""
     return [part.strip() for part in operand.strip("{}").split(",")]
 
 
@@ -204,7 +204,8 @@ def _shuffle(opcode: str, operands: list[str]) -> str:
 
 
 def _barrier(_: str, operands: list[str]) -> str:
-    """Of all threads of the block: another number, or a count of threads, is not known."""
+    """A barrier of all threads of the block. One with another number, or with a count of threads,
+    is refused."""
     (number,) = operands
     return f"barrier({int(number)});"
 

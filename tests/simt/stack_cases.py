@@ -45,7 +45,7 @@ class StackCase:
         return self.of.cols
 
     def rows_of(self, name: str) -> int:
-        """Of one tensor."""
+        """The rows of this array that belong to one tensor."""
         return 1 if name in _PARAMETERS else self.of.rows
 
     def slot(self, i: int, arrays: Arrays) -> Arrays:
@@ -55,7 +55,8 @@ class StackCase:
 
 
 def inputs(case: StackCase) -> Arrays:
-    """Of all tensors, one below the other. Parameters of the next are rotated by a column."""
+    """The inputs of all tensors, one below the other. Each tensor's parameters are those of the one
+    before, rotated by a column."""
     given = _MODULES[type(case.of)].inputs(replace(case.of, rows=case.count * case.of.rows))
     for name in given.keys() & set(_PARAMETERS):
         turned = [np.roll(given[name], i, axis=1) for i in range(case.count)]

@@ -26,7 +26,7 @@ class StatisticsCase:
 
     @property
     def wide(self) -> str:
-        """Of the statistics."""
+        """The dtype of the statistics."""
         return "float64" if self.of.dtype == "float64" else "float32"
 
 

@@ -54,7 +54,7 @@ def uses_libm(case: RowsCase) -> bool:
 
 
 def ulps_apart(case: Case, first: np.ndarray, second: np.ndarray) -> float:
-    """Of the value, or where terms cancel of the row's largest."""
+    """The difference in ulps of the value, or, where terms cancel, of the row's largest value."""
     size = np.abs(first).max(-1, keepdims=True) if case.log else np.abs(first)
     return float((np.abs(first - second) / np.spacing(size)).max())
 

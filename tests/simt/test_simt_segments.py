@@ -24,7 +24,7 @@ ROWS_ONLY = (True, False, False)
 
 
 def long_cases(cols: int, rows: int, width: int, dtype: str) -> list[RowsCase]:
-    """Of every op, softmax and its logarithm, LayerNorm with and without a residual."""
+    """A case of every op: softmax, its logarithm, LayerNorm with and without a residual."""
     width = min(width, 16 // DTYPES[dtype].itemsize)
     softmax = [
         Case(op, dtype, dtype, rows, cols, width, log=log)

@@ -17,7 +17,7 @@ BASES = stack_cases.bases()
 
 
 def launches(emulator: Emulator, case: StackCase) -> int:
-    """Of kernels, for all tensors together."""
+    """How many kernels are launched for all tensors together."""
     before = sum(record.launches for record in emulator.records().values())
     families.run(emulator, case)
     return sum(record.launches for record in emulator.records().values()) - before

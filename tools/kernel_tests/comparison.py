@@ -75,20 +75,20 @@ class Shapes:
         torch.manual_seed(SEED)
 
     def batch_and_length(self) -> tuple[int, int]:
-        """Of sequences that hold at most MOST_TOKENS tokens together."""
+        """The number and length of sequences that hold at most MOST_TOKENS tokens together."""
         length = self.generator.randint(1, LONGEST_SEQUENCE)
         return self.generator.randint(1, MOST_TOKENS // length), length
 
     def length(self, batch: int) -> int:
-        """Of as many sequences."""
+        """A length for as many sequences."""
         return self.generator.randint(1, min(MOST_TOKENS // batch, LONGEST_SEQUENCE))
 
     def width(self) -> int:
-        """Of a token: four floats for each of the heads, times a number up to 10 // HEADS."""
+        """The width of a token: four floats for each head, times a number up to 10 // HEADS."""
         return self.generator.choice(range(1, 10 // HEADS + 1)) * HEADS * 4
 
     def scores(self) -> tuple[int, int, int, int]:
-        """Of attention: batch, heads, queries, keys."""
+        """The shape of attention's scores: batch, heads, queries, keys."""
         batch, queries = self.batch_and_length()
         return batch, HEADS, queries, self.length(batch)
 

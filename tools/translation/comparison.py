@@ -52,7 +52,7 @@ def train_in_turn(trainers: Mapping[str, Trainer], console: Console) -> None:
 
 
 def largest_difference(records: Records, steps: Iterable[int]) -> float:
-    """Of a mode's loss from that of eager mode, relative to it."""
+    """The largest relative difference of a mode's loss from that of eager mode."""
     return max(
         abs(of_mode[step].loss / records["false"][step].loss - 1)
         for of_mode in records.values()

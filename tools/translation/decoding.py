@@ -67,7 +67,7 @@ def _padded(prompts: Prompts, model: DecoderLM) -> tuple[Tensor, Tensor]:
 
 
 def next_log_probs(model: DecoderLM, tokens: Tensor, lengths: Tensor) -> Tensor:
-    """Of the token behind each row's last, ``[rows, vocabulary]``; -inf for what is not text."""
+    """Log-probabilities of each row's next token, ``[rows, vocabulary]``; -inf if it is no text."""
     hidden = model.hidden_states(tokens[:, : lengths.max()])
     last = hidden[torch.arange(len(tokens), device=tokens.device), lengths - 1]
     log_probs = model.head(last).float().log_softmax(dim=-1)

@@ -257,7 +257,7 @@ struct NormBackward {
 
 // --- stacks: the same of several tensors, each into its slot of one ------------------------------
 
-// Of a launch; what they need fits into the 4 KB of a kernel's arguments.
+// The most tensors of a launch: their arguments fit into the 4 KB that a kernel may have.
 constexpr int32_t kMaxStack = 32;
 
 FUSEDOPS_HOST_DEVICE inline const void* moved(const void* data, int64_t elements, DType dtype) {

@@ -108,7 +108,7 @@ FUSEDOPS_DEVICE uint16_t load_streaming(const uint16_t* from) {
   return v;
 }
 
-// Of this block in its cluster.
+// The rank of this block in its cluster.
 FUSEDOPS_DEVICE uint32_t cluster_rank() {
   uint32_t rank = 0;
 #if __CUDA_ARCH__ >= 900
@@ -140,7 +140,7 @@ FUSEDOPS_DEVICE float load_cluster(const float* own, uint32_t rank) {
   return value;
 }
 
-// Of the current device; all are asked at the first call.
+// Whether the current device has clusters. The first call asks every device.
 inline bool has_clusters() {
   static const auto majors = [] {
     std::array<int, 64> found = {};

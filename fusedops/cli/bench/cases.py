@@ -69,7 +69,7 @@ def gradients(
     grad: Tensor,
     retain_graph: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Of a result or of several, each given `grad`."""
+    """The gradients of one result or of several, each of which is given `grad`."""
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     return torch.autograd.grad(outputs, leaves, [grad] * len(outputs), retain_graph=retain_graph)
 

@@ -37,7 +37,8 @@ INDUCTOR = "inductor"
 COMPILED = (INDUCTOR, OURS)
 INFERENCE, TRAINING = "inference", "training"
 MODES = {FORWARD: INFERENCE, BACKWARD: TRAINING}
-# Of each head, as in most transformers; the narrower a model, the more of its time goes to scores.
+# The width of a head in most transformers. The narrower a model, the more of its time goes to
+# scores.
 HEAD_WIDTH = 64
 DEFAULT = ("gpt2", "bert", "llama", "t5", "vit", "swin")
 QUICK = (("gpt2", TRAINING), ("bert", INFERENCE))
@@ -292,5 +293,5 @@ def _check(step: Step, name: str, actual: Sequence[Tensor], expected: Sequence[T
 
 
 def _norm(tensors: Sequence[Tensor]) -> float:
-    """Of all numbers in them."""
+    """The Euclidean norm of all elements of the tensors."""
     return math.hypot(*(torch.linalg.vector_norm(t, dtype=torch.float64).item() for t in tensors))

@@ -156,7 +156,7 @@ def _stack_of_softmaxes(name: str) -> Operator:
 
 
 def _stack_of_norms() -> Operator:
-    """Of as many tensors, weights and biases, which the functions are given one after the other."""
+    """Norms of several tensors, each with its weight and bias, given one after the other."""
 
     def thirds(tensors: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
         count = len(tensors) // 3

@@ -23,5 +23,5 @@ RULES: tuple[Rule, ...] = (
     *NORMS,
     Leaf(),
 )
-#: Of sites that others are parts of: a graph is searched for these first.
+#: Rules for sites that contain other sites: a graph is searched for these first.
 STACKS: tuple[Rule, ...] = (Stack(RULES),)

@@ -51,7 +51,7 @@ struct Launch {
 int launch(const Launch& launch, const std::function<void()>& thread);
 const char* error();  // of the last launch that failed
 
-// Of a kernel since the program began.
+// What a kernel has done since the program began.
 struct Record {
   uint64_t launches = 0, dry_launches = 0;
   unsigned threads = 0;  // of its largest block

@@ -18,7 +18,7 @@ constexpr int64_t padded_cols(int64_t cols) {
 // A softmax row is taken in chunks; no instruction set uses shorter ones.
 constexpr int64_t kShortestSoftmaxChunk = 512;
 
-// Of what arithmetic is done in.
+// Bytes of an element of the type that arithmetic is done in.
 constexpr int64_t compute_bytes(DType dtype) { return dtype == DType::kFloat64 ? 8 : 4; }
 
 // A vector and two numbers for each chunk.
@@ -167,7 +167,7 @@ struct CpuKernels {
   void (*softmax)(const SoftmaxForward&, RowRange, void* scratch, bool streaming);
   void (*softmax_backward)(const SoftmaxBackward&, RowRange, bool streaming);
 
-  // Of the strips of every plane, numbered one plane after the other. `scratch` holds
+  // Strips are numbered through all planes, one plane after the other. `scratch` holds
   // planes_scratch_bytes(), aligned to 64 bytes.
   void (*softmax_planes)(
       const SoftmaxPlanesForward&, RowRange strips, void* scratch, bool streaming);
@@ -184,7 +184,7 @@ struct CpuKernels {
   void (*write_long_softmax_backward)(
       const SoftmaxBackward&, int64_t row, RowRange cols, const void* chunks, bool streaming);
 
-  // Of a row whose `chunks` long_softmax() has noted. Then of any columns of a row.
+  // The statistics of a row whose `chunks` long_softmax() has noted; then any columns of a row.
   void (*softmax_statistics)(const SoftmaxStatistics&, int64_t row, const void* chunks);
   void (*softmax_apply)(const SoftmaxApply&, int64_t row, RowRange cols, bool streaming);
 

@@ -82,7 +82,7 @@ FUSEDOPS_INLINE void long_norm_segments(
   });
 }
 
-// Of the whole row (Chan, Golub, LeVeque 1983); without a mean every segment's is 0.
+// The sums of the whole row (Chan, Golub, LeVeque 1983); without a mean every segment's is 0.
 template <class Wide>
 Moments<Wide> combined(const Moments<Wide>* notes, int64_t cols) {
   Wide sum = 0, squares = 0;

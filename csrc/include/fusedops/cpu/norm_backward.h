@@ -151,7 +151,7 @@ struct NormRows {
     return x;
   }
 
-  // Of the row as it lies in memory.
+  // rstd of the row as it lies in memory.
   FUSEDOPS_INLINE C own_rstd(int r) const { return rstd[r] * factor; }
 
   FUSEDOPS_INLINE NormRow<kCenters, T> operator[](int r) const {

@@ -406,7 +406,7 @@ FUSEDOPS_INLINE Vec<double> root(Vec<double> x) {
 #endif
 }
 
-// Of the sum of squares, for all but rms_norm of deviations from the mean.
+// rstd from the sum of squares: of the deviations from the mean, or for rms_norm of the values.
 template <class Wide>
 FUSEDOPS_INLINE Wide rstd_of(const NormForward& args, Wide squares) {
   const double cols = static_cast<double>(args.cols);
@@ -517,7 +517,7 @@ struct Norm {
   ColumnValues<T> weight, bias;  // bias: null where there is none
   void* scratch;
 
-  // Of the first row, whose statistics are known.
+  // Writes the first row, whose statistics are known.
   void write_one(const NormStatistics<kCenters, T>& statistics) const {
     const NormStatistics<kCenters, T> stats[] = {statistics};
     write(0, Rows<T, 1>(args, 0, scratch, put.streams), stats);

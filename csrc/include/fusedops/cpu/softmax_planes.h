@@ -406,7 +406,7 @@ FUSEDOPS_INLINE LaneFactors<C> factors_of(
   }
 }
 
-// Of the only chunk: nothing is divided by 1.
+// The factors where there is one chunk: the division by its factor, which is 1, is left out.
 template <bool Log, class Out, class C>
 FUSEDOPS_INLINE LaneFactors<C> factors_of(const LaneSums<C>& whole) {
   if constexpr (Log || sizeof(Out) == sizeof(double)) {

@@ -142,7 +142,7 @@ Status launch_shares(
   return status;
 }
 
-// Of a kernel(args, first_row) that takes a cluster of plan.blocks blocks a row.
+// Launches kernel(args, first_row), which takes a cluster of plan.blocks blocks for each row.
 template <class Args>
 Status launch_clusters(
     void (*kernel)(Args, int64_t), const RowPlan& plan, const Args& args, Stream stream) {
@@ -156,7 +156,7 @@ Status launch_clusters(
   return status;
 }
 
-// Of a kernel(args, first_row) that takes plan.rows rows a block.
+// Launches kernel(args, first_row), of which a block takes plan.rows rows.
 template <class Args>
 Status launch_rows(
     void (*kernel)(Args, int64_t), const RowPlan& plan, const Args& args, Stream stream) {
@@ -192,7 +192,7 @@ int64_t most_workspace_bytes(const Stack& stack) {
 
 constexpr int64_t accumulator_bytes(DType dtype) { return dtype == DType::kFloat64 ? 8 : 4; }
 
-// Of rows by segments: so many accumulators a segment.
+// The workspace of rows that are taken by segments, with so many accumulators for each segment.
 inline int64_t segment_parts_bytes(
     const RowPlan& plan, int64_t rows, int64_t cols, DType dtype, int32_t accumulators) {
   if (plan.elements > 0) return 0;

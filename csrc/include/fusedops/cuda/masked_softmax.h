@@ -114,7 +114,7 @@ template <class In, class Out, int kWidth>
 FUSEDOPS_KERNEL(kLoopThreads)
 masked_softmax_forward_looped(MaskedSoftmaxForward args, int64_t first_row) {
   using Acc = AccumulatorOf<Out>;
-  // Of eight single doubles the exponentials would spill.
+  // With eight doubles of one element each, the exponentials would spill.
   constexpr int kVectors = sizeof(Acc) == 8 ? 4 : kLoopVectors<kWidth, 1>;
   FUSEDOPS_SHARED(Acc, max_slots, kMaxWarps);
   FUSEDOPS_SHARED(Acc, seen_slots, kMaxWarps);

@@ -155,7 +155,7 @@ FUSEDOPS_DEVICE Acc rstd_of(const NormForward& args, Acc squares) {
 // the mean of x - base. Infinity where the squares overflow.
 template <class Acc>
 FUSEDOPS_DEVICE Acc squares_of(Pair<Acc> sums, Acc correction) {
-  // Of a constant row nothing is left: base is so few ulps off that both sums are exact.
+  // For a constant row this is 0: base is so few ulps off that both sums are exact.
   const Acc left = device::fma(-sums.first, correction, sums.second);
   return sums.second == INFINITY ? sums.second : left < Acc(0) ? Acc(0) : left;
 }
@@ -208,8 +208,8 @@ FUSEDOPS_DEVICE void store_normalised(
   store(row + column, result);
 }
 
-// Of a tile of which `cols` are inside the row: its values less `base`, and their moments. What is
-// outside counts as zeros.
+// The values of a tile less `base`, and their moments. The first `cols` columns are inside the row;
+// those outside count as zeros.
 template <class T, int kWidth, int kVectors, class Acc>
 FUSEDOPS_DEVICE Pair<Acc> centre(
     Acc (&centred)[kVectors][kWidth], const Tile<T, kWidth, kVectors>& tile, int32_t cols,
@@ -225,7 +225,7 @@ FUSEDOPS_DEVICE Pair<Acc> centre(
   return tree_sum<kVectors>(moments);
 }
 
-// Of the thread's row, all of it in registers.
+// The norm of the thread's row, all of which lies in registers.
 template <class Share, class T, int kWidth, int kVectors, bool kAdd>
 FUSEDOPS_DEVICE void norm_row(const NormForward& args, int64_t row) {
   using Acc = AccumulatorOf<T>;
@@ -327,7 +327,7 @@ norm_forward_parts(NormForward args, int64_t first_row, Segments segments) {
       base, correction, squares_of(sums, correction)};
 }
 
-// Of a row, from its segments: around the rounded mean of all.
+// The statistics of a row from those of its segments, around the rounded mean of all.
 template <class Acc>
 FUSEDOPS_DEVICE NormStatistics<Acc> merged_norm(
     const NormForward& args, Segments segments, int64_t row, Acc* sum_slots,

@@ -39,7 +39,7 @@ struct NormGradient {
     return sums;
   }
 
-  // Of what was normalised.
+  // The gradient of the values that were normalised.
   FUSEDOPS_DEVICE void result(Acc (&values)[kWidth], Pair<Acc> means, Acc rstd) const {
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {
@@ -48,9 +48,9 @@ struct NormGradient {
   }
 };
 
-// Of g and g * n; share is 1 / cols. Of StdNorm std * rstd = 1 - eps * rstd: no more than rounding
-// may be left of it where std is small beside eps, but what the second mean makes of a gradient is
-// then that small beside the rest. Nothing where std is 0.
+// The means of g and g * n; share is 1 / cols. For StdNorm, std * rstd = 1 - eps * rstd. Where std
+// is small beside eps, rounding may be all that is left of it, but the second mean's part of a
+// gradient is then as small beside the rest; where std is 0 that part is 0.
 template <class Acc>
 FUSEDOPS_DEVICE Pair<Acc> means_of(const NormBackward& args, Pair<Acc> sums, Acc share, Acc rstd) {
   Acc along = share;

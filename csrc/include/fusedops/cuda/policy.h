@@ -199,7 +199,7 @@ constexpr RowPlan plan_clusters(RowPlan plan, Regime regime, int64_t cols, int32
 // 16-byte loads, three times a multiprocessor, are 48 KB.
 inline constexpr int32_t kPlaneThreads = 256, kMaxPlaneSharers = 32;
 inline constexpr int32_t kMinPlaneRows = 4;  // of a thread, where threads share a lane
-// Of more than one row of doubles the exponentials would spill.
+// With more than one row of doubles, the exponentials would spill.
 template <class T>
 inline constexpr int kPlaneRows = sizeof(T) == 8 ? 1 : 4;
 // A strip is a sector wide at least: 16 threads of a single 16-bit lane, in larger blocks.

@@ -13,7 +13,8 @@ FUSEDOPS_DEVICE int64_t clamp(int64_t value, int64_t low, int64_t high) {
   return value < low ? low : value > high ? high : value;
 }
 
-// Of one row: what causality shows of it, and where its operands begin. No columns past the last.
+// What causality shows of one row, and where its operands begin. It has no columns past the last
+// row.
 struct ScoreRow {
   int64_t index;
   int32_t cols, visible;       // columns; those from `visible` on are hidden by causality

@@ -15,7 +15,7 @@ struct Segment {
   int64_t row, start;
   int32_t index, cols;  // from start on
 
-  // Of a row of `cols` columns.
+  // The segment of a row of `cols` columns that a block has.
   FUSEDOPS_DEVICE Segment(Segments segments, int64_t cols, int64_t first_row, uint32_t block) {
     const auto count = static_cast<uint32_t>(segments.count);
     row = first_row + block / count;

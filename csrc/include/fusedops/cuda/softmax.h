@@ -58,7 +58,7 @@ FUSEDOPS_DEVICE void store_normalised(Out* to, const Acc (&values)[kWidth], Affi
   store(to, result);
 }
 
-// Of the thread's row, all of it in registers.
+// The softmax of the thread's row, all of which lies in registers.
 template <class Share, class In, class Out, int kWidth, int kVectors>
 FUSEDOPS_DEVICE void softmax_row(const SoftmaxForward& args, int64_t row) {
   using Acc = AccumulatorOf<Out>;
@@ -149,7 +149,7 @@ softmax_forward_parts(SoftmaxForward args, int64_t first_row, Segments segments)
   }
 }
 
-// Of the row, from its segments: the same order in every block.
+// The statistics of the row from those of its segments, in the same order in every block.
 template <class Out, class Acc>
 FUSEDOPS_DEVICE Pair<Acc> merged_softmax(
     const Pair<Acc>* parts, int32_t count, Acc* max_slots, Acc* sum_slots) {

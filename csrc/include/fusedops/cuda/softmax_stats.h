@@ -8,7 +8,7 @@
 
 namespace fusedops::cuda {
 
-// Of rows whose segments are in the workspace: a row a block.
+// The statistics of rows whose segments are in the workspace; a block takes a row.
 template <class Acc>
 FUSEDOPS_KERNEL(kSegmentThreads)
 softmax_statistics_merge(SoftmaxStatistics args, int64_t first_row, Segments segments) {

@@ -42,7 +42,7 @@ struct StackBlock {
     block = blockIdx.x % blocks;
   }
 
-  // Of this thread, with one row per threadIdx.y.
+  // The row of this thread, with one row per threadIdx.y.
   FUSEDOPS_DEVICE int64_t row() const { return int64_t{block} * blockDim.y + threadIdx.y; }
 };
 

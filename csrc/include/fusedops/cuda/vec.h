@@ -97,7 +97,7 @@ struct Vec {
     }
   }
 
-  // Of bools: bit j is element j. The product brings the four bytes of a register, each 0 or 1,
+  // For bools, bit j is element j. The product brings the four bytes of a register, each 0 or 1,
   // side by side into its upper four bits, and carries nothing into them.
   FUSEDOPS_DEVICE uint32_t bits() const {
     static_assert(sizeof(T) == 1);
