@@ -10,7 +10,6 @@ import torch
 import torch._inductor.config as inductor_config
 from torch.fx import GraphModule
 
-from fusedops.graph.availability import require_ops
 from fusedops.graph.passes import PASSES, with_ours, without_ours
 
 
@@ -34,9 +33,8 @@ def backend(
             config, runs before ours.
 
     Raises:
-        RuntimeError: the kernel library did not load, or `mode` or an option is unknown.
+        RuntimeError: `mode` or an option is unknown.
     """
-    require_ops()
     # The object behind torch.compile(backend="inductor"): it checks and merges mode and options.
     inductor = torch._TorchCompileInductorWrapper(mode, options, dynamic=None)
     for option in PASSES:
@@ -49,10 +47,8 @@ def enable() -> None:
     """From now on, plain `torch.compile(model)` replaces softmaxes and norms as the backend does.
 
     A custom pass already in Inductor's config keeps running, before ours. Calling it
-    again changes nothing. What is compiled already stays as it is. Raises RuntimeError where the
-    kernel library did not load.
+    again changes nothing. What is compiled already stays as it is.
     """
-    require_ops()
     for option in PASSES:
         setattr(inductor_config, option, with_ours(getattr(inductor_config, option), option))
 
@@ -66,7 +62,6 @@ def disable() -> None:
 @contextmanager
 def patch() -> Iterator[None]:
     """`enable()` for a block. The compilation, at the first call, must happen inside it."""
-    require_ops()
     passes = {name: with_ours(getattr(inductor_config, name), name) for name in PASSES}
     with inductor_config.patch(passes):
         yield

@@ -14,7 +14,7 @@ import torch._inductor.config as inductor_config
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
-from fusedops.graph.availability import has_kernels, require_ops
+from fusedops.graph.availability import has_kernels
 from fusedops.graph.passes import with_ours
 from fusedops.graph.report import publish
 from fusedops.graph.rewriter import rewrite_module
@@ -34,14 +34,12 @@ def rewrite(exported_program: ExportedProgram) -> ExportedProgram:
 
     Raises:
         TypeError: the argument is no ExportedProgram.
-        RuntimeError: the kernel library did not load.
     """
     if not isinstance(exported_program, ExportedProgram):
         raise TypeError(
             f"fusedops.export: exported_program is a {type(exported_program).__name__}, "
             "wanted a torch.export.ExportedProgram; pass the result of torch.export.export"
         )
-    require_ops()
     graph_module = _copy(exported_program.graph_module)
     signature = copy.deepcopy(exported_program.graph_signature)
     # Keeps the output names in the signature in step where the last op of a model is replaced.
@@ -80,8 +78,7 @@ def package(
         TypeError: `exported_program` is no ExportedProgram, or `path` no path.
         ValueError: `path` does not end in ``.pt2``.
         FileNotFoundError: the folder of `path` does not exist.
-        RuntimeError: the kernel library did not load, or the program calls our ops on a device that
-            this build has no kernels for.
+        RuntimeError: the program calls our ops on a device that this build has no kernels for.
         AttributeError: an option that Inductor does not have.
     """
     path = _checked_path(path)

@@ -134,8 +134,10 @@ class LayerNorm(nn.LayerNorm):
         return layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
-class StdNorm(nn.LayerNorm):
+class StdNorm(nn.Module):
     r"""The Annotated Transformer's LayerNorm, computed by :func:`fusedops.std_norm`.
+
+    It is no ``torch.nn.LayerNorm``: it divides by the unbiased standard deviation plus ``eps``.
 
     Args:
         normalized_shape, elementwise_affine, bias, device, dtype: as in ``torch.nn.LayerNorm``.
@@ -143,7 +145,14 @@ class StdNorm(nn.LayerNorm):
 
     Shape:
         any that ends in ``normalized_shape``, and the result's is the same. The parameters are
-        ``weight`` and ``bias``, ``a_2`` and ``b_2`` in the source.
+        ``weight`` and ``bias``, ``a_2`` and ``b_2`` in the source; None without
+        ``elementwise_affine``, and ``bias`` without ``bias``.
+
+    Raises:
+        TypeError: if ``normalized_shape`` is no size and no list of sizes. What is wrong with an
+            input :func:`fusedops.std_norm` says.
+
+    Source: `The Annotated Transformer <https://nlp.seas.harvard.edu/annotated-transformer>`_.
     """
 
     def __init__(
@@ -155,11 +164,33 @@ class StdNorm(nn.LayerNorm):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        shape = _arguments.sizes("StdNorm", "normalized_shape", normalized_shape)
-        super().__init__(shape, eps, elementwise_affine, bias, device, dtype)
+        super().__init__()
+        self.normalized_shape = _arguments.sizes("StdNorm", "normalized_shape", normalized_shape)
+        self.eps = eps
+        self.elementwise_affine = elementwise_affine
+
+        def parameter(is_wanted: bool) -> nn.Parameter | None:
+            if not is_wanted:
+                return None
+            return nn.Parameter(torch.empty(self.normalized_shape, device=device, dtype=dtype))
+
+        self.register_parameter("weight", parameter(elementwise_affine))
+        self.register_parameter("bias", parameter(elementwise_affine and bias))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        if self.weight is not None:
+            nn.init.ones_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return std_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"
+        )
 
 
 class RMSNorm(nn.RMSNorm):

@@ -84,16 +84,24 @@ def test_importing_says_the_same_in_one_message(package):
     assert last.startswith("ImportError: fusedops: ") and "is cut off. " + REBUILD in last
 
 
+def test_compiling_says_it_too(package):
+    truncated(package / "lib" / "libfusedops.so")
+    compiled = "torch.compile(torch.nn.Softmax(-1), backend='fusedops')"
+    done = run(package, "-c", f"import torch; {compiled}(torch.ones(2))")
+    assert done.returncode == 1
+    assert "is cut off. " + REBUILD in done.stderr.strip().splitlines()[-1], done.stderr
+
+
 def test_a_damaged_op_call_is_reported_and_one_that_was_not_built_is_done_without(package):
-    def without_it() -> str:
+    def eager_calls() -> str:
         done = run(package, "-m", "fusedops", "env", "--json")
         return json.loads(done.stdout)["libraries"].get("eager calls", done.stdout)
 
-    assert without_it().startswith("by torch.ops, 2 us slower")
+    assert eager_calls().startswith("by torch.ops, 2 us slower")
     module = Path(shutil.copy2(PACKAGE / "lib" / "op_call.abi3.so", package / "lib"))
-    assert without_it() == "by op_call"
+    assert eager_calls() == "by op_call"
     truncated(module)
-    assert "op_call.abi3.so is cut off" in without_it()
+    assert "op_call.abi3.so is cut off" in eager_calls()
 
 
 @pytest.mark.parametrize("content", [None, "", "{", "[]"], ids=["missing", "empty", "cut", "other"])

@@ -180,6 +180,21 @@ def test_the_annotated_norm_begins_at_the_identity_and_has_torchs_parameters(sha
     torch.testing.assert_close(norm(x).double(), exact, atol=1e-5, rtol=1e-5)
 
 
+def test_the_annotated_norm_is_no_layer_norm():
+    """A pass that takes it for one, as weight conversions do, would compute another function."""
+    assert not isinstance(fusedops.nn.StdNorm(8), nn.LayerNorm)
+
+
+def test_the_annotated_norm_with_fewer_parameters():
+    norm = fusedops.nn.StdNorm(8, bias=False, dtype=torch.float64)
+    assert list(norm.state_dict()) == ["weight"] and norm.weight.dtype == torch.float64
+    assert repr(norm) == "StdNorm((8,), eps=1e-06, elementwise_affine=True)"
+    plain = fusedops.nn.StdNorm((2, 4), elementwise_affine=False)
+    assert not plain.state_dict() and plain.weight is None and plain.bias is None
+    x = torch.randn(3, 2, 4)
+    assert same_bits(plain(x), fusedops.std_norm(x, (2, 4)))
+
+
 def test_layer_norm_without_bias_and_in_another_dtype():
     norm = fusedops.nn.LayerNorm(8, eps=1e-3, bias=False, dtype=torch.bfloat16)
     assert list(norm.state_dict()) == ["weight"] and norm(torch.randn(2, 8)).dtype == torch.float32

@@ -10,7 +10,6 @@ from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule, innermost_fn
 from torch.fx import GraphModule
 
-from fusedops.graph.availability import require_ops
 from fusedops.graph.report import Report
 from fusedops.graph.rewriter import rewrite_module
 
@@ -31,14 +30,12 @@ def explain(fn_or_module: Callable[..., Any], /, *args: Any, **kwargs: Any) -> R
 
     Raises:
         TypeError: `fn_or_module` cannot be called.
-        RuntimeError: the kernel library did not load.
     """
     if not callable(fn_or_module):
         raise TypeError(
             f"fusedops.explain: fn_or_module is a {type(fn_or_module).__name__}, wanted a module "
             "or a function; its arguments come behind it"
         )
-    require_ops()
     model = _uncompiled(fn_or_module)
     names = _module_names(model)
     reports = []

@@ -9,7 +9,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
-from fusedops.graph.availability import require_ops
 from fusedops.graph.report import publish
 from fusedops.graph.rewriter import rewrite_module
 
@@ -27,7 +26,6 @@ def rewrite(graph_module: GraphModule, *example_inputs: Any) -> GraphModule:
     Raises:
         TypeError: `graph_module` is no GraphModule, or an example input is missing or of a type
             that the graph cannot take.
-        RuntimeError: the kernel library did not load.
     """
     if not isinstance(graph_module, GraphModule):
         raise TypeError(
@@ -36,7 +34,6 @@ def rewrite(graph_module: GraphModule, *example_inputs: Any) -> GraphModule:
             'torch.compile(model, backend="fusedops")'
         )
     _check_example_inputs(graph_module, example_inputs)
-    require_ops()
     _propagate(graph_module, example_inputs)
     publish(rewrite_module(graph_module))
     return graph_module
