@@ -9,6 +9,7 @@
 #   make sanitize  the operators' tests under ASan + UBSan and TSan
 #   make bench   the kernels against eager, Inductor and a copy, one thread
 #   make lint    formatting and static checks
+#   make docs    the documentation as a site, in build/site; fails on a broken link
 #   make wheel   a wheel for every Python, in dist/
 
 PYTHON ?= python3
@@ -20,7 +21,7 @@ DEMO_BUILD := $(or $(wildcard .venv/.built),.venv/.built-native)
 BUILD_INPUTS := setup.py pyproject.toml CMakeLists.txt fusedops/VERSION \
 	$(shell find cmake csrc -type f)
 
-.PHONY: demo test test-all fuzz coverage sanitize bench lint wheel clean
+.PHONY: demo test test-all fuzz coverage sanitize bench lint docs wheel clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed-demo
@@ -55,6 +56,9 @@ lint: .venv/.installed-dev
 	$(BIN)/python tools/check_comments.py
 	$(BIN)/clang-format --dry-run --Werror $(shell find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.cu')
 
+docs: .venv/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 wheel: .venv/.built
 	$(BIN)/pip wheel --no-build-isolation --no-deps -w dist .
 
@@ -80,6 +84,11 @@ clean:
 
 .venv/.installed-demo: $(DEMO_BUILD)
 	FUSEDOPS_BUILD_NATIVE=$(if $(filter %-native,$(DEMO_BUILD)),1,0) $(PIP) --no-build-isolation -e '.[demo]'
+	@touch $@
+
+# The sources are read, not imported: no build, and no extra of the package.
+.venv/.installed-docs: .venv/.torch
+	$(PIP) mkdocs mkdocs-material 'mkdocstrings[python]'
 	@touch $@
 
 .venv/.installed-dev: .venv/.built
