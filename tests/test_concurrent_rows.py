@@ -1,11 +1,11 @@
 """Rows that threads share: the same bits whoever computed which part, and exact however long."""
 
+import bounds
 import pytest
 import torch
+from oracle import DTYPES, annotated_norm, relative_error, same_bits
 
 import fusedops
-from tests import bounds
-from tests.oracle import DTYPES, annotated_norm, relative_error, same_bits
 
 ops = torch.ops.fusedops
 

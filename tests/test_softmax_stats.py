@@ -1,13 +1,13 @@
 """softmax_stats, merge_softmax_stats and softmax_apply: a softmax whose rows come in parts."""
 
+import bounds
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from oracle import DTYPES, relative_error, same_bits
 
 import fusedops
-from tests import bounds
-from tests.oracle import DTYPES, relative_error, same_bits
 
 
 def randn(*shape, dtype=torch.float32, seed=0):

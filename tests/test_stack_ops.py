@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from oracle import DTYPES, relative_error, same_bits
 
 import fusedops
-from tests.oracle import DTYPES, relative_error, same_bits
 
 ops = torch.ops.fusedops
 
