@@ -16,8 +16,8 @@ from torch.fx import GraphModule, Node
 
 from fusedops.graph.availability import has_kernels
 from fusedops.graph.passes import with_ours
-from fusedops.graph.report import publish
-from fusedops.graph.rewriter import rewrite_module
+from fusedops.graph.rewriting.report import publish
+from fusedops.graph.rewriting.rewriter import rewrite_module
 
 _REUSE = "post_grad_custom_post_pass"
 

@@ -34,13 +34,3 @@ def pytest_terminal_summary(terminalreporter):
 def same_random_numbers():
     """Every test draws the same numbers, alone or after any others."""
     torch.manual_seed(0)
-
-
-@pytest.fixture(scope="session")
-def child():
-    """The process that hostile calls are made in."""
-    from hostile import Child  # imports fusedops, after the variables above
-
-    child = Child()
-    yield child
-    child.close()

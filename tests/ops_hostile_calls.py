@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from fusedops import reference
 from fusedops.ops import _library
 
-OPS = _library.PUBLIC_OPS + _library.TWIN_OPS
+OPS = _library.PUBLIC_OPS + _library.VARIANT_OPS
 ops = torch.ops.fusedops
 
 Arguments = dict[str, Any]

@@ -69,6 +69,6 @@ def test_every_part_has_its_place():
 
 
 def test_an_import_of_another_part_is_found():
-    assert parts_imported("from fusedops.graph.rewriter import x") == {"graph"}
+    assert parts_imported("from fusedops.graph.rewriting.rewriter import x") == {"graph"}
     assert parts_imported("def f():\n    import fusedops.cli.bench") == {"cli"}
     assert parts_imported("from fusedops import config\nimport torch") == {"config"}

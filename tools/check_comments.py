@@ -19,7 +19,7 @@ COMMENT = re.compile(r"\s*(//|#)")
 
 def source_files() -> list[Path]:
     """The sources and headers of the project, without what a build made."""
-    folders = [ROOT / name for name in ("csrc", "fusedops", "tests", "tools")]
+    folders = [ROOT / name for name in ("csrc", "examples", "fusedops", "tests", "tools")]
     found = [path for folder in folders for path in sorted(folder.rglob("*"))]
     return [path for path in [*found, ROOT / "setup.py"] if path.suffix in SUFFIXES]
 

@@ -67,7 +67,7 @@ PYTEST=("$PYTHON" -m pytest -q -p no:cacheprovider)
 PARALLEL=("${PYTEST[@]}")
 has xdist && PARALLEL+=(-n $(($(nproc) * 3 / 4)) --dist worksteal)
 # The emulator and the disassembler tell nothing here that they do not tell without a GPU.
-SUITE=(tests --ignore=tests/cuda --ignore=tests/simt --ignore=tests/test_sass.py)
+SUITE=(tests --ignore=tests/cuda --ignore=tests/simt --ignore=tests/tools/test_sass.py)
 # PyTorch's own samples of its ops need expecttest, and so do the tests that print graphs.
 if ! has expecttest; then
   mapfile -t files < <(grep -rlE 'expecttest|testing\._internal' --include='test_*.py' tests)

@@ -46,7 +46,7 @@ SECONDS, SLOT_MS = 15, 100
 ALWAYS = 'fuse="always"'
 
 if TYPE_CHECKING:
-    from fusedops.graph.report import Site
+    from fusedops.graph.rewriting.report import Site
 
 Encoder = Callable[..., Any]
 Batch = dict[str, Tensor]

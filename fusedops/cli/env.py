@@ -211,7 +211,7 @@ def probe_settings() -> Report:
 def probe_policy() -> Report:
     """For each device, and a CPU on one thread too, the times by which fuse="profitable" decides;
     and the tables that the user has measured."""
-    costs = importlib.import_module("fusedops.graph.costs")
+    costs = importlib.import_module("fusedops.graph.policy.costs")
     report = {}
     for device in costs.devices():
         machine = costs.here(device)
@@ -226,7 +226,9 @@ def probe_policy() -> Report:
 
 
 def _describe_table(machine: Any) -> Report | str:
-    table = next(iter(importlib.import_module("fusedops.graph.costs").tables_for(machine)), None)
+    table = next(
+        iter(importlib.import_module("fusedops.graph.policy.costs").tables_for(machine)), None
+    )
     if table is None:
         return "no table: a rule of thumb decides; `python -m fusedops tune` measures one"
     return {"table": str(table), "chosen": table.fit(machine), "measured on": str(table.machine)}

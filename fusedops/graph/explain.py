@@ -10,8 +10,8 @@ from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule, innermost_fn
 from torch.fx import GraphModule
 
-from fusedops.graph.report import Report
-from fusedops.graph.rewriter import rewrite_module
+from fusedops.graph.rewriting.report import Report
+from fusedops.graph.rewriting.rewriter import rewrite_module
 
 
 def explain(fn_or_module: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Report:

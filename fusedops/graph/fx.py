@@ -9,8 +9,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
-from fusedops.graph.report import publish
-from fusedops.graph.rewriter import rewrite_module
+from fusedops.graph.rewriting.report import publish
+from fusedops.graph.rewriting.rewriter import rewrite_module
 
 
 def rewrite(graph_module: GraphModule, *example_inputs: Any) -> GraphModule:

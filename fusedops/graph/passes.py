@@ -14,13 +14,13 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx import Graph
 
 from fusedops import config
-from fusedops.graph import costs
 from fusedops.graph.availability import has_kernels
 from fusedops.graph.inductor import repair_tiled_scatter
-from fusedops.graph.report import publish
-from fusedops.graph.reuse import reuse_memory
-from fusedops.graph.rewriter import rewrite_graph
-from fusedops.graph.unwanted import leave_out_derivatives, leave_out_unwanted
+from fusedops.graph.memory.reuse import reuse_memory
+from fusedops.graph.memory.unwanted import drop_unused_outputs, use_no_autograd_variants
+from fusedops.graph.policy import costs
+from fusedops.graph.rewriting.report import publish
+from fusedops.graph.rewriting.rewriter import rewrite_graph
 
 GraphPass = Callable[[Graph], Any]
 
@@ -54,9 +54,9 @@ class ReusePass(_Pass):
     by."""
 
     def __call__(self, graph: Graph) -> None:
-        leave_out_unwanted(graph)
+        drop_unused_outputs(graph)
         reuse_memory(graph)
-        leave_out_derivatives(graph)
+        use_no_autograd_variants(graph)
 
 
 #: By option of Inductor the pass that belongs there.

@@ -24,7 +24,7 @@ from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
 from fusedops.ops._call import PLAIN, WATCHED, direct, state
-from fusedops.ops._library import LIBRARY, OPS_WITH_TWIN
+from fusedops.ops._library import LIBRARY, OPS_WITH_VARIANT
 
 #: By op: its formula and what saves for it.
 _FORMULAS: dict[str, tuple[Callable, Callable]] = {}
@@ -212,7 +212,7 @@ def _some(run: Callable, returned: int | slice) -> Callable:
 
 def _unrecorded(op: str) -> Callable:
     """``fusedops::op`` without its formula and with all its results."""
-    if op in OPS_WITH_TWIN:
+    if op in OPS_WITH_VARIANT:
         return direct(f"_{op}")
     call = direct(op)
 

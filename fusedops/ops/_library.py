@@ -29,7 +29,7 @@ OP_CALL = LIB_DIR / "op_call.abi3.so"
 
 #: Ops with a twin, named with an underscore in front, that differs in nothing but that it has no
 #: autograd formula.
-OPS_WITH_TWIN = (
+OPS_WITH_VARIANT = (
     "softmax",
     "log_softmax",
     "softmax_backward",
@@ -52,7 +52,7 @@ OPS_WITH_TWIN = (
 )
 #: Every op that has a kernel.
 PUBLIC_OPS = (
-    *OPS_WITH_TWIN,
+    *OPS_WITH_VARIANT,
     "softmax_out",
     "log_softmax_out",
     "softmax_",
@@ -70,8 +70,8 @@ PUBLIC_OPS = (
     "add_rms_norm",
 )
 #: Behind the twins those that leave out results that only a derivative needs.
-TWIN_OPS = (
-    *(f"_{op}" for op in OPS_WITH_TWIN),
+VARIANT_OPS = (
+    *(f"_{op}" for op in OPS_WITH_VARIANT),
     "_masked_softmax_dropout",
     "_layer_norm_output",
     "_std_norm_output",
@@ -160,7 +160,7 @@ def _load_cpu_library() -> None:
         )
     _load(CPU_LIBRARY)
     library = ctypes.CDLL(str(CPU_LIBRARY))
-    lacking = [op for op in PUBLIC_OPS + TWIN_OPS if not hasattr(torch.ops.fusedops, op)]
+    lacking = [op for op in PUBLIC_OPS + VARIANT_OPS if not hasattr(torch.ops.fusedops, op)]
     lacking += [name for name in _C_FUNCTIONS if not hasattr(library, name)]
     if lacking:
         raise ImportError(
@@ -292,7 +292,7 @@ def _refuse(op: str) -> Any:
 
 
 def _register_refusals() -> None:
-    for op in PUBLIC_OPS + TWIN_OPS:
+    for op in PUBLIC_OPS + VARIANT_OPS:
         refuse = _refuse(op)
         for key in ("CompositeExplicitAutograd", "NestedTensorCPU", "AutogradNestedTensor"):
             LIBRARY.impl(op, refuse, key)

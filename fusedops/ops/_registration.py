@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 from fusedops.ops import _autocast
-from fusedops.ops._library import LIBRARY, OPS_WITH_TWIN
+from fusedops.ops._library import LIBRARY, OPS_WITH_VARIANT
 
 _fakes: dict[str, Callable] = {}
 
 
 def _names(op: str) -> Iterator[str]:
     yield op
-    if op in OPS_WITH_TWIN:
+    if op in OPS_WITH_VARIANT:
         yield f"_{op}"
 
 

@@ -22,9 +22,9 @@ from rich.console import Console
 
 from fusedops.cli import bench
 from fusedops.cli.bench import models, peers, report, sites
+from fusedops.cli.bench.zoo import MODELS, TINY
+from fusedops.cli.bench.zoo.model import Model
 from fusedops.cli.errors import UserError
-from fusedops.cli.models import MODELS, TINY
-from fusedops.cli.models.model import Model
 
 COLUMNS = (
     "model,mode,dtype,batch,length,width,threads,eager_ms,inductor_ms,fusedops_ms,speedup,spread,"

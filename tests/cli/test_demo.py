@@ -19,7 +19,7 @@ import transformers
 
 import fusedops
 from fusedops.cli import demo
-from fusedops.graph.report import Report, Site
+from fusedops.graph.rewriting.report import Report, Site
 
 RAN = Counter({"fusedops::softmax": 6, "fusedops::layer_norm": 13})
 

@@ -84,7 +84,9 @@ def test_a_missing_library_stops_the_other_commands_with_a_pointer_to_env(packag
 
 def test_a_file_of_the_package_that_fails_is_reported_with_its_fix(tmp_path):
     shutil.copytree(PACKAGE, tmp_path / "fusedops", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "fusedops" / "parallel.py").write_text("raise ImportError('half of a file')")
+    (tmp_path / "fusedops" / "parallel" / "api.py").write_text(
+        "raise ImportError('half of a file')"
+    )
     finished = run_fusedops("env", "--json", cwd=tmp_path)
     assert finished.returncode == 1, finished.stderr
     report = json.loads(finished.stdout)

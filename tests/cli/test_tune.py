@@ -20,8 +20,8 @@ pytest.importorskip("pandas", reason="needs the extra fusedops[tune]")
 from fusedops.cli import bench, tune
 from fusedops.cli.tune import graphs, measurement
 from fusedops.cli.tune.graphs import Graph
-from fusedops.graph import costs
-from fusedops.graph.machine import here
+from fusedops.graph.policy import costs
+from fusedops.graph.policy.machine import here
 
 CPU = torch.device("cpu")
 SOFTMAX = Graph("softmax", "inference", torch.float32, (8, 32), 16, "cpu", threads=1)

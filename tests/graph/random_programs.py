@@ -32,19 +32,19 @@ SHAPE = (2, 4, 4)
 KEEP = [[True, False, True, True], [True, True, False, True]]
 
 
-def softmax_by_hand(v):
+def softmax_decomposed(v):
     e = torch.exp(v - v.amax(-1, keepdim=True))
     return e / e.sum(-1, keepdim=True)
 
 
-def softmax_by_hand_in_place(v):
+def softmax_decomposed_in_place(v):
     e = v - v.max(-1, keepdim=True)[0]
     e = e.exp()
     e /= e.sum(-1, keepdim=True)
     return e
 
 
-def layer_norm_by_hand(v, weight, shift):
+def layer_norm_decomposed(v, weight, shift):
     mean = v.mean(-1, keepdim=True)
     variance = (v - mean).pow(2).mean(-1, keepdim=True)
     return weight * ((v - mean) / torch.sqrt(variance + 1e-5)) + shift
@@ -67,7 +67,7 @@ def norm_with_statistics_of_no_gradient(v, weight):
     return weight * ((v - mean) / torch.sqrt(variance + 1e-5))
 
 
-def rms_norm_by_hand(v, weight):
+def rms_norm_decomposed(v, weight):
     return weight * (v * torch.rsqrt(v.pow(2).mean(-1, keepdim=True) + 1e-5))
 
 
@@ -111,25 +111,25 @@ SITES = [
     "torch.softmax({v}, 1)",
     "F.softmax({v}, dim=-1, dtype=torch.float64)",
     "{v}.float().softmax(-1).to({v}.dtype)",
-    "softmax_by_hand({v})",
-    "softmax_by_hand_in_place({v})",
+    "softmax_decomposed({v})",
+    "softmax_decomposed_in_place({v})",
     "{v}.log_softmax(-1).exp()",
     "{v}.log_softmax(-1)",
     "F.layer_norm({v}, (4,), weight, shift, 1e-5)",
     "F.layer_norm({v}, (4,))",
     "F.layer_norm({v}, (4, 4))",
-    "layer_norm_by_hand({v}, weight, shift)",
+    "layer_norm_decomposed({v}, weight, shift)",
     "layer_norm_with_var({v})",
     "layer_norm_of_var_mean({v})",
     "norm_with_statistics_of_no_gradient({v}, weight)",
     "F.rms_norm({v}, (4,), weight, 1e-5)",
-    "rms_norm_by_hand({v}, weight)",
+    "rms_norm_decomposed({v}, weight)",
     "rms_norm_in_float({v}, weight)",
     "F.layer_norm({v} + {u}, (4,), weight, shift, 1e-5)",
     "F.layer_norm(({v} + {u}).reshape(-1, 4), (4,)).view(2, 4, 4)",
-    "rms_norm_by_hand({v} + {u}, weight)",
+    "rms_norm_decomposed({v} + {u}, weight)",
     "F.rms_norm({v} + {u}, (4,), weight, 1e-5)",
-    "layer_norm_by_hand({v} + {u}, weight, shift)",
+    "layer_norm_decomposed({v} + {u}, weight, shift)",
     "torch.stack([{v}.softmax(-1), {u}.softmax(-1)])",
     "torch.stack([F.layer_norm({v}, (4,)), F.layer_norm({u}, (4,))], 1)",
 ]

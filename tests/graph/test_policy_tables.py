@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from expecttest import assert_expected_inline
 
 import fusedops
-from fusedops.graph import Pass, costs, policy
-from fusedops.graph.machine import Machine, family_of, here
+from fusedops.graph import Pass
+from fusedops.graph.policy import costs, decision
+from fusedops.graph.policy.machine import Machine, family_of, here
 
 HERE = Machine("cpu", "Xeon 8480 6/143/8", "intel-sapphire-rapids", "avx512", 4, "2.13.0")
 
@@ -201,9 +202,9 @@ def test_a_shipped_table_knows_every_op(mode):
     names = {file.stem for file in costs.SHIPPED.glob("*.csv")}
     assert {"cpu-amd-zen4", "cpu-intel-sapphire-rapids"} <= names
     for shipped in costs.tables_for(HERE):
-        known = [op for op in policy.MEASURED_OPS if shipped.cost(op, mode, size)]
+        known = [op for op in decision.MEASURED_OPS if shipped.cost(op, mode, size)]
         dropped = mode == "inference" and "softmax_dropout[causal]"
-        assert known == [op for op in policy.MEASURED_OPS if op != dropped], shipped
+        assert known == [op for op in decision.MEASURED_OPS if op != dropped], shipped
 
 
 def test_explain_shows_what_decided_each_site(table, monkeypatch):

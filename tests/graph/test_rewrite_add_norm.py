@@ -21,7 +21,7 @@ def layer_norm(h, weight, bias):
     return F.layer_norm(h, (N,), weight, bias, EPS)
 
 
-def layer_norm_by_hand(h, weight, bias):
+def layer_norm_decomposed(h, weight, bias):
     mean = h.mean(-1, keepdim=True)
     variance = (h - mean).pow(2).mean(-1, keepdim=True)
     return weight * ((h - mean) / torch.sqrt(variance + EPS)) + bias
@@ -31,16 +31,16 @@ def rms_norm(h, weight, bias):
     return F.rms_norm(h, (N,), weight, EPS)
 
 
-def rms_norm_by_hand(h, weight, bias):
+def rms_norm_decomposed(h, weight, bias):
     return weight * (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + EPS))
 
 
-NORMS = [layer_norm, layer_norm_by_hand, rms_norm, rms_norm_by_hand]
+NORMS = [layer_norm, layer_norm_decomposed, rms_norm, rms_norm_decomposed]
 every_norm = pytest.mark.parametrize("norm", NORMS, ids=lambda norm: norm.__name__)
 
 
 def _op(norm):
-    return f"add_{norm.__name__.removesuffix('_by_hand')}"
+    return f"add_{norm.__name__.removesuffix('_decomposed')}"
 
 
 def after(norm):
@@ -401,7 +401,7 @@ def test_slices_of_the_statistics_at_symbolic_trace_are_left(entries, draw):
 
 
 def test_a_second_run_changes_nothing(rewrite, draw):
-    rewritten = rewrite(before(rms_norm_by_hand), *draw())
+    rewritten = rewrite(before(rms_norm_decomposed), *draw())
     code = rewritten.code
     assert rewrite_graph(rewritten.graphs[0].graph).sites == () and rewritten.code == code
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 pytest.importorskip("transformers", reason="needs the extra fusedops[demo]")
 
 import fusedops
-from fusedops.cli.models import MODELS, TINY, cast, main_tensors
+from fusedops.cli.bench.zoo import MODELS, TINY, cast, main_tensors
 from fusedops.graph import Report, rewrite_module
 
 #: What an op computes, in whatever form, and with whatever it takes along.

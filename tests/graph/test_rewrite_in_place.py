@@ -12,24 +12,24 @@ from fusedops.graph import rewrite_module
 EPS = 1e-5
 
 
-def _softmax_by_hand(x):
+def _softmax_decomposed(x):
     e = torch.exp(x - x.amax(-1, keepdim=True))
     return e / e.sum(-1, keepdim=True)
 
 
-def _layer_norm_by_hand(x, weight):
+def _layer_norm_decomposed(x, weight):
     centred = x - x.mean(-1, keepdim=True)
     return weight * (centred / torch.sqrt(centred.pow(2).mean(-1, keepdim=True) + EPS))
 
 
 def _quotient(x, y):
-    p = _softmax_by_hand(x)
+    p = _softmax_decomposed(x)
     p.mul_(0.5)
     return p * y
 
 
 def _view_of_a_quotient(x, y):
-    p = _softmax_by_hand(x)
+    p = _softmax_decomposed(x)
     v = p.transpose(0, 1)
     v.detach()[0].zero_()
     return p + v * y
@@ -41,23 +41,23 @@ def _cast_back(x, y):
     return p
 
 
-def _input_of_a_norm_by_hand(x, y):
+def _input_of_a_norm_decomposed(x, y):
     h = x * 1
-    n = _layer_norm_by_hand(h, y[0])
+    n = _layer_norm_decomposed(h, y[0])
     h.mul_(0.5)
     return n + h
 
 
-def _weight_of_a_norm_by_hand(x, y):
+def _weight_of_a_norm_decomposed(x, y):
     weight = y[0] * 1
     n = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS) * weight
     weight.detach().zero_()
     return n
 
 
-def _sum_before_a_norm_by_hand(x, y):
+def _sum_before_a_norm_decomposed(x, y):
     h = x + y
-    n = _layer_norm_by_hand(h, y[0])
+    n = _layer_norm_decomposed(h, y[0])
     h.mul_(0.5)
     return n + h
 
@@ -76,7 +76,7 @@ def _stack(x, y):
 
 
 def _list_of_tensors(x, y):
-    p = _softmax_by_hand(x)
+    p = _softmax_decomposed(x)
     torch._foreach_mul_([p], 3.0)
     return p * y
 
@@ -84,8 +84,8 @@ def _list_of_tensors(x, y):
 WRITTEN_LATER = [
     _quotient,
     _view_of_a_quotient,
-    _input_of_a_norm_by_hand,
-    _sum_before_a_norm_by_hand,
+    _input_of_a_norm_decomposed,
+    _sum_before_a_norm_decomposed,
     _mask,
     _stack,
     _list_of_tensors,
@@ -117,16 +117,16 @@ def test_what_only_the_op_keeps_may_be_written_later_where_it_is_compiled(model)
 
 def test_what_only_the_op_keeps_may_be_written_by_the_caller(rewrite_dynamo):
     x = torch.randn(8, 8, dtype=torch.float64, requires_grad=True)
-    rewritten = rewrite_dynamo(_softmax_by_hand, x)
+    rewritten = rewrite_dynamo(_softmax_decomposed, x)
     assert rewritten.replaced == {"softmax": 1}
 
     def halved(function):
         return lambda x: function(x).mul_(0.5)
 
-    assert_agrees(halved(rewritten.call), halved(_softmax_by_hand), [x])
+    assert_agrees(halved(rewritten.call), halved(_softmax_decomposed), [x])
 
 
-@pytest.mark.parametrize("model", [_softmax_by_hand, lambda x: (x * 0.5 + x).softmax(-1)])
+@pytest.mark.parametrize("model", [_softmax_decomposed, lambda x: (x * 0.5 + x).softmax(-1)])
 def test_what_is_given_to_a_caller_is_not_copied_in_inference(rewrite, model):
     rewritten = rewrite(model, torch.randn(4, 8))
     assert len(rewritten.report.replaced) == 1 and "clone" not in rewritten.code
@@ -212,7 +212,7 @@ def test_a_write_between_the_parts_of_a_chain_is_seen(entries, entry, write):
 
 def test_a_write_through_a_view_of_an_op_that_was_put_there_is_seen(rewrite):
     def model(x):
-        y = _softmax_by_hand(x)
+        y = _softmax_decomposed(x)
         v = y.view(-1)
         z = y * 0.5
         v.fill_(1.0)

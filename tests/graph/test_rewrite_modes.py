@@ -6,12 +6,12 @@ import torch.nn.functional as F
 from agreement import assert_agrees
 from torch import nn
 
-from fusedops.graph.modes import Modes, modes
+from fusedops.graph.ir.modes import Modes, modes
 
 EPS = 1e-5
 
 
-def _layer_norm_by_hand(x, mean, variance):
+def _layer_norm_decomposed(x, mean, variance):
     return (x - mean) / torch.sqrt(variance + EPS)
 
 
@@ -118,13 +118,13 @@ def test_of_a_chain_in_two_modes_the_part_in_one_is_replaced(entries, entry, mod
 def _statistics_without_gradient(x, y):
     with torch.no_grad():
         mean, variance = _moments(x)
-    return _layer_norm_by_hand(x, mean, variance) * y
+    return _layer_norm_decomposed(x, mean, variance) * y
 
 
 def _variance_without_gradient(x, y):
     with torch.no_grad():
         _, variance = _moments(x)
-    return _layer_norm_by_hand(x, x.mean(-1, keepdim=True), variance) * y
+    return _layer_norm_decomposed(x, x.mean(-1, keepdim=True), variance) * y
 
 
 def _root_without_gradient(x, y):
@@ -142,7 +142,7 @@ def _maximum_and_sum_without_gradient(x, y):
 
 def _detached_statistics(x, y):
     mean, variance = _moments(x)
-    return _layer_norm_by_hand(x, mean.detach(), variance.detach()) * y
+    return _layer_norm_decomposed(x, mean.detach(), variance.detach()) * y
 
 
 NEVER = [
@@ -156,7 +156,7 @@ NEVER = [
 
 @pytest.mark.parametrize("entry", ["dynamo", "export"])
 @pytest.mark.parametrize("model", NEVER, ids=lambda model: model.__name__)
-def test_what_is_written_by_hand_in_two_modes_is_left(entries, entry, model):
+def test_what_is_written_decomposed_in_two_modes_is_left(entries, entry, model):
     inputs = _inputs()
     rewritten = entries[entry](model, *inputs)
     assert rewritten.replaced == {}
@@ -256,7 +256,7 @@ def test_what_inference_mode_made_is_not_kept(rewrite_dynamo):
     def model(x, y):
         with torch.inference_mode():
             h = x * 0.5
-        return _layer_norm_by_hand(h, *_moments(h)) * y[0]
+        return _layer_norm_decomposed(h, *_moments(h)) * y[0]
 
     inputs = _inputs()
     rewritten = rewrite_dynamo(model, *inputs)

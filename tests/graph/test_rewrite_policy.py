@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 
 import fusedops
-from fusedops.graph import costs
-from fusedops.graph.machine import here
+from fusedops.graph.policy import costs
+from fusedops.graph.policy.machine import here
 
 
 def machine_here():

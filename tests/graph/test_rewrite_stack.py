@@ -13,13 +13,13 @@ SOFTMAXES = {
     "softmax, stacked in the middle": lambda xs: torch.stack([x.softmax(1) for x in xs], 1),
     "softmax, stacked last": lambda xs: torch.stack([x.softmax(0) for x in xs], dim=-1),
     "softmax of some, by hand": lambda xs: torch.stack(
-        [_by_hand(xs[0]), xs[1].softmax(-1), xs[2].softmax(1)]
+        [_decomposed(xs[0]), xs[1].softmax(-1), xs[2].softmax(1)]
     ),
     "log_softmax": lambda xs: torch.stack([torch.log_softmax(x, 0) for x in xs]),
 }
 
 
-def _by_hand(x):
+def _decomposed(x):
     e = torch.exp(x - x.amax(-1, keepdim=True))
     return e / e.sum(-1, keepdim=True)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 #: The order in which the run-time libraries come before Python.
 RUNTIMES = {"address": ["libasan.so", "libubsan.so"], "thread": ["libtsan.so"]}
-COPIED = ("fusedops", "tests", "tools", "docs", "csrc", "cmake")
+COPIED = ("fusedops", "tests", "tools", "examples", "docs", "csrc", "cmake")
 
 
 def compiler() -> str:

@@ -62,9 +62,9 @@ from fusedops.cli.bench.report import (
     write_csv,
     write_plots,
 )
+from fusedops.cli.bench.zoo.hugging_face import HUGGING_FACE, import_transformers
 from fusedops.cli.env import describe_machine
 from fusedops.cli.errors import UserError, describe, one_line
-from fusedops.cli.models.hugging_face import HUGGING_FACE, import_transformers
 from fusedops.cli.timing import clock_for
 
 __all__ = ["add_arguments", "run"]

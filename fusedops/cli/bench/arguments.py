@@ -11,8 +11,8 @@ from fusedops.cli import options
 from fusedops.cli.bench.cases import BACKWARD, FORWARD, Case, Layout, Shape
 from fusedops.cli.bench.models import DEFAULT, HEAD_WIDTH, Step
 from fusedops.cli.bench.operators import OPERATORS, family
+from fusedops.cli.bench.zoo import MODELS
 from fusedops.cli.errors import UsageError
-from fusedops.cli.models import MODELS
 
 # The families first; a variant can be named too.
 OP_NAMES = list(dict.fromkeys([*map(family, OPERATORS), *OPERATORS]))

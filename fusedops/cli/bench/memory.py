@@ -62,29 +62,29 @@ class Way:
 # --- how to save memory ---------------------------------------------------------------------------
 
 
-def _softmax_by_hand(x: Tensor) -> Tensor:
+def _softmax_decomposed(x: Tensor) -> Tensor:
     x.sub_(x.amax(dim=-1, keepdim=True)).exp_()
     return x.div_(x.sum(dim=-1, keepdim=True))
 
 
-def _additive_by_hand(x: Tensor, mask: Tensor) -> Tensor:
-    return _softmax_by_hand(x.mul_(SCALE).add_(mask))
+def _additive_decomposed(x: Tensor, mask: Tensor) -> Tensor:
+    return _softmax_decomposed(x.mul_(SCALE).add_(mask))
 
 
-def _padding_by_hand(x: Tensor, visible: Tensor) -> Tensor:
-    return _softmax_by_hand(x.masked_fill_(~visible, MASKED))
+def _padding_decomposed(x: Tensor, visible: Tensor) -> Tensor:
+    return _softmax_decomposed(x.masked_fill_(~visible, MASKED))
 
 
-def _causal_by_hand(x: Tensor, future: Tensor) -> Tensor:
-    return _softmax_by_hand(x.masked_fill_(future, MASKED))
+def _causal_decomposed(x: Tensor, future: Tensor) -> Tensor:
+    return _softmax_decomposed(x.masked_fill_(future, MASKED))
 
 
-def _causal_with_bias_by_hand(x: Tensor, bias: Tensor, future: Tensor) -> Tensor:
-    return _causal_by_hand(x.add_(bias), future)
+def _causal_with_bias_decomposed(x: Tensor, bias: Tensor, future: Tensor) -> Tensor:
+    return _causal_decomposed(x.add_(bias), future)
 
 
-def _dropout_by_hand(x: Tensor, future: Tensor) -> Tensor:
-    return F.dropout(_causal_by_hand(x, future), DROPOUT, inplace=True)
+def _dropout_decomposed(x: Tensor, future: Tensor) -> Tensor:
+    return F.dropout(_causal_decomposed(x, future), DROPOUT, inplace=True)
 
 
 def _into_buffer_or_input(into: Callable[..., Tensor]) -> dict[str, Way]:
@@ -97,7 +97,7 @@ def _into_buffer_or_input(into: Callable[..., Tensor]) -> dict[str, Way]:
 
 SAVING_WAYS: dict[str, dict[str, Way]] = {
     "softmax": {
-        BY_HAND: Way(_softmax_by_hand),
+        BY_HAND: Way(_softmax_decomposed),
         EAGER_OUT: Way(lambda x, out: torch.softmax(x, -1, out=out), into_buffer=True),
         OURS_OUT: Way(lambda x, out: fusedops.softmax(x, -1, out=out), into_buffer=True),
         OURS_IN_PLACE: Way(lambda x: fusedops.softmax_(x, -1), trains=True),
@@ -107,28 +107,28 @@ SAVING_WAYS: dict[str, dict[str, Way]] = {
         **_into_buffer_or_input(lambda x, out: fusedops.log_softmax(x, -1, out=out)),
     },
     "masked_softmax[additive]": {
-        BY_HAND: Way(_additive_by_hand),
+        BY_HAND: Way(_additive_decomposed),
         **_into_buffer_or_input(
             lambda x, mask, out: fusedops.masked_softmax(x, mask, scale=SCALE, out=out)
         ),
     },
     "masked_softmax[padding]": {
-        BY_HAND: Way(_padding_by_hand),
+        BY_HAND: Way(_padding_decomposed),
         **_into_buffer_or_input(
             lambda x, visible, out: fusedops.masked_softmax(x, visible, out=out)
         ),
     },
     "masked_softmax[causal]": {
-        BY_HAND: Way(_causal_by_hand),
+        BY_HAND: Way(_causal_decomposed),
         **_into_buffer_or_input(lambda x, _, out: fusedops.masked_softmax(x, causal=True, out=out)),
     },
     "masked_softmax[causal+bias]": {
-        BY_HAND: Way(_causal_with_bias_by_hand),
+        BY_HAND: Way(_causal_with_bias_decomposed),
         **_into_buffer_or_input(
             lambda x, bias, _, out: fusedops.masked_softmax(x, causal=True, bias=bias, out=out)
         ),
     },
-    "softmax_dropout[causal]": {BY_HAND: Way(_dropout_by_hand)},
+    "softmax_dropout[causal]": {BY_HAND: Way(_dropout_decomposed)},
 }
 
 

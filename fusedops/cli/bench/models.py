@@ -23,7 +23,7 @@ from fusedops.cli.bench.cases import BACKWARD, FORWARD
 from fusedops.cli.bench.measurement import MAX_DISAGREEMENT, OURS, REFERENCE
 from fusedops.cli.bench.peers import ONNX_RUNTIME, OPENVINO, PEERS
 from fusedops.cli.bench.sites import KERNEL_NAMES, share_of_sites
-from fusedops.cli.models import BASE, MODELS, Size, cast, main_tensors
+from fusedops.cli.bench.zoo import BASE, MODELS, Size, cast, main_tensors
 from fusedops.cli.timing import (
     Call,
     WallClock,

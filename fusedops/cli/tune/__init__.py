@@ -28,8 +28,8 @@ from fusedops.cli.errors import UsageError, UserError, describe, one_line
 from fusedops.cli.files import check_writable, write_atomically
 from fusedops.cli.tune.graphs import Graph, all_graphs
 from fusedops.cli.tune.measurement import compile_ahead, measure
-from fusedops.graph import costs
-from fusedops.graph.machine import Machine, count_of, here
+from fusedops.graph.policy import costs
+from fusedops.graph.policy.machine import Machine, count_of, here
 
 BUDGET = 160
 #: The share of the time after which no more is compiled ahead.

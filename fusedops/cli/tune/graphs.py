@@ -17,7 +17,7 @@ import torch._inductor.config as inductor_config
 
 from fusedops.cli.bench.cases import FORWARD, Case, Layout
 from fusedops.cli.bench.operators import OPERATORS
-from fusedops.graph.costs import INFERENCE, TRAINING
+from fusedops.graph.policy.costs import INFERENCE, TRAINING
 
 #: One of each family: the shares of time that its variants differ by matter less than the size.
 SCORES = ("masked_softmax[additive]", "masked_softmax[causal]", "softmax_dropout[causal]")

@@ -21,7 +21,7 @@ from fusedops.cli.bench.measurement import OURS
 from fusedops.cli.bench.operators import OPERATORS
 from fusedops.cli.timing import Call, Clock, clock_for, interleave
 from fusedops.cli.tune.graphs import Graph
-from fusedops.graph.costs import INFERENCE, TRAINING, Cost
+from fusedops.graph.policy.costs import INFERENCE, TRAINING, Cost
 
 INDUCTOR = "inductor"
 #: How long one size is timed at most, in rounds of slots, and what a slow one gets all the same.

@@ -18,10 +18,10 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from fusedops.graph.dialect import Call, users, value
-from fusedops.graph.rule import Match, New, Rule, op_of
+from fusedops.graph.ir.dialect import Call, users, value
+from fusedops.graph.ir.steps import call_of, same_shape
 from fusedops.graph.rules.dropout import drawn_seed, draws_own_numbers
-from fusedops.graph.steps import plain, same_shape
+from fusedops.graph.rules.rule import Match, OpCall, Rule, op_of
 
 #: What the op returns between the output and the statistics.
 _SUM = 1
@@ -32,8 +32,8 @@ class _Residual:
     """branch + residual; `branch` before its dropout. nodes: in program order, the last of them
     what is normalised."""
 
-    branch: Node | New
-    residual: Node | New
+    branch: Node | OpCall
+    residual: Node | OpCall
     nodes: tuple[Node, ...]
     p: float = 0.0
 
@@ -42,10 +42,13 @@ class _Residual:
         return self.nodes[-1]
 
 
-class AddNorm:
+class AddNorm(Rule):
     def __init__(self, norm: Rule) -> None:
         self.norm = norm
-        self.name = f"add_{norm.name}"
+
+    @property
+    def name(self) -> str:
+        return f"add_{self.norm.name}"
 
     def match(self, call: Call) -> Match | None:
         norm = self.norm.match(call)
@@ -59,7 +62,7 @@ class AddNorm:
     def guard(self, match: Match) -> str | None:
         return None
 
-    def emit(self, match: Match) -> Iterator[New]:
+    def emit(self, match: Match) -> Iterator[OpCall]:
         yield op_of(match)
 
 
@@ -87,7 +90,7 @@ def _with_residual(norm: Match, residual: _Residual) -> Match | None:
         "p": residual.p,
         "seed": seed,
     }
-    own = norm.swallowed or (norm.call.node,)
+    own = norm.fused_nodes or (norm.call.node,)
     results = {old: index + (index >= _SUM) for old, index in norm.results.items()}
     kept = _kept(own, norm)
     others = [user for user in users(residual.sum) if user not in own or user in kept]
@@ -115,7 +118,7 @@ def _nodes(arguments: Any) -> Iterator[Node]:
     for argument in arguments:
         if isinstance(argument, Node):
             yield argument
-        elif isinstance(argument, New):
+        elif isinstance(argument, OpCall):
             yield from _nodes(argument.args)
         elif isinstance(argument, (list, tuple)):
             yield from _nodes(argument)
@@ -124,7 +127,7 @@ def _nodes(arguments: Any) -> Iterator[Node]:
 def _residual(norm: Match) -> _Residual | None:
     """The sum that is normalised, itself or reshaped."""
     total = norm.call.arguments["input"]
-    view = plain(total, "reshape")
+    view = call_of(total, "reshape")
     if view is None:
         return _sum(total)
     inner = view.arguments["input"]
@@ -133,7 +136,7 @@ def _residual(norm: Match) -> _Residual | None:
     if residual is None or not _keeps_rows(inner, total, kept):
         return None
     moved = (
-        New(torch.ops.aten.reshape.default, (operand, list(_shape(view))))
+        OpCall(torch.ops.aten.reshape.default, (operand, list(_shape(view))))
         for operand in (residual.branch, residual.residual)
     )
     return _Residual(*moved, (*residual.nodes, total), residual.p)
@@ -150,7 +153,7 @@ def _keeps_rows(node: Node, reshaped: Node, kept: int) -> bool:
 
 
 def _sum(node: Any) -> _Residual | None:
-    call = plain(node, "add")
+    call = call_of(node, "add")
     if call is None:
         return None
     first, other = call.arguments["input"], call.arguments["other"]
@@ -159,7 +162,7 @@ def _sum(node: Any) -> _Residual | None:
     if any(value(n).dtype != value(node).dtype for n in (first, other)):
         return None
     for branch, residual in ((first, other), (other, first)) if first is not other else ():
-        dropout = plain(branch, "dropout")
+        dropout = call_of(branch, "dropout")
         if dropout is not None and users(branch) == [node] and draws_own_numbers(dropout):
             p = float(dropout.arguments["p"])
             return _Residual(dropout.arguments["input"], residual, (branch, node), p)

@@ -11,19 +11,17 @@ from collections.abc import Iterator
 
 import torch
 
-from fusedops.graph.dialect import Call
-from fusedops.graph.rule import Match, New
+from fusedops.graph.ir.dialect import Call
 from fusedops.graph.rules.norms import emit_norm, match_norm, refuse_norm
+from fusedops.graph.rules.rule import Match, OpCall, Rule
 
 
-class LayerNorm:
-    name = "layer_norm"
-
+class LayerNorm(Rule):
     def match(self, call: Call) -> Match | None:
         return match_norm(call, "native_layer_norm") if call.name == self.name else None
 
     def guard(self, match: Match) -> str | None:
         return refuse_norm(match)
 
-    def emit(self, match: Match) -> Iterator[New]:
+    def emit(self, match: Match) -> Iterator[OpCall]:
         return emit_norm(match, torch.ops.fusedops.layer_norm.default)

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fusedops.graph.dialect import Call
-from fusedops.graph.rule import Match, New
+from fusedops.graph.ir.dialect import Call
+from fusedops.graph.rules.rule import Match, OpCall, Rule
 
 
-class Leaf:
-    name = "leaf"
-
+class Leaf(Rule):
     def match(self, call: Call) -> Match | None:
         return Match(call, call.name, {}) if call.kind == "leaf" else None
 
     def guard(self, match: Match) -> str | None:
         return match.call.obstacle
 
-    def emit(self, match: Match) -> Iterator[New]:
+    def emit(self, match: Match) -> Iterator[OpCall]:
         return iter(())

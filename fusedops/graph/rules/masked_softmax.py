@@ -17,18 +17,16 @@ import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_and
 
 from fusedops.graph.availability import KERNEL_DTYPES
-from fusedops.graph.dialect import Call, value
-from fusedops.graph.rule import Match, New, op_of
+from fusedops.graph.ir.dialect import Call, value
+from fusedops.graph.ir.steps import only_user
 from fusedops.graph.rules.dropout import drawn_seed, draws_own_numbers
+from fusedops.graph.rules.rule import Match, OpCall, Rule, op_of
 from fusedops.graph.rules.scores import Operand, Scores, read_scores
 from fusedops.graph.rules.softmax import SoftmaxChain, read_softmax
-from fusedops.graph.rules.softmax_by_hand import read_softmax_by_hand
-from fusedops.graph.steps import only_user
+from fusedops.graph.rules.softmax_decomposed import read_softmax_decomposed
 
 
-class MaskedSoftmax:
-    name = "masked_softmax"
-
+class MaskedSoftmax(Rule):
     def match(self, call: Call) -> Match | None:
         chain = _last_dim_softmax(call)
         if chain is None:
@@ -47,14 +45,14 @@ class MaskedSoftmax:
     def guard(self, match: Match) -> str | None:
         return None
 
-    def emit(self, match: Match) -> Iterator[New]:
+    def emit(self, match: Match) -> Iterator[OpCall]:
         yield op_of(match)
 
 
 def _last_dim_softmax(call: Call) -> SoftmaxChain | None:
     if call.obstacle is not None:
         return None
-    chain = read_softmax(call) or read_softmax_by_hand(call)
+    chain = read_softmax(call) or read_softmax_decomposed(call)
     if chain is None or chain.op != "softmax" or not isinstance(chain.dim, int):
         return None
     input, result = value(chain.input), value(chain.last)
@@ -92,11 +90,13 @@ def _with_adjacent_values(operand: Operand | None) -> Operand | None:
     heads are adjacent. The op would make that copy at every call; in the graph, Inductor makes the
     operand so in the first place, once for all layers that share it."""
     known = operand
-    while isinstance(known, New):  # elementwise: laid out as its first operand
+    while isinstance(known, OpCall):  # elementwise: laid out as its first operand
         known = known.args[0]
     if known is None or value(known).dim() == 0 or not _lie_apart(value(known)):
         return operand
-    return New(torch.ops.aten.clone.default, (operand,), {"memory_format": torch.contiguous_format})
+    return OpCall(
+        torch.ops.aten.clone.default, (operand,), {"memory_format": torch.contiguous_format}
+    )
 
 
 def _lie_apart(tensor: torch.Tensor) -> bool:

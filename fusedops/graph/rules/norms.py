@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.fx import Node
 
 from fusedops.graph.availability import KERNEL_DTYPES
-from fusedops.graph.dialect import Call, outputs, value
-from fusedops.graph.rule import Match, New
+from fusedops.graph.ir.dialect import Call, outputs, value
+from fusedops.graph.ir.steps import call_of, last_dims, same_value
+from fusedops.graph.rules.rule import Match, OpCall
 
 
 def match_norm(call: Call, with_statistics: str) -> Match | None:
@@ -33,7 +35,7 @@ def refuse_norm(match: Match) -> str | None:
     return None if dtype in KERNEL_DTYPES else f"unsupported dtype {dtype}"
 
 
-def refuse_norm_by_hand(match: Match) -> str | None:
+def refuse_norm_decomposed(match: Match) -> str | None:
     """The same of a norm that is written out."""
     arguments = match.call.arguments
     if None in arguments["normalized_shape"]:
@@ -42,16 +44,51 @@ def refuse_norm_by_hand(match: Match) -> str | None:
     return None if dtype in KERNEL_DTYPES else f"unsupported dtype {dtype}"
 
 
-def emit_norm(match: Match, op: torch._ops.OpOverload) -> Iterator[New]:
+def emit_norm(match: Match, op: torch._ops.OpOverload) -> Iterator[OpCall]:
     """`op` with the site's arguments; or with tensors cast to the dtype that eager gives."""
     arguments = match.call.arguments
-    yield New(op, tuple(arguments.values()))
+    yield OpCall(op, tuple(arguments.values()))
     # Autocast casts input and parameters to float32 on some devices: do the same in the open.
     wanted = value(next(iter(match.results))).dtype
     tensors = [name for name in ("input", "weight", "bias") if name in arguments]
     cast = {name: _cast(arguments[name], wanted) for name in tensors}
-    yield New(op, tuple((arguments | cast).values()))
+    yield OpCall(op, tuple((arguments | cast).values()))
 
 
-def _cast(argument: Any, dtype: torch.dtype) -> New | None:
-    return None if argument is None else New(torch.ops.aten.to.dtype, (argument, dtype))
+def _cast(argument: Any, dtype: torch.dtype) -> OpCall | None:
+    return None if argument is None else OpCall(torch.ops.aten.to.dtype, (argument, dtype))
+
+
+# --- statistics computed by several calls of a graph ----------------------------------------------
+
+
+def centred(node: Any) -> tuple[Node, tuple[int, ...]] | None:
+    """x and the dimensions of x - mean(x, dims)."""
+    shifted = call_of(node, "sub")
+    mean = _mean(shifted.arguments["other"]) if shifted else None
+    if mean is None or not same_value(shifted.arguments["input"], mean.arguments["input"]):
+        return None
+    input = mean.arguments["input"]
+    dims = last_dims(mean, value(input))
+    return (input, dims) if dims else None
+
+
+def _mean(node: Any) -> Call | None:
+    return call_of(node, "mean") or item_of_var_mean(node, 1)
+
+
+def item_of_var_mean(node: Any, index: int) -> Call | None:
+    """The var_mean of which `node` is the result of that index."""
+    item = call_of(node, "item")
+    wanted = item is not None and item.arguments["index"] == index
+    return call_of(item.arguments["input"], "var_mean") if wanted else None
+
+
+def base_of_square(call: Call) -> Node | None:
+    base = call.arguments.get("input")
+    is_square = (
+        call.kind == "square"
+        or (call.kind == "pow" and call.arguments["exponent"] in (2, 2.0))
+        or (call.kind == "mul" and same_value(base, call.arguments["other"]))
+    )
+    return base if is_square else None

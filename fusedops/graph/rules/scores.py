@@ -9,22 +9,22 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from fusedops.graph import aliasing, causality
 from fusedops.graph.availability import KERNEL_DTYPES
-from fusedops.graph.dialect import Call, constant, number, rounded, users, value
-from fusedops.graph.rule import New
-from fusedops.graph.rules.softmax import SoftmaxChain
-from fusedops.graph.steps import (
+from fusedops.graph.ir import aliasing, causality
+from fusedops.graph.ir.dialect import Call, constant, number, rounded, users, value
+from fusedops.graph.ir.steps import (
     broadcasts,
+    call_of,
     is_number,
     is_widening,
-    plain,
     same_shape,
     tensor_and_number,
 )
+from fusedops.graph.rules.rule import OpCall
+from fusedops.graph.rules.softmax import SoftmaxChain
 
 aten = torch.ops.aten
-Operand = Node | New
+Operand = Node | OpCall
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Scores:
     visible: Operand | None = None
     hidden: float = -math.inf
     diagonal: int | None = None
-    product: New | None = None
+    product: OpCall | None = None
 
     @property
     def masks(self) -> bool:
@@ -53,7 +53,7 @@ def read_scores(chain: SoftmaxChain) -> Scores:
     """As much of what stands before the softmax as the op can take in, and may."""
     scores, reader = Scores(chain.input), chain.nodes[0]
     while scores.product is None:
-        call = plain(aliasing.version(scores.input, reader))
+        call = call_of(aliasing.version(scores.input, reader))
         longer = _STEPS[call.kind](scores, call) if call and call.kind in _STEPS else None
         if longer is None:
             break
@@ -117,7 +117,7 @@ def _through_sub(scores: Scores, call: Call) -> Scores | None:
     input, other = call.arguments["input"], call.arguments["other"]
     if not _is_addend(other, input) or same_shape(other, input):
         return None
-    return _added(scores, input, New(aten.neg.default, (other,)))
+    return _added(scores, input, OpCall(aten.neg.default, (other,)))
 
 
 def _through_baddbmm(scores: Scores, call: Call) -> Scores | None:
@@ -126,9 +126,9 @@ def _through_baddbmm(scores: Scores, call: Call) -> Scores | None:
     alpha, beta = (constant(given.get(name, 1)) for name in ("alpha", "beta"))
     if scores.scale != 1 or not alpha or not beta or not _is_addend(given["input"], call.node):
         return None
-    addend = given["input"] if beta == 1 else New(aten.mul.Tensor, (given["input"], beta))
+    addend = given["input"] if beta == 1 else OpCall(aten.mul.Tensor, (given["input"], beta))
     longer = _added(scores, call.node, addend)
-    product = New(aten.bmm.default, (given["batch1"], given["batch2"]))
+    product = OpCall(aten.bmm.default, (given["batch1"], given["batch2"]))
     return replace(longer, scale=float(alpha), product=product) if longer else None
 
 
@@ -139,7 +139,7 @@ def _is_addend(addend: Any, input: Any) -> bool:
 
 def _is_product(node: Node, steps: int = 6) -> bool:
     """Whether a node is a matrix product, moved about or scaled."""
-    call = plain(node)
+    call = call_of(node)
     if call is None or steps == 0 or call.kind == "matmul":
         return call is not None and call.kind == "matmul"
     return isinstance(call.arguments.get("input"), Node) and _is_product(
@@ -153,7 +153,7 @@ def _added(scores: Scores, input: Node, addend: Operand) -> Scores | None:
     if scores.scale != 1:  # scale * (input + addend)
         if isinstance(addend, Node) and same_shape(addend, input):
             return None
-        addend = New(aten.mul.Tensor, (addend, scores.scale))
+        addend = OpCall(aten.mul.Tensor, (addend, scores.scale))
     return replace(scores, input=input, addends=(*scores.addends, addend))
 
 
@@ -187,15 +187,15 @@ def _filled(
     if hides:
         scores, mask = _inverted(scores, mask)
     if scores.visible is not None:
-        mask = New(aten.logical_and.default, (mask, scores.visible))
+        mask = OpCall(aten.logical_and.default, (mask, scores.visible))
     return replace(scores, visible=mask)
 
 
 def _inverted(scores: Scores, mask: Node) -> tuple[Scores, Operand]:
-    call = plain(mask, "not")
+    call = call_of(mask, "not")
     if call is not None and value(call.arguments["input"]).dtype == torch.bool:
         return replace(scores, nodes=(*scores.nodes, mask)), call.arguments["input"]
-    return scores, New(aten.logical_not.default, (mask,))
+    return scores, OpCall(aten.logical_not.default, (mask,))
 
 
 _STEPS = {

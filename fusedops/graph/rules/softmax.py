@@ -16,9 +16,9 @@ import torch
 from torch.fx import Node
 
 from fusedops.graph.availability import KERNEL_DTYPES
-from fusedops.graph.dialect import Call, value
-from fusedops.graph.rule import Match, New
-from fusedops.graph.steps import only_user, widened
+from fusedops.graph.ir.dialect import Call, value
+from fusedops.graph.ir.steps import only_user, widened
+from fusedops.graph.rules.rule import Match, OpCall, Rule
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,7 @@ class SoftmaxChain:
         return self.nodes[-1]
 
 
-class Softmax:
-    name = "softmax"
-
+class Softmax(Rule):
     def match(self, call: Call) -> Match | None:
         if call.kind not in ("softmax", "log_softmax"):
             return None
@@ -51,7 +49,7 @@ class Softmax:
     def guard(self, match: Match) -> str | None:
         return refuse_softmax(match)
 
-    def emit(self, match: Match) -> Iterator[New]:
+    def emit(self, match: Match) -> Iterator[OpCall]:
         return emit_softmax(match)
 
 
@@ -87,8 +85,8 @@ def with_casts(chain: SoftmaxChain) -> SoftmaxChain:
 def match_softmax(chain: SoftmaxChain, obstacle: str | None = None) -> Match:
     arguments = {"input": chain.input, "dim": chain.dim, "dtype": chain.dtype}
     site = Call(chain.op, chain.op, chain.last, arguments, obstacle)
-    swallowed = chain.nodes if len(chain.nodes) > 1 else ()
-    return Match(site, chain.op, {chain.last: None}, swallowed)
+    fused_nodes = chain.nodes if len(chain.nodes) > 1 else ()
+    return Match(site, chain.op, {chain.last: None}, fused_nodes)
 
 
 def refuse_softmax(match: Match) -> str | None:
@@ -104,9 +102,9 @@ def refuse_softmax(match: Match) -> str | None:
     return None if integer or given in KERNEL_DTYPES else f"unsupported dtype {given}"
 
 
-def emit_softmax(match: Match) -> Iterator[New]:
+def emit_softmax(match: Match) -> Iterator[OpCall]:
     op = getattr(torch.ops.fusedops, match.op).default
     arguments = match.call.arguments
-    yield New(op, (arguments["input"], arguments["dim"], arguments["dtype"]))
+    yield OpCall(op, (arguments["input"], arguments["dim"], arguments["dtype"]))
     # Autocast runs softmax in float32 on some devices: say so, then the op does the same.
-    yield New(op, (arguments["input"], arguments["dim"], value(match.call.node).dtype))
+    yield OpCall(op, (arguments["input"], arguments["dim"], value(match.call.node).dtype))

@@ -17,14 +17,12 @@ from typing import Any
 
 from torch.fx import Node
 
-from fusedops.graph.dialect import Call, constant, users, value, view
-from fusedops.graph.rule import Match, New, Rule, op_of
-from fusedops.graph.steps import plain
+from fusedops.graph.ir.dialect import Call, as_call, constant, users, value
+from fusedops.graph.ir.steps import call_of
+from fusedops.graph.rules.rule import Match, OpCall, Rule, op_of
 
 
-class Stack:
-    name = "stack"
-
+class Stack(Rule):
     def __init__(self, rules: Sequence[Rule]) -> None:
         self.rules = rules
 
@@ -43,7 +41,7 @@ class Stack:
             return None
         op, arguments = found
         site = Call(op, op, call.node, {**arguments, "stack_dim": stack_dim}, call.obstacle)
-        own = {node for match in matches for node in match.swallowed or (match.call.node,)}
+        own = {node for match in matches for node in match.fused_nodes or (match.call.node,)}
         index = 0 if op == "stack_layer_norm" else None
         return Match(site, op, {call.node: index}, (*sorted(own), call.node))
 
@@ -51,10 +49,10 @@ class Stack:
         """What the rules make of a result, where it is one of those that are stacked."""
         if not isinstance(result, Node) or users(result) != [stack]:
             return None
-        cast = plain(result, "cast")
+        cast = call_of(result, "cast")
         anchors = (result, cast.arguments["input"]) if cast else (result,)
         for anchor in anchors:
-            call = view(anchor)
+            call = as_call(anchor)
             match = self._first_match(call) if call is not None else None
             if match is not None:
                 return match if result in match.results and match.op in _STACKED else None
@@ -70,7 +68,7 @@ class Stack:
     def guard(self, match: Match) -> str | None:
         return None
 
-    def emit(self, match: Match) -> Iterator[New]:
+    def emit(self, match: Match) -> Iterator[OpCall]:
         yield op_of(match)
 
 

@@ -1,0 +1,59 @@
+#!/usr/bin/env python3
+"""Train the same transformer in three modes, a step of each in turn, and compare losses and time.
+
+    python examples/compare_translation.py --dropout 0
+    python examples/compare_translation.py
+
+One epoch. The steps of one round take the same batch, so a disturbance of the machine meets all
+modes. See docs/translation.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from translation import arguments, comparison, reporting
+from translation.model import FUSED_KERNEL
+from translation.setup import build_trainer, load_data
+
+from fusedops.cli import options
+from fusedops.cli.errors import Parser, end_in_one_line
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code; what goes wrong is one line on standard error."""
+    return end_in_one_line("compare_translation", lambda: run(parse_arguments(argv)))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Load, train side by side, print and write."""
+    console = reporting.make_console()
+    data = load_data(args, console)
+    trainers = {mode: build_trainer(args, mode, data) for mode in FUSED_KERNEL}
+    comparison.train_in_turn(trainers, console)
+    records = {mode: trainer.records for mode, trainer in trainers.items()}
+    comparison.write(args.output, records)
+    comparison.print_losses(records, console)
+    comparison.print_times(records, console)
+    comparison.print_shares(comparison.profile_step(trainers["false"]), console)
+    return 0
+
+
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser(
+        description=__doc__.partition("\n")[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument(
+        "--output",
+        type=options.output_folder,
+        default="runs/comparison",
+        help="folder of CSV and picture",
+    )
+    return arguments.parse(parser, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

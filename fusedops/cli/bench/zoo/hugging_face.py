@@ -1,0 +1,289 @@
+"""Models of the package transformers, which is imported when the first of them is built."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from fusedops.cli.bench.zoo.model import (
+    DECODER,
+    ENCODER,
+    ENCODER_DECODER,
+    LAYERS,
+    VISION,
+    Inputs,
+    Model,
+    Size,
+    padding,
+    tokens,
+)
+
+Fields = dict[str, Any]
+
+
+def import_transformers() -> ModuleType:
+    """The package, or ImportError with what to install."""
+    try:
+        import transformers
+    except ModuleNotFoundError as error:
+        if error.name != "transformers":
+            raise
+        raise ImportError(
+            "models of Hugging Face need the package 'transformers', which is not installed. "
+            "Install it: pip install fusedops[demo]"
+        ) from error
+    return transformers
+
+
+def _model(
+    name: str,
+    kind: str,
+    sites: Mapping[str, int],
+    fields: Callable[[Size], Fields] | None = None,
+    inputs: Callable[[Size, int], Inputs] | None = None,
+) -> Model:
+    """The entry of transformers' `<name>Model`.
+
+    `fields` are those of its config beside the common ones, or None to leave a common one out.
+    `inputs` are by default those of the kind.
+    """
+
+    def build(size: Size, dropout: bool) -> nn.Module:
+        transformers = import_transformers()
+        chosen = _common_fields(size) | (fields(size) if fields else {})
+        given = {field: value for field, value in chosen.items() if value is not None}
+        config = getattr(transformers, f"{name}Config")(**given)
+        if not dropout:
+            _without_dropout(config)
+        model_class = getattr(transformers, f"{name}Model")
+        return model_class._from_config(config, attn_implementation="eager").train()
+
+    return Model(kind, sites, build, inputs or _INPUTS[kind])
+
+
+def _common_fields(size: Size) -> Fields:
+    return {
+        "vocab_size": size.vocabulary,
+        "hidden_size": size.width,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": size.heads,
+        "intermediate_size": 4 * size.width,
+        # RoBERTa counts positions from its padding id on, Longformer fills up to whole windows.
+        "max_position_embeddings": 2 * size.length,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+
+
+def _without_dropout(config: Any) -> None:
+    for name, value in list(vars(config).items()):
+        if "drop" in name and isinstance(value, float):
+            setattr(config, name, 0.0)
+        elif name.endswith("_config") and hasattr(value, "to_dict"):
+            _without_dropout(value)
+
+
+def _encoder_inputs(size: Size, batch: int) -> Inputs:
+    return {"input_ids": tokens(size, batch), "attention_mask": padding(size, batch)}
+
+
+def _decoder_inputs(size: Size, batch: int) -> Inputs:
+    return {**_encoder_inputs(size, batch), "use_cache": False}
+
+
+def _encoder_decoder_inputs(size: Size, batch: int) -> Inputs:
+    return {**_decoder_inputs(size, batch), "decoder_input_ids": tokens(size, batch)}
+
+
+def _image(size: Size, batch: int) -> Inputs:
+    side = image_side(size)
+    return {"pixel_values": torch.randn(batch, 3, side, side)}
+
+
+_INPUTS = {
+    ENCODER: _encoder_inputs,
+    DECODER: _decoder_inputs,
+    ENCODER_DECODER: _encoder_decoder_inputs,
+    VISION: _image,
+}
+
+PATCH = 4  # pixels
+
+
+def image_side(size: Size) -> int:
+    """Pixels along a square image of at most `length` patches."""
+    return PATCH * math.isqrt(size.length)
+
+
+def _image_fields(size: Size) -> Fields:
+    return {"image_size": image_side(size), "patch_size": PATCH}
+
+
+# --- fields of the configs that go by other names -------------------------------------------------
+
+
+def _factorised_embedding(size: Size) -> Fields:
+    return {"embedding_size": size.width // 2}
+
+
+def _unfactorised_embedding(size: Size) -> Fields:
+    return {"embedding_size": size.width}
+
+
+def _deberta(size: Size) -> Fields:
+    return {
+        "relative_attention": True,
+        "pos_att_type": ["p2c", "c2p"],
+        "position_buckets": size.length // 2,
+        "norm_rel_ebd": "layer_norm",
+        "share_att_key": True,
+    }
+
+
+def _xlnet(size: Size) -> Fields:
+    return {
+        "max_position_embeddings": None,  # no limit, and the config refuses one
+        "d_head": size.width // size.heads,
+        "d_inner": 4 * size.width,
+    }
+
+
+def _longformer(size: Size) -> Fields:
+    return {"attention_window": [size.length // 4] * LAYERS, "pad_token_id": 1}
+
+
+def _opt(size: Size) -> Fields:
+    return {"ffn_dim": 4 * size.width, "word_embed_proj_dim": size.width}
+
+
+def _grouped_heads(size: Size) -> Fields:
+    return {"num_key_value_heads": size.heads // 2}
+
+
+def _sliding_window(size: Size) -> Fields:
+    return {**_grouped_heads(size), "sliding_window": size.length // 2}
+
+
+def _gemma2(size: Size) -> Fields:
+    return {**_sliding_window(size), "head_dim": size.width // size.heads}
+
+
+def _t5(size: Size) -> Fields:
+    return {
+        "d_kv": size.width // size.heads,
+        "d_ff": 4 * size.width,
+        "num_decoder_layers": LAYERS,
+    }
+
+
+def _decoder_like_encoder(size: Size) -> Fields:
+    return {
+        "decoder_layers": LAYERS,
+        "decoder_attention_heads": size.heads,
+        "encoder_ffn_dim": 4 * size.width,
+        "decoder_ffn_dim": 4 * size.width,
+    }
+
+
+def _whisper(size: Size) -> Fields:
+    return {
+        **_decoder_like_encoder(size),
+        "max_source_positions": size.length,
+        "max_target_positions": size.length,
+        "decoder_start_token_id": 1,
+    }
+
+
+def _whisper_inputs(size: Size, batch: int) -> Inputs:
+    mel_bins, frames = 80, 2 * size.length  # a convolution of stride 2 makes one token of two
+    return {
+        "input_features": torch.randn(batch, mel_bins, frames),
+        "decoder_input_ids": tokens(size, batch),
+        "use_cache": False,
+    }
+
+
+def _swin(size: Size) -> Fields:
+    """Two stages; the second is twice as wide, on a quarter of the patches."""
+    return {
+        "embed_dim": size.width // 2,
+        "depths": [LAYERS, LAYERS],
+        "num_attention_heads": [size.heads // 2, size.heads],
+        "window_size": _swin_window(size),
+        "image_size": _swin_side(size),
+        "patch_size": PATCH,
+    }
+
+
+def _swin_window(size: Size) -> int:
+    return min(math.isqrt(size.length), 7)
+
+
+def _swin_side(size: Size) -> int:
+    # Two windows along a side of the second stage: only where there are several are they shifted.
+    return 4 * _swin_window(size) * PATCH
+
+
+def _swin_inputs(size: Size, batch: int) -> Inputs:
+    side = _swin_side(size)
+    return {"pixel_values": torch.randn(batch, 3, side, side)}
+
+
+def _clip(size: Size) -> Fields:
+    common = _common_fields(size)
+    return {
+        "text_config": common,
+        "vision_config": {**common, **_image_fields(size)},
+        "projection_dim": size.width,
+    }
+
+
+def _clip_inputs(size: Size, batch: int) -> Inputs:
+    return {**_encoder_inputs(size, batch), **_image(size, batch)}
+
+
+HUGGING_FACE: dict[str, Model] = {
+    "bert": _model("Bert", ENCODER, {"softmax": 2, "layer_norm": 5}),
+    "roberta": _model("Roberta", ENCODER, {"softmax": 2, "layer_norm": 5}),
+    "albert": _model("Albert", ENCODER, {"softmax": 2, "layer_norm": 5}, _factorised_embedding),
+    "electra": _model("Electra", ENCODER, {"softmax": 2, "layer_norm": 5}, _unfactorised_embedding),
+    "distilbert": _model(
+        "DistilBert",
+        ENCODER,
+        {"softmax": 2, "layer_norm": 5},
+        lambda size: {"hidden_dim": 4 * size.width},
+    ),
+    "mpnet": _model("MPNet", ENCODER, {"softmax": 2, "layer_norm": 5}),
+    "deberta_v2": _model("DebertaV2", ENCODER, {"softmax": 2, "layer_norm": 6}, _deberta),
+    "xlnet": _model("XLNet", ENCODER, {"softmax": 2, "layer_norm": 4}, _xlnet),
+    "longformer": _model("Longformer", ENCODER, {"softmax": 2, "layer_norm": 5}, _longformer),
+    "gpt2": _model("GPT2", DECODER, {"softmax": 2, "layer_norm": 5}),
+    "gpt_neox": _model("GPTNeoX", DECODER, {"softmax": 2, "layer_norm": 5}),
+    "opt": _model("OPT", DECODER, {"softmax": 2, "layer_norm": 5}, _opt),
+    "bloom": _model("Bloom", DECODER, {"softmax": 2, "layer_norm": 6}),
+    "falcon": _model("Falcon", DECODER, {"softmax": 2, "layer_norm": 3}),
+    "falcon_alibi": _model(
+        "Falcon", DECODER, {"softmax": 2, "layer_norm": 3}, lambda size: {"alibi": True}
+    ),
+    "llama": _model("Llama", DECODER, {"softmax": 2, "rms_norm": 5}, _grouped_heads),
+    "mistral": _model("Mistral", DECODER, {"softmax": 2, "rms_norm": 5}, _sliding_window),
+    "qwen2": _model("Qwen2", DECODER, {"softmax": 2, "rms_norm": 5}, _grouped_heads),
+    "gemma2": _model("Gemma2", DECODER, {"softmax": 2, "rms_norm": 9}, _gemma2),
+    "phi": _model("Phi", DECODER, {"softmax": 2, "layer_norm": 3}),
+    "t5": _model("T5", ENCODER_DECODER, {"softmax": 6, "rms_norm": 12}, _t5),
+    "bart": _model(
+        "Bart", ENCODER_DECODER, {"softmax": 6, "layer_norm": 12}, _decoder_like_encoder
+    ),
+    "whisper": _model(
+        "Whisper", ENCODER_DECODER, {"softmax": 6, "layer_norm": 12}, _whisper, _whisper_inputs
+    ),
+    "vit": _model("ViT", VISION, {"softmax": 2, "layer_norm": 5}, _image_fields),
+    "swin": _model("Swin", VISION, {"softmax": 4, "layer_norm": 11}, _swin, _swin_inputs),
+    "clip": _model("CLIP", VISION, {"softmax": 4, "layer_norm": 11}, _clip, _clip_inputs),
+}

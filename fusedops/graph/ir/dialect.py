@@ -1,0 +1,531 @@
+"""All knowledge of node targets: every spelling at every capture level, in one normal form.
+
+The capture levels are torch IR (Dynamo and `fx.symbolic_trace`: functions, tensor methods,
+modules) and ATen IR (`torch.export`, before and after decomposition). `as_call` turns a node of any
+of them into a `Call`, by the tables in `spellings.py`; nothing else looks at `node.target`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import free_symbols
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._sympy.symbol import SymT, symbol_is_type
+
+from fusedops.graph.ir import spellings
+from fusedops.graph.ir.spellings import aten
+from fusedops.ops.norm import default_rms_eps
+
+
+@dataclass(frozen=True)
+class Call:
+    """A node in normal form.
+
+    kind: "softmax", "log_softmax", "layer_norm", "native_layer_norm", "rms_norm",
+        "fused_rms_norm"; what stands around them, and what they are written with by hand: "add",
+        "masked_fill", "dropout", "exp", "mean", "cast", ... (in `spellings.py`; in place or not);
+        or "leaf" for an opaque call that computes one of the first inside.
+    name: the operation as the user knows it.
+    arguments: by their torch names; defaults filled in, constants as Python numbers.
+    obstacle: why this spelling cannot be replaced, or None.
+    """
+
+    kind: str
+    name: str
+    node: Node
+    arguments: dict[str, Any] = field(default_factory=dict)
+    obstacle: str | None = None
+
+
+@dataclass(frozen=True)
+class ModuleAttribute:
+    """A parameter of a leaf module, read by a `get_attr` node once it is needed."""
+
+    target: str
+    tensor: torch.Tensor
+
+
+def value(argument: Any) -> Any:
+    """What capture recorded for a node (a fake tensor, a symbol, ...); None where it did not.
+
+    Anything that is no node is its own value.
+    """
+    if not isinstance(argument, Node):
+        return argument
+    return argument.meta.get("val", argument.meta.get("example_value"))
+
+
+def hints(tensor: torch.Tensor) -> list[int] | None:
+    """A tensor's sizes, symbols as what they were captured with; None where one has no hint."""
+    sizes = [n.node.hint if isinstance(n, torch.SymInt) else n for n in tensor.shape]
+    return None if None in sizes else sizes
+
+
+def fake_mode(node: Node) -> FakeTensorMode:
+    """The one of the values that went into `node`: by the time passes run, Dynamo has a fresh one
+    in its tracing context."""
+    values = (value(argument) for argument in node.all_input_nodes)
+    return next(known.fake_mode for known in values if isinstance(known, FakeTensor))
+
+
+def constant(argument: Any) -> int | float | None:
+    """`argument` as a Python number, or None.
+
+    With dynamic=True module attributes such as eps are graph inputs. Reading one here makes it a
+    constant of the compiled graph, guarded, which is what it is for the model. What depends on a
+    size is not read: the graph would be compiled again for every length.
+    """
+    known = value(argument)
+    if not is_readable(known):
+        return None
+    if isinstance(known, torch.SymInt):
+        return int(known)
+    if isinstance(known, torch.SymFloat):
+        return float(known)
+    return known if isinstance(known, (int, float)) else None
+
+
+def is_readable(known: Any) -> bool:
+    """Whether a value is a Python number, or a symbol that stands for one."""
+    if isinstance(known, (torch.SymInt, torch.SymFloat)):
+        return all(symbol_is_type(symbol, _NUMBERS) for symbol in free_symbols(known))
+    return isinstance(known, (int, float))
+
+
+_NUMBERS = (SymT.FLOAT, SymT.UNBACKED_FLOAT)
+
+
+def rounded(number: float, dtype: torch.dtype) -> int | float:
+    """`number` as a tensor of `dtype` holds it: infinite where that is too narrow."""
+    with _disable_current_modes():
+        return torch.tensor(number, dtype=torch.float64).to(dtype).item()
+
+
+def number(argument: Any) -> int | float | None:
+    """As `constant`; and of a tensor without dimensions that the graph makes of a number."""
+    if isinstance(value(argument), torch.Tensor):
+        return _tensor_number(argument) if isinstance(argument, Node) else None
+    return constant(argument)
+
+
+_TENSOR_OF_NUMBER = {torch.tensor, torch.scalar_tensor, aten.scalar_tensor}
+_FULL = {torch.full, aten.full}
+_UNCHANGED = {aten.lift_fresh_copy, aten.lift_fresh, aten.detach, aten.detach_, aten.clone}
+
+
+def _tensor_number(node: Node) -> int | float | None:
+    tensor, target = value(node), packet(node)
+    changed = any(written(user) and packet(user) not in _UNCHANGED for user in node.users)
+    if tensor.dim() > 0 or changed:
+        return None
+    if target in _UNCHANGED:
+        return _tensor_number(node.args[0])
+    if target in _TENSOR_OF_NUMBER or target in _FULL:
+        given = node.args[target in _FULL] if len(node.args) > (target in _FULL) else None
+        return rounded(given, tensor.dtype) if isinstance(given, (int, float)) else None
+    known = getattr(tensor, "constant", None)  # what export lifted out of the code
+    return None if known is None else known.item()
+
+
+def packet(node: Node) -> Any:
+    """The target of a node, without the overload."""
+    return getattr(node.target, "overloadpacket", node.target)
+
+
+def as_call(node: Node) -> Call | None:
+    """`node` in normal form, or None where it is nothing a rule could be about."""
+    if node.op == "call_module":
+        return _module_call(node)
+    if node.op == "call_method":
+        if node.target in spellings.CASTS:
+            return _cast_call(node)
+        spelling = spellings.METHODS.get(node.target)
+        return _operator_call(node, *spelling) if spelling else None
+    if node.op != "call_function":
+        return None
+    target = packet(node)
+    if target in spellings.LEAVES:
+        return _leaf(node, *spellings.leaf(target, node.kwargs))
+    if target in spellings.ATEN_CASTS:
+        return _cast_call(node)
+    if target in spellings.ATEN:
+        parameters = tuple(spellings.parameters_of(node.target))
+        return _operator_call(node, spellings.ATEN[target], parameters)
+    return (
+        _operator_call(node, *spellings.FUNCTIONS[target])
+        if target in spellings.FUNCTIONS
+        else None
+    )
+
+
+def _cast_call(node: Node) -> Call | None:
+    """A change of dtype alone, to the dtype that capture recorded, or of nothing."""
+    given, result = value(node.args[0]), value(node)
+    if not isinstance(given, torch.Tensor) or not isinstance(result, torch.Tensor):
+        return None
+    if given.device != result.device or "memory_format" in node.kwargs:
+        return None
+    return Call("cast", "cast", node, {"input": node.args[0], "dtype": result.dtype})
+
+
+def _leaf(node: Node, name: str, reason: str) -> Call:
+    return Call("leaf", name, node, {"input": next(iter(node.all_input_nodes), None)}, reason)
+
+
+def _operator_call(node: Node, kind: str, parameters: tuple[str, ...]) -> Call:
+    given = dict(zip(parameters, node.args, strict=False)) | node.kwargs
+    given = {spellings.SYNONYMS.get(name, name): argument for name, argument in given.items()}
+    if kind == "reshape" and node.op == "call_method" and len(node.args) > 1:
+        given["shape"] = node.args[1:]  # x.view(2, 3) as x.view((2, 3))
+    name = kind.removeprefix("native_").removeprefix("fused_")
+    return Call(kind, name, node, _NORMAL.get(name, dict)(given), _obstacle(node, kind))
+
+
+def _obstacle(node: Node, kind: str) -> str | None:
+    if any(name.startswith("out") for name in node.kwargs):
+        return "writes into an out= tensor"
+    if node.kwargs.get("rounding_mode") is not None:
+        return "rounds its quotient"
+    scaled = kind in ("add", "sub") and node.kwargs.get("alpha", 1) != 1
+    return "scales one of its operands" if scaled else None
+
+
+def _normal_softmax(given: dict[str, Any]) -> dict[str, Any]:
+    dim = constant(given.get("dim"))
+    dtype = torch.float32 if given.get("half_to_float") else given.get("dtype")
+    if dim is None:
+        dim = _implicit_dim(value(given["input"]))
+    return {"input": given["input"], "dim": dim, "dtype": dtype}
+
+
+def _implicit_dim(tensor: Any) -> int | None:
+    """The dim torch picks for softmax(x, dim=None): torch/nn/functional.py, _get_softmax_dim."""
+    if not isinstance(tensor, torch.Tensor):
+        return None
+    return 0 if tensor.dim() in (0, 1, 3) else 1
+
+
+def _normal_layer_norm(given: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "input": given["input"],
+        "normalized_shape": given["normalized_shape"],
+        "weight": given.get("weight"),
+        "bias": given.get("bias"),
+        "eps": constant(given.get("eps", 1e-5)),
+    }
+
+
+def _normal_rms_norm(given: dict[str, Any]) -> dict[str, Any]:
+    eps = given.get("eps")
+    return {
+        "input": given["input"],
+        "normalized_shape": given["normalized_shape"],
+        "weight": given.get("weight"),
+        "eps": _implicit_eps(value(given["input"])) if eps is None else constant(eps),
+    }
+
+
+def _implicit_eps(tensor: Any) -> float | None:
+    return default_rms_eps(tensor.dtype) if isinstance(tensor, torch.Tensor) else None
+
+
+def _normal_dropout(given: dict[str, Any]) -> dict[str, Any]:
+    """In torch's functions p has a default, and so has train, in ATen neither."""
+    train = constant(given.get("train", True))
+    return {"input": given["input"], "p": constant(given.get("p", 0.5)), "train": train}
+
+
+def _normal_variance(given: dict[str, Any]) -> dict[str, Any]:
+    correction = given.get("correction", given.get("unbiased", True))
+    return {
+        "input": given["input"],
+        "dim": given.get("dim"),
+        "correction": 1 if correction is None else constant(correction),
+        "keepdim": given.get("keepdim", False),
+    }
+
+
+_NORMAL = {
+    "dropout": _normal_dropout,
+    "var": _normal_variance,
+    "std": _normal_variance,
+    "var_mean": _normal_variance,
+    "softmax": _normal_softmax,
+    "log_softmax": _normal_softmax,
+    "layer_norm": _normal_layer_norm,
+    "rms_norm": _normal_rms_norm,
+}
+
+
+def _module_call(node: Node) -> Call | None:
+    module = node.graph.owning_module.get_submodule(node.target)
+    if type(module) in spellings.LEAVES:
+        return _leaf(node, *spellings.LEAVES[type(module)])
+    kind = spellings.MODULES.get(type(module))
+    if kind is None:
+        return None
+    given = {"input": node.args[0] if node.args else node.kwargs["input"]}
+    if kind.endswith("norm"):
+        settings = _norm_settings(module, node.target)
+    elif kind == "dropout":
+        settings = {"p": module.p, "train": None}  # as train() and eval() will say
+    else:
+        settings = {"dim": -3 if type(module) is nn.Softmax2d else module.dim}
+    return Call(kind, kind, node, _NORMAL[kind](given | settings), _module_obstacle(module))
+
+
+def _norm_settings(module: nn.LayerNorm | nn.RMSNorm, path: str) -> dict[str, Any]:
+    parameters = {name: getattr(module, name, None) for name in ("weight", "bias")}
+    attributes = {
+        name: None if tensor is None else ModuleAttribute(f"{path}.{name}", tensor)
+        for name, tensor in parameters.items()
+    }
+    return {"normalized_shape": module.normalized_shape, "eps": module.eps, **attributes}
+
+
+def _module_obstacle(module: nn.Module) -> str | None:
+    hooks = (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+    )
+    return "the module has hooks, which would no longer run" if any(hooks) else None
+
+
+def expansion(node: Node, expansions: dict[str, Callable[..., Any]]) -> Callable[..., Any] | None:
+    """What to write out in place of a leaf: the function that has its name, where that helps."""
+    if node.op != "call_function" or node.target not in spellings.LEAVES:
+        return None
+    name, reason = spellings.leaf(node.target, node.kwargs)
+    return None if reason == spellings.SDPA else expansions.get(name)
+
+
+def users(node: Node) -> list[Node]:
+    """The users of a node but those that export leaves: checks of its dtype at run time, and
+    results that nothing reads."""
+    return [user for user in node.users if not is_assertion(user) and not _is_unread(user)]
+
+
+def _is_unread(node: Node) -> bool:
+    return node.target is operator.getitem and not node.users
+
+
+def is_pointwise(node: Node) -> bool:
+    """Whether a call gives each element of its result from one of its inputs', looked at through
+    views: what Inductor fuses into its neighbours."""
+    if is_unchanged(node) and node.all_input_nodes:
+        return is_pointwise(node.all_input_nodes[0])
+    return node.op.startswith("call") and _name(node) in spellings.POINTWISE
+
+
+def is_unchanged(node: Node) -> bool:
+    """Whether the elements of a call's result are those of its input: a view, a dropout that drops
+    nothing, a cast to the same dtype."""
+    name = _name(node)
+    if name == "dropout":
+        given = call.arguments if (call := as_call(node)) else {}
+        return given.get("train") is False or given.get("p") == 0
+    if name in spellings.CASTS and node.op.startswith("call"):
+        tensors = (value(node), value(node.all_input_nodes[0]))
+        return all(isinstance(t, torch.Tensor) for t in tensors) and (
+            tensors[0].dtype == tensors[1].dtype
+        )
+    return name in spellings.VIEWS
+
+
+def returns_its_input(node: Node) -> bool:
+    """Whether a call may give its input itself, where fake tensors have it give a copy: a dropout
+    that drops nothing."""
+    if _name(node) != "dropout" or not node.op.startswith("call"):
+        return False
+    call = as_call(node)
+    return call is not None and not (call.arguments["train"] is True and call.arguments["p"])
+
+
+def readers(node: Node) -> list[Node]:
+    """The users of a node, and of what is the same but in name."""
+    direct = [user for user in users(node) if not is_unchanged(user)]
+    unchanged = [user for user in users(node) if is_unchanged(user)]
+    return direct + [reader for user in unchanged for reader in readers(user)]
+
+
+def ends_in_reduction(node: Node, steps: int = 8) -> bool:
+    """Whether a call, or all that becomes of it through pointwise calls, picks or adds up."""
+    name = _name(node)
+    if name in spellings.REDUCTIONS:
+        return True
+    through = name in spellings.POINTWISE or name in spellings.VIEWS
+    return bool(steps and through and node.users) and all(
+        ends_in_reduction(user, steps - 1) for user in node.users
+    )
+
+
+def is_product(node: Node) -> bool:
+    """Whether a node is a matrix product, a view of one, or one scaled by a number."""
+    name = _name(node)
+    if name in spellings.VIEWS | spellings.CASTS and node.all_input_nodes:
+        return is_product(node.all_input_nodes[0])
+    if name in spellings.SCALING and len(node.all_input_nodes) == 1:
+        return is_product(node.all_input_nodes[0])
+    return name in spellings.PRODUCTS
+
+
+def feeds_products(node: Node) -> bool:
+    """Whether all that becomes of a node, through views, casts and dropout, are matrix products."""
+    passes = spellings.VIEWS | spellings.CASTS | {"dropout"}
+    return bool(node.users) and all(
+        _name(user) in spellings.PRODUCTS or (_name(user) in passes and feeds_products(user))
+        for user in node.users
+    )
+
+
+def _name(node: Node) -> str:
+    """What a call is called, in place or not, in torch IR or ATen; of a module its type."""
+    if node.op == "call_module":
+        return type(node.graph.owning_module.get_submodule(node.target)).__name__.lower()
+    target = packet(node)
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    return name.rstrip("_")
+
+
+def is_assertion(node: Node) -> bool:
+    return node.target is aten._assert_tensor_metadata.default
+
+
+def outputs(node: Node) -> dict[Node, int] | None:
+    """The `getitem` users of a multi-output call by index; None where the tuple is used whole, or
+    as symbolic_trace records slices of it."""
+    if any(user.target is not operator.getitem for user in node.users):
+        return None
+    indices = {user: user.args[1] for user in node.users}
+    return indices if all(type(i) is int and i >= 0 for i in indices.values()) else None
+
+
+def written(node: Node) -> list[Node]:
+    """The arguments that a call writes into."""
+    if not node.op.startswith("call"):
+        return []
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return node.all_input_nodes if _writes_inside(node) else []
+    if isinstance(node.target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        given = _written_by_schema(node)
+    else:
+        first = node.args[:1] if _is_in_place(node) else ()
+        given = [*first, node.kwargs.get("out")]
+    lists = (g if isinstance(g, (list, tuple)) else (g,) for g in given)
+    nodes = (argument for arguments in lists for argument in arguments)
+    return list(dict.fromkeys(node for node in nodes if isinstance(node, Node)))
+
+
+def _writes_inside(node: Node) -> bool:
+    """Whether a higher-order op writes into anything: its inputs may be what it writes."""
+    if node.target is torch.ops.higher_order.triton_kernel_wrapper_mutation:
+        return True
+    read = [operator.attrgetter(n.target) for n in node.all_input_nodes if n.op == "get_attr"]
+    attributes = [get(node.graph.owning_module) for get in read]
+    bodies = [body for body in attributes if isinstance(body, GraphModule)]
+    return any(written(inner) for body in bodies for inner in body.graph.nodes)
+
+
+def _written_by_schema(node: Node) -> list[Any]:
+    """What an op writes into; a name without an overload stands for any of them."""
+    op = node.target
+    packet = isinstance(op, torch._ops.OpOverloadPacket)
+    overloads = [getattr(op, name) for name in op.overloads()] if packet else [op]
+    found = []
+    for overload in overloads:
+        arguments = overload._schema.arguments
+        given = dict(zip((a.name for a in arguments), node.args, strict=False)) | node.kwargs
+        writes = [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
+        found += [given[name] for name in writes if name in given]
+    return found
+
+
+def _is_in_place(node: Node) -> bool:
+    if node.op == "call_module":
+        return getattr(node.graph.owning_module.get_submodule(node.target), "inplace", False)
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if name.strip("_") in spellings.IN_PLACE or (name.endswith("_") and not name.endswith("__")):
+        return True
+    return node.op == "call_function" and _asked_in_place(node)
+
+
+def _asked_in_place(node: Node) -> bool:
+    position = _inplace_position(node.target)
+    given = node.args[position] if position in range(len(node.args)) else False
+    return node.kwargs.get("inplace", given) is True
+
+
+@functools.cache
+def _inplace_position(function: Callable[..., Any]) -> int | None:
+    """Where a function such as F.dropout takes `inplace`: Dynamo gives it by position."""
+    if getattr(function, "__module__", "") != "torch.nn.functional":
+        return None
+    parameters = list(inspect.signature(function).parameters)
+    return parameters.index("inplace") if "inplace" in parameters else None
+
+
+def walk(graph: Graph) -> Iterator[tuple[Node, bool]]:
+    """The nodes there are now, but those that are erased on the way; and whether each is inside a
+    `torch.func` transform, where what capture recorded is batched, or tracks gradients."""
+    depth = 0
+    for node in list(graph.nodes):
+        if not node._erased:
+            depth += _transform_depth_change(node)
+            yield node, depth > 0
+
+
+def _transform_depth_change(node: Node) -> int:
+    """+1 where Dynamo enters a `torch.func` transform, -1 where it leaves one, else 0."""
+    name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
+    return name.endswith("_increment_nesting") - name.endswith("_decrement_nesting")
+
+
+def mode_switch(node: Node) -> str | None:
+    """How a call changes the modes in which those behind it run, as `spellings.MODE_SWITCHES` has
+    it; None for a call that leaves them alone."""
+    return spellings.MODE_SWITCHES.get(node.target) if node.op == "call_function" else None
+
+
+def has_mode_switches(graph: Graph, *kinds: str) -> bool:
+    """Whether a graph has switches of one of these kinds, or where none are given, any."""
+    targets = (
+        target for target, kind in spellings.MODE_SWITCHES.items() if kind in kinds or not kinds
+    )
+    return any(graph.find_nodes(op="call_function", target=target) for target in targets)
+
+
+def subgraphs(graph_module: GraphModule) -> Iterator[GraphModule]:
+    """`graph_module`, the bodies of its higher-order ops (checkpoint, cond, ...) and parts."""
+    yield graph_module
+    used = {n.target for n in graph_module.graph.nodes if n.op in ("get_attr", "call_module")}
+    for name, child in graph_module.named_children():
+        if name in used and isinstance(child, GraphModule):
+            yield from subgraphs(child)
+
+
+_PROVENANCE = (
+    "stack_trace",
+    "nn_module_stack",
+    "source_fn_stack",
+    "from_node",
+    "torch_fn",
+    "custom",
+)
+
+
+def annotate(node: Node, result: Any, like: Node) -> None:
+    """Give a new node its metadata: `result` under the keys that `like` uses, and its origin."""
+    node.meta = {key: like.meta[key] for key in _PROVENANCE if key in like.meta}
+    node.meta |= {key: result for key in ("val", "example_value") if key in like.meta}

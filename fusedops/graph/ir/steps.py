@@ -1,0 +1,138 @@
+"""Steps from node to node, for the rules that read a computation off several of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import is_concrete_int, statically_known_true
+
+from fusedops.graph.ir.dialect import (
+    Call,
+    as_call,
+    constant,
+    is_readable,
+    number,
+    users,
+    value,
+    written,
+)
+
+
+def call_of(node: Any, kind: str | None = None) -> Call | None:
+    """The call behind `node`, where it is of the kind that is wanted and without an obstacle."""
+    call = as_call(node) if isinstance(node, Node) else None
+    wanted = call is not None and call.obstacle is None and kind in (None, call.kind)
+    return call if wanted else None
+
+
+def call_used_once(node: Any, kind: str | None = None) -> Call | None:
+    """As `call_of`, where the node has one user alone."""
+    return call_of(node, kind) if isinstance(node, Node) and len(users(node)) == 1 else None
+
+
+def only_user(node: Node, kind: str | None = None) -> Call | None:
+    return call_of(users(node)[0], kind) if len(users(node)) == 1 else None
+
+
+def tensor_and_number(call: Call) -> tuple[Any, Any]:
+    """The operands of a sum or product of which one is a number, that one last."""
+    first, other = call.arguments.get("input"), call.arguments.get("other")
+    # Read only what can be one: to read a symbol makes it a constant of the compiled graph.
+    return (other, first) if is_number(first) and not is_number(other) else (first, other)
+
+
+def is_number(argument: Any) -> bool:
+    known = value(argument)
+    if isinstance(known, torch.Tensor):
+        return number(argument) is not None
+    return is_readable(known)
+
+
+def other_operand(call: Call, operand: Node) -> Any:
+    first, other = call.arguments.get("input"), call.arguments.get("other")
+    return other if first is operand else first
+
+
+def last_dims(reduction: Call, reduced: torch.Tensor) -> tuple[int, ...] | None:
+    """What a reduction that keeps its dimensions is over, where that is the last ones."""
+    given = reduction.arguments.get("dim")
+    dims = [constant(dim) for dim in (given if isinstance(given, (list, tuple)) else (given,))]
+    keeps = reduction.arguments.get("keepdim") is True and reduction.arguments.get("dtype") is None
+    rank = reduced.dim()
+    if not keeps or None in dims or rank == 0:
+        return None
+    dims = sorted(dim % rank for dim in dims)
+    return tuple(dims) if dims == list(range(rank - len(dims), rank)) else None
+
+
+def widened(node: Any) -> tuple[tuple[Node, ...], Any]:
+    """The casts behind a node that lost no digit, it among them, and what the first was given."""
+    casts = ()
+    while (call := call_of(node, "cast")) is not None and is_widening(call):
+        casts, node = (*casts, node), call.arguments["input"]
+    return casts, node
+
+
+def upstream(node: Node, until: set[Node]) -> set[Node]:
+    """`node` and all calls it depends on, as far as `until`, which is not among them."""
+    found: set[Node] = set()
+    waiting = [node]
+    while waiting:
+        current = waiting.pop()
+        if current.op.startswith("call") and current not in until and current not in found:
+            found.add(current)
+            waiting += current.all_input_nodes
+    return found
+
+
+def same_value(a: Any, b: Any, depth: int = 4) -> bool:
+    """Whether two nodes are one, or the same computation of the same nodes, written twice."""
+    if a is b:
+        return True
+    x, y = call_of(a), call_of(b)
+    if depth == 0 or x is None or y is None or x.kind != y.kind or x.kind == "dropout":
+        return False
+    if x.arguments.keys() != y.arguments.keys() or written(a) or written(b):
+        return False
+    pairs = ((x.arguments[name], y.arguments[name]) for name in x.arguments)
+    return all(same_value(m, n, depth - 1) if isinstance(m, Node) else m == n for m, n in pairs)
+
+
+def is_widening(cast: Call) -> bool:
+    """Whether an op may take what the cast was given: to float64 not, it would compute in less."""
+    given, dtype = value(cast.arguments["input"]).dtype, cast.arguments["dtype"]
+    if dtype == torch.float64:
+        return given == dtype
+    return given.is_floating_point and torch.promote_types(given, dtype) == dtype
+
+
+def same_shape(node: Any, other: Any) -> bool:
+    """Whether two nodes are tensors of one shape, as far as is known without a guard."""
+    tensor = value(other)
+    return isinstance(tensor, torch.Tensor) and has_shape(node, tensor.shape)
+
+
+def has_shape(node: Any, shape: Sequence[Any]) -> bool:
+    """Whether a node is a tensor of that shape, as far as is known without a guard."""
+    tensor = value(node)
+    if not isinstance(tensor, torch.Tensor) or tensor.dim() != len(shape):
+        return False
+    return all(statically_known_true(m == n) for m, n in zip(tensor.shape, shape, strict=True))
+
+
+def known_size(size: int | torch.SymInt) -> int | None:
+    """A size as a number, where that needs no guard."""
+    return int(size) if is_concrete_int(size) else None
+
+
+def broadcasts(node: Any, to: Any) -> bool:
+    """Whether a tensor broadcasts to the shape of another on the same device, without a guard."""
+    a, b = value(node), value(to)
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor) or a.dim() > b.dim():
+        return False
+    pairs = zip(reversed(a.shape), reversed(b.shape), strict=False)
+    fits = all(statically_known_true(m == 1) or statically_known_true(m == n) for m, n in pairs)
+    return fits and a.device == b.device

@@ -1,0 +1,88 @@
+"""In compiled graphs, softmax and its backward land in memory that nothing else needs any more.
+
+before    y = fusedops.softmax(x, -1)       x: made in this graph and used by nothing else
+after     _, y = auto_functionalized(fusedops.softmax_, input=x, dim=-1)
+
+Attention scores are such an x, and so is the gradient that comes out of the matrix product behind
+the softmax: each time the peak is one tensor of queries x keys lower. Runs on the graph that
+Inductor is about to lower, forward or backward. Inductor then looks at the lifetimes itself, and
+would copy x where this pass were wrong. In eager mode nobody can know who else holds a tensor:
+nothing is reused there.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+from torch.fx.operator_schemas import normalize_function
+
+from fusedops.graph.ir.aliasing import storage
+
+_ops = torch.ops.fusedops
+
+#: By functional op the one that writes into its first argument.
+IN_PLACE = {
+    getattr(_ops, name).default: getattr(_ops, f"{name}_").default
+    for name in (
+        "softmax",
+        "log_softmax",
+        "softmax_backward",
+        "log_softmax_backward",
+        "masked_softmax",
+        "masked_softmax_backward",
+        "masked_softmax_dropout_backward",
+    )
+}
+
+
+def reuse_memory(graph: Graph) -> int:
+    """Edits ``graph`` and returns the number of ops that now run in place."""
+    holders = defaultdict(set)
+    for node in graph.nodes:
+        holders[storage(node)].add(node)
+    reused = 0
+    for node in list(graph.nodes):
+        in_place = IN_PLACE.get(node.target) if node.op == "call_function" else None
+        if in_place is None:
+            continue
+        source = node.args[0]
+        if _has_layout_of(source, node) and _is_only_for(node, holders[storage(source)]):
+            _run_in_place(graph, node, in_place)
+            reused += 1
+    return reused
+
+
+def _has_layout_of(source: Node, result: Node) -> bool:
+    given, wanted = source.meta.get("val"), result.meta.get("val")
+    if not isinstance(given, torch.Tensor) or not isinstance(wanted, torch.Tensor):
+        return False
+    same = given.dtype == wanted.dtype and given.shape == wanted.shape
+    return same and given.is_contiguous() and wanted.is_contiguous()
+
+
+def _is_only_for(node: Node, holders: set[Node]) -> bool:
+    """Whether the memory that ``holders`` share is made in this graph, for ``node`` alone."""
+    return all(
+        holder.op == "call_function" and holders.union([node]).issuperset(holder.users)
+        for holder in holders
+    )
+
+
+def _run_in_place(graph: Graph, node: Node, in_place: Any) -> None:
+    given = normalize_function(
+        node.target, node.args, node.kwargs, normalize_to_only_use_kwargs=True
+    )
+    wanted = [argument.name for argument in in_place._schema.arguments]
+    arguments = {name: value for name, value in given.kwargs.items() if name in wanted}
+    with graph.inserting_before(node):
+        functional = torch.ops.higher_order.auto_functionalized
+        both = graph.call_function(functional, (in_place,), arguments)
+        both.meta["val"] = (None, node.meta["val"])
+        result = graph.call_function(operator.getitem, (both, 1))
+        result.meta.update(node.meta)
+    node.replace_all_uses_with(result)
+    graph.erase_node(node)

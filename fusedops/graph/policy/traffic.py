@@ -1,0 +1,39 @@
+"""Memory traffic: what the calls that a rewrite swallows read and write, and what its op does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch.fx import Node
+
+from fusedops.graph.ir.dialect import hints, is_unchanged, value
+from fusedops.graph.ir.steps import call_of
+from fusedops.graph.rules.rule import Match
+
+
+def bytes_saved(match: Match) -> int:
+    """What the calls of a match move, each by itself, less what its op moves; 0 for one call. Sizes
+    that are symbols count as what they were captured with."""
+    calls = match.fused_nodes or (match.call.node,)
+    if len(calls) == 1:
+        return 0
+    apart = sum(_moved(call) for call in calls)
+    inputs = {node for call in calls for node in call.all_input_nodes}.difference(calls)
+    return max(0, apart - _bytes(inputs) - _bytes(match.results))
+
+
+def _moved(node: Node) -> int:
+    if is_unchanged(node) or call_of(node, "item") is not None:
+        return 0
+    return _bytes([*node.all_input_nodes, node])
+
+
+def _bytes(nodes: Iterable[Node]) -> int:
+    tensors = [value(node) for node in nodes]
+    return sum(_size(t) for t in tensors if isinstance(t, torch.Tensor))
+
+
+def _size(tensor: torch.Tensor) -> int:
+    return math.prod(hints(tensor) or [0]) * tensor.dtype.itemsize

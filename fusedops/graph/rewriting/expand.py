@@ -1,0 +1,175 @@
+"""Opaque calls that hide a softmax or a norm, written out so that the rules see it.
+
+before    out, weights = F.multi_head_attention_forward(query, key, value, ...)
+after     the ATen calls that it makes, as far as dispatch goes before autograd
+
+A call keeps what it computes and the random numbers it draws; what was one node becomes several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.fx import Graph, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
+
+from fusedops.graph.ir import dialect, modes
+from fusedops.graph.ir.dialect import fake_mode, value
+from fusedops.graph.policy import decision
+
+
+def expand(graph: Graph) -> None:
+    """Write out, in place, every call of `graph` that is better seen through, but those inside a
+    `torch.func` transform."""
+    for node, transformed in dialect.walk(graph):
+        written_out = dialect.expansion(node, _EXPANSIONS)
+        if written_out is None or transformed:
+            continue
+        if written_out is not _encoder_layer or not decision.leaves_encoder_layer(value(node)):
+            _expand(node, written_out)
+
+
+def _expand(node: Node, function: Callable[..., Any]) -> None:
+    flat, spec = pytree.tree_flatten((node.args, node.kwargs))
+    inputs = [argument for argument in flat if isinstance(argument, Node)]
+    known = [value(argument) for argument in inputs]
+    if any(given is None for given in known):
+        return
+
+    def call(*given: Any) -> Any:
+        remaining = iter(given)
+        filled = [next(remaining) if isinstance(a, Node) else a for a in flat]
+        args, kwargs = pytree.tree_unflatten(filled, spec)
+        return function(*args, **kwargs)
+
+    symbolic = fake_mode(node).shape_env is not None
+    with torch.no_grad(), modes.autocast_of(node):
+        trace = make_fx(call, tracing_mode="symbolic" if symbolic else "fake", pre_dispatch=True)
+        traced = trace(*known).graph
+    if traced.find_nodes(op="get_attr"):  # a constant, which would need a home
+        return
+    _inline(node, traced, inputs)
+
+
+def _inline(node: Node, traced: Graph, inputs: list[Node]) -> None:
+    """Put the nodes of `traced` in the place of `node`, where they give the same tensors."""
+    results = traced.find_nodes(op="output")[0].args[0]
+    if not _agree(value(node), pytree.tree_map_only(Node, value, results)):
+        return
+    copies = dict(zip(traced.find_nodes(op="placeholder"), inputs, strict=True))
+    eager = modes.autocast_of(node)
+    with node.graph.inserting_before(node), fake_mode(node), torch.no_grad(), eager:
+        for old in traced.nodes:
+            if old.op == "call_function":
+                copies[old] = node.graph.node_copy(old, copies.__getitem__)
+                # Traced in a fake mode of its own, which must not meet the graph's.
+                args, kwargs = map_arg((copies[old].args, copies[old].kwargs), value)
+                dialect.annotate(copies[old], old.target(*args, **kwargs), like=node)
+    _replace(node, pytree.tree_map_only(Node, copies.__getitem__, results))
+
+
+def _agree(eager: Any, ours: Any) -> bool:
+    """Whether all tensors have the same dtype and rank."""
+    pairs = zip(pytree.tree_leaves(eager), pytree.tree_leaves(ours), strict=True)
+    tensors = [pair for pair in pairs if isinstance(pair[0], torch.Tensor)]
+    return all((a.dtype, a.dim()) == (b.dtype, b.dim()) for a, b in tensors)
+
+
+def _replace(node: Node, results: Any) -> None:
+    if isinstance(results, Node):
+        _stand_in(node, results)
+    for item, index in (dialect.outputs(node) or {}).items():
+        if isinstance(results[index], Node):
+            _stand_in(item, results[index])
+            item.graph.erase_node(item)
+    if not node.users:
+        node.graph.erase_node(node)
+
+
+def _stand_in(old: Node, new: Node) -> None:
+    """`new` in the place of `old`, also in the memory that views of it are known to share."""
+    dialect.annotate(new, value(old), like=old)
+    old.replace_all_uses_with(new)
+
+
+# --- what is written out, and when ----------------------------------------------------------------
+
+
+def _encoder_layer(
+    src: torch.Tensor,
+    embed_dim: int,
+    num_heads: int,
+    in_proj_weight: torch.Tensor,
+    in_proj_bias: torch.Tensor,
+    out_proj_weight: torch.Tensor,
+    out_proj_bias: torch.Tensor,
+    use_gelu: bool,
+    norm_first: bool,
+    eps: float,
+    norm1_weight: torch.Tensor,
+    norm1_bias: torch.Tensor,
+    norm2_weight: torch.Tensor,
+    norm2_bias: torch.Tensor,
+    linear1_weight: torch.Tensor,
+    linear1_bias: torch.Tensor,
+    linear2_weight: torch.Tensor,
+    linear2_bias: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    mask_type: int | None = None,
+) -> torch.Tensor:
+    """torch.nn.TransformerEncoderLayer as its forward pass has it in training, without dropout."""
+    norm1, norm2 = (
+        partial(F.layer_norm, normalized_shape=(embed_dim,), weight=weight, bias=bias, eps=eps)
+        for weight, bias in ((norm1_weight, norm1_bias), (norm2_weight, norm2_bias))
+    )
+
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        heads = F.linear(x, in_proj_weight, in_proj_bias).unflatten(-1, (3, num_heads, -1))
+        query, key, values = heads.permute(2, 0, 3, 1, 4).unbind(0)
+        return F.linear(
+            _attention(query, key, values, mask, mask_type).transpose(1, 2).flatten(2),
+            out_proj_weight,
+            out_proj_bias,
+        )
+
+    def feed_forward(x: torch.Tensor) -> torch.Tensor:
+        hidden = F.linear(x, linear1_weight, linear1_bias)
+        hidden = F.gelu(hidden) if use_gelu else F.relu(hidden)
+        return F.linear(hidden, linear2_weight, linear2_bias)
+
+    if norm_first:
+        src = src + attend(norm1(src))
+        return src + feed_forward(norm2(src))
+    src = norm1(src + attend(src))
+    return norm2(src + feed_forward(src))
+
+
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    mask_type: int | None,
+) -> torch.Tensor:
+    if mask is None:
+        return F.scaled_dot_product_attention(query, key, values)
+    # A mask hides where it is not zero; a row of which nothing is left is NaN, which SDPA changes.
+    hidden = mask.to(torch.bool)
+    hidden = hidden[:, None, None, :] if mask_type == 1 else hidden
+    scores = torch.matmul(query * query.shape[-1] ** -0.5, key.transpose(-2, -1))
+    return torch.matmul(scores.masked_fill(hidden, float("-inf")).softmax(-1), values)
+
+
+#: By the name that the dialect has for the call.
+_EXPANSIONS: dict[str, Callable[..., Any]] = {
+    "multi_head_attention_forward": F.multi_head_attention_forward,
+    "_transformer_encoder_layer_fwd": _encoder_layer,
+    "softmin": F.softmin,
+    "gumbel_softmax": F.gumbel_softmax,
+}

@@ -1,0 +1,260 @@
+"""What a rewrite did: one `Site` for each softmax or norm it saw, and why it was left."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import logging
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._dynamo.utils import counters
+from torch._guards import CompileContext
+from torch.fx import Node
+
+from fusedops.graph.ir.dialect import value
+from fusedops.graph.policy.decision import Figures, as_time
+from fusedops.graph.policy.traffic import bytes_saved
+from fusedops.graph.rules.rule import Match
+
+log = logging.getLogger("fusedops")
+
+Shape = tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class Site:
+    """One place in a model where a rule applies.
+
+    rule: the rule that recognised it.
+    op: what it computes: "softmax", "log_softmax", "layer_norm", "rms_norm", or the opaque
+        call that hides one.
+    replaced: whether `torch.ops.fusedops.<op>` now stands there.
+    reason: why not; empty where it was replaced.
+    module: dotted path of the module, "" outside any.
+    location: "file.py:123", the innermost line outside PyTorch; "" where capture recorded none.
+    shapes: shapes of the tensor inputs; a symbolic size is a string.
+    bytes_saved: memory traffic that the rewrite removes, against calls that each read and write:
+        0 for one call in the place of one.
+    figures: the measurements that `fuse="profitable"` decided by; None where it compared none.
+    """
+
+    rule: str
+    op: str
+    replaced: bool
+    reason: str
+    module: str
+    location: str
+    shapes: tuple[Shape, ...]
+    bytes_saved: int = 0
+    figures: Figures | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """All sites of one or more graphs, in program order. `str(report)` is a plain-text table.
+
+    graphs: the code of each graph before and after, where it was recorded.
+    """
+
+    sites: tuple[Site, ...] = ()
+    graphs: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def replaced(self) -> tuple[Site, ...]:
+        return tuple(site for site in self.sites if site.replaced)
+
+    @property
+    def left(self) -> tuple[Site, ...]:
+        return tuple(site for site in self.sites if not site.replaced)
+
+    def __add__(self, other: Report) -> Report:
+        return Report(self.sites + other.sites, self.graphs + other.graphs)
+
+    def diff(self) -> str:
+        """What the rewrite changed in the graphs, as a unified diff of their code."""
+        return "\n".join(
+            line
+            for number, (before, after) in enumerate(self.graphs)
+            for line in difflib.unified_diff(
+                before.splitlines(),
+                after.splitlines(),
+                f"graph {number} before",
+                f"graph {number} after",
+                lineterm="",
+                n=1,
+            )
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report in types that `json.dumps` takes."""
+        return {
+            "replaced": len(self.replaced),
+            "left": len(self.left),
+            "sites": [dataclasses.asdict(site) for site in self.sites],
+            "graphs": [{"before": before, "after": after} for before, after in self.graphs],
+        }
+
+    def __str__(self) -> str:
+        summary = f"fusedops: {len(self.replaced)} of {len(self.sites)} sites replaced"
+        if not self.sites:
+            return summary
+        lines = [summary, "", *_table([_row(site) for site in self.sites])]
+        tables = dict.fromkeys(site.figures.table for site in self.sites if site.figures)
+        measured = [f"measured: {table}" for table in tables]
+        return "\n".join([*lines, "", *measured] if measured else lines)
+
+
+_HEADER = (
+    "rule",
+    "op",
+    "replaced",
+    "module",
+    "location",
+    "shapes",
+    "bytes saved",
+    "measured",
+    "reason",
+)
+
+
+def _row(site: Site) -> tuple[str, ...]:
+    shapes = " ".join("x".join(map(str, shape)) or "scalar" for shape in site.shapes)
+    replaced = "yes" if site.replaced else "no"
+    saved = f"{site.bytes_saved:,}" if site.bytes_saved else ""
+    return (
+        site.rule,
+        site.op,
+        replaced,
+        site.module,
+        site.location,
+        shapes,
+        saved,
+        _measured(site.figures),
+        site.reason,
+    )
+
+
+def _measured(figures: Figures | None) -> str:
+    """What decided, such as "30 us + 4 us around it, Inductor 41 us, as 32x512 in training"."""
+    if figures is None:
+        return ""
+    ours, passes, inductor = (
+        as_time(ms) for ms in (figures.fusedops_ms, figures.passes_ms, figures.inductor_ms)
+    )
+    around = f" + {passes} around it" if figures.passes_ms else ""
+    return (
+        f"{ours}{around}, Inductor {inductor}, as {figures.rows}x{figures.cols} in {figures.mode}"
+    )
+
+
+def _table(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(_HEADER, *rows, strict=True)]
+    lines = [_HEADER, tuple("-" * width for width in widths), *rows]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
+
+
+def describe_site(
+    rule: str, match: Match, reason: str, figures: Figures | None, names: Mapping[str, str]
+) -> Site:
+    """The row for `match`: left for `reason`, or replaced where that is empty.
+
+    `figures` are what was compared, if anything was; `names` gives the dotted path of a module by
+    its identity.
+    """
+    node = match.call.node
+    return Site(
+        rule=rule,
+        op=match.op,
+        replaced=not reason,
+        reason=reason,
+        module=_module_path(node, names),
+        location=_user_line(node),
+        shapes=_input_shapes(node),
+        bytes_saved=0 if reason else bytes_saved(match),
+        figures=figures,
+    )
+
+
+def _input_shapes(node: Node) -> tuple[Shape, ...]:
+    tensors = [value(argument) for argument in node.all_input_nodes]
+    return tuple(
+        tuple(size if type(size) is int else str(size) for size in tensor.shape)
+        for tensor in tensors
+        if isinstance(tensor, torch.Tensor)
+    )
+
+
+def _module_path(node: Node, names: Mapping[str, str]) -> str:
+    stack = node.meta.get("nn_module_stack")
+    if not stack:
+        return node.target if node.op == "call_module" else ""
+    identity, (path, *_) = list(stack.items())[-1]
+    # Dynamo keys the stack by id(module), with "@n" at the n-th call of the same module.
+    known = names.get(identity.partition("@")[0])
+    return _dotted(path) if known is None else known
+
+
+def _dotted(path: str) -> str:
+    """Dynamo's `L['self'].layers[0]` as `layers.0`; export's paths are dotted already."""
+    path = re.sub(r"^L\['\w+'\]\.?", "", path).replace("._modules", "")
+    return re.sub(r"\['?(\w+)'?\]", r".\1", path).removeprefix("G.").strip(".")
+
+
+_TORCH_FILES = os.path.dirname(torch.__file__)
+
+
+def _user_line(node: Node) -> str:
+    frames = re.findall(r'File "(.+?)", line (\d+)', node.meta.get("stack_trace") or "")
+    outside = [frame for frame in frames if not frame[0].startswith(_TORCH_FILES)]
+    if not outside:
+        return ""
+    path, line = outside[-1]
+    return f"{os.path.basename(path)}:{line}"
+
+
+def publish(report: Report) -> None:
+    """Log `report` at INFO and add it to `torch._dynamo.utils.counters["fusedops"]`.
+
+    The counters are the op's name for each replacement and "left" for each site left alone.
+    """
+    _tally.add(Counter(site.op if site.replaced else "left" for site in report.sites))
+    if report.sites:
+        log.info("%s", report)
+    if report.graphs:
+        log.debug("%s", report.diff())
+
+
+class _Tally:
+    """Counts a frame once, although Dynamo may capture it several times in one compilation.
+
+    With dynamic=True it starts again when a float input such as eps proves to be a constant.
+    """
+
+    def __init__(self) -> None:
+        self.compilation: CompileContext | None = None
+        self.attempt = 0
+        self.counted: Counter[str] = Counter()
+
+    def add(self, counted: Counter[str]) -> None:
+        compilation = CompileContext.try_get()
+        attempt = compilation.attempt if compilation else 0
+        if compilation is None or compilation is not self.compilation:
+            self.counted = Counter()
+        elif attempt != self.attempt:
+            counters["fusedops"].subtract(self.counted)
+            self.counted = Counter()
+        self.compilation, self.attempt = compilation, attempt
+        self.counted += counted
+        counters["fusedops"].update(counted)
+
+
+_tally = _Tally()

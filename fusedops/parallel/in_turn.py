@@ -1,0 +1,68 @@
+"""Branches one after another, where something watches the calls or is tied to this thread."""
+
+from __future__ import annotations
+
+import torch
+from torch.autograd import forward_ad
+from torch.fx import _symbolic_trace
+
+from fusedops.parallel.branches import Branch, call, raise_first, tensors_in
+
+
+def is_traced() -> bool:
+    """Whether a compiler or tracer reads this code: it gets the plain form, in its own terms."""
+    return (
+        torch.compiler.is_compiling()
+        or _symbolic_trace._is_fx_tracing_flag
+        or torch.jit.is_tracing()
+    )
+
+
+def must_run_in_turn(branches: list[Branch], device: torch.device) -> bool:
+    if device.type == "cpu":
+        return _is_watched(branches) or _is_tied_to_this_thread()
+    return device.type != "cuda" or _is_watched(branches)
+
+
+def _is_watched(branches: list[Branch]) -> bool:
+    """Whether something looks at each call, or a tensor is more than its values.
+
+    A copy into a slot is not what they ask for: it would lose tangents, batch dimensions, types.
+    """
+    return (
+        torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.maybe_current_level() is not None
+        or forward_ad._current_level >= 0
+        or any(
+            type(tensor) not in (torch.Tensor, torch.nn.Parameter)
+            for branch in branches
+            for tensor in tensors_in(branch.arguments)
+        )
+    )
+
+
+def _is_tied_to_this_thread() -> bool:
+    """Whether other threads would compute something else, or the same in another order.
+
+    Modes cannot be entered by two threads. Checkpointing tells saved tensors by their order. And
+    where gradients of three or more branches meet, autograd adds them in the order of the nodes,
+    which every thread numbers for itself.
+    """
+    return (
+        torch._C._len_torch_function_stack() > 0
+        or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+        or torch.are_deterministic_algorithms_enabled()
+    )
+
+
+def run_in_turn(branches: list[Branch]) -> list[torch.Tensor]:
+    errors: dict[int, BaseException] = {}
+    results = []
+    for index, branch in enumerate(branches):
+        try:
+            results.append(call(index, branch))
+        except BaseException as error:
+            errors[index] = error
+            break
+    raise_first(errors, branches)
+    return results

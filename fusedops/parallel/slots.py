@@ -1,0 +1,153 @@
+"""The stack that results are written into, each into its slot."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+
+def checked_dim(results: list[torch.Tensor], dim: int) -> int:
+    """``dim``, counted from the front, of results that can be stacked."""
+    first = results[0]
+    for index, result in enumerate(results):
+        if result.shape != first.shape:
+            raise RuntimeError(
+                f"parallel_stack: branch {index} returned shape {list(result.shape)}, wanted "
+                f"{list(first.shape)} as branch 0 returned"
+            )
+        if result.device != first.device:
+            raise RuntimeError(
+                f"parallel_stack: branch {index} returned a tensor on {result.device}, wanted "
+                f"{first.device} as branch 0 returned"
+            )
+    return wrapped_dim(dim, first)
+
+
+def wrapped_dim(dim: int, result: torch.Tensor) -> int:
+    bound = result.dim() + 1
+    if not -bound <= dim < bound:
+        raise IndexError(
+            f"parallel_stack: dim is {dim}, wanted a value in [{-bound}, {bound - 1}] "
+            f"for results of shape {list(result.shape)}"
+        )
+    return dim % bound
+
+
+class Slots:
+    """The output, allocated when the first result is known, and what has been written into it."""
+
+    def __init__(
+        self,
+        count: int,
+        dim: int,
+        allocating: Callable[[], AbstractContextManager] = nullcontext,
+    ) -> None:
+        self._results: list[Any] = [None] * count
+        self._dim = dim
+        self._allocating = allocating
+        self._lock = threading.Lock()
+        self._buffer: torch.Tensor | None = None
+        self._form: tuple[Any, ...] = ()
+        self._complete = True
+
+    def put(self, index: int, result: torch.Tensor) -> None:
+        """Copies a result into its slot, and lets go of it if no gradient goes through it."""
+        bound = result.dim() + 1
+        fits = _is_plain(result) and -bound <= self._dim < bound
+        if fits and result.numel() and not result.untyped_storage().nbytes():
+            raise RuntimeError(
+                f"parallel_stack: branch {index} returned a tensor of shape {list(result.shape)} "
+                "whose memory has been freed; return a clone that is made before"
+            )
+        with self._lock:
+            if self._buffer is None and fits:
+                self._allocate(result)
+        if not fits or self._form != _form(result):
+            self._complete = False
+            self._results[index] = result
+            return
+        with torch.no_grad():
+            slot = self._buffer.select(self._dim, index)
+            slot.copy_(result)
+        self._results[index] = result if result.requires_grad else slot
+
+    def _allocate(self, result: torch.Tensor) -> None:
+        dim = self._dim % (result.dim() + 1)
+        shape, strides = _stack_layout(result, len(self._results), dim)
+        with self._allocating():
+            self._buffer = torch.empty_strided(
+                shape, strides, dtype=result.dtype, device=result.device
+            )
+        self._form = _form(result)
+
+    def stacked(self) -> torch.Tensor:
+        dim = checked_dim(self._results, self._dim)
+        if not self._complete:  # of several dtypes, or sparse: torch.stack knows what to make of it
+            return torch.stack(self._results, dim)
+        if torch.is_grad_enabled() and any(result.requires_grad for result in self._results):
+            return _Stacked.apply([self._buffer], dim, *self._results)
+        return self._buffer
+
+
+def _is_plain(result: torch.Tensor) -> bool:
+    """Whether a result is no more than elements in memory."""
+    return (
+        type(result) in (torch.Tensor, torch.nn.Parameter)
+        and result.layout == torch.strided
+        and not result.is_quantized
+    )
+
+
+def _form(result: torch.Tensor) -> tuple[Any, ...]:
+    """What results must have in common to be copied into one buffer as they are."""
+    strides = result.stride() if _may_be_channels_last(result) else None
+    return result.shape, result.dtype, result.device, strides
+
+
+def _may_be_channels_last(result: torch.Tensor) -> bool:
+    """Whether torch.stack may give other strides than a contiguous tensor's.
+
+    It keeps channels_last, which sizes of 1 may leave a tensor that is contiguous as well.
+    """
+    return (
+        _is_plain(result)
+        and 3 <= result.dim() <= 5
+        and result.stride() != _contiguous_strides(result.shape)
+    )
+
+
+def _contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    strides = itertools.accumulate(reversed(shape[1:]), lambda n, size: n * max(size, 1), initial=1)
+    return tuple(strides)[::-1] if shape else ()
+
+
+def _stack_layout(
+    result: torch.Tensor, count: int, dim: int
+) -> tuple[Sequence[int], Sequence[int]]:
+    """Shape and strides of a stack of ``count`` tensors like ``result``."""
+    if _may_be_channels_last(result):
+        like = torch.empty_strided(result.shape, result.stride(), device="meta")
+        stack = torch.stack([like] * count, dim)  # 0.1 ms
+        return stack.shape, stack.stride()
+    shape = (*result.shape[:dim], count, *result.shape[dim:])
+    return shape, _contiguous_strides(shape)
+
+
+class _Stacked(torch.autograd.Function):
+    """A buffer that holds the results already, as the stack of them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, buffer: list[torch.Tensor], dim: int, *results: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.dim = dim
+        return buffer[0]  # it came in a list: of a tensor argument, autograd would make a view
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return None, None, *grad.unbind(ctx.dim)

@@ -1,0 +1,91 @@
+"""Branches on streams: those of CUDA."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import torch
+
+from fusedops.parallel.branches import Branch, call, raise_first, tensors_in
+from fusedops.parallel.slots import Slots
+
+
+class CudaStreams:
+    """What this needs of torch.cuda. The tests have another one, which records the order."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def current(self) -> torch.cuda.Stream:
+        return torch.cuda.current_stream(self._device)
+
+    @contextmanager
+    def borrowed(self, count: int) -> Iterator[list[torch.cuda.Stream]]:
+        """Streams for one call; a call inside a branch gets others. Each thread has its own."""
+        idle = vars(_idle_streams).setdefault(self._device, [])
+        taken = [idle.pop() if idle else torch.cuda.Stream(self._device) for _ in range(count)]
+        try:
+            yield taken
+        finally:
+            idle.extend(reversed(taken))
+
+    def using(self, stream: torch.cuda.Stream) -> AbstractContextManager:
+        return torch.cuda.stream(stream)
+
+    def crosses(self, tensor: torch.Tensor, stream: torch.cuda.Stream) -> None:
+        """Keeps the allocator from handing the memory out before ``stream`` has done with it."""
+        if tensor.is_cuda:
+            tensor.record_stream(stream)
+
+
+_idle_streams = threading.local()
+
+#: torch.cuda.Stream has 32 streams a device, and starts over with the first.
+_MOST_STREAMS = 32
+
+
+def run_on_streams(branches: list[Branch], dim: int, streams: CudaStreams) -> torch.Tensor:
+    """Launches every branch, in order, on a stream of its own between two of the current stream.
+
+    Events fork and join, so that a CUDA graph captures it. The output belongs to the current
+    stream, which waits for all who write into it before anything can follow: it needs no record.
+    """
+    current = streams.current()
+    slots = Slots(len(branches), dim, lambda: streams.using(current))
+    begin = current.record_event()
+    errors: dict[int, BaseException] = {}
+    with streams.borrowed(min(len(branches), _MOST_STREAMS)) as sides:
+        used = []
+        try:
+            for index, (branch, side) in enumerate(zip(branches, itertools.cycle(sides))):
+                side.wait_event(begin)
+                used.append(side)
+                try:
+                    _launch(index, branch, slots, side, current, streams)
+                except BaseException as error:
+                    errors[index] = error
+                    break
+        finally:
+            for side in dict.fromkeys(used):
+                current.wait_event(side.record_event())
+    raise_first(errors, branches)
+    return slots.stacked()
+
+
+def _launch(
+    index: int,
+    branch: Branch,
+    slots: Slots,
+    side: torch.cuda.Stream,
+    current: torch.cuda.Stream,
+    streams: CudaStreams,
+) -> None:
+    for tensor in tensors_in(branch.arguments):
+        streams.crosses(tensor, side)
+    with streams.using(side):
+        result = call(index, branch)
+        slots.put(index, result)
+    streams.crosses(result, current)

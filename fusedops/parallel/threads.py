@@ -1,0 +1,230 @@
+"""Branches on threads: those of the CPU."""
+
+from __future__ import annotations
+
+import contextvars
+import ctypes
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+from fusedops.parallel.branches import Branch, call, raise_first
+from fusedops.parallel.slots import Slots
+
+
+def run_on_threads(branches: list[Branch], dim: int) -> torch.Tensor:
+    run = _Run(branches, Slots(len(branches), dim))
+    threads = min(len(branches), most_threads())
+    share = max(1, torch.get_num_threads() // threads)
+    state = _CallersState()
+    try:
+        for _ in range(threads - 1):
+            if not _has_begun(run.work, share, state.run_elsewhere):
+                break
+        run.work(share, state.run_here)
+    except BaseException as error:  # an interrupt between two branches
+        run.stop(error)
+    finally:
+        run.close()
+    return run.stacked()
+
+
+def _has_begun(work: Callable[..., None], *arguments: Any) -> bool:
+    """Whether a thread of the pool will work too.
+
+    None does when Python is about to exit or the system gives no more threads: then the caller does
+    all of it.
+    """
+    try:
+        _pool().submit(work, *arguments)
+    except RuntimeError:
+        return False
+    return True
+
+
+class _Run:
+    """Branches that threads take one after another, in order, until one fails.
+
+    Whoever calls takes branches too, and waits only for threads that have taken one: a call inside
+    a branch goes on by itself when all others are busy.
+    """
+
+    def __init__(self, branches: list[Branch], slots: Slots) -> None:
+        self._branches = branches
+        self._slots = slots
+        self._changed = threading.Condition(threading.Lock())
+        self._next = 0
+        self._working = 0
+        self._closed = False
+        self._errors: dict[int, BaseException] = {}
+        self._stopped_by: list[BaseException] = []
+
+    def work(self, share: int, run: Callable[..., None]) -> None:
+        """Takes branches while there are any; nothing when the run is over."""
+        with self._changed:
+            if self._closed:
+                return
+            self._working += 1
+        try:
+            with _intra_op_threads(share):
+                while (index := self._take()) is not None:
+                    run(self._finish, index)
+        except BaseException as error:
+            self.stop(error)
+        finally:
+            with self._changed:
+                self._working -= 1
+                self._changed.notify_all()
+
+    def _take(self) -> int | None:
+        with self._changed:
+            if self._errors or self._stopped_by or self._next == len(self._branches):
+                return None
+            self._next += 1
+            return self._next - 1
+
+    def _finish(self, index: int) -> None:
+        # Caught here: contexts between this and the loop would change some errors on their way.
+        try:
+            self._slots.put(index, call(index, self._branches[index]))
+        except BaseException as error:
+            self._errors[index] = error
+
+    def stop(self, error: BaseException) -> None:
+        self._stopped_by.append(error)
+
+    def close(self) -> None:
+        """Returns when no thread works, and none will begin; an interrupt waits as well."""
+        while True:
+            try:
+                with self._changed:
+                    self._closed = True
+                    self._changed.wait_for(lambda: self._working == 0)
+                    return
+            except BaseException as interrupt:
+                self.stop(interrupt)
+
+    def stacked(self) -> torch.Tensor:
+        branches, slots = self._branches, self._slots
+        del self._branches, self._slots  # the pool's queue may hold this run for a while
+        if self._stopped_by:
+            raise self._stopped_by[0]
+        raise_first(self._errors, branches)
+        return slots.stacked()
+
+
+def most_threads() -> int:
+    """The caller and the pool together: one a core, but two at least."""
+    return max(2, len(os.sched_getaffinity(0)))
+
+
+@functools.cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(most_threads() - 1, thread_name_prefix="parallel_stack")
+
+
+# A forked process has the pool, and none of its threads.
+os.register_at_fork(after_in_child=_pool.cache_clear)
+
+
+@contextmanager
+def _intra_op_threads(count: int) -> Iterator[None]:
+    """``count`` of torch's threads for what this thread calls, and no other number for others.
+
+    :func:`torch.set_num_threads` also sets what threads that start later begin with. OpenMP and MKL
+    each keep a number a thread, and MKL's own wins where torch has set it. A torch without OpenMP
+    has one pool for all threads, and nothing to divide.
+    """
+    before = torch.get_num_threads()  # a thread's first call sets its numbers
+    libraries = _torch_libraries()
+    if count == before or not hasattr(libraries, "omp_set_num_threads"):
+        yield
+        return
+    set_mkl = getattr(libraries, "MKL_Set_Num_Threads_Local", lambda count: 0)
+    libraries.omp_set_num_threads(count)
+    mkl_before = set_mkl(count)
+    try:
+        yield
+    finally:
+        libraries.omp_set_num_threads(before)
+        set_mkl(mkl_before)
+
+
+@functools.cache
+def _torch_libraries() -> ctypes.PyDLL:
+    """Everything that torch is linked to."""
+    return ctypes.PyDLL(torch._C.__file__)
+
+
+class _CallersState:
+    """What belongs to the thread that calls, as every branch finds it, on whichever thread.
+
+    Context variables and the grad mode that a branch sets are its own: which branches run on one
+    thread, after one another, is a matter of chance.
+    """
+
+    def __init__(self) -> None:
+        self._inference = torch.is_inference_mode_enabled()
+        self._grad = torch.is_grad_enabled()
+        self._autocast = _Autocast.of_this_thread()
+        self._stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
+        self._context = contextvars.copy_context()
+
+    def run_here(self, function: Callable[..., None], *arguments: Any) -> None:
+        self._context.copy().run(function, *arguments)
+        if torch.is_grad_enabled() != self._grad:
+            torch.set_grad_enabled(self._grad)
+
+    def run_elsewhere(self, function: Callable[..., None], *arguments: Any) -> None:
+        with (
+            torch.inference_mode(self._inference),
+            torch.set_grad_enabled(self._grad),
+            torch.cuda.stream(self._stream),
+            self._autocast.applied(),
+        ):
+            self._context.copy().run(function, *arguments)
+
+
+class _Autocast(NamedTuple):
+    """A thread's autocast: by device, whether and to which dtype; its cache; inside autocast?"""
+
+    devices: dict[str, tuple[bool, torch.dtype]]
+    cache: bool
+    nested: bool
+
+    @classmethod
+    def of_this_thread(cls) -> _Autocast:
+        devices = {
+            device: (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+            for device in ("cpu", "cuda")
+        }
+        nested = torch.autocast_increment_nesting() > 1
+        torch.autocast_decrement_nesting()
+        return cls(devices, torch.is_autocast_cache_enabled(), nested)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        # Whoever leaves the outermost autocast of a thread clears the cache of all threads. Counted
+        # as nested, a branch leaves it to the caller, as in the caller's thread.
+        before = _Autocast.of_this_thread()
+        if self.nested:
+            torch.autocast_increment_nesting()
+        self._set()
+        try:
+            yield
+        finally:
+            before._set()
+            if self.nested:
+                torch.autocast_decrement_nesting()
+
+    def _set(self) -> None:
+        for device, (enabled, dtype) in self.devices.items():
+            torch.set_autocast_enabled(device, enabled)
+            torch.set_autocast_dtype(device, dtype)
+        torch.set_autocast_cache_enabled(self.cache)

@@ -1,0 +1,173 @@
+"""What the build makes: libraries without Python in them, an honest record, clear refusals."""
+
+import ctypes
+import json
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import fusedops
+from fusedops.ops import _library
+
+ROOT = Path(__file__).parents[2]
+LIBRARIES = [path for path in (_library.CPU_LIBRARY, _library.CUDA_LIBRARY) if path.exists()]
+
+
+def output(*command: object) -> str:
+    return subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, check=True
+    ).stdout
+
+
+@pytest.mark.parametrize("library", LIBRARIES, ids=lambda path: path.name)
+def test_a_library_needs_no_python_and_no_symbol_of_one_torch_version(library):
+    undefined = output("nm", "-D", "--undefined-only", library)
+    assert not re.search(r"\bPy[A-Z_]", undefined)
+    # Only the C shim, which is stable: no C++ symbol of torch, c10 or ATen.
+    assert not re.search(r"_ZN?K?(2at|3c10|5torch)", undefined)
+    assert "torch_library_impl" in undefined
+
+
+@pytest.mark.parametrize("library", LIBRARIES, ids=lambda path: path.name)
+def test_a_library_names_no_path_of_the_machine_that_built_it(library):
+    needed = output("readelf", "-d", library)
+    assert "libtorch_cpu.so" in needed
+    assert re.findall(r"R(?:UN)?PATH.*\[(.*)\]", needed) in ([], ["$ORIGIN"])
+    assert str(ROOT).encode() not in library.read_bytes()
+
+
+ALL_LIBRARIES = sorted(_library.LIB_DIR.glob("*.so"))
+
+
+@pytest.mark.parametrize("library", ALL_LIBRARIES, ids=lambda path: path.name)
+def test_a_library_is_hardened(library):
+    """Its tables of addresses become read-only, all filled, before its code runs; its stack is not
+    executable, and guarded, as are the standard library's copies and indices."""
+    assert re.search(r"FLAGS_1.*\bNOW\b", output("readelf", "-d", library))
+    segments = output("readelf", "-lW", library)
+    assert "GNU_RELRO" in segments
+    assert re.search(r"GNU_STACK.* RW +0x", segments)
+    undefined = output("nm", "-D", "--undefined-only", library)
+    assert "__stack_chk_fail" in undefined
+    calls_what_is_checked = not re.search("cuda|op_call", library.name)
+    assert not calls_what_is_checked or re.search(r"__\w+_chk\b", undefined)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64 alone has this instruction")
+@pytest.mark.parametrize("library", ALL_LIBRARIES, ids=lambda path: path.name)
+def test_a_function_of_a_library_begins_where_jumps_may_land(library):
+    code = output("objdump", "-d", "--disassemble=fusedops_version", library)
+    assert re.search(r"<fusedops_version>:\n.*\bendbr64\b", code)
+
+
+def test_c_programs_can_ask_for_the_version():
+    library = ctypes.CDLL(str(_library.CPU_LIBRARY))
+    library.fusedops_version.restype = ctypes.c_char_p
+    assert library.fusedops_version().decode() == fusedops.__version__
+
+
+def test_the_build_record_says_what_was_built_and_why():
+    info = _library.build_info()
+    assert info["version"] == fusedops.__version__
+    assert info["torch_target"] == "0x020a000000000000"  # 2.10
+    assert info["cuda"]["built"] == _library.CUDA_LIBRARY.exists()
+    assert info["cuda"]["reason"]
+    assert "default" in info["cpu_isas"]
+
+
+def configure(tmp_path: Path, *options: str, **variables: str) -> subprocess.CompletedProcess:
+    command = ["cmake", "-S", ROOT, "-B", tmp_path, f"-DPython3_EXECUTABLE={sys.executable}"]
+    environment = os.environ | variables
+    return subprocess.run(
+        [*map(str, command), *options], env=environment, capture_output=True, text=True
+    )
+
+
+def test_a_build_without_nvcc_is_complete_and_says_so(tmp_path):
+    result = configure(tmp_path, "-DCMAKE_CUDA_COMPILER=", "-DFUSEDOPS_BUILD_CUDA=auto")
+    assert result.returncode == 0, result.stderr
+    assert "CUDA kernels: not built, nvcc was not found" in result.stdout
+    assert '"built": false' in (tmp_path / "build_info.json").read_text()
+
+
+def test_a_build_for_this_machine_alone_has_its_widest_instructions_and_no_cuda_without_a_gpu(
+    tmp_path,
+):
+    ask = "import fusedops; print(fusedops.ops._library.cpu_isa())"
+    widest = output("env", "-u", "FUSEDOPS_CPU_ISA", sys.executable, "-c", ask)
+    result = configure(tmp_path, "-DFUSEDOPS_NATIVE=1", PATH=without_nvidia_smi(tmp_path))
+    assert result.returncode == 0, result.stderr
+    info = json.loads((tmp_path / "build_info.json").read_text())
+    assert info["cpu_isas"] == [widest.strip()]
+    assert not info["cuda"]["built"] and "had no GPU" in info["cuda"]["reason"]
+
+
+def without_nvidia_smi(tmp_path: Path) -> str:
+    """PATH with a program of that name first that finds no GPU."""
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\nexit 9\n")
+    program.chmod(0o755)
+    return os.pathsep.join([str(program.parent), os.environ["PATH"]])
+
+
+def test_asking_for_cuda_without_nvcc_is_an_error_with_the_fix(tmp_path):
+    result = configure(tmp_path, "-DCMAKE_CUDA_COMPILER=", "-DFUSEDOPS_BUILD_CUDA=1")
+    assert result.returncode != 0
+    message = " ".join(result.stderr.split())
+    assert "nvcc was not found. Install the CUDA toolkit" in message
+    assert "FUSEDOPS_BUILD_CUDA=0" in message
+
+
+@pytest.mark.parametrize(
+    "option, message",
+    [
+        ("-DFUSEDOPS_BUILD_CUDA=yes", "FUSEDOPS_BUILD_CUDA is 'yes', wanted auto, 1 or 0"),
+        ("-DFUSEDOPS_NATIVE=maybe", "FUSEDOPS_BUILD_NATIVE is 'maybe', wanted 1 or 0"),
+        ("-DFUSEDOPS_TORCH_DIR=/nowhere", "Install torch first"),
+    ],
+)
+def test_a_wrong_setting_is_an_error_that_says_what_was_wanted(tmp_path, option, message):
+    result = configure(tmp_path, option)
+    assert result.returncode != 0
+    assert message in " ".join(result.stderr.split())
+
+
+def test_architectures_follow_torchs_variable_and_wrong_ones_are_named(tmp_path):
+    result = configure(tmp_path, "-DCMAKE_CUDA_COMPILER=", TORCH_CUDA_ARCH_LIST="8.6 nine")
+    assert result.returncode != 0
+    assert "TORCH_CUDA_ARCH_LIST has 'nine', wanted versions such as 8.0" in result.stderr
+
+
+def test_a_build_that_was_killed_goes_on_where_it_was(tmp_path):
+    build = ["cmake", "--build", str(tmp_path), "-j1", "--target", "fusedops_cpu_backend"]
+    assert configure(tmp_path, "-G", "Ninja", "-DFUSEDOPS_BUILD_CUDA=0").returncode == 0
+    killed = subprocess.Popen(build, stdout=subprocess.DEVNULL, start_new_session=True)
+    while not list(tmp_path.rglob("*.o")) and killed.poll() is None:
+        time.sleep(0.01)
+    os.killpg(killed.pid, signal.SIGKILL)
+    assert killed.wait() != 0, "the build was over before it could be killed"
+    subprocess.run(build, check=True, capture_output=True)
+    assert "no work to do" in output(*build)
+    objects = list(tmp_path.rglob("*.o"))
+    assert len(objects) == 4 and all("fusedops" in output("nm", "-C", path) for path in objects)
+
+
+def test_building_without_torch_says_in_one_line_what_to_run():
+    hide_torch = (
+        "import importlib.util as u, runpy, sys; find = u.find_spec\n"
+        "u.find_spec = lambda name, *a: None if name == 'torch' else find(name, *a)\n"
+        "sys.argv = ['setup.py', 'build_ext']; runpy.run_path('setup.py', run_name='__main__')"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", hide_torch], cwd=ROOT, capture_output=True, text=True
+    )
+    assert result.returncode != 0
+    assert "pip install --no-build-isolation ." in result.stderr

@@ -1,0 +1,295 @@
+"""No tool ends in a traceback: one line names the option, what came and what is wanted.
+
+A row is the tool, its arguments, the exit code (1: a failure, 2: wrong usage) and what the line on
+standard error must say. What is refused is refused before any data is loaded.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("sentencepiece", reason="needs the extra fusedops[translation]")
+pytest.importorskip("sacrebleu", reason="needs the extra fusedops[translation]")
+pytest.importorskip("pandas", reason="needs the extra fusedops[bench]")
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+sys.path.insert(1, str(Path(__file__).parents[2] / "examples" / "kernel_tests"))
+import compare_translation
+import comparison as kernel_comparison
+import gpu_summary
+import sass_report
+import train_translation
+from translation import comparison, corpus, subwords
+from translation.checkpoints import Checkpoints
+
+from fusedops.cli import options
+from fusedops.cli.errors import UserError
+
+USAGE, FAILURE = 2, 1
+POSITIVE = "wanted an integer above 0"
+A_FOLDER = "wanted a folder that can be written"
+A_DEVICE = "wanted cpu, cuda or cuda:N"
+A_LANGUAGE = "wanted a language such as de or pt-BR"
+THREADS = f"wanted an integer from 1 to {options.MOST_THREADS}"
+HUGE = "9" * 5000
+
+MAINS = {
+    "train": train_translation.main,
+    "compare": compare_translation.main,
+    "summary": gpu_summary.main,
+    "sass": sass_report.main,
+    **{
+        name: lambda argv, name=name: kernel_comparison.main(
+            importlib.import_module(name).TEST, argv
+        )
+        for name in ("softmax_fw", "softmax_bw", "layernorm_fw", "layernorm_bw")
+    },
+}
+
+SHARED = [
+    ("--bogus", USAGE, "unrecognized arguments: --bogus"),
+    ("word", USAGE, "unrecognized arguments: word"),
+    ("--data", USAGE, "--data: expected one argument"),
+    ("--languages de", USAGE, "--languages: expected 2 arguments"),
+    ("--languages de de", USAGE, "--languages: got de twice, wanted two languages"),
+    ("--languages ../de en", USAGE, f"--languages: got '../de', {A_LANGUAGE}"),
+    ("--languages de e/n", USAGE, f"--languages: got 'e/n', {A_LANGUAGE}"),
+    ("--cache {FILE}", USAGE, f"--cache: .*{A_FOLDER}: Not a directory"),
+    ("--cache /proc/cache", USAGE, f"--cache: .*{A_FOLDER}"),
+    ("--output {FILE}", USAGE, f"--output: .*{A_FOLDER}: Not a directory"),
+    ("--output {FILE}/runs", USAGE, f"--output: .*{A_FOLDER}: Not a directory"),
+    ("--output {HERE}/" + "x" * 300, USAGE, f"--output: .*{A_FOLDER}: File name too long"),
+    ("--output=", USAGE, f"--output: got '', {A_FOLDER}"),
+    ("--device abacus", USAGE, f"--device: got 'abacus', {A_DEVICE}"),
+    ("--device meta", USAGE, f"--device: got 'meta', {A_DEVICE}"),
+    ("--device cuda:256", USAGE, "--device: got 'cuda:256', but torch sees"),
+    ("--vocabulary 0", USAGE, "--vocabulary: got '0', wanted an integer above 4"),
+    ("--vocabulary 4", USAGE, "--vocabulary: got '4', wanted an integer above 4"),
+    ("--vocabulary 99999999999", USAGE, "--vocabulary: .* wanted an integer above 4"),
+    ("--vocabulary 2000000000", USAGE, "--vocabulary, .* takes at least .* GB"),
+    ("--embedding 0", USAGE, f"--embedding: got '0', {POSITIVE}"),
+    ("--embedding 100000000", USAGE, "--embedding .* takes at least .* GB"),
+    ("--embedding 255", USAGE, "--embedding 255 is no multiple of --heads 8"),
+    ("--heads 7", USAGE, "--embedding 256 is no multiple of --heads 7"),
+    ("--heads -8", USAGE, f"--heads: got '-8', {POSITIVE}"),
+    ("--layers none", USAGE, f"--layers: got 'none', {POSITIVE}"),
+    ("--layers 1000000000", USAGE, "takes at least .* GB"),
+    ("--feed-forward 1.5", USAGE, f"--feed-forward: got '1.5', {POSITIVE}"),
+    ("--positions 0", USAGE, f"--positions: got '0', {POSITIVE}"),
+    ("--positions 10000000", USAGE, "takes at least .* GB"),
+    ("--dropout 1", USAGE, "--dropout: got '1', wanted a number from 0 to below 1"),
+    ("--dropout -0.1", USAGE, "--dropout: got '-0.1', wanted a number from 0 to below 1"),
+    ("--dropout nan", USAGE, "--dropout: got 'nan', wanted a number from 0 to below 1"),
+    ("--batch-size 0", USAGE, f"--batch-size: got '0', {POSITIVE}"),
+    ("--batch-size 1000000000", USAGE, "takes at least .* GB"),
+    ("--batch-size " + HUGE, USAGE, POSITIVE),
+    ("--samples-per-epoch 0", USAGE, f"--samples-per-epoch: got '0', {POSITIVE}"),
+    ("--learning-rate 0", USAGE, "--learning-rate: got '0', wanted a number above 0"),
+    ("--learning-rate inf", USAGE, "--learning-rate: got 'inf', wanted a number above 0"),
+    ("--learning-rate 1e999", USAGE, "--learning-rate: got '1e999', wanted a number above 0"),
+    ("--warm-up-steps 0", USAGE, f"--warm-up-steps: got '0', {POSITIVE}"),
+    ("--seed -1", USAGE, "--seed: got '-1', wanted an integer from 0 to"),
+    ("--seed 9223372036854775808", USAGE, "--seed: got .* wanted an integer from 0 to"),
+    ("--dtype float16", USAGE, "--dtype: invalid choice: 'float16'"),
+    ("--data {HERE}/none.tsv", FAILURE, "--data .*none.tsv: No such file.* source<TAB>target"),
+    ("--data {HERE}", FAILURE, "--data .*: Is a directory; wanted a file of lines"),
+    ("--data=", FAILURE, "--data .: Is a directory"),
+    ("--data {FILE}", FAILURE, "--data .*: 0 sentence pairs; 1 malformed lines skipped"),
+    ("--data {BINARY}", FAILURE, "--data .*: 0 sentence pairs"),
+    ("--data {ONE}", FAILURE, "--data: no pair is left to train with"),
+    ("--data hf:", FAILURE, "--data hf:"),
+]
+
+TRAIN = [
+    ("--use-fused-kernel maybe", USAGE, "--use-fused-kernel: invalid choice: 'maybe'"),
+    ("--epochs 0", USAGE, f"--epochs: got '0', {POSITIVE}"),
+    ("--epochs nan", USAGE, f"--epochs: got 'nan', {POSITIVE}"),
+    ("--checkpoint-every 0", USAGE, f"--checkpoint-every: got '0', {POSITIVE}"),
+    ("--bleu-pairs 0", USAGE, f"--bleu-pairs: got '0', {POSITIVE}"),
+    ("--beam 0", USAGE, f"--beam: got '0', {POSITIVE}"),
+    ("--beam 10001", USAGE, "--beam 10001 is wider than --vocabulary 10000"),
+    ("--resume yes", USAGE, "unrecognized arguments: yes"),
+]
+
+KERNELS = [
+    ("--threads 0", USAGE, f"--threads: got '0', {THREADS}"),
+    ("--threads many", USAGE, f"--threads: got 'many', {THREADS}"),
+    ("--threads 100000", USAGE, f"--threads: got '100000', {THREADS}"),
+    ("--device nonsense", USAGE, f"--device: got 'nonsense', {A_DEVICE}"),
+    ("--device cuda:99", USAGE, "--device: got 'cuda:99', but torch sees"),
+    ("--device=", USAGE, f"--device: got '', {A_DEVICE}"),
+    ("--quick 3", USAGE, "unrecognized arguments: 3"),
+]
+
+SASS = [
+    ("--arch 70", USAGE, "--arch: invalid choice: '70'"),
+    ("--arch", USAGE, "--arch: expected at least one argument"),
+    ("--csv=", USAGE, "--csv: got '', wanted a file that can be written"),
+    ("--csv {HERE}", USAGE, "--csv: got .*, wanted a file that can be written"),
+    ("--csv {HERE}/none/a.csv", USAGE, "--csv: got .*, wanted a file that can be written"),
+    ("--write-budget --arch 90", USAGE, "--write-budget writes all architectures"),
+    ("--all yes", USAGE, "unrecognized arguments: yes"),
+]
+
+SUMMARY = [
+    ("", USAGE, "got 0 arguments, wanted one: the folder of a run"),
+    ("{HERE} {HERE}", USAGE, "got 2 arguments, wanted one"),
+    ("{HERE}", FAILURE, "versions.tsv: No such file or directory"),
+    ("{HERE}/none", FAILURE, "versions.tsv: No such file or directory"),
+    ("{FILE}", FAILURE, "versions.tsv: Not a directory"),
+    ("{TORN}", FAILURE, "the tables in .* are damaged"),
+]
+
+ROWS = [
+    *(("train", *row) for row in (*SHARED, *TRAIN)),
+    *(("compare", *row) for row in SHARED),
+    *(("softmax_fw", *row) for row in KERNELS),
+    *((name, *KERNELS[0]) for name in ("softmax_bw", "layernorm_fw", "layernorm_bw")),
+    *(("sass", *row) for row in SASS),
+    *(("summary", *row) for row in SUMMARY),
+]
+
+
+@pytest.fixture
+def places(tmp_path):
+    """What the braces of a row stand for."""
+    (tmp_path / "file").write_text("no pair")
+    (tmp_path / "binary").write_bytes(bytes(range(256)))
+    (tmp_path / "one").write_text("ein Satz\ta sentence\n")
+    torn = tmp_path / "torn"
+    torn.mkdir()
+    (torn / "versions.tsv").write_text("device\tH200\ndate\n")
+    (torn / "stages.tsv").write_text("build\tcorrect")
+    names = {"FILE": "file", "BINARY": "binary", "ONE": "one", "TORN": "torn", "HERE": ""}
+    return {key: str(tmp_path / name) for key, name in names.items()}
+
+
+@pytest.mark.parametrize(
+    "tool, line, code, message", ROWS, ids=[f"{tool} {line[:50]}" for tool, line, *_ in ROWS]
+)
+def test_a_hostile_call_of_a_tool_is_refused_in_one_line(
+    tool, line, code, message, places, capsys, monkeypatch
+):
+    monkeypatch.chdir(places["HERE"])
+    defaults = ["--cache", f"{places['HERE']}/cache"] if tool in ("train", "compare") else []
+    argv = [*defaults, *line.format_map(places).split()]
+    try:
+        ended = MAINS[tool](argv)
+    except SystemExit as stopped:  # of the parser, where a tool needs no more than Python
+        ended = stopped.code
+    printed = capsys.readouterr()
+    assert ended == code
+    (error,) = printed.err.splitlines()
+    assert re.search(message, error) and len(error) < 1100
+    assert not (Path(places["HERE"]) / "runs").exists()
+
+
+# --- faults of files ------------------------------------------------------------------------------
+
+
+def pairs(count):
+    return [(f"{i % 7} {i % 5} a b", f"{i % 5} {i % 7} B A") for i in range(count)]
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b"x" * 99])
+def test_damaged_subwords_in_the_cache_are_named(tmp_path, damage):
+    subwords.load_subwords(pairs(40), 20, tmp_path)
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(UserError, match=f"--cache: {file} is damaged: .*remove it"):
+        subwords.load_subwords(pairs(40), 20, tmp_path)
+
+
+def test_a_truncated_corpus_is_read_up_to_its_end_and_says_so(tmp_path):
+    file = tmp_path / "pairs.tsv"
+    whole = "".join(f"{source}\t{target}\n" for source, target in pairs(10)).encode()
+    file.write_bytes(whole[:-9])  # in the middle of the last line
+    found = corpus.load_corpus(str(file), (), tmp_path)
+    assert len(found.pairs) == 9 and "line 10: has 0 tabs" in found.describe()
+
+
+SIZES = (
+    "--vocabulary 20 --embedding 8 --heads 2 --layers 1 --feed-forward 8 --positions 16 "
+    "--batch-size 8 --use-fused-kernel false --epochs 1"
+)
+
+
+@pytest.fixture
+def train(tmp_path):
+    """Arguments for a run of seconds, with its output in `tmp_path / "out"`."""
+    file = tmp_path / "pairs.tsv"
+    file.write_text("".join(f"{source}\t{target}\n" for source, target in pairs(40)))
+    places = ["--data", file, "--cache", tmp_path / "cache", "--output", tmp_path / "out"]
+    return [*SIZES.split(), *map(str, places)]
+
+
+class Planted:
+    """Unpickled, it would write a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({}, r"--resume: the checkpoint is none of this tool \(KeyError: 'settings'\)"),
+        ({"settings": 3}, "--resume: the checkpoint is none of this tool"),
+        ([1, 2], "--resume: the checkpoint is none of this tool"),
+        ({"settings": {}, "model": {}}, "--resume: the checkpoint is none of this tool"),
+        ({"settings": {"heads": 3}}, "the checkpoint is of another run: heads was 3, now 2"),
+    ],
+)
+def test_a_checkpoint_of_another_program_is_named(train, tmp_path, capsys, state, message):
+    Checkpoints(tmp_path / "out").save(state)
+    assert train_translation.main([*train, "--resume"]) == FAILURE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(message, line)
+
+
+def test_a_checkpoint_runs_no_code(train, tmp_path, capsys):
+    planted = tmp_path / "planted"
+    Checkpoints(tmp_path / "out").save({"settings": Planted(planted)})
+    assert train_translation.main([*train, "--resume"]) == FAILURE
+    assert not planted.exists()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "no checkpoint can be read" in line and "UnpicklingError" in line
+
+
+def test_modes_are_compared_over_more_than_the_step_that_compiles(train, tmp_path, capsys):
+    sizes = train[: train.index("--use-fused-kernel")]
+    places = train[train.index("--data") :]
+    assert compare_translation.main([*sizes, *places, "--samples-per-epoch", "8"]) == FAILURE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"make {comparison.COMPILATION} step an epoch" in line
+
+
+def test_a_damaged_budget_is_named(tmp_path):
+    file = tmp_path / "budget.csv"
+    for content in ("arch,kernel,registers\n90,a\n", "arch,kernel,registers\n90,a,many\n"):
+        file.write_text(content)
+        with pytest.raises(sass_report.ReportError, match=f"{file} cannot be read.*--write"):
+            sass_report.read_budget(file)
+    with pytest.raises(sass_report.ReportError, match="No such file.*run --write-budget"):
+        sass_report.read_budget(tmp_path / "none.csv")
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["there-is-no-such-program"], "there-is-no-such-program: No such file or directory"),
+        (["sh", "-c", "echo first >&2; echo second >&2; exit 3"], "exit code 3 and said: first"),
+        (["false"], "exit code 1 and said: nothing"),
+    ],
+)
+def test_a_program_that_fails_is_named_with_what_it_said(command, message):
+    with pytest.raises(sass_report.ReportError, match=message):
+        sass_report.run(*command)

@@ -1,0 +1,228 @@
+"""explain, rewrite, export, enable, patch, config and parallel_stack with hostile arguments."""
+
+import pytest
+from hostile_calls import answers, clear, refused
+
+FUSE = {
+    "3": "3|int",
+    "None": "None",
+    "True": "True",
+    "['always']": "always|list",
+    "b'always'": "always|bytes",
+    "''": "''",
+    "'sometimes'": "'sometimes'",
+    "'ALWAYS'": "'ALWAYS'",
+    "'always,'": "'always,'",
+    "','": "','",
+    "'always,softmax'": "softmax",
+    "'always,softmax='": "softmax=",
+    "'always,softmax=off'": "'off'",
+    "'always,softmx=never'": "'softmx'",
+    "'softmax=never'": "softmax=",
+    "'always,=never'": "=never",
+    "'always=never'": "always",
+    "'always;never'": "always;never",
+    "'always,never'": "never",
+    "'always\\n,nonsense'": "nonsense",
+    "'always,softmax=never=always'": "softmax=never",
+}
+CONFIG = [
+    *(
+        refused(f"config.patch(fuse={given}).__enter__()", rf"(?s)fuse.*({got})")
+        for given, got in FUSE.items()
+    ),
+    *(refused(f"config.Config({given})", rf"(?s)fuse.*({got})") for given, got in FUSE.items()),
+    refused("config.patch(fuze='never').__enter__()", "fuze"),
+    refused("config.patch('never').__enter__()", "positional"),
+    refused("fusedops.patch(fuse='never').__enter__()", "fuse"),
+    refused("fusedops.enable(3)", "positional"),
+    refused("fusedops.disable('x')", "positional"),
+    answers("config.patch().__enter__().fuse", "'always'"),
+    answers("config.Config(' always , softmax=never ').fuse_for('softmax')", "'never'"),
+]
+
+ENTRIES = [
+    *(
+        refused(f"explain({given}, x)", clear("fn_or_module|model|function", got))
+        for given, got in {
+            "3": "int",
+            "None": "None",
+            "'model'": "str",
+            "x": "[Tt]ensor",
+            "[torch.sin]": "list",
+            "{'model': torch.sin}": "dict",
+        }.items()
+    ),
+    refused("explain()", "fn_or_module"),
+    refused("explain(torch.nn.Softmax(-1))", "input"),
+    refused("explain(torch.nn.Softmax(-1), x, y)", "argument"),
+    refused("explain(torch.nn.Softmax(-1), z=x)", "z"),
+    refused("explain(torch.nn.Softmax(5), x)", r"(?s)[Dd]im"),
+    refused("explain(raises(ValueError('mine')), x)", "mine"),
+    *(
+        refused(f"rewrite({given}, x)", clear("graph_module", got))
+        for given, got in {
+            "3": "int",
+            "None": "None",
+            "'model'": "str",
+            "x": "Tensor",
+            "torch.nn.Softmax(-1)": "Softmax",
+            "torch.sin": "builtin",
+            "torch.fx.symbolic_trace(torch.nn.Softmax(-1)).graph": "Graph",
+            "torch.export.export(torch.nn.Softmax(-1), (x,))": "ExportedProgram",
+        }.items()
+    ),
+    refused("rewrite()", "graph_module"),
+    refused("rewrite(torch.fx.symbolic_trace(torch.nn.Softmax(-1)))", "(?s)0 example_inputs.*1"),
+    refused("rewrite(torch.fx.symbolic_trace(torch.nn.Softmax(-1)), x, y)", "2 example_inputs"),
+    refused("rewrite(torch.fx.symbolic_trace(torch.nn.Softmax(5)), x)(x)", r"(?s)[Dd]im"),
+    refused("rewrite(torch.fx.symbolic_trace(torch.nn.Softmax(-1)), 3)", r"(?s)int"),
+    refused("rewrite(torch.fx.symbolic_trace(torch.nn.LayerNorm(4)), x)", r"(?s)\[4\]|shape"),
+    answers("rewrite(torch.fx.symbolic_trace(torch.nn.Softmax(0)), x)(x)", "torch.softmax(x, 0)"),
+    answers(
+        "rewrite(torch.fx.symbolic_trace(torch.nn.Softmax(0)), x)(x.half())",
+        "torch.softmax(x.half(), 0)",
+        1e-3,
+    ),
+    *(
+        refused(f"fusedops.export.{function}", clear("exported_program", got))
+        for given, got in {
+            "3": "int",
+            "None": "None",
+            "'model.pt2'": "str",
+            "torch.nn.Softmax(-1)": "Softmax",
+            "torch.fx.symbolic_trace(torch.nn.Softmax(-1))": "GraphModule|Softmax",
+        }.items()
+        for function in (f"rewrite({given})",)
+    ),
+    *(
+        refused(
+            f"fusedops.export.package(torch.export.export(torch.nn.Softmax(-1), (x,)), {path})",
+            clear("path", got),
+        )
+        for path, got in {
+            "'model.zip'": "model.zip",
+            "'model'": "model",
+            "''": "''",
+            "3": "int|3",
+            "None": "None",
+            "['model.pt2']": "list|model.pt2",
+        }.items()
+    ),
+    refused(
+        "fusedops.export.package("
+        "torch.export.export(torch.nn.Softmax(-1), (x,)), '/nowhere/at/all/model.pt2')",
+        "(?s)path.*nowhere.*no folder",
+    ),
+    refused("fusedops.export.package(3, 'model.pt2')", clear("exported_program", "int")),
+    refused("fusedops.export.rewrite()", "exported_program"),
+    refused('torch.compile(torch.sin, backend="fusedops", mode="fast")(x)', "(?s)mode.*fast"),
+    refused('torch.compile(torch.sin, backend="fusedops", options={"fast": 1})(x)', "fast"),
+    refused('torch.compile(torch.sin, backend="fused")(x)', "fused"),
+]
+
+PARALLEL = [
+    *(
+        refused(f"parallel_stack({given}, [x])", clear("functions", got))
+        for given, got in {
+            "3": "int|iterable",
+            "None": "None",
+            "'f'": "str",
+            "[3]": "int",
+            "[None]": "None",
+            "[x]": "Tensor",
+            "['sin']": "str",
+            "torch.nn.ModuleList()": "0|no functions",
+            "[]": "0|no functions",
+        }.items()
+    ),
+    *(
+        refused(f"parallel_stack(torch.sin, {given})", clear("inputs", got))
+        for given, got in {
+            "3": "int",
+            "None": "None",
+            "x": "tensor",
+            "'x'": "str",
+            "[3]": "int",
+            "[None]": "None",
+            "[[x]]": "list",
+            "[x, 0.5]": "float",
+            "[x, {'input': y}]": "dict",
+            "[x.numpy()]": "ndarray",
+        }.items()
+    ),
+    *(
+        refused(f"parallel_stack(torch.sin, [x, y], {given})", clear("dim", got))
+        for given, got in {
+            "3": "3",
+            "-4": "-4",
+            "2**70": str(2**70),
+            "1.0": "1.0",
+            "'0'": "'0'",
+            "None": "None",
+            "[0]": "list",
+            "torch.tensor(0)": "[Tt]ensor",
+        }.items()
+    ),
+    refused("parallel_stack(torch.sin, [])", "no functions"),
+    refused("parallel_stack([torch.sin], [x, y])", clear("functions", "2 inputs")),
+    refused("parallel_stack([torch.sin, torch.cos], [x])", clear("functions", "1 inputs")),
+    refused("parallel_stack([torch.sin, torch.sum], [x, y])", r"(?s)branch 1.*\[\].*wanted"),
+    refused("parallel_stack(torch.sin, [x, y[:2]])", r"(?s)branch 1.*\[2, 5\].*wanted \[3, 5\]"),
+    refused("parallel_stack(torch.sin, [x, y.to('meta')])", r"(?s)branch .*(cpu|meta).*wanted"),
+    refused("parallel_stack(lambda x: None, [x, y])", "(?s)branch 0.*NoneType.*wanted"),
+    refused("parallel_stack(lambda x: [x], [x])", "(?s)branch 0.*list.*wanted"),
+    refused("parallel_stack(lambda x: x.numpy(), [x])", "(?s)branch 0.*ndarray.*wanted"),
+    refused("parallel_stack(lambda x: (x, x), [x, y])", "(?s)branch 0.*tuple.*wanted"),
+    refused("parallel_stack(torch.sin, [(x, y, x)])", "(?s)argument"),
+    refused("parallel_stack(torch.sin, [()])", "(?s)argument"),
+    refused("parallel_stack(raises(ValueError('mine')), [x, y])", "mine"),
+    refused("parallel_stack([torch.sin, raises(IndexError('mine'))], [x, y])", "mine"),
+    refused("parallel_stack(lambda x: softmax(x, 7), [x, y])", clear("dim", "7")),
+    refused("parallel_stack(torch.sin, [x], 0, 0)", "positional"),
+    refused("parallel_stack(torch.sin)", "inputs"),
+    answers("parallel_stack(torch.sin, [x, y])", "torch.stack([x.sin(), y.sin()])"),
+    answers("parallel_stack(torch.sin, (x, y), -1)", "torch.stack([x.sin(), y.sin()], -1)"),
+    answers("parallel_stack(torch.sin, [x, y.half()])", "torch.stack([x.sin(), y.half().sin()])"),
+    answers("parallel_stack(torch.sin, x.unbind())", "x.sin()"),
+    answers("parallel_stack(torch.add, [(x, y), (y, y)])", "torch.stack([x + y, y + y])"),
+    answers("parallel_stack(torch.sin, [x[:0], y[:0]])", "torch.stack([x[:0], y[:0]])"),
+    answers("parallel_stack(torch.sin, [x[0, 0], y[0, 0]])", "torch.stack([x, y])[:, 0, 0].sin()"),
+    answers("parallel_stack(torch.sin, [x, x])", "torch.stack([x.sin(), x.sin()])"),
+    answers("parallel_stack(lambda: x.sum(), [()])", "x.sum().view(1)"),
+    answers(
+        "parallel_stack(torch.sin, [x.to_sparse()] * 2).to_dense()", "torch.stack([x, x]).sin()"
+    ),
+    answers("parallel_stack(torch.sin, [x.expand(2, 3, 5)])", "x.sin().expand(1, 2, 3, 5)"),
+    answers("parallel_stack(torch.sin, [leaf, y]).requires_grad", "True"),
+    answers("parallel_stack(lambda x: x, [negative_view(x)])", "x.unsqueeze(0)"),
+    answers("parallel_stack(torch.sin, [inference(x), y])", "torch.stack([x.sin(), y.sin()])"),
+    answers("parallel_stack(torch.conj, [x.to(torch.complex64)])", "x.to(torch.complex64)[None]"),
+    answers("parallel_stack(lambda x: x.int(), [x, y])", "torch.stack([x.int(), y.int()])"),
+    answers(
+        "parallel_stack(lambda x: x.as_subclass(Subclass), [x]).sum()",
+        "x.sum().as_subclass(Subclass)",
+    ),
+    answers(
+        "torch.vmap(lambda x: parallel_stack(torch.sin, [x, x]))(x)",
+        "torch.stack([x.sin(), x.sin()], 1)",
+    ),
+    answers("parallel_stack(lambda x: parallel_stack(torch.sin, [x, x]), [x, y])[1, 0]", "y.sin()"),
+    answers("parallel_stack(torch.sin, [x] * 300).shape", "(300, 3, 5)"),
+    answers("parallel_stack(torch.sin, [x.to('meta')] * 2).shape", "(2, 3, 5)"),
+]
+
+
+@pytest.mark.parametrize("row", CONFIG, ids=str)
+def test_a_setting_that_does_not_exist_is_refused(row, child):
+    assert not child.problem_with(row)
+
+
+@pytest.mark.parametrize("row", ENTRIES, ids=str)
+def test_what_is_no_model_graph_or_program_is_refused(row, child):
+    assert not child.problem_with(row)
+
+
+@pytest.mark.parametrize("row", PARALLEL, ids=str)
+def test_branches_that_cannot_be_stacked_are_refused(row, child):
+    assert not child.problem_with(row)
