@@ -94,8 +94,8 @@ def package(
 def _copy(graph_module: GraphModule) -> GraphModule:
     copied = copy.deepcopy(graph_module)
     # The signature knows nodes by name, and copying renames those called like a builtin ("input").
-    for node, twin in zip(graph_module.graph.nodes, copied.graph.nodes, strict=True):
-        twin.name = node.name
+    for node, own in zip(graph_module.graph.nodes, copied.graph.nodes, strict=True):
+        own.name = node.name
     return copied
 
 

@@ -40,7 +40,7 @@ _stack_layer_norm = EagerOp("stack_layer_norm", returned=0)
 
 Causal = bool | Literal["top_left", "bottom_right"]
 MaskedRows = Literal["nan", "zero"]
-RmsSpelling = Literal["torch", "llama", "t5", "gemma"]
+RmsVariant = Literal["torch", "llama", "t5", "gemma"]
 
 
 def softmax(
@@ -490,7 +490,7 @@ def rms_norm(
     weight: torch.Tensor | None = None,
     eps: float | None = None,
     *,
-    spelling: RmsSpelling = "torch",
+    variant: RmsVariant = "torch",
 ) -> torch.Tensor:
     r"""Root mean square normalisation over the last dimensions.
 
@@ -511,29 +511,29 @@ def rms_norm(
             ``input``'s, more where it is not.
         eps: added to the mean square, >= 0; by default what float32 (float64) resolves at 1, as in
             torch.
-        spelling: "torch", "llama", "t5" or "gemma".
+        variant: "torch", "llama", "t5" or "gemma".
 
     Returns:
         A contiguous tensor of ``input``'s shape.
 
     Raises:
         RuntimeError: as in :func:`layer_norm`.
-        ValueError: another word for ``spelling``.
+        ValueError: another word for ``variant``.
 
     Source: Zhang, Sennrich, "Root Mean Square Layer Normalization" (2019);
     :func:`torch.nn.functional.rms_norm`, and LlamaRMSNorm, T5LayerNorm and GemmaRMSNorm of Hugging
     Face transformers.
     """
     eps = eps if type(eps) is float else _rms_eps("rms_norm", input, eps)
-    if _multiplies_afterwards("rms_norm", spelling, input, weight):
-        is_t5, is_narrow = spelling == "t5", weight.dtype in (torch.bfloat16, torch.float16)
+    if _multiplies_afterwards("rms_norm", variant, input, weight):
+        is_t5, is_narrow = variant == "t5", weight.dtype in (torch.bfloat16, torch.float16)
         wide = input.float() if is_t5 and input.dtype != torch.float64 else input
         if is_t5 and weight.dtype == wide.dtype:
             return rms_norm(wide, normalized_shape, weight, eps)
         normalized = rms_norm(wide, normalized_shape, None, eps)
         normalized = normalized.to(weight.dtype) if is_t5 and is_narrow else normalized
         return scaled_by_weight(normalized, weight)
-    settings = _rms_settings(spelling)
+    settings = _rms_settings(variant)
     return _rms_norm.on(input, weight)(input, normalized_shape, weight, eps, *settings)
 
 
@@ -624,7 +624,7 @@ def add_rms_norm(
     weight: torch.Tensor | None = ...,
     eps: float | None = ...,
     *,
-    spelling: RmsSpelling = ...,
+    variant: RmsVariant = ...,
     p: float = ...,
     training: bool = ...,
     seed: torch.Tensor | None = ...,
@@ -638,7 +638,7 @@ def add_rms_norm(
     weight: torch.Tensor | None = ...,
     eps: float | None = ...,
     *,
-    spelling: RmsSpelling = ...,
+    variant: RmsVariant = ...,
     p: float = ...,
     training: bool = ...,
     seed: torch.Tensor | None = ...,
@@ -651,7 +651,7 @@ def add_rms_norm(
     weight: torch.Tensor | None = None,
     eps: float | None = None,
     *,
-    spelling: RmsSpelling = "torch",
+    variant: RmsVariant = "torch",
     p: float = 0.0,
     training: bool = True,
     seed: torch.Tensor | None = None,
@@ -663,7 +663,7 @@ def add_rms_norm(
     :func:`add_layer_norm`.
 
     Args:
-        normalized_shape, weight, eps, spelling: as in :func:`rms_norm`.
+        normalized_shape, weight, eps, variant: as in :func:`rms_norm`.
         input, residual, p, training, seed, return_sum: as in :func:`add_layer_norm`.
 
     Returns:
@@ -677,12 +677,12 @@ def add_rms_norm(
     function = "add_rms_norm"
     dropout = _branch_dropout(function, input, p, training, seed)
     eps = eps if type(eps) is float else _rms_eps(function, input, eps)
-    if _multiplies_afterwards(function, spelling, input, weight):
+    if _multiplies_afterwards(function, variant, input, weight):
         arguments = (input, residual, normalized_shape, None, eps, 0.0, False)
         total = _ops.add_rms_norm.default(*arguments, *dropout)[1]
-        output = rms_norm(total, normalized_shape, weight, eps, spelling=spelling)
+        output = rms_norm(total, normalized_shape, weight, eps, variant=variant)
         return (output, total) if return_sum else output
-    settings = _rms_settings(spelling)
+    settings = _rms_settings(variant)
     run = _add_rms_norm.on(input, residual, weight)
     wanted = (return_sum,) if run is _add_rms_norm.plain else ()
     norm = (normalized_shape, weight, eps)
@@ -696,18 +696,18 @@ def _rms_eps(function: str, input: torch.Tensor, eps: float | None) -> float:
     return _arguments.number(function, "eps", eps)
 
 
-def _rms_settings(spelling: RmsSpelling) -> tuple[float, bool]:
+def _rms_settings(variant: RmsVariant) -> tuple[float, bool]:
     """The offset of the weight, and whether the normalised value is rounded before it."""
-    if type(spelling) is not str or spelling not in ("torch", "llama", "t5", "gemma"):
-        _arguments.one_of("spelling", spelling, get_args(RmsSpelling))
-    return float(spelling == "gemma"), spelling in ("llama", "t5")
+    if type(variant) is not str or variant not in ("torch", "llama", "t5", "gemma"):
+        _arguments.one_of("variant", variant, get_args(RmsVariant))
+    return float(variant == "gemma"), variant in ("llama", "t5")
 
 
 def _multiplies_afterwards(
-    function: str, spelling: RmsSpelling, input: torch.Tensor, weight: torch.Tensor | None
+    function: str, variant: RmsVariant, input: torch.Tensor, weight: torch.Tensor | None
 ) -> bool:
     """Whether the weight's dtype, another than the input's, decides about the result's."""
-    if weight is None or spelling not in ("llama", "t5"):
+    if weight is None or variant not in ("llama", "t5"):
         return False
     given = _arguments.tensor(function, "input", input)
     return _arguments.tensor(function, "weight", weight).dtype != given.dtype

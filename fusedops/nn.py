@@ -13,7 +13,7 @@ from fusedops import _arguments
 from fusedops.functional import (
     Causal,
     MaskedRows,
-    RmsSpelling,
+    RmsVariant,
     layer_norm,
     log_softmax,
     masked_softmax_dropout,
@@ -198,7 +198,7 @@ class RMSNorm(nn.RMSNorm):
 
     Args:
         normalized_shape, eps, elementwise_affine, device, dtype: as in ``torch.nn.RMSNorm``.
-        spelling: "torch", "llama", "t5" or "gemma": where values are rounded, and whether 1 is
+        variant: "torch", "llama", "t5" or "gemma": where values are rounded, and whether 1 is
             added to the weight, which then begins at 0.
 
     Shape:
@@ -213,20 +213,20 @@ class RMSNorm(nn.RMSNorm):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
-        spelling: RmsSpelling = "torch",
+        variant: RmsVariant = "torch",
     ) -> None:
-        _arguments.one_of("spelling", spelling, get_args(RmsSpelling))
-        self.spelling = spelling
+        _arguments.one_of("variant", variant, get_args(RmsVariant))
+        self.variant = variant
         shape = _arguments.sizes("RMSNorm", "normalized_shape", normalized_shape)
         super().__init__(shape, eps, elementwise_affine, device, dtype)
 
     def reset_parameters(self) -> None:
         if self.elementwise_affine:
-            nn.init.constant_(self.weight, 0.0 if self.spelling == "gemma" else 1.0)
+            nn.init.constant_(self.weight, 0.0 if self.variant == "gemma" else 1.0)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         shape = self.normalized_shape
-        return rms_norm(input, shape, self.weight, self.eps, spelling=self.spelling)
+        return rms_norm(input, shape, self.weight, self.eps, variant=self.variant)
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, spelling={self.spelling!r}"
+        return f"{super().extra_repr()}, variant={self.variant!r}"

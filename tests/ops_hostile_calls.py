@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from fusedops import reference
 from fusedops.ops import _library
 
-OPS = _library.PUBLIC_OPS + _library.VARIANT_OPS
+OPS = _library.OPS
 ops = torch.ops.fusedops
 
 Arguments = dict[str, Any]
@@ -30,7 +30,7 @@ def schema(op: str) -> Any:
 
 
 def base_of(op: str) -> str:
-    """The op that a twin, an in-place op or one with an out is a variant of."""
+    """The op that a no-autograd, in-place or out variant belongs to."""
     return op.strip("_").removesuffix("_out").removesuffix("_output")
 
 

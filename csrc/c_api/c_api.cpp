@@ -7,7 +7,7 @@
 #include <new>
 #include <string>
 
-#include "c_api/device.h"
+#include "c_api/c_device.h"
 
 namespace fusedops::c_api {
 namespace {
@@ -123,7 +123,7 @@ void attn_softmax(
   args.scores.mask = {attn_mask, {to_len, 0}, 1, false, DType::kFloat32};
   args.scores.causal = {mask_future, from_len, 0};
   args.scores.scale = 1;
-  args.scores.hidden_value = -std::numeric_limits<double>::infinity();
+  args.scores.mask_value = -std::numeric_limits<double>::infinity();
   args.zero_masked_rows = true;
   device.launch(args);
 }

@@ -1,7 +1,7 @@
 // Which instruction set the CPU kernels run with.
 #pragma once
 
-#include "fusedops/cpu/kernels.h"
+#include "fusedops/cpu/dispatch_table.h"
 
 namespace fusedops {
 

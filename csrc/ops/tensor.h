@@ -318,14 +318,14 @@ inline bool is_adjacent(const Layout& layout, int64_t first) {
 }
 
 // Where the rows of dimensions [first, end) begin, or nothing where their elements are not
-// adjacent, or they are neither evenly spaced nor in evenly spaced groups that the backend reads.
-template <class Backend>
+// adjacent, or they are neither evenly spaced nor in evenly spaced groups that the launcher reads.
+template <class Launcher>
 std::optional<RowSpacing> row_spacing(const Tensor& tensor, int64_t first) {
   const Layout layout(tensor);
   if (!is_adjacent(layout, first)) return std::nullopt;
   const EvenRun rows(layout, first);
   if (rows.first == 0) return RowSpacing{rows.stride};
-  if (!Backend::kReadsGroups) return std::nullopt;
+  if (!Launcher::kReadsGroups) return std::nullopt;
   const EvenRun groups(layout, rows.first);
   if (groups.first > 0 || rows.count * groups.count >= RowSpacing::kMaxGroupedRows) {
     return std::nullopt;
@@ -334,11 +334,11 @@ std::optional<RowSpacing> row_spacing(const Tensor& tensor, int64_t first) {
 }
 
 // Rows of dimensions [first, end) of `tensor`; copied only where row_spacing() finds none.
-template <class Backend>
+template <class Launcher>
 RowView as_rows(const char* op, const Tensor& tensor, int64_t first) {
-  if (const auto spacing = row_spacing<Backend>(tensor, first)) return {tensor, *spacing};
+  if (const auto spacing = row_spacing<Launcher>(tensor, first)) return {tensor, *spacing};
   const Tensor copy = as_contiguous(op, tensor);
-  return {copy, *row_spacing<Backend>(copy, first)};
+  return {copy, *row_spacing<Launcher>(copy, first)};
 }
 
 // A tensor seen as planes of rows x lanes, the rows being dimension `dim`.
@@ -367,14 +367,15 @@ inline PlaneView as_planes(const char* op, const Tensor& tensor, int64_t dim) {
   return *plane_view(as_contiguous(op, tensor), dim);
 }
 
-// Launches with the workspace that the backend asks for.
-template <class Args, class Backend>
-void launch_with_workspace(const char* op, const Backend& backend, const Tensor& like, Args args) {
-  const int64_t bytes = backend.workspace_bytes(args);
-  if (bytes == 0) return backend.launch(args);  // a tensor of none costs half a microsecond too
+// Launches with the workspace that the launcher asks for.
+template <class Args, class Launcher>
+void launch_with_workspace(
+    const char* op, const Launcher& launcher, const Tensor& like, Args args) {
+  const int64_t bytes = launcher.workspace_bytes(args);
+  if (bytes == 0) return launcher.launch(args);  // a tensor of none costs half a microsecond too
   const Tensor workspace = empty_contiguous(op, like, {bytes}, ScalarType::Byte);
   args.workspace = workspace.mutable_data_ptr();
-  backend.launch(args);
+  launcher.launch(args);
 }
 
 // --- checks -------------------------------------------------------------------------------------

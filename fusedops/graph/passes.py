@@ -17,7 +17,7 @@ from fusedops import config
 from fusedops.graph.availability import has_kernels
 from fusedops.graph.inductor import repair_tiled_scatter
 from fusedops.graph.memory.reuse import reuse_memory
-from fusedops.graph.memory.unwanted import drop_unused_outputs, use_no_autograd_variants
+from fusedops.graph.memory.unused_outputs import drop_unused_outputs, use_no_autograd_variants
 from fusedops.graph.policy import costs
 from fusedops.graph.rewriting.report import publish
 from fusedops.graph.rewriting.rewriter import rewrite_graph

@@ -4,7 +4,8 @@ keeps forward mode from being silently wrong.
 An op has a formula in two places. ``torch.ops.fusedops.<op>`` has it at the dispatcher's autograd
 key: compilers, modes, tensor subclasses and ``torch.func`` meet it there, at each of their levels.
 An eager call on plain tensors that is recorded goes through :class:`EagerOp` instead: one
-``torch.autograd.Function`` around the op's twin, without the dispatcher's detour through Python.
+``torch.autograd.Function`` around the op's no-autograd variant, without the dispatcher's detour
+through Python.
 
 ``torch.library.register_autograd`` takes no transform of ``torch.func``, and runs an op whose
 inputs need no gradient without its formula, so that a forward-mode tangent on such an input would
@@ -171,7 +172,7 @@ class EagerOp:
     """``fusedops::op`` in the form that a call needs: ``EagerOp(op).on(*tensors)(*args)``.
 
     plain: the overload for calls that nothing records, without results that only a derivative
-        needs; by default the twin.
+        needs; by default the no-autograd variant.
     returned: which of several results a call returns; those that it leaves out have no derivative,
         or a second derivative would miss theirs.
     """
@@ -229,7 +230,8 @@ def _gradient_forms(op: str) -> tuple[Callable, Callable]:
 
 
 def gradient(op: str, *args: Any) -> Any:
-    """``fusedops::op`` for a formula: its twin where no second derivative is asked for."""
+    """Calls ``fusedops::op`` in a formula: its no-autograd variant where no second derivative is
+    asked for."""
     plain, dispatched = _gradient_forms(op)
     is_seen = torch.is_grad_enabled() or is_dynamo_compiling() or state() == WATCHED
     return dispatched(*args) if is_seen else plain(*args)

@@ -27,60 +27,7 @@ CPU_LIBRARY = LIB_DIR / "libfusedops.so"
 CUDA_LIBRARY = LIB_DIR / "libfusedops_cuda.so"
 OP_CALL = LIB_DIR / "op_call.abi3.so"
 
-#: Ops with a twin, named with an underscore in front, that differs in nothing but that it has no
-#: autograd formula.
-OPS_WITH_VARIANT = (
-    "softmax",
-    "log_softmax",
-    "softmax_backward",
-    "log_softmax_backward",
-    "masked_softmax",
-    "masked_softmax_backward",
-    "masked_softmax_dropout_backward",
-    "layer_norm",
-    "layer_norm_backward",
-    "std_norm",
-    "std_norm_backward",
-    "rms_norm",
-    "rms_norm_backward",
-    "add_layer_norm_backward",
-    "add_rms_norm_backward",
-    "stack_softmax",
-    "stack_log_softmax",
-    "stack_layer_norm",
-    "stack_layer_norm_backward",
-)
-#: Every op that has a kernel.
-PUBLIC_OPS = (
-    *OPS_WITH_VARIANT,
-    "softmax_out",
-    "log_softmax_out",
-    "softmax_",
-    "log_softmax_",
-    "softmax_backward_",
-    "log_softmax_backward_",
-    "softmax_stats",
-    "softmax_apply",
-    "masked_softmax_out",
-    "masked_softmax_dropout",
-    "masked_softmax_",
-    "masked_softmax_backward_",
-    "masked_softmax_dropout_backward_",
-    "add_layer_norm",
-    "add_rms_norm",
-)
-#: Behind the twins those that leave out results that only a derivative needs.
-VARIANT_OPS = (
-    *(f"_{op}" for op in OPS_WITH_VARIANT),
-    "_masked_softmax_dropout",
-    "_layer_norm_output",
-    "_std_norm_output",
-    "_rms_norm_output",
-    "_add_layer_norm",
-    "_add_rms_norm",
-)
-
-#: What Python asks the CPU library besides.
+#: What Python calls in the CPU library, besides the operators.
 _C_FUNCTIONS = ("fusedops_cpu_isa", "fusedops_interpreter_exits", "fusedops_threads_under_way")
 
 _REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps ."
@@ -160,13 +107,35 @@ def _load_cpu_library() -> None:
         )
     _load(CPU_LIBRARY)
     library = ctypes.CDLL(str(CPU_LIBRARY))
-    lacking = [op for op in PUBLIC_OPS + VARIANT_OPS if not hasattr(torch.ops.fusedops, op)]
-    lacking += [name for name in _C_FUNCTIONS if not hasattr(library, name)]
-    if lacking:
-        raise ImportError(
-            f"fusedops: {CPU_LIBRARY} is older than the Python files, it has no "
-            f"{', '.join(lacking)}. {_TO_REBUILD}"
-        )
+    for name in _C_FUNCTIONS:
+        if not hasattr(library, name):
+            raise _older_library(name)
+
+
+def _older_library(name: str) -> ImportError:
+    return ImportError(
+        f"fusedops: {CPU_LIBRARY} is older than the Python files, it has no {name}. {_TO_REBUILD}"
+    )
+
+
+def _defined_ops() -> tuple[str, ...]:
+    """The operators of csrc/ops/operators.def, as the dispatcher knows them."""
+    names = (name.split("::") for name in torch._C._dispatch_get_all_op_names())
+    return tuple(sorted(op for namespace, op in names if namespace == "fusedops"))
+
+
+def check_defined(op: str) -> None:
+    """Raises ImportError where the library does not define an operator that Python registers."""
+    if op not in OPS:
+        raise _older_library(op)
+
+
+def _has_no_autograd_variant(op: str) -> bool:
+    """Whether the operator of that name behind an underscore has the same schema."""
+    if f"_{op}" not in OPS:
+        return False
+    own, variants = (getattr(torch.ops.fusedops, name).default._schema for name in (op, f"_{op}"))
+    return str(own).partition("(")[2] == str(variants).partition("(")[2]
 
 
 def _load_cuda_library() -> str | None:
@@ -292,7 +261,7 @@ def _refuse(op: str) -> Any:
 
 
 def _register_refusals() -> None:
-    for op in PUBLIC_OPS + VARIANT_OPS:
+    for op in OPS:
         refuse = _refuse(op)
         for key in ("CompositeExplicitAutograd", "NestedTensorCPU", "AutogradNestedTensor"):
             LIBRARY.impl(op, refuse, key)
@@ -320,6 +289,11 @@ def _hold_threads_at_exit() -> None:
 
 
 _load_cpu_library()
+#: The names of all operators; of those that users call; and of those among them whose no-autograd
+#: variant, named with an underscore in front, differs in nothing else.
+OPS = _defined_ops()
+PUBLIC_OPS = tuple(op for op in OPS if not op.startswith("_"))
+OPS_WITH_VARIANT = tuple(op for op in PUBLIC_OPS if _has_no_autograd_variant(op))
 if sys.version_info < (3, 14):
     atexit.register(_hold_threads_at_exit)
 _cuda_problem = _load_cuda_library()

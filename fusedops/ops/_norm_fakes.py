@@ -157,7 +157,7 @@ def _grads_where_wanted(
 
 
 class _Given(NamedTuple):
-    """What a backward is given beside the options, as in ``csrc/ops/norm.h``."""
+    """What a backward is given beside the options, as in ``csrc/ops/norm_ops.h``."""
 
     grad_output: torch.Tensor
     input: _checks.Like

@@ -1,4 +1,4 @@
-"""Registers fake kernels, vmap and autocast rules for an op and for its twin without a formula."""
+"""Registers fake kernels, vmap and autocast rules for an op and for its no-autograd variant."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fusedops.ops import _autocast
-from fusedops.ops._library import LIBRARY, OPS_WITH_VARIANT
+from fusedops.ops._library import LIBRARY, OPS_WITH_VARIANT, check_defined
 
 _fakes: dict[str, Callable] = {}
 
@@ -20,6 +20,7 @@ def _names(op: str) -> Iterator[str]:
 
 
 def register_fake(op: str, fake: Callable) -> None:
+    check_defined(op)
     _fakes[op] = fake
     for name in _names(op):
         torch.library.register_fake(f"fusedops::{name}", fake)

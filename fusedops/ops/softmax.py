@@ -54,8 +54,8 @@ def _register_fakes(op: str) -> None:
 
 
 def _register_in_place(op: str) -> None:
-    """The twins that write into their first argument; the backward one belongs to graphs in which
-    nothing else sees the gradient."""
+    """The variants that write into their first argument. The backward one is for graphs in which
+    nothing else uses the gradient."""
 
     def forward(input: torch.Tensor, dim: int) -> None:
         _checks.check_dtype_of(f"{op}_", "input", input)

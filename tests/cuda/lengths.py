@@ -1,7 +1,7 @@
 """Row lengths at which another kernel, or another number of threads, takes over."""
 
-# Ends of the lines of the launch tables (csrc/include/fusedops/cuda/policy.h), and a warp's share
-# of a row.
+# Ends of the lines of the launch tables (csrc/include/fusedops/cuda/launch_plan.h), and a warp's
+# share of a row.
 ENDS = [128, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]
 # Off a multiple of a wide vector, of a pair of 16-bit elements, or of neither: the next narrower
 # kernels. Eight is one wide vector of 16 bits.

@@ -47,8 +47,8 @@ def test_norms_after_a_residual_agree_with_the_separate_calls(dtype, wider, cols
     y, s = fusedops.add_layer_norm(x, r, [cols], w, b)
     assert_close(s, x + r)
     assert_close(y, fusedops.layer_norm(s.detach(), [cols], w, b))
-    z, t = fusedops.add_rms_norm(x, r, [cols], w, 1e-6, spelling="gemma", p=0.5)
-    assert_close(z, fusedops.rms_norm(t.detach(), [cols], w, 1e-6, spelling="gemma"))
+    z, t = fusedops.add_rms_norm(x, r, [cols], w, 1e-6, variant="gemma", p=0.5)
+    assert_close(z, fusedops.rms_norm(t.detach(), [cols], w, 1e-6, variant="gemma"))
     (y + s + z + t).sum().backward()
     assert all(leaf.grad.isfinite().all() for leaf in (x, r, w, b))
 

@@ -236,7 +236,7 @@ DROPOUT_CALLS = (
     "masked_softmax_dropout(leaf, mask, {})",
     "add_layer_norm(x, y, [5], {})",
     "add_rms_norm(x, y, [5], w, {})",
-    "add_rms_norm(leaf, y, [5], spelling='llama', {})",
+    "add_rms_norm(leaf, y, [5], variant='llama', {})",
 )
 DROPOUT = [
     *_calls(
@@ -346,8 +346,8 @@ NORM_ROWS = [
         BAD_RESIDUALS,
     ),
     *_calls(
-        ("rms_norm(x, [5], w, spelling={})", "add_rms_norm(x, y, [5], w, spelling={})"),
-        "spelling",
+        ("rms_norm(x, [5], w, variant={})", "add_rms_norm(x, y, [5], w, variant={})"),
+        "variant",
         BAD_SPELLINGS,
     ),
     *_calls(

@@ -76,9 +76,9 @@ REFUSED = [
     refused("nn.RMSNorm(4)(x)", clear("normalized_shape", r"\[4\]")),
     refused("nn.RMSNorm(5, eps=-1.0)(x)", clear("eps", "-1")),
     refused("nn.RMSNorm(5, eps='a')(x)", clear("eps", "'a'|str")),
-    refused("nn.RMSNorm(5, spelling='lama')", clear("spelling", "'lama'")),
-    refused("nn.RMSNorm(5, spelling=None)", clear("spelling", "None")),
-    refused("nn.RMSNorm(5, spelling=['t5'])", clear("spelling", "t5")),
+    refused("nn.RMSNorm(5, variant='lama')", clear("variant", "'lama'")),
+    refused("nn.RMSNorm(5, variant=None)", clear("variant", "None")),
+    refused("nn.RMSNorm(5, variant=['t5'])", clear("variant", "t5")),
     refused('nn.RMSNorm(5, device="meta")(x)', clear("weight", "meta")),
 ]
 ANSWERED = [
@@ -107,8 +107,8 @@ ANSWERED = [
     ),
     answers("nn.LayerNorm(5).half()(x).detach()", "torch.nn.functional.layer_norm(x, (5,))", 1e-3),
     answers("nn.LayerNorm(5).double()(x).detach()", "torch.nn.functional.layer_norm(x, (5,))"),
-    answers("nn.RMSNorm(5, spelling='gemma').weight.detach()", "torch.zeros(5)"),
-    answers("nn.RMSNorm(5, spelling='gemma')(x).detach()", "torch.nn.functional.rms_norm(x, (5,))"),
+    answers("nn.RMSNorm(5, variant='gemma').weight.detach()", "torch.zeros(5)"),
+    answers("nn.RMSNorm(5, variant='gemma')(x).detach()", "torch.nn.functional.rms_norm(x, (5,))"),
 ]
 
 

@@ -67,15 +67,15 @@ def test_the_sum_is_left_out_where_it_is_not_wanted(kind):
     assert same_bits(ADDS[kind](leaf, r, w, b, return_sum=False).detach(), y)
 
 
-@pytest.mark.parametrize("spelling", ["torch", "llama", "t5", "gemma"])
+@pytest.mark.parametrize("variant", ["torch", "llama", "t5", "gemma"])
 @pytest.mark.parametrize("w_dtype", [torch.float32, torch.bfloat16])
-def test_every_spelling_is_that_of_rms_norm(spelling, w_dtype):
+def test_every_variant_is_that_of_rms_norm(variant, w_dtype):
     x, r = torch.randn(2, 50, 64).bfloat16()
     w = torch.randn(64).to(w_dtype)
-    y, s = fusedops.add_rms_norm(x, r, [64], w, spelling=spelling)
+    y, s = fusedops.add_rms_norm(x, r, [64], w, variant=variant)
     assert same_bits(s, x + r)
-    assert same_bits(y, fusedops.rms_norm(x + r, [64], w, spelling=spelling))
-    assert same_bits(y, fusedops.add_rms_norm(x, r, [64], w, spelling=spelling, return_sum=False))
+    assert same_bits(y, fusedops.rms_norm(x + r, [64], w, variant=variant))
+    assert same_bits(y, fusedops.add_rms_norm(x, r, [64], w, variant=variant, return_sum=False))
 
 
 @pytest.mark.parametrize("kind", ADDS)
@@ -157,14 +157,14 @@ def test_gradients_are_within_their_bounds_and_typical(kind, p, used, dtype, row
         bounds.assert_typical(gradient, bound.rounded_to(dtype))
 
 
-@pytest.mark.parametrize("kind, spelling", [("layer", None), ("rms", "torch"), ("rms", "gemma")])
+@pytest.mark.parametrize("kind, variant", [("layer", None), ("rms", "torch"), ("rms", "gemma")])
 @pytest.mark.parametrize("p", [0.0, 0.4])
-def test_gradcheck_and_gradgradcheck(kind, spelling, p):
+def test_gradcheck_and_gradgradcheck(kind, variant, p):
     x, r = torch.randn(2, *SHAPE, dtype=torch.float64).unbind()
     w, b = torch.randn(2, SHAPE[-1], dtype=torch.float64).unbind()
     inputs = [t.clone().requires_grad_() for t in (x, r, w, b)][: 4 if kind == "layer" else 3]
     options = {"p": p, "seed": torch.tensor(3)}
-    options |= {} if kind == "layer" else {"spelling": spelling, "eps": 1e-3}
+    options |= {} if kind == "layer" else {"variant": variant, "eps": 1e-3}
 
     def add(*tensors):
         return ADDS[kind](*tensors, **options)

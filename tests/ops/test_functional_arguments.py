@@ -52,8 +52,8 @@ TENSORS = {
     "std_norm bias": lambda v: fusedops.std_norm(X, [5], None, v),
     "rms_norm input": lambda v: fusedops.rms_norm(v, [5]),
     "rms_norm weight": lambda v: fusedops.rms_norm(X, [5], v),
-    "rms_norm weight of t5": lambda v: fusedops.rms_norm(X, [5], v, spelling="t5"),
-    "rms_norm input of llama": lambda v: fusedops.rms_norm(v, [5], WEIGHT, spelling="llama"),
+    "rms_norm weight of t5": lambda v: fusedops.rms_norm(X, [5], v, variant="t5"),
+    "rms_norm input of llama": lambda v: fusedops.rms_norm(v, [5], WEIGHT, variant="llama"),
     "add_layer_norm input": lambda v: fusedops.add_layer_norm(v, X, [5]),
     "add_layer_norm residual": lambda v: fusedops.add_layer_norm(X, v, [5]),
     "add_layer_norm input and dropout": lambda v: fusedops.add_layer_norm(v, X, [5], p=0.5),
@@ -216,10 +216,10 @@ def test_another_word_lists_those_there_are(value):
     for call, argument in (
         (lambda v: fusedops.masked_softmax(X, causal=v), "causal"),
         (lambda v: fusedops.masked_softmax(X, masked_rows=v), "masked_rows"),
-        (lambda v: fusedops.rms_norm(X, [5], spelling=v), "spelling"),
+        (lambda v: fusedops.rms_norm(X, [5], variant=v), "variant"),
         (lambda v: nn.MaskedSoftmax(causal=v), "causal"),
         (lambda v: nn.MaskedSoftmax(masked_rows=v), "masked_rows"),
-        (lambda v: nn.RMSNorm(5, spelling=v), "spelling"),
+        (lambda v: nn.RMSNorm(5, variant=v), "variant"),
     ):
         with pytest.raises(ValueError, match=f"{argument} is (.|\n)*, wanted .* or "):
             call(value)

@@ -163,13 +163,13 @@ def dropped(x, p, scale=1.0):
 
 
 def test_the_backward_of_dropout_drops_what_the_forward_dropped():
-    x, twin = doubles(3, 50, 37), doubles(3, 50, 37)
-    twin.data.copy_(x.data)
+    x, same = doubles(3, 50, 37), doubles(3, 50, 37)
+    same.data.copy_(x.data)
     grad = torch.randn(x.shape, dtype=torch.float64)
     y = fusedops.masked_softmax_dropout(x, p=0.3, seed=torch.tensor(SEED), scale=0.7)
     y.backward(grad)
-    dropped(twin, 0.3, 0.7).backward(grad)
-    torch.testing.assert_close(x.grad, twin.grad)
+    dropped(same, 0.3, 0.7).backward(grad)
+    torch.testing.assert_close(x.grad, same.grad)
 
 
 def test_the_probabilities_of_dropout_have_a_gradient_too():

@@ -21,32 +21,32 @@ MODULES = {
     "LogSoftmax": lambda: fusedops.nn.LogSoftmax(-1),
     "MaskedSoftmax": lambda: fusedops.nn.MaskedSoftmax(0.125, causal=True),
     "LayerNorm": lambda: fusedops.nn.LayerNorm(8),
-    "RMSNorm": lambda: fusedops.nn.RMSNorm(8, spelling="llama"),
+    "RMSNorm": lambda: fusedops.nn.RMSNorm(8, variant="llama"),
 }
-TWINS = {"Softmax": nn.Softmax, "LogSoftmax": nn.LogSoftmax}
+TORCH_MODULES = {"Softmax": nn.Softmax, "LogSoftmax": nn.LogSoftmax}
 
 
-@pytest.mark.parametrize("name", TWINS)
+@pytest.mark.parametrize("name", TORCH_MODULES)
 @pytest.mark.parametrize("dim", [0, 1, -1])
 def test_gives_what_torchs_module_gives_in_float64(name, dim):
     x = torch.randn(4, 5, 6)
-    ours, twin = getattr(fusedops.nn, name)(dim=dim), TWINS[name](dim=dim)
-    torch.testing.assert_close(ours(x).double(), twin(x.double()), atol=1e-6, rtol=1e-6)
+    ours, theirs = getattr(fusedops.nn, name)(dim=dim), TORCH_MODULES[name](dim=dim)
+    torch.testing.assert_close(ours(x).double(), theirs(x.double()), atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", TWINS)
+@pytest.mark.parametrize("name", TORCH_MODULES)
 def test_shows_itself_and_is_an_instance_as_torchs_module(name):
-    ours, twin = getattr(fusedops.nn, name)(dim=1), TWINS[name](dim=1)
-    assert repr(ours) == repr(twin)
-    assert isinstance(ours, TWINS[name])
+    ours, theirs = getattr(fusedops.nn, name)(dim=1), TORCH_MODULES[name](dim=1)
+    assert repr(ours) == repr(theirs)
+    assert isinstance(ours, TORCH_MODULES[name])
 
 
-@pytest.mark.parametrize("name", TWINS)
+@pytest.mark.parametrize("name", TORCH_MODULES)
 def test_without_a_dimension_torch_guesses_it_and_warns(name):
     x = torch.randn(4, 5)
     with pytest.warns(UserWarning, match="Implicit dimension choice"):
         result = getattr(fusedops.nn, name)()(x)
-    torch.testing.assert_close(result, TWINS[name](dim=1)(x))
+    torch.testing.assert_close(result, TORCH_MODULES[name](dim=1)(x))
 
 
 def test_scores_are_scaled_biased_masked_and_normalised():
@@ -103,9 +103,9 @@ def test_gradients_reach_the_scores_and_the_bias():
 @pytest.mark.parametrize("name", MODULES)
 def test_copies_and_pickles_compute_the_same(name):
     module, x = MODULES[name](), torch.randn(SCORES)
-    for twin in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
-        assert repr(twin) == repr(module)
-        assert twin(x).equal(module(x))
+    for theirs in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert repr(theirs) == repr(module)
+        assert theirs(x).equal(module(x))
 
 
 @pytest.mark.parametrize("name", ["Softmax", "LogSoftmax", "MaskedSoftmax"])
@@ -203,14 +203,14 @@ def test_layer_norm_without_bias_and_in_another_dtype():
 
 def test_the_weight_of_gemmas_norm_begins_at_zero_and_gives_what_torchs_gives():
     x = torch.randn(4, 8)
-    gemma, plain = fusedops.nn.RMSNorm(8, spelling="gemma"), nn.RMSNorm(8)
+    gemma, plain = fusedops.nn.RMSNorm(8, variant="gemma"), nn.RMSNorm(8)
     assert gemma.weight.abs().max() == 0
     torch.testing.assert_close(gemma(x), plain(x))
-    assert "spelling='gemma'" in repr(gemma)
+    assert "variant='gemma'" in repr(gemma)
 
 
-def test_a_norm_of_another_spelling_is_refused():
+def test_a_norm_of_another_variant_is_refused():
     with pytest.raises(
-        ValueError, match="spelling is 'lama', wanted 'torch', 'llama', 't5' or 'gemma'"
+        ValueError, match="variant is 'lama', wanted 'torch', 'llama', 't5' or 'gemma'"
     ):
-        fusedops.nn.RMSNorm(8, spelling="lama")
+        fusedops.nn.RMSNorm(8, variant="lama")

@@ -41,7 +41,7 @@ FUNCTIONS = {
     "layer_norm, of the weight": lambda t: fusedops.layer_norm(X, [5], t[0]),
     "std_norm": lambda t: fusedops.std_norm(t, [5]),
     "rms_norm": lambda t: fusedops.rms_norm(t, [5]),
-    "rms_norm, of the weight": lambda t: fusedops.rms_norm(X, [5], t[0], spelling="gemma"),
+    "rms_norm, of the weight": lambda t: fusedops.rms_norm(X, [5], t[0], variant="gemma"),
     "add_layer_norm": lambda t: fusedops.add_layer_norm(X, t, [5])[1],
     "add_rms_norm": lambda t: fusedops.add_rms_norm(t, X, [5], p=0.5, seed=SEED)[0],
     "stack_softmax": lambda t: fusedops.stack_softmax([X, t], -1),

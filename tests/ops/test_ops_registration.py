@@ -227,7 +227,7 @@ BATCHED = {
     "layer_norm": (lambda x: fusedops.layer_norm(x, [6, 6]), ()),
     "layer_norm, its own weights": (lambda x, w: fusedops.layer_norm(x, [6], w), (WEIGHTS,)),
     "std_norm": (lambda x: fusedops.std_norm(x, [6], WEIGHTS[0], WEIGHTS[1]), ()),
-    "rms_norm": (lambda x: fusedops.rms_norm(x, [6], WEIGHTS[0], spelling="gemma"), ()),
+    "rms_norm": (lambda x: fusedops.rms_norm(x, [6], WEIGHTS[0], variant="gemma"), ()),
     "add_layer_norm": (
         lambda x, r: torch.stack(fusedops.add_layer_norm(x, r, [6], WEIGHTS[0])),
         (OTHERS,),

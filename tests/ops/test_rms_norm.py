@@ -1,4 +1,4 @@
-"""rms_norm in its four spellings: values, derivatives, what is kept for the backward."""
+"""rms_norm in its four variants: values, derivatives, what is kept for the backward."""
 
 import bounds
 import pytest
@@ -36,52 +36,52 @@ def plain(x, w):
     return F.rms_norm(x, x.shape[-1:], w, EPS)
 
 
-SPELLINGS = {"torch": plain, "llama": llama, "t5": t5, "gemma": gemma}
+VARIANTS = {"torch": plain, "llama": llama, "t5": t5, "gemma": gemma}
 
 
-def weight_in_float64(spelling, w):
-    return w.double() + (spelling == "gemma")
+def weight_in_float64(variant, w):
+    return w.double() + (variant == "gemma")
 
 
-@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("cols", COLS)
-def test_errors_are_within_their_bound_and_typical(spelling, dtype, cols):
+def test_errors_are_within_their_bound_and_typical(variant, dtype, cols):
     torch.manual_seed(cols)
     x, w = torch.randn(max(4, 100_000 // cols), cols).to(dtype), torch.randn(cols).to(dtype)
-    ours = fusedops.rms_norm(x, [cols], w, EPS, spelling=spelling)
+    ours = fusedops.rms_norm(x, [cols], w, EPS, variant=variant)
     wanted = bounds.norm(
         "rms_norm",
         x,
-        weight_in_float64(spelling, w),
+        weight_in_float64(variant, w),
         eps=EPS,
-        rounds_normalized=spelling in ("llama", "t5"),
+        rounds_normalized=variant in ("llama", "t5"),
     )
     bounds.assert_typical(ours, wanted)
 
 
-@pytest.mark.parametrize("spelling", ["llama", "t5"])
+@pytest.mark.parametrize("variant", ["llama", "t5"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_normalised_value_is_rounded_before_the_weight(spelling, dtype):
+def test_the_normalised_value_is_rounded_before_the_weight(variant, dtype):
     """A weight just above 1 tells roundings apart: at most one element in a thousand, where
     float32 sums of another order land on the other side, differs."""
     x, w = torch.randn(500, 256).to(dtype), (1 + torch.rand(256)).to(dtype)
-    ours = fusedops.rms_norm(x, [256], w, EPS, spelling=spelling)
-    theirs = SPELLINGS[spelling](x, w)
+    ours = fusedops.rms_norm(x, [256], w, EPS, variant=variant)
+    theirs = VARIANTS[variant](x, w)
     assert (ours != theirs).double().mean() < 1e-3
     assert (ours != fusedops.rms_norm(x, [256], w, EPS)).double().mean() > 0.05
 
 
-@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("w_dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("x_dtype", DTYPES.values(), ids=DTYPES)
-def test_every_mix_of_dtypes_gives_the_models_dtype(spelling, x_dtype, w_dtype):
+def test_every_mix_of_dtypes_gives_the_models_dtype(variant, x_dtype, w_dtype):
     x, w = torch.randn(5, 33).to(x_dtype), torch.randn(33).to(w_dtype)
-    ours = fusedops.rms_norm(x, [33], w, EPS, spelling=spelling)
+    ours = fusedops.rms_norm(x, [33], w, EPS, variant=variant)
     # torch gives the input's dtype, with a warning where the weight's is another.
-    theirs = (gemma if spelling == "torch" else SPELLINGS[spelling])(x, w)
+    theirs = (gemma if variant == "torch" else VARIANTS[variant])(x, w)
     assert ours.dtype == theirs.dtype
-    exact = reference.rms_norm(x, [33], weight_in_float64(spelling, w), EPS)
+    exact = reference.rms_norm(x, [33], weight_in_float64(variant, w), EPS)
     coarsest = max((x_dtype, w_dtype, ours.dtype), key=lambda dtype: torch.finfo(dtype).eps)
     tolerance = 4 * torch.finfo(coarsest).eps if coarsest != torch.float64 else 1e-14
     torch.testing.assert_close(ours.double(), exact, rtol=tolerance, atol=tolerance)
@@ -134,15 +134,15 @@ def test_a_row_is_the_same_alone_and_in_any_batch():
 # --- derivatives --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("shape", [[5], [4, 5]])
 @pytest.mark.parametrize("affine", [False, True])
-def test_gradcheck_and_gradgradcheck(spelling, shape, affine):
+def test_gradcheck_and_gradgradcheck(variant, shape, affine):
     inputs = [torch.randn(3, 4, 5, dtype=torch.float64, requires_grad=True)]
     inputs += [torch.randn(shape, dtype=torch.float64, requires_grad=True)] * affine
 
     def norm(x, w=None):
-        return fusedops.rms_norm(x, shape, w, 1e-3, spelling=spelling)
+        return fusedops.rms_norm(x, shape, w, 1e-3, variant=variant)
 
     assert gradcheck(norm, inputs)
     assert gradgradcheck(norm, inputs)
@@ -162,20 +162,20 @@ def gradients(norm, x, w, grad):
     return [leaf.grad for leaf in leaves]
 
 
-@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize(
     "rows, cols", [(1, 1), (1, 40), (3, 7), (64, 33), (65, 128), (300, 100), (9000, 16), (3, 5000)]
 )
-def test_gradients_are_within_their_bounds_and_typical(spelling, dtype, rows, cols):
+def test_gradients_are_within_their_bounds_and_typical(variant, dtype, rows, cols):
     torch.manual_seed(rows)
     x, grad = torch.randn(rows, cols).to(dtype), torch.randn(rows, cols).to(dtype)
     w = torch.randn(cols).to(dtype)
 
     ours = gradients(
-        lambda x, w: fusedops.rms_norm(x, [cols], w, EPS, spelling=spelling), x, w, grad
+        lambda x, w: fusedops.rms_norm(x, [cols], w, EPS, variant=variant), x, w, grad
     )
-    wanted = bounds.norm_gradients("rms_norm", x, weight_in_float64(spelling, w), grad, EPS)
+    wanted = bounds.norm_gradients("rms_norm", x, weight_in_float64(variant, w), grad, EPS)
     for actual, bound in zip(ours, wanted[:2], strict=True):
         assert actual.dtype == dtype
         bounds.assert_typical(actual, bound.rounded_to(dtype))
@@ -198,14 +198,14 @@ def test_only_input_weight_and_rstd_are_kept_for_the_backward():
     assert sum(t.numel() for t in kept) == x.numel() + w.numel() + 16
 
 
-@pytest.mark.parametrize("spelling", ["llama", "t5"])
-def test_a_weight_of_another_dtype_gets_the_same_gradient_on_any_number_of_threads(spelling):
+@pytest.mark.parametrize("variant", ["llama", "t5"])
+def test_a_weight_of_another_dtype_gets_the_same_gradient_on_any_number_of_threads(variant):
     x = torch.randn(200_000, 1, requires_grad=True)
     weight = torch.randn(1, dtype=torch.bfloat16).float().bfloat16().requires_grad_()
 
     def gradients(threads):
         torch.set_num_threads(threads)
-        y = fusedops.rms_norm(x, [1], weight, EPS, spelling=spelling)
+        y = fusedops.rms_norm(x, [1], weight, EPS, variant=variant)
         return torch.autograd.grad(y, (x, weight), torch.ones_like(y))
 
     alone, *shared = [gradients(threads) for threads in (1, 2, 3)]
@@ -213,17 +213,17 @@ def test_a_weight_of_another_dtype_gets_the_same_gradient_on_any_number_of_threa
         assert all(map(same_bits, found, alone))
 
 
-@pytest.mark.parametrize("spelling", ["llama", "t5"])
-def test_a_weight_of_another_dtype_has_derivatives_of_both_orders(spelling):
+@pytest.mark.parametrize("variant", ["llama", "t5"])
+def test_a_weight_of_another_dtype_has_derivatives_of_both_orders(variant):
     """In float64 but for the input, which float32 holds exactly."""
     x = torch.randn(4, 3).double().requires_grad_()
     weight = torch.randn(3, requires_grad=True)
 
     def of_input(x):
-        return fusedops.rms_norm(x, [3], weight.detach(), 1e-5, spelling=spelling)
+        return fusedops.rms_norm(x, [3], weight.detach(), 1e-5, variant=variant)
 
     assert gradcheck(of_input, x) and gradgradcheck(of_input, x)
-    y = fusedops.rms_norm(x, [3], weight, 1e-5, spelling=spelling)
+    y = fusedops.rms_norm(x, [3], weight, 1e-5, variant=variant)
     (once,) = torch.autograd.grad(y.square().sum(), weight, create_graph=True)
     by_weight, by_input = torch.autograd.grad(once.sum(), (weight, x))
 
@@ -250,7 +250,7 @@ def test_a_norm_over_every_dimension_has_second_derivatives(norm):
 
 def test_a_weight_of_another_dtype_has_second_derivatives_for_a_single_row():
     x, w = torch.randn(3).double().requires_grad_(), torch.randn(3, requires_grad=True)
-    y = fusedops.rms_norm(x, [3], w, 1e-5, spelling="llama")
+    y = fusedops.rms_norm(x, [3], w, 1e-5, variant="llama")
     (by_weight,) = torch.autograd.grad(y.square().sum(), w, create_graph=True)
     (twice,) = torch.autograd.grad(by_weight.sum(), w)
     assert by_weight.shape == twice.shape == (3,)

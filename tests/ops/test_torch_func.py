@@ -107,11 +107,11 @@ FUNCTIONS = {
         lambda x: F.rms_norm(x, [4], WEIGHT, RMS_EPS),
     ),
     "rms_norm, gemma": (
-        lambda x: fusedops.rms_norm(x, [4], WEIGHT, spelling="gemma"),
+        lambda x: fusedops.rms_norm(x, [4], WEIGHT, variant="gemma"),
         lambda x: F.rms_norm(x, [4], 1 + WEIGHT, RMS_EPS),
     ),
     "rms_norm, llama beside another dtype": (
-        lambda x: fusedops.rms_norm(x, [4], WEIGHT.float(), spelling="llama"),
+        lambda x: fusedops.rms_norm(x, [4], WEIGHT.float(), variant="llama"),
         lambda x: F.rms_norm(x, [4], None, RMS_EPS) * WEIGHT.float(),
     ),
     "add_layer_norm": (

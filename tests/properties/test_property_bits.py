@@ -26,7 +26,7 @@ BY_ROWS = {
     "layer_norm": lambda x, w: [fusedops.layer_norm(x, w.shape, w, w)],
     "std_norm": lambda x, w: [fusedops.std_norm(x, w.shape, w, w)],
     "rms_norm": lambda x, w: [fusedops.rms_norm(x, w.shape, w)],
-    "llama_norm": lambda x, w: [fusedops.rms_norm(x, w.shape, w, spelling="llama")],
+    "llama_norm": lambda x, w: [fusedops.rms_norm(x, w.shape, w, variant="llama")],
     "add_layer_norm": lambda x, w: fusedops.add_layer_norm(x, x, w.shape, w, w),
     "add_rms_norm": lambda x, w: fusedops.add_rms_norm(x, x, w.shape, w),
     "gradient of softmax": lambda x, w: _gradients(fusedops.softmax(x, -1), x),

@@ -85,8 +85,8 @@ DIFFERENTIABLE = {
     "layer_norm of two dims": lambda x, y, w: fusedops.layer_norm(x, x.shape, y, None, 0.1),
     "std_norm": lambda x, y, w: fusedops.std_norm(x, w.shape, w, w, eps=0.1),
     "rms_norm": lambda x, y, w: fusedops.rms_norm(x, w.shape, w, 0.1),
-    "gemma": lambda x, y, w: fusedops.rms_norm(x, w.shape, w, 0.1, spelling="gemma"),
-    "llama": lambda x, y, w: fusedops.rms_norm(x, w.shape, w, 0.1, spelling="llama"),
+    "gemma": lambda x, y, w: fusedops.rms_norm(x, w.shape, w, 0.1, variant="gemma"),
+    "llama": lambda x, y, w: fusedops.rms_norm(x, w.shape, w, 0.1, variant="llama"),
     "add_layer_norm": lambda x, y, w: sum(fusedops.add_layer_norm(x, y, w.shape, w, w, 0.1)),
     "add_rms_norm": lambda x, y, w: sum(fusedops.add_rms_norm(x, y, w.shape, w, 0.1)),
     "dropped sum": lambda x, y, w: fusedops.add_layer_norm(

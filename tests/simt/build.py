@@ -27,11 +27,13 @@ CACHE = ROOT / "build" / "simt"
 
 #: The package's own sources, compiled as C++ as they are.
 SHIPPED = [
-    ROOT / f"csrc/cuda/{name}.cu"
-    for name in ("softmax", "softmax_planes", "masked_softmax", "norm")
+    ROOT / f"csrc/cuda/{name}_launch.cu"
+    for name in ("softmax", "spatial_softmax", "masked_softmax", "norm")
 ]
 #: Besides them, the C interface for CUDA; its includes begin at csrc.
-C_INTERFACE = [ROOT / f"csrc/c_api/{name}" for name in ("c_api.cpp", "cuda.cu", "version.cpp")]
+C_INTERFACE = [
+    ROOT / f"csrc/{name}" for name in ("c_api/c_api.cpp", "c_api/c_device_cuda.cu", "version.cpp")
+]
 C_INTERFACE_FLAGS = [f"-I{ROOT / 'csrc'}", '-DFUSEDOPS_VERSION="emulated"']
 RUNTIME = [HERE / "runtime.cpp", HERE / "fiber.cpp", HERE / "async.cpp"]
 
@@ -61,7 +63,7 @@ TRANSLATED_FLAGS = ["-O0", "-g0", "-ffp-contract=off", "-fwrapv", "-w"]
 #: Compilers choose differently which additions to fuse: without any, bits can be compared.
 UNFUSED_SOURCE, UNFUSED_PTX = ["-ffp-contract=off"], ["-fmad=false"]
 #: The sources whose bits are compared so. To translate the others too would take half a minute.
-COMPARED = [path for path in SHIPPED if path.stem in ("softmax", "norm")]
+COMPARED = [path for path in SHIPPED if path.stem in ("softmax_launch", "norm_launch")]
 KERNELS_PER_SOURCE = 12
 #: A state of the sources is kept for so long after its last use.
 KEPT_SECONDS = 7 * 24 * 3600

@@ -140,14 +140,14 @@ class Planes(Structure):
     ]
 
 
-class SoftmaxPlanesForward(Structure):
+class SpatialSoftmaxForward(Structure):
     _fields_ = [
         *[("input", Planes), ("output", Planes)],
         *[("planes", c_int64), ("rows", c_int64), ("lanes", c_int64), ("log", c_bool)],
     ]
 
 
-class SoftmaxPlanesBackward(Structure):
+class SpatialSoftmaxBackward(Structure):
     _fields_ = [
         *[("grad_output", Planes), ("output", Planes), ("grad_input", Planes)],
         *[("planes", c_int64), ("rows", c_int64), ("lanes", c_int64), ("log", c_bool)],
@@ -178,7 +178,7 @@ class Causal(Structure):
 class Scores(Structure):
     _fields_ = [
         *[("dims", RowDims), ("bias", Operand), ("mask", Operand), ("causal", Causal)],
-        *[("scale", c_double), ("hidden_value", c_double)],
+        *[("scale", c_double), ("mask_value", c_double)],
     ]
 
 
@@ -251,8 +251,8 @@ Args = (
     | SoftmaxBackward
     | SoftmaxStatistics
     | SoftmaxApply
-    | SoftmaxPlanesForward
-    | SoftmaxPlanesBackward
+    | SpatialSoftmaxForward
+    | SpatialSoftmaxBackward
     | MaskedSoftmaxForward
     | MaskedSoftmaxBackward
     | NormForward

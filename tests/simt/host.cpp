@@ -18,8 +18,8 @@ enum Op {
   kSoftmaxBackward,
   kSoftmaxStatistics,
   kSoftmaxApply,
-  kSoftmaxPlanesForward,
-  kSoftmaxPlanesBackward,
+  kSpatialSoftmaxForward,
+  kSpatialSoftmaxBackward,
   kMaskedSoftmaxForward,
   kMaskedSoftmaxBackward,
   kNormForward,
@@ -41,10 +41,10 @@ auto with_op(int op, const void* args, F f) {
       return f(*static_cast<const SoftmaxStatistics*>(args));
     case kSoftmaxApply:
       return f(*static_cast<const SoftmaxApply*>(args));
-    case kSoftmaxPlanesForward:
-      return f(*static_cast<const SoftmaxPlanesForward*>(args));
-    case kSoftmaxPlanesBackward:
-      return f(*static_cast<const SoftmaxPlanesBackward*>(args));
+    case kSpatialSoftmaxForward:
+      return f(*static_cast<const SpatialSoftmaxForward*>(args));
+    case kSpatialSoftmaxBackward:
+      return f(*static_cast<const SpatialSoftmaxBackward*>(args));
     case kMaskedSoftmaxForward:
       return f(*static_cast<const MaskedSoftmaxForward*>(args));
     case kMaskedSoftmaxBackward:

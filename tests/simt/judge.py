@@ -118,7 +118,7 @@ def _scores(case: MaskedCase, given: Arrays) -> tuple[np.ndarray, np.ndarray, np
 def _masked_softmax_forward(case: MaskedCase, given: Arrays) -> Wanted:
     dtype, (scores, size, shown) = DTYPES[case.other], _scores(case, given)
     blank = ~(shown & (scores != -np.inf)).any(-1, keepdims=True) & case.zero_masked_rows
-    scores = np.where(blank, 0.0, np.where(shown, scores, case.hidden_value))
+    scores = np.where(blank, 0.0, np.where(shown, scores, case.mask_value))
     error = bounds.rounded(4, np.where(blank, 0.0, size), dtype)
     parts = bounds.Softmax.of(scores, dtype, error)
     factors = {"output": _factors(case), "probabilities": np.ones_like(scores)}

@@ -50,7 +50,7 @@ class MaskedCase:
     bias: str = ""
     diagonal: int | None = None  # None: not causal
     scale: float = 1.0
-    hidden_value: float = -np.inf
+    mask_value: float = -np.inf
     zero_masked_rows: bool = False
     p: float = 0.0
     wants_probabilities: bool = True
@@ -161,7 +161,7 @@ class Prepared:
             **operands,
             causal=Causal(case.diagonal is not None, case.dims[-1], case.diagonal or 0),
             scale=case.scale,
-            hidden_value=case.hidden_value,
+            mask_value=case.mask_value,
         )
 
     def _args(self) -> Args:
@@ -209,7 +209,7 @@ def varied(case: MaskedCase, i: int) -> MaskedCase:
     biases = ["", f"{own} 0111", f"{wide} 1010", f"{own} 1111", f"{wide} 0001"]
     diagonals = [None, case.cols // 2, -1, case.cols - case.dims[-1]]
     lowest = -65504.0 if case.other == "float16" else float(np.finfo(np.float32).min)
-    hidden_value, zeros = [(-1e4, False), (-np.inf, True), (lowest, False)][i % 3]
+    mask_value, zeros = [(-1e4, False), (-np.inf, True), (lowest, False)][i % 3]
     return replace(
         case,
         padded=i % 2 == 1,
@@ -217,7 +217,7 @@ def varied(case: MaskedCase, i: int) -> MaskedCase:
         bias=biases[i % 5] if case.is_forward else "",
         diagonal=diagonals[i % 4],
         scale=0.125 if i % 3 == 1 else 1.0,
-        hidden_value=hidden_value,
+        mask_value=mask_value,
         zero_masked_rows=zeros,
         p=0.3 if i % 5 > 2 else 0.0,
         wants_probabilities=i % 4 != 1,

@@ -17,11 +17,11 @@ from .emulator import (
     VECTOR_BYTES,
     DeviceArray,
     Emulator,
-    SoftmaxPlanesBackward,
-    SoftmaxPlanesForward,
+    SpatialSoftmaxBackward,
+    SpatialSoftmaxForward,
 )
 
-OPS = ["softmax_planes_forward", "softmax_planes_backward"]
+OPS = ["spatial_softmax_forward", "spatial_softmax_backward"]
 #: The last number of rows that dry launches look at; the last change of shape is at 128.
 MAX_LENGTH = 400
 
@@ -86,8 +86,8 @@ class Prepared:
         self._outputs = {name: self._array(name, of) for name, of in output_dtypes(case).items()}
         self.arrays |= self._outputs
         planes = {name: array.planes(case.rows) for name, array in self.arrays.items()}
-        forward = case.op == "softmax_planes_forward"
-        args = SoftmaxPlanesForward if forward else SoftmaxPlanesBackward
+        forward = case.op == "spatial_softmax_forward"
+        args = SpatialSoftmaxForward if forward else SpatialSoftmaxBackward
         sizes = {"planes": case.planes, "rows": case.rows, "lanes": case.lanes}
         self.args = args(**planes, **sizes, log=case.log)
 

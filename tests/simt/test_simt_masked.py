@@ -40,7 +40,7 @@ FEW = [
         mask="bool 1011",
         bias="float32 0111" if op == FORWARD else "",
         diagonal=diagonal,
-        hidden_value=-1e4,
+        mask_value=-1e4,
         zero_masked_rows=True,
         p=0.3,
     )
@@ -178,7 +178,7 @@ SPECIAL = {
 }
 
 
-def special_case(cols: int, hidden_value: float, by: str, zeros: bool) -> tuple[MaskedCase, Arrays]:
+def special_case(cols: int, mask_value: float, by: str, zeros: bool) -> tuple[MaskedCase, Arrays]:
     """Every special row with the first columns visible: none, two, or all."""
     lengths = [0, 2, 5, cols] if by else [cols]
     rows = [[*row, *[-INF] * (cols - 8)] for row in SPECIAL.values() for _ in lengths]
@@ -186,7 +186,7 @@ def special_case(cols: int, hidden_value: float, by: str, zeros: bool) -> tuple[
         *(FORWARD, "float32", "float32", (len(SPECIAL), len(lengths)), cols, 4),
         mask="bool 111" if by == "mask" else "",
         diagonal=-1 if by == "causal" else None,
-        hidden_value=hidden_value,
+        mask_value=mask_value,
         zero_masked_rows=zeros,
     )
     given = {"input": np.array(rows, np.float32)}
@@ -200,13 +200,13 @@ def special_case(cols: int, hidden_value: float, by: str, zeros: bool) -> tuple[
 
 @pytest.mark.parametrize("cols", [8, 1032, 17_000])
 @pytest.mark.parametrize("by", ["", "mask", "causal"])
-@pytest.mark.parametrize("hidden_value", [-INF, torch.finfo(torch.float32).min, -1e4, -1e9])
-def test_special_rows_come_out_as_of_masked_fill_and_softmax(emulator, hidden_value, by, cols):
+@pytest.mark.parametrize("mask_value", [-INF, torch.finfo(torch.float32).min, -1e4, -1e9])
+def test_special_rows_come_out_as_of_masked_fill_and_softmax(emulator, mask_value, by, cols):
     for zeros in (False, True):
-        case, given = special_case(cols, hidden_value, by, zeros)
+        case, given = special_case(cols, mask_value, by, zeros)
         actual = torch.from_numpy(run(emulator, case, given)["output"])
         x, shown = torch.from_numpy(given["input"]), torch.from_numpy(case.shown(given))
-        eager = torch.softmax(x.masked_fill(~shown, hidden_value), -1)
+        eager = torch.softmax(x.masked_fill(~shown, mask_value), -1)
         if zeros:
             eager[~(shown & (x != -INF)).any(-1)] = 0.0
         assert torch.allclose(actual, eager, rtol=1e-5, atol=0, equal_nan=True)

@@ -86,7 +86,7 @@ def test_among_scores_or_in_a_gradient_it_makes_its_row_nan(emulator, dtype, oth
 def test_among_the_rows_of_planes_it_makes_its_lane_nan(emulator, dtype, other):
     x = np.ascontiguousarray(with_nans(dtype).T)
     lanes = x.shape[1]
-    case = planes_cases.PlanesCase("softmax_planes_forward", dtype, other, 1, COLS, lanes, 1)
+    case = planes_cases.PlanesCase("spatial_softmax_forward", dtype, other, 1, COLS, lanes, 1)
     output = run(emulator, case, {"input": x})["output"]
     assert nan_rows(output.T, other) == all_but_the_last(x.T)
 

@@ -36,7 +36,7 @@ CASES: list[AnyCase] = [
     ),
     *(
         PlanesCase(op, "bfloat16", "float32", 2, rows, lanes, 4)
-        for op in ("softmax_planes_forward", "softmax_planes_backward")
+        for op in ("spatial_softmax_forward", "spatial_softmax_backward")
         for rows, lanes in ((3, 40), (70, 33))
     ),
     *(

@@ -154,7 +154,7 @@ def test_a_variance_in_a_single_pass_is_noticed():
 def test_results_that_are_rounded_twice_are_noticed(dtype):
     """Normalised, rounded, then multiplied by the weight."""
     x, w = normal(ROWS, COLS, dtype=dtype), normal(COLS, dtype=dtype)
-    twice = fusedops.rms_norm(x, [COLS], w, EPS, spelling="llama")
+    twice = fusedops.rms_norm(x, [COLS], w, EPS, variant="llama")
     assert_noticed(twice, bounds.norm("rms_norm", x, w, eps=EPS))
     bounds.assert_typical(twice, bounds.norm("rms_norm", x, w, eps=EPS, rounds_normalized=True))
 

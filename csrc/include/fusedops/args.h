@@ -3,7 +3,7 @@
 // Every tensor reaches a kernel as rows: row r starts at data + offset(r) elements and its elements
 // are adjacent. Offsets between rows are int64; a row holds at most 2^31 - 1 elements.
 //
-// A workspace holds as many bytes as the backend's workspace_bytes() says of the arguments.
+// A workspace holds as many bytes as the launcher's workspace_bytes() says of the arguments.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ constexpr int64_t size_of(DType dtype) {
   return dtype == DType::kFloat64 ? 8 : dtype == DType::kFloat32 ? 4 : 2;
 }
 
-// Where rows begin, in elements: evenly spaced or, for backends that read groups, in evenly spaced
+// Where rows begin, in elements: evenly spaced or, for launchers that read groups, in evenly spaced
 // groups, as in x[:, :-1]. The number of a row's group is found by multiplication (Granlund and
 // Montgomery, 1994).
 struct RowSpacing {
@@ -125,7 +125,7 @@ struct Planes {
 
 // softmax over the rows of each plane, lane by lane: the softmax of a dimension that is not the
 // last, where it lies. dtypes as in SoftmaxForward. input and output may be the same memory.
-struct SoftmaxPlanesForward {
+struct SpatialSoftmaxForward {
   ConstPlanes input;
   Planes output;
   int64_t planes, rows, lanes;
@@ -133,7 +133,7 @@ struct SoftmaxPlanesForward {
 };
 
 // dtypes as in SoftmaxBackward. grad_input may be the memory of grad_output.
-struct SoftmaxPlanesBackward {
+struct SpatialSoftmaxBackward {
   ConstPlanes grad_output, output;
   Planes grad_input;
   int64_t planes, rows, lanes;
@@ -165,13 +165,13 @@ struct Causal {
   int64_t queries, diagonal;
 };
 
-// What the softmax of a row is taken of: scale * input + bias + mask, but `hidden_value` where a
+// What the softmax of a row is taken of: scale * input + bias + mask, but `mask_value` where a
 // bool mask is false or causality hides the column. bias is never bool.
 struct Scores {
   RowDims dims;
   Operand bias, mask;
   Causal causal;
-  double scale, hidden_value;
+  double scale, mask_value;
 };
 
 // Element (row, column) is kept, and multiplied by `scale`, where word column % 4 of

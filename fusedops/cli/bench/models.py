@@ -151,7 +151,7 @@ def prepare_step(step: Step) -> dict[str, Call]:
     """A call for each way to compile it, known to compute what eager computes."""
     torch.set_num_threads(step.threads)
     if _is_random(step):
-        # Each provider draws numbers of its own: a twin without dropout shows whether ours agrees.
+        # Each provider draws its own numbers: only without dropout can they be compared.
         check_step(step, _compile(step, (OURS,), dropout=False))
         return _compile(step, COMPILED, dropout=True)
     calls = _compile(step, COMPILED, dropout=True)

@@ -353,7 +353,7 @@ struct MaskedSoftmax {
   }
 
  private:
-  FUSEDOPS_INLINE C hidden() const { return C(args.scores.hidden_value); }
+  FUSEDOPS_INLINE C hidden() const { return C(args.scores.mask_value); }
 
   FUSEDOPS_INLINE MaskedRow<In> row_at(int64_t index, OperandRows& operands, int64_t place) const {
     const Scores& scores = args.scores;

@@ -7,8 +7,8 @@
 // before is moved twice.
 #pragma once
 
-#include "fusedops/cpu/kernels.h"
 #include "fusedops/cpu/vec.h"
+#include "fusedops/cpu/work_division.h"
 
 namespace fusedops {
 namespace FUSEDOPS_CPU_ISA {

@@ -3,7 +3,7 @@
 // accumulators.
 #pragma once
 
-#include "fusedops/cpu/norm.h"
+#include "fusedops/cpu/norm_common.h"
 #include "fusedops/cpu/philox.h"
 
 namespace fusedops {

@@ -10,7 +10,7 @@
 // tensor is read or written once, and dropout is drawn once.
 #pragma once
 
-#include "fusedops/cpu/norm.h"
+#include "fusedops/cpu/norm_common.h"
 #include "fusedops/cpu/philox.h"
 
 namespace fusedops {
@@ -525,7 +525,7 @@ struct Norm {
 
   void run(RowRange range) const {
     int64_t row = range.begin;
-    if (norm_rows_abreast(args) >= kRowsAbreast) row = steps<kRowsAbreast>(row, range.end);
+    if (interleaved_rows(args) >= kRowsAbreast) row = steps<kRowsAbreast>(row, range.end);
     row = steps<2>(row, range.end);
     steps<1>(row, range.end);
   }

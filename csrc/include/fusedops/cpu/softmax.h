@@ -6,8 +6,8 @@
 #pragma once
 
 #include "fusedops/cpu/exp_scaling.h"
-#include "fusedops/cpu/kernels.h"
 #include "fusedops/cpu/log.h"
+#include "fusedops/cpu/work_division.h"
 
 namespace fusedops {
 namespace FUSEDOPS_CPU_ISA {
@@ -130,7 +130,7 @@ FUSEDOPS_INLINE SoftmaxRow combine(const SoftmaxChunk<C>* chunks, int64_t count)
   double sum = 0;
   for (int64_t i = 0; i < count; ++i) {
     const double to_row = exp_difference(chunks[i].max, max);
-    // Fused, as in softmax_planes.h: the bits are the same.
+    // Fused, as in spatial_softmax.h: the bits are the same.
     sum = kFuses ? __builtin_fma(chunks[i].sum, to_row, sum) : sum + chunks[i].sum * to_row;
   }
   return {double(max), sum};

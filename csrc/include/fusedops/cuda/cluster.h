@@ -7,7 +7,7 @@
 // of a cluster hold the same bits.
 #pragma once
 
-#include "fusedops/cuda/policy.h"
+#include "fusedops/cuda/launch_plan.h"
 #include "fusedops/cuda/reduce.h"
 
 namespace fusedops::cuda {

@@ -5,14 +5,14 @@
 // cols, the row is read twice. blockDim.x threads share a row, blockDim.y rows a block.
 //
 // Numerics: float (double for double), rounded once. Columns that causality hides are not read: all
-// of them have the score hidden_value, and together add its power to the sum once for each. NaN and
+// of them have the score mask_value, and together add its power to the sum once for each. NaN and
 // infinities go the way of softmax.h, and thereby of masked_fill and softmax.
 //
 // Masks, bias, causality and dropout are run-time choices, each one branch a tile or a vector.
 #pragma once
 
+#include "fusedops/cuda/launch_plan.h"
 #include "fusedops/cuda/philox.h"
-#include "fusedops/cuda/policy.h"
 #include "fusedops/cuda/reduce.h"
 #include "fusedops/cuda/scores.h"
 #include "fusedops/cuda/softmax.h"
@@ -30,9 +30,9 @@ struct MaskedPowers {
       const MaskedSoftmaxForward& args, const ScoreRow& row, Acc visible_largest, Acc seen)
       : largest(visible_largest), hidden(0), zero(args.zero_masked_rows && seen == 0) {
     if (row.hidden() == 0) return;
-    const auto hidden_value = static_cast<Acc>(args.scores.hidden_value);
-    largest = device::maximum(largest, hidden_value);
-    hidden = of(hidden_value);
+    const auto mask_value = static_cast<Acc>(args.scores.mask_value);
+    largest = device::maximum(largest, mask_value);
+    hidden = of(mask_value);
   }
 
   FUSEDOPS_DEVICE Acc of(Acc score) const {

@@ -98,7 +98,7 @@ FUSEDOPS_DEVICE void add_operand(
 }
 
 // A thread's share of the scores of a row, laid out as a Tile. Where causality or the end of the
-// row hides a column its score is -inf; where a bool mask does, hidden_value.
+// row hides a column its score is -inf; where a bool mask does, mask_value.
 template <class In, class Acc, int kWidth, int kVectors>
 struct ScoreTile {
   Acc values[kVectors][kWidth];
@@ -119,7 +119,7 @@ struct ScoreTile {
     add_operand<In>(sums, scores.mask, mask, left);
 
     const auto scale = static_cast<Acc>(scores.scale);
-    const auto hidden_value = static_cast<Acc>(scores.hidden_value);
+    const auto mask_value = static_cast<Acc>(scores.mask_value);
     seen = false;
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
@@ -129,7 +129,7 @@ struct ScoreTile {
         const bool is_shown = shown >> (i * kWidth + j) & 1;
         const Acc score = scale * tile.at(i, j) + sums[i][j];
         seen |= is_inside && is_shown && score != -INFINITY;
-        values[i][j] = !is_inside ? -INFINITY : is_shown ? score : hidden_value;
+        values[i][j] = !is_inside ? -INFINITY : is_shown ? score : mask_value;
       }
     }
   }

@@ -6,7 +6,7 @@
 // one read last.
 #pragma once
 
-#include "fusedops/cuda/policy.h"
+#include "fusedops/cuda/launch_plan.h"
 #include "fusedops/device.h"
 
 namespace fusedops::cuda {

@@ -15,7 +15,7 @@
 #pragma once
 
 #include "fusedops/cuda/cluster.h"
-#include "fusedops/cuda/policy.h"
+#include "fusedops/cuda/launch_plan.h"
 #include "fusedops/cuda/reduce.h"
 #include "fusedops/cuda/segments.h"
 #include "fusedops/cuda/tile.h"

@@ -9,7 +9,7 @@
 
 #include <type_traits>
 
-#include "fusedops/cuda/policy.h"
+#include "fusedops/cuda/launch_plan.h"
 #include "fusedops/device.h"
 
 namespace fusedops::cuda {

@@ -1,0 +1,40 @@
+#include "fusedops/cpu/dtype_dispatch.h"
+#include "fusedops/cpu/isa_functions.h"
+#include "fusedops/cpu/norm_long.h"
+#include "fusedops/cpu/norm_narrow.h"
+
+namespace fusedops {
+namespace FUSEDOPS_CPU_ISA {
+
+void norm(const NormForward& args, RowRange range, void* scratch, bool streaming) {
+  with_norm(args, [&](auto centers, auto tag) {
+    using T = typename decltype(tag)::type;
+    const RowRange rest = norm_blocks<centers.value, T>(args, range, scratch);
+    if (rest.begin == rest.end) return;
+    with_store(streaming && can_stream(args.sum), args.output, [&](Put put) {
+      norm_rows<centers.value, T>(args, rest, scratch, put);
+    });
+  });
+}
+
+void long_norm(const NormForward& args, int64_t row, RowRange cols, void* notes, void* scratch) {
+  with_norm(args, [&](auto centers, auto tag) {
+    using T = typename decltype(tag)::type;
+    long_norm_segments<centers.value, T>(args, row, cols, NormNotes<T>(args, row, notes), scratch);
+  });
+}
+
+void write_long_norm(
+    const NormForward& args, int64_t row, RowRange cols, void* notes, void* scratch,
+    bool streaming) {
+  with_norm(args, [&](auto centers, auto tag) {
+    using T = typename decltype(tag)::type;
+    with_store(streaming, args.output, [&](Put put) {
+      write_long_norm_segments<centers.value, T>(
+          args, row, cols, NormNotes<T>(args, row, notes), scratch, put);
+    });
+  });
+}
+
+}  // namespace FUSEDOPS_CPU_ISA
+}  // namespace fusedops

@@ -1,0 +1,37 @@
+// Launches on a tensor's CUDA device, on its current stream.
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/macros.h>
+
+#include "fusedops/cuda/launch.h"
+#include "ops/tensor.h"
+
+namespace fusedops {
+
+// While it lives, the device of `tensor` is the current one.
+class CudaLauncher {
+ public:
+  static constexpr bool kReadsGroups = false;  // of rows: cuda/tile.h says why
+
+  explicit CudaLauncher(const Tensor& tensor) : guard_(tensor.get_device_index()) {
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream_));
+  }
+
+  template <class Args>
+  void launch(const Args& args) const {
+    STD_CUDA_CHECK(static_cast<cudaError_t>(cuda::launch(args, stream_)));
+  }
+
+  template <class Args>
+  int64_t workspace_bytes(const Args& args) const {
+    return cuda::workspace_bytes(args);
+  }
+
+ private:
+  torch::stable::accelerator::DeviceGuard guard_;
+  void* stream_ = nullptr;
+};
+
+}  // namespace fusedops

@@ -1,0 +1,279 @@
+// Host side of LayerNorm, StdNorm and RMSNorm: picks kernels for the arguments and launches them.
+// The emulator compiles this very file, as C++.
+#include "fusedops/cuda/launch.h"
+
+#include "fusedops/cuda/launch_dispatch.h"
+#include "fusedops/cuda/norm.h"
+#include "fusedops/cuda/norm_backward.h"
+
+namespace fusedops::cuda {
+
+// Whether kernels of these rows take that weight or bias: of their dtype, or floats beside 16 bits.
+inline bool fits(const ConstColumns& parameter, DType dtype) {
+  const bool is_wider = size_of(dtype) == 2 && parameter.dtype == DType::kFloat32;
+  return parameter.data == nullptr || parameter.dtype == dtype || is_wider;
+}
+
+inline int32_t width_of(const NormForward& args) {
+  return pick_width(
+      args.input.dtype, args.cols,
+      {args.input, args.residual, args.output, args.sum, args.weight, args.bias});
+}
+
+inline RowPlan plan_of(const NormForward& args, int32_t width) {
+  const bool adds = args.residual.data != nullptr;
+  const auto bytes = static_cast<int32_t>(size_of(args.input.dtype));
+  const RowPlan plan = plan_rows(adds ? kNormAddRegimes : kNormRegimes, args.cols, width, bytes);
+  if (!device::has_clusters()) return plan;
+  return plan_clusters(plan, norm_clusters(bytes, adds), args.cols, bytes);
+}
+
+// Elements a thread, as the tables of policy.h have them.
+template <class T, int kWidth, bool kAdd>
+constexpr int norm_elements() {
+  if (kIsWide<T, kWidth> && sizeof(T) < 8) return 16;
+  return kAdd ? 4 : 8;
+}
+
+// f(vectors a thread, as a type) of the kernels that keep a row in registers.
+template <class T, int kWidth, bool kAdd, class F>
+Status with_vectors(const RowPlan& plan, F f) {
+  constexpr int kFew = norm_elements<T, kWidth, kAdd>();
+  if (plan.elements == kFew) return f(Int<kFew / kWidth>{});
+  if constexpr (kIsWide<T, kWidth> && sizeof(T) == 2 && !kAdd) {
+    if (plan.elements == 32) return f(Int<32 / kWidth>{});
+  }
+  return device::kInvalidValue;
+}
+
+template <class T, int kWidth, bool kAdd>
+Status launch_norm_forward(const NormForward& args, const RowPlan& plan, Stream stream) {
+  if constexpr (kIsWide<T, kWidth> && sizeof(T) < 8) {
+    if (plan.blocks > 1) {
+      constexpr int kElements = norm_clusters(sizeof(T), kAdd).elements;
+      const auto kernel = &norm_forward_cluster<T, kWidth, kElements / kWidth, kAdd>;
+      return launch_clusters(kernel, plan, args, stream);
+    }
+  }
+  if (plan.elements > 0) {
+    return with_vectors<T, kWidth, kAdd>(plan, [&](auto vectors) {
+      const auto kernel = &norm_forward_registers<T, kWidth, decltype(vectors)::value, kAdd>;
+      return launch_rows(kernel, plan, args, stream);
+    });
+  }
+  if constexpr (kIsWide<T, kWidth> || kWidth == 1) {
+    return launch_segments(
+        &norm_forward_parts<T, kWidth, kAdd>, &norm_forward_apply<T, kWidth, kAdd>,
+        (1 + kAdd) * args.cols * sizeof(T), args, stream);
+  }
+  return device::kInvalidValue;
+}
+
+Status launch(const NormForward& args, Stream stream) {
+  const DType dtype = args.input.dtype;
+  if (!fits(args.weight, dtype) || !fits(args.bias, dtype)) return device::kInvalidValue;
+  const RowPlan plan = plan_of(args, width_of(args));
+  return with_type(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    return with_width<T>(plan.width, [&](auto width) {
+      return with_bool(args.residual.data, [&](auto add) {
+        return launch_norm_forward<T, decltype(width)::value, decltype(add)::value>(
+            args, plan, stream);
+      });
+    });
+  });
+}
+
+int64_t workspace_bytes(const NormForward& args) {
+  const RowPlan plan = plan_of(args, width_of(args));
+  return segment_parts_bytes(plan, args.rows, args.cols, args.input.dtype, 3);
+}
+
+inline RowPlan plan_of(const NormStack& stack) {
+  const auto each_width = [](const NormForward& args) { return width_of(args); };
+  return plan_of(stack[0], narrowest(stack, each_width));
+}
+
+// One launch, of rows that a block holds.
+Status launch(const NormStack& stack, Stream stream) {
+  const NormForward first = stack[0];
+  const DType dtype = first.input.dtype;
+  if (!fits(first.weight, dtype) || !fits(first.bias, dtype)) return device::kInvalidValue;
+  const RowPlan plan = plan_of(stack);
+  const int64_t blocks = stack.count * ceil_div(first.rows, plan.rows);
+  const bool is_one_launch =
+      plan.elements > 0 && plan.blocks == 1 && blocks <= device::max_grid() && !first.residual.data;
+  if (!is_one_launch) return launch_each(stack, stream);
+  return with_type(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    return with_width<T>(plan.width, [&](auto width) {
+      constexpr int kWidth = decltype(width)::value;
+      return with_vectors<T, kWidth, false>(plan, [&](auto vectors) {
+        const auto kernel = &norm_stack_registers<T, kWidth, decltype(vectors)::value>;
+        return device::launch(kernel, blocks, dim3(plan.threads, plan.rows), stream, stack);
+      });
+    });
+  });
+}
+
+int64_t workspace_bytes(const NormStack& stack) { return most_workspace_bytes(stack); }
+
+inline bool adds(const NormBackward& args) { return args.grad_sum.data || args.grad_branch.data; }
+
+inline int32_t width_of(const NormBackward& args) {
+  return pick_width(
+      args.input.dtype, args.cols,
+      {args.grad_output, args.grad_sum, args.input, args.weight, args.grad_input,
+       args.grad_branch});
+}
+
+inline NormBackwardPlan plan_of(const NormBackward& args, int32_t width) {
+  const Regimes& regimes = adds(args) ? kNormAddBackwardRegimes : kNormBackwardRegimes;
+  return plan_norm_backward(regimes, args.rows, args.cols, width, size_of(args.input.dtype));
+}
+
+inline bool wants_rows(const NormBackward& args) {
+  return args.grad_input.data || args.grad_branch.data;
+}
+
+inline bool wants_columns(const NormBackward& args) {
+  return args.grad_weight.data || args.grad_bias.data;
+}
+
+// The plan for long rows, which have a kernel of their own.
+inline RowPlan long_rows(const NormBackward& args, const NormBackwardPlan& plan) {
+  if (!device::has_clusters()) return plan.row;
+  const auto bytes = static_cast<int32_t>(size_of(args.input.dtype));
+  return plan_clusters(plan.row, kNormBackwardClusters, args.cols, bytes);
+}
+
+// The parts of the rows make room for those of the columns.
+inline int64_t workspace_bytes(const NormBackward& args, const NormBackwardPlan& plan) {
+  const DType dtype = args.input.dtype;
+  const int64_t of_rows =
+      segment_parts_bytes(long_rows(args, plan), args.rows, args.cols, dtype, 2);
+  const int64_t of_columns = 2 * plan.parts * args.cols * accumulator_bytes(dtype);
+  return std::max(wants_rows(args) ? of_rows : 0, wants_columns(args) ? of_columns : 0);
+}
+
+int64_t workspace_bytes(const NormBackward& args) {
+  return workspace_bytes(args, plan_of(args, width_of(args)));
+}
+
+template <class T, int kWidth, bool kAdd>
+constexpr int norm_backward_elements() {
+  if (sizeof(T) == 8) return 4;
+  if (!kIsWide<T, kWidth>) return kAdd ? 4 : 8;
+  return kAdd && sizeof(T) == 4 ? 8 : 16;
+}
+
+// Gradients of rows, and the parts of the column sums, by one kernel.
+template <class T, int kWidth, bool kAdd>
+Status launch_norm_backward_registers(
+    const NormBackward& args, const NormBackwardPlan& plan, Stream stream) {
+  constexpr int kElements = norm_backward_elements<T, kWidth, kAdd>();
+  if (plan.row.elements == kElements) {
+    const auto kernel = &norm_backward_registers<T, kWidth, kElements / kWidth, kAdd>;
+    return device::launch(kernel, plan.parts, dim3(plan.row.threads, plan.row.rows), stream, args);
+  }
+  return device::kInvalidValue;
+}
+
+template <class T, int kWidth, bool kAdd>
+Status launch_norm_backward_rows(
+    const NormBackward& args, const NormBackwardPlan& plan, Stream stream) {
+  if constexpr (kIsWide<T, kWidth> && sizeof(T) < 8) {
+    const RowPlan row = long_rows(args, plan);
+    if (row.blocks > 1) {
+      constexpr int kVectors = kNormBackwardClusters.elements / kWidth;
+      const auto kernel = &norm_backward_rows_cluster<T, kWidth, kVectors, kAdd>;
+      return launch_clusters(kernel, row, args, stream);
+    }
+  }
+  return launch_segments(
+      &norm_backward_row_parts<T, kWidth>, &norm_backward_rows<T, kWidth, kAdd>,
+      2 * args.cols * sizeof(T), args, stream);
+}
+
+// The same by kernels of their own, for rows that no block holds.
+template <class T, int kWidth, bool kAdd>
+Status launch_norm_backward_long(
+    const NormBackward& args, const NormBackwardPlan& plan, Stream stream) {
+  Status status = device::kInvalidValue;
+  if constexpr (kIsWide<T, kWidth> || kWidth == 1) {
+    status = device::kSuccess;
+    if (wants_rows(args)) status = launch_norm_backward_rows<T, kWidth, kAdd>(args, plan, stream);
+    if (wants_columns(args) && status == device::kSuccess) {
+      const auto kernel = &norm_backward_column_parts<T, kWidth>;
+      status = device::launch(
+          kernel, plan.parts * plan.tiles, dim3(kColumnThreads), stream, args, plan.parts);
+    }
+  }
+  return status;
+}
+
+template <class Acc>
+Status launch_norm_backward_finish(const NormBackward& args, int64_t parts, Stream stream) {
+  const auto kernel = &norm_backward_finish<Acc>;
+  return device::launch(kernel, ceil_div(args.cols, 32), dim3(32, 32), stream, args, parts);
+}
+
+Status launch(const NormBackward& args, Stream stream) {
+  if (!fits(args.weight, args.input.dtype)) return device::kInvalidValue;
+  const NormBackwardPlan plan = plan_of(args, width_of(args));
+  return with_type(args.input.dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    Status status = with_width<T>(plan.row.width, [&](auto width) {
+      return with_bool(adds(args), [&](auto add) {
+        constexpr int kWidth = decltype(width)::value;
+        constexpr bool kAdd = decltype(add)::value;
+        return plan.row.elements > 0
+            ? launch_norm_backward_registers<T, kWidth, kAdd>(args, plan, stream)
+            : launch_norm_backward_long<T, kWidth, kAdd>(args, plan, stream);
+      });
+    });
+    if (wants_columns(args) && status == device::kSuccess) {
+      status = launch_norm_backward_finish<AccumulatorOf<T>>(args, plan.parts, stream);
+    }
+    return status;
+  });
+}
+
+inline NormBackwardPlan plan_of(const NormStackBackward& stack) {
+  const auto each_width = [](const NormBackward& args) { return width_of(args); };
+  return plan_of(stack[0], narrowest(stack, each_width));
+}
+
+int64_t workspace_bytes(const NormStackBackward& stack) {
+  return std::max(most_workspace_bytes(stack), workspace_bytes(stack[0], plan_of(stack)));
+}
+
+// All tensors at once, with rows that stay in registers.
+template <class T>
+Status launch_norm_stack_backward(
+    const NormStackBackward& stack, const NormBackwardPlan& plan, Stream stream) {
+  const Status status = with_width<T>(plan.row.width, [&](auto width) {
+    constexpr int kWidth = decltype(width)::value;
+    constexpr int kVectors = norm_backward_elements<T, kWidth, false>() / kWidth;
+    const auto kernel = &norm_stack_backward_registers<T, kWidth, kVectors>;
+    const dim3 threads(plan.row.threads, plan.row.rows);
+    return device::launch(kernel, stack.count * plan.parts, threads, stream, stack);
+  });
+  if (!wants_columns(stack[0]) || status != device::kSuccess) return status;
+  const auto kernel = &norm_stack_backward_finish<AccumulatorOf<T>>;
+  const int64_t blocks = stack.count * ceil_div(stack.each.cols, 32);
+  return device::launch(kernel, blocks, dim3(32, 32), stream, stack, plan.parts);
+}
+
+Status launch(const NormStackBackward& stack, Stream stream) {
+  const NormBackward first = stack[0];
+  if (!fits(first.weight, first.input.dtype)) return device::kInvalidValue;
+  if (workspace_bytes(stack) > stack.workspace_bytes) return device::kInvalidValue;
+  const NormBackwardPlan plan = plan_of(stack);
+  if (plan.row.elements == 0 || adds(first)) return launch_each(stack, stream);
+  return with_type(first.input.dtype, [&](auto type) {
+    return launch_norm_stack_backward<typename decltype(type)::type>(stack, plan, stream);
+  });
+}
+
+}  // namespace fusedops::cuda

@@ -1,4 +1,0 @@
-#include "ops/register.h"
-#include "cuda/backend.h"
-
-FUSEDOPS_REGISTER(CUDA, fusedops::CudaBackend)

@@ -1,0 +1,4 @@
+#include "cuda/launcher.h"
+#include "ops/register_kernels.h"
+
+FUSEDOPS_REGISTER(CUDA, fusedops::CudaLauncher)

@@ -1,0 +1,68 @@
+// Dtypes become types, which the kernels are compiled for, and where results are stored is chosen.
+#pragma once
+
+#include "fusedops/cpu/norm_common.h"
+#include "fusedops/cpu/vec.h"
+
+namespace fusedops {
+namespace FUSEDOPS_CPU_ISA {
+namespace {
+
+template <class T>
+struct Tag {
+  using type = T;
+};
+
+template <class Body>
+void with_type(DType dtype, Body body) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return body(Tag<float>{});
+    case DType::kFloat64:
+      return body(Tag<double>{});
+    case DType::kFloat16:
+      return body(Tag<Half>{});
+    case DType::kBFloat16:
+      return body(Tag<BFloat16>{});
+  }
+}
+
+// A 16-bit type, or float32 beside it; otherwise both are the same (args.h).
+template <class Body>
+void with_types(DType narrow, DType wide, Body body) {
+  with_type(narrow, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    if (narrow == wide) return body(tag, tag);
+    if constexpr (sizeof(T) == 2) body(tag, Tag<float>{});
+  });
+}
+
+template <class Args, class Body>
+void with_norm(const Args& args, Body body) {
+  with_type(args.input.dtype, [&](auto tag) {
+    if (args.kind == NormKind::kRms) return body(Constant<false>{}, tag);
+    body(Constant<true>{}, tag);
+  });
+}
+
+// Streaming stores need every vector of every row aligned. Rows that are not wanted need nothing.
+inline bool is_aligned(const void* data, int64_t stride, DType dtype) {
+  return (reinterpret_cast<uintptr_t>(data) | (stride * size_of(dtype))) % kVectorBytes == 0;
+}
+inline bool can_stream(const Rows& to) {
+  return to.data == nullptr || is_aligned(to.data, to.spacing.stride | to.spacing.jump, to.dtype);
+}
+inline bool can_stream(const Planes& to) {
+  return is_aligned(to.data, to.stride | to.row_stride, to.dtype);
+}
+
+template <class Output, class Body>
+void with_store(bool streaming, const Output& to, Body body) {
+  const Put put{streaming && can_stream(to)};
+  body(put);
+  if (put.streams) finish_streaming();
+}
+
+}  // namespace
+}  // namespace FUSEDOPS_CPU_ISA
+}  // namespace fusedops

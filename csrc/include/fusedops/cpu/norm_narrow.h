@@ -1,0 +1,464 @@
+// The norms of blocks of narrow rows on the CPU, forward and backward (narrow_rows.h).
+//
+// Rows have the bits of norm_forward.h and norm_backward.h: what is a lane of an accumulator there
+// is a tile here, and lanes are added up in the same tree. What a row ends with, a root and two
+// divisions, is done for all rows of a block at once. Sums over rows are kept a tile for each
+// column until all blocks of a partition are done.
+//
+// Not in blocks: doubles, whose sums go on in long double, and rows that dropout takes from.
+#pragma once
+
+#include "fusedops/cpu/narrow_rows.h"
+#include "fusedops/cpu/norm_backward.h"
+#include "fusedops/cpu/norm_forward.h"
+#include "fusedops/cpu/spatial_softmax.h"
+
+namespace fusedops {
+namespace FUSEDOPS_CPU_ISA {
+namespace {
+
+template <class T>
+constexpr bool kTakenInBlocks = sizeof(Compute<T>) == sizeof(float);
+static_assert(kNarrowCols <= kNormChunk<float>);  // one sum in float for each lane
+
+// Lanes of a tile of T that hold one of `cols` columns, in either half.
+template <class T>
+constexpr int64_t lanes_reached(int64_t cols) {
+  const int64_t lanes = kEvenOdd<T> ? (cols + 1) / 2 : cols;
+  return lanes < kLanes<float> ? lanes : kLanes<float>;
+}
+
+// body(column) for each column that lies in a lane of one half of its tile.
+template <class T>
+FUSEDOPS_INLINE int64_t first_column_of(int half, int64_t lane) {
+  return kEvenOdd<T> ? 2 * lane + half : half * kLanes<float> + lane;
+}
+template <class T, class Body>
+FUSEDOPS_INLINE void for_columns_of(int half, int64_t lane, int64_t cols, Body body) {
+  for (int64_t col = first_column_of<T>(half, lane); col < cols; col += kTile<T>) body(col);
+}
+
+// What is a sum over the lanes of a vector: the tree of across_lanes(). Lanes that no column
+// reaches are 0, which leaves of a sum of -0 no sign.
+template <class T>
+FUSEDOPS_INLINE Tile<float> sum_of_lanes(Tile<float>* lanes, int64_t cols) {
+  const int64_t reached = lanes_reached<T>(cols);
+  int64_t width = 1;
+  while (width < reached) width *= 2;
+  for (int64_t lane = reached; lane < width; ++lane) lanes[lane] = both(0.0f);
+  for (width /= 2; width > 0; width /= 2) {
+    for (int64_t lane = 0; lane < width; ++lane) lanes[lane] = lanes[lane] + lanes[lane + width];
+  }
+  return cols % kTile<T> == 0 ? lanes[0] : lanes[0] + both(0.0f);
+}
+
+// The same in double, as totals() has it.
+template <class T>
+FUSEDOPS_INLINE WideTile<float> wide_sum_of_lanes(Tile<float>* lanes, int64_t cols) {
+  const int64_t reached = lanes_reached<T>(cols), count = places_read<float>(reached);
+  for (int64_t lane = reached; lane < count; ++lane) lanes[lane] = both(0.0f);
+  return sum_of_places<float>(TilePlaces<float>{lanes, 1, count});
+}
+
+// Weight or bias, one after the other.
+template <class T>
+FUSEDOPS_INLINE void unpack_columns(ColumnValues<T> values, int64_t cols, float* to) {
+  for_columns<T>(cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
+    store(to + col, in_order<T, float>(values.at(col, part)));
+  });
+}
+
+// --- statistics ---------------------------------------------------------------------------------
+
+struct BlockMoments {
+  WideTile<float> mean, squares;
+};
+
+// shift_near_mean() of each row.
+template <class T>
+FUSEDOPS_INLINE Tile<float> shift_of_block(const Tile<float>* block, int64_t cols) {
+  const int64_t count = cols < kTile<T> ? cols : kTile<T>;
+  const float share = 1.0f / static_cast<float>(count);
+  Tile<float> lanes[kLanes<float>];
+  for (int64_t lane = 0; lane < lanes_reached<T>(count); ++lane) {
+    Tile<float> halves[2] = {both(0.0f), both(0.0f)};
+    for (int half = 0; half < 2; ++half) {
+      for_columns_of<T>(half, lane, count, [&](int64_t col) FUSEDOPS_LAMBDA {
+        halves[half] = unfused(block[col] * share);
+      });
+    }
+    lanes[lane] = halves[0] + halves[1];
+  }
+  return sum_of_lanes<T>(lanes, count);
+}
+
+// Sums of what deviates from `shift`, which are not asked for without a mean, and of its squares,
+// which start as those of norm_forward.h do.
+template <bool kCenters, class T>
+FUSEDOPS_INLINE void sum_deviations(
+    const Tile<float>* block, Tile<float> shift, int64_t cols, WideTile<float>& deviations,
+    WideTile<float>& squares) {
+  constexpr float tiny = AsItIs<T>::tiny;
+  Tile<float> sums[kLanes<float>], of_squares[kLanes<float>];
+  for (int64_t lane = 0; lane < lanes_reached<T>(cols); ++lane) {
+    Tile<float> sum[2], square[2];
+    for (int half = 0; half < 2; ++half) {
+      const bool is_reached = first_column_of<T>(half, lane) < cols;
+      Tile<float> so_far = both(0.0f);
+      Tile<float> squares_so_far = both(is_reached ? start_of_squares(tiny) : 0.0f);
+      for_columns_of<T>(half, lane, cols, [&](int64_t col) FUSEDOPS_LAMBDA {
+        const Tile<float> deviation = kCenters ? block[col] - shift : block[col];
+        so_far = so_far + deviation;
+        squares_so_far = plus_square(squares_so_far, deviation, tiny);
+      });
+      sum[half] = so_far;
+      square[half] = squares_so_far;
+    }
+    if constexpr (kCenters) sums[lane] = sum[0] + sum[1];
+    of_squares[lane] = square[0] + square[1];
+  }
+  if constexpr (kCenters) deviations = wide_sum_of_lanes<T>(sums, cols);
+  squares = wide_sum_of_lanes<T>(of_squares, cols);
+}
+
+// Row `row` of a block, as it lies in memory.
+template <class T>
+FUSEDOPS_NOINLINE void copy_row(const Tile<float>* block, int64_t row, int64_t cols, T* to) {
+  float values[kNarrowCols + kVectorBytes] = {};
+  for (int64_t col = 0; col < cols; ++col) {
+    values[col] = block[col].v[row / kLanes<float>][row % kLanes<float>];
+  }
+  for_columns<T>(cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
+    store(to + col, part, in_order<float, T>(load(values + col)));
+  });
+}
+
+// Once more, as of one row, where one pass did not do.
+template <bool kCenters, class T>
+FUSEDOPS_NOINLINE void mend_moments(
+    const Tile<float>* block, int64_t cols, const int64_t* exact, SquaresRange<double> range,
+    BlockMoments& moments) {
+  T row[kNarrowCols];
+  for (int64_t r = 0; r < kBlockRows<T>; ++r) {
+    if (exact[r] != 0) continue;
+    copy_row(block, r, cols, row);
+    Vec<double>& mean = part_of(moments.mean, r / kLanes<double>);
+    Vec<double>& squares = part_of(moments.squares, r / kLanes<double>);
+    const int64_t lane = r % kLanes<double>;
+    if constexpr (kCenters) {
+      const Moments<double> mended =
+          exact_moments(static_cast<float>(mean[lane]), row, cols, range);
+      mean[lane] = mended.mean;
+      squares[lane] = mended.squares;
+    } else {
+      squares[lane] = exact_sum_of_squares(double(squares[lane]), row, cols, range);
+    }
+  }
+}
+
+template <bool kCenters, class T>
+FUSEDOPS_INLINE BlockMoments moments_of_block(const NormForward& args, const Tile<float>* block) {
+  const double cols = static_cast<double>(args.cols);
+  Tile<float> shift = both(0.0f);
+  if constexpr (kCenters) shift = shift_of_block<T>(block, args.cols);
+  BlockMoments moments;
+  sum_deviations<kCenters, T>(block, shift, args.cols, moments.mean, moments.squares);
+  const WideTile<float> shifts = widened(shift);
+  const SquaresRange<double> range = squares_range<T>(args);
+  int64_t exact[kBlockRows<T>];
+  bool all_exact = true;
+  for (int64_t i = 0; i < kWideParts<float>; ++i) {
+    Vec<double>&mean = part_of(moments.mean, i), &squares = part_of(moments.squares, i);
+    squares -= started_at<T>(AsItIs<T>::tiny, args.cols);
+    VecI64 holds = VecI64{} - 1;
+    if constexpr (kCenters) {
+      const Vec<double> away = mean / cols, left = squares - mean * away;
+      squares = left < 0.0 ? Vec<double>{} : left;
+      mean = part_of(shifts, i) + away;
+      const Vec<double> from_shift = mean - part_of(shifts, i);
+      holds = (VecI64)(from_shift * from_shift * cols <= squares);
+    }
+    holds &= (VecI64)(squares >= range.lowest) & (VecI64)(squares < kInfinity<double>);
+    write(exact + i * kLanes<double>, holds);
+    all_exact &= !any(~holds);
+  }
+  if (!all_exact) mend_moments<kCenters, T>(block, args.cols, exact, range, moments);
+  return moments;
+}
+
+// What normalises the rows of a block (NormStatistics).
+struct BlockStatistics {
+  Tile<float> mean, rstd, remainder;
+};
+
+template <bool kCenters>
+FUSEDOPS_INLINE BlockStatistics
+statistics_of(const NormForward& args, const BlockMoments& moments) {
+  WideTile<float> rstds, remainders;
+  for (int64_t i = 0; i < kWideParts<float>; ++i) {
+    part_of(rstds, i) = rstd_of(args, part_of(moments.squares, i));
+  }
+  const Tile<float> mean = kCenters ? narrowed(moments.mean) : both(0.0f), rstd = narrowed(rstds);
+  const WideTile<float> rounded = widened(kCenters ? mean : rstd);
+  for (int64_t i = 0; i < kWideParts<float>; ++i) {
+    const Vec<double> high = part_of(rounded, i);
+    if constexpr (kCenters) {
+      const Vec<double> value = (part_of(moments.mean, i) - high) * part_of(rstds, i);
+      constexpr double least = double(kTinyRoot<float>) * kTinyRoot<float>;
+      part_of(remainders, i) = (value < least) & (value > -least) ? Vec<double>{} : value;
+    } else {
+      const Vec<double> low = part_of(rstds, i) - high;
+      part_of(remainders, i) = high < kInfinity<double> ? low : Vec<double>{};
+    }
+  }
+  return {mean, rstd, narrowed(remainders)};
+}
+
+// --- forward ------------------------------------------------------------------------------------
+
+// The sum of input and residual, in place of input.
+template <class T>
+FUSEDOPS_NOINLINE void add_residual(const NormForward& args, int64_t first, Tile<float>* block) {
+  Tile<float> residual[kNarrowCols];
+  load_block<T>(args.residual, first, args.cols, residual);
+  for (int64_t col = 0; col < args.cols; ++col) {
+    block[col] = rounded<T>(block[col] + residual[col]);
+  }
+  if (args.sum.data != nullptr) store_block<T>(args.sum, first, args.cols, block);
+}
+
+template <bool kCenters, bool kRounds, class T>
+FUSEDOPS_INLINE void normalize_block(
+    BlockStatistics stats, const float* weight, const float* bias, int64_t cols,
+    Tile<float>* block) {
+  for (int64_t col = 0; col < cols; ++col) {
+    Tile<float> x = normalized<kCenters, T>(block[col], stats.mean, stats.rstd, stats.remainder);
+    if constexpr (kRounds) x = rounded<T>(x);
+    x = x * both(weight[col]);
+    block[col] = bias == nullptr ? x : x + both(bias[col]);
+  }
+}
+
+template <bool kCenters, class T>
+FUSEDOPS_NOINLINE void norm_block(
+    const NormForward& args, int64_t first, const float* weight, const float* bias,
+    Tile<float>* block) {
+  const BlockStatistics stats =
+      statistics_of<kCenters>(args, moments_of_block<kCenters, T>(args, block));
+  if (args.rstd != nullptr) {
+    if constexpr (kCenters) store(static_cast<float*>(args.mean) + first, stats.mean);
+    store(static_cast<float*>(args.rstd) + first, stats.rstd);
+  }
+  if constexpr (!kCenters && sizeof(T) == 2) {
+    if (args.rounds_normalized) {
+      return normalize_block<kCenters, true, T>(stats, weight, bias, args.cols, block);
+    }
+  }
+  normalize_block<kCenters, false, T>(stats, weight, bias, args.cols, block);
+}
+
+// Whether blocks gain over rows abreast: a residual is transposed twice more.
+template <class T>
+FUSEDOPS_INLINE bool gain_from_blocks(const NormForward& args) {
+  if (args.cols > kNarrowCols || args.dropout.seed != nullptr) return false;
+  return args.residual.data == nullptr || args.cols <= 32 || end_within_a_tile<T>(args.cols);
+}
+
+// Returns the rows that are left.
+template <bool kCenters, class T>
+RowRange norm_blocks(const NormForward& args, RowRange rows, void* memory) {
+  if constexpr (!kTakenInBlocks<T>) {
+    return rows;
+  } else {
+    if (!gain_from_blocks<T>(args)) return rows;
+    auto* const scratch = static_cast<float*>(memory);
+    float weight[kNarrowCols], bias[kNarrowCols];
+    unpack_columns<T>(weight_values<T>(args, scratch), args.cols, weight);
+    const bool has_bias = args.bias.data != nullptr;
+    if (has_bias) unpack_columns<T>(bias_values<T>(args, scratch), args.cols, bias);
+    return for_blocks<T>(rows, [&](int64_t first) {
+      Tile<float> block[kNarrowCols];
+      load_block<T>(args.input, first, args.cols, block);
+      if (args.residual.data != nullptr) add_residual<T>(args, first, block);
+      norm_block<kCenters, T>(args, first, weight, has_bias ? bias : nullptr, block);
+      store_block<T>(args.output, first, args.cols, block);
+    });
+  }
+}
+
+// --- backward -----------------------------------------------------------------------------------
+
+// Blocks of a partition, and their sums over rows.
+template <bool kCenters, class T>
+struct NormBackwardBlocks {
+  const NormBackward& args;
+  Tile<float> grad[kNarrowCols], input[kNarrowCols], grad_sum[kNarrowCols];
+  Tile<float> grad_weight[kNarrowCols], grad_bias[kNarrowCols];
+  float weight[kNarrowCols];
+
+  NormBackwardBlocks(const NormBackward& args_, void* scratch) : args(args_) {
+    unpack_columns<T>(weight_values<T>(args, static_cast<float*>(scratch)), args.cols, weight);
+    for (int64_t col = 0; col < args.cols; ++col) grad_weight[col] = grad_bias[col] = both(0.0f);
+  }
+
+  FUSEDOPS_NOINLINE void take(int64_t first) {
+    load_block<T>(args.grad_output, first, args.cols, grad);
+    load_block<T>(args.input, first, args.cols, input);
+    const Tile<float> rstd = load(static_cast<const float*>(args.rstd) + first);
+    Tile<float> mean = both(0.0f);
+    if constexpr (kCenters) mean = load(static_cast<const float*>(args.mean) + first);
+    const Read read = as_read(mean, rstd);
+    const NormSlope<Tile<float>> slope = slope_of(read, rstd);
+    add_columns(read);
+    if (args.grad_input.data != nullptr) write(first, slope, read, rstd);
+  }
+
+  // Onto the sums of the partition, held in T's order.
+  void add_to(float* weight_sums, float* bias_sums) const {
+    if (args.grad_weight.data != nullptr) add_over_rows(grad_weight, weight_sums);
+    if (args.grad_bias.data != nullptr) add_over_rows(grad_bias, bias_sums);
+  }
+
+ private:
+  // The statistics of rows as they are read.
+  struct Read {
+    Tile<float> mean, rstd;
+  };
+
+  FUSEDOPS_INLINE Read as_read(Tile<float> mean, Tile<float> rstd) {
+    if constexpr (kMayBeTiny<T>) {
+      constexpr float kLarge = kLargeRstd<float>;
+      if (any((rstd.v[0] > kLarge) | (rstd.v[1] > kLarge))) return scaled(mean, rstd);
+    }
+    return {mean, rstd};
+  }
+
+  FUSEDOPS_NOINLINE Read scaled(Tile<float> mean, Tile<float> rstd) {
+    Tile<float> factor;
+    for (int half = 0; half < 2; ++half) {
+      factor.v[half] = reading_factor<float>(mean.v[half], rstd.v[half]);
+    }
+    for (int64_t col = 0; col < args.cols; ++col) input[col] = input[col] * factor;
+    return {mean * factor, rstd / factor};
+  }
+
+  FUSEDOPS_INLINE Tile<float> centered(int64_t col, Tile<float> mean) const {
+    return kCenters ? input[col] - mean : input[col];
+  }
+
+  FUSEDOPS_INLINE NormSlope<Tile<float>> slope_of(Read read, Tile<float> rstd) const {
+    Tile<float> grads[kLanes<float>], products[kLanes<float>];
+    for (int64_t lane = 0; lane < lanes_reached<T>(args.cols); ++lane) {
+      Tile<float> of_grad = both(0.0f), of_product = of_grad;
+      for (int64_t begin = 0; begin < args.cols; begin += kTile<T>) {
+        for (int half = 0; half < 2; ++half) {
+          const int64_t col = begin + first_column_of<T>(half, lane);
+          if (col >= args.cols) break;
+          const Tile<float> w = both(weight[col]), product = grad[col] * centered(col, read.mean);
+          of_grad = of_grad + grad[col] * w;
+          of_product = of_product + product * w;
+        }
+      }
+      grads[lane] = of_grad;
+      products[lane] = of_product;
+    }
+    Tile<float> grad_total = both(0.0f);
+    if constexpr (kCenters) grad_total = sum_of_lanes<T>(grads, args.cols);
+    return norm_slope<kCenters, float>(
+        grad_total, sum_of_lanes<T>(products, args.cols), read.rstd, rstd, args);
+  }
+
+  // Onto what is wanted of the two.
+  FUSEDOPS_INLINE void add_columns(Read read) {
+    for (int64_t col = 0; col < args.cols && args.grad_weight.data != nullptr; ++col) {
+      const Tile<float> product = grad[col] * centered(col, read.mean);
+      grad_weight[col] = grad_weight[col] + product * read.rstd;
+    }
+    for (int64_t col = 0; col < args.cols && args.grad_bias.data != nullptr; ++col) {
+      grad_bias[col] = grad_bias[col] + grad[col];
+    }
+  }
+
+  FUSEDOPS_INLINE void write(
+      int64_t first, NormSlope<Tile<float>> slope, Read read, Tile<float> rstd) {
+    if constexpr (kMayLoseProducts<T>) {
+      Choice<float> loses;
+      for (int half = 0; half < 2; ++half) {
+        loses.v[half] = loses_products(slope.slope.v[half], read.rstd.v[half]);
+      }
+      if (any(loses.v[0] | loses.v[1])) {
+        const Tile<float> factor = scaled_gradients(loses);
+        slope = {slope.grad_mean * factor, slope.slope * factor};
+        rstd = rstd / factor;
+      }
+    }
+    const bool more = args.grad_sum.data != nullptr;
+    if (more) load_block<T>(args.grad_sum, first, args.cols, grad_sum);
+    for (int64_t col = 0; col < args.cols; ++col) {
+      const Tile<float> result =
+          norm_gradient<kCenters>(grad[col], both(weight[col]), input[col], read.mean, rstd, slope);
+      grad[col] = more ? result + grad_sum[col] : result;
+    }
+    store_block<T>(args.grad_input, first, args.cols, grad);
+  }
+
+  // Returns what the gradients have been multiplied by.
+  FUSEDOPS_NOINLINE Tile<float> scaled_gradients(Choice<float> loses) {
+    Tile<float> largest = both(0.0f), factor;
+    for (int64_t col = 0; col < args.cols; ++col) {
+      largest = larger(largest, larger(grad[col], both(0.0f) - grad[col]));
+    }
+    for (int half = 0; half < 2; ++half) factor.v[half] = gradient_factor(largest.v[half]);
+    factor = chosen(loses, factor, 1.0f);
+    for (int64_t col = 0; col < args.cols; ++col) grad[col] = grad[col] * factor;
+    return factor;
+  }
+
+  void add_over_rows(const Tile<float>* columns, float* sums) const {
+    constexpr int64_t L = kLanes<float>;
+    float totals[kNarrowCols];
+    for (int64_t begin = 0; begin < args.cols; begin += L) {
+      Vec<float> rows[L];
+      for (int64_t i = 0; i < L; ++i) {
+        const Tile<float> column = begin + i < args.cols ? columns[begin + i] : both(0.0f);
+        rows[i] = column.v[0] + column.v[1];
+      }
+      float some[L];
+      sums_over_lanes<float>(rows, some);
+      std::memcpy(totals + begin, some, sizeof(some));
+    }
+    for_columns<T>(args.cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
+      const Tile<float> more = filled<T>(in_order<float, T>(load(totals + col)), part, 0.0f);
+      store(sums + col, load(sums + col) + more);
+    });
+  }
+};
+
+// The same of a backward, by what sums over rows do not depend on: they are taken in the order of
+// blocks, or of rows abreast.
+template <class T>
+FUSEDOPS_INLINE bool gain_from_blocks(const NormBackward& args) {
+  // Also where the gradient that dropout makes is not wanted: the others keep their order.
+  if (args.cols > kNarrowCols || args.dropout.seed != nullptr) return false;
+  return args.cols <= kTile<T> * (sizeof(T) == 2 ? 6 : 3) / 4 || end_within_a_tile<T>(args.cols);
+}
+
+// Rows of a partition. Returns those that are left.
+template <bool kCenters, class T>
+RowRange norm_backward_blocks(
+    const NormBackward& args, RowRange rows, void* scratch, PartitionSums<Compute<T>> sums) {
+  if constexpr (!kTakenInBlocks<T>) {
+    return rows;
+  } else {
+    const bool fills_a_block = rows.end - rows.begin >= kBlockRows<T>;
+    if (!fills_a_block || !gain_from_blocks<T>(args)) return rows;
+    NormBackwardBlocks<kCenters, T> blocks(args, scratch);
+    const RowRange rest = for_blocks<T>(rows, [&](int64_t first) { blocks.take(first); });
+    blocks.add_to(sums.grad_weight, sums.grad_bias);
+    return rest;
+  }
+}
+
+}  // namespace
+}  // namespace FUSEDOPS_CPU_ISA
+}  // namespace fusedops

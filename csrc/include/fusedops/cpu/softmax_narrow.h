@@ -1,0 +1,227 @@
+// softmax and log_softmax of blocks of narrow rows, and over the rows of planes that have no more
+// rows than a narrow row has columns: in both a tile for each element of a softmax, and nothing
+// moves between lanes.
+//
+// Results have the bits of softmax.h and spatial_softmax.h: sums are taken in places, in the same
+// order. A block stays in the L1 cache, so each element is read once and costs one exp.
+#pragma once
+
+#include "fusedops/cpu/narrow_rows.h"
+#include "fusedops/cpu/spatial_softmax.h"
+
+namespace fusedops {
+namespace FUSEDOPS_CPU_ISA {
+namespace {
+
+// The sums of a block, in T's order: `of_col(col)` gives the tile of a column.
+template <class T, class Source, class C = Compute<T>>
+FUSEDOPS_INLINE WideTile<C> sum_of_block(int64_t cols, Source of_col) {
+  Tile<C> places[kPlaces<T>];
+  const int64_t used = places_used<T>(cols);
+  for (int64_t col = 0; col < used; ++col) places[col] = both(C(0)) + of_col(col);
+  for (int64_t col = used; col < cols; ++col) {
+    Tile<C>& place = places[place_of<T>(col, cols)];
+    place = place + of_col(col);
+  }
+  const int64_t count = places_read<T>(cols);
+  for (int64_t i = used; i < count; ++i) places[i] = both(C(0));
+  return sum_of_places<T>(TilePlaces<C>{places, 1, count});
+}
+
+template <class C>
+FUSEDOPS_INLINE Tile<C> max_of_block(const Tile<C>* block, int64_t cols) {
+  Tile<C> even = both(-kInfinity<C>), odd = even;
+  for (int64_t col = 0; col < cols; col += 2) {
+    even = larger(even, block[col]);
+    odd = larger(odd, block[col + 1 < cols ? col + 1 : col]);
+  }
+  return larger(even, odd);
+}
+
+// In place.
+template <bool Log, class In, class Out, class C = Compute<In>>
+FUSEDOPS_NOINLINE void softmax_block(Tile<C>* block, int64_t cols) {
+  const Tile<C> max = max_of_block(block, cols), shift = shift_of(max);
+  const auto sum = sum_of_block<In>(cols, [=](int64_t col) FUSEDOPS_LAMBDA {
+    Vec<C> unused = {};
+    const Tile<C> e = softmax_exp<Log, Out>(block[col] - shift, unused);
+    if constexpr (!Log) block[col] = e;
+    return e;
+  });
+  const auto factors = factors_of<Log, Out>(LaneSums<C>{max, sum});
+  for (int64_t col = 0; col < cols; ++col) {
+    if constexpr (Log) {
+      block[col] = normalized<Log, Out>(block[col], factors);
+    } else {
+      block[col] = scaled<Out>(block[col], factors);
+    }
+  }
+}
+
+// The gradient, in place of grad_output.
+template <bool Log, class In, class Out, class C = Compute<Out>>
+FUSEDOPS_NOINLINE void softmax_backward_block(Tile<C>* grad, const Tile<C>* output, int64_t cols) {
+  const Tile<C> sum = narrowed(sum_of_block<Out>(cols, [=](int64_t col) FUSEDOPS_LAMBDA {
+    return Log ? grad[col] : grad[col] * output[col];
+  }));
+  for (int64_t col = 0; col < cols; ++col) {
+    grad[col] = softmax_gradient<Log, In>(grad[col], output[col], sum);
+  }
+}
+
+// --- rows ---------------------------------------------------------------------------------------
+
+// Whether blocks gain over softmax_rows(), which is the faster on many whole tiles, but for what 16
+// bits cost there.
+template <class In>
+constexpr bool forward_gains_from_blocks(int64_t cols) {
+  return cols <= kMostBlockCols && (sizeof(In) == 2 || cols <= 96 || cols % kTile<In> != 0);
+}
+
+template <class In, class Out>
+RowRange softmax_blocks(const SoftmaxForward& args, RowRange rows) {
+  if (!forward_gains_from_blocks<In>(args.cols)) return rows;
+  Tile<Compute<In>> block[kMostBlockCols];
+  return for_blocks<In>(rows, [&](int64_t first) {
+    load_block<In>(args.input, first, args.cols, block);
+    if (args.log) {
+      softmax_block<true, In, Out>(block, args.cols);
+    } else {
+      softmax_block<false, In, Out>(block, args.cols);
+    }
+    store_block<Out>(args.output, first, args.cols, block);
+  });
+}
+
+// Rows of one vector, as many side by side as a vector has doubles. What is gained over blocks is
+// the transposition, and over softmax_backward_rows() a second, empty vector.
+template <bool Log, class T, class C = Compute<T>>
+FUSEDOPS_INLINE void softmax_backward_vectors(const SoftmaxBackward& args, int64_t first) {
+  constexpr int kCount = kLanes<double>;
+  Vec<C> grad[kCount], output[kCount];
+  Vec<double> lanes[kCount];
+  for (int r = 0; r < kCount; ++r) {
+    grad[r] = read<Vec<C>>(start_of<T>(args.grad_output, first + r));
+    output[r] = read<Vec<C>>(start_of<T>(args.output, first + r));
+    lanes[r] = widened_sum(Vec<C>{} + (Log ? grad[r] : grad[r] * output[r])) + Vec<double>{};
+  }
+  double sums[kCount];
+  sums_over_lanes<double>(lanes, sums);
+  for (int r = 0; r < kCount; ++r) {
+    const Vec<C> sum = broadcast(C(sums[r]));
+    write(
+        start_of<T>(args.grad_input, first + r), softmax_gradient<Log, T>(grad[r], output[r], sum));
+  }
+}
+
+template <class T>
+FUSEDOPS_NOINLINE RowRange softmax_backward_vectors(const SoftmaxBackward& args, RowRange rows) {
+  constexpr int kCount = kLanes<double>;
+  for (; rows.begin + kCount <= rows.end; rows.begin += kCount) {
+    if (args.log) {
+      softmax_backward_vectors<true, T>(args, rows.begin);
+    } else {
+      softmax_backward_vectors<false, T>(args, rows.begin);
+    }
+  }
+  return rows;
+}
+
+// The same of softmax_backward_rows(): where rows do not fill a vector (of 16 bits: a
+// tile) or end within a tile.
+template <class Out>
+constexpr bool backward_gains_from_blocks(int64_t cols) {
+  if (cols > kNarrowCols) return false;
+  return cols < kTile<Out> / (sizeof(Out) == 2 ? 1 : 2) || end_within_a_tile<Out>(cols);
+}
+
+template <class In, class Out, class C = Compute<Out>>
+RowRange softmax_backward_blocks(const SoftmaxBackward& args, RowRange rows) {
+  if constexpr (sizeof(In) == sizeof(C) && sizeof(Out) == sizeof(C)) {
+    if (args.cols == kLanes<C>) return softmax_backward_vectors<Out>(args, rows);
+  }
+  if (!backward_gains_from_blocks<Out>(args.cols)) return rows;
+  Tile<C> grad[kNarrowCols], output[kNarrowCols];
+  return for_blocks<Out>(rows, [&](int64_t first) {
+    load_block<Out>(args.grad_output, first, args.cols, grad);
+    load_block<Out>(args.output, first, args.cols, output);
+    if (args.log) {
+      softmax_backward_block<true, In, Out>(grad, output, args.cols);
+    } else {
+      softmax_backward_block<false, In, Out>(grad, output, args.cols);
+    }
+    store_block<In>(args.grad_input, first, args.cols, grad);
+  });
+}
+
+// --- planes -------------------------------------------------------------------------------------
+
+// Many rows of a wide plane lie on a page each: those are left to spatial_softmax.h.
+template <class Args>
+FUSEDOPS_INLINE bool are_short(const Args& args) {
+  return args.rows <= 16 || (args.rows <= kNarrowCols && args.lanes <= PlaneStrips::kMaxLanes);
+}
+
+// body(plane, lanes) for each strip, without a division for each: small planes are many.
+template <class Args, class Body>
+FUSEDOPS_INLINE void for_strips(const Args& args, RowRange range, Body body) {
+  const PlaneStrips strips = plane_strips(args);
+  int64_t plane = range.begin / strips.count, strip = range.begin % strips.count;
+  for (int64_t i = range.begin; i < range.end; ++i) {
+    body(plane, strips[strip]);
+    if (++strip == strips.count) ++plane, strip = 0;
+  }
+}
+
+template <class In, class Out>
+void softmax_short_strips(const SpatialSoftmaxForward& args, RowRange range, Put put) {
+  using C = Compute<In>;
+  Tile<C> block[kNarrowCols];
+  for_strips(args, range, [&](int64_t plane, RowRange lanes) FUSEDOPS_LAMBDA {
+    const Strip<const In> input{args.input, plane, lanes};
+    const Strip<Out> output{args.output, plane, lanes};
+    for_columns<In>(lanes.end - lanes.begin, [&](int64_t lane, auto part) FUSEDOPS_LAMBDA {
+      for (int64_t r = 0; r < args.rows; ++r) block[r] = load(input.row(r) + lane, part);
+      if (args.log) {
+        softmax_block<true, In, Out>(block, args.rows);
+      } else {
+        softmax_block<false, In, Out>(block, args.rows);
+      }
+      for (int64_t r = 0; r < args.rows; ++r) {
+        put(output.row(r) + lane, part, in_order<In, Out>(block[r]));
+      }
+    });
+  });
+}
+
+// Two rows of memory for each of a plane: nothing is kept but the sums.
+template <bool Log, class In, class Out>
+FUSEDOPS_INLINE void softmax_backward_short_strips(
+    const SpatialSoftmaxBackward& args, RowRange range, Put put) {
+  for_strips(args, range, [&](int64_t plane, RowRange lanes) FUSEDOPS_LAMBDA {
+    const Strip<const Out> grad{args.grad_output, plane, lanes};
+    const Strip<const Out> output{args.output, plane, lanes};
+    const Strip<In> result{args.grad_input, plane, lanes};
+    for_columns<Out>(lanes.end - lanes.begin, [&](int64_t lane, auto part) FUSEDOPS_LAMBDA {
+      const auto sum = narrowed(sum_of_block<Out>(args.rows, [&](int64_t row) FUSEDOPS_LAMBDA {
+        const auto g = load(grad.row(row) + lane, part);
+        return Log ? g : g * load(output.row(row) + lane, part);
+      }));
+      for (int64_t row = 0; row < args.rows; ++row) {
+        const auto g = load(grad.row(row) + lane, part), y = load(output.row(row) + lane, part);
+        const auto gradient = softmax_gradient<Log, In>(g, y, sum);
+        put(result.row(row) + lane, part, in_order<Out, In>(gradient));
+      }
+    });
+  });
+}
+
+template <class In, class Out>
+void softmax_backward_short_strips(const SpatialSoftmaxBackward& args, RowRange range, Put put) {
+  if (args.log) return softmax_backward_short_strips<true, In, Out>(args, range, put);
+  softmax_backward_short_strips<false, In, Out>(args, range, put);
+}
+
+}  // namespace
+}  // namespace FUSEDOPS_CPU_ISA
+}  // namespace fusedops

@@ -1,0 +1,221 @@
+// From run-time facts to a kernel: dtypes and vector width to types and constants, rows to blocks.
+// Host code, the same for a GPU and for the emulator.
+#pragma once
+
+#include <algorithm>
+#include <initializer_list>
+#include <type_traits>
+
+#include "fusedops/args.h"
+#include "fusedops/cuda/launch.h"
+#include "fusedops/cuda/launch_plan.h"
+#include "fusedops/device.h"
+
+namespace fusedops::cuda {
+
+using device::Status;
+using device::Stream;
+
+template <class T>
+struct Type {
+  using type = T;
+};
+
+template <int kValue>
+using Int = std::integral_constant<int, kValue>;
+
+// f(true or false, as a type).
+template <class F>
+Status with_bool(bool value, F f) {
+  return value ? f(std::true_type{}) : f(std::false_type{});
+}
+
+// f(Type<T>{}) for the C++ type of `dtype`.
+template <class F>
+Status with_type(DType dtype, F f) {
+  switch (dtype) {
+    case DType::kFloat64:
+      return f(Type<double>{});
+    case DType::kFloat32:
+      return f(Type<float>{});
+    case DType::kFloat16:
+      return f(Type<Half>{});
+    case DType::kBFloat16:
+      return f(Type<BFloat16>{});
+  }
+  return device::kInvalidValue;
+}
+
+// f(Type<First>{}, Type<Second>{}) where both are the same, or first is 16-bit and second float.
+template <class F>
+Status with_types(DType first, DType second, F f) {
+  if (first == second) return with_type(first, [&](auto type) { return f(type, type); });
+  if (second != DType::kFloat32) return device::kInvalidValue;
+  if (first == DType::kFloat16) return f(Type<Half>{}, Type<float>{});
+  if (first == DType::kBFloat16) return f(Type<BFloat16>{}, Type<float>{});
+  return device::kInvalidValue;
+}
+
+// Vectors of 16 bytes, or single elements.
+template <class T, class F>
+Status with_wide_or_single(int32_t width, F f) {
+  constexpr int kWidest = kMaxVectorBytes / sizeof(T);
+  return width == kWidest ? f(Int<kWidest>{}) : f(Int<1>{});
+}
+
+// Vectors of 4 bytes (two 16-bit elements) too. With all loads of a row in flight at once, 8-byte
+// vectors save too few instructions to be worth a third more kernels.
+template <class T, class F>
+Status with_width(int32_t width, F f) {
+  if constexpr (sizeof(T) == 2) {
+    if (width == 2) return f(Int<2>{});
+  }
+  return with_wide_or_single<T>(width, f);
+}
+
+// What a kernel reads or writes; a null pointer is no access.
+struct Access {
+  const void* data;
+  int64_t strides;  // their bits, or-ed: as aligned as the least aligned of them
+  int64_t item;     // bytes
+
+  Access(const ConstRows& rows)
+      : data(rows.data), strides(rows.spacing.stride), item(size_of(rows.dtype)) {}
+  Access(const Rows& rows)
+      : data(rows.data), strides(rows.spacing.stride), item(size_of(rows.dtype)) {}
+  Access(const ConstColumns& columns)
+      : data(columns.data), strides(0), item(size_of(columns.dtype)) {}
+  Access(const ConstPlanes& planes)
+      : data(planes.data),
+        strides(planes.stride | planes.row_stride),
+        item(size_of(planes.dtype)) {}
+  Access(const Planes& planes)
+      : data(planes.data),
+        strides(planes.stride | planes.row_stride),
+        item(size_of(planes.dtype)) {}
+  // One value for all columns is no vector.
+  Access(const Operand& operand)
+      : data(operand.col_stride == 0 ? nullptr : operand.data),
+        strides(0),
+        item(operand.is_bool ? 1 : size_of(operand.dtype)) {
+    for (const int64_t stride : operand.strides) strides |= stride;
+  }
+
+  bool allows(int32_t width) const {
+    const int64_t bytes = std::min<int64_t>(width * item, kMaxVectorBytes);
+    const bool aligned = reinterpret_cast<uintptr_t>(data) % bytes == 0;
+    return data == nullptr || (aligned && strides * item % bytes == 0);
+  }
+};
+
+// The widest vector that divides cols and that every access is aligned for, in elements of `dtype`.
+inline int32_t pick_width(DType dtype, int64_t cols, std::initializer_list<Access> accesses) {
+  for (const int32_t bytes : {kMaxVectorBytes, 4}) {
+    const int32_t width = bytes / static_cast<int32_t>(size_of(dtype));
+    const auto allows = [&](const Access& access) { return access.allows(width); };
+    if (width > 1 && cols % width == 0 && std::all_of(accesses.begin(), accesses.end(), allows)) {
+      return width;
+    }
+  }
+  return 1;
+}
+
+// As pick_width(), but that vectors which are not wide are single elements.
+inline int32_t pick_wide_or_single(
+    DType dtype, int64_t cols, std::initializer_list<Access> accesses) {
+  const int32_t width = pick_width(dtype, cols, accesses);
+  return width * size_of(dtype) == kMaxVectorBytes ? width : 1;
+}
+
+// Launches a kernel(args, first) that takes `share` of `count` a block, more than once where the
+// blocks exceed the grid's limit.
+template <class Args>
+Status launch_shares(
+    void (*kernel)(Args, int64_t), int64_t count, int32_t share, dim3 threads, const Args& args,
+    Stream stream) {
+  const int64_t most = device::max_grid() * share;
+  Status status = device::kSuccess;
+  for (int64_t first = 0; first < count && status == device::kSuccess; first += most) {
+    const int64_t blocks = ceil_div(std::min(count - first, most), share);
+    status = device::launch(kernel, blocks, threads, stream, args, first);
+  }
+  return status;
+}
+
+// Launches kernel(args, first_row), which takes a cluster of plan.blocks blocks for each row.
+template <class Args>
+Status launch_clusters(
+    void (*kernel)(Args, int64_t), const RowPlan& plan, const Args& args, Stream stream) {
+  const int64_t most = device::max_grid() / plan.blocks;
+  Status status = device::kSuccess;
+  for (int64_t first = 0; first < args.rows && status == device::kSuccess; first += most) {
+    const int64_t blocks = std::min(args.rows - first, most) * plan.blocks;
+    status = device::launch_clusters(
+        kernel, blocks, plan.blocks, dim3(plan.threads), stream, args, first);
+  }
+  return status;
+}
+
+// Launches kernel(args, first_row), of which a block takes plan.rows rows.
+template <class Args>
+Status launch_rows(
+    void (*kernel)(Args, int64_t), const RowPlan& plan, const Args& args, Stream stream) {
+  const dim3 threads(plan.threads, plan.rows);
+  return launch_shares(kernel, args.rows, plan.rows, threads, args, stream);
+}
+
+// The widest vectors that every tensor of a stack is aligned for, width_of(stack[i]) each.
+template <class Stack, class F>
+int32_t narrowest(const Stack& stack, F width_of) {
+  int32_t width = width_of(stack[0]);
+  for (int32_t i = 1; i < stack.count; ++i) width = std::min(width, width_of(stack[i]));
+  return width;
+}
+
+// A launch for each tensor of a stack.
+template <class Stack>
+Status launch_each(const Stack& stack, Stream stream) {
+  Status status = device::kSuccess;
+  for (int32_t i = 0; i < stack.count && status == device::kSuccess; ++i) {
+    status = launch(stack[i], stream);
+  }
+  return status;
+}
+
+// What the most demanding tensor of a stack asks for: they take turns.
+template <class Stack>
+int64_t most_workspace_bytes(const Stack& stack) {
+  int64_t most = 0;
+  for (int32_t i = 0; i < stack.count; ++i) most = std::max(most, workspace_bytes(stack[i]));
+  return most;
+}
+
+constexpr int64_t accumulator_bytes(DType dtype) { return dtype == DType::kFloat64 ? 8 : 4; }
+
+// The workspace of rows that are taken by segments, with so many accumulators for each segment.
+inline int64_t segment_parts_bytes(
+    const RowPlan& plan, int64_t rows, int64_t cols, DType dtype, int32_t accumulators) {
+  if (plan.elements > 0) return 0;
+  return rows * plan_segments(cols).count * accumulators * accumulator_bytes(dtype);
+}
+
+// Launches parts(args, first_row, segments) and after it apply(...), a block a segment.
+// `row_bytes`: what they read of a row.
+template <class Args>
+Status launch_segments(
+    void (*parts)(Args, int64_t, Segments), void (*apply)(Args, int64_t, Segments),
+    int64_t row_bytes, const Args& args, Stream stream) {
+  if (args.rows > 0 && args.workspace == nullptr) return device::kInvalidValue;
+  const Segments segments = plan_segments(args.cols);
+  const int64_t most = std::min(segment_rows(row_bytes), device::max_grid() / segments.count);
+  Status status = device::kSuccess;
+  for (int64_t first = 0; first < args.rows && status == device::kSuccess; first += most) {
+    const int64_t blocks = std::min(args.rows - first, most) * segments.count;
+    status = device::launch(parts, blocks, dim3(kSegmentThreads), stream, args, first, segments);
+    if (status != device::kSuccess) break;
+    status = device::launch(apply, blocks, dim3(kSegmentThreads), stream, args, first, segments);
+  }
+  return status;
+}
+
+}  // namespace fusedops::cuda

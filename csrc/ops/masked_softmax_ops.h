@@ -1,0 +1,450 @@
+// masked_softmax, with and without dropout, forward and backward: tensors in, rows and operands to
+// the launcher, tensors out.
+#pragma once
+
+#include <cmath>
+#include <tuple>
+
+#include "ops/dropout.h"
+#include "ops/softmax_ops.h"
+
+namespace fusedops {
+
+// The arguments that say what is hidden, as every op of the family has them.
+struct MaskedSoftmaxOptions {
+  const char* op;
+  double scale;
+  bool causal;
+  int64_t diagonal;
+  // None is -inf: AOTInductor writes arguments as JSON, which has no infinity.
+  std::optional<double> mask_value = 0;
+  bool zero_masked_rows = false;
+
+  double filled_value() const {
+    return mask_value.value_or(-std::numeric_limits<double>::infinity());
+  }
+};
+
+// --- checks -------------------------------------------------------------------------------------
+
+// What is hidden suits scores like `input`, whose rows are its last dimension.
+inline void check_options(const MaskedSoftmaxOptions& options, const Tensor& input) {
+  const char* op = options.op;
+  FUSEDOPS_CHECK(input.dim() > 0, op, ": input has no dimension, wanted at least one");
+  FUSEDOPS_CHECK(
+      !options.causal || input.dim() > 1, op,
+      ": causal needs queries and keys, the last two dimensions; input has shape ",
+      list_text(input.sizes()));
+  check_cols(op, input.sizes()[input.dim() - 1]);
+  FUSEDOPS_CHECK(!std::isnan(options.scale), op, ": scale is NaN, wanted a number");
+}
+
+// A mask or bias broadcasts to `input`.
+inline void check_operand(
+    const char* op, const char* name, const Tensor& operand, const Tensor& input) {
+  check_device(op, name, operand, {"input", input});
+  const auto own = operand.sizes(), sizes = input.sizes();
+  bool fits = own.size() <= sizes.size();
+  for (size_t i = 1; i <= own.size() && fits; ++i) {
+    const int64_t size = own[own.size() - i];
+    fits = size == sizes[sizes.size() - i] || size == 1;
+  }
+  FUSEDOPS_CHECK(
+      fits, op, ": ", name, " has shape ", list_text(own), ", wanted one that broadcasts to ",
+      list_text(sizes), ", input's shape");
+}
+
+inline void check_mask(const char* op, const std::optional<Tensor>& mask, const Tensor& input) {
+  if (!mask) return;
+  FUSEDOPS_CHECK(
+      dtype_of(*mask) == ScalarType::Bool || is_supported(dtype_of(*mask)), op, ": mask is ",
+      dtype_text(*mask),
+      ", wanted torch.bool (True where visible) or a floating dtype (added); convert it, as in "
+      "mask != 0");
+  check_operand(op, "mask", *mask, input);
+}
+
+inline void check_bias(const char* op, const std::optional<Tensor>& bias, const Tensor& input) {
+  if (!bias) return;
+  check_dtype_of(op, "bias", *bias);
+  check_operand(op, "bias", *bias, input);
+}
+
+// A value that the arithmetic cannot hold would come out as an infinity, silently.
+inline void check_mask_value(const char* op, double value, ScalarType computed) {
+  FUSEDOPS_CHECK(!std::isnan(value), op, ": mask_value is NaN, wanted a number");
+  const bool fits = computed == ScalarType::Double || std::isinf(value) ||
+      std::abs(value) <= std::numeric_limits<float>::max();
+  FUSEDOPS_CHECK(
+      fits, op, ": mask_value is ", value, ", beyond float32, which ", dtype_name(computed),
+      " is computed in; wanted -inf or at least ", std::numeric_limits<float>::lowest());
+}
+
+struct MaskedSoftmaxInputs {
+  Tensor input;
+  std::optional<Tensor> mask, bias;
+};
+
+inline void check_masked_softmax(
+    const MaskedSoftmaxOptions& options, const MaskedSoftmaxInputs& given, ScalarType computed) {
+  check_options(options, given.input);
+  check_mask(options.op, given.mask, given.input);
+  check_bias(options.op, given.bias, given.input);
+  check_mask_value(options.op, options.filled_value(), computed);
+}
+
+struct MaskedSoftmaxGradients {
+  Tensor grad_output, probabilities;
+  std::optional<Tensor> mask;  // where it is added it does not matter
+};
+
+inline void check_masked_softmax_backward(
+    const MaskedSoftmaxOptions& options, const MaskedSoftmaxGradients& given) {
+  const char* op = options.op;
+  check_dtype_of(op, "probabilities", given.probabilities);
+  check_like(op, "grad_output", given.grad_output, {"probabilities", given.probabilities});
+  check_options(options, given.probabilities);
+  check_mask(op, given.mask, given.probabilities);
+}
+
+// --- operands -----------------------------------------------------------------------------------
+
+// The strides of a mask or bias seen from the dimensions of the input, 0 where it repeats.
+inline Sizes broadcast_strides(const Tensor& operand, int64_t rank) {
+  Sizes strides(rank, 0);
+  const int64_t missing = rank - operand.dim();
+  for (int64_t d = missing; d < rank; ++d) {
+    if (operand.sizes()[d - missing] > 1) strides[d] = operand.strides()[d - missing];
+  }
+  return strides;
+}
+
+// A mask or bias ready for the kernels: in a dtype they take, the values of a row adjacent or one.
+class PreparedOperand {
+ public:
+  Sizes strides;
+
+  PreparedOperand(
+      const char* op, const std::optional<Tensor>& given, const Tensor& input, ScalarType computed)
+      : op_(op) {
+    const int64_t rank = input.dim();
+    strides = Sizes(rank, 0);
+    if (!given) return;
+    is_bool_ = dtype_of(*given) == ScalarType::Bool;
+    tensor_ =
+        is_bool_ ? *given : convert(op, *given, kernel_operand_dtype(*given, input, computed));
+    strides = broadcast_strides(*tensor_, rank);
+    if (strides.back() > 1) {
+      tensor_ = as_contiguous(op, *tensor_);
+      strides = broadcast_strides(*tensor_, rank);
+    }
+  }
+
+  // As one value for every element of `sizes`.
+  void materialize(SizesView sizes) {
+    if (!tensor_) return;
+    tensor_ = as_contiguous(op_, expand(*tensor_, sizes));
+    strides = broadcast_strides(*tensor_, static_cast<int64_t>(sizes.size()));
+  }
+
+  Operand operand() const {
+    if (!tensor_) return {};
+    const DType dtype = is_bool_ ? DType::kFloat32 : kernel_dtype(dtype_of(*tensor_));
+    return {tensor_->const_data_ptr(), {}, static_cast<int32_t>(strides.back()), is_bool_, dtype};
+  }
+
+ private:
+  // The input's dtype where that is the operand's too, else float32, or float64 where that is what
+  // is computed in.
+  static ScalarType kernel_operand_dtype(
+      const Tensor& operand, const Tensor& input, ScalarType computed) {
+    if (computed == ScalarType::Double) return ScalarType::Double;
+    return dtype_of(operand) == dtype_of(input) ? dtype_of(input) : ScalarType::Float;
+  }
+
+  const char* op_;
+  std::optional<Tensor> tensor_;
+  bool is_bool_ = false;
+};
+
+// The leading dimensions of `sizes` that mask and bias need told apart: neighbours that both walk
+// through evenly are one.
+struct MergedDims {
+  Sizes sizes, mask, bias;
+
+  MergedDims(SizesView all, const Sizes& mask_strides, const Sizes& bias_strides) {
+    for (size_t d = 0; d + 1 < all.size(); ++d) {
+      if (all[d] == 1) continue;
+      const bool merges = !sizes.empty() && mask.back() == mask_strides[d] * all[d] &&
+          bias.back() == bias_strides[d] * all[d];
+      if (merges) {
+        sizes.back() *= all[d];
+        mask.back() = mask_strides[d];
+        bias.back() = bias_strides[d];
+      } else {
+        sizes.push_back(all[d]);
+        mask.push_back(mask_strides[d]);
+        bias.push_back(bias_strides[d]);
+      }
+    }
+  }
+};
+
+// What the kernels are told of mask, bias and causality; owns the memory that it points to.
+class PreparedScores {
+ public:
+  Scores scores = {};
+
+  PreparedScores(
+      const MaskedSoftmaxOptions& options, const Tensor& input, ScalarType computed,
+      const std::optional<Tensor>& mask, const std::optional<Tensor>& bias)
+      : mask_(options.op, mask, input, computed), bias_(options.op, bias, input, computed) {
+    const SizesView sizes = input.sizes();
+    const MergedDims dims = merged(sizes);
+    scores.mask = mask_.operand();
+    scores.bias = bias_.operand();
+    scores.dims.count = static_cast<int32_t>(dims.sizes.size());
+    for (size_t i = 0; i < dims.sizes.size(); ++i) {
+      scores.dims.sizes[i] = dims.sizes[i];
+      scores.mask.strides[i] = dims.mask[i];
+      scores.bias.strides[i] = dims.bias[i];
+    }
+    const int64_t queries = sizes.size() > 1 ? sizes[sizes.size() - 2] : 1;
+    // Beyond these bounds a diagonal hides no more and no less; a row's number is added to it.
+    const int64_t diagonal = std::clamp(options.diagonal, -queries, sizes.back());
+    scores.causal = {options.causal, queries, diagonal};
+    scores.scale = options.scale;
+    scores.mask_value = options.filled_value();
+  }
+
+ private:
+  MergedDims merged(SizesView sizes) {
+    MergedDims dims(sizes, mask_.strides, bias_.strides);
+    if (dims.sizes.size() <= kMaxRowDims) return dims;
+    mask_.materialize(sizes);
+    bias_.materialize(sizes);
+    return MergedDims(sizes, mask_.strides, bias_.strides);
+  }
+
+  PreparedOperand mask_, bias_;
+};
+
+// --- the ops ------------------------------------------------------------------------------------
+
+// Into `output` and, where that is wanted, `probabilities`.
+template <class Launcher>
+void masked_softmax_into(
+    const MaskedSoftmaxOptions& options, const MaskedSoftmaxInputs& given, const Dropout& dropout,
+    const Tensor& output, const std::optional<Tensor>& probabilities) {
+  if (given.input.numel() == 0) return;
+  const char* op = options.op;
+  const Tensor input = converted(op, given.input, dtype_of(output));
+  const PreparedScores prepared(options, input, dtype_of(output), given.mask, given.bias);
+  const int64_t dim = input.dim() - 1, cols = input.sizes()[dim];
+  const RowView source = as_rows<Launcher>(op, input, dim), to = as_rows<Launcher>(op, output, dim);
+  const Rows saved = probabilities ? as_rows<Launcher>(op, *probabilities, dim).write() : Rows{};
+  Launcher(input).launch(
+      MaskedSoftmaxForward{
+          source.read(), to.write(), saved, prepared.scores, dropout, input.numel() / cols, cols,
+          options.zero_masked_rows});
+}
+
+template <class Launcher>
+Tensor masked_softmax_forward(
+    const MaskedSoftmaxOptions& options, const MaskedSoftmaxInputs& given,
+    std::optional<ScalarType> dtype) {
+  const ScalarType output_dtype = softmax_dtype(options.op, given.input, dtype);
+  check_masked_softmax(options, given, output_dtype);
+  const Tensor output =
+      empty_contiguous(options.op, given.input, given.input.sizes(), output_dtype);
+  masked_softmax_into<Launcher>(options, given, {}, output, std::nullopt);
+  return output;
+}
+
+struct MaskedSoftmaxDropout {
+  Tensor output;
+  std::optional<Tensor> probabilities;
+};
+
+template <class Launcher>
+MaskedSoftmaxDropout masked_softmax_dropout_forward(
+    const MaskedSoftmaxOptions& options, const MaskedSoftmaxInputs& given, double p,
+    const Tensor& seed, std::optional<ScalarType> dtype, bool wants_probabilities) {
+  const char* op = options.op;
+  const Tensor& input = given.input;
+  const ScalarType output_dtype = softmax_dtype(op, input, dtype);
+  const Dropout dropout = dropout_of(op, p, seed, {"input", input});
+  check_masked_softmax(options, given, output_dtype);
+  const SizesView sizes = input.sizes();
+  MaskedSoftmaxDropout result{empty_contiguous(op, input, sizes, output_dtype), std::nullopt};
+  if (wants_probabilities) result.probabilities = empty_contiguous(op, input, sizes, output_dtype);
+  masked_softmax_into<Launcher>(options, given, dropout, result.output, result.probabilities);
+  return result;
+}
+
+template <class Launcher>
+void masked_softmax_out(
+    const MaskedSoftmaxOptions& options, const MaskedSoftmaxInputs& given, Tensor output) {
+  const char* op = options.op;
+  const Tensor& input = given.input;
+  check_given(op, "input", input);
+  check_out(op, output, input);
+  check_masked_softmax(options, given, dtype_of(output));
+  const bool reads_it = (given.mask && may_overlap(*given.mask, output)) ||
+      (given.bias && may_overlap(*given.bias, output));
+  const SoftmaxDim at = resolve_dim(op, input.sizes(), -1);
+  if (!reads_it && is_writable_in_place<Launcher>(input, output, at)) {
+    return masked_softmax_into<Launcher>(options, given, {}, output, std::nullopt);
+  }
+  const Tensor result = masked_softmax_forward<Launcher>(options, given, dtype_of(output));
+  torch::stable::copy_(output, result);
+}
+
+template <class Launcher>
+void masked_softmax_backward_into(
+    const MaskedSoftmaxOptions& options, const MaskedSoftmaxGradients& given,
+    const Dropout& dropout, const Tensor& grad_input) {
+  const char* op = options.op;
+  const Tensor& probabilities = given.probabilities;
+  if (grad_input.numel() == 0) return;
+  const bool hides = given.mask && dtype_of(*given.mask) == ScalarType::Bool;
+  const PreparedScores prepared(
+      options, probabilities, dtype_of(probabilities), hides ? given.mask : std::nullopt,
+      std::nullopt);
+  const int64_t dim = probabilities.dim() - 1, cols = probabilities.sizes()[dim];
+  const RowView grad = as_rows<Launcher>(op, given.grad_output, dim),
+                saved = as_rows<Launcher>(op, probabilities, dim);
+  const RowView to = as_rows<Launcher>(op, grad_input, dim);
+  Launcher(probabilities)
+      .launch(
+          MaskedSoftmaxBackward{
+              grad.read(), saved.read(), to.write(), prepared.scores, dropout,
+              grad_input.numel() / cols, cols});
+}
+
+template <class Launcher>
+Tensor masked_softmax_backward(
+    const MaskedSoftmaxOptions& options, const MaskedSoftmaxGradients& given,
+    const Dropout& dropout, ScalarType input_dtype) {
+  check_masked_softmax_backward(options, given);
+  check_dtype(options.op, "input_dtype", input_dtype);
+  const Tensor& probabilities = given.probabilities;
+  const ScalarType dtype = dtype_of(probabilities);
+  const Tensor grad_input = empty_contiguous(
+      options.op, probabilities, probabilities.sizes(),
+      converts_inside(input_dtype, dtype) ? input_dtype : dtype);
+  masked_softmax_backward_into<Launcher>(options, given, dropout, grad_input);
+  return convert(options.op, grad_input, input_dtype);
+}
+
+// Into the memory of grad_output.
+template <class Launcher>
+void masked_softmax_backward_in_place(
+    const MaskedSoftmaxOptions& options, const MaskedSoftmaxGradients& given,
+    const Dropout& dropout) {
+  check_masked_softmax_backward(options, given);
+  Tensor grad_output = given.grad_output;
+  check_distinct(options.op, "grad_output", grad_output);
+  const bool lies_well = row_spacing<Launcher>(grad_output, grad_output.dim() - 1).has_value();
+  const bool reads_it = may_overlap(given.probabilities, grad_output) ||
+      (given.mask && may_overlap(*given.mask, grad_output));
+  if (lies_well && !reads_it) {
+    return masked_softmax_backward_into<Launcher>(options, given, dropout, grad_output);
+  }
+  torch::stable::copy_(
+      grad_output,
+      masked_softmax_backward<Launcher>(options, given, dropout, dtype_of(given.probabilities)));
+}
+
+// The entry points that a launcher registers.
+template <class Launcher>
+struct MaskedSoftmaxOps {
+  using MaybeTensor = std::optional<Tensor>;
+  using MaybeDtype = std::optional<ScalarType>;
+  using MaybeNumber = std::optional<double>;
+
+  static Tensor masked_softmax(
+      const Tensor& input, const MaybeTensor& mask, double scale, bool causal,
+      MaybeNumber mask_value, const MaybeTensor& bias, MaybeDtype dtype, int64_t diagonal,
+      bool zero_masked_rows) {
+    return masked_softmax_forward<Launcher>(
+        {"masked_softmax", scale, causal, diagonal, mask_value, zero_masked_rows},
+        {input, mask, bias}, dtype);
+  }
+
+  static void masked_softmax_out(
+      const Tensor& input, const MaybeTensor& mask, double scale, bool causal,
+      MaybeNumber mask_value, const MaybeTensor& bias, int64_t diagonal, bool zero_masked_rows,
+      Tensor out) {
+    fusedops::masked_softmax_out<Launcher>(
+        {"masked_softmax", scale, causal, diagonal, mask_value, zero_masked_rows},
+        {input, mask, bias}, out);
+  }
+
+  static void masked_softmax_(
+      Tensor input, const MaybeTensor& mask, double scale, bool causal, MaybeNumber mask_value,
+      const MaybeTensor& bias, int64_t diagonal, bool zero_masked_rows) {
+    const char* op = "masked_softmax_";
+    check_dtype_of(op, "input", input);
+    check_distinct(op, "input", input);
+    fusedops::masked_softmax_out<Launcher>(
+        {op, scale, causal, diagonal, mask_value, zero_masked_rows}, {input, mask, bias}, input);
+  }
+
+  static Tensor masked_softmax_backward(
+      const Tensor& grad_output, const Tensor& probabilities, const MaybeTensor& mask, double scale,
+      bool causal, ScalarType input_dtype, int64_t diagonal) {
+    return fusedops::masked_softmax_backward<Launcher>(
+        {"masked_softmax_backward", scale, causal, diagonal}, {grad_output, probabilities, mask},
+        {}, input_dtype);
+  }
+
+  static void masked_softmax_backward_(
+      Tensor grad_output, const Tensor& probabilities, const MaybeTensor& mask, double scale,
+      bool causal, int64_t diagonal) {
+    masked_softmax_backward_in_place<Launcher>(
+        {"masked_softmax_backward_", scale, causal, diagonal}, {grad_output, probabilities, mask},
+        {});
+  }
+
+  static std::tuple<Tensor, Tensor> masked_softmax_dropout(
+      const Tensor& input, const MaybeTensor& mask, double scale, bool causal,
+      MaybeNumber mask_value, double p, const Tensor& seed, const MaybeTensor& bias,
+      MaybeDtype dtype, int64_t diagonal, bool zero_masked_rows) {
+    const auto [output, probabilities] = masked_softmax_dropout_forward<Launcher>(
+        {"masked_softmax_dropout", scale, causal, diagonal, mask_value, zero_masked_rows},
+        {input, mask, bias}, p, seed, dtype, true);
+    return {output, *probabilities};
+  }
+
+  // Without the probabilities, which only a backward pass needs.
+  static Tensor masked_softmax_dropout_inference(
+      const Tensor& input, const MaybeTensor& mask, double scale, bool causal,
+      MaybeNumber mask_value, double p, const Tensor& seed, const MaybeTensor& bias,
+      MaybeDtype dtype, int64_t diagonal, bool zero_masked_rows) {
+    return masked_softmax_dropout_forward<Launcher>(
+               {"masked_softmax_dropout", scale, causal, diagonal, mask_value, zero_masked_rows},
+               {input, mask, bias}, p, seed, dtype, false)
+        .output;
+  }
+
+  static Tensor masked_softmax_dropout_backward(
+      const Tensor& grad_output, const Tensor& probabilities, const MaybeTensor& mask, double scale,
+      bool causal, double p, const Tensor& seed, ScalarType input_dtype, int64_t diagonal) {
+    const char* op = "masked_softmax_dropout_backward";
+    return fusedops::masked_softmax_backward<Launcher>(
+        {op, scale, causal, diagonal}, {grad_output, probabilities, mask},
+        dropout_of(op, p, seed, {"probabilities", probabilities}), input_dtype);
+  }
+
+  static void masked_softmax_dropout_backward_(
+      Tensor grad_output, const Tensor& probabilities, const MaybeTensor& mask, double scale,
+      bool causal, double p, const Tensor& seed, int64_t diagonal) {
+    const char* op = "masked_softmax_dropout_backward_";
+    masked_softmax_backward_in_place<Launcher>(
+        {op, scale, causal, diagonal}, {grad_output, probabilities, mask},
+        dropout_of(op, p, seed, {"probabilities", probabilities}));
+  }
+};
+
+}  // namespace fusedops

@@ -1,0 +1,516 @@
+// layer_norm, std_norm and rms_norm, the first and the last with a residual too, forward and
+// backward: tensors in, rows to the launcher, tensors out.
+#pragma once
+
+#include <tuple>
+
+#include "ops/dropout.h"
+
+namespace fusedops {
+
+// How normalized_shape splits an input: dimensions [first, end) form a row.
+struct NormShape {
+  int64_t first, rows, cols;
+  Sizes statistics;  // the input's shape with every normalized dimension 1
+};
+
+inline NormShape resolve_norm_shape(
+    const char* op, const Like& input, const Sizes& normalized_shape) {
+  const SizesView sizes = input.tensor.sizes();
+  const size_t rank = sizes.size(), normalized = normalized_shape.size();
+  FUSEDOPS_CHECK(normalized > 0, op, ": normalized_shape is empty, wanted at least one dimension");
+  const bool matches = normalized <= rank &&
+      std::equal(normalized_shape.begin(), normalized_shape.end(), sizes.end() - normalized);
+  FUSEDOPS_CHECK(
+      matches, op, ": normalized_shape is ", list_text(normalized_shape),
+      ", wanted the last dimensions of ", input.name, ", whose shape is ", list_text(sizes));
+  const size_t first = rank - normalized;
+  NormShape shape{
+      static_cast<int64_t>(first), product(sizes, 0, first), product(sizes, first, rank),
+      sizes.vec()};
+  std::fill(shape.statistics.begin() + first, shape.statistics.end(), 1);
+  check_cols(op, shape.cols);
+  return shape;
+}
+
+inline void check_norm_parameter(
+    const char* op, const char* name, const std::optional<Tensor>& parameter, const Like& input,
+    const Sizes& normalized_shape) {
+  if (!parameter) return;
+  const auto own = parameter->sizes();
+  FUSEDOPS_CHECK(
+      std::equal(own.begin(), own.end(), normalized_shape.begin(), normalized_shape.end()), op,
+      ": ", name, " has shape ", list_text(own), ", wanted normalized_shape, ",
+      list_text(normalized_shape));
+  check_device(op, name, *parameter, input);
+  check_dtype_of(op, name, *parameter);
+}
+
+// weight and bias in the dtype the kernel takes: the input's, or float32 where one of them differs.
+struct NormParameters {
+  std::optional<Tensor> weight, bias;
+
+  NormParameters(
+      const char* op, const std::optional<Tensor>& weight_, const std::optional<Tensor>& bias_,
+      ScalarType input) {
+    const bool same =
+        (!weight_ || dtype_of(*weight_) == input) && (!bias_ || dtype_of(*bias_) == input);
+    const ScalarType dtype = same || input == ScalarType::Double ? input : ScalarType::Float;
+    weight = prepared(op, weight_, dtype);
+    bias = prepared(op, bias_, dtype);
+  }
+
+  static std::optional<Tensor> prepared(
+      const char* op, const std::optional<Tensor>& given, ScalarType dtype) {
+    if (!given) return given;
+    return as_contiguous(op, convert(op, *given, dtype));
+  }
+
+  static ConstColumns columns(const std::optional<Tensor>& parameter) {
+    if (!parameter) return {nullptr, DType::kFloat32};
+    return {parameter->const_data_ptr(), kernel_dtype(dtype_of(*parameter))};
+  }
+};
+
+// The arguments that say how to normalise, as every op of the family has them.
+struct NormOptions {
+  const char* op;
+  NormKind kind;
+  const Sizes& normalized_shape;
+  const std::optional<Tensor>& weight;
+  std::optional<Tensor> bias;
+  double weight_offset = 0;
+
+  double offset() const { return weight ? weight_offset : 0; }  // without a weight the factor is 1
+};
+
+inline NormShape checked_norm_shape(const NormOptions& options, const Like& input) {
+  const char* op = options.op;
+  check_dtype_of(op, input.name, input.tensor);
+  const NormShape shape = resolve_norm_shape(op, input, options.normalized_shape);
+  check_norm_parameter(op, "weight", options.weight, input, options.normalized_shape);
+  check_norm_parameter(op, "bias", options.bias, input, options.normalized_shape);
+  return shape;
+}
+
+// The checks of a forward op.
+inline NormShape checked_norm_forward(const NormOptions& options, const Tensor& input, double eps) {
+  const NormShape shape = checked_norm_shape(options, {"input", input});
+  FUSEDOPS_CHECK(
+      shape.cols > 0, options.op, ": normalized_shape is ", list_text(options.normalized_shape),
+      ", wanted no dimension of size 0");
+  check_eps(options.op, eps);
+  return shape;
+}
+
+// What is added to the input before it is normalised.
+struct NormResidual {
+  std::optional<Tensor> residual;
+  Dropout dropout = {};  // of the input
+};
+
+// The results beside the output that are wanted, where the norm has them.
+struct NormKept {
+  bool sum = true, statistics = true;
+};
+
+struct NormResult {
+  Tensor output;
+  std::optional<Tensor> sum, mean, rstd;
+};
+
+// What stands for a result that is not wanted has no elements.
+inline Tensor or_empty(
+    const char* op, const std::optional<Tensor>& result, const Tensor& like, ScalarType dtype) {
+  return result ? *result : empty_contiguous(op, like, Sizes{0}, dtype);
+}
+
+// The rows of `tensor`, if there is one.
+template <class Launcher>
+std::optional<RowView> as_rows(const char* op, const std::optional<Tensor>& tensor, int64_t first) {
+  if (!tensor) return std::nullopt;
+  return as_rows<Launcher>(op, *tensor, first);
+}
+
+template <class Launcher>
+NormResult norm_forward(
+    const NormOptions& options, const Tensor& input, const NormResidual& added, double eps,
+    const NormKept& kept, bool rounds_normalized = false) {
+  const char* op = options.op;
+  const NormShape shape = checked_norm_forward(options, input, eps);
+  if (added.residual) check_like(op, "residual", *added.residual, {"input", input});
+
+  const ScalarType dtype = dtype_of(input), statistics = statistics_dtype(dtype);
+  const SizesView sizes = input.sizes();
+  NormResult result{empty_contiguous(op, input, sizes, dtype), {}, {}, {}};
+  if (added.residual && kept.sum) result.sum = empty_contiguous(op, input, sizes, dtype);
+  if (kept.statistics) {
+    if (options.kind != NormKind::kRms) {
+      result.mean = empty_contiguous(op, input, shape.statistics, statistics);
+    }
+    result.rstd = empty_contiguous(op, input, shape.statistics, statistics);
+  }
+  if (shape.rows == 0) return result;
+
+  const RowView source = as_rows<Launcher>(op, input, shape.first);
+  const std::optional<RowView> residual = as_rows<Launcher>(op, added.residual, shape.first);
+  const NormParameters parameters(op, options.weight, options.bias, dtype);
+  NormForward args{};
+  args.kind = options.kind;
+  args.input = source.read();
+  if (residual) args.residual = residual->read();
+  args.output = RowView{result.output, {shape.cols}}.write();
+  if (result.sum) args.sum = RowView{*result.sum, {shape.cols}}.write();
+  args.weight = NormParameters::columns(parameters.weight);
+  args.bias = NormParameters::columns(parameters.bias);
+  if (result.mean) args.mean = result.mean->mutable_data_ptr();
+  if (result.rstd) args.rstd = result.rstd->mutable_data_ptr();
+  args.dropout = added.dropout;
+  args.rows = shape.rows;
+  args.cols = shape.cols;
+  args.eps = eps;
+  args.weight_offset = options.offset();
+  args.rounds_normalized = rounds_normalized;
+  launch_with_workspace(op, Launcher(input), input, args);
+  return result;
+}
+
+// What a backward is given beside the options; `input` is what was normalised.
+struct NormGradients {
+  const Tensor& grad_output;
+  Like input;
+  std::optional<Tensor> mean;
+  const Tensor& rstd;
+  std::optional<Tensor> grad_sum = std::nullopt;
+  Dropout dropout = {};  // of the input before the residual was added
+  double eps = 0;        // of std_norm
+};
+
+// Whether a gradient is wanted. `branch` is what dropout was applied to.
+struct NormWanted {
+  bool input, branch, weight, bias;
+};
+
+// By the output_mask of a backward: input, weight and, where the norm has one, bias.
+inline NormWanted wanted_of(const char* op, const std::vector<bool>& mask, bool has_bias) {
+  check_output_mask(op, mask, has_bias ? 3 : 2);
+  return {mask[0], false, mask[1], has_bias && mask[2]};
+}
+
+// With residual behind input. Without dropout one gradient serves both.
+inline NormWanted wanted_of_added(
+    const char* op, const std::vector<bool>& mask, double p, bool has_bias) {
+  check_output_mask(op, mask, has_bias ? 4 : 3);
+  const bool bias = has_bias && mask[3];
+  if (p == 0) return {mask[0] || mask[1], false, mask[2], bias};
+  return {mask[1], mask[0], mask[2], bias};
+}
+
+struct NormGradResult {
+  std::optional<Tensor> input, branch, weight, bias;  // those that are wanted
+};
+
+inline void check_norm_backward(
+    const char* op, const NormGradients& given, const NormShape& shape) {
+  check_like(op, "grad_output", given.grad_output, given.input);
+  if (given.grad_sum) check_like(op, "grad_sum", *given.grad_sum, given.input);
+  if (given.mean) check_statistic(op, "mean", *given.mean, given.input, shape.statistics);
+  check_statistic(op, "rstd", given.rstd, given.input, shape.statistics);
+  check_eps(op, given.eps);
+}
+
+// The gradient of weight or bias has the parameter's dtype, or the input's where there is none.
+inline ScalarType norm_parameter_dtype(
+    const Tensor& input, const std::optional<Tensor>& parameter) {
+  return parameter ? dtype_of(*parameter) : dtype_of(input);
+}
+
+// The gradient of weight or bias, if it is wanted; zero where there are no rows.
+inline std::optional<Tensor> norm_parameter_grad(
+    const char* op, bool wanted, const Tensor& input, const std::optional<Tensor>& parameter,
+    const Sizes& normalized_shape, int64_t rows) {
+  if (!wanted) return std::nullopt;
+  Tensor grad =
+      empty_contiguous(op, input, normalized_shape, norm_parameter_dtype(input, parameter));
+  if (rows == 0) torch::stable::zero_(grad);
+  return grad;
+}
+
+// Into the gradients that `result` has.
+template <class Launcher>
+void launch_norm_backward(
+    const NormOptions& options, const NormGradients& given, const NormShape& shape,
+    const NormParameters& parameters, const NormGradResult& result) {
+  const char* op = options.op;
+  const Tensor& input = given.input.tensor;
+  const auto written = [&](const std::optional<Tensor>& grad) {
+    return grad ? RowView{*grad, {shape.cols}}.write() : Rows{};
+  };
+  const auto columns = [](const std::optional<Tensor>& grad) {
+    return grad ? Columns{grad->mutable_data_ptr(), kernel_dtype(dtype_of(*grad))} : Columns{};
+  };
+  const RowView grad = as_rows<Launcher>(op, given.grad_output, shape.first);
+  const std::optional<RowView> grad_sum = as_rows<Launcher>(op, given.grad_sum, shape.first);
+  const RowView source = as_rows<Launcher>(op, input, shape.first);
+  const std::optional<Tensor> mean =
+      given.mean ? std::optional(as_contiguous(op, *given.mean)) : std::nullopt;
+  const Tensor rstd = as_contiguous(op, given.rstd);
+  NormBackward args{};
+  args.kind = options.kind;
+  args.grad_output = grad.read();
+  if (grad_sum) args.grad_sum = grad_sum->read();
+  args.input = source.read();
+  if (mean) args.mean = mean->const_data_ptr();
+  args.rstd = rstd.const_data_ptr();
+  args.weight = NormParameters::columns(parameters.weight);
+  args.grad_input = written(result.input);
+  args.grad_branch = written(result.branch);
+  args.grad_weight = columns(result.weight);
+  args.grad_bias = columns(result.bias);
+  args.dropout = given.dropout;
+  args.rows = shape.rows;
+  args.cols = shape.cols;
+  args.eps = given.eps;
+  args.weight_offset = options.offset();
+  launch_with_workspace(op, Launcher(input), input, args);
+}
+
+template <class Launcher>
+NormGradResult norm_backward(
+    const NormOptions& options, const NormGradients& given, const NormWanted& wanted) {
+  const char* op = options.op;
+  const Tensor& input = given.input.tensor;
+  const NormShape shape = checked_norm_shape(options, given.input);
+  check_norm_backward(op, given, shape);
+
+  const ScalarType dtype = dtype_of(input);
+  const NormParameters parameters(op, options.weight, options.bias, dtype);
+  const SizesView sizes = input.sizes();
+  const Sizes& columns = options.normalized_shape;
+  NormGradResult result{
+      {},
+      {},
+      norm_parameter_grad(op, wanted.weight, input, parameters.weight, columns, shape.rows),
+      norm_parameter_grad(op, wanted.bias, input, parameters.bias, columns, shape.rows)};
+  if (wanted.input) result.input = empty_contiguous(op, input, sizes, dtype);
+  if (wanted.branch) result.branch = empty_contiguous(op, input, sizes, dtype);
+  if (shape.rows > 0 && shape.cols > 0) {
+    launch_norm_backward<Launcher>(options, given, shape, parameters, result);
+  }
+  const auto to_dtype_of = [&](const std::optional<Tensor>& parameter, auto& grad) {
+    if (grad) grad = convert(op, *grad, norm_parameter_dtype(input, parameter));
+  };
+  to_dtype_of(options.weight, result.weight);
+  to_dtype_of(options.bias, result.bias);
+  return result;
+}
+
+// No seed: no dropout.
+inline Dropout branch_dropout(
+    const char* op, double p, const std::optional<Tensor>& seed, const Like& like) {
+  FUSEDOPS_CHECK(
+      seed || p == 0, op, ": p is ", p, " without a seed; make one with torch.randint, one int64");
+  return seed ? dropout_of(op, p, *seed, like) : Dropout{};
+}
+
+// The entry points that a launcher registers. Sizes arrive by value from the boxed call.
+template <class Launcher>
+struct NormOps {
+  using MaybeTensor = std::optional<Tensor>;
+
+  static std::tuple<Tensor, Tensor, Tensor> layer_norm(
+      const Tensor& input, Sizes normalized_shape, MaybeTensor weight, MaybeTensor bias,
+      double eps) {
+    const NormResult result = norm_forward<Launcher>(
+        {"layer_norm", NormKind::kLayer, normalized_shape, weight, bias}, input, {}, eps, {});
+    return {result.output, *result.mean, *result.rstd};
+  }
+  static Tensor layer_norm_output(
+      const Tensor& input, Sizes normalized_shape, MaybeTensor weight, MaybeTensor bias,
+      double eps) {
+    return output_alone(
+        {"layer_norm", NormKind::kLayer, normalized_shape, weight, bias}, input, eps);
+  }
+
+  static std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(
+      const Tensor& grad_output, const Tensor& input, Sizes normalized_shape, const Tensor& mean,
+      const Tensor& rstd, MaybeTensor weight, MaybeTensor bias, std::vector<bool> output_mask) {
+    const char* op = "layer_norm_backward";
+    const NormWanted wanted = wanted_of(op, output_mask, true);
+    const NormGradResult grad = norm_backward<Launcher>(
+        {op, NormKind::kLayer, normalized_shape, weight, bias},
+        {grad_output, {"input", input}, mean, rstd}, wanted);
+    return {
+        of_input(op, grad.input, input), of_parameter(op, grad.weight, input, weight),
+        of_parameter(op, grad.bias, input, bias)};
+  }
+
+  static std::tuple<Tensor, Tensor, Tensor> std_norm(
+      const Tensor& input, Sizes normalized_shape, MaybeTensor weight, MaybeTensor bias,
+      double eps) {
+    const NormResult result = norm_forward<Launcher>(
+        {"std_norm", NormKind::kStd, normalized_shape, weight, bias}, input, {}, eps, {});
+    return {result.output, *result.mean, *result.rstd};
+  }
+  static Tensor std_norm_output(
+      const Tensor& input, Sizes normalized_shape, MaybeTensor weight, MaybeTensor bias,
+      double eps) {
+    return output_alone({"std_norm", NormKind::kStd, normalized_shape, weight, bias}, input, eps);
+  }
+
+  static std::tuple<Tensor, Tensor, Tensor> std_norm_backward(
+      const Tensor& grad_output, const Tensor& input, Sizes normalized_shape, const Tensor& mean,
+      const Tensor& rstd, MaybeTensor weight, MaybeTensor bias, std::vector<bool> output_mask,
+      double eps) {
+    const char* op = "std_norm_backward";
+    const NormWanted wanted = wanted_of(op, output_mask, true);
+    const NormGradResult grad = norm_backward<Launcher>(
+        {op, NormKind::kStd, normalized_shape, weight, bias},
+        {grad_output, {"input", input}, mean, rstd, std::nullopt, {}, eps}, wanted);
+    return {
+        of_input(op, grad.input, input), of_parameter(op, grad.weight, input, weight),
+        of_parameter(op, grad.bias, input, bias)};
+  }
+
+  static std::tuple<Tensor, Tensor> rms_norm(
+      const Tensor& input, Sizes normalized_shape, MaybeTensor weight, double eps,
+      double weight_offset, bool rounds_normalized) {
+    const NormResult result = norm_forward<Launcher>(
+        {"rms_norm", NormKind::kRms, normalized_shape, weight, std::nullopt, weight_offset}, input,
+        {}, eps, {}, rounds_normalized);
+    return {result.output, *result.rstd};
+  }
+  static Tensor rms_norm_output(
+      const Tensor& input, Sizes normalized_shape, MaybeTensor weight, double eps,
+      double weight_offset, bool rounds_normalized) {
+    return output_alone(
+        {"rms_norm", NormKind::kRms, normalized_shape, weight, std::nullopt, weight_offset}, input,
+        eps, rounds_normalized);
+  }
+
+  static std::tuple<Tensor, Tensor> rms_norm_backward(
+      const Tensor& grad_output, const Tensor& input, Sizes normalized_shape, const Tensor& rstd,
+      MaybeTensor weight, std::vector<bool> output_mask, double weight_offset) {
+    const char* op = "rms_norm_backward";
+    const NormWanted wanted = wanted_of(op, output_mask, false);
+    const NormGradResult grad = norm_backward<Launcher>(
+        {op, NormKind::kRms, normalized_shape, weight, std::nullopt, weight_offset},
+        {grad_output, {"input", input}, std::nullopt, rstd}, wanted);
+    return {of_input(op, grad.input, input), of_parameter(op, grad.weight, input, weight)};
+  }
+
+  static std::tuple<Tensor, Tensor, Tensor, Tensor> add_layer_norm(
+      const Tensor& input, const Tensor& residual, Sizes normalized_shape, MaybeTensor weight,
+      MaybeTensor bias, double eps, double p, MaybeTensor seed) {
+    const char* op = "add_layer_norm";
+    const NormResult result = norm_forward<Launcher>(
+        {op, NormKind::kLayer, normalized_shape, weight, bias}, input,
+        {residual, branch_dropout(op, p, seed, {"input", input})}, eps, {});
+    return {result.output, *result.sum, *result.mean, *result.rstd};
+  }
+
+  // The second result is the sum where `wants_sum` is set, and empty otherwise.
+  static std::tuple<Tensor, Tensor> add_layer_norm_inference(
+      const Tensor& input, const Tensor& residual, Sizes normalized_shape, MaybeTensor weight,
+      MaybeTensor bias, double eps, bool wants_sum, double p, MaybeTensor seed) {
+    const char* op = "add_layer_norm";
+    const NormResult result = norm_forward<Launcher>(
+        {op, NormKind::kLayer, normalized_shape, weight, bias}, input,
+        {residual, branch_dropout(op, p, seed, {"input", input})}, eps, {wants_sum, false});
+    return output_and_sum(op, result);
+  }
+
+  // With dropout the gradient of the residual is another than that of the input; without, empty.
+  static std::tuple<Tensor, Tensor, Tensor, Tensor> add_layer_norm_backward(
+      const Tensor& grad_output, MaybeTensor grad_sum, const Tensor& sum, Sizes normalized_shape,
+      const Tensor& mean, const Tensor& rstd, MaybeTensor weight, MaybeTensor bias,
+      std::vector<bool> output_mask, double p, MaybeTensor seed) {
+    const char* op = "add_layer_norm_backward";
+    const NormWanted wanted = wanted_of_added(op, output_mask, p, true);
+    const NormGradResult grad = norm_backward<Launcher>(
+        {op, NormKind::kLayer, normalized_shape, weight, bias},
+        {grad_output,
+         {"sum", sum},
+         mean,
+         rstd,
+         grad_sum,
+         branch_dropout(op, p, seed, {"sum", sum})},
+        wanted);
+    const auto [to_input, to_residual] = in_order_of_inputs(grad, p);
+    return {
+        of_input(op, to_input, sum), of_input(op, to_residual, sum),
+        of_parameter(op, grad.weight, sum, weight), of_parameter(op, grad.bias, sum, bias)};
+  }
+
+  static std::tuple<Tensor, Tensor, Tensor> add_rms_norm(
+      const Tensor& input, const Tensor& residual, Sizes normalized_shape, MaybeTensor weight,
+      double eps, double weight_offset, bool rounds_normalized, double p, MaybeTensor seed) {
+    const char* op = "add_rms_norm";
+    const NormResult result = norm_forward<Launcher>(
+        {op, NormKind::kRms, normalized_shape, weight, std::nullopt, weight_offset}, input,
+        {residual, branch_dropout(op, p, seed, {"input", input})}, eps, {}, rounds_normalized);
+    return {result.output, *result.sum, *result.rstd};
+  }
+
+  static std::tuple<Tensor, Tensor> add_rms_norm_inference(
+      const Tensor& input, const Tensor& residual, Sizes normalized_shape, MaybeTensor weight,
+      double eps, bool wants_sum, double weight_offset, bool rounds_normalized, double p,
+      MaybeTensor seed) {
+    const char* op = "add_rms_norm";
+    const NormResult result = norm_forward<Launcher>(
+        {op, NormKind::kRms, normalized_shape, weight, std::nullopt, weight_offset}, input,
+        {residual, branch_dropout(op, p, seed, {"input", input})}, eps, {wants_sum, false},
+        rounds_normalized);
+    return output_and_sum(op, result);
+  }
+
+  static std::tuple<Tensor, Tensor, Tensor> add_rms_norm_backward(
+      const Tensor& grad_output, MaybeTensor grad_sum, const Tensor& sum, Sizes normalized_shape,
+      const Tensor& rstd, MaybeTensor weight, std::vector<bool> output_mask, double weight_offset,
+      double p, MaybeTensor seed) {
+    const char* op = "add_rms_norm_backward";
+    const NormWanted wanted = wanted_of_added(op, output_mask, p, false);
+    const NormGradResult grad = norm_backward<Launcher>(
+        {op, NormKind::kRms, normalized_shape, weight, std::nullopt, weight_offset},
+        {grad_output,
+         {"sum", sum},
+         std::nullopt,
+         rstd,
+         grad_sum,
+         branch_dropout(op, p, seed, {"sum", sum})},
+        wanted);
+    const auto [to_input, to_residual] = in_order_of_inputs(grad, p);
+    return {
+        of_input(op, to_input, sum), of_input(op, to_residual, sum),
+        of_parameter(op, grad.weight, sum, weight)};
+  }
+
+ private:
+  static Tensor output_alone(
+      const NormOptions& options, const Tensor& input, double eps, bool rounds_normalized = false) {
+    return norm_forward<Launcher>(options, input, {}, eps, {false, false}, rounds_normalized)
+        .output;
+  }
+
+  static std::tuple<Tensor, Tensor> output_and_sum(const char* op, const NormResult& result) {
+    const Tensor& output = result.output;
+    return {output, or_empty(op, result.sum, output, dtype_of(output))};
+  }
+
+  // Those of the input and of the residual.
+  static std::pair<MaybeTensor, MaybeTensor> in_order_of_inputs(
+      const NormGradResult& grad, double p) {
+    if (p == 0) return {grad.input, grad.branch};
+    return {grad.branch, grad.input};
+  }
+
+  static Tensor of_input(const char* op, const MaybeTensor& grad, const Tensor& input) {
+    return or_empty(op, grad, input, dtype_of(input));
+  }
+  static Tensor of_parameter(
+      const char* op, const MaybeTensor& grad, const Tensor& input, const MaybeTensor& parameter) {
+    return or_empty(op, grad, input, norm_parameter_dtype(input, parameter));
+  }
+};
+
+}  // namespace fusedops

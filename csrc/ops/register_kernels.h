@@ -1,0 +1,32 @@
+// Registers the operators' kernels for a device.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+
+#include "ops/masked_softmax_ops.h"
+#include "ops/norm_ops.h"
+#include "ops/softmax_ops.h"
+#include "ops/stack_ops.h"
+
+// `key` is the device's dispatch key, `Launcher` what launches kernels there.
+#define FUSEDOPS_REGISTER(key, Launcher) \
+  STABLE_TORCH_LIBRARY_IMPL(fusedops, key, m) { fusedops::register_kernels<Launcher>(m); }
+
+namespace fusedops {
+
+template <class Launcher, class Library>
+void register_kernels(Library& m) {
+  using Softmax = SoftmaxOps<Launcher>;
+  using MaskedSoftmax = MaskedSoftmaxOps<Launcher>;
+  using Norm = NormOps<Launcher>;
+  using Stack = StackOps<Launcher>;
+#define OPERATOR(name, function, schema) m.impl(#name, TORCH_BOX(&function));
+#define OPERATOR_WITH_VARIANT(name, function, schema) \
+  m.impl(#name, TORCH_BOX(&function));                \
+  m.impl("_" #name, TORCH_BOX(&function));
+#include "ops/operators.def"
+#undef OPERATOR
+#undef OPERATOR_WITH_VARIANT
+}
+
+}  // namespace fusedops

@@ -1,0 +1,291 @@
+// softmax and log_softmax, forward and backward: tensors in, rows or planes to the launcher,
+// tensors out.
+#pragma once
+
+#include "ops/tensor.h"
+
+namespace fusedops {
+
+// Where the softmax runs: dimension `dim`, of `cols` elements that lie `inner` apart.
+struct SoftmaxDim {
+  int64_t dim;
+  int64_t cols, inner;
+};
+
+inline SoftmaxDim resolve_dim(const char* op, SizesView sizes, int64_t dim) {
+  const auto rank = static_cast<int64_t>(sizes.size());
+  const int64_t bound = rank > 0 ? rank : 1;
+  FUSEDOPS_CHECK(
+      dim >= -bound && dim < bound, op, ": dim is ", dim, ", wanted a value in [", -bound, ", ",
+      bound - 1, "] for an input of shape ", list_text(sizes));
+  if (rank == 0) return {0, 1, 1};
+  const int64_t wrapped = dim < 0 ? dim + rank : dim;
+  const SoftmaxDim at{wrapped, sizes[wrapped], product(sizes, wrapped + 1, rank)};
+  check_cols(op, at.cols);
+  return at;
+}
+
+inline bool converts_inside(ScalarType from, ScalarType to) {
+  return from == to || (is_16_bit(from) && to == ScalarType::Float);
+}
+
+inline Tensor converted(const char* op, const Tensor& input, ScalarType output) {
+  return converts_inside(dtype_of(input), output) ? input : convert(op, input, output);
+}
+
+inline ScalarType softmax_dtype(
+    const char* op, const Tensor& input, std::optional<ScalarType> dtype) {
+  check_given(op, "input", input);
+  const char* fix = "convert it, or pass dtype=";
+  if (dtype) {
+    check_dtype(op, "dtype", *dtype, fix);
+  } else {
+    check_dtype_of(op, "input", input, fix);
+  }
+  return dtype.value_or(dtype_of(input));
+}
+
+// Into an `output` that lies in rows (where dim is the last) or in planes.
+template <class Launcher>
+void softmax_into(
+    const char* op, const Tensor& given, const Tensor& output, const SoftmaxDim& at, bool log) {
+  if (given.numel() == 0) return;
+  const Tensor input = converted(op, given, dtype_of(output));
+  const int64_t count = input.numel() / at.cols;
+  if (at.inner == 1) {
+    const RowView source = as_rows<Launcher>(op, input, at.dim),
+                  to = as_rows<Launcher>(op, output, at.dim);
+    launch_with_workspace(
+        op, Launcher(input), input,
+        SoftmaxForward{source.read(), to.write(), nullptr, count, at.cols, log});
+    return;
+  }
+  const PlaneView source = as_planes(op, input, at.dim), to = as_planes(op, output, at.dim);
+  Launcher(input).launch(
+      SpatialSoftmaxForward{source.read(), to.write(), count / at.inner, at.cols, at.inner, log});
+}
+
+template <class Launcher>
+Tensor softmax_forward(
+    const char* op, const Tensor& input, int64_t dim, std::optional<ScalarType> dtype, bool log) {
+  const ScalarType output_dtype = softmax_dtype(op, input, dtype);
+  const SizesView sizes = input.sizes();
+  const SoftmaxDim at = resolve_dim(op, sizes, dim);
+  const Tensor output = empty_contiguous(op, input, sizes, output_dtype);
+  softmax_into<Launcher>(op, input, output, at, log);
+  return output;
+}
+
+// Whether softmax_into() can write `output` where it lies while it reads `input`.
+template <class Launcher>
+bool is_writable_in_place(const Tensor& input, const Tensor& output, const SoftmaxDim& at) {
+  const bool lies_well = at.inner == 1 ? row_spacing<Launcher>(output, at.dim).has_value()
+                                       : plane_view(output, at.dim).has_value();
+  return lies_well && (is_same_memory(input, output) || !may_overlap(input, output));
+}
+
+template <class Launcher>
+void softmax_out(const char* op, const Tensor& input, int64_t dim, Tensor output, bool log) {
+  check_given(op, "input", input);
+  check_out(op, output, input);
+  const SoftmaxDim at = resolve_dim(op, input.sizes(), dim);
+  if (input.numel() == 0) return;
+  if (is_writable_in_place<Launcher>(input, output, at)) {
+    return softmax_into<Launcher>(op, input, output, at, log);
+  }
+  const Tensor result = softmax_forward<Launcher>(op, input, dim, dtype_of(output), log);
+  torch::stable::copy_(output, result);
+}
+
+// The result lands in `input`.
+template <class Launcher>
+void softmax_in_place(const char* op, Tensor input, int64_t dim, bool log) {
+  check_dtype_of(op, "input", input);
+  check_distinct(op, "input", input);
+  softmax_out<Launcher>(op, input, dim, input, log);
+}
+
+inline SoftmaxDim checked_softmax_backward(
+    const char* op, const Tensor& grad_output, const Tensor& output, int64_t dim) {
+  check_dtype_of(op, "output", output);
+  check_like(op, "grad_output", grad_output, {"output", output});
+  return resolve_dim(op, output.sizes(), dim);
+}
+
+template <class Launcher>
+void softmax_backward_into(
+    const char* op, const Tensor& grad_output, const Tensor& output, const Tensor& grad_input,
+    const SoftmaxDim& at, bool log) {
+  if (output.numel() == 0) return;
+  const int64_t count = output.numel() / at.cols;
+  if (at.inner == 1) {
+    const RowView grad = as_rows<Launcher>(op, grad_output, at.dim),
+                  result = as_rows<Launcher>(op, output, at.dim);
+    const RowView to = as_rows<Launcher>(op, grad_input, at.dim);
+    launch_with_workspace(
+        op, Launcher(output), output,
+        SoftmaxBackward{grad.read(), result.read(), to.write(), nullptr, count, at.cols, log});
+    return;
+  }
+  const PlaneView grad = as_planes(op, grad_output, at.dim), result = as_planes(op, output, at.dim);
+  const PlaneView to = as_planes(op, grad_input, at.dim);
+  Launcher(output).launch(
+      SpatialSoftmaxBackward{
+          grad.read(), result.read(), to.write(), count / at.inner, at.cols, at.inner, log});
+}
+
+template <class Launcher>
+Tensor softmax_backward(
+    const char* op, const Tensor& grad_output, const Tensor& output, int64_t dim,
+    ScalarType input_dtype, bool log) {
+  const SoftmaxDim at = checked_softmax_backward(op, grad_output, output, dim);
+  check_dtype(op, "input_dtype", input_dtype);
+  const bool inside = converts_inside(input_dtype, dtype_of(output));
+  const Tensor grad_input =
+      empty_contiguous(op, output, output.sizes(), inside ? input_dtype : dtype_of(output));
+  softmax_backward_into<Launcher>(op, grad_output, output, grad_input, at, log);
+  return convert(op, grad_input, input_dtype);
+}
+
+// Into the memory of grad_output.
+template <class Launcher>
+void softmax_backward_in_place(
+    const char* op, Tensor grad_output, const Tensor& output, int64_t dim, bool log) {
+  const SoftmaxDim at = checked_softmax_backward(op, grad_output, output, dim);
+  check_distinct(op, "grad_output", grad_output);
+  if (output.numel() == 0) return;
+  if (is_writable_in_place<Launcher>(output, grad_output, at)) {
+    return softmax_backward_into<Launcher>(op, grad_output, output, grad_output, at, log);
+  }
+  torch::stable::copy_(
+      grad_output, softmax_backward<Launcher>(op, grad_output, output, dim, dtype_of(output), log));
+}
+
+// --- statistics ---------------------------------------------------------------------------------
+
+// Rows along `dim`, as the last dimension. What lies otherwise is copied where it is read.
+inline Tensor with_dim_last(const Tensor& tensor, const SoftmaxDim& at) {
+  const int64_t last = tensor.dim() - 1;
+  return tensor.dim() == 0 || at.dim == last ? tensor
+                                             : torch::stable::transpose(tensor, at.dim, last);
+}
+inline Tensor with_dim_back(const char* op, const Tensor& rows, const SoftmaxDim& at) {
+  return as_contiguous(op, with_dim_last(rows, at));
+}
+
+template <class Launcher>
+RowView rows_of_last_dim(const char* op, const Tensor& tensor) {
+  return as_rows<Launcher>(op, tensor, tensor.dim() > 0 ? tensor.dim() - 1 : 0);
+}
+
+inline Sizes softmax_statistics_sizes(const Tensor& input, int64_t dim) {
+  Sizes sizes = input.sizes().vec();
+  if (!sizes.empty()) sizes[dim] = 1;
+  return sizes;
+}
+
+template <class Launcher>
+std::tuple<Tensor, Tensor> softmax_stats(const Tensor& input, int64_t dim) {
+  const char* op = "softmax_stats";
+  check_dtype_of(op, "input", input);
+  const SoftmaxDim at = resolve_dim(op, input.sizes(), dim);
+  FUSEDOPS_CHECK(
+      at.cols > 0, op, ": dim ", dim, " of an input of shape ", list_text(input.sizes()),
+      " is empty, wanted at least one element to take the maximum of");
+  const ScalarType dtype = statistics_dtype(dtype_of(input));
+  const Tensor rows = with_dim_last(input, at);
+  const Sizes sizes = softmax_statistics_sizes(rows, rows.dim() - 1);
+  const Tensor max = empty_contiguous(op, input, sizes, dtype);
+  const Tensor sum = empty_contiguous(op, input, sizes, dtype);
+  if (input.numel() > 0) {
+    const RowView source = rows_of_last_dim<Launcher>(op, rows);
+    SoftmaxStatistics args{};
+    args.input = source.read();
+    args.max = max.mutable_data_ptr();
+    args.sum = sum.mutable_data_ptr();
+    args.rows = input.numel() / at.cols;
+    args.cols = at.cols;
+    launch_with_workspace(op, Launcher(input), input, args);
+  }
+  return {with_dim_back(op, max, at), with_dim_back(op, sum, at)};
+}
+
+template <class Launcher>
+Tensor softmax_apply(
+    const Tensor& input, const Tensor& max, const Tensor& sum, int64_t dim,
+    std::optional<ScalarType> dtype) {
+  const char* op = "softmax_apply";
+  check_dtype_of(op, "input", input);
+  const ScalarType wanted = softmax_dtype(op, input, dtype);
+  const SoftmaxDim at = resolve_dim(op, input.sizes(), dim);
+  const Sizes sizes = softmax_statistics_sizes(input, at.dim);
+  check_statistic(op, "max", max, {"input", input}, sizes, "softmax_stats");
+  check_statistic(op, "sum", sum, {"input", input}, sizes, "softmax_stats");
+  const bool inside = converts_inside(dtype_of(input), wanted);
+  const Tensor rows = with_dim_last(input, at);
+  const Tensor output =
+      empty_contiguous(op, input, rows.sizes(), inside ? wanted : dtype_of(input));
+  if (input.numel() > 0) {
+    const RowView source = rows_of_last_dim<Launcher>(op, rows);
+    const Tensor row_max = with_dim_back(op, max, at), row_sum = with_dim_back(op, sum, at);
+    SoftmaxApply args{};
+    args.input = source.read();
+    args.output = rows_of_last_dim<Launcher>(op, output).write();
+    args.max = row_max.const_data_ptr();
+    args.sum = row_sum.const_data_ptr();
+    args.rows = input.numel() / at.cols;
+    args.cols = at.cols;
+    Launcher(input).launch(args);
+  }
+  return convert(op, with_dim_back(op, output, at), wanted);
+}
+
+// The entry points that a launcher registers.
+template <class Launcher>
+struct SoftmaxOps {
+  static std::tuple<Tensor, Tensor> softmax_stats(const Tensor& input, int64_t dim) {
+    return fusedops::softmax_stats<Launcher>(input, dim);
+  }
+  static Tensor softmax_apply(
+      const Tensor& input, const Tensor& max, const Tensor& sum, int64_t dim,
+      std::optional<ScalarType> dtype) {
+    return fusedops::softmax_apply<Launcher>(input, max, sum, dim, dtype);
+  }
+
+  static Tensor softmax(const Tensor& input, int64_t dim, std::optional<ScalarType> dtype) {
+    return softmax_forward<Launcher>("softmax", input, dim, dtype, false);
+  }
+  static Tensor log_softmax(const Tensor& input, int64_t dim, std::optional<ScalarType> dtype) {
+    return softmax_forward<Launcher>("log_softmax", input, dim, dtype, true);
+  }
+  static void softmax_out(const Tensor& input, int64_t dim, Tensor out) {
+    fusedops::softmax_out<Launcher>("softmax", input, dim, out, false);
+  }
+  static void log_softmax_out(const Tensor& input, int64_t dim, Tensor out) {
+    fusedops::softmax_out<Launcher>("log_softmax", input, dim, out, true);
+  }
+  static void softmax_(Tensor input, int64_t dim) {
+    softmax_in_place<Launcher>("softmax_", input, dim, false);
+  }
+  static void log_softmax_(Tensor input, int64_t dim) {
+    softmax_in_place<Launcher>("log_softmax_", input, dim, true);
+  }
+  static Tensor softmax_backward(
+      const Tensor& grad_output, const Tensor& output, int64_t dim, ScalarType input_dtype) {
+    return fusedops::softmax_backward<Launcher>(
+        "softmax_backward", grad_output, output, dim, input_dtype, false);
+  }
+  static Tensor log_softmax_backward(
+      const Tensor& grad_output, const Tensor& output, int64_t dim, ScalarType input_dtype) {
+    return fusedops::softmax_backward<Launcher>(
+        "log_softmax_backward", grad_output, output, dim, input_dtype, true);
+  }
+  static void softmax_backward_(Tensor grad_output, const Tensor& output, int64_t dim) {
+    softmax_backward_in_place<Launcher>("softmax_backward_", grad_output, output, dim, false);
+  }
+  static void log_softmax_backward_(Tensor grad_output, const Tensor& output, int64_t dim) {
+    softmax_backward_in_place<Launcher>("log_softmax_backward_", grad_output, output, dim, true);
+  }
+};
+
+}  // namespace fusedops

@@ -1,0 +1,84 @@
+"""Compiled graphs compute no output that nothing reads, and call no autograd formula.
+
+before    y, sum, mean, rstd = fusedops.add_layer_norm(x, residual, ...)      y alone is used
+after     y, _ = fusedops._add_layer_norm(x, residual, ..., wants_sum=False)
+
+Inference needs no statistics for a backward pass, and post-norm layers do not need the sum. Both
+passes run on the graph that Inductor is about to lower. There everything that a backward pass needs
+is an output, and the backward ops are calls of their own, so that the no-autograd variants serve:
+they save the Python of a formula, 7 us a call.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+from torch.fx.operator_schemas import normalize_function
+
+from fusedops.ops._library import OPS_WITH_VARIANT
+
+_ops = torch.ops.fusedops
+
+#: For each op with optional outputs, the variant without them, and how many outputs that one has.
+SHORTER_VARIANTS: dict[Any, tuple[Any, int]] = {
+    _ops.add_layer_norm.default: (_ops._add_layer_norm.default, 2),
+    _ops.add_rms_norm.default: (_ops._add_rms_norm.default, 2),
+    _ops.masked_softmax_dropout.default: (_ops._masked_softmax_dropout.default, 1),
+}
+
+NO_AUTOGRAD_VARIANTS: dict[Any, Any] = {
+    getattr(_ops, name).default: getattr(_ops, f"_{name}").default for name in OPS_WITH_VARIANT
+}
+
+
+def use_no_autograd_variants(graph: Graph) -> None:
+    """Edits ``graph``. The variants take the same arguments as the ops."""
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target in NO_AUTOGRAD_VARIANTS:
+            node.target = NO_AUTOGRAD_VARIANTS[node.target]
+
+
+def drop_unused_outputs(graph: Graph) -> None:
+    """Edits ``graph``: ops write the outputs that are read, and no others."""
+    for node in list(graph.nodes):
+        if node.op != "call_function" or node.target not in SHORTER_VARIANTS:
+            continue
+        if any(user.target is not operator.getitem for user in node.users):
+            continue
+        variant, outputs = SHORTER_VARIANTS[node.target]
+        wanted = {user.args[1] for user in node.users if user.users}
+        if wanted and max(wanted) < outputs:
+            _replace(node, variant, wanted)
+
+
+def _replace(node: Node, variant: Any, wanted: set[int]) -> None:
+    single = len(variant._schema.returns) == 1
+    output, sum = node.meta["val"][:2]
+    with node.graph.inserting_before(node):
+        arguments = _arguments(node, node.args, node.kwargs, variant, wanted)
+        new = node.graph.call_function(variant, arguments)
+    new.meta.update(node.meta)
+    new.meta["val"] = output if single else (output, sum if 1 in wanted else output.new_empty([0]))
+    if "eager_input_vals" in node.meta:  # the strides that Inductor has to keep to
+        vals = _arguments(node, *node.meta["eager_input_vals"], variant, wanted)
+        new.meta["eager_input_vals"] = (vals, {})
+    for item in list(node.users):
+        if single or not item.users:
+            item.replace_all_uses_with(new)
+            node.graph.erase_node(item)
+        else:
+            item.replace_input_with(node, new)
+    node.graph.erase_node(node)
+
+
+def _arguments(
+    node: Node, args: tuple[Any, ...], kwargs: dict[str, Any], variant: Any, wanted: set[int]
+) -> tuple[Any, ...]:
+    """The variant's arguments, from those of the op."""
+    given = normalize_function(node.target, args, kwargs, normalize_to_only_use_kwargs=True)
+    arguments = {"wants_sum": 1 in wanted, **given.kwargs}
+    names = (argument.name for argument in variant._schema.arguments)
+    return tuple(arguments[name] for name in names if name in arguments)
