@@ -6,12 +6,13 @@
 namespace fusedops {
 namespace {
 
-// body(strips, scratch) over the strips of all planes.
+// body(segments, scratch) over the inner segments of every outer index.
 template <class Args, class Body>
-void for_strips(const Args& args, Body body) {
-  const PlaneStrips strips = plane_strips(args);
-  const int64_t elements = args.rows * std::min(strips.lanes_each, args.lanes);
-  for_rows(args.planes * strips.count, elements, planes_scratch_bytes(args.rows, strips), body);
+void for_inner_segments(const Args& args, Body body) {
+  const InnerSegments segments = inner_segments(args);
+  const int64_t elements = args.dim_size * std::min(segments.cols_each, args.inner);
+  for_rows(
+      args.outer * segments.count, elements, spatial_scratch_bytes(args.dim_size, segments), body);
 }
 
 }  // namespace
@@ -19,18 +20,18 @@ void for_strips(const Args& args, Body body) {
 void CpuLauncher::launch(const SpatialSoftmaxForward& args) const {
   const CpuKernels& kernels = cpu_kernels();
   const int64_t bytes = size_of(args.input.dtype) + size_of(args.output.dtype);
-  const bool streaming = is_streaming(args.planes * args.rows * args.lanes, bytes);
-  for_strips(args, [&](RowRange strips, void* scratch) {
-    kernels.spatial_softmax(args, strips, scratch, streaming);
+  const bool streaming = is_streaming(args.outer * args.dim_size * args.inner, bytes);
+  for_inner_segments(args, [&](RowRange segments, void* scratch) {
+    kernels.spatial_softmax(args, segments, scratch, streaming);
   });
 }
 
 void CpuLauncher::launch(const SpatialSoftmaxBackward& args) const {
   const CpuKernels& kernels = cpu_kernels();
   const int64_t bytes = 2 * size_of(args.output.dtype) + size_of(args.grad_input.dtype);
-  const bool streaming = is_streaming(args.planes * args.rows * args.lanes, bytes);
-  for_strips(args, [&](RowRange strips, void* scratch) {
-    kernels.spatial_softmax_backward(args, strips, scratch, streaming);
+  const bool streaming = is_streaming(args.outer * args.dim_size * args.inner, bytes);
+  for_inner_segments(args, [&](RowRange segments, void* scratch) {
+    kernels.spatial_softmax_backward(args, segments, scratch, streaming);
   });
 }
 

@@ -28,7 +28,7 @@ inline RowPlan plan_of(const NormForward& args, int32_t width) {
   return plan_clusters(plan, norm_clusters(bytes, adds), args.cols, bytes);
 }
 
-// Elements a thread, as the tables of policy.h have them.
+// Elements a thread, as the tables of launch_plan.h have them.
 template <class T, int kWidth, bool kAdd>
 constexpr int norm_elements() {
   if (kIsWide<T, kWidth> && sizeof(T) < 8) return 16;

@@ -1,4 +1,5 @@
-// Host side of softmax over the rows of planes. The emulator compiles this very file, as C++.
+// Host side of softmax over a dimension that is not the last. The emulator compiles this very file,
+// as C++.
 #include "fusedops/cuda/launch.h"
 
 #include "fusedops/cuda/launch_dispatch.h"
@@ -7,22 +8,22 @@
 namespace fusedops::cuda {
 
 template <class Args>
-Status launch_strips(
-    void (*kernel)(Args, int64_t), const PlanePlan& plan, const Args& args, Stream stream) {
-  const dim3 threads(plan.threads, plan.sharers);
-  return launch_shares(kernel, args.planes * plan.strips, 1, threads, args, stream);
+Status launch_inner_segments(
+    void (*kernel)(Args, int64_t), const SpatialPlan& plan, const Args& args, Stream stream) {
+  const dim3 threads(plan.inner_threads, plan.dim_threads);
+  return launch_shares(kernel, args.outer * plan.segments, 1, threads, args, stream);
 }
 
 Status launch(const SpatialSoftmaxForward& args, Stream stream) {
   const DType dtype = args.input.dtype;
-  const int32_t width = pick_wide_or_single(dtype, args.lanes, {args.input, args.output});
-  const PlanePlan plan = plan_planes(args.rows, args.lanes, width, size_of(dtype));
+  const int32_t width = pick_wide_or_single(dtype, args.inner, {args.input, args.output});
+  const SpatialPlan plan = plan_spatial(args.dim_size, args.inner, width, size_of(dtype));
   return with_types(dtype, args.output.dtype, [&](auto in, auto out) {
     using In = typename decltype(in)::type;
     using Out = typename decltype(out)::type;
     return with_wide_or_single<In>(plan.width, [&](auto width) {
       const auto kernel = &spatial_softmax_forward<In, Out, decltype(width)::value>;
-      return launch_strips(kernel, plan, args, stream);
+      return launch_inner_segments(kernel, plan, args, stream);
     });
   });
 }
@@ -30,14 +31,14 @@ Status launch(const SpatialSoftmaxForward& args, Stream stream) {
 Status launch(const SpatialSoftmaxBackward& args, Stream stream) {
   const DType dtype = args.output.dtype;
   const int32_t width =
-      pick_wide_or_single(dtype, args.lanes, {args.grad_output, args.output, args.grad_input});
-  const PlanePlan plan = plan_planes(args.rows, args.lanes, width, size_of(dtype));
+      pick_wide_or_single(dtype, args.inner, {args.grad_output, args.output, args.grad_input});
+  const SpatialPlan plan = plan_spatial(args.dim_size, args.inner, width, size_of(dtype));
   return with_types(args.grad_input.dtype, dtype, [&](auto out, auto type) {
     using Out = typename decltype(out)::type;
     using T = typename decltype(type)::type;
     return with_wide_or_single<T>(plan.width, [&](auto width) {
       const auto kernel = &spatial_softmax_backward<T, Out, decltype(width)::value>;
-      return launch_strips(kernel, plan, args, stream);
+      return launch_inner_segments(kernel, plan, args, stream);
     });
   });
 }

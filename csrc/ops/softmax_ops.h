@@ -1,4 +1,4 @@
-// softmax and log_softmax, forward and backward: tensors in, rows or planes to the launcher,
+// softmax and log_softmax, forward and backward: tensors in, rows or slices to the launcher,
 // tensors out.
 #pragma once
 
@@ -45,7 +45,7 @@ inline ScalarType softmax_dtype(
   return dtype.value_or(dtype_of(input));
 }
 
-// Into an `output` that lies in rows (where dim is the last) or in planes.
+// Into an `output` that lies in rows (where dim is the last) or in slices.
 template <class Launcher>
 void softmax_into(
     const char* op, const Tensor& given, const Tensor& output, const SoftmaxDim& at, bool log) {
@@ -60,7 +60,7 @@ void softmax_into(
         SoftmaxForward{source.read(), to.write(), nullptr, count, at.cols, log});
     return;
   }
-  const PlaneView source = as_planes(op, input, at.dim), to = as_planes(op, output, at.dim);
+  const SliceView source = as_slices(op, input, at.dim), to = as_slices(op, output, at.dim);
   Launcher(input).launch(
       SpatialSoftmaxForward{source.read(), to.write(), count / at.inner, at.cols, at.inner, log});
 }
@@ -80,7 +80,7 @@ Tensor softmax_forward(
 template <class Launcher>
 bool is_writable_in_place(const Tensor& input, const Tensor& output, const SoftmaxDim& at) {
   const bool lies_well = at.inner == 1 ? row_spacing<Launcher>(output, at.dim).has_value()
-                                       : plane_view(output, at.dim).has_value();
+                                       : slice_view(output, at.dim).has_value();
   return lies_well && (is_same_memory(input, output) || !may_overlap(input, output));
 }
 
@@ -127,8 +127,8 @@ void softmax_backward_into(
         SoftmaxBackward{grad.read(), result.read(), to.write(), nullptr, count, at.cols, log});
     return;
   }
-  const PlaneView grad = as_planes(op, grad_output, at.dim), result = as_planes(op, output, at.dim);
-  const PlaneView to = as_planes(op, grad_input, at.dim);
+  const SliceView grad = as_slices(op, grad_output, at.dim), result = as_slices(op, output, at.dim);
+  const SliceView to = as_slices(op, grad_input, at.dim);
   Launcher(output).launch(
       SpatialSoftmaxBackward{
           grad.read(), result.read(), to.write(), count / at.inner, at.cols, at.inner, log});

@@ -341,30 +341,30 @@ RowView as_rows(const char* op, const Tensor& tensor, int64_t first) {
   return {copy, *row_spacing<Launcher>(copy, first)};
 }
 
-// A tensor seen as planes of rows x lanes, the rows being dimension `dim`.
-struct PlaneView {
+// A tensor seen as [outer, dim_size, inner], dim_size being that of dimension `dim`.
+struct SliceView {
   Tensor tensor;
-  int64_t stride, row_stride;
+  int64_t outer_stride, dim_stride;
 
-  ConstPlanes read() const {
-    return {tensor.const_data_ptr(), stride, row_stride, kernel_dtype(dtype_of(tensor))};
+  ConstSlices read() const {
+    return {tensor.const_data_ptr(), outer_stride, dim_stride, kernel_dtype(dtype_of(tensor))};
   }
-  Planes write() const {
-    return {tensor.mutable_data_ptr(), stride, row_stride, kernel_dtype(dtype_of(tensor))};
+  Slices write() const {
+    return {tensor.mutable_data_ptr(), outer_stride, dim_stride, kernel_dtype(dtype_of(tensor))};
   }
 };
 
-// Or nothing where the lanes are not adjacent or the planes not evenly spaced.
-inline std::optional<PlaneView> plane_view(const Tensor& tensor, int64_t dim) {
+// Nothing where inner elements are not adjacent or outer ones not evenly spaced.
+inline std::optional<SliceView> slice_view(const Tensor& tensor, int64_t dim) {
   const Layout layout(tensor);
-  const EvenRun planes(layout, dim);
-  if (planes.first > 0 || !is_adjacent(layout, dim + 1)) return std::nullopt;
-  return PlaneView{tensor, planes.stride, layout.strides[dim]};
+  const EvenRun outer(layout, dim);
+  if (outer.first > 0 || !is_adjacent(layout, dim + 1)) return std::nullopt;
+  return SliceView{tensor, outer.stride, layout.strides[dim]};
 }
 
-inline PlaneView as_planes(const char* op, const Tensor& tensor, int64_t dim) {
-  if (const auto view = plane_view(tensor, dim)) return *view;
-  return *plane_view(as_contiguous(op, tensor), dim);
+inline SliceView as_slices(const char* op, const Tensor& tensor, int64_t dim) {
+  if (const auto view = slice_view(tensor, dim)) return *view;
+  return *slice_view(as_contiguous(op, tensor), dim);
 }
 
 // Launches with the workspace that the launcher asks for.

@@ -134,23 +134,23 @@ class SoftmaxApply(Structure):
     ]
 
 
-class Planes(Structure):
+class Slices(Structure):
     _fields_ = [
-        *[("data", c_void_p), ("stride", c_int64), ("row_stride", c_int64), ("dtype", c_int32)]
+        *[("data", c_void_p), ("outer_stride", c_int64), ("dim_stride", c_int64), ("dtype", c_int32)]
     ]
 
 
 class SpatialSoftmaxForward(Structure):
     _fields_ = [
-        *[("input", Planes), ("output", Planes)],
-        *[("planes", c_int64), ("rows", c_int64), ("lanes", c_int64), ("log", c_bool)],
+        *[("input", Slices), ("output", Slices)],
+        *[("outer", c_int64), ("dim_size", c_int64), ("inner", c_int64), ("log", c_bool)],
     ]
 
 
 class SpatialSoftmaxBackward(Structure):
     _fields_ = [
-        *[("grad_output", Planes), ("output", Planes), ("grad_input", Planes)],
-        *[("planes", c_int64), ("rows", c_int64), ("lanes", c_int64), ("log", c_bool)],
+        *[("grad_output", Slices), ("output", Slices), ("grad_input", Slices)],
+        *[("outer", c_int64), ("dim_size", c_int64), ("inner", c_int64), ("log", c_bool)],
     ]
 
 
@@ -301,9 +301,9 @@ class DeviceArray:
     def rows(self) -> Rows:
         return Rows(self.address, self.stride, 0, 0, 0, _CODES[self.dtype])
 
-    def planes(self, rows: int) -> Planes:
-        """So many of this array's rows are a plane."""
-        return Planes(self.address, self.stride * rows, self.stride, _CODES[self.dtype])
+    def slices(self, dim_size: int) -> Slices:
+        """So many of this array's rows are one outer index."""
+        return Slices(self.address, self.stride * dim_size, self.stride, _CODES[self.dtype])
 
     def operand(self, shape: tuple[int, ...]) -> Operand:
         """An operand of that shape. The last dimension is this array's rows; a 1 repeats it."""

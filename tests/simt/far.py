@@ -1,4 +1,4 @@
-"""The same launch with rows, planes and operands so far apart that no 32-bit offset reaches them.
+"""The same launch with rows, slices and operands so far apart that no 32-bit offset reaches them.
 
 Address space is reserved, and only the pages of the rows become memory. What goes by a product of
 32 bits, or by one that is cut to them on its way, lands between the rows: on zeros, or nowhere.
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from ctypes import Structure
 from itertools import product
 
-from .emulator import DTYPES, Args, Operand, Planes, Rows
+from .emulator import DTYPES, Args, Operand, Slices, Rows
 
 #: Elements. Its lower half is negative as an int32; whole vectors of every dtype.
 FAR = 2**32 + 2**31 + 64
@@ -63,17 +63,17 @@ def spread(args: Args) -> Iterator[None]:
         space.release()
 
 
-def _parts(struct: Structure) -> Iterator[Rows | Planes | Operand]:
+def _parts(struct: Structure) -> Iterator[Rows | Slices | Operand]:
     for name, kind in struct._fields_:
         value = getattr(struct, name)
-        if kind in (Rows, Planes, Operand):
+        if kind in (Rows, Slices, Operand):
             yield value
         elif issubclass(kind, Structure):
             yield from _parts(value)
 
 
 def _move(
-    part: Rows | Planes | Operand, args: Args, moves: list[Move], reserved: list[_Reserved]
+    part: Rows | Slices | Operand, args: Args, moves: list[Move], reserved: list[_Reserved]
 ) -> None:
     is_bool = isinstance(part, Operand) and part.is_bool
     item = 1 if is_bool else _ITEMS[part.dtype]
@@ -89,27 +89,27 @@ def _move(
     _set_strides(part, steps)
 
 
-def _steps(part: Rows | Planes | Operand, args: Args) -> tuple[list[tuple[int, int]], int]:
+def _steps(part: Rows | Slices | Operand, args: Args) -> tuple[list[tuple[int, int]], int]:
     """How many places there are in each direction, how far apart, and how long each is."""
     if isinstance(part, Rows):
         return [(args.rows, part.stride)], args.cols
-    if isinstance(part, Planes):
-        return [(args.planes, part.stride), (args.rows, part.row_stride)], args.lanes
+    if isinstance(part, Slices):
+        return [(args.outer, part.outer_stride), (args.dim_size, part.dim_stride)], args.inner
     dims = args.scores.dims
     sizes = [(dims.sizes[d] if part.strides[d] else 1) for d in range(dims.count)]
     steps = [(size, part.strides[d]) for d, size in enumerate(sizes)]
     return steps, args.cols if part.col_stride else 1
 
 
-def _set_strides(part: Rows | Planes | Operand, steps: list[tuple[int, int]]) -> None:
+def _set_strides(part: Rows | Slices | Operand, steps: list[tuple[int, int]]) -> None:
     strides, stride = [], FAR
     for count, before in reversed(steps):
         strides.insert(0, stride if before else 0)
         stride *= count
     if isinstance(part, Rows):
         part.stride = strides[0]
-    elif isinstance(part, Planes):
-        part.stride, part.row_stride = strides
+    elif isinstance(part, Slices):
+        part.outer_stride, part.dim_stride = strides
     else:
         for d, value in enumerate(strides):
             part.strides[d] = value

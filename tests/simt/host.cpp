@@ -67,8 +67,8 @@ template <class Args>
 int64_t& length_of(Args& args) {
   if constexpr (requires { args.each; }) {
     return args.each.cols;
-  } else if constexpr (requires { args.planes; }) {
-    return args.rows;
+  } else if constexpr (requires { args.outer; }) {
+    return args.dim_size;
   } else {
     return args.cols;
   }

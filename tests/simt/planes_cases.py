@@ -85,11 +85,11 @@ class Prepared:
             self.arrays[name].values[:] = values
         self._outputs = {name: self._array(name, of) for name, of in output_dtypes(case).items()}
         self.arrays |= self._outputs
-        planes = {name: array.planes(case.rows) for name, array in self.arrays.items()}
+        slices = {name: array.slices(case.rows) for name, array in self.arrays.items()}
         forward = case.op == "spatial_softmax_forward"
         args = SpatialSoftmaxForward if forward else SpatialSoftmaxBackward
-        sizes = {"planes": case.planes, "rows": case.rows, "lanes": case.lanes}
-        self.args = args(**planes, **sizes, log=case.log)
+        sizes = {"outer": case.planes, "dim_size": case.rows, "inner": case.lanes}
+        self.args = args(**slices, **sizes, log=case.log)
 
     def _array(self, name: str, dtype: str) -> DeviceArray:
         case = self._case

@@ -106,5 +106,5 @@ def test_inf_and_nan_come_out_as_in_eager(emulator, dtype, rows):
 def test_no_planes_launch_nothing(emulator, op):
     case = PlanesCase(op, "float32", "float32", 1, 9, 8, 4)
     prepared = Prepared(emulator, case, inputs(case))
-    prepared.args.planes = 0
+    prepared.args.outer = 0
     assert emulator.kernels_of(prepared.args) == set()

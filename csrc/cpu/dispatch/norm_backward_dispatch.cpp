@@ -52,10 +52,10 @@ void norm_finish(const NormBackward& args, int64_t begin, int64_t end) {
 }
 
 void long_norm_backward(
-    const NormBackward& args, int64_t row, RowRange cols, NormGradSums* notes, void* scratch) {
+    const NormBackward& args, int64_t row, RowRange cols, NormGradSums* partials, void* scratch) {
   with_norm(args, [&](auto centers, auto tag) {
     using T = typename decltype(tag)::type;
-    long_norm_backward_segments<centers.value, T>(args, row, cols, notes, scratch);
+    long_norm_backward_segments<centers.value, T>(args, row, cols, partials, scratch);
   });
 }
 

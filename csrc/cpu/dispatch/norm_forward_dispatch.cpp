@@ -17,21 +17,22 @@ void norm(const NormForward& args, RowRange range, void* scratch, bool streaming
   });
 }
 
-void long_norm(const NormForward& args, int64_t row, RowRange cols, void* notes, void* scratch) {
+void long_norm(const NormForward& args, int64_t row, RowRange cols, void* partials, void* scratch) {
   with_norm(args, [&](auto centers, auto tag) {
     using T = typename decltype(tag)::type;
-    long_norm_segments<centers.value, T>(args, row, cols, NormNotes<T>(args, row, notes), scratch);
+    long_norm_segments<centers.value, T>(
+        args, row, cols, NormPartials<T>(args, row, partials), scratch);
   });
 }
 
 void write_long_norm(
-    const NormForward& args, int64_t row, RowRange cols, void* notes, void* scratch,
+    const NormForward& args, int64_t row, RowRange cols, void* partials, void* scratch,
     bool streaming) {
   with_norm(args, [&](auto centers, auto tag) {
     using T = typename decltype(tag)::type;
     with_store(streaming, args.output, [&](Put put) {
       write_long_norm_segments<centers.value, T>(
-          args, row, cols, NormNotes<T>(args, row, notes), scratch, put);
+          args, row, cols, NormPartials<T>(args, row, partials), scratch, put);
     });
   });
 }

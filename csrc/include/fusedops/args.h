@@ -109,34 +109,35 @@ struct SoftmaxApply {
   int64_t rows, cols;
 };
 
-// Planes of rows x lanes: element (p, r, i) of a plane is at
-// data + p * stride + r * row_stride + i.
-struct ConstPlanes {
+// A tensor seen as [outer, dim_size, inner]: element (o, d, i) is at
+// data + o * outer_stride + d * dim_stride + i.
+struct ConstSlices {
   const void* data;
-  int64_t stride, row_stride;  // elements
+  int64_t outer_stride, dim_stride;  // elements
   DType dtype;
 };
 
-struct Planes {
+struct Slices {
   void* data;
-  int64_t stride, row_stride;
+  int64_t outer_stride, dim_stride;
   DType dtype;
 };
 
-// softmax over the rows of each plane, lane by lane: the softmax of a dimension that is not the
-// last, where it lies. dtypes as in SoftmaxForward. input and output may be the same memory.
+// softmax over dim_size, for each outer and inner: over a dimension that is not the last, without
+// moving it there (ATen calls it a spatial softmax). dtypes as in SoftmaxForward. input and output
+// may be the same memory.
 struct SpatialSoftmaxForward {
-  ConstPlanes input;
-  Planes output;
-  int64_t planes, rows, lanes;
+  ConstSlices input;
+  Slices output;
+  int64_t outer, dim_size, inner;
   bool log;
 };
 
 // dtypes as in SoftmaxBackward. grad_input may be the memory of grad_output.
 struct SpatialSoftmaxBackward {
-  ConstPlanes grad_output, output;
-  Planes grad_input;
-  int64_t planes, rows, lanes;
+  ConstSlices grad_output, output;
+  Slices grad_input;
+  int64_t outer, dim_size, inner;
   bool log;
 };
 

@@ -14,12 +14,12 @@ struct CpuKernels {
   void (*softmax)(const SoftmaxForward&, RowRange, void* scratch, bool streaming);
   void (*softmax_backward)(const SoftmaxBackward&, RowRange, bool streaming);
 
-  // Strips are numbered through all planes, one plane after the other. `scratch` holds
-  // planes_scratch_bytes(), aligned to 64 bytes.
+  // Inner segments are numbered through all outer indices. `scratch` holds spatial_scratch_bytes(),
+  // aligned to 64 bytes.
   void (*spatial_softmax)(
-      const SpatialSoftmaxForward&, RowRange strips, void* scratch, bool streaming);
+      const SpatialSoftmaxForward&, RowRange segments, void* scratch, bool streaming);
   void (*spatial_softmax_backward)(
-      const SpatialSoftmaxBackward&, RowRange strips, void* scratch, bool streaming);
+      const SpatialSoftmaxBackward&, RowRange segments, void* scratch, bool streaming);
 
   // Columns of a long row, whole segments: `chunks` holds softmax_chunks_bytes() for all of it.
   // What is streaming leaves the output alone until it is written; the same in both steps.
@@ -48,15 +48,16 @@ struct CpuKernels {
   // partitions' sums.
   void (*norm_finish)(const NormBackward&, int64_t begin, int64_t end);
 
-  // Columns of a long row, whole segments; `notes` holds norm_partials_bytes(). `scratch` holds
+  // Columns of a long row, whole segments; `partials` holds norm_partials_bytes(). `scratch` holds
   // kLongNormScratchBytes, aligned to 64 bytes.
-  void (*long_norm)(const NormForward&, int64_t row, RowRange cols, void* notes, void* scratch);
+  void (*long_norm)(const NormForward&, int64_t row, RowRange cols, void* partials, void* scratch);
   void (*write_long_norm)(
-      const NormForward&, int64_t row, RowRange cols, void* notes, void* scratch, bool streaming);
-  // Without dropout. Into notes[segment]; then, of all rows, gradients and their sums, from what
-  // the notes of each row add up to.
+      const NormForward&, int64_t row, RowRange cols, void* partials, void* scratch,
+      bool streaming);
+  // Without dropout. The first fills partials[segment]; the second takes the sums of each
+  // row's partials, and writes the gradients of all rows and their sums.
   void (*long_norm_backward)(
-      const NormBackward&, int64_t row, RowRange cols, NormGradSums* notes, void* scratch);
+      const NormBackward&, int64_t row, RowRange cols, NormGradSums* partials, void* scratch);
   void (*write_long_norm_backward)(
       const NormBackward&, RowRange cols, const NormGradSums* rows, void* scratch, bool streaming);
 };

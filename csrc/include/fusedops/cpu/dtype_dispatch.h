@@ -52,8 +52,8 @@ inline bool is_aligned(const void* data, int64_t stride, DType dtype) {
 inline bool can_stream(const Rows& to) {
   return to.data == nullptr || is_aligned(to.data, to.spacing.stride | to.spacing.jump, to.dtype);
 }
-inline bool can_stream(const Planes& to) {
-  return is_aligned(to.data, to.stride | to.row_stride, to.dtype);
+inline bool can_stream(const Slices& to) {
+  return is_aligned(to.data, to.outer_stride | to.dim_stride, to.dtype);
 }
 
 template <class Output, class Body>

@@ -38,15 +38,15 @@ inline ConstColumns columns_of(ConstColumns given, RowRange cols) {
 // What is noted of a row: the moments of its segments and, where it is a sum that is not wanted,
 // the sum.
 template <class T>
-struct NormNotes {
+struct NormPartials {
   Moments<Wider<T>>* moments;
   T* sum;
 
-  NormNotes(const NormForward& args, int64_t row, void* memory)
+  NormPartials(const NormForward& args, int64_t row, void* memory)
       : moments(static_cast<Moments<Wider<T>>*>(memory)),
         sum(args.sum.data == nullptr ? reinterpret_cast<T*>(moments + row_segments(args.cols))
                                      : start_of<T>(args.sum, row)) {
-    static_assert(sizeof(*moments) <= kNormNoteBytes);
+    static_assert(sizeof(*moments) <= kNormPartialBytes);
   }
 
   // The row that is normalised.
@@ -66,48 +66,48 @@ FUSEDOPS_INLINE void make_sum(
 
 template <bool kCenters, class T>
 FUSEDOPS_INLINE void long_norm_segments(
-    const NormForward& args, int64_t row, RowRange cols, NormNotes<T> notes, void* scratch) {
-  const T* input = notes.input(args, row);
+    const NormForward& args, int64_t row, RowRange cols, NormPartials<T> partials, void* scratch) {
+  const T* input = partials.input(args, row);
   const SquaresRange<Wider<T>> range = squares_range<T>(args);
   for_segments(cols, [&](RowRange segment) {
-    if (args.residual.data != nullptr) make_sum(args, row, segment, notes.sum, scratch);
+    if (args.residual.data != nullptr) make_sum(args, row, segment, partials.sum, scratch);
     const T* from = input + segment.begin;
     const int64_t count = segment.end - segment.begin;
-    Moments<Wider<T>>& note = notes.moments[segment.begin / kRowSegment];
+    Moments<Wider<T>>& partial = partials.moments[segment.begin / kRowSegment];
     if constexpr (kCenters) {
-      note = moments_of_one(from, count, range);
+      partial = moments_of_one(from, count, range);
     } else {
-      note = {0, sum_of_squares_of_one(from, count, range)};
+      partial = {0, sum_of_squares_of_one(from, count, range)};
     }
   });
 }
 
 // The sums of the whole row (Chan, Golub, LeVeque 1983); without a mean every segment's is 0.
 template <class Wide>
-Moments<Wide> combined(const Moments<Wide>* notes, int64_t cols) {
+Moments<Wide> combined(const Moments<Wide>* partials, int64_t cols) {
   Wide sum = 0, squares = 0;
   for_segments({0, cols}, [&](RowRange segment) {
-    sum += notes[segment.begin / kRowSegment].mean * Wide(segment.end - segment.begin);
+    sum += partials[segment.begin / kRowSegment].mean * Wide(segment.end - segment.begin);
   });
   const Wide mean = sum / Wide(cols);
   for_segments({0, cols}, [&](RowRange segment) {
-    const Moments<Wide>& note = notes[segment.begin / kRowSegment];
-    const Wide away = note.mean - mean;
-    squares += note.squares + away * away * Wide(segment.end - segment.begin);
+    const Moments<Wide>& partial = partials[segment.begin / kRowSegment];
+    const Wide away = partial.mean - mean;
+    squares += partial.squares + away * away * Wide(segment.end - segment.begin);
   });
   return {mean, squares};
 }
 
 template <bool kCenters, class T>
 FUSEDOPS_INLINE void write_long_norm_segments(
-    const NormForward& args, int64_t row, RowRange cols, NormNotes<T> notes, void* memory,
+    const NormForward& args, int64_t row, RowRange cols, NormPartials<T> partials, void* memory,
     Put put) {
   auto* scratch = static_cast<Compute<T>*>(memory);
-  const auto stats = NormStatistics<kCenters, T>::of(args, combined(notes.moments, args.cols));
+  const auto stats = NormStatistics<kCenters, T>::of(args, combined(partials.moments, args.cols));
   if (cols.begin == 0) stats.keep(args, row);
   for_segments(cols, [&](RowRange segment) {
     NormForward part = args;
-    part.input.data = notes.input(args, row) + segment.begin;
+    part.input.data = partials.input(args, row) + segment.begin;
     part.input.spacing = {segment.end - segment.begin};  // what is prefetched is the next segment
     part.output = columns_of(args.output, row, segment);
     part.weight = columns_of(args.weight, segment);
@@ -144,7 +144,7 @@ NormRows<kCenters, T, 1> row_of_segment(const NormBackward& args, int64_t row, v
 
 template <bool kCenters, class T>
 FUSEDOPS_INLINE void long_norm_backward_segments(
-    const NormBackward& args, int64_t row, RowRange cols, NormGradSums* notes, void* memory) {
+    const NormBackward& args, int64_t row, RowRange cols, NormGradSums* partials, void* memory) {
   using C = Compute<T>;
   for_segments(cols, [&](RowRange segment) {
     const NormBackward part = segment_of(args, row, segment);
@@ -154,7 +154,7 @@ FUSEDOPS_INLINE void long_norm_backward_segments(
     C sums[2];
     norm_sums<ColumnSums::kNone, kCenters, T, 1, C>(
         rows, weight, nullptr, nullptr, part.cols, sums);
-    notes[segment.begin / kRowSegment] = {sums[0], sums[1]};
+    partials[segment.begin / kRowSegment] = {sums[0], sums[1]};
   });
 }
 

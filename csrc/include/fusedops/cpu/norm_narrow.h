@@ -55,9 +55,9 @@ FUSEDOPS_INLINE Tile<float> sum_of_lanes(Tile<float>* lanes, int64_t cols) {
 // The same in double, as totals() has it.
 template <class T>
 FUSEDOPS_INLINE WideTile<float> wide_sum_of_lanes(Tile<float>* lanes, int64_t cols) {
-  const int64_t reached = lanes_reached<T>(cols), count = places_read<float>(reached);
+  const int64_t reached = lanes_reached<T>(cols), count = accumulators_read<float>(reached);
   for (int64_t lane = reached; lane < count; ++lane) lanes[lane] = both(0.0f);
-  return sum_of_places<float>(TilePlaces<float>{lanes, 1, count});
+  return sum_of_accumulators<float>(TileAccumulators<float>{lanes, 1, count});
 }
 
 // Weight or bias, one after the other.
@@ -216,7 +216,7 @@ statistics_of(const NormForward& args, const BlockMoments& moments) {
 
 // --- forward ------------------------------------------------------------------------------------
 
-// The sum of input and residual, in place of input.
+// The sum of input and residual, in accumulator of input.
 template <class T>
 FUSEDOPS_NOINLINE void add_residual(const NormForward& args, int64_t first, Tile<float>* block) {
   Tile<float> residual[kNarrowCols];

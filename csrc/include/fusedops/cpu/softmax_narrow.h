@@ -2,8 +2,8 @@
 // rows than a narrow row has columns: in both a tile for each element of a softmax, and nothing
 // moves between lanes.
 //
-// Results have the bits of softmax.h and spatial_softmax.h: sums are taken in places, in the same
-// order. A block stays in the L1 cache, so each element is read once and costs one exp.
+// Results have the bits of softmax.h and spatial_softmax.h: sums are taken in accumulators, in the
+// same order. A block stays in the L1 cache, so each element is read once and costs one exp.
 #pragma once
 
 #include "fusedops/cpu/narrow_rows.h"
@@ -16,16 +16,16 @@ namespace {
 // The sums of a block, in T's order: `of_col(col)` gives the tile of a column.
 template <class T, class Source, class C = Compute<T>>
 FUSEDOPS_INLINE WideTile<C> sum_of_block(int64_t cols, Source of_col) {
-  Tile<C> places[kPlaces<T>];
-  const int64_t used = places_used<T>(cols);
-  for (int64_t col = 0; col < used; ++col) places[col] = both(C(0)) + of_col(col);
+  Tile<C> accumulators[kAccumulators<T>];
+  const int64_t used = accumulators_used<T>(cols);
+  for (int64_t col = 0; col < used; ++col) accumulators[col] = both(C(0)) + of_col(col);
   for (int64_t col = used; col < cols; ++col) {
-    Tile<C>& place = places[place_of<T>(col, cols)];
-    place = place + of_col(col);
+    Tile<C>& accumulator = accumulators[accumulator_of<T>(col, cols)];
+    accumulator = accumulator + of_col(col);
   }
-  const int64_t count = places_read<T>(cols);
-  for (int64_t i = used; i < count; ++i) places[i] = both(C(0));
-  return sum_of_places<T>(TilePlaces<C>{places, 1, count});
+  const int64_t count = accumulators_read<T>(cols);
+  for (int64_t i = used; i < count; ++i) accumulators[i] = both(C(0));
+  return sum_of_accumulators<T>(TileAccumulators<C>{accumulators, 1, count});
 }
 
 template <class C>
@@ -38,7 +38,7 @@ FUSEDOPS_INLINE Tile<C> max_of_block(const Tile<C>* block, int64_t cols) {
   return larger(even, odd);
 }
 
-// In place.
+// In accumulator.
 template <bool Log, class In, class Out, class C = Compute<In>>
 FUSEDOPS_NOINLINE void softmax_block(Tile<C>* block, int64_t cols) {
   const Tile<C> max = max_of_block(block, cols), shift = shift_of(max);
@@ -48,7 +48,7 @@ FUSEDOPS_NOINLINE void softmax_block(Tile<C>* block, int64_t cols) {
     if constexpr (!Log) block[col] = e;
     return e;
   });
-  const auto factors = factors_of<Log, Out>(LaneSums<C>{max, sum});
+  const auto factors = factors_of<Log, Out>(ColumnMaxSum<C>{max, sum});
   for (int64_t col = 0; col < cols; ++col) {
     if constexpr (Log) {
       block[col] = normalized<Log, Out>(block[col], factors);
@@ -58,7 +58,7 @@ FUSEDOPS_NOINLINE void softmax_block(Tile<C>* block, int64_t cols) {
   }
 }
 
-// The gradient, in place of grad_output.
+// The gradient, in accumulator of grad_output.
 template <bool Log, class In, class Out, class C = Compute<Out>>
 FUSEDOPS_NOINLINE void softmax_backward_block(Tile<C>* grad, const Tile<C>* output, int64_t cols) {
   const Tile<C> sum = narrowed(sum_of_block<Out>(cols, [=](int64_t col) FUSEDOPS_LAMBDA {
@@ -156,58 +156,59 @@ RowRange softmax_backward_blocks(const SoftmaxBackward& args, RowRange rows) {
 
 // --- planes -------------------------------------------------------------------------------------
 
-// Many rows of a wide plane lie on a page each: those are left to spatial_softmax.h.
+// Many rows of a wide outer lie on a page each: those are left to spatial_softmax.h.
 template <class Args>
 FUSEDOPS_INLINE bool are_short(const Args& args) {
-  return args.rows <= 16 || (args.rows <= kNarrowCols && args.lanes <= PlaneStrips::kMaxLanes);
+  return args.dim_size <= 16 ||
+      (args.dim_size <= kNarrowCols && args.inner <= InnerSegments::kMaxCols);
 }
 
-// body(plane, lanes) for each strip, without a division for each: small planes are many.
+// body(outer, lanes) for each segment, without a division for each: small planes are many.
 template <class Args, class Body>
-FUSEDOPS_INLINE void for_strips(const Args& args, RowRange range, Body body) {
-  const PlaneStrips strips = plane_strips(args);
-  int64_t plane = range.begin / strips.count, strip = range.begin % strips.count;
+FUSEDOPS_INLINE void for_segments(const Args& args, RowRange range, Body body) {
+  const InnerSegments segments = inner_segments(args);
+  int64_t outer = range.begin / segments.count, segment = range.begin % segments.count;
   for (int64_t i = range.begin; i < range.end; ++i) {
-    body(plane, strips[strip]);
-    if (++strip == strips.count) ++plane, strip = 0;
+    body(outer, segments[segment]);
+    if (++segment == segments.count) ++outer, segment = 0;
   }
 }
 
 template <class In, class Out>
-void softmax_short_strips(const SpatialSoftmaxForward& args, RowRange range, Put put) {
+void softmax_short_segments(const SpatialSoftmaxForward& args, RowRange range, Put put) {
   using C = Compute<In>;
   Tile<C> block[kNarrowCols];
-  for_strips(args, range, [&](int64_t plane, RowRange lanes) FUSEDOPS_LAMBDA {
-    const Strip<const In> input{args.input, plane, lanes};
-    const Strip<Out> output{args.output, plane, lanes};
+  for_segments(args, range, [&](int64_t outer, RowRange lanes) FUSEDOPS_LAMBDA {
+    const Segment<const In> input{args.input, outer, lanes};
+    const Segment<Out> output{args.output, outer, lanes};
     for_columns<In>(lanes.end - lanes.begin, [&](int64_t lane, auto part) FUSEDOPS_LAMBDA {
-      for (int64_t r = 0; r < args.rows; ++r) block[r] = load(input.row(r) + lane, part);
+      for (int64_t r = 0; r < args.dim_size; ++r) block[r] = load(input.row(r) + lane, part);
       if (args.log) {
-        softmax_block<true, In, Out>(block, args.rows);
+        softmax_block<true, In, Out>(block, args.dim_size);
       } else {
-        softmax_block<false, In, Out>(block, args.rows);
+        softmax_block<false, In, Out>(block, args.dim_size);
       }
-      for (int64_t r = 0; r < args.rows; ++r) {
+      for (int64_t r = 0; r < args.dim_size; ++r) {
         put(output.row(r) + lane, part, in_order<In, Out>(block[r]));
       }
     });
   });
 }
 
-// Two rows of memory for each of a plane: nothing is kept but the sums.
+// Two rows of memory for each of a outer: nothing is kept but the sums.
 template <bool Log, class In, class Out>
-FUSEDOPS_INLINE void softmax_backward_short_strips(
+FUSEDOPS_INLINE void softmax_backward_short_segments(
     const SpatialSoftmaxBackward& args, RowRange range, Put put) {
-  for_strips(args, range, [&](int64_t plane, RowRange lanes) FUSEDOPS_LAMBDA {
-    const Strip<const Out> grad{args.grad_output, plane, lanes};
-    const Strip<const Out> output{args.output, plane, lanes};
-    const Strip<In> result{args.grad_input, plane, lanes};
+  for_segments(args, range, [&](int64_t outer, RowRange lanes) FUSEDOPS_LAMBDA {
+    const Segment<const Out> grad{args.grad_output, outer, lanes};
+    const Segment<const Out> output{args.output, outer, lanes};
+    const Segment<In> result{args.grad_input, outer, lanes};
     for_columns<Out>(lanes.end - lanes.begin, [&](int64_t lane, auto part) FUSEDOPS_LAMBDA {
-      const auto sum = narrowed(sum_of_block<Out>(args.rows, [&](int64_t row) FUSEDOPS_LAMBDA {
+      const auto sum = narrowed(sum_of_block<Out>(args.dim_size, [&](int64_t row) FUSEDOPS_LAMBDA {
         const auto g = load(grad.row(row) + lane, part);
         return Log ? g : g * load(output.row(row) + lane, part);
       }));
-      for (int64_t row = 0; row < args.rows; ++row) {
+      for (int64_t row = 0; row < args.dim_size; ++row) {
         const auto g = load(grad.row(row) + lane, part), y = load(output.row(row) + lane, part);
         const auto gradient = softmax_gradient<Log, In>(g, y, sum);
         put(result.row(row) + lane, part, in_order<Out, In>(gradient));
@@ -217,9 +218,9 @@ FUSEDOPS_INLINE void softmax_backward_short_strips(
 }
 
 template <class In, class Out>
-void softmax_backward_short_strips(const SpatialSoftmaxBackward& args, RowRange range, Put put) {
-  if (args.log) return softmax_backward_short_strips<true, In, Out>(args, range, put);
-  softmax_backward_short_strips<false, In, Out>(args, range, put);
+void softmax_backward_short_segments(const SpatialSoftmaxBackward& args, RowRange range, Put put) {
+  if (args.log) return softmax_backward_short_segments<true, In, Out>(args, range, put);
+  softmax_backward_short_segments<false, In, Out>(args, range, put);
 }
 
 }  // namespace

@@ -1,15 +1,15 @@
 // softmax and log_softmax over the rows of planes on the CPU: a lane of a vector for each column of
-// a plane, nothing moves between lanes.
+// a outer, nothing moves between lanes.
 //
 // A lane gets the bits that its values would get as a row (softmax.h), so it does not matter how
 // many lanes lie beside it. Rows are taken in the same chunks. What is a lane of an accumulator
-// there is a place here: rows are added to places in the order of fold_columns(), and places are
-// added up in the tree of sum_of().
+// there is a accumulator here: rows are added to accumulators in the order of fold_columns(), and
+// accumulators are added up in the tree of sum_of().
 //
-// Forward: lanes are taken in groups, whose places stay in the L1 cache and a chunk of whose rows
-// in L2. One pass finds the maximum, one the sum; one over all lanes of a strip writes. So a lane
-// costs two exps for each row, its input is read from memory once where the strip fits in the
-// cache, and nothing is kept of it but four numbers for each chunk.
+// Forward: lanes are taken in groups, whose accumulators stay in the L1 cache and a chunk of whose
+// rows in L2. One pass finds the maximum, one the sum; one over all lanes of a segment writes. So a
+// lane costs two exps for each row, its input is read from memory once where the segment fits in
+// the cache, and nothing is kept of it but four numbers for each chunk.
 #pragma once
 
 #include "fusedops/cpu/softmax.h"
@@ -18,9 +18,9 @@ namespace fusedops {
 namespace FUSEDOPS_CPU_ISA {
 namespace {
 
-// Rows taken at once: their places follow each other.
+// Rows taken at once: their accumulators follow each other.
 template <class T>
-constexpr int kPlaneRows = kTile<T> < 16 ? kTile<T> : 16;
+constexpr int kRowsAtOnce = kTile<T> < 16 ? kTile<T> : 16;
 
 template <class C>
 constexpr int64_t kWideParts = sizeof(WideTile<C>) / kVectorBytes;
@@ -35,58 +35,61 @@ FUSEDOPS_INLINE const Vec<double>& part_of(const WideTile<C>& wide, int64_t part
   return wide.v[part / kEach].v[part % kEach];
 }
 
-// --- places -------------------------------------------------------------------------------------
+// --- accumulators
+// -------------------------------------------------------------------------------------
 
 // fold_columns() has two tiles of sums.
 template <class T>
-constexpr int64_t kPlaces = 2 * kTile<T>;
+constexpr int64_t kAccumulators = 2 * kTile<T>;
 
 // What fold_columns() adds element `row` of a row of `rows` to: the tile at the end that is not
 // whole goes to the even sums.
 template <class T>
-FUSEDOPS_INLINE int64_t place_of(int64_t row, int64_t rows) {
-  return row / kTile<T> == rows / kTile<T> ? row % kTile<T> : row % kPlaces<T>;
+FUSEDOPS_INLINE int64_t accumulator_of(int64_t row, int64_t rows) {
+  return row / kTile<T> == rows / kTile<T> ? row % kTile<T> : row % kAccumulators<T>;
 }
 
 // The first of them, that something is added to.
 template <class T>
-FUSEDOPS_INLINE int64_t places_used(int64_t rows) {
-  if (rows >= kPlaces<T>) return kPlaces<T>;
+FUSEDOPS_INLINE int64_t accumulators_used(int64_t rows) {
+  if (rows >= kAccumulators<T>) return kAccumulators<T>;
   return rows < kTile<T> ? rows : kTile<T>;
 }
 
-// The places of a tile of lanes lie `stride` tiles apart. sum_of() adds up, of each vector of
-// doubles, lanes that are so many places apart; what it adds to a lane before lies a half of a
-// vector of floats, a vector and a tile away.
+// The accumulators of a tile of lanes lie `stride` tiles apart. sum_of() adds up, of each vector of
+// doubles, lanes that are so many accumulators apart; what it adds to a lane before lies a half of
+// a vector of floats, a vector and a tile away.
 template <class T>
-constexpr int64_t kLanePlaces = column_of<T>(0, 1);
+constexpr int64_t kLaneAccumulators = column_of<T>(0, 1);
 template <class T>
-constexpr int64_t kSummedPlaces = kLanes<double> * kLanePlaces<T>;  // of which some are lanes
+constexpr int64_t kSummedAccumulators =
+    kLanes<double> * kLaneAccumulators<T>;  // of which some are lanes
 
-// Four places are read, or a multiple of kSummedPlaces; those not used are 0.
+// Four accumulators are read, or a multiple of kSummedAccumulators; those not used are 0.
 template <class T>
-FUSEDOPS_INLINE int64_t places_read(int64_t rows) {
+FUSEDOPS_INLINE int64_t accumulators_read(int64_t rows) {
   if (rows <= 4) return 4;
-  return (places_used<T>(rows) + kSummedPlaces<T> - 1) / kSummedPlaces<T> * kSummedPlaces<T>;
+  return (accumulators_used<T>(rows) + kSummedAccumulators<T> - 1) / kSummedAccumulators<T> *
+      kSummedAccumulators<T>;
 }
 
-// Lanes whose places fit into their memory, for chunks of at most `rows`.
+// Lanes whose accumulators fit into their memory, for chunks of at most `rows`.
 template <class T>
-FUSEDOPS_INLINE int64_t group_lanes(int64_t rows) {
-  constexpr int64_t kLeast = PlaneStrips::kMinLanes, kBytes = kLeast * sizeof(Compute<T>);
-  static_assert(kPlaces<T> * kBytes <= kPlacesBytes);
-  return kPlacesBytes / (places_read<T>(rows) * kBytes) * kLeast;
+FUSEDOPS_INLINE int64_t group_cols(int64_t rows) {
+  constexpr int64_t kLeast = InnerSegments::kMinCols, kBytes = kLeast * sizeof(Compute<T>);
+  static_assert(kAccumulators<T> * kBytes <= kAccumulatorBytes);
+  return kAccumulatorBytes / (accumulators_read<T>(rows) * kBytes) * kLeast;
 }
 
 template <class C>
-struct TilePlaces {
+struct TileAccumulators {
   const Tile<C>* first;
-  int64_t stride, count;  // places_read()
+  int64_t stride, count;  // accumulators_read()
 };
 
-// Some lanes of a place, as doubles: those of vector `part` of a WideTile.
-FUSEDOPS_INLINE Vec<double> widened_part(const Tile<float>& place, int part) {
-  const float* from = reinterpret_cast<const float*>(&place) + part * kLanes<double>;
+// Some lanes of a accumulator, as doubles: those of vector `part` of a WideTile.
+FUSEDOPS_INLINE Vec<double> widened_part(const Tile<float>& accumulator, int part) {
+  const float* from = reinterpret_cast<const float*>(&accumulator) + part * kLanes<double>;
 #if defined(__AVX512F__)
   return (Vec<double>)_mm512_cvtps_pd(_mm256_loadu_ps(from));
 #elif defined(__AVX2__)
@@ -95,57 +98,60 @@ FUSEDOPS_INLINE Vec<double> widened_part(const Tile<float>& place, int part) {
   return Vec<double>{double(from[0]), double(from[1])};
 #endif
 }
-FUSEDOPS_INLINE Vec<double> widened_part(const Tile<double>& place, int part) {
-  return place.v[part];
+FUSEDOPS_INLINE Vec<double> widened_part(const Tile<double>& accumulator, int part) {
+  return accumulator.v[part];
 }
 
-// sums[i]: of the place kLanePlaces * i after `begin`, and of all whose sums widened_sum() and
-// sum_of() add to that lane; kDistance: how far away the next of them lie, the last added first.
+// sums[i]: of the accumulator kLaneAccumulators * i after `begin`, and of all whose sums
+// widened_sum() and sum_of() add to that lane; kDistance: how far away the next of them lie, the
+// last added first.
 template <class T, int64_t... kDistance>
-struct LaneSumsAt {
+struct AccumulatorsAt {
   using C = Compute<T>;
   static FUSEDOPS_INLINE void take(
-      TilePlaces<C> places, int64_t begin, int part, Vec<double> (&sums)[kLanes<double>]) {
+      TileAccumulators<C> accumulators, int64_t begin, int part,
+      Vec<double> (&sums)[kLanes<double>]) {
     for (int i = 0; i < kLanes<double>; ++i) {
-      const int64_t place = begin + i * kLanePlaces<T>;
-      sums[i] = widened_part(places.first[place * places.stride], part);
+      const int64_t accumulator = begin + i * kLaneAccumulators<T>;
+      sums[i] = widened_part(accumulators.first[accumulator * accumulators.stride], part);
     }
   }
 };
 template <class T, int64_t kFirst, int64_t... kRest>
-struct LaneSumsAt<T, kFirst, kRest...> {
+struct AccumulatorsAt<T, kFirst, kRest...> {
   using C = Compute<T>;
   static FUSEDOPS_INLINE void take(
-      TilePlaces<C> places, int64_t begin, int part, Vec<double> (&sums)[kLanes<double>]) {
-    LaneSumsAt<T, kRest...>::take(places, begin, part, sums);
-    if (begin + kFirst >= places.count) return;
+      TileAccumulators<C> accumulators, int64_t begin, int part,
+      Vec<double> (&sums)[kLanes<double>]) {
+    AccumulatorsAt<T, kRest...>::take(accumulators, begin, part, sums);
+    if (begin + kFirst >= accumulators.count) return;
     Vec<double> more[kLanes<double>];
-    LaneSumsAt<T, kRest...>::take(places, begin + kFirst, part, more);
+    AccumulatorsAt<T, kRest...>::take(accumulators, begin + kFirst, part, more);
     for (int i = 0; i < kLanes<double>; ++i) sums[i] += more[i];
   }
 };
 template <class T, class C = Compute<T>>
-struct PlaceDistances;
+struct AccumulatorDistances;
 template <class T>
-struct PlaceDistances<T, float>
-    : LaneSumsAt<T, kTile<T>, column_of<T>(1, 0), column_of<T>(0, kLanes<double>)> {};
+struct AccumulatorDistances<T, float>
+    : AccumulatorsAt<T, kTile<T>, column_of<T>(1, 0), column_of<T>(0, kLanes<double>)> {};
 template <class T>
-struct PlaceDistances<T, double> : LaneSumsAt<T, kTile<T>, column_of<T>(1, 0)> {};
+struct AccumulatorDistances<T, double> : AccumulatorsAt<T, kTile<T>, column_of<T>(1, 0)> {};
 
-// The same of the first four places, the others being 0.
+// The same of the first four accumulators, the others being 0.
 template <class T, class C = Compute<T>>
-FUSEDOPS_INLINE Vec<double> sum_of_four(TilePlaces<C> places, int part) {
-  const auto at = [=](int64_t place) {
-    return widened_part(places.first[place * places.stride], part);
+FUSEDOPS_INLINE Vec<double> sum_of_four(TileAccumulators<C> accumulators, int part) {
+  const auto at = [=](int64_t accumulator) {
+    return widened_part(accumulators.first[accumulator * accumulators.stride], part);
   };
   constexpr int kNext = kEvenOdd<T> ? 1 : 2;
   return (at(0) + at(kNext)) + (at(3 - kNext) + at(3));
 }
 
 template <class T, class C = Compute<T>>
-FUSEDOPS_INLINE Vec<double> sum_of_all(TilePlaces<C> places, int part) {
+FUSEDOPS_INLINE Vec<double> sum_of_all(TileAccumulators<C> accumulators, int part) {
   Vec<double> sums[kLanes<double>];
-  PlaceDistances<T>::take(places, 0, part, sums);
+  AccumulatorDistances<T>::take(accumulators, 0, part, sums);
   for (int width = kLanes<double> / 2; width > 0; width /= 2) {
     for (int i = 0; i < width; ++i) sums[i] += sums[i + width];
   }
@@ -153,11 +159,11 @@ FUSEDOPS_INLINE Vec<double> sum_of_all(TilePlaces<C> places, int part) {
 }
 
 template <class T, class C = Compute<T>>
-FUSEDOPS_NOINLINE WideTile<C> sum_of_places(TilePlaces<C> places) {
+FUSEDOPS_NOINLINE WideTile<C> sum_of_accumulators(TileAccumulators<C> accumulators) {
   WideTile<C> result;
   for (int part = 0; part < kWideParts<C>; ++part) {
-    part_of(result, part) =
-        places.count == 4 ? sum_of_four<T>(places, part) : sum_of_all<T>(places, part);
+    part_of(result, part) = accumulators.count == 4 ? sum_of_four<T>(accumulators, part)
+                                                    : sum_of_all<T>(accumulators, part);
   }
   return result;
 }
@@ -165,20 +171,20 @@ FUSEDOPS_NOINLINE WideTile<C> sum_of_places(TilePlaces<C> places) {
 // body(row, count, col, part) over all tiles, a few rows of one at a time.
 template <class T, class Body>
 FUSEDOPS_INLINE void for_tiles(RowRange rows, int64_t cols, Body body) {
-  for (int64_t row = rows.begin; row < rows.end; row += kPlaneRows<T>) {
-    const int64_t count = rows.end - row < kPlaneRows<T> ? rows.end - row : kPlaneRows<T>;
+  for (int64_t row = rows.begin; row < rows.end; row += kRowsAtOnce<T>) {
+    const int64_t count = rows.end - row < kRowsAtOnce<T> ? rows.end - row : kRowsAtOnce<T>;
     for_columns<T>(
         cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA { body(row, count, col, part); });
   }
 }
 
-// A group of the lanes of a strip, and the places of its tiles.
+// A group of the lanes of a segment, and the accumulators of its tiles.
 template <class T>
 struct Group {
   using C = Compute<T>;
-  Tile<C>* places;
+  Tile<C>* accumulators;
   RowRange lanes;
-  bool is_last;  // of the strip
+  bool is_last;  // of the segment
 
   FUSEDOPS_INLINE int64_t size() const { return lanes.end - lanes.begin; }
   FUSEDOPS_INLINE int64_t tiles() const { return (size() + kTile<T> - 1) / kTile<T>; }
@@ -190,9 +196,9 @@ struct Group {
     for_tiles<T>(
         rows, size(), [&](int64_t row, int64_t count, int64_t col, auto part) FUSEDOPS_LAMBDA {
           const auto value = of_tile(col, part);
-          const int64_t place = place_of<T>(row - rows.begin, all);
-          Tile<C>* own = places + place * stride + col / kTile<T>;
-          if (place == row - rows.begin) {
+          const int64_t accumulator = accumulator_of<T>(row - rows.begin, all);
+          Tile<C>* own = accumulators + accumulator * stride + col / kTile<T>;
+          if (accumulator == row - rows.begin) {
             for (int64_t r = row; r < row + count; ++r, own += stride) *own = both(C(0)) + value(r);
           } else {
             for (int64_t r = row; r < row + count; ++r, own += stride) *own = *own + value(r);
@@ -202,10 +208,10 @@ struct Group {
 
   // What a chunk of so many rows comes to, for the tile from lane `col` of the group on.
   FUSEDOPS_INLINE WideTile<C> sum(int64_t col, int64_t rows) const {
-    Tile<C>* const own = places + col / kTile<T>;
-    const int64_t stride = tiles(), count = places_read<T>(rows);
-    for (int64_t i = places_used<T>(rows); i < count; ++i) own[i * stride] = both(C(0));
-    return sum_of_places<T>(TilePlaces<C>{own, stride, count});
+    Tile<C>* const own = accumulators + col / kTile<T>;
+    const int64_t stride = tiles(), count = accumulators_read<T>(rows);
+    for (int64_t i = accumulators_used<T>(rows); i < count; ++i) own[i * stride] = both(C(0));
+    return sum_of_accumulators<T>(TileAccumulators<C>{own, stride, count});
   }
 
   // What lies beside a tile, in the next group, is on its way meanwhile.
@@ -214,13 +220,14 @@ struct Group {
   }
 };
 
-// body(group) for each group of the lanes of a strip.
+// body(group) for each group of the lanes of a segment.
 template <class T, class Body>
-FUSEDOPS_INLINE void for_groups(Tile<Compute<T>>* places, int64_t rows, int64_t lanes, Body body) {
-  const int64_t each = group_lanes<T>(rows);
+FUSEDOPS_INLINE void for_groups(
+    Tile<Compute<T>>* accumulators, int64_t rows, int64_t lanes, Body body) {
+  const int64_t each = group_cols<T>(rows);
   for (int64_t begin = 0; begin < lanes; begin += each) {
     const bool is_last = lanes - begin <= each;
-    body(Group<T>{places, {begin, is_last ? lanes : begin + each}, is_last});
+    body(Group<T>{accumulators, {begin, is_last ? lanes : begin + each}, is_last});
   }
 }
 
@@ -232,25 +239,25 @@ FUSEDOPS_INLINE void for_row_chunks(int64_t rows, int64_t chunk, Body body) {
   }
 }
 
-// Some lanes of one plane.
+// Some lanes of one outer.
 template <class T>
-struct Strip {
+struct Segment {
   T* data;
-  int64_t row_stride;
+  int64_t dim_stride;
 
-  template <class Planes>
-  Strip(const Planes& planes, int64_t plane, RowRange lanes)
-      : data(static_cast<T*>(planes.data) + plane * planes.stride + lanes.begin),
-        row_stride(planes.row_stride) {}
+  template <class Slices>
+  Segment(const Slices& slices, int64_t outer, RowRange lanes)
+      : data(static_cast<T*>(slices.data) + outer * slices.outer_stride + lanes.begin),
+        dim_stride(slices.dim_stride) {}
 
-  FUSEDOPS_INLINE T* row(int64_t index) const { return data + index * row_stride; }
+  FUSEDOPS_INLINE T* row(int64_t index) const { return data + index * dim_stride; }
 };
 
 // --- forward ------------------------------------------------------------------------------------
 
 // What a chunk of a tile of lanes comes to.
 template <class C>
-struct LaneSums {
+struct ColumnMaxSum {
   Tile<C> max;
   WideTile<C> sum;  // of exp(input - max), raised but for a logarithm
 };
@@ -259,35 +266,37 @@ struct LaneSums {
 // or, where C is double, by high, and divided by low; in steps where it is between 0 and least,
 // which take all of the scale. Of a logarithm, high is subtracted.
 template <class C>
-struct LaneFactors {
+struct ColumnFactors {
   Tile<C> shift, high, low, least;
   WideTile<C> scale;
 };
 
 template <class C>
-union LaneNotes {
-  LaneSums<C> sums;
-  LaneFactors<C> factors;
+union ColumnPartials {
+  ColumnMaxSum<C> sums;
+  ColumnFactors<C> factors;
 };
-static_assert(sizeof(LaneNotes<double>) / kTile<double> <= kLaneNoteBytes);
-static_assert(sizeof(LaneNotes<float>) / kTile<float> <= kLaneNoteBytes);
+static_assert(sizeof(ColumnPartials<double>) / kTile<double> <= kColumnPartialBytes);
+static_assert(sizeof(ColumnPartials<float>) / kTile<float> <= kColumnPartialBytes);
 
-// Scratch memory of one strip: the places of a group, then the notes of every chunk and tile.
+// Scratch memory of one segment: the accumulators of a group, then the partials of every chunk and
+// tile.
 template <class T>
-struct PlaneScratch {
+struct SpatialScratch {
   using C = Compute<T>;
-  Tile<C>* places;
-  LaneNotes<C>* notes;
+  Tile<C>* accumulators;
+  ColumnPartials<C>* partials;
   int64_t tiles;  // of a chunk
 
-  PlaneScratch(void* memory, int64_t lanes)
-      : places(static_cast<Tile<C>*>(memory)),
-        notes(reinterpret_cast<LaneNotes<C>*>(static_cast<char*>(memory) + kPlacesBytes)),
+  SpatialScratch(void* memory, int64_t lanes)
+      : accumulators(static_cast<Tile<C>*>(memory)),
+        partials(
+            reinterpret_cast<ColumnPartials<C>*>(static_cast<char*>(memory) + kAccumulatorBytes)),
         tiles((lanes + kTile<T> - 1) / kTile<T>) {}
 
   // The note of the chunk that row `row` begins, or lies in.
-  FUSEDOPS_INLINE LaneNotes<C>& note(int64_t row, int64_t lane) const {
-    return notes[row / kSoftmaxChunk<C> * tiles + lane / kTile<T>];
+  FUSEDOPS_INLINE ColumnPartials<C>& partial(int64_t row, int64_t lane) const {
+    return partials[row / kSoftmaxChunk<C> * tiles + lane / kTile<T>];
   }
 };
 
@@ -300,14 +309,14 @@ FUSEDOPS_INLINE Tile<C> shift_of(Tile<C> max) {
 // The maximum of a chunk of a group.
 template <class In, class C = Compute<In>>
 FUSEDOPS_NOINLINE void take_max(
-    Strip<const In> input, RowRange rows, Group<In> group, PlaneScratch<In> scratch) {
+    Segment<const In> input, RowRange rows, Group<In> group, SpatialScratch<In> scratch) {
   const In* const from = input.data + group.lanes.begin;
   for_tiles<In>(
       rows, group.size(), [&](int64_t row, int64_t count, int64_t col, auto part) FUSEDOPS_LAMBDA {
-        Tile<C>& so_far = scratch.note(rows.begin, group.lanes.begin + col).sums.max;
+        Tile<C>& so_far = scratch.partial(rows.begin, group.lanes.begin + col).sums.max;
         Tile<C> max = row == rows.begin ? both(-kInfinity<C>) : so_far;
         for (int64_t r = row; r < row + count; ++r) {
-          const In* at = from + r * input.row_stride + col;
+          const In* at = from + r * input.dim_stride + col;
           group.prefetch(at);
           max = larger(max, load(at, part));  // drops a NaN; exp(NaN - max) has it
         }
@@ -317,15 +326,15 @@ FUSEDOPS_NOINLINE void take_max(
 
 template <bool Log, class Out, class In, class C = Compute<In>>
 FUSEDOPS_NOINLINE void sum_chunk(
-    Strip<const In> input, RowRange rows, Group<In> group, PlaneScratch<In> scratch) {
-  const auto sums_of = [&](int64_t col) -> LaneSums<C>& {
-    return scratch.note(rows.begin, group.lanes.begin + col).sums;
+    Segment<const In> input, RowRange rows, Group<In> group, SpatialScratch<In> scratch) {
+  const auto sums_of = [&](int64_t col) -> ColumnMaxSum<C>& {
+    return scratch.partial(rows.begin, group.lanes.begin + col).sums;
   };
   const In* const from = input.data + group.lanes.begin;
   group.add(rows, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
     return [=, shift = shift_of(sums_of(col).max)](int64_t row) FUSEDOPS_LAMBDA {
       Vec<C> unused = {};
-      return softmax_exp<Log, Out>(load(from + row * input.row_stride + col, part) - shift, unused);
+      return softmax_exp<Log, Out>(load(from + row * input.dim_stride + col, part) - shift, unused);
     };
   });
   for (int64_t col = 0; col < group.size(); col += kTile<In>) {
@@ -350,7 +359,7 @@ WideTile<C> exp_difference(Tile<C> a, Tile<C> b) {
 
 // As Scaling<float> has them, or that of a type of 16 bits.
 template <class Out>
-FUSEDOPS_INLINE LaneFactors<float> scale_factors(
+FUSEDOPS_INLINE ColumnFactors<float> scale_factors(
     Tile<float> shift, WideTile<float> scale, WideTile<float> inverse) {
   const auto zero = widened(both(0.0f));
   scale = each(scale, zero, [](auto all, auto none) {
@@ -378,9 +387,9 @@ FUSEDOPS_INLINE LaneFactors<float> scale_factors(
 }
 
 // As Scaling<double> has them.
-FUSEDOPS_INLINE LaneFactors<double> scale_factors(
+FUSEDOPS_INLINE ColumnFactors<double> scale_factors(
     Tile<double> shift, Tile<double> factor, Tile<double> sum) {
-  LaneFactors<double> result{shift, factor, sum, {}, {}};
+  ColumnFactors<double> result{shift, factor, sum, {}, {}};
   for (int half = 0; half < 2; ++half) {
     for (int lane = 0; lane < kLanes<double>; ++lane) {
       const Scaling<double> by(factor.v[half][lane], sum.v[half][lane]);
@@ -392,8 +401,8 @@ FUSEDOPS_INLINE LaneFactors<double> scale_factors(
 
 // `factor`: of a chunk, to the maximum of all.
 template <bool Log, class Out, class C>
-FUSEDOPS_INLINE LaneFactors<C> factors_of(
-    Tile<C> chunk_max, WideTile<C> factor, const LaneSums<C>& whole) {
+FUSEDOPS_INLINE ColumnFactors<C> factors_of(
+    Tile<C> chunk_max, WideTile<C> factor, const ColumnMaxSum<C>& whole) {
   const auto quotient = [](auto a, auto b) { return a / b; };
   if constexpr (Log) {
     const auto log = [](Vec<double> sum, Vec<double>) { return log_of_sum<Out>(sum); };
@@ -408,7 +417,7 @@ FUSEDOPS_INLINE LaneFactors<C> factors_of(
 
 // The factors where there is one chunk: the division by its factor, which is 1, is left out.
 template <bool Log, class Out, class C>
-FUSEDOPS_INLINE LaneFactors<C> factors_of(const LaneSums<C>& whole) {
+FUSEDOPS_INLINE ColumnFactors<C> factors_of(const ColumnMaxSum<C>& whole) {
   if constexpr (Log || sizeof(Out) == sizeof(double)) {
     return factors_of<Log, Out>(whole.max, widened(both(C(1))), whole);
   } else {
@@ -419,14 +428,14 @@ FUSEDOPS_INLINE LaneFactors<C> factors_of(const LaneSums<C>& whole) {
 
 // From the sums of the chunks of a tile of lanes their factors, as combine() does it.
 template <bool Log, class Out, class In, class C = Compute<In>>
-FUSEDOPS_NOINLINE void make_factors(PlaneScratch<In> scratch, int64_t rows, int64_t lane) {
+FUSEDOPS_NOINLINE void make_factors(SpatialScratch<In> scratch, int64_t rows, int64_t lane) {
   constexpr int64_t kChunk = kSoftmaxChunk<C>;
-  const auto chunk = [&](int64_t row) -> LaneNotes<C>& { return scratch.note(row, lane); };
+  const auto chunk = [&](int64_t row) -> ColumnPartials<C>& { return scratch.partial(row, lane); };
   const auto ones = widened(both(C(1)));
   const auto to_whole = [&](int64_t row, Tile<C> max) {
     return rows <= kChunk ? ones : exp_difference(chunk(row).sums.max, max);
   };
-  LaneSums<C> whole{both(-kInfinity<C>), {}};
+  ColumnMaxSum<C> whole{both(-kInfinity<C>), {}};
   for (int64_t row = 0; row < rows; row += kChunk) {
     whole.max = larger(whole.max, chunk(row).sums.max);
   }
@@ -442,13 +451,13 @@ FUSEDOPS_NOINLINE void make_factors(PlaneScratch<In> scratch, int64_t rows, int6
 }
 
 template <class Out>
-FUSEDOPS_NOINLINE Tile<float> scaled_in_steps(Tile<float> e, const LaneFactors<float>& lanes) {
+FUSEDOPS_NOINLINE Tile<float> scaled_in_steps(Tile<float> e, const ColumnFactors<float>& lanes) {
   const auto raised = widened(both(kRaised<float>));
   const auto scale = each(lanes.scale, raised, [](auto a, auto b) { return a * b; });
   return {{scaled_in_steps<Out>(e.v[0], scale.v[0]), scaled_in_steps<Out>(e.v[1], scale.v[1])}};
 }
 template <class Out>
-FUSEDOPS_NOINLINE Tile<double> scaled_in_steps(Tile<double> e, const LaneFactors<double>& lanes) {
+FUSEDOPS_NOINLINE Tile<double> scaled_in_steps(Tile<double> e, const ColumnFactors<double>& lanes) {
   return {
       {scaled_in_steps<Out>(e.v[0], lanes.high.v[0], lanes.low.v[0]),
        scaled_in_steps<Out>(e.v[1], lanes.high.v[1], lanes.low.v[1])}};
@@ -456,7 +465,7 @@ FUSEDOPS_NOINLINE Tile<double> scaled_in_steps(Tile<double> e, const LaneFactors
 
 // Raised exponentials by the factors of their lanes.
 template <class Out, class C>
-FUSEDOPS_INLINE Tile<C> scaled(Tile<C> e, const LaneFactors<C>& lanes) {
+FUSEDOPS_INLINE Tile<C> scaled(Tile<C> e, const ColumnFactors<C>& lanes) {
   if (__builtin_expect(any_between(e, lanes.least), false)) return scaled_in_steps<Out>(e, lanes);
   if constexpr (sizeof(Out) == sizeof(double)) {
     const Tile<C> product = e * lanes.high;
@@ -469,20 +478,20 @@ FUSEDOPS_INLINE Tile<C> scaled(Tile<C> e, const LaneFactors<C>& lanes) {
 }
 
 template <bool Log, class Out, class C>
-FUSEDOPS_INLINE Tile<C> normalized(Tile<C> x, const LaneFactors<C>& lanes) {
+FUSEDOPS_INLINE Tile<C> normalized(Tile<C> x, const ColumnFactors<C>& lanes) {
   const Tile<C> shifted = x - lanes.shift;
   if constexpr (Log) return shifted - lanes.high;
   return scaled<Out>(raised_exp<Out>(shifted), lanes);
 }
 
 template <bool Log, class In, class Out, class C = Compute<In>>
-FUSEDOPS_INLINE void softmax_strip(
-    Strip<const In> input, Strip<Out> output, int64_t rows, int64_t cols, PlaneScratch<In> scratch,
-    Put put) {
+FUSEDOPS_INLINE void softmax_segment(
+    Segment<const In> input, Segment<Out> output, int64_t rows, int64_t cols,
+    SpatialScratch<In> scratch, Put put) {
   constexpr int64_t kChunk = kSoftmaxChunk<C>;
-  static_assert(kChunk % kPlaneRows<In> == 0);
+  static_assert(kChunk % kRowsAtOnce<In> == 0);
   const int64_t longest = rows < kChunk ? rows : kChunk;
-  for_groups<In>(scratch.places, longest, cols, [&](Group<In> group) {
+  for_groups<In>(scratch.accumulators, longest, cols, [&](Group<In> group) {
     for_row_chunks(rows, kChunk, [&](RowRange chunk) {
       take_max(input, chunk, group, scratch);
       sum_chunk<Log, Out>(input, chunk, group, scratch);
@@ -494,7 +503,7 @@ FUSEDOPS_INLINE void softmax_strip(
   for_tiles<In>(
       RowRange{0, rows}, cols,
       [&](int64_t row, int64_t count, int64_t col, auto part) FUSEDOPS_LAMBDA {
-        const LaneFactors<C> factors = scratch.note(row, col).factors;
+        const ColumnFactors<C> factors = scratch.partial(row, col).factors;
         for (int64_t r = row; r < row + count; ++r) {
           const Tile<C> result = normalized<Log, Out>(load(input.row(r) + col, part), factors);
           put(output.row(r) + col, part, in_order<In, Out>(result));
@@ -503,16 +512,16 @@ FUSEDOPS_INLINE void softmax_strip(
 }
 
 template <bool Log, class In, class Out>
-FUSEDOPS_INLINE void softmax_strips(
+FUSEDOPS_INLINE void softmax_segments(
     const SpatialSoftmaxForward& args, RowRange range, void* memory, Put put) {
-  const PlaneStrips strips = plane_strips(args);
+  const InnerSegments segments = inner_segments(args);
   for (int64_t i = range.begin; i < range.end; ++i) {
-    const int64_t plane = i / strips.count;
-    const RowRange at = strips[i % strips.count];
+    const int64_t outer = i / segments.count;
+    const RowRange at = segments[i % segments.count];
     const int64_t lanes = at.end - at.begin;
-    softmax_strip<Log, In, Out>(
-        {args.input, plane, at}, {args.output, plane, at}, args.rows, lanes,
-        PlaneScratch<In>(memory, lanes), put);
+    softmax_segment<Log, In, Out>(
+        {args.input, outer, at}, {args.output, outer, at}, args.dim_size, lanes,
+        SpatialScratch<In>(memory, lanes), put);
   }
 }
 
@@ -527,26 +536,26 @@ FUSEDOPS_INLINE int64_t gradient_chunk(int64_t rows) {
 
 // Sums of grad_output * output, or of grad_output for a logarithm, for a tile of lanes.
 template <class C>
-union LaneGradSums {
+union ColumnGradSums {
   WideTile<C> wide;
   Tile<C> total;
 };
-static_assert(sizeof(LaneGradSums<float>) / kTile<float> <= kLaneNoteBytes);
+static_assert(sizeof(ColumnGradSums<float>) / kTile<float> <= kColumnPartialBytes);
 
 template <bool Log, class Out, class C = Compute<Out>>
 FUSEDOPS_NOINLINE void sum_grad_group(
-    Strip<const Out> grad, Strip<const Out> output, int64_t rows, Group<Out> group,
-    LaneGradSums<C>* sums) {
+    Segment<const Out> grad, Segment<const Out> output, int64_t rows, Group<Out> group,
+    ColumnGradSums<C>* sums) {
   const Out* const grads = grad.data + group.lanes.begin;
   const Out* const outputs = output.data + group.lanes.begin;
   const auto terms = [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
     return [=](int64_t row) FUSEDOPS_LAMBDA {
-      const Out* const g = grads + row * grad.row_stride + col;
+      const Out* const g = grads + row * grad.dim_stride + col;
       group.prefetch(g);
       if constexpr (Log) {
         return load(g, part);
       } else {
-        const Out* const y = outputs + row * output.row_stride + col;
+        const Out* const y = outputs + row * output.dim_stride + col;
         group.prefetch(y);
         return load(g, part) * load(y, part);
       }
@@ -564,12 +573,12 @@ FUSEDOPS_NOINLINE void sum_grad_group(
 }
 
 template <bool Log, class In, class Out, class C = Compute<Out>>
-FUSEDOPS_INLINE void softmax_backward_strip(
-    Strip<const Out> grad, Strip<const Out> output, Strip<In> result, int64_t rows, int64_t cols,
-    void* memory, Put put) {
-  auto* places = static_cast<Tile<C>*>(memory);
-  auto* sums = reinterpret_cast<LaneGradSums<C>*>(static_cast<char*>(memory) + kPlacesBytes);
-  for_groups<Out>(places, gradient_chunk<C>(rows), cols, [&](Group<Out> group) {
+FUSEDOPS_INLINE void softmax_backward_segment(
+    Segment<const Out> grad, Segment<const Out> output, Segment<In> result, int64_t rows,
+    int64_t cols, void* memory, Put put) {
+  auto* accumulators = static_cast<Tile<C>*>(memory);
+  auto* sums = reinterpret_cast<ColumnGradSums<C>*>(static_cast<char*>(memory) + kAccumulatorBytes);
+  for_groups<Out>(accumulators, gradient_chunk<C>(rows), cols, [&](Group<Out> group) {
     sum_grad_group<Log>(grad, output, rows, group, sums + group.lanes.begin / kTile<Out>);
   });
   for_tiles<Out>(
@@ -584,15 +593,15 @@ FUSEDOPS_INLINE void softmax_backward_strip(
 }
 
 template <bool Log, class In, class Out>
-FUSEDOPS_INLINE void softmax_backward_strips(
+FUSEDOPS_INLINE void softmax_backward_segments(
     const SpatialSoftmaxBackward& args, RowRange range, void* memory, Put put) {
-  const PlaneStrips strips = plane_strips(args);
+  const InnerSegments segments = inner_segments(args);
   for (int64_t i = range.begin; i < range.end; ++i) {
-    const int64_t plane = i / strips.count;
-    const RowRange at = strips[i % strips.count];
-    softmax_backward_strip<Log, In, Out>(
-        {args.grad_output, plane, at}, {args.output, plane, at}, {args.grad_input, plane, at},
-        args.rows, at.end - at.begin, memory, put);
+    const int64_t outer = i / segments.count;
+    const RowRange at = segments[i % segments.count];
+    softmax_backward_segment<Log, In, Out>(
+        {args.grad_output, outer, at}, {args.output, outer, at}, {args.grad_input, outer, at},
+        args.dim_size, at.end - at.begin, memory, put);
   }
 }
 

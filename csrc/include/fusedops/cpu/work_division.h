@@ -33,18 +33,18 @@ constexpr int64_t softmax_scratch_bytes(int64_t cols, DType dtype) {
   return padded_cols(cols) * compute_bytes(dtype) + softmax_chunks_bytes(cols);
 }
 
-// Long rows are taken in segments of columns, which threads share: what each has to say of the row
-// is noted, and results are written once all of a row is. Whether a row is long, and what is noted,
-// does not depend on the number of threads, nor do the bits of the results.
+// Long rows are divided into segments of columns, which threads share: each segment gives a partial
+// result, and the row is written once it has them all. Whether a row is long, and its partials, do
+// not depend on the number of threads, and so neither do the bits of the results.
 constexpr int64_t kLongestShortRow = 65536, kRowSegment = 4096;
 constexpr bool is_long_row(int64_t cols) { return cols > kLongestShortRow; }
 constexpr int64_t row_segments(int64_t cols) { return (cols + kRowSegment - 1) / kRowSegment; }
-constexpr int64_t kNormNoteBytes = 32;  // of a segment: two numbers, at most long double
+constexpr int64_t kNormPartialBytes = 32;  // two numbers, at most long double
 
-// A note for each segment, and the row where it is a sum that is not wanted.
+// A partial for each segment, and the row itself where it is a sum that the caller does not want.
 constexpr int64_t norm_partials_bytes(const NormForward& args) {
   const bool keeps_sum = args.residual.data != nullptr && args.sum.data == nullptr;
-  return row_segments(args.cols) * kNormNoteBytes +
+  return row_segments(args.cols) * kNormPartialBytes +
       (keeps_sum ? args.cols * size_of(args.input.dtype) : 0);
 }
 
@@ -71,41 +71,43 @@ constexpr int64_t masked_softmax_scratch_bytes(int64_t cols, DType dtype) {
   return 2 * kRepeatedBytes + masked_group_rows(cols, dtype) * masked_row_bytes(cols, dtype);
 }
 
-// The lanes of planes fall into strips, one a unit of work: as wide as the second level of cache
-// holds a strip for, but at least so wide that a row of it is worth a DRAM burst and a page.
-struct PlaneStrips {
-  static constexpr int64_t kCacheBytes = int64_t(1) << 20, kMinLanes = 64, kMaxLanes = 1024;
-  int64_t lanes, lanes_each, count;  // of one plane
+// The inner dimension of a spatial softmax is divided into segments, each a unit of work: as wide
+// as the second level of cache holds a segment of all rows for, but at least so wide that one row
+// of it is worth a DRAM burst and a page.
+struct InnerSegments {
+  static constexpr int64_t kCacheBytes = int64_t(1) << 20, kMinCols = 64, kMaxCols = 1024;
+  int64_t cols, cols_each, count;  // for one outer index
 
-  constexpr PlaneStrips(int64_t rows, int64_t lanes_, int64_t element_bytes)
-      : lanes(lanes_),
-        lanes_each(width(kCacheBytes / (rows * element_bytes))),
-        count((lanes + lanes_each - 1) / lanes_each) {}
+  constexpr InnerSegments(int64_t dim_size, int64_t inner, int64_t element_bytes)
+      : cols(inner),
+        cols_each(width(kCacheBytes / (dim_size * element_bytes))),
+        count((cols + cols_each - 1) / cols_each) {}
 
   constexpr RowRange operator[](int64_t index) const {
-    const int64_t end = (index + 1) * lanes_each;
-    return {index * lanes_each, end < lanes ? end : lanes};
+    const int64_t end = (index + 1) * cols_each;
+    return {index * cols_each, end < cols ? end : cols};
   }
 
  private:
   static constexpr int64_t width(int64_t fit) {
-    return fit < kMinLanes ? kMinLanes : fit < kMaxLanes ? fit / kMinLanes * kMinLanes : kMaxLanes;
+    return fit < kMinCols ? kMinCols : fit < kMaxCols ? fit / kMinCols * kMinCols : kMaxCols;
   }
 };
 
-constexpr PlaneStrips plane_strips(const SpatialSoftmaxForward& args) {
-  return {args.rows, args.lanes, size_of(args.input.dtype) + size_of(args.output.dtype)};
+constexpr InnerSegments inner_segments(const SpatialSoftmaxForward& args) {
+  return {args.dim_size, args.inner, size_of(args.input.dtype) + size_of(args.output.dtype)};
 }
-constexpr PlaneStrips plane_strips(const SpatialSoftmaxBackward& args) {
-  return {args.rows, args.lanes, 2 * size_of(args.output.dtype) + size_of(args.grad_input.dtype)};
+constexpr InnerSegments inner_segments(const SpatialSoftmaxBackward& args) {
+  const int64_t bytes = 2 * size_of(args.output.dtype) + size_of(args.grad_input.dtype);
+  return {args.dim_size, args.inner, bytes};
 }
 
-// Sums of a group of lanes, in the L1 cache, and, of each chunk of rows and lane of a strip, a
-// maximum and a sum or five factors.
-constexpr int64_t kPlacesBytes = 32768, kLaneNoteBytes = 5 * int64_t(sizeof(double));
-constexpr int64_t planes_scratch_bytes(int64_t rows, const PlaneStrips& strips) {
-  const int64_t chunks = rows / kShortestSoftmaxChunk + 1;
-  return kPlacesBytes + chunks * strips.lanes_each * kLaneNoteBytes;
+// The accumulators of a group of columns, in the L1 cache, and for each chunk of rows and column of
+// a segment a maximum and a sum, or five factors.
+constexpr int64_t kAccumulatorBytes = 32768, kColumnPartialBytes = 5 * int64_t(sizeof(double));
+constexpr int64_t spatial_scratch_bytes(int64_t dim_size, const InnerSegments& segments) {
+  const int64_t chunks = dim_size / kShortestSoftmaxChunk + 1;
+  return kAccumulatorBytes + chunks * segments.cols_each * kColumnPartialBytes;
 }
 
 // Rows of a norm are taken side by side, but sums that would not stay in the L2 cache until they

@@ -85,14 +85,14 @@ struct Access {
       : data(rows.data), strides(rows.spacing.stride), item(size_of(rows.dtype)) {}
   Access(const ConstColumns& columns)
       : data(columns.data), strides(0), item(size_of(columns.dtype)) {}
-  Access(const ConstPlanes& planes)
-      : data(planes.data),
-        strides(planes.stride | planes.row_stride),
-        item(size_of(planes.dtype)) {}
-  Access(const Planes& planes)
-      : data(planes.data),
-        strides(planes.stride | planes.row_stride),
-        item(size_of(planes.dtype)) {}
+  Access(const ConstSlices& slices)
+      : data(slices.data),
+        strides(slices.outer_stride | slices.dim_stride),
+        item(size_of(slices.dtype)) {}
+  Access(const Slices& slices)
+      : data(slices.data),
+        strides(slices.outer_stride | slices.dim_stride),
+        item(size_of(slices.dtype)) {}
   // One value for all columns is no vector.
   Access(const Operand& operand)
       : data(operand.col_stride == 0 ? nullptr : operand.data),

@@ -194,33 +194,35 @@ constexpr RowPlan plan_clusters(RowPlan plan, Regime regime, int64_t cols, int32
   return {plan.width, regime.elements, threads, 1, kClusterBlocks};
 }
 
-// Planes of rows x lanes: a block takes a strip of neighbouring lanes. Threads of a strip that
-// share a lane are a power of two, with kPlaneRows rows in flight each: 256 threads with four
-// 16-byte loads, three times a multiprocessor, are 48 KB.
-inline constexpr int32_t kPlaneThreads = 256, kMaxPlaneSharers = 32;
-inline constexpr int32_t kMinPlaneRows = 4;  // of a thread, where threads share a lane
+// A spatial softmax: a block takes a segment of neighbouring inner columns. The threads that share
+// a column are a power of two, with kSpatialRows rows in flight each: 256 threads with four 16-byte
+// loads, three times a multiprocessor, are 48 KB.
+inline constexpr int32_t kSpatialThreads = 256, kMaxDimThreads = 32;
+inline constexpr int32_t kMinSpatialRows = 4;  // of a thread, where threads share a column
 // With more than one row of doubles, the exponentials would spill.
 template <class T>
-inline constexpr int kPlaneRows = sizeof(T) == 8 ? 1 : 4;
-// A strip is a sector wide at least: 16 threads of a single 16-bit lane, in larger blocks.
+inline constexpr int kSpatialRows = sizeof(T) == 8 ? 1 : 4;
+// A segment is a sector wide at least: 16 threads of a single 16-bit column, in larger blocks.
 template <class T, int kWidth>
-inline constexpr int32_t kPlaneMaxThreads = sizeof(T) * kWidth == 2 ? 512 : kPlaneThreads;
+inline constexpr int32_t kSpatialMaxThreads = sizeof(T) * kWidth == 2 ? 512 : kSpatialThreads;
 
-struct PlanePlan {
-  int32_t width;    // lanes of a thread
-  int32_t threads;  // side by side in a strip
-  int32_t sharers;  // threads that share a lane
-  int64_t strips;   // of a plane
+struct SpatialPlan {
+  int32_t width;          // columns of a thread
+  int32_t inner_threads;  // side by side in a segment
+  int32_t dim_threads;    // threads that share a column
+  int64_t segments;       // for each outer index
 };
 
-// A lane's bits are those of `sharers`, which only the number of rows decides.
-constexpr PlanePlan plan_planes(int64_t rows, int64_t lanes, int32_t width, int32_t element_bytes) {
-  int32_t sharers = 1;
-  while (sharers < kMaxPlaneSharers && sharers * 2 * kMinPlaneRows <= rows) sharers *= 2;
-  const int32_t sector = ceil_div(kSectorBytes, width * element_bytes);
-  int32_t threads = sector;
-  while (threads * sharers < kPlaneThreads && threads * width < lanes) threads *= 2;
-  return {width, threads, sharers, ceil_div(lanes, int64_t{threads} * width)};
+// A column's bits are those of `dim_threads`, which depends on dim_size alone.
+constexpr SpatialPlan plan_spatial(
+    int64_t dim_size, int64_t inner, int32_t width, int32_t element_bytes) {
+  int32_t dim_threads = 1;
+  while (dim_threads < kMaxDimThreads && dim_threads * 2 * kMinSpatialRows <= dim_size) {
+    dim_threads *= 2;
+  }
+  int32_t threads = ceil_div(kSectorBytes, width * element_bytes);
+  while (threads * dim_threads < kSpatialThreads && threads * width < inner) threads *= 2;
+  return {width, threads, dim_threads, ceil_div(inner, int64_t{threads} * width)};
 }
 
 struct NormBackwardPlan {

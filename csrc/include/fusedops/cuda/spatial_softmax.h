@@ -1,11 +1,11 @@
-// softmax and log_softmax over the rows of planes, lane by lane, forward and backward.
+// softmax and log_softmax over the rows of planes, inner by inner, forward and backward.
 //
 // Contract: planes as in args.h; kWidth divides lanes and every row is aligned for kWidth elements.
-// A block takes a strip of blockDim.x * kWidth neighbouring lanes of one plane, read coalesced;
-// blockDim.y threads, a power of two, share a lane: thread y takes rows y, y + blockDim.y, ... Rows
-// are read twice, the second time as a rule from L2.
+// A block takes a segment of blockDim.x * kWidth neighbouring lanes of one outer, read coalesced;
+// blockDim.y threads, a power of two, share a inner: thread y takes rows y, y + blockDim.y, ...
+// Rows are read twice, the second time as a rule from L2.
 //
-// Numerics: as in softmax.h. A lane's bits depend on dtypes and the number of rows alone.
+// Numerics: as in softmax.h. A inner's bits depend on dtypes and the number of rows alone.
 #pragma once
 
 #include "fusedops/cuda/launch_plan.h"
@@ -14,39 +14,39 @@
 
 namespace fusedops::cuda {
 
-// The lanes of this thread in a launch with one strip a block. A thread beyond the last lane has no
-// rows.
-struct PlaneLanes {
-  int64_t plane, lane;
-  uint32_t rows;  // unsigned: a step beyond the last of 2^31 - 1 does not overflow
+// The lanes of this thread in a launch with one segment a block. A thread beyond the last inner has
+// no rows.
+struct InnerColumns {
+  int64_t outer, inner;
+  uint32_t dim_size;  // unsigned: a step beyond the last of 2^31 - 1 does not overflow
 
   template <int kWidth, class Args>
-  FUSEDOPS_DEVICE static PlaneLanes of(const Args& args, int64_t first_strip) {
-    const auto strip_lanes = static_cast<uint32_t>(blockDim.x * kWidth);
-    const uint64_t strips = (static_cast<uint64_t>(args.lanes) + strip_lanes - 1) / strip_lanes;
-    const uint64_t strip = static_cast<uint64_t>(first_strip) + blockIdx.x;
-    const uint64_t plane = strip / strips;
-    const auto lane = static_cast<int64_t>((strip - plane * strips) * strip_lanes) +
+  FUSEDOPS_DEVICE static InnerColumns of(const Args& args, int64_t first_segment) {
+    const auto segment_cols = static_cast<uint32_t>(blockDim.x * kWidth);
+    const uint64_t segments = (static_cast<uint64_t>(args.inner) + segment_cols - 1) / segment_cols;
+    const uint64_t segment = static_cast<uint64_t>(first_segment) + blockIdx.x;
+    const uint64_t outer = segment / segments;
+    const auto inner = static_cast<int64_t>((segment - outer * segments) * segment_cols) +
         static_cast<int64_t>(threadIdx.x) * kWidth;
-    const auto rows = static_cast<uint32_t>(lane < args.lanes ? args.rows : 0);
-    return {static_cast<int64_t>(plane), lane, rows};
+    const auto dim_size = static_cast<uint32_t>(inner < args.inner ? args.dim_size : 0);
+    return {static_cast<int64_t>(outer), inner, dim_size};
   }
 
   // Row 0 of the lanes.
   template <class T>
-  FUSEDOPS_DEVICE const T* begin(const ConstPlanes& planes) const {
-    return static_cast<const T*>(planes.data) + plane * planes.stride + lane;
+  FUSEDOPS_DEVICE const T* begin(const ConstSlices& slices) const {
+    return static_cast<const T*>(slices.data) + outer * slices.outer_stride + inner;
   }
   template <class T>
-  FUSEDOPS_DEVICE T* begin(const Planes& planes) const {
-    return static_cast<T*>(planes.data) + plane * planes.stride + lane;
+  FUSEDOPS_DEVICE T* begin(const Slices& slices) const {
+    return static_cast<T*>(slices.data) + outer * slices.outer_stride + inner;
   }
 };
 
 // Rows row, row + blockDim.y, ... of kWidth lanes, all loads ahead of the first use.
 template <class T, int kWidth>
-struct PlaneTile {
-  static constexpr int kRows = kPlaneRows<T>;
+struct SpatialTile {
+  static constexpr int kRows = kSpatialRows<T>;
   Vec<T, kWidth> vectors[kRows];
 
   FUSEDOPS_DEVICE static uint32_t row_of(uint32_t start, int i) {
@@ -54,10 +54,10 @@ struct PlaneTile {
   }
 
   FUSEDOPS_DEVICE void load(
-      const T* begin, int64_t row_stride, uint32_t start, uint32_t rows, AccumulatorOf<T> fill) {
-    const T* from = begin + row_of(start, 0) * row_stride;
+      const T* begin, int64_t dim_stride, uint32_t start, uint32_t rows, AccumulatorOf<T> fill) {
+    const T* from = begin + row_of(start, 0) * dim_stride;
 #pragma unroll
-    for (int i = 0; i < kRows; ++i, from += blockDim.y * row_stride) {
+    for (int i = 0; i < kRows; ++i, from += blockDim.y * dim_stride) {
       vectors[i] =
           row_of(start, i) < rows ? Vec<T, kWidth>::load(from) : Vec<T, kWidth>::filled(fill);
     }
@@ -67,12 +67,12 @@ struct PlaneTile {
 // Over the threads that share lanes, in a tree; all of them get the result. `slots` has room for
 // kWidth values of every thread, and every thread of the block calls.
 template <class Op, int kWidth, class Acc>
-FUSEDOPS_DEVICE void lane_reduce(Acc (&values)[kWidth], Acc* slots) {
-  const int32_t sharers = blockDim.y, y = threadIdx.y;
-  if (sharers == 1) return;
+FUSEDOPS_DEVICE void column_reduce(Acc (&values)[kWidth], Acc* slots) {
+  const int32_t dim_threads = blockDim.y, y = threadIdx.y;
+  if (dim_threads == 1) return;
   Acc* const own = slots + (y * blockDim.x + threadIdx.x) * kWidth;
   store(own, values);
-  for (int32_t half = sharers / 2; half > 0; half /= 2) {
+  for (int32_t half = dim_threads / 2; half > 0; half /= 2) {
     __syncthreads();
     if (y >= half) continue;
     const auto other = Vec<Acc, kWidth>::load_cached(own + half * blockDim.x * kWidth);
@@ -88,25 +88,25 @@ FUSEDOPS_DEVICE void lane_reduce(Acc (&values)[kWidth], Acc* slots) {
 }
 
 template <class In, class Out, int kWidth>
-FUSEDOPS_KERNEL((kPlaneMaxThreads<In, kWidth>))
-spatial_softmax_forward(SpatialSoftmaxForward args, int64_t first_strip) {
+FUSEDOPS_KERNEL((kSpatialMaxThreads<In, kWidth>))
+spatial_softmax_forward(SpatialSoftmaxForward args, int64_t first_segment) {
   using Acc = AccumulatorOf<Out>;
-  constexpr int32_t kSlots = kPlaneMaxThreads<In, kWidth> * kWidth;
+  constexpr int32_t kSlots = kSpatialMaxThreads<In, kWidth> * kWidth;
   FUSEDOPS_SHARED(Acc, slots, kSlots);
-  const PlaneLanes lanes = PlaneLanes::of<kWidth>(args, first_strip);
-  constexpr int kRows = kPlaneRows<In>;
+  const InnerColumns columns = InnerColumns::of<kWidth>(args, first_segment);
+  constexpr int kRows = kSpatialRows<In>;
   const uint32_t step = blockDim.y * kRows;
-  const In* const input = lanes.begin<In>(args.input);
+  const In* const input = columns.begin<In>(args.input);
 
-  PlaneTile<In, kWidth> tile;
+  SpatialTile<In, kWidth> tile;
   Acc largest[kWidth], sums[kWidth] = {};
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) largest[j] = -INFINITY;
-  for (uint32_t start = 0; start < lanes.rows; start += step) {
-    tile.load(input, args.input.row_stride, start, lanes.rows, -INFINITY);
+  for (uint32_t start = 0; start < columns.dim_size; start += step) {
+    tile.load(input, args.input.dim_stride, start, columns.dim_size, -INFINITY);
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {
-      Acc larger = largest[j], powers[kRows];
+      Acc larger = largest[j], exponentials[kRows];
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
         larger = device::maximum(larger, tile.vectors[i].at(j));
@@ -114,30 +114,30 @@ spatial_softmax_forward(SpatialSoftmaxForward args, int64_t first_strip) {
       const Acc shift = finite_or_zero(larger);
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
-        powers[i] = exponential<Out>(tile.vectors[i].at(j) - shift);
+        exponentials[i] = exponential<Out>(tile.vectors[i].at(j) - shift);
       }
-      sums[j] = sums[j] * exponential<Out>(largest[j] - shift) + tree_sum<kRows>(powers);
+      sums[j] = sums[j] * exponential<Out>(largest[j] - shift) + tree_sum<kRows>(exponentials);
       largest[j] = larger;
     }
   }
   Acc own_largest[kWidth];
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) own_largest[j] = largest[j];
-  lane_reduce<Max>(largest, slots);
+  column_reduce<Max>(largest, slots);
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) {
     sums[j] *= exponential<Out>(own_largest[j] - finite_or_zero(largest[j]));
   }
-  lane_reduce<Sum>(sums, slots);
+  column_reduce<Sum>(sums, slots);
   Acc last[kWidth];  // a factor or, of a logarithm, a summand
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) {
     last[j] = args.log ? -device::log(sums[j]) : device::reciprocal(sums[j]);
   }
 
-  Out* to = lanes.begin<Out>(args.output) + threadIdx.y * args.output.row_stride;
-  for (uint32_t start = 0; start < lanes.rows; start += step) {
-    tile.load(input, args.input.row_stride, start, lanes.rows, 0);
+  Out* to = columns.begin<Out>(args.output) + threadIdx.y * args.output.dim_stride;
+  for (uint32_t start = 0; start < columns.dim_size; start += step) {
+    tile.load(input, args.input.dim_stride, start, columns.dim_size, 0);
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       Acc values[kWidth];
@@ -146,31 +146,31 @@ spatial_softmax_forward(SpatialSoftmaxForward args, int64_t first_strip) {
         const Acc shifted = tile.vectors[i].at(j) - largest[j];
         values[j] = args.log ? shifted + last[j] : exponential<Out>(shifted) * last[j];
       }
-      if (tile.row_of(start, i) < lanes.rows) store(to, values);
-      to += blockDim.y * args.output.row_stride;
+      if (tile.row_of(start, i) < columns.dim_size) store(to, values);
+      to += blockDim.y * args.output.dim_stride;
     }
   }
 }
 
 // Out is grad_input's type, T that of grad_output and output.
 template <class T, class Out, int kWidth>
-FUSEDOPS_KERNEL((kPlaneMaxThreads<T, kWidth>))
-spatial_softmax_backward(SpatialSoftmaxBackward args, int64_t first_strip) {
+FUSEDOPS_KERNEL((kSpatialMaxThreads<T, kWidth>))
+spatial_softmax_backward(SpatialSoftmaxBackward args, int64_t first_segment) {
   using Acc = AccumulatorOf<T>;
   using Gradient = SoftmaxGradient<Out, T, kWidth>;
-  constexpr int32_t kSlots = kPlaneMaxThreads<T, kWidth> * kWidth;
+  constexpr int32_t kSlots = kSpatialMaxThreads<T, kWidth> * kWidth;
   FUSEDOPS_SHARED(Acc, slots, kSlots);
-  const PlaneLanes lanes = PlaneLanes::of<kWidth>(args, first_strip);
-  constexpr int kRows = kPlaneRows<T>;
+  const InnerColumns columns = InnerColumns::of<kWidth>(args, first_segment);
+  constexpr int kRows = kSpatialRows<T>;
   const uint32_t step = blockDim.y * kRows;
-  const T* const grad_output = lanes.begin<T>(args.grad_output);
-  const T* const output = lanes.begin<T>(args.output);
+  const T* const grad_output = columns.begin<T>(args.grad_output);
+  const T* const output = columns.begin<T>(args.output);
 
-  PlaneTile<T, kWidth> grads, outputs;
+  SpatialTile<T, kWidth> grads, outputs;
   Acc sums[kWidth] = {};
-  for (uint32_t start = 0; start < lanes.rows; start += step) {
-    grads.load(grad_output, args.grad_output.row_stride, start, lanes.rows, 0);
-    outputs.load(output, args.output.row_stride, start, lanes.rows, 0);
+  for (uint32_t start = 0; start < columns.dim_size; start += step) {
+    grads.load(grad_output, args.grad_output.dim_stride, start, columns.dim_size, 0);
+    outputs.load(output, args.output.dim_stride, start, columns.dim_size, 0);
     Acc parts[kWidth] = {};
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
@@ -181,20 +181,20 @@ spatial_softmax_backward(SpatialSoftmaxBackward args, int64_t first_strip) {
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) sums[j] += parts[j];
   }
-  lane_reduce<Sum>(sums, slots);
+  column_reduce<Sum>(sums, slots);
 
-  Out* to = lanes.begin<Out>(args.grad_input) + threadIdx.y * args.grad_input.row_stride;
-  for (uint32_t start = 0; start < lanes.rows; start += step) {
-    grads.load(grad_output, args.grad_output.row_stride, start, lanes.rows, 0);
-    outputs.load(output, args.output.row_stride, start, lanes.rows, 0);
+  Out* to = columns.begin<Out>(args.grad_input) + threadIdx.y * args.grad_input.dim_stride;
+  for (uint32_t start = 0; start < columns.dim_size; start += step) {
+    grads.load(grad_output, args.grad_output.dim_stride, start, columns.dim_size, 0);
+    outputs.load(output, args.output.dim_stride, start, columns.dim_size, 0);
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const Gradient gradient(grads.vectors[i], outputs.vectors[i], args.log);
       Acc results[kWidth];
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) results[j] = gradient.result(j, sums[j]);
-      if (grads.row_of(start, i) < lanes.rows) store(to, results);
-      to += blockDim.y * args.grad_input.row_stride;
+      if (grads.row_of(start, i) < columns.dim_size) store(to, results);
+      to += blockDim.y * args.grad_input.dim_stride;
     }
   }
 }
