@@ -53,6 +53,7 @@ bench: .venv/.installed-dev
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 	$(BIN)/python tools/check_comments.py
 	$(BIN)/clang-format --dry-run --Werror $(shell find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.cu')
 

@@ -40,7 +40,8 @@ def backend(
     for option in PASSES:
         existing = inductor.config.get(option, getattr(inductor_config, option))
         inductor.config[option] = with_ours(existing, option)
-    return inductor(gm, example_inputs)
+    compiled: Callable[..., Any] = inductor(gm, example_inputs)
+    return compiled
 
 
 def enable() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch._inductor.config as inductor_config
+from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
@@ -103,13 +104,15 @@ def our_nodes(graph_module: GraphModule) -> Iterator[Node]:
     """The calls of our ops, those in regions of no_grad or autocast included."""
     for body in graph_module.modules():
         for node in body.graph.nodes if isinstance(body, GraphModule) else ():
-            if getattr(node.target, "namespace", None) == "fusedops":
+            if isinstance(node.target, OpOverload) and node.target.namespace == "fusedops":
                 yield node
 
 
 def _leave_out_infinity(node: Node) -> None:
     """A mask_value of -inf becomes None, which means the same. AOTInductor writes arguments as
     JSON, infinity as the text "-Infinity", and refuses to read that as a number (torch 2.13)."""
+    if not isinstance(node.target, OpOverload):
+        return
     names = [argument.name for argument in node.target._schema.arguments]
     if "mask_value" not in names:
         return

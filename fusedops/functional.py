@@ -23,20 +23,24 @@ from fusedops.ops.softmax import InplaceSoftmax
 
 _ops = torch.ops.fusedops
 
-_softmax = EagerOp("softmax")
-_log_softmax = EagerOp("log_softmax")
-_softmax_stats = EagerOp("softmax_stats")
-_softmax_apply = EagerOp("softmax_apply")
-_masked_softmax = EagerOp("masked_softmax")
-_masked_softmax_dropout = EagerOp("masked_softmax_dropout", "_masked_softmax_dropout")
-_layer_norm = EagerOp("layer_norm", "_layer_norm_output", 0)
-_std_norm = EagerOp("std_norm", "_std_norm_output", 0)
-_rms_norm = EagerOp("rms_norm", "_rms_norm_output", 0)
-_add_layer_norm = EagerOp("add_layer_norm", "_add_layer_norm", slice(2))
-_add_rms_norm = EagerOp("add_rms_norm", "_add_rms_norm", slice(2))
-_stack_softmax = EagerOp("stack_softmax")
-_stack_log_softmax = EagerOp("stack_log_softmax")
-_stack_layer_norm = EagerOp("stack_layer_norm", returned=0)
+_softmax: EagerOp[torch.Tensor] = EagerOp("softmax")
+_log_softmax: EagerOp[torch.Tensor] = EagerOp("log_softmax")
+_softmax_stats: EagerOp[tuple[torch.Tensor, torch.Tensor]] = EagerOp("softmax_stats")
+_softmax_apply: EagerOp[torch.Tensor] = EagerOp("softmax_apply")
+_masked_softmax: EagerOp[torch.Tensor] = EagerOp("masked_softmax")
+_masked_softmax_dropout: EagerOp[Any] = EagerOp("masked_softmax_dropout", "_masked_softmax_dropout")
+_layer_norm: EagerOp[torch.Tensor] = EagerOp("layer_norm", "_layer_norm_output", 0)
+_std_norm: EagerOp[torch.Tensor] = EagerOp("std_norm", "_std_norm_output", 0)
+_rms_norm: EagerOp[torch.Tensor] = EagerOp("rms_norm", "_rms_norm_output", 0)
+_add_layer_norm: EagerOp[tuple[torch.Tensor, torch.Tensor]] = EagerOp(
+    "add_layer_norm", "_add_layer_norm", slice(2)
+)
+_add_rms_norm: EagerOp[tuple[torch.Tensor, torch.Tensor]] = EagerOp(
+    "add_rms_norm", "_add_rms_norm", slice(2)
+)
+_stack_softmax: EagerOp[torch.Tensor] = EagerOp("stack_softmax")
+_stack_log_softmax: EagerOp[torch.Tensor] = EagerOp("stack_log_softmax")
+_stack_layer_norm: EagerOp[torch.Tensor] = EagerOp("stack_layer_norm", returned=0)
 
 Causal = bool | Literal["top_left", "bottom_right"]
 MaskedRows = Literal["nan", "zero"]
@@ -113,7 +117,11 @@ def log_softmax(
 
 
 def _softmax_out(
-    function: str, input: torch.Tensor, dim: int | None, dtype: torch.dtype | None, out: Any
+    function: str,
+    input: torch.Tensor,
+    dim: int | None,
+    dtype: torch.dtype | None,
+    out: torch.Tensor,
 ) -> torch.Tensor:
     _check_out_dtype(function, out, dtype)
     op = _ops.softmax_out if function == "softmax" else _ops.log_softmax_out
@@ -129,7 +137,7 @@ def _softmax_out(
     return out
 
 
-def _check_out_dtype(function: str, out: Any, dtype: torch.dtype | None) -> None:
+def _check_out_dtype(function: str, out: torch.Tensor, dtype: torch.dtype | None) -> None:
     _arguments.tensor(function, "out", out)
     if dtype not in (None, out.dtype):
         raise RuntimeError(
@@ -260,7 +268,8 @@ def softmax_(input: torch.Tensor, dim: int) -> torch.Tensor:
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
         return input.copy_(softmax(input, dim))  # an autograd function would write at each level
     check_recordable("softmax_", input)
-    return InplaceSoftmax.apply(input, dim)
+    output: torch.Tensor = InplaceSoftmax.apply(input, dim)
+    return output
 
 
 def masked_softmax(
@@ -390,7 +399,8 @@ def masked_softmax_dropout(
     hidden = (mask, scale, bool(causal), mask_value)
     run = _masked_softmax_dropout.on(input, mask, bias)
     results = run(input, *hidden, p, seed, *rest)
-    return results if run is _masked_softmax_dropout.plain else results[0]
+    output: torch.Tensor = results if run is _masked_softmax_dropout.plain else results[0]
+    return output
 
 
 def _diagonal(input: torch.Tensor, causal: Causal) -> int:
@@ -525,7 +535,7 @@ def rms_norm(
     Face transformers.
     """
     eps = eps if type(eps) is float else _rms_eps("rms_norm", input, eps)
-    if _multiplies_afterwards("rms_norm", spelling, input, weight):
+    if weight is not None and _multiplies_afterwards("rms_norm", spelling, input, weight):
         is_t5, is_narrow = spelling == "t5", weight.dtype in (torch.bfloat16, torch.float16)
         wide = input.float() if is_t5 and input.dtype != torch.float64 else input
         if is_t5 and weight.dtype == wide.dtype:
@@ -677,7 +687,7 @@ def add_rms_norm(
     function = "add_rms_norm"
     dropout = _branch_dropout(function, input, p, training, seed)
     eps = eps if type(eps) is float else _rms_eps(function, input, eps)
-    if _multiplies_afterwards(function, spelling, input, weight):
+    if weight is not None and _multiplies_afterwards(function, spelling, input, weight):
         arguments = (input, residual, normalized_shape, None, eps, 0.0, False)
         total = _ops.add_rms_norm.default(*arguments, *dropout)[1]
         output = rms_norm(total, normalized_shape, weight, eps, spelling=spelling)
@@ -692,7 +702,9 @@ def add_rms_norm(
 
 def _rms_eps(function: str, input: torch.Tensor, eps: float | None) -> float:
     if eps is None:
-        return default_rms_eps(getattr(input, "dtype", None))  # of no tensor: the op says so
+        return default_rms_eps(
+            getattr(input, "dtype", torch.float32)
+        )  # of no tensor: the op says so
     return _arguments.number(function, "eps", eps)
 
 
@@ -704,10 +716,10 @@ def _rms_settings(spelling: RmsSpelling) -> tuple[float, bool]:
 
 
 def _multiplies_afterwards(
-    function: str, spelling: RmsSpelling, input: torch.Tensor, weight: torch.Tensor | None
+    function: str, spelling: RmsSpelling, input: torch.Tensor, weight: torch.Tensor
 ) -> bool:
     """Whether the weight's dtype, another than the input's, decides about the result's."""
-    if weight is None or spelling not in ("llama", "t5"):
+    if spelling not in ("llama", "t5"):
         return False
     given = _arguments.tensor(function, "input", input)
     return _arguments.tensor(function, "weight", weight).dtype != given.dtype

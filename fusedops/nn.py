@@ -155,6 +155,9 @@ class StdNorm(nn.Module):
     Source: `The Annotated Transformer <https://nlp.seas.harvard.edu/annotated-transformer>`_.
     """
 
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+
     def __init__(
         self,
         normalized_shape: int | Sequence[int],

@@ -14,7 +14,7 @@ def is_traced() -> bool:
     return (
         torch.compiler.is_compiling()
         or _symbolic_trace._is_fx_tracing_flag
-        or torch.jit.is_tracing()
+        or torch._C._is_tracing()
     )
 
 

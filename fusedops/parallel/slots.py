@@ -45,7 +45,7 @@ class Slots:
         self,
         count: int,
         dim: int,
-        allocating: Callable[[], AbstractContextManager] = nullcontext,
+        allocating: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self._results: list[Any] = [None] * count
         self._dim = dim
@@ -67,7 +67,7 @@ class Slots:
         with self._lock:
             if self._buffer is None and fits:
                 self._allocate(result)
-        if not fits or self._form != _form(result):
+        if not fits or self._buffer is None or self._form != _form(result):
             self._complete = False
             self._results[index] = result
             return
@@ -87,10 +87,11 @@ class Slots:
 
     def stacked(self) -> torch.Tensor:
         dim = checked_dim(self._results, self._dim)
-        if not self._complete:  # of several dtypes, or sparse: torch.stack knows what to make of it
-            return torch.stack(self._results, dim)
+        if not self._complete or self._buffer is None:
+            return torch.stack(self._results, dim)  # which knows several dtypes, and sparse ones
         if torch.is_grad_enabled() and any(result.requires_grad for result in self._results):
-            return _Stacked.apply([self._buffer], dim, *self._results)
+            stack: torch.Tensor = _Stacked.apply([self._buffer], dim, *self._results)
+            return stack
         return self._buffer
 
 

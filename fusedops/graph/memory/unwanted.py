@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, Node
-from torch.fx.operator_schemas import normalize_function
 
+from fusedops.graph.ir.dialect import named_arguments
 from fusedops.ops._library import OPS_WITH_VARIANT
 
 _ops = torch.ops.fusedops
@@ -60,7 +60,8 @@ def _replace(node: Node, twin: Any, wanted: set[int]) -> None:
     new.meta.update(node.meta)
     new.meta["val"] = output if single else (output, sum if 1 in wanted else output.new_empty([0]))
     if "eager_input_vals" in node.meta:  # the strides that Inductor has to keep to
-        vals = _arguments(node, *node.meta["eager_input_vals"], twin, wanted)
+        args, kwargs = node.meta["eager_input_vals"]
+        vals = _arguments(node, args, kwargs, twin, wanted)
         new.meta["eager_input_vals"] = (vals, {})
     for item in list(node.users):
         if single or not item.users:
@@ -75,7 +76,6 @@ def _arguments(
     node: Node, args: tuple[Any, ...], kwargs: dict[str, Any], twin: Any, wanted: set[int]
 ) -> tuple[Any, ...]:
     """Those of the twin, from those of the op."""
-    given = normalize_function(node.target, args, kwargs, normalize_to_only_use_kwargs=True)
-    arguments = {"wants_sum": 1 in wanted, **given.kwargs}
+    arguments = {"wants_sum": 1 in wanted, **named_arguments(node.target, args, kwargs)}
     names = (argument.name for argument in twin._schema.arguments)
     return tuple(arguments[name] for name in names if name in arguments)

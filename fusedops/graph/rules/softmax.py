@@ -42,9 +42,8 @@ class SoftmaxChain:
 
 class Softmax(Rule):
     def match(self, call: Call) -> Match | None:
-        if call.kind not in ("softmax", "log_softmax"):
-            return None
-        return match_softmax(read_softmax(call), call.obstacle)
+        chain = read_softmax(call)
+        return None if chain is None else match_softmax(chain, call.obstacle)
 
     def guard(self, match: Match) -> str | None:
         return refuse_softmax(match)

@@ -50,9 +50,11 @@ def read_softmax_decomposed(call: Call) -> SoftmaxChain | None:
     exp, total = parts
     shifted = call_of(exp.arguments["input"], "sub")
     maximum = _maximum(shifted.arguments["other"]) if shifted else None
-    if maximum is None or not same_value(maximum.arguments["input"], shifted.arguments["input"]):
+    if shifted is None or maximum is None:
         return None
     x = shifted.arguments["input"]
+    if not same_value(maximum.arguments["input"], x):
+        return None
     dim = _dim(maximum, x)
     if dim is None or dim != _dim(total, x):
         return None

@@ -32,8 +32,9 @@ class Stack(Rule):
         results = call.arguments["tensors"]
         if not isinstance(results, (list, tuple)) or len(results) < 2:
             return None
-        matches = [self._match_of(result, call.node) for result in results]
-        if any(match is None for match in matches):
+        tried = [self._match_of(result, call.node) for result in results]
+        matches = [match for match in tried if match is not None]
+        if len(matches) < len(results):
             return None
         found = _stacked([match.op for match in matches], [m.call.arguments for m in matches])
         stack_dim = constant(call.arguments.get("dim", 0))
