@@ -55,6 +55,7 @@ lint: .venv/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python tools/check_comments.py
+	$(BIN)/python tools/check_docstrings.py
 	$(BIN)/clang-format --dry-run --Werror $(shell find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.cu')
 
 docs: .venv/.installed-docs

@@ -20,6 +20,8 @@ from fusedops.graph.passes import with_ours
 from fusedops.graph.rewriting.report import publish
 from fusedops.graph.rewriting.rewriter import rewrite_module
 
+__all__ = ["package", "rewrite"]
+
 _REUSE = "post_grad_custom_post_pass"
 
 
@@ -35,6 +37,8 @@ def rewrite(exported_program: ExportedProgram) -> ExportedProgram:
 
     Raises:
         TypeError: the argument is no ExportedProgram.
+
+    Source: :func:`torch.export.export`, whose programs it takes.
     """
     if not isinstance(exported_program, ExportedProgram):
         raise TypeError(
@@ -81,6 +85,8 @@ def package(
         FileNotFoundError: the folder of `path` does not exist.
         RuntimeError: the program calls our ops on a device that this build has no kernels for.
         AttributeError: an option that Inductor does not have.
+
+    Source: `torch._inductor.aoti_compile_and_package`.
     """
     path = _checked_path(path)
     program = rewrite(exported_program)

@@ -101,7 +101,14 @@ def log_softmax(
 ) -> torch.Tensor:
     r"""Log-softmax along ``dim``: :math:`y_i = x_i - \max x - \log \sum_j e^{x_j - \max x}`.
 
-    Arguments, result and errors as in :func:`softmax`.
+    Args:
+        input, dim, dtype, out: as in :func:`softmax`.
+
+    Returns:
+        A contiguous tensor of ``input``'s shape, or ``out``.
+
+    Raises:
+        RuntimeError: as in :func:`softmax`.
 
     Source: :func:`torch.nn.functional.log_softmax`.
     """
@@ -193,6 +200,8 @@ def softmax_apply(
     Raises:
         RuntimeError: statistics of another shape, dtype or device than ``input``'s would have; a
             dtype that is not floating, a ``dim`` out of range.
+
+    Source: as for :func:`softmax_stats`.
     """
     if dtype is not None:
         _arguments.floating("softmax_apply", "dtype", dtype)
@@ -214,6 +223,8 @@ def merge_softmax_stats(
     Raises:
         RuntimeError: no parts, or parts of different shapes, dtypes or devices.
         TypeError: parts that are not two tensors.
+
+    Source: as for :func:`softmax_stats`; its operation on two pairs (m, s), for several.
     """
     maxima, sums = (torch.stack(parts) for parts in zip(*_parts_of_stats(stats), strict=True))
     max = maxima.detach().amax(0)
@@ -246,8 +257,8 @@ def softmax_(input: torch.Tensor, dim: int) -> torch.Tensor:
     and autograd then says so).
 
     Args:
-        input: float32, bfloat16, float16 or float64. Strides that are neither rows nor planes cost
-            a temporary copy.
+        input: any shape; float32, bfloat16, float16 or float64. Strides that are neither rows nor
+            planes cost a temporary copy.
         dim: the dimension to normalise.
 
     Returns:
@@ -293,16 +304,17 @@ def masked_softmax(
     Args:
         input: scores, ``[..., queries, keys]``; float32, bfloat16, float16 or float64, or any dtype
             with ``dtype``. Rows as in :func:`softmax`.
-        mask: bool (True where visible) or floating (added); broadcasts to ``input`` without being
-            materialised. A floating mask gets a gradient where it requires one.
+        mask: bool (True where visible) or floating (added), of a shape that broadcasts to
+            ``input``'s; it is not materialised. A floating mask gets a gradient where it requires
+            one.
         scale: multiplies the scores; stays float32 (float64).
         causal: True or "top_left": query ``i`` sees the keys up to ``i``; "bottom_right": the last
             query sees all keys, as with a key-value cache.
         mask_value: what is put in place of hidden scores: ``-inf``, ``finfo.min``, -1e4, ... A row
             of which nothing is visible comes out as PyTorch gives it: NaN for ``-inf``, uniform
             for a finite value.
-        bias: a second floating tensor that is added (ALiBi, T5, Swin); broadcasts, and gets a
-            gradient where it requires one.
+        bias: a second floating tensor that is added (ALiBi, T5, Swin), of a shape that broadcasts
+            to ``input``'s; gets a gradient where it requires one.
         dtype: the result's dtype; default ``input``'s.
         masked_rows: "nan", as in PyTorch, or "zero": rows of which nothing is visible are zeros.
         out: takes the result, may be ``input`` itself; as in :func:`softmax`.
@@ -435,7 +447,8 @@ def layer_norm(
     kept in that dtype for the backward pass, which reads its inputs once.
 
     Args:
-        input: float32, bfloat16, float16 or float64. Rows as in :func:`softmax`.
+        input: any shape that ends in ``normalized_shape``; float32, bfloat16, float16 or float64.
+            Rows as in :func:`softmax`.
         normalized_shape: the last dimensions of ``input``'s shape.
         weight, bias: of ``normalized_shape``, or None; their dtype may differ from ``input``'s.
         eps: added to the variance, >= 0.
@@ -474,7 +487,8 @@ def std_norm(
     NaN, and in the gradient of a constant row that of its standard deviation counts as 0.
 
     Args:
-        input: float32, bfloat16, float16 or float64. Rows as in :func:`softmax`.
+        input: any shape that ends in ``normalized_shape``; float32, bfloat16, float16 or float64.
+            Rows as in :func:`softmax`.
         normalized_shape: the last dimensions of ``input``'s shape.
         weight, bias: of ``normalized_shape``, or None; their dtype may differ from ``input``'s.
             ``a_2`` and ``b_2`` in the source.
@@ -515,7 +529,8 @@ def rms_norm(
       nothing is rounded to 16 bits.
 
     Args:
-        input: float32, bfloat16, float16 or float64. Rows as in :func:`softmax`.
+        input: any shape that ends in ``normalized_shape``; float32, bfloat16, float16 or float64.
+            Rows as in :func:`softmax`.
         normalized_shape: the last dimensions of ``input``'s shape.
         weight: of ``normalized_shape``, or None. "llama" and "t5" take one pass where its dtype is
             ``input``'s, more where it is not.
@@ -596,7 +611,8 @@ def add_layer_norm(
     of :math:`s` to that of the norm, and draws dropout's numbers again.
 
     Args:
-        input: the branch, :math:`x`. Rows as in :func:`softmax`.
+        input: the branch, :math:`x`: shape and dtype as in :func:`layer_norm`, rows as in
+            :func:`softmax`.
         residual: :math:`r`, of ``input``'s shape, dtype and device.
         normalized_shape, weight, bias, eps: as in :func:`layer_norm`.
         p: the probability of a zero in dropout of ``input``, in [0, 1]; 0 and 1 are exact.
@@ -772,7 +788,14 @@ def stack_softmax(inputs: Sequence[torch.Tensor], dim: int, stack_dim: int = 0) 
 def stack_log_softmax(inputs: Sequence[torch.Tensor], dim: int, stack_dim: int = 0) -> torch.Tensor:
     r"""``torch.stack([log_softmax(x, dim) for x in inputs], stack_dim)`` in one launch.
 
-    Arguments, result and errors as in :func:`stack_softmax`.
+    Args:
+        inputs, dim, stack_dim: as in :func:`stack_softmax`.
+
+    Returns:
+        A contiguous tensor with one more dimension than an input; bit for bit what the loop gives.
+
+    Raises:
+        RuntimeError, TypeError: as in :func:`stack_softmax`.
 
     Source: :func:`torch.stack` of :func:`torch.nn.functional.log_softmax`.
     """

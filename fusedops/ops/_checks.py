@@ -57,6 +57,7 @@ def check_cols(op: str, cols: int | torch.SymInt) -> None:
 
 
 def check_dim(op: str, input: torch.Tensor, dim: int) -> None:
+    """``dim`` is a dimension of ``input``, and its rows are not too long."""
     bound = max(input.dim(), 1)
     check(
         -bound <= dim < bound,
@@ -78,6 +79,7 @@ def check_output_mask(op: str, mask: Sequence[bool], gradients: int) -> None:
 
 
 def check_device(op: str, name: str, given: torch.Tensor, like: Like) -> None:
+    """``given`` is on the device of ``like``."""
     like_name, tensor = like
     check(
         given.device == tensor.device,
@@ -125,6 +127,7 @@ def check_statistic(
 
 
 def check_seed(op: str, p: float, seed: MaybeTensor, like: Like) -> None:
+    """``p`` is a probability, and ``seed`` one int64 on the device of ``like``."""
     check(0 <= p <= 1, f"{op}: p is {p:g}, wanted a probability in [0, 1]")
     check_given(op, *like)
     seed = check_given(op, "seed", seed)
@@ -160,6 +163,7 @@ def check_distinct(op: str, name: str, written: torch.Tensor) -> None:
 
 
 def check_out(op: str, out: torch.Tensor, input: torch.Tensor) -> None:
+    """``out`` can take a result of ``input``'s shape."""
     check_dtype_of(op, "out", out)
     check(
         out.shape == input.shape,
@@ -171,6 +175,7 @@ def check_out(op: str, out: torch.Tensor, input: torch.Tensor) -> None:
 
 
 def check_norm_shape(op: str, like: Like, normalized_shape: Sequence[int]) -> None:
+    """``normalized_shape`` is that of the last dimensions of ``like``."""
     name, input = like
     wanted = list(normalized_shape)
     check(len(wanted) > 0, f"{op}: normalized_shape is empty, wanted at least one dimension")
@@ -195,6 +200,7 @@ def check_norm_is_of_something(op: str, normalized_shape: Sequence[int]) -> None
 def check_norm_parameter(
     op: str, name: str, parameter: MaybeTensor, like: Like, normalized_shape: Sequence[int]
 ) -> None:
+    """``parameter``, if there is one, is floating and of ``normalized_shape``."""
     if parameter is None:
         return
     check(

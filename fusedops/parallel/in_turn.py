@@ -56,6 +56,7 @@ def _is_tied_to_this_thread() -> bool:
 
 
 def run_in_turn(branches: list[Branch]) -> list[torch.Tensor]:
+    """The results of all branches, or the first error: those behind it are not run."""
     errors: dict[int, BaseException] = {}
     results = []
     for index, branch in enumerate(branches):

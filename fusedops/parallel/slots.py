@@ -29,6 +29,7 @@ def checked_dim(results: list[torch.Tensor], dim: int) -> int:
 
 
 def wrapped_dim(dim: int, result: torch.Tensor) -> int:
+    """``dim``, counted from the front, of a stack of tensors like ``result``."""
     bound = result.dim() + 1
     if not -bound <= dim < bound:
         raise IndexError(
@@ -86,6 +87,7 @@ class Slots:
         self._form = _form(result)
 
     def stacked(self) -> torch.Tensor:
+        """The output, when every result is in its slot."""
         dim = checked_dim(self._results, self._dim)
         if not self._complete or self._buffer is None:
             return torch.stack(self._results, dim)  # which knows several dtypes, and sparse ones

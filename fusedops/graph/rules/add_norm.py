@@ -43,6 +43,8 @@ class _Residual:
 
 
 class AddNorm(Rule):
+    """The norm that another rule finds, with the sum and the dropout before it."""
+
     def __init__(self, norm: Rule) -> None:
         self.norm = norm
 

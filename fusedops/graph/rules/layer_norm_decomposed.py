@@ -73,6 +73,8 @@ class _Chain:
 
 
 class LayerNormDecomposed(Rule):
+    """A layer_norm or std_norm that is written out."""
+
     def match(self, call: Call) -> Match | None:
         core = _normalised(call)
         if core is None:

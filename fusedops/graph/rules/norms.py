@@ -88,6 +88,7 @@ def item_of_var_mean(node: Any, index: int) -> Call | None:
 
 
 def base_of_square(call: Call) -> Node | None:
+    """What a call squares: by square, by a power of 2 or times itself."""
     base = call.arguments.get("input")
     is_square = (
         call.kind == "square"

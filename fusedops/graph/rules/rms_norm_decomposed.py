@@ -59,6 +59,8 @@ class _Chain:
 
 
 class RmsNormDecomposed(Rule):
+    """An rms_norm that is written out."""
+
     def match(self, call: Call) -> Match | None:
         chain = _normalised(call) if call.kind == "rsqrt" else None
         if chain is None:

@@ -41,6 +41,8 @@ class SoftmaxChain:
 
 
 class Softmax(Rule):
+    """A call of softmax or log_softmax, with its casts."""
+
     def match(self, call: Call) -> Match | None:
         chain = read_softmax(call)
         return None if chain is None else match_softmax(chain, call.obstacle)
@@ -102,6 +104,7 @@ def refuse_softmax(match: Match) -> str | None:
 
 
 def emit_softmax(match: Match) -> Iterator[OpCall]:
+    """The op; then the same with the dtype that eager gives."""
     op = getattr(torch.ops.fusedops, match.op).default
     arguments = match.call.arguments
     yield OpCall(op, (arguments["input"], arguments["dim"], arguments["dtype"]))

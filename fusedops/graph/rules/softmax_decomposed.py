@@ -29,6 +29,8 @@ NO_MAXIMUM = "exp without the maximum subtracted overflows where softmax does no
 
 
 class SoftmaxDecomposed(Rule):
+    """A softmax that is written out."""
+
     def match(self, call: Call) -> Match | None:
         chain = read_softmax_decomposed(call)
         if chain is not None:

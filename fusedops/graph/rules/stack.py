@@ -23,6 +23,8 @@ from fusedops.graph.rules.rule import Match, OpCall, Rule, op_of
 
 
 class Stack(Rule):
+    """A stack of results for which one of the `rules` has a plain op."""
+
     def __init__(self, rules: Sequence[Rule]) -> None:
         self.rules = rules
 
