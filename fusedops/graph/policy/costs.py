@@ -119,7 +119,7 @@ class Table:
 
 @functools.cache
 def _version() -> str:
-    return (Path(__file__).parents[1] / "VERSION").read_text().strip()
+    return (Path(__file__).parents[2] / "VERSION").read_text().strip()
 
 
 def _distance(size: Size, cost: Cost) -> float:
