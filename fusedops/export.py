@@ -117,8 +117,7 @@ def our_nodes(graph_module: GraphModule) -> Iterator[Node]:
 def _leave_out_infinity(node: Node) -> None:
     """A mask_value of -inf becomes None, which means the same. AOTInductor writes arguments as
     JSON, infinity as the text "-Infinity", and refuses to read that as a number (torch 2.13)."""
-    if not isinstance(node.target, OpOverload):
-        return
+    assert isinstance(node.target, OpOverload)  # one of `our_nodes`
     names = [argument.name for argument in node.target._schema.arguments]
     if "mask_value" not in names:
         return

@@ -224,7 +224,7 @@ def merge_softmax_stats(
         RuntimeError: no parts, or parts of different shapes, dtypes or devices.
         TypeError: parts that are not two tensors.
 
-    Source: as for :func:`softmax_stats`; its operation on two pairs (m, s), for several.
+    Source: as for :func:`softmax_stats`, where two such pairs are merged.
     """
     maxima, sums = (torch.stack(parts) for parts in zip(*_parts_of_stats(stats), strict=True))
     max = maxima.detach().amax(0)
@@ -718,9 +718,8 @@ def add_rms_norm(
 
 def _rms_eps(function: str, input: torch.Tensor, eps: float | None) -> float:
     if eps is None:
-        return default_rms_eps(
-            getattr(input, "dtype", torch.float32)
-        )  # of no tensor: the op says so
+        # Where the input is no tensor, the op says so.
+        return default_rms_eps(getattr(input, "dtype", torch.float32))
     return _arguments.number(function, "eps", eps)
 
 

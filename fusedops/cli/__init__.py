@@ -38,10 +38,11 @@ def _run(name: str | None, argv: list[str]) -> int:
     command = _import_command(name) if name else None
     for known, summary in COMMANDS.items():
         subparser = subparsers.add_parser(known, help=summary, description=summary)
-        if known == name and command is not None:
+        if command is not None and known == name:
             command.add_arguments(subparser)
     args = parser.parse_args(argv)  # ends here where no command is named
-    status: int = command.run(args) if command is not None else 2
+    assert command is not None
+    status: int = command.run(args)
     return status
 
 

@@ -119,7 +119,7 @@ def export(
         custom_translation_table=table,
         **options,
     )
-    assert translated is not None  # as it is without dynamo
+    assert translated is not None  # as without dynamo it may be
     return translated
 
 

@@ -90,7 +90,8 @@ class Slots:
         """The output, when every result is in its slot."""
         dim = checked_dim(self._results, self._dim)
         if not self._complete or self._buffer is None:
-            return torch.stack(self._results, dim)  # which knows several dtypes, and sparse ones
+            # What to make of several dtypes and of sparse results, torch.stack knows.
+            return torch.stack(self._results, dim)
         if torch.is_grad_enabled() and any(result.requires_grad for result in self._results):
             stack: torch.Tensor = _Stacked.apply([self._buffer], dim, *self._results)
             return stack

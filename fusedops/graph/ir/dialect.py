@@ -148,14 +148,9 @@ _OPS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 
 def submodule(node: Node) -> nn.Module:
     """The module that a `call_module` node calls."""
-    return _root(node).get_submodule(str(node.target))
-
-
-def _root(node: Node) -> nn.Module:
     root = node.graph.owning_module
-    if root is None:
-        raise RuntimeError(f"fusedops: the graph of {node} has no module, wanted a GraphModule's")
-    return root
+    assert root is not None  # the graph is a GraphModule's
+    return root.get_submodule(str(node.target))
 
 
 def as_call(node: Node) -> Call | None:
@@ -419,8 +414,7 @@ def _name(node: Node) -> str:
 def named_arguments(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """All arguments of a call of an op, those that have their default too, by name."""
     given = normalize_function(target, args, kwargs, normalize_to_only_use_kwargs=True)
-    if given is None:
-        raise TypeError(f"fusedops: the target of a call is {target}, wanted an op with a schema")
+    assert given is not None  # an op has a schema
     return given.kwargs
 
 

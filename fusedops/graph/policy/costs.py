@@ -235,8 +235,8 @@ def _parse(rows: list[dict[str, str]], file: Path, tuned: bool, digest: str) -> 
     name = file.stem
     by_machine: dict[tuple[Machine, str], Table] = {}
     for row in rows:
-        device, processor, family, isa, threads, torch = (row[field] for field in _MACHINE)
-        machine = Machine(device, processor, family, isa, int(threads), torch)
+        device, processor, family, isa, threads, version = (row[field] for field in _MACHINE)
+        machine = Machine(device, processor, family, isa, int(threads), version)
         new = Table(name, tuned, machine, row["fusedops"], digest, {})
         table = by_machine.setdefault((machine, row["fusedops"]), new)
         cost = _cost(row)
