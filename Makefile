@@ -57,7 +57,9 @@ plots: .venv/.installed-dev
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 	$(BIN)/python tools/check_comments.py
+	$(BIN)/python tools/check_docstrings.py
 	$(BIN)/clang-format --dry-run --Werror $(shell find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.cu')
 
 docs: .venv/.installed-docs

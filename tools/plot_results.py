@@ -1,4 +1,4 @@
-"""`python tools/plot_results.py`: the pictures of docs/benchmarks.md, from the CSVs of docs/results.
+"""`make plots`: the pictures of docs/benchmarks.md, from the CSV files in docs/results.
 
 Each picture is one function of a table that `python -m fusedops bench` wrote. `--output FOLDER`
 draws them elsewhere than in docs/images.
