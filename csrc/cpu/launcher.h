@@ -6,7 +6,7 @@
 namespace fusedops {
 
 struct CpuLauncher {
-  static constexpr bool kReadsGroups = true;  // of rows: RowSpacing
+  static constexpr bool kReadsRuns = true;  // of rows: RowSpacing
 
   void launch(const SoftmaxForward& args) const;
   void launch(const SoftmaxBackward& args) const;

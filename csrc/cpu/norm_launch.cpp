@@ -24,11 +24,11 @@ void backward_of_norms(int64_t count, At at, bool streaming) {
     }
   });
   if (each.grad_weight.data == nullptr && each.grad_bias.data == nullptr) return;
-  const int64_t blocks = padded_cols(each.cols) / kColumnPadding;
-  for_rows(count * blocks, partition.count * kColumnPadding, 0, [&](RowRange range, void*) {
+  const int64_t column_groups = padded_cols(each.cols) / kColumnPadding;
+  for_rows(count * column_groups, partition.count * kColumnPadding, 0, [&](RowRange range, void*) {
     for (int64_t i = range.begin; i < range.end;) {
-      const int64_t tensor = i / blocks, first = tensor * blocks;
-      const int64_t end = std::min(range.end, first + blocks);
+      const int64_t tensor = i / column_groups, first = tensor * column_groups;
+      const int64_t end = std::min(range.end, first + column_groups);
       kernels.norm_finish(
           at(tensor), (i - first) * kColumnPadding,
           std::min((end - first) * kColumnPadding, each.cols));

@@ -32,20 +32,20 @@ void parallel_for(int64_t count, int64_t grain, const F& f) {
 class FirstException {
  public:
   template <class F>
-  void keep_from(const F& f) noexcept {
+  void capture_from(const F& f) noexcept {
     try {
       f();
     } catch (...) {
-      if (!is_kept_.test_and_set()) kept_ = std::current_exception();
+      if (!is_captured_.test_and_set()) captured_ = std::current_exception();
     }
   }
   void rethrow() const {
-    if (kept_) std::rethrow_exception(kept_);
+    if (captured_) std::rethrow_exception(captured_);
   }
 
  private:
-  std::atomic_flag is_kept_ = ATOMIC_FLAG_INIT;
-  std::exception_ptr kept_;
+  std::atomic_flag is_captured_ = ATOMIC_FLAG_INIT;
+  std::exception_ptr captured_;
 };
 
 }  // namespace fusedops

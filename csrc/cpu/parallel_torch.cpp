@@ -20,7 +20,7 @@ namespace {
 void divide(int64_t count, int64_t grain, RangeBody body, const void* context) {
   FirstException thrown;
   torch::stable::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) {
-    thrown.keep_from([&] { body(begin, end, context); });
+    thrown.capture_from([&] { body(begin, end, context); });
   });
   thrown.rethrow();
 }

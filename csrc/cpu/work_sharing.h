@@ -26,20 +26,20 @@ inline bool is_streaming(int64_t elements, int64_t bytes) {
 
 // Scratch memory for a parallel_for(), an equal part for each thread that may run its body. All of
 // it is allocated before the first thread writes a result, so that a call that runs out of memory
-// leaves its tensors as they are. Up to kKeptBytes a thread stay with the thread that calls; more
+// leaves its tensors as they are. Up to kCachedBytes a thread stay with the thread that calls; more
 // is freed at once, so that one row of 10^9 elements does not retain memory.
 class Scratch {
  public:
   explicit Scratch(int64_t bytes) : threads_(thread_count()), bytes_each_(aligned(bytes)) {
-    thread_local Kept kept;
-    if (bytes_each_ > kKeptBytes) {
+    thread_local Cached cached;
+    if (bytes_each_ > kCachedBytes) {
       own_ = allocate(threads_ * bytes_each_);
-    } else if (bytes > 0 && kept.threads < threads_) {
-      kept.memory = allocate(threads_ * kKeptBytes);
-      kept.threads = threads_;
+    } else if (bytes > 0 && cached.threads < threads_) {
+      cached.memory = allocate(threads_ * kCachedBytes);
+      cached.threads = threads_;
     }
-    if (!own_) bytes_each_ = bytes > 0 ? kKeptBytes : 0;
-    memory_ = static_cast<char*>(own_ ? own_.get() : kept.memory.get());
+    if (!own_) bytes_each_ = bytes > 0 ? kCachedBytes : 0;
+    memory_ = static_cast<char*>(own_ ? own_.get() : cached.memory.get());
   }
 
   static int64_t aligned(int64_t bytes) {
@@ -60,11 +60,11 @@ class Scratch {
     void operator()(void* memory) const { std::free(memory); }
   };
   using Memory = std::unique_ptr<void, Free>;
-  struct Kept {
+  struct Cached {
     Memory memory;
     int64_t threads = 0;
   };
-  static constexpr int64_t kKeptBytes = int64_t(1) << 20, kAlignment = 64;
+  static constexpr int64_t kCachedBytes = int64_t(1) << 20, kAlignment = 64;
 
   static Memory allocate(int64_t bytes) {
     void* memory = std::aligned_alloc(kAlignment, bytes);

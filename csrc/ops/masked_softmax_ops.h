@@ -345,10 +345,10 @@ void masked_softmax_backward_in_place(
   check_masked_softmax_backward(options, given);
   Tensor grad_output = given.grad_output;
   check_distinct(options.op, "grad_output", grad_output);
-  const bool lies_well = row_spacing<Launcher>(grad_output, grad_output.dim() - 1).has_value();
+  const bool fits_kernel = row_spacing<Launcher>(grad_output, grad_output.dim() - 1).has_value();
   const bool reads_it = may_overlap(given.probabilities, grad_output) ||
       (given.mask && may_overlap(*given.mask, grad_output));
-  if (lies_well && !reads_it) {
+  if (fits_kernel && !reads_it) {
     return masked_softmax_backward_into<Launcher>(options, given, dropout, grad_output);
   }
   torch::stable::copy_(

@@ -110,7 +110,7 @@ struct NormResidual {
 };
 
 // The results beside the output that are wanted, where the norm has them.
-struct NormKept {
+struct NormOutputs {
   bool sum = true, statistics = true;
 };
 
@@ -135,7 +135,7 @@ std::optional<RowView> as_rows(const char* op, const std::optional<Tensor>& tens
 template <class Launcher>
 NormResult norm_forward(
     const NormOptions& options, const Tensor& input, const NormResidual& added, double eps,
-    const NormKept& kept, bool rounds_normalized = false) {
+    const NormOutputs& wanted, bool rounds_normalized = false) {
   const char* op = options.op;
   const NormShape shape = checked_norm_forward(options, input, eps);
   if (added.residual) check_like(op, "residual", *added.residual, {"input", input});
@@ -143,8 +143,8 @@ NormResult norm_forward(
   const ScalarType dtype = dtype_of(input), statistics = statistics_dtype(dtype);
   const SizesView sizes = input.sizes();
   NormResult result{empty_contiguous(op, input, sizes, dtype), {}, {}, {}};
-  if (added.residual && kept.sum) result.sum = empty_contiguous(op, input, sizes, dtype);
-  if (kept.statistics) {
+  if (added.residual && wanted.sum) result.sum = empty_contiguous(op, input, sizes, dtype);
+  if (wanted.statistics) {
     if (options.kind != NormKind::kRms) {
       result.mean = empty_contiguous(op, input, shape.statistics, statistics);
     }

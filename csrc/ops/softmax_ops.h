@@ -79,9 +79,9 @@ Tensor softmax_forward(
 // Whether softmax_into() can write `output` where it lies while it reads `input`.
 template <class Launcher>
 bool is_writable_in_place(const Tensor& input, const Tensor& output, const SoftmaxDim& at) {
-  const bool lies_well = at.inner == 1 ? row_spacing<Launcher>(output, at.dim).has_value()
-                                       : slice_view(output, at.dim).has_value();
-  return lies_well && (is_same_memory(input, output) || !may_overlap(input, output));
+  const bool fits_kernel = at.inner == 1 ? row_spacing<Launcher>(output, at.dim).has_value()
+                                         : slice_view(output, at.dim).has_value();
+  return fits_kernel && (is_same_memory(input, output) || !may_overlap(input, output));
 }
 
 template <class Launcher>

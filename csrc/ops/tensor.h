@@ -325,12 +325,12 @@ std::optional<RowSpacing> row_spacing(const Tensor& tensor, int64_t first) {
   if (!is_adjacent(layout, first)) return std::nullopt;
   const EvenRun rows(layout, first);
   if (rows.first == 0) return RowSpacing{rows.stride};
-  if (!Launcher::kReadsGroups) return std::nullopt;
-  const EvenRun groups(layout, rows.first);
-  if (groups.first > 0 || rows.count * groups.count >= RowSpacing::kMaxGroupedRows) {
+  if (!Launcher::kReadsRuns) return std::nullopt;
+  const EvenRun runs(layout, rows.first);
+  if (runs.first > 0 || rows.count * runs.count >= RowSpacing::kMaxRowsInRuns) {
     return std::nullopt;
   }
-  return RowSpacing::grouped(rows.stride, rows.count, groups.stride);
+  return RowSpacing::with_runs(rows.stride, rows.count, runs.stride);
 }
 
 // Rows of dimensions [first, end) of `tensor`; copied only where row_spacing() finds none.

@@ -26,10 +26,10 @@ namespace {
 using torch::headeronly::ScalarType;
 namespace stable = torch::stable::detail;
 
-constexpr Py_ssize_t kMostArguments = 16;
+constexpr Py_ssize_t kMaxArguments = 16;
 
 // What torch lends: setup() has set it before an op is bound.
-struct Torch {
+struct TorchImports {
   std::array<PyTypeObject*, 2> plain_types;  // torch.Tensor and torch.nn.Parameter
   PyObject* handle_of;                       // a capsule of a new AtenTensorHandle
   PyObject* tensors_of;                      // of a list of capsules, takes the handles over
@@ -37,7 +37,7 @@ struct Torch {
   PyObject* forward_ad;                      // the module, whose level is -1 outside
   std::vector<std::pair<PyObject*, ScalarType>> dtypes;
 };
-Torch lent;
+TorchImports imports;
 
 // Names of attributes, made once.
 PyObject *requires_grad, *current_level;
@@ -49,11 +49,11 @@ struct Op {
   std::string name;
   std::string kinds;  // of the arguments, a letter each: fits() has the list
   Py_ssize_t results;
-  PyObject* otherwise;
+  PyObject* fallback;
 };
 
 bool is_plain_tensor(PyObject* object) {
-  return Py_TYPE(object) == lent.plain_types[0] || Py_TYPE(object) == lent.plain_types[1];
+  return Py_TYPE(object) == imports.plain_types[0] || Py_TYPE(object) == imports.plain_types[1];
 }
 
 // -1 where an error is set, as of Python's own functions of this kind.
@@ -66,12 +66,12 @@ int truth(PyObject* owned) {
 
 // Whether a mode, a trace, a transform or forward mode is to see the op.
 int is_watched() {
-  const Py_ssize_t count = PyTuple_Size(lent.watchers);
+  const Py_ssize_t count = PyTuple_Size(imports.watchers);
   for (Py_ssize_t i = 0; i < count; ++i) {
-    const int result = truth(PyObject_CallNoArgs(PyTuple_GetItem(lent.watchers, i)));
+    const int result = truth(PyObject_CallNoArgs(PyTuple_GetItem(imports.watchers, i)));
     if (result != 0) return result;
   }
-  PyObject* level = PyObject_GetAttr(lent.forward_ad, current_level);
+  PyObject* level = PyObject_GetAttr(imports.forward_ad, current_level);
   if (level == nullptr) return -1;
   const bool is_forward = PyLong_AsLong(level) >= 0;
   Py_DECREF(level);
@@ -127,10 +127,10 @@ bool is_list_of(PyObject* object, Is is) {
 }
 
 const ScalarType* dtype_of(PyObject* object) {
-  const auto found = std::find_if(lent.dtypes.begin(), lent.dtypes.end(), [&](const auto& dtype) {
-    return dtype.first == object;
-  });
-  return found == lent.dtypes.end() ? nullptr : &found->second;
+  const auto found = std::find_if(
+      imports.dtypes.begin(), imports.dtypes.end(),
+      [&](const auto& dtype) { return dtype.first == object; });
+  return found == imports.dtypes.end() ? nullptr : &found->second;
 }
 
 bool fits(char kind, PyObject* object) {
@@ -162,7 +162,7 @@ bool fits(char kind, PyObject* object) {
 
 // The handle is the caller's. Null, with an error set, where Python has no memory left.
 AtenTensorHandle handle_of(PyObject* tensor) {
-  PyObject* capsule = PyObject_CallFunctionObjArgs(lent.handle_of, tensor, nullptr);
+  PyObject* capsule = PyObject_CallFunctionObjArgs(imports.handle_of, tensor, nullptr);
   if (capsule == nullptr) return nullptr;
   auto* handle = static_cast<AtenTensorHandle>(PyCapsule_GetPointer(capsule, nullptr));
   Py_DECREF(capsule);
@@ -232,7 +232,7 @@ PyObject* capsules_of(const StableIValue* results, Py_ssize_t count) {
 PyObject* tensors_of(const StableIValue* results, Py_ssize_t count) {
   PyObject* capsules = capsules_of(results, count);
   if (capsules == nullptr) return nullptr;
-  PyObject* tensors = PyObject_CallFunctionObjArgs(lent.tensors_of, capsules, nullptr);
+  PyObject* tensors = PyObject_CallFunctionObjArgs(imports.tensors_of, capsules, nullptr);
   Py_DECREF(capsules);
   if (tensors == nullptr) return nullptr;
   PyObject* result = count == 1 ? PySequence_GetItem(tensors, 0) : PySequence_Tuple(tensors);
@@ -264,24 +264,24 @@ bool dispatch(const Op& op, PyObject* const* args, StableIValue* stack) {
   return error == TORCH_SUCCESS;
 }
 
-PyObject* call_otherwise(const Op& op, PyObject* const* args, Py_ssize_t count) {
+PyObject* call_fallback(const Op& op, PyObject* const* args, Py_ssize_t count) {
   PyObject* tuple = PyTuple_New(count);
   if (tuple == nullptr) return nullptr;
   for (Py_ssize_t i = 0; i < count; ++i) {
     Py_INCREF(args[i]);
     PyTuple_SetItem(tuple, i, args[i]);
   }
-  PyObject* result = PyObject_Call(op.otherwise, tuple, nullptr);
+  PyObject* result = PyObject_Call(op.fallback, tuple, nullptr);
   Py_DECREF(tuple);
   return result;
 }
 
 PyObject* call(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   const Op& op = *static_cast<Op*>(PyCapsule_GetPointer(self, nullptr));
-  StableIValue stack[kMostArguments];
+  StableIValue stack[kMaxArguments];
   if (all_fit(op, args, count) && dispatch(op, args, stack)) return tensors_of(stack, op.results);
   if (PyErr_Occurred()) return nullptr;
-  return call_otherwise(op, args, count);
+  return call_fallback(op, args, count);
 }
 
 using FastCall = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
@@ -293,23 +293,23 @@ PyMethodDef call_method = {"call", as_method(call), METH_FASTCALL, nullptr};
 
 void delete_op(PyObject* capsule) {
   const auto* op = static_cast<Op*>(PyCapsule_GetPointer(capsule, nullptr));
-  Py_DECREF(op->otherwise);
+  Py_DECREF(op->fallback);
   delete op;
 }
 
 PyObject* bind(PyObject*, PyObject* args) {
   const char *name, *kinds;
   Py_ssize_t results;
-  PyObject* otherwise;
-  if (!PyArg_ParseTuple(args, "ssnO", &name, &kinds, &results, &otherwise)) return nullptr;
-  auto op = std::make_unique<Op>(Op{name, kinds, results, otherwise});
-  if (std::max<Py_ssize_t>(op->kinds.size(), results) > kMostArguments) {
-    PyErr_Format(PyExc_ValueError, "%s has more than %zd arguments", name, kMostArguments);
+  PyObject* fallback;
+  if (!PyArg_ParseTuple(args, "ssnO", &name, &kinds, &results, &fallback)) return nullptr;
+  auto op = std::make_unique<Op>(Op{name, kinds, results, fallback});
+  if (std::max<Py_ssize_t>(op->kinds.size(), results) > kMaxArguments) {
+    PyErr_Format(PyExc_ValueError, "%s has more than %zd arguments", name, kMaxArguments);
     return nullptr;
   }
   PyObject* self = PyCapsule_New(op.get(), nullptr, delete_op);
   if (self == nullptr) return nullptr;
-  Py_INCREF(op.release()->otherwise);
+  Py_INCREF(op.release()->fallback);
   PyObject* function = PyCFunction_NewEx(&call_method, self, nullptr);
   Py_DECREF(self);
   return function;
@@ -318,11 +318,10 @@ PyObject* bind(PyObject*, PyObject* args) {
 // The dtypes are float32, bfloat16, float16 and float64.
 PyObject* setup(PyObject*, PyObject* args) {
   std::array<PyObject*, 4> dtypes;
-  Torch& torch = lent;
   if (!PyArg_ParseTuple(
-          args, "O!O!OO(OOOO)O!O", &PyType_Type, &torch.plain_types[0], &PyType_Type,
-          &torch.plain_types[1], &torch.handle_of, &torch.tensors_of, &dtypes[0], &dtypes[1],
-          &dtypes[2], &dtypes[3], &PyTuple_Type, &torch.watchers, &torch.forward_ad)) {
+          args, "O!O!OO(OOOO)O!O", &PyType_Type, &imports.plain_types[0], &PyType_Type,
+          &imports.plain_types[1], &imports.handle_of, &imports.tensors_of, &dtypes[0], &dtypes[1],
+          &dtypes[2], &dtypes[3], &PyTuple_Type, &imports.watchers, &imports.forward_ad)) {
     return nullptr;
   }
   requires_grad = PyUnicode_InternFromString("requires_grad");
@@ -330,14 +329,15 @@ PyObject* setup(PyObject*, PyObject* args) {
   if (requires_grad == nullptr || current_level == nullptr) return nullptr;
   const std::array codes{
       ScalarType::Float, ScalarType::BFloat16, ScalarType::Half, ScalarType::Double};
-  torch.dtypes.clear();
-  for (size_t i = 0; i < codes.size(); ++i) torch.dtypes.emplace_back(dtypes[i], codes[i]);
+  imports.dtypes.clear();
+  for (size_t i = 0; i < codes.size(); ++i) imports.dtypes.emplace_back(dtypes[i], codes[i]);
   // Kept for ever, as the module is.
-  for (PyObject* object : {torch.handle_of, torch.tensors_of, torch.watchers, torch.forward_ad}) {
+  for (PyObject* object :
+       {imports.handle_of, imports.tensors_of, imports.watchers, imports.forward_ad}) {
     Py_INCREF(object);
   }
   for (PyObject* dtype : dtypes) Py_INCREF(dtype);
-  for (PyTypeObject* type : torch.plain_types) Py_INCREF(type);
+  for (PyTypeObject* type : imports.plain_types) Py_INCREF(type);
   Py_RETURN_NONE;
 }
 
@@ -348,7 +348,7 @@ PyMethodDef methods[] = {
     {"state", as_method(state), METH_FASTCALL,
      "state(*tensors): how a call on these tensors, or None, runs."},
     {"bind", bind, METH_VARARGS,
-     "bind(name, kinds, results, otherwise): a function that calls the op of this name."},
+     "bind(name, kinds, results, fallback): a function that calls the op of this name."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef module = {

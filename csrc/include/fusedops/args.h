@@ -27,23 +27,23 @@ constexpr int64_t size_of(DType dtype) {
 // Montgomery, 1994).
 struct RowSpacing {
   int64_t stride;                      // from one row to the next; 0 repeats one row
-  int64_t jump = 0;                    // and so much more from one group to the next
+  int64_t run_gap = 0;                 // and so much more from one group to the next
   uint32_t multiplier = 0, shift = 0;  // row / group is row * multiplier >> 32 >> shift
 
-  static constexpr int64_t kMaxGroupedRows = int64_t{1} << 31;
+  static constexpr int64_t kMaxRowsInRuns = int64_t{1} << 31;
 
-  // Groups of at least two rows, fewer than kMaxGroupedRows rows in all.
-  static constexpr RowSpacing grouped(int64_t stride, int64_t group, int64_t group_stride) {
+  // Groups of at least two rows, fewer than kMaxRowsInRuns rows in all.
+  static constexpr RowSpacing with_runs(int64_t stride, int64_t run, int64_t run_stride) {
     uint32_t bits = 1;
-    while (int64_t{1} << bits < group) ++bits;
-    const uint64_t power = uint64_t{1} << (31 + bits), divisor = static_cast<uint64_t>(group);
+    while (int64_t{1} << bits < run) ++bits;
+    const uint64_t power = uint64_t{1} << (31 + bits), divisor = static_cast<uint64_t>(run);
     const auto multiplier = static_cast<uint32_t>((power + divisor - 1) / divisor);
-    return {stride, group_stride - group * stride, multiplier, bits - 1};
+    return {stride, run_stride - run * stride, multiplier, bits - 1};
   }
 
   constexpr int64_t offset(int64_t row) const {
     const uint64_t low = static_cast<uint32_t>(row);
-    return row * stride + static_cast<int64_t>(low * multiplier >> 32 >> shift) * jump;
+    return row * stride + static_cast<int64_t>(low * multiplier >> 32 >> shift) * run_gap;
   }
 };
 
@@ -159,6 +159,10 @@ struct Operand {
   bool is_bool;
   DType dtype;  // where not is_bool
 };
+
+constexpr int64_t element_bytes(const Operand& operand) {
+  return operand.is_bool ? 1 : size_of(operand.dtype);
+}
 
 // Row r is that of query r % queries, and sees the columns up to and including query + diagonal.
 struct Causal {

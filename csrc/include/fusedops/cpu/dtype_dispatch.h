@@ -50,7 +50,8 @@ inline bool is_aligned(const void* data, int64_t stride, DType dtype) {
   return (reinterpret_cast<uintptr_t>(data) | (stride * size_of(dtype))) % kVectorBytes == 0;
 }
 inline bool can_stream(const Rows& to) {
-  return to.data == nullptr || is_aligned(to.data, to.spacing.stride | to.spacing.jump, to.dtype);
+  return to.data == nullptr ||
+      is_aligned(to.data, to.spacing.stride | to.spacing.run_gap, to.dtype);
 }
 inline bool can_stream(const Slices& to) {
   return is_aligned(to.data, to.outer_stride | to.dim_stride, to.dtype);

@@ -97,22 +97,22 @@ FUSEDOPS_INLINE __mmask16 lanes_above(Vec<float> x, float lowest) {
 FUSEDOPS_INLINE __mmask8 lanes_above(Vec<double> x, double lowest) {
   return _mm512_cmp_pd_mask((__m512d)x, _mm512_set1_pd(lowest), _CMP_NLE_UQ);
 }
-template <class V, class Shown>
-FUSEDOPS_INLINE V to_compute(Shown, V x) {
+template <class V, class Above>
+FUSEDOPS_INLINE V to_compute(Above, V x) {
   return x;
 }
 template <int kUp>
 FUSEDOPS_INLINE Vec<float> scaled_by_power(
-    __mmask16 shown, Vec<float> value, Vec<float> n, Vec<float>& least) {
-  const __m512 e = _mm512_maskz_scalef_ps(shown, (__m512)value, (__m512)n);
-  least = (Vec<float>)_mm512_mask_min_ps((__m512)least, shown, e, (__m512)least);
+    __mmask16 above, Vec<float> value, Vec<float> n, Vec<float>& least) {
+  const __m512 e = _mm512_maskz_scalef_ps(above, (__m512)value, (__m512)n);
+  least = (Vec<float>)_mm512_mask_min_ps((__m512)least, above, e, (__m512)least);
   return (Vec<float>)e;
 }
 template <int kUp>
 FUSEDOPS_INLINE Vec<double> scaled_by_power(
-    __mmask8 shown, Vec<double> value, Vec<double> n, Vec<double>& least) {
-  const __m512d e = _mm512_maskz_scalef_pd(shown, (__m512d)value, (__m512d)n);
-  least = (Vec<double>)_mm512_mask_min_pd((__m512d)least, shown, e, (__m512d)least);
+    __mmask8 above, Vec<double> value, Vec<double> n, Vec<double>& least) {
+  const __m512d e = _mm512_maskz_scalef_pd(above, (__m512d)value, (__m512d)n);
+  least = (Vec<double>)_mm512_mask_min_pd((__m512d)least, above, e, (__m512d)least);
   return (Vec<double>)e;
 }
 #else
@@ -121,25 +121,25 @@ template <class V, class C>
 FUSEDOPS_INLINE auto lanes_above(V x, C lowest) {
   return ~(x <= lowest);  // a NaN is
 }
-template <class V, class Shown>
-FUSEDOPS_INLINE V to_compute(Shown shown, V x) {
-  return shown ? x : V{};
+template <class V, class Above>
+FUSEDOPS_INLINE V to_compute(Above above, V x) {
+  return above ? x : V{};
 }
 template <int kUp>
 FUSEDOPS_INLINE Vec<float> scaled_by_power(
-    VecI32 shown, Vec<float> value, Vec<float> n, Vec<float>& least) {
+    VecI32 above, Vec<float> value, Vec<float> n, Vec<float>& least) {
   const VecI32 power = __builtin_convertvector(n, VecI32) + (127 + kUp);
   const Vec<float> e = value * (Vec<float>)(power << 23);
   least = smaller(least, e);  // exp(0) where there is none
-  return shown ? e : Vec<float>{};
+  return above ? e : Vec<float>{};
 }
 template <int kUp>
 FUSEDOPS_INLINE Vec<double> scaled_by_power(
-    VecI64 shown, Vec<double> value, Vec<double> n, Vec<double>& least) {
+    VecI64 above, Vec<double> value, Vec<double> n, Vec<double>& least) {
   const VecI64 power = __builtin_convertvector(n, VecI64) + (1023 + kUp);
   const Vec<double> e = value * (Vec<double>)(power << 52);
   least = smaller(least, e);
-  return shown ? e : Vec<double>{};
+  return above ? e : Vec<double>{};
 }
 #endif
 
@@ -148,8 +148,8 @@ template <class Stored, int kUp, class C = Compute<Stored>>
 FUSEDOPS_INLINE Vec<C> exp_above(C lowest, Vec<C> x, Vec<C>& least) {
   using K = typename ExpFor<Stored>::type;
   constexpr C kUnit = kValueIsRaised && kUp != 0 ? kRaised<C> : C(1);
-  const auto shown = lanes_above(x, lowest);
-  x = to_compute(shown, x);
+  const auto above = lanes_above(x, lowest);
+  x = to_compute(above, x);
   const Vec<C> n = (x * K::kLog2E + K::kRound) - K::kRound;
   Vec<C> r = x;
   for (const C part : K::kLn2) r -= n * part;
@@ -157,7 +157,7 @@ FUSEDOPS_INLINE Vec<C> exp_above(C lowest, Vec<C> x, Vec<C>& least) {
   for (int i = 1; i < int(sizeof(K::kPolynomial) / sizeof(C)); ++i) {
     p = p * r + K::kPolynomial[i] * kUnit;
   }
-  return scaled_by_power<kUp>(shown, p * r + kUnit, n, least);
+  return scaled_by_power<kUp>(above, p * r + kUnit, n, least);
 }
 
 // exp(x) * 2^kRaise.

@@ -108,8 +108,8 @@ FUSEDOPS_INLINE bool any_between(Tile<float> x, Tile<float> high) {
 #if defined(__AVX512F__)
   unsigned found = 0;
   for (int half = 0; half < 2; ++half) {
-    const __mmask16 shown = _mm512_cmp_ps_mask((__m512)x.v[half], __m512{}, _CMP_GT_OQ);
-    found |= _mm512_mask_cmp_ps_mask(shown, (__m512)x.v[half], (__m512)high.v[half], _CMP_LT_OQ);
+    const __mmask16 positive = _mm512_cmp_ps_mask((__m512)x.v[half], __m512{}, _CMP_GT_OQ);
+    found |= _mm512_mask_cmp_ps_mask(positive, (__m512)x.v[half], (__m512)high.v[half], _CMP_LT_OQ);
   }
   return found != 0;
 #else

@@ -12,13 +12,13 @@ namespace fusedops {
 namespace FUSEDOPS_CPU_ISA {
 
 template <class Function>
-struct PlaceOf;
+struct FunctionOf;
 template <class Function>
-struct PlaceOf<Function * CpuKernels::*> {
+struct FunctionOf<Function * CpuKernels::*> {
   using type = Function;
 };
-template <auto kPlace>
-using Kernel = typename PlaceOf<decltype(kPlace)>::type;
+template <auto kMember>
+using Kernel = typename FunctionOf<decltype(kMember)>::type;
 
 Kernel<&CpuKernels::softmax> softmax;
 Kernel<&CpuKernels::softmax_backward> softmax_backward;

@@ -43,7 +43,7 @@ inline bool are_all_true(const Bool* bools, int64_t cols) {
 }
 
 // What a bool mask's row shows of its first `cols` columns.
-inline VisibleColumns columns_shown(const Bool* mask, int64_t cols) {
+inline VisibleColumns columns_visible(const Bool* mask, int64_t cols) {
   int64_t end = cols;
   while (end >= 8 && read<uint64_t>(mask + end - 8) == 0) end -= 8;
   while (end > 0 && mask[end - 1].value == 0) --end;
@@ -89,7 +89,7 @@ class OperandRows {
     if (row != last_mask_ || cols != last_cols_) {
       last_mask_ = row;
       last_cols_ = cols;
-      last_visible_ = columns_shown(row, cols);
+      last_visible_ = columns_visible(row, cols);
     }
     return last_visible_;
   }
@@ -97,8 +97,7 @@ class OperandRows {
  private:
   static const void* at(const Operand& operand, int64_t offset) {
     if (operand.data == nullptr) return nullptr;
-    const int64_t size = operand.is_bool ? 1 : size_of(operand.dtype);
-    return static_cast<const char*>(operand.data) + offset * size;
+    return static_cast<const char*>(operand.data) + offset * element_bytes(operand);
   }
 
   void move(int32_t dim, int64_t steps) {
@@ -124,7 +123,7 @@ void splat(const void* value, void* to, int64_t count) {
 inline const void* values_of(
     const Operand& operand, const void* row, void* repeated, int64_t cols) {
   if (row == nullptr || operand.col_stride != 0) return row;
-  const int64_t size = operand.is_bool ? 1 : size_of(operand.dtype);
+  const int64_t size = element_bytes(operand);
   if (size == 1) splat<uint8_t>(row, repeated, cols);
   if (size == 2) splat<uint16_t>(row, repeated, cols);
   if (size == 4) splat<uint32_t>(row, repeated, cols);
@@ -150,8 +149,8 @@ FUSEDOPS_INLINE Tile<C> with_operand(Tile<C> score, NoOperand, int64_t, Part, C)
 }
 template <class In, class Part, class C = Compute<In>>
 FUSEDOPS_INLINE Tile<C> with_operand(
-    Tile<C> score, const Bool* mask, int64_t col, Part part, C hidden) {
-  return chosen(load_bools<In>(mask + col, part), score, hidden);
+    Tile<C> score, const Bool* mask, int64_t col, Part part, C mask_value) {
+  return chosen(load_bools<In>(mask + col, part), score, mask_value);
 }
 template <class In, class Value, class Part, class C = Compute<In>>
 FUSEDOPS_INLINE Tile<C> with_operand(Tile<C> score, const Value* added, int64_t col, Part part, C) {
@@ -183,11 +182,11 @@ constexpr int64_t columns_computed(int64_t visible, int64_t cols) {
 // the last tile. Returns their maximum.
 template <class In, class Source, class OperandValues, class C = Compute<In>>
 FUSEDOPS_INLINE C write_scores(
-    Source at, OperandValues operand, C* scratch, C hidden, int64_t visible, int64_t cols) {
+    Source at, OperandValues operand, C* scratch, C mask_value, int64_t visible, int64_t cols) {
   const auto max = fold_visible<In>(
       visible, cols, both(-kInfinity<C>),
       [&](Tile<C> so_far, int64_t col, auto part, auto seen) FUSEDOPS_LAMBDA {
-        const Tile<C> score = with_operand<In>(at(col, part), operand, col, part, hidden);
+        const Tile<C> score = with_operand<In>(at(col, part), operand, col, part, mask_value);
         const Tile<C> shown = filled<In>(score, seen, -kInfinity<C>);
         store(scratch + col, shown);
         return larger(so_far, shown);
@@ -197,33 +196,33 @@ FUSEDOPS_INLINE C write_scores(
 
 template <class In, class OperandValues, class C = Compute<In>>
 FUSEDOPS_NOINLINE C scores_of(
-    const In* input, C scale, OperandValues operand, C* scratch, C hidden, int64_t visible,
+    const In* input, C scale, OperandValues operand, C* scratch, C mask_value, int64_t visible,
     int64_t cols) {
   const auto at = [&](int64_t col, auto part)
                       FUSEDOPS_LAMBDA { return load(input + col, part) * scale; };
-  return write_scores<In>(at, operand, scratch, hidden, visible, cols);
+  return write_scores<In>(at, operand, scratch, mask_value, visible, cols);
 }
 
 template <class In, class OperandValues, class C = Compute<In>>
 FUSEDOPS_NOINLINE C
-scores_with(OperandValues operand, C* scratch, C hidden, int64_t visible, int64_t cols) {
+scores_with(OperandValues operand, C* scratch, C mask_value, int64_t visible, int64_t cols) {
   const auto at = [&](int64_t col, auto) FUSEDOPS_LAMBDA { return load(scratch + col); };
-  return write_scores<In>(at, operand, scratch, hidden, visible, cols);
+  return write_scores<In>(at, operand, scratch, mask_value, visible, cols);
 }
 
 // Columns [visible, cols) of a chunk's scores: hidden; past the end, -inf.
 template <class In, class C = Compute<In>>
-void hide_columns(C* scratch, C hidden, int64_t visible, int64_t cols) {
+void hide_columns(C* scratch, C mask_value, int64_t visible, int64_t cols) {
   for (int64_t col = visible / kTile<In> * kTile<In>; col < cols; col += kTile<In>) {
     const Tile<C> seen =
-        filled<In>(load(scratch + col), First{static_cast<int>(visible - col)}, hidden);
+        filled<In>(load(scratch + col), First{static_cast<int>(visible - col)}, mask_value);
     store(scratch + col, filled<In>(seen, First{static_cast<int>(cols - col)}, -kInfinity<C>));
   }
 }
 
 // exp(score - max) in place of the scores, and their sum.
 template <class Out, class C>
-FUSEDOPS_NOINLINE SoftmaxChunk<C> exponentials(C* scratch, C max, int64_t cols) {
+FUSEDOPS_NOINLINE SoftmaxChunk<C> exponentials_of_chunk(C* scratch, C max, int64_t cols) {
   const C shift = shift_of(max);
   const int64_t computed = columns_computed<C>(cols, padded_cols(cols));
   const auto sums = fold_columns<C>(
@@ -254,16 +253,16 @@ struct MaskedRow {
   }
 
   // The scores of the chunk from `begin` on into scratch; returns their maximum.
-  FUSEDOPS_INLINE C write_chunk(int64_t begin, C hidden) const {
+  FUSEDOPS_INLINE C write_chunk(int64_t begin, C mask_value) const {
     const int64_t count = chunk_cols(begin), left = visible - begin;
     const int64_t seen = left < 0 ? 0 : left < count ? left : count;
     C* to = scratch + begin;
     const auto first = [&](auto operand) {
       return scores_of<In>(
-          input + begin, C(scores->scale), operand, to, hidden, seen, cols - begin);
+          input + begin, C(scores->scale), operand, to, mask_value, seen, cols - begin);
     };
     const auto second = [&](auto operand) {
-      return scores_with<In>(operand, to, hidden, seen, cols - begin);
+      return scores_with<In>(operand, to, mask_value, seen, cols - begin);
     };
     C max = -kInfinity<C>;
     if (bias != nullptr) {
@@ -275,8 +274,8 @@ struct MaskedRow {
       max = first(NoOperand{});
     }
     if (seen == count) return max;
-    hide_columns<In>(to, hidden, seen, count);
-    return Larger{}(max, hidden);
+    hide_columns<In>(to, mask_value, seen, count);
+    return Larger{}(max, mask_value);
   }
 
   // What will be read after the chunk from `begin` on is on its way from memory.
@@ -292,27 +291,27 @@ struct MaskedRow {
   }
 
   // Whether the columns behind the visible ones come out as 0 without being computed.
-  FUSEDOPS_INLINE bool is_rest_zero(SoftmaxRow whole, C hidden) const {
+  FUSEDOPS_INLINE bool is_rest_zero(SoftmaxRow whole, C mask_value) const {
     return computed == cols ||
-        (hidden < whole.max + ExpFor<C>::type::kLowest && whole.sum == whole.sum);
+        (mask_value < whole.max + ExpFor<C>::type::kLowest && whole.sum == whole.sum);
   }
 };
 
 // The exponentials of every row into its scratch, with maximum and sum of each chunk.
 template <class Out, class In, class C = Compute<In>>
-FUSEDOPS_NOINLINE void exponentials_of(MaskedRow<In>* rows, int64_t count, C hidden) {
+FUSEDOPS_NOINLINE void compute_exponentials(MaskedRow<In>* rows, int64_t count, C mask_value) {
   for (int64_t begin = 0; begin < rows->cols; begin += kSoftmaxChunk<C>) {
     const auto chunk = [&](int64_t i) -> SoftmaxChunk<C>& {
       return rows[i].chunks[begin / kSoftmaxChunk<C>];
     };
     for (int64_t i = 0; i < count; ++i) {
-      if (begin < rows[i].computed) chunk(i).max = rows[i].write_chunk(begin, hidden);
+      if (begin < rows[i].computed) chunk(i).max = rows[i].write_chunk(begin, mask_value);
     }
     for (int64_t i = 0; i < count; ++i) {
       if (begin >= rows[i].computed) continue;
       rows[i].prefetch_after(begin);
-      chunk(i) =
-          exponentials<Out>(rows[i].scratch + begin, chunk(i).max, rows[i].chunk_cols(begin));
+      chunk(i) = exponentials_of_chunk<Out>(
+          rows[i].scratch + begin, chunk(i).max, rows[i].chunk_cols(begin));
     }
   }
 }
@@ -320,7 +319,7 @@ FUSEDOPS_NOINLINE void exponentials_of(MaskedRow<In>* rows, int64_t count, C hid
 // Whether every element is hidden, or -inf. Asked only where no score is above the hidden ones.
 template <class Out, class In>
 bool is_nothing_visible(MaskedRow<In> row) {
-  exponentials_of<Out>(&row, 1, -kInfinity<Compute<In>>);
+  compute_exponentials<Out>(&row, 1, -kInfinity<Compute<In>>);
   return row.whole().sum == 0;
 }
 
@@ -340,20 +339,20 @@ struct MaskedSoftmax {
   int64_t group_rows, row_bytes;
 
   void run(RowRange range) const {
-    MaskedRow<In> rows[kMostMaskedGroupRows];
+    MaskedRow<In> rows[kMaxMaskedGroupRows];
     OperandRows operands(args.scores, range.begin);
     for (int64_t first = range.begin; first < range.end; first += group_rows) {
       const int64_t count = range.end - first < group_rows ? range.end - first : group_rows;
       for (int64_t i = 0; i < count; ++i, operands.next()) {
         rows[i] = row_at(first + i, operands, i);
       }
-      exponentials_of<Out>(rows, count, hidden());
+      compute_exponentials<Out>(rows, count, mask_value());
       for (int64_t i = 0; i < count; ++i) finish(first + i, rows[i]);
     }
   }
 
  private:
-  FUSEDOPS_INLINE C hidden() const { return C(args.scores.mask_value); }
+  FUSEDOPS_INLINE C mask_value() const { return C(args.scores.mask_value); }
 
   FUSEDOPS_INLINE MaskedRow<In> row_at(int64_t index, OperandRows& operands, int64_t place) const {
     const Scores& scores = args.scores;
@@ -378,13 +377,13 @@ struct MaskedSoftmax {
 
   FUSEDOPS_INLINE void finish(int64_t index, MaskedRow<In>& row) const {
     SoftmaxRow whole = row.whole();
-    if (args.zero_masked_rows && whole.max <= hidden()) {
+    if (args.zero_masked_rows && whole.max <= mask_value()) {
       if (is_nothing_visible<Out>(row)) return write(index, row, whole, 0);
-      exponentials_of<Out>(&row, 1, hidden());
+      compute_exponentials<Out>(&row, 1, mask_value());
     }
-    if (!row.is_rest_zero(whole, hidden())) {
+    if (!row.is_rest_zero(whole, mask_value())) {
       row.computed = args.cols;
-      exponentials_of<Out>(&row, 1, hidden());
+      compute_exponentials<Out>(&row, 1, mask_value());
       whole = row.whole();
     }
     write(index, row, whole, columns_computed<In>(row.computed, args.cols));
@@ -406,7 +405,7 @@ struct MaskedSoftmax {
   FUSEDOPS_INLINE void write_to(
       const Rows& to, int64_t index, const MaskedRow<In>& row, SoftmaxRow whole,
       int64_t count) const {
-    Out* output = static_cast<Out*>(to.data) + to.spacing.offset(index);
+    Out* output = start_of<Out>(to, index);
     write_softmax<In>(
         output, InScratch<C>{row.scratch}, row.chunks, whole, RowRange{0, count}, put);
     write_zeros<In>(output, count, args.cols, put);
@@ -489,11 +488,9 @@ FUSEDOPS_INLINE void masked_softmax_backward_rows(
   const C scale = C(scores.scale * (drops ? args.dropout.scale : 1.0));
   OperandRows operands(scores, range.begin);
   for (int64_t index = range.begin; index < range.end; ++index, operands.next()) {
-    const Out* grad =
-        static_cast<const Out*>(args.grad_output.data) + args.grad_output.spacing.offset(index);
-    const Out* probabilities =
-        static_cast<const Out*>(args.probabilities.data) + args.probabilities.spacing.offset(index);
-    In* result = static_cast<In*>(args.grad_input.data) + args.grad_input.spacing.offset(index);
+    const Out* grad = start_of<Out>(args.grad_output, index);
+    const Out* probabilities = start_of<Out>(args.probabilities, index);
+    In* result = start_of<In>(args.grad_input, index);
     const auto [visible, all] = operands.visible(args.cols);
     // The columns behind are all alike, and other than 0 only where nothing is visible.
     const bool is_rest_zero = load(probabilities + args.cols - 1, First{1}).v[0][0] == 0;

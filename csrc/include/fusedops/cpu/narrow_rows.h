@@ -1,4 +1,4 @@
-// Blocks of narrow rows on the CPU: a tile for each column, a lane for each row, so that what a row
+// Groups of narrow rows on the CPU: a tile for each column, a lane for each row, so that what a row
 // adds up to needs no step across lanes, and no column is masked out.
 //
 // A row is moved in pieces of 16 bytes. Pieces of several rows lie side by side in a vector, and
@@ -14,11 +14,11 @@ namespace fusedops {
 namespace FUSEDOPS_CPU_ISA {
 namespace {
 
-// Rows that are no wider may be taken in blocks, as far as they fill one; those left over one by
-// one, with the same bits. Of a block of kMostBlockCols no more than one is kept at a time.
-constexpr int64_t kNarrowCols = 64, kMostBlockCols = 256;
+// Rows that are no wider may be taken in groups, as far as they fill one; those left over one by
+// one, with the same bits. Of a group of kMaxGroupCols no more than one is kept at a time.
+constexpr int64_t kNarrowCols = 64, kMaxGroupCols = 256;
 template <class T>
-constexpr int64_t kBlockRows = kTile<T>;
+constexpr int64_t kGroupRows = kTile<T>;
 
 // Rows that end within a tile: without masks, that tile costs calls of memcpy.
 template <class T>
@@ -163,11 +163,11 @@ FUSEDOPS_INLINE Vec<float> pack(const Tile<float>* columns, int half, const Half
   return (Vec<float>)(even | odd << 16);
 }
 
-// --- blocks -------------------------------------------------------------------------------------
+// --- groups -------------------------------------------------------------------------------------
 
-// Evenly spaced rows of a block.
+// Evenly spaced rows of a group.
 template <class T>
-struct BlockRows {
+struct GroupRows {
   T* first;
   int64_t stride;
 
@@ -186,15 +186,15 @@ FUSEDOPS_INLINE void for_pieces(int64_t cols, Body body) {
 FUSEDOPS_INLINE Piece read_piece(const void* from, Whole) { return read<Piece>(from); }
 FUSEDOPS_INLINE void write_piece(void* to, Piece piece, Whole) { write(to, piece); }
 
-// Which row of a block piece `piece` of vector `vector` of one half of its tiles is of.
+// Which row of a group piece `piece` of vector `vector` of one half of its tiles is of.
 template <class C>
 constexpr int row_of(int half, int vector, int piece) {
   return half * kLanes<C> + piece * kPieceWords<C> + vector;
 }
 
-// `block` has room for a whole piece.
+// `group` has room for a whole piece.
 template <class T, class C = Compute<T>>
-FUSEDOPS_NOINLINE void load_even_rows(BlockRows<const T> rows, int64_t cols, Tile<C>* block) {
+FUSEDOPS_NOINLINE void load_even_rows(GroupRows<const T> rows, int64_t cols, Tile<C>* group) {
   for_pieces<T>(cols, [&](int64_t col, auto bytes) FUSEDOPS_LAMBDA {
     for (int half = 0; half < 2; ++half) {
       constexpr int kCount = kPieceWords<C>;
@@ -209,20 +209,20 @@ FUSEDOPS_NOINLINE void load_even_rows(BlockRows<const T> rows, int64_t cols, Til
       transpose(words);
       const T* type = nullptr;
       constexpr int kEach = kPieceCols<T> / kCount;
-      for (int i = 0; i < kCount; ++i) unpack(words[i], half, block + col + i * kEach, type);
+      for (int i = 0; i < kCount; ++i) unpack(words[i], half, group + col + i * kEach, type);
     }
   });
 }
 
 template <class T, class C = Compute<T>>
-FUSEDOPS_NOINLINE void store_even_rows(BlockRows<T> rows, int64_t cols, const Tile<C>* block) {
+FUSEDOPS_NOINLINE void store_even_rows(GroupRows<T> rows, int64_t cols, const Tile<C>* group) {
   for_pieces<T>(cols, [&](int64_t col, auto bytes) FUSEDOPS_LAMBDA {
     for (int half = 0; half < 2; ++half) {
       constexpr int kCount = kPieceWords<C>;
       Vec<C> words[kCount];
       const T* type = nullptr;
       constexpr int kEach = kPieceCols<T> / kCount;
-      for (int i = 0; i < kCount; ++i) words[i] = pack(block + col + i * kEach, half, type);
+      for (int i = 0; i < kCount; ++i) words[i] = pack(group + col + i * kEach, half, type);
       transpose(words);
       for (int i = 0; i < kCount; ++i) {
         Piece piece[kPieces];
@@ -235,37 +235,37 @@ FUSEDOPS_NOINLINE void store_even_rows(BlockRows<T> rows, int64_t cols, const Ti
   });
 }
 
-// Rows that begin in evenly spaced groups are copied where a block has rows of two groups.
+// Rows that begin in evenly spaced groups are copied where a group has rows of two groups.
 template <class T>
-FUSEDOPS_INLINE void load_block(
-    const ConstRows& rows, int64_t first, int64_t cols, Tile<Compute<T>>* block) {
-  if (are_even(rows, first, kBlockRows<T>)) {
-    return load_even_rows<T>({start_of<T>(rows, first), rows.spacing.stride}, cols, block);
+FUSEDOPS_INLINE void load_group(
+    const ConstRows& rows, int64_t first, int64_t cols, Tile<Compute<T>>* group) {
+  if (are_even(rows, first, kGroupRows<T>)) {
+    return load_even_rows<T>({start_of<T>(rows, first), rows.spacing.stride}, cols, group);
   }
-  T copy[kBlockRows<T> * kMostBlockCols];
-  for (int64_t r = 0; r < kBlockRows<T>; ++r) {
+  T copy[kGroupRows<T> * kMaxGroupCols];
+  for (int64_t r = 0; r < kGroupRows<T>; ++r) {
     std::memcpy(copy + r * cols, start_of<T>(rows, first + r), cols * sizeof(T));
   }
-  load_even_rows<T>({copy, cols}, cols, block);
+  load_even_rows<T>({copy, cols}, cols, group);
 }
 
 template <class T>
-FUSEDOPS_INLINE void store_block(
-    const Rows& rows, int64_t first, int64_t cols, const Tile<Compute<T>>* block) {
-  if (are_even(rows, first, kBlockRows<T>)) {
-    return store_even_rows<T>({start_of<T>(rows, first), rows.spacing.stride}, cols, block);
+FUSEDOPS_INLINE void store_group(
+    const Rows& rows, int64_t first, int64_t cols, const Tile<Compute<T>>* group) {
+  if (are_even(rows, first, kGroupRows<T>)) {
+    return store_even_rows<T>({start_of<T>(rows, first), rows.spacing.stride}, cols, group);
   }
-  T copy[kBlockRows<T> * kMostBlockCols];
-  store_even_rows<T>({copy, cols}, cols, block);
-  for (int64_t r = 0; r < kBlockRows<T>; ++r) {
+  T copy[kGroupRows<T> * kMaxGroupCols];
+  store_even_rows<T>({copy, cols}, cols, group);
+  for (int64_t r = 0; r < kGroupRows<T>; ++r) {
     std::memcpy(start_of<T>(rows, first + r), copy + r * cols, cols * sizeof(T));
   }
 }
 
-// body(first row) for each block of some rows. Returns the rows that are left.
+// body(first row) for each group of some rows. Returns the rows that are left.
 template <class T, class Body>
-FUSEDOPS_INLINE RowRange for_blocks(RowRange rows, Body body) {
-  for (; rows.begin + kBlockRows<T> <= rows.end; rows.begin += kBlockRows<T>) body(rows.begin);
+FUSEDOPS_INLINE RowRange for_row_groups(RowRange rows, Body body) {
+  for (; rows.begin + kGroupRows<T> <= rows.end; rows.begin += kGroupRows<T>) body(rows.begin);
   return rows;
 }
 

@@ -225,14 +225,14 @@ struct NormRows {
 // but what the sum makes of grad_input is then that small beside the rest. Nothing where std is 0.
 template <class C>
 FUSEDOPS_INLINE C along_count(const NormBackward& args, C rstd) {
-  const C kept = 1 - C(args.eps) * rstd;
-  return kept > 0 ? kept * C(args.cols - 1) : kInfinity<C>;
+  const C share = 1 - C(args.eps) * rstd;
+  return share > 0 ? share * C(args.cols - 1) : kInfinity<C>;
 }
 template <class C>
 FUSEDOPS_INLINE Tile<C> along_count(const NormBackward& args, Tile<C> rstd) {
   for (auto& vec : rstd.v) {
-    const Vec<C> kept = 1 - C(args.eps) * vec;
-    vec = kept > 0 ? kept * C(args.cols - 1) : broadcast(kInfinity<C>);
+    const Vec<C> share = 1 - C(args.eps) * vec;
+    vec = share > 0 ? share * C(args.cols - 1) : broadcast(kInfinity<C>);
   }
   return rstd;
 }
@@ -431,9 +431,9 @@ void norm_backward_rows(
   };
   const bool some_tiny = any_tiny<T>(args, range);
   for (int64_t row = range.begin; row < range.end;) {
-    const RowRange next{row, row + kRowsAbreast};
+    const RowRange next{row, row + kInterleavedRows};
     if (next.end <= range.end && !(some_tiny && any_tiny<T>(args, next))) {
-      step(Constant<kRowsAbreast>{}, row);
+      step(Constant<kInterleavedRows>{}, row);
       row = next.end;
     } else {
       step(Constant<1>{}, row++);

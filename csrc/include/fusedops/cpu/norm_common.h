@@ -117,18 +117,18 @@ ColumnValues<T> bias_values(const Args& args, C* copy) {
 // --- rows ---------------------------------------------------------------------------------------
 
 // Rows that are handled side by side: as many as the registers hold.
-constexpr int kRowsAbreast = kVectorBytes == 64 ? 4 : 2;
-static_assert(kRowsAbreast <= kMaxInterleavedRows);
+constexpr int kInterleavedRows = kVectorBytes == 64 ? 4 : 2;
+static_assert(kInterleavedRows <= kMaxInterleavedRows);
 
-// Elements from one of `abreast` rows to the one that will be read or written in its place so much
-// later that an L2 prefetch pays: a step, or two short ones. 0 where rows are so long that the
+// Elements from one of `interleaved` rows to the one that will be read or written in its place so
+// much later that an L2 prefetch pays: a step, or two short ones. 0 where rows are so long that the
 // cache would lose them again.
 template <class T>
-FUSEDOPS_INLINE int64_t rows_ahead(const RowSpacing& spacing, int64_t cols, int64_t abreast) {
+FUSEDOPS_INLINE int64_t rows_ahead(const RowSpacing& spacing, int64_t cols, int64_t interleaved) {
   constexpr int64_t kLongestRowBytes = int64_t(1) << 17, kShortStepBytes = int64_t(1) << 14;
   const int64_t row_bytes = cols * int64_t(sizeof(T));
   if (row_bytes > kLongestRowBytes) return 0;
-  return (abreast * row_bytes < kShortStepBytes ? 2 : 1) * abreast * spacing.stride;
+  return (interleaved * row_bytes < kShortStepBytes ? 2 : 1) * interleaved * spacing.stride;
 }
 
 }  // namespace

@@ -439,7 +439,7 @@ struct NormStatistics<true, T> {
   C mean, rstd, remainder;
 
   template <int kCount, class Rows>
-  static FUSEDOPS_INLINE void take(
+  static FUSEDOPS_INLINE void compute(
       const Rows& rows, const NormForward& args, NormStatistics (&result)[kCount]) {
     const int64_t cols = args.cols;
     rows.make(0, cols < kNormChunk<T> ? cols : kNormChunk<T>);
@@ -462,7 +462,7 @@ struct NormStatistics<true, T> {
     return {mean, C(rstd), unless_denormal<C>((moments.mean - mean) * rstd)};
   }
 
-  FUSEDOPS_INLINE void keep(const NormForward& args, int64_t row) const {
+  FUSEDOPS_INLINE void save(const NormForward& args, int64_t row) const {
     if (args.rstd == nullptr) return;
     static_cast<C*>(args.mean)[row] = mean;
     static_cast<C*>(args.rstd)[row] = rstd;
@@ -480,7 +480,7 @@ struct NormStatistics<false, T> {
   C rstd, remainder;
 
   template <int kCount, class Rows>
-  static FUSEDOPS_INLINE void take(
+  static FUSEDOPS_INLINE void compute(
       const Rows& rows, const NormForward& args, NormStatistics (&result)[kCount]) {
     Wider<T> squares[kCount];
     sums_of_squares<T>(AsItIs<T>{}, rows, args.cols, squares);
@@ -499,7 +499,7 @@ struct NormStatistics<false, T> {
     return {high, high < kInfinity<C> ? C(rstd - high) : C(0)};
   }
 
-  FUSEDOPS_INLINE void keep(const NormForward& args, int64_t row) const {
+  FUSEDOPS_INLINE void save(const NormForward& args, int64_t row) const {
     if (args.rstd != nullptr) static_cast<C*>(args.rstd)[row] = rstd;
   }
   FUSEDOPS_INLINE Tile<C> of_columns(Tile<C> x) const {
@@ -525,7 +525,7 @@ struct Norm {
 
   void run(RowRange range) const {
     int64_t row = range.begin;
-    if (interleaved_rows(args) >= kRowsAbreast) row = steps<kRowsAbreast>(row, range.end);
+    if (interleaved_rows(args) >= kInterleavedRows) row = steps<kInterleavedRows>(row, range.end);
     row = steps<2>(row, range.end);
     steps<1>(row, range.end);
   }
@@ -544,8 +544,8 @@ struct Norm {
   FUSEDOPS_INLINE void step(int64_t first) const {
     const Rows<T, kCount> rows(args, first, scratch, put.streams);
     Statistics stats[kCount];
-    Statistics::take(rows, args, stats);
-    for (int r = 0; r < kCount; ++r) stats[r].keep(args, first + r);
+    Statistics::compute(rows, args, stats);
+    for (int r = 0; r < kCount; ++r) stats[r].save(args, first + r);
     write(first, rows, stats);
   }
 

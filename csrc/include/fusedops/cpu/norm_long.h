@@ -104,32 +104,33 @@ FUSEDOPS_INLINE void write_long_norm_segments(
     Put put) {
   auto* scratch = static_cast<Compute<T>*>(memory);
   const auto stats = NormStatistics<kCenters, T>::of(args, combined(partials.moments, args.cols));
-  if (cols.begin == 0) stats.keep(args, row);
+  if (cols.begin == 0) stats.save(args, row);
   for_segments(cols, [&](RowRange segment) {
-    NormForward part = args;
-    part.input.data = partials.input(args, row) + segment.begin;
-    part.input.spacing = {segment.end - segment.begin};  // what is prefetched is the next segment
-    part.output = columns_of(args.output, row, segment);
-    part.weight = columns_of(args.weight, segment);
-    part.bias = columns_of(args.bias, segment);
-    part.cols = segment.end - segment.begin;
-    const ColumnValues<T> weight = weight_values<T>(part, scratch);
-    const ColumnValues<T> bias = bias_values<T>(part, scratch + kRowSegment);
-    Norm<kCenters, T, PlainRows>{part, put, weight, bias, nullptr}.write_one(stats);
+    NormForward segment_args = args;
+    segment_args.input.data = partials.input(args, row) + segment.begin;
+    segment_args.input.spacing = {
+        segment.end - segment.begin};  // what is prefetched is the next segment
+    segment_args.output = columns_of(args.output, row, segment);
+    segment_args.weight = columns_of(args.weight, segment);
+    segment_args.bias = columns_of(args.bias, segment);
+    segment_args.cols = segment.end - segment.begin;
+    const ColumnValues<T> weight = weight_values<T>(segment_args, scratch);
+    const ColumnValues<T> bias = bias_values<T>(segment_args, scratch + kRowSegment);
+    Norm<kCenters, T, PlainRows>{segment_args, put, weight, bias, nullptr}.write_one(stats);
   });
 }
 
 // --- backward -----------------------------------------------------------------------------------
 
 inline NormBackward segment_of(const NormBackward& args, int64_t row, RowRange cols) {
-  NormBackward part = args;
-  part.grad_output = columns_of(args.grad_output, row, cols);
-  part.grad_sum = columns_of(args.grad_sum, row, cols);
-  part.input = columns_of(args.input, row, cols);
-  part.grad_input = columns_of(args.grad_input, row, cols);
-  part.weight = columns_of(args.weight, cols);
-  part.cols = cols.end - cols.begin;
-  return part;
+  NormBackward segment_args = args;
+  segment_args.grad_output = columns_of(args.grad_output, row, cols);
+  segment_args.grad_sum = columns_of(args.grad_sum, row, cols);
+  segment_args.input = columns_of(args.input, row, cols);
+  segment_args.grad_input = columns_of(args.grad_input, row, cols);
+  segment_args.weight = columns_of(args.weight, cols);
+  segment_args.cols = cols.end - cols.begin;
+  return segment_args;
 }
 
 // The statistics are found where the whole rows' are. `copy`: of the segment, where it is tiny.
@@ -147,13 +148,13 @@ FUSEDOPS_INLINE void long_norm_backward_segments(
     const NormBackward& args, int64_t row, RowRange cols, NormGradSums* partials, void* memory) {
   using C = Compute<T>;
   for_segments(cols, [&](RowRange segment) {
-    const NormBackward part = segment_of(args, row, segment);
+    const NormBackward segment_args = segment_of(args, row, segment);
     C* const scratch = static_cast<C*>(memory);
-    const ColumnValues<T> weight = weight_values<T>(part, scratch);
-    const auto rows = row_of_segment<kCenters, T>(part, row, scratch + kRowSegment);
+    const ColumnValues<T> weight = weight_values<T>(segment_args, scratch);
+    const auto rows = row_of_segment<kCenters, T>(segment_args, row, scratch + kRowSegment);
     C sums[2];
     norm_sums<ColumnSums::kNone, kCenters, T, 1, C>(
-        rows, weight, nullptr, nullptr, part.cols, sums);
+        rows, weight, nullptr, nullptr, segment_args.cols, sums);
     partials[segment.begin / kRowSegment] = {sums[0], sums[1]};
   });
 }
@@ -173,7 +174,7 @@ struct LongNormBackward {
     C* sums = scratch + 2 * kRowSegment;
     const RowPartition partition(args.rows);
     for (int64_t i = 0; i < partition.count; ++i) {
-      write_run(segment, partition[i], i == 0 ? sums : sums + 2 * kRowSegment);
+      write_partition(segment, partition[i], i == 0 ? sums : sums + 2 * kRowSegment);
       if (i > 0) add(sums, sums + 2 * kRowSegment);
     }
     if (kSums != ColumnSums::kNone) put_sums(args.grad_weight, sums, segment);
@@ -183,19 +184,19 @@ struct LongNormBackward {
  private:
   void* tiny_row() const { return scratch + 6 * kRowSegment; }
 
-  void write_run(RowRange segment, RowRange run, C* sums) const {
+  void write_partition(RowRange segment, RowRange partition, C* sums) const {
     std::memset(sums, 0, 2 * kRowSegment * sizeof(C));
-    const NormBackward first = segment_of(args, run.begin, segment);
+    const NormBackward first = segment_of(args, partition.begin, segment);
     const ColumnValues<T> weight = weight_values<T>(first, scratch);
-    for (int64_t row = run.begin; row < run.end; ++row) {
-      const NormBackward part = segment_of(args, row, segment);
-      auto own = row_of_segment<kCenters, T>(part, row, tiny_row());
+    for (int64_t row = partition.begin; row < partition.end; ++row) {
+      const NormBackward segment_args = segment_of(args, row, segment);
+      auto own = row_of_segment<kCenters, T>(segment_args, row, tiny_row());
       C own_sums[2];
-      norm_sums<kSums>(own, weight, sums, sums + kRowSegment, part.cols, own_sums);
+      norm_sums<kSums>(own, weight, sums, sums + kRowSegment, segment_args.cols, own_sums);
       const C whole[] = {C(rows[row].of_grad), C(rows[row].of_product)};
       finish_row_sums(own, whole, args);
       if (args.grad_input.data != nullptr) {
-        NormResults<T>{part, put, weight, scratch + kRowSegment}.write(own);
+        NormResults<T>{segment_args, put, weight, scratch + kRowSegment}.write(own);
       }
     }
   }
@@ -212,20 +213,21 @@ struct LongNormBackward {
   template <class Result>
   FUSEDOPS_INLINE void write_one_term(RowRange segment) const {
     constexpr int64_t kAhead = 1024;
-    const NormBackward part = segment_of(args, 0, segment);
-    const ColumnValues<T> weight = weight_values<T>(part, scratch);
-    auto own = row_of_segment<kCenters, T>(part, 0, tiny_row());
+    const NormBackward segment_args = segment_of(args, 0, segment);
+    const ColumnValues<T> weight = weight_values<T>(segment_args, scratch);
+    auto own = row_of_segment<kCenters, T>(segment_args, 0, tiny_row());
     const C whole[] = {C(rows->of_grad), C(rows->of_product)};
     finish_row_sums(own, whole, args);
     // Any of the three may be null: not wanted.
     const auto of_segment = [&](auto* all) { return all == nullptr ? all : all + segment.begin; };
     auto* const grad_weight = of_segment(static_cast<Result*>(args.grad_weight.data));
     auto* const grad_bias = of_segment(static_cast<Result*>(args.grad_bias.data));
-    T* const to = args.grad_input.data == nullptr ? nullptr : static_cast<T*>(part.grad_input.data);
-    const T* const more = static_cast<const T*>(part.grad_sum.data);
+    T* const to =
+        args.grad_input.data == nullptr ? nullptr : static_cast<T*>(segment_args.grad_input.data);
+    const T* const more = static_cast<const T*>(segment_args.grad_sum.data);
     const auto row = own[0];
-    const auto through_norm = own.through_norm(0, weight, part.cols);
-    for_columns<T>(part.cols, [=, put = put](int64_t col, auto at) FUSEDOPS_LAMBDA {
+    const auto through_norm = own.through_norm(0, weight, segment_args.cols);
+    for_columns<T>(segment_args.cols, [=, put = put](int64_t col, auto at) FUSEDOPS_LAMBDA {
       prefetch_tile<Cache::kL2>(row.grad + col + kAhead);
       prefetch_tile<Cache::kL2>(row.input + col + kAhead);
       prefetch_tile<Cache::kL2>(to + col + kAhead);
@@ -233,20 +235,20 @@ struct LongNormBackward {
       prefetch_tile<Cache::kL2>(grad_bias + col + kAhead);
       const Tile<C> grad = load(row.grad + col, at);
       const Tile<C> product = grad * own.centered(0, col, at);
-      const auto keep = [&](Result* result, Tile<C> sum) FUSEDOPS_LAMBDA {
+      const auto store_gradient = [&](Result* result, Tile<C> sum) FUSEDOPS_LAMBDA {
         if (result == nullptr) return;
         store(result + col, at, in_order<T, Result>(both(C(0)) + sum));
       };
-      if constexpr (kSums != ColumnSums::kNone) keep(grad_weight, product * own.rstd[0]);
-      if constexpr (kSums == ColumnSums::kBoth) keep(grad_bias, grad);
+      if constexpr (kSums != ColumnSums::kNone) store_gradient(grad_weight, product * own.rstd[0]);
+      if constexpr (kSums == ColumnSums::kBoth) store_gradient(grad_bias, grad);
       if (to == nullptr) return;
       const Tile<C> result = through_norm(col, at);
       put(to + col, at, more == nullptr ? result : result + load(more + col, at));
     });
   }
 
-  static void add(C* sums, const C* run) {
-    for (int64_t i = 0; i < 2 * kRowSegment; ++i) sums[i] += run[i];
+  static void add(C* sums, const C* more) {
+    for (int64_t i = 0; i < 2 * kRowSegment; ++i) sums[i] += more[i];
   }
 
   static void put_sums(Columns result, const C* sums, RowRange segment) {

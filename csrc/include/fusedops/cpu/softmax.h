@@ -22,7 +22,7 @@ static_assert(kSoftmaxChunk<double> >= kShortestSoftmaxChunk);
 constexpr int64_t kPrefetchedRowBytes = int64_t(1) << 17;
 
 // Rows of a backward that are no longer are taken side by side: their sums over lanes overlap.
-constexpr int64_t kMostColsAbreast = 1024;
+constexpr int64_t kMaxGradGroupCols = 1024;
 
 template <class C>
 constexpr int64_t softmax_chunk_count(int64_t cols) {
@@ -69,14 +69,14 @@ FUSEDOPS_INLINE SoftmaxChunk<C> chunk_of(C max, Folded<ExpSum<C>> sums, int64_t 
   return {least, max, sum_of_columns<In>(sum, cols)};
 }
 
-// Whether exponentials are kept: in scratch memory, which is padded to whole tiles, or in a row.
-enum class Keep { kNot, kInScratch, kInRow };
+// Whether exponentials are saved: in scratch memory, which is padded to whole tiles, or in a row.
+enum class Save { kNot, kInScratch, kInRow };
 
-// exp(input - max) to `kept`, and their sum. Meanwhile `next`, the chunk that will be read after
+// exp(input - max) to `saved`, and their sum. Meanwhile `next`, the chunk that will be read after
 // this one, is on its way from memory.
-template <bool Log, Keep keep, class Out, class In, class C = Compute<In>>
+template <bool Log, Save save, class Out, class In, class C = Compute<In>>
 FUSEDOPS_INLINE SoftmaxChunk<C> softmax_chunk(
-    const In* input, const In* next, C* kept, int64_t cols) {
+    const In* input, const In* next, C* saved, int64_t cols) {
   const auto at = [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
     return filled<In>(load(input + col, part), part, -kInfinity<C>);
   };
@@ -92,8 +92,8 @@ FUSEDOPS_INLINE SoftmaxChunk<C> softmax_chunk(
       cols, no_exp_sum<C>(), [&](ExpSum<C> so_far, int64_t col, auto part) FUSEDOPS_LAMBDA {
         prefetch_tile<Cache::kL1>(next + col);
         const Tile<C> e = softmax_exp<Log, Out>(at(col, part) - shift, so_far.least);
-        if constexpr (keep == Keep::kInScratch) store(kept + col, e);
-        if constexpr (keep == Keep::kInRow) store(kept + col, part, e);
+        if constexpr (save == Save::kInScratch) store(saved + col, e);
+        if constexpr (save == Save::kInRow) store(saved + col, part, e);
         so_far.sum = so_far.sum + e;
         return so_far;
       });
@@ -138,15 +138,15 @@ FUSEDOPS_INLINE SoftmaxRow combine(const SoftmaxChunk<C>* chunks, int64_t count)
 
 // Columns [begin, end) of a row, begin a multiple of kSoftmaxChunk: the maximum and sum of each
 // chunk. `after`: what will be read once the row is.
-template <bool Log, Keep keep, class Out, class In, class C>
+template <bool Log, Save save, class Out, class In, class C>
 FUSEDOPS_INLINE void softmax_chunks(
-    const In* input, const In* after, C* kept, SoftmaxChunk<C>* chunks, RowRange cols) {
+    const In* input, const In* after, C* saved, SoftmaxChunk<C>* chunks, RowRange cols) {
   for (int64_t begin = cols.begin; begin < cols.end; begin += kSoftmaxChunk<C>) {
     const bool last = cols.end - begin <= kSoftmaxChunk<C>;
     const int64_t count = last ? cols.end - begin : kSoftmaxChunk<C>;
     const In* next = last ? after : input + begin + count;
     chunks[begin / kSoftmaxChunk<C>] =
-        softmax_chunk<Log, keep, Out>(input + begin, next, kept + begin, count);
+        softmax_chunk<Log, save, Out>(input + begin, next, saved + begin, count);
   }
 }
 
@@ -154,18 +154,18 @@ FUSEDOPS_INLINE void softmax_chunks(
 // in a row, or computed again, with the same bits.
 template <class C>
 struct InScratch {
-  const C* kept;
+  const C* saved;
   template <class Part>
   FUSEDOPS_INLINE Tile<C> at(int64_t col, Part, C) const {
-    return load(kept + col);
+    return load(saved + col);
   }
 };
 template <class C>
 struct InRow {
-  const C* kept;
+  const C* saved;
   template <class Part>
   FUSEDOPS_INLINE Tile<C> at(int64_t col, Part part, C) const {
-    return load(kept + col, part);
+    return load(saved + col, part);
   }
 };
 template <class In, class Out>
@@ -230,8 +230,8 @@ FUSEDOPS_INLINE void softmax_rows(
   for (int64_t row = range.begin; row < range.end; ++row) {
     const In* input = start_of<In>(args.input, row);
     Out* output = start_of<Out>(args.output, row);
-    constexpr Keep keep = Log ? Keep::kNot : Keep::kInScratch;
-    softmax_chunks<Log, keep, Out>(input, input + args.input.spacing.stride, scratch, chunks, cols);
+    constexpr Save save = Log ? Save::kNot : Save::kInScratch;
+    softmax_chunks<Log, save, Out>(input, input + args.input.spacing.stride, scratch, chunks, cols);
     const SoftmaxRow whole = combine(chunks, softmax_chunk_count<C>(args.cols));
     if constexpr (Log) {
       write_log_softmax(output, input, whole, cols, put);
@@ -317,32 +317,32 @@ FUSEDOPS_NOINLINE void softmax_backward_row(const SoftmaxBackward& args, int64_t
 }
 
 // Rows that are taken side by side.
-constexpr int kGradRowsAbreast = kLanes<double>;
+constexpr int kGradGroupRows = kLanes<double>;
 
 // Those, evenly spaced. The loops over them stay loops: unrolled, three addresses for each row are
 // more than there are registers, and with N = 64 cost a fifth of the time.
 template <bool Log, class In, class Out>
-FUSEDOPS_INLINE void softmax_backward_abreast(
+FUSEDOPS_INLINE void softmax_backward_row_group(
     const SoftmaxBackward& args, int64_t first, RowRange cols, RowsAhead ahead, Put put) {
   using C = Compute<Out>;
-  Vec<double> lanes[kGradRowsAbreast];
+  Vec<double> lanes[kGradGroupRows];
   const SoftmaxGradRow<Out> given(args, first);
   SoftmaxGradRow<Out> row = given;
   const int64_t grad_stride = args.grad_output.spacing.stride;
   const int64_t output_stride = args.output.spacing.stride;
 #pragma GCC unroll 1
-  for (int r = 0; r < kGradRowsAbreast; ++r) {
+  for (int r = 0; r < kGradGroupRows; ++r) {
     lanes[r] = softmax_backward_lanes<Log>(row, cols);
     row = {row.grad + grad_stride, row.output + output_stride};
   }
-  double sums[kGradRowsAbreast];
+  double sums[kGradGroupRows];
   sums_over_lanes<double>(lanes, sums);
-  C totals[kGradRowsAbreast];
-  for (int r = 0; r < kGradRowsAbreast; ++r) totals[r] = C(sums[r]);
+  C totals[kGradGroupRows];
+  for (int r = 0; r < kGradGroupRows; ++r) totals[r] = C(sums[r]);
   row = given;
   In* result = start_of<In>(args.grad_input, first);
 #pragma GCC unroll 1
-  for (int r = 0; r < kGradRowsAbreast; ++r) {
+  for (int r = 0; r < kGradGroupRows; ++r) {
     write_softmax_backward<Log>(result, row, totals[r], cols, ahead, put);
     row = {row.grad + grad_stride, row.output + output_stride};
     result += args.grad_input.spacing.stride;
@@ -353,16 +353,16 @@ FUSEDOPS_INLINE void softmax_backward_abreast(
 template <bool Log, class In, class Out>
 FUSEDOPS_INLINE RowRange
 softmax_backward_groups(const SoftmaxBackward& args, RowRange rows, int64_t cols, Put put) {
-  const RowsAhead ahead(args, kGradRowsAbreast);
+  const RowsAhead ahead(args, kGradGroupRows);
   const auto are_evenly_spaced = [&](const auto& tensor) FUSEDOPS_LAMBDA {
-    return are_even(tensor, rows.begin, kGradRowsAbreast);
+    return are_even(tensor, rows.begin, kGradGroupRows);
   };
-  for (; rows.begin + kGradRowsAbreast <= rows.end; rows.begin += kGradRowsAbreast) {
+  for (; rows.begin + kGradGroupRows <= rows.end; rows.begin += kGradGroupRows) {
     if (are_evenly_spaced(args.grad_output) && are_evenly_spaced(args.output) &&
         are_evenly_spaced(args.grad_input)) {
-      softmax_backward_abreast<Log, In, Out>(args, rows.begin, RowRange{0, cols}, ahead, put);
+      softmax_backward_row_group<Log, In, Out>(args, rows.begin, RowRange{0, cols}, ahead, put);
     } else {
-      for (int r = 0; r < kGradRowsAbreast; ++r) {
+      for (int r = 0; r < kGradGroupRows; ++r) {
         softmax_backward_row<Log, In, Out>(args, rows.begin + r, put);
       }
     }
@@ -385,7 +385,7 @@ softmax_backward_groups(const SoftmaxBackward& args, RowRange rows, Put put) {
   if (cols == kTwo) return groups(kTwo);
   if (cols < kOne) return groups(cols);
   if (cols < kTwo) return groups(cols);
-  if (cols <= kMostColsAbreast) return groups(cols);
+  if (cols <= kMaxGradGroupCols) return groups(cols);
   return rows;
 }
 

@@ -17,7 +17,7 @@ static_assert(kRowSegment % kSoftmaxChunk<double> == 0);
 // Exponentials wait in the output, where they are not to go around the cache and nothing is
 // rounded; elsewhere they are computed again, with the same bits: cheaper than memory for them.
 template <bool Log, class In, class Out>
-constexpr bool kMayKeep = !Log && std::is_same_v<In, Compute<In>> && std::is_same_v<Out, In>;
+constexpr bool kMaySave = !Log && std::is_same_v<In, Compute<In>> && std::is_same_v<Out, In>;
 
 template <bool Log, class In, class Out>
 FUSEDOPS_INLINE void long_softmax_chunks(
@@ -25,14 +25,14 @@ FUSEDOPS_INLINE void long_softmax_chunks(
   using C = Compute<In>;
   const In* input = start_of<In>(args.input, row);
   auto* chunks = static_cast<SoftmaxChunk<C>*>(chunk_memory);
-  if constexpr (kMayKeep<Log, In, Out>) {
+  if constexpr (kMaySave<Log, In, Out>) {
     C* output = start_of<C>(args.output, row);
     if (!streaming) {
-      return softmax_chunks<Log, Keep::kInRow, Out>(input, input + cols.end, output, chunks, cols);
+      return softmax_chunks<Log, Save::kInRow, Out>(input, input + cols.end, output, chunks, cols);
     }
   }
   C* nowhere = nullptr;
-  softmax_chunks<Log, Keep::kNot, Out>(input, input + cols.end, nowhere, chunks, cols);
+  softmax_chunks<Log, Save::kNot, Out>(input, input + cols.end, nowhere, chunks, cols);
 }
 
 template <bool Log, class In, class Out>
@@ -47,9 +47,9 @@ FUSEDOPS_INLINE void write_long_softmax_chunks(
   if constexpr (Log) {
     return write_log_softmax(output, input, whole, cols, put);
   }
-  if constexpr (kMayKeep<Log, In, Out>) {
-    const InRow<C> kept{output};
-    if (!streaming) return write_softmax<In>(output, kept, chunks, whole, cols, put);
+  if constexpr (kMaySave<Log, In, Out>) {
+    const InRow<C> saved{output};
+    if (!streaming) return write_softmax<In>(output, saved, chunks, whole, cols, put);
   }
   write_softmax<In>(output, ComputedAgain<In, Out>{input}, chunks, whole, cols, put);
 }
@@ -57,7 +57,7 @@ FUSEDOPS_INLINE void write_long_softmax_chunks(
 // --- statistics ---------------------------------------------------------------------------------
 
 template <class In, class C = Compute<In>>
-void keep_softmax_statistics(const SoftmaxStatistics& args, int64_t row, const void* chunk_memory) {
+void save_softmax_statistics(const SoftmaxStatistics& args, int64_t row, const void* chunk_memory) {
   const auto* chunks = static_cast<const SoftmaxChunk<C>*>(chunk_memory);
   const SoftmaxRow whole = combine(chunks, softmax_chunk_count<C>(args.cols));
   static_cast<C*>(args.max)[row] = C(whole.max);

@@ -23,16 +23,16 @@ template <class T>
 constexpr int kRowsAtOnce = kTile<T> < 16 ? kTile<T> : 16;
 
 template <class C>
-constexpr int64_t kWideParts = sizeof(WideTile<C>) / kVectorBytes;
+constexpr int64_t kWideVectors = sizeof(WideTile<C>) / kVectorBytes;
 template <class C>
-FUSEDOPS_INLINE Vec<double>& part_of(WideTile<C>& wide, int64_t part) {
-  constexpr int64_t kEach = kWideParts<C> / 2;
-  return wide.v[part / kEach].v[part % kEach];
+FUSEDOPS_INLINE Vec<double>& vector_of(WideTile<C>& wide, int64_t index) {
+  constexpr int64_t kEach = kWideVectors<C> / 2;
+  return wide.v[index / kEach].v[index % kEach];
 }
 template <class C>
-FUSEDOPS_INLINE const Vec<double>& part_of(const WideTile<C>& wide, int64_t part) {
-  constexpr int64_t kEach = kWideParts<C> / 2;
-  return wide.v[part / kEach].v[part % kEach];
+FUSEDOPS_INLINE const Vec<double>& vector_of(const WideTile<C>& wide, int64_t index) {
+  constexpr int64_t kEach = kWideVectors<C> / 2;
+  return wide.v[index / kEach].v[index % kEach];
 }
 
 // --- accumulators
@@ -88,8 +88,8 @@ struct TileAccumulators {
 };
 
 // Some lanes of a accumulator, as doubles: those of vector `part` of a WideTile.
-FUSEDOPS_INLINE Vec<double> widened_part(const Tile<float>& accumulator, int part) {
-  const float* from = reinterpret_cast<const float*>(&accumulator) + part * kLanes<double>;
+FUSEDOPS_INLINE Vec<double> widened_vector(const Tile<float>& accumulator, int index) {
+  const float* from = reinterpret_cast<const float*>(&accumulator) + index * kLanes<double>;
 #if defined(__AVX512F__)
   return (Vec<double>)_mm512_cvtps_pd(_mm256_loadu_ps(from));
 #elif defined(__AVX2__)
@@ -98,8 +98,8 @@ FUSEDOPS_INLINE Vec<double> widened_part(const Tile<float>& accumulator, int par
   return Vec<double>{double(from[0]), double(from[1])};
 #endif
 }
-FUSEDOPS_INLINE Vec<double> widened_part(const Tile<double>& accumulator, int part) {
-  return accumulator.v[part];
+FUSEDOPS_INLINE Vec<double> widened_vector(const Tile<double>& accumulator, int index) {
+  return accumulator.v[index];
 }
 
 // sums[i]: of the accumulator kLaneAccumulators * i after `begin`, and of all whose sums
@@ -108,25 +108,25 @@ FUSEDOPS_INLINE Vec<double> widened_part(const Tile<double>& accumulator, int pa
 template <class T, int64_t... kDistance>
 struct AccumulatorsAt {
   using C = Compute<T>;
-  static FUSEDOPS_INLINE void take(
-      TileAccumulators<C> accumulators, int64_t begin, int part,
+  static FUSEDOPS_INLINE void add_up(
+      TileAccumulators<C> accumulators, int64_t begin, int index,
       Vec<double> (&sums)[kLanes<double>]) {
     for (int i = 0; i < kLanes<double>; ++i) {
       const int64_t accumulator = begin + i * kLaneAccumulators<T>;
-      sums[i] = widened_part(accumulators.first[accumulator * accumulators.stride], part);
+      sums[i] = widened_vector(accumulators.first[accumulator * accumulators.stride], index);
     }
   }
 };
 template <class T, int64_t kFirst, int64_t... kRest>
 struct AccumulatorsAt<T, kFirst, kRest...> {
   using C = Compute<T>;
-  static FUSEDOPS_INLINE void take(
-      TileAccumulators<C> accumulators, int64_t begin, int part,
+  static FUSEDOPS_INLINE void add_up(
+      TileAccumulators<C> accumulators, int64_t begin, int index,
       Vec<double> (&sums)[kLanes<double>]) {
-    AccumulatorsAt<T, kRest...>::take(accumulators, begin, part, sums);
+    AccumulatorsAt<T, kRest...>::add_up(accumulators, begin, index, sums);
     if (begin + kFirst >= accumulators.count) return;
     Vec<double> more[kLanes<double>];
-    AccumulatorsAt<T, kRest...>::take(accumulators, begin + kFirst, part, more);
+    AccumulatorsAt<T, kRest...>::add_up(accumulators, begin + kFirst, index, more);
     for (int i = 0; i < kLanes<double>; ++i) sums[i] += more[i];
   }
 };
@@ -140,18 +140,18 @@ struct AccumulatorDistances<T, double> : AccumulatorsAt<T, kTile<T>, column_of<T
 
 // The same of the first four accumulators, the others being 0.
 template <class T, class C = Compute<T>>
-FUSEDOPS_INLINE Vec<double> sum_of_four(TileAccumulators<C> accumulators, int part) {
+FUSEDOPS_INLINE Vec<double> sum_of_four(TileAccumulators<C> accumulators, int index) {
   const auto at = [=](int64_t accumulator) {
-    return widened_part(accumulators.first[accumulator * accumulators.stride], part);
+    return widened_vector(accumulators.first[accumulator * accumulators.stride], index);
   };
   constexpr int kNext = kEvenOdd<T> ? 1 : 2;
   return (at(0) + at(kNext)) + (at(3 - kNext) + at(3));
 }
 
 template <class T, class C = Compute<T>>
-FUSEDOPS_INLINE Vec<double> sum_of_all(TileAccumulators<C> accumulators, int part) {
+FUSEDOPS_INLINE Vec<double> sum_of_all(TileAccumulators<C> accumulators, int index) {
   Vec<double> sums[kLanes<double>];
-  AccumulatorDistances<T>::take(accumulators, 0, part, sums);
+  AccumulatorDistances<T>::add_up(accumulators, 0, index, sums);
   for (int width = kLanes<double> / 2; width > 0; width /= 2) {
     for (int i = 0; i < width; ++i) sums[i] += sums[i + width];
   }
@@ -161,9 +161,9 @@ FUSEDOPS_INLINE Vec<double> sum_of_all(TileAccumulators<C> accumulators, int par
 template <class T, class C = Compute<T>>
 FUSEDOPS_NOINLINE WideTile<C> sum_of_accumulators(TileAccumulators<C> accumulators) {
   WideTile<C> result;
-  for (int part = 0; part < kWideParts<C>; ++part) {
-    part_of(result, part) = accumulators.count == 4 ? sum_of_four<T>(accumulators, part)
-                                                    : sum_of_all<T>(accumulators, part);
+  for (int index = 0; index < kWideVectors<C>; ++index) {
+    vector_of(result, index) = accumulators.count == 4 ? sum_of_four<T>(accumulators, index)
+                                                       : sum_of_all<T>(accumulators, index);
   }
   return result;
 }
@@ -180,13 +180,13 @@ FUSEDOPS_INLINE void for_tiles(RowRange rows, int64_t cols, Body body) {
 
 // A group of the lanes of a segment, and the accumulators of its tiles.
 template <class T>
-struct Group {
+struct ColumnGroup {
   using C = Compute<T>;
   Tile<C>* accumulators;
-  RowRange lanes;
+  RowRange cols;
   bool is_last;  // of the segment
 
-  FUSEDOPS_INLINE int64_t size() const { return lanes.end - lanes.begin; }
+  FUSEDOPS_INLINE int64_t size() const { return cols.end - cols.begin; }
   FUSEDOPS_INLINE int64_t tiles() const { return (size() + kTile<T> - 1) / kTile<T>; }
 
   // Adds a chunk of rows: of_tile(col, part) gives what gives the tile of a row.
@@ -222,12 +222,12 @@ struct Group {
 
 // body(group) for each group of the lanes of a segment.
 template <class T, class Body>
-FUSEDOPS_INLINE void for_groups(
-    Tile<Compute<T>>* accumulators, int64_t rows, int64_t lanes, Body body) {
+FUSEDOPS_INLINE void for_column_groups(
+    Tile<Compute<T>>* accumulators, int64_t rows, int64_t cols, Body body) {
   const int64_t each = group_cols<T>(rows);
-  for (int64_t begin = 0; begin < lanes; begin += each) {
-    const bool is_last = lanes - begin <= each;
-    body(Group<T>{accumulators, {begin, is_last ? lanes : begin + each}, is_last});
+  for (int64_t begin = 0; begin < cols; begin += each) {
+    const bool is_last = cols - begin <= each;
+    body(ColumnGroup<T>{accumulators, {begin, is_last ? cols : begin + each}, is_last});
   }
 }
 
@@ -246,8 +246,8 @@ struct Segment {
   int64_t dim_stride;
 
   template <class Slices>
-  Segment(const Slices& slices, int64_t outer, RowRange lanes)
-      : data(static_cast<T*>(slices.data) + outer * slices.outer_stride + lanes.begin),
+  Segment(const Slices& slices, int64_t outer, RowRange cols)
+      : data(static_cast<T*>(slices.data) + outer * slices.outer_stride + cols.begin),
         dim_stride(slices.dim_stride) {}
 
   FUSEDOPS_INLINE T* row(int64_t index) const { return data + index * dim_stride; }
@@ -288,15 +288,15 @@ struct SpatialScratch {
   ColumnPartials<C>* partials;
   int64_t tiles;  // of a chunk
 
-  SpatialScratch(void* memory, int64_t lanes)
+  SpatialScratch(void* memory, int64_t cols)
       : accumulators(static_cast<Tile<C>*>(memory)),
         partials(
             reinterpret_cast<ColumnPartials<C>*>(static_cast<char*>(memory) + kAccumulatorBytes)),
-        tiles((lanes + kTile<T> - 1) / kTile<T>) {}
+        tiles((cols + kTile<T> - 1) / kTile<T>) {}
 
   // The note of the chunk that row `row` begins, or lies in.
-  FUSEDOPS_INLINE ColumnPartials<C>& partial(int64_t row, int64_t lane) const {
-    return partials[row / kSoftmaxChunk<C> * tiles + lane / kTile<T>];
+  FUSEDOPS_INLINE ColumnPartials<C>& partial(int64_t row, int64_t col) const {
+    return partials[row / kSoftmaxChunk<C> * tiles + col / kTile<T>];
   }
 };
 
@@ -308,12 +308,12 @@ FUSEDOPS_INLINE Tile<C> shift_of(Tile<C> max) {
 
 // The maximum of a chunk of a group.
 template <class In, class C = Compute<In>>
-FUSEDOPS_NOINLINE void take_max(
-    Segment<const In> input, RowRange rows, Group<In> group, SpatialScratch<In> scratch) {
-  const In* const from = input.data + group.lanes.begin;
+FUSEDOPS_NOINLINE void reduce_max(
+    Segment<const In> input, RowRange rows, ColumnGroup<In> group, SpatialScratch<In> scratch) {
+  const In* const from = input.data + group.cols.begin;
   for_tiles<In>(
       rows, group.size(), [&](int64_t row, int64_t count, int64_t col, auto part) FUSEDOPS_LAMBDA {
-        Tile<C>& so_far = scratch.partial(rows.begin, group.lanes.begin + col).sums.max;
+        Tile<C>& so_far = scratch.partial(rows.begin, group.cols.begin + col).sums.max;
         Tile<C> max = row == rows.begin ? both(-kInfinity<C>) : so_far;
         for (int64_t r = row; r < row + count; ++r) {
           const In* at = from + r * input.dim_stride + col;
@@ -326,11 +326,11 @@ FUSEDOPS_NOINLINE void take_max(
 
 template <bool Log, class Out, class In, class C = Compute<In>>
 FUSEDOPS_NOINLINE void sum_chunk(
-    Segment<const In> input, RowRange rows, Group<In> group, SpatialScratch<In> scratch) {
+    Segment<const In> input, RowRange rows, ColumnGroup<In> group, SpatialScratch<In> scratch) {
   const auto sums_of = [&](int64_t col) -> ColumnMaxSum<C>& {
-    return scratch.partial(rows.begin, group.lanes.begin + col).sums;
+    return scratch.partial(rows.begin, group.cols.begin + col).sums;
   };
-  const In* const from = input.data + group.lanes.begin;
+  const In* const from = input.data + group.cols.begin;
   group.add(rows, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
     return [=, shift = shift_of(sums_of(col).max)](int64_t row) FUSEDOPS_LAMBDA {
       Vec<C> unused = {};
@@ -428,9 +428,9 @@ FUSEDOPS_INLINE ColumnFactors<C> factors_of(const ColumnMaxSum<C>& whole) {
 
 // From the sums of the chunks of a tile of lanes their factors, as combine() does it.
 template <bool Log, class Out, class In, class C = Compute<In>>
-FUSEDOPS_NOINLINE void make_factors(SpatialScratch<In> scratch, int64_t rows, int64_t lane) {
+FUSEDOPS_NOINLINE void make_factors(SpatialScratch<In> scratch, int64_t rows, int64_t col) {
   constexpr int64_t kChunk = kSoftmaxChunk<C>;
-  const auto chunk = [&](int64_t row) -> ColumnPartials<C>& { return scratch.partial(row, lane); };
+  const auto chunk = [&](int64_t row) -> ColumnPartials<C>& { return scratch.partial(row, col); };
   const auto ones = widened(both(C(1)));
   const auto to_whole = [&](int64_t row, Tile<C> max) {
     return rows <= kChunk ? ones : exp_difference(chunk(row).sums.max, max);
@@ -451,37 +451,39 @@ FUSEDOPS_NOINLINE void make_factors(SpatialScratch<In> scratch, int64_t rows, in
 }
 
 template <class Out>
-FUSEDOPS_NOINLINE Tile<float> scaled_in_steps(Tile<float> e, const ColumnFactors<float>& lanes) {
+FUSEDOPS_NOINLINE Tile<float> scaled_in_steps(Tile<float> e, const ColumnFactors<float>& factors) {
   const auto raised = widened(both(kRaised<float>));
-  const auto scale = each(lanes.scale, raised, [](auto a, auto b) { return a * b; });
+  const auto scale = each(factors.scale, raised, [](auto a, auto b) { return a * b; });
   return {{scaled_in_steps<Out>(e.v[0], scale.v[0]), scaled_in_steps<Out>(e.v[1], scale.v[1])}};
 }
 template <class Out>
-FUSEDOPS_NOINLINE Tile<double> scaled_in_steps(Tile<double> e, const ColumnFactors<double>& lanes) {
+FUSEDOPS_NOINLINE Tile<double> scaled_in_steps(
+    Tile<double> e, const ColumnFactors<double>& factors) {
   return {
-      {scaled_in_steps<Out>(e.v[0], lanes.high.v[0], lanes.low.v[0]),
-       scaled_in_steps<Out>(e.v[1], lanes.high.v[1], lanes.low.v[1])}};
+      {scaled_in_steps<Out>(e.v[0], factors.high.v[0], factors.low.v[0]),
+       scaled_in_steps<Out>(e.v[1], factors.high.v[1], factors.low.v[1])}};
 }
 
 // Raised exponentials by the factors of their lanes.
 template <class Out, class C>
-FUSEDOPS_INLINE Tile<C> scaled(Tile<C> e, const ColumnFactors<C>& lanes) {
-  if (__builtin_expect(any_between(e, lanes.least), false)) return scaled_in_steps<Out>(e, lanes);
+FUSEDOPS_INLINE Tile<C> scaled(Tile<C> e, const ColumnFactors<C>& factors) {
+  if (__builtin_expect(any_between(e, factors.least), false))
+    return scaled_in_steps<Out>(e, factors);
   if constexpr (sizeof(Out) == sizeof(double)) {
-    const Tile<C> product = e * lanes.high;
-    return {{product.v[0] / lanes.low.v[0], product.v[1] / lanes.low.v[1]}};
+    const Tile<C> product = e * factors.high;
+    return {{product.v[0] / factors.low.v[0], product.v[1] / factors.low.v[1]}};
   } else if constexpr (sizeof(Out) == sizeof(float)) {
-    return e * lanes.high + e * lanes.low;
+    return e * factors.high + e * factors.low;
   } else {
-    return e * lanes.high;
+    return e * factors.high;
   }
 }
 
 template <bool Log, class Out, class C>
-FUSEDOPS_INLINE Tile<C> normalized(Tile<C> x, const ColumnFactors<C>& lanes) {
-  const Tile<C> shifted = x - lanes.shift;
-  if constexpr (Log) return shifted - lanes.high;
-  return scaled<Out>(raised_exp<Out>(shifted), lanes);
+FUSEDOPS_INLINE Tile<C> normalized(Tile<C> x, const ColumnFactors<C>& factors) {
+  const Tile<C> shifted = x - factors.shift;
+  if constexpr (Log) return shifted - factors.high;
+  return scaled<Out>(raised_exp<Out>(shifted), factors);
 }
 
 template <bool Log, class In, class Out, class C = Compute<In>>
@@ -491,14 +493,14 @@ FUSEDOPS_INLINE void softmax_segment(
   constexpr int64_t kChunk = kSoftmaxChunk<C>;
   static_assert(kChunk % kRowsAtOnce<In> == 0);
   const int64_t longest = rows < kChunk ? rows : kChunk;
-  for_groups<In>(scratch.accumulators, longest, cols, [&](Group<In> group) {
+  for_column_groups<In>(scratch.accumulators, longest, cols, [&](ColumnGroup<In> group) {
     for_row_chunks(rows, kChunk, [&](RowRange chunk) {
-      take_max(input, chunk, group, scratch);
+      reduce_max(input, chunk, group, scratch);
       sum_chunk<Log, Out>(input, chunk, group, scratch);
     });
   });
-  for (int64_t lane = 0; lane < cols; lane += kTile<In>) {
-    make_factors<Log, Out>(scratch, rows, lane);
+  for (int64_t col = 0; col < cols; col += kTile<In>) {
+    make_factors<Log, Out>(scratch, rows, col);
   }
   for_tiles<In>(
       RowRange{0, rows}, cols,
@@ -518,10 +520,10 @@ FUSEDOPS_INLINE void softmax_segments(
   for (int64_t i = range.begin; i < range.end; ++i) {
     const int64_t outer = i / segments.count;
     const RowRange at = segments[i % segments.count];
-    const int64_t lanes = at.end - at.begin;
+    const int64_t cols = at.end - at.begin;
     softmax_segment<Log, In, Out>(
-        {args.input, outer, at}, {args.output, outer, at}, args.dim_size, lanes,
-        SpatialScratch<In>(memory, lanes), put);
+        {args.input, outer, at}, {args.output, outer, at}, args.dim_size, cols,
+        SpatialScratch<In>(memory, cols), put);
   }
 }
 
@@ -544,10 +546,10 @@ static_assert(sizeof(ColumnGradSums<float>) / kTile<float> <= kColumnPartialByte
 
 template <bool Log, class Out, class C = Compute<Out>>
 FUSEDOPS_NOINLINE void sum_grad_group(
-    Segment<const Out> grad, Segment<const Out> output, int64_t rows, Group<Out> group,
+    Segment<const Out> grad, Segment<const Out> output, int64_t rows, ColumnGroup<Out> group,
     ColumnGradSums<C>* sums) {
-  const Out* const grads = grad.data + group.lanes.begin;
-  const Out* const outputs = output.data + group.lanes.begin;
+  const Out* const grads = grad.data + group.cols.begin;
+  const Out* const outputs = output.data + group.cols.begin;
   const auto terms = [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
     return [=](int64_t row) FUSEDOPS_LAMBDA {
       const Out* const g = grads + row * grad.dim_stride + col;
@@ -578,8 +580,8 @@ FUSEDOPS_INLINE void softmax_backward_segment(
     int64_t cols, void* memory, Put put) {
   auto* accumulators = static_cast<Tile<C>*>(memory);
   auto* sums = reinterpret_cast<ColumnGradSums<C>*>(static_cast<char*>(memory) + kAccumulatorBytes);
-  for_groups<Out>(accumulators, gradient_chunk<C>(rows), cols, [&](Group<Out> group) {
-    sum_grad_group<Log>(grad, output, rows, group, sums + group.lanes.begin / kTile<Out>);
+  for_column_groups<Out>(accumulators, gradient_chunk<C>(rows), cols, [&](ColumnGroup<Out> group) {
+    sum_grad_group<Log>(grad, output, rows, group, sums + group.cols.begin / kTile<Out>);
   });
   for_tiles<Out>(
       RowRange{0, rows}, cols,

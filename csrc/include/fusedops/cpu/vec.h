@@ -356,7 +356,7 @@ FUSEDOPS_INLINE void write(void* to, Tile<C> tile) {
 }
 
 template <class V>
-FUSEDOPS_INLINE void write_around_cache(void* to, V bits) {
+FUSEDOPS_INLINE void write_non_temporal(void* to, V bits) {
 #if defined(FUSEDOPS_SANITIZED)
   *static_cast<V*>(to) = bits;
 #elif defined(__AVX512F__)
@@ -370,9 +370,9 @@ FUSEDOPS_INLINE void write_around_cache(void* to, V bits) {
 #endif
 }
 template <class C>
-FUSEDOPS_INLINE void write_around_cache(void* to, Tile<C> tile) {
-  write_around_cache(to, tile.v[0]);
-  write_around_cache(static_cast<char*>(to) + kVectorBytes, tile.v[1]);
+FUSEDOPS_INLINE void write_non_temporal(void* to, Tile<C> tile) {
+  write_non_temporal(to, tile.v[0]);
+  write_non_temporal(static_cast<char*>(to) + kVectorBytes, tile.v[1]);
 }
 
 template <class T>
@@ -396,7 +396,7 @@ FUSEDOPS_INLINE Tile<Compute<T>> rounded(Tile<Compute<T>> tile) {
 // cache, a loss of 25-65 % where it is not. `to` is aligned to kVectorBytes.
 template <class T>
 FUSEDOPS_INLINE void stream(T* to, Tile<Compute<T>> tile) {
-  write_around_cache(to, packed(tile, to));
+  write_non_temporal(to, packed(tile, to));
 }
 
 // Orders streaming stores before the release that ends a parallel region.
@@ -676,7 +676,7 @@ FUSEDOPS_INLINE T* start_of(const Rows& rows, int64_t row) {
 template <class Given>
 FUSEDOPS_INLINE bool are_even(const Given& rows, int64_t first, int64_t count) {
   const RowSpacing& spacing = rows.spacing;
-  if (spacing.jump == 0) return true;
+  if (spacing.run_gap == 0) return true;
   return spacing.offset(first + count - 1) - spacing.offset(first) == (count - 1) * spacing.stride;
 }
 

@@ -43,9 +43,9 @@ constexpr int64_t kNormPartialBytes = 32;  // two numbers, at most long double
 
 // A partial for each segment, and the row itself where it is a sum that the caller does not want.
 constexpr int64_t norm_partials_bytes(const NormForward& args) {
-  const bool keeps_sum = args.residual.data != nullptr && args.sum.data == nullptr;
+  const bool saves_sum = args.residual.data != nullptr && args.sum.data == nullptr;
   return row_segments(args.cols) * kNormPartialBytes +
-      (keeps_sum ? args.cols * size_of(args.input.dtype) : 0);
+      (saves_sum ? args.cols * size_of(args.input.dtype) : 0);
 }
 
 // In a norm's backward of a segment, or of a row: the sums of g and of g * (input - mean), where g
@@ -59,10 +59,10 @@ constexpr int64_t kRepeatedBytes = 16384;
 
 // Rows of a masked softmax are taken in groups, one step of each after the other: what ends a step,
 // a sum over lanes or a division, overlaps with the next row's. A group stays in the L1 cache.
-constexpr int64_t kMaskedGroupBytes = 8192, kMostMaskedGroupRows = 16;
+constexpr int64_t kMaskedGroupBytes = 8192, kMaxMaskedGroupRows = 16;
 constexpr int64_t masked_group_rows(int64_t cols, DType dtype) {
   const int64_t rows = kMaskedGroupBytes / (padded_cols(cols) * compute_bytes(dtype));
-  return rows < 1 ? 1 : rows < kMostMaskedGroupRows ? rows : kMostMaskedGroupRows;
+  return rows < 1 ? 1 : rows < kMaxMaskedGroupRows ? rows : kMaxMaskedGroupRows;
 }
 constexpr int64_t masked_row_bytes(int64_t cols, DType dtype) {
   return (softmax_scratch_bytes(cols, dtype) + 63) / 64 * 64;
