@@ -1,6 +1,7 @@
 // softmax and log_softmax of long rows on the CPU, some columns at a time: threads share a row, or
-// one takes all of it. Memory is read twice; what a chunk comes to is noted in between, and is
-// combined in the order of the chunks, whoever took them: the bits are those of a short row.
+// one thread computes all of it. Memory is read twice. The chunks' maxima and sums are stored in
+// between and combined in the order of the chunks, whichever threads computed them, so that the
+// bits are those of a short row.
 #pragma once
 
 #include <type_traits>
@@ -14,8 +15,9 @@ namespace {
 static_assert(kRowSegment % kSoftmaxChunk<float> == 0);
 static_assert(kRowSegment % kSoftmaxChunk<double> == 0);
 
-// Exponentials wait in the output, where they are not to go around the cache and nothing is
-// rounded; elsewhere they are computed again, with the same bits: cheaper than memory for them.
+// Exponentials are saved in the output if it is not streaming and has the compute type, so that
+// nothing is rounded. Otherwise they are computed again, with the same bits: that costs less than
+// memory for them.
 template <bool Log, class In, class Out>
 constexpr bool kMaySave = !Log && std::is_same_v<In, Compute<In>> && std::is_same_v<Out, In>;
 
@@ -51,7 +53,7 @@ FUSEDOPS_INLINE void write_long_softmax_chunks(
     const InRow<C> saved{output};
     if (!streaming) return write_softmax<In>(output, saved, chunks, whole, cols, put);
   }
-  write_softmax<In>(output, ComputedAgain<In, Out>{input}, chunks, whole, cols, put);
+  write_softmax<In>(output, Recomputed<In, Out>{input}, chunks, whole, cols, put);
 }
 
 // --- statistics ---------------------------------------------------------------------------------
@@ -75,7 +77,7 @@ FUSEDOPS_INLINE void apply_softmax_statistics(
   const Scaling<Out> by(1.0, sum * kRaised<C>);
   for_columns<In>(cols.end - cols.begin, [&](int64_t offset, auto part) FUSEDOPS_LAMBDA {
     const int64_t col = cols.begin + offset;
-    const Tile<C> e = ComputedAgain<In, Out>{input}.at(col, part, shift);
+    const Tile<C> e = Recomputed<In, Out>{input}.at(col, part, shift);
     const bool by_steps = __builtin_expect(any_between(e, both(by.least)), false);
     const Tile<C> result = by_steps ? scaled_in_steps(e, by) : scaled(e, by);
     put(output + col, part, in_order<In, Out>(result));
@@ -84,7 +86,7 @@ FUSEDOPS_INLINE void apply_softmax_statistics(
 
 // --- backward -----------------------------------------------------------------------------------
 
-// A sum for each chunk.
+// Computes a sum for each chunk.
 template <bool Log, class Out, class C = Compute<Out>>
 FUSEDOPS_INLINE void long_softmax_backward_sums(
     const SoftmaxBackward& args, int64_t row, RowRange cols, double* sums) {
