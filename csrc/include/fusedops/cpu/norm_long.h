@@ -1,6 +1,7 @@
-// The norms of long rows on the CPU, some columns at a time: threads share a row, or one takes all
-// of it. What each segment of columns comes to is noted, and combined in the order of the segments,
-// whoever took them. Results are then written as of rows that are as short as a segment.
+// The norms of long rows on the CPU, some columns at a time: threads share a row, or one thread
+// computes all of it. Each segment of columns gives a partial, and partials are combined in the
+// order of the segments, whichever threads computed them. Results are then written as for rows that
+// are as short as a segment.
 #pragma once
 
 #include "fusedops/cpu/norm_backward.h"
@@ -10,7 +11,7 @@ namespace fusedops {
 namespace FUSEDOPS_CPU_ISA {
 namespace {
 
-// body(columns) for each segment of some columns.
+// Calls body(columns) for each segment of a range of columns.
 template <class Body>
 FUSEDOPS_INLINE void for_segments(RowRange cols, Body body) {
   for (int64_t begin = cols.begin; begin < cols.end; begin += kRowSegment) {
@@ -35,8 +36,8 @@ inline ConstColumns columns_of(ConstColumns given, RowRange cols) {
 
 // --- forward ------------------------------------------------------------------------------------
 
-// What is noted of a row: the moments of its segments and, where it is a sum that is not wanted,
-// the sum.
+// The partials of a row: the moments of its segments and, if the row is a sum that is not wanted,
+// the sum itself.
 template <class T>
 struct NormPartials {
   Moments<Wider<T>>* moments;
@@ -49,7 +50,7 @@ struct NormPartials {
     static_assert(sizeof(*moments) <= kNormPartialBytes);
   }
 
-  // The row that is normalised.
+  // The row that is normalized.
   const T* input(const NormForward& args, int64_t row) const {
     return args.residual.data == nullptr ? start_of<T>(args.input, row) : sum;
   }
@@ -82,7 +83,8 @@ FUSEDOPS_INLINE void long_norm_segments(
   });
 }
 
-// The sums of the whole row (Chan, Golub, LeVeque 1983); without a mean every segment's is 0.
+// The moments of the whole row (Chan, Golub, LeVeque 1983). Without a mean, every segment's mean is
+// 0.
 template <class Wide>
 Moments<Wide> combined(const Moments<Wide>* partials, int64_t cols) {
   Wide sum = 0, squares = 0;
@@ -108,8 +110,8 @@ FUSEDOPS_INLINE void write_long_norm_segments(
   for_segments(cols, [&](RowRange segment) {
     NormForward segment_args = args;
     segment_args.input.data = partials.input(args, row) + segment.begin;
-    segment_args.input.spacing = {
-        segment.end - segment.begin};  // what is prefetched is the next segment
+    // With this stride the next segment is prefetched as if it were the next row.
+    segment_args.input.spacing = {segment.end - segment.begin};
     segment_args.output = columns_of(args.output, row, segment);
     segment_args.weight = columns_of(args.weight, segment);
     segment_args.bias = columns_of(args.bias, segment);
@@ -133,7 +135,8 @@ inline NormBackward segment_of(const NormBackward& args, int64_t row, RowRange c
   return segment_args;
 }
 
-// The statistics are found where the whole rows' are. `copy`: of the segment, where it is tiny.
+// `args` are those of a segment; the statistics are those of the whole row. `copy` has room for the
+// segment, which is copied if it is tiny.
 template <bool kCenters, class T>
 NormRows<kCenters, T, 1> row_of_segment(const NormBackward& args, int64_t row, void* copy) {
   NormRows<kCenters, T, 1> rows(args, 0);
@@ -159,14 +162,15 @@ FUSEDOPS_INLINE void long_norm_backward_segments(
   });
 }
 
-// One segment of all rows: their gradients, and the sums of its columns. Rows are summed in the
-// runs of RowPartition, as short rows are.
+// Writes the gradients of a segment of all rows, and the sums of its columns. The rows are added up
+// by RowPartition, as short rows are.
 template <bool kCenters, class T, ColumnSums kSums>
 struct LongNormBackward {
   using C = Compute<T>;
   const NormBackward& args;
-  const NormGradSums* rows;  // of each whole row
-  C* scratch;  // weight, a chunk, two accumulators of all runs and two of one, a tiny row
+  const NormGradSums* rows;  // the sums of each whole row
+  // Weight, a dropout chunk, two accumulators of all partitions and two of one, a tiny row.
+  C* scratch;
   Put put;
 
   void write(RowRange segment) const {
@@ -201,15 +205,15 @@ struct LongNormBackward {
     }
   }
 
-  // What there is but one term of is written where it is wanted.
+  // A sum over a single row has one term, which is written directly to grad_weight and grad_bias.
   FUSEDOPS_NOINLINE void write_only_row(RowRange segment) const {
     const Columns& result = args.grad_weight.data != nullptr ? args.grad_weight : args.grad_bias;
     if (result.data == nullptr) return write_one_term<T>(segment);
     with_result<T>(result, [&](auto* to) { write_one_term<__typeof__(*to)>(segment); });
   }
 
-  // Six streams are more than the hardware follows: +30 % where they come from the third level of
-  // cache.
+  // Six streams are more than the hardware prefetcher follows: prefetching gains 30 % if the data
+  // comes from the L3 cache.
   template <class Result>
   FUSEDOPS_INLINE void write_one_term(RowRange segment) const {
     constexpr int64_t kAhead = 1024;
@@ -218,7 +222,7 @@ struct LongNormBackward {
     auto own = row_of_segment<kCenters, T>(segment_args, 0, tiny_row());
     const C whole[] = {C(rows->of_grad), C(rows->of_product)};
     finish_row_sums(own, whole, args);
-    // Any of the three may be null: not wanted.
+    // Each of the three pointers is null if the gradient is not wanted.
     const auto of_segment = [&](auto* all) { return all == nullptr ? all : all + segment.begin; };
     auto* const grad_weight = of_segment(static_cast<Result*>(args.grad_weight.data));
     auto* const grad_bias = of_segment(static_cast<Result*>(args.grad_bias.data));

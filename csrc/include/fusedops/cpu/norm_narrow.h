@@ -1,11 +1,11 @@
 // The norms of groups of narrow rows on the CPU, forward and backward (narrow_rows.h).
 //
-// Rows have the bits of norm_forward.h and norm_backward.h: what is a lane of an accumulator there
-// is a tile here, and lanes are added up in the same tree. What a row ends with, a root and two
-// divisions, is done for all rows of a group at once. Sums over rows are kept a tile for each
-// column until all groups of a partition are done.
+// Rows have the bits of norm_forward.h and norm_backward.h: a lane of an accumulator there is a
+// tile here, and lanes are added up in the same tree. The root and the two divisions at the end of
+// a row are computed for all rows of a group at once. Sums over rows have a tile for each column
+// until all groups of a partition are done.
 //
-// Not in groups: doubles, whose sums go on in long double, and rows that dropout takes from.
+// Not computed in groups: doubles, whose sums use long double, and rows with dropout.
 #pragma once
 
 #include "fusedops/cpu/narrow_rows.h"
@@ -21,14 +21,14 @@ template <class T>
 constexpr bool kComputedInGroups = sizeof(Compute<T>) == sizeof(float);
 static_assert(kNarrowCols <= kNormChunk<float>);  // one sum in float for each lane
 
-// Lanes of a tile of T that hold one of `cols` columns, in either half.
+// The number of lanes that hold one of `cols` columns, in either half of a tile of T.
 template <class T>
 constexpr int64_t lanes_reached(int64_t cols) {
   const int64_t lanes = kEvenOdd<T> ? (cols + 1) / 2 : cols;
   return lanes < kLanes<float> ? lanes : kLanes<float>;
 }
 
-// body(column) for each column that lies in a lane of one half of its tile.
+// Calls body(column) for each column in a lane of one half of its tile.
 template <class T>
 FUSEDOPS_INLINE int64_t first_column_of(int half, int64_t lane) {
   return kEvenOdd<T> ? 2 * lane + half : half * kLanes<float> + lane;
@@ -38,8 +38,8 @@ FUSEDOPS_INLINE void for_columns_of(int half, int64_t lane, int64_t cols, Body b
   for (int64_t col = first_column_of<T>(half, lane); col < cols; col += kTile<T>) body(col);
 }
 
-// What is a sum over the lanes of a vector: the tree of across_lanes(). Lanes that no column
-// reaches are 0, which leaves of a sum of -0 no sign.
+// Adds up tiles that stand for the lanes of a vector, in the tree of across_lanes(). Lanes without
+// a column are 0, which turns a sum of -0 into +0.
 template <class T>
 FUSEDOPS_INLINE Tile<float> sum_of_lanes(Tile<float>* lanes, int64_t cols) {
   const int64_t reached = lanes_reached<T>(cols);
@@ -52,7 +52,7 @@ FUSEDOPS_INLINE Tile<float> sum_of_lanes(Tile<float>* lanes, int64_t cols) {
   return cols % kTile<T> == 0 ? lanes[0] : lanes[0] + both(0.0f);
 }
 
-// The same in double, as totals() has it.
+// The same in double, in the order of totals().
 template <class T>
 FUSEDOPS_INLINE WideTile<float> wide_sum_of_lanes(Tile<float>* lanes, int64_t cols) {
   const int64_t reached = lanes_reached<T>(cols), count = accumulators_read<float>(reached);
@@ -60,7 +60,7 @@ FUSEDOPS_INLINE WideTile<float> wide_sum_of_lanes(Tile<float>* lanes, int64_t co
   return sum_of_accumulators<float>(TileAccumulators<float>{lanes, 1, count});
 }
 
-// Weight or bias, one after the other.
+// Writes weight or bias to `to` in memory order.
 template <class T>
 FUSEDOPS_INLINE void unpack_columns(ColumnValues<T> values, int64_t cols, float* to) {
   for_columns<T>(cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
@@ -74,7 +74,7 @@ struct GroupMoments {
   WideTile<float> mean, squares;
 };
 
-// shift_near_mean() of each row.
+// Returns shift_near_mean() of each row.
 template <class T>
 FUSEDOPS_INLINE Tile<float> shift_of_group(const Tile<float>* group, int64_t cols) {
   const int64_t count = cols < kTile<T> ? cols : kTile<T>;
@@ -92,8 +92,8 @@ FUSEDOPS_INLINE Tile<float> shift_of_group(const Tile<float>* group, int64_t col
   return sum_of_lanes<T>(lanes, count);
 }
 
-// Sums of what deviates from `shift`, which are not asked for without a mean, and of its squares,
-// which start as those of norm_forward.h do.
+// Sums the deviations from `shift`, which are not needed without a mean, and their squares, which
+// start as in norm_forward.h.
 template <bool kCenters, class T>
 FUSEDOPS_INLINE void sum_deviations(
     const Tile<float>* group, Tile<float> shift, int64_t cols, WideTile<float>& deviations,
@@ -121,7 +121,7 @@ FUSEDOPS_INLINE void sum_deviations(
   squares = wide_sum_of_lanes<T>(of_squares, cols);
 }
 
-// Row `row` of a group, as it lies in memory.
+// Writes row `row` of a group to memory.
 template <class T>
 FUSEDOPS_NOINLINE void copy_row(const Tile<float>* group, int64_t row, int64_t cols, T* to) {
   float values[kNarrowCols + kVectorBytes] = {};
@@ -133,7 +133,7 @@ FUSEDOPS_NOINLINE void copy_row(const Tile<float>* group, int64_t row, int64_t c
   });
 }
 
-// Once more, as of one row, where one pass did not do.
+// Computes the moments of single rows again, if one pass was not exact.
 template <bool kCenters, class T>
 FUSEDOPS_NOINLINE void mend_moments(
     const Tile<float>* group, int64_t cols, const int64_t* exact, SquaresRange<double> range,
@@ -186,7 +186,7 @@ FUSEDOPS_INLINE GroupMoments moments_of_group(const NormForward& args, const Til
   return moments;
 }
 
-// What normalises the rows of a group (NormStatistics).
+// What normalizes the rows of a group (NormStatistics).
 struct GroupStatistics {
   Tile<float> mean, rstd, remainder;
 };
@@ -216,7 +216,7 @@ statistics_of(const NormForward& args, const GroupMoments& moments) {
 
 // --- forward ------------------------------------------------------------------------------------
 
-// The sum of input and residual, in accumulator of input.
+// Adds the residual to the input in place.
 template <class T>
 FUSEDOPS_NOINLINE void add_residual(const NormForward& args, int64_t first, Tile<float>* group) {
   Tile<float> residual[kNarrowCols];
@@ -257,14 +257,15 @@ FUSEDOPS_NOINLINE void norm_group(
   normalize_group<kCenters, false, T>(stats, weight, bias, args.cols, group);
 }
 
-// Whether groups gain over rows abreast: a residual is transposed twice more.
+// Whether groups are faster than interleaved rows. With a residual they have two more
+// transpositions.
 template <class T>
 FUSEDOPS_INLINE bool gains_from_groups(const NormForward& args) {
   if (args.cols > kNarrowCols || args.dropout.seed != nullptr) return false;
   return args.residual.data == nullptr || args.cols <= 32 || end_within_a_tile<T>(args.cols);
 }
 
-// Returns the rows that are left.
+// Returns the remaining rows.
 template <bool kCenters, class T>
 RowRange narrow_norm_groups(const NormForward& args, RowRange rows, void* memory) {
   if constexpr (!kComputedInGroups<T>) {
@@ -288,7 +289,7 @@ RowRange narrow_norm_groups(const NormForward& args, RowRange rows, void* memory
 
 // --- backward -----------------------------------------------------------------------------------
 
-// Groups of a partition, and their sums over rows.
+// Computes the groups of a partition, and their sums over rows.
 template <bool kCenters, class T>
 struct NormBackwardGroups {
   const NormBackward& args;
@@ -313,7 +314,7 @@ struct NormBackwardGroups {
     if (args.grad_input.data != nullptr) write(first, slope, read, rstd);
   }
 
-  // Onto the sums of the partition, held in T's order.
+  // Adds the sums over rows to those of the partition, which are in T's order.
   void add_to(float* weight_sums, float* bias_sums) const {
     if (args.grad_weight.data != nullptr) add_over_rows(grad_weight, weight_sums);
     if (args.grad_bias.data != nullptr) add_over_rows(grad_bias, bias_sums);
@@ -368,7 +369,7 @@ struct NormBackwardGroups {
         grad_total, sum_of_lanes<T>(products, args.cols), read.rstd, rstd, args);
   }
 
-  // Onto what is wanted of the two.
+  // Adds the rows to grad_weight and grad_bias, if they are wanted.
   FUSEDOPS_INLINE void add_columns(Read read) {
     for (int64_t col = 0; col < args.cols && args.grad_weight.data != nullptr; ++col) {
       const Tile<float> product = grad[col] * centered(col, read.mean);
@@ -402,7 +403,7 @@ struct NormBackwardGroups {
     store_group<T>(args.grad_input, first, args.cols, grad);
   }
 
-  // Returns what the gradients have been multiplied by.
+  // Scales the gradients, and returns the factors.
   FUSEDOPS_NOINLINE Tile<float> scaled_gradients(Choice<float> loses) {
     Tile<float> largest = both(0.0f), factor;
     for (int64_t col = 0; col < args.cols; ++col) {
@@ -434,16 +435,17 @@ struct NormBackwardGroups {
   }
 };
 
-// The same of a backward, by what sums over rows do not depend on: they are taken in the order of
-// groups, or of rows abreast.
+// The same for a backward. Groups and interleaved rows add up rows in different orders, so the
+// choice must not depend on which gradients are wanted.
 template <class T>
 FUSEDOPS_INLINE bool gains_from_groups(const NormBackward& args) {
-  // Also where the gradient that dropout makes is not wanted: the others keep their order.
+  // Dropout rules out groups even if grad_branch is not wanted, so that the other gradients have
+  // the same bits.
   if (args.cols > kNarrowCols || args.dropout.seed != nullptr) return false;
   return args.cols <= kTile<T> * (sizeof(T) == 2 ? 6 : 3) / 4 || end_within_a_tile<T>(args.cols);
 }
 
-// Rows of a partition. Returns those that are left.
+// Computes rows of a partition. Returns the remaining rows.
 template <bool kCenters, class T>
 RowRange narrow_norm_backward_groups(
     const NormBackward& args, RowRange rows, void* scratch, PartitionSums<Compute<T>> sums) {

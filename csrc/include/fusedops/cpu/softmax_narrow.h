@@ -1,9 +1,10 @@
-// softmax and log_softmax of groups of narrow rows, and over the rows of planes that have no more
-// rows than a narrow row has columns: in both a tile for each element of a softmax, and nothing
-// moves between lanes.
+// softmax and log_softmax of groups of narrow rows, and spatial softmax over a dim_size that is no
+// larger than a narrow row. In both, each element of a softmax has its own tile, and nothing moves
+// between lanes.
 //
-// Results have the bits of softmax.h and spatial_softmax.h: sums are taken in accumulators, in the
-// same order. A group stays in the L1 cache, so each element is read once and costs one exp.
+// Results have the bits of softmax.h and spatial_softmax.h, because sums use the same accumulators
+// in the same order. A group stays in the L1 cache, so that each element is read once and costs one
+// exp.
 #pragma once
 
 #include "fusedops/cpu/narrow_rows.h"
@@ -13,7 +14,7 @@ namespace fusedops {
 namespace FUSEDOPS_CPU_ISA {
 namespace {
 
-// The sums of a group, in T's order: `of_col(col)` gives the tile of a column.
+// Sums of a group's rows, in T's order. `of_col(col)` returns the tile of a column.
 template <class T, class Source, class C = Compute<T>>
 FUSEDOPS_INLINE WideTile<C> sum_of_group(int64_t cols, Source of_col) {
   Tile<C> accumulators[kAccumulators<T>];
@@ -38,7 +39,7 @@ FUSEDOPS_INLINE Tile<C> max_of_group(const Tile<C>* group, int64_t cols) {
   return larger(even, odd);
 }
 
-// In accumulator.
+// Computes the softmax in place.
 template <bool Log, class In, class Out, class C = Compute<In>>
 FUSEDOPS_NOINLINE void softmax_group(Tile<C>* group, int64_t cols) {
   const Tile<C> max = max_of_group(group, cols), shift = shift_of(max);
@@ -58,7 +59,7 @@ FUSEDOPS_NOINLINE void softmax_group(Tile<C>* group, int64_t cols) {
   }
 }
 
-// The gradient, in accumulator of grad_output.
+// Computes the gradient in the tiles of grad_output.
 template <bool Log, class In, class Out, class C = Compute<Out>>
 FUSEDOPS_NOINLINE void softmax_backward_group(Tile<C>* grad, const Tile<C>* output, int64_t cols) {
   const Tile<C> sum = narrowed(sum_of_group<Out>(cols, [=](int64_t col) FUSEDOPS_LAMBDA {
@@ -71,8 +72,8 @@ FUSEDOPS_NOINLINE void softmax_backward_group(Tile<C>* grad, const Tile<C>* outp
 
 // --- rows ---------------------------------------------------------------------------------------
 
-// Whether groups gain over softmax_rows(), which is the faster on many whole tiles, but for what 16
-// bits cost there.
+// Whether groups are faster than softmax_rows(), which wins on rows of many whole tiles, except on
+// 16-bit inputs.
 template <class In>
 constexpr bool forward_gains_from_groups(int64_t cols) {
   return cols <= kMaxGroupCols && (sizeof(In) == 2 || cols <= 96 || cols % kTile<In> != 0);
@@ -93,8 +94,9 @@ RowRange narrow_softmax_groups(const SoftmaxForward& args, RowRange rows) {
   });
 }
 
-// Rows of one vector, as many side by side as a vector has doubles. What is gained over groups is
-// the transposition, and over softmax_backward_rows() a second, empty vector.
+// Computes rows of exactly one vector, as many at once as a vector has doubles. Compared with
+// groups this saves the transposition, and compared with softmax_backward_rows() a second, empty
+// vector.
 template <bool Log, class T, class C = Compute<T>>
 FUSEDOPS_INLINE void softmax_backward_vectors(const SoftmaxBackward& args, int64_t first) {
   constexpr int kCount = kLanes<double>;
@@ -127,8 +129,8 @@ FUSEDOPS_NOINLINE RowRange softmax_backward_vectors(const SoftmaxBackward& args,
   return rows;
 }
 
-// The same of softmax_backward_rows(): where rows do not fill a vector (of 16 bits: a
-// tile) or end within a tile.
+// Whether groups are faster than softmax_backward_rows(): if rows do not fill a vector (a tile, for
+// 16 bits), or end within a tile.
 template <class Out>
 constexpr bool backward_gains_from_groups(int64_t cols) {
   if (cols > kNarrowCols) return false;
@@ -156,14 +158,16 @@ RowRange narrow_softmax_backward_groups(const SoftmaxBackward& args, RowRange ro
 
 // --- planes -------------------------------------------------------------------------------------
 
-// Many rows of a wide outer lie on a page each: those are left to spatial_softmax.h.
+// Whether dim_size is small enough to hold all rows in tiles. If inner is large as well, many rows
+// lie on a page each, and spatial_softmax.h is faster.
 template <class Args>
 FUSEDOPS_INLINE bool are_short(const Args& args) {
   return args.dim_size <= 16 ||
       (args.dim_size <= kNarrowCols && args.inner <= InnerSegments::kMaxCols);
 }
 
-// body(outer, lanes) for each segment, without a division for each: small planes are many.
+// Calls body(outer, columns) for each segment. A counter replaces a division per segment, because
+// there may be many small segments.
 template <class Args, class Body>
 FUSEDOPS_INLINE void for_segments(const Args& args, RowRange range, Body body) {
   const InnerSegments segments = inner_segments(args);
@@ -195,7 +199,7 @@ void softmax_short_segments(const SpatialSoftmaxForward& args, RowRange range, P
   });
 }
 
-// Two rows of memory for each of a outer: nothing is kept but the sums.
+// Reads both tensors twice, and holds only the sums in registers.
 template <bool Log, class In, class Out>
 FUSEDOPS_INLINE void softmax_backward_short_segments(
     const SpatialSoftmaxBackward& args, RowRange range, Put put) {

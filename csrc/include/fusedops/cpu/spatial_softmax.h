@@ -1,15 +1,17 @@
-// softmax and log_softmax over the rows of planes on the CPU: a lane of a vector for each column of
-// a outer, nothing moves between lanes.
+// Spatial softmax and log_softmax on the CPU. In this file, "rows" and "columns" are those of the
+// matrix [dim_size, inner] that each outer index has: a row is contiguous, and each column is one
+// softmax. A vector holds several columns, one in each lane, and nothing moves between lanes.
 //
-// A lane gets the bits that its values would get as a row (softmax.h), so it does not matter how
-// many lanes lie beside it. Rows are taken in the same chunks. What is a lane of an accumulator
-// there is a accumulator here: rows are added to accumulators in the order of fold_columns(), and
+// A column has the bits that its values would have as a row in softmax.h, so it does not matter
+// which columns are beside it. Its chunks are the same. Each lane of an accumulator there is an
+// accumulator of its own here: rows are added to accumulators in the order of fold_columns(), and
 // accumulators are added up in the tree of sum_of().
 //
-// Forward: lanes are taken in groups, whose accumulators stay in the L1 cache and a chunk of whose
-// rows in L2. One pass finds the maximum, one the sum; one over all lanes of a segment writes. So a
-// lane costs two exps for each row, its input is read from memory once where the segment fits in
-// the cache, and nothing is kept of it but four numbers for each chunk.
+// Forward: columns are computed in groups, whose accumulators stay in the L1 cache, and whose input
+// stays in L2 for a chunk of rows. One pass computes the maximum and one the sum; a last pass over
+// all columns of a segment writes the results. Each element costs two exps, the input is read from
+// memory once if the segment fits in the cache, and the only data saved per column is four numbers
+// for each chunk.
 #pragma once
 
 #include "fusedops/cpu/softmax.h"
@@ -18,7 +20,7 @@ namespace fusedops {
 namespace FUSEDOPS_CPU_ISA {
 namespace {
 
-// Rows taken at once: their accumulators follow each other.
+// The number of rows per step. Their accumulators are consecutive.
 template <class T>
 constexpr int kRowsAtOnce = kTile<T> < 16 ? kTile<T> : 16;
 
@@ -35,37 +37,36 @@ FUSEDOPS_INLINE const Vec<double>& vector_of(const WideTile<C>& wide, int64_t in
   return wide.v[index / kEach].v[index % kEach];
 }
 
-// --- accumulators
-// -------------------------------------------------------------------------------------
+// --- accumulators --------------------------------------------------------------------------------
 
-// fold_columns() has two tiles of sums.
+// fold_columns() has two accumulator tiles.
 template <class T>
 constexpr int64_t kAccumulators = 2 * kTile<T>;
 
-// What fold_columns() adds element `row` of a row of `rows` to: the tile at the end that is not
-// whole goes to the even sums.
+// The accumulator to which fold_columns() would add element `row` of `rows`. A partial tile at the
+// end is added to the even sums.
 template <class T>
 FUSEDOPS_INLINE int64_t accumulator_of(int64_t row, int64_t rows) {
   return row / kTile<T> == rows / kTile<T> ? row % kTile<T> : row % kAccumulators<T>;
 }
 
-// The first of them, that something is added to.
+// The number of accumulators to which a row is added; they are the first ones.
 template <class T>
 FUSEDOPS_INLINE int64_t accumulators_used(int64_t rows) {
   if (rows >= kAccumulators<T>) return kAccumulators<T>;
   return rows < kTile<T> ? rows : kTile<T>;
 }
 
-// The accumulators of a tile of lanes lie `stride` tiles apart. sum_of() adds up, of each vector of
-// doubles, lanes that are so many accumulators apart; what it adds to a lane before lies a half of
-// a vector of floats, a vector and a tile away.
+// The distance between the accumulators of neighbouring lanes, and the number of accumulators that
+// the lanes of a vector of doubles span. sum_of() adds up these lanes last; the lanes that it adds
+// to them before are half a vector of floats, a vector and a tile away.
 template <class T>
 constexpr int64_t kLaneAccumulators = column_of<T>(0, 1);
 template <class T>
-constexpr int64_t kSummedAccumulators =
-    kLanes<double> * kLaneAccumulators<T>;  // of which some are lanes
+constexpr int64_t kSummedAccumulators = kLanes<double> * kLaneAccumulators<T>;
 
-// Four accumulators are read, or a multiple of kSummedAccumulators; those not used are 0.
+// The number of accumulators that are added up: four, or a multiple of kSummedAccumulators. Those
+// that are not used are 0.
 template <class T>
 FUSEDOPS_INLINE int64_t accumulators_read(int64_t rows) {
   if (rows <= 4) return 4;
@@ -73,7 +74,8 @@ FUSEDOPS_INLINE int64_t accumulators_read(int64_t rows) {
       kSummedAccumulators<T>;
 }
 
-// Lanes whose accumulators fit into their memory, for chunks of at most `rows`.
+// The number of columns whose accumulators fit into kAccumulatorBytes, for chunks of at most `rows`
+// rows.
 template <class T>
 FUSEDOPS_INLINE int64_t group_cols(int64_t rows) {
   constexpr int64_t kLeast = InnerSegments::kMinCols, kBytes = kLeast * sizeof(Compute<T>);
@@ -87,7 +89,7 @@ struct TileAccumulators {
   int64_t stride, count;  // accumulators_read()
 };
 
-// Some lanes of a accumulator, as doubles: those of vector `part` of a WideTile.
+// Converts some lanes of an accumulator to double: those in vector `index` of a WideTile.
 FUSEDOPS_INLINE Vec<double> widened_vector(const Tile<float>& accumulator, int index) {
   const float* from = reinterpret_cast<const float*>(&accumulator) + index * kLanes<double>;
 #if defined(__AVX512F__)
@@ -102,9 +104,9 @@ FUSEDOPS_INLINE Vec<double> widened_vector(const Tile<double>& accumulator, int 
   return accumulator.v[index];
 }
 
-// sums[i]: of the accumulator kLaneAccumulators * i after `begin`, and of all whose sums
-// widened_sum() and sum_of() add to that lane; kDistance: how far away the next of them lie, the
-// last added first.
+// sums[i] is accumulator begin + i * kLaneAccumulators, plus the accumulators that widened_sum()
+// and sum_of() add to that lane. kDistance lists how far away those are, in the reverse order of
+// the additions.
 template <class T, int64_t... kDistance>
 struct AccumulatorsAt {
   using C = Compute<T>;
@@ -138,7 +140,7 @@ struct AccumulatorDistances<T, float>
 template <class T>
 struct AccumulatorDistances<T, double> : AccumulatorsAt<T, kTile<T>, column_of<T>(1, 0)> {};
 
-// The same of the first four accumulators, the others being 0.
+// The same for four accumulators, if all others are 0.
 template <class T, class C = Compute<T>>
 FUSEDOPS_INLINE Vec<double> sum_of_four(TileAccumulators<C> accumulators, int index) {
   const auto at = [=](int64_t accumulator) {
@@ -168,7 +170,7 @@ FUSEDOPS_NOINLINE WideTile<C> sum_of_accumulators(TileAccumulators<C> accumulato
   return result;
 }
 
-// body(row, count, col, part) over all tiles, a few rows of one at a time.
+// Calls body(row, count, col, part) for all tiles, a few rows of each at a time.
 template <class T, class Body>
 FUSEDOPS_INLINE void for_tiles(RowRange rows, int64_t cols, Body body) {
   for (int64_t row = rows.begin; row < rows.end; row += kRowsAtOnce<T>) {
@@ -178,18 +180,18 @@ FUSEDOPS_INLINE void for_tiles(RowRange rows, int64_t cols, Body body) {
   }
 }
 
-// A group of the lanes of a segment, and the accumulators of its tiles.
+// A group of a segment's columns, and the accumulators of its tiles.
 template <class T>
 struct ColumnGroup {
   using C = Compute<T>;
   Tile<C>* accumulators;
   RowRange cols;
-  bool is_last;  // of the segment
+  bool is_last;  // whether it is the last group of the segment
 
   FUSEDOPS_INLINE int64_t size() const { return cols.end - cols.begin; }
   FUSEDOPS_INLINE int64_t tiles() const { return (size() + kTile<T> - 1) / kTile<T>; }
 
-  // Adds a chunk of rows: of_tile(col, part) gives what gives the tile of a row.
+  // Adds a chunk of rows. of_tile(col, part) returns a function from a row to its tile.
   template <class Source>
   FUSEDOPS_INLINE void add(RowRange rows, Source of_tile) const {
     const int64_t all = rows.end - rows.begin, stride = tiles();
@@ -206,7 +208,7 @@ struct ColumnGroup {
         });
   }
 
-  // What a chunk of so many rows comes to, for the tile from lane `col` of the group on.
+  // Adds up the accumulators of a chunk of `rows` rows, for the tile at column `col` of the group.
   FUSEDOPS_INLINE WideTile<C> sum(int64_t col, int64_t rows) const {
     Tile<C>* const own = accumulators + col / kTile<T>;
     const int64_t stride = tiles(), count = accumulators_read<T>(rows);
@@ -214,13 +216,13 @@ struct ColumnGroup {
     return sum_of_accumulators<T>(TileAccumulators<C>{own, stride, count});
   }
 
-  // What lies beside a tile, in the next group, is on its way meanwhile.
+  // Prefetches the same columns of the next group.
   FUSEDOPS_INLINE void prefetch(const T* at) const {
     if (!is_last) prefetch_tile<Cache::kL2>(at + size());
   }
 };
 
-// body(group) for each group of the lanes of a segment.
+// Calls body(group) for each group of a segment's columns.
 template <class T, class Body>
 FUSEDOPS_INLINE void for_column_groups(
     Tile<Compute<T>>* accumulators, int64_t rows, int64_t cols, Body body) {
@@ -231,7 +233,7 @@ FUSEDOPS_INLINE void for_column_groups(
   }
 }
 
-// body(rows) for each chunk of some rows.
+// Calls body(rows) for each chunk of rows.
 template <class Body>
 FUSEDOPS_INLINE void for_row_chunks(int64_t rows, int64_t chunk, Body body) {
   for (int64_t begin = 0; begin < rows; begin += chunk) {
@@ -239,7 +241,7 @@ FUSEDOPS_INLINE void for_row_chunks(int64_t rows, int64_t chunk, Body body) {
   }
 }
 
-// Some lanes of one outer.
+// Some columns of one outer index.
 template <class T>
 struct Segment {
   T* data;
@@ -255,16 +257,16 @@ struct Segment {
 
 // --- forward ------------------------------------------------------------------------------------
 
-// What a chunk of a tile of lanes comes to.
+// The partial of a chunk, for a tile of columns.
 template <class C>
 struct ColumnMaxSum {
   Tile<C> max;
-  WideTile<C> sum;  // of exp(input - max), raised but for a logarithm
+  WideTile<C> sum;  // of exp(input - max), raised except for a logarithm
 };
 
-// What writes its results, as Scaling does: raised exp(input - shift) is multiplied by high + low
-// or, where C is double, by high, and divided by low; in steps where it is between 0 and least,
-// which take all of the scale. Of a logarithm, high is subtracted.
+// What Scaling is to a row, for a tile of columns. A raised exp(input - shift) is multiplied by
+// high + low; if C is double, it is multiplied by high and divided by low. If it is between 0 and
+// least, it is scaled in steps, from `scale`. For a logarithm, high is subtracted.
 template <class C>
 struct ColumnFactors {
   Tile<C> shift, high, low, least;
@@ -286,7 +288,7 @@ struct SpatialScratch {
   using C = Compute<T>;
   Tile<C>* accumulators;
   ColumnPartials<C>* partials;
-  int64_t tiles;  // of a chunk
+  int64_t tiles;  // per chunk
 
   SpatialScratch(void* memory, int64_t cols)
       : accumulators(static_cast<Tile<C>*>(memory)),
@@ -294,7 +296,7 @@ struct SpatialScratch {
             reinterpret_cast<ColumnPartials<C>*>(static_cast<char*>(memory) + kAccumulatorBytes)),
         tiles((cols + kTile<T> - 1) / kTile<T>) {}
 
-  // The note of the chunk that row `row` begins, or lies in.
+  // The partial of the chunk that contains row `row`.
   FUSEDOPS_INLINE ColumnPartials<C>& partial(int64_t row, int64_t col) const {
     return partials[row / kSoftmaxChunk<C> * tiles + col / kTile<T>];
   }
@@ -306,7 +308,7 @@ FUSEDOPS_INLINE Tile<C> shift_of(Tile<C> max) {
   return max;
 }
 
-// The maximum of a chunk of a group.
+// Computes the maximum of a chunk, for a group of columns.
 template <class In, class C = Compute<In>>
 FUSEDOPS_NOINLINE void reduce_max(
     Segment<const In> input, RowRange rows, ColumnGroup<In> group, SpatialScratch<In> scratch) {
@@ -318,7 +320,7 @@ FUSEDOPS_NOINLINE void reduce_max(
         for (int64_t r = row; r < row + count; ++r) {
           const In* at = from + r * input.dim_stride + col;
           group.prefetch(at);
-          max = larger(max, load(at, part));  // drops a NaN; exp(NaN - max) has it
+          max = larger(max, load(at, part));  // ignores NaN; exp(NaN - max) brings it back
         }
         so_far = max;
       });
@@ -342,7 +344,7 @@ FUSEDOPS_NOINLINE void sum_chunk(
   }
 }
 
-// exp_difference() of a tile of lanes.
+// exp_difference() for a tile of columns.
 template <class C>
 WideTile<C> exp_difference(Tile<C> a, Tile<C> b) {
   WideTile<C> result;
@@ -357,7 +359,7 @@ WideTile<C> exp_difference(Tile<C> a, Tile<C> b) {
   return result;
 }
 
-// As Scaling<float> has them, or that of a type of 16 bits.
+// The factors of Scaling<float>, or of Scaling for a 16-bit type.
 template <class Out>
 FUSEDOPS_INLINE ColumnFactors<float> scale_factors(
     Tile<float> shift, WideTile<float> scale, WideTile<float> inverse) {
@@ -386,7 +388,7 @@ FUSEDOPS_INLINE ColumnFactors<float> scale_factors(
   return {shift, high, narrowed(each(part, rest, unless_denormal)), narrowed(least), scale};
 }
 
-// As Scaling<double> has them.
+// The factors of Scaling<double>.
 FUSEDOPS_INLINE ColumnFactors<double> scale_factors(
     Tile<double> shift, Tile<double> factor, Tile<double> sum) {
   ColumnFactors<double> result{shift, factor, sum, {}, {}};
@@ -399,7 +401,7 @@ FUSEDOPS_INLINE ColumnFactors<double> scale_factors(
   return result;
 }
 
-// `factor`: of a chunk, to the maximum of all.
+// `factor` relates the chunk's maximum to that of all chunks.
 template <bool Log, class Out, class C>
 FUSEDOPS_INLINE ColumnFactors<C> factors_of(
     Tile<C> chunk_max, WideTile<C> factor, const ColumnMaxSum<C>& whole) {
@@ -415,7 +417,7 @@ FUSEDOPS_INLINE ColumnFactors<C> factors_of(
   }
 }
 
-// The factors where there is one chunk: the division by its factor, which is 1, is left out.
+// The factors of a single chunk, whose `factor` is 1, without dividing by it.
 template <bool Log, class Out, class C>
 FUSEDOPS_INLINE ColumnFactors<C> factors_of(const ColumnMaxSum<C>& whole) {
   if constexpr (Log || sizeof(Out) == sizeof(double)) {
@@ -426,7 +428,7 @@ FUSEDOPS_INLINE ColumnFactors<C> factors_of(const ColumnMaxSum<C>& whole) {
   }
 }
 
-// From the sums of the chunks of a tile of lanes their factors, as combine() does it.
+// Computes the chunks' factors from their sums, for a tile of columns, as combine() does for a row.
 template <bool Log, class Out, class In, class C = Compute<In>>
 FUSEDOPS_NOINLINE void make_factors(SpatialScratch<In> scratch, int64_t rows, int64_t col) {
   constexpr int64_t kChunk = kSoftmaxChunk<C>;
@@ -464,7 +466,7 @@ FUSEDOPS_NOINLINE Tile<double> scaled_in_steps(
        scaled_in_steps<Out>(e.v[1], factors.high.v[1], factors.low.v[1])}};
 }
 
-// Raised exponentials by the factors of their lanes.
+// Multiplies raised exponentials by the factors of their columns.
 template <class Out, class C>
 FUSEDOPS_INLINE Tile<C> scaled(Tile<C> e, const ColumnFactors<C>& factors) {
   if (__builtin_expect(any_between(e, factors.least), false))
@@ -529,14 +531,14 @@ FUSEDOPS_INLINE void softmax_segments(
 
 // --- backward -----------------------------------------------------------------------------------
 
-// Rows whose sums are carried on in double: of a short row all, as in softmax.h, of a long one a
-// chunk, as in long_softmax.h.
+// The number of rows after which sums are converted to double: all rows of a short column, as in
+// softmax.h, or a chunk of a long one, as in softmax_long.h.
 template <class C>
 FUSEDOPS_INLINE int64_t gradient_chunk(int64_t rows) {
   return is_long_row(rows) ? kSoftmaxChunk<C> : rows;
 }
 
-// Sums of grad_output * output, or of grad_output for a logarithm, for a tile of lanes.
+// Sums of grad_output * output, or of grad_output for a logarithm, for a tile of columns.
 template <class C>
 union ColumnGradSums {
   WideTile<C> wide;
