@@ -8,8 +8,8 @@
 namespace fusedops {
 namespace {
 
-// The backward of `count` norms of one shape; at(i) gives the arguments of the i-th. Threads share
-// the partitions of all of them first, then their columns.
+// The backward of `count` norms of one shape; at(i) returns the arguments of norm i. Threads share
+// first the partitions of all norms, then their columns.
 template <class At>
 void backward_of_norms(int64_t count, At at, bool streaming) {
   const CpuKernels& kernels = cpu_kernels();
@@ -63,7 +63,7 @@ NormGradSums total(const NormGradSums* partials, int64_t count) {
   return sums;
 }
 
-// Threads share columns, not rows: those add up over the rows.
+// Threads share columns, not rows, because weight and bias gradients add up over the rows.
 void launch_long(const CpuKernels& kernels, const NormBackward& args, bool streaming) {
   const int64_t segments = row_segments(args.cols);
   std::vector<NormGradSums> partials(args.rows * segments), rows(args.rows);

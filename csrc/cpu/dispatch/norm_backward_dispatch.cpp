@@ -7,7 +7,7 @@ namespace fusedops {
 namespace FUSEDOPS_CPU_ISA {
 namespace {
 
-// body(which sums over rows are wanted), a constant.
+// Calls body with the sums over rows that are wanted, as a constant.
 template <bool kCenters, class Body>
 void with_column_sums(const NormBackward& args, Body body) {
   if constexpr (kCenters) {  // rms_norm has no bias

@@ -269,7 +269,7 @@ struct NormBackward {
   double eps, weight_offset;
 };
 
-// --- stacks: one operation on several tensors, each result in its slot ---------------------------
+// --- stacks: one operation on several tensors, each result in its slot --------------------------
 
 // The maximum number of tensors per launch: their arguments fit into the 4 KB that a kernel's
 // parameters may have.

@@ -156,7 +156,7 @@ RowRange narrow_softmax_backward_groups(const SoftmaxBackward& args, RowRange ro
   });
 }
 
-// --- planes -------------------------------------------------------------------------------------
+// --- spatial softmax ----------------------------------------------------------------------------
 
 // Whether dim_size is small enough to hold all rows in tiles. If inner is large as well, many rows
 // lie on a page each, and spatial_softmax.h is faster.

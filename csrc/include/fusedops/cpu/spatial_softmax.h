@@ -37,7 +37,7 @@ FUSEDOPS_INLINE const Vec<double>& vector_of(const WideTile<C>& wide, int64_t in
   return wide.v[index / kEach].v[index % kEach];
 }
 
-// --- accumulators --------------------------------------------------------------------------------
+// --- accumulators -------------------------------------------------------------------------------
 
 // fold_columns() has two accumulator tiles.
 template <class T>
