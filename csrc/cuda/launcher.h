@@ -13,7 +13,7 @@ namespace fusedops {
 // While it lives, the device of `tensor` is the current one.
 class CudaLauncher {
  public:
-  static constexpr bool kReadsGroups = false;  // of rows: cuda/tile.h says why
+  static constexpr bool kReadsRuns = false;  // of rows: cuda/tile.h says why
 
   explicit CudaLauncher(const Tensor& tensor) : guard_(tensor.get_device_index()) {
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream_));

@@ -4,7 +4,8 @@ namespace fusedops {
 namespace FUSEDOPS_CPU_ISA {
 
 extern const CpuKernels kernels;
-// Constant: nothing that is compiled for an instruction set runs before it is chosen.
+// Constant-initialized, so that no code compiled for an instruction set runs before that set is
+// chosen.
 constexpr CpuKernels kernels = {
     FUSEDOPS_CPU_ISA_NAME,
     softmax,

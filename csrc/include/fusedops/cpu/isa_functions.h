@@ -1,9 +1,9 @@
-// The functions that fill a table of kernels, each of the type its place in the table has.
+// Declares the functions of a table of kernels, each with the type of its member of CpuKernels.
 //
-// The sources in csrc/cpu/kernels define them, each source for a family of kernels, so that
-// compilers of several families run side by side. All are compiled once per instruction set, with
-// FUSEDOPS_CPU_ISA, the namespace, and FUSEDOPS_CPU_ISA_NAME, as FUSEDOPS_CPU_ISA in the
-// environment spells it.
+// The sources in csrc/cpu/dispatch define them, one source per family of kernels, so that the
+// families compile in parallel. Every source is compiled once per instruction set, with
+// FUSEDOPS_CPU_ISA as the namespace and FUSEDOPS_CPU_ISA_NAME as the name that the environment
+// variable FUSEDOPS_CPU_ISA uses.
 #pragma once
 
 #include "fusedops/cpu/dispatch_table.h"
@@ -12,13 +12,13 @@ namespace fusedops {
 namespace FUSEDOPS_CPU_ISA {
 
 template <class Function>
-struct PlaceOf;
+struct FunctionOf;
 template <class Function>
-struct PlaceOf<Function * CpuKernels::*> {
+struct FunctionOf<Function * CpuKernels::*> {
   using type = Function;
 };
-template <auto kPlace>
-using Kernel = typename PlaceOf<decltype(kPlace)>::type;
+template <auto kMember>
+using Kernel = typename FunctionOf<decltype(kMember)>::type;
 
 Kernel<&CpuKernels::softmax> softmax;
 Kernel<&CpuKernels::softmax_backward> softmax_backward;
