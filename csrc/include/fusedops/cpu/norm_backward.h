@@ -45,7 +45,7 @@ constexpr bool kMayBeTiny<Half> = false;
 template <class C>
 constexpr C kLargeRstd = C(0x1p12);
 
-// The largest power of two that does not exceed each value, with the bits of its exponent.
+// The largest power of two that does not exceed each value: its exponent bits.
 template <class C>
 FUSEDOPS_INLINE Vec<C> power_in(Vec<C> value) {
   return (Vec<C>)((Lanes<C>)value & (Lanes<C>)broadcast(kInfinity<C>));
