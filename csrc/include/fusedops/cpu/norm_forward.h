@@ -143,7 +143,7 @@ constexpr C kTinyRoot = sizeof(C) == sizeof(double) ? C(0x1p-511) : C(0x1p-63);
 // overflows, or no significant square underflows. Squares of values below `tiny` would be denormal
 // or 0.
 template <class T>
-struct AsItIs {
+struct Unscaled {
   static constexpr Compute<T> tiny = kTinyRoot<Compute<T>>;
   template <class Rows, class Part>
   FUSEDOPS_INLINE Tile<Compute<T>> at(const Rows& rows, int r, int64_t col, Part part) const {
@@ -337,7 +337,7 @@ template <class T, class C = Compute<T>>
 FUSEDOPS_NOINLINE Moments<Wider<T>> exact_moments(
     C mean, const T* memory, int64_t cols, SquaresRange<Wider<T>> range) {
   const OneRow<T> row{{memory}};
-  const Moments<Wider<T>> found = moments_of_one<T>(mean, AsItIs<T>{}, row, cols);
+  const Moments<Wider<T>> found = moments_of_one<T>(mean, Unscaled<T>{}, row, cols);
   if (range.holds(found.squares)) return found;
   const Scaled<T> by{range.template factor<C>(found.squares)};
   const C shift = shift_near_mean<T>(by, row, 0, cols);
@@ -350,8 +350,8 @@ FUSEDOPS_NOINLINE Moments<Wider<T>> exact_moments(
 template <class T>
 Moments<Wider<T>> moments_of_one(const T* memory, int64_t cols, SquaresRange<Wider<T>> range) {
   const OneRow<T> row{{memory}};
-  const auto shift = shift_near_mean<T>(AsItIs<T>{}, row, 0, cols);
-  const Moments<Wider<T>> moments = moments_of_one<T>(shift, AsItIs<T>{}, row, cols);
+  const auto shift = shift_near_mean<T>(Unscaled<T>{}, row, 0, cols);
+  const Moments<Wider<T>> moments = moments_of_one<T>(shift, Unscaled<T>{}, row, cols);
   if (are_exact(moments, shift, cols, range)) return moments;
   return exact_moments(Compute<T>(moments.mean), memory, cols, range);
 }
@@ -390,7 +390,7 @@ FUSEDOPS_NOINLINE Wider<T> exact_sum_of_squares(
 template <class T>
 Wider<T> sum_of_squares_of_one(const T* memory, int64_t cols, SquaresRange<Wider<T>> range) {
   Wider<T> squares[1];
-  sums_of_squares<T>(AsItIs<T>{}, OneRow<T>{{memory}}, cols, squares);
+  sums_of_squares<T>(Unscaled<T>{}, OneRow<T>{{memory}}, cols, squares);
   return range.holds(squares[0]) ? squares[0]
                                  : exact_sum_of_squares(squares[0], memory, cols, range);
 }
@@ -450,9 +450,9 @@ struct NormStatistics<true, T> {
     const int64_t cols = args.cols;
     rows.compute(0, cols < kNormChunk<T> ? cols : kNormChunk<T>);
     C shift[kCount];
-    for (int r = 0; r < kCount; ++r) shift[r] = shift_near_mean<T>(AsItIs<T>{}, rows, r, cols);
+    for (int r = 0; r < kCount; ++r) shift[r] = shift_near_mean<T>(Unscaled<T>{}, rows, r, cols);
     Moments<Wider<T>> moments[kCount];
-    moments_around<T>(shift, AsItIs<T>{}, rows, cols, moments);
+    moments_around<T>(shift, Unscaled<T>{}, rows, cols, moments);
     const SquaresRange<Wider<T>> range = squares_range<T>(args);
     for (int r = 0; r < kCount; ++r) {
       if (!are_exact(moments[r], shift[r], cols, range)) {
@@ -489,7 +489,7 @@ struct NormStatistics<false, T> {
   static FUSEDOPS_INLINE void compute(
       const Rows& rows, const NormForward& args, NormStatistics (&result)[kCount]) {
     Wider<T> squares[kCount];
-    sums_of_squares<T>(AsItIs<T>{}, rows, args.cols, squares);
+    sums_of_squares<T>(Unscaled<T>{}, rows, args.cols, squares);
     const SquaresRange<Wider<T>> range = squares_range<T>(args);
     for (int r = 0; r < kCount; ++r) {
       if (!range.holds(squares[r])) {
@@ -539,7 +539,7 @@ struct Norm {
  private:
   using Statistics = NormStatistics<kCenters, T>;
 
-  // Returns the next row.
+  // Returns the first row that is left.
   template <int kCount>
   FUSEDOPS_INLINE int64_t steps(int64_t row, int64_t end) const {
     for (; row + kCount <= end; row += kCount) step<kCount>(row);
