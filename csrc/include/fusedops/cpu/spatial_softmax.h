@@ -10,7 +10,8 @@
 // Forward: columns are computed in groups, whose accumulators stay in the L1 cache, and whose input
 // stays in L2 for a chunk of rows. One pass computes the maximum and one the sum; a last pass over
 // all columns of a segment writes the results. Each element costs two exps, the input is read from
-// memory once if the segment fits in the cache, and each chunk of a column saves a few numbers only.
+// memory once if the segment fits in the cache, and each chunk of a column saves a few numbers
+// only.
 #pragma once
 
 #include "fusedops/cpu/softmax.h"
