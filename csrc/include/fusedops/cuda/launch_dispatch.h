@@ -21,6 +21,10 @@ struct Type {
   using type = T;
 };
 
+// The type that a parameter of type Type<T> stands for.
+template <class Tag>
+using TypeOf = typename Tag::type;
+
 template <int kValue>
 using Int = std::integral_constant<int, kValue>;
 
@@ -71,6 +75,23 @@ Status with_width(int32_t width, F f) {
     if (width == 2) return f(Int<2>{});
   }
   return with_wide_or_single<T>(width, f);
+}
+
+// f(vectors a thread, as a type) for a row that stays in registers. f is instantiated for the
+// regimes of the table that the plan was made from, and for nothing else.
+template <const Regimes& kRegimes, class T, int kWidth, int kIndex = 0, class F>
+Status with_vectors(const RowPlan& plan, F f) {
+  if constexpr (kIndex < kMaxRegimes) {
+    constexpr Regime kRegime = kRegimes.table(sizeof(T), kIsWide<T, kWidth>)[kIndex];
+    if constexpr (kRegime.elements > 0) {
+      static_assert(kRegime.elements % kWidth == 0, "a thread holds whole vectors");
+      static_assert(max_threads(kRegime, kWidth * sizeof(T)) <= kMaxThreads, "a block holds a row");
+      if (plan.elements == kRegime.elements) return f(Int<kRegime.elements / kWidth>{});
+    }
+    return with_vectors<kRegimes, T, kWidth, kIndex + 1>(plan, f);
+  } else {
+    return device::kInvalidValue;
+  }
 }
 
 // What a kernel reads or writes; a null pointer is no access.
@@ -127,33 +148,38 @@ inline int32_t pick_wide_or_single(
   return width * size_of(dtype) == kMaxVectorBytes ? width : 1;
 }
 
-// Launches a kernel(args, first) that takes `share` of `count` a block, more than once where the
-// blocks exceed the grid's limit.
-template <class Args>
-Status launch_shares(
-    void (*kernel)(Args, int64_t), int64_t count, int32_t share, dim3 threads, const Args& args,
-    Stream stream) {
-  const int64_t most = device::max_grid() * share;
-  Status status = device::kSuccess;
-  for (int64_t first = 0; first < count && status == device::kSuccess; first += most) {
-    const int64_t blocks = ceil_div(std::min(count - first, most), share);
-    status = device::launch(kernel, blocks, threads, stream, args, first);
+// Calls body(first, items), which launches a kernel for that many of `count` items, until all are
+// launched or a launch fails. One launch takes at most `most` items.
+template <class Body>
+Status for_each_launch(int64_t count, int64_t most, Body body) {
+  for (int64_t first = 0; first < count; first += most) {
+    const Status status = body(first, std::min(count - first, most));
+    if (status != device::kSuccess) return status;
   }
-  return status;
+  return device::kSuccess;
+}
+
+// Launches kernel(args, first) over `count` items, of which a block takes `items_per_block`.
+template <class Args>
+Status launch_items(
+    void (*kernel)(Args, int64_t), int64_t count, int32_t items_per_block, dim3 threads,
+    const Args& args, Stream stream) {
+  const int64_t most = device::max_grid() * items_per_block;
+  return for_each_launch(count, most, [&](int64_t first, int64_t items) {
+    const int64_t blocks = ceil_div(items, items_per_block);
+    return device::launch(kernel, blocks, threads, stream, args, first);
+  });
 }
 
 // Launches kernel(args, first_row), which takes a cluster of plan.blocks blocks for each row.
 template <class Args>
-Status launch_clusters(
+Status launch_row_clusters(
     void (*kernel)(Args, int64_t), const RowPlan& plan, const Args& args, Stream stream) {
   const int64_t most = device::max_grid() / plan.blocks;
-  Status status = device::kSuccess;
-  for (int64_t first = 0; first < args.rows && status == device::kSuccess; first += most) {
-    const int64_t blocks = std::min(args.rows - first, most) * plan.blocks;
-    status = device::launch_clusters(
-        kernel, blocks, plan.blocks, dim3(plan.threads), stream, args, first);
-  }
-  return status;
+  return for_each_launch(args.rows, most, [&](int64_t first, int64_t rows) {
+    return device::launch_clusters(
+        kernel, rows * plan.blocks, plan.blocks, dim3(plan.threads), stream, args, first);
+  });
 }
 
 // Launches kernel(args, first_row), of which a block takes plan.rows rows.
@@ -161,7 +187,7 @@ template <class Args>
 Status launch_rows(
     void (*kernel)(Args, int64_t), const RowPlan& plan, const Args& args, Stream stream) {
   const dim3 threads(plan.threads, plan.rows);
-  return launch_shares(kernel, args.rows, plan.rows, threads, args, stream);
+  return launch_items(kernel, args.rows, plan.rows, threads, args, stream);
 }
 
 // The widest vectors that every tensor of a stack is aligned for, width_of(stack[i]) each.
@@ -208,14 +234,13 @@ Status launch_segments(
   if (args.rows > 0 && args.workspace == nullptr) return device::kInvalidValue;
   const Segments segments = plan_segments(args.cols);
   const int64_t most = std::min(segment_rows(row_bytes), device::max_grid() / segments.count);
-  Status status = device::kSuccess;
-  for (int64_t first = 0; first < args.rows && status == device::kSuccess; first += most) {
-    const int64_t blocks = std::min(args.rows - first, most) * segments.count;
-    status = device::launch(parts, blocks, dim3(kSegmentThreads), stream, args, first, segments);
-    if (status != device::kSuccess) break;
-    status = device::launch(apply, blocks, dim3(kSegmentThreads), stream, args, first, segments);
-  }
-  return status;
+  return for_each_launch(args.rows, most, [&](int64_t first, int64_t rows) {
+    const int64_t blocks = rows * segments.count;
+    const dim3 threads(kSegmentThreads);
+    const Status status = device::launch(parts, blocks, threads, stream, args, first, segments);
+    if (status != device::kSuccess) return status;
+    return device::launch(apply, blocks, threads, stream, args, first, segments);
+  });
 }
 
 }  // namespace fusedops::cuda

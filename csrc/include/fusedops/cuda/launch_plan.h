@@ -25,15 +25,44 @@ inline constexpr int32_t kLoopThreads = 512;
 template <int kWidth, int kTensors>
 inline constexpr int kLoopVectors = (kWidth > 1 ? 4 : 8) / kTensors;
 
+// Whether a kernel that walks along a row is compiled for vectors of this width.
+template <class T, int kWidth>
+inline constexpr bool kIsLoopWidth = kIsWide<T, kWidth> || kWidth == 1;
+
 // Rows up to max_cols keep `elements` a thread in registers.
 struct Regime {
   int32_t max_cols, elements;
 };
 
-// Unused lines of a table are zero: no row is that short. Doubles have one line for every width.
+// The regimes of one dtype size and vector width, by ascending max_cols. Unused ones are zero: no
+// row is that short.
+inline constexpr int kMaxRegimes = 4;
+using RegimeTable = Regime[kMaxRegimes];
+
+// The regimes of a kernel. `narrow` is for all dtypes but double, whose table holds for every
+// width.
 struct Regimes {
-  Regime of_16_bits[4], of_32_bits[4], narrow, of_64_bits;
+  RegimeTable of_16_bits, of_32_bits, narrow, of_64_bits;
+
+  constexpr const RegimeTable& table(int32_t element_bytes, bool is_wide) const {
+    if (element_bytes == 8) return of_64_bits;
+    if (!is_wide) return narrow;
+    return element_bytes == 2 ? of_16_bits : of_32_bits;
+  }
 };
+
+constexpr bool is_ascending(const RegimeTable& table) {
+  for (int i = 1; i < kMaxRegimes; ++i) {
+    const bool is_unused = table[i].max_cols == 0 && table[i].elements == 0;
+    if (!is_unused && table[i].max_cols <= table[i - 1].max_cols) return false;
+  }
+  return true;
+}
+
+constexpr bool is_ascending(const Regimes& regimes) {
+  return is_ascending(regimes.of_16_bits) && is_ascending(regimes.of_32_bits) &&
+      is_ascending(regimes.narrow) && is_ascending(regimes.of_64_bits);
+}
 
 // Up to a warp a row where 16 elements a thread hold it: few registers, so that 32 KB a
 // multiprocessor are in flight. A whole warp up to 1024: shuffles cost less than a barrier. Then 3
@@ -42,31 +71,43 @@ struct Regimes {
 inline constexpr Regimes kSoftmaxRegimes = {
     {{512, 16}, {1024, 32}, {4096, 16}, {32768, 32}},
     {{512, 16}, {1024, 32}, {4096, 16}, {32768, 32}},
-    {8192, 16},
-    {4096, 8},
+    {{8192, 16}},
+    {{4096, 8}},
 };
 // Floats leave no room for weight and bias beside 32 elements in 64 registers.
 inline constexpr Regimes kNormRegimes = {
     {{512, 16}, {1024, 32}, {4096, 16}, {32768, 32}},
     {{16384, 16}},
-    {4096, 8},
-    {4096, 8},
+    {{4096, 8}},
+    {{4096, 8}},
 };
 // Beside a residual: two tensors in flight, and Philox.
-inline constexpr Regimes kNormAddRegimes = {{{16384, 16}}, {{16384, 16}}, {2048, 4}, {2048, 4}};
+inline constexpr Regimes kNormAddRegimes = {{{16384, 16}}, {{16384, 16}}, {{2048, 4}}, {{2048, 4}}};
 // Two tensors in registers: 32 values of 4 bytes a thread.
 inline constexpr Regimes kSoftmaxBackwardRegimes = {
-    {{16384, 16}}, {{16384, 16}}, {8192, 16}, {4096, 8}};
+    {{16384, 16}}, {{16384, 16}}, {{8192, 16}}, {{4096, 8}}};
 // As many again: scores beside an operand, or gradients that dropout has changed. Of 16 floats
 // those do not fit into 64 registers.
-inline constexpr Regimes kMaskedSoftmaxRegimes = {{{16384, 16}}, {{16384, 16}}, {8192, 16}};
-inline constexpr Regimes kMaskedSoftmaxBackwardRegimes = {{{16384, 16}}, {{8192, 8}}, {8192, 16}};
+inline constexpr Regimes kMaskedSoftmaxRegimes = {{{16384, 16}}, {{16384, 16}}, {{8192, 16}}, {}};
+inline constexpr Regimes kMaskedSoftmaxBackwardRegimes = {
+    {{16384, 16}}, {{8192, 8}}, {{8192, 16}}, {}};
 // Two tensors, the next row of each, and two column sums: up to 128 registers a thread.
-inline constexpr Regimes kNormBackwardRegimes = {{{8192, 16}}, {{8192, 16}}, {4096, 8}, {2048, 4}};
+inline constexpr Regimes kNormBackwardRegimes = {
+    {{8192, 16}}, {{8192, 16}}, {{4096, 8}}, {{2048, 4}}};
 // What is added to gradients and drops out of them leaves less room beside floats, and beside the
 // addresses of narrow vectors.
 inline constexpr Regimes kNormAddBackwardRegimes = {
-    {{8192, 16}}, {{4096, 8}}, {2048, 4}, {2048, 4}};
+    {{8192, 16}}, {{4096, 8}}, {{2048, 4}}, {{2048, 4}}};
+
+static_assert(is_ascending(kSoftmaxRegimes) && is_ascending(kSoftmaxBackwardRegimes));
+static_assert(is_ascending(kMaskedSoftmaxRegimes) && is_ascending(kMaskedSoftmaxBackwardRegimes));
+static_assert(is_ascending(kNormRegimes) && is_ascending(kNormAddRegimes));
+static_assert(is_ascending(kNormBackwardRegimes) && is_ascending(kNormAddBackwardRegimes));
+
+constexpr const Regimes& norm_regimes(bool adds) { return adds ? kNormAddRegimes : kNormRegimes; }
+constexpr const Regimes& norm_backward_regimes(bool adds) {
+  return adds ? kNormAddBackwardRegimes : kNormBackwardRegimes;
+}
 
 // Threads of a block that kernels are compiled for: no row of their regimes needs more, and 65536
 // registers over them is what each thread may have.
@@ -118,12 +159,16 @@ constexpr int32_t threads_per_row(int64_t cols, int32_t elements, int32_t vector
   return lanes;
 }
 
+// Threads that share the longest row of a regime.
+constexpr int32_t max_threads(Regime regime, int32_t vector_bytes) {
+  return threads_per_row(regime.max_cols, regime.elements, vector_bytes);
+}
+
 constexpr RowPlan plan_rows(
     const Regimes& regimes, int64_t cols, int32_t width, int32_t element_bytes,
     int32_t block_threads = kRowBlockThreads) {
   const bool wide = width * element_bytes == kMaxVectorBytes;
-  for (const Regime& line : element_bytes == 2 ? regimes.of_16_bits : regimes.of_32_bits) {
-    const Regime& regime = element_bytes == 8 ? regimes.of_64_bits : wide ? line : regimes.narrow;
+  for (const Regime& regime : regimes.table(element_bytes, wide)) {
     if (cols > regime.max_cols) continue;
     const int32_t threads = threads_per_row(cols, regime.elements, width * element_bytes);
     const int32_t rows = threads < block_threads ? block_threads / threads : 1;
@@ -174,6 +219,11 @@ constexpr int64_t segment_rows(int64_t row_bytes) {
 // 1024 threads with 64 registers: one launch, and the row is read once. Always eight: a few rows of
 // 2^16 columns then have 8 multiprocessors each and not 2, and many rows have blocks as small.
 inline constexpr int32_t kClusterBlocks = 8;
+constexpr bool fits_clusters(int32_t width, int32_t element_bytes) {
+  return width * element_bytes == kMaxVectorBytes && element_bytes < 8;
+}
+template <class T, int kWidth>
+inline constexpr bool kFitsClusters = fits_clusters(kWidth, sizeof(T));
 inline constexpr Regime kSoftmaxClusters = {262144, 32}, kSoftmaxBackwardClusters = {131072, 16};
 inline constexpr Regime kNormBackwardClusters = {65536, 16};  // 512 threads of 128 registers
 constexpr Regime norm_clusters(int32_t element_bytes, bool adds) {
@@ -187,8 +237,8 @@ constexpr int32_t cluster_cols(int64_t cols, int32_t width) {
 
 // Instead of `plan` for rows that no block holds, where the regime does.
 constexpr RowPlan plan_clusters(RowPlan plan, Regime regime, int64_t cols, int32_t element_bytes) {
-  const bool wide = plan.width * element_bytes == kMaxVectorBytes;
-  if (plan.elements > 0 || !wide || element_bytes > 4 || cols > regime.max_cols) return plan;
+  const bool fits = fits_clusters(plan.width, element_bytes) && cols <= regime.max_cols;
+  if (plan.elements > 0 || !fits) return plan;
   const int32_t part = cluster_cols(cols, plan.width);
   const int32_t threads = threads_per_row(part, regime.elements, plan.width * element_bytes);
   return {plan.width, regime.elements, threads, 1, kClusterBlocks};
