@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from . import build, families
-from .cases import Arrays
-from .emulator import SCHEDULES, Config, Emulator
+from . import families
+from .cases.rows import Arrays
+from .emulator import build
+from .emulator.library import SCHEDULES, Config, Emulator
 from .families import AnyCase
 from .sanitized import run_sanitized
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from ctypes import Structure
 from itertools import product
 
-from .emulator import DTYPES, Args, Operand, Slices, Rows
+from .emulator.library import DTYPES, Args, Operand, Rows, Slices
 
 #: Elements. Its lower half is negative as an int32; whole vectors of every dtype.
 FAR = 2**32 + 2**31 + 64

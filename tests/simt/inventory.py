@@ -8,8 +8,8 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from .build import ROOT
-from .emulator import kernel_name
+from .emulator.build import ROOT
+from .emulator.library import kernel_name
 
 HEADERS = sorted((ROOT / "csrc/include/fusedops/cuda").glob("*.h"))
 

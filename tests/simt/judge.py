@@ -11,13 +11,13 @@ from bounds import Bounded
 from oracle import DTYPES
 
 from . import families, philox
-from .cases import Arrays, Case, encode
+from .cases.masked import SEED, MaskedCase
+from .cases.norm import EPS, NormCase
+from .cases.rows import Arrays, Case, encode
+from .cases.spatial import SpatialCase
+from .cases.stack import StackCase
+from .cases.statistics import StatisticsCase
 from .families import AnyCase
-from .masked_cases import SEED, MaskedCase
-from .norm_cases import EPS, NormCase
-from .planes_cases import PlanesCase
-from .stack_cases import StackCase
-from .statistics_cases import StatisticsCase
 
 
 def tensor(stored: np.ndarray, dtype: str) -> torch.Tensor:
@@ -38,7 +38,7 @@ class Judge:
         self._tallies: dict[str, bounds.Tally] = {}
 
     def add(self, case: AnyCase, given: Arrays, outputs: Arrays) -> None:
-        if isinstance(case, PlanesCase):
+        if isinstance(case, SpatialCase):
             return self.add(case.of_rows, case.as_rows(given), case.as_rows(outputs))
         if isinstance(case, StackCase):
             for i in range(case.count):

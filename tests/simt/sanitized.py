@@ -13,9 +13,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from . import build
-from .cases import Arrays
-from .emulator import SCHEDULES, Emulator
+from .cases.rows import Arrays
+from .emulator import build
+from .emulator.library import SCHEDULES, Emulator
 from .families import AnyCase, run
 
 #: Where ``simt`` is a package.

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from . import families
-from .cases import Case, encode
-from .emulator import SCHEDULES, Config, Emulator
+from .cases.norm import KINDS, NormCase
+from .cases.rows import Case, encode
+from .emulator.library import SCHEDULES, Config, Emulator
 from .families import RowsCase
 from .judge import Judge, same_bits, tensor
-from .norm_cases import KINDS, NormCase
 
 BLOCKS = 8
 ROWS_ONLY = (True, False, False)

@@ -11,11 +11,12 @@ from itertools import product
 import numpy as np
 import pytest
 
-from . import build, families
-from .cases import Case
-from .emulator import SCHEDULES, Config, Order
+from . import families
+from .cases.norm import NormCase
+from .cases.rows import Case
+from .emulator import build
+from .emulator.library import SCHEDULES, Config, Order
 from .judge import same_bits
-from .norm_cases import NormCase
 
 #: Ten segments.
 COLS = 40_008

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from . import philox
-from .cases import PAIRS, Arrays, encode
-from .emulator import SCHEDULES, Config
+from .cases.masked import OPS, SEED, MaskedCase, Prepared, bases, boundary_cases, inputs
+from .cases.rows import PAIRS, Arrays, encode
+from .emulator.library import SCHEDULES, Config
 from .families import run
 from .judge import Judge, same_bits, tensor
-from .masked_cases import OPS, SEED, MaskedCase, Prepared, bases, boundary_cases, inputs
 
 FAMILIES = list(product(OPS, PAIRS))
 IDS = [f"{op}-{dtype}-{other}" for op, (dtype, other) in FAMILIES]

@@ -11,10 +11,10 @@ import torch
 from oracle import annotated_norm
 
 from . import philox
-from .cases import decode, encode
-from .emulator import DTYPES, Config, EmulatorError
+from .cases.norm import KINDS, OPS, SEED, NormCase, Prepared, inputs, run, statistics
+from .cases.rows import decode, encode
+from .emulator.library import DTYPES, Config, EmulatorError
 from .judge import Judge, same_bits, tensor
-from .norm_cases import KINDS, OPS, SEED, NormCase, Prepared, inputs, run, statistics
 
 FORWARD, BACKWARD = OPS
 ROWS_ONLY = (True, False, False)

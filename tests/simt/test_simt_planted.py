@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from . import build
-from .build import HERE
+from .emulator import build
+from .emulator.build import PLANTED
 from .sanitized import run_sanitizer_command
 
 BUILDS = list(build.SANITIZERS)
@@ -68,5 +68,5 @@ def test_a_planted_bug_is_found(bug):
 
 
 def test_every_bug_that_can_be_planted_is_looked_for():
-    enumerators = re.search(r"enum class Bug \{(.*?)\}", (HERE / "planted/bug.h").read_text(), re.S)
+    enumerators = re.search(r"enum class Bug \{(.*?)\}", (PLANTED / "bug.h").read_text(), re.S)
     assert set(re.findall(r"k(\w+)", enumerators[1])) == {"None", *FOUND}

@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from . import build, cases, families, inventory, ptx
-from .cases import Case
-from .emulator import Emulator
+from . import families, inventory
+from .cases import rows as row_cases
+from .cases.rows import Case
+from .emulator import build, ptx
+from .emulator.library import Emulator
 from .families import RowsCase
 from .judge import Judge
 
@@ -119,9 +121,9 @@ def test_one_ulp_more_in_a_constant_of_the_ptx_is_noticed(compiled, modules, tmp
     changed = Emulator(build.ptx_library([planted, *others]))
     case = Case("softmax_forward", "float32", "float32", rows=3, cols=40_000, width=4)
     assert "softmax_forward_apply<float, float, 4>" in changed.kernels_of(
-        cases.Prepared(changed, case, cases.inputs(case)).args
+        row_cases.Prepared(changed, case, row_cases.inputs(case)).args
     )
-    right, wrong = cases.run(compiled, case), cases.run(changed, case)
+    right, wrong = row_cases.run(compiled, case), row_cases.run(changed, case)
     assert right["output"].tobytes() != wrong["output"].tobytes()
 
 

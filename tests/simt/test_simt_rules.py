@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from . import build
-from .build import ROOT
+from .emulator import build
+from .emulator.build import ROOT
 
 DEVICE = ROOT / "csrc/include/fusedops/device.h"
 KERNELS = [*build.SHIPPED, *sorted((ROOT / "csrc/include/fusedops/cuda").glob("*.h"))]

@@ -8,8 +8,9 @@ their accesses.
 
 from __future__ import annotations
 
-from . import build, families, inventory
+from . import families, inventory
 from .conftest import SanitizedRun
+from .emulator import build
 from .judge import Judge
 
 

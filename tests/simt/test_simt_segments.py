@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from . import cases, families, norm_cases
-from .cases import Case, encode
-from .emulator import DTYPES, SCHEDULES, EmulatorError
+from . import families
+from .cases import norm as norm_cases
+from .cases import rows as row_cases
+from .cases.norm import KINDS, NormCase
+from .cases.rows import Case, encode
+from .emulator.library import DTYPES, SCHEDULES, EmulatorError
 from .families import RowsCase
 from .judge import Judge, same_bits, tensor
-from .norm_cases import KINDS, NormCase
 
 #: Columns of a segment; rows of more than 64 segments have longer ones.
 SEGMENT = 4096
@@ -28,7 +30,7 @@ def long_cases(cols: int, rows: int, width: int, dtype: str) -> list[RowsCase]:
     width = min(width, 16 // DTYPES[dtype].itemsize)
     softmax = [
         Case(op, dtype, dtype, rows, cols, width, log=log)
-        for op, log in product(cases.OPS, (False, True))
+        for op, log in product(row_cases.OPS, (False, True))
     ]
     norms = [
         NormCase(op, dtype, rows, cols, width, adds=adds, p=0.3, wanted=ROWS_ONLY)
@@ -162,7 +164,7 @@ def test_segments_of_different_means_are_within_their_bounds(emulator, dtype, ro
     judge.conclude()
 
 
-@pytest.mark.parametrize("module, kind", [(cases, Case), (norm_cases, NormCase)])
+@pytest.mark.parametrize("module, kind", [(row_cases, Case), (norm_cases, NormCase)])
 def test_a_launch_without_its_workspace_is_refused(emulator, module, kind):
     for op in module.OPS:
         dtypes = ("float32",) * (2 if kind is Case else 1)

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from . import families, stack_cases
-from .cases import Case
-from .emulator import SCHEDULES, Emulator, EmulatorError
+from . import families
+from .cases import stack as stack_cases
+from .cases.norm import NormCase
+from .cases.rows import Case
+from .cases.stack import Prepared, StackCase
+from .emulator.library import SCHEDULES, Emulator, EmulatorError
 from .judge import same_bits
-from .norm_cases import NormCase
-from .stack_cases import Prepared, StackCase
 
 BASES = stack_cases.bases()
 

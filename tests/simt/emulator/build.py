@@ -22,7 +22,8 @@ from pathlib import Path
 from . import ptx
 
 HERE = Path(__file__).parent
-ROOT = HERE.parent.parent
+PLANTED = HERE.parent / "planted"
+ROOT = HERE.parent.parent.parent
 CACHE = ROOT / "build" / "simt"
 
 #: The package's own sources, compiled as C++ as they are.
@@ -122,13 +123,13 @@ def unfused_library() -> Path:
 def planted_program(build: str) -> Path:
     """The kernels with bugs in them, as a program."""
     sanitizer_runtimes(build)
-    jobs = [(HERE / "planted" / "main.cpp", SANITIZERS[build])]
+    jobs = [(PLANTED / "main.cpp", SANITIZERS[build])]
     return _link(f"planted_{build}", jobs, SANITIZERS[build])
 
 
 def atomics_library() -> Path:
     """A softmax that is not deterministic."""
-    return _link("libatomics.so", [(HERE / "planted" / "atomic_softmax.cpp", [])], ["-shared"])
+    return _link("libatomics.so", [(PLANTED / "atomic_softmax.cpp", [])], ["-shared"])
 
 
 def nvcc() -> str | None:
@@ -184,7 +185,7 @@ def _state() -> bytes:
     digest = hashlib.sha256(_run([compiler(), "--version"]).encode())
     if found := nvcc():
         digest.update(_run([found, "--version"]).encode())
-    folders = [HERE, *(ROOT / "csrc" / name for name in ("c_api", "cuda", "include"))]
+    folders = [HERE, PLANTED, *(ROOT / "csrc" / name for name in ("c_api", "cuda", "include"))]
     for folder in folders:
         for path in sorted(folder.rglob("*")):
             if path.suffix in (".h", ".cpp", ".cu"):

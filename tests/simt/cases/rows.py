@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .emulator import (
+from ..emulator.library import (
     DTYPES,
     VECTOR_BYTES,
     Args,

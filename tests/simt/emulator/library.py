@@ -136,7 +136,12 @@ class SoftmaxApply(Structure):
 
 class Slices(Structure):
     _fields_ = [
-        *[("data", c_void_p), ("outer_stride", c_int64), ("dim_stride", c_int64), ("dtype", c_int32)]
+        *[
+            ("data", c_void_p),
+            ("outer_stride", c_int64),
+            ("dim_stride", c_int64),
+            ("dtype", c_int32),
+        ]
     ]
 
 

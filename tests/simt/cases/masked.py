@@ -1,5 +1,5 @@
-"""What masked softmax is run on: as cases.py, and operands of every kind in every shape, causality,
-dropout. Needs numpy only, so that it runs under sanitizers.
+"""What masked softmax is run on: as in rows.py, with operands of every kind and shape, causality
+and dropout. Needs numpy only, so that it runs under sanitizers.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from . import cases
-from .cases import PAIRS, Arrays, encode
-from .emulator import (
+from ..emulator.library import (
     DTYPES,
     VECTOR_BYTES,
     Args,
@@ -28,6 +26,8 @@ from .emulator import (
     Rows,
     Scores,
 )
+from . import rows as row_cases
+from .rows import PAIRS, Arrays, encode
 
 OPS = ["masked_softmax_forward", "masked_softmax_backward"]
 SEED = 0x0123_4567_89AB_CDEF
@@ -228,16 +228,16 @@ def boundary_cases(emulator: Emulator, base: MaskedCase) -> Iterator[MaskedCase]
     """The shortest row, both sides of every change of kernel or of launch shape, and long rows."""
     args = Prepared(emulator, base, inputs(base)).args
     ends = emulator.ends_of_launch_shapes(args, base.width, MAX_LENGTH)
-    ends = ends if ends[-1] > cases.FEW_COLS else [*ends, LONG_COLS]
+    ends = ends if ends[-1] > row_cases.FEW_COLS else [*ends, LONG_COLS]
     lengths = sorted({base.width, *ends, *(end + base.width for end in ends)})
     first = zlib.crc32(repr(base).encode())
     for i, cols in enumerate(lengths, first):
-        dims = (2, 2, 3) if cols <= cases.FEW_COLS else (1, 1, 3)
+        dims = (2, 2, 3) if cols <= row_cases.FEW_COLS else (1, 1, 3)
         yield varied(replace(base, cols=cols, dims=dims), i)
 
 
 def racing_candidates(emulator: Emulator) -> list[MaskedCase]:
-    """As those of cases.py."""
+    """As those of rows.py."""
     candidates = [case for base in bases() for case in boundary_cases(emulator, base)]
     candidates = [replace(case, dims=(1, 1, 3)) for case in candidates]
     return sorted(candidates, key=lambda case: (case.cols <= 512, case.cols))

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from . import cases
-from .cases import Arrays, Case, decode
-from .emulator import DTYPES, VECTOR_BYTES, Args, Emulator, SoftmaxApply, SoftmaxStatistics
+from ..emulator.library import DTYPES, VECTOR_BYTES, Args, Emulator, SoftmaxApply, SoftmaxStatistics
+from . import rows as row_cases
+from .rows import Arrays, Case, decode
 
 #: Segments have changed their number and length by here.
 MAX_LENGTH = 10_000
@@ -31,7 +31,7 @@ class StatisticsCase:
 
 
 def inputs(case: StatisticsCase) -> Arrays:
-    given = cases.inputs(case.of)
+    given = row_cases.inputs(case.of)
     return given if case.op == STATISTICS else given | exact_statistics(case, given)
 
 
@@ -80,7 +80,7 @@ class Prepared:
 
 
 def bases() -> list[StatisticsCase]:
-    plain = [base for base in cases.bases() if base.op == "softmax_forward"]
+    plain = [base for base in row_cases.bases() if base.op == "softmax_forward"]
     applied = [StatisticsCase(APPLY, base) for base in plain]
     return [
         *(StatisticsCase(STATISTICS, base) for base in plain if base.other == base.dtype),
