@@ -3,8 +3,8 @@
 #include "fusedops/cuda/launch.h"
 
 #include "fusedops/cuda/launch_dispatch.h"
-#include "fusedops/cuda/norm.h"
 #include "fusedops/cuda/norm_backward.h"
+#include "fusedops/cuda/norm_forward.h"
 
 namespace fusedops::cuda {
 

@@ -7,7 +7,7 @@
 //   grad_input = gradient, grad_branch = dropout(gradient)
 // and along each column: grad_weight = sum(grad_output * n), grad_bias = sum(grad_output).
 //
-// Contract: as in norm.h; kAdd: whether there is a grad_sum or a grad_branch is wanted. _registers
+// Contract: as in norm_forward.h; kAdd: whether there is a grad_sum or a grad_branch is wanted. _registers
 // reads input and grad_output once: every block walks over rows, keeps its part of the column sums
 // in registers and leaves it in the workspace; _finish adds the parts. Longer rows go by segments
 // (_row_parts, _rows) or clusters (_rows_cluster) and get their column sums from a kernel of their
@@ -19,7 +19,13 @@
 // other rows.
 #pragma once
 
-#include "fusedops/cuda/norm.h"
+#include "fusedops/cuda/cluster.h"
+#include "fusedops/cuda/launch_plan.h"
+#include "fusedops/cuda/norm_common.h"
+#include "fusedops/cuda/philox.h"
+#include "fusedops/cuda/reduce.h"
+#include "fusedops/cuda/segments.h"
+#include "fusedops/cuda/tile.h"
 
 namespace fusedops::cuda {
 

@@ -20,28 +20,13 @@
 
 #include "fusedops/cuda/cluster.h"
 #include "fusedops/cuda/launch_plan.h"
+#include "fusedops/cuda/norm_common.h"
 #include "fusedops/cuda/philox.h"
 #include "fusedops/cuda/reduce.h"
 #include "fusedops/cuda/segments.h"
 #include "fusedops/cuda/tile.h"
 
 namespace fusedops::cuda {
-
-template <class Args>
-FUSEDOPS_DEVICE bool has_mean(const Args& args) {
-  return args.kind != NormKind::kRms;
-}
-
-// One vector of what rows are multiplied with: weight + weight_offset, or 1 where there is none.
-template <class W, int kWidth, class Acc, class Args>
-FUSEDOPS_DEVICE void load_weight(Acc (&values)[kWidth], const Args& args, int64_t column) {
-  const void* const data = args.weight.data;
-  const auto vector = data ? Vec<W, kWidth>::load_cached(static_cast<const W*>(data) + column)
-                           : Vec<W, kWidth>::filled(1);
-  const Acc offset = data ? static_cast<Acc>(args.weight_offset) : Acc(0);
-#pragma unroll
-  for (int j = 0; j < kWidth; ++j) values[j] = vector.at(j) + offset;
-}
 
 template <class W, int kWidth, class Acc>
 FUSEDOPS_DEVICE void load_bias(Acc (&values)[kWidth], const NormForward& args, int64_t column) {
@@ -50,12 +35,6 @@ FUSEDOPS_DEVICE void load_bias(Acc (&values)[kWidth], const NormForward& args, i
                            : Vec<W, kWidth>::filled(0);
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) values[j] = vector.at(j);
-}
-
-// Whether weight and bias, which share a dtype, are floats beside 16-bit rows.
-template <class T>
-FUSEDOPS_DEVICE bool is_wider(const ConstColumns& parameter) {
-  return sizeof(T) == 2 && parameter.dtype == DType::kFloat32;
 }
 
 // What is normalised of a row: the input or, with kAdd, its sum with the residual.
