@@ -1,5 +1,5 @@
 // Host side of masked_softmax: picks a kernel for the arguments and launches it. The emulator
-// compiles this very file, as C++.
+// compiles this file too, as C++.
 #include "fusedops/cuda/launch.h"
 
 #include "fusedops/cuda/launch_dispatch.h"

@@ -1,5 +1,5 @@
 // Host side of LayerNorm, StdNorm and RMSNorm: picks kernels for the arguments and launches them.
-// The emulator compiles this very file, as C++.
+// The emulator compiles this file too, as C++.
 #include "fusedops/cuda/launch.h"
 
 #include "fusedops/cuda/launch_dispatch.h"
@@ -8,7 +8,8 @@
 
 namespace fusedops::cuda {
 
-// Whether kernels of these rows take that weight or bias: of their dtype, or floats beside 16 bits.
+// Whether there are kernels for a weight or bias beside rows of that dtype: it has the same dtype,
+// or is float beside 16 bits.
 inline bool fits(const ConstColumns& parameter, DType dtype) {
   const bool is_wider = size_of(dtype) == 2 && parameter.dtype == DType::kFloat32;
   return parameter.data == nullptr || parameter.dtype == dtype || is_wider;
@@ -45,7 +46,7 @@ Status launch_norm_forward(const NormForward& args, const RowPlan& plan, Stream 
   }
   if constexpr (kIsLoopWidth<T, kWidth>) {
     return launch_segments(
-        &norm_forward_parts<T, kWidth, kAdd>, &norm_forward_apply<T, kWidth, kAdd>,
+        &norm_forward_partials<T, kWidth, kAdd>, &norm_forward_apply<T, kWidth, kAdd>,
         (1 + kAdd) * args.cols * sizeof(T), args, stream);
   }
   return device::kInvalidValue;
@@ -68,7 +69,7 @@ Status launch(const NormForward& args, Stream stream) {
 
 int64_t workspace_bytes(const NormForward& args) {
   const RowPlan plan = plan_of(args, width_of(args));
-  return segment_parts_bytes(plan, args.rows, args.cols, args.input.dtype, 3);
+  return segment_partials_bytes(plan, args.rows, args.cols, args.input.dtype, 3);
 }
 
 inline RowPlan plan_of(const NormStack& stack) {
@@ -76,7 +77,7 @@ inline RowPlan plan_of(const NormStack& stack) {
   return plan_of(stack[0], narrowest(stack, each_width));
 }
 
-// One launch, of rows that a block holds.
+// One launch for all tensors, where a block holds a row of them.
 Status launch(const NormStack& stack, Stream stream) {
   const NormForward first = stack[0];
   const DType dtype = first.input.dtype;
@@ -122,19 +123,19 @@ inline bool wants_columns(const NormBackward& args) {
   return args.grad_weight.data || args.grad_bias.data;
 }
 
-// The plan for long rows, which have a kernel of their own.
+// The plan of a row for the kernel of long rows.
 inline RowPlan long_rows(const NormBackward& args, const NormBackwardPlan& plan) {
   if (!device::has_clusters()) return plan.row;
   const auto bytes = static_cast<int32_t>(size_of(args.input.dtype));
   return plan_clusters(plan.row, kNormBackwardClusters, args.cols, bytes);
 }
 
-// The parts of the rows make room for those of the columns.
+// The partials of columns overwrite those of rows.
 inline int64_t workspace_bytes(const NormBackward& args, const NormBackwardPlan& plan) {
   const DType dtype = args.input.dtype;
   const int64_t of_rows =
-      segment_parts_bytes(long_rows(args, plan), args.rows, args.cols, dtype, 2);
-  const int64_t of_columns = 2 * plan.parts * args.cols * accumulator_bytes(dtype);
+      segment_partials_bytes(long_rows(args, plan), args.rows, args.cols, dtype, 2);
+  const int64_t of_columns = 2 * plan.partitions * args.cols * accumulator_bytes(dtype);
   return std::max(wants_rows(args) ? of_rows : 0, wants_columns(args) ? of_columns : 0);
 }
 
@@ -142,13 +143,14 @@ int64_t workspace_bytes(const NormBackward& args) {
   return workspace_bytes(args, plan_of(args, width_of(args)));
 }
 
-// Gradients of rows, and the parts of the column sums, by one kernel.
+// One kernel for the gradients of rows and the partials of columns.
 template <class T, int kWidth, bool kAdd>
 Status launch_norm_backward_registers(
     const NormBackward& args, const NormBackwardPlan& plan, Stream stream) {
   return with_vectors<norm_backward_regimes(kAdd), T, kWidth>(plan.row, [&](auto vectors) {
     const auto kernel = &norm_backward_registers<T, kWidth, decltype(vectors)::value, kAdd>;
-    return device::launch(kernel, plan.parts, dim3(plan.row.threads, plan.row.rows), stream, args);
+    return device::launch(
+        kernel, plan.partitions, dim3(plan.row.threads, plan.row.rows), stream, args);
   });
 }
 
@@ -164,11 +166,11 @@ Status launch_norm_backward_rows(
     }
   }
   return launch_segments(
-      &norm_backward_row_parts<T, kWidth>, &norm_backward_rows<T, kWidth, kAdd>,
+      &norm_backward_row_partials<T, kWidth>, &norm_backward_rows<T, kWidth, kAdd>,
       2 * args.cols * sizeof(T), args, stream);
 }
 
-// The same by kernels of their own, for rows that no block holds.
+// Separate kernels for the two, for rows that no block holds.
 template <class T, int kWidth, bool kAdd>
 Status launch_norm_backward_long(
     const NormBackward& args, const NormBackwardPlan& plan, Stream stream) {
@@ -177,18 +179,19 @@ Status launch_norm_backward_long(
     status = device::kSuccess;
     if (wants_rows(args)) status = launch_norm_backward_rows<T, kWidth, kAdd>(args, plan, stream);
     if (wants_columns(args) && status == device::kSuccess) {
-      const auto kernel = &norm_backward_column_parts<T, kWidth>;
+      const auto kernel = &norm_backward_column_partials<T, kWidth>;
       status = device::launch(
-          kernel, plan.parts * plan.tiles, dim3(kColumnThreads), stream, args, plan.parts);
+          kernel, plan.partitions * plan.column_blocks, dim3(kColumnThreads), stream, args,
+          plan.partitions);
     }
   }
   return status;
 }
 
 template <class Acc>
-Status launch_norm_backward_finish(const NormBackward& args, int64_t parts, Stream stream) {
+Status launch_norm_backward_finish(const NormBackward& args, int64_t partitions, Stream stream) {
   const auto kernel = &norm_backward_finish<Acc>;
-  return device::launch(kernel, ceil_div(args.cols, 32), dim3(32, 32), stream, args, parts);
+  return device::launch(kernel, ceil_div(args.cols, 32), dim3(32, 32), stream, args, partitions);
 }
 
 Status launch(const NormBackward& args, Stream stream) {
@@ -206,7 +209,7 @@ Status launch(const NormBackward& args, Stream stream) {
       });
     });
     if (wants_columns(args) && status == device::kSuccess) {
-      status = launch_norm_backward_finish<AccumulatorOf<T>>(args, plan.parts, stream);
+      status = launch_norm_backward_finish<AccumulatorOf<T>>(args, plan.partitions, stream);
     }
     return status;
   });
@@ -221,7 +224,7 @@ int64_t workspace_bytes(const NormStackBackward& stack) {
   return std::max(most_workspace_bytes(stack), workspace_bytes(stack[0], plan_of(stack)));
 }
 
-// All tensors at once, with rows that stay in registers.
+// One launch for all tensors, where rows stay in registers.
 template <class T>
 Status launch_norm_stack_backward(
     const NormStackBackward& stack, const NormBackwardPlan& plan, Stream stream) {
@@ -230,13 +233,13 @@ Status launch_norm_stack_backward(
     return with_vectors<norm_backward_regimes(false), T, kWidth>(plan.row, [&](auto vectors) {
       const auto kernel = &norm_stack_backward_registers<T, kWidth, decltype(vectors)::value>;
       const dim3 threads(plan.row.threads, plan.row.rows);
-      return device::launch(kernel, stack.count * plan.parts, threads, stream, stack);
+      return device::launch(kernel, stack.count * plan.partitions, threads, stream, stack);
     });
   });
   if (!wants_columns(stack[0]) || status != device::kSuccess) return status;
   const auto kernel = &norm_stack_backward_finish<AccumulatorOf<T>>;
   const int64_t blocks = stack.count * ceil_div(stack.each.cols, 32);
-  return device::launch(kernel, blocks, dim3(32, 32), stream, stack, plan.parts);
+  return device::launch(kernel, blocks, dim3(32, 32), stream, stack, plan.partitions);
 }
 
 Status launch(const NormStackBackward& stack, Stream stream) {

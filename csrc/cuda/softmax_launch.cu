@@ -1,5 +1,5 @@
 // Host side of softmax: picks a kernel for the arguments and launches it. The emulator compiles
-// this very file, as C++.
+// this file too, as C++.
 #include "fusedops/cuda/launch.h"
 
 #include "fusedops/cuda/launch_dispatch.h"
@@ -55,7 +55,7 @@ Status launch_softmax_forward(const SoftmaxForward& args, const RowPlan& plan, S
   }
   if constexpr (kIsLoopWidth<In, kWidth>) {
     return launch_segments(
-        &softmax_forward_parts<In, Out, kWidth>, &softmax_forward_apply<In, Out, kWidth>,
+        &softmax_forward_partials<In, Out, kWidth>, &softmax_forward_apply<In, Out, kWidth>,
         args.cols * sizeof(In), args, stream);
   }
   return device::kInvalidValue;
@@ -72,7 +72,7 @@ Status launch(const SoftmaxForward& args, Stream stream) {
 
 int64_t workspace_bytes(const SoftmaxForward& args) {
   const RowPlan plan = plan_of(args, width_of(args));
-  return segment_parts_bytes(plan, args.rows, args.cols, args.input.dtype, 2);
+  return segment_partials_bytes(plan, args.rows, args.cols, args.input.dtype, 2);
 }
 
 inline RowPlan plan_of(const SoftmaxStack& stack) {
@@ -80,7 +80,7 @@ inline RowPlan plan_of(const SoftmaxStack& stack) {
   return plan_of(stack[0], narrowest(stack, each_width));
 }
 
-// One launch, of rows that a block holds.
+// One launch for all tensors, where a block holds a row of them.
 Status launch(const SoftmaxStack& stack, Stream stream) {
   const SoftmaxForward first = stack[0];
   const RowPlan plan = plan_of(stack);
@@ -117,7 +117,7 @@ Status launch_softmax_backward(const SoftmaxBackward& args, const RowPlan& plan,
   }
   if constexpr (kIsLoopWidth<T, kWidth>) {
     return launch_segments(
-        &softmax_backward_parts<T, Out, kWidth>, &softmax_backward_apply<T, Out, kWidth>,
+        &softmax_backward_partials<T, Out, kWidth>, &softmax_backward_apply<T, Out, kWidth>,
         2 * args.cols * sizeof(T), args, stream);
   }
   return device::kInvalidValue;
@@ -135,19 +135,19 @@ Status launch(const SoftmaxBackward& args, Stream stream) {
 }
 
 int64_t workspace_bytes(const SoftmaxBackward& args) {
-  return segment_parts_bytes(plan_of(args), args.rows, args.cols, args.output.dtype, 1);
+  return segment_partials_bytes(plan_of(args), args.rows, args.cols, args.output.dtype, 1);
 }
 
 // --- softmax in two steps -----------------------------------------------------------------------
 
-// The segments of its rows as softmax_forward_parts takes them; nothing is written but those.
+// The arguments of softmax_forward_partials, which writes to the workspace alone.
 SoftmaxForward as_forward(const SoftmaxStatistics& args) {
-  SoftmaxForward parts{};
-  parts.input = args.input;
-  parts.workspace = args.workspace;
-  parts.rows = args.rows;
-  parts.cols = args.cols;
-  return parts;
+  SoftmaxForward forward{};
+  forward.input = args.input;
+  forward.workspace = args.workspace;
+  forward.rows = args.rows;
+  forward.cols = args.cols;
+  return forward;
 }
 
 Status launch(const SoftmaxStatistics& args, Stream stream) {
@@ -159,11 +159,11 @@ Status launch(const SoftmaxStatistics& args, Stream stream) {
     using In = TypeOf<decltype(type)>;
     using Acc = AccumulatorOf<In>;
     return with_wide_or_single<In>(width, [&](auto width) {
-      const auto parts = &softmax_forward_parts<In, Acc, decltype(width)::value>;
+      const auto partials = &softmax_forward_partials<In, Acc, decltype(width)::value>;
       const dim3 threads(kSegmentThreads);
       return for_each_launch(args.rows, most, [&](int64_t first, int64_t rows) {
         const Status status = device::launch(
-            parts, rows * segments.count, threads, stream, as_forward(args), first, segments);
+            partials, rows * segments.count, threads, stream, as_forward(args), first, segments);
         if (status != device::kSuccess) return status;
         const auto merge = &softmax_statistics_merge<Acc>;
         return device::launch(merge, rows, threads, stream, args, first, segments);

@@ -1,5 +1,4 @@
-// Host side of softmax over a dimension that is not the last. The emulator compiles this very file,
-// as C++.
+// Host side of the spatial softmax. The emulator compiles this file too, as C++.
 #include "fusedops/cuda/launch.h"
 
 #include "fusedops/cuda/launch_dispatch.h"

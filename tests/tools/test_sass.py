@@ -49,7 +49,7 @@ def test_no_kernel_spills_and_hot_ones_keep_to_128_bits_and_their_budget(arch):
     assert all(kernel.kb_in_flight >= needed for kernel in plain)
     # Dropout, which only norms of a sum have besides, reads its seed. What is merged of segments is
     # a few floats a row.
-    whole = [kernel for kernel in plain if not re.search("_(parts|apply)<", kernel.name)]
+    whole = [kernel for kernel in plain if not re.search("_(partials|apply)<", kernel.name)]
     narrow = {kernel.narrow_loads for kernel in whole if not kernel.name.endswith(", true>")}
     assert narrow == {0}
     assert all(kernel.narrow_loads <= 1 for kernel in whole)

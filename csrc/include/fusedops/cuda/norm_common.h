@@ -1,4 +1,4 @@
-// What the forward and the backward pass of a norm share: which rows have a mean, and the weight.
+// The parts of a norm that its forward and backward kernels have in common.
 #pragma once
 
 #include "fusedops/args.h"
@@ -12,7 +12,7 @@ FUSEDOPS_DEVICE bool has_mean(const Args& args) {
   return args.kind != NormKind::kRms;
 }
 
-// One vector of what rows are multiplied with: weight + weight_offset, or 1 where there is none.
+// One vector of the factors of a row: weight + weight_offset, or 1 where there is no weight.
 template <class W, int kWidth, class Acc, class Args>
 FUSEDOPS_DEVICE void load_weight(Acc (&values)[kWidth], const Args& args, int64_t column) {
   const void* const data = args.weight.data;
@@ -23,7 +23,7 @@ FUSEDOPS_DEVICE void load_weight(Acc (&values)[kWidth], const Args& args, int64_
   for (int j = 0; j < kWidth; ++j) values[j] = vector.at(j) + offset;
 }
 
-// Whether weight and bias, which share a dtype, are floats beside 16-bit rows.
+// Whether a weight or bias is float beside 16-bit rows. Weight and bias have the same dtype.
 template <class T>
 FUSEDOPS_DEVICE bool is_wider(const ConstColumns& parameter) {
   return sizeof(T) == 2 && parameter.dtype == DType::kFloat32;
