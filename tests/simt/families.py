@@ -1,4 +1,4 @@
-"""Cases of every family of ops, run alike. Needs numpy only."""
+"""Runs the cases of every family of operators alike. Needs numpy only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .cases.stack import StackCase
 from .cases.statistics import StatisticsCase
 from .emulator.library import Args, Emulator
 
-#: Cases of plain rows: only the length of rows is chosen, and the options vary with it.
+#: Cases of plain rows: a test chooses the length of rows, and options vary with it.
 RowsCase = Case | NormCase
 AnyCase = RowsCase | SpatialCase | MaskedCase | StackCase | StatisticsCase
 _MODULES = {
@@ -42,7 +42,7 @@ def output_dtypes(case: AnyCase) -> dict[str, str]:
 
 
 def prepare(emulator: Emulator, case: AnyCase, given: Arrays) -> Any:
-    """In device memory: launch its ``args``, then read its ``outputs()``."""
+    """The case in device memory: launch its ``args``, then read its ``outputs()``."""
     return _MODULES[type(case)].Prepared(emulator, case, given)
 
 
@@ -76,7 +76,7 @@ def boundary_cases(emulator: Emulator, base: RowsCase, elements: int = 1000) -> 
 
 
 def racing_cases(emulator: Emulator) -> list[AnyCase]:
-    """Few and small, for a build that is slow: each kernel once."""
+    """Few and small cases for a slow build: each kernel once."""
     once = [case for module in _MODULES.values() for case in _each_kernel_once(emulator, module)]
     return [*once, *cluster_cases(emulator)]
 
@@ -87,8 +87,8 @@ def cluster_cases(emulator: Emulator) -> list[RowsCase]:
 
 
 def sanitized_cases(emulator: Emulator) -> list[AnyCase]:
-    """The softmax and the norm of rows at every boundary, others, of more elaborate kernels over
-    the same tiles, each kernel once."""
+    """The softmax and the norm of rows at every boundary. The other families have more elaborate
+    kernels over the same tiles: each of them once."""
     others = (spatial_cases, masked_cases, stack_cases, statistics_cases)
     once = [case for module in others for case in _each_kernel_once(emulator, module)]
     rows = (row_cases, norm_cases)

@@ -1,4 +1,4 @@
-"""Rows that the blocks of a cluster hold together: one launch, read once, the same bits always."""
+"""Rows that a cluster holds: one launch reads them once, and always gives the same bits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .judge import Judge, same_bits, tensor
 
 BLOCKS = 8
 ROWS_ONLY = (True, False, False)
-#: By case: the longest row that a cluster holds.
+#: The longest row that a cluster holds, by case.
 LONGEST = {
     Case("softmax_forward", "float32", "float32", 1, 4, 4): 262_144,
     Case("softmax_forward", "bfloat16", "float32", 1, 8, 8, log=True): 262_144,

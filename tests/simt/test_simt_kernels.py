@@ -46,7 +46,7 @@ def test_the_order_of_threads_and_blocks_and_unwritten_memory_change_no_bit(
 
 
 def without_what_rows_share(case: RowsCase) -> RowsCase:
-    """Sums of columns, and the pattern of dropout, which is the row's."""
+    """Leaves out sums of columns and dropout, whose pattern depends on the row's index."""
     if isinstance(case, NormCase):
         return replace(case, wanted=(True, False, False), p=0.0, with_sum=True)
     return case
@@ -81,7 +81,8 @@ def test_every_kernel_variant_is_executed(emulator, record_property):
 
 
 def launch_every_length(emulator: Emulator) -> None:
-    """Dry, at every width that alignment may leave: lengths that it divides and others."""
+    """Dry launches at every width that alignment allows: of lengths that it divides, and of
+    others."""
     for base, last in families.bases():
         args = families.prepared_args(emulator, base)
         many, count = ("inner", 100_000) if isinstance(base, SpatialCase) else ("rows", 1000)

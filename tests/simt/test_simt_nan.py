@@ -1,4 +1,4 @@
-"""A NaN of any payload comes out as a NaN, whatever it is converted to on its way."""
+"""A NaN of any payload stays a NaN through all conversions."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .cases.spatial import SpatialCase
 from .emulator.library import DTYPES, VECTOR_BYTES
 from .families import run
 
-#: Bits of quiet and signalling ones, of either sign; ones alone carry furthest where they are
-#: rounded.
+#: Quiet and signalling NaNs of either sign. A payload of ones is the hardest to round: its carry
+#: goes furthest.
 PAYLOADS = {
     "float32": [0x7FC00000, 0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0xFFBFFFFF, 0x7FFF8000],
     "bfloat16": [0x7FC0, 0x7FFF, 0xFFFF, 0x7F81, 0xFFBF],
@@ -30,7 +30,7 @@ PAYLOADS = {
         (0xFFF0 << 48) + 0xFFFFFFFF,
     ],
 }
-COLS = 72  # whole vectors of every dtype
+COLS = 72  # a multiple of every vector width
 PLACES = [0, 7, 40, COLS - 1]
 
 

@@ -1,5 +1,5 @@
-"""No offset of a kernel goes through 32 bits: rows, slices and operands that lie 2^32 elements
-apart give the bits that they give beside each other."""
+"""No offset of a kernel is cut to 32 bits: rows, slices and operands that lie 2^32 elements apart
+give the same bits as neighbours."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .families import AnyCase, inputs, prepare
 from .far import FAR, spread
 from .judge import same_bits
 
-#: In registers, and in segments or clusters of blocks.
+#: Rows that stay in registers, and rows in segments or clusters.
 SHORT, LONG = 104, 40_000
 CASES: list[AnyCase] = [
     *(

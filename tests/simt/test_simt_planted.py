@@ -1,4 +1,4 @@
-"""The emulator finds what it is there for: one bug of each class, planted into small kernels."""
+"""The emulator and the sanitizers find one bug of each class, planted into small kernels."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ SCHEDULES = ["fifo", "lifo", "random"]
 RACE = "ThreadSanitizer: data race"
 WRONG = "wrong result"
 
-#: By bug: a build that finds it, the schedules in which it does, and what it says.
+#: For each bug a build that finds it, the schedules in which it does, and its message.
 FOUND = {
     "GlobalOverrun": [("asan", SCHEDULES, "heap-buffer-overflow")],
     "SharedOverrun": [("asan", SCHEDULES, "index 4 out of bounds")],
     "SharedOverrunByPointer": [("asan", SCHEDULES, "use-after-poison")],
     "Misaligned": [("asan", SCHEDULES, "requires 16 byte alignment")],
     "MisalignedShared": [("asan", SCHEDULES, "requires 32 byte alignment")],
-    # max() swallows the NaNs that 0xFF makes; the other poison is large.
+    # max() ignores the NaNs that poison of 0xFF makes; 0x7F makes large values.
     "Uninitialised": [("plain", ["lifo", "random"], WRONG)],
     "MissingReuseBarrier": [("tsan", SCHEDULES, RACE), ("plain", ["lifo"], WRONG)],
     "MissingTreeBarrier": [("tsan", SCHEDULES, RACE), ("plain", SCHEDULES, WRONG)],

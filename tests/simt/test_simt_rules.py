@@ -1,4 +1,4 @@
-"""What kernels may not contain does not compile, or is found in their source."""
+"""Code that kernels may not contain does not compile, or is found in their source."""
 
 from __future__ import annotations
 

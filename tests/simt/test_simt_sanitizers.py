@@ -15,7 +15,7 @@ from .judge import Judge
 
 
 def check(build_name: str, run: SanitizedRun) -> None:
-    """Nothing reported, every kernel run, and the results right."""
+    """The sanitizer reported nothing, every kernel ran, and the results are right."""
     results, executed = run.outcome.result()
     instantiated = inventory.instantiated_kernels(build.emulator_library(build_name))
     assert executed == instantiated, inventory.coverage_table(executed, instantiated)

@@ -33,7 +33,8 @@ OPS = ["masked_softmax_forward", "masked_softmax_backward"]
 SEED = 0x0123_4567_89AB_CDEF
 #: The last length that dry launches look at; the kernels that keep a row end at 16384 and 8192.
 MAX_LENGTH = 17_000
-#: Two tiles of the looped kernels in float64, which has no other. A vector more is a third.
+#: Two tiles of the looped kernels in float64, which has no other kernels. One vector more needs a
+#: third tile.
 LONG_COLS = 8192
 
 
@@ -41,8 +42,8 @@ LONG_COLS = 8192
 class MaskedCase:
     op: str
     dtype: str  # of input and its gradient
-    other: str  # of outputs and theirs
-    dims: tuple[int, ...]  # whose product are the rows; the last are queries
+    other: str  # of outputs and their gradients
+    dims: tuple[int, ...]  # their product is the number of rows; the last are queries
     cols: int
     width: int  # elements of the vectors that all pointers and strides are aligned for
     padded: bool = False
@@ -99,7 +100,7 @@ def inputs(case: MaskedCase) -> Arrays:
             given[name] = (random.random(case.operand_shape(operand)) < 0.7).astype(np.uint8)
         elif operand:
             values = normal(case.operand_shape(operand))
-            if name == "mask":  # leaves a column to every row
+            if name == "mask":  # column 0 stays visible in every row
                 values[..., 1:][values[..., 1:] < -1] = -np.inf
             given[name] = encode(values, operand.split()[0])
     if case.is_forward:
@@ -202,8 +203,8 @@ def bases() -> list[MaskedCase]:
 
 
 def varied(case: MaskedCase, i: int) -> MaskedCase:
-    """With the i-th choice of operands and options; the choices repeat after different numbers, so
-    that many cases see most pairs of them."""
+    """The case with the i-th choice of operands and options. The choices have different periods, so
+    that many cases together have most pairs of them."""
     own, wide = case.dtype, "float64" if case.dtype == "float64" else "float32"
     masks = ["bool 1011", "", f"{own} 0011", "bool 1110", f"{wide} 1101", "bool 0001", "bool 1111"]
     biases = ["", f"{own} 0111", f"{wide} 1010", f"{own} 1111", f"{wide} 0001"]
@@ -237,7 +238,7 @@ def boundary_cases(emulator: Emulator, base: MaskedCase) -> Iterator[MaskedCase]
 
 
 def racing_candidates(emulator: Emulator) -> list[MaskedCase]:
-    """As those of rows.py."""
+    """In the order of those of rows.py."""
     candidates = [case for base in bases() for case in boundary_cases(emulator, base)]
     candidates = [replace(case, dims=(1, 1, 3)) for case in candidates]
     return sorted(candidates, key=lambda case: (case.cols <= 512, case.cols))

@@ -1,5 +1,5 @@
 """What stacks of tensors are run on: as in rows.py and norm.py, several tensors at a time, each
-with a memory, a spacing of rows and parameters of its own. Needs numpy only.
+with its own memory, row spacing and parameters. Needs numpy only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .rows import Arrays, Case
 #: The last length that dry launches look at: the kernels that keep a row end at 32768.
 MAX_LENGTH = 33_000
 _MODULES = {Case: row_cases, NormCase: norm_cases}
-#: Each tensor has its own; all others are slots of one array.
+#: Arrays that each tensor has of its own; all others are slots of one array.
 OWN = ("input", "weight", "bias")
 _PARAMETERS = ("weight", "bias", "grad_weight", "grad_bias")
 
@@ -50,7 +50,7 @@ class StackCase:
         return 1 if name in _PARAMETERS else self.of.rows
 
     def slot(self, i: int, arrays: Arrays) -> Arrays:
-        """What tensor i has of arrays of all."""
+        """The arrays of tensor i, from those of all."""
         rows = {name: self.rows_of(name) for name in arrays}
         return {name: values[i * rows[name] :][: rows[name]] for name, values in arrays.items()}
 
@@ -149,7 +149,7 @@ def bases() -> list[StackCase]:
 
 
 def boundary_cases(emulator: Emulator, base: StackCase) -> Iterator[StackCase]:
-    """At every length where a tensor alone gets another launch, with options that vary."""
+    """At every length where the launch of a single tensor changes, with options that vary."""
     module = _MODULES[type(base.of)]
     for i, case in enumerate(module.boundary_cases(emulator, base.of)):
         case = replace(case, rows=5, padded=False)

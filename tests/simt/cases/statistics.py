@@ -13,7 +13,7 @@ from ..emulator.library import DTYPES, VECTOR_BYTES, Args, Emulator, SoftmaxAppl
 from . import rows as row_cases
 from .rows import Arrays, Case, decode
 
-#: Segments have changed their number and length by here.
+#: Up to here the number of segments changes, and their length.
 MAX_LENGTH = 10_000
 STATISTICS, APPLY = "softmax_statistics", "softmax_apply"
 LENGTHS = (1, 40, 1000, 4096, 4104, 9000)
@@ -89,7 +89,7 @@ def bases() -> list[StatisticsCase]:
 
 
 def length_cases(base: StatisticsCase) -> Iterator[StatisticsCase]:
-    """Up to one segment, and several."""
+    """Rows of one segment and of several."""
     for i, cols in enumerate(LENGTHS):
         whole = -(-cols // base.of.width) * base.of.width
         yield replace(base, of=replace(base.of, cols=whole, rows=3, padded=i % 2 == 1))

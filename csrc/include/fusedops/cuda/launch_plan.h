@@ -215,8 +215,7 @@ constexpr int64_t segment_rows(int64_t row_bytes) {
 
 // Where there are clusters (sm_90 and later), the blocks of a cluster hold a long row together:
 // that takes one launch and reads the row once. A cluster always has eight blocks, of up to 1024
-// threads with 64 registers. So a few rows of 2^16 columns have 8 multiprocessors each and not 2,
-// and for many rows small blocks are as good.
+// threads with 64 registers: a few rows of 2^16 columns then have 8 multiprocessors each and not 2.
 inline constexpr int32_t kClusterBlocks = 8;
 
 // Clusters have kernels for wide vectors, but none for doubles.
@@ -279,9 +278,8 @@ constexpr SpatialPlan plan_spatial(
 
 struct NormBackwardPlan {
   RowPlan row;
-  int64_t partitions;  // of the rows, for sums of columns
-  int64_t
-      column_blocks;  // side by side for the columns of a partition; 1 for one that walks over rows
+  int64_t partitions;     // of the rows, for sums of columns
+  int64_t column_blocks;  // side by side in a partition; 1 where a block walks over whole rows
 };
 
 constexpr NormBackwardPlan plan_norm_backward(
