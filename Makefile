@@ -9,6 +9,7 @@
 #   make sanitize  the operators' tests under ASan + UBSan and TSan
 #   make bench   the kernels against eager, Inductor and a copy, one thread
 #   make lint    formatting and static checks
+#   make plots   the pictures of the benchmarks, from the CSVs in docs/results
 #   make docs    the documentation as a site, in build/site; fails on a broken link
 #   make wheel   a wheel for every Python, in dist/
 
@@ -21,7 +22,7 @@ DEMO_BUILD := $(or $(wildcard .venv/.built),.venv/.built-native)
 BUILD_INPUTS := setup.py pyproject.toml CMakeLists.txt fusedops/VERSION \
 	$(shell find cmake csrc -type f)
 
-.PHONY: demo test test-all fuzz coverage sanitize bench lint docs wheel clean
+.PHONY: demo test test-all fuzz coverage sanitize bench plots lint docs wheel clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed-demo
@@ -50,10 +51,15 @@ sanitize: .venv/.installed-dev
 bench: .venv/.installed-dev
 	$(BIN)/python -m fusedops bench --csv bench.csv
 
+plots: .venv/.installed-dev
+	$(BIN)/python tools/plot_results.py
+
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 	$(BIN)/python tools/check_comments.py
+	$(BIN)/python tools/check_docstrings.py
 	$(BIN)/clang-format --dry-run --Werror $(shell find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.cu')
 
 docs: .venv/.installed-docs

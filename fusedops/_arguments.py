@@ -48,7 +48,7 @@ def tensor(function: str, name: str, value: Any) -> torch.Tensor:
     return value
 
 
-def tensors(function: str, name: str, values: Any) -> list[torch.Tensor]:
+def tensors(function: str, name: str, values: Any) -> list[Any]:
     """As a list. A tensor is none, although its rows could be counted through."""
     if type(values) is list:
         return values

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch._inductor.config as inductor_config
+from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
@@ -18,6 +19,8 @@ from fusedops.graph.availability import has_kernels
 from fusedops.graph.passes import with_ours
 from fusedops.graph.rewriting.report import publish
 from fusedops.graph.rewriting.rewriter import rewrite_module
+
+__all__ = ["package", "rewrite"]
 
 _REUSE = "post_grad_custom_post_pass"
 
@@ -34,6 +37,8 @@ def rewrite(exported_program: ExportedProgram) -> ExportedProgram:
 
     Raises:
         TypeError: the argument is no ExportedProgram.
+
+    Source: :func:`torch.export.export`, whose programs it takes.
     """
     if not isinstance(exported_program, ExportedProgram):
         raise TypeError(
@@ -80,6 +85,8 @@ def package(
         FileNotFoundError: the folder of `path` does not exist.
         RuntimeError: the program calls our ops on a device that this build has no kernels for.
         AttributeError: an option that Inductor does not have.
+
+    Source: `torch._inductor.aoti_compile_and_package`.
     """
     path = _checked_path(path)
     program = rewrite(exported_program)
@@ -103,13 +110,14 @@ def our_nodes(graph_module: GraphModule) -> Iterator[Node]:
     """The calls of our ops, those in regions of no_grad or autocast included."""
     for body in graph_module.modules():
         for node in body.graph.nodes if isinstance(body, GraphModule) else ():
-            if getattr(node.target, "namespace", None) == "fusedops":
+            if isinstance(node.target, OpOverload) and node.target.namespace == "fusedops":
                 yield node
 
 
 def _leave_out_infinity(node: Node) -> None:
     """A mask_value of -inf becomes None, which means the same. AOTInductor writes arguments as
     JSON, infinity as the text "-Infinity", and refuses to read that as a number (torch 2.13)."""
+    assert isinstance(node.target, OpOverload)  # one of `our_nodes`
     names = [argument.name for argument in node.target._schema.arguments]
     if "mask_value" not in names:
         return

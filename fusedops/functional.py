@@ -23,20 +23,24 @@ from fusedops.ops.softmax import InplaceSoftmax
 
 _ops = torch.ops.fusedops
 
-_softmax = EagerOp("softmax")
-_log_softmax = EagerOp("log_softmax")
-_softmax_stats = EagerOp("softmax_stats")
-_softmax_apply = EagerOp("softmax_apply")
-_masked_softmax = EagerOp("masked_softmax")
-_masked_softmax_dropout = EagerOp("masked_softmax_dropout", "_masked_softmax_dropout")
-_layer_norm = EagerOp("layer_norm", "_layer_norm_output", 0)
-_std_norm = EagerOp("std_norm", "_std_norm_output", 0)
-_rms_norm = EagerOp("rms_norm", "_rms_norm_output", 0)
-_add_layer_norm = EagerOp("add_layer_norm", "_add_layer_norm", slice(2))
-_add_rms_norm = EagerOp("add_rms_norm", "_add_rms_norm", slice(2))
-_stack_softmax = EagerOp("stack_softmax")
-_stack_log_softmax = EagerOp("stack_log_softmax")
-_stack_layer_norm = EagerOp("stack_layer_norm", returned=0)
+_softmax: EagerOp[torch.Tensor] = EagerOp("softmax")
+_log_softmax: EagerOp[torch.Tensor] = EagerOp("log_softmax")
+_softmax_stats: EagerOp[tuple[torch.Tensor, torch.Tensor]] = EagerOp("softmax_stats")
+_softmax_apply: EagerOp[torch.Tensor] = EagerOp("softmax_apply")
+_masked_softmax: EagerOp[torch.Tensor] = EagerOp("masked_softmax")
+_masked_softmax_dropout: EagerOp[Any] = EagerOp("masked_softmax_dropout", "_masked_softmax_dropout")
+_layer_norm: EagerOp[torch.Tensor] = EagerOp("layer_norm", "_layer_norm_output", 0)
+_std_norm: EagerOp[torch.Tensor] = EagerOp("std_norm", "_std_norm_output", 0)
+_rms_norm: EagerOp[torch.Tensor] = EagerOp("rms_norm", "_rms_norm_output", 0)
+_add_layer_norm: EagerOp[tuple[torch.Tensor, torch.Tensor]] = EagerOp(
+    "add_layer_norm", "_add_layer_norm", slice(2)
+)
+_add_rms_norm: EagerOp[tuple[torch.Tensor, torch.Tensor]] = EagerOp(
+    "add_rms_norm", "_add_rms_norm", slice(2)
+)
+_stack_softmax: EagerOp[torch.Tensor] = EagerOp("stack_softmax")
+_stack_log_softmax: EagerOp[torch.Tensor] = EagerOp("stack_log_softmax")
+_stack_layer_norm: EagerOp[torch.Tensor] = EagerOp("stack_layer_norm", returned=0)
 
 Causal = bool | Literal["top_left", "bottom_right"]
 MaskedRows = Literal["nan", "zero"]
@@ -97,7 +101,14 @@ def log_softmax(
 ) -> torch.Tensor:
     r"""Log-softmax along ``dim``: :math:`y_i = x_i - \max x - \log \sum_j e^{x_j - \max x}`.
 
-    Arguments, result and errors as in :func:`softmax`.
+    Args:
+        input, dim, dtype, out: as in :func:`softmax`.
+
+    Returns:
+        A contiguous tensor of ``input``'s shape, or ``out``.
+
+    Raises:
+        RuntimeError: as in :func:`softmax`.
 
     Source: :func:`torch.nn.functional.log_softmax`.
     """
@@ -113,7 +124,11 @@ def log_softmax(
 
 
 def _softmax_out(
-    function: str, input: torch.Tensor, dim: int | None, dtype: torch.dtype | None, out: Any
+    function: str,
+    input: torch.Tensor,
+    dim: int | None,
+    dtype: torch.dtype | None,
+    out: torch.Tensor,
 ) -> torch.Tensor:
     _check_out_dtype(function, out, dtype)
     op = _ops.softmax_out if function == "softmax" else _ops.log_softmax_out
@@ -129,7 +144,7 @@ def _softmax_out(
     return out
 
 
-def _check_out_dtype(function: str, out: Any, dtype: torch.dtype | None) -> None:
+def _check_out_dtype(function: str, out: torch.Tensor, dtype: torch.dtype | None) -> None:
     _arguments.tensor(function, "out", out)
     if dtype not in (None, out.dtype):
         raise RuntimeError(
@@ -185,6 +200,8 @@ def softmax_apply(
     Raises:
         RuntimeError: statistics of another shape, dtype or device than ``input``'s would have; a
             dtype that is not floating, a ``dim`` out of range.
+
+    Source: as for :func:`softmax_stats`.
     """
     if dtype is not None:
         _arguments.floating("softmax_apply", "dtype", dtype)
@@ -206,6 +223,8 @@ def merge_softmax_stats(
     Raises:
         RuntimeError: no parts, or parts of different shapes, dtypes or devices.
         TypeError: parts that are not two tensors.
+
+    Source: as for :func:`softmax_stats`, where two such pairs are merged.
     """
     maxima, sums = (torch.stack(parts) for parts in zip(*_parts_of_stats(stats), strict=True))
     max = maxima.detach().amax(0)
@@ -238,8 +257,8 @@ def softmax_(input: torch.Tensor, dim: int) -> torch.Tensor:
     and autograd then says so).
 
     Args:
-        input: float32, bfloat16, float16 or float64. Strides that are neither rows nor planes cost
-            a temporary copy.
+        input: any shape; float32, bfloat16, float16 or float64. Strides that are neither rows nor
+            planes cost a temporary copy.
         dim: the dimension to normalise.
 
     Returns:
@@ -260,7 +279,8 @@ def softmax_(input: torch.Tensor, dim: int) -> torch.Tensor:
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
         return input.copy_(softmax(input, dim))  # an autograd function would write at each level
     check_recordable("softmax_", input)
-    return InplaceSoftmax.apply(input, dim)
+    output: torch.Tensor = InplaceSoftmax.apply(input, dim)
+    return output
 
 
 def masked_softmax(
@@ -284,16 +304,17 @@ def masked_softmax(
     Args:
         input: scores, ``[..., queries, keys]``; float32, bfloat16, float16 or float64, or any dtype
             with ``dtype``. Rows as in :func:`softmax`.
-        mask: bool (True where visible) or floating (added); broadcasts to ``input`` without being
-            materialised. A floating mask gets a gradient where it requires one.
+        mask: bool (True where visible) or floating (added), of a shape that broadcasts to
+            ``input``'s; it is not materialised. A floating mask gets a gradient where it requires
+            one.
         scale: multiplies the scores; stays float32 (float64).
         causal: True or "top_left": query ``i`` sees the keys up to ``i``; "bottom_right": the last
             query sees all keys, as with a key-value cache.
         mask_value: what is put in place of hidden scores: ``-inf``, ``finfo.min``, -1e4, ... A row
             of which nothing is visible comes out as PyTorch gives it: NaN for ``-inf``, uniform
             for a finite value.
-        bias: a second floating tensor that is added (ALiBi, T5, Swin); broadcasts, and gets a
-            gradient where it requires one.
+        bias: a second floating tensor that is added (ALiBi, T5, Swin), of a shape that broadcasts
+            to ``input``'s; gets a gradient where it requires one.
         dtype: the result's dtype; default ``input``'s.
         masked_rows: "nan", as in PyTorch, or "zero": rows of which nothing is visible are zeros.
         out: takes the result, may be ``input`` itself; as in :func:`softmax`.
@@ -390,7 +411,8 @@ def masked_softmax_dropout(
     hidden = (mask, scale, bool(causal), mask_value)
     run = _masked_softmax_dropout.on(input, mask, bias)
     results = run(input, *hidden, p, seed, *rest)
-    return results if run is _masked_softmax_dropout.plain else results[0]
+    output: torch.Tensor = results if run is _masked_softmax_dropout.plain else results[0]
+    return output
 
 
 def _diagonal(input: torch.Tensor, causal: Causal) -> int:
@@ -425,7 +447,8 @@ def layer_norm(
     kept in that dtype for the backward pass, which reads its inputs once.
 
     Args:
-        input: float32, bfloat16, float16 or float64. Rows as in :func:`softmax`.
+        input: any shape that ends in ``normalized_shape``; float32, bfloat16, float16 or float64.
+            Rows as in :func:`softmax`.
         normalized_shape: the last dimensions of ``input``'s shape.
         weight, bias: of ``normalized_shape``, or None; their dtype may differ from ``input``'s.
         eps: added to the variance, >= 0.
@@ -464,7 +487,8 @@ def std_norm(
     NaN, and in the gradient of a constant row that of its standard deviation counts as 0.
 
     Args:
-        input: float32, bfloat16, float16 or float64. Rows as in :func:`softmax`.
+        input: any shape that ends in ``normalized_shape``; float32, bfloat16, float16 or float64.
+            Rows as in :func:`softmax`.
         normalized_shape: the last dimensions of ``input``'s shape.
         weight, bias: of ``normalized_shape``, or None; their dtype may differ from ``input``'s.
             ``a_2`` and ``b_2`` in the source.
@@ -505,7 +529,8 @@ def rms_norm(
       nothing is rounded to 16 bits.
 
     Args:
-        input: float32, bfloat16, float16 or float64. Rows as in :func:`softmax`.
+        input: any shape that ends in ``normalized_shape``; float32, bfloat16, float16 or float64.
+            Rows as in :func:`softmax`.
         normalized_shape: the last dimensions of ``input``'s shape.
         weight: of ``normalized_shape``, or None. "llama" and "t5" take one pass where its dtype is
             ``input``'s, more where it is not.
@@ -525,7 +550,7 @@ def rms_norm(
     Face transformers.
     """
     eps = eps if type(eps) is float else _rms_eps("rms_norm", input, eps)
-    if _multiplies_afterwards("rms_norm", variant, input, weight):
+    if weight is not None and _multiplies_afterwards("rms_norm", variant, input, weight):
         is_t5, is_narrow = variant == "t5", weight.dtype in (torch.bfloat16, torch.float16)
         wide = input.float() if is_t5 and input.dtype != torch.float64 else input
         if is_t5 and weight.dtype == wide.dtype:
@@ -586,7 +611,8 @@ def add_layer_norm(
     of :math:`s` to that of the norm, and draws dropout's numbers again.
 
     Args:
-        input: the branch, :math:`x`. Rows as in :func:`softmax`.
+        input: the branch, :math:`x`: shape and dtype as in :func:`layer_norm`, rows as in
+            :func:`softmax`.
         residual: :math:`r`, of ``input``'s shape, dtype and device.
         normalized_shape, weight, bias, eps: as in :func:`layer_norm`.
         p: the probability of a zero in dropout of ``input``, in [0, 1]; 0 and 1 are exact.
@@ -677,7 +703,7 @@ def add_rms_norm(
     function = "add_rms_norm"
     dropout = _branch_dropout(function, input, p, training, seed)
     eps = eps if type(eps) is float else _rms_eps(function, input, eps)
-    if _multiplies_afterwards(function, variant, input, weight):
+    if weight is not None and _multiplies_afterwards(function, variant, input, weight):
         arguments = (input, residual, normalized_shape, None, eps, 0.0, False)
         total = _ops.add_rms_norm.default(*arguments, *dropout)[1]
         output = rms_norm(total, normalized_shape, weight, eps, variant=variant)
@@ -692,7 +718,8 @@ def add_rms_norm(
 
 def _rms_eps(function: str, input: torch.Tensor, eps: float | None) -> float:
     if eps is None:
-        return default_rms_eps(getattr(input, "dtype", None))  # of no tensor: the op says so
+        # Where the input is no tensor, the op says so.
+        return default_rms_eps(getattr(input, "dtype", torch.float32))
     return _arguments.number(function, "eps", eps)
 
 
@@ -704,10 +731,10 @@ def _rms_settings(variant: RmsVariant) -> tuple[float, bool]:
 
 
 def _multiplies_afterwards(
-    function: str, variant: RmsVariant, input: torch.Tensor, weight: torch.Tensor | None
+    function: str, variant: RmsVariant, input: torch.Tensor, weight: torch.Tensor
 ) -> bool:
     """Whether the weight's dtype, another than the input's, decides about the result's."""
-    if weight is None or variant not in ("llama", "t5"):
+    if variant not in ("llama", "t5"):
         return False
     given = _arguments.tensor(function, "input", input)
     return _arguments.tensor(function, "weight", weight).dtype != given.dtype
@@ -760,7 +787,14 @@ def stack_softmax(inputs: Sequence[torch.Tensor], dim: int, stack_dim: int = 0) 
 def stack_log_softmax(inputs: Sequence[torch.Tensor], dim: int, stack_dim: int = 0) -> torch.Tensor:
     r"""``torch.stack([log_softmax(x, dim) for x in inputs], stack_dim)`` in one launch.
 
-    Arguments, result and errors as in :func:`stack_softmax`.
+    Args:
+        inputs, dim, stack_dim: as in :func:`stack_softmax`.
+
+    Returns:
+        A contiguous tensor with one more dimension than an input; bit for bit what the loop gives.
+
+    Raises:
+        RuntimeError, TypeError: as in :func:`stack_softmax`.
 
     Source: :func:`torch.stack` of :func:`torch.nn.functional.log_softmax`.
     """

@@ -30,7 +30,12 @@ class Softmax(nn.Softmax):
         dim: the dimension to normalise. Without it torch guesses and warns, so this module does.
 
     Shape:
-        any, and the result's is the same.
+        any, and the result's is the same; the dtypes are :func:`fusedops.softmax`'s.
+
+    Raises:
+        RuntimeError: by the call, as in :func:`fusedops.softmax`.
+
+    Source: :class:`torch.nn.Softmax`.
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -40,7 +45,16 @@ class Softmax(nn.Softmax):
 class LogSoftmax(nn.LogSoftmax):
     r"""``torch.nn.LogSoftmax``, computed by :func:`fusedops.log_softmax`.
 
-    Arguments and shapes as in :class:`Softmax`.
+    Args:
+        dim: as in :class:`Softmax`.
+
+    Shape:
+        any, and the result's is the same; the dtypes are :func:`fusedops.log_softmax`'s.
+
+    Raises:
+        RuntimeError: by the call, as in :func:`fusedops.log_softmax`.
+
+    Source: :class:`torch.nn.LogSoftmax`.
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -65,7 +79,12 @@ class MaskedSoftmax(nn.Module):
         input ``[..., queries, keys]``, of any floating dtype; mask, bool (True where visible) or
         floating (added), and bias broadcast to it; the result has its shape and dtype.
 
-    Source: :func:`fusedops.masked_softmax_dropout`.
+    Raises:
+        TypeError: a ``scale``, ``mask_value`` or ``p`` that is no number.
+        ValueError: ``p`` outside [0, 1], another word for ``causal`` or ``masked_rows``. What is
+            wrong with an input :func:`fusedops.masked_softmax_dropout` says.
+
+    Source: as for :func:`fusedops.masked_softmax_dropout`.
     """
 
     def __init__(
@@ -115,7 +134,18 @@ class MaskedSoftmax(nn.Module):
 class LayerNorm(nn.LayerNorm):
     r"""``torch.nn.LayerNorm``, computed by :func:`fusedops.layer_norm`.
 
-    Arguments, parameters and shapes are ``torch.nn.LayerNorm``'s.
+    Args:
+        normalized_shape, eps, elementwise_affine, bias, device, dtype: as in
+            ``torch.nn.LayerNorm``, and so are the parameters.
+
+    Shape:
+        any that ends in ``normalized_shape``, and the result's is the same.
+
+    Raises:
+        TypeError: if ``normalized_shape`` is no size and no list of sizes. What is wrong with an
+            input :func:`fusedops.layer_norm` says.
+
+    Source: :class:`torch.nn.LayerNorm`.
     """
 
     def __init__(
@@ -154,6 +184,9 @@ class StdNorm(nn.Module):
 
     Source: `The Annotated Transformer <https://nlp.seas.harvard.edu/annotated-transformer>`_.
     """
+
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
 
     def __init__(
         self,
@@ -203,6 +236,13 @@ class RMSNorm(nn.RMSNorm):
 
     Shape:
         any that ends in ``normalized_shape``, and the result's is the same.
+
+    Raises:
+        TypeError: if ``normalized_shape`` is no size and no list of sizes.
+        ValueError: another word for ``variant``. What is wrong with an input
+            :func:`fusedops.rms_norm` says.
+
+    Source: :class:`torch.nn.RMSNorm`.
     """
 
     def __init__(

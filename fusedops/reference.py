@@ -26,6 +26,7 @@ def masked_softmax(
     mask_value: float = -math.inf,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
+    """The softmax of scores that are scaled, biased and hidden above ``diagonal``."""
     visible = torch.ones(input.shape, dtype=torch.bool, device=input.device)
     visible = visible if diagonal is None else visible.tril(diagonal)
     scores = input.double() * scale + (0 if bias is None else bias.double())
@@ -62,6 +63,7 @@ def layer_norm(
     bias: torch.Tensor | None = None,
     eps: float = 1e-5,
 ) -> torch.Tensor:
+    """Divided by the root of the biased variance and ``eps``."""
     dims = tuple(range(-len(normalized_shape), 0))
     centered = input.double() - input.double().mean(dims, keepdim=True)
     normalized = centered * (centered.square().mean(dims, keepdim=True) + eps).rsqrt()
@@ -76,6 +78,7 @@ def std_norm(
     bias: torch.Tensor | None = None,
     eps: float = 1e-6,
 ) -> torch.Tensor:
+    """Divided by the unbiased standard deviation, to which ``eps`` is added."""
     dims = tuple(range(-len(normalized_shape), 0))
     x = input.double()
     std = x.std(dims, correction=1, keepdim=True)

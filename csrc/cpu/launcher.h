@@ -1,4 +1,5 @@
-// Launches on the CPU: kernels over rows, in parallel. No torch: parallel.h says whose threads.
+// Launches CPU kernels over rows, in parallel. It does not need torch: parallel.h provides the
+// threads.
 #pragma once
 
 #include "fusedops/args.h"
@@ -6,7 +7,7 @@
 namespace fusedops {
 
 struct CpuLauncher {
-  static constexpr bool kReadsGroups = true;  // of rows: RowSpacing
+  static constexpr bool kReadsRuns = true;  // RowSpacing
 
   void launch(const SoftmaxForward& args) const;
   void launch(const SoftmaxBackward& args) const;

@@ -38,10 +38,12 @@ def _run(name: str | None, argv: list[str]) -> int:
     command = _import_command(name) if name else None
     for known, summary in COMMANDS.items():
         subparser = subparsers.add_parser(known, help=summary, description=summary)
-        if known == name:
+        if command is not None and known == name:
             command.add_arguments(subparser)
     args = parser.parse_args(argv)  # ends here where no command is named
-    return command.run(args)
+    assert command is not None
+    status: int = command.run(args)
+    return status
 
 
 def _import_command(name: str) -> ModuleType:

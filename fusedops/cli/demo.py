@@ -14,7 +14,7 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -109,7 +109,9 @@ def always(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[
 def compile_encoders(encoder: Encoder, batch: Batch, console: Console) -> dict[str, Encoder]:
     """The encoder as it is and compiled in every way, each of them warm."""
     encoders: dict[str, Encoder] = {"eager": encoder}
-    for name, way in {"inductor": "inductor", "fusedops": "fusedops", ALWAYS: always}.items():
+    ways: dict[str, str | Callable[..., Any]]
+    ways = {"inductor": "inductor", "fusedops": "fusedops", ALWAYS: always}
+    for name, way in ways.items():
         console.print(f"compiling with {name}: up to half a minute on two cores")
         start = time.perf_counter()
         with console.status("compiling"):
@@ -119,7 +121,7 @@ def compile_encoders(encoder: Encoder, batch: Batch, console: Console) -> dict[s
     return encoders
 
 
-def take_turns(embeds: dict[str, Call]) -> dict[str, list[float]]:
+def take_turns(embeds: Mapping[str, Call]) -> dict[str, list[float]]:
     """Milliseconds of each call, one number a round."""
     times: dict[str, list[float]] = {name: [] for name in embeds}
     orders = len(balanced_orders(list(embeds))) // 2  # of four, half of them are balanced already
@@ -146,7 +148,7 @@ def largest_difference(expected: Tensor, actual: Tensor) -> float:
 def most_similar_pairs(embeddings: Tensor, count: int) -> list[tuple[float, str, str]]:
     """The pairs of different sentences with the largest cosine."""
     similarity = embeddings @ embeddings.T
-    first, second = torch.triu_indices(*similarity.shape, offset=1)
+    first, second = torch.triu_indices(len(embeddings), len(embeddings), offset=1)
     top = similarity[first, second].topk(count)
     return [
         (cosine.item(), SENTENCES[first[pair]], SENTENCES[second[pair]])

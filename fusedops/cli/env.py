@@ -140,7 +140,8 @@ def probe_build() -> Report:
 
     Read from the file, for the libraries that it describes may be the ones that do not load.
     """
-    return json.loads((PACKAGE / "lib" / "build_info.json").read_text())
+    recorded: Report = json.loads((PACKAGE / "lib" / "build_info.json").read_text())
+    return recorded
 
 
 def probe_libraries() -> Report:
@@ -335,7 +336,8 @@ def _flatten(facts: Report, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _plain(value: object) -> str:
-    return {None: "none", True: "yes", False: "no"}.get(value, str(value))
+    words: dict[object, str] = {None: "none", True: "yes", False: "no"}
+    return words.get(value, str(value))
 
 
 def _problem_lines(problems: list[dict[str, str]]) -> str:

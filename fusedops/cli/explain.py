@@ -87,6 +87,7 @@ def _import_file(file: Path) -> ModuleType:
     sys.path.insert(0, str(file.parent))
     name = f"explained_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None  # as it is for every file in .py
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # where dataclasses and Dynamo look
     spec.loader.exec_module(module)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle, islice
 from typing import Any, Protocol
 
@@ -75,7 +75,8 @@ class CudaClock:
             call()
             end.record()
         torch.cuda.synchronize()
-        return statistics.mean(map(torch.cuda.Event.elapsed_time, starts, ends))
+        times: list[float] = list(map(torch.cuda.Event.elapsed_time, starts, ends))
+        return statistics.mean(times)
 
 
 def clock_for(device: str) -> Clock:
@@ -84,7 +85,7 @@ def clock_for(device: str) -> Clock:
 
 
 def interleave(
-    calls: dict[str, Call], clock: Clock, rounds: int, slot_ms: float
+    calls: Mapping[str, Call], clock: Clock, rounds: int, slot_ms: float
 ) -> dict[str, list[float]]:
     """Milliseconds a call, one number a round; a slot holds as many calls as fill `slot_ms`."""
     repeats = {

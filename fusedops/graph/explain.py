@@ -30,6 +30,8 @@ def explain(fn_or_module: Callable[..., Any], /, *args: Any, **kwargs: Any) -> R
 
     Raises:
         TypeError: `fn_or_module` cannot be called.
+
+    Source: `torch._dynamo.explain`, which tells of graph breaks as this does of sites.
     """
     if not callable(fn_or_module):
         raise TypeError(

@@ -26,6 +26,8 @@ def rewrite(graph_module: GraphModule, *example_inputs: Any) -> GraphModule:
     Raises:
         TypeError: `graph_module` is no GraphModule, or an example input is missing or of a type
             that the graph cannot take.
+
+    Source: :func:`torch.fx.symbolic_trace`, whose graphs it takes.
     """
     if not isinstance(graph_module, GraphModule):
         raise TypeError(

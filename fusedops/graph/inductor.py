@@ -12,6 +12,7 @@ of those layouts away, so we meet the case where plain Inductor does not.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ def repair_tiled_scatter() -> None:
 def _replace_store() -> None:
     from torch._inductor.codegen.cpp import CppTile2DKernel, CppVecKernel
 
-    original = CppTile2DKernel.store
+    original: Callable[..., None] = CppTile2DKernel.store
 
     @functools.wraps(original)
     def store(self: Any, name: str, index: Any, value: Any, mode: Any = None) -> None:
@@ -47,4 +48,4 @@ def _replace_store() -> None:
         else:
             original(self, name, index, value, mode)
 
-    CppTile2DKernel.store = store
+    CppTile2DKernel.store = store  # type: ignore[method-assign]  # which is the repair

@@ -75,8 +75,9 @@ class Chain(CustomGraphPass):
         self.existing, self.ours = existing, ours
 
     def __call__(self, graph: Graph) -> None:
-        for graph_pass in (*_as_tuple(self.existing), self.ours):
+        for graph_pass in _as_tuple(self.existing):
             graph_pass(graph)
+        self.ours(graph)
 
     def uuid(self) -> tuple[Any, ...] | None:
         """None, which switches Inductor's caches off, where an existing pass has no uuid."""

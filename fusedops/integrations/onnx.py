@@ -20,8 +20,7 @@ from fusedops.export import our_nodes, rewrite
 
 try:
     from onnx.defs import onnx_opset_version
-    from onnxscript import ir, opset23
-    from onnxscript import opset18 as op
+    from onnxscript import ir, opset18, opset23
 except ImportError as error:
     raise ImportError(
         f"fusedops.integrations.onnx needs onnxscript ({error}); run: "
@@ -32,10 +31,12 @@ except ImportError as error:
 OPSET = 23
 _OLDEST = 18  # what is used beside RMSNormalization
 
+#: Its annotations are for the values of a script; here it is called with those of a graph.
+op: Any = opset18
 Value = Any  # of the graph that is being made; its dtype is known where torch made it
 
 
-def translation_table(opset_version: int = OPSET) -> dict[Callable, Callable]:
+def translation_table(opset_version: int = OPSET) -> dict[Callable[..., Any], Callable[..., Any]]:
     """What `torch.onnx.export(program, dynamo=True, custom_translation_table=...)` needs to know
     about our ops.
 
@@ -63,7 +64,7 @@ def translation_table(opset_version: int = OPSET) -> dict[Callable, Callable]:
             f"opset_version is {opset_version}, wanted at most {onnx_opset_version()}, the newest "
             "that the installed onnx knows; pass that, or install a newer onnx"
         )
-    translations = {
+    translations: dict[str, Callable[..., Any]] = {
         "softmax": _softmax,
         "log_softmax": _log_softmax,
         "masked_softmax": _masked_softmax,
@@ -71,7 +72,8 @@ def translation_table(opset_version: int = OPSET) -> dict[Callable, Callable]:
         "layer_norm": _layer_norm,
         "std_norm": _std_norm,
         "add_layer_norm": _add_layer_norm,
-    } | _rms_norms(opset_version)
+    }
+    translations |= _rms_norms(opset_version)
     return {getattr(torch.ops.fusedops, name).default: f for name, f in translations.items()}
 
 
@@ -109,7 +111,7 @@ def export(
                 f"fusedops.integrations.onnx: {node.target} has no translation; in the model, call "
                 "the function that returns a new tensor"
             )
-    return torch.onnx.export(
+    translated = torch.onnx.export(
         program,
         f=path,
         dynamo=True,
@@ -117,6 +119,8 @@ def export(
         custom_translation_table=table,
         **options,
     )
+    assert translated is not None  # as without dynamo it may be
+    return translated
 
 
 def _check_path(path: str | os.PathLike[str]) -> None:
@@ -168,7 +172,7 @@ def _log_softmax(input: Value, dim: int, dtype: ir.DataType | None = None) -> Va
     return _along(op.LogSoftmax, input, dim, _result_dtype(input, dtype))
 
 
-def _along(operator: Callable, input: Value, dim: int, result: ir.DataType) -> Value:
+def _along(operator: Callable[..., Any], input: Value, dim: int, result: ir.DataType) -> Value:
     computed = _arithmetic(result)
     x = _convert(input, input.dtype, result, computed)
     is_scalar = len(input.shape) == 0  # which ONNX's operators do not take
@@ -234,7 +238,11 @@ def _refuse_dropout(*args: Any, **kwargs: Any) -> NoReturn:
 
 
 def _layer_norm(
-    input: Value, normalized_shape: Sequence, weight: Value | None, bias: Value | None, eps: float
+    input: Value,
+    normalized_shape: Sequence[Any],
+    weight: Value | None,
+    bias: Value | None,
+    eps: float,
 ) -> tuple[Value, Value, Value]:
     return _layer_norm_of(input, input.dtype, len(normalized_shape), weight, bias, eps)
 
@@ -262,7 +270,11 @@ def _ones(x: Value, rank: int) -> Value:
 
 
 def _std_norm(
-    input: Value, normalized_shape: Sequence, weight: Value | None, bias: Value | None, eps: float
+    input: Value,
+    normalized_shape: Sequence[Any],
+    weight: Value | None,
+    bias: Value | None,
+    eps: float,
 ) -> tuple[Value, Value, Value]:
     """Written out: ONNX has no operator with the unbiased deviation."""
     dtype, dims = input.dtype, list(range(-len(normalized_shape), 0))
@@ -291,7 +303,7 @@ def _sum(input: Value, residual: Value, p: float) -> Value:
 def _add_layer_norm(
     input: Value,
     residual: Value,
-    normalized_shape: Sequence,
+    normalized_shape: Sequence[Any],
     weight: Value | None,
     bias: Value | None,
     eps: float,
@@ -304,13 +316,13 @@ def _add_layer_norm(
     return output, total, *statistics
 
 
-def _rms_norms(opset_version: int) -> dict[str, Callable]:
+def _rms_norms(opset_version: int) -> dict[str, Callable[..., Any]]:
     """The RMS norms, with and without a residual, as an opset has them."""
     weighted = _rms_operator if opset_version >= OPSET else _rms_written_out
 
     def rms_norm(
         input: Value,
-        normalized_shape: Sequence,
+        normalized_shape: Sequence[Any],
         weight: Value | None,
         eps: float,
         weight_offset: float = 0.0,
@@ -322,7 +334,7 @@ def _rms_norms(opset_version: int) -> dict[str, Callable]:
     def add_rms_norm(
         input: Value,
         residual: Value,
-        normalized_shape: Sequence,
+        normalized_shape: Sequence[Any],
         weight: Value | None,
         eps: float,
         weight_offset: float = 0.0,
@@ -339,7 +351,7 @@ def _rms_norms(opset_version: int) -> dict[str, Callable]:
 
 
 def _rms_norm_of(
-    weighted: Callable,
+    weighted: Callable[..., Any],
     input: Value,
     dtype: ir.DataType,
     rank: int,

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch._C import _are_functorch_transforms_active
@@ -27,8 +27,10 @@ from torch.compiler import is_dynamo_compiling
 from fusedops.ops._call import PLAIN, WATCHED, direct, state
 from fusedops.ops._library import LIBRARY, OPS_WITH_VARIANT
 
+Result = TypeVar("Result")
+
 #: By op: its formula and what saves for it.
-_FORMULAS: dict[str, tuple[Callable, Callable]] = {}
+_FORMULAS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
 
 
 def _is_dual(value: Any) -> bool:
@@ -48,18 +50,22 @@ def refuse_forward_mode(op: str, args: Iterable[Any]) -> None:
 # --- at the dispatcher --------------------------------------------------------------------------
 
 
-def _apply_of(name: str, forward: Callable, backward: Callable) -> Callable:
+def _apply_of(
+    name: str, forward: Callable[..., Any], backward: Callable[..., Any]
+) -> Callable[..., Any]:
     """``apply`` of an autograd function made of these two.
 
     It is that of the base class: ``Function.apply`` refuses transforms where there is no
     ``setup_context``, and inspects a signature at each call, for 10 us, where there is one.
     """
     members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    function = type(name, (torch.autograd.Function,), members)
-    return super(torch.autograd.Function, function).apply
+    function: type[torch.autograd.Function] = type(name, (torch.autograd.Function,), members)
+    base: Any = super(torch.autograd.Function, function)  # torch's stubs know no `apply` of it
+    apply: Callable[..., Any] = base.apply
+    return apply
 
 
-def _below_autograd(overload: Any, keys: Any) -> Callable:
+def _below_autograd(overload: Any, keys: Any) -> Callable[..., Any]:
     """The op as its formula runs it."""
 
     def run(*args: Any) -> Any:
@@ -69,7 +75,7 @@ def _below_autograd(overload: Any, keys: Any) -> Callable:
     return run
 
 
-def _recorded(apply: Callable, run: Callable, *args: Any) -> Any:
+def _recorded(apply: Callable[..., Any], run: Callable[..., Any], *args: Any) -> Any:
     """``apply(run, *args)``, at one level of ``torch.func`` where there are any.
 
     An autograd function turns reverse and forward mode off in its forward pass. This level's
@@ -86,7 +92,9 @@ def _recorded(apply: Callable, run: Callable, *args: Any) -> Any:
         return apply(run_outside, *args)
 
 
-def register_autograd(op: str, backward: Callable, setup_context: Callable) -> None:
+def register_autograd(
+    op: str, backward: Callable[..., Any], setup_context: Callable[..., Any]
+) -> None:
     """``backward(ctx, *grads)`` returns a gradient or None for each argument of ``fusedops::op``,
     from what ``setup_context(ctx, args, results)`` has saved; ``ctx.needs_input_grad`` has one
     entry, that counts for nothing, in front of the arguments'."""
@@ -111,23 +119,27 @@ def _requires_grad(value: Any) -> bool:
 
 
 def _function(
-    backward: Callable, setup_context: Callable, returned: int | slice = slice(None)
-) -> tuple[Callable, Callable]:
+    backward: Callable[..., Any],
+    setup_context: Callable[..., Any],
+    returned: int | slice = slice(None),
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """The forward and backward of an autograd function of (run, *args), which returns of several
     results those ``returned``."""
 
-    def record(ctx: Any, run: Callable, *args: Any) -> Any:
+    def record(ctx: Any, run: Callable[..., Any], *args: Any) -> Any:
         results = run(*args)
         setup_context(ctx, args, results)
         return results if isinstance(results, torch.Tensor) else results[returned]
 
-    def differentiate(ctx: Any, *grads: torch.Tensor | None) -> tuple:
+    def differentiate(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
         return None, *backward(ctx, *grads)
 
     return record, differentiate
 
 
-def register_autograd_of_lists(op: str, backward: Callable, setup_context: Callable) -> None:
+def register_autograd_of_lists(
+    op: str, backward: Callable[..., Any], setup_context: Callable[..., Any]
+) -> None:
     """The same for an op that takes lists of tensors, and has no arguments with defaults.
 
     ``backward`` returns the gradients of all tensors, one after the other as the lists are in the
@@ -136,12 +148,12 @@ def register_autograd_of_lists(op: str, backward: Callable, setup_context: Calla
     """
     overload = getattr(torch.ops.fusedops, op).default
 
-    def record(ctx: Any, run: Callable, args: tuple, *_: torch.Tensor) -> Any:
+    def record(ctx: Any, run: Callable[..., Any], args: tuple[Any, ...], *_: torch.Tensor) -> Any:
         results = run(*args)
         setup_context(ctx, args, results)
         return results
 
-    def differentiate(ctx: Any, *grads: torch.Tensor | None) -> tuple:
+    def differentiate(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
         return None, None, *backward(ctx, *grads)
 
     apply = _apply_of(f"fusedops_{op}", record, differentiate)
@@ -168,8 +180,10 @@ def _is_converted(tensor: torch.Tensor) -> bool:
     return torch._C._functorch.is_gradtrackingtensor(tensor)
 
 
-class EagerOp:
+class EagerOp(Generic[Result]):
     """``fusedops::op`` in the form that a call needs: ``EagerOp(op).on(*tensors)(*args)``.
+
+    Result: the type of what a call returns.
 
     plain: the overload for calls that nothing records, without results that only a derivative
         needs; by default the no-autograd variant.
@@ -182,7 +196,8 @@ class EagerOp:
     ) -> None:
         overload = getattr(torch.ops.fusedops, op).default
         unrecorded = _unrecorded(op)
-        self.dispatched = _some(overload, returned)
+        self.dispatched: Callable[..., Result] = _some(overload, returned)
+        self.plain: Callable[..., Result]
         if plain is None:
             self.plain = _some(unrecorded, returned)
         else:
@@ -192,7 +207,7 @@ class EagerOp:
             apply = _apply_of(f"fusedops_{op}", *_function(*_FORMULAS[op], returned))
             self.recorded = functools.partial(apply, unrecorded)
 
-    def on(self, *tensors: torch.Tensor | None) -> Callable:
+    def on(self, *tensors: torch.Tensor | None) -> Callable[..., Result]:
         """What runs a call on these tensors, of which the op says what is wrong with them."""
         if is_dynamo_compiling():
             return self.dispatched
@@ -204,14 +219,14 @@ class EagerOp:
         return self.recorded
 
 
-def _some(run: Callable, returned: int | slice) -> Callable:
+def _some(run: Callable[..., Any], returned: int | slice) -> Callable[..., Any]:
     """``run`` as it is where all of its results are returned."""
     if returned == slice(None):
         return run
     return lambda *args: run(*args)[returned]
 
 
-def _unrecorded(op: str) -> Callable:
+def _unrecorded(op: str) -> Callable[..., Any]:
     """``fusedops::op`` without its formula and with all its results."""
     if op in OPS_WITH_VARIANT:
         return direct(f"_{op}")
@@ -225,7 +240,7 @@ def _unrecorded(op: str) -> Callable:
 
 
 @functools.cache
-def _gradient_forms(op: str) -> tuple[Callable, Callable]:
+def _gradient_forms(op: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     return direct(f"_{op}"), getattr(torch.ops.fusedops, op).default
 
 

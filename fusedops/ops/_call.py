@@ -87,17 +87,20 @@ IS_DIRECT = _module is not None
 state: Callable[..., int] = _state if _module is None else _module.state
 
 
-def direct(op: str) -> Callable:
+def direct(op: str) -> Callable[..., Any]:
     """``fusedops::op`` as a function of all its arguments, by position, for calls that are not
     WATCHED.
 
     Arguments of other types than the schema's go by ``torch.ops``, and so does a call that fails,
     which then raises what ``torch.ops`` raises.
     """
-    overload = getattr(torch.ops.fusedops, op).default
+    overload: torch._ops.OpOverload = getattr(torch.ops.fusedops, op).default
     schema = overload._schema
     kinds = [_KINDS.get(str(argument.real_type), "") for argument in schema.arguments]
     is_known = all(kinds) and {str(result.type) for result in schema.returns} == {"Tensor"}
     if _module is None or schema.is_mutable or not is_known:
         return overload._op
-    return _module.bind(f"fusedops::{op}", "".join(kinds), len(schema.returns), overload._op)
+    bound: Callable[..., Any] = _module.bind(
+        f"fusedops::{op}", "".join(kinds), len(schema.returns), overload._op
+    )
+    return bound

@@ -20,9 +20,11 @@ def check(ok: bool, message: str) -> None:
         raise RuntimeError(message)
 
 
-def check_given(op: str, name: str, tensor: MaybeTensor) -> None:
+def check_given(op: str, name: str, tensor: MaybeTensor) -> torch.Tensor:
     """The dispatcher takes None for a tensor wherever another argument is one."""
-    check(tensor is not None, f"{op}: {name} is None, wanted a tensor")
+    if tensor is None:
+        raise RuntimeError(f"{op}: {name} is None, wanted a tensor")
+    return tensor
 
 
 def check_dtype(op: str, name: str, dtype: torch.dtype | None, fix: str = "convert it") -> None:
@@ -35,8 +37,8 @@ def check_dtype_of(op: str, name: str, tensor: MaybeTensor) -> None:
 
 def result_dtype(op: str, input: MaybeTensor, dtype: torch.dtype | None) -> torch.dtype:
     """``dtype``, or ``input``'s."""
-    check_given(op, "input", input)
-    name, result = ("input", input.dtype) if dtype is None else ("dtype", dtype)
+    given = check_given(op, "input", input)
+    name, result = ("input", given.dtype) if dtype is None else ("dtype", dtype)
     check_dtype(op, name, result, "convert it, or pass dtype=")
     return result
 
@@ -55,6 +57,7 @@ def check_cols(op: str, cols: int | torch.SymInt) -> None:
 
 
 def check_dim(op: str, input: torch.Tensor, dim: int) -> None:
+    """``dim`` is a dimension of ``input``, and its rows are not too long."""
     bound = max(input.dim(), 1)
     check(
         -bound <= dim < bound,
@@ -76,6 +79,7 @@ def check_output_mask(op: str, mask: Sequence[bool], gradients: int) -> None:
 
 
 def check_device(op: str, name: str, given: torch.Tensor, like: Like) -> None:
+    """``given`` is on the device of ``like``."""
     like_name, tensor = like
     check(
         given.device == tensor.device,
@@ -94,7 +98,7 @@ def check_tensor(
     because: str,
 ) -> None:
     """``given`` has this dtype and shape, and lies on the device of ``like``."""
-    check_given(op, name, given)
+    given = check_given(op, name, given)
     wanted = list(shape)
     check(
         given.dtype == dtype and list(given.shape) == wanted,
@@ -123,9 +127,10 @@ def check_statistic(
 
 
 def check_seed(op: str, p: float, seed: MaybeTensor, like: Like) -> None:
+    """``p`` is a probability, and ``seed`` one int64 on the device of ``like``."""
     check(0 <= p <= 1, f"{op}: p is {p:g}, wanted a probability in [0, 1]")
     check_given(op, *like)
-    check_given(op, "seed", seed)
+    seed = check_given(op, "seed", seed)
     check(
         seed.dtype == torch.int64 and seed.numel() == 1,
         f"{op}: seed is {seed.dtype} of shape {list(seed.shape)}, wanted one torch.int64; "
@@ -157,7 +162,8 @@ def check_distinct(op: str, name: str, written: torch.Tensor) -> None:
         behind += stride * (size - 1)
 
 
-def check_out(op: str, out: MaybeTensor, input: torch.Tensor) -> None:
+def check_out(op: str, out: torch.Tensor, input: torch.Tensor) -> None:
+    """``out`` can take a result of ``input``'s shape."""
     check_dtype_of(op, "out", out)
     check(
         out.shape == input.shape,
@@ -169,6 +175,7 @@ def check_out(op: str, out: MaybeTensor, input: torch.Tensor) -> None:
 
 
 def check_norm_shape(op: str, like: Like, normalized_shape: Sequence[int]) -> None:
+    """``normalized_shape`` is that of the last dimensions of ``like``."""
     name, input = like
     wanted = list(normalized_shape)
     check(len(wanted) > 0, f"{op}: normalized_shape is empty, wanted at least one dimension")
@@ -193,6 +200,7 @@ def check_norm_is_of_something(op: str, normalized_shape: Sequence[int]) -> None
 def check_norm_parameter(
     op: str, name: str, parameter: MaybeTensor, like: Like, normalized_shape: Sequence[int]
 ) -> None:
+    """``parameter``, if there is one, is floating and of ``normalized_shape``."""
     if parameter is None:
         return
     check(

@@ -83,7 +83,8 @@ def _version_of(path: Path) -> str:
     if version is None:
         return "unknown"
     version.restype = ctypes.c_char_p
-    return version().decode()
+    text: bytes = version()
+    return text.decode()
 
 
 def load_op_call() -> ModuleType | None:
@@ -162,9 +163,10 @@ def _load_cuda_library() -> str | None:
 
 def _reason_for_no_cuda() -> str:
     try:
-        return build_info()["cuda"]["reason"]
+        reason: str = build_info()["cuda"]["reason"]
     except (RuntimeError, KeyError, TypeError):
         return "why is not known: its build_info.json is missing or damaged"
+    return reason
 
 
 @functools.cache
@@ -176,9 +178,10 @@ def build_info() -> dict[str, Any]:
     """
     path = LIB_DIR / "build_info.json"
     try:
-        return json.loads(path.read_text())
+        found: dict[str, Any] = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise RuntimeError(f"fusedops: {path} cannot be read: {error}. {_TO_REBUILD}") from error
+    return found
 
 
 def loaded_libraries() -> list[str]:
@@ -205,7 +208,7 @@ def cpu_isa() -> str:
     """
     library = ctypes.CDLL(str(CPU_LIBRARY))
     library.fusedops_cpu_isa.restype = ctypes.c_char_p
-    isa = library.fusedops_cpu_isa()
+    isa: bytes | None = library.fusedops_cpu_isa()
     if isa is None:
         raise ValueError(
             "FUSEDOPS_CPU_ISA must be avx512, avx2 or default; unset it for the best. This build "

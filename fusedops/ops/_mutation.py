@@ -71,7 +71,7 @@ def check_recordable(op: str, input: torch.Tensor) -> None:
     refuse_forward_mode(op, (input,))
     if input.is_leaf:
         what = "a leaf that requires grad"
-    elif not input._is_view():
+    elif not input._is_view() or input._base is None:
         return
     elif input._base.is_leaf:
         what = "a view of a leaf that requires grad"

@@ -268,17 +268,18 @@ def _fake_add_rms_norm_backward(
     return tuple(_grads_where_wanted(sum, normalized_shape, wanted, parameters))
 
 
-def _output_of(fake: Callable) -> Callable:
+def _output_of(fake: Callable[..., Any]) -> Callable[..., Any]:
     """The fake kernel of the op that leaves out the statistics."""
 
     def output(*args: Any, **kwargs: Any) -> torch.Tensor:
-        return fake(*args, **kwargs)[0]
+        results: tuple[torch.Tensor, ...] = fake(*args, **kwargs)
+        return results[0]
 
     return output
 
 
 #: By op.
-FAKES = {
+FAKES: dict[str, Callable[..., Any]] = {
     "layer_norm": partial(_fake_centered, "layer_norm"),
     "_layer_norm_output": _output_of(partial(_fake_centered, "layer_norm")),
     "layer_norm_backward": partial(_fake_centered_backward, "layer_norm_backward"),

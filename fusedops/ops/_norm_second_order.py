@@ -27,8 +27,19 @@ class SecondDerivative(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(op: str, rank: int, offset: float, *tensors: MaybeTensor) -> tuple:
-        to_input, to_weight, to_bias, grad_output, input, mean, rstd, weight = tensors
+    def forward(
+        op: str,
+        rank: int,
+        offset: float,
+        to_input: MaybeTensor,
+        to_weight: MaybeTensor,
+        to_bias: MaybeTensor,
+        grad_output: torch.Tensor,
+        input: torch.Tensor,
+        mean: MaybeTensor,
+        rstd: torch.Tensor,
+        weight: MaybeTensor,
+    ) -> tuple[MaybeTensor, ...]:
         dims = tuple(range(-rank, 0))
         dtype = rstd.dtype
         centered = input.to(dtype) if mean is None else input.to(dtype) - mean
@@ -45,7 +56,7 @@ class SecondDerivative(torch.autograd.Function):
         return by_grad_output.to(grad_output.dtype), by_input.to(input.dtype), by_weight
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         ctx.op = inputs[0]
 
     @staticmethod
@@ -114,10 +125,11 @@ def _second_derivative(
 
 
 def multiplier(
-    like: torch.Tensor, normalized_shape: Sequence[int], p: float, seed: torch.Tensor
+    like: torch.Tensor, normalized_shape: Sequence[int], p: float, seed: MaybeTensor
 ) -> torch.Tensor:
     """What dropout multiplies by: 1 / (1 - p) where ops with this seed keep an element, else 0."""
     ones = torch.ones_like(like, dtype=torch.promote_types(like.dtype, torch.float32))
+    dropped: torch.Tensor
     _, dropped = torch.ops.fusedops._add_rms_norm.default(
         ones, torch.zeros_like(ones), normalized_shape, None, 0.0, True, 0.0, False, p, seed
     )

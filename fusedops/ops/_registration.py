@@ -10,7 +10,7 @@ import torch
 from fusedops.ops import _autocast
 from fusedops.ops._library import LIBRARY, OPS_WITH_VARIANT, check_defined
 
-_fakes: dict[str, Callable] = {}
+_fakes: dict[str, Callable[..., Any]] = {}
 
 
 def _names(op: str) -> Iterator[str]:
@@ -19,7 +19,7 @@ def _names(op: str) -> Iterator[str]:
         yield f"_{op}"
 
 
-def register_fake(op: str, fake: Callable) -> None:
+def register_fake(op: str, fake: Callable[..., Any]) -> None:
     check_defined(op)
     _fakes[op] = fake
     for name in _names(op):
@@ -36,11 +36,11 @@ def _fake_slice(arg: Any, batch_dim: Any) -> Any:
     return torch.empty(shape, dtype=arg.dtype, device="meta")
 
 
-def register_vmap(op: str, rule: Callable) -> None:
+def register_vmap(op: str, rule: Callable[..., Any]) -> None:
     """A slice is refused with the words that it would be refused with alone: counted with the batch
     a dimension out of range can be one in range."""
 
-    def checked(info: Any, in_dims: tuple, *args: Any) -> Any:
+    def checked(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
         _fakes[op](*map(_fake_slice, args, in_dims))
         return rule(info, in_dims, *args)
 

@@ -29,7 +29,7 @@ def aligned(tensor: torch.Tensor | None, batch_dim: int | None, rank: int) -> to
 
 
 def with_defaults(
-    overload: Any, in_dims: BatchDims, args: tuple
+    overload: Any, in_dims: BatchDims, args: tuple[Any, ...]
 ) -> tuple[list[int | None], list[Any]]:
     """The dispatcher leaves out trailing arguments that have their default."""
     missing = [argument.default_value for argument in overload._schema.arguments[len(args) :]]
@@ -51,7 +51,7 @@ def register_loop(op: str) -> None:
     register_vmap(op, rule)
 
 
-def loop(overload: Any, batch: int, in_dims: BatchDims, args: tuple) -> tuple[Any, Any]:
+def loop(overload: Any, batch: int, in_dims: BatchDims, args: tuple[Any, ...]) -> tuple[Any, Any]:
     """One call a slice, and the results stacked."""
 
     def of_slice(arg: Any, dim: Any, index: int) -> Any:

@@ -10,6 +10,7 @@ summed over what it was broadcast along.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -291,48 +292,55 @@ class _Saved:
         ctx.save_for_backward(mask if hides else None, *tensors)
 
     @staticmethod
-    def gradients(ctx: Any, run: Any, bias_at: int) -> list[MaybeTensor]:
+    def gradients(
+        ctx: Any, run: Callable[[float], torch.Tensor], bias_at: int
+    ) -> list[MaybeTensor]:
         """Gradients of input, mask and bias; ``run(scale)`` is that of the input at this scale."""
         needs = ctx.needs_input_grad[1:]
         needs_input, needs_operand = needs[0], (needs[1], needs[bias_at])
         to_input = run(ctx.scale) if needs_input else None
-        to_scores = None
-        if any(needs_operand):
-            to_scores = to_input if needs_input and ctx.scale == 1 else run(1.0)
+        if not any(needs_operand):
+            return [to_input, None, None]
+        to_scores = to_input if to_input is not None and ctx.scale == 1 else run(1.0)
         return [to_input] + [
             _summed_to(operand, to_scores) if needed else None
             for operand, needed in zip(ctx.operands, needs_operand, strict=True)
         ]
 
 
-def _setup_forward(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
+def _setup_forward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     input, mask, ctx.scale, ctx.causal, _, bias, _, ctx.diagonal, _ = inputs
     _Saved.save(ctx, input, mask, bias, output)
 
 
-def _forward_formula(ctx: Any, grad_output: torch.Tensor) -> tuple:
+def _forward_formula(ctx: Any, grad_output: torch.Tensor) -> tuple[Any, ...]:
     mask, output = ctx.saved_tensors
 
     def run(scale: float) -> torch.Tensor:
         hidden, given = (mask, scale, ctx.causal), (ctx.input_dtype, ctx.diagonal)
-        return gradient("masked_softmax_backward", grad_output, output, *hidden, *given)
+        grad: torch.Tensor = gradient(
+            "masked_softmax_backward", grad_output, output, *hidden, *given
+        )
+        return grad
 
     to_input, to_mask, to_bias = _Saved.gradients(ctx, run, bias_at=5)
     return to_input, to_mask, None, None, None, to_bias, None, None, None
 
 
-def _setup_dropout(ctx: Any, inputs: tuple, output: tuple) -> None:
+def _setup_dropout(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
     input, mask, ctx.scale, ctx.causal, _, ctx.p, seed, bias, _, ctx.diagonal, _ = inputs
     ctx.set_materialize_grads(False)
     _Saved.save(ctx, input, mask, bias, output[1], seed)
 
 
-def _dropout_formula(ctx: Any, grad_output: MaybeTensor, grad_probabilities: MaybeTensor) -> tuple:
+def _dropout_formula(
+    ctx: Any, grad_output: MaybeTensor, grad_probabilities: MaybeTensor
+) -> tuple[Any, ...]:
     mask, probabilities, seed = ctx.saved_tensors
 
     def run(scale: float) -> torch.Tensor:
         hidden, given = (mask, scale, ctx.causal), (ctx.input_dtype, ctx.diagonal)
-        grads = []
+        grads: list[torch.Tensor] = []
         if grad_output is not None:
             op = "masked_softmax_dropout_backward"
             dropped = (*hidden, ctx.p, seed, *given)
@@ -367,12 +375,12 @@ def _second_derivative(
     return to_g, to_y
 
 
-def _setup_backward(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
+def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     grad_output, probabilities, mask, ctx.scale, ctx.causal, _, ctx.diagonal = inputs
     ctx.save_for_backward(grad_output, probabilities, mask)
 
 
-def _backward_formula(ctx: Any, cotangent: torch.Tensor) -> tuple:
+def _backward_formula(ctx: Any, cotangent: torch.Tensor) -> tuple[Any, ...]:
     g, y, mask = ctx.saved_tensors
     visible = _visible(mask, ctx.causal, ctx.diagonal, y)
     to_g, to_y = _second_derivative(cotangent.to(y.dtype) * ctx.scale * visible, g, y)
@@ -386,12 +394,12 @@ def _multiplier(p: float, seed: torch.Tensor, like: torch.Tensor) -> torch.Tenso
     return (output != 0) / (1 - p) if p < 1 else uniform
 
 
-def _setup_dropout_backward(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
+def _setup_dropout_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     grad_output, probabilities, mask, ctx.scale, ctx.causal, ctx.p, seed, _, ctx.diagonal = inputs
     ctx.save_for_backward(grad_output, probabilities, mask, seed)
 
 
-def _dropout_backward_formula(ctx: Any, cotangent: torch.Tensor) -> tuple:
+def _dropout_backward_formula(ctx: Any, cotangent: torch.Tensor) -> tuple[Any, ...]:
     g, y, mask, seed = ctx.saved_tensors
     multiplier = _multiplier(ctx.p, seed, y).to(y.dtype)
     visible = _visible(mask, ctx.causal, ctx.diagonal, y)

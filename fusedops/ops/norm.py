@@ -39,7 +39,7 @@ def _where_wanted(grads: Sequence[MaybeTensor], wanted: Sequence[bool]) -> Grads
     return tuple(grad if is_wanted else None for grad, is_wanted in zip(grads, wanted, strict=True))
 
 
-def _setup_centered(ctx: Any, inputs: tuple, output: tuple) -> None:
+def _setup_centered(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
     """Saves what the backward of layer_norm and std_norm needs."""
     input, ctx.normalized_shape, weight, bias, ctx.eps = inputs
     _, mean, rstd = output
@@ -69,7 +69,7 @@ def _std_norm_formula(ctx: Any, grad_output: MaybeTensor, *_: None) -> Grads:
     return _centered_gradients(ctx, "std_norm_backward", grad_output, ctx.eps)
 
 
-def _setup_rms_norm(ctx: Any, inputs: tuple, output: tuple) -> None:
+def _setup_rms_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
     input, ctx.normalized_shape, weight, _, ctx.weight_offset, _ = inputs
     _, rstd = output
     ctx.mark_non_differentiable(rstd)
@@ -110,7 +110,7 @@ def _mark_non_differentiable(ctx: Any, sum: torch.Tensor, *statistics: torch.Ten
     ctx.mark_non_differentiable(*statistics, *(() if has_gradient else (sum,)))
 
 
-def _setup_add_layer_norm(ctx: Any, inputs: tuple, output: tuple) -> None:
+def _setup_add_layer_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
     _, _, ctx.normalized_shape, weight, bias, _, ctx.p, seed = inputs
     _, sum, mean, rstd = output
     _mark_non_differentiable(ctx, sum, mean, rstd)
@@ -144,7 +144,7 @@ def _add_layer_norm_formula(
     return to_input, to_residual, None, to_weight, to_bias, None, None, None
 
 
-def _setup_add_rms_norm(ctx: Any, inputs: tuple, output: tuple) -> None:
+def _setup_add_rms_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
     _, _, ctx.normalized_shape, weight, _, ctx.weight_offset, _, ctx.p, seed = inputs
     _, sum, rstd = output
     _mark_non_differentiable(ctx, sum, rstd)
@@ -179,7 +179,7 @@ class _ScaledByWeight(torch.autograd.Function):
         return weight * normalized
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
         ctx.save_for_backward(*inputs)
 
     @staticmethod
@@ -200,6 +200,7 @@ def _sum_of_rows(
     kept = [*wide.shape[: wide.dim() - weight.dim()], *[1] * weight.dim()]
     rstd = wide.new_ones(kept, dtype=_checks.statistics_dtype(wide.dtype))
     shape, wanted = list(weight.shape), [False, True]
+    by_weight: torch.Tensor
     _, by_weight = gradient("rms_norm_backward", grad_output, wide, shape, rstd, None, wanted, 0.0)
     return by_weight.to(weight.dtype)
 
@@ -208,13 +209,14 @@ def scaled_by_weight(normalized: torch.Tensor, weight: torch.Tensor) -> torch.Te
     """``weight * normalized``, where the dtypes differ, differentiable."""
     if torch.compiler.is_compiling() or not torch.is_grad_enabled() or not weight.requires_grad:
         return weight * normalized
-    return _ScaledByWeight.apply(normalized, weight)
+    scaled: torch.Tensor = _ScaledByWeight.apply(normalized, weight)
+    return scaled
 
 
 # --- second derivatives -------------------------------------------------------------------------
 
 
-def _setup_centered_backward(ctx: Any, inputs: tuple, output: tuple) -> None:
+def _setup_centered_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
     grad_output, input, ctx.normalized_shape, mean, rstd, weight, _, ctx.output_mask, *_ = inputs
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(grad_output, input, mean, rstd, weight)
@@ -236,7 +238,7 @@ def _std_norm_backward_formula(ctx: Any, *cotangents: MaybeTensor) -> Grads:
     return *_centered_second_derivatives(ctx, "std_norm", cotangents), None
 
 
-def _setup_rms_norm_backward(ctx: Any, inputs: tuple, output: tuple) -> None:
+def _setup_rms_norm_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
     grad_output, input, ctx.normalized_shape, rstd, weight, ctx.output_mask, offset = inputs
     ctx.weight_offset = offset
     ctx.set_materialize_grads(False)
@@ -263,7 +265,9 @@ def _cotangent_of_total(
     return to_input + to_residual
 
 
-def _setup_add_layer_norm_backward(ctx: Any, inputs: tuple, output: tuple) -> None:
+def _setup_add_layer_norm_backward(
+    ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]
+) -> None:
     grad_output, grad_sum, sum, ctx.normalized_shape, mean, rstd, weight, *rest = inputs
     _, ctx.output_mask, ctx.p, seed = rest
     ctx.has_grad_sum = grad_sum is not None
@@ -283,7 +287,9 @@ def _add_layer_norm_backward_formula(ctx: Any, *cotangents: MaybeTensor) -> Grad
     return by_grad_output, by_grad_sum, by_sum, None, None, None, by_weight, *(None,) * 4
 
 
-def _setup_add_rms_norm_backward(ctx: Any, inputs: tuple, output: tuple) -> None:
+def _setup_add_rms_norm_backward(
+    ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]
+) -> None:
     grad_output, grad_sum, sum, ctx.normalized_shape, rstd, weight, *rest = inputs
     ctx.output_mask, ctx.weight_offset, ctx.p, seed = rest
     ctx.has_grad_sum = grad_sum is not None

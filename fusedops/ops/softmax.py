@@ -75,12 +75,12 @@ def _register_in_place(op: str) -> None:
 
 
 def _register_forward_formula(op: str) -> None:
-    def setup_context(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
         input, ctx.dim, _ = inputs
         ctx.input_dtype = input.dtype
         ctx.save_for_backward(output)
 
-    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple:
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[Any, ...]:
         (output,) = ctx.saved_tensors
         grad = gradient(f"{op}_backward", grad_output, output, ctx.dim, ctx.input_dtype)
         return grad, None, None
@@ -101,17 +101,17 @@ class InplaceSoftmax(torch.autograd.Function):
         return input
 
     @staticmethod
-    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple:
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[Any, ...]:
         (output,) = ctx.saved_tensors
         return gradient("softmax_backward", grad_output, output, ctx.dim, output.dtype), None
 
 
-def _save_backward_inputs(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
+def _save_backward_inputs(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     grad_output, result, ctx.dim, _ = inputs
     ctx.save_for_backward(grad_output, result)
 
 
-def _softmax_backward_formula(ctx: Any, cotangent: torch.Tensor) -> tuple:
+def _softmax_backward_formula(ctx: Any, cotangent: torch.Tensor) -> tuple[Any, ...]:
     g, y = ctx.saved_tensors
     c = cotangent.to(y.dtype)
     to_g = ops.softmax_backward.default(c, y, ctx.dim, y.dtype)
@@ -119,7 +119,7 @@ def _softmax_backward_formula(ctx: Any, cotangent: torch.Tensor) -> tuple:
     return to_g, to_y, None, None
 
 
-def _log_softmax_backward_formula(ctx: Any, cotangent: torch.Tensor) -> tuple:
+def _log_softmax_backward_formula(ctx: Any, cotangent: torch.Tensor) -> tuple[Any, ...]:
     g, y = ctx.saved_tensors
     c = cotangent.to(y.dtype)
     probability = y.exp()

@@ -63,14 +63,14 @@ def _fake_apply(
 # --- derivatives --------------------------------------------------------------------------------
 
 
-def _setup_stats(ctx: Any, inputs: tuple, output: tuple) -> None:
+def _setup_stats(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
     input, ctx.dim = inputs
     max, _ = output
     ctx.mark_non_differentiable(max)
     ctx.save_for_backward(input, max)
 
 
-def _stats_formula(ctx: Any, _: torch.Tensor, grad_sum: torch.Tensor) -> tuple:
+def _stats_formula(ctx: Any, _: torch.Tensor, grad_sum: torch.Tensor) -> tuple[Any, ...]:
     input, max = ctx.saved_tensors
     if not torch.is_grad_enabled():  # one pass; its own derivative would divide by grad_sum
         reciprocal = grad_sum.reciprocal()
@@ -79,13 +79,13 @@ def _stats_formula(ctx: Any, _: torch.Tensor, grad_sum: torch.Tensor) -> tuple:
     return (grad_sum * powers).to(input.dtype), None
 
 
-def _setup_apply(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
+def _setup_apply(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     input, _, sum, ctx.dim, _ = inputs
     ctx.input_dtype = input.dtype
     ctx.save_for_backward(output, sum)
 
 
-def _apply_formula(ctx: Any, grad_output: torch.Tensor) -> tuple:
+def _apply_formula(ctx: Any, grad_output: torch.Tensor) -> tuple[Any, ...]:
     output, sum = ctx.saved_tensors
     product = grad_output.to(sum.dtype) * output.to(sum.dtype)
     total = product.sum(ctx.dim, keepdim=True)
@@ -95,7 +95,9 @@ def _apply_formula(ctx: Any, grad_output: torch.Tensor) -> tuple:
 # --- vmap ---------------------------------------------------------------------------------------
 
 
-def _in_front(info: Any, in_dims: _vmap.BatchDims, tensors: tuple) -> tuple[list, bool]:
+def _in_front(
+    info: Any, in_dims: _vmap.BatchDims, tensors: tuple[Any, ...]
+) -> tuple[list[Any], bool]:
     """The batch in front of every tensor; whether slices are scalars, which get a dimension."""
     batched = [
         _vmap.in_front(tensor, dim, info.batch_size)

@@ -160,7 +160,7 @@ def _fake_layer_norm_backward(
 
 
 def _register_softmax_formula(op: str, backward_op: str) -> None:
-    def setup_context(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
         tensors, dim, stack_dim = inputs
         rank = tensors[0].dim()
         ctx.stack_dim = _wrapped(stack_dim, rank)
@@ -168,19 +168,20 @@ def _register_softmax_formula(op: str, backward_op: str) -> None:
         ctx.dim = own + (ctx.stack_dim <= own)
         ctx.save_for_backward(output)
 
-    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple:
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[Any, ...]:
         (output,) = ctx.saved_tensors
         if output.dim() == 1:  # of scalars
             columns = (grad_output.unsqueeze(1), output.unsqueeze(1))
             grad = gradient(backward_op, *columns, 1, output.dtype).squeeze(1)
         else:
             grad = gradient(backward_op, grad_output, output, ctx.dim, output.dtype)
-        return grad.unbind(ctx.stack_dim)
+        grads: tuple[torch.Tensor, ...] = grad.unbind(ctx.stack_dim)
+        return grads
 
     register_autograd_of_lists(op, backward, setup_context)
 
 
-def _setup_layer_norm(ctx: Any, inputs: tuple, output: tuple) -> None:
+def _setup_layer_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
     tensors, ctx.normalized_shape, weights, biases, _, ctx.stack_dim = inputs
     _, mean, rstd = output
     ctx.counts = (len(tensors), len(weights), len(biases))
@@ -189,7 +190,7 @@ def _setup_layer_norm(ctx: Any, inputs: tuple, output: tuple) -> None:
     ctx.save_for_backward(*tensors, *weights, *biases, mean, rstd)
 
 
-def _saved_lists(ctx: Any) -> tuple[list, list, list, list]:
+def _saved_lists(ctx: Any) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
     """inputs, weights, biases, and what was saved behind them."""
     inputs, weights, biases = ctx.counts
     saved = list(ctx.saved_tensors)
@@ -197,9 +198,10 @@ def _saved_lists(ctx: Any) -> tuple[list, list, list, list]:
     return saved[: ends[0]], saved[ends[0] : ends[1]], saved[ends[1] : ends[2]], saved[ends[2] :]
 
 
-def _layer_norm_formula(ctx: Any, grad_output: torch.Tensor | None, *_: None) -> tuple:
+def _layer_norm_formula(ctx: Any, grad_output: torch.Tensor | None, *_: None) -> tuple[Any, ...]:
     if grad_output is None:
-        return (None,) * sum(ctx.counts)
+        count: int = sum(ctx.counts)
+        return (None,) * count
     inputs, weights, biases, (mean, rstd) = _saved_lists(ctx)
     needed = iter(ctx.needs_input_grad[2:])
     wanted = [any([next(needed) for _ in range(count)]) for count in ctx.counts]
@@ -212,7 +214,7 @@ def _layer_norm_formula(ctx: Any, grad_output: torch.Tensor | None, *_: None) ->
     )
 
 
-def _setup_layer_norm_backward(ctx: Any, inputs: tuple, output: tuple) -> None:
+def _setup_layer_norm_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
     grad_output, tensors, ctx.normalized_shape, mean, rstd, weights, biases, *rest = inputs
     ctx.stack_dim, ctx.output_mask = rest
     ctx.counts = (len(tensors), len(weights), 0)
@@ -221,7 +223,7 @@ def _setup_layer_norm_backward(ctx: Any, inputs: tuple, output: tuple) -> None:
     ctx.save_for_backward(*tensors, *weights, grad_output, mean, rstd)
 
 
-def _layer_norm_backward_formula(ctx: Any, *cotangents: torch.Tensor | None) -> tuple:
+def _layer_norm_backward_formula(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[Any, ...]:
     inputs, weights, _, (grad_output, mean, rstd) = _saved_lists(ctx)
     of_slots = [
         c.unbind() if c is not None and is_wanted else [None] * len(inputs)
@@ -247,7 +249,7 @@ def _layer_norm_backward_formula(ctx: Any, *cotangents: torch.Tensor | None) -> 
 # --- vmap ---------------------------------------------------------------------------------------
 
 
-def _all_in_front(info: Any, in_dims: Sequence, tensors: Tensors) -> list[torch.Tensor]:
+def _all_in_front(info: Any, in_dims: Sequence[Any], tensors: Tensors) -> list[torch.Tensor]:
     return [
         _vmap.in_front(tensor, dim, info.batch_size)
         for tensor, dim in zip(tensors, in_dims, strict=True)
@@ -257,7 +259,9 @@ def _all_in_front(info: Any, in_dims: Sequence, tensors: Tensors) -> list[torch.
 def _register_softmax_vmap(op: str) -> None:
     overload = getattr(ops, op).default
 
-    def rule(info: Any, in_dims: tuple, inputs: Tensors, dim: int, stack_dim: int) -> tuple:
+    def rule(
+        info: Any, in_dims: tuple[Any, ...], inputs: Tensors, dim: int, stack_dim: int
+    ) -> tuple[Any, ...]:
         batched = _all_in_front(info, in_dims[0], inputs)
         rank = batched[0].dim() - 1
         behind = _wrapped(stack_dim, rank) + 1
@@ -274,7 +278,7 @@ def _register_layer_norm_vmap() -> None:
     their parameters."""
     overload = ops.stack_layer_norm.default
 
-    def rule(info: Any, in_dims: tuple, *args: Any) -> tuple:
+    def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, ...]:
         inputs, shape, weights, biases, eps, stack_dim = args
         if any(dim is not None for dims in (in_dims[2], in_dims[3]) for dim in dims or ()):
             return _vmap.loop(overload, info.batch_size, in_dims, args)

@@ -18,6 +18,7 @@ class Branch(NamedTuple):
 
 
 def as_branches(functions: Function | Sequence[Function], inputs: Sequence[Input]) -> list[Branch]:
+    """Each function with its arguments; one function is that of every branch."""
     if isinstance(inputs, torch.Tensor):
         raise TypeError(
             "parallel_stack: inputs is one tensor, wanted one entry a function; "
@@ -92,6 +93,7 @@ _CPU = torch.device("cpu")
 
 
 def call(index: int, branch: Branch) -> torch.Tensor:
+    """The result of a branch, which must be a tensor."""
     result = branch.function(*branch.arguments)
     if not isinstance(result, torch.Tensor):
         raise TypeError(

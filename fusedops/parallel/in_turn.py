@@ -14,7 +14,7 @@ def is_traced() -> bool:
     return (
         torch.compiler.is_compiling()
         or _symbolic_trace._is_fx_tracing_flag
-        or torch.jit.is_tracing()
+        or torch._C._is_tracing()
     )
 
 
@@ -56,6 +56,7 @@ def _is_tied_to_this_thread() -> bool:
 
 
 def run_in_turn(branches: list[Branch]) -> list[torch.Tensor]:
+    """The results of all branches, or the first error: those behind it are not run."""
     errors: dict[int, BaseException] = {}
     results = []
     for index, branch in enumerate(branches):

@@ -29,6 +29,7 @@ def checked_dim(results: list[torch.Tensor], dim: int) -> int:
 
 
 def wrapped_dim(dim: int, result: torch.Tensor) -> int:
+    """``dim``, counted from the front, of a stack of tensors like ``result``."""
     bound = result.dim() + 1
     if not -bound <= dim < bound:
         raise IndexError(
@@ -45,7 +46,7 @@ class Slots:
         self,
         count: int,
         dim: int,
-        allocating: Callable[[], AbstractContextManager] = nullcontext,
+        allocating: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self._results: list[Any] = [None] * count
         self._dim = dim
@@ -67,7 +68,7 @@ class Slots:
         with self._lock:
             if self._buffer is None and fits:
                 self._allocate(result)
-        if not fits or self._form != _form(result):
+        if not fits or self._buffer is None or self._form != _form(result):
             self._complete = False
             self._results[index] = result
             return
@@ -86,11 +87,14 @@ class Slots:
         self._form = _form(result)
 
     def stacked(self) -> torch.Tensor:
+        """The output, when every result is in its slot."""
         dim = checked_dim(self._results, self._dim)
-        if not self._complete:  # of several dtypes, or sparse: torch.stack knows what to make of it
+        if not self._complete or self._buffer is None:
+            # What to make of several dtypes and of sparse results, torch.stack knows.
             return torch.stack(self._results, dim)
         if torch.is_grad_enabled() and any(result.requires_grad for result in self._results):
-            return _Stacked.apply([self._buffer], dim, *self._results)
+            stack: torch.Tensor = _Stacked.apply([self._buffer], dim, *self._results)
+            return stack
         return self._buffer
 
 

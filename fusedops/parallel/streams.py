@@ -25,14 +25,14 @@ class CudaStreams:
     @contextmanager
     def borrowed(self, count: int) -> Iterator[list[torch.cuda.Stream]]:
         """Streams for one call; a call inside a branch gets others. Each thread has its own."""
-        idle = vars(_idle_streams).setdefault(self._device, [])
+        idle = vars(_idle_streams).setdefault(str(self._device), [])
         taken = [idle.pop() if idle else torch.cuda.Stream(self._device) for _ in range(count)]
         try:
             yield taken
         finally:
             idle.extend(reversed(taken))
 
-    def using(self, stream: torch.cuda.Stream) -> AbstractContextManager:
+    def using(self, stream: torch.cuda.Stream) -> AbstractContextManager[object]:
         return torch.cuda.stream(stream)
 
     def crosses(self, tensor: torch.Tensor, stream: torch.cuda.Stream) -> None:

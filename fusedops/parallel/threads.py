@@ -19,6 +19,7 @@ from fusedops.parallel.slots import Slots
 
 
 def run_on_threads(branches: list[Branch], dim: int) -> torch.Tensor:
+    """Runs the branches on this thread and on those of the pool that are idle."""
     run = _Run(branches, Slots(len(branches), dim))
     threads = min(len(branches), most_threads())
     share = max(1, torch.get_num_threads() // threads)

@@ -123,9 +123,13 @@ def test_dropout_at_another_rate_is_not_timed():
     this = case("softmax_dropout[causal]", shape=(2, 3, 32, 32))
     x, future = inputs = this.inputs()
     survivors = this.operator.dropout.survivors(x, future)
-    measurement.check_keep_rate(this, "right", F.dropout(survivors, 0.1), inputs)
+    measurement.check_keep_rate(
+        this, this.operator.dropout, "right", F.dropout(survivors, 0.1), inputs
+    )
     with pytest.raises(RuntimeError, match=r"'wrong' kept \d+ of 3168, wanted about 2851"):
-        measurement.check_keep_rate(this, "wrong", F.dropout(survivors, 0.2), inputs)
+        measurement.check_keep_rate(
+            this, this.operator.dropout, "wrong", F.dropout(survivors, 0.2), inputs
+        )
 
 
 def test_dropout_that_does_not_rescale_is_not_timed():

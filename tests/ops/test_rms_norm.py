@@ -172,9 +172,7 @@ def test_gradients_are_within_their_bounds_and_typical(variant, dtype, rows, col
     x, grad = torch.randn(rows, cols).to(dtype), torch.randn(rows, cols).to(dtype)
     w = torch.randn(cols).to(dtype)
 
-    ours = gradients(
-        lambda x, w: fusedops.rms_norm(x, [cols], w, EPS, variant=variant), x, w, grad
-    )
+    ours = gradients(lambda x, w: fusedops.rms_norm(x, [cols], w, EPS, variant=variant), x, w, grad)
     wanted = bounds.norm_gradients("rms_norm", x, weight_in_float64(variant, w), grad, EPS)
     for actual, bound in zip(ours, wanted[:2], strict=True):
         assert actual.dtype == dtype

@@ -119,7 +119,7 @@ FULL = Effort(
     slot_ms=20,
 )
 # A peak in units of the input is the same for every size.
-MEMORY_SHAPES = {
+MEMORY_SHAPES: dict[Layout, list[Shape]] = {
     Layout.MATRIX: [(4096, 1024)],
     Layout.LONG_ROWS: [(1, 2**22)],
     Layout.STACK: [(16, 256, 1024)],
@@ -297,8 +297,8 @@ def measure_each(
 def announced(cases: Sequence[T]) -> Iterator[tuple[T, Say]]:
     """The cases one by one, each with what shows a line about it on standard error."""
     columns = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn())
-    columns += (TextColumn("{task.description}"),)
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    what = TextColumn("{task.description}")
+    with Progress(*columns, what, console=Console(stderr=True)) as progress:
         task = progress.add_task("", total=len(cases))
         for case in cases:
             yield case, lambda line: progress.update(task, description=escape(line))

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
@@ -18,7 +18,8 @@ from torch import Tensor
 FORWARD, BACKWARD = "forward", "backward"
 
 Shape = tuple[int, ...]
-Function = Callable[..., Tensor]
+#: Returns a tensor or several.
+Function = Callable[..., Any]
 
 
 class Layout(Enum):
@@ -54,7 +55,7 @@ class Provider:
     function: Callable[..., Any]
     prepare: Callable[..., tuple[Tensor, ...]] = as_they_are
 
-    def call(self, *inputs: Tensor) -> partial:
+    def call(self, *inputs: Tensor) -> partial[Any]:
         """What is timed: the function, its arguments bound."""
         return partial(self.function, *self.prepare(*inputs))
 
@@ -87,7 +88,7 @@ class Gradient:
     differentiated: int | None = 1
     prepare: Callable[..., tuple[Tensor, ...]] = as_they_are
 
-    def call(self, grad: Tensor, *inputs: Tensor) -> partial:
+    def call(self, grad: Tensor, *inputs: Tensor) -> partial[Any]:
         """What is timed: the walk back through the graph that one forward pass left."""
         tensors = self.prepare(*inputs)
         leaves = [x.detach().requires_grad_() for x in tensors[: self.differentiated]]
@@ -111,7 +112,7 @@ class Dropout:
     """What an operator drops: with probability `p`, some of what `survivors` computes."""
 
     p: float
-    survivors: Function
+    survivors: Callable[..., Tensor]
 
 
 def _no_operands(case: Case) -> tuple[Tensor, ...]:
@@ -148,7 +149,7 @@ class Operator:
     split: Callable[..., tuple[Tensor, ...]] = as_they_are
     dropout: Dropout | None = None
 
-    def providers(self, direction: str) -> dict[str, Provider | Gradient]:
+    def providers(self, direction: str) -> Mapping[str, Provider | Gradient]:
         """Those who compete, eager first."""
         functions = {"eager": self.eager, "fusedops": self.fused}
         if direction == BACKWARD and self.backward:

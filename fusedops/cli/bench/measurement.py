@@ -7,11 +7,12 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fusedops.cli.bench.cases import FORWARD, Case
+from fusedops.cli.bench.cases import FORWARD, Case, Dropout
 from fusedops.cli.timing import Call, Clock, interleave, median_ratio, relative_spread
 
 REFERENCE, COPY, OURS = "eager", "copy", "fusedops"
@@ -93,25 +94,27 @@ def _copy_of_same_bytes(case: Case) -> Call:
     return partial(torch.empty_like(source).copy_, source)
 
 
-def check_all(case: Case, inputs: Sequence[Tensor], calls: dict[str, partial]) -> None:
+def check_all(case: Case, inputs: Sequence[Tensor], calls: dict[str, partial[Any]]) -> None:
     """Raise unless all calls give what eager gives."""
     eager = _main_output(calls[REFERENCE]())
     for name, call in calls.items():
         result = _main_output(call())
-        if case.operator.dropout is None:
+        dropout = case.operator.dropout
+        if dropout is None:
             check_agreement(case, name, result, eager)
         else:
             output = result if case.direction == FORWARD else call.args[0]
-            check_keep_rate(case, name, output, inputs)
-            check_agreement(case, name, result, with_dropout_of(output, case, inputs))
+            check_keep_rate(case, dropout, name, output, inputs)
+            check_agreement(case, name, result, with_dropout_of(output, case, dropout, inputs))
 
 
-def with_dropout_of(output: Tensor, case: Case, inputs: Sequence[Tensor]) -> Tensor:
+def with_dropout_of(
+    output: Tensor, case: Case, dropout: Dropout, inputs: Sequence[Tensor]
+) -> Tensor:
     """The result or gradient in eager PyTorch where dropout keeps what it kept in `output`.
 
     No two providers draw the same numbers, but a result shows by its zeros which were drawn.
     """
-    dropout = case.operator.dropout
 
     def chain(x: Tensor, *operands: Tensor) -> Tensor:
         return dropout.survivors(x, *operands) * (output != 0) / (1 - dropout.p)
@@ -119,9 +122,10 @@ def with_dropout_of(output: Tensor, case: Case, inputs: Sequence[Tensor]) -> Ten
     return _main_output(case.operator.provider(case.direction, chain).call(*inputs)())
 
 
-def check_keep_rate(case: Case, name: str, output: Tensor, inputs: Sequence[Tensor]) -> None:
+def check_keep_rate(
+    case: Case, dropout: Dropout, name: str, output: Tensor, inputs: Sequence[Tensor]
+) -> None:
     """Raise if dropout kept more or fewer elements than six standard deviations explain."""
-    dropout = case.operator.dropout
     x_and_operands = inputs if case.direction == FORWARD else inputs[1:]
     total = dropout.survivors(*x_and_operands).count_nonzero().item()
     kept, expected = output.count_nonzero().item(), total * (1 - dropout.p)
@@ -161,4 +165,5 @@ def _main_output(result: Tensor | tuple[Tensor, ...]) -> Tensor:
 
 
 def _norm(tensor: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(tensor, dtype=torch.float64)
+    norm: Tensor = torch.linalg.vector_norm(tensor, dtype=torch.float64)
+    return norm

@@ -216,5 +216,5 @@ def _peak_on_cpu(call: Callable[[], Any]) -> int:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         result = call()  # noqa: F841  not freed before the profiler stops
     events = sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns())
-    changes = [event.nbytes() for event in events if event.name() == "[memory]"]
+    changes: list[int] = [event.nbytes() for event in events if event.name() == "[memory]"]
     return max(accumulate(changes, initial=0))

@@ -269,7 +269,7 @@ def _trainer(model: nn.Module, inputs: dict[str, Any]) -> Callable[..., list[Ten
 
     def train(model: Callable[..., Any], inputs: dict[str, Any]) -> list[Tensor]:
         outputs = main_tensors(model(**inputs))
-        return torch.autograd.grad(outputs, parameters, grads, materialize_grads=True)
+        return list(torch.autograd.grad(outputs, parameters, grads, materialize_grads=True))
 
     return train
 

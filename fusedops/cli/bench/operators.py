@@ -63,7 +63,8 @@ def _layer_norm_backward(forward: Callable[..., Any], backward: Callable[..., An
         return grad, x, mean, rstd, weight, bias
 
     def gradients(grad: Tensor, x: Tensor, *saved: Tensor) -> tuple[Tensor, ...]:
-        return backward(grad, x, x.shape[-1:], *saved, [True, True, True])
+        grads: tuple[Tensor, ...] = backward(grad, x, x.shape[-1:], *saved, [True, True, True])
+        return grads
 
     return Provider(gradients, prepare)
 
@@ -167,9 +168,8 @@ def _stack_of_norms() -> Operator:
         return torch.stack([F.layer_norm(x, x.shape[-1:], w, b) for x, w, b in each])
 
     def fused(*tensors: Tensor) -> Tensor:
-        return fusedops.stack_layer_norm(
-            thirds(tensors)[0], tensors[0].shape[-1:], *thirds(tensors)[1:]
-        )
+        inputs, weights, biases = thirds(tensors)
+        return fusedops.stack_layer_norm(inputs, tensors[0].shape[-1:], weights, biases)
 
     def operands(case: Case) -> tuple[Tensor, Tensor]:
         weight, bias = (p.expand(case.shape[0], -1) for p in _weight_and_bias(case))

@@ -68,10 +68,11 @@ def share_in(events: Iterable[FunctionEvent]) -> float:
     """The same of the events of a profile."""
     events = list(events)
     inside = sum(event.self_cpu_time_total for event in events if _is_inside_a_site(event))
-    return inside / sum(event.self_cpu_time_total for event in events)
+    share: float = inside / sum(event.self_cpu_time_total for event in events)
+    return share
 
 
-def _is_inside_a_site(event: FunctionEvent) -> bool:
+def _is_inside_a_site(event: FunctionEvent | None) -> bool:
     """Also what a site calls, such as the allocation of its result."""
     while event is not None:
         if belongs_to_a_site(event.name):

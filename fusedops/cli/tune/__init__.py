@@ -105,7 +105,7 @@ def _machines(args: argparse.Namespace) -> list[Machine]:
         if args.threads:
             raise UsageError("--threads: only with --device cpu; a GPU has its own")
         return [here(args.device)]
-    counts = options.unique(args.threads or [1, torch.get_num_threads()])
+    counts = dict.fromkeys(args.threads or [1, torch.get_num_threads()])
     return [replace(here(args.device), threads=count) for count in counts]
 
 

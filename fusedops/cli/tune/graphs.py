@@ -51,7 +51,7 @@ class Graph:
     def case(self, rows: int) -> Case:
         """The inputs of so many rows."""
         operator = OPERATORS[self.op]
-        shape = (rows, self.cols)
+        shape: tuple[int, ...] = (rows, self.cols)
         if operator.layout is Layout.SCORES:
             shape = (rows // self.cols, 1, self.cols, self.cols)
         return Case(self.op, operator, FORWARD, self.dtype, shape, self.device)

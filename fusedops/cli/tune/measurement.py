@@ -89,7 +89,7 @@ def _settings() -> Iterator[None]:
     tag = f"{torch.get_num_threads()} threads"
     with (
         inductor_config.patch(compile_threads=1),
-        torch.compiler.config.patch(cache_key_tag=tag),
+        torch.compiler.config.patch(cache_key_tag=tag),  # type: ignore[attr-defined]  # set at run time
     ):
         yield
 

@@ -37,7 +37,8 @@ def _recorded(node: Node) -> int | None:
         return None
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
-    return tensor.untyped_storage()._cdata
+    address: int = tensor.untyped_storage()._cdata
+    return address
 
 
 def written_between(fused_nodes: Sequence[Node], place: Node | None = None) -> str | None:

@@ -54,7 +54,8 @@ def diagonal(mask: Node, shape: Sequence[Any], hides: bool) -> int | None:
 
 def _calls(mask: Node) -> list[Node] | None:
     """All calls that make the mask, in program order; None where it is not of constants alone."""
-    found, waiting = set(), [mask]
+    found: set[Node] = set()
+    waiting = [mask]
     while waiting:
         node = waiting.pop()
         if node in found:
@@ -86,11 +87,12 @@ def _computed(calls: list[Node]) -> torch.Tensor:
 
     for node in calls:
         args, kwargs = map_aggregate(node.args, known), map_aggregate(dict(node.kwargs), known)
-        if node.op == "call_method":
+        if isinstance(node.target, str):  # a method
             results[node] = getattr(args[0], node.target)(*args[1:], **kwargs)
         else:
             results[node] = node.target(*args, **kwargs)
-    return results[calls[-1]]
+    mask: torch.Tensor = results[calls[-1]]
+    return mask
 
 
 def _diagonal_of(visible: torch.Tensor) -> int | None:

@@ -19,6 +19,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_symbols
+from torch.fx.operator_schemas import normalize_function
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
@@ -129,7 +130,7 @@ def _tensor_number(node: Node) -> int | float | None:
     if tensor.dim() > 0 or changed:
         return None
     if target in _UNCHANGED:
-        return _tensor_number(node.args[0])
+        return _tensor_number(node.all_input_nodes[0])
     if target in _TENSOR_OF_NUMBER or target in _FULL:
         given = node.args[target in _FULL] if len(node.args) > (target in _FULL) else None
         return rounded(given, tensor.dtype) if isinstance(given, (int, float)) else None
@@ -142,6 +143,16 @@ def packet(node: Node) -> Any:
     return getattr(node.target, "overloadpacket", node.target)
 
 
+_OPS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+
+
+def submodule(node: Node) -> nn.Module:
+    """The module that a `call_module` node calls."""
+    root = node.graph.owning_module
+    assert root is not None  # the graph is a GraphModule's
+    return root.get_submodule(str(node.target))
+
+
 def as_call(node: Node) -> Call | None:
     """`node` in normal form, or None where it is nothing a rule could be about."""
     if node.op == "call_module":
@@ -149,7 +160,7 @@ def as_call(node: Node) -> Call | None:
     if node.op == "call_method":
         if node.target in spellings.CASTS:
             return _cast_call(node)
-        spelling = spellings.METHODS.get(node.target)
+        spelling = spellings.METHODS.get(str(node.target))
         return _operator_call(node, *spelling) if spelling else None
     if node.op != "call_function":
         return None
@@ -158,7 +169,7 @@ def as_call(node: Node) -> Call | None:
         return _leaf(node, *spellings.leaf(target, node.kwargs))
     if target in spellings.ATEN_CASTS:
         return _cast_call(node)
-    if target in spellings.ATEN:
+    if target in spellings.ATEN and isinstance(node.target, _OPS):
         parameters = tuple(spellings.parameters_of(node.target))
         return _operator_call(node, spellings.ATEN[target], parameters)
     return (
@@ -268,15 +279,16 @@ _NORMAL = {
 
 
 def _module_call(node: Node) -> Call | None:
-    module = node.graph.owning_module.get_submodule(node.target)
+    module = submodule(node)
     if type(module) in spellings.LEAVES:
         return _leaf(node, *spellings.LEAVES[type(module)])
     kind = spellings.MODULES.get(type(module))
     if kind is None:
         return None
     given = {"input": node.args[0] if node.args else node.kwargs["input"]}
-    if kind.endswith("norm"):
-        settings = _norm_settings(module, node.target)
+    settings: dict[str, Any]
+    if isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
+        settings = _norm_settings(module, str(node.target))
     elif kind == "dropout":
         settings = {"p": module.p, "train": None}  # as train() and eval() will say
     else:
@@ -393,10 +405,17 @@ def feeds_products(node: Node) -> bool:
 def _name(node: Node) -> str:
     """What a call is called, in place or not, in torch IR or ATen; of a module its type."""
     if node.op == "call_module":
-        return type(node.graph.owning_module.get_submodule(node.target)).__name__.lower()
+        return type(submodule(node)).__name__.lower()
     target = packet(node)
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
     return name.rstrip("_")
+
+
+def named_arguments(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """All arguments of a call of an op, those that have their default too, by name."""
+    given = normalize_function(target, args, kwargs, normalize_to_only_use_kwargs=True)
+    assert given is not None  # an op has a schema
+    return given.kwargs
 
 
 def is_assertion(node: Node) -> bool:
@@ -408,8 +427,9 @@ def outputs(node: Node) -> dict[Node, int] | None:
     as symbolic_trace records slices of it."""
     if any(user.target is not operator.getitem for user in node.users):
         return None
-    indices = {user: user.args[1] for user in node.users}
-    return indices if all(type(i) is int and i >= 0 for i in indices.values()) else None
+    given = {user: user.args[1] for user in node.users}
+    indices = {user: i for user, i in given.items() if type(i) is int and i >= 0}
+    return indices if len(indices) == len(given) else None
 
 
 def written(node: Node) -> list[Node]:
@@ -418,8 +438,8 @@ def written(node: Node) -> list[Node]:
         return []
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         return node.all_input_nodes if _writes_inside(node) else []
-    if isinstance(node.target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
-        given = _written_by_schema(node)
+    if isinstance(node.target, _OPS):
+        given = _written_by_schema(node, node.target)
     else:
         first = node.args[:1] if _is_in_place(node) else ()
         given = [*first, node.kwargs.get("out")]
@@ -432,17 +452,20 @@ def _writes_inside(node: Node) -> bool:
     """Whether a higher-order op writes into anything: its inputs may be what it writes."""
     if node.target is torch.ops.higher_order.triton_kernel_wrapper_mutation:
         return True
-    read = [operator.attrgetter(n.target) for n in node.all_input_nodes if n.op == "get_attr"]
+    read = [operator.attrgetter(str(n.target)) for n in node.all_input_nodes if n.op == "get_attr"]
     attributes = [get(node.graph.owning_module) for get in read]
     bodies = [body for body in attributes if isinstance(body, GraphModule)]
     return any(written(inner) for body in bodies for inner in body.graph.nodes)
 
 
-def _written_by_schema(node: Node) -> list[Any]:
+def _written_by_schema(
+    node: Node, op: torch._ops.OpOverload | torch._ops.OpOverloadPacket
+) -> list[Any]:
     """What an op writes into; a name without an overload stands for any of them."""
-    op = node.target
-    packet = isinstance(op, torch._ops.OpOverloadPacket)
-    overloads = [getattr(op, name) for name in op.overloads()] if packet else [op]
+    if isinstance(op, torch._ops.OpOverloadPacket):
+        overloads = [getattr(op, name) for name in op.overloads()]
+    else:
+        overloads = [op]
     found = []
     for overload in overloads:
         arguments = overload._schema.arguments
@@ -454,7 +477,7 @@ def _written_by_schema(node: Node) -> list[Any]:
 
 def _is_in_place(node: Node) -> bool:
     if node.op == "call_module":
-        return getattr(node.graph.owning_module.get_submodule(node.target), "inplace", False)
+        return bool(getattr(submodule(node), "inplace", False))
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     if name.strip("_") in spellings.IN_PLACE or (name.endswith("_") and not name.endswith("__")):
         return True
@@ -463,8 +486,9 @@ def _is_in_place(node: Node) -> bool:
 
 def _asked_in_place(node: Node) -> bool:
     position = _inplace_position(node.target)
-    given = node.args[position] if position in range(len(node.args)) else False
-    return node.kwargs.get("inplace", given) is True
+    if position is not None and position < len(node.args):
+        return node.args[position] is True
+    return node.kwargs.get("inplace") is True
 
 
 @functools.cache

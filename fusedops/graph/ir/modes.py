@@ -50,16 +50,17 @@ def modes(graph: Graph) -> Iterator[tuple[Node, Modes]]:
 
 def _switched(switch: str, node: Node, before: dict[Node, Modes]) -> Modes:
     current = before[node]
+    given: Any = node.args[0]  # a bool, the node that entered what is left, or a type of device
     if switch == "set_grad":
-        return replace(current, grad=node.args[0])
+        return replace(current, grad=given)
     if switch == "enter_inference":  # which sets the grad mode too: to on, where it leaves
-        return replace(current, grad=not node.args[0], inference=node.args[0])
+        return replace(current, grad=not given, inference=given)
     if switch == "exit_inference":
-        entered = before[node.args[0]]
+        entered = before[given]
         return replace(current, grad=entered.grad, inference=entered.inference)
     if switch == "exit_autocast":
-        return replace(current, autocast=before[node.args[0]].autocast)
-    others = (entered for entered in current.autocast if entered[0] != node.args[0])
+        return replace(current, autocast=before[given].autocast)
+    others = (entered for entered in current.autocast if entered[0] != given)
     return replace(current, autocast=tuple(sorted((*others, node.args), key=lambda a: a[0])))
 
 
@@ -89,7 +90,7 @@ def walls(graph: Graph) -> Iterator[None]:
         yield
     finally:
         for wall in built:
-            wall.replace_all_uses_with(wall.args[0])
+            wall.replace_all_uses_with(wall.all_input_nodes[0])
             graph.erase_node(wall)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 
 aten = torch.ops.aten
 
@@ -194,8 +195,8 @@ MODE_SWITCHES: dict[Any, str] = {
     torch._C._set_grad_enabled: "set_grad",
     torch.autograd.grad_mode._enter_inference_mode: "enter_inference",
     torch.autograd.grad_mode._exit_inference_mode: "exit_inference",
-    torch.amp._enter_autocast: "enter_autocast",
-    torch.amp._exit_autocast: "exit_autocast",
+    _enter_autocast: "enter_autocast",
+    _exit_autocast: "exit_autocast",
 }
 
 IN_PLACE = {f"i{name}" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")}
@@ -204,6 +205,9 @@ IN_PLACE |= {"imatmul", "iand", "ior", "ixor", "ilshift", "irshift", "setitem"}
 
 def parameters_of(op: torch._ops.OpOverload | torch._ops.OpOverloadPacket) -> Iterator[str]:
     """The names of an ATen op's arguments; of a packet those of its first overload."""
+    overload: torch._ops.OpOverload
     if isinstance(op, torch._ops.OpOverloadPacket):
-        op = getattr(op, next(name for name in op.overloads() if not name.endswith("out")))
-    return (argument.name for argument in op._schema.arguments)
+        overload = getattr(op, next(name for name in op.overloads() if not name.endswith("out")))
+    else:
+        overload = op
+    return (argument.name for argument in overload._schema.arguments)

@@ -62,15 +62,15 @@ def last_dims(reduction: Call, reduced: torch.Tensor) -> tuple[int, ...] | None:
     dims = [constant(dim) for dim in (given if isinstance(given, (list, tuple)) else (given,))]
     keeps = reduction.arguments.get("keepdim") is True and reduction.arguments.get("dtype") is None
     rank = reduced.dim()
-    if not keeps or None in dims or rank == 0:
+    if not keeps or rank == 0:
         return None
-    dims = sorted(dim % rank for dim in dims)
-    return tuple(dims) if dims == list(range(rank - len(dims), rank)) else None
+    known = sorted(dim % rank for dim in dims if isinstance(dim, int))
+    return tuple(known) if known == list(range(rank - len(dims), rank)) else None
 
 
 def widened(node: Any) -> tuple[tuple[Node, ...], Any]:
     """The casts behind a node that lost no digit, it among them, and what the first was given."""
-    casts = ()
+    casts: tuple[Node, ...] = ()
     while (call := call_of(node, "cast")) is not None and is_widening(call):
         casts, node = (*casts, node), call.arguments["input"]
     return casts, node
@@ -103,7 +103,8 @@ def same_value(a: Any, b: Any, depth: int = 4) -> bool:
 
 def is_widening(cast: Call) -> bool:
     """Whether an op may take what the cast was given: to float64 not, it would compute in less."""
-    given, dtype = value(cast.arguments["input"]).dtype, cast.arguments["dtype"]
+    given: torch.dtype = value(cast.arguments["input"]).dtype
+    dtype: torch.dtype = cast.arguments["dtype"]
     if dtype == torch.float64:
         return given == dtype
     return given.is_floating_point and torch.promote_types(given, dtype) == dtype

@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, Node
-from torch.fx.operator_schemas import normalize_function
 
 from fusedops.graph.ir.aliasing import storage
+from fusedops.graph.ir.dialect import named_arguments
 
 _ops = torch.ops.fusedops
 
@@ -73,11 +73,9 @@ def _is_only_for(node: Node, holders: set[Node]) -> bool:
 
 
 def _run_in_place(graph: Graph, node: Node, in_place: Any) -> None:
-    given = normalize_function(
-        node.target, node.args, node.kwargs, normalize_to_only_use_kwargs=True
-    )
+    given = named_arguments(node.target, node.args, node.kwargs)
     wanted = [argument.name for argument in in_place._schema.arguments]
-    arguments = {name: value for name, value in given.kwargs.items() if name in wanted}
+    arguments = {name: value for name, value in given.items() if name in wanted}
     with graph.inserting_before(node):
         functional = torch.ops.higher_order.auto_functionalized
         both = graph.call_function(functional, (in_place,), arguments)

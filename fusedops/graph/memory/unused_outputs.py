@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, Node
-from torch.fx.operator_schemas import normalize_function
 
+from fusedops.graph.ir.dialect import named_arguments
 from fusedops.ops._library import OPS_WITH_VARIANT
 
 _ops = torch.ops.fusedops
@@ -63,7 +63,8 @@ def _replace(node: Node, variant: Any, wanted: set[int]) -> None:
     new.meta.update(node.meta)
     new.meta["val"] = output if single else (output, sum if 1 in wanted else output.new_empty([0]))
     if "eager_input_vals" in node.meta:  # the strides that Inductor has to keep to
-        vals = _arguments(node, *node.meta["eager_input_vals"], variant, wanted)
+        args, kwargs = node.meta["eager_input_vals"]
+        vals = _arguments(node, args, kwargs, variant, wanted)
         new.meta["eager_input_vals"] = (vals, {})
     for item in list(node.users):
         if single or not item.users:
@@ -78,7 +79,6 @@ def _arguments(
     node: Node, args: tuple[Any, ...], kwargs: dict[str, Any], variant: Any, wanted: set[int]
 ) -> tuple[Any, ...]:
     """The variant's arguments, from those of the op."""
-    given = normalize_function(node.target, args, kwargs, normalize_to_only_use_kwargs=True)
-    arguments = {"wants_sum": 1 in wanted, **given.kwargs}
+    arguments = {"wants_sum": 1 in wanted, **named_arguments(node.target, args, kwargs)}
     names = (argument.name for argument in variant._schema.arguments)
     return tuple(arguments[name] for name in names if name in arguments)

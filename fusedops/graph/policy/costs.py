@@ -19,7 +19,8 @@ from pathlib import Path
 
 import torch
 
-from fusedops.graph.policy.machine import Machine, count_of, here
+from fusedops.graph.policy.machine import Machine, count_of
+from fusedops.graph.policy.machine import here as here
 
 #: Where the shipped tables lie.
 SHIPPED = Path(__file__).parent / "tables"
@@ -234,8 +235,8 @@ def _parse(rows: list[dict[str, str]], file: Path, tuned: bool, digest: str) -> 
     name = file.stem
     by_machine: dict[tuple[Machine, str], Table] = {}
     for row in rows:
-        values = [row[field] for field in _MACHINE]
-        machine = Machine(*values[:4], int(row["threads"]), row["torch"])
+        device, processor, family, isa, threads, version = (row[field] for field in _MACHINE)
+        machine = Machine(device, processor, family, isa, int(threads), version)
         new = Table(name, tuned, machine, row["fusedops"], digest, {})
         table = by_machine.setdefault((machine, row["fusedops"]), new)
         cost = _cost(row)

@@ -196,7 +196,7 @@ def _input_shapes(node: Node) -> tuple[Shape, ...]:
 def _module_path(node: Node, names: Mapping[str, str]) -> str:
     stack = node.meta.get("nn_module_stack")
     if not stack:
-        return node.target if node.op == "call_module" else ""
+        return str(node.target) if node.op == "call_module" else ""
     identity, (path, *_) = list(stack.items())[-1]
     # Dynamo keys the stack by id(module), with "@n" at the n-th call of the same module.
     known = names.get(identity.partition("@")[0])

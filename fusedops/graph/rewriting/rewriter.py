@@ -171,7 +171,8 @@ def _difference(match: Match, result: Any) -> str | None:
 
 
 def _output(result: Any, index: int | None) -> torch.Tensor:
-    return result if index is None else result[index]
+    output: torch.Tensor = result if index is None else result[index]
+    return output
 
 
 def _property(tensor: torch.Tensor, what: str) -> Any:
@@ -180,7 +181,7 @@ def _property(tensor: torch.Tensor, what: str) -> Any:
 
 def _same(ours: Any, theirs: Any) -> bool:
     if not isinstance(ours, tuple):
-        return ours == theirs
+        return bool(ours == theirs)
     # Decided from what is known: asking a symbolic size outright would add a guard.
     return len(ours) == len(theirs) and statically_known_true(sym_eq(ours, theirs))
 

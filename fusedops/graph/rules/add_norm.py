@@ -43,6 +43,8 @@ class _Residual:
 
 
 class AddNorm(Rule):
+    """The norm that another rule finds, with the sum and the dropout before it."""
+
     def __init__(self, norm: Rule) -> None:
         self.norm = norm
 
@@ -91,7 +93,8 @@ def _with_residual(norm: Match, residual: _Residual) -> Match | None:
         "seed": seed,
     }
     own = norm.fused_nodes or (norm.call.node,)
-    results = {old: index + (index >= _SUM) for old, index in norm.results.items()}
+    indices = {old: index for old, index in norm.results.items() if index is not None}
+    results = {old: index + (index >= _SUM) for old, index in indices.items()}
     kept = _kept(own, norm)
     others = [user for user in users(residual.sum) if user not in own or user in kept]
     if others:
@@ -135,11 +138,11 @@ def _residual(norm: Match) -> _Residual | None:
     residual = _sum(inner) if isinstance(inner, Node) and users(inner) == [total] else None
     if residual is None or not _keeps_rows(inner, total, kept):
         return None
-    moved = (
+    branch, summand = (
         OpCall(torch.ops.aten.reshape.default, (operand, list(_shape(view))))
         for operand in (residual.branch, residual.residual)
     )
-    return _Residual(*moved, (*residual.nodes, total), residual.p)
+    return _Residual(branch, summand, (*residual.nodes, total), residual.p)
 
 
 def _shape(view: Call) -> tuple[Any, ...]:

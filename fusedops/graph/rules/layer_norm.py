@@ -17,6 +17,8 @@ from fusedops.graph.rules.rule import Match, OpCall, Rule
 
 
 class LayerNorm(Rule):
+    """A call of layer_norm, with its statistics or without."""
+
     def match(self, call: Call) -> Match | None:
         return match_norm(call, "native_layer_norm") if call.name == self.name else None
 

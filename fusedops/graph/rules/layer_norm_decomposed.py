@@ -73,6 +73,8 @@ class _Chain:
 
 
 class LayerNormDecomposed(Rule):
+    """A layer_norm or std_norm that is written out."""
+
     def match(self, call: Call) -> Match | None:
         core = _normalised(call)
         if core is None:
@@ -126,7 +128,8 @@ def _chain(last: Node, numerator: Any, scale: _Scale) -> _Chain | None:
         product = call_of(numerator, "mul")
         operands = (product.arguments["input"], product.arguments["other"]) if product else ()
         centre = next((n for n in operands if centred(n) is not None), None)
-        found, weight = centred(centre), other_operand(product, centre) if centre else None
+        found = centred(centre)
+        weight = other_operand(product, centre) if product and centre else None
     if found is None or found[1] != scale.dims or not same_value(found[0], scale.input):
         return None
     input = widened(scale.input)[1]
@@ -166,12 +169,12 @@ def _inverse_root(node: Any) -> _Scale | None:
     if inverse is not None:
         return _divisor(inverse.arguments["input"])
     quotient = call_of(node, "div")
-    is_inverse = quotient is not None and quotient.arguments["input"] in (1, 1.0)
-    if is_inverse:
+    if quotient is not None and quotient.arguments["input"] in (1, 1.0):
         return _divisor(quotient.arguments["other"])
     product = call_of(node, "mul")  # what export makes of it: a reciprocal times 1
-    is_unchanged = product is not None and product.arguments["other"] in (1, 1.0)
-    return _inverse_root(product.arguments["input"]) if is_unchanged else None
+    if product is None or product.arguments["other"] not in (1, 1.0):
+        return None
+    return _inverse_root(product.arguments["input"])
 
 
 def _power(node: Any, exponent: float) -> Call | None:
@@ -189,7 +192,9 @@ def _shifted_variance(node: Any) -> _Scale | None:
         return _scale("layer_norm", call, eps) if call.arguments["correction"] == 0 else None
     mean = call_of(variance, "mean")
     squared = call_of(mean.arguments["input"]) if mean else None
-    centre = centred(base_of_square(squared)) if squared else None
+    if mean is None or squared is None:
+        return None
+    centre = centred(base_of_square(squared))
     if centre is None or last_dims(mean, value(squared.node)) != centre[1]:
         return None
     return _Scale("layer_norm", *centre, eps)

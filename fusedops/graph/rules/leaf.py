@@ -13,6 +13,8 @@ from fusedops.graph.rules.rule import Match, OpCall, Rule
 
 
 class Leaf(Rule):
+    """An opaque call, which is reported and stays."""
+
     def match(self, call: Call) -> Match | None:
         return Match(call, call.name, {}) if call.kind == "leaf" else None
 

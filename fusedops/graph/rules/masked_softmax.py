@@ -27,6 +27,8 @@ from fusedops.graph.rules.softmax_decomposed import read_softmax_decomposed
 
 
 class MaskedSoftmax(Rule):
+    """A softmax over the last dimension, with what stands before and behind it."""
+
     def match(self, call: Call) -> Match | None:
         chain = _last_dim_softmax(call)
         if chain is None:

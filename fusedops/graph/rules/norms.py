@@ -66,9 +66,11 @@ def centred(node: Any) -> tuple[Node, tuple[int, ...]] | None:
     """x and the dimensions of x - mean(x, dims)."""
     shifted = call_of(node, "sub")
     mean = _mean(shifted.arguments["other"]) if shifted else None
-    if mean is None or not same_value(shifted.arguments["input"], mean.arguments["input"]):
+    if shifted is None or mean is None:
         return None
     input = mean.arguments["input"]
+    if not same_value(shifted.arguments["input"], input):
+        return None
     dims = last_dims(mean, value(input))
     return (input, dims) if dims else None
 
@@ -80,11 +82,13 @@ def _mean(node: Any) -> Call | None:
 def item_of_var_mean(node: Any, index: int) -> Call | None:
     """The var_mean of which `node` is the result of that index."""
     item = call_of(node, "item")
-    wanted = item is not None and item.arguments["index"] == index
-    return call_of(item.arguments["input"], "var_mean") if wanted else None
+    if item is None or item.arguments["index"] != index:
+        return None
+    return call_of(item.arguments["input"], "var_mean")
 
 
 def base_of_square(call: Call) -> Node | None:
+    """What a call squares: by square, by a power of 2 or times itself."""
     base = call.arguments.get("input")
     is_square = (
         call.kind == "square"

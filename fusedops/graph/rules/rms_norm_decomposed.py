@@ -59,6 +59,8 @@ class _Chain:
 
 
 class RmsNormDecomposed(Rule):
+    """An rms_norm that is written out."""
+
     def match(self, call: Call) -> Match | None:
         chain = _normalised(call) if call.kind == "rsqrt" else None
         if chain is None:
@@ -88,10 +90,14 @@ class RmsNormDecomposed(Rule):
 def _normalised(rsqrt: Call) -> _Chain | None:
     """x * rsqrt(mean(x^2, dims, keepdim=True) + eps), from its rsqrt on."""
     shifted = call_used_once(rsqrt.arguments["input"], "add")
-    mean_node, eps = tensor_and_number(shifted) if shifted else (None, None)
+    if shifted is None:
+        return None
+    mean_node, eps = tensor_and_number(shifted)
     mean = call_used_once(mean_node, "mean")
     squared = call_used_once(mean.arguments["input"]) if mean else None
-    computed_in = base_of_square(squared) if squared else None
+    if mean is None or squared is None:
+        return None
+    computed_in = base_of_square(squared)
     product = only_user(rsqrt.node, "mul")
     if computed_in is None or product is None or centred(computed_in):  # a LayerNorm
         return None
@@ -136,12 +142,13 @@ def _after_weight(chain: _Chain, weight: Any) -> _Chain | None:
     normalized_shape = [value(chain.input).shape[dim] for dim in chain.dims]
     if not isinstance(weight, Node) or not has_shape(weight, normalized_shape):
         return None
-    casts, offset = (), 0.0
+    casts: tuple[Node, ...] = ()
+    offset = 0.0
     call = as_call(weight)
     if call is not None and call.kind == "add" and call.obstacle is None:
         base, other = tensor_and_number(call)
-        if isinstance(base, Node) and constant(other) is not None:
-            casts, weight, offset = (weight,), base, float(constant(other))
+        if isinstance(base, Node) and (added := constant(other)) is not None:
+            casts, weight, offset = (weight,), base, float(added)
     more_casts, weight = widened(weight)
     casts += more_casts
     return replace(chain, weight=weight, weight_offset=offset, casts=chain.casts + casts)

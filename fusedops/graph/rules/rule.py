@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +26,7 @@ class Match:
 
     call: Call
     op: str
-    results: dict[Node, int | None]
+    results: Mapping[Node, int | None]
     fused_nodes: tuple[Node, ...] = ()
     place: Node | None = None
 

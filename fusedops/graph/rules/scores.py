@@ -55,7 +55,7 @@ def read_scores(chain: SoftmaxChain) -> Scores:
     while scores.product is None:
         call = call_of(aliasing.version(scores.input, reader))
         longer = _STEPS[call.kind](scores, call) if call and call.kind in _STEPS else None
-        if longer is None:
+        if call is None or longer is None:
             break
         ours = {*scores.nodes, *chain.nodes, call.node}
         seen = ours.issuperset((*users(scores.input), *users(call.node)))
@@ -175,7 +175,9 @@ def _filled(
     """`input` with `fill` where `mask` hides it, or does not show it."""
     if not isinstance(input, Node) or not isinstance(mask, Node) or not is_number(fill):
         return None
-    fill = rounded(number(fill), value(call.node).dtype) * scores.scale
+    if (given := number(fill)) is None:
+        return None
+    fill = rounded(given, value(call.node).dtype) * scores.scale
     if scores.addends or not fill < math.inf or not broadcasts(mask, input):
         return None
     if value(mask).dtype != torch.bool or (scores.masks and fill != scores.hidden):

@@ -41,10 +41,11 @@ class SoftmaxChain:
 
 
 class Softmax(Rule):
+    """A call of softmax or log_softmax, with its casts."""
+
     def match(self, call: Call) -> Match | None:
-        if call.kind not in ("softmax", "log_softmax"):
-            return None
-        return match_softmax(read_softmax(call), call.obstacle)
+        chain = read_softmax(call)
+        return None if chain is None else match_softmax(chain, call.obstacle)
 
     def guard(self, match: Match) -> str | None:
         return refuse_softmax(match)
@@ -103,6 +104,7 @@ def refuse_softmax(match: Match) -> str | None:
 
 
 def emit_softmax(match: Match) -> Iterator[OpCall]:
+    """The op; then the same with the dtype that eager gives."""
     op = getattr(torch.ops.fusedops, match.op).default
     arguments = match.call.arguments
     yield OpCall(op, (arguments["input"], arguments["dim"], arguments["dtype"]))

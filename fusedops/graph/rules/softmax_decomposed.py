@@ -29,6 +29,8 @@ NO_MAXIMUM = "exp without the maximum subtracted overflows where softmax does no
 
 
 class SoftmaxDecomposed(Rule):
+    """A softmax that is written out."""
+
     def match(self, call: Call) -> Match | None:
         chain = read_softmax_decomposed(call)
         if chain is not None:
@@ -50,9 +52,11 @@ def read_softmax_decomposed(call: Call) -> SoftmaxChain | None:
     exp, total = parts
     shifted = call_of(exp.arguments["input"], "sub")
     maximum = _maximum(shifted.arguments["other"]) if shifted else None
-    if maximum is None or not same_value(maximum.arguments["input"], shifted.arguments["input"]):
+    if shifted is None or maximum is None:
         return None
     x = shifted.arguments["input"]
+    if not same_value(maximum.arguments["input"], x):
+        return None
     dim = _dim(maximum, x)
     if dim is None or dim != _dim(total, x):
         return None

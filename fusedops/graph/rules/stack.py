@@ -23,6 +23,8 @@ from fusedops.graph.rules.rule import Match, OpCall, Rule, op_of
 
 
 class Stack(Rule):
+    """A stack of results for which one of the `rules` has a plain op."""
+
     def __init__(self, rules: Sequence[Rule]) -> None:
         self.rules = rules
 
@@ -32,8 +34,9 @@ class Stack(Rule):
         results = call.arguments["tensors"]
         if not isinstance(results, (list, tuple)) or len(results) < 2:
             return None
-        matches = [self._match_of(result, call.node) for result in results]
-        if any(match is None for match in matches):
+        tried = [self._match_of(result, call.node) for result in results]
+        matches = [match for match in tried if match is not None]
+        if len(matches) < len(results):
             return None
         found = _stacked([match.op for match in matches], [m.call.arguments for m in matches])
         stack_dim = constant(call.arguments.get("dim", 0))

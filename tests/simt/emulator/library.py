@@ -97,7 +97,7 @@ SCHEDULES = {
 
 class Rows(Structure):
     _fields_ = [
-        *[("data", c_void_p), ("stride", c_int64), ("jump", c_int64)],
+        *[("data", c_void_p), ("stride", c_int64), ("run_gap", c_int64)],
         *[("multiplier", c_uint32), ("shift", c_uint32), ("dtype", c_int32)],
     ]
 

@@ -1,13 +1,13 @@
 // layer_norm, std_norm and rms_norm of rows on the CPU.
 //
-// Statistics: deviations from a shift near the mean are summed in one pass, and corrected for the
-// shift (Chan, Golub, LeVeque 1983); where the shift turns out further from the mean than one
-// standard deviation, the pass is repeated from the mean itself. So neither a large mean nor a long
-// row costs digits. The mean is kept as a float and the remainder that it rounds away, and both are
-// subtracted. A root mean square has no mean, and its squares are summed as they are.
+// Statistics: one pass sums the deviations from a shift near the mean, and corrects the result for
+// the shift (Chan, Golub, LeVeque 1983). If the shift is further from the mean than one standard
+// deviation, the pass is repeated with the mean itself. Neither a large mean nor a long row then
+// costs digits. The mean is represented as a float and the remainder that its rounding drops, and
+// both are subtracted. rms_norm has no mean; it sums the squares of the values themselves.
 //
-// A row that is a sum is made a chunk at a time, each while its statistics are taken: so every
-// tensor is read or written once, and dropout is drawn once.
+// With a residual, each chunk of the sum is computed just before its statistics, so that every
+// tensor is read or written once, and dropout is computed once.
 #pragma once
 
 #include "fusedops/cpu/norm_common.h"
@@ -19,7 +19,7 @@ namespace {
 
 // --- rows ---------------------------------------------------------------------------------------
 
-// kCount rows as they lie in memory.
+// kCount rows in memory.
 template <class T, int kCount>
 struct PlainRows {
   const T* row[kCount];
@@ -38,17 +38,17 @@ struct PlainRows {
   FUSEDOPS_INLINE void copy(int, int64_t, Part, Tile<Compute<T>>, Put) const {}
 };
 
-// kCount rows of dropout(input) + residual, made where the sum is wanted; or in scratch memory, if
-// it is not, or is to go around the cache.
+// kCount rows of dropout(input) + residual. They are computed in the memory of the sum, or in
+// scratch memory if the sum is not wanted or is streaming.
 template <class T, int kCount>
 struct AddedRows {
   using C = Compute<T>;
   const T* row[kCount];
   const NormForward& args;
   int64_t first;
-  C* chunk;  // of one row, for dropout
+  C* chunk;  // a chunk of one row, for dropout
   T* made[kCount];
-  T* sum[kCount];                       // null where the sum is made in its place
+  T* sum[kCount];                       // null if the sum is computed in place
   const T *next_input, *next_residual;  // rows_ahead() of the first row
 
   FUSEDOPS_INLINE AddedRows(const NormForward& args_, int64_t first_, void* scratch, bool streams)
@@ -67,7 +67,7 @@ struct AddedRows {
         start_of<T>(args.residual, first) + rows_ahead<T>(args.residual.spacing, args.cols, kCount);
   }
 
-  // One row, made where it is wanted.
+  // One row, computed at `to`.
   FUSEDOPS_INLINE AddedRows(const NormForward& args_, int64_t first_, T* to, void* scratch)
       : args(args_), first(first_), chunk(static_cast<C*>(scratch)), made{to}, sum{nullptr} {
     static_assert(kCount == 1);
@@ -108,7 +108,8 @@ struct AddedRows {
     add(r, begin, cols, FromScratch<C>{chunk}, C(args.dropout.scale));
   }
 
-  // What follows a chunk is prefetched: the hardware would start anew there.
+  // The columns after a chunk are prefetched, because the hardware prefetcher starts anew at each
+  // chunk.
   template <class Branch>
   FUSEDOPS_INLINE void add(int r, int64_t begin, int64_t cols, Branch branch, C scale) const {
     const bool last = begin + kNormChunk<T> >= args.cols;
@@ -125,7 +126,7 @@ struct AddedRows {
   }
 };
 
-// A row that is made.
+// A row that is already computed.
 template <class T>
 struct OneRow {
   const T* row[1];
@@ -134,13 +135,13 @@ struct OneRow {
 
 // --- sums ---------------------------------------------------------------------------------------
 
-// The root of the least normal number, or a little more.
+// The root of the smallest normal number, or slightly more.
 template <class C>
 constexpr C kTinyRoot = sizeof(C) == sizeof(double) ? C(0x1p-511) : C(0x1p-63);
 
-// How a pass reads row r: as it is, or by a power of two smaller or larger, so that the square of
-// no finite value overflows, or none that counts underflows. Values below `tiny` would have a
-// denormal square, or none.
+// How a pass reads row r: unchanged, or scaled by a power of two such that no finite value's square
+// overflows, or no significant square underflows. Squares of values below `tiny` would be denormal
+// or 0.
 template <class T>
 struct AsItIs {
   static constexpr Compute<T> tiny = kTinyRoot<Compute<T>>;
@@ -158,9 +159,9 @@ struct Scaled {
   }
 };
 
-// Sums of squares grow without a denormal. A product that is fused into a normal sum is none: they
-// start at the square of `tiny`, which started_at() takes away again. Elsewhere what is below
-// `tiny` counts for nothing.
+// Adds a square to a sum without producing a denormal. With FMA the product is never a separate
+// value, so sums start at the square of `tiny`, which is normal, and started_at() subtracts it
+// later. Without FMA, values below `tiny` are ignored.
 #if defined(__FP_FAST_FMAF)
 template <class C>
 FUSEDOPS_INLINE Tile<C> plus_square(Tile<C> sum, Tile<C> x, C) {
@@ -182,14 +183,14 @@ constexpr C start_of_squares(C) {
 }
 #endif
 
-// What a chunk's sums start at, in the lanes that a column of the row reaches.
+// The start of a chunk's sum, in the lanes that contain a column of the row.
 template <class T, class C = Compute<T>>
 FUSEDOPS_INLINE Tile<C> start_of_chunk(C tiny, int64_t cols) {
   const Tile<C> start = both(start_of_squares(tiny));
   return cols < kTile<T> ? filled<T>(start, First{static_cast<int>(cols)}, C(0)) : start;
 }
 
-// What the starts of the chunks of a row come to.
+// The sum of the starts of all chunks of a row.
 template <class T, class C = Compute<T>>
 FUSEDOPS_INLINE Wider<T> started_at(C tiny, int64_t cols) {
   const int64_t chunks = (cols + kNormChunk<T> - 1) / kNormChunk<T>;
@@ -202,8 +203,8 @@ constexpr C kDown = sizeof(C) == sizeof(double) ? C(0x1p-520) : C(0x1p-80);
 template <class C>
 constexpr C kUp = sizeof(C) == sizeof(double) ? C(0x1p600) : C(0x1p100);
 
-// Sums of squares below `lowest` have lost digits to underflow, and those that are not finite have
-// overflowed, or are of a row with a NaN or an infinity.
+// The range in which sums of squares are exact. Below `lowest` they have lost digits to underflow;
+// if they are not finite, they have overflowed, or the row contains a NaN or an infinity.
 template <class Wide>
 struct SquaresRange {
   Wide lowest;
@@ -211,15 +212,15 @@ struct SquaresRange {
   FUSEDOPS_INLINE bool holds(Wide squares) const {
     return squares >= lowest && squares < kInfinity<Wide>;
   }
-  // The factor for a row whose sum of squares lies outside.
+  // The factor for a row whose sum of squares is outside the range.
   template <class C>
   FUSEDOPS_INLINE C factor(Wide squares) const {
     return squares < lowest ? kUp<C> : kDown<C>;
   }
 };
 
-// Underflow counts only where eps does not cover it, so rows of zeros cost no second pass. Where it
-// does count, squares that count for nothing are 2^-34 of the sum or less.
+// Underflow matters only if eps does not dominate it, so that rows of zeros need no second pass.
+// Where it matters, the squares that are ignored are at most 2^-34 of the sum.
 template <class T>
 FUSEDOPS_INLINE SquaresRange<Wider<T>> squares_range(const NormForward& args) {
   constexpr bool kIsDouble = sizeof(T) == sizeof(double);
@@ -231,7 +232,7 @@ FUSEDOPS_INLINE SquaresRange<Wider<T>> squares_range(const NormForward& args) {
   return {eps >= kCovers ? 0 : lowest};
 }
 
-// The sum of a row: each chunk's in Compute<T>, the chunks' in Wider<T>.
+// The sum of a row: each chunk is summed in Compute<T>, and the chunks in Wider<T>.
 template <class C>
 struct LongSum;
 template <>
@@ -258,13 +259,14 @@ FUSEDOPS_INLINE void totals(const LongSum<double> (&sums)[kCount], long double (
 
 // --- statistics ---------------------------------------------------------------------------------
 
-// Mean, and sum of squared deviations from it.
+// The mean, and the sum of squared deviations from it.
 template <class Wide>
 struct Moments {
   Wide mean, squares;
 };
 
-// The moments of every row, from its deviations from a shift. The first chunk is made already.
+// Computes the moments of every row from its deviations from a shift. The first chunk of rows that
+// are sums has been computed before.
 template <class T, class At, int kCount, class Rows, class C = Compute<T>>
 FUSEDOPS_INLINE void moments_around(
     const C (&shift)[kCount], At source, const Rows& rows, int64_t cols,
@@ -296,11 +298,12 @@ FUSEDOPS_INLINE void moments_around(
     const Wider<T> away = total[2 * r] / cols;
     const Wider<T> around = total[2 * r + 1] - started_at<T>(source.tiny, cols);
     const Wider<T> squares = around - total[2 * r] * away;
-    moments[r] = {shift[r] + away, squares < 0 ? 0 : squares};  // where floats' squares underflow
+    moments[r] = {shift[r] + away, squares < 0 ? 0 : squares};  // if squares underflow
   }
 }
 
-// A value near the mean: that of the first tile, which does not overflow where floats do.
+// Returns a value near the mean: the mean of the first tile. Values are divided before they are
+// added, so that the sum does not overflow.
 template <class T, class At, class Rows, class C = Compute<T>>
 FUSEDOPS_INLINE C shift_near_mean(At source, const Rows& rows, int r, int64_t cols) {
   const bool whole = cols >= kTile<T>;
@@ -311,7 +314,8 @@ FUSEDOPS_INLINE C shift_near_mean(At source, const Rows& rows, int r, int64_t co
   return across_lanes<C>(shares.v[0] + shares.v[1], Add{});
 }
 
-// Whether the shift was within one standard deviation of the mean, and no square left the range.
+// Whether the shift was within one standard deviation of the mean, and the sum of squares is in its
+// range.
 template <class Wide, class C>
 FUSEDOPS_INLINE bool are_exact(
     const Moments<Wide>& moments, C shift, int64_t cols, SquaresRange<Wide> range) {
@@ -327,8 +331,8 @@ Moments<Wider<T>> moments_of_one(C shift, At source, const OneRow<T>& row, int64
   return moments[0];
 }
 
-// Once more, around what was found to be the mean; where squares leave their range, of the row
-// scaled.
+// Computes the moments again, with the approximate mean as the shift; and if the squares leave
+// their range, again for the scaled row.
 template <class T, class C = Compute<T>>
 FUSEDOPS_NOINLINE Moments<Wider<T>> exact_moments(
     C mean, const T* memory, int64_t cols, SquaresRange<Wider<T>> range) {
@@ -372,7 +376,7 @@ FUSEDOPS_INLINE void sums_of_squares(
   for (auto& squares : total) squares -= started_at<T>(source.tiny, cols);
 }
 
-// Where squares leave their range: once more, of a scaled row.
+// Computes a sum of squares outside its range again, for the scaled row.
 template <class T>
 FUSEDOPS_NOINLINE Wider<T> exact_sum_of_squares(
     Wider<T> squares, const T* memory, int64_t cols, SquaresRange<Wider<T>> range) {
@@ -406,7 +410,8 @@ FUSEDOPS_INLINE Vec<double> root(Vec<double> x) {
 #endif
 }
 
-// rstd from the sum of squares: of the deviations from the mean, or for rms_norm of the values.
+// Returns rstd, given the sum of squares: of the deviations from the mean, or of the values for
+// rms_norm.
 template <class Wide>
 FUSEDOPS_INLINE Wide rstd_of(const NormForward& args, Wide squares) {
   const double cols = static_cast<double>(args.cols);
@@ -414,7 +419,7 @@ FUSEDOPS_INLINE Wide rstd_of(const NormForward& args, Wide squares) {
   return 1.0 / root(squares / cols + args.eps);
 }
 
-// What NormStatistics normalises by, of tiles: `S` is one number, or one for each lane.
+// Normalizes a tile by NormStatistics. `S` is one number, or one for each lane.
 template <bool kCenters, class T, class C, class S>
 FUSEDOPS_INLINE Tile<C> normalized(Tile<C> x, S mean, S rstd, S remainder) {
   if constexpr (kCenters) return (x - mean) * rstd - remainder;
@@ -422,7 +427,8 @@ FUSEDOPS_INLINE Tile<C> normalized(Tile<C> x, S mean, S rstd, S remainder) {
   return x * rstd + x * remainder;
 }
 
-// A C that every column of a row meets: less than the least normal number is not worth its time.
+// Converts a value that is used in every column. A denormal becomes 0, because it would slow down
+// every column and is too small to matter.
 template <class C, class Wide>
 FUSEDOPS_INLINE C unless_denormal(Wide value) {
   constexpr Wide least = Wide(kTinyRoot<C>) * kTinyRoot<C>;
@@ -432,14 +438,14 @@ FUSEDOPS_INLINE C unless_denormal(Wide value) {
 template <bool kCenters, class T>
 struct NormStatistics;
 
-// What normalises a row: (x - mean) * rstd - remainder.
+// Normalizes a row: (x - mean) * rstd - remainder.
 template <class T>
 struct NormStatistics<true, T> {
   using C = Compute<T>;
   C mean, rstd, remainder;
 
   template <int kCount, class Rows>
-  static FUSEDOPS_INLINE void take(
+  static FUSEDOPS_INLINE void compute(
       const Rows& rows, const NormForward& args, NormStatistics (&result)[kCount]) {
     const int64_t cols = args.cols;
     rows.make(0, cols < kNormChunk<T> ? cols : kNormChunk<T>);
@@ -462,7 +468,7 @@ struct NormStatistics<true, T> {
     return {mean, C(rstd), unless_denormal<C>((moments.mean - mean) * rstd)};
   }
 
-  FUSEDOPS_INLINE void keep(const NormForward& args, int64_t row) const {
+  FUSEDOPS_INLINE void save(const NormForward& args, int64_t row) const {
     if (args.rstd == nullptr) return;
     static_cast<C*>(args.mean)[row] = mean;
     static_cast<C*>(args.rstd)[row] = rstd;
@@ -472,15 +478,15 @@ struct NormStatistics<true, T> {
   }
 };
 
-// x * (rstd + remainder), where remainder is what the rounding of rstd took: without it the result
-// would be rounded once more. What has 16 bits does not show it.
+// Normalizes a row: x * (rstd + remainder), where remainder is the rounding error of rstd. Without
+// it the result would be rounded once more, which 16-bit results do not show.
 template <class T>
 struct NormStatistics<false, T> {
   using C = Compute<T>;
   C rstd, remainder;
 
   template <int kCount, class Rows>
-  static FUSEDOPS_INLINE void take(
+  static FUSEDOPS_INLINE void compute(
       const Rows& rows, const NormForward& args, NormStatistics (&result)[kCount]) {
     Wider<T> squares[kCount];
     sums_of_squares<T>(AsItIs<T>{}, rows, args.cols, squares);
@@ -499,7 +505,7 @@ struct NormStatistics<false, T> {
     return {high, high < kInfinity<C> ? C(rstd - high) : C(0)};
   }
 
-  FUSEDOPS_INLINE void keep(const NormForward& args, int64_t row) const {
+  FUSEDOPS_INLINE void save(const NormForward& args, int64_t row) const {
     if (args.rstd != nullptr) static_cast<C*>(args.rstd)[row] = rstd;
   }
   FUSEDOPS_INLINE Tile<C> of_columns(Tile<C> x) const {
@@ -514,7 +520,7 @@ struct Norm {
   using C = Compute<T>;
   const NormForward& args;
   Put put;
-  ColumnValues<T> weight, bias;  // bias: null where there is none
+  ColumnValues<T> weight, bias;  // bias is null if there is none
   void* scratch;
 
   // Writes the first row, whose statistics are known.
@@ -525,7 +531,7 @@ struct Norm {
 
   void run(RowRange range) const {
     int64_t row = range.begin;
-    if (interleaved_rows(args) >= kRowsAbreast) row = steps<kRowsAbreast>(row, range.end);
+    if (interleaved_rows(args) >= kInterleavedRows) row = steps<kInterleavedRows>(row, range.end);
     row = steps<2>(row, range.end);
     steps<1>(row, range.end);
   }
@@ -533,7 +539,7 @@ struct Norm {
  private:
   using Statistics = NormStatistics<kCenters, T>;
 
-  // Returns the row that is next.
+  // Returns the next row.
   template <int kCount>
   FUSEDOPS_INLINE int64_t steps(int64_t row, int64_t end) const {
     for (; row + kCount <= end; row += kCount) step<kCount>(row);
@@ -544,8 +550,8 @@ struct Norm {
   FUSEDOPS_INLINE void step(int64_t first) const {
     const Rows<T, kCount> rows(args, first, scratch, put.streams);
     Statistics stats[kCount];
-    Statistics::take(rows, args, stats);
-    for (int r = 0; r < kCount; ++r) stats[r].keep(args, first + r);
+    Statistics::compute(rows, args, stats);
+    for (int r = 0; r < kCount; ++r) stats[r].save(args, first + r);
     write(first, rows, stats);
   }
 
@@ -567,9 +573,10 @@ struct Norm {
     write_rows<kBias, false>(first, rows, stats);
   }
 
-  // Locals: what stores could reach would be read again after each. A tile of every row is read
-  // before one is written: where rows lie whole pages apart, a load would wait for the store before
-  // it, which has the same low address bits (20 % of the time at 4096 x 1024 floats).
+  // Pointers are copied to locals, because members would be read again after each store. A tile of
+  // every row is read before any is written: if rows are whole pages apart, a load would wait for
+  // the preceding store, whose address has the same low bits (20 % of the time at 4096 x 1024
+  // floats).
   template <bool kBias, bool kRounds, int kCount>
   FUSEDOPS_INLINE void write_rows(
       int64_t first, Rows<T, kCount> rows, const Statistics (&given)[kCount]) const {

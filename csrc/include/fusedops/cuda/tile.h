@@ -15,8 +15,8 @@ FUSEDOPS_DEVICE int32_t column_of(int vector) {
   return static_cast<int32_t>(vector * blockDim.x + threadIdx.x) * kWidth;
 }
 
-// Rows are evenly spaced here. Groups with a jump between them, as the CPU has them, would cost
-// every kernel 8 registers, and with them a sixth of the bytes in flight.
+// Rows are evenly spaced here. Runs of rows, which the CPU reads, would cost every kernel 8
+// registers, and with them a sixth of the bytes in flight.
 template <class T>
 FUSEDOPS_DEVICE const T* row_of(const ConstRows& rows, int64_t row) {
   return static_cast<const T*>(rows.data) + row * rows.spacing.stride;

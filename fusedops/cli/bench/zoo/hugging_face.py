@@ -61,7 +61,8 @@ def _model(
         if not dropout:
             _without_dropout(config)
         model_class = getattr(transformers, f"{name}Model")
-        return model_class._from_config(config, attn_implementation="eager").train()
+        model: nn.Module = model_class._from_config(config, attn_implementation="eager")
+        return model.train()
 
     return Model(kind, sites, build, inputs or _INPUTS[kind])
 

@@ -43,11 +43,13 @@ class Attention(nn.Module):
         query, key, value = (self.split(part) for part in self.project(x).chunk(3, dim=-1))
         weights = self.weights(query, key, mask)
         heads = torch.matmul(self.dropout(weights), value)
-        return self.out(heads.transpose(1, 2).reshape(x.shape))
+        output: Tensor = self.out(heads.transpose(1, 2).reshape(x.shape))
+        return output
 
     def split(self, x: Tensor) -> Tensor:
         """[batch, length, width] as [batch, heads, length, width of a head]."""
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        heads: Tensor = x.unflatten(-1, (self.heads, -1))
+        return heads.transpose(1, 2)
 
     def weights(self, query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
         """Softmax of the scores; `mask` is 1 at tokens and 0 at padding, [batch, length]."""
@@ -66,6 +68,8 @@ class AnnotatedAttention(Attention):
 class NanoGptAttention(Attention):
     """github.com/karpathy/nanoGPT: causal by a buffer of ones below the diagonal."""
 
+    bias: Tensor
+
     def __init__(self, size: Size, dropout: float) -> None:
         super().__init__(size, dropout)
         self.register_buffer("bias", torch.tril(torch.ones(size.length, size.length))[None, None])
@@ -80,6 +84,8 @@ class NanoGptAttention(Attention):
 class OldGpt2Attention(Attention):
     """GPT-2 as transformers wrote it before version 5: `where` with the least number, then a mask
     is added."""
+
+    bias: Tensor
 
     def __init__(self, size: Size, dropout: float) -> None:
         super().__init__(size, dropout)
@@ -100,7 +106,7 @@ class MaxAttention(Attention):
     """Softmax from its definition; the greatest score by `max`, which gives its index too."""
 
     def weights(self, query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
-        scores = torch.matmul(query, key.transpose(-1, -2)) * query.size(-1) ** -0.5
+        scores: Tensor = torch.matmul(query, key.transpose(-1, -2)) * query.size(-1) ** -0.5
         exponentials = torch.exp(scores - scores.max(dim=-1, keepdim=True)[0])
         return exponentials / exponentials.sum(dim=-1, keepdim=True)
 
@@ -109,7 +115,7 @@ class AmaxAttention(Attention):
     """Softmax from its definition; the greatest score by `amax`."""
 
     def weights(self, query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
-        scores = torch.matmul(query, key.transpose(-1, -2)) * query.size(-1) ** -0.5
+        scores: Tensor = torch.matmul(query, key.transpose(-1, -2)) * query.size(-1) ** -0.5
         exponentials = (scores - scores.amax(-1, keepdim=True)).exp()
         return exponentials / torch.sum(exponentials, dim=-1, keepdim=True)
 
@@ -184,7 +190,8 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         x = x + self.dropout(self.attention(self.attention_norm(x), mask))
-        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+        output: Tensor = x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+        return output
 
 
 class Transformer(nn.Module):
@@ -211,7 +218,8 @@ class Transformer(nn.Module):
         x = self.tokens(input_ids) + self.positions[: input_ids.size(1)]
         for layer in self.layers:
             x = layer(x, mask)
-        return self.norm(x)
+        output: Tensor = self.norm(x)
+        return output
 
 
 def _transformer(attentions: Sequence[type[Attention]], norms: Sequence[type[nn.Module]]) -> Model:
@@ -242,8 +250,9 @@ def _layer_arguments(size: Size, dropout: bool) -> dict[str, Any]:
 
 
 def _torch_transformer(size: Size, dropout: bool) -> nn.Module:
-    layers = {"num_encoder_layers": LAYERS, "num_decoder_layers": LAYERS}
-    return nn.Transformer(**_layer_arguments(size, dropout), **layers)
+    return nn.Transformer(
+        num_encoder_layers=LAYERS, num_decoder_layers=LAYERS, **_layer_arguments(size, dropout)
+    )
 
 
 def _source_and_target(size: Size, batch: int) -> Inputs:
