@@ -39,7 +39,7 @@ def source(step: Step) -> str:
 
 
 def names(step: Step, symbol: str) -> bool:
-    """Whether a word of a file begins with the symbol, as launch_with_workspace does with launch."""
+    """Whether a word of a file begins with the symbol: launch_with_workspace does with launch."""
     return re.search(rf"(?<!\w){symbol}", source(step)) is not None
 
 

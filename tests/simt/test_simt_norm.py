@@ -11,10 +11,10 @@ import torch
 from oracle import annotated_norm
 
 from . import philox
-from .cases import decode, encode
-from .emulator import DTYPES, Config, EmulatorError
+from .cases.norm import KINDS, OPS, SEED, NormCase, Prepared, inputs, run, statistics
+from .cases.rows import decode, encode
+from .emulator.library import DTYPES, Config, EmulatorError
 from .judge import Judge, same_bits, tensor
-from .norm_cases import KINDS, OPS, SEED, NormCase, Prepared, inputs, run, statistics
 
 FORWARD, BACKWARD = OPS
 ROWS_ONLY = (True, False, False)
@@ -27,7 +27,7 @@ def test_a_single_misaligned_array_is_enough_for_narrow_accesses(emulator, op, a
     expected = run(emulator, replace(case, width=1), given)
     for name in Prepared(emulator, case, given).arrays:
         if name in ("mean", "rstd", "grad_weight", "grad_bias"):
-            continue  # one element at a time anyway
+            continue  # its vectors are single elements anyway
         prepared = Prepared(emulator, case, given, misaligned=name)
         emulator.launch(prepared.args)
         assert same_bits(prepared.outputs(), expected), name
@@ -55,7 +55,7 @@ def test_blocks_that_walk_over_many_rows_sum_all_of_them(emulator, dtype, rows, 
     judge.conclude()
 
 
-#: Rows from standard normal ones.
+#: Makes rows from standard normal ones.
 HARD_ROWS = {
     "far from zero": lambda normal: 1e4 + normal,
     "variance 1e-12": lambda normal: 1 + 1e-6 * normal,

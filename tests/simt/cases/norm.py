@@ -1,5 +1,5 @@
-"""What LayerNorm, RMSNorm and StdNorm are run on: as cases.py, with and without residuals, dropout
-and every option. Needs numpy only, so that it runs under sanitizers.
+"""What LayerNorm, RMSNorm and StdNorm are run on: as in rows.py, with and without residuals and
+dropout, and with every option. Needs numpy only, so that it runs under sanitizers.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from . import cases, philox
-from .cases import FEW_COLS, Arrays, decode, encode
-from .emulator import (
+from .. import philox
+from ..emulator.library import (
     DTYPES,
     VECTOR_BYTES,
     Args,
@@ -24,6 +23,8 @@ from .emulator import (
     NormForward,
     Rows,
 )
+from . import rows as row_cases
+from .rows import FEW_COLS, Arrays, decode, encode
 
 OPS = ["norm_forward", "norm_backward"]
 #: In the order of NormKind.
@@ -213,7 +214,7 @@ def bases() -> list[NormCase]:
         for op in OPS
         for dtype in DTYPES
         for adds in (False, True)
-        for width in cases.widths(dtype)
+        for width in row_cases.widths(dtype)
     ]
 
 
@@ -256,7 +257,7 @@ def boundary_cases(emulator: Emulator, base: NormCase, elements: int = 1000) -> 
     longest row, and once where rows go by segments.
     """
     lengths = boundary_lengths(emulator, base)
-    is_widest = base.width == cases.widths(base.dtype)[0]
+    is_widest = base.width == row_cases.widths(base.dtype)[0]
     few = lengths[-1:] if base.adds else lengths[-2:-1] if is_widest else []
     first = zlib.crc32(repr(base).encode())
     for i, cols in enumerate(lengths, first):
@@ -270,16 +271,16 @@ def all_boundary_cases(emulator: Emulator) -> list[NormCase]:
 
 
 def cluster_cases(emulator: Emulator) -> Iterator[NormCase]:
-    """As those of cases.py."""
+    """As those of rows.py."""
     for i, base in enumerate(bases()):
-        if base.width == cases.widths(base.dtype)[0] and base.dtype != "float64":
+        if base.width == row_cases.widths(base.dtype)[0] and base.dtype != "float64":
             base = replace(base, rows=3, clusters=True, wanted=(True, False, False))
             cols = boundary_lengths(emulator, replace(base, rows=1))[-1]
             yield varied(replace(base, cols=cols), i)
 
 
 def racing_candidates(emulator: Emulator) -> list[NormCase]:
-    """As those of cases.py. Of kernels that keep rows the short ones sum columns."""
+    """As those of rows.py. Of kernels that keep rows the short ones sum columns."""
     candidates = [replace(case, rows=3) for case in all_boundary_cases(emulator)]
     candidates = [
         case if case.adds or case.cols <= FEW_COLS else replace(case, wanted=(True, False, False))
