@@ -29,7 +29,7 @@ namespace fusedops::cuda {
 
 template <class Args>
 FUSEDOPS_DEVICE bool has_mean(const Args& args) {
-  return args.kind != NormKind::kRms;
+  return fusedops::has_mean(args.kind);
 }
 
 // One vector of what rows are multiplied with: weight + weight_offset, or 1 where there is none.
@@ -149,6 +149,20 @@ FUSEDOPS_DEVICE Acc rstd_of(const NormForward& args, Acc squares) {
   const Acc variance = mean_of(squares, count);
   if (args.kind == NormKind::kStd) return device::reciprocal(exact_root(variance) + eps);
   return exact_rsqrt(variance + eps);
+}
+
+// The means of g and g * n in the backward pass (norm_backward.h); share is 1 / cols. For StdNorm,
+// std * rstd = 1 - eps * rstd. Where std is small beside eps, rounding may be all that is left of
+// it, but the second mean's part of a gradient is then as small beside the rest; where std is 0
+// that part is 0.
+template <class Acc>
+FUSEDOPS_DEVICE Pair<Acc> means_of(const NormBackward& args, Pair<Acc> sums, Acc share, Acc rstd) {
+  Acc along = share;
+  if (args.kind == NormKind::kStd) {
+    const Acc kept = device::fma(-static_cast<Acc>(args.eps), rstd, Acc(1));
+    along = kept > 0 ? device::reciprocal(static_cast<Acc>(args.cols - 1) * kept) : Acc(0);
+  }
+  return {has_mean(args) ? sums.first * share : Acc(0), sums.second * along};
 }
 
 // Squared deviations from the mean, from the sums of x - base and of its square; `correction` is

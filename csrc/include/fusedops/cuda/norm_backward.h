@@ -48,19 +48,6 @@ struct NormGradient {
   }
 };
 
-// The means of g and g * n; share is 1 / cols. For StdNorm, std * rstd = 1 - eps * rstd. Where std
-// is small beside eps, rounding may be all that is left of it, but the second mean's part of a
-// gradient is then as small beside the rest; where std is 0 that part is 0.
-template <class Acc>
-FUSEDOPS_DEVICE Pair<Acc> means_of(const NormBackward& args, Pair<Acc> sums, Acc share, Acc rstd) {
-  Acc along = share;
-  if (args.kind == NormKind::kStd) {
-    const Acc kept = device::fma(-static_cast<Acc>(args.eps), rstd, Acc(1));
-    along = kept > 0 ? device::reciprocal(static_cast<Acc>(args.cols - 1) * kept) : Acc(0);
-  }
-  return {has_mean(args) ? sums.first * share : Acc(0), sums.second * along};
-}
-
 template <class Acc>
 FUSEDOPS_DEVICE Acc* workspace_part(const NormBackward& args, int64_t part) {
   return static_cast<Acc*>(args.workspace) + part * args.cols;
