@@ -118,7 +118,7 @@ ColumnValues<T> bias_values(const Args& args, C* copy) {
 
 // --- kinds --------------------------------------------------------------------------------------
 //
-// Everything in which the kinds of norms differ, forward and backward, beside has_mean() (args.h).
+// The differences between the kinds of norms, forward and backward, except has_mean() (args.h).
 
 FUSEDOPS_INLINE double root(double x) { return __builtin_sqrt(x); }
 FUSEDOPS_INLINE long double root(long double x) { return __builtin_sqrtl(x); }
@@ -144,12 +144,12 @@ FUSEDOPS_INLINE Wide rstd_of(const NormForward& args, Wide squares) {
   return 1.0 / root(squares / cols + args.eps);
 }
 
-// What eps is beside a sum of squares: it is its square where eps is added to a root.
+// Returns eps on the scale of a mean of squares: its square if eps is added to a root.
 inline double squared_eps(const NormForward& args) {
   return args.kind == NormKind::kStd ? args.eps * args.eps : args.eps;
 }
 
-// Whether the divisor of sum(g * centered) is along_count(), and not the number of columns.
+// Whether the divisor of sum(g * centered) is along_count() instead of the number of columns.
 constexpr bool has_own_count(NormKind kind) { return kind == NormKind::kStd; }
 
 // The divisor of sum(g * centered) for kStd: (cols - 1) * share, where share = std / (std + eps) =
