@@ -344,12 +344,12 @@ PyObject* setup(PyObject*, PyObject* args) {
 
 PyMethodDef methods[] = {
     {"setup", setup, METH_VARARGS,
-     "setup(Tensor, Parameter, handle_of, tensors_of, dtypes, watchers, forward_ad): what torch "
-     "lends."},
+     "setup(Tensor, Parameter, handle_of, tensors_of, dtypes, watchers, forward_ad): stores the "
+     "objects of torch that calls need."},
     {"state", as_method(state), METH_FASTCALL,
-     "state(*tensors): how a call on these tensors, or None, runs."},
+     "state(*tensors): the State of a call on these tensors; an entry may be None."},
     {"bind", bind, METH_VARARGS,
-     "bind(name, kinds, results, fallback): a function that calls the op of this name."},
+     "bind(name, kinds, results, fallback): returns a function that calls the op."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef module = {

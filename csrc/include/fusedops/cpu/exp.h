@@ -89,8 +89,8 @@ constexpr C kRaised = sizeof(C) == sizeof(double) ? C(0x1p64) : C(0x1p32);
 // nonzero results.
 //
 // AVX-512 scales by a masked instruction, so the other lanes may hold anything before it; 2^kUp is
-// already part of `value`. Elsewhere n + kUp is added to the exponent bits of a float, and the
-// other lanes are computed at x = 0.
+// already part of `value`. Elsewhere `value` is multiplied by 2^(n + kUp), a float whose exponent
+// bits are set to it, and the other lanes are computed at x = 0.
 #if defined(__AVX512F__)
 constexpr bool kValueIsRaised = true;
 FUSEDOPS_INLINE __mmask16 lanes_above(Vec<float> x, float lowest) {

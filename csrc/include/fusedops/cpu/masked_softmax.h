@@ -221,7 +221,7 @@ void hide_columns(C* scratch, C mask_value, int64_t visible, int64_t cols) {
   }
 }
 
-// Replaces the scores by exp(score - max), and returns their sum.
+// Replaces the scores by exp(score - max), and returns the chunk's maximum and sum.
 template <class Out, class C>
 FUSEDOPS_NOINLINE SoftmaxChunk<C> exponentials_of_chunk(C* scratch, C max, int64_t cols) {
   const C shift = shift_of(max);

@@ -14,8 +14,9 @@ namespace fusedops {
 namespace FUSEDOPS_CPU_ISA {
 namespace {
 
-// The widest rows that are computed in groups. Rows that do not fill a group are computed one by
-// one, with the same bits. Of a group of kMaxGroupCols only one array of tiles is on the stack.
+// Rows of up to kNarrowCols columns may be computed in groups, and of up to kMaxGroupCols if a
+// group needs only one array of tiles. Rows that do not fill a group are computed one by one, with
+// the same bits.
 constexpr int64_t kNarrowCols = 64, kMaxGroupCols = 256;
 template <class T>
 constexpr int64_t kGroupRows = kTile<T>;

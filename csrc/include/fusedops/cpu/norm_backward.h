@@ -15,8 +15,8 @@ enum class ColumnSums { kNone, kWeight, kBoth };
 
 // The backward of a row. With g = grad_output * weight and centered = input - mean, grad_input =
 // rstd * ((g - grad_mean) - slope * centered). Without a mean both means are 0. No intermediate
-// value leaves the range of its type before the result does; rstd^3 would, for rows of 1e-30 or
-// 1e30.
+// value leaves the range of its type before the result does; rstd^3 would, for values
+// near 1e-30 or 1e30.
 //
 // If a row has few columns, the difference in brackets cancels: for two columns, all but eps /
 // (variance + eps) of it. Its error is nevertheless a few ulps of |g|, and that of centered * rstd
@@ -35,7 +35,8 @@ struct NormSlope {
 // that is no larger, the products may be denormal although the sums are not. Such rows are scaled,
 // when they are read, by a power of two near rstd. That changes no other bit.
 
-// float16 has no values that small, and double does not make such products.
+// Whether rows may be that tiny. float16 has no values that small, and products of doubles do not
+// become denormal.
 template <class T>
 constexpr bool kMayBeTiny = sizeof(Compute<T>) == sizeof(float);
 template <>
@@ -45,7 +46,7 @@ constexpr bool kMayBeTiny<Half> = false;
 template <class C>
 constexpr C kLargeRstd = C(0x1p12);
 
-// The largest power of two that does not exceed each value, with the bits of its exponent.
+// The largest power of two that does not exceed each value: its exponent bits.
 template <class C>
 FUSEDOPS_INLINE Vec<C> power_in(Vec<C> value) {
   return (Vec<C>)((Lanes<C>)value & (Lanes<C>)broadcast(kInfinity<C>));
@@ -65,7 +66,8 @@ FUSEDOPS_INLINE Vec<C> reading_factor(Vec<C> mean, Vec<C> rstd) {
 template <class T>
 constexpr bool kMayLoseProducts = kMayBeTiny<T> && !kFusesProducts;
 
-// `slope` and `rstd` belong to the row as it is read: one number, or one for each lane.
+// Whether products with `slope` may be lost to underflow. `slope` and `rstd` are those of the row
+// as it is read: one number each, or one for each lane.
 template <class S>
 FUSEDOPS_INLINE auto loses_products(S slope, S rstd) {
   const S size = slope < 0 ? -slope : slope;

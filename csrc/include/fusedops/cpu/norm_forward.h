@@ -30,7 +30,7 @@ struct PlainRows {
     for (int r = 0; r < kCount; ++r) row[r] = start_of<T>(args.input, first + r);
   }
 
-  FUSEDOPS_INLINE void make(int64_t, int64_t) const {}
+  FUSEDOPS_INLINE void compute(int64_t, int64_t) const {}
   FUSEDOPS_INLINE void prefetch(int64_t col) const {
     for (int r = 0; r < kCount; ++r) prefetch_tile<Cache::kL2>(row[r] + ahead + col);
   }
@@ -47,7 +47,7 @@ struct AddedRows {
   const NormForward& args;
   int64_t first;
   C* chunk;  // a chunk of one row, for dropout
-  T* made[kCount];
+  T* computed[kCount];
   T* sum[kCount];                       // null if the sum is computed in place
   const T *next_input, *next_residual;  // rows_ahead() of the first row
 
@@ -57,9 +57,9 @@ struct AddedRows {
     for (int r = 0; r < kCount; ++r) {
       T* wanted = args.sum.data == nullptr ? nullptr : start_of<T>(args.sum, first + r);
       const bool in_place = wanted != nullptr && !streams;
-      made[r] = in_place ? wanted : rows + r * padded_cols(args.cols);
+      computed[r] = in_place ? wanted : rows + r * padded_cols(args.cols);
       sum[r] = in_place ? nullptr : wanted;
-      row[r] = made[r];
+      row[r] = computed[r];
     }
     next_input =
         start_of<T>(args.input, first) + rows_ahead<T>(args.input.spacing, args.cols, kCount);
@@ -69,14 +69,14 @@ struct AddedRows {
 
   // One row, computed at `to`.
   FUSEDOPS_INLINE AddedRows(const NormForward& args_, int64_t first_, T* to, void* scratch)
-      : args(args_), first(first_), chunk(static_cast<C*>(scratch)), made{to}, sum{nullptr} {
+      : args(args_), first(first_), chunk(static_cast<C*>(scratch)), computed{to}, sum{nullptr} {
     static_assert(kCount == 1);
     row[0] = to;
     next_input = start_of<T>(args.input, first);
     next_residual = start_of<T>(args.residual, first);
   }
 
-  FUSEDOPS_INLINE void make(int64_t begin, int64_t cols) const {
+  FUSEDOPS_INLINE void compute(int64_t begin, int64_t cols) const {
     for (int r = 0; r < kCount; ++r) {
       if (args.dropout.seed == nullptr) {
         add(r, begin, cols, FromMemory<T>{start_of<T>(args.input, first + r) + begin}, C(1));
@@ -115,7 +115,7 @@ struct AddedRows {
     const bool last = begin + kNormChunk<T> >= args.cols;
     const T* input = start_of<T>(args.input, first + r) + begin;
     const T* residual = start_of<T>(args.residual, first + r) + begin;
-    T* to = made[r] + begin;
+    T* to = computed[r] + begin;
     for_columns<T>(cols, [=](int64_t col, auto part) FUSEDOPS_LAMBDA {
       if (!last) {
         prefetch_tile<Cache::kL2>(input + kNormChunk<T> + col);
@@ -130,7 +130,7 @@ struct AddedRows {
 template <class T>
 struct OneRow {
   const T* row[1];
-  FUSEDOPS_INLINE void make(int64_t, int64_t) const {}
+  FUSEDOPS_INLINE void compute(int64_t, int64_t) const {}
 };
 
 // --- sums ---------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ constexpr C kTinyRoot = sizeof(C) == sizeof(double) ? C(0x1p-511) : C(0x1p-63);
 // overflows, or no significant square underflows. Squares of values below `tiny` would be denormal
 // or 0.
 template <class T>
-struct AsItIs {
+struct Unscaled {
   static constexpr Compute<T> tiny = kTinyRoot<Compute<T>>;
   template <class Rows, class Part>
   FUSEDOPS_INLINE Tile<Compute<T>> at(const Rows& rows, int r, int64_t col, Part part) const {
@@ -273,7 +273,7 @@ FUSEDOPS_INLINE void moments_around(
     Moments<Wider<T>> (&moments)[kCount]) {
   LongSum<C> sums[2 * kCount];
   for_chunks<T>(cols, [&](int64_t begin, int64_t count) FUSEDOPS_LAMBDA {
-    if (begin != 0) rows.make(begin, count);
+    if (begin != 0) rows.compute(begin, count);
     Tile<C> deviations[kCount], squares[kCount];
     for (int r = 0; r < kCount; ++r) {
       deviations[r] = both(C(0));
@@ -337,7 +337,7 @@ template <class T, class C = Compute<T>>
 FUSEDOPS_NOINLINE Moments<Wider<T>> exact_moments(
     C mean, const T* memory, int64_t cols, SquaresRange<Wider<T>> range) {
   const OneRow<T> row{{memory}};
-  const Moments<Wider<T>> found = moments_of_one<T>(mean, AsItIs<T>{}, row, cols);
+  const Moments<Wider<T>> found = moments_of_one<T>(mean, Unscaled<T>{}, row, cols);
   if (range.holds(found.squares)) return found;
   const Scaled<T> by{range.template factor<C>(found.squares)};
   const C shift = shift_near_mean<T>(by, row, 0, cols);
@@ -350,8 +350,8 @@ FUSEDOPS_NOINLINE Moments<Wider<T>> exact_moments(
 template <class T>
 Moments<Wider<T>> moments_of_one(const T* memory, int64_t cols, SquaresRange<Wider<T>> range) {
   const OneRow<T> row{{memory}};
-  const auto shift = shift_near_mean<T>(AsItIs<T>{}, row, 0, cols);
-  const Moments<Wider<T>> moments = moments_of_one<T>(shift, AsItIs<T>{}, row, cols);
+  const auto shift = shift_near_mean<T>(Unscaled<T>{}, row, 0, cols);
+  const Moments<Wider<T>> moments = moments_of_one<T>(shift, Unscaled<T>{}, row, cols);
   if (are_exact(moments, shift, cols, range)) return moments;
   return exact_moments(Compute<T>(moments.mean), memory, cols, range);
 }
@@ -361,7 +361,7 @@ FUSEDOPS_INLINE void sums_of_squares(
     At source, const Rows& rows, int64_t cols, Wider<T> (&total)[kCount]) {
   LongSum<C> sums[kCount];
   for_chunks<T>(cols, [&](int64_t begin, int64_t count) FUSEDOPS_LAMBDA {
-    rows.make(begin, count);
+    rows.compute(begin, count);
     Tile<C> squares[kCount];
     for (int r = 0; r < kCount; ++r) squares[r] = start_of_chunk<T>(source.tiny, cols);
     for_columns<T>(count, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
@@ -390,7 +390,7 @@ FUSEDOPS_NOINLINE Wider<T> exact_sum_of_squares(
 template <class T>
 Wider<T> sum_of_squares_of_one(const T* memory, int64_t cols, SquaresRange<Wider<T>> range) {
   Wider<T> squares[1];
-  sums_of_squares<T>(AsItIs<T>{}, OneRow<T>{{memory}}, cols, squares);
+  sums_of_squares<T>(Unscaled<T>{}, OneRow<T>{{memory}}, cols, squares);
   return range.holds(squares[0]) ? squares[0]
                                  : exact_sum_of_squares(squares[0], memory, cols, range);
 }
@@ -448,11 +448,11 @@ struct NormStatistics<true, T> {
   static FUSEDOPS_INLINE void compute(
       const Rows& rows, const NormForward& args, NormStatistics (&result)[kCount]) {
     const int64_t cols = args.cols;
-    rows.make(0, cols < kNormChunk<T> ? cols : kNormChunk<T>);
+    rows.compute(0, cols < kNormChunk<T> ? cols : kNormChunk<T>);
     C shift[kCount];
-    for (int r = 0; r < kCount; ++r) shift[r] = shift_near_mean<T>(AsItIs<T>{}, rows, r, cols);
+    for (int r = 0; r < kCount; ++r) shift[r] = shift_near_mean<T>(Unscaled<T>{}, rows, r, cols);
     Moments<Wider<T>> moments[kCount];
-    moments_around<T>(shift, AsItIs<T>{}, rows, cols, moments);
+    moments_around<T>(shift, Unscaled<T>{}, rows, cols, moments);
     const SquaresRange<Wider<T>> range = squares_range<T>(args);
     for (int r = 0; r < kCount; ++r) {
       if (!are_exact(moments[r], shift[r], cols, range)) {
@@ -489,7 +489,7 @@ struct NormStatistics<false, T> {
   static FUSEDOPS_INLINE void compute(
       const Rows& rows, const NormForward& args, NormStatistics (&result)[kCount]) {
     Wider<T> squares[kCount];
-    sums_of_squares<T>(AsItIs<T>{}, rows, args.cols, squares);
+    sums_of_squares<T>(Unscaled<T>{}, rows, args.cols, squares);
     const SquaresRange<Wider<T>> range = squares_range<T>(args);
     for (int r = 0; r < kCount; ++r) {
       if (!range.holds(squares[r])) {
@@ -539,7 +539,7 @@ struct Norm {
  private:
   using Statistics = NormStatistics<kCenters, T>;
 
-  // Returns the next row.
+  // Returns the first row that is left.
   template <int kCount>
   FUSEDOPS_INLINE int64_t steps(int64_t row, int64_t end) const {
     for (; row + kCount <= end; row += kCount) step<kCount>(row);

@@ -57,11 +57,11 @@ struct NormPartials {
 };
 
 template <class T>
-FUSEDOPS_INLINE void make_sum(
+FUSEDOPS_INLINE void compute_sum(
     const NormForward& args, int64_t row, RowRange segment, T* sum, void* scratch) {
   const AddedRows<T, 1> rows(args, row, sum, scratch);
   for_chunks<T>(segment.end - segment.begin, [&](int64_t begin, int64_t count) {
-    rows.make(segment.begin + begin, count);
+    rows.compute(segment.begin + begin, count);
   });
 }
 
@@ -71,7 +71,7 @@ FUSEDOPS_INLINE void long_norm_segments(
   const T* input = partials.input(args, row);
   const SquaresRange<Wider<T>> range = squares_range<T>(args);
   for_segments(cols, [&](RowRange segment) {
-    if (args.residual.data != nullptr) make_sum(args, row, segment, partials.sum, scratch);
+    if (args.residual.data != nullptr) compute_sum(args, row, segment, partials.sum, scratch);
     const T* from = input + segment.begin;
     const int64_t count = segment.end - segment.begin;
     Moments<Wider<T>>& partial = partials.moments[segment.begin / kRowSegment];

@@ -2,7 +2,7 @@
 //
 // Rows have the bits of norm_forward.h and norm_backward.h: a lane of an accumulator there is a
 // tile here, and lanes are added up in the same tree. The root and the two divisions at the end of
-// a row are computed for all rows of a group at once. Sums over rows have a tile for each column
+// a row are computed for all rows of a group at once. The sums over rows are in one tile per column
 // until all groups of a partition are done.
 //
 // Not computed in groups: doubles, whose sums use long double, and rows with dropout.
@@ -28,11 +28,12 @@ constexpr int64_t lanes_reached(int64_t cols) {
   return lanes < kLanes<float> ? lanes : kLanes<float>;
 }
 
-// Calls body(column) for each column in a lane of one half of its tile.
+// The first column in a lane of one half of the tiles.
 template <class T>
 FUSEDOPS_INLINE int64_t first_column_of(int half, int64_t lane) {
   return kEvenOdd<T> ? 2 * lane + half : half * kLanes<float> + lane;
 }
+// Calls body(column) for each column in a lane of one half of the tiles.
 template <class T, class Body>
 FUSEDOPS_INLINE void for_columns_of(int half, int64_t lane, int64_t cols, Body body) {
   for (int64_t col = first_column_of<T>(half, lane); col < cols; col += kTile<T>) body(col);
@@ -98,7 +99,7 @@ template <bool kCenters, class T>
 FUSEDOPS_INLINE void sum_deviations(
     const Tile<float>* group, Tile<float> shift, int64_t cols, WideTile<float>& deviations,
     WideTile<float>& squares) {
-  constexpr float tiny = AsItIs<T>::tiny;
+  constexpr float tiny = Unscaled<T>::tiny;
   Tile<float> sums[kLanes<float>], of_squares[kLanes<float>];
   for (int64_t lane = 0; lane < lanes_reached<T>(cols); ++lane) {
     Tile<float> sum[2], square[2];
@@ -135,7 +136,7 @@ FUSEDOPS_NOINLINE void copy_row(const Tile<float>* group, int64_t row, int64_t c
 
 // Computes the moments of single rows again, if one pass was not exact.
 template <bool kCenters, class T>
-FUSEDOPS_NOINLINE void mend_moments(
+FUSEDOPS_NOINLINE void correct_moments(
     const Tile<float>* group, int64_t cols, const int64_t* exact, SquaresRange<double> range,
     GroupMoments& moments) {
   T row[kNarrowCols];
@@ -146,10 +147,10 @@ FUSEDOPS_NOINLINE void mend_moments(
     Vec<double>& squares = vector_of(moments.squares, r / kLanes<double>);
     const int64_t lane = r % kLanes<double>;
     if constexpr (kCenters) {
-      const Moments<double> mended =
+      const Moments<double> corrected =
           exact_moments(static_cast<float>(mean[lane]), row, cols, range);
-      mean[lane] = mended.mean;
-      squares[lane] = mended.squares;
+      mean[lane] = corrected.mean;
+      squares[lane] = corrected.squares;
     } else {
       squares[lane] = exact_sum_of_squares(double(squares[lane]), row, cols, range);
     }
@@ -169,7 +170,7 @@ FUSEDOPS_INLINE GroupMoments moments_of_group(const NormForward& args, const Til
   bool all_exact = true;
   for (int64_t i = 0; i < kWideVectors<float>; ++i) {
     Vec<double>&mean = vector_of(moments.mean, i), &squares = vector_of(moments.squares, i);
-    squares -= started_at<T>(AsItIs<T>::tiny, args.cols);
+    squares -= started_at<T>(Unscaled<T>::tiny, args.cols);
     VecI64 holds = VecI64{} - 1;
     if constexpr (kCenters) {
       const Vec<double> away = mean / cols, left = squares - mean * away;
@@ -182,7 +183,7 @@ FUSEDOPS_INLINE GroupMoments moments_of_group(const NormForward& args, const Til
     write(exact + i * kLanes<double>, holds);
     all_exact &= !any(~holds);
   }
-  if (!all_exact) mend_moments<kCenters, T>(group, args.cols, exact, range, moments);
+  if (!all_exact) correct_moments<kCenters, T>(group, args.cols, exact, range, moments);
   return moments;
 }
 

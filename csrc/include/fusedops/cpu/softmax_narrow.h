@@ -14,7 +14,8 @@ namespace fusedops {
 namespace FUSEDOPS_CPU_ISA {
 namespace {
 
-// Sums of a group's rows, in T's order. `of_col(col)` returns the tile of a column.
+// The sum of each row of a group, in the order of fold_columns() for T. `of_col(col)` returns the
+// tile of a column.
 template <class T, class Source, class C = Compute<T>>
 FUSEDOPS_INLINE WideTile<C> sum_of_group(int64_t cols, Source of_col) {
   Tile<C> accumulators[kAccumulators<T>];
@@ -199,7 +200,7 @@ void softmax_short_segments(const SpatialSoftmaxForward& args, RowRange range, P
   });
 }
 
-// Reads both tensors twice, and holds only the sums in registers.
+// The second pass reads the rows again, because only the sums stay in registers.
 template <bool Log, class In, class Out>
 FUSEDOPS_INLINE void softmax_backward_short_segments(
     const SpatialSoftmaxBackward& args, RowRange range, Put put) {

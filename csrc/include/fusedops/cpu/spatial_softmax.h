@@ -10,8 +10,8 @@
 // Forward: columns are computed in groups, whose accumulators stay in the L1 cache, and whose input
 // stays in L2 for a chunk of rows. One pass computes the maximum and one the sum; a last pass over
 // all columns of a segment writes the results. Each element costs two exps, the input is read from
-// memory once if the segment fits in the cache, and the only data saved per column is four numbers
-// for each chunk.
+// memory once if the segment fits in the cache, and each chunk of a column saves a few numbers
+// only.
 #pragma once
 
 #include "fusedops/cpu/softmax.h"
@@ -371,21 +371,21 @@ FUSEDOPS_INLINE ColumnFactors<float> scale_factors(
     return size < kLeastFloat ? Vec<double>{} : value;
   };
   const Tile<float> high = narrowed(each(scale, scale, unless_denormal));
-  const auto rest = each(scale, widened(high), [](auto all, auto part) {
-    return kTwoParts<Out> ? all - part : Vec<double>{};
+  const auto rest = each(scale, widened(high), [](auto all, auto high) {
+    return kTwoParts<Out> ? all - high : Vec<double>{};
   });
-  const auto part = each(scale, rest, [](auto all, auto rest) {
+  const auto last_term = each(scale, rest, [](auto all, auto rest) {
     return rest == 0 ? all : rest < 0 ? -rest : rest;
   });
-  const auto exact = each(inverse, part, [](auto inverse, auto part) {
-    return kLeastFloat * 1.0001 * (kFuses ? inverse : 1.0 / part);
+  const auto exact = each(inverse, last_term, [](auto inverse, auto term) {
+    return kLeastFloat * 1.0001 * (kFuses ? inverse : 1.0 / term);
   });
-  const auto some = each(exact, part, [](auto exact, auto part) {
-    return part < kLeastFloat ? broadcast(kInfinity<double>) : exact;
+  const auto some = each(exact, last_term, [](auto exact, auto term) {
+    return term < kLeastFloat ? broadcast(kInfinity<double>) : exact;
   });
   const auto least =
       each(scale, some, [](auto all, auto some) { return all == 0 ? Vec<double>{} : some; });
-  return {shift, high, narrowed(each(part, rest, unless_denormal)), narrowed(least), scale};
+  return {shift, high, narrowed(each(last_term, rest, unless_denormal)), narrowed(least), scale};
 }
 
 // The factors of Scaling<double>.
@@ -430,7 +430,7 @@ FUSEDOPS_INLINE ColumnFactors<C> factors_of(const ColumnMaxSum<C>& whole) {
 
 // Computes the chunks' factors from their sums, for a tile of columns, as combine() does for a row.
 template <bool Log, class Out, class In, class C = Compute<In>>
-FUSEDOPS_NOINLINE void make_factors(SpatialScratch<In> scratch, int64_t rows, int64_t col) {
+FUSEDOPS_NOINLINE void compute_factors(SpatialScratch<In> scratch, int64_t rows, int64_t col) {
   constexpr int64_t kChunk = kSoftmaxChunk<C>;
   const auto chunk = [&](int64_t row) -> ColumnPartials<C>& { return scratch.partial(row, col); };
   const auto ones = widened(both(C(1)));
@@ -502,7 +502,7 @@ FUSEDOPS_INLINE void softmax_segment(
     });
   });
   for (int64_t col = 0; col < cols; col += kTile<In>) {
-    make_factors<Log, Out>(scratch, rows, col);
+    compute_factors<Log, Out>(scratch, rows, col);
   }
   for_tiles<In>(
       RowRange{0, rows}, cols,

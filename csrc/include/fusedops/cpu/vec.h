@@ -119,8 +119,8 @@ FUSEDOPS_INLINE Vec<double> smaller(Vec<double> a, Vec<double> b) { return b < a
 
 // Two vectors: the columns that one step of a kernel computes. Their order is the one in which T is
 // cheapest to load; for bfloat16 that is first the even columns, then the odd ones, with one
-// instruction each. Tiles in scratch memory, and the columns of weight and bias in it, have that
-// order too; store() undoes it.
+// instruction each. Tiles in scratch memory, including those of weight and bias, have that order
+// too; store() undoes it.
 template <class C>
 struct Tile {
   Vec<C> v[2];
@@ -681,7 +681,7 @@ FUSEDOPS_INLINE T* start_of(const Rows& rows, int64_t row) {
 }
 
 // Whether `count` rows from `first` on are evenly spaced. If the rows form runs, as in x[:, :-1],
-// they are if they lie in one run.
+// only rows of one run are.
 template <class Given>
 FUSEDOPS_INLINE bool are_even(const Given& rows, int64_t first, int64_t count) {
   const RowSpacing& spacing = rows.spacing;
