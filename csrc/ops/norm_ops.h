@@ -145,7 +145,7 @@ NormResult norm_forward(
   NormResult result{empty_contiguous(op, input, sizes, dtype), {}, {}, {}};
   if (added.residual && wanted.sum) result.sum = empty_contiguous(op, input, sizes, dtype);
   if (wanted.statistics) {
-    if (options.kind != NormKind::kRms) {
+    if (has_mean(options.kind)) {
       result.mean = empty_contiguous(op, input, shape.statistics, statistics);
     }
     result.rstd = empty_contiguous(op, input, shape.statistics, statistics);

@@ -225,14 +225,17 @@ struct MaskedSoftmaxBackward {
 // kStd:   rstd = 1 / (std + eps), where std^2 = sum((x - mean)^2) / (cols - 1).
 enum class NormKind : int32_t { kLayer, kRms, kStd };
 
+FUSEDOPS_HOST_DEVICE constexpr bool has_mean(NormKind kind) { return kind != NormKind::kRms; }
+
 // Let x = dropout(input) + residual, rounded once to the dtype of input, or x = input if
 // residual.data is null. Then output = (x - mean) * rstd * (weight + weight_offset) + bias, and sum
 // = x. With rounds_normalized, (x - mean) * rstd is rounded to the dtype of input before it is
 // multiplied.
 //
 // mean and rstd are arrays of statistics with one value per row, double if input is double and
-// float otherwise. mean is null for kRms; both are null if they are not wanted. sum.data is null if
-// the sum is not wanted. Only a norm with a residual has dropout; seed is null if there is none.
+// float otherwise. mean is null if the kind has none; both are null if they are not wanted.
+// sum.data is null if the sum is not wanted. Only a norm with a residual has dropout; seed is null
+// if there is none.
 //
 // input, residual, sum and output share one dtype. weight and bias share one dtype, the input's or
 // float32.

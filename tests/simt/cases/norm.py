@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from norm_kinds import KINDS as DEFINITIONS
 
 from .. import philox
 from ..emulator.library import (
@@ -27,8 +28,7 @@ from . import rows as row_cases
 from .rows import FEW_COLS, Arrays, decode, encode
 
 OPS = ["norm_forward", "norm_backward"]
-#: In the order of NormKind.
-KINDS = ["layer", "rms", "std"]
+KINDS = list(DEFINITIONS)
 SEED = 0x0123_4567_89AB_CDEF
 EPS = 1e-5
 #: The last length that dry launches look at; the kernels that keep a row end at 32768.
@@ -63,7 +63,7 @@ class NormCase:
 
     @property
     def has_mean(self) -> bool:
-        return self.kind != "rms"
+        return DEFINITIONS[self.kind].has_mean
 
     @property
     def statistics(self) -> str:
@@ -121,9 +121,7 @@ def exact_statistics(case: NormCase, x: np.ndarray) -> tuple[np.ndarray, np.ndar
     """mean and rstd, by the definition."""
     mean = x.mean(-1, keepdims=True) if case.has_mean else np.zeros((len(x), 1))
     squares = np.square(x - mean).sum(-1, keepdims=True)
-    if case.kind == "std":
-        return mean, 1 / (np.sqrt(squares / (case.cols - 1)) + EPS)
-    return mean, 1 / np.sqrt(squares / case.cols + EPS)
+    return mean, 1 / DEFINITIONS[case.kind].scale(squares, case.cols, EPS)
 
 
 def output_dtypes(case: NormCase) -> dict[str, str]:

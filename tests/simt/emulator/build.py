@@ -188,7 +188,7 @@ def _state() -> bytes:
     folders = [HERE, PLANTED, *(ROOT / "csrc" / name for name in ("c_api", "cuda", "include"))]
     for folder in folders:
         for path in sorted(folder.rglob("*")):
-            if path.suffix in (".h", ".cpp", ".cu"):
+            if path.suffix in (".h", ".def", ".cpp", ".cu"):
                 digest.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
     return digest.digest()
 

@@ -14,51 +14,22 @@ namespace {
 using namespace fusedops;
 
 enum Op {
-  kSoftmaxForward,
-  kSoftmaxBackward,
-  kSoftmaxStatistics,
-  kSoftmaxApply,
-  kSpatialSoftmaxForward,
-  kSpatialSoftmaxBackward,
-  kMaskedSoftmaxForward,
-  kMaskedSoftmaxBackward,
-  kNormForward,
-  kNormBackward,
-  kSoftmaxStack,
-  kNormStack,
-  kNormStackBackward
+#define LAUNCH(Args) k##Args,
+#include "fusedops/launches.def"
+#undef LAUNCH
 };
 
-// Calls f with the arguments as the type of that op.
+// Calls f with the arguments as the type of that op; aborts where there is no such op.
 template <class F>
 auto with_op(int op, const void* args, F f) {
   switch (op) {
-    case kSoftmaxForward:
-      return f(*static_cast<const SoftmaxForward*>(args));
-    case kSoftmaxBackward:
-      return f(*static_cast<const SoftmaxBackward*>(args));
-    case kSoftmaxStatistics:
-      return f(*static_cast<const SoftmaxStatistics*>(args));
-    case kSoftmaxApply:
-      return f(*static_cast<const SoftmaxApply*>(args));
-    case kSpatialSoftmaxForward:
-      return f(*static_cast<const SpatialSoftmaxForward*>(args));
-    case kSpatialSoftmaxBackward:
-      return f(*static_cast<const SpatialSoftmaxBackward*>(args));
-    case kMaskedSoftmaxForward:
-      return f(*static_cast<const MaskedSoftmaxForward*>(args));
-    case kMaskedSoftmaxBackward:
-      return f(*static_cast<const MaskedSoftmaxBackward*>(args));
-    case kNormForward:
-      return f(*static_cast<const NormForward*>(args));
-    case kNormBackward:
-      return f(*static_cast<const NormBackward*>(args));
-    case kSoftmaxStack:
-      return f(*static_cast<const SoftmaxStack*>(args));
-    case kNormStack:
-      return f(*static_cast<const NormStack*>(args));
+#define LAUNCH(Args) \
+  case k##Args:      \
+    return f(*static_cast<const Args*>(args));
+#include "fusedops/launches.def"
+#undef LAUNCH
     default:
-      return f(*static_cast<const NormStackBackward*>(args));
+      std::abort();
   }
 }
 

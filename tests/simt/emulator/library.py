@@ -266,7 +266,7 @@ Args = (
     | NormStack
     | NormStackBackward
 )
-#: In the order of Op in host.cpp.
+#: In the order of csrc/include/fusedops/launches.def.
 _OPS = list(get_args(Args))
 
 

@@ -42,7 +42,7 @@ void with_types(DType narrow, DType wide, Body body) {
 template <class Args, class Body>
 void with_norm(const Args& args, Body body) {
   with_type(args.input.dtype, [&](auto tag) {
-    if (args.kind == NormKind::kRms) return body(Constant<false>{}, tag);
+    if (!has_mean(args.kind)) return body(Constant<false>{}, tag);
     body(Constant<true>{}, tag);
   });
 }

@@ -226,32 +226,14 @@ struct NormRows {
   }
 };
 
-// The divisor of sum(g * centered) for kStd, which is cols for the other norms: (cols - 1) * share,
-// where share = std / (std + eps) = 1 - eps * rstd. If std is small beside eps, share may consist
-// of rounding errors; but then the sum's contribution to grad_input is just as small beside the
-// rest. If std is 0, there is no contribution.
-template <class C>
-FUSEDOPS_INLINE C std_divisor(const NormBackward& args, C rstd) {
-  const C share = 1 - C(args.eps) * rstd;
-  return share > 0 ? share * C(args.cols - 1) : kInfinity<C>;
-}
-template <class C>
-FUSEDOPS_INLINE Tile<C> std_divisor(const NormBackward& args, Tile<C> rstd) {
-  for (auto& vec : rstd.v) {
-    const Vec<C> share = 1 - C(args.eps) * vec;
-    vec = share > 0 ? share * C(args.cols - 1) : broadcast(kInfinity<C>);
-  }
-  return rstd;
-}
-
 // Computes from the sums of whole rows what all their columns need. `own_rstd` is rstd of the rows
 // in memory, before scaling.
 template <bool kCenters, class C, class S>
 FUSEDOPS_INLINE NormSlope<S> norm_slope(
     S of_grad, S of_product, S rstd, S own_rstd, const NormBackward& args) {
   const C cols = C(args.cols);
-  const bool is_std = args.kind == NormKind::kStd;
-  const S centered_mean = is_std ? of_product / std_divisor(args, own_rstd) : of_product / cols;
+  const S centered_mean =
+      has_own_count(args.kind) ? of_product / along_count(args, own_rstd) : of_product / cols;
   return {kCenters ? of_grad / cols : of_grad, centered_mean * rstd * rstd};
 }
 

@@ -116,6 +116,60 @@ ColumnValues<T> bias_values(const Args& args, C* copy) {
   return column_values<T>(args.bias, C(0), copy, args.cols);
 }
 
+// --- kinds --------------------------------------------------------------------------------------
+//
+// Everything in which the kinds of norms differ, forward and backward, beside has_mean() (args.h).
+
+FUSEDOPS_INLINE double root(double x) { return __builtin_sqrt(x); }
+FUSEDOPS_INLINE long double root(long double x) { return __builtin_sqrtl(x); }
+FUSEDOPS_INLINE Vec<double> root(Vec<double> x) {
+#if defined(__AVX512F__)
+  return (Vec<double>)_mm512_sqrt_pd((__m512d)x);
+#elif defined(__AVX2__)
+  return (Vec<double>)_mm256_sqrt_pd((__m256d)x);
+#elif defined(__SSE2__)
+  return (Vec<double>)_mm_sqrt_pd((__m128d)x);
+#else
+  for (int i = 0; i < kLanes<double>; ++i) x[i] = __builtin_sqrt(x[i]);
+  return x;
+#endif
+}
+
+// Returns rstd, given the sum of squares: of the deviations from the mean, or of the values for
+// rms_norm.
+template <class Wide>
+FUSEDOPS_INLINE Wide rstd_of(const NormForward& args, Wide squares) {
+  const double cols = static_cast<double>(args.cols);
+  if (args.kind == NormKind::kStd) return 1.0 / (root(squares / (cols - 1)) + args.eps);
+  return 1.0 / root(squares / cols + args.eps);
+}
+
+// What eps is beside a sum of squares: it is its square where eps is added to a root.
+inline double squared_eps(const NormForward& args) {
+  return args.kind == NormKind::kStd ? args.eps * args.eps : args.eps;
+}
+
+// Whether the divisor of sum(g * centered) is along_count(), and not the number of columns.
+constexpr bool has_own_count(NormKind kind) { return kind == NormKind::kStd; }
+
+// The divisor of sum(g * centered) for kStd: (cols - 1) * share, where share = std / (std + eps) =
+// 1 - eps * rstd. If std is small beside eps, share may consist of rounding errors; but then the
+// sum's contribution to grad_input is just as small beside the rest. If std is 0, there is no
+// contribution.
+template <class C>
+FUSEDOPS_INLINE C along_count(const NormBackward& args, C rstd) {
+  const C share = 1 - C(args.eps) * rstd;
+  return share > 0 ? share * C(args.cols - 1) : kInfinity<C>;
+}
+template <class C>
+FUSEDOPS_INLINE Tile<C> along_count(const NormBackward& args, Tile<C> rstd) {
+  for (auto& vec : rstd.v) {
+    const Vec<C> share = 1 - C(args.eps) * vec;
+    vec = share > 0 ? share * C(args.cols - 1) : broadcast(kInfinity<C>);
+  }
+  return rstd;
+}
+
 // --- rows ---------------------------------------------------------------------------------------
 
 // The number of interleaved rows is limited by the registers.

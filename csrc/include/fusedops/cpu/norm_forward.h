@@ -225,11 +225,10 @@ template <class T>
 FUSEDOPS_INLINE SquaresRange<Wider<T>> squares_range(const NormForward& args) {
   constexpr bool kIsDouble = sizeof(T) == sizeof(double);
   constexpr double kCovers = kIsDouble ? 0x1p-840 : 0x1p-70;
-  const double eps = args.kind == NormKind::kStd ? args.eps * args.eps : args.eps;
   const Wider<T> lowest = kIsDouble ? Wider<T>(0x1p-900)
       : kFusesProducts              ? 0x1p-100
                                     : args.cols * 0x1p-92;
-  return {eps >= kCovers ? 0 : lowest};
+  return {squared_eps(args) >= kCovers ? 0 : lowest};
 }
 
 // The sum of a row: each chunk is summed in Compute<T>, and the chunks in Wider<T>.
@@ -393,30 +392,6 @@ Wider<T> sum_of_squares_of_one(const T* memory, int64_t cols, SquaresRange<Wider
   sums_of_squares<T>(Unscaled<T>{}, OneRow<T>{{memory}}, cols, squares);
   return range.holds(squares[0]) ? squares[0]
                                  : exact_sum_of_squares(squares[0], memory, cols, range);
-}
-
-FUSEDOPS_INLINE double root(double x) { return __builtin_sqrt(x); }
-FUSEDOPS_INLINE long double root(long double x) { return __builtin_sqrtl(x); }
-FUSEDOPS_INLINE Vec<double> root(Vec<double> x) {
-#if defined(__AVX512F__)
-  return (Vec<double>)_mm512_sqrt_pd((__m512d)x);
-#elif defined(__AVX2__)
-  return (Vec<double>)_mm256_sqrt_pd((__m256d)x);
-#elif defined(__SSE2__)
-  return (Vec<double>)_mm_sqrt_pd((__m128d)x);
-#else
-  for (int i = 0; i < kLanes<double>; ++i) x[i] = __builtin_sqrt(x[i]);
-  return x;
-#endif
-}
-
-// Returns rstd, given the sum of squares: of the deviations from the mean, or of the values for
-// rms_norm.
-template <class Wide>
-FUSEDOPS_INLINE Wide rstd_of(const NormForward& args, Wide squares) {
-  const double cols = static_cast<double>(args.cols);
-  if (args.kind == NormKind::kStd) return 1.0 / (root(squares / (cols - 1)) + args.eps);
-  return 1.0 / root(squares / cols + args.eps);
 }
 
 // Normalizes a tile by NormStatistics. `S` is one number, or one for each lane.

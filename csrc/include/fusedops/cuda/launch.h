@@ -8,19 +8,9 @@
 
 namespace fusedops::cuda {
 
-int launch(const SoftmaxForward& args, void* stream);
-int launch(const SoftmaxBackward& args, void* stream);
-int launch(const SoftmaxStatistics& args, void* stream);
-int launch(const SoftmaxApply& args, void* stream);
-int launch(const SpatialSoftmaxForward& args, void* stream);
-int launch(const SpatialSoftmaxBackward& args, void* stream);
-int launch(const MaskedSoftmaxForward& args, void* stream);
-int launch(const MaskedSoftmaxBackward& args, void* stream);
-int launch(const NormForward& args, void* stream);
-int launch(const NormBackward& args, void* stream);
-int launch(const SoftmaxStack& stack, void* stream);
-int launch(const NormStack& stack, void* stream);
-int launch(const NormStackBackward& stack, void* stream);
+#define LAUNCH(Args) int launch(const Args& args, void* stream);
+#include "fusedops/launches.def"
+#undef LAUNCH
 
 // The bytes that args.workspace must have. It may still be null here.
 int64_t workspace_bytes(const SoftmaxForward& args);

@@ -56,20 +56,6 @@ struct NormGradient {
   }
 };
 
-// The means of g and g * n. For StdNorm std * rstd = 1 - eps * rstd: where std is small beside eps,
-// rounding may be all that is left of it, but then the second mean adds as little to the gradient;
-// where std is 0 it adds 0.
-template <class Acc>
-FUSEDOPS_DEVICE Pair<Acc> means_of(
-    const NormBackward& args, Pair<Acc> sums, Acc inverse_cols, Acc rstd) {
-  Acc factor = inverse_cols;
-  if (args.kind == NormKind::kStd) {
-    const Acc std_rstd = device::fma(-static_cast<Acc>(args.eps), rstd, Acc(1));
-    factor = std_rstd > 0 ? device::reciprocal(static_cast<Acc>(args.cols - 1) * std_rstd) : Acc(0);
-  }
-  return {has_mean(args) ? sums.first * inverse_cols : Acc(0), sums.second * factor};
-}
-
 template <class Acc>
 FUSEDOPS_DEVICE Acc* partial_at(const NormBackward& args, int64_t index) {
   return static_cast<Acc*>(args.workspace) + index * args.cols;

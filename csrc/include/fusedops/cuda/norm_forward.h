@@ -97,41 +97,6 @@ FUSEDOPS_DEVICE Pair<Acc> moments_of(const Acc (&values)[kWidth]) {
   return sums;
 }
 
-// sum / count, corrected by the remainder. With the rounded 1 / count alone every row would have
-// the same error, half of that of rstd.
-template <class Acc>
-FUSEDOPS_DEVICE Acc mean_of(Acc sum, Acc count) {
-  const Acc inverse = device::reciprocal(count), mean = sum * inverse;
-  return device::fma(device::fma(-mean, count, sum), inverse, mean);
-}
-
-// Within 0.6 ulp: a Newton step on an rsqrt() that may be 2 ulp off. It pays because every value of
-// a row has the error of its rstd.
-template <class Acc>
-FUSEDOPS_DEVICE Acc exact_rsqrt(Acc x) {
-  const Acc y = device::rsqrt(x), product = x * y, low = device::fma(x, y, -product);
-  const Acc rest = device::fma(-low, y, device::fma(-product, y, Acc(1)));
-  return rest == rest ? device::fma(y * Acc(0.5), rest, y) : y;  // y for 0, infinity and NaN
-}
-
-// Within 0.6 ulp: the same step on x * rsqrt(x).
-template <class Acc>
-FUSEDOPS_DEVICE Acc exact_root(Acc x) {
-  const Acc y = device::rsqrt(x), near = x * y;
-  const Acc root = device::fma(y * Acc(0.5), device::fma(-near, near, x), near);
-  return root == root ? root : x;  // x for 0, infinity and NaN
-}
-
-// rstd from the sum of squared deviations.
-template <class Acc>
-FUSEDOPS_DEVICE Acc rstd_of(const NormForward& args, Acc squares) {
-  const auto eps = static_cast<Acc>(args.eps), cols = static_cast<Acc>(args.cols);
-  const Acc count = args.kind == NormKind::kStd ? cols - 1 : cols;
-  const Acc variance = mean_of(squares, count);
-  if (args.kind == NormKind::kStd) return device::reciprocal(exact_root(variance) + eps);
-  return exact_rsqrt(variance + eps);
-}
-
 // The sum of squared deviations from the mean, from the sums of x - base and of its square.
 // `mean_offset` is the mean of x - base. Infinity where the squares overflow.
 template <class Acc>
