@@ -188,10 +188,15 @@ Status launch_norm_backward_long(
   return status;
 }
 
+// A block of the kernel that adds partials has 32 columns, and a warp for each.
+constexpr int32_t kFinishCols = device::kWarpLanes;
+const dim3 kFinishThreads(device::kWarpLanes, kFinishCols);
+
 template <class Acc>
 Status launch_norm_backward_finish(const NormBackward& args, int64_t partitions, Stream stream) {
   const auto kernel = &norm_backward_finish<Acc>;
-  return device::launch(kernel, ceil_div(args.cols, 32), dim3(32, 32), stream, args, partitions);
+  const int64_t blocks = ceil_div(args.cols, kFinishCols);
+  return device::launch(kernel, blocks, kFinishThreads, stream, args, partitions);
 }
 
 Status launch(const NormBackward& args, Stream stream) {
@@ -226,7 +231,7 @@ int64_t workspace_bytes(const NormStackBackward& stack) {
 
 // One launch for all tensors, where rows stay in registers.
 template <class T>
-Status launch_norm_stack_backward(
+Status launch_norm_stack_backward_registers(
     const NormStackBackward& stack, const NormBackwardPlan& plan, Stream stream) {
   const Status status = with_width<T>(plan.row.width, [&](auto width) {
     constexpr int kWidth = decltype(width)::value;
@@ -238,8 +243,8 @@ Status launch_norm_stack_backward(
   });
   if (!wants_columns(stack[0]) || status != device::kSuccess) return status;
   const auto kernel = &norm_stack_backward_finish<AccumulatorOf<T>>;
-  const int64_t blocks = stack.count * ceil_div(stack.each.cols, 32);
-  return device::launch(kernel, blocks, dim3(32, 32), stream, stack, plan.partitions);
+  const int64_t blocks = stack.count * ceil_div(stack.each.cols, kFinishCols);
+  return device::launch(kernel, blocks, kFinishThreads, stream, stack, plan.partitions);
 }
 
 Status launch(const NormStackBackward& stack, Stream stream) {
@@ -249,7 +254,7 @@ Status launch(const NormStackBackward& stack, Stream stream) {
   const NormBackwardPlan plan = plan_of(stack);
   if (plan.row.elements == 0 || adds(first)) return launch_each(stack, stream);
   return with_type(first.input.dtype, [&](auto type) {
-    return launch_norm_stack_backward<TypeOf<decltype(type)>>(stack, plan, stream);
+    return launch_norm_stack_backward_registers<TypeOf<decltype(type)>>(stack, plan, stream);
   });
 }
 

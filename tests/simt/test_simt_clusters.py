@@ -59,7 +59,7 @@ def test_one_launch_holds_a_row_and_longer_narrower_or_older_ones_go_by_segments
     by_segments = [replace(longest, clusters=False), replace(longest, width=1)]
     by_segments.append(replace(longest, cols=longest.cols + base.width))
     for case in by_segments:
-        assert kernels_of(emulator, case) in ({"parts", "apply"}, {"parts", "rows"}), case
+        assert kernels_of(emulator, case) in ({"partials", "apply"}, {"partials", "rows"}), case
 
 
 @of_every_kind

@@ -242,7 +242,7 @@ def test_hidden_columns_with_probabilities_count_in_the_sum_and_have_gradient_ze
     expected[torch.from_numpy(~case.shown(given))] = 0.0
     actual = torch.from_numpy(run(emulator, case, given)["grad_input"]).double()
     assert torch.allclose(actual, expected, 1e-4, 1e-6, equal_nan=True)
-    # Query 2 sees two columns. With a probability other than 0 the hidden ones would count too.
+    # Query 2 sees two columns; hidden ones with a probability other than 0 count in the sum too.
     given["probabilities"][2] = 1 / cols
     p = torch.from_numpy(given["probabilities"][2]).double()
     expected = 0.5 * p * (g[2] - (g[2] * p).sum())

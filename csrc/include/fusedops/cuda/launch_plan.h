@@ -130,7 +130,7 @@ inline constexpr int32_t kNormBackwardBlockThreads = 256;
 
 // Blocks that walk over rows: two for each of the 132 multiprocessors of a Hopper. More would cost
 // more partials, each of which is written and read once. The kernel that only sums columns has
-// eight.
+// eight for each.
 inline constexpr int64_t kNormBackwardBlocks = 264, kColumnBlocks = 1056;
 inline constexpr int64_t kMinColumnRows = 16;  // of a partition of that kernel
 
