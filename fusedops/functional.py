@@ -529,8 +529,8 @@ def rms_norm(
     - "gemma": as torch, with :math:`1 + w` in place of :math:`w`.
     - "llama": the normalised value is rounded to ``input``'s dtype, then multiplied by ``weight``;
       the result has the dtype that both promote to.
-    - "t5": as llama for a ``weight`` of 16 bits, but the normalised value is rounded to the dtype of
-      ``weight``; with a float32 ``weight`` nothing is rounded to 16 bits.
+    - "t5": as llama for a ``weight`` of 16 bits, but the normalised value is rounded to the dtype
+      of ``weight``; with a float32 ``weight`` nothing is rounded to 16 bits.
 
     Args:
         input: any shape that ends in ``normalized_shape``; float32, bfloat16, float16 or float64.

@@ -128,8 +128,8 @@ def _function(
     setup_context: Callable[..., Any],
     returned: int | slice = slice(None),
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The forward and backward of an autograd function of (run, *args). ``returned`` selects which of
-    several results it returns."""
+    """The forward and backward of an autograd function of (run, *args), which returns the results
+    that ``returned`` selects."""
 
     def record(ctx: Any, run: Callable[..., Any], *args: Any) -> Any:
         results = run(*args)

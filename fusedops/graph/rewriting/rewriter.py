@@ -224,8 +224,8 @@ def _insert(new: OpCall, result: Any, like: Node) -> Node:
 
 
 def _select(inserted: Node, index: int | None, old: Node, copied: bool) -> Node:
-    """Inserts the node that replaces `old`: an output of the op, or a clone of it. The node gets the
-    value of `old`, whose storage views of `old` share."""
+    """Inserts the node that replaces `old`: an output of the op, or a clone of it. The node gets
+    the value of `old`, whose storage views of `old` share."""
     graph, selected = old.graph, inserted
     if index is not None:
         selected = graph.call_function(operator.getitem, (inserted, index))
