@@ -1,8 +1,8 @@
 """ONNX: translations of the ops to standard operators, for `torch.onnx.export`.
 
 The arithmetic is that of the ops: 16-bit tensors are converted to float32 first, and the result is
-rounded once. In float64 models too, LayerNormalization and RMSNormalization take eps as float32, and
-LayerNormalization returns float32 statistics.
+rounded once. In float64 models too, LayerNormalization and RMSNormalization take eps as float32,
+and LayerNormalization returns float32 statistics.
 """
 
 from __future__ import annotations

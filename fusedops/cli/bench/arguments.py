@@ -25,7 +25,15 @@ TENSORS_OF_A_CASE = 4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `bench`."""
+    """Declares the options of `bench`."""
+    _add_case_arguments(parser)
+    _add_model_arguments(parser)
+    _add_effort_arguments(parser)
+    _add_output_arguments(parser)
+
+
+def _add_case_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options that select what is measured."""
     add = parser.add_argument
     add("--op", nargs="+", choices=OP_NAMES, help="with all its variants")
     add(
@@ -42,8 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="default: float32 and bfloat16",
     )
     add("--memory", action="store_true", help="peak memory in place of time; backward with forward")
-    add("--host", action="store_true", help="what a call costs beside its kernel, against torch")
-    _add_model_arguments(parser)
+    add("--host", action="store_true", help="the overhead of a call, compared with torch")
+
+
+def _add_effort_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options for shapes, device, threads and the number of measurements."""
+    add = parser.add_argument
     add(
         "--shape",
         nargs="+",
@@ -68,7 +80,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="fewer shapes and rounds; of whole models float32 on one thread",
     )
-    add("--csv", type=options.output_file, metavar="FILE", help="write one row a measurement")
+
+
+def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options for files."""
+    add = parser.add_argument
+    add("--csv", type=options.output_file, metavar="FILE", help="write one row per measurement")
     add(
         "--resume",
         action="store_true",

@@ -1,7 +1,7 @@
-"""The share of a compiled step's time that its softmaxes and norms take, by the names in a profile.
+"""The share of a compiled step's time that softmaxes and norms take, by the names in a profile.
 
-Inductor names a kernel after the ATen operators whose code it fused, in alphabetical order. The same
-rule is used for plain Inductor and for fusedops. These belong to the sites:
+Inductor names a kernel after the ATen operators whose code it fused, in alphabetical order. The
+same rule is used for plain Inductor and for fusedops. These belong to the sites:
 
 - the operators of fusedops;
 - a kernel with a part of a softmax or norm, including all that was fused into it, such as scale,
@@ -9,9 +9,9 @@ rule is used for plain Inductor and for fusedops. These belong to the sites:
 - a kernel of a dropout or mask alone, which comes before or after such a kernel, unless it has an
   activation: then it belongs to the feed-forward network.
 
-Attention that Inductor turns into scaled_dot_product_attention does not belong to the sites, because
-its matrix products cannot be separated. A kernel of arithmetic alone, such as `mul`, does not
-either, because it could belong to anything.
+Attention that Inductor turns into scaled_dot_product_attention does not belong to the sites,
+because its matrix products cannot be separated. A kernel of arithmetic alone, such as `mul`, does
+not either, because it could belong to anything.
 """
 
 from __future__ import annotations

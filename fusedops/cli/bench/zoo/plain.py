@@ -195,7 +195,8 @@ class Layer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """An embedding, a layer for each class of attention, and a last norm; `norms` are used in turn."""
+    """An embedding, a layer for each class of attention, and a last norm. `norms` are used in
+    turn."""
 
     def __init__(
         self,
