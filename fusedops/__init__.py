@@ -2,7 +2,7 @@
 
 - ``torch.compile(model, backend="fusedops")``, or :func:`enable` / :func:`patch` with plain
   ``torch.compile``; ``fusedops.export.rewrite`` for exported programs, :func:`rewrite` for plain FX
-  graphs; :func:`explain` tells what was replaced and why the rest was not.
+  graphs; :func:`explain` reports what is replaced, and why the rest is not.
 - :func:`softmax`, :func:`softmax_`, :func:`log_softmax`, :func:`masked_softmax`,
   :func:`masked_softmax_dropout`, :func:`layer_norm`, :func:`std_norm`, :func:`rms_norm`,
   :func:`add_layer_norm`, :func:`add_rms_norm`: the ops as functions.

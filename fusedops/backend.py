@@ -20,7 +20,7 @@ def backend(
     mode: str | None = None,
     options: dict[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """Compile with Inductor after replacing softmax, log_softmax, layer_norm and rms_norm.
+    """Compiles with Inductor after replacing softmax, log_softmax, layer_norm and rms_norm.
 
     `torch.compile(model, backend="fusedops", mode=..., options=...)` finds this function through an
     entry point, without an import of fusedops.
@@ -40,7 +40,7 @@ def backend(
 
     Source: the backend "inductor" of :func:`torch.compile`.
     """
-    # The object behind torch.compile(backend="inductor"): it checks and merges mode and options.
+    # The object that torch.compile(backend="inductor") uses; it checks and merges mode and options.
     inductor = torch._TorchCompileInductorWrapper(mode, options, dynamic=None)
     for option in PASSES:
         existing = inductor.config.get(option, getattr(inductor_config, option))

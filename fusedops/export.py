@@ -26,7 +26,7 @@ _REUSE = "post_grad_custom_post_pass"
 
 
 def rewrite(exported_program: ExportedProgram) -> ExportedProgram:
-    """Replace softmax, log_softmax, layer_norm and rms_norm in an exported program.
+    """Replaces softmax, log_softmax, layer_norm and rms_norm in an exported program.
 
     Args:
         exported_program: the result of `torch.export.export`, or of `run_decompositions`. It is not

@@ -17,7 +17,7 @@ from translation import Pair
 from translation.corpus import fingerprint
 from translation.model import IGNORED, PAD
 
-UNKNOWN, SEPARATOR, END = 1, 2, 3  # beside PAD
+UNKNOWN, SEPARATOR, END = 1, 2, 3  # PAD is 0
 
 
 def load_subwords(
@@ -25,8 +25,8 @@ def load_subwords(
 ) -> tuple[SentencePieceProcessor, str]:
     """A shared byte-pair encoding of both languages, trained on `pairs` or taken from `cache`.
 
-    Returns it with the hash of pairs and vocabulary. Raises UserError where `pairs` have too few
-    distinct pieces for `vocabulary`, or what lies in `cache` is damaged.
+    Returns it with the hash of pairs and vocabulary. Raises UserError if `pairs` have too few
+    distinct pieces for `vocabulary`, or if the file in `cache` is damaged.
 
     Source: Sennrich et al., "Neural Machine Translation of Rare Words with Subword Units" (2016).
     """

@@ -49,7 +49,7 @@ DISPATCH_KEYS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `env`."""
+    """Declares the options of `env`."""
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 

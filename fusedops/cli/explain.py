@@ -26,7 +26,7 @@ from fusedops.cli.errors import UsageError, UserError, location_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `explain`."""
+    """Declares the options of `explain`."""
     parser.add_argument(
         "target",
         metavar="FILE:FUNCTION",

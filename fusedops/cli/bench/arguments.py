@@ -61,7 +61,7 @@ def _add_effort_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=parse_shape,
         metavar="ROWSxCOLS",
-        help="or TENSORSxROWSxCOLS of a stack, BATCHxHEADSxQUERIESxKEYS of scores; rows lie along "
+        help="or TENSORSxROWSxCOLS of a stack, BATCHxHEADSxQUERIESxKEYS of scores; rows are along "
         "the last dimension",
     )
     add(

@@ -171,7 +171,7 @@ class Operator:
 class Case:
     """One computation on inputs of one size; all its providers are timed side by side.
 
-    `shape` is the input's: rows lie along the last dimension.
+    `shape` is the input's; the rows are along the last dimension.
     """
 
     op: str
@@ -188,7 +188,7 @@ class Case:
 
     @property
     def cols(self) -> int:
-        """How long a row is."""
+        """The number of columns of the input."""
         return self.shape[-1]
 
     @property

@@ -39,7 +39,7 @@ WAKING_MS = 0.1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `tune`."""
+    """Declares the options of `tune`."""
     add = parser.add_argument
     add("--device", type=options.device, default=torch.device("cpu"), help="as cuda:0; default cpu")
     add(
@@ -110,7 +110,7 @@ def _machines(args: argparse.Namespace) -> list[Machine]:
 
 
 def _files(output: Path | None, machines: Sequence[Machine]) -> dict[Path, list[Machine]]:
-    """Where the lines of each machine go. Raises UserError where that cannot be written."""
+    """The file for each machine's table. Raises UserError if it cannot be written."""
     if output:
         return {output: [*machines]}
     folder = costs.user_folder()

@@ -57,11 +57,11 @@ def reuse_memory(graph: Graph) -> int:
 
 
 def _has_layout_of(source: Node, result: Node) -> bool:
-    given, wanted = source.meta.get("val"), result.meta.get("val")
-    if not isinstance(given, torch.Tensor) or not isinstance(wanted, torch.Tensor):
+    x, y = source.meta.get("val"), result.meta.get("val")
+    if not isinstance(x, torch.Tensor) or not isinstance(y, torch.Tensor):
         return False
-    same = given.dtype == wanted.dtype and given.shape == wanted.shape
-    return same and given.is_contiguous() and wanted.is_contiguous()
+    same = x.dtype == y.dtype and x.shape == y.shape
+    return same and x.is_contiguous() and y.is_contiguous()
 
 
 def _is_only_for(node: Node, holders: set[Node]) -> bool:
@@ -75,8 +75,8 @@ def _is_only_for(node: Node, holders: set[Node]) -> bool:
 
 def _run_in_place(graph: Graph, node: Node, in_place: Any) -> None:
     given = named_arguments(node.target, node.args, node.kwargs)
-    wanted = [argument.name for argument in in_place._schema.arguments]
-    arguments = {name: value for name, value in given.items() if name in wanted}
+    names = [argument.name for argument in in_place._schema.arguments]
+    arguments = {name: value for name, value in given.items() if name in names}
     with graph.inserting_before(node):
         functional = torch.ops.higher_order.auto_functionalized
         both = graph.call_function(functional, (in_place,), arguments)

@@ -118,8 +118,8 @@ def family_of(facts: dict[str, str]) -> str:
     family."""
     flags = facts.get("flags", "").split()
     for family in FAMILIES:
-        told = (facts.get("vendor_id"), facts.get("cpu family"))
-        if told == (family.vendor_id, family.cpu_family) and family.flag in (*flags, ""):
+        ids = (facts.get("vendor_id"), facts.get("cpu family"))
+        if ids == (family.vendor_id, family.cpu_family) and family.flag in (*flags, ""):
             return family.name
     return platform.machine() or "unknown"
 

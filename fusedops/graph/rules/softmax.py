@@ -56,7 +56,8 @@ class Softmax(Rule):
 
 
 def read_softmax(call: Call) -> SoftmaxChain | None:
-    """The softmax of `call`, with its casts and an `exp` of a log_softmax; None if it is none."""
+    """The softmax that `call` computes, with its casts, and with the `exp` of a log_softmax; None
+    if `call` computes something else."""
     if call.kind not in ("softmax", "log_softmax"):
         return None
     arguments = call.arguments
