@@ -1,19 +1,21 @@
 #!/usr/bin/env python3
-"""Report nvcc's code for the CUDA kernels: one row per kernel and architecture. No GPU needed.
+"""Reports on the machine code of the CUDA kernels, a row for each kernel and architecture.
 
     python tools/sass_report.py [--arch 80 90 100 120] [--all] [--csv FILE]
     python tools/sass_report.py --check            # the gates; exit code 1 if one fails
     python tools/sass_report.py --write-budget     # after an intended change
 
-Gates: no kernel has spills or a stack. Every load and store of a hot kernel is 128 bits wide,
-except for the few that sass_budget.csv lists (a row's mean and rstd, partials of column sums and of
-rows, 16-bit results of float vectors, masks of bytes, operands with one value for a row, dropout's
-seed). Its registers and bytes in flight are within the budget in that file. Hot kernels are those
-with 16-byte vectors of float, half or bfloat16.
+It needs nvcc, but no GPU.
 
-Model: every thread is assumed to run the loop that moves most bytes once, or the whole kernel if no
-loop moves any. For each resource the model computes how long a warp occupies it; the longest is the
-predicted limiter.
+Gates: no kernel has spills or a stack. Every load and store of a hot kernel is 128 bits wide, but
+for the few that sass_budget.csv lists (a row's mean and rstd, partials of columns and of rows,
+16-bit results of float vectors, masks of bytes, operands with one value for a row, dropout's seed).
+Its registers and bytes in flight keep the budget in that file. Hot kernels are those of 16-byte
+vectors of float, half or bfloat16.
+
+Model: every thread runs the loop that moves most bytes once, or the whole kernel where no loop
+moves any. The model has the time that a warp keeps each resource busy; the longest is the predicted
+limiter.
 """
 
 from __future__ import annotations
@@ -399,8 +401,8 @@ def kernels_of(architectures: Sequence[str], library: Path | None = None) -> lis
         if {arch for _, arch in cubins} != {*architectures}:
             jobs = [(source, arch, folder) for arch in architectures for source in SOURCES]
             cubins = list(pool.map(compile_job, jobs))
-        parts = list(pool.map(lambda job: read_cubin(*job), cubins))
-    found = [kernel for part in parts for kernel in part]
+        kernels = list(pool.map(lambda job: read_cubin(*job), cubins))
+    found = [kernel for of_cubin in kernels for kernel in of_cubin]
     return sorted(found, key=lambda kernel: (int(kernel.arch), kernel.name))
 
 
