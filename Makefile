@@ -1,11 +1,11 @@
 # Every target does its own set-up, in .venv.
 #
-#   make demo    a real sentence encoder on the fused kernels, built for this machine alone
-#   make test    the tests: every claim, with pairs of parameters
+#   make demo    a real sentence encoder on the fused kernels, built only for this machine
+#   make test    the tests, with pairs of parameters
 #   make test-all  products of parameters, 1, 2 and 3 threads, all schedules of the emulator, large
 #                tensors (18 GB), fuzz, sanitize: hours
-#   make fuzz    properties and random graphs, other ones at every run; FUZZ_SECONDS=120 ends it
-#   make coverage  the share of the branches of fusedops/ that the suite runs
+#   make fuzz    properties and random graphs, different ones in every run; FUZZ_SECONDS=120 ends it
+#   make coverage  the branch coverage of fusedops/ by the tests
 #   make sanitize  the operators' tests under ASan + UBSan and TSan
 #   make bench   the kernels against eager, Inductor and a copy, one thread
 #   make lint    formatting and static checks
@@ -17,7 +17,7 @@ PYTHON ?= python3
 WORKERS ?= 2
 BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check install -c constraints.txt
-# A build for every machine, where there is one, serves the demo too.
+# A build for every machine, if there is one, is used for the demo too.
 DEMO_BUILD := $(or $(wildcard .venv/.built),.venv/.built-native)
 BUILD_INPUTS := setup.py pyproject.toml CMakeLists.txt fusedops/VERSION \
 	$(shell find cmake csrc -type f)
@@ -71,19 +71,19 @@ wheel: .venv/.built
 clean:
 	rm -rf .venv build dist fusedops/lib *.egg-info
 
-# torch comes first, and alone: with it in place nothing pulls another build of it.
+# torch is installed first and alone, so that no dependency pulls another build of it.
 .venv/.torch: constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "fusedops needs Python >= 3.10; set PYTHON=python3.12 or the like")'
 	$(PYTHON) -m venv .venv
 	$(PIP) torch setuptools cmake ninja
 	@touch $@
 
-# In place first: it shows its progress, which pip would hide.
+# The build runs in place first, because it then shows its progress, which pip would hide.
 .venv/.built: .venv/.torch $(BUILD_INPUTS)
 	FUSEDOPS_BUILD_NATIVE=0 $(BIN)/python setup.py build_ext --inplace
 	@touch $@
 
-# For this machine alone, in a fraction of the time; .venv/.built adds the rest to it.
+# This builds only for this machine, in a fraction of the time; .venv/.built adds the other targets.
 .venv/.built-native: .venv/.torch $(BUILD_INPUTS)
 	FUSEDOPS_BUILD_NATIVE=1 $(BIN)/python setup.py build_ext --inplace
 	@touch $@
@@ -92,7 +92,7 @@ clean:
 	FUSEDOPS_BUILD_NATIVE=$(if $(filter %-native,$(DEMO_BUILD)),1,0) $(PIP) --no-build-isolation -e '.[demo]'
 	@touch $@
 
-# The sources are read, not imported: no build, and no extra of the package.
+# The docs read the sources without importing them, so that neither a build nor the package is needed.
 .venv/.installed-docs: .venv/.torch
 	$(PIP) mkdocs mkdocs-material 'mkdocstrings[python]'
 	@touch $@

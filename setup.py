@@ -18,7 +18,7 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).resolve().parent
 
 
-# cmake and ninja as pip installs them lie beside the interpreter, which need not be on PATH.
+# pip installs cmake and ninja next to the interpreter, in a folder that need not be on PATH.
 ENVIRONMENT = os.environ | {
     "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 }
@@ -30,8 +30,8 @@ def run(*command: str) -> None:
 
 
 def install(build: str, package: Path) -> None:
-    """Puts what was built into the package, each file at once: none is ever there in part, and who
-    runs an older library keeps it."""
+    """Installs the build into the package, each file atomically: there is never a partial file, and
+    running processes keep their old library."""
     package.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=package, prefix=".installing-") as folder:
         run("cmake", "--install", build, "--prefix", folder)
@@ -75,8 +75,8 @@ class CMakeBuild(build_ext):
 
 
 class StableWheel(bdist_wheel):
-    """One wheel for every Python: the libraries hold no Python symbol, but for op_call, which is of
-    the limited API and can be done without."""
+    """One wheel for every Python version: the libraries use no Python symbols, except op_call,
+    which uses the limited API and is optional."""
 
     def get_tag(self) -> tuple[str, str, str]:
         return "py3", "none", super().get_tag()[2]

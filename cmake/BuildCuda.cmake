@@ -1,5 +1,5 @@
-# libfusedops_cuda.so: built where nvcc is (auto), always (1) or never (0). Sets
-# FUSEDOPS_CUDA_BUILT, and FUSEDOPS_CUDA_REASON for people to read.
+# libfusedops_cuda.so is built if nvcc is found (auto), always (1) or never (0). Sets
+# FUSEDOPS_CUDA_BUILT, and FUSEDOPS_CUDA_REASON as text for users.
 set(FUSEDOPS_CUDA_BUILT OFF)
 if(FUSEDOPS_BUILD_CUDA STREQUAL "0")
   set(FUSEDOPS_CUDA_REASON "switched off by FUSEDOPS_BUILD_CUDA=0")
@@ -21,7 +21,7 @@ function(fusedops_cuda_architectures result)
       set(${result} ${FUSEDOPS_NATIVE_CUDA_ARCHITECTURES} PARENT_SCOPE)
       return()
     endif()
-    # Ampere, Hopper, Blackwell; PTX of the newest for what comes after.
+    # Ampere, Hopper and Blackwell, with PTX of the newest for later GPUs.
     set(${result} 80-real 90-real 100-real 120 PARENT_SCOPE)
     return()
   endif()
@@ -58,7 +58,7 @@ endif()
 enable_language(CUDA)
 set(CMAKE_CUDA_STANDARD 17)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
-# Static: a shared cudart of another major version than torch's would not be found.
+# Static, because a shared cudart of another major version than torch's would not be found.
 set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
 add_subdirectory(csrc/cuda)
 set(FUSEDOPS_CUDA_BUILT ON)

@@ -1,5 +1,5 @@
-# build_info.json, installed beside the libraries: what was built, with what. `python -m fusedops
-# env` shows it.
+# build_info.json, installed next to the libraries, records what was built and with which tools.
+# `python -m fusedops env` shows it.
 function(json_list result)
   list(TRANSFORM ARGN PREPEND "\"" OUTPUT_VARIABLE quoted)
   list(TRANSFORM quoted APPEND "\"")

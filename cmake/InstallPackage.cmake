@@ -1,5 +1,5 @@
-# Installs into <prefix>/lib: the libraries, build_info.json, and what find_package(fusedops) needs
-# in a C or C++ project; the header of the C interface into <prefix>/include.
+# Installs the libraries, build_info.json and the files for find_package(fusedops) into <prefix>/lib,
+# and the header of the C interface into <prefix>/include.
 include(CMakePackageConfigHelpers)
 set(config_dir ${CMAKE_INSTALL_LIBDIR}/cmake/fusedops)
 set(libraries fusedops fusedops_c)

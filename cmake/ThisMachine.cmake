@@ -1,12 +1,13 @@
-# What to build for. FUSEDOPS_NATIVE: for this machine alone, which takes a fraction of the time: the
-# widest instruction set it has, and CUDA for its GPUs, or none where it has no GPU. Otherwise for all
-# machines. Sets FUSEDOPS_CPU_ISAS and, with FUSEDOPS_NATIVE, FUSEDOPS_NATIVE_CUDA_ARCHITECTURES.
-option(FUSEDOPS_NATIVE "build for this machine alone" OFF)
+# The machines to build for. FUSEDOPS_NATIVE builds only for this machine, in a fraction of the time:
+# for its widest instruction set, and for its GPUs, without CUDA if there is none. Otherwise the build
+# is for all machines. Sets FUSEDOPS_CPU_ISAS and, with FUSEDOPS_NATIVE,
+# FUSEDOPS_NATIVE_CUDA_ARCHITECTURES.
+option(FUSEDOPS_NATIVE "build only for this machine" OFF)
 if(NOT FUSEDOPS_NATIVE MATCHES "^(0|1|OFF|ON)$")
   message(FATAL_ERROR "FUSEDOPS_BUILD_NATIVE is '${FUSEDOPS_NATIVE}', wanted 1 or 0")
 endif()
 
-# As compilers spell them behind -m, and as Linux does.
+# The names of the features in the compilers' -m options, which are also Linux's.
 set(FUSEDOPS_avx2_FEATURES avx2 fma f16c)
 set(FUSEDOPS_avx512_FEATURES avx512f avx512bw avx512dq avx512vl fma f16c)
 

@@ -2,8 +2,8 @@
 # ops in torch's dispatcher, those for CUDA too where fusedops and torch were built for it.
 # Without Torch, fusedops::fusedops_c and fusedops::fusedops_c_cuda are the C interface.
 include(${CMAKE_CURRENT_LIST_DIR}/fusedopsTargets.cmake)
-# A program names no symbol of a library that only registers ops, and linkers told --as-needed, as
-# torch's own link line tells them, drop what nothing names.
+# A program references no symbol of a library that only registers ops. With --as-needed, which torch's
+# own link line has, the linker would drop it.
 foreach(library fusedops fusedops_cuda)
   if(TARGET fusedops::${library})
     target_link_libraries(fusedops::${library} INTERFACE

@@ -4,8 +4,8 @@
     python examples/compare_translation.py --dropout 0
     python examples/compare_translation.py
 
-One epoch. The steps of one round take the same batch, so a disturbance of the machine meets all
-modes. See docs/translation.md.
+A run is one epoch. The modes take turns on the same batch, so that disturbances of the machine
+affect all of them. See docs/translation.md.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from fusedops.cli.errors import Parser, end_in_one_line
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code; what goes wrong is one line on standard error."""
+    """Returns the exit code. An error is one line on standard error."""
     return end_in_one_line("compare_translation", lambda: run(parse_arguments(argv)))
 
 
 def run(args: argparse.Namespace) -> int:
-    """Load, train side by side, print and write."""
+    """Loads the data, trains in all modes, prints and writes the results."""
     console = reporting.make_console()
     data = load_data(args, console)
     trainers = {mode: build_trainer(args, mode, data) for mode in FUSED_KERNEL}

@@ -6,7 +6,7 @@
     python examples/train_translation.py --use-fused-kernel compile
 
 The data are German-English pairs from LibreOffice's help, unless --data names others. Curves,
-checkpoints and scores land in --output; a run that was interrupted goes on with --resume. See
+checkpoints and scores are written to --output. An interrupted run is continued with --resume. See
 docs/translation.md.
 """
 
@@ -29,21 +29,21 @@ from fusedops.cli import options
 from fusedops.cli.errors import Parser, UserError, end_in_one_line
 from fusedops.cli.files import write_atomically
 
-SAMPLES = 8  # translations that are printed, at most, from all over the test pairs
+SAMPLES = 8  # the maximum of printed translations, evenly spread over the test pairs
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code; what goes wrong is one line on standard error."""
+    """Returns the exit code. An error is one line on standard error."""
     return end_in_one_line("train_translation", lambda: run(parse_arguments(argv)))
 
 
 def run(args: argparse.Namespace) -> int:
-    """Load, train, score."""
+    """Loads the data, trains and scores."""
     console = reporting.make_console()
     checkpoints = Checkpoints(args.output)
     if checkpoints.exist() and not args.resume:
         raise UserError(
-            f"--output {args.output} holds a checkpoint; pass --resume to go on, or another folder"
+            f"--output {args.output} has a checkpoint; pass --resume to continue, or another folder"
         )
     data = load_data(args, console)
     trainer = build_trainer(args, args.use_fused_kernel, data)
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def resume(trainer: Trainer, checkpoints: Checkpoints, console: reporting.Console) -> None:
-    """Go on from the newest checkpoint, or begin where there is none yet."""
+    """Continues from the newest checkpoint, or starts if there is none."""
     if not checkpoints.exist():
         console.print("no checkpoint yet: training begins")
         return
@@ -69,7 +69,7 @@ def resume(trainer: Trainer, checkpoints: Checkpoints, console: reporting.Consol
 def score(
     trainer: Trainer, data: Data, args: argparse.Namespace, console: reporting.Console
 ) -> None:
-    """Translate held-out pairs; print and write BLEU and some translations."""
+    """Translates held-out pairs; prints and writes BLEU and some translations."""
     pairs, prompts = (rows[: args.bleu_pairs] for rows in (data.test.pairs, data.test.prompts))
     if not pairs:
         console.print("no held-out pairs: no BLEU")
@@ -118,8 +118,8 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
         help="false: plain PyTorch; true: the model calls fusedops' operators; compile: the plain "
         'model through torch.compile(backend="fusedops")',
     )  # fmt: skip
-    add("--epochs", type=options.positive, default=1, help="until there were as many altogether")
-    add("--resume", action="store_true", help="go on from --output's newest checkpoint")
+    add("--epochs", type=options.positive, default=1, help="in total, with those before --resume")
+    add("--resume", action="store_true", help="continue from --output's newest checkpoint")
     add(
         "--checkpoint-every",
         type=options.positive,

@@ -2,16 +2,16 @@
 
 - ``torch.compile(model, backend="fusedops")``, or :func:`enable` / :func:`patch` with plain
   ``torch.compile``; ``fusedops.export.rewrite`` for exported programs, :func:`rewrite` for plain FX
-  graphs; :func:`explain` tells what was replaced and why the rest was not.
+  graphs; :func:`explain` reports what is replaced, and why the rest is not.
 - :func:`softmax`, :func:`softmax_`, :func:`log_softmax`, :func:`masked_softmax`,
   :func:`masked_softmax_dropout`, :func:`layer_norm`, :func:`std_norm`, :func:`rms_norm`,
   :func:`add_layer_norm`, :func:`add_rms_norm`: the ops as functions.
-- :func:`softmax_stats`, :func:`merge_softmax_stats`, :func:`softmax_apply`: a softmax whose rows
-  come in parts.
-- :func:`stack_softmax`, :func:`stack_log_softmax`, :func:`stack_layer_norm`: of several tensors,
-  stacked.
+- :func:`softmax_stats`, :func:`merge_softmax_stats`, :func:`softmax_apply`: a softmax of rows that
+  are split into segments, on several devices or ranks.
+- :func:`stack_softmax`, :func:`stack_log_softmax`, :func:`stack_layer_norm`: the ops on several
+  tensors, with the results stacked.
 - ``fusedops.nn``: the ops as modules.
-- :func:`parallel_stack`: independent functions at the same time, their results stacked.
+- :func:`parallel_stack`: runs independent functions concurrently and stacks their results.
 - ``torch.ops.fusedops.*``: the ops themselves.
 """
 
@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 _failure: Exception | None = None
 
 
-def _is_sought_to_be_run() -> bool:
-    """Whether Python imports the package to find what `python -m fusedops` runs."""
+def _is_run_as_module() -> bool:
+    """Whether this import is part of `python -m fusedops`, which imports the package first."""
     options = pairwise(sys.orig_argv)
     named = any(
         first[:1] == "-" and first[-1:] == "m" and last == "fusedops" for first, last in options
@@ -55,8 +55,8 @@ try:
     )
     from fusedops.parallel import parallel_stack
 except Exception as error:
-    # `python -m fusedops env` must start, to report what is wrong.
-    if not _is_sought_to_be_run():
+    # `python -m fusedops env` must start even then, to report what is wrong.
+    if not _is_run_as_module():
         raise
     _failure = error
 
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 _version_file = Path(__file__).parent / "VERSION"
 __version__ = _version_file.read_text().strip() if _version_file.exists() else "unknown"
 
-#: For CMAKE_PREFIX_PATH: where find_package(fusedops) of a C++ project looks.
+#: The value of CMAKE_PREFIX_PATH with which a C++ project's find_package(fusedops) succeeds.
 cmake_prefix_path = str(Path(__file__).parent)
 
 __all__ = [
@@ -103,8 +103,8 @@ __all__ = [
     "std_norm",
 ]
 
-# What needs torch's compiler, which takes 1.6 s to import, comes when it is first used.
-_LATE = {
+# These need torch's compiler, which takes 1.6 s to import, and are imported when first used.
+_LAZY = {
     "disable": "fusedops.backend",
     "enable": "fusedops.backend",
     "explain": "fusedops.graph.explain",
@@ -118,9 +118,9 @@ _LATE = {
 def __getattr__(name: str) -> Any:
     if _failure is not None and name in __all__:
         raise ImportError(f"fusedops could not be imported: {_failure}") from _failure
-    if name not in _LATE:
+    if name not in _LAZY:
         raise AttributeError(f"module 'fusedops' has no attribute {name!r}")
-    module = importlib.import_module(_LATE[name])
-    found = module if _LATE[name] == f"fusedops.{name}" else getattr(module, name)
+    module = importlib.import_module(_LAZY[name])
+    found = module if _LAZY[name] == f"fusedops.{name}" else getattr(module, name)
     globals()[name] = found
     return found

@@ -1,5 +1,5 @@
-"""Arguments that are of no use to an op at all: named before Python or torch complain of them in
-words of their own. The ops check the rest."""
+"""Checks for arguments of the wrong type, so that the error names the function and the argument.
+Without them Python or torch would raise an error that names neither. The ops check the rest."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def number(function: str, name: str, value: Any) -> float:
             f"{function}: {name} is a tensor that requires grad, which it would get none of here; "
             "wanted a number, as .item() gives it"
         )
-    if isinstance(value, (str, bytes)):  # float() would read them
+    if isinstance(value, (str, bytes)):  # float() would parse them
         raise wrong(function, name, value, "a number")
     try:
         return float(value)
@@ -36,7 +36,7 @@ def number(function: str, name: str, value: Any) -> float:
 
 
 def floating(function: str, name: str, dtype: Any) -> None:
-    """A dtype that the ops compute, before torch's conversion of dtypes meets another one."""
+    """Raises for a dtype that the ops do not compute."""
     if not isinstance(dtype, torch.dtype):
         raise wrong(function, name, dtype, "a torch.dtype")
     _checks.check_dtype(function, name, dtype, "convert it, or pass dtype=")
@@ -49,7 +49,7 @@ def tensor(function: str, name: str, value: Any) -> torch.Tensor:
 
 
 def tensors(function: str, name: str, values: Any) -> list[Any]:
-    """As a list. A tensor is none, although its rows could be counted through."""
+    """``values`` as a list. A single tensor is refused, although it could be iterated over."""
     if type(values) is list:
         return values
     if isinstance(values, (torch.Tensor, str)) or not isinstance(values, Iterable):
@@ -64,7 +64,7 @@ def shape(function: str, name: str, values: Any) -> list[int]:
 
 
 def sizes(function: str, name: str, value: Any) -> tuple[int, ...]:
-    """The sizes of a module's parameters; one size stands for a list of it."""
+    """The sizes of a module's parameters; an int is one size."""
     given = tuple(value) if isinstance(value, Iterable) else (value,)
     try:
         converted = tuple(map(operator.index, given))
@@ -76,10 +76,10 @@ def sizes(function: str, name: str, value: Any) -> tuple[int, ...]:
 
 
 def one_of(name: str, value: Any, words: Sequence[Any]) -> None:
-    """``value`` is one of ``words``."""
+    """Raises if ``value`` is not one of ``words``."""
     try:
         known = value in words
-    except (ValueError, RuntimeError):  # an array, each element of which is compared
+    except (ValueError, RuntimeError):  # an array or tensor, which is compared by element
         known = False
     if not known:
         *first, last = map(repr, words)

@@ -20,17 +20,17 @@ def backend(
     mode: str | None = None,
     options: dict[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """Compile with Inductor after replacing softmax, log_softmax, layer_norm and rms_norm.
+    """Compiles with Inductor after replacing softmax, log_softmax, layer_norm and rms_norm.
 
-    `torch.compile(model, backend="fusedops", mode=..., options=...)` finds it by entry point; no
-    import of fusedops is needed.
+    `torch.compile(model, backend="fusedops", mode=..., options=...)` finds this function through an
+    entry point, without an import of fusedops.
 
     Args:
         gm, example_inputs: a graph captured by Dynamo, and its inputs.
         mode: Inductor's modes, see `torch._inductor.list_mode_options`.
-        options: Inductor's options, see `torch._inductor.list_options`; they win over `mode`. A
-            `pre_grad_custom_pass` or `post_grad_custom_post_pass`, given here or set in Inductor's
-            config, runs before ours.
+        options: Inductor's options, see `torch._inductor.list_options`; they take precedence over
+            `mode`. A `pre_grad_custom_pass` or `post_grad_custom_post_pass`, given here or set in
+            Inductor's config, runs before ours.
 
     Returns:
         The compiled graph, a function of the same inputs.
@@ -40,7 +40,7 @@ def backend(
 
     Source: the backend "inductor" of :func:`torch.compile`.
     """
-    # The object behind torch.compile(backend="inductor"): it checks and merges mode and options.
+    # The object that torch.compile(backend="inductor") uses; it checks and merges mode and options.
     inductor = torch._TorchCompileInductorWrapper(mode, options, dynamic=None)
     for option in PASSES:
         existing = inductor.config.get(option, getattr(inductor_config, option))
@@ -50,10 +50,10 @@ def backend(
 
 
 def enable() -> None:
-    """From now on, plain `torch.compile(model)` replaces softmaxes and norms as the backend does.
+    """Makes plain `torch.compile(model)` replace softmaxes and norms as the backend does.
 
-    A custom pass already in Inductor's config keeps running, before ours. Calling it
-    again changes nothing. What is compiled already stays as it is.
+    A custom pass that is set in Inductor's config keeps running, before ours. A second call changes
+    nothing. Models that are already compiled do not change.
 
     Source: the custom passes of Inductor, `torch._inductor.custom_graph_pass.CustomGraphPass`.
     """
@@ -62,7 +62,7 @@ def enable() -> None:
 
 
 def disable() -> None:
-    """Undo `enable()`: Inductor's config is again what it was. Harmless where it never ran.
+    """Undoes `enable()` in Inductor's config. Without a preceding `enable()` it does nothing.
 
     Source: as for :func:`enable`.
     """
@@ -72,7 +72,8 @@ def disable() -> None:
 
 @contextmanager
 def patch() -> Iterator[None]:
-    """`enable()` for a block. The compilation, at the first call, must happen inside it.
+    """`enable()` for a `with` block. The first call of the compiled model, which compiles it, must
+    be inside the block.
 
     Source: `torch._inductor.config.patch`, with the passes of :func:`enable`.
     """

@@ -5,15 +5,16 @@
 ========  ==============  ==========================================================
 setting   environment     meaning
 ========  ==============  ==========================================================
-fuse      FUSEDOPS_FUSE   "profitable": replace the sites where that is measured to be
-                          no slower than what Inductor makes of them (default)
-                          "always": replace every site the kernels can take
+fuse      FUSEDOPS_FUSE   "profitable": replace the sites where the op is measured to
+                          be no slower than Inductor's own code (default)
+                          "always": replace every site that the kernels support
                           "never": replace nothing; `fusedops.explain` still lists all
 ========  ==============  ==========================================================
 
-Behind a comma, rules get settings of their own: `fuse="profitable,softmax=always,rms_norm=never"`.
-`RULES` are their names. A setting acts when a graph is compiled, not when the compiled code runs.
-Like `torch.no_grad`, a patch holds in the thread that entered it.
+After the first mode, rules can have modes of their own:
+`fuse="profitable,softmax=always,rms_norm=never"`. `RULES` are their names. A setting takes effect
+when a graph is compiled, not when the compiled code runs. Like `torch.no_grad`, a patch applies to
+the thread that entered it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from typing import Any
 _PREFIX = "FUSEDOPS_"
 _MODES = ("profitable", "always", "never")
 
-#: The rules of `fusedops.graph`; "expand" writes opaque calls out, for the others to see.
+#: The rules of `fusedops.graph`. "expand" decomposes opaque calls, so that the others can match.
 RULES = (
     "masked_softmax",
     "softmax",
@@ -49,7 +50,7 @@ _WANTED = (
     f'set it with {_PREFIX}FUSE or fusedops.config.patch(fuse=...) to a string as "profitable" or '
     '"always,layer_norm=never"'
 )
-# Read by the build, by the kernel library and where the tables of costs are, not here.
+# The build, the kernel library and the policy tables read these.
 _READ_ELSEWHERE = frozenset(
     {"FUSEDOPS_BUILD_CUDA", "FUSEDOPS_BUILD_NATIVE", "FUSEDOPS_CPU_ISA", "FUSEDOPS_CACHE_DIR"}
 )
@@ -57,7 +58,7 @@ _READ_ELSEWHERE = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The settings of one moment; part of the cache key of every graph compiled with them."""
+    """An immutable set of settings; part of the cache key of every graph compiled with it."""
 
     fuse: str = "profitable"
 
@@ -66,7 +67,7 @@ class Config:
             given = f"{self.fuse!r}, of type {type(self.fuse).__name__}"
             raise TypeError(f"fusedops.config: fuse is {given}; {_WANTED}")
         default, *others = self._settings()
-        problem = _unknown(default[1], _MODES) if not default[0] else f"{default[0]}= stands first"
+        problem = _unknown(default[1], _MODES) if not default[0] else f"{default[0]}= comes first"
         for rule, mode in others:
             problem = problem or _unknown(rule, RULES) or _unknown(mode, _MODES)
         if problem:
@@ -78,15 +79,16 @@ class Config:
         return dict(others).get(rule, default)
 
     def _settings(self) -> list[tuple[str, str]]:
-        """Rule and mode of each part of `fuse`; the first, which is for all rules, names none."""
+        """The (rule, mode) pairs of `fuse`; the first, the default for all rules, has rule ""."""
         parts = (part.strip().rpartition("=") for part in self.fuse.split(","))
         return [(rule, mode) for rule, _, mode in parts]
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Config:
-        """The settings that `environment` asks for.
+        """The settings in `environment`.
 
-        Warns of a `FUSEDOPS_*` name that nothing reads. Raises ValueError on an unknown value.
+        Warns about a `FUSEDOPS_*` variable that nothing reads. Raises ValueError for an unknown
+        value.
         """
         fields = {_PREFIX + field.name.upper(): field.name for field in dataclasses.fields(cls)}
         ours = {name for name in environment if name.startswith(_PREFIX)}
@@ -106,17 +108,17 @@ _active: ContextVar[Config] = ContextVar("fusedops.config", default=_default)
 
 
 def active() -> Config:
-    """The settings in force here and now."""
+    """The settings of the current context."""
     return _active.get()
 
 
 @contextmanager
 def patch(**changes: Any) -> Iterator[Config]:
-    """Change settings for a block: `with fusedops.config.patch(fuse="never"): ...`.
+    """Changes settings for a block: `with fusedops.config.patch(fuse="never"): ...`.
 
-    The compilation, which is the first call of a compiled model, must happen inside the block.
-    Raises TypeError on an unknown setting or a value that is no string, and ValueError on an
-    unknown value.
+    The first call of a compiled model, which compiles it, must be inside the block. Raises
+    TypeError for an unknown setting or a value that is not a string, and ValueError for an unknown
+    value.
     """
     unknown = sorted(changes.keys() - set(_settings()))
     if unknown:

@@ -1,4 +1,4 @@
-"""The same rewrite for `torch.export`, and packages for AOTInductor, which run without Python."""
+"""The graph rewrite for `torch.export`, and AOTInductor packages that run without Python."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _REUSE = "post_grad_custom_post_pass"
 
 
 def rewrite(exported_program: ExportedProgram) -> ExportedProgram:
-    """Replace softmax, log_softmax, layer_norm and rms_norm in an exported program.
+    """Replaces softmax, log_softmax, layer_norm and rms_norm in an exported program.
 
     Args:
-        exported_program: as `torch.export.export` gives it, or after `run_decompositions`. It is
-            left as it is; parameters and constants are shared with the result.
+        exported_program: the result of `torch.export.export`, or of `run_decompositions`. It is not
+            changed; the result shares its parameters and constants.
 
     Returns: a new ExportedProgram, ready for `torch.export.save`, :func:`package`, or `.module()`.
-        A process that loads it must have the ops: `import fusedops` first.
+        A process that loads it needs the ops, and has to `import fusedops` first.
 
     Raises:
-        TypeError: the argument is no ExportedProgram.
+        TypeError: the argument is not an ExportedProgram.
 
     Source: :func:`torch.export.export`, whose programs it takes.
     """
@@ -47,11 +47,11 @@ def rewrite(exported_program: ExportedProgram) -> ExportedProgram:
         )
     graph_module = _copy(exported_program.graph_module)
     signature = copy.deepcopy(exported_program.graph_signature)
-    # Keeps the output names in the signature in step where the last op of a model is replaced.
+    # The hook updates the output names in the signature when the last op of a model is replaced.
     with graph_module._set_replace_hook(signature.get_replace_hook()):
         publish(rewrite_module(graph_module))
     for node in our_nodes(graph_module):
-        _leave_out_infinity(node)
+        _replace_infinity(node)
     return exported_program._update(graph_module, signature)
 
 
@@ -61,26 +61,26 @@ def package(
     *,
     inductor_configs: dict[str, Any] | None = None,
 ) -> str:
-    """Rewrite an exported program and compile it ahead of time, into a package for inference.
+    """Rewrites an exported program and compiles it ahead of time, into a package for inference.
 
-    The package is machine code that calls our ops through torch's dispatcher: it runs in C++
-    without Python, where the program is linked to ``fusedops::fusedops``, and in Python after
-    `import fusedops`. It belongs to the version of torch and the kind of device that it was
-    compiled with.
+    The package is machine code that calls our ops through torch's dispatcher. It runs in a C++
+    program without Python if that is linked to ``fusedops::fusedops``, and in Python after
+    `import fusedops`. It works only with the torch version and the device type that it was compiled
+    for.
 
     Args:
-        exported_program: as for :func:`rewrite`; rewritten already is fine. It needs its example
-            inputs, which `torch.export.export` puts there. Dimensions that are dynamic stay so.
+        exported_program: as for :func:`rewrite`; it may be rewritten already. It needs its example
+            inputs, which `torch.export.export` records. Dynamic dimensions stay dynamic.
         path: the package to write; ends in ``.pt2``, in a folder that exists.
         inductor_configs: Inductor's options, see `torch._inductor.list_options`. A
             `post_grad_custom_post_pass`, given here or set in Inductor's config, runs before ours,
-            which lets softmaxes write over their scores.
+            which makes softmaxes overwrite their scores where possible.
 
     Returns: the path; `torch._inductor.aoti_load_package`, or in C++
         `torch::inductor::AOTIModelPackageLoader`, loads it.
 
     Raises:
-        TypeError: `exported_program` is no ExportedProgram, or `path` no path.
+        TypeError: `exported_program` is not an ExportedProgram, or `path` is not a path.
         ValueError: `path` does not end in ``.pt2``.
         FileNotFoundError: the folder of `path` does not exist.
         RuntimeError: the program calls our ops on a device that this build has no kernels for.
@@ -100,23 +100,24 @@ def package(
 
 def _copy(graph_module: GraphModule) -> GraphModule:
     copied = copy.deepcopy(graph_module)
-    # The signature knows nodes by name, and copying renames those called like a builtin ("input").
+    # The signature refers to nodes by name, and copying renames nodes named like a builtin, such as
+    # "input".
     for node, own in zip(graph_module.graph.nodes, copied.graph.nodes, strict=True):
         own.name = node.name
     return copied
 
 
 def our_nodes(graph_module: GraphModule) -> Iterator[Node]:
-    """The calls of our ops, those in regions of no_grad or autocast included."""
+    """The calls of our ops, including those in subgraphs of no_grad or autocast regions."""
     for body in graph_module.modules():
         for node in body.graph.nodes if isinstance(body, GraphModule) else ():
             if isinstance(node.target, OpOverload) and node.target.namespace == "fusedops":
                 yield node
 
 
-def _leave_out_infinity(node: Node) -> None:
-    """A mask_value of -inf becomes None, which means the same. AOTInductor writes arguments as
-    JSON, infinity as the text "-Infinity", and refuses to read that as a number (torch 2.13)."""
+def _replace_infinity(node: Node) -> None:
+    """Replaces a mask_value of -inf by None, which means the same. AOTInductor serialises arguments
+    as JSON, writes infinity as the string "-Infinity", and fails to read it back (torch 2.13)."""
     assert isinstance(node.target, OpOverload)  # one of `our_nodes`
     names = [argument.name for argument in node.target._schema.arguments]
     if "mask_value" not in names:

@@ -1,9 +1,9 @@
-"""The ops as functions, named and ordered as in ``torch.nn.functional``.
+"""The ops as functions, with the names and argument order of ``torch.nn.functional``.
 
-Every function is differentiable twice, also under the reverse-mode transforms of ``torch.func``
-(``grad``, ``vjp``, ``jacrev``, and ``vmap`` of them for per-sample gradients), runs under
-``torch.compile`` and ``torch.export``, is deterministic, and gives a row the same bits whatever the
-rows beside it.
+Every function is twice differentiable, also under the reverse-mode transforms of ``torch.func``
+(``grad``, ``vjp``, ``jacrev``, and ``vmap`` of them for per-sample gradients). It runs under
+``torch.compile`` and ``torch.export`` and is deterministic: a row's result has the same bits
+whatever the other rows contain.
 """
 
 from __future__ import annotations
@@ -56,28 +56,29 @@ def softmax(
 ) -> torch.Tensor:
     r"""Softmax along ``dim``: :math:`y_i = e^{x_i - \max x} / \sum_j e^{x_j - \max x}`.
 
-    Accumulated in float32 (float64 for float64) and rounded once. A row of ``-inf`` alone, or with
-    a NaN or ``+inf``, gives NaN, as in PyTorch.
+    Sums are accumulated in float32 (float64 for float64), and the result is rounded once. A row
+    that consists of ``-inf``, or contains a NaN or ``+inf``, gives NaN, as in PyTorch.
 
     Args:
         input: any shape; float32, bfloat16, float16 or float64, or any dtype with ``dtype``.
-            Rows (``dim`` the last dimension) are read where they lie if evenly spaced, on the CPU
-            in groups too, as in ``x[:, :-1]``; over another ``dim`` a contiguous input is not
-            transposed or copied. Other strides cost a copy. All threads share a row of more than
-            65536 elements, and the result has the same bits however many they are.
-        dim: the dimension to normalise; None for all elements together, as of one row.
-        dtype: the result's dtype, converted to before anything is computed; default ``input``'s.
-            From 16 bits to float32 the conversion costs no pass over memory.
-        out: takes the result: of ``input``'s shape and the result's dtype, any strides; may be
-            ``input`` itself. Not recorded by autograd.
+            Where ``dim`` is the last dimension, evenly spaced rows are read in place, and on the
+            CPU evenly spaced groups of rows too, as in ``x[:, :-1]``. For any other ``dim`` a
+            contiguous input is read without a transpose or copy. Other strides cost a copy. Several
+            threads share a row of more than 65536 elements; their number does not change the bits
+            of the result.
+        dim: the dimension to normalise; None normalises all elements, flattened into one row.
+        dtype: the result's dtype, to which ``input`` is converted first; default ``input``'s.
+            The conversion from 16 bits to float32 is fused into the kernel.
+        out: receives the result: ``input``'s shape, the result's dtype, any strides; may be
+            ``input`` itself. Autograd does not record the call.
 
     Returns:
         A contiguous tensor of ``input``'s shape, or ``out``.
 
     Raises:
         RuntimeError: a dtype that is not floating, a ``dim`` out of range, a device that this build
-            has no kernels for; an ``out`` that does not fit, whose elements share memory, or beside
-            tensors that require grad.
+            has no kernels for; an ``out`` of the wrong shape or dtype, an ``out`` whose elements
+            share memory, or an ``out`` where a tensor requires grad.
 
     Source: :func:`torch.nn.functional.softmax`.
     """
@@ -153,12 +154,12 @@ def _check_out_dtype(function: str, out: torch.Tensor, dtype: torch.dtype | None
 
 
 def softmax_stats(input: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    r"""What the softmax of a row needs of all of it: :math:`m = \max x` and
+    r"""Statistics of each row for a softmax: :math:`m = \max x` and
     :math:`s = \sum_j e^{x_j - m}`.
 
-    Rows may come in parts, on several devices or ranks: :func:`merge_softmax_stats` makes of the
-    parts' statistics those of the rows, :func:`softmax_apply` the softmax of each part.
-    :math:`m + \log s` is ``input.logsumexp(dim)``.
+    They make a softmax of rows possible whose segments are on several devices or ranks:
+    :func:`merge_softmax_stats` combines partial statistics, and :func:`softmax_apply` computes the
+    softmax of each segment from the result. :math:`m + \log s` is ``input.logsumexp(dim)``.
 
     Args:
         input: any shape; float32, bfloat16, float16 or float64. Rows as in :func:`softmax`; a
@@ -166,9 +167,10 @@ def softmax_stats(input: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Te
         dim: the dimension to normalise, of at least one element.
 
     Returns:
-        (max, sum), contiguous, of ``input``'s shape with ``dim`` of size 1; float32, float64 where
-        ``input`` is. A row of ``-inf`` alone has the sum 0, one with a NaN or ``+inf`` NaN.
-        Differentiable: ``max`` counts as a constant, which cancels in a softmax and in a logsumexp.
+        (max, sum), contiguous, of ``input``'s shape with ``dim`` of size 1; float64 for a float64
+        ``input``, else float32. The sum of a row that consists of ``-inf`` is 0, that of a row with
+        a NaN or ``+inf`` is NaN. The sum is differentiable; ``max`` is treated as a constant, whose
+        derivative cancels in a softmax and in a logsumexp.
 
     Raises:
         RuntimeError: a dtype that is not floating, a ``dim`` out of range or empty, a device that
@@ -186,20 +188,20 @@ def softmax_apply(
     dim: int,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    r"""The softmax along ``dim`` of rows whose statistics are known: :math:`e^{x_i - m} / s`.
+    r"""Softmax along ``dim`` from the rows' statistics: :math:`e^{x_i - m} / s`.
 
     Args:
         input: any shape; float32, bfloat16, float16 or float64.
-        max, sum: of :func:`softmax_stats` or :func:`merge_softmax_stats`.
+        max, sum: the statistics from :func:`softmax_stats` or :func:`merge_softmax_stats`.
         dim: the dimension to normalise.
-        dtype: the result's; default ``input``'s.
+        dtype: the result's dtype; default ``input``'s.
 
     Returns:
         A contiguous tensor of ``input``'s shape. Differentiable in ``input``, ``max`` and ``sum``.
 
     Raises:
-        RuntimeError: statistics of another shape, dtype or device than ``input``'s would have; a
-            dtype that is not floating, a ``dim`` out of range.
+        RuntimeError: statistics whose shape, dtype or device does not match ``input``; a dtype that
+            is not floating, a ``dim`` out of range.
 
     Source: as for :func:`softmax_stats`.
     """
@@ -211,65 +213,67 @@ def softmax_apply(
 def merge_softmax_stats(
     stats: Sequence[tuple[torch.Tensor, torch.Tensor]],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    r"""The statistics of rows from those of their parts: :math:`m = \max_k m_k` and
+    r"""Combines partial statistics into those of the whole rows: :math:`m = \max_k m_k` and
     :math:`s = \sum_k s_k e^{m_k - m}`, always added in the order given.
 
     Args:
-        stats: (max, sum) of each part, of one shape and dtype: of :func:`softmax_stats`, or merged.
+        stats: one (max, sum) a segment, all of one shape and dtype, from :func:`softmax_stats` or
+            from this function.
 
     Returns:
         (max, sum) of that shape and dtype.
 
     Raises:
-        RuntimeError: no parts, or parts of different shapes, dtypes or devices.
-        TypeError: parts that are not two tensors.
+        RuntimeError: no partials, or partials of different shapes, dtypes or devices.
+        TypeError: a partial that is not two tensors.
 
     Source: as for :func:`softmax_stats`, where two such pairs are merged.
     """
-    maxima, sums = (torch.stack(parts) for parts in zip(*_parts_of_stats(stats), strict=True))
+    maxima, sums = (torch.stack(given) for given in zip(*_partials(stats), strict=True))
     max = maxima.detach().amax(0)
-    shift = max.masked_fill(max == -math.inf, 0)  # of parts of -inf alone: e^(-inf) = 0, not NaN
+    # Where all maxima are -inf, -inf - -inf would be NaN; without a shift e^-inf is 0.
+    shift = max.masked_fill(max == -math.inf, 0)
     return max, (sums * (maxima - shift).exp()).sum(0)
 
 
-def _parts_of_stats(stats: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """(max, sum) of each part, all alike."""
+def _partials(stats: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The (max, sum) of each segment, checked to have one shape, dtype and device."""
     function = "merge_softmax_stats"
-    parts = _arguments.tensors(function, "stats", stats)
-    if len(parts) == 0:
+    partials = _arguments.tensors(function, "stats", stats)
+    if len(partials) == 0:
         raise RuntimeError(f"{function}: stats is empty, wanted at least one (max, sum)")
-    for index, part in enumerate(parts):
-        if not isinstance(part, (tuple, list)) or len(part) != 2:
-            raise _arguments.wrong(function, f"stats[{index}]", part, "(max, sum)")
-        for name, given in zip(("max", "sum"), part, strict=True):
+    for index, partial in enumerate(partials):
+        if not isinstance(partial, (tuple, list)) or len(partial) != 2:
+            raise _arguments.wrong(function, f"stats[{index}]", partial, "(max, sum)")
+        for name, given in zip(("max", "sum"), partial, strict=True):
             name = f"{name} of stats[{index}]"
             _arguments.tensor(function, name, given)
             _checks.check_dtype(function, name, given.dtype)
-            _checks.check_like(function, name, given, ("max of stats[0]", parts[0][0]))
-    return parts
+            _checks.check_like(function, name, given, ("max of stats[0]", partials[0][0]))
+    return partials
 
 
 def softmax_(input: torch.Tensor, dim: int) -> torch.Tensor:
-    r"""Softmax along ``dim`` in place of its input: peak memory grows by nothing.
+    r"""Softmax along ``dim``, in place: it takes no extra memory.
 
-    Recorded by autograd, whose formula needs the result alone, where the input is not a leaf: what
-    made the input must not need it for its own derivative (a matrix product does not; ``exp`` does,
-    and autograd then says so).
+    Autograd records the call where the input is not a leaf; the derivative needs only the result.
+    The operation that computed the input must not have saved it for its own derivative: a matrix
+    product does not, ``exp`` does, and then the backward pass raises.
 
     Args:
-        input: any shape; float32, bfloat16, float16 or float64. Strides that are neither rows nor
-            planes cost a temporary copy.
+        input: any shape; float32, bfloat16, float16 or float64. Where :func:`softmax` would copy,
+            because of the strides, a temporary copy is made.
         dim: the dimension to normalise.
 
     Returns:
         ``input``.
 
     Raises:
-        RuntimeError: a leaf that requires grad or a view of one, one of the views that ``unbind``,
-            ``split`` or ``chunk`` returned where it requires grad, an input whose elements share
-            memory (expanded or overlapping), a dtype that is not floating, a ``dim`` out of range.
-            The input is untouched then.
-        NotImplementedError: an input with a forward-mode tangent; it is untouched too.
+        RuntimeError: a leaf that requires grad or a view of one, a view from ``unbind``, ``split``
+            or ``chunk`` that requires grad, an input whose elements share memory (expanded or
+            overlapping), a dtype that is not floating, a ``dim`` out of range.
+        NotImplementedError: an input with a forward-mode tangent.
+        In either case the input is not changed.
 
     Source: :func:`torch.nn.functional.softmax`, in place.
     """
@@ -277,7 +281,8 @@ def softmax_(input: torch.Tensor, dim: int) -> torch.Tensor:
         _ops.softmax_.default(input, dim)
         return input
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
-        return input.copy_(softmax(input, dim))  # an autograd function would write at each level
+        # An autograd function would run, and write into the input, at each level of torch.func.
+        return input.copy_(softmax(input, dim))
     check_recordable("softmax_", input)
     output: torch.Tensor = InplaceSoftmax.apply(input, dim)
     return output
@@ -297,36 +302,35 @@ def masked_softmax(
 ) -> torch.Tensor:
     r"""Softmax of masked attention scores over the last dimension, in one pass.
 
-    :math:`y = \mathrm{softmax}(s x + b + m)` for a float mask; a bool mask and causality replace
-    what they hide with ``mask_value``. Computed in float32 (float64 for float64) from the first
-    product on, rounded once. What causality hides is neither read nor computed.
+    :math:`y = \mathrm{softmax}(s x + b + m)` for a float mask; a bool mask and causality set the
+    scores that they hide to ``mask_value``. Everything is computed in float32 (float64 for float64)
+    and rounded once. Scores that causality hides are neither read nor computed.
 
     Args:
         input: scores, ``[..., queries, keys]``; float32, bfloat16, float16 or float64, or any dtype
             with ``dtype``. Rows as in :func:`softmax`.
         mask: bool (True where visible) or floating (added), of a shape that broadcasts to
-            ``input``'s; it is not materialised. A floating mask gets a gradient where it requires
-            one.
-        scale: multiplies the scores; stays float32 (float64).
+            ``input``'s; the broadcast is not materialised. A floating mask that requires grad gets
+            a gradient.
+        scale: multiplies the scores; it is not rounded to 16 bits.
         causal: True or "top_left": query ``i`` sees the keys up to ``i``; "bottom_right": the last
             query sees all keys, as with a key-value cache.
-        mask_value: what is put in place of hidden scores: ``-inf``, ``finfo.min``, -1e4, ... A row
-            of which nothing is visible comes out as PyTorch gives it: NaN for ``-inf``, uniform
-            for a finite value.
+        mask_value: the score of hidden columns: ``-inf``, ``finfo.min``, -1e4, ... A row without a
+            visible column has PyTorch's result: NaN for ``-inf``, uniform for a finite value.
         bias: a second floating tensor that is added (ALiBi, T5, Swin), of a shape that broadcasts
-            to ``input``'s; gets a gradient where it requires one.
+            to ``input``'s. A bias that requires grad gets a gradient.
         dtype: the result's dtype; default ``input``'s.
-        masked_rows: "nan", as in PyTorch, or "zero": rows of which nothing is visible are zeros.
-        out: takes the result, may be ``input`` itself; as in :func:`softmax`.
+        masked_rows: the result of rows without a visible column: "nan", as in PyTorch, or "zero".
+        out: receives the result; may be ``input`` itself; as in :func:`softmax`.
 
     Returns:
         A contiguous tensor of ``input``'s shape, or ``out``.
 
     Raises:
-        RuntimeError: a mask or bias that does not broadcast or is of a wrong dtype or device, a NaN
-            ``scale`` or ``mask_value``, a ``mask_value`` beyond float32, causality for fewer than
-            two dimensions; otherwise as in :func:`softmax`.
-        ValueError: another word for ``causal`` or ``masked_rows``.
+        RuntimeError: a mask or bias that does not broadcast or has the wrong dtype or device, a
+            ``scale`` or ``mask_value`` that is NaN, a ``mask_value`` beyond float32's range,
+            ``causal`` for fewer than two dimensions; otherwise as in :func:`softmax`.
+        ValueError: an invalid ``causal`` or ``masked_rows``.
 
     Source: Vaswani et al., "Attention Is All You Need" (2017), section 3.2.1.
     """
@@ -335,15 +339,15 @@ def masked_softmax(
         scale = _arguments.number("masked_softmax", "scale", scale)
     if type(mask_value) is not float:
         mask_value = _arguments.number("masked_softmax", "mask_value", mask_value)
-    hidden = (mask, scale, bool(causal), mask_value)
+    masking = (mask, scale, bool(causal), mask_value)
     if out is not None:
         _check_out_dtype("masked_softmax", out, dtype)
-        _ops.masked_softmax_out.default(input, *hidden, bias, diagonal, zero, out)
+        _ops.masked_softmax_out.default(input, *masking, bias, diagonal, zero, out)
         return out
     if dtype is not None:
         _arguments.floating("masked_softmax", "dtype", dtype)
     run = _masked_softmax.on(input, mask, bias)
-    return run(input, *hidden, bias, dtype, diagonal, zero)
+    return run(input, *masking, bias, dtype, diagonal, zero)
 
 
 def masked_softmax_dropout(
@@ -361,17 +365,17 @@ def masked_softmax_dropout(
     masked_rows: MaskedRows = "nan",
 ) -> torch.Tensor:
     r"""Dropout of :func:`masked_softmax`, in the same pass: each element is kept with probability
-    :math:`1 - p` and multiplied by :math:`1 / (1 - p)`, or is 0.
+    :math:`1 - p` and multiplied by :math:`1 / (1 - p)`; otherwise it becomes 0.
 
-    Random numbers come from Philox4x32-10, keyed with ``seed`` and counted by row and column: the
-    same on every device, for any number of threads. The backward pass makes them again; only the
-    probabilities and the seed are kept for it.
+    Random numbers come from Philox4x32-10 with ``seed`` as the key and row and column as the
+    counter. They are the same on every device and for any number of threads. The backward pass
+    generates them again, so that only the probabilities and the seed are saved.
 
     Args:
         p: the probability of a zero, in [0, 1]; 0 and 1 are exact.
-        training: False leaves dropout out.
-        seed: one int64 on ``input``'s device. By default drawn from torch's generator:
-            ``torch.manual_seed`` repeats it, activation checkpointing recomputes it, a CUDA graph
+        training: False disables dropout.
+        seed: one int64 on ``input``'s device. By default it is drawn from torch's generator, so
+            that ``torch.manual_seed`` and activation checkpointing reproduce it, and a CUDA graph
             draws a new one at each replay.
         input, mask, scale, causal, mask_value, bias, dtype, masked_rows: as in
             :func:`masked_softmax`.
@@ -408,22 +412,22 @@ def masked_softmax_dropout(
     if seed is None:
         seed = _drawn_seed(function, input)
     rest = (bias, dtype, _diagonal(input, causal), _zero_masked_rows(masked_rows))
-    hidden = (mask, scale, bool(causal), mask_value)
+    masking = (mask, scale, bool(causal), mask_value)
     run = _masked_softmax_dropout.on(input, mask, bias)
-    results = run(input, *hidden, p, seed, *rest)
+    results = run(input, *masking, p, seed, *rest)
     output: torch.Tensor = results if run is _masked_softmax_dropout.plain else results[0]
     return output
 
 
 def _diagonal(input: torch.Tensor, causal: Causal) -> int:
-    """The diagonal up to which a query sees the keys."""
+    """The diagonal up to which a query sees the keys, as in ``torch.tril``."""
     if causal is False or causal is True:
         return 0
     _arguments.one_of("causal", causal, (False, True, "top_left", "bottom_right"))
     if causal != "bottom_right":
         return 0
-    if _arguments.tensor("masked_softmax", "input", input).dim() < 2:  # the op says what it wants
-        return 0
+    if _arguments.tensor("masked_softmax", "input", input).dim() < 2:
+        return 0  # the op raises with its own message
     return input.shape[-1] - input.shape[-2]
 
 
@@ -443,8 +447,8 @@ def layer_norm(
     r"""Layer normalisation over the last dimensions.
 
     :math:`y = (x - \mathrm{mean}) / \sqrt{\mathrm{var} + \epsilon} \cdot w + b`, biased variance.
-    Statistics are taken in float32 (float64 for float64), exactly even where the mean is large, and
-    kept in that dtype for the backward pass, which reads its inputs once.
+    Statistics are computed in float32 (float64 for float64), without cancellation where the mean is
+    large, and saved in that dtype for the backward pass, which reads its inputs once.
 
     Args:
         input: any shape that ends in ``normalized_shape``; float32, bfloat16, float16 or float64.
@@ -457,7 +461,7 @@ def layer_norm(
         A contiguous tensor of ``input``'s shape and dtype.
 
     Raises:
-        RuntimeError: a dtype that is not floating, a shape that does not match or holds a 0, a
+        RuntimeError: a dtype that is not floating, a shape that does not match or contains a 0, a
             negative eps, a weight or bias on another device, a device that this build has no
             kernels for.
 
@@ -477,14 +481,14 @@ def std_norm(
     bias: torch.Tensor | None = None,
     eps: float = 1e-6,
 ) -> torch.Tensor:
-    r"""Normalisation by the standard deviation over the last dimensions: the Annotated
-    Transformer's LayerNorm, which is another function than :func:`layer_norm`.
+    r"""Normalisation by the standard deviation over the last dimensions: the LayerNorm of the
+    Annotated Transformer, which differs from :func:`layer_norm`.
 
     :math:`y = (x - \mathrm{mean}) / (\mathrm{std} + \epsilon) \cdot w + b`, where
     :math:`\mathrm{std}^2 = \sum (x - \mathrm{mean})^2 / (N - 1)` is the unbiased variance of a row
-    of :math:`N` elements, and :math:`\epsilon` stands outside the root. Statistics as in
+    of :math:`N` elements, and :math:`\epsilon` is added outside the root. Statistics as in
     :func:`layer_norm`. As in PyTorch, a row of one element, which has no unbiased variance, gives
-    NaN, and in the gradient of a constant row that of its standard deviation counts as 0.
+    NaN, and the derivative of the standard deviation of a constant row is defined as 0.
 
     Args:
         input: any shape that ends in ``normalized_shape``; float32, bfloat16, float16 or float64.
@@ -519,23 +523,23 @@ def rms_norm(
     r"""Root mean square normalisation over the last dimensions.
 
     :math:`y = x / \sqrt{\mathrm{mean}(x^2) + \epsilon} \cdot w`, computed in float32 (float64 for
-    float64). Models spell it in four ways, which round at different places:
+    float64). Models use four variants, which round at different places:
 
-    - "torch": rounded once, to ``input``'s dtype.
+    - "torch": the result is rounded once, to ``input``'s dtype.
     - "gemma": as torch, with :math:`1 + w` in place of :math:`w`.
     - "llama": the normalised value is rounded to ``input``'s dtype, then multiplied by ``weight``;
       the result has the dtype that both promote to.
-    - "t5": as llama where ``weight`` has 16 bits, rounded to its dtype; beside a float32 ``weight``
-      nothing is rounded to 16 bits.
+    - "t5": as llama for a ``weight`` of 16 bits, but the normalised value is rounded to the dtype
+      of ``weight``; with a float32 ``weight`` nothing is rounded to 16 bits.
 
     Args:
         input: any shape that ends in ``normalized_shape``; float32, bfloat16, float16 or float64.
             Rows as in :func:`softmax`.
         normalized_shape: the last dimensions of ``input``'s shape.
-        weight: of ``normalized_shape``, or None. "llama" and "t5" take one pass where its dtype is
-            ``input``'s, more where it is not.
-        eps: added to the mean square, >= 0; by default what float32 (float64) resolves at 1, as in
-            torch.
+        weight: of ``normalized_shape``, or None. "llama" and "t5" take one pass if its dtype is
+            ``input``'s, otherwise several.
+        eps: added to the mean square, >= 0; by default ``torch.finfo(dtype).eps`` of the dtype that
+            is computed in, float32 or float64, as in torch.
         variant: "torch", "llama", "t5" or "gemma".
 
     Returns:
@@ -543,7 +547,7 @@ def rms_norm(
 
     Raises:
         RuntimeError: as in :func:`layer_norm`.
-        ValueError: another word for ``variant``.
+        ValueError: an invalid ``variant``.
 
     Source: Zhang, Sennrich, "Root Mean Square Layer Normalization" (2019);
     :func:`torch.nn.functional.rms_norm`, and LlamaRMSNorm, T5LayerNorm and GemmaRMSNorm of Hugging
@@ -605,10 +609,10 @@ def add_layer_norm(
 ) -> tuple[torch.Tensor, torch.Tensor] | torch.Tensor:
     r"""The residual connection of a transformer and the norm after it, in one pass.
 
-    :math:`s = \mathrm{dropout}_p(x) + r`, :math:`y = \mathrm{layer\_norm}(s)`. Pre-norm layers go
-    on with both, post-norm layers with :math:`y` alone. :math:`s` is rounded once to ``input``'s
-    dtype and normalised as rounded, as the separate calls do. The backward pass adds the gradient
-    of :math:`s` to that of the norm, and draws dropout's numbers again.
+    :math:`s = \mathrm{dropout}_p(x) + r`, :math:`y = \mathrm{layer\_norm}(s)`. Pre-norm layers use
+    both results, post-norm layers only :math:`y`. As in the separate calls, :math:`s` is rounded to
+    ``input``'s dtype, and the rounded sum is normalised. The backward pass adds the gradient of
+    :math:`s` to that of the norm, and generates dropout's random numbers again.
 
     Args:
         input: the branch, :math:`x`: shape and dtype as in :func:`layer_norm`, rows as in
@@ -616,10 +620,10 @@ def add_layer_norm(
         residual: :math:`r`, of ``input``'s shape, dtype and device.
         normalized_shape, weight, bias, eps: as in :func:`layer_norm`.
         p: the probability of a zero in dropout of ``input``, in [0, 1]; 0 and 1 are exact.
-        training: False leaves dropout out.
-        seed: as in :func:`masked_softmax_dropout`; drawn only where ``p`` is above 0.
-        return_sum: False: only :math:`y` is returned, and without a gradient :math:`s` is not
-            written.
+        training: False disables dropout.
+        seed: as in :func:`masked_softmax_dropout`; drawn only if ``p`` is above 0.
+        return_sum: if False, only :math:`y` is returned; where autograd does not record the call,
+            :math:`s` is not written to memory either.
 
     Returns:
         :math:`(y, s)`, contiguous, of ``input``'s shape and dtype; or :math:`y`.
@@ -637,8 +641,8 @@ def add_layer_norm(
     norm = (normalized_shape, weight, bias, eps)
     dropout = _branch_dropout(function, input, p, training, seed)
     run = _add_layer_norm.on(input, residual, weight, bias)
-    wanted = (return_sum,) if run is _add_layer_norm.plain else ()
-    results = run(input, residual, *norm, *wanted, *dropout)
+    sum_option = (return_sum,) if run is _add_layer_norm.plain else ()
+    results = run(input, residual, *norm, *sum_option, *dropout)
     return results if return_sum else results[0]
 
 
@@ -710,21 +714,21 @@ def add_rms_norm(
         return (output, total) if return_sum else output
     settings = _rms_settings(variant)
     run = _add_rms_norm.on(input, residual, weight)
-    wanted = (return_sum,) if run is _add_rms_norm.plain else ()
+    sum_option = (return_sum,) if run is _add_rms_norm.plain else ()
     norm = (normalized_shape, weight, eps)
-    results = run(input, residual, *norm, *wanted, *settings, *dropout)
+    results = run(input, residual, *norm, *sum_option, *settings, *dropout)
     return results if return_sum else results[0]
 
 
 def _rms_eps(function: str, input: torch.Tensor, eps: float | None) -> float:
     if eps is None:
-        # Where the input is no tensor, the op says so.
+        # An input that is not a tensor is reported by the op.
         return default_rms_eps(getattr(input, "dtype", torch.float32))
     return _arguments.number(function, "eps", eps)
 
 
 def _rms_settings(variant: RmsVariant) -> tuple[float, bool]:
-    """The offset of the weight, and whether the normalised value is rounded before it."""
+    """The weight's offset, and whether the normalised value is rounded before the weight."""
     if type(variant) is not str or variant not in ("torch", "llama", "t5", "gemma"):
         _arguments.one_of("variant", variant, get_args(RmsVariant))
     return float(variant == "gemma"), variant in ("llama", "t5")
@@ -733,7 +737,8 @@ def _rms_settings(variant: RmsVariant) -> tuple[float, bool]:
 def _multiplies_afterwards(
     function: str, variant: RmsVariant, input: torch.Tensor, weight: torch.Tensor
 ) -> bool:
-    """Whether the weight's dtype, another than the input's, decides about the result's."""
+    """Whether the weight is a separate multiplication: its dtype differs from the input's, and the
+    variant lets the result's dtype depend on it."""
     if variant not in ("llama", "t5"):
         return False
     given = _arguments.tensor(function, "input", input)
@@ -743,7 +748,7 @@ def _multiplies_afterwards(
 def _branch_dropout(
     function: str, input: torch.Tensor, p: float, training: bool, seed: torch.Tensor | None
 ) -> tuple[float, torch.Tensor | None]:
-    """p and the seed; neither where nothing is dropped."""
+    """p and the seed; (0.0, None) where nothing is dropped."""
     p = p if type(p) is float else _arguments.number(function, "p", p)
     if not training or p == 0:
         return 0.0, None
@@ -759,24 +764,24 @@ def _drawn_seed(function: str, input: torch.Tensor) -> torch.Tensor:
 
 
 def stack_softmax(inputs: Sequence[torch.Tensor], dim: int, stack_dim: int = 0) -> torch.Tensor:
-    r"""``torch.stack([softmax(x, dim) for x in inputs], stack_dim)`` in one launch: every result is
-    written to its slot of the stack.
+    r"""``torch.stack([softmax(x, dim) for x in inputs], stack_dim)`` in one launch, which writes
+    each result to its slot of the stack.
 
     Args:
         inputs: tensors of one shape, dtype (float32, bfloat16, float16 or float64) and device; the
             strides may differ. Rows as in :func:`softmax`.
-        dim: the dimension of each input to normalise. One that is not the last costs a launch an
-            input.
-        stack_dim: the dimension of the result that numbers the inputs. Behind ``dim`` it costs a
-            copy.
+        dim: the dimension of each input to normalise. A ``dim`` that is not the last costs one
+            launch per input.
+        stack_dim: the dimension of the result that numbers the inputs. A ``stack_dim`` after
+            ``dim`` costs a copy.
 
     Returns:
-        A contiguous tensor with one more dimension than an input; bit for bit what the loop gives.
+        A contiguous tensor with one more dimension than an input, bitwise equal to the loop's.
 
     Raises:
         RuntimeError: no inputs, inputs that differ in shape, dtype or device; a dtype that is not
             floating, a ``dim`` or ``stack_dim`` out of range.
-        TypeError: no list of tensors.
+        TypeError: ``inputs`` is not a list of tensors.
 
     Source: :func:`torch.stack` of :func:`torch.nn.functional.softmax`.
     """
@@ -791,7 +796,7 @@ def stack_log_softmax(inputs: Sequence[torch.Tensor], dim: int, stack_dim: int =
         inputs, dim, stack_dim: as in :func:`stack_softmax`.
 
     Returns:
-        A contiguous tensor with one more dimension than an input; bit for bit what the loop gives.
+        A contiguous tensor with one more dimension than an input, bitwise equal to the loop's.
 
     Raises:
         RuntimeError, TypeError: as in :func:`stack_softmax`.
@@ -816,17 +821,18 @@ def stack_layer_norm(
     Args:
         inputs: as in :func:`stack_softmax`.
         normalized_shape: the last dimensions of each input's shape.
-        weights, biases: one of ``normalized_shape`` for each input, all of one dtype; or None.
+        weights, biases: one tensor of shape ``normalized_shape`` for each input, all of one dtype;
+            or None.
         eps: added to the variance, >= 0.
-        stack_dim: the dimension of the result that numbers the inputs. Among the normalized ones it
-            costs a copy.
+        stack_dim: the dimension of the result that numbers the inputs. A ``stack_dim`` among the
+            normalised dimensions costs a copy.
 
     Returns:
-        A contiguous tensor with one more dimension than an input; bit for bit what the loop gives.
+        A contiguous tensor with one more dimension than an input, bitwise equal to the loop's.
 
     Raises:
-        RuntimeError: as in :func:`stack_softmax` and :func:`layer_norm`; not as many weights or
-            biases as inputs.
+        RuntimeError: as in :func:`stack_softmax` and :func:`layer_norm`; a number of weights or
+            biases that is not that of the inputs.
 
     Source: :func:`torch.stack` of :func:`torch.nn.functional.layer_norm`.
     """

@@ -1,4 +1,5 @@
-"""The ops as modules, beside ``torch.nn``: with its parameters, so a state dict fits as it is."""
+"""The ops as modules. Those that ``torch.nn`` has too have the same parameters, so that state dicts
+can be loaded unchanged."""
 
 from __future__ import annotations
 
@@ -27,13 +28,15 @@ class Softmax(nn.Softmax):
     r"""``torch.nn.Softmax``, computed by :func:`fusedops.softmax`.
 
     Args:
-        dim: the dimension to normalise. Without it torch guesses and warns, so this module does.
+        dim: the dimension to normalise. If it is None, torch's own forward runs, which guesses a
+            dimension and warns.
 
     Shape:
-        any, and the result's is the same; the dtypes are :func:`fusedops.softmax`'s.
+        The input may have any shape, and the result has the same. Dtypes as in
+        :func:`fusedops.softmax`.
 
     Raises:
-        RuntimeError: by the call, as in :func:`fusedops.softmax`.
+        RuntimeError: by ``forward``, as in :func:`fusedops.softmax`.
 
     Source: :class:`torch.nn.Softmax`.
     """
@@ -49,10 +52,11 @@ class LogSoftmax(nn.LogSoftmax):
         dim: as in :class:`Softmax`.
 
     Shape:
-        any, and the result's is the same; the dtypes are :func:`fusedops.log_softmax`'s.
+        The input may have any shape, and the result has the same. Dtypes as in
+        :func:`fusedops.log_softmax`.
 
     Raises:
-        RuntimeError: by the call, as in :func:`fusedops.log_softmax`.
+        RuntimeError: by ``forward``, as in :func:`fusedops.log_softmax`.
 
     Source: :class:`torch.nn.LogSoftmax`.
     """
@@ -62,27 +66,28 @@ class LogSoftmax(nn.LogSoftmax):
 
 
 class MaskedSoftmax(nn.Module):
-    r"""From attention scores to attention weights: scale, bias, mask, softmax and dropout at once.
+    r"""Attention weights from attention scores: scale, bias, mask, softmax and dropout in one op.
 
-    :math:`y = \mathrm{dropout}_p(\mathrm{softmax}(s x + b + m))` over the last dimension; dropout
-    in training mode alone.
+    :math:`y = \mathrm{dropout}_p(\mathrm{softmax}(s x + b + m))` over the last dimension, with
+    dropout only in training mode.
 
     Args:
         scale: multiplies the scores, :math:`1 / \sqrt{d}` for heads of size ``d``.
         causal: True or "top_left": query ``i`` sees the keys up to ``i``; "bottom_right": the last
             query sees all keys.
-        mask_value: what is put in place of hidden scores.
+        mask_value: the score of hidden columns.
         p: the probability of a zero in training.
-        masked_rows: "nan", as in PyTorch, or "zero": rows of which nothing is visible are zeros.
+        masked_rows: the result of rows without a visible column: "nan", as in PyTorch, or "zero".
 
     Shape:
-        input ``[..., queries, keys]``, of any floating dtype; mask, bool (True where visible) or
-        floating (added), and bias broadcast to it; the result has its shape and dtype.
+        The input is ``[..., queries, keys]``, of any floating dtype. The mask, bool (True where
+        visible) or floating (added), and the bias broadcast to it. The result has the input's shape
+        and dtype.
 
     Raises:
-        TypeError: a ``scale``, ``mask_value`` or ``p`` that is no number.
-        ValueError: ``p`` outside [0, 1], another word for ``causal`` or ``masked_rows``. What is
-            wrong with an input :func:`fusedops.masked_softmax_dropout` says.
+        TypeError: a ``scale``, ``mask_value`` or ``p`` that is not a number.
+        ValueError: ``p`` outside [0, 1], an invalid ``causal`` or ``masked_rows``.
+        RuntimeError: by ``forward``, as in :func:`fusedops.masked_softmax_dropout`.
 
     Source: as for :func:`fusedops.masked_softmax_dropout`.
     """
@@ -116,7 +121,7 @@ class MaskedSoftmax(nn.Module):
             input,
             mask,
             p=self.p,
-            training=self.training and self.p > 0,  # draws no seed in vain
+            training=self.training and self.p > 0,  # avoids drawing an unused seed
             scale=self.scale,
             causal=self.causal,
             mask_value=self.mask_value,
@@ -136,14 +141,14 @@ class LayerNorm(nn.LayerNorm):
 
     Args:
         normalized_shape, eps, elementwise_affine, bias, device, dtype: as in
-            ``torch.nn.LayerNorm``, and so are the parameters.
+            ``torch.nn.LayerNorm``, which has the same parameters.
 
     Shape:
-        any that ends in ``normalized_shape``, and the result's is the same.
+        The input's shape ends in ``normalized_shape``, and the result has the same shape.
 
     Raises:
-        TypeError: if ``normalized_shape`` is no size and no list of sizes. What is wrong with an
-            input :func:`fusedops.layer_norm` says.
+        TypeError: ``normalized_shape`` is neither a size nor a list of sizes.
+        RuntimeError: by ``forward``, as in :func:`fusedops.layer_norm`.
 
     Source: :class:`torch.nn.LayerNorm`.
     """
@@ -165,22 +170,22 @@ class LayerNorm(nn.LayerNorm):
 
 
 class StdNorm(nn.Module):
-    r"""The Annotated Transformer's LayerNorm, computed by :func:`fusedops.std_norm`.
+    r"""The LayerNorm of the Annotated Transformer, computed by :func:`fusedops.std_norm`.
 
-    It is no ``torch.nn.LayerNorm``: it divides by the unbiased standard deviation plus ``eps``.
+    Unlike ``torch.nn.LayerNorm`` it divides by the unbiased standard deviation plus ``eps``.
 
     Args:
         normalized_shape, elementwise_affine, bias, device, dtype: as in ``torch.nn.LayerNorm``.
         eps: added to the standard deviation.
 
     Shape:
-        any that ends in ``normalized_shape``, and the result's is the same. The parameters are
-        ``weight`` and ``bias``, ``a_2`` and ``b_2`` in the source; None without
-        ``elementwise_affine``, and ``bias`` without ``bias``.
+        The input's shape ends in ``normalized_shape``, and the result has the same shape. The
+        parameters ``weight`` and ``bias`` are ``a_2`` and ``b_2`` in the source. Both are None if
+        ``elementwise_affine`` is False; ``bias`` is None also if the argument ``bias`` is False.
 
     Raises:
-        TypeError: if ``normalized_shape`` is no size and no list of sizes. What is wrong with an
-            input :func:`fusedops.std_norm` says.
+        TypeError: ``normalized_shape`` is neither a size nor a list of sizes.
+        RuntimeError: by ``forward``, as in :func:`fusedops.std_norm`.
 
     Source: `The Annotated Transformer <https://nlp.seas.harvard.edu/annotated-transformer>`_.
     """
@@ -202,8 +207,8 @@ class StdNorm(nn.Module):
         self.eps = eps
         self.elementwise_affine = elementwise_affine
 
-        def parameter(is_wanted: bool) -> nn.Parameter | None:
-            if not is_wanted:
+        def parameter(is_used: bool) -> nn.Parameter | None:
+            if not is_used:
                 return None
             return nn.Parameter(torch.empty(self.normalized_shape, device=device, dtype=dtype))
 
@@ -231,16 +236,16 @@ class RMSNorm(nn.RMSNorm):
 
     Args:
         normalized_shape, eps, elementwise_affine, device, dtype: as in ``torch.nn.RMSNorm``.
-        variant: "torch", "llama", "t5" or "gemma": where values are rounded, and whether 1 is
-            added to the weight, which then begins at 0.
+        variant: "torch", "llama", "t5" or "gemma", as in :func:`fusedops.rms_norm`: where values
+            are rounded, and whether 1 is added to the weight, which is then initialised to 0.
 
     Shape:
-        any that ends in ``normalized_shape``, and the result's is the same.
+        The input's shape ends in ``normalized_shape``, and the result has the same shape.
 
     Raises:
-        TypeError: if ``normalized_shape`` is no size and no list of sizes.
-        ValueError: another word for ``variant``. What is wrong with an input
-            :func:`fusedops.rms_norm` says.
+        TypeError: ``normalized_shape`` is neither a size nor a list of sizes.
+        ValueError: an invalid ``variant``.
+        RuntimeError: by ``forward``, as in :func:`fusedops.rms_norm`.
 
     Source: :class:`torch.nn.RMSNorm`.
     """

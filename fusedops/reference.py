@@ -1,4 +1,4 @@
-"""What the ops compute, in plain PyTorch and float64: the definition for tests and docs."""
+"""Reference implementations of the ops in plain PyTorch and float64, for tests and docs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def masked_softmax(
     mask_value: float = -math.inf,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The softmax of scores that are scaled, biased and hidden above ``diagonal``."""
+    """Softmax of scaled and biased scores, where columns above ``diagonal`` are masked."""
     visible = torch.ones(input.shape, dtype=torch.bool, device=input.device)
     visible = visible if diagonal is None else visible.tril(diagonal)
     scores = input.double() * scale + (0 if bias is None else bias.double())
@@ -38,7 +38,7 @@ def masked_softmax(
 
 
 def philox(seed: int, rows: int, cols: int) -> torch.Tensor:
-    """The 32-bit words that decide about dropout: Philox4x32-10 of Salmon et al. (2011)."""
+    """The random 32-bit words of dropout: Philox4x32-10 of Salmon et al. (2011)."""
     row = torch.arange(rows)[:, None, None].expand(-1, -(-cols // 4), 1)
     block = torch.arange(-(-cols // 4))[None, :, None].expand(rows, -1, 1)
     c = [block, row & 0xFFFFFFFF, row >> 32, torch.zeros_like(row)]
@@ -51,7 +51,8 @@ def philox(seed: int, rows: int, cols: int) -> torch.Tensor:
 
 
 def _wide_product(a: torch.Tensor, b: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The upper and the lower half of a 32-bit product: int64 would overflow, so in parts of 16."""
+    """The upper and the lower half of a 32-bit product, from 16-bit factors: int64 would overflow
+    with the 32-bit ones."""
     low, high = a * (b & 0xFFFF), a * (b >> 16) + (a * (b & 0xFFFF) >> 16)
     return high >> 16, (high & 0xFFFF) << 16 | low & 0xFFFF
 
@@ -63,7 +64,7 @@ def layer_norm(
     bias: torch.Tensor | None = None,
     eps: float = 1e-5,
 ) -> torch.Tensor:
-    """Divided by the root of the biased variance and ``eps``."""
+    """Layer norm: division by the root of the biased variance plus ``eps``."""
     dims = tuple(range(-len(normalized_shape), 0))
     centered = input.double() - input.double().mean(dims, keepdim=True)
     normalized = centered * (centered.square().mean(dims, keepdim=True) + eps).rsqrt()
@@ -78,7 +79,7 @@ def std_norm(
     bias: torch.Tensor | None = None,
     eps: float = 1e-6,
 ) -> torch.Tensor:
-    """Divided by the unbiased standard deviation, to which ``eps`` is added."""
+    """Division by the unbiased standard deviation plus ``eps``."""
     dims = tuple(range(-len(normalized_shape), 0))
     x = input.double()
     std = x.std(dims, correction=1, keepdim=True)

@@ -1,7 +1,7 @@
 """`python tools/check_comments.py`: comments and docstrings that begin with a bare "Of ...".
 
-Such a sentence has no subject: the reader has to find out what is said "of" something. Prints each
-with its file and line, and exits with 1 if there is one.
+Such a sentence has no subject. Prints each with its file and line, and exits with 1 if there is
+one.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu"}
-#: The first line of a comment or docstring. A line behind another comment goes on with a sentence.
+#: The first line of a comment or docstring. A line after another comment line continues a sentence.
 BARE_OF = re.compile(r'(//|#:?|""") ?Of ')
 COMMENT = re.compile(r"\s*(//|#)")
 
 
 def source_files() -> list[Path]:
-    """The sources and headers of the project, without what a build made."""
+    """The sources and headers of the project, without build outputs."""
     folders = [ROOT / name for name in ("csrc", "examples", "fusedops", "tests", "tools")]
     found = [path for folder in folders for path in sorted(folder.rglob("*"))]
     return [path for path in [*found, ROOT / "setup.py"] if path.suffix in SUFFIXES]
 
 
 def bare_lines(text: str) -> list[int]:
-    """The numbers, from 1 on, of the lines with a comment that begins with "Of"."""
+    """The numbers, starting at 1, of the lines with a comment that begins with "Of"."""
     lines = ["", *text.splitlines()]
     return [
         number

@@ -1,21 +1,20 @@
-"""`python tools/check_docstrings.py`: docstrings that are missing, or that leave something out.
+"""`python tools/check_docstrings.py`: docstrings that are missing or incomplete.
 
-The functions and classes of the API, which are the public ones of the files in API, or those in the
-`__all__` of such a file, say everything:
+The functions and classes of the API are the public ones of the files in API, or those in the
+`__all__` of such a file. Their docstrings must have these sections:
 
-- `Args:` has an entry with a text for every parameter; that of a tensor tells shape and dtype, or
-  refers to where they are told ("as in ...", ":func:`...`").
-- `Returns:` where there is a result. A class has `Shape:` instead, of what its instances take and
-  give.
-- `Raises:` where there is a parameter, which can be given something wrong; it names every error
-  that a `raise` in the body does.
+- `Args:` has an entry with a text for every parameter; that of a tensor describes shape and dtype,
+  or refers to another description ("as in ...", ":func:`...`").
+- `Returns:` if there is a result. A class has `Shape:` instead, which describes the inputs and
+  results of its instances.
+- `Raises:` if there are parameters; it names every error that the body raises.
 - `Source:` names the paper or the function of PyTorch that it is taken from.
 
-Any other module has a docstring, and so has any other public class, function and method whose body
-is longer than SHORT lines. Methods of a class with a base are left out, for they may override what
-is described there; so is `cli`, whose descriptions are its help texts.
+Every other module must have a docstring, and so must every other public class, function and method
+whose body is longer than SHORT lines. Methods of a class with a base are exempt, because they may
+override documented methods, and so is `cli`, whose help texts describe the commands.
 
-Prints what is missing with file and line, and exits with 1 if there is something.
+Prints the problems with file and line, and exits with 1 if there are any.
 """
 
 from __future__ import annotations
@@ -42,19 +41,19 @@ SHORT = 4
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Problem = tuple[int, str]
 
-#: The heading of a section, alone on its line or with its text behind it.
+#: The heading of a section, alone on its line or followed by text.
 SECTION = re.compile(r"(Args|Returns|Raises|Shape|Source): *(.*)")
-#: An entry of Args: one name or several, and the text behind them.
+#: An entry of Args: one or several names, and their text.
 ENTRY = re.compile(r"    (\w+(?:, \w+)*): *(.*)")
 SHAPE = re.compile(r"shape|dimension|\[|\bone int64\b")
 DTYPE = re.compile(r"dtype|float|\bint64\b|bool")
 REFERENCE = re.compile(r"\bas (in|for)\b|:(func|class):")
-#: Bases that describe no methods.
+#: Bases without documented methods.
 PLAIN_BASES = {"ABC", "Enum", "Exception", "Generic", "NamedTuple", "Protocol"}
 
 
 def problems_of(text: str, is_api: bool) -> list[Problem]:
-    """The line and the description of everything that a file leaves out."""
+    """The line and the description of every problem in a file."""
     tree = ast.parse(text)
     found = [] if ast.get_docstring(tree) else [(1, "the module has no docstring")]
     api = _exported(tree) if is_api else set()
@@ -69,7 +68,7 @@ def problems_of(text: str, is_api: bool) -> list[Problem]:
 
 
 def _exported(tree: ast.Module) -> set[str]:
-    """The names in `__all__`, or all public ones where there is none."""
+    """The names in `__all__`, or all public names if there is none."""
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return set(ast.literal_eval(node.value))

@@ -1,4 +1,4 @@
-"""What mkdocs does to pages and docstrings on their way to the site (mkdocs.yml)."""
+"""Hooks of mkdocs (mkdocs.yml) that convert pages and docstrings for the site."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ FORMULA = re.compile(r":math:`([^`]+)`")
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Leaves the text of links that lead out of the site; the tests check where those lead."""
+    """Replaces links to files outside of the site by their text; the tests check their targets."""
     return OUTSIDE.sub(r"\1", markdown)
 
 
 class SphinxRoles(griffe.Extension):
-    """Docstrings name functions and write formulas as Sphinx does, which the site's markdown has
-    other marks for."""
+    """Converts Sphinx's roles for functions and formulas in docstrings to markdown."""
 
     def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring:

@@ -3,12 +3,12 @@
 # Python, torch, pytest, nvcc, cmake and ninja, and no network; installs nothing.
 #
 #   tools/gpu_check.sh [FOLDER]      default: docs/results/<device>-<date>
-#   PYTHON=python3.12  BUDGET=540    which Python; seconds for everything
+#   PYTHON=python3.12  BUDGET=540    which Python; seconds in total
 #
-# Every stage has a time limit and a log; a failed one does not stop the rest; summary.md and
-# summary.json are written after each. So what was reached is kept. What is most worth knowing comes
-# first: does it load, is it right, how fast is it. The libraries in fusedops/lib are afterwards
-# those for this GPU alone. Exit code 1 where a stage of correctness did not pass.
+# Every stage has a time limit and a log, and a failed one does not stop the rest. summary.md and
+# summary.json are written after each stage, so that results are kept if the run is interrupted. The
+# most important stages come first: loading, correctness, speed. Afterwards the libraries in
+# fusedops/lib are built for this GPU only. The exit code is 1 if a correctness stage did not pass.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -66,7 +66,7 @@ has() { "$PYTHON" -c "import $1" 2>/dev/null; }
 PYTEST=("$PYTHON" -m pytest -q -p no:cacheprovider)
 PARALLEL=("${PYTEST[@]}")
 has xdist && PARALLEL+=(-n $(($(nproc) * 3 / 4)) --dist worksteal)
-# The emulator and the disassembler tell nothing here that they do not tell without a GPU.
+# The tests of the emulator and the disassembler give the same results without a GPU.
 SUITE=(tests --ignore=tests/cuda --ignore=tests/simt --ignore=tests/tools/test_sass.py)
 # PyTorch's own samples of its ops need expecttest, and so do the tests that print graphs.
 if ! has expecttest; then
@@ -75,14 +75,14 @@ if ! has expecttest; then
   printf 'no expecttest, left out\t%s\n' "${files[*]}" >>"$OUT/versions.tsv"
 fi
 SMALL=("${PYTEST[@]}" tests/cuda/test_cuda_every_kernel.py)
-# Without PyTorch's cache every tensor is an allocation of its own, and both its ends are watched.
+# Without PyTorch's cache every tensor is a separate allocation, so that accesses beyond it are found.
 SANITIZER=(env PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --kernel-name kns=fusedops
   --report-api-errors no --error-exitcode 99)
 
 stage build correctness 150 \
   env FUSEDOPS_BUILD_CUDA=1 TORCH_CUDA_ARCH_LIST="$(gpu compute_cap)" \
   "$PYTHON" setup.py build_ext --inplace
-# torch.compile(backend="fusedops") is found by its entry point: an egg-info will do for that.
+# torch.compile(backend="fusedops") finds the backend by its entry point, which needs an egg-info.
 stage entry-point correctness 30 "$PYTHON" setup.py -q egg_info
 stage env correctness 60 "$PYTHON" -m fusedops env
 stage library correctness 60 "${PYTEST[@]}" tests/cuda/test_cuda_{library,c_api}.py

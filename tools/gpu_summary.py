@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""summary.md and summary.json of a run of gpu_check.sh, from the tables in its folder."""
+"""Writes summary.md and summary.json of a run of gpu_check.sh, from the tables in its folder."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def write_summary(folder: Path) -> None:
     versions = dict(read_table(folder / "versions.tsv"))
     rows = read_table(folder / "stages.tsv")
     stages = [dict(zip(STAGE, (*row, int(seconds)), strict=True)) for *row, seconds in rows]
-    text = markdown(versions, stages)  # both are made before one is written
+    text = markdown(versions, stages)  # before writing, so that an error leaves both files alone
     summary = json.dumps({"versions": versions, "stages": stages}, indent=2)
     (folder / "summary.md").write_text(text)
     (folder / "summary.json").write_text(summary + "\n")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code; what goes wrong is one line on standard error."""
+    """Returns the exit code. An error is one line on standard error."""
     if len(arguments) != 1:
         return say(2, f"got {len(arguments)} arguments, wanted one: the folder of a run")
     folder = Path(arguments[0])
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
         write_summary(folder)
     except OSError as error:
         return say(1, f"{error.filename or folder}: {error.strerror}")
-    except (ValueError, KeyError) as error:  # no table of gpu_check.sh, or half of one
+    except (ValueError, KeyError) as error:  # not a table of gpu_check.sh, or a truncated one
         return say(1, f"the tables in {folder} are damaged: {error!r}; run gpu_check.sh again")
     return 0
 

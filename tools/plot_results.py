@@ -1,7 +1,7 @@
 """`make plots`: the pictures of docs/benchmarks.md, from the CSV files in docs/results.
 
-Each picture is one function of a table that `python -m fusedops bench` wrote. `--output FOLDER`
-draws them elsewhere than in docs/images.
+Each picture has a function, which reads tables that `python -m fusedops bench` wrote. `--output
+FOLDER` writes them to another folder than docs/images.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _speedups(table: pd.DataFrame, title: str) -> Figure:
 
 
 def _bars(table: pd.DataFrame, axes: plt.Axes) -> None:
-    """A row for each line of the table, its bars from the top as `COLOURS` names them."""
+    """Draws a row for each line of the table, with its bars in the order of `COLOURS`."""
     names = [name for name in COLOURS if name in table.columns][::-1]
     table[names].plot.barh(ax=axes, color=[COLOURS[name] for name in names], width=0.75)
     axes.set(ylabel="", xlabel="")
@@ -106,7 +106,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=IMAGES, metavar="FOLDER")
     folder = parser.parse_args(arguments).output
     folder.mkdir(parents=True, exist_ok=True)
-    # The same numbers give the same file: no date, and identifiers that are not drawn by chance.
+    # Without a date and with fixed identifiers the same numbers give the same file.
     matplotlib.rcParams["svg.hashsalt"] = "fusedops"
     for name, draw in PICTURES.items():
         figure = draw()

@@ -2,8 +2,8 @@
 """Reports on the machine code of the CUDA kernels, a row for each kernel and architecture.
 
     python tools/sass_report.py [--arch 80 90 100 120] [--all] [--csv FILE]
-    python tools/sass_report.py --check            # the gates; exit code 1 where one is broken
-    python tools/sass_report.py --write-budget     # after a change that is meant to move them
+    python tools/sass_report.py --check            # the gates; exit code 1 if one fails
+    python tools/sass_report.py --write-budget     # after an intended change
 
 It needs nvcc, but no GPU.
 
@@ -44,27 +44,27 @@ BUDGET = Path(__file__).with_name("sass_budget.csv")
 PIP_INSTALL = "pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm"
 
 WARP_LANES = 32
-SCHEDULERS = 4  # of a multiprocessor; each issues one instruction of a warp a clock
-REGISTERS = 65536  # of a multiprocessor
-REGISTER_UNIT = 8  # registers are handed out to threads by eights
-BLOCK_RESERVED_BYTES = 1024  # of shared memory, which the runtime takes for each block
-MUFU_LANES = 16  # exponentials and reciprocals a multiprocessor starts in a clock
-# From a load to its use on a busy memory system; an idle one takes about 0.6 us.
+SCHEDULERS = 4  # per multiprocessor; each issues one instruction of a warp per clock
+REGISTERS = 65536  # per multiprocessor
+REGISTER_UNIT = 8  # registers are allocated to threads in units of 8
+BLOCK_RESERVED_BYTES = 1024  # shared memory that the runtime reserves for each block
+MUFU_LANES = 16  # exponentials and reciprocals that a multiprocessor starts per clock
+# The time from a load to its use on a busy memory system; on an idle one it is about 0.6 us.
 LATENCY = 0.8e-6
-# The share of the datasheet's clock and bandwidth that lasts: a copy on an H200 moves 4.3 of
+# The sustained share of the datasheet's clock and bandwidth: a copy on an H200 moves 4.3 of
 # 4.8 TB/s.
 SUSTAINED = 0.9
 
 
 @dataclass(frozen=True)
 class Chip:
-    """A GPU of an architecture, by its datasheet and the CUDA programming guide's limits."""
+    """A GPU of an architecture, according to its datasheet and the CUDA programming guide."""
 
     name: str
     multiprocessors: int
     boost_clock: float  # Hz
     peak_bandwidth: float  # bytes a second
-    max_threads: int  # of a multiprocessor, as are the next two
+    max_threads: int  # per multiprocessor, as are the next two
     max_blocks: int
     shared_bytes: int
 
@@ -74,12 +74,12 @@ class Chip:
 
     @property
     def bandwidth(self) -> float:
-        """Bytes a second that one multiprocessor gets."""
+        """The bandwidth of one multiprocessor in bytes per second."""
         return SUSTAINED * self.peak_bandwidth / self.multiprocessors
 
     @property
     def needed_in_flight(self) -> float:
-        """Bytes in flight a multiprocessor that keep the memory busy (Little's law)."""
+        """The bytes in flight per multiprocessor that saturate the memory (Little's law)."""
         return self.bandwidth * LATENCY
 
 
@@ -119,12 +119,12 @@ class Instruction:
 
     @property
     def loop_start(self) -> int | None:
-        """Where a jump backwards leads."""
+        """The target of a backward jump; None for other instructions."""
         target = re.search(r"0x([0-9a-f]+)", self.operands) if self.name == "BRA" else None
         return int(target[1], 16) if target and int(target[1], 16) < self.address else None
 
     def loaded_registers(self) -> dict[int, int]:
-        """The registers that a load from global memory will fill, and the bytes of each."""
+        """The registers that a load from global memory writes, and the bytes of each."""
         first = re.match(r"R(\d+)", self.operands)
         if self.name != "LDG" or not first:
             return {}
@@ -152,7 +152,7 @@ def parse_sass(text: str) -> dict[str, list[Instruction]]:
 
 
 def hottest_part(body: Sequence[Instruction]) -> Sequence[Instruction]:
-    """The loop that moves most bytes, or the whole kernel where no loop moves any."""
+    """The loop that moves most bytes, or the whole body if no loop moves any."""
     loops = [
         [i for i in body if jump.loop_start <= i.address <= jump.address]
         for jump in body
@@ -167,7 +167,7 @@ def moved_bytes(body: Iterable[Instruction]) -> int:
 
 
 def bytes_in_flight(body: Iterable[Instruction]) -> int:
-    """The most bytes that a thread has requested before it uses the first of them."""
+    """The maximum of bytes that a thread has requested before it uses the first of them."""
     pending: dict[int, int] = {}
     most = 0
     for instruction in body:
@@ -183,24 +183,24 @@ def bytes_in_flight(body: Iterable[Instruction]) -> int:
 
 @dataclass(frozen=True)
 class Kernel:
-    """The columns of the report for a kernel on an architecture."""
+    """The report's row for a kernel on an architecture."""
 
     arch: str
     name: str
     registers: int
     spills: int  # loads and stores of local memory
     stack: int
-    threads: int  # the most that a block may have
-    warps: int  # that a multiprocessor holds
+    threads: int  # the maximum per block
+    warps: int  # resident on a multiprocessor
     loads: int
     narrow_loads: int  # of less than 128 bits
     stores: int
     narrow_stores: int
     instructions: int  # of the hottest part, as is instructions_per_byte
     instructions_per_byte: float
-    kb_in_flight: int  # of a multiprocessor
+    kb_in_flight: int  # per multiprocessor
     limiter: str
-    share_of_bandwidth: float  # that the limiter leaves
+    share_of_bandwidth: float  # that the limiter allows
 
     @property
     def is_hot(self) -> bool:
@@ -216,7 +216,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Usage:
-    """The resources of a multiprocessor that a launch takes."""
+    """The resources of a multiprocessor that a launch uses."""
 
     registers: int
     stack: int
@@ -224,7 +224,7 @@ class Usage:
     threads: int
 
     def warps(self, chip: Chip) -> int:
-        """The warps that a multiprocessor holds, in whole blocks."""
+        """The warps that are resident on a multiprocessor, in whole blocks."""
         warps_a_block = self.threads // WARP_LANES
         registers_a_block = round_up(self.registers, REGISTER_UNIT) * self.threads
         blocks = min(
@@ -241,7 +241,7 @@ def round_up(value: int, step: int) -> int:
 
 
 def seconds_a_warp(body: Sequence[Instruction], in_flight: int, chip: Chip) -> dict[str, float]:
-    """How long a warp keeps each resource of a multiprocessor busy."""
+    """The time that a warp occupies each resource of a multiprocessor."""
     moved = moved_bytes(body) * WARP_LANES
     exponentials = sum(i.name == "MUFU" for i in body)
     shuffles = sum(i.name == "SHFL" for i in body)
@@ -287,11 +287,11 @@ def analyse(arch: str, name: str, body: Sequence[Instruction], usage: Usage) -> 
 
 
 class ReportError(RuntimeError):
-    """There is no report; the message says why, and what to do."""
+    """An error that prevents the report, with the fix."""
 
 
 class MissingTool(ReportError):
-    """A program that the report needs is missing; the message says how to get it."""
+    """A program that the report needs is missing; the message says how to install it."""
 
 
 def find_nvcc() -> str | None:
@@ -325,7 +325,7 @@ def find_disassembler() -> tuple[str, dict[str, str]]:
 
 
 def run(*command: str | Path, **options) -> str:
-    """The output of the command. Raises ReportError where it cannot be run or fails."""
+    """The output of a command. Raises ReportError if it cannot be run or fails."""
     try:
         return subprocess.run(command, check=True, capture_output=True, text=True, **options).stdout
     except OSError as error:
@@ -338,7 +338,7 @@ def run(*command: str | Path, **options) -> str:
 
 
 def compile_cubin(source: Path, arch: str, folder: Path) -> Path:
-    """Compiles with those flags of csrc/cuda/CMakeLists.txt that change code."""
+    """Compiles a source with those flags of csrc/cuda/CMakeLists.txt that affect code."""
     nvcc = find_nvcc()
     if nvcc is None:
         raise MissingTool("nvcc not found: install the CUDA toolkit, or set CUDACXX or CUDA_HOME")
@@ -357,13 +357,14 @@ def read_cubin(cubin: Path, arch: str) -> list[Kernel]:
     names = demangle(list(bodies))
     if unknown := [names[key] for key in bodies if key not in usages]:
         raise ReportError(
-            f"{cubin.name}: {cuobjdump} tells neither registers nor launch bounds of {unknown[0]}"
+            f"{cubin.name}: {cuobjdump} has neither registers nor launch bounds of {unknown[0]}"
         )
     return [analyse(arch, names[key], body, usages[key]) for key, body in bodies.items()]
 
 
 def parse_usage(resources: str, elf: str) -> dict[str, Usage]:
-    """From `cuobjdump -res-usage`, and launch bounds from the ELF sections `.nv.info.<kernel>`."""
+    """The resources from `cuobjdump -res-usage`, with the launch bounds from the ELF sections
+    `.nv.info.<kernel>`."""
     threads = {}
     for section in re.split(r"\n\.nv\.info\.", elf)[1:]:
         bound = re.search(r"EIATTR_MAX_THREADS\s+Format:\s*\S+\s+Value:\s*0x([0-9a-f]+)", section)
@@ -379,7 +380,7 @@ def parse_usage(resources: str, elf: str) -> dict[str, Usage]:
 
 
 def demangle(keys: Sequence[str]) -> dict[str, str]:
-    """Readable names by symbol, as in `softmax_forward_registers<bf16, bf16, 8, 4>`."""
+    """Short names of kernels by their symbols: `softmax_forward_registers<bf16, bf16, 8, 4>`."""
     lines = run("c++filt", input="\n".join(keys)).splitlines()
     short = {"__nv_bfloat16": "bf16", "__half": "half", "void ": "", "fusedops::cuda::": ""}
     names = {}
@@ -391,9 +392,9 @@ def demangle(keys: Sequence[str]) -> dict[str, str]:
 
 
 def kernels_of(architectures: Sequence[str], library: Path | None = None) -> list[Kernel]:
-    """The kernels of a library that was built for all these architectures; otherwise compiles every
-    source for each of them, one at a time on each CPU."""
-    find_disassembler()  # a missing one is reported before a minute of compiling
+    """All kernels for the architectures: from the library, if it was built for all of them;
+    otherwise every source is compiled for every architecture, with one process for each CPU."""
+    find_disassembler()  # reports a missing one before a minute of compiling
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(os.cpu_count()) as pool:
         folder = Path(name)
         cubins = [] if library is None else extract_cubins(library, architectures, folder)
@@ -412,7 +413,7 @@ def compile_job(job: tuple[Path, str, Path]) -> tuple[Path, str]:
 def extract_cubins(
     library: Path, architectures: Sequence[str], folder: Path
 ) -> list[tuple[Path, str]]:
-    """The cubins in a library for these architectures, each with its architecture."""
+    """The cubins in a library that are for one of the architectures, with the architecture."""
     cuobjdump, environment = find_disassembler()
     run(cuobjdump, "-xelf", "all", library.resolve(), env=environment, cwd=folder)
     found = [(path, path.suffixes[-2].removeprefix(".sm_")) for path in folder.glob("*.cubin")]
@@ -424,7 +425,7 @@ def extract_cubins(
 
 @dataclass(frozen=True)
 class Budget:
-    """The limits of a hot kernel, and the bytes in flight that it must have."""
+    """The limits of a hot kernel, and the bytes in flight that it must reach."""
 
     arch: str
     kernel: str
@@ -446,7 +447,7 @@ class Budget:
 
 
 def read_budget(path: Path = BUDGET) -> dict[tuple[str, str], Budget]:
-    """The budgets by architecture and kernel. Raises ReportError where the file is missing or
+    """The budget of each (architecture, kernel). Raises ReportError if the file is missing or
     damaged."""
     try:
         with path.open(newline="") as file:
@@ -462,7 +463,7 @@ def read_budget(path: Path = BUDGET) -> dict[tuple[str, str], Budget]:
 
 
 def local_memory_failures(kernels: Iterable[Kernel]) -> Iterator[str]:
-    """Kernels with spills or a stack."""
+    """Messages about kernels with spills or a stack."""
     for kernel in kernels:
         if kernel.spills or kernel.stack:
             yield (
@@ -474,7 +475,7 @@ def local_memory_failures(kernels: Iterable[Kernel]) -> Iterator[str]:
 def budget_failures(
     kernels: Iterable[Kernel], budget: dict[tuple[str, str], Budget]
 ) -> Iterator[str]:
-    """Hot kernels that are not in the table, or worse than it allows."""
+    """Messages about hot kernels that are not in the budget, or exceed it."""
     for kernel in kernels:
         if not kernel.is_hot:
             continue
@@ -541,7 +542,7 @@ def write_csv(kind: type[Kernel | Budget], rows: Sequence[Kernel | Budget], path
 
 
 def output_file(text: str) -> Path:
-    """A type for argparse, so that an unusable file is refused before a minute of compiling."""
+    """A type for argparse, which checks the file before a minute of compiling."""
     path = Path(text)
     if not text or path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise argparse.ArgumentTypeError(f"got {text!r}, wanted a file that can be written")
@@ -549,7 +550,7 @@ def output_file(text: str) -> Path:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that refuses in one line, without the list of all options above it."""
+    """A parser whose errors are one line, without the list of all options."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
@@ -570,7 +571,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 1 where a gate is broken or there is no report."""
+    """Returns the exit code: 1 if a gate fails, or if there is no report."""
     args = parse_arguments(argv)
     try:
         return report(args)
@@ -580,7 +581,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def report(args: argparse.Namespace) -> int:
-    """Compiles, prints and writes; with --check it checks the gates too."""
+    """Compiles, prints and writes the report; with --check it checks the gates too."""
     budget = read_budget() if args.check and not args.write_budget else {}
     kernels = kernels_of(args.arch)
     shown = [kernel for kernel in kernels if args.all or kernel.is_hot]

@@ -1,9 +1,8 @@
-"""Runs a kernel on the cases of https://github.com/llmsystem/llmsys_s25_hw3, kernel_tests/: their
-shapes, masks and tolerances, from the same random numbers. Every case is compared with, and timed
-beside
+"""Runs a kernel on the cases of https://github.com/llmsystem/llmsys_s25_hw3, kernel_tests/: with
+their shapes, masks and tolerances, from the same random numbers. Results and times of every case
+are compared with
 
-- the primitives: the computation spelled out, one operator after the other, as those tests have it
-  and as the speed-ups that they ask for are measured;
+- the primitives: the decomposed computation of those tests, which their speed-ups refer to;
 - eager PyTorch's own operator;
 - Inductor's code for that operator.
 """
@@ -26,7 +25,7 @@ try:
     from fusedops.cli.bench import keep_freed_memory
     from fusedops.cli.errors import Parser, end_in_one_line
     from fusedops.cli.timing import Call, clock_for, interleave, median_ratio
-except (ImportError, ValueError) as error:  # a missing extra or library, a setting that is none
+except (ImportError, ValueError) as error:  # a missing extra or library, or an invalid setting
     sys.exit(f"the kernel tests need fusedops[bench], which cannot be imported: {error}")
 
 SEED, CASES = 42, 5
@@ -40,10 +39,10 @@ Compute = Callable[..., Tensor | tuple[Tensor, ...]]
 
 @dataclass(frozen=True)
 class KernelTest:
-    """What is computed, and on what.
+    """A computation and its inputs.
 
-    draw: the arguments of one case, from the shapes that the generator gives.
-    asked_for: the speed-up over the primitives that the assignment names.
+    draw: draws the arguments of one case.
+    asked_for: the speed-up over the primitives that the assignment asks for.
     """
 
     name: str
@@ -56,7 +55,7 @@ class KernelTest:
     asked_for: float
 
     def calls(self, inputs: Sequence[Tensor]) -> dict[str, Call]:
-        """By provider. Each shape gets code of its own."""
+        """The call of each provider. Each shape is compiled separately."""
         torch.compiler.reset()
         compiled = torch.compile(self.eager, dynamic=False)
         computes = (self.primitives, self.eager, compiled, self.ours)
@@ -67,20 +66,20 @@ class KernelTest:
 
 
 class Shapes:
-    """Draws shapes and tensors: the shapes from Python's generator, call by call as the original
-    tests do, so that they are the same."""
+    """Draws shapes and tensors. The calls of Python's generator are those of the original tests, so
+    that the shapes are the same."""
 
     def __init__(self, device: str = "cpu"):
         self.generator, self.device = random.Random(SEED), device
         torch.manual_seed(SEED)
 
     def batch_and_length(self) -> tuple[int, int]:
-        """The number and length of sequences that hold at most MOST_TOKENS tokens together."""
+        """The number and length of sequences with at most MOST_TOKENS tokens in total."""
         length = self.generator.randint(1, LONGEST_SEQUENCE)
         return self.generator.randint(1, MOST_TOKENS // length), length
 
     def length(self, batch: int) -> int:
-        """A length for as many sequences."""
+        """The length of `batch` sequences."""
         return self.generator.randint(1, min(MOST_TOKENS // batch, LONGEST_SEQUENCE))
 
     def width(self) -> int:
@@ -93,29 +92,29 @@ class Shapes:
         return batch, HEADS, queries, self.length(batch)
 
     def padding(self, batch: int, keys: int) -> Tensor:
-        """-1e8 behind the last key of each sequence, shaped to be added to scores."""
+        """An additive mask for scores: -1e8 after the last key of each sequence."""
         mask = torch.zeros(batch, 1, 1, keys)
         for sequence in mask:
             sequence[..., self.generator.randint(1, keys) :] = -1e8
         return mask.to(self.device)
 
     def uniform(self, *shape: int) -> Tensor:
-        """From [-1, 1)."""
+        """A tensor with uniform values in [-1, 1)."""
         return (torch.rand(shape) * 2 - 1).to(self.device)
 
 
 def cases(test: KernelTest, device: str, count: int = CASES) -> Iterator[tuple[Tensor, ...]]:
-    """The arguments of each."""
+    """The arguments of each case."""
     shapes = Shapes(device)
     for _ in range(count):
         yield test.draw(shapes)
 
 
 def check(test: KernelTest, calls: dict[str, Call]) -> float:
-    """The largest distance of ours from the primitives.
+    """The largest difference of our result from the primitives'.
 
     Raises:
-        AssertionError: a provider is farther from them than the test's tolerance.
+        AssertionError: a provider differs from the primitives by more than the test's tolerance.
     """
     results = {name: _as_tuple(call()) for name, call in calls.items()}
     reference = results[PRIMITIVES]
@@ -136,12 +135,12 @@ def _named(test: KernelTest, provider: str, message: str) -> str:
 
 
 def main(test: KernelTest, argv: Sequence[str] | None = None) -> int:
-    """The exit code; what goes wrong is one line on standard error."""
+    """Returns the exit code. An error is one line on standard error."""
     return end_in_one_line(test.name, lambda: run(test, _parse(test, argv)))
 
 
 def run(test: KernelTest, args: argparse.Namespace) -> int:
-    """Compare, time and print, case by case; then the average speed-ups."""
+    """Compares, times and prints each case, then prints the average speed-ups."""
     device = str(args.device)
     if device == "cpu":
         keep_freed_memory()

@@ -1,6 +1,6 @@
 """LayerNorm, backward: the gradients of weight, bias and input.
 
-The primitives compute the statistics anew, as they do where no kernel has saved them.
+The primitives compute the statistics again, because no kernel has saved them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def eager(grad_output: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, *parameter
     return grad_gamma, grad_beta, grad_input
 
 
-# The no-autograd variant, which a backward pass calls.
+# The no-autograd variant is what a backward pass calls.
 def ours(grad_output: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, *parameters) -> Gradients:
     grad_input, grad_gamma, grad_beta = torch.ops.fusedops._layer_norm_backward(
         grad_output, x, x.shape[-1:], mean, rstd, *parameters, [True, True, True]

@@ -23,7 +23,7 @@ def eager(grad_output: Tensor, output: Tensor) -> Tensor:
     return torch.ops.aten._softmax_backward_data(grad_output, output, -1, output.dtype)
 
 
-# The no-autograd variant, which a backward pass calls.
+# The no-autograd variant is what a backward pass calls.
 def ours(grad_output: Tensor, output: Tensor) -> Tensor:
     return torch.ops.fusedops._softmax_backward(grad_output, output, -1, output.dtype)
 

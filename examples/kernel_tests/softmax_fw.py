@@ -19,8 +19,8 @@ def draw(shapes: Shapes) -> tuple[Tensor, Tensor]:
 
 def primitives(scores: Tensor, mask: Tensor) -> Tensor:
     masked = scores + mask
-    powers = (masked - masked.amax(-1, keepdim=True)).exp()
-    return powers / powers.sum(-1, keepdim=True)
+    exponentials = (masked - masked.amax(-1, keepdim=True)).exp()
+    return exponentials / exponentials.sum(-1, keepdim=True)
 
 
 def eager(scores: Tensor, mask: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What examples/train_translation.py and examples/compare_translation.py are made of."""
+"""The modules of examples/train_translation.py and examples/compare_translation.py."""
 
 import importlib
 import importlib.util
@@ -13,7 +13,7 @@ for _package in ("torch", "fusedops", "matplotlib", "rich", "sacrebleu", "senten
 
 try:
     importlib.import_module("fusedops")
-except (ImportError, ValueError) as error:  # a library that does not load, a setting that is none
+except (ImportError, ValueError) as error:  # a library that does not load, or an invalid setting
     sys.exit(f"the translation tools cannot run: {error}; see `python -m fusedops env`")
 
 Pair = tuple[str, str]  # a source sentence and its target

@@ -1,4 +1,4 @@
-"""The arguments that the translation tools share."""
+"""The command-line arguments that the translation tools share."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from fusedops.cli.options import positive, probability, rate
 from translation.model import ModelConfig
 from translation.training import TrainingConfig
 
-SPECIAL = 4  # padding, unknown, separator and end
+SPECIAL = 4  # special subwords: padding, unknown, separator and end
 
 Config = TypeVar("Config", ModelConfig, TrainingConfig)
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
-    """A tool's own arguments, which its parser has, and those that all share.
+    """Parses a tool's own arguments, which `parser` has already, and the shared ones.
 
-    Raises UsageError where they do not go together, or not with this machine.
+    Raises UsageError if they cannot be combined, or exceed this machine's memory.
     """
     _add_data_arguments(parser)
     _add_config_arguments(parser)
     args = parser.parse_args(argv)
     if args.embedding % args.heads:
-        parser.error(f"--embedding {args.embedding} is no multiple of --heads {args.heads}")
+        parser.error(f"--embedding {args.embedding} is not a multiple of --heads {args.heads}")
     source, target = args.languages
     if source == target:
         parser.error(f"--languages: got {source} twice, wanted two languages")
@@ -40,7 +40,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpar
 
 
 def _bytes(args: argparse.Namespace) -> int:
-    """What a step takes at least: weights with gradients and Adam's moments, and activations."""
+    """A lower bound of a step's memory: weights, gradients, Adam's moments and activations."""
     layer = args.embedding * (4 * args.embedding + 2 * args.feed_forward)
     weights = args.embedding * (2 * args.vocabulary + args.positions) + args.layers * layer
     tokens = args.batch_size * args.positions
@@ -49,7 +49,7 @@ def _bytes(args: argparse.Namespace) -> int:
 
 
 def _add_data_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where pairs come from, what is kept of them, and where they go."""
+    """Declares the arguments about the data and the device."""
     add = parser.add_argument
     add(
         "--data", default="auto",
@@ -68,7 +68,7 @@ def _add_data_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_config_arguments(parser: argparse.ArgumentParser) -> None:
-    """One for each field of the configs, with its default."""
+    """Declares an argument for each field of the configs, with its default."""
     for kind, title in ((ModelConfig, "the model"), (TrainingConfig, "training")):
         group = parser.add_argument_group(title)
         for field in dataclasses.fields(kind):
@@ -76,7 +76,8 @@ def _add_config_arguments(parser: argparse.ArgumentParser) -> None:
             group.add_argument(f"--{name}", default=field.default, **CONFIG_OPTIONS[field.name])
 
 
-#: A name of Debian's packages or a key of a data set's rows: no path, and no option of apt-get.
+#: Part of a Debian package's name, or a key of a data set. The pattern excludes paths and options
+#: of apt-get.
 language = options.checked(
     str, re.compile(r"[A-Za-z][A-Za-z0-9_-]*").fullmatch, "a language such as de or pt-BR"
 )

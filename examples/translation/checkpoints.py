@@ -1,4 +1,4 @@
-"""Checkpoints that survive a kill at any moment, and damage to the newest file."""
+"""Checkpoints that survive a kill at any moment, and damage of the newest file."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ State = dict[str, Any]
 
 
 class Checkpoints:
-    """The newest two checkpoints of a folder.
+    """The newest two checkpoints in a folder.
 
-    `warnings` says what `load` found wrong and what it did about it.
+    warnings: the problems that `load` found, and how it handled them.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -32,7 +32,8 @@ class Checkpoints:
         return self.newest.exists() or self.previous.exists()
 
     def save(self, state: State) -> None:
-        """What was the newest becomes the previous one; one of the two is whole at any moment."""
+        """Saves a checkpoint; the newest becomes the previous one. At any moment at least one of
+        them is complete."""
         content = io.BytesIO()
         torch.save(state, content)
         for unfinished in self.newest.parent.glob(f"{self.newest.name}.*.tmp"):
@@ -42,7 +43,7 @@ class Checkpoints:
         write_atomically(self.newest, content.getbuffer())
 
     def load(self) -> State:
-        """The newest checkpoint that is whole. Raises UserError where there is none."""
+        """The newest checkpoint that is complete. Raises UserError if there is none."""
         problems = []
         for path in (self.newest, self.previous):
             try:
@@ -58,7 +59,7 @@ class Checkpoints:
         )
 
     def _set_aside(self, problems: list[str]) -> None:
-        """A damaged newest file must not become the previous one."""
+        """Renames a damaged newest file, which must not become the previous one."""
         if problems and self.newest.exists():
             os.replace(self.newest, self.corrupt)
             self.warnings.append(
@@ -68,7 +69,7 @@ class Checkpoints:
 
 
 def _read(path: Path) -> State:
-    with zipfile.ZipFile(path) as archive:  # torch.load does not compare the checksums
+    with zipfile.ZipFile(path) as archive:  # torch.load does not verify the checksums
         if damaged := archive.testzip():
             raise zipfile.BadZipFile(f"the checksum of {damaged} is wrong")
     return torch.load(path, map_location="cpu", weights_only=True)

@@ -1,4 +1,4 @@
-"""The modes side by side: their losses, their times, and what of a step the kernels could save."""
+"""A comparison of the modes: losses, times, and how much of a step the kernels replace."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from translation.training import StepRecord, Trainer
 
 Records = Mapping[str, Sequence[StepRecord]]  # by mode
 
-EVERY = 100  # steps of which the losses are compared
-COMPILATION = 1  # step that compiles, and whose time is none of training's
+EVERY = 100  # the interval of steps whose losses are printed
+COMPILATION = 1  # the number of first steps that compile, which do not count in times
 
-LINES = {"false": "-", "true": "--", "compile": ":"}  # which lie upon each other
+LINES = {"false": "-", "true": "--", "compile": ":"}  # distinct styles, as the curves coincide
 
-# Operators of an eager step. mul and div scale the scores and what dropout keeps.
+# Operators of an eager step. mul and div scale the scores and the results of dropout.
 PARTS = {
     "matrix products": ("mm", "addmm", "bmm"),
     "softmax and its mask": ("_softmax", "_softmax_backward_data", "masked_fill", "masked_fill_"),
     "LayerNorm": ("native_layer_norm", "native_layer_norm_backward"),
     "dropout and scale": (
         *("bernoulli_", "mul", "div_"),
-        *("native_dropout", "native_dropout_backward"),  # of a GPU
+        *("native_dropout", "native_dropout_backward"),  # on a GPU
     ),
     "softmax of the cross entropy": ("_log_softmax", "_log_softmax_backward_data"),
 }
@@ -39,7 +39,8 @@ REPLACED = tuple(name for name in PARTS if name != "matrix products")
 
 
 def train_in_turn(trainers: Mapping[str, Trainer], console: Console) -> None:
-    """An epoch of each trainer, step by step. Raises UserError where no step could be timed."""
+    """Trains an epoch with each trainer, taking turns after each step. Raises UserError if no step
+    could be timed."""
     (steps,) = {trainer.steps_per_epoch for trainer in trainers.values()}
     if steps <= COMPILATION:
         raise UserError(
@@ -52,7 +53,7 @@ def train_in_turn(trainers: Mapping[str, Trainer], console: Console) -> None:
 
 
 def largest_difference(records: Records, steps: Iterable[int]) -> float:
-    """The largest relative difference of a mode's loss from that of eager mode."""
+    """The largest relative difference of a mode's loss from eager mode's."""
     return max(
         abs(of_mode[step].loss / records["false"][step].loss - 1)
         for of_mode in records.values()
@@ -61,19 +62,19 @@ def largest_difference(records: Records, steps: Iterable[int]) -> float:
 
 
 def seconds_of_a_step(records: Sequence[StepRecord]) -> float:
-    """The median, without the step that compiles."""
+    """The median time, without the step that compiles."""
     return statistics.median(record.seconds for record in records[COMPILATION:])
 
 
 def speed_up(records: Records, mode: str) -> float:
-    """Over eager mode: the median of the ratios of steps that followed each other."""
+    """The speed-up over eager mode: the median ratio of the times of consecutive steps."""
     pairs = zip(records["false"], records[mode], strict=True)
     ratios = [eager.seconds / fused.seconds for eager, fused in pairs]
     return statistics.median(ratios[COMPILATION:])
 
 
 def print_losses(records: Records, console: Console) -> None:
-    """Every hundredth and the last."""
+    """Prints the losses of every hundredth step and of the last."""
     count = len(records["false"])
     steps = sorted({*range(EVERY - 1, count, EVERY), count - 1})
     table = Table("step", *records, title="Losses", title_justify="left")
@@ -86,7 +87,7 @@ def print_losses(records: Records, console: Console) -> None:
 
 
 def print_times(records: Records, console: Console) -> None:
-    """Seconds of a step and of the epoch, and how much faster than eager mode."""
+    """Prints the times of a step and of the epoch, and the speed-up over eager mode."""
     columns = ("mode", "step (s)", "epoch (s)", "first step (s)", "speed-up")
     table = Table(*columns, title="Times", title_justify="left")
     for mode, of_mode in records.items():
@@ -102,7 +103,7 @@ def print_times(records: Records, console: Console) -> None:
 
 
 def profile_step(trainer: Trainer) -> dict[str, float]:
-    """Milliseconds of the parts of one more step, and of the "rest"."""
+    """Milliseconds of each part of an additional step, and of the "rest"."""
     on_gpu = trainer.device.type == "cuda"
     with profile(activities=[ProfilerActivity.CUDA] * on_gpu + [ProfilerActivity.CPU]) as profiled:
         trainer.train_step()
@@ -110,7 +111,7 @@ def profile_step(trainer: Trainer) -> dict[str, float]:
     of_operator = {
         event.key.removeprefix("aten::"): getattr(event, self_time) / 1000
         for event in profiled.key_averages()
-        if event.device_type == DeviceType.CPU  # where operators are; kernels would count twice
+        if event.device_type == DeviceType.CPU  # operators; their kernels would count twice
     }
     of_part = {
         part: sum(of_operator.get(name, 0.0) for name in names) for part, names in PARTS.items()
@@ -119,25 +120,26 @@ def profile_step(trainer: Trainer) -> dict[str, float]:
 
 
 def print_shares(of_part: Mapping[str, float], console: Console) -> None:
-    """What each part of an eager step takes, and what it would gain by losing those replaced."""
+    """Prints the share of each part of an eager step, and the speed-up if those that fusedops
+    replaces took no time."""
     whole = sum(of_part.values())
     table = Table("part of an eager step", "ms", "share", title="Profile", title_justify="left")
     for part, ms in of_part.items():
         table.add_row(part, f"{ms:.0f}", f"{ms / whole:.1%}")
     console.print(table)
-    kept = whole - sum(of_part[part] for part in REPLACED)
-    console.print(f"if softmax, LayerNorm and dropout took no time: {whole / kept:.2f}x")
+    remaining = whole - sum(of_part[part] for part in REPLACED)
+    console.print(f"if softmax, LayerNorm and dropout took no time: {whole / remaining:.2f}x")
 
 
 def write(folder: Path, records: Records) -> None:
-    """All records as CSV, and the curves on one picture."""
+    """Writes all records as CSV, and the curves as one picture."""
     rows = ((mode, *record) for mode, of_mode in records.items() for record in of_mode)
     write_csv(folder / "losses.csv", ("mode", *StepRecord._fields), rows)
     plot(folder / "losses.png", records)
 
 
 def plot(path: Path, records: Records) -> None:
-    """The losses, and below them how far each fused mode's is from eager's."""
+    """Plots the losses, and below them each fused mode's difference from eager mode."""
     figure, (losses, differences) = plt.subplots(
         2, 1, figsize=(SIZE[0], 1.5 * SIZE[1]), sharex=True, layout="constrained"
     )

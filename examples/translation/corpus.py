@@ -12,12 +12,12 @@ from fusedops.cli.errors import UserError
 from translation import Pair, libreoffice
 
 HUB = "hf:"
-SHOWN = 3  # malformed lines that are quoted
+SHOWN = 3  # the number of malformed lines that a message lists
 
 
 @dataclass(frozen=True)
 class Malformed:
-    """A line that holds no pair, by its number from 1."""
+    """The number, starting at 1, of a line without a valid pair, and the reason."""
 
     line: int
     reason: str
@@ -37,7 +37,7 @@ class Corpus:
         return cls([line for line in lines if not isinstance(line, Malformed)], skipped)
 
     def describe(self) -> str:
-        """How many there are, and what was skipped."""
+        """The number of pairs, and the lines that were skipped."""
         text = f"{len(self.pairs):,} sentence pairs"
         if self.malformed:
             quoted = [f"line {line.line}: {line.reason}" for line in self.malformed[:SHOWN]]
@@ -49,7 +49,7 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Split:
-    """Pairs to train with, to watch training with, and to score the result with."""
+    """Pairs for training, validation and test."""
 
     train: list[Pair]
     valid: list[Pair]
@@ -57,9 +57,9 @@ class Split:
 
 
 def load_corpus(data: str, languages: Sequence[str], cache: Path) -> Corpus:
-    """The pairs that `--data` asks for: "auto", "hf:NAME" or a file.
+    """The pairs that `--data` selects: "auto", "hf:NAME" or a file.
 
-    Raises UserError where there are none, and says what to do.
+    Raises UserError with the fix if there are none.
     """
     if data == "auto":
         lines = read_tsv(libreoffice.fetch(languages, cache))
@@ -74,10 +74,10 @@ def load_corpus(data: str, languages: Sequence[str], cache: Path) -> Corpus:
 
 
 def read_tsv(path: Path) -> Iterator[Pair | Malformed]:
-    """A pair a line, source<TAB>target, in UTF-8."""
+    """Reads lines of source<TAB>target in UTF-8."""
     try:
         content = path.read_bytes()
-    except (OSError, ValueError) as error:  # the latter of a name that no file can have
+    except (OSError, ValueError) as error:  # ValueError for an invalid file name
         raise UserError(
             f"--data {path}: {getattr(error, 'strerror', None) or error}; wanted a file of lines "
             "source<TAB>target, hf:NAME, or auto"
@@ -104,14 +104,14 @@ def _pair(number: int, source: str, target: str) -> Pair | Malformed:
 
 
 def read_hub(name: str, languages: Sequence[str]) -> Iterator[Pair | Malformed]:
-    """The part "train" of a data set of the Hugging Face hub whose rows have a `translation`."""
+    """Reads the split "train" of a data set of the Hugging Face hub with a column `translation`."""
     try:
         import datasets
     except ModuleNotFoundError as error:
         raise UserError(f"--data {HUB}{name} needs `pip install datasets`") from error
     try:
         rows = datasets.load_dataset(name, split="train")
-    except (OSError, ValueError) as error:  # no network, no such data set, no such part
+    except (OSError, ValueError) as error:  # no network, no such data set, no such split
         raise UserError(
             f"--data {HUB}{name}: {error}; without a network pass --data FILE.tsv or auto"
         ) from error
@@ -131,8 +131,8 @@ def _parse_row(number: int, row: dict[str, Any], languages: Sequence[str]) -> Pa
 
 
 def split_by_target(pairs: Iterable[Pair]) -> Split:
-    """A fiftieth each to validate and to test, by the target's hash: what one machine trains with
-    another does not test with, and translations of several sources into one target stay together.
+    """Takes a fiftieth each for validation and test, by a hash of the target: the split is the same
+    on every machine, and pairs with the same target are in the same part.
     """
     split = Split([], [], [])
     for pair in pairs:
@@ -143,7 +143,7 @@ def split_by_target(pairs: Iterable[Pair]) -> Split:
 
 
 def fingerprint(pairs: Iterable[Pair], *settings: object) -> str:
-    """A hash of pairs, in their order, and of settings."""
+    """A hash of the pairs, in their order, and of the settings."""
     digest = hashlib.sha256(repr(settings).encode())
     for source, target in pairs:
         digest.update(f"{source}\t{target}\n".encode())

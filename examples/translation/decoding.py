@@ -1,7 +1,7 @@
 """Translations by greedy and by beam search, and their BLEU.
 
-Every step runs the model over all tokens so far: slower than with kept keys and values, but the
-model is as in training.
+Every step runs the model over all tokens so far. This is slower than a key-value cache, but needs
+no change to the model.
 """
 
 from __future__ import annotations
@@ -22,21 +22,23 @@ Prompts = Sequence[Sequence[int]]
 
 
 def greedy_search(model: DecoderLM, prompts: Prompts) -> list[list[int]]:
-    """The most probable next token, again and again.
+    """Decodes by always choosing the most probable next token.
 
     Args:
         prompts: source tokens and the separator, at most as many as the model has positions.
 
     Returns:
-        Target tokens without the end: up to it, or to one more than the last position.
+        The target tokens, without the end token. They stop at the end token, or one token after the
+        model's last position.
     """
     return _in_batches(_greedy_batch, model, prompts)
 
 
 def beam_search(model: DecoderLM, prompts: Prompts, width: int) -> list[list[int]]:
-    """The best of `width` continuations that are kept at each step, by mean log-probability.
+    """Decodes by beam search: each step keeps the `width` best continuations by mean
+    log-probability.
 
-    Args, returns: as :func:`greedy_search`, which it is with a width of 1.
+    Args, returns: as :func:`greedy_search`. With a width of 1 both are the same.
     """
     return _in_batches(lambda *batch: _beam_batch(*batch, width), model, prompts)
 
@@ -44,7 +46,7 @@ def beam_search(model: DecoderLM, prompts: Prompts, width: int) -> list[list[int
 def _in_batches(
     search: Callable[..., list[list[int]]], model: DecoderLM, prompts: Prompts
 ) -> list[list[int]]:
-    """Prompts of similar length together."""
+    """Runs a search on batches of prompts of similar length."""
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     results: list[list[int]] = [[]] * len(prompts)
     model.eval()
@@ -67,7 +69,8 @@ def _padded(prompts: Prompts, model: DecoderLM) -> tuple[Tensor, Tensor]:
 
 
 def next_log_probs(model: DecoderLM, tokens: Tensor, lengths: Tensor) -> Tensor:
-    """Log-probabilities of each row's next token, ``[rows, vocabulary]``; -inf if it is no text."""
+    """Log-probabilities of each row's next token, ``[rows, vocabulary]``; -inf for padding and the
+    separator."""
     hidden = model.hidden_states(tokens[:, : lengths.max()])
     last = hidden[torch.arange(len(tokens), device=tokens.device), lengths - 1]
     log_probs = model.head(last).float().log_softmax(dim=-1)
@@ -87,20 +90,20 @@ def _greedy_batch(model: DecoderLM, tokens: Tensor, lengths: Tensor) -> list[lis
 
 
 def _targets(tokens: Tensor, starts: Tensor) -> list[list[int]]:
-    """What stands between each prompt and the end or the padding."""
+    """The tokens between each prompt and the end token or the padding."""
     rows = zip(tokens.tolist(), starts.tolist(), strict=True)
     return [[id for id in row[start:] if id not in (END, PAD)] for row, start in rows]
 
 
 def _beam_batch(model: DecoderLM, tokens: Tensor, lengths: Tensor, width: int) -> list[list[int]]:
-    """Beams are rows of ``[sentences * width, positions + 1]``, the best of a sentence first.
+    """Beam search; the beams are rows of ``[sentences * width, positions + 1]``, best first.
 
-    A beam that has ended stays as it is: it goes on with padding, of log-probability 0.
+    A beam that has ended is continued with padding, which has log-probability 0.
     """
     sentences, capacity = tokens.shape
     starts = lengths.repeat_interleave(width)
     tokens, ends = tokens.repeat_interleave(width, dim=0), starts.clone()
-    # At first all beams of a sentence are the same: only one of them may go on.
+    # At first all beams of a sentence are equal, so that only one of them may be continued.
     totals = torch.full((sentences, width), -torch.inf, dtype=torch.float64, device=tokens.device)
     totals[:, 0] = 0
     active = torch.ones_like(starts, dtype=torch.bool)
@@ -124,13 +127,13 @@ def _beam_batch(model: DecoderLM, tokens: Tensor, lengths: Tensor, width: int) -
 def translate(
     model: DecoderLM, subwords: SentencePieceProcessor, prompts: Prompts, width: int
 ) -> list[str]:
-    """Text of the greedy search for a width of 1, else of the beam search."""
+    """The translations by greedy search for a width of 1, else by beam search."""
     found = greedy_search(model, prompts) if width == 1 else beam_search(model, prompts, width)
     return subwords.decode(found)
 
 
 def bleu(translations: Sequence[str], references: Sequence[str]) -> float:
-    """Corpus BLEU, 100 where every translation is its reference.
+    """Corpus BLEU; 100 if every translation equals its reference.
 
     Source: Post, "A Call for Clarity in Reporting BLEU Scores" (2018).
     """

@@ -24,10 +24,10 @@ MAX_LENGTH_RATIO = 2.5  # beyond it, few pairs are translations of each other
 
 
 def fetch(languages: Sequence[str], cache: Path) -> Path:
-    """A file of lines source<TAB>target; made once, then taken from `cache`.
+    """A file with lines of source<TAB>target; created once, then taken from `cache`.
 
-    Needs no root rights: the packages are downloaded and unpacked, not installed. Raises UserError
-    where they cannot be had.
+    It needs no root rights, because the packages are downloaded and unpacked, not installed. Raises
+    UserError if they are not available.
     """
     path = cache / f"libreoffice-help-{'-'.join(languages)}.tsv"
     if not path.exists():
@@ -47,7 +47,7 @@ def _download(languages: Sequence[str], folder: Path) -> list[Pair]:
     pairs = list(aligned(folder / "usr/share/libreoffice/help", source, target))
     if not pairs:
         raise UserError(
-            f"--data auto: {' and '.join(packages)} hold no pages as they are known; "
+            f"--data auto: {' and '.join(packages)} have no pages in the known format; "
             "pass --data FILE.tsv, lines of source<TAB>target"
         )
     return pairs
@@ -67,7 +67,7 @@ def _run(command: list[str], folder: Path, packages: Sequence[str]) -> None:
 
 
 def aligned(folder: Path, source: str, target: str) -> Iterator[Pair]:
-    """The pairs of two languages' pages, one for each distinct target, in a fixed order."""
+    """The pairs from pages in two languages, one for each distinct target, in a fixed order."""
     seen = set()
     for page in sorted((folder / source / "text").rglob("*.html")):
         other = folder / target / page.relative_to(folder / source)
@@ -89,7 +89,7 @@ def paragraphs(page: Path) -> Iterator[Pair]:
 
 
 def _sentences(source: str, target: str) -> list[Pair]:
-    """Sentence by sentence where both have as many, else the paragraph."""
+    """The pairs of sentences if both paragraphs have as many, else the pair of paragraphs."""
     sources, targets = SENTENCE_END.split(source), SENTENCE_END.split(target)
     if len(sources) != len(targets):
         return [(source, target)]

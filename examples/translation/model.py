@@ -1,6 +1,7 @@
-"""A decoder-only transformer in plain PyTorch, and the same on fusedops' operators.
+"""A decoder-only transformer in plain PyTorch, and the same model with fusedops' operators.
 
-The two share parameters, their names and initial values: a checkpoint of one loads into the other.
+Both have the same parameters, names and initial values, so that a checkpoint of one can be loaded
+into the other.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ FUSED_KERNEL = get_args(FusedKernel)
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes of the model; a sequence has up to `positions` tokens."""
+    """The sizes of the model; a sequence has at most `positions` tokens."""
 
     vocabulary: int = 10_000
     embedding: int = 256
@@ -37,7 +38,7 @@ class ModelConfig:
 
 
 class MultiHeadAttention(nn.Module):
-    """Causal self-attention with its scores written out.
+    """Decomposed causal self-attention.
 
     Shape:
         x ``[batch, length, embedding]``, is_token ``[batch, length]``, bool; the result as x.
@@ -73,7 +74,7 @@ class MultiHeadAttention(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """Attention and a feed-forward network, each behind a norm and beside a residual connection.
+    """Attention and a feed-forward network, each after a norm and with a residual connection.
 
     Shape: as :class:`MultiHeadAttention`.
 
@@ -98,10 +99,10 @@ class TransformerLayer(nn.Module):
 
 
 class DecoderLM(nn.Module):
-    """Predicts each next token of ``source <sep> target <eos>``, padded behind its end.
+    """Predicts each next token of ``source <sep> target <eos>``, padded at the end.
 
     Shape:
-        tokens ``[batch, length]``, int64, ``PAD`` where there is none; the first of a row is no
+        tokens ``[batch, length]``, int64, padded with ``PAD``; the first of a row must not be
         ``PAD``. Logits ``[batch, length, vocabulary]``.
     """
 
@@ -123,12 +124,12 @@ class DecoderLM(nn.Module):
         return self.head(self.hidden_states(tokens))
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Token plus position."""
+        """The sum of token and position embedding."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         return self.dropout(self.token_embedding(tokens) + self.position_embedding(positions))
 
     def hidden_states(self, tokens: Tensor) -> Tensor:
-        """What the head reads, ``[batch, length, embedding]``."""
+        """The input of the head, ``[batch, length, embedding]``."""
         x, is_token = self.embed(tokens), tokens != PAD
         for layer in self.layers:
             x = layer(x, is_token)
@@ -140,7 +141,7 @@ class DecoderLM(nn.Module):
 
 
 class FusedMultiHeadAttention(MultiHeadAttention):
-    """Scale, both masks, softmax and dropout as one operator."""
+    """Attention with scale, both masks, softmax and dropout in one operator."""
 
     def weights(self, scores: Tensor, is_token: Tensor) -> Tensor:
         return fusedops.masked_softmax_dropout(
@@ -154,15 +155,15 @@ class FusedMultiHeadAttention(MultiHeadAttention):
 
 
 class FusedDecoderLM(DecoderLM):
-    """Each residual connection is one operator with the norm that comes next."""
+    """The model with each residual connection and the norm after it in one operator."""
 
     attention_type = FusedMultiHeadAttention
 
     def loss(self, tokens: Tensor, labels: Tensor) -> Tensor:
-        """The same from the statistics of each row: log-probabilities are never written.
+        """The mean cross entropy from the statistics of each row, without log-probabilities.
 
-        Of 10,000 logits a token needs the logarithm of their sum of powers and one of themselves,
-        whose gradient is sparse.
+        Of its 10,000 logits a token needs only their logsumexp and the logit of the label, whose
+        gradient is sparse.
         """
         logits, is_scored = self(tokens), labels != IGNORED
         maximum, total = fusedops.softmax_stats(logits, dim=-1)
@@ -183,7 +184,7 @@ class FusedDecoderLM(DecoderLM):
     def add_norm(self, branch: Tensor, x: Tensor, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
         """The norm of dropout(branch) + x, and that sum."""
         return fusedops.add_layer_norm(
-            branch.to(x.dtype),  # under autocast a branch ends in bfloat16, the stream is float32
+            branch.to(x.dtype),  # under autocast the branch is bfloat16, the residual float32
             x,
             norm.normalized_shape,
             norm.weight,
@@ -195,12 +196,12 @@ class FusedDecoderLM(DecoderLM):
 
 
 def build_model(config: ModelConfig, fused_kernel: FusedKernel) -> DecoderLM:
-    """The model with weights from torch's generator: the same in every mode."""
+    """The model with random weights, which are the same in every mode."""
     return (FusedDecoderLM if fused_kernel == "true" else DecoderLM)(config)
 
 
 def training_loss(model: DecoderLM, fused_kernel: FusedKernel) -> Callable[..., Tensor]:
-    """`model.loss` for training: compiled in the mode "compile", else as it is."""
+    """`model.loss` for training; compiled in the mode "compile"."""
     if fused_kernel == "compile":
         return torch.compile(model.loss, backend="fusedops")
     return model.loss

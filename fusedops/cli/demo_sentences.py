@@ -1,4 +1,4 @@
-"""Texts for the demo: sentences, some of which say the same in other words, and passages."""
+"""Texts for the demo: sentences, some of which are paraphrases of each other, and passages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PASSAGES = 104
 
 
 def texts() -> list[str]:
-    """The sentences one by one, then passages of up to four, the same ones every time."""
+    """The sentences, then passages of up to four of them, always the same ones."""
     draw = random.Random(0)
     passages = (draw.sample(SENTENCES, draw.randint(1, 4)) for _ in range(PASSAGES))
     return [*SENTENCES, *map(" ".join, passages)]

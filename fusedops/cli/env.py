@@ -1,7 +1,7 @@
-"""`python -m fusedops env`: what was built, what is loaded, and how to fix what is wrong.
+"""`python -m fusedops env`: what was built, what is loaded, and how to fix problems.
 
-It needs nothing but torch. Every section comes from a probe of its own; one that fails shows its
-error in the place of its facts, so there is always a report.
+It needs only torch. Every section has its own probe; if a probe fails, the section shows the error,
+so that there is always a report.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fusedops.cli.problems import (
 
 PACKAGE = Path(__file__).parents[1]
 
-# The keys under which an operator can be registered, in the order the dispatcher meets them.
+# The keys under which an operator can be registered, in the dispatcher's order.
 DISPATCH_KEYS = (
     "FuncTorchBatched",
     "AutocastCPU",
@@ -49,37 +49,37 @@ DISPATCH_KEYS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `env`."""
+    """Declares the options of `env`."""
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report; 1 if something keeps fusedops from running at all, else 0."""
+    """Prints the report; returns 1 if fusedops cannot run at all, else 0."""
     report = collect()
     print(json.dumps(report, indent=2, default=str) if args.json else as_text(report))
     return 1 if find_problems(report, FATAL) else 0
 
 
 def collect() -> Report:
-    """Run every probe, then look for problems in what they found."""
+    """Runs every probe, then looks for problems in the results."""
     report: Report = {name: _guarded(probe) for name, probe in PROBES.items()}
     report["problems"] = [problem._asdict() for problem in find_problems(report)]
     return report
 
 
 def require_usable(command: str) -> None:
-    """Raise UserError, with the fix, where something keeps `command` from its work."""
+    """Raises UserError with the fix if `command` cannot run."""
     needed = ("package", "operators", "system", "settings", "compile")
     report = {name: _guarded(PROBES[name]) for name in needed}
     checks = FATAL_TO_CAPTURING if command == "explain" else FATAL_TO_COMPILING
     for problem in find_problems(report, checks):
         raise UserError(
-            f"{problem.what}; fix: {problem.fix}; for the whole picture run: python -m fusedops env"
+            f"{problem.what}; fix: {problem.fix}; for the full report run: python -m fusedops env"
         )
 
 
 def describe_machine() -> str:
-    """The machine in a line, for the head of a measurement."""
+    """The machine in one line, for the header of a measurement."""
     isa = _guarded(lambda: _library().cpu_isa())
     return (
         f"{_processor_name()}, {os.cpu_count()} cores, threads={torch.get_num_threads()}, "
@@ -90,11 +90,11 @@ def describe_machine() -> str:
 def _guarded(probe: Callable[[], Any]) -> Any:
     try:
         return probe()
-    except Exception as error:  # a broken machine is what the report is for
+    except Exception as error:  # the report must exist on a broken installation too
         return {"error": f"{type(error).__name__}: {error}"}
 
 
-# --- probes, one a section ------------------------------------------------------------------------
+# --- probes, one for each section -----------------------------------------------------------------
 
 
 def _library() -> Any:
@@ -102,7 +102,7 @@ def _library() -> Any:
 
 
 def probe_package() -> Report:
-    """The version of fusedops, where it was imported from, and whether all of it was."""
+    """The version of fusedops, its location, and whether all of it can be imported."""
     return {
         "version": _guarded(_version),
         "location": str(PACKAGE),
@@ -111,7 +111,7 @@ def probe_package() -> Report:
 
 
 def _import_all() -> bool:
-    """Raises where `python -m fusedops` has begun without what does not load."""
+    """Raises if a part of the package, which `python -m fusedops` starts without, does not load."""
     package = importlib.import_module("fusedops")
     return all(getattr(package, name) is not None for name in package.__all__)
 
@@ -119,7 +119,7 @@ def _import_all() -> bool:
 def probe_operators() -> dict[str, list[str]]:
     """The dispatch keys under which each operator has a kernel.
 
-    Without CUDA kernels, what is registered for CUDA is a refusal that says why.
+    Without CUDA kernels, the kernel registered for CUDA only raises an error, and is not listed.
     """
     importlib.import_module("fusedops.ops")
     refused = () if _library().has_kernels("cuda") else ("CUDA",)
@@ -138,26 +138,27 @@ def probe_operators() -> dict[str, list[str]]:
 def probe_build() -> Report:
     """What the build recorded: compilers, torch, CUDA architectures.
 
-    Read from the file, for the libraries that it describes may be the ones that do not load.
+    It is read from the file, because the libraries that it describes may not load.
     """
     recorded: Report = json.loads((PACKAGE / "lib" / "build_info.json").read_text())
     return recorded
 
 
 def probe_libraries() -> Report:
-    """The shared libraries in use, why CUDA kernels are, or are not, among them, and the way of
-    small calls."""
+    """The shared libraries in use, the status of the CUDA kernels, and the path of eager calls."""
     library = _library()
     is_direct = importlib.import_module("fusedops.ops._call").IS_DIRECT
     return {
         "loaded": library.loaded_libraries(),
         "cuda": library.cuda_status(),
-        "eager calls": "by op_call" if is_direct else "by torch.ops, 2 us slower: no op_call here",
+        "eager calls": "by op_call"
+        if is_direct
+        else "by torch.ops, 2 us slower: op_call is missing",
     }
 
 
 def probe_torch() -> Report:
-    """The torch that runs now."""
+    """The torch in use."""
     return {
         "version": torch.__version__,
         "cuda": torch.version.cuda or "none: this torch is built for the CPU alone",
@@ -179,7 +180,7 @@ def probe_system() -> Report:
 
 
 def probe_devices() -> Report:
-    """Every GPU that torch sees, its capability, and whether the libraries hold code for it."""
+    """Every GPU that torch sees, its capability, and whether the libraries have code for it."""
     if not torch.cuda.is_available():
         return {"GPUs": "none that torch can use", "driver": _driver_version()}
     architectures = _guarded(lambda: probe_build()["cuda"]["architectures"])
@@ -188,7 +189,7 @@ def probe_devices() -> Report:
 
 
 def probe_compile() -> Report:
-    """What `torch.compile(..., backend="fusedops")` needs."""
+    """The requirements of `torch.compile(..., backend="fusedops")`."""
     group = importlib.metadata.entry_points(group="torch_dynamo_backends")
     entry_points = [point.value for point in group if point.name == "fusedops"]
     compiler = os.environ.get("CXX", "g++")
@@ -200,18 +201,18 @@ def probe_compile() -> Report:
 
 
 def probe_variables() -> dict[str, str]:
-    """The FUSEDOPS_* variables in force."""
+    """The FUSEDOPS_* environment variables."""
     return {name: os.environ[name] for name in sorted(os.environ) if name.startswith("FUSEDOPS_")}
 
 
 def probe_settings() -> Report:
-    """The settings that the variables, or their defaults, make."""
+    """The settings from these variables and the defaults."""
     return dataclasses.asdict(importlib.import_module("fusedops.config").active())
 
 
 def probe_policy() -> Report:
-    """For each device, and a CPU on one thread too, the times by which fuse="profitable" decides;
-    and the tables that the user has measured."""
+    """For each device, and for one CPU thread, the policy table of fuse="profitable"; and the
+    tables that the user has measured."""
     costs = importlib.import_module("fusedops.graph.policy.costs")
     report = {}
     for device in costs.devices():
@@ -231,7 +232,7 @@ def _describe_table(machine: Any) -> Report | str:
         iter(importlib.import_module("fusedops.graph.policy.costs").tables_for(machine)), None
     )
     if table is None:
-        return "no table: a rule of thumb decides; `python -m fusedops tune` measures one"
+        return "no table: a heuristic decides; `python -m fusedops tune` measures a table"
     return {"table": str(table), "chosen": table.fit(machine), "measured on": str(table.machine)}
 
 
@@ -251,12 +252,12 @@ PROBES: dict[str, Callable[[], Any]] = {
 
 
 def _version() -> str:
-    """The version of the files that run, which need not be those of an installed package."""
+    """The version of the imported files, which may differ from that of an installed package."""
     return (PACKAGE / "VERSION").read_text().strip()
 
 
 def _cpuinfo(field: str) -> str:
-    """Empty where the system does not tell, as of the model on most ARM processors."""
+    """A field of /proc/cpuinfo; empty if it is missing, as the model name is on most ARM CPUs."""
     file = Path("/proc/cpuinfo")
     lines = file.read_text().splitlines() if file.exists() else []
     found = (line.partition(":")[2].strip() for line in lines if line.startswith(field))
@@ -268,8 +269,8 @@ def _processor_name() -> str:
 
 
 def _vector_flags() -> list[str]:
-    wanted = ("avx", "fma", "f16c", "amx")
-    return [flag for flag in _cpuinfo("flags").split() if flag.startswith(wanted)]
+    prefixes = ("avx", "fma", "f16c", "amx")
+    return [flag for flag in _cpuinfo("flags").split() if flag.startswith(prefixes)]
 
 
 def _driver_version() -> str | None:
@@ -292,8 +293,9 @@ def _describe_gpu(index: int, architectures: Any) -> Report:
 def has_code(capability: tuple[int, int], architectures: list[str]) -> bool:
     """Whether a library built for `architectures`, in CMake's notation, runs on `capability`.
 
-    "90-real" is machine code, for its own major version from its minor version on. "90-virtual" is
-    PTX, which the driver compiles for anything newer. "90" is both. "90a" is for 9.0 alone.
+    "90-real" is machine code, which runs on the same major version with the same or a higher minor
+    version. "90-virtual" is PTX, which the driver compiles for any newer GPU. "90" is both. "90a"
+    runs only on 9.0.
     """
     return any(_runs_on(capability, architecture) for architecture in architectures)
 
@@ -314,7 +316,7 @@ def _runs_on(capability: tuple[int, int], architecture: str) -> bool:
 
 
 def as_text(report: Report) -> str:
-    """The report as aligned plain text, a paragraph a section."""
+    """The report as aligned plain text, with a paragraph for each section."""
     sections = {name: facts for name, facts in report.items() if name != "problems"}
     paragraphs = [f"{name}\n{_lines(facts)}" for name, facts in sections.items()]
     return "\n\n".join([*paragraphs, _problem_lines(report["problems"])])

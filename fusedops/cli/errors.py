@@ -1,4 +1,4 @@
-"""How a command ends: with its exit code, and with one line on standard error where it failed.
+"""How a command ends: with an exit code, and after an error with one line on standard error.
 
 Exit codes: 0 for success, 1 for a failure, 2 for wrong usage, 130 after Ctrl-C.
 """
@@ -13,35 +13,35 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
-INTERRUPTED = 130  # 128 and the number of the signal, as shells count
+INTERRUPTED = 130  # 128 plus the number of the signal, as in shells
 
-# An error may quote what it was given: its head names the option, its end says what to do.
+# Long messages are shortened in the middle: the head names the option, the end has the fix.
 HEAD, TAIL = 700, 200
 
 
 class UserError(Exception):
-    """Something that the user can mend; its text is the whole message."""
+    """An error that the user can fix; its text is the whole message."""
 
     exit_code = 1
 
 
 class UsageError(UserError):
-    """An option that has a wrong value, or that does not go with another one."""
+    """An option with a wrong value, or one that cannot be combined with another."""
 
     exit_code = 2
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that refuses in one line, without the list of all options above it."""
+    """A parser whose errors are one line, without the list of all options."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; see {self.prog} --help")
 
 
 def end_in_one_line(program: str, run: Callable[[], int]) -> int:
-    """What `run` returns, or the exit code of what it raised, said in a line for the user.
+    """Returns the exit code of `run`. An error is printed as one line.
 
-    `python -X dev` shows the traceback of what no one expected.
+    `python -X dev` shows the traceback of unexpected errors.
     """
     _make_streams_safe()
     try:
@@ -52,7 +52,7 @@ def end_in_one_line(program: str, run: Callable[[], int]) -> int:
         return _say(program, str(error), error.exit_code)
     except KeyboardInterrupt:
         return _say(program, "interrupted", INTERRUPTED)
-    except BrokenPipeError:  # as by `| head`, whose reader wants no more
+    except BrokenPipeError:  # the reader has closed the pipe, as `| head` does
         _discard_what_cannot_be_written()
         return UserError.exit_code
     except Exception as error:
@@ -64,14 +64,14 @@ def end_in_one_line(program: str, run: Callable[[], int]) -> int:
 
 
 def location_of(error: BaseException, file: str | None = None) -> str:
-    """ "model.py:12", the innermost line of `file`, or of any, through which the error came."""
+    """The innermost line of the traceback in `file`, or in any file, such as "model.py:12"."""
     frames = traceback.extract_tb(error.__traceback__)
     inside = [frame for frame in frames if file in (None, frame.filename)]
     return f"{os.path.basename(inside[-1].filename)}:{inside[-1].lineno}" if inside else ""
 
 
 def one_line(text: str) -> str:
-    """The text without line breaks, and without its middle where it is long."""
+    """The text without line breaks, shortened in the middle if it is long."""
     line = " ".join(text.split())
     return line if len(line) <= HEAD + TAIL else f"{line[:HEAD]} ... {line[-TAIL:]}"
 
@@ -82,7 +82,7 @@ def _say(program: str, message: str, code: int) -> int:
 
 
 def describe(error: Exception) -> str:
-    """What went wrong, for whoever reads nothing else."""
+    """The message for an error, with what to do about it."""
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, OSError) and error.strerror:
@@ -96,7 +96,7 @@ def describe(error: Exception) -> str:
 
 
 def _make_streams_safe() -> None:
-    """Closed streams swallow what is written; characters that one cannot show are escaped."""
+    """Replaces closed streams by the null device, and escapes characters that cannot be encoded."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -106,7 +106,8 @@ def _make_streams_safe() -> None:
 
 
 def _discard_what_cannot_be_written() -> None:
-    """Python flushes the output once more when it exits, and would fail once more."""
+    """Redirects output that cannot be written to the null device, because Python flushes it again
+    at exit and would report the error again."""
     try:
         sys.stdout.flush()
     except OSError:

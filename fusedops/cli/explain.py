@@ -1,6 +1,6 @@
-"""`python -m fusedops explain FILE:FUNCTION`: what is replaced in a model, and why not the rest.
+"""`python -m fusedops explain FILE:FUNCTION`: which sites of a model are replaced, and which not.
 
-Prints a table of sites, and the graph before and after: what differs, or with --graphs all of it.
+Prints a table of sites with reasons, and a diff of the graphs, or with --graphs the whole graphs.
 
 FUNCTION takes no argument and returns the model and its example inputs:
 
@@ -26,7 +26,7 @@ from fusedops.cli.errors import UsageError, UserError, location_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `explain`."""
+    """Declares the options of `explain`."""
     parser.add_argument(
         "target",
         metavar="FILE:FUNCTION",
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report on what FUNCTION returned."""
+    """Prints the report on the model that FUNCTION returns."""
     file, function = load_function(args.target)
     with blamed_on("FUNCTION", file):
         example = function()
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def load_function(target: str) -> tuple[Path, Callable[[], Any]]:
-    """Import FILE, its folder first on the import path; the file and its FUNCTION."""
+    """Imports FILE, with its folder first on the import path; returns the file and FUNCTION."""
     text, _, name = target.rpartition(":")
     file = _python_file(text)
     if not (name and file):
@@ -77,26 +77,26 @@ def load_function(target: str) -> tuple[Path, Callable[[], Any]]:
 def _python_file(name: str) -> Path | None:
     try:
         file = Path(name).resolve(strict=True)
-    except (OSError, ValueError, RuntimeError):  # a name that no file has, or can have
+    except (OSError, ValueError, RuntimeError):  # no such file, or an invalid name
         return None
     return file if file.suffix == ".py" and file.is_file() else None
 
 
 def _import_file(file: Path) -> ModuleType:
-    """Under a name of its own: a torch.py of the user's must not become `torch`."""
+    """Imports a file under a name of its own, so that a user's torch.py does not replace torch."""
     sys.path.insert(0, str(file.parent))
     name = f"explained_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None and spec.loader is not None  # as it is for every file in .py
+    assert spec is not None and spec.loader is not None  # the name ends in .py
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where dataclasses and Dynamo look
+    sys.modules[name] = module  # dataclasses and Dynamo look it up there
     spec.loader.exec_module(module)
     return module
 
 
 @contextmanager
 def blamed_on(what: str, file: Path) -> Iterator[None]:
-    """Says that it was the user's code that raised, and the line of `file` that was running."""
+    """Turns an error of the user's code into a UserError that names the line of `file`."""
     try:
         yield
     except (Exception, SystemExit) as error:

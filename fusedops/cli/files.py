@@ -1,4 +1,4 @@
-"""Files that are there as a whole or not at all."""
+"""Atomic writing of files."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, content: bytes | memoryview) -> None:
-    """Whoever reads `path` finds the old content or the new, also after a power cut.
+    """Writes a file so that readers see the old content or the new, also after a power failure.
 
-    Makes the folders above it. A link stays a link, and a device or a pipe what it is.
+    Creates missing folders. Links are followed; devices and pipes are written directly.
     """
     path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -31,19 +31,19 @@ def write_atomically(path: Path, content: bytes | memoryview) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Raise the OSError with which `write_atomically` would end, before any work is done."""
+    """Raises the OSError that `write_atomically` would raise, before any work is done."""
     path = path.resolve()
     if path.is_dir():
         raise _os_error(errno.EISDIR, path)
     if path.exists() and not os.access(path, os.W_OK):
         raise _os_error(errno.EACCES, path)
     if not _is_special(path):
-        _temporary(path).exists()  # raises where the name is too long
+        _temporary(path).exists()  # raises if the name is too long
         check_folder(path.parent)
 
 
 def check_folder(folder: Path) -> None:
-    """Raise OSError unless files can be written into `folder`, which need not exist yet."""
+    """Raises OSError unless files can be written into `folder`, which need not exist yet."""
     folder = folder.resolve()
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     with tempfile.TemporaryFile(dir=existing):

@@ -1,4 +1,5 @@
-"""Types of options: each gives a value that can be used, or says what came and what is wanted."""
+"""Types of command-line options: each returns a valid value, or raises an error that names the
+value given and the value wanted."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ import torch
 from fusedops.cli.errors import UsageError
 from fusedops.cli.files import check_folder, check_writable
 
-#: More threads than this for each core measure nothing but how threads wait, and the limits of a
-#: system end a process that starts thousands.
+#: More threads than this only measure how threads wait for a core, and a process that starts
+#: thousands of them exceeds the system's limits.
 THREADS_A_CORE = 4
 MOST_THREADS = THREADS_A_CORE * (os.cpu_count() or 1)
 
@@ -24,7 +25,7 @@ MOST_THREADS = THREADS_A_CORE * (os.cpu_count() or 1)
 def checked(
     convert: Callable[[str], Any], accepts: Callable[[Any], bool], wanted: str
 ) -> Callable[[str], Any]:
-    """A type for argparse whose errors say what is wanted."""
+    """A type for argparse whose errors name the values that are accepted."""
 
     def parse(text: str) -> Any:
         try:
@@ -38,7 +39,7 @@ def checked(
     return parse
 
 
-#: What torch takes as the size of a dimension.
+#: The largest size of a dimension in torch.
 MOST = 2**63 - 1
 positive = checked(int, lambda value: 0 < value <= MOST, "an integer above 0")
 seed = checked(int, lambda value: 0 <= value <= MOST, "an integer from 0 to 2^63 - 1")
@@ -66,12 +67,12 @@ def device(text: str) -> torch.device:
 
 
 def output_file(text: str) -> Path:
-    """A file that can be written, which is tried before there is anything to write."""
+    """A file that can be written; this is checked before the command starts its work."""
     return _writable(text, "a file", check_writable)
 
 
 def output_folder(text: str) -> Path:
-    """A folder that files can be written into, there or not yet."""
+    """A folder that files can be written into; it need not exist yet."""
     return _writable(text, "a folder", check_folder)
 
 
@@ -81,19 +82,20 @@ def _writable(text: str, kind: str, check: Callable[[Path], None]) -> Path:
         raise argparse.ArgumentTypeError(wanted)
     try:
         check(Path(text))
-    except (OSError, ValueError, RuntimeError) as error:  # the last two of names that none can be
+    except (OSError, ValueError, RuntimeError) as error:  # the last two for invalid names
         reason = getattr(error, "strerror", None) or error
         raise argparse.ArgumentTypeError(f"{wanted}: {reason}") from error
     return Path(text)
 
 
 def unique(values: list[Any] | None) -> list[Any] | None:
-    """What was asked for twice is done once."""
+    """The values without repetitions."""
     return values and list(dict.fromkeys(values))
 
 
 def require_memory(what: str, size: float) -> None:
-    """Refuse what this machine cannot hold: Linux would promise it, then kill the process."""
+    """Raises if this machine has less memory. Linux would grant the allocation, and kill the
+    process later."""
     has = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if size > has:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""What can be wrong in the report of `python -m fusedops env`, and the fix of each.
+"""The problems that `python -m fusedops env` can find in its report, with their fixes.
 
 A check reads the report and yields the problems it finds.
 """
@@ -16,7 +16,7 @@ Report = dict[str, Any]
 
 
 class Problem(NamedTuple):
-    """Something that is wrong, and the command or the step that mends it."""
+    """A problem, and the command or step that fixes it."""
 
     what: str
     fix: str
@@ -26,7 +26,7 @@ Check = Callable[[Report], Iterator[Problem]]
 
 
 def find_problems(report: Report, checks: Sequence[Check] | None = None) -> list[Problem]:
-    """What is wrong in `report`, with the fix of each; by default by all checks."""
+    """The problems in `report` that the checks find; by default all checks."""
     return [problem for check in checks or CHECKS for problem in _run(check, report)]
 
 
@@ -48,21 +48,21 @@ def do_not_load(report: Report) -> Iterator[Problem]:
 
 
 def unknown_instruction_set(report: Report) -> Iterator[Problem]:
-    """FUSEDOPS_CPU_ISA names no instruction set: every operator refuses to run."""
+    """FUSEDOPS_CPU_ISA is not a known instruction set: every operator refuses to run."""
     isa = report["system"]["instructions used by fusedops"]
     if isinstance(isa, dict) and "error" not in report["operators"]:
         yield Problem(isa["error"], "unset FUSEDOPS_CPU_ISA")
 
 
 def refused_settings(report: Report) -> Iterator[Problem]:
-    """A FUSEDOPS_* variable holds a value that it cannot have."""
+    """A FUSEDOPS_* variable has an invalid value."""
     if error := report["settings"].get("error"):
         yield Problem(error, "unset the variable")
 
 
 def policy_tables_that_are_damaged(report: Report) -> Iterator[Problem]:
-    """What fuse="profitable" decides by: without a shipped table to compile anything would fail;
-    one of the user's is passed over."""
+    """A policy table cannot be read. A damaged shipped table makes every compilation fail; a
+    damaged table of the user is skipped."""
     for device, facts in report["policy"].items():
         if isinstance(facts, dict) and "error" in facts:
             yield Problem(f"the policy table of {device}: {facts['error']}", REINSTALL)
@@ -71,7 +71,7 @@ def policy_tables_that_are_damaged(report: Report) -> Iterator[Problem]:
 
 
 def operators_without_cpu_kernel(report: Report) -> Iterator[Problem]:
-    """A library of another version than the Python files beside it."""
+    """The library has another version than the Python files."""
     if "error" in report["operators"]:
         return
     lacking = [name for name, keys in report["operators"].items() if not {"CPU", "Meta"} <= {*keys}]
@@ -92,7 +92,7 @@ def torch_older_than_the_target(report: Report) -> Iterator[Problem]:
 
 
 def gpus_without_kernels(report: Report) -> Iterator[Problem]:
-    """A GPU that torch can use, for which there are no kernels."""
+    """There are no kernels for a GPU that torch can use."""
     gpus = {name: gpu for name, gpu in report["devices"].items() if name.startswith("cuda:")}
     if not gpus:
         return
@@ -107,7 +107,7 @@ def gpus_without_kernels(report: Report) -> Iterator[Problem]:
 
 
 def driver_that_torch_does_not_use(report: Report) -> Iterator[Problem]:
-    """A machine with an NVIDIA driver and a torch that is built for the CPU, or too new for it."""
+    """There is an NVIDIA driver, but torch is a CPU build or too new for the driver."""
     devices = report["devices"]
     if devices.get("driver") and not any(name.startswith("cuda:") for name in devices):
         what = (
@@ -125,13 +125,13 @@ def backend_not_installed(report: Report) -> Iterator[Problem]:
 
 
 def no_compiler_for_inductor(report: Report) -> Iterator[Problem]:
-    """Inductor compiles C++ for the CPU while the program runs."""
+    """There is no C++ compiler, which Inductor needs at run time for the CPU."""
     if report["compile"].get("C++ compiler") is None:
         yield Problem("torch.compile finds no C++ compiler", "install g++, or name one in CXX")
 
 
 def compiler_that_is_switched_off(report: Report) -> Iterator[Problem]:
-    """torch.compile then runs everything as it is: nothing would be replaced or faster."""
+    """torch.compile is disabled and runs everything in eager mode: nothing would be replaced."""
     if report["compile"].get("switched off"):
         yield Problem("TORCH_COMPILE_DISABLE switches torch.compile off", "unset it")
 
@@ -150,7 +150,7 @@ CHECKS: tuple[Check, ...] = (
     compiler_that_is_switched_off,
 )
 
-#: What keeps fusedops from running, a model from being captured, and code from being compiled.
+#: The checks whose problems prevent any use of fusedops, capturing a model, and compiling one.
 FATAL: tuple[Check, ...] = (
     do_not_load,
     unknown_instruction_set,

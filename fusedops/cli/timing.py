@@ -1,9 +1,9 @@
 """Clocks, and measuring several calls side by side.
 
-Other programs slow a machine down for a while and then let it go. So the calls take turns, in slots
-of equal length, and the times of one round are compared: a disturbance meets all of them. Whoever
-comes after a call that fills the caches with its own data pays for it, up to 20 % where matrices
-are about as large as the last cache. So each call comes after each other one equally often.
+Other programs slow a machine down for a while. The calls therefore take turns, in slots of equal
+length, and times of the same round are compared: a disturbance affects all of them. A call is also
+slower after one that fills the caches with other data, by up to 20% for matrices about as large as
+the last-level cache. Each call therefore follows each other one equally often.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Call = Callable[[], Any]
 class Clock(Protocol):
     """Milliseconds that a call takes, the mean over `repeats` calls.
 
-    overhead_ms: what each call costs beside what is measured.
+    overhead_ms: the time of each call that is not part of the measurement.
     """
 
     overhead_ms: float
@@ -32,7 +32,8 @@ class Clock(Protocol):
 
 
 class WallClock:
-    """The clock for a CPU; a third as many calls go first, unmeasured, to warm the caches."""
+    """The clock for a CPU. A third as many calls run first, without being timed, to warm the
+    caches."""
 
     overhead_ms = 0.0
 
@@ -46,10 +47,10 @@ class WallClock:
 
 
 class CudaClock:
-    """The clock for a GPU: events around each call, the L2 cache overwritten before it.
+    """The clock for a GPU: events around each call, with the L2 cache overwritten before it.
 
-    The buffer is so large that overwriting it takes longer than the slowest launch: the events then
-    enclose the kernels alone.
+    The buffer is so large that overwriting it takes longer than the slowest launch, so that the
+    events enclose only the kernels.
     """
 
     def __init__(self, device: str) -> None:
@@ -87,7 +88,8 @@ def clock_for(device: str) -> Clock:
 def interleave(
     calls: Mapping[str, Call], clock: Clock, rounds: int, slot_ms: float
 ) -> dict[str, list[float]]:
-    """Milliseconds a call, one number a round; a slot holds as many calls as fill `slot_ms`."""
+    """Milliseconds per call, one number for each round. As many calls as fill `slot_ms` are one
+    slot."""
     repeats = {
         name: math.ceil(slot_ms / (clock(call, 1) + clock.overhead_ms))
         for name, call in calls.items()

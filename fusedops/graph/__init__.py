@@ -2,14 +2,14 @@
 
 One set of rules serves torch IR (Dynamo, `fx.symbolic_trace`) and ATen IR (`torch.export`):
 
-ir/         what a node computes, whatever it is called, and where its memory is
-rules/      one rewrite a file: the graph before and after
+ir/         the graph in normal form: what a node computes, and where its memory is
+rules/      one rewrite per file, with the graph before and after
 policy/     whether a replacement pays on this machine
-rewriting/  replaces what the rules find, or reports why it does not
-memory/     after Inductor's own passes: results in place, and none that nothing reads
+rewriting/  replaces the sites that the rules find, or reports why it does not
+memory/     after Inductor's own passes: runs ops in place, and drops unused outputs
 
-`passes.py`, `fx.py` and `explain.py` are the ways in. Nothing here imports a kernel: the ops are
-named as `torch.ops.fusedops.*`.
+`passes.py`, `fx.py` and `explain.py` are the entry points. Nothing here imports a kernel: the ops
+are referred to as `torch.ops.fusedops.*`.
 """
 
 from __future__ import annotations

@@ -10,5 +10,5 @@ KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def has_kernels(device_type: str) -> bool:
-    """Does this build have kernels for tensors on `device_type` ("cpu", "cuda", ...)?"""
+    """Whether this build has kernels for tensors on `device_type` ("cpu", "cuda", ...)."""
     return _library.has_kernels(device_type)

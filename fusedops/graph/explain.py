@@ -15,28 +15,28 @@ from fusedops.graph.rewriting.rewriter import rewrite_module
 
 
 def explain(fn_or_module: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Report:
-    """Say what `torch.compile(fn_or_module, backend="fusedops")` does, site by site.
+    """Reports what `torch.compile(fn_or_module, backend="fusedops")` replaces, site by site.
 
-    Runs the model once on the given inputs, captured by Dynamo and rewritten but not compiled, so
-    that neither Inductor nor a warm cache has a part in it. Every graph counts, also where the
-    capture breaks into several. Dynamo is reset before and after: models compiled earlier in the
-    process compile again at their next call.
+    The model is captured by Dynamo, rewritten, and run once on the given inputs. It is not
+    compiled, so that neither Inductor nor a warm cache changes the report. If there are graph
+    breaks, all graphs are reported. Dynamo is reset before and after: models that were compiled
+    earlier in the process are compiled again at their next call.
 
     Args:
         fn_or_module: the model, compiled or not, or a function.
-        args, kwargs: what to call it with.
+        args, kwargs: the arguments to call it with.
 
-    Returns: a `Report` with one `Site` a row; `print(report)` is a table.
+    Returns: a `Report` with one `Site` for each softmax or norm; `print(report)` shows a table.
 
     Raises:
         TypeError: `fn_or_module` cannot be called.
 
-    Source: `torch._dynamo.explain`, which tells of graph breaks as this does of sites.
+    Source: `torch._dynamo.explain`, which reports graph breaks in the same way.
     """
     if not callable(fn_or_module):
         raise TypeError(
             f"fusedops.explain: fn_or_module is a {type(fn_or_module).__name__}, wanted a module "
-            "or a function; its arguments come behind it"
+            "or a function; pass its arguments after it"
         )
     model = _uncompiled(fn_or_module)
     names = _module_names(model)
@@ -59,8 +59,9 @@ def _uncompiled(model: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _module_names(model: Callable[..., Any]) -> dict[str, str]:
-    """Dotted paths by identity: behind a graph break Dynamo's own start at the inner frame."""
-    root = getattr(model, "__self__", model)  # of a bound method, its module
+    """Dotted paths of the modules by identity. Dynamo's own paths are not used, because after a
+    graph break they start at the inner frame."""
+    root = getattr(model, "__self__", model)  # the module of a bound method
     if not isinstance(root, nn.Module):
         return {}
     return {str(id(module)): name for name, module in root.named_modules()}

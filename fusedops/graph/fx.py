@@ -14,7 +14,7 @@ from fusedops.graph.rewriting.rewriter import rewrite_module
 
 
 def rewrite(graph_module: GraphModule, *example_inputs: Any) -> GraphModule:
-    """Replace softmax, log_softmax, layer_norm and rms_norm in a `torch.fx.symbolic_trace` graph.
+    """Replaces softmax, log_softmax, layer_norm and rms_norm in a `torch.fx.symbolic_trace` graph.
 
     Args:
         graph_module: changed in place.
@@ -24,8 +24,8 @@ def rewrite(graph_module: GraphModule, *example_inputs: Any) -> GraphModule:
     Returns: `graph_module`.
 
     Raises:
-        TypeError: `graph_module` is no GraphModule, or an example input is missing or of a type
-            that the graph cannot take.
+        TypeError: `graph_module` is not a GraphModule, or an example input is missing or of the
+            wrong type.
 
     Source: :func:`torch.fx.symbolic_trace`, whose graphs it takes.
     """
@@ -65,7 +65,7 @@ def _propagate(graph_module: GraphModule, example_inputs: tuple[Any, ...]) -> No
 
 
 class _Propagate(FakeTensorProp):
-    """Records numbers and shapes too, which FakeTensorProp leaves out of `meta["val"]`."""
+    """Records numbers and shapes too, which FakeTensorProp does not put into `meta["val"]`."""
 
     def run_node(self, node: Node) -> Any:
         result = super().run_node(node)

@@ -1,5 +1,4 @@
-"""The rewriter and the reuse of memory as Inductor passes, alone or behind passes that were there
-before."""
+"""The rewriter and the memory passes as Inductor's custom passes, alone or after a user's own."""
 
 from __future__ import annotations
 
@@ -30,8 +29,8 @@ class _Pass(CustomGraphPass):
         repair_tiled_scatter()
 
     def uuid(self) -> str:
-        """Part of Inductor's cache key: sources, kernels, settings and the tables of costs in use,
-        which decide the result."""
+        """Part of Inductor's cache key: all that the result depends on, which is the sources, the
+        available kernels, the settings and the policy tables."""
         devices = [device for device in ("cpu", "cuda") if has_kernels(device)]
         settings = dataclasses.astuple(config.active())
         return f"fusedops-{_sources_digest()}-{devices}-{settings}-{costs.identity()}"
@@ -40,8 +39,8 @@ class _Pass(CustomGraphPass):
 class Pass(_Pass):
     """Replaces softmaxes and norms by our ops; for Inductor's `pre_grad_custom_pass`.
 
-    Inductor looks into its caches before it runs a pass that has a `uuid`, so with a warm cache
-    the pass is not called, and what it counts and logs stays empty.
+    Inductor looks into its caches before it runs a pass that has a `uuid`. With a warm cache the
+    pass is therefore not called, and nothing is counted or logged.
     """
 
     def __call__(self, graph: Graph) -> None:
@@ -49,9 +48,8 @@ class Pass(_Pass):
 
 
 class ReusePass(_Pass):
-    """Leaves out results that nothing wants, and lets softmax ops write into memory that nothing
-    else needs; for Inductor's `post_grad_custom_post_pass`, where forward and backward graphs pass
-    by."""
+    """Drops unused outputs, and lets softmax ops write into memory that nothing else needs; for
+    Inductor's `post_grad_custom_post_pass`, which runs on forward and backward graphs."""
 
     def __call__(self, graph: Graph) -> None:
         drop_unused_outputs(graph)
@@ -59,7 +57,7 @@ class ReusePass(_Pass):
         use_no_autograd_variants(graph)
 
 
-#: By option of Inductor the pass that belongs there.
+#: Our pass for each of Inductor's options.
 PASSES: dict[str, type[_Pass]] = {
     "pre_grad_custom_pass": Pass,
     "post_grad_custom_post_pass": ReusePass,
@@ -67,7 +65,7 @@ PASSES: dict[str, type[_Pass]] = {
 
 
 class Chain(CustomGraphPass):
-    """`existing`, a pass or several as Inductor takes them, and then one of ours."""
+    """Runs `existing`, one or several passes as Inductor accepts them, then one of ours."""
 
     def __init__(
         self, existing: GraphPass | list[GraphPass] | tuple[GraphPass, ...], ours: _Pass
@@ -80,7 +78,7 @@ class Chain(CustomGraphPass):
         self.ours(graph)
 
     def uuid(self) -> tuple[Any, ...] | None:
-        """None, which switches Inductor's caches off, where an existing pass has no uuid."""
+        """The uuids of all passes. None, which disables Inductor's caches, if one has no uuid."""
         passes = (*_as_tuple(self.existing), self.ours)
         uuids = [p.uuid() if isinstance(p, CustomGraphPass) else None for p in passes]
         return None if None in uuids else tuple(uuids)
@@ -95,7 +93,7 @@ def with_ours(existing: Any, option: str) -> Any:
 
 
 def without_ours(existing: Any) -> Any:
-    """The value that `with_ours` started from."""
+    """Undoes `with_ours`."""
     if isinstance(existing, Chain):
         return existing.existing
     if isinstance(existing, _Pass):
@@ -113,8 +111,8 @@ def _as_tuple(passes: Any) -> tuple[GraphPass, ...]:
 
 @functools.cache
 def _sources_digest() -> str:
-    """A hash of all that decides a compiled graph but the tables: the pass and what is traced into
-    it."""
+    """A hash of the source files that a compiled graph depends on: the passes, and the ops whose
+    formulas are traced into the graph. The tables are not part of it."""
     import fusedops
 
     package = Path(__file__).parents[1]

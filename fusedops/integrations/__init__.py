@@ -1,1 +1,1 @@
-"""The ops in other systems; each module needs what that system needs."""
+"""The ops in other systems; each module needs the packages of its system."""

@@ -1,8 +1,8 @@
-"""ONNX: the ops in operators of the standard, for `torch.onnx.export`.
+"""ONNX: translations of the ops to standard operators, for `torch.onnx.export`.
 
-Arithmetic is as in the ops: 16-bit tensors are converted to float32 first, and the result is
-rounded once. LayerNormalization and RMSNormalization take eps as a float32, and the first gives its
-statistics as float32, in models of float64 too.
+The arithmetic is that of the ops: 16-bit tensors are converted to float32 first, and the result is
+rounded once. In float64 models too, LayerNormalization and RMSNormalization take eps as float32,
+and LayerNormalization returns float32 statistics.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ except ImportError as error:
 
 #: The first opset with RMSNormalization, which ONNX Runtime 1.31 runs.
 OPSET = 23
-_OLDEST = 18  # what is used beside RMSNormalization
+_OLDEST = 18  # has all other operators that are used
 
 #: Its annotations are for the values of a script; here it is called with those of a graph.
 op: Any = opset18
-Value = Any  # of the graph that is being made; its dtype is known where torch made it
+Value = Any  # a value of the graph; its dtype is known if torch created it
 
 
 def translation_table(opset_version: int = OPSET) -> dict[Callable[..., Any], Callable[..., Any]]:
-    """What `torch.onnx.export(program, dynamo=True, custom_translation_table=...)` needs to know
-    about our ops.
+    """The translations of our ops for `torch.onnx.export(program, dynamo=True,
+    custom_translation_table=...)`.
 
-    Softmaxes, masked or not, and norms, with a residual or without, are translated; not their
-    backwards, nor what writes in place or into ``out``.
+    Softmaxes, masked or not, and norms, with or without a residual, are translated. Backward ops,
+    in-place ops and ops with ``out`` are not.
 
     Args:
-        opset_version: the one that `torch.onnx.export` is given, at least 18. Below 23 rms_norm is
-            written out, for want of RMSNormalization.
+        opset_version: the one passed to `torch.onnx.export`, at least 18. Below 23, which has no
+            RMSNormalization, rms_norm is decomposed.
 
-    Returns: by op its translation. That of an op with dropout raises RuntimeError.
+    Returns: a translation for each op. That of an op with dropout raises RuntimeError.
 
     Raises:
-        TypeError: an `opset_version` that is no int.
-        ValueError: one that is older, or newer than the installed onnx.
+        TypeError: an `opset_version` that is not an int.
+        ValueError: an opset that is older than 18, or newer than the installed onnx.
     """
     if isinstance(opset_version, bool) or not isinstance(opset_version, int):
         raise TypeError(
@@ -59,7 +59,7 @@ def translation_table(opset_version: int = OPSET) -> dict[Callable[..., Any], Ca
         )
     if opset_version < _OLDEST:
         raise ValueError(f"opset_version is {opset_version}, wanted {_OLDEST} or later")
-    if opset_version > onnx_opset_version():  # torch would write an older one, and say nothing
+    if opset_version > onnx_opset_version():  # torch would write an older one without a warning
         raise ValueError(
             f"opset_version is {opset_version}, wanted at most {onnx_opset_version()}, the newest "
             "that the installed onnx knows; pass that, or install a newer onnx"
@@ -84,23 +84,23 @@ def export(
     opset_version: int = OPSET,
     **options: Any,
 ) -> torch.onnx.ONNXProgram:
-    """Rewrite an exported program and translate it to ONNX.
+    """Rewrites an exported program and translates it to ONNX.
 
     Args:
         exported_program: as for `fusedops.export.rewrite`, of a model in eval mode.
         path: the file to write, or None.
         opset_version: at least 18. From 23 on rms_norm is one operator.
-        options: others of `torch.onnx.export`.
+        options: other options of `torch.onnx.export`.
 
     Returns: the program, which can be saved, and called with torch tensors.
 
     Raises:
-        TypeError: `exported_program` is no ExportedProgram, or `opset_version` no int.
-        ValueError: an opset that is older, or newer than the installed onnx.
-        OSError: a `path` that cannot be written, before anything is translated.
+        TypeError: `exported_program` is not an ExportedProgram, or `opset_version` is not an int.
+        ValueError: an opset that is older than 18, or newer than the installed onnx.
+        OSError: a `path` that cannot be written; it is checked before the translation.
         RuntimeError: the program calls an op that writes in place or into ``out``.
-        torch.onnx.OnnxExporterError: an op of the model cannot be translated, one with dropout
-            among them; the error behind it says which and why.
+        torch.onnx.OnnxExporterError: an op of the model cannot be translated, such as one with
+            dropout; its cause names the op and the reason.
     """
     table, program = translation_table(opset_version), rewrite(exported_program)
     if path is not None:
@@ -119,7 +119,7 @@ def export(
         custom_translation_table=table,
         **options,
     )
-    assert translated is not None  # as without dynamo it may be
+    assert translated is not None  # it is None only with dynamo=False
     return translated
 
 
@@ -138,26 +138,27 @@ _PATH = "fusedops.integrations.onnx.export: path is"
 
 
 def _arithmetic(dtype: ir.DataType) -> ir.DataType:
-    """What an op computes in."""
+    """The dtype that an op computes in."""
     narrow = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
     return ir.DataType.FLOAT if dtype in narrow else dtype
 
 
 def _convert(value: Value, *dtypes: ir.DataType) -> Value:
-    """From the first of the dtypes to the last, rounded to each in between."""
-    for have, wanted in pairwise(dtypes):
-        if have != wanted:
-            value = op.Cast(value, to=wanted)
+    """Converts from the first dtype to the last, rounding to each in between."""
+    for current, following in pairwise(dtypes):
+        if current != following:
+            value = op.Cast(value, to=following)
     return value
 
 
 def _result_dtype(input: Value, dtype: ir.DataType | int | None) -> ir.DataType:
-    # torch.onnx hands on a keyword dtype=None as -1.
+    # torch.onnx passes a keyword dtype=None as -1.
     return input.dtype if dtype in (None, -1) else ir.DataType(dtype)
 
 
 def _like(number: float, value: Value) -> Value:
-    """In value's dtype, which onnxscript, that would make a float32, does not know here."""
+    """A constant in the dtype of `value`, which onnxscript does not know: without the cast the
+    constant would be float32."""
     return op.CastLike(op.Constant(value=ir.tensor(number, ir.DataType.DOUBLE)), value)
 
 
@@ -175,7 +176,7 @@ def _log_softmax(input: Value, dim: int, dtype: ir.DataType | None = None) -> Va
 def _along(operator: Callable[..., Any], input: Value, dim: int, result: ir.DataType) -> Value:
     computed = _arithmetic(result)
     x = _convert(input, input.dtype, result, computed)
-    is_scalar = len(input.shape) == 0  # which ONNX's operators do not take
+    is_scalar = len(input.shape) == 0  # ONNX's operators do not accept scalars
     output = operator(op.Unsqueeze(x, [0]) if is_scalar else x, axis=dim)
     return _convert(op.Squeeze(output, [0]) if is_scalar else output, computed, result)
 
@@ -200,16 +201,16 @@ def _masked_softmax(
         if added is not None:
             scores = op.Add(scores, _convert(added, added.dtype, computed))
     visible = _visible(input, mask if hides else None, causal, diagonal)
-    hidden = -math.inf if mask_value is None else mask_value
-    shown = scores if visible is None else op.Where(visible, scores, _like(hidden, scores))
-    output = op.Softmax(shown, axis=-1)
+    value = -math.inf if mask_value is None else mask_value
+    masked = scores if visible is None else op.Where(visible, scores, _like(value, scores))
+    output = op.Softmax(masked, axis=-1)
     if zero_masked_rows:
-        output = op.Where(_sees(scores, visible), output, _like(0.0, output))
+        output = op.Where(_has_visible_column(scores, visible), output, _like(0.0, output))
     return _convert(output, computed, result)
 
 
 def _visible(input: Value, mask: Value | None, causal: bool, diagonal: int | Value) -> Value | None:
-    """Where a bool mask and causality hide nothing; None if that is everywhere."""
+    """The columns that bool mask and causality do not hide; None if they hide nothing."""
     if not causal:
         return mask
     queries, keys = (op.Squeeze(op.Shape(input, start=d, end=d + 1 or None)) for d in (-2, -1))
@@ -219,18 +220,18 @@ def _visible(input: Value, mask: Value | None, causal: bool, diagonal: int | Val
     return past if mask is None else op.And(mask, past)
 
 
-def _sees(scores: Value, visible: Value | None) -> Value:
-    """The rows in which a score that is visible is not -inf."""
-    seen = op.Not(op.IsInf(scores, detect_positive=0))
-    seen = seen if visible is None else op.And(visible, seen)
-    count = op.ReduceMax(op.Cast(seen, to=ir.DataType.INT32), [-1], keepdims=1)
-    return op.Cast(count, to=ir.DataType.BOOL)
+def _has_visible_column(scores: Value, visible: Value | None) -> Value:
+    """Whether each row has a visible score that is not -inf."""
+    finite = op.Not(op.IsInf(scores, detect_positive=0))
+    finite = finite if visible is None else op.And(visible, finite)
+    any_finite = op.ReduceMax(op.Cast(finite, to=ir.DataType.INT32), [-1], keepdims=1)
+    return op.Cast(any_finite, to=ir.DataType.BOOL)
 
 
 def _refuse_dropout(*args: Any, **kwargs: Any) -> NoReturn:
     raise RuntimeError(
-        "fusedops: ONNX has no dropout that draws our numbers; export the model in eval mode, "
-        "after model.eval()"
+        "fusedops: ONNX has no dropout with fusedops' random numbers; export the model in eval "
+        "mode, after model.eval()"
     )
 
 
@@ -265,7 +266,7 @@ def _layer_norm_of(
 
 
 def _ones(x: Value, rank: int) -> Value:
-    """The weight of a norm over the last ``rank`` dimensions that has none."""
+    """A weight of ones for a norm over the last ``rank`` dimensions without weight."""
     return op.Expand(_like(1.0, x), op.Shape(x, start=-rank))
 
 
@@ -276,7 +277,7 @@ def _std_norm(
     bias: Value | None,
     eps: float,
 ) -> tuple[Value, Value, Value]:
-    """Written out: ONNX has no operator with the unbiased deviation."""
+    """Decomposed, because ONNX has no operator with the unbiased deviation."""
     dtype, dims = input.dtype, list(range(-len(normalized_shape), 0))
     computed = _arithmetic(dtype)
     x = _convert(input, dtype, computed)
@@ -317,8 +318,8 @@ def _add_layer_norm(
 
 
 def _rms_norms(opset_version: int) -> dict[str, Callable[..., Any]]:
-    """The RMS norms, with and without a residual, as an opset has them."""
-    weighted = _rms_operator if opset_version >= OPSET else _rms_written_out
+    """The translations of the RMS norms, with and without a residual, for an opset."""
+    weighted = _rms_operator if opset_version >= OPSET else _rms_decomposed
 
     def rms_norm(
         input: Value,
@@ -378,5 +379,5 @@ def _rms_operator(x: Value, rstd: Value, weight: Value, rank: int, eps: float) -
     return opset23.RMSNormalization(x, weight, axis=-rank, epsilon=eps)
 
 
-def _rms_written_out(x: Value, rstd: Value, weight: Value, rank: int, eps: float) -> Value:
+def _rms_decomposed(x: Value, rstd: Value, weight: Value, rank: int, eps: float) -> Value:
     return op.Mul(op.Mul(x, rstd), weight)

@@ -1,8 +1,7 @@
-"""The autocast rules: what torch does with its own softmax and norms.
+"""The autocast rules, which are those of torch's own softmax and norms.
 
 Under CUDA autocast a softmax without ``dtype`` computes and returns float32; here the conversion
-happens inside the kernel. Norms convert what they are given to float32. CPU autocast leaves both
-alone.
+is part of the kernel. Norms convert their arguments to float32. CPU autocast changes neither.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ _AUTOCAST_CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
 
 
 def register_float32_output(library: torch.library.Library, op: str) -> None:
-    """``fusedops::op`` gets ``dtype=torch.float32`` where it has none and its first argument, the
-    input, is a CUDA tensor of up to 32 bits."""
+    """Makes ``fusedops::op`` compute with ``dtype=torch.float32`` where no dtype is given and its
+    first argument, the input, is a CUDA tensor of up to 32 bits."""
     overload = getattr(torch.ops.fusedops, op).default
     position = [argument.name for argument in overload._schema.arguments].index("dtype")
     defaults = [argument.default_value for argument in overload._schema.arguments]
@@ -34,7 +33,7 @@ def register_float32_output(library: torch.library.Library, op: str) -> None:
 
 
 def register_float32_inputs(library: torch.library.Library, op: str) -> None:
-    """``fusedops::op`` is given float32 in place of 16-bit CUDA tensors, in lists too."""
+    """Makes ``fusedops::op`` convert 16-bit CUDA tensors to float32, in lists too."""
     overload = getattr(torch.ops.fusedops, op).default
 
     def converted(arg: Any) -> Any:

@@ -1,15 +1,16 @@
-"""Registers the ops' derivative formulas, runs an eager call with as few layers as it can have, and
-keeps forward mode from being silently wrong.
+"""Registers the ops' derivative formulas, runs eager calls through as few layers as possible, and
+makes forward mode raise instead of being silently wrong.
 
-An op has a formula in two places. ``torch.ops.fusedops.<op>`` has it at the dispatcher's autograd
-key: compilers, modes, tensor subclasses and ``torch.func`` meet it there, at each of their levels.
-An eager call on plain tensors that is recorded goes through :class:`EagerOp` instead: one
-``torch.autograd.Function`` around the op's no-autograd variant, without the dispatcher's detour
+A formula is registered in two places. ``torch.ops.fusedops.<op>`` has it at the dispatcher's
+autograd key, which compilers, modes, tensor subclasses and ``torch.func`` use at each of their
+levels. An eager call on plain tensors that autograd records goes through :class:`EagerOp` instead:
+one ``torch.autograd.Function`` around the op's no-autograd variant, without the dispatcher's detour
 through Python.
 
-``torch.library.register_autograd`` takes no transform of ``torch.func``, and runs an op whose
-inputs need no gradient without its formula, so that a forward-mode tangent on such an input would
-be lost. Here reverse mode works under transforms, and forward mode raises.
+``torch.library.register_autograd`` is not used because it does not support the transforms of
+``torch.func``, and because it skips the formula where no input requires grad, which would lose a
+forward-mode tangent of the input. Here reverse mode works under transforms, and forward mode
+raises.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from fusedops.ops._library import LIBRARY, OPS_WITH_VARIANT
 
 Result = TypeVar("Result")
 
-#: By op: its formula and what saves for it.
+#: For each op its derivative formula and the function that saves tensors for it.
 _FORMULAS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
 
 
@@ -38,7 +39,7 @@ def _is_dual(value: Any) -> bool:
 
 
 def refuse_forward_mode(op: str, args: Iterable[Any]) -> None:
-    """Raises where an argument carries a tangent, which would be lost."""
+    """Raises where an argument has a forward-mode tangent, which would be lost."""
     # The level is -1 outside forward mode, where unpacking every argument would cost 1 us.
     if forward_ad._current_level >= 0 and any(map(_is_dual, args)):
         raise NotImplementedError(
@@ -53,20 +54,20 @@ def refuse_forward_mode(op: str, args: Iterable[Any]) -> None:
 def _apply_of(
     name: str, forward: Callable[..., Any], backward: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """``apply`` of an autograd function made of these two.
+    """The ``apply`` of an autograd function with this forward and backward.
 
-    It is that of the base class: ``Function.apply`` refuses transforms where there is no
-    ``setup_context``, and inspects a signature at each call, for 10 us, where there is one.
+    It is the base class's ``apply``. ``Function.apply`` itself refuses transforms if there is no
+    ``setup_context``; if there is one, it inspects a signature at each call, which takes 10 us.
     """
     members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     function: type[torch.autograd.Function] = type(name, (torch.autograd.Function,), members)
-    base: Any = super(torch.autograd.Function, function)  # torch's stubs know no `apply` of it
+    base: Any = super(torch.autograd.Function, function)  # its `apply` is not in torch's stubs
     apply: Callable[..., Any] = base.apply
     return apply
 
 
 def _below_autograd(overload: Any, keys: Any) -> Callable[..., Any]:
-    """The op as its formula runs it."""
+    """The op's kernel, below the autograd key."""
 
     def run(*args: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
@@ -76,10 +77,11 @@ def _below_autograd(overload: Any, keys: Any) -> Callable[..., Any]:
 
 
 def _recorded(apply: Callable[..., Any], run: Callable[..., Any], *args: Any) -> Any:
-    """``apply(run, *args)``, at one level of ``torch.func`` where there are any.
+    """``apply(run, *args)``, at a single level of ``torch.func`` if a transform is active.
 
-    An autograd function turns reverse and forward mode off in its forward pass. This level's
-    autograd is passed by then, but the levels outside are yet to record the op, or to refuse it.
+    An autograd function disables reverse and forward mode in its forward pass. That is right for
+    the current level, but the outer levels still have to record the op or refuse it, so both modes
+    are enabled again.
     """
     if not _are_functorch_transforms_active():
         return apply(run, *args)
@@ -95,9 +97,12 @@ def _recorded(apply: Callable[..., Any], run: Callable[..., Any], *args: Any) ->
 def register_autograd(
     op: str, backward: Callable[..., Any], setup_context: Callable[..., Any]
 ) -> None:
-    """``backward(ctx, *grads)`` returns a gradient or None for each argument of ``fusedops::op``,
-    from what ``setup_context(ctx, args, results)`` has saved; ``ctx.needs_input_grad`` has one
-    entry, that counts for nothing, in front of the arguments'."""
+    """Registers a derivative formula for ``fusedops::op``.
+
+    ``backward(ctx, *grads)`` returns a gradient or None for each argument, from what
+    ``setup_context(ctx, args, results)`` has saved. ``ctx.needs_input_grad`` has one unused entry
+    before those of the arguments.
+    """
     overload = getattr(torch.ops.fusedops, op).default
     defaults = tuple(argument.default_value for argument in overload._schema.arguments)
     _FORMULAS[op] = backward, setup_context
@@ -107,7 +112,7 @@ def register_autograd(
         refuse_forward_mode(f"fusedops::{op}", args)
         run = _below_autograd(overload, keys)
         if torch.is_grad_enabled() and any(_requires_grad(arg) for arg in args):
-            # The dispatcher leaves out trailing arguments that have their default.
+            # The dispatcher omits trailing arguments that have their default.
             return _recorded(apply, run, *args, *defaults[len(args) :])
         return run(*args)
 
@@ -123,8 +128,8 @@ def _function(
     setup_context: Callable[..., Any],
     returned: int | slice = slice(None),
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The forward and backward of an autograd function of (run, *args), which returns of several
-    results those ``returned``."""
+    """The forward and backward of an autograd function of (run, *args), which returns the results
+    that ``returned`` selects."""
 
     def record(ctx: Any, run: Callable[..., Any], *args: Any) -> Any:
         results = run(*args)
@@ -140,11 +145,11 @@ def _function(
 def register_autograd_of_lists(
     op: str, backward: Callable[..., Any], setup_context: Callable[..., Any]
 ) -> None:
-    """The same for an op that takes lists of tensors, and has no arguments with defaults.
+    """Registers a derivative formula for an op that takes lists of tensors and has no defaults.
 
-    ``backward`` returns the gradients of all tensors, one after the other as the lists are in the
-    arguments; ``ctx.needs_input_grad`` has two entries, then one for each of them. Where
-    ``torch.library.register_autograd`` takes lists apart it costs 100 us for 16 tensors.
+    ``backward`` returns one gradient for each tensor, in the order of the arguments with the lists
+    flattened. ``ctx.needs_input_grad`` has two unused entries, then one for each tensor. The
+    flattening in ``torch.library.register_autograd`` takes 100 us for 16 tensors.
     """
     overload = getattr(torch.ops.fusedops, op).default
 
@@ -174,21 +179,22 @@ def register_autograd_of_lists(
 
 
 def _is_converted(tensor: torch.Tensor) -> bool:
-    """Whether autocast will convert a tensor, or a transform of ``torch.func`` left it behind."""
+    """Whether autocast will convert a tensor, or it is a wrapper from a transform of ``torch.func``
+    that has ended."""
     if tensor.is_cuda and torch.is_autocast_enabled("cuda"):
         return True
     return torch._C._functorch.is_gradtrackingtensor(tensor)
 
 
 class EagerOp(Generic[Result]):
-    """``fusedops::op`` in the form that a call needs: ``EagerOp(op).on(*tensors)(*args)``.
+    """Selects the cheapest form of ``fusedops::op``; a call is ``EagerOp(op).on(*tensors)(*args)``.
 
     Result: the type of what a call returns.
 
-    plain: the overload for calls that nothing records, without results that only a derivative
-        needs; by default the no-autograd variant.
-    returned: which of several results a call returns; those that it leaves out have no derivative,
-        or a second derivative would miss theirs.
+    plain: the op for calls that autograd does not record, without the results that only a
+        derivative needs; by default the no-autograd variant.
+    returned: selects which of several results a call returns. The others must not be
+        differentiable, or second derivatives would lack their gradients.
     """
 
     def __init__(
@@ -196,10 +202,10 @@ class EagerOp(Generic[Result]):
     ) -> None:
         overload = getattr(torch.ops.fusedops, op).default
         unrecorded = _unrecorded(op)
-        self.dispatched: Callable[..., Result] = _some(overload, returned)
+        self.dispatched: Callable[..., Result] = _selecting(overload, returned)
         self.plain: Callable[..., Result]
         if plain is None:
-            self.plain = _some(unrecorded, returned)
+            self.plain = _selecting(unrecorded, returned)
         else:
             self.plain = direct(plain)
         self.recorded = self.dispatched
@@ -208,7 +214,7 @@ class EagerOp(Generic[Result]):
             self.recorded = functools.partial(apply, unrecorded)
 
     def on(self, *tensors: torch.Tensor | None) -> Callable[..., Result]:
-        """What runs a call on these tensors, of which the op says what is wrong with them."""
+        """The function to call on these tensors; arguments are checked by the op itself."""
         if is_dynamo_compiling():
             return self.dispatched
         how = state(*tensors)
@@ -219,15 +225,15 @@ class EagerOp(Generic[Result]):
         return self.recorded
 
 
-def _some(run: Callable[..., Any], returned: int | slice) -> Callable[..., Any]:
-    """``run`` as it is where all of its results are returned."""
+def _selecting(run: Callable[..., Any], returned: int | slice) -> Callable[..., Any]:
+    """``run``, returning only the selected results."""
     if returned == slice(None):
         return run
     return lambda *args: run(*args)[returned]
 
 
 def _unrecorded(op: str) -> Callable[..., Any]:
-    """``fusedops::op`` without its formula and with all its results."""
+    """``fusedops::op`` without its derivative formula, with all its results."""
     if op in OPS_WITH_VARIANT:
         return direct(f"_{op}")
     call = direct(op)
@@ -245,8 +251,8 @@ def _gradient_forms(op: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 def gradient(op: str, *args: Any) -> Any:
-    """Calls ``fusedops::op`` in a formula: its no-autograd variant where no second derivative is
-    asked for."""
+    """Calls ``fusedops::op`` inside a formula: as its no-autograd variant, unless a second
+    derivative is recorded or a compiler, mode or transform has to see the call."""
     plain, dispatched = _gradient_forms(op)
-    is_seen = torch.is_grad_enabled() or is_dynamo_compiling() or state() == WATCHED
-    return dispatched(*args) if is_seen else plain(*args)
+    is_observed = torch.is_grad_enabled() or is_dynamo_compiling() or state() == WATCHED
+    return dispatched(*args) if is_observed else plain(*args)

@@ -1,9 +1,10 @@
-"""What an eager call of an op does before its kernel: who is to see it, and the way there.
+"""The fast path of eager calls: :func:`state` decides which layers have to see a call, and
+:func:`direct` calls the dispatcher without a schema match.
 
 ``torch.ops`` matches the arguments of each call against the op's schema, which takes as long as
-the rest of a small call. The types are known beforehand, and :func:`direct` goes to the dispatcher
-with them. The extension module ``op_call`` does both; where it cannot be loaded, Python and
-``torch.ops`` do the same, a few microseconds slower.
+the rest of a small call. :func:`direct` knows the types beforehand. Both functions are in the
+extension module ``op_call``; where it cannot be loaded, Python and ``torch.ops`` do the same, a few
+microseconds slower.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from torch.autograd import forward_ad
 
 from fusedops.ops._library import load_op_call
 
-#: How a call runs. PLAIN: nothing but the dispatcher sees it. RECORDED: autograd too. WATCHED: a
-#: mode, a trace, a transform, forward mode or a subclass of Tensor is to see the op.
+#: How a call runs. PLAIN: only the kernel runs. RECORDED: autograd records it. WATCHED: a mode, a
+#: trace, a transform, forward mode or a subclass of Tensor has to see the op.
 PLAIN, RECORDED, WATCHED = range(3)
 
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
-#: Each tells whether something of its kind is active.
+#: Functions that return whether a mode, a trace or a transform is active.
 _WATCHERS = (
     _len_torch_dispatch_stack,
     _len_torch_function_stack,
@@ -37,7 +38,7 @@ _WATCHERS = (
     _are_functorch_transforms_active,
 )
 
-#: The letter that ``op_call`` has for a type, by the type's name in a schema.
+#: The letters by which ``op_call`` knows the types of a schema.
 _KINDS = {
     "Tensor": "t",
     "Optional[Tensor]": "T",
@@ -53,10 +54,10 @@ _KINDS = {
 
 
 def _loaded() -> ModuleType | None:
-    """The extension module; None where this Python or this torch has no use for it."""
+    """The extension module; None where this Python or this torch cannot use it."""
     conversions = getattr(torch._C, "_aoti", None)
     handle_of = getattr(conversions, "unsafe_alloc_void_ptr_from_tensor", None)
-    # The function of one tensor does not take its handle over: the tensor would never be freed.
+    # The counterpart for a single tensor does not take ownership of its handle and would leak.
     tensors_of = getattr(conversions, "alloc_tensors_by_stealing_from_void_ptrs", None)
     op_call = load_op_call()
     if op_call is None or handle_of is None or tensors_of is None:
@@ -67,9 +68,9 @@ def _loaded() -> ModuleType | None:
 
 
 def _state(*tensors: Any) -> int:
-    """How a call on these tensors, or None, runs: PLAIN, RECORDED or WATCHED.
+    """How a call on these tensors (or None) runs: PLAIN, RECORDED or WATCHED.
 
-    Under a transform a tensor that does not require grad may hold one that does.
+    Transforms come first because a tensor that does not require grad may wrap one that does.
     """
     if any([watches() for watches in _WATCHERS]) or forward_ad._current_level >= 0:
         return WATCHED
@@ -91,8 +92,8 @@ def direct(op: str) -> Callable[..., Any]:
     """``fusedops::op`` as a function of all its arguments, by position, for calls that are not
     WATCHED.
 
-    Arguments of other types than the schema's go by ``torch.ops``, and so does a call that fails,
-    which then raises what ``torch.ops`` raises.
+    A call whose arguments have other types than the schema's, or that fails, is passed on to
+    ``torch.ops``, so that the errors are the same.
     """
     overload: torch._ops.OpOverload = getattr(torch.ops.fusedops, op).default
     schema = overload._schema

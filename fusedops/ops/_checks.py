@@ -1,4 +1,4 @@
-"""Argument checks of the fake kernels: the same rules, words and order as in ``csrc/ops``."""
+"""Argument checks of the fake kernels: the same rules, messages and order as in ``csrc/ops``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _WANTED_DTYPE = "wanted torch.float32, torch.bfloat16, torch.float16 or torch.fl
 _MOST_COLS = 2**31 - 1
 
 MaybeTensor = torch.Tensor | None
-#: The argument that another one is measured by, and its name.
+#: The argument that another one is compared with, and its name.
 Like = tuple[str, torch.Tensor]
 
 
@@ -21,7 +21,7 @@ def check(ok: bool, message: str) -> None:
 
 
 def check_given(op: str, name: str, tensor: MaybeTensor) -> torch.Tensor:
-    """The dispatcher takes None for a tensor wherever another argument is one."""
+    """Refuses None, which the dispatcher accepts if another argument is a tensor."""
     if tensor is None:
         raise RuntimeError(f"{op}: {name} is None, wanted a tensor")
     return tensor
@@ -36,7 +36,7 @@ def check_dtype_of(op: str, name: str, tensor: MaybeTensor) -> None:
 
 
 def result_dtype(op: str, input: MaybeTensor, dtype: torch.dtype | None) -> torch.dtype:
-    """``dtype``, or ``input``'s."""
+    """``dtype``, or ``input``'s where it is None, checked."""
     given = check_given(op, "input", input)
     name, result = ("input", given.dtype) if dtype is None else ("dtype", dtype)
     check_dtype(op, name, result, "convert it, or pass dtype=")
@@ -44,12 +44,13 @@ def result_dtype(op: str, input: MaybeTensor, dtype: torch.dtype | None) -> torc
 
 
 def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
-    """That of what is kept for each row."""
+    """The dtype of statistics for an input of ``dtype``."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def check_cols(op: str, cols: int | torch.SymInt) -> None:
-    # A symbol is asked nothing: a guard would bound the sizes that a compiled graph takes.
+    # A symbolic size is not compared: the guard would restrict the sizes that a compiled graph
+    # accepts.
     check(
         not isinstance(cols, int) or cols <= _MOST_COLS,
         f"{op}: a row has {cols} elements; at most 2^31 - 1 are supported",
@@ -57,7 +58,7 @@ def check_cols(op: str, cols: int | torch.SymInt) -> None:
 
 
 def check_dim(op: str, input: torch.Tensor, dim: int) -> None:
-    """``dim`` is a dimension of ``input``, and its rows are not too long."""
+    """Checks that ``dim`` is a dimension of ``input``, and that its rows are not too long."""
     bound = max(input.dim(), 1)
     check(
         -bound <= dim < bound,
@@ -79,7 +80,7 @@ def check_output_mask(op: str, mask: Sequence[bool], gradients: int) -> None:
 
 
 def check_device(op: str, name: str, given: torch.Tensor, like: Like) -> None:
-    """``given`` is on the device of ``like``."""
+    """Checks that ``given`` is on the device of ``like``."""
     like_name, tensor = like
     check(
         given.device == tensor.device,
@@ -97,7 +98,7 @@ def check_tensor(
     like: Like,
     because: str,
 ) -> None:
-    """``given`` has this dtype and shape, and lies on the device of ``like``."""
+    """Checks that ``given`` has this dtype and shape, and is on the device of ``like``."""
     given = check_given(op, name, given)
     wanted = list(shape)
     check(
@@ -121,13 +122,13 @@ def check_statistic(
     shape: Sequence[int],
     source: str = "the forward op",
 ) -> None:
-    """``given`` is what an op, the ``source``, returned for each row of ``like``."""
+    """Checks that ``given`` can be a statistic that ``source``, an op, returned for ``like``."""
     dtype = statistics_dtype(like[1].dtype)
     check_tensor(op, name, given, dtype, shape, like, f"{source} returns it")
 
 
 def check_seed(op: str, p: float, seed: MaybeTensor, like: Like) -> None:
-    """``p`` is a probability, and ``seed`` one int64 on the device of ``like``."""
+    """Checks that ``p`` is a probability and ``seed`` one int64 on the device of ``like``."""
     check(0 <= p <= 1, f"{op}: p is {p:g}, wanted a probability in [0, 1]")
     check_given(op, *like)
     seed = check_given(op, "seed", seed)
@@ -140,7 +141,7 @@ def check_seed(op: str, p: float, seed: MaybeTensor, like: Like) -> None:
 
 
 def check_branch_seed(op: str, p: float, seed: MaybeTensor, like: Like) -> None:
-    """No seed: no dropout."""
+    """Checks ``p`` and ``seed``; without a seed ``p`` must be 0."""
     if seed is not None:
         check_seed(op, p, seed, like)
         return
@@ -148,22 +149,23 @@ def check_branch_seed(op: str, p: float, seed: MaybeTensor, like: Like) -> None:
 
 
 def check_distinct(op: str, name: str, written: torch.Tensor) -> None:
-    """No two elements share memory; of symbolic strides nothing is asked."""
+    """Checks that no two elements share memory. Symbolic strides are not checked, as in
+    :func:`check_cols`."""
     dims = [(s, n) for s, n in zip(written.stride(), written.shape, strict=True)]
     if not all(isinstance(number, int) for dim in dims for number in dim):
         return
-    behind = 1
+    end = 1  # of the elements that the dimensions so far span
     for stride, size in sorted((stride, size) for stride, size in dims if size > 1):
         check(
-            stride >= behind or written.numel() == 0,
+            stride >= end or written.numel() == 0,
             f"{op}: elements of {name} share memory (it is expanded or overlaps itself); wanted "
             "one place for each element, as .clone() makes it",
         )
-        behind += stride * (size - 1)
+        end += stride * (size - 1)
 
 
 def check_out(op: str, out: torch.Tensor, input: torch.Tensor) -> None:
-    """``out`` can take a result of ``input``'s shape."""
+    """Checks that a result of ``input``'s shape can be written into ``out``."""
     check_dtype_of(op, "out", out)
     check(
         out.shape == input.shape,
@@ -175,7 +177,7 @@ def check_out(op: str, out: torch.Tensor, input: torch.Tensor) -> None:
 
 
 def check_norm_shape(op: str, like: Like, normalized_shape: Sequence[int]) -> None:
-    """``normalized_shape`` is that of the last dimensions of ``like``."""
+    """Checks that ``normalized_shape`` is the shape of the last dimensions of ``like``."""
     name, input = like
     wanted = list(normalized_shape)
     check(len(wanted) > 0, f"{op}: normalized_shape is empty, wanted at least one dimension")
@@ -200,7 +202,7 @@ def check_norm_is_of_something(op: str, normalized_shape: Sequence[int]) -> None
 def check_norm_parameter(
     op: str, name: str, parameter: MaybeTensor, like: Like, normalized_shape: Sequence[int]
 ) -> None:
-    """``parameter``, if there is one, is floating and of ``normalized_shape``."""
+    """Checks that ``parameter`` is None, or floating and of ``normalized_shape``."""
     if parameter is None:
         return
     check(

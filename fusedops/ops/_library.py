@@ -1,8 +1,8 @@
-"""Finds and loads the shared libraries; knows how they were built and what they can run.
+"""Finds and loads the shared libraries, and reports how they were built and what they support.
 
-``libfusedops.so`` (schemas, CPU kernels) is always there. ``libfusedops_cuda.so`` exists where the
-build found nvcc and is loaded where torch is a CUDA build; elsewhere every op refuses CUDA tensors
-with the reason and the fix.
+``libfusedops.so`` (schemas, CPU kernels) always exists. ``libfusedops_cuda.so`` exists if the build
+found nvcc, and is loaded if torch is a CUDA build. Otherwise every op refuses CUDA tensors with the
+reason and the fix.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CPU_LIBRARY = LIB_DIR / "libfusedops.so"
 CUDA_LIBRARY = LIB_DIR / "libfusedops_cuda.so"
 OP_CALL = LIB_DIR / "op_call.abi3.so"
 
-#: What Python calls in the CPU library, besides the operators.
+#: The functions of the CPU library that Python calls, besides the operators.
 _C_FUNCTIONS = ("fusedops_cpu_isa", "fusedops_interpreter_exits", "fusedops_threads_under_way")
 
 _REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps ."
@@ -35,18 +35,18 @@ _TO_REBUILD = f"To rebuild, in a checkout of fusedops run: {_REBUILD}"
 
 
 _VERSION = (LIB_DIR.parent / "VERSION").read_text().strip()
-#: The start of an ELF file for 64 bits: up to its machine; the offset, size and number of the
-#: headers of its sections, which stand at its end.
+#: The header of a 64-bit ELF file: magic number, machine, and the offset, size and number of the
+#: section headers, which are at the end of the file.
 _ELF = struct.Struct("<4s14xH20xQ10xHH2x")
 
 
 def _check_file(path: Path) -> None:
-    """Refuses a file that is not a whole library for this machine: to load a part of one can end
-    the process."""
+    """Raises if a file is not a complete library for this machine. Loading a truncated one can
+    crash the process."""
     with open(path, "rb") as file, open(torch._C.__file__, "rb") as torchs:
         head, torchs_head = file.read(_ELF.size), torchs.read(_ELF.size)
     if len(head) < _ELF.size or not head.startswith(b"\x7fELF"):
-        raise ImportError(f"fusedops: {path} is no shared library. {_TO_REBUILD}")
+        raise ImportError(f"fusedops: {path} is not a shared library. {_TO_REBUILD}")
     _, machine, sections, size, count = _ELF.unpack(head)
     if machine != _ELF.unpack(torchs_head)[1]:
         raise ImportError(
@@ -88,8 +88,8 @@ def _version_of(path: Path) -> str:
 
 
 def load_op_call() -> ModuleType | None:
-    """The extension module ``op_call``; None where it was built without Python's headers, or Python
-    is free-threaded and loads no module of the limited API."""
+    """The extension module ``op_call``; None if the build had no Python headers, or if Python is
+    free-threaded, which cannot load a module of the limited API."""
     if not OP_CALL.exists():
         return None
     _check_file(OP_CALL)
@@ -133,7 +133,7 @@ def check_defined(op: str) -> None:
 
 
 def _has_no_autograd_variant(op: str) -> bool:
-    """Whether the operator of that name behind an underscore has the same schema."""
+    """Whether there is an operator ``_<op>`` with the same schema."""
     if f"_{op}" not in OPS:
         return False
     own, variants = (getattr(torch.ops.fusedops, name).default._schema for name in (op, f"_{op}"))
@@ -141,12 +141,12 @@ def _has_no_autograd_variant(op: str) -> bool:
 
 
 def _load_cuda_library() -> str | None:
-    """Loads the CUDA kernels; returns why not where they are not to be had."""
+    """Loads the CUDA kernels; returns the reason if they cannot be loaded, else None."""
     if not CUDA_LIBRARY.exists():
         reason = _reason_for_no_cuda()
         return (
-            f"this fusedops has no CUDA kernels ({reason}); with nvcc at hand, in a checkout of "
-            f"fusedops run: {_REBUILD}"
+            f"this fusedops has no CUDA kernels ({reason}); to build them, install nvcc and run in "
+            f"a checkout of fusedops: {_REBUILD}"
         )
     if torch.version.cuda is None:
         return (
@@ -171,10 +171,10 @@ def _reason_for_no_cuda() -> str:
 
 @functools.cache
 def build_info() -> dict[str, Any]:
-    """What was built, with what: the ``build_info.json`` that CMake wrote.
+    """The contents of ``build_info.json``, in which CMake records what was built and how.
 
     Raises:
-        RuntimeError: The file is missing or damaged.
+        RuntimeError: the file is missing or damaged.
     """
     path = LIB_DIR / "build_info.json"
     try:
@@ -204,7 +204,7 @@ def cpu_isa() -> str:
     """The instruction set that the CPU kernels use: avx512, avx2 or default.
 
     Raises:
-        ValueError: ``FUSEDOPS_CPU_ISA`` holds something else, or rules out all that was built.
+        ValueError: ``FUSEDOPS_CPU_ISA`` has another value, or excludes all kernels of this build.
     """
     library = ctypes.CDLL(str(CPU_LIBRARY))
     library.fusedops_cpu_isa.restype = ctypes.c_char_p
@@ -212,13 +212,13 @@ def cpu_isa() -> str:
     if isa is None:
         raise ValueError(
             "FUSEDOPS_CPU_ISA must be avx512, avx2 or default; unset it for the best. This build "
-            f"holds the kernels for {', '.join(build_info()['cpu_isas'])}"
+            f"has kernels for {', '.join(build_info()['cpu_isas'])}"
         )
     return isa.decode()
 
 
 def _named(op: str) -> str:
-    """The op in a message: one that leaves out results by the name of what it computes."""
+    """The op's name in a message, without the suffix of the variants that omit statistics."""
     return f"fusedops::{op.removesuffix('_output')}"
 
 
@@ -230,7 +230,7 @@ def _refuse_cuda(op: str) -> Any:
 
 
 def _why_not(given: Any) -> str | None:
-    """What keeps the kernels from an argument; None where nothing does."""
+    """Why the kernels cannot take an argument, or None."""
     if isinstance(given, (list, tuple)):
         return next(filter(None, map(_why_not, given)), None)
     if not isinstance(given, torch.Tensor):
@@ -247,8 +247,8 @@ def _why_not(given: Any) -> str | None:
 
 
 def _refuse(op: str) -> Any:
-    """Where no other kernel is: no argument is a tensor, or one is no plain memory of a device that
-    kernels are built for."""
+    """The fallback kernel, which explains why there is no other: no argument is a tensor, or one is
+    not a strided tensor on a device that kernels are built for."""
     names = [
         argument.name for argument in getattr(torch.ops.fusedops, op).default._schema.arguments
     ]
@@ -278,23 +278,22 @@ def _address(function: Any) -> ctypes.c_void_p:
 
 
 def _hold_threads_at_exit() -> None:
-    """Daemon threads wait in their next op, or at the end of this one, for the program to end.
-
-    They get a moment to come there: csrc/cpu/interpreter_exit.h.
+    """Makes daemon threads wait in their next op, or at the end of the current one, until the
+    process ends. They get up to 0.2 s to arrive there: csrc/cpu/interpreter_exit.h.
     """
     library, python = ctypes.CDLL(str(CPU_LIBRARY)), ctypes.pythonapi
     is_finalizing = "Py_IsFinalizing" if sys.version_info >= (3, 13) else "_Py_IsFinalizing"
     library.fusedops_interpreter_exits(
         _address(getattr(python, is_finalizing)), _address(python.PyGILState_Check)
     )
-    patience = time.monotonic() + 0.2
-    while library.fusedops_threads_under_way() > 0 and time.monotonic() < patience:
+    deadline = time.monotonic() + 0.2
+    while library.fusedops_threads_under_way() > 0 and time.monotonic() < deadline:
         time.sleep(0.001)
 
 
 _load_cpu_library()
-#: The names of all operators; of those that users call; and of those among them whose no-autograd
-#: variant, named with an underscore in front, differs in nothing else.
+#: The names of all operators; of the public ones; and of the public ones with a no-autograd variant
+#: of the same schema.
 OPS = _defined_ops()
 PUBLIC_OPS = tuple(op for op in OPS if not op.startswith("_"))
 OPS_WITH_VARIANT = tuple(op for op in PUBLIC_OPS if _has_no_autograd_variant(op))

@@ -1,8 +1,9 @@
-"""What an op that writes into an argument owes to autograd, as torch's own in-place ops do it; and
-what is refused before memory is touched."""
+"""Registers ops that write into an argument with autograd, as torch does for its own in-place ops.
+Calls are refused before any memory is written."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,19 +12,30 @@ from fusedops.ops._autograd import refuse_forward_mode
 from fusedops.ops._library import LIBRARY
 
 
-def _is_lazy(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and (value.is_neg() or value._is_zerotensor())
-
-
 def register_mutation(op: str, written: int) -> None:
-    """``fusedops::op`` writes into its argument number ``written`` and has no derivative.
+    """Declares that ``fusedops::op`` writes into its argument number ``written`` and has no
+    derivative.
 
-    A call that autograd would have to record is refused; every other call raises the tensor's
-    version, so that a backward pass that has saved the old values notices.
+    A call that autograd would have to record is refused; every other call increments the tensor's
+    version, so that a backward pass that has saved the old values raises.
     """
     overload = getattr(torch.ops.fusedops, op).default
-    name, names = f"fusedops::{op}", [a.name for a in overload._schema.arguments]
-    target = names[written]
+    resolve = _resolving_lazy_arguments(overload, written)
+    LIBRARY.impl(op, _refusing_derivatives(overload, written), "Autograd", with_keyset=True)
+    LIBRARY.impl(op, _bumping_version(overload, written), "ADInplaceOrView", with_keyset=True)
+    LIBRARY.impl(op, resolve, "Negative")
+    LIBRARY.impl(op, resolve, "ZeroTensor")
+
+
+def _names(overload: Any, written: int) -> tuple[str, str]:
+    """The names of the op and of the argument that it writes into, for messages."""
+    schema = overload._schema
+    return schema.name, schema.arguments[written].name
+
+
+def _refusing_derivatives(overload: Any, written: int) -> Callable[..., None]:
+    name, target = _names(overload, written)
+    names = [argument.name for argument in overload._schema.arguments]
 
     def refuse_gradient(argument: str) -> None:
         raise RuntimeError(
@@ -31,7 +43,7 @@ def register_mutation(op: str, written: int) -> None:
             "requires grad: call it under torch.no_grad(), or use the function without out"
         )
 
-    def refuse_derivatives(keys: Any, *args: Any) -> None:
+    def kernel(keys: Any, *args: Any) -> None:
         refuse_forward_mode(name, args)
         if torch.is_grad_enabled():
             for index, value in enumerate(args):
@@ -40,7 +52,13 @@ def register_mutation(op: str, written: int) -> None:
         with torch._C._AutoDispatchBelowAutograd():
             overload.redispatch(keys & torch._C._after_autograd_keyset, *args)
 
-    def bump_version(keys: Any, *args: Any) -> None:
+    return kernel
+
+
+def _bumping_version(overload: Any, written: int) -> Callable[..., None]:
+    name, target = _names(overload, written)
+
+    def kernel(keys: Any, *args: Any) -> None:
         tensor = args[written]
         if tensor is not None and tensor.is_inference():
             raise RuntimeError(
@@ -51,23 +69,31 @@ def register_mutation(op: str, written: int) -> None:
             overload.redispatch(keys & torch._C._after_ADInplaceOrView_keyset, *args)
         torch.autograd.graph.increment_version(tensor)
 
-    def resolve(*args: Any) -> None:
-        if args[written].is_neg() or args[written]._is_zerotensor():
+    return kernel
+
+
+def _resolving_lazy_arguments(overload: Any, written: int) -> Callable[..., None]:
+    name, target = _names(overload, written)
+
+    def kernel(*args: Any) -> None:
+        if _is_lazy(args[written]):
             raise RuntimeError(
                 f"{name}: {target} is a lazy view (a negation, or zeros without memory) whose "
                 "memory holds other values; make it with .resolve_neg().clone()"
             )
         overload(*(a.resolve_neg().clone() if _is_lazy(a) else a for a in args))
 
-    LIBRARY.impl(op, refuse_derivatives, "Autograd", with_keyset=True)
-    LIBRARY.impl(op, bump_version, "ADInplaceOrView", with_keyset=True)
-    LIBRARY.impl(op, resolve, "Negative")
-    LIBRARY.impl(op, resolve, "ZeroTensor")
+    return kernel
+
+
+def _is_lazy(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and (value.is_neg() or value._is_zerotensor())
 
 
 def check_recordable(op: str, input: torch.Tensor) -> None:
-    """Refuses what autograd would refuse once memory is written, of an ``input`` that requires grad
-    and is written in place. As ``check_inplace`` of torch/csrc/autograd/VariableTypeUtils.h."""
+    """Raises where autograd would refuse an in-place write to ``input``, which requires grad. torch
+    does the same in ``check_inplace`` of torch/csrc/autograd/VariableTypeUtils.h, but for an
+    autograd function only after the memory has been written."""
     refuse_forward_mode(op, (input,))
     if input.is_leaf:
         what = "a leaf that requires grad"

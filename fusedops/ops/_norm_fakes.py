@@ -1,5 +1,5 @@
-"""Fake kernels of the norms: what stands for their results, of the right shapes and dtypes, and the
-checks of their arguments.
+"""Fake kernels of the norms: they check the arguments and return empty results of the right shapes
+and dtypes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _fake_forward(
     bias: MaybeTensor,
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What stands for the output and for a statistic."""
+    """An empty output and an empty statistic."""
     _check_arguments(op, ("input", input), normalized_shape, weight, bias)
     _checks.check_norm_is_of_something(op, normalized_shape)
     _checks.check_eps(op, eps)
@@ -102,7 +102,7 @@ def _fake_add_rms_norm(
     return output, torch.empty_like(output), rstd
 
 
-def _sum_where_wanted(output: torch.Tensor, wants_sum: bool) -> torch.Tensor:
+def _fake_sum(output: torch.Tensor, wants_sum: bool) -> torch.Tensor:
     return torch.empty_like(output) if wants_sum else output.new_empty([0])
 
 
@@ -118,7 +118,7 @@ def _fake_add_layer_norm_inference(
     seed: MaybeTensor = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     output, *_ = _fake_add_layer_norm(input, residual, normalized_shape, weight, bias, eps, p, seed)
-    return output, _sum_where_wanted(output, wants_sum)
+    return output, _fake_sum(output, wants_sum)
 
 
 def _fake_add_rms_norm_inference(
@@ -135,29 +135,30 @@ def _fake_add_rms_norm_inference(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     arguments = (normalized_shape, weight, eps, weight_offset, rounds_normalized, p, seed)
     output, *_ = _fake_add_rms_norm(input, residual, *arguments)
-    return output, _sum_where_wanted(output, wants_sum)
+    return output, _fake_sum(output, wants_sum)
 
 
-def _grads_where_wanted(
+def _fake_gradients(
     input: torch.Tensor,
     normalized_shape: Shape,
-    wanted_inputs: Sequence[bool],
+    needed_inputs: Sequence[bool],
     parameters: Sequence[tuple[bool, MaybeTensor]],
 ) -> list[torch.Tensor]:
-    """Stand-ins for gradients of ``input``'s shape, then for those of weight and bias."""
-    of_inputs = [input.new_empty(input.shape if is_wanted else [0]) for is_wanted in wanted_inputs]
+    """Empty gradients of the inputs, which have ``input``'s shape, then those of weight and bias.
+    A gradient that is not needed has shape [0]."""
+    of_inputs = [input.new_empty(input.shape if is_needed else [0]) for is_needed in needed_inputs]
     of_parameters = [
         input.new_empty(
-            normalized_shape if is_wanted else [0],
+            normalized_shape if is_needed else [0],
             dtype=input.dtype if parameter is None else parameter.dtype,
         )
-        for is_wanted, parameter in parameters
+        for is_needed, parameter in parameters
     ]
     return of_inputs + of_parameters
 
 
 class _Given(NamedTuple):
-    """What a backward is given beside the options, as in ``csrc/ops/norm_ops.h``."""
+    """The arguments of a backward op without its options, as in ``csrc/ops/norm_ops.h``."""
 
     grad_output: torch.Tensor
     input: _checks.Like
@@ -199,7 +200,7 @@ def _fake_centered_backward(
     _check_backward(op, given, normalized_shape, weight, bias)
     of_input, of_weight, of_bias = output_mask
     parameters = [(of_weight, weight), (of_bias, bias)]
-    return tuple(_grads_where_wanted(input, normalized_shape, [of_input], parameters))
+    return tuple(_fake_gradients(input, normalized_shape, [of_input], parameters))
 
 
 def _fake_rms_norm_backward(
@@ -216,10 +217,10 @@ def _fake_rms_norm_backward(
     given = _Given(grad_output, ("input", input), None, rstd, has_mean=False)
     _check_backward(op, given, normalized_shape, weight, None)
     of_input, of_weight = output_mask
-    return tuple(_grads_where_wanted(input, normalized_shape, [of_input], [(of_weight, weight)]))
+    return tuple(_fake_gradients(input, normalized_shape, [of_input], [(of_weight, weight)]))
 
 
-def wanted_of_inputs(output_mask: Sequence[bool], p: float) -> list[bool]:
+def needed_of_inputs(output_mask: Sequence[bool], p: float) -> list[bool]:
     of_input, of_residual, *_ = output_mask
     return [of_input or of_residual, False] if p == 0 else [of_input, of_residual]
 
@@ -243,8 +244,8 @@ def _fake_add_layer_norm_backward(
     given = _Given(grad_output, ("sum", sum), mean, rstd, grad_sum)
     _check_backward(op, given, normalized_shape, weight, bias)
     parameters = [(output_mask[2], weight), (output_mask[3], bias)]
-    wanted = wanted_of_inputs(output_mask, p)
-    return tuple(_grads_where_wanted(sum, normalized_shape, wanted, parameters))
+    needed = needed_of_inputs(output_mask, p)
+    return tuple(_fake_gradients(sum, normalized_shape, needed, parameters))
 
 
 def _fake_add_rms_norm_backward(
@@ -264,13 +265,13 @@ def _fake_add_rms_norm_backward(
     _checks.check_branch_seed(op, p, seed, ("sum", sum))
     given = _Given(grad_output, ("sum", sum), None, rstd, grad_sum, has_mean=False)
     _check_backward(op, given, normalized_shape, weight, None)
-    wanted = wanted_of_inputs(output_mask, p)
+    needed = needed_of_inputs(output_mask, p)
     parameters = [(output_mask[2], weight)]
-    return tuple(_grads_where_wanted(sum, normalized_shape, wanted, parameters))
+    return tuple(_fake_gradients(sum, normalized_shape, needed, parameters))
 
 
 def _output_of(fake: Callable[..., Any]) -> Callable[..., Any]:
-    """The fake kernel of the op that leaves out the statistics."""
+    """The fake kernel of an op's variant that returns no statistics."""
 
     def output(*args: Any, **kwargs: Any) -> torch.Tensor:
         results: tuple[torch.Tensor, ...] = fake(*args, **kwargs)
@@ -279,7 +280,7 @@ def _output_of(fake: Callable[..., Any]) -> Callable[..., Any]:
     return output
 
 
-#: By op.
+#: The fake kernel of each op.
 FAKES: dict[str, Callable[..., Any]] = {
     "layer_norm": partial(_fake_centered, "layer_norm"),
     "_layer_norm_output": _output_of(partial(_fake_centered, "layer_norm")),

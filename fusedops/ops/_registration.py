@@ -27,8 +27,8 @@ def register_fake(op: str, fake: Callable[..., Any]) -> None:
 
 
 def _fake_slice(arg: Any, batch_dim: Any) -> Any:
-    """What stands for one slice of a batched argument."""
-    if isinstance(arg, (list, tuple)) and isinstance(batch_dim, (list, tuple)):  # of tensors
+    """One slice of a batched argument, as a meta tensor."""
+    if isinstance(arg, (list, tuple)) and isinstance(batch_dim, (list, tuple)):  # lists of tensors
         return [_fake_slice(*own) for own in zip(arg, batch_dim, strict=True)]
     if not isinstance(arg, torch.Tensor):
         return arg
@@ -37,8 +37,9 @@ def _fake_slice(arg: Any, batch_dim: Any) -> Any:
 
 
 def register_vmap(op: str, rule: Callable[..., Any]) -> None:
-    """A slice is refused with the words that it would be refused with alone: counted with the batch
-    a dimension out of range can be one in range."""
+    """Registers a batching rule. The arguments are first checked slice by slice, so that errors are
+    those of a single call: a ``dim`` that is out of range for a slice may be in range for the
+    batch."""
 
     def checked(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
         _fakes[op](*map(_fake_slice, args, in_dims))

@@ -1,4 +1,4 @@
-"""Batching rules: what torch.vmap does with an op."""
+"""Helpers for batching rules, by which torch.vmap runs an op on a batch."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ BatchDims = tuple[int | None, ...]
 
 
 def in_front(tensor: torch.Tensor, batch_dim: int | None, batch: int) -> torch.Tensor:
-    """The batch as the first dimension, expanded where the tensor has none."""
+    """The tensor with the batch as its first dimension; expanded if it is not batched."""
     if batch_dim is None:
         return tensor.expand(batch, *tensor.shape)
     return tensor.movedim(batch_dim, 0)
 
 
 def aligned(tensor: torch.Tensor | None, batch_dim: int | None, rank: int) -> torch.Tensor | None:
-    """A tensor that broadcasts to a slice of ``rank`` dimensions, shaped so that it broadcasts to
-    the batch of slices too."""
+    """Reshapes a tensor whose slices broadcast to ``rank`` dimensions, so that it broadcasts to the
+    batch."""
     if tensor is None or batch_dim is None:
         return tensor
     front = tensor.movedim(batch_dim, 0)
@@ -31,18 +31,20 @@ def aligned(tensor: torch.Tensor | None, batch_dim: int | None, rank: int) -> to
 def with_defaults(
     overload: Any, in_dims: BatchDims, args: tuple[Any, ...]
 ) -> tuple[list[int | None], list[Any]]:
-    """The dispatcher leaves out trailing arguments that have their default."""
+    """Appends trailing arguments with default values, which the dispatcher omits."""
     missing = [argument.default_value for argument in overload._schema.arguments[len(args) :]]
     return [*in_dims, *[None] * len(missing)], [*args, *missing]
 
 
 def shifted_dim(dim: int, rank: int) -> int:
-    """A dimension of a slice of ``rank`` dimensions, counted with the batch in front."""
+    """The dimension of the batch, whose first dimension numbers the slices, that is ``dim`` of a
+    slice of ``rank`` dimensions."""
     return dim % rank + 1
 
 
 def register_loop(op: str) -> None:
-    """One call a slice, for an op whose result depends on where in the batch an element is."""
+    """Registers a rule of one call per slice, for an op whose result depends on the position of a
+    row in the tensor."""
     overload = getattr(torch.ops.fusedops, op).default
 
     def rule(info: Any, in_dims: BatchDims, *args: Any) -> tuple[Any, Any]:
@@ -52,10 +54,10 @@ def register_loop(op: str) -> None:
 
 
 def loop(overload: Any, batch: int, in_dims: BatchDims, args: tuple[Any, ...]) -> tuple[Any, Any]:
-    """One call a slice, and the results stacked."""
+    """Calls the op once per slice and stacks the results."""
 
     def of_slice(arg: Any, dim: Any, index: int) -> Any:
-        if isinstance(dim, (list, tuple)):  # of tensors
+        if isinstance(dim, (list, tuple)):  # lists of tensors
             return [of_slice(*own, index) for own in zip(arg, dim, strict=True)]
         return arg.select(dim, index) if isinstance(dim, int) else arg
 

@@ -1,10 +1,10 @@
 """masked_softmax as ops, with and without dropout: fake kernels, derivative formulas, autocast and
 vmap rules.
 
-Formulas: y is the softmax of the scores z = scale x + bias + mask, m the multiplier of dropout (1
-without) and k is 0 where a bool mask or causality hides an element, else 1. For a gradient g of the
-output, with g' = m g: dz = k y (g' - sum(g' y)), dx = scale dz, and a bias or float mask gets dz,
-summed over what it was broadcast along.
+Formulas: y is the softmax of the scores z = scale x + bias + mask, m is dropout's factor (1 without
+dropout), and k is 0 where a bool mask or causality hides an element, else 1. For a gradient g of
+the output, with g' = m g: dz = k y (g' - sum(g' y)), dx = scale dz, and the gradient of a bias or
+float mask is dz, summed over the dimensions that were broadcast.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _check_mask(op: str, mask: MaybeTensor, input: torch.Tensor) -> None:
 
 
 def _check_options(op: str, input: torch.Tensor, scale: float, causal: bool) -> None:
-    """What is hidden suits scores like ``input``, whose rows are its last dimension."""
+    """Checks the options for scores like ``input``, whose rows are its last dimension."""
     shape = list(input.shape)
     _checks.check(len(shape) > 0, f"{op}: input has no dimension, wanted at least one")
     _checks.check(
@@ -258,7 +258,7 @@ def _fake_dropout_backward_in_place(
 
 
 class _Operand(NamedTuple):
-    """What the gradient of an operand that was added needs of it."""
+    """The shape and dtype of a bias or float mask, which its gradient gets."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -269,7 +269,7 @@ class _Operand(NamedTuple):
 
 
 def _summed_to(like: _Operand, scores_grad: torch.Tensor) -> torch.Tensor:
-    """The gradient of what was broadcast, accumulated in float32 or wider by torch.sum."""
+    """The gradient of a broadcast operand. torch.sum accumulates it in float32 or wider."""
     missing = scores_grad.dim() - len(like.shape)
     shape = [1] * missing + list(like.shape)
     dims = [d for d, size in enumerate(shape) if size == 1 and scores_grad.shape[d] != 1]
@@ -279,7 +279,7 @@ def _summed_to(like: _Operand, scores_grad: torch.Tensor) -> torch.Tensor:
 
 
 class _Saved:
-    """What a forward pass of either op leaves for its backward pass."""
+    """Saves tensors of the forward pass of either op, and computes gradients from them."""
 
     @staticmethod
     def save(
@@ -295,7 +295,7 @@ class _Saved:
     def gradients(
         ctx: Any, run: Callable[[float], torch.Tensor], bias_at: int
     ) -> list[MaybeTensor]:
-        """Gradients of input, mask and bias; ``run(scale)`` is that of the input at this scale."""
+        """Gradients of input, mask and bias; ``run(scale)`` computes the first for any scale."""
         needs = ctx.needs_input_grad[1:]
         needs_input, needs_operand = needs[0], (needs[1], needs[bias_at])
         to_input = run(ctx.scale) if needs_input else None
@@ -357,19 +357,19 @@ def _dropout_formula(
 
 
 def _visible(mask: MaybeTensor, causal: bool, diagonal: int, scores: torch.Tensor) -> torch.Tensor:
-    """k of the formulas, as numbers."""
+    """k of the formulas, as a tensor of zeros and ones."""
     visible = torch.ones_like(scores)
     if causal:
         rows, cols = scores.shape[-2:]
         bounded = torch.sym_min(torch.sym_max(diagonal, -rows), cols)
-        visible = visible.tril(bounded)  # torch's own overflows beyond
+        visible = visible.tril(bounded)  # tril overflows for larger diagonals
     return visible if mask is None or not _is_bool(mask) else visible * mask
 
 
 def _second_derivative(
     cotangent: torch.Tensor, g: torch.Tensor, y: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a cotangent of y (g - sum(g y)) gives for g and for y."""
+    """The gradients of g and y from a cotangent of y (g - sum(g y))."""
     to_g = ops.softmax_backward.default(cotangent, y, -1, y.dtype)
     to_y = cotangent * (g - (g * y).sum(-1, True)) - g * (cotangent * y).sum(-1, True)
     return to_g, to_y
@@ -388,7 +388,7 @@ def _backward_formula(ctx: Any, cotangent: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _multiplier(p: float, seed: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """m of the formulas: 1 / (1 - p) where the op with this seed keeps an element, else 0."""
+    """m of the formulas: 1 / (1 - p) where an op with this seed keeps an element, else 0."""
     uniform = torch.zeros_like(like)
     output = ops._masked_softmax_dropout.default(uniform, None, 1.0, False, 0.0, p, seed)
     return (output != 0) / (1 - p) if p < 1 else uniform
@@ -458,6 +458,7 @@ register_vmap("masked_softmax", _forward_vmap)
 register_vmap("masked_softmax_backward", _backward_vmap)
 for _op in ("masked_softmax", "masked_softmax_dropout", "_masked_softmax_dropout"):
     register_float32_output(_op)
-# The rows of a batch are numbered on: slices with one seed would differ, and must not.
+# Random numbers depend on the row's number in the whole batch: in one call, slices with the same
+# seed would get different numbers.
 for _op in ("masked_softmax_dropout", "_masked_softmax_dropout", "masked_softmax_dropout_backward"):
     _vmap.register_loop(_op)

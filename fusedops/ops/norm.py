@@ -1,11 +1,11 @@
-"""layer_norm, std_norm and rms_norm, the first and the last with and without a residual, as ops:
-derivative formulas, autocast and vmap rules. Their fake kernels are in _norm_fakes.py.
+"""layer_norm, std_norm, rms_norm, add_layer_norm and add_rms_norm as ops: derivative formulas,
+autocast and vmap rules. Their fake kernels are in _norm_fakes.py.
 
-With n = (x - mean) rstd, w the weight and its offset, g = dy w and the symmetric projection
-P v = rstd (v - mean(v) - n mean(n v)), all means over the normalized dimensions: dx = P g,
-dweight = sum(dy n), dbias = sum(dy) over the rows; for rms_norm mean and mean(v) are 0, and for
-std_norm sum(n v) / ((N - 1) std rstd) stands for mean(n v). Where x = dropout(input) + residual,
-d residual = P g + d sum, and d input = dropout(d residual).
+Formulas: let n = (x - mean) rstd, w be the weight plus its offset, g = dy w, and P the symmetric
+projection P v = rstd (v - mean(v) - n mean(n v)), with means over the normalised dimensions. Then
+dx = P g, dweight = sum(dy n) and dbias = sum(dy), summed over the rows. For rms_norm mean and
+mean(v) are 0; for std_norm mean(n v) is replaced by sum(n v) / ((N - 1) std rstd). Where
+x = dropout(input) + residual, d residual = P g + d sum, and d input = dropout(d residual).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 from fusedops.ops import _checks, _vmap
 from fusedops.ops._autograd import gradient, register_autograd
-from fusedops.ops._norm_fakes import FAKES, MaybeTensor, wanted_of_inputs
+from fusedops.ops._norm_fakes import FAKES, MaybeTensor, needed_of_inputs
 from fusedops.ops._norm_second_order import SecondDerivative, multiplier, sum_of_rows
 from fusedops.ops._registration import register_fake, register_float32_inputs, register_vmap
 
@@ -27,20 +27,19 @@ Grads = tuple[MaybeTensor, ...]
 
 
 def default_rms_eps(dtype: torch.dtype) -> float:
-    """What :func:`torch.nn.functional.rms_norm` adds where no eps is given: the resolution at 1 of
-    what it computes in."""
+    """The default eps of :func:`torch.nn.functional.rms_norm`: that of the dtype it computes in."""
     return torch.finfo(_checks.statistics_dtype(dtype)).eps
 
 
 # --- derivatives --------------------------------------------------------------------------------
 
 
-def _where_wanted(grads: Sequence[MaybeTensor], wanted: Sequence[bool]) -> Grads:
-    return tuple(grad if is_wanted else None for grad, is_wanted in zip(grads, wanted, strict=True))
+def _where_needed(grads: Sequence[MaybeTensor], needed: Sequence[bool]) -> Grads:
+    return tuple(grad if is_needed else None for grad, is_needed in zip(grads, needed, strict=True))
 
 
 def _setup_centered(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-    """Saves what the backward of layer_norm and std_norm needs."""
+    """Saves tensors for the backward of layer_norm and std_norm."""
     input, ctx.normalized_shape, weight, bias, ctx.eps = inputs
     _, mean, rstd = output
     ctx.mark_non_differentiable(mean, rstd)
@@ -53,11 +52,11 @@ def _centered_gradients(ctx: Any, op: str, grad_output: MaybeTensor, *settings: 
         return (None,) * 5
     input, mean, rstd, weight, bias = ctx.saved_tensors
     _, needs_input, _, needs_weight, needs_bias, _ = ctx.needs_input_grad
-    wanted = [needs_input, needs_weight, needs_bias]
+    needed = [needs_input, needs_weight, needs_bias]
     grads = gradient(
-        op, grad_output, input, ctx.normalized_shape, mean, rstd, weight, bias, wanted, *settings
+        op, grad_output, input, ctx.normalized_shape, mean, rstd, weight, bias, needed, *settings
     )
-    to_input, to_weight, to_bias = _where_wanted(grads, wanted)
+    to_input, to_weight, to_bias = _where_needed(grads, needed)
     return to_input, None, to_weight, to_bias, None
 
 
@@ -82,7 +81,7 @@ def _rms_norm_formula(ctx: Any, grad_output: MaybeTensor, *_: None) -> Grads:
         return (None,) * 6
     input, rstd, weight = ctx.saved_tensors
     _, needs_input, _, needs_weight, *_ = ctx.needs_input_grad
-    wanted = [needs_input, needs_weight]
+    needed = [needs_input, needs_weight]
     grads = gradient(
         "rms_norm_backward",
         grad_output,
@@ -90,21 +89,23 @@ def _rms_norm_formula(ctx: Any, grad_output: MaybeTensor, *_: None) -> Grads:
         ctx.normalized_shape,
         rstd,
         weight,
-        wanted,
+        needed,
         ctx.weight_offset,
     )
-    to_input, to_weight = _where_wanted(grads, wanted)
+    to_input, to_weight = _where_needed(grads, needed)
     return to_input, None, to_weight, None, None, None
 
 
-def _gradients_of_added(grads: Sequence[torch.Tensor], wanted: Sequence[bool], p: float) -> Grads:
-    """The gradients of input, residual and parameters: without dropout one serves both inputs."""
+def _gradients_of_added(grads: Sequence[torch.Tensor], needed: Sequence[bool], p: float) -> Grads:
+    """The gradients of input, residual and parameters. Without dropout the op returns one gradient
+    for both inputs."""
     to_input, to_residual, *to_parameters = grads
-    return _where_wanted([to_input, to_input if p == 0 else to_residual, *to_parameters], wanted)
+    return _where_needed([to_input, to_input if p == 0 else to_residual, *to_parameters], needed)
 
 
 def _mark_non_differentiable(ctx: Any, sum: torch.Tensor, *statistics: torch.Tensor) -> None:
-    """The sum has a gradient where one of what is added does: that of the parameters is not its."""
+    """Marks the statistics, and the sum if neither input nor residual requires grad. Otherwise the
+    sum would require grad where only weight or bias does."""
     _, of_input, of_residual, *_ = ctx.needs_input_grad
     has_gradient = of_input or of_residual
     ctx.mark_non_differentiable(*statistics, *(() if has_gradient else (sum,)))
@@ -126,7 +127,7 @@ def _add_layer_norm_formula(
     sum, mean, rstd, weight, bias, seed = ctx.saved_tensors
     grad_output = torch.zeros_like(sum) if grad_output is None else grad_output
     _, of_input, of_residual, _, of_weight, of_bias, *_ = ctx.needs_input_grad
-    wanted = [of_input, of_residual, of_weight, of_bias]
+    needed = [of_input, of_residual, of_weight, of_bias]
     statistics, parameters = (mean, rstd), (weight, bias)
     grads = gradient(
         "add_layer_norm_backward",
@@ -136,11 +137,11 @@ def _add_layer_norm_formula(
         ctx.normalized_shape,
         *statistics,
         *parameters,
-        wanted,
+        needed,
         ctx.p,
         seed,
     )
-    to_input, to_residual, to_weight, to_bias = _gradients_of_added(grads, wanted, ctx.p)
+    to_input, to_residual, to_weight, to_bias = _gradients_of_added(grads, needed, ctx.p)
     return to_input, to_residual, None, to_weight, to_bias, None, None, None
 
 
@@ -160,17 +161,17 @@ def _add_rms_norm_formula(
     sum, rstd, weight, seed = ctx.saved_tensors
     grad_output = torch.zeros_like(sum) if grad_output is None else grad_output
     _, of_input, of_residual, _, of_weight, *_ = ctx.needs_input_grad
-    wanted = [of_input, of_residual, of_weight]
+    needed = [of_input, of_residual, of_weight]
     given = (grad_output, grad_sum, sum, ctx.normalized_shape, rstd, weight)
-    grads = gradient("add_rms_norm_backward", *given, wanted, ctx.weight_offset, ctx.p, seed)
-    to_input, to_residual, to_weight = _gradients_of_added(grads, wanted, ctx.p)
+    grads = gradient("add_rms_norm_backward", *given, needed, ctx.weight_offset, ctx.p, seed)
+    to_input, to_residual, to_weight = _gradients_of_added(grads, needed, ctx.p)
     return to_input, to_residual, None, to_weight, *(None,) * 5
 
 
 class _ScaledByWeight(torch.autograd.Function):
-    """``weight * normalized``, of different dtypes. The gradient of the weight is summed over the
-    rows in the order of our backward: torch divides a sum of one column among its threads, so that
-    its bits depend on their number."""
+    """``weight * normalized`` for different dtypes. The gradient of the weight is summed over the
+    rows by our backward kernel, in its fixed order. torch's sum splits a single column among
+    threads, so that its bits depend on their number."""
 
     generate_vmap_rule = True
 
@@ -194,19 +195,19 @@ def _sum_of_rows(
     grad_output: torch.Tensor, normalized: torch.Tensor, weight: torch.Tensor
 ) -> torch.Tensor:
     """The gradient of the weight: the sum of grad_output * normalized over all rows."""
-    if torch.is_grad_enabled():  # a second derivative is to come
+    if torch.is_grad_enabled():  # a second derivative may follow
         return sum_of_rows(grad_output * normalized, weight.dim()).to(weight.dtype)
     wide = normalized.to(grad_output.dtype)
     kept = [*wide.shape[: wide.dim() - weight.dim()], *[1] * weight.dim()]
     rstd = wide.new_ones(kept, dtype=_checks.statistics_dtype(wide.dtype))
-    shape, wanted = list(weight.shape), [False, True]
+    shape, needed = list(weight.shape), [False, True]
     by_weight: torch.Tensor
-    _, by_weight = gradient("rms_norm_backward", grad_output, wide, shape, rstd, None, wanted, 0.0)
+    _, by_weight = gradient("rms_norm_backward", grad_output, wide, shape, rstd, None, needed, 0.0)
     return by_weight.to(weight.dtype)
 
 
 def scaled_by_weight(normalized: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """``weight * normalized``, where the dtypes differ, differentiable."""
+    """``weight * normalized`` for different dtypes; differentiable."""
     if torch.compiler.is_compiling() or not torch.is_grad_enabled() or not weight.requires_grad:
         return weight * normalized
     scaled: torch.Tensor = _ScaledByWeight.apply(normalized, weight)
@@ -223,9 +224,9 @@ def _setup_centered_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[An
 
 
 def _centered_second_derivatives(ctx: Any, op: str, cotangents: Grads) -> Grads:
-    wanted = _where_wanted(cotangents, ctx.output_mask)
+    needed = _where_needed(cotangents, ctx.output_mask)
     by_grad_output, by_input, by_weight = SecondDerivative.apply(
-        op, len(ctx.normalized_shape), 0.0, *wanted, *ctx.saved_tensors
+        op, len(ctx.normalized_shape), 0.0, *needed, *ctx.saved_tensors
     )
     return by_grad_output, by_input, None, None, None, by_weight, None, None
 
@@ -246,7 +247,7 @@ def _setup_rms_norm_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[An
 
 
 def _rms_norm_backward_formula(ctx: Any, *cotangents: MaybeTensor) -> Grads:
-    to_input, to_weight = _where_wanted(cotangents, ctx.output_mask)
+    to_input, to_weight = _where_needed(cotangents, ctx.output_mask)
     rank, saved = len(ctx.normalized_shape), ctx.saved_tensors
     by_grad_output, by_input, by_weight = SecondDerivative.apply(
         "rms_norm", rank, ctx.weight_offset, to_input, to_weight, None, *saved
@@ -257,7 +258,8 @@ def _rms_norm_backward_formula(ctx: Any, *cotangents: MaybeTensor) -> Grads:
 def _cotangent_of_total(
     ctx: Any, to_input: MaybeTensor, to_residual: MaybeTensor, sum: torch.Tensor, seed: MaybeTensor
 ) -> MaybeTensor:
-    """The cotangent of d residual; d input is a multiple of it, or one tensor without dropout."""
+    """The cotangent of d residual. With dropout d input is a multiple of d residual; without, they
+    are one tensor."""
     if ctx.p > 0 and to_input is not None:
         to_input = to_input * multiplier(sum, ctx.normalized_shape, ctx.p, seed).to(to_input.dtype)
     if to_input is None or to_residual is None:
@@ -277,8 +279,8 @@ def _setup_add_layer_norm_backward(
 
 def _add_layer_norm_backward_formula(ctx: Any, *cotangents: MaybeTensor) -> Grads:
     *saved, seed = ctx.saved_tensors
-    wanted = [*wanted_of_inputs(ctx.output_mask, ctx.p), *ctx.output_mask[2:]]
-    to_input, to_residual, to_weight, to_bias = _where_wanted(cotangents, wanted)
+    needed = [*needed_of_inputs(ctx.output_mask, ctx.p), *ctx.output_mask[2:]]
+    to_input, to_residual, to_weight, to_bias = _where_needed(cotangents, needed)
     total = _cotangent_of_total(ctx, to_input, to_residual, saved[1], seed)
     by_grad_output, by_sum, by_weight = SecondDerivative.apply(
         "add_layer_norm", len(ctx.normalized_shape), 0.0, total, to_weight, to_bias, *saved
@@ -299,8 +301,8 @@ def _setup_add_rms_norm_backward(
 
 def _add_rms_norm_backward_formula(ctx: Any, *cotangents: MaybeTensor) -> Grads:
     *saved, seed = ctx.saved_tensors
-    wanted = [*wanted_of_inputs(ctx.output_mask, ctx.p), ctx.output_mask[2]]
-    to_input, to_residual, to_weight = _where_wanted(cotangents, wanted)
+    needed = [*needed_of_inputs(ctx.output_mask, ctx.p), ctx.output_mask[2]]
+    to_input, to_residual, to_weight = _where_needed(cotangents, needed)
     total = _cotangent_of_total(ctx, to_input, to_residual, saved[1], seed)
     rank = len(ctx.normalized_shape)
     by_grad_output, by_sum, by_weight = SecondDerivative.apply(
@@ -312,13 +314,14 @@ def _add_rms_norm_backward_formula(ctx: Any, *cotangents: MaybeTensor) -> Grads:
 
 # --- vmap ---------------------------------------------------------------------------------------
 
-#: Tensors that one call has one of, for all slices of a batch.
+#: The tensors of which one call takes a single one for all rows.
 _SHARED = ("weight", "bias", "seed")
 
 
 def _register_vmap(op: str) -> None:
-    """One call for the batch, whose slices are further rows; one a slice where slices differ in
-    their parameters, want gradients of parameters, each its own, or draw random numbers."""
+    """Registers a rule of one call for the batch, whose slices are further rows. It is one call per
+    slice where slices have parameters or gradients of parameters of their own, or draw random
+    numbers."""
     overload = getattr(ops, op).default
     names = [argument.name for argument in overload._schema.arguments]
     of_rows = 2 if op.startswith("add_") else 1  # the first entries of output_mask
@@ -337,7 +340,7 @@ def _register_vmap(op: str) -> None:
         results = overload(*given.values())
         if isinstance(results, torch.Tensor):
             return results, 0
-        # What was not wanted is empty, of one dimension.
+        # Gradients that are not needed have shape [0].
         return results, tuple(0 if result.dim() > 1 else None for result in results)
 
     register_vmap(op, rule)

@@ -54,8 +54,8 @@ def _register_fakes(op: str) -> None:
 
 
 def _register_in_place(op: str) -> None:
-    """The variants that write into their first argument. The backward one is for graphs in which
-    nothing else uses the gradient."""
+    """Registers the ops that write into their first argument. The backward one serves graphs in
+    which nothing else uses the gradient."""
 
     def forward(input: torch.Tensor, dim: int) -> None:
         _checks.check_dtype_of(f"{op}_", "input", input)
@@ -89,8 +89,8 @@ def _register_forward_formula(op: str) -> None:
 
 
 class InplaceSoftmax(torch.autograd.Function):
-    """softmax into the memory of its input, recorded by autograd: the formula needs the result
-    alone. ``InplaceSoftmax.apply(input, dim)`` returns the input."""
+    """In-place softmax that autograd records; the formula needs only the result.
+    ``InplaceSoftmax.apply(input, dim)`` returns the input."""
 
     @staticmethod
     def forward(ctx: Any, input: torch.Tensor, dim: int) -> torch.Tensor:
@@ -136,7 +136,7 @@ def _register_vmap(op: str) -> None:
         info: Any, in_dims: _vmap.BatchDims, input: torch.Tensor, dim: int, dtype: Any = None
     ) -> tuple[torch.Tensor, int]:
         batched = _vmap.in_front(input, in_dims[0], info.batch_size)
-        if batched.dim() == 1:  # of scalars
+        if batched.dim() == 1:  # a batch of scalars
             return forward(batched.unsqueeze(1), 1, dtype).squeeze(1), 0
         return forward(batched, _vmap.shifted_dim(dim, batched.dim() - 1), dtype), 0
 

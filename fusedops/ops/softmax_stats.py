@@ -1,10 +1,11 @@
-"""softmax in two steps, as ops: what all of a row comes to, and the softmax from it.
+"""softmax in two steps, as ops: the statistics of each row, and the softmax from them.
 
-softmax_stats gives max = max(x) and sum = sum(e^(x - max)); softmax_apply y = e^(x - max) / sum.
+softmax_stats computes max = max(x) and sum = sum(e^(x - max)); softmax_apply computes
+y = e^(x - max) / sum.
 
-Formulas: max is a shift that cancels, and has no derivative; d sum / dx = e^(x - max). With
-g = dy y, dx = g, d max = -sum(g) and d sum = -sum(g) / sum. Together they are the derivative of
-softmax, and of max + log(sum) that of logsumexp.
+Formulas: softmax_stats treats max as a constant, and d sum / dx = e^(x - max). For softmax_apply,
+with g = dy y: dx = g, d max = -sum(g) and d sum = -sum(g) / sum. Composed they are the derivative
+of softmax; max + log(sum) has the derivative of logsumexp.
 """
 
 from __future__ import annotations
@@ -72,11 +73,13 @@ def _setup_stats(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> 
 
 def _stats_formula(ctx: Any, _: torch.Tensor, grad_sum: torch.Tensor) -> tuple[Any, ...]:
     input, max = ctx.saved_tensors
-    if not torch.is_grad_enabled():  # one pass; its own derivative would divide by grad_sum
+    if not torch.is_grad_enabled():
+        # One pass. Not for a second derivative, which would divide by grad_sum.
         reciprocal = grad_sum.reciprocal()
         return ops.softmax_apply.default(input, max, reciprocal, ctx.dim, input.dtype), None
-    powers = ops.softmax_apply.default(input, max, torch.ones_like(max), ctx.dim, max.dtype)
-    return (grad_sum * powers).to(input.dtype), None
+    ones = torch.ones_like(max)
+    exponentials = ops.softmax_apply.default(input, max, ones, ctx.dim, max.dtype)
+    return (grad_sum * exponentials).to(input.dtype), None
 
 
 def _setup_apply(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -98,7 +101,8 @@ def _apply_formula(ctx: Any, grad_output: torch.Tensor) -> tuple[Any, ...]:
 def _in_front(
     info: Any, in_dims: _vmap.BatchDims, tensors: tuple[Any, ...]
 ) -> tuple[list[Any], bool]:
-    """The batch in front of every tensor; whether slices are scalars, which get a dimension."""
+    """The tensors with the batch as first dimension, and whether the slices are scalars, which get
+    a dimension of size 1."""
     batched = [
         _vmap.in_front(tensor, dim, info.batch_size)
         for tensor, dim in zip(tensors, in_dims, strict=False)

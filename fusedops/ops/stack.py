@@ -1,7 +1,7 @@
-"""softmax, log_softmax and layer_norm of several tensors alike, stacked: fake kernels, derivative
+"""Stacks of softmax, log_softmax or layer_norm of several tensors: fake kernels, derivative
 formulas, autocast and vmap rules.
 
-Formulas: those of the ops that are stacked. The gradient of a stack of softmaxes is one softmax
+The formulas are those of the single ops. The gradient of a stack of softmaxes is one softmax
 gradient, whose slots are the gradients of the inputs.
 """
 
@@ -151,8 +151,8 @@ def _fake_layer_norm_backward(
         *(given[0].dtype if given else input.dtype for given in (weights, biases)),
     )
     return tuple(
-        input.new_empty(shape if is_wanted else [0], dtype=dtype)
-        for shape, dtype, is_wanted in zip(shapes, dtypes, output_mask, strict=True)
+        input.new_empty(shape if is_needed else [0], dtype=dtype)
+        for shape, dtype, is_needed in zip(shapes, dtypes, output_mask, strict=True)
     )
 
 
@@ -170,7 +170,7 @@ def _register_softmax_formula(op: str, backward_op: str) -> None:
 
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[Any, ...]:
         (output,) = ctx.saved_tensors
-        if output.dim() == 1:  # of scalars
+        if output.dim() == 1:  # a stack of scalars
             columns = (grad_output.unsqueeze(1), output.unsqueeze(1))
             grad = gradient(backward_op, *columns, 1, output.dtype).squeeze(1)
         else:
@@ -191,7 +191,7 @@ def _setup_layer_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]
 
 
 def _saved_lists(ctx: Any) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
-    """inputs, weights, biases, and what was saved behind them."""
+    """inputs, weights, biases, and the other saved tensors."""
     inputs, weights, biases = ctx.counts
     saved = list(ctx.saved_tensors)
     ends = (inputs, inputs + weights, inputs + weights + biases)
@@ -209,8 +209,8 @@ def _layer_norm_formula(ctx: Any, grad_output: torch.Tensor | None, *_: None) ->
     stacked = gradient("stack_layer_norm_backward", grad_output, *given, wanted)
     return tuple(
         slot
-        for grads, is_wanted, count in zip(stacked, wanted, ctx.counts, strict=True)
-        for slot in (grads.unbind() if is_wanted else (None,) * count)
+        for grads, is_needed, count in zip(stacked, wanted, ctx.counts, strict=True)
+        for slot in (grads.unbind() if is_needed else (None,) * count)
     )
 
 
@@ -226,8 +226,8 @@ def _setup_layer_norm_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[
 def _layer_norm_backward_formula(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[Any, ...]:
     inputs, weights, _, (grad_output, mean, rstd) = _saved_lists(ctx)
     of_slots = [
-        c.unbind() if c is not None and is_wanted else [None] * len(inputs)
-        for c, is_wanted in zip(cotangents, ctx.output_mask, strict=True)
+        c.unbind() if c is not None and is_needed else [None] * len(inputs)
+        for c, is_needed in zip(cotangents, ctx.output_mask, strict=True)
     ]
     slots = zip(
         *of_slots,
@@ -264,18 +264,18 @@ def _register_softmax_vmap(op: str) -> None:
     ) -> tuple[Any, ...]:
         batched = _all_in_front(info, in_dims[0], inputs)
         rank = batched[0].dim() - 1
-        behind = _wrapped(stack_dim, rank) + 1
+        batched_stack_dim = _wrapped(stack_dim, rank) + 1
         if rank == 0:
             columns = [tensor.unsqueeze(1) for tensor in batched]
-            return overload(columns, 1, behind).squeeze(-1), 0
-        return overload(batched, _vmap.shifted_dim(dim, rank), behind), 0
+            return overload(columns, 1, batched_stack_dim).squeeze(-1), 0
+        return overload(batched, _vmap.shifted_dim(dim, rank), batched_stack_dim), 0
 
     register_vmap(op, rule)
 
 
 def _register_layer_norm_vmap() -> None:
-    """One call for the batch, whose slices are further rows; one a slice where slices differ in
-    their parameters."""
+    """Registers a rule of one call for the batch, whose slices are further rows. It is one call per
+    slice where slices have parameters of their own."""
     overload = ops.stack_layer_norm.default
 
     def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, ...]:
@@ -283,8 +283,8 @@ def _register_layer_norm_vmap() -> None:
         if any(dim is not None for dims in (in_dims[2], in_dims[3]) for dim in dims or ()):
             return _vmap.loop(overload, info.batch_size, in_dims, args)
         batched = _all_in_front(info, in_dims[0], inputs)
-        behind = _wrapped(stack_dim, batched[0].dim() - 1) + 1
-        return overload(batched, shape, weights, biases, eps, behind), (0, 1, 1)
+        batched_stack_dim = _wrapped(stack_dim, batched[0].dim() - 1) + 1
+        return overload(batched, shape, weights, biases, eps, batched_stack_dim), (0, 1, 1)
 
     register_vmap("stack_layer_norm", rule)
 

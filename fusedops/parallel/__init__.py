@@ -1,4 +1,4 @@
-"""Independent functions at the same time, each result written into its slot of one stack."""
+"""Runs independent functions concurrently and writes each result into its slot of one stack."""
 
 from fusedops.parallel.api import parallel_stack
 

@@ -17,42 +17,47 @@ from fusedops.parallel.threads import run_on_threads
 def parallel_stack(
     functions: Function | Sequence[Function], inputs: Sequence[Input], dim: int = 0
 ) -> torch.Tensor:
-    r"""Stacks what independent functions return, and runs them at the same time.
+    r"""Runs independent functions concurrently and stacks their results.
 
-    ``torch.stack([f(x) for f, x in zip(functions, inputs)], dim)`` in values, gradients, dtype,
-    strides and errors. Every branch (a function and its input) copies its result into its slot of
-    the output as soon as it is there; nothing is copied again when all are.
+    The result equals ``torch.stack([f(x) for f, x in zip(functions, inputs)], dim)`` in values,
+    gradients, dtype, strides and errors. Every branch (a function and its input) copies its result
+    into its slot of the output when it finishes, so that there is no further copy at the end.
 
-    On the CPU the branches share the calling thread and a pool of others, at most one a core
-    together, and torch's intra-op threads are divided among them; grad mode, inference mode,
-    autocast and context variables are the caller's, and what a branch sets of the grad mode and of
-    the variables is its own. Where there are no other threads to be had the caller does all. With
-    CUDA inputs each branch has a stream of its own, is launched by the calling thread in order, and
-    the current stream waits for all. Branches run in turn, to the same result, under torch.compile,
-    torch.export, FX and JIT tracing, torch.func, forward-mode AD, dispatch modes and tensor
-    subclasses; on the CPU under function modes (``torch.set_default_device``), hooks for saved
-    tensors (checkpointing) and :func:`torch.use_deterministic_algorithms` too.
+    CPU: the branches run on the calling thread and a pool of threads, together at most one thread a
+    core, among which torch's intra-op threads are divided. Every branch runs in the caller's grad
+    mode, inference mode, autocast state and context variables; changes that it makes to the grad
+    mode and the variables do not leave the branch. If no other threads are available, the caller
+    runs all branches.
+
+    CUDA: the calling thread launches the branches in order, each on a stream of its own, and the
+    current stream waits for all of them.
+
+    Branches run one after another, with the same result, under torch.compile, torch.export, FX and
+    JIT tracing, torch.func, forward-mode AD, dispatch modes and tensor subclasses; on the CPU also
+    under function modes (``torch.set_default_device``), hooks for saved tensors (checkpointing) and
+    :func:`torch.use_deterministic_algorithms`.
 
     Args:
-        functions: callables or modules that return a tensor each, of one shape; or one callable,
+        functions: callables or modules that each return a tensor, all of one shape; or one callable
             for all inputs. They must be independent: none writes to what another one uses. On the
-            CPU they draw random numbers in no fixed order.
-        inputs: one a function: a tensor, or the tuple of its positional arguments.
-        dim: where the new dimension comes in the result, as in :func:`torch.stack`.
+            CPU the order in which they draw random numbers is not fixed.
+        inputs: one for each function: a tensor, or the tuple of its positional arguments.
+        dim: the position of the new dimension in the result, as in :func:`torch.stack`.
 
     Returns:
         The stack, of the results' dtype (promoted where they differ).
 
     Raises:
-        ValueError: no functions, or not as many as inputs.
+        ValueError: no functions, or different numbers of functions and inputs.
         TypeError: a function that is not callable or does not return a tensor, an input that is
-            neither tensor nor tuple, ``functions`` or ``inputs`` that are no iterable, a ``dim``
-            that is no int.
+            neither tensor nor tuple, ``functions`` or ``inputs`` that are not iterable, a ``dim``
+            that is not an int.
         IndexError: a ``dim`` out of range.
         RuntimeError: results whose shapes or devices differ, inputs on different devices, a result
             whose memory has been freed.
-        Whatever a branch raises, with a note that names the branch: of several the first one's,
-            the others in notes. Nothing is left running then, nor after a KeyboardInterrupt.
+        Any error of a branch, with a note that names the branch. If several branches fail, the
+            first one's error is raised, and the others are added as notes. No branch is running
+            any more when an error or a KeyboardInterrupt is raised.
 
     Source: :func:`torch.stack`.
     """

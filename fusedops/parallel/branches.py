@@ -1,4 +1,5 @@
-"""A branch: a function and its arguments. What was given as such, and what it returns or raises."""
+"""A branch, which is a function and its arguments: checks of what the user gave and of what the
+branch returns, and the report of its errors."""
 
 from __future__ import annotations
 
@@ -18,14 +19,14 @@ class Branch(NamedTuple):
 
 
 def as_branches(functions: Function | Sequence[Function], inputs: Sequence[Input]) -> list[Branch]:
-    """Each function with its arguments; one function is that of every branch."""
+    """Pairs functions with arguments; a single function is used for every branch."""
     if isinstance(inputs, torch.Tensor):
         raise TypeError(
             "parallel_stack: inputs is one tensor, wanted one entry a function; "
             "pass inputs.unbind() for its slices"
         )
     inputs = _as_list("inputs", inputs)
-    # A ModuleList is callable as every module is, but cannot be called.
+    # A ModuleList has __call__ like every module, but no forward.
     if callable(functions) and not isinstance(functions, torch.nn.ModuleList):
         functions = [functions] * len(inputs)
     functions = _as_list("functions", functions)
@@ -75,7 +76,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def common_device(branches: list[Branch]) -> torch.device:
-    """The device of all branches; numbers that a branch keeps on the CPU do not count."""
+    """The device of all branches. CPU tensors do not count in a branch that has others too."""
     first: tuple[int, torch.device] | None = None
     for index, branch in enumerate(branches):
         devices = {tensor.device for tensor in tensors_in(branch.arguments)}
@@ -93,7 +94,7 @@ _CPU = torch.device("cpu")
 
 
 def call(index: int, branch: Branch) -> torch.Tensor:
-    """The result of a branch, which must be a tensor."""
+    """Runs a branch, and checks that its result is a tensor."""
     result = branch.function(*branch.arguments)
     if not isinstance(result, torch.Tensor):
         raise TypeError(
@@ -103,7 +104,7 @@ def call(index: int, branch: Branch) -> torch.Tensor:
 
 
 def raise_first(errors: dict[int, BaseException], branches: list[Branch]) -> None:
-    """Raises the error of the first branch that has one, an interrupt before any other."""
+    """Raises the error of the first failed branch, or an interrupt if there was one."""
     if not errors:
         return
     order = sorted(errors, key=lambda index: (isinstance(errors[index], Exception), index))
@@ -115,7 +116,8 @@ def raise_first(errors: dict[int, BaseException], branches: list[Branch]) -> Non
     try:
         raise first
     finally:
-        # The traceback holds this frame: without these lines error and tensors would be a cycle.
+        # The traceback refers to this frame. Without these lines the error and the tensors in its
+        # frames would form a reference cycle.
         errors.clear()
         del first
 
@@ -124,12 +126,13 @@ def _describe(index: int, branches: list[Branch]) -> str:
     function = branches[index].function
     try:
         name = function.__qualname__
-    except Exception:  # most objects that can be called have none
+    except Exception:  # callable objects, such as modules, have no __qualname__
         name = type(function).__name__
     return f"branch {index} ({name})"
 
 
 def _add_note(error: BaseException, text: str) -> None:
-    # BaseException.add_note, which is of Python 3.11. 3.10 keeps the note and does not print it.
+    # BaseException.add_note needs Python 3.11. On 3.10 the note is kept, but not printed.
     notes = [*getattr(error, "__notes__", ()), text]
-    BaseException.__setattr__(error, "__notes__", notes)  # also where a class forbids it
+    # The base class's __setattr__ works also for classes that forbid setting attributes.
+    BaseException.__setattr__(error, "__notes__", notes)

@@ -1,4 +1,5 @@
-"""Branches one after another, where something watches the calls or is tied to this thread."""
+"""Runs branches one after another, where a tracer or mode has to see the calls, or where they
+depend on state of the calling thread."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from fusedops.parallel.branches import Branch, call, raise_first, tensors_in
 
 
 def is_traced() -> bool:
-    """Whether a compiler or tracer reads this code: it gets the plain form, in its own terms."""
+    """Whether a compiler or tracer records the calls. It then gets a plain ``torch.stack``."""
     return (
         torch.compiler.is_compiling()
         or _symbolic_trace._is_fx_tracing_flag
@@ -25,9 +26,9 @@ def must_run_in_turn(branches: list[Branch], device: torch.device) -> bool:
 
 
 def _is_watched(branches: list[Branch]) -> bool:
-    """Whether something looks at each call, or a tensor is more than its values.
+    """Whether a mode or transform intercepts calls, or an argument is a tensor subclass.
 
-    A copy into a slot is not what they ask for: it would lose tangents, batch dimensions, types.
+    A copy into a slot would lose tangents, batch dimensions and types.
     """
     return (
         torch._C._len_torch_dispatch_stack() > 0
@@ -42,11 +43,11 @@ def _is_watched(branches: list[Branch]) -> bool:
 
 
 def _is_tied_to_this_thread() -> bool:
-    """Whether other threads would compute something else, or the same in another order.
+    """Whether other threads would compute something else, or add in another order.
 
-    Modes cannot be entered by two threads. Checkpointing tells saved tensors by their order. And
-    where gradients of three or more branches meet, autograd adds them in the order of the nodes,
-    which every thread numbers for itself.
+    Two threads cannot enter the same mode. Checkpointing identifies saved tensors by their order.
+    And where gradients of three or more branches are added, autograd does so in the order of the
+    nodes' sequence numbers, which each thread counts for itself.
     """
     return (
         torch._C._len_torch_function_stack() > 0
@@ -56,7 +57,7 @@ def _is_tied_to_this_thread() -> bool:
 
 
 def run_in_turn(branches: list[Branch]) -> list[torch.Tensor]:
-    """The results of all branches, or the first error: those behind it are not run."""
+    """Returns the results of all branches. After an error the remaining branches do not run."""
     errors: dict[int, BaseException] = {}
     results = []
     for index, branch in enumerate(branches):

@@ -1,4 +1,4 @@
-"""The stack that results are written into, each into its slot."""
+"""The stack, with one slot for each result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 
 def checked_dim(results: list[torch.Tensor], dim: int) -> int:
-    """``dim``, counted from the front, of results that can be stacked."""
+    """``dim`` as a non-negative number; raises where the results cannot be stacked."""
     first = results[0]
     for index, result in enumerate(results):
         if result.shape != first.shape:
@@ -29,7 +29,7 @@ def checked_dim(results: list[torch.Tensor], dim: int) -> int:
 
 
 def wrapped_dim(dim: int, result: torch.Tensor) -> int:
-    """``dim``, counted from the front, of a stack of tensors like ``result``."""
+    """``dim`` of a stack of tensors like ``result``, as a non-negative number."""
     bound = result.dim() + 1
     if not -bound <= dim < bound:
         raise IndexError(
@@ -40,7 +40,7 @@ def wrapped_dim(dim: int, result: torch.Tensor) -> int:
 
 
 class Slots:
-    """The output, allocated when the first result is known, and what has been written into it."""
+    """The output, which is allocated when the first result is known, and the results in it."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Slots:
         self._complete = True
 
     def put(self, index: int, result: torch.Tensor) -> None:
-        """Copies a result into its slot, and lets go of it if no gradient goes through it."""
+        """Copies a result into its slot. Keeps a reference only if the result requires grad."""
         bound = result.dim() + 1
         fits = _is_plain(result) and -bound <= self._dim < bound
         if fits and result.numel() and not result.untyped_storage().nbytes():
@@ -87,10 +87,10 @@ class Slots:
         self._form = _form(result)
 
     def stacked(self) -> torch.Tensor:
-        """The output, when every result is in its slot."""
+        """The output, after every result has been put into its slot."""
         dim = checked_dim(self._results, self._dim)
         if not self._complete or self._buffer is None:
-            # What to make of several dtypes and of sparse results, torch.stack knows.
+            # torch.stack handles mixed dtypes and sparse results.
             return torch.stack(self._results, dim)
         if torch.is_grad_enabled() and any(result.requires_grad for result in self._results):
             stack: torch.Tensor = _Stacked.apply([self._buffer], dim, *self._results)
@@ -99,7 +99,7 @@ class Slots:
 
 
 def _is_plain(result: torch.Tensor) -> bool:
-    """Whether a result is no more than elements in memory."""
+    """Whether a result is an ordinary strided tensor."""
     return (
         type(result) in (torch.Tensor, torch.nn.Parameter)
         and result.layout == torch.strided
@@ -108,15 +108,16 @@ def _is_plain(result: torch.Tensor) -> bool:
 
 
 def _form(result: torch.Tensor) -> tuple[Any, ...]:
-    """What results must have in common to be copied into one buffer as they are."""
+    """The properties that results must share to be copied into one buffer."""
     strides = result.stride() if _may_be_channels_last(result) else None
     return result.shape, result.dtype, result.device, strides
 
 
 def _may_be_channels_last(result: torch.Tensor) -> bool:
-    """Whether torch.stack may give other strides than a contiguous tensor's.
+    """Whether torch.stack may return a stack that is not contiguous.
 
-    It keeps channels_last, which sizes of 1 may leave a tensor that is contiguous as well.
+    It preserves channels_last. Tensors with dimensions of size 1 can be both channels_last and
+    contiguous, so that the strides decide.
     """
     return (
         _is_plain(result)
@@ -136,21 +137,22 @@ def _stack_layout(
     """Shape and strides of a stack of ``count`` tensors like ``result``."""
     if _may_be_channels_last(result):
         like = torch.empty_strided(result.shape, result.stride(), device="meta")
-        stack = torch.stack([like] * count, dim)  # 0.1 ms
+        stack = torch.stack([like] * count, dim)  # 0.1 ms, so not for contiguous results
         return stack.shape, stack.stride()
     shape = (*result.shape[:dim], count, *result.shape[dim:])
     return shape, _contiguous_strides(shape)
 
 
 class _Stacked(torch.autograd.Function):
-    """A buffer that holds the results already, as the stack of them."""
+    """Returns the buffer, which holds the results already, with the derivative of torch.stack."""
 
     @staticmethod
     def forward(
         ctx: Any, buffer: list[torch.Tensor], dim: int, *results: torch.Tensor
     ) -> torch.Tensor:
         ctx.dim = dim
-        return buffer[0]  # it came in a list: of a tensor argument, autograd would make a view
+        # The buffer is passed in a list because autograd would return a view of a tensor argument.
+        return buffer[0]
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

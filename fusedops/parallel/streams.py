@@ -1,4 +1,4 @@
-"""Branches on streams: those of CUDA."""
+"""Runs branches on CUDA streams."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from fusedops.parallel.slots import Slots
 
 
 class CudaStreams:
-    """What this needs of torch.cuda. The tests have another one, which records the order."""
+    """The functions of torch.cuda used here. The tests substitute a class that records the order
+    of the calls."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -24,7 +25,7 @@ class CudaStreams:
 
     @contextmanager
     def borrowed(self, count: int) -> Iterator[list[torch.cuda.Stream]]:
-        """Streams for one call; a call inside a branch gets others. Each thread has its own."""
+        """Streams for one call. A call inside a branch gets other ones, and so does each thread."""
         idle = vars(_idle_streams).setdefault(str(self._device), [])
         taken = [idle.pop() if idle else torch.cuda.Stream(self._device) for _ in range(count)]
         try:
@@ -36,22 +37,23 @@ class CudaStreams:
         return torch.cuda.stream(stream)
 
     def crosses(self, tensor: torch.Tensor, stream: torch.cuda.Stream) -> None:
-        """Keeps the allocator from handing the memory out before ``stream`` has done with it."""
+        """Keeps the allocator from reusing the memory before ``stream`` has finished with it."""
         if tensor.is_cuda:
             tensor.record_stream(stream)
 
 
 _idle_streams = threading.local()
 
-#: torch.cuda.Stream has 32 streams a device, and starts over with the first.
+#: torch.cuda.Stream takes streams from a pool of 32 per device, round-robin.
 _MOST_STREAMS = 32
 
 
 def run_on_streams(branches: list[Branch], dim: int, streams: CudaStreams) -> torch.Tensor:
-    """Launches every branch, in order, on a stream of its own between two of the current stream.
+    """Launches every branch, in order, on a stream of its own.
 
-    Events fork and join, so that a CUDA graph captures it. The output belongs to the current
-    stream, which waits for all who write into it before anything can follow: it needs no record.
+    Events fork the streams from the current stream and join them to it, so that CUDA graphs can
+    capture the call. The output is allocated on the current stream, which waits for all writers
+    before it runs anything else; `record_stream` is therefore not needed for it.
     """
     current = streams.current()
     slots = Slots(len(branches), dim, lambda: streams.using(current))

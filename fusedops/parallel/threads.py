@@ -1,4 +1,4 @@
-"""Branches on threads: those of the CPU."""
+"""Runs branches on CPU threads."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def run_on_threads(branches: list[Branch], dim: int) -> torch.Tensor:
 
 
 def _has_begun(work: Callable[..., None], *arguments: Any) -> bool:
-    """Whether a thread of the pool will work too.
+    """Submits ``work`` to the pool; returns whether it was accepted.
 
-    None does when Python is about to exit or the system gives no more threads: then the caller does
-    all of it.
+    The pool refuses work when Python is about to exit or the system has no more threads. The caller
+    then runs all branches.
     """
     try:
         _pool().submit(work, *arguments)
@@ -50,10 +50,10 @@ def _has_begun(work: Callable[..., None], *arguments: Any) -> bool:
 
 
 class _Run:
-    """Branches that threads take one after another, in order, until one fails.
+    """A queue of branches from which threads take the next one, in order, until one fails.
 
-    Whoever calls takes branches too, and waits only for threads that have taken one: a call inside
-    a branch goes on by itself when all others are busy.
+    The calling thread takes branches too, and at the end waits only for threads that have started
+    one. A nested call therefore makes progress even if all threads of the pool are busy.
     """
 
     def __init__(self, branches: list[Branch], slots: Slots) -> None:
@@ -67,7 +67,7 @@ class _Run:
         self._stopped_by: list[BaseException] = []
 
     def work(self, share: int, run: Callable[..., None]) -> None:
-        """Takes branches while there are any; nothing when the run is over."""
+        """Runs branches until none is left; does nothing if the run is closed."""
         with self._changed:
             if self._closed:
                 return
@@ -91,7 +91,8 @@ class _Run:
             return self._next - 1
 
     def _finish(self, index: int) -> None:
-        # Caught here: contexts between this and the loop would change some errors on their way.
+        # Caught here because the context managers between this call and the loop change some
+        # errors that pass through them.
         try:
             self._slots.put(index, call(index, self._branches[index]))
         except BaseException as error:
@@ -101,7 +102,8 @@ class _Run:
         self._stopped_by.append(error)
 
     def close(self) -> None:
-        """Returns when no thread works, and none will begin; an interrupt waits as well."""
+        """Waits until no thread works, and lets no other begin. An interrupt does not end the
+        wait."""
         while True:
             try:
                 with self._changed:
@@ -113,7 +115,7 @@ class _Run:
 
     def stacked(self) -> torch.Tensor:
         branches, slots = self._branches, self._slots
-        del self._branches, self._slots  # the pool's queue may hold this run for a while
+        del self._branches, self._slots  # the pool's queue may refer to this run for a while
         if self._stopped_by:
             raise self._stopped_by[0]
         raise_first(self._errors, branches)
@@ -121,7 +123,7 @@ class _Run:
 
 
 def most_threads() -> int:
-    """The caller and the pool together: one a core, but two at least."""
+    """The number of threads including the caller's: one a core, but at least two."""
     return max(2, len(os.sched_getaffinity(0)))
 
 
@@ -130,19 +132,19 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(most_threads() - 1, thread_name_prefix="parallel_stack")
 
 
-# A forked process has the pool, and none of its threads.
+# A forked process inherits the pool object without its threads.
 os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
 @contextmanager
 def _intra_op_threads(count: int) -> Iterator[None]:
-    """``count`` of torch's threads for what this thread calls, and no other number for others.
+    """Sets the number of torch's intra-op threads for this thread alone.
 
-    :func:`torch.set_num_threads` also sets what threads that start later begin with. OpenMP and MKL
-    each keep a number a thread, and MKL's own wins where torch has set it. A torch without OpenMP
-    has one pool for all threads, and nothing to divide.
+    :func:`torch.set_num_threads` would also change the default of threads that start later. OpenMP
+    and MKL each have a number per thread, and MKL's takes precedence where torch has set it. A
+    torch without OpenMP has one pool for all threads, which cannot be divided.
     """
-    before = torch.get_num_threads()  # a thread's first call sets its numbers
+    before = torch.get_num_threads()  # a thread's first call initialises its numbers
     libraries = _torch_libraries()
     if count == before or not hasattr(libraries, "omp_set_num_threads"):
         yield
@@ -159,15 +161,15 @@ def _intra_op_threads(count: int) -> Iterator[None]:
 
 @functools.cache
 def _torch_libraries() -> ctypes.PyDLL:
-    """Everything that torch is linked to."""
+    """The symbols of all libraries that torch is linked to."""
     return ctypes.PyDLL(torch._C.__file__)
 
 
 class _CallersState:
-    """What belongs to the thread that calls, as every branch finds it, on whichever thread.
+    """The state of the calling thread, which every branch gets on whatever thread it runs.
 
-    Context variables and the grad mode that a branch sets are its own: which branches run on one
-    thread, after one another, is a matter of chance.
+    Context variables and the grad mode are reset after each branch, because it is arbitrary which
+    branches run on the same thread.
     """
 
     def __init__(self) -> None:
@@ -193,7 +195,12 @@ class _CallersState:
 
 
 class _Autocast(NamedTuple):
-    """A thread's autocast: by device, whether and to which dtype; its cache; inside autocast?"""
+    """A thread's autocast state.
+
+    devices: by device type, whether autocast is enabled, and its dtype.
+    cache: whether the cache of converted weights is enabled.
+    nested: whether the thread is inside an autocast context.
+    """
 
     devices: dict[str, tuple[bool, torch.dtype]]
     cache: bool
@@ -211,8 +218,8 @@ class _Autocast(NamedTuple):
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        # Whoever leaves the outermost autocast of a thread clears the cache of all threads. Counted
-        # as nested, a branch leaves it to the caller, as in the caller's thread.
+        # Leaving the outermost autocast context of a thread clears the cache of all threads. With
+        # the nesting incremented, a branch does not clear it, as on the caller's thread.
         before = _Autocast.of_this_thread()
         if self.nested:
             torch.autocast_increment_nesting()

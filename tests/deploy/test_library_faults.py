@@ -58,8 +58,10 @@ def older_than_the_python_files(library: Path) -> None:
 FAULTS: dict[Callable[[Path], object], str] = {
     Path.unlink: "libfusedops.so is missing, the package was not built",
     truncated: "libfusedops.so is cut off",
-    lambda library: library.write_bytes(b""): "libfusedops.so is no shared library",
-    lambda library: library.write_text("not found\n" * 100): "libfusedops.so is no shared library",
+    lambda library: library.write_bytes(b""): "libfusedops.so is not a shared library",
+    lambda library: library.write_text(
+        "not found\n" * 100
+    ): "libfusedops.so is not a shared library",
     built_for_another_processor: "built for another processor architecture (ELF machine 243)",
     of_another_version: "but the Python files are of version 99.0",
     older_than_the_python_files: "is older than the Python files, it has no softmax_apply",

@@ -74,8 +74,8 @@ SHARED = [
     ("--vocabulary 2000000000", USAGE, "--vocabulary, .* takes at least .* GB"),
     ("--embedding 0", USAGE, f"--embedding: got '0', {POSITIVE}"),
     ("--embedding 100000000", USAGE, "--embedding .* takes at least .* GB"),
-    ("--embedding 255", USAGE, "--embedding 255 is no multiple of --heads 8"),
-    ("--heads 7", USAGE, "--embedding 256 is no multiple of --heads 7"),
+    ("--embedding 255", USAGE, "--embedding 255 is not a multiple of --heads 8"),
+    ("--heads 7", USAGE, "--embedding 256 is not a multiple of --heads 7"),
     ("--heads -8", USAGE, f"--heads: got '-8', {POSITIVE}"),
     ("--layers none", USAGE, f"--layers: got 'none', {POSITIVE}"),
     ("--layers 1000000000", USAGE, "takes at least .* GB"),
@@ -241,10 +241,10 @@ class Planted:
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        ({}, r"--resume: the checkpoint is none of this tool \(KeyError: 'settings'\)"),
-        ({"settings": 3}, "--resume: the checkpoint is none of this tool"),
-        ([1, 2], "--resume: the checkpoint is none of this tool"),
-        ({"settings": {}, "model": {}}, "--resume: the checkpoint is none of this tool"),
+        ({}, r"--resume: the checkpoint is not one of this tool \(KeyError: 'settings'\)"),
+        ({"settings": 3}, "--resume: the checkpoint is not one of this tool"),
+        ([1, 2], "--resume: the checkpoint is not one of this tool"),
+        ({"settings": {}, "model": {}}, "--resume: the checkpoint is not one of this tool"),
         ({"settings": {"heads": 3}}, "the checkpoint is of another run: heads was 3, now 2"),
     ],
 )

@@ -388,7 +388,7 @@ def test_without_a_network_the_error_says_what_to_run_or_to_pass(tmp_path, progr
 
 def test_packages_without_pairs_are_an_error_and_are_not_kept(tmp_path, programs):
     write_program(programs / "apt-get", "exit 0")
-    with pytest.raises(UserError, match="libreoffice-help-de.* hold no pages"):
+    with pytest.raises(UserError, match="libreoffice-help-de.* have no pages"):
         corpus.load_corpus("auto", ["de", "en"], tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
 
@@ -521,7 +521,7 @@ def test_a_killed_process_goes_on_bit_for_bit(command, tmp_path, capsys):
 def test_a_folder_with_a_checkpoint_is_not_overwritten(command, tmp_path, capsys):
     Checkpoints(tmp_path / "old").save({})
     assert train_translation.main([*command, "--output", str(tmp_path / "old")]) == 1
-    assert "holds a checkpoint; pass --resume" in capsys.readouterr().err
+    assert "has a checkpoint; pass --resume" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -531,7 +531,7 @@ def test_a_folder_with_a_checkpoint_is_not_overwritten(command, tmp_path, capsys
         (["--use-fused-kernel", "maybe"], "invalid choice: 'maybe'"),
         (["--epochs", "0"], "'0', wanted an integer above 0"),
         (["--dropout", "1.5"], "'1.5', wanted a number from 0 to below 1"),
-        (["--heads", "7"], "--embedding 256 is no multiple of --heads 7"),
+        (["--heads", "7"], "--embedding 256 is not a multiple of --heads 7"),
         (["--device", "abacus"], "'abacus', wanted cpu, cuda or cuda:N"),
     ],
 )

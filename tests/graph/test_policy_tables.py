@@ -227,7 +227,7 @@ fusedops: 1 of 3 sites replaced
 rule op replaced module location shapes bytes saved measured reason
 softmax softmax yes line 128x64 3.88 ms, Inductor 4 ms, as 64x64 in inference
 softmax softmax no line 128x64 3.88 ms + 6.55 us around it, Inductor 4 ms, as 64x64 in inference
-    too little to be sure of: Inductor is measured at 4 ms against 3.88 ms
+    within measurement error: Inductor is measured at 4 ms against 3.88 ms
 layer_norm layer_norm no line 128x64 too small to pay: 8192 elements
 
 measured: mine, 1 thread; measured on this machine; measured with fusedops 0.0.1, this is 0.1.0""",

@@ -1,8 +1,8 @@
-"""`python -m fusedops bench`: how fast the operators are on this machine, or what memory they take.
+"""`python -m fusedops bench`: the speed or the memory of the operators on this machine.
 
-`operators` and `attention` say what is measured, `measurement` and `timing` how long it takes,
-`memory` what it allocates, `host` what a call costs beside its kernel, `models`, `sites` and
-`peers` what becomes of whole models; `report` shows it.
+`operators` and `attention` define what is measured. `measurement` and `timing` measure times,
+`memory` allocations, `host` the overhead of a call, and `models`, `sites` and `peers` whole models.
+`report` prints the results.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ from fusedops.cli.timing import clock_for
 
 __all__ = ["add_arguments", "run"]
 
-# glibc maps large blocks anew for every call and returns them after it: page faults then take most
-# of the time and hide the kernels. These settings keep freed blocks for the next call.
+# By default glibc maps large blocks for every call and unmaps them afterwards, so that page faults
+# dominate the times. These settings keep freed blocks for the next call.
 ALLOCATOR_SETTINGS = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**33)}
 
 
@@ -80,10 +80,8 @@ Row = Measurement | Peak | StepTime | HostTime
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured: the shapes, the rounds, and how long each provider runs in a round.
-
-    `shapes` depend on the layout that an operator wants.
-    """
+    """How much is measured: the shapes of each layout, the rounds, and how long each provider runs
+    in a round."""
 
     shapes: dict[Layout, list[Shape]]
     rounds: int
@@ -91,7 +89,7 @@ class Effort:
 
 
 def _scores(*lengths: int) -> list[Shape]:
-    """Batch 8, 12 heads, as in BERT base."""
+    """Scores of a batch of 8 with 12 heads, as in BERT base."""
     return [(8, 12, length, length) for length in lengths]
 
 
@@ -118,7 +116,7 @@ FULL = Effort(
     rounds=25,
     slot_ms=20,
 )
-# A peak in units of the input is the same for every size.
+# One size is enough: a peak in units of the input does not depend on the size.
 MEMORY_SHAPES: dict[Layout, list[Shape]] = {
     Layout.MATRIX: [(4096, 1024)],
     Layout.LONG_ROWS: [(1, 2**22)],
@@ -128,19 +126,19 @@ MEMORY_SHAPES: dict[Layout, list[Shape]] = {
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, write what was asked for, print the tables; 1 if a case had to be left out."""
+    """Measures, writes files and prints tables; returns 1 if a case had to be left out."""
     check_options(args)
     work, show = _plan(args)
     if args.device.type == "cpu" and not args.memory:
         keep_freed_memory()
-    if args.models is None:  # each of whose steps says on how many it runs
+    if args.models is None:  # the steps of models set the number of threads themselves
         torch.set_num_threads(args.threads or 1)
     console = Console(width=None if sys.stdout.isatty() else 140)
     console.print(f"{describe_machine()}, device {args.device}", highlight=False)
     rows, left_out = measure_each(*work)
     frame = to_frame(rows)
-    # Files first: whoever reads the output may stop reading.
-    if args.csv and args.models is None:  # whole models are written as they come
+    # Files are written first, because printing fails if the reader closes the pipe.
+    if args.csv and args.models is None:  # times of models are written after each step
         write_csv(frame, args.csv)
     if args.plot:
         write_plots(frame, args.plot)
@@ -153,7 +151,7 @@ Work = tuple[Sequence[Any], Callable[[Any, Say], Iterable[Row]]]
 
 
 def _plan(args: argparse.Namespace) -> tuple[Work, Callable[[pd.DataFrame, Console], None]]:
-    """All cases, what measures one of them, and what shows the results."""
+    """All cases, the function that measures one of them, and the one that prints the results."""
     if args.models is not None:
         return step_times(args), print_steps
     if args.memory:
@@ -164,7 +162,7 @@ def _plan(args: argparse.Namespace) -> tuple[Work, Callable[[pd.DataFrame, Conso
 
 
 def keep_freed_memory() -> None:
-    """Start this program anew under ALLOCATOR_SETTINGS, unless it runs under them already."""
+    """Restarts this program with ALLOCATOR_SETTINGS, unless it runs with them already."""
     if os.environ.items() >= ALLOCATOR_SETTINGS.items():
         return
     settings = " ".join(f"{name}={value}" for name, value in ALLOCATOR_SETTINGS.items())
@@ -179,7 +177,7 @@ def keep_freed_memory() -> None:
 def chosen_cases(
     args: argparse.Namespace, shapes: dict[Layout, list[Shape]], device: str
 ) -> Iterator[Case]:
-    """Every combination that was asked for, on `shapes` where none were."""
+    """Every requested combination, on the default `shapes` if none were given."""
     ops = selected(args.op or list(OPERATORS))
     dtypes = args.dtype or ["float32", "bfloat16"]
     for op, direction, dtype in product(ops, args.directions or DIRECTIONS, dtypes):
@@ -190,7 +188,7 @@ def chosen_cases(
 
 
 def times(args: argparse.Namespace) -> Work:
-    """The cases to be timed."""
+    """The cases to time, and the function that times one."""
     effort, device = QUICK if args.quick else FULL, str(args.device)
     checked = check_cases(chosen_cases(args, effort.shapes, device))
     clock = clock_for(device)
@@ -205,7 +203,7 @@ def times(args: argparse.Namespace) -> Work:
 
 
 def peaks(args: argparse.Namespace) -> Work:
-    """The cases whose peaks of memory are measured."""
+    """The cases whose peak memory is measured, and the function that measures one."""
 
     def peak(case: Case, say: Say) -> list[Peak]:
         say(f"measuring {case}")
@@ -215,7 +213,7 @@ def peaks(args: argparse.Namespace) -> Work:
 
 
 def host_times(args: argparse.Namespace) -> Work:
-    """The calls whose host time is measured."""
+    """The calls whose host time is measured, and the function that measures one."""
     bursts = BURSTS_QUICK if args.quick else BURSTS
 
     def time(case: HostCase, say: Say) -> list[HostTime]:
@@ -226,7 +224,8 @@ def host_times(args: argparse.Namespace) -> Work:
 
 
 def step_times(args: argparse.Namespace) -> Work:
-    """The steps of whole models to be timed; those that a file to resume has are taken from it."""
+    """The steps of whole models to time, and the function that times one. With --resume, steps that
+    are in the CSV file are taken from it."""
     dtypes = args.dtype or (DTYPES[:1] if args.quick else DTYPES)
     every = dict.fromkeys([1, torch.get_num_threads()])
     threads = [args.threads] if args.threads else [1] if args.quick else list(every)
@@ -246,7 +245,7 @@ def step_times(args: argparse.Namespace) -> Work:
         if kept := [row for row in rows if row.is_of(step)]:
             return kept
         rows.append(time_step(step, say, args.quick))
-        if args.csv:  # after each step: what is measured outlives an interruption
+        if args.csv:  # written after each step, so that an interruption loses at most one
             write_csv(to_frame(rows), args.csv)
         return rows[-1:]
 
@@ -254,7 +253,7 @@ def step_times(args: argparse.Namespace) -> Work:
 
 
 def time_step(step: Step, say: Say, quick: bool) -> StepTime:
-    """Compile a step in every way there is, then time it."""
+    """Compiles a step with every provider, then times it."""
     say(f"compiling {step}")
     calls = prepare_step(step)
     say(f"compiling {step} for OpenVINO and ONNX Runtime")
@@ -266,7 +265,7 @@ def time_step(step: Step, say: Say, quick: bool) -> StepTime:
 
 
 def require_packages(steps: list[Step]) -> None:
-    """Raise UserError, with what to install, where a model cannot be built."""
+    """Raises UserError with what to install if a model cannot be built."""
     if any(step.model in HUGGING_FACE for step in steps):
         try:
             import_transformers()
@@ -277,9 +276,9 @@ def require_packages(steps: list[Step]) -> None:
 def measure_each(
     cases: Sequence[Any], measure: Callable[[Any, Say], Iterable[Row]]
 ) -> tuple[list[Row], int]:
-    """What `measure` gives, case by case, and how many had to be left out.
+    """The results of `measure` for all cases, and the number of cases that were left out.
 
-    One that fails is named on standard error, and costs none of the others.
+    A case that fails is reported on standard error, and the others are still measured.
     """
     rows: list[Row] = []
     left_out = 0
@@ -295,7 +294,7 @@ def measure_each(
 
 
 def announced(cases: Sequence[T]) -> Iterator[tuple[T, Say]]:
-    """The cases one by one, each with what shows a line about it on standard error."""
+    """The cases one by one, each with a function that shows its progress on standard error."""
     columns = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn())
     what = TextColumn("{task.description}")
     with Progress(*columns, what, console=Console(stderr=True)) as progress:

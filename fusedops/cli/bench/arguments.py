@@ -1,4 +1,4 @@
-"""The options of `bench`, and what they must be to go together: refused before anything runs."""
+"""The options of `bench`, and checks of their combinations before anything runs."""
 
 from __future__ import annotations
 
@@ -14,18 +14,26 @@ from fusedops.cli.bench.operators import OPERATORS, family
 from fusedops.cli.bench.zoo import MODELS
 from fusedops.cli.errors import UsageError
 
-# The families first; a variant can be named too.
+# The names of families come first; a variant can be selected by its own name too.
 OP_NAMES = list(dict.fromkeys([*map(family, OPERATORS), *OPERATORS]))
 DIRECTIONS = [FORWARD, BACKWARD]
 DTYPES = ["float32", "bfloat16", "float16", "float64"]
 BATCH, LENGTH, WIDTH = 1, 512, 768
 
-#: Input, result, and the source and destination of the copy: a case holds them at the same time.
+#: The tensors that a case needs at the same time: input, result, and the two tensors of the copy.
 TENSORS_OF_A_CASE = 4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `bench`."""
+    """Declares the options of `bench`."""
+    _add_case_arguments(parser)
+    _add_model_arguments(parser)
+    _add_effort_arguments(parser)
+    _add_output_arguments(parser)
+
+
+def _add_case_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options that select what is measured."""
     add = parser.add_argument
     add("--op", nargs="+", choices=OP_NAMES, help="with all its variants")
     add(
@@ -42,14 +50,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="default: float32 and bfloat16",
     )
     add("--memory", action="store_true", help="peak memory in place of time; backward with forward")
-    add("--host", action="store_true", help="what a call costs beside its kernel, against torch")
-    _add_model_arguments(parser)
+    add("--host", action="store_true", help="the overhead of a call, compared with torch")
+
+
+def _add_effort_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options for shapes, device, threads and the number of measurements."""
+    add = parser.add_argument
     add(
         "--shape",
         nargs="+",
         type=parse_shape,
         metavar="ROWSxCOLS",
-        help="or TENSORSxROWSxCOLS of a stack, BATCHxHEADSxQUERIESxKEYS of scores; rows lie along "
+        help="or TENSORSxROWSxCOLS of a stack, BATCHxHEADSxQUERIESxKEYS of scores; rows are along "
         "the last dimension",
     )
     add(
@@ -68,7 +80,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="fewer shapes and rounds; of whole models float32 on one thread",
     )
-    add("--csv", type=options.output_file, metavar="FILE", help="write one row a measurement")
+
+
+def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options for files."""
+    add = parser.add_argument
+    add("--csv", type=options.output_file, metavar="FILE", help="write one row per measurement")
     add(
         "--resume",
         action="store_true",
@@ -83,7 +100,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which whole models, and their size."""
+    """Declares the options that select whole models and their size."""
     parser.add_argument(
         "--models",
         nargs="*",
@@ -115,7 +132,7 @@ def _is_size(text: str) -> bool:
 
 
 def check_options(args: argparse.Namespace) -> None:
-    """Raise UsageError where options do not go together; then fill in the defaults."""
+    """Raises UsageError if options cannot be combined; then fills in the defaults."""
     for option in ("op", "directions", "dtype", "shape", "models"):
         setattr(args, option, options.unique(getattr(args, option)))
     if args.host:
@@ -154,7 +171,7 @@ def _check_model_options(args: argparse.Namespace) -> None:
     others |= {"--memory": args.memory, "--plot": args.plot}
     _refuse(others, "not with --models, which takes --batch, --length and --width")
     if args.resume and not args.csv:
-        raise UsageError("--resume: wanted --csv with it, the file that has what is measured")
+        raise UsageError("--resume: wanted --csv with it, the file with the earlier results")
     if args.device.type != "cpu":
         raise UsageError(f"--device: got {args.device}; --models measures on the CPU alone")
     if args.width and args.width % HEAD_WIDTH:
@@ -169,7 +186,8 @@ def _refuse(options: dict[str, object], reason: str) -> None:
 
 
 def check_cases(cases: Iterable[Case]) -> list[Case]:
-    """The cases. Raises UsageError where a shape is none for an operator, too large, or twice."""
+    """The cases. Raises UsageError if a shape does not fit an operator, is too large, or occurs
+    twice."""
     seen: dict[tuple[object, ...], Case] = {}
     for case in cases:
         if case.operator.layout is Layout.SCORES and len(case.shape) > Layout.SCORES.dimensions:
@@ -181,7 +199,7 @@ def check_cases(cases: Iterable[Case]) -> list[Case]:
         if other is not case:
             raise UsageError(
                 f"--shape: {other} and {case} are both {case.rows} rows of {case.cols} columns, "
-                "and could not be told apart; pass one of them"
+                "and cannot be distinguished in the results; pass one of them"
             )
         if case.device == "cpu":
             options.require_memory(f"--shape: {case}", TENSORS_OF_A_CASE * case.input_bytes)
@@ -189,11 +207,11 @@ def check_cases(cases: Iterable[Case]) -> list[Case]:
 
 
 def check_steps(steps: list[Step]) -> list[Step]:
-    """The steps. Raises UsageError where those of one layer do not fit this machine."""
+    """The steps. Raises UsageError if one layer does not fit into this machine's memory."""
     for step in steps:
         scores = step.batch * step.size.heads * step.size.length**2
         features = step.batch * step.size.length * step.size.width
-        weights = 12 * step.size.width**2  # of one layer: four times for attention, eight behind it
+        weights = 12 * step.size.width**2  # of one layer: 4 for attention, 8 for the feed-forward
         numbers = 2 * scores + 2 * features + weights
         options.require_memory(f"--models: {step}", numbers * step.dtype.itemsize)
     return steps

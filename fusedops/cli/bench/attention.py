@@ -1,9 +1,9 @@
-"""Softmax over attention scores [batch, heads, queries, keys]: what attention that is written out
-runs between its two matrix products.
+"""Softmax over attention scores [batch, heads, queries, keys]: the calls between the two matrix
+products of decomposed attention.
 
-`eager` is the chain as models spell it, with the masks made beforehand, as models do. `fused` is
-one call. Both directions of both are what a caller waits for, Python and autograd included: forward
-without gradients, and backward (`Gradient`) from the tensors that the chain's own forward saved.
+`eager` is the chain of calls in models, with masks that were computed before, as in models. `fused`
+is one call. Times include Python and autograd: forward without gradients, and backward (`Gradient`)
+from the tensors that the forward pass saved.
 
 A causal kernel need not read the hidden half of the scores, but writes all of its result.
 """
@@ -28,14 +28,14 @@ HALF_READ = {FORWARD: 1 / 2 + 1, BACKWARD: 1 / 2 + 1 / 2 + 1}
 
 
 def _visible_keys(case: Case) -> Tensor:
-    """Bool [batch, 1, 1, keys]: sentences of different lengths, the shortest of half the keys."""
+    """Bool [batch, 1, 1, keys]: sentences of different lengths, the shortest with half the keys."""
     batch, _, _, keys = case.shape
     lengths = torch.linspace(keys, max(1, keys // 2), batch, device=case.device).long()
     return (torch.arange(keys, device=case.device) < lengths[:, None])[:, None, None, :]
 
 
 def _visible_at_random(case: Case, hidden: float) -> Tensor:
-    """Bool [batch, 1, queries, keys]: so large a share of the keys is hidden, each by itself."""
+    """Bool [batch, 1, queries, keys]: the share `hidden` of the keys is hidden, at random."""
     batch, _, queries, keys = case.shape
     generator = torch.Generator(case.device).manual_seed(3)
     visible = torch.rand(batch, 1, queries, keys, generator=generator, device=case.device) >= hidden
@@ -44,7 +44,7 @@ def _visible_at_random(case: Case, hidden: float) -> Tensor:
 
 
 def _padded(case: Case, hidden: float) -> Tensor:
-    """Bool [1, 1, 1, keys]: so large a share of the keys is hidden, the last ones."""
+    """Bool [1, 1, 1, keys]: the share `hidden` of the keys is hidden, at the end."""
     keys = case.shape[-1]
     return (torch.arange(keys, device=case.device) < keys - int(hidden * keys))[None, None, None]
 
@@ -93,11 +93,11 @@ HALF_PADDED = replace(PADDING, operands=lambda case: (_padded(case, 0.5),))
 
 
 def _filled(x: Tensor, visible: Tensor, value: float | None = None) -> tuple[Tensor]:
-    """The scores as a softmax gets them, hidden ones filled in: by default with the lowest."""
+    """The scores with hidden ones replaced by `value`, by default the lowest number."""
     return (x.masked_fill(~visible, torch.finfo(x.dtype).min if value is None else value),)
 
 
-# A plain softmax of scores that were masked before.
+# A plain softmax of scores that are masked before the measurement.
 FILLED = Operator(
     eager=lambda x: F.softmax(x, dim=-1),
     fused=lambda x: fusedops.softmax(x, dim=-1),

@@ -1,6 +1,6 @@
-"""What is timed: one direction of one operator on inputs of one size, as its providers compute it.
+"""A case: one direction of one operator on inputs of one size, and the providers that compute it.
 
-`operators` holds the operators themselves.
+The operators themselves are in `operators`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch import Tensor
 FORWARD, BACKWARD = "forward", "backward"
 
 Shape = tuple[int, ...]
-#: Returns a tensor or several.
+#: A function that returns one or several tensors.
 Function = Callable[..., Any]
 
 
 class Layout(Enum):
-    """What the dimensions of an input are; operators of one layout are timed on the same shapes."""
+    """The dimensions of an input; operators of the same layout are timed on the same shapes."""
 
     MATRIX = ("rows", "cols")
     LONG_ROWS = ("few rows", "many cols")
@@ -36,7 +36,7 @@ class Layout(Enum):
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as Inductor compiles it for one shape: the strongest form of it."""
+    """The function compiled by Inductor for a static shape, which gives the fastest code."""
     return torch.compile(function, fullgraph=True, dynamic=False)
 
 
@@ -47,20 +47,20 @@ def as_they_are(*inputs: Tensor) -> tuple[Tensor, ...]:
 
 @dataclass(frozen=True)
 class Provider:
-    """Times `function(*prepare(*inputs))`, the function alone.
+    """Times `function` on the result of `prepare(*inputs)`.
 
-    `prepare` adds what the provider's own forward saves for its backward.
+    For a backward pass `prepare` adds the tensors that the provider's own forward saves.
     """
 
     function: Callable[..., Any]
     prepare: Callable[..., tuple[Tensor, ...]] = as_they_are
 
     def call(self, *inputs: Tensor) -> partial[Any]:
-        """What is timed: the function, its arguments bound."""
+        """The call that is timed: the function with its arguments bound."""
         return partial(self.function, *self.prepare(*inputs))
 
     def compiled(self) -> Provider:
-        """The provider that runs the same, compiled."""
+        """The provider that runs the compiled function."""
         return replace(self, function=compiled(self.function))
 
 
@@ -70,18 +70,17 @@ def gradients(
     grad: Tensor,
     retain_graph: bool = False,
 ) -> tuple[Tensor, ...]:
-    """The gradients of one result or of several, each of which is given `grad`."""
+    """The gradients of one or several outputs, each with the incoming gradient `grad`."""
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     return torch.autograd.grad(outputs, leaves, [grad] * len(outputs), retain_graph=retain_graph)
 
 
 @dataclass(frozen=True)
 class Gradient:
-    """Times the backward pass of `forward` as autograd runs it, from what the forward pass saved.
+    """Times autograd's backward pass of `forward`, from the tensors that the forward pass saved.
 
-    The inputs are the gradient of the result, then those that `prepare` makes of the others, of
-    which the first `differentiated` are differentiated, by default all. Where `forward` has several
-    results each gets that gradient.
+    The inputs are the incoming gradient, which each result of `forward` gets, and the arguments,
+    which `prepare` converts. The first `differentiated` of them get a gradient; None means all.
     """
 
     forward: Function
@@ -89,7 +88,7 @@ class Gradient:
     prepare: Callable[..., tuple[Tensor, ...]] = as_they_are
 
     def call(self, grad: Tensor, *inputs: Tensor) -> partial[Any]:
-        """What is timed: the walk back through the graph that one forward pass left."""
+        """The call that is timed: a backward pass through the graph of one forward pass."""
         tensors = self.prepare(*inputs)
         leaves = [x.detach().requires_grad_() for x in tensors[: self.differentiated]]
         outputs = self.forward(*leaves, *tensors[len(leaves) :])
@@ -99,7 +98,7 @@ class Gradient:
     def gradients(
         outputs: Tensor | tuple[Tensor, ...], leaves: list[Tensor], grad: Tensor
     ) -> tuple[Tensor, ...]:
-        """The graph is kept, to walk it again."""
+        """The gradients of the leaves; the graph is kept for the next call."""
         return gradients(outputs, leaves, grad, retain_graph=True)
 
     def compiled(self) -> Gradient:
@@ -109,7 +108,7 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Dropout:
-    """What an operator drops: with probability `p`, some of what `survivors` computes."""
+    """The dropout of an operator: elements of `survivors(...)` become zero with probability `p`."""
 
     p: float
     survivors: Callable[..., Tensor]
@@ -121,22 +120,23 @@ def _no_operands(case: Case) -> tuple[Tensor, ...]:
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator as eager PyTorch spells it and as fusedops runs it.
+    """An operator in eager PyTorch and in fusedops.
 
     Args:
         eager, fused: functions of a tensor and the operands; the result, or the first of several,
             has the tensor's shape.
-        operands: weights, masks, biases.
-        layout: of its inputs; shapes with fewer dimensions are filled up with ones.
-        moved: for each direction, how many tensors of the input's size must cross memory.
-        backward: the providers of the backward pass where it is an operator of its own; by default
-            autograd's of `eager` and of `fused`.
-        differentiated: of how many of its arguments autograd's backward gives the gradient; None
-            for all.
-        split: what the functions are given in place of the tensor and the operands.
-        dropout: where the result is random.
+        operands: computes weights, masks and biases.
+        layout: the layout of the inputs; shapes with fewer dimensions are filled up with ones.
+        moved: for each direction, the number of tensors of the input's size that must be read or
+            written.
+        backward: the providers of the backward pass if it is an operator of its own; by default
+            autograd's backward passes of `eager` and of `fused`.
+        differentiated: the number of arguments that get a gradient in autograd's backward; None for
+            all.
+        split: converts the tensor and the operands to the arguments of the functions.
+        dropout: the dropout, if the result is random.
 
-    "inductor" is not among the providers: it compiles what "eager" runs.
+    "inductor" is not among the providers, because it is "eager" compiled.
     """
 
     eager: Function
@@ -150,20 +150,20 @@ class Operator:
     dropout: Dropout | None = None
 
     def providers(self, direction: str) -> Mapping[str, Provider | Gradient]:
-        """Those who compete, eager first."""
+        """The providers to compare, eager first."""
         functions = {"eager": self.eager, "fusedops": self.fused}
         if direction == BACKWARD and self.backward:
             return self.backward
         return {name: self.provider(direction, function) for name, function in functions.items()}
 
     def provider(self, direction: str, function: Function) -> Provider | Gradient:
-        """Who computes `function`, or its gradients."""
+        """The provider that computes `function`, or its gradients."""
         if direction == FORWARD:
             return Provider(function, self.split)
         return Gradient(function, self.differentiated, self.split)
 
     def of_whole(self, function: Function) -> Function:
-        """`function` of the tensor and the operands, whatever it takes them as."""
+        """`function` with the tensor and the operands as arguments, before `split`."""
         return lambda *inputs: function(*self.split(*inputs))
 
 
@@ -171,7 +171,7 @@ class Operator:
 class Case:
     """One computation on inputs of one size; all its providers are timed side by side.
 
-    `shape` is the input's: rows lie along the last dimension.
+    `shape` is the input's; the rows are along the last dimension.
     """
 
     op: str
@@ -183,12 +183,12 @@ class Case:
 
     @property
     def rows(self) -> int:
-        """How many rows the input has."""
+        """The number of rows of the input."""
         return math.prod(self.shape[:-1])
 
     @property
     def cols(self) -> int:
-        """How long a row is."""
+        """The number of columns of the input."""
         return self.shape[-1]
 
     @property
@@ -198,7 +198,7 @@ class Case:
 
     @property
     def bytes(self) -> int:
-        """The least that has to be read and written; broadcast operands are too small to count."""
+        """The bytes that must be read and written, without broadcast operands, which are small."""
         return round(self.operator.moved[self.direction] * self.input_bytes)
 
     @property
@@ -212,7 +212,7 @@ class Case:
         return torch.randn(self.shape, generator=generator, device=self.device).to(self.dtype)
 
     def inputs(self) -> tuple[Tensor, ...]:
-        """What every provider gets: the gradient, for a backward pass, the input, the operands."""
+        """The inputs of every provider: the gradient (for backward), the input and the operands."""
         inputs = (self.random(seed=0), *self.operator.operands(self))
         return inputs if self.direction == FORWARD else (self.random(seed=1), *inputs)
 

@@ -1,7 +1,7 @@
-"""`python -m fusedops bench --host`: what a call costs beside its kernel, against torch's own.
+"""`python -m fusedops bench --host`: the overhead of a call, compared with torch's functions.
 
-One row of 128 floats is computed in less than a tenth of a microsecond; the rest of a call is the
-way there: Python, the dispatcher, autograd.
+A row of 128 floats is computed in less than 0.1 us; the rest of the time is overhead: Python, the
+dispatcher and autograd.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ ROWS, COLS = 1, 128
 WITHOUT_GRAD, FORWARD, BOTH = "without grad", "forward with grad", "forward and backward"
 MODES = (WITHOUT_GRAD, FORWARD, BOTH)
 
-#: Calls of a burst: so few that most bursts are disturbed by nothing.
+#: The number of calls in a burst: so small that most bursts are not disturbed.
 BURST = 100
 BURSTS, BURSTS_QUICK = 1000, 50
 
 Function = Callable[..., Tensor]
 
-#: torch's function and ours, of a tensor, a weight and a bias.
+#: torch's function and ours, with the arguments tensor, weight and bias.
 FUNCTIONS: dict[str, tuple[Function, Function]] = {
     "softmax": (lambda x, w, b: F.softmax(x, -1), lambda x, w, b: fusedops.softmax(x, -1)),
     "log_softmax": (
@@ -78,7 +78,7 @@ def host_cases() -> Iterator[HostCase]:
 
 
 def measure_host(case: HostCase, bursts: int) -> HostTime:
-    """Both functions in turn."""
+    """The times of both functions, which take turns."""
     torchs, ours = (_call(function, case.mode) for function in FUNCTIONS[case.op])
     torch_us, fusedops_us = least_us([torchs, ours], bursts)
     return HostTime(case.op, case.mode, ROWS, COLS, torch_us, fusedops_us, fusedops_us / torch_us)
@@ -96,7 +96,7 @@ def _call(function: Function, mode: str) -> Call:
 
 
 def least_us(calls: list[Call], bursts: int) -> list[float]:
-    """Microseconds a call: the minimum of bursts, which take turns."""
+    """Microseconds per call: the minimum over the bursts, in which the calls take turns."""
     least = [float("inf")] * len(calls)
     collects = gc.isenabled()
     gc.disable()

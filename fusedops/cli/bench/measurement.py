@@ -17,7 +17,7 @@ from fusedops.cli.timing import Call, Clock, interleave, median_ratio, relative_
 
 REFERENCE, COPY, OURS = "eager", "copy", "fusedops"
 
-# Far above any rounding of these dtypes, far below a wrong kernel.
+# These bounds are far above rounding errors, and far below the errors of a wrong kernel.
 MAX_DISAGREEMENT = {
     torch.float64: 1e-9,
     torch.float32: 1e-4,
@@ -47,13 +47,13 @@ class Measurement:
 
 
 def prepare(case: Case) -> dict[str, Call]:
-    """A call for each provider, compiled and known to be right, and one for the copy."""
+    """A call for each provider, compiled and checked, and one for the copy."""
     eager, *others = case.operator.providers(case.direction).items()
     inputs = case.inputs()
-    # Every shape gets code of its own, and none counts toward Dynamo's limit of recompilations.
+    # Every shape is compiled separately, without reaching Dynamo's limit of recompilations.
     torch.compiler.reset()
     providers = dict([eager, ("inductor", eager[1].compiled()), *others])
-    # A compiled backward pass may overwrite what it was given, unless told that it will run again.
+    # With donated buffers a compiled backward pass overwrites saved tensors, and can run only once.
     with torch._functorch.config.patch(donated_buffer=False):
         calls = {name: provider.call(*inputs) for name, provider in providers.items()}
         check_all(case, inputs, calls)
@@ -63,7 +63,7 @@ def prepare(case: Case) -> dict[str, Call]:
 def measure(
     case: Case, calls: dict[str, Call], clock: Clock, rounds: int, slot_ms: float
 ) -> list[Measurement]:
-    """Time what `prepare` returned, in turns, and relate every provider to the others."""
+    """Times the calls that `prepare` returned, which take turns, and compares the providers."""
     times = interleave(calls, clock, rounds, slot_ms)
     medians = {name: statistics.median(times[name]) for name in calls}
     best_peer = min(calls.keys() - {COPY, OURS}, key=medians.__getitem__)
@@ -95,7 +95,7 @@ def _copy_of_same_bytes(case: Case) -> Call:
 
 
 def check_all(case: Case, inputs: Sequence[Tensor], calls: dict[str, partial[Any]]) -> None:
-    """Raise unless all calls give what eager gives."""
+    """Raises unless all calls agree with eager."""
     eager = _main_output(calls[REFERENCE]())
     for name, call in calls.items():
         result = _main_output(call())
@@ -111,9 +111,9 @@ def check_all(case: Case, inputs: Sequence[Tensor], calls: dict[str, partial[Any
 def with_dropout_of(
     output: Tensor, case: Case, dropout: Dropout, inputs: Sequence[Tensor]
 ) -> Tensor:
-    """The result or gradient in eager PyTorch where dropout keeps what it kept in `output`.
+    """Eager PyTorch's result or gradient with the elements dropped that are zero in `output`.
 
-    No two providers draw the same numbers, but a result shows by its zeros which were drawn.
+    Providers draw different random numbers, so that the drawn ones are read off the result.
     """
 
     def chain(x: Tensor, *operands: Tensor) -> Tensor:
@@ -125,7 +125,8 @@ def with_dropout_of(
 def check_keep_rate(
     case: Case, dropout: Dropout, name: str, output: Tensor, inputs: Sequence[Tensor]
 ) -> None:
-    """Raise if dropout kept more or fewer elements than six standard deviations explain."""
+    """Raises if the number of elements that dropout kept is off by more than six standard
+    deviations."""
     x_and_operands = inputs if case.direction == FORWARD else inputs[1:]
     total = dropout.survivors(*x_and_operands).count_nonzero().item()
     kept, expected = output.count_nonzero().item(), total * (1 - dropout.p)
@@ -137,8 +138,8 @@ def check_keep_rate(
 
 
 def check_agreement(case: Case, name: str, actual: Tensor, expected: Tensor) -> None:
-    """Raise if a provider computes something else than eager: a fast wrong answer is no result."""
-    if expected.isnan().any():  # as the deviation of one number is: ours must be nan there as well
+    """Raises if a provider's result differs from eager's."""
+    if expected.isnan().any():  # std_norm of one column; both must be NaN in the same places
         same = actual.isnan() & expected.isnan()
         actual, expected = (tensor.masked_fill(same, 0) for tensor in (actual, expected))
     disagreement = _norm(actual - expected).item() / _scale(case, expected)
@@ -150,10 +151,10 @@ def check_agreement(case: Case, name: str, actual: Tensor, expected: Tensor) -> 
 
 
 def _scale(case: Case, expected: Tensor) -> float:
-    """What a difference is relative to: the size of the result, or that of the inputs' numbers.
+    """The norm that a difference is relative to: that of the result, or of a tensor of ones.
 
-    What softmaxes and norms make of one or two numbers, and their gradients, may be zero but for
-    rounding; so is what dropout or a mask leaves nothing of.
+    The latter is used if the result is zero except for rounding errors: norms of one or two
+    columns, gradients of such rows, and results that dropout or a mask has zeroed.
     """
     norm = _norm(expected).item()
     is_rounding = case.cols <= 2 or norm == 0

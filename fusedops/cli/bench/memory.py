@@ -1,7 +1,7 @@
-"""`python -m fusedops bench --memory`: what an operator allocates, beside the ways to avoid it.
+"""`python -m fusedops bench --memory`: the memory that each way to run an operator allocates.
 
-A peak is what is allocated at most at one time while the operator runs, beyond what was there
-before: input, masks, the gradient that comes in, and the buffer that `out=` is given.
+A peak is the maximum that is allocated at one time while the operator runs, beyond the memory that
+was allocated before: input, masks, the incoming gradient, and the buffer given as `out=`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import fusedops
 from fusedops.cli.bench.attention import DROPOUT, MASKED, SCALE
 from fusedops.cli.bench.cases import FORWARD, Case, Function, compiled, gradients
 
-os.environ["KINETO_LOG_LEVEL"] = "6"  # no log lines of the profiler
+os.environ["KINETO_LOG_LEVEL"] = "6"  # no log lines from the profiler
 
 TRAINING = "training"  # forward and backward
 
@@ -51,7 +51,8 @@ class Peak:
 class Way:
     """One way to compute an operator: `function(x, *operands)`, which may overwrite x.
 
-    `into_buffer`: the function takes a buffer for its result, last. `trains`: autograd allows it.
+    into_buffer: whether the last argument of the function is a buffer for its result.
+    trains: whether autograd can record it.
     """
 
     function: Function
@@ -59,7 +60,7 @@ class Way:
     trains: bool = False
 
 
-# --- how to save memory ---------------------------------------------------------------------------
+# --- ways to save memory --------------------------------------------------------------------------
 
 
 def _softmax_decomposed(x: Tensor) -> Tensor:
@@ -133,7 +134,7 @@ SAVING_WAYS: dict[str, dict[str, Way]] = {
 
 
 def ways(case: Case) -> dict[str, Way]:
-    """Every way to compute the case, with the gradient where that is asked for."""
+    """Every way to compute the case; for the backward direction those that autograd can record."""
     operator = case.operator
     found = {
         EAGER: Way(operator.of_whole(operator.eager), trains=True),
@@ -155,7 +156,7 @@ def measure_peaks(case: Case) -> Iterator[Peak]:
     """The peak of every way to compute the case."""
     torch.compiler.reset()
     for name, way in ways(case).items():
-        bind(case, way)()  # compiles, and fills the caches that stay
+        bind(case, way)()  # compiles, and fills caches that are kept
         peak = peak_bytes(bind(case, way), case.device)
         yield Peak(
             op=case.op,
@@ -172,32 +173,32 @@ def measure_peaks(case: Case) -> Iterator[Peak]:
 
 
 def bind(case: Case, way: Way) -> Callable[[], Any]:
-    """A call whose inputs are all in memory; it may overwrite them, so it is good for one run."""
+    """A call whose inputs are allocated already; it may overwrite them, so it can run once."""
     x, operands = case.random(seed=0), case.operator.operands(case)
     if way.into_buffer:
         operands = (*operands, torch.empty_like(x))
     if case.direction == FORWARD:
         return partial(way.function, x, *operands)
     leaf = x.requires_grad_()
-    # As inside a model: not a leaf, so that it may be overwritten, and nothing else needs it.
+    # As inside a model, the input is not a leaf, so that it may be overwritten.
     return partial(_train, way.function, leaf, leaf.clone(), operands, case.random(seed=1))
 
 
 def _train(
     function: Function, leaf: Tensor, x: Tensor, operands: tuple[Tensor, ...], grad: Tensor
 ) -> tuple[Any, Tensor]:
-    """The result or results, which the next layer keeps, and the gradient, each given `grad`."""
+    """The results, which the next layer would keep, and the gradient of x for `grad`."""
     output = function(x, *operands)
     return output, gradients(output, [leaf], grad)[0]
 
 
 def peak_bytes(call: Callable[[], Any], device: str) -> int:
-    """What `call` allocates at most at one time, its result included."""
+    """The maximum that `call` has allocated at one time, including its result."""
     return _peak_on_cuda(call, device) if device.startswith("cuda") else _peak_on_cpu(call)
 
 
 def _peak_on_cuda(call: Callable[[], Any], device: str) -> int:
-    """By the statistics of the caching allocator, which rounds every block up to 512 bytes."""
+    """The peak in the statistics of the caching allocator, which rounds blocks up to 512 bytes."""
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     call()
@@ -205,13 +206,13 @@ def _peak_on_cuda(call: Callable[[], Any], device: str) -> int:
 
 
 def _peak_on_cpu(call: Callable[[], Any]) -> int:
-    """The peak of the running sum over what torch's allocator hands out and takes back.
+    """The peak of the running sum of allocations and frees by torch's allocator.
 
-    The profiler logs each such event, to the byte, in eager, in Inductor's code and in ours. The
-    process's resident memory would be no better: it counts whole pages, only once they are touched,
-    and what malloc keeps. But it would show what a kernel allocates behind torch's back, so a test
-    compares the two. Not logged are frees of what was there before: a call's inputs must outlive
-    it.
+    The profiler records each of them, to the byte, in eager mode, in Inductor's code and in ours.
+    The process's resident memory is less precise: it counts whole pages, only after they are
+    touched, and memory that malloc keeps. It does include allocations that bypass torch, so a test
+    compares the two. Frees of earlier allocations are not recorded: the inputs must outlive the
+    call.
     """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         result = call()  # noqa: F841  not freed before the profiler stops

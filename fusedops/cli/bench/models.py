@@ -1,8 +1,8 @@
-"""Whole models: a step in eager, with Inductor and with fusedops, and what the sites take of it.
+"""Whole models: times of a step in eager, with Inductor and with fusedops, and the sites' share.
 
 Inference is a forward pass without gradients, training a forward and a backward pass with the
-dropout that the model has by default. Models have no head: the loss of a vocabulary would take more
-time than the two layers. A cell is a model in a mode, a dtype and on a number of threads.
+model's default dropout. Models have no head: the loss over a vocabulary would take more time than
+the two layers. A cell is a model in one mode, with one dtype and number of threads.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ HEAD_WIDTH = 64
 DEFAULT = ("gpt2", "bert", "llama", "t5", "vit", "swin")
 QUICK = (("gpt2", TRAINING), ("bert", INFERENCE))
 DTYPES = ("float32", "bfloat16")
-# How well a median ratio is to be known, and after how many turns through all orders it is taken as
-# it is.
+# The precision of a median ratio at which measuring stops, and the number of turns through all
+# orders after which it stops in any case.
 PRECISION = 0.005
 TURNS, TURNS_QUICK = 2, 1
-#: What a step may take longer than Inductor's before it is called slower.
+#: By how much a step may take longer than Inductor's without being called slower.
 TOLERANCE = 0.02
 SLOT_MS = 1.0  # a step takes longer: a slot is one step
 
 
 @dataclass(frozen=True)
 class Step:
-    """What is timed: one step of a model on inputs of one size, on a number of threads."""
+    """One step of a model on inputs of one size, on a number of threads."""
 
     model: str
     mode: str
@@ -75,7 +75,7 @@ class Step:
         return model.to(self.dtype).train(self.mode == TRAINING)
 
     def inputs(self) -> dict[str, Any]:
-        """Always the same."""
+        """The model's inputs, always the same."""
         torch.manual_seed(1)
         return cast(MODELS[self.model].inputs(self.size, self.batch), self.dtype)
 
@@ -88,10 +88,10 @@ class Step:
 class StepTime:
     """All providers on one step: the columns of the CSV, in their order.
 
-    Not a number where a peer is not installed, or does not run the step. `speedup` is that of
-    fusedops over Inductor, `spread` its interquartile range as a share of it.
-    The shares are those of the step's time that the sites take, before by Inductor and after by
-    fusedops; `sites_speedup` is how many times less that time has become.
+    The time of a peer is NaN if it is not installed or does not run the step. `speedup` is that of
+    fusedops over Inductor, `spread` its interquartile range relative to it. `share_before` and
+    `share_after` are the sites' shares of the step's time with Inductor and with fusedops;
+    `sites_speedup` is the ratio of these times.
     """
 
     model: str
@@ -114,11 +114,11 @@ class StepTime:
 
     @property
     def is_slower(self) -> bool:
-        """Whether fusedops takes longer than Inductor, by more than is tolerated."""
+        """Whether fusedops takes longer than Inductor by more than TOLERANCE."""
         return self.speedup < 1 / (1 + TOLERANCE)
 
     def is_of(self, step: Step) -> bool:
-        """Whether this was measured on such a step."""
+        """Whether this is a measurement of `step`."""
         mine = (self.model, self.mode, self.dtype, self.threads, self.batch)
         its = (step.model, step.mode, step.dtype_name, step.threads, step.batch)
         size = (step.size.length, step.size.width)
@@ -134,24 +134,24 @@ def chosen_steps(
     size: Size,
     quick: bool,
 ) -> list[Step]:
-    """The named models, or the default set, in the modes that go in these directions."""
+    """The steps of the named models, or of the default set, in the modes of these directions."""
     modes = [MODES[direction] for direction in directions]
     pairs = QUICK if quick and not names else product(names or DEFAULT, modes)
-    wanted = [pair for pair in pairs if pair[1] in modes]
-    cells = product(wanted, dtypes, threads)
+    chosen = [pair for pair in pairs if pair[1] in modes]
+    cells = product(chosen, dtypes, threads)
     return [Step(*pair, dtype, number, batch, size) for pair, dtype, number in cells]
 
 
 def size_of(length: int, width: int) -> Size:
-    """Sequences of `length` tokens in a model of that width, otherwise as the larger of the zoo."""
+    """The size BASE of the zoo with another length and width."""
     return replace(BASE, length=length, width=width, heads=max(1, width // HEAD_WIDTH))
 
 
 def prepare_step(step: Step) -> dict[str, Call]:
-    """A call for each way to compile it, known to compute what eager computes."""
+    """A call for eager and for each compiler, checked to agree with eager."""
     torch.set_num_threads(step.threads)
     if _is_random(step):
-        # Each provider draws its own numbers: only without dropout can they be compared.
+        # Results can be compared only without dropout, whose numbers each provider draws itself.
         check_step(step, _compile(step, (OURS,), dropout=False))
         return _compile(step, COMPILED, dropout=True)
     calls = _compile(step, COMPILED, dropout=True)
@@ -160,7 +160,7 @@ def prepare_step(step: Step) -> dict[str, Call]:
 
 
 def prepare_peers(step: Step, expected: Sequence[Tensor]) -> tuple[dict[str, Call], list[str]]:
-    """A call for each peer that is installed and runs such steps, and why others do not."""
+    """A call for each installed peer that supports the step, and the errors of the others."""
     calls, problems = {}, []
     plain = replace(step, dtype=torch.float32)
     for name, peer in PEERS.items():
@@ -172,13 +172,13 @@ def prepare_peers(step: Step, expected: Sequence[Tensor]) -> tuple[dict[str, Cal
             )
             _check(step, name, call(), expected)
             calls[name] = call
-        except Exception as error:  # whatever keeps a peer from a model costs its column alone
+        except Exception as error:  # only this peer's column stays empty
             problems.append(f"{step}: {name} is left out: {error}")
     return calls, problems
 
 
 def measure_step(step: Step, calls: dict[str, Call], turns: int) -> StepTime:
-    """Time what was prepared, in turns, then profile it."""
+    """Times the prepared calls, which take turns, then profiles them."""
     times = _interleave(calls, turns)
     medians = {name: statistics.median(times[name]) for name in calls}
     before, after = (share_of_sites(calls[name]) for name in (INDUCTOR, OURS))
@@ -204,13 +204,14 @@ def measure_step(step: Step, calls: dict[str, Call], turns: int) -> StepTime:
 
 
 def _interleave(calls: dict[str, Call], turns: int) -> dict[str, list[float]]:
-    """Every order of the calls in each turn, until the ratio that counts is known well enough."""
+    """Times of the calls, in every order in each turn, until the ratio is precise enough."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     rounds = len(balanced_orders(list(calls)))
     for turn in range(1, turns + 1):
         for name, more in interleave(calls, WallClock(), rounds, SLOT_MS).items():
             times[name] += more
-        if _spread(times) < PRECISION * math.sqrt(turn * rounds):  # its share that a median has
+        # The error of a median is about the spread divided by the root of the number of rounds.
+        if _spread(times) < PRECISION * math.sqrt(turn * rounds):
             break
     return times
 
@@ -221,7 +222,7 @@ def _spread(times: dict[str, list[float]]) -> float:
 
 
 def _ratio(before: float, after: float) -> float:
-    """Not a number where no kernel with a name takes any time, as in opaque calls."""
+    """NaN if no named kernel takes any time, as in opaque calls."""
     return before / after if after else math.nan
 
 
@@ -240,14 +241,14 @@ def _compile(step: Step, backends: Sequence[str], dropout: bool) -> dict[str, Ca
 
 
 def eager_step(step: Step, dropout: bool) -> partial[list[Tensor]]:
-    """The step without any compiler: its outputs, or the gradients of all parameters."""
+    """The step in eager mode; it returns the outputs, or the gradients of all parameters."""
     model, inputs = step.build(dropout), step.inputs()
     return partial(_trainer(model, inputs) if step.mode == TRAINING else _infer, model, inputs)
 
 
 def _is_random(step: Step) -> bool:
-    """Whether a step draws numbers; what seldom drops anything, as Swin's paths, may give the same
-    twice all the same."""
+    """Whether a step draws random numbers, by the state of the generator. Comparing two results
+    would not tell: those of a model that rarely drops anything, as Swin its paths, may be equal."""
     call = eager_step(step, dropout=True)
     before = torch.get_rng_state()
     call()
@@ -260,9 +261,11 @@ def _infer(model: Callable[..., Any], inputs: dict[str, Any]) -> list[Tensor]:
 
 
 def _trainer(model: nn.Module, inputs: dict[str, Any]) -> Callable[..., list[Tensor]]:
-    """Runs a step of `model`, compiled or not: the gradients of all its parameters.
+    """A function that runs a training step of `model`, compiled or not, and returns the gradients
+    of all its parameters.
 
-    The gradients of the outputs are random: behind a norm those of a sum would be next to zero.
+    The gradients of the outputs are random, because the gradient of a sum after a norm is nearly
+    zero.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     grads = [torch.randn_like(output) for output in _infer(model, inputs)]
@@ -275,7 +278,7 @@ def _trainer(model: nn.Module, inputs: dict[str, Any]) -> Callable[..., list[Ten
 
 
 def check_step(step: Step, calls: dict[str, Call]) -> None:
-    """Raise unless all calls give what eager gives."""
+    """Raises unless all calls agree with eager."""
     expected = calls[REFERENCE]()
     for name in calls.keys() - {REFERENCE}:
         _check(step, name, calls[name](), expected)

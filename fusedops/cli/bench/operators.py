@@ -1,4 +1,4 @@
-"""The operators that can be timed, a table: a new operator is a new entry of OPERATORS.
+"""The table of the operators that can be timed: a new operator is a new entry of OPERATORS.
 
 `masked_softmax[causal]` is a variant of `masked_softmax`: the command line selects it by either
 name.
@@ -27,12 +27,12 @@ def family(op: str) -> str:
 
 
 def selected(names: list[str]) -> list[str]:
-    """The operators that are named, or are variants of one that is, in the order of the names."""
+    """The operators with these names, including variants, in the order of the names."""
     return [op for name in names for op in OPERATORS if name in (op, family(op))]
 
 
 def _softmax(name: str) -> Operator:
-    """softmax or log_softmax: both save their output, and their backwards take equal arguments."""
+    """softmax or log_softmax: both save their output, and their backwards have equal arguments."""
     eager, fused = getattr(F, name), getattr(fusedops, name)
     eager_backward = getattr(torch.ops.aten, f"_{name}_backward_data").default
     fused_backward = getattr(torch.ops.fusedops, f"{name}_backward").default
@@ -56,7 +56,7 @@ def _weight_and_bias(case: Case) -> tuple[Tensor, Tensor]:
 
 
 def _layer_norm_backward(forward: Callable[..., Any], backward: Callable[..., Any]) -> Provider:
-    """A provider of all three gradients, from the statistics that its own forward saves."""
+    """A provider of all three gradients, from the statistics that `forward` saves."""
 
     def prepare(grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
         _, mean, rstd = forward(x, x.shape[-1:], weight, bias, LAYER_NORM_EPS)
@@ -87,7 +87,7 @@ def _layer_norm() -> Operator:
 
 
 def _annotated_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """The Annotated Transformer's lines."""
+    """The norm as in the source code of the Annotated Transformer."""
     mean, std = x.mean(-1, keepdim=True), x.std(-1, keepdim=True)
     return weight * (x - mean) / (std + STD_NORM_EPS) + bias
 
@@ -115,7 +115,7 @@ def _rms_norm() -> Operator:
 
 
 def _after_residual(norm: Operator, fused: Callable[..., Any]) -> Operator:
-    """A pre-norm layer's: the sum of branch and residual, normalised, and the sum itself."""
+    """The norm of a pre-norm layer: the normalised sum of branch and residual, and the sum."""
 
     def eager(x: Tensor, residual: Tensor, *parameters: Tensor) -> tuple[Tensor, Tensor]:
         sum = x + residual
@@ -157,7 +157,7 @@ def _stack_of_softmaxes(name: str) -> Operator:
 
 
 def _stack_of_norms() -> Operator:
-    """Norms of several tensors, each with its weight and bias, given one after the other."""
+    """Norms of several tensors. The arguments are all inputs, then all weights, then all biases."""
 
     def thirds(tensors: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
         count = len(tensors) // 3

@@ -1,7 +1,7 @@
-"""What a user would run inference with instead: OpenVINO and ONNX Runtime, where installed.
+"""Other inference runtimes to compare with: OpenVINO and ONNX Runtime, if they are installed.
 
-Both take what `torch.export` captures of the model in float32. OpenVINO computes in bfloat16 where
-it is told to, which keeps the outputs in float32; ONNX Runtime has no kernels for that on a CPU.
+Both take the model in float32, captured by `torch.export`. OpenVINO can be set to compute in
+bfloat16, with float32 outputs; ONNX Runtime has no bfloat16 kernels for the CPU.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Peer:
     """A way to run a model without torch.
 
     Args:
-        packages: what has to be installed.
-        dtypes: those it computes in on a CPU.
-        compile: from a captured model, its inputs, the dtype and the number of threads, a call
-            that gives the outputs.
+        packages: the packages that it needs.
+        dtypes: the dtypes that it can compute in on a CPU.
+        compile: a function of a captured model, its inputs, the dtype and the number of threads
+            that returns a call for the outputs.
     """
 
     packages: tuple[str, ...]
@@ -57,7 +57,7 @@ class Peer:
     def prepare(
         self, model: nn.Module, inputs: dict[str, Any], dtype: torch.dtype, threads: int
     ) -> Callable[[], Outputs]:
-        """`model` and its inputs are in float32."""
+        """A call that runs `model` on these inputs, both in float32, computing in `dtype`."""
         tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
         others = {name: value for name, value in inputs.items() if name not in tensors}
         with _quiet_exporter(), torch.no_grad():
@@ -66,7 +66,7 @@ class Peer:
 
 
 class _OfTensors(nn.Module):
-    """A model with all but tensors bound, which gives tensors alone."""
+    """A model whose arguments and results are only tensors; other arguments are bound."""
 
     def __init__(self, model: nn.Module, others: dict[str, Any]) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class _OfTensors(nn.Module):
 
 @contextmanager
 def _quiet_exporter() -> Iterator[None]:
-    """Without warnings of packages that are not needed, and of what torch itself will outgrow."""
+    """Suppresses warnings about optional packages and torch's own deprecations."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -123,7 +123,7 @@ def _compile_onnx_runtime(
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = threads
-    # A thread that waits for work without sleeping would take the core from whoever is timed next.
+    # Threads that spin while they wait for work would take cores from the next provider.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.onnx"
@@ -143,7 +143,7 @@ PEERS = {
 
 
 def not_installed() -> list[str]:
-    """A line for each peer that is not there."""
+    """A line for each peer that is not installed."""
     return [
         f"{name} is left out: {', '.join(peer.missing)} is not installed; "
         "run: pip install fusedops[peers]"

@@ -32,17 +32,17 @@ RATIOS = ["share_of_copy", "speedup_over_eager", "speedup_over_best_peer"]
 
 
 def to_frame(measurements: Iterable[Measurement | Peak | StepTime | HostTime]) -> pd.DataFrame:
-    """One row a measurement, in the order they were made."""
+    """One row for each measurement, in their order."""
     return pd.DataFrame(map(asdict, measurements))
 
 
 def write_csv(frame: pd.DataFrame, path: Path) -> None:
-    """Four significant digits are more than any timing holds."""
+    """Writes four significant digits, more than a timing is accurate to."""
     write_atomically(path, frame.to_csv(index=False, float_format="%.4g").encode())
 
 
 def print_tables(frame: pd.DataFrame, console: Console) -> None:
-    """Every case in a row of its own, then the geometric means over the shapes."""
+    """Prints a table with one row for each case, then the geometric means over the shapes."""
     providers = list(frame.provider.unique())
     times = _table("Milliseconds, and how many times faster than eager", [*GROUP, "shape"])
     _add_columns(times, [f"{name} ms" for name in providers])
@@ -69,9 +69,9 @@ def _print_means(frame: pd.DataFrame, over: str, key: list[str], console: Consol
 
 
 def print_peaks(frame: pd.DataFrame, console: Console) -> None:
-    """Every case in a row of its own, every way to compute it in a column."""
+    """Prints a table with one row for each case and one column for each way to compute it."""
     providers = list(frame.provider.unique())
-    title = "Peak memory beyond what was there before, in units of the input's size"
+    title = "Peak memory beyond what was allocated before, in units of the input's size"
     table = _table(title, [*GROUP, "input"])
     _add_columns(table, providers)
     for (*group, _, _), peaks in frame.groupby(CASE, sort=False):
@@ -83,7 +83,7 @@ def print_peaks(frame: pd.DataFrame, console: Console) -> None:
 
 
 def _peak(of: pd.DataFrame, provider: str) -> str:
-    """Blank where a provider cannot compute the case."""
+    """A cell; empty if the provider cannot compute the case."""
     if provider not in of.index:
         return ""
     peak = of.loc[provider]
@@ -91,7 +91,7 @@ def _peak(of: pd.DataFrame, provider: str) -> str:
 
 
 def read_steps(file: Path) -> list[StepTime]:
-    """The steps that `write_csv` wrote. None where there is no file, or an empty one."""
+    """The steps that `write_csv` wrote; an empty list if the file is missing or empty."""
     if not file.exists() or not file.stat().st_size:
         return []
     names = [field.name for field in fields(StepTime)]
@@ -102,12 +102,12 @@ def read_steps(file: Path) -> list[StepTime]:
         return [StepTime(*row) for row in frame.itertuples(index=False)]
     except ValueError as error:
         raise UserError(
-            f"--resume: {file} is none that `bench --models --csv` writes: {error}"
+            f"--resume: {file} was not written by `bench --models --csv`: {error}"
         ) from error
 
 
 def print_steps(frame: pd.DataFrame, console: Console) -> None:
-    """Every cell in a row of its own; shares in percent, the spread after its ratio."""
+    """Prints a table with one row for each step; shares in percent, the spread after its ratio."""
     steps = [StepTime(*row) for row in frame.itertuples(index=False)]
     inputs = dict.fromkeys(f"{step.batch}x{step.length}x{step.width}" for step in steps)
     title = (
@@ -125,7 +125,7 @@ def print_steps(frame: pd.DataFrame, console: Console) -> None:
 
 
 def _step_row(step: StepTime, peers: Sequence[str]) -> Iterator[str]:
-    """Blank where a peer did not run."""
+    """The cells of a row; empty for peers that did not run."""
     yield from (step.model, step.mode, step.dtype, str(step.threads))
     yield from (f"{ms:.1f}" for ms in (step.eager_ms, step.inductor_ms, step.fusedops_ms))
     times = (getattr(step, f"{name}_ms") for name in peers)
@@ -142,7 +142,7 @@ def _verdict(steps: Sequence[StepTime]) -> str:
 
 
 def print_host_times(frame: pd.DataFrame, console: Console) -> None:
-    """Every function and mode in a row of its own."""
+    """Prints a table with one row for each function and mode."""
     table = _table("Host time: microseconds a call, the minimum of bursts", ["op", "mode", "input"])
     _add_columns(table, ["torch us", "fusedops us", "times torch's"])
     for row in frame.itertuples():
@@ -182,7 +182,7 @@ def _add_columns(table: Table, names: Sequence[str]) -> None:
 
 
 def write_plots(frame: pd.DataFrame, directory: Path) -> list[Path]:
-    """A bar chart of the share of the copy's speed for every op, direction and dtype."""
+    """Writes a bar chart of the share of a copy's speed for every op, direction and dtype."""
     matplotlib.use("Agg")
     return [
         _write_plot(key, group, directory)

@@ -1,17 +1,17 @@
-"""Which share of a compiled step its softmaxes and norms take, by the names in a profile.
+"""The share of a compiled step's time that softmaxes and norms take, by the names in a profile.
 
-Inductor names a kernel after the ATen operators whose code it fused, in alphabetical order. By one
-rule, for plain Inductor and for fusedops, these belong to the sites:
+Inductor names a kernel after the ATen operators whose code it fused, in alphabetical order. The
+same rule is used for plain Inductor and for fusedops. These belong to the sites:
 
 - the operators of fusedops;
-- a kernel that holds a part of a softmax or of a norm, with whatever else was fused into it, such
-  as scale, mask, dropout, residual and casts;
-- a kernel of dropout or of a mask alone, which is a link of such a chain before or behind it,
-  unless it holds an activation: then it belongs to the feed-forward network.
+- a kernel with a part of a softmax or norm, including all that was fused into it, such as scale,
+  mask, dropout, residual and casts;
+- a kernel of a dropout or mask alone, which comes before or after such a kernel, unless it has an
+  activation: then it belongs to the feed-forward network.
 
-What Inductor itself turns into scaled_dot_product_attention does not belong: its matrix products
-cannot be told apart. Nor does a kernel of nothing but arithmetic, as `mul`, which could be
-anything's.
+Attention that Inductor turns into scaled_dot_product_attention does not belong to the sites,
+because its matrix products cannot be separated. A kernel of arithmetic alone, such as `mul`, does
+not either, because it could belong to anything.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from torch.profiler import ProfilerActivity, profile
 
 from fusedops.cli.timing import Call
 
-#: Settings of Inductor that put its CPU kernels, under such names, into a profile.
+#: Settings of Inductor that make its CPU kernels appear in profiles, with these names.
 KERNEL_NAMES = {"cpp.enable_kernel_profile": True, "cpp.descriptive_names": "original_aten"}
 
 PROFILED_STEPS = 3
 
-# A norm that is written out leaves rsqrt or var_mean, but not in its backward pass: there the mean
-# has become a division and an expansion, and the square a power.
+# The forward pass of a decomposed norm has rsqrt or var_mean. In the backward pass the mean has
+# become a division and an expansion, and the square a power.
 _NORM_BACKWARD = r"div_(?:\w+_)?expand_(?:\w+_)?pow_(?:\w+_)?sum"
 
 
@@ -48,7 +48,7 @@ _ACTIVATION = _any_of("relu", "threshold_backward", "gelu", "tanh", "erf", "silu
 
 
 def belongs_to_a_site(name: str) -> bool:
-    """Whether the operator or kernel of that name computes a softmax, a norm or a link to one."""
+    """Whether an operator or kernel of that name belongs to a softmax or norm."""
     if name.startswith("fusedops::"):
         return True
     if "cpp_fused" not in name and not name.startswith("aten::"):
@@ -65,7 +65,7 @@ def share_of_sites(step: Call) -> float:
 
 
 def share_in(events: Iterable[FunctionEvent]) -> float:
-    """The same of the events of a profile."""
+    """The share of the sites in the events of a profile, between 0 and 1."""
     events = list(events)
     inside = sum(event.self_cpu_time_total for event in events if _is_inside_a_site(event))
     share: float = inside / sum(event.self_cpu_time_total for event in events)
@@ -73,7 +73,7 @@ def share_in(events: Iterable[FunctionEvent]) -> float:
 
 
 def _is_inside_a_site(event: FunctionEvent | None) -> bool:
-    """Also what a site calls, such as the allocation of its result."""
+    """Whether an event belongs to a site or is called by one, as the allocation of its result."""
     while event is not None:
         if belongs_to_a_site(event.name):
             return True

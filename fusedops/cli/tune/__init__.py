@@ -1,7 +1,7 @@
-"""`python -m fusedops tune`: measures what pays on this machine, for `fuse="profitable"`.
+"""`python -m fusedops tune`: measures the policy table of this machine, for `fuse="profitable"`.
 
-`graphs` says what is measured, `measurement` compiles and times it. The table goes to the user's
-cache, one file for each number of threads, or to a file that is named.
+`graphs` lists what is measured, `measurement` compiles and times it. The tables are written to the
+user's cache, one file for each number of threads, or to the file given by --output.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from fusedops.graph.policy import costs
 from fusedops.graph.policy.machine import Machine, count_of, here
 
 BUDGET = 160
-#: The share of the time after which no more is compiled ahead.
+#: The share of the budget for compiling ahead.
 COMPILING = 0.65
-#: What it may take to wake threads.
+#: The time that waking threads may take.
 WAKING_MS = 0.1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `tune`."""
+    """Declares the options of `tune`."""
     add = parser.add_argument
     add("--device", type=options.device, default=torch.device("cpu"), help="as cuda:0; default cpu")
     add(
@@ -65,12 +65,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass
 class Measured:
-    """What a run has found.
+    """The results of a run.
 
-    costs: the lines of the table, by what was compiled for them.
-    disturbed: how many sizes other programs kept from being measured.
-    late: what there was no time for.
-    failed: what could not be compiled or run.
+    costs: the lines of the table, for each compiled graph.
+    disturbed: the number of sizes whose times other programs disturbed.
+    late: the graphs for which there was no time.
+    failed: the graphs that could not be compiled or run.
     """
 
     costs: dict[Graph, list[costs.Cost]] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class Measured:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, write the tables, say where; 1 if something could not be measured."""
+    """Measures, and writes the tables; returns 1 if a graph could not be measured."""
     start = time.monotonic()
     machines = _machines(args)
     files = _files(args.output, machines)
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _machines(args: argparse.Namespace) -> list[Machine]:
-    """This one, once with each number of threads."""
+    """This machine, once with each number of threads."""
     if args.device.type != "cpu":
         if args.threads:
             raise UsageError("--threads: only with --device cpu; a GPU has its own")
@@ -110,7 +110,7 @@ def _machines(args: argparse.Namespace) -> list[Machine]:
 
 
 def _files(output: Path | None, machines: Sequence[Machine]) -> dict[Path, list[Machine]]:
-    """Where the lines of each machine go. Raises UserError where that cannot be written."""
+    """The file for each machine's table. Raises UserError if it cannot be written."""
     if output:
         return {output: [*machines]}
     folder = costs.user_folder()
@@ -129,18 +129,18 @@ def _files(output: Path | None, machines: Sequence[Machine]) -> dict[Path, list[
 
 
 def _slug(machine: Machine) -> str:
-    """A machine as the name of a file."""
+    """The name of a machine's file."""
     name = f"{machine.device} {machine.processor} {machine.isa} {count_of(machine.threads)}"
     return re.sub(r"[^a-z0-9.]+", "-", f"{name} torch {machine.torch}".lower())
 
 
 def measure_all(graphs: Sequence[Graph], start: float, budget: float) -> Measured:
-    """Compile ahead for a part of the time, then time what there is time for, in order."""
+    """Compiles ahead for a part of the budget, then times the graphs in order until it is spent."""
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(
         *columns, TextColumn("{task.description}"), console=Console(stderr=True), auto_refresh=False
     ) as progress:
-        if graphs[0].device == "cpu":  # a GPU does not survive a fork
+        if graphs[0].device == "cpu":  # CUDA does not work in a forked process
             ahead = compile_ahead(graphs, start + COMPILING * budget)
             for _ in _shown(progress, "compiling", ahead, len(graphs)):
                 pass
@@ -155,7 +155,8 @@ def _shown(progress: Progress, what: str, graphs: Iterator[Graph], total: int) -
 
 
 def _timed(progress: Progress, graphs: Sequence[Graph], deadline: float) -> Measured:
-    """The first is timed whatever it takes. What fails is named, and costs none of the others."""
+    """Times the graphs until the deadline, but at least one. A graph that fails is reported, and
+    the others are still timed."""
     measured = Measured()
     for graph in _shown(progress, "timing", iter(graphs), len(graphs)):
         if measured.costs and time.monotonic() > deadline:
@@ -173,8 +174,8 @@ def _timed(progress: Progress, graphs: Sequence[Graph], deadline: float) -> Meas
 
 
 def _plausible(graph: Graph, found: Iterable[costs.Cost], measured: Measured) -> list[costs.Cost]:
-    """Without what several threads take far longer for than one does: they have waited for a core
-    that another program had."""
+    """Drops measurements in which several threads take far longer than one: they have waited for a
+    core that another program used."""
     single = replace(graph, threads=1, rows=())
     alone = {
         (cost.rows, cost.cols): cost
@@ -192,7 +193,7 @@ def _plausible(graph: Graph, found: Iterable[costs.Cost], measured: Measured) ->
 
 
 def as_csv(measured: Measured, machines: Sequence[Machine]) -> str:
-    """The table of these machines; nothing where nothing was measured on them."""
+    """The table of these machines as CSV; empty if nothing was measured on them."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     version = (PACKAGE / "VERSION").read_text().strip()
@@ -214,13 +215,13 @@ def _case(graph: Graph) -> tuple[str, str, str]:
 
 
 def _numbers(cost: costs.Cost) -> tuple[str | int, ...]:
-    """Four significant digits are more than any timing holds."""
+    """The numbers of a line, with four significant digits, more than a timing is accurate to."""
     times = cost.inductor, cost.ours, 1e-6 / cost.ms_per_byte
     return cost.rows, cost.cols, *(f"{number:.4g}" for number in times)
 
 
 def _summary(measured: Measured) -> Iterator[str]:
-    """How much was measured, where we are faster, and what is missing."""
+    """How many sizes were measured, on how many fusedops is faster, and what is missing."""
     found = [cost for each in measured.costs.values() for cost in each]
     faster = sum(cost.ours < cost.inductor for cost in found)
     yield f"{len(found)} sizes measured; fusedops is faster than Inductor on {faster} of them"

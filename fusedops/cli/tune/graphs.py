@@ -1,9 +1,9 @@
-"""What `tune` measures: one op in one mode on rows of one length, compiled once for any number of
-rows.
+"""The graphs that `tune` measures: one op in one mode on rows of one length, compiled once for any
+number of rows.
 
-To compile takes longer than to time, by far. Rows are therefore a symbol of the compiled code, as
-they are in code for batches of any size, and what stands first is what most models spend their time
-in: whatever there is no time left for goes by its neighbours in the table.
+Compiling takes far longer than timing. The number of rows is therefore a symbol in the compiled
+code, as in code for batches of any size. The graphs on which most models spend their time come
+first; for graphs that are not reached within the budget the nearest ones in the table are used.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from fusedops.cli.bench.cases import FORWARD, Case, Layout
 from fusedops.cli.bench.operators import OPERATORS
 from fusedops.graph.policy.costs import INFERENCE, TRAINING
 
-#: One of each family: the shares of time that its variants differ by matter less than the size.
+#: One op of each family: its variants differ less in relative time than sizes do.
 SCORES = ("masked_softmax[additive]", "masked_softmax[causal]", "softmax_dropout[causal]")
 MATRICES = ("softmax", "layer_norm", "add_layer_norm", "rms_norm", "add_rms_norm")
 SELDOM = ("log_softmax", "std_norm")
-#: Dropout drops nothing in inference.
+#: Dropout is inactive in inference.
 ONLY_TRAINED = {"softmax_dropout[causal]"}
 
-#: By number of columns the numbers of rows: from where a call costs more than its kernel to what no
-#: cache of a core holds. Scores have as many rows as columns, a multiple of times; 49 is a window
-#: of Swin's.
+#: Ops, number of columns, numbers of rows: from sizes at which a call takes longer than its kernel
+#: to sizes beyond a core's caches. The rows of scores are a multiple of the columns; 49 is the
+#: window of Swin.
 LONG = ((SCORES, 512, (1024, 6144)), (MATRICES, 768, (32, 512, 4096)))
 SHORT = ((SCORES, 128, (256, 4096)), (MATRICES, 128, (8, 128, 2048)))
 OTHERS = ((SCORES, 49, (98, 6272)), (SELDOM, 768, (32, 512, 4096)), (SCORES, 16, (32,)))
@@ -38,7 +38,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Graph:
-    """An op and its inputs, but for the number of rows: one of `rows`."""
+    """An op and its inputs, for the numbers of rows in `rows`."""
 
     op: str
     mode: str
@@ -49,7 +49,7 @@ class Graph:
     threads: int
 
     def case(self, rows: int) -> Case:
-        """The inputs of so many rows."""
+        """The case with this number of rows."""
         operator = OPERATORS[self.op]
         shape: tuple[int, ...] = (rows, self.cols)
         if operator.layout is Layout.SCORES:
@@ -58,7 +58,7 @@ class Graph:
 
     @property
     def differentiated(self) -> int | None:
-        """How many of the inputs are in training: of scores no mask, of norms the weights too."""
+        """How many inputs get a gradient in training: only the scores, or all inputs of a norm."""
         return 1 if OPERATORS[self.op].layout is Layout.SCORES else None
 
     def __str__(self) -> str:
@@ -68,7 +68,7 @@ class Graph:
 
 
 def all_graphs(device: str, threads: list[int]) -> list[Graph]:
-    """Everything that a table can have, the most important first."""
+    """All graphs of a table, the most important first."""
     graphs = []
     for (ops, cols, rows), count in product(SIZES, threads):
         for op, dtype, mode in product(ops, DTYPES, (INFERENCE, TRAINING)):
@@ -81,9 +81,9 @@ def all_graphs(device: str, threads: list[int]) -> list[Graph]:
 def _compiled_alike(
     rows: tuple[int, ...], cols: int, device: str, threads: int
 ) -> Iterator[tuple[int, ...]]:
-    """The numbers of rows for which Inductor would make the same code if it knew them.
+    """The numbers of rows, grouped so that Inductor would generate the same code for each group.
 
-    On a GPU each is tuned by itself. On a CPU what is too small for its threads gets none.
+    On a GPU each number is tuned separately. On a CPU small sizes are not parallelised.
     """
     if device != "cpu":
         yield from ((count,) for count in rows)

@@ -24,18 +24,18 @@ from fusedops.cli.tune.graphs import Graph
 from fusedops.graph.policy.costs import INFERENCE, TRAINING, Cost
 
 INDUCTOR = "inductor"
-#: How long one size is timed at most, in rounds of slots, and what a slow one gets all the same.
+#: The length of a slot, the time for one size, and the bounds of the number of rounds.
 SLOT_MS, LONGEST_MS = 1.5, 80
 LEAST_ROUNDS, MOST_ROUNDS = 5, 15
-#: A time counts where it was seen twice: how much the least may lie below the next, and how often
-#: it is tried.
+#: A minimum is accepted if the next larger time is at most this share above it; otherwise the
+#: measurement is repeated, up to this many times.
 STEADY, ATTEMPTS = 0.1, 3
 
 
 def compile_ahead(graphs: Sequence[Graph], deadline: float) -> Iterator[Graph]:
-    """Fill Inductor's cache with the code of `graphs` in as many processes as there are cores; each
-    graph as it is done, until all are or the time is over."""
-    # A fork has all modules at once. No thread runs yet, which it would lack.
+    """Fills Inductor's cache with the code of `graphs`, with one process for each core. Yields each
+    graph when it is compiled, until the deadline."""
+    # A forked process has all modules imported. No threads run yet, which it would not inherit.
     context = multiprocessing.get_context("fork")
     with context.Pool(os.cpu_count(), initializer=_leave_interrupts_alone) as pool:
         done = pool.imap_unordered(_compile_ahead, graphs)
@@ -47,21 +47,20 @@ def compile_ahead(graphs: Sequence[Graph], deadline: float) -> Iterator[Graph]:
 
 
 def _leave_interrupts_alone() -> None:
-    """The program itself ends its processes."""
+    """Ignores Ctrl-C in the workers, which the main process ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _compile_ahead(graph: Graph) -> Graph:
-    with suppress(Exception):  # the program itself meets it again, and says so
+    with suppress(Exception):  # the main process gets the same error and reports it
         prepare(graph)
     return graph
 
 
 def prepare(graph: Graph) -> Callable[[int], dict[str, Call]]:
-    """Compile a graph; what gives, for a number of rows, the calls that are timed."""
+    """Compiles a graph; returns a function that makes the timed calls for a number of rows."""
     torch.set_num_threads(graph.threads)
-    # Nothing counts toward Dynamo's limit of recompilations.
-    torch.compiler.reset()
+    torch.compiler.reset()  # so that Dynamo's limit of recompilations is not reached
     operator = OPERATORS[graph.op]
     functions = {
         INDUCTOR: torch.compile(operator.eager, backend="inductor", fullgraph=True),
@@ -85,7 +84,7 @@ def prepare(graph: Graph) -> Callable[[int], dict[str, Call]]:
 
 @contextmanager
 def _settings() -> Iterator[None]:
-    """This process compiles by itself; threads are part of the key of what it compiled."""
+    """Compiles in this process, and makes the number of threads part of the cache key."""
     tag = f"{torch.get_num_threads()} threads"
     with (
         inductor_config.patch(compile_threads=1),
@@ -95,7 +94,7 @@ def _settings() -> Iterator[None]:
 
 
 def _inputs(graph: Graph, rows: int) -> tuple[Tensor, ...]:
-    """Those of a case. Rows are a symbol where several numbers of them share the code."""
+    """The inputs of a case. The number of rows is a symbol if several numbers share the code."""
     case = graph.case(rows)
     inputs = case.inputs()
     for tensor in inputs[: graph.differentiated]:
@@ -119,7 +118,7 @@ def _train(function: Callable[..., Any], leaves: Sequence[Tensor], others: Seque
 
 
 def measure(graph: Graph) -> Iterator[Cost]:
-    """What each number of rows costs, but for those whose times other programs disturbed."""
+    """The cost of each number of rows, except those whose times other programs disturbed."""
     calls = prepare(graph)
     clock = clock_for(graph.device)
     with torch._dynamo.config.patch(error_on_recompile=True):
@@ -131,8 +130,8 @@ def measure(graph: Graph) -> Iterator[Cost]:
 
 
 def least_times(calls: dict[str, Call], clock: Clock) -> dict[str, float] | None:
-    """The least of many short bursts, which take turns: other programs can only add to a time. None
-    where they always do."""
+    """The minimum over many short bursts, which take turns, because other programs can only
+    increase a time. None if no minimum was reproduced."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(ATTEMPTS):
         for name, more in _bursts(calls, clock).items():
@@ -151,7 +150,7 @@ def _bursts(calls: dict[str, Call], clock: Clock) -> dict[str, list[float]]:
 
 @functools.cache
 def _copy_ms_per_byte(bytes: int, device: str, threads: int) -> float:
-    """For each byte that is read or written where a tensor of that size is copied."""
+    """Milliseconds for each byte read or written in a copy of a tensor of that size."""
     source = torch.zeros(bytes, dtype=torch.uint8, device=device)
     copy = {"copy": functools.partial(torch.empty_like(source).copy_, source)}
     return min(interleave(copy, clock_for(device), 5, SLOT_MS)["copy"]) / (2 * bytes)

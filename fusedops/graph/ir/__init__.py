@@ -1,1 +1,1 @@
-"""Reading a graph: what its nodes compute, where their memory is, and in which modes they run."""
+"""Analysis of graphs: what a node computes, where its memory is, and in which modes it runs."""

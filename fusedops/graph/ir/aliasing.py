@@ -1,4 +1,5 @@
-"""Which nodes share memory, by the storages that capture recorded, and when it is written."""
+"""Which nodes share memory, according to the storages that capture recorded, and which calls write
+into it."""
 
 from __future__ import annotations
 
@@ -11,23 +12,24 @@ from torch.fx import Graph, Node
 from fusedops.graph.ir import dialect
 from fusedops.graph.ir.dialect import users, value, written
 
-#: By graph the memory that capture recorded for a result, and the memory that it is in eager.
-_REALLY: WeakKeyDictionary[Graph, dict[int | None, int | None]] = WeakKeyDictionary()
+#: For each graph a map from storages that capture recorded as separate to the storages that they
+#: share in eager mode.
+_EAGER_STORAGE: WeakKeyDictionary[Graph, dict[int | None, int | None]] = WeakKeyDictionary()
 
 
-def note_returned_inputs(graph: Graph) -> None:
-    """Look for calls that return their input, which capture recorded as copies."""
+def record_returned_inputs(graph: Graph) -> None:
+    """Finds calls that return their input, but were captured as copies, for `storage`."""
     returning = [node for node in graph.nodes if dialect.returns_its_input(node)]
     pairs = ((_recorded(node), _recorded(node.all_input_nodes[0])) for node in returning)
-    _REALLY[graph] = {ours: theirs for ours, theirs in pairs if ours not in (None, theirs)}
+    _EAGER_STORAGE[graph] = {ours: theirs for ours, theirs in pairs if ours not in (None, theirs)}
 
 
 def storage(node: Node) -> int | None:
     """The identity of a tensor's memory, the same for all its views and inside `torch.func`
-    transforms; None where it is no strided tensor."""
-    really, found = _REALLY.get(node.graph, {}), _recorded(node)
-    while found in really:
-        found = really[found]
+    transforms; None if the value is not a strided tensor."""
+    in_eager, found = _EAGER_STORAGE.get(node.graph, {}), _recorded(node)
+    while found in in_eager:
+        found = in_eager[found]
     return found
 
 
@@ -42,10 +44,10 @@ def _recorded(node: Node) -> int | None:
 
 
 def written_between(fused_nodes: Sequence[Node], place: Node | None = None) -> str | None:
-    """Why nodes may not be computed together, at `place` or where the last of them stands, or None.
+    """Why nodes cannot be computed together, at `place` or at the last of them; None if they can.
 
-    `fused_nodes` are in program order. They may not where memory that one of them reads is written
-    in between by another node, or where one of them writes memory that another node sees.
+    `fused_nodes` are in program order. They cannot be fused if another node in between writes into
+    memory that one of them reads, or if one of them writes into memory that another node reads.
     """
     if not fused_nodes:
         return None
@@ -55,14 +57,14 @@ def written_between(fused_nodes: Sequence[Node], place: Node | None = None) -> s
     while True:
         for target in written(node):
             if storage(target) in read and not (node in ours and _is_private(target, fused_nodes)):
-                return "what it reads is written in place before it is done"
+                return "memory that it reads is written in place before its last call"
         if node is last:
             return None
         node = node.next
 
 
-def written_behind(place: Node, ours: set[Node]) -> frozenset[int | None]:
-    """The memory that calls behind `place` write to, but for `ours`."""
+def written_after(place: Node, ours: set[Node]) -> frozenset[int | None]:
+    """The memory that calls after `place`, except `ours`, write into."""
     found: set[int | None] = set()
     node = place.next
     while node.op != "root":
@@ -73,20 +75,21 @@ def written_behind(place: Node, ours: set[Node]) -> frozenset[int | None]:
 
 
 def version(node: Node, reader: Node) -> Node:
-    """The call whose result `reader` sees in `node`: the last to write into it in place, or it."""
+    """The call whose result `reader` reads from `node`: the last in-place call on it before
+    `reader`, or `node` itself."""
     writers = [user for user in node.users if user < reader and written(user) == [node]]
     whole = [user for user in writers if user.op.startswith("call") and user.args[0] is node]
     return max([node, *(user for user in whole if value(user) is not None)])
 
 
 def _is_private(target: Node, fused_nodes: Sequence[Node]) -> bool:
-    """Whether what is written into `target` is made in this graph, and only `fused_nodes` ever see
-    it; what others see of the last of them will be a new tensor."""
+    """Whether the memory of `target` is allocated in this graph and read only by `fused_nodes`. The
+    last of them may have other readers, which will read the op's new tensor."""
     memory = storage(target)
     holders = {node for node in target.graph.nodes if storage(node) == memory}
-    seers = holders.union(fused_nodes)
+    allowed = holders.union(fused_nodes)
     return all(
         holder.op.startswith("call")
-        and (holder is fused_nodes[-1] or seers.issuperset(users(holder)))
+        and (holder is fused_nodes[-1] or allowed.issuperset(users(holder)))
         for holder in holders
     )

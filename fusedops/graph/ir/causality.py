@@ -1,4 +1,4 @@
-"""Whether a mask that a graph builds for itself is a causal one: computed, and so proved."""
+"""Recognises causal masks that a graph builds from constants, by computing them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fusedops.graph.ir import aliasing
 from fusedops.graph.ir.dialect import packet, value, written
 from fusedops.graph.ir.spellings import aten
 
-#: A mask is built in fewer calls than this, from numbers alone.
+#: Masks are recognised if at most this many calls build them, from numbers alone.
 _MAX_CALLS = 24
 _MAX_ELEMENTS = 2**26
 
@@ -36,10 +36,11 @@ _METHODS |= {"eq", "ne", "le", "lt", "ge", "gt", "bitwise_not", "type"}
 
 
 def diagonal(mask: Node, shape: Sequence[Any], hides: bool) -> int | None:
-    """d where `mask`, True for what is hidden or else for what is visible, shows each query i of
-    scores of that shape the keys up to i + d; None where that is not proved.
+    """The d for which query i of scores of that shape sees exactly the keys up to i + d; None if
+    the mask is not known to have this form.
 
-    Only masks made of constants in the graph can be: a buffer can change after compilation.
+    The mask is True for hidden columns if `hides`, else for visible ones. Only masks that are built
+    from constants are recognised, because a buffer can change after compilation.
     """
     queries_and_keys = tuple(shape[-2:])
     calls = _calls(mask)
@@ -53,7 +54,7 @@ def diagonal(mask: Node, shape: Sequence[Any], hides: bool) -> int | None:
 
 
 def _calls(mask: Node) -> list[Node] | None:
-    """All calls that make the mask, in program order; None where it is not of constants alone."""
+    """The calls that build the mask, in program order; None if it does not consist of constants."""
     found: set[Node] = set()
     waiting = [mask]
     while waiting:
@@ -99,6 +100,6 @@ def _diagonal_of(visible: torch.Tensor) -> int | None:
     queries, keys = visible.shape[-2:]
     first = int(visible.reshape(-1, queries, keys)[0, 0].sum()) - 1 if visible.numel() else -1
     if first < 0 or first >= keys - 1 and queries > 1:
-        return None  # nothing to see, or nothing hidden, in the first row
+        return None  # the first query sees no key, or all of them
     causal = torch.ones(queries, keys, dtype=torch.bool).tril(first)
     return first if torch.equal(visible, causal.expand_as(visible)) else None

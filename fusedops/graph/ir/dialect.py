@@ -1,8 +1,8 @@
-"""All knowledge of node targets: every spelling at every capture level, in one normal form.
+"""The normal form of nodes: the same for every spelling of an operation at every capture level.
 
 The capture levels are torch IR (Dynamo and `fx.symbolic_trace`: functions, tensor methods,
 modules) and ATen IR (`torch.export`, before and after decomposition). `as_call` turns a node of any
-of them into a `Call`, by the tables in `spellings.py`; nothing else looks at `node.target`.
+of them into a `Call`, by the tables in `spellings.py`. No other module inspects `node.target`.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from fusedops.ops.norm import default_rms_eps
 class Call:
     """A node in normal form.
 
-    kind: "softmax", "log_softmax", "layer_norm", "native_layer_norm", "rms_norm",
-        "fused_rms_norm"; what stands around them, and what they are written with by hand: "add",
-        "masked_fill", "dropout", "exp", "mean", "cast", ... (in `spellings.py`; in place or not);
-        or "leaf" for an opaque call that computes one of the first inside.
-    name: the operation as the user knows it.
+    kind: "softmax", "log_softmax", "layer_norm", "native_layer_norm", "rms_norm" or
+        "fused_rms_norm"; one of the calls around them or in their decomposition, such as "add",
+        "masked_fill", "dropout", "exp", "mean", "cast" (all are in `spellings.py`; in place or
+        not); or "leaf" for an opaque call that computes a softmax or norm internally.
+    name: the operation's name in reports.
     arguments: by their torch names; defaults filled in, constants as Python numbers.
-    obstacle: why this spelling cannot be replaced, or None.
+    obstacle: why this call cannot be replaced, or None.
     """
 
     kind: str
@@ -50,16 +50,16 @@ class Call:
 
 @dataclass(frozen=True)
 class ModuleAttribute:
-    """A parameter of a leaf module, read by a `get_attr` node once it is needed."""
+    """A parameter of a leaf module, for which a `get_attr` node is inserted when it is used."""
 
     target: str
     tensor: torch.Tensor
 
 
 def value(argument: Any) -> Any:
-    """What capture recorded for a node (a fake tensor, a symbol, ...); None where it did not.
+    """The value that capture recorded for a node (a fake tensor, a symbol, ...), or None.
 
-    Anything that is no node is its own value.
+    An argument that is not a node is returned unchanged.
     """
     if not isinstance(argument, Node):
         return argument
@@ -67,14 +67,14 @@ def value(argument: Any) -> Any:
 
 
 def hints(tensor: torch.Tensor) -> list[int] | None:
-    """A tensor's sizes, symbols as what they were captured with; None where one has no hint."""
+    """A tensor's sizes, with symbols replaced by their values at capture; None if one has none."""
     sizes = [n.node.hint if isinstance(n, torch.SymInt) else n for n in tensor.shape]
     return None if None in sizes else sizes
 
 
 def fake_mode(node: Node) -> FakeTensorMode:
-    """The one of the values that went into `node`: by the time passes run, Dynamo has a fresh one
-    in its tracing context."""
+    """The fake mode of the inputs of `node`. Dynamo's tracing context has a new one by the time
+    passes run."""
     values = (value(argument) for argument in node.all_input_nodes)
     return next(known.fake_mode for known in values if isinstance(known, FakeTensor))
 
@@ -82,9 +82,9 @@ def fake_mode(node: Node) -> FakeTensorMode:
 def constant(argument: Any) -> int | float | None:
     """`argument` as a Python number, or None.
 
-    With dynamic=True module attributes such as eps are graph inputs. Reading one here makes it a
-    constant of the compiled graph, guarded, which is what it is for the model. What depends on a
-    size is not read: the graph would be compiled again for every length.
+    With dynamic=True module attributes such as eps are graph inputs. Reading one here adds a guard
+    that makes it a constant of the compiled graph. Symbols that depend on a size are not read,
+    because the graph would be compiled again for every length.
     """
     known = value(argument)
     if not is_readable(known):
@@ -97,7 +97,7 @@ def constant(argument: Any) -> int | float | None:
 
 
 def is_readable(known: Any) -> bool:
-    """Whether a value is a Python number, or a symbol that stands for one."""
+    """Whether a value is a Python number, or a symbol for one that does not depend on a size."""
     if isinstance(known, (torch.SymInt, torch.SymFloat)):
         return all(symbol_is_type(symbol, _NUMBERS) for symbol in free_symbols(known))
     return isinstance(known, (int, float))
@@ -107,13 +107,13 @@ _NUMBERS = (SymT.FLOAT, SymT.UNBACKED_FLOAT)
 
 
 def rounded(number: float, dtype: torch.dtype) -> int | float:
-    """`number` as a tensor of `dtype` holds it: infinite where that is too narrow."""
+    """`number` rounded to `dtype`; infinite if it is out of range."""
     with _disable_current_modes():
         return torch.tensor(number, dtype=torch.float64).to(dtype).item()
 
 
 def number(argument: Any) -> int | float | None:
-    """As `constant`; and of a tensor without dimensions that the graph makes of a number."""
+    """As `constant`; also reads tensors without dimensions that the graph creates from a number."""
     if isinstance(value(argument), torch.Tensor):
         return _tensor_number(argument) if isinstance(argument, Node) else None
     return constant(argument)
@@ -134,7 +134,7 @@ def _tensor_number(node: Node) -> int | float | None:
     if target in _TENSOR_OF_NUMBER or target in _FULL:
         given = node.args[target in _FULL] if len(node.args) > (target in _FULL) else None
         return rounded(given, tensor.dtype) if isinstance(given, (int, float)) else None
-    known = getattr(tensor, "constant", None)  # what export lifted out of the code
+    known = getattr(tensor, "constant", None)  # a constant that export lifted
     return None if known is None else known.item()
 
 
@@ -154,7 +154,7 @@ def submodule(node: Node) -> nn.Module:
 
 
 def as_call(node: Node) -> Call | None:
-    """`node` in normal form, or None where it is nothing a rule could be about."""
+    """`node` in normal form, or None if no rule refers to such a call."""
     if node.op == "call_module":
         return _module_call(node)
     if node.op == "call_method":
@@ -180,7 +180,7 @@ def as_call(node: Node) -> Call | None:
 
 
 def _cast_call(node: Node) -> Call | None:
-    """A change of dtype alone, to the dtype that capture recorded, or of nothing."""
+    """A cast to the dtype that capture recorded; None where the device or memory format changes."""
     given, result = value(node.args[0]), value(node)
     if not isinstance(given, torch.Tensor) or not isinstance(result, torch.Tensor):
         return None
@@ -199,7 +199,7 @@ def _operator_call(node: Node, kind: str, parameters: tuple[str, ...]) -> Call:
     if kind == "reshape" and node.op == "call_method" and len(node.args) > 1:
         given["shape"] = node.args[1:]  # x.view(2, 3) as x.view((2, 3))
     name = kind.removeprefix("native_").removeprefix("fused_")
-    return Call(kind, name, node, _NORMAL.get(name, dict)(given), _obstacle(node, kind))
+    return Call(kind, name, node, _NORMALISERS.get(name, dict)(given), _obstacle(node, kind))
 
 
 def _obstacle(node: Node, kind: str) -> str | None:
@@ -220,7 +220,8 @@ def _normal_softmax(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _implicit_dim(tensor: Any) -> int | None:
-    """The dim torch picks for softmax(x, dim=None): torch/nn/functional.py, _get_softmax_dim."""
+    """The dim that torch chooses for softmax(x, dim=None): _get_softmax_dim in
+    torch/nn/functional.py."""
     if not isinstance(tensor, torch.Tensor):
         return None
     return 0 if tensor.dim() in (0, 1, 3) else 1
@@ -251,7 +252,7 @@ def _implicit_eps(tensor: Any) -> float | None:
 
 
 def _normal_dropout(given: dict[str, Any]) -> dict[str, Any]:
-    """In torch's functions p has a default, and so has train, in ATen neither."""
+    """The defaults are those of torch's functions; ATen's have none."""
     train = constant(given.get("train", True))
     return {"input": given["input"], "p": constant(given.get("p", 0.5)), "train": train}
 
@@ -266,7 +267,7 @@ def _normal_variance(given: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-_NORMAL = {
+_NORMALISERS = {
     "dropout": _normal_dropout,
     "var": _normal_variance,
     "std": _normal_variance,
@@ -290,10 +291,10 @@ def _module_call(node: Node) -> Call | None:
     if isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
         settings = _norm_settings(module, str(node.target))
     elif kind == "dropout":
-        settings = {"p": module.p, "train": None}  # as train() and eval() will say
+        settings = {"p": module.p, "train": None}  # train() or eval() may change it later
     else:
         settings = {"dim": -3 if type(module) is nn.Softmax2d else module.dim}
-    return Call(kind, kind, node, _NORMAL[kind](given | settings), _module_obstacle(module))
+    return Call(kind, kind, node, _NORMALISERS[kind](given | settings), _module_obstacle(module))
 
 
 def _norm_settings(module: nn.LayerNorm | nn.RMSNorm, path: str) -> dict[str, Any]:
@@ -316,7 +317,7 @@ def _module_obstacle(module: nn.Module) -> str | None:
 
 
 def expansion(node: Node, expansions: dict[str, Callable[..., Any]]) -> Callable[..., Any] | None:
-    """What to write out in place of a leaf: the function that has its name, where that helps."""
+    """The function among `expansions` that decomposes a leaf, or None."""
     if node.op != "call_function" or node.target not in spellings.LEAVES:
         return None
     name, reason = spellings.leaf(node.target, node.kwargs)
@@ -324,8 +325,8 @@ def expansion(node: Node, expansions: dict[str, Callable[..., Any]]) -> Callable
 
 
 def users(node: Node) -> list[Node]:
-    """The users of a node but those that export leaves: checks of its dtype at run time, and
-    results that nothing reads."""
+    """The users of a node, without those that export leaves behind: assertions about its dtype, and
+    unused outputs."""
     return [user for user in node.users if not is_assertion(user) and not _is_unread(user)]
 
 
@@ -334,16 +335,16 @@ def _is_unread(node: Node) -> bool:
 
 
 def is_pointwise(node: Node) -> bool:
-    """Whether a call gives each element of its result from one of its inputs', looked at through
-    views: what Inductor fuses into its neighbours."""
+    """Whether a call is elementwise, also through views, so that Inductor fuses it with its
+    neighbours."""
     if is_unchanged(node) and node.all_input_nodes:
         return is_pointwise(node.all_input_nodes[0])
     return node.op.startswith("call") and _name(node) in spellings.POINTWISE
 
 
 def is_unchanged(node: Node) -> bool:
-    """Whether the elements of a call's result are those of its input: a view, a dropout that drops
-    nothing, a cast to the same dtype."""
+    """Whether a call's result has the same elements as its input: a view, an inactive dropout, or a
+    cast to the same dtype."""
     name = _name(node)
     if name == "dropout":
         given = call.arguments if (call := as_call(node)) else {}
@@ -357,8 +358,8 @@ def is_unchanged(node: Node) -> bool:
 
 
 def returns_its_input(node: Node) -> bool:
-    """Whether a call may give its input itself, where fake tensors have it give a copy: a dropout
-    that drops nothing."""
+    """Whether a call may return its input itself although the fake tensors have separate memory: an
+    inactive dropout."""
     if _name(node) != "dropout" or not node.op.startswith("call"):
         return False
     call = as_call(node)
@@ -366,14 +367,15 @@ def returns_its_input(node: Node) -> bool:
 
 
 def readers(node: Node) -> list[Node]:
-    """The users of a node, and of what is the same but in name."""
+    """The users of a node, with those that do not change its elements replaced by their users."""
     direct = [user for user in users(node) if not is_unchanged(user)]
     unchanged = [user for user in users(node) if is_unchanged(user)]
     return direct + [reader for user in unchanged for reader in readers(user)]
 
 
 def ends_in_reduction(node: Node, steps: int = 8) -> bool:
-    """Whether a call, or all that becomes of it through pointwise calls, picks or adds up."""
+    """Whether a node is a gather or reduction, or is used only by such calls, directly or through
+    pointwise ones."""
     name = _name(node)
     if name in spellings.REDUCTIONS:
         return True
@@ -384,7 +386,7 @@ def ends_in_reduction(node: Node, steps: int = 8) -> bool:
 
 
 def is_product(node: Node) -> bool:
-    """Whether a node is a matrix product, a view of one, or one scaled by a number."""
+    """Whether a node is a matrix product, possibly cast, viewed or scaled by a number."""
     name = _name(node)
     if name in spellings.VIEWS | spellings.CASTS and node.all_input_nodes:
         return is_product(node.all_input_nodes[0])
@@ -394,7 +396,8 @@ def is_product(node: Node) -> bool:
 
 
 def feeds_products(node: Node) -> bool:
-    """Whether all that becomes of a node, through views, casts and dropout, are matrix products."""
+    """Whether a node is used only by matrix products, directly or through views, casts and
+    dropout."""
     passes = spellings.VIEWS | spellings.CASTS | {"dropout"}
     return bool(node.users) and all(
         _name(user) in spellings.PRODUCTS or (_name(user) in passes and feeds_products(user))
@@ -403,7 +406,8 @@ def feeds_products(node: Node) -> bool:
 
 
 def _name(node: Node) -> str:
-    """What a call is called, in place or not, in torch IR or ATen; of a module its type."""
+    """The name of a call in torch IR or ATen, without the suffix of in-place calls; for a module
+    its type."""
     if node.op == "call_module":
         return type(submodule(node)).__name__.lower()
     target = packet(node)
@@ -412,7 +416,7 @@ def _name(node: Node) -> str:
 
 
 def named_arguments(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """All arguments of a call of an op, those that have their default too, by name."""
+    """All arguments of an op call by name, with defaults filled in."""
     given = normalize_function(target, args, kwargs, normalize_to_only_use_kwargs=True)
     assert given is not None  # an op has a schema
     return given.kwargs
@@ -423,8 +427,8 @@ def is_assertion(node: Node) -> bool:
 
 
 def outputs(node: Node) -> dict[Node, int] | None:
-    """The `getitem` users of a multi-output call by index; None where the tuple is used whole, or
-    as symbolic_trace records slices of it."""
+    """The `getitem` users of a multi-output call by index; None if the tuple is used as a whole, or
+    is sliced, which symbolic_trace records."""
     if any(user.target is not operator.getitem for user in node.users):
         return None
     given = {user: user.args[1] for user in node.users}
@@ -449,7 +453,7 @@ def written(node: Node) -> list[Node]:
 
 
 def _writes_inside(node: Node) -> bool:
-    """Whether a higher-order op writes into anything: its inputs may be what it writes."""
+    """Whether the body of a higher-order op writes into anything, which may be an input."""
     if node.target is torch.ops.higher_order.triton_kernel_wrapper_mutation:
         return True
     read = [operator.attrgetter(str(n.target)) for n in node.all_input_nodes if n.op == "get_attr"]
@@ -461,7 +465,8 @@ def _writes_inside(node: Node) -> bool:
 def _written_by_schema(
     node: Node, op: torch._ops.OpOverload | torch._ops.OpOverloadPacket
 ) -> list[Any]:
-    """What an op writes into; a name without an overload stands for any of them."""
+    """The arguments that an op writes into. For a packet, the overload is unknown, so that all of
+    them are considered."""
     if isinstance(op, torch._ops.OpOverloadPacket):
         overloads = [getattr(op, name) for name in op.overloads()]
     else:
@@ -481,10 +486,10 @@ def _is_in_place(node: Node) -> bool:
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     if name.strip("_") in spellings.IN_PLACE or (name.endswith("_") and not name.endswith("__")):
         return True
-    return node.op == "call_function" and _asked_in_place(node)
+    return node.op == "call_function" and _has_inplace_true(node)
 
 
-def _asked_in_place(node: Node) -> bool:
+def _has_inplace_true(node: Node) -> bool:
     position = _inplace_position(node.target)
     if position is not None and position < len(node.args):
         return node.args[position] is True
@@ -493,7 +498,7 @@ def _asked_in_place(node: Node) -> bool:
 
 @functools.cache
 def _inplace_position(function: Callable[..., Any]) -> int | None:
-    """Where a function such as F.dropout takes `inplace`: Dynamo gives it by position."""
+    """The position of `inplace` in a function such as F.dropout; Dynamo passes it by position."""
     if getattr(function, "__module__", "") != "torch.nn.functional":
         return None
     parameters = list(inspect.signature(function).parameters)
@@ -501,8 +506,8 @@ def _inplace_position(function: Callable[..., Any]) -> int | None:
 
 
 def walk(graph: Graph) -> Iterator[tuple[Node, bool]]:
-    """The nodes there are now, but those that are erased on the way; and whether each is inside a
-    `torch.func` transform, where what capture recorded is batched, or tracks gradients."""
+    """The current nodes, and whether each is inside a `torch.func` transform, where the recorded
+    values are wrappers. The caller may erase nodes; erased ones are skipped."""
     depth = 0
     for node in list(graph.nodes):
         if not node._erased:
@@ -517,13 +522,13 @@ def _transform_depth_change(node: Node) -> int:
 
 
 def mode_switch(node: Node) -> str | None:
-    """How a call changes the modes in which those behind it run, as `spellings.MODE_SWITCHES` has
-    it; None for a call that leaves them alone."""
+    """How a call changes the modes of the calls after it, a value of `spellings.MODE_SWITCHES`;
+    None if it does not."""
     return spellings.MODE_SWITCHES.get(node.target) if node.op == "call_function" else None
 
 
 def has_mode_switches(graph: Graph, *kinds: str) -> bool:
-    """Whether a graph has switches of one of these kinds, or where none are given, any."""
+    """Whether a graph has switches of one of these kinds, or of any kind if none is given."""
     targets = (
         target for target, kind in spellings.MODE_SWITCHES.items() if kind in kinds or not kinds
     )
@@ -531,7 +536,7 @@ def has_mode_switches(graph: Graph, *kinds: str) -> bool:
 
 
 def subgraphs(graph_module: GraphModule) -> Iterator[GraphModule]:
-    """`graph_module`, the bodies of its higher-order ops (checkpoint, cond, ...) and parts."""
+    """`graph_module` and the graph modules in it, such as bodies of checkpoint or cond."""
     yield graph_module
     used = {n.target for n in graph_module.graph.nodes if n.op in ("get_attr", "call_module")}
     for name, child in graph_module.named_children():
@@ -550,6 +555,7 @@ _PROVENANCE = (
 
 
 def annotate(node: Node, result: Any, like: Node) -> None:
-    """Give a new node its metadata: `result` under the keys that `like` uses, and its origin."""
+    """Sets a new node's metadata: `result` under the keys that `like` uses, and the origin of
+    `like`."""
     node.meta = {key: like.meta[key] for key in _PROVENANCE if key in like.meta}
     node.meta |= {key: result for key in ("val", "example_value") if key in like.meta}

@@ -1,16 +1,17 @@
-"""Grad mode, inference mode and autocast: in which of them each call of a graph runs.
+"""The grad mode, inference mode and autocast state in which each call of a graph runs.
 
-What several calls compute can be one op only where all of them ran in the same modes: under
-`no_grad` a sum has no gradient, behind it the norm has one. So, while the rules look at a graph, a
-wall stands wherever a tensor goes from one mode to another:
+Calls can be fused only if all of them run in the same modes: under `no_grad` a sum has no gradient,
+but a norm of it after the block has one. While the rules match, a barrier node is therefore
+inserted wherever a tensor is used in other modes than those it was computed in:
 
     with torch.no_grad():              _set_grad_enabled(False)
         s = x + r                      s = x + r
-    y = F.layer_norm(s, (8,))          w = wall(s)
+    y = F.layer_norm(s, (8,))          b = barrier(s)
                                        _set_grad_enabled(True)
-                                       y = layer_norm(w, (8,))
+                                       y = layer_norm(b, (8,))
 
-No rule knows what a wall is, so none steps through one; each still finds what lies between walls.
+Barriers have no normal form, so that no rule matches across one. The rules still find sites between
+them.
 """
 
 from __future__ import annotations
@@ -28,8 +29,11 @@ from fusedops.graph.ir import dialect
 
 @dataclass(frozen=True)
 class Modes:
-    """What the graph has switched to so far. What it never switched is as its caller has it: None,
-    or in `autocast`, which has `torch.autocast`'s arguments for each type of device, absent."""
+    """The modes that the graph has set so far.
+
+    grad, inference: None if the graph has not set them, so that the caller's apply.
+    autocast: the arguments of `torch.autocast` for each device type that the graph has set.
+    """
 
     grad: bool | None = None
     inference: bool | None = None
@@ -37,7 +41,7 @@ class Modes:
 
 
 def modes(graph: Graph) -> Iterator[tuple[Node, Modes]]:
-    """Each node, and the modes behind it; a call that is no switch runs in them."""
+    """Each node with the modes after it. A call that is not a switch runs in these modes."""
     current = Modes()
     before: dict[Node, Modes] = {}
     for node in graph.nodes:
@@ -50,10 +54,11 @@ def modes(graph: Graph) -> Iterator[tuple[Node, Modes]]:
 
 def _switched(switch: str, node: Node, before: dict[Node, Modes]) -> Modes:
     current = before[node]
-    given: Any = node.args[0]  # a bool, the node that entered what is left, or a type of device
+    # A bool; for an exit the node that entered the mode; for enter_autocast a device type.
+    given: Any = node.args[0]
     if switch == "set_grad":
         return replace(current, grad=given)
-    if switch == "enter_inference":  # which sets the grad mode too: to on, where it leaves
+    if switch == "enter_inference":  # sets the grad mode too; inference_mode(False) enables it
         return replace(current, grad=not given, inference=given)
     if switch == "exit_inference":
         entered = before[given]
@@ -66,7 +71,7 @@ def _switched(switch: str, node: Node, before: dict[Node, Modes]) -> Modes:
 
 @contextmanager
 def autocast_of(site: Node) -> Iterator[None]:
-    """Autocast as the calls at `site` have it, for what is computed on fake tensors."""
+    """Enters the autocast state of `site`, for computations on fake tensors."""
     with ExitStack() as stack:
         if dialect.has_mode_switches(site.graph, "enter_autocast"):
             at_site = next(found for node, found in modes(site.graph) if node is site)
@@ -76,34 +81,34 @@ def autocast_of(site: Node) -> Iterator[None]:
 
 
 def made_in_inference_mode(site: Node) -> Iterator[Node]:
-    """What calls of the graph give in inference mode, where `site` runs outside of it."""
+    """The calls of the graph that run in inference mode, if `site` runs outside of it."""
     if dialect.has_mode_switches(site.graph, "enter_inference"):
         found = {node: one.inference for node, one in modes(site.graph)}
         yield from (node for node in found if found[node] and not found[site])
 
 
 @contextmanager
-def walls(graph: Graph) -> Iterator[None]:
-    """Walls in `graph` for as long as the context lasts."""
-    built = _build(graph) if dialect.has_mode_switches(graph) else []
+def barriers(graph: Graph) -> Iterator[None]:
+    """Inserts barriers into `graph` for the duration of the context."""
+    inserted = _insert_barriers(graph) if dialect.has_mode_switches(graph) else []
     try:
         yield
     finally:
-        for wall in built:
-            wall.replace_all_uses_with(wall.all_input_nodes[0])
-            graph.erase_node(wall)
+        for barrier in inserted:
+            barrier.replace_all_uses_with(barrier.all_input_nodes[0])
+            graph.erase_node(barrier)
 
 
-def _build(graph: Graph) -> list[Node]:
+def _insert_barriers(graph: Graph) -> list[Node]:
     of_call = {node: _own(node, found) for node, found in modes(graph) if _runs_in_modes(node)}
-    built = []
+    inserted = []
     for node, own in of_call.items():
         others = dict.fromkeys(of_call[user] for user in node.users if user in of_call)
         for other in others if _carries_gradients(node) else ():
             if other != own:
                 users = {user for user in node.users if of_call.get(user) == other}
-                built.append(_wall(node, users))
-    return built
+                inserted.append(_insert_barrier(node, users))
+    return inserted
 
 
 def _runs_in_modes(node: Node) -> bool:
@@ -111,7 +116,8 @@ def _runs_in_modes(node: Node) -> bool:
 
 
 def _own(node: Node, found: Modes) -> Modes:
-    """The modes of a call; what the graph has not switched yet, capture may have seen."""
+    """The modes of a call. If the graph has not set the grad mode, a result that capture recorded
+    with requires_grad shows that it was on."""
     known = dialect.value(node)
     saw_gradient = isinstance(known, torch.Tensor) and known.requires_grad
     recorded = found.grad is None and saw_gradient and not dialect.written(node)
@@ -119,23 +125,23 @@ def _own(node: Node, found: Modes) -> Modes:
 
 
 def _carries_gradients(node: Node) -> bool:
-    """Whether modes matter to a result: not to numbers and masks."""
+    """Whether modes matter for a result, which is not so for numbers and masks."""
     known = dialect.value(node)
     if isinstance(known, torch.Tensor):
         return known.is_floating_point() or known.is_complex()
     return not isinstance(known, (int, float, torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
-def _wall(node: Node, users: set[Node]) -> Node:
-    """Between `node` and `users`. It stands right behind `node`, before all that may use it."""
+def _insert_barrier(node: Node, users: set[Node]) -> Node:
+    """Inserts a barrier between `node` and `users`, directly after `node`."""
     with node.graph.inserting_after(node):
-        wall = node.graph.call_function(_unchanged, (node,))
-    dialect.annotate(wall, dialect.value(node), like=node)
+        barrier = node.graph.call_function(_barrier, (node,))
+    dialect.annotate(barrier, dialect.value(node), like=node)
     for user in users:
-        user.replace_input_with(node, wall)
-    return wall
+        user.replace_input_with(node, barrier)
+    return barrier
 
 
-def _unchanged(tensor: Any) -> Any:
-    """What a wall computes."""
+def _barrier(tensor: Any) -> Any:
+    """The identity function, as a target that no rule matches."""
     return tensor

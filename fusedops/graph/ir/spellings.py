@@ -1,4 +1,4 @@
-"""The tables of `dialect.py`: what is called what, in torch IR and in ATen IR."""
+"""The tables of `dialect.py`: the names of each operation in torch IR and in ATen IR."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _RMS_NORM = ("input", "normalized_shape", "weight", "eps")
 _REDUCTION = ("input", "dim", "keepdim", "dtype")
 _VARIANCE = ("input", "dim", "unbiased", "keepdim")
 
-# Function -> (kind, positional parameters). The ATen ones are read from their schemas.
+# Function -> (kind, positional parameters). Those of ATen functions are read from their schemas.
 FUNCTIONS: dict[Any, tuple[str, tuple[str, ...]]] = {
     F.softmax: ("softmax", _DIM_STACKLEVEL_DTYPE),
     torch.softmax: ("softmax", _DIM_DTYPE),
@@ -51,7 +51,7 @@ FUNCTIONS: dict[Any, tuple[str, tuple[str, ...]]] = {
     torch.stack: ("stack", ("tensors", "dim")),
 }
 
-# Kind -> its parameters, its functions, and its methods, in place too.
+# Kind -> (positional parameters, functions, names of methods, also in-place ones).
 _FAMILIES: dict[str, tuple[tuple[str, ...], tuple[Any, ...], str]] = {
     "add": (_BINARY, (operator.add, operator.iadd, torch.add), "add add_"),
     "sub": (_BINARY, (operator.sub, operator.isub, torch.sub, torch.subtract), "sub sub_"),
@@ -160,7 +160,8 @@ LEAVES: dict[Any, tuple[str, str]] = {
 }
 
 
-#: By name, in place or not: what Inductor fuses with whatever stands beside it ...
+#: Names of elementwise calls, which Inductor fuses with their neighbours. In all sets of names the
+#: suffix of in-place calls is omitted.
 POINTWISE = set(
     "add sub mul div truediv neg pow square sqrt rsqrt reciprocal exp log sin cos tanh sigmoid erf "
     "relu relu6 gelu silu elu leaky_relu softplus mish hardtanh hardswish hardsigmoid celu selu "
@@ -168,14 +169,14 @@ POINTWISE = set(
     "imul itruediv maximum minimum eq ne lt le gt ge logical_not logical_and sigmoid_ addcmul lerp "
     "_to_copy native_dropout quickgeluactivation newgeluactivation".split()
 )
-#: ... what only says where its input's elements lie ...
+#: Names of calls that change only shapes and strides.
 VIEWS = set(
     "view reshape unsqueeze squeeze transpose permute expand flatten unflatten t swapaxes "
     "contiguous view_as expand_as".split()
 )
 PRODUCTS = {"matmul", "bmm", "einsum"}
 SCALING = {"mul", "imul", "div", "truediv", "itruediv"}
-#: ... and what picks elements or adds them up.
+#: Names of gathers and reductions.
 REDUCTIONS = set(
     "gather take_along_dim nll_loss nll_loss_nd kl_div sum mean amax amin max min argmax argmin "
     "norm logsumexp prod topk multinomial".split()
@@ -183,14 +184,14 @@ REDUCTIONS = set(
 
 
 def leaf(target: Any, kwargs: dict[str, Any]) -> tuple[str, str]:
-    """The name of an opaque call, and why it stays one."""
+    """The name of an opaque call, and why it is not replaced."""
     name, reason = LEAVES[target]
     if target is F.multi_head_attention_forward and kwargs.get("need_weights") is False:
         return name, SDPA
     return name, reason
 
 
-#: Calls that change the modes in which those behind them run, and how.
+#: Calls that change the modes of the calls after them, and how.
 MODE_SWITCHES: dict[Any, str] = {
     torch._C._set_grad_enabled: "set_grad",
     torch.autograd.grad_mode._enter_inference_mode: "enter_inference",
@@ -204,7 +205,7 @@ IN_PLACE |= {"imatmul", "iand", "ior", "ixor", "ilshift", "irshift", "setitem"}
 
 
 def parameters_of(op: torch._ops.OpOverload | torch._ops.OpOverloadPacket) -> Iterator[str]:
-    """The names of an ATen op's arguments; of a packet those of its first overload."""
+    """The names of an ATen op's arguments; for a packet those of its first overload."""
     overload: torch._ops.OpOverload
     if isinstance(op, torch._ops.OpOverloadPacket):
         overload = getattr(op, next(name for name in op.overloads() if not name.endswith("out")))

@@ -1,4 +1,4 @@
-"""Steps from node to node, for the rules that read a computation off several of them."""
+"""Helpers to walk from node to node, for rules that match several of them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from fusedops.graph.ir.dialect import (
 
 
 def call_of(node: Any, kind: str | None = None) -> Call | None:
-    """The call behind `node`, where it is of the kind that is wanted and without an obstacle."""
+    """The normal form of `node`, if it has the requested kind and no obstacle."""
     call = as_call(node) if isinstance(node, Node) else None
-    wanted = call is not None and call.obstacle is None and kind in (None, call.kind)
-    return call if wanted else None
+    fits = call is not None and call.obstacle is None and kind in (None, call.kind)
+    return call if fits else None
 
 
 def call_used_once(node: Any, kind: str | None = None) -> Call | None:
-    """As `call_of`, where the node has one user alone."""
+    """As `call_of`, if the node has a single user."""
     return call_of(node, kind) if isinstance(node, Node) and len(users(node)) == 1 else None
 
 
@@ -38,9 +38,9 @@ def only_user(node: Node, kind: str | None = None) -> Call | None:
 
 
 def tensor_and_number(call: Call) -> tuple[Any, Any]:
-    """The operands of a sum or product of which one is a number, that one last."""
+    """The operands of a sum or product; if one is a number, it is the last."""
     first, other = call.arguments.get("input"), call.arguments.get("other")
-    # Read only what can be one: to read a symbol makes it a constant of the compiled graph.
+    # `number` is not called here: reading a symbol makes it a constant of the compiled graph.
     return (other, first) if is_number(first) and not is_number(other) else (first, other)
 
 
@@ -57,7 +57,7 @@ def other_operand(call: Call, operand: Node) -> Any:
 
 
 def last_dims(reduction: Call, reduced: torch.Tensor) -> tuple[int, ...] | None:
-    """What a reduction that keeps its dimensions is over, where that is the last ones."""
+    """The dimensions of a reduction with keepdim=True, if they are the last ones."""
     given = reduction.arguments.get("dim")
     dims = [constant(dim) for dim in (given if isinstance(given, (list, tuple)) else (given,))]
     keeps = reduction.arguments.get("keepdim") is True and reduction.arguments.get("dtype") is None
@@ -69,7 +69,7 @@ def last_dims(reduction: Call, reduced: torch.Tensor) -> tuple[int, ...] | None:
 
 
 def widened(node: Any) -> tuple[tuple[Node, ...], Any]:
-    """The casts behind a node that lost no digit, it among them, and what the first was given."""
+    """The lossless casts that end in `node`, and the input of the first of them."""
     casts: tuple[Node, ...] = ()
     while (call := call_of(node, "cast")) is not None and is_widening(call):
         casts, node = (*casts, node), call.arguments["input"]
@@ -77,7 +77,7 @@ def widened(node: Any) -> tuple[tuple[Node, ...], Any]:
 
 
 def upstream(node: Node, until: set[Node]) -> set[Node]:
-    """`node` and all calls it depends on, as far as `until`, which is not among them."""
+    """`node` and all calls that it depends on, up to but without `until`."""
     found: set[Node] = set()
     waiting = [node]
     while waiting:
@@ -89,7 +89,7 @@ def upstream(node: Node, until: set[Node]) -> set[Node]:
 
 
 def same_value(a: Any, b: Any, depth: int = 4) -> bool:
-    """Whether two nodes are one, or the same computation of the same nodes, written twice."""
+    """Whether two nodes are the same, or the same computation of the same nodes."""
     if a is b:
         return True
     x, y = call_of(a), call_of(b)
@@ -102,7 +102,8 @@ def same_value(a: Any, b: Any, depth: int = 4) -> bool:
 
 
 def is_widening(cast: Call) -> bool:
-    """Whether an op may take what the cast was given: to float64 not, it would compute in less."""
+    """Whether an op may read a cast's input instead of its result. Not for casts to float64, since
+    the op would compute in float32."""
     given: torch.dtype = value(cast.arguments["input"]).dtype
     dtype: torch.dtype = cast.arguments["dtype"]
     if dtype == torch.float64:
@@ -111,13 +112,13 @@ def is_widening(cast: Call) -> bool:
 
 
 def same_shape(node: Any, other: Any) -> bool:
-    """Whether two nodes are tensors of one shape, as far as is known without a guard."""
+    """Whether two nodes are tensors known to have the same shape, without adding a guard."""
     tensor = value(other)
     return isinstance(tensor, torch.Tensor) and has_shape(node, tensor.shape)
 
 
 def has_shape(node: Any, shape: Sequence[Any]) -> bool:
-    """Whether a node is a tensor of that shape, as far as is known without a guard."""
+    """Whether a node is a tensor known to have that shape, without adding a guard."""
     tensor = value(node)
     if not isinstance(tensor, torch.Tensor) or tensor.dim() != len(shape):
         return False
@@ -125,12 +126,13 @@ def has_shape(node: Any, shape: Sequence[Any]) -> bool:
 
 
 def known_size(size: int | torch.SymInt) -> int | None:
-    """A size as a number, where that needs no guard."""
+    """A size as a number, or None where that would add a guard."""
     return int(size) if is_concrete_int(size) else None
 
 
 def broadcasts(node: Any, to: Any) -> bool:
-    """Whether a tensor broadcasts to the shape of another on the same device, without a guard."""
+    """Whether a tensor is known to broadcast to the shape of another on the same device, without
+    adding a guard."""
     a, b = value(node), value(to)
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor) or a.dim() > b.dim():
         return False

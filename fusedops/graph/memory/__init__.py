@@ -1,1 +1,1 @@
-"""Passes over compiled graphs that save memory: results in place, and none that nothing reads."""
+"""Passes over compiled graphs that save memory: in-place ops, and no unused outputs."""

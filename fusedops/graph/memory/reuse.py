@@ -1,13 +1,13 @@
-"""In compiled graphs, softmax and its backward land in memory that nothing else needs any more.
+"""In compiled graphs, softmax and its backward write into memory that nothing else needs any more.
 
-before    y = fusedops.softmax(x, -1)       x: made in this graph and used by nothing else
+before    y = fusedops.softmax(x, -1)       x: computed in this graph and used by nothing else
 after     _, y = auto_functionalized(fusedops.softmax_, input=x, dim=-1)
 
-Attention scores are such an x, and so is the gradient that comes out of the matrix product behind
-the softmax: each time the peak is one tensor of queries x keys lower. Runs on the graph that
-Inductor is about to lower, forward or backward. Inductor then looks at the lifetimes itself, and
-would copy x where this pass were wrong. In eager mode nobody can know who else holds a tensor:
-nothing is reused there.
+Such an x are attention scores, and the gradient that the matrix product after the softmax returns:
+each time the peak memory is lower by one tensor of queries x keys. The pass runs on the forward or
+backward graph that Inductor is about to lower. Inductor checks the lifetimes again and copies x if
+it is needed later. In eager mode it cannot be known who else refers to a tensor, so nothing is
+reused there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fusedops.graph.ir.dialect import named_arguments
 
 _ops = torch.ops.fusedops
 
-#: By functional op the one that writes into its first argument.
+#: For each functional op its variant that writes into the first argument.
 IN_PLACE = {
     getattr(_ops, name).default: getattr(_ops, f"{name}_").default
     for name in (
@@ -57,15 +57,16 @@ def reuse_memory(graph: Graph) -> int:
 
 
 def _has_layout_of(source: Node, result: Node) -> bool:
-    given, wanted = source.meta.get("val"), result.meta.get("val")
-    if not isinstance(given, torch.Tensor) or not isinstance(wanted, torch.Tensor):
+    x, y = source.meta.get("val"), result.meta.get("val")
+    if not isinstance(x, torch.Tensor) or not isinstance(y, torch.Tensor):
         return False
-    same = given.dtype == wanted.dtype and given.shape == wanted.shape
-    return same and given.is_contiguous() and wanted.is_contiguous()
+    same = x.dtype == y.dtype and x.shape == y.shape
+    return same and x.is_contiguous() and y.is_contiguous()
 
 
 def _is_only_for(node: Node, holders: set[Node]) -> bool:
-    """Whether the memory that ``holders`` share is made in this graph, for ``node`` alone."""
+    """Whether the memory that ``holders`` share is allocated in this graph and read only by
+    ``node``."""
     return all(
         holder.op == "call_function" and holders.union([node]).issuperset(holder.users)
         for holder in holders
@@ -74,8 +75,8 @@ def _is_only_for(node: Node, holders: set[Node]) -> bool:
 
 def _run_in_place(graph: Graph, node: Node, in_place: Any) -> None:
     given = named_arguments(node.target, node.args, node.kwargs)
-    wanted = [argument.name for argument in in_place._schema.arguments]
-    arguments = {name: value for name, value in given.items() if name in wanted}
+    names = [argument.name for argument in in_place._schema.arguments]
+    arguments = {name: value for name, value in given.items() if name in names}
     with graph.inserting_before(node):
         functional = torch.ops.higher_order.auto_functionalized
         both = graph.call_function(functional, (in_place,), arguments)

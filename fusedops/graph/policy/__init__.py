@@ -1,1 +1,1 @@
-"""Whether a replacement pays, by the times that a table of the machine has."""
+"""Whether a replacement pays, according to the policy table of the machine."""

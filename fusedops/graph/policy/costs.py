@@ -1,8 +1,8 @@
-"""What ops cost on a machine, by tables that `python -m fusedops tune` measures.
+"""The times of ops on a machine, from tables that `python -m fusedops tune` measures.
 
-A table is the lines of one machine: an op in one mode on one dtype and size, as Inductor computes
-it and as we do. Tables are shipped for some families of processors, and lie in the user's cache
-where they were measured there; the nearest to the machine in use is the one that counts.
+A table belongs to one machine. Each line has the times of one op in one mode, dtype and size, with
+Inductor and with fusedops. Tables for some families of processors are shipped; tables that the user
+has measured are in the user's cache. The table nearest to the machine in use decides.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import torch
 from fusedops.graph.policy.machine import Machine, count_of
 from fusedops.graph.policy.machine import here as here
 
-#: Where the shipped tables lie.
+#: The folder of the shipped tables.
 SHIPPED = Path(__file__).parent / "tables"
 
-#: An inference step is the forward pass; a training step both passes.
+#: An inference step is a forward pass; a training step is a forward and a backward pass.
 INFERENCE, TRAINING = "inference", "training"
 
 _MACHINE = tuple(field.name for field in fields(Machine))
@@ -35,7 +35,7 @@ COLUMNS = (*_MACHINE, "fusedops", *_CASE, "inductor_ms", "fusedops_ms", "copy_gb
 
 @dataclass(frozen=True)
 class Size:
-    """rows of cols elements each, of one dtype."""
+    """A number of rows, and the number of columns and dtype of each."""
 
     rows: int
     cols: int
@@ -48,9 +48,10 @@ class Size:
 
 @dataclass(frozen=True)
 class Cost:
-    """Milliseconds of one op in one mode; `ms_per_byte` is a copy's, for each byte read or written.
+    """Milliseconds of one op in one mode.
 
-    rows, cols: the size that was measured, the nearest to the one that was asked for.
+    ms_per_byte: the time of a copy, for each byte read or written.
+    rows, cols: the measured size that is nearest to the requested one.
     """
 
     inductor: float
@@ -67,11 +68,11 @@ _Key = tuple[str, str, str]
 class Table:
     """The lines of one machine in one file.
 
-    name: the file's, without its folder.
-    tuned: whether it was measured by the user, not shipped.
+    name: the file's name, without its folder.
+    tuned: whether the user has measured it; otherwise it was shipped.
     fusedops: the version whose kernels were measured.
-    digest: of the file's content.
-    costs: by op, mode and dtype those of each size.
+    digest: a hash of the file's content.
+    costs: for each (op, mode, dtype) the cost of each size.
     """
 
     name: str
@@ -83,13 +84,13 @@ class Table:
 
     @property
     def identity(self) -> str:
-        """What tells it from all others, and from what it was before."""
+        """A string that differs between tables and between versions of a table."""
         return f"{self.name}-{self.machine.threads}-{self.digest}"
 
     def cost(self, op: str, mode: str, size: Size) -> Cost | None:
-        """What `op` costs, from the nearest size that was measured; None where none was."""
+        """The cost of `op`, scaled from the nearest measured size; None if the op has none."""
         dtype = str(size.dtype).removeprefix("torch.")
-        # 16-bit dtypes move the same bytes; what was not measured at all goes by float32.
+        # 16-bit dtypes move the same number of bytes; for other unmeasured dtypes float32 is used.
         names = {"float16": ("float16", "bfloat16")}.get(dtype, (dtype, "float32"))
         keys = [(op, mode, name) for name in names]
         sizes = next((self.costs[key] for key in keys if key in self.costs), None)
@@ -101,7 +102,7 @@ class Table:
         return Cost(*times, found.rows, found.cols)
 
     def fit(self, machine: Machine) -> str:
-        """How the table was chosen for a machine, in words."""
+        """Why the table was chosen for a machine, in words."""
         family, _, isa, regime = machine.unlike(self.machine)
         if self.tuned and self.machine == machine:
             how = "measured on this machine"
@@ -128,42 +129,43 @@ def _distance(size: Size, cost: Cost) -> float:
 
 
 def tables_for(machine: Machine) -> list[Table]:
-    """The tables of a machine's kind of device, those first that count more: the user's of this
-    very machine; then a shipped one of its family and number of threads; then the nearest."""
+    """The tables of a machine's device type, the best first: one that the user has measured on this
+    machine, then a shipped one of its family and number of threads, then the nearest."""
     tables = [table for table in _tables() if table.machine.device == machine.device]
     return sorted(tables, key=functools.partial(_unfitness, machine))
 
 
 def _unfitness(machine: Machine, table: Table) -> tuple[bool | float | str, ...]:
-    """What to sort by: of tables of the same kind of machine a shipped one goes before those that
-    the user measured with other threads or another torch."""
+    """The sort key of a table. For the same kind of machine a shipped table precedes one that the
+    user measured with another number of threads or another torch."""
     is_exact = table.tuned and table.machine == machine
     unlike, differs = machine.unlike(table.machine), machine.differs(table.machine)
     return (not is_exact, *unlike, table.tuned, *differs, table.name)
 
 
 def devices() -> list[torch.device]:
-    """All that a table can be for: the CPU, and the GPUs that torch sees."""
+    """The devices that tables can exist for: the CPU, and the GPUs that torch sees."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return [torch.device("cpu"), *(torch.device("cuda", index) for index in range(gpus))]
 
 
 def identity() -> str:
-    """The tables in use: part of the cache key of every graph."""
+    """A hash of the tables in use, which is part of the cache key of every graph."""
     tables = [table for device in devices() for table in tables_for(here(device))]
     identities = " ".join(table.identity for table in tables)
     return hashlib.sha256(identities.encode()).hexdigest()
 
 
 def user_folder() -> Path | None:
-    """Where the user's tables lie: FUSEDOPS_CACHE_DIR, or fusedops in the folder of all caches.
+    """The folder of the user's tables: in FUSEDOPS_CACHE_DIR, or by default in fusedops in the
+    user's cache folder.
 
-    None where the user has no home.
+    None if the user has no home folder.
     """
     if named := os.environ.get("FUSEDOPS_CACHE_DIR"):
         return Path(named) / "tables"
     caches = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(caches):  # the specification has others ignored
+    if os.path.isabs(caches):  # the XDG specification says to ignore relative paths
         return Path(caches) / "fusedops" / "tables"
     try:
         return Path.home() / ".cache" / "fusedops" / "tables"
@@ -172,17 +174,17 @@ def user_folder() -> Path | None:
 
 
 def user_files() -> list[Path]:
-    """The user's tables, damaged ones too."""
+    """The user's table files, including damaged ones."""
     folder = user_folder()
     try:
         return sorted(folder.glob("*.csv")) if folder else []
-    except OSError:  # a folder that cannot be listed holds nothing that can be read
+    except OSError:  # the folder cannot be listed
         return []
 
 
 def _tables() -> Iterator[Table]:
-    """All that can be read. A shipped one that is damaged raises ValueError; one of the user's is
-    warned of once and passed over."""
+    """All readable tables. A damaged shipped table raises ValueError; for a damaged table of the
+    user there is one warning, and it is skipped."""
     for file in sorted(SHIPPED.glob("*.csv")):
         yield from _cached(file, False, _stamp(file))
     for file in user_files():
@@ -190,10 +192,10 @@ def _tables() -> Iterator[Table]:
 
 
 def _stamp(file: Path) -> tuple[int, int]:
-    """Changes when a file does."""
+    """A value that changes when the file changes."""
     try:
         status = file.stat()
-    except OSError:  # removed while we looked
+    except OSError:  # removed in the meantime
         return (0, 0)
     return status.st_mtime_ns, status.st_size
 
@@ -213,7 +215,7 @@ def _cached(file: Path, tuned: bool, stamp: tuple[int, int]) -> tuple[Table, ...
 
 
 def read(file: Path, tuned: bool) -> tuple[Table, ...]:
-    """The tables in a file. Raises ValueError, with what to do, where it cannot be read."""
+    """The tables in a file. Raises ValueError, with the fix, if it cannot be read."""
     try:
         content = file.read_bytes()
         rows = list(csv.DictReader(content.decode().splitlines()))
@@ -231,7 +233,7 @@ def _damaged(file: Path, tuned: bool) -> str:
 
 
 def _parse(rows: list[dict[str, str]], file: Path, tuned: bool, digest: str) -> Iterator[Table]:
-    """A table for each machine that the rows name."""
+    """One table for each machine in the rows."""
     name = file.stem
     by_machine: dict[tuple[Machine, str], Table] = {}
     for row in rows:
@@ -246,7 +248,7 @@ def _parse(rows: list[dict[str, str]], file: Path, tuned: bool, digest: str) -> 
 
 
 def _cost(row: dict[str, str]) -> Cost:
-    """Raises ValueError where a number is none that can have been measured."""
+    """The numbers of a row. Raises ValueError if one is not positive and finite."""
     names = ("inductor_ms", "fusedops_ms", "copy_gb_per_s", "rows", "cols")
     inductor, ours, copy, rows, cols = (float(row[name]) for name in names)
     if not all(0 < number < math.inf for number in (inductor, ours, copy, rows, cols)):

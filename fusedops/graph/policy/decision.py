@@ -1,9 +1,10 @@
-"""May a site that could be replaced be replaced? Correctness is settled before this is asked.
+"""Whether a site that can be replaced correctly should be replaced.
 
-With `fuse="profitable"` a site is replaced where the op, and what its presence costs around it, is
-measured to take less than what Inductor makes of the site. An op of ours is a wall to Inductor's
-fusion: a pointwise neighbour then writes what Inductor would have kept in registers, and the op
-reads it; so is a mask that Inductor would have computed on its way.
+With `fuse="profitable"` a site is replaced if the op, plus the memory traffic that it adds around
+it, is measured to take less time than Inductor's code for the site. The traffic arises because our
+op is a barrier to Inductor's fusion: a pointwise neighbour has to write to memory, for the op to
+read, what Inductor would have kept in registers. The same holds for a mask that Inductor would have
+computed on the fly.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from fusedops.graph.rules.rule import Match
 
 _CAUSAL, _ADDITIVE = "masked_softmax[causal]", "masked_softmax[additive]"
 _DROPOUT = "softmax_dropout[causal]"
-#: What ops are measured as, where that is not their name; the first that a table has counts.
+#: The names under which ops are measured, if not their own; the first one in the table is used.
 _MEASURED_AS = {
     "masked_softmax": (_ADDITIVE,),
     "masked_softmax_dropout": (_DROPOUT,),
@@ -42,11 +43,12 @@ MEASURED_OPS = (
     "add_rms_norm",
 )
 
-#: What we must be faster by: two measurements of the same code differ by so much.
+#: By how much fusedops must be faster: two measurements of the same code differ by up to 3%.
 MARGIN = 0.03
 
-#: Below this many elements a call costs more than its kernel, where no table says so.
+#: Without a measurement: below this many elements the call overhead exceeds the kernel's time.
 _FEW_ELEMENTS = 2**15
+#: From this size on, decomposing PyTorch's fused encoder layer is not slower.
 _MANY_FEATURES = 2**18
 
 
@@ -55,10 +57,11 @@ class Figures:
     """The measurements that decided a site, scaled from the measured size to the site's.
 
     mode: "inference", or "training": forward and backward pass together.
-    fusedops_ms, inductor_ms: of the site itself.
-    passes_ms: what its neighbours read and write more because our op stands between them.
-    rows, cols: the nearest size that was measured.
-    table: which table has it, of how many threads, and why that one.
+    fusedops_ms, inductor_ms: the times of the site itself.
+    passes_ms: the time of the additional reads and writes around it, because our op is a fusion
+        barrier.
+    rows, cols: the nearest measured size.
+    table: the table that was used, its number of threads, and why it was chosen.
     """
 
     mode: str
@@ -71,20 +74,20 @@ class Figures:
 
     @property
     def ours_ms(self) -> float:
-        """All that our op costs."""
+        """The total time with our op."""
         return self.fusedops_ms + self.passes_ms
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Why the active settings leave a site alone, or None; and what was compared, if anything."""
+    """Why a site is not replaced, or None; and the measurements that were compared, if any."""
 
     refusal: str | None
     figures: Figures | None = None
 
 
 def judge(rule: str, match: Match) -> Verdict:
-    """Whether the active settings have this site replaced."""
+    """Whether a site is replaced with the active settings."""
     mode = config.active().fuse_for(rule)
     if mode == "never":
         return Verdict('config: fuse="never"')
@@ -92,10 +95,10 @@ def judge(rule: str, match: Match) -> Verdict:
 
 
 def leaves_encoder_layer(result: torch.Tensor) -> bool:
-    """Whether PyTorch's fused encoder layer of inference is better than what it does one by one.
+    """Whether PyTorch's fused encoder layer for inference is faster than its decomposition.
 
-    On a CPU, one thread, the calls reach 0.6 of its speed at 8 tokens of 64 features, 0.9 at 128
-    of 128, 1.0 at 1024 of 256, and with a padding mask 1.2.
+    Measured on one CPU thread, the decomposition reaches 0.6 of the fused layer's speed for 8
+    tokens of 64 features, 0.9 for 128 of 128, 1.0 for 1024 of 256, and 1.2 with a padding mask.
     """
     sizes = dialect.hints(result)
     small = sizes is None or math.prod(sizes) < _MANY_FEATURES
@@ -104,7 +107,7 @@ def leaves_encoder_layer(result: torch.Tensor) -> bool:
 
 def _profitable(match: Match) -> Verdict:
     if _is_never_materialised(match):
-        reason = "all that becomes of it is gathered or reduced: Inductor never writes it out"
+        reason = "its result is only gathered or reduced: Inductor never materialises it"
         return Verdict(reason)
     if _becomes_sdpa(match):
         return Verdict("Inductor runs attention without a mask as scaled_dot_product_attention")
@@ -120,7 +123,7 @@ def _profitable(match: Match) -> Verdict:
 
 
 def _is_never_materialised(match: Match) -> bool:
-    """Whether a softmax feeds gathers and reductions alone, as log_softmax in cross entropy."""
+    """Whether a softmax is used only by gathers and reductions, as log_softmax in cross entropy."""
     if not match.op.endswith("softmax"):
         return False
     results = [user for result in match.results for user in users(result)]
@@ -128,11 +131,11 @@ def _is_never_materialised(match: Match) -> bool:
 
 
 def _becomes_sdpa(match: Match) -> bool:
-    """Whether a softmax without a mask stands between two matrix products: Inductor's pass
-    fuse_attention replaces all three. On a CPU its attention has no dropout."""
+    """Whether a softmax without a mask is between two matrix products, so that Inductor's pass
+    fuse_attention replaces all three. On a CPU that pass does not support dropout."""
     arguments = match.call.arguments
-    hidden = [arguments.get(name) for name in ("mask", "bias", "causal")]
-    if not match.op.startswith(("softmax", "masked_softmax")) or any(hidden):
+    masking = [arguments.get(name) for name in ("mask", "bias", "causal")]
+    if not match.op.startswith(("softmax", "masked_softmax")) or any(masking):
         return False
     device = value(match.call.node).device.type
     if match.op == "masked_softmax_dropout" and device == "cpu":
@@ -142,13 +145,14 @@ def _becomes_sdpa(match: Match) -> bool:
 
 
 def _size(match: Match) -> Size | None:
-    """Rows and columns of the result, guessed where they are symbols; None where that fails."""
+    """Rows and columns of the result, with symbols replaced by their values at capture; None if
+    there are none."""
     result = value(next(iter(match.results)))
     shape = dialect.hints(result)
     if shape is None:
         return None
     arguments = match.call.arguments
-    if "inputs" in arguments:  # stacked: a row is one input's
+    if "inputs" in arguments:  # a stack, whose rows are those of its inputs
         row_shape = dialect.hints(value(arguments["inputs"][0])) or []
     else:
         row_shape = shape
@@ -160,20 +164,20 @@ def _size(match: Match) -> Size | None:
 
 
 def _figures(match: Match, table: Table, size: Size, machine: Machine) -> Figures | None:
-    """What the table says of the site; None where it does not know the op."""
+    """The table's measurements for the site; None if the op is not in the table."""
     mode = TRAINING if _is_trained(match) else INFERENCE
     found = [table.cost(name, mode, size) for name in _measured_as(match)]
     cost = next(filter(None, found), None)
     if cost is None:
         return None
     inductor = cost.inductor
-    if match.op.startswith("add_") and match.call.arguments["p"]:  # the table has it without
+    if match.op.startswith("add_") and match.call.arguments["p"]:  # measured without dropout
         inductor += _dropout(table, size)
     directions = 2 if mode == TRAINING else 1
     return Figures(
         mode=mode,
         fusedops_ms=cost.ours,
-        passes_ms=directions * _bytes_at_the_wall(match) * cost.ms_per_byte,
+        passes_ms=directions * _barrier_bytes(match) * cost.ms_per_byte,
         inductor_ms=inductor,
         rows=cost.rows,
         cols=cost.cols,
@@ -182,15 +186,15 @@ def _figures(match: Match, table: Table, size: Size, machine: Machine) -> Figure
 
 
 def _measured_as(match: Match) -> tuple[str, ...]:
-    """The names under which a table may have the op, the closest first."""
+    """The names under which the op may be in a table, the closest first."""
     names = _MEASURED_AS.get(match.op, (match.op,))
     is_causal = match.op == "masked_softmax" and match.call.arguments.get("causal")
     return (_CAUSAL, *names) if is_causal else names
 
 
 def _dropout(table: Table, size: Size) -> float:
-    """Milliseconds that Inductor takes for the random numbers of a tensor: what it takes longer for
-    a softmax with dropout than for one without. Ours draws them for next to nothing beside that."""
+    """Inductor's milliseconds for the random numbers of a tensor: the difference between a softmax
+    with and without dropout. In our op their cost is negligible in comparison."""
     names = (_DROPOUT,), (_CAUSAL, _ADDITIVE)
     dropped, plain = (
         next(filter(None, (table.cost(name, TRAINING, size) for name in each)), None)
@@ -200,26 +204,27 @@ def _dropout(table: Table, size: Size) -> float:
 
 
 def _slower(figures: Figures) -> str | None:
-    """Why not, where we are not measured to be faster."""
+    """The reason for a refusal if the measurements do not show that fusedops is faster, or None."""
     ours, inductor = figures.ours_ms, figures.inductor_ms
     if ours <= (1 - MARGIN) * inductor:
         return None
     times = f"{as_time(inductor)} against {as_time(ours)}"
     if ours <= inductor:
-        return f"too little to be sure of: Inductor is measured at {times}"
+        return f"within measurement error: Inductor is measured at {times}"
     return f"Inductor is measured to be faster: {times}"
 
 
 def as_time(ms: float) -> str:
-    """Three digits, with a unit that makes them readable."""
+    """A time with three digits, in microseconds or milliseconds."""
     return f"{ms * 1e3:.3g} us" if ms < 1 else f"{ms:.3g} ms"
 
 
 def _probably_slower(match: Match, size: Size) -> str | None:
-    """Where nothing was measured: replace what saves a pass, or has no neighbour to fuse with."""
+    """A reason for a refusal without measurements, or None. A site is replaced if the op saves a
+    pass over memory, or if there is no neighbour that Inductor could fuse with."""
     if size.elements < _FEW_ELEMENTS:
         return f"too small to pay: {size.elements} elements"
-    if len(match.fused_nodes) > 1 or not _bytes_at_the_wall(match):
+    if len(match.fused_nodes) > 1 or not _barrier_bytes(match):
         return None
     return "Inductor fuses it with its neighbours, and no measurement says that this is slower"
 
@@ -230,25 +235,25 @@ def _is_trained(match: Match) -> bool:
     return bool(differentiated) and torch.is_grad_enabled()
 
 
-def _bytes_at_the_wall(match: Match) -> int:
-    """What is read or written only because the op is a wall."""
+def _barrier_bytes(match: Match) -> int:
+    """The bytes that are read or written only because the op is a fusion barrier."""
     ours = {match.call.node, *match.results, *match.fused_nodes}
     inputs = {node for old in ours for node in old.all_input_nodes} - ours
     before = [node for node in inputs if dialect.is_pointwise(node)]
     after = [user for old in match.results for user in dialect.readers(old) if user not in ours]
     fused = [user for user in after if dialect.is_pointwise(user)]
-    # Read here; and written, unless something else wants it in memory anyway.
-    reads_and_writes = sum((1 + ours.issuperset(users(node))) * _bytes(node) for node in before)
-    behind = bool(fused) * (1 + (len(fused) == len(after)))
-    return reads_and_writes + behind * _bytes(next(iter(match.results)))
+    # An input is read by the op; it is written only for the op if it has no other user.
+    input_bytes = sum((1 + ours.issuperset(users(node))) * _bytes(node) for node in before)
+    result_passes = bool(fused) * (1 + (len(fused) == len(after)))
+    return input_bytes + result_passes * _bytes(next(iter(match.results)))
 
 
 def _bytes(node: Node) -> int:
-    """The memory of a tensor; of one that is broadcast what is really there."""
+    """The memory of a tensor, without dimensions that are broadcast (stride 0)."""
     tensor = value(node)
     sizes = dialect.hints(tensor) if isinstance(tensor, torch.Tensor) else None
     if sizes is None:
         return 0
-    held = [size for size, stride in zip(sizes, tensor.stride(), strict=True) if stride != 0]
+    stored = [size for size, stride in zip(sizes, tensor.stride(), strict=True) if stride != 0]
     itemsize: int = tensor.dtype.itemsize
-    return math.prod(held) * itemsize
+    return math.prod(stored) * itemsize

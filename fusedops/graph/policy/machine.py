@@ -1,4 +1,4 @@
-"""What times depend on that were measured on a machine: its processor, and how it is used."""
+"""The properties of a machine that measured times depend on."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import torch
 
 
 class Family(NamedTuple):
-    """Processors that are alike, by what /proc/cpuinfo tells of them.
+    """Processors of one generation, recognised by /proc/cpuinfo.
 
-    A virtual machine may hide the model's number, as cloud providers do, but not the instructions:
-    a flag that came with a generation tells it from those before.
+    Virtual machines, such as cloud providers', may hide the model number, but not the instructions.
+    The flag is one that the generation introduced.
     """
 
     name: str
@@ -26,12 +26,12 @@ class Family(NamedTuple):
     flag: str
 
 
-#: The first that fits is a processor's family.
+#: A processor belongs to the first family that matches.
 FAMILIES = (
     Family("amd-zen5", "AuthenticAMD", "26", "avx512f"),
     Family("amd-zen4", "AuthenticAMD", "25", "avx512f"),
     Family("amd-zen3", "AuthenticAMD", "25", "avx2"),
-    # With Emerald and Granite Rapids, which have the same cores or the next ones.
+    # Includes Emerald and Granite Rapids, whose cores are the same or their successors.
     Family("intel-sapphire-rapids", "GenuineIntel", "6", "amx_tile"),
     Family("intel-skylake-server", "GenuineIntel", "6", "avx512f"),
     Family("intel", "GenuineIntel", "6", ""),
@@ -40,14 +40,14 @@ FAMILIES = (
 
 @dataclass(frozen=True)
 class Machine:
-    """What times are valid for. Where two differ, so may what pays.
+    """The machine, settings and torch version that times are valid for.
 
     device: "cpu" or "cuda".
-    processor: the model's name, of a GPU too.
-    family: a name of FAMILIES, of a GPU its capability, or else the architecture.
+    processor: the model name of the CPU or GPU.
+    family: a name in FAMILIES; for a GPU its compute capability; otherwise the architecture.
     isa: the instruction set that the kernels use, which FUSEDOPS_CPU_ISA can lower.
-    threads: how many torch uses; 1 on a GPU.
-    torch: its version.
+    threads: torch's number of threads; 1 on a GPU.
+    torch: the version of torch.
     """
 
     device: str
@@ -63,7 +63,7 @@ class Machine:
         return self.family.partition("-")[0]
 
     def unlike(self, other: Machine) -> tuple[bool, ...]:
-        """In which ways another is of another kind; what stands first weighs more than the rest."""
+        """In which respects another machine is of another kind, the most important first."""
         return (
             self.family != other.family,
             self.vendor != other.vendor,
@@ -72,7 +72,7 @@ class Machine:
         )
 
     def differs(self, other: Machine) -> tuple[float, ...]:
-        """How far another of the same kind is; what stands first weighs more than the rest."""
+        """How much another machine of the same kind differs, the most important number first."""
         threads = abs(math.log(self.threads / other.threads))
         return threads, self.processor != other.processor, self.torch != other.torch
 
@@ -87,7 +87,7 @@ def count_of(threads: int) -> str:
 
 
 def here(device: torch.device) -> Machine:
-    """The machine that a device of this process is."""
+    """The machine of a device in this process."""
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
         capability = "sm{}{}".format(*torch.cuda.get_device_capability(device))
@@ -98,7 +98,7 @@ def here(device: torch.device) -> Machine:
 
 
 def _torch_version() -> str:
-    """Without what was built, as in 2.13.0+cpu: a CPU's code does not depend on it."""
+    """The version without the build, such as +cpu: code for the CPU does not depend on it."""
     return str(torch.__version__).partition("+")[0]
 
 
@@ -108,23 +108,24 @@ def _processor() -> tuple[str, str]:
     facts = cpuinfo()
     name = facts.get("model name") or platform.processor() or platform.machine()
     numbers = [facts[field] for field in ("cpu family", "model", "stepping") if field in facts]
-    if numbers:  # in a virtual machine the name alone may be that of many
+    if numbers:  # in a virtual machine several models may have the same name
         name = f"{name} {'/'.join(numbers)}"
     return name, family_of(facts)
 
 
 def family_of(facts: dict[str, str]) -> str:
-    """The family that a /proc/cpuinfo tells of; the architecture where it is none of FAMILIES."""
+    """The family of a processor with these fields of /proc/cpuinfo; the architecture if it is in no
+    family."""
     flags = facts.get("flags", "").split()
     for family in FAMILIES:
-        told = (facts.get("vendor_id"), facts.get("cpu family"))
-        if told == (family.vendor_id, family.cpu_family) and family.flag in (*flags, ""):
+        ids = (facts.get("vendor_id"), facts.get("cpu family"))
+        if ids == (family.vendor_id, family.cpu_family) and family.flag in (*flags, ""):
             return family.name
     return platform.machine() or "unknown"
 
 
 def cpuinfo() -> dict[str, str]:
-    """What /proc/cpuinfo has on the first processor; nothing where a system has no such file."""
+    """The fields of the first processor in /proc/cpuinfo; empty on systems without that file."""
     file = Path("/proc/cpuinfo")
     text = file.read_text() if file.exists() else ""
     fields = (line.partition(":") for line in text.partition("\n\n")[0].splitlines())

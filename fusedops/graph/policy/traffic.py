@@ -1,4 +1,4 @@
-"""Memory traffic: what the calls that a rewrite swallows read and write, and what its op does."""
+"""Memory traffic of the nodes that a rewrite fuses, and of the op that replaces them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fusedops.graph.rules.rule import Match
 
 
 def bytes_saved(match: Match) -> int:
-    """What the calls of a match move, each by itself, less what its op moves; 0 for one call. Sizes
-    that are symbols count as what they were captured with."""
+    """The bytes that the calls of a match read and write separately, minus those of the op; 0 for a
+    single call. Symbolic sizes are replaced by their values at capture."""
     calls = match.fused_nodes or (match.call.node,)
     if len(calls) == 1:
         return 0
-    apart = sum(_moved(call) for call in calls)
+    separately = sum(_moved(call) for call in calls)
     inputs = {node for call in calls for node in call.all_input_nodes}.difference(calls)
-    return max(0, apart - _bytes(inputs) - _bytes(match.results))
+    return max(0, separately - _bytes(inputs) - _bytes(match.results))
 
 
 def _moved(node: Node) -> int:

@@ -1,1 +1,1 @@
-"""Editing a graph: each site that a rule finds is replaced, or left with a reason, and reported."""
+"""Replaces the sites that the rules find, or leaves them with a reason, and reports both."""

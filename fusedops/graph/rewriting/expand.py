@@ -1,9 +1,9 @@
-"""Opaque calls that hide a softmax or a norm, written out so that the rules see it.
+"""Decomposes opaque calls that contain a softmax or a norm, so that the rules can match it.
 
 before    out, weights = F.multi_head_attention_forward(query, key, value, ...)
-after     the ATen calls that it makes, as far as dispatch goes before autograd
+after     the ATen calls that it makes, traced before autograd
 
-A call keeps what it computes and the random numbers it draws; what was one node becomes several.
+The decomposition computes the same results and draws the same random numbers.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from fusedops.graph.policy import decision
 
 
 def expand(graph: Graph) -> None:
-    """Write out, in place, every call of `graph` that is better seen through, but those inside a
-    `torch.func` transform."""
+    """Decomposes, in place, every opaque call of `graph` that is worth decomposing, except those
+    inside a `torch.func` transform."""
     for node, transformed in dialect.walk(graph):
-        written_out = dialect.expansion(node, _EXPANSIONS)
-        if written_out is None or transformed:
+        decomposition = dialect.expansion(node, _EXPANSIONS)
+        if decomposition is None or transformed:
             continue
-        if written_out is not _encoder_layer or not decision.leaves_encoder_layer(value(node)):
-            _expand(node, written_out)
+        if decomposition is not _encoder_layer or not decision.leaves_encoder_layer(value(node)):
+            _expand(node, decomposition)
 
 
 def _expand(node: Node, function: Callable[..., Any]) -> None:
@@ -52,13 +52,13 @@ def _expand(node: Node, function: Callable[..., Any]) -> None:
     with torch.no_grad(), modes.autocast_of(node):
         trace = make_fx(call, tracing_mode="symbolic" if symbolic else "fake", pre_dispatch=True)
         traced = trace(*known).graph
-    if traced.find_nodes(op="get_attr"):  # a constant, which would need a home
+    if traced.find_nodes(op="get_attr"):  # a constant, for which the graph has no attribute
         return
     _inline(node, traced, inputs)
 
 
 def _inline(node: Node, traced: Graph, inputs: list[Node]) -> None:
-    """Put the nodes of `traced` in the place of `node`, where they give the same tensors."""
+    """Replaces `node` by the nodes of `traced`, if the results have the same dtypes and ranks."""
     results = traced.find_nodes(op="output")[0].args[0]
     if not _agree(value(node), pytree.tree_map_only(Node, value, results)):
         return
@@ -68,7 +68,7 @@ def _inline(node: Node, traced: Graph, inputs: list[Node]) -> None:
         for old in traced.nodes:
             if old.op == "call_function":
                 copies[old] = node.graph.node_copy(old, copies.__getitem__)
-                # Traced in a fake mode of its own, which must not meet the graph's.
+                # The trace has its own fake mode, whose tensors must not mix with the graph's.
                 args, kwargs = map_arg((copies[old].args, copies[old].kwargs), value)
                 dialect.annotate(copies[old], old.target(*args, **kwargs), like=node)
     _replace(node, pytree.tree_map_only(Node, copies.__getitem__, results))
@@ -83,22 +83,22 @@ def _agree(eager: Any, ours: Any) -> bool:
 
 def _replace(node: Node, results: Any) -> None:
     if isinstance(results, Node):
-        _stand_in(node, results)
+        _replace_uses(node, results)
     for item, index in (dialect.outputs(node) or {}).items():
         if isinstance(results[index], Node):
-            _stand_in(item, results[index])
+            _replace_uses(item, results[index])
             item.graph.erase_node(item)
     if not node.users:
         node.graph.erase_node(node)
 
 
-def _stand_in(old: Node, new: Node) -> None:
-    """`new` in the place of `old`, also in the memory that views of it are known to share."""
+def _replace_uses(old: Node, new: Node) -> None:
+    """Replaces `old` by `new`, and gives it the value of `old`, whose storage views of it share."""
     dialect.annotate(new, value(old), like=old)
     old.replace_all_uses_with(new)
 
 
-# --- what is written out, and when ----------------------------------------------------------------
+# --- decompositions -------------------------------------------------------------------------------
 
 
 def _encoder_layer(
@@ -123,7 +123,10 @@ def _encoder_layer(
     mask: torch.Tensor | None = None,
     mask_type: int | None = None,
 ) -> torch.Tensor:
-    """torch.nn.TransformerEncoderLayer as its forward pass has it in training, without dropout."""
+    """The forward pass of torch.nn.TransformerEncoderLayer in training, without dropout.
+
+    The parameters are those of the ATen op, in its order.
+    """
     norm1, norm2 = (
         partial(F.layer_norm, normalized_shape=(embed_dim,), weight=weight, bias=bias, eps=eps)
         for weight, bias in ((norm1_weight, norm1_bias), (norm2_weight, norm2_bias))
@@ -159,14 +162,15 @@ def _attention(
 ) -> torch.Tensor:
     if mask is None:
         return F.scaled_dot_product_attention(query, key, values)
-    # A mask hides where it is not zero; a row of which nothing is left is NaN, which SDPA changes.
+    # The mask hides columns where it is not zero. A row without a visible column is NaN here; it
+    # would be zero with SDPA.
     hidden = mask.to(torch.bool)
     hidden = hidden[:, None, None, :] if mask_type == 1 else hidden
     scores = torch.matmul(query * query.shape[-1] ** -0.5, key.transpose(-2, -1))
     return torch.matmul(scores.masked_fill(hidden, float("-inf")).softmax(-1), values)
 
 
-#: By the name that the dialect has for the call.
+#: The decompositions, by the name of the opaque call in the dialect.
 _EXPANSIONS: dict[str, Callable[..., Any]] = {
     "multi_head_attention_forward": F.multi_head_attention_forward,
     "_transformer_encoder_layer_fwd": _encoder_layer,

@@ -1,4 +1,5 @@
-"""What a rewrite did: one `Site` for each softmax or norm it saw, and why it was left."""
+"""The report of a rewrite: one `Site` for each softmax or norm, with the reason if it was not
+replaced."""
 
 from __future__ import annotations
 
@@ -29,19 +30,19 @@ Shape = tuple[int | str, ...]
 
 @dataclass(frozen=True)
 class Site:
-    """One place in a model where a rule applies.
+    """One softmax or norm in a graph, replaced or not.
 
     rule: the rule that recognised it.
-    op: what it computes: "softmax", "log_softmax", "layer_norm", "rms_norm", or the opaque
-        call that hides one.
-    replaced: whether `torch.ops.fusedops.<op>` now stands there.
-    reason: why not; empty where it was replaced.
-    module: dotted path of the module, "" outside any.
-    location: "file.py:123", the innermost line outside PyTorch; "" where capture recorded none.
-    shapes: shapes of the tensor inputs; a symbolic size is a string.
-    bytes_saved: memory traffic that the rewrite removes, against calls that each read and write:
-        0 for one call in the place of one.
-    figures: the measurements that `fuse="profitable"` decided by; None where it compared none.
+    op: the computation: "softmax", "log_softmax", "layer_norm", "rms_norm", or the name of the
+        opaque call that contains one.
+    replaced: whether it was replaced by `torch.ops.fusedops.<op>`.
+    reason: why it was not replaced; empty if it was.
+    module: the dotted path of the module; "" outside of modules.
+    location: "file.py:123", the innermost line outside PyTorch; "" if capture recorded none.
+    shapes: the shapes of the tensor inputs; a symbolic size is a string.
+    bytes_saved: the memory traffic that the rewrite removes, if each replaced call reads its inputs
+        and writes its result; 0 if a single call was replaced.
+    figures: the measurements that decided with `fuse="profitable"`; None if there were none.
     """
 
     rule: str
@@ -59,7 +60,7 @@ class Site:
 class Report:
     """All sites of one or more graphs, in program order. `str(report)` is a plain-text table.
 
-    graphs: the code of each graph before and after, where it was recorded.
+    graphs: the code of each graph before and after, if it was recorded.
     """
 
     sites: tuple[Site, ...] = ()
@@ -77,7 +78,7 @@ class Report:
         return Report(self.sites + other.sites, self.graphs + other.graphs)
 
     def diff(self) -> str:
-        """What the rewrite changed in the graphs, as a unified diff of their code."""
+        """The changes to the graphs, as a unified diff of their code."""
         return "\n".join(
             line
             for number, (before, after) in enumerate(self.graphs)
@@ -92,7 +93,7 @@ class Report:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The report in types that `json.dumps` takes."""
+        """The report in types that `json.dumps` accepts."""
         return {
             "replaced": len(self.replaced),
             "left": len(self.left),
@@ -141,7 +142,7 @@ def _row(site: Site) -> tuple[str, ...]:
 
 
 def _measured(figures: Figures | None) -> str:
-    """What decided, such as "30 us + 4 us around it, Inductor 41 us, as 32x512 in training"."""
+    """The measurements as text: "30 us + 4 us around it, Inductor 41 us, as 32x512 in training"."""
     if figures is None:
         return ""
     ours, passes, inductor = (
@@ -165,10 +166,10 @@ def _table(rows: list[tuple[str, ...]]) -> list[str]:
 def describe_site(
     rule: str, match: Match, reason: str, figures: Figures | None, names: Mapping[str, str]
 ) -> Site:
-    """The row for `match`: left for `reason`, or replaced where that is empty.
+    """The report's row for `match`, which was replaced if `reason` is empty.
 
-    `figures` are what was compared, if anything was; `names` gives the dotted path of a module by
-    its identity.
+    `figures` are the measurements that were compared, if any; `names` maps the identity of a module
+    to its dotted path.
     """
     node = match.call.node
     return Site(
@@ -222,9 +223,9 @@ def _user_line(node: Node) -> str:
 
 
 def publish(report: Report) -> None:
-    """Log `report` at INFO and add it to `torch._dynamo.utils.counters["fusedops"]`.
+    """Logs `report` at INFO and adds it to `torch._dynamo.utils.counters["fusedops"]`.
 
-    The counters are the op's name for each replacement and "left" for each site left alone.
+    A replaced site counts under the op's name, any other under "left".
     """
     _tally.add(Counter(site.op if site.replaced else "left" for site in report.sites))
     if report.sites:
@@ -234,9 +235,9 @@ def publish(report: Report) -> None:
 
 
 class _Tally:
-    """Counts a frame once, although Dynamo may capture it several times in one compilation.
+    """Counts the sites of a frame once, although Dynamo may capture it several times.
 
-    With dynamic=True it starts again when a float input such as eps proves to be a constant.
+    With dynamic=True Dynamo restarts when it finds a float input, such as eps, to be a constant.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,9 @@
-"""Walks a graph and puts ops in the place of what the rules find.
+"""Walks a graph and replaces the sites that the rules find by ops.
 
-A site is edited only after every refusal has been asked and the replacement has run on fake
-tensors with eager's dtype, device, shape and strides. Nothing is removed but the nodes that the
-replacement itself made dead: `Graph.eliminate_dead_code` would delete in-place writes such as
-`h.mul_(2)`, which have no users in torch IR and are needed all the same.
+A site is edited only if no check refuses it, and if the replacement, run on fake tensors, has the
+dtype, device, shape and strides of eager mode. Only nodes that the replacement makes dead are
+removed. `Graph.eliminate_dead_code` is not used because it would delete in-place writes such as
+`h.mul_(2)`, which have no users in torch IR but are needed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fusedops.graph import availability
 from fusedops.graph.ir import aliasing, dialect, modes
 from fusedops.graph.ir.dialect import ModuleAttribute
 from fusedops.graph.policy import decision
-from fusedops.graph.rewriting import kept
+from fusedops.graph.rewriting import saved_tensors
 from fusedops.graph.rewriting.expand import expand
 from fusedops.graph.rewriting.report import Report, Site, describe_site, log
 from fusedops.graph.rules import RULES, STACKS
@@ -34,9 +34,9 @@ from fusedops.graph.rules.rule import Match, OpCall, Rule
 def rewrite_module(
     graph_module: GraphModule, names: Mapping[str, str] | None = None, show: bool | None = None
 ) -> Report:
-    """Rewrite a graph module and the bodies of its higher-order ops in place.
+    """Rewrites a graph module and the bodies of its higher-order ops in place.
 
-    `names` gives the dotted path of a module by `str(id(module))`, for the report; `show` as in
+    `names` maps `str(id(module))` to the dotted path of a module, for the report; `show` as in
     `rewrite_graph`.
     """
     report = Report()
@@ -49,16 +49,17 @@ def rewrite_module(
 def rewrite_graph(
     graph: Graph, names: Mapping[str, str] | None = None, show: bool | None = None
 ) -> Report:
-    """Rewrite one graph in place. A second run finds nothing to do.
+    """Rewrites one graph in place. A second run changes nothing.
 
-    `show`: the report has the graph's code too, before and after; by default where that is logged.
+    `show`: whether the report contains the graph's code before and after; by default if the DEBUG
+    level is logged.
     """
     show = log.isEnabledFor(logging.DEBUG) if show is None else show
     before = _code(graph) if show else ""
     if config.active().fuse_for("expand") != "never":
         expand(graph)
-    aliasing.note_returned_inputs(graph)
-    with modes.walls(graph):
+    aliasing.record_returned_inputs(graph)
+    with modes.barriers(graph):
         visits = [
             _visit(node, rules, transformed, names or {})
             for rules in (STACKS, RULES)
@@ -75,9 +76,9 @@ def _code(graph: Graph) -> str:
 def _visit(
     node: Node, rules: Sequence[Rule], transformed: bool, names: Mapping[str, str]
 ) -> Site | None:
-    """Let the rules look at a node, those that take in more first; the site it is, if any."""
+    """Tries the rules on a node in their order; returns the site, if there is one."""
     call = dialect.as_call(node)
-    if call is None or not (node.users or call.obstacle):  # a dead node is no site
+    if call is None or not (node.users or call.obstacle):  # a dead node is not a site
         return None
     site = None
     for rule in rules:
@@ -112,7 +113,7 @@ def _unsupported_inputs(arguments: Mapping[str, Any]) -> str | None:
 
 
 def _unsupported_input(input: Node | OpCall) -> str | None:
-    if isinstance(input, OpCall):  # the input, moved about
+    if isinstance(input, OpCall):  # a view of the input
         return _unsupported_input(input.args[0])
     tensor = dialect.value(input)
     if not isinstance(tensor, torch.Tensor):
@@ -127,26 +128,26 @@ def _unsupported_input(input: Node | OpCall) -> str | None:
 
 
 def _choose(rule: Rule, match: Match) -> tuple[OpCall, Any, frozenset[int | None]] | str:
-    """The first replacement that gives eager's metadata, its fake result, and the memory that it
-    must not keep; or why none does."""
+    """The first replacement with eager's metadata, its fake result, and the memory that it must not
+    save; or the reason why there is none."""
     refusals = []
-    unkept = kept.not_to_keep(match)
+    unsavable = saved_tensors.unsavable_memory(match)
     for emitted in rule.emit(match):
         try:
-            new = kept.with_own_inputs(emitted, unkept)
+            new = saved_tensors.with_cloned_inputs(emitted, unsavable)
             result = _evaluate(new, match.call.node)
-        except Exception as error:  # whatever a fake kernel raises means: not these arguments
+        except Exception as error:  # the fake kernel does not accept these arguments
             refusals.append(f"{new.op} refuses: {str(error).partition(chr(10))[0]}")
             continue
         difference = _difference(match, result)
         if difference is None:
-            return new, result, unkept
+            return new, result, unsavable
         refusals.append(difference)
     return refusals[0]
 
 
 def _evaluate(new: OpCall, site: Node) -> Any:
-    """What `new` would give, computed on the fake tensors that capture recorded."""
+    """The result of `new` on the fake tensors that capture recorded."""
     mode = dialect.fake_mode(site)
 
     def known(argument: Any) -> Any:
@@ -182,24 +183,25 @@ def _property(tensor: torch.Tensor, what: str) -> Any:
 def _same(ours: Any, theirs: Any) -> bool:
     if not isinstance(ours, tuple):
         return bool(ours == theirs)
-    # Decided from what is known: asking a symbolic size outright would add a guard.
+    # Comparing symbolic sizes with == would add a guard.
     return len(ours) == len(theirs) and statically_known_true(sym_eq(ours, theirs))
 
 
-def _replace(match: Match, new: OpCall, result: Any, unkept: frozenset[int | None]) -> None:
+def _replace(match: Match, new: OpCall, result: Any, unsavable: frozenset[int | None]) -> None:
     site = match.call.node
     with site.graph.inserting_before(match.place or site):
         inserted = _insert(new, result, site)
         for old, index in match.results.items():
             _drop_assertions(old)
             if old.users:
-                copied = kept.gives_copy(old, index, unkept)
+                copied = saved_tensors.is_cloned(old, index, unsavable)
                 old.replace_all_uses_with(_select(inserted, index, old, copied))
     _erase(match)
 
 
 def _drop_assertions(node: Node) -> None:
-    """What they check was settled before; they may stand in front of what replaces `node`."""
+    """Erases assertions about `node`. They are already proven, and may come before the op that
+    replaces `node`."""
     for user in [user for user in node.users if dialect.is_assertion(user)]:
         user.graph.erase_node(user)
 
@@ -222,7 +224,8 @@ def _insert(new: OpCall, result: Any, like: Node) -> Node:
 
 
 def _select(inserted: Node, index: int | None, old: Node, copied: bool) -> Node:
-    """What takes the place of `old`, also in the memory that its views are known to share."""
+    """Inserts the node that replaces `old`: an output of the op, or a clone of it. The node gets
+    the value of `old`, whose storage views of `old` share."""
     graph, selected = old.graph, inserted
     if index is not None:
         selected = graph.call_function(operator.getitem, (inserted, index))
@@ -234,8 +237,8 @@ def _select(inserted: Node, index: int | None, old: Node, copied: bool) -> Node:
 
 
 def _erase(match: Match) -> None:
-    """Remove the replaced nodes, what only they used of the fused_nodes ones, and reads of scalars
-    (eps) that nothing uses any more."""
+    """Erases the replaced nodes, the fused nodes without other users, and reads of scalars, such as
+    eps, that are no longer used."""
     replaced = dict.fromkeys((*match.results, match.call.node))
     inputs = dict.fromkeys(
         i for old in (*replaced, *match.fused_nodes) for i in old.all_input_nodes

@@ -1,4 +1,4 @@
-"""Every rewrite the package knows, those that take in more first."""
+"""All rewrite rules, in the order in which they are tried: those that fuse more nodes first."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ RULES: tuple[Rule, ...] = (
     *NORMS,
     Leaf(),
 )
-#: Rules for sites that contain other sites: a graph is searched for these first.
+#: Rules for sites that contain other sites; they are tried on the whole graph first.
 STACKS: tuple[Rule, ...] = (Stack(RULES),)

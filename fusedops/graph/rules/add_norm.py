@@ -1,11 +1,11 @@
-"""A residual connection and the norm behind it, with the dropout of the branch.
+"""A residual connection and the norm after it, with the dropout of the branch.
 
 before    h = residual + F.dropout(branch, p, training)
           y = torch.layer_norm(h, normalized_shape, weight, bias, eps)
 after     y, h, mean, rstd = torch.ops.fusedops.add_layer_norm(
               branch, residual, normalized_shape, weight, bias, eps, p, seed)
 
-Any norm that another rule finds; a reshape may stand between.
+The norm can be any that another rule finds. There may be a reshape between sum and norm.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ from fusedops.graph.ir.steps import call_of, same_shape
 from fusedops.graph.rules.dropout import drawn_seed, draws_own_numbers
 from fusedops.graph.rules.rule import Match, OpCall, Rule, op_of
 
-#: What the op returns between the output and the statistics.
+#: The index of the sum among the op's results, between the output and the statistics.
 _SUM = 1
 
 
 @dataclass(frozen=True)
 class _Residual:
-    """branch + residual; `branch` before its dropout. nodes: in program order, the last of them
-    what is normalised."""
+    """The sum branch + residual.
+
+    branch: the branch before its dropout.
+    nodes: the fused nodes in program order; the last one is the input of the norm.
+    """
 
     branch: Node | OpCall
     residual: Node | OpCall
@@ -68,7 +71,7 @@ class AddNorm(Rule):
         yield op_of(match)
 
 
-#: By op what it takes between the two summands and dropout, with defaults.
+#: For each op its arguments between the two summands and the dropout, with defaults.
 _OPS: dict[str, dict[str, Any]] = {
     "add_layer_norm": {"normalized_shape": None, "weight": None, "bias": None, "eps": None},
     "add_rms_norm": {
@@ -95,11 +98,11 @@ def _with_residual(norm: Match, residual: _Residual) -> Match | None:
     own = norm.fused_nodes or (norm.call.node,)
     indices = {old: index for old, index in norm.results.items() if index is not None}
     results = {old: index + (index >= _SUM) for old, index in indices.items()}
-    kept = _kept(own, norm)
-    others = [user for user in users(residual.sum) if user not in own or user in kept]
+    remaining = _remaining(own, norm)
+    others = [user for user in users(residual.sum) if user not in own or user in remaining]
     if others:
         results[residual.sum] = _SUM
-    # Where the sum is wanted before the norm is done, the op goes there.
+    # The op must come before all other users of the sum.
     place = min([norm.call.node, *others])
     if any(node.op != "placeholder" and not node < place for node in _nodes(arguments.values())):
         return None
@@ -107,14 +110,14 @@ def _with_residual(norm: Match, residual: _Residual) -> Match | None:
     return Match(site, op, results, (*residual.nodes, *own), place)
 
 
-def _kept(own: tuple[Node, ...], norm: Match) -> set[Node]:
-    """Those of the norm's nodes that stay, for others use them too."""
-    kept: set[Node] = set()
+def _remaining(own: tuple[Node, ...], norm: Match) -> set[Node]:
+    """The nodes of the norm that remain in the graph because they have other users."""
+    remaining: set[Node] = set()
     for node in reversed(own):
         inner = node is not norm.call.node and node not in norm.results
-        if inner and not (set(own) - kept).issuperset(users(node)):
-            kept.add(node)
-    return kept
+        if inner and not (set(own) - remaining).issuperset(users(node)):
+            remaining.add(node)
+    return remaining
 
 
 def _nodes(arguments: Any) -> Iterator[Node]:
@@ -128,15 +131,15 @@ def _nodes(arguments: Any) -> Iterator[Node]:
 
 
 def _residual(norm: Match) -> _Residual | None:
-    """The sum that is normalised, itself or reshaped."""
+    """The sum that is normalised, directly or after a reshape."""
     total = norm.call.arguments["input"]
     view = call_of(total, "reshape")
     if view is None:
         return _sum(total)
     inner = view.arguments["input"]
-    kept = len(norm.call.arguments["normalized_shape"])
+    rank = len(norm.call.arguments["normalized_shape"])
     residual = _sum(inner) if isinstance(inner, Node) and users(inner) == [total] else None
-    if residual is None or not _keeps_rows(inner, total, kept):
+    if residual is None or not _keeps_rows(inner, total, rank):
         return None
     branch, summand = (
         OpCall(torch.ops.aten.reshape.default, (operand, list(_shape(view))))
@@ -150,8 +153,9 @@ def _shape(view: Call) -> tuple[Any, ...]:
     return tuple(shape[0]) if isinstance(shape[0], (list, tuple, torch.Size)) else tuple(shape)
 
 
-def _keeps_rows(node: Node, reshaped: Node, kept: int) -> bool:
-    pairs = zip(value(node).shape[-kept:], value(reshaped).shape[-kept:], strict=True)
+def _keeps_rows(node: Node, reshaped: Node, rank: int) -> bool:
+    """Whether a reshape does not change the last `rank` dimensions."""
+    pairs = zip(value(node).shape[-rank:], value(reshaped).shape[-rank:], strict=True)
     return all(statically_known_true(m == n) for m, n in pairs)
 
 

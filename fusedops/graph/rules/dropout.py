@@ -1,4 +1,4 @@
-"""What the rules that take a dropout in have in common."""
+"""Helpers of the rules that fuse a dropout."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from fusedops.graph.rules.rule import OpCall
 
 
 def draws_own_numbers(dropout: Call) -> bool:
-    """Whether a dropout drops anything, and its random numbers may be others than eager's."""
+    """Whether a dropout is active, and may use other random numbers than eager mode."""
     given = dropout.arguments
     if given["train"] is not True or not given["p"] or inductor_config.fallback_random:
         return False
-    return aliasing.storage(dropout.node) != aliasing.storage(given["input"])  # not in place
+    is_in_place = aliasing.storage(dropout.node) == aliasing.storage(given["input"])
+    return not is_in_place
 
 
 def drawn_seed(device: torch.device) -> OpCall:
-    """A key for the op's own random numbers, from the generator that eager's dropout draws from."""
+    """A seed for the op's random numbers, drawn from the generator that eager's dropout uses."""
     limits = (-(2**63), 2**63 - 1)
     dtype_and_device = {"dtype": torch.int64, "device": device}
     return OpCall(torch.ops.aten.randint.low, (*limits, ()), dtype_and_device)

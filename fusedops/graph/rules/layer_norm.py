@@ -17,7 +17,7 @@ from fusedops.graph.rules.rule import Match, OpCall, Rule
 
 
 class LayerNorm(Rule):
-    """A call of layer_norm, with its statistics or without."""
+    """A call of layer_norm, with or without its statistics as outputs."""
 
     def match(self, call: Call) -> Match | None:
         return match_norm(call, "native_layer_norm") if call.name == self.name else None

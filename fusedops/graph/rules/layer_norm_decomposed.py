@@ -1,4 +1,4 @@
-"""layer_norm as models write it out, and the norm of the Annotated Transformer.
+"""Decomposed layer_norm, and the norm of the Annotated Transformer.
 
 before    mean = x.mean(-1, keepdim=True)
           var = (x - mean).pow(2).mean(-1, keepdim=True)        or x.var(-1, unbiased=False, ...)
@@ -43,7 +43,8 @@ from fusedops.graph.rules.rule import Match, OpCall, Rule, op_of
 
 @dataclass(frozen=True)
 class _Scale:
-    """1 / sqrt(var + eps) for the op "layer_norm", 1 / (std + eps) for "std_norm", of `input`."""
+    """The factor 1 / sqrt(var + eps) of the op "layer_norm", or 1 / (std + eps) of "std_norm";
+    `input` is the tensor whose variance it is."""
 
     op: str
     input: Node
@@ -53,7 +54,8 @@ class _Scale:
 
 @dataclass(frozen=True)
 class _Chain:
-    """What was read off the graph so far. computed_in: the input, cast to what is computed in."""
+    """The part of a norm that has been matched so far. computed_in: `input`, cast to the dtype of
+    the computation."""
 
     scale: _Scale
     input: Node
@@ -73,13 +75,13 @@ class _Chain:
 
 
 class LayerNormDecomposed(Rule):
-    """A layer_norm or std_norm that is written out."""
+    """A decomposed layer_norm or std_norm."""
 
     def match(self, call: Call) -> Match | None:
         core = _normalised(call)
         if core is None:
             return None
-        # The longest chain that ends in a dtype of the input's.
+        # The longest chain whose result has the dtype of the input, cast or not.
         ends = [(chain, _input_of(chain)) for chain in _continued(core)]
         chain, input = next(((c, i) for c, i in reversed(ends) if i), (core, None))
         sizes = chain.normalized_shape
@@ -90,7 +92,7 @@ class LayerNormDecomposed(Rule):
             "bias": chain.bias,
             "eps": number(chain.scale.eps),
         }
-        obstacle = _obstacle(chain) if input else "its dtypes are mixed in a way that no op has"
+        obstacle = _obstacle(chain) if input else "no op supports its combination of dtypes"
         op = chain.scale.op
         return Match(
             Call(op, op, chain.last, arguments, obstacle), op, {chain.last: 0}, chain.nodes
@@ -110,7 +112,7 @@ def _obstacle(chain: _Chain) -> str | None:
 
 
 def _normalised(call: Call) -> _Chain | None:
-    """(x - mean) / sqrt(var + eps) and its kin, of which `call` is the quotient or product."""
+    """(x - mean) / sqrt(var + eps) or an equivalent, whose quotient or product is `call`."""
     if call.kind not in ("mul", "div") or call.obstacle:
         return None
     first, other = call.arguments["input"], call.arguments["other"]
@@ -171,7 +173,7 @@ def _inverse_root(node: Any) -> _Scale | None:
     quotient = call_of(node, "div")
     if quotient is not None and quotient.arguments["input"] in (1, 1.0):
         return _divisor(quotient.arguments["other"])
-    product = call_of(node, "mul")  # what export makes of it: a reciprocal times 1
+    product = call_of(node, "mul")  # export decomposes 1 / x into reciprocal(x) * 1
     if product is None or product.arguments["other"] not in (1, 1.0):
         return None
     return _inverse_root(product.arguments["input"])
@@ -210,7 +212,7 @@ def _scale(op: str, statistic: Call, eps: Any) -> _Scale | None:
 
 
 def _continued(chain: _Chain | None) -> Iterator[_Chain]:
-    """The chain, and as it goes on through casts, weight and bias, a step at a time."""
+    """The chain, then the chain extended by each cast, weight or bias that follows."""
     while chain is not None:
         yield chain
         step = only_user(chain.last)
@@ -235,6 +237,6 @@ def _is_affine(operand: Any, chain: _Chain) -> bool:
 
 
 def _input_of(chain: _Chain) -> Node | None:
-    """The input, cast or not, that makes the op's output what eager's is; None where none does."""
+    """The input, cast or not, with which the op's output has eager's dtype; None if neither."""
     candidates = (chain.input, chain.computed_in)
     return next((n for n in candidates if value(n).dtype == value(chain.last).dtype), None)

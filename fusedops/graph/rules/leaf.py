@@ -1,4 +1,4 @@
-"""Opaque calls that compute a softmax or a layer_norm inside: seen, listed, left alone.
+"""Opaque calls that compute a softmax or a layer_norm internally: reported, but not replaced.
 
 before    loss = F.cross_entropy(logits, target)
 after     the same
@@ -13,7 +13,7 @@ from fusedops.graph.rules.rule import Match, OpCall, Rule
 
 
 class Leaf(Rule):
-    """An opaque call, which is reported and stays."""
+    """An opaque call, which is reported and not replaced."""
 
     def match(self, call: Call) -> Match | None:
         return Match(call, call.name, {}) if call.kind == "leaf" else None

@@ -1,4 +1,5 @@
-"""What stands before and behind a softmax over the last dimension, in one op with it.
+"""Fuses a softmax over the last dimension with the scale, bias and mask before it and the dropout
+after it.
 
 before    s = torch.matmul(q, k) * scale + bias
           s = s.masked_fill(mask == 0, value)       or s + mask, torch.where(mask, s, value)
@@ -27,7 +28,7 @@ from fusedops.graph.rules.softmax_decomposed import read_softmax_decomposed
 
 
 class MaskedSoftmax(Rule):
-    """A softmax over the last dimension, with what stands before and behind it."""
+    """A softmax over the last dimension, with scale, bias, mask or dropout."""
 
     def match(self, call: Call) -> Match | None:
         chain = _last_dim_softmax(call)
@@ -66,40 +67,40 @@ def _last_dim_softmax(call: Call) -> SoftmaxChain | None:
 
 
 def _arguments(scores: Scores, chain: SoftmaxChain, dropout: Call | None) -> dict[str, Any]:
-    """Those of the op, by name and in its order."""
+    """The op's arguments by name, in its order."""
     operands = [scores.visible, *scores.addends] if scores.visible else [*scores.addends]
     mask, bias = map(_with_adjacent_values, (*operands, None, None)[:2])
-    wanted = value(chain.last).dtype
+    result = value(chain.last).dtype
     arguments = {
         "input": scores.product or scores.input,
         "mask": mask,
         "scale": scores.scale,
         "causal": scores.diagonal is not None,
-        "mask_value": scores.hidden,
+        "mask_value": scores.mask_value,
     }
     if dropout:
         device = value(scores.input).device
         arguments |= {"p": float(dropout.arguments["p"]), "seed": drawn_seed(device)}
     return arguments | {
         "bias": bias,
-        "dtype": None if value(scores.input).dtype == wanted else wanted,
+        "dtype": None if value(scores.input).dtype == result else result,
         "diagonal": scores.diagonal or 0,
     }
 
 
 def _with_adjacent_values(operand: Operand | None) -> Operand | None:
-    """A mask or bias, copied where the values of a row lie apart, as in a bias of positions whose
-    heads are adjacent. The op would make that copy at every call; in the graph, Inductor makes the
-    operand so in the first place, once for all layers that share it."""
+    """A mask or bias, with a copy if the values of a row are not adjacent, as in a position bias
+    whose last dimension is the heads. The op would copy it at every call. With the copy in the
+    graph, Inductor computes the operand in this layout, once for all layers that share it."""
     known = operand
-    while isinstance(known, OpCall):  # elementwise: laid out as its first operand
+    while isinstance(known, OpCall):  # elementwise calls have the layout of their first operand
         known = known.args[0]
-    if known is None or value(known).dim() == 0 or not _lie_apart(value(known)):
+    if known is None or value(known).dim() == 0 or not _has_strided_rows(value(known)):
         return operand
     return OpCall(
         torch.ops.aten.clone.default, (operand,), {"memory_format": torch.contiguous_format}
     )
 
 
-def _lie_apart(tensor: torch.Tensor) -> bool:
+def _has_strided_rows(tensor: torch.Tensor) -> bool:
     return statically_known_true(sym_and(tensor.size(-1) > 1, tensor.stride(-1) > 1))

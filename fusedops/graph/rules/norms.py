@@ -1,4 +1,4 @@
-"""What the rules of layer_norm and rms_norm share."""
+"""Helpers shared by the rules for layer_norm and rms_norm."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fusedops.graph.rules.rule import Match, OpCall
 
 
 def match_norm(call: Call, with_statistics: str) -> Match | None:
-    """The site of `call.name`, whose op has the output first; calls of the kind `with_statistics`
-    have all outputs of the op."""
+    """The site of a norm call. The op's first output is the norm; calls of the kind
+    `with_statistics` have all of its outputs."""
     if call.kind == call.name:
         return Match(call, call.name, {call.node: 0})
     if call.kind == with_statistics:
@@ -36,7 +36,7 @@ def refuse_norm(match: Match) -> str | None:
 
 
 def refuse_norm_decomposed(match: Match) -> str | None:
-    """The same of a norm that is written out."""
+    """Why a decomposed norm must not be replaced, or None."""
     arguments = match.call.arguments
     if None in arguments["normalized_shape"]:
         return "the length of its rows is not known at compile time"
@@ -45,13 +45,13 @@ def refuse_norm_decomposed(match: Match) -> str | None:
 
 
 def emit_norm(match: Match, op: torch._ops.OpOverload) -> Iterator[OpCall]:
-    """`op` with the site's arguments; or with tensors cast to the dtype that eager gives."""
+    """The op with the site's arguments; then with tensors cast to the dtype of eager's result."""
     arguments = match.call.arguments
     yield OpCall(op, tuple(arguments.values()))
-    # Autocast casts input and parameters to float32 on some devices: do the same in the open.
-    wanted = value(next(iter(match.results))).dtype
+    # On some devices autocast casts input and parameters to float32; these casts are explicit.
+    result = value(next(iter(match.results))).dtype
     tensors = [name for name in ("input", "weight", "bias") if name in arguments]
-    cast = {name: _cast(arguments[name], wanted) for name in tensors}
+    cast = {name: _cast(arguments[name], result) for name in tensors}
     yield OpCall(op, tuple((arguments | cast).values()))
 
 
@@ -63,7 +63,7 @@ def _cast(argument: Any, dtype: torch.dtype) -> OpCall | None:
 
 
 def centred(node: Any) -> tuple[Node, tuple[int, ...]] | None:
-    """x and the dimensions of x - mean(x, dims)."""
+    """x and dims, if `node` is x - mean(x, dims)."""
     shifted = call_of(node, "sub")
     mean = _mean(shifted.arguments["other"]) if shifted else None
     if shifted is None or mean is None:
@@ -80,7 +80,7 @@ def _mean(node: Any) -> Call | None:
 
 
 def item_of_var_mean(node: Any, index: int) -> Call | None:
-    """The var_mean of which `node` is the result of that index."""
+    """The var_mean whose result of that index is `node`, or None."""
     item = call_of(node, "item")
     if item is None or item.arguments["index"] != index:
         return None
@@ -88,7 +88,8 @@ def item_of_var_mean(node: Any, index: int) -> Call | None:
 
 
 def base_of_square(call: Call) -> Node | None:
-    """What a call squares: by square, by a power of 2 or times itself."""
+    """The tensor that a call squares: by square, by pow with exponent 2, or by a product with
+    itself. None if it does not."""
     base = call.arguments.get("input")
     is_square = (
         call.kind == "square"

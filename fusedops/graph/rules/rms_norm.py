@@ -17,7 +17,7 @@ from fusedops.graph.rules.rule import Match, OpCall, Rule
 
 
 class RmsNorm(Rule):
-    """A call of rms_norm, with its statistic or without."""
+    """A call of rms_norm, with or without its statistic as an output."""
 
     def match(self, call: Call) -> Match | None:
         return match_norm(call, "fused_rms_norm") if call.name == self.name else None

@@ -1,9 +1,9 @@
-"""rms_norm as models write it out: Llama's, T5's and Gemma's, which round at different places.
+"""Decomposed rms_norm, as in Llama, T5 and Gemma, which round at different places.
 
 before    h = x.to(torch.float32)
           h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + eps)
           y = weight * h.to(x.dtype)                      Llama; T5 where weight has 16 bits
-          y = weight * h                                  T5 beside a float32 weight
+          y = weight * h                                  T5 with a float32 weight
           y = (h * (1.0 + weight.float())).to(x.dtype)    Gemma
 after     y, rstd = torch.ops.fusedops.rms_norm(x, normalized_shape, weight, eps, offset, rounds)
 """
@@ -36,11 +36,12 @@ _NARROW = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class _Chain:
-    """What was read off the graph so far, from the mean square on.
+    """The part of an rms_norm that has been matched so far, beginning at the mean square.
 
-    computed_in: `input`, cast to what is computed in. rounded_to: the 16-bit dtype of a cast
-    between the normalised value and the weight. nodes: the chain, each the only user of the one
-    before. casts: what the op reads through: it takes what they were given.
+    computed_in: `input`, cast to the dtype of the computation.
+    nodes: the matched calls, each the only user of the one before.
+    casts: casts of inputs; the op reads their inputs instead.
+    rounded_to: the 16-bit dtype of a cast between the normalised value and the weight.
     """
 
     input: Node
@@ -59,13 +60,13 @@ class _Chain:
 
 
 class RmsNormDecomposed(Rule):
-    """An rms_norm that is written out."""
+    """A decomposed rms_norm."""
 
     def match(self, call: Call) -> Match | None:
         chain = _normalised(call) if call.kind == "rsqrt" else None
         if chain is None:
             return None
-        # The longest chain that ends in a dtype of the input's.
+        # The longest chain whose result has the dtype of the input, cast or not.
         ends = [(chain, _input_of(chain)) for chain in _continued(chain)]
         chain, input = next(((c, i) for c, i in reversed(ends) if i), (chain, None))
         obstacle = None if input else _why_no_input(chain)
@@ -88,7 +89,7 @@ class RmsNormDecomposed(Rule):
 
 
 def _normalised(rsqrt: Call) -> _Chain | None:
-    """x * rsqrt(mean(x^2, dims, keepdim=True) + eps), from its rsqrt on."""
+    """The chain x * rsqrt(mean(x^2, dims, keepdim=True) + eps), found from its rsqrt."""
     shifted = call_used_once(rsqrt.arguments["input"], "add")
     if shifted is None:
         return None
@@ -99,12 +100,12 @@ def _normalised(rsqrt: Call) -> _Chain | None:
         return None
     computed_in = base_of_square(squared)
     product = only_user(rsqrt.node, "mul")
-    if computed_in is None or product is None or centred(computed_in):  # a LayerNorm
+    if computed_in is None or product is None or centred(computed_in):  # centred: a layer_norm
         return None
     dims = last_dims(mean, value(computed_in))
     casts, input = widened(computed_in)
     other_casts, other_input = widened(other_operand(product, rsqrt.node))
-    # eps last: to read it makes it a constant of the compiled graph.
+    # eps is read last because reading it makes it a constant of the compiled graph.
     if dims is None or other_input is not input or number(eps) is None:
         return None
     nodes = (squared.node, mean.node, shifted.node, rsqrt.node, product.node)
@@ -112,7 +113,7 @@ def _normalised(rsqrt: Call) -> _Chain | None:
 
 
 def _continued(chain: _Chain | None) -> Iterator[_Chain]:
-    """The chain, and as it goes on through casts and the weight, a step at a time."""
+    """The chain, then the chain extended by each cast or weight that follows."""
     while chain is not None:
         yield chain
         step = only_user(chain.last)
@@ -127,18 +128,19 @@ def _continued(chain: _Chain | None) -> Iterator[_Chain]:
             return
 
 
-def _after_cast(chain: _Chain, given: torch.dtype, wanted: torch.dtype) -> _Chain | None:
-    if given == wanted:
+def _after_cast(chain: _Chain, given: torch.dtype, result: torch.dtype) -> _Chain | None:
+    if given == result:
         return chain
-    if given in _NARROW:  # rounded already, and on its way to something else
+    if given in _NARROW:  # the op would round only once
         return None
-    if chain.weight is None and wanted in _NARROW:
-        return replace(chain, rounded_to=wanted)
+    if chain.weight is None and result in _NARROW:
+        return replace(chain, rounded_to=result)
     return chain
 
 
 def _after_weight(chain: _Chain, weight: Any) -> _Chain | None:
-    """Where `weight` is a tensor of the normalized shape; what is added to it is its offset."""
+    """The chain extended by `weight`, if that has the normalized shape. A number that is added to
+    the weight becomes its offset."""
     normalized_shape = [value(chain.input).shape[dim] for dim in chain.dims]
     if not isinstance(weight, Node) or not has_shape(weight, normalized_shape):
         return None
@@ -155,16 +157,16 @@ def _after_weight(chain: _Chain, weight: Any) -> _Chain | None:
 
 
 def _input_of(chain: _Chain) -> Node | None:
-    """The input, cast or not, that makes the op's output what eager's is; None where none does."""
-    wanted = value(chain.last).dtype
-    if chain.rounded_to not in (None, wanted) or value(chain.computed_in).dtype in _NARROW:
+    """The input, cast or not, with which the op's output has eager's dtype; None if neither."""
+    result = value(chain.last).dtype
+    if chain.rounded_to not in (None, result) or value(chain.computed_in).dtype in _NARROW:
         return None
     candidates = (chain.input, chain.computed_in)
-    return next((node for node in candidates if value(node).dtype == wanted), None)
+    return next((node for node in candidates if value(node).dtype == result), None)
 
 
 def _why_no_input(chain: _Chain) -> str:
     dtype = value(chain.computed_in).dtype
     if dtype in _NARROW:
         return f"it is computed in {dtype}, which rounds at every step"
-    return "its dtypes are mixed in a way that no op has"
+    return "no op supports its combination of dtypes"

@@ -1,4 +1,4 @@
-"""The parts of a rewrite rule: what it found, and what it wants to put there."""
+"""The interface of rewrite rules: the site that a rule finds, and the calls that replace it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from fusedops.graph.ir.dialect import Call
 
 @dataclass(frozen=True)
 class Match:
-    """A site a rule recognised, before any decision and before any edit.
+    """A site that a rule recognised, before any decision and before any edit.
 
-    `results` says which existing nodes the rewrite would replace: each maps to the index of the
-    new op's output that takes its place, or to None where the op has a single output. `fused_nodes`
-    are the calls that the op stands for, in program order, where they are several; those that
-    something else uses too stay. The op goes to `place`, or else where `call` is.
+    call: the site's computation, with the op's arguments.
+    op: the name of the op that would replace it.
+    results: the nodes that would be replaced. Each maps to the index of the op's output that
+        replaces it, or to None if the op has a single output.
+    fused_nodes: the calls that the op replaces, in program order, if there are several. Those with
+        other users remain in the graph.
+    place: the node before which the op is inserted; by default the node of `call`.
     """
 
     call: Call
@@ -33,7 +36,7 @@ class Match:
 
 @dataclass(frozen=True)
 class OpCall:
-    """An op call to insert. `args` may hold graph nodes, `ModuleAttribute`s and other `OpCall`s;
+    """An op call to insert. `args` may contain graph nodes, `ModuleAttribute`s and other `OpCall`s;
     `kwargs` are plain values."""
 
     op: torch._ops.OpOverload
@@ -42,22 +45,23 @@ class OpCall:
 
 
 def op_of(match: Match) -> OpCall:
-    """The op of a match, where the call's arguments are the op's, in its order."""
+    """The op call of a match whose call has the op's arguments in the op's order."""
     op = getattr(torch.ops.fusedops, match.op).default
     return OpCall(op, tuple(match.call.arguments.values()))
 
 
 class Rule(ABC):
-    """One rewrite. Finding, refusing and emitting are apart, so anyone may refuse in between."""
+    """One rewrite. Finding a site, refusing it and emitting the replacement are separate methods,
+    so that the rewriter and the policy can refuse a site in between."""
 
     @property
     def name(self) -> str:
-        """What settings and reports call the rule: `SoftmaxDecomposed` is "softmax_decomposed"."""
+        """The rule's name in settings and reports: "softmax_decomposed" for `SoftmaxDecomposed`."""
         return re.sub(r"(?<!^)(?=[A-Z])", "_", type(self).__name__).lower()
 
     @abstractmethod
     def match(self, call: Call) -> Match | None:
-        """The site that `call` anchors, or None where the rule has nothing to say."""
+        """The site that is found from `call`, or None if the rule does not apply."""
 
     @abstractmethod
     def guard(self, match: Match) -> str | None:
@@ -65,4 +69,4 @@ class Rule(ABC):
 
     @abstractmethod
     def emit(self, match: Match) -> Iterator[OpCall]:
-        """Replacements in order of preference; the first that gives eager's metadata is used."""
+        """Replacements in order of preference; the first with eager's metadata is used."""

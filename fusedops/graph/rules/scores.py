@@ -1,4 +1,4 @@
-"""Attention scores as models compute them: scale, bias, masks and casts before a softmax."""
+"""Matches the scale, bias, masks and casts that models apply to scores before a softmax."""
 
 from __future__ import annotations
 
@@ -29,10 +29,12 @@ Operand = Node | OpCall
 
 @dataclass(frozen=True)
 class Scores:
-    """scale * input + addends, where `visible`, else `hidden`: what softmax is taken of.
+    """The input of a softmax: scale * input + addends where `visible`, else `mask_value`.
 
-    nodes: the calls that this stands for, in program order. product: what to compute in place of
-    `input`, where that is a matrix product with scale or mask inside.
+    nodes: the calls that compute this, in program order.
+    diagonal: query i sees the keys up to i + diagonal, if it is not None.
+    product: a matrix product to insert as the input; used if `input` is a baddbmm, which contains
+        the scale or mask.
     """
 
     input: Node
@@ -40,7 +42,7 @@ class Scores:
     scale: float = 1.0
     addends: tuple[Operand, ...] = ()
     visible: Operand | None = None
-    hidden: float = -math.inf
+    mask_value: float = -math.inf
     diagonal: int | None = None
     product: OpCall | None = None
 
@@ -50,7 +52,7 @@ class Scores:
 
 
 def read_scores(chain: SoftmaxChain) -> Scores:
-    """As much of what stands before the softmax as the op can take in, and may."""
+    """Matches as many of the calls before the softmax as the op can fuse."""
     scores, reader = Scores(chain.input), chain.nodes[0]
     while scores.product is None:
         call = call_of(aliasing.version(scores.input, reader))
@@ -58,16 +60,16 @@ def read_scores(chain: SoftmaxChain) -> Scores:
         if call is None or longer is None:
             break
         ours = {*scores.nodes, *chain.nodes, call.node}
-        seen = ours.issuperset((*users(scores.input), *users(call.node)))
+        unshared = ours.issuperset((*users(scores.input), *users(call.node)))
         longer = replace(longer, nodes=(*longer.nodes, call.node))
-        if not seen or not _is_safe(longer, call, chain):
+        if not unshared or not _is_safe(longer, call, chain):
             break
         scores, reader = longer, call.node
     return scores
 
 
 def _is_safe(scores: Scores, step: Call, chain: SoftmaxChain) -> bool:
-    """Whether the op computes what the step did, where the softmax stands."""
+    """Whether the op can compute the step at the position of the softmax."""
     wide = torch.float64
     dtype = value(step.node).dtype
     narrows = dtype == wide and value(chain.last).dtype != wide  # the op would compute in float32
@@ -106,7 +108,7 @@ def _through_add(scores: Scores, call: Call) -> Scores | None:
     if not pairs:
         return None
 
-    # Where both have the full shape, the product of queries and keys is what is scaled further in.
+    # If both have the full shape, the one that is a matrix product is the scores.
     def preference(pair: tuple[Node, Node]) -> tuple[bool, bool]:
         return same_shape(pair[1], pair[0]), not _is_product(pair[0])
 
@@ -138,7 +140,7 @@ def _is_addend(addend: Any, input: Any) -> bool:
 
 
 def _is_product(node: Node, steps: int = 6) -> bool:
-    """Whether a node is a matrix product, moved about or scaled."""
+    """Whether a node is a matrix product, possibly scaled, cast or reshaped."""
     call = call_of(node)
     if call is None or steps == 0 or call.kind == "matmul":
         return call is not None and call.kind == "matmul"
@@ -172,7 +174,7 @@ def _through_where(scores: Scores, call: Call) -> Scores | None:
 def _filled(
     scores: Scores, call: Call, input: Any, mask: Any, fill: Any, hides: bool
 ) -> Scores | None:
-    """`input` with `fill` where `mask` hides it, or does not show it."""
+    """The scores `input` with `fill` where `mask` is True (`hides`) or False (not `hides`)."""
     if not isinstance(input, Node) or not isinstance(mask, Node) or not is_number(fill):
         return None
     if (given := number(fill)) is None:
@@ -180,9 +182,9 @@ def _filled(
     fill = rounded(given, value(call.node).dtype) * scores.scale
     if scores.addends or not fill < math.inf or not broadcasts(mask, input):
         return None
-    if value(mask).dtype != torch.bool or (scores.masks and fill != scores.hidden):
+    if value(mask).dtype != torch.bool or (scores.masks and fill != scores.mask_value):
         return None
-    scores = replace(scores, input=input, hidden=fill)
+    scores = replace(scores, input=input, mask_value=fill)
     diagonal = causality.diagonal(mask, value(input).shape, hides)
     if diagonal is not None and scores.diagonal is None:
         return replace(scores, diagonal=diagonal)

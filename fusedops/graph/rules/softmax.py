@@ -1,4 +1,4 @@
-"""softmax and log_softmax, in any spelling, over any dim, with the casts around them.
+"""softmax and log_softmax over any dim, with the casts around them.
 
 before    y = torch.softmax(x.float(), dim).to(x.dtype)
           y = torch.softmax(x, dim, dtype=dtype)
@@ -23,10 +23,11 @@ from fusedops.graph.rules.rule import Match, OpCall, Rule
 
 @dataclass(frozen=True)
 class SoftmaxChain:
-    """A softmax as it was read off the graph.
+    """A softmax that was matched in a graph.
 
-    op: "softmax" or "log_softmax". nodes: what it is made of, casts among them, in program order.
-    dtype: what `input` is computed in, None for its own.
+    op: "softmax" or "log_softmax".
+    dtype: the dtype of the computation, or None for that of `input`.
+    nodes: the calls that compute it, including casts, in program order.
     """
 
     op: str
@@ -55,7 +56,8 @@ class Softmax(Rule):
 
 
 def read_softmax(call: Call) -> SoftmaxChain | None:
-    """The softmax that `call` is, as far as its casts and an `exp` behind it go."""
+    """The softmax that `call` computes, with its casts, and with the `exp` of a log_softmax; None
+    if `call` computes something else."""
     if call.kind not in ("softmax", "log_softmax"):
         return None
     arguments = call.arguments
@@ -71,13 +73,13 @@ def read_softmax(call: Call) -> SoftmaxChain | None:
 
 
 def with_casts(chain: SoftmaxChain) -> SoftmaxChain:
-    """The chain with the casts that widen its input, and the one back to the input's dtype."""
+    """The chain extended by the casts that widen its input, and the one back to its dtype."""
     casts, input = widened(chain.input)
-    wanted = value(chain.last).dtype
+    result = value(chain.last).dtype
     if casts and value(input).dtype in KERNEL_DTYPES:
-        chain = replace(chain, input=input, dtype=wanted, nodes=(*reversed(casts), *chain.nodes))
+        chain = replace(chain, input=input, dtype=result, nodes=(*reversed(casts), *chain.nodes))
     cast = only_user(chain.last, "cast")
-    narrows = wanted == torch.float64 and value(chain.input).dtype != wanted
+    narrows = result == torch.float64 and value(chain.input).dtype != result
     if cast is not None and cast.arguments["dtype"] == value(chain.input).dtype and not narrows:
         chain = replace(chain, dtype=None, nodes=(*chain.nodes, cast.node))
     return chain
@@ -104,9 +106,9 @@ def refuse_softmax(match: Match) -> str | None:
 
 
 def emit_softmax(match: Match) -> Iterator[OpCall]:
-    """The op; then the same with the dtype that eager gives."""
+    """The op with the site's arguments; then with the dtype of eager's result."""
     op = getattr(torch.ops.fusedops, match.op).default
     arguments = match.call.arguments
     yield OpCall(op, (arguments["input"], arguments["dim"], arguments["dtype"]))
-    # Autocast runs softmax in float32 on some devices: say so, then the op does the same.
+    # On some devices autocast runs softmax in float32; with this dtype the op does the same.
     yield OpCall(op, (arguments["input"], arguments["dim"], value(match.call.node).dtype))

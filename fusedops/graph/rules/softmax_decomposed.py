@@ -1,10 +1,11 @@
-"""softmax written out, with the maximum subtracted.
+"""Decomposed softmax, with the maximum subtracted.
 
 before    e = torch.exp(x - x.amax(dim, keepdim=True))
           y = e / e.sum(dim, keepdim=True)
 after     y = torch.ops.fusedops.softmax(x, dim)
 
-Without the maximum exp overflows where the op does not: that is another function.
+Without the subtraction of the maximum, exp overflows where the op does not, so that the results
+differ.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ NO_MAXIMUM = "exp without the maximum subtracted overflows where softmax does no
 
 
 class SoftmaxDecomposed(Rule):
-    """A softmax that is written out."""
+    """A decomposed softmax."""
 
     def match(self, call: Call) -> Match | None:
         chain = read_softmax_decomposed(call)
@@ -46,10 +47,10 @@ class SoftmaxDecomposed(Rule):
 
 def read_softmax_decomposed(call: Call) -> SoftmaxChain | None:
     """The softmax whose division `call` is, or None."""
-    parts = _parts(call)
-    if parts is None:
+    quotient = _exp_and_sum(call)
+    if quotient is None:
         return None
-    exp, total = parts
+    exp, total = quotient
     shifted = call_of(exp.arguments["input"], "sub")
     maximum = _maximum(shifted.arguments["other"]) if shifted else None
     if shifted is None or maximum is None:
@@ -67,20 +68,20 @@ def read_softmax_decomposed(call: Call) -> SoftmaxChain | None:
 
 
 def _unstable(call: Call) -> Match | None:
-    """exp(x) / exp(x).sum(dim, keepdim=True), a site to be left alone."""
-    parts = _parts(call)
-    if parts is None or call_of(parts[0].arguments["input"], "sub") is not None:
+    """exp(x) / exp(x).sum(dim, keepdim=True), a site that is reported but not replaced."""
+    quotient = _exp_and_sum(call)
+    if quotient is None or call_of(quotient[0].arguments["input"], "sub") is not None:
         return None
-    x = parts[0].arguments["input"]
-    dim = _dim(parts[1], x)
+    x = quotient[0].arguments["input"]
+    dim = _dim(quotient[1], x)
     if dim is None:
         return None
     site = Call("softmax", "softmax", call.node, {"input": x, "dim": dim}, NO_MAXIMUM)
     return Match(site, "softmax", {call.node: None})
 
 
-def _parts(call: Call) -> tuple[Call, Call] | None:
-    """exp and sum of exp / sum(exp)."""
+def _exp_and_sum(call: Call) -> tuple[Call, Call] | None:
+    """The exp and the sum in exp / sum(exp)."""
     if call.kind != "div" or call.obstacle:
         return None
     exp, total = call_of(call.arguments["input"], "exp"), call_of(call.arguments["other"], "sum")
@@ -90,7 +91,7 @@ def _parts(call: Call) -> tuple[Call, Call] | None:
 
 
 def _maximum(node: Any) -> Call | None:
-    """amax, or max by itself or with indices."""
+    """The maximum that `node` is: an amax, a max, or the values of a max with indices."""
     item = call_of(node, "item")
     if item is not None:
         return call_of(item.arguments["input"], "max") if item.arguments["index"] == 0 else None
@@ -98,7 +99,7 @@ def _maximum(node: Any) -> Call | None:
 
 
 def _dim(reduction: Call, reduced: Any) -> int | None:
-    """The one dimension that is reduced and kept; of a vector the one it has."""
+    """The dimension of a reduction with keepdim=True; for a vector its only dimension."""
     tensor, given = value(reduced), reduction.arguments.get("dim")
     if not isinstance(tensor, torch.Tensor) or tensor.dim() == 0:
         return None

@@ -1,4 +1,4 @@
-"""A stack of softmaxes, or of norms, of tensors alike: one launch, each result in its slot.
+"""A stack of softmaxes or norms of tensors of one shape, in one launch that writes the slots.
 
 before    y = torch.stack([torch.softmax(x, dim) for x in inputs], stack_dim)
           y = torch.stack([norm(x) for norm, x in zip(norms, inputs)], stack_dim)
@@ -6,8 +6,9 @@ after     y = torch.ops.fusedops.stack_softmax(inputs, dim, stack_dim)
           y, mean, rstd = torch.ops.fusedops.stack_layer_norm(
               inputs, normalized_shape, weights, biases, eps, stack_dim)
 
-Whatever other rules make a plain softmax, log_softmax or layer_norm of, where nothing but the stack
-uses it. Looked for before them: one by one they would be replaced by ops that write no slots.
+The elements of the stack are what other rules replace by a softmax, log_softmax or layer_norm, if
+only the stack uses them. This rule runs before the others, which would replace the elements one by
+one by ops that cannot write into slots.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from fusedops.graph.rules.rule import Match, OpCall, Rule, op_of
 
 
 class Stack(Rule):
-    """A stack of results for which one of the `rules` has a plain op."""
+    """A stack of sites that the `rules` replace by softmax, log_softmax or layer_norm."""
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self.rules = rules
@@ -49,7 +50,7 @@ class Stack(Rule):
         return Match(site, op, {call.node: index}, (*sorted(own), call.node))
 
     def _match_of(self, result: Any, stack: Node) -> Match | None:
-        """What the rules make of a result, where it is one of those that are stacked."""
+        """The match of an element of the stack, if its op can be stacked."""
         if not isinstance(result, Node) or users(result) != [stack]:
             return None
         cast = call_of(result, "cast")
@@ -76,7 +77,7 @@ class Stack(Rule):
 
 
 def _stacked(ops: list[str], arguments: list[dict[str, Any]]) -> tuple[str, dict[str, Any]] | None:
-    """The op for all of them, and its arguments but stack_dim, where they differ in no setting."""
+    """The stacked op and its arguments without stack_dim, if the elements have equal settings."""
     inputs = [given["input"] for given in arguments]
     if len(set(ops)) > 1 or not all(isinstance(node, Node) for node in inputs):
         return None
@@ -110,7 +111,7 @@ def _norm_settings(inputs: list[Node], arguments: list[dict[str, Any]]) -> dict[
     return {"normalized_shape": shapes[0], **parameters, "eps": first["eps"]}
 
 
-#: By the op of one what the op of a stack takes behind its inputs.
+#: For each op that can be stacked, the function that computes the arguments after the inputs.
 _STACKED = {
     "softmax": _softmax_settings,
     "log_softmax": _softmax_settings,

@@ -1,6 +1,6 @@
-"""Models with random weights, built from their configs: what the tests count and the bench times.
+"""Models with random weights, built from their configs, for tests and benchmarks.
 
-`hugging_face` holds those of the package transformers, `plain` those that need torch alone.
+`hugging_face` has the models of the package transformers, `plain` those that need only torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Models of the package transformers, which is imported when the first of them is built."""
+"""Models of the package transformers, which is imported when the first model is built."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Fields = dict[str, Any]
 
 
 def import_transformers() -> ModuleType:
-    """The package, or ImportError with what to install."""
+    """The package transformers; raises ImportError with the fix if it is not installed."""
     try:
         import transformers
     except ModuleNotFoundError as error:
@@ -47,10 +47,10 @@ def _model(
     fields: Callable[[Size], Fields] | None = None,
     inputs: Callable[[Size, int], Inputs] | None = None,
 ) -> Model:
-    """The entry of transformers' `<name>Model`.
+    """The entry for transformers' `<name>Model`.
 
-    `fields` are those of its config beside the common ones, or None to leave a common one out.
-    `inputs` are by default those of the kind.
+    `fields` are additional fields of its config; a value of None removes a common field. `inputs`
+    are by default those of the kind.
     """
 
     def build(size: Size, dropout: bool) -> nn.Module:
@@ -74,7 +74,7 @@ def _common_fields(size: Size) -> Fields:
         "num_hidden_layers": LAYERS,
         "num_attention_heads": size.heads,
         "intermediate_size": 4 * size.width,
-        # RoBERTa counts positions from its padding id on, Longformer fills up to whole windows.
+        # RoBERTa's positions start at its padding id; Longformer pads to whole windows.
         "max_position_embeddings": 2 * size.length,
         "pad_token_id": 0,
         "bos_token_id": 1,
@@ -126,7 +126,7 @@ def _image_fields(size: Size) -> Fields:
     return {"image_size": image_side(size), "patch_size": PATCH}
 
 
-# --- fields of the configs that go by other names -------------------------------------------------
+# --- fields of configs with other names -----------------------------------------------------------
 
 
 def _factorised_embedding(size: Size) -> Fields:
@@ -149,7 +149,7 @@ def _deberta(size: Size) -> Fields:
 
 def _xlnet(size: Size) -> Fields:
     return {
-        "max_position_embeddings": None,  # no limit, and the config refuses one
+        "max_position_embeddings": None,  # XLNet has no limit, and its config refuses one
         "d_head": size.width // size.heads,
         "d_inner": 4 * size.width,
     }
@@ -202,7 +202,7 @@ def _whisper(size: Size) -> Fields:
 
 
 def _whisper_inputs(size: Size, batch: int) -> Inputs:
-    mel_bins, frames = 80, 2 * size.length  # a convolution of stride 2 makes one token of two
+    mel_bins, frames = 80, 2 * size.length  # a convolution of stride 2 halves the length
     return {
         "input_features": torch.randn(batch, mel_bins, frames),
         "decoder_input_ids": tokens(size, batch),
@@ -227,7 +227,7 @@ def _swin_window(size: Size) -> int:
 
 
 def _swin_side(size: Size) -> int:
-    # Two windows along a side of the second stage: only where there are several are they shifted.
+    # Two windows along each side of the second stage: a single window would not be shifted.
     return 4 * _swin_window(size) * PATCH
 
 

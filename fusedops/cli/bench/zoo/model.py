@@ -1,4 +1,4 @@
-"""What an entry of the zoo says of a model."""
+"""The description of a model in the zoo."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_leaves
 ENCODER, DECODER, ENCODER_DECODER = "encoder", "decoder", "encoder-decoder"
 VISION, PLAIN = "vision", "plain"
 
-# Every encoder and every decoder has two layers, whatever their size: then a model has the same
-# sites in tests and in benchmarks, and the first layer's norm cannot be mistaken for the last's.
+# Every encoder and decoder has two layers, whatever its size, so that a model has the same sites in
+# tests and in benchmarks, and the first layer differs from the last.
 LAYERS = 2
 
 Inputs = dict[str, Any]
@@ -22,13 +22,13 @@ Inputs = dict[str, Any]
 
 @dataclass(frozen=True)
 class Size:
-    """How large a model and its inputs are.
+    """The size of a model and its inputs.
 
     Args:
         width: features of a token; feed-forward layers are four times as wide.
-        heads: of attention.
+        heads: attention heads.
         vocabulary: rows of the token embedding.
-        length: tokens of a sequence, or about as many patches of an image.
+        length: tokens of a sequence, or approximately the patches of an image.
     """
 
     width: int
@@ -38,22 +38,21 @@ class Size:
 
 
 TINY = Size(width=32, heads=4, vocabulary=64, length=16)
-# GPT-2 small and BERT base, but for the vocabulary: at two layers a real one would be most of the
-# model.
+# As GPT-2 small and BERT base, except for the vocabulary: with two layers a real one would dominate
+# the model.
 BASE = Size(width=768, heads=12, vocabulary=4096, length=512)
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model with random weights and attention written out.
+    """A model with random weights and decomposed attention.
 
     Args:
         kind: ENCODER, DECODER, ENCODER_DECODER, VISION or PLAIN.
-        sites: how many softmaxes, layer norms and RMS norms it computes.
-        build: the model of a size, in training mode, with the dropout that it has by default or
-            with none.
-        inputs: named inputs for a batch of some size. Where the model takes a padding mask the
-            last quarter of the first sequence is padding.
+        sites: the numbers of softmaxes, layer norms and RMS norms that it computes.
+        build: builds the model of a size, in training mode, with its default dropout or without.
+        inputs: named inputs for a batch of some size. If the model takes a padding mask, the last
+            quarter of the first sequence is padding.
     """
 
     kind: str
@@ -63,7 +62,7 @@ class Model:
 
 
 def tokens(size: Size, batch: int) -> Tensor:
-    """Random token ids, none of them one of the first three, which configs make special."""
+    """Random token ids, without the first three, which are special in the configs."""
     return torch.randint(3, size.vocabulary, (batch, size.length))
 
 
@@ -80,13 +79,13 @@ def features(size: Size, batch: int) -> Tensor:
 
 
 def cast(inputs: Inputs, dtype: torch.dtype) -> Inputs:
-    """The inputs, those with a fraction in `dtype`."""
+    """The inputs, with floating ones cast to `dtype`."""
     floating = {name: value for name, value in inputs.items() if _is_floating(value)}
     return inputs | {name: value.to(dtype) for name, value in floating.items()}
 
 
 def main_tensors(output: Any) -> list[Tensor]:
-    """The tensors with a fraction in whatever a model returned."""
+    """The floating tensors in a model's result."""
     return [leaf for leaf in tree_leaves(output) if _is_floating(leaf)]
 
 

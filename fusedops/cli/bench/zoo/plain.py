@@ -1,4 +1,4 @@
-"""Models that need torch alone: its own modules, and the spellings of well-known repositories."""
+"""Models that need only torch: its own modules, and the code of well-known repositories."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from fusedops.cli.bench.zoo.model import (
 )
 from fusedops.cli.bench.zoo.model import PLAIN as KIND
 
-# What most of these repositories drop in training.
+# The probability in most of these repositories.
 DROPOUT = 0.1
 
 
-# --- attention, in several spellings --------------------------------------------------------------
+# --- variants of attention ------------------------------------------------------------------------
 
 
 class Attention(nn.Module):
-    """Self-attention with heads; subclasses say how the weights come out of the scores."""
+    """Multi-head self-attention; subclasses compute the weights from the scores."""
 
     def __init__(self, size: Size, dropout: float) -> None:
         super().__init__()
@@ -82,8 +82,8 @@ class NanoGptAttention(Attention):
 
 
 class OldGpt2Attention(Attention):
-    """GPT-2 as transformers wrote it before version 5: `where` with the least number, then a mask
-    is added."""
+    """GPT-2 as in transformers before version 5: `where` with the lowest number, then an additive
+    mask."""
 
     bias: Tensor
 
@@ -103,7 +103,7 @@ class OldGpt2Attention(Attention):
 
 
 class MaxAttention(Attention):
-    """Softmax from its definition; the greatest score by `max`, which gives its index too."""
+    """Decomposed softmax, with the maximum by `max`, which returns indices too."""
 
     def weights(self, query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
         scores: Tensor = torch.matmul(query, key.transpose(-1, -2)) * query.size(-1) ** -0.5
@@ -112,7 +112,7 @@ class MaxAttention(Attention):
 
 
 class AmaxAttention(Attention):
-    """Softmax from its definition; the greatest score by `amax`."""
+    """Decomposed softmax, with the maximum by `amax`."""
 
     def weights(self, query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
         scores: Tensor = torch.matmul(query, key.transpose(-1, -2)) * query.size(-1) ** -0.5
@@ -120,11 +120,11 @@ class AmaxAttention(Attention):
         return exponentials / torch.sum(exponentials, dim=-1, keepdim=True)
 
 
-# --- norms, in several spellings ------------------------------------------------------------------
+# --- variants of norms ----------------------------------------------------------------------------
 
 
 class Norm(nn.Module):
-    """What they have in common: a weight and a bias, drawn at random to tell them apart."""
+    """The parameters of a norm: a random weight and bias, so that no norm equals another."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class NanoGptNorm(Norm):
 
 
 class AnnotatedNorm(Norm):
-    """Not LayerNorm: it divides by the unbiased deviation, and adds eps to that."""
+    """The norm of the Annotated Transformer, which divides by the unbiased deviation plus eps."""
 
     def forward(self, x: Tensor) -> Tensor:
         mean = x.mean(-1, keepdim=True)
@@ -147,7 +147,7 @@ class AnnotatedNorm(Norm):
 
 
 class SqrtNorm(Norm):
-    """LayerNorm as google-research/bert's first port to PyTorch wrote it."""
+    """LayerNorm as in the first PyTorch port of google-research/bert."""
 
     def forward(self, x: Tensor) -> Tensor:
         mean = x.mean(-1, keepdim=True)
@@ -174,11 +174,11 @@ class VarNorm(Norm):
         return x * self.weight + self.bias
 
 
-# --- a transformer of them ------------------------------------------------------------------------
+# --- a transformer of these variants --------------------------------------------------------------
 
 
 class Layer(nn.Module):
-    """Attention and a feed-forward network, each on the normed stream and added to it."""
+    """A pre-norm layer: attention and a feed-forward network, each with a residual connection."""
 
     def __init__(self, size: Size, attention: Attention, norms: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -195,7 +195,8 @@ class Layer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Embedding, a layer for each class of attention, and a last norm; the norms take turns."""
+    """An embedding, a layer for each class of attention, and a last norm. `norms` are used in
+    turn."""
 
     def __init__(
         self,
@@ -256,7 +257,7 @@ def _torch_transformer(size: Size, dropout: bool) -> nn.Module:
 
 
 def _source_and_target(size: Size, batch: int) -> Inputs:
-    # Without tgt_is_causal the module looks at the mask's numbers, and Dynamo captures nothing.
+    # Without tgt_is_causal the module reads the mask's values, which breaks Dynamo's graph.
     return {
         "src": features(size, batch),
         "tgt": features(size, batch),
@@ -286,8 +287,8 @@ def _self_attention(size: Size, batch: int) -> Inputs:
     }
 
 
-# Attention is scaled_dot_product_attention in nn.Transformer and nn.TransformerEncoder, which need
-# no weights: they have no softmax.
+# nn.Transformer and nn.TransformerEncoder need no attention weights, so that they call
+# scaled_dot_product_attention and have no softmax.
 PLAIN: dict[str, Model] = {
     "nn.Transformer": Model(KIND, {"layer_norm": 12}, _torch_transformer, _source_and_target),
     "nn.TransformerEncoder": Model(
