@@ -65,7 +65,7 @@ TESTS = (
     "tests/ops/test_softmax_grad.py",
     "tests/ops/test_softmax_stats.py",
     "tests/ops/test_softmax_dims.py",
-    "tests/ops/test_softmax_lanes.py",
+    "tests/ops/test_spatial_softmax.py",
     "tests/ops/test_softmax_inplace.py",
     "tests/ops/test_softmax_dropout.py",
     "tests/ops/test_masked_softmax_values.py",

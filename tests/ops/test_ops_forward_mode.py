@@ -3,7 +3,7 @@ one, before it writes anything; none drops it silently."""
 
 import pytest
 import torch
-from ops_hostile_calls import schema, valid_arguments
+from op_bad_calls import schema, valid_arguments
 from torch.autograd import forward_ad
 
 import fusedops

@@ -39,7 +39,7 @@ TESTS = {
         "tests/ops/test_softmax_dropout.py",
         "tests/ops/test_softmax_grad.py",
         "tests/ops/test_softmax_inplace.py",
-        "tests/ops/test_softmax_lanes.py",
+        "tests/ops/test_spatial_softmax.py",
         "tests/ops/test_softmax_stats.py",
         "tests/ops/test_softmax_values.py",
         "tests/ops/test_stack_ops.py",

@@ -1,7 +1,7 @@
 """Every other argument of every function: of a wrong type, value, shape, dtype, layout, device."""
 
 import pytest
-from hostile_calls import answers, clear, refused
+from bad_calls import answers, clear, refused
 
 NORMS = {
     "layer_norm": "layer_norm(x, {shape}, {weight}, {bias}, {eps})",

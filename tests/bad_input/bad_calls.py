@@ -1,4 +1,4 @@
-"""Hostile calls as rows of a table, each run in a process of its own kind: a crash fails one row.
+"""Bad calls as rows of a table, each run in another process, so that a crash fails one row alone.
 
 A row is a call, as the text of a Python expression, and what is wanted of it:
 

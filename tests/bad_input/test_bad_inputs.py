@@ -1,7 +1,7 @@
 """Every function with every kind of input: the right result, or a refusal that names the input."""
 
 import pytest
-from hostile_calls import answers, clear, either, refused
+from bad_calls import answers, clear, either, refused
 
 #: A call of each function; {0} is its input.
 CALLS = {

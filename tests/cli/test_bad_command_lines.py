@@ -348,7 +348,7 @@ def nothing_is_measured(monkeypatch):
 @pytest.mark.parametrize(
     "argv, code, message", ROWS, ids=[repr(" ".join(argv))[1:60] for argv, *_ in ROWS]
 )
-def test_a_hostile_command_line_is_refused_in_one_line(command, places, argv, code, message):
+def test_a_bad_command_line_is_refused_in_one_line(command, places, argv, code, message):
     before = sorted(os.listdir(places["HERE"]))
     ended = command(*(argument.format_map(places) for argument in argv))
     assert (ended.code, ended.out) == (code, "")

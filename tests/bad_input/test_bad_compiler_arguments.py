@@ -1,7 +1,7 @@
-"""explain, rewrite, export, enable, patch, config and parallel_stack with hostile arguments."""
+"""explain, rewrite, export, enable, patch, config and parallel_stack with bad arguments."""
 
 import pytest
-from hostile_calls import answers, clear, refused
+from bad_calls import answers, clear, refused
 
 FUSE = {
     "3": "3|int",
