@@ -6,6 +6,7 @@ import copy
 from collections import Counter
 from dataclasses import dataclass
 
+import expressions
 import pytest
 import torch
 from torch._dynamo.backends.common import aot_autograd
@@ -37,6 +38,21 @@ class Rewritten:
         """The graphs, one call a line."""
         nodes = [node for graph in self.graphs for node in graph.graph.nodes]
         return "\n".join(_line(node) for node in nodes if node.op != "placeholder")
+
+    @property
+    def calls(self) -> list[str]:
+        """The calls of our operators, whose arguments are expressions of the models' inputs."""
+        return [call for graph in self.graphs for call in expressions.calls(graph.graph)]
+
+    @property
+    def results(self) -> list[str]:
+        """The graphs' results, as expressions of our operators' results."""
+        return [result for graph in self.graphs for result in expressions.results(graph.graph)]
+
+    @property
+    def unused(self) -> list[str]:
+        """What the graphs compute for nobody."""
+        return [value for graph in self.graphs for value in expressions.unused(graph.graph)]
 
     @property
     def replaced(self) -> dict[str, int]:
