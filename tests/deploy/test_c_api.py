@@ -70,8 +70,8 @@ def normal(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:
-    powers = np.exp(scores - scores.max(-1, keepdims=True))
-    return powers / powers.sum(-1, keepdims=True)
+    exponentials = np.exp(scores - scores.max(-1, keepdims=True))
+    return exponentials / exponentials.sum(-1, keepdims=True)
 
 
 def masked_scores(inp: np.ndarray, mask: np.ndarray | None, mask_future: bool) -> np.ndarray:
@@ -92,7 +92,7 @@ def padding(batch: int, length: int, hidden: float) -> np.ndarray:
 
 
 class LayerNorm:
-    """Arrays of a LayerNorm, and of its gradients, with what they should hold."""
+    """The arrays of a LayerNorm and of its gradients, and what they should hold."""
 
     def __init__(self, rows: int, cols: int, eps: float = 1e-5):
         self.rows, self.cols, self.eps = rows, cols, eps
@@ -206,7 +206,7 @@ def test_gradients_of_long_rows_may_be_null_too(cpu, rows, cols, wanted):
             np.testing.assert_array_equal(getattr(part, name), getattr(norm, name))
 
 
-def test_the_names_of_lightseq_are_the_same_functions_with_its_epsilon(binding):
+def test_the_functions_named_as_in_lightseq_are_the_same_with_its_epsilon(binding):
     scores, ours = normal(2, 2, 4, 9), normal(2, 2, 4, 9)
     mask = padding(2, 9, -1e8)
     binding.call("launch_attn_softmax", scores, mask, 2, 2, 4, 9, True, None)

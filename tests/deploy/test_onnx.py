@@ -43,8 +43,8 @@ def outputs(model, inputs, **options):
     return program, program(*inputs)
 
 
-#: Functions of x and r [2, 3, 5, 8], w and b [8], a bool mask m and a float mask f [2, 1, 5, 8], in
-#: which a row sees nothing, and a bias s [1, 8].
+#: Functions of x and r [2, 3, 5, 8], w and b [8], a bool mask m and a float mask f [2, 1, 5, 8] that
+#: hide one row whole, and a bias s [1, 8].
 OPS = {
     "softmax": lambda x, r, w, b, m, f, s: fusedops.softmax(x, 1),
     "softmax as float64": lambda x, *_: fusedops.softmax(x, -1, torch.float64),
@@ -110,7 +110,7 @@ def computed(request):
 
 
 def tolerance(expected):
-    """16 bits: one unit in the last place, which a last bit of float32 can decide about."""
+    """One unit in the last place in 16 bits, as the last bit of float32 may decide the rounding."""
     if expected.dtype == torch.float64 and expected.shape[-1:] != (1,):
         return 1e-11
     # Statistics of LayerNormalization are float32 in every model.
@@ -137,7 +137,7 @@ def test_each_norm_and_softmax_is_one_operator():
     assert {name: counts(program)[name] for name in names} == dict.fromkeys(names, 1)
 
 
-def test_before_opset_23_rms_norm_is_written_out():
+def test_before_opset_23_rms_norm_is_decomposed():
     model, x = nn.RMSNorm(8), torch.randn(4, 8)
     program, (actual,) = outputs(model, (x,), opset_version=18)
     assert program.model.opset_imports[""] == 18 and "RMSNormalization" not in counts(program)
@@ -257,7 +257,7 @@ def test_what_has_no_translation_is_named(op):
         (None, TypeError, "opset_version is None, a NoneType, wanted an int"),
     ],
 )
-def test_an_opset_that_is_none_is_refused(opset_version, error, message):
+def test_an_opset_that_does_not_exist_is_refused(opset_version, error, message):
     with pytest.raises(error, match=message):
         onnx.translation_table(opset_version)
 

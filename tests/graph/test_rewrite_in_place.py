@@ -251,7 +251,7 @@ def test_a_write_behind_a_dropout_that_drops_nothing_is_seen(rewrite_dynamo):
 
 
 @pytest.mark.parametrize("view", [lambda y: y, lambda y: y.view(-1)], ids=["itself", "a view"])
-def test_a_write_into_a_call_that_was_written_out_is_seen(rewrite_dynamo, view):
+def test_a_write_into_a_decomposed_call_is_seen(rewrite_dynamo, view):
     def model(x):
         y = F.softmin(x, -1)
         v = view(y)

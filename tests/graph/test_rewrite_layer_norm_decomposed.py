@@ -1,4 +1,4 @@
-"""LayerNorm written out, with every spelling of its statistics, of the quotient and of the rest."""
+"""Decomposed LayerNorm, with every spelling of its statistics, its quotient, weight and bias."""
 
 import bounds
 import pytest
@@ -118,7 +118,7 @@ def test_the_backward_pass_is_our_op_too(backward_ops, draw):
 
 
 class Module(torch.nn.Module):
-    """As in google-research/bert and its kin: eps an attribute."""
+    """LayerNorm as google-research/bert and its descendants have it: eps is an attribute."""
 
     def __init__(self):
         super().__init__()

@@ -66,7 +66,7 @@ def test_what_is_computed_in_float64_is_not_computed_in_less(rewrite):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_fill_that_overflows_its_dtype_is_infinite(rewrite_dynamo, dtype):
+def test_a_mask_value_that_overflows_its_dtype_is_infinite(rewrite_dynamo, dtype):
     def model(x, keep, bias):
         fill = torch.full([], torch.finfo(torch.float32).min)
         return torch.where(keep, x, fill).softmax(-1)

@@ -108,7 +108,7 @@ def _inputs():
 
 
 @pytest.mark.parametrize(("entry", "model"), ENTRIES_AND_MODELS)
-def test_of_a_chain_in_two_modes_the_part_in_one_is_replaced(entries, entry, model):
+def test_the_part_of_a_chain_that_lies_in_one_mode_is_replaced(entries, entry, model):
     inputs = _inputs()
     rewritten = entries[entry](model, *inputs)
     assert rewritten.replaced == SHORTER[model]
@@ -156,7 +156,7 @@ NEVER = [
 
 @pytest.mark.parametrize("entry", ["dynamo", "export"])
 @pytest.mark.parametrize("model", NEVER, ids=lambda model: model.__name__)
-def test_what_is_written_decomposed_in_two_modes_is_left(entries, entry, model):
+def test_a_decomposed_norm_or_softmax_in_two_modes_is_left(entries, entry, model):
     inputs = _inputs()
     rewritten = entries[entry](model, *inputs)
     assert rewritten.replaced == {}
@@ -299,7 +299,7 @@ class _Attention(nn.Module):
             return self.attention(x, x, x)[0]
 
 
-def test_a_call_inside_autocast_is_written_out_as_autocast_has_it(rewrite_dynamo):
+def test_a_call_inside_autocast_is_decomposed_as_autocast_has_it(rewrite_dynamo):
     model, x = _Attention(), torch.randn(2, 4, 8, requires_grad=True)
     rewritten = rewrite_dynamo(model, x)
     assert rewritten.replaced == {"softmax": 1}

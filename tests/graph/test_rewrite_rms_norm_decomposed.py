@@ -1,4 +1,4 @@
-"""RMSNorm written out: as Llama, T5 and Gemma do, in every dtype they run in, at every level."""
+"""Decomposed RMSNorm, as in Llama, T5 and Gemma, in every dtype they run in and at every entry."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ class Gemma(Llama):
 
 
 class Squared(Llama):
-    """The mean of x * x over the last dimension by its number, in the other order."""
+    """The mean of x * x, over the last dimension by its number; products the other way round."""
 
     def forward(self, x):
         scale = torch.rsqrt(self.eps + torch.mean(x * x, dim=x.dim() - 1, keepdim=True))

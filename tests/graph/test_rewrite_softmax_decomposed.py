@@ -1,4 +1,4 @@
-"""softmax written out, with the maximum subtracted: one op. Without, it is another function."""
+"""A decomposed softmax becomes one op if it subtracts the maximum; else it is another function."""
 
 import math
 

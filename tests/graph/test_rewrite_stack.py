@@ -12,7 +12,7 @@ SOFTMAXES = {
     "softmax": lambda xs: torch.stack([F.softmax(x, -1) for x in xs]),
     "softmax, stacked in the middle": lambda xs: torch.stack([x.softmax(1) for x in xs], 1),
     "softmax, stacked last": lambda xs: torch.stack([x.softmax(0) for x in xs], dim=-1),
-    "softmax of some, by hand": lambda xs: torch.stack(
+    "softmaxes, one of them decomposed": lambda xs: torch.stack(
         [_decomposed(xs[0]), xs[1].softmax(-1), xs[2].softmax(1)]
     ),
     "log_softmax": lambda xs: torch.stack([torch.log_softmax(x, 0) for x in xs]),

@@ -87,7 +87,7 @@ def test_exported_bert_gives_eagers_output(bert, inputs):
 
 
 def _decoder(name, **more):
-    """A model of two layers whose RMSNorms are written out."""
+    """A model of two layers whose RMSNorms are decomposed."""
     config = getattr(transformers, f"{name}Config")(
         vocab_size=64,
         hidden_size=16,

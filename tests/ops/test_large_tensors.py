@@ -17,7 +17,7 @@ ROWS = 2**31 // COLS + BLOCK
 
 
 def needs(tensors):
-    """As many tensors of 16 bits as the test holds at a time, and a little more."""
+    """Skips the test without memory for so many tensors of 16 bits, and a little more."""
     lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     available, wanted = int(lines["MemAvailable"].split()[0]) << 10, tensors * ROWS * COLS * 2.1
     if available < wanted:
@@ -40,7 +40,7 @@ def assert_repeats(whole, block):
 def test_a_softmax_in_place_and_its_gradient(op, dim):
     needs(2)
     block, x = large()
-    x = x if dim == 1 else x.view(ROWS // BLOCK, BLOCK, COLS)  # lanes of planes
+    x = x if dim == 1 else x.view(ROWS // BLOCK, BLOCK, COLS)  # a spatial softmax
     getattr(ops, f"{op}_")(x, 1)
     y = getattr(ops, op)(block, dim)
     assert_repeats(x.view(-1, COLS), y)

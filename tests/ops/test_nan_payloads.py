@@ -94,9 +94,9 @@ def test_a_nan_in_a_float32_gradient_makes_a_16_bit_row_nan(source):
     grad = with_nans(torch.float32)
     y = torch.softmax(torch.randn(grad.shape), -1)
     for op in (ops.softmax_backward, ops.log_softmax_backward):
-        of_rows, of_planes = op(grad, y, -1, source), op(grad.t(), y.t(), 0, source)
+        last, first = op(grad, y, -1, source), op(grad.t(), y.t(), 0, source)
         eager = (grad * y).sum(-1, keepdim=True).expand(grad.shape)
-        assert same_nans(of_rows, eager) and same_nans(of_planes.t(), eager)
+        assert same_nans(last, eager) and same_nans(first.t(), eager)
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
