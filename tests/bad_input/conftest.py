@@ -1,4 +1,4 @@
-"""The process that bad calls are made in."""
+"""The process in which bad calls are made."""
 
 from __future__ import annotations
 

@@ -219,7 +219,7 @@ def test_a_setting_that_does_not_exist_is_refused(row, child):
 
 
 @pytest.mark.parametrize("row", ENTRIES, ids=str)
-def test_what_is_no_model_graph_or_program_is_refused(row, child):
+def test_anything_but_a_model_graph_or_program_is_refused(row, child):
     assert not child.problem_with(row)
 
 

@@ -19,7 +19,7 @@ PROGRAM = Path(__file__).parents[1] / "op_bad_calls.py"
 
 
 def outcomes_from(first: int) -> tuple[dict[int, str], int]:
-    """What one process finds wrong, by row; and the row behind the last that it came to."""
+    """What one process finds wrong, by row, and the number of the next row."""
     command = [sys.executable, str(PROGRAM), str(first)]
     one_thread = os.environ | {"OMP_NUM_THREADS": "1"}  # the tensors are small
     result = subprocess.run(command, capture_output=True, text=True, env=one_thread)
@@ -34,7 +34,7 @@ def outcomes_from(first: int) -> tuple[dict[int, str], int]:
 
 @pytest.fixture(scope="module")
 def outcomes() -> dict[int, str]:
-    """A call that crashes ends its process; the next one goes on behind it."""
+    """What is wrong with each row. Where a call crashes its process, another goes on behind it."""
     found, at = {}, 0
     while at < len(rows()):
         part, at = outcomes_from(at)

@@ -23,7 +23,7 @@ def results(graph: torch.fx.Graph) -> list[str]:
 
 
 def unused(graph: torch.fx.Graph) -> list[str]:
-    """What the graph computes for nobody."""
+    """The values that the graph computes and nothing uses."""
     computed = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
     return [_expression(node) for node in computed if not node.users]
 

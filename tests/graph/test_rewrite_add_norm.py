@@ -221,7 +221,7 @@ def _dropped_and_added_to_itself(x, r, w, b):
     return layer_norm(dropped + dropped, w, b)
 
 
-def test_of_two_dropouts_one_is_taken_in(rewrite, draw):
+def test_one_of_two_dropouts_is_taken_in(rewrite, draw):
     rewritten = rewrite(_both_dropped, *draw())
     assert rewritten.replaced == {"add_layer_norm": 1}
     assert rewritten.code.count(" dropout") + rewritten.code.count("aten.dropout") >= 1
@@ -352,7 +352,7 @@ APART = [
 
 
 @pytest.mark.parametrize("model", APART, ids=lambda model: model.__name__)
-def test_what_is_no_residual_keeps_the_norm_alone(rewrite, draw, model):
+def test_a_sum_that_is_no_residual_stays_outside_of_the_norm(rewrite, draw, model):
     arguments = draw()
     rewritten = rewrite(model, *arguments)
     assert rewritten.replaced == {"layer_norm": 1} and rewritten.reasons == []
@@ -360,7 +360,7 @@ def test_what_is_no_residual_keeps_the_norm_alone(rewrite, draw, model):
     torch.testing.assert_close(ours, eager, rtol=1e-11, atol=1e-13)
 
 
-def test_a_weight_that_is_read_after_the_sum_is_used_keeps_the_norm_alone(entries, draw):
+def test_where_the_weight_is_read_after_the_sum_is_used_the_sum_stays_outside(entries, draw):
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
@@ -376,7 +376,7 @@ def test_a_weight_that_is_read_after_the_sum_is_used_keeps_the_norm_alone(entrie
     torch.testing.assert_close(rewritten.call(x, r), model(x, r), rtol=1e-12, atol=0)
 
 
-def test_a_result_that_is_written_into_after_it_is_safe(rewrite, draw):
+def test_a_sum_that_is_written_into_after_the_norm_is_taken_in(rewrite, draw):
     def model(x, r, w, b):
         h = x + r
         y = layer_norm(h, w, b)
@@ -440,7 +440,7 @@ def test_the_operator_takes_both_addends_and_a_reshape_moves_in_front_of_it(
 
 
 @every_form
-def test_who_read_the_sum_reads_the_operators_and_no_other_sum_is_left(rewrite_dynamo, draw, form):
+def test_readers_of_the_sum_read_the_operators_and_no_other_sum_is_left(rewrite_dynamo, draw, form):
     rewritten = rewrite_dynamo(form(layer_norm), *draw())
     assert rewritten.results == RESULTS[form] and rewritten.unused == []
 

@@ -1,4 +1,4 @@
-"""Masks that hide the keys behind the query: seen as causal, and only where they are."""
+"""Masks that hide the keys behind the query are recognised as causal, and no others are."""
 
 import pytest
 import torch
@@ -47,7 +47,7 @@ def test_a_causal_mask_that_the_graph_builds_is_recognised(entries, entry, mask)
 
 
 @pytest.mark.parametrize("diagonal", [0, 1, 2])
-def test_where_keys_come_before_the_queries_the_diagonal_is_kept(rewrite_dynamo, diagonal):
+def test_the_diagonal_of_keys_that_come_before_the_queries_is_kept(rewrite_dynamo, diagonal):
     def model(x):
         hidden = torch.ones(4, 6, dtype=torch.bool).triu(diagonal + 1)
         return x.masked_fill(hidden, -INF).softmax(-1)

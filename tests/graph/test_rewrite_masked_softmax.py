@@ -1,4 +1,4 @@
-"""masked_softmax: what stands in front of a softmax over the last dimension, in all its forms."""
+"""masked_softmax takes in scales, masks and biases in front of a softmax, in all their forms."""
 
 import pytest
 import torch
@@ -254,7 +254,7 @@ def test_a_number_is_what_its_tensors_dtype_holds(rewrite_dynamo):
 
 
 @pytest.mark.parametrize("entry", ["dynamo", "export"])
-def test_a_number_that_is_written_over_is_not_read(entries, entry):
+def test_a_tensor_of_a_number_that_is_overwritten_is_not_taken_for_it(entries, entry):
     def model(x, keep, bias):
         scale = torch.tensor(2.0)
         scale.mul_(3)

@@ -1,4 +1,4 @@
-"""What masked_softmax does not take in, and what it leaves to others."""
+"""Steps in front of a softmax that masked_softmax does not take in."""
 
 import pytest
 import torch
@@ -49,7 +49,7 @@ PLAIN = [
 
 
 @pytest.mark.parametrize("form", PLAIN, ids=lambda form: form.__name__)
-def test_what_does_not_fit_keeps_the_plain_op(rewrite, form):
+def test_where_no_step_fits_the_softmax_becomes_the_plain_op(rewrite, form):
     arguments = draw()
     rewritten = rewrite(form, *arguments)
     assert rewritten.replaced == {"softmax": 1} and rewritten.reasons == []
@@ -127,7 +127,7 @@ PARTS = [
 
 
 @pytest.mark.parametrize("form", PARTS, ids=lambda form: form.__name__)
-def test_as_much_is_taken_in_as_keeps_eagers_values(rewrite, form):
+def test_steps_are_taken_in_as_far_as_eagers_values_are_kept(rewrite, form):
     arguments = draw()
     rewritten = rewrite(form, *arguments)
     assert len(rewritten.report.replaced) == 1 and rewritten.reasons == []

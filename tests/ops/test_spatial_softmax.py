@@ -27,7 +27,7 @@ def assert_equal_bits(first, second):
 
 
 def assert_bits_of_contiguous_rows(op, x, grad, dtype=None):
-    """The bits stay for the transposed tensor, and for a few of its rows in tensors of their own."""
+    """The tensor transposed has the same bits, and so have a few rows in tensors of their own."""
     whole = softmaxes(op, x, grad, 1, dtype)
     as_rows = softmaxes(op, x.mT.contiguous(), grad.mT.contiguous(), 2, dtype)
     assert_equal_bits([t.mT for t in as_rows], whole)
