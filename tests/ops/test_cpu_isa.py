@@ -1,5 +1,5 @@
-"""Every instruction set that this machine has computes right, beside whichever code eager has;
-a variable lowers the choice. `python -m tests.environments` runs all of the tests that are sampled
+"""Every instruction set of this machine gives right results, whatever code eager runs; a variable
+lowers the choice. `python -m tests.environments` runs all of the tests that are sampled
 here."""
 
 import os
@@ -12,7 +12,7 @@ import torch
 from fusedops.ops import _library
 from tests import environments
 
-#: What differs from one instruction set to another: values, tails, lanes, scalings.
+#: Tests of what depends on the instruction set: values, tails, lanes, scaling.
 SAMPLED = [
     path
     for path in environments.TESTS

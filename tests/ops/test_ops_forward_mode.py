@@ -1,5 +1,5 @@
-"""Forward mode: every function and every op refuses a tangent, in all of PyTorch's ways to ask for
-one, before it writes anything; none drops it silently."""
+"""In forward mode every function and every op refuses a tangent, however PyTorch asks for it,
+before it writes anything. None drops it silently."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Very long rows, and very many short ones: the results of a part that repeats."""
+"""Very long rows, and very many short ones, give the results of a part that repeats."""
 
 import pytest
 import torch

@@ -57,7 +57,7 @@ def test_a_row_in_parts_gives_the_softmax_of_the_row(dim):
 
 
 def softmax_of_shards(rank, file, results):
-    """One of two processes, each with half of the columns."""
+    """Runs in one of two processes, each with half of the columns."""
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
     part = randn(5, 1000).chunk(2, 1)[rank]
     max, sum = fusedops.softmax_stats(part, 1)
@@ -127,7 +127,7 @@ def test_derivatives_go_through_all_parts():
 
 
 @pytest.mark.parametrize("transform", [torch.compile, torch.vmap])
-def test_it_compiles_and_maps(transform):
+def test_statistics_compile_and_map_under_vmap(transform):
     x = randn(5, 4, 8)
     ours = in_parts(x[0]) if transform is torch.compile else torch.vmap(in_parts)(x)
     given = x[0] if transform is torch.compile else x

@@ -7,7 +7,7 @@ import threading
 import torch
 from torch.overrides import TorchFunctionMode
 
-#: Longer than any branch here takes: what waits so long for another branch waits for ever.
+#: Seconds, more than any branch here takes. A wait of that length would never end.
 TIMEOUT = 30
 
 

@@ -16,7 +16,7 @@ import fusedops
     "shape", [(), (0,), (5,), (3, 4), (2, 0, 3), (2, 3, 4, 5), (1, 2, 1, 3, 2, 2)]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.int64])
-def test_it_is_torch_stack_in_every_dim(shape, dtype):
+def test_the_result_is_torch_stacks_in_every_dim(shape, dtype):
     inputs = [(torch.randn(shape) * 9).to(dtype) for _ in range(3)]
     functions = [torch.neg, lambda x: x * x, lambda x: x]
     for dim in range(-len(shape) - 1, len(shape) + 1):
@@ -54,7 +54,7 @@ def test_strides_are_torch_stacks_whatever_the_results_are():
     ],
     ids=["float64", "bfloat16", "conjugated", "sparse", "parameter"],
 )
-def test_what_does_not_fit_one_buffer_is_stacked_as_torch_does(results):
+def test_results_that_do_not_fit_one_buffer_are_stacked_by_torch(results):
     for given in (results, results[::-1]):
         actual = fusedops.parallel_stack(lambda x: x, given)
         expected = torch.stack(given)
@@ -83,7 +83,7 @@ def test_double_backward_is_right():
     assert torch.autograd.gradgradcheck(function, (x, y))
 
 
-def test_a_branch_without_a_gradient_stays_without():
+def test_a_branch_without_a_gradient_gets_none():
     x = torch.randn(3, requires_grad=True)
     out = fusedops.parallel_stack([torch.sin, torch.detach, torch.cos], [x, x, torch.randn(3)])
     out.sum().backward()

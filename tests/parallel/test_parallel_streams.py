@@ -15,7 +15,7 @@ from fusedops.parallel.branches import Branch
 
 
 class Recorder(on_streams.CudaStreams):
-    """Streams that write down what is asked of them; tensors are called by their first element."""
+    """Streams that log what is asked of them; the log names tensors by their first element."""
 
     def __init__(self):
         self.log = []
@@ -52,7 +52,7 @@ class RecordedStream:
 
 
 def recorded(functions, inputs):
-    """The log of a call; each function's run is a line of it."""
+    """The log of a call, where each function adds a line, and its result or error."""
     streams = Recorder()
 
     def on_its_stream(function):

@@ -102,7 +102,7 @@ def test_a_forked_process_has_threads_of_its_own():
 
 
 class NoThreads:
-    """A pool that has none to give, but keeps what it was asked to do, or even does it."""
+    """A pool that fails to start threads, but keeps the work it was given, or even does it."""
 
     def __init__(self, does_it=False):
         self.does_it, self.begun, self.asked = does_it, [], []
@@ -148,7 +148,7 @@ atexit.register(last)
 
 
 def per_branch(look, count=2):
-    """What ``look()`` gives inside branches that are known to run on different threads."""
+    """The results of ``look()`` inside branches that run on different threads."""
     seen, barrier = [], threading.Barrier(count)
 
     def branch(x):

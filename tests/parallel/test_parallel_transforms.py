@@ -73,7 +73,7 @@ def test_branches_run_on_several_threads_everywhere_else():
     )
 
 
-def test_torch_func_sees_through_it():
+def test_torch_func_transforms_the_branches():
     x = torch.randn(4, 3, dtype=torch.float64)
 
     def ours(x):
@@ -126,7 +126,7 @@ def two():
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_dynamo_sees_through_it_without_a_graph_break(two, dynamic):
+def test_dynamo_traces_the_branches_without_a_graph_break(two, dynamic):
     model, x, expected = two
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=dynamic)
     same(compiled(x), expected)

@@ -1,7 +1,6 @@
 """A row has the same bits alone and in any batch, for any number of threads, at every call.
 
-So do the other ways to ask for the same: out=, in place, in a stack, with a gradient's formula or
-without it.
+So it has through out=, in place, in a stack, and with or without a derivative formula.
 """
 
 import contextlib
