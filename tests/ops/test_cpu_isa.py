@@ -45,7 +45,7 @@ def test_the_value_tests_pass_with_a_lower_instruction_set(isa):
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-2000:]
 
 
-def test_every_test_that_is_run_in_environments_is_there():
+def test_every_test_for_the_environments_exists():
     for path in environments.TESTS:
         assert (environments.ROOT / path).exists(), path
 
