@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from norm_kinds import kind_of
 
 Array = np.ndarray
 Values = torch.Tensor | Array | float
@@ -311,11 +312,11 @@ class Norm(NamedTuple):
     ) -> Norm:
         """``error`` is absolute, that of ``x``."""
         mean, centered = _centered(exactly(x), kind)
-        columns, shifted = centered.shape[-1], 1 if kind == "rms_norm" else 2
+        columns, shifted = centered.shape[-1], 1 + kind_of(kind).has_mean
         error = np.broadcast_to(error, (2, *centered.shape))
         squares = np.square(centered)
         total = squares.sum(-1, keepdims=True)
-        scale = _scale(kind, total, columns, eps)
+        scale = kind_of(kind).scale(total, columns, eps)
         some = np.where(total > 0, total, 1)
         deviation = np.sqrt(total / columns)
         of_squares = shifted * (summed(squares, of_row, dtype) + _of_terms(squares, dtype)) / some
@@ -339,17 +340,11 @@ class Norm(NamedTuple):
 def _centered(x: Array, kind: str) -> tuple[Array, Array]:
     """The mean, and what is left: of the differences from an element, for of values far from zero
     even 80 bits of a mean leave too few of what lies around it."""
-    if kind == "rms_norm":
+    if not kind_of(kind).has_mean:
         return np.zeros_like(x[..., :1]), x
     apart = x - x[..., :1]
     mean = apart.mean(-1, keepdims=True)
     return x[..., :1] + mean, apart - mean
-
-
-def _scale(kind: str, squares: Array, columns: int, eps: float) -> Array:
-    if kind == "std_norm":
-        return np.sqrt(squares / (columns - 1 or np.nan)) + eps
-    return np.sqrt(squares / columns + eps)
 
 
 @np.errstate(invalid="ignore", divide="ignore", over="ignore")
@@ -402,9 +397,8 @@ def norm_gradients(
 ) -> NormGradients:
     """With gw = g w: (gw - mean(gw) - z mean(gw z)) / scale, and the sums over rows of g z and g.
 
-    For std_norm the second mean has the divisor N - 1 and the factor ``stretch`` = (std + eps) /
-    std, 0 where std is. Errors are those of the statistics as they were kept, of both means, and of
-    what cancels.
+    The second mean has the divisor and the factor, ``stretch``, that its kind gives it. Errors are
+    those of the statistics as they were kept, of both means, and of what cancels.
     """
     dtype, rows = x.dtype, Norm.of(kind, x, eps, x.dtype)
     grad, columns = exactly(grad), x.shape[-1]
@@ -414,9 +408,10 @@ def norm_gradients(
         return of_gradient_row(count, dtype)
 
     of_z = rows.of_z + _as_kept(rows, dtype) / rows.scale + rounded(2, np.abs(z), dtype)
-    stretch, divisor = _stretch(kind, rows, columns, eps)
-    factor = stretch / divisor
-    mean = gw.mean(-1, keepdims=True) * (kind != "rms_norm")
+    has_mean, _, count, factor_of = kind_of(kind)
+    stretch = factor_of(rows.scale, eps)
+    factor = stretch / count(columns)
+    mean = gw.mean(-1, keepdims=True) * has_mean
     along = (gw * z).sum(-1, keepdims=True) * factor
     of_means = (summed(gw, additions, dtype) + 2 * _of_terms(gw, dtype)) / columns
     of_along = summed(gw * z, additions, dtype) + 3 * _of_terms(gw * z, dtype)
@@ -425,20 +420,13 @@ def norm_gradients(
     of_along = of_along + np.abs(along) * of_rstd * (1 + stretch)
     exact = gw - mean - z * along
     size = np.abs(gw) + np.abs(mean) + np.abs(z * along)
-    error = of_means * (kind != "rms_norm") + of_z * np.abs(along) + np.abs(z) * of_along
+    error = of_means * has_mean + of_z * np.abs(along) + np.abs(z) * of_along
     error = error + rounded(4, size, dtype) + np.abs(exact) * rows.of_rstd
     return NormGradients(
         Bounded(exact / rows.scale, error / rows.scale + 4 * smallest(dtype)),
         _column_sum(grad * z, np.abs(grad) * of_z, dtype),
         _column_sum(grad, np.zeros((2, *grad.shape)), dtype),
     )
-
-
-def _stretch(kind: str, rows: Norm, columns: int, eps: float) -> tuple[Array, int]:
-    if kind != "std_norm":
-        return np.ones_like(rows.scale), columns
-    std = rows.scale - eps
-    return np.where(std > 0, rows.scale / np.where(std > 0, std, 1), 0), columns - 1
 
 
 def _as_kept(rows: Norm, dtype: torch.dtype) -> Array:

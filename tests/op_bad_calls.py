@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+from norm_kinds import KINDS, kind_of
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fusedops import reference
@@ -227,12 +228,10 @@ def rows() -> list[Row]:
 
 def statistics_of(base: str, x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
     """mean and rstd."""
-    x = x.double()
-    mean = torch.zeros_like(x[..., :1]) if "rms" in base else x.mean(-1, True)
-    variance = (x - mean).square().mean(-1, True)
-    if base.startswith("std"):
-        return mean, 1 / (x.std(-1, keepdim=True) + eps)
-    return mean, (variance + eps).rsqrt()
+    x, kind = x.double(), kind_of(base)
+    mean = x.mean(-1, True) if kind.has_mean else torch.zeros_like(x[..., :1])
+    squares = (x - mean).square().sum(-1, True).detach().numpy()
+    return mean, 1 / torch.from_numpy(kind.scale(squares, x.shape[-1], eps))
 
 
 def rounded(number: float, dtype: torch.dtype) -> float:
@@ -342,27 +341,25 @@ def norm_forward_of(base: str, a: Arguments) -> tuple:
     a = {**a, "dtype": a["input"].dtype}
     if not base.startswith("add"):
         output, *statistics = norm_of(base, a, a["input"])
-        return (output, statistics[1]) if "rms" in base else (output, *statistics)
+        return (output, *statistics) if kind_of(base).has_mean else (output, statistics[1])
     dropped = a["input"].double() * multiplier(a, flat(a["input"], a)).view(a["input"].shape)
     total = (dropped + a["residual"].double()).to(a["input"].dtype)
     output, mean, rstd = norm_of(base, a, total)
-    return (output, total, rstd) if "rms" in base else (output, total, mean, rstd)
+    return (output, total, mean, rstd) if kind_of(base).has_mean else (output, total, rstd)
 
 
 def norm_backward_of(base: str, a: Arguments) -> tuple:
-    added = base.startswith("add")
+    added, kind = base.startswith("add"), kind_of(base)
     x = a["sum"] if added else a["input"]
     a = {**a, "dtype": x.dtype}
     rows, dy, rstd = flat(x, a), flat(a["grad_output"], a), a["rstd"].double().view(-1, 1)
     rows, dy = rows.reshape(-1, rows.shape[-1]), dy.reshape(-1, rows.shape[-1])
-    n = (rows - (0.0 if "rms" in base else a["mean"].double().view(-1, 1))) * rstd
+    n = (rows - (a["mean"].double().view(-1, 1) if kind.has_mean else 0.0)) * rstd
     g = dy * factor_of(a)
-    along = (g * n).mean(-1, True)
-    if base.startswith("std"):
-        cols = rows.shape[-1]
-        along = (g * n).sum(-1, True) / ((cols - 1) * (1 - float(a["eps"]) * rstd))
-    to_x = rstd * (g - (0.0 if "rms" in base else g.mean(-1, True)) - n * along)
-    to_parameters = [(dy * n).sum(0)] + ([] if "rms" in base else [dy.sum(0)])
+    factor = torch.from_numpy(kind.factor((1 / rstd).detach().numpy(), float(a.get("eps", 0.0))))
+    along = factor * (g * n).sum(-1, True) / kind.count(rows.shape[-1])
+    to_x = rstd * (g - (g.mean(-1, True) if kind.has_mean else 0.0) - n * along)
+    to_parameters = [(dy * n).sum(0)] + ([dy.sum(0)] if kind.has_mean else [])
     if not added:
         return to_x, *to_parameters
     if a["grad_sum"] is not None:
@@ -421,7 +418,7 @@ REFERENCES: dict[str, Callable] = {
     "masked_softmax_backward": masked_softmax_backward_of,
     "masked_softmax_dropout_backward": masked_softmax_backward_of,
 }
-for _base in ("layer_norm", "std_norm", "rms_norm", "add_layer_norm", "add_rms_norm"):
+for _base in (*(f"{kind}_norm" for kind in KINDS), "add_layer_norm", "add_rms_norm"):
     REFERENCES[_base] = lambda a, base=_base: norm_forward_of(base, a)
     REFERENCES[f"{_base}_backward"] = lambda a, base=_base: norm_backward_of(base, a)
 

@@ -25,6 +25,19 @@ MAY_IMPORT = {
     "integrations": {"export"},
     "__main__": {"cli"},
 }
+#: The same of the rooms of graph/, and of its modules.
+ROOMS = {
+    "availability": set(),
+    "inductor": set(),
+    "ir": set(),
+    "rules": {"ir", "availability"},
+    "policy": {"ir", "rules"},
+    "memory": {"ir"},
+    "rewriting": {"ir", "rules", "policy", "availability"},
+    "fx": {"rewriting"},
+    "explain": {"rewriting"},
+    "passes": {"rewriting", "policy", "memory", "availability", "inductor"},
+}
 #: The package itself imports its parts, and the command line all of them.
 MAY_IMPORT_ALL = {"__init__", "cli"}
 
@@ -38,21 +51,28 @@ def imported_names(source: str) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def parts_imported(source: str) -> set[str]:
-    """The modules and folders of the package that a source imports from."""
-    names = (name.split(".") for name in imported_names(source))
-    return {name[1] for name in names if name[0] == "fusedops" and len(name) > 1}
+def parts_imported(source: str, package: str = "fusedops") -> set[str]:
+    """The modules and folders of a package that a source imports from."""
+    names = (name.removeprefix(f"{package}.") for name in imported_names(source) if package in name)
+    return {name.split(".")[0] for name in names if not name.startswith("fusedops")}
 
 
-def sources(part: str) -> list[Path]:
-    module = PACKAGE / f"{part}.py"
-    return [module] if module.exists() else sorted((PACKAGE / part).rglob("*.py"))
+def sources(part: str, package: Path = PACKAGE) -> list[Path]:
+    module = package / f"{part}.py"
+    return [module] if module.exists() else sorted((package / part).rglob("*.py"))
 
 
 @pytest.mark.parametrize("part", MAY_IMPORT)
 def test_a_part_imports_what_lies_below_it_alone(part):
     for source in sources(part):
         more = parts_imported(source.read_text()) - MAY_IMPORT[part] - {part}
+        assert not more, f"{source.relative_to(PACKAGE)} imports {', '.join(sorted(more))}"
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_of_the_graph_imports_those_above_it_alone(room):
+    for source in sources(room, PACKAGE / "graph"):
+        more = parts_imported(source.read_text(), "fusedops.graph") - ROOMS[room] - {room}
         assert not more, f"{source.relative_to(PACKAGE)} imports {', '.join(sorted(more))}"
 
 
@@ -66,6 +86,9 @@ def test_every_part_has_its_place():
     found = {path.stem for path in PACKAGE.glob("*.py")}
     found |= {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert found == set(MAY_IMPORT) | MAY_IMPORT_ALL
+    found = {path.stem for path in (PACKAGE / "graph").glob("*.py")} - {"__init__"}
+    found |= {path.parent.name for path in (PACKAGE / "graph").glob("*/__init__.py")}
+    assert found == set(ROOMS)
 
 
 def test_an_import_of_another_part_is_found():

@@ -1,18 +1,21 @@
 #!/usr/bin/env python3
-"""What nvcc made of the CUDA kernels: one row a kernel and architecture, and gates. No GPU needed.
+"""Reports on the machine code of the CUDA kernels, a row for each kernel and architecture.
 
     python tools/sass_report.py [--arch 80 90 100 120] [--all] [--csv FILE]
     python tools/sass_report.py --check            # the gates; exit code 1 where one is broken
     python tools/sass_report.py --write-budget     # after a change that is meant to move them
 
-Gates: no kernel has spills or a stack; every load and store of a hot kernel is 128 bits wide, but
-for the few that sass_budget.csv lists (a row's mean and rstd, parts of column sums and of rows,
-16-bit results of float vectors, masks of bytes, operands with one value for a row, dropout's seed);
-its registers and bytes in flight keep the budget there. Hot kernels are those of 16-byte vectors of
-float, half or bfloat16.
+It needs nvcc, but no GPU.
 
-Model: the loop that moves most bytes, or all of a kernel without such a loop, is taken as run once
-by every thread. Each resource says how long a warp keeps it; the longest is the predicted limiter.
+Gates: no kernel has spills or a stack. Every load and store of a hot kernel is 128 bits wide, but
+for the few that sass_budget.csv lists (a row's mean and rstd, partials of columns and of rows,
+16-bit results of float vectors, masks of bytes, operands with one value for a row, dropout's seed).
+Its registers and bytes in flight keep the budget in that file. Hot kernels are those of 16-byte
+vectors of float, half or bfloat16.
+
+Model: every thread runs the loop that moves most bytes once, or the whole kernel where no loop
+moves any. The model has the time that a warp keeps each resource busy; the longest is the predicted
+limiter.
 """
 
 from __future__ import annotations
@@ -149,7 +152,7 @@ def parse_sass(text: str) -> dict[str, list[Instruction]]:
 
 
 def hottest_part(body: Sequence[Instruction]) -> Sequence[Instruction]:
-    """The loop that moves most bytes, or everything where no loop moves any."""
+    """The loop that moves most bytes, or the whole kernel where no loop moves any."""
     loops = [
         [i for i in body if jump.loop_start <= i.address <= jump.address]
         for jump in body
@@ -164,7 +167,7 @@ def moved_bytes(body: Iterable[Instruction]) -> int:
 
 
 def bytes_in_flight(body: Iterable[Instruction]) -> int:
-    """The most bytes that a thread has asked for before it needs the first of them."""
+    """The most bytes that a thread has requested before it uses the first of them."""
     pending: dict[int, int] = {}
     most = 0
     for instruction in body:
@@ -180,7 +183,7 @@ def bytes_in_flight(body: Iterable[Instruction]) -> int:
 
 @dataclass(frozen=True)
 class Kernel:
-    """What the report shows of a kernel on an architecture."""
+    """The columns of the report for a kernel on an architecture."""
 
     arch: str
     name: str
@@ -195,7 +198,7 @@ class Kernel:
     narrow_stores: int
     instructions: int  # of the hottest part, as is instructions_per_byte
     instructions_per_byte: float
-    kb_in_flight: int  # a multiprocessor
+    kb_in_flight: int  # of a multiprocessor
     limiter: str
     share_of_bandwidth: float  # that the limiter leaves
 
@@ -213,7 +216,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Usage:
-    """What a launch takes of a multiprocessor."""
+    """The resources of a multiprocessor that a launch takes."""
 
     registers: int
     stack: int
@@ -221,7 +224,7 @@ class Usage:
     threads: int
 
     def warps(self, chip: Chip) -> int:
-        """That a multiprocessor holds, in whole blocks."""
+        """The warps that a multiprocessor holds, in whole blocks."""
         warps_a_block = self.threads // WARP_LANES
         registers_a_block = round_up(self.registers, REGISTER_UNIT) * self.threads
         blocks = min(
@@ -284,11 +287,11 @@ def analyse(arch: str, name: str, body: Sequence[Instruction], usage: Usage) -> 
 
 
 class ReportError(RuntimeError):
-    """Why there is no report, and what to do."""
+    """There is no report; the message says why, and what to do."""
 
 
 class MissingTool(ReportError):
-    """A program that the report needs, and how to get it."""
+    """A program that the report needs is missing; the message says how to get it."""
 
 
 def find_nvcc() -> str | None:
@@ -322,7 +325,7 @@ def find_disassembler() -> tuple[str, dict[str, str]]:
 
 
 def run(*command: str | Path, **options) -> str:
-    """What the command prints. Raises ReportError where it cannot be run or fails."""
+    """The output of the command. Raises ReportError where it cannot be run or fails."""
     try:
         return subprocess.run(command, check=True, capture_output=True, text=True, **options).stdout
     except OSError as error:
@@ -335,7 +338,7 @@ def run(*command: str | Path, **options) -> str:
 
 
 def compile_cubin(source: Path, arch: str, folder: Path) -> Path:
-    """With the flags of csrc/cuda/CMakeLists.txt that change code."""
+    """Compiles with those flags of csrc/cuda/CMakeLists.txt that change code."""
     nvcc = find_nvcc()
     if nvcc is None:
         raise MissingTool("nvcc not found: install the CUDA toolkit, or set CUDACXX or CUDA_HOME")
@@ -376,7 +379,7 @@ def parse_usage(resources: str, elf: str) -> dict[str, Usage]:
 
 
 def demangle(keys: Sequence[str]) -> dict[str, str]:
-    """`softmax_forward_registers<bf16, bf16, 8, 4>` for what the linker calls a kernel."""
+    """Readable names by symbol, as in `softmax_forward_registers<bf16, bf16, 8, 4>`."""
     lines = run("c++filt", input="\n".join(keys)).splitlines()
     short = {"__nv_bfloat16": "bf16", "__half": "half", "void ": "", "fusedops::cuda::": ""}
     names = {}
@@ -388,8 +391,8 @@ def demangle(keys: Sequence[str]) -> dict[str, str]:
 
 
 def kernels_of(architectures: Sequence[str], library: Path | None = None) -> list[Kernel]:
-    """Compiles and reads every source for every architecture, one a CPU at a time; or reads what a
-    library was built with, where it was built for all of them."""
+    """The kernels of a library that was built for all these architectures; otherwise compiles every
+    source for each of them, one at a time on each CPU."""
     find_disassembler()  # a missing one is reported before a minute of compiling
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(os.cpu_count()) as pool:
         folder = Path(name)
@@ -397,8 +400,8 @@ def kernels_of(architectures: Sequence[str], library: Path | None = None) -> lis
         if {arch for _, arch in cubins} != {*architectures}:
             jobs = [(source, arch, folder) for arch in architectures for source in SOURCES]
             cubins = list(pool.map(compile_job, jobs))
-        parts = list(pool.map(lambda job: read_cubin(*job), cubins))
-    found = [kernel for part in parts for kernel in part]
+        kernels = list(pool.map(lambda job: read_cubin(*job), cubins))
+    found = [kernel for of_cubin in kernels for kernel in of_cubin]
     return sorted(found, key=lambda kernel: (int(kernel.arch), kernel.name))
 
 
@@ -409,7 +412,7 @@ def compile_job(job: tuple[Path, str, Path]) -> tuple[Path, str]:
 def extract_cubins(
     library: Path, architectures: Sequence[str], folder: Path
 ) -> list[tuple[Path, str]]:
-    """Those in a library that are for one of the architectures, each with it."""
+    """The cubins in a library for these architectures, each with its architecture."""
     cuobjdump, environment = find_disassembler()
     run(cuobjdump, "-xelf", "all", library.resolve(), env=environment, cwd=folder)
     found = [(path, path.suffixes[-2].removeprefix(".sm_")) for path in folder.glob("*.cubin")]
@@ -421,7 +424,7 @@ def extract_cubins(
 
 @dataclass(frozen=True)
 class Budget:
-    """What a hot kernel may have, and the bytes in flight that it must have."""
+    """The limits of a hot kernel, and the bytes in flight that it must have."""
 
     arch: str
     kernel: str
@@ -443,7 +446,8 @@ class Budget:
 
 
 def read_budget(path: Path = BUDGET) -> dict[tuple[str, str], Budget]:
-    """By architecture and kernel. Raises ReportError where the file is missing or damaged."""
+    """The budgets by architecture and kernel. Raises ReportError where the file is missing or
+    damaged."""
     try:
         with path.open(newline="") as file:
             rows = [
@@ -537,7 +541,7 @@ def write_csv(kind: type[Kernel | Budget], rows: Sequence[Kernel | Budget], path
 
 
 def output_file(text: str) -> Path:
-    """A type for argparse: found out before a minute of compiling."""
+    """A type for argparse, so that an unusable file is refused before a minute of compiling."""
     path = Path(text)
     if not text or path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise argparse.ArgumentTypeError(f"got {text!r}, wanted a file that can be written")
@@ -566,7 +570,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code: 1 where a gate is broken, or where there is no report."""
+    """Returns the exit code: 1 where a gate is broken or there is no report."""
     args = parse_arguments(argv)
     try:
         return report(args)
@@ -576,7 +580,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def report(args: argparse.Namespace) -> int:
-    """Compile, print and write; with --check the gates too."""
+    """Compiles, prints and writes; with --check it checks the gates too."""
     budget = read_budget() if args.check and not args.write_budget else {}
     kernels = kernels_of(args.arch)
     shown = [kernel for kernel in kernels if args.all or kernel.is_hot]

@@ -1,4 +1,4 @@
-// The C interface: arguments checked, described to the kernels, and what fails as a status.
+// The C interface: checks arguments, describes them to the kernels, and turns errors into a status.
 #include "fusedops/c_api.h"
 
 #include <cmath>
@@ -19,7 +19,7 @@ fusedops_status failed(const char* function, fusedops_status status, const char*
   return status;
 }
 
-// f(), with what it throws as a status.
+// Calls f(), and returns what it throws as a status.
 template <class F>
 fusedops_status guarded(const char* function, F f) {
   try {
@@ -73,7 +73,7 @@ void check_array(const char* name, const float* array, int64_t count) {
   check_aligned(name, array);
 }
 
-// Memory of the device for the time of a call; none of 0 bytes.
+// Device memory for the duration of a call. Nothing is allocated for 0 bytes.
 class Scratch {
  public:
   Scratch(const Device& device, int64_t bytes)
@@ -179,7 +179,6 @@ void layernorm(
   device.rstd_to_variance(vars, batch_size);
 }
 
-// The arrays of layernorm_bw.
 struct LayerNormGradients {
   float *gamma, *betta, *inp;
 };
@@ -214,7 +213,7 @@ void layernorm_bw(
   check_aligned("betta_grad", grads.betta);
   check_aligned("inp_grad", grads.inp);
   const Device device(stream);
-  if (count == 0) {  // sums of nothing
+  if (count == 0) {  // the sums of no rows are 0
     if (grads.gamma != nullptr) device.clear(grads.gamma, hidden_dim);
     if (grads.betta != nullptr) device.clear(grads.betta, hidden_dim);
     return;

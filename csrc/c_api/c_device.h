@@ -1,4 +1,4 @@
-// What the libraries of the C interface differ in: each links one implementation of Device.
+// The device of the C interface. Each of its libraries links one implementation of Device.
 #pragma once
 
 #include <cmath>
@@ -10,13 +10,14 @@
 
 namespace fusedops::c_api {
 
-// Leaves the interface as its status, and as fusedops_last_error().
+// An error, which the interface returns as a status and as fusedops_last_error().
 struct Failure {
   fusedops_status status;
   std::string what;
 };
 
-// Where the arrays are and the work goes. Whatever fails throws a Failure or std::bad_alloc.
+// The device where the arrays are and the work is done. All errors are thrown as Failure or
+// std::bad_alloc.
 class Device {
  public:
   explicit Device(void* stream);
@@ -34,7 +35,7 @@ class Device {
   void release(void* memory) const noexcept;
   void clear(float* values, int64_t count) const;
 
-  // Each in its place.
+  // Converts element by element. `values` is converted in place.
   void rstd_to_variance(float* values, int64_t count) const;
   void variance_to_rstd(const float* variances, float* rstd, int64_t count) const;
 
@@ -42,7 +43,7 @@ class Device {
   void* stream_;
 };
 
-// Squared last: 1 / rstd^2 would overflow where the variance is a denormal.
+// The reciprocal is squared last, because 1 / rstd^2 overflows if the variance is denormal.
 FUSEDOPS_HOST_DEVICE inline float variance_of(float rstd) {
   const float deviation = 1.0f / rstd;
   return deviation * deviation;

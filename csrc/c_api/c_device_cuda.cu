@@ -1,5 +1,5 @@
-// Host side of the C interface for CUDA. The emulator compiles this very file, as C++, with a
-// cuda_runtime_api.h of its own.
+// Host side of the C interface for CUDA. The emulator compiles this file as C++, with its own
+// cuda_runtime_api.h.
 #include <cuda_runtime_api.h>
 
 #include <string>
@@ -64,7 +64,7 @@ int64_t Device::workspace_bytes(const NormBackward& args) const {
   return cuda::workspace_bytes(args);
 }
 
-// In the order of the stream: no call waits for the device.
+// Allocated in stream order, so that no call waits for the device.
 void* Device::allocate(int64_t bytes) const {
   void* memory = nullptr;
   check(cudaMallocAsync(&memory, bytes, stream_of(stream_)));

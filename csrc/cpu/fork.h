@@ -1,13 +1,14 @@
-// Threads do not come along into a forked process; OpenMP, and so torch, waits there for those that
-// it had, for ever.
+// A forked process has none of its parent's threads, but OpenMP, and with it torch, waits there
+// forever for the threads that the parent had.
 #pragma once
 
 namespace fusedops {
 
-// Told before work is divided among threads.
+// Called before work is divided among threads.
 void threads_are_used();
 
-// Whether this process was forked from one that had used threads: it works alone.
+// Whether this process was forked from one that had used threads. If so, it works on a single
+// thread.
 bool threads_are_lost();
 
 }  // namespace fusedops

@@ -19,7 +19,7 @@ namespace {
 }
 #endif
 
-// "" where the variable is unset: no limit.
+// Returns "" if the variable is unset: no limit.
 std::string requested_isa() {
   const char* value = std::getenv("FUSEDOPS_CPU_ISA");
   const std::string isa = value == nullptr ? "" : value;
@@ -30,10 +30,10 @@ std::string requested_isa() {
 
 struct Isa {
   const CpuKernels& kernels;
-  bool is_here;  // on this machine
+  bool is_supported;  // by this machine
 };
 
-// Those that this build holds, the widest first.
+// The instruction sets in this build, widest first.
 const std::vector<Isa>& built_isas() {
   static const std::vector<Isa> isas = {
 #if defined(FUSEDOPS_BUILT_avx512)
@@ -49,7 +49,7 @@ const std::vector<Isa>& built_isas() {
   return isas;
 }
 
-// "default" < "avx2" < "avx512"
+// Orders "default" < "avx2" < "avx512".
 int width_of(const std::string& isa) { return isa == "avx512" ? 2 : isa == "avx2" ? 1 : 0; }
 
 const CpuKernels& choose() {
@@ -57,7 +57,7 @@ const CpuKernels& choose() {
   std::string built;
   for (const Isa& isa : built_isas()) {
     const bool is_allowed = limit.empty() || width_of(isa.kernels.isa) <= width_of(limit);
-    if (is_allowed && isa.is_here) return isa.kernels;
+    if (is_allowed && isa.is_supported) return isa.kernels;
     built += std::string(built.empty() ? "" : " and ") + isa.kernels.isa;
   }
   throw std::runtime_error(

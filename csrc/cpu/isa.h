@@ -1,12 +1,13 @@
-// Which instruction set the CPU kernels run with.
+// Chooses the instruction set of the CPU kernels.
 #pragma once
 
 #include "fusedops/cpu/dispatch_table.h"
 
 namespace fusedops {
 
-// The widest set that this machine has, this build holds and FUSEDOPS_CPU_ISA (avx512, avx2 or
-// default) allows. Chosen once; raises std::runtime_error for another value of the variable.
+// The widest instruction set that this machine has, this build contains and FUSEDOPS_CPU_ISA
+// (avx512, avx2 or default) allows. It is chosen once. Raises std::runtime_error if the variable
+// has another value.
 const CpuKernels& cpu_kernels();
 
 }  // namespace fusedops

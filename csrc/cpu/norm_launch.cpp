@@ -8,8 +8,8 @@
 namespace fusedops {
 namespace {
 
-// The backward of `count` norms of one shape; at(i) gives the arguments of the i-th. Threads share
-// the partitions of all of them first, then their columns.
+// The backward of `count` norms of one shape; at(i) returns the arguments of norm i. Threads share
+// first the partitions of all norms, then their columns.
 template <class At>
 void backward_of_norms(int64_t count, At at, bool streaming) {
   const CpuKernels& kernels = cpu_kernels();
@@ -24,11 +24,11 @@ void backward_of_norms(int64_t count, At at, bool streaming) {
     }
   });
   if (each.grad_weight.data == nullptr && each.grad_bias.data == nullptr) return;
-  const int64_t blocks = padded_cols(each.cols) / kColumnPadding;
-  for_rows(count * blocks, partition.count * kColumnPadding, 0, [&](RowRange range, void*) {
+  const int64_t column_groups = padded_cols(each.cols) / kColumnPadding;
+  for_rows(count * column_groups, partition.count * kColumnPadding, 0, [&](RowRange range, void*) {
     for (int64_t i = range.begin; i < range.end;) {
-      const int64_t tensor = i / blocks, first = tensor * blocks;
-      const int64_t end = std::min(range.end, first + blocks);
+      const int64_t tensor = i / column_groups, first = tensor * column_groups;
+      const int64_t end = std::min(range.end, first + column_groups);
       kernels.norm_finish(
           at(tensor), (i - first) * kColumnPadding,
           std::min((end - first) * kColumnPadding, each.cols));
@@ -63,7 +63,7 @@ NormGradSums total(const NormGradSums* partials, int64_t count) {
   return sums;
 }
 
-// Threads share columns, not rows: those add up over the rows.
+// Threads share columns, not rows, because weight and bias gradients add up over the rows.
 void launch_long(const CpuKernels& kernels, const NormBackward& args, bool streaming) {
   const int64_t segments = row_segments(args.cols);
   std::vector<NormGradSums> partials(args.rows * segments), rows(args.rows);

@@ -1,5 +1,5 @@
-// How the CPU kernels share work among threads. Each library links one implementation: torch's
-// threads, or OpenMP where there is no torch.
+// How CPU kernels share work among threads. Each library links one implementation: torch's threads,
+// or OpenMP in a library without torch.
 #pragma once
 
 #include <atomic>
@@ -8,15 +8,14 @@
 
 namespace fusedops {
 
-// Threads that a parallel_for() may use.
+// The number of threads that a parallel_for() may use.
 int64_t thread_count();
 
-// Which of those threads the caller is: its own number in each body of a parallel_for() that is
-// divided.
+// The index of the calling thread. The threads of one parallel_for() have different indices.
 int64_t thread_index();
 
-// body(begin, end, context) over [0, count), in runs of at least `grain` but for the last, side by
-// side. What one of them throws is thrown here, once all are done.
+// Calls body(begin, end, context) in parallel for ranges that cover [0, count). Each range but the
+// last has at least `grain` elements. An exception from a body is rethrown here once all are done.
 using RangeBody = void (*)(int64_t begin, int64_t end, const void* context);
 void parallel_for(int64_t count, int64_t grain, RangeBody body, const void* context);
 
@@ -28,24 +27,25 @@ void parallel_for(int64_t count, int64_t grain, const F& f) {
   parallel_for(count, grain, body, &f);
 }
 
-// The first exception that a thread throws is kept until all are done: none must leave its thread.
+// Stores the first exception that a thread throws until all threads are done, because none may
+// leave its thread.
 class FirstException {
  public:
   template <class F>
-  void keep_from(const F& f) noexcept {
+  void capture_from(const F& f) noexcept {
     try {
       f();
     } catch (...) {
-      if (!is_kept_.test_and_set()) kept_ = std::current_exception();
+      if (!is_captured_.test_and_set()) captured_ = std::current_exception();
     }
   }
   void rethrow() const {
-    if (kept_) std::rethrow_exception(kept_);
+    if (captured_) std::rethrow_exception(captured_);
   }
 
  private:
-  std::atomic_flag is_kept_ = ATOMIC_FLAG_INIT;
-  std::exception_ptr kept_;
+  std::atomic_flag is_captured_ = ATOMIC_FLAG_INIT;
+  std::exception_ptr captured_;
 };
 
 }  // namespace fusedops

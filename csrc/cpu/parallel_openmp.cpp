@@ -25,7 +25,7 @@ void parallel_for(int64_t count, int64_t grain, RangeBody body, const void* cont
   {
     const int64_t each = ceil_div(count, omp_get_num_threads());
     const int64_t begin = omp_get_thread_num() * each, end = std::min(begin + each, count);
-    if (begin < end) thrown.keep_from([&] { body(begin, end, context); });
+    if (begin < end) thrown.capture_from([&] { body(begin, end, context); });
   }
   thrown.rethrow();
 }

@@ -16,11 +16,11 @@ int64_t thread_index() {
 
 namespace {
 
-// torch would make a message of its own of what a body throws, and print it.
+// torch would replace an exception from a body by a message of its own, and print it.
 void divide(int64_t count, int64_t grain, RangeBody body, const void* context) {
   FirstException thrown;
   torch::stable::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) {
-    thrown.keep_from([&] { body(begin, end, context); });
+    thrown.capture_from([&] { body(begin, end, context); });
   });
   thrown.rethrow();
 }

@@ -4,7 +4,7 @@
 namespace fusedops {
 namespace {
 
-// The operators make a launcher from a tensor; the CPU's needs nothing of it.
+// Operators construct a launcher from a tensor; the CPU launcher ignores it.
 struct TensorCpuLauncher : CpuLauncher {
   explicit TensorCpuLauncher(const Tensor&) {}
 };

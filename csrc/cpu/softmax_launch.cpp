@@ -53,13 +53,14 @@ void CpuLauncher::launch(const SoftmaxBackward& args) const {
 
 void CpuLauncher::launch(const SoftmaxStatistics& args) const {
   const CpuKernels& kernels = cpu_kernels();
-  // As exactly as the sum is kept: in float beside 16-bit rows.
+  // The output dtype sets the precision of the exponentials: that of the sum, which is float for
+  // 16-bit rows.
   const bool is_wide = args.input.dtype == DType::kFloat64;
   SoftmaxForward forward{};
   forward.input = args.input;
   forward.output.dtype = is_wide ? DType::kFloat64 : DType::kFloat32;
   forward.cols = args.cols;
-  forward.log = true;  // the sums alone
+  forward.log = true;  // computes only the sums
   const auto reduce = [&](int64_t row, RowRange cols, void* chunks, void*) {
     kernels.long_softmax(forward, row, cols, chunks, true);
   };

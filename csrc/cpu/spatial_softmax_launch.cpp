@@ -6,7 +6,7 @@
 namespace fusedops {
 namespace {
 
-// body(segments, scratch) over the inner segments of every outer index.
+// Calls body(segments, scratch) for the inner segments of every outer index.
 template <class Args, class Body>
 void for_inner_segments(const Args& args, Body body) {
   const InnerSegments segments = inner_segments(args);

@@ -1,4 +1,4 @@
-// Launches on a tensor's CUDA device, on its current stream.
+// Launches on a tensor's CUDA device, on the current stream of that device.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,10 +10,10 @@
 
 namespace fusedops {
 
-// While it lives, the device of `tensor` is the current one.
+// The device of `tensor` is the current one as long as the launcher lives.
 class CudaLauncher {
  public:
-  static constexpr bool kReadsGroups = false;  // of rows: cuda/tile.h says why
+  static constexpr bool kReadsRuns = false;  // cuda/tile.h says why not
 
   explicit CudaLauncher(const Tensor& tensor) : guard_(tensor.get_device_index()) {
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream_));

@@ -1,5 +1,5 @@
 // Host side of softmax: picks a kernel for the arguments and launches it. The emulator compiles
-// this very file, as C++.
+// this file too, as C++.
 #include "fusedops/cuda/launch.h"
 
 #include "fusedops/cuda/launch_dispatch.h"
@@ -7,10 +7,6 @@
 #include "fusedops/cuda/softmax_stats.h"
 
 namespace fusedops::cuda {
-
-// Elements a thread of the kernels that hold fewer of a row.
-template <class T>
-inline constexpr int kFewElements = sizeof(T) == 8 ? 8 : 16;
 
 inline int32_t width_of(const SoftmaxForward& args) {
   return pick_width(args.input.dtype, args.cols, {args.input, args.output});
@@ -33,43 +29,33 @@ inline RowPlan plan_of(const SoftmaxBackward& args) {
   return plan_clusters(plan, kSoftmaxBackwardClusters, args.cols, bytes);
 }
 
-// f(vectors a thread, as a type) of the kernels that keep a row in registers.
-template <class In, int kWidth, class F>
-Status with_vectors(const RowPlan& plan, F f) {
-  if (plan.elements == kFewElements<In>) return f(Int<kFewElements<In> / kWidth>{});
-  if constexpr (kIsWide<In, kWidth> && sizeof(In) < 8) {
-    if (plan.elements == 32) return f(Int<32 / kWidth>{});
-  }
-  return device::kInvalidValue;
-}
-
 // f(Type<In>{}, Type<Out>{}, width).
 template <class F>
 Status with_kernel(const SoftmaxForward& args, const RowPlan& plan, F f) {
   return with_types(args.input.dtype, args.output.dtype, [&](auto in, auto out) {
-    return with_width<typename decltype(in)::type>(
+    return with_width<TypeOf<decltype(in)>>(
         plan.width, [&](auto width) { return f(in, out, width); });
   });
 }
 
 template <class In, class Out, int kWidth>
 Status launch_softmax_forward(const SoftmaxForward& args, const RowPlan& plan, Stream stream) {
-  if constexpr (kIsWide<In, kWidth> && sizeof(In) < 8) {
+  if constexpr (kFitsClusters<In, kWidth>) {
     if (plan.blocks > 1) {
       const auto kernel =
           &softmax_forward_cluster<In, Out, kWidth, kSoftmaxClusters.elements / kWidth>;
-      return launch_clusters(kernel, plan, args, stream);
+      return launch_row_clusters(kernel, plan, args, stream);
     }
   }
   if (plan.elements > 0) {
-    return with_vectors<In, kWidth>(plan, [&](auto vectors) {
+    return with_vectors<kSoftmaxRegimes, In, kWidth>(plan, [&](auto vectors) {
       const auto kernel = &softmax_forward_registers<In, Out, kWidth, decltype(vectors)::value>;
       return launch_rows(kernel, plan, args, stream);
     });
   }
-  if constexpr (kIsWide<In, kWidth> || kWidth == 1) {
+  if constexpr (kIsLoopWidth<In, kWidth>) {
     return launch_segments(
-        &softmax_forward_parts<In, Out, kWidth>, &softmax_forward_apply<In, Out, kWidth>,
+        &softmax_forward_partials<In, Out, kWidth>, &softmax_forward_apply<In, Out, kWidth>,
         args.cols * sizeof(In), args, stream);
   }
   return device::kInvalidValue;
@@ -78,15 +64,15 @@ Status launch_softmax_forward(const SoftmaxForward& args, const RowPlan& plan, S
 Status launch(const SoftmaxForward& args, Stream stream) {
   const RowPlan plan = plan_of(args, width_of(args));
   return with_kernel(args, plan, [&](auto in, auto out, auto width) {
-    using In = typename decltype(in)::type;
-    using Out = typename decltype(out)::type;
+    using In = TypeOf<decltype(in)>;
+    using Out = TypeOf<decltype(out)>;
     return launch_softmax_forward<In, Out, decltype(width)::value>(args, plan, stream);
   });
 }
 
 int64_t workspace_bytes(const SoftmaxForward& args) {
   const RowPlan plan = plan_of(args, width_of(args));
-  return segment_parts_bytes(plan, args.rows, args.cols, args.input.dtype, 2);
+  return segment_partials_bytes(plan, args.rows, args.cols, args.input.dtype, 2);
 }
 
 inline RowPlan plan_of(const SoftmaxStack& stack) {
@@ -94,7 +80,7 @@ inline RowPlan plan_of(const SoftmaxStack& stack) {
   return plan_of(stack[0], narrowest(stack, each_width));
 }
 
-// One launch, of rows that a block holds.
+// One launch for all tensors, where a block holds a row of them.
 Status launch(const SoftmaxStack& stack, Stream stream) {
   const SoftmaxForward first = stack[0];
   const RowPlan plan = plan_of(stack);
@@ -102,10 +88,10 @@ Status launch(const SoftmaxStack& stack, Stream stream) {
   const bool is_one_launch = plan.elements > 0 && plan.blocks == 1 && blocks <= device::max_grid();
   if (!is_one_launch) return launch_each(stack, stream);
   return with_kernel(first, plan, [&](auto in, auto out, auto width) {
-    using In = typename decltype(in)::type;
-    using Out = typename decltype(out)::type;
+    using In = TypeOf<decltype(in)>;
+    using Out = TypeOf<decltype(out)>;
     constexpr int kWidth = decltype(width)::value;
-    return with_vectors<In, kWidth>(plan, [&](auto vectors) {
+    return with_vectors<kSoftmaxRegimes, In, kWidth>(plan, [&](auto vectors) {
       const auto kernel = &softmax_stack_registers<In, Out, kWidth, decltype(vectors)::value>;
       return device::launch(kernel, blocks, dim3(plan.threads, plan.rows), stream, stack);
     });
@@ -116,21 +102,22 @@ int64_t workspace_bytes(const SoftmaxStack& stack) { return most_workspace_bytes
 
 template <class T, class Out, int kWidth>
 Status launch_softmax_backward(const SoftmaxBackward& args, const RowPlan& plan, Stream stream) {
-  constexpr int kFew = kFewElements<T>;
-  if constexpr (kIsWide<T, kWidth> && sizeof(T) < 8) {
+  if constexpr (kFitsClusters<T, kWidth>) {
     if (plan.blocks > 1) {
       const auto kernel =
           &softmax_backward_cluster<T, Out, kWidth, kSoftmaxBackwardClusters.elements / kWidth>;
-      return launch_clusters(kernel, plan, args, stream);
+      return launch_row_clusters(kernel, plan, args, stream);
     }
   }
-  if (plan.elements == kFew) {
-    const auto kernel = &softmax_backward_registers<T, Out, kWidth, kFew / kWidth>;
-    return launch_rows(kernel, plan, args, stream);
+  if (plan.elements > 0) {
+    return with_vectors<kSoftmaxBackwardRegimes, T, kWidth>(plan, [&](auto vectors) {
+      const auto kernel = &softmax_backward_registers<T, Out, kWidth, decltype(vectors)::value>;
+      return launch_rows(kernel, plan, args, stream);
+    });
   }
-  if constexpr (kIsWide<T, kWidth> || kWidth == 1) {
+  if constexpr (kIsLoopWidth<T, kWidth>) {
     return launch_segments(
-        &softmax_backward_parts<T, Out, kWidth>, &softmax_backward_apply<T, Out, kWidth>,
+        &softmax_backward_partials<T, Out, kWidth>, &softmax_backward_apply<T, Out, kWidth>,
         2 * args.cols * sizeof(T), args, stream);
   }
   return device::kInvalidValue;
@@ -139,8 +126,8 @@ Status launch_softmax_backward(const SoftmaxBackward& args, const RowPlan& plan,
 Status launch(const SoftmaxBackward& args, Stream stream) {
   const RowPlan plan = plan_of(args);
   return with_types(args.grad_input.dtype, args.output.dtype, [&](auto out, auto type) {
-    using Out = typename decltype(out)::type;
-    using T = typename decltype(type)::type;
+    using Out = TypeOf<decltype(out)>;
+    using T = TypeOf<decltype(type)>;
     return with_width<T>(plan.width, [&](auto width) {
       return launch_softmax_backward<T, Out, decltype(width)::value>(args, plan, stream);
     });
@@ -148,45 +135,35 @@ Status launch(const SoftmaxBackward& args, Stream stream) {
 }
 
 int64_t workspace_bytes(const SoftmaxBackward& args) {
-  return segment_parts_bytes(plan_of(args), args.rows, args.cols, args.output.dtype, 1);
+  return segment_partials_bytes(plan_of(args), args.rows, args.cols, args.output.dtype, 1);
 }
 
 // --- softmax in two steps -----------------------------------------------------------------------
 
-// body(first row, rows) for as many rows a launch as the grid holds segments of.
-template <class Body>
-Status for_row_shares(int64_t rows, const Segments& segments, Body body) {
-  const int64_t most = device::max_grid() / segments.count;
-  Status status = device::kSuccess;
-  for (int64_t first = 0; first < rows && status == device::kSuccess; first += most) {
-    status = body(first, std::min(rows - first, most));
-  }
-  return status;
-}
-
-// The segments of its rows as softmax_forward_parts takes them; nothing is written but those.
+// The arguments of softmax_forward_partials, which writes to the workspace alone.
 SoftmaxForward as_forward(const SoftmaxStatistics& args) {
-  SoftmaxForward parts{};
-  parts.input = args.input;
-  parts.workspace = args.workspace;
-  parts.rows = args.rows;
-  parts.cols = args.cols;
-  return parts;
+  SoftmaxForward forward{};
+  forward.input = args.input;
+  forward.workspace = args.workspace;
+  forward.rows = args.rows;
+  forward.cols = args.cols;
+  return forward;
 }
 
 Status launch(const SoftmaxStatistics& args, Stream stream) {
   if (args.rows > 0 && args.workspace == nullptr) return device::kInvalidValue;
   const Segments segments = plan_segments(args.cols);
+  const int64_t most = device::max_grid() / segments.count;
   const int32_t width = pick_wide_or_single(args.input.dtype, args.cols, {args.input});
   return with_type(args.input.dtype, [&](auto type) {
-    using In = typename decltype(type)::type;
+    using In = TypeOf<decltype(type)>;
     using Acc = AccumulatorOf<In>;
     return with_wide_or_single<In>(width, [&](auto width) {
-      const auto parts = &softmax_forward_parts<In, Acc, decltype(width)::value>;
+      const auto partials = &softmax_forward_partials<In, Acc, decltype(width)::value>;
       const dim3 threads(kSegmentThreads);
-      return for_row_shares(args.rows, segments, [&](int64_t first, int64_t rows) {
+      return for_each_launch(args.rows, most, [&](int64_t first, int64_t rows) {
         const Status status = device::launch(
-            parts, rows * segments.count, threads, stream, as_forward(args), first, segments);
+            partials, rows * segments.count, threads, stream, as_forward(args), first, segments);
         if (status != device::kSuccess) return status;
         const auto merge = &softmax_statistics_merge<Acc>;
         return device::launch(merge, rows, threads, stream, args, first, segments);
@@ -201,13 +178,14 @@ int64_t workspace_bytes(const SoftmaxStatistics& args) {
 
 Status launch(const SoftmaxApply& args, Stream stream) {
   const Segments segments = plan_segments(args.cols);
+  const int64_t most = device::max_grid() / segments.count;
   const int32_t width = pick_wide_or_single(args.input.dtype, args.cols, {args.input, args.output});
   return with_types(args.input.dtype, args.output.dtype, [&](auto in, auto out) {
-    using In = typename decltype(in)::type;
-    using Out = typename decltype(out)::type;
+    using In = TypeOf<decltype(in)>;
+    using Out = TypeOf<decltype(out)>;
     return with_wide_or_single<In>(width, [&](auto width) {
       const auto kernel = &softmax_statistics_apply<In, Out, decltype(width)::value>;
-      return for_row_shares(args.rows, segments, [&](int64_t first, int64_t rows) {
+      return for_each_launch(args.rows, most, [&](int64_t first, int64_t rows) {
         const int64_t blocks = rows * segments.count;
         return device::launch(kernel, blocks, dim3(kSegmentThreads), stream, args, first, segments);
       });

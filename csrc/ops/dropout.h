@@ -1,4 +1,4 @@
-// Dropout as ops are given it, a probability and a seed, and as kernels are.
+// Converts the probability and seed of an op to the dropout of a kernel.
 #pragma once
 
 #include <cmath>

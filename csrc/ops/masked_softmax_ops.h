@@ -1,5 +1,5 @@
-// masked_softmax, with and without dropout, forward and backward: tensors in, rows and operands to
-// the launcher, tensors out.
+// masked_softmax with and without dropout, forward and backward: checks tensors, passes rows and
+// operands to the launcher, and returns tensors.
 #pragma once
 
 #include <cmath>
@@ -10,13 +10,13 @@
 
 namespace fusedops {
 
-// The arguments that say what is hidden, as every op of the family has them.
+// The arguments that define the scores, common to all ops of the family.
 struct MaskedSoftmaxOptions {
   const char* op;
   double scale;
   bool causal;
   int64_t diagonal;
-  // None is -inf: AOTInductor writes arguments as JSON, which has no infinity.
+  // nullopt stands for -inf: AOTInductor writes arguments as JSON, which has no infinity.
   std::optional<double> mask_value = 0;
   bool zero_masked_rows = false;
 
@@ -27,7 +27,7 @@ struct MaskedSoftmaxOptions {
 
 // --- checks -------------------------------------------------------------------------------------
 
-// What is hidden suits scores like `input`, whose rows are its last dimension.
+// Checks the options against `input`, whose last dimension is the softmax's.
 inline void check_options(const MaskedSoftmaxOptions& options, const Tensor& input) {
   const char* op = options.op;
   FUSEDOPS_CHECK(input.dim() > 0, op, ": input has no dimension, wanted at least one");
@@ -39,7 +39,7 @@ inline void check_options(const MaskedSoftmaxOptions& options, const Tensor& inp
   FUSEDOPS_CHECK(!std::isnan(options.scale), op, ": scale is NaN, wanted a number");
 }
 
-// A mask or bias broadcasts to `input`.
+// Checks that a mask or bias broadcasts to `input`.
 inline void check_operand(
     const char* op, const char* name, const Tensor& operand, const Tensor& input) {
   check_device(op, name, operand, {"input", input});
@@ -70,7 +70,7 @@ inline void check_bias(const char* op, const std::optional<Tensor>& bias, const 
   check_operand(op, "bias", *bias, input);
 }
 
-// A value that the arithmetic cannot hold would come out as an infinity, silently.
+// A value outside the range of the compute type would silently become an infinity.
 inline void check_mask_value(const char* op, double value, ScalarType computed) {
   FUSEDOPS_CHECK(!std::isnan(value), op, ": mask_value is NaN, wanted a number");
   const bool fits = computed == ScalarType::Double || std::isinf(value) ||
@@ -95,7 +95,7 @@ inline void check_masked_softmax(
 
 struct MaskedSoftmaxGradients {
   Tensor grad_output, probabilities;
-  std::optional<Tensor> mask;  // where it is added it does not matter
+  std::optional<Tensor> mask;  // only a bool mask matters
 };
 
 inline void check_masked_softmax_backward(
@@ -109,7 +109,7 @@ inline void check_masked_softmax_backward(
 
 // --- operands -----------------------------------------------------------------------------------
 
-// The strides of a mask or bias seen from the dimensions of the input, 0 where it repeats.
+// The strides of a mask or bias in the dimensions of the input; 0 where it is broadcast.
 inline Sizes broadcast_strides(const Tensor& operand, int64_t rank) {
   Sizes strides(rank, 0);
   const int64_t missing = rank - operand.dim();
@@ -119,7 +119,8 @@ inline Sizes broadcast_strides(const Tensor& operand, int64_t rank) {
   return strides;
 }
 
-// A mask or bias ready for the kernels: in a dtype they take, the values of a row adjacent or one.
+// A mask or bias that kernels can read: in a dtype that they support, with the values of a row
+// adjacent or equal.
 class PreparedOperand {
  public:
   Sizes strides;
@@ -140,7 +141,7 @@ class PreparedOperand {
     }
   }
 
-  // As one value for every element of `sizes`.
+  // Stores the operand with one value for every element of `sizes`.
   void materialize(SizesView sizes) {
     if (!tensor_) return;
     tensor_ = as_contiguous(op_, expand(*tensor_, sizes));
@@ -154,8 +155,8 @@ class PreparedOperand {
   }
 
  private:
-  // The input's dtype where that is the operand's too, else float32, or float64 where that is what
-  // is computed in.
+  // The input's dtype if the operand has it too. Otherwise float32, or float64 if that is the
+  // compute type.
   static ScalarType kernel_operand_dtype(
       const Tensor& operand, const Tensor& input, ScalarType computed) {
     if (computed == ScalarType::Double) return ScalarType::Double;
@@ -167,8 +168,8 @@ class PreparedOperand {
   bool is_bool_ = false;
 };
 
-// The leading dimensions of `sizes` that mask and bias need told apart: neighbours that both walk
-// through evenly are one.
+// The leading dimensions of `sizes`, merged where possible: neighbouring dimensions become one if
+// both mask and bias step through them evenly.
 struct MergedDims {
   Sizes sizes, mask, bias;
 
@@ -190,7 +191,7 @@ struct MergedDims {
   }
 };
 
-// What the kernels are told of mask, bias and causality; owns the memory that it points to.
+// The scores' operands and causality for the kernels. Owns the memory to which `scores` points.
 class PreparedScores {
  public:
   Scores scores = {};
@@ -210,7 +211,8 @@ class PreparedScores {
       scores.bias.strides[i] = dims.bias[i];
     }
     const int64_t queries = sizes.size() > 1 ? sizes[sizes.size() - 2] : 1;
-    // Beyond these bounds a diagonal hides no more and no less; a row's number is added to it.
+    // Beyond these bounds a diagonal changes nothing; clamping keeps its sum with a row's number in
+    // range.
     const int64_t diagonal = std::clamp(options.diagonal, -queries, sizes.back());
     scores.causal = {options.causal, queries, diagonal};
     scores.scale = options.scale;
@@ -231,7 +233,7 @@ class PreparedScores {
 
 // --- the ops ------------------------------------------------------------------------------------
 
-// Into `output` and, where that is wanted, `probabilities`.
+// Writes to `output` and, if it is given, to `probabilities`.
 template <class Launcher>
 void masked_softmax_into(
     const MaskedSoftmaxOptions& options, const MaskedSoftmaxInputs& given, const Dropout& dropout,
@@ -337,7 +339,7 @@ Tensor masked_softmax_backward(
   return convert(options.op, grad_input, input_dtype);
 }
 
-// Into the memory of grad_output.
+// Writes to the memory of grad_output.
 template <class Launcher>
 void masked_softmax_backward_in_place(
     const MaskedSoftmaxOptions& options, const MaskedSoftmaxGradients& given,
@@ -345,10 +347,10 @@ void masked_softmax_backward_in_place(
   check_masked_softmax_backward(options, given);
   Tensor grad_output = given.grad_output;
   check_distinct(options.op, "grad_output", grad_output);
-  const bool lies_well = row_spacing<Launcher>(grad_output, grad_output.dim() - 1).has_value();
+  const bool fits_kernel = row_spacing<Launcher>(grad_output, grad_output.dim() - 1).has_value();
   const bool reads_it = may_overlap(given.probabilities, grad_output) ||
       (given.mask && may_overlap(*given.mask, grad_output));
-  if (lies_well && !reads_it) {
+  if (fits_kernel && !reads_it) {
     return masked_softmax_backward_into<Launcher>(options, given, dropout, grad_output);
   }
   torch::stable::copy_(
@@ -417,7 +419,7 @@ struct MaskedSoftmaxOps {
     return {output, *probabilities};
   }
 
-  // Without the probabilities, which only a backward pass needs.
+  // Omits the probabilities, which only a backward pass needs.
   static Tensor masked_softmax_dropout_inference(
       const Tensor& input, const MaybeTensor& mask, double scale, bool causal,
       MaybeNumber mask_value, double p, const Tensor& seed, const MaybeTensor& bias,

@@ -1,5 +1,5 @@
-// layer_norm, std_norm and rms_norm, the first and the last with a residual too, forward and
-// backward: tensors in, rows to the launcher, tensors out.
+// layer_norm, std_norm and rms_norm, the first and the last also with a residual, forward and
+// backward: checks tensors, passes rows to the launcher, and returns tensors.
 #pragma once
 
 #include <tuple>
@@ -8,10 +8,10 @@
 
 namespace fusedops {
 
-// How normalized_shape splits an input: dimensions [first, end) form a row.
+// How normalized_shape divides an input: the dimensions from `first` on form a row.
 struct NormShape {
   int64_t first, rows, cols;
-  Sizes statistics;  // the input's shape with every normalized dimension 1
+  Sizes statistics;  // the input's shape, with normalized dimensions set to 1
 };
 
 inline NormShape resolve_norm_shape(
@@ -46,7 +46,7 @@ inline void check_norm_parameter(
   check_dtype_of(op, name, *parameter);
 }
 
-// weight and bias in the dtype the kernel takes: the input's, or float32 where one of them differs.
+// weight and bias in a dtype that kernels support: the input's, or float32 if one of them differs.
 struct NormParameters {
   std::optional<Tensor> weight, bias;
 
@@ -72,7 +72,7 @@ struct NormParameters {
   }
 };
 
-// The arguments that say how to normalise, as every op of the family has them.
+// The arguments that define a norm, common to all ops of the family.
 struct NormOptions {
   const char* op;
   NormKind kind;
@@ -81,7 +81,7 @@ struct NormOptions {
   std::optional<Tensor> bias;
   double weight_offset = 0;
 
-  double offset() const { return weight ? weight_offset : 0; }  // without a weight the factor is 1
+  double offset() const { return weight ? weight_offset : 0; }  // the factor is 1 without a weight
 };
 
 inline NormShape checked_norm_shape(const NormOptions& options, const Like& input) {
@@ -103,14 +103,14 @@ inline NormShape checked_norm_forward(const NormOptions& options, const Tensor& 
   return shape;
 }
 
-// What is added to the input before it is normalised.
+// What is added to the input before it is normalized.
 struct NormResidual {
   std::optional<Tensor> residual;
-  Dropout dropout = {};  // of the input
+  Dropout dropout = {};  // applied to the input
 };
 
-// The results beside the output that are wanted, where the norm has them.
-struct NormKept {
+// The optional results that are wanted, if the norm has them.
+struct NormOutputs {
   bool sum = true, statistics = true;
 };
 
@@ -119,13 +119,13 @@ struct NormResult {
   std::optional<Tensor> sum, mean, rstd;
 };
 
-// What stands for a result that is not wanted has no elements.
+// A result that is not wanted is returned as an empty tensor.
 inline Tensor or_empty(
     const char* op, const std::optional<Tensor>& result, const Tensor& like, ScalarType dtype) {
   return result ? *result : empty_contiguous(op, like, Sizes{0}, dtype);
 }
 
-// The rows of `tensor`, if there is one.
+// The rows of `tensor`, if it is given.
 template <class Launcher>
 std::optional<RowView> as_rows(const char* op, const std::optional<Tensor>& tensor, int64_t first) {
   if (!tensor) return std::nullopt;
@@ -135,7 +135,7 @@ std::optional<RowView> as_rows(const char* op, const std::optional<Tensor>& tens
 template <class Launcher>
 NormResult norm_forward(
     const NormOptions& options, const Tensor& input, const NormResidual& added, double eps,
-    const NormKept& kept, bool rounds_normalized = false) {
+    const NormOutputs& wanted, bool rounds_normalized = false) {
   const char* op = options.op;
   const NormShape shape = checked_norm_forward(options, input, eps);
   if (added.residual) check_like(op, "residual", *added.residual, {"input", input});
@@ -143,9 +143,9 @@ NormResult norm_forward(
   const ScalarType dtype = dtype_of(input), statistics = statistics_dtype(dtype);
   const SizesView sizes = input.sizes();
   NormResult result{empty_contiguous(op, input, sizes, dtype), {}, {}, {}};
-  if (added.residual && kept.sum) result.sum = empty_contiguous(op, input, sizes, dtype);
-  if (kept.statistics) {
-    if (options.kind != NormKind::kRms) {
+  if (added.residual && wanted.sum) result.sum = empty_contiguous(op, input, sizes, dtype);
+  if (wanted.statistics) {
+    if (has_mean(options.kind)) {
       result.mean = empty_contiguous(op, input, shape.statistics, statistics);
     }
     result.rstd = empty_contiguous(op, input, shape.statistics, statistics);
@@ -175,29 +175,30 @@ NormResult norm_forward(
   return result;
 }
 
-// What a backward is given beside the options; `input` is what was normalised.
+// The tensors of a backward; `input` is the tensor that was normalized.
 struct NormGradients {
   const Tensor& grad_output;
   Like input;
   std::optional<Tensor> mean;
   const Tensor& rstd;
   std::optional<Tensor> grad_sum = std::nullopt;
-  Dropout dropout = {};  // of the input before the residual was added
-  double eps = 0;        // of std_norm
+  Dropout dropout = {};  // applied to the input before the residual is added
+  double eps = 0;        // used by std_norm
 };
 
-// Whether a gradient is wanted. `branch` is what dropout was applied to.
+// The gradients that are wanted. `branch` is the tensor to which dropout was applied.
 struct NormWanted {
   bool input, branch, weight, bias;
 };
 
-// By the output_mask of a backward: input, weight and, where the norm has one, bias.
+// Reads the output_mask of a backward: input, weight and, if the norm has one, bias.
 inline NormWanted wanted_of(const char* op, const std::vector<bool>& mask, bool has_bias) {
   check_output_mask(op, mask, has_bias ? 3 : 2);
   return {mask[0], false, mask[1], has_bias && mask[2]};
 }
 
-// With residual behind input. Without dropout one gradient serves both.
+// The same with a residual, whose entry follows the input's. Without dropout, one gradient serves
+// both.
 inline NormWanted wanted_of_added(
     const char* op, const std::vector<bool>& mask, double p, bool has_bias) {
   check_output_mask(op, mask, has_bias ? 4 : 3);
@@ -207,7 +208,7 @@ inline NormWanted wanted_of_added(
 }
 
 struct NormGradResult {
-  std::optional<Tensor> input, branch, weight, bias;  // those that are wanted
+  std::optional<Tensor> input, branch, weight, bias;  // nullopt if not wanted
 };
 
 inline void check_norm_backward(
@@ -219,13 +220,14 @@ inline void check_norm_backward(
   check_eps(op, given.eps);
 }
 
-// The gradient of weight or bias has the parameter's dtype, or the input's where there is none.
+// The gradient of weight or bias has the parameter's dtype, or the input's if there is no
+// parameter.
 inline ScalarType norm_parameter_dtype(
     const Tensor& input, const std::optional<Tensor>& parameter) {
   return parameter ? dtype_of(*parameter) : dtype_of(input);
 }
 
-// The gradient of weight or bias, if it is wanted; zero where there are no rows.
+// Allocates the gradient of weight or bias, if it is wanted. It is zero if there are no rows.
 inline std::optional<Tensor> norm_parameter_grad(
     const char* op, bool wanted, const Tensor& input, const std::optional<Tensor>& parameter,
     const Sizes& normalized_shape, int64_t rows) {
@@ -236,7 +238,7 @@ inline std::optional<Tensor> norm_parameter_grad(
   return grad;
 }
 
-// Into the gradients that `result` has.
+// Computes the gradients that `result` holds.
 template <class Launcher>
 void launch_norm_backward(
     const NormOptions& options, const NormGradients& given, const NormShape& shape,
@@ -305,7 +307,7 @@ NormGradResult norm_backward(
   return result;
 }
 
-// No seed: no dropout.
+// Without a seed there is no dropout.
 inline Dropout branch_dropout(
     const char* op, double p, const std::optional<Tensor>& seed, const Like& like) {
   FUSEDOPS_CHECK(
@@ -409,7 +411,7 @@ struct NormOps {
     return {result.output, *result.sum, *result.mean, *result.rstd};
   }
 
-  // The second result is the sum where `wants_sum` is set, and empty otherwise.
+  // The second result is the sum if `wants_sum` is set, and empty otherwise.
   static std::tuple<Tensor, Tensor> add_layer_norm_inference(
       const Tensor& input, const Tensor& residual, Sizes normalized_shape, MaybeTensor weight,
       MaybeTensor bias, double eps, bool wants_sum, double p, MaybeTensor seed) {
@@ -420,7 +422,7 @@ struct NormOps {
     return output_and_sum(op, result);
   }
 
-  // With dropout the gradient of the residual is another than that of the input; without, empty.
+  // With dropout, the residual's gradient differs from the input's; without, it is empty.
   static std::tuple<Tensor, Tensor, Tensor, Tensor> add_layer_norm_backward(
       const Tensor& grad_output, MaybeTensor grad_sum, const Tensor& sum, Sizes normalized_shape,
       const Tensor& mean, const Tensor& rstd, MaybeTensor weight, MaybeTensor bias,
@@ -497,7 +499,7 @@ struct NormOps {
     return {output, or_empty(op, result.sum, output, dtype_of(output))};
   }
 
-  // Those of the input and of the residual.
+  // Returns the gradients of the input and of the residual.
   static std::pair<MaybeTensor, MaybeTensor> in_order_of_inputs(
       const NormGradResult& grad, double p) {
     if (p == 0) return {grad.input, grad.branch};

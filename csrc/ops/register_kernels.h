@@ -8,7 +8,7 @@
 #include "ops/softmax_ops.h"
 #include "ops/stack_ops.h"
 
-// `key` is the device's dispatch key, `Launcher` what launches kernels there.
+// `key` is the device's dispatch key, and `Launcher` launches kernels on the device.
 #define FUSEDOPS_REGISTER(key, Launcher) \
   STABLE_TORCH_LIBRARY_IMPL(fusedops, key, m) { fusedops::register_kernels<Launcher>(m); }
 

@@ -1,12 +1,12 @@
-// softmax and log_softmax, forward and backward: tensors in, rows or slices to the launcher,
-// tensors out.
+// softmax and log_softmax, forward and backward: checks tensors, passes rows or slices to the
+// launcher, and returns tensors.
 #pragma once
 
 #include "ops/tensor.h"
 
 namespace fusedops {
 
-// Where the softmax runs: dimension `dim`, of `cols` elements that lie `inner` apart.
+// The dimension of a softmax: `dim`, with `cols` elements whose distance is `inner`.
 struct SoftmaxDim {
   int64_t dim;
   int64_t cols, inner;
@@ -45,7 +45,7 @@ inline ScalarType softmax_dtype(
   return dtype.value_or(dtype_of(input));
 }
 
-// Into an `output` that lies in rows (where dim is the last) or in slices.
+// Writes to an `output` that has the layout of rows (if dim is the last dimension) or of slices.
 template <class Launcher>
 void softmax_into(
     const char* op, const Tensor& given, const Tensor& output, const SoftmaxDim& at, bool log) {
@@ -76,12 +76,12 @@ Tensor softmax_forward(
   return output;
 }
 
-// Whether softmax_into() can write `output` where it lies while it reads `input`.
+// Whether softmax_into() can write directly to `output` while it reads `input`.
 template <class Launcher>
 bool is_writable_in_place(const Tensor& input, const Tensor& output, const SoftmaxDim& at) {
-  const bool lies_well = at.inner == 1 ? row_spacing<Launcher>(output, at.dim).has_value()
-                                       : slice_view(output, at.dim).has_value();
-  return lies_well && (is_same_memory(input, output) || !may_overlap(input, output));
+  const bool fits_kernel = at.inner == 1 ? row_spacing<Launcher>(output, at.dim).has_value()
+                                         : slice_view(output, at.dim).has_value();
+  return fits_kernel && (is_same_memory(input, output) || !may_overlap(input, output));
 }
 
 template <class Launcher>
@@ -97,7 +97,7 @@ void softmax_out(const char* op, const Tensor& input, int64_t dim, Tensor output
   torch::stable::copy_(output, result);
 }
 
-// The result lands in `input`.
+// Writes the result to `input`.
 template <class Launcher>
 void softmax_in_place(const char* op, Tensor input, int64_t dim, bool log) {
   check_dtype_of(op, "input", input);
@@ -147,7 +147,7 @@ Tensor softmax_backward(
   return convert(op, grad_input, input_dtype);
 }
 
-// Into the memory of grad_output.
+// Writes the result to the memory of grad_output.
 template <class Launcher>
 void softmax_backward_in_place(
     const char* op, Tensor grad_output, const Tensor& output, int64_t dim, bool log) {
@@ -163,7 +163,8 @@ void softmax_backward_in_place(
 
 // --- statistics ---------------------------------------------------------------------------------
 
-// Rows along `dim`, as the last dimension. What lies otherwise is copied where it is read.
+// Transposes dim and the last dimension. Data is copied only when rows that are not adjacent are
+// read.
 inline Tensor with_dim_last(const Tensor& tensor, const SoftmaxDim& at) {
   const int64_t last = tensor.dim() - 1;
   return tensor.dim() == 0 || at.dim == last ? tensor

@@ -1,5 +1,6 @@
-// softmax, log_softmax and layer_norm of several tensors alike, each result in its slot of one
-// stacked tensor: tensors in, stacks of rows to the launcher, tensors out.
+// softmax, log_softmax and layer_norm of several tensors of the same shape, with each result in its
+// slot of one stacked tensor: checks tensors, passes stacks of rows to the launcher, and returns
+// tensors.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +12,7 @@ namespace fusedops {
 
 using Tensors = std::vector<Tensor>;
 
-// All tensors are like the first.
+// Checks that all tensors have the dtype, shape and device of the first.
 inline void check_alike(const char* op, const char* name, const Tensors& tensors) {
   FUSEDOPS_CHECK(!tensors.empty(), op, ": ", name, " is empty, wanted at least one tensor");
   const Tensor& first = tensors.front();
@@ -38,7 +39,7 @@ inline Sizes stacked_sizes(Sizes sizes, int64_t stack_dim, size_t count) {
   return sizes;
 }
 
-// `tensor` with dimension `from` moved to `to`, in memory too.
+// Moves dimension `from` of `tensor` to `to`, in memory too.
 inline Tensor moved_dim(const char* op, const Tensor& tensor, int64_t from, int64_t to) {
   Tensor view = tensor;
   for (int64_t d = from; d < to; ++d) view = torch::stable::transpose(view, d, d + 1);
@@ -46,11 +47,10 @@ inline Tensor moved_dim(const char* op, const Tensor& tensor, int64_t from, int6
   return as_contiguous(op, view);
 }
 
-// The slots of a stacked tensor as rows of dimensions [first, end) of what is stacked, where they
-// lie so.
+// The slots of a stacked tensor, as rows of the dimensions from `first` on, if the layout allows.
 struct Slots {
   RowView first;
-  int64_t slot;  // elements from one to the next
+  int64_t slot;  // elements from one slot to the next
 };
 template <class Launcher>
 std::optional<Slots> slots_of(Tensor stacked, int64_t stack_dim, int64_t first) {
@@ -67,7 +67,7 @@ std::vector<RowView> rows_of_inputs(const char* op, const Tensors& inputs, int64
   return rows;
 }
 
-// With a workspace for one tensor, or for each in turn.
+// Launches with a workspace that the tensors share.
 template <class Stack, class Launcher>
 void launch_stack(const char* op, const Launcher& launcher, const Tensor& like, Stack stack) {
   const int64_t bytes = launcher.workspace_bytes(stack);
@@ -76,7 +76,7 @@ void launch_stack(const char* op, const Launcher& launcher, const Tensor& like, 
   launcher.launch(stack);
 }
 
-// launch(begin, count) for the tensors of each launch.
+// Calls launch(begin, count) for the tensors of each launch.
 template <class Body>
 void for_launches(size_t count, Body launch) {
   const auto total = static_cast<int64_t>(count);
@@ -108,8 +108,8 @@ void launch_softmax_stack(
   });
 }
 
-// Where rows cannot be written to their slots, as in a stack behind dim, or dim is not the last,
-// one launch for each tensor.
+// Tensors are launched one by one if dim is not the last dimension, or if a slot does not have the
+// layout of rows because the stack dimension follows dim.
 template <class Launcher>
 Tensor stack_softmax(
     const char* op, const Tensors& inputs, int64_t dim, int64_t stack_dim, bool log) {
@@ -133,9 +133,9 @@ Tensor stack_softmax(
   return output;
 }
 
-// --- layer_norm ----------------------------------------------------------------------------------
+// --- layer_norm ---------------------------------------------------------------------------------
 
-// Weights or biases as the kernels take them: of one dtype, the inputs' or float32.
+// Weights or biases in a dtype that kernels support: that of the inputs, or float32.
 struct StackParameters {
   Tensors weights, biases;
 
@@ -177,7 +177,7 @@ inline void check_stack_parameters(
   check_norm_parameter(op, name, parameters.front(), {"inputs", inputs.front()}, normalized_shape);
 }
 
-// What the forward and the backward are given alike.
+// The arguments that forward and backward share.
 struct NormStackOptions {
   const char* op;
   const Tensors& inputs;
@@ -196,7 +196,7 @@ inline NormShape checked_norm_stack(const NormStackOptions& options) {
   return resolve_norm_shape(op, input, options.normalized_shape);
 }
 
-// output, mean, rstd; the statistics are stacked in front.
+// Returns output, mean and rstd. The statistics are stacked along a new first dimension.
 template <class Launcher>
 std::tuple<Tensor, Tensor, Tensor> stack_layer_norm(
     const NormStackOptions& options, double eps, int64_t stack_dim) {
@@ -325,7 +325,8 @@ void launch_norm_stack_backward(
   });
 }
 
-// Gradients of inputs, weights and biases, each stacked in front; empty where not wanted.
+// Returns the gradients of inputs, weights and biases, each stacked along a new first dimension, or
+// empty if not wanted.
 template <class Launcher>
 std::tuple<Tensor, Tensor, Tensor> stack_layer_norm_backward(
     const NormStackOptions& options, NormStackGradients given, const std::vector<bool>& wanted) {

@@ -1,5 +1,5 @@
-// The few things every op does with tensors: check, allocate, see as rows. LibTorch stable ABI
-// only.
+// What every op does with tensors: check them, allocate them, and view them as rows. Uses only
+// LibTorch's stable ABI.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -26,11 +26,11 @@ namespace fusedops {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using Sizes = std::vector<int64_t>;
-// The sizes of a tensor, or a Sizes, that outlives the view: a copy would cost an allocation.
+// The sizes of a tensor, or a Sizes, that outlives the view. A copy would cost an allocation.
 using SizesView = torch::headeronly::IntHeaderOnlyArrayRef;
 
-// Raises a plain RuntimeError in Python. The stable ABI's own check would put this file's name and
-// line in front of the message.
+// Raises a plain RuntimeError in Python. The stable ABI's own check would prefix the message with
+// this file's name and line.
 template <class... Parts>
 [[noreturn]] void fail(const Parts&... message) {
   std::ostringstream text;
@@ -47,7 +47,7 @@ std::string list_text(const List& values) {
   return text.str();
 }
 
-// As Python prints it, for messages.
+// The name that Python prints, for messages.
 inline std::string dtype_name(ScalarType dtype) {
   switch (dtype) {
     case ScalarType::Float:
@@ -85,11 +85,11 @@ inline std::string dtype_name(ScalarType dtype) {
   }
 }
 
-// Undefined of no tensor, and of dtypes younger than the stable ABI that this is built for.
+// Returns Undefined if there is no tensor, and for dtypes newer than the stable ABI of this build.
 inline ScalarType dtype_of(const Tensor& tensor) {
   if (!tensor.defined()) return ScalarType::Undefined;
-  // The stable ABI asks torch for the code of one dtype after the other, and an op asks several
-  // times for its tensors' dtypes: these come first.
+  // The stable ABI asks torch for the code of one dtype after the other, and an op asks for its
+  // tensors' dtypes several times. The two most frequent dtypes are therefore compared first.
   static const int32_t float32 = aoti_torch_dtype_float32(), bfloat16 = aoti_torch_dtype_bfloat16();
   int32_t code = 0;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &code));
@@ -113,7 +113,7 @@ inline std::string device_name(const Tensor& tensor) {
   return "cuda:" + std::to_string(tensor.get_device_index());
 }
 
-// The message is put together where it is needed: the text of a shape takes a microsecond.
+// The message is built only if the check fails, because the text of a shape takes a microsecond.
 #define FUSEDOPS_CHECK(ok, ...)   \
   do {                            \
     if (!(ok)) fail(__VA_ARGS__); \
@@ -141,12 +141,13 @@ inline DType kernel_dtype(ScalarType dtype) {
   }
 }
 
-// That of what is kept for each row: of the forward's statistics.
+// The dtype of statistics, such as the mean, for an input of this dtype.
 inline ScalarType statistics_dtype(ScalarType input) {
   return input == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
 }
 
-// The sizes fit into memory, as torch has found, or one of them is 0.
+// The product does not overflow: the sizes fit into memory, as torch has checked, or one of them is
+// 0.
 inline int64_t product(SizesView sizes, size_t begin, size_t end) {
   uint64_t count = 1;
   for (size_t i = begin; i < end; ++i) count *= static_cast<uint64_t>(sizes[i]);
@@ -163,7 +164,7 @@ inline int64_t product(SizesView sizes, size_t begin, size_t end) {
       list_text(sizes), ", ", bytes, " bytes");
 }
 
-// Whether int64 holds the number of elements of a tensor, and of its bytes.
+// Whether int64 can hold a tensor's number of elements and of bytes.
 inline bool is_addressable(SizesView sizes) {
   int64_t bytes = sizeof(double);
   if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) return true;
@@ -172,8 +173,8 @@ inline bool is_addressable(SizesView sizes) {
   });
 }
 
-// A new contiguous tensor beside `like`. The C shim saves the microsecond that a call through the
-// dispatcher costs.
+// Allocates a contiguous tensor on the device of `like`. The C shim saves the microsecond of a call
+// through the dispatcher.
 inline Tensor empty_contiguous(
     const char* op, const Tensor& like, SizesView sizes, ScalarType dtype) {
   std::array<int64_t, 8> few;
@@ -193,7 +194,7 @@ inline Tensor empty_contiguous(
   return Tensor(handle);
 }
 
-// `make()`, a copy of `tensor` as `dtype`, of which nothing can fail but the memory for it.
+// Returns `make()`, a copy of `tensor` as `dtype`. It can only fail for lack of memory.
 template <class Make>
 Tensor copied(const char* op, const Tensor& tensor, ScalarType dtype, Make make) {
   try {
@@ -208,7 +209,7 @@ inline Tensor convert(const char* op, const Tensor& tensor, ScalarType dtype) {
   return copied(op, tensor, dtype, [&] { return torch::stable::to(tensor, dtype); });
 }
 
-// Itself where it lies so already: a call through the dispatcher costs a microsecond.
+// Returns the tensor itself if it is contiguous: a call through the dispatcher costs a microsecond.
 inline Tensor as_contiguous(const char* op, const Tensor& tensor) {
   if (tensor.is_contiguous()) return tensor;
   return copied(op, tensor, dtype_of(tensor), [&] { return torch::stable::contiguous(tensor); });
@@ -219,16 +220,16 @@ inline bool have_same_sizes(const Tensor& a, const Tensor& b) {
   return std::equal(first.begin(), first.end(), second.begin(), second.end());
 }
 
-// The tensor as if it had `sizes`, its dimensions of size 1 repeated; nothing is copied.
+// Returns a view of the tensor with `sizes`, in which dimensions of size 1 are repeated.
 inline Tensor expand(const Tensor& tensor, SizesView sizes) {
   StableIValue stack[] = {
       torch::stable::detail::from(tensor), torch::stable::detail::from(sizes),
-      torch::stable::detail::from(false)};  // implicit: for vmap alone
+      torch::stable::detail::from(false)};  // implicit, which only vmap sets
   TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::expand", "", stack, TORCH_ABI_VERSION));
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 
-// The bytes from the first element to the last.
+// The bytes from a tensor's first element to its last.
 struct Extent {
   uintptr_t begin, end;
 
@@ -246,7 +247,7 @@ inline bool may_overlap(const Tensor& a, const Tensor& b) {
   return first.begin < second.end && second.begin < first.end;
 }
 
-// Whether every element of one tensor is that of the other, which has the same shape.
+// Whether two tensors of one shape have all their elements at the same addresses.
 inline bool is_same_memory(const Tensor& a, const Tensor& b) {
   if (a.const_data_ptr() != b.const_data_ptr() || dtype_of(a) != dtype_of(b)) return false;
   for (int64_t d = 0; d < a.dim(); ++d) {
@@ -255,7 +256,7 @@ inline bool is_same_memory(const Tensor& a, const Tensor& b) {
   return true;
 }
 
-// Whether no two elements share memory: by rising stride, each dimension begins where the ones
+// Whether no two elements share memory: in order of stride, each dimension begins where the ones
 // before it end.
 inline bool is_distinct(const Tensor& tensor) {
   std::vector<std::pair<int64_t, int64_t>> dims;  // stride, size
@@ -271,7 +272,7 @@ inline bool is_distinct(const Tensor& tensor) {
   return true;
 }
 
-// A tensor seen as rows; `tensor` owns the memory.
+// A tensor seen as rows. `tensor` owns the memory.
 struct RowView {
   Tensor tensor;
   RowSpacing spacing;
@@ -284,14 +285,15 @@ struct RowView {
   }
 };
 
-// How a tensor lies: asked for once, because each question is several calls into torch.
+// A tensor's sizes and strides, read once because each access is several calls into torch.
 struct Layout {
   SizesView sizes, strides;
 
   explicit Layout(const Tensor& tensor) : sizes(tensor.sizes()), strides(tensor.strides()) {}
 };
 
-// The longest run of dimensions [first, end) that number `count` things `stride` apart.
+// The longest run of dimensions [first, end) that is evenly spaced: `count` elements with distance
+// `stride`.
 struct EvenRun {
   int64_t first, count = 1, stride = 0;
 
@@ -306,7 +308,7 @@ struct EvenRun {
   }
 };
 
-// Whether the elements that dimensions [first, end) number are adjacent and in order.
+// Whether the elements of the dimensions from `first` on are adjacent and in order.
 inline bool is_adjacent(const Layout& layout, int64_t first) {
   int64_t count = 1;
   for (int64_t d = static_cast<int64_t>(layout.sizes.size()) - 1; d >= first; --d) {
@@ -317,23 +319,24 @@ inline bool is_adjacent(const Layout& layout, int64_t first) {
   return true;
 }
 
-// Where the rows of dimensions [first, end) begin, or nothing where their elements are not
-// adjacent, or they are neither evenly spaced nor in evenly spaced groups that the launcher reads.
+// The spacing of the rows that the dimensions from `first` on form, or nullopt: if their elements
+// are not adjacent, or if the rows are neither evenly spaced nor in runs that the launcher reads.
 template <class Launcher>
 std::optional<RowSpacing> row_spacing(const Tensor& tensor, int64_t first) {
   const Layout layout(tensor);
   if (!is_adjacent(layout, first)) return std::nullopt;
   const EvenRun rows(layout, first);
   if (rows.first == 0) return RowSpacing{rows.stride};
-  if (!Launcher::kReadsGroups) return std::nullopt;
-  const EvenRun groups(layout, rows.first);
-  if (groups.first > 0 || rows.count * groups.count >= RowSpacing::kMaxGroupedRows) {
+  if (!Launcher::kReadsRuns) return std::nullopt;
+  const EvenRun runs(layout, rows.first);
+  if (runs.first > 0 || rows.count * runs.count >= RowSpacing::kMaxRowsInRuns) {
     return std::nullopt;
   }
-  return RowSpacing::grouped(rows.stride, rows.count, groups.stride);
+  return RowSpacing::with_runs(rows.stride, rows.count, runs.stride);
 }
 
-// Rows of dimensions [first, end) of `tensor`; copied only where row_spacing() finds none.
+// Views `tensor` as rows of the dimensions from `first` on. It is copied only if row_spacing()
+// returns nullopt.
 template <class Launcher>
 RowView as_rows(const char* op, const Tensor& tensor, int64_t first) {
   if (const auto spacing = row_spacing<Launcher>(tensor, first)) return {tensor, *spacing};
@@ -341,7 +344,7 @@ RowView as_rows(const char* op, const Tensor& tensor, int64_t first) {
   return {copy, *row_spacing<Launcher>(copy, first)};
 }
 
-// A tensor seen as [outer, dim_size, inner], dim_size being that of dimension `dim`.
+// A tensor seen as [outer, dim_size, inner], where dim_size is the size of dimension `dim`.
 struct SliceView {
   Tensor tensor;
   int64_t outer_stride, dim_stride;
@@ -354,7 +357,7 @@ struct SliceView {
   }
 };
 
-// Nothing where inner elements are not adjacent or outer ones not evenly spaced.
+// Returns nullopt if inner elements are not adjacent, or outer indices are not evenly spaced.
 inline std::optional<SliceView> slice_view(const Tensor& tensor, int64_t dim) {
   const Layout layout(tensor);
   const EvenRun outer(layout, dim);
@@ -372,7 +375,7 @@ template <class Args, class Launcher>
 void launch_with_workspace(
     const char* op, const Launcher& launcher, const Tensor& like, Args args) {
   const int64_t bytes = launcher.workspace_bytes(args);
-  if (bytes == 0) return launcher.launch(args);  // a tensor of none costs half a microsecond too
+  if (bytes == 0) return launcher.launch(args);  // an empty tensor would cost half a microsecond
   const Tensor workspace = empty_contiguous(op, like, {bytes}, ScalarType::Byte);
   args.workspace = workspace.mutable_data_ptr();
   launcher.launch(args);
@@ -380,8 +383,8 @@ void launch_with_workspace(
 
 // --- checks -------------------------------------------------------------------------------------
 //
-// Every argument is checked against the others before memory is allocated or touched. The words,
-// and their order where several are wrong, are those of fusedops/ops/_checks.py.
+// Every argument is checked against the others before memory is allocated or touched. The messages,
+// and the order of the checks, are those of fusedops/ops/_checks.py.
 
 [[noreturn]] inline void fail_for_dtype(
     const char* op, const char* argument, const std::string& given, const char* fix) {
@@ -400,19 +403,19 @@ inline void check_dtype_of(
   if (!is_supported(dtype_of(tensor))) fail_for_dtype(op, argument, dtype_text(tensor), fix);
 }
 
-// The dispatcher takes None for a tensor wherever another argument is one.
+// The dispatcher accepts None for a tensor if another argument is a tensor.
 inline void check_given(const char* op, const char* argument, const Tensor& tensor) {
   FUSEDOPS_CHECK(tensor.defined(), op, ": ", argument, " is None, wanted a tensor");
 }
 
-// A row's length.
+// Checks the length of a row.
 inline void check_cols(const char* op, int64_t cols) {
   FUSEDOPS_CHECK(
       cols <= std::numeric_limits<int32_t>::max(), op, ": a row has ", cols,
       " elements; at most 2^31 - 1 are supported");
 }
 
-// NaN is refused too.
+// Rejects NaN too.
 inline void check_eps(const char* op, double eps) {
   FUSEDOPS_CHECK(eps >= 0, op, ": eps is ", eps, ", wanted a value >= 0");
 }
@@ -423,7 +426,7 @@ inline void check_output_mask(const char* op, const std::vector<bool>& mask, siz
       gradients, ", one for each gradient");
 }
 
-// As given.device() == like.device(), which would look up the names of both.
+// Equivalent to given.device() == like.device(), which would look up the names of both.
 inline bool is_on_one_device(const Tensor& given, const Tensor& like) {
   int32_t own = 0, wanted = 0;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(given.get(), &own));
@@ -431,7 +434,7 @@ inline bool is_on_one_device(const Tensor& given, const Tensor& like) {
   return own == wanted && given.get_device_index() == like.get_device_index();
 }
 
-// The argument that another one is measured by.
+// The argument with which others are compared.
 struct Like {
   const char* name;
   const Tensor& tensor;
@@ -444,7 +447,8 @@ inline void check_device(const char* op, const char* name, const Tensor& given, 
       ".device)");
 }
 
-// `given` has this dtype and shape, which `because` explains, and lies on the device of `like`.
+// Checks the dtype and shape of `given`, which `because` explains, and that its device is that of
+// `like`.
 template <class List, class... Because>
 void check_tensor(
     const char* op, const char* name, const Tensor& given, ScalarType dtype, const List& sizes,
@@ -459,13 +463,14 @@ void check_tensor(
   check_device(op, name, given, like);
 }
 
-// `given` has the dtype, the shape and the device of `like`.
+// Checks that `given` has the dtype, shape and device of `like`.
 inline void check_like(const char* op, const char* name, const Tensor& given, const Like& like) {
   check_tensor(
       op, name, given, dtype_of(like.tensor), like.tensor.sizes(), like, " as ", like.name, " is");
 }
 
-// `given` is what an op, the `source`, returned for each row of `like`.
+// Checks that `given` has the dtype and shape of the statistics that the op `source` returns for
+// `like`.
 inline void check_statistic(
     const char* op, const char* name, const Tensor& given, const Like& like, SizesView sizes,
     const char* source = "the forward op") {
@@ -474,7 +479,7 @@ inline void check_statistic(
       " returns it");
 }
 
-// `name` is written.
+// Checks a tensor that is written.
 inline void check_distinct(const char* op, const char* name, const Tensor& written) {
   FUSEDOPS_CHECK(
       written.numel() == 0 || is_distinct(written), op, ": elements of ", name,
@@ -482,7 +487,7 @@ inline void check_distinct(const char* op, const char* name, const Tensor& writt
       ".clone() makes it");
 }
 
-// `out` can take the result for `input`.
+// Checks that `out` can hold the result for `input`.
 inline void check_out(const char* op, const Tensor& out, const Tensor& input) {
   check_dtype_of(op, "out", out);
   FUSEDOPS_CHECK(

@@ -1,13 +1,14 @@
 // The Python module fusedops.lib.op_call: what an eager call of an op does before its kernel.
 //
 // torch.ops matches the arguments of every call against a schema, which takes longer than the rest
-// of a small call. Here an op's argument types are known beforehand: a call whose arguments are
-// exactly of these types goes to the dispatcher at once, and every other call, and one that fails,
-// goes to torch.ops, which knows all conversions and raises the error.
+// of a small call. Here the argument types of an op are known beforehand. A call whose arguments
+// have exactly these types goes directly to the dispatcher. Every other call, and every call that
+// fails, goes to torch.ops, which knows all conversions and raises the error.
 //
-// fusedops/ops/_call.py has the same in Python, for Pythons that do not load this module.
+// fusedops/ops/_call.py does the same in Python, for Pythons that do not load this module.
 //
-// Python's limited API of 3.10 and LibTorch's stable ABI: one module for every Python and torch.
+// Only Python's limited API of 3.10 and LibTorch's stable ABI are used, so that one module serves
+// every Python and torch.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -26,37 +27,37 @@ namespace {
 using torch::headeronly::ScalarType;
 namespace stable = torch::stable::detail;
 
-constexpr Py_ssize_t kMostArguments = 16;
+constexpr Py_ssize_t kMaxArguments = 16;
 
-// What torch lends: setup() has set it before an op is bound.
-struct Torch {
+// Objects of torch, which setup() sets before an op is bound.
+struct TorchImports {
   std::array<PyTypeObject*, 2> plain_types;  // torch.Tensor and torch.nn.Parameter
-  PyObject* handle_of;                       // a capsule of a new AtenTensorHandle
-  PyObject* tensors_of;                      // of a list of capsules, takes the handles over
-  PyObject* watchers;                        // a tuple of functions: whether one is active
-  PyObject* forward_ad;                      // the module, whose level is -1 outside
+  PyObject* handle_of;                       // returns a capsule with a new AtenTensorHandle
+  PyObject* tensors_of;                      // turns capsules into tensors, which own the handles
+  PyObject* watchers;                        // functions that return whether a mode is active
+  PyObject* forward_ad;                      // the module; its level is -1 outside forward mode
   std::vector<std::pair<PyObject*, ScalarType>> dtypes;
 };
-Torch lent;
+TorchImports imports;
 
-// Names of attributes, made once.
+// Attribute names, created once.
 PyObject *requires_grad, *current_level;
 
-// Integers that _call.py knows by the same names.
+// _call.py has the same names for these integers.
 enum State { kPlain, kRecorded, kWatched, kFailed = -1 };
 
 struct Op {
   std::string name;
-  std::string kinds;  // of the arguments, a letter each: fits() has the list
+  std::string kinds;  // a letter for each argument, as in fits()
   Py_ssize_t results;
-  PyObject* otherwise;
+  PyObject* fallback;
 };
 
 bool is_plain_tensor(PyObject* object) {
-  return Py_TYPE(object) == lent.plain_types[0] || Py_TYPE(object) == lent.plain_types[1];
+  return Py_TYPE(object) == imports.plain_types[0] || Py_TYPE(object) == imports.plain_types[1];
 }
 
-// -1 where an error is set, as of Python's own functions of this kind.
+// Returns -1 if an error is set, as Python's own functions of this kind do.
 int truth(PyObject* owned) {
   if (owned == nullptr) return -1;
   const int result = PyObject_IsTrue(owned);
@@ -64,14 +65,14 @@ int truth(PyObject* owned) {
   return result;
 }
 
-// Whether a mode, a trace, a transform or forward mode is to see the op.
+// Whether a mode, a trace, a transform or forward-mode differentiation must see the op.
 int is_watched() {
-  const Py_ssize_t count = PyTuple_Size(lent.watchers);
+  const Py_ssize_t count = PyTuple_Size(imports.watchers);
   for (Py_ssize_t i = 0; i < count; ++i) {
-    const int result = truth(PyObject_CallNoArgs(PyTuple_GetItem(lent.watchers, i)));
+    const int result = truth(PyObject_CallNoArgs(PyTuple_GetItem(imports.watchers, i)));
     if (result != 0) return result;
   }
-  PyObject* level = PyObject_GetAttr(lent.forward_ad, current_level);
+  PyObject* level = PyObject_GetAttr(imports.forward_ad, current_level);
   if (level == nullptr) return -1;
   const bool is_forward = PyLong_AsLong(level) >= 0;
   Py_DECREF(level);
@@ -107,7 +108,7 @@ bool is_int64(PyObject* object) {
 
 bool is_bool(PyObject* object) { return object == Py_True || object == Py_False; }
 
-// A tuple or a list: what else is a sequence is left to torch.
+// The length of a tuple or list, and -1 for other sequences, which are left to torch.
 Py_ssize_t length(PyObject* list) {
   if (PyTuple_Check(list)) return PyTuple_Size(list);
   return PyList_Check(list) ? PyList_Size(list) : -1;
@@ -127,10 +128,10 @@ bool is_list_of(PyObject* object, Is is) {
 }
 
 const ScalarType* dtype_of(PyObject* object) {
-  const auto found = std::find_if(lent.dtypes.begin(), lent.dtypes.end(), [&](const auto& dtype) {
-    return dtype.first == object;
-  });
-  return found == lent.dtypes.end() ? nullptr : &found->second;
+  const auto found = std::find_if(
+      imports.dtypes.begin(), imports.dtypes.end(),
+      [&](const auto& dtype) { return dtype.first == object; });
+  return found == imports.dtypes.end() ? nullptr : &found->second;
 }
 
 bool fits(char kind, PyObject* object) {
@@ -160,9 +161,9 @@ bool fits(char kind, PyObject* object) {
   }
 }
 
-// The handle is the caller's. Null, with an error set, where Python has no memory left.
+// Returns a handle that the caller owns, or null with an error set if Python is out of memory.
 AtenTensorHandle handle_of(PyObject* tensor) {
-  PyObject* capsule = PyObject_CallFunctionObjArgs(lent.handle_of, tensor, nullptr);
+  PyObject* capsule = PyObject_CallFunctionObjArgs(imports.handle_of, tensor, nullptr);
   if (capsule == nullptr) return nullptr;
   auto* handle = static_cast<AtenTensorHandle>(PyCapsule_GetPointer(capsule, nullptr));
   Py_DECREF(capsule);
@@ -214,7 +215,7 @@ StableIValue converted(char kind, PyObject* object) {
   }
 }
 
-// A list of capsules that own the handles no longer once torch has taken them over.
+// Returns a list of capsules. They do not own their handles: torch takes them over.
 PyObject* capsules_of(const StableIValue* results, Py_ssize_t count) {
   PyObject* capsules = PyList_New(count);
   for (Py_ssize_t i = 0; capsules != nullptr && i < count; ++i) {
@@ -228,11 +229,11 @@ PyObject* capsules_of(const StableIValue* results, Py_ssize_t count) {
   return capsules;
 }
 
-// One tensor, or a tuple of several.
+// Returns one tensor, or a tuple of several.
 PyObject* tensors_of(const StableIValue* results, Py_ssize_t count) {
   PyObject* capsules = capsules_of(results, count);
   if (capsules == nullptr) return nullptr;
-  PyObject* tensors = PyObject_CallFunctionObjArgs(lent.tensors_of, capsules, nullptr);
+  PyObject* tensors = PyObject_CallFunctionObjArgs(imports.tensors_of, capsules, nullptr);
   Py_DECREF(capsules);
   if (tensors == nullptr) return nullptr;
   PyObject* result = count == 1 ? PySequence_GetItem(tensors, 0) : PySequence_Tuple(tensors);
@@ -248,40 +249,40 @@ bool all_fit(const Op& op, PyObject* const* args, Py_ssize_t count) {
   return true;
 }
 
-// Whether the op ran: its results are in the stack then.
+// Whether the op ran. If so, its results are in the stack.
 bool dispatch(const Op& op, PyObject* const* args, StableIValue* stack) {
   try {
     for (size_t i = 0; i < op.kinds.size(); ++i) {
       stack[i] = converted(op.kinds[i], args[i]);
       if (PyErr_Occurred()) return false;
     }
-  } catch (const std::exception&) {  // no memory for a list
+  } catch (const std::exception&) {  // out of memory for a list
     return false;
   }
-  PyThreadState* thread = PyEval_SaveThread();  // as torch.ops, so that other threads go on
+  PyThreadState* thread = PyEval_SaveThread();  // as torch.ops does, so that other threads run
   const AOTITorchError error = torch_call_dispatcher(op.name.c_str(), "", stack, TORCH_ABI_VERSION);
   PyEval_RestoreThread(thread);
   return error == TORCH_SUCCESS;
 }
 
-PyObject* call_otherwise(const Op& op, PyObject* const* args, Py_ssize_t count) {
+PyObject* call_fallback(const Op& op, PyObject* const* args, Py_ssize_t count) {
   PyObject* tuple = PyTuple_New(count);
   if (tuple == nullptr) return nullptr;
   for (Py_ssize_t i = 0; i < count; ++i) {
     Py_INCREF(args[i]);
     PyTuple_SetItem(tuple, i, args[i]);
   }
-  PyObject* result = PyObject_Call(op.otherwise, tuple, nullptr);
+  PyObject* result = PyObject_Call(op.fallback, tuple, nullptr);
   Py_DECREF(tuple);
   return result;
 }
 
 PyObject* call(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   const Op& op = *static_cast<Op*>(PyCapsule_GetPointer(self, nullptr));
-  StableIValue stack[kMostArguments];
+  StableIValue stack[kMaxArguments];
   if (all_fit(op, args, count) && dispatch(op, args, stack)) return tensors_of(stack, op.results);
   if (PyErr_Occurred()) return nullptr;
-  return call_otherwise(op, args, count);
+  return call_fallback(op, args, count);
 }
 
 using FastCall = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
@@ -293,36 +294,35 @@ PyMethodDef call_method = {"call", as_method(call), METH_FASTCALL, nullptr};
 
 void delete_op(PyObject* capsule) {
   const auto* op = static_cast<Op*>(PyCapsule_GetPointer(capsule, nullptr));
-  Py_DECREF(op->otherwise);
+  Py_DECREF(op->fallback);
   delete op;
 }
 
 PyObject* bind(PyObject*, PyObject* args) {
   const char *name, *kinds;
   Py_ssize_t results;
-  PyObject* otherwise;
-  if (!PyArg_ParseTuple(args, "ssnO", &name, &kinds, &results, &otherwise)) return nullptr;
-  auto op = std::make_unique<Op>(Op{name, kinds, results, otherwise});
-  if (std::max<Py_ssize_t>(op->kinds.size(), results) > kMostArguments) {
-    PyErr_Format(PyExc_ValueError, "%s has more than %zd arguments", name, kMostArguments);
+  PyObject* fallback;
+  if (!PyArg_ParseTuple(args, "ssnO", &name, &kinds, &results, &fallback)) return nullptr;
+  auto op = std::make_unique<Op>(Op{name, kinds, results, fallback});
+  if (std::max<Py_ssize_t>(op->kinds.size(), results) > kMaxArguments) {
+    PyErr_Format(PyExc_ValueError, "%s has more than %zd arguments", name, kMaxArguments);
     return nullptr;
   }
   PyObject* self = PyCapsule_New(op.get(), nullptr, delete_op);
   if (self == nullptr) return nullptr;
-  Py_INCREF(op.release()->otherwise);
+  Py_INCREF(op.release()->fallback);
   PyObject* function = PyCFunction_NewEx(&call_method, self, nullptr);
   Py_DECREF(self);
   return function;
 }
 
-// The dtypes are float32, bfloat16, float16 and float64.
+// `dtypes` are float32, bfloat16, float16 and float64.
 PyObject* setup(PyObject*, PyObject* args) {
   std::array<PyObject*, 4> dtypes;
-  Torch& torch = lent;
   if (!PyArg_ParseTuple(
-          args, "O!O!OO(OOOO)O!O", &PyType_Type, &torch.plain_types[0], &PyType_Type,
-          &torch.plain_types[1], &torch.handle_of, &torch.tensors_of, &dtypes[0], &dtypes[1],
-          &dtypes[2], &dtypes[3], &PyTuple_Type, &torch.watchers, &torch.forward_ad)) {
+          args, "O!O!OO(OOOO)O!O", &PyType_Type, &imports.plain_types[0], &PyType_Type,
+          &imports.plain_types[1], &imports.handle_of, &imports.tensors_of, &dtypes[0], &dtypes[1],
+          &dtypes[2], &dtypes[3], &PyTuple_Type, &imports.watchers, &imports.forward_ad)) {
     return nullptr;
   }
   requires_grad = PyUnicode_InternFromString("requires_grad");
@@ -330,25 +330,26 @@ PyObject* setup(PyObject*, PyObject* args) {
   if (requires_grad == nullptr || current_level == nullptr) return nullptr;
   const std::array codes{
       ScalarType::Float, ScalarType::BFloat16, ScalarType::Half, ScalarType::Double};
-  torch.dtypes.clear();
-  for (size_t i = 0; i < codes.size(); ++i) torch.dtypes.emplace_back(dtypes[i], codes[i]);
-  // Kept for ever, as the module is.
-  for (PyObject* object : {torch.handle_of, torch.tensors_of, torch.watchers, torch.forward_ad}) {
+  imports.dtypes.clear();
+  for (size_t i = 0; i < codes.size(); ++i) imports.dtypes.emplace_back(dtypes[i], codes[i]);
+  // References are never released, because the module is not unloaded either.
+  for (PyObject* object :
+       {imports.handle_of, imports.tensors_of, imports.watchers, imports.forward_ad}) {
     Py_INCREF(object);
   }
   for (PyObject* dtype : dtypes) Py_INCREF(dtype);
-  for (PyTypeObject* type : torch.plain_types) Py_INCREF(type);
+  for (PyTypeObject* type : imports.plain_types) Py_INCREF(type);
   Py_RETURN_NONE;
 }
 
 PyMethodDef methods[] = {
     {"setup", setup, METH_VARARGS,
-     "setup(Tensor, Parameter, handle_of, tensors_of, dtypes, watchers, forward_ad): what torch "
-     "lends."},
+     "setup(Tensor, Parameter, handle_of, tensors_of, dtypes, watchers, forward_ad): stores the "
+     "objects of torch that calls need."},
     {"state", as_method(state), METH_FASTCALL,
-     "state(*tensors): how a call on these tensors, or None, runs."},
+     "state(*tensors): the State of a call on these tensors; an entry may be None."},
     {"bind", bind, METH_VARARGS,
-     "bind(name, kinds, results, otherwise): a function that calls the op of this name."},
+     "bind(name, kinds, results, fallback): returns a function that calls the op."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef module = {

@@ -165,6 +165,7 @@ class _Given(NamedTuple):
     rstd: torch.Tensor
     grad_sum: MaybeTensor = None
     eps: float = 0.0
+    has_mean: bool = True
 
 
 def _check_backward(
@@ -175,7 +176,7 @@ def _check_backward(
     if given.grad_sum is not None:
         _checks.check_like(op, "grad_sum", given.grad_sum, given.input)
     statistics = _checks.norm_statistics_shape(given.input[1], shape)
-    if "rms" not in op:  # which has no mean
+    if given.has_mean:
         _checks.check_statistic(op, "mean", given.mean, given.input, statistics)
     _checks.check_statistic(op, "rstd", given.rstd, given.input, statistics)
     _checks.check_eps(op, given.eps)
@@ -212,7 +213,7 @@ def _fake_rms_norm_backward(
 ) -> tuple[torch.Tensor, ...]:
     op = "rms_norm_backward"
     _checks.check_output_mask(op, output_mask, 2)
-    given = _Given(grad_output, ("input", input), None, rstd)
+    given = _Given(grad_output, ("input", input), None, rstd, has_mean=False)
     _check_backward(op, given, normalized_shape, weight, None)
     of_input, of_weight = output_mask
     return tuple(_grads_where_wanted(input, normalized_shape, [of_input], [(of_weight, weight)]))
@@ -261,7 +262,7 @@ def _fake_add_rms_norm_backward(
     op = "add_rms_norm_backward"
     _checks.check_output_mask(op, output_mask, 3)
     _checks.check_branch_seed(op, p, seed, ("sum", sum))
-    given = _Given(grad_output, ("sum", sum), None, rstd, grad_sum)
+    given = _Given(grad_output, ("sum", sum), None, rstd, grad_sum, has_mean=False)
     _check_backward(op, given, normalized_shape, weight, None)
     wanted = wanted_of_inputs(output_mask, p)
     parameters = [(output_mask[2], weight)]

@@ -1,6 +1,12 @@
-"""The kernels on a GPU. Values are judged as on the CPU: see oracle.py, one folder up."""
+"""The kernels on a GPU. Values are held to the same bounds as on the CPU (tests/oracle.py)."""
+
+import sys
+from pathlib import Path
 
 import torch
 
-# Without a GPU there is nothing to collect: hundreds of skips would hide one that matters.
+# Without a GPU no test is collected: hundreds of skips would hide one that matters.
 collect_ignore_glob = [] if torch.cuda.is_available() else ["test_*.py"]
+
+# Modules here import tests and helpers from there.
+sys.path.append(str(Path(__file__).parents[1] / "ops"))

@@ -1,4 +1,5 @@
-"""torch.compile(backend="fusedops") on a GPU: replaced, right, trainable, capturable."""
+"""torch.compile(backend="fusedops") on a GPU replaces calls; the result is right, can be trained
+and can be captured in a CUDA graph."""
 
 import pytest
 import torch
@@ -53,7 +54,7 @@ def test_autocast_gives_eagers_dtypes_and_values():
     x = torch.randn(64, 64, device="cuda")
     actual, expected = torch.compile(function, backend="fusedops")(x), function(x)
     assert actual.dtype == expected.dtype
-    # Both differ from each other by bfloat16's rounding of x @ x, in the order of its sum.
+    # The results differ by bfloat16's rounding of x @ x, which is summed in different orders.
     torch.testing.assert_close(actual, expected, rtol=2e-2, atol=2e-2)
     assert dict(counters["fusedops"]) == REPLACED
 

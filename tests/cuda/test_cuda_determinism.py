@@ -1,4 +1,4 @@
-"""The same row gives the same bits on a GPU: in any batch, and at every call."""
+"""The same row gives the same bits on a GPU in any batch and at every call."""
 
 import pytest
 import torch
@@ -12,7 +12,8 @@ import fusedops
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("cols", ONE_OF_EACH_KERNEL)
 def test_a_row_alone_and_in_a_batch_has_equal_bits(dtype, cols):
-    # 1061 rows, a prime: more than blocks of layer_norm's backward, and the last block is not full.
+    # 1061 is a prime: the last block is not full, and layer_norm's backward has fewer blocks than
+    # rows.
     x, grad = torch.randn(2, 1061, cols, device="cuda").to(dtype)
     w, b = torch.randn(2, cols, device="cuda").to(dtype)
     softmax, log_softmax = fusedops.softmax(x, 1), fusedops.log_softmax(x, 1)

@@ -1,4 +1,4 @@
-"""Every kind of kernel on small data: for compute-sanitizer, under which all takes long."""
+"""Every kind of kernel on small data, for compute-sanitizer, which is slow."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def assert_close(actual, expected):
 @pytest.mark.parametrize("cols", ONE_OF_EACH_KERNEL)
 @pytest.mark.parametrize("dtype, wider", DTYPES.values(), ids=DTYPES)
 def test_forward_and_backward_agree_with_eager(dtype, wider, cols):
-    # Five rows: short ones leave a block half empty. Each tensor has memory of its own.
+    # Five short rows do not fill their last block. Each tensor has its own memory.
     x, grad = (torch.randn(5, cols, device="cuda").to(t) for t in (dtype, wider))
     w, b = (torch.randn(cols, device="cuda").to(wider) for _ in range(2))
     for op in ("softmax", "log_softmax"):

@@ -1,4 +1,4 @@
-"""Derivatives on a GPU: within their bounds, and by finite differences."""
+"""Derivatives on a GPU are within their bounds and agree with finite differences."""
 
 import bounds
 import pytest

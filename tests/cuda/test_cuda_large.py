@@ -14,7 +14,7 @@ ROWS, COLS = 2**16 + 1, 2**15 + 8  # 2.15e9 elements, with the last row beyond 2
 
 @pytest.fixture(autouse=True)
 def memory():
-    """Four bfloat16 tensors of that size, and all of it given back."""
+    """Four bfloat16 tensors of that size, whose memory is freed afterwards."""
     free, _ = torch.cuda.mem_get_info()
     if free < 20 * GB:
         pytest.skip(f"{free / GB:.0f} GB of GPU memory are free, these tests take 20")
@@ -68,7 +68,7 @@ def test_one_row_of_nearly_2_to_the_31_elements():
     x = torch.zeros(cols, device="cuda", dtype=torch.bfloat16)
     x[-1] = 20.0
     largest = math.exp(20.0)
-    # bfloat16 rounds by up to 2^-9; the 512 sums that a thread adds are 2^-15 off together.
+    # bfloat16 rounds by up to 2^-9; a thread's 512 additions add an error of 2^-15 together.
     assert fusedops.softmax(x, 0)[-1].item() == pytest.approx(
         largest / (cols - 1 + largest), rel=2**-8
     )

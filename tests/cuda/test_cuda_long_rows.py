@@ -9,8 +9,9 @@ from test_ops_determinism import backward
 
 import fusedops
 
-# Around the longest rows of a block, of a cluster, and of 64 segments; of lengths that wide vectors
-# do not divide; and of as many segments as a block of the second kernel has threads, and more.
+# Lengths around the longest rows of a block, of a cluster and of 64 segments; lengths that wide
+# vectors do not divide; and rows with as many segments as a block of the second kernel has threads,
+# and more.
 LENGTHS = [8193, 20_001, 32_776, 65_536, 131_072, 131_080, 262_144, 262_152, 1_000_003, 4_500_000]
 ROWS = [1, 5]
 
@@ -67,7 +68,7 @@ def test_a_row_has_equal_bits_alone_in_a_batch_and_at_every_call(dtype, cols):
 
 @pytest.mark.parametrize("cols", [33_000, 40_001, 300_000])
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-def test_parts_of_nothing_but_minus_inf_do_not_touch_the_rest(dtype, cols):
+def test_segments_of_nothing_but_minus_inf_do_not_touch_the_rest(dtype, cols):
     x = torch.full((5, cols), -torch.inf, dtype=dtype, device="cuda")
     x[1, 0], x[2, -1], x[3, cols // 2] = 2.0, -3.0, 1.0
     x[4, : cols // 2] = torch.linspace(-1, 1, cols // 2, device="cuda").to(dtype)

@@ -1,5 +1,5 @@
-"""Every claim about rms_norm, std_norm and the norms after a residual, on a GPU: the tests one
-folder up, with tensors made there."""
+"""The tests in tests/ops of rms_norm, std_norm and the norms after a residual, with tensors on a
+GPU."""
 
 import pytest
 import torch

@@ -11,7 +11,7 @@ SHAPE = (3, 4, 8)
 
 
 def calls(dtype):
-    """An op and its arguments, forward ones with and without a gradient to come."""
+    """An op and its arguments; those of forward ops with and without requires_grad."""
     x = torch.randn(SHAPE, dtype=dtype, device="cuda")
     w, b = torch.randn(2, 8, dtype=dtype, device="cuda")
     y = x.softmax(-1)
@@ -36,7 +36,7 @@ def calls(dtype):
 
 
 def mixed_calls():
-    """16 bits in and float32 out, and the other way round."""
+    """Forward with 16-bit input and float32 output, and the backward of it."""
     x = torch.randn(SHAPE, dtype=torch.bfloat16, device="cuda", requires_grad=True)
     yield ops.softmax, (x, -1, torch.float32)
     y = torch.randn(SHAPE, device="cuda").softmax(-1)

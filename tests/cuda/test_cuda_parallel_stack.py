@@ -1,4 +1,5 @@
-"""fusedops.parallel_stack on a GPU: at the same time, in order with everything else, capturable."""
+"""fusedops.parallel_stack on a GPU runs branches concurrently, in order with other work, and can be
+captured in a CUDA graph."""
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ def test_values_random_numbers_and_gradients_are_torch_stacks(models, dim):
         torch.manual_seed(0)
         out = stack(models, [x] * 4, dim)
         results.append([out, *torch.autograd.grad(out.sin().sum(), [x, *models.parameters()])])
-    torch.testing.assert_close(*results)  # other dropout would be far away
+    torch.testing.assert_close(*results)  # another dropout pattern would differ by far more
 
 
 def test_branches_run_at_the_same_time():
@@ -45,7 +46,7 @@ def test_branches_run_at_the_same_time():
         return y
 
     x = torch.randn(64, device="cuda")
-    fusedops.parallel_stack([torch.sin, torch.sin], [x, x])  # what is done once is done
+    fusedops.parallel_stack([torch.sin, torch.sin], [x, x])  # warms up what is done only once
     out = fusedops.parallel_stack([slow, fast], [x, x])
     ends[1].synchronize()
     assert not ends[0].query(), "the second branch waited for the first"
@@ -77,7 +78,7 @@ def test_memory_is_not_handed_out_while_a_branch_still_uses_it():
         out = fusedops.parallel_stack(
             slow, [torch.full((1 << 18,), float(step + i), device="cuda") for i in range(3)]
         )
-        torch.full((3, 1 << 18), -1.0, device="cuda")  # would lie where inputs or results were
+        torch.full((3, 1 << 18), -1.0, device="cuda")  # may reuse the memory of inputs or results
         assert out[:, ::1000].mean(1).tolist() == [2.0 * (step + i) for i in range(3)]
 
 

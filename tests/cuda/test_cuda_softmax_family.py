@@ -1,5 +1,4 @@
-"""Every claim about masked, dropped-out and in-place softmax, on a GPU: the tests one folder up,
-with tensors made there."""
+"""The tests in tests/ops of masked softmax, dropout and in-place softmax, with tensors on a GPU."""
 
 import pytest
 import torch

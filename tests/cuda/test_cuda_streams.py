@@ -1,4 +1,4 @@
-"""Streams, devices and graphs: work goes where PyTorch is, in order, and can be recorded."""
+"""Kernels run on the current device and stream, in order, and can be captured in CUDA graphs."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Values on a GPU: within their bounds at every launch plan."""
+"""Values on a GPU are within their bounds at every launch plan."""
 
 import bounds
 import pytest
@@ -56,7 +56,7 @@ def test_inf_and_nan_come_out_as_in_eager(op, dtype, name, padding):
     assert torch.equal(actual.isnan(), expected.isnan())
     assert torch.equal(actual.isinf(), expected.isinf())
     tolerance = 2 * torch.finfo(dtype).eps
-    # ex2 flushes what is denormal in float32; no 16-bit output shows more.
+    # ex2 flushes float32 denormals; 16-bit outputs have no smaller values.
     smallest = torch.finfo(torch.float32).smallest_normal
     torch.testing.assert_close(actual, expected, equal_nan=True, rtol=tolerance, atol=smallest)
 

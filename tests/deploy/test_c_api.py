@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from simt import build
+from simt.emulator import build
 
 import fusedops
 from fusedops.ops import _library

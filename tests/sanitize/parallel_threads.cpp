@@ -24,10 +24,10 @@ void parallel_for(int64_t count, int64_t grain, RangeBody body, const void* cont
   for (int64_t begin = each; begin < count; begin += each) {
     threads.emplace_back([&, begin, index = begin / each] {
       index_of_thread = index;
-      thrown.keep_from([&] { body(begin, std::min(begin + each, count), context); });
+      thrown.capture_from([&] { body(begin, std::min(begin + each, count), context); });
     });
   }
-  thrown.keep_from([&] { body(0, std::min(each, count), context); });
+  thrown.capture_from([&] { body(0, std::min(each, count), context); });
   for (std::thread& thread : threads) thread.join();
   thrown.rethrow();
 }

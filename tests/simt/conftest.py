@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from . import build, families
-from .cases import Arrays
-from .emulator import SCHEDULES, Config, Emulator
+from . import families
+from .cases.rows import Arrays
+from .emulator import build
+from .emulator.library import SCHEDULES, Config, Emulator
 from .families import AnyCase
 from .sanitized import run_sanitized
 
@@ -32,7 +33,7 @@ def emulator(plain: Emulator) -> Iterator[Emulator]:
 
 @pytest.fixture
 def schedules(request: pytest.FixtureRequest) -> list[Config]:
-    """All with ``--exhaustive``; otherwise two that differ in all that they set."""
+    """All with ``--exhaustive``; otherwise two that differ in every setting."""
     names = SCHEDULES if request.config.getoption("exhaustive") else ("fifo", "random_7f")
     return [SCHEDULES[name] for name in names]
 
@@ -43,14 +44,14 @@ class SanitizedRun:
     outcome: Future[tuple[list[Arrays], set[str]]]
 
 
-#: By build: the schedule.
+#: The schedule of each build.
 SANITIZED = {"asan": "random_7f", "tsan": "fifo"}
 
 
 @pytest.fixture(scope="session")
 def sanitized(plain: Emulator, pytestconfig: pytest.Config) -> Iterator[dict[str, SanitizedRun]]:
-    """Both runs, one after the other beside whatever else is tested: each kernel once, and with
-    ``--exhaustive`` under AddressSanitizer at every length that changes a launch."""
+    """Both runs, in the background of other tests. They run each kernel once; with ``--exhaustive``
+    AddressSanitizer runs every length that changes a launch."""
     every_length = {"asan"} if pytestconfig.getoption("exhaustive") else set()
     with ThreadPoolExecutor(1) as background:
         runs = {}
@@ -64,8 +65,8 @@ def sanitized(plain: Emulator, pytestconfig: pytest.Config) -> Iterator[dict[str
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The sanitized runs first: they are the longest tests, and each is a process of its own that
-    the other workers of pytest-xdist run beside. Then this folder's others: what is left at the
-    end, when one worker has nothing more to take, is short."""
+    """Puts the sanitized runs first: they are the longest tests, each in a process of its own
+    beside which the other workers of pytest-xdist go on. This folder's other tests follow, so that
+    the last tests, when some workers have nothing left to do, are short."""
     items.sort(key=lambda item: _FOLDER not in item.path.parents)
     items.sort(key=lambda item: "sanitized" not in getattr(item, "fixturenames", ()))

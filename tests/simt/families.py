@@ -1,4 +1,4 @@
-"""Cases of every family of ops, run alike. Needs numpy only."""
+"""Runs the cases of every family of operators alike. Needs numpy only."""
 
 from __future__ import annotations
 
@@ -6,22 +6,27 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from . import cases, masked_cases, norm_cases, planes_cases, stack_cases, statistics_cases
-from .cases import Arrays, Case
-from .emulator import Args, Emulator
-from .masked_cases import MaskedCase
-from .norm_cases import NormCase
-from .planes_cases import PlanesCase
-from .stack_cases import StackCase
-from .statistics_cases import StatisticsCase
+from .cases import masked as masked_cases
+from .cases import norm as norm_cases
+from .cases import rows as row_cases
+from .cases import spatial as spatial_cases
+from .cases import stack as stack_cases
+from .cases import statistics as statistics_cases
+from .cases.masked import MaskedCase
+from .cases.norm import NormCase
+from .cases.rows import Arrays, Case
+from .cases.spatial import SpatialCase
+from .cases.stack import StackCase
+from .cases.statistics import StatisticsCase
+from .emulator.library import Args, Emulator
 
-#: Cases of plain rows: only the length of rows is chosen, and the options vary with it.
+#: Cases of plain rows: a test chooses the length of rows, and options vary with it.
 RowsCase = Case | NormCase
-AnyCase = RowsCase | PlanesCase | MaskedCase | StackCase | StatisticsCase
+AnyCase = RowsCase | SpatialCase | MaskedCase | StackCase | StatisticsCase
 _MODULES = {
-    Case: cases,
+    Case: row_cases,
     NormCase: norm_cases,
-    PlanesCase: planes_cases,
+    SpatialCase: spatial_cases,
     MaskedCase: masked_cases,
     StackCase: stack_cases,
     StatisticsCase: statistics_cases,
@@ -37,7 +42,7 @@ def output_dtypes(case: AnyCase) -> dict[str, str]:
 
 
 def prepare(emulator: Emulator, case: AnyCase, given: Arrays) -> Any:
-    """In device memory: launch its ``args``, then read its ``outputs()``."""
+    """The case in device memory: launch its ``args``, then read its ``outputs()``."""
     return _MODULES[type(case)].Prepared(emulator, case, given)
 
 
@@ -60,7 +65,7 @@ def bases() -> list[tuple[AnyCase, int]]:
 def groups() -> dict[str, list[RowsCase]]:
     """The cases of plain rows by op and dtypes, for a test each."""
     found: dict[str, list[RowsCase]] = {}
-    for module in (cases, norm_cases):
+    for module in (row_cases, norm_cases):
         for base in module.bases():
             found.setdefault(module.group_of(base), []).append(base)
     return found
@@ -71,22 +76,22 @@ def boundary_cases(emulator: Emulator, base: RowsCase, elements: int = 1000) -> 
 
 
 def racing_cases(emulator: Emulator) -> list[AnyCase]:
-    """Few and small, for a build that is slow: each kernel once."""
+    """Few and small cases for a slow build: each kernel once."""
     once = [case for module in _MODULES.values() for case in _each_kernel_once(emulator, module)]
     return [*once, *cluster_cases(emulator)]
 
 
 def cluster_cases(emulator: Emulator) -> list[RowsCase]:
     """Each kernel of clusters once."""
-    return [case for module in (cases, norm_cases) for case in module.cluster_cases(emulator)]
+    return [case for module in (row_cases, norm_cases) for case in module.cluster_cases(emulator)]
 
 
 def sanitized_cases(emulator: Emulator) -> list[AnyCase]:
-    """The softmax and the norm of rows at every boundary, others, of more elaborate kernels over
-    the same tiles, each kernel once."""
-    others = (planes_cases, masked_cases, stack_cases, statistics_cases)
+    """The softmax and the norm of rows at every boundary. The other families have more elaborate
+    kernels over the same tiles: each of them once."""
+    others = (spatial_cases, masked_cases, stack_cases, statistics_cases)
     once = [case for module in others for case in _each_kernel_once(emulator, module)]
-    rows = (cases, norm_cases)
+    rows = (row_cases, norm_cases)
     boundaries = [case for module in rows for case in module.all_boundary_cases(emulator)]
     return [*boundaries, *once, *cluster_cases(emulator)]
 

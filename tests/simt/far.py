@@ -1,7 +1,7 @@
 """The same launch with rows, slices and operands so far apart that no 32-bit offset reaches them.
 
-Address space is reserved, and only the pages of the rows become memory. What goes by a product of
-32 bits, or by one that is cut to them on its way, lands between the rows: on zeros, or nowhere.
+Address space is reserved, and only the pages of the rows become memory. An access whose offset was
+cut to 32 bits lands between the rows: on zeros, or on an address that is not mapped.
 Needs numpy only.
 """
 
@@ -14,18 +14,19 @@ from contextlib import contextmanager
 from ctypes import Structure
 from itertools import product
 
-from .emulator import DTYPES, Args, Operand, Rows, Slices
+from .emulator.library import DTYPES, Args, Operand, Rows, Slices
 
-#: Elements. Its lower half is negative as an int32; whole vectors of every dtype.
+#: The distance in elements: whole vectors of every dtype, and its lower half is negative as an
+#: int32.
 FAR = 2**32 + 2**31 + 64
-_NORESERVE = 0x4000  # of Linux; mmap does not name it in every Python
+_NORESERVE = 0x4000  # Linux's value; not every Python's mmap has the name
 _ITEMS = [dtype.itemsize for dtype in DTYPES.values()]
 
 Move = tuple[int, int, int]  # from, to, bytes
 
 
 class _Reserved:
-    """Address space, until it is released; a page of it is memory once it is written."""
+    """Reserved address space. A page of it becomes memory when it is written."""
 
     def __init__(self, size: int) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -47,8 +48,8 @@ class _Reserved:
 
 @contextmanager
 def spread(args: Args) -> Iterator[None]:
-    """Inside, ``args`` say that everything lies FAR apart, and it does; afterwards what was written
-    there is in the arrays that they named before."""
+    """Moves all rows, slices and operands of ``args`` FAR apart; at the end of the block copies
+    them back to where they were."""
     moves: list[Move] = []
     reserved: list[_Reserved] = []
     for part in _parts(args):
@@ -79,7 +80,7 @@ def _move(
     item = 1 if is_bool else _ITEMS[part.dtype]
     steps, length = _steps(part, args)
     places = list(product(*(range(count) for count, _ in steps)))
-    # What a product that wraps below zero reaches is there too, as zeros.
+    # There is room on both sides: an offset that wraps to a negative one reads zeros.
     reserved.append(_Reserved((len(places) + 2) * FAR * item))
     first = reserved[-1].address + FAR * item + part.data % 256
     for number, place in enumerate(places):

@@ -1,4 +1,4 @@
-"""The kernels there are: declared in the headers, and instantiated in a library."""
+"""Lists the kernels that headers declare, and those that a library instantiates."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from .build import ROOT
-from .emulator import kernel_name
+from .emulator.build import ROOT
+from .emulator.library import kernel_name
 
 HEADERS = sorted((ROOT / "csrc/include/fusedops/cuda").glob("*.h"))
 
@@ -21,11 +21,11 @@ _DECLARATION = re.compile(
 @dataclass(frozen=True)
 class Kernel:
     parameters: str  # of the template
-    bound: str  # an expression: threads of the largest block it is compiled for
+    bound: str  # the threads of the largest block it is compiled for, as an expression
 
 
 def declared_kernels() -> dict[str, Kernel]:
-    """By name, every use of FUSEDOPS_KERNEL."""
+    """Every use of FUSEDOPS_KERNEL, by the name of the kernel."""
     text = "\n".join(header.read_text() for header in HEADERS)
     found = {name: Kernel(*rest) for *rest, name in _DECLARATION.findall(text)}
     assert len(found) == text.count("FUSEDOPS_KERNEL("), "a kernel is declared in another form"
@@ -46,7 +46,7 @@ def instantiated_kernels(library: Path) -> set[str]:
 
 
 def coverage_table(executed: set[str], instantiated: set[str]) -> str:
-    """A line a kernel: how many of its instantiations ran, and which did not."""
+    """A line for each kernel: how many of its instantiations ran, and which did not."""
     total = Counter(name.split("<")[0] for name in instantiated)
     missed = instantiated - executed
     lines = []

@@ -1,4 +1,4 @@
-"""Is a result within the bounds of the error analysis (bounds.py), as on the CPU."""
+"""Holds results to the bounds of the error analysis (bounds.py), as on the CPU."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from bounds import Bounded
 from oracle import DTYPES
 
 from . import families, philox
-from .cases import Arrays, Case, encode
+from .cases.masked import SEED, MaskedCase
+from .cases.norm import EPS, NormCase
+from .cases.rows import Arrays, Case, encode
+from .cases.spatial import SpatialCase
+from .cases.stack import StackCase
+from .cases.statistics import StatisticsCase
 from .families import AnyCase
-from .masked_cases import SEED, MaskedCase
-from .norm_cases import EPS, NormCase
-from .planes_cases import PlanesCase
-from .stack_cases import StackCase
-from .statistics_cases import StatisticsCase
 
 
 def tensor(stored: np.ndarray, dtype: str) -> torch.Tensor:
@@ -31,20 +31,20 @@ def same_bits(first: Arrays, second: Arrays) -> bool:
 
 
 class Judge:
-    """Takes results case by case, and holds every element to its bound. Then it has the last word:
-    over all cases together errors are no larger than independent roundings make them."""
+    """Holds every element of every case to its bound. conclude() then checks that the errors of all
+    cases together are no larger than independent roundings make them."""
 
     def __init__(self) -> None:
         self._tallies: dict[str, bounds.Tally] = {}
 
     def add(self, case: AnyCase, given: Arrays, outputs: Arrays) -> None:
-        if isinstance(case, PlanesCase):
+        if isinstance(case, SpatialCase):
             return self.add(case.of_rows, case.as_rows(given), case.as_rows(outputs))
         if isinstance(case, StackCase):
             for i in range(case.count):
                 self.add(case.of, case.slot(i, given), case.slot(i, outputs))
             return None
-        if "sum" in outputs:  # the rest is held to what was made of it
+        if "sum" in outputs:  # the other outputs are judged by the sum as it was rounded
             given = given | {"sum": outputs["sum"]}
         wanted = _WANTED[case.op](case, given)
         dtypes = families.output_dtypes(case)
@@ -65,7 +65,7 @@ class Judge:
                 raise AssertionError(f"{name}: {error}") from None
 
 
-#: What is right, and how far off it may be, by name of the output.
+#: The exact value of each output, and its error bound, by name.
 Wanted = dict[str, Bounded]
 
 
@@ -96,7 +96,7 @@ def _softmax_backward(case: Case, given: Arrays) -> Wanted:
 
 
 def _factors(case: MaskedCase) -> np.ndarray:
-    """What dropout multiplies with."""
+    """The factors of dropout."""
     if not case.p:
         return np.ones((case.rows, case.cols))
     kept = philox.kept(case.rows, case.cols, SEED, case.threshold)
@@ -104,7 +104,7 @@ def _factors(case: MaskedCase) -> np.ndarray:
 
 
 def _scores(case: MaskedCase, given: Arrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The scores, what was added up to them, and where nothing hides them."""
+    """The scores, the sum of the sizes of their terms, and where nothing hides them."""
     scores = bounds.exactly(tensor(given["input"], case.dtype)) * case.scale
     size, shown = np.abs(scores), case.shown(given)
     for name, operand in (("bias", case.bias), ("mask", case.mask)):
@@ -139,7 +139,7 @@ def _masked_softmax_backward(case: MaskedCase, given: Arrays) -> Wanted:
 
 
 def _weight(case: NormCase, given: Arrays) -> np.ndarray:
-    """What rows are multiplied with."""
+    """The factors of a row."""
     if "weight" not in given:
         return np.ones(case.cols)
     weight = bounds.exactly(tensor(given["weight"], case.parameter_dtype))[0]
@@ -149,8 +149,8 @@ def _weight(case: NormCase, given: Arrays) -> np.ndarray:
 def _sum_that_is_normalised(
     case: NormCase, given: Arrays, sum: Bounded
 ) -> tuple[torch.Tensor, np.ndarray | float]:
-    """As it was returned; or where it was not, rounded from the exact one, and how far the kernel's
-    may be from that."""
+    """The sum as it was returned. Where it was not: the exact one, rounded, and how far the
+    kernel's may be from it."""
     if "sum" in given:
         return tensor(given["sum"], case.dtype), 0.0
     exact, off = sum.exact, sum.error[0] - 0.5 * bounds.ulps(sum.exact, DTYPES[case.dtype])

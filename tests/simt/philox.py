@@ -1,4 +1,4 @@
-"""Philox4x32-10 in numpy, and the elements that dropout keeps by it."""
+"""Philox4x32-10 in numpy, and the elements that dropout keeps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def philox(counter: np.ndarray, key: tuple[int, int]) -> np.ndarray:
 
 
 def kept(rows: int, cols: int, seed: int, threshold: int, first_row: int = 0) -> np.ndarray:
-    """Whether an element is: args.h's Dropout."""
+    """Whether each element is kept, as args.h defines for Dropout."""
     row = np.arange(first_row, first_row + rows, dtype=np.uint64)[:, None]
     column = np.arange((cols + 3) // 4, dtype=np.uint64)[None]
     parts = np.broadcast_arrays(column, row & _LOW, row >> _HALF, np.uint64(0))

@@ -13,26 +13,26 @@ import sys
 import tempfile
 from pathlib import Path
 
-from . import build
-from .cases import Arrays
-from .emulator import SCHEDULES, Emulator
+from .cases.rows import Arrays
+from .emulator import build
+from .emulator.library import SCHEDULES, Emulator
 from .families import AnyCase, run
 
-#: Where ``simt`` is a package.
+#: The folder that has the package ``simt``.
 FOLDER = Path(__file__).parent.parent
 
 OPTIONS = {
-    "ASAN_OPTIONS": "detect_leaks=0",  # Python's own
+    "ASAN_OPTIONS": "detect_leaks=0",  # Python itself leaks
     "UBSAN_OPTIONS": "print_stacktrace=1",
-    # 2^4 times the usual history: the other side of a race is shown too.
+    # 2^4 times the usual history, so that reports show both sides of a race.
     "TSAN_OPTIONS": "history_size=4 halt_on_error=1 exitcode=66",
     "OPENBLAS_NUM_THREADS": "1",
 }
 
 
 def run_sanitizer_command(command: list[str], preload: str = "") -> subprocess.CompletedProcess:
-    """With the sanitizers' options; once more without address randomisation, where ThreadSanitizer
-    has no place in this kernel's memory layout."""
+    """Runs a command with the sanitizers' options. Runs it again without address randomisation
+    where ThreadSanitizer cannot map its memory into the layout of this system."""
     environment = os.environ | OPTIONS | {"LD_PRELOAD": preload}
 
     def attempt(*prefix: str) -> subprocess.CompletedProcess:
@@ -49,7 +49,7 @@ def run_sanitizer_command(command: list[str], preload: str = "") -> subprocess.C
 def run_sanitized(
     build_name: str, cases: list[AnyCase], schedule: str
 ) -> tuple[list[Arrays], set[str]]:
-    """What the cases computed, and the kernels that ran. Raises with the sanitizer's report."""
+    """The results of the cases, and the kernels that ran. Raises with the sanitizer's report."""
     library = build.emulator_library(build_name)
     with tempfile.TemporaryDirectory() as folder:
         request, reply = Path(folder, "request"), Path(folder, "reply")

@@ -1,4 +1,4 @@
-"""Rows that the blocks of a cluster hold together: one launch, read once, the same bits always."""
+"""Rows that a cluster holds: one launch reads them once, and always gives the same bits."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from . import families
-from .cases import Case, encode
-from .emulator import SCHEDULES, Config, Emulator
+from .cases.norm import KINDS, NormCase
+from .cases.rows import Case, encode
+from .emulator.library import SCHEDULES, Config, Emulator
 from .families import RowsCase
 from .judge import Judge, same_bits, tensor
-from .norm_cases import KINDS, NormCase
 
 BLOCKS = 8
 ROWS_ONLY = (True, False, False)
-#: By case: the longest row that a cluster holds.
+#: The longest row that a cluster holds, by case.
 LONGEST = {
     Case("softmax_forward", "float32", "float32", 1, 4, 4): 262_144,
     Case("softmax_forward", "bfloat16", "float32", 1, 8, 8, log=True): 262_144,

@@ -1,4 +1,4 @@
-"""What blocks of one row make of it does not depend on which of them comes first.
+"""The result of a row does not depend on the order in which its blocks run.
 
 Beside it the usual shortcut, a normaliser that blocks add to atomically: its bits do.
 """
@@ -11,11 +11,12 @@ from itertools import product
 import numpy as np
 import pytest
 
-from . import build, families
-from .cases import Case
-from .emulator import SCHEDULES, Config, Order
+from . import families
+from .cases.norm import NormCase
+from .cases.rows import Case
+from .emulator import build
+from .emulator.library import SCHEDULES, Config, Order
 from .judge import same_bits
-from .norm_cases import NormCase
 
 #: Ten segments.
 COLS = 40_008
@@ -23,7 +24,8 @@ SEEDS = range(100)
 
 
 def schedules() -> list[Config]:
-    """First and last block first, and a hundred random orders of blocks that run side by side."""
+    """Ascending and descending order, and a hundred random orders of blocks that run
+    concurrently."""
     concurrent = {"concurrent_blocks": True}
     seeds = [Config(Order.RANDOM, Order.RANDOM, seed, **concurrent) for seed in SEEDS]
     return [*SCHEDULES.values(), *seeds]
@@ -49,7 +51,7 @@ def test_a_sum_by_atomics_depends_on_the_order_of_blocks(record_property):
     distinct = f"{len(found)} results in {len(schedules())} orders of 10 blocks\n"
     record_property("a softmax that sums by atomics", distinct)
     assert len(found) > 2
-    assert max(abs(size - 1) for size in sizes) < 1e-6  # right all the same, but for its last bits
+    assert max(abs(size - 1) for size in sizes) < 1e-6  # only the last bits differ
 
 
 CASES = [

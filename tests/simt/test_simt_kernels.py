@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from . import build, cases, families, inventory
-from .cases import Case
-from .emulator import DTYPES, Config, Emulator
+from . import families, inventory
+from .cases import rows as row_cases
+from .cases.norm import NormCase
+from .cases.rows import Case
+from .cases.spatial import SpatialCase
+from .emulator import build
+from .emulator.library import DTYPES, Config, Emulator
 from .families import RowsCase
 from .judge import Judge, same_bits, tensor
-from .norm_cases import NormCase
-from .planes_cases import PlanesCase
 
 GROUPS = families.groups()
 
@@ -44,7 +46,7 @@ def test_the_order_of_threads_and_blocks_and_unwritten_memory_change_no_bit(
 
 
 def without_what_rows_share(case: RowsCase) -> RowsCase:
-    """Sums of columns, and the pattern of dropout, which is the row's."""
+    """Leaves out sums of columns and dropout, whose pattern depends on the row's index."""
     if isinstance(case, NormCase):
         return replace(case, wanted=(True, False, False), p=0.0, with_sum=True)
     return case
@@ -79,10 +81,11 @@ def test_every_kernel_variant_is_executed(emulator, record_property):
 
 
 def launch_every_length(emulator: Emulator) -> None:
-    """Dry, at every width that alignment may leave: lengths that it divides and others."""
+    """Dry launches at every width that alignment allows: of lengths that it divides, and of
+    others."""
     for base, last in families.bases():
         args = families.prepared_args(emulator, base)
-        many, count = ("lanes", 100_000) if isinstance(base, PlanesCase) else ("rows", 1000)
+        many, count = ("inner", 100_000) if isinstance(base, SpatialCase) else ("rows", 1000)
         for value in (1, count):
             setattr(getattr(args, "each", args), many, value)
             emulator.launch_every_length(args, last)
@@ -103,26 +106,26 @@ def test_no_row_is_launched_with_more_threads_than_its_kernel_is_compiled_for(em
     assert build.compile_errors("\n".join(lines)) == ""
 
 
-@pytest.mark.parametrize("op", cases.OPS)
+@pytest.mark.parametrize("op", row_cases.OPS)
 def test_a_single_misaligned_array_is_enough_for_narrow_accesses(emulator, op):
     case = Case(op, "bfloat16", "float32", rows=5, cols=264, width=8)
-    given = cases.inputs(case)
-    expected = cases.run(emulator, replace(case, width=1), given)
-    for name in cases.Prepared(emulator, case, given).arrays:
-        prepared = cases.Prepared(emulator, case, given, misaligned=name)
+    given = row_cases.inputs(case)
+    expected = row_cases.run(emulator, replace(case, width=1), given)
+    for name in row_cases.Prepared(emulator, case, given).arrays:
+        prepared = row_cases.Prepared(emulator, case, given, misaligned=name)
         emulator.launch(prepared.args)
         assert same_bits(prepared.outputs(), expected), name
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("op", cases.OPS)
+@pytest.mark.parametrize("op", row_cases.OPS)
 @pytest.mark.parametrize("cols", [1, 96, 2000, 9001])
 def test_a_launch_split_at_the_grids_limit_gives_the_same_bits(emulator, op, dtype, cols):
     case = Case(op, dtype, dtype, rows=1050 // cols + 9, cols=cols, width=1)
-    given = cases.inputs(case)
-    whole = cases.run(emulator, case, given)
+    given = row_cases.inputs(case)
+    whole = row_cases.run(emulator, case, given)
     emulator.configure(Config(max_grid=4))
-    assert same_bits(cases.run(emulator, case, given), whole)
+    assert same_bits(row_cases.run(emulator, case, given), whole)
 
 
 INF, NAN = np.inf, np.nan
@@ -141,11 +144,11 @@ SPECIAL_ROWS = {
 def test_inf_and_nan_come_out_as_in_eager(emulator, dtype, cols, width):
     rows = np.array([row + [-INF] * (cols - 8) for row in SPECIAL_ROWS.values()])
     rows = np.concatenate([rows, rows[:, ::-1]])
-    x = tensor(cases.encode(rows, dtype), dtype)
+    x = tensor(row_cases.encode(rows, dtype), dtype)
     width = min(width, 16 // DTYPES[dtype].itemsize)
     for log in (False, True):
         case = Case("softmax_forward", dtype, dtype, len(rows), cols, width, log=log)
-        outputs = cases.run(emulator, case, {"input": cases.encode(rows, dtype)})
+        outputs = row_cases.run(emulator, case, {"input": row_cases.encode(rows, dtype)})
         actual = tensor(outputs["output"], dtype)
         eager = (torch.log_softmax if log else torch.softmax)(x, -1)
         assert torch.equal(actual.isnan(), eager.isnan())
@@ -155,19 +158,19 @@ def test_inf_and_nan_come_out_as_in_eager(emulator, dtype, cols, width):
 @pytest.mark.parametrize("cols", [96, 20_000])
 def test_one_row_of_gradients_may_stand_for_all(emulator, cols):
     case = Case("softmax_backward", "float32", "float32", rows=9, cols=cols, width=4)
-    given = cases.inputs(case)
+    given = row_cases.inputs(case)
     given["grad_output"][:] = given["grad_output"][0]
-    expected = cases.run(emulator, case, given)
+    expected = row_cases.run(emulator, case, given)
     given["grad_output"][1:] = np.nan
-    prepared = cases.Prepared(emulator, case, given)
+    prepared = row_cases.Prepared(emulator, case, given)
     prepared.args.grad_output.stride = 0
     emulator.launch(prepared.args)
     assert same_bits(prepared.outputs(), expected)
 
 
-@pytest.mark.parametrize("op", cases.OPS)
+@pytest.mark.parametrize("op", row_cases.OPS)
 def test_no_rows_launch_nothing(emulator, op):
     case = Case(op, "float32", "float32", rows=1, cols=96, width=4)
-    prepared = cases.Prepared(emulator, case, cases.inputs(case))
+    prepared = row_cases.Prepared(emulator, case, row_cases.inputs(case))
     prepared.args.rows = 0
     assert emulator.kernels_of(prepared.args) == set()

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from . import philox
-from .cases import PAIRS, Arrays, encode
-from .emulator import SCHEDULES, Config
+from .cases.masked import OPS, SEED, MaskedCase, Prepared, bases, boundary_cases, inputs
+from .cases.rows import PAIRS, Arrays, encode
+from .emulator.library import SCHEDULES, Config
 from .families import run
 from .judge import Judge, same_bits, tensor
-from .masked_cases import OPS, SEED, MaskedCase, Prepared, bases, boundary_cases, inputs
 
 FAMILIES = list(product(OPS, PAIRS))
 IDS = [f"{op}-{dtype}-{other}" for op, (dtype, other) in FAMILIES]
@@ -60,7 +60,7 @@ def test_the_order_of_threads_and_blocks_and_unwritten_memory_change_no_bit(emul
 
 
 def moved_to_row(case: MaskedCase, prepared: Prepared, row: int) -> None:
-    """Makes the arguments those of that row alone."""
+    """Changes the arguments to those of that row alone."""
     args = prepared.args
     args.rows, args.scores.dims.count = 1, 0
     for name, array in prepared.arrays.items():
@@ -79,7 +79,7 @@ def moved_to_row(case: MaskedCase, prepared: Prepared, row: int) -> None:
 
 @pytest.mark.parametrize("case", FEW, ids=FEW_IDS)
 def test_a_row_alone_and_in_a_batch_has_equal_bits(emulator, case):
-    case = replace(case, p=0.0)  # whose pattern is the row's
+    case = replace(case, p=0.0)  # its pattern depends on the row's index
     batch = run(emulator, case)
     for row in (0, case.rows - 1):
         prepared = Prepared(emulator, case, inputs(case))
@@ -129,7 +129,7 @@ def test_no_rows_launch_nothing(emulator, op):
 
 
 def test_philox_in_numpy_gives_the_published_words():
-    # Random123's kat_vectors.
+    # From the file kat_vectors of Random123.
     zero = np.zeros((1, 4), np.uint32)
     assert philox.philox(zero, (0, 0))[0].tolist() == [
         0x6627E8D5,
@@ -235,14 +235,14 @@ def test_columns_that_causality_hides_are_not_read(emulator, op, cols, diagonal)
 def test_hidden_columns_with_probabilities_count_in_the_sum_and_have_gradient_zero(emulator, cols):
     case = MaskedCase(BACKWARD, "float32", "float32", (1, 3), cols, 4, diagonal=-1, scale=0.5)
     given = inputs(case)
-    given["probabilities"][0] = 1 / cols  # nothing visible: the same for all
+    given["probabilities"][0] = 1 / cols  # as where nothing is visible: all the same
     given["probabilities"][1] = NAN
     p, g = (torch.from_numpy(given[name]).double() for name in ("probabilities", "grad_output"))
     expected = 0.5 * p * (g - (g * p).sum(-1, keepdim=True))
     expected[torch.from_numpy(~case.shown(given))] = 0.0
     actual = torch.from_numpy(run(emulator, case, given)["grad_input"]).double()
     assert torch.allclose(actual, expected, 1e-4, 1e-6, equal_nan=True)
-    # Query 2 sees two columns; were the others' probabilities the same they would count.
+    # Query 2 sees two columns. With a probability other than 0 the hidden ones would count too.
     given["probabilities"][2] = 1 / cols
     p = torch.from_numpy(given["probabilities"][2]).double()
     expected = 0.5 * p * (g[2] - (g[2] * p).sum())

@@ -1,4 +1,4 @@
-"""A NaN of any payload comes out as a NaN, whatever it is converted to on its way."""
+"""A NaN of any payload stays a NaN through all conversions."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from itertools import product
 import numpy as np
 import pytest
 
-from . import cases, masked_cases, norm_cases, planes_cases
-from .cases import PAIRS, decode, encode
-from .emulator import DTYPES, VECTOR_BYTES
+from .cases import masked as masked_cases
+from .cases import norm as norm_cases
+from .cases import rows as row_cases
+from .cases.rows import PAIRS, decode, encode
+from .cases.spatial import OPS as SPATIAL_OPS
+from .cases.spatial import SpatialCase
+from .emulator.library import DTYPES, VECTOR_BYTES
 from .families import run
 
-#: Bits of quiet and signalling ones, of either sign; ones alone carry furthest where they are
-#: rounded.
+#: Quiet and signalling NaNs of either sign. A payload of ones is the hardest to round: its carry
+#: goes furthest.
 PAYLOADS = {
     "float32": [0x7FC00000, 0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0xFFBFFFFF, 0x7FFF8000],
     "bfloat16": [0x7FC0, 0x7FFF, 0xFFFF, 0x7F81, 0xFFBF],
@@ -26,7 +30,7 @@ PAYLOADS = {
         (0xFFF0 << 48) + 0xFFFFFFFF,
     ],
 }
-COLS = 72  # whole vectors of every dtype
+COLS = 72  # a multiple of every vector width
 PLACES = [0, 7, 40, COLS - 1]
 
 
@@ -72,21 +76,20 @@ def test_in_an_operand_it_makes_its_row_nan(emulator, dtype, other, operand):
 def test_among_scores_or_in_a_gradient_it_makes_its_row_nan(emulator, dtype, other):
     for log, width in product((False, True), widths(dtype)):
         x, grad = with_nans(dtype), with_nans(other)
-        case = cases.Case("softmax_forward", dtype, other, len(x), COLS, width, log=log)
+        case = row_cases.Case("softmax_forward", dtype, other, len(x), COLS, width, log=log)
         output = run(emulator, case, {"input": x})["output"]
         assert nan_rows(output, other) == all_but_the_last(x)
         width = min(width, VECTOR_BYTES // DTYPES[other].itemsize)
-        case = cases.Case("softmax_backward", dtype, other, len(grad), COLS, width, log=log)
-        given = cases.inputs(case) | {"grad_output": grad}
+        case = row_cases.Case("softmax_backward", dtype, other, len(grad), COLS, width, log=log)
+        given = row_cases.inputs(case) | {"grad_output": grad}
         found = run(emulator, case, given)["grad_input"]
         assert nan_rows(found, dtype) == all_but_the_last(grad)
 
 
 @pytest.mark.parametrize("dtype, other", PAIRS)
-def test_among_the_rows_of_planes_it_makes_its_lane_nan(emulator, dtype, other):
+def test_in_a_spatial_softmax_it_makes_its_row_nan(emulator, dtype, other):
     x = np.ascontiguousarray(with_nans(dtype).T)
-    lanes = x.shape[1]
-    case = planes_cases.PlanesCase("spatial_softmax_forward", dtype, other, 1, COLS, lanes, 1)
+    case = SpatialCase(SPATIAL_OPS[0], dtype, other, 1, COLS, x.shape[1], 1)
     output = run(emulator, case, {"input": x})["output"]
     assert nan_rows(output.T, other) == all_but_the_last(x.T)
 

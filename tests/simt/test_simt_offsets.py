@@ -1,20 +1,20 @@
-"""No offset of a kernel goes through 32 bits: rows, planes and operands that lie 2^32 elements
-apart give the bits that they give beside each other."""
+"""No offset of a kernel is cut to 32 bits: rows, slices and operands that lie 2^32 elements apart
+give the same bits as neighbours."""
 
 from __future__ import annotations
 
 import pytest
 
-from .cases import Case
+from .cases.masked import MaskedCase
+from .cases.norm import KINDS, NormCase
+from .cases.rows import Case
+from .cases.spatial import SpatialCase
+from .cases.statistics import APPLY, STATISTICS, StatisticsCase
 from .families import AnyCase, inputs, prepare
 from .far import FAR, spread
 from .judge import same_bits
-from .masked_cases import MaskedCase
-from .norm_cases import KINDS, NormCase
-from .planes_cases import PlanesCase
-from .statistics_cases import APPLY, STATISTICS, StatisticsCase
 
-#: In registers, and in segments or clusters of blocks.
+#: Rows that stay in registers, and rows in segments or clusters.
 SHORT, LONG = 104, 40_000
 CASES: list[AnyCase] = [
     *(
@@ -35,9 +35,9 @@ CASES: list[AnyCase] = [
         for mask in ("bool 111", "bool 110")
     ),
     *(
-        PlanesCase(op, "bfloat16", "float32", 2, rows, lanes, 4)
+        SpatialCase(op, "bfloat16", "float32", 2, dim_size, inner, 4)
         for op in ("spatial_softmax_forward", "spatial_softmax_backward")
-        for rows, lanes in ((3, 40), (70, 33))
+        for dim_size, inner in ((3, 40), (70, 33))
     ),
     *(
         StatisticsCase(op, Case("softmax_forward", "bfloat16", "bfloat16", 3, 9000, 8))

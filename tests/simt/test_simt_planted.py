@@ -1,4 +1,4 @@
-"""The emulator finds what it is there for: one bug of each class, planted into small kernels."""
+"""The emulator and the sanitizers find one bug of each class, planted into small kernels."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from . import build
-from .build import HERE
+from .emulator import build
+from .emulator.build import PLANTED
 from .sanitized import run_sanitizer_command
 
 BUILDS = list(build.SANITIZERS)
@@ -16,14 +16,14 @@ SCHEDULES = ["fifo", "lifo", "random"]
 RACE = "ThreadSanitizer: data race"
 WRONG = "wrong result"
 
-#: By bug: a build that finds it, the schedules in which it does, and what it says.
+#: For each bug a build that finds it, the schedules in which it does, and its message.
 FOUND = {
     "GlobalOverrun": [("asan", SCHEDULES, "heap-buffer-overflow")],
     "SharedOverrun": [("asan", SCHEDULES, "index 4 out of bounds")],
     "SharedOverrunByPointer": [("asan", SCHEDULES, "use-after-poison")],
     "Misaligned": [("asan", SCHEDULES, "requires 16 byte alignment")],
     "MisalignedShared": [("asan", SCHEDULES, "requires 32 byte alignment")],
-    # max() swallows the NaNs that 0xFF makes; the other poison is large.
+    # max() ignores the NaNs that poison of 0xFF makes; 0x7F makes large values.
     "Uninitialised": [("plain", ["lifo", "random"], WRONG)],
     "MissingReuseBarrier": [("tsan", SCHEDULES, RACE), ("plain", ["lifo"], WRONG)],
     "MissingTreeBarrier": [("tsan", SCHEDULES, RACE), ("plain", SCHEDULES, WRONG)],
@@ -68,5 +68,5 @@ def test_a_planted_bug_is_found(bug):
 
 
 def test_every_bug_that_can_be_planted_is_looked_for():
-    enumerators = re.search(r"enum class Bug \{(.*?)\}", (HERE / "planted/bug.h").read_text(), re.S)
+    enumerators = re.search(r"enum class Bug \{(.*?)\}", (PLANTED / "bug.h").read_text(), re.S)
     assert set(re.findall(r"k(\w+)", enumerators[1])) == {"None", *FOUND}

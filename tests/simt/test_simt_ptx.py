@@ -1,4 +1,4 @@
-"""What nvcc makes of the CUDA kernels, executed: its PTX, translated, in place of the source."""
+"""nvcc's PTX of the CUDA kernels, translated to C++ and executed in place of the source."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from . import build, cases, families, inventory, ptx
-from .cases import Case
-from .emulator import Emulator
+from . import families, inventory
+from .cases import rows as row_cases
+from .cases.rows import Case
+from .emulator import build, ptx
+from .emulator.library import Emulator
 from .families import RowsCase
 from .judge import Judge
 
@@ -27,7 +29,7 @@ def modules() -> list[Path]:
 
 @pytest.fixture(scope="session")
 def compiled(modules: list[Path]) -> Emulator:
-    """The PTX that nvcc makes by default."""
+    """nvcc's PTX by default flags."""
     return Emulator(build.ptx_library(modules))
 
 
@@ -45,7 +47,7 @@ def cases_of(emulator: Emulator, group: str, elements: int) -> list[RowsCase]:
 
 
 def uses_libm(case: RowsCase) -> bool:
-    """Where exp() and log() are the library's: nvcc has its own, of the same exactness."""
+    """Whether a case calls exp() or log(): nvcc has its own implementations, which are as exact."""
     if not isinstance(case, Case):
         return False
     forward = case.op == "softmax_forward" and case.other in ("float32", "float64")
@@ -59,7 +61,7 @@ def ulps_apart(case: Case, first: np.ndarray, second: np.ndarray) -> float:
     return float((np.abs(first - second) / np.spacing(size)).max())
 
 
-#: Two exponentials of one ulp each, as the sum and beside it, and what rounding makes of them.
+#: Two exponentials of one ulp each, in the sum and in the quotient, and their roundings.
 LIBM_ULPS = 4
 
 
@@ -97,7 +99,7 @@ def test_every_kernel_of_the_library_is_nvccs_is_executed_and_is_right(compiled,
     library = build.ptx_library(modules)
     command = ["nm", "--dynamic", "--defined-only", str(library)]
     symbols = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    # The source's own would be weak.
+    # The kernels of the source would be weak symbols.
     strong = set(re.findall(r" T (_ZN8fusedops4cuda\w+)", symbols))
     kernels = {entry.name for path in modules for entry in ptx.entries(path.read_text(), path.name)}
     assert kernels <= strong
@@ -119,9 +121,9 @@ def test_one_ulp_more_in_a_constant_of_the_ptx_is_noticed(compiled, modules, tmp
     changed = Emulator(build.ptx_library([planted, *others]))
     case = Case("softmax_forward", "float32", "float32", rows=3, cols=40_000, width=4)
     assert "softmax_forward_apply<float, float, 4>" in changed.kernels_of(
-        cases.Prepared(changed, case, cases.inputs(case)).args
+        row_cases.Prepared(changed, case, row_cases.inputs(case)).args
     )
-    right, wrong = cases.run(compiled, case), cases.run(changed, case)
+    right, wrong = row_cases.run(compiled, case), row_cases.run(changed, case)
     assert right["output"].tobytes() != wrong["output"].tobytes()
 
 

@@ -1,4 +1,4 @@
-"""What kernels may not contain does not compile, or is found in their source."""
+"""Code that kernels may not contain does not compile, or is found in their source."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from . import build
-from .build import ROOT
+from .emulator import build
+from .emulator.build import ROOT
 
 DEVICE = ROOT / "csrc/include/fusedops/device.h"
 KERNELS = [*build.SHIPPED, *sorted((ROOT / "csrc/include/fusedops/cuda").glob("*.h"))]

@@ -8,13 +8,14 @@ their accesses.
 
 from __future__ import annotations
 
-from . import build, families, inventory
+from . import families, inventory
 from .conftest import SanitizedRun
+from .emulator import build
 from .judge import Judge
 
 
 def check(build_name: str, run: SanitizedRun) -> None:
-    """Nothing reported, every kernel run, and the results right."""
+    """The sanitizer reported nothing, every kernel ran, and the results are right."""
     results, executed = run.outcome.result()
     instantiated = inventory.instantiated_kernels(build.emulator_library(build_name))
     assert executed == instantiated, inventory.coverage_table(executed, instantiated)

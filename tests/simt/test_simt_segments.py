@@ -1,4 +1,4 @@
-"""Rows that are cut into segments, a block each: the same bits alone, in any batch and schedule."""
+"""Rows in segments, a block each, have the same bits alone, in any batch and in any schedule."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from . import cases, families, norm_cases
-from .cases import Case, encode
-from .emulator import DTYPES, SCHEDULES, EmulatorError
+from . import families
+from .cases import norm as norm_cases
+from .cases import rows as row_cases
+from .cases.norm import KINDS, NormCase
+from .cases.rows import Case, encode
+from .emulator.library import DTYPES, SCHEDULES, EmulatorError
 from .families import RowsCase
 from .judge import Judge, same_bits, tensor
-from .norm_cases import KINDS, NormCase
 
-#: Columns of a segment; rows of more than 64 segments have longer ones.
+#: Columns of a segment, in rows of up to 64 segments.
 SEGMENT = 4096
 DOUBLES = 64 * SEGMENT
 ROWS_ONLY = (True, False, False)
@@ -28,7 +30,7 @@ def long_cases(cols: int, rows: int, width: int, dtype: str) -> list[RowsCase]:
     width = min(width, 16 // DTYPES[dtype].itemsize)
     softmax = [
         Case(op, dtype, dtype, rows, cols, width, log=log)
-        for op, log in product(cases.OPS, (False, True))
+        for op, log in product(row_cases.OPS, (False, True))
     ]
     norms = [
         NormCase(op, dtype, rows, cols, width, adds=adds, p=0.3, wanted=ROWS_ONLY)
@@ -38,14 +40,14 @@ def long_cases(cols: int, rows: int, width: int, dtype: str) -> list[RowsCase]:
 
 
 def segments_of(emulator, case: RowsCase) -> int:
-    """Blocks of a row, by the bytes of the workspace; a pair of floats for each."""
+    """The blocks of a row, from the bytes of the workspace: each has a pair of floats."""
     forward = replace(case, op="softmax_forward")
     workspace = emulator.workspace(families.prepared_args(emulator, forward))
     return workspace.values.size // 8 // case.rows
 
 
-#: One column off the multiples of a segment, of a tile (of 4-byte and single elements), and of the
-#: rows that have twice as long segments; widths that divide the length, and that do not.
+#: One column more or less than a multiple of a segment, of a tile (of 4-byte and single elements),
+#: and than the rows whose segments double; widths that divide the length, and others.
 LENGTHS = [
     *[(2 * SEGMENT + 1, 1), (3 * SEGMENT - 1, 1), (3 * SEGMENT, 1), (3 * SEGMENT + 1, 1)],
     *[(8 * SEGMENT + 1024 + offset, 8) for offset in (-8, 0, 8)],
@@ -108,7 +110,7 @@ INF, NAN = np.inf, np.nan
 
 
 def special_rows(cols: int) -> np.ndarray:
-    """Finite values at the ends of segments, beside segments that are -inf as a whole."""
+    """Rows with finite values at the ends of segments, and with segments of nothing but -inf."""
     rows = np.full((7, cols), -INF)
     rows[1, 0], rows[2, -1], rows[3, SEGMENT - 1 : SEGMENT + 1] = 2.0, -3.0, 1.0
     rows[4:, : cols // 2] = np.linspace(-1, 1, cols // 2)
@@ -133,14 +135,14 @@ def test_segments_of_nothing_but_minus_inf_do_not_touch_the_rest(emulator, dtype
     backward = replace(case, op="softmax_backward")
     given = families.inputs(backward) | {"output": encode(eager.double().numpy(), dtype)}
     found = families.run(emulator, backward, given)["grad_input"]
-    # All of a row is NaN where its softmax is: of the logarithm exp(-inf) * sum is 0.
+    # A row is NaN as a whole where its softmax is; for the logarithm exp(-inf) * sum is 0.
     grad = tensor(given["grad_output"], dtype)
     aten = torch.ops.aten
     formula = aten._log_softmax_backward_data if log else aten._softmax_backward_data
     assert torch.equal(tensor(found, dtype).isnan(), formula(grad, eager, -1, grad.dtype).isnan())
 
 
-#: Means that differ from segment to segment: what one base for the row would lose.
+#: Means that differ between segments, so that a single base for the row would lose digits.
 UNEVEN_ROWS = {
     "a step": lambda normal: normal + np.where(np.arange(normal.shape[1]) < SEGMENT, 1e4, 3e4),
     "a slope": lambda normal: normal * 1e-3 + np.arange(normal.shape[1]),
@@ -162,7 +164,7 @@ def test_segments_of_different_means_are_within_their_bounds(emulator, dtype, ro
     judge.conclude()
 
 
-@pytest.mark.parametrize("module, kind", [(cases, Case), (norm_cases, NormCase)])
+@pytest.mark.parametrize("module, kind", [(row_cases, Case), (norm_cases, NormCase)])
 def test_a_launch_without_its_workspace_is_refused(emulator, module, kind):
     for op in module.OPS:
         dtypes = ("float32",) * (2 if kind is Case else 1)

@@ -1,4 +1,4 @@
-"""Stacks of tensors: one launch where rows stay in registers, and every tensor's own bits."""
+"""Stacks of tensors: one launch where rows stay in registers, with the bits of separate calls."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from . import families, stack_cases
-from .cases import Case
-from .emulator import SCHEDULES, Emulator, EmulatorError
+from . import families
+from .cases import stack as stack_cases
+from .cases.norm import NormCase
+from .cases.rows import Case
+from .cases.stack import Prepared, StackCase
+from .emulator.library import SCHEDULES, Emulator, EmulatorError
 from .judge import same_bits
-from .norm_cases import NormCase
-from .stack_cases import Prepared, StackCase
 
 BASES = stack_cases.bases()
 
@@ -39,7 +40,7 @@ SHORT = [
     (Case("softmax_forward", "float32", "float32", rows=2, cols=5000, width=4, log=True), 1),
     (NormCase("norm_forward", "float16", rows=70, cols=64, width=8), 1),
     (NormCase("norm_forward", "float64", rows=2, cols=2001, width=1), 1),
-    # And one that adds the parts of the column sums.
+    # One more kernel adds the partials of the column sums.
     (NormCase("norm_backward", "bfloat16", rows=70, cols=64, width=8), 2),
     (NormCase("norm_backward", "float32", 3, 4096, 4, wanted=(True, False, False)), 1),
 ]

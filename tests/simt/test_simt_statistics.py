@@ -7,11 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from . import families, statistics_cases
-from .cases import Case, encode
-from .emulator import DTYPES, SCHEDULES, Config, EmulatorError
+from . import families
+from .cases import statistics as statistics_cases
+from .cases.rows import Case, encode
+from .cases.statistics import APPLY, STATISTICS, Prepared, StatisticsCase
+from .emulator.library import DTYPES, SCHEDULES, Config, EmulatorError
 from .judge import Judge, same_bits
-from .statistics_cases import APPLY, STATISTICS, Prepared, StatisticsCase
 
 BASES = statistics_cases.bases()
 

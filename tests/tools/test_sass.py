@@ -1,4 +1,4 @@
-"""What nvcc makes of the CUDA kernels, read without a GPU: the gates of tools/sass_report.py."""
+"""The gates of tools/sass_report.py on the machine code of the CUDA kernels; no GPU is needed."""
 
 import dataclasses
 import re
@@ -25,7 +25,7 @@ def kernel():
     )  # fmt: skip
 
 
-# The library as it is built; where it lacks the architecture, what nvcc makes of the sources.
+# Kernels are read from the built library. Where it lacks the architecture nvcc compiles them.
 LIBRARY = _library.CUDA_LIBRARY if _library.CUDA_LIBRARY.exists() else None
 
 
@@ -41,15 +41,15 @@ def test_no_kernel_spills_and_hot_ones_keep_to_128_bits_and_their_budget(arch):
 
     hot = [kernel for kernel in kernels if kernel.is_hot]
     assert {kernel.name for kernel in hot} == {name for of_arch, name in budget if of_arch == arch}
-    # Masks are bytes, and an operand may have one value for a row; the floats of long masked rows
-    # have 32 KB in flight, 38 would keep a B200 busy. These are held to their budget alone.
+    # Masked kernels are held to their budget alone: masks are bytes, an operand may have one value
+    # for a row, and the floats of long rows have 32 KB in flight where 38 would keep a B200 busy.
     forward = [kernel for kernel in hot if "forward" in kernel.name]
     plain = [kernel for kernel in forward if "masked" not in kernel.name]
     needed = sass_report.CHIPS[arch].needed_in_flight / 1024
     assert all(kernel.kb_in_flight >= needed for kernel in plain)
-    # Dropout, which only norms of a sum have besides, reads its seed. What is merged of segments is
-    # a few floats a row.
-    whole = [kernel for kernel in plain if not re.search("_(parts|apply)<", kernel.name)]
+    # Dropout reads its seed; of these kernels only norms of a sum have it. The kernels of segments
+    # read and write partials, a few floats a row.
+    whole = [kernel for kernel in plain if not re.search("_(partials|apply)<", kernel.name)]
     narrow = {kernel.narrow_loads for kernel in whole if not kernel.name.endswith(", true>")}
     assert narrow == {0}
     assert all(kernel.narrow_loads <= 1 for kernel in whole)

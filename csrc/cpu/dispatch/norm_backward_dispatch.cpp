@@ -7,7 +7,7 @@ namespace fusedops {
 namespace FUSEDOPS_CPU_ISA {
 namespace {
 
-// body(which sums over rows are wanted), a constant.
+// Calls body with the sums over rows that are wanted, as a constant.
 template <bool kCenters, class Body>
 void with_column_sums(const NormBackward& args, Body body) {
   if constexpr (kCenters) {  // rms_norm has no bias
@@ -24,7 +24,7 @@ void norm_backward(const NormBackward& args, int64_t partition, void* scratch, b
     using T = typename decltype(tag)::type;
     const PartitionSums<Compute<T>> sums_of_rows(args, partition);
     sums_of_rows.clear(args);
-    const RowRange rest = norm_backward_blocks<centers.value, T>(
+    const RowRange rest = narrow_norm_backward_groups<centers.value, T>(
         args, RowPartition(args.rows)[partition], scratch, sums_of_rows);
     if (rest.begin == rest.end) return;
     with_store(streaming && can_stream(args.grad_branch), args.grad_input, [&](Put put) {

@@ -9,7 +9,7 @@ namespace FUSEDOPS_CPU_ISA {
 void norm(const NormForward& args, RowRange range, void* scratch, bool streaming) {
   with_norm(args, [&](auto centers, auto tag) {
     using T = typename decltype(tag)::type;
-    const RowRange rest = norm_blocks<centers.value, T>(args, range, scratch);
+    const RowRange rest = narrow_norm_groups<centers.value, T>(args, range, scratch);
     if (rest.begin == rest.end) return;
     with_store(streaming && can_stream(args.sum), args.output, [&](Put put) {
       norm_rows<centers.value, T>(args, rest, scratch, put);

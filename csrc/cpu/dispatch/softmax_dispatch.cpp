@@ -10,7 +10,7 @@ void softmax(const SoftmaxForward& args, RowRange range, void* scratch, bool str
   with_types(args.input.dtype, args.output.dtype, [&](auto in, auto out) {
     using In = typename decltype(in)::type;
     using Out = typename decltype(out)::type;
-    const RowRange rest = softmax_blocks<In, Out>(args, range);
+    const RowRange rest = narrow_softmax_groups<In, Out>(args, range);
     if (rest.begin == rest.end) return;
     with_store(streaming, args.output, [&](Put put) {
       if (args.log) return softmax_rows<true, In, Out>(args, rest, scratch, put);
@@ -23,7 +23,7 @@ void softmax_backward(const SoftmaxBackward& args, RowRange range, bool streamin
   with_types(args.grad_input.dtype, args.output.dtype, [&](auto in, auto out) {
     using In = typename decltype(in)::type;
     using Out = typename decltype(out)::type;
-    const RowRange rest = softmax_backward_blocks<In, Out>(args, range);
+    const RowRange rest = narrow_softmax_backward_groups<In, Out>(args, range);
     if (rest.begin == rest.end) return;
     with_store(streaming, args.grad_input, [&](Put put) {
       if (args.log) return softmax_backward_rows<true, In, Out>(args, rest, put);
@@ -83,7 +83,7 @@ void write_long_softmax_backward(
 void softmax_statistics(const SoftmaxStatistics& args, int64_t row, const void* chunks) {
   with_type(args.input.dtype, [&](auto tag) {
     using In = typename decltype(tag)::type;
-    keep_softmax_statistics<In>(args, row, chunks);
+    save_softmax_statistics<In>(args, row, chunks);
   });
 }
 

@@ -1,9 +1,10 @@
-// What a kernel launch is told: plain data, the same for every device, no torch in it.
+// The arguments of a kernel launch: plain data, the same for every device, without torch.
 //
-// Every tensor reaches a kernel as rows: row r starts at data + offset(r) elements and its elements
-// are adjacent. Offsets between rows are int64; a row holds at most 2^31 - 1 elements.
+// Kernels see every tensor as rows: row r starts at data + offset(r) elements, and its elements are
+// adjacent. Offsets between rows are int64; a row holds at most 2^31 - 1 elements.
 //
-// A workspace holds as many bytes as the launcher's workspace_bytes() says of the arguments.
+// A workspace holds the number of bytes that the launcher's workspace_bytes() returns for the
+// arguments.
 #pragma once
 
 #include <cstdint>
@@ -22,28 +23,29 @@ constexpr int64_t size_of(DType dtype) {
   return dtype == DType::kFloat64 ? 8 : dtype == DType::kFloat32 ? 4 : 2;
 }
 
-// Where rows begin, in elements: evenly spaced or, for launchers that read groups, in evenly spaced
-// groups, as in x[:, :-1]. The number of a row's group is found by multiplication (Granlund and
-// Montgomery, 1994).
+// Where rows begin, in elements. Rows are evenly spaced or, for launchers with kReadsRuns, form
+// runs: rows within a run are evenly spaced, and so are the runs, as in x[:, :-1]. A multiplication
+// replaces the division that finds a row's run (Granlund and Montgomery, 1994).
 struct RowSpacing {
-  int64_t stride;                      // from one row to the next; 0 repeats one row
-  int64_t jump = 0;                    // and so much more from one group to the next
-  uint32_t multiplier = 0, shift = 0;  // row / group is row * multiplier >> 32 >> shift
+  int64_t stride;                      // from one row to the next in a run; 0 repeats one row
+  int64_t run_gap = 0;                 // added to it from one run to the next
+  uint32_t multiplier = 0, shift = 0;  // the run is row * multiplier >> 32 >> shift
 
-  static constexpr int64_t kMaxGroupedRows = int64_t{1} << 31;
+  static constexpr int64_t kMaxRowsInRuns = int64_t{1} << 31;
 
-  // Groups of at least two rows, fewer than kMaxGroupedRows rows in all.
-  static constexpr RowSpacing grouped(int64_t stride, int64_t group, int64_t group_stride) {
+  // `run` is the number of rows in a run, at least 2. There are fewer than kMaxRowsInRuns rows in
+  // all.
+  static constexpr RowSpacing with_runs(int64_t stride, int64_t run, int64_t run_stride) {
     uint32_t bits = 1;
-    while (int64_t{1} << bits < group) ++bits;
-    const uint64_t power = uint64_t{1} << (31 + bits), divisor = static_cast<uint64_t>(group);
+    while (int64_t{1} << bits < run) ++bits;
+    const uint64_t power = uint64_t{1} << (31 + bits), divisor = static_cast<uint64_t>(run);
     const auto multiplier = static_cast<uint32_t>((power + divisor - 1) / divisor);
-    return {stride, group_stride - group * stride, multiplier, bits - 1};
+    return {stride, run_stride - run * stride, multiplier, bits - 1};
   }
 
   constexpr int64_t offset(int64_t row) const {
     const uint64_t low = static_cast<uint32_t>(row);
-    return row * stride + static_cast<int64_t>(low * multiplier >> 32 >> shift) * jump;
+    return row * stride + static_cast<int64_t>(low * multiplier >> 32 >> shift) * run_gap;
   }
 };
 
@@ -59,7 +61,7 @@ struct Rows {
   DType dtype;
 };
 
-// A vector of one value per column (weight, bias); data is null where there is none.
+// A vector of one value per column (weight, bias). data is null if there is none.
 struct ConstColumns {
   const void* data;
   DType dtype;
@@ -70,8 +72,8 @@ struct Columns {
   DType dtype;
 };
 
-// output = softmax(input) along each row, or its logarithm. Both may be the same memory.
-// input and output have the same dtype, or input is 16-bit and output float32.
+// output = softmax(input) along each row, or its logarithm. input and output may be the same
+// memory. They have the same dtype, or input is 16-bit and output is float32.
 struct SoftmaxForward {
   ConstRows input;
   Rows output;
@@ -80,10 +82,11 @@ struct SoftmaxForward {
   bool log;
 };
 
-// grad_input = output * (grad_output - sum(grad_output * output)), and for the logarithm
-// grad_input = grad_output - exp(output) * sum(grad_output).
-// grad_output and output share one dtype; grad_input has it too, or is its 16-bit source.
-// grad_input may be the memory of grad_output.
+// grad_input = output * (grad_output - sum(grad_output * output)), and for the logarithm grad_input
+// = grad_output - exp(output) * sum(grad_output).
+//
+// grad_output and output share one dtype; grad_input has that dtype too, or is 16-bit where they
+// are float32. grad_input may be the memory of grad_output.
 struct SoftmaxBackward {
   ConstRows grad_output, output;
   Rows grad_input;
@@ -92,8 +95,9 @@ struct SoftmaxBackward {
   bool log;
 };
 
-// What a softmax knows of a row once it is read: the maximum, and sum = sum(exp(input - maximum)),
-// of a row of -inf alone 0. Doubles of a double input, else floats, one a row.
+// Statistics of each row: its maximum, and sum = sum(exp(input - maximum)), which is 0 for a row of
+// -inf alone. Both are arrays with one value per row, double if input is double and float
+// otherwise.
 struct SoftmaxStatistics {
   ConstRows input;
   void *max, *sum;
@@ -101,7 +105,8 @@ struct SoftmaxStatistics {
   int64_t rows, cols;
 };
 
-// output = exp(input - max) / sum, row by row; max and sum as above. dtypes as in SoftmaxForward.
+// output = exp(input - max) / sum, row by row, with max and sum from SoftmaxStatistics. The dtypes
+// are those of SoftmaxForward.
 struct SoftmaxApply {
   ConstRows input;
   Rows output;
@@ -109,8 +114,8 @@ struct SoftmaxApply {
   int64_t rows, cols;
 };
 
-// A tensor seen as [outer, dim_size, inner]: element (o, d, i) is at
-// data + o * outer_stride + d * dim_stride + i.
+// A tensor seen as [outer, dim_size, inner]: element (o, d, i) is at data + o * outer_stride + d *
+// dim_stride + i.
 struct ConstSlices {
   const void* data;
   int64_t outer_stride, dim_stride;  // elements
@@ -123,9 +128,9 @@ struct Slices {
   DType dtype;
 };
 
-// softmax over dim_size, for each outer and inner: over a dimension that is not the last, without
-// moving it there (ATen calls it a spatial softmax). dtypes as in SoftmaxForward. input and output
-// may be the same memory.
+// Spatial softmax (ATen's name): the softmax over dim_size for each outer and inner index, that is
+// over a dimension that is not the last, without transposing the tensor. The dtypes are those of
+// SoftmaxForward. input and output may be the same memory.
 struct SpatialSoftmaxForward {
   ConstSlices input;
   Slices output;
@@ -133,7 +138,7 @@ struct SpatialSoftmaxForward {
   bool log;
 };
 
-// dtypes as in SoftmaxBackward. grad_input may be the memory of grad_output.
+// The dtypes are those of SoftmaxBackward. grad_input may be the memory of grad_output.
 struct SpatialSoftmaxBackward {
   ConstSlices grad_output, output;
   Slices grad_input;
@@ -141,33 +146,37 @@ struct SpatialSoftmaxBackward {
   bool log;
 };
 
-// Rows numbered through at most kMaxRowDims dimensions, the last of them fastest.
+// Rows are numbered through at most kMaxRowDims dimensions; the last of them varies fastest.
 constexpr int32_t kMaxRowDims = 4;
 struct RowDims {
   int32_t count;
   int64_t sizes[kMaxRowDims];
 };
 
-// One value for each row and column, broadcast: of row (i0, i1, ...) and column c it is at
-// data + i0 * strides[0] + i1 * strides[1] + ... + c * col_stride. data is null where there is
-// none. A bool is one byte, 0 or 1; other values have the dtype of the input or, beside a 16-bit
-// input, float32.
+// A broadcast operand with one value for each row and column. The value for row (i0, i1, ...) and
+// column c is at data + i0 * strides[0] + i1 * strides[1] + ... + c * col_stride. data is null if
+// there is no operand. A bool is one byte, 0 or 1; other values have the dtype of the input or,
+// beside a 16-bit input, float32.
 struct Operand {
   const void* data;
   int64_t strides[kMaxRowDims];  // elements; 0 repeats
   int32_t col_stride;            // 0 or 1
   bool is_bool;
-  DType dtype;  // where not is_bool
+  DType dtype;  // unless is_bool
 };
 
-// Row r is that of query r % queries, and sees the columns up to and including query + diagonal.
+constexpr int64_t element_bytes(const Operand& operand) {
+  return operand.is_bool ? 1 : size_of(operand.dtype);
+}
+
+// Row r belongs to query r % queries, which sees columns 0 to query + diagonal.
 struct Causal {
   bool on;
   int64_t queries, diagonal;
 };
 
-// What the softmax of a row is taken of: scale * input + bias + mask, but `mask_value` where a
-// bool mask is false or causality hides the column. bias is never bool.
+// The scores whose softmax is computed: scale * input + bias + mask, but `mask_value` where a bool
+// mask is false or causality hides the column. bias is never bool.
 struct Scores {
   RowDims dims;
   Operand bias, mask;
@@ -175,20 +184,21 @@ struct Scores {
   double scale, mask_value;
 };
 
-// Element (row, column) is kept, and multiplied by `scale`, where word column % 4 of
-// Philox4x32-10(key = *seed, counter = {column / 4, row's low half, row's high half, 0}) is at
-// least `threshold`; otherwise multiplied by 0. seed is null where there is no dropout.
+// Element (row, column) is kept, and multiplied by `scale`, if word column % 4 of Philox4x32-10(key
+// = *seed, counter = {column / 4, row's low half, row's high half, 0}) is at least `threshold`;
+// otherwise it is multiplied by 0. seed is null if there is no dropout.
 struct Dropout {
-  const int64_t* seed;  // in the memory of the device
+  const int64_t* seed;  // in device memory
   uint32_t threshold;   // p * 2^32
-  double scale;         // 1 / (1 - p), or 0 where p is 1
+  double scale;         // 1 / (1 - p), or 0 if p is 1
 };
 
-// probabilities = softmax(scores) along each row, output = dropout(probabilities). A row of which
-// nothing is visible (all hidden, or -inf) comes out as the softmax gives it or, with
-// zero_masked_rows, as zeros. Hidden columns of a causal row are neither read nor computed.
-// probabilities.data may be null: not wanted. input and output may be the same memory. dtypes as in
-// SoftmaxForward; output and probabilities share one.
+// probabilities = softmax(scores) along each row, output = dropout(probabilities). A row without a
+// visible element (all are hidden, or -inf) becomes what the softmax makes of it or, with
+// zero_masked_rows, zeros. The hidden columns of a causal row are neither read nor computed.
+//
+// probabilities.data is null if the probabilities are not wanted. input and output may be the same
+// memory. The dtypes are those of SoftmaxForward; output and probabilities share one.
 struct MaskedSoftmaxForward {
   ConstRows input;
   Rows output, probabilities;
@@ -198,10 +208,10 @@ struct MaskedSoftmaxForward {
   bool zero_masked_rows;
 };
 
-// With g = grad_output, dropped out as the output was, and s = sum(g * probabilities):
-// grad_input = scale * probabilities * (g - s), 0 where a bool mask or causality hides the column.
-// Only the bool mask, the causality and the scale of `scores` matter. grad_input may be the memory
-// of grad_output. dtypes as in SoftmaxBackward.
+// Let g be grad_output with the forward's dropout applied, and s = sum(g * probabilities). Then
+// grad_input = scale * probabilities * (g - s), and 0 where a bool mask or causality hides the
+// column. Only the bool mask, the causality and the scale of `scores` are used. grad_input may be
+// the memory of grad_output. The dtypes are those of SoftmaxBackward.
 struct MaskedSoftmaxBackward {
   ConstRows grad_output, probabilities;
   Rows grad_input;
@@ -210,19 +220,25 @@ struct MaskedSoftmaxBackward {
   int64_t rows, cols;
 };
 
-// kLayer: rstd = 1 / sqrt(variance + eps). kRms: mean = 0, rstd = 1 / sqrt(mean(x^2) + eps).
-// kStd: rstd = 1 / (std + eps), where std^2 = sum((x - mean)^2) / (cols - 1).
+// kLayer: rstd = 1 / sqrt(variance + eps).
+// kRms:   mean = 0, rstd = 1 / sqrt(mean(x^2) + eps).
+// kStd:   rstd = 1 / (std + eps), where std^2 = sum((x - mean)^2) / (cols - 1).
 enum class NormKind : int32_t { kLayer, kRms, kStd };
 
-// With x = dropout(input) + residual, rounded once to the dtype of input, or input itself where
-// residual.data is null: output = (x - mean) * rstd * (weight + weight_offset) + bias, and sum = x.
-// With rounds_normalized, (x - mean) * rstd is rounded to the dtype of input before it is
+FUSEDOPS_HOST_DEVICE constexpr bool has_mean(NormKind kind) { return kind != NormKind::kRms; }
+
+// Let x = dropout(input) + residual, rounded once to the dtype of input, or x = input if
+// residual.data is null. Then output = (x - mean) * rstd * (weight + weight_offset) + bias, and sum
+// = x. With rounds_normalized, (x - mean) * rstd is rounded to the dtype of input before it is
 // multiplied.
 //
-// Statistics per row: mean and rstd are one float each (double where input is double); mean is null
-// for kRms, both where they are not wanted. input, residual, sum and output share one dtype. weight
-// and bias share one dtype: the input's, or float32. sum.data may be null: not wanted. dropout
-// (seed null: none) comes only with a residual.
+// mean and rstd are arrays of statistics with one value per row, double if input is double and
+// float otherwise. mean is null if the kind has none; both are null if they are not wanted.
+// sum.data is null if the sum is not wanted. Only a norm with a residual has dropout; seed is null
+// if there is none.
+//
+// input, residual, sum and output share one dtype. weight and bias share one dtype, the input's or
+// float32.
 struct NormForward {
   NormKind kind;
   ConstRows input, residual;
@@ -236,13 +252,13 @@ struct NormForward {
   bool rounds_normalized;
 };
 
-// Gradients of the above. `input` is what was normalised, the forward's sum where it had a
-// residual; grad_sum, where its data is not null, is added to what reaches it. grad_input is the
-// gradient of x, and so of the residual; grad_branch that of the forward's input, which dropout
-// makes another: dropout(grad_input), not wanted where there is no dropout.
+// Gradients of NormForward. `input` is what was normalized: the forward's sum if it had a residual.
+// grad_sum, unless its data is null, is added to the gradient that comes through the norm.
+// grad_input is the gradient of x, and so of the residual. grad_branch is the gradient of the
+// forward's input, dropout(grad_input); without dropout it is the same and not wanted.
 //
-// A null data of grad_input, grad_branch, grad_weight or grad_bias is not wanted and not computed.
-// Rows share one dtype. eps matters to kStd alone.
+// grad_input, grad_branch, grad_weight and grad_bias are not computed if their data is null. All
+// rows share one dtype. Only kStd uses eps.
 struct NormBackward {
   NormKind kind;
   ConstRows grad_output, grad_sum, input;
@@ -256,9 +272,10 @@ struct NormBackward {
   double eps, weight_offset;
 };
 
-// --- stacks: the same of several tensors, each into its slot of one ------------------------------
+// --- stacks: one operation on several tensors, each result in its slot --------------------------
 
-// The most tensors of a launch: their arguments fit into the 4 KB that a kernel may have.
+// The maximum number of tensors per launch: their arguments fit into the 4 KB that a kernel's
+// parameters may have.
 constexpr int32_t kMaxStack = 32;
 
 FUSEDOPS_HOST_DEVICE inline const void* moved(const void* data, int64_t elements, DType dtype) {
@@ -268,8 +285,8 @@ FUSEDOPS_HOST_DEVICE inline void* moved(void* data, int64_t elements, DType dtyp
   return const_cast<void*>(moved(static_cast<const void*>(data), elements, dtype));
 }
 
-// `each` has what all share, and where the results of tensor 0 go; those of tensor i begin `slot`
-// elements after those of i - 1. stack[i] is what tensor i alone would be launched with.
+// `each` holds what all tensors share, and the output of tensor 0; the output of tensor i begins
+// `slot` elements after that of tensor i - 1. stack[i] returns the arguments for tensor i alone.
 struct SoftmaxStack {
   SoftmaxForward each;
   ConstRows inputs[kMaxStack];
@@ -284,8 +301,8 @@ struct SoftmaxStack {
   }
 };
 
-// Statistics of tensor i follow those of i - 1. Weights and biases are each tensor's own; either
-// all have one or none.
+// The statistics of tensor i follow those of tensor i - 1. Each tensor has its own weight and bias,
+// or none has one.
 struct NormStack {
   NormForward each;
   ConstRows inputs[kMaxStack];
@@ -307,8 +324,8 @@ struct NormStack {
   }
 };
 
-// `slot` is that of grad_output. grad_input, grad_weight, grad_bias and workspace of tensor i
-// follow those of i - 1.
+// `slot` is the distance between slots of grad_output. grad_input, grad_weight, grad_bias and
+// workspace of tensor i follow those of tensor i - 1.
 struct NormStackBackward {
   NormBackward each;
   ConstRows inputs[kMaxStack];

@@ -1,17 +1,17 @@
-/* Attention's softmax and LayerNorm on plain arrays, in C: no C++, Python or torch.
+/* Attention's softmax and LayerNorm on plain arrays in C, without C++, Python or torch.
  *
- * Two libraries export these functions. libfusedops_c works on memory of the host; its streams are
- * NULL, and a call returns when the results are there. libfusedops_c_cuda works on memory of the
+ * Two libraries export these functions. libfusedops_c works on host memory; its streams are NULL,
+ * and a call returns when the results are complete. libfusedops_c_cuda works on memory of the
  * current CUDA device; a stream is a cudaStream_t, and a call returns once the work is queued.
  * A program that needs both opens them with dlopen.
  *
- * Arrays are float32, contiguous, row by row, and start at a multiple of 4 bytes. But for those
- * that a function names, they do not overlap. Sizes of 0 are fine where nothing else is said. A
- * call that fails has written nothing; but after FUSEDOPS_OUT_OF_MEMORY and FUSEDOPS_DEVICE_ERROR
- * results are undefined.
+ * Arrays are float32, contiguous and row-major, and start at a multiple of 4 bytes. They do not
+ * overlap unless a function says so. Sizes may be 0 unless a function says otherwise. A call that
+ * fails has written nothing, except that results are undefined after FUSEDOPS_OUT_OF_MEMORY and
+ * FUSEDOPS_DEVICE_ERROR.
  *
- * The same row gives the same bits in any batch, with any number of threads and every time. Threads
- * of the CPU are OpenMP's: OMP_NUM_THREADS. Calls from several threads at once are fine.
+ * A row always has the same bits: in any batch, with any number of threads, and in every call. CPU
+ * threads are OpenMP's (OMP_NUM_THREADS). Several threads may call these functions at once.
  *
  * Names, shapes and the order of arguments are those of LightSeq's launchers (Wang et al., 2021),
  * https://github.com/bytedance/lightseq.
@@ -32,20 +32,20 @@ typedef enum fusedops_status {
   FUSEDOPS_INVALID_POINTER = 1,     /* NULL, or not aligned for floats */
   FUSEDOPS_INVALID_SIZE = 2,        /* negative, too small, or more elements than memory can hold */
   FUSEDOPS_INVALID_EPS = 3,         /* negative, infinite or NaN */
-  FUSEDOPS_INVALID_STREAM = 4,      /* not NULL, for the CPU; two that differ */
+  FUSEDOPS_INVALID_STREAM = 4,      /* on the CPU not NULL; or two that differ */
   FUSEDOPS_INVALID_ENVIRONMENT = 5, /* FUSEDOPS_CPU_ISA names no instruction set */
   FUSEDOPS_OUT_OF_MEMORY = 6,
-  FUSEDOPS_DEVICE_ERROR = 7 /* of CUDA */
+  FUSEDOPS_DEVICE_ERROR = 7 /* an error of CUDA */
 } fusedops_status;
 
-/* As "1.2.3". */
+/* The version, such as "1.2.3". */
 FUSEDOPS_API const char* fusedops_version(void);
 
-/* In words; of any number. */
+/* Description of any status code. */
 FUSEDOPS_API const char* fusedops_status_string(fusedops_status status);
 
-/* What was wrong in this thread's last call that did not succeed: the function, the argument, what
- * came and what was wanted. "" where none did. Valid until the next such call of the thread. */
+/* Describes the last failed call of this thread: the function, the argument, its value and what was
+ * wanted. "" if no call has failed. The string is valid until the thread's next failed call. */
 FUSEDOPS_API const char* fusedops_last_error(void);
 
 /* Attention's probabilities, in place: inp = softmax(inp + attn_mask) over the last dimension.
@@ -53,16 +53,16 @@ FUSEDOPS_API const char* fusedops_last_error(void);
  * inp: [batch_size, nhead, from_len, to_len]
  * attn_mask: [batch_size, to_len], added to every row of a batch entry (0 where a key is visible,
  *   -inf or a large negative number where it is not), or NULL
- * mask_future: whether query i sees keys up to i alone
+ * mask_future: whether query i sees only keys 0 to i
  *
- * A row of which nothing is visible, or all is -inf, becomes 0. */
+ * A row becomes 0 if no key is visible or all its values are -inf. */
 FUSEDOPS_API fusedops_status fusedops_attn_softmax(
     float* inp, const float* attn_mask, int batch_size, int nhead, int from_len, int to_len,
     bool mask_future, void* stream);
 
 /* Its gradient, in place: out_grad = soft_inp * (out_grad - sum(out_grad * soft_inp)).
  *
- * out_grad, soft_inp: [rows, softmax_len]; soft_inp is what fusedops_attn_softmax gave. */
+ * out_grad, soft_inp: [rows, softmax_len]; soft_inp is the result of fusedops_attn_softmax. */
 FUSEDOPS_API fusedops_status fusedops_attn_softmax_bw(
     float* out_grad, const float* soft_inp, int rows, int softmax_len, void* stream);
 
@@ -80,16 +80,16 @@ FUSEDOPS_API fusedops_status fusedops_layernorm(
  * inp_grad = (g - (sum(g) + x * sum(g * x)) / hidden_dim) / sqrt(vars), and over the rows
  * gamma_grad = sum(out_grad * x), betta_grad = sum(out_grad).
  *
- * inp_grad, out_grad, inp: [batch_size, hidden_dim]; inp_grad may be NULL where it is not wanted
- * gamma_grad, betta_grad, gamma: [hidden_dim]; the gradients may be NULL
- * vars, means: [batch_size], as fusedops_layernorm gave them */
+ * inp_grad, out_grad, inp: [batch_size, hidden_dim]; inp_grad is NULL if it is not wanted
+ * gamma_grad, betta_grad, gamma: [hidden_dim]; a gradient is NULL if it is not wanted
+ * vars, means: [batch_size], the results of fusedops_layernorm */
 FUSEDOPS_API fusedops_status fusedops_layernorm_bw(
     float* gamma_grad, float* betta_grad, float* inp_grad, const float* out_grad, const float* inp,
     const float* gamma, const float* vars, const float* means, int batch_size, int hidden_dim,
     void* stream);
 
-/* The same under the names and with the very arguments of existing bindings: eps is 1e-8, betta is
- * not read, and both streams are one. */
+/* The same functions with the names and arguments of existing bindings. eps is 1e-8, betta is not
+ * read, and both streams must be the same. */
 FUSEDOPS_API fusedops_status launch_attn_softmax(
     float* inp, const float* attn_mask, int batch_size, int nhead, int from_len, int to_len,
     bool mask_future, void* stream);

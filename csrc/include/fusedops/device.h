@@ -1,13 +1,14 @@
-// The one header that kernels include: CUDA under nvcc, a SIMT emulator under any other compiler.
+// CUDA for kernels: the toolkit's headers under nvcc, a SIMT emulator under any other compiler.
 //
-// FUSEDOPS_KERNEL(threads of the largest block[, blocks that share a multiprocessor's registers]).
+// FUSEDOPS_KERNEL takes the threads of the largest block and, optionally, the number of blocks that
+// share a multiprocessor's registers.
 // Clusters (blocks that run together and read each other's shared memory) exist where
-// has_clusters(); kernels that use them trap elsewhere. No block leaves its cluster before the
-// others have read what it holds.
-// Contract: kernels use threadIdx, blockIdx, blockDim, gridDim, __syncthreads(), the macros below
-// and fusedops::device, nothing else. Each PTX instruction is one function here, with a portable
-// twin. Shared arrays are aligned for 16-byte access.
-// Emulator: fusedops_simt.h, found on the include path, supplies those names, FUSEDOPS_SHARED,
+// has_clusters() says so; kernels that use them trap elsewhere. No block may leave its cluster
+// before the others have read its shared memory. Contract: kernels use threadIdx, blockIdx,
+// blockDim, gridDim, __syncthreads(), the macros below and fusedops::device, nothing else. Each PTX
+// instruction is one function here, with a portable equivalent. Shared arrays are aligned for
+// 16-byte access. Emulator: fusedops_simt.h, found on the include path, supplies those names,
+// FUSEDOPS_SHARED,
 // __shfl_xor_sync, the vector and 16-bit types, and fusedops::device::{max_grid, has_clusters,
 // launch, launch_clusters, cluster_rank, cluster_barrier, load_cluster}.
 // Numerics: fast_exp2 is within 2 ulp and flushes denormal results, reciprocal is within 1 ulp; the
@@ -65,8 +66,8 @@ FUSEDOPS_DEVICE double reciprocal(double x) { return 1.0 / x; }
 
 inline int64_t max_grid() { return 2147483647; }  // gridDim.x of every architecture since sm_30
 
-// Within 1 ulp where x and 1 / x are normal; a Newton step on the approximation, without the call
-// that __frcp_rn makes for denormals and that costs registers around it.
+// Within 1 ulp where x and 1 / x are normal: a Newton step on the approximation. __frcp_rn would
+// call a function for denormals, which costs registers.
 FUSEDOPS_DEVICE float reciprocal(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -81,8 +82,8 @@ FUSEDOPS_DEVICE float fast_exp2(float x) {
   return y;
 }
 
-// Loads that leave L1 to what is read again (weights). volatile keeps a row's loads together, ahead
-// of the barrier that waits for them.
+// Loads that are not kept in L1, for what is read once. volatile keeps the loads of a row together,
+// ahead of the barrier that waits for them.
 FUSEDOPS_DEVICE uint4 load_streaming(const uint4* from) {
   uint4 v;
   asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -117,7 +118,8 @@ FUSEDOPS_DEVICE uint32_t cluster_rank() {
   return rank;
 }
 
-// All threads of a cluster meet; what they wrote before, to shared memory too, is seen after.
+// A barrier for all threads of a cluster. Afterwards all see what was written before, in shared
+// memory too.
 FUSEDOPS_DEVICE void cluster_barrier() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
@@ -127,7 +129,7 @@ FUSEDOPS_DEVICE void cluster_barrier() {
 #endif
 }
 
-// The float at the place of `own` in the shared memory of the block of that rank.
+// The float at the address of `own`, in the shared memory of the block of that rank.
 FUSEDOPS_DEVICE float load_cluster(const float* own, uint32_t rank) {
   float value = 0;
 #if __CUDA_ARCH__ >= 900
@@ -156,7 +158,7 @@ inline bool has_clusters() {
       majors[device] >= 9;
 }
 
-// `cluster` neighbouring blocks each.
+// Launches clusters of `cluster` neighbouring blocks.
 template <class... Params, class... Args>
 Status launch_clusters(
     void (*kernel)(Params...), int64_t blocks, uint32_t cluster, dim3 threads, Stream stream,
@@ -172,7 +174,7 @@ Status launch_clusters(
   config.attrs = &attribute;
   config.numAttrs = cluster > 1 ? 1 : 0;
   const cudaError_t status = cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...);
-  if (status != cudaSuccess) cudaGetLastError();  // returned, so not left for the next call
+  if (status != cudaSuccess) cudaGetLastError();  // clears it, since it is returned
   return status;
 }
 

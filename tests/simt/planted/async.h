@@ -19,7 +19,7 @@ double_copied(const float* values, float* result) {
   for (int i = 0; i < 4; ++i) result[4 * threadIdx.x + i] = 2 * own[i];
 }
 
-// The same by one bulk copy a block into dynamic shared memory.
+// The same with one bulk copy a block into dynamic shared memory.
 template <Bug kBug>
 FUSEDOPS_KERNEL(kThreads)
 double_bulk(const float* values, float* result) {
@@ -38,20 +38,20 @@ double_bulk(const float* values, float* result) {
   result[threadIdx.x] = 2 * staged[threadIdx.x];
 }
 
-// result[block] = the sum of what the blocks of the cluster brought.
+// result[block] = the sum of one value from each block of the cluster.
 template <Bug kBug>
 FUSEDOPS_KERNEL(kThreads)
 cluster_sum(const float* values, float* result) {
   FUSEDOPS_SHARED(float, own, 1);
   if (threadIdx.x == 0) own[0] = values[blockIdx.x];
-  // What the other blocks hold is there when all have met.
+  // After the barrier the values of the other blocks are there.
   if constexpr (kBug != Bug::kClusterRead) simt::cluster_barrier(simt::Site::current());
   float sum = 0;
   for (unsigned rank = 0; rank < simt::self->cluster_size; ++rank) {
     sum += *static_cast<float*>(simt::map_shared(own, rank, simt::Site::current()));
   }
   if (threadIdx.x == 0) result[blockIdx.x] = sum;
-  // Nobody leaves while its shared memory may still be read.
+  // No block leaves while others may still read its shared memory.
   if constexpr (kBug != Bug::kClusterExit) simt::cluster_barrier(simt::Site::current());
 }
 

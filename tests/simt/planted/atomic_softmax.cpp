@@ -1,5 +1,5 @@
-// The softmax that the package does not have: the normaliser of a row is one float that blocks add
-// to as they arrive. Floats do not associate, so its last bits are those of the order of arrival.
+// A softmax as the package does not do it: blocks add to the one sum of a row as they arrive. Float
+// addition is not associative, so that the last bits depend on the order of arrival.
 //
 // Contract: one row; max is its largest value. Blocks of kThreads take kColumns columns each.
 #include "fusedops/cuda/reduce.h"
@@ -12,14 +12,14 @@ using namespace fusedops;
 constexpr int kThreads = 128, kColumns = 4096;
 
 FUSEDOPS_KERNEL(kThreads)
-add_powers(const float* input, int cols, float max, float* normaliser) {
-  FUSEDOPS_SHARED(float, slots, cuda::kMaxWarps);
+add_exponentials(const float* input, int cols, float max, float* normaliser) {
+  FUSEDOPS_SHARED(float, shared_sums, cuda::kMaxWarps);
   const int first = blockIdx.x * kColumns;
   float sum = 0;
   for (int i = first + threadIdx.x; i < cols && i < first + kColumns; i += kThreads) {
     sum += device::exp(input[i] - max);
   }
-  sum = cuda::row_reduce<cuda::Sum>(sum, slots);
+  sum = cuda::row_reduce<cuda::Sum>(sum, shared_sums);
   if (threadIdx.x == 0) atomicAdd(normaliser, sum);
 }
 
@@ -38,7 +38,7 @@ extern "C" int softmax_by_atomics(
   simt::config = *config;
   const int64_t blocks = (cols + kColumns - 1) / kColumns;
   float normaliser = 0;
-  const auto sum = &add_powers;
+  const auto sum = &add_exponentials;
   if (const int status =
           device::launch(sum, blocks, dim3(kThreads), nullptr, input, cols, max, &normaliser)) {
     return status;

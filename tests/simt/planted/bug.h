@@ -1,4 +1,4 @@
-// One bug of each class, planted into kernels that are right without it.
+// One bug of each class; without it the kernels are right.
 #pragma once
 
 enum class Bug {

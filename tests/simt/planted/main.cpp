@@ -1,6 +1,6 @@
-// Usage: planted BUG SCHEDULE. Runs all kernels with the bug planted (those that cannot have it are
-// then as they should be) and compares with what they compute.
-// Exit status: 0 all right, 3 the emulator found an error, 4 a result is wrong.
+// Usage: planted BUG SCHEDULE. Runs all kernels with the bug planted, where they can have it, and
+// checks their results.
+// Exit status: 0 all is right, 3 the emulator found an error, 4 a result is wrong.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -29,13 +29,13 @@ class Array {
   ~Array() { std::free(values_); }
   float* data() const { return values_; }
 
-  // Makes it 1, 2, 3, ...
+  // Fills it with 1, 2, 3, ...
   Array& rise() {
     std::iota(values_, values_ + count_, 1.0f);
     return *this;
   }
 
-  // Ends the program where one differs.
+  // Ends the program where a value is not right(i).
   template <class F>
   void expect(const char* kernel, F right) const {
     for (size_t i = 0; i < count_; ++i) {

@@ -24,11 +24,12 @@ float warp_max(float value) {
   return value;
 }
 
-// result[0] = max(values), result[1] = max(-values), one block, through the same shared slots.
+// result[0] = max(values), result[1] = max(-values), in one block and through the same shared
+// memory.
 template <Bug kBug>
 FUSEDOPS_KERNEL(kThreads)
 extremes(const float* values, float* result, int count) {
-  FUSEDOPS_SHARED(float, slots, kWarps);
+  FUSEDOPS_SHARED(float, shared_max, kWarps);
   const int thread = threadIdx.x, warp = thread / 32;
   if constexpr (kBug == Bug::kEarlyExit) {
     if (thread >= count) return;
@@ -38,7 +39,8 @@ extremes(const float* values, float* result, int count) {
   for (int round = 0; round < 2; ++round) {
     const float largest = warp_max<kBug>(inside && round == 1 ? -value : value);
     const bool writes = kBug != Bug::kUninitialised || warp < kWarps - 1;
-    if (thread % 32 == 0 && writes) slots[warp + (kBug == Bug::kSharedOverrun ? 1 : 0)] = largest;
+    if (thread % 32 == 0 && writes)
+      shared_max[warp + (kBug == Bug::kSharedOverrun ? 1 : 0)] = largest;
     if constexpr (kBug == Bug::kDivergentBarrier) {
       if (warp == 0) {
         __syncthreads();
@@ -48,8 +50,8 @@ extremes(const float* values, float* result, int count) {
     } else {
       __syncthreads();
     }
-    float all = slots[0];
-    for (int i = 1; i < kWarps; ++i) all = fmaxf(all, slots[i]);
+    float all = shared_max[0];
+    for (int i = 1; i < kWarps; ++i) all = fmaxf(all, shared_max[i]);
     if (thread == 0) result[round] = all;
     if constexpr (kBug != Bug::kMissingReuseBarrier) __syncthreads();
   }
@@ -102,8 +104,8 @@ struct alignas(32) Octet {
   float values[8];
 };
 
-// Copies four at a time through shared memory. A 16-byte load may not be 4 bytes off, and nothing
-// in shared memory is known to be aligned to 32.
+// Copies four values at a time through shared memory. A 16-byte load may not be 4 bytes off, and
+// shared memory is not aligned to 32 bytes.
 template <Bug kBug>
 FUSEDOPS_KERNEL(kThreads)
 copy_vectors(const float* values, float* result) {

@@ -1,4 +1,5 @@
-// Dtypes become types, which the kernels are compiled for, and where results are stored is chosen.
+// Turns dtypes into the types that kernels are compiled for, and chooses between streaming and
+// ordinary stores.
 #pragma once
 
 #include "fusedops/cpu/norm_common.h"
@@ -27,7 +28,8 @@ void with_type(DType dtype, Body body) {
   }
 }
 
-// A 16-bit type, or float32 beside it; otherwise both are the same (args.h).
+// Calls body(narrow, wide). Either both dtypes are the same, or `narrow` is 16-bit and `wide` is
+// float32 (args.h).
 template <class Body>
 void with_types(DType narrow, DType wide, Body body) {
   with_type(narrow, [&](auto tag) {
@@ -40,17 +42,19 @@ void with_types(DType narrow, DType wide, Body body) {
 template <class Args, class Body>
 void with_norm(const Args& args, Body body) {
   with_type(args.input.dtype, [&](auto tag) {
-    if (args.kind == NormKind::kRms) return body(Constant<false>{}, tag);
+    if (!has_mean(args.kind)) return body(Constant<false>{}, tag);
     body(Constant<true>{}, tag);
   });
 }
 
-// Streaming stores need every vector of every row aligned. Rows that are not wanted need nothing.
+// Streaming stores need every vector of every row aligned. A null `to` is not written, and so needs
+// nothing.
 inline bool is_aligned(const void* data, int64_t stride, DType dtype) {
   return (reinterpret_cast<uintptr_t>(data) | (stride * size_of(dtype))) % kVectorBytes == 0;
 }
 inline bool can_stream(const Rows& to) {
-  return to.data == nullptr || is_aligned(to.data, to.spacing.stride | to.spacing.jump, to.dtype);
+  return to.data == nullptr ||
+      is_aligned(to.data, to.spacing.stride | to.spacing.run_gap, to.dtype);
 }
 inline bool can_stream(const Slices& to) {
   return is_aligned(to.data, to.outer_stride | to.dim_stride, to.dtype);

@@ -1,10 +1,10 @@
-// Raised exponentials (exp.h) divided by their sum, without a denormal on the way to a result that
-// is none.
+// Divides raised exponentials (exp.h) by their sum. No intermediate value is denormal unless the
+// result is.
 //
-// Nearly always one or two products give a result. Where one of those would be denormal, the same
-// steps are taken in a type with more exponents, each rounded to what the narrower one holds: so
-// results have the bits that plain arithmetic gives them, and what comes out as 0, or as a normal
-// number, has met no denormal.
+// Nearly always one or two multiplications suffice ("scaled"). If one of their products would be
+// denormal, the same operations are carried out in a wider type, and each is rounded to the
+// precision of the narrow type ("scaled in steps"). The results then have the bits of plain
+// arithmetic, and a result that is 0 or a normal number involves no denormal.
 #pragma once
 
 #include "fusedops/cpu/exp.h"
@@ -13,7 +13,7 @@ namespace fusedops {
 namespace FUSEDOPS_CPU_ISA {
 namespace {
 
-// Half of the least number that Stored holds: this and less rounds to 0.
+// Half of the smallest positive number that Stored represents: values up to this round to 0.
 template <class Stored>
 constexpr double kVanishes = 0x1p-150;
 template <>
@@ -21,16 +21,16 @@ constexpr double kVanishes<BFloat16> = 0x1p-134;
 template <>
 constexpr double kVanishes<Half> = 0x1p-25;
 
-// The magnitude of a number or of lanes. A sum is negative where a gradient divides it.
+// The magnitude of a number or of lanes. A sum is negative if a gradient divides by it.
 template <class V>
 FUSEDOPS_INLINE V magnitude(V x) {
   return x < 0 ? -x : x;
 }
 
-constexpr double kLeastFloat = 0x1p-126, kLeastDouble = 0x1p-1022;  // that are normal
+constexpr double kLeastFloat = 0x1p-126, kLeastDouble = 0x1p-1022;  // smallest normal numbers
 
-// A float result has two products, of which the second is fused into the sum where that can be:
-// then it is none that could be denormal.
+// A float result is the sum of two products. With FMA the second one is fused into the sum and so
+// cannot be denormal.
 template <class Out>
 constexpr bool kTwoParts = sizeof(Out) == sizeof(float);
 #if defined(__FP_FAST_FMAF)
@@ -39,10 +39,10 @@ constexpr bool kFuses = true;
 constexpr bool kFuses = false;
 #endif
 
-// What multiplies the exponentials of a chunk: factor / sum, rounded as seldom as what is stored
-// can tell. A float comes in two parts; a double, where speed matters less, is multiplied by
-// factor, `high`, and divided by sum, `low`. Where an exponential is between 0 and `least` steps
-// are needed.
+// What multiplies the exponentials of a chunk: factor / sum, with as few roundings as the stored
+// type can show. For float results it is the sum of two floats, `high` and `low`. For double, where
+// speed matters less, an exponential is multiplied by `high`, the factor, and divided by `low`, the
+// sum. An exponential between 0 and `least` must be scaled in steps.
 template <class Out, class C = Compute<Out>>
 struct Scaling {
   double scale;
@@ -63,10 +63,11 @@ struct Scaling {
   }
 
  private:
-  // All bits of a scale from here on fit into normal floats.
+  // From this scale on, all bits of the scale fit into normal floats.
   static constexpr double kAllBitsFit = 0x1p-73, kAlmostLeast = kLeastFloat * 1.0001;
 
-  // The largest exponential is 1: all results vanish, or steps are needed.
+  // The largest exponential is 1, so either all results round to 0, or all need to be scaled in
+  // steps.
   static FUSEDOPS_NOINLINE C least_of_tiny(double scale) {
     return scale <= 0x1p-150 / kRaised<C> ? C(0) : kInfinity<C>;
   }
@@ -93,7 +94,6 @@ FUSEDOPS_INLINE Tile<C> scaled(Tile<C> e, const Scaling<Out>& by) {
   return e * by.high;
 }
 
-// Whether a lane is below `high`.
 FUSEDOPS_INLINE bool any_below(Vec<float> x, float high) {
 #if defined(__AVX512F__)
   return _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(high), _CMP_LT_OQ) != 0;
@@ -103,13 +103,12 @@ FUSEDOPS_INLINE bool any_below(Vec<float> x, float high) {
 }
 FUSEDOPS_INLINE bool any_below(Vec<double> x, double high) { return any(x < high); }
 
-// Whether a lane is between 0 and `high`.
 FUSEDOPS_INLINE bool any_between(Tile<float> x, Tile<float> high) {
 #if defined(__AVX512F__)
   unsigned found = 0;
   for (int half = 0; half < 2; ++half) {
-    const __mmask16 shown = _mm512_cmp_ps_mask((__m512)x.v[half], __m512{}, _CMP_GT_OQ);
-    found |= _mm512_mask_cmp_ps_mask(shown, (__m512)x.v[half], (__m512)high.v[half], _CMP_LT_OQ);
+    const __mmask16 positive = _mm512_cmp_ps_mask((__m512)x.v[half], __m512{}, _CMP_GT_OQ);
+    found |= _mm512_mask_cmp_ps_mask(positive, (__m512)x.v[half], (__m512)high.v[half], _CMP_LT_OQ);
   }
   return found != 0;
 #else
@@ -132,7 +131,8 @@ FUSEDOPS_INLINE Wide<float> operator-(Wide<float> a, Wide<float> b) {
   return {{a.v[0] - b.v[0], a.v[1] - b.v[1]}};
 }
 
-// Doubles as what a float holds of them, rounded to a multiple of 2^-149 where that is denormal.
+// Rounds doubles to float precision, and values that would be denormal floats to a multiple of
+// 2^-149.
 FUSEDOPS_INLINE Wide<float> rounded_to_float(Wide<float> wide) {
   constexpr double kOntoMultiples = 0x1.8p-97;
   Wide<float> large;
@@ -145,7 +145,7 @@ FUSEDOPS_INLINE Wide<float> rounded_to_float(Wide<float> wide) {
   return wide + widened(narrowed(large));
 }
 
-// The products of exponentials and unraised scales.
+// Returns exponentials times scales, where the scales are not raised.
 template <class Out>
 FUSEDOPS_INLINE Vec<float> scaled_in_steps(Vec<float> e, Wide<float> scale) {
   const Wide<float> unit{{broadcast(1.0 / kRaised<float>), broadcast(1.0 / kRaised<float>)}};
@@ -159,15 +159,16 @@ FUSEDOPS_INLINE Vec<float> scaled_in_steps(Vec<float> e, Wide<float> scale) {
   return narrowed(result);
 }
 
-// double has no wider type: its exponentials stay raised until it is known which result is
-// denormal, and they do as they are then.
+// double has no wider type, so its exponentials stay raised until it is known which results are
+// denormal. If any is, the vector is computed without raising.
 template <class Out>
 FUSEDOPS_INLINE Vec<double> scaled_in_steps(Vec<double> e, Vec<double> factor, Vec<double> sum) {
-  constexpr double kOntoMultiples = 0x1p-958;  // 2^64 times the least normal number
+  constexpr double kOntoMultiples = 0x1p-958;  // 2^64 times the smallest normal number
   constexpr double kRaisedLeast = 0x1p-958, kRaisedVanishes = 0x1p-1011;
   const Vec<double> plain_sum = sum * (1 / kRaised<double>);
   e = e < kRaisedLeast ? (e + kOntoMultiples) - kOntoMultiples : e;
-  // Half of what vanishes at once, and so without underflow in the product.
+  // Exponentials below `none` give at most half of kRaisedVanishes. They are set to 0 before the
+  // product, which would underflow.
   const Vec<double> none = 0.5 * kRaisedVanishes * magnitude(plain_sum) / factor;
   e = e < none ? Vec<double>{} : e;
   const Vec<double> result = e * factor / plain_sum;

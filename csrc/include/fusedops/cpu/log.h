@@ -1,8 +1,8 @@
-// log of sums of exponentials, vectors of doubles at a time.
+// The logarithm of sums of exponentials, one vector of doubles at a time.
 //
-// x = m 2^n with m in [sqrt(1/2), sqrt(2)), log m = 2 atanh(t) with t = (m - 1) / (m + 1), by its
-// series: |t| < 0.172, so that what is cut off is below 3e-14 of the result. Sums are normal
-// numbers, 0, infinite or NaN; log of 0 is -inf, of a NaN a NaN.
+// With x = m 2^n and m in [sqrt(1/2), sqrt(2)), log m = 2 atanh(t), where t = (m - 1) / (m + 1).
+// For |t| < 0.172 the truncated series of atanh has a relative error below 3e-14. Sums are normal
+// numbers, 0, infinite or NaN; log(0) is -inf, and log(NaN) is NaN.
 #pragma once
 
 #include "fusedops/cpu/vec.h"
@@ -13,11 +13,11 @@ namespace {
 
 FUSEDOPS_INLINE Vec<double> log_of(Vec<double> x) {
   constexpr double kLn2High = 6.93147180369123816490e-01, kLn2Low = 1.90821492927058770002e-10;
-  // How far x lies above sqrt(1/2), in powers of two.
+  // The distance of x above sqrt(1/2); its exponent bits are n.
   const VecI64 above = (VecI64)x - 0x3fe6a09e667f3bcd;
   const VecI64 power = above >> 52;
   const Vec<double> m = (Vec<double>)((VecI64)x - (power << 52));
-  // An integer of 51 bits added to the bits of 1.5 * 2^52 is added to the number.
+  // Adding a 51-bit integer to the bits of 1.5 * 2^52 adds it to the number.
   constexpr double kRound = 6755399441055744.0;
   const Vec<double> n = (Vec<double>)(power + (VecI64)broadcast(kRound)) - kRound;
   const Vec<double> t = (m - 1.0) / (m + 1.0), square = t * t;
@@ -29,7 +29,7 @@ FUSEDOPS_INLINE Vec<double> log_of(Vec<double> x) {
   return (x > 0.0) & (x < kInfinity<double>) ? result : special;
 }
 
-// For results stored as Out: a double shows every bit of it.
+// For results stored as Out. double needs the exact logarithm, because its results show every bit.
 template <class Out>
 FUSEDOPS_INLINE double log_of_sum(double sum) {
   if constexpr (sizeof(Out) == sizeof(double)) return __builtin_log(sum);

@@ -1,9 +1,9 @@
-// Masked softmax of rows on the CPU: forward with or without dropout, backward.
+// Masked softmax of rows on the CPU: forward with and without dropout, and backward.
 //
-// Forward: the scores of a chunk of a row go into scratch memory in the L1 cache, and from there on
-// all is the softmax of those scores. So mask and bias cost a loop for each of their types, and the
-// rest is compiled once for all of them. The columns behind the last one that causality and a bool
-// mask show are neither read nor computed, unless they would come out other than 0.
+// Forward: the scores of a chunk are written to scratch memory in the L1 cache, and all later steps
+// compute the softmax of these scores. Mask and bias thus need one loop for each of their types,
+// and the rest is compiled once for all of them. Columns after the last one that causality and a
+// bool mask leave visible are neither read nor computed, unless their result is not 0.
 #pragma once
 
 #include "fusedops/cpu/philox.h"
@@ -17,14 +17,14 @@ namespace {
 
 struct NoOperand {};
 
-// What causality and a bool mask leave of a row.
+// The columns of a row that causality and a bool mask leave visible.
 struct VisibleColumns {
-  int64_t end;  // every column from here on is hidden
-  bool all;     // no mask hides one before it
+  int64_t end;  // the columns from here on are hidden
+  bool all;     // whether all columns before `end` are visible
 };
 
-// Whether the first `cols` bools are all true. All are read, because a loop that ends at the first
-// false one ends elsewhere in each row, and costs a mispredicted branch.
+// Whether the first `cols` bools are all true. The loop reads all of them: one that ends at the
+// first false bool would end elsewhere in each row and cost a mispredicted branch.
 inline bool are_all_true(const Bool* bools, int64_t cols) {
   constexpr uint64_t kTrue = 0x0101010101010101;
   bool all = true;
@@ -42,15 +42,15 @@ inline bool are_all_true(const Bool* bools, int64_t cols) {
   return all;
 }
 
-// What a bool mask's row shows of its first `cols` columns.
-inline VisibleColumns columns_shown(const Bool* mask, int64_t cols) {
+// The columns that a bool mask leaves visible, of its first `cols` columns.
+inline VisibleColumns columns_visible(const Bool* mask, int64_t cols) {
   int64_t end = cols;
   while (end >= 8 && read<uint64_t>(mask + end - 8) == 0) end -= 8;
   while (end > 0 && mask[end - 1].value == 0) --end;
   return {end, are_all_true(mask, end)};
 }
 
-// Where mask and bias lie for one row after the other, and how far the row is visible.
+// Steps through the rows: the addresses of mask and bias, and the visible columns.
 class OperandRows {
  public:
   OperandRows(const Scores& scores, int64_t row) : scores_(scores), query_(0) {
@@ -75,8 +75,8 @@ class OperandRows {
   const void* bias() const { return at(scores_.bias, bias_); }
   const void* mask() const { return at(scores_.mask, mask_); }
 
-  // What is visible of the row, which has `cols` columns. The mask is read once where several rows
-  // share it, as they share a padding mask.
+  // Returns the visible columns of the row, which has `cols` columns. A mask that several rows
+  // share, such as a padding mask, is read once.
   VisibleColumns visible(int64_t cols) {
     if (scores_.causal.on) {
       const int64_t visible = query_ + scores_.causal.diagonal + 1;
@@ -89,7 +89,7 @@ class OperandRows {
     if (row != last_mask_ || cols != last_cols_) {
       last_mask_ = row;
       last_cols_ = cols;
-      last_visible_ = columns_shown(row, cols);
+      last_visible_ = columns_visible(row, cols);
     }
     return last_visible_;
   }
@@ -97,8 +97,7 @@ class OperandRows {
  private:
   static const void* at(const Operand& operand, int64_t offset) {
     if (operand.data == nullptr) return nullptr;
-    const int64_t size = operand.is_bool ? 1 : size_of(operand.dtype);
-    return static_cast<const char*>(operand.data) + offset * size;
+    return static_cast<const char*>(operand.data) + offset * element_bytes(operand);
   }
 
   void move(int32_t dim, int64_t steps) {
@@ -119,12 +118,12 @@ void splat(const void* value, void* to, int64_t count) {
   for (int64_t i = 0; i < count; ++i) static_cast<T*>(to)[i] = *static_cast<const T*>(value);
 }
 
-// The values of an operand for one row: one for all columns is written to `repeated` as often as a
-// chunk of `cols` columns needs it.
+// Returns the values of an operand for one row. If all columns have one value, it is written to
+// `repeated` `cols` times, for a chunk of columns.
 inline const void* values_of(
     const Operand& operand, const void* row, void* repeated, int64_t cols) {
   if (row == nullptr || operand.col_stride != 0) return row;
-  const int64_t size = operand.is_bool ? 1 : size_of(operand.dtype);
+  const int64_t size = element_bytes(operand);
   if (size == 1) splat<uint8_t>(row, repeated, cols);
   if (size == 2) splat<uint16_t>(row, repeated, cols);
   if (size == 4) splat<uint32_t>(row, repeated, cols);
@@ -132,7 +131,7 @@ inline const void* values_of(
   return repeated;
 }
 
-// body(pointer to the values of a row from column `begin` on)
+// Calls body(pointer to the row's values from column `begin` on).
 template <class In, class Body>
 FUSEDOPS_INLINE auto with_values(
     const Operand& operand, const void* values, int64_t begin, Body body) {
@@ -150,8 +149,8 @@ FUSEDOPS_INLINE Tile<C> with_operand(Tile<C> score, NoOperand, int64_t, Part, C)
 }
 template <class In, class Part, class C = Compute<In>>
 FUSEDOPS_INLINE Tile<C> with_operand(
-    Tile<C> score, const Bool* mask, int64_t col, Part part, C hidden) {
-  return chosen(load_bools<In>(mask + col, part), score, hidden);
+    Tile<C> score, const Bool* mask, int64_t col, Part part, C mask_value) {
+  return chosen(load_bools<In>(mask + col, part), score, mask_value);
 }
 template <class In, class Value, class Part, class C = Compute<In>>
 FUSEDOPS_INLINE Tile<C> with_operand(Tile<C> score, const Value* added, int64_t col, Part part, C) {
@@ -160,8 +159,8 @@ FUSEDOPS_INLINE Tile<C> with_operand(Tile<C> score, const Value* added, int64_t 
 
 // --- scores -------------------------------------------------------------------------------------
 
-// sums = step(sums, col, part, seen) over the tiles that hold the first `visible` of a row's `cols`
-// columns: `part` of the tile lies in the row, `seen` of it is visible.
+// Computes sums = step(sums, col, part, seen) for the tiles that contain the first `visible` of a
+// row's `cols` columns: `part` of the tile is in the row, and `seen` of it is visible.
 template <class T, class Sums, class Step>
 FUSEDOPS_INLINE Sums fold_visible(int64_t visible, int64_t cols, Sums sums, Step step) {
   int64_t col = 0;
@@ -172,22 +171,22 @@ FUSEDOPS_INLINE Sums fold_visible(int64_t visible, int64_t cols, Sums sums, Step
   return step(sums, col, First{static_cast<int>(cols - col)}, seen);
 }
 
-// How many of `cols` columns lie in the tiles that hold the first `visible` of them.
+// The number of columns, at most `cols`, in the tiles that contain the first `visible` columns.
 template <class T>
 constexpr int64_t columns_computed(int64_t visible, int64_t cols) {
   const int64_t whole = (visible + kTile<T> - 1) / kTile<T> * kTile<T>;
   return whole < cols ? whole : cols;
 }
 
-// The scores `at(col, part)`, with one operand more, into `scratch`; -inf in what is not visible of
-// the last tile. Returns their maximum.
+// Writes the scores `at(col, part)`, with one more operand applied, to `scratch`, and -inf to the
+// columns of the last tile that are not visible. Returns the maximum.
 template <class In, class Source, class OperandValues, class C = Compute<In>>
 FUSEDOPS_INLINE C write_scores(
-    Source at, OperandValues operand, C* scratch, C hidden, int64_t visible, int64_t cols) {
+    Source at, OperandValues operand, C* scratch, C mask_value, int64_t visible, int64_t cols) {
   const auto max = fold_visible<In>(
       visible, cols, both(-kInfinity<C>),
       [&](Tile<C> so_far, int64_t col, auto part, auto seen) FUSEDOPS_LAMBDA {
-        const Tile<C> score = with_operand<In>(at(col, part), operand, col, part, hidden);
+        const Tile<C> score = with_operand<In>(at(col, part), operand, col, part, mask_value);
         const Tile<C> shown = filled<In>(score, seen, -kInfinity<C>);
         store(scratch + col, shown);
         return larger(so_far, shown);
@@ -197,33 +196,34 @@ FUSEDOPS_INLINE C write_scores(
 
 template <class In, class OperandValues, class C = Compute<In>>
 FUSEDOPS_NOINLINE C scores_of(
-    const In* input, C scale, OperandValues operand, C* scratch, C hidden, int64_t visible,
+    const In* input, C scale, OperandValues operand, C* scratch, C mask_value, int64_t visible,
     int64_t cols) {
   const auto at = [&](int64_t col, auto part)
                       FUSEDOPS_LAMBDA { return load(input + col, part) * scale; };
-  return write_scores<In>(at, operand, scratch, hidden, visible, cols);
+  return write_scores<In>(at, operand, scratch, mask_value, visible, cols);
 }
 
 template <class In, class OperandValues, class C = Compute<In>>
 FUSEDOPS_NOINLINE C
-scores_with(OperandValues operand, C* scratch, C hidden, int64_t visible, int64_t cols) {
+scores_with(OperandValues operand, C* scratch, C mask_value, int64_t visible, int64_t cols) {
   const auto at = [&](int64_t col, auto) FUSEDOPS_LAMBDA { return load(scratch + col); };
-  return write_scores<In>(at, operand, scratch, hidden, visible, cols);
+  return write_scores<In>(at, operand, scratch, mask_value, visible, cols);
 }
 
-// Columns [visible, cols) of a chunk's scores: hidden; past the end, -inf.
+// Writes mask_value to columns [visible, cols) of a chunk's scores, and -inf to columns past the
+// end.
 template <class In, class C = Compute<In>>
-void hide_columns(C* scratch, C hidden, int64_t visible, int64_t cols) {
+void hide_columns(C* scratch, C mask_value, int64_t visible, int64_t cols) {
   for (int64_t col = visible / kTile<In> * kTile<In>; col < cols; col += kTile<In>) {
     const Tile<C> seen =
-        filled<In>(load(scratch + col), First{static_cast<int>(visible - col)}, hidden);
+        filled<In>(load(scratch + col), First{static_cast<int>(visible - col)}, mask_value);
     store(scratch + col, filled<In>(seen, First{static_cast<int>(cols - col)}, -kInfinity<C>));
   }
 }
 
-// exp(score - max) in place of the scores, and their sum.
+// Replaces the scores by exp(score - max), and returns the chunk's maximum and sum.
 template <class Out, class C>
-FUSEDOPS_NOINLINE SoftmaxChunk<C> exponentials(C* scratch, C max, int64_t cols) {
+FUSEDOPS_NOINLINE SoftmaxChunk<C> exponentials_of_chunk(C* scratch, C max, int64_t cols) {
   const C shift = shift_of(max);
   const int64_t computed = columns_computed<C>(cols, padded_cols(cols));
   const auto sums = fold_columns<C>(
@@ -238,14 +238,14 @@ FUSEDOPS_NOINLINE SoftmaxChunk<C> exponentials(C* scratch, C max, int64_t cols) 
 
 // --- forward ------------------------------------------------------------------------------------
 
-// A row on its way, and what its softmax is taken of.
+// A row in progress, and its operands.
 template <class In>
 struct MaskedRow {
   using C = Compute<In>;
   const Scores* scores;
-  const In *input, *next;           // where the row lies that will be read in its place
-  const void *bias, *mask;          // null where there is none
-  int64_t visible, computed, cols;  // `computed` columns: the visible ones, or all
+  const In *input, *next;           // `next` is the row to prefetch
+  const void *bias, *mask;          // null if there is none
+  int64_t visible, computed, cols;  // `computed` is `visible` or `cols`
   C* scratch;
   SoftmaxChunk<C>* chunks;
 
@@ -253,17 +253,17 @@ struct MaskedRow {
     return computed - begin < kSoftmaxChunk<C> ? computed - begin : kSoftmaxChunk<C>;
   }
 
-  // The scores of the chunk from `begin` on into scratch; returns their maximum.
-  FUSEDOPS_INLINE C write_chunk(int64_t begin, C hidden) const {
+  // Writes the scores of the chunk at `begin` to scratch, and returns their maximum.
+  FUSEDOPS_INLINE C write_chunk(int64_t begin, C mask_value) const {
     const int64_t count = chunk_cols(begin), left = visible - begin;
     const int64_t seen = left < 0 ? 0 : left < count ? left : count;
     C* to = scratch + begin;
     const auto first = [&](auto operand) {
       return scores_of<In>(
-          input + begin, C(scores->scale), operand, to, hidden, seen, cols - begin);
+          input + begin, C(scores->scale), operand, to, mask_value, seen, cols - begin);
     };
     const auto second = [&](auto operand) {
-      return scores_with<In>(operand, to, hidden, seen, cols - begin);
+      return scores_with<In>(operand, to, mask_value, seen, cols - begin);
     };
     C max = -kInfinity<C>;
     if (bias != nullptr) {
@@ -275,52 +275,53 @@ struct MaskedRow {
       max = first(NoOperand{});
     }
     if (seen == count) return max;
-    hide_columns<In>(to, hidden, seen, count);
-    return Larger{}(max, hidden);
+    hide_columns<In>(to, mask_value, seen, count);
+    return Larger{}(max, mask_value);
   }
 
-  // What will be read after the chunk from `begin` on is on its way from memory.
+  // Prefetches what is read after the chunk at `begin`.
   FUSEDOPS_INLINE void prefetch_after(int64_t begin) const {
     const int64_t count = chunk_cols(begin), end = begin + count;
     const In* from = end < computed ? input + end : next;
     for (int64_t col = 0; col < count; col += kTile<In>) prefetch_tile<Cache::kL2>(from + col);
   }
 
-  // The row's maximum and sum, once every chunk has its own.
+  // Combines the chunks' maxima and sums.
   FUSEDOPS_INLINE SoftmaxRow whole() const {
     return combine(chunks, softmax_chunk_count<C>(computed));
   }
 
-  // Whether the columns behind the visible ones come out as 0 without being computed.
-  FUSEDOPS_INLINE bool is_rest_zero(SoftmaxRow whole, C hidden) const {
+  // Whether the columns after the visible ones are 0 without being computed.
+  FUSEDOPS_INLINE bool is_rest_zero(SoftmaxRow whole, C mask_value) const {
     return computed == cols ||
-        (hidden < whole.max + ExpFor<C>::type::kLowest && whole.sum == whole.sum);
+        (mask_value < whole.max + ExpFor<C>::type::kLowest && whole.sum == whole.sum);
   }
 };
 
-// The exponentials of every row into its scratch, with maximum and sum of each chunk.
+// Writes the exponentials of every row to its scratch memory, and the maximum and sum of each
+// chunk.
 template <class Out, class In, class C = Compute<In>>
-FUSEDOPS_NOINLINE void exponentials_of(MaskedRow<In>* rows, int64_t count, C hidden) {
+FUSEDOPS_NOINLINE void compute_exponentials(MaskedRow<In>* rows, int64_t count, C mask_value) {
   for (int64_t begin = 0; begin < rows->cols; begin += kSoftmaxChunk<C>) {
     const auto chunk = [&](int64_t i) -> SoftmaxChunk<C>& {
       return rows[i].chunks[begin / kSoftmaxChunk<C>];
     };
     for (int64_t i = 0; i < count; ++i) {
-      if (begin < rows[i].computed) chunk(i).max = rows[i].write_chunk(begin, hidden);
+      if (begin < rows[i].computed) chunk(i).max = rows[i].write_chunk(begin, mask_value);
     }
     for (int64_t i = 0; i < count; ++i) {
       if (begin >= rows[i].computed) continue;
       rows[i].prefetch_after(begin);
-      chunk(i) =
-          exponentials<Out>(rows[i].scratch + begin, chunk(i).max, rows[i].chunk_cols(begin));
+      chunk(i) = exponentials_of_chunk<Out>(
+          rows[i].scratch + begin, chunk(i).max, rows[i].chunk_cols(begin));
     }
   }
 }
 
-// Whether every element is hidden, or -inf. Asked only where no score is above the hidden ones.
+// Whether every element is hidden or -inf. Called only if no score exceeds the mask value.
 template <class Out, class In>
 bool is_nothing_visible(MaskedRow<In> row) {
-  exponentials_of<Out>(&row, 1, -kInfinity<Compute<In>>);
+  compute_exponentials<Out>(&row, 1, -kInfinity<Compute<In>>);
   return row.whole().sum == 0;
 }
 
@@ -340,20 +341,20 @@ struct MaskedSoftmax {
   int64_t group_rows, row_bytes;
 
   void run(RowRange range) const {
-    MaskedRow<In> rows[kMostMaskedGroupRows];
+    MaskedRow<In> rows[kMaxMaskedGroupRows];
     OperandRows operands(args.scores, range.begin);
     for (int64_t first = range.begin; first < range.end; first += group_rows) {
       const int64_t count = range.end - first < group_rows ? range.end - first : group_rows;
       for (int64_t i = 0; i < count; ++i, operands.next()) {
         rows[i] = row_at(first + i, operands, i);
       }
-      exponentials_of<Out>(rows, count, hidden());
+      compute_exponentials<Out>(rows, count, mask_value());
       for (int64_t i = 0; i < count; ++i) finish(first + i, rows[i]);
     }
   }
 
  private:
-  FUSEDOPS_INLINE C hidden() const { return C(args.scores.mask_value); }
+  FUSEDOPS_INLINE C mask_value() const { return C(args.scores.mask_value); }
 
   FUSEDOPS_INLINE MaskedRow<In> row_at(int64_t index, OperandRows& operands, int64_t place) const {
     const Scores& scores = args.scores;
@@ -378,19 +379,19 @@ struct MaskedSoftmax {
 
   FUSEDOPS_INLINE void finish(int64_t index, MaskedRow<In>& row) const {
     SoftmaxRow whole = row.whole();
-    if (args.zero_masked_rows && whole.max <= hidden()) {
+    if (args.zero_masked_rows && whole.max <= mask_value()) {
       if (is_nothing_visible<Out>(row)) return write(index, row, whole, 0);
-      exponentials_of<Out>(&row, 1, hidden());
+      compute_exponentials<Out>(&row, 1, mask_value());
     }
-    if (!row.is_rest_zero(whole, hidden())) {
+    if (!row.is_rest_zero(whole, mask_value())) {
       row.computed = args.cols;
-      exponentials_of<Out>(&row, 1, hidden());
+      compute_exponentials<Out>(&row, 1, mask_value());
       whole = row.whole();
     }
     write(index, row, whole, columns_computed<In>(row.computed, args.cols));
   }
 
-  // The first `count` columns from scratch, zeros in the others.
+  // Writes the first `count` columns from scratch memory, and zeros to the others.
   FUSEDOPS_INLINE void write(
       int64_t index, const MaskedRow<In>& row, SoftmaxRow whole, int64_t count) const {
     if (args.probabilities.data != nullptr) {
@@ -406,7 +407,7 @@ struct MaskedSoftmax {
   FUSEDOPS_INLINE void write_to(
       const Rows& to, int64_t index, const MaskedRow<In>& row, SoftmaxRow whole,
       int64_t count) const {
-    Out* output = static_cast<Out*>(to.data) + to.spacing.offset(index);
+    Out* output = start_of<Out>(to, index);
     write_softmax<In>(
         output, InScratch<C>{row.scratch}, row.chunks, whole, RowRange{0, count}, put);
     write_zeros<In>(output, count, args.cols, put);
@@ -448,7 +449,7 @@ struct GradRow {
   using C = Compute<Out>;
   const Out* probabilities;
   In* result;
-  const Out *next_grad, *next_probabilities;  // what is read while this row is written
+  const Out *next_grad, *next_probabilities;  // prefetched while this row is written
   C scale, sum;
   int64_t visible, cols;
 
@@ -489,13 +490,12 @@ FUSEDOPS_INLINE void masked_softmax_backward_rows(
   const C scale = C(scores.scale * (drops ? args.dropout.scale : 1.0));
   OperandRows operands(scores, range.begin);
   for (int64_t index = range.begin; index < range.end; ++index, operands.next()) {
-    const Out* grad =
-        static_cast<const Out*>(args.grad_output.data) + args.grad_output.spacing.offset(index);
-    const Out* probabilities =
-        static_cast<const Out*>(args.probabilities.data) + args.probabilities.spacing.offset(index);
-    In* result = static_cast<In*>(args.grad_input.data) + args.grad_input.spacing.offset(index);
+    const Out* grad = start_of<Out>(args.grad_output, index);
+    const Out* probabilities = start_of<Out>(args.probabilities, index);
+    In* result = start_of<In>(args.grad_input, index);
     const auto [visible, all] = operands.visible(args.cols);
-    // The columns behind are all alike, and other than 0 only where nothing is visible.
+    // The columns after the last visible one are all equal, and are 0 unless the row has no visible
+    // column.
     const bool is_rest_zero = load(probabilities + args.cols - 1, First{1}).v[0][0] == 0;
     const int64_t summed = is_rest_zero ? visible : args.cols;
     const Bool* mask = all ? nullptr : static_cast<const Bool*>(operands.mask());

@@ -1,10 +1,10 @@
-// Blocks of narrow rows on the CPU: a tile for each column, a lane for each row, so that what a row
-// adds up to needs no step across lanes, and no column is masked out.
+// Groups of narrow rows on the CPU: each column has a tile, and each row has a lane of every tile.
+// A reduction over a row needs no step across lanes, and no column is masked out.
 //
-// A row is moved in pieces of 16 bytes. Pieces of several rows lie side by side in a vector, and
-// the words of four of them (of doubles: two) are transposed within those 16 bytes, which every
-// instruction set can. The last piece of a row ends where the row ends: what it shares with the one
-// before is moved twice.
+// Rows are loaded and stored in pieces of 16 bytes. Pieces of several rows lie side by side in a
+// vector, and the words of four vectors (two for double) are transposed within those 16 bytes,
+// which every instruction set can do. The last piece of a row ends with the row: the columns that
+// it shares with the piece before are loaded and stored twice.
 #pragma once
 
 #include "fusedops/cpu/vec.h"
@@ -14,20 +14,22 @@ namespace fusedops {
 namespace FUSEDOPS_CPU_ISA {
 namespace {
 
-// Rows that are no wider may be taken in blocks, as far as they fill one; those left over one by
-// one, with the same bits. Of a block of kMostBlockCols no more than one is kept at a time.
-constexpr int64_t kNarrowCols = 64, kMostBlockCols = 256;
+// Rows of up to kNarrowCols columns may be computed in groups, and of up to kMaxGroupCols if a
+// group needs only one array of tiles. Rows that do not fill a group are computed one by one, with
+// the same bits.
+constexpr int64_t kNarrowCols = 64, kMaxGroupCols = 256;
 template <class T>
-constexpr int64_t kBlockRows = kTile<T>;
+constexpr int64_t kGroupRows = kTile<T>;
 
-// Rows that end within a tile: without masks, that tile costs calls of memcpy.
+// Whether rows end within a tile, and the instruction set has no column masks: such a tile costs
+// calls of memcpy.
 template <class T>
 constexpr bool end_within_a_tile(int64_t cols) {
   return !kHasColumnMasks<T> && cols % kTile<T> != 0;
 }
 
 constexpr int kPieceBytes = 16;
-constexpr int kPieces = kVectorBytes / kPieceBytes;  // in a vector
+constexpr int kPieces = kVectorBytes / kPieceBytes;  // per vector
 template <class T>
 constexpr int kPieceCols = kPieceBytes / sizeof(T);
 template <class C>
@@ -37,7 +39,7 @@ typedef uint64_t Piece __attribute__((vector_size(kPieceBytes)));
 
 // --- pieces -------------------------------------------------------------------------------------
 
-// The first `bytes` of a piece, 2 to 15.
+// Read or write the first `bytes` of a piece, 2 to 15.
 #if defined(__AVX512F__) && !defined(FUSEDOPS_SANITIZED)
 FUSEDOPS_INLINE Piece read_piece(const void* from, int bytes) {
   return (Piece)_mm_maskz_loadu_epi8((1u << bytes) - 1, from);
@@ -46,7 +48,7 @@ FUSEDOPS_INLINE void write_piece(void* to, Piece piece, int bytes) {
   _mm_mask_storeu_epi8(to, (1u << bytes) - 1, (__m128i)piece);
 }
 #else
-// Two words that overlap where `bytes` lies between their sizes.
+// Reads two words, which overlap if `bytes` is between one and two words.
 template <class Word>
 FUSEDOPS_INLINE uint64_t read_two(const char* from, int bytes) {
   const uint64_t last = read<Word>(from + bytes - sizeof(Word));
@@ -71,7 +73,7 @@ FUSEDOPS_INLINE void write_piece(void* memory, Piece piece, int bytes) {
 }
 #endif
 
-// Pieces side by side.
+// Joins the pieces of a vector.
 template <class C>
 FUSEDOPS_INLINE Vec<C> joined(const Piece (&piece)[kPieces]) {
 #if defined(__AVX512F__)
@@ -105,8 +107,8 @@ FUSEDOPS_INLINE void split(Vec<C> vec, Piece (&piece)[kPieces]) {
 
 // --- transposition ------------------------------------------------------------------------------
 
-// Within each piece: what lies in the lower halves of two, or in the upper ones, in turns of kWords
-// words.
+// Within each piece: interleaves the lower or the upper halves of two vectors, kWords words at a
+// time.
 template <class C, int kWords, bool kUpper>
 FUSEDOPS_INLINE Vec<C> interleaved(Vec<C> a, Vec<C> b) {
   constexpr int kPiece = kPieceWords<C>;
@@ -119,7 +121,8 @@ FUSEDOPS_INLINE Vec<C> interleaved(Vec<C> a, Vec<C> b) {
   return shuffled<C>(a, b, lane);
 }
 
-// Word j of the pieces of vector i, and word i of those of vector j. Its own inverse.
+// Swaps word j of the pieces of vector i with word i of the pieces of vector j. The function is its
+// own inverse.
 FUSEDOPS_INLINE void transpose(Vec<double> (&v)[2]) {
   const Vec<double> low = interleaved<double, 1, false>(v[0], v[1]);
   v[1] = interleaved<double, 1, true>(v[0], v[1]);
@@ -136,7 +139,8 @@ FUSEDOPS_INLINE void transpose(Vec<float> (&v)[4]) {
   v[3] = interleaved<float, 2, true>(high01, high23);
 }
 
-// The columns in a transposed word, in one half of their tiles: one, or two of 16 bits.
+// Splits a transposed word into the halves of its columns' tiles: one column, or two columns of 16
+// bits.
 template <class C>
 FUSEDOPS_INLINE void unpack(Vec<C> word, int half, Tile<C>* columns, const C*) {
   columns[0].v[half] = word;
@@ -163,18 +167,18 @@ FUSEDOPS_INLINE Vec<float> pack(const Tile<float>* columns, int half, const Half
   return (Vec<float>)(even | odd << 16);
 }
 
-// --- blocks -------------------------------------------------------------------------------------
+// --- groups -------------------------------------------------------------------------------------
 
-// Evenly spaced rows of a block.
+// The rows of a group, evenly spaced.
 template <class T>
-struct BlockRows {
+struct GroupRows {
   T* first;
   int64_t stride;
 
   FUSEDOPS_INLINE T* operator[](int64_t row) const { return first + row * stride; }
 };
 
-// body(first column, number of bytes) for each piece of a row of T.
+// Calls body(first column, number of bytes) for each piece of a row of T.
 template <class T, class Body>
 FUSEDOPS_INLINE void for_pieces(int64_t cols, Body body) {
   if (cols < kPieceCols<T>) return body(0, static_cast<int>(cols * sizeof(T)));
@@ -186,15 +190,16 @@ FUSEDOPS_INLINE void for_pieces(int64_t cols, Body body) {
 FUSEDOPS_INLINE Piece read_piece(const void* from, Whole) { return read<Piece>(from); }
 FUSEDOPS_INLINE void write_piece(void* to, Piece piece, Whole) { write(to, piece); }
 
-// Which row of a block piece `piece` of vector `vector` of one half of its tiles is of.
+// The row of a group to which piece `piece` of vector `vector` belongs, in half `half` of the
+// tiles.
 template <class C>
 constexpr int row_of(int half, int vector, int piece) {
   return half * kLanes<C> + piece * kPieceWords<C> + vector;
 }
 
-// `block` has room for a whole piece.
+// `group` has room for a whole piece, even if rows are shorter.
 template <class T, class C = Compute<T>>
-FUSEDOPS_NOINLINE void load_even_rows(BlockRows<const T> rows, int64_t cols, Tile<C>* block) {
+FUSEDOPS_NOINLINE void load_even_rows(GroupRows<const T> rows, int64_t cols, Tile<C>* group) {
   for_pieces<T>(cols, [&](int64_t col, auto bytes) FUSEDOPS_LAMBDA {
     for (int half = 0; half < 2; ++half) {
       constexpr int kCount = kPieceWords<C>;
@@ -209,20 +214,20 @@ FUSEDOPS_NOINLINE void load_even_rows(BlockRows<const T> rows, int64_t cols, Til
       transpose(words);
       const T* type = nullptr;
       constexpr int kEach = kPieceCols<T> / kCount;
-      for (int i = 0; i < kCount; ++i) unpack(words[i], half, block + col + i * kEach, type);
+      for (int i = 0; i < kCount; ++i) unpack(words[i], half, group + col + i * kEach, type);
     }
   });
 }
 
 template <class T, class C = Compute<T>>
-FUSEDOPS_NOINLINE void store_even_rows(BlockRows<T> rows, int64_t cols, const Tile<C>* block) {
+FUSEDOPS_NOINLINE void store_even_rows(GroupRows<T> rows, int64_t cols, const Tile<C>* group) {
   for_pieces<T>(cols, [&](int64_t col, auto bytes) FUSEDOPS_LAMBDA {
     for (int half = 0; half < 2; ++half) {
       constexpr int kCount = kPieceWords<C>;
       Vec<C> words[kCount];
       const T* type = nullptr;
       constexpr int kEach = kPieceCols<T> / kCount;
-      for (int i = 0; i < kCount; ++i) words[i] = pack(block + col + i * kEach, half, type);
+      for (int i = 0; i < kCount; ++i) words[i] = pack(group + col + i * kEach, half, type);
       transpose(words);
       for (int i = 0; i < kCount; ++i) {
         Piece piece[kPieces];
@@ -235,37 +240,37 @@ FUSEDOPS_NOINLINE void store_even_rows(BlockRows<T> rows, int64_t cols, const Ti
   });
 }
 
-// Rows that begin in evenly spaced groups are copied where a block has rows of two groups.
+// If the rows of a group lie in two runs, they are copied first, so that they are evenly spaced.
 template <class T>
-FUSEDOPS_INLINE void load_block(
-    const ConstRows& rows, int64_t first, int64_t cols, Tile<Compute<T>>* block) {
-  if (are_even(rows, first, kBlockRows<T>)) {
-    return load_even_rows<T>({start_of<T>(rows, first), rows.spacing.stride}, cols, block);
+FUSEDOPS_INLINE void load_group(
+    const ConstRows& rows, int64_t first, int64_t cols, Tile<Compute<T>>* group) {
+  if (are_even(rows, first, kGroupRows<T>)) {
+    return load_even_rows<T>({start_of<T>(rows, first), rows.spacing.stride}, cols, group);
   }
-  T copy[kBlockRows<T> * kMostBlockCols];
-  for (int64_t r = 0; r < kBlockRows<T>; ++r) {
+  T copy[kGroupRows<T> * kMaxGroupCols];
+  for (int64_t r = 0; r < kGroupRows<T>; ++r) {
     std::memcpy(copy + r * cols, start_of<T>(rows, first + r), cols * sizeof(T));
   }
-  load_even_rows<T>({copy, cols}, cols, block);
+  load_even_rows<T>({copy, cols}, cols, group);
 }
 
 template <class T>
-FUSEDOPS_INLINE void store_block(
-    const Rows& rows, int64_t first, int64_t cols, const Tile<Compute<T>>* block) {
-  if (are_even(rows, first, kBlockRows<T>)) {
-    return store_even_rows<T>({start_of<T>(rows, first), rows.spacing.stride}, cols, block);
+FUSEDOPS_INLINE void store_group(
+    const Rows& rows, int64_t first, int64_t cols, const Tile<Compute<T>>* group) {
+  if (are_even(rows, first, kGroupRows<T>)) {
+    return store_even_rows<T>({start_of<T>(rows, first), rows.spacing.stride}, cols, group);
   }
-  T copy[kBlockRows<T> * kMostBlockCols];
-  store_even_rows<T>({copy, cols}, cols, block);
-  for (int64_t r = 0; r < kBlockRows<T>; ++r) {
+  T copy[kGroupRows<T> * kMaxGroupCols];
+  store_even_rows<T>({copy, cols}, cols, group);
+  for (int64_t r = 0; r < kGroupRows<T>; ++r) {
     std::memcpy(start_of<T>(rows, first + r), copy + r * cols, cols * sizeof(T));
   }
 }
 
-// body(first row) for each block of some rows. Returns the rows that are left.
+// Calls body(first row) for each whole group. Returns the remaining rows.
 template <class T, class Body>
-FUSEDOPS_INLINE RowRange for_blocks(RowRange rows, Body body) {
-  for (; rows.begin + kBlockRows<T> <= rows.end; rows.begin += kBlockRows<T>) body(rows.begin);
+FUSEDOPS_INLINE RowRange for_row_groups(RowRange rows, Body body) {
+  for (; rows.begin + kGroupRows<T> <= rows.end; rows.begin += kGroupRows<T>) body(rows.begin);
   return rows;
 }
 

@@ -1,6 +1,6 @@
-// Gradients of the norms of rows on the CPU, and of what comes before the norm. One pass over input
-// and grad_output gives every sum; rows side by side share each load and store of the column
-// accumulators.
+// Gradients of the norms of rows on the CPU, including dropout and residual before the norm. One
+// pass over input and grad_output computes every sum; interleaved rows share each load and store of
+// the column accumulators.
 #pragma once
 
 #include "fusedops/cpu/norm_common.h"
@@ -10,17 +10,18 @@ namespace fusedops {
 namespace FUSEDOPS_CPU_ISA {
 namespace {
 
-// Which of the sums over rows are taken.
+// The sums over rows that are computed.
 enum class ColumnSums { kNone, kWeight, kBoth };
 
-// A row of the backward. With g = grad_output * weight and centered = input - mean, grad_input =
-// rstd * ((g - grad_mean) - slope * centered). Without a mean both means are 0. Nothing in it
-// leaves the range of its type before the result does: of rows of 1e-30, or of 1e30, rstd^3 would.
+// The backward of a row. With g = grad_output * weight and centered = input - mean, grad_input =
+// rstd * ((g - grad_mean) - slope * centered). Without a mean both means are 0. No intermediate
+// value leaves the range of its type before the result does; rstd^3 would, for values
+// near 1e-30 or 1e30.
 //
-// What is in brackets cancels where a row has few columns: of two all but eps / (variance + eps).
-// Its error is a few ulps of |g| nonetheless, and that of centered * rstd the mean's rounding in
-// ulps: |error| < 2^-22 * (1 + |mean| * rstd) * rstd * max|g| in float, beside the result's own
-// rounding.
+// If a row has few columns, the difference in brackets cancels: for two columns, all but eps /
+// (variance + eps) of it. Its error is nevertheless a few ulps of |g|, and that of centered * rstd
+// comes from rounding the mean: |error| < 2^-22 * (1 + |mean| * rstd) * rstd * max|g| in float,
+// beside the rounding of the result.
 //
 // S is one number, or one for each lane.
 template <class S>
@@ -30,28 +31,29 @@ struct NormSlope {
 
 // --- tiny rows ----------------------------------------------------------------------------------
 //
-// Sums of grad * centered are multiplied by rstd. Where that is large, as of tiny rows beside an
-// eps that is no larger, the products may be denormal on the way to sums that are not: such rows
-// are read times a power of two near rstd. That changes no other bit.
+// Sums of grad * centered are multiplied by rstd. If rstd is large, as for tiny rows with an eps
+// that is no larger, the products may be denormal although the sums are not. Such rows are scaled,
+// when they are read, by a power of two near rstd. That changes no other bit.
 
-// Neither a float16 is so small, nor is the product of two doubles.
+// Whether rows may be that tiny. float16 has no values that small, and products of doubles do not
+// become denormal.
 template <class T>
 constexpr bool kMayBeTiny = sizeof(Compute<T>) == sizeof(float);
 template <>
 constexpr bool kMayBeTiny<Half> = false;
 
-// Above that of a row of zeros with the eps of float32 that rms_norm has where none is given, 2896.
+// Larger than the rstd of a row of zeros with rms_norm's default eps for float32, 2896.
 template <class C>
 constexpr C kLargeRstd = C(0x1p12);
 
-// The power of two in each value.
+// The largest power of two that does not exceed each value: its exponent bits.
 template <class C>
 FUSEDOPS_INLINE Vec<C> power_in(Vec<C> value) {
   return (Vec<C>)((Lanes<C>)value & (Lanes<C>)broadcast(kInfinity<C>));
 }
 
-// What rows are read times: 1 where rstd is not large, or the row is so far from zero, as one of
-// equal values may be, that it would overflow.
+// The factor by which rows are scaled when they are read. It is 1 if rstd is not large, or if the
+// row is so far from zero, as a row of equal values may be, that scaling would overflow.
 template <class C>
 FUSEDOPS_INLINE Vec<C> reading_factor(Vec<C> mean, Vec<C> rstd) {
   const Vec<C> from_zero = (mean < 0 ? -mean : mean) * rstd;
@@ -59,18 +61,20 @@ FUSEDOPS_INLINE Vec<C> reading_factor(Vec<C> mean, Vec<C> rstd) {
   return reads_more ? power_in<C>(rstd) : broadcast(C(1));
 }
 
-// Where eps outweighs a tiny row, its slope times centered may be denormal beside a gradient that
-// is not. Where that is not fused, such a row has its gradient made times a power of two, too.
+// If eps outweighs the variance of a tiny row, slope * centered may be denormal while the gradient
+// is not. Without FMA, the gradient of such a row is therefore computed with a scaled grad_output.
 template <class T>
 constexpr bool kMayLoseProducts = kMayBeTiny<T> && !kFusesProducts;
 
-// By the row's numbers as it is read: one, or one for each lane.
+// Whether products with `slope` may be lost to underflow. `slope` and `rstd` are those of the row
+// as it is read: one number each, or one for each lane.
 template <class S>
 FUSEDOPS_INLINE auto loses_products(S slope, S rstd) {
   const S size = slope < 0 ? -slope : slope;
   return (size < rstd * 0x1p-50f) & (size > 0) & (rstd >= 1);
 }
-// At the price of one comparison where it does not: rstd is not large.
+// The same for one row, whose rstd is not large because it is scaled when it is read: usually one
+// comparison.
 FUSEDOPS_INLINE bool row_loses_products(float slope, float rstd) {
   const float size = slope < 0 ? -slope : slope;
   return size < kLargeRstd<float> * 0x1p-50f && loses_products(slope, rstd);
@@ -86,7 +90,7 @@ FUSEDOPS_NOINLINE float largest_value(const T* row, int64_t cols) {
   return max_of(largest, largest);
 }
 
-// What brings the largest gradient of a row near 2^80.
+// Returns the factor that brings the largest gradient of a row near 2^80.
 FUSEDOPS_INLINE Vec<float> gradient_factor(Vec<float> largest) {
   const Vec<float> least = broadcast(0x1p-40f), most = broadcast(0x1p80f);
   return most / power_in<float>(smaller(larger(largest, least), most));
@@ -97,7 +101,7 @@ FUSEDOPS_INLINE Vec<float> gradient_factor(Vec<float> largest) {
 template <bool kCenters, class C, class S>
 FUSEDOPS_INLINE Tile<C> norm_gradient(
     Tile<C> grad, Tile<C> weight, Tile<C> x, S mean, S rstd, NormSlope<S> sums) {
-  // The product with the slope is fused into the difference, where it may be denormal.
+  // The product with the slope may be denormal, and is fused into the difference.
   if constexpr (!kCenters) {
     return unfused((unfused(grad * weight) - x * sums.slope) * rstd);
   } else {
@@ -119,7 +123,7 @@ struct NormRow {
   }
 };
 
-// `kCount` rows of the backward, side by side.
+// `kCount` interleaved rows of the backward.
 template <bool kCenters, class T, int kCount>
 struct NormRows {
   using C = Compute<T>;
@@ -127,8 +131,8 @@ struct NormRows {
   const T* grad[kCount];
   const T* input[kCount];
   int64_t grad_ahead, input_ahead;  // rows_ahead()
-  C factor = 1;                     // what the one row is read times
-  C mean[kCount], rstd[kCount];     // as of rows that are as they are read
+  C factor = 1;                     // scales the row as it is read
+  C mean[kCount], rstd[kCount];     // of the rows as they are read
   NormSlope<C> sums[kCount];
 
   FUSEDOPS_INLINE NormRows(const NormBackward& args, int64_t first_)
@@ -143,7 +147,7 @@ struct NormRows {
     }
   }
 
-  // 0 past the end of the row.
+  // Columns past the end of the row are 0.
   template <class Part>
   FUSEDOPS_INLINE Tile<C> centered(int r, int64_t col, Part part) const {
     const Tile<C> x = load(input[r] + col, part);
@@ -151,7 +155,7 @@ struct NormRows {
     return x;
   }
 
-  // rstd of the row as it lies in memory.
+  // rstd of the row in memory, before scaling.
   FUSEDOPS_INLINE C own_rstd(int r) const { return rstd[r] * factor; }
 
   FUSEDOPS_INLINE NormRow<kCenters, T> operator[](int r) const {
@@ -167,7 +171,8 @@ struct NormRows {
     return false;
   }
 
-  // One of the rows. Read anew: what is passed as a whole does not stay in registers.
+  // Returns one of the rows. It is read anew, because a struct that is passed as a whole does not
+  // stay in registers.
   FUSEDOPS_INLINE NormRows<kCenters, T, 1> only(int r, const NormBackward& args) const {
     if constexpr (kCount == 1) {
       return *this;
@@ -178,7 +183,7 @@ struct NormRows {
     }
   }
 
-  // The gradient of an input row, as a function of columns.
+  // Returns the gradient of an input row as a function of the column.
   FUSEDOPS_INLINE auto through_norm(int r, ColumnValues<T> weight, int64_t cols) const {
     NormRow<kCenters, T> row = (*this)[r];
     C factor = 1;
@@ -196,7 +201,8 @@ struct NormRows {
     };
   }
 
-  // The row, if it is tiny, from `copy`, which has room for whole tiles of it.
+  // If the row is tiny, writes it scaled to `copy`, which has room for whole tiles, and reads it
+  // from there.
   FUSEDOPS_INLINE void read_tiny(T* copy, int64_t cols) {
     static_assert(kCount == 1);
     if constexpr (kMayBeTiny<T>) {
@@ -205,7 +211,7 @@ struct NormRows {
   }
 
  private:
-  // By value: of what is passed by reference, loops would read every number again after each store.
+  // Passed by value: through a reference, loops would read every number again after each store.
   static FUSEDOPS_NOINLINE NormRows scaled(NormRows rows, T* copy, int64_t cols) {
     const C mean = kCenters ? rows.mean[0] : C(0);
     const C factor = reading_factor<C>(broadcast(mean), broadcast(rows.rstd[0]))[0];
@@ -220,42 +226,25 @@ struct NormRows {
   }
 };
 
-// What divides a row's sum(g * centered): cols. Of kStd (cols - 1) * kept, where kept = std / (std
-// + eps) = 1 - eps * rstd; no more than rounding may be left of it where std is small beside eps,
-// but what the sum makes of grad_input is then that small beside the rest. Nothing where std is 0.
-template <class C>
-FUSEDOPS_INLINE C along_count(const NormBackward& args, C rstd) {
-  const C kept = 1 - C(args.eps) * rstd;
-  return kept > 0 ? kept * C(args.cols - 1) : kInfinity<C>;
-}
-template <class C>
-FUSEDOPS_INLINE Tile<C> along_count(const NormBackward& args, Tile<C> rstd) {
-  for (auto& vec : rstd.v) {
-    const Vec<C> kept = 1 - C(args.eps) * vec;
-    vec = kept > 0 ? kept * C(args.cols - 1) : broadcast(kInfinity<C>);
-  }
-  return rstd;
-}
-
-// From the sums of whole rows what is the same for all their columns. `own_rstd`: of the rows as
-// they lie in memory.
+// Computes from the sums of whole rows what all their columns need. `own_rstd` is rstd of the rows
+// in memory, before scaling.
 template <bool kCenters, class C, class S>
 FUSEDOPS_INLINE NormSlope<S> norm_slope(
     S of_grad, S of_product, S rstd, S own_rstd, const NormBackward& args) {
   const C cols = C(args.cols);
-  const bool is_std = args.kind == NormKind::kStd;
-  const S centered_mean = is_std ? of_product / along_count(args, own_rstd) : of_product / cols;
+  const S centered_mean =
+      has_own_count(args.kind) ? of_product / along_count(args, own_rstd) : of_product / cols;
   return {kCenters ? of_grad / cols : of_grad, centered_mean * rstd * rstd};
 }
 
-// What one step adds to the accumulators: a tile of columns of every row.
+// What one step adds to the accumulators: a tile of columns, summed over the interleaved rows.
 template <class C>
 struct NormColumns {
   Tile<C> weight, bias;  // to grad_weight and grad_bias
 };
 
-// Sums of grad and of grad * centered, times weight, of each row; column sums onto grad_weight and
-// grad_bias.
+// Computes each row's sums of grad * weight and grad * centered * weight, and adds the rows to the
+// column sums grad_weight and grad_bias.
 template <ColumnSums kSums, bool kCenters, class T, int kCount, class C = Compute<T>>
 FUSEDOPS_INLINE void norm_sums(
     const NormRows<kCenters, T, kCount>& rows, ColumnValues<T> weight, C* grad_weight, C* grad_bias,
@@ -287,7 +276,7 @@ FUSEDOPS_INLINE void norm_sums(
   sums_over_lanes<C>(lanes, sums);
 }
 
-// What the sums of whole rows make of their gradients.
+// Computes the slopes of the rows from the sums of whole rows.
 template <bool kCenters, class T, int kCount, class C = Compute<T>>
 FUSEDOPS_INLINE void finish_row_sums(
     NormRows<kCenters, T, kCount>& rows, const C (&sums)[2 * kCount], const NormBackward& args) {
@@ -298,7 +287,7 @@ FUSEDOPS_INLINE void finish_row_sums(
   }
 }
 
-// Where the gradients of the rows go: the input's, and the one that dropout makes of it.
+// Writes the gradients of the rows: the input's, and the branch's, to which dropout is applied.
 template <class T>
 struct NormResults {
   using C = Compute<T>;
@@ -324,7 +313,7 @@ struct NormResults {
     write_both(row.first, row.through_norm(0, weight, args.cols));
   }
 
-  // Tiles of all rows are read before one is written (norm_forward.h).
+  // Tiles of all rows are read before any is written (norm_forward.h).
   template <bool kMore, bool kCenters, int kCount>
   FUSEDOPS_INLINE void write_rows(const NormRows<kCenters, T, kCount>& rows) const {
     const int64_t ahead = rows_ahead<T>(args.grad_input.spacing, args.cols, kCount);
@@ -347,7 +336,8 @@ struct NormResults {
     });
   }
 
-  // What is dropped is not yet rounded.
+  // Writes grad_input and grad_branch chunk by chunk, because dropout is applied to gradients
+  // before they are rounded.
   template <class Source>
   FUSEDOPS_INLINE void write_both(int64_t row, Source at) const {
     for_chunks<T>(args.cols, [&](int64_t begin, int64_t cols) FUSEDOPS_LAMBDA {
@@ -396,7 +386,7 @@ struct PartitionSums {
   }
 };
 
-// Whether any row may be read scaled: those are taken one by one.
+// Whether any row may have to be scaled. Such rows are computed one by one.
 template <class T>
 FUSEDOPS_INLINE bool any_tiny(const NormBackward& args, RowRange rows) {
   using C = Compute<T>;
@@ -408,7 +398,7 @@ FUSEDOPS_INLINE bool any_tiny(const NormBackward& args, RowRange rows) {
   return any;
 }
 
-// Rows of a partition, onto its sums.
+// Computes rows of a partition, and adds them to its sums.
 template <bool kCenters, class T, ColumnSums kSums>
 void norm_backward_rows(
     const NormBackward& args, int64_t partition, RowRange range, void* scratch, Put put) {
@@ -431,9 +421,9 @@ void norm_backward_rows(
   };
   const bool some_tiny = any_tiny<T>(args, range);
   for (int64_t row = range.begin; row < range.end;) {
-    const RowRange next{row, row + kRowsAbreast};
+    const RowRange next{row, row + kInterleavedRows};
     if (next.end <= range.end && !(some_tiny && any_tiny<T>(args, next))) {
-      step(Constant<kRowsAbreast>{}, row);
+      step(Constant<kInterleavedRows>{}, row);
       row = next.end;
     } else {
       step(Constant<1>{}, row++);
@@ -441,15 +431,15 @@ void norm_backward_rows(
   }
 }
 
-// body(the columns as what they hold): a gradient has the dtype of the rows, or what is computed
-// in.
+// Calls body with the columns as a pointer to their type: a gradient has the dtype of the rows or
+// the compute type.
 template <class T, class Body>
 void with_result(Columns result, Body body) {
   if (size_of(result.dtype) == sizeof(T)) return body(static_cast<T*>(result.data));
   body(static_cast<Compute<T>*>(result.data));
 }
 
-// The partitions' sums, held in T's order, added in the order of the partitions.
+// Adds up the partitions' sums, which are in T's order, in the order of the partitions.
 template <class T, class Result, class C = Compute<T>>
 void sum_partitions(
     const C* partials, Result* result, int64_t partitions, int64_t stride, int64_t begin,

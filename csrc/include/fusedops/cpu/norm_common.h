@@ -1,9 +1,10 @@
-// What the forward and backward of the norms of rows share on the CPU: layer_norm, std_norm and
-// rms_norm, of a row or of a sum of two. kCenters: whether there is a mean, as in all but rms_norm.
+// Shared by the forward and backward of norms of rows on the CPU: layer_norm, std_norm and
+// rms_norm, of a row or of the sum of two. kCenters: whether there is a mean, as in all but
+// rms_norm.
 //
-// Rows are taken side by side, so that each load of weight and bias, and in the backward each load
-// and store of the column accumulators, serves several; and what ends a row, sums over lanes, a
-// root and a division, 150 cycles one after the other, overlaps with the next row's.
+// Rows are interleaved. Each load of weight and bias, and in the backward each load and store of
+// the column accumulators, serves several rows. The end of a row (sums over lanes, a root and a
+// division: a latency of 150 cycles) overlaps with that of the next row.
 #pragma once
 
 #include "fusedops/cpu/vec.h"
@@ -13,12 +14,12 @@ namespace fusedops {
 namespace FUSEDOPS_CPU_ISA {
 namespace {
 
-// Columns after which sums are carried on in a wider type: 32 additions a lane, and 8 in double,
-// where the wider type has but 11 bits more.
+// The number of columns whose sum is computed in Compute<T>; sums of chunks use the wider type. A
+// lane adds up 32 values, or 8 for double, because long double has only 11 more bits.
 template <class T>
 constexpr int64_t kNormChunk = (sizeof(T) == sizeof(double) ? 8 : 32) * kTile<T>;
 
-// Whether a product that goes into a sum is fused into it. One that is not may be denormal.
+// Whether the compiler fuses a product into a sum. A product that is not fused may be denormal.
 #if defined(__FP_FAST_FMAF)
 constexpr bool kFusesProducts = true;
 #else
@@ -36,7 +37,7 @@ struct WiderOf<double> {
 template <class T>
 using Wider = typename WiderOf<Compute<T>>::type;
 
-// body(begin, count) for each chunk of a row.
+// Calls body(begin, count) for each chunk of a row.
 template <class T, class Body>
 FUSEDOPS_INLINE void for_chunks(int64_t cols, Body body) {
   constexpr int64_t chunk = kNormChunk<T>;
@@ -52,23 +53,23 @@ struct Constant {
 
 // --- parameters ---------------------------------------------------------------------------------
 
-// `given`, which holds Given, as columns of the kernel for T: converted, in T's order, and `offset`
-// added.
+// Converts `given` to columns of the kernel for T: in the compute type, in T's order, and with
+// `offset` added.
 template <class T, class Given, class C = Compute<T>>
 void copy_columns(const Given* given, C offset, C* copy, int64_t cols) {
   for_columns<T>(cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
     const Tile<C> tile = in_order<Given, T>(load(given + col, part));
-    store(copy + col, tile - (C(0) - offset));  // x - 0 is x, where x + 0 is not: -0
+    store(copy + col, tile - (C(0) - offset));  // subtracts, because -0 + 0 would be +0
   });
 }
 
-// Weight or bias in T's order: as it lies in memory, or a copy. Where both have one type, `given`
-// may be either, and the loops that read it are compiled once.
+// Weight or bias in T's order: the given values, or a copy. If T is the compute type, `given`
+// points to either, so that the loops that read it are compiled once.
 template <class T>
 struct ColumnValues {
   using C = Compute<T>;
   const T* given;
-  const C* copy;  // null where there is none
+  const C* copy;  // null if there is none
 
   static ColumnValues copied_to(const C* copy) {
     if constexpr (sizeof(T) == sizeof(C)) {
@@ -85,7 +86,8 @@ struct ColumnValues {
   }
 };
 
-// Copied to `copy` only where it must be: of one long row it would be as long as the row.
+// Copies the values only if they need a conversion or an offset: for a single long row, the copy
+// would be as long as the row.
 template <class T, class C = Compute<T>>
 ColumnValues<T> column_values(ConstColumns given, C offset, C* copy, int64_t cols) {
   if (size_of(given.dtype) != sizeof(T)) {
@@ -98,7 +100,7 @@ ColumnValues<T> column_values(ConstColumns given, C offset, C* copy, int64_t col
   return ColumnValues<T>::copied_to(copy);
 }
 
-// What rows are multiplied by: 1 where there is no weight.
+// The factors of the columns: 1 if there is no weight.
 template <class T, class Args, class C = Compute<T>>
 ColumnValues<T> weight_values(const Args& args, C* copy) {
   if (args.weight.data != nullptr) {
@@ -114,21 +116,75 @@ ColumnValues<T> bias_values(const Args& args, C* copy) {
   return column_values<T>(args.bias, C(0), copy, args.cols);
 }
 
+// --- kinds --------------------------------------------------------------------------------------
+//
+// Everything in which the kinds of norms differ, forward and backward, beside has_mean() (args.h).
+
+FUSEDOPS_INLINE double root(double x) { return __builtin_sqrt(x); }
+FUSEDOPS_INLINE long double root(long double x) { return __builtin_sqrtl(x); }
+FUSEDOPS_INLINE Vec<double> root(Vec<double> x) {
+#if defined(__AVX512F__)
+  return (Vec<double>)_mm512_sqrt_pd((__m512d)x);
+#elif defined(__AVX2__)
+  return (Vec<double>)_mm256_sqrt_pd((__m256d)x);
+#elif defined(__SSE2__)
+  return (Vec<double>)_mm_sqrt_pd((__m128d)x);
+#else
+  for (int i = 0; i < kLanes<double>; ++i) x[i] = __builtin_sqrt(x[i]);
+  return x;
+#endif
+}
+
+// Returns rstd, given the sum of squares: of the deviations from the mean, or of the values for
+// rms_norm.
+template <class Wide>
+FUSEDOPS_INLINE Wide rstd_of(const NormForward& args, Wide squares) {
+  const double cols = static_cast<double>(args.cols);
+  if (args.kind == NormKind::kStd) return 1.0 / (root(squares / (cols - 1)) + args.eps);
+  return 1.0 / root(squares / cols + args.eps);
+}
+
+// What eps is beside a sum of squares: it is its square where eps is added to a root.
+inline double squared_eps(const NormForward& args) {
+  return args.kind == NormKind::kStd ? args.eps * args.eps : args.eps;
+}
+
+// Whether the divisor of sum(g * centered) is along_count(), and not the number of columns.
+constexpr bool has_own_count(NormKind kind) { return kind == NormKind::kStd; }
+
+// The divisor of sum(g * centered) for kStd: (cols - 1) * share, where share = std / (std + eps) =
+// 1 - eps * rstd. If std is small beside eps, share may consist of rounding errors; but then the
+// sum's contribution to grad_input is just as small beside the rest. If std is 0, there is no
+// contribution.
+template <class C>
+FUSEDOPS_INLINE C along_count(const NormBackward& args, C rstd) {
+  const C share = 1 - C(args.eps) * rstd;
+  return share > 0 ? share * C(args.cols - 1) : kInfinity<C>;
+}
+template <class C>
+FUSEDOPS_INLINE Tile<C> along_count(const NormBackward& args, Tile<C> rstd) {
+  for (auto& vec : rstd.v) {
+    const Vec<C> share = 1 - C(args.eps) * vec;
+    vec = share > 0 ? share * C(args.cols - 1) : broadcast(kInfinity<C>);
+  }
+  return rstd;
+}
+
 // --- rows ---------------------------------------------------------------------------------------
 
-// Rows that are handled side by side: as many as the registers hold.
-constexpr int kRowsAbreast = kVectorBytes == 64 ? 4 : 2;
-static_assert(kRowsAbreast <= kMaxInterleavedRows);
+// The number of interleaved rows is limited by the registers.
+constexpr int kInterleavedRows = kVectorBytes == 64 ? 4 : 2;
+static_assert(kInterleavedRows <= kMaxInterleavedRows);
 
-// Elements from one of `abreast` rows to the one that will be read or written in its place so much
-// later that an L2 prefetch pays: a step, or two short ones. 0 where rows are so long that the
-// cache would lose them again.
+// The distance, in elements, from one of `interleaved` rows to the row that an L2 prefetch should
+// fetch: one step ahead, or two if steps are short. It is 0 if rows are so long that the cache
+// would lose them again.
 template <class T>
-FUSEDOPS_INLINE int64_t rows_ahead(const RowSpacing& spacing, int64_t cols, int64_t abreast) {
+FUSEDOPS_INLINE int64_t rows_ahead(const RowSpacing& spacing, int64_t cols, int64_t interleaved) {
   constexpr int64_t kLongestRowBytes = int64_t(1) << 17, kShortStepBytes = int64_t(1) << 14;
   const int64_t row_bytes = cols * int64_t(sizeof(T));
   if (row_bytes > kLongestRowBytes) return 0;
-  return (abreast * row_bytes < kShortStepBytes ? 2 : 1) * abreast * spacing.stride;
+  return (interleaved * row_bytes < kShortStepBytes ? 2 : 1) * interleaved * spacing.stride;
 }
 
 }  // namespace

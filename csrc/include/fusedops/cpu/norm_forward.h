@@ -1,13 +1,13 @@
 // layer_norm, std_norm and rms_norm of rows on the CPU.
 //
-// Statistics: deviations from a shift near the mean are summed in one pass, and corrected for the
-// shift (Chan, Golub, LeVeque 1983); where the shift turns out further from the mean than one
-// standard deviation, the pass is repeated from the mean itself. So neither a large mean nor a long
-// row costs digits. The mean is kept as a float and the remainder that it rounds away, and both are
-// subtracted. A root mean square has no mean, and its squares are summed as they are.
+// Statistics: one pass sums the deviations from a shift near the mean, and corrects the result for
+// the shift (Chan, Golub, LeVeque 1983). If the shift is further from the mean than one standard
+// deviation, the pass is repeated with the mean itself. Neither a large mean nor a long row then
+// costs digits. The mean is represented as a float and the remainder that its rounding drops, and
+// both are subtracted. rms_norm has no mean; it sums the squares of the values themselves.
 //
-// A row that is a sum is made a chunk at a time, each while its statistics are taken: so every
-// tensor is read or written once, and dropout is drawn once.
+// With a residual, each chunk of the sum is computed just before its statistics, so that every
+// tensor is read or written once, and dropout is computed once.
 #pragma once
 
 #include "fusedops/cpu/norm_common.h"
@@ -19,7 +19,7 @@ namespace {
 
 // --- rows ---------------------------------------------------------------------------------------
 
-// kCount rows as they lie in memory.
+// kCount rows in memory.
 template <class T, int kCount>
 struct PlainRows {
   const T* row[kCount];
@@ -30,7 +30,7 @@ struct PlainRows {
     for (int r = 0; r < kCount; ++r) row[r] = start_of<T>(args.input, first + r);
   }
 
-  FUSEDOPS_INLINE void make(int64_t, int64_t) const {}
+  FUSEDOPS_INLINE void compute(int64_t, int64_t) const {}
   FUSEDOPS_INLINE void prefetch(int64_t col) const {
     for (int r = 0; r < kCount; ++r) prefetch_tile<Cache::kL2>(row[r] + ahead + col);
   }
@@ -38,17 +38,17 @@ struct PlainRows {
   FUSEDOPS_INLINE void copy(int, int64_t, Part, Tile<Compute<T>>, Put) const {}
 };
 
-// kCount rows of dropout(input) + residual, made where the sum is wanted; or in scratch memory, if
-// it is not, or is to go around the cache.
+// kCount rows of dropout(input) + residual. They are computed in the memory of the sum, or in
+// scratch memory if the sum is not wanted or is streaming.
 template <class T, int kCount>
 struct AddedRows {
   using C = Compute<T>;
   const T* row[kCount];
   const NormForward& args;
   int64_t first;
-  C* chunk;  // of one row, for dropout
-  T* made[kCount];
-  T* sum[kCount];                       // null where the sum is made in its place
+  C* chunk;  // a chunk of one row, for dropout
+  T* computed[kCount];
+  T* sum[kCount];                       // null if the sum is computed in place
   const T *next_input, *next_residual;  // rows_ahead() of the first row
 
   FUSEDOPS_INLINE AddedRows(const NormForward& args_, int64_t first_, void* scratch, bool streams)
@@ -57,9 +57,9 @@ struct AddedRows {
     for (int r = 0; r < kCount; ++r) {
       T* wanted = args.sum.data == nullptr ? nullptr : start_of<T>(args.sum, first + r);
       const bool in_place = wanted != nullptr && !streams;
-      made[r] = in_place ? wanted : rows + r * padded_cols(args.cols);
+      computed[r] = in_place ? wanted : rows + r * padded_cols(args.cols);
       sum[r] = in_place ? nullptr : wanted;
-      row[r] = made[r];
+      row[r] = computed[r];
     }
     next_input =
         start_of<T>(args.input, first) + rows_ahead<T>(args.input.spacing, args.cols, kCount);
@@ -67,16 +67,16 @@ struct AddedRows {
         start_of<T>(args.residual, first) + rows_ahead<T>(args.residual.spacing, args.cols, kCount);
   }
 
-  // One row, made where it is wanted.
+  // One row, computed at `to`.
   FUSEDOPS_INLINE AddedRows(const NormForward& args_, int64_t first_, T* to, void* scratch)
-      : args(args_), first(first_), chunk(static_cast<C*>(scratch)), made{to}, sum{nullptr} {
+      : args(args_), first(first_), chunk(static_cast<C*>(scratch)), computed{to}, sum{nullptr} {
     static_assert(kCount == 1);
     row[0] = to;
     next_input = start_of<T>(args.input, first);
     next_residual = start_of<T>(args.residual, first);
   }
 
-  FUSEDOPS_INLINE void make(int64_t begin, int64_t cols) const {
+  FUSEDOPS_INLINE void compute(int64_t begin, int64_t cols) const {
     for (int r = 0; r < kCount; ++r) {
       if (args.dropout.seed == nullptr) {
         add(r, begin, cols, FromMemory<T>{start_of<T>(args.input, first + r) + begin}, C(1));
@@ -108,13 +108,14 @@ struct AddedRows {
     add(r, begin, cols, FromScratch<C>{chunk}, C(args.dropout.scale));
   }
 
-  // What follows a chunk is prefetched: the hardware would start anew there.
+  // The columns after a chunk are prefetched, because the hardware prefetcher starts anew at each
+  // chunk.
   template <class Branch>
   FUSEDOPS_INLINE void add(int r, int64_t begin, int64_t cols, Branch branch, C scale) const {
     const bool last = begin + kNormChunk<T> >= args.cols;
     const T* input = start_of<T>(args.input, first + r) + begin;
     const T* residual = start_of<T>(args.residual, first + r) + begin;
-    T* to = made[r] + begin;
+    T* to = computed[r] + begin;
     for_columns<T>(cols, [=](int64_t col, auto part) FUSEDOPS_LAMBDA {
       if (!last) {
         prefetch_tile<Cache::kL2>(input + kNormChunk<T> + col);
@@ -125,24 +126,24 @@ struct AddedRows {
   }
 };
 
-// A row that is made.
+// A row that is already computed.
 template <class T>
 struct OneRow {
   const T* row[1];
-  FUSEDOPS_INLINE void make(int64_t, int64_t) const {}
+  FUSEDOPS_INLINE void compute(int64_t, int64_t) const {}
 };
 
 // --- sums ---------------------------------------------------------------------------------------
 
-// The root of the least normal number, or a little more.
+// The root of the smallest normal number, or slightly more.
 template <class C>
 constexpr C kTinyRoot = sizeof(C) == sizeof(double) ? C(0x1p-511) : C(0x1p-63);
 
-// How a pass reads row r: as it is, or by a power of two smaller or larger, so that the square of
-// no finite value overflows, or none that counts underflows. Values below `tiny` would have a
-// denormal square, or none.
+// How a pass reads row r: unchanged, or scaled by a power of two such that no finite value's square
+// overflows, or no significant square underflows. Squares of values below `tiny` would be denormal
+// or 0.
 template <class T>
-struct AsItIs {
+struct Unscaled {
   static constexpr Compute<T> tiny = kTinyRoot<Compute<T>>;
   template <class Rows, class Part>
   FUSEDOPS_INLINE Tile<Compute<T>> at(const Rows& rows, int r, int64_t col, Part part) const {
@@ -158,9 +159,9 @@ struct Scaled {
   }
 };
 
-// Sums of squares grow without a denormal. A product that is fused into a normal sum is none: they
-// start at the square of `tiny`, which started_at() takes away again. Elsewhere what is below
-// `tiny` counts for nothing.
+// Adds a square to a sum without producing a denormal. With FMA the product is never a separate
+// value, so sums start at the square of `tiny`, which is normal, and started_at() subtracts it
+// later. Without FMA, values below `tiny` are ignored.
 #if defined(__FP_FAST_FMAF)
 template <class C>
 FUSEDOPS_INLINE Tile<C> plus_square(Tile<C> sum, Tile<C> x, C) {
@@ -182,14 +183,14 @@ constexpr C start_of_squares(C) {
 }
 #endif
 
-// What a chunk's sums start at, in the lanes that a column of the row reaches.
+// The start of a chunk's sum, in the lanes that contain a column of the row.
 template <class T, class C = Compute<T>>
 FUSEDOPS_INLINE Tile<C> start_of_chunk(C tiny, int64_t cols) {
   const Tile<C> start = both(start_of_squares(tiny));
   return cols < kTile<T> ? filled<T>(start, First{static_cast<int>(cols)}, C(0)) : start;
 }
 
-// What the starts of the chunks of a row come to.
+// The sum of the starts of all chunks of a row.
 template <class T, class C = Compute<T>>
 FUSEDOPS_INLINE Wider<T> started_at(C tiny, int64_t cols) {
   const int64_t chunks = (cols + kNormChunk<T> - 1) / kNormChunk<T>;
@@ -202,8 +203,8 @@ constexpr C kDown = sizeof(C) == sizeof(double) ? C(0x1p-520) : C(0x1p-80);
 template <class C>
 constexpr C kUp = sizeof(C) == sizeof(double) ? C(0x1p600) : C(0x1p100);
 
-// Sums of squares below `lowest` have lost digits to underflow, and those that are not finite have
-// overflowed, or are of a row with a NaN or an infinity.
+// The range in which sums of squares are exact. Below `lowest` they have lost digits to underflow;
+// if they are not finite, they have overflowed, or the row contains a NaN or an infinity.
 template <class Wide>
 struct SquaresRange {
   Wide lowest;
@@ -211,27 +212,26 @@ struct SquaresRange {
   FUSEDOPS_INLINE bool holds(Wide squares) const {
     return squares >= lowest && squares < kInfinity<Wide>;
   }
-  // The factor for a row whose sum of squares lies outside.
+  // The factor for a row whose sum of squares is outside the range.
   template <class C>
   FUSEDOPS_INLINE C factor(Wide squares) const {
     return squares < lowest ? kUp<C> : kDown<C>;
   }
 };
 
-// Underflow counts only where eps does not cover it, so rows of zeros cost no second pass. Where it
-// does count, squares that count for nothing are 2^-34 of the sum or less.
+// Underflow matters only if eps does not dominate it, so that rows of zeros need no second pass.
+// Where it matters, the squares that are ignored are at most 2^-34 of the sum.
 template <class T>
 FUSEDOPS_INLINE SquaresRange<Wider<T>> squares_range(const NormForward& args) {
   constexpr bool kIsDouble = sizeof(T) == sizeof(double);
   constexpr double kCovers = kIsDouble ? 0x1p-840 : 0x1p-70;
-  const double eps = args.kind == NormKind::kStd ? args.eps * args.eps : args.eps;
   const Wider<T> lowest = kIsDouble ? Wider<T>(0x1p-900)
       : kFusesProducts              ? 0x1p-100
                                     : args.cols * 0x1p-92;
-  return {eps >= kCovers ? 0 : lowest};
+  return {squared_eps(args) >= kCovers ? 0 : lowest};
 }
 
-// The sum of a row: each chunk's in Compute<T>, the chunks' in Wider<T>.
+// The sum of a row: each chunk is summed in Compute<T>, and the chunks in Wider<T>.
 template <class C>
 struct LongSum;
 template <>
@@ -258,20 +258,21 @@ FUSEDOPS_INLINE void totals(const LongSum<double> (&sums)[kCount], long double (
 
 // --- statistics ---------------------------------------------------------------------------------
 
-// Mean, and sum of squared deviations from it.
+// The mean, and the sum of squared deviations from it.
 template <class Wide>
 struct Moments {
   Wide mean, squares;
 };
 
-// The moments of every row, from its deviations from a shift. The first chunk is made already.
+// Computes the moments of every row from its deviations from a shift. The first chunk of rows that
+// are sums has been computed before.
 template <class T, class At, int kCount, class Rows, class C = Compute<T>>
 FUSEDOPS_INLINE void moments_around(
     const C (&shift)[kCount], At source, const Rows& rows, int64_t cols,
     Moments<Wider<T>> (&moments)[kCount]) {
   LongSum<C> sums[2 * kCount];
   for_chunks<T>(cols, [&](int64_t begin, int64_t count) FUSEDOPS_LAMBDA {
-    if (begin != 0) rows.make(begin, count);
+    if (begin != 0) rows.compute(begin, count);
     Tile<C> deviations[kCount], squares[kCount];
     for (int r = 0; r < kCount; ++r) {
       deviations[r] = both(C(0));
@@ -296,11 +297,12 @@ FUSEDOPS_INLINE void moments_around(
     const Wider<T> away = total[2 * r] / cols;
     const Wider<T> around = total[2 * r + 1] - started_at<T>(source.tiny, cols);
     const Wider<T> squares = around - total[2 * r] * away;
-    moments[r] = {shift[r] + away, squares < 0 ? 0 : squares};  // where floats' squares underflow
+    moments[r] = {shift[r] + away, squares < 0 ? 0 : squares};  // if squares underflow
   }
 }
 
-// A value near the mean: that of the first tile, which does not overflow where floats do.
+// Returns a value near the mean: the mean of the first tile. Values are divided before they are
+// added, so that the sum does not overflow.
 template <class T, class At, class Rows, class C = Compute<T>>
 FUSEDOPS_INLINE C shift_near_mean(At source, const Rows& rows, int r, int64_t cols) {
   const bool whole = cols >= kTile<T>;
@@ -311,7 +313,8 @@ FUSEDOPS_INLINE C shift_near_mean(At source, const Rows& rows, int r, int64_t co
   return across_lanes<C>(shares.v[0] + shares.v[1], Add{});
 }
 
-// Whether the shift was within one standard deviation of the mean, and no square left the range.
+// Whether the shift was within one standard deviation of the mean, and the sum of squares is in its
+// range.
 template <class Wide, class C>
 FUSEDOPS_INLINE bool are_exact(
     const Moments<Wide>& moments, C shift, int64_t cols, SquaresRange<Wide> range) {
@@ -327,13 +330,13 @@ Moments<Wider<T>> moments_of_one(C shift, At source, const OneRow<T>& row, int64
   return moments[0];
 }
 
-// Once more, around what was found to be the mean; where squares leave their range, of the row
-// scaled.
+// Computes the moments again, with the approximate mean as the shift; and if the squares leave
+// their range, again for the scaled row.
 template <class T, class C = Compute<T>>
 FUSEDOPS_NOINLINE Moments<Wider<T>> exact_moments(
     C mean, const T* memory, int64_t cols, SquaresRange<Wider<T>> range) {
   const OneRow<T> row{{memory}};
-  const Moments<Wider<T>> found = moments_of_one<T>(mean, AsItIs<T>{}, row, cols);
+  const Moments<Wider<T>> found = moments_of_one<T>(mean, Unscaled<T>{}, row, cols);
   if (range.holds(found.squares)) return found;
   const Scaled<T> by{range.template factor<C>(found.squares)};
   const C shift = shift_near_mean<T>(by, row, 0, cols);
@@ -346,8 +349,8 @@ FUSEDOPS_NOINLINE Moments<Wider<T>> exact_moments(
 template <class T>
 Moments<Wider<T>> moments_of_one(const T* memory, int64_t cols, SquaresRange<Wider<T>> range) {
   const OneRow<T> row{{memory}};
-  const auto shift = shift_near_mean<T>(AsItIs<T>{}, row, 0, cols);
-  const Moments<Wider<T>> moments = moments_of_one<T>(shift, AsItIs<T>{}, row, cols);
+  const auto shift = shift_near_mean<T>(Unscaled<T>{}, row, 0, cols);
+  const Moments<Wider<T>> moments = moments_of_one<T>(shift, Unscaled<T>{}, row, cols);
   if (are_exact(moments, shift, cols, range)) return moments;
   return exact_moments(Compute<T>(moments.mean), memory, cols, range);
 }
@@ -357,7 +360,7 @@ FUSEDOPS_INLINE void sums_of_squares(
     At source, const Rows& rows, int64_t cols, Wider<T> (&total)[kCount]) {
   LongSum<C> sums[kCount];
   for_chunks<T>(cols, [&](int64_t begin, int64_t count) FUSEDOPS_LAMBDA {
-    rows.make(begin, count);
+    rows.compute(begin, count);
     Tile<C> squares[kCount];
     for (int r = 0; r < kCount; ++r) squares[r] = start_of_chunk<T>(source.tiny, cols);
     for_columns<T>(count, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
@@ -372,7 +375,7 @@ FUSEDOPS_INLINE void sums_of_squares(
   for (auto& squares : total) squares -= started_at<T>(source.tiny, cols);
 }
 
-// Where squares leave their range: once more, of a scaled row.
+// Computes a sum of squares outside its range again, for the scaled row.
 template <class T>
 FUSEDOPS_NOINLINE Wider<T> exact_sum_of_squares(
     Wider<T> squares, const T* memory, int64_t cols, SquaresRange<Wider<T>> range) {
@@ -386,35 +389,12 @@ FUSEDOPS_NOINLINE Wider<T> exact_sum_of_squares(
 template <class T>
 Wider<T> sum_of_squares_of_one(const T* memory, int64_t cols, SquaresRange<Wider<T>> range) {
   Wider<T> squares[1];
-  sums_of_squares<T>(AsItIs<T>{}, OneRow<T>{{memory}}, cols, squares);
+  sums_of_squares<T>(Unscaled<T>{}, OneRow<T>{{memory}}, cols, squares);
   return range.holds(squares[0]) ? squares[0]
                                  : exact_sum_of_squares(squares[0], memory, cols, range);
 }
 
-FUSEDOPS_INLINE double root(double x) { return __builtin_sqrt(x); }
-FUSEDOPS_INLINE long double root(long double x) { return __builtin_sqrtl(x); }
-FUSEDOPS_INLINE Vec<double> root(Vec<double> x) {
-#if defined(__AVX512F__)
-  return (Vec<double>)_mm512_sqrt_pd((__m512d)x);
-#elif defined(__AVX2__)
-  return (Vec<double>)_mm256_sqrt_pd((__m256d)x);
-#elif defined(__SSE2__)
-  return (Vec<double>)_mm_sqrt_pd((__m128d)x);
-#else
-  for (int i = 0; i < kLanes<double>; ++i) x[i] = __builtin_sqrt(x[i]);
-  return x;
-#endif
-}
-
-// rstd from the sum of squares: of the deviations from the mean, or for rms_norm of the values.
-template <class Wide>
-FUSEDOPS_INLINE Wide rstd_of(const NormForward& args, Wide squares) {
-  const double cols = static_cast<double>(args.cols);
-  if (args.kind == NormKind::kStd) return 1.0 / (root(squares / (cols - 1)) + args.eps);
-  return 1.0 / root(squares / cols + args.eps);
-}
-
-// What NormStatistics normalises by, of tiles: `S` is one number, or one for each lane.
+// Normalizes a tile by NormStatistics. `S` is one number, or one for each lane.
 template <bool kCenters, class T, class C, class S>
 FUSEDOPS_INLINE Tile<C> normalized(Tile<C> x, S mean, S rstd, S remainder) {
   if constexpr (kCenters) return (x - mean) * rstd - remainder;
@@ -422,7 +402,8 @@ FUSEDOPS_INLINE Tile<C> normalized(Tile<C> x, S mean, S rstd, S remainder) {
   return x * rstd + x * remainder;
 }
 
-// A C that every column of a row meets: less than the least normal number is not worth its time.
+// Converts a value that is used in every column. A denormal becomes 0, because it would slow down
+// every column and is too small to matter.
 template <class C, class Wide>
 FUSEDOPS_INLINE C unless_denormal(Wide value) {
   constexpr Wide least = Wide(kTinyRoot<C>) * kTinyRoot<C>;
@@ -432,21 +413,21 @@ FUSEDOPS_INLINE C unless_denormal(Wide value) {
 template <bool kCenters, class T>
 struct NormStatistics;
 
-// What normalises a row: (x - mean) * rstd - remainder.
+// Normalizes a row: (x - mean) * rstd - remainder.
 template <class T>
 struct NormStatistics<true, T> {
   using C = Compute<T>;
   C mean, rstd, remainder;
 
   template <int kCount, class Rows>
-  static FUSEDOPS_INLINE void take(
+  static FUSEDOPS_INLINE void compute(
       const Rows& rows, const NormForward& args, NormStatistics (&result)[kCount]) {
     const int64_t cols = args.cols;
-    rows.make(0, cols < kNormChunk<T> ? cols : kNormChunk<T>);
+    rows.compute(0, cols < kNormChunk<T> ? cols : kNormChunk<T>);
     C shift[kCount];
-    for (int r = 0; r < kCount; ++r) shift[r] = shift_near_mean<T>(AsItIs<T>{}, rows, r, cols);
+    for (int r = 0; r < kCount; ++r) shift[r] = shift_near_mean<T>(Unscaled<T>{}, rows, r, cols);
     Moments<Wider<T>> moments[kCount];
-    moments_around<T>(shift, AsItIs<T>{}, rows, cols, moments);
+    moments_around<T>(shift, Unscaled<T>{}, rows, cols, moments);
     const SquaresRange<Wider<T>> range = squares_range<T>(args);
     for (int r = 0; r < kCount; ++r) {
       if (!are_exact(moments[r], shift[r], cols, range)) {
@@ -462,7 +443,7 @@ struct NormStatistics<true, T> {
     return {mean, C(rstd), unless_denormal<C>((moments.mean - mean) * rstd)};
   }
 
-  FUSEDOPS_INLINE void keep(const NormForward& args, int64_t row) const {
+  FUSEDOPS_INLINE void save(const NormForward& args, int64_t row) const {
     if (args.rstd == nullptr) return;
     static_cast<C*>(args.mean)[row] = mean;
     static_cast<C*>(args.rstd)[row] = rstd;
@@ -472,18 +453,18 @@ struct NormStatistics<true, T> {
   }
 };
 
-// x * (rstd + remainder), where remainder is what the rounding of rstd took: without it the result
-// would be rounded once more. What has 16 bits does not show it.
+// Normalizes a row: x * (rstd + remainder), where remainder is the rounding error of rstd. Without
+// it the result would be rounded once more, which 16-bit results do not show.
 template <class T>
 struct NormStatistics<false, T> {
   using C = Compute<T>;
   C rstd, remainder;
 
   template <int kCount, class Rows>
-  static FUSEDOPS_INLINE void take(
+  static FUSEDOPS_INLINE void compute(
       const Rows& rows, const NormForward& args, NormStatistics (&result)[kCount]) {
     Wider<T> squares[kCount];
-    sums_of_squares<T>(AsItIs<T>{}, rows, args.cols, squares);
+    sums_of_squares<T>(Unscaled<T>{}, rows, args.cols, squares);
     const SquaresRange<Wider<T>> range = squares_range<T>(args);
     for (int r = 0; r < kCount; ++r) {
       if (!range.holds(squares[r])) {
@@ -499,7 +480,7 @@ struct NormStatistics<false, T> {
     return {high, high < kInfinity<C> ? C(rstd - high) : C(0)};
   }
 
-  FUSEDOPS_INLINE void keep(const NormForward& args, int64_t row) const {
+  FUSEDOPS_INLINE void save(const NormForward& args, int64_t row) const {
     if (args.rstd != nullptr) static_cast<C*>(args.rstd)[row] = rstd;
   }
   FUSEDOPS_INLINE Tile<C> of_columns(Tile<C> x) const {
@@ -514,7 +495,7 @@ struct Norm {
   using C = Compute<T>;
   const NormForward& args;
   Put put;
-  ColumnValues<T> weight, bias;  // bias: null where there is none
+  ColumnValues<T> weight, bias;  // bias is null if there is none
   void* scratch;
 
   // Writes the first row, whose statistics are known.
@@ -525,7 +506,7 @@ struct Norm {
 
   void run(RowRange range) const {
     int64_t row = range.begin;
-    if (interleaved_rows(args) >= kRowsAbreast) row = steps<kRowsAbreast>(row, range.end);
+    if (interleaved_rows(args) >= kInterleavedRows) row = steps<kInterleavedRows>(row, range.end);
     row = steps<2>(row, range.end);
     steps<1>(row, range.end);
   }
@@ -533,7 +514,7 @@ struct Norm {
  private:
   using Statistics = NormStatistics<kCenters, T>;
 
-  // Returns the row that is next.
+  // Returns the first row that is left.
   template <int kCount>
   FUSEDOPS_INLINE int64_t steps(int64_t row, int64_t end) const {
     for (; row + kCount <= end; row += kCount) step<kCount>(row);
@@ -544,8 +525,8 @@ struct Norm {
   FUSEDOPS_INLINE void step(int64_t first) const {
     const Rows<T, kCount> rows(args, first, scratch, put.streams);
     Statistics stats[kCount];
-    Statistics::take(rows, args, stats);
-    for (int r = 0; r < kCount; ++r) stats[r].keep(args, first + r);
+    Statistics::compute(rows, args, stats);
+    for (int r = 0; r < kCount; ++r) stats[r].save(args, first + r);
     write(first, rows, stats);
   }
 
@@ -567,9 +548,10 @@ struct Norm {
     write_rows<kBias, false>(first, rows, stats);
   }
 
-  // Locals: what stores could reach would be read again after each. A tile of every row is read
-  // before one is written: where rows lie whole pages apart, a load would wait for the store before
-  // it, which has the same low address bits (20 % of the time at 4096 x 1024 floats).
+  // Pointers are copied to locals, because members would be read again after each store. A tile of
+  // every row is read before any is written: if rows are whole pages apart, a load would wait for
+  // the preceding store, whose address has the same low bits (20 % of the time at 4096 x 1024
+  // floats).
   template <bool kBias, bool kRounds, int kCount>
   FUSEDOPS_INLINE void write_rows(
       int64_t first, Rows<T, kCount> rows, const Statistics (&given)[kCount]) const {

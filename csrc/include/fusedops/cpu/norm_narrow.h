@@ -1,11 +1,11 @@
-// The norms of blocks of narrow rows on the CPU, forward and backward (narrow_rows.h).
+// The norms of groups of narrow rows on the CPU, forward and backward (narrow_rows.h).
 //
-// Rows have the bits of norm_forward.h and norm_backward.h: what is a lane of an accumulator there
-// is a tile here, and lanes are added up in the same tree. What a row ends with, a root and two
-// divisions, is done for all rows of a block at once. Sums over rows are kept a tile for each
-// column until all blocks of a partition are done.
+// Rows have the bits of norm_forward.h and norm_backward.h: a lane of an accumulator there is a
+// tile here, and lanes are added up in the same tree. The root and the two divisions at the end of
+// a row are computed for all rows of a group at once. The sums over rows are in one tile per column
+// until all groups of a partition are done.
 //
-// Not in blocks: doubles, whose sums go on in long double, and rows that dropout takes from.
+// Not computed in groups: doubles, whose sums use long double, and rows with dropout.
 #pragma once
 
 #include "fusedops/cpu/narrow_rows.h"
@@ -18,28 +18,29 @@ namespace FUSEDOPS_CPU_ISA {
 namespace {
 
 template <class T>
-constexpr bool kTakenInBlocks = sizeof(Compute<T>) == sizeof(float);
+constexpr bool kComputedInGroups = sizeof(Compute<T>) == sizeof(float);
 static_assert(kNarrowCols <= kNormChunk<float>);  // one sum in float for each lane
 
-// Lanes of a tile of T that hold one of `cols` columns, in either half.
+// The number of lanes that hold one of `cols` columns, in either half of a tile of T.
 template <class T>
 constexpr int64_t lanes_reached(int64_t cols) {
   const int64_t lanes = kEvenOdd<T> ? (cols + 1) / 2 : cols;
   return lanes < kLanes<float> ? lanes : kLanes<float>;
 }
 
-// body(column) for each column that lies in a lane of one half of its tile.
+// The first column in a lane of one half of the tiles.
 template <class T>
 FUSEDOPS_INLINE int64_t first_column_of(int half, int64_t lane) {
   return kEvenOdd<T> ? 2 * lane + half : half * kLanes<float> + lane;
 }
+// Calls body(column) for each column in a lane of one half of the tiles.
 template <class T, class Body>
 FUSEDOPS_INLINE void for_columns_of(int half, int64_t lane, int64_t cols, Body body) {
   for (int64_t col = first_column_of<T>(half, lane); col < cols; col += kTile<T>) body(col);
 }
 
-// What is a sum over the lanes of a vector: the tree of across_lanes(). Lanes that no column
-// reaches are 0, which leaves of a sum of -0 no sign.
+// Adds up tiles that stand for the lanes of a vector, in the tree of across_lanes(). Lanes without
+// a column are 0, which turns a sum of -0 into +0.
 template <class T>
 FUSEDOPS_INLINE Tile<float> sum_of_lanes(Tile<float>* lanes, int64_t cols) {
   const int64_t reached = lanes_reached<T>(cols);
@@ -52,7 +53,7 @@ FUSEDOPS_INLINE Tile<float> sum_of_lanes(Tile<float>* lanes, int64_t cols) {
   return cols % kTile<T> == 0 ? lanes[0] : lanes[0] + both(0.0f);
 }
 
-// The same in double, as totals() has it.
+// The same in double, in the order of totals().
 template <class T>
 FUSEDOPS_INLINE WideTile<float> wide_sum_of_lanes(Tile<float>* lanes, int64_t cols) {
   const int64_t reached = lanes_reached<T>(cols), count = accumulators_read<float>(reached);
@@ -60,7 +61,7 @@ FUSEDOPS_INLINE WideTile<float> wide_sum_of_lanes(Tile<float>* lanes, int64_t co
   return sum_of_accumulators<float>(TileAccumulators<float>{lanes, 1, count});
 }
 
-// Weight or bias, one after the other.
+// Writes weight or bias to `to` in memory order.
 template <class T>
 FUSEDOPS_INLINE void unpack_columns(ColumnValues<T> values, int64_t cols, float* to) {
   for_columns<T>(cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
@@ -70,13 +71,13 @@ FUSEDOPS_INLINE void unpack_columns(ColumnValues<T> values, int64_t cols, float*
 
 // --- statistics ---------------------------------------------------------------------------------
 
-struct BlockMoments {
+struct GroupMoments {
   WideTile<float> mean, squares;
 };
 
-// shift_near_mean() of each row.
+// Returns shift_near_mean() of each row.
 template <class T>
-FUSEDOPS_INLINE Tile<float> shift_of_block(const Tile<float>* block, int64_t cols) {
+FUSEDOPS_INLINE Tile<float> shift_of_group(const Tile<float>* group, int64_t cols) {
   const int64_t count = cols < kTile<T> ? cols : kTile<T>;
   const float share = 1.0f / static_cast<float>(count);
   Tile<float> lanes[kLanes<float>];
@@ -84,7 +85,7 @@ FUSEDOPS_INLINE Tile<float> shift_of_block(const Tile<float>* block, int64_t col
     Tile<float> halves[2] = {both(0.0f), both(0.0f)};
     for (int half = 0; half < 2; ++half) {
       for_columns_of<T>(half, lane, count, [&](int64_t col) FUSEDOPS_LAMBDA {
-        halves[half] = unfused(block[col] * share);
+        halves[half] = unfused(group[col] * share);
       });
     }
     lanes[lane] = halves[0] + halves[1];
@@ -92,13 +93,13 @@ FUSEDOPS_INLINE Tile<float> shift_of_block(const Tile<float>* block, int64_t col
   return sum_of_lanes<T>(lanes, count);
 }
 
-// Sums of what deviates from `shift`, which are not asked for without a mean, and of its squares,
-// which start as those of norm_forward.h do.
+// Sums the deviations from `shift`, which are not needed without a mean, and their squares, which
+// start as in norm_forward.h.
 template <bool kCenters, class T>
 FUSEDOPS_INLINE void sum_deviations(
-    const Tile<float>* block, Tile<float> shift, int64_t cols, WideTile<float>& deviations,
+    const Tile<float>* group, Tile<float> shift, int64_t cols, WideTile<float>& deviations,
     WideTile<float>& squares) {
-  constexpr float tiny = AsItIs<T>::tiny;
+  constexpr float tiny = Unscaled<T>::tiny;
   Tile<float> sums[kLanes<float>], of_squares[kLanes<float>];
   for (int64_t lane = 0; lane < lanes_reached<T>(cols); ++lane) {
     Tile<float> sum[2], square[2];
@@ -107,7 +108,7 @@ FUSEDOPS_INLINE void sum_deviations(
       Tile<float> so_far = both(0.0f);
       Tile<float> squares_so_far = both(is_reached ? start_of_squares(tiny) : 0.0f);
       for_columns_of<T>(half, lane, cols, [&](int64_t col) FUSEDOPS_LAMBDA {
-        const Tile<float> deviation = kCenters ? block[col] - shift : block[col];
+        const Tile<float> deviation = kCenters ? group[col] - shift : group[col];
         so_far = so_far + deviation;
         squares_so_far = plus_square(squares_so_far, deviation, tiny);
       });
@@ -121,35 +122,35 @@ FUSEDOPS_INLINE void sum_deviations(
   squares = wide_sum_of_lanes<T>(of_squares, cols);
 }
 
-// Row `row` of a block, as it lies in memory.
+// Writes row `row` of a group to memory.
 template <class T>
-FUSEDOPS_NOINLINE void copy_row(const Tile<float>* block, int64_t row, int64_t cols, T* to) {
+FUSEDOPS_NOINLINE void copy_row(const Tile<float>* group, int64_t row, int64_t cols, T* to) {
   float values[kNarrowCols + kVectorBytes] = {};
   for (int64_t col = 0; col < cols; ++col) {
-    values[col] = block[col].v[row / kLanes<float>][row % kLanes<float>];
+    values[col] = group[col].v[row / kLanes<float>][row % kLanes<float>];
   }
   for_columns<T>(cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
     store(to + col, part, in_order<float, T>(load(values + col)));
   });
 }
 
-// Once more, as of one row, where one pass did not do.
+// Computes the moments of single rows again, if one pass was not exact.
 template <bool kCenters, class T>
-FUSEDOPS_NOINLINE void mend_moments(
-    const Tile<float>* block, int64_t cols, const int64_t* exact, SquaresRange<double> range,
-    BlockMoments& moments) {
+FUSEDOPS_NOINLINE void correct_moments(
+    const Tile<float>* group, int64_t cols, const int64_t* exact, SquaresRange<double> range,
+    GroupMoments& moments) {
   T row[kNarrowCols];
-  for (int64_t r = 0; r < kBlockRows<T>; ++r) {
+  for (int64_t r = 0; r < kGroupRows<T>; ++r) {
     if (exact[r] != 0) continue;
-    copy_row(block, r, cols, row);
-    Vec<double>& mean = part_of(moments.mean, r / kLanes<double>);
-    Vec<double>& squares = part_of(moments.squares, r / kLanes<double>);
+    copy_row(group, r, cols, row);
+    Vec<double>& mean = vector_of(moments.mean, r / kLanes<double>);
+    Vec<double>& squares = vector_of(moments.squares, r / kLanes<double>);
     const int64_t lane = r % kLanes<double>;
     if constexpr (kCenters) {
-      const Moments<double> mended =
+      const Moments<double> corrected =
           exact_moments(static_cast<float>(mean[lane]), row, cols, range);
-      mean[lane] = mended.mean;
-      squares[lane] = mended.squares;
+      mean[lane] = corrected.mean;
+      squares[lane] = corrected.squares;
     } else {
       squares[lane] = exact_sum_of_squares(double(squares[lane]), row, cols, range);
     }
@@ -157,58 +158,58 @@ FUSEDOPS_NOINLINE void mend_moments(
 }
 
 template <bool kCenters, class T>
-FUSEDOPS_INLINE BlockMoments moments_of_block(const NormForward& args, const Tile<float>* block) {
+FUSEDOPS_INLINE GroupMoments moments_of_group(const NormForward& args, const Tile<float>* group) {
   const double cols = static_cast<double>(args.cols);
   Tile<float> shift = both(0.0f);
-  if constexpr (kCenters) shift = shift_of_block<T>(block, args.cols);
-  BlockMoments moments;
-  sum_deviations<kCenters, T>(block, shift, args.cols, moments.mean, moments.squares);
+  if constexpr (kCenters) shift = shift_of_group<T>(group, args.cols);
+  GroupMoments moments;
+  sum_deviations<kCenters, T>(group, shift, args.cols, moments.mean, moments.squares);
   const WideTile<float> shifts = widened(shift);
   const SquaresRange<double> range = squares_range<T>(args);
-  int64_t exact[kBlockRows<T>];
+  int64_t exact[kGroupRows<T>];
   bool all_exact = true;
-  for (int64_t i = 0; i < kWideParts<float>; ++i) {
-    Vec<double>&mean = part_of(moments.mean, i), &squares = part_of(moments.squares, i);
-    squares -= started_at<T>(AsItIs<T>::tiny, args.cols);
+  for (int64_t i = 0; i < kWideVectors<float>; ++i) {
+    Vec<double>&mean = vector_of(moments.mean, i), &squares = vector_of(moments.squares, i);
+    squares -= started_at<T>(Unscaled<T>::tiny, args.cols);
     VecI64 holds = VecI64{} - 1;
     if constexpr (kCenters) {
       const Vec<double> away = mean / cols, left = squares - mean * away;
       squares = left < 0.0 ? Vec<double>{} : left;
-      mean = part_of(shifts, i) + away;
-      const Vec<double> from_shift = mean - part_of(shifts, i);
+      mean = vector_of(shifts, i) + away;
+      const Vec<double> from_shift = mean - vector_of(shifts, i);
       holds = (VecI64)(from_shift * from_shift * cols <= squares);
     }
     holds &= (VecI64)(squares >= range.lowest) & (VecI64)(squares < kInfinity<double>);
     write(exact + i * kLanes<double>, holds);
     all_exact &= !any(~holds);
   }
-  if (!all_exact) mend_moments<kCenters, T>(block, args.cols, exact, range, moments);
+  if (!all_exact) correct_moments<kCenters, T>(group, args.cols, exact, range, moments);
   return moments;
 }
 
-// What normalises the rows of a block (NormStatistics).
-struct BlockStatistics {
+// What normalizes the rows of a group (NormStatistics).
+struct GroupStatistics {
   Tile<float> mean, rstd, remainder;
 };
 
 template <bool kCenters>
-FUSEDOPS_INLINE BlockStatistics
-statistics_of(const NormForward& args, const BlockMoments& moments) {
+FUSEDOPS_INLINE GroupStatistics
+statistics_of(const NormForward& args, const GroupMoments& moments) {
   WideTile<float> rstds, remainders;
-  for (int64_t i = 0; i < kWideParts<float>; ++i) {
-    part_of(rstds, i) = rstd_of(args, part_of(moments.squares, i));
+  for (int64_t i = 0; i < kWideVectors<float>; ++i) {
+    vector_of(rstds, i) = rstd_of(args, vector_of(moments.squares, i));
   }
   const Tile<float> mean = kCenters ? narrowed(moments.mean) : both(0.0f), rstd = narrowed(rstds);
   const WideTile<float> rounded = widened(kCenters ? mean : rstd);
-  for (int64_t i = 0; i < kWideParts<float>; ++i) {
-    const Vec<double> high = part_of(rounded, i);
+  for (int64_t i = 0; i < kWideVectors<float>; ++i) {
+    const Vec<double> high = vector_of(rounded, i);
     if constexpr (kCenters) {
-      const Vec<double> value = (part_of(moments.mean, i) - high) * part_of(rstds, i);
+      const Vec<double> value = (vector_of(moments.mean, i) - high) * vector_of(rstds, i);
       constexpr double least = double(kTinyRoot<float>) * kTinyRoot<float>;
-      part_of(remainders, i) = (value < least) & (value > -least) ? Vec<double>{} : value;
+      vector_of(remainders, i) = (value < least) & (value > -least) ? Vec<double>{} : value;
     } else {
-      const Vec<double> low = part_of(rstds, i) - high;
-      part_of(remainders, i) = high < kInfinity<double> ? low : Vec<double>{};
+      const Vec<double> low = vector_of(rstds, i) - high;
+      vector_of(remainders, i) = high < kInfinity<double> ? low : Vec<double>{};
     }
   }
   return {mean, rstd, narrowed(remainders)};
@@ -216,94 +217,95 @@ statistics_of(const NormForward& args, const BlockMoments& moments) {
 
 // --- forward ------------------------------------------------------------------------------------
 
-// The sum of input and residual, in accumulator of input.
+// Adds the residual to the input in place.
 template <class T>
-FUSEDOPS_NOINLINE void add_residual(const NormForward& args, int64_t first, Tile<float>* block) {
+FUSEDOPS_NOINLINE void add_residual(const NormForward& args, int64_t first, Tile<float>* group) {
   Tile<float> residual[kNarrowCols];
-  load_block<T>(args.residual, first, args.cols, residual);
+  load_group<T>(args.residual, first, args.cols, residual);
   for (int64_t col = 0; col < args.cols; ++col) {
-    block[col] = rounded<T>(block[col] + residual[col]);
+    group[col] = rounded<T>(group[col] + residual[col]);
   }
-  if (args.sum.data != nullptr) store_block<T>(args.sum, first, args.cols, block);
+  if (args.sum.data != nullptr) store_group<T>(args.sum, first, args.cols, group);
 }
 
 template <bool kCenters, bool kRounds, class T>
-FUSEDOPS_INLINE void normalize_block(
-    BlockStatistics stats, const float* weight, const float* bias, int64_t cols,
-    Tile<float>* block) {
+FUSEDOPS_INLINE void normalize_group(
+    GroupStatistics stats, const float* weight, const float* bias, int64_t cols,
+    Tile<float>* group) {
   for (int64_t col = 0; col < cols; ++col) {
-    Tile<float> x = normalized<kCenters, T>(block[col], stats.mean, stats.rstd, stats.remainder);
+    Tile<float> x = normalized<kCenters, T>(group[col], stats.mean, stats.rstd, stats.remainder);
     if constexpr (kRounds) x = rounded<T>(x);
     x = x * both(weight[col]);
-    block[col] = bias == nullptr ? x : x + both(bias[col]);
+    group[col] = bias == nullptr ? x : x + both(bias[col]);
   }
 }
 
 template <bool kCenters, class T>
-FUSEDOPS_NOINLINE void norm_block(
+FUSEDOPS_NOINLINE void norm_group(
     const NormForward& args, int64_t first, const float* weight, const float* bias,
-    Tile<float>* block) {
-  const BlockStatistics stats =
-      statistics_of<kCenters>(args, moments_of_block<kCenters, T>(args, block));
+    Tile<float>* group) {
+  const GroupStatistics stats =
+      statistics_of<kCenters>(args, moments_of_group<kCenters, T>(args, group));
   if (args.rstd != nullptr) {
     if constexpr (kCenters) store(static_cast<float*>(args.mean) + first, stats.mean);
     store(static_cast<float*>(args.rstd) + first, stats.rstd);
   }
   if constexpr (!kCenters && sizeof(T) == 2) {
     if (args.rounds_normalized) {
-      return normalize_block<kCenters, true, T>(stats, weight, bias, args.cols, block);
+      return normalize_group<kCenters, true, T>(stats, weight, bias, args.cols, group);
     }
   }
-  normalize_block<kCenters, false, T>(stats, weight, bias, args.cols, block);
+  normalize_group<kCenters, false, T>(stats, weight, bias, args.cols, group);
 }
 
-// Whether blocks gain over rows abreast: a residual is transposed twice more.
+// Whether groups are faster than interleaved rows. With a residual they have two more
+// transpositions.
 template <class T>
-FUSEDOPS_INLINE bool gain_from_blocks(const NormForward& args) {
+FUSEDOPS_INLINE bool gains_from_groups(const NormForward& args) {
   if (args.cols > kNarrowCols || args.dropout.seed != nullptr) return false;
   return args.residual.data == nullptr || args.cols <= 32 || end_within_a_tile<T>(args.cols);
 }
 
-// Returns the rows that are left.
+// Returns the remaining rows.
 template <bool kCenters, class T>
-RowRange norm_blocks(const NormForward& args, RowRange rows, void* memory) {
-  if constexpr (!kTakenInBlocks<T>) {
+RowRange narrow_norm_groups(const NormForward& args, RowRange rows, void* memory) {
+  if constexpr (!kComputedInGroups<T>) {
     return rows;
   } else {
-    if (!gain_from_blocks<T>(args)) return rows;
+    if (!gains_from_groups<T>(args)) return rows;
     auto* const scratch = static_cast<float*>(memory);
     float weight[kNarrowCols], bias[kNarrowCols];
     unpack_columns<T>(weight_values<T>(args, scratch), args.cols, weight);
     const bool has_bias = args.bias.data != nullptr;
     if (has_bias) unpack_columns<T>(bias_values<T>(args, scratch), args.cols, bias);
-    return for_blocks<T>(rows, [&](int64_t first) {
-      Tile<float> block[kNarrowCols];
-      load_block<T>(args.input, first, args.cols, block);
-      if (args.residual.data != nullptr) add_residual<T>(args, first, block);
-      norm_block<kCenters, T>(args, first, weight, has_bias ? bias : nullptr, block);
-      store_block<T>(args.output, first, args.cols, block);
+    return for_row_groups<T>(rows, [&](int64_t first) {
+      Tile<float> group[kNarrowCols];
+      load_group<T>(args.input, first, args.cols, group);
+      if (args.residual.data != nullptr) add_residual<T>(args, first, group);
+      norm_group<kCenters, T>(args, first, weight, has_bias ? bias : nullptr, group);
+      store_group<T>(args.output, first, args.cols, group);
     });
   }
 }
 
 // --- backward -----------------------------------------------------------------------------------
 
-// Blocks of a partition, and their sums over rows.
+// Computes the groups of a partition, and their sums over rows.
 template <bool kCenters, class T>
-struct NormBackwardBlocks {
+struct NormBackwardGroups {
   const NormBackward& args;
   Tile<float> grad[kNarrowCols], input[kNarrowCols], grad_sum[kNarrowCols];
   Tile<float> grad_weight[kNarrowCols], grad_bias[kNarrowCols];
   float weight[kNarrowCols];
 
-  NormBackwardBlocks(const NormBackward& args_, void* scratch) : args(args_) {
+  NormBackwardGroups(const NormBackward& args_, void* scratch) : args(args_) {
     unpack_columns<T>(weight_values<T>(args, static_cast<float*>(scratch)), args.cols, weight);
     for (int64_t col = 0; col < args.cols; ++col) grad_weight[col] = grad_bias[col] = both(0.0f);
   }
 
-  FUSEDOPS_NOINLINE void take(int64_t first) {
-    load_block<T>(args.grad_output, first, args.cols, grad);
-    load_block<T>(args.input, first, args.cols, input);
+  FUSEDOPS_NOINLINE void compute(int64_t first) {
+    load_group<T>(args.grad_output, first, args.cols, grad);
+    load_group<T>(args.input, first, args.cols, input);
     const Tile<float> rstd = load(static_cast<const float*>(args.rstd) + first);
     Tile<float> mean = both(0.0f);
     if constexpr (kCenters) mean = load(static_cast<const float*>(args.mean) + first);
@@ -313,7 +315,7 @@ struct NormBackwardBlocks {
     if (args.grad_input.data != nullptr) write(first, slope, read, rstd);
   }
 
-  // Onto the sums of the partition, held in T's order.
+  // Adds the sums over rows to those of the partition, which are in T's order.
   void add_to(float* weight_sums, float* bias_sums) const {
     if (args.grad_weight.data != nullptr) add_over_rows(grad_weight, weight_sums);
     if (args.grad_bias.data != nullptr) add_over_rows(grad_bias, bias_sums);
@@ -368,7 +370,7 @@ struct NormBackwardBlocks {
         grad_total, sum_of_lanes<T>(products, args.cols), read.rstd, rstd, args);
   }
 
-  // Onto what is wanted of the two.
+  // Adds the rows to grad_weight and grad_bias, if they are wanted.
   FUSEDOPS_INLINE void add_columns(Read read) {
     for (int64_t col = 0; col < args.cols && args.grad_weight.data != nullptr; ++col) {
       const Tile<float> product = grad[col] * centered(col, read.mean);
@@ -393,16 +395,16 @@ struct NormBackwardBlocks {
       }
     }
     const bool more = args.grad_sum.data != nullptr;
-    if (more) load_block<T>(args.grad_sum, first, args.cols, grad_sum);
+    if (more) load_group<T>(args.grad_sum, first, args.cols, grad_sum);
     for (int64_t col = 0; col < args.cols; ++col) {
       const Tile<float> result =
           norm_gradient<kCenters>(grad[col], both(weight[col]), input[col], read.mean, rstd, slope);
       grad[col] = more ? result + grad_sum[col] : result;
     }
-    store_block<T>(args.grad_input, first, args.cols, grad);
+    store_group<T>(args.grad_input, first, args.cols, grad);
   }
 
-  // Returns what the gradients have been multiplied by.
+  // Scales the gradients, and returns the factors.
   FUSEDOPS_NOINLINE Tile<float> scaled_gradients(Choice<float> loses) {
     Tile<float> largest = both(0.0f), factor;
     for (int64_t col = 0; col < args.cols; ++col) {
@@ -434,27 +436,28 @@ struct NormBackwardBlocks {
   }
 };
 
-// The same of a backward, by what sums over rows do not depend on: they are taken in the order of
-// blocks, or of rows abreast.
+// The same for a backward. Groups and interleaved rows add up rows in different orders, so the
+// choice must not depend on which gradients are wanted.
 template <class T>
-FUSEDOPS_INLINE bool gain_from_blocks(const NormBackward& args) {
-  // Also where the gradient that dropout makes is not wanted: the others keep their order.
+FUSEDOPS_INLINE bool gains_from_groups(const NormBackward& args) {
+  // Dropout rules out groups even if grad_branch is not wanted, so that the other gradients have
+  // the same bits.
   if (args.cols > kNarrowCols || args.dropout.seed != nullptr) return false;
   return args.cols <= kTile<T> * (sizeof(T) == 2 ? 6 : 3) / 4 || end_within_a_tile<T>(args.cols);
 }
 
-// Rows of a partition. Returns those that are left.
+// Computes rows of a partition. Returns the remaining rows.
 template <bool kCenters, class T>
-RowRange norm_backward_blocks(
+RowRange narrow_norm_backward_groups(
     const NormBackward& args, RowRange rows, void* scratch, PartitionSums<Compute<T>> sums) {
-  if constexpr (!kTakenInBlocks<T>) {
+  if constexpr (!kComputedInGroups<T>) {
     return rows;
   } else {
-    const bool fills_a_block = rows.end - rows.begin >= kBlockRows<T>;
-    if (!fills_a_block || !gain_from_blocks<T>(args)) return rows;
-    NormBackwardBlocks<kCenters, T> blocks(args, scratch);
-    const RowRange rest = for_blocks<T>(rows, [&](int64_t first) { blocks.take(first); });
-    blocks.add_to(sums.grad_weight, sums.grad_bias);
+    const bool fills_a_group = rows.end - rows.begin >= kGroupRows<T>;
+    if (!fills_a_group || !gains_from_groups<T>(args)) return rows;
+    NormBackwardGroups<kCenters, T> groups(args, scratch);
+    const RowRange rest = for_row_groups<T>(rows, [&](int64_t first) { groups.compute(first); });
+    groups.add_to(sums.grad_weight, sums.grad_bias);
     return rest;
   }
 }

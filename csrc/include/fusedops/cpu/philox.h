@@ -1,9 +1,9 @@
-// Which columns of a row dropout keeps (args.h), a tile at a time: Philox4x32-10 of Salmon, Moraes,
-// Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (2011).
+// The columns of a row that dropout keeps (args.h), a tile at a time, by Philox4x32-10 (Salmon,
+// Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011).
 //
-// Each counter has a 64-bit lane, of which only the lower half counts: the one multiplication that
-// every instruction set has, 32 x 32 -> 64 bits, gives both halves of the product in place. So a
-// vector makes the four words of as many counters as a tile of floats has columns / 4.
+// Each counter has a 64-bit lane and uses its lower half. The multiplication 32 x 32 -> 64 bits,
+// which every instruction set has, then gives both halves of the product in place. A vector thus
+// computes the four words of as many counters as a tile of floats has columns / 4.
 #pragma once
 
 #include "fusedops/cpu/vec.h"
@@ -14,7 +14,7 @@ namespace {
 
 typedef uint64_t VecU64 __attribute__((vector_size(kVectorBytes)));
 
-// Lower half times lower half.
+// Multiplies the lower halves of the lanes.
 FUSEDOPS_INLINE VecU64 wide_product(VecU64 a, VecU64 b) {
 #if defined(__AVX512F__)
   return (VecU64)_mm512_mul_epu32((__m512i)a, (__m512i)b);
@@ -33,7 +33,7 @@ struct PhiloxKey {
   explicit PhiloxKey(int64_t seed) : low(uint32_t(seed)), high(uint32_t(uint64_t(seed) >> 32)) {}
 };
 
-// word[i], lower half: word i of each counter.
+// The lower halves of word[i] hold word i of each counter.
 struct PhiloxWords {
   VecU64 word[4];
 };
@@ -54,7 +54,7 @@ FUSEDOPS_INLINE PhiloxWords philox(PhiloxKey key, PhiloxWords counter) {
   return counter;
 }
 
-// The columns of one row.
+// The dropout of one row.
 struct DropoutRow {
   PhiloxKey key;
   uint32_t threshold;
@@ -63,7 +63,7 @@ struct DropoutRow {
   DropoutRow(const Dropout& dropout, int64_t row_)
       : key(*dropout.seed), threshold(dropout.threshold), row(uint64_t(row_)) {}
 
-  // 1 where column col + i is kept, else 0, for a tile of floats in T's order.
+  // Returns a tile of floats in T's order: 1 where column col + i is kept, else 0.
   template <class T>
   FUSEDOPS_INLINE Tile<float> kept(int64_t col) const {
     VecU64 index;
@@ -71,7 +71,7 @@ struct DropoutRow {
     const VecU64 none = {};
     const PhiloxWords words =
         philox(key, {{index + uint64_t(col / 4), none + (row & 0xffffffffu), none + (row >> 32)}});
-    // Words 0 and 2 side by side are the even columns, in order, words 1 and 3 the odd ones.
+    // Words 0 and 2 side by side are the even columns in order; words 1 and 3 are the odd columns.
     const Vec<float> zero = {}, one = zero + 1.0f;
     Tile<float> tile;
     for (int odd = 0; odd < 2; ++odd) {
@@ -82,8 +82,9 @@ struct DropoutRow {
   }
 };
 
-// The first `cols` columns from `begin` on, in T's order: dropped ones are multiplied by 0, so that
-// a NaN stays. `values` is padded to kColumnPadding, and `begin` a multiple of it.
+// Applies dropout to `cols` values, the columns from `begin` on in T's order. Dropped values are
+// multiplied by 0, so that a NaN stays. `values` is padded to kColumnPadding, and `begin` is a
+// multiple of it.
 template <class T>
 void drop_columns(DropoutRow dropout, float* values, int64_t begin, int64_t cols) {
   for (int64_t col = 0; col < cols; col += kTile<float>) {
@@ -94,7 +95,7 @@ template <class T>
 void drop_columns(DropoutRow dropout, double* values, int64_t begin, int64_t cols) {
   for (int64_t col = 0; col < cols; col += kTile<float>) {
     const Tile<float> kept = dropout.kept<T>(begin + col);
-    // What lies behind the columns was never written.
+    // Values past the last column were never written.
     for (int half = 0; half < 2 && col + half * kTile<double> < cols; ++half) {
       double* to = values + col + half * kTile<double>;
       const Wide<float> wide = widened(kept.v[half]);

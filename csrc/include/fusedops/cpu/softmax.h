@@ -1,8 +1,9 @@
 // softmax and log_softmax of rows on the CPU.
 //
-// Forward: a row is taken in chunks that stay in the L1 cache; each keeps its own maximum and sum,
-// so memory is read once and each element costs one exp however long the row is. The chunks are
-// combined at the end. Rows that are all -inf, or hold a NaN or +inf, come out NaN, as in PyTorch.
+// Forward: a row is processed in chunks that stay in the L1 cache. Each chunk has its own maximum
+// and sum, so that memory is read once, and each element costs one exp however long the row is. The
+// chunks are combined at the end. Rows that are all -inf, or contain NaN or +inf, become NaN, as in
+// PyTorch.
 #pragma once
 
 #include "fusedops/cpu/exp_scaling.h"
@@ -13,23 +14,25 @@ namespace fusedops {
 namespace FUSEDOPS_CPU_ISA {
 namespace {
 
-// At most 16 KiB, and 64 additions to each lane of a sum.
+// A chunk is at most 16 KiB, and each lane of its sum adds at most 64 values.
 template <class C>
 constexpr int64_t kSoftmaxChunk = 256 * kLanes<C>;
 static_assert(kSoftmaxChunk<double> >= kShortestSoftmaxChunk);
 
-// Two rows of a backward, grad_output's and output's, are a quarter of the L2 cache or less.
+// At this size two rows of a backward, grad_output's and output's, are at most a quarter of the L2
+// cache.
 constexpr int64_t kPrefetchedRowBytes = int64_t(1) << 17;
 
-// Rows of a backward that are no longer are taken side by side: their sums over lanes overlap.
-constexpr int64_t kMostColsAbreast = 1024;
+// The longest rows of a backward that are computed in groups, whose sums over lanes overlap.
+constexpr int64_t kMaxGradGroupCols = 1024;
 
 template <class C>
 constexpr int64_t softmax_chunk_count(int64_t cols) {
   return (cols + kSoftmaxChunk<C> - 1) / kSoftmaxChunk<C>;
 }
 
-// The sum of exp(input - max), and the least of those that are not 0: raised, but for a logarithm.
+// A chunk's maximum, its sum of exp(input - max), and the smallest exponential that is not 0. The
+// exponentials are raised (exp.h) except for a logarithm.
 template <class C>
 struct SoftmaxChunk {
   Vec<C> least;  // of each lane
@@ -38,13 +41,15 @@ struct SoftmaxChunk {
 };
 static_assert(sizeof(SoftmaxChunk<double>) <= kSoftmaxChunkBytes);
 
-// All -inf so far: nothing to subtract, and exp(-inf) = 0 lets a finite chunk stay finite.
+// The value that is subtracted from a chunk: its maximum, or 0 if the chunk is all -inf, so that
+// its exponentials are 0 and not NaN.
 template <class C>
 FUSEDOPS_INLINE C shift_of(C chunk_max) {
   return chunk_max == -kInfinity<C> ? C(0) : chunk_max;
 }
 
-// The exponential of what is to be divided by the sum, or of a logarithm's sum alone.
+// The exponential in a softmax's numerator and sum; for a logarithm it is only in the sum, and not
+// raised.
 template <bool Log, class Out, class C = Compute<Out>>
 FUSEDOPS_INLINE Tile<C> softmax_exp(Tile<C> x, Vec<C>& least) {
   if constexpr (Log) return exp_or_zero<Out>(x);
@@ -61,7 +66,7 @@ FUSEDOPS_INLINE ExpSum<C> no_exp_sum() {
   return {both(C(0)), broadcast(kInfinity<C>)};
 }
 
-// What a chunk comes to.
+// Combines the two accumulators of a chunk.
 template <class In, class C>
 FUSEDOPS_INLINE SoftmaxChunk<C> chunk_of(C max, Folded<ExpSum<C>> sums, int64_t cols) {
   const Vec<C> least = smaller(sums.even.least, sums.odd.least);
@@ -69,19 +74,20 @@ FUSEDOPS_INLINE SoftmaxChunk<C> chunk_of(C max, Folded<ExpSum<C>> sums, int64_t 
   return {least, max, sum_of_columns<In>(sum, cols)};
 }
 
-// Whether exponentials are kept: in scratch memory, which is padded to whole tiles, or in a row.
-enum class Keep { kNot, kInScratch, kInRow };
+// Where exponentials are saved: in scratch memory, which is padded to whole tiles, in a row of
+// memory, or not at all.
+enum class Save { kNot, kInScratch, kInRow };
 
-// exp(input - max) to `kept`, and their sum. Meanwhile `next`, the chunk that will be read after
-// this one, is on its way from memory.
-template <bool Log, Keep keep, class Out, class In, class C = Compute<In>>
+// Computes exp(input - max), saves it to `saved`, and returns the chunk's maximum and sum.
+// Meanwhile `next`, the chunk that is read after this one, is prefetched.
+template <bool Log, Save save, class Out, class In, class C = Compute<In>>
 FUSEDOPS_INLINE SoftmaxChunk<C> softmax_chunk(
-    const In* input, const In* next, C* kept, int64_t cols) {
+    const In* input, const In* next, C* saved, int64_t cols) {
   const auto at = [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
     return filled<In>(load(input + col, part), part, -kInfinity<C>);
   };
   const auto lowest = both(-kInfinity<C>);
-  // A NaN is dropped here; exp(NaN - max) brings it back.
+  // The maximum ignores a NaN; exp(NaN - max) brings it back.
   const auto max =
       fold_columns<In>(cols, lowest, [&](Tile<C> so_far, int64_t col, auto part) FUSEDOPS_LAMBDA {
         return larger(so_far, at(col, part));
@@ -92,15 +98,15 @@ FUSEDOPS_INLINE SoftmaxChunk<C> softmax_chunk(
       cols, no_exp_sum<C>(), [&](ExpSum<C> so_far, int64_t col, auto part) FUSEDOPS_LAMBDA {
         prefetch_tile<Cache::kL1>(next + col);
         const Tile<C> e = softmax_exp<Log, Out>(at(col, part) - shift, so_far.least);
-        if constexpr (keep == Keep::kInScratch) store(kept + col, e);
-        if constexpr (keep == Keep::kInRow) store(kept + col, part, e);
+        if constexpr (save == Save::kInScratch) store(saved + col, e);
+        if constexpr (save == Save::kInRow) store(saved + col, part, e);
         so_far.sum = so_far.sum + e;
         return so_far;
       });
   return chunk_of<In>(chunk_max, sums, cols);
 }
 
-// Differences of maxima whose exp makes 0 of all that it multiplies.
+// Below this difference of maxima, exp makes every product 0.
 template <class C>
 constexpr double kLowestDifference = sizeof(C) == sizeof(double) ? ExpDouble::kLowest : -200;
 
@@ -111,7 +117,7 @@ FUSEDOPS_INLINE double exp_or_zero(double difference) {
   return vanishes ? 0.0 : e;
 }
 
-// exp(a - b) for a <= b. Most rows are one chunk, where a and b are equal and nothing is computed.
+// Returns exp(a - b) for a <= b. Most rows have one chunk, with a == b, and compute nothing.
 template <class C>
 FUSEDOPS_INLINE double exp_difference(C a, C b) {
   return a == b ? 1.0 : exp_or_zero<C>(double(a) - double(b));
@@ -121,55 +127,55 @@ struct SoftmaxRow {
   double max, sum;
 };
 
-// The row's maximum, and the sum of exp(input - maximum), raised where the chunks' are.
+// Returns the row's maximum, and the sum of exp(input - maximum), raised if the chunks' sums are.
 template <class C>
 FUSEDOPS_INLINE SoftmaxRow combine(const SoftmaxChunk<C>* chunks, int64_t count) {
-  if (count == 1) return {double(chunks->max), chunks->sum};  // as of nearly every row
+  if (count == 1) return {double(chunks->max), chunks->sum};  // nearly every row
   C max = -kInfinity<C>;
   for (int64_t i = 0; i < count; ++i) max = Larger{}(max, chunks[i].max);
   double sum = 0;
   for (int64_t i = 0; i < count; ++i) {
     const double to_row = exp_difference(chunks[i].max, max);
-    // Fused, as in spatial_softmax.h: the bits are the same.
+    // Fused as in spatial_softmax.h, so that both give the same bits.
     sum = kFuses ? __builtin_fma(chunks[i].sum, to_row, sum) : sum + chunks[i].sum * to_row;
   }
   return {double(max), sum};
 }
 
-// Columns [begin, end) of a row, begin a multiple of kSoftmaxChunk: the maximum and sum of each
-// chunk. `after`: what will be read once the row is.
-template <bool Log, Keep keep, class Out, class In, class C>
+// Computes maximum and sum of the chunks of columns [begin, end); begin is a multiple of
+// kSoftmaxChunk. `after` is read after the row, and is prefetched.
+template <bool Log, Save save, class Out, class In, class C>
 FUSEDOPS_INLINE void softmax_chunks(
-    const In* input, const In* after, C* kept, SoftmaxChunk<C>* chunks, RowRange cols) {
+    const In* input, const In* after, C* saved, SoftmaxChunk<C>* chunks, RowRange cols) {
   for (int64_t begin = cols.begin; begin < cols.end; begin += kSoftmaxChunk<C>) {
     const bool last = cols.end - begin <= kSoftmaxChunk<C>;
     const int64_t count = last ? cols.end - begin : kSoftmaxChunk<C>;
     const In* next = last ? after : input + begin + count;
     chunks[begin / kSoftmaxChunk<C>] =
-        softmax_chunk<Log, keep, Out>(input + begin, next, kept + begin, count);
+        softmax_chunk<Log, save, Out>(input + begin, next, saved + begin, count);
   }
 }
 
-// Where the exponentials of a row are, each less what its chunk was shifted by: in scratch memory,
-// in a row, or computed again, with the same bits.
+// The exponentials of a row, each chunk's minus its own shift: saved in scratch memory, saved in a
+// row, or computed again with the same bits.
 template <class C>
 struct InScratch {
-  const C* kept;
+  const C* saved;
   template <class Part>
   FUSEDOPS_INLINE Tile<C> at(int64_t col, Part, C) const {
-    return load(kept + col);
+    return load(saved + col);
   }
 };
 template <class C>
 struct InRow {
-  const C* kept;
+  const C* saved;
   template <class Part>
   FUSEDOPS_INLINE Tile<C> at(int64_t col, Part part, C) const {
-    return load(kept + col, part);
+    return load(saved + col, part);
   }
 };
 template <class In, class Out>
-struct ComputedAgain {
+struct Recomputed {
   const In* input;
   template <class Part>
   FUSEDOPS_INLINE Tile<Compute<In>> at(int64_t col, Part part, Compute<In> shift) const {
@@ -177,7 +183,7 @@ struct ComputedAgain {
   }
 };
 
-// The columns of a chunk, of which a result may be denormal, or would be on its way.
+// Writes columns of a chunk in which a result, or an intermediate value, may be denormal.
 template <class In, class Out, class C, class Exponentials>
 FUSEDOPS_NOINLINE void write_in_steps(
     Out* output, Exponentials exponentials, C shift, Scaling<Out> by, RowRange cols) {
@@ -230,8 +236,8 @@ FUSEDOPS_INLINE void softmax_rows(
   for (int64_t row = range.begin; row < range.end; ++row) {
     const In* input = start_of<In>(args.input, row);
     Out* output = start_of<Out>(args.output, row);
-    constexpr Keep keep = Log ? Keep::kNot : Keep::kInScratch;
-    softmax_chunks<Log, keep, Out>(input, input + args.input.spacing.stride, scratch, chunks, cols);
+    constexpr Save save = Log ? Save::kNot : Save::kInScratch;
+    softmax_chunks<Log, save, Out>(input, input + args.input.spacing.stride, scratch, chunks, cols);
     const SoftmaxRow whole = combine(chunks, softmax_chunk_count<C>(args.cols));
     if constexpr (Log) {
       write_log_softmax(output, input, whole, cols, put);
@@ -253,8 +259,8 @@ struct SoftmaxGradRow {
       : grad(start_of<Out>(args.grad_output, row)), output(start_of<Out>(args.output, row)) {}
 };
 
-// The sums of grad_output * output, or of grad_output for a logarithm, over columns of a row, one
-// in each lane: what is left is to add up the lanes.
+// Returns the sum of grad_output * output, or of grad_output for a logarithm, over columns of a
+// row. The lanes remain to be added.
 template <bool Log, class Out, class C = Compute<Out>>
 FUSEDOPS_INLINE Vec<double> softmax_backward_lanes(SoftmaxGradRow<Out> row, RowRange cols) {
   const auto sums = fold_columns<Out>(
@@ -272,19 +278,19 @@ FUSEDOPS_INLINE double softmax_backward_sum(SoftmaxGradRow<Out> row, RowRange co
   return across_lanes<double>(softmax_backward_lanes<Log>(row, cols), Add{});
 }
 
-// The gradient of tiles or vectors; `sum` may be one number.
+// The gradient of tiles or vectors. `sum` is one number, or one for each lane.
 template <bool Log, class In, class V, class Sum>
 FUSEDOPS_INLINE V softmax_gradient(V grad, V output, Sum sum) {
   return Log ? grad - exp_nonpositive<In>(output) * sum : (grad - sum) * output;
 }
 
-// How far on from a row those lie that are to be on their way from memory while it is written.
+// The distance from a row to the rows that are prefetched while it is written.
 struct RowsAhead {
   int64_t grad = 0, output = 0;
 
   RowsAhead() = default;
-  // So many rows on. Where the data is larger than the cache, +10 %, and a loss of 20 % where it is
-  // not. A row that the cache would not hold is left to itself.
+  // Prefetches `rows` rows ahead: +10 % if the data exceeds the cache, but -20 % if it does not.
+  // Nothing is prefetched if a row would not stay in the cache.
   FUSEDOPS_INLINE RowsAhead(const SoftmaxBackward& args, int64_t rows) {
     const bool fits = args.cols * size_of(args.output.dtype) <= kPrefetchedRowBytes;
     grad = fits ? rows * args.grad_output.spacing.stride : 0;
@@ -292,7 +298,7 @@ struct RowsAhead {
   }
 };
 
-// Meanwhile the rows that lie ahead are on their way from memory.
+// Writes a gradient, and prefetches the rows ahead if the results are streaming.
 template <bool Log, class In, class Out, class C = Compute<Out>>
 FUSEDOPS_INLINE void write_softmax_backward(
     In* result, SoftmaxGradRow<Out> row, C sum, RowRange cols, RowsAhead ahead, Put put) {
@@ -316,53 +322,53 @@ FUSEDOPS_NOINLINE void softmax_backward_row(const SoftmaxBackward& args, int64_t
   write_softmax_backward<Log>(result, given, sum, cols, RowsAhead(args, 1), put);
 }
 
-// Rows that are taken side by side.
-constexpr int kGradRowsAbreast = kLanes<double>;
+// The number of rows in a group.
+constexpr int kGradGroupRows = kLanes<double>;
 
-// Those, evenly spaced. The loops over them stay loops: unrolled, three addresses for each row are
-// more than there are registers, and with N = 64 cost a fifth of the time.
+// Computes a group of evenly spaced rows. The loops over rows are not unrolled: three addresses for
+// each row exceed the registers, which costs a fifth of the time at 64 columns.
 template <bool Log, class In, class Out>
-FUSEDOPS_INLINE void softmax_backward_abreast(
+FUSEDOPS_INLINE void softmax_backward_row_group(
     const SoftmaxBackward& args, int64_t first, RowRange cols, RowsAhead ahead, Put put) {
   using C = Compute<Out>;
-  Vec<double> lanes[kGradRowsAbreast];
+  Vec<double> lanes[kGradGroupRows];
   const SoftmaxGradRow<Out> given(args, first);
   SoftmaxGradRow<Out> row = given;
   const int64_t grad_stride = args.grad_output.spacing.stride;
   const int64_t output_stride = args.output.spacing.stride;
 #pragma GCC unroll 1
-  for (int r = 0; r < kGradRowsAbreast; ++r) {
+  for (int r = 0; r < kGradGroupRows; ++r) {
     lanes[r] = softmax_backward_lanes<Log>(row, cols);
     row = {row.grad + grad_stride, row.output + output_stride};
   }
-  double sums[kGradRowsAbreast];
+  double sums[kGradGroupRows];
   sums_over_lanes<double>(lanes, sums);
-  C totals[kGradRowsAbreast];
-  for (int r = 0; r < kGradRowsAbreast; ++r) totals[r] = C(sums[r]);
+  C totals[kGradGroupRows];
+  for (int r = 0; r < kGradGroupRows; ++r) totals[r] = C(sums[r]);
   row = given;
   In* result = start_of<In>(args.grad_input, first);
 #pragma GCC unroll 1
-  for (int r = 0; r < kGradRowsAbreast; ++r) {
+  for (int r = 0; r < kGradGroupRows; ++r) {
     write_softmax_backward<Log>(result, row, totals[r], cols, ahead, put);
     row = {row.grad + grad_stride, row.output + output_stride};
     result += args.grad_input.spacing.stride;
   }
 }
 
-// As many rows as fill groups. Returns those that are left.
+// Computes as many whole groups as there are. Returns the remaining rows.
 template <bool Log, class In, class Out>
 FUSEDOPS_INLINE RowRange
 softmax_backward_groups(const SoftmaxBackward& args, RowRange rows, int64_t cols, Put put) {
-  const RowsAhead ahead(args, kGradRowsAbreast);
+  const RowsAhead ahead(args, kGradGroupRows);
   const auto are_evenly_spaced = [&](const auto& tensor) FUSEDOPS_LAMBDA {
-    return are_even(tensor, rows.begin, kGradRowsAbreast);
+    return are_even(tensor, rows.begin, kGradGroupRows);
   };
-  for (; rows.begin + kGradRowsAbreast <= rows.end; rows.begin += kGradRowsAbreast) {
+  for (; rows.begin + kGradGroupRows <= rows.end; rows.begin += kGradGroupRows) {
     if (are_evenly_spaced(args.grad_output) && are_evenly_spaced(args.output) &&
         are_evenly_spaced(args.grad_input)) {
-      softmax_backward_abreast<Log, In, Out>(args, rows.begin, RowRange{0, cols}, ahead, put);
+      softmax_backward_row_group<Log, In, Out>(args, rows.begin, RowRange{0, cols}, ahead, put);
     } else {
-      for (int r = 0; r < kGradRowsAbreast; ++r) {
+      for (int r = 0; r < kGradGroupRows; ++r) {
         softmax_backward_row<Log, In, Out>(args, rows.begin + r, put);
       }
     }
@@ -370,8 +376,8 @@ softmax_backward_groups(const SoftmaxBackward& args, RowRange rows, int64_t cols
   return rows;
 }
 
-// Where the number of whole tiles is known, as it is in each branch but the last, the compiler
-// leaves out the loops over them: they cost rows that short as much as the arithmetic.
+// In every branch but the last the number of whole tiles is a constant, and the compiler omits the
+// loops over tiles, which cost such short rows as much as the arithmetic.
 template <bool Log, class In, class Out>
 FUSEDOPS_INLINE RowRange
 softmax_backward_groups(const SoftmaxBackward& args, RowRange rows, Put put) {
@@ -385,7 +391,7 @@ softmax_backward_groups(const SoftmaxBackward& args, RowRange rows, Put put) {
   if (cols == kTwo) return groups(kTwo);
   if (cols < kOne) return groups(cols);
   if (cols < kTwo) return groups(cols);
-  if (cols <= kMostColsAbreast) return groups(cols);
+  if (cols <= kMaxGradGroupCols) return groups(cols);
   return rows;
 }
 

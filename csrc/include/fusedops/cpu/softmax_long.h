@@ -1,6 +1,7 @@
 // softmax and log_softmax of long rows on the CPU, some columns at a time: threads share a row, or
-// one takes all of it. Memory is read twice; what a chunk comes to is noted in between, and is
-// combined in the order of the chunks, whoever took them: the bits are those of a short row.
+// one thread computes all of it. Memory is read twice. The chunks' maxima and sums are stored in
+// between and combined in the order of the chunks, whichever threads computed them, so that the
+// bits are those of a short row.
 #pragma once
 
 #include <type_traits>
@@ -14,10 +15,11 @@ namespace {
 static_assert(kRowSegment % kSoftmaxChunk<float> == 0);
 static_assert(kRowSegment % kSoftmaxChunk<double> == 0);
 
-// Exponentials wait in the output, where they are not to go around the cache and nothing is
-// rounded; elsewhere they are computed again, with the same bits: cheaper than memory for them.
+// Exponentials are saved in the output if it is not streaming and has the compute type, so that
+// nothing is rounded. Otherwise they are computed again, with the same bits: that costs less than
+// memory for them.
 template <bool Log, class In, class Out>
-constexpr bool kMayKeep = !Log && std::is_same_v<In, Compute<In>> && std::is_same_v<Out, In>;
+constexpr bool kMaySave = !Log && std::is_same_v<In, Compute<In>> && std::is_same_v<Out, In>;
 
 template <bool Log, class In, class Out>
 FUSEDOPS_INLINE void long_softmax_chunks(
@@ -25,14 +27,14 @@ FUSEDOPS_INLINE void long_softmax_chunks(
   using C = Compute<In>;
   const In* input = start_of<In>(args.input, row);
   auto* chunks = static_cast<SoftmaxChunk<C>*>(chunk_memory);
-  if constexpr (kMayKeep<Log, In, Out>) {
+  if constexpr (kMaySave<Log, In, Out>) {
     C* output = start_of<C>(args.output, row);
     if (!streaming) {
-      return softmax_chunks<Log, Keep::kInRow, Out>(input, input + cols.end, output, chunks, cols);
+      return softmax_chunks<Log, Save::kInRow, Out>(input, input + cols.end, output, chunks, cols);
     }
   }
   C* nowhere = nullptr;
-  softmax_chunks<Log, Keep::kNot, Out>(input, input + cols.end, nowhere, chunks, cols);
+  softmax_chunks<Log, Save::kNot, Out>(input, input + cols.end, nowhere, chunks, cols);
 }
 
 template <bool Log, class In, class Out>
@@ -47,17 +49,17 @@ FUSEDOPS_INLINE void write_long_softmax_chunks(
   if constexpr (Log) {
     return write_log_softmax(output, input, whole, cols, put);
   }
-  if constexpr (kMayKeep<Log, In, Out>) {
-    const InRow<C> kept{output};
-    if (!streaming) return write_softmax<In>(output, kept, chunks, whole, cols, put);
+  if constexpr (kMaySave<Log, In, Out>) {
+    const InRow<C> saved{output};
+    if (!streaming) return write_softmax<In>(output, saved, chunks, whole, cols, put);
   }
-  write_softmax<In>(output, ComputedAgain<In, Out>{input}, chunks, whole, cols, put);
+  write_softmax<In>(output, Recomputed<In, Out>{input}, chunks, whole, cols, put);
 }
 
 // --- statistics ---------------------------------------------------------------------------------
 
 template <class In, class C = Compute<In>>
-void keep_softmax_statistics(const SoftmaxStatistics& args, int64_t row, const void* chunk_memory) {
+void save_softmax_statistics(const SoftmaxStatistics& args, int64_t row, const void* chunk_memory) {
   const auto* chunks = static_cast<const SoftmaxChunk<C>*>(chunk_memory);
   const SoftmaxRow whole = combine(chunks, softmax_chunk_count<C>(args.cols));
   static_cast<C*>(args.max)[row] = C(whole.max);
@@ -75,7 +77,7 @@ FUSEDOPS_INLINE void apply_softmax_statistics(
   const Scaling<Out> by(1.0, sum * kRaised<C>);
   for_columns<In>(cols.end - cols.begin, [&](int64_t offset, auto part) FUSEDOPS_LAMBDA {
     const int64_t col = cols.begin + offset;
-    const Tile<C> e = ComputedAgain<In, Out>{input}.at(col, part, shift);
+    const Tile<C> e = Recomputed<In, Out>{input}.at(col, part, shift);
     const bool by_steps = __builtin_expect(any_between(e, both(by.least)), false);
     const Tile<C> result = by_steps ? scaled_in_steps(e, by) : scaled(e, by);
     put(output + col, part, in_order<In, Out>(result));
@@ -84,7 +86,7 @@ FUSEDOPS_INLINE void apply_softmax_statistics(
 
 // --- backward -----------------------------------------------------------------------------------
 
-// A sum for each chunk.
+// Computes a sum for each chunk.
 template <bool Log, class Out, class C = Compute<Out>>
 FUSEDOPS_INLINE void long_softmax_backward_sums(
     const SoftmaxBackward& args, int64_t row, RowRange cols, double* sums) {

@@ -1,9 +1,10 @@
-// softmax and log_softmax of blocks of narrow rows, and over the rows of planes that have no more
-// rows than a narrow row has columns: in both a tile for each element of a softmax, and nothing
-// moves between lanes.
+// softmax and log_softmax of groups of narrow rows, and spatial softmax over a dim_size that is no
+// larger than a narrow row. In both, each element of a softmax has its own tile, and nothing moves
+// between lanes.
 //
-// Results have the bits of softmax.h and spatial_softmax.h: sums are taken in accumulators, in the
-// same order. A block stays in the L1 cache, so each element is read once and costs one exp.
+// Results have the bits of softmax.h and spatial_softmax.h, because sums use the same accumulators
+// in the same order. A group stays in the L1 cache, so that each element is read once and costs one
+// exp.
 #pragma once
 
 #include "fusedops/cpu/narrow_rows.h"
@@ -13,9 +14,10 @@ namespace fusedops {
 namespace FUSEDOPS_CPU_ISA {
 namespace {
 
-// The sums of a block, in T's order: `of_col(col)` gives the tile of a column.
+// The sum of each row of a group, in the order of fold_columns() for T. `of_col(col)` returns the
+// tile of a column.
 template <class T, class Source, class C = Compute<T>>
-FUSEDOPS_INLINE WideTile<C> sum_of_block(int64_t cols, Source of_col) {
+FUSEDOPS_INLINE WideTile<C> sum_of_group(int64_t cols, Source of_col) {
   Tile<C> accumulators[kAccumulators<T>];
   const int64_t used = accumulators_used<T>(cols);
   for (int64_t col = 0; col < used; ++col) accumulators[col] = both(C(0)) + of_col(col);
@@ -29,39 +31,39 @@ FUSEDOPS_INLINE WideTile<C> sum_of_block(int64_t cols, Source of_col) {
 }
 
 template <class C>
-FUSEDOPS_INLINE Tile<C> max_of_block(const Tile<C>* block, int64_t cols) {
+FUSEDOPS_INLINE Tile<C> max_of_group(const Tile<C>* group, int64_t cols) {
   Tile<C> even = both(-kInfinity<C>), odd = even;
   for (int64_t col = 0; col < cols; col += 2) {
-    even = larger(even, block[col]);
-    odd = larger(odd, block[col + 1 < cols ? col + 1 : col]);
+    even = larger(even, group[col]);
+    odd = larger(odd, group[col + 1 < cols ? col + 1 : col]);
   }
   return larger(even, odd);
 }
 
-// In accumulator.
+// Computes the softmax in place.
 template <bool Log, class In, class Out, class C = Compute<In>>
-FUSEDOPS_NOINLINE void softmax_block(Tile<C>* block, int64_t cols) {
-  const Tile<C> max = max_of_block(block, cols), shift = shift_of(max);
-  const auto sum = sum_of_block<In>(cols, [=](int64_t col) FUSEDOPS_LAMBDA {
+FUSEDOPS_NOINLINE void softmax_group(Tile<C>* group, int64_t cols) {
+  const Tile<C> max = max_of_group(group, cols), shift = shift_of(max);
+  const auto sum = sum_of_group<In>(cols, [=](int64_t col) FUSEDOPS_LAMBDA {
     Vec<C> unused = {};
-    const Tile<C> e = softmax_exp<Log, Out>(block[col] - shift, unused);
-    if constexpr (!Log) block[col] = e;
+    const Tile<C> e = softmax_exp<Log, Out>(group[col] - shift, unused);
+    if constexpr (!Log) group[col] = e;
     return e;
   });
   const auto factors = factors_of<Log, Out>(ColumnMaxSum<C>{max, sum});
   for (int64_t col = 0; col < cols; ++col) {
     if constexpr (Log) {
-      block[col] = normalized<Log, Out>(block[col], factors);
+      group[col] = normalized<Log, Out>(group[col], factors);
     } else {
-      block[col] = scaled<Out>(block[col], factors);
+      group[col] = scaled<Out>(group[col], factors);
     }
   }
 }
 
-// The gradient, in accumulator of grad_output.
+// Computes the gradient in the tiles of grad_output.
 template <bool Log, class In, class Out, class C = Compute<Out>>
-FUSEDOPS_NOINLINE void softmax_backward_block(Tile<C>* grad, const Tile<C>* output, int64_t cols) {
-  const Tile<C> sum = narrowed(sum_of_block<Out>(cols, [=](int64_t col) FUSEDOPS_LAMBDA {
+FUSEDOPS_NOINLINE void softmax_backward_group(Tile<C>* grad, const Tile<C>* output, int64_t cols) {
+  const Tile<C> sum = narrowed(sum_of_group<Out>(cols, [=](int64_t col) FUSEDOPS_LAMBDA {
     return Log ? grad[col] : grad[col] * output[col];
   }));
   for (int64_t col = 0; col < cols; ++col) {
@@ -71,30 +73,31 @@ FUSEDOPS_NOINLINE void softmax_backward_block(Tile<C>* grad, const Tile<C>* outp
 
 // --- rows ---------------------------------------------------------------------------------------
 
-// Whether blocks gain over softmax_rows(), which is the faster on many whole tiles, but for what 16
-// bits cost there.
+// Whether groups are faster than softmax_rows(), which wins on rows of many whole tiles, except on
+// 16-bit inputs.
 template <class In>
-constexpr bool forward_gains_from_blocks(int64_t cols) {
-  return cols <= kMostBlockCols && (sizeof(In) == 2 || cols <= 96 || cols % kTile<In> != 0);
+constexpr bool forward_gains_from_groups(int64_t cols) {
+  return cols <= kMaxGroupCols && (sizeof(In) == 2 || cols <= 96 || cols % kTile<In> != 0);
 }
 
 template <class In, class Out>
-RowRange softmax_blocks(const SoftmaxForward& args, RowRange rows) {
-  if (!forward_gains_from_blocks<In>(args.cols)) return rows;
-  Tile<Compute<In>> block[kMostBlockCols];
-  return for_blocks<In>(rows, [&](int64_t first) {
-    load_block<In>(args.input, first, args.cols, block);
+RowRange narrow_softmax_groups(const SoftmaxForward& args, RowRange rows) {
+  if (!forward_gains_from_groups<In>(args.cols)) return rows;
+  Tile<Compute<In>> group[kMaxGroupCols];
+  return for_row_groups<In>(rows, [&](int64_t first) {
+    load_group<In>(args.input, first, args.cols, group);
     if (args.log) {
-      softmax_block<true, In, Out>(block, args.cols);
+      softmax_group<true, In, Out>(group, args.cols);
     } else {
-      softmax_block<false, In, Out>(block, args.cols);
+      softmax_group<false, In, Out>(group, args.cols);
     }
-    store_block<Out>(args.output, first, args.cols, block);
+    store_group<Out>(args.output, first, args.cols, group);
   });
 }
 
-// Rows of one vector, as many side by side as a vector has doubles. What is gained over blocks is
-// the transposition, and over softmax_backward_rows() a second, empty vector.
+// Computes rows of exactly one vector, as many at once as a vector has doubles. Compared with
+// groups this saves the transposition, and compared with softmax_backward_rows() a second, empty
+// vector.
 template <bool Log, class T, class C = Compute<T>>
 FUSEDOPS_INLINE void softmax_backward_vectors(const SoftmaxBackward& args, int64_t first) {
   constexpr int kCount = kLanes<double>;
@@ -127,43 +130,45 @@ FUSEDOPS_NOINLINE RowRange softmax_backward_vectors(const SoftmaxBackward& args,
   return rows;
 }
 
-// The same of softmax_backward_rows(): where rows do not fill a vector (of 16 bits: a
-// tile) or end within a tile.
+// Whether groups are faster than softmax_backward_rows(): if rows do not fill a vector (a tile, for
+// 16 bits), or end within a tile.
 template <class Out>
-constexpr bool backward_gains_from_blocks(int64_t cols) {
+constexpr bool backward_gains_from_groups(int64_t cols) {
   if (cols > kNarrowCols) return false;
   return cols < kTile<Out> / (sizeof(Out) == 2 ? 1 : 2) || end_within_a_tile<Out>(cols);
 }
 
 template <class In, class Out, class C = Compute<Out>>
-RowRange softmax_backward_blocks(const SoftmaxBackward& args, RowRange rows) {
+RowRange narrow_softmax_backward_groups(const SoftmaxBackward& args, RowRange rows) {
   if constexpr (sizeof(In) == sizeof(C) && sizeof(Out) == sizeof(C)) {
     if (args.cols == kLanes<C>) return softmax_backward_vectors<Out>(args, rows);
   }
-  if (!backward_gains_from_blocks<Out>(args.cols)) return rows;
+  if (!backward_gains_from_groups<Out>(args.cols)) return rows;
   Tile<C> grad[kNarrowCols], output[kNarrowCols];
-  return for_blocks<Out>(rows, [&](int64_t first) {
-    load_block<Out>(args.grad_output, first, args.cols, grad);
-    load_block<Out>(args.output, first, args.cols, output);
+  return for_row_groups<Out>(rows, [&](int64_t first) {
+    load_group<Out>(args.grad_output, first, args.cols, grad);
+    load_group<Out>(args.output, first, args.cols, output);
     if (args.log) {
-      softmax_backward_block<true, In, Out>(grad, output, args.cols);
+      softmax_backward_group<true, In, Out>(grad, output, args.cols);
     } else {
-      softmax_backward_block<false, In, Out>(grad, output, args.cols);
+      softmax_backward_group<false, In, Out>(grad, output, args.cols);
     }
-    store_block<In>(args.grad_input, first, args.cols, grad);
+    store_group<In>(args.grad_input, first, args.cols, grad);
   });
 }
 
-// --- planes -------------------------------------------------------------------------------------
+// --- spatial softmax ----------------------------------------------------------------------------
 
-// Many rows of a wide outer lie on a page each: those are left to spatial_softmax.h.
+// Whether dim_size is small enough to hold all rows in tiles. If inner is large as well, many rows
+// lie on a page each, and spatial_softmax.h is faster.
 template <class Args>
 FUSEDOPS_INLINE bool are_short(const Args& args) {
   return args.dim_size <= 16 ||
       (args.dim_size <= kNarrowCols && args.inner <= InnerSegments::kMaxCols);
 }
 
-// body(outer, lanes) for each segment, without a division for each: small planes are many.
+// Calls body(outer, columns) for each segment. A counter replaces a division per segment, because
+// there may be many small segments.
 template <class Args, class Body>
 FUSEDOPS_INLINE void for_segments(const Args& args, RowRange range, Body body) {
   const InnerSegments segments = inner_segments(args);
@@ -177,41 +182,41 @@ FUSEDOPS_INLINE void for_segments(const Args& args, RowRange range, Body body) {
 template <class In, class Out>
 void softmax_short_segments(const SpatialSoftmaxForward& args, RowRange range, Put put) {
   using C = Compute<In>;
-  Tile<C> block[kNarrowCols];
-  for_segments(args, range, [&](int64_t outer, RowRange lanes) FUSEDOPS_LAMBDA {
-    const Segment<const In> input{args.input, outer, lanes};
-    const Segment<Out> output{args.output, outer, lanes};
-    for_columns<In>(lanes.end - lanes.begin, [&](int64_t lane, auto part) FUSEDOPS_LAMBDA {
-      for (int64_t r = 0; r < args.dim_size; ++r) block[r] = load(input.row(r) + lane, part);
+  Tile<C> group[kNarrowCols];
+  for_segments(args, range, [&](int64_t outer, RowRange cols) FUSEDOPS_LAMBDA {
+    const Segment<const In> input{args.input, outer, cols};
+    const Segment<Out> output{args.output, outer, cols};
+    for_columns<In>(cols.end - cols.begin, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
+      for (int64_t r = 0; r < args.dim_size; ++r) group[r] = load(input.row(r) + col, part);
       if (args.log) {
-        softmax_block<true, In, Out>(block, args.dim_size);
+        softmax_group<true, In, Out>(group, args.dim_size);
       } else {
-        softmax_block<false, In, Out>(block, args.dim_size);
+        softmax_group<false, In, Out>(group, args.dim_size);
       }
       for (int64_t r = 0; r < args.dim_size; ++r) {
-        put(output.row(r) + lane, part, in_order<In, Out>(block[r]));
+        put(output.row(r) + col, part, in_order<In, Out>(group[r]));
       }
     });
   });
 }
 
-// Two rows of memory for each of a outer: nothing is kept but the sums.
+// The second pass reads the rows again, because only the sums stay in registers.
 template <bool Log, class In, class Out>
 FUSEDOPS_INLINE void softmax_backward_short_segments(
     const SpatialSoftmaxBackward& args, RowRange range, Put put) {
-  for_segments(args, range, [&](int64_t outer, RowRange lanes) FUSEDOPS_LAMBDA {
-    const Segment<const Out> grad{args.grad_output, outer, lanes};
-    const Segment<const Out> output{args.output, outer, lanes};
-    const Segment<In> result{args.grad_input, outer, lanes};
-    for_columns<Out>(lanes.end - lanes.begin, [&](int64_t lane, auto part) FUSEDOPS_LAMBDA {
-      const auto sum = narrowed(sum_of_block<Out>(args.dim_size, [&](int64_t row) FUSEDOPS_LAMBDA {
-        const auto g = load(grad.row(row) + lane, part);
-        return Log ? g : g * load(output.row(row) + lane, part);
+  for_segments(args, range, [&](int64_t outer, RowRange cols) FUSEDOPS_LAMBDA {
+    const Segment<const Out> grad{args.grad_output, outer, cols};
+    const Segment<const Out> output{args.output, outer, cols};
+    const Segment<In> result{args.grad_input, outer, cols};
+    for_columns<Out>(cols.end - cols.begin, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
+      const auto sum = narrowed(sum_of_group<Out>(args.dim_size, [&](int64_t row) FUSEDOPS_LAMBDA {
+        const auto g = load(grad.row(row) + col, part);
+        return Log ? g : g * load(output.row(row) + col, part);
       }));
       for (int64_t row = 0; row < args.dim_size; ++row) {
-        const auto g = load(grad.row(row) + lane, part), y = load(output.row(row) + lane, part);
+        const auto g = load(grad.row(row) + col, part), y = load(output.row(row) + col, part);
         const auto gradient = softmax_gradient<Log, In>(g, y, sum);
-        put(result.row(row) + lane, part, in_order<Out, In>(gradient));
+        put(result.row(row) + col, part, in_order<Out, In>(gradient));
       }
     });
   });

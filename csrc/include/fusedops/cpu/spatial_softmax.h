@@ -1,15 +1,17 @@
-// softmax and log_softmax over the rows of planes on the CPU: a lane of a vector for each column of
-// a outer, nothing moves between lanes.
+// Spatial softmax and log_softmax on the CPU. In this file, "rows" and "columns" are those of the
+// matrix [dim_size, inner] that each outer index has: a row is contiguous, and each column is one
+// softmax. A vector holds several columns, one in each lane, and nothing moves between lanes.
 //
-// A lane gets the bits that its values would get as a row (softmax.h), so it does not matter how
-// many lanes lie beside it. Rows are taken in the same chunks. What is a lane of an accumulator
-// there is a accumulator here: rows are added to accumulators in the order of fold_columns(), and
+// A column has the bits that its values would have as a row in softmax.h, so it does not matter
+// which columns are beside it. Its chunks are the same. Each lane of an accumulator there is an
+// accumulator of its own here: rows are added to accumulators in the order of fold_columns(), and
 // accumulators are added up in the tree of sum_of().
 //
-// Forward: lanes are taken in groups, whose accumulators stay in the L1 cache and a chunk of whose
-// rows in L2. One pass finds the maximum, one the sum; one over all lanes of a segment writes. So a
-// lane costs two exps for each row, its input is read from memory once where the segment fits in
-// the cache, and nothing is kept of it but four numbers for each chunk.
+// Forward: columns are computed in groups, whose accumulators stay in the L1 cache, and whose input
+// stays in L2 for a chunk of rows. One pass computes the maximum and one the sum; a last pass over
+// all columns of a segment writes the results. Each element costs two exps, the input is read from
+// memory once if the segment fits in the cache, and each chunk of a column saves a few numbers
+// only.
 #pragma once
 
 #include "fusedops/cpu/softmax.h"
@@ -18,54 +20,53 @@ namespace fusedops {
 namespace FUSEDOPS_CPU_ISA {
 namespace {
 
-// Rows taken at once: their accumulators follow each other.
+// The number of rows per step. Their accumulators are consecutive.
 template <class T>
 constexpr int kRowsAtOnce = kTile<T> < 16 ? kTile<T> : 16;
 
 template <class C>
-constexpr int64_t kWideParts = sizeof(WideTile<C>) / kVectorBytes;
+constexpr int64_t kWideVectors = sizeof(WideTile<C>) / kVectorBytes;
 template <class C>
-FUSEDOPS_INLINE Vec<double>& part_of(WideTile<C>& wide, int64_t part) {
-  constexpr int64_t kEach = kWideParts<C> / 2;
-  return wide.v[part / kEach].v[part % kEach];
+FUSEDOPS_INLINE Vec<double>& vector_of(WideTile<C>& wide, int64_t index) {
+  constexpr int64_t kEach = kWideVectors<C> / 2;
+  return wide.v[index / kEach].v[index % kEach];
 }
 template <class C>
-FUSEDOPS_INLINE const Vec<double>& part_of(const WideTile<C>& wide, int64_t part) {
-  constexpr int64_t kEach = kWideParts<C> / 2;
-  return wide.v[part / kEach].v[part % kEach];
+FUSEDOPS_INLINE const Vec<double>& vector_of(const WideTile<C>& wide, int64_t index) {
+  constexpr int64_t kEach = kWideVectors<C> / 2;
+  return wide.v[index / kEach].v[index % kEach];
 }
 
-// --- accumulators
-// -------------------------------------------------------------------------------------
+// --- accumulators -------------------------------------------------------------------------------
 
-// fold_columns() has two tiles of sums.
+// fold_columns() has two accumulator tiles.
 template <class T>
 constexpr int64_t kAccumulators = 2 * kTile<T>;
 
-// What fold_columns() adds element `row` of a row of `rows` to: the tile at the end that is not
-// whole goes to the even sums.
+// The accumulator to which fold_columns() would add element `row` of `rows`. A partial tile at the
+// end is added to the even sums.
 template <class T>
 FUSEDOPS_INLINE int64_t accumulator_of(int64_t row, int64_t rows) {
   return row / kTile<T> == rows / kTile<T> ? row % kTile<T> : row % kAccumulators<T>;
 }
 
-// The first of them, that something is added to.
+// The number of accumulators to which a row is added; they are the first ones.
 template <class T>
 FUSEDOPS_INLINE int64_t accumulators_used(int64_t rows) {
   if (rows >= kAccumulators<T>) return kAccumulators<T>;
   return rows < kTile<T> ? rows : kTile<T>;
 }
 
-// The accumulators of a tile of lanes lie `stride` tiles apart. sum_of() adds up, of each vector of
-// doubles, lanes that are so many accumulators apart; what it adds to a lane before lies a half of
-// a vector of floats, a vector and a tile away.
+// The distance between the accumulators of neighbouring lanes, and the number of accumulators that
+// the lanes of a vector of doubles span. sum_of() adds up these lanes last; the lanes that it adds
+// to them before are half a vector of floats, a vector and a tile away.
 template <class T>
 constexpr int64_t kLaneAccumulators = column_of<T>(0, 1);
 template <class T>
-constexpr int64_t kSummedAccumulators =
-    kLanes<double> * kLaneAccumulators<T>;  // of which some are lanes
+constexpr int64_t kSummedAccumulators = kLanes<double> * kLaneAccumulators<T>;
 
-// Four accumulators are read, or a multiple of kSummedAccumulators; those not used are 0.
+// The number of accumulators that are added up: four, or a multiple of kSummedAccumulators. Those
+// that are not used are 0.
 template <class T>
 FUSEDOPS_INLINE int64_t accumulators_read(int64_t rows) {
   if (rows <= 4) return 4;
@@ -73,7 +74,8 @@ FUSEDOPS_INLINE int64_t accumulators_read(int64_t rows) {
       kSummedAccumulators<T>;
 }
 
-// Lanes whose accumulators fit into their memory, for chunks of at most `rows`.
+// The number of columns whose accumulators fit into kAccumulatorBytes, for chunks of at most `rows`
+// rows.
 template <class T>
 FUSEDOPS_INLINE int64_t group_cols(int64_t rows) {
   constexpr int64_t kLeast = InnerSegments::kMinCols, kBytes = kLeast * sizeof(Compute<T>);
@@ -87,9 +89,9 @@ struct TileAccumulators {
   int64_t stride, count;  // accumulators_read()
 };
 
-// Some lanes of a accumulator, as doubles: those of vector `part` of a WideTile.
-FUSEDOPS_INLINE Vec<double> widened_part(const Tile<float>& accumulator, int part) {
-  const float* from = reinterpret_cast<const float*>(&accumulator) + part * kLanes<double>;
+// Converts some lanes of an accumulator to double: those in vector `index` of a WideTile.
+FUSEDOPS_INLINE Vec<double> widened_vector(const Tile<float>& accumulator, int index) {
+  const float* from = reinterpret_cast<const float*>(&accumulator) + index * kLanes<double>;
 #if defined(__AVX512F__)
   return (Vec<double>)_mm512_cvtps_pd(_mm256_loadu_ps(from));
 #elif defined(__AVX2__)
@@ -98,35 +100,35 @@ FUSEDOPS_INLINE Vec<double> widened_part(const Tile<float>& accumulator, int par
   return Vec<double>{double(from[0]), double(from[1])};
 #endif
 }
-FUSEDOPS_INLINE Vec<double> widened_part(const Tile<double>& accumulator, int part) {
-  return accumulator.v[part];
+FUSEDOPS_INLINE Vec<double> widened_vector(const Tile<double>& accumulator, int index) {
+  return accumulator.v[index];
 }
 
-// sums[i]: of the accumulator kLaneAccumulators * i after `begin`, and of all whose sums
-// widened_sum() and sum_of() add to that lane; kDistance: how far away the next of them lie, the
-// last added first.
+// sums[i] is accumulator begin + i * kLaneAccumulators, plus the accumulators that widened_sum()
+// and sum_of() add to that lane. kDistance lists how far away those are, in the reverse order of
+// the additions.
 template <class T, int64_t... kDistance>
 struct AccumulatorsAt {
   using C = Compute<T>;
-  static FUSEDOPS_INLINE void take(
-      TileAccumulators<C> accumulators, int64_t begin, int part,
+  static FUSEDOPS_INLINE void add_up(
+      TileAccumulators<C> accumulators, int64_t begin, int index,
       Vec<double> (&sums)[kLanes<double>]) {
     for (int i = 0; i < kLanes<double>; ++i) {
       const int64_t accumulator = begin + i * kLaneAccumulators<T>;
-      sums[i] = widened_part(accumulators.first[accumulator * accumulators.stride], part);
+      sums[i] = widened_vector(accumulators.first[accumulator * accumulators.stride], index);
     }
   }
 };
 template <class T, int64_t kFirst, int64_t... kRest>
 struct AccumulatorsAt<T, kFirst, kRest...> {
   using C = Compute<T>;
-  static FUSEDOPS_INLINE void take(
-      TileAccumulators<C> accumulators, int64_t begin, int part,
+  static FUSEDOPS_INLINE void add_up(
+      TileAccumulators<C> accumulators, int64_t begin, int index,
       Vec<double> (&sums)[kLanes<double>]) {
-    AccumulatorsAt<T, kRest...>::take(accumulators, begin, part, sums);
+    AccumulatorsAt<T, kRest...>::add_up(accumulators, begin, index, sums);
     if (begin + kFirst >= accumulators.count) return;
     Vec<double> more[kLanes<double>];
-    AccumulatorsAt<T, kRest...>::take(accumulators, begin + kFirst, part, more);
+    AccumulatorsAt<T, kRest...>::add_up(accumulators, begin + kFirst, index, more);
     for (int i = 0; i < kLanes<double>; ++i) sums[i] += more[i];
   }
 };
@@ -138,20 +140,20 @@ struct AccumulatorDistances<T, float>
 template <class T>
 struct AccumulatorDistances<T, double> : AccumulatorsAt<T, kTile<T>, column_of<T>(1, 0)> {};
 
-// The same of the first four accumulators, the others being 0.
+// The same for four accumulators, if all others are 0.
 template <class T, class C = Compute<T>>
-FUSEDOPS_INLINE Vec<double> sum_of_four(TileAccumulators<C> accumulators, int part) {
+FUSEDOPS_INLINE Vec<double> sum_of_four(TileAccumulators<C> accumulators, int index) {
   const auto at = [=](int64_t accumulator) {
-    return widened_part(accumulators.first[accumulator * accumulators.stride], part);
+    return widened_vector(accumulators.first[accumulator * accumulators.stride], index);
   };
   constexpr int kNext = kEvenOdd<T> ? 1 : 2;
   return (at(0) + at(kNext)) + (at(3 - kNext) + at(3));
 }
 
 template <class T, class C = Compute<T>>
-FUSEDOPS_INLINE Vec<double> sum_of_all(TileAccumulators<C> accumulators, int part) {
+FUSEDOPS_INLINE Vec<double> sum_of_all(TileAccumulators<C> accumulators, int index) {
   Vec<double> sums[kLanes<double>];
-  AccumulatorDistances<T>::take(accumulators, 0, part, sums);
+  AccumulatorDistances<T>::add_up(accumulators, 0, index, sums);
   for (int width = kLanes<double> / 2; width > 0; width /= 2) {
     for (int i = 0; i < width; ++i) sums[i] += sums[i + width];
   }
@@ -161,14 +163,14 @@ FUSEDOPS_INLINE Vec<double> sum_of_all(TileAccumulators<C> accumulators, int par
 template <class T, class C = Compute<T>>
 FUSEDOPS_NOINLINE WideTile<C> sum_of_accumulators(TileAccumulators<C> accumulators) {
   WideTile<C> result;
-  for (int part = 0; part < kWideParts<C>; ++part) {
-    part_of(result, part) = accumulators.count == 4 ? sum_of_four<T>(accumulators, part)
-                                                    : sum_of_all<T>(accumulators, part);
+  for (int index = 0; index < kWideVectors<C>; ++index) {
+    vector_of(result, index) = accumulators.count == 4 ? sum_of_four<T>(accumulators, index)
+                                                       : sum_of_all<T>(accumulators, index);
   }
   return result;
 }
 
-// body(row, count, col, part) over all tiles, a few rows of one at a time.
+// Calls body(row, count, col, part) for all tiles, a few rows of each at a time.
 template <class T, class Body>
 FUSEDOPS_INLINE void for_tiles(RowRange rows, int64_t cols, Body body) {
   for (int64_t row = rows.begin; row < rows.end; row += kRowsAtOnce<T>) {
@@ -178,18 +180,18 @@ FUSEDOPS_INLINE void for_tiles(RowRange rows, int64_t cols, Body body) {
   }
 }
 
-// A group of the lanes of a segment, and the accumulators of its tiles.
+// A group of a segment's columns, and the accumulators of its tiles.
 template <class T>
-struct Group {
+struct ColumnGroup {
   using C = Compute<T>;
   Tile<C>* accumulators;
-  RowRange lanes;
-  bool is_last;  // of the segment
+  RowRange cols;
+  bool is_last;  // whether it is the last group of the segment
 
-  FUSEDOPS_INLINE int64_t size() const { return lanes.end - lanes.begin; }
+  FUSEDOPS_INLINE int64_t size() const { return cols.end - cols.begin; }
   FUSEDOPS_INLINE int64_t tiles() const { return (size() + kTile<T> - 1) / kTile<T>; }
 
-  // Adds a chunk of rows: of_tile(col, part) gives what gives the tile of a row.
+  // Adds a chunk of rows. of_tile(col, part) returns a function from a row to its tile.
   template <class Source>
   FUSEDOPS_INLINE void add(RowRange rows, Source of_tile) const {
     const int64_t all = rows.end - rows.begin, stride = tiles();
@@ -206,7 +208,7 @@ struct Group {
         });
   }
 
-  // What a chunk of so many rows comes to, for the tile from lane `col` of the group on.
+  // Adds up the accumulators of a chunk of `rows` rows, for the tile at column `col` of the group.
   FUSEDOPS_INLINE WideTile<C> sum(int64_t col, int64_t rows) const {
     Tile<C>* const own = accumulators + col / kTile<T>;
     const int64_t stride = tiles(), count = accumulators_read<T>(rows);
@@ -214,24 +216,24 @@ struct Group {
     return sum_of_accumulators<T>(TileAccumulators<C>{own, stride, count});
   }
 
-  // What lies beside a tile, in the next group, is on its way meanwhile.
+  // Prefetches the same columns of the next group.
   FUSEDOPS_INLINE void prefetch(const T* at) const {
     if (!is_last) prefetch_tile<Cache::kL2>(at + size());
   }
 };
 
-// body(group) for each group of the lanes of a segment.
+// Calls body(group) for each group of a segment's columns.
 template <class T, class Body>
-FUSEDOPS_INLINE void for_groups(
-    Tile<Compute<T>>* accumulators, int64_t rows, int64_t lanes, Body body) {
+FUSEDOPS_INLINE void for_column_groups(
+    Tile<Compute<T>>* accumulators, int64_t rows, int64_t cols, Body body) {
   const int64_t each = group_cols<T>(rows);
-  for (int64_t begin = 0; begin < lanes; begin += each) {
-    const bool is_last = lanes - begin <= each;
-    body(Group<T>{accumulators, {begin, is_last ? lanes : begin + each}, is_last});
+  for (int64_t begin = 0; begin < cols; begin += each) {
+    const bool is_last = cols - begin <= each;
+    body(ColumnGroup<T>{accumulators, {begin, is_last ? cols : begin + each}, is_last});
   }
 }
 
-// body(rows) for each chunk of some rows.
+// Calls body(rows) for each chunk of rows.
 template <class Body>
 FUSEDOPS_INLINE void for_row_chunks(int64_t rows, int64_t chunk, Body body) {
   for (int64_t begin = 0; begin < rows; begin += chunk) {
@@ -239,15 +241,15 @@ FUSEDOPS_INLINE void for_row_chunks(int64_t rows, int64_t chunk, Body body) {
   }
 }
 
-// Some lanes of one outer.
+// Some columns of one outer index.
 template <class T>
 struct Segment {
   T* data;
   int64_t dim_stride;
 
   template <class Slices>
-  Segment(const Slices& slices, int64_t outer, RowRange lanes)
-      : data(static_cast<T*>(slices.data) + outer * slices.outer_stride + lanes.begin),
+  Segment(const Slices& slices, int64_t outer, RowRange cols)
+      : data(static_cast<T*>(slices.data) + outer * slices.outer_stride + cols.begin),
         dim_stride(slices.dim_stride) {}
 
   FUSEDOPS_INLINE T* row(int64_t index) const { return data + index * dim_stride; }
@@ -255,16 +257,16 @@ struct Segment {
 
 // --- forward ------------------------------------------------------------------------------------
 
-// What a chunk of a tile of lanes comes to.
+// The partial of a chunk, for a tile of columns.
 template <class C>
 struct ColumnMaxSum {
   Tile<C> max;
-  WideTile<C> sum;  // of exp(input - max), raised but for a logarithm
+  WideTile<C> sum;  // of exp(input - max), raised except for a logarithm
 };
 
-// What writes its results, as Scaling does: raised exp(input - shift) is multiplied by high + low
-// or, where C is double, by high, and divided by low; in steps where it is between 0 and least,
-// which take all of the scale. Of a logarithm, high is subtracted.
+// What Scaling is to a row, for a tile of columns. A raised exp(input - shift) is multiplied by
+// high + low; if C is double, it is multiplied by high and divided by low. If it is between 0 and
+// least, it is scaled in steps, from `scale`. For a logarithm, high is subtracted.
 template <class C>
 struct ColumnFactors {
   Tile<C> shift, high, low, least;
@@ -286,17 +288,17 @@ struct SpatialScratch {
   using C = Compute<T>;
   Tile<C>* accumulators;
   ColumnPartials<C>* partials;
-  int64_t tiles;  // of a chunk
+  int64_t tiles;  // per chunk
 
-  SpatialScratch(void* memory, int64_t lanes)
+  SpatialScratch(void* memory, int64_t cols)
       : accumulators(static_cast<Tile<C>*>(memory)),
         partials(
             reinterpret_cast<ColumnPartials<C>*>(static_cast<char*>(memory) + kAccumulatorBytes)),
-        tiles((lanes + kTile<T> - 1) / kTile<T>) {}
+        tiles((cols + kTile<T> - 1) / kTile<T>) {}
 
-  // The note of the chunk that row `row` begins, or lies in.
-  FUSEDOPS_INLINE ColumnPartials<C>& partial(int64_t row, int64_t lane) const {
-    return partials[row / kSoftmaxChunk<C> * tiles + lane / kTile<T>];
+  // The partial of the chunk that contains row `row`.
+  FUSEDOPS_INLINE ColumnPartials<C>& partial(int64_t row, int64_t col) const {
+    return partials[row / kSoftmaxChunk<C> * tiles + col / kTile<T>];
   }
 };
 
@@ -306,19 +308,19 @@ FUSEDOPS_INLINE Tile<C> shift_of(Tile<C> max) {
   return max;
 }
 
-// The maximum of a chunk of a group.
+// Computes the maximum of a chunk, for a group of columns.
 template <class In, class C = Compute<In>>
-FUSEDOPS_NOINLINE void take_max(
-    Segment<const In> input, RowRange rows, Group<In> group, SpatialScratch<In> scratch) {
-  const In* const from = input.data + group.lanes.begin;
+FUSEDOPS_NOINLINE void reduce_max(
+    Segment<const In> input, RowRange rows, ColumnGroup<In> group, SpatialScratch<In> scratch) {
+  const In* const from = input.data + group.cols.begin;
   for_tiles<In>(
       rows, group.size(), [&](int64_t row, int64_t count, int64_t col, auto part) FUSEDOPS_LAMBDA {
-        Tile<C>& so_far = scratch.partial(rows.begin, group.lanes.begin + col).sums.max;
+        Tile<C>& so_far = scratch.partial(rows.begin, group.cols.begin + col).sums.max;
         Tile<C> max = row == rows.begin ? both(-kInfinity<C>) : so_far;
         for (int64_t r = row; r < row + count; ++r) {
           const In* at = from + r * input.dim_stride + col;
           group.prefetch(at);
-          max = larger(max, load(at, part));  // drops a NaN; exp(NaN - max) has it
+          max = larger(max, load(at, part));  // ignores NaN; exp(NaN - max) brings it back
         }
         so_far = max;
       });
@@ -326,11 +328,11 @@ FUSEDOPS_NOINLINE void take_max(
 
 template <bool Log, class Out, class In, class C = Compute<In>>
 FUSEDOPS_NOINLINE void sum_chunk(
-    Segment<const In> input, RowRange rows, Group<In> group, SpatialScratch<In> scratch) {
+    Segment<const In> input, RowRange rows, ColumnGroup<In> group, SpatialScratch<In> scratch) {
   const auto sums_of = [&](int64_t col) -> ColumnMaxSum<C>& {
-    return scratch.partial(rows.begin, group.lanes.begin + col).sums;
+    return scratch.partial(rows.begin, group.cols.begin + col).sums;
   };
-  const In* const from = input.data + group.lanes.begin;
+  const In* const from = input.data + group.cols.begin;
   group.add(rows, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
     return [=, shift = shift_of(sums_of(col).max)](int64_t row) FUSEDOPS_LAMBDA {
       Vec<C> unused = {};
@@ -342,7 +344,7 @@ FUSEDOPS_NOINLINE void sum_chunk(
   }
 }
 
-// exp_difference() of a tile of lanes.
+// exp_difference() for a tile of columns.
 template <class C>
 WideTile<C> exp_difference(Tile<C> a, Tile<C> b) {
   WideTile<C> result;
@@ -357,7 +359,7 @@ WideTile<C> exp_difference(Tile<C> a, Tile<C> b) {
   return result;
 }
 
-// As Scaling<float> has them, or that of a type of 16 bits.
+// The factors of Scaling<float>, or of Scaling for a 16-bit type.
 template <class Out>
 FUSEDOPS_INLINE ColumnFactors<float> scale_factors(
     Tile<float> shift, WideTile<float> scale, WideTile<float> inverse) {
@@ -369,24 +371,24 @@ FUSEDOPS_INLINE ColumnFactors<float> scale_factors(
     return size < kLeastFloat ? Vec<double>{} : value;
   };
   const Tile<float> high = narrowed(each(scale, scale, unless_denormal));
-  const auto rest = each(scale, widened(high), [](auto all, auto part) {
-    return kTwoParts<Out> ? all - part : Vec<double>{};
+  const auto rest = each(scale, widened(high), [](auto all, auto high) {
+    return kTwoParts<Out> ? all - high : Vec<double>{};
   });
-  const auto part = each(scale, rest, [](auto all, auto rest) {
+  const auto last_term = each(scale, rest, [](auto all, auto rest) {
     return rest == 0 ? all : rest < 0 ? -rest : rest;
   });
-  const auto exact = each(inverse, part, [](auto inverse, auto part) {
-    return kLeastFloat * 1.0001 * (kFuses ? inverse : 1.0 / part);
+  const auto exact = each(inverse, last_term, [](auto inverse, auto term) {
+    return kLeastFloat * 1.0001 * (kFuses ? inverse : 1.0 / term);
   });
-  const auto some = each(exact, part, [](auto exact, auto part) {
-    return part < kLeastFloat ? broadcast(kInfinity<double>) : exact;
+  const auto some = each(exact, last_term, [](auto exact, auto term) {
+    return term < kLeastFloat ? broadcast(kInfinity<double>) : exact;
   });
   const auto least =
       each(scale, some, [](auto all, auto some) { return all == 0 ? Vec<double>{} : some; });
-  return {shift, high, narrowed(each(part, rest, unless_denormal)), narrowed(least), scale};
+  return {shift, high, narrowed(each(last_term, rest, unless_denormal)), narrowed(least), scale};
 }
 
-// As Scaling<double> has them.
+// The factors of Scaling<double>.
 FUSEDOPS_INLINE ColumnFactors<double> scale_factors(
     Tile<double> shift, Tile<double> factor, Tile<double> sum) {
   ColumnFactors<double> result{shift, factor, sum, {}, {}};
@@ -399,7 +401,7 @@ FUSEDOPS_INLINE ColumnFactors<double> scale_factors(
   return result;
 }
 
-// `factor`: of a chunk, to the maximum of all.
+// `factor` relates the chunk's maximum to that of all chunks.
 template <bool Log, class Out, class C>
 FUSEDOPS_INLINE ColumnFactors<C> factors_of(
     Tile<C> chunk_max, WideTile<C> factor, const ColumnMaxSum<C>& whole) {
@@ -415,7 +417,7 @@ FUSEDOPS_INLINE ColumnFactors<C> factors_of(
   }
 }
 
-// The factors where there is one chunk: the division by its factor, which is 1, is left out.
+// The factors of a single chunk, whose `factor` is 1, without dividing by it.
 template <bool Log, class Out, class C>
 FUSEDOPS_INLINE ColumnFactors<C> factors_of(const ColumnMaxSum<C>& whole) {
   if constexpr (Log || sizeof(Out) == sizeof(double)) {
@@ -426,11 +428,11 @@ FUSEDOPS_INLINE ColumnFactors<C> factors_of(const ColumnMaxSum<C>& whole) {
   }
 }
 
-// From the sums of the chunks of a tile of lanes their factors, as combine() does it.
+// Computes the chunks' factors from their sums, for a tile of columns, as combine() does for a row.
 template <bool Log, class Out, class In, class C = Compute<In>>
-FUSEDOPS_NOINLINE void make_factors(SpatialScratch<In> scratch, int64_t rows, int64_t lane) {
+FUSEDOPS_NOINLINE void compute_factors(SpatialScratch<In> scratch, int64_t rows, int64_t col) {
   constexpr int64_t kChunk = kSoftmaxChunk<C>;
-  const auto chunk = [&](int64_t row) -> ColumnPartials<C>& { return scratch.partial(row, lane); };
+  const auto chunk = [&](int64_t row) -> ColumnPartials<C>& { return scratch.partial(row, col); };
   const auto ones = widened(both(C(1)));
   const auto to_whole = [&](int64_t row, Tile<C> max) {
     return rows <= kChunk ? ones : exp_difference(chunk(row).sums.max, max);
@@ -451,37 +453,39 @@ FUSEDOPS_NOINLINE void make_factors(SpatialScratch<In> scratch, int64_t rows, in
 }
 
 template <class Out>
-FUSEDOPS_NOINLINE Tile<float> scaled_in_steps(Tile<float> e, const ColumnFactors<float>& lanes) {
+FUSEDOPS_NOINLINE Tile<float> scaled_in_steps(Tile<float> e, const ColumnFactors<float>& factors) {
   const auto raised = widened(both(kRaised<float>));
-  const auto scale = each(lanes.scale, raised, [](auto a, auto b) { return a * b; });
+  const auto scale = each(factors.scale, raised, [](auto a, auto b) { return a * b; });
   return {{scaled_in_steps<Out>(e.v[0], scale.v[0]), scaled_in_steps<Out>(e.v[1], scale.v[1])}};
 }
 template <class Out>
-FUSEDOPS_NOINLINE Tile<double> scaled_in_steps(Tile<double> e, const ColumnFactors<double>& lanes) {
+FUSEDOPS_NOINLINE Tile<double> scaled_in_steps(
+    Tile<double> e, const ColumnFactors<double>& factors) {
   return {
-      {scaled_in_steps<Out>(e.v[0], lanes.high.v[0], lanes.low.v[0]),
-       scaled_in_steps<Out>(e.v[1], lanes.high.v[1], lanes.low.v[1])}};
+      {scaled_in_steps<Out>(e.v[0], factors.high.v[0], factors.low.v[0]),
+       scaled_in_steps<Out>(e.v[1], factors.high.v[1], factors.low.v[1])}};
 }
 
-// Raised exponentials by the factors of their lanes.
+// Multiplies raised exponentials by the factors of their columns.
 template <class Out, class C>
-FUSEDOPS_INLINE Tile<C> scaled(Tile<C> e, const ColumnFactors<C>& lanes) {
-  if (__builtin_expect(any_between(e, lanes.least), false)) return scaled_in_steps<Out>(e, lanes);
+FUSEDOPS_INLINE Tile<C> scaled(Tile<C> e, const ColumnFactors<C>& factors) {
+  if (__builtin_expect(any_between(e, factors.least), false))
+    return scaled_in_steps<Out>(e, factors);
   if constexpr (sizeof(Out) == sizeof(double)) {
-    const Tile<C> product = e * lanes.high;
-    return {{product.v[0] / lanes.low.v[0], product.v[1] / lanes.low.v[1]}};
+    const Tile<C> product = e * factors.high;
+    return {{product.v[0] / factors.low.v[0], product.v[1] / factors.low.v[1]}};
   } else if constexpr (sizeof(Out) == sizeof(float)) {
-    return e * lanes.high + e * lanes.low;
+    return e * factors.high + e * factors.low;
   } else {
-    return e * lanes.high;
+    return e * factors.high;
   }
 }
 
 template <bool Log, class Out, class C>
-FUSEDOPS_INLINE Tile<C> normalized(Tile<C> x, const ColumnFactors<C>& lanes) {
-  const Tile<C> shifted = x - lanes.shift;
-  if constexpr (Log) return shifted - lanes.high;
-  return scaled<Out>(raised_exp<Out>(shifted), lanes);
+FUSEDOPS_INLINE Tile<C> normalized(Tile<C> x, const ColumnFactors<C>& factors) {
+  const Tile<C> shifted = x - factors.shift;
+  if constexpr (Log) return shifted - factors.high;
+  return scaled<Out>(raised_exp<Out>(shifted), factors);
 }
 
 template <bool Log, class In, class Out, class C = Compute<In>>
@@ -491,14 +495,14 @@ FUSEDOPS_INLINE void softmax_segment(
   constexpr int64_t kChunk = kSoftmaxChunk<C>;
   static_assert(kChunk % kRowsAtOnce<In> == 0);
   const int64_t longest = rows < kChunk ? rows : kChunk;
-  for_groups<In>(scratch.accumulators, longest, cols, [&](Group<In> group) {
+  for_column_groups<In>(scratch.accumulators, longest, cols, [&](ColumnGroup<In> group) {
     for_row_chunks(rows, kChunk, [&](RowRange chunk) {
-      take_max(input, chunk, group, scratch);
+      reduce_max(input, chunk, group, scratch);
       sum_chunk<Log, Out>(input, chunk, group, scratch);
     });
   });
-  for (int64_t lane = 0; lane < cols; lane += kTile<In>) {
-    make_factors<Log, Out>(scratch, rows, lane);
+  for (int64_t col = 0; col < cols; col += kTile<In>) {
+    compute_factors<Log, Out>(scratch, rows, col);
   }
   for_tiles<In>(
       RowRange{0, rows}, cols,
@@ -518,23 +522,23 @@ FUSEDOPS_INLINE void softmax_segments(
   for (int64_t i = range.begin; i < range.end; ++i) {
     const int64_t outer = i / segments.count;
     const RowRange at = segments[i % segments.count];
-    const int64_t lanes = at.end - at.begin;
+    const int64_t cols = at.end - at.begin;
     softmax_segment<Log, In, Out>(
-        {args.input, outer, at}, {args.output, outer, at}, args.dim_size, lanes,
-        SpatialScratch<In>(memory, lanes), put);
+        {args.input, outer, at}, {args.output, outer, at}, args.dim_size, cols,
+        SpatialScratch<In>(memory, cols), put);
   }
 }
 
 // --- backward -----------------------------------------------------------------------------------
 
-// Rows whose sums are carried on in double: of a short row all, as in softmax.h, of a long one a
-// chunk, as in long_softmax.h.
+// The number of rows after which sums are converted to double: all rows of a short column, as in
+// softmax.h, or a chunk of a long one, as in softmax_long.h.
 template <class C>
 FUSEDOPS_INLINE int64_t gradient_chunk(int64_t rows) {
   return is_long_row(rows) ? kSoftmaxChunk<C> : rows;
 }
 
-// Sums of grad_output * output, or of grad_output for a logarithm, for a tile of lanes.
+// Sums of grad_output * output, or of grad_output for a logarithm, for a tile of columns.
 template <class C>
 union ColumnGradSums {
   WideTile<C> wide;
@@ -544,10 +548,10 @@ static_assert(sizeof(ColumnGradSums<float>) / kTile<float> <= kColumnPartialByte
 
 template <bool Log, class Out, class C = Compute<Out>>
 FUSEDOPS_NOINLINE void sum_grad_group(
-    Segment<const Out> grad, Segment<const Out> output, int64_t rows, Group<Out> group,
+    Segment<const Out> grad, Segment<const Out> output, int64_t rows, ColumnGroup<Out> group,
     ColumnGradSums<C>* sums) {
-  const Out* const grads = grad.data + group.lanes.begin;
-  const Out* const outputs = output.data + group.lanes.begin;
+  const Out* const grads = grad.data + group.cols.begin;
+  const Out* const outputs = output.data + group.cols.begin;
   const auto terms = [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
     return [=](int64_t row) FUSEDOPS_LAMBDA {
       const Out* const g = grads + row * grad.dim_stride + col;
@@ -578,8 +582,8 @@ FUSEDOPS_INLINE void softmax_backward_segment(
     int64_t cols, void* memory, Put put) {
   auto* accumulators = static_cast<Tile<C>*>(memory);
   auto* sums = reinterpret_cast<ColumnGradSums<C>*>(static_cast<char*>(memory) + kAccumulatorBytes);
-  for_groups<Out>(accumulators, gradient_chunk<C>(rows), cols, [&](Group<Out> group) {
-    sum_grad_group<Log>(grad, output, rows, group, sums + group.lanes.begin / kTile<Out>);
+  for_column_groups<Out>(accumulators, gradient_chunk<C>(rows), cols, [&](ColumnGroup<Out> group) {
+    sum_grad_group<Log>(grad, output, rows, group, sums + group.cols.begin / kTile<Out>);
   });
   for_tiles<Out>(
       RowRange{0, rows}, cols,

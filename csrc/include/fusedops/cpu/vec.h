@@ -1,13 +1,13 @@
-// Tiles of columns in the widest registers one instruction set has, loaded and stored with
-// conversion.
+// Tiles of columns in the widest vectors of an instruction set, and loads and stores that convert
+// them.
 //
 // Everything under cpu/ is compiled once per instruction set (cpu/isa.h), each time in its own
-// namespace and without a C++ standard template: a template shared between the files could be
-// linked in its AVX-512 form into code that runs on a machine without AVX-512.
+// namespace and without templates of the C++ standard library: the linker merges a template that
+// several files instantiate, and might use its AVX-512 code on a machine without AVX-512.
 //
-// The vectors are compiler vector types (GCC and Clang), so arithmetic is written with operators;
-// intrinsics appear only where the language has no word: maximum, half conversion, scaling by a
-// power of two, streaming stores.
+// Vectors are compiler vector types (GCC and Clang), so arithmetic is written with operators.
+// Intrinsics appear only where the language has no operator: maximum, conversion of half, scaling
+// by a power of two, streaming stores.
 #pragma once
 
 #if defined(__x86_64__)
@@ -19,9 +19,10 @@
 
 #include "fusedops/args.h"
 
-// Inlined, a loop over columns is one piece of code without a call. Sanitizers make that code
-// several times as long, and the compiler minutes slower: for them, functions stay functions. What
-// intrinsics read or write they do not see: where there is a choice, they get plain accesses.
+// Inlining turns a loop over columns into straight code without calls. Under sanitizers that code
+// would be several times as long and would compile for minutes, so nothing is forced inline.
+// Sanitizers do not see the accesses of intrinsics either: where there is a choice, they get plain
+// accesses.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define FUSEDOPS_SANITIZED
 #define FUSEDOPS_INLINE inline
@@ -30,7 +31,7 @@
 #define FUSEDOPS_INLINE inline __attribute__((always_inline))
 #define FUSEDOPS_LAMBDA __attribute__((always_inline))
 #endif
-// Compiled once for many callers.
+// For functions with many callers, which would each get a copy.
 #define FUSEDOPS_NOINLINE __attribute__((noinline))
 
 namespace fusedops {
@@ -52,7 +53,7 @@ struct Half {
   uint16_t bits;
 };
 
-// Compute<T>: what arithmetic on T is done in.
+// Compute<T>: the type in which arithmetic on T is done.
 template <class T>
 struct ComputeOf {
   using type = float;
@@ -87,8 +88,8 @@ FUSEDOPS_INLINE Vec<C> broadcast(C value) {
   return Vec<C>{} + value;
 }
 
-// b > a ? b : a and b < a ? b : a, which is what the instructions compute: a where either is NaN.
-// GCC finds them only under -ffast-math.
+// Returns b > a ? b : a or b < a ? b : a, which is a if either is NaN. The instructions compute the
+// same, but GCC selects them only under -ffast-math.
 FUSEDOPS_INLINE Vec<float> larger(Vec<float> a, Vec<float> b) {
 #if defined(__AVX512F__)
   return (Vec<float>)_mm512_max_ps((__m512)b, (__m512)a);
@@ -116,9 +117,10 @@ FUSEDOPS_INLINE Vec<double> smaller(Vec<double> a, Vec<double> b) { return b < a
 
 // --- tiles --------------------------------------------------------------------------------------
 
-// Two vectors: the columns that one step of a kernel handles. Their order is the one in which T is
-// cheapest to load (bfloat16: even columns, then odd ones: one instruction each). Scratch memory
-// and column vectors of a kernel hold tiles in that order, and store() undoes it.
+// Two vectors: the columns that one step of a kernel computes. Their order is the one in which T is
+// cheapest to load; for bfloat16 that is first the even columns, then the odd ones, with one
+// instruction each. Tiles in scratch memory, including those of weight and bias, have that order
+// too; store() undoes it.
 template <class C>
 struct Tile {
   Vec<C> v[2];
@@ -127,7 +129,8 @@ struct Tile {
 template <class T>
 constexpr int kTile = 2 * kLanes<Compute<T>>;
 
-// A value of which the compiler knows nothing: it takes what it is made of as it is written.
+// Hides from the optimizer how a value was computed, so that its operations are neither fused nor
+// reordered with later ones.
 template <class V>
 FUSEDOPS_INLINE V opaque(V value) {
 #if defined(__x86_64__)
@@ -138,8 +141,9 @@ FUSEDOPS_INLINE V opaque(V value) {
   return value;
 }
 
-// A product, by itself. The compiler would fuse it into a sum behind it where both stand in
-// one loop, and not where they are apart: the bits of a result would depend on which.
+// A product that is not fused into an addition. The compiler would fuse the two if they stand in
+// one loop, and not if they stand apart, so that the bits of a result would depend on where it is
+// computed.
 template <class C>
 FUSEDOPS_INLINE Tile<C> unfused(Tile<C> product) {
   return {{opaque(product.v[0]), opaque(product.v[1])}};
@@ -150,7 +154,7 @@ constexpr bool kEvenOdd = false;
 template <>
 constexpr bool kEvenOdd<BFloat16> = true;
 
-// Which column of its tile lane `lane` of vector `half` holds.
+// The column, within its tile, in lane `lane` of vector `half`.
 template <class T>
 constexpr int column_of(int half, int lane) {
   return kEvenOdd<T> ? 2 * lane + half : half * kLanes<Compute<T>> + lane;
@@ -193,7 +197,7 @@ FUSEDOPS_INLINE Tile<C> larger(Tile<C> a, Tile<C> b) {
   return {{larger(a.v[0], b.v[0]), larger(a.v[1], b.v[1])}};
 }
 
-// Lane numbers for a vector of C.
+// A vector of lane numbers for a vector of C.
 template <class C>
 struct LanesOf {
   using type = VecI32;
@@ -208,7 +212,7 @@ using Lanes = typename LanesOf<C>::type;
 // Lane i of the result is lane `lane[i]` of `low` and `high` side by side.
 template <class C>
 FUSEDOPS_INLINE Vec<C> shuffled(Vec<C> low, Vec<C> high, Lanes<C> lane) {
-#if defined(__clang__)  // its builtin takes constants alone
+#if defined(__clang__)  // Clang's builtin accepts only constants
   constexpr int L = kLanes<C>;
   Vec<C> result;
   for (int i = 0; i < L; ++i) result[i] = lane[i] < L ? low[lane[i]] : high[lane[i] - L];
@@ -218,7 +222,7 @@ FUSEDOPS_INLINE Vec<C> shuffled(Vec<C> low, Vec<C> high, Lanes<C> lane) {
 #endif
 }
 
-// A tile in From's order, put into To's.
+// Permutes a tile from From's order to To's.
 template <class From, class To, class C>
 FUSEDOPS_INLINE Tile<C> in_order(Tile<C> tile) {
   if constexpr (kEvenOdd<From> == kEvenOdd<To>) {
@@ -243,13 +247,13 @@ FUSEDOPS_INLINE V read(const void* from) {
 
 // --- conversion ---------------------------------------------------------------------------------
 
-// Round to nearest even into the upper 16 bits. A NaN is cut off instead: rounding one whose bits
-// are all set would carry into the sign, and leave a zero. What is left is a NaN, because
-// arithmetic sets the bit of the upper half that makes it quiet; nothing is stored that arithmetic
-// has not made.
+// Rounds to nearest even into the upper 16 bits. A NaN is truncated instead: rounding one whose
+// bits are all set would carry into the sign and leave zero. A truncated NaN is still a NaN,
+// because arithmetic sets its quiet bit, which is in the upper half, and only results of arithmetic
+// are stored.
 FUSEDOPS_INLINE VecU32 rounded_to_bfloat16(Vec<float> value) {
 #if defined(__AVX512F__)
-  const __m512i bits = (__m512i)value;  // four instructions, of which GCC makes six
+  const __m512i bits = (__m512i)value;  // four instructions; GCC makes six of the code below
   const __mmask16 number = _mm512_cmp_ps_mask((__m512)value, (__m512)value, _CMP_ORD_Q);
   const __mmask16 odd = _mm512_mask_test_epi32_mask(number, bits, _mm512_set1_epi32(0x10000));
   const __m512i even = _mm512_mask_add_epi32(bits, number, bits, _mm512_set1_epi32(0x7fff));
@@ -260,8 +264,8 @@ FUSEDOPS_INLINE VecU32 rounded_to_bfloat16(Vec<float> value) {
 #endif
 }
 
-// Floats of which none is so small that a float16 would hold 0 in its place, but for zeros: those
-// keep the sign. The instruction that narrows would report an underflow.
+// Replaces values that float16 rounds to 0 by a zero of the same sign, because the conversion
+// instruction would report an underflow.
 FUSEDOPS_INLINE Vec<float> zero_if_half_is(Vec<float> value) {
   constexpr int32_t kMagnitude = 0x7fffffff, kHalfOfLeast = 0x33000000;  // 2^-25
   const VecI32 bits = (VecI32)value;
@@ -323,7 +327,7 @@ FUSEDOPS_INLINE Tile<float> load(const Half* from) {
   return {{widen_half(read<VecU16>(from)), widen_half(read<VecU16>(from + kLanes<float>))}};
 }
 
-// What store() writes: vectors in memory order.
+// Returns what store() writes: vectors in memory order.
 template <class C>
 FUSEDOPS_INLINE Tile<C> packed(Tile<C> tile, const C*) {
   return tile;
@@ -331,7 +335,8 @@ FUSEDOPS_INLINE Tile<C> packed(Tile<C> tile, const C*) {
 FUSEDOPS_INLINE VecU32 packed(Tile<float> tile, const BFloat16*) {
   return (rounded_to_bfloat16(tile.v[0]) >> 16) | (rounded_to_bfloat16(tile.v[1]) & 0xffff0000u);
 }
-// Through memory the two would be read before they are written: the load waits.
+// The two halves are joined in registers: reading both at once from memory would wait for the two
+// stores.
 FUSEDOPS_INLINE VecU32 packed(Tile<float> tile, const Half*) {
   const VecU16 first = narrow_half(tile.v[0]), second = narrow_half(tile.v[1]);
 #if defined(__AVX512F__)
@@ -356,7 +361,7 @@ FUSEDOPS_INLINE void write(void* to, Tile<C> tile) {
 }
 
 template <class V>
-FUSEDOPS_INLINE void write_around_cache(void* to, V bits) {
+FUSEDOPS_INLINE void write_non_temporal(void* to, V bits) {
 #if defined(FUSEDOPS_SANITIZED)
   *static_cast<V*>(to) = bits;
 #elif defined(__AVX512F__)
@@ -370,9 +375,9 @@ FUSEDOPS_INLINE void write_around_cache(void* to, V bits) {
 #endif
 }
 template <class C>
-FUSEDOPS_INLINE void write_around_cache(void* to, Tile<C> tile) {
-  write_around_cache(to, tile.v[0]);
-  write_around_cache(static_cast<char*>(to) + kVectorBytes, tile.v[1]);
+FUSEDOPS_INLINE void write_non_temporal(void* to, Tile<C> tile) {
+  write_non_temporal(to, tile.v[0]);
+  write_non_temporal(static_cast<char*>(to) + kVectorBytes, tile.v[1]);
 }
 
 template <class T>
@@ -380,7 +385,7 @@ FUSEDOPS_INLINE void store(T* to, Tile<Compute<T>> tile) {
   write(to, packed(tile, to));
 }
 
-// What store() and then load() of a T leave of a tile.
+// Rounds a tile as store() and load() of a T would.
 template <class T>
 FUSEDOPS_INLINE Tile<Compute<T>> rounded(Tile<Compute<T>> tile) {
   if constexpr (sizeof(T) > 2) {
@@ -392,11 +397,11 @@ FUSEDOPS_INLINE Tile<Compute<T>> rounded(Tile<Compute<T>> tile) {
   }
 }
 
-// A store that does not read the line it writes: +35 % where the data is larger than the last-level
-// cache, a loss of 25-65 % where it is not. `to` is aligned to kVectorBytes.
+// A store that does not read the cache line it writes. It gains 35 % if the data exceeds the
+// last-level cache, and loses 25-65 % if it does not. `to` is aligned to kVectorBytes.
 template <class T>
 FUSEDOPS_INLINE void stream(T* to, Tile<Compute<T>> tile) {
-  write_around_cache(to, packed(tile, to));
+  write_non_temporal(to, packed(tile, to));
 }
 
 // Orders streaming stores before the release that ends a parallel region.
@@ -406,8 +411,8 @@ FUSEDOPS_INLINE void finish_streaming() {
 #endif
 }
 
-// Asks for a tile that will be read later: into L1 what comes next, into L2 what would push out of
-// L1 what is still needed. An address past the end of an array does no harm.
+// Prefetches a tile: into L1 what is read next, into L2 what would evict from L1 data that is still
+// needed. An address past the end of an array does no harm.
 enum class Cache { kL2 = 2, kL1 = 3 };
 
 template <Cache cache, class T>
@@ -418,18 +423,20 @@ FUSEDOPS_INLINE void prefetch_tile(const T* from) {
   }
 }
 
-// What part of a tile a step covers: all of it, or the first `count` columns at the end of a row.
+// The part of a tile that a step covers: all of it, or the first `count` columns at the end of a
+// row.
 struct Whole {};
 struct First {
   int count;
 };
 
-// Whether there are masks for columns of T.
+// Whether the instruction set has masked loads and stores for columns of T.
 template <class T>
 constexpr bool kHasColumnMasks = kVectorBytes == 64 || (kVectorBytes == 32 && sizeof(T) >= 4);
 
-// The first `count` bytes or columns; what is read beyond is 0. With masks where there are: a call
-// of memcpy for each short row would cost more than the arithmetic.
+// Read or write the first `count` bytes or columns; the rest reads as 0. Masked instructions are
+// used if the instruction set has them: for short rows a call of memcpy costs more than the
+// arithmetic.
 #if defined(__AVX512F__) && !defined(FUSEDOPS_SANITIZED)
 FUSEDOPS_INLINE __mmask64 first_bytes(int64_t count) {
   return count >= 64 ? ~__mmask64(0) : count <= 0 ? 0 : (__mmask64(1) << count) - 1;
@@ -440,7 +447,7 @@ FUSEDOPS_INLINE void read_bytes(void* to, const void* from, int64_t count) {
   _mm512_storeu_si512(to, _mm512_maskz_loadu_epi8(first_bytes(count), from));
 }
 
-// A mask of columns is made by one shift; one of bytes would cost branches at each load.
+// A mask of columns takes one shift; a mask of bytes would take branches at each load.
 template <int Size>
 FUSEDOPS_INLINE __m512i read_masked(const void* from, uint32_t mask) {
   if constexpr (Size == 2) return _mm512_maskz_loadu_epi16(mask, from);
@@ -476,7 +483,8 @@ FUSEDOPS_INLINE void read_bytes(void* to, const void* from, int64_t count) {
   std::memcpy(to, from, count);
 }
 #if defined(__AVX2__) && !defined(FUSEDOPS_SANITIZED)
-// Masks for 4 and 8 bytes: what is copied would be read again before it is all written.
+// Masks for columns of 4 and 8 bytes. With memcpy, the vector load would wait for several smaller
+// stores.
 FUSEDOPS_INLINE VecI32 first_words(int count) {
   return VecI32{0, 1, 2, 3, 4, 5, 6, 7} < VecI32{} + count;
 }
@@ -515,7 +523,7 @@ FUSEDOPS_INLINE void write_columns(T* to, const T (&from)[kTile<T>], int count) 
 #endif
 #endif
 
-// Columns past the end of the row are 0.
+// Columns past the end of the row are loaded as 0.
 template <class T>
 FUSEDOPS_INLINE Tile<Compute<T>> load(const T* from, Whole) {
   return load(from);
@@ -537,8 +545,8 @@ FUSEDOPS_INLINE void store(T* to, First part, Tile<Compute<T>> tile) {
   write_columns(to, columns, part.count);
 }
 
-// Stores results; those that stream, whole tiles around the cache. The branch is the same for every
-// tile of a call, and costs less than loops compiled for both.
+// Stores results, whole tiles with non-temporal stores if `streams` is set. The branch is the same
+// for every tile of a call, and costs less than compiling each loop twice.
 struct Put {
   bool streams;
 
@@ -552,8 +560,8 @@ struct Put {
     store(to, part, value);
   }
 
-  // A tile of each of several rows. What is `ahead` of them will be written later, and is
-  // prefetched where it is to lie in the cache.
+  // Stores a tile of each of several rows. If the results stay in the cache, the tiles `ahead`
+  // elements further on, which are written later, are prefetched.
   template <class T, class Part, class V, int kCount>
   FUSEDOPS_INLINE void rows(
       T* const (&to)[kCount], int64_t col, Part part, const V (&values)[kCount],
@@ -569,7 +577,7 @@ struct Put {
   }
 };
 
-// The tile of a T with `value` in the columns past the end of the row.
+// Replaces the columns past the end of the row by `value`.
 template <class T>
 FUSEDOPS_INLINE Tile<Compute<T>> filled(Tile<Compute<T>> tile, Whole, Compute<T>) {
   return tile;
@@ -592,7 +600,7 @@ struct Bool {
   uint8_t value;
 };
 
-// Not 0 where true, for a tile in T's order.
+// A mask for a tile in T's order: lanes are nonzero where true.
 template <class C>
 struct Choice {
   Lanes<C> v[2];
@@ -607,7 +615,7 @@ FUSEDOPS_INLINE Tile<C> chosen(Choice<C> choice, Tile<C> yes, C no) {
   return tile;
 }
 
-// kLanes<C> bytes, each in a lane of its own.
+// Widens kLanes<C> bytes, one to each lane.
 #if defined(__AVX512F__)
 FUSEDOPS_INLINE VecI32 widen_bytes(const Bool* from, VecI32*) {
   return (VecI32)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)from));
@@ -631,7 +639,7 @@ FUSEDOPS_INLINE L widen_bytes(const Bool* from, L*) {
 }
 #endif
 
-// Pairs of bytes, each pair in a lane: the even column's below the odd one's.
+// Widens pairs of bytes, one pair to each lane: the byte of the even column is the low one.
 FUSEDOPS_INLINE VecI32 widen_byte_pairs(const Bool* from) {
 #if defined(__AVX512F__)
   return (VecI32)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from));
@@ -672,15 +680,16 @@ FUSEDOPS_INLINE T* start_of(const Rows& rows, int64_t row) {
   return static_cast<T*>(rows.data) + rows.spacing.offset(row);
 }
 
-// Whether so many rows are evenly spaced: in x[:, :-1] those are that lie in one group.
+// Whether `count` rows from `first` on are evenly spaced. If the rows form runs, as in x[:, :-1],
+// only rows of one run are.
 template <class Given>
 FUSEDOPS_INLINE bool are_even(const Given& rows, int64_t first, int64_t count) {
   const RowSpacing& spacing = rows.spacing;
-  if (spacing.jump == 0) return true;
+  if (spacing.run_gap == 0) return true;
   return spacing.offset(first + count - 1) - spacing.offset(first) == (count - 1) * spacing.stride;
 }
 
-// A row of T as it lies in memory, or as tiles in scratch memory.
+// Tiles of a row in memory, or of a row in scratch memory.
 template <class T>
 struct FromMemory {
   const T* row;
@@ -698,7 +707,7 @@ struct FromScratch {
   }
 };
 
-// body(col, part) over all columns of a row of T, a tile at a time.
+// Calls body(col, part) for every tile of a row of T.
 template <class T, class Body>
 FUSEDOPS_INLINE void for_columns(int64_t cols, Body body) {
   int64_t col = 0;
@@ -706,15 +715,16 @@ FUSEDOPS_INLINE void for_columns(int64_t cols, Body body) {
   if (col < cols) body(col, First{static_cast<int>(cols - col)});
 }
 
-// What fold_columns() has gathered from every other tile.
+// The two accumulators of fold_columns(): one for the even tiles, one for the odd tiles.
 template <class Sums>
 struct Folded {
   Sums even, odd;
 };
 
-// sums = step(sums, col, part) over all columns of a row of T, from `start`. Two chains of sums, so
-// that a floating-point add or max (3-4 cycles) need not wait for the one before. Passed by value:
-// sums that a step reached by reference would live in memory. The order depends on `cols` alone.
+// Computes sums = step(sums, col, part) over all columns of a row of T, from `start`. Two
+// accumulators form separate dependency chains, so that a floating-point add or max (3-4 cycles)
+// need not wait for the one before. They are passed by value: accumulators that a step reached by
+// reference would live in memory. The order of operations depends on `cols` alone.
 template <class T, class Sums, class Step>
 FUSEDOPS_INLINE Folded<Sums> fold_columns(int64_t cols, Sums start, Step step) {
   Sums even = start, odd = start;
@@ -731,8 +741,9 @@ FUSEDOPS_INLINE Folded<Sums> fold_columns(int64_t cols, Sums start, Step step) {
   return {even, odd};
 }
 
-// The lanes combined as a tree, upper half with lower half: the same order for every row. Width is
-// a constant, or GCC would make each shuffle's vector lane by lane: 40 instructions a step.
+// Combines the lanes as a tree, upper half with lower half, in the same order for every row. Width
+// is a constant: otherwise GCC builds the index vector of each shuffle lane by lane, 40
+// instructions per step.
 template <class C, int Width = kLanes<C> / 2, class Combine>
 FUSEDOPS_INLINE C across_lanes(Vec<C> value, Combine combine) {
   if constexpr (Width == 0) {
@@ -766,8 +777,8 @@ struct Wide {
   Vec<double> v[sizeof(double) / sizeof(C)];
 };
 
-// Where a half is read in place through memory, GCC keeps the vector there for all its life, in the
-// loops before too.
+// The halves are extracted in registers. If one is read through memory, GCC keeps the vector in
+// memory throughout, even in the loops before.
 FUSEDOPS_INLINE Wide<float> widened(Vec<float> value) {
 #if defined(__AVX512F__)
   const __m512 all = (__m512)value;
@@ -799,7 +810,7 @@ FUSEDOPS_INLINE Vec<float> narrowed(Wide<float> value) {
   const __m128 low = _mm256_cvtpd_ps((__m256d)value.v[0]);
   const __m128 high = _mm256_cvtpd_ps((__m256d)value.v[1]);
   return (Vec<float>)_mm256_insertf128_ps(_mm256_castps128_ps256(low), high, 1);
-#elif defined(__SSE2__)  // by lanes, GCC 12 drops the rounding of what is widened again
+#elif defined(__SSE2__)  // lane by lane, GCC 12 drops the rounding of values that are widened again
   const __m128 low = _mm_cvtpd_ps((__m128d)value.v[0]), high = _mm_cvtpd_ps((__m128d)value.v[1]);
   return (Vec<float>)_mm_movelh_ps(low, high);
 #else
@@ -843,7 +854,8 @@ FUSEDOPS_INLINE Vec<double> widened_sum(Vec<float> value) {
 }
 FUSEDOPS_INLINE Vec<double> widened_sum(Vec<double> value) { return value; }
 
-// The lanes are added in double: a lane that holds the one large term leaves the others' digits.
+// Adds the lanes in double, so that one large term in a lane does not cost the digits of the
+// others.
 template <class C>
 FUSEDOPS_INLINE double sum_of(Tile<C> a, Tile<C> b) {
   const Vec<double> first = widened_sum(a.v[0]) + widened_sum(a.v[1]);
@@ -851,8 +863,8 @@ FUSEDOPS_INLINE double sum_of(Tile<C> a, Tile<C> b) {
   return across_lanes<double>(first + second, Add{});
 }
 
-// The same of what fold_columns() has gathered of `cols` columns, still to be added over lanes.
-// What they do not reach is 0, and not converted.
+// Adds the two accumulators of fold_columns(), over `cols` columns, in double; the lanes remain to
+// be added. Lanes that hold no column are 0 and are not converted.
 template <class T, class C = Compute<T>>
 FUSEDOPS_INLINE Vec<double> lanes_of_sum(Folded<Tile<C>> sums, int64_t cols) {
   Vec<double> first = widened_sum(sums.even.v[0]), second{};
@@ -869,9 +881,9 @@ FUSEDOPS_INLINE double sum_of_columns(Folded<Tile<C>> sums, int64_t cols) {
   return across_lanes<double>(lanes_of_sum<T>(sums, cols), Add{});
 }
 
-// Sums of lanes, several in nearly the time of one: each step adds the upper half of each sum's
-// lanes to the lower and puts those of two vectors side by side. A sum's order is across_lanes()'s
-// and does not depend on the others.
+// Sums of the lanes of several vectors, in nearly the time of one. Each step adds the upper half of
+// each sum's lanes to the lower half, and puts the sums of two vectors side by side. Every sum has
+// the order of across_lanes(), whatever the other vectors hold.
 template <class C, int Width, int kStep>
 FUSEDOPS_INLINE void fold_lanes(Vec<C> (&v)[kLanes<C>]) {
   constexpr int L = kLanes<C>;
@@ -899,7 +911,7 @@ FUSEDOPS_INLINE void sums_over_lanes(const Vec<C> (&v)[kCount], C (&result)[kCou
   }
 }
 
-// Whether a comparison was true anywhere.
+// Whether a comparison is true in any lane.
 template <class L>
 FUSEDOPS_INLINE bool any(L lanes) {
 #if defined(__AVX512F__)

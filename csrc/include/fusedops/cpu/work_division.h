@@ -1,5 +1,6 @@
-// How the CPU's work is divided (chunks and segments of rows, partitions of many rows), and the
-// scratch memory that it needs. The same for every instruction set and number of threads.
+// How the CPU's work is divided (chunks and segments of rows, partitions of rows), and how much
+// scratch memory it needs. The division is the same for every instruction set and number of
+// threads.
 #pragma once
 
 #include "fusedops/args.h"
@@ -10,59 +11,60 @@ struct RowRange {
   int64_t begin, end;
 };
 
-// Whole tiles of any width: scratch rows are written without regard to where the row ends.
+// A multiple of every instruction set's tile: rows in scratch memory are written in whole tiles,
+// past the end of the row.
 constexpr int64_t kColumnPadding = 32;
 constexpr int64_t padded_cols(int64_t cols) {
   return (cols + kColumnPadding - 1) / kColumnPadding * kColumnPadding;
 }
 
-// A softmax row is taken in chunks; no instruction set uses shorter ones.
+// The minimum length of a softmax chunk, over all instruction sets.
 constexpr int64_t kShortestSoftmaxChunk = 512;
 
-// Bytes of an element of the type that arithmetic is done in.
+// Bytes per compute element.
 constexpr int64_t compute_bytes(DType dtype) { return dtype == DType::kFloat64 ? 8 : 4; }
 
-// A vector and two numbers for each chunk.
+// A chunk has a vector and two numbers.
 constexpr int64_t kSoftmaxChunkBytes = 128;
 constexpr int64_t softmax_chunks_bytes(int64_t cols) {
   return (cols / kShortestSoftmaxChunk + 1) * kSoftmaxChunkBytes;
 }
 
-// A row of values, and its chunks.
+// Scratch memory for a row of values and its chunks.
 constexpr int64_t softmax_scratch_bytes(int64_t cols, DType dtype) {
   return padded_cols(cols) * compute_bytes(dtype) + softmax_chunks_bytes(cols);
 }
 
-// Long rows are divided into segments of columns, which threads share: each segment gives a partial
-// result, and the row is written once it has them all. Whether a row is long, and its partials, do
-// not depend on the number of threads, and so neither do the bits of the results.
+// Threads share a long row by segments of columns. Each segment gives a partial, and the row is
+// written once all partials are there. Whether a row is long, and what its partials are, does not
+// depend on the number of threads; therefore neither do the bits of the results.
 constexpr int64_t kLongestShortRow = 65536, kRowSegment = 4096;
 constexpr bool is_long_row(int64_t cols) { return cols > kLongestShortRow; }
 constexpr int64_t row_segments(int64_t cols) { return (cols + kRowSegment - 1) / kRowSegment; }
 constexpr int64_t kNormPartialBytes = 32;  // two numbers, at most long double
 
-// A partial for each segment, and the row itself where it is a sum that the caller does not want.
+// A partial for each segment, and the row itself if it is a sum that the caller does not want.
 constexpr int64_t norm_partials_bytes(const NormForward& args) {
-  const bool keeps_sum = args.residual.data != nullptr && args.sum.data == nullptr;
+  const bool saves_sum = args.residual.data != nullptr && args.sum.data == nullptr;
   return row_segments(args.cols) * kNormPartialBytes +
-      (keeps_sum ? args.cols * size_of(args.input.dtype) : 0);
+      (saves_sum ? args.cols * size_of(args.input.dtype) : 0);
 }
 
-// In a norm's backward of a segment, or of a row: the sums of g and of g * (input - mean), where g
-// = grad_output * weight.
+// Sums of a norm's backward, over a segment or a row: of g and of g * (input - mean), where g =
+// grad_output * weight.
 struct NormGradSums {
   double of_grad, of_product;
 };
 
-// The values of a mask or bias that has one for all columns, repeated for one chunk.
+// Room to repeat a mask's or bias's only value for the columns of a chunk.
 constexpr int64_t kRepeatedBytes = 16384;
 
-// Rows of a masked softmax are taken in groups, one step of each after the other: what ends a step,
-// a sum over lanes or a division, overlaps with the next row's. A group stays in the L1 cache.
-constexpr int64_t kMaskedGroupBytes = 8192, kMostMaskedGroupRows = 16;
+// A masked softmax computes a group of rows one step after the other, so that the end of a step, a
+// sum over lanes or a division, overlaps with the next row's step. A group stays in the L1 cache.
+constexpr int64_t kMaskedGroupBytes = 8192, kMaxMaskedGroupRows = 16;
 constexpr int64_t masked_group_rows(int64_t cols, DType dtype) {
   const int64_t rows = kMaskedGroupBytes / (padded_cols(cols) * compute_bytes(dtype));
-  return rows < 1 ? 1 : rows < kMostMaskedGroupRows ? rows : kMostMaskedGroupRows;
+  return rows < 1 ? 1 : rows < kMaxMaskedGroupRows ? rows : kMaxMaskedGroupRows;
 }
 constexpr int64_t masked_row_bytes(int64_t cols, DType dtype) {
   return (softmax_scratch_bytes(cols, dtype) + 63) / 64 * 64;
@@ -71,9 +73,9 @@ constexpr int64_t masked_softmax_scratch_bytes(int64_t cols, DType dtype) {
   return 2 * kRepeatedBytes + masked_group_rows(cols, dtype) * masked_row_bytes(cols, dtype);
 }
 
-// The inner dimension of a spatial softmax is divided into segments, each a unit of work: as wide
-// as the second level of cache holds a segment of all rows for, but at least so wide that one row
-// of it is worth a DRAM burst and a page.
+// The inner dimension of a spatial softmax is divided into segments, each a unit of work. A segment
+// is so wide that all its rows fit into the L2 cache, but at least kMinCols wide, so that one of
+// its rows is worth a DRAM burst and a page.
 struct InnerSegments {
   static constexpr int64_t kCacheBytes = int64_t(1) << 20, kMinCols = 64, kMaxCols = 1024;
   int64_t cols, cols_each, count;  // for one outer index
@@ -102,42 +104,42 @@ constexpr InnerSegments inner_segments(const SpatialSoftmaxBackward& args) {
   return {args.dim_size, args.inner, bytes};
 }
 
-// The accumulators of a group of columns, in the L1 cache, and for each chunk of rows and column of
-// a segment a maximum and a sum, or five factors.
+// The accumulators of a group of columns, which stay in the L1 cache, and for every chunk of rows
+// and every column a maximum and a sum, or five factors.
 constexpr int64_t kAccumulatorBytes = 32768, kColumnPartialBytes = 5 * int64_t(sizeof(double));
 constexpr int64_t spatial_scratch_bytes(int64_t dim_size, const InnerSegments& segments) {
   const int64_t chunks = dim_size / kShortestSoftmaxChunk + 1;
   return kAccumulatorBytes + chunks * segments.cols_each * kColumnPartialBytes;
 }
 
-// Rows of a norm are taken side by side, but sums that would not stay in the L2 cache until they
-// are read fewer at a time.
+// Norms interleave this many rows. With a residual it is fewer if the sums would not stay in the L2
+// cache until they are read again.
 constexpr int64_t kMaxInterleavedRows = 4, kLongestSumBytes = int64_t(1) << 17;
 constexpr int64_t interleaved_rows(const NormForward& args) {
   const bool is_long = args.cols * size_of(args.input.dtype) > kLongestSumBytes;
   return args.residual.data != nullptr && is_long ? 2 : kMaxInterleavedRows;
 }
 
-// A chunk of a row that dropout is still to take from.
+// A chunk of a row to which dropout has yet to be applied.
 constexpr int64_t kNormChunkBytes = 8192;
 
-// Weight, bias, that chunk, and rows that are sums.
+// Weight, bias, the dropout chunk, and the rows of sums.
 constexpr int64_t norm_scratch_bytes(const NormForward& args) {
   const int64_t width = padded_cols(args.cols), dtype_bytes = size_of(args.input.dtype);
   const int64_t rows = args.residual.data == nullptr ? 0 : interleaved_rows(args);
   return 2 * width * compute_bytes(args.input.dtype) + kNormChunkBytes + rows * width * dtype_bytes;
 }
 
-// Weight, a chunk and, of what is computed in float, a tiny row.
+// Weight, the dropout chunk and, if arithmetic is in float, a tiny row.
 constexpr int64_t norm_scratch_bytes(const NormBackward& args) {
   const int64_t width = padded_cols(args.cols), dtype_bytes = size_of(args.input.dtype);
   const int64_t row_bytes = args.input.dtype == DType::kFloat64 ? 0 : width * dtype_bytes;
   return width * compute_bytes(args.input.dtype) + kNormChunkBytes + row_bytes;
 }
 
-// The rows of a norm's backward fall into at most kMaxPartitions runs, by their number alone:
-// the sums over rows are added up in the same order whatever the number of threads. A run has at
-// least 64 rows, so that clearing and adding its two accumulators costs under 2 %.
+// A norm's backward divides its rows into at most kMaxPartitions partitions, by the number of rows
+// alone: sums over rows are added up in the same order whatever the number of threads. A partition
+// has at least 64 rows, so that clearing and adding its two accumulators costs under 2 %.
 struct RowPartition {
   static constexpr int64_t kMaxPartitions = 64, kMinRows = 64;
   int64_t rows, rows_each, count;
@@ -159,7 +161,7 @@ constexpr int64_t norm_workspace_bytes(int64_t rows, int64_t cols, DType dtype) 
   return RowPartition(rows).count * 2 * padded_cols(cols) * compute_bytes(dtype);
 }
 
-// Weight and bias of a segment, of its columns two sums and two of a run of rows, and a tiny row's.
+// Weight and bias of a segment, two sums per column, two more of a partition, and a tiny row.
 constexpr int64_t kLongNormScratchBytes = 7 * kRowSegment * int64_t(sizeof(double));
 
 }  // namespace fusedops

@@ -1,37 +1,27 @@
-// The kernels as the rest of the library sees them: no CUDA header needed.
+// The interface of the kernels to the rest of the library; it includes no CUDA header.
 //
-// A status is a cudaError_t, 0 for success; a stream is a cudaStream_t of the current device. There
-// is at least one row and one column.
+// The result is a cudaError_t, 0 for success; `stream` is a cudaStream_t of the current device.
+// There is at least one row and one column.
 #pragma once
 
 #include "fusedops/args.h"
 
 namespace fusedops::cuda {
 
-int launch(const SoftmaxForward& args, void* stream);
-int launch(const SoftmaxBackward& args, void* stream);
-int launch(const SoftmaxStatistics& args, void* stream);
-int launch(const SoftmaxApply& args, void* stream);
-int launch(const SpatialSoftmaxForward& args, void* stream);
-int launch(const SpatialSoftmaxBackward& args, void* stream);
-int launch(const MaskedSoftmaxForward& args, void* stream);
-int launch(const MaskedSoftmaxBackward& args, void* stream);
-int launch(const NormForward& args, void* stream);
-int launch(const NormBackward& args, void* stream);
-int launch(const SoftmaxStack& stack, void* stream);
-int launch(const NormStack& stack, void* stream);
-int launch(const NormStackBackward& stack, void* stream);
+#define LAUNCH(Args) int launch(const Args& args, void* stream);
+#include "fusedops/launches.def"
+#undef LAUNCH
 
-// What args.workspace must hold; looks at everything but the workspace.
+// The bytes that args.workspace must have. It may still be null here.
 int64_t workspace_bytes(const SoftmaxForward& args);
 int64_t workspace_bytes(const SoftmaxBackward& args);
 int64_t workspace_bytes(const SoftmaxStatistics& args);
 int64_t workspace_bytes(const NormForward& args);
 int64_t workspace_bytes(const NormBackward& args);
-// What each.workspace must hold: tensors that need it take turns.
+// The bytes that each.workspace must have; the tensors of a stack take turns with it.
 int64_t workspace_bytes(const SoftmaxStack& stack);
 int64_t workspace_bytes(const NormStack& stack);
-// The least stack.workspace_bytes, which is each tensor's share of the workspace.
+// The least stack.workspace_bytes: the tensors of this stack have a workspace each.
 int64_t workspace_bytes(const NormStackBackward& stack);
 
 }  // namespace fusedops::cuda

@@ -1,5 +1,5 @@
-// From run-time facts to a kernel: dtypes and vector width to types and constants, rows to blocks.
-// Host code, the same for a GPU and for the emulator.
+// Dispatch of a launch: dtypes and vector widths become types and constants, and rows become
+// blocks. Host code, the same for a GPU and for the emulator.
 #pragma once
 
 #include <algorithm>
@@ -20,6 +20,10 @@ template <class T>
 struct Type {
   using type = T;
 };
+
+// The type that a parameter of type Type<T> stands for.
+template <class Tag>
+using TypeOf = typename Tag::type;
 
 template <int kValue>
 using Int = std::integral_constant<int, kValue>;
@@ -63,8 +67,8 @@ Status with_wide_or_single(int32_t width, F f) {
   return width == kWidest ? f(Int<kWidest>{}) : f(Int<1>{});
 }
 
-// Vectors of 4 bytes (two 16-bit elements) too. With all loads of a row in flight at once, 8-byte
-// vectors save too few instructions to be worth a third more kernels.
+// Adds vectors of 4 bytes (two 16-bit elements). 8-byte vectors would save few instructions, as all
+// loads of a row are in flight at once, and would cost a third more kernels.
 template <class T, class F>
 Status with_width(int32_t width, F f) {
   if constexpr (sizeof(T) == 2) {
@@ -73,10 +77,27 @@ Status with_width(int32_t width, F f) {
   return with_wide_or_single<T>(width, f);
 }
 
-// What a kernel reads or writes; a null pointer is no access.
+// f(vectors a thread, as a type) for a row that stays in registers. f is instantiated for the
+// regimes of the table that the plan was made from, and for nothing else.
+template <const Regimes& kRegimes, class T, int kWidth, int kIndex = 0, class F>
+Status with_vectors(const RowPlan& plan, F f) {
+  if constexpr (kIndex < kMaxRegimes) {
+    constexpr Regime kRegime = kRegimes.table(sizeof(T), kIsWide<T, kWidth>)[kIndex];
+    if constexpr (kRegime.elements > 0) {
+      static_assert(kRegime.elements % kWidth == 0, "a thread holds whole vectors");
+      static_assert(max_threads(kRegime, kWidth * sizeof(T)) <= kMaxThreads, "a block holds a row");
+      if (plan.elements == kRegime.elements) return f(Int<kRegime.elements / kWidth>{});
+    }
+    return with_vectors<kRegimes, T, kWidth, kIndex + 1>(plan, f);
+  } else {
+    return device::kInvalidValue;
+  }
+}
+
+// An array that a kernel reads or writes; null where it does neither.
 struct Access {
   const void* data;
-  int64_t strides;  // their bits, or-ed: as aligned as the least aligned of them
+  int64_t strides;  // or-ed together, so as aligned as the least aligned of them
   int64_t item;     // bytes
 
   Access(const ConstRows& rows)
@@ -93,7 +114,7 @@ struct Access {
       : data(slices.data),
         strides(slices.outer_stride | slices.dim_stride),
         item(size_of(slices.dtype)) {}
-  // One value for all columns is no vector.
+  // An operand with one value for all columns is not read in vectors.
   Access(const Operand& operand)
       : data(operand.col_stride == 0 ? nullptr : operand.data),
         strides(0),
@@ -120,51 +141,57 @@ inline int32_t pick_width(DType dtype, int64_t cols, std::initializer_list<Acces
   return 1;
 }
 
-// As pick_width(), but that vectors which are not wide are single elements.
+// As pick_width(), but with single elements in place of narrow vectors.
 inline int32_t pick_wide_or_single(
     DType dtype, int64_t cols, std::initializer_list<Access> accesses) {
   const int32_t width = pick_width(dtype, cols, accesses);
   return width * size_of(dtype) == kMaxVectorBytes ? width : 1;
 }
 
-// Launches a kernel(args, first) that takes `share` of `count` a block, more than once where the
-// blocks exceed the grid's limit.
-template <class Args>
-Status launch_shares(
-    void (*kernel)(Args, int64_t), int64_t count, int32_t share, dim3 threads, const Args& args,
-    Stream stream) {
-  const int64_t most = device::max_grid() * share;
-  Status status = device::kSuccess;
-  for (int64_t first = 0; first < count && status == device::kSuccess; first += most) {
-    const int64_t blocks = ceil_div(std::min(count - first, most), share);
-    status = device::launch(kernel, blocks, threads, stream, args, first);
+// Calls body(first, items), which launches a kernel for that many of `count` items, until all are
+// launched or a launch fails. One launch takes at most `most` items.
+template <class Body>
+Status for_each_launch(int64_t count, int64_t most, Body body) {
+  for (int64_t first = 0; first < count; first += most) {
+    const Status status = body(first, std::min(count - first, most));
+    if (status != device::kSuccess) return status;
   }
-  return status;
+  return device::kSuccess;
 }
 
-// Launches kernel(args, first_row), which takes a cluster of plan.blocks blocks for each row.
+// Launches kernel(args, first) for `count` items, `items_per_block` a block.
 template <class Args>
-Status launch_clusters(
+Status launch_items(
+    void (*kernel)(Args, int64_t), int64_t count, int32_t items_per_block, dim3 threads,
+    const Args& args, Stream stream) {
+  const int64_t most = device::max_grid() * items_per_block;
+  return for_each_launch(count, most, [&](int64_t first, int64_t items) {
+    const int64_t blocks = ceil_div(items, items_per_block);
+    return device::launch(kernel, blocks, threads, stream, args, first);
+  });
+}
+
+// Launches kernel(args, first_row) with a cluster of plan.blocks blocks for each row.
+template <class Args>
+Status launch_row_clusters(
     void (*kernel)(Args, int64_t), const RowPlan& plan, const Args& args, Stream stream) {
   const int64_t most = device::max_grid() / plan.blocks;
-  Status status = device::kSuccess;
-  for (int64_t first = 0; first < args.rows && status == device::kSuccess; first += most) {
-    const int64_t blocks = std::min(args.rows - first, most) * plan.blocks;
-    status = device::launch_clusters(
-        kernel, blocks, plan.blocks, dim3(plan.threads), stream, args, first);
-  }
-  return status;
+  return for_each_launch(args.rows, most, [&](int64_t first, int64_t rows) {
+    return device::launch_clusters(
+        kernel, rows * plan.blocks, plan.blocks, dim3(plan.threads), stream, args, first);
+  });
 }
 
-// Launches kernel(args, first_row), of which a block takes plan.rows rows.
+// Launches kernel(args, first_row) with plan.rows rows a block.
 template <class Args>
 Status launch_rows(
     void (*kernel)(Args, int64_t), const RowPlan& plan, const Args& args, Stream stream) {
   const dim3 threads(plan.threads, plan.rows);
-  return launch_shares(kernel, args.rows, plan.rows, threads, args, stream);
+  return launch_items(kernel, args.rows, plan.rows, threads, args, stream);
 }
 
-// The widest vectors that every tensor of a stack is aligned for, width_of(stack[i]) each.
+// The widest vectors that all tensors of a stack are aligned for; width_of(stack[i]) is one
+// tensor's.
 template <class Stack, class F>
 int32_t narrowest(const Stack& stack, F width_of) {
   int32_t width = width_of(stack[0]);
@@ -172,7 +199,7 @@ int32_t narrowest(const Stack& stack, F width_of) {
   return width;
 }
 
-// A launch for each tensor of a stack.
+// Launches each tensor of a stack by itself.
 template <class Stack>
 Status launch_each(const Stack& stack, Stream stream) {
   Status status = device::kSuccess;
@@ -182,7 +209,7 @@ Status launch_each(const Stack& stack, Stream stream) {
   return status;
 }
 
-// What the most demanding tensor of a stack asks for: they take turns.
+// The workspace of the tensor that needs most: the tensors of a stack take turns with it.
 template <class Stack>
 int64_t most_workspace_bytes(const Stack& stack) {
   int64_t most = 0;
@@ -192,30 +219,29 @@ int64_t most_workspace_bytes(const Stack& stack) {
 
 constexpr int64_t accumulator_bytes(DType dtype) { return dtype == DType::kFloat64 ? 8 : 4; }
 
-// The workspace of rows that are taken by segments, with so many accumulators for each segment.
-inline int64_t segment_parts_bytes(
+// The workspace of rows in segments, whose partials have that many accumulators each.
+inline int64_t segment_partials_bytes(
     const RowPlan& plan, int64_t rows, int64_t cols, DType dtype, int32_t accumulators) {
   if (plan.elements > 0) return 0;
   return rows * plan_segments(cols).count * accumulators * accumulator_bytes(dtype);
 }
 
-// Launches parts(args, first_row, segments) and after it apply(...), a block a segment.
-// `row_bytes`: what they read of a row.
+// Launches partials(args, first_row, segments) and then apply(...), a block a segment. `row_bytes`
+// is what each of them reads of a row.
 template <class Args>
 Status launch_segments(
-    void (*parts)(Args, int64_t, Segments), void (*apply)(Args, int64_t, Segments),
+    void (*partials)(Args, int64_t, Segments), void (*apply)(Args, int64_t, Segments),
     int64_t row_bytes, const Args& args, Stream stream) {
   if (args.rows > 0 && args.workspace == nullptr) return device::kInvalidValue;
   const Segments segments = plan_segments(args.cols);
   const int64_t most = std::min(segment_rows(row_bytes), device::max_grid() / segments.count);
-  Status status = device::kSuccess;
-  for (int64_t first = 0; first < args.rows && status == device::kSuccess; first += most) {
-    const int64_t blocks = std::min(args.rows - first, most) * segments.count;
-    status = device::launch(parts, blocks, dim3(kSegmentThreads), stream, args, first, segments);
-    if (status != device::kSuccess) break;
-    status = device::launch(apply, blocks, dim3(kSegmentThreads), stream, args, first, segments);
-  }
-  return status;
+  return for_each_launch(args.rows, most, [&](int64_t first, int64_t rows) {
+    const int64_t blocks = rows * segments.count;
+    const dim3 threads(kSegmentThreads);
+    const Status status = device::launch(partials, blocks, threads, stream, args, first, segments);
+    if (status != device::kSuccess) return status;
+    return device::launch(apply, blocks, threads, stream, args, first, segments);
+  });
 }
 
 }  // namespace fusedops::cuda

@@ -1,14 +1,16 @@
 // masked_softmax with dropout, along rows, forward and backward.
 //
 // Contract: rows and operands as in args.h; kWidth divides cols, and every row and operand is
-// aligned for kWidth elements. _registers: blockDim.x * kVectors * kWidth >= cols; _looped: any
-// cols, the row is read twice. blockDim.x threads share a row, blockDim.y rows a block.
+// aligned for kWidth elements. _registers: the row stays in registers,
+// blockDim.x * kVectors * kWidth >= cols. _looped: any cols, the row is read twice. blockDim.x
+// threads share a row, and a block has blockDim.y rows.
 //
-// Numerics: float (double for double), rounded once. Columns that causality hides are not read: all
-// of them have the score mask_value, and together add its power to the sum once for each. NaN and
-// infinities go the way of softmax.h, and thereby of masked_fill and softmax.
+// Numerics: computed in float (double for double) and rounded once. Columns that causality hides
+// are not read: their score is mask_value, whose exponential is added to the sum once for each of
+// them. NaN and infinities are handled as in softmax.h, and so as by masked_fill and softmax.
 //
-// Masks, bias, causality and dropout are run-time choices, each one branch a tile or a vector.
+// Masks, bias, causality and dropout are chosen at run time: each costs a branch a tile or a
+// vector.
 #pragma once
 
 #include "fusedops/cuda/launch_plan.h"
@@ -19,17 +21,18 @@
 
 namespace fusedops::cuda {
 
-// e^(score - largest) in a row; 0 in one that is to be zeros.
+// e^(score - largest), or 0 in a row whose result is zeros.
 template <class Out>
-struct MaskedPowers {
+struct MaskedExponentials {
   using Acc = AccumulatorOf<Out>;
-  Acc largest, hidden;  // of the scores; the power of a column that causality hides
+  Acc largest;  // score of the row
+  Acc hidden;   // the exponential of a column that causality hides
   bool zero;
 
-  FUSEDOPS_DEVICE MaskedPowers(
+  FUSEDOPS_DEVICE MaskedExponentials(
       const MaskedSoftmaxForward& args, const ScoreRow& row, Acc visible_largest, Acc seen)
       : largest(visible_largest), hidden(0), zero(args.zero_masked_rows && seen == 0) {
-    if (row.hidden() == 0) return;
+    if (row.hidden_cols() == 0) return;
     const auto mask_value = static_cast<Acc>(args.scores.mask_value);
     largest = device::maximum(largest, mask_value);
     hidden = of(mask_value);
@@ -40,34 +43,35 @@ struct MaskedPowers {
   }
 };
 
-// Where a row goes to, once its sum is known.
+// Stores a row once its sum is known.
 template <class Out>
 struct MaskedOutput {
   using Acc = AccumulatorOf<Out>;
   Out *output, *probabilities;
   int32_t visible;
-  Acc scale, hidden;
+  Acc scale;
+  Acc hidden;  // the probability of a column that causality hides
   DropoutRow<Acc> dropout;
 
   FUSEDOPS_DEVICE MaskedOutput(
-      const MaskedSoftmaxForward& args, const ScoreRow& row, const MaskedPowers<Out>& powers,
-      Acc visible_sum)
+      const MaskedSoftmaxForward& args, const ScoreRow& row,
+      const MaskedExponentials<Out>& exponentials, Acc visible_sum)
       : output(row_of<Out>(args.output, row.index)),
         probabilities(row_of<Out>(args.probabilities, row.index)),
         visible(row.visible),
         dropout(args.dropout, row.index) {
-    const Acc sum = visible_sum + static_cast<Acc>(row.hidden()) * powers.hidden;
-    scale = powers.zero ? Acc(0) : device::reciprocal(sum);
-    hidden = powers.hidden * scale;
+    const Acc sum = visible_sum + static_cast<Acc>(row.hidden_cols()) * exponentials.hidden;
+    scale = exponentials.zero ? Acc(0) : device::reciprocal(sum);
+    hidden = exponentials.hidden * scale;
     if (args.probabilities.data == nullptr) probabilities = nullptr;
   }
 
   template <int kWidth>
-  FUSEDOPS_DEVICE void store_powers(int32_t column, const Acc (&powers)[kWidth]) const {
+  FUSEDOPS_DEVICE void store_exponentials(int32_t column, const Acc (&exponentials)[kWidth]) const {
     Acc result[kWidth];
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {
-      result[j] = column + j < visible ? powers[j] * scale : hidden;
+      result[j] = column + j < visible ? exponentials[j] * scale : hidden;
     }
     if (probabilities) store(probabilities + column, result);
     dropout.apply(result, column);
@@ -79,46 +83,47 @@ template <class In, class Out, int kWidth, int kVectors>
 FUSEDOPS_KERNEL((kSoftmaxBackwardThreads<In, kWidth>))
 masked_softmax_forward_registers(MaskedSoftmaxForward args, int64_t first_row) {
   using Acc = AccumulatorOf<Out>;
-  FUSEDOPS_SHARED(Acc, max_slots, kMaxWarps);
-  FUSEDOPS_SHARED(Acc, seen_slots, kMaxWarps);
-  FUSEDOPS_SHARED(Acc, sum_slots, kMaxWarps);
+  FUSEDOPS_SHARED(Acc, shared_max, kMaxWarps);
+  FUSEDOPS_SHARED(Acc, shared_seen, kMaxWarps);
+  FUSEDOPS_SHARED(Acc, shared_sums, kMaxWarps);
   const ScoreRow row(args.scores, launch_row(first_row), args.rows, args.cols);
 
   ScoreTile<In, Acc, kWidth, kVectors> tile;
   tile.load(args.input, args.scores, row, 0);
 
-  const Acc largest = row_reduce<Max>(tile.max(), max_slots);
+  const Acc largest = row_reduce<Max>(tile.max(), shared_max);
   Acc seen = tile.seen;
-  if (args.zero_masked_rows) seen = row_reduce<Max>(seen, seen_slots);
-  const MaskedPowers<Out> powers(args, row, largest, seen);
+  if (args.zero_masked_rows) seen = row_reduce<Max>(seen, shared_seen);
+  const MaskedExponentials<Out> exponentials(args, row, largest, seen);
 
   Acc sums[kVectors];
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
 #pragma unroll
-    for (int j = 0; j < kWidth; ++j) tile.values[i][j] = powers.of(tile.values[i][j]);
+    for (int j = 0; j < kWidth; ++j) tile.values[i][j] = exponentials.of(tile.values[i][j]);
     sums[i] = tree_sum<kWidth>(tile.values[i]);
   }
-  const Acc sum = row_reduce<Sum>(tree_sum<kVectors>(sums), sum_slots);
+  const Acc sum = row_reduce<Sum>(tree_sum<kVectors>(sums), shared_sums);
 
-  const MaskedOutput<Out> output(args, row, powers, sum);
+  const MaskedOutput<Out> output(args, row, exponentials, sum);
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     const int32_t column = column_of<kWidth>(i);
-    if (column < row.cols) output.store_powers(column, tile.values[i]);
+    if (column < row.cols) output.store_exponentials(column, tile.values[i]);
   }
 }
 
-// One row a block. A thread whose part is all -inf keeps the sum 0, and does not poison the rest.
+// A block has one row. The sum of a thread whose columns are all -inf stays 0, so that the rest of
+// the row is right.
 template <class In, class Out, int kWidth>
 FUSEDOPS_KERNEL(kLoopThreads)
 masked_softmax_forward_looped(MaskedSoftmaxForward args, int64_t first_row) {
   using Acc = AccumulatorOf<Out>;
   // With eight doubles of one element each, the exponentials would spill.
   constexpr int kVectors = sizeof(Acc) == 8 ? 4 : kLoopVectors<kWidth, 1>;
-  FUSEDOPS_SHARED(Acc, max_slots, kMaxWarps);
-  FUSEDOPS_SHARED(Acc, seen_slots, kMaxWarps);
-  FUSEDOPS_SHARED(Acc, sum_slots, kMaxWarps);
+  FUSEDOPS_SHARED(Acc, shared_max, kMaxWarps);
+  FUSEDOPS_SHARED(Acc, shared_seen, kMaxWarps);
+  FUSEDOPS_SHARED(Acc, shared_sums, kMaxWarps);
   const ScoreRow row(args.scores, launch_row(first_row), args.rows, args.cols);
   const int64_t step = int64_t{blockDim.x} * kVectors * kWidth;
 
@@ -128,38 +133,39 @@ masked_softmax_forward_looped(MaskedSoftmaxForward args, int64_t first_row) {
     tile.load(args.input, args.scores, row, start);
     const Acc larger = device::maximum(largest, tile.max());
     const Acc shift = finite_or_zero(larger);
-    Acc powers[kVectors * kWidth];
+    Acc exponentials[kVectors * kWidth];
 #pragma unroll
     for (int k = 0; k < kVectors * kWidth; ++k) {
-      powers[k] = exponential<Out>(tile.values[k / kWidth][k % kWidth] - shift);
+      exponentials[k] = exponential<Out>(tile.values[k / kWidth][k % kWidth] - shift);
     }
-    sum = sum * exponential<Out>(largest - shift) + tree_sum<kVectors * kWidth>(powers);
+    sum = sum * exponential<Out>(largest - shift) + tree_sum<kVectors * kWidth>(exponentials);
     largest = larger;
     seen = device::maximum(seen, Acc(tile.seen));
   }
-  const Acc row_largest = row_reduce<Max>(largest, max_slots);
-  if (args.zero_masked_rows) seen = row_reduce<Max>(seen, seen_slots);
-  const MaskedPowers<Out> powers(args, row, row_largest, seen);
-  sum *= exponential<Out>(largest - finite_or_zero(powers.largest));
+  const Acc row_largest = row_reduce<Max>(largest, shared_max);
+  if (args.zero_masked_rows) seen = row_reduce<Max>(seen, shared_seen);
+  const MaskedExponentials<Out> exponentials(args, row, row_largest, seen);
+  sum *= exponential<Out>(largest - finite_or_zero(exponentials.largest));
 
-  const MaskedOutput<Out> output(args, row, powers, row_reduce<Sum>(sum, sum_slots));
+  const MaskedOutput<Out> output(args, row, exponentials, row_reduce<Sum>(sum, shared_sums));
   for (int64_t start = 0; start < row.cols; start += step) {
     tile.load(args.input, args.scores, row, start);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) tile.values[i][j] = powers.of(tile.values[i][j]);
+      for (int j = 0; j < kWidth; ++j) tile.values[i][j] = exponentials.of(tile.values[i][j]);
       const int64_t column = start + column_of<kWidth>(i);
-      if (column < row.cols) output.store_powers(static_cast<int32_t>(column), tile.values[i]);
+      if (column < row.cols)
+        output.store_exponentials(static_cast<int32_t>(column), tile.values[i]);
     }
   }
 }
 
-// Columns that the backward pass reads: the visible ones, or all where what causality hides has
-// other probabilities than 0. They are all equal: one shows it.
+// Columns that the backward pass reads: the visible ones, or all where hidden columns have a
+// probability other than 0. All hidden columns have the same, so that the last one tells.
 template <class T>
 FUSEDOPS_DEVICE int32_t columns_read(const MaskedSoftmaxBackward& args, const ScoreRow& row) {
-  if (row.hidden() == 0) return row.visible;
+  if (row.hidden_cols() == 0) return row.visible;
   const T* const last = row_of<T>(args.probabilities, row.index) + (row.cols - 1);
   return Vec<T, 1>::load(last).at(0) == 0 ? row.visible : row.cols;
 }
@@ -169,9 +175,9 @@ template <class T, int kWidth, int kVectors>
 struct MaskedGradientTile {
   using Acc = AccumulatorOf<T>;
   Tile<T, kWidth, kVectors> grad_outputs, probabilities;
-  Acc grads[kVectors][kWidth];  // of the probabilities: what dropout lets through
+  Acc grads[kVectors][kWidth];  // of the probabilities: grad_output after dropout
 
-  // From column `start` of a row on; columns beyond the next `cols` count as zeros.
+  // Loads from column `start` on; columns beyond the next `cols` count as zeros.
   FUSEDOPS_DEVICE void load(
       const MaskedSoftmaxBackward& args, int64_t row, int64_t start, int32_t cols) {
     grad_outputs.load(row_of<T>(args.grad_output, row) + start, cols, 0);
@@ -227,7 +233,7 @@ template <class T, class Out, int kWidth, int kVectors>
 FUSEDOPS_KERNEL((kSoftmaxBackwardThreads<T, kWidth>))
 masked_softmax_backward_registers(MaskedSoftmaxBackward args, int64_t first_row) {
   using Acc = AccumulatorOf<T>;
-  FUSEDOPS_SHARED(Acc, sum_slots, kMaxWarps);
+  FUSEDOPS_SHARED(Acc, shared_sums, kMaxWarps);
   const ScoreRow row(args.scores, launch_row(first_row), args.rows, args.cols);
 
   MaskedGradientTile<T, kWidth, kVectors> tile;
@@ -237,7 +243,7 @@ masked_softmax_backward_registers(MaskedSoftmaxBackward args, int64_t first_row)
   const auto shown = shown_bits<kWidth, kVectors>(args.scores.mask, row.mask, row.visible);
 
   tile.drop(DropoutRow<Acc>(args.dropout, row.index), 0);
-  const Acc sum = row_reduce<Sum>(tile.sum(read), sum_slots);
+  const Acc sum = row_reduce<Sum>(tile.sum(read), shared_sums);
   const auto scale = static_cast<Acc>(args.scores.scale);
   tile.template store_to<Out>(args.grad_input, row, 0, shown, scale, sum);
 }
@@ -247,7 +253,7 @@ FUSEDOPS_KERNEL(kLoopThreads)
 masked_softmax_backward_looped(MaskedSoftmaxBackward args, int64_t first_row) {
   using Acc = AccumulatorOf<T>;
   constexpr int kVectors = kLoopVectors<kWidth, 2>;
-  FUSEDOPS_SHARED(Acc, sum_slots, kMaxWarps);
+  FUSEDOPS_SHARED(Acc, shared_sums, kMaxWarps);
   const ScoreRow row(args.scores, launch_row(first_row), args.rows, args.cols);
   const int64_t step = int64_t{blockDim.x} * kVectors * kWidth;
   const DropoutRow<Acc> dropout(args.dropout, row.index);
@@ -261,7 +267,7 @@ masked_softmax_backward_looped(MaskedSoftmaxBackward args, int64_t first_row) {
     tile.drop(dropout, start);
     sum += tile.sum(left);
   }
-  sum = row_reduce<Sum>(sum, sum_slots);
+  sum = row_reduce<Sum>(sum, shared_sums);
 
   const Operand& mask = args.scores.mask;
   const auto scale = static_cast<Acc>(args.scores.scale);

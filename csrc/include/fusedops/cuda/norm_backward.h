@@ -2,28 +2,36 @@
 //
 // With n = (input - mean) * rstd, w = weight + weight_offset and g = grad_output * w, along each
 // row:
-//   gradient = (g - mean(g) - n * mean(g * n)) * rstd + grad_sum, of RMSNorm without mean(g),
-//   of StdNorm with sum(g * n) / ((cols - 1) * std * rstd) in place of mean(g * n),
+//   gradient = (g - mean(g) - n * mean(g * n)) * rstd + grad_sum,
 //   grad_input = gradient, grad_branch = dropout(gradient)
 // and along each column: grad_weight = sum(grad_output * n), grad_bias = sum(grad_output).
+// RMSNorm leaves out mean(g). StdNorm has sum(g * n) / ((cols - 1) * std * rstd) in place of
+// mean(g * n).
 //
-// Contract: as in norm.h; kAdd: whether there is a grad_sum or a grad_branch is wanted. _registers
-// reads input and grad_output once: every block walks over rows, keeps its part of the column sums
-// in registers and leaves it in the workspace; _finish adds the parts. Longer rows go by segments
-// (_row_parts, _rows) or clusters (_rows_cluster) and get their column sums from a kernel of their
-// own (_column_parts). Workspace: [2][parts][cols] accumulators, grad_weight's parts first; in the
-// same place before that, of rows by segments, [rows][segments] pairs, the sums of g and g * n.
+// Contract: as in norm_forward.h. kAdd says whether there is a grad_sum, or a grad_branch is
+// wanted. _registers reads input and grad_output once: every block walks over the rows of its
+// partition, keeps their column sums in registers and leaves them in the workspace as a partial;
+// _finish adds the partials. Longer rows are cut into segments (_row_partials, _rows) or held by
+// clusters (_rows_cluster), and a kernel of its own makes their column sums (_column_partials).
+// Workspace: [2][partitions][cols] accumulators, first those of grad_weight. Rows in segments use
+// the same memory before that, for [rows][segments] pairs: the sums of g and of g * n.
 //
-// Numerics: float (double for double), each result rounded once; no atomics, every order of
-// summation is fixed by rows, cols, dtype and alignment. A row's gradient does not depend on the
-// other rows.
+// Numerics: computed in float (double for double), each result rounded once. There are no atomics:
+// rows, cols, dtype and alignment fix every order of summation. A row's gradient does not depend on
+// the other rows.
 #pragma once
 
-#include "fusedops/cuda/norm.h"
+#include "fusedops/cuda/cluster.h"
+#include "fusedops/cuda/launch_plan.h"
+#include "fusedops/cuda/norm_common.h"
+#include "fusedops/cuda/philox.h"
+#include "fusedops/cuda/reduce.h"
+#include "fusedops/cuda/segments.h"
+#include "fusedops/cuda/tile.h"
 
 namespace fusedops::cuda {
 
-// One vector of one row, as floats.
+// One vector of a row, widened to accumulators.
 template <class T, int kWidth>
 struct NormGradient {
   using Acc = AccumulatorOf<T>;
@@ -48,26 +56,13 @@ struct NormGradient {
   }
 };
 
-// The means of g and g * n; share is 1 / cols. For StdNorm, std * rstd = 1 - eps * rstd. Where std
-// is small beside eps, rounding may be all that is left of it, but the second mean's part of a
-// gradient is then as small beside the rest; where std is 0 that part is 0.
 template <class Acc>
-FUSEDOPS_DEVICE Pair<Acc> means_of(const NormBackward& args, Pair<Acc> sums, Acc share, Acc rstd) {
-  Acc along = share;
-  if (args.kind == NormKind::kStd) {
-    const Acc kept = device::fma(-static_cast<Acc>(args.eps), rstd, Acc(1));
-    along = kept > 0 ? device::reciprocal(static_cast<Acc>(args.cols - 1) * kept) : Acc(0);
-  }
-  return {has_mean(args) ? sums.first * share : Acc(0), sums.second * along};
+FUSEDOPS_DEVICE Acc* partial_at(const NormBackward& args, int64_t index) {
+  return static_cast<Acc*>(args.workspace) + index * args.cols;
 }
 
-template <class Acc>
-FUSEDOPS_DEVICE Acc* workspace_part(const NormBackward& args, int64_t part) {
-  return static_cast<Acc*>(args.workspace) + part * args.cols;
-}
-
-// Adds the rows' column sums of a block in order of threadIdx.y and writes them out. Every thread
-// brings the columns of its tile.
+// Adds the column sums of the rows of a block, in order of threadIdx.y, and writes them out. Every
+// thread passes the columns of its tile.
 template <int kWidth, int kVectors, class Acc>
 FUSEDOPS_DEVICE void write_column_sums(
     const Acc (&own)[kVectors][kWidth], int32_t cols, Acc* shared, Acc* to) {
@@ -77,26 +72,26 @@ FUSEDOPS_DEVICE void write_column_sums(
     if (column < cols) store(shared + threadIdx.y * cols + column, own[i]);
   }
   __syncthreads();
-  // Errors grow with 16 + 8 additions, not with the 128 rows that a block may hold.
+  // In two levels: the error grows with 16 + 8 additions, not with the 128 rows of a block.
   constexpr int32_t kSummedRows = 16;
   const int32_t rows = blockDim.y;
   for (int32_t column = threadIdx.y * blockDim.x + threadIdx.x; column < cols;
        column += blockDim.x * blockDim.y) {
     Acc sum = 0;
     for (int32_t first = 0; first < rows; first += kSummedRows) {
-      Acc part = 0;
+      Acc partial = 0;
       for (int32_t row = first; row < first + kSummedRows && row < rows; ++row) {
-        part += shared[row * cols + column];
+        partial += shared[row * cols + column];
       }
-      sum += part;
+      sum += partial;
     }
     to[column] = sum;
   }
   __syncthreads();
 }
 
-// A tile of a row as loaded; it begins at column `start`, of which `cols` are left. A row past the
-// last has no columns.
+// A tile of a row as it was loaded, from column `start` on; the row has `cols` columns from there.
+// A row past the last has none.
 template <class T, int kWidth, int kVectors>
 struct NormBackwardTile {
   using Acc = AccumulatorOf<T>;
@@ -115,7 +110,7 @@ struct NormBackwardTile {
     rstd = static_cast<const Acc*>(args.rstd)[row];
   }
 
-  // Outside the row every product with the result is zero.
+  // Columns outside the row have a weight and a gradient of zero, so that they add nothing to sums.
   FUSEDOPS_DEVICE NormGradient<T, kWidth> gradient(const NormBackward& args, int i) const {
     const int32_t column = column_of<kWidth>(i);
     Acc scale[kWidth] = {};
@@ -137,7 +132,7 @@ struct NormBackwardTile {
   }
 };
 
-// A tile of the gradients that reach a row from its sum; zeros where there are none.
+// A tile of grad_sum; zeros where there is none.
 template <class T, int kWidth, int kVectors>
 FUSEDOPS_DEVICE void load_sums(
     Tile<T, kWidth, kVectors>& tile, const NormBackward& args, int64_t row, int64_t start,
@@ -145,7 +140,8 @@ FUSEDOPS_DEVICE void load_sums(
   tile.load(row_of<T>(args.grad_sum, row) + start, args.grad_sum.data ? cols : 0, 0);
 }
 
-// Where the gradients of a row go; with kAdd, with what is added to them and drops out on the way.
+// Stores the gradients of a row. With kAdd it adds grad_sum first, and applies dropout to
+// grad_branch.
 template <class T, bool kAdd>
 class NormGradientRow {
  public:
@@ -179,22 +175,23 @@ class NormGradientRow {
   DropoutRow<Acc> dropout_;
 };
 
-// Walks over the rows of one of `parts` parts. Two sets of slots in turn: one barrier a row is then
-// enough.
+// The rows of one partition. Two sets of shared sums take turns, so that each row needs only one
+// barrier.
 template <class T, int kWidth, int kVectors, bool kAdd>
-FUSEDOPS_DEVICE void norm_backward_part(const NormBackward& args, int64_t part, int64_t parts) {
+FUSEDOPS_DEVICE void norm_backward_partition(
+    const NormBackward& args, int64_t partition, int64_t partitions) {
   using Acc = AccumulatorOf<T>;
-  FUSEDOPS_SHARED(Pair<Acc>, slots, 2 * kMaxWarps);
+  FUSEDOPS_SHARED(Pair<Acc>, shared_sums, 2 * kMaxWarps);
   FUSEDOPS_SHARED(Acc, column_sums, kNormBackwardThreads * kVectors * kWidth);
-  const Acc share = device::reciprocal(static_cast<Acc>(args.cols));
-  const int64_t step = parts * blockDim.y;
+  const Acc inverse_cols = device::reciprocal(static_cast<Acc>(args.cols));
+  const int64_t step = partitions * blockDim.y;
   Acc weight_sums[kVectors][kWidth] = {}, bias_sums[kVectors][kWidth] = {};
-  int32_t turn = 0;
+  int32_t turn = 0;  // which set of shared sums
 
   const auto all_cols = static_cast<int32_t>(args.cols);
   NormBackwardTile<T, kWidth, kVectors> loaded;
-  loaded.load(args, part * blockDim.y + threadIdx.y, 0, all_cols);
-  for (int64_t first = part * blockDim.y; first < args.rows; first += step) {
+  loaded.load(args, partition * blockDim.y + threadIdx.y, 0, all_cols);
+  for (int64_t first = partition * blockDim.y; first < args.rows; first += step) {
     const int64_t row = first + threadIdx.y;
     const int32_t cols = loaded.cols;
     const Acc rstd = loaded.rstd;
@@ -213,13 +210,14 @@ FUSEDOPS_DEVICE void norm_backward_part(const NormBackward& args, int64_t part, 
     if (!args.grad_input.data && !args.grad_branch.data) continue;
     Tile<T, kWidth, kVectors> added;
     if constexpr (kAdd) load_sums(added, args, row, 0, cols);
-    Pair<Acc> part_sums[kVectors];
+    Pair<Acc> vector_sums[kVectors];
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) part_sums[i] = gradients[i].sums();
-    const Pair<Acc> sums = row_reduce<Sum>(tree_sum<kVectors>(part_sums), slots + turn * kMaxWarps);
+    for (int i = 0; i < kVectors; ++i) vector_sums[i] = gradients[i].sums();
+    const Pair<Acc> sums =
+        row_reduce<Sum>(tree_sum<kVectors>(vector_sums), shared_sums + turn * kMaxWarps);
     turn ^= 1;
 
-    const Pair<Acc> means = means_of(args, sums, share, rstd);
+    const Pair<Acc> means = means_of(args, sums, inverse_cols, rstd);
     const NormGradientRow<T, kAdd> to(args, row);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
@@ -232,34 +230,35 @@ FUSEDOPS_DEVICE void norm_backward_part(const NormBackward& args, int64_t part, 
   }
 
   if (args.grad_weight.data) {
-    write_column_sums(weight_sums, all_cols, column_sums, workspace_part<Acc>(args, part));
+    write_column_sums(weight_sums, all_cols, column_sums, partial_at<Acc>(args, partition));
   }
   if (args.grad_bias.data) {
-    write_column_sums(bias_sums, all_cols, column_sums, workspace_part<Acc>(args, parts + part));
+    write_column_sums(
+        bias_sums, all_cols, column_sums, partial_at<Acc>(args, partitions + partition));
   }
 }
 
-// One block a multiprocessor: unasked the compiler makes room for two of narrow vectors, and
-// spills.
+// Bound to one block a multiprocessor: without the bound the compiler makes room for two blocks of
+// narrow vectors, and spills.
 template <class T, int kWidth, int kVectors, bool kAdd>
 FUSEDOPS_KERNEL(kNormBackwardThreads, 1)
 norm_backward_registers(NormBackward args) {
-  norm_backward_part<T, kWidth, kVectors, kAdd>(args, blockIdx.x, gridDim.x);
+  norm_backward_partition<T, kWidth, kVectors, kAdd>(args, blockIdx.x, gridDim.x);
 }
 
 template <class T, int kWidth, int kVectors>
 FUSEDOPS_KERNEL(kNormBackwardThreads, 1)
 norm_stack_backward_registers(NormStackBackward stack) {
   const StackBlock at(stack.count);
-  norm_backward_part<T, kWidth, kVectors, false>(stack[at.tensor], at.block, at.blocks);
+  norm_backward_partition<T, kWidth, kVectors, false>(stack[at.tensor], at.block, at.blocks);
 }
 
 template <class T, int kWidth>
 FUSEDOPS_KERNEL(kSegmentThreads, kSegmentBlocks<T>)
-norm_backward_row_parts(NormBackward args, int64_t first_row, Segments segments) {
+norm_backward_row_partials(NormBackward args, int64_t first_row, Segments segments) {
   using Acc = AccumulatorOf<T>;
   constexpr int kVectors = kLoopVectors<kWidth, 2>;
-  FUSEDOPS_SHARED(Pair<Acc>, slots, kMaxWarps);
+  FUSEDOPS_SHARED(Pair<Acc>, shared_sums, kMaxWarps);
   const Segment segment(segments, args.cols, first_row, blockIdx.x);
 
   NormBackwardTile<T, kWidth, kVectors> tile;
@@ -269,9 +268,9 @@ norm_backward_row_parts(NormBackward args, int64_t first_row, Segments segments)
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) sums = sums + tile.gradient(args, i).sums();
   }
-  sums = row_reduce<Sum>(sums, slots);
+  sums = row_reduce<Sum>(sums, shared_sums);
   if (threadIdx.x == 0) {
-    parts_of<Pair<Acc>>(args.workspace, segments, segment.row)[segment.index] = sums;
+    partials_of<Pair<Acc>>(args.workspace, segments, segment.row)[segment.index] = sums;
   }
 }
 
@@ -280,16 +279,16 @@ FUSEDOPS_KERNEL(kSegmentThreads, kSegmentBlocks<T>)
 norm_backward_rows(NormBackward args, int64_t first_row, Segments segments) {
   using Acc = AccumulatorOf<T>;
   constexpr int kVectors = kLoopVectors<kWidth, 2>;
-  FUSEDOPS_SHARED(Pair<Acc>, slots, kMaxWarps);
-  const Acc share = device::reciprocal(static_cast<Acc>(args.cols));
+  FUSEDOPS_SHARED(Pair<Acc>, shared_sums, kMaxWarps);
+  const Acc inverse_cols = device::reciprocal(static_cast<Acc>(args.cols));
   const Segment segment(segments, args.cols, first_row, backwards(blockIdx.x));
 
   NormBackwardTile<T, kWidth, kVectors> tile;
   tile.load(args, segment.row, segment.start, segment.cols);
-  const auto* const parts = parts_of<Pair<Acc>>(args.workspace, segments, segment.row);
-  const Pair<Acc> sums = row_reduce<Sum>(sum_of(parts, segments.count), slots);
+  const auto* const partials = partials_of<Pair<Acc>>(args.workspace, segments, segment.row);
+  const Pair<Acc> sums = row_reduce<Sum>(sum_of(partials, segments.count), shared_sums);
 
-  const Pair<Acc> means = means_of(args, sums, share, tile.rstd);
+  const Pair<Acc> means = means_of(args, sums, inverse_cols, tile.rstd);
   const NormGradientRow<T, kAdd> gradients(args, segment.row);
   for (int32_t start = 0; start < segment.cols; start += tile.grads.step()) {
     const int64_t at = segment.start + start;
@@ -307,26 +306,26 @@ norm_backward_rows(NormBackward args, int64_t first_row, Segments segments) {
   }
 }
 
-// The same with the row in the registers of a cluster: one launch, and it is read once.
+// The same with the row in the registers of a cluster: it takes one launch and reads the row once.
 template <class T, int kWidth, int kVectors, bool kAdd>
 FUSEDOPS_KERNEL(kNormBackwardThreads)
 norm_backward_rows_cluster(NormBackward args, int64_t first_row) {
   using Acc = AccumulatorOf<T>;
-  FUSEDOPS_SHARED(Pair<Acc>, slots, Cluster::kSlots);
+  FUSEDOPS_SHARED(Pair<Acc>, shared_sums, Cluster::kSharedValues);
   const int64_t row = first_row + blockIdx.x / kClusterBlocks;
-  const auto [start, cols] = Cluster::part_of<kWidth>(static_cast<int32_t>(args.cols));
+  const auto [start, cols] = Cluster::own_columns<kWidth>(static_cast<int32_t>(args.cols));
 
   NormBackwardTile<T, kWidth, kVectors> tile;
   tile.load(args, row, start, cols);
   Tile<T, kWidth, kVectors> added;
   if constexpr (kAdd) load_sums(added, args, row, start, cols);
-  Pair<Acc> part_sums[kVectors];
+  Pair<Acc> vector_sums[kVectors];
 #pragma unroll
-  for (int i = 0; i < kVectors; ++i) part_sums[i] = tile.gradient(args, i).sums();
-  const Pair<Acc> sums = Cluster::reduce<Sum>(tree_sum<kVectors>(part_sums), slots);
+  for (int i = 0; i < kVectors; ++i) vector_sums[i] = tile.gradient(args, i).sums();
+  const Pair<Acc> sums = Cluster::reduce<Sum>(tree_sum<kVectors>(vector_sums), shared_sums);
 
-  const Acc share = device::reciprocal(static_cast<Acc>(args.cols));
-  const Pair<Acc> means = means_of(args, sums, share, tile.rstd);
+  const Acc inverse_cols = device::reciprocal(static_cast<Acc>(args.cols));
+  const Pair<Acc> means = means_of(args, sums, inverse_cols, tile.rstd);
   const NormGradientRow<T, kAdd> gradients(args, row);
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
@@ -339,24 +338,25 @@ norm_backward_rows_cluster(NormBackward args, int64_t first_row) {
   Cluster::leave();
 }
 
-// Column sums over a share of the rows: block b holds column tile b % tiles of part b / tiles, each
-// thread one vector of columns; kRows rows are in flight at a time.
+// The column sums of a partition of long rows. column_blocks blocks side by side have the columns
+// of a partition, each thread one vector of them; kRows rows are in flight at a time.
 template <class T, int kWidth>
 FUSEDOPS_KERNEL(kColumnThreads)
-norm_backward_column_parts(NormBackward args, int64_t parts) {
+norm_backward_column_partials(NormBackward args, int64_t partitions) {
   using Acc = AccumulatorOf<T>;
   constexpr int kRows = 4;
-  const uint32_t tiles = gridDim.x / static_cast<uint32_t>(parts), part = blockIdx.x / tiles;
-  const int64_t column = (int64_t{blockIdx.x % tiles} * blockDim.x + threadIdx.x) * kWidth;
+  const uint32_t column_blocks = gridDim.x / static_cast<uint32_t>(partitions);
+  const uint32_t partition = blockIdx.x / column_blocks;
+  const int64_t column = (int64_t{blockIdx.x % column_blocks} * blockDim.x + threadIdx.x) * kWidth;
   if (column >= args.cols) return;
   Acc weight_sums[kWidth] = {}, bias_sums[kWidth] = {};
 
-  for (int64_t first = part; first < args.rows; first += parts * kRows) {
+  for (int64_t first = partition; first < args.rows; first += partitions * kRows) {
     Vec<T, kWidth> grads[kRows], inputs[kRows];
     Acc mean[kRows], rstd[kRows];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const int64_t row = first + r * parts;
+      const int64_t row = first + r * partitions;
       grads[r] = inputs[r] = Vec<T, kWidth>::filled(0);
       mean[r] = rstd[r] = 0;
       if (row >= args.rows) continue;
@@ -376,8 +376,8 @@ norm_backward_column_parts(NormBackward args, int64_t parts) {
     }
   }
 
-  if (args.grad_weight.data) store(workspace_part<Acc>(args, part) + column, weight_sums);
-  if (args.grad_bias.data) store(workspace_part<Acc>(args, parts + part) + column, bias_sums);
+  if (args.grad_weight.data) store(partial_at<Acc>(args, partition) + column, weight_sums);
+  if (args.grad_bias.data) store(partial_at<Acc>(args, partitions + partition) + column, bias_sums);
 }
 
 template <class Acc>
@@ -398,20 +398,20 @@ FUSEDOPS_DEVICE void store_as(const Columns& columns, int64_t column, Acc value)
   }
 }
 
-// Adds the parts. A block of 32 x 32 threads owns 32 columns: the lanes of a warp stand beside each
-// other for loading, and above each other for the last sum.
+// Adds the partials of all partitions. A block of 32 x 32 threads has 32 columns: to load, the
+// lanes of a warp have neighbouring columns; to add up, a warp has one column.
 template <class Acc>
-FUSEDOPS_DEVICE void sum_parts(const NormBackward& args, int64_t parts, int64_t block) {
-  constexpr int32_t kSide = device::kWarpLanes, kPitch = kSide + 1;  // one more: no bank conflict
+FUSEDOPS_DEVICE void sum_partials(const NormBackward& args, int64_t partitions, int64_t block) {
+  constexpr int32_t kSide = device::kWarpLanes, kPitch = kSide + 1;  // avoids bank conflicts
   FUSEDOPS_SHARED(Pair<Acc>, sums, kSide * kPitch);
   const int64_t first_column = block * kSide;
   const int64_t own = first_column + threadIdx.x;
 
   Pair<Acc> sum{0, 0};
   if (own < args.cols) {
-    for (int64_t part = threadIdx.y; part < parts; part += kSide) {
-      if (args.grad_weight.data) sum.first += workspace_part<Acc>(args, part)[own];
-      if (args.grad_bias.data) sum.second += workspace_part<Acc>(args, parts + part)[own];
+    for (int64_t partition = threadIdx.y; partition < partitions; partition += kSide) {
+      if (args.grad_weight.data) sum.first += partial_at<Acc>(args, partition)[own];
+      if (args.grad_bias.data) sum.second += partial_at<Acc>(args, partitions + partition)[own];
     }
   }
   sums[threadIdx.y * kPitch + threadIdx.x] = sum;
@@ -426,15 +426,15 @@ FUSEDOPS_DEVICE void sum_parts(const NormBackward& args, int64_t parts, int64_t 
 
 template <class Acc>
 FUSEDOPS_KERNEL(kMaxThreads)
-norm_backward_finish(NormBackward args, int64_t parts) {
-  sum_parts<Acc>(args, parts, blockIdx.x);
+norm_backward_finish(NormBackward args, int64_t partitions) {
+  sum_partials<Acc>(args, partitions, blockIdx.x);
 }
 
 template <class Acc>
 FUSEDOPS_KERNEL(kMaxThreads)
-norm_stack_backward_finish(NormStackBackward stack, int64_t parts) {
+norm_stack_backward_finish(NormStackBackward stack, int64_t partitions) {
   const StackBlock at(stack.count);
-  sum_parts<Acc>(stack[at.tensor], parts, at.block);
+  sum_partials<Acc>(stack[at.tensor], partitions, at.block);
 }
 
 }  // namespace fusedops::cuda

@@ -1,8 +1,9 @@
-// Philox4x32-10, and dropout by it.
+// Philox4x32-10, and dropout with it.
 //
-// Random numbers as easy as 1, 2, 3 (Salmon et al., SC 2011): ten rounds of two multiplications
-// turn a counter and a key into four words. Nothing is kept between calls: an element's word
-// depends on its row, its column and the seed, so that any thread, forward or backward, finds it.
+// Parallel random numbers: as easy as 1, 2, 3 (Salmon et al., SC 2011): ten rounds of two
+// multiplications turn a counter and a key into four words. There is no state: an element's word
+// depends on its row, its column and the seed, so that any thread, forward or backward, can compute
+// it.
 #pragma once
 
 #include "fusedops/args.h"
@@ -23,7 +24,7 @@ FUSEDOPS_DEVICE uint4 philox(uint4 counter, uint2 key) {
   return counter;
 }
 
-// Word `index`, less than 4. Four registers cannot be indexed.
+// Word `index`, less than 4. Registers cannot be indexed.
 FUSEDOPS_DEVICE uint32_t word_of(uint4 words, int32_t index) {
   const uint32_t low = index % 2 == 0 ? words.x : words.y;
   const uint32_t high = index % 2 == 0 ? words.z : words.w;
@@ -41,7 +42,8 @@ class DropoutRow {
         row_(halves(row)),
         key_(is_on_ ? halves(*dropout.seed) : uint2{0, 0}) {}
 
-  // To neighbouring columns; a wide vector begins at a multiple of four and takes whole counters.
+  // Applies it to neighbouring columns from `column` on. A wide vector begins at a multiple of
+  // four, so that it uses all words of its counters.
   template <int kWidth>
   FUSEDOPS_DEVICE void apply(Acc (&values)[kWidth], int32_t column) const {
     if (!is_on_) return;

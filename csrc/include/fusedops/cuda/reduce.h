@@ -1,8 +1,8 @@
-// The ladder of reductions: lanes of a warp, then the warps of a row. Every thread gets the result.
+// Reductions over the lanes of a warp, then over the warps of a row. Every thread gets the result.
 //
-// Order: a butterfly over lanes, then over warps, fixed by the number of threads that share a row;
-// a + b = b + a, so all threads hold the same bits, and a row gets the same bits in any batch.
-// Values: a scalar, or a Pair that goes through one barrier together.
+// Order: a butterfly over lanes, then over warps, fixed by the number of threads that share a row.
+// a + b = b + a, so that all threads get the same bits, and a row has the same bits in any batch.
+// Values: a scalar, or a Pair, whose two values share one barrier.
 // Limits: at most 32 warps a block; every thread of the block calls.
 #pragma once
 
@@ -32,7 +32,7 @@ FUSEDOPS_DEVICE Pair<T> shuffle_xor(Pair<T> value, int32_t lane_mask) {
       device::shuffle_xor(value.first, lane_mask), device::shuffle_xor(value.second, lane_mask)};
 }
 
-// maximum() drops NaN; exp(NaN - max) brings it back in the sum.
+// maximum() ignores NaN, but exp(NaN - max) brings it into the sum.
 struct Max {
   template <class T>
   static FUSEDOPS_DEVICE T identity() {
@@ -55,7 +55,7 @@ struct Sum {
   }
 };
 
-// Over groups of `lanes` adjacent lanes, a power of two.
+// Reduces over each `lanes` adjacent lanes, a power of two.
 template <class Op, class T>
 FUSEDOPS_DEVICE T warp_reduce(T value, int32_t lanes) {
 #pragma unroll
@@ -65,21 +65,21 @@ FUSEDOPS_DEVICE T warp_reduce(T value, int32_t lanes) {
   return value;
 }
 
-// Over the threads of a row: blockDim.x of them, a power of two up to 32 or a multiple of 32; the
-// block holds blockDim.y rows. `slots` has room for kMaxWarps values, and a barrier separates this
-// use of it from the one before.
+// Reduces over the blockDim.x threads of a row, a power of two up to 32 or a multiple of 32; the
+// block has blockDim.y rows. `shared` has room for kMaxWarps values, and a barrier must separate
+// this use of it from the one before.
 template <class Op, class T>
-FUSEDOPS_DEVICE T row_reduce(T value, T* slots) {
+FUSEDOPS_DEVICE T row_reduce(T value, T* shared) {
   constexpr int32_t kLanes = device::kWarpLanes;
   const int32_t threads = blockDim.x;
   if (threads <= kLanes) return warp_reduce<Op>(value, threads);
   const int32_t lane = threadIdx.x % kLanes, warp = threadIdx.x / kLanes;
   const int32_t warps = threads / kLanes;
-  T* row_slots = slots + threadIdx.y * warps;
+  T* row_values = shared + threadIdx.y * warps;
   value = warp_reduce<Op>(value, kLanes);
-  if (lane == 0) row_slots[warp] = value;
+  if (lane == 0) row_values[warp] = value;
   __syncthreads();
-  value = lane < warps ? row_slots[lane] : Op::template identity<T>();
+  value = lane < warps ? row_values[lane] : Op::template identity<T>();
   return warp_reduce<Op>(value, kLanes);
 }
 

@@ -1,8 +1,9 @@
-// What masked softmax takes the softmax of: a row's operands, and what of the row is hidden.
+// The scores of a masked softmax: a row's operands, and which of its columns are hidden.
 //
 // Contract: as in args.h; an operand with a value per column is aligned for kWidth elements in
-// every row. Its kind is a run-time choice, the same for all threads: one branch a tile.
-// Numerics: float (double for double): scale * x + (bias + mask).
+// every row. The kinds of operands are chosen at run time, the same for all threads: each costs a
+// branch a tile.
+// Numerics: scale * x + (bias + mask), computed in float (double for double).
 #pragma once
 
 #include "fusedops/cuda/tile.h"
@@ -13,18 +14,18 @@ FUSEDOPS_DEVICE int64_t clamp(int64_t value, int64_t low, int64_t high) {
   return value < low ? low : value > high ? high : value;
 }
 
-// What causality shows of one row, and where its operands begin. It has no columns past the last
-// row.
+// The columns of a row that causality shows, and where its operands begin. A row past the last has
+// no columns.
 struct ScoreRow {
   int64_t index;
-  int32_t cols, visible;       // columns; those from `visible` on are hidden by causality
-  int64_t bias = 0, mask = 0;  // elements from the beginnings of the operands
+  int32_t cols, visible;       // causality hides the columns from `visible` on
+  int64_t bias = 0, mask = 0;  // offsets of the row in the operands, in elements
 
   FUSEDOPS_DEVICE ScoreRow(const Scores& scores, int64_t row, int64_t rows, int64_t all_cols)
       : index(row), cols(row < rows ? static_cast<int32_t>(all_cols) : 0), visible(cols) {
     if (scores.causal.on) visible = visible_columns(scores.causal);
     auto rest = static_cast<uint64_t>(row);
-    // Unrolled: the arguments cannot be indexed without a copy of them on a stack.
+    // Unrolled, because indexing the arguments would copy them to a stack.
 #pragma unroll
     for (int d = kMaxRowDims - 1; d >= 0; --d) {
       if (d >= scores.dims.count) continue;
@@ -36,10 +37,10 @@ struct ScoreRow {
     }
   }
 
-  FUSEDOPS_DEVICE int32_t hidden() const { return cols - visible; }
+  FUSEDOPS_DEVICE int32_t hidden_cols() const { return cols - visible; }
 
  private:
-  // The diagonal may be any number: clamped, it cannot make the sum overflow.
+  // The diagonal may be any number; clamping keeps the sum from overflowing.
   FUSEDOPS_DEVICE int32_t visible_columns(const Causal& causal) const {
     const auto query =
         static_cast<int64_t>(static_cast<uint64_t>(index) % static_cast<uint64_t>(causal.queries));
@@ -48,8 +49,8 @@ struct ScoreRow {
   }
 };
 
-// What of a tile a bool mask shows: bit i * kWidth + j is element j of vector i. `cols` are those
-// of the row from the tile on.
+// The elements of a tile that a bool mask shows: bit i * kWidth + j is element j of vector i. The
+// row has `cols` columns from the tile on.
 template <int kWidth, int kVectors>
 FUSEDOPS_DEVICE uint32_t shown_bits(const Operand& mask, int64_t offset, int32_t cols) {
   static_assert(kWidth * kVectors <= 32);
@@ -84,7 +85,7 @@ FUSEDOPS_DEVICE void add_elements(
   }
 }
 
-// Adds an operand of numbers; one of bools adds nothing.
+// Adds an operand of numbers. A bool mask adds nothing.
 template <class In, int kWidth, int kVectors, class Acc>
 FUSEDOPS_DEVICE void add_operand(
     Acc (&sums)[kVectors][kWidth], const Operand& operand, int64_t offset, int32_t cols) {
@@ -97,14 +98,14 @@ FUSEDOPS_DEVICE void add_operand(
   add_elements<In>(sums, operand.data, offset, operand.col_stride, cols);
 }
 
-// A thread's share of the scores of a row, laid out as a Tile. Where causality or the end of the
-// row hides a column its score is -inf; where a bool mask does, mask_value.
+// The scores of a row that one thread holds, laid out as in a Tile. The score is -inf where
+// causality hides a column or the row has ended, and mask_value where a bool mask hides it.
 template <class In, class Acc, int kWidth, int kVectors>
 struct ScoreTile {
   Acc values[kVectors][kWidth];
-  bool seen;  // whether a score of them is visible, and not -inf
+  bool seen;  // whether any of them is visible and not -inf
 
-  // From column `start` of the row on.
+  // Loads from column `start` of the row on.
   FUSEDOPS_DEVICE void load(
       const ConstRows& input, const Scores& scores, const ScoreRow& row, int64_t start) {
     const auto left = static_cast<int32_t>(row.visible - start);
@@ -113,7 +114,8 @@ struct ScoreTile {
     const int64_t bias = row.bias + start * scores.bias.col_stride;
     const int64_t mask = row.mask + start * scores.mask.col_stride;
     const uint32_t shown = shown_bits<kWidth, kVectors>(scores.mask, mask, left);
-    // Summed up beforehand: until the operands are here nothing waits for the input.
+    // The operands are added to each other first, so that nothing waits for the input before they
+    // have arrived.
     Acc sums[kVectors][kWidth] = {};
     add_operand<In>(sums, scores.bias, bias, left);
     add_operand<In>(sums, scores.mask, mask, left);

@@ -1,9 +1,9 @@
-// Rows that several blocks share: which segment of which row a block has, and where it leaves what
-// it found of it.
+// Rows that are cut into segments: which segment of which row a block has, and where its partial
+// lies in the workspace.
 //
-// Contract: a kernel(args, first_row, segments) of kSegmentThreads threads and segments.count
-// blocks a row. The second of two kernels walks backwards, so that it begins with what the first
-// one read last.
+// Contract: kernel(args, first_row, segments) has kSegmentThreads threads a block and
+// segments.count blocks a row. The second of two kernels takes segments backwards, so that it
+// begins with those that the first one read last, which are in L2.
 #pragma once
 
 #include "fusedops/cuda/launch_plan.h"
@@ -13,9 +13,10 @@ namespace fusedops::cuda {
 
 struct Segment {
   int64_t row, start;
-  int32_t index, cols;  // from start on
+  int32_t index;  // in the row
+  int32_t cols;   // from start on
 
-  // The segment of a row of `cols` columns that a block has.
+  // The segment of `block`; rows have `cols` columns.
   FUSEDOPS_DEVICE Segment(Segments segments, int64_t cols, int64_t first_row, uint32_t block) {
     const auto count = static_cast<uint32_t>(segments.count);
     row = first_row + block / count;
@@ -32,17 +33,17 @@ struct Segment {
 
 FUSEDOPS_DEVICE uint32_t backwards(uint32_t block) { return gridDim.x - 1 - block; }
 
-// One of each segment of the row.
-template <class Part>
-FUSEDOPS_DEVICE Part* parts_of(void* workspace, Segments segments, int64_t row) {
-  return static_cast<Part*>(workspace) + row * segments.count;
+// The partials of a row, one for each segment.
+template <class Partial>
+FUSEDOPS_DEVICE Partial* partials_of(void* workspace, Segments segments, int64_t row) {
+  return static_cast<Partial*>(workspace) + row * segments.count;
 }
 
-// What a thread has of the sum of all parts.
+// This thread's summand of the sum of all partials.
 template <class Acc>
-FUSEDOPS_DEVICE Acc sum_of(const Acc* parts, int32_t count) {
+FUSEDOPS_DEVICE Acc sum_of(const Acc* partials, int32_t count) {
   Acc sum{};
-  for (int32_t i = threadIdx.x; i < count; i += blockDim.x) sum = sum + parts[i];
+  for (int32_t i = threadIdx.x; i < count; i += blockDim.x) sum = sum + partials[i];
   return sum;
 }
 

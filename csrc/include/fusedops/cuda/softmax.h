@@ -2,16 +2,18 @@
 //
 // Contract: rows as in args.h; kWidth divides cols and every row is aligned for kWidth elements.
 // _registers: the row stays in registers, blockDim.x * kVectors * kWidth >= cols; blockDim.x
-// threads share a row, blockDim.y rows a block; _cluster: those of a cluster's blocks share it.
-// _parts and _apply: any cols, by segments (segments.h), the row is read twice. Workspace:
-// [rows][segments] parts, the largest value of a segment and the sum of the powers; backward the
-// sum alone.
+// threads share a row, and a block has blockDim.y rows. _cluster: the threads of all blocks of a
+// cluster share a row. _partials and _apply: any cols, cut into segments (segments.h); the row is
+// read twice. Workspace: [rows][segments] partials, forward a segment's maximum and its sum of
+// exponentials, backward a sum alone.
 //
-// Numerics: float (double for double), rounded once. The maximum is subtracted before anything is
-// multiplied by log2(e), so that a row of finfo.min does not overflow. NaN, +inf or nothing but
-// -inf in a row make all of it NaN; -inf beside finite values is 0, or -inf for the logarithm.
+// Numerics: computed in float (double for double) and rounded once. The maximum is subtracted
+// before anything is multiplied by log2(e), so that a row of finfo.min does not overflow. A row
+// with NaN or +inf, or of nothing but -inf, becomes NaN as a whole; -inf beside finite values
+// becomes 0, or -inf for the logarithm.
 //
-// The logarithm is a run-time choice: one select per element, half the kernels.
+// Whether the logarithm is wanted is known at run time: that costs one select an element, and saves
+// half the kernels.
 #pragma once
 
 #include "fusedops/cuda/cluster.h"
@@ -22,8 +24,8 @@
 
 namespace fusedops::cuda {
 
-// e^x as exactly as `Out` can show it: expf (1 ulp) for float; for 16 bits one ex2, whose error
-// here, at most 2^-17 of values above 1e-30, is far below half an ulp of the output.
+// e^x to the precision of `Out`. Floats get expf (1 ulp). For 16 bits one ex2 is enough: its error,
+// at most 2^-17 of values above 1e-30, is far below half an ulp of the output.
 template <class Out, class Acc>
 FUSEDOPS_DEVICE Acc exponential(Acc x) {
   constexpr float kLog2E = 1.44269504f;
@@ -34,13 +36,14 @@ FUSEDOPS_DEVICE Acc exponential(Acc x) {
   }
 }
 
-// What to subtract where all there is may be -inf: its powers are then 0, not NaN.
+// The maximum to subtract from values which may all be -inf: their exponentials are then 0, not
+// NaN.
 template <class Acc>
 FUSEDOPS_DEVICE Acc finite_or_zero(Acc max) {
   return max == -INFINITY ? Acc(0) : max;
 }
 
-// What is left to do once the sum is known: value * scale + offset.
+// The last step, once the sum of a row is known: value * scale + offset.
 template <class Acc>
 struct Affine {
   Acc scale, offset;
@@ -49,7 +52,7 @@ struct Affine {
       : scale(log ? Acc(1) : device::reciprocal(sum)), offset(log ? -device::log(sum) : Acc(0)) {}
 };
 
-// Rounds and stores softmax values: x - max, or its exponential.
+// `values` are exponentials or, for the logarithm, x - max.
 template <class Out, int kWidth, class Acc>
 FUSEDOPS_DEVICE void store_normalised(Out* to, const Acc (&values)[kWidth], Affine<Acc> affine) {
   Acc result[kWidth];
@@ -58,33 +61,33 @@ FUSEDOPS_DEVICE void store_normalised(Out* to, const Acc (&values)[kWidth], Affi
   store(to, result);
 }
 
-// The softmax of the thread's row, all of which lies in registers.
-template <class Share, class In, class Out, int kWidth, int kVectors>
+// The softmax of this thread's row, which stays in registers.
+template <class RowScope, class In, class Out, int kWidth, int kVectors>
 FUSEDOPS_DEVICE void softmax_row(const SoftmaxForward& args, int64_t row) {
   using Acc = AccumulatorOf<Out>;
-  FUSEDOPS_SHARED(Acc, max_slots, Share::kSlots);
-  FUSEDOPS_SHARED(Acc, sum_slots, Share::kSlots);
+  FUSEDOPS_SHARED(Acc, shared_max, RowScope::kSharedValues);
+  FUSEDOPS_SHARED(Acc, shared_sums, RowScope::kSharedValues);
   const auto [start, cols] =
-      Share::template part_of<kWidth>(row < args.rows ? static_cast<int32_t>(args.cols) : 0);
+      RowScope::template own_columns<kWidth>(row < args.rows ? static_cast<int32_t>(args.cols) : 0);
 
   Tile<In, kWidth, kVectors> tile;
   tile.load(row_of<In>(args.input, row) + start, cols, -INFINITY);
 
-  const Acc largest = Share::template reduce<Max>(tile.max(), max_slots);
+  const Acc largest = RowScope::template reduce<Max>(tile.max(), shared_max);
 
   Acc values[kVectors][kWidth], sums[kVectors];
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
-    Acc powers[kWidth];
+    Acc exponentials[kWidth];
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {
       const Acc shifted = tile.at(i, j) - largest;
-      powers[j] = exponential<Out>(shifted);
-      values[i][j] = args.log ? shifted : powers[j];
+      exponentials[j] = exponential<Out>(shifted);
+      values[i][j] = args.log ? shifted : exponentials[j];
     }
-    sums[i] = tree_sum<kWidth>(powers);
+    sums[i] = tree_sum<kWidth>(exponentials);
   }
-  const Acc sum = Share::template reduce<Sum>(tree_sum<kVectors>(sums), sum_slots);
+  const Acc sum = RowScope::template reduce<Sum>(tree_sum<kVectors>(sums), shared_sums);
   const Affine<Acc> affine(args.log, sum);
 
   Out* const output = row_of<Out>(args.output, row) + start;
@@ -93,7 +96,7 @@ FUSEDOPS_DEVICE void softmax_row(const SoftmaxForward& args, int64_t row) {
     const int32_t column = column_of<kWidth>(i);
     if (column < cols) store_normalised(output + column, values[i], affine);
   }
-  Share::leave();
+  RowScope::leave();
 }
 
 template <class In, class Out, int kWidth, int kVectors>
@@ -115,14 +118,14 @@ softmax_forward_cluster(SoftmaxForward args, int64_t first_row) {
   softmax_row<Cluster, In, Out, kWidth, kVectors>(args, first_row + blockIdx.x / kClusterBlocks);
 }
 
-// A thread or a segment that is all -inf keeps the sum 0, and does not poison the rest.
+// The sum of a thread or segment that is all -inf stays 0, so that the rest of the row is right.
 template <class In, class Out, int kWidth>
 FUSEDOPS_KERNEL(kSegmentThreads, kSegmentBlocks<In>)
-softmax_forward_parts(SoftmaxForward args, int64_t first_row, Segments segments) {
+softmax_forward_partials(SoftmaxForward args, int64_t first_row, Segments segments) {
   using Acc = AccumulatorOf<Out>;
   constexpr int kVectors = kLoopVectors<kWidth, 1>;
-  FUSEDOPS_SHARED(Acc, max_slots, kMaxWarps);
-  FUSEDOPS_SHARED(Acc, sum_slots, kMaxWarps);
+  FUSEDOPS_SHARED(Acc, shared_max, kMaxWarps);
+  FUSEDOPS_SHARED(Acc, shared_sums, kMaxWarps);
   const Segment segment(segments, args.cols, first_row, blockIdx.x);
   const In* const input = row_of<In>(args.input, segment.row) + segment.start;
 
@@ -132,54 +135,55 @@ softmax_forward_parts(SoftmaxForward args, int64_t first_row, Segments segments)
     tile.load(input + start, segment.cols - start, -INFINITY);
     const Acc larger = device::maximum(largest, tile.max());
     const Acc shift = finite_or_zero(larger);
-    Acc powers[kVectors * kWidth];
+    Acc exponentials[kVectors * kWidth];
 #pragma unroll
     for (int k = 0; k < kVectors * kWidth; ++k) {
-      powers[k] = exponential<Out>(tile.at(k / kWidth, k % kWidth) - shift);
+      exponentials[k] = exponential<Out>(tile.at(k / kWidth, k % kWidth) - shift);
     }
-    sum = sum * exponential<Out>(largest - shift) + tree_sum<kVectors * kWidth>(powers);
+    sum = sum * exponential<Out>(largest - shift) + tree_sum<kVectors * kWidth>(exponentials);
     largest = larger;
   }
-  const Acc segment_largest = row_reduce<Max>(largest, max_slots);
-  sum =
-      row_reduce<Sum>(sum * exponential<Out>(largest - finite_or_zero(segment_largest)), sum_slots);
+  const Acc segment_largest = row_reduce<Max>(largest, shared_max);
+  sum = row_reduce<Sum>(
+      sum * exponential<Out>(largest - finite_or_zero(segment_largest)), shared_sums);
   if (threadIdx.x == 0) {
-    parts_of<Pair<Acc>>(args.workspace, segments, segment.row)[segment.index] = {
+    partials_of<Pair<Acc>>(args.workspace, segments, segment.row)[segment.index] = {
         segment_largest, sum};
   }
 }
 
-// The statistics of the row from those of its segments, in the same order in every block.
+// The maximum and the sum of a row from its segments. All blocks add in the same order.
 template <class Out, class Acc>
 FUSEDOPS_DEVICE Pair<Acc> merged_softmax(
-    const Pair<Acc>* parts, int32_t count, Acc* max_slots, Acc* sum_slots) {
+    const Pair<Acc>* partials, int32_t count, Acc* shared_max, Acc* shared_sums) {
   Acc largest = -INFINITY, sum = 0;
   for (int32_t i = threadIdx.x; i < count; i += blockDim.x) {
-    largest = device::maximum(largest, parts[i].first);
+    largest = device::maximum(largest, partials[i].first);
   }
-  largest = row_reduce<Max>(largest, max_slots);
+  largest = row_reduce<Max>(largest, shared_max);
   for (int32_t i = threadIdx.x; i < count; i += blockDim.x) {
-    sum += parts[i].second * exponential<Out>(parts[i].first - finite_or_zero(largest));
+    sum += partials[i].second * exponential<Out>(partials[i].first - finite_or_zero(largest));
   }
-  return {largest, row_reduce<Sum>(sum, sum_slots)};
+  return {largest, row_reduce<Sum>(sum, shared_sums)};
 }
 
-// The first tile is on its way while the parts are merged.
+// The first tile is loaded while the partials are merged.
 template <class In, class Out, int kWidth>
 FUSEDOPS_KERNEL(kSegmentThreads, kSegmentBlocks<In>)
 softmax_forward_apply(SoftmaxForward args, int64_t first_row, Segments segments) {
   using Acc = AccumulatorOf<Out>;
   constexpr int kVectors = kLoopVectors<kWidth, 1>;
-  FUSEDOPS_SHARED(Acc, max_slots, kMaxWarps);
-  FUSEDOPS_SHARED(Acc, sum_slots, kMaxWarps);
+  FUSEDOPS_SHARED(Acc, shared_max, kMaxWarps);
+  FUSEDOPS_SHARED(Acc, shared_sums, kMaxWarps);
   const Segment segment(segments, args.cols, first_row, backwards(blockIdx.x));
   const In* const input = row_of<In>(args.input, segment.row) + segment.start;
   Out* const output = row_of<Out>(args.output, segment.row) + segment.start;
 
   Tile<In, kWidth, kVectors> tile;
   tile.load(input, segment.cols, -INFINITY);
-  const auto* const parts = parts_of<Pair<Acc>>(args.workspace, segments, segment.row);
-  const auto [largest, sum] = merged_softmax<Out>(parts, segments.count, max_slots, sum_slots);
+  const auto* const partials = partials_of<Pair<Acc>>(args.workspace, segments, segment.row);
+  const auto [largest, sum] =
+      merged_softmax<Out>(partials, segments.count, shared_max, shared_sums);
   const Affine<Acc> affine(args.log, sum);
 
   for (int32_t start = 0; start < segment.cols; start += tile.step()) {
@@ -199,7 +203,8 @@ softmax_forward_apply(SoftmaxForward args, int64_t first_row, Segments segments)
   }
 }
 
-// One vector of the backward pass. `probability` is the softmax: the output, or its exponential.
+// One vector of the backward pass. `probability` is the output or, for the logarithm, its
+// exponential.
 template <class Out, class T, int kWidth>
 struct SoftmaxGradient {
   using Acc = AccumulatorOf<T>;
@@ -217,7 +222,7 @@ struct SoftmaxGradient {
     }
   }
 
-  // What element j adds to the sum of its row.
+  // The summand of element j in the sum of its row.
   FUSEDOPS_DEVICE Acc term(int j) const { return grad[j] * (log ? Acc(1) : probability[j]); }
 
   FUSEDOPS_DEVICE Acc sum() const {
@@ -239,14 +244,14 @@ struct SoftmaxGradient {
   }
 };
 
-// Out is grad_input's type, T that of grad_output and output.
-template <class Share, class T, class Out, int kWidth, int kVectors>
+// Out is the type of grad_input, T that of grad_output and output.
+template <class RowScope, class T, class Out, int kWidth, int kVectors>
 FUSEDOPS_DEVICE void softmax_gradient_row(const SoftmaxBackward& args, int64_t row) {
   using Acc = AccumulatorOf<T>;
   using Gradient = SoftmaxGradient<Out, T, kWidth>;
-  FUSEDOPS_SHARED(Acc, sum_slots, Share::kSlots);
+  FUSEDOPS_SHARED(Acc, shared_sums, RowScope::kSharedValues);
   const auto [start, cols] =
-      Share::template part_of<kWidth>(row < args.rows ? static_cast<int32_t>(args.cols) : 0);
+      RowScope::template own_columns<kWidth>(row < args.rows ? static_cast<int32_t>(args.cols) : 0);
 
   Tile<T, kWidth, kVectors> grads, outputs;
   grads.load(row_of<T>(args.grad_output, row) + start, cols, 0);
@@ -257,7 +262,7 @@ FUSEDOPS_DEVICE void softmax_gradient_row(const SoftmaxBackward& args, int64_t r
   for (int i = 0; i < kVectors; ++i) {
     sums[i] = Gradient(grads.vectors[i], outputs.vectors[i], args.log).sum();
   }
-  const Acc sum = Share::template reduce<Sum>(tree_sum<kVectors>(sums), sum_slots);
+  const Acc sum = RowScope::template reduce<Sum>(tree_sum<kVectors>(sums), shared_sums);
 
   Out* const grad_input = row_of<Out>(args.grad_input, row) + start;
 #pragma unroll
@@ -266,7 +271,7 @@ FUSEDOPS_DEVICE void softmax_gradient_row(const SoftmaxBackward& args, int64_t r
     const Gradient gradient(grads.vectors[i], outputs.vectors[i], args.log);
     if (column < cols) gradient.store_to(grad_input + column, sum);
   }
-  Share::leave();
+  RowScope::leave();
 }
 
 template <class T, class Out, int kWidth, int kVectors>
@@ -284,11 +289,11 @@ softmax_backward_cluster(SoftmaxBackward args, int64_t first_row) {
 
 template <class T, class Out, int kWidth>
 FUSEDOPS_KERNEL(kSegmentThreads, kSegmentBlocks<T>)
-softmax_backward_parts(SoftmaxBackward args, int64_t first_row, Segments segments) {
+softmax_backward_partials(SoftmaxBackward args, int64_t first_row, Segments segments) {
   using Acc = AccumulatorOf<T>;
   using Gradient = SoftmaxGradient<Out, T, kWidth>;
   constexpr int kVectors = kLoopVectors<kWidth, 2>;
-  FUSEDOPS_SHARED(Acc, sum_slots, kMaxWarps);
+  FUSEDOPS_SHARED(Acc, shared_sums, kMaxWarps);
   const Segment segment(segments, args.cols, first_row, blockIdx.x);
   const T* const grad_output = row_of<T>(args.grad_output, segment.row) + segment.start;
   const T* const output = row_of<T>(args.output, segment.row) + segment.start;
@@ -305,8 +310,9 @@ softmax_backward_parts(SoftmaxBackward args, int64_t first_row, Segments segment
     }
     sum += tree_sum<kVectors>(sums);
   }
-  sum = row_reduce<Sum>(sum, sum_slots);
-  if (threadIdx.x == 0) parts_of<Acc>(args.workspace, segments, segment.row)[segment.index] = sum;
+  sum = row_reduce<Sum>(sum, shared_sums);
+  if (threadIdx.x == 0)
+    partials_of<Acc>(args.workspace, segments, segment.row)[segment.index] = sum;
 }
 
 template <class T, class Out, int kWidth>
@@ -315,7 +321,7 @@ softmax_backward_apply(SoftmaxBackward args, int64_t first_row, Segments segment
   using Acc = AccumulatorOf<T>;
   using Gradient = SoftmaxGradient<Out, T, kWidth>;
   constexpr int kVectors = kLoopVectors<kWidth, 2>;
-  FUSEDOPS_SHARED(Acc, sum_slots, kMaxWarps);
+  FUSEDOPS_SHARED(Acc, shared_sums, kMaxWarps);
   const Segment segment(segments, args.cols, first_row, backwards(blockIdx.x));
   const T* const grad_output = row_of<T>(args.grad_output, segment.row) + segment.start;
   const T* const output = row_of<T>(args.output, segment.row) + segment.start;
@@ -324,8 +330,8 @@ softmax_backward_apply(SoftmaxBackward args, int64_t first_row, Segments segment
   Tile<T, kWidth, kVectors> grads, outputs;
   grads.load(grad_output, segment.cols, 0);
   outputs.load(output, segment.cols, 0);
-  const auto* const parts = parts_of<Acc>(args.workspace, segments, segment.row);
-  const Acc sum = row_reduce<Sum>(sum_of(parts, segments.count), sum_slots);
+  const auto* const partials = partials_of<Acc>(args.workspace, segments, segment.row);
+  const Acc sum = row_reduce<Sum>(sum_of(partials, segments.count), shared_sums);
 
   for (int32_t start = 0; start < segment.cols; start += grads.step()) {
     const int32_t left = segment.cols - start;

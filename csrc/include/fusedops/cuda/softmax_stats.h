@@ -1,28 +1,29 @@
-// softmax in two steps: what all of a row comes to, and the softmax from it.
+// softmax in two steps: the statistics of a row, and the softmax from them.
 //
 // Contract: rows as in args.h; kWidth divides cols and every row is aligned for kWidth elements.
-// What segments of a row come to is found by softmax_forward_parts (softmax.h).
+// softmax_forward_partials (softmax.h) leaves the statistics of segments in the workspace.
 #pragma once
 
 #include "fusedops/cuda/softmax.h"
 
 namespace fusedops::cuda {
 
-// The statistics of rows whose segments are in the workspace; a block takes a row.
+// Merges the segments of a row; a block has one row.
 template <class Acc>
 FUSEDOPS_KERNEL(kSegmentThreads)
 softmax_statistics_merge(SoftmaxStatistics args, int64_t first_row, Segments segments) {
-  FUSEDOPS_SHARED(Acc, max_slots, kMaxWarps);
-  FUSEDOPS_SHARED(Acc, sum_slots, kMaxWarps);
+  FUSEDOPS_SHARED(Acc, shared_max, kMaxWarps);
+  FUSEDOPS_SHARED(Acc, shared_sums, kMaxWarps);
   const int64_t row = first_row + blockIdx.x;
-  const auto* const parts = parts_of<Pair<Acc>>(args.workspace, segments, row);
-  const auto [largest, sum] = merged_softmax<Acc>(parts, segments.count, max_slots, sum_slots);
+  const auto* const partials = partials_of<Pair<Acc>>(args.workspace, segments, row);
+  const auto [largest, sum] =
+      merged_softmax<Acc>(partials, segments.count, shared_max, shared_sums);
   if (threadIdx.x > 0) return;
   static_cast<Acc*>(args.max)[row] = largest;
   static_cast<Acc*>(args.sum)[row] = sum;
 }
 
-// A segment a block.
+// A block has one segment.
 template <class In, class Out, int kWidth>
 FUSEDOPS_KERNEL(kSegmentThreads, kSegmentBlocks<In>)
 softmax_statistics_apply(SoftmaxApply args, int64_t first_row, Segments segments) {
@@ -40,11 +41,11 @@ softmax_statistics_apply(SoftmaxApply args, int64_t first_row, Segments segments
     tile.load(input + start, left, -INFINITY);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      Acc powers[kWidth];
+      Acc exponentials[kWidth];
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) powers[j] = exponential<Out>(tile.at(i, j) - shift);
+      for (int j = 0; j < kWidth; ++j) exponentials[j] = exponential<Out>(tile.at(i, j) - shift);
       const int32_t column = column_of<kWidth>(i);
-      if (column < left) store_normalised(output + start + column, powers, affine);
+      if (column < left) store_normalised(output + start + column, exponentials, affine);
     }
   }
 }

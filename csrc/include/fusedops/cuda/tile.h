@@ -1,8 +1,8 @@
-// A thread's share of a row, held in registers as it was loaded.
+// The elements of a row that one thread holds in registers, as they were loaded.
 //
 // Layout: vector i of thread t begins at column (i * blockDim.x + t) * kWidth, so that neighbouring
-// lanes read neighbouring vectors. blockDim.x threads share a row, blockDim.y rows share a block.
-// cols is a multiple of kWidth: a vector is inside the row or outside as a whole.
+// lanes read neighbouring vectors. blockDim.x threads share a row, and a block has blockDim.y rows.
+// cols is a multiple of kWidth: a vector as a whole is inside the row or outside.
 #pragma once
 
 #include "fusedops/args.h"
@@ -15,8 +15,8 @@ FUSEDOPS_DEVICE int32_t column_of(int vector) {
   return static_cast<int32_t>(vector * blockDim.x + threadIdx.x) * kWidth;
 }
 
-// Evenly spaced: a jump between groups would take every kernel 8 registers, and with them a sixth
-// of the bytes in flight.
+// Rows are evenly spaced here. Runs of rows, which the CPU reads, would cost every kernel 8
+// registers, and with them a sixth of the bytes in flight.
 template <class T>
 FUSEDOPS_DEVICE const T* row_of(const ConstRows& rows, int64_t row) {
   return static_cast<const T*>(rows.data) + row * rows.spacing.stride;
@@ -31,7 +31,7 @@ FUSEDOPS_DEVICE int64_t launch_row(int64_t first_row) {
   return first_row + static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
 }
 
-// A block of a launch that has as many blocks for each of `count` tensors.
+// A block of a launch that has the same number of blocks for each of `count` tensors.
 struct StackBlock {
   int32_t tensor;
   uint32_t block, blocks;  // of the tensor
@@ -53,7 +53,7 @@ struct Tile {
 
   FUSEDOPS_DEVICE Acc at(int i, int j) const { return vectors[i].at(j); }
 
-  // Columns that the threads of a row hold together.
+  // Columns that all threads of a row hold together.
   static FUSEDOPS_DEVICE int32_t step() {
     return static_cast<int32_t>(blockDim.x) * kVectors * kWidth;
   }
@@ -75,14 +75,14 @@ struct Tile {
     return max;
   }
 
-  // All loads are issued before the first is waited for. Places outside the row hold `fill`.
+  // All loads are issued before the first use. Elements outside the row are `fill`.
   FUSEDOPS_DEVICE void load(const T* row, int32_t cols, Acc fill) {
     load_by(
         row, cols, [](const T* from) { return Vec<T, kWidth>::load(from); },
         [fill] { return Vec<T, kWidth>::filled(fill); });
   }
 
-  // What other rows read too. Places outside the row hold zeros.
+  // For what other rows read too: it stays in L1. Elements outside the row are zeros.
   FUSEDOPS_DEVICE void load_cached(const T* row, int32_t cols) {
     load_by(
         row, cols, [](const T* from) { return Vec<T, kWidth>::load_cached(from); },
@@ -90,8 +90,8 @@ struct Tile {
   }
 
  private:
-  // Addresses are the thread's own place plus offsets that all threads share: as columns they would
-  // be kept for the stores, 16 registers for 8 vectors, and kernels of 64 registers would spill.
+  // Addresses are the thread's first one plus offsets that all threads share. Computed from columns
+  // they would be kept for the stores: 16 registers for 8 vectors, and kernels of 64 would spill.
   template <class Load, class Outside>
   FUSEDOPS_DEVICE void load_by(const T* row, int32_t cols, Load load, Outside outside) {
     const T* const own = row + column_of<kWidth>(0);

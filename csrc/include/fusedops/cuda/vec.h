@@ -3,8 +3,8 @@
 // Half and BFloat16 are storage types: every value is computed in float (double for double) and
 // rounded to nearest once, when it is stored. A vector wider than 16 bytes (floats beside 16-bit
 // input) moves as 16-byte words and needs only their alignment.
-// Layout: a vector is kept as the 32-bit registers it was loaded into. Kept as 16-bit elements each
-// would take a register of its own, twice as many.
+// Layout: a vector stays in the 32-bit registers it was loaded into. 16-bit elements would take a
+// register each, twice as many.
 #pragma once
 
 #include <type_traits>
@@ -27,8 +27,8 @@ FUSEDOPS_DEVICE void narrow(float x, float& out) { out = x; }
 FUSEDOPS_DEVICE void narrow(float x, Half& out) { out = __float2half_rn(x); }
 FUSEDOPS_DEVICE void narrow(float x, BFloat16& out) { out = __float2bfloat16_rn(x); }
 
-// Pairwise: the error grows with the logarithm of kCount, and additions do not queue for each
-// other.
+// Pairwise: the error grows with the logarithm of kCount, and the additions of a level do not wait
+// for each other.
 template <int kCount, class T>
 FUSEDOPS_DEVICE T tree_sum(const T* values) {
   if constexpr (kCount == 1) {
@@ -46,7 +46,7 @@ FUSEDOPS_DEVICE To bit_cast(From from) {
   return to;
 }
 
-// One instruction for both on sm_80 and later.
+// Both conversions are one instruction on sm_80 and later.
 FUSEDOPS_DEVICE uint32_t packed(float low, float high, Half) {
   return bit_cast<uint32_t>(__floats2half2_rn(low, high));
 }
@@ -75,7 +75,7 @@ template <class T, int kWidth>
 struct Vec {
   static constexpr int kBytes = sizeof(T) * kWidth;
   static constexpr int kRegisters = kBytes < 4 ? 1 : kBytes / 4;
-  // The widest access, and how many of them.
+  // The widest access that the vector is a multiple of.
   using Word = std::conditional_t<
       kBytes >= 16, uint4,
       std::conditional_t<
@@ -97,8 +97,8 @@ struct Vec {
     }
   }
 
-  // For bools, bit j is element j. The product brings the four bytes of a register, each 0 or 1,
-  // side by side into its upper four bits, and carries nothing into them.
+  // Bit j is the bool j. The product moves the four bytes of a register, each 0 or 1, side by side
+  // into its upper four bits; no carry reaches them.
   FUSEDOPS_DEVICE uint32_t bits() const {
     static_assert(sizeof(T) == 1);
     uint32_t bits = 0;
@@ -136,7 +136,7 @@ struct Vec {
     return rounded(values);
   }
 
-  // What is read once: leaves L1 to what is read again.
+  // For what is read once: it does not displace what L1 holds.
   FUSEDOPS_DEVICE static Vec load(const T* from) {
     Vec vec;
 #pragma unroll
@@ -147,7 +147,7 @@ struct Vec {
     return vec;
   }
 
-  // What other rows read too.
+  // For what other rows read too: it stays in L1.
   FUSEDOPS_DEVICE static Vec load_cached(const T* from) {
     Vec vec;
 #pragma unroll

@@ -10,8 +10,8 @@
 #error "the context switch below is for x86-64"
 #endif
 
-// simt_switch_stack(&from, to): saves the callee-saved registers of the System V ABI on this stack,
-// takes up the other. swapcontext() would make two system calls for the same.
+// simt_switch_stack(&from, to) saves the callee-saved registers of the System V ABI on this stack
+// and continues on the other. swapcontext() would make two system calls for the same.
 extern "C" void simt_switch_stack(void** from, void* to);
 asm(R"(
 .text
@@ -43,8 +43,8 @@ namespace {
 constexpr size_t kSavedRegisters = 6, kGuardBytes = 4096;
 constexpr unsigned kNoSync = 1;  // __tsan_switch_to_fiber: switching orders nothing
 
-// Sanitized frames are large, and those of unoptimised PTX, a variable for each register, up to
-// 117 KB. Only what is touched is memory.
+// Sanitized frames are large, and those of unoptimised PTX, with a variable for each register, have
+// up to 117 KB. Only touched pages take memory.
 constexpr size_t kStackBytes = 256 << 10;
 
 Fiber* running;
@@ -77,7 +77,7 @@ Fiber::Fiber() {
     std::abort();
   }
   mapping_ = static_cast<char*>(mapping);
-  // Once: every frame of sanitized code takes its poison along when it returns.
+  // Once is enough: every frame of sanitized code removes its poison when it returns.
   unpoison(mapping_ + kGuardBytes, kStackBytes);
   if (with_tsan()) tsan_fiber_ = __tsan_create_fiber(0);
 }

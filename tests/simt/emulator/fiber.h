@@ -1,7 +1,7 @@
-// Fibers: stacks of their own that one OS thread switches between, known to the sanitizers.
+// Fibers: stacks that one OS thread switches between, known to the sanitizers.
 //
-// The sanitizers' functions are weak: they are there where the kernels beside were built with them.
-// This file is never built with one: the emulator's own accesses are not those of the kernels.
+// The sanitizers' functions are weak: they exist where the kernels were built with a sanitizer.
+// This file never is, because the emulator's accesses are not those of the kernels.
 #pragma once
 
 #include <cstddef>
@@ -43,8 +43,8 @@ inline void unpoison(const void* at, size_t bytes) {
   if (with_asan()) __asan_unpoison_memory_region(at, bytes);
 }
 
-// While it lives, ThreadSanitizer takes nothing for a kernel's access: malloc and memset that a
-// fiber calls inside the emulator.
+// While it lives, ThreadSanitizer ignores accesses: those of malloc and memset, which the emulator
+// calls in a fiber, are not the kernel's.
 class Quiet {
  public:
   Quiet();
@@ -53,7 +53,7 @@ class Quiet {
 };
 
 // A ThreadSanitizer fiber takes 0.5 ms to make, and its stack is tied to it: another fiber's locals
-// at the same address would look like races. Make fibers once and restart them.
+// at the same address would look like races. So make fibers once and restart them.
 class Fiber {
  public:
   Fiber();
@@ -63,7 +63,7 @@ class Fiber {
   void start(void (*entry)());  // resume() will call entry on a fresh stack
   void resume();                // from the main fiber, until the fiber suspends
   void suspend();               // from this fiber, back to where resume() was called
-  [[noreturn]] void finish();   // the same for the last time
+  [[noreturn]] void finish();   // suspends for the last time
 
  private:
   static void run();

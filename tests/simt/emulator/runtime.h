@@ -1,6 +1,6 @@
-// The emulator's insides: threads, warps, blocks and what they wait at.
+// The emulator's internals: threads, warps, blocks and what they wait at.
 //
-// Nothing here allocates while a fiber runs, unless under Quiet: ThreadSanitizer watches malloc.
+// Code that runs in a fiber allocates only under Quiet, because ThreadSanitizer watches malloc.
 #pragma once
 
 #include <memory>
@@ -34,23 +34,23 @@ struct Thread : View {
   Site site;  // where it last waited
   Block* owner = nullptr;
   Warp* warp = nullptr;
-  // Given to a warp collective, and what came of it or of a barrier.
+  // The operands of a warp collective, and the result of one or of a barrier.
   uint64_t value = 0, result = 0;
   unsigned source = 0;
-  // cp.async: copies of no group yet, and groups not waited for.
+  // cp.async: copies not in a group yet, and groups not waited for.
   std::vector<Copy> open_copies;
   std::vector<std::vector<Copy>> copy_groups;
 };
 
-// Two tokens in turn: what a fast thread releases at the next barrier must not reach a slow one
-// that still leaves this one.
+// Two tokens take turns: what a fast thread releases at the next barrier must not reach a slow
+// thread that is still leaving this one.
 struct Barrier {
   unsigned arrived = 0, votes = 0, phase = 0;
   Site site;
   char tokens[2];
 };
 
-// Lanes gather here; those of disjoint masks in different ones.
+// Where the lanes of a mask gather. Disjoint masks gather in different ones.
 struct Collective {
   uint32_t mask = 0, arrived = 0;
   WarpOp op = WarpOp::kSync;
@@ -77,11 +77,11 @@ struct Block {
   Barrier barrier;
   Cluster* cluster = nullptr;
   char* shared = nullptr;
-  uint32_t touched = 0;  // a bit for each shared array that holds its poison or more
+  uint32_t touched = 0;  // a bit for each shared array that is in use
   bool mapped = false;   // another block has an address in its shared memory
 };
 
-// Threads that can run, in the order that the configuration asks for.
+// The threads that can run, in the order of the configuration.
 class ReadyQueue {
  public:
   void reset(size_t capacity);

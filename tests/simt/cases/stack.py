@@ -1,5 +1,5 @@
-"""What stacks of tensors are run on: as cases.py and norm_cases.py, several tensors at a time, each
-with a memory, a spacing of rows and parameters of its own. Needs numpy only.
+"""What stacks of tensors are run on: as in rows.py and norm.py, several tensors at a time, each
+with its own memory, row spacing and parameters. Needs numpy only.
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from . import cases, norm_cases
-from .cases import Arrays, Case
-from .emulator import (
+from ..emulator.library import (
     DTYPES,
     VECTOR_BYTES,
     Args,
@@ -21,12 +19,15 @@ from .emulator import (
     NormStackBackward,
     SoftmaxStack,
 )
-from .norm_cases import NormCase
+from . import norm as norm_cases
+from . import rows as row_cases
+from .norm import NormCase
+from .rows import Arrays, Case
 
 #: The last length that dry launches look at: the kernels that keep a row end at 32768.
 MAX_LENGTH = 33_000
-_MODULES = {Case: cases, NormCase: norm_cases}
-#: Each tensor has its own; all others are slots of one array.
+_MODULES = {Case: row_cases, NormCase: norm_cases}
+#: Arrays that each tensor has of its own; all others are slots of one array.
 OWN = ("input", "weight", "bias")
 _PARAMETERS = ("weight", "bias", "grad_weight", "grad_bias")
 
@@ -49,7 +50,7 @@ class StackCase:
         return 1 if name in _PARAMETERS else self.of.rows
 
     def slot(self, i: int, arrays: Arrays) -> Arrays:
-        """What tensor i has of arrays of all."""
+        """The arrays of tensor i, from those of all."""
         rows = {name: self.rows_of(name) for name in arrays}
         return {name: values[i * rows[name] :][: rows[name]] for name, values in arrays.items()}
 
@@ -142,25 +143,25 @@ class Prepared:
 
 
 def bases() -> list[StackCase]:
-    plain = [base for base in cases.bases() if base.op == "softmax_forward"]
+    plain = [base for base in row_cases.bases() if base.op == "softmax_forward"]
     norms = [base for base in norm_cases.bases() if not base.adds]
     return [StackCase(base, 3) for base in (*plain, *norms)]
 
 
 def boundary_cases(emulator: Emulator, base: StackCase) -> Iterator[StackCase]:
-    """At every length where a tensor alone gets another launch, with options that vary."""
+    """At every length where the launch of a single tensor changes, with options that vary."""
     module = _MODULES[type(base.of)]
     for i, case in enumerate(module.boundary_cases(emulator, base.of)):
         case = replace(case, rows=5, padded=False)
         if isinstance(case, NormCase):
-            columns = case.cols <= cases.FEW_COLS
+            columns = case.cols <= row_cases.FEW_COLS
             wanted = (i % 4 != 3 or not columns, columns, columns and i % 4 != 2)
             case = replace(case, p=0.0, wanted=wanted)
         yield replace(base, of=case, count=2 + i % 2)
 
 
 def racing_candidates(emulator: Emulator) -> list[StackCase]:
-    """As those of cases.py, two tensors each."""
+    """As those of rows.py, but two tensors each."""
     candidates = [case for base in bases() for case in boundary_cases(emulator, base)]
     candidates = [replace(case, of=replace(case.of, rows=3), count=2) for case in candidates]
     return sorted(candidates, key=lambda case: (case.cols <= 512, case.cols))

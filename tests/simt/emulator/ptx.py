@@ -1,9 +1,9 @@
-"""nvcc's PTX as C++ over the emulator: what the compiler made of the kernels, executed.
+"""Translates nvcc's PTX of the kernels to C++ that runs on the emulator.
 
 A kernel becomes a function of the same mangled name, a variable for each register and a ``goto``
 for each branch; ptx_machine.h has the rest. Linked with the package's launch code, it takes the
-place of the source's own kernel. Every opcode is in one of the tables here with all its modifiers:
-another one, like anything else that is not known, is a PtxError with its line.
+place of the source's own kernel. Every opcode is in one of the tables here with all its modifiers.
+Anything that is not known is a PtxError that names the line.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class PtxError(Exception):
 class Op:
     """An instruction that computes one register from others. T is the type it is named for."""
 
-    types: str  # that are known
-    value: str  # in C++
+    types: str  # the ones that are known
+    value: str  # a C++ expression
     operands: str = "T T"
     result: str = "T"
 
 
-#: By opcode without the last type.
+#: The key is the opcode without its last type.
 OPS = {
     "add": Op("s32 s64 f32 f64", "{0} + {1}"),
     "add.rn": Op("f32 f64", "{0} + {1}"),
@@ -196,7 +196,7 @@ def _store(opcode: str, operands: list[str]) -> str:
 
 
 def _shuffle(opcode: str, operands: list[str]) -> str:
-    """Its predicate says that the source lane exists; so it does in a whole warp."""
+    """A shuffle. Its predicate says whether the source lane exists, as it does in a whole warp."""
     to, _, exists = operands[0].partition("|")
     values = ", ".join(_read(operand, "b32") for operand in operands[1:])
     found = f" {_name(exists)} = true;" if exists else ""
@@ -211,7 +211,7 @@ def _barrier(_: str, operands: list[str]) -> str:
 
 
 def _cluster_wait(_: str, operands: list[str]) -> str:
-    """Which nothing separates from the arrival."""
+    """Waits at a cluster barrier. Nothing may stand between the arrival and it."""
     if operands:
         raise PtxError(f"operands: {operands}")
     return "cluster_wait();"
@@ -243,7 +243,7 @@ def _instruction(text: str) -> str:
     if not found:
         raise PtxError(f"not an instruction: {text}")
     negated, predicate, opcode, rest = found.groups()
-    # At commas outside of braces.
+    # Commas inside braces do not separate operands.
     operands = [part.strip() for part in re.findall(r"(?:\{[^}]*\}|[^,{])+", rest)]
     action = OTHERS.get(opcode, _compute)(opcode, operands)
     return f"if ({negated}{_name(predicate)}) {{ {action} }}" if predicate else action
@@ -282,7 +282,7 @@ def _statement(text: str) -> str:
 
 
 def _statements(line: str) -> Iterator[str]:
-    """A line holds any number of them, braces of a scope included."""
+    """The statements of a line, braces of a scope included."""
     rest = line.strip()
     while rest:
         found = re.match(r"([{}])|(\$?\w+:)(?!:)|([^;]+);", rest)
@@ -294,7 +294,7 @@ def _statements(line: str) -> Iterator[str]:
 
 @dataclass
 class Entry:
-    """A kernel: as PTX, and from there as C++."""
+    """A kernel's PTX, and its translation to C++."""
 
     name: str
     parameters: list[str] = field(default_factory=list)
@@ -303,7 +303,8 @@ class Entry:
     shared: list[str] = field(default_factory=list)  # arrays of the module, which kernels share
 
     def translated(self, file: str) -> str:
-        """A line of C++ for each of PTX, so that errors of the emulator name PTX's."""
+        """The kernel in C++. Each line of PTX is one line of C++, so that the emulator's errors
+        name lines of PTX."""
         arguments, addresses = [], []
         for i, text in enumerate(self.parameters):
             found = re.fullmatch(

@@ -1,5 +1,5 @@
-// CUDA's runtime as the host code of the C interface uses it: memory, in the order of a stream.
-// Launches run at once, and so does this.
+// The part of CUDA's runtime that the C interface uses: memory, in the order of a stream. Launches
+// run at once, and so do these functions.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-"""What masked softmax is run on: as cases.py, and operands of every kind in every shape, causality,
-dropout. Needs numpy only, so that it runs under sanitizers.
+"""What masked softmax is run on: as in rows.py, with operands of every kind and shape, causality
+and dropout. Needs numpy only, so that it runs under sanitizers.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from . import cases
-from .cases import PAIRS, Arrays, encode
-from .emulator import (
+from ..emulator.library import (
     DTYPES,
     VECTOR_BYTES,
     Args,
@@ -28,12 +26,15 @@ from .emulator import (
     Rows,
     Scores,
 )
+from . import rows as row_cases
+from .rows import PAIRS, Arrays, encode
 
 OPS = ["masked_softmax_forward", "masked_softmax_backward"]
 SEED = 0x0123_4567_89AB_CDEF
 #: The last length that dry launches look at; the kernels that keep a row end at 16384 and 8192.
 MAX_LENGTH = 17_000
-#: Two tiles of the looped kernels in float64, which has no other. A vector more is a third.
+#: Two tiles of the looped kernels in float64, which has no other kernels. One vector more needs a
+#: third tile.
 LONG_COLS = 8192
 
 
@@ -41,8 +42,8 @@ LONG_COLS = 8192
 class MaskedCase:
     op: str
     dtype: str  # of input and its gradient
-    other: str  # of outputs and theirs
-    dims: tuple[int, ...]  # whose product are the rows; the last are queries
+    other: str  # of outputs and their gradients
+    dims: tuple[int, ...]  # their product is the number of rows; the last are queries
     cols: int
     width: int  # elements of the vectors that all pointers and strides are aligned for
     padded: bool = False
@@ -99,7 +100,7 @@ def inputs(case: MaskedCase) -> Arrays:
             given[name] = (random.random(case.operand_shape(operand)) < 0.7).astype(np.uint8)
         elif operand:
             values = normal(case.operand_shape(operand))
-            if name == "mask":  # leaves a column to every row
+            if name == "mask":  # column 0 stays visible in every row
                 values[..., 1:][values[..., 1:] < -1] = -np.inf
             given[name] = encode(values, operand.split()[0])
     if case.is_forward:
@@ -202,8 +203,8 @@ def bases() -> list[MaskedCase]:
 
 
 def varied(case: MaskedCase, i: int) -> MaskedCase:
-    """With the i-th choice of operands and options; the choices repeat after different numbers, so
-    that many cases see most pairs of them."""
+    """The case with the i-th choice of operands and options. The choices have different periods, so
+    that many cases together have most pairs of them."""
     own, wide = case.dtype, "float64" if case.dtype == "float64" else "float32"
     masks = ["bool 1011", "", f"{own} 0011", "bool 1110", f"{wide} 1101", "bool 0001", "bool 1111"]
     biases = ["", f"{own} 0111", f"{wide} 1010", f"{own} 1111", f"{wide} 0001"]
@@ -228,16 +229,16 @@ def boundary_cases(emulator: Emulator, base: MaskedCase) -> Iterator[MaskedCase]
     """The shortest row, both sides of every change of kernel or of launch shape, and long rows."""
     args = Prepared(emulator, base, inputs(base)).args
     ends = emulator.ends_of_launch_shapes(args, base.width, MAX_LENGTH)
-    ends = ends if ends[-1] > cases.FEW_COLS else [*ends, LONG_COLS]
+    ends = ends if ends[-1] > row_cases.FEW_COLS else [*ends, LONG_COLS]
     lengths = sorted({base.width, *ends, *(end + base.width for end in ends)})
     first = zlib.crc32(repr(base).encode())
     for i, cols in enumerate(lengths, first):
-        dims = (2, 2, 3) if cols <= cases.FEW_COLS else (1, 1, 3)
+        dims = (2, 2, 3) if cols <= row_cases.FEW_COLS else (1, 1, 3)
         yield varied(replace(base, cols=cols, dims=dims), i)
 
 
 def racing_candidates(emulator: Emulator) -> list[MaskedCase]:
-    """As those of cases.py."""
+    """In the order of those of rows.py."""
     candidates = [case for base in bases() for case in boundary_cases(emulator, base)]
     candidates = [replace(case, dims=(1, 1, 3)) for case in candidates]
     return sorted(candidates, key=lambda case: (case.cols <= 512, case.cols))

@@ -8,7 +8,7 @@
 namespace simt {
 namespace {
 
-// cp.async of its own thread: seen by the sanitizers as that thread's accesses.
+// Runs in the thread that issued the copy, so that the sanitizers see it as that thread's accesses.
 void perform(const Copy& copy) {
   std::memcpy(copy.to, copy.source, copy.valid);
   std::memset(static_cast<char*>(copy.to) + copy.valid, 0, copy.bytes - copy.valid);

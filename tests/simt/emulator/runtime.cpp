@@ -25,13 +25,14 @@ namespace {
 constexpr size_t kStaticSharedBytes = 48 << 10, kSharedBytes = 227 << 10;  // of sm_90
 constexpr size_t kArenaBytes = 256 << 10;
 constexpr unsigned kMaxClusterBlocks = 16;
-// Threads that live at a time where blocks do. Under ThreadSanitizer, which knows 8128, as many
-// follow each other before a fiber serves again: races between blocks further apart are missed.
-// More take longer, since every order between two is a clock of all of them.
+// The threads of the blocks that run at a time. ThreadSanitizer knows up to 8128 fibers;
+// kTsanFibers are used before the first one is used again, so that races between blocks further
+// apart are missed. More fibers take longer, because every synchronisation has a clock for all of
+// them.
 constexpr unsigned kConcurrentThreads = 2048, kTsanFibers = 2048;
 
 // Where a kernel's shared arrays lie, the same in all its blocks. Offsets are 16 modulo 32, so that
-// nothing is aligned further than promised; 16 bytes and more between arrays belong to none.
+// no array is aligned further than promised. At least 16 bytes between arrays belong to none.
 class SharedLayout {
  public:
   struct Array {
@@ -121,7 +122,7 @@ void run_thread() {
   release(&end_token);
 }
 
-// The same array of another block; poison that nobody wrote yet included.
+// The memory of a shared array in a block, filled with poison at the first use.
 char* array_in(Block& block, unsigned index) {
   const SharedLayout::Array& array = layout.arrays()[index];
   char* const memory = block.shared + array.offset;
@@ -268,7 +269,7 @@ void run_grid() {
   }
 }
 
-// Waits for the other threads of the blocks; returns how many predicates were true.
+// Waits for the other threads of the blocks, and returns how many predicates were true.
 int wait_at(
     Barrier& barrier, std::span<Block* const> blocks, bool predicate, const char* name,
     const Site& site) {
@@ -421,7 +422,7 @@ int launch(const Launch& launch, const std::function<void()>& thread) {
   acquire(&end_token);
   reset_copies();
   if (!grid.failed) return kSuccess;
-  // Suspended for ever in the middle of a kernel: left as they are.
+  // The other threads are suspended in the middle of a kernel, and stay so.
   for (auto& suspended : thread_pool) suspended.release();
   thread_pool.clear();
   next_thread = 0;
@@ -435,7 +436,7 @@ int block_barrier(bool predicate, const char* name, Site site) {
 
 void cluster_barrier(Site site) {
   Cluster& cluster = *running->owner->cluster;
-  // What was mapped is used before this barrier, unless it is mapped again.
+  // Mapped addresses are used before this barrier, or are mapped again.
   if (cluster.barrier.arrived + 1 == cluster.blocks.size() * running->owner->threads.size()) {
     for (Block* block : cluster.blocks) block->mapped = false;
   }

@@ -1,5 +1,5 @@
-"""What LayerNorm, RMSNorm and StdNorm are run on: as cases.py, with and without residuals, dropout
-and every option. Needs numpy only, so that it runs under sanitizers.
+"""What LayerNorm, RMSNorm and StdNorm are run on: as in rows.py, with and without residuals and
+dropout, and with every option. Needs numpy only, so that it runs under sanitizers.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from norm_kinds import KINDS as DEFINITIONS
 
-from . import cases, philox
-from .cases import FEW_COLS, Arrays, decode, encode
-from .emulator import (
+from .. import philox
+from ..emulator.library import (
     DTYPES,
     VECTOR_BYTES,
     Args,
@@ -24,10 +24,11 @@ from .emulator import (
     NormForward,
     Rows,
 )
+from . import rows as row_cases
+from .rows import FEW_COLS, Arrays, decode, encode
 
 OPS = ["norm_forward", "norm_backward"]
-#: In the order of NormKind.
-KINDS = ["layer", "rms", "std"]
+KINDS = list(DEFINITIONS)
 SEED = 0x0123_4567_89AB_CDEF
 EPS = 1e-5
 #: The last length that dry launches look at; the kernels that keep a row end at 32768.
@@ -62,7 +63,7 @@ class NormCase:
 
     @property
     def has_mean(self) -> bool:
-        return self.kind != "rms"
+        return DEFINITIONS[self.kind].has_mean
 
     @property
     def statistics(self) -> str:
@@ -120,9 +121,7 @@ def exact_statistics(case: NormCase, x: np.ndarray) -> tuple[np.ndarray, np.ndar
     """mean and rstd, by the definition."""
     mean = x.mean(-1, keepdims=True) if case.has_mean else np.zeros((len(x), 1))
     squares = np.square(x - mean).sum(-1, keepdims=True)
-    if case.kind == "std":
-        return mean, 1 / (np.sqrt(squares / (case.cols - 1)) + EPS)
-    return mean, 1 / np.sqrt(squares / case.cols + EPS)
+    return mean, 1 / DEFINITIONS[case.kind].scale(squares, case.cols, EPS)
 
 
 def output_dtypes(case: NormCase) -> dict[str, str]:
@@ -213,7 +212,7 @@ def bases() -> list[NormCase]:
         for op in OPS
         for dtype in DTYPES
         for adds in (False, True)
-        for width in cases.widths(dtype)
+        for width in row_cases.widths(dtype)
     ]
 
 
@@ -256,7 +255,7 @@ def boundary_cases(emulator: Emulator, base: NormCase, elements: int = 1000) -> 
     longest row, and once where rows go by segments.
     """
     lengths = boundary_lengths(emulator, base)
-    is_widest = base.width == cases.widths(base.dtype)[0]
+    is_widest = base.width == row_cases.widths(base.dtype)[0]
     few = lengths[-1:] if base.adds else lengths[-2:-1] if is_widest else []
     first = zlib.crc32(repr(base).encode())
     for i, cols in enumerate(lengths, first):
@@ -270,16 +269,16 @@ def all_boundary_cases(emulator: Emulator) -> list[NormCase]:
 
 
 def cluster_cases(emulator: Emulator) -> Iterator[NormCase]:
-    """As those of cases.py."""
+    """As those of rows.py."""
     for i, base in enumerate(bases()):
-        if base.width == cases.widths(base.dtype)[0] and base.dtype != "float64":
+        if base.width == row_cases.widths(base.dtype)[0] and base.dtype != "float64":
             base = replace(base, rows=3, clusters=True, wanted=(True, False, False))
             cols = boundary_lengths(emulator, replace(base, rows=1))[-1]
             yield varied(replace(base, cols=cols), i)
 
 
 def racing_candidates(emulator: Emulator) -> list[NormCase]:
-    """As those of cases.py. Of kernels that keep rows the short ones sum columns."""
+    """As those of rows.py. Of kernels that keep rows the short ones sum columns."""
     candidates = [replace(case, rows=3) for case in all_boundary_cases(emulator)]
     candidates = [
         case if case.adds or case.cols <= FEW_COLS else replace(case, wanted=(True, False, False))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .emulator import (
+from ..emulator.library import (
     DTYPES,
     VECTOR_BYTES,
     Args,
@@ -31,8 +31,8 @@ PAIRS = [
 
 #: Lengths are looked at as far as this; every kernel's last change of shape is at 32768.
 MAX_LENGTH = 70_000
-#: The kernel that ends the column sums of a norm's gradients has 1024 threads for 32 columns, and
-#: costs more than all others together: few longer rows go through it.
+#: The kernel that finishes the column sums of a norm's gradients has 1024 threads for 32 columns,
+#: and costs more time than all others together: few cases with longer rows want column sums.
 FEW_COLS = 1100
 
 
@@ -44,9 +44,9 @@ class Case:
     rows: int
     cols: int
     width: int  # elements of the vectors that all pointers and strides are aligned for
-    padded: bool = False  # places between rows
+    padded: bool = False  # whether there are gaps between rows
     log: bool = False
-    clusters: bool = False  # of blocks, which the device has
+    clusters: bool = False  # whether the device has them
 
 
 Arrays = dict[str, np.ndarray]
@@ -157,8 +157,8 @@ def boundary_lengths(emulator: Emulator, base: Case) -> list[int]:
 
 
 def boundary_cases(emulator: Emulator, base: Case, elements: int = 1000) -> Iterator[Case]:
-    """At each of these lengths rows of so many elements together, at least five and at most 1000,
-    of which every second is padded."""
+    """At each of these lengths as many rows as have that many elements together, at least five and
+    at most 1000. Every second case is padded."""
     for i, cols in enumerate(boundary_lengths(emulator, base)):
         case = replace(base, cols=cols, rows=min(max(5, elements // cols), 1000))
         yield replace(case, padded=i % 2 == 1, log=False)
@@ -179,7 +179,7 @@ def cluster_cases(emulator: Emulator) -> Iterator[Case]:
 
 
 def racing_candidates(emulator: Emulator) -> list[Case]:
-    """With few rows, first those that several warps share, so that they meet at a barrier: more
-    than 512 elements have several warps wherever a row of that kernel can have them."""
+    """Cases of few rows. Those that several warps share come first, because they meet at a barrier:
+    rows of more than 512 elements, in all kernels that can have several warps."""
     candidates = [replace(case, rows=3) for case in all_boundary_cases(emulator)]
     return sorted(candidates, key=lambda case: (case.cols <= 512, case.cols))

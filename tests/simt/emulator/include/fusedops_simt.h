@@ -1,7 +1,7 @@
 // The emulator's half of fusedops/device.h: CUDA's names over simt.h.
 //
-// A mask-less shuffle is not declared and a plain __shared__ does not compile, here as in the
-// package's rules for kernels.
+// By the package's rules for kernels, shuffles without a mask are not declared, and a plain
+// __shared__ does not compile.
 #pragma once
 
 #include <cstring>
@@ -38,7 +38,7 @@ T shuffle(uint32_t mask, T value, unsigned source, Site site) {
       warp_collective(WarpOp::kShuffle, mask, bits_of<uint64_t>(value), source, site));
 }
 
-// The compare-and-swap loop is one that ThreadSanitizer understands.
+// ThreadSanitizer understands this compare-and-swap loop.
 template <class T, class F>
 T read_modify_write(T* at, F next) {
   using Word = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
@@ -68,7 +68,7 @@ inline void __syncwarp(unsigned mask = 0xffffffffu, SIMT_HERE) {
   simt::warp_collective(simt::WarpOp::kSync, mask, 0, 0, site);
 }
 
-// Over the whole warp; the sub-warp form, whose fourth argument is a width, does not exist here.
+// Shuffles over the whole warp. The form with a width for parts of a warp does not exist here.
 template <class T>
 T __shfl_sync(unsigned mask, T value, int source, SIMT_HERE) {
   return simt::shuffle(mask, value, source % 32u, site);

@@ -1,8 +1,8 @@
 // The emulator as kernels and launches see it. Every CUDA thread is a fiber of one OS thread.
 //
-// Contract: a launch runs to its end before launch() returns. What a kernel does against CUDA's
-// rules (a barrier that not every thread reaches, a mask that names a lane elsewhere, a copy that
-// is not waited for) ends the launch with kLaunchFailure; error() says who did it and where.
+// Contract: a launch runs to its end before launch() returns. A kernel that breaks CUDA's rules (a
+// barrier that not every thread reaches, a mask that names a lane which is elsewhere, a copy that
+// is not waited for) ends the launch with kLaunchFailure; error() names the thread and the line.
 // Numerics are the host's. Shared memory is aligned to 16 bytes and no further, as device.h asks.
 // Memory ordering: barriers, __syncwarp, atomics and the launch order accesses; shuffles and votes
 // do not, as in CUDA. Only a build with ThreadSanitizer sees what is not ordered.
@@ -17,7 +17,7 @@
 
 namespace simt {
 
-// Where in a kernel a thread waits: a default argument of everything that waits.
+// Where in a kernel a thread waits. All functions that wait have it as a default argument.
 using Site = std::source_location;
 #define SIMT_HERE ::simt::Site site = ::simt::Site::current()
 
@@ -28,10 +28,10 @@ inline constexpr int kLaunchFailure = 719;       // cudaErrorLaunchFailure
 enum class Order { kFifo, kLifo, kRandom };
 
 struct Config {
-  Order threads = Order::kFifo;  // which of the threads that can run does
+  Order threads = Order::kFifo;  // which of the ready threads runs next
   Order blocks = Order::kFifo;   // kLifo: the last block first
   unsigned seed = 1;
-  // What shared memory holds at first. 0xFF makes NaNs, which max() swallows; 0x7F makes 3.4e38.
+  // What shared memory holds at first. 0xFF makes NaNs, which max() ignores; 0x7F makes 3.4e38.
   uint8_t poison = 0xFF;
   bool concurrent_blocks = false;  // several at a time, or one after the other
   bool late_copies = true;         // asynchronous copies happen when awaited, or when issued
@@ -39,7 +39,7 @@ struct Config {
   int64_t max_grid = 2147483647;
 };
 extern Config config;
-extern bool has_clusters;  // what launches are told of the device
+extern bool has_clusters;  // whether the device has them
 
 struct Launch {
   const void* kernel;
@@ -51,7 +51,7 @@ struct Launch {
 int launch(const Launch& launch, const std::function<void()>& thread);
 const char* error();  // of the last launch that failed
 
-// What a kernel has done since the program began.
+// The launches of a kernel since the program began.
 struct Record {
   uint64_t launches = 0, dry_launches = 0;
   unsigned threads = 0;  // of its largest block
@@ -73,13 +73,13 @@ extern View* self;
 int block_barrier(bool predicate, const char* name, Site site);
 void cluster_barrier(Site site);
 
-// For each lane what it asked for, of the values that the lanes of the mask brought.
+// A collective of the lanes of `mask`: returns the value of lane `source`, or the ballot.
 enum class WarpOp { kShuffle, kBallot, kSync };
 uint64_t warp_collective(WarpOp op, uint32_t mask, uint64_t value, unsigned source, Site site);
 
 void* shared_array(const void* identity, size_t bytes, size_t alignment, Site site);
 void* dynamic_shared();
-// The same place in the shared memory of another block of the cluster.
+// The same address in the shared memory of another block of the cluster.
 void* map_shared(void* address, unsigned rank, Site site);
 
 // cp.async: `bytes` are written, the first `valid` of them from `source`, the rest with zeros.

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from . import cases
-from .cases import Arrays, Case, decode
-from .emulator import DTYPES, VECTOR_BYTES, Args, Emulator, SoftmaxApply, SoftmaxStatistics
+from ..emulator.library import DTYPES, VECTOR_BYTES, Args, Emulator, SoftmaxApply, SoftmaxStatistics
+from . import rows as row_cases
+from .rows import Arrays, Case, decode
 
-#: Segments have changed their number and length by here.
+#: Up to here the number of segments changes, and their length.
 MAX_LENGTH = 10_000
 STATISTICS, APPLY = "softmax_statistics", "softmax_apply"
 LENGTHS = (1, 40, 1000, 4096, 4104, 9000)
@@ -31,7 +31,7 @@ class StatisticsCase:
 
 
 def inputs(case: StatisticsCase) -> Arrays:
-    given = cases.inputs(case.of)
+    given = row_cases.inputs(case.of)
     return given if case.op == STATISTICS else given | exact_statistics(case, given)
 
 
@@ -80,7 +80,7 @@ class Prepared:
 
 
 def bases() -> list[StatisticsCase]:
-    plain = [base for base in cases.bases() if base.op == "softmax_forward"]
+    plain = [base for base in row_cases.bases() if base.op == "softmax_forward"]
     applied = [StatisticsCase(APPLY, base) for base in plain]
     return [
         *(StatisticsCase(STATISTICS, base) for base in plain if base.other == base.dtype),
@@ -89,7 +89,7 @@ def bases() -> list[StatisticsCase]:
 
 
 def length_cases(base: StatisticsCase) -> Iterator[StatisticsCase]:
-    """Up to one segment, and several."""
+    """Rows of one segment and of several."""
     for i, cols in enumerate(LENGTHS):
         whole = -(-cols // base.of.width) * base.of.width
         yield replace(base, of=replace(base.of, cols=whole, rows=3, padded=i % 2 == 1))

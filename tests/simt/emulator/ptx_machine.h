@@ -1,12 +1,12 @@
-// What translated PTX is made of: registers as plain variables, memory, and the instructions that
-// C++ has no operator for.
+// The functions that translated PTX calls: memory, and the instructions that C++ has no operator
+// for. Registers are plain variables.
 //
-// Contract: one function a kernel, with the kernel's mangled name and the layout of its parameters;
-// generic and global addresses are the host's, shared ones count from the block's first array. A
-// misaligned access, a barrier but number 0 and a shuffle of less than a warp end the launch. The
-// code is compiled unoptimised: what every instruction needs is inlined all the same.
-// Numerics: as PTX defines them. Approximate instructions are as exact as the host's libm, as their
-// twins in device.h are, and flush subnormals where PTX does.
+// Contract: a kernel is one function, with the kernel's mangled name and the layout of its
+// parameters. Generic and global addresses are the host's; shared ones count from the block's first
+// array. A misaligned access, a barrier other than number 0 and a shuffle of less than a warp end
+// the launch. The code is compiled unoptimised, so that the functions which every instruction needs
+// are always inlined. Numerics: as PTX defines them. Approximate instructions are as exact as the
+// host's libm, like their equivalents in device.h, and flush subnormals where PTX does.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@
 
 namespace simt::ptx {
 
-// A parameter of the kernel that is a struct.
+// A kernel's parameter of a struct type.
 template <size_t kBytes>
 struct alignas(8) Struct {
   unsigned char bytes[kBytes];
@@ -30,7 +30,7 @@ uint64_t address_of(const T& parameter) {
   return reinterpret_cast<uint64_t>(&parameter);
 }
 
-// Bits, not values: registers have widths, instructions have types. A conversion or a store may
+// Reinterprets bits: registers have widths, instructions have types. A conversion or a store may
 // take the lower part of a wider register.
 template <class To, class From>
 [[gnu::always_inline]] inline To as(From from) {
@@ -50,7 +50,7 @@ template <class Register, class T>
   to = as<Register>(value);
 }
 
-// What a load brings may be narrower than the register.
+// A loaded value may be narrower than the register.
 template <class Register, class T>
 void set_extended(Register& to, T value) {
   if constexpr (sizeof(Register) == sizeof(T)) {
@@ -102,7 +102,7 @@ class SharedWindow {
   }
   uint64_t generic(uint32_t address) const { return base_ + address; }
 
-  // The same place in another block of the cluster, by its rank in the upper bits.
+  // The same array in another block of the cluster, whose rank is in the upper bits.
   static uint32_t mapped(uint32_t address, uint32_t rank) { return (rank + 1) << 24 | address; }
   uint64_t remote(uint32_t mapped, SIMT_HERE) const {
     void* const own = reinterpret_cast<void*>(generic(mapped & 0xFFFFFF));
@@ -118,7 +118,7 @@ inline void barrier(int number, SIMT_HERE) {
   block_barrier(false, "bar.sync", site);
 }
 
-// What arrives waits too: nothing happens between the two.
+// Arrival and wait in one, as nothing stands between them.
 inline void cluster_wait(SIMT_HERE) { cluster_barrier(site); }
 
 inline uint32_t shuffle_xor(
@@ -135,12 +135,12 @@ T flushed(T x) {
 
 inline float exp2_approx(float x) { return flushed(exp2f(flushed(x))); }
 inline float reciprocal_approx(float x) { return flushed(1.0f / flushed(x)); }
-// The low word of its result is zero.
+// PTX defines the low word of the result as zero.
 inline double reciprocal_approx(double x) {
   return as<double>(as<uint64_t>(flushed(1.0 / flushed(x))) & ~uint64_t{0xffffffff});
 }
 
-// a * b + c rounded down. The product is exact in double, and TwoSum has the error of the sum.
+// a * b + c rounded down. The product is exact in double, and TwoSum gives the error of the sum.
 inline float fma_down(float a, float b, float c) {
   const double product = double{a} * b, sum = product + c;
   const double part = sum - product;
@@ -163,7 +163,7 @@ inline bool inverted(bool x) { return !x; }
 inline uint32_t inverted(uint32_t x) { return ~x; }
 inline uint64_t inverted(uint64_t x) { return ~x; }
 
-// Shifts by the width and more leave zeros, or the sign.
+// Shifts by the width or more give zeros, or copies of the sign.
 template <class T>
 T shifted_left(T value, uint32_t by) {
   return by < 8 * sizeof(T) ? static_cast<T>(value << by) : T(0);

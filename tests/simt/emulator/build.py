@@ -22,15 +22,16 @@ from pathlib import Path
 from . import ptx
 
 HERE = Path(__file__).parent
-ROOT = HERE.parent.parent
+PLANTED = HERE.parent / "planted"
+ROOT = HERE.parent.parent.parent
 CACHE = ROOT / "build" / "simt"
 
-#: The package's own sources, compiled as C++ as they are.
+#: The package's own sources, compiled as C++ without changes.
 SHIPPED = [
     ROOT / f"csrc/cuda/{name}_launch.cu"
     for name in ("softmax", "spatial_softmax", "masked_softmax", "norm")
 ]
-#: Besides them, the C interface for CUDA; its includes begin at csrc.
+#: The C interface for CUDA, whose includes begin at csrc.
 C_INTERFACE = [
     ROOT / f"csrc/{name}" for name in ("c_api/c_api.cpp", "c_api/c_device_cuda.cu", "version.cpp")
 ]
@@ -57,21 +58,21 @@ NVCC_FLAGS = [
     *("-ptx", "-std=c++17", "-O3", "-arch=compute_90", "--expt-relaxed-constexpr"),
     f"-I{ROOT / 'csrc/include'}",
 ]
-#: PTX says itself where it fuses a multiplication with an addition; its integers wrap. Optimised,
-#: it runs a little faster, but takes three times as long to compile.
+#: In PTX fused multiply-adds are explicit, and integers wrap. Optimised code would run a little
+#: faster, but take three times as long to compile.
 TRANSLATED_FLAGS = ["-O0", "-g0", "-ffp-contract=off", "-fwrapv", "-w"]
-#: Compilers choose differently which additions to fuse: without any, bits can be compared.
+#: Compilers differ in which additions they fuse. Without fusion bits can be compared.
 UNFUSED_SOURCE, UNFUSED_PTX = ["-ffp-contract=off"], ["-fmad=false"]
-#: The sources whose bits are compared so. To translate the others too would take half a minute.
+#: The sources whose bits are compared. The others too would take half a minute more.
 COMPARED = [path for path in SHIPPED if path.stem in ("softmax_launch", "norm_launch")]
 KERNELS_PER_SOURCE = 12
-#: A state of the sources is kept for so long after its last use.
+#: How long a state of the sources is kept after its last use.
 KEPT_SECONDS = 7 * 24 * 3600
 LIBRARIES = {"plain": [], "asan": ["libasan.so", "libubsan.so"], "tsan": ["libtsan.so"]}
 
 
 class BuildError(Exception):
-    """The compiler is missing or refuses; its message is this one's."""
+    """The compiler is missing or has failed; the message is the compiler's."""
 
 
 def compiler() -> str:
@@ -83,7 +84,7 @@ def compiler() -> str:
 
 
 def compile_errors(source: str) -> str:
-    """What the compiler has against a piece of C++, empty where it is fine."""
+    """The compiler's messages on a piece of C++, empty where it compiles."""
     command = [compiler(), *FLAGS, "-x", "c++", "-fsyntax-only", "-"]
     return subprocess.run(command, input=source, capture_output=True, text=True).stderr
 
@@ -114,7 +115,7 @@ def c_interface_library() -> Path:
 
 
 def unfused_library() -> Path:
-    """The plain build, but for FMA contraction; what is not compared is not optimised."""
+    """The plain build without FMA contraction. Sources that are not compared are not optimised."""
     jobs = [(path, UNFUSED_SOURCE if path in COMPARED else ["-O0"]) for path in SHIPPED]
     return _link("libsimt_unfused.so", [(HERE / "host.cpp", []), *jobs], ["-shared"])
 
@@ -122,13 +123,13 @@ def unfused_library() -> Path:
 def planted_program(build: str) -> Path:
     """The kernels with bugs in them, as a program."""
     sanitizer_runtimes(build)
-    jobs = [(HERE / "planted" / "main.cpp", SANITIZERS[build])]
+    jobs = [(PLANTED / "main.cpp", SANITIZERS[build])]
     return _link(f"planted_{build}", jobs, SANITIZERS[build])
 
 
 def atomics_library() -> Path:
     """A softmax that is not deterministic."""
-    return _link("libatomics.so", [(HERE / "planted" / "atomic_softmax.cpp", [])], ["-shared"])
+    return _link("libatomics.so", [(PLANTED / "atomic_softmax.cpp", [])], ["-shared"])
 
 
 def nvcc() -> str | None:
@@ -137,7 +138,7 @@ def nvcc() -> str | None:
 
 
 def ptx_modules(sources: Sequence[Path] = SHIPPED, flags: Sequence[str] = ()) -> list[Path]:
-    """What nvcc makes of the shipped kernels."""
+    """nvcc's PTX of the shipped kernels."""
     command = [str(nvcc()), *NVCC_FLAGS, *flags]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         make = pool.map(lambda path: _make(f"{path.stem}.ptx", [*command, str(path)]), sources)
@@ -157,7 +158,7 @@ def ptx_library(modules: Sequence[Path]) -> Path:
 
 
 def _translated(module: Path) -> list[Path]:
-    """As C++ sources, each in a folder named for what it holds."""
+    """The PTX as C++ sources, each in a folder named by a hash of its text."""
     kernels = ptx.entries(module.read_text(), module.name)
     sources = []
     for first in range(0, len(kernels), KERNELS_PER_SOURCE):
@@ -184,18 +185,18 @@ def _state() -> bytes:
     digest = hashlib.sha256(_run([compiler(), "--version"]).encode())
     if found := nvcc():
         digest.update(_run([found, "--version"]).encode())
-    folders = [HERE, *(ROOT / "csrc" / name for name in ("c_api", "cuda", "include"))]
+    folders = [HERE, PLANTED, *(ROOT / "csrc" / name for name in ("c_api", "cuda", "include"))]
     for folder in folders:
         for path in sorted(folder.rglob("*")):
-            if path.suffix in (".h", ".cpp", ".cu"):
+            if path.suffix in (".h", ".def", ".cpp", ".cu"):
                 digest.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
     return digest.digest()
 
 
 @functools.cache
 def _folder() -> Path:
-    """For this state. The first use in a process marks it as used and deletes old ones, as far as
-    another process does not at the same time."""
+    """The folder of this state of the sources. The first use in a process marks it as used, and
+    deletes folders that were not used for long; another process may be deleting them too."""
     folder = CACHE / hashlib.sha256(_state()).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
     os.utime(folder)
@@ -213,7 +214,7 @@ def _output(name: str, command: Sequence[str]) -> Path:
 
 @contextmanager
 def _only_maker(output: Path) -> Iterator[None]:
-    """Several test processes may want the same library: they share the work, object by object."""
+    """A lock, so that test processes that want the same library compile each object once."""
     output.parent.mkdir(parents=True, exist_ok=True)
     with open(output.parent / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""Softmax over the rows of planes on the emulator, through the package's own launch code."""
+"""The spatial softmax on the emulator, through the package's own launch code."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import numpy as np
 import pytest
 import torch
 
-from .cases import PAIRS, encode
-from .emulator import DTYPES, SCHEDULES, Config
+from .cases.rows import PAIRS, encode
+from .cases.spatial import OPS, Prepared, SpatialCase, bases, boundary_cases, inputs
+from .emulator.library import DTYPES, SCHEDULES, Config
 from .families import run
 from .judge import Judge, same_bits, tensor
-from .planes_cases import OPS, PlanesCase, Prepared, bases, boundary_cases, inputs
 
 FAMILIES = list(product(OPS, PAIRS))
 IDS = [f"{op}-{dtype}-{other}" for op, (dtype, other) in FAMILIES]
 FORWARD, BACKWARD = OPS
 
-#: One thread a lane, several in several strips, and the most.
+#: One thread a column, several in several segments, and the most.
 FEW = [
-    PlanesCase(op, "bfloat16", other, 3, rows, lanes, width, log=rows == 50)
+    SpatialCase(op, "bfloat16", other, 3, dim_size, inner, width, log=dim_size == 50)
     for op in OPS
-    for rows, lanes, width, other in [
+    for dim_size, inner, width, other in [
         *[(3, 40, 8, "bfloat16"), (50, 33, 1, "bfloat16"), (300, 72, 8, "float32")]
     ]
 ]
-FEW_IDS = [f"{case.op}-{case.rows}" for case in FEW]
+FEW_IDS = [f"{case.op}-{case.dim_size}" for case in FEW]
 
 
 @pytest.mark.parametrize("op, pair", FAMILIES, ids=IDS)
@@ -51,15 +51,15 @@ def test_the_order_of_threads_and_blocks_and_unwritten_memory_change_no_bit(emul
 
 
 @pytest.mark.parametrize("case", FEW, ids=FEW_IDS)
-def test_a_lane_alone_and_among_others_has_equal_bits(emulator, case):
+def test_a_row_alone_and_among_others_has_equal_bits(emulator, case):
     batch = case.as_rows(run(emulator, case))
-    lanes = case.as_rows(inputs(case))
-    alone = replace(case, planes=1, lanes=1, width=1)
-    for lane in (0, case.lanes - 1, case.planes * case.lanes - 1):
-        own = {name: values[lane : lane + 1] for name, values in lanes.items()}
-        outputs = alone.as_rows(run(emulator, alone, alone.as_planes(own)))
+    rows = case.as_rows(inputs(case))
+    alone = replace(case, outer=1, inner=1, width=1)
+    for row in (0, case.inner - 1, case.outer * case.inner - 1):
+        own = {name: values[row : row + 1] for name, values in rows.items()}
+        outputs = alone.as_rows(run(emulator, alone, alone.as_slices(own)))
         for name, values in outputs.items():
-            assert values[0].tobytes() == batch[name][lane].tobytes(), (name, lane)
+            assert values[0].tobytes() == batch[name][row].tobytes(), (name, row)
 
 
 @pytest.mark.parametrize("case", FEW, ids=FEW_IDS)
@@ -76,7 +76,7 @@ def test_a_launch_split_at_the_grids_limit_and_one_in_place_give_the_same_bits(e
 
 @pytest.mark.parametrize("op", OPS)
 def test_a_single_misaligned_array_is_enough_for_narrow_accesses(emulator, op):
-    case = PlanesCase(op, "bfloat16", "float32", 2, 20, 24, 8)
+    case = SpatialCase(op, "bfloat16", "float32", 2, 20, 24, 8)
     given = inputs(case)
     expected = run(emulator, replace(case, width=1), given)
     for name in Prepared(emulator, case, given).arrays:
@@ -86,15 +86,15 @@ def test_a_single_misaligned_array_is_enough_for_narrow_accesses(emulator, op):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows", [8, 200])
-def test_inf_and_nan_come_out_as_in_eager(emulator, dtype, rows):
+@pytest.mark.parametrize("dim_size", [8, 200])
+def test_inf_and_nan_come_out_as_in_eager(emulator, dtype, dim_size):
     inf, nan = np.inf, np.nan
-    lanes = np.full((rows, 6), -inf)
-    lanes[-1] = [-inf, 2.0, inf, nan, 6e4, nan]  # the first is all -inf
-    lanes[1, 3:] = [1.0, -6e4, inf]
-    given = {"input": encode(lanes, dtype)}
+    values = np.full((dim_size, 6), -inf)
+    values[-1] = [-inf, 2.0, inf, nan, 6e4, nan]  # the first is all -inf
+    values[1, 3:] = [1.0, -6e4, inf]
+    given = {"input": encode(values, dtype)}
     for log in (False, True):
-        case = PlanesCase(FORWARD, dtype, dtype, 1, rows, 6, 1, log=log)
+        case = SpatialCase(FORWARD, dtype, dtype, 1, dim_size, 6, 1, log=log)
         actual = tensor(run(emulator, case, given)["output"], dtype)
         softmax = torch.log_softmax if log else torch.softmax
         eager = softmax(tensor(given["input"], dtype), 0)
@@ -103,8 +103,8 @@ def test_inf_and_nan_come_out_as_in_eager(emulator, dtype, rows):
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_no_planes_launch_nothing(emulator, op):
-    case = PlanesCase(op, "float32", "float32", 1, 9, 8, 4)
+def test_no_outer_index_launches_nothing(emulator, op):
+    case = SpatialCase(op, "float32", "float32", 1, 9, 8, 4)
     prepared = Prepared(emulator, case, inputs(case))
     prepared.args.outer = 0
     assert emulator.kernels_of(prepared.args) == set()

@@ -40,7 +40,7 @@ DTYPES = {
 }
 _CODES = {name: code for code, name in enumerate(DTYPES)}
 
-#: What arrays may hold besides.
+#: All that arrays may hold.
 _STORED = DTYPES | {
     "bool": np.dtype(np.uint8),
     "bytes": np.dtype(np.uint8),
@@ -52,7 +52,7 @@ VECTOR_BYTES = 16
 
 
 class EmulatorError(Exception):
-    """A kernel broke a rule of CUDA, or a launch is not one; the message says where."""
+    """A kernel broke a rule of CUDA, or a launch is not valid; the message says where."""
 
 
 class Order(IntEnum):
@@ -86,7 +86,7 @@ class Config(Structure):
         super().__init__(threads, blocks, seed, poison, concurrent_blocks, True, dry, max_grid)
 
 
-#: Which thread runs next, which block, and what shared memory holds before it is written.
+#: The order of threads and of blocks, and what shared memory holds before it is written.
 SCHEDULES = {
     "fifo": Config(),
     "lifo": Config(Order.LIFO, Order.LIFO, poison=0x7F),
@@ -97,7 +97,7 @@ SCHEDULES = {
 
 class Rows(Structure):
     _fields_ = [
-        *[("data", c_void_p), ("stride", c_int64), ("jump", c_int64)],
+        *[("data", c_void_p), ("stride", c_int64), ("run_gap", c_int64)],
         *[("multiplier", c_uint32), ("shift", c_uint32), ("dtype", c_int32)],
     ]
 
@@ -266,7 +266,7 @@ Args = (
     | NormStack
     | NormStackBackward
 )
-#: In the order of Op in host.cpp.
+#: In the order of csrc/include/fusedops/launches.def.
 _OPS = list(get_args(Args))
 
 
@@ -292,7 +292,7 @@ class DeviceArray:
         item = _STORED[dtype].itemsize
         self.stride = _stride(cols, item, alignment) if padded else cols
         count = (rows - 1) * self.stride + cols
-        # Behind a multiple of 256 bytes, so aligned no further.
+        # `alignment` bytes behind a multiple of 256, so that the address is aligned no further.
         self.address = self._library.simt_allocate(count * item, alignment)
         memory = (c_ubyte * (count * item)).from_address(self.address)
         np.frombuffer(memory, np.uint8)[:] = 0xFF
@@ -307,7 +307,7 @@ class DeviceArray:
         return Rows(self.address, self.stride, 0, 0, 0, _CODES[self.dtype])
 
     def slices(self, dim_size: int) -> Slices:
-        """So many of this array's rows are one outer index."""
+        """The array as slices: `dim_size` of its rows for each outer index."""
         return Slices(self.address, self.stride * dim_size, self.stride, _CODES[self.dtype])
 
     def operand(self, shape: tuple[int, ...]) -> Operand:
@@ -374,7 +374,7 @@ class Emulator:
         return DeviceArray(self, shape, dtype, alignment, padded)
 
     def launch(self, args: Args) -> None:
-        """What the package's own launch() does, through the emulator."""
+        """Calls the package's own launch(), which runs kernels on the emulator."""
         status = self.library.simt_launch(_OPS.index(type(args)), ctypes.byref(args))
         if status != 0:
             raise EmulatorError(f"status {status}: {self.library.simt_error().decode()}")
@@ -383,7 +383,8 @@ class Emulator:
         return self.library.simt_workspace_bytes(_OPS.index(type(args)), ctypes.byref(args))
 
     def workspace(self, args: Args) -> DeviceArray | None:
-        """What the launch of ``args`` asks for, which now have it; keep it as long as them."""
+        """Allocates the workspace that ``args`` need and sets it in them. Keep it as long as
+        ``args``."""
         each = self.workspace_bytes(args)
         if each == 0:
             return None
@@ -404,7 +405,7 @@ class Emulator:
         return found[:count]
 
     def launch_every_length(self, args: Args, last: int) -> None:
-        """Dry: for the records."""
+        """Dry launches, for the records."""
         self._dry_launches(args, 1, last, (c_int64 * 0)())
 
     def _dry_launches(self, args: Args, step: int, last: int, found: ctypes.Array) -> int:
@@ -417,7 +418,7 @@ class Emulator:
         return count
 
     def kernels_of(self, args: Args) -> set[str]:
-        """What launch(args) would run."""
+        """The kernels that launch(args) would run."""
         before = self.records()
         self.configure(Config(dry=True))
         self.launch(args)
@@ -429,7 +430,7 @@ class Emulator:
         return {kernel for kernel, record in self.records().items() if record.launches > 0}
 
     def records(self) -> dict[str, Record]:
-        """By instantiation, as in ``softmax_forward_apply<float, float, 4>``."""
+        """The records by kernel, as in ``softmax_forward_apply<float, float, 4>``."""
         found = {}
 
         @ctypes.CFUNCTYPE(None, c_char_p, c_uint64, c_uint64, c_uint)

@@ -14,55 +14,26 @@ namespace {
 using namespace fusedops;
 
 enum Op {
-  kSoftmaxForward,
-  kSoftmaxBackward,
-  kSoftmaxStatistics,
-  kSoftmaxApply,
-  kSpatialSoftmaxForward,
-  kSpatialSoftmaxBackward,
-  kMaskedSoftmaxForward,
-  kMaskedSoftmaxBackward,
-  kNormForward,
-  kNormBackward,
-  kSoftmaxStack,
-  kNormStack,
-  kNormStackBackward
+#define LAUNCH(Args) k##Args,
+#include "fusedops/launches.def"
+#undef LAUNCH
 };
 
-// f(the arguments of that type).
+// Calls f with the arguments as the type of that op; aborts where there is no such op.
 template <class F>
 auto with_op(int op, const void* args, F f) {
   switch (op) {
-    case kSoftmaxForward:
-      return f(*static_cast<const SoftmaxForward*>(args));
-    case kSoftmaxBackward:
-      return f(*static_cast<const SoftmaxBackward*>(args));
-    case kSoftmaxStatistics:
-      return f(*static_cast<const SoftmaxStatistics*>(args));
-    case kSoftmaxApply:
-      return f(*static_cast<const SoftmaxApply*>(args));
-    case kSpatialSoftmaxForward:
-      return f(*static_cast<const SpatialSoftmaxForward*>(args));
-    case kSpatialSoftmaxBackward:
-      return f(*static_cast<const SpatialSoftmaxBackward*>(args));
-    case kMaskedSoftmaxForward:
-      return f(*static_cast<const MaskedSoftmaxForward*>(args));
-    case kMaskedSoftmaxBackward:
-      return f(*static_cast<const MaskedSoftmaxBackward*>(args));
-    case kNormForward:
-      return f(*static_cast<const NormForward*>(args));
-    case kNormBackward:
-      return f(*static_cast<const NormBackward*>(args));
-    case kSoftmaxStack:
-      return f(*static_cast<const SoftmaxStack*>(args));
-    case kNormStack:
-      return f(*static_cast<const NormStack*>(args));
+#define LAUNCH(Args) \
+  case k##Args:      \
+    return f(*static_cast<const Args*>(args));
+#include "fusedops/launches.def"
+#undef LAUNCH
     default:
-      return f(*static_cast<const NormStackBackward*>(args));
+      std::abort();
   }
 }
 
-// What a softmax is as long as.
+// The length of what a softmax or norm reduces over.
 template <class Args>
 int64_t& length_of(Args& args) {
   if constexpr (requires { args.each; }) {
@@ -82,8 +53,8 @@ void pretend_workspace(Args& args) {
   if constexpr (requires { args.workspace; }) args.workspace = &args;
 }
 
-// Two rows of lengths between which this changes get another kernel or another shape of block, as
-// far as it matters to a kernel: lanes that share a row within a warp, or whole warps.
+// The kernel of a launch and the shape of its blocks, as far as a kernel depends on it: how many
+// lanes of a warp share a row, or that whole warps do.
 struct Shape {
   const void* kernel;
   unsigned lanes, rows;
@@ -101,7 +72,7 @@ constexpr size_t kBaseAlignment = 256;  // as cudaMalloc's
 
 extern "C" {
 
-// Exactly `bytes`, `misalignment` (less than 256) behind a multiple of 256.
+// Allocates exactly `bytes`, at `misalignment` (less than 256) behind a multiple of 256.
 void* simt_allocate(size_t bytes, size_t misalignment) {
   void* base = nullptr;
   if (posix_memalign(&base, kBaseAlignment, misalignment + bytes) != 0) return nullptr;
@@ -128,7 +99,7 @@ int simt_launch(int op, const void* args) {
   return with_op(op, args, [](const auto& args) { return cuda::launch(args, nullptr); });
 }
 
-// 0 of what has none.
+// 0 for an op without a workspace.
 int64_t simt_workspace_bytes(int op, const void* args) {
   return with_op(op, args, [](const auto& args) -> int64_t {
     if constexpr (requires { cuda::workspace_bytes(args); }) {
@@ -139,8 +110,8 @@ int64_t simt_workspace_bytes(int op, const void* args) {
   });
 }
 
-// Launches rows of step, 2 * step, ... up to `last` elements, dry. Writes those that are followed
-// by another Shape, and returns their number; -1 where a launch fails.
+// Launches rows of step, 2 * step, ... up to `last` elements, dry. Writes the lengths after which
+// the Shape changes, and returns their number; -1 where a launch fails.
 int64_t simt_launch_lengths(
     int op, const void* args, int64_t step, int64_t last, int64_t* found, int64_t capacity) {
   return with_op(op, args, [&](auto args) -> int64_t {
