@@ -1,7 +1,7 @@
 """`python -m tests.accuracy`: how far this package and eager PyTorch are from the exact result on
-this machine, beside the bounds that the tests hold the first to.
+this machine, beside the bounds that the tests hold this package to.
 
-A report: no test depends on what eager's error is, for that differs from CPU to CPU.
+It is a report. No test depends on eager's error, which differs from CPU to CPU.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROWS, COLS, EPS = 400, 1000, 1e-5
 
 
 class Compared(NamedTuple):
-    """One result of both, and its bound."""
+    """One result of this package and of eager PyTorch, and its bound."""
 
     name: str
     ours: torch.Tensor
@@ -36,7 +36,7 @@ def ulps_off(actual: torch.Tensor, bound: Bounded) -> np.ndarray:
 
 
 def _unit(bound: Bounded, dtype: torch.dtype) -> np.ndarray:
-    """An ulp of the result, or where it cancels of what is usual in its place."""
+    """An ulp of the result, or, where the result cancels, of the usual value in its place."""
     usual = np.sqrt(np.square(bound.exact).mean(-1, keepdims=True))
     return bounds.ulps(np.maximum(np.abs(bound.exact), usual), dtype)
 

@@ -1,16 +1,16 @@
 """How far a result may be from the exact one: the error analysis of docs/numerics.md, as code.
 
 A bound is absolute. It is a function of the exact values, the dtype and the length of the sums, and
-of nothing that another implementation computes: no CPU, thread or library moves it.
+of nothing that another implementation computes: no CPU, thread or library changes it.
 
 Errors are arrays of shape [2, *shape of the result]:
 
-- ``[0]`` is what no element may exceed, if every rounding goes the same way;
+- ``[0]`` bounds the error of every element, even if all roundings go the same way;
 - ``[1]`` is the root mean square over elements of random data, whose roundings are independent of
   each other (Higham and Mary, "A new approach to probabilistic rounding error analysis", SIAM
-  J. Sci. Comput. 41, 2019). It is what notices a loss of few digits in long sums.
+  J. Sci. Comput. 41, 2019). It detects the loss of a few digits in long sums.
 
-The constants are those of "kernels that add up" and of ``_exponential``; all else follows from the
+The constants are those of "sums in kernels" and of ``_exponential``; all else follows from the
 formulas. Arguments are tensors, or arrays that count as exact.
 """
 
@@ -29,7 +29,7 @@ Values = torch.Tensor | Array | float
 
 @np.errstate(invalid="ignore")  # of signalling NaNs
 def exactly(values: Values) -> Array | float:
-    """In float64, which holds every narrower dtype; 80 bits for float64 itself."""
+    """The values in float64, which holds every narrower dtype; in 80 bits if they are float64."""
     if not isinstance(values, torch.Tensor):
         return values
     wide = np.longdouble if values.dtype == torch.float64 else np.float64
@@ -37,17 +37,17 @@ def exactly(values: Values) -> Array | float:
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What arithmetic on ``dtype`` is done in."""
+    """The dtype in which arithmetic on ``dtype`` is done."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def unit(dtype: torch.dtype) -> float:
-    """u, the unit roundoff of what ``dtype`` is computed in."""
+    """u, the unit roundoff of the dtype in which ``dtype`` is computed."""
     return torch.finfo(compute_dtype(dtype)).eps / 2
 
 
 def ulps(values: Array, dtype: torch.dtype) -> Array:
-    """The distance of neighbouring numbers of ``dtype`` at ``values``."""
+    """The distance between neighbouring numbers of ``dtype`` at ``values``."""
     info = torch.finfo(dtype)
     magnitude = np.where(np.isfinite(values), np.abs(values), 0)
     magnitude = np.maximum(magnitude, info.smallest_normal)
@@ -55,31 +55,32 @@ def ulps(values: Array, dtype: torch.dtype) -> Array:
 
 
 def smallest(dtype: torch.dtype) -> float:
-    """The smallest denormal of what ``dtype`` is computed in."""
+    """The smallest denormal of the dtype in which ``dtype`` is computed."""
     info = torch.finfo(compute_dtype(dtype))
     return info.smallest_normal * info.eps
 
 
-# --- kernels that add up --------------------------------------------------------------------------
+# --- sums in kernels ------------------------------------------------------------------------------
 #
-# Each gives the most additions that a term of so many goes through, each of which rounds.
+# Each function gives the number of additions that a term of a sum goes through at most. Each of
+# them rounds.
 
 
 def of_row(count: int) -> float:
-    """Along a row: at most 64 in a lane or thread, 5 in a tree over 32 lanes, one for the chunk.
-    Chunks are added in a wider type."""
+    """A sum along a row: at most 64 additions in a lane or thread, 5 in a tree over 32 lanes, one
+    for the chunk. Chunks are added in a wider type."""
     return min(count - 1, 70)
 
 
 def of_gradient_row(count: int, dtype: torch.dtype) -> float:
-    """In the backward of a norm a lane goes on to the end of the row. There are four, or two of
-    float64, at least."""
+    """A sum in the backward of a norm, where each lane adds up to the end of the row. There are at
+    least four lanes, or two of float64."""
     lanes = 2 if dtype == torch.float64 else 4
     return min(count - 1, 70 + count / lanes)
 
 
 def of_column(count: int) -> float:
-    """Over rows: at most 64 partial sums, of 64 rows or of a 64th of them."""
+    """A sum over rows: at most 64 partials, each of 64 rows or of a 64th of all."""
     return min(count - 1, 64 + max(64, count / 64))
 
 
@@ -87,8 +88,8 @@ def of_column(count: int) -> float:
 
 
 def rounded(times: float, size: Array | float, dtype: torch.dtype) -> Array:
-    """The error of so many roundings of numbers of that size. One is at most u, and evenly
-    distributed."""
+    """The error of ``times`` roundings of numbers of ``size``. Each is at most u of the number, and
+    evenly distributed."""
     return unit(dtype) * np.stack([times * size, np.sqrt(times / 3) * size])
 
 
@@ -97,9 +98,9 @@ def summed(
 ) -> Array:
     """The error of the sum of ``terms`` along an axis, which is kept.
 
-    The partial sum of k terms in a random order is k times their mean, give or take the square
-    root of k times their mean square. What is typical are the squares of all partial sums, in lanes
-    of ``most`` terms and in the tree over the lanes.
+    A sum of k terms in a random order is k times their mean, give or take the square root of k
+    times their mean square. The typical error comes from the squares of all intermediate sums, in
+    lanes of ``most`` terms and in the tree over the lanes.
     """
     count = max(terms.shape[axis], 1)
     most, size = max(additions(count), 0), np.abs(terms).sum(axis, keepdims=True)
@@ -111,18 +112,18 @@ def summed(
 
 
 class Bounded(NamedTuple):
-    """The exact result, and the errors of one that is computed: see above."""
+    """An exact result, and the errors that a computed one may have, as arrays of the two bounds."""
 
     exact: Array
     error: Array
 
     def rounded_to(self, dtype: torch.dtype) -> Bounded:
-        """The last rounding: half an ulp, on average too, for results may be few and alike. What
-        is rounded may be as large as the error makes it."""
+        """Adds the last rounding: half an ulp, on average too, as results may be few and alike. The
+        number that is rounded may be as large as the error makes it."""
         return Bounded(self.exact, self.error + 0.5 * ulps(np.abs(self.exact) + self.error, dtype))
 
     def scaled(self, factor: Values, dtype: torch.dtype) -> Bounded:
-        """Times a constant, or what dropout multiplies with, which is rounded too."""
+        """The product with a constant, or with the multiplier of dropout, which is rounded too."""
         factor = exactly(factor)
         exact = self.exact * factor
         return Bounded(exact, self.error * np.abs(factor) + rounded(2, np.abs(exact), dtype))
@@ -133,7 +134,7 @@ class Bounded(NamedTuple):
         return Bounded(self.exact + other, self.error + rounded(1, size, dtype))
 
     def summed(self, dtype: torch.dtype) -> Bounded:
-        """Over the first dimension."""
+        """The sum over the first dimension."""
         exact, size = self.exact.sum(0), np.abs(self.exact).sum(0)
         return Bounded(exact, self.error.sum(1) + rounded(len(self.exact), size, dtype))
 
@@ -142,7 +143,7 @@ class Bounded(NamedTuple):
 
 
 def _exponential(d: Array, dtype: torch.dtype) -> Array:
-    """Relative, of e^d for d <= 0 that is stored as ``dtype``.
+    """The relative error of e^d for d <= 0 that is stored as ``dtype``.
 
     The polynomial is within an ulp, or for results of 16 bits within 7e-6. The argument is rounded
     when the maximum is subtracted, and twice where it is reduced without fused multiply-add.
@@ -165,7 +166,7 @@ class Softmax(NamedTuple):
     @classmethod
     @np.errstate(invalid="ignore")
     def of(cls, scores: Values, dtype: torch.dtype, error: Array | float = 0.0) -> Softmax:
-        """``error``: absolute, of the scores."""
+        """``error`` is absolute, that of the scores."""
         scores = exactly(scores)
         top = scores.max(-1, keepdims=True, initial=-np.inf)
         d = scores - np.where(top == -np.inf, 0, top)
@@ -181,7 +182,7 @@ class Softmax(NamedTuple):
     @classmethod
     @np.errstate(invalid="ignore")
     def with_statistics(cls, x: Values, top: Values, total: Values, dtype: torch.dtype) -> Softmax:
-        """A maximum and a sum that are given, and exact."""
+        """The same softmax with a given maximum and sum, which count as exact."""
         d = exactly(x) - exactly(top)
         e = np.exp(d)
         return cls(d, e, exactly(total), _exponential(d, dtype), np.zeros((2,) + (1,) * e.ndim))
@@ -198,7 +199,7 @@ def _softmax_parts(x: Values | Softmax, dtype: torch.dtype | None) -> tuple[Soft
 
 @np.errstate(invalid="ignore", divide="ignore", over="ignore")
 def softmax(x: Values | Softmax, dtype: torch.dtype | None = None, factor: Values = 1.0) -> Bounded:
-    """e^d / s: the errors of both, a quotient and a product. ``factor``: of dropout."""
+    """e^d / s: the errors of both, of a quotient and of a product with dropout's ``factor``."""
     parts, dtype = _softmax_parts(x, dtype)
     exact = parts.e / parts.sum
     relative = parts.error + parts.sum_error + rounded(2, np.ones_like(exact), dtype)
@@ -210,7 +211,7 @@ def softmax(x: Values | Softmax, dtype: torch.dtype | None = None, factor: Value
 
 @np.errstate(invalid="ignore", divide="ignore", over="ignore")
 def log_softmax(x: Values | Softmax, dtype: torch.dtype | None = None) -> Bounded:
-    """d - log s: the relative error of s is one of log s, and both are rounded, twice each."""
+    """d - log s: the relative error of s is the absolute one of log s; both round twice."""
     parts, dtype = _softmax_parts(x, dtype)
     logarithm = np.log(parts.sum)
     exact = parts.d - logarithm
@@ -309,7 +310,7 @@ class Norm(NamedTuple):
     def of(
         cls, kind: str, x: Values, eps: float, dtype: torch.dtype, error: Array | float = 0.0
     ) -> Norm:
-        """``error``: absolute, of ``x``."""
+        """``error`` is absolute, that of ``x``."""
         mean, centered = _centered(exactly(x), kind)
         columns, shifted = centered.shape[-1], 1 + kind_of(kind).has_mean
         error = np.broadcast_to(error, (2, *centered.shape))
@@ -429,14 +430,14 @@ def norm_gradients(
 
 
 def _as_kept(rows: Norm, dtype: torch.dtype) -> Array:
-    """How far the mean may be off that is kept, rounded, of one with an error."""
+    """The error of a mean that is kept: its own error, and the rounding to what it is kept in."""
     kept = np.float64 if dtype == torch.float64 else np.float32
     sides = [(rows.mean + side * rows.of_mean).astype(kept) for side in (-1, 1)]
     return np.maximum(*[np.abs(each - rows.mean) for each in sides])
 
 
 def _column_sum(terms: Array, errors: Array, dtype: torch.dtype) -> Bounded:
-    """Over all rows of terms that have errors, and are rounded products."""
+    """The sum over all rows of terms that have errors, and that are rounded products."""
     terms = terms.reshape(-1, terms.shape[-1])
     errors = errors.reshape(2, *terms.shape) + rounded(2, np.abs(terms), dtype)
     of_terms = np.stack([errors[0].sum(0), np.sqrt(np.square(errors[1]).sum(0))])
@@ -444,20 +445,20 @@ def _column_sum(terms: Array, errors: Array, dtype: torch.dtype) -> Bounded:
     return Bounded(terms.sum(0), of_sum + of_terms + 4 * smallest(dtype))
 
 
-# --- what holds -----------------------------------------------------------------------------------
+# --- assertions -----------------------------------------------------------------------------------
 
-#: The mean error of fewer elements may differ much from the typical one.
+#: The mean error of fewer elements may differ a lot from the typical one.
 FEW = 32
 
 
 class Tally:
-    """The root mean square of errors, in units of what is typical, over results that are added."""
+    """The root mean square of the errors of several results, in units of the typical error."""
 
     def __init__(self) -> None:
         self._squares, self._count = 0.0, 0
 
     def add(self, actual: torch.Tensor | Array, wanted: Bounded) -> None:
-        """Where there is an error to speak of: elsewhere both are exact."""
+        """Adds a result, but for elements whose bound is zero: those are exact."""
         with np.errstate(invalid="ignore", divide="ignore"):
             ratio = np.abs(exactly(actual) - wanted.exact) / wanted.error[1]
         ratio = ratio[np.isfinite(ratio)]
@@ -469,7 +470,7 @@ class Tally:
         return (self._squares / max(self._count, 1)) ** 0.5
 
     def assert_typical(self) -> None:
-        """A mean of n random numbers strays by their deviation / sqrt(n), here taken twice."""
+        """Allows twice the standard error of the mean of n random numbers: sigma / sqrt(n)."""
         if self._count >= FEW:
             most = 1 + 2 / self._count**0.5
             assert self.value <= most, (
@@ -479,7 +480,7 @@ class Tally:
 
 
 def assert_within(actual: torch.Tensor | Array, wanted: Bounded) -> None:
-    """NaN where and only where it is exact, and no error above the largest."""
+    """NaN exactly where the exact result is NaN, and no error above the bound."""
     got, most = exactly(actual), wanted.error[0]
     assert got.shape == wanted.exact.shape
     dtype = actual.dtype if isinstance(actual, torch.Tensor) else torch.float32
@@ -501,8 +502,8 @@ def assert_within(actual: torch.Tensor | Array, wanted: Bounded) -> None:
 
 
 def assert_typical(actual: torch.Tensor, wanted: Bounded) -> None:
-    """Every element of random data is within its bound, and all together are no further off than
-    independent roundings take them."""
+    """Every element of random data is within its bound, and the root mean square of the errors is
+    no larger than independent roundings make it."""
     assert_within(actual, wanted)
     tally = Tally()
     tally.add(actual, wanted)

@@ -3,14 +3,15 @@
 import os
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # One thread a worker: workers that share the cores wait 8 ms at every OpenMP barrier. Op tests
-    # have more (threads.py), which sleep while they wait.
+    # One thread for each worker: workers that share the cores wait 8 ms at every OpenMP barrier. Op
+    # tests have more threads (threads.py), which sleep while they wait.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-# The tests' tensors are too small to pay. Read when fusedops is imported, by subprocesses too.
+# Rewrites of the tests' small tensors would not pay. Read when fusedops is imported, by
+# subprocesses too.
 os.environ["FUSEDOPS_FUSE"] = "always"
-# What a developer has tuned decides nothing in a test.
+# A developer's own tuning decides nothing in a test.
 os.environ["FUSEDOPS_CACHE_DIR"] = os.devnull
 
 import pytest

@@ -1,4 +1,4 @@
-"""`python -m tests.environments`: the tests on CPUs that nobody here has, imitated.
+"""`python -m tests.environments`: the tests as on CPUs with fewer instructions.
 
 Variables lower the instructions that this package's kernels use, and those of eager PyTorch:
 ATen's own loops, oneDNN's and MKL's. Every environment that the machine has instructions for runs
@@ -47,8 +47,8 @@ EAGER = {
     # The one code path of MKL that is the same on every CPU, AMD's among them.
     "compatible": {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "COMPATIBLE"},
 }
-#: By name: the kernels' instructions, and eager's. Alike as on one CPU, and crossed, for no result
-#: of ours may depend on eager's.
+#: By name: the kernels' instructions, and eager's. Some are equal, as on one CPU; some differ, as
+#: no result of ours may depend on eager's.
 ENVIRONMENTS = {
     "default": ("default", "default"),
     "avx2": ("avx2", "avx2"),
@@ -58,14 +58,14 @@ ENVIRONMENTS = {
     "avx2-beside-compatible": ("avx2", "compatible"),
 }
 
-#: What runs in every environment: what may differ from one code path to another.
+#: The tests that run in every environment: those of results that code paths may change.
 TESTS = (
     "tests/tools/test_bounds.py",
     "tests/ops/test_softmax_values.py",
     "tests/ops/test_softmax_grad.py",
     "tests/ops/test_softmax_stats.py",
     "tests/ops/test_softmax_dims.py",
-    "tests/ops/test_softmax_lanes.py",
+    "tests/ops/test_spatial_softmax.py",
     "tests/ops/test_softmax_inplace.py",
     "tests/ops/test_softmax_dropout.py",
     "tests/ops/test_masked_softmax_values.py",
@@ -107,7 +107,7 @@ def available(best: str) -> list[str]:
 
 
 def run(name: str, arguments: Sequence[str], **options: object) -> subprocess.CompletedProcess:
-    """pytest in an environment. What Inductor compiles there is kept nowhere."""
+    """Runs pytest in an environment. Code that Inductor compiles there is not kept."""
     with tempfile.TemporaryDirectory() as cache:
         environment = os.environ | variables(name) | {"TORCHINDUCTOR_CACHE_DIR": cache}
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
@@ -124,7 +124,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     chosen, left_out, functions = [], [], set()
-    # In the order of a hash: which of a function's tests is the first, is the same everywhere.
+    # In the order of a hash, so that the first of a function's tests is the same everywhere.
     for item in sorted(items, key=lambda item: zlib.crc32(item.name.encode())):
         function = getattr(item, "function", item)
         turn = zlib.crc32(item.name.encode()) % config.getoption("share") == 0

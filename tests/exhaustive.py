@@ -1,4 +1,4 @@
-"""How much of what can be combined is run. A plugin.
+"""A pytest plugin that chooses which combinations of parameters run.
 
 Without ``--exhaustive`` (``make test-all``) a test with three or more parameters runs with every
 pair of values that its whole product has, in few of the product's combinations, and tests marked
@@ -41,8 +41,8 @@ def _pairwise(items: Iterable[pytest.Item]) -> list[pytest.Item]:
 
 
 def _pairs_of(item: pytest.Item) -> Pairs:
-    """The values of each two parameters of a test; of a single one, its value. What one list holds
-    together is one parameter."""
+    """The values of each two parameters of a test, or the value of a single one. Values that lie in
+    one list together count as one parameter."""
     given = dict(item.callspec.params) if hasattr(item, "callspec") else {}
     lists = [_names(mark.args[0]) for mark in item.iter_markers("parametrize")]
     lists += [(name,) for name in given if not any(name in names for names in lists)]
@@ -60,8 +60,8 @@ def _names(argnames: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def pairwise_cover(candidates: Sequence[Pairs]) -> list[int]:
-    """The indices of candidates that hold every pair that any holds: each time the one with most
-    pairs that none before it has, the first of equals."""
+    """The indices of candidates that together hold every pair. Each is the one with most pairs that
+    none before it has, the first of equals."""
     missing = set().union(*candidates)
     left = dict(enumerate(candidates))
     chosen = []

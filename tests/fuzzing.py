@@ -1,4 +1,4 @@
-"""How many random examples a property gets, for how long, and their counts. A pytest plugin.
+"""A pytest plugin: how many random examples a property gets, for how long, and their counts.
 
 Every test with ``hypothesis.given`` belongs to it. Two profiles, as ``--hypothesis-profile``:
 
@@ -50,7 +50,7 @@ COUNT = "fuzzing: examples"
 
 
 class _TimeIsOver(pytest.skip.Exception):
-    """Hypothesis lets a skip through, out of whatever it is doing."""
+    """Ends a property: Hypothesis passes a skip on, whatever it is doing."""
 
 
 class _Examples:
@@ -64,7 +64,7 @@ class _Examples:
     def counted(self, test: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(test)
         def one_example(*args: Any, **kwargs: Any) -> None:
-            # A failure is made as small as can be, however long that takes.
+            # A failure is shrunk, however long that takes.
             if not self._failing and time.monotonic() > self._end:
                 raise _TimeIsOver("the time of this property is over")
             self.count += 1

@@ -1,7 +1,7 @@
-"""Op tests run with 1, 2 and 3 threads, which divide rows and the elements of long rows. A plugin.
+"""A pytest plugin: op tests run with 1, 2 and 3 threads, which divide rows and share long ones.
 
-Each runs with one of the three, chosen by its name; with ``--exhaustive`` (``make test-all``) each
-runs with all. Fewer than 32,768 elements are one thread's anyway.
+Each test runs with one of the three counts, chosen by its name, or with ``--exhaustive``
+(``make test-all``) with all. Fewer than 32,768 elements are left to one thread anyway.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 import torch
 
 COUNTS = (1, 2, 3)
-#: Those of kernels that run in this process and leave the number of threads to the caller.
+#: Tests of kernels that run in this process and leave the number of threads to the caller.
 OP_TESTS = (
     "test_add_norm",
     "test_layer_norm_grad",

@@ -1,4 +1,4 @@
-"""`python -m fusedops bench` measures the providers of a case in turns, and writes it down."""
+"""`python -m fusedops bench` measures the providers of a case in turns, and writes the times."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def chosen(command: str) -> list[cases.Case]:
     return list(bench.chosen_cases(parsed(command), bench.QUICK.shapes, "cpu"))
 
 
-def test_csv_holds_one_row_a_measurement(tmp_path):
+def test_csv_holds_one_row_for_each_measurement(tmp_path):
     file = tmp_path / "new" / "bench.csv"
     command = "bench --quick --op layer_norm --pass forward --dtype float32 --shape 64x32"
     finished = subprocess.run(
@@ -147,7 +147,7 @@ def test_a_backward_moves_three_matrices_and_a_forward_two():
     assert case(direction="backward").bytes == 3 * matrix
 
 
-def test_what_causality_hides_is_written_but_need_not_be_read():
+def test_scores_that_causality_hides_are_written_but_need_not_be_read():
     matrix = 8 * 16 * 4
     assert case("masked_softmax[causal]", "forward").bytes == (1 + 1 / 2) * matrix
     assert case("masked_softmax[causal]", "backward").bytes == (1 + 2 / 2) * matrix
@@ -165,7 +165,7 @@ def test_a_result_that_is_not_a_number_is_not_timed():
 
 
 class TellingClock:
-    """Says what each call, which gives its own name, is told to take; logs who was asked."""
+    """Reports the given time for each call, which returns its name, and logs the calls."""
 
     def __init__(self, milliseconds, overhead_ms=0.0):
         self.milliseconds, self.overhead_ms, self.log = milliseconds, overhead_ms, []
@@ -184,14 +184,14 @@ def test_calls_take_turns_in_slots_of_equal_length():
     assert times == {"slow": [5.0, 5.0], "quick": [2.0, 2.0]}
 
 
-def test_what_a_clock_spends_beside_the_measured_time_counts_towards_the_slot():
+def test_time_that_the_clock_itself_takes_counts_towards_the_slot():
     clock = TellingClock({"quick": 0.01}, overhead_ms=0.99)
     timing.interleave(clock.calls, clock, rounds=1, slot_ms=10)
     assert clock.log == [("quick", 1), ("quick", 10)]
 
 
 @pytest.mark.parametrize("names", ["ab", "abc", "abcd", "abcde"])
-def test_each_call_comes_after_each_other_one_equally_often(names):
+def test_each_call_follows_each_other_call_equally_often(names):
     orders = timing.balanced_orders(names)
     assert all(sorted(order) == list(names) for order in orders)
     follows = Counter(pair for order in orders for pair in pairwise(order))
@@ -199,7 +199,7 @@ def test_each_call_comes_after_each_other_one_equally_often(names):
     assert len(set(follows.values())) == 1
 
 
-def test_a_disturbance_that_meets_a_whole_round_leaves_the_ratio_alone():
+def test_a_disturbance_of_a_whole_round_leaves_the_ratio_alone():
     assert timing.median_ratio([2, 20, 2], [1, 10, 1]) == 2
 
 
@@ -218,20 +218,20 @@ def test_providers_are_related_to_the_copy_to_eager_and_to_the_fastest_peer():
     assert replace(ours, spread=0.0) == ours
 
 
-def test_a_shape_is_the_sizes_of_its_dimensions():
+def test_a_shape_is_written_as_the_sizes_of_its_dimensions():
     assert arguments.parse_shape("4096x1024") == (4096, 1024)
     assert arguments.parse_shape("8x12x128x128") == (8, 12, 128, 128)
 
 
 @pytest.mark.parametrize(("gpus", "device"), [(0, "cuda"), (0, "cuda:0"), (2, "cuda:2")])
-def test_a_gpu_that_is_not_there_is_refused_before_anything_runs(monkeypatch, gpus, device):
+def test_a_missing_gpu_is_refused_before_anything_runs(monkeypatch, gpus, device):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     with pytest.raises(argparse.ArgumentTypeError, match="but torch sees (no GPU|only 2)"):
         options.device(device)
 
 
-def test_a_gpu_that_is_there_is_taken(monkeypatch):
+def test_an_existing_gpu_is_accepted(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert [options.device(name) for name in ("cpu", "cuda", "cuda:1")] == [
@@ -241,7 +241,7 @@ def test_a_gpu_that_is_there_is_taken(monkeypatch):
     ]
 
 
-def test_what_is_asked_for_twice_is_measured_once():
+def test_a_case_that_is_named_twice_is_measured_once():
     args = parsed("--op softmax softmax --dtype float32 float32 --pass forward forward --shape 2x3")
     arguments.check_options(args)
     assert len(list(bench.chosen_cases(args, bench.QUICK.shapes, "cpu"))) == 1
@@ -249,8 +249,8 @@ def test_what_is_asked_for_twice_is_measured_once():
 
 @pytest.mark.parametrize("shape", [(1, 1), (8, 1), (1, 8), (3, 2)], ids=str)
 @pytest.mark.parametrize("op", OPERATORS)
-def test_rows_of_one_or_two_numbers_are_no_disagreement(op, shape):
-    """Results that are zero but for rounding, or no number in eager PyTorch either."""
+def test_rows_of_one_or_two_numbers_count_as_agreement(op, shape):
+    """Their results are zero but for rounding, or NaN in eager PyTorch too."""
     for direction in ("forward", "backward"):
         this = case(op, direction, shape=shape)
         inputs, providers = this.inputs(), this.operator.providers(direction)
@@ -264,7 +264,7 @@ def test_a_wrong_result_of_one_column_is_not_timed():
         measurement.check_agreement(case(shape=(8, 1)), "fast", torch.ones(8, 1), torch.zeros(8, 1))
 
 
-def test_a_case_that_fails_costs_none_of_the_others(capsys):
+def test_a_case_that_fails_does_not_stop_the_others(capsys):
     def measure(this, say):
         if this == "bad":
             raise RuntimeError("no\ncode")
@@ -278,7 +278,7 @@ def test_a_case_that_fails_costs_none_of_the_others(capsys):
 
 @pytest.fixture
 def measured(monkeypatch):
-    """What stands in the place of measurements: three providers, and one case left out."""
+    """Replaces the measurements: three providers, and one case left out."""
     rows = [
         measurement.Measurement(
             op="softmax", direction="forward", dtype="float32", rows=2, cols=3, device="cpu",
@@ -291,7 +291,7 @@ def measured(monkeypatch):
     monkeypatch.setattr(bench, "measure_each", lambda cases, measure: (rows, 1))
 
 
-def test_the_program_starts_anew_once_with_an_allocator_that_keeps_memory(monkeypatch, capsys):
+def test_the_program_restarts_once_with_an_allocator_that_keeps_memory(monkeypatch, capsys):
     started = []
     monkeypatch.setattr(os, "execve", lambda *arguments: started.append(arguments))
     for name in bench.ALLOCATOR_SETTINGS:
@@ -308,13 +308,13 @@ def test_the_program_starts_anew_once_with_an_allocator_that_keeps_memory(monkey
 
 
 class RecordedEvent:
-    """In the place of torch.cuda.Event: every call takes two milliseconds."""
+    """Replaces torch.cuda.Event: every call takes two milliseconds."""
 
     def __init__(self, enable_timing):
         assert enable_timing
 
     def record(self):
-        """Would enqueue it."""
+        """Does nothing, where a real event would be enqueued."""
 
     def elapsed_time(self, end):
         return 2.0
@@ -331,7 +331,7 @@ def test_a_gpu_is_timed_by_events_around_each_call(monkeypatch):
     assert isinstance(timing.clock_for("cpu"), timing.WallClock)
 
 
-def test_results_are_written_before_they_are_shown_and_what_was_left_out_is_a_failure(
+def test_results_are_written_before_they_are_shown_and_a_case_left_out_is_a_failure(
     tmp_path, measured, monkeypatch, command
 ):
     file, charts = tmp_path / "new" / "b.csv", tmp_path / "charts"
@@ -351,7 +351,7 @@ def test_results_are_written_before_they_are_shown_and_what_was_left_out_is_a_fa
     assert file.exists()
 
 
-def test_variants_get_means_of_their_own_for_each_row_length(capsys):
+def test_each_variant_has_its_own_mean_for_each_row_length(capsys):
     measured = [
         measurement.Measurement(
             op=f"masked_softmax[{variant}]",

@@ -1,4 +1,4 @@
-"""`python -m fusedops bench --host`: both functions are called alike, and the least time counts."""
+"""`python -m fusedops bench --host` calls both functions alike, and takes the least time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_both_functions_compute_the_same(op, mode):
     torch.testing.assert_close(*results)
 
 
-def test_the_least_of_the_bursts_counts_and_calls_take_turns(monkeypatch):
+def test_the_fastest_burst_counts_and_calls_take_turns(monkeypatch):
     ticks = itertools.accumulate(itertools.cycle([1000, 5000, 2000, 3000]))
     monkeypatch.setattr(host.time, "perf_counter_ns", lambda: next(ticks))
     calls = []

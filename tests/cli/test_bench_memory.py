@@ -1,4 +1,4 @@
-"""`python -m fusedops bench --memory`: what is allocated at most, to the byte."""
+"""`python -m fusedops bench --memory` measures the peak of allocated memory, to the byte."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FORWARD, TRAINING = cases.FORWARD, cases.BACKWARD
 MASKED = [op for op in OPERATORS if op.startswith("masked_softmax")]
 IN_PLACE = [op for op, saving in memory.SAVING_WAYS.items() if memory.OURS_IN_PLACE in saving]
 
-#: A seed, and a scalar in the place of each operand that was added; no row of numbers.
+#: The bytes of a seed, and of a scalar for each operand that was added: less than a row.
 A_FEW_BYTES = 64
 
 
@@ -36,7 +36,7 @@ def inputs_taken(provider: str, this: cases.Case) -> float:
     return peak(provider, this) / this.input_bytes
 
 
-def test_the_peak_is_what_is_allocated_at_one_time():
+def test_the_peak_is_the_most_that_is_allocated_at_one_time():
     def call():
         first, second = torch.empty(1000), torch.empty(10)
         del first
@@ -47,7 +47,7 @@ def test_the_peak_is_what_is_allocated_at_one_time():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("op", IN_PLACE)
-def test_in_place_and_into_a_buffer_nothing_is_allocated(op, dtype):
+def test_a_call_in_place_or_into_a_buffer_allocates_nothing(op, dtype):
     assert peak(memory.OURS_IN_PLACE, case(op, dtype=dtype)) == 0
     assert peak(memory.OURS_OUT, case(op, dtype=dtype)) == 0
 
@@ -99,7 +99,7 @@ def test_the_eager_chain_takes_one_tensor_more(op):
     assert inputs_taken(memory.EAGER, case(op, TRAINING)) >= 3
 
 
-def test_only_what_autograd_allows_is_offered_for_training():
+def test_only_calls_that_autograd_allows_are_offered_for_training():
     assert list(memory.ways(case("softmax"))) == list(memory.WAYS)
     assert list(memory.ways(case("softmax", TRAINING))) == [
         memory.EAGER,
@@ -157,11 +157,11 @@ print((status("VmHWM") - before) / case.input_bytes)
 @pytest.mark.parametrize(
     ("provider", "inputs"), [(memory.EAGER, 2), (memory.OURS, 1), (memory.OURS_IN_PLACE, 0)]
 )
-def test_the_process_itself_grows_by_as_much(provider, inputs):
-    """By what the system counts, which would show what goes past torch's allocator."""
+def test_the_process_grows_by_as_much_as_is_counted(provider, inputs):
+    """The system's own count would show memory that bypasses torch's allocator."""
     op = "masked_softmax[additive]"
     assert inputs_taken(provider, case(op)) == pytest.approx(inputs, abs=0.01)
-    # Every block in a mapping of its own, which goes back to the system when it is freed.
+    # Every block has a mapping of its own, which is returned to the system when it is freed.
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
     finished = subprocess.run(
         [sys.executable, "-c", RESIDENT_PEAK, op, provider],
@@ -173,7 +173,7 @@ def test_the_process_itself_grows_by_as_much(provider, inputs):
     assert float(finished.stdout) == pytest.approx(inputs, abs=0.05)
 
 
-def test_csv_holds_one_row_a_peak(tmp_path):
+def test_csv_holds_one_row_for_each_peak(tmp_path):
     file = tmp_path / "memory.csv"
     command = "bench --memory --op softmax --pass forward --dtype float32 --shape 64x32 --csv"
     finished = subprocess.run(

@@ -52,7 +52,7 @@ def parsed(command: str) -> argparse.Namespace:
 
 
 class Seldom(torch.nn.Module):
-    """Drops one number of a billion."""
+    """A dropout that drops one number in a billion."""
 
     def __init__(self):
         super().__init__()
@@ -63,13 +63,15 @@ class Seldom(torch.nn.Module):
 
 
 @pytest.mark.parametrize(("mode", "draws"), [(models.TRAINING, True), (models.INFERENCE, False)])
-def test_a_step_is_random_that_draws_numbers_even_if_it_drops_none(mode, draws, monkeypatch):
+def test_a_step_that_draws_random_numbers_counts_as_random_even_if_it_drops_none(
+    mode, draws, monkeypatch
+):
     seldom = Model("plain", {}, lambda size, dropout: Seldom(), lambda *_: {"x": torch.ones(4)})
     monkeypatch.setitem(MODELS, "seldom", seldom)
     assert models._is_random(step("seldom", mode)) == draws
 
 
-def test_csv_holds_one_row_a_model_and_mode(tmp_path):
+def test_csv_holds_one_row_for_each_model_and_mode(tmp_path):
     file = tmp_path / "models.csv"
     command = "bench --quick --models nn.MultiheadAttention --length 16 --width 128 --csv"
     finished = subprocess.run(
@@ -170,7 +172,7 @@ def test_a_file_of_something_else_is_not_resumed(tmp_path):
         report.read_steps(file)
 
 
-def test_what_is_measured_outlives_an_interruption(tmp_path, monkeypatch):
+def test_an_interruption_keeps_the_measurements_so_far(tmp_path, monkeypatch):
     file = tmp_path / "cells.csv"
     args = parsed(f"--models nanogpt by_hand --quick --pass forward --csv {file}")
     bench.check_options(args)
@@ -210,8 +212,10 @@ def test_a_peer_that_is_not_installed_is_left_out_with_a_line(monkeypatch):
         (models.TRAINING, torch.float32, []),
     ],
 )
-def test_peers_stand_beside_inference_in_the_dtypes_that_they_have(monkeypatch, mode, dtype, runs):
-    """What runs the model here is eager; a peer that gives something else is left out by name."""
+def test_peers_are_shown_for_inference_in_the_dtypes_that_they_support(
+    monkeypatch, mode, dtype, runs
+):
+    """The peers run eager code here; one that gives other results is left out, and named."""
     wrong = "onnxruntime"
 
     def prepare(peer, model, inputs, dtype, threads):
@@ -280,7 +284,7 @@ def test_a_missing_package_is_named_before_anything_runs(monkeypatch):
         "aten::_softmax",
     ],
 )
-def test_kernels_of_sites_and_of_dropout_beside_them_belong(name):
+def test_kernels_of_sites_and_of_the_dropout_beside_them_count(name):
     assert sites.belongs_to_a_site(name)
 
 
@@ -296,11 +300,11 @@ def test_kernels_of_sites_and_of_dropout_beside_them_belong(name):
         "Torch-Compiled Region: 0/0 softmax",
     ],
 )
-def test_matrix_products_activations_and_mere_arithmetic_do_not(name):
+def test_kernels_of_matrix_products_activations_and_arithmetic_do_not_count(name):
     assert not sites.belongs_to_a_site(name)
 
 
-def test_a_site_takes_the_time_of_what_it_calls():
+def test_the_time_of_a_site_includes_what_it_calls():
     def event(name, time, parent=None):
         return SimpleNamespace(name=name, self_cpu_time_total=time, cpu_parent=parent)
 

@@ -1,4 +1,4 @@
-"""The demo fails where it would otherwise show something that is not so."""
+"""The demo fails rather than show something that is not true."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def sites(softmax=6, layer_norm=13, **changes):
     return [Site(op=op, **(defaults | changes)) for op in ops]
 
 
-def test_no_failure_if_all_sites_are_found_and_the_embeddings_agree():
+def test_the_demo_succeeds_if_all_sites_are_found_and_the_embeddings_agree():
     assert demo.find_failures(sites(), 1e-6, RAN) == []
 
 
-def test_a_site_that_is_left_with_a_reason_is_no_failure():
+def test_the_demo_succeeds_where_a_site_is_left_with_a_reason():
     left = sites(replaced=False, reason="smaller than the kernel's break-even")
     assert demo.find_failures(left, 0.0, Counter()) == []
 
@@ -65,7 +65,7 @@ def test_the_most_similar_pairs_come_first():
     assert second[0] == pytest.approx(math.sqrt(0.5))
 
 
-def test_embeddings_have_length_one_and_do_not_see_the_padding():
+def test_embeddings_have_length_one_and_do_not_depend_on_padding():
     hidden = torch.randn(2, 3, 4)
     batch = {"attention_mask": torch.tensor([[1, 1, 0], [1, 1, 1]])}
     embedding = demo.embed(lambda **_: SimpleNamespace(last_hidden_state=hidden), batch)
@@ -77,7 +77,7 @@ def test_embeddings_have_length_one_and_do_not_see_the_padding():
 
 @pytest.fixture
 def small_encoder(monkeypatch):
-    """An encoder of MiniLM's sites in the place of MiniLM, timed for a moment."""
+    """Replaces MiniLM by a small encoder with its sites, timed for a moment."""
     config = transformers.BertConfig(
         vocab_size=64, hidden_size=16, num_hidden_layers=6, num_attention_heads=2,
         intermediate_size=16,
@@ -104,7 +104,7 @@ def test_a_demo_whose_compiled_encoder_runs_no_operator_of_ours_fails(
 def test_a_site_that_does_not_pay_is_left_and_its_reason_printed(
     small_encoder, monkeypatch, command
 ):
-    """The default policy decides, and what replaces every site stands beside it."""
+    """The default policy decides; the time with every site replaced is shown beside it."""
     policies = []
 
     def explain(*_, **__):
@@ -147,7 +147,7 @@ def test_the_encoder_comes_out_of_an_installed_package():
 
 
 def test_the_demo_needs_nothing_that_its_extra_leaves_out():
-    """pandas and matplotlib belong to the extra of the benchmark alone."""
+    """Only the extra of the benchmark has pandas and matplotlib."""
     code = (
         "import sys\n"
         "sys.modules |= dict.fromkeys(['pandas', 'matplotlib'])\n"  # None: importing it fails

@@ -47,7 +47,7 @@ def test_json_report_holds_every_section_and_the_variables_in_force():
     assert report["torch"]["version"] == torch.__version__
 
 
-def test_text_report_shows_a_paragraph_a_section(capsys):
+def test_text_report_has_a_paragraph_for_each_section(capsys):
     assert main(["env"]) == 0
     titles = [paragraph.splitlines()[0] for paragraph in capsys.readouterr().out.split("\n\n")]
     assert titles == [*env.PROBES, "problems"]
@@ -101,7 +101,7 @@ def test_a_system_that_does_not_tell_its_processor_is_described(monkeypatch):
     assert env._processor_name() and env._vector_flags() == []
 
 
-def test_a_gpu_is_described_with_what_the_libraries_hold_for_it(monkeypatch, tmp_path):
+def test_a_gpu_is_described_with_the_code_that_the_libraries_have_for_it(monkeypatch, tmp_path):
     smi = tmp_path / "nvidia-smi"
     smi.write_text("#!/bin/sh\necho 580.1\n")
     smi.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Results are there as a whole or not at all, and what cannot be written is known beforehand."""
+"""Results are written whole or not at all, and a path that cannot be written is known early."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from fusedops.cli.files import check_folder, check_writable, write_atomically
 
 
-def test_the_folders_above_are_made_and_nothing_else_is_left(tmp_path):
+def test_parent_folders_are_made_and_no_temporary_file_is_left(tmp_path):
     path = tmp_path / "new" / "folder" / "result.csv"
     for content in (b"first", b"second"):
         check_writable(path)

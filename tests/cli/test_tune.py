@@ -1,4 +1,4 @@
-"""`python -m fusedops tune` measures within its time, and writes a table that counts at once."""
+"""`python -m fusedops tune` keeps to its time, and writes a table that is used at once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SOFTMAX = Graph("softmax", "inference", torch.float32, (8, 32), 16, "cpu", threa
 
 @pytest.fixture
 def cache(monkeypatch, tmp_path):
-    """The user's cache, and a program that needs no other environment."""
+    """A user's cache, with the allocator's settings in place, so that no program restarts."""
     monkeypatch.setenv("FUSEDOPS_CACHE_DIR", str(tmp_path / "cache"))
     for name, value in bench.ALLOCATOR_SETTINGS.items():
         monkeypatch.setenv(name, value)
@@ -38,13 +38,13 @@ def cache(monkeypatch, tmp_path):
 
 @pytest.fixture
 def unsteady(monkeypatch):
-    """Every time is believed: tests run beside each other."""
+    """Makes every measurement count, as other tests run at the same time."""
     monkeypatch.setattr(measurement, "STEADY", 1.0)
 
 
 @pytest.fixture
 def measured(monkeypatch, cache):
-    """measured(ours): each graph takes Inductor 2 ms and us so long, and nothing is compiled."""
+    """measured(ours): Inductor takes 2 ms for a graph, fusedops ``ours``; nothing is compiled."""
 
     def pretend(ours):
         def measure(graph):
@@ -57,7 +57,7 @@ def measured(monkeypatch, cache):
     return pretend
 
 
-def test_a_table_is_measured_and_counts_at_once(monkeypatch, cache, unsteady, command):
+def test_a_table_is_used_as_soon_as_it_is_measured(monkeypatch, cache, unsteady, command):
     trained = replace(SOFTMAX, op="add_layer_norm", mode="training", dtype=torch.bfloat16)
     monkeypatch.setattr(tune, "all_graphs", lambda device, threads: [SOFTMAX, trained])
     monkeypatch.setattr(tune, "compile_ahead", lambda graphs, deadline: iter(()))
@@ -99,7 +99,7 @@ def test_one_file_to_ship_has_all_numbers_of_threads(measured, tmp_path, cache, 
         assert next(csv.reader(lines)) == list(costs.COLUMNS)
 
 
-def test_where_the_time_is_up_the_rest_is_left_out_and_named(measured, cache, command, monkeypatch):
+def test_when_the_time_is_up_the_rest_is_left_out_and_named(measured, cache, command, monkeypatch):
     clock = iter(range(10**6))
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     ended = command("tune", "--threads", "1", "--budget", "5")
@@ -109,7 +109,9 @@ def test_where_the_time_is_up_the_rest_is_left_out_and_named(measured, cache, co
     assert 0 < len(table.costs) < 10
 
 
-def test_what_fails_is_named_and_costs_none_of_the_others(measured, cache, command, monkeypatch):
+def test_a_graph_that_fails_is_named_and_does_not_stop_the_others(
+    measured, cache, command, monkeypatch
+):
     measure = tune.measure
 
     def fail_at_norms(graph):
@@ -124,7 +126,7 @@ def test_what_fails_is_named_and_costs_none_of_the_others(measured, cache, comma
     assert {op for op, *_ in table.costs} == {*graphs.SCORES, "softmax", "log_softmax"}
 
 
-def test_threads_that_wait_for_a_core_of_another_programs_are_not_believed(
+def test_times_of_threads_that_waited_for_a_busy_core_do_not_count(
     measured, cache, command, monkeypatch
 ):
     measure = tune.measure
@@ -157,7 +159,7 @@ class Waiting:
         return next(self.times, 1.0)
 
 
-def test_a_time_counts_where_it_was_seen_twice():
+def test_a_time_counts_once_it_was_measured_twice():
     calls = {"inductor": lambda: None}
     assert measurement.least_times(calls, Waiting(1, 1, 9, 7, 1.02)) == {"inductor": 1.0}
     growing = Waiting(*(2.0**exponent for exponent in range(200)))
@@ -213,7 +215,7 @@ def test_a_user_without_a_home_is_told_what_to_set(measured, command, monkeypatc
     assert ended.code == 1 and "set FUSEDOPS_CACHE_DIR, or --output" in ended.err
 
 
-def test_what_most_models_run_is_measured_first():
+def test_graphs_that_most_models_run_are_measured_first():
     every = graphs.all_graphs("cpu", [1, 2])
     first = every[: len(every) // 3]
     assert {graph.threads for graph in first} == {1, 2}
@@ -223,7 +225,7 @@ def test_what_most_models_run_is_measured_first():
 
 
 @inductor_config.patch({"cpp.min_chunk_size": 4096})
-def test_what_is_too_small_for_several_threads_is_compiled_by_itself():
+def test_graphs_too_small_for_several_threads_are_compiled_by_themselves():
     def rows(threads):
         return [
             graph.rows
@@ -237,11 +239,11 @@ def test_what_is_too_small_for_several_threads_is_compiled_by_itself():
     assert rows(64) == [(8, 128), (2048,)]
 
 
-def test_a_gpu_has_code_for_each_number_of_rows():
+def test_on_a_gpu_each_number_of_rows_is_compiled():
     assert all(len(graph.rows) == 1 for graph in graphs.all_graphs("cuda:0", [1]))
 
 
-def test_one_code_serves_every_number_of_rows(unsteady):
+def test_on_a_cpu_one_compilation_serves_every_number_of_rows(unsteady):
     op = "masked_softmax[additive]"
     graph = Graph(op, "training", torch.float32, (64, 256), 32, "cpu", threads=1)
     found = list(measurement.measure(graph))  # raises where anything is compiled again

@@ -1,4 +1,4 @@
-"""What the build makes: libraries without Python in them, an honest record, clear refusals."""
+"""The build makes libraries without Python and a record of itself, or refuses clearly."""
 
 import ctypes
 import json
@@ -48,8 +48,8 @@ ALL_LIBRARIES = sorted(_library.LIB_DIR.glob("*.so"))
 
 @pytest.mark.parametrize("library", ALL_LIBRARIES, ids=lambda path: path.name)
 def test_a_library_is_hardened(library):
-    """Its tables of addresses become read-only, all filled, before its code runs; its stack is not
-    executable, and guarded, as are the standard library's copies and indices."""
+    """Its tables of addresses are filled and made read-only before its code runs; its stack is not
+    executable and guarded, and so are the standard library's copies and indices."""
     assert re.search(r"FLAGS_1.*\bNOW\b", output("readelf", "-d", library))
     segments = output("readelf", "-lW", library)
     assert "GNU_RELRO" in segments
@@ -146,7 +146,7 @@ def test_architectures_follow_torchs_variable_and_wrong_ones_are_named(tmp_path)
     assert "TORCH_CUDA_ARCH_LIST has 'nine', wanted versions such as 8.0" in result.stderr
 
 
-def test_a_build_that_was_killed_goes_on_where_it_was(tmp_path):
+def test_a_killed_build_resumes_where_it_was(tmp_path):
     build = ["cmake", "--build", str(tmp_path), "-j1", "--target", "fusedops_cpu_backend"]
     assert configure(tmp_path, "-G", "Ninja", "-DFUSEDOPS_BUILD_CUDA=0").returncode == 0
     killed = subprocess.Popen(build, stdout=subprocess.DEVNULL, start_new_session=True)

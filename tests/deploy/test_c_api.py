@@ -31,7 +31,7 @@ CLOSE = {"rtol": 3e-6, "atol": 3e-7}
 
 
 class Binding:
-    """Functions by name, on arrays, None and numbers."""
+    """The library's functions by name, for arrays, None and numbers."""
 
     def __init__(self, path: Path):
         self.path, self.library = path, ctypes.CDLL(str(path))
@@ -70,8 +70,8 @@ def normal(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:
-    powers = np.exp(scores - scores.max(-1, keepdims=True))
-    return powers / powers.sum(-1, keepdims=True)
+    exponentials = np.exp(scores - scores.max(-1, keepdims=True))
+    return exponentials / exponentials.sum(-1, keepdims=True)
 
 
 def masked_scores(inp: np.ndarray, mask: np.ndarray | None, mask_future: bool) -> np.ndarray:
@@ -84,7 +84,7 @@ def masked_scores(inp: np.ndarray, mask: np.ndarray | None, mask_future: bool) -
 
 
 def padding(batch: int, length: int, hidden: float) -> np.ndarray:
-    """The last entry keeps every key, those before it fewer."""
+    """A mask that hides some keys of every entry but the last."""
     mask = np.zeros((batch, length), np.float32)
     for entry in range(batch):
         mask[entry, max(1, length * (entry + 1) // batch) :] = hidden
@@ -92,7 +92,7 @@ def padding(batch: int, length: int, hidden: float) -> np.ndarray:
 
 
 class LayerNorm:
-    """Arrays of a LayerNorm, and of its gradients, with what they should hold."""
+    """The arrays of a LayerNorm and of its gradients, and what they should hold."""
 
     def __init__(self, rows: int, cols: int, eps: float = 1e-5):
         self.rows, self.cols, self.eps = rows, cols, eps
@@ -141,7 +141,7 @@ def test_attention_softmax_is_that_of_float64_in_place(binding, shape, hidden, m
     np.testing.assert_allclose(inp, expected, **CLOSE)
 
 
-def test_a_row_of_which_nothing_is_visible_becomes_zeros(binding):
+def test_a_row_that_is_hidden_whole_becomes_zeros(binding):
     inp, mask = normal(2, 1, 3, 40), np.zeros((2, 40), np.float32)
     mask[1] = -np.inf
     binding.call("fusedops_attn_softmax", inp, mask, *inp.shape, False, None)
@@ -206,7 +206,7 @@ def test_gradients_of_long_rows_may_be_null_too(cpu, rows, cols, wanted):
             np.testing.assert_array_equal(getattr(part, name), getattr(norm, name))
 
 
-def test_the_names_of_lightseq_are_the_same_functions_with_its_epsilon(binding):
+def test_the_functions_named_as_in_lightseq_are_the_same_with_its_epsilon(binding):
     scores, ours = normal(2, 2, 4, 9), normal(2, 2, 4, 9)
     mask = padding(2, 9, -1e8)
     binding.call("launch_attn_softmax", scores, mask, 2, 2, 4, 9, True, None)
@@ -230,7 +230,7 @@ def test_the_names_of_lightseq_are_the_same_functions_with_its_epsilon(binding):
 
 
 def arguments(function: str) -> dict:
-    """Valid ones, in order."""
+    """Valid arguments, in order."""
     norm, a = LayerNorm(2, 3), normal(2, 3)
     return {
         "fusedops_attn_softmax": {
@@ -413,11 +413,11 @@ def python(code: str, **variables: str) -> subprocess.CompletedProcess:
 
 
 def blocks(language: str) -> list[str]:
-    """What docs/c_interface.md shows in a language."""
+    """The blocks of docs/c_interface.md in one language."""
     return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 
-def test_a_framework_of_ones_own_computes_without_torch():
+def test_another_framework_computes_without_torch():
     checks = """
 import sys
 assert "torch" not in sys.modules and "fusedops" not in sys.modules

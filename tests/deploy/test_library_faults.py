@@ -1,4 +1,4 @@
-"""A library missing, damaged or another: one message that says what to do, and `env` still runs."""
+"""With a missing, damaged or wrong library, one message says what to do, and `env` still runs."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_env_reports_what_is_wrong_with_the_library(package, fault):
     assert FAULTS[fault] in message and REBUILD in message
 
 
-def test_importing_says_the_same_in_one_message(package):
+def test_the_import_says_the_same_in_one_message(package):
     truncated(package / "lib" / "libfusedops.so")
     done = run(package, "-c", "import fusedops")
     assert done.returncode == 1
@@ -86,7 +86,7 @@ def test_importing_says_the_same_in_one_message(package):
     assert last.startswith("ImportError: fusedops: ") and "is cut off. " + REBUILD in last
 
 
-def test_compiling_says_it_too(package):
+def test_torch_compile_says_the_same(package):
     truncated(package / "lib" / "libfusedops.so")
     compiled = "torch.compile(torch.nn.Softmax(-1), backend='fusedops')"
     done = run(package, "-c", f"import torch; {compiled}(torch.ones(2))")
@@ -94,7 +94,7 @@ def test_compiling_says_it_too(package):
     assert "is cut off. " + REBUILD in done.stderr.strip().splitlines()[-1], done.stderr
 
 
-def test_a_damaged_op_call_is_reported_and_one_that_was_not_built_is_done_without(package):
+def test_a_damaged_op_call_is_reported_and_a_missing_one_is_not_needed(package):
     def eager_calls() -> str:
         done = run(package, "-m", "fusedops", "env", "--json")
         return json.loads(done.stdout)["libraries"].get("eager calls", done.stdout)
@@ -107,7 +107,7 @@ def test_a_damaged_op_call_is_reported_and_one_that_was_not_built_is_done_withou
 
 
 @pytest.mark.parametrize("content", [None, "", "{", "[]"], ids=["missing", "empty", "cut", "other"])
-def test_ops_do_not_need_the_record_of_the_build(package, content):
+def test_operators_do_not_need_the_record_of_the_build(package, content):
     record = package / "lib" / "build_info.json"
     record.unlink() if content is None else record.write_text(content)
     done = run(package, "-m", "fusedops", "env", "--json")

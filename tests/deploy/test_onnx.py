@@ -1,4 +1,4 @@
-"""fusedops.integrations.onnx: what ONNX Runtime computes is what the ops compute."""
+"""fusedops.integrations.onnx: ONNX Runtime computes what the operators compute."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INF = math.inf
 
 
 class Calls(nn.Module):
-    """Every function of a dict on the same inputs, all results in a dict, numbered."""
+    """Every function of a dict on the same inputs, with all results in a dict, numbered."""
 
     def __init__(self, functions):
         super().__init__()
@@ -43,8 +43,8 @@ def outputs(model, inputs, **options):
     return program, program(*inputs)
 
 
-#: Functions of x and r [2, 3, 5, 8], w and b [8], a bool mask m and a float mask f [2, 1, 5, 8], in
-#: which a row sees nothing, and a bias s [1, 8].
+#: Functions of x and r [2, 3, 5, 8], w and b [8], a bool mask m and a float mask f [2, 1, 5, 8],
+#: which hide one row whole, and a bias s [1, 8].
 OPS = {
     "softmax": lambda x, r, w, b, m, f, s: fusedops.softmax(x, 1),
     "softmax as float64": lambda x, *_: fusedops.softmax(x, -1, torch.float64),
@@ -101,7 +101,7 @@ def make_inputs(dtype):
 
 @pytest.fixture(scope="module", params=DTYPES.values(), ids=DTYPES)
 def computed(request):
-    """By name, what ONNX Runtime gives and what the ops give."""
+    """The results of ONNX Runtime and of the operators, by name."""
     inputs, model = make_inputs(request.param), Calls(OPS)
     _, results = outputs(model, inputs)
     expected = model(*inputs)
@@ -110,7 +110,7 @@ def computed(request):
 
 
 def tolerance(expected):
-    """16 bits: one unit in the last place, which a last bit of float32 can decide about."""
+    """One unit in the last place in 16 bits, as the last bit of float32 may decide the rounding."""
     if expected.dtype == torch.float64 and expected.shape[-1:] != (1,):
         return 1e-11
     # Statistics of LayerNormalization are float32 in every model.
@@ -137,7 +137,7 @@ def test_each_norm_and_softmax_is_one_operator():
     assert {name: counts(program)[name] for name in names} == dict.fromkeys(names, 1)
 
 
-def test_before_opset_23_rms_norm_is_written_out():
+def test_before_opset_23_rms_norm_is_decomposed():
     model, x = nn.RMSNorm(8), torch.randn(4, 8)
     program, (actual,) = outputs(model, (x,), opset_version=18)
     assert program.model.opset_imports[""] == 18 and "RMSNormalization" not in counts(program)
@@ -239,7 +239,7 @@ def test_dropout_is_refused_with_the_fix(name):
 
 
 @pytest.mark.parametrize("op", [fusedops.softmax_, ops.softmax_backward])
-def test_what_has_no_translation_is_named(op):
+def test_an_operator_without_a_translation_is_named(op):
     arguments = (0,) if op is fusedops.softmax_ else (torch.ones(4), 0, torch.float32)
     exported = torch.export.export(Calls({"": lambda x: op(x + 1, *arguments)}), (torch.ones(4),))
     with pytest.raises(RuntimeError, match=r"softmax_\w*.default has no translation; in the model"):
@@ -257,7 +257,7 @@ def test_what_has_no_translation_is_named(op):
         (None, TypeError, "opset_version is None, a NoneType, wanted an int"),
     ],
 )
-def test_an_opset_that_is_none_is_refused(opset_version, error, message):
+def test_an_opset_that_does_not_exist_is_refused(opset_version, error, message):
     with pytest.raises(error, match=message):
         onnx.translation_table(opset_version)
 

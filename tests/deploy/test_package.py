@@ -1,4 +1,4 @@
-"""fusedops.export.package: compiled ahead of time, our ops called in C++."""
+"""fusedops.export.package compiles ahead of time, and C++ calls our operators."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import fusedops
 from fusedops.ops import _library
 
-#: What a test does not time need not be compiled for speed.
+#: Nothing here is timed, so nothing need be compiled for speed.
 QUICK = {"aot_inductor.compile_wrapper_opt_level": "O0"}
 
 
 class _Attention(nn.Module):
-    """Every kind of argument that our ops take: shapes, dtypes, None, -inf, a size that varies."""
+    """Gives our operators every kind of argument: shapes, dtypes, None, -inf, a symbolic size."""
 
     def __init__(self):
         super().__init__()

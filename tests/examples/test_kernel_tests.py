@@ -1,4 +1,4 @@
-"""examples/kernel_tests: what is timed there agrees, on the shapes that are asked for."""
+"""examples/kernel_tests: the functions that are timed agree, on the shapes of the assignment."""
 
 from __future__ import annotations
 

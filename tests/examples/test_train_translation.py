@@ -1,5 +1,5 @@
-"""examples/train_translation.py and compare_translation.py on a toy language: letters, translated
-into capitals in reverse."""
+"""examples/train_translation.py and compare_translation.py on a toy language, which translates
+letters into capitals in reverse."""
 
 import csv
 import dataclasses
@@ -109,7 +109,7 @@ def test_compile_replaces_every_softmax_and_norm_but_that_of_the_cross_entropy(t
     )
 
 
-def test_a_run_that_is_killed_after_any_step_goes_on_bit_for_bit(trainer_of, tmp_path):
+def test_a_run_that_is_killed_after_any_step_resumes_bit_for_bit(trainer_of, tmp_path):
     for mode in ("false", "true"):
         expected = losses_of(trainer_of(mode), 2, tmp_path / mode)
         for killed_after in range(1, 2 * STEPS):
@@ -125,7 +125,7 @@ def test_a_run_that_is_killed_after_any_step_goes_on_bit_for_bit(trainer_of, tmp
             assert losses_of(trainer, 2, tmp_path / mode, every=2) == expected
 
 
-def test_a_compiled_run_goes_on_bit_for_bit(trainer_of, tmp_path):
+def test_a_compiled_run_resumes_bit_for_bit(trainer_of, tmp_path):
     trainer, checkpoints = trainer_of("compile"), Checkpoints(tmp_path)
     expected = losses_of(trainer, 2, tmp_path, every=7)
     os.remove(checkpoints.newest)
@@ -202,7 +202,7 @@ def damage(path, how):
 
 
 @pytest.mark.parametrize("how", ["flipped", "truncated", "empty"])
-def test_after_a_corrupt_checkpoint_the_previous_one_goes_on(trainer_of, tmp_path, how):
+def test_after_a_corrupt_checkpoint_the_previous_one_is_resumed(trainer_of, tmp_path, how):
     expected = losses_of(trainer_of("false"), 2, tmp_path, every=3)
     checkpoints = Checkpoints(tmp_path)
     damage(checkpoints.newest, how)
@@ -228,9 +228,7 @@ def test_two_corrupt_checkpoints_are_an_error_that_names_both(tmp_path):
 
 
 @pytest.mark.parametrize("call, nth", [("fsync", 1), ("replace", 1), ("replace", 2)])
-def test_a_checkpoint_that_was_not_finished_leaves_one_that_is_whole(
-    tmp_path, monkeypatch, call, nth
-):
+def test_an_unfinished_checkpoint_leaves_the_previous_one_whole(tmp_path, monkeypatch, call, nth):
     checkpoints = Checkpoints(tmp_path)
     for value in (1, 2):
         checkpoints.save({"value": value})
@@ -430,7 +428,7 @@ def test_rows_of_the_hub_are_pairs_and_a_missing_network_is_named(tmp_path, monk
         corpus.load_corpus("hf:some/set", ["de", "en"], tmp_path)
 
 
-def test_no_target_is_trained_and_tested_with():
+def test_no_target_sentence_is_in_both_training_and_test_data():
     pairs = toy_pairs(2000)
     split = corpus.split_by_target(pairs)
     parts = [{target for _, target in part} for part in (split.train, split.valid, split.test)]
@@ -492,7 +490,7 @@ def read_losses(folder):
         return [row["loss"] for row in csv.DictReader(file)]
 
 
-def test_a_killed_process_goes_on_bit_for_bit(command, tmp_path, capsys):
+def test_a_killed_process_resumes_bit_for_bit(command, tmp_path, capsys):
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     program = [sys.executable, str(ROOT / "examples" / "train_translation.py"), *command]
     process = subprocess.Popen(

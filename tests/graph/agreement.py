@@ -1,4 +1,4 @@
-"""Whether a rewritten model is what it was to all who call it: not its values alone."""
+"""Whether a rewritten model behaves as before to its caller, in more than its values."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 
 @dataclass
 class Outcome:
-    """What a function gave for copies of some inputs: its results, what it left of the inputs, and
-    their gradients; or why autograd refuses them: what it kept was written."""
+    """What a function gave for copies of some inputs: its results, the inputs afterwards, and their
+    gradients, or autograd's refusal where a tensor that it kept was written."""
 
     results: list[torch.Tensor]
     inputs: list[torch.Tensor]
@@ -19,7 +19,7 @@ class Outcome:
 
     @property
     def metadata(self):
-        """All that is not a value: a list for each result, and which inputs have a gradient."""
+        """Everything but values: a list for each result, and which inputs have a gradient."""
         shared = _shared(self.results, self.inputs)
         return [
             [r.dtype, r.shape, r.stride(), r.requires_grad, with_]
@@ -52,7 +52,7 @@ def _gradients(results, inputs):
 
 
 def _shared(results, inputs):
-    """For each result which of the tensors before it, inputs first, it shares its memory with."""
+    """For each result, the first tensor with the same memory, counted over inputs and results."""
     memory = [tensor.untyped_storage()._cdata for tensor in (*inputs, *results)]
     return [memory.index(one) for one in memory[len(inputs) :]]
 
@@ -66,7 +66,7 @@ def assert_agrees(ours, eager, inputs, rtol=1e-9, atol=1e-9):
 
 
 def assert_alike(ours, eager):
-    """The same but for values. Gradients that eager refuses may be had."""
+    """The outcomes are the same but for values. There may be gradients that eager refuses."""
     if eager.refusal:
         ours.gradients, ours.refusal = [], eager.refusal
     assert ours.refusal == eager.refusal

@@ -1,4 +1,4 @@
-"""Capture at each level, and counting what ran."""
+"""Fixtures that capture and rewrite a model at each entry, and that count what ran."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import copy
 from collections import Counter
 from dataclasses import dataclass
 
+import expressions
 import pytest
 import torch
 from torch._dynamo.backends.common import aot_autograd
@@ -26,7 +27,7 @@ def fresh_dynamo():
 
 @dataclass
 class Rewritten:
-    """A captured and rewritten model: call it, read its code, count its sites."""
+    """A captured and rewritten model, its graphs and its report."""
 
     call: object
     graphs: list[torch.fx.GraphModule]
@@ -34,9 +35,24 @@ class Rewritten:
 
     @property
     def code(self) -> str:
-        """The graphs, one call a line."""
+        """The graphs, with one call in each line."""
         nodes = [node for graph in self.graphs for node in graph.graph.nodes]
         return "\n".join(_line(node) for node in nodes if node.op != "placeholder")
+
+    @property
+    def calls(self) -> list[str]:
+        """The calls of our operators, whose arguments are expressions of the models' inputs."""
+        return [call for graph in self.graphs for call in expressions.calls(graph.graph)]
+
+    @property
+    def results(self) -> list[str]:
+        """The graphs' results, as expressions of our operators' results."""
+        return [result for graph in self.graphs for result in expressions.results(graph.graph)]
+
+    @property
+    def unused(self) -> list[str]:
+        """The values that the graphs compute and nothing uses."""
+        return [value for graph in self.graphs for value in expressions.unused(graph.graph)]
 
     @property
     def replaced(self) -> dict[str, int]:
@@ -48,7 +64,7 @@ class Rewritten:
 
 
 def _line(node: torch.fx.Node) -> str:
-    """One call. Our ops have no keywords; those of others are left out."""
+    """One call. Keywords are left out; our operators are called without."""
     if node.op == "output":
         return f"return {node.args[0]}"
     if node.op == "get_attr":
@@ -127,8 +143,8 @@ def entries():
 
 @pytest.fixture
 def backward_ops():
-    """backward_ops(model, *args): how often each fusedops op stands in the backward graph that
-    AOTAutograd makes of the rewritten model."""
+    """backward_ops(model, *args): how often the backward graph, which AOTAutograd makes of the
+    rewritten model, calls each of our operators."""
 
     def count(model, *args) -> dict[str, int]:
         graphs = []

@@ -1,8 +1,8 @@
-"""Programs of the pieces that the rules know, at random, as Python source.
+"""Random programs, as Python source, of the calls that the rules know.
 
 A program is drawn as a list of tokens: a context to enter or none, a step, and how many contexts to
 leave behind it. A step reads one or two of the tensors so far, may write into one of them, and
-gives the next. Writing a program out runs it: a step that eager refuses is left out. So each step
+gives the next. Writing a program runs it: a step that eager refuses is left out. So each step
 can follow every other, whatever their shapes, dtypes and modes.
 """
 
@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 #: The precision of a program that computes in float64 alone.
 EXACT = 1e-9
-#: And of others, by what stands in their source.
+#: The precision of others, by what their source contains.
 PRECISIONS = {
     "bfloat16": 2**-8,
     "half": 2**-11,
@@ -183,7 +183,7 @@ CONTEXTS = [
 _GLOBALS = {**globals(), "operator": operator}
 _PARAMETERS = "x, y, n, bias, weight, shift, keep"
 
-# Which of the tensors so far, from the last on: mostly the last itself.
+# The tensors to read, counted from the last one back: mostly the last one itself.
 _AGO = st.sampled_from([0] * 9 + [1, 2, 3, 4])
 
 
@@ -213,13 +213,13 @@ class Program:
 
     @property
     def precision(self):
-        """The roundings of the narrowest dtype that it may compute in."""
+        """The tolerances of the narrowest dtype that the program may compute in."""
         steps = [f"{context} {step}" for context, (step, *_), _ in self.tokens]
         found = [p for name, p in PRECISIONS.items() for step in steps if name in step]
         return max([EXACT, torch.finfo(self.dtype).eps, *found])
 
     def inputs(self, nearby=False):
-        """Always the same ones; or what differs from them by a rounding."""
+        """The inputs, always the same, or others that differ from them by a rounding."""
         generator = torch.Generator().manual_seed(0)
         shapes = {"x": SHAPE, "y": SHAPE, "n": SHAPE, "bias": (4, 4), "weight": (4,), "shift": (4,)}
         inputs = []
@@ -258,7 +258,7 @@ class Program:
 
 
 class _Writer:
-    """Runs what it writes: lines of Python, in the contexts that stand open."""
+    """Writes lines of Python in the contexts that are open, and runs them."""
 
     def __init__(self, scope):
         self.scope, self.lines = scope, []

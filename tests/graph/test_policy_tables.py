@@ -1,4 +1,4 @@
-"""Which table of costs counts on a machine, and what becomes of one that cannot be read."""
+"""Which policy table is used on a machine, and how one that cannot be read is reported."""
 
 import csv
 from dataclasses import astuple, replace
@@ -44,7 +44,7 @@ def _order(machine=HERE):
     return [table.name for table in costs.tables_for(machine)]
 
 
-def test_the_users_own_of_this_very_machine_counts_most(table):
+def test_the_users_table_of_this_very_machine_comes_first(table):
     table("shipped", "family")
     table("tuned", "mine")
     assert _order() == ["mine", "family"]
@@ -54,7 +54,7 @@ def test_the_users_own_of_this_very_machine_counts_most(table):
 @pytest.mark.parametrize(
     "differs", [{"threads": 2}, {"torch": "2.12.0"}, {"isa": "avx2"}, {"processor": "Xeon 8490"}]
 )
-def test_what_the_user_measured_otherwise_comes_after_the_shipped_table(table, differs):
+def test_the_users_tables_of_other_conditions_come_after_the_shipped_ones(table, differs):
     table("shipped", "family")
     table("tuned", "other", **differs)
     assert _order() == ["family", "other"]
@@ -96,7 +96,7 @@ def test_kernels_of_another_version_are_named(table):
     assert fit == f"measured on this machine; measured with fusedops 0.0.1, this is {version}"
 
 
-def test_the_machine_is_known_by_what_the_system_tells(monkeypatch):
+def test_the_machine_is_recognised_from_what_the_system_reports(monkeypatch):
     machine = here(torch.device("cpu"))
     assert (machine.device, machine.threads) == ("cpu", torch.get_num_threads())
     assert machine.isa in ("avx512", "avx2", "default")
@@ -114,7 +114,7 @@ def test_the_machine_is_known_by_what_the_system_tells(monkeypatch):
         ("AuthenticAMD", "25", "avx2", "amd-zen3"),
     ],
 )
-def test_a_family_is_told_by_its_instructions(vendor, number, flags, family):
+def test_a_family_is_recognised_by_its_instructions(vendor, number, flags, family):
     facts = {"vendor_id": vendor, "cpu family": number, "model": "0", "flags": flags}
     assert family_of(facts) == family
 
@@ -153,9 +153,7 @@ def test_a_damaged_shipped_table_is_named_with_its_fix(places, content):
 
 
 @pytest.mark.parametrize("content", DAMAGED)
-def test_a_damaged_table_of_the_users_is_named_once_and_passed_over(
-    table, places, content, recwarn
-):
+def test_a_damaged_table_of_the_users_is_named_once_and_skipped(table, places, content, recwarn):
     table("shipped", "family")
     (places["tuned"] / "mine.csv").write_bytes(content)
     assert _order() == _order() == ["family"]
@@ -165,13 +163,13 @@ def test_a_damaged_table_of_the_users_is_named_once_and_passed_over(
 
 
 @pytest.mark.parametrize("number", ["0", "-1", "nan", "inf", "fast"])
-def test_a_time_that_no_clock_can_have_measured_is_damage(table, places, number):
+def test_a_time_that_no_clock_can_measure_counts_as_damage(table, places, number):
     table("shipped", "family", ours=number)
     with pytest.raises(ValueError, match="is damaged"):
         costs.tables_for(HERE)
 
 
-def test_a_table_that_is_measured_again_counts_at_once(table):
+def test_a_table_that_is_measured_again_is_used_at_once(table):
     table("tuned", "mine", ours=1.0)
     size = costs.Size(64, 64, torch.float32)
     assert costs.tables_for(HERE)[0].cost("softmax", "inference", size).ours == 1

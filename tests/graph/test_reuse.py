@@ -1,4 +1,4 @@
-"""Compiled graphs write a softmax over what nothing else needs, and over nothing else."""
+"""Compiled graphs write a softmax into memory that nothing else reads, and into no other."""
 
 import re
 
@@ -72,7 +72,7 @@ def test_the_gradient_of_the_probabilities_becomes_that_of_the_scores():
         ),
     ],
 )
-def test_every_op_of_the_family(softmax, calls):
+def test_the_other_softmax_operators_reuse_memory_too(softmax, calls):
     def function(q, k, v):
         return softmax(q @ k.transpose(-1, -2)) @ v
 
@@ -99,7 +99,7 @@ NOT_FREE = {
 
 
 @pytest.mark.parametrize("name", NOT_FREE)
-def test_what_something_else_needs_is_left_alone(name):
+def test_memory_that_is_not_free_is_left_alone(name):
     args = inputs()
     before = [t.clone() for t in args]
     expected = NOT_FREE[name](*args)

@@ -5,7 +5,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from agreement import assert_agrees
-from expecttest import assert_expected_inline
 from functorch.compile import make_boxed_func
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
@@ -124,7 +123,7 @@ def test_every_form_has_eagers_gradients_at_all_batch_sizes(rewrite_dynamo, draw
         return torch.autograd.grad(sum(r.sin().sum() for r in results), leaves, allow_unused=True)
 
     leaves = [tensor.requires_grad_() for tensor in draw(4)]
-    for tensor in leaves[:2]:  # rows of a symbolic length would leave norms by hand as they are
+    for tensor in leaves[:2]:  # rows of a symbolic length would leave decomposed norms as they are
         torch._dynamo.mark_dynamic(tensor, 0)
     rewritten = rewrite_dynamo(model, *leaves)
     for batch in (4, 2, 5):
@@ -222,7 +221,7 @@ def _dropped_and_added_to_itself(x, r, w, b):
     return layer_norm(dropped + dropped, w, b)
 
 
-def test_of_two_dropouts_one_is_taken_in(rewrite, draw):
+def test_one_of_two_dropouts_is_taken_in(rewrite, draw):
     rewritten = rewrite(_both_dropped, *draw())
     assert rewritten.replaced == {"add_layer_norm": 1}
     assert rewritten.code.count(" dropout") + rewritten.code.count("aten.dropout") >= 1
@@ -353,7 +352,7 @@ APART = [
 
 
 @pytest.mark.parametrize("model", APART, ids=lambda model: model.__name__)
-def test_what_is_no_residual_keeps_the_norm_alone(rewrite, draw, model):
+def test_a_sum_that_is_no_residual_stays_outside_of_the_norm(rewrite, draw, model):
     arguments = draw()
     rewritten = rewrite(model, *arguments)
     assert rewritten.replaced == {"layer_norm": 1} and rewritten.reasons == []
@@ -361,7 +360,7 @@ def test_what_is_no_residual_keeps_the_norm_alone(rewrite, draw, model):
     torch.testing.assert_close(ours, eager, rtol=1e-11, atol=1e-13)
 
 
-def test_a_weight_that_is_read_after_the_sum_is_used_keeps_the_norm_alone(entries, draw):
+def test_where_the_weight_is_read_after_the_sum_is_used_the_sum_stays_outside(entries, draw):
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
@@ -377,7 +376,7 @@ def test_a_weight_that_is_read_after_the_sum_is_used_keeps_the_norm_alone(entrie
     torch.testing.assert_close(rewritten.call(x, r), model(x, r), rtol=1e-12, atol=0)
 
 
-def test_a_result_that_is_written_into_after_it_is_safe(rewrite, draw):
+def test_a_sum_that_is_written_into_after_the_norm_is_taken_in(rewrite, draw):
     def model(x, r, w, b):
         h = x + r
         y = layer_norm(h, w, b)
@@ -406,63 +405,44 @@ def test_a_second_run_changes_nothing(rewrite, draw):
     assert rewrite_graph(rewritten.graphs[0].graph).sites == () and rewritten.code == code
 
 
-def test_the_dynamo_graphs_after_the_rewrite(rewrite_dynamo, draw):
-    codes = []
-    for form in FORMS:
-        torch._dynamo.reset()
-        codes.append(f"{form.__name__}\n{rewrite_dynamo(form(layer_norm), *draw()).code}\n")
-    code = "\n".join(codes).replace("add_layer_norm_default", "norm")
-    assert_expected_inline(
-        code.replace("fusedops.add_layer_norm.default", "add_layer_norm"),
-        """\
-after
-norm = add_layer_norm(l_x_, l_r_, (8,), l_w_, l_b_, 1e-05, 0.0, None)
-getitem = operator.getitem(norm, 0)
-return (getitem,)
+def _call(x, residual):
+    parameters = "normalized_shape=[8], weight=w, bias=b, eps=1e-05"
+    return f"add_layer_norm({x}, residual={residual}, {parameters})"
 
-before
-norm = add_layer_norm(l_x_, l_r_, (8,), l_w_, l_b_, 1e-05, 0.0, None)
-getitem = operator.getitem(norm, 0)
-getitem_1 = operator.getitem(norm, 1)
-sin = sin(getitem)
-add_1 = operator.add(getitem_1, sin)
-return (add_1,)
 
-sum_first
-norm = add_layer_norm(l_x_, l_r_, (8,), l_w_, l_b_, 1e-05, 0.0, None)
-getitem = operator.getitem(norm, 0)
-getitem_1 = operator.getitem(norm, 1)
-twice = operator.mul(getitem_1, 2)
-return (twice, getitem)
+ADDENDS = {
+    after: ("x", "r"),
+    before: ("x", "r"),
+    sum_first: ("x", "r"),
+    reshaped: ("reshape(x, [-1, 8])", "reshape(r, [-1, 8])"),
+    viewed: ("reshape(x, [-1, 8])", "reshape(r, [-1, 8])"),
+    in_place: ("mul(x, 1)", "r"),
+    added_to_itself: ("x", "x"),
+}
+#: By form: what the model returns. The operator's results are the norm and the sum.
+RESULTS = {
+    after: ["add_layer_norm[0]"],
+    before: ["add(add_layer_norm[1], sin(add_layer_norm[0]))"],
+    sum_first: ["mul(add_layer_norm[1], 2)", "add_layer_norm[0]"],
+    reshaped: ["add_layer_norm[1]", "add_layer_norm[0]"],
+    viewed: ["add_layer_norm[0]"],
+    in_place: ["add_layer_norm[0]"],
+    added_to_itself: ["mul(add_layer_norm[0], r)"],
+}
 
-reshaped
-reshape_default = aten.reshape.default(l_x_, [-1, 8])
-reshape_default_1 = aten.reshape.default(l_r_, [-1, 8])
-norm = add_layer_norm(reshape_default, reshape_default_1, (8,), l_w_, l_b_, 1e-05, 0.0, None)
-getitem = operator.getitem(norm, 0)
-getitem_1 = operator.getitem(norm, 1)
-return (getitem_1, getitem)
 
-viewed
-reshape_default = aten.reshape.default(l_x_, [-1, 8])
-reshape_default_1 = aten.reshape.default(l_r_, [-1, 8])
-norm = add_layer_norm(reshape_default, reshape_default_1, (8,), l_w_, l_b_, 1e-05, 0.0, None)
-getitem = operator.getitem(norm, 0)
-return (getitem,)
+@every_form
+def test_the_operator_takes_both_addends_and_a_reshape_moves_in_front_of_it(
+    rewrite_dynamo, draw, form
+):
+    rewritten = rewrite_dynamo(form(layer_norm), *draw())
+    assert rewritten.calls == [_call(*ADDENDS[form])]
 
-in_place
-h = operator.mul(l_x_, 1)
-norm = add_layer_norm(h, l_r_, (8,), l_w_, l_b_, 1e-05, 0.0, None)
-getitem = operator.getitem(norm, 0)
-return (getitem,)
 
-added_to_itself
-norm = add_layer_norm(l_x_, l_x_, (8,), l_w_, l_b_, 1e-05, 0.0, None)
-getitem = operator.getitem(norm, 0)
-mul = operator.mul(getitem, l_r_)
-return (mul,)
-""",
-    )
+@every_form
+def test_readers_of_the_sum_read_the_operators_and_no_other_sum_is_left(rewrite_dynamo, draw, form):
+    rewritten = rewrite_dynamo(form(layer_norm), *draw())
+    assert rewritten.results == RESULTS[form] and rewritten.unused == []
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -485,28 +465,20 @@ def test_the_sum_requires_grad_where_eagers_does(norm, trained, compiled):
     assert_agrees(torch.compile(model, backend=backend), model, inputs)
 
 
-def test_the_exported_graph_after_the_rewrite(entries, draw):
-    code = entries["export"](_llama, *draw(dtype=torch.bfloat16)).code
-    assert_expected_inline(
-        code.replace("add_rms_norm_default", "norm"),
-        """\
-norm = fusedops.add_rms_norm.default(args_0, args_1, [8], args_2, 1e-05, 0.0, True, 0.0, None)
-getitem = operator.getitem(norm, 0)
-getitem_1 = operator.getitem(norm, 1)
-mul_2 = aten.mul.Tensor(getitem_1, 2)
-return (getitem, mul_2)""",
-    )
+def test_an_exported_norm_of_llama_becomes_one_call_that_rounds_as_it_does(entries, draw):
+    rewritten = entries["export"](_llama, *draw(dtype=torch.bfloat16))
+    assert rewritten.calls == [
+        "add_rms_norm(args_0, residual=args_1, normalized_shape=[8], weight=args_2, eps=1e-05, "
+        "rounds_normalized=True)"
+    ]
+    assert rewritten.results == ["add_rms_norm[0]", "mul(add_rms_norm[1], 2)"]
+    assert rewritten.unused == []
 
 
-def test_the_traced_graph_after_the_rewrite(entries, draw):
+def test_a_traced_norm_becomes_one_call(entries, draw):
     rewritten = entries["symbolic_trace"](before(rms_norm), *draw())
-    assert_expected_inline(
-        rewritten.code,
-        """\
-add_rms_norm_default = fusedops.add_rms_norm.default(x, r, (8,), w, 1e-05, 0.0, False, 0.0, None)
-getitem = operator.getitem(add_rms_norm_default, 0)
-getitem_1 = operator.getitem(add_rms_norm_default, 1)
-sin = sin(getitem)
-add_1 = operator.add(getitem_1, sin)
-return add_1""",
-    )
+    assert rewritten.calls == [
+        "add_rms_norm(x, residual=r, normalized_shape=[8], weight=w, eps=1e-05)"
+    ]
+    assert rewritten.results == ["add(add_rms_norm[1], sin(add_rms_norm[0]))"]
+    assert rewritten.unused == []

@@ -1,4 +1,4 @@
-"""The ways into Inductor: backend, enable, patch, options; caches; other people's passes."""
+"""The ways into Inductor (backend, enable, patch, options), its caches, and passes of others."""
 
 import os
 import subprocess
@@ -118,7 +118,7 @@ def test_an_unused_in_place_write_survives_inductor():
     torch.testing.assert_close(torch.compile(model, backend=backend)(x), model(x))
 
 
-def test_no_graph_break_more_than_inductor_alone(model):
+def test_there_are_no_more_graph_breaks_than_with_inductor_alone(model):
     def broken(x):
         y = model(x)
         torch._dynamo.graph_break()

@@ -21,7 +21,7 @@ import fusedops
 from fusedops.cli.bench.zoo import MODELS, TINY, cast, main_tensors
 from fusedops.graph import Report, rewrite_module
 
-#: What an op computes, in whatever form, and with whatever it takes along.
+#: The computation of each operator, whatever variant it is and whatever else it fuses.
 FAMILIES = {
     "softmax": "softmax",
     "log_softmax": "softmax",
@@ -34,7 +34,7 @@ FAMILIES = {
     "add_rms_norm": "rms_norm",
 }
 
-#: Listed, but never to be replaced: no softmax that is written to memory can beat it.
+#: Listed, but never replaced: no softmax that is written to memory can be faster.
 NO_SITE = "already runs as SDPA"
 
 #: Models that compute softmaxes, norms or biases in float32 however precise they are themselves.
@@ -78,7 +78,7 @@ def gradients(model: nn.Module, outputs: list[Tensor]) -> tuple[Tensor, ...]:
 
 
 def assert_equal(name: str, ours: Sequence[Tensor], eager: Sequence[Tensor]) -> None:
-    """Up to rounding, which is in proportion to the largest number."""
+    """Equal up to rounding, in proportion to the largest number."""
     bound = 1e-5 if name in SINGLE else 1e-12
     largest = max(tensor.abs().max().item() for tensor in eager)
     torch.testing.assert_close(ours, eager, rtol=bound, atol=bound * largest)
@@ -128,7 +128,7 @@ def dynamic(name: str) -> bool | None:
 
 
 def graphs_of_plain_capture(name: str) -> list[int]:
-    """How many there are after each batch size where nothing rewrites them."""
+    """The number of graphs after each batch size where nothing is rewritten."""
     graphs: list[torch.fx.GraphModule] = []
 
     def record(graph_module, example_inputs):

@@ -1,4 +1,4 @@
-"""fusedops.config: from the environment, patched for a block."""
+"""fusedops.config: read from the environment, and patched for a block."""
 
 import dataclasses
 import os
@@ -14,7 +14,7 @@ from fusedops.config import Config
 from fusedops.graph.rules import RULES, STACKS
 
 
-def test_by_default_what_pays_is_replaced():
+def test_by_default_sites_that_pay_are_replaced():
     assert Config.from_environment({}) == Config(fuse="profitable")
 
 
@@ -127,7 +127,7 @@ def _run(*argv, cwd=None):
     )
 
 
-def test_a_wrong_variable_is_one_error_at_import_and_at_every_other():
+def test_a_wrong_variable_is_one_error_at_the_first_import_and_every_later_one():
     first, second, modules = _run("-c", IMPORTED_TWICE).stdout.splitlines()
     assert first == second
     assert "fuse is 'nonsense'" in first and "FUSEDOPS_FUSE" in first and modules == "[]"
@@ -148,7 +148,7 @@ def test_env_still_runs_and_says_what_is_wrong(argv):
     assert finished.returncode == 1 and "fix: unset the variable" in finished.stdout
 
 
-def test_what_a_failed_import_left_out_says_why(monkeypatch):
+def test_a_name_that_a_failed_import_left_out_says_why(monkeypatch):
     monkeypatch.setattr(fusedops, "_failure", ValueError("fuse is 'nonsense'"))
     monkeypatch.delattr(fusedops, "softmax")
     with pytest.raises(ImportError, match="could not be imported: fuse is 'nonsense'"):

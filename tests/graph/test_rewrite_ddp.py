@@ -18,7 +18,7 @@ WORLD = 2
 
 
 class _Block(nn.Module):
-    """Attention written out, and two residual norms."""
+    """Decomposed attention, and two residual norms."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""masked_softmax with the dropout behind it: our own random numbers, drawn as eager's are."""
+"""masked_softmax takes in the dropout behind it, with its own random numbers from torch's seed."""
 
 import pytest
 import torch
@@ -83,7 +83,7 @@ def test_the_backward_pass_is_our_op_too(backward_ops, inputs):
     assert backward_ops(attention, x, keep) == {"masked_softmax_dropout_backward": 1}
 
 
-def test_the_seed_repeats_it_and_every_call_differs(rewrite, inputs):
+def test_a_seed_repeats_the_dropout_and_every_call_differs(rewrite, inputs):
     rewritten = rewrite(attention, *inputs)
     torch.manual_seed(1)
     first, second = rewritten.call(*inputs), rewritten.call(*inputs)
@@ -178,7 +178,7 @@ APART = [
 
 
 @pytest.mark.parametrize("form", APART, ids=lambda form: form.__name__)
-def test_elsewhere_the_dropout_is_eagers_to_the_bit(rewrite, inputs, form):
+def test_a_dropout_that_is_not_taken_in_is_eagers_to_the_bit(rewrite, inputs, form):
     x = inputs[0]
     rewritten = rewrite(form, x)
     assert sum(rewritten.replaced.values()) == 1
@@ -206,7 +206,7 @@ def test_everything_may_be_dropped(rewrite_dynamo, inputs):
     assert not rewritten.call(inputs[0]).any()
 
 
-def test_it_is_found_once_for_all_batch_sizes(rewrite_dynamo):
+def test_one_graph_serves_all_batch_sizes(rewrite_dynamo):
     class Model(nn.Module):
         def __init__(self):
             super().__init__()

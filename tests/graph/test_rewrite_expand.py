@@ -1,4 +1,4 @@
-"""Opaque calls that are written out, so that their softmaxes and norms are replaced."""
+"""Opaque calls are decomposed, so that their softmaxes and norms can be replaced."""
 
 import pytest
 import torch
@@ -213,7 +213,7 @@ TRANSFORMS = {
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
-def test_inside_a_transform_nothing_is_written_out(rewrite_dynamo, transform):
+def test_inside_a_transform_nothing_is_decomposed(rewrite_dynamo, transform):
     model, x = TRANSFORMS[transform], torch.randn(4, 8)
     rewritten = rewrite_dynamo(model, x)
     reason = "softmax of a negated input, one opaque call at this level"
@@ -224,7 +224,7 @@ def test_inside_a_transform_nothing_is_written_out(rewrite_dynamo, transform):
 # --- all ------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_written_out_where_nothing_is_replaced(rewrite_dynamo):
+def test_a_call_is_not_decomposed_where_nothing_in_it_is_replaced(rewrite_dynamo):
     with fusedops.config.patch(fuse="never"):
         rewritten = rewrite_dynamo(lambda x: F.softmin(x, -1), torch.randn(2, 4))
     assert rewritten.replaced == {} and "softmin" in rewritten.code

@@ -1,4 +1,4 @@
-"""fusedops.explain: one row a site, replaced or not, and why."""
+"""fusedops.explain: one row for each site, whether it was replaced, and why."""
 
 import inspect
 import json
@@ -49,7 +49,7 @@ MODULES = ["layers.0.norm", "layers.0.attention", "layers.1.norm", "layers.1.att
 def test_every_site_of_every_graph_is_a_row(break_graph):
     report = fusedops.explain(_Model(break_graph), torch.randn(2, 3, 8))
     assert [site.module for site in report.sites] == MODULES
-    # The sum in front of the second norm is in its graph only where nothing breaks it.
+    # The sum in front of the second norm is in the same graph only without a graph break.
     norm = "layer_norm" if break_graph else "add_layer_norm"
     ops = ["layer_norm", "softmax", norm, "softmax", "softmax"]
     assert [site.op for site in report.replaced] == ops
@@ -85,7 +85,7 @@ def test_the_report_is_json():
     assert data["sites"][0]["shapes"] == [[2, 3, 8], [8], [8]]
 
 
-def test_a_warm_cache_does_not_fool_it():
+def test_the_report_is_the_same_on_a_warm_cache():
     model, x = nn.Sequential(nn.Linear(8, 8), nn.Softmax(-1)), torch.randn(4, 8)
     compiled = torch.compile(model, backend="fusedops")
     with torch.no_grad():
@@ -94,7 +94,7 @@ def test_a_warm_cache_does_not_fool_it():
     assert counts == [1, 1, 1]
 
 
-def test_dynamo_starts_afresh_after_it():
+def test_dynamo_starts_afresh_afterwards():
     compilations = []
 
     def count(graph_module, example_inputs):
@@ -110,7 +110,7 @@ def test_dynamo_starts_afresh_after_it():
     assert "fusedops" not in compilations[-1].code
 
 
-def test_nothing_that_it_captured_stays_also_where_the_model_raises():
+def test_nothing_that_was_captured_stays_even_where_the_model_raises():
     def model(x, fail):
         y = x.softmax(-1)
         torch._dynamo.graph_break()

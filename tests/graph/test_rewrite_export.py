@@ -1,4 +1,4 @@
-"""fusedops.export.rewrite: a new program, same outputs, also after save and load."""
+"""fusedops.export.rewrite gives a new program with the same outputs, also after save and load."""
 
 import copy
 import io

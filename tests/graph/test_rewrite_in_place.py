@@ -1,4 +1,4 @@
-"""Writes in place: seen whatever makes them, and no reason to refuse a gradient that eager has."""
+"""Writes in place are seen whatever makes them, and cost no gradient that eager has."""
 
 import pytest
 import torch
@@ -97,7 +97,7 @@ def _inputs():
 
 
 @pytest.mark.parametrize("model", WRITTEN_LATER, ids=lambda model: model.__name__)
-def test_what_only_the_op_keeps_may_be_written_later(rewrite, model):
+def test_a_tensor_that_only_our_op_keeps_may_be_written_later(rewrite, model):
     inputs = _inputs()
     rewritten = rewrite(model, *inputs)
     assert len(rewritten.report.replaced) == 1
@@ -105,7 +105,7 @@ def test_what_only_the_op_keeps_may_be_written_later(rewrite, model):
 
 
 @pytest.mark.parametrize("model", WRITTEN_LATER, ids=lambda model: model.__name__)
-def test_what_only_the_op_keeps_may_be_written_later_where_it_is_compiled(model):
+def test_a_tensor_that_only_our_op_keeps_may_be_written_later_in_compiled_code(model):
     def backend(graph_module, example_inputs):
         rewrite_module(graph_module)
         return aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph.forward))(
@@ -115,7 +115,7 @@ def test_what_only_the_op_keeps_may_be_written_later_where_it_is_compiled(model)
     assert_agrees(torch.compile(model, backend=backend), model, _inputs())
 
 
-def test_what_only_the_op_keeps_may_be_written_by_the_caller(rewrite_dynamo):
+def test_a_tensor_that_only_our_op_keeps_may_be_written_by_the_caller(rewrite_dynamo):
     x = torch.randn(8, 8, dtype=torch.float64, requires_grad=True)
     rewritten = rewrite_dynamo(_softmax_decomposed, x)
     assert rewritten.replaced == {"softmax": 1}
@@ -127,12 +127,12 @@ def test_what_only_the_op_keeps_may_be_written_by_the_caller(rewrite_dynamo):
 
 
 @pytest.mark.parametrize("model", [_softmax_decomposed, lambda x: (x * 0.5 + x).softmax(-1)])
-def test_what_is_given_to_a_caller_is_not_copied_in_inference(rewrite, model):
+def test_a_result_for_the_caller_is_not_copied_in_inference(rewrite, model):
     rewritten = rewrite(model, torch.randn(4, 8))
     assert len(rewritten.report.replaced) == 1 and "clone" not in rewritten.code
 
 
-def test_what_the_softmax_of_a_chain_keeps_too_is_not_copied(rewrite_dynamo):
+def test_a_tensor_that_the_softmax_of_a_chain_keeps_too_is_not_copied(rewrite_dynamo):
     x = torch.randn(4, 8, requires_grad=True)
     rewritten = rewrite_dynamo(lambda x: (x * 0.5 + x).softmax(-1), x)
     assert rewritten.replaced == {"masked_softmax": 1} and "clone" not in rewritten.code
@@ -157,7 +157,7 @@ def test_the_16_bit_input_of_rms_norm_may_be_written_later(rewrite_dynamo):
     assert_agrees(rewritten.call, model, [x], rtol=2e-2, atol=2e-2)
 
 
-def test_what_a_single_call_keeps_too_is_not_copied(rewrite_dynamo):
+def test_a_tensor_that_a_single_call_keeps_too_is_not_copied(rewrite_dynamo):
     def model(x):
         p = x.softmax(-1)
         return p.mul_(2)
@@ -210,7 +210,7 @@ def test_a_write_between_the_parts_of_a_chain_is_seen(entries, entry, write):
     assert_agrees(rewritten.call, model, [x])
 
 
-def test_a_write_through_a_view_of_an_op_that_was_put_there_is_seen(rewrite):
+def test_a_write_through_a_view_of_our_ops_result_is_seen(rewrite):
     def model(x):
         y = _softmax_decomposed(x)
         v = y.view(-1)
@@ -251,7 +251,7 @@ def test_a_write_behind_a_dropout_that_drops_nothing_is_seen(rewrite_dynamo):
 
 
 @pytest.mark.parametrize("view", [lambda y: y, lambda y: y.view(-1)], ids=["itself", "a view"])
-def test_a_write_into_a_call_that_was_written_out_is_seen(rewrite_dynamo, view):
+def test_a_write_into_a_decomposed_call_is_seen(rewrite_dynamo, view):
     def model(x):
         y = F.softmin(x, -1)
         v = view(y)

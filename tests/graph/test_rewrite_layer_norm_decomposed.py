@@ -1,4 +1,4 @@
-"""LayerNorm written out, with every spelling of its statistics, of the quotient and of the rest."""
+"""Decomposed LayerNorm, with every spelling of its statistics, its quotient, weight and bias."""
 
 import bounds
 import pytest
@@ -118,7 +118,7 @@ def test_the_backward_pass_is_our_op_too(backward_ops, draw):
 
 
 class Module(torch.nn.Module):
-    """As in google-research/bert and its kin: eps an attribute."""
+    """LayerNorm as google-research/bert and its descendants have it: eps is an attribute."""
 
     def __init__(self):
         super().__init__()
@@ -143,7 +143,7 @@ def test_eps_as_a_graph_input_is_found(rewrite_dynamo):
     assert len(rewritten.graphs) == 1
 
 
-def test_a_residual_of_symbolic_size_behind_it_adds_no_guard(rewrite_dynamo):
+def test_a_residual_of_symbolic_size_behind_the_norm_adds_no_guard(rewrite_dynamo):
     def model(x):
         return _form("pow", "neither")(x, None, None) + x
 
@@ -313,14 +313,14 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("model", OTHERS, ids=lambda model: model.__name__)
-def test_what_is_no_layer_norm_stays_as_it_is(rewrite, draw, model):
+def test_chains_that_are_no_layer_norm_stay_as_they_are(rewrite, draw, model):
     arguments = draw(N)
     rewritten = rewrite(model, *arguments)
     assert rewritten.replaced == {}
     torch.testing.assert_close(rewritten.call(*arguments), model(*arguments), rtol=1e-12, atol=0)
 
 
-def test_an_intermediate_result_that_is_returned_too_is_the_reason(rewrite, draw):
+def test_a_norm_whose_intermediate_result_is_returned_is_left_with_that_reason(rewrite, draw):
     def model(x, w, b):
         mean = _mean(x)
         return (x - mean) * torch.rsqrt(VARIANCES["pow"](x, mean) + EPS), mean

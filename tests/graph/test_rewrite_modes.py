@@ -1,4 +1,4 @@
-"""A chain is one op only where all its calls ran in the same grad, inference and autocast modes."""
+"""A chain becomes one op only if its calls ran in the same grad, inference and autocast modes."""
 
 import pytest
 import torch
@@ -108,7 +108,7 @@ def _inputs():
 
 
 @pytest.mark.parametrize(("entry", "model"), ENTRIES_AND_MODELS)
-def test_of_a_chain_in_two_modes_the_part_in_one_is_replaced(entries, entry, model):
+def test_the_part_of_a_chain_that_lies_in_one_mode_is_replaced(entries, entry, model):
     inputs = _inputs()
     rewritten = entries[entry](model, *inputs)
     assert rewritten.replaced == SHORTER[model]
@@ -156,7 +156,7 @@ NEVER = [
 
 @pytest.mark.parametrize("entry", ["dynamo", "export"])
 @pytest.mark.parametrize("model", NEVER, ids=lambda model: model.__name__)
-def test_what_is_written_decomposed_in_two_modes_is_left(entries, entry, model):
+def test_a_decomposed_norm_or_softmax_in_two_modes_is_left(entries, entry, model):
     inputs = _inputs()
     rewritten = entries[entry](model, *inputs)
     assert rewritten.replaced == {}
@@ -218,7 +218,7 @@ def test_a_chain_in_one_mode_is_replaced_whole_whatever_lies_between(rewrite_dyn
     assert "_unchanged" not in rewritten.code
 
 
-def test_a_causal_mask_is_known_in_whatever_mode_it_was_made(rewrite_dynamo):
+def test_a_causal_mask_is_recognised_whatever_mode_it_was_made_in(rewrite_dynamo):
     rewritten = rewrite_dynamo(_with_a_causal_mask_made_without_gradient, *_inputs())
     assert "masked_softmax.default(matmul, None, 0.5, True" in rewritten.code
 
@@ -241,7 +241,7 @@ def test_a_product_inside_autocast_is_judged_as_autocast_has_it(rewrite_dynamo):
 
 
 @pytest.mark.parametrize("around", [torch.no_grad, torch.enable_grad])
-def test_a_symbolic_trace_knows_no_modes_and_is_rewritten_as_it_stands(entries, around):
+def test_a_symbolic_trace_has_no_modes_and_is_rewritten_without_them(entries, around):
     def model(x, y):
         with around():
             s = x + y
@@ -252,7 +252,7 @@ def test_a_symbolic_trace_knows_no_modes_and_is_rewritten_as_it_stands(entries, 
     assert_agrees(rewritten.call, torch.fx.symbolic_trace(model), _inputs())
 
 
-def test_what_inference_mode_made_is_not_kept(rewrite_dynamo):
+def test_tensors_of_inference_mode_are_not_kept(rewrite_dynamo):
     def model(x, y):
         with torch.inference_mode():
             h = x * 0.5
@@ -299,7 +299,7 @@ class _Attention(nn.Module):
             return self.attention(x, x, x)[0]
 
 
-def test_a_call_inside_autocast_is_written_out_as_autocast_has_it(rewrite_dynamo):
+def test_a_call_inside_autocast_is_decomposed_as_autocast_has_it(rewrite_dynamo):
     model, x = _Attention(), torch.randn(2, 4, 8, requires_grad=True)
     rewritten = rewrite_dynamo(model, x)
     assert rewritten.replaced == {"softmax": 1}

@@ -1,4 +1,4 @@
-"""What pays is replaced, what does not is left with the reason: by a table, or by rule of thumb."""
+"""Sites that pay are replaced, others left with the reason: by a table, or by rule of thumb."""
 
 import csv
 import dataclasses
@@ -49,12 +49,12 @@ def _softmax(x):
     return x.softmax(-1)
 
 
-def test_what_is_measured_to_be_faster_is_replaced(table, rewrite_dynamo):
+def test_a_site_that_is_measured_to_be_faster_is_replaced(table, rewrite_dynamo):
     table("softmax", inductor=2, ours=1)
     assert rewrite_dynamo(_softmax, torch.randn(64, 64)).replaced == {"softmax": 1}
 
 
-def test_what_is_measured_to_be_slower_is_left(table, rewrite_dynamo):
+def test_a_site_that_is_measured_to_be_slower_is_left(table, rewrite_dynamo):
     table("softmax", inductor=1, ours=2)
     rewritten = rewrite_dynamo(_softmax, torch.randn(64, 64))
     assert rewritten.reasons == ["Inductor is measured to be faster: 1 ms against 2 ms"]
@@ -67,7 +67,7 @@ def test_the_nearest_size_decides(table, rewrite_dynamo):
     assert rewrite_dynamo(_softmax, torch.randn(20, 4)).replaced == {}
 
 
-def test_a_gain_that_measurements_vary_by_is_none(table, rewrite_dynamo):
+def test_a_gain_within_the_spread_of_measurements_does_not_count(table, rewrite_dynamo):
     table("softmax", inductor=1, ours=0.98)
     rewritten = rewrite_dynamo(_softmax, torch.randn(64, 64))
     assert rewritten.reasons == [
@@ -114,7 +114,7 @@ def test_in_training_both_passes_count(table, rewrite_dynamo):
         assert rewrite_dynamo(_softmax, x).replaced == {}
 
 
-def test_a_causal_softmax_goes_by_what_was_measured_of_one(table, rewrite_dynamo):
+def test_a_causal_softmax_is_judged_by_times_of_causal_ones(table, rewrite_dynamo):
     def model(x):
         future = torch.ones(64, 64, dtype=torch.bool).triu(1)
         return x.masked_fill(future, -torch.inf).softmax(-1)
@@ -126,7 +126,7 @@ def test_a_causal_softmax_goes_by_what_was_measured_of_one(table, rewrite_dynamo
     assert rewrite_dynamo(model, x).replaced == {"masked_softmax": 1}
 
 
-def test_an_op_that_no_table_has_goes_by_the_rule_of_thumb(table, rewrite_dynamo):
+def test_an_op_that_no_table_has_is_judged_by_the_rule_of_thumb(table, rewrite_dynamo):
     table("layer_norm", inductor=2, ours=1)
     left = rewrite_dynamo(_softmax, torch.randn(16, 16))
     assert left.reasons == ["too small to pay: 256 elements"]
@@ -141,7 +141,7 @@ def test_where_the_larger_rewrite_does_not_pay_the_smaller_one_may(table, rewrit
     assert rewritten.replaced == {"layer_norm": 1}
 
 
-def test_dynamic_sizes_are_judged_by_what_they_were_captured_with(table, rewrite_dynamo):
+def test_dynamic_sizes_are_judged_by_the_sizes_of_the_capture(table, rewrite_dynamo):
     table("softmax", inductor=1, ours=2, rows_and_cols=(8, 8))
     table("softmax", inductor=2, ours=1, rows_and_cols=(1024, 1024))
     large = rewrite_dynamo(_softmax, torch.randn(512, 700), dynamic=True)
@@ -162,7 +162,7 @@ def _entropy(x, target):
 
 
 @pytest.mark.parametrize("loss", [_cross_entropy, _nll, _entropy], ids=lambda f: f.__name__)
-def test_a_softmax_that_is_gathered_or_reduced_is_inductors(loss, rewrite_dynamo):
+def test_a_softmax_that_is_gathered_or_reduced_is_left_to_inductor(loss, rewrite_dynamo):
     x, target = torch.randn(512, 1024), torch.zeros(512, dtype=torch.long)
     rewritten = rewrite_dynamo(loss, x, target)
     reason = "its result is only gathered or reduced: Inductor never materialises it"
@@ -198,7 +198,9 @@ def test_attention_without_a_mask_is_left_to_inductors_sdpa(no_table, rewrite_dy
 
 
 @pytest.mark.parametrize(("tokens", "sites"), [(16, {}), (2048, {"add_layer_norm": 2})])
-def test_a_small_encoder_layer_of_inference_stays_pytorchs(tokens, sites, no_table, rewrite_dynamo):
+def test_a_small_encoder_layer_in_inference_is_left_to_pytorch(
+    tokens, sites, no_table, rewrite_dynamo
+):
     layer = torch.nn.TransformerEncoderLayer(128, 2, 128, batch_first=True).eval()
     with torch.no_grad():
         assert rewrite_dynamo(layer, torch.randn(1, tokens, 128)).replaced == sites

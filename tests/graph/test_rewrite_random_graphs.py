@@ -1,5 +1,5 @@
-"""Random programs of the pieces that the rules know: rewritten, they are to their caller what they
-were, in values, gradients, strides, memory, and in what they write into their inputs.
+"""Random programs of the calls that the rules know behave as before once they are rewritten, in
+values, gradients, strides, memory, and in what they write into their inputs.
 
 `random_programs.py` says what a program is. A failure prints its source.
 """
@@ -29,8 +29,8 @@ def guards_are_not_timed():
 
 
 def _check(program, ours, theirs, dynamic=None):
-    """What the backend `ours` makes of a program is what eager has, wherever what `theirs` makes of
-    it is: some of the differences are torch's own."""
+    """The program behaves under the backend `ours` as in eager, wherever it does under `theirs`:
+    some differences are torch's own."""
     function = program.function()
     note(function.source)
     inputs, nearby = program.inputs(), program.inputs(nearby=True)
@@ -53,7 +53,7 @@ def _check(program, ours, theirs, dynamic=None):
 
 
 def _assert_close(found, eager, nearby, precision):
-    """As close as eager is to itself where its inputs differ by a rounding."""
+    """The values are as close as eager's are to those for inputs that differ by a rounding."""
     for actual, expected, other in zip(found.values, eager.values, nearby.values, strict=True):
         if not expected.is_floating_point():
             assert torch.equal(actual, expected)
@@ -76,19 +76,19 @@ def _rewritten(graph_module, example_inputs):
 
 @settings(max_examples=fuzzing.examples(500))
 @given(pieces.programs(EVERYTHING + pieces.SWITCHES, GRAD_MODES))
-def test_a_random_program_in_all_grad_modes_is_what_it_was(program):
+def test_a_random_program_in_all_grad_modes_behaves_as_before(program):
     _check(program, _rewritten, "eager")
 
 
 @settings(max_examples=fuzzing.examples(250))
 @given(pieces.programs(EVERYTHING + pieces.CASTS * 3, pieces.CONTEXTS, DTYPES))
-def test_a_random_program_of_many_dtypes_in_all_modes_is_what_it_was(program):
+def test_a_random_program_of_many_dtypes_in_all_modes_behaves_as_before(program):
     _check(program, _rewritten, "eager")
 
 
 @settings(max_examples=fuzzing.examples(150))
 @given(pieces.programs(EVERYTHING, GRAD_MODES[:2]))
-def test_a_random_program_of_dynamic_shapes_is_what_it_was(program):
+def test_a_random_program_of_dynamic_shapes_behaves_as_before(program):
     _check(program, _rewritten, "eager", dynamic=True)
 
 
@@ -102,11 +102,11 @@ def _rewritten_then_aot(graph_module, example_inputs):
 
 @settings(max_examples=fuzzing.examples(120))
 @given(pieces.programs(EVERYTHING, GRAD_MODES[:2]))
-def test_a_random_program_whose_writes_become_new_tensors_is_what_it_was(program):
+def test_a_random_program_whose_writes_become_new_tensors_behaves_as_before(program):
     _check(program, _rewritten_then_aot, _aot)
 
 
 @settings(max_examples=fuzzing.examples(8))
 @given(pieces.programs(EVERYTHING, GRAD_MODES[:2], longest=20))
-def test_a_random_program_compiled_by_inductor_is_what_it_was(program):
+def test_a_random_program_compiled_by_inductor_behaves_as_before(program):
     _check(program, "fusedops", "inductor")

@@ -1,4 +1,4 @@
-"""RMSNorm written out: as Llama, T5 and Gemma do, in every dtype they run in, at every level."""
+"""Decomposed RMSNorm, as in Llama, T5 and Gemma, in every dtype they run in and at every entry."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ class Gemma(Llama):
 
 
 class Squared(Llama):
-    """The mean of x * x over the last dimension by its number, in the other order."""
+    """The mean of x * x, over the last dimension by its number; products the other way round."""
 
     def forward(self, x):
         scale = torch.rsqrt(self.eps + torch.mean(x * x, dim=x.dim() - 1, keepdim=True))
@@ -73,7 +73,7 @@ def test_every_spelling_is_one_op(rewrite, model):
 
 @pytest.mark.parametrize("model", [Llama, T5, Gemma])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_in_16_bits_each_rounds_where_its_model_does(rewrite, model, dtype):
+def test_in_16_bits_each_norm_rounds_where_its_model_does(rewrite, model, dtype):
     model, x = model().to(dtype), torch.randn(3, 5, 64, dtype=dtype)
     rewritten = rewrite(model, x)
     assert rewritten.replaced == {"rms_norm": 1}
@@ -209,14 +209,14 @@ LOOK_ALIKES = [
 
 
 @pytest.mark.parametrize("model", LOOK_ALIKES, ids=lambda model: model.__name__)
-def test_what_is_no_rms_norm_stays_as_it_is(rewrite, model):
+def test_chains_that_are_no_rms_norm_stay_as_they_are(rewrite, model):
     x = torch.randn(4, 8, dtype=torch.bfloat16 if "cast" in model.__name__ else torch.float32)
     rewritten = rewrite(model, x)
     assert rewritten.replaced == {}
     torch.testing.assert_close(rewritten.call(x), model(x))
 
 
-def test_what_only_a_part_used_is_kept_for_the_others(rewrite):
+def test_intermediate_results_are_kept_for_their_other_readers(rewrite):
     def model(x):
         h = x.float()
         y = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)

@@ -1,4 +1,4 @@
-"""What must survive a rewrite: in-place writes, metadata, autocast, transforms; and refusals."""
+"""In-place writes, metadata, autocast and transforms survive a rewrite, or it is refused."""
 
 import operator
 
@@ -66,7 +66,7 @@ def test_in_place_writes_around_a_site_stay_correct(rewrite, model):
 
 
 def _chain(x):
-    """One of each rule that takes in what stands around."""
+    """A site of each rule that takes in calls around it."""
     scores = (x @ x.transpose(-1, -2) * 0.5).masked_fill(x[:, None, 0] > 1, -1e9)
     e = torch.exp(x - x.amax(-1, keepdim=True))
     h = x + scores.softmax(-1) @ x

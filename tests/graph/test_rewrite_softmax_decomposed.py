@@ -1,4 +1,4 @@
-"""softmax written out, with the maximum subtracted: one op. Without, it is another function."""
+"""A decomposed softmax becomes one op if it subtracts the maximum; else it is another function."""
 
 import math
 
@@ -77,7 +77,7 @@ def test_the_backward_pass_is_our_op_too(backward_ops, x):
 
 
 @pytest.mark.parametrize("entry", ["dynamo", "export"])  # symbolic_trace has no names of fields
-def test_the_values_of_max_may_go_by_name(entries, entry, x):
+def test_the_values_of_max_may_be_read_by_name(entries, entry, x):
     def model(x):
         e = torch.exp(x - x.max(dim=-1, keepdim=True).values)
         return e / e.sum(dim=-1, keepdim=True)
@@ -87,7 +87,7 @@ def test_the_values_of_max_may_go_by_name(entries, entry, x):
     torch.testing.assert_close(rewritten.call(x.detach()), model(x.detach()), rtol=1e-12, atol=0)
 
 
-def test_it_may_be_written_in_place(rewrite, x):
+def test_a_decomposed_softmax_may_work_in_place(rewrite, x):
     def model(x):
         y = torch.sin(x)
         y -= y.amax(-1, keepdim=True)
@@ -101,7 +101,7 @@ def test_it_may_be_written_in_place(rewrite, x):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_computed_in_float32_it_is_rounded_once(rewrite, x, dtype):
+def test_a_softmax_computed_in_float32_is_rounded_once(rewrite, x, dtype):
     def model(x):
         return amax(x.float()).to(x.dtype)
 
@@ -113,7 +113,7 @@ def test_computed_in_float32_it_is_rounded_once(rewrite, x, dtype):
     bounds.assert_within(ours, bounds.softmax(x))
 
 
-def test_computed_in_float64_it_is_not_computed_in_less(rewrite, x):
+def test_a_softmax_computed_in_float64_is_not_computed_in_less(rewrite, x):
     def model(x):
         return amax(x.double()).float()
 
@@ -133,7 +133,7 @@ def test_nan_and_infinities_give_what_eager_gives(rewrite_dynamo, x, form, value
     torch.testing.assert_close(rewritten.call(x), form(x), rtol=1e-12, atol=0, equal_nan=True)
 
 
-def test_without_the_maximum_it_is_left_with_its_reason(rewrite, x):
+def test_a_softmax_without_the_maximum_is_left_with_its_reason(rewrite, x):
     def model(x):
         e = torch.exp(x)
         return e / e.sum(-1, keepdim=True)
@@ -223,7 +223,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("model", OTHERS, ids=lambda model: model.__name__)
-def test_what_is_no_softmax_stays_as_it_is(rewrite, x, model):
+def test_chains_that_are_no_softmax_stay_as_they_are(rewrite, x, model):
     x = x.detach()
     rewritten = rewrite(model, x)
     assert rewritten.replaced == {}

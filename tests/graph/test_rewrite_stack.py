@@ -1,4 +1,4 @@
-"""The stack rule: softmaxes or norms of several tensors alike, stacked, become one op."""
+"""The stack rule: a stack of softmaxes or norms of several tensors of one shape becomes one op."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ SOFTMAXES = {
     "softmax": lambda xs: torch.stack([F.softmax(x, -1) for x in xs]),
     "softmax, stacked in the middle": lambda xs: torch.stack([x.softmax(1) for x in xs], 1),
     "softmax, stacked last": lambda xs: torch.stack([x.softmax(0) for x in xs], dim=-1),
-    "softmax of some, by hand": lambda xs: torch.stack(
+    "softmaxes, one of them decomposed": lambda xs: torch.stack(
         [_decomposed(xs[0]), xs[1].softmax(-1), xs[2].softmax(1)]
     ),
     "log_softmax": lambda xs: torch.stack([torch.log_softmax(x, 0) for x in xs]),
@@ -25,7 +25,7 @@ def _decomposed(x):
 
 
 class OfList(nn.Module):
-    """A function of three tensors as a model, with a list of them."""
+    """A model that calls a function with a list of three tensors."""
 
     def __init__(self, function):
         super().__init__()
@@ -174,7 +174,7 @@ SINGLE = {
 
 
 @pytest.mark.parametrize("case", SINGLE)
-def test_what_is_not_one_stack_is_replaced_one_by_one(rewrite_dynamo, case):
+def test_calls_that_are_not_one_stack_are_replaced_one_by_one(rewrite_dynamo, case):
     function, replaced = SINGLE[case]
     model, given = OfList(function), inputs()
     rewritten = rewrite_dynamo(model, *given)
@@ -218,7 +218,7 @@ def test_explain_shows_the_stack():
     assert site.rule == "stack" and site.op == "stack_softmax" and site.bytes_saved > 0
 
 
-def test_it_can_be_switched_off(rewrite_dynamo):
+def test_the_rule_can_be_switched_off(rewrite_dynamo):
     with fusedops.config.patch(fuse="always,stack=never"):
         rewritten = rewrite_dynamo(OfList(SOFTMAXES["softmax"]), *inputs())
     assert rewritten.replaced == {"softmax": 3}

@@ -87,7 +87,7 @@ def test_exported_bert_gives_eagers_output(bert, inputs):
 
 
 def _decoder(name, **more):
-    """A model of two layers whose RMSNorms are written out."""
+    """A model of two layers whose RMSNorms are decomposed."""
     config = getattr(transformers, f"{name}Config")(
         vocab_size=64,
         hidden_size=16,
@@ -114,8 +114,8 @@ def _t5():
     return transformers.T5EncoderModel(config).eval()
 
 
-#: A model and its number of norms without a residual in front: the first; in Gemma2 those of the
-#: branches too. Each has four with one, and a masked softmax a layer.
+#: Each model and its number of norms without a residual in front: the first norm, and in Gemma2
+#: those of the branches. Each has four norms behind a residual, and a masked softmax in each layer.
 RMS_NORM_MODELS = {
     "Llama": (lambda: _decoder("Llama"), 1),
     "Mistral": (lambda: _decoder("Mistral"), 1),

@@ -1,4 +1,4 @@
-"""add_layer_norm and add_rms_norm: residual, dropout and norm in one pass, differentiated too."""
+"""add_layer_norm and add_rms_norm: residual, dropout and norm in one pass, and its gradients."""
 
 import itertools
 
@@ -38,7 +38,7 @@ NORMS = {
 
 
 def multiplier(p, seed, shape):
-    """What dropout multiplies by, in float64."""
+    """The multiplier of dropout, in float64."""
     cols = shape[-1]
     rows = torch.Size(shape).numel() // cols
     kept = reference.philox(seed, rows, cols).view(shape) >= round(p * 2**32)
@@ -69,7 +69,7 @@ def test_the_sum_is_left_out_where_it_is_not_wanted(kind):
 
 @pytest.mark.parametrize("variant", ["torch", "llama", "t5", "gemma"])
 @pytest.mark.parametrize("w_dtype", [torch.float32, torch.bfloat16])
-def test_every_variant_is_that_of_rms_norm(variant, w_dtype):
+def test_every_variant_has_the_values_of_rms_norm(variant, w_dtype):
     x, r = torch.randn(2, 50, 64).bfloat16()
     w = torch.randn(64).to(w_dtype)
     y, s = fusedops.add_rms_norm(x, r, [64], w, variant=variant)
@@ -82,7 +82,7 @@ def test_every_variant_is_that_of_rms_norm(variant, w_dtype):
 @pytest.mark.parametrize("p", [0.1, 0.5, 1.0])
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("cols", [5, 64, 129, 5001])
-def test_dropout_is_of_the_branch_alone_and_rounded_with_the_sum(kind, p, dtype, cols):
+def test_dropout_applies_to_the_branch_alone_and_is_rounded_with_the_sum(kind, p, dtype, cols):
     x, r = torch.randn(2, 3, 4, cols).to(dtype)
     y, s = ADDS[kind](x, r, None, None, p=p, seed=torch.tensor(11))
     bounds.assert_typical(s, bounds.added(x, r, multiplier(p, 11, x.shape)))
@@ -105,7 +105,7 @@ def test_dropout_follows_torchs_generator_and_ends_with_training(kind):
 
 @pytest.mark.parametrize("layout", ["split", "every other row", "columns", "transposed", "shifted"])
 @pytest.mark.parametrize("kind", ADDS)
-def test_any_layout_of_input_and_residual(kind, layout):
+def test_input_and_residual_may_have_any_layout(kind, layout):
     view = {
         "split": lambda t: t.view(16, 2, 45)[:, 1],
         "every other row": lambda t: t[::2],
@@ -176,7 +176,7 @@ def test_gradcheck_and_gradgradcheck(kind, variant, p):
 @pytest.mark.parametrize("backend", [None, "eager", "aot_eager"])
 @pytest.mark.parametrize("kind", ADDS)
 def test_the_results_require_grad_where_eagers_do(kind, backend):
-    """The sum is made of input and residual alone: those of the parameters reach the output."""
+    """The sum depends on input and residual alone, the output on the parameters too."""
     shapes = [(3, 5), (3, 5), (5,), (5,)]
     norm = {"layer": F.layer_norm, "rms": lambda s, n, w, b: F.rms_norm(s, n, w)}[kind]
     for p in (0.0, 0.3):
@@ -200,7 +200,7 @@ def test_the_results_require_grad_where_eagers_do(kind, backend):
 
 
 @pytest.mark.parametrize("kind", ADDS)
-def test_a_sum_without_a_gradient_is_an_array_at_once(kind):
+def test_a_sum_without_a_gradient_converts_to_numpy(kind):
     x, r = torch.randn(2, 3, 5)
     w = torch.randn(5, requires_grad=True)
     y, s = ADDS[kind](x, r, w, None)
@@ -240,7 +240,7 @@ def test_only_the_gradients_that_are_wanted_are_computed_and_they_are_the_same(k
 
 
 @pytest.mark.parametrize("kind", ADDS)
-def test_the_residuals_gradient_is_the_branchs_and_one_tensor_without_dropout(kind):
+def test_without_dropout_branch_and_residual_share_one_gradient_tensor(kind):
     x, r = (torch.randn(4, 8, requires_grad=True) for _ in range(2))
     y, s = ADDS[kind](x, r, None, None)
     by_x, by_r = torch.autograd.grad((y + s).sum(), (x, r))
@@ -248,7 +248,7 @@ def test_the_residuals_gradient_is_the_branchs_and_one_tensor_without_dropout(ki
     x.grad = r.grad = None
     y, s = ADDS[kind](x, r, None, None)
     (y.pow(2) + s).sum().backward()
-    x.grad.zero_()  # what one of them does later must not reach the other
+    x.grad.zero_()  # a later write into one of them must not reach the other
     assert r.grad.abs().sum() > 0
 
 

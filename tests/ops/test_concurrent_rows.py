@@ -1,4 +1,4 @@
-"""Rows that threads share: the same bits whoever computed which part, and exact however long."""
+"""Rows that threads share: the same bits whichever thread computes a part, and exact results."""
 
 import bounds
 import pytest
@@ -9,8 +9,8 @@ import fusedops
 
 ops = torch.ops.fusedops
 
-#: Lengths of long rows: one column more than a short row, a ragged end, several segments for each
-#: thread.
+#: Lengths of long rows: one column more than a short row, a partial last segment, several segments
+#: for each thread.
 LENGTHS = [65537, 100003, 1 << 18]
 
 
@@ -106,9 +106,9 @@ def test_a_long_row_is_normalised_alone_as_in_a_batch(op, threads):
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3], indirect=True)
-def test_what_goes_around_the_cache_has_the_same_bits(threads):
-    """32 MiB of results bypass the cache and exponentials are computed again; those of one row of
-    4 MiB are not."""
+def test_streaming_results_have_the_same_bits(threads):
+    """Results of 32 MiB bypass the cache, and their exponentials are computed twice; results of one
+    row of 4 MiB do not."""
     x, grad = randn(8, 1 << 20), randn(8, 1 << 20, seed=1)
     for op in ("softmax", "log_softmax"):
         batch, alone = softmaxes(op, grad, x), softmaxes(op, grad[7:], x[7:])

@@ -1,8 +1,8 @@
-"""On the CPU a denormal is made only where a result is one: many need some hundred cycles for it.
+"""On the CPU a denormal is computed only where a result is one, as each takes some hundred cycles.
 
-What it costs cannot be timed on every machine, but the processor keeps a record: two flags of the
-thread, one set where a result underflows and one where an operand is denormal. They are clear after
-a kernel whose results are all normal or zero.
+The cost cannot be timed on every machine, but the processor sets two flags of the thread: one where
+a result underflows, and one where an operand is denormal. They are clear after a kernel whose
+results are all normal or zero.
 """
 
 import ctypes
@@ -50,7 +50,7 @@ def is_denormal(x):
 
 
 def clean(flags, call, *args):
-    """The results of the call, of which none is denormal, and which met no denormal."""
+    """The results of a call that neither met a denormal nor gave one."""
     flags.clear()
     results = call(*args)
     raised = flags.raised()
@@ -61,7 +61,7 @@ def clean(flags, call, *args):
     return results[0]
 
 
-def test_the_flags_tell_of_a_denormal(flags):
+def test_the_flags_show_a_denormal(flags):
     small = torch.full((100,), 1e-30)
     with pytest.raises(AssertionError, match="underflowed"):
         clean(flags, lambda: small * small)
@@ -96,7 +96,7 @@ def value_of(name, dtype):
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize("kind", HIDDEN)
 @pytest.mark.parametrize("dtype", WITH_HALF.values(), ids=WITH_HALF)
-def test_filled_scores(flags, dtype, kind, value):
+def test_masked_fill_makes_no_denormal(flags, dtype, kind, value):
     for cols in COLS if dtype != torch.float16 else [40, 100]:
         hidden, scores = hidden_and_scores(kind, dtype, 3, cols)
         x = scores.masked_fill(hidden, value_of(value, dtype))
@@ -109,7 +109,7 @@ def test_filled_scores(flags, dtype, kind, value):
 @pytest.mark.parametrize("kind", HIDDEN)
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("scale", [1.0, 2.0**-24])
-def test_gradients_of_filled_scores(flags, dtype, kind, scale):
+def test_gradients_of_masked_fill_make_no_denormal(flags, dtype, kind, scale):
     for cols in COLS:
         hidden, scores = hidden_and_scores(kind, dtype, 3, cols)
         x = scores.masked_fill(hidden, -1e4)
@@ -129,7 +129,7 @@ def masked(scores, mask, causal, mask_value):
 @pytest.mark.parametrize("kind", HIDDEN)
 @pytest.mark.parametrize("dtype", WITH_HALF.values(), ids=WITH_HALF)
 @pytest.mark.parametrize("causal", [False, True])
-def test_masks(flags, dtype, kind, value, causal):
+def test_masks_make_no_denormal(flags, dtype, kind, value, causal):
     for cols in [40, 100] if dtype == torch.float16 else [40, 1000, 4097]:
         hidden, scores = hidden_and_scores(kind, dtype, 8, cols)
         hidden, scores, value_ = hidden[None], scores[None], value_of(value, dtype)
@@ -139,7 +139,7 @@ def test_masks(flags, dtype, kind, value, causal):
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("p", [0.0, 0.1])
-def test_masked_training(flags, dtype, p):
+def test_masked_training_makes_no_denormal(flags, dtype, p):
     for cols in (40, 1000, 4097):
         hidden, scores = hidden_and_scores("half", dtype, 8, cols)
         x = scores[None].clone().requires_grad_()
@@ -151,8 +151,8 @@ def test_masked_training(flags, dtype, p):
 
 @pytest.mark.parametrize("dtype", WITH_HALF.values(), ids=WITH_HALF)
 @pytest.mark.parametrize("lowest_score", [-60.0, -103.0, -150.0, -600.0])
-def test_what_rounds_to_zero_or_comes_near_it(flags, dtype, lowest_score):
-    """float16 rounds exp(-60) to 0, float32 exp(-103), where the others add up to hundreds."""
+def test_results_that_round_to_zero_make_no_denormal(flags, dtype, lowest_score):
+    """float16 rounds exp(-60) to 0, and float32 exp(-103) where the others add up to hundreds."""
     if (dtype, lowest_score) == (torch.bfloat16, -103.0):
         lowest_score = -104.5
     for cols in (400, 5000):
@@ -164,15 +164,15 @@ def test_what_rounds_to_zero_or_comes_near_it(flags, dtype, lowest_score):
 
 
 @pytest.mark.parametrize("kind", HIDDEN)
-def test_statistics_of_hidden_scores(flags, kind):
+def test_statistics_of_hidden_scores_make_no_denormal(flags, kind):
     hidden, scores = hidden_and_scores(kind, torch.float32, 3, 5000)
     x = scores.masked_fill(hidden, -1e4)
     clean(flags, fusedops.softmax_stats, x, -1)
 
 
 @pytest.mark.parametrize("cols", [7, 400, 5000])
-def test_results_that_are_denormal_are_made(cols):
-    """To half a step, and what rounding twice adds."""
+def test_denormal_results_are_computed(cols):
+    """They are exact to half a step, and what rounding twice adds."""
     x = torch.zeros(2, cols)
     x[0, 1:] -= torch.linspace(80, 110, cols - 1)
     x[1, 1::2] -= 92
@@ -198,7 +198,7 @@ NORMS = {
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-def test_norms_of_tiny_and_constant_rows(flags, norm, rows, dtype):
+def test_norms_of_tiny_and_constant_rows_make_no_denormal(flags, norm, rows, dtype):
     torch.manual_seed(0)
     x = ROWS[rows]().to(dtype).contiguous()
     clean(flags, NORMS[norm], x, 1e-5)
@@ -215,12 +215,12 @@ BACKWARDS = {
     "tinier rows, no eps": (1e-25, 1e-15, 0.0),
     "large rows": (1e15, 1e-12, 1e-5),
 }
-#: Rows in blocks, rows abreast and what is left over, and a long row; with it, several are summed.
+#: Rows in groups, interleaved rows and those left over, and long rows: one, and several in a sum.
 SHAPES = [(70, 9), (70, 24), (70, 200), (3, 1000), (1, 70_001), (3, 70_001)]
 
 
 def scaled_rows(dtype, rows, cols, magnitude):
-    """Neither near 0 nor near the mean, whose products with anything may be as small as may be."""
+    """Values neither near 0 nor near the mean, as the products of such values may be denormal."""
     signs = torch.randint(0, 2, (rows, cols), dtype=torch.float64) * 2 - 1
     return (signs * (0.5 + torch.rand(rows, cols, dtype=torch.float64)) * magnitude).to(dtype)
 
@@ -228,7 +228,7 @@ def scaled_rows(dtype, rows, cols, magnitude):
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("case", BACKWARDS)
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-def test_gradients_of_norms(flags, norm, case, dtype):
+def test_gradients_of_norms_make_no_denormal(flags, norm, case, dtype):
     torch.manual_seed(0)
     of_rows, of_gradients, eps = BACKWARDS[case]
     op = getattr(fusedops, norm)
@@ -247,7 +247,7 @@ def test_gradients_of_norms(flags, norm, case, dtype):
 @pytest.mark.parametrize("case", BACKWARDS)
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("p", [0.0, 0.1])
-def test_gradients_of_norms_of_sums(flags, norm, case, dtype, p):
+def test_gradients_of_norms_of_sums_make_no_denormal(flags, norm, case, dtype, p):
     torch.manual_seed(0)
     of_rows, of_gradients, eps = BACKWARDS[case]
     op = getattr(fusedops, norm)

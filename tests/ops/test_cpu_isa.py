@@ -1,5 +1,5 @@
-"""Every instruction set that this machine has computes right, beside whichever code eager has;
-a variable lowers the choice. `python -m tests.environments` runs all of the tests that are sampled
+"""Every instruction set of this machine gives right results, whatever code eager runs; a variable
+lowers the choice. `python -m tests.environments` runs all of the tests that are sampled
 here."""
 
 import os
@@ -12,7 +12,7 @@ import torch
 from fusedops.ops import _library
 from tests import environments
 
-#: What differs from one instruction set to another: values, tails, lanes, scalings.
+#: Tests of what depends on the instruction set: values, tails, lanes, scaling.
 SAMPLED = [
     path
     for path in environments.TESTS
@@ -45,7 +45,7 @@ def test_the_value_tests_pass_with_a_lower_instruction_set(isa):
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-2000:]
 
 
-def test_every_test_that_is_run_in_environments_is_there():
+def test_every_test_for_the_environments_exists():
     for path in environments.TESTS:
         assert (environments.ROOT / path).exists(), path
 

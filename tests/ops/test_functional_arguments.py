@@ -1,5 +1,5 @@
-"""Functions and modules given what is of no use to them: the function, the argument and what came
-are named, whatever its type."""
+"""Functions and modules given arguments of a wrong type: the error names the function, the argument
+and what came."""
 
 import math
 
@@ -67,14 +67,14 @@ TENSORS = {
 
 @pytest.mark.parametrize("value", NO_TENSORS, ids=lambda v: type(v).__name__)
 @pytest.mark.parametrize("name", TENSORS)
-def test_what_is_no_tensor_is_named(name, value):
+def test_an_argument_that_is_no_tensor_is_named(name, value):
     function, argument, *_ = name.replace(",", "").split()
     text = raised(TENSORS[name], value)
     assert function in text and argument in text
 
 
 @pytest.mark.parametrize("name", [n for n in TENSORS if "input" in n.split()])
-def test_no_input_at_all_is_named(name):
+def test_a_missing_input_is_named(name):
     function = name.split()[0]
     text = raised(TENSORS[name], None)
     assert function in text and "input" in text
@@ -103,7 +103,7 @@ NO_NUMBERS = ["a", "0.5", b"1", [1.0], 1j, torch.tensor([0.1, 0.2]), GRADIENT, {
 
 @pytest.mark.parametrize("value", NO_NUMBERS, ids=repr)
 @pytest.mark.parametrize("name", NUMBERS)
-def test_what_is_no_number_is_named(name, value):
+def test_an_argument_that_is_no_number_is_named(name, value):
     function, argument = name.split()
     with pytest.raises(TypeError, match=rf"{function}: {argument} is .*, wanted a number|which it"):
         NUMBERS[name](value)
@@ -173,7 +173,7 @@ def test_a_module_names_a_normalized_shape_of_another_type(module, value):
         ("biases", lambda v: fusedops.stack_layer_norm([X], [5], None, v)),
     ],
 )
-def test_what_is_no_list_of_tensors_is_named(argument, call, value):
+def test_an_argument_that_is_no_list_of_tensors_is_named(argument, call, value):
     if argument != "inputs" and value is None:
         return  # none are wanted
     with pytest.raises(TypeError, match=f"stack_.*: {argument} is .*, wanted a list of tensors"):
@@ -207,12 +207,12 @@ def test_parts_of_statistics_that_differ_are_named():
         lambda v: fusedops.softmax_apply(X, *fusedops.softmax_stats(X, -1), -1, v),
     ],
 )
-def test_what_is_no_floating_dtype_is_named(call, value):
+def test_a_dtype_that_is_not_floating_is_named(call, value):
     assert "softmax" in (text := raised(call, value)) and ": dtype is" in text
 
 
 @pytest.mark.parametrize("value", [3, None, "no", [1, 2], np.ones(2), torch.ones(2)], ids=repr)
-def test_another_word_lists_those_there_are(value):
+def test_an_unknown_word_is_answered_with_the_known_ones(value):
     for call, argument in (
         (lambda v: fusedops.masked_softmax(X, causal=v), "causal"),
         (lambda v: fusedops.masked_softmax(X, masked_rows=v), "masked_rows"),
@@ -225,7 +225,7 @@ def test_another_word_lists_those_there_are(value):
             call(value)
 
 
-def test_layouts_are_named_with_what_makes_them_plain():
+def test_a_layout_is_named_with_the_call_that_makes_it_strided():
     for given, what in (
         (X.to_sparse(), "has layout torch.sparse_coo, wanted torch.strided.*to_dense"),
         (X.to_sparse_csr(), "has layout torch.sparse_csr"),
@@ -244,5 +244,5 @@ def test_layouts_are_named_with_what_makes_them_plain():
         fusedops.layer_norm(X, [5], WEIGHT.to_mkldnn())
 
 
-def test_the_infinite_is_a_number_where_its_result_is_defined():
+def test_infinity_is_accepted_where_its_result_is_defined():
     assert torch.equal(fusedops.layer_norm(X, [5], None, WEIGHT, math.inf), WEIGHT.expand(3, 5))

@@ -1,5 +1,5 @@
-"""Tensors of more than 2^31 elements: the results of a block that repeats. Each needs 9 to 18 GB,
-and `pytest -m large` asks for them."""
+"""Tensors of more than 2^31 elements repeat the results of one block. Each test needs 9 to 18 GB;
+`pytest -m large` runs them."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ ROWS = 2**31 // COLS + BLOCK
 
 
 def needs(tensors):
-    """As many tensors of 16 bits as the test holds at a time, and a little more."""
+    """Skips the test without memory for so many tensors of 16 bits, and a little more."""
     lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     available, wanted = int(lines["MemAvailable"].split()[0]) << 10, tensors * ROWS * COLS * 2.1
     if available < wanted:
@@ -25,7 +25,7 @@ def needs(tensors):
 
 
 def large():
-    """The block, and the tensor of which it is every part."""
+    """A block, and the tensor that repeats it."""
     block = torch.randn(BLOCK, COLS).to(torch.bfloat16)
     return block, block.repeat(ROWS // BLOCK, 1)
 
@@ -37,10 +37,10 @@ def assert_repeats(whole, block):
 
 @pytest.mark.parametrize("op", ["softmax", "log_softmax"])
 @pytest.mark.parametrize("dim", [1, 0])
-def test_a_softmax_in_place_and_its_gradient(op, dim):
+def test_a_large_softmax_in_place_and_its_gradient_repeat_the_block(op, dim):
     needs(2)
     block, x = large()
-    x = x if dim == 1 else x.view(ROWS // BLOCK, BLOCK, COLS)  # lanes of planes
+    x = x if dim == 1 else x.view(ROWS // BLOCK, BLOCK, COLS)  # a spatial softmax
     getattr(ops, f"{op}_")(x, 1)
     y = getattr(ops, op)(block, dim)
     assert_repeats(x.view(-1, COLS), y)
@@ -50,7 +50,7 @@ def test_a_softmax_in_place_and_its_gradient(op, dim):
     assert_repeats(grad.view(-1, COLS), of_block)
 
 
-def test_a_masked_softmax():
+def test_a_large_masked_softmax_repeats_the_block():
     needs(2)
     block, x = large()
     mask = torch.rand(COLS) < 0.7
@@ -59,14 +59,14 @@ def test_a_masked_softmax():
 
 
 @pytest.mark.parametrize("op", ["layer_norm", "rms_norm", "std_norm"])
-def test_a_norm(op):
+def test_a_large_norm_repeats_the_block(op):
     needs(2)
     block, x = large()
     norm = getattr(fusedops, op)
     assert_repeats(norm(x, [COLS]), norm(block, [COLS]))
 
 
-def test_the_gradients_of_a_norm():
+def test_the_gradients_of_a_large_norm_repeat_the_block():
     needs(3)
     block, x = large()
     w, b = torch.randn(2, COLS).to(torch.bfloat16)
@@ -82,7 +82,7 @@ def test_the_gradients_of_a_norm():
         )
 
 
-def test_a_sum_of_two_and_its_norm():
+def test_a_large_sum_and_its_norm_repeat_the_block():
     needs(4)
     block, x = large()
     y, sum = fusedops.add_rms_norm(x, x, [COLS])

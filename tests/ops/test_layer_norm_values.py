@@ -1,4 +1,4 @@
-"""layer_norm against float64, on inputs that are easy to get wrong too."""
+"""layer_norm against float64, on hard inputs too."""
 
 import bounds
 import pytest
@@ -114,7 +114,7 @@ def test_statistics_are_float32_or_better_and_right(dtype):
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("cols", [5, 100])
-def test_a_row_that_is_not_finite_is_nan_and_alone_so(dtype, value, cols):
+def test_a_row_that_is_not_finite_becomes_nan_and_no_other_does(dtype, value, cols):
     x = torch.randn(3, cols).to(dtype)
     x[1, 2] = value
     y = fusedops.layer_norm(x, [cols])
@@ -150,7 +150,7 @@ def single_pass(x, eps=1e-8):
 
 
 @pytest.mark.parametrize("offset, fails", [(0.0, False), (1e3, True), (1e4, True), (1e5, True)])
-def test_the_single_pass_variance_cancels_where_ours_does_not(offset, fails):
+def test_a_variance_in_a_single_pass_cancels_where_ours_does_not(offset, fails):
     x = torch.randn(64, 1024) + offset
     exact = reference.layer_norm(x, [1024], eps=1e-8)
     assert ulp_error(fusedops.layer_norm(x, [1024], eps=1e-8), exact, floor=1.0) <= 5.0

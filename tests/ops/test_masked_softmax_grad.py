@@ -55,7 +55,7 @@ def test_gradcheck_and_gradgradcheck(call, function):
 
 
 def chain(x, mask, bias, scale, diagonal, mask_value):
-    """In the dtype of its inputs, recorded by autograd."""
+    """A masked softmax in the dtype of its inputs, recorded by autograd."""
     scores = x * scale + bias
     hidden = ~mask | torch.ones(x.shape, dtype=torch.bool).triu(diagonal + 1)
     return torch.softmax(scores.masked_fill(hidden, mask_value), -1)
@@ -79,7 +79,7 @@ def test_gradients_are_within_their_bounds_and_typical(dtype, mask_value, keys):
 
 
 @pytest.mark.parametrize("mask_value", [-float("inf"), -1e4])
-def test_the_exact_gradient_is_that_of_the_chain_as_models_spell_it(mask_value):
+def test_the_exact_gradient_is_that_of_a_masked_softmax_as_models_compose_it(mask_value):
     x, bias, grad = doubles(2, 3, 30, 40), doubles(3, 30, 40), torch.randn(2, 3, 30, 40).double()
     mask = bools(2, 1, 1, 40)
     options = {"scale": 0.3, "mask_value": mask_value}
@@ -93,8 +93,8 @@ def test_the_exact_gradient_is_that_of_the_chain_as_models_spell_it(mask_value):
 
 @pytest.mark.parametrize("mask_value", [-float("inf"), -1e9, torch.finfo(torch.float32).min])
 @pytest.mark.parametrize("diagonal", [-3, 0])
-def test_rows_without_anything_visible_have_eagers_gradient(mask_value, diagonal):
-    """Zero, though the probabilities are NaN or uniform: what is hidden has no gradient."""
+def test_rows_that_are_hidden_whole_have_eagers_gradient(mask_value, diagonal):
+    """It is zero though the probabilities are NaN or uniform: hidden scores have no gradient."""
     torch.manual_seed(0)
     x, bias = torch.randn(2, 6, 50), torch.zeros(50)
     mask = bools(2, 1, 50)
@@ -147,7 +147,7 @@ def test_a_float32_bias_beside_bfloat16_scores_gets_a_float32_gradient():
     assert relative_error(bias.grad, wide.grad) < torch.finfo(torch.bfloat16).eps
 
 
-def test_only_what_is_needed_is_computed():
+def test_only_the_gradients_that_are_needed_are_computed():
     x = torch.randn(2, 5, 7)
     bias = torch.randn(7, requires_grad=True)
     y = fusedops.masked_softmax(x, bias=bias)

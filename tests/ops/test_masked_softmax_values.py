@@ -17,7 +17,7 @@ LOWEST = torch.finfo(torch.float32).min
 
 
 def eager(x, mask=None, scale=1.0, diagonal=None, mask_value=-INF, bias=None):
-    """The chain as models spell it, in the input's dtype."""
+    """A masked softmax as models compose it, in the input's dtype."""
     scores = x * scale
     if bias is not None:
         scores = scores + bias
@@ -36,7 +36,7 @@ def bound(x, **operands):
 
 
 def bools(*shape):
-    """Two in three visible, the first of a row always."""
+    """A mask that shows two columns of three, and always the first of a row."""
     visible = torch.rand(shape) < 2 / 3
     visible[..., 0] = True
     return visible
@@ -100,8 +100,8 @@ def test_errors_are_typical_with_any_scale(dtype, scale):
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("mask_value", [-INF, "lowest", -1e4, -1e9, 0.0, 3.0])
 @pytest.mark.parametrize("diagonal", [None, 0, -2, 60])
-def test_what_is_hidden_counts_as_in_eager(dtype, mask_value, diagonal):
-    """Rows of which nothing is visible included: NaN for -inf, uniform for a finite value."""
+def test_hidden_columns_count_as_in_eager(dtype, mask_value, diagonal):
+    """Rows that are hidden whole are NaN for a mask value of -inf, and uniform for a finite one."""
     if mask_value == "lowest":
         mask_value = max(torch.finfo(dtype).min, LOWEST)
     if dtype == torch.float16:
@@ -141,7 +141,7 @@ def test_special_scores_come_out_as_in_eager(name, mask_value, diagonal, padding
 
 
 @pytest.mark.parametrize("mask_value", [-INF, -1e9])
-def test_what_a_bool_mask_hides_may_be_anything(mask_value):
+def test_scores_that_a_bool_mask_hides_may_be_anything(mask_value):
     x = torch.randn(4, 50)
     mask = bools(4, 50)
     expected = fusedops.masked_softmax(x, mask, mask_value=mask_value)
@@ -186,18 +186,18 @@ BROADCASTS = [(), (1,), (9,), (4, 9), (4, 1), (3, 1, 9), (3, 1, 1), (2, 1, 4, 1)
 @pytest.mark.parametrize("shape", BROADCASTS)
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("x_dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_a_broadcast_mask_is_the_mask_written_out(shape, dtype, x_dtype):
+def test_a_broadcast_mask_gives_what_the_expanded_mask_gives(shape, dtype, x_dtype):
     torch.manual_seed(0)
     x = torch.randn(2, 3, 4, 9).to(x_dtype)
     mask = torch.rand(shape) < 0.7 if dtype == torch.bool else torch.randn(shape).to(dtype)
-    written_out = mask.expand(x.shape).contiguous()
-    assert same_bits(fusedops.masked_softmax(x, mask), fusedops.masked_softmax(x, written_out))
+    expanded = mask.expand(x.shape).contiguous()
+    assert same_bits(fusedops.masked_softmax(x, mask), fusedops.masked_softmax(x, expanded))
     if dtype != torch.bool:
         actual = fusedops.masked_softmax(x, bias=mask, causal=True)
-        assert same_bits(actual, fusedops.masked_softmax(x, bias=written_out, causal=True))
+        assert same_bits(actual, fusedops.masked_softmax(x, bias=expanded, causal=True))
 
 
-def test_dimensions_that_broadcast_by_turns_are_all_told_apart():
+def test_masks_that_broadcast_over_every_other_dimension_are_right():
     x = torch.randn(2, 3, 2, 3, 2, 3, 8)
     mask = bools(2, 1, 2, 1, 2, 1, 8)
     bias = torch.randn(3, 1, 3, 1, 3, 1)
@@ -230,7 +230,7 @@ def test_causality_aligns_to_either_corner(queries, keys, causal):
     torch.testing.assert_close(fusedops.masked_softmax(x, causal=causal), expected, equal_nan=True)
 
 
-# Rows of two pages each, of which the second cannot be read: what a row hides lies there.
+# Rows of two pages each. The second page cannot be read, and all columns in it are hidden.
 UNREADABLE = """
 import ctypes, mmap, sys
 import numpy, torch
@@ -261,8 +261,8 @@ assert result[:, visible:].count_nonzero() == 0
 
 
 @pytest.mark.parametrize("hides", ["padding", "a mask of every element"])
-def test_what_is_hidden_behind_all_that_is_visible_is_not_read(hides):
-    """It may lie where reading ends the process."""
+def test_hidden_columns_behind_the_last_visible_one_are_not_read(hides):
+    """They lie in memory whose reading would end the process."""
     result = subprocess.run([sys.executable, "-c", UNREADABLE, hides], capture_output=True)
     assert result.returncode == 0, result.stderr.decode()
 
@@ -277,7 +277,7 @@ def test_memory_that_cannot_be_read_ends_a_process_that_reads_it():
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("cols", [5, 64, 100, 129, 700, 5000])
 def test_a_bool_mask_gives_the_bits_of_minus_infinity_added(dtype, cols):
-    """What is left out of the one is computed in the other."""
+    """The bool mask leaves out what the addition computes."""
     torch.manual_seed(cols)
     x = (torch.randn(60, cols) * 3).to(dtype)
     end = torch.randint(1, cols + 1, (60, 1))
@@ -292,7 +292,7 @@ def test_a_bool_mask_gives_the_bits_of_minus_infinity_added(dtype, cols):
         assert same_bits(fusedops.masked_softmax(x, mask), fusedops.masked_softmax(x, added))
 
 
-def test_what_causality_hides_is_not_read():
+def test_scores_that_causality_hides_are_not_read():
     x = torch.randn(3, 400, 400)
     expected = fusedops.masked_softmax(x, causal=True)
     hidden = torch.ones(400, 400, dtype=torch.bool).triu(1)

@@ -11,7 +11,7 @@ import fusedops
 
 ops = torch.ops.fusedops
 
-#: Quiet and signalling, of either sign; those of ones alone carry furthest where they are rounded.
+#: Quiet and signalling NaNs of either sign; rounding carries furthest in payloads of ones alone.
 PAYLOADS = {
     torch.float32: (torch.int32, [0x7FC00000, 0x7FFFFFFF, 0x7F800001, 0x7FBFFFFF, 0x7FFF8000]),
     torch.bfloat16: (torch.int16, [0x7FC0, 0x7FFF, 0x7F81, 0x7FBF]),
@@ -21,10 +21,10 @@ PAYLOADS = {
         [0x7FF8000000000000, 0x7FFFFFFFFFFFFFFF, 0x7FF0000000000001, 0x7FF00000FFFFFFFF],
     ),
 }
-#: Ends in part of a tile, for every instruction set and dtype.
+#: A row that ends in part of a tile, for every instruction set and dtype.
 COLS = 75
 PLACES = [0, 1, 16, 33, 63, 64, COLS - 2, COLS - 1]
-#: Beside 16-bit rows operands may be float32, and ops take others by conversion.
+#: Operands of 16-bit rows may be float32; operators convert any other dtype.
 MIXED = [(rows, other) for rows, other in product(DTYPES.values(), repeat=2)]
 MIXED_IDS = [f"{rows}-{other}" for rows, other in product(DTYPES, repeat=2)]
 
@@ -37,7 +37,7 @@ def nans(dtype):
 
 
 def with_nans(dtype):
-    """A row for each payload and place, with that NaN alone, and two rows without one."""
+    """A row with one NaN for each payload and place, and two rows without any."""
     values = nans(dtype)
     assert values.isnan().all()
     rows = torch.randn(len(values) * len(PLACES) + 2, COLS).to(dtype)
@@ -94,9 +94,9 @@ def test_a_nan_in_a_float32_gradient_makes_a_16_bit_row_nan(source):
     grad = with_nans(torch.float32)
     y = torch.softmax(torch.randn(grad.shape), -1)
     for op in (ops.softmax_backward, ops.log_softmax_backward):
-        of_rows, of_planes = op(grad, y, -1, source), op(grad.t(), y.t(), 0, source)
+        last, first = op(grad, y, -1, source), op(grad.t(), y.t(), 0, source)
         eager = (grad * y).sum(-1, keepdim=True).expand(grad.shape)
-        assert same_nans(of_rows, eager) and same_nans(of_planes.t(), eager)
+        assert same_nans(last, eager) and same_nans(first.t(), eager)
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
@@ -133,7 +133,7 @@ def test_a_nan_in_a_parameter_makes_its_column_nan(dtype, other):
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-def test_a_nan_in_what_is_normalised_makes_its_row_nan(dtype):
+def test_a_nan_in_the_input_of_a_norm_makes_its_row_nan(dtype):
     x = with_nans(dtype)
     rows = x.isnan().any(-1, keepdim=True).expand(x.shape)
     for norm in (fusedops.layer_norm, fusedops.rms_norm, fusedops.std_norm):

@@ -1,5 +1,5 @@
-"""Rows of 1 to 256 columns, taken in blocks on the CPU: right values, and the bits of the same row
-alone, in a part of a block, over another dimension, and where rows are not evenly spaced."""
+"""Rows of 1 to 256 columns, which the CPU computes in groups: right values, and the bits of the
+same row alone, in part of a group, over another dimension, and where rows are not evenly spaced."""
 
 import pytest
 import torch
@@ -50,7 +50,7 @@ def add_layer_norm(x, grad, w, b):
     return [y, total, mean, rstd, gradients[0], *gradients[2:]]
 
 
-#: And how many of the results are sums over rows.
+#: How many of the results are sums over rows.
 OPS = {
     "softmax": (softmax("softmax"), 0),
     "log_softmax": (softmax("log_softmax"), 0),
@@ -69,7 +69,7 @@ def inputs(rows, cols, dtype):
 
 
 def with_special_rows(x):
-    """Among ordinary ones: hidden, not finite, constant, and of other magnitudes."""
+    """Puts hidden, infinite, constant and very large or small rows among ordinary ones."""
     x[3], x[5, 0], x[8, -1], x[10] = -torch.inf, torch.nan, torch.inf, 2.5
     x[12] *= 1e-30
     x[14] *= 1e30
@@ -86,7 +86,7 @@ def of_rows(op, *tensors):
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("op", OPS)
-def test_a_narrow_row_has_equal_bits_in_a_block_and_alone(op, dtype):
+def test_a_narrow_row_has_equal_bits_in_a_group_and_alone(op, dtype):
     for cols in COLS:
         if op == "std_norm" and cols == 1:
             continue
@@ -101,7 +101,7 @@ def test_a_narrow_row_has_equal_bits_in_a_block_and_alone(op, dtype):
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("cols", [1, 2, 7, 8, 17, 33, 64, 130])
-def test_blocks_of_rows_in_groups_have_the_bits_of_evenly_spaced_rows(op, dtype, cols):
+def test_rows_with_gaps_between_them_have_the_bits_of_evenly_spaced_rows(op, dtype, cols):
     x, grad, w, b = inputs(5 * 14, cols + 3, dtype)
     x, grad = (t.view(5, 14, -1)[:, 1:, 2 : cols + 2] for t in (x, grad))
     even = OPS[op][0](x.contiguous(), grad.contiguous(), w[:cols], b[:cols])
@@ -113,15 +113,15 @@ def test_blocks_of_rows_in_groups_have_the_bits_of_evenly_spaced_rows(op, dtype,
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("op", ["softmax", "log_softmax"])
-@pytest.mark.parametrize("lanes", [3, 33])
-def test_a_lane_of_few_rows_has_the_bits_of_a_row(op, dtype, lanes):
+@pytest.mark.parametrize("inner", [3, 33])
+def test_a_narrow_row_of_a_spatial_softmax_has_the_bits_of_a_contiguous_row(op, dtype, inner):
     run, _ = OPS[op]
     for cols in range(1, 80):
-        x, grad, w, b = inputs(2 * lanes, cols, dtype)
+        x, grad, w, b = inputs(2 * inner, cols, dtype)
         x[4] = -torch.inf
-        x, grad = (t.view(2, lanes, cols) for t in (x, grad))
-        of_lanes = run(x.mT.contiguous(), grad.mT.contiguous(), w, b, 1)
-        assert all(map(same_bits, [t.mT for t in of_lanes], run(x, grad, w, b))), cols
+        x, grad = (t.view(2, inner, cols) for t in (x, grad))
+        spatial = run(x.mT.contiguous(), grad.mT.contiguous(), w, b, 1)
+        assert all(map(same_bits, [t.mT for t in spatial], run(x, grad, w, b))), cols
 
 
 def exact(op, x, grad, w, b):

@@ -1,4 +1,4 @@
-"""fusedops.nn: drop-ins for torch.nn's modules, and attention's softmax as a module."""
+"""fusedops.nn: replacements for torch.nn's modules, and attention's softmax as a module."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ TORCH_MODULES = {"Softmax": nn.Softmax, "LogSoftmax": nn.LogSoftmax}
 
 @pytest.mark.parametrize("name", TORCH_MODULES)
 @pytest.mark.parametrize("dim", [0, 1, -1])
-def test_gives_what_torchs_module_gives_in_float64(name, dim):
+def test_a_module_gives_what_torchs_gives_in_float64(name, dim):
     x = torch.randn(4, 5, 6)
     ours, theirs = getattr(fusedops.nn, name)(dim=dim), TORCH_MODULES[name](dim=dim)
     torch.testing.assert_close(ours(x).double(), theirs(x.double()), atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", TORCH_MODULES)
-def test_shows_itself_and_is_an_instance_as_torchs_module(name):
+def test_a_module_is_an_instance_of_torchs_and_prints_the_same(name):
     ours, theirs = getattr(fusedops.nn, name)(dim=1), TORCH_MODULES[name](dim=1)
     assert repr(ours) == repr(theirs)
     assert isinstance(ours, TORCH_MODULES[name])
@@ -64,7 +64,7 @@ def test_the_last_query_sees_every_key_where_causality_is_aligned_with_the_end()
     torch.testing.assert_close(result.double(), exact, atol=1e-6, rtol=1e-6)
 
 
-def test_a_finite_mask_value_and_rows_of_zeros_reach_the_op():
+def test_a_finite_mask_value_and_zero_masked_rows_reach_the_operator():
     x, nothing = torch.randn(2, 4), torch.zeros(4, dtype=torch.bool)
     assert fusedops.nn.MaskedSoftmax()(x, nothing).isnan().all()
     assert fusedops.nn.MaskedSoftmax(mask_value=-1e4)(x, nothing).eq(0.25).all()
@@ -129,7 +129,7 @@ def test_a_p_that_is_no_probability_is_refused_at_once(p):
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_compiles_into_one_graph_and_exports(name):
+def test_a_module_compiles_into_one_graph_and_exports(name):
     module, x = MODULES[name]().eval(), torch.randn(SCORES)
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x), module(x))
@@ -181,7 +181,7 @@ def test_the_annotated_norm_begins_at_the_identity_and_has_torchs_parameters(sha
 
 
 def test_the_annotated_norm_is_no_layer_norm():
-    """A pass that takes it for one, as weight conversions do, would compute another function."""
+    """A weight conversion that took it for one would compute another function."""
     assert not isinstance(fusedops.nn.StdNorm(8), nn.LayerNorm)
 
 

@@ -1,5 +1,5 @@
-"""Norms of rows whose squares overflow or underflow, of constant rows and of rows of few columns:
-values and gradients within what the arithmetic allows."""
+"""Norms of rows whose squares overflow or underflow, of constant rows and of rows of few columns
+have values and gradients as exact as the arithmetic allows."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ LENGTHS = [2, 3, 40, 700, 70_001]
 
 
 def in_80_bits(op, x, grad, eps, weight_offset=0.0):
-    """The norm and its gradient, by the definition."""
+    """The norm and its gradient, as defined."""
     x, grad = (t.double().numpy().astype(np.longdouble) for t in (x, grad))
     grad = grad * (1 + weight_offset)
     cols = x.shape[-1]
@@ -100,9 +100,9 @@ def test_constant_rows_come_out_as_the_definition_says(op, dtype, value):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("eps", [0.0, 1e-12, 1e-6, 1e-5])
 def test_rms_norm_of_one_column_is_off_by_few_roundings(dtype, eps):
-    """Those of the square, of the sum with eps and of the root move the result by a quarter of an
-    ulp, those of the reciprocal and of the product by half of one: twice as much where the result
-    is just below a power of two. A fused multiply-add leaves out most."""
+    """The roundings of the square, of the sum with eps and of the root move the result by a quarter
+    of an ulp, those of the reciprocal and of the product by half an ulp: twice as much where the
+    result is just below a power of two. A fused multiply-add leaves most of them out."""
     x = torch.randn(100_000, 1, dtype=dtype)
     exact, _, _ = in_80_bits("rms_norm", x, x, eps)
     y = fusedops.rms_norm(x, [1], eps=eps)
@@ -114,7 +114,7 @@ def test_rms_norm_of_one_column_is_off_by_few_roundings(dtype, eps):
 @pytest.mark.parametrize("weight_offset", [0.0, 1.0])
 @pytest.mark.parametrize("cols", [1, 2, 3])
 def test_gradients_of_rms_norm_that_cancel_are_right(dtype, weight_offset, cols):
-    """The gradient of one column cancels but for eps / (x^2 + eps)."""
+    """The gradient of one column cancels down to the factor eps / (x^2 + eps)."""
     x, grad = torch.randn(2, 50_000, cols, dtype=dtype)
     w = torch.zeros(cols, dtype=dtype) + (1 - weight_offset)
     rstd = ops.rms_norm(x, [cols], w, 1e-6, weight_offset)[1]
@@ -129,7 +129,7 @@ def test_gradients_of_rms_norm_that_cancel_are_right(dtype, weight_offset, cols)
 @pytest.mark.parametrize("cols", [2, 3, 5])
 @pytest.mark.parametrize("eps", [1e-12, 1e-5])
 def test_gradients_of_few_columns_far_from_zero_keep_to_the_bound(dtype, cols, eps):
-    """As norm_backward.h states it, beside a float mean and the rounding of the result."""
+    """The bound is that of norm_backward.h, with a float mean and the rounding of the result."""
     info = torch.finfo(dtype)
     unit = 2.0**-52 if dtype == torch.float64 else 2.0**-23
     for shift in (0.0, 1.0, 100.0, 1e4):

@@ -1,5 +1,5 @@
-"""Any of a norm's gradients may be left out, and the others are the same: rows of any length, in
-stacks, with and without parameters."""
+"""Any of a norm's gradients may be left out, and the others stay the same: for rows of any length,
+in stacks, with and without parameters."""
 
 from itertools import product
 
@@ -11,13 +11,13 @@ import fusedops  # noqa: F401 (registers the operators)
 
 ops = torch.ops.fusedops
 
-#: One column, a row of several that lie side by side, one of its own, and one that threads share.
+#: One column, rows that are computed in groups, rows that are not, and a row that threads share.
 LENGTHS = [1, 12, 300, 70001]
 MASKS = list(product([True, False], repeat=3))
 
 
 def rows_of(cols):
-    """More than are taken side by side, where any are."""
+    """More rows than are interleaved, where any are."""
     return 40 if cols < 100 else 3
 
 

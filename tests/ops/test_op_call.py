@@ -1,5 +1,5 @@
-"""The way from an eager call to the dispatcher: `op_call` does what `torch.ops` does, and leaves to
-it what it does not know."""
+"""`op_call` takes an eager call to the dispatcher as `torch.ops` does, and leaves to it the calls
+that it does not know."""
 
 import subprocess
 import sys
@@ -29,7 +29,7 @@ Y = fusedops.softmax(X, -1)
 SEED = torch.tensor(3)
 MEAN, RSTD = X.mean(1, True), torch.rand(3, 1)
 
-#: By op: arguments of every type that an op has.
+#: For each op, arguments of every type that it takes.
 CALLS = {
     "_softmax": [(X, -1, None), (X.double(), 0, None), (X.bfloat16(), 1, torch.float32)],
     "_softmax_backward": [(GRAD, Y, -1, torch.float32)],
@@ -74,7 +74,7 @@ def test_a_direct_call_gives_what_torch_gives(op, args):
 
 @pytest.mark.parametrize("op, args", CASES)
 def test_a_direct_call_does_not_need_torchs_search(op, args):
-    """The function that would serve it otherwise is never called."""
+    """The function that serves other calls is never called."""
 
     def otherwise(*_):
         raise AssertionError("went by torch.ops")
@@ -99,12 +99,12 @@ class Sub(torch.Tensor):
         (X.half(), -1, torch.float32),
     ],
 )
-def test_other_arguments_go_by_torch(args):
+def test_calls_with_other_arguments_are_left_to_torch(args):
     assert_same(direct("_softmax")(*args), by_torch("_softmax")(*args))
 
 
 @pytest.mark.parametrize("shape", [numpy.array([8]), [numpy.int64(8)]])
-def test_a_shape_of_other_integers_goes_by_torch(shape):
+def test_a_shape_of_other_integers_is_left_to_torch(shape):
     args = (X, shape, None, None, 1e-5)
     assert_same(direct("_layer_norm_output")(*args), by_torch("_layer_norm_output")(*args))
 
@@ -177,7 +177,7 @@ def state(request):
     return {"op_call": _call._module.state, "Python": _call._state}[request.param]
 
 
-def test_the_state_of_a_call(state):
+def test_a_call_is_watched_or_recorded_where_something_asks_for_it(state):
     assert state() == state(X) == state(None) == state(X, None, WEIGHT) == PLAIN
     assert state(torch.nn.Parameter(WEIGHT, requires_grad=False)) == PLAIN
     assert state(LEAF) == state(X, LEAF, None) == state(LEAF * 2) == RECORDED
@@ -217,7 +217,7 @@ sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", sys.argv[1]]))
 """
 
 
-def test_all_that_is_said_of_small_calls_holds_without_the_module():
+def test_every_claim_about_small_calls_holds_without_the_module():
     claims = Path(__file__).with_name("test_small_calls.py")
     command = [sys.executable, "-c", WITHOUT_MODULE, str(claims)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=600)

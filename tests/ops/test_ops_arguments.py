@@ -1,4 +1,4 @@
-"""Bad arguments: one clear error that names the argument; the same eagerly, fake and compiled."""
+"""A bad argument is one clear error that names it: the same in eager, fake and compiled calls."""
 
 import pytest
 import torch
@@ -250,7 +250,7 @@ def test_compiled_code_says_the_same(name):
 @pytest.mark.parametrize(
     "call", [fusedops.rms_norm, lambda x, n, **o: fusedops.add_rms_norm(x, x, n, **o)]
 )
-def test_another_variant_lists_those_there_are(call):
+def test_an_unknown_variant_is_answered_with_the_known_ones(call):
     with pytest.raises(
         ValueError, match="variant is 'lama', wanted 'torch', 'llama', 't5' or 'gemma'"
     ):
@@ -277,7 +277,7 @@ def test_gradients_and_statistics_on_another_device_are_named():
 
 @pytest.mark.parametrize("op", _library.OPS)
 def test_a_cuda_tensor_without_cuda_kernels_is_refused_with_the_reason(op):
-    """Dispatches to the CUDA key, as a CUDA tensor would."""
+    """A tensor that dispatches to the CUDA key, as a CUDA tensor would."""
     if _library.has_kernels("cuda"):
         assert torch._C._dispatch_has_kernel_for_dispatch_key(f"fusedops::{op}", "CUDA")
         return

@@ -1,4 +1,4 @@
-"""The same row gives the same bits: in any batch, on any number of threads, at every call."""
+"""The same row gives the same bits in any batch, on any number of threads and at every call."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def backward(x, w, b, grad, norm=fusedops.layer_norm):
 
 
 def add_norm(add, x, r, w, b, grad):
-    """Outputs and gradients, dropout off: its numbers are those of the place in the batch."""
+    """Outputs and gradients, without dropout, whose numbers depend on the place in the batch."""
     leaves = [t.detach().clone().requires_grad_() for t in (x, r, w, b)]
     parameters = leaves[2:] if add is fusedops.add_layer_norm else leaves[2:3]
     outputs = add(*leaves[:2], w.shape, *parameters, eps=1e-5)

@@ -1,4 +1,4 @@
-"""Ops in processes that are forked from one that has used them."""
+"""Ops work in processes that are forked from one that has used them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 import fusedops
 
-#: Divided among threads where there are two.
+#: The shape of a tensor that two threads divide.
 SHAPE = (256, 1024)
 
 PROGRAM = """
@@ -35,7 +35,7 @@ sys.exit(status if status else not same(results(), before))
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_a_forked_process_computes_what_its_parent_did_and_so_does_the_parent_then(threads):
+def test_a_forked_process_and_then_its_parent_compute_what_the_parent_did(threads):
     """With torch's own softmax the child waits for ever for its parent's threads."""
     program = PROGRAM.format(threads=threads, shape=SHAPE)
     done = subprocess.run(

@@ -1,9 +1,9 @@
-"""Forward mode: every function and every op refuses a tangent, in all of PyTorch's ways to ask for
-one, before it writes anything; none drops it silently."""
+"""In forward mode every function and every op refuses a tangent, however PyTorch asks for it,
+before it writes anything. None drops it silently."""
 
 import pytest
 import torch
-from ops_hostile_calls import schema, valid_arguments
+from op_bad_calls import schema, valid_arguments
 from torch.autograd import forward_ad
 
 import fusedops

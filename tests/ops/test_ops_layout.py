@@ -1,4 +1,4 @@
-"""Any strides, offsets and alignments: right values, and rows with adjacent elements not copied."""
+"""Any strides, offsets and alignments give right values; contiguous rows are read in place."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ def close(actual, exact, dtype):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-def test_softmax_of_any_layout_over_any_dim(layout, dtype):
+def test_a_softmax_over_any_dim_takes_any_layout(layout, dtype):
     x = LAYOUTS[layout](source(dtype))
     for dim in range(x.dim()):
         y = fusedops.softmax(x, dim)
@@ -48,7 +48,7 @@ def test_softmax_of_any_layout_over_any_dim(layout, dtype):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-def test_layer_norm_of_any_layout_over_any_shape(layout, dtype):
+def test_a_layer_norm_over_any_shape_takes_any_layout(layout, dtype):
     x = LAYOUTS[layout](source(dtype))
     for rank in range(1, x.dim() + 1):
         shape = list(x.shape[-rank:])
@@ -58,7 +58,7 @@ def test_layer_norm_of_any_layout_over_any_shape(layout, dtype):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_gradients_of_any_layout(layout):
+def test_gradients_may_have_any_layout(layout):
     x = LAYOUTS[layout](source(torch.float64)).detach().requires_grad_()
     grad = torch.randn(2, *x.shape, dtype=torch.float64)[1]
     for ours, theirs in (
@@ -86,7 +86,7 @@ NOT_COPIED += ["all but the last of a sequence", "groups of rows"]
 
 @pytest.mark.parametrize("layout", NOT_COPIED)
 def test_rows_in_evenly_spaced_groups_are_read_where_they_lie(layout):
-    """One output each, statistics and sum: no other allocation by the profiler's count."""
+    """The profiler counts one output each, statistics and sum, and no other allocation."""
     x = LAYOUTS[layout](source(torch.float32))
     rows, cols = x.shape[:-1].numel(), x.shape[-1]
     _, mean, rstd = torch.ops.fusedops.layer_norm(x, [cols], None, None, 1e-5)
@@ -119,14 +119,14 @@ def test_inputs_are_left_as_they_are():
 
 
 @pytest.mark.parametrize("cols", [1000, 16 * 1024 * 1024])
-def test_one_row_of_any_length(cols):
+def test_one_row_may_have_any_length(cols):
     x = torch.randn(cols)
     y = fusedops.softmax(x, 0)
     assert abs(y.double().sum().item() - 1) < 1e-6
     torch.testing.assert_close(y.double(), reference.softmax(x, 0), rtol=1e-5, atol=1e-12)
 
 
-def test_outputs_larger_than_the_cache_are_written_around_it_with_the_same_bits():
+def test_outputs_larger_than_the_cache_are_streamed_with_the_same_bits():
     # 16 MB in and 16 MB out exceed the streaming threshold; the first rows alone do not.
     x = torch.randn(4096, 1024)
     w = torch.randn(1024)

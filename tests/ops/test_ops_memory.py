@@ -1,4 +1,4 @@
-"""A call for which there is no memory raises, leaves its tensors as they are, and is forgotten."""
+"""A call that finds no memory raises, leaves its tensors as they are, and harms no later call."""
 
 from __future__ import annotations
 

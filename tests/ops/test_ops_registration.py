@@ -279,7 +279,7 @@ def test_vmap_of_scalars():
 
 @contextlib.contextmanager
 def autocast(device):
-    """As torch.autocast, which for CUDA does nothing on a machine without a GPU."""
+    """Does what torch.autocast does, which for CUDA does nothing on a machine without a GPU."""
     before = torch.is_autocast_enabled(device)
     torch.set_autocast_enabled(device, True)
     try:
@@ -303,7 +303,7 @@ AUTOCAST_CALLS = {
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_autocast_gives_the_dtype_that_torch_gives(name, dtype, device):
-    """On CUDA float32, computed from the 16 bits themselves; on the CPU the input's."""
+    """It is float32 on CUDA, computed from the 16 bits themselves, and the input's on the CPU."""
     ours, eager = AUTOCAST_CALLS[name]
     with FakeTensorMode(allow_non_fake_inputs=True):
         # A CUDA tensor that requires grad would make a CPU build of torch look for CUDA streams.
@@ -347,7 +347,7 @@ def test_eager_calls_without_gradient_skip_the_formula_and_others_keep_it():
 
     with Record():
         fusedops.softmax(x, -1)
-    assert names == ["fusedops::softmax"]  # whoever watches sees the public op
+    assert names == ["fusedops::softmax"]  # a mode sees the public op
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

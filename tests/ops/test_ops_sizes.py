@@ -1,4 +1,4 @@
-"""Sizes at the edge: results that no memory holds, diagonals beyond the scores, large stacks."""
+"""Extreme sizes: results that no memory holds, diagonals beyond the scores, large stacks."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from oracle import same_bits
 import fusedops
 
 ops = torch.ops.fusedops
-#: 2^42 rows of five columns, all of them one element.
+#: 2^42 rows of five columns, whose elements are all the same one in memory.
 TALL = torch.zeros(1, 1).expand(2**42, 5)
 
 HUGE = {
@@ -35,7 +35,7 @@ def test_a_result_that_no_memory_holds_is_named_with_its_size(name):
         HUGE[name](TALL)
 
 
-def test_so_is_one_whose_bytes_no_integer_holds():
+def test_a_result_whose_bytes_no_integer_holds_is_named_with_its_size():
     vast = torch.zeros(1, dtype=torch.float64).expand(2**62)
     with pytest.raises(RuntimeError, match=r"no memory is left .* 3.68935e\+19 bytes"):
         fusedops.softmax(vast.view(2**32, 2**30), -1)
@@ -68,7 +68,7 @@ def test_no_elements_give_no_elements(shape):
 
 
 @pytest.mark.parametrize("diagonal", [2**63 - 1, 2**63 - 2, 2**62, 6, 5, 4])
-def test_a_diagonal_behind_the_columns_hides_nothing(diagonal):
+def test_a_diagonal_behind_the_last_column_hides_nothing(diagonal):
     x, y = torch.randn(4, 5), torch.randn(4, 5)
     given = (None, 1.0, True, None, None, None)
     assert same_bits(ops.masked_softmax(x, *given, diagonal), ops.masked_softmax(x, *given, 4))
@@ -79,7 +79,7 @@ def test_a_diagonal_behind_the_columns_hides_nothing(diagonal):
 
 
 @pytest.mark.parametrize("diagonal", [-(2**63), -(2**63) + 1, -(2**62), -5, -4])
-def test_a_diagonal_before_the_rows_hides_everything(diagonal):
+def test_a_diagonal_before_the_first_row_hides_everything(diagonal):
     x = torch.randn(4, 5)
     y = ops.masked_softmax(x, None, 1.0, True, None, None, None, diagonal, True)
     assert not y.any()

@@ -1,4 +1,4 @@
-"""Several threads that call ops, and compile, at the same time."""
+"""Several threads call ops, and compile, at the same time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 import fusedops
 
-#: Short rows, rows that threads divide, and one that they share; odd, so that tails are there.
+#: Short rows, rows that threads divide, and one that they share. Odd lengths leave tails.
 SHAPES = [(3, 17), (67, 1025), (1, 70001)]
 ROUNDS = 5
 
@@ -40,7 +40,7 @@ def same_bits(results: list[torch.Tensor], wanted: list[torch.Tensor]) -> bool:
 
 
 def at_once(*functions: Callable[[], object]) -> list:
-    """Calls each in a thread of its own, all begun before one goes on; raises what one raises."""
+    """Calls each in a thread of its own, all at once, and raises what one of them raises."""
     barrier = threading.Barrier(len(functions))
 
     def run(function):
@@ -93,7 +93,7 @@ def test_threads_call_ops_while_another_compiles(threads):
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3], indirect=True)
-def test_threads_that_write_into_parts_of_one_tensor_do_not_meet(threads):
+def test_threads_that_write_into_parts_of_one_tensor_do_not_interfere(threads):
     x = torch.randn(4, 67, 1025)
     wanted = torch.stack([fusedops.softmax(part, -1) for part in x])
     at_once(*(lambda part=part: fusedops.softmax_(part, -1) for part in x))

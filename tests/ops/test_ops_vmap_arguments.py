@@ -1,4 +1,4 @@
-"""vmap: a slice is refused with the words that it is refused with alone; writing is refused."""
+"""vmap refuses a slice with the words that it is refused with alone, and refuses to write."""
 
 import pytest
 import torch
@@ -8,8 +8,7 @@ import fusedops
 ops = torch.ops.fusedops
 BATCH = torch.randn(4, 3, 5)
 
-#: Arguments that are wrong for one slice. Counted with the batch in front, each would be in range,
-#: or fit.
+#: Arguments that are wrong for one slice. With the batch in front, each would be in range or fit.
 BAD_SLICES = {
     "dim": lambda t: fusedops.softmax(t, 2),
     "negative dim": lambda t: fusedops.log_softmax(t, -3),
@@ -42,12 +41,12 @@ def test_a_bad_slice_is_refused_as_it_is_alone(name, batch_dim):
     assert str(batched.value) == str(alone.value)
 
 
-def test_of_scalars_too():
+def test_a_bad_slice_of_scalars_is_refused_too():
     with pytest.raises(RuntimeError, match=r"dim is 1, wanted a value in \[-1, 0\] .* shape \[\]"):
         torch.vmap(lambda t: fusedops.softmax(t, 1))(torch.randn(4))
 
 
-def test_a_batch_of_none_has_slices_that_are_checked():
+def test_the_slices_of_an_empty_batch_are_checked():
     assert torch.vmap(lambda t: fusedops.softmax(t, 1))(BATCH[:0]).shape == (0, 3, 5)
     with pytest.raises(RuntimeError, match="dim is 2"):
         torch.vmap(lambda t: fusedops.softmax(t, 2))(BATCH[:0])
@@ -63,7 +62,7 @@ def test_a_batch_of_none_has_slices_that_are_checked():
         ("masked_softmax_", lambda t: ops.masked_softmax_(t, None, 1.0, False, 0.0)),
     ],
 )
-def test_what_writes_is_refused_by_name_and_writes_nothing(op, call):
+def test_a_call_that_writes_is_refused_by_name_and_writes_nothing(op, call):
     memory = BATCH.clone()
     with pytest.raises(RuntimeError, match=f"not implemented for fusedops::{op}"):
         torch.vmap(call)(memory)

@@ -1,4 +1,4 @@
-"""rms_norm in its four variants: values, derivatives, what is kept for the backward."""
+"""rms_norm in its four variants: values, derivatives, and the tensors kept for the backward."""
 
 import bounds
 import pytest
@@ -63,8 +63,8 @@ def test_errors_are_within_their_bound_and_typical(variant, dtype, cols):
 @pytest.mark.parametrize("variant", ["llama", "t5"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_normalised_value_is_rounded_before_the_weight(variant, dtype):
-    """A weight just above 1 tells roundings apart: at most one element in a thousand, where
-    float32 sums of another order land on the other side, differs."""
+    """A weight just above 1 tells the roundings apart. At most one element in a thousand differs,
+    where float32 sums in another order round to the other side."""
     x, w = torch.randn(500, 256).to(dtype), (1 + torch.rand(256)).to(dtype)
     ours = fusedops.rms_norm(x, [256], w, EPS, variant=variant)
     theirs = VARIANTS[variant](x, w)
@@ -239,7 +239,7 @@ def test_a_weight_of_another_dtype_has_derivatives_of_both_orders(variant):
 
 @pytest.mark.parametrize("norm", ["layer", "std", "rms"])
 def test_a_norm_over_every_dimension_has_second_derivatives(norm):
-    """There is one row, and no dimension to sum the weight's gradient over."""
+    """There is one row, and no dimension over which to sum the weight's gradient."""
     x, w, b = (torch.randn(2, 3, dtype=torch.double, requires_grad=True) for _ in range(3))
     parameters = (w,) if norm == "rms" else (w, b)
     function = getattr(fusedops, f"{norm}_norm")

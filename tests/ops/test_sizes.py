@@ -1,4 +1,4 @@
-"""Very long rows, and very many short ones: the results of a part that repeats."""
+"""Very long rows, and very many short ones, give the results of a part that repeats."""
 
 import pytest
 import torch
@@ -61,7 +61,7 @@ def many(cols):
 
 
 def assert_repeats(results, of_block):
-    """Each result repeats, and is that of the block alone."""
+    """Each result begins and ends with the result of the block alone."""
     for whole, block in zip(results, of_block, strict=True):
         assert same_bits(whole[:BLOCK], block) and same_bits(whole[-BLOCK:], block)
 
@@ -86,7 +86,7 @@ def test_ten_million_rows_have_the_bits_of_few(cols):
 
 @pytest.mark.parametrize("op", ["softmax", "log_softmax"])
 @pytest.mark.parametrize("rows", [2, 3])
-def test_ten_million_lanes_have_the_bits_of_few(op, rows):
+def test_ten_million_rows_of_a_spatial_softmax_have_the_bits_of_few(op, rows):
     x, grad = (torch.randn(rows, BLOCK).repeat(1, MANY // BLOCK) for _ in range(2))
     few = [t[:, :BLOCK].contiguous() for t in (x, grad)]
     softmax = getattr(fusedops, op)

@@ -1,5 +1,5 @@
-"""What lies between a public function and its kernel: as little as a call can have, and all that
-watches a call sees the op."""
+"""Between a public function and its kernel lies as little as possible, and modes, subclasses and
+traces still see the op."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ FUNCTIONS = {
     "stack_log_softmax": (lambda x: fusedops.stack_log_softmax([x, RESIDUAL], -1), 1),
     "stack_layer_norm": (lambda x: fusedops.stack_layer_norm([x, RESIDUAL], [8]), 1),
 }
-#: Their results lie behind one another in memory that one more op has made.
+#: Functions whose results are not parts of memory that one more op has allocated.
 NO_STACKS = [name for name in FUNCTIONS if not name.startswith("stack")]
 
 
@@ -122,7 +122,7 @@ class Sub(torch.Tensor):
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("records", [False, True])
-def test_a_subclass_stays_one(name, records):
+def test_a_subclass_stays_a_subclass(name, records):
     function, _ = FUNCTIONS[name]
     result = function(X.clone().as_subclass(Sub).requires_grad_(records))
     assert type(result if isinstance(result, torch.Tensor) else result[0]) is Sub

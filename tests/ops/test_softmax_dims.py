@@ -1,4 +1,4 @@
-"""softmax and log_softmax over a dimension that is not the last: where it lies, and as exact."""
+"""softmax and log_softmax over a dimension that is not the last: exact, and without a copy."""
 
 import bounds
 import pytest
@@ -9,8 +9,8 @@ from test_softmax_values import OPS, SPECIAL_ROWS
 
 import fusedops
 
-# Pairs of length and lanes: one and few of either, odd numbers, whole and partial tiles, more than
-# a strip.
+# Pairs of length and inner: one and few of either, odd numbers, whole and partial tiles, several
+# segments.
 SIZES = [(1, 7), (2, 1), (5, 16), (31, 33), (64, 64), (200, 3), (1000, 40), (33, 1030), (9001, 9)]
 
 
@@ -19,27 +19,27 @@ def last(tensor):
     return tensor.movedim(1, -1).contiguous()
 
 
-@pytest.mark.parametrize("length, lanes", SIZES)
+@pytest.mark.parametrize("length, inner", SIZES)
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("op", OPS)
-def test_errors_are_within_their_bound_and_typical(op, dtype, length, lanes):
+def test_errors_are_within_their_bound_and_typical(op, dtype, length, inner):
     ours, _, bound = OPS[op]
     torch.manual_seed(length)
-    planes = max(2, 200_000 // (length * lanes))
-    x = (torch.randn(planes, length, lanes) * 3).to(dtype)
+    outer = max(2, 200_000 // (length * inner))
+    x = (torch.randn(outer, length, inner) * 3).to(dtype)
     actual = ours(x, 1)
     assert actual.is_contiguous()
     bounds.assert_typical(last(actual), bound(last(x)))
 
 
-@pytest.mark.parametrize("length, lanes", SIZES)
+@pytest.mark.parametrize("length, inner", SIZES)
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("op", OPS)
-def test_gradients_are_within_their_bound_and_typical(op, dtype, length, lanes):
+def test_gradients_are_within_their_bound_and_typical(op, dtype, length, inner):
     torch.manual_seed(length)
-    planes = max(2, 200_000 // (length * lanes))
-    output = getattr(torch, op)(torch.randn(planes, length, lanes) * 2, 1).to(dtype)
-    grad = torch.randn(planes, length, lanes).to(dtype)
+    outer = max(2, 200_000 // (length * inner))
+    output = getattr(torch, op)(torch.randn(outer, length, inner) * 2, 1).to(dtype)
+    grad = torch.randn(outer, length, inner).to(dtype)
     actual = getattr(torch.ops.fusedops, f"{op}_backward")(grad, output, 1, dtype)
     wanted = GRADIENT_BOUNDS[op](last(output), last(grad), dtype)
     bounds.assert_typical(last(actual), wanted.rounded_to(dtype))
@@ -60,12 +60,12 @@ def test_an_upcast_happens_inside_and_its_gradient_comes_back_narrow(source):
 @pytest.mark.parametrize("name", SPECIAL_ROWS)
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("lanes", [2, 35])
-def test_inf_and_nan_come_out_as_in_eager_and_stay_in_their_lane(op, dtype, name, lanes):
+@pytest.mark.parametrize("inner", [2, 35])
+def test_inf_and_nan_come_out_as_in_eager_and_stay_in_their_row(op, dtype, name, inner):
     ours, eager, bound = OPS[op]
     column = torch.tensor(SPECIAL_ROWS[name]).to(dtype)
-    x = torch.zeros(2, len(column), lanes, dtype=dtype)
-    x[1, :, lanes // 2] = column
+    x = torch.zeros(2, len(column), inner, dtype=dtype)
+    x[1, :, inner // 2] = column
     expected, actual = eager(x, 1), ours(x, 1)
     assert torch.equal(actual.isnan(), expected.isnan())
     assert torch.equal(actual.isinf(), expected.isinf())
@@ -73,14 +73,14 @@ def test_inf_and_nan_come_out_as_in_eager_and_stay_in_their_lane(op, dtype, name
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-@pytest.mark.parametrize("length, lanes", [(7, 3), (100, 70), (3000, 40)])
-def test_a_lane_has_the_same_bits_whatever_lies_beside_it(dtype, length, lanes):
-    x, grad = torch.randn(3, length, lanes).to(dtype), torch.randn(3, length, lanes).to(dtype)
+@pytest.mark.parametrize("length, inner", [(7, 3), (100, 70), (3000, 40)])
+def test_a_row_has_the_same_bits_whatever_lies_beside_it(dtype, length, inner):
+    x, grad = torch.randn(3, length, inner).to(dtype), torch.randn(3, length, inner).to(dtype)
     y, log_y = fusedops.softmax(x, 1), fusedops.log_softmax(x, 1)
     backward = torch.ops.fusedops.softmax_backward
     grad_x = backward(grad, y, 1, dtype)
-    for lane in (0, lanes // 2, lanes - 2):
-        own = (slice(1, 2), slice(None), slice(lane, lane + 2))
+    for first in (0, inner // 2, inner - 2):
+        own = (slice(1, 2), slice(None), slice(first, first + 2))
         assert same_bits(y[own], fusedops.softmax(x[own], 1))
         assert same_bits(log_y[own], fusedops.log_softmax(x[own], 1))
         assert same_bits(grad_x[own], backward(grad[own], y[own], 1, dtype))
@@ -98,7 +98,7 @@ def test_the_number_of_threads_changes_no_bit():
 
 
 def test_nothing_is_transposed_or_copied():
-    """One output, and no other allocation of the profiler's count."""
+    """The profiler counts one output, and no other allocation."""
     x = torch.randn(16, 500, 64)
     backward = torch.ops.fusedops.softmax_backward
     for call in (

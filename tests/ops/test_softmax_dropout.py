@@ -1,4 +1,4 @@
-"""The random numbers of masked_softmax_dropout: which, from what, and the same again."""
+"""The random numbers of masked_softmax_dropout: which they are, and that a seed repeats them."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""softmax_ and out=: the same bits in the given memory, and never a silently wrong gradient."""
+"""softmax_ and out= write the same bits into given memory, and give no silently wrong gradient."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-def test_in_place_has_the_bits_of_the_function(layout, dtype):
+def test_the_in_place_function_has_the_bits_of_the_other(layout, dtype):
     source = torch.randn(8, 90).to(dtype)
     for dim in range(LAYOUTS[layout](source).dim()):
         memory = source.clone()
@@ -31,7 +31,7 @@ def test_in_place_has_the_bits_of_the_function(layout, dtype):
         before = memory.clone()
         assert fusedops.softmax_(x, dim) is x
         assert same_bits(x, expected)
-        # What lies beside the view is as it was.
+        # The memory beside the view is as it was.
         LAYOUTS[layout](before).copy_(expected)
         if layout != "long rows":
             assert same_bits(memory, before)
@@ -60,7 +60,7 @@ def test_out_may_be_the_input_or_overlap_it(op):
             assert same_bits(memory[shift : shift + 8], expected)
 
 
-def test_out_says_which_dtype_is_computed():
+def test_the_dtype_of_out_is_the_one_that_is_computed():
     x = torch.randn(5, 33).bfloat16()
     out = torch.empty(5, 33)
     fusedops.softmax(x, 1, out=out)

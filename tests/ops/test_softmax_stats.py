@@ -16,7 +16,7 @@ def randn(*shape, dtype=torch.float32, seed=0):
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("dim", [0, 1, -1])
-def test_statistics_are_the_maximum_and_the_sum_of_powers(dtype, dim):
+def test_statistics_are_the_maximum_and_the_sum_of_exponentials(dtype, dim):
     x = randn(5, 7, 33, dtype=dtype)
     max, sum = fusedops.softmax_stats(x, dim)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
@@ -28,7 +28,7 @@ def test_statistics_are_the_maximum_and_the_sum_of_powers(dtype, dim):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_statistics_of_16_bit_rows_are_as_exact_as_those_of_float32_ones(dtype):
-    """An exp meant for 16-bit results is off by 7e-6, which is noticed."""
+    """An exponential meant for 16-bit results is off by 7e-6, which the bound would show."""
     x = 3 * randn(200, 300, dtype=dtype)
     max, sum = fusedops.softmax_stats(x, 1)
     assert torch.equal(max, x.float().amax(1, keepdim=True))
@@ -57,7 +57,7 @@ def test_a_row_in_parts_gives_the_softmax_of_the_row(dim):
 
 
 def softmax_of_shards(rank, file, results):
-    """One of two processes, each with half of the columns."""
+    """Runs in one of two processes, each with half of the columns."""
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
     part = randn(5, 1000).chunk(2, 1)[rank]
     max, sum = fusedops.softmax_stats(part, 1)
@@ -127,7 +127,7 @@ def test_derivatives_go_through_all_parts():
 
 
 @pytest.mark.parametrize("transform", [torch.compile, torch.vmap])
-def test_it_compiles_and_maps(transform):
+def test_statistics_compile_and_map_under_vmap(transform):
     x = randn(5, 4, 8)
     ours = in_parts(x[0]) if transform is torch.compile else torch.vmap(in_parts)(x)
     given = x[0] if transform is torch.compile else x

@@ -21,7 +21,7 @@ LONG_COLS = [4095, 4096, 4097, 8191, 8193, 65537]
 
 
 def rows(cols):
-    """As many rows as let errors be typical."""
+    """The number of rows that is enough for typical errors."""
     return max(4, 400_000 // cols)
 
 
@@ -125,7 +125,7 @@ def test_the_largest_element_of_a_spread_row_has_probability_one():
 
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("dim", [0, 1, 2, 3, -1, -2, -3, -4])
-def test_any_dimension(op, dim):
+def test_a_softmax_may_be_over_any_dimension(op, dim):
     ours, _, _ = OPS[op]
     x = torch.randn(3, 4, 5, 6)
     exact = getattr(reference, op)(x, dim).float()
@@ -135,12 +135,12 @@ def test_any_dimension(op, dim):
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("shape", [(0,), (0, 5), (5, 0), (2, 0, 3), ()])
 @pytest.mark.parametrize("dim", [0, -1])
-def test_empty_and_zero_dimensional_inputs(op, shape, dim):
+def test_inputs_may_be_empty_or_without_dimensions(op, shape, dim):
     ours, eager, _ = OPS[op]
     x = torch.randn(shape)
     torch.testing.assert_close(ours(x, dim), eager(x, dim), rtol=0, atol=0)
 
 
-def test_nn_functional_calls_the_same_semantics():
+def test_calls_as_in_nn_functional_mean_the_same():
     x = torch.randn(4, 9)
     torch.testing.assert_close(fusedops.softmax(x, dim=1), F.softmax(x, dim=1))

@@ -1,4 +1,4 @@
-"""Stacks of softmaxes and norms: bit for bit the stack of the single ops."""
+"""Stacks of softmaxes and norms are the stacks of the single ops, bit for bit."""
 
 import pytest
 import torch
@@ -135,7 +135,7 @@ def test_gradients_of_norms_have_the_bits_of_each(rows, stack_dim, dtype):
     assert all(map(same_bits, found, want))
 
 
-def test_gradients_reach_those_that_want_one():
+def test_gradients_reach_the_inputs_that_require_one():
     inputs, weights = tensors(3, 4, 8), tensors(3, 8, seed=1)
     weights[1].requires_grad_()
     fusedops.stack_layer_norm(inputs, (8,), weights).square().sum().backward()
@@ -161,7 +161,7 @@ def test_derivatives_of_both_orders_are_right():
 
 
 @pytest.mark.parametrize("stack_dim", [0, -1])
-def test_it_maps_over_a_batch(stack_dim):
+def test_vmap_maps_a_stack_over_a_batch(stack_dim):
     inputs, weights = tensors(2, 6, 4, 8), tensors(2, 6, 8, seed=1)
 
     def softmaxes(*given):

@@ -1,5 +1,5 @@
-"""std_norm, the Annotated Transformer's LayerNorm: values, derivatives, what is kept for the
-backward."""
+"""std_norm, the Annotated Transformer's LayerNorm: values, derivatives, and the tensors kept for
+the backward."""
 
 import bounds
 import pytest
@@ -62,7 +62,7 @@ def test_eps_is_added_to_the_standard_deviation_whichever_is_larger(deviation, e
     bounds.assert_typical(ours, bounds.norm("std_norm", x, eps=eps))
 
 
-def test_it_is_another_function_than_layer_norm():
+def test_std_norm_differs_from_layer_norm():
     x = torch.randn(4, 5)
     ratio = fusedops.std_norm(x, [5], eps=0.0) / fusedops.layer_norm(x, [5], eps=0.0)
     torch.testing.assert_close(ratio, torch.full_like(x, (4 / 5) ** 0.5))
@@ -100,7 +100,7 @@ def test_a_row_of_one_element_is_nan_as_in_eager(dtype):
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("cols", [5, 100])
-def test_a_row_that_is_not_finite_is_nan_and_alone_so(dtype, value, cols):
+def test_a_row_that_is_not_finite_becomes_nan_and_no_other_does(dtype, value, cols):
     x = torch.randn(3, cols).to(dtype)
     x[1, 2] = value
     y = fusedops.std_norm(x, [cols])

@@ -1,5 +1,5 @@
-"""Reverse mode under torch.func: grad, vjp, jacrev, second derivatives and per-sample gradients of
-every public function are those of PyTorch's own, or of a plain loop."""
+"""Under torch.func the grad, vjp, jacrev, second derivatives and per-sample gradients of every
+public function are those of PyTorch's own functions, or of a plain loop."""
 
 import itertools
 
@@ -34,7 +34,7 @@ def std_norm(x):
 
 
 def kept(x):
-    """What dropout with this seed makes of ones."""
+    """The multiplier of dropout with this seed."""
     ones = torch.ones(x.shape, dtype=x.dtype)
     zeros = torch.zeros_like(ones)
     return fusedops.add_rms_norm(ones, zeros, [4], p=0.5, seed=SEED)[1]
@@ -164,7 +164,7 @@ def backward(function):
     return torch.autograd.grad(function(x).cos().sum(), x)[0]
 
 
-#: vmap refuses what writes, by its name (test_ops_vmap_arguments.py).
+#: vmap refuses functions that write, by name (test_ops_vmap_arguments.py).
 NOT_BATCHED = ("softmax_", "gradient of a vmap")
 
 
@@ -225,7 +225,7 @@ def test_a_third_derivative_of_a_norm_is_refused():
         third(X[0])
 
 
-def test_what_a_transform_leaves_behind_is_recorded_as_what_it_holds():
+def test_a_wrapper_that_a_transform_leaves_behind_is_recorded_as_its_tensor():
     left = []
 
     def function(x):

@@ -1,4 +1,4 @@
-"""Random tensors: any shape, strides, offset and dtype, and values that kernels stumble over.
+"""Random tensors of any shape, strides, offset and dtype, with values that are hard for kernels.
 
 Hypothesis draws a :class:`Drawn`, a few plain fields; a failing example prints as what makes the
 tensor again: ``Drawn(dtype=..., shape=(2, 15), ...).tensor()``.
@@ -26,7 +26,7 @@ LONG = (513, 1000, 1025, 2049, 4097, 5000)
 ROWS = (1, 1, 2, 3, 4, 5, 8, 17, 33)
 VALUES = ("normal", "shifted", "constant", "ties", "wide", "tiny", "large")
 SPECIALS = ("nan", "-nan", "any nan", "inf", "-inf", "-0", "denormal", "max", "lowest")
-#: Without those whose differences overflow, which are infinite then.
+#: The kinds of values without those whose differences overflow.
 SUBTRACTABLE = tuple(name for name in SPECIALS if name not in ("max", "lowest"))
 #: A dimension; the test takes it modulo their number.
 DIMS = st.integers(-4, 3)
@@ -35,7 +35,7 @@ LAYOUTS = ("contiguous", "transposed", "columns", "rows", "every other", "expand
 
 @dataclasses.dataclass(frozen=True)
 class Drawn:
-    """What a tensor is made of."""
+    """The description of a tensor."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -145,5 +145,5 @@ def tensors(
 
 
 def like(drawn: Drawn, **changes: object) -> torch.Tensor:
-    """Another tensor of ``drawn``'s kind: other numbers, and whatever is changed."""
+    """Another tensor of ``drawn``'s kind, with other numbers and the given changes."""
     return dataclasses.replace(drawn, seed=drawn.seed ^ 0x5EED, **changes).tensor()

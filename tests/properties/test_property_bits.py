@@ -1,7 +1,6 @@
 """A row has the same bits alone and in any batch, for any number of threads, at every call.
 
-So do the other ways to ask for the same: out=, in place, in a stack, with a gradient's formula or
-without it.
+So it has through out=, in place, in a stack, and with or without a derivative formula.
 """
 
 import contextlib
@@ -53,7 +52,7 @@ def _weight(given, columns):
 
 
 def assert_same_bits(actual, expected, what=""):
-    """Equal in every bit; what bits a NaN has, nobody promises."""
+    """Equal in every bit, except for the bits of a NaN, which are unspecified."""
     assert actual.dtype == expected.dtype and actual.shape == expected.shape, what
     integers = drawn.INTEGERS[actual.dtype]
     one, other = (
@@ -90,17 +89,18 @@ def test_a_row_alone_has_the_bits_that_it_has_in_a_batch(op, given, which):
 def test_a_row_over_any_dimension_has_the_bits_that_it_has_alone(op, given, dim, which):
     x, function = given.tensor(), getattr(fusedops, op)
     dim = dim % x.dim()
-    lanes = x.movedim(dim, -1).reshape(-1, x.shape[dim])
-    results = function(x, dim).movedim(dim, -1).reshape(lanes.shape)
-    lane = which % max(1, len(lanes))
-    for alone in (lanes[lane], lanes[lane : lane + 1]):
-        assert_same_bits(function(alone, -1).reshape(-1), results[lane], "as a row")
-    column = lanes[lane].unsqueeze(-1)
-    assert_same_bits(function(column, 0)[:, 0], results[lane], "as a column")
-    assert_same_bits(function(column.repeat(1, 2), 0)[:, 1], results[lane], "as two columns")
+    rows = x.movedim(dim, -1).reshape(-1, x.shape[dim])
+    results = function(x, dim).movedim(dim, -1).reshape(rows.shape)
+    index = which % max(1, len(rows))
+    for alone in (rows[index], rows[index : index + 1]):
+        assert_same_bits(function(alone, -1).reshape(-1), results[index], "as a row")
+    column = rows[index].unsqueeze(-1)
+    assert_same_bits(function(column, 0)[:, 0], results[index], "as a column")
+    assert_same_bits(function(column.repeat(1, 2), 0)[:, 1], results[index], "as two columns")
 
 
-#: Enough elements for every thread: rows of one element, long rows that threads share, and planes.
+#: Enough elements for every thread: rows of one element, long rows that threads share, and three
+#: dimensions.
 LARGE = st.sampled_from(
     (
         (200_000, 1),

@@ -39,7 +39,7 @@ def test_statistics_in_parts_are_within_the_bound_of_the_whole(given, count):
     assert np.array_equal(np.where(has_nan, 0, bounds.exactly(max)), top)
     bounds.assert_within(sum, bounds.softmax_sum(parts, wide))
     applied = fusedops.softmax_apply(x, max, sum, -1)
-    # As the parts' exponentials, to x's precision; then by a reciprocal that is rounded.
+    # Exponentials as precise as those of the parts, times a reciprocal that is rounded.
     own = bounds.Softmax.of(x, x.dtype)._replace(sum_error=parts.sum_error)
     own = own.with_more_roundings_of_the_sum(2, x.dtype)
     bounds.assert_within(applied, bounds.softmax(own, x.dtype))

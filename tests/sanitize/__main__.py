@@ -39,7 +39,7 @@ TESTS = {
         "tests/ops/test_softmax_dropout.py",
         "tests/ops/test_softmax_grad.py",
         "tests/ops/test_softmax_inplace.py",
-        "tests/ops/test_softmax_lanes.py",
+        "tests/ops/test_spatial_softmax.py",
         "tests/ops/test_softmax_stats.py",
         "tests/ops/test_softmax_values.py",
         "tests/ops/test_stack_ops.py",
@@ -53,8 +53,8 @@ TESTS = {
         "tests/ops/test_stack_ops.py",
     ],
 }
-#: What says nothing of these libraries: the emulator has sanitizers of its own, and their runtimes
-#: wait for ever where memory is short.
+#: Tests that say nothing about these libraries: the emulator has sanitizers of its own, whose
+#: runtimes hang where memory is short.
 LEFT_OUT = "not emulator and not cuda and not memory_that_runs_out"
 
 

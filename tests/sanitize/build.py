@@ -57,7 +57,7 @@ def _copy_sources(checkout: Path) -> None:
 
 
 def environment(sanitizer: str, checkout: Path) -> dict[str, str]:
-    """In which a program loads the sanitized libraries."""
+    """The environment in which a program loads the sanitized libraries."""
     suppressions = Path(__file__).parent / "thread.supp"
     return os.environ | {
         "PYTHONPATH": str(checkout),
@@ -71,8 +71,7 @@ def environment(sanitizer: str, checkout: Path) -> dict[str, str]:
 
 
 def launcher(sanitizer: str) -> list[str]:
-    """What a command begins with: ThreadSanitizer has no place in memory that is laid out at
-    random."""
+    """The beginning of a command: ThreadSanitizer fails where memory is laid out at random."""
     return ["setarch", "--addr-no-randomize"] if sanitizer == "thread" else []
 
 

@@ -23,7 +23,7 @@ C_LIBRARY = f"library = ctypes.CDLL({str(_library.LIB_DIR / 'libfusedops_c.so')!
 
 
 def report(code: str, **variables: str) -> str:
-    """What a program writes that a report ends."""
+    """The output of a program that a sanitizer's report ends."""
     done = subprocess.run(
         [sys.executable, "-c", PREAMBLE + code],
         capture_output=True,

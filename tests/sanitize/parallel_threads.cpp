@@ -1,5 +1,5 @@
-// parallel_for() with threads of its own, for ThreadSanitizer: it does not see how OpenMP, which
-// torch's threads are too, orders what its threads do.
+// parallel_for() on threads of its own, for ThreadSanitizer, which does not see how OpenMP orders
+// what its threads do. Torch's threads are OpenMP's too.
 #include <algorithm>
 #include <thread>
 #include <vector>

@@ -1,4 +1,4 @@
-"""Kernels given tensors that are shorter than they claim: each access past the end is reported.
+"""Kernels get tensors that are shorter than they claim: each access past the end is reported.
 
 Run by `python -m tests.sanitize` alone; no other build would report it.
 """

@@ -1,4 +1,4 @@
-"""Kernels of two threads given the same memory for their results: reported.
+"""Kernels of two threads write their results into the same memory, which is reported.
 
 Run by `python -m tests.sanitize` alone; no other build would report it.
 """

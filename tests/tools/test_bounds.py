@@ -1,5 +1,5 @@
-"""The bounds of errors (bounds.py): exact where they say so, kept by the kernels' arithmetic in
-other orders, and so tight that a planted error is noticed."""
+"""bounds.py: its exact results are exact, sums in any order keep its bounds, and a planted error
+exceeds them."""
 
 import bounds
 import pytest
@@ -17,7 +17,7 @@ def normal(*shape, dtype=torch.float32):
 
 
 def norm_of(kind):
-    """As torch or a model writes it, for autograd in float64."""
+    """The norm as torch or a model computes it, for autograd in float64."""
     if kind == "std_norm":
         return lambda x, w, b: annotated_norm(x, w, b, EPS)
     if kind == "rms_norm":
@@ -33,7 +33,7 @@ def close(exact, expected):
     torch.testing.assert_close(found, expected.detach(), rtol=1e-12, atol=1e-12)
 
 
-def test_what_counts_as_exact_of_a_softmax_is_torchs_in_float64():
+def test_the_exact_softmax_is_torchs_in_float64():
     x, grad = normal(2, 7, 33, dtype=torch.float64)
     for name in ("softmax", "log_softmax"):
         leaf = x.clone().requires_grad_()
@@ -44,7 +44,7 @@ def test_what_counts_as_exact_of_a_softmax_is_torchs_in_float64():
 
 
 @pytest.mark.parametrize("kind", NORMS)
-def test_what_counts_as_exact_of_a_norm_is_autograds_in_float64(kind):
+def test_the_exact_norm_is_autograds_in_float64(kind):
     x, grad = normal(2, 7, 33, dtype=torch.float64)
     leaves = [t.requires_grad_() for t in (x, *normal(2, 33, dtype=torch.float64))]
     y = norm_of(kind)(*leaves)
@@ -58,7 +58,7 @@ def test_what_counts_as_exact_of_a_norm_is_autograds_in_float64(kind):
 
 
 def results(dtype):
-    """By name: what the kernels compute of random data, and its bound."""
+    """The kernels' results for random data and their bounds, by name."""
     x, grad = normal(2, ROWS, COLS, dtype=dtype)
     w, b = normal(2, COLS, dtype=dtype)
     found = {}
@@ -86,8 +86,8 @@ def results(dtype):
     return found
 
 
-#: Ulps of the result by which every element is moved, where it has more than 16 bits: those are
-#: held to one. Scores are themselves rounded, and gradients are sums that cancel.
+#: The ulps by which every element of a wide result is moved; 16-bit results are held to one ulp.
+#: Scores are themselves rounded, and gradients are sums that cancel.
 PLANTED = {
     "masked_softmax": 24,
     "softmax": 12,
@@ -125,8 +125,8 @@ def test_an_exponential_meant_for_16_bits_is_noticed_in_float32():
 
 
 def test_a_sum_in_one_chain_is_noticed():
-    """Where the kernels add to lanes, and chunks in a wider type. What is left of 40,000 additions
-    is some hundred roundings, for they are random."""
+    """Kernels add in lanes, and chunks in a wider type. A chain of 40,000 additions is off by some
+    hundred roundings, as they are random."""
     x = normal(64, 40_000)
     e = (x - x.amax(-1, keepdim=True)).exp()
     in_one_chain = torch.from_numpy(e.numpy().cumsum(-1, dtype="float32")[:, -1:])
@@ -152,7 +152,7 @@ def test_a_variance_in_a_single_pass_is_noticed():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_results_that_are_rounded_twice_are_noticed(dtype):
-    """Normalised, rounded, then multiplied by the weight."""
+    """They are normalised, rounded, and then multiplied by the weight."""
     x, w = normal(ROWS, COLS, dtype=dtype), normal(COLS, dtype=dtype)
     twice = fusedops.rms_norm(x, [COLS], w, EPS, variant="llama")
     assert_noticed(twice, bounds.norm("rms_norm", x, w, eps=EPS))

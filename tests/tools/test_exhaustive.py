@@ -1,4 +1,4 @@
-"""What a run without ``--exhaustive`` leaves out: combinations whose every pair others hold."""
+"""A run without ``--exhaustive`` leaves out combinations whose every pair others hold."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import pytest
 import threads
 
 
-def test_every_module_of_op_tests_is_there():
+def test_every_module_of_op_tests_exists():
     there = {path.stem for path in (Path(__file__).parents[1] / "ops").glob("test_*.py")}
     assert there.issuperset(threads.OP_TESTS)
 

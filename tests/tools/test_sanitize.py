@@ -1,4 +1,4 @@
-"""`make sanitize` runs tests that are there, on builds that say what they are."""
+"""`make sanitize` runs tests that exist, on builds that name their sanitizer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("sanitizer", sanitize.TESTS)
-def test_what_runs_under_a_sanitizer_is_there(sanitizer):
+def test_every_test_for_a_sanitizer_exists(sanitizer):
     assert sanitizer in build.RUNTIMES
     for path in sanitize.TESTS[sanitizer]:
         assert (ROOT / path).is_file()
@@ -39,7 +39,7 @@ def test_the_makefile_calls_it():
     assert "-m tests.sanitize" in plan.stdout
 
 
-def test_a_sanitizer_that_is_not_there_is_refused(tmp_path):
+def test_an_unknown_sanitizer_is_refused(tmp_path):
     done = subprocess.run(
         ["cmake", "-S", str(ROOT), "-B", str(tmp_path), "-DFUSEDOPS_SANITIZE=memory"]
         + [f"-DPython3_EXECUTABLE={sys.executable}"],

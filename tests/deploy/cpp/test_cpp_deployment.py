@@ -27,7 +27,7 @@ ENVIRONMENT = os.environ | {
 
 
 def blocks(language: str) -> list[str]:
-    """What docs/deployment.md shows in a language."""
+    """The blocks of docs/deployment.md in one language."""
     return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 
@@ -104,7 +104,7 @@ MODELS = {"layer": (Layer, layer_inputs), "bert": (bert, bert_inputs)}
 
 
 class Packaged:
-    """A model, its package, and what the C++ program makes of it."""
+    """A model, its package, and the results of the C++ program."""
 
     def __init__(self, name: str, programs: Path, folder: Path):
         build, self.inputs = MODELS[name]

@@ -1,5 +1,5 @@
-"""Calls of every op with one argument made wrong, from the schemas; run as a program, it judges
-them one after the other. A call that crashes takes this process with it, and nothing else."""
+"""Calls of every op with one argument made wrong, from the schemas. Run as a program, it judges
+them one after the other. A call that crashes ends this process, and nothing else."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ TENSORS: dict[str, Callable] = {
     "requires grad": lambda t: t.clone().requires_grad_() if t.is_floating_point() else t,
     "of inference mode": in_inference_mode,
 }
-#: Other values than statistics have are right, but their formulas divide by zero.
+#: Statistics may have any values, but with these the formulas divide by zero.
 NOT_OF_STATISTICS = {"expanded", "zeros without memory"}
 LISTS: dict[str, Callable] = {
     "None": lambda ts: None,
@@ -235,12 +235,12 @@ def statistics_of(base: str, x: torch.Tensor, eps: float) -> tuple[torch.Tensor,
 
 
 def rounded(number: float, dtype: torch.dtype) -> float:
-    """As the kernels take it."""
+    """The number as the kernels take it."""
     return number if dtype == torch.float64 else torch.tensor(number).float().item()
 
 
 def flat(t: torch.Tensor, a: Arguments) -> torch.Tensor:
-    """The normalized dimensions as one."""
+    """The tensor with its normalized dimensions as one."""
     return t.double().flatten(t.dim() - len(a["normalized_shape"]))
 
 
@@ -286,7 +286,7 @@ def softmax_apply_of(a: Arguments) -> torch.Tensor:
 
 
 def visible_of(a: Arguments, like: torch.Tensor) -> torch.Tensor:
-    """What neither causality nor a bool mask hides."""
+    """The columns that neither causality nor a bool mask hides."""
     visible = torch.ones(like.shape, dtype=torch.bool)
     if a["causal"]:
         visible = visible.tril(min(max(int(a["diagonal"]), -100), 100))
@@ -329,7 +329,7 @@ def factor_of(a: Arguments) -> torch.Tensor | float:
 
 
 def norm_of(base: str, a: Arguments, x: torch.Tensor) -> tuple:
-    """output, mean, rstd of what is normalised; flat."""
+    """Output, mean and rstd of flat rows."""
     rows = flat(x, a)
     mean, rstd = statistics_of(base, rows, float(a["eps"]))
     n = (rows - mean) * rstd
@@ -370,7 +370,7 @@ def norm_backward_of(base: str, a: Arguments) -> tuple:
 
 
 def stacked_norms(a: Arguments) -> list[Arguments]:
-    """What each of a stack's norms is given."""
+    """The arguments of each norm of a stack."""
     count = len(a["inputs"])
     weights, biases = (list(a[name]) or [None] * count for name in ("weights", "biases"))
     names = ("input", "weight", "bias")
@@ -423,7 +423,7 @@ for _base in (*(f"{kind}_norm" for kind in KINDS), "add_layer_norm", "add_rms_no
     REFERENCES[f"{_base}_backward"] = lambda a, base=_base: norm_backward_of(base, a)
 
 
-# --- judgement ----------------------------------------------------------------------------------
+# --- verdicts -----------------------------------------------------------------------------------
 
 
 def plain(value: Any) -> Any:
@@ -443,13 +443,13 @@ def tensors_of(result: Any) -> list[torch.Tensor]:
 
 
 def results_of(op: str, given: Arguments, returned: Any) -> list[torch.Tensor]:
-    """What came out, also where it was written into an argument."""
+    """The results, also where they were written into an argument."""
     written = [a.name for a in schema(op).arguments if a.alias_info and a.alias_info.is_write]
     return [given[written[0]]] if written else tensors_of(returned)
 
 
 def why_wrong(op: str, given: Arguments, found: list[torch.Tensor], before: Arguments) -> str:
-    """Empty where ``found`` is what the reference computes."""
+    """The difference from the reference; empty where there is none."""
     expected = REFERENCES[base_of(op)](before)
     expected = [expected] if isinstance(expected, torch.Tensor) else list(expected)
     leaves_out = ("_masked_softmax_dropout", "_add_layer_norm", "_add_rms_norm")
@@ -474,7 +474,7 @@ def why_wrong(op: str, given: Arguments, found: list[torch.Tensor], before: Argu
 
 
 def complaint_about(op: str, error: Exception) -> str:
-    """Empty where the error is of a fitting type and names the op and an argument."""
+    """What is wrong with an error; empty if its type fits and it names the op and an argument."""
     text = str(error)
     if not isinstance(error, (RuntimeError, TypeError, ValueError)):
         return f"{type(error).__name__}: {text}"
@@ -522,12 +522,12 @@ def fake_outcome(op: str, given: Arguments) -> Any:
 
 
 def has_fake(row: Row) -> bool:
-    """Whether fake tensors can stand for the call: one has no value to be taken for a number."""
+    """Whether fake tensors can make the call: they have no value to be taken for a number."""
     return row.value != "a younger dtype" and not row.value.startswith("tensor(")
 
 
 def judge(row: Row) -> str:
-    """Empty where the outcome is right."""
+    """What is wrong with the outcome; empty where it is right."""
     op = row.op
     given = valid_arguments(op) | {row.argument: row.make()}
     before = {name: plain(value) for name, value in given.items()}
@@ -550,7 +550,7 @@ def judge(row: Row) -> str:
 
 
 def what_was_written(op: str, given: Arguments, before: Arguments) -> str:
-    """Empty where a call that was refused left its arguments as they were."""
+    """What a refused call did to its arguments; empty where it left them as they were."""
     for name, value in given.items():
         if isinstance(value, torch.Tensor) and is_plain(value):
             same = torch.equal(
@@ -571,7 +571,7 @@ def main(first: int) -> None:
         print(json.dumps({"index": index}), flush=True)
         try:
             wrong = judge(table[index])
-        except Exception:  # of the judge itself, which is a wrong row too
+        except Exception:  # an error of the judge itself counts as a wrong row too
             wrong = traceback.format_exc()
         print(json.dumps({"index": index, "wrong": wrong}), flush=True)
 

@@ -334,7 +334,7 @@ ROWS = [
 
 @pytest.fixture(autouse=True)
 def nothing_is_measured(monkeypatch):
-    """A row that should have been refused fails, at once, and starts no process in our place."""
+    """A row that should have been refused fails at once, and replaces this process by no other."""
 
     def begin(*args, **kwargs):
         pytest.fail("the command has begun its work")
@@ -348,7 +348,7 @@ def nothing_is_measured(monkeypatch):
 @pytest.mark.parametrize(
     "argv, code, message", ROWS, ids=[repr(" ".join(argv))[1:60] for argv, *_ in ROWS]
 )
-def test_a_hostile_command_line_is_refused_in_one_line(command, places, argv, code, message):
+def test_a_bad_command_line_is_refused_in_one_line(command, places, argv, code, message):
     before = sorted(os.listdir(places["HERE"]))
     ended = command(*(argument.format_map(places) for argument in argv))
     assert (ended.code, ended.out) == (code, "")
@@ -363,11 +363,11 @@ def test_the_table_has_at_least_150_rows():
     assert len({" ".join(map(repr, argv)) for argv, *_ in ROWS}) == len(ROWS)
 
 
-# --- what is odd, and right -----------------------------------------------------------------------
+# --- odd command lines that are right -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("argv", [["--help"], ["-h"], ["env", "-h"], ["bench", "--help"]], ids=str)
-def test_help_is_no_failure(command, argv):
+def test_help_ends_with_success(command, argv):
     ended = command(*argv)
     assert ended.code == 0 and "usage: python -m fusedops" in ended.out and ended.err == ""
 
@@ -379,7 +379,7 @@ def test_a_model_without_any_site_has_none_replaced(command, places):
     assert ended.code == 0 and '"replaced": 0' in ended.out and '"sites": []' in ended.out
 
 
-def test_a_file_that_is_named_as_a_module_of_ours_takes_no_ones_place(command, places):
+def test_a_file_named_like_one_of_our_modules_does_not_replace_it(command, places):
     assert command("explain", f"{places['HERE']}/torch.py:build").code == 0
     assert sys.modules["torch"] is torch
 
@@ -393,7 +393,7 @@ def test_a_missing_compiler_is_named_before_anything_is_measured(command, monkey
 
 
 @pytest.mark.parametrize("argv", [["explain", "{FILE}:build"], ["bench", "--quick"]])
-def test_without_torch_compile_there_are_no_wrong_numbers(command, places, monkeypatch, argv):
+def test_without_torch_compile_no_wrong_numbers_are_shown(command, places, monkeypatch, argv):
     monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
     ended = command(*(argument.format_map(places) for argument in argv))
     (line,) = ended.err.splitlines()
@@ -419,7 +419,7 @@ def test_explain_needs_no_compiler(command, places, monkeypatch):
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )
-def test_whatever_is_raised_ends_in_one_line(command, monkeypatch, error, code, message):
+def test_any_error_ends_in_one_line(command, monkeypatch, error, code, message):
     def fail():
         raise error
 
@@ -431,7 +431,7 @@ def test_whatever_is_raised_ends_in_one_line(command, monkeypatch, error, code, 
     assert not message or re.search(message, lines[0])
 
 
-def test_in_pythons_development_mode_the_unexpected_shows_its_traceback(command, monkeypatch):
+def test_in_pythons_development_mode_an_unexpected_error_shows_its_traceback(command, monkeypatch):
     def fail():
         raise ZeroDivisionError("a bug")
 
@@ -441,7 +441,7 @@ def test_in_pythons_development_mode_the_unexpected_shows_its_traceback(command,
         command("env")
 
 
-def test_a_missing_file_of_our_own_is_no_package_to_install(command, monkeypatch):
+def test_a_missing_file_of_our_own_is_not_taken_for_a_missing_package(command, monkeypatch):
     monkeypatch.setitem(sys.modules, "fusedops.cli.explain", None)
     ended = command("explain", "model.py:build")
     (line,) = ended.err.splitlines()
@@ -459,14 +459,14 @@ def run(*argv: str, **options) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_full_disk_is_a_failure_and_no_traceback():
+def test_a_full_disk_is_a_failure_without_a_traceback():
     with open("/dev/full", "w") as full:
         ended = run("env", capture_output=False, stdout=full, stderr=subprocess.PIPE)
     assert ended.returncode == FAILURE
     assert ended.stderr == "python -m fusedops env: output: No space left on device\n"
 
 
-def test_a_reader_that_wants_no_more_hears_no_complaint():
+def test_a_reader_that_closes_the_pipe_early_gets_no_error():
     read, write = os.pipe()
     os.close(read)
     ended = run("env", capture_output=False, stdout=write, stderr=subprocess.PIPE)

@@ -1,4 +1,4 @@
-"""Hostile calls as rows of a table, each run in a process of its own kind: a crash fails one row.
+"""Bad calls as rows of a table, each run in another process, so that a crash fails one row alone.
 
 A row is a call, as the text of a Python expression, and what is wanted of it:
 
@@ -31,13 +31,13 @@ import torch
 import fusedops
 from fusedops import reference
 
-#: What Python and torch raise for a bad argument. Others are accidents.
+#: The errors that Python and torch raise for bad arguments. Any other is an accident.
 REFUSALS = (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError, OSError)
-#: Parts of messages that speak of torch's inside, or of ours, to somebody who cannot know it.
+#: Parts of messages about internals, torch's or ours, which mean nothing to a user.
 INTERNALS = re.compile(
     r"aoti_torch|INTERNAL ASSERT|report a bug|Exception raised from|\.cpp:|\.h:\d|c10::"
 )
-_SECONDS = 120  # of one row; a row that takes longer hangs
+_SECONDS = 120  # a row that takes longer hangs
 
 
 class Row(NamedTuple):
@@ -59,12 +59,12 @@ def answers(call: str, expected: str, tolerance: float | None = None) -> Row:
 
 
 def clear(argument: str, got: str) -> str:
-    """The pattern of a message, on any number of lines, that names both and what was wanted."""
+    """A pattern for messages, on any number of lines, that name both and what was wanted."""
     return rf"(?s)^(?=.*\b{argument}\b)(?=.*({got}))(?=.*([Ww]anted|[Ee]xpected|must be|needs))"
 
 
 def either(call: str, expected: str, pattern: str) -> Row:
-    """The right result or a clear refusal: what torch allows may change."""
+    """The right result or a clear refusal, where it is up to torch which one it is."""
     return Row(call, refusal=pattern, answer=expected)
 
 
@@ -99,7 +99,7 @@ def _jagged(x: torch.Tensor) -> torch.Tensor:
 
 
 def _stats(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What softmax_stats gives, from float64."""
+    """What softmax_stats gives, computed in float64."""
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     max = x.double().amax(-1, keepdim=True)
     shift = max.masked_fill(max == -torch.inf, 0)
@@ -147,7 +147,7 @@ VALUES: dict[str, Callable[[], Any]] = {
 
 
 class _Names(dict):
-    """The names of one row; those of functions watch what they are given."""
+    """The names of one row. Functions note what a refused call did to its tensors."""
 
     def __init__(self) -> None:
         super().__init__(__builtins__=__builtins__)
@@ -189,7 +189,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _state(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Version and bits, as far as a tensor has them."""
+    """The version and the bits of a tensor, as far as it has them."""
     version = None if tensor.is_inference() else tensor._version
     plain = tensor.layout == torch.strided and not tensor.is_quantized and not tensor.is_nested
     if (
@@ -253,7 +253,7 @@ def _judge_answer(row: Row, result: Any) -> str:
 
 
 class Child:
-    """The process that rows run in. One that dies fails the row that it was given."""
+    """The process that rows run in. If it dies, the row that it was given fails."""
 
     def __init__(self) -> None:
         self._executor: ProcessPoolExecutor | None = None

@@ -1,7 +1,7 @@
 """Every function with every kind of input: the right result, or a refusal that names the input."""
 
 import pytest
-from hostile_calls import answers, clear, either, refused
+from bad_calls import answers, clear, either, refused
 
 #: A call of each function; {0} is its input.
 CALLS = {
@@ -21,7 +21,7 @@ CALLS = {
     "stack_log_softmax": "stack_log_softmax([{0}, {0}], -1)",
     "stack_layer_norm": "stack_layer_norm([{0}, {0}], [5], [w, w], [b, b])",
 }
-#: What each of them gives, from float64. softmax_apply's is of x alone, whose statistics it has.
+#: What each call gives, from float64. softmax_apply's is the softmax of x, whose statistics it has.
 EXPECTED = {
     "softmax": "reference.softmax({0}, -1).to({0}.dtype)",
     "log_softmax": "reference.log_softmax({0}, -1).to({0}.dtype)",
@@ -63,7 +63,7 @@ REFUSED_TENSORS = {
     "nested(x)": "[Nn]ested",
     "jagged(x)": "[Nn]ested|jagged",
 }
-#: What is no tensor, and the name of its type.
+#: Values that are no tensors, and the names of their types.
 NO_TENSORS = {
     "None": "None",
     "3": "int",
@@ -137,7 +137,7 @@ OF_OTHER_ROWS = (
     "x.view(3, 1, 1, 1, 1, 1, 1, 5)",
     "x.new_empty(0, 7, 5)",
 )
-#: A row with a NaN has a sum of NaN; what its maximum is, nobody asks.
+#: A row with a NaN has a sum of NaN; its maximum is unspecified.
 OF_NAN = ("softmax_stats", "x.masked_fill(mask, nan)")
 ANSWERED = [
     answers("softmax_stats(x.masked_fill(mask, nan), -1)[1]", "m.mul(nan)"),
@@ -206,7 +206,7 @@ TOO_LARGE = [
 
 
 @pytest.mark.parametrize("row", REFUSED, ids=str)
-def test_an_input_that_no_kernel_reads_is_refused(row, child):
+def test_an_input_that_no_kernel_supports_is_refused(row, child):
     assert not child.problem_with(row)
 
 
@@ -216,5 +216,5 @@ def test_every_other_input_gives_the_right_result(row, child):
 
 
 @pytest.mark.parametrize("row", TOO_LARGE, ids=str)
-def test_a_result_that_fits_no_memory_is_refused(row, child):
+def test_a_result_too_large_for_any_memory_is_refused(row, child):
     assert not child.problem_with(row)

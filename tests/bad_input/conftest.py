@@ -1,11 +1,11 @@
-"""The process that hostile calls are made in."""
+"""The process in which bad calls are made."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
-from hostile_calls import Child
+from bad_calls import Child
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
-"""Every other argument of every function: of a wrong type, value, shape, dtype, layout, device."""
+"""Every argument but the input, with a wrong type, value, shape, dtype, layout or device."""
 
 import pytest
-from hostile_calls import answers, clear, refused
+from bad_calls import answers, clear, refused
 
 NORMS = {
     "layer_norm": "layer_norm(x, {shape}, {weight}, {bias}, {eps})",
@@ -562,7 +562,7 @@ TAKEN = [
 
 
 @pytest.mark.parametrize("row", DIMS + DTYPES_AND_OUTS, ids=str)
-def test_a_dim_a_dtype_or_a_place_for_the_result_that_does_not_fit_is_refused(row, child):
+def test_a_dim_dtype_or_out_tensor_that_does_not_fit_is_refused(row, child):
     assert not child.problem_with(row)
 
 
@@ -572,7 +572,7 @@ def test_masks_and_dropout_that_make_no_sense_are_refused(row, child):
 
 
 @pytest.mark.parametrize("row", NORM_ROWS, ids=str)
-def test_what_a_norm_cannot_use_is_refused(row, child):
+def test_arguments_that_a_norm_cannot_use_are_refused(row, child):
     assert not child.problem_with(row)
 
 
@@ -582,7 +582,7 @@ def test_tensors_that_do_not_belong_together_are_refused(row, child):
 
 
 @pytest.mark.parametrize("row", CALLED_WRONGLY, ids=str)
-def test_a_call_with_too_much_or_too_little_is_refused(row, child):
+def test_a_call_with_too_many_or_too_few_arguments_is_refused(row, child):
     assert not child.problem_with(row)
 
 

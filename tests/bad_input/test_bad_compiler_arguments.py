@@ -1,7 +1,7 @@
-"""explain, rewrite, export, enable, patch, config and parallel_stack with hostile arguments."""
+"""explain, rewrite, export, enable, patch, config and parallel_stack with bad arguments."""
 
 import pytest
-from hostile_calls import answers, clear, refused
+from bad_calls import answers, clear, refused
 
 FUSE = {
     "3": "3|int",
@@ -219,7 +219,7 @@ def test_a_setting_that_does_not_exist_is_refused(row, child):
 
 
 @pytest.mark.parametrize("row", ENTRIES, ids=str)
-def test_what_is_no_model_graph_or_program_is_refused(row, child):
+def test_anything_but_a_model_graph_or_program_is_refused(row, child):
     assert not child.problem_with(row)
 
 

@@ -19,6 +19,7 @@ pytest.importorskip("pandas", reason="needs the extra fusedops[bench]")
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 sys.path.insert(1, str(Path(__file__).parents[2] / "examples" / "kernel_tests"))
+sys.path.insert(2, str(Path(__file__).parents[2] / "tools"))
 import compare_translation
 import comparison as kernel_comparison
 import gpu_summary
@@ -172,7 +173,7 @@ def places(tmp_path):
 @pytest.mark.parametrize(
     "tool, line, code, message", ROWS, ids=[f"{tool} {line[:50]}" for tool, line, *_ in ROWS]
 )
-def test_a_hostile_call_of_a_tool_is_refused_in_one_line(
+def test_a_bad_call_of_a_tool_is_refused_in_one_line(
     tool, line, code, message, places, capsys, monkeypatch
 ):
     monkeypatch.chdir(places["HERE"])

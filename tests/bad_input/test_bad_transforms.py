@@ -1,7 +1,7 @@
 """Every function under vmap, forward mode, torch.func, inference mode and other modes."""
 
 import pytest
-from hostile_calls import answers, clear, either, refused
+from bad_calls import answers, clear, either, refused
 
 #: A function of rows, one at a time, and its result for all of them.
 BY_ROWS = {

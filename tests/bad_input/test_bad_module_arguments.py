@@ -1,7 +1,7 @@
-"""fusedops.nn with hostile arguments, and modules called with hostile tensors."""
+"""fusedops.nn with bad arguments, and modules called with bad tensors."""
 
 import pytest
-from hostile_calls import answers, clear, refused
+from bad_calls import answers, clear, refused
 
 MODULES = {
     "nn.Softmax(-1)({})": "torch.softmax({}, -1)",

@@ -1,4 +1,4 @@
-"""FUSEDOPS_* with values that make no sense: named by the import, and by `env`, which runs."""
+"""FUSEDOPS_* with values that make no sense: the import names them, and `env` runs and does too."""
 
 import os
 import subprocess

@@ -1,5 +1,5 @@
-"""A lane of a dimension that is not the last has the bits of its values as a row: alone, beside any
-other lanes, at any place, on any number of threads."""
+"""A row of a spatial softmax has the bits of the same values as a contiguous row: alone, beside any
+other rows, at any place, on any number of threads."""
 
 import pytest
 import torch
@@ -11,8 +11,8 @@ ops = torch.ops.fusedops
 
 #: On both sides of tiles, of pairs of them, and of the chunks of every instruction set.
 LENGTHS = [1, 2, 3, 8, 15, 16, 17, 31, 33, 40, 64, 65, 100, 129, 513, 1025, 2050, 4100, 9001]
-#: Vectors and tiles, whole and in part; more than a group of lanes, and than a strip.
-LANES = [2, 3, 15, 33, 64, 70, 130]
+#: The sizes inside the dimension: whole and partial vectors and tiles, more than one group of them.
+INNER = [2, 3, 15, 33, 64, 70, 130]
 MOST_ELEMENTS = 80_000
 
 
@@ -26,13 +26,13 @@ def assert_equal_bits(first, second):
     assert all(map(same_bits, first, second))
 
 
-def assert_lanes_have_the_bits_of_rows(op, x, grad, dtype=None):
-    """Lanes of planes as rows, and a few lanes in tensors of their own."""
+def assert_bits_of_contiguous_rows(op, x, grad, dtype=None):
+    """The tensor transposed has the same bits, and so have a few rows in tensors of their own."""
     whole = softmaxes(op, x, grad, 1, dtype)
     as_rows = softmaxes(op, x.mT.contiguous(), grad.mT.contiguous(), 2, dtype)
     assert_equal_bits([t.mT for t in as_rows], whole)
-    lanes = x.shape[2]
-    for begin, end in {(0, 1), (lanes - 1, lanes), (lanes // 2, lanes), (1, min(6, lanes))}:
+    inner = x.shape[2]
+    for begin, end in {(0, 1), (inner - 1, inner), (inner // 2, inner), (1, min(6, inner))}:
         some = [t[:, :, begin:end].contiguous() for t in (x, grad)]
         assert_equal_bits(softmaxes(op, *some, 1, dtype), [t[:, :, begin:end] for t in whole])
         one = [t[0, :, begin] for t in (x, grad)]
@@ -41,34 +41,34 @@ def assert_lanes_have_the_bits_of_rows(op, x, grad, dtype=None):
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("op", ["softmax", "log_softmax"])
-@pytest.mark.parametrize("lanes", LANES)
-def test_a_lane_has_the_bits_of_a_row(op, dtype, lanes):
+@pytest.mark.parametrize("inner", INNER)
+def test_a_row_of_a_spatial_softmax_has_the_bits_of_a_contiguous_row(op, dtype, inner):
     for length in LENGTHS:
-        if length * lanes > MOST_ELEMENTS:
+        if length * inner > MOST_ELEMENTS:
             continue
-        x, grad = (torch.randn(2, 2, length, lanes) * 3).to(dtype)
-        assert_lanes_have_the_bits_of_rows(op, x, grad)
+        x, grad = (torch.randn(2, 2, length, inner) * 3).to(dtype)
+        assert_bits_of_contiguous_rows(op, x, grad)
         if dtype in (torch.bfloat16, torch.float16):
-            assert_lanes_have_the_bits_of_rows(op, x, grad, torch.float32)
+            assert_bits_of_contiguous_rows(op, x, grad, torch.float32)
 
 
 @pytest.mark.parametrize("op", ["softmax", "log_softmax"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_lane_of_more_rows_than_threads_would_share_has_the_bits_of_a_row(op, dtype):
+def test_a_long_row_of_a_spatial_softmax_has_the_bits_of_a_contiguous_row(op, dtype):
     x, grad = (torch.randn(2, 1, 70_001, 3) * 3).to(dtype)
-    assert_lanes_have_the_bits_of_rows(op, x, grad)
+    assert_bits_of_contiguous_rows(op, x, grad)
 
 
 @pytest.mark.parametrize("op", ["softmax", "log_softmax"])
-def test_more_lanes_than_a_strip_and_results_around_the_cache_have_the_bits_of_rows(op):
-    assert_lanes_have_the_bits_of_rows(op, *torch.randn(2, 1, 5, 3000))
-    assert_lanes_have_the_bits_of_rows(op, *torch.randn(2, 1, 1300, 1400))
+def test_several_segments_and_streaming_results_have_the_bits_of_contiguous_rows(op):
+    assert_bits_of_contiguous_rows(op, *torch.randn(2, 1, 5, 3000))
+    assert_bits_of_contiguous_rows(op, *torch.randn(2, 1, 1300, 1400))
 
 
 @pytest.mark.parametrize("op", ["softmax", "log_softmax"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("offset", [1, 3, 17])
-def test_where_the_memory_of_lanes_begins_changes_no_bit(op, dtype, offset):
+def test_where_the_memory_of_rows_begins_changes_no_bit(op, dtype, offset):
     wide = torch.randn(2, 40, 100).to(dtype)
     x, grad = wide[:, :, offset : offset + 50]
     assert_equal_bits(
@@ -79,15 +79,15 @@ def test_where_the_memory_of_lanes_begins_changes_no_bit(op, dtype, offset):
 @pytest.mark.parametrize("op", ["softmax", "log_softmax"])
 @pytest.mark.parametrize("special", ["nan", "inf", "-inf"])
 @pytest.mark.parametrize("length", [2, 40, 5000])
-def test_lanes_of_special_values_have_the_bits_of_rows(op, special, length):
+def test_rows_with_special_values_have_the_bits_of_contiguous_rows(op, special, length):
     x = torch.randn(1, length, 7)
     x[0, length // 2, 1] = float(special)
     x[0, -1, 4] = float(special)
     x[0, :, 6] = -torch.inf
-    assert_lanes_have_the_bits_of_rows(op, x, torch.randn(1, length, 7))
+    assert_bits_of_contiguous_rows(op, x, torch.randn(1, length, 7))
 
 
-def test_the_number_of_threads_changes_no_bit_of_a_lane():
+def test_the_number_of_threads_changes_no_bit_of_a_spatial_softmax():
     before = torch.get_num_threads()
     x, grad = torch.randn(2, 4, 300, 500)
     results = []

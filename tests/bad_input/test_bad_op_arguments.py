@@ -1,5 +1,8 @@
-"""Every op with every argument made wrong, from the schemas: a typed error that names the op and an
-argument, in the words of the fake kernel, with nothing written; or the right result."""
+"""Every operator with each of its arguments made wrong in turn, as its schema says.
+
+Wanted is a typed error that names the operator and the argument, in the words of the fake kernel,
+with nothing written; or the right result.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from ops_hostile_calls import OPS, rows
+from op_bad_calls import OPS, rows
 
-PROGRAM = Path(__file__).with_name("ops_hostile_calls.py")
+PROGRAM = Path(__file__).parents[1] / "op_bad_calls.py"
 
 
 def outcomes_from(first: int) -> tuple[dict[int, str], int]:
-    """What one process finds wrong, by row; and the row behind the last that it came to."""
+    """What one process finds wrong, by row, and the number of the next row."""
     command = [sys.executable, str(PROGRAM), str(first)]
     one_thread = os.environ | {"OMP_NUM_THREADS": "1"}  # the tensors are small
     result = subprocess.run(command, capture_output=True, text=True, env=one_thread)
@@ -31,7 +34,7 @@ def outcomes_from(first: int) -> tuple[dict[int, str], int]:
 
 @pytest.fixture(scope="module")
 def outcomes() -> dict[int, str]:
-    """A call that crashes ends its process; the next one goes on behind it."""
+    """What is wrong with each row. Where a call crashes its process, another goes on behind it."""
     found, at = {}, 0
     while at < len(rows()):
         part, at = outcomes_from(at)
@@ -40,7 +43,7 @@ def outcomes() -> dict[int, str]:
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_a_hostile_call_is_refused_by_name_or_gives_the_right_result(op, outcomes):
+def test_a_bad_call_is_refused_by_name_or_gives_the_right_result(op, outcomes):
     judged = [(row, outcomes[index]) for index, row in enumerate(rows()) if row.op == op]
     assert len(judged) > 20
     wrong = [f"{row.argument} <- {row.value}: {why}" for row, why in judged if why]

@@ -1,0 +1,153 @@
+"""Steps in front of a softmax that masked_softmax does not take in."""
+
+import pytest
+import torch
+from masked_softmax_forms import (
+    INF,
+    draw,
+)
+
+
+def _over_the_first_dimension(x, keep, bias):
+    return (x * 0.5).softmax(0)
+
+
+def _over_the_second_to_last_dimension(x, keep, bias):
+    return x.masked_fill(~keep, -1e9).softmax(-2)
+
+
+def _enlarged_by_a_mask(x, keep, bias):
+    return x[:1].masked_fill(~keep, -INF).softmax(-1)
+
+
+def _enlarged_by_a_bias(x, keep, bias):
+    return (x[0] + bias).softmax(-1)
+
+
+def _scores_used_too(x, keep, bias):
+    scores = x * 0.5 + bias
+    return scores.softmax(-1) + scores
+
+
+def _exponentials_of_another_dim(x, keep, bias):
+    x = x.masked_fill(~keep, -1e9)
+    e = (x - x.amax(1, keepdim=True)).exp()
+    return e / e.sum(1, keepdim=True)
+
+
+def _logarithm(x, keep, bias):
+    return (x * 0.5).masked_fill(~keep, -1e9).log_softmax(-1)
+
+
+PLAIN = [
+    _over_the_first_dimension,
+    _over_the_second_to_last_dimension,
+    _enlarged_by_a_mask,
+    _scores_used_too,
+    _exponentials_of_another_dim,
+]
+
+
+@pytest.mark.parametrize("form", PLAIN, ids=lambda form: form.__name__)
+def test_where_no_step_fits_the_softmax_becomes_the_plain_op(rewrite, form):
+    arguments = draw()
+    rewritten = rewrite(form, *arguments)
+    assert rewritten.replaced == {"softmax": 1} and rewritten.reasons == []
+    torch.testing.assert_close(rewritten.call(*arguments), form(*arguments), rtol=1e-12, atol=0)
+
+
+def _scaled_and_returned(x, keep, bias):
+    scores = x * 0.5
+    return (scores + bias[:, :1]).softmax(-1), scores
+
+
+def _filled_with_two_values(x, keep, bias):
+    return x.masked_fill(~keep, -INF).masked_fill(bias > 1, -1e9).softmax(-1)
+
+
+def _filled_and_then_biased(x, keep, bias):
+    return (x.masked_fill(~keep, -1e9) + bias).softmax(-1)
+
+
+def _filled_with_infinity(x, keep, bias):
+    return (x.masked_fill(keep, -INF) * -0.5).softmax(-1)
+
+
+def _multiplied_by_a_tensor(x, keep, bias):
+    return (x * bias[0, 0, 0, 0] + bias).softmax(-1)
+
+
+def _quotient_of_a_number(x, keep, bias):
+    return (2.0 / (x.abs() + 1) + bias).softmax(-1)
+
+
+def _rounded_quotient(x, keep, bias):
+    return (torch.div(x, 0.3, rounding_mode="floor") + bias).softmax(-1)
+
+
+def _scaled_addend(x, keep, bias):
+    return (torch.add(x, bias, alpha=2) * 0.5).softmax(-1)
+
+
+def _added_to_itself(x, keep, bias):
+    scores = x * 0.5
+    return (scores + scores).softmax(-1)
+
+
+def _written_between(x, keep, bias):
+    scores = x * 0.5
+    bias = bias * 1
+    y = scores + bias
+    bias.zero_()
+    return y.softmax(-1) + bias
+
+
+def _mask_written_between(x, keep, bias):
+    keep = keep.clone()
+    y = x.masked_fill(~keep, -1e9)
+    keep.fill_(True)
+    return y.softmax(-1) * keep
+
+
+PARTS = [
+    _enlarged_by_a_bias,
+    _scaled_and_returned,
+    _filled_with_two_values,
+    _filled_and_then_biased,
+    _filled_with_infinity,
+    _multiplied_by_a_tensor,
+    _quotient_of_a_number,
+    _rounded_quotient,
+    _scaled_addend,
+    _added_to_itself,
+    _written_between,
+    _mask_written_between,
+    _logarithm,
+]
+
+
+@pytest.mark.parametrize("form", PARTS, ids=lambda form: form.__name__)
+def test_steps_are_taken_in_as_far_as_eagers_values_are_kept(rewrite, form):
+    arguments = draw()
+    rewritten = rewrite(form, *arguments)
+    assert len(rewritten.report.replaced) == 1 and rewritten.reasons == []
+    ours, eager = rewritten.call(*arguments), form(*arguments)
+    torch.testing.assert_close(ours, eager, rtol=1e-12, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("seen", ["an argument", "returned", "a view"])
+def test_in_place_steps_that_others_see_stay(rewrite_dynamo, seen):
+    def model(x, keep, bias):
+        scores = x if seen == "an argument" else x * 1
+        view = scores.flatten() if seen == "a view" else None
+        scores *= 0.5
+        scores.masked_fill_(~keep, -1e9)
+        y = scores.softmax(-1)
+        return y, (scores if seen == "returned" else view)
+
+    ours = draw()
+    eager, spare = ([tensor.clone() for tensor in ours] for _ in range(2))
+    rewritten = rewrite_dynamo(model, *spare)
+    results = rewritten.call(*ours), model(*eager)
+    torch.testing.assert_close(*results, rtol=1e-12, atol=0)
+    torch.testing.assert_close(list(ours), eager, rtol=0, atol=0)

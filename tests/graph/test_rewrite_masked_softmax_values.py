@@ -1,0 +1,147 @@
+"""masked_softmax has eager's values and gradients: dtypes, hidden rows, NaN, strides of a bias."""
+
+import math
+
+import bounds
+import pytest
+import torch
+import torch.nn.functional as F
+from masked_softmax_forms import (
+    HEADS,
+    INF,
+    LENGTH,
+    biased_and_then_filled,
+    draw,
+    filled_where_not,
+    with_a_mask_added,
+)
+
+# --- dtypes ---------------------------------------------------------------------------------------
+
+
+def _attention(x, keep, bias):
+    return (x * 0.3 + bias[:, :1]).masked_fill(~keep, -1e4).softmax(-1)
+
+
+def _attention_in_float32(x, keep, bias):
+    x = x.float() * 0.3 + bias[:, :1].float()
+    return x.masked_fill(~keep, -1e4).softmax(-1).to(bias.dtype)
+
+
+def _attention_with_float32_softmax(x, keep, bias):
+    x = (x * 0.3 + bias[:, :1]).masked_fill(~keep, -1e4)
+    return F.softmax(x, dim=-1, dtype=torch.float32).to(bias.dtype)
+
+
+def _float32_mask(x, keep, bias):
+    return (x * 0.3 + bias[:, :1].float()).softmax(-1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "form",
+    [_attention, _attention_in_float32, _attention_with_float32_softmax, _float32_mask],
+    ids=lambda form: form.__name__,
+)
+def test_in_16_bits_it_has_eagers_dtype_and_is_rounded_once(rewrite_dynamo, form, dtype):
+    x, keep, bias = draw(8, dtype)
+    rewritten = rewrite_dynamo(form, x, keep, bias)
+    assert rewritten.replaced == {"masked_softmax": 1}
+    assert not any(name in rewritten.code for name in ("mul", " add", "masked_fill", " to = "))
+    ours, eager = rewritten.call(x, keep, bias), form(x, keep, bias)
+    assert ours.dtype == eager.dtype
+    mask = None if form is _float32_mask else keep
+    parts = bounds.masked_scores(x, mask, 0.3, None, -1e4, bias[:, :1], ours.dtype)
+    bounds.assert_within(ours, bounds.softmax(parts, ours.dtype))
+
+
+def test_what_is_computed_in_float64_is_not_computed_in_less(rewrite):
+    def model(x, keep, bias):
+        return (x.double() * 0.3 + bias.double()).softmax(-1).float()
+
+    x, keep, bias = draw(dtype=torch.float32)
+    rewritten = rewrite(model, x, keep, bias)
+    assert len(rewritten.report.replaced) == 1
+    assert torch.equal(rewritten.call(x, keep, bias), model(x, keep, bias))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_mask_value_that_overflows_its_dtype_is_infinite(rewrite_dynamo, dtype):
+    def model(x, keep, bias):
+        fill = torch.full([], torch.finfo(torch.float32).min)
+        return torch.where(keep, x, fill).softmax(-1)
+
+    x, keep, bias = draw(dtype=dtype)
+    keep[0] = False
+    rewritten = rewrite_dynamo(model, x, keep, bias)
+    assert rewritten.replaced == {"masked_softmax": 1}
+    ours = rewritten.call(x, keep, bias)
+    assert ours[0].isnan().all()
+    torch.testing.assert_close(ours, model(x, keep, bias), equal_nan=True)
+
+
+# --- rows without a visible key, NaN and infinities -----------------------------------------------
+
+SPECIAL = [-INF, torch.finfo(torch.float32).min, -1e9, -1e4]
+
+
+@pytest.mark.parametrize("fill", SPECIAL)
+@pytest.mark.parametrize("spelling", ["fill", "where", "add"])
+def test_a_row_that_is_hidden_whole_is_nan_or_uniform_as_eager_has_it(
+    rewrite_dynamo, spelling, fill
+):
+    def model(x, keep, bias):
+        x = x * 0.5
+        if spelling == "fill":
+            return x.masked_fill(~keep, fill).softmax(-1)
+        if spelling == "where":
+            return torch.where(keep, x, fill).softmax(-1)
+        return (x + torch.zeros_like(x).masked_fill(~keep, fill)).softmax(-1)
+
+    x, keep, bias = draw(dtype=torch.float32)
+    keep[0] = False
+    rewritten = rewrite_dynamo(model, x, keep, bias)
+    assert rewritten.replaced == {"masked_softmax": 1}
+    ours, eager = rewritten.call(x, keep, bias), model(x, keep, bias)
+    assert ours[0].isnan().all() == (fill == -INF)
+    torch.testing.assert_close(ours, eager, rtol=2e-6, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("value", [math.nan, INF, -INF])
+@pytest.mark.parametrize("form", [filled_where_not, with_a_mask_added, biased_and_then_filled])
+def test_nan_and_infinite_scores_give_what_eager_gives(rewrite_dynamo, form, value):
+    x, keep, bias = draw()
+    keep[:, ..., 1] = False
+    x[0, :, 0, 0] = x[0, :, 1, 1] = x[1, :, :3, 0] = value  # visible, hidden, visible
+    rewritten = rewrite_dynamo(form, x, keep, bias)
+    assert rewritten.replaced == {"masked_softmax": 1}
+    ours, eager = rewritten.call(x, keep, bias), form(x, keep, bias)
+    torch.testing.assert_close(ours, eager, rtol=1e-12, atol=0, equal_nan=True)
+
+
+def scores_with_a_bias_of_positions(x, table):
+    """As T5: the heads of the bias are adjacent, and two layers share it."""
+    bias = (2 * table).permute(2, 0, 1).unsqueeze(0)
+    first = (x + bias).softmax(-1)
+    return (first * 3 + bias).softmax(-1)
+
+
+def test_a_bias_whose_rows_lie_apart_is_not_copied_by_the_ops(ops_run):
+    x, table = torch.randn(2, HEADS, LENGTH, LENGTH), torch.randn(LENGTH, LENGTH, HEADS)
+    compiled = torch.compile(scores_with_a_bias_of_positions, backend="fusedops")
+    torch.testing.assert_close(compiled(x, table), scores_with_a_bias_of_positions(x, table))
+    assert ops_run(compiled, x, table) == {"masked_softmax": 2}
+    with torch.profiler.profile() as profile:
+        compiled(x, table)
+    assert "aten::copy_" not in {event.name for event in profile.events()}
+
+
+def test_a_bias_whose_rows_lie_apart_has_eagers_values_and_gradients(rewrite_dynamo):
+    x, table = torch.randn(2, HEADS, LENGTH, LENGTH), torch.randn(LENGTH, LENGTH, HEADS)
+    inputs = (x.requires_grad_(), table.requires_grad_())
+    rewritten = rewrite_dynamo(scores_with_a_bias_of_positions, *inputs)
+    assert len(rewritten.report.replaced) == 2
+    results = [f(*inputs) for f in (rewritten.call, scores_with_a_bias_of_positions)]
+    torch.testing.assert_close(*results)
+    weights = torch.randn_like(results[0])
+    torch.testing.assert_close(*(torch.autograd.grad(r, inputs, weights) for r in results))

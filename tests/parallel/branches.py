@@ -1,0 +1,57 @@
+"""Branches for tests of parallel_stack, and what their results are compared with."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+#: Seconds, more than any branch here takes. A wait of that length would never end.
+TIMEOUT = 30
+
+
+def in_turn(functions, inputs, dim=0):
+    """What parallel_stack is defined to return."""
+    return torch.stack(
+        [f(*x) if isinstance(x, tuple) else f(x) for f, x in zip(functions, inputs, strict=True)],
+        dim,
+    )
+
+
+def same(actual, expected):
+    assert actual.shape == expected.shape and actual.stride() == expected.stride()
+    assert (actual.dtype, actual.device) == (expected.dtype, expected.device)
+    assert actual.requires_grad == expected.requires_grad
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def meeting(parties=2):
+    """A function that returns only while ``parties`` calls of it run at the same time."""
+    barrier = threading.Barrier(parties)
+
+    def function(x):
+        barrier.wait(TIMEOUT)
+        return x.sin()
+
+    return function
+
+
+def in_new_thread(function):
+    results = []
+    thread = threading.Thread(target=lambda: results.append(function()))
+    thread.start()
+    thread.join()
+    return results[0]
+
+
+class FunctionMode(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+def fail(error):
+    def branch(x):
+        raise error
+
+    return branch
