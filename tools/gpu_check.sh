@@ -89,6 +89,7 @@ stage library correctness 60 "${PYTEST[@]}" tests/cuda/test_cuda_{library,c_api}
 stage numerics correctness 120 "${PARALLEL[@]}" tests/cuda/test_cuda_{values,gradients}.py
 stage softmax-family correctness 120 "${PARALLEL[@]}" tests/cuda/test_cuda_softmax_family.py
 stage norm-family correctness 120 "${PARALLEL[@]}" tests/cuda/test_cuda_norm_family.py
+stage long-rows correctness 90 "${PARALLEL[@]}" tests/cuda/test_cuda_{long_rows,parallel_stack}.py
 stage streams correctness 60 "${PYTEST[@]}" tests/cuda/test_cuda_streams.py
 stage opcheck correctness 60 "${PARALLEL[@]}" tests/cuda/test_cuda_opcheck.py
 has expecttest && stage opinfo correctness 60 "${PARALLEL[@]}" tests/cuda/test_cuda_opinfo.py
