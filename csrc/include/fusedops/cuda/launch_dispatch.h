@@ -118,7 +118,7 @@ struct Access {
   Access(const Operand& operand)
       : data(operand.col_stride == 0 ? nullptr : operand.data),
         strides(0),
-        item(operand.is_bool ? 1 : size_of(operand.dtype)) {
+        item(element_bytes(operand)) {
     for (const int64_t stride : operand.strides) strides |= stride;
   }
 
