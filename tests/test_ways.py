@@ -75,3 +75,12 @@ def test_the_rewriter_names_what_it_calls_in_turn():
     rewriter = next(step for step in node if step.file.endswith("rewriter.py"))
     for step in node[node.index(rewriter) + 1 :]:
         assert names(rewriter, {"Softmax": "RULES"}.get(step.symbol, step.symbol)), step
+
+
+def test_the_book_adds_an_operator_in_at_most_fifteen_files_which_are_there():
+    book = (ROOT / "CONTRIBUTING.md").read_text()
+    section = book.split("## Adding an operator")[1].split("\n## ")[0]
+    files = re.findall(r"^\| `([\w./]+)` \|", section, re.M)
+    assert 10 < len(files) <= 15
+    for file in files:
+        assert (ROOT / file).exists() or "l2_norm" in file, file
