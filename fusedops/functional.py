@@ -273,7 +273,8 @@ def softmax_(input: torch.Tensor, dim: int) -> torch.Tensor:
             or ``chunk`` that requires grad, an input whose elements share memory (expanded or
             overlapping), a dtype that is not floating, a ``dim`` out of range.
         NotImplementedError: an input with a forward-mode tangent.
-        In either case the input is not changed.
+
+    No error changes the input.
 
     Source: :func:`torch.nn.functional.softmax`, in place.
     """

@@ -55,9 +55,9 @@ def parallel_stack(
         IndexError: a ``dim`` out of range.
         RuntimeError: results whose shapes or devices differ, inputs on different devices, a result
             whose memory has been freed.
-        Any error of a branch, with a note that names the branch. If several branches fail, the
-            first one's error is raised, and the others are added as notes. No branch is running
-            any more when an error or a KeyboardInterrupt is raised.
+        Exception: any error of a branch, with a note that names the branch. If several branches
+            fail, the first one's error is raised, and the others are added as notes. No branch is
+            running any more when an error or a KeyboardInterrupt is raised.
 
     Source: :func:`torch.stack`.
     """
