@@ -168,7 +168,7 @@ def test_a_resumed_run_keeps_what_its_file_has_and_measures_the_rest(tmp_path, m
 def test_a_file_of_something_else_is_not_resumed(tmp_path):
     file = tmp_path / "other.csv"
     file.write_text("op,direction\nsoftmax,forward\n")
-    with pytest.raises(UserError, match="--resume: .*none that `bench --models --csv` writes"):
+    with pytest.raises(UserError, match="--resume: .* was not written by `bench --models --csv`"):
         report.read_steps(file)
 
 
