@@ -121,8 +121,9 @@ def _older_library(name: str) -> ImportError:
 
 def _defined_ops() -> tuple[str, ...]:
     """The operators of csrc/ops/operators.def, as the dispatcher knows them."""
-    names = (name.split("::") for name in torch._C._dispatch_get_all_op_names())
-    ours = sorted(op for namespace, op in names if namespace == "fusedops")
+    prefix = "fusedops::"
+    names = filter(lambda name: name.startswith(prefix), torch._C._dispatch_get_all_op_names())
+    ours = sorted(name.removeprefix(prefix) for name in names)
     return tuple(op for op in ours if hasattr(torch.ops.fusedops, op))  # those with a schema
 
 
