@@ -5,7 +5,8 @@
   graphs; :func:`explain` reports what is replaced, and why the rest is not.
 - :func:`softmax`, :func:`softmax_`, :func:`log_softmax`, :func:`masked_softmax`,
   :func:`masked_softmax_dropout`, :func:`layer_norm`, :func:`std_norm`, :func:`rms_norm`,
-  :func:`add_layer_norm`, :func:`add_rms_norm`: the ops as functions.
+  :func:`l2_norm`, :func:`spatial_layer_norm`, :func:`spatial_rms_norm`, :func:`add_layer_norm`,
+  :func:`add_rms_norm`: the ops as functions.
 - :func:`softmax_stats`, :func:`merge_softmax_stats`, :func:`softmax_apply`: a softmax of rows that
   are split into segments, on several devices or ranks.
 - :func:`stack_softmax`, :func:`stack_log_softmax`, :func:`stack_layer_norm`: the ops on several
@@ -38,16 +39,20 @@ try:
     from fusedops.functional import (
         add_layer_norm,
         add_rms_norm,
+        l2_norm,
         layer_norm,
         log_softmax,
         masked_softmax,
         masked_softmax_dropout,
         merge_softmax_stats,
         rms_norm,
+        segment_bounds,
         softmax,
         softmax_,
         softmax_apply,
         softmax_stats,
+        spatial_layer_norm,
+        spatial_rms_norm,
         stack_layer_norm,
         stack_log_softmax,
         stack_softmax,
@@ -82,6 +87,7 @@ __all__ = [
     "explain",
     "export",
     "graph",
+    "l2_norm",
     "layer_norm",
     "log_softmax",
     "masked_softmax",
@@ -93,10 +99,13 @@ __all__ = [
     "patch",
     "rewrite",
     "rms_norm",
+    "segment_bounds",
     "softmax",
     "softmax_",
     "softmax_apply",
     "softmax_stats",
+    "spatial_layer_norm",
+    "spatial_rms_norm",
     "stack_layer_norm",
     "stack_log_softmax",
     "stack_softmax",

@@ -84,3 +84,22 @@ def one_of(name: str, value: Any, words: Sequence[Any]) -> None:
     if not known:
         *first, last = map(repr, words)
         raise ValueError(f"{name} is {value!r}, wanted {', '.join(first)} or {last}")
+
+
+def window(value: Any, causal: Any) -> tuple[int, int]:
+    """How many keys a query sees to the left and right of its own, before causality."""
+    if type(value) is int and value > 0:
+        if causal:
+            return value - 1, 0
+        raise ValueError(
+            f"window is {value}, a number of keys up to the query's own, wanted causal beside it, "
+            "or a pair (left, right)"
+        )
+    is_pair = isinstance(value, (tuple, list)) and len(value) == 2
+    if not is_pair or not all(type(keys) is int and keys >= 0 for keys in value):
+        raise ValueError(
+            f"window is {value!r}, wanted None, a number of keys above 0, or a pair (left, right) "
+            "of numbers from 0 on"
+        )
+    left, right = value
+    return left, right

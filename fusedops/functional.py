@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, get_args, overload
+from typing import Any, Literal, NamedTuple, get_args, overload
 
 import torch
 
@@ -29,9 +29,17 @@ _softmax_stats: EagerOp[tuple[torch.Tensor, torch.Tensor]] = EagerOp("softmax_st
 _softmax_apply: EagerOp[torch.Tensor] = EagerOp("softmax_apply")
 _masked_softmax: EagerOp[torch.Tensor] = EagerOp("masked_softmax")
 _masked_softmax_dropout: EagerOp[Any] = EagerOp("masked_softmax_dropout", "_masked_softmax_dropout")
+_masked_softmax_sinks: EagerOp[tuple[torch.Tensor, ...]] = EagerOp("masked_softmax_sinks")
 _layer_norm: EagerOp[torch.Tensor] = EagerOp("layer_norm", "_layer_norm_output", 0)
 _std_norm: EagerOp[torch.Tensor] = EagerOp("std_norm", "_std_norm_output", 0)
 _rms_norm: EagerOp[torch.Tensor] = EagerOp("rms_norm", "_rms_norm_output", 0)
+_l2_norm: EagerOp[torch.Tensor] = EagerOp("l2_norm", "_l2_norm_output", 0)
+_spatial_layer_norm: EagerOp[torch.Tensor] = EagerOp(
+    "spatial_layer_norm", "_spatial_layer_norm_output", 0
+)
+_spatial_rms_norm: EagerOp[torch.Tensor] = EagerOp(
+    "spatial_rms_norm", "_spatial_rms_norm_output", 0
+)
 _add_layer_norm: EagerOp[tuple[torch.Tensor, torch.Tensor]] = EagerOp(
     "add_layer_norm", "_add_layer_norm", slice(2)
 )
@@ -43,6 +51,7 @@ _stack_log_softmax: EagerOp[torch.Tensor] = EagerOp("stack_log_softmax")
 _stack_layer_norm: EagerOp[torch.Tensor] = EagerOp("stack_layer_norm", returned=0)
 
 Causal = bool | Literal["top_left", "bottom_right"]
+Window = int | tuple[int, int]
 MaskedRows = Literal["nan", "zero"]
 RmsVariant = Literal["torch", "llama", "t5", "gemma"]
 
@@ -300,12 +309,18 @@ def masked_softmax(
     dtype: torch.dtype | None = None,
     masked_rows: MaskedRows = "nan",
     out: torch.Tensor | None = None,
+    window: Window | None = None,
+    start: torch.Tensor | None = None,
+    end: torch.Tensor | None = None,
+    sinks: torch.Tensor | float | None = None,
 ) -> torch.Tensor:
     r"""Softmax of masked attention scores over the last dimension, in one pass.
 
-    :math:`y = \mathrm{softmax}(s x + b + m)` for a float mask; a bool mask and causality set the
-    scores that they hide to ``mask_value``. Everything is computed in float32 (float64 for float64)
-    and rounded once. Scores that causality hides are neither read nor computed.
+    :math:`y = \mathrm{softmax}(s x + b + m)` for a float mask. A bool mask sets the scores that it
+    hides to ``mask_value``, and so do ``causal``, ``window``, ``start`` and ``end``, which leave a
+    query one interval of keys. Everything is computed in float32 (float64 for float64) and rounded
+    once. Scores outside of the interval are neither read nor computed, but for those in a vector
+    with a score inside, and the result has the bits that a bool mask gives.
 
     Args:
         input: scores, ``[..., queries, keys]``; float32, bfloat16, float16 or float64, or any dtype
@@ -323,32 +338,52 @@ def masked_softmax(
         dtype: the result's dtype; default ``input``'s.
         masked_rows: the result of rows without a visible column: "nan", as in PyTorch, or "zero".
         out: receives the result; may be ``input`` itself; as in :func:`softmax`.
+        window: a query's last keys, beside ``causal``: so many of them, its own included; or, with
+            and without ``causal``, a pair of how many it sees to the left and right of its own.
+        start, end: int32 or int64, of a shape that broadcasts to ``[..., queries]``: a query sees
+            the keys from ``start`` to before ``end``. For keys padded to a length,
+            ``end=lengths[:, None, None]``; for sequences packed into one, :func:`segment_bounds`.
+        sinks: floating, of a shape that broadcasts to ``[..., queries]``, or a number: one more
+            score of each row, whose probability is left out of the result, so that a row adds up to
+            less than 1. For a learned sink of each head, ``sinks[:, None]``; 0 adds 1 to the sum of
+            exponentials. Sinks that require grad get a gradient.
 
     Returns:
         A contiguous tensor of ``input``'s shape, or ``out``.
 
     Raises:
-        RuntimeError: a mask or bias that does not broadcast or has the wrong dtype or device, a
-            ``scale`` or ``mask_value`` that is NaN, a ``mask_value`` beyond float32's range,
-            ``causal`` for fewer than two dimensions; otherwise as in :func:`softmax`.
-        ValueError: an invalid ``causal`` or ``masked_rows``.
+        RuntimeError: a mask, bias, start, end or sinks that do not broadcast, or of a wrong dtype
+            or device, a ``scale`` or ``mask_value`` that is NaN, a ``mask_value`` beyond float32's
+            range, ``causal`` or ``window`` for fewer than two dimensions; otherwise as in
+            :func:`softmax`.
+        ValueError: an invalid ``causal``, ``window`` or ``masked_rows``.
 
-    Source: Vaswani et al., "Attention Is All You Need" (2017), section 3.2.1.
+    Source: Vaswani et al., "Attention Is All You Need" (2017), section 3.2.1; for the window,
+    Beltagy et al., "Longformer" (2020), and Jiang et al., "Mistral 7B" (2023); for the sinks, Xiao
+    et al., "Efficient Streaming Language Models with Attention Sinks" (2023), section 3.3.
     """
-    diagonal, zero = _diagonal(input, causal), _zero_masked_rows(masked_rows)
+    band, zero = _band(input, causal, window), _zero_masked_rows(masked_rows)
     if type(scale) is not float:
         scale = _arguments.number("masked_softmax", "scale", scale)
     if type(mask_value) is not float:
         mask_value = _arguments.number("masked_softmax", "mask_value", mask_value)
-    masking = (mask, scale, bool(causal), mask_value)
+    if sinks is not None:
+        sinks = _sinks_of("masked_softmax", input, sinks)
+    masking = (mask, scale, band.causal, mask_value)
+    bounds = (band.lower_diagonal, start, end, sinks)
     if out is not None:
         _check_out_dtype("masked_softmax", out, dtype)
-        _ops.masked_softmax_out.default(input, *masking, bias, diagonal, zero, out)
+        given = (bias, band.diagonal, zero, out, *bounds)
+        _ops.masked_softmax_out.default(input, *masking, *given)
         return out
     if dtype is not None:
         _arguments.floating("masked_softmax", "dtype", dtype)
-    run = _masked_softmax.on(input, mask, bias)
-    return run(input, *masking, bias, dtype, diagonal, zero)
+    rest = (bias, dtype, band.diagonal, zero, *bounds)
+    if _are_learned(sinks):
+        learned = _masked_softmax_sinks.on(input, mask, bias, start, end, sinks)
+        return learned(input, *masking, 0.0, None, *rest)[0]
+    run = _masked_softmax.on(input, mask, bias, start, end, sinks)
+    return run(input, *masking, *rest)
 
 
 def masked_softmax_dropout(
@@ -364,11 +399,15 @@ def masked_softmax_dropout(
     bias: torch.Tensor | None = None,
     dtype: torch.dtype | None = None,
     masked_rows: MaskedRows = "nan",
+    window: Window | None = None,
+    start: torch.Tensor | None = None,
+    end: torch.Tensor | None = None,
+    sinks: torch.Tensor | float | None = None,
 ) -> torch.Tensor:
     r"""Dropout of :func:`masked_softmax`, in the same pass: each element is kept with probability
     :math:`1 - p` and multiplied by :math:`1 / (1 - p)`; otherwise it becomes 0.
 
-    Random numbers come from Philox4x32-10 with ``seed`` as the key and row and column as the
+    Random numbers come from Philox4x32-7 with ``seed`` as the key and row and column as the
     counter. They are the same on every device and for any number of threads. The backward pass
     generates them again, so that only the probabilities and the seed are saved.
 
@@ -378,8 +417,8 @@ def masked_softmax_dropout(
         seed: one int64 on ``input``'s device. By default it is drawn from torch's generator, so
             that ``torch.manual_seed`` and activation checkpointing reproduce it, and a CUDA graph
             draws a new one at each replay.
-        input, mask, scale, causal, mask_value, bias, dtype, masked_rows: as in
-            :func:`masked_softmax`.
+        input, mask, scale, causal, mask_value, bias, dtype, masked_rows, window, start, end, sinks:
+            as in :func:`masked_softmax`.
 
     Returns:
         A contiguous tensor of ``input``'s shape.
@@ -401,6 +440,10 @@ def masked_softmax_dropout(
             bias=bias,
             dtype=dtype,
             masked_rows=masked_rows,
+            window=window,
+            start=start,
+            end=end,
+            sinks=sinks,
         )
     function = "masked_softmax_dropout"
     p = p if type(p) is float else _arguments.number(function, "p", p)
@@ -412,12 +455,92 @@ def masked_softmax_dropout(
         _arguments.floating(function, "dtype", dtype)
     if seed is None:
         seed = _drawn_seed(function, input)
-    rest = (bias, dtype, _diagonal(input, causal), _zero_masked_rows(masked_rows))
-    masking = (mask, scale, bool(causal), mask_value)
-    run = _masked_softmax_dropout.on(input, mask, bias)
-    results = run(input, *masking, p, seed, *rest)
+    band = _band(input, causal, window)
+    if sinks is not None:
+        sinks = _sinks_of(function, input, sinks)
+    options = (bias, dtype, band.diagonal, _zero_masked_rows(masked_rows))
+    masking = (mask, scale, band.causal, mask_value)
+    rest = (p, seed, *options, band.lower_diagonal, start, end, sinks)
+    if _are_learned(sinks):
+        learned = _masked_softmax_sinks.on(input, mask, bias, start, end, sinks)
+        return learned(input, *masking, *rest)[0]
+    run = _masked_softmax_dropout.on(input, mask, bias, start, end, sinks)
+    results = run(input, *masking, *rest)
     output: torch.Tensor = results if run is _masked_softmax_dropout.plain else results[0]
     return output
+
+
+def segment_bounds(
+    segment_ids: torch.Tensor | None = None,
+    *,
+    cu_seqlens: torch.Tensor | None = None,
+    length: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``start`` and ``end`` of :func:`masked_softmax` for sequences that are packed into one: each
+    position sees its own sequence. Nothing of queries x keys is allocated.
+
+    Args:
+        segment_ids: int32 or int64 of shape ``[..., length]``, the number of each position's
+            sequence. They do not decrease along a row, which is not checked.
+        cu_seqlens: instead of them, int32 or int64 of shape ``[sequences + 1]``: where each
+            sequence begins, from 0, and where the last one ends. Positions from there on see
+            nothing.
+        length: the number of positions, beside ``cu_seqlens``.
+
+    Returns:
+        Two int64 tensors, of ``segment_ids``' shape or ``[length]``. For scores ``[batch, heads,
+        length, length]`` and ``segment_ids`` of a batch, pass ``start[:, None]`` and
+        ``end[:, None]``.
+
+    Raises:
+        TypeError: neither or both of ``segment_ids`` and ``cu_seqlens``, ``cu_seqlens`` without
+            ``length``, or one that is not a tensor.
+
+    Source: ``cu_seqlens`` are those of Dao, "FlashAttention-2" (2023), for sequences of several
+    lengths.
+    """
+    function = "segment_bounds"
+    if segment_ids is not None and cu_seqlens is None:
+        ids = _arguments.tensor(function, "segment_ids", segment_ids).contiguous()
+        return torch.searchsorted(ids, ids), torch.searchsorted(ids, ids, right=True)
+    if segment_ids is not None or cu_seqlens is None:
+        raise TypeError(f"{function}: wanted segment_ids or cu_seqlens, one of them")
+    ends = _arguments.tensor(function, "cu_seqlens", cu_seqlens).to(torch.int64).contiguous()
+    if length is None:
+        raise TypeError(f"{function}: length is None, wanted the number of positions")
+    positions = torch.arange(length, device=ends.device)
+    after = torch.searchsorted(ends, positions, right=True)
+    last = ends.shape[0] - 1
+    return ends[after - 1], ends[after.clamp(max=last)]
+
+
+def _sinks_of(function: str, input: torch.Tensor, sinks: torch.Tensor | float) -> torch.Tensor:
+    """The sinks as a tensor: a number is that of every row."""
+    if isinstance(sinks, torch.Tensor):
+        return sinks
+    value = _arguments.number(function, "sinks", sinks)
+    given = _arguments.tensor(function, "input", input)
+    return torch.full((), value, dtype=torch.float64, device=given.device)
+
+
+def _are_learned(sinks: torch.Tensor | float | None) -> bool:
+    return isinstance(sinks, torch.Tensor) and sinks.requires_grad and torch.is_grad_enabled()
+
+
+class _Band(NamedTuple):
+    """The diagonals between which a query sees keys, as in ``torch.triu`` and ``torch.tril``."""
+
+    causal: bool
+    diagonal: int
+    lower_diagonal: int | None
+
+
+def _band(input: torch.Tensor, causal: Causal, window: Window | None) -> _Band:
+    diagonal = _diagonal(input, causal)
+    if window is None:
+        return _Band(bool(causal), diagonal, None)
+    left, right = _arguments.window(window, causal)
+    return _Band(True, diagonal if causal else right, diagonal - left)
 
 
 def _diagonal(input: torch.Tensor, causal: Causal) -> int:
@@ -565,6 +688,104 @@ def rms_norm(
         return scaled_by_weight(normalized, weight)
     settings = _rms_settings(variant)
     return _rms_norm.on(input, weight)(input, normalized_shape, weight, eps, *settings)
+
+
+def l2_norm(
+    input: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: torch.Tensor | None = None,
+    eps: float = 1e-12,
+) -> torch.Tensor:
+    r"""Division by the Euclidean norm over the last dimensions.
+
+    :math:`y = x / \max(\lVert x \rVert, \epsilon) \cdot w`, where
+    :math:`\lVert x \rVert^2 = \sum x^2` over a row, computed in float32 (float64 for float64); the
+    result is rounded once. With a ``weight`` of :math:`\sqrt{N} g` it is the RMSNorm that some
+    models write by :func:`torch.nn.functional.normalize`, and with one number for all columns it is
+    ScaleNorm. As in PyTorch, the norm of a row below ``eps`` has no derivative.
+
+    Args:
+        input: any shape that ends in ``normalized_shape``; float32, bfloat16, float16 or float64.
+            Rows as in :func:`softmax`.
+        normalized_shape: the last dimensions of ``input``'s shape.
+        weight: of ``normalized_shape``, or None; its dtype may differ from ``input``'s.
+        eps: the least divisor, >= 0.
+
+    Returns:
+        A contiguous tensor of ``input``'s shape and dtype.
+
+    Raises:
+        RuntimeError: as in :func:`layer_norm`.
+
+    Source: :func:`torch.nn.functional.normalize`; Nguyen, Salazar, "Transformers without Tears:
+    Improving the Normalization of Self-Attention" (2019), for ScaleNorm.
+    """
+    if type(eps) is not float:
+        eps = _arguments.number("l2_norm", "eps", eps)
+    return _l2_norm.on(input, weight)(input, normalized_shape, weight, eps)
+
+
+def spatial_layer_norm(
+    input: torch.Tensor,
+    dim: int,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-6,
+) -> torch.Tensor:
+    r"""Layer norm over one dimension, by default of an image's channels with ``dim=1``, where the
+    input lies.
+
+    :math:`y = \frac{x - \mathrm{E}[x]}{\sqrt{\mathrm{Var}[x] + \epsilon}} w + b`, with the mean and
+    the biased variance over ``dim``; :math:`w` and :math:`b` have one value for each of its
+    indices. Nothing is transposed or copied. The derivatives are of first and second order.
+
+    Args:
+        input: any shape, of dtype float32, bfloat16, float16 or float64. A copy is made if the
+            dimensions after ``dim`` are not adjacent, or those before it not evenly spaced.
+        dim: the dimension to normalise.
+        weight, bias: of shape ``[input.shape[dim]]``, of any floating dtype; or None.
+        eps: added to the variance, >= 0.
+
+    Returns:
+        A tensor of ``input``'s shape and dtype. It is contiguous, or dense with ``dim`` innermost
+        where ``input`` is, as with ``torch.channels_last``.
+
+    Raises:
+        RuntimeError: a dtype that is not floating, a ``dim`` out of range or of size 0, a
+            ``weight`` or ``bias`` of another shape or on another device, a negative ``eps``.
+
+    Source: Liu et al., "A ConvNet for the 2020s" (2022), whose LayerNorm has the format
+    channels_first; :class:`torchvision.ops.misc.LayerNorm2d`.
+    """
+    eps = eps if type(eps) is float else _arguments.number("spatial_layer_norm", "eps", eps)
+    return _spatial_layer_norm.on(input, weight, bias)(input, dim, weight, bias, eps)
+
+
+def spatial_rms_norm(
+    input: torch.Tensor,
+    dim: int,
+    weight: torch.Tensor | None = None,
+    eps: float | None = None,
+) -> torch.Tensor:
+    r"""RMS norm over one dimension, where the input lies.
+
+    :math:`y = x / \sqrt{\mathrm{E}[x^2] + \epsilon} \cdot w`, with the mean over ``dim``; otherwise
+    as :func:`spatial_layer_norm`.
+
+    Args:
+        input, dim, weight: as in :func:`spatial_layer_norm`.
+        eps: as in :func:`rms_norm`.
+
+    Returns:
+        As :func:`spatial_layer_norm`.
+
+    Raises:
+        RuntimeError: as in :func:`spatial_layer_norm`.
+
+    Source: Zhang and Sennrich, "Root Mean Square Layer Normalization" (2019).
+    """
+    eps = eps if type(eps) is float else _rms_eps("spatial_rms_norm", input, eps)
+    return _spatial_rms_norm.on(input, weight)(input, dim, weight, eps)
 
 
 @overload

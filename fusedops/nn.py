@@ -15,11 +15,14 @@ from fusedops.functional import (
     Causal,
     MaskedRows,
     RmsVariant,
+    Window,
     layer_norm,
     log_softmax,
     masked_softmax_dropout,
     rms_norm,
     softmax,
+    spatial_layer_norm,
+    spatial_rms_norm,
     std_norm,
 )
 
@@ -78,15 +81,19 @@ class MaskedSoftmax(nn.Module):
         mask_value: the score of hidden columns.
         p: the probability of a zero in training.
         masked_rows: the result of rows without a visible column: "nan", as in PyTorch, or "zero".
+        window: how many of its last keys a query sees beside ``causal``, or a pair (left, right) of
+            how many around its own.
+        sinks: a number that is one more score of each row, left out of the result.
 
     Shape:
         The input is ``[..., queries, keys]``, of any floating dtype. The mask, bool (True where
-        visible) or floating (added), and the bias broadcast to it. The result has the input's shape
-        and dtype.
+        visible) or floating (added), and the bias broadcast to it; ``start`` and ``end``, int32 or
+        int64, and ``sinks``, floating, broadcast to ``[..., queries]``; given sinks take the place
+        of the module's. The result has the input's shape and dtype.
 
     Raises:
         TypeError: a ``scale``, ``mask_value`` or ``p`` that is not a number.
-        ValueError: ``p`` outside [0, 1], an invalid ``causal`` or ``masked_rows``.
+        ValueError: ``p`` outside [0, 1], an invalid ``causal``, ``window`` or ``masked_rows``.
         RuntimeError: by ``forward``, as in :func:`fusedops.masked_softmax_dropout`.
 
     Source: as for :func:`fusedops.masked_softmax_dropout`.
@@ -99,6 +106,8 @@ class MaskedSoftmax(nn.Module):
         mask_value: float = -math.inf,
         p: float = 0.0,
         masked_rows: MaskedRows = "nan",
+        window: Window | None = None,
+        sinks: float | None = None,
     ) -> None:
         super().__init__()
         self.p = _arguments.number("MaskedSoftmax", "p", p)
@@ -110,12 +119,19 @@ class MaskedSoftmax(nn.Module):
         self.causal = causal
         self.mask_value = _arguments.number("MaskedSoftmax", "mask_value", mask_value)
         self.masked_rows = masked_rows
+        if window is not None:
+            _arguments.window(window, causal)
+        self.window = window
+        self.sinks = None if sinks is None else _arguments.number("MaskedSoftmax", "sinks", sinks)
 
     def forward(
         self,
         input: torch.Tensor,
         mask: torch.Tensor | None = None,
         bias: torch.Tensor | None = None,
+        start: torch.Tensor | None = None,
+        end: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         return masked_softmax_dropout(
             input,
@@ -127,12 +143,17 @@ class MaskedSoftmax(nn.Module):
             mask_value=self.mask_value,
             bias=bias,
             masked_rows=self.masked_rows,
+            window=self.window,
+            start=start,
+            end=end,
+            sinks=self.sinks if sinks is None else sinks,
         )
 
     def extra_repr(self) -> str:
         return (
             f"scale={self.scale}, causal={self.causal!r}, mask_value={self.mask_value}, "
-            f"p={self.p}, masked_rows={self.masked_rows!r}"
+            f"p={self.p}, masked_rows={self.masked_rows!r}, "
+            f"window={self.window!r}, sinks={self.sinks!r}"
         )
 
 
@@ -275,3 +296,109 @@ class RMSNorm(nn.RMSNorm):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, variant={self.variant!r}"
+
+
+class _ChannelNorm(nn.Module):
+    """A norm over dimension 1, with one weight and perhaps one bias for each channel."""
+
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        num_channels: int,
+        eps: float,
+        has_weight: bool,
+        has_bias: bool,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__()
+        shape = _arguments.sizes(type(self).__name__, "num_channels", num_channels)
+        if len(shape) != 1:
+            raise TypeError(f"num_channels is {num_channels!r}, wanted one size")
+        self.num_channels, self.eps = shape[0], eps
+
+        def parameter(is_used: bool) -> nn.Parameter | None:
+            return nn.Parameter(torch.empty(shape, device=device, dtype=dtype)) if is_used else None
+
+        self.register_parameter("weight", parameter(has_weight))
+        self.register_parameter("bias", parameter(has_bias))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        if self.weight is not None:
+            nn.init.ones_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_channels}, eps={self.eps}, elementwise_affine={self.weight is not None}"
+
+
+class LayerNorm2d(_ChannelNorm):
+    r"""LayerNorm over the channels of images, computed by :func:`fusedops.spatial_layer_norm`.
+
+    Args:
+        num_channels: the number of channels.
+        eps: added to the variance.
+        elementwise_affine: if False, there is neither weight nor bias.
+        bias: if False, there is no bias.
+        device, dtype: those of the parameters.
+
+    Shape:
+        The input is ``[batch, num_channels, ...]``, contiguous or ``torch.channels_last``, and the
+        result has the same shape and layout. ``weight`` and ``bias`` are ``[num_channels]``, under
+        the names that the LayerNorm2d of torchvision, timm and Segment Anything have.
+
+    Raises:
+        TypeError: ``num_channels`` is not a size.
+        RuntimeError: by ``forward``, as in :func:`fusedops.spatial_layer_norm`.
+
+    Source: as for :func:`fusedops.spatial_layer_norm`.
+    """
+
+    def __init__(
+        self,
+        num_channels: int,
+        eps: float = 1e-6,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        has_bias = elementwise_affine and bias
+        super().__init__(num_channels, eps, elementwise_affine, has_bias, device, dtype)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return spatial_layer_norm(input, 1, self.weight, self.bias, self.eps)
+
+
+class RMSNorm2d(_ChannelNorm):
+    r"""RMSNorm over the channels of images, computed by :func:`fusedops.spatial_rms_norm`.
+
+    Args:
+        num_channels, eps, elementwise_affine, device, dtype: as in :class:`LayerNorm2d`.
+
+    Shape:
+        As in :class:`LayerNorm2d`; there is no bias.
+
+    Raises:
+        TypeError: ``num_channels`` is not a size.
+        RuntimeError: by ``forward``, as in :func:`fusedops.spatial_rms_norm`.
+
+    Source: as for :func:`fusedops.spatial_rms_norm`.
+    """
+
+    def __init__(
+        self,
+        num_channels: int,
+        eps: float = 1e-6,
+        elementwise_affine: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(num_channels, eps, elementwise_affine, False, device, dtype)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return spatial_rms_norm(input, 1, self.weight, self.eps)

@@ -25,25 +25,39 @@ def masked_softmax(
     diagonal: int | None = None,
     mask_value: float = -math.inf,
     bias: torch.Tensor | None = None,
+    lower_diagonal: int | None = None,
+    start: torch.Tensor | None = None,
+    end: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Softmax of scaled and biased scores, where columns above ``diagonal`` are masked."""
+    """Softmax of scaled and biased scores, where columns above ``diagonal``, below
+    ``lower_diagonal``, before ``start`` and from ``end`` on are masked. ``sinks`` are one more
+    column, which is left out."""
     visible = torch.ones(input.shape, dtype=torch.bool, device=input.device)
     visible = visible if diagonal is None else visible.tril(diagonal)
+    visible = visible if lower_diagonal is None else visible.triu(lower_diagonal)
+    column = torch.arange(input.shape[-1], device=input.device)
+    visible = visible if start is None else visible & (column >= start[..., None])
+    visible = visible if end is None else visible & (column < end[..., None])
     scores = input.double() * scale + (0 if bias is None else bias.double())
     if mask is not None and mask.dtype == torch.bool:
         visible = visible & mask
     elif mask is not None:
         scores = scores + mask.double()
-    return softmax(scores.masked_fill(~visible, mask_value), -1)
+    scores = scores.masked_fill(~visible, mask_value)
+    if sinks is None:
+        return softmax(scores, -1)
+    column_of_sinks = sinks.double()[..., None].expand(*scores.shape[:-1], 1)
+    return softmax(torch.cat([scores, column_of_sinks], -1), -1)[..., :-1]
 
 
 def philox(seed: int, rows: int, cols: int) -> torch.Tensor:
-    """The random 32-bit words of dropout: Philox4x32-10 of Salmon et al. (2011)."""
+    """The random 32-bit words of dropout: Philox4x32-7 of Salmon et al. (2011)."""
     row = torch.arange(rows)[:, None, None].expand(-1, -(-cols // 4), 1)
     block = torch.arange(-(-cols // 4))[None, :, None].expand(rows, -1, 1)
     c = [block, row & 0xFFFFFFFF, row >> 32, torch.zeros_like(row)]
     k0, k1 = seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF
-    for _ in range(10):
+    for _ in range(7):
         a, b = _wide_product(c[0], 0xD2511F53), _wide_product(c[2], 0xCD9E8D57)
         c = [b[0] ^ c[1] ^ k0, b[1], a[0] ^ c[3] ^ k1, a[1]]
         k0, k1 = k0 + 0x9E3779B9 & 0xFFFFFFFF, k1 + 0xBB67AE85 & 0xFFFFFFFF
@@ -72,6 +86,26 @@ def layer_norm(
     return weighted if bias is None else weighted + bias.double()
 
 
+def spatial_layer_norm(
+    input: torch.Tensor,
+    dim: int,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-6,
+) -> torch.Tensor:
+    """Layer norm over one dimension."""
+    moved = input.movedim(dim, -1)
+    return layer_norm(moved, moved.shape[-1:], weight, bias, eps).movedim(-1, dim)
+
+
+def spatial_rms_norm(
+    input: torch.Tensor, dim: int, weight: torch.Tensor | None = None, eps: float = 1e-6
+) -> torch.Tensor:
+    """RMS norm over one dimension."""
+    moved = input.movedim(dim, -1)
+    return rms_norm(moved, moved.shape[-1:], weight, eps).movedim(-1, dim)
+
+
 def std_norm(
     input: torch.Tensor,
     normalized_shape: Sequence[int],
@@ -97,4 +131,17 @@ def rms_norm(
     dims = tuple(range(-len(normalized_shape), 0))
     x = input.double()
     normalized = x * (x.square().mean(dims, keepdim=True) + eps).rsqrt()
+    return normalized if weight is None else normalized * weight.double()
+
+
+def l2_norm(
+    input: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: torch.Tensor | None = None,
+    eps: float = 1e-12,
+) -> torch.Tensor:
+    """Division by the root of the sum of squares, or by ``eps`` where that is larger."""
+    dims = tuple(range(-len(normalized_shape), 0))
+    x = input.double()
+    normalized = x / x.square().sum(dims, keepdim=True).sqrt().clamp(min=eps)
     return normalized if weight is None else normalized * weight.double()

@@ -263,10 +263,9 @@ def masked_scores(
 def softmax_gradient(y: Values, grad: Values, dtype: torch.dtype) -> Bounded:
     """y (g - sum(g y))."""
     y, grad = exactly(y), exactly(grad)
-    products = grad * y
-    total = products.sum(-1, keepdims=True)
+    total, error = total_of_products(grad, y, dtype)
     size = np.abs(y) * (np.abs(grad) + np.abs(total))
-    error = np.abs(y) * (summed(products, of_row, dtype) + _of_terms(products, dtype))
+    error = np.abs(y) * error
     error = error + rounded(4, size, dtype) + 4 * smallest(dtype)
     return Bounded(y * (grad - total), error)
 
@@ -280,6 +279,13 @@ def log_softmax_gradient(y: Values, grad: Values, dtype: torch.dtype) -> Bounded
     error = e * (summed(grad, of_row, dtype) + of_e * np.abs(total))
     error = error + rounded(3, np.abs(grad) + e * np.abs(total), dtype) + 4 * smallest(dtype)
     return Bounded(grad - e * total, error)
+
+
+def total_of_products(grad: Array, y: Array, dtype: torch.dtype) -> Bounded:
+    """sum(g y) of each row."""
+    products = grad * y
+    error = summed(products, of_row, dtype) + _of_terms(products, dtype)
+    return Bounded(products.sum(-1, keepdims=True), error)
 
 
 def _of_terms(terms: Array, dtype: torch.dtype) -> Array:

@@ -44,11 +44,21 @@ def _std_and_eps(squares: Array, columns: int, eps: float) -> Array:
     return np.sqrt(squares / (columns - 1 or np.nan)) + eps
 
 
+def _norm_or_eps(squares: Array, columns: int, eps: float) -> Array:
+    return np.maximum(np.sqrt(squares), eps)
+
+
+def _above(scale: Array, eps: float) -> Array:
+    """1, and 0 where s is eps, which does not depend on x."""
+    return np.where(scale > eps, 1.0, 0.0)
+
+
 #: By the word before "_norm", in the order of NormKind in args.h.
 KINDS = {
     "layer": NormKind(True, _root_of_mean, lambda columns: columns),
     "rms": NormKind(False, _root_of_mean, lambda columns: columns),
     "std": NormKind(True, _std_and_eps, lambda columns: columns - 1, _of_std),
+    "l2": NormKind(False, _norm_or_eps, lambda columns: 1, _above),
 }
 
 

@@ -76,6 +76,11 @@ def valid_arguments(op: str) -> Arguments:
         "causal": True,
         "mask_value": -1e4,
         "diagonal": 1,
+        "lower_diagonal": -1,
+        "start": torch.tensor([-2, 0, 2]),
+        "end": torch.tensor([5, 3, 9], dtype=torch.int32),
+        "sinks": randn(3, seed=10),
+        "sink_probabilities": 1 - softmax[:, 1:].sum(-1),
         "zero_masked_rows": True,
         "p": 0.25,
         "eps": 1e-5,
@@ -286,10 +291,17 @@ def softmax_apply_of(a: Arguments) -> torch.Tensor:
 
 
 def visible_of(a: Arguments, like: torch.Tensor) -> torch.Tensor:
-    """The columns that neither causality nor a bool mask hides."""
+    """The columns that neither the interval nor a bool mask hides."""
     visible = torch.ones(like.shape, dtype=torch.bool)
+    column = torch.arange(like.shape[-1])
     if a["causal"]:
         visible = visible.tril(min(max(int(a["diagonal"]), -100), 100))
+    if a["lower_diagonal"] is not None:
+        visible = visible.triu(min(max(int(a["lower_diagonal"]), -100), 100))
+    if a["start"] is not None:
+        visible = visible & (column >= a["start"][..., None])
+    if a["end"] is not None:
+        visible = visible & (column < a["end"][..., None])
     mask = a["mask"]
     return visible if mask is None or mask.dtype != torch.bool else visible & mask
 
@@ -303,7 +315,12 @@ def masked_softmax_of(a: Arguments) -> torch.Tensor:
         if added is not None and added.dtype != torch.bool:
             scores = scores + added.double()
     visible = visible_of(a, x)
-    result = torch.softmax(scores.masked_fill(~visible, value), -1)
+    scores = scores.masked_fill(~visible, value)
+    if a["sinks"] is not None:
+        sinks = a["sinks"].double()[..., None].expand(*scores.shape[:-1], 1)
+        result = torch.softmax(torch.cat([scores, sinks], -1), -1)[..., :-1]
+    else:
+        result = torch.softmax(scores, -1)
     hidden = ~(visible & (scores != -math.inf)).any(-1, True)
     return result.masked_fill(hidden, 0) if a["zero_masked_rows"] else result
 
@@ -311,6 +328,21 @@ def masked_softmax_of(a: Arguments) -> torch.Tensor:
 def masked_softmax_dropout_of(a: Arguments) -> tuple:
     y = masked_softmax_of(a)
     return y * multiplier(a, y), y
+
+
+def masked_softmax_sinks_of(a: Arguments) -> tuple:
+    y = masked_softmax_of(a)
+    dropped = a["seed"] is not None
+    return y * multiplier(a, y) if dropped else y, y if dropped else y.new_empty(0), 1 - y.sum(-1)
+
+
+def masked_softmax_sinks_backward_of(a: Arguments) -> tuple:
+    g, y = (
+        a["grad_output"].double() * multiplier(a, a["probabilities"]),
+        a["probabilities"].double(),
+    )
+    to_input = masked_softmax_backward_of(a)
+    return to_input, -a["sink_probabilities"].double() * (g * y).sum(-1)
 
 
 def masked_softmax_backward_of(a: Arguments) -> torch.Tensor:
@@ -369,6 +401,20 @@ def norm_backward_of(base: str, a: Arguments) -> tuple:
     return to_x * multiplier(a, to_x), to_x, *to_parameters
 
 
+def spatial_norm_of(base: str, a: Arguments) -> tuple:
+    """A norm over `dim`: that of the last dimension, once `dim` is the last."""
+    dim = int(a["dim"])
+    moved = {
+        name: a[name].movedim(dim, -1)
+        for name in ("input", "grad_output", "mean", "rstd")
+        if name in a
+    }
+    a = a | moved | {"normalized_shape": moved["input"].shape[-1:]}
+    of = norm_backward_of if base.endswith("_backward") else norm_forward_of
+    first, *others = of(base, a)
+    return first.view(moved["input"].shape).movedim(-1, dim), *others
+
+
 def stacked_norms(a: Arguments) -> list[Arguments]:
     """The arguments of each norm of a stack."""
     count = len(a["inputs"])
@@ -415,12 +461,17 @@ REFERENCES: dict[str, Callable] = {
     "stack_layer_norm_backward": stack_layer_norm_backward_of,
     "masked_softmax": masked_softmax_of,
     "masked_softmax_dropout": masked_softmax_dropout_of,
+    "masked_softmax_sinks": masked_softmax_sinks_of,
+    "masked_softmax_sinks_backward": masked_softmax_sinks_backward_of,
     "masked_softmax_backward": masked_softmax_backward_of,
     "masked_softmax_dropout_backward": masked_softmax_backward_of,
 }
 for _base in (*(f"{kind}_norm" for kind in KINDS), "add_layer_norm", "add_rms_norm"):
     REFERENCES[_base] = lambda a, base=_base: norm_forward_of(base, a)
     REFERENCES[f"{_base}_backward"] = lambda a, base=_base: norm_backward_of(base, a)
+for _base in ("spatial_layer_norm", "spatial_rms_norm"):
+    for _op in (_base, f"{_base}_backward"):
+        REFERENCES[_op] = lambda a, op=_op: spatial_norm_of(op, a)
 
 
 # --- verdicts -----------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ struct CpuLauncher {
   int64_t workspace_bytes(const SoftmaxStatistics&) const { return 0; }
   int64_t workspace_bytes(const NormForward&) const { return 0; }
   int64_t workspace_bytes(const NormBackward& args) const;
+  int64_t workspace_bytes(const SpatialNormBackward& args) const;
   int64_t workspace_bytes(const SoftmaxStack&) const { return 0; }
   int64_t workspace_bytes(const NormStack&) const { return 0; }
   int64_t workspace_bytes(const NormStackBackward& stack) const {

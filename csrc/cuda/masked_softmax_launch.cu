@@ -2,62 +2,149 @@
 // compiles this file too, as C++.
 #include "fusedops/cuda/launch.h"
 
+#include <utility>
+
 #include "fusedops/cuda/launch_dispatch.h"
 #include "fusedops/cuda/masked_softmax.h"
 
 namespace fusedops::cuda {
 
-template <class In, class Out, int kWidth>
+// The parts of the scores that a kernel is compiled for: one of them alone, or all.
+int32_t parts_of(const Scores& scores, DType dtype) {
+  if (scores.has_bounds() || scores.sinks.data != nullptr) return kAllParts;
+  const bool has_mask = scores.mask.data != nullptr, has_bias = scores.bias.data != nullptr;
+  if (!has_mask && !has_bias) return scores.causal.on ? kCausalPart : kNoParts;
+  const Operand& operand = has_mask ? scores.mask : scores.bias;
+  const bool is_alone = !scores.causal.on && has_mask != has_bias && operand.col_stride == 1;
+  if (is_alone && operand.is_bool) return kBoolPart;
+  return is_alone && operand.dtype == dtype ? kNumbersPart : kAllParts;
+}
+
+// f(parts, as a type). Rows of narrow vectors or doubles have kernels for all parts alone.
+template <class T, int kWidth, class F>
+Status with_parts(int32_t parts, F f) {
+  if constexpr (kIsWide<T, kWidth> && sizeof(T) < 8) {
+    switch (parts) {
+      case kNoParts:
+        return f(Int<kNoParts>{});
+      case kCausalPart:
+        return f(Int<kCausalPart>{});
+      case kBoolPart:
+        return f(Int<kBoolPart>{});
+      case kNumbersPart:
+        return f(Int<kNumbersPart>{});
+    }
+  }
+  return f(Int<kAllParts>{});
+}
+
+// launch(plan) for rows of `dtype`, whose plan of one block is given.
+template <class F>
+Status launch_with_clusters(const RowPlan& block, int64_t cols, DType dtype, F launch) {
+  const Clusters& clusters = masked_clusters(size_of(dtype));
+  return launch_plan(with_clusters(block, clusters, kNoClusters, cols, dtype), block, launch);
+}
+
+template <class In, class Out, int kWidth, int kParts>
 Status launch_masked_softmax_forward(
     const MaskedSoftmaxForward& args, const RowPlan& plan, Stream stream) {
+  constexpr const Regimes& kRegimes = masked_softmax_regimes(kParts == kAllParts);
+  if constexpr (kFitsClusters<In, kWidth>) {
+    if (plan.blocks > 1) {
+      constexpr int kVectors = cluster_vectors<In, kWidth>(masked_clusters(sizeof(In)));
+      const auto kernel = &masked_softmax_forward_cluster<In, Out, kWidth, kVectors>;
+      return launch_row_clusters(kernel, plan, args, stream);
+    }
+  }
   if (plan.elements > 0) {
-    return with_vectors<kMaskedSoftmaxRegimes, In, kWidth>(plan, [&](auto vectors) {
+    return with_regime<kRegimes, In, kWidth>(plan, [&](auto vectors, auto threads) {
+      constexpr int kVectors = decltype(vectors)::value, kThreads = decltype(threads)::value;
       const auto kernel =
-          &masked_softmax_forward_registers<In, Out, kWidth, decltype(vectors)::value>;
+          &masked_softmax_forward_registers<In, Out, kWidth, kVectors, kParts, kThreads>;
       return launch_rows(kernel, plan, args, stream);
     });
   }
   return launch_rows(&masked_softmax_forward_looped<In, Out, kWidth>, plan, args, stream);
 }
 
-Status launch(const MaskedSoftmaxForward& args, Stream stream) {
+Status launch(const MaskedSoftmaxForward& given, Stream stream) {
+  MaskedSoftmaxForward args = given;
   const DType dtype = args.input.dtype;
+  const int32_t parts = parts_of(args.scores, dtype);
+  limit_diagonal(args.scores.causal, args.cols);
+  // Both operands are added: its kernel looks for the numbers in one place.
+  if (parts == kNumbersPart && args.scores.bias.data == nullptr) {
+    std::swap(args.scores.bias, args.scores.mask);
+  }
   const int32_t width = pick_wide_or_single(
       dtype, args.cols,
       {args.input, args.output, args.probabilities, args.scores.bias, args.scores.mask});
-  const RowPlan plan = plan_rows(kMaskedSoftmaxRegimes, args.cols, width, size_of(dtype));
   return with_types(dtype, args.output.dtype, [&](auto in, auto out) {
     using In = TypeOf<decltype(in)>;
     using Out = TypeOf<decltype(out)>;
-    return with_wide_or_single<In>(plan.width, [&](auto width) {
-      return launch_masked_softmax_forward<In, Out, decltype(width)::value>(args, plan, stream);
+    return with_wide_or_single<In>(width, [&](auto width) {
+      constexpr int kWidth = decltype(width)::value;
+      return with_parts<In, kWidth>(parts, [&](auto parts) {
+        constexpr int kParts = decltype(parts)::value;
+        const Regimes& regimes = masked_softmax_regimes(kParts == kAllParts);
+        const RowPlan block = plan_rows(regimes, args.cols, kWidth, sizeof(In));
+        return launch_with_clusters(block, args.cols, dtype, [&](const RowPlan& plan) {
+          return launch_masked_softmax_forward<In, Out, kWidth, kParts>(args, plan, stream);
+        });
+      });
     });
   });
 }
 
-template <class T, class Out, int kWidth>
+template <class T, class Out, int kWidth, int kParts>
 Status launch_masked_softmax_backward(
     const MaskedSoftmaxBackward& args, const RowPlan& plan, Stream stream) {
+  constexpr const Regimes& kRegimes = masked_softmax_backward_regimes(kParts == kAllParts);
+  if constexpr (kFitsClusters<T, kWidth>) {
+    if (plan.blocks > 1) {
+      constexpr int kVectors = cluster_vectors<T, kWidth>(masked_clusters(sizeof(T)));
+      const auto kernel = &masked_softmax_backward_cluster<T, Out, kWidth, kVectors>;
+      return launch_row_clusters(kernel, plan, args, stream);
+    }
+  }
   if (plan.elements > 0) {
-    return with_vectors<kMaskedSoftmaxBackwardRegimes, T, kWidth>(plan, [&](auto vectors) {
-      const auto kernel =
-          &masked_softmax_backward_registers<T, Out, kWidth, decltype(vectors)::value>;
+    return with_vectors<kRegimes, T, kWidth>(plan, [&](auto vectors) {
+      constexpr int kVectors = decltype(vectors)::value;
+      const auto kernel = &masked_softmax_backward_registers<T, Out, kWidth, kVectors, kParts>;
       return launch_rows(kernel, plan, args, stream);
     });
   }
   return launch_rows(&masked_softmax_backward_looped<T, Out, kWidth>, plan, args, stream);
 }
 
-Status launch(const MaskedSoftmaxBackward& args, Stream stream) {
+Status launch(const MaskedSoftmaxBackward& given, Stream stream) {
+  MaskedSoftmaxBackward args = given;
+  // What was added to the scores does not matter.
+  args.scores.bias.data = nullptr;
+  if (!args.scores.mask.is_bool) args.scores.mask.data = nullptr;
+  limit_diagonal(args.scores.causal, args.cols);
   const DType dtype = args.probabilities.dtype;
+  const int32_t parts = args.grad_sinks == nullptr ? parts_of(args.scores, dtype) : kAllParts;
   const int32_t width = pick_wide_or_single(
       dtype, args.cols, {args.grad_output, args.probabilities, args.grad_input, args.scores.mask});
-  const RowPlan plan = plan_rows(kMaskedSoftmaxBackwardRegimes, args.cols, width, size_of(dtype));
   return with_types(args.grad_input.dtype, dtype, [&](auto out, auto type) {
     using Out = TypeOf<decltype(out)>;
     using T = TypeOf<decltype(type)>;
-    return with_wide_or_single<T>(plan.width, [&](auto width) {
-      return launch_masked_softmax_backward<T, Out, decltype(width)::value>(args, plan, stream);
+    return with_wide_or_single<T>(width, [&](auto width) {
+      constexpr int kWidth = decltype(width)::value;
+      return with_parts<T, kWidth>(parts, [&](auto parts) {
+        constexpr int kParts = decltype(parts)::value;
+        // No part of numbers is left.
+        if constexpr (kParts == kNumbersPart) {
+          return device::kInvalidValue;
+        } else {
+          const Regimes& regimes = masked_softmax_backward_regimes(kParts == kAllParts);
+          const RowPlan block = plan_rows(regimes, args.cols, kWidth, sizeof(T));
+          return launch_with_clusters(block, args.cols, dtype, [&](const RowPlan& plan) {
+            return launch_masked_softmax_backward<T, Out, kWidth, kParts>(args, plan, stream);
+          });
+        }
+      });
     });
   });
 }

@@ -21,26 +21,32 @@ inline int32_t width_of(const NormForward& args) {
       {args.input, args.residual, args.output, args.sum, args.weight, args.bias});
 }
 
+// The plan without clusters.
 inline RowPlan plan_of(const NormForward& args, int32_t width) {
   const bool adds = args.residual.data != nullptr;
-  const auto bytes = static_cast<int32_t>(size_of(args.input.dtype));
-  const RowPlan plan = plan_rows(norm_regimes(adds), args.cols, width, bytes);
-  if (!device::has_clusters()) return plan;
-  return plan_clusters(plan, norm_clusters(bytes, adds), args.cols, bytes);
+  return plan_rows(norm_regimes(adds), args.cols, width, size_of(args.input.dtype));
+}
+
+inline RowPlan with_clusters(const NormForward& args, const RowPlan& plan) {
+  const bool adds = args.residual.data != nullptr;
+  const DType dtype = args.input.dtype;
+  const Clusters& narrow = adds ? kNoClusters : kNarrowClusters;
+  return with_clusters(plan, norm_clusters(size_of(dtype), adds), narrow, args.cols, dtype);
 }
 
 template <class T, int kWidth, bool kAdd>
 Status launch_norm_forward(const NormForward& args, const RowPlan& plan, Stream stream) {
-  if constexpr (kFitsClusters<T, kWidth>) {
+  if constexpr (kFitsClusters<T, kWidth> || (kFitsNarrowClusters<T, kWidth> && !kAdd)) {
     if (plan.blocks > 1) {
-      constexpr int kElements = norm_clusters(sizeof(T), kAdd).elements;
-      const auto kernel = &norm_forward_cluster<T, kWidth, kElements / kWidth, kAdd>;
+      constexpr int kVectors = cluster_vectors<T, kWidth>(norm_clusters(sizeof(T), kAdd));
+      const auto kernel = &norm_forward_cluster<T, kWidth, kVectors, kAdd>;
       return launch_row_clusters(kernel, plan, args, stream);
     }
   }
   if (plan.elements > 0) {
-    return with_vectors<norm_regimes(kAdd), T, kWidth>(plan, [&](auto vectors) {
-      const auto kernel = &norm_forward_registers<T, kWidth, decltype(vectors)::value, kAdd>;
+    return with_regime<norm_regimes(kAdd), T, kWidth>(plan, [&](auto vectors, auto threads) {
+      const auto kernel = &norm_forward_registers<
+          T, kWidth, decltype(vectors)::value, kAdd, decltype(threads)::value>;
       return launch_rows(kernel, plan, args, stream);
     });
   }
@@ -56,12 +62,14 @@ Status launch(const NormForward& args, Stream stream) {
   const DType dtype = args.input.dtype;
   if (!fits(args.weight, dtype) || !fits(args.bias, dtype)) return device::kInvalidValue;
   const RowPlan plan = plan_of(args, width_of(args));
-  return with_type(dtype, [&](auto type) {
-    using T = TypeOf<decltype(type)>;
-    return with_width<T>(plan.width, [&](auto width) {
-      return with_bool(args.residual.data, [&](auto add) {
-        return launch_norm_forward<T, decltype(width)::value, decltype(add)::value>(
-            args, plan, stream);
+  return launch_plan(with_clusters(args, plan), plan, [&](const RowPlan& plan) {
+    return with_type(dtype, [&](auto type) {
+      using T = TypeOf<decltype(type)>;
+      return with_width<T>(plan.width, [&](auto width) {
+        return with_bool(args.residual.data, [&](auto add) {
+          return launch_norm_forward<T, decltype(width)::value, decltype(add)::value>(
+              args, plan, stream);
+        });
       });
     });
   });
@@ -77,15 +85,15 @@ inline RowPlan plan_of(const NormStack& stack) {
   return plan_of(stack[0], narrowest(stack, each_width));
 }
 
-// One launch for all tensors, where a block holds a row of them.
+// One launch for all tensors, where each of them alone would have a block for a row.
 Status launch(const NormStack& stack, Stream stream) {
   const NormForward first = stack[0];
   const DType dtype = first.input.dtype;
   if (!fits(first.weight, dtype) || !fits(first.bias, dtype)) return device::kInvalidValue;
   const RowPlan plan = plan_of(stack);
   const int64_t blocks = stack.count * ceil_div(first.rows, plan.rows);
-  const bool is_one_launch =
-      plan.elements > 0 && plan.blocks == 1 && blocks <= device::max_grid() && !first.residual.data;
+  const bool is_one_launch = plan.elements > 0 && with_clusters(first, plan).blocks == 1 &&
+      blocks <= device::max_grid() && !first.residual.data;
   if (!is_one_launch) return launch_each(stack, stream);
   return with_type(dtype, [&](auto type) {
     using T = TypeOf<decltype(type)>;
@@ -110,9 +118,9 @@ inline int32_t width_of(const NormBackward& args) {
        args.grad_branch});
 }
 
-inline NormBackwardPlan plan_of(const NormBackward& args, int32_t width) {
-  const Regimes& regimes = norm_backward_regimes(adds(args));
-  return plan_norm_backward(regimes, args.rows, args.cols, width, size_of(args.input.dtype));
+inline NormBackwardPlan plan_of(const NormBackward& args, int32_t width, bool has_clusters) {
+  const auto bytes = static_cast<int32_t>(size_of(args.input.dtype));
+  return plan_norm_backward(adds(args), has_clusters, args.rows, args.cols, width, bytes);
 }
 
 inline bool wants_rows(const NormBackward& args) {
@@ -123,94 +131,125 @@ inline bool wants_columns(const NormBackward& args) {
   return args.grad_weight.data || args.grad_bias.data;
 }
 
-// The plan of a row for the kernel of long rows.
-inline RowPlan long_rows(const NormBackward& args, const NormBackwardPlan& plan) {
-  if (!device::has_clusters()) return plan.row;
-  const auto bytes = static_cast<int32_t>(size_of(args.input.dtype));
-  return plan_clusters(plan.row, kNormBackwardClusters, args.cols, bytes);
+inline int64_t column_partials_bytes(const NormBackward& args, const NormBackwardPlan& plan) {
+  if (!wants_columns(args)) return 0;
+  return 2 * plan.partitions * args.cols * accumulator_bytes(args.input.dtype);
 }
 
-// The partials of columns overwrite those of rows.
+inline int64_t row_partials_bytes(const NormBackward& args, const NormBackwardPlan& plan) {
+  if (!wants_rows(args) || plan.scope != NormScope::kSegments) return 0;
+  return 2 * args.rows * plan_segments(args.cols).count * accumulator_bytes(args.input.dtype);
+}
+
 inline int64_t workspace_bytes(const NormBackward& args, const NormBackwardPlan& plan) {
-  const DType dtype = args.input.dtype;
-  const int64_t of_rows =
-      segment_partials_bytes(long_rows(args, plan), args.rows, args.cols, dtype, 2);
-  const int64_t of_columns = 2 * plan.partitions * args.cols * accumulator_bytes(dtype);
-  return std::max(wants_rows(args) ? of_rows : 0, wants_columns(args) ? of_columns : 0);
+  return column_partials_bytes(args, plan) + row_partials_bytes(args, plan);
 }
 
+// As much as the rows take with clusters or without, should those be refused.
 int64_t workspace_bytes(const NormBackward& args) {
-  return workspace_bytes(args, plan_of(args, width_of(args)));
+  const int32_t width = width_of(args);
+  const int64_t without_clusters = workspace_bytes(args, plan_of(args, width, false));
+  if (!device::has_clusters()) return without_clusters;
+  return std::max(without_clusters, workspace_bytes(args, plan_of(args, width, true)));
 }
 
-// One kernel for the gradients of rows and the partials of columns.
 template <class T, int kWidth, bool kAdd>
 Status launch_norm_backward_registers(
     const NormBackward& args, const NormBackwardPlan& plan, Stream stream) {
-  return with_vectors<norm_backward_regimes(kAdd), T, kWidth>(plan.row, [&](auto vectors) {
-    const auto kernel = &norm_backward_registers<T, kWidth, decltype(vectors)::value, kAdd>;
-    return device::launch(
-        kernel, plan.partitions, dim3(plan.row.threads, plan.row.rows), stream, args);
+  constexpr const Regimes& kRegimes = norm_backward_regimes(kAdd);
+  return with_regime<kRegimes, T, kWidth>(plan.row, [&](auto vectors, auto row_threads) {
+    const auto kernel = &norm_backward_registers<
+        T, kWidth, decltype(vectors)::value, kAdd, decltype(row_threads)::value>;
+    const dim3 threads(plan.row.threads, plan.row.rows);
+    return device::launch(kernel, plan.partitions, threads, stream, args);
   });
 }
 
 template <class T, int kWidth, bool kAdd>
-Status launch_norm_backward_rows(
+Status launch_norm_backward_cluster(
     const NormBackward& args, const NormBackwardPlan& plan, Stream stream) {
   if constexpr (kFitsClusters<T, kWidth>) {
-    const RowPlan row = long_rows(args, plan);
-    if (row.blocks > 1) {
-      constexpr int kVectors = kNormBackwardClusters.elements / kWidth;
-      const auto kernel = &norm_backward_rows_cluster<T, kWidth, kVectors, kAdd>;
-      return launch_row_clusters(kernel, row, args, stream);
-    }
+    constexpr int kVectors = norm_backward_clusters(sizeof(T), kAdd).elements / kWidth;
+    return device::launch_clusters(
+        &norm_backward_cluster<T, kWidth, kVectors, kAdd>, plan.partitions * plan.row.blocks,
+        plan.row.blocks, dim3(plan.row.threads), stream, args);
   }
-  return launch_segments(
-      &norm_backward_row_partials<T, kWidth>, &norm_backward_rows<T, kWidth, kAdd>,
-      2 * args.cols * sizeof(T), args, stream);
+  return device::kInvalidValue;
 }
 
-// Separate kernels for the two, for rows that no block holds.
+// Leaves the sums along `rows` rows from first_row on at args.workspace.
+template <class T, int kWidth>
+Status launch_norm_backward_row_partials(
+    const NormBackward& args, int64_t first_row, int64_t rows, Stream stream) {
+  const Segments segments = plan_segments(args.cols);
+  const int64_t most = device::max_grid() / segments.count;
+  return for_each_launch(rows, most, [&](int64_t first, int64_t some_rows) {
+    return device::launch(
+        &norm_backward_row_partials<T, kWidth>, some_rows * segments.count, dim3(kSegmentThreads),
+        stream, args, first_row + first, segments);
+  });
+}
+
+// The second kernel of some rows reads from L2 what the first one has read. With sums of columns it
+// has to be one launch for all rows: each launch would write partials as long as those rows.
 template <class T, int kWidth, bool kAdd>
-Status launch_norm_backward_long(
+Status launch_norm_backward_segments(
     const NormBackward& args, const NormBackwardPlan& plan, Stream stream) {
-  Status status = device::kInvalidValue;
-  if constexpr (kIsLoopWidth<T, kWidth>) {
-    status = device::kSuccess;
-    if (wants_rows(args)) status = launch_norm_backward_rows<T, kWidth, kAdd>(args, plan, stream);
-    if (wants_columns(args) && status == device::kSuccess) {
-      const auto kernel = &norm_backward_column_partials<T, kWidth>;
-      status = device::launch(
-          kernel, plan.partitions * plan.column_blocks, dim3(kColumnThreads), stream, args,
-          plan.partitions);
+  NormBackward of_rows = args;
+  of_rows.workspace = static_cast<char*>(args.workspace) + column_partials_bytes(args, plan);
+  const RowPartials partials = {of_rows.workspace, plan_segments(args.cols).count};
+  const int64_t row_bytes = 2 * args.cols * sizeof(T);
+  const int64_t most = wants_columns(args) ? args.rows : segment_rows(row_bytes);
+  return for_each_launch(args.rows, most, [&](int64_t first, int64_t rows) {
+    Status status = device::kSuccess;
+    if (wants_rows(args)) {
+      status = launch_norm_backward_row_partials<T, kWidth>(of_rows, first, rows, stream);
     }
-  }
-  return status;
+    if (status != device::kSuccess) return status;
+    NormBackward until = args;
+    until.rows = first + rows;
+    constexpr const RegimeTable& kTable =
+        norm_backward_regimes(kAdd).table(sizeof(T), kIsWide<T, kWidth>);
+    constexpr int kVectors = longest_of(kTable).elements / kWidth;
+    return device::launch(
+        &norm_backward_segments<T, kWidth, kVectors, kAdd>,
+        std::min(plan.partitions, rows) * plan.segments.count, dim3(plan.row.threads), stream,
+        until, first, plan.segments, partials);
+  });
 }
 
-// A block of the kernel that adds partials has 32 columns, and a warp for each.
-constexpr int32_t kFinishCols = device::kWarpLanes;
-const dim3 kFinishThreads(device::kWarpLanes, kFinishCols);
+template <class T, int kWidth, bool kAdd>
+Status launch_norm_backward(const NormBackward& args, const NormBackwardPlan& plan, Stream stream) {
+  switch (plan.scope) {
+    case NormScope::kBlock:
+      return launch_norm_backward_registers<T, kWidth, kAdd>(args, plan, stream);
+    case NormScope::kCluster:
+      return launch_norm_backward_cluster<T, kWidth, kAdd>(args, plan, stream);
+    case NormScope::kSegments:
+      if constexpr (kIsLoopWidth<T, kWidth>) {
+        return launch_norm_backward_segments<T, kWidth, kAdd>(args, plan, stream);
+      }
+  }
+  return device::kInvalidValue;
+}
 
 template <class Acc>
 Status launch_norm_backward_finish(const NormBackward& args, int64_t partitions, Stream stream) {
   const auto kernel = &norm_backward_finish<Acc>;
-  const int64_t blocks = ceil_div(args.cols, kFinishCols);
-  return device::launch(kernel, blocks, kFinishThreads, stream, args, partitions);
+  const int32_t cols = finish_cols(args.cols);
+  const dim3 threads(cols, device::kWarpLanes);
+  return device::launch(kernel, ceil_div(args.cols, cols), threads, stream, args, partitions);
 }
 
-Status launch(const NormBackward& args, Stream stream) {
-  if (!fits(args.weight, args.input.dtype)) return device::kInvalidValue;
-  const NormBackwardPlan plan = plan_of(args, width_of(args));
+inline Status launch(const NormBackward& args, const NormBackwardPlan& plan, Stream stream) {
+  if (workspace_bytes(args, plan) > 0 && !args.workspace) return device::kInvalidValue;
   return with_type(args.input.dtype, [&](auto type) {
     using T = TypeOf<decltype(type)>;
     Status status = with_width<T>(plan.row.width, [&](auto width) {
       return with_bool(adds(args), [&](auto add) {
         constexpr int kWidth = decltype(width)::value;
         constexpr bool kAdd = decltype(add)::value;
-        return plan.row.elements > 0
-            ? launch_norm_backward_registers<T, kWidth, kAdd>(args, plan, stream)
-            : launch_norm_backward_long<T, kWidth, kAdd>(args, plan, stream);
+        return launch_norm_backward<T, kWidth, kAdd>(args, plan, stream);
       });
     });
     if (wants_columns(args) && status == device::kSuccess) {
@@ -220,9 +259,20 @@ Status launch(const NormBackward& args, Stream stream) {
   });
 }
 
+Status launch(const NormBackward& args, Stream stream) {
+  if (!fits(args.weight, args.input.dtype)) return device::kInvalidValue;
+  const int32_t width = width_of(args);
+  const NormBackwardPlan plan = plan_of(args, width, device::has_clusters());
+  const NormBackwardPlan without_clusters = plan_of(args, width, false);
+  return launch_plan(plan.row, without_clusters.row, [&](const RowPlan& row) {
+    return launch(args, row.blocks > 1 ? plan : without_clusters, stream);
+  });
+}
+
+// The plan of one launch for all tensors.
 inline NormBackwardPlan plan_of(const NormStackBackward& stack) {
   const auto each_width = [](const NormBackward& args) { return width_of(args); };
-  return plan_of(stack[0], narrowest(stack, each_width));
+  return plan_of(stack[0], narrowest(stack, each_width), false);
 }
 
 int64_t workspace_bytes(const NormStackBackward& stack) {
@@ -243,8 +293,10 @@ Status launch_norm_stack_backward_registers(
   });
   if (!wants_columns(stack[0]) || status != device::kSuccess) return status;
   const auto kernel = &norm_stack_backward_finish<AccumulatorOf<T>>;
-  const int64_t blocks = stack.count * ceil_div(stack.each.cols, kFinishCols);
-  return device::launch(kernel, blocks, kFinishThreads, stream, stack, plan.partitions);
+  const int32_t cols = finish_cols(stack.each.cols);
+  const int64_t blocks = stack.count * ceil_div(stack.each.cols, cols);
+  const dim3 threads(cols, device::kWarpLanes);
+  return device::launch(kernel, blocks, threads, stream, stack, plan.partitions);
 }
 
 Status launch(const NormStackBackward& stack, Stream stream) {
@@ -252,7 +304,7 @@ Status launch(const NormStackBackward& stack, Stream stream) {
   if (!fits(first.weight, first.input.dtype)) return device::kInvalidValue;
   if (workspace_bytes(stack) > stack.workspace_bytes) return device::kInvalidValue;
   const NormBackwardPlan plan = plan_of(stack);
-  if (plan.row.elements == 0 || adds(first)) return launch_each(stack, stream);
+  if (plan.scope != NormScope::kBlock || adds(first)) return launch_each(stack, stream);
   return with_type(first.input.dtype, [&](auto type) {
     return launch_norm_stack_backward_registers<TypeOf<decltype(type)>>(stack, plan, stream);
   });

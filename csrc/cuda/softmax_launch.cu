@@ -16,17 +16,24 @@ inline int32_t width_of(const SoftmaxBackward& args) {
   return pick_width(args.output.dtype, args.cols, {args.grad_output, args.output, args.grad_input});
 }
 
+// Plans without clusters.
 inline RowPlan plan_of(const SoftmaxForward& args, int32_t width) {
-  const auto bytes = static_cast<int32_t>(size_of(args.input.dtype));
-  const RowPlan plan = plan_rows(kSoftmaxRegimes, args.cols, width, bytes);
-  return device::has_clusters() ? plan_clusters(plan, kSoftmaxClusters, args.cols, bytes) : plan;
+  return plan_rows(kSoftmaxRegimes, args.cols, width, size_of(args.input.dtype));
 }
 
 inline RowPlan plan_of(const SoftmaxBackward& args) {
   const auto bytes = static_cast<int32_t>(size_of(args.output.dtype));
-  const RowPlan plan = plan_rows(kSoftmaxBackwardRegimes, args.cols, width_of(args), bytes);
-  if (!device::has_clusters()) return plan;
-  return plan_clusters(plan, kSoftmaxBackwardClusters, args.cols, bytes);
+  return plan_rows(kSoftmaxBackwardRegimes, args.cols, width_of(args), bytes);
+}
+
+inline RowPlan with_clusters(const SoftmaxForward& args, const RowPlan& plan) {
+  const DType dtype = args.input.dtype;
+  return with_clusters(plan, softmax_clusters(size_of(dtype)), kNarrowClusters, args.cols, dtype);
+}
+
+inline RowPlan with_clusters(const SoftmaxBackward& args, const RowPlan& plan) {
+  return with_clusters(
+      plan, kSoftmaxBackwardClusters, kNarrowClusters, args.cols, args.output.dtype);
 }
 
 // f(Type<In>{}, Type<Out>{}, width).
@@ -40,16 +47,17 @@ Status with_kernel(const SoftmaxForward& args, const RowPlan& plan, F f) {
 
 template <class In, class Out, int kWidth>
 Status launch_softmax_forward(const SoftmaxForward& args, const RowPlan& plan, Stream stream) {
-  if constexpr (kFitsClusters<In, kWidth>) {
+  if constexpr (kFitsClusters<In, kWidth> || kFitsNarrowClusters<In, kWidth>) {
     if (plan.blocks > 1) {
-      const auto kernel =
-          &softmax_forward_cluster<In, Out, kWidth, kSoftmaxClusters.elements / kWidth>;
+      constexpr int kVectors = cluster_vectors<In, kWidth>(softmax_clusters(sizeof(In)));
+      const auto kernel = &softmax_forward_cluster<In, Out, kWidth, kVectors>;
       return launch_row_clusters(kernel, plan, args, stream);
     }
   }
   if (plan.elements > 0) {
-    return with_vectors<kSoftmaxRegimes, In, kWidth>(plan, [&](auto vectors) {
-      const auto kernel = &softmax_forward_registers<In, Out, kWidth, decltype(vectors)::value>;
+    return with_regime<kSoftmaxRegimes, In, kWidth>(plan, [&](auto vectors, auto threads) {
+      const auto kernel = &softmax_forward_registers<
+          In, Out, kWidth, decltype(vectors)::value, decltype(threads)::value>;
       return launch_rows(kernel, plan, args, stream);
     });
   }
@@ -63,10 +71,12 @@ Status launch_softmax_forward(const SoftmaxForward& args, const RowPlan& plan, S
 
 Status launch(const SoftmaxForward& args, Stream stream) {
   const RowPlan plan = plan_of(args, width_of(args));
-  return with_kernel(args, plan, [&](auto in, auto out, auto width) {
-    using In = TypeOf<decltype(in)>;
-    using Out = TypeOf<decltype(out)>;
-    return launch_softmax_forward<In, Out, decltype(width)::value>(args, plan, stream);
+  return launch_plan(with_clusters(args, plan), plan, [&](const RowPlan& plan) {
+    return with_kernel(args, plan, [&](auto in, auto out, auto width) {
+      using In = TypeOf<decltype(in)>;
+      using Out = TypeOf<decltype(out)>;
+      return launch_softmax_forward<In, Out, decltype(width)::value>(args, plan, stream);
+    });
   });
 }
 
@@ -80,12 +90,13 @@ inline RowPlan plan_of(const SoftmaxStack& stack) {
   return plan_of(stack[0], narrowest(stack, each_width));
 }
 
-// One launch for all tensors, where a block holds a row of them.
+// One launch for all tensors, where each of them alone would have a block for a row.
 Status launch(const SoftmaxStack& stack, Stream stream) {
   const SoftmaxForward first = stack[0];
   const RowPlan plan = plan_of(stack);
   const int64_t blocks = stack.count * ceil_div(first.rows, plan.rows);
-  const bool is_one_launch = plan.elements > 0 && plan.blocks == 1 && blocks <= device::max_grid();
+  const bool is_one_launch =
+      plan.elements > 0 && with_clusters(first, plan).blocks == 1 && blocks <= device::max_grid();
   if (!is_one_launch) return launch_each(stack, stream);
   return with_kernel(first, plan, [&](auto in, auto out, auto width) {
     using In = TypeOf<decltype(in)>;
@@ -102,16 +113,17 @@ int64_t workspace_bytes(const SoftmaxStack& stack) { return most_workspace_bytes
 
 template <class T, class Out, int kWidth>
 Status launch_softmax_backward(const SoftmaxBackward& args, const RowPlan& plan, Stream stream) {
-  if constexpr (kFitsClusters<T, kWidth>) {
+  if constexpr (kFitsClusters<T, kWidth> || kFitsNarrowClusters<T, kWidth>) {
     if (plan.blocks > 1) {
-      const auto kernel =
-          &softmax_backward_cluster<T, Out, kWidth, kSoftmaxBackwardClusters.elements / kWidth>;
+      constexpr int kVectors = cluster_vectors<T, kWidth>(kSoftmaxBackwardClusters);
+      const auto kernel = &softmax_backward_cluster<T, Out, kWidth, kVectors>;
       return launch_row_clusters(kernel, plan, args, stream);
     }
   }
   if (plan.elements > 0) {
-    return with_vectors<kSoftmaxBackwardRegimes, T, kWidth>(plan, [&](auto vectors) {
-      const auto kernel = &softmax_backward_registers<T, Out, kWidth, decltype(vectors)::value>;
+    return with_regime<kSoftmaxBackwardRegimes, T, kWidth>(plan, [&](auto vectors, auto threads) {
+      const auto kernel = &softmax_backward_registers<
+          T, Out, kWidth, decltype(vectors)::value, decltype(threads)::value>;
       return launch_rows(kernel, plan, args, stream);
     });
   }
@@ -125,11 +137,13 @@ Status launch_softmax_backward(const SoftmaxBackward& args, const RowPlan& plan,
 
 Status launch(const SoftmaxBackward& args, Stream stream) {
   const RowPlan plan = plan_of(args);
-  return with_types(args.grad_input.dtype, args.output.dtype, [&](auto out, auto type) {
-    using Out = TypeOf<decltype(out)>;
-    using T = TypeOf<decltype(type)>;
-    return with_width<T>(plan.width, [&](auto width) {
-      return launch_softmax_backward<T, Out, decltype(width)::value>(args, plan, stream);
+  return launch_plan(with_clusters(args, plan), plan, [&](const RowPlan& plan) {
+    return with_types(args.grad_input.dtype, args.output.dtype, [&](auto out, auto type) {
+      using Out = TypeOf<decltype(out)>;
+      using T = TypeOf<decltype(type)>;
+      return with_width<T>(plan.width, [&](auto width) {
+        return launch_softmax_backward<T, Out, decltype(width)::value>(args, plan, stream);
+      });
     });
   });
 }

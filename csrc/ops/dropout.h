@@ -23,4 +23,12 @@ inline Dropout dropout_of(const char* op, double p, const Tensor& seed, const Li
       p == 1 ? 0.0 : 1 / (1 - p)};
 }
 
+// Without a seed there is no dropout.
+inline Dropout branch_dropout(
+    const char* op, double p, const std::optional<Tensor>& seed, const Like& like) {
+  FUSEDOPS_CHECK(
+      seed || p == 0, op, ": p is ", p, " without a seed; make one with torch.randint, one int64");
+  return seed ? dropout_of(op, p, *seed, like) : Dropout{};
+}
+
 }  // namespace fusedops

@@ -1,5 +1,5 @@
-// layer_norm, std_norm and rms_norm, the first and the last also with a residual, forward and
-// backward: checks tensors, passes rows to the launcher, and returns tensors.
+// layer_norm, std_norm, rms_norm and l2_norm, the first and the third also with a residual, forward
+// and backward: checks tensors, passes rows to the launcher, and returns tensors.
 #pragma once
 
 #include <tuple>
@@ -183,7 +183,7 @@ struct NormGradients {
   const Tensor& rstd;
   std::optional<Tensor> grad_sum = std::nullopt;
   Dropout dropout = {};  // applied to the input before the residual is added
-  double eps = 0;        // used by std_norm
+  double eps = 0;        // used by std_norm and l2_norm
 };
 
 // The gradients that are wanted. `branch` is the tensor to which dropout was applied.
@@ -307,12 +307,15 @@ NormGradResult norm_backward(
   return result;
 }
 
-// Without a seed there is no dropout.
-inline Dropout branch_dropout(
-    const char* op, double p, const std::optional<Tensor>& seed, const Like& like) {
-  FUSEDOPS_CHECK(
-      seed || p == 0, op, ": p is ", p, " without a seed; make one with torch.randint, one int64");
-  return seed ? dropout_of(op, p, *seed, like) : Dropout{};
+// What a backward op returns for a gradient: empty if it is not wanted.
+inline Tensor grad_of_input(
+    const char* op, const std::optional<Tensor>& grad, const Tensor& input) {
+  return or_empty(op, grad, input, dtype_of(input));
+}
+inline Tensor grad_of_parameter(
+    const char* op, const std::optional<Tensor>& grad, const Tensor& input,
+    const std::optional<Tensor>& parameter) {
+  return or_empty(op, grad, input, norm_parameter_dtype(input, parameter));
 }
 
 // The entry points that a launcher registers. Sizes arrive by value from the boxed call.
@@ -343,8 +346,8 @@ struct NormOps {
         {op, NormKind::kLayer, normalized_shape, weight, bias},
         {grad_output, {"input", input}, mean, rstd}, wanted);
     return {
-        of_input(op, grad.input, input), of_parameter(op, grad.weight, input, weight),
-        of_parameter(op, grad.bias, input, bias)};
+        grad_of_input(op, grad.input, input), grad_of_parameter(op, grad.weight, input, weight),
+        grad_of_parameter(op, grad.bias, input, bias)};
   }
 
   static std::tuple<Tensor, Tensor, Tensor> std_norm(
@@ -370,8 +373,8 @@ struct NormOps {
         {op, NormKind::kStd, normalized_shape, weight, bias},
         {grad_output, {"input", input}, mean, rstd, std::nullopt, {}, eps}, wanted);
     return {
-        of_input(op, grad.input, input), of_parameter(op, grad.weight, input, weight),
-        of_parameter(op, grad.bias, input, bias)};
+        grad_of_input(op, grad.input, input), grad_of_parameter(op, grad.weight, input, weight),
+        grad_of_parameter(op, grad.bias, input, bias)};
   }
 
   static std::tuple<Tensor, Tensor> rms_norm(
@@ -398,7 +401,32 @@ struct NormOps {
     const NormGradResult grad = norm_backward<Launcher>(
         {op, NormKind::kRms, normalized_shape, weight, std::nullopt, weight_offset},
         {grad_output, {"input", input}, std::nullopt, rstd}, wanted);
-    return {of_input(op, grad.input, input), of_parameter(op, grad.weight, input, weight)};
+    return {
+        grad_of_input(op, grad.input, input), grad_of_parameter(op, grad.weight, input, weight)};
+  }
+
+  static std::tuple<Tensor, Tensor> l2_norm(
+      const Tensor& input, Sizes normalized_shape, MaybeTensor weight, double eps) {
+    const NormResult result = norm_forward<Launcher>(
+        {"l2_norm", NormKind::kL2, normalized_shape, weight, std::nullopt}, input, {}, eps, {});
+    return {result.output, *result.rstd};
+  }
+  static Tensor l2_norm_output(
+      const Tensor& input, Sizes normalized_shape, MaybeTensor weight, double eps) {
+    return output_alone(
+        {"l2_norm", NormKind::kL2, normalized_shape, weight, std::nullopt}, input, eps);
+  }
+
+  static std::tuple<Tensor, Tensor> l2_norm_backward(
+      const Tensor& grad_output, const Tensor& input, Sizes normalized_shape, const Tensor& rstd,
+      MaybeTensor weight, std::vector<bool> output_mask, double eps) {
+    const char* op = "l2_norm_backward";
+    const NormWanted wanted = wanted_of(op, output_mask, false);
+    const NormGradResult grad = norm_backward<Launcher>(
+        {op, NormKind::kL2, normalized_shape, weight, std::nullopt},
+        {grad_output, {"input", input}, std::nullopt, rstd, std::nullopt, {}, eps}, wanted);
+    return {
+        grad_of_input(op, grad.input, input), grad_of_parameter(op, grad.weight, input, weight)};
   }
 
   static std::tuple<Tensor, Tensor, Tensor, Tensor> add_layer_norm(
@@ -440,8 +468,9 @@ struct NormOps {
         wanted);
     const auto [to_input, to_residual] = in_order_of_inputs(grad, p);
     return {
-        of_input(op, to_input, sum), of_input(op, to_residual, sum),
-        of_parameter(op, grad.weight, sum, weight), of_parameter(op, grad.bias, sum, bias)};
+        grad_of_input(op, to_input, sum), grad_of_input(op, to_residual, sum),
+        grad_of_parameter(op, grad.weight, sum, weight),
+        grad_of_parameter(op, grad.bias, sum, bias)};
   }
 
   static std::tuple<Tensor, Tensor, Tensor> add_rms_norm(
@@ -483,8 +512,8 @@ struct NormOps {
         wanted);
     const auto [to_input, to_residual] = in_order_of_inputs(grad, p);
     return {
-        of_input(op, to_input, sum), of_input(op, to_residual, sum),
-        of_parameter(op, grad.weight, sum, weight)};
+        grad_of_input(op, to_input, sum), grad_of_input(op, to_residual, sum),
+        grad_of_parameter(op, grad.weight, sum, weight)};
   }
 
  private:
@@ -504,14 +533,6 @@ struct NormOps {
       const NormGradResult& grad, double p) {
     if (p == 0) return {grad.input, grad.branch};
     return {grad.branch, grad.input};
-  }
-
-  static Tensor of_input(const char* op, const MaybeTensor& grad, const Tensor& input) {
-    return or_empty(op, grad, input, dtype_of(input));
-  }
-  static Tensor of_parameter(
-      const char* op, const MaybeTensor& grad, const Tensor& input, const MaybeTensor& parameter) {
-    return or_empty(op, grad, input, norm_parameter_dtype(input, parameter));
   }
 };
 

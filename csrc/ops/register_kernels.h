@@ -6,6 +6,7 @@
 #include "ops/masked_softmax_ops.h"
 #include "ops/norm_ops.h"
 #include "ops/softmax_ops.h"
+#include "ops/spatial_norm_ops.h"
 #include "ops/stack_ops.h"
 
 // `key` is the device's dispatch key, and `Launcher` launches kernels on the device.
@@ -19,6 +20,7 @@ void register_kernels(Library& m) {
   using Softmax = SoftmaxOps<Launcher>;
   using MaskedSoftmax = MaskedSoftmaxOps<Launcher>;
   using Norm = NormOps<Launcher>;
+  using SpatialNorm = SpatialNormOps<Launcher>;
   using Stack = StackOps<Launcher>;
 #define OPERATOR(name, function, schema) m.impl(#name, TORCH_BOX(&function));
 #define OPERATOR_WITH_VARIANT(name, function, schema) \

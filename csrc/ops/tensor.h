@@ -173,15 +173,10 @@ inline bool is_addressable(SizesView sizes) {
   });
 }
 
-// Allocates a contiguous tensor on the device of `like`. The C shim saves the microsecond of a call
-// through the dispatcher.
-inline Tensor empty_contiguous(
-    const char* op, const Tensor& like, SizesView sizes, ScalarType dtype) {
-  std::array<int64_t, 8> few;
-  Sizes many(sizes.size() > few.size() ? sizes.size() : 0);
-  int64_t* const strides = many.empty() ? few.data() : many.data();
-  uint64_t stride = 1;
-  for (size_t i = sizes.size(); i-- > 0; stride *= sizes[i] > 1 ? sizes[i] : 1) strides[i] = stride;
+// Allocates a tensor on the device of `like`. The C shim saves the microsecond of a call through
+// the dispatcher.
+inline Tensor empty_strided(
+    const char* op, const Tensor& like, SizesView sizes, const int64_t* strides, ScalarType dtype) {
   const auto dtype_code = torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
   int32_t device_type = 0;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
@@ -192,6 +187,16 @@ inline Tensor empty_contiguous(
           like.get_device_index(), &handle) == TORCH_SUCCESS;
   if (!made) fail_for_memory(op, like, sizes, dtype);
   return Tensor(handle);
+}
+
+inline Tensor empty_contiguous(
+    const char* op, const Tensor& like, SizesView sizes, ScalarType dtype) {
+  std::array<int64_t, 8> few;
+  Sizes many(sizes.size() > few.size() ? sizes.size() : 0);
+  int64_t* const strides = many.empty() ? few.data() : many.data();
+  uint64_t stride = 1;
+  for (size_t i = sizes.size(); i-- > 0; stride *= sizes[i] > 1 ? sizes[i] : 1) strides[i] = stride;
+  return empty_strided(op, like, sizes, strides, dtype);
 }
 
 // Returns `make()`, a copy of `tensor` as `dtype`. It can only fail for lack of memory.

@@ -27,7 +27,7 @@ namespace {
 using torch::headeronly::ScalarType;
 namespace stable = torch::stable::detail;
 
-constexpr Py_ssize_t kMaxArguments = 16;
+constexpr Py_ssize_t kMaxArguments = 24;
 
 // Objects of torch, which setup() sets before an op is bound.
 struct TorchImports {
@@ -142,6 +142,8 @@ bool fits(char kind, PyObject* object) {
       return object == Py_None || is_plain_tensor(object);
     case 'i':
       return is_int64(object);
+    case 'N':
+      return object == Py_None || is_int64(object);
     case 'f':
       return PyFloat_CheckExact(object);
     case 'F':
@@ -198,6 +200,8 @@ StableIValue converted(char kind, PyObject* object) {
       return optional_of<AtenTensorHandle>(object, handle_of);
     case 'i':
       return stable::from(integer(object));
+    case 'N':
+      return optional_of<int64_t>(object, integer);
     case 'f':
       return stable::from(PyFloat_AsDouble(object));
     case 'F':

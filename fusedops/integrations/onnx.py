@@ -7,6 +7,7 @@ and LayerNormalization returns float32 statistics.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -71,6 +72,7 @@ def translation_table(opset_version: int = OPSET) -> dict[Callable[..., Any], Ca
         "masked_softmax_dropout": _refuse_dropout,
         "layer_norm": _layer_norm,
         "std_norm": _std_norm,
+        "l2_norm": _l2_norm,
         "add_layer_norm": _add_layer_norm,
     }
     translations |= _rms_norms(opset_version)
@@ -191,6 +193,10 @@ def _masked_softmax(
     dtype: ir.DataType | None = None,
     diagonal: int | Value = 0,
     zero_masked_rows: bool = False,
+    lower_diagonal: int | Value | None = None,
+    start: Value | None = None,
+    end: Value | None = None,
+    sinks: Value | None = None,
 ) -> Value:
     result = _result_dtype(input, dtype)
     computed = _arithmetic(result)
@@ -200,24 +206,61 @@ def _masked_softmax(
     for added in (bias, None if hides else mask):
         if added is not None:
             scores = op.Add(scores, _convert(added, added.dtype, computed))
-    visible = _visible(input, mask if hides else None, causal, diagonal)
+    upper = diagonal if causal else None
+    visible = _visible(input, mask if hides else None, (lower_diagonal, upper), (start, end))
     value = -math.inf if mask_value is None else mask_value
     masked = scores if visible is None else op.Where(visible, scores, _like(value, scores))
-    output = op.Softmax(masked, axis=-1)
+    output = _softmax_beside(masked, sinks, computed)
     if zero_masked_rows:
         output = op.Where(_has_visible_column(scores, visible), output, _like(0.0, output))
     return _convert(output, computed, result)
 
 
-def _visible(input: Value, mask: Value | None, causal: bool, diagonal: int | Value) -> Value | None:
-    """The columns that bool mask and causality do not hide; None if they hide nothing."""
-    if not causal:
-        return mask
-    queries, keys = (op.Squeeze(op.Shape(input, start=d, end=d + 1 or None)) for d in (-2, -1))
-    first, one = op.Constant(value_int=0), op.Constant(value_int=1)
-    last_key = op.Add(op.Range(first, queries, one), diagonal)
-    past = op.LessOrEqual(op.Range(first, keys, one), op.Unsqueeze(last_key, [1]))
-    return past if mask is None else op.And(mask, past)
+def _softmax_beside(scores: Value, sinks: Value | None, computed: ir.DataType) -> Value:
+    """The softmax with the sinks as one more column, which is left out."""
+    if sinks is None:
+        return op.Softmax(scores, axis=-1)
+    column = op.Unsqueeze(_convert(sinks, sinks.dtype, computed), [-1])
+    shape = op.Concat(op.Shape(scores, end=-1), op.Constant(value_ints=[1]), axis=0)
+    both = op.Concat(scores, op.Expand(column, shape), axis=-1)
+    return op.Slice(op.Softmax(both, axis=-1), [0], [-1], [-1])
+
+
+def _visible(
+    input: Value,
+    mask: Value | None,
+    diagonals: tuple[int | Value | None, int | Value | None],
+    bounds: tuple[Value | None, Value | None],
+) -> Value | None:
+    """The columns that neither a bool mask hides, nor the lower and the upper diagonal, nor start
+    and end; None if nothing is hidden."""
+    conditions = [] if mask is None else [mask]
+    lower, upper = diagonals
+    if lower is not None:
+        conditions.append(op.GreaterOrEqual(_positions(input, -1), _shifted_queries(input, lower)))
+    if upper is not None:
+        conditions.append(op.LessOrEqual(_positions(input, -1), _shifted_queries(input, upper)))
+    start, end = (None if b is None else op.Unsqueeze(_integers(b), [-1]) for b in bounds)
+    if start is not None:
+        conditions.append(op.GreaterOrEqual(_positions(input, -1), start))
+    if end is not None:
+        conditions.append(op.Less(_positions(input, -1), end))
+    return functools.reduce(op.And, conditions) if conditions else None
+
+
+def _positions(input: Value, dim: int) -> Value:
+    """0, 1, ... up to the size of a dimension."""
+    size = op.Squeeze(op.Shape(input, start=dim, end=dim + 1 or None))
+    return op.Range(op.Constant(value_int=0), size, op.Constant(value_int=1))
+
+
+def _shifted_queries(input: Value, diagonal: int | Value) -> Value:
+    """The column at which each query's ``diagonal`` is, as a column."""
+    return op.Unsqueeze(op.Add(_positions(input, -2), diagonal), [1])
+
+
+def _integers(value: Value) -> Value:
+    return op.Cast(value, to=ir.DataType.INT64)
 
 
 def _has_visible_column(scores: Value, visible: Value | None) -> Value:
@@ -291,6 +334,19 @@ def _std_norm(
     output = output if weight is None else op.Mul(output, _convert(weight, weight.dtype, computed))
     output = output if bias is None else op.Add(output, _convert(bias, bias.dtype, computed))
     return _convert(output, computed, dtype), mean, rstd
+
+
+def _l2_norm(
+    input: Value, normalized_shape: Sequence[Any], weight: Value | None, eps: float
+) -> tuple[Value, Value]:
+    """Decomposed, because LpNormalization takes a single axis and no eps."""
+    dtype, dims = input.dtype, list(range(-len(normalized_shape), 0))
+    computed = _arithmetic(dtype)
+    x = _convert(input, dtype, computed)
+    norm = op.Max(op.ReduceL2(x, dims, keepdims=1), _like(eps, x))
+    output = op.Div(x, norm)
+    output = output if weight is None else op.Mul(output, _convert(weight, weight.dtype, computed))
+    return _convert(output, computed, dtype), op.Reciprocal(norm)
 
 
 def _sum(input: Value, residual: Value, p: float) -> Value:

@@ -10,10 +10,21 @@ if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 10):
 from fusedops.ops import (  # noqa: E402
     _library,
     masked_softmax,
+    masked_softmax_sinks,
     norm,
     softmax,
     softmax_stats,
+    spatial_norm,
     stack,
 )
 
-__all__ = ["_library", "masked_softmax", "norm", "softmax", "softmax_stats", "stack"]
+__all__ = [
+    "_library",
+    "masked_softmax",
+    "masked_softmax_sinks",
+    "norm",
+    "softmax",
+    "softmax_stats",
+    "spatial_norm",
+    "stack",
+]

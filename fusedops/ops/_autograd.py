@@ -95,13 +95,17 @@ def _recorded(apply: Callable[..., Any], run: Callable[..., Any], *args: Any) ->
 
 
 def register_autograd(
-    op: str, backward: Callable[..., Any], setup_context: Callable[..., Any]
+    op: str,
+    backward: Callable[..., Any],
+    setup_context: Callable[..., Any],
+    instead: Callable[..., Any] | None = None,
 ) -> None:
     """Registers a derivative formula for ``fusedops::op``.
 
     ``backward(ctx, *grads)`` returns a gradient or None for each argument, from what
     ``setup_context(ctx, args, results)`` has saved. ``ctx.needs_input_grad`` has one unused entry
-    before those of the arguments.
+    before those of the arguments. ``instead(*args)`` returns the results of another op, which has
+    the derivative of this call, or NotImplemented where the formula has it.
     """
     overload = getattr(torch.ops.fusedops, op).default
     defaults = tuple(argument.default_value for argument in overload._schema.arguments)
@@ -112,6 +116,9 @@ def register_autograd(
         refuse_forward_mode(f"fusedops::{op}", args)
         run = _below_autograd(overload, keys)
         if torch.is_grad_enabled() and any(_requires_grad(arg) for arg in args):
+            other = NotImplemented if instead is None else instead(*args)
+            if other is not NotImplemented:
+                return other
             # The dispatcher omits trailing arguments that have their default.
             return _recorded(apply, run, *args, *defaults[len(args) :])
         return run(*args)

@@ -43,6 +43,7 @@ _KINDS = {
     "Tensor": "t",
     "Optional[Tensor]": "T",
     "int": "i",
+    "Optional[int]": "N",
     "float": "f",
     "Optional[float]": "F",
     "bool": "b",

@@ -67,6 +67,12 @@ def _fake_rms_norm(
     return _fake_forward("rms_norm", input, normalized_shape, weight, None, eps)
 
 
+def _fake_l2_norm(
+    input: torch.Tensor, normalized_shape: Shape, weight: MaybeTensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return _fake_forward("l2_norm", input, normalized_shape, weight, None, eps)
+
+
 def _fake_add_layer_norm(
     input: torch.Tensor,
     residual: torch.Tensor,
@@ -203,6 +209,23 @@ def _fake_centered_backward(
     return tuple(_fake_gradients(input, normalized_shape, [of_input], parameters))
 
 
+def _fake_uncentered_backward(
+    op: str,
+    grad_output: torch.Tensor,
+    input: torch.Tensor,
+    normalized_shape: Shape,
+    rstd: torch.Tensor,
+    weight: MaybeTensor,
+    output_mask: Sequence[bool],
+    eps: float = 0.0,
+) -> tuple[torch.Tensor, ...]:
+    _checks.check_output_mask(op, output_mask, 2)
+    given = _Given(grad_output, ("input", input), None, rstd, eps=eps, has_mean=False)
+    _check_backward(op, given, normalized_shape, weight, None)
+    of_input, of_weight = output_mask
+    return tuple(_fake_gradients(input, normalized_shape, [of_input], [(of_weight, weight)]))
+
+
 def _fake_rms_norm_backward(
     grad_output: torch.Tensor,
     input: torch.Tensor,
@@ -213,11 +236,9 @@ def _fake_rms_norm_backward(
     weight_offset: float = 0.0,
 ) -> tuple[torch.Tensor, ...]:
     op = "rms_norm_backward"
-    _checks.check_output_mask(op, output_mask, 2)
-    given = _Given(grad_output, ("input", input), None, rstd, has_mean=False)
-    _check_backward(op, given, normalized_shape, weight, None)
-    of_input, of_weight = output_mask
-    return tuple(_fake_gradients(input, normalized_shape, [of_input], [(of_weight, weight)]))
+    return _fake_uncentered_backward(
+        op, grad_output, input, normalized_shape, rstd, weight, output_mask
+    )
 
 
 def needed_of_inputs(output_mask: Sequence[bool], p: float) -> list[bool]:
@@ -291,6 +312,9 @@ FAKES: dict[str, Callable[..., Any]] = {
     "rms_norm": _fake_rms_norm,
     "_rms_norm_output": _output_of(_fake_rms_norm),
     "rms_norm_backward": _fake_rms_norm_backward,
+    "l2_norm": _fake_l2_norm,
+    "_l2_norm_output": _output_of(_fake_l2_norm),
+    "l2_norm_backward": partial(_fake_uncentered_backward, "l2_norm_backward"),
     "add_layer_norm": _fake_add_layer_norm,
     "_add_layer_norm": _fake_add_layer_norm_inference,
     "add_layer_norm_backward": _fake_add_layer_norm_backward,

@@ -41,11 +41,12 @@ class SecondDerivative(torch.autograd.Function):
         mean: MaybeTensor,
         rstd: torch.Tensor,
         weight: MaybeTensor,
+        eps: float = 0.0,
     ) -> tuple[MaybeTensor, ...]:
         dims = tuple(range(-rank, 0))
         dtype = rstd.dtype
         centered = input.to(dtype) if mean is None else input.to(dtype) - mean
-        scale, ratio = _std_scale(centered, rstd, dims) if op == "std_norm" else (1.0, 1.0)
+        scale, ratio = _scale_and_ratio(op, centered, rstd, dims, eps)
         by_grad_output, by_input, dy_projected = _second_derivative(
             _Projection(centered * rstd, rstd, dims, mean is not None, scale, ratio),
             grad_output.to(dtype),
@@ -73,7 +74,8 @@ class _Projection(NamedTuple):
     """The projection P v = rstd (v - mean(v) - n along(v)), where along(v) = scale mean(n v), and
     mean(v) is left out unless P centers.
 
-    scale and ratio are 1, except for std_norm, where rstd is 1 / (std + eps): :func:`_std_scale`.
+    scale and ratio are 1, except for std_norm, where rstd is 1 / (std + eps): :func:`_std_scale`,
+    and for l2_norm: :func:`_l2_scale`.
     """
 
     n: torch.Tensor
@@ -89,6 +91,25 @@ class _Projection(NamedTuple):
     def __call__(self, v: torch.Tensor, ratio: torch.Tensor | float = 1.0) -> torch.Tensor:
         mean = v.mean(self.dims, keepdim=True) if self.centers else 0.0
         return self.rstd * (v - mean - self.n * self.along(v) / ratio)
+
+
+def _scale_and_ratio(
+    op: str, centered: torch.Tensor, rstd: torch.Tensor, dims: tuple[int, ...], eps: float
+) -> tuple[torch.Tensor | float, torch.Tensor | float]:
+    if op == "std_norm":
+        return _std_scale(centered, rstd, dims)
+    return (_l2_scale(centered, rstd, dims, eps), 1.0) if op == "l2_norm" else (1.0, 1.0)
+
+
+def _l2_scale(
+    input: torch.Tensor, rstd: torch.Tensor, dims: tuple[int, ...], eps: float
+) -> torch.Tensor:
+    """N, because along(v) is a sum; 0 where the norm is below eps, so that rstd is constant. Of the
+    two, rstd tells which by more than its rounding, except where they are the same."""
+    largest = 1 / eps if eps else math.inf
+    is_constant = rstd >= largest * (1 - 2 * torch.finfo(rstd.dtype).eps)
+    count = math.prod(input.shape[dim] for dim in dims)
+    return torch.full_like(rstd, count).masked_fill(is_constant, 0)
 
 
 def _std_scale(

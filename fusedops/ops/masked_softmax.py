@@ -2,14 +2,16 @@
 vmap rules.
 
 Formulas: y is the softmax of the scores z = scale x + bias + mask, m is dropout's factor (1 without
-dropout), and k is 0 where a bool mask or causality hides an element, else 1. For a gradient g of
-the output, with g' = m g: dz = k y (g' - sum(g' y)), dx = scale dz, and the gradient of a bias or
-float mask is dz, summed over the dimensions that were broadcast.
+dropout), and k is 0 where a bool mask or the row's interval hides an element, else 1. For a
+gradient g of the output, with g' = m g: dz = k y (g' - sum(g' y)), dx = scale dz, and the gradient
+of a bias or float mask is dz, summed over the dimensions that were broadcast. Where y has a sink,
+dz is the same; masked_softmax_sinks.py has the sink's gradient.
 """
 
 from __future__ import annotations
 
 import math
+from collections import namedtuple
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -25,6 +27,34 @@ ops = torch.ops.fusedops
 MaybeTensor = torch.Tensor | None
 
 
+class Signature:
+    """The arguments of an op by name; ``bind`` makes a named tuple of them, as a call would."""
+
+    def __init__(self, op: str) -> None:
+        arguments = getattr(ops, op).default._schema.arguments
+        self.names = [argument.name for argument in arguments]
+        defaults = [given.default_value for given in arguments if given.has_default_value()]
+        self.bind: Callable[..., Any] = namedtuple(op, self.names, defaults=defaults)  # type: ignore[misc]
+
+    def needs_gradient(self, ctx: Any, name: str) -> bool:
+        needs: bool = ctx.needs_input_grad[1 + self.names.index(name)]
+        return needs
+
+    def gradients(self, **of: MaybeTensor) -> tuple[MaybeTensor, ...]:
+        """A gradient or None for each argument, in order."""
+        return tuple(of.get(name) for name in self.names)
+
+
+_FORWARD = Signature("masked_softmax")
+_OUT = Signature("masked_softmax_out")
+_IN_PLACE = Signature("masked_softmax_")
+_BACKWARD = Signature("masked_softmax_backward")
+_BACKWARD_IN_PLACE = Signature("masked_softmax_backward_")
+_DROPOUT = Signature("masked_softmax_dropout")
+_DROPOUT_BACKWARD = Signature("masked_softmax_dropout_backward")
+_DROPOUT_BACKWARD_IN_PLACE = Signature("masked_softmax_dropout_backward_")
+
+
 def _is_bool(mask: MaybeTensor) -> bool:
     return mask is not None and mask.dtype == torch.bool
 
@@ -32,15 +62,18 @@ def _is_bool(mask: MaybeTensor) -> bool:
 # --- fake kernels -------------------------------------------------------------------------------
 
 
-def _check_operand(op: str, name: str, operand: torch.Tensor, input: torch.Tensor) -> None:
-    _checks.check_device(op, name, operand, ("input", input))
-    own, wanted = list(operand.shape), list(input.shape)
-    fits = len(own) <= len(wanted) and all(
+def _broadcasts(own: list[int], wanted: list[int]) -> bool:
+    return len(own) <= len(wanted) and all(
         size == 1 or size == full
         for size, full in zip(reversed(own), reversed(wanted), strict=False)
     )
+
+
+def _check_operand(op: str, name: str, operand: torch.Tensor, input: torch.Tensor) -> None:
+    _checks.check_device(op, name, operand, ("input", input))
+    own, wanted = list(operand.shape), list(input.shape)
     _checks.check(
-        fits,
+        _broadcasts(own, wanted),
         f"{op}: {name} has shape {own}, wanted one that broadcasts to {wanted}, input's shape",
     )
 
@@ -56,16 +89,46 @@ def _check_mask(op: str, mask: MaybeTensor, input: torch.Tensor) -> None:
     _check_operand(op, "mask", mask, input)
 
 
-def _check_options(op: str, input: torch.Tensor, scale: float, causal: bool) -> None:
-    """Checks the options for scores like ``input``, whose rows are its last dimension."""
+def _check_row_operand(op: str, name: str, operand: torch.Tensor, input: torch.Tensor) -> None:
+    _checks.check_device(op, name, operand, ("input", input))
+    own, wanted = list(operand.shape), list(input.shape[:-1])
+    _checks.check(
+        _broadcasts(own, wanted),
+        f"{op}: {name} has shape {own}, wanted one that broadcasts to {wanted}, input's shape "
+        "without its last dimension",
+    )
+
+
+def _check_bound(op: str, name: str, bound: MaybeTensor, input: torch.Tensor) -> None:
+    if bound is None:
+        return
+    _checks.check(
+        bound.dtype in (torch.int32, torch.int64),
+        f"{op}: {name} is {bound.dtype}, wanted torch.int32 or torch.int64, a column for each row; "
+        "convert it",
+    )
+    _check_row_operand(op, name, bound, input)
+
+
+def _check_hiding(op: str, input: torch.Tensor, given: Any) -> None:
+    """Checks scale and what hides columns of scores like ``input``, whose rows are its last
+    dimension."""
     shape = list(input.shape)
     _checks.check(len(shape) > 0, f"{op}: input has no dimension, wanted at least one")
-    _checks.check(
-        not causal or len(shape) > 1,
-        f"{op}: causal needs queries and keys, the last two dimensions; input has shape {shape}",
-    )
+    for name, is_given in (
+        ("causal", given.causal),
+        ("lower_diagonal", given.lower_diagonal is not None),
+    ):
+        _checks.check(
+            not is_given or len(shape) > 1,
+            f"{op}: {name} needs queries and keys, the last two dimensions; input has shape "
+            f"{shape}",
+        )
     _checks.check_cols(op, shape[-1])
-    _checks.check(not math.isnan(scale), f"{op}: scale is NaN, wanted a number")
+    _checks.check(not math.isnan(given.scale), f"{op}: scale is NaN, wanted a number")
+    _check_mask(op, given.mask, input)
+    _check_bound(op, "start", given.start, input)
+    _check_bound(op, "end", given.end, input)
 
 
 def _check_mask_value(op: str, value: float | None, computed: torch.dtype) -> None:
@@ -81,138 +144,74 @@ def _check_mask_value(op: str, value: float | None, computed: torch.dtype) -> No
     )
 
 
-def _check_forward(
-    op: str,
-    input: torch.Tensor,
-    mask: MaybeTensor,
-    scale: float,
-    causal: bool,
-    mask_value: float | None,
-    bias: MaybeTensor,
-    computed: torch.dtype,
-) -> None:
-    _check_options(op, input, scale, causal)
-    _check_mask(op, mask, input)
-    if bias is not None:
-        _checks.check_dtype(op, "bias", bias.dtype)
-        _check_operand(op, "bias", bias, input)
-    _check_mask_value(op, mask_value, computed)
+def check_forward(op: str, given: Any, computed: torch.dtype) -> None:
+    """Checks the arguments that all forward ops have, for scores of dtype ``computed``."""
+    _check_hiding(op, given.input, given)
+    if given.bias is not None:
+        _checks.check_dtype(op, "bias", given.bias.dtype)
+        _check_operand(op, "bias", given.bias, given.input)
+    if given.sinks is not None:
+        _checks.check_dtype(op, "sinks", given.sinks.dtype)
+        _check_row_operand(op, "sinks", given.sinks, given.input)
+    _check_mask_value(op, given.mask_value, computed)
 
 
-def _contiguous_like(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def contiguous_like(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty_like(tensor, dtype=dtype, memory_format=torch.contiguous_format)
 
 
-def _fake_forward(
-    input: torch.Tensor,
-    mask: MaybeTensor,
-    scale: float,
-    causal: bool,
-    mask_value: float | None,
-    bias: MaybeTensor = None,
-    dtype: torch.dtype | None = None,
-    diagonal: int = 0,
-    zero_masked_rows: bool = False,
-) -> torch.Tensor:
-    op = "masked_softmax"
-    result = _checks.result_dtype(op, input, dtype)
-    _check_forward(op, input, mask, scale, causal, mask_value, bias, result)
-    return _contiguous_like(input, result)
+def _fake_forward(*args: Any, **kwargs: Any) -> torch.Tensor:
+    op, given = "masked_softmax", _FORWARD.bind(*args, **kwargs)
+    result = _checks.result_dtype(op, given.input, given.dtype)
+    check_forward(op, given, result)
+    return contiguous_like(given.input, result)
 
 
-def _fake_out(
-    input: torch.Tensor,
-    mask: MaybeTensor,
-    scale: float,
-    causal: bool,
-    mask_value: float | None,
-    bias: MaybeTensor,
-    diagonal: int,
-    zero_masked_rows: bool,
-    out: torch.Tensor,
-) -> None:
-    op = "masked_softmax"
-    _checks.check_given(op, "input", input)
-    _checks.check_out(op, out, input)
-    _check_forward(op, input, mask, scale, causal, mask_value, bias, out.dtype)
+def _fake_out(*args: Any, **kwargs: Any) -> None:
+    op, given = "masked_softmax", _OUT.bind(*args, **kwargs)
+    _checks.check_given(op, "input", given.input)
+    _checks.check_out(op, given.out, given.input)
+    check_forward(op, given, given.out.dtype)
 
 
-def _fake_in_place(
-    input: torch.Tensor,
-    mask: MaybeTensor,
-    scale: float,
-    causal: bool,
-    mask_value: float | None,
-    bias: MaybeTensor = None,
-    diagonal: int = 0,
-    zero_masked_rows: bool = False,
-) -> None:
-    op = "masked_softmax_"
-    _checks.check_dtype_of(op, "input", input)
-    _checks.check_distinct(op, "input", input)
-    _check_forward(op, input, mask, scale, causal, mask_value, bias, input.dtype)
+def _fake_in_place(*args: Any, **kwargs: Any) -> None:
+    op, given = "masked_softmax_", _IN_PLACE.bind(*args, **kwargs)
+    _checks.check_dtype_of(op, "input", given.input)
+    _checks.check_distinct(op, "input", given.input)
+    check_forward(op, given, given.input.dtype)
 
 
-def _check_backward(
-    op: str,
-    grad_output: torch.Tensor,
-    probabilities: torch.Tensor,
-    mask: MaybeTensor,
-    scale: float,
-    causal: bool,
-) -> None:
-    _checks.check_dtype_of(op, "probabilities", probabilities)
-    _checks.check_like(op, "grad_output", grad_output, ("probabilities", probabilities))
-    _check_options(op, probabilities, scale, causal)
-    _check_mask(op, mask, probabilities)
+def check_backward(op: str, given: Any) -> None:
+    _checks.check_dtype_of(op, "probabilities", given.probabilities)
+    like = ("probabilities", given.probabilities)
+    _checks.check_like(op, "grad_output", given.grad_output, like)
+    _check_hiding(op, given.probabilities, given)
 
 
-def _fake_backward(
-    grad_output: torch.Tensor,
-    probabilities: torch.Tensor,
-    mask: MaybeTensor,
-    scale: float,
-    causal: bool,
-    input_dtype: torch.dtype,
-    diagonal: int = 0,
-) -> torch.Tensor:
-    op = "masked_softmax_backward"
-    _check_backward(op, grad_output, probabilities, mask, scale, causal)
-    _checks.check_dtype(op, "input_dtype", input_dtype)
-    return _contiguous_like(probabilities, input_dtype)
+def _check_dropout_backward(op: str, given: Any) -> None:
+    _checks.check_seed(op, given.p, given.seed, ("probabilities", given.probabilities))
+    check_backward(op, given)
 
 
-def _fake_backward_in_place(
-    grad_output: torch.Tensor,
-    probabilities: torch.Tensor,
-    mask: MaybeTensor,
-    scale: float,
-    causal: bool,
-    diagonal: int = 0,
-) -> None:
-    op = "masked_softmax_backward_"
-    _check_backward(op, grad_output, probabilities, mask, scale, causal)
-    _checks.check_distinct(op, "grad_output", grad_output)
+def _fake_backward(*args: Any, **kwargs: Any) -> torch.Tensor:
+    op, given = "masked_softmax_backward", _BACKWARD.bind(*args, **kwargs)
+    check_backward(op, given)
+    _checks.check_dtype(op, "input_dtype", given.input_dtype)
+    return contiguous_like(given.probabilities, given.input_dtype)
 
 
-def _fake_dropout_inference(
-    input: torch.Tensor,
-    mask: MaybeTensor,
-    scale: float,
-    causal: bool,
-    mask_value: float | None,
-    p: float,
-    seed: torch.Tensor,
-    bias: MaybeTensor = None,
-    dtype: torch.dtype | None = None,
-    diagonal: int = 0,
-    zero_masked_rows: bool = False,
-) -> torch.Tensor:
-    op = "masked_softmax_dropout"
-    result = _checks.result_dtype(op, input, dtype)
-    _checks.check_seed(op, p, seed, ("input", input))
-    _check_forward(op, input, mask, scale, causal, mask_value, bias, result)
-    return _contiguous_like(input, result)
+def _fake_backward_in_place(*args: Any, **kwargs: Any) -> None:
+    op, given = "masked_softmax_backward_", _BACKWARD_IN_PLACE.bind(*args, **kwargs)
+    check_backward(op, given)
+    _checks.check_distinct(op, "grad_output", given.grad_output)
+
+
+def _fake_dropout_inference(*args: Any, **kwargs: Any) -> torch.Tensor:
+    op, given = "masked_softmax_dropout", _DROPOUT.bind(*args, **kwargs)
+    result = _checks.result_dtype(op, given.input, given.dtype)
+    _checks.check_seed(op, given.p, given.seed, ("input", given.input))
+    check_forward(op, given, result)
+    return contiguous_like(given.input, result)
 
 
 def _fake_dropout(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -220,55 +219,35 @@ def _fake_dropout(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor
     return output, torch.empty_like(output)
 
 
-def _fake_dropout_backward(
-    grad_output: torch.Tensor,
-    probabilities: torch.Tensor,
-    mask: MaybeTensor,
-    scale: float,
-    causal: bool,
-    p: float,
-    seed: torch.Tensor,
-    input_dtype: torch.dtype,
-    diagonal: int = 0,
-) -> torch.Tensor:
-    op = "masked_softmax_dropout_backward"
-    _checks.check_seed(op, p, seed, ("probabilities", probabilities))
-    _check_backward(op, grad_output, probabilities, mask, scale, causal)
-    _checks.check_dtype(op, "input_dtype", input_dtype)
-    return _contiguous_like(probabilities, input_dtype)
+def _fake_dropout_backward(*args: Any, **kwargs: Any) -> torch.Tensor:
+    op, given = "masked_softmax_dropout_backward", _DROPOUT_BACKWARD.bind(*args, **kwargs)
+    _check_dropout_backward(op, given)
+    _checks.check_dtype(op, "input_dtype", given.input_dtype)
+    return contiguous_like(given.probabilities, given.input_dtype)
 
 
-def _fake_dropout_backward_in_place(
-    grad_output: torch.Tensor,
-    probabilities: torch.Tensor,
-    mask: MaybeTensor,
-    scale: float,
-    causal: bool,
-    p: float,
-    seed: torch.Tensor,
-    diagonal: int = 0,
-) -> None:
+def _fake_dropout_backward_in_place(*args: Any, **kwargs: Any) -> None:
     op = "masked_softmax_dropout_backward_"
-    _checks.check_seed(op, p, seed, ("probabilities", probabilities))
-    _check_backward(op, grad_output, probabilities, mask, scale, causal)
-    _checks.check_distinct(op, "grad_output", grad_output)
+    given = _DROPOUT_BACKWARD_IN_PLACE.bind(*args, **kwargs)
+    _check_dropout_backward(op, given)
+    _checks.check_distinct(op, "grad_output", given.grad_output)
 
 
 # --- derivatives --------------------------------------------------------------------------------
 
 
-class _Operand(NamedTuple):
+class Operand(NamedTuple):
     """The shape and dtype of a bias or float mask, which its gradient gets."""
 
     shape: torch.Size
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> _Operand:
+    def of(cls, tensor: torch.Tensor) -> Operand:
         return cls(tensor.shape, tensor.dtype)
 
 
-def _summed_to(like: _Operand, scores_grad: torch.Tensor) -> torch.Tensor:
+def summed_to(like: Operand, scores_grad: torch.Tensor) -> torch.Tensor:
     """The gradient of a broadcast operand. torch.sum accumulates it in float32 or wider."""
     missing = scores_grad.dim() - len(like.shape)
     shape = [1] * missing + list(like.shape)
@@ -278,95 +257,159 @@ def _summed_to(like: _Operand, scores_grad: torch.Tensor) -> torch.Tensor:
     return summed.reshape(like.shape).to(like.dtype)
 
 
-class _Saved:
-    """Saves tensors of the forward pass of either op, and computes gradients from them."""
+class Hiding(NamedTuple):
+    """What hides columns, as the ops take it; a float mask does not."""
+
+    mask: MaybeTensor
+    causal: bool
+    diagonal: int
+    lower_diagonal: int | None
+    start: MaybeTensor
+    end: MaybeTensor
 
     @staticmethod
-    def save(
-        ctx: Any, input: torch.Tensor, mask: MaybeTensor, bias: MaybeTensor, *tensors: torch.Tensor
-    ) -> None:
-        ctx.input_dtype = input.dtype
-        hides = _is_bool(mask)
-        added = (None if hides else mask, bias)
-        ctx.operands = [None if operand is None else _Operand.of(operand) for operand in added]
-        ctx.save_for_backward(mask if hides else None, *tensors)
+    def save(ctx: Any, given: Any, *tensors: torch.Tensor) -> None:
+        """Saves the ``given`` call's part, and more ``tensors``."""
+        ctx.options = given.causal, given.diagonal, given.lower_diagonal
+        mask = given.mask if _is_bool(given.mask) else None
+        ctx.save_for_backward(mask, given.start, given.end, *tensors)
 
-    @staticmethod
-    def gradients(
-        ctx: Any, run: Callable[[float], torch.Tensor], bias_at: int
-    ) -> list[MaybeTensor]:
-        """Gradients of input, mask and bias; ``run(scale)`` computes the first for any scale."""
-        needs = ctx.needs_input_grad[1:]
-        needs_input, needs_operand = needs[0], (needs[1], needs[bias_at])
-        to_input = run(ctx.scale) if needs_input else None
-        if not any(needs_operand):
-            return [to_input, None, None]
+    @classmethod
+    def saved(cls, ctx: Any) -> tuple[Hiding, list[torch.Tensor]]:
+        """What :meth:`save` saved."""
+        mask, start, end, *tensors = ctx.saved_tensors
+        causal, diagonal, lower_diagonal = ctx.options
+        return cls(mask, causal, diagonal, lower_diagonal, start, end), tensors
+
+    def gradient(
+        self,
+        grad: torch.Tensor,
+        probabilities: torch.Tensor,
+        scale: float,
+        input_dtype: torch.dtype,
+        *dropout: Any,
+    ) -> torch.Tensor:
+        """The backward op; ``dropout`` is p and seed, or nothing."""
+        op = "masked_softmax_dropout_backward" if dropout else "masked_softmax_backward"
+        hidden = self.mask, scale, self.causal
+        interval = self.diagonal, *self.bounds()
+        result: torch.Tensor = gradient(
+            op, grad, probabilities, *hidden, *dropout, input_dtype, *interval
+        )
+        return result
+
+    def bounds(self) -> tuple[int | None, MaybeTensor, MaybeTensor]:
+        return self.lower_diagonal, self.start, self.end
+
+    def visible(self, scores: torch.Tensor) -> torch.Tensor:
+        """k of the formulas, as a tensor of zeros and ones."""
+        visible = torch.ones_like(scores)
+        if self.causal:
+            visible = visible.tril(_limited(self.diagonal, scores))
+        if self.lower_diagonal is not None:
+            visible = visible.triu(_limited(self.lower_diagonal, scores))
+        columns = torch.arange(scores.shape[-1], device=scores.device)
+        if self.start is not None:
+            visible = visible * (columns >= self.start.unsqueeze(-1))
+        if self.end is not None:
+            visible = visible * (columns < self.end.unsqueeze(-1))
+        return visible if self.mask is None else visible * self.mask
+
+
+def _limited(diagonal: int, scores: torch.Tensor) -> Any:
+    """The diagonal, limited to those that differ: tril and triu overflow for larger ones."""
+    rows, cols = scores.shape[-2:]
+    return torch.sym_min(torch.sym_max(diagonal, -rows), cols)
+
+
+def save_forward(ctx: Any, given: Any, *tensors: torch.Tensor) -> None:
+    """Saves what the gradients of either forward op need."""
+    ctx.input_dtype, ctx.scale = given.input.dtype, given.scale
+    added = {"mask": None if _is_bool(given.mask) else given.mask, "bias": given.bias}
+    ctx.operands = {name: Operand.of(t) for name, t in added.items() if t is not None}
+    Hiding.save(ctx, given, *tensors)
+
+
+def forward_gradients(
+    ctx: Any, signature: Signature, run: Callable[[float], torch.Tensor]
+) -> dict[str, MaybeTensor]:
+    """Gradients of input, mask and bias; ``run(scale)`` computes the first for any scale."""
+    of: dict[str, MaybeTensor] = {}
+    if signature.needs_gradient(ctx, "input"):
+        of["input"] = run(ctx.scale)
+    needed = [name for name in ctx.operands if signature.needs_gradient(ctx, name)]
+    if needed:
+        to_input = of.get("input")
         to_scores = to_input if to_input is not None and ctx.scale == 1 else run(1.0)
-        return [to_input] + [
-            _summed_to(operand, to_scores) if needed else None
-            for operand, needed in zip(ctx.operands, needs_operand, strict=True)
-        ]
+        of |= {name: summed_to(ctx.operands[name], to_scores) for name in needed}
+    return of
 
 
 def _setup_forward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    input, mask, ctx.scale, ctx.causal, _, bias, _, ctx.diagonal, _ = inputs
-    _Saved.save(ctx, input, mask, bias, output)
+    save_forward(ctx, _FORWARD.bind(*inputs), output)
 
 
 def _forward_formula(ctx: Any, grad_output: torch.Tensor) -> tuple[Any, ...]:
-    mask, output = ctx.saved_tensors
+    hiding, (output,) = Hiding.saved(ctx)
 
     def run(scale: float) -> torch.Tensor:
-        hidden, given = (mask, scale, ctx.causal), (ctx.input_dtype, ctx.diagonal)
-        grad: torch.Tensor = gradient(
-            "masked_softmax_backward", grad_output, output, *hidden, *given
-        )
-        return grad
+        return hiding.gradient(grad_output, output, scale, ctx.input_dtype)
 
-    to_input, to_mask, to_bias = _Saved.gradients(ctx, run, bias_at=5)
-    return to_input, to_mask, None, None, None, to_bias, None, None, None
+    return _FORWARD.gradients(**forward_gradients(ctx, _FORWARD, run))
 
 
 def _setup_dropout(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-    input, mask, ctx.scale, ctx.causal, _, ctx.p, seed, bias, _, ctx.diagonal, _ = inputs
+    given = _DROPOUT.bind(*inputs)
+    ctx.p = given.p
     ctx.set_materialize_grads(False)
-    _Saved.save(ctx, input, mask, bias, output[1], seed)
+    save_forward(ctx, given, output[1], given.seed)
 
 
 def _dropout_formula(
     ctx: Any, grad_output: MaybeTensor, grad_probabilities: MaybeTensor
 ) -> tuple[Any, ...]:
-    mask, probabilities, seed = ctx.saved_tensors
+    hiding, (probabilities, seed) = Hiding.saved(ctx)
 
     def run(scale: float) -> torch.Tensor:
-        hidden, given = (mask, scale, ctx.causal), (ctx.input_dtype, ctx.diagonal)
+        given = probabilities, scale, ctx.input_dtype
         grads: list[torch.Tensor] = []
         if grad_output is not None:
-            op = "masked_softmax_dropout_backward"
-            dropped = (*hidden, ctx.p, seed, *given)
-            grads.append(gradient(op, grad_output, probabilities, *dropped))
+            grads.append(hiding.gradient(grad_output, *given, ctx.p, seed))
         if grad_probabilities is not None:
-            op = "masked_softmax_backward"
-            grads.append(gradient(op, grad_probabilities, probabilities, *hidden, *given))
+            grads.append(hiding.gradient(grad_probabilities, *given))
         return sum(grads[1:], grads[0])
 
     if grad_output is None and grad_probabilities is None:
-        return (None,) * 11
-    to_input, to_mask, to_bias = _Saved.gradients(ctx, run, bias_at=7)
-    return to_input, to_mask, *[None] * 5, to_bias, None, None, None
+        return _DROPOUT.gradients()
+    return _DROPOUT.gradients(**forward_gradients(ctx, _DROPOUT, run))
 
 
-def _visible(mask: MaybeTensor, causal: bool, diagonal: int, scores: torch.Tensor) -> torch.Tensor:
-    """k of the formulas, as a tensor of zeros and ones."""
-    visible = torch.ones_like(scores)
-    if causal:
-        rows, cols = scores.shape[-2:]
-        bounded = torch.sym_min(torch.sym_max(diagonal, -rows), cols)
-        visible = visible.tril(bounded)  # tril overflows for larger diagonals
-    return visible if mask is None or not _is_bool(mask) else visible * mask
+def _sinks_op(given: Any, p: float, seed: MaybeTensor) -> tuple[torch.Tensor, ...] | None:
+    """The results of the op whose formula has the derivative of the sinks; None if they need none.
+    The formulas here do without it because a sink that is constant changes nothing in them."""
+    if given.sinks is None or not given.sinks.requires_grad:
+        return None
+    scores = (given.input, given.mask, given.scale, given.causal, given.mask_value)
+    options = (given.bias, given.dtype, given.diagonal, given.zero_masked_rows)
+    bounds = (given.lower_diagonal, given.start, given.end)
+    results: tuple[torch.Tensor, ...] = ops.masked_softmax_sinks.default(
+        *scores, p, seed, *options, *bounds, given.sinks
+    )
+    return results
 
 
-def _second_derivative(
+def _with_learned_sinks(*args: Any) -> Any:
+    results = _sinks_op(_FORWARD.bind(*args), 0.0, None)
+    return NotImplemented if results is None else results[0]
+
+
+def _dropout_with_learned_sinks(*args: Any) -> Any:
+    given = _DROPOUT.bind(*args)
+    results = _sinks_op(given, given.p, given.seed)
+    return NotImplemented if results is None else results[:2]
+
+
+def second_derivative(
     cotangent: torch.Tensor, g: torch.Tensor, y: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The gradients of g and y from a cotangent of y (g - sum(g y))."""
@@ -376,18 +419,19 @@ def _second_derivative(
 
 
 def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    grad_output, probabilities, mask, ctx.scale, ctx.causal, _, ctx.diagonal = inputs
-    ctx.save_for_backward(grad_output, probabilities, mask)
+    given = _BACKWARD.bind(*inputs)
+    ctx.scale = given.scale
+    Hiding.save(ctx, given, given.grad_output, given.probabilities)
 
 
 def _backward_formula(ctx: Any, cotangent: torch.Tensor) -> tuple[Any, ...]:
-    g, y, mask = ctx.saved_tensors
-    visible = _visible(mask, ctx.causal, ctx.diagonal, y)
-    to_g, to_y = _second_derivative(cotangent.to(y.dtype) * ctx.scale * visible, g, y)
-    return to_g, to_y, None, None, None, None, None
+    hiding, (g, y) = Hiding.saved(ctx)
+    scaled = cotangent.to(y.dtype) * ctx.scale * hiding.visible(y)
+    to_g, to_y = second_derivative(scaled, g, y)
+    return _BACKWARD.gradients(grad_output=to_g, probabilities=to_y)
 
 
-def _multiplier(p: float, seed: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def multiplier(p: float, seed: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """m of the formulas: 1 / (1 - p) where an op with this seed keeps an element, else 0."""
     uniform = torch.zeros_like(like)
     output = ops._masked_softmax_dropout.default(uniform, None, 1.0, False, 0.0, p, seed)
@@ -395,41 +439,48 @@ def _multiplier(p: float, seed: torch.Tensor, like: torch.Tensor) -> torch.Tenso
 
 
 def _setup_dropout_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    grad_output, probabilities, mask, ctx.scale, ctx.causal, ctx.p, seed, _, ctx.diagonal = inputs
-    ctx.save_for_backward(grad_output, probabilities, mask, seed)
+    given = _DROPOUT_BACKWARD.bind(*inputs)
+    ctx.scale, ctx.p = given.scale, given.p
+    Hiding.save(ctx, given, given.grad_output, given.probabilities, given.seed)
 
 
 def _dropout_backward_formula(ctx: Any, cotangent: torch.Tensor) -> tuple[Any, ...]:
-    g, y, mask, seed = ctx.saved_tensors
-    multiplier = _multiplier(ctx.p, seed, y).to(y.dtype)
-    visible = _visible(mask, ctx.causal, ctx.diagonal, y)
-    scaled = cotangent.to(y.dtype) * ctx.scale * visible
-    to_g, to_y = _second_derivative(scaled, g * multiplier, y)
-    return to_g * multiplier, to_y, None, None, None, None, None, None, None
+    hiding, (g, y, seed) = Hiding.saved(ctx)
+    m = multiplier(ctx.p, seed, y).to(y.dtype)
+    scaled = cotangent.to(y.dtype) * ctx.scale * hiding.visible(y)
+    to_g, to_y = second_derivative(scaled, g * m, y)
+    return _DROPOUT_BACKWARD.gradients(grad_output=to_g * m, probabilities=to_y)
 
 
 # --- vmap ---------------------------------------------------------------------------------------
 
 
+def _aligned(given: Any, dims: Any, rank: int) -> dict[str, MaybeTensor]:
+    """The operands of ``given``, for scores with slices of ``rank`` dimensions."""
+    ranks = {"mask": rank, "bias": rank, "start": rank - 1, "end": rank - 1, "sinks": rank - 1}
+    return {
+        name: _vmap.aligned(getattr(given, name), getattr(dims, name), own)
+        for name, own in ranks.items()
+        if name in given._fields
+    }
+
+
 def _forward_vmap(info: Any, in_dims: _vmap.BatchDims, *args: Any) -> tuple[torch.Tensor, int]:
     op = ops.masked_softmax.default
-    dims, (input, mask, scale, causal, mask_value, bias, *rest) = _vmap.with_defaults(
-        op, in_dims, args
-    )
-    batched = _vmap.in_front(input, dims[0], info.batch_size)
-    rank = batched.dim() - 1
-    mask, bias = _vmap.aligned(mask, dims[1], rank), _vmap.aligned(bias, dims[5], rank)
-    return op(batched, mask, scale, causal, mask_value, bias, *rest), 0
+    dims, given = (_FORWARD.bind(*each) for each in _vmap.with_defaults(op, in_dims, args))
+    input = _vmap.in_front(given.input, dims.input, info.batch_size)
+    return op(*given._replace(input=input, **_aligned(given, dims, input.dim() - 1))), 0
 
 
 def _backward_vmap(info: Any, in_dims: _vmap.BatchDims, *args: Any) -> tuple[torch.Tensor, int]:
-    grad_output, probabilities, mask, *rest = args
+    op = ops.masked_softmax_backward.default
+    dims, given = (_BACKWARD.bind(*each) for each in _vmap.with_defaults(op, in_dims, args))
     grad, y = (
-        _vmap.in_front(tensor, dim, info.batch_size)
-        for tensor, dim in zip((grad_output, probabilities), in_dims[:2], strict=True)
+        _vmap.in_front(getattr(given, name), getattr(dims, name), info.batch_size)
+        for name in ("grad_output", "probabilities")
     )
-    mask = _vmap.aligned(mask, in_dims[2], y.dim() - 1)
-    return ops.masked_softmax_backward.default(grad, y, mask, *rest), 0
+    batched = {"grad_output": grad, "probabilities": y, **_aligned(given, dims, y.dim() - 1)}
+    return op(*given._replace(**batched)), 0
 
 
 # --- registration -------------------------------------------------------------------------------
@@ -444,13 +495,15 @@ register_fake("_masked_softmax_dropout", _fake_dropout_inference)
 register_fake("masked_softmax_dropout_backward", _fake_dropout_backward)
 register_fake("masked_softmax_dropout_backward_", _fake_dropout_backward_in_place)
 
-register_autograd("masked_softmax", _forward_formula, _setup_forward)
-register_autograd("masked_softmax_dropout", _dropout_formula, _setup_dropout)
+register_autograd("masked_softmax", _forward_formula, _setup_forward, _with_learned_sinks)
+register_autograd(
+    "masked_softmax_dropout", _dropout_formula, _setup_dropout, _dropout_with_learned_sinks
+)
 register_autograd("masked_softmax_backward", _backward_formula, _setup_backward)
 register_autograd(
     "masked_softmax_dropout_backward", _dropout_backward_formula, _setup_dropout_backward
 )
-register_mutation("masked_softmax_out", written=8)
+register_mutation("masked_softmax_out", written=_OUT.names.index("out"))
 for _op in ("masked_softmax_", "masked_softmax_backward_", "masked_softmax_dropout_backward_"):
     register_mutation(_op, written=0)
 

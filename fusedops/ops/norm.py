@@ -1,10 +1,11 @@
-"""layer_norm, std_norm, rms_norm, add_layer_norm and add_rms_norm as ops: derivative formulas,
-autocast and vmap rules. Their fake kernels are in _norm_fakes.py.
+"""layer_norm, std_norm, rms_norm, l2_norm, add_layer_norm and add_rms_norm as ops: derivative
+formulas, autocast and vmap rules. Their fake kernels are in _norm_fakes.py.
 
 Formulas: let n = (x - mean) rstd, w be the weight plus its offset, g = dy w, and P the symmetric
 projection P v = rstd (v - mean(v) - n mean(n v)), with means over the normalised dimensions. Then
 dx = P g, dweight = sum(dy n) and dbias = sum(dy), summed over the rows. For rms_norm mean and
-mean(v) are 0; for std_norm mean(n v) is replaced by sum(n v) / ((N - 1) std rstd). Where
+mean(v) are 0; for std_norm mean(n v) is replaced by sum(n v) / ((N - 1) std rstd). For l2_norm both
+means are 0 too, and mean(n v) is replaced by sum(n v), or 0 in a row whose norm is below eps. Where
 x = dropout(input) + residual, d residual = P g + d sum, and d input = dropout(d residual).
 """
 
@@ -94,6 +95,27 @@ def _rms_norm_formula(ctx: Any, grad_output: MaybeTensor, *_: None) -> Grads:
     )
     to_input, to_weight = _where_needed(grads, needed)
     return to_input, None, to_weight, None, None, None
+
+
+def _setup_l2_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+    input, ctx.normalized_shape, weight, ctx.eps = inputs
+    _, rstd = output
+    ctx.mark_non_differentiable(rstd)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(input, rstd, weight)
+
+
+def _l2_norm_formula(ctx: Any, grad_output: MaybeTensor, *_: None) -> Grads:
+    if grad_output is None:
+        return (None,) * 4
+    input, rstd, weight = ctx.saved_tensors
+    _, needs_input, _, needs_weight, _ = ctx.needs_input_grad
+    needed = [needs_input, needs_weight]
+    given = (grad_output, input, ctx.normalized_shape, rstd, weight)
+    to_input, to_weight = _where_needed(
+        gradient("l2_norm_backward", *given, needed, ctx.eps), needed
+    )
+    return to_input, None, to_weight, None
 
 
 def _gradients_of_added(grads: Sequence[torch.Tensor], needed: Sequence[bool], p: float) -> Grads:
@@ -255,6 +277,21 @@ def _rms_norm_backward_formula(ctx: Any, *cotangents: MaybeTensor) -> Grads:
     return by_grad_output, by_input, None, None, by_weight, None, None
 
 
+def _setup_l2_norm_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+    grad_output, input, ctx.normalized_shape, rstd, weight, ctx.output_mask, ctx.eps = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(grad_output, input, None, rstd, weight)
+
+
+def _l2_norm_backward_formula(ctx: Any, *cotangents: MaybeTensor) -> Grads:
+    to_input, to_weight = _where_needed(cotangents, ctx.output_mask)
+    rank, saved = len(ctx.normalized_shape), ctx.saved_tensors
+    by_grad_output, by_input, by_weight = SecondDerivative.apply(
+        "l2_norm", rank, 0.0, to_input, to_weight, None, *saved, ctx.eps
+    )
+    return by_grad_output, by_input, None, None, by_weight, None, None
+
+
 def _cotangent_of_total(
     ctx: Any, to_input: MaybeTensor, to_residual: MaybeTensor, sum: torch.Tensor, seed: MaybeTensor
 ) -> MaybeTensor:
@@ -357,6 +394,8 @@ register_autograd("std_norm", _std_norm_formula, _setup_centered)
 register_autograd("std_norm_backward", _std_norm_backward_formula, _setup_centered_backward)
 register_autograd("rms_norm", _rms_norm_formula, _setup_rms_norm)
 register_autograd("rms_norm_backward", _rms_norm_backward_formula, _setup_rms_norm_backward)
+register_autograd("l2_norm", _l2_norm_formula, _setup_l2_norm)
+register_autograd("l2_norm_backward", _l2_norm_backward_formula, _setup_l2_norm_backward)
 register_autograd("add_layer_norm", _add_layer_norm_formula, _setup_add_layer_norm)
 register_autograd(
     "add_layer_norm_backward", _add_layer_norm_backward_formula, _setup_add_layer_norm_backward

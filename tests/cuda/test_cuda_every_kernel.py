@@ -71,7 +71,11 @@ def test_masked_softmax_agrees_with_the_chain(dtype, wider, cols):
     assert x.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("rows, lanes", [(1, 2), (7, 33), (300, 8), (9, 1024)])
+# Kept in registers, in shared memory of up to 48 KB and of more, and loaded twice.
+@pytest.mark.parametrize(
+    "rows, lanes",
+    [(1, 2), (7, 33), (9, 1024), (200, 24), (300, 8), (700, 64), (3000, 3), (4000, 8)],
+)
 @pytest.mark.parametrize("dtype, wider", DTYPES.values(), ids=DTYPES)
 def test_softmax_over_another_dimension_agrees_with_eager(dtype, wider, rows, lanes):
     x = torch.randn(3, rows, lanes, device="cuda").to(dtype)

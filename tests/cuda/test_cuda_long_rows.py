@@ -9,10 +9,13 @@ from test_ops_determinism import backward
 
 import fusedops
 
-# Lengths around the longest rows of a block, of a cluster and of 64 segments; lengths that wide
-# vectors do not divide; and rows with as many segments as a block of the second kernel has threads,
-# and more.
-LENGTHS = [8193, 20_001, 32_776, 65_536, 131_072, 131_080, 262_144, 262_152, 1_000_003, 4_500_000]
+# Lengths around the longest rows of a block, of clusters of two, four and eight blocks, and of 64
+# segments; lengths that wide vectors do not divide; and rows with as many segments as a block of
+# the second kernel has threads, and more.
+LENGTHS = [
+    *(8193, 16_392, 20_001, 32_776, 65_536, 65_544),
+    *(131_072, 131_080, 262_144, 262_152, 1_000_003, 4_500_000),
+]
 ROWS = [1, 5]
 
 

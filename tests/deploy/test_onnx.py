@@ -73,10 +73,19 @@ OPS = {
     "masked, as float32": lambda x, r, w, b, m, f, s: fusedops.masked_softmax(
         x, m, bias=s, dtype=torch.float32
     ),
+    "window": lambda x, *_: fusedops.masked_softmax(x, causal=True, window=2),
+    "window, bool mask": lambda x, r, w, b, m, f, s: fusedops.masked_softmax(x, m, window=(1, 3)),
+    "start and end": lambda x, *_: fusedops.masked_softmax(
+        x, start=torch.arange(5), end=torch.tensor([[[6]], [[8]]], dtype=torch.int32)
+    ),
+    "sinks": lambda x, r, w, *_: fusedops.masked_softmax(x, causal=True, sinks=w[:5]),
+    "a sink": lambda x, *_: fusedops.masked_softmax(x, sinks=0.0, masked_rows="zero"),
     "layer_norm": lambda x, r, w, b, *_: ops.layer_norm(x, [8], w, b, 1e-5),
     "layer_norm, no bias": lambda x, r, w, *_: ops.layer_norm(x, [8], w, None, 1e-5),
     "layer_norm over two": lambda x, *_: ops.layer_norm(x, [5, 8], None, None, 1e-5),
     "std_norm": lambda x, r, w, b, *_: ops.std_norm(x, [8], w, b, 1e-6),
+    "l2_norm": lambda x, r, w, *_: ops.l2_norm(x, [8], w, 1e-6),
+    "l2_norm over two": lambda x, *_: ops.l2_norm(x, [5, 8], None, 1e2),
     "std_norm over two": lambda x, *_: ops.std_norm(x, [5, 8], None, None, 1e-6),
     "rms_norm": lambda x, r, w, *_: ops.rms_norm(x, [8], w, 1e-6),
     "rms_norm over two": lambda x, *_: ops.rms_norm(x, [5, 8], None, 1e-6),

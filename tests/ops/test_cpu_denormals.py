@@ -125,6 +125,32 @@ def masked(scores, mask, causal, mask_value):
     return fusedops.masked_softmax(scores, mask, scale=0.5, causal=causal, mask_value=mask_value)
 
 
+INTERVALS = {
+    "window": {"window": (30, 3)},
+    "bounds": {"start": torch.arange(8) * 3, "end": torch.arange(8) * 5 + 7},
+    "sinks": {"sinks": torch.arange(8) / 8 - 0.5},
+    "window and sinks": {"window": (70, 3), "sinks": torch.arange(8) * 10 - 70.0},
+}
+
+
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize("interval", INTERVALS)
+@pytest.mark.parametrize("dtype", WITH_HALF.values(), ids=WITH_HALF)
+def test_intervals_and_sinks_make_no_denormal(flags, dtype, interval, value):
+    for cols in [40, 100] if dtype == torch.float16 else [40, 1000, 4097]:
+        _, scores = hidden_and_scores("half", dtype, 8, cols)
+        options = INTERVALS[interval] | {"mask_value": value_of(value, dtype)}
+        y = clean(flags, partial(fusedops.masked_softmax, **options), scores)
+        if dtype == torch.float16:  # gradients are small differences, and may be denormal
+            continue
+        hiding = {name: options[name] for name in ("start", "end") if name in options}
+        if "window" in options:
+            hiding["lower_diagonal"] = -options["window"][0]
+        grad = torch.randn(scores.shape).to(dtype)
+        backward = partial(ops.masked_softmax_backward, **hiding)
+        clean(flags, backward, grad, y, None, 0.5, False, dtype)
+
+
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize("kind", HIDDEN)
 @pytest.mark.parametrize("dtype", WITH_HALF.values(), ids=WITH_HALF)

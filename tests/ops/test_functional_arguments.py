@@ -44,6 +44,8 @@ TENSORS = {
     ),
     "masked_softmax mask": lambda v: fusedops.masked_softmax(X, v),
     "masked_softmax bias": lambda v: fusedops.masked_softmax(X, bias=v),
+    "masked_softmax start": lambda v: fusedops.masked_softmax(X, start=v),
+    "masked_softmax_dropout end": lambda v: fusedops.masked_softmax_dropout(X, end=v),
     "masked_softmax out": lambda v: fusedops.masked_softmax(X, out=v),
     "masked_softmax_dropout input": lambda v: fusedops.masked_softmax_dropout(v),
     "masked_softmax_dropout seed": lambda v: fusedops.masked_softmax_dropout(X, seed=v),

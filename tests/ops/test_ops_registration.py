@@ -21,6 +21,10 @@ def norm_statistics(x, shape):
     return mean, rstd
 
 
+#: bias, dtype, diagonal and zero_masked_rows.
+NOTHING = (None, None, 0, False)
+
+
 def masked_samples(t):
     mask, bias = torch.rand(4, 8) < 0.7, torch.randn(3, 1, 8).to(t).requires_grad_(t.requires_grad)
     grad, y, seed = torch.randn_like(t), torch.softmax(t.detach(), -1), torch.tensor(5)
@@ -29,6 +33,18 @@ def masked_samples(t):
     yield ops.masked_softmax_dropout, (t, mask, 0.5, True, -1e4, 0.3, seed, bias)
     yield ops._masked_softmax, (t.detach(), mask, 0.5, False, -1e4, None, torch.float32, -1, True)
     yield ops._masked_softmax_dropout, (t.detach(), bias.detach(), 0.5, True, 0.0, 0.3, seed)
+    interval = (-2, torch.tensor([0, 0, 1, 5]), torch.tensor([[3], [8], [9]]).int())
+    yield ops.masked_softmax, (t, mask, 0.5, True, -1e4, bias, None, 1, False, *interval)
+    yield ops.masked_softmax_dropout, (t, None, 0.5, True, -1e4, 0.3, seed, *NOTHING, *interval)
+    sinks = torch.randn(4).to(t).requires_grad_(t.requires_grad)
+    for p, own in ((0.0, None), (0.3, seed)):
+        given = (t, mask, 0.5, True, -1e4, p, own, bias, None, 1, False, *interval, sinks)
+        yield ops.masked_softmax_sinks, given
+        of_sinks = 1 - y[..., 1:].sum(-1, dtype=torch.promote_types(t.dtype, torch.float32))
+        given = (grad, y, of_sinks, mask, 0.5, True, p, own, t.dtype, 1, *interval)
+        yield ops.masked_softmax_sinks_backward, given
+    yield ops.masked_softmax, (t, mask, 0.5, True, -1e4, bias, None, 1, False, *interval, sinks)
+    yield ops.masked_softmax_backward, (grad, y, None, 0.5, True, t.dtype, 1, *interval)
     yield ops.masked_softmax_backward, (grad, y, mask, 0.5, True, t.dtype, 1)
     yield ops.masked_softmax_dropout_backward, (grad, y, None, 0.5, True, 0.3, seed, t.dtype)
     if not t.requires_grad:
@@ -46,6 +62,7 @@ def norm_samples(t, w, b):
     seed = torch.tensor(seed)
     yield ops.std_norm, (t, [8], w, b, 1e-6)
     yield ops.rms_norm, (t, [8], w, 1e-5, 1.0, True)
+    yield ops.l2_norm, (t, [8], w, 1e-5)
     yield ops.add_layer_norm, (t, r, [8], w, b, 1e-5)
     yield ops.add_layer_norm, (t, r, [4, 8], None, None, 1e-5, 0.3, seed)
     yield ops.add_rms_norm, (t, r, [8], w, 1e-5, 1.0, False, 0.3, seed)
@@ -62,6 +79,9 @@ def norm_samples(t, w, b):
     for wants_sum in (True, False):
         yield ops._add_layer_norm, (*plain[:2], [8], *plain[2:], 1e-5, wants_sum)
         yield ops._add_rms_norm, (*plain[:2], [8], plain[2], 1e-5, wants_sum, 0.0, True, 0.2, seed)
+    yield ops._l2_norm, (plain[0], [8], plain[2], 1e-5)
+    yield ops._l2_norm_output, (plain[0], [8], plain[2], 1e-5)
+    yield ops.l2_norm_backward, (grad, t, [8], rstd, w, [True, True], 1e-5)
     yield ops.rms_norm_backward, (grad, t, [8], rstd, w, [True, True], 1.0)
     yield ops.rms_norm_backward, (grad, t, [8], rstd, None, [True, False])
     statistics = norm_statistics(t, [8])
@@ -71,6 +91,25 @@ def norm_samples(t, w, b):
         yield ops.add_layer_norm_backward, (grad, None, t, [8], *statistics, *given)
         given = (w, mask[:3], 1.0, p, seed if p else None)
         yield ops.add_rms_norm_backward, (grad, r, t, [8], rstd, *given)
+
+
+def spatial_norm_samples(t):
+    w, b, grad = torch.randn(4).to(t), torch.randn(4).to(t), torch.randn_like(t)
+    w, b = (p.requires_grad_(t.requires_grad) for p in (w, b))
+    innermost = t.detach().transpose(1, 2).contiguous().transpose(1, 2)
+    for x in (t, innermost.requires_grad_(t.requires_grad)):
+        yield ops.spatial_layer_norm, (x, 1, w, b, 1e-5)
+        yield ops.spatial_layer_norm, (x, 0, None, None, 1e-5)
+        yield ops.spatial_rms_norm, (x, -2, w, 1e-5)
+        plain = [v.detach() for v in (x, w, b)]
+        _, mean, rstd = ops._spatial_layer_norm(plain[0], 1, None, None, 1e-5)
+        yield ops._spatial_layer_norm_output, (plain[0], 1, *plain[1:], 1e-5)
+        yield ops._spatial_rms_norm_output, (plain[0], 1, plain[1], 1e-5)
+        for mask in ([True, True, True], [True, False, False], [False, True, False]):
+            yield ops.spatial_layer_norm_backward, (grad, x, 1, mean, rstd, w, b, mask)
+            yield ops.spatial_rms_norm_backward, (grad, x, 1, rstd, w, mask[:2])
+        innermost_grad = grad.transpose(1, 2).contiguous().transpose(1, 2)
+        yield ops.spatial_rms_norm_backward, (innermost_grad, x, 1, rstd, w, [True, True])
 
 
 def statistics_samples(t):
@@ -120,6 +159,7 @@ def samples():
                 yield op, (torch.randn_like(t), torch.softmax(t.detach(), -1), -1, dtype)
             yield from masked_samples(t)
             yield from norm_samples(t, w, b)
+            yield from spatial_norm_samples(t)
             if dtype == torch.float32:
                 yield from statistics_samples(t)
                 yield from stack_samples(t, w, b)

@@ -23,6 +23,11 @@ BAD_SLICES = {
     "normalized_shape of add_rms_norm": lambda t: fusedops.add_rms_norm(t, t, [4, 3, 5])[0],
     "mask": lambda t: fusedops.masked_softmax(t, torch.zeros(4, 3, 5)),
     "bias": lambda t: fusedops.masked_softmax(t, bias=torch.zeros(4, 1, 1)),
+    "start": lambda t: fusedops.masked_softmax(t, start=torch.zeros(4, 3, dtype=torch.int64)),
+    "sinks": lambda t: fusedops.masked_softmax(t, sinks=torch.zeros(4, 1)),
+    "learned sinks": lambda t: ops.masked_softmax_sinks(
+        t, None, 1.0, False, None, 0.0, None, None, None, 0, False, None, None, None, torch.zeros(5)
+    )[0],
     "causality of one query": lambda t: fusedops.masked_softmax(t[0], causal=True),
     "output_mask": lambda t: ops.rms_norm_backward(t, t, [5], t[:, :1], None, [True] * 3)[0],
     "input_dtype": lambda t: ops.softmax_backward(t, t, -1, torch.bool),

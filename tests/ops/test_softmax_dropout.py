@@ -12,8 +12,8 @@ op = torch.ops.fusedops.masked_softmax_dropout
 
 
 def test_the_reference_is_philox_as_published():
-    """The first and the third of Random123's known answers."""
-    assert reference.philox(0, 1, 4).tolist() == [[0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]]
+    """The first of Random123's known answers for seven rounds."""
+    assert reference.philox(0, 1, 4).tolist() == [[0x5F6FB709, 0x0D893F64, 0x4F121F81, 0x4F730A48]]
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)

@@ -22,6 +22,9 @@ BY_ROWS = {
     "softmax_stats": lambda x, w: fusedops.softmax_stats(x, -1),
     "masked_softmax": lambda x, w: [fusedops.masked_softmax(x, w > 0, scale=0.5)],
     "biased_softmax": lambda x, w: [fusedops.masked_softmax(x, w, bias=w, scale=0.5)],
+    "bounded_softmax": lambda x, w: [
+        fusedops.masked_softmax(x, start=torch.tensor(len(w) // 3), sinks=0.5, masked_rows="zero")
+    ],
     "layer_norm": lambda x, w: [fusedops.layer_norm(x, w.shape, w, w)],
     "std_norm": lambda x, w: [fusedops.std_norm(x, w.shape, w, w)],
     "rms_norm": lambda x, w: [fusedops.rms_norm(x, w.shape, w)],

@@ -10,23 +10,26 @@ from .cases import masked as masked_cases
 from .cases import norm as norm_cases
 from .cases import rows as row_cases
 from .cases import spatial as spatial_cases
+from .cases import spatial_norm as spatial_norm_cases
 from .cases import stack as stack_cases
 from .cases import statistics as statistics_cases
 from .cases.masked import MaskedCase
 from .cases.norm import NormCase
 from .cases.rows import Arrays, Case
 from .cases.spatial import SpatialCase
+from .cases.spatial_norm import SpatialNormCase
 from .cases.stack import StackCase
 from .cases.statistics import StatisticsCase
 from .emulator.library import Args, Emulator
 
 #: Cases of plain rows: a test chooses the length of rows, and options vary with it.
 RowsCase = Case | NormCase
-AnyCase = RowsCase | SpatialCase | MaskedCase | StackCase | StatisticsCase
+AnyCase = RowsCase | SpatialCase | SpatialNormCase | MaskedCase | StackCase | StatisticsCase
 _MODULES = {
     Case: row_cases,
     NormCase: norm_cases,
     SpatialCase: spatial_cases,
+    SpatialNormCase: spatial_norm_cases,
     MaskedCase: masked_cases,
     StackCase: stack_cases,
     StatisticsCase: statistics_cases,
@@ -81,15 +84,16 @@ def racing_cases(emulator: Emulator) -> list[AnyCase]:
     return [*once, *cluster_cases(emulator)]
 
 
-def cluster_cases(emulator: Emulator) -> list[RowsCase]:
+def cluster_cases(emulator: Emulator) -> list[AnyCase]:
     """Each kernel of clusters once."""
-    return [case for module in (row_cases, norm_cases) for case in module.cluster_cases(emulator)]
+    modules = (row_cases, norm_cases, masked_cases)
+    return [case for module in modules for case in module.cluster_cases(emulator)]
 
 
 def sanitized_cases(emulator: Emulator) -> list[AnyCase]:
     """The softmax and the norm of rows at every boundary. The other families have more elaborate
     kernels over the same tiles: each of them once."""
-    others = (spatial_cases, masked_cases, stack_cases, statistics_cases)
+    others = (spatial_cases, spatial_norm_cases, masked_cases, stack_cases, statistics_cases)
     once = [case for module in others for case in _each_kernel_once(emulator, module)]
     rows = (row_cases, norm_cases)
     boundaries = [case for module in rows for case in module.all_boundary_cases(emulator)]

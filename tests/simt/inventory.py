@@ -14,7 +14,7 @@ from .emulator.library import kernel_name
 HEADERS = sorted((ROOT / "csrc/include/fusedops/cuda").glob("*.h"))
 
 _DECLARATION = re.compile(
-    r"template <([^>]*)>\nFUSEDOPS_KERNEL\((\w+|\(.*?\))(?:, [\w<>]+)?\)\n(\w+)\(",
+    r"template <([^>]*)>\nFUSEDOPS_KERNEL\(\s*(\w+|\(.*?\))(?:,\s*(?:[\w<>]+|\(.*?\)))?\)\n(\w+)\(",
 )
 
 

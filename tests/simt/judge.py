@@ -15,6 +15,7 @@ from .cases.masked import SEED, MaskedCase
 from .cases.norm import EPS, NormCase
 from .cases.rows import Arrays, Case, encode
 from .cases.spatial import SpatialCase
+from .cases.spatial_norm import SpatialNormCase
 from .cases.stack import StackCase
 from .cases.statistics import StatisticsCase
 from .families import AnyCase
@@ -38,7 +39,7 @@ class Judge:
         self._tallies: dict[str, bounds.Tally] = {}
 
     def add(self, case: AnyCase, given: Arrays, outputs: Arrays) -> None:
-        if isinstance(case, SpatialCase):
+        if isinstance(case, (SpatialCase, SpatialNormCase)):
             return self.add(case.of_rows, case.as_rows(given), case.as_rows(outputs))
         if isinstance(case, StackCase):
             for i in range(case.count):
@@ -120,12 +121,24 @@ def _masked_softmax_forward(case: MaskedCase, given: Arrays) -> Wanted:
     blank = ~(shown & (scores != -np.inf)).any(-1, keepdims=True) & case.zero_masked_rows
     scores = np.where(blank, 0.0, np.where(shown, scores, case.mask_value))
     error = bounds.rounded(4, np.where(blank, 0.0, size), dtype)
-    parts = bounds.Softmax.of(scores, dtype, error)
     factors = {"output": _factors(case), "probabilities": np.ones_like(scores)}
-    return {
-        name: bounds.softmax(parts, dtype, np.where(blank, 0.0, factor))
-        for name, factor in factors.items()
-    }
+    if not case.sinks:
+        parts = bounds.Softmax.of(scores, dtype, error)
+        return {
+            name: bounds.softmax(parts, dtype, np.where(blank, 0.0, factor))
+            for name, factor in factors.items()
+        }
+    sinks = case.broadcast_rows(bounds.exactly(tensor(given["sinks"], case.wide)))
+    scores = np.concatenate([scores, np.where(blank, -np.inf, sinks)], -1)
+    error = np.concatenate([error, np.zeros((2, case.rows, 1))], -1)
+    parts = bounds.Softmax.of(scores, dtype, error)
+    columns = np.s_[..., :-1], np.s_[..., -1:]
+    wanted = {}
+    for name, factor in factors.items():
+        whole = np.concatenate([np.where(blank, 0.0, factor), np.ones_like(sinks)], -1)
+        wanted[name] = Bounded(*(of[columns[0]] for of in bounds.softmax(parts, dtype, whole)))
+    exact, error = (of[columns[1]] for of in bounds.softmax(parts, dtype))
+    return wanted | {"sink_probabilities": Bounded(np.where(blank, 1.0, exact), error)}
 
 
 def _masked_softmax_backward(case: MaskedCase, given: Arrays) -> Wanted:
@@ -135,7 +148,13 @@ def _masked_softmax_backward(case: MaskedCase, given: Arrays) -> Wanted:
     dtype = DTYPES[case.dtype]
     slope = bounds.softmax_gradient(probabilities, grad * _factors(case), dtype)
     scale = np.where(case.shown(given), case.scale, 0.0)
-    return {"grad_input": slope.scaled(scale, dtype).rounded_to(dtype)}
+    wanted = {"grad_input": slope.scaled(scale, dtype).rounded_to(dtype)}
+    if not case.sinks:
+        return wanted
+    sinks = bounds.exactly(tensor(given["sink_probabilities"], case.wide))
+    total = bounds.total_of_products(grad * _factors(case), probabilities, dtype)
+    wide = DTYPES[case.wide]
+    return wanted | {"grad_sinks": total.scaled(-sinks, wide).rounded_to(wide)}
 
 
 def _weight(case: NormCase, given: Arrays) -> np.ndarray:

@@ -12,29 +12,44 @@ import torch
 from . import families
 from .cases.norm import KINDS, NormCase
 from .cases.rows import Case, encode
-from .emulator.library import SCHEDULES, Config, Emulator
+from .emulator.library import SCHEDULES, Config, Emulator, Record
 from .families import RowsCase
 from .judge import Judge, same_bits, tensor
 
-BLOCKS = 8
 ROWS_ONLY = (True, False, False)
-#: The longest row that a cluster holds, by case.
-LONGEST = {
-    Case("softmax_forward", "float32", "float32", 1, 4, 4): 262_144,
-    Case("softmax_forward", "bfloat16", "float32", 1, 8, 8, log=True): 262_144,
-    Case("softmax_backward", "float32", "float32", 1, 4, 4): 131_072,
-    Case("softmax_backward", "float16", "float16", 1, 8, 8, log=True): 131_072,
-    NormCase("norm_forward", "float16", 1, 8, 8): 262_144,
-    NormCase("norm_forward", "float32", 1, 4, 4): 131_072,
-    NormCase("norm_forward", "bfloat16", 1, 8, 8, adds=True, p=0.3): 131_072,
-    NormCase("norm_backward", "float32", 1, 4, 4, wanted=ROWS_ONLY): 65_536,
-    NormCase("norm_backward", "bfloat16", 1, 8, 8, True, p=0.3, wanted=ROWS_ONLY): 65_536,
+#: The longest rows that clusters of 2, 4 and 8 blocks hold, by the elements of a row in a thread.
+OF_16 = (16_384, 32_768, 131_072)
+OF_32 = OF_64 = (32_768, 65_536, 262_144)
+BLOCKS = (2, 4, 8)
+LIMITS = {
+    Case("softmax_forward", "float32", "float32", 1, 4, 4): OF_32,
+    Case("softmax_forward", "bfloat16", "float32", 1, 8, 8, log=True): OF_64,
+    Case("softmax_backward", "float32", "float32", 1, 4, 4): OF_16,
+    Case("softmax_backward", "float16", "float16", 1, 8, 8, log=True): OF_16,
+    Case("softmax_forward", "float32", "float32", 1, 1, 1): OF_16,
+    Case("softmax_backward", "bfloat16", "bfloat16", 1, 1, 1, log=True): OF_16,
+    NormCase("norm_forward", "bfloat16", 1, 1, 1): OF_16,
+    NormCase("norm_forward", "float16", 1, 8, 8): OF_64,
+    NormCase("norm_forward", "float32", 1, 4, 4): OF_16,
+    NormCase("norm_forward", "bfloat16", 1, 8, 8, adds=True, p=0.3): OF_16,
+    NormCase("norm_backward", "float32", 1, 4, 4, wanted=ROWS_ONLY): (16_384, 32_768, 65_536),
+    NormCase("norm_backward", "bfloat16", 1, 8, 8, True, p=0.3, wanted=ROWS_ONLY): (
+        *(16_384, 32_768, 65_536),
+    ),
 }
-of_every_kind = pytest.mark.parametrize("base", LONGEST, ids=lambda base: f"{base.op}-{base.dtype}")
+of_every_kind = pytest.mark.parametrize("base", LIMITS, ids=lambda base: f"{base.op}-{base.dtype}")
+of_every_size = pytest.mark.parametrize("size", range(3), ids=lambda size: f"{BLOCKS[size]}-blocks")
+REFUSED = Config(refuse_clusters=True)
 
 
 def held(base: RowsCase, rows: int, cols: int) -> RowsCase:
     return replace(base, rows=rows, cols=cols, clusters=True)
+
+
+def shortest(base: RowsCase, size: int) -> int:
+    """The shortest row that clusters of BLOCKS[size] hold."""
+    limits = LIMITS[base]
+    return (limits[size - 1] if size else limits[0] // 2) + base.width
 
 
 def kernels_of(emulator: Emulator, case: RowsCase) -> set[str]:
@@ -42,33 +57,77 @@ def kernels_of(emulator: Emulator, case: RowsCase) -> set[str]:
     return {kernel.split("<")[0].rpartition("_")[2] for kernel in kernels}
 
 
-@of_every_kind
-def test_errors_are_within_their_bounds(emulator, base):
+def executed_by(emulator: Emulator, case: RowsCase, config: Config) -> set[str]:
+    """The kernels that ran under that configuration; the results must be within their bounds."""
+    before = emulator.records()
+    emulator.configure(config)
+    given = families.inputs(case)
     judge = Judge()
-    for cols in (32_768 + base.width, 50_000, LONGEST[base]):
+    judge.add(case, given, families.run(emulator, case, given))
+    judge.conclude()
+    ran = {name for name, record in emulator.records().items() if ran_since(before, name, record)}
+    return {name.split("<")[0].rpartition("_")[2] for name in ran}
+
+
+def ran_since(before: dict[str, Record], name: str, now: Record) -> bool:
+    return now.launches > (before[name].launches if name in before else 0)
+
+
+def has_narrow(case: RowsCase) -> bool:
+    """Whether rows of single elements have clusters too."""
+    return isinstance(case, Case) or (case.is_forward and not case.adds)
+
+
+@of_every_size
+@of_every_kind
+def test_errors_are_within_their_bounds(emulator, base, size):
+    judge = Judge()
+    for cols in (shortest(base, size), LIMITS[base][size]):
         case = held(base, 2, cols)
         given = families.inputs(case)
         judge.add(case, given, families.run(emulator, case, given))
     judge.conclude()
 
 
+@of_every_size
 @of_every_kind
-def test_one_launch_holds_a_row_and_longer_narrower_or_older_ones_go_by_segments(emulator, base):
-    longest = held(base, 1, LONGEST[base])
-    assert kernels_of(emulator, longest) == {"cluster"}
-    by_segments = [replace(longest, clusters=False), replace(longest, width=1)]
-    by_segments.append(replace(longest, cols=longest.cols + base.width))
+def test_the_smallest_cluster_whose_blocks_share_a_multiprocessor_holds_a_row(emulator, base, size):
+    for cols in (shortest(base, size), LIMITS[base][size]):
+        case = held(base, 1, cols)
+        assert kernels_of(emulator, case) == {"cluster"}
+        assert emulator.cluster_of(families.prepared_args(emulator, case)) == BLOCKS[size]
+
+
+@of_every_kind
+def test_longer_narrower_or_older_rows_go_by_segments(emulator, base):
+    longest = held(base, 1, LIMITS[base][-1])
+    longer = replace(longest, cols=longest.cols + base.width)
+    by_segments = [replace(longest, clusters=False), longer]
+    if not has_narrow(base) or longest.cols > OF_16[-1]:
+        by_segments.append(replace(longest, width=1))
     for case in by_segments:
-        assert kernels_of(emulator, case) in ({"partials", "apply"}, {"partials", "rows"}), case
+        assert kernels_of(emulator, case) in ({"partials", "apply"}, {"partials", "segments"}), case
 
 
+@of_every_size
 @of_every_kind
-def test_no_schedule_no_grid_limit_and_no_other_row_changes_a_bit(emulator, base):
-    case = held(base, 5, 33_000)
+def test_rows_whose_clusters_are_refused_are_right_without_them(emulator, base, size):
+    """As on a part of a GPU, and by code for older devices."""
+    case = held(base, 2, LIMITS[base][size])
+    one_block = emulator.kernels_of(families.prepared_args(emulator, replace(case, clusters=False)))
+    without = {kernel.split("<")[0].rpartition("_")[2] for kernel in one_block}
+    assert executed_by(emulator, case, REFUSED) == without
+    assert executed_by(emulator, case, Config()) == {"cluster"}
+
+
+@of_every_size
+@of_every_kind
+def test_no_schedule_no_grid_limit_and_no_other_row_changes_a_bit(emulator, base, size):
+    case = held(base, 5, shortest(base, size))
     case = replace(case, p=0.0) if isinstance(case, NormCase) else case
     given = families.inputs(case)
     first = families.run(emulator, case, given)
-    for config in (*SCHEDULES.values(), Config(max_grid=2 * BLOCKS)):
+    for config in (*SCHEDULES.values(), Config(max_grid=2 * BLOCKS[size])):
         emulator.configure(config)
         assert same_bits(families.run(emulator, case, given), first)
     last = {name: values[-1:] for name, values in given.items()}
@@ -82,9 +141,9 @@ INF, NAN = np.inf, np.nan
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_blocks_of_nothing_but_minus_inf_do_not_touch_the_rest(emulator, dtype, log):
-    cols = 33_000
+    cols = 65_536
     rows = np.full((7, cols), -INF)
-    rows[1, 0], rows[2, -1], rows[3, cols // BLOCKS - 1 : cols // BLOCKS + 1] = 2.0, -3.0, 1.0
+    rows[1, 0], rows[2, -1], rows[3, cols // 4 - 1 : cols // 4 + 1] = 2.0, -3.0, 1.0
     rows[4:, : cols // 2] = np.linspace(-1, 1, cols // 2)
     rows[4, -1], rows[5, 20_000] = NAN, INF
     stored = encode(rows, dtype)

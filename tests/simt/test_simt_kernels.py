@@ -13,6 +13,7 @@ from .cases import rows as row_cases
 from .cases.norm import NormCase
 from .cases.rows import Case
 from .cases.spatial import SpatialCase
+from .cases.spatial_norm import SpatialNormCase
 from .emulator import build
 from .emulator.library import DTYPES, Config, Emulator
 from .families import RowsCase
@@ -85,7 +86,8 @@ def launch_every_length(emulator: Emulator) -> None:
     others."""
     for base, last in families.bases():
         args = families.prepared_args(emulator, base)
-        many, count = ("inner", 100_000) if isinstance(base, SpatialCase) else ("rows", 1000)
+        is_spatial = isinstance(base, (SpatialCase, SpatialNormCase))
+        many, count = ("inner", 100_000) if is_spatial else ("rows", 1000)
         for value in (1, count):
             setattr(getattr(args, "each", args), many, value)
             emulator.launch_every_length(args, last)

@@ -10,7 +10,18 @@ import pytest
 import torch
 
 from . import philox
-from .cases.masked import OPS, SEED, MaskedCase, Prepared, bases, boundary_cases, inputs
+from .cases.masked import (
+    OPERANDS,
+    OPS,
+    SEED,
+    STATISTICS,
+    MaskedCase,
+    Prepared,
+    bases,
+    boundary_cases,
+    inputs,
+    with_operands,
+)
 from .cases.rows import PAIRS, Arrays, encode
 from .emulator.library import SCHEDULES, Config
 from .families import run
@@ -47,7 +58,26 @@ FEW = [
     for op in OPS
     for cols, width, diagonal in [(40, 8, 20), (1040, 1, None), (1600, 8, 900), (17_000, 8, 9000)]
 ]
-FEW_IDS = [f"{case.op}-{case.cols}" for case in FEW]
+#: The kernels for one part: rows in part of a warp, in a warp, and in several warps.
+FEW += [
+    replace(with_operands(case, 0), mask_value=-1e4, zero_masked_rows=True, p=0.3)
+    for op, parts in product(OPS, ["none", "causal", "bool", "numbers"])
+    if op == FORWARD or parts != "numbers"
+    for cols in (40, 2048, 4104)
+    for case in [MaskedCase(op, "bfloat16", "bfloat16", (2, 1, 3), cols, 8, parts)]
+]
+#: Intervals that begin behind column 0, and sinks.
+FEW += [
+    MaskedCase(
+        *(op, "bfloat16", "bfloat16", (2, 1, 3), cols, width),
+        **{"mask": "bool 1011" if lower is None else "", "lower": lower, "sinks": "float 1010"},
+        **{"start": "int64 1010" if lower is None else "", "end": "int32 1000"},
+        **{"mask_value": -1e4, "zero_masked_rows": True, "p": 0.3},
+    )
+    for op in OPS
+    for cols, width, lower in [(40, 8, 11), (1040, 1, None), (1600, 8, 900), (17_000, 8, None)]
+]
+FEW_IDS = [f"{case.op}-{case.parts}-{case.cols}" for case in FEW]
 
 
 @pytest.mark.parametrize("case", FEW, ids=FEW_IDS)
@@ -64,10 +94,13 @@ def moved_to_row(case: MaskedCase, prepared: Prepared, row: int) -> None:
     args = prepared.args
     args.rows, args.scores.dims.count = 1, 0
     for name, array in prepared.arrays.items():
-        if name not in ("mask", "bias"):
-            getattr(args, name).data += row * array.stride * array.values.itemsize
+        offset = row * array.stride * array.values.itemsize
+        if name in STATISTICS:
+            setattr(args, name, getattr(args, name) + offset)
+        elif name not in OPERANDS:
+            getattr(args, name).data += offset
     at = np.unravel_index(row, case.dims)
-    for name in ("mask", "bias"):
+    for name in OPERANDS:
         operand = getattr(args.scores, name)
         if operand.data:
             offset = sum(i * stride for i, stride in zip(at, operand.strides, strict=False))
@@ -75,6 +108,9 @@ def moved_to_row(case: MaskedCase, prepared: Prepared, row: int) -> None:
     if case.diagonal is not None:
         args.scores.causal.queries = 1
         args.scores.causal.diagonal += row % case.dims[-1]
+    if case.lower is not None:
+        args.scores.causal.queries = 1
+        args.scores.causal.lower_diagonal += row % case.dims[-1]
 
 
 @pytest.mark.parametrize("case", FEW, ids=FEW_IDS)
@@ -120,26 +156,62 @@ def test_a_single_misaligned_array_is_enough_for_narrow_accesses(emulator, op):
             assert emulator.kernels_of(prepared.args).isdisjoint(before)
 
 
+#: The parts of scores.h by their bits, and the operands whose scores have them in bfloat16.
+PICKED = [
+    (0, {}),
+    (1, {"diagonal": 3}),
+    (2, {"mask": "bool 011"}),
+    (2, {"mask": "bool 111"}),
+    (4, {"mask": "bfloat16 011"}),
+    (4, {"bias": "bfloat16 111"}),
+    (7, {"mask": "bool 010"}),
+    (7, {"mask": "float32 011"}),
+    (7, {"bias": "bfloat16 010"}),
+    (7, {"mask": "bool 011", "diagonal": 3}),
+    (7, {"mask": "bool 011", "bias": "bfloat16 011"}),
+    (7, {"mask": "bfloat16 011", "bias": "bfloat16 011"}),
+    (7, {"bias": "bfloat16 011", "diagonal": 3}),
+    (7, {"lower": 3}),
+    (7, {"start": "int32 010"}),
+    (7, {"end": "int64 110", "diagonal": 3}),
+    (7, {"sinks": "float 000"}),
+]
+
+
+@pytest.mark.parametrize("parts, operands", PICKED)
+def test_scores_of_one_part_have_a_kernel_of_their_own(emulator, parts, operands):
+    case = MaskedCase(FORWARD, "bfloat16", "bfloat16", (2, 3), 2048, 8, **operands)
+    (kernel,) = emulator.kernels_of(Prepared(emulator, case, inputs(case)).args)
+    vectors, threads = (2, 0) if parts == 7 else (8, 32)
+    types = "__nv_bfloat16, __nv_bfloat16"
+    assert kernel == f"masked_softmax_forward_registers<{types}, 8, {vectors}, {parts}, {threads}>"
+
+
+@pytest.mark.parametrize(
+    "parts, operands",
+    [
+        (0, {"mask": "bfloat16 011"}),
+        (1, {"mask": "bfloat16 011", "diagonal": 3}),
+        (2, {"mask": "bool 111"}),
+        (7, {"mask": "bool 010"}),
+        (7, {"mask": "bool 011", "diagonal": 3}),
+    ],
+)
+def test_what_was_added_to_the_scores_does_not_change_the_backward_kernel(
+    emulator, parts, operands
+):
+    case = MaskedCase(BACKWARD, "bfloat16", "bfloat16", (2, 3), 2048, 8, **operands)
+    (kernel,) = emulator.kernels_of(Prepared(emulator, case, inputs(case)).args)
+    types = "__nv_bfloat16, __nv_bfloat16"
+    assert kernel == f"masked_softmax_backward_registers<{types}, 8, 2, {parts}>"
+
+
 @pytest.mark.parametrize("op", OPS)
 def test_no_rows_launch_nothing(emulator, op):
     case = MaskedCase(op, "float32", "float32", (1,), cols=96, width=4)
     prepared = Prepared(emulator, case, inputs(case))
     prepared.args.rows = 0
     assert emulator.kernels_of(prepared.args) == set()
-
-
-def test_philox_in_numpy_gives_the_published_words():
-    # From the file kat_vectors of Random123.
-    zero = np.zeros((1, 4), np.uint32)
-    assert philox.philox(zero, (0, 0))[0].tolist() == [
-        0x6627E8D5,
-        0xE169C58D,
-        0xBC57AC4C,
-        0x9B00DBD8,
-    ]
-    ones = 0xFFFFFFFF
-    words = philox.philox(np.full((1, 4), ones, np.uint32), (ones, ones))[0]
-    assert words.tolist() == [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 1.0])
@@ -213,7 +285,7 @@ def test_special_rows_come_out_as_of_masked_fill_and_softmax(emulator, mask_valu
 
 
 @pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("cols", [40, 17_000])
+@pytest.mark.parametrize("cols", [40, 1032, 17_000])
 @pytest.mark.parametrize("diagonal", [-(2**63), -2, 7, 2**63 - 1])
 def test_columns_that_causality_hides_are_not_read(emulator, op, cols, diagonal):
     case = MaskedCase(op, "float32", "float32", (2, 3), cols, 4, zero_masked_rows=True)
@@ -229,6 +301,73 @@ def test_columns_that_causality_hides_are_not_read(emulator, op, cols, diagonal)
     emulator.launch(prepared.args)
     assert same_bits(prepared.outputs(), expected)
     assert not any(values[hidden].any() for values in expected.values())
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("dtype, width", [("bfloat16", 8), ("float32", 1), ("float64", 2)])
+@pytest.mark.parametrize("cols", [40, 1040, 17_000])
+@pytest.mark.parametrize(
+    "interval",
+    [
+        {"lower": 5},
+        {"diagonal": 30, "lower": -2},
+        {"start": "int32 110"},
+        {"start": "int64 010", "end": "int32 110", "mask": "bool 101"},
+    ],
+)
+def test_columns_outside_an_interval_are_not_read(emulator, op, dtype, width, cols, interval):
+    case = MaskedCase(op, dtype, dtype, (2, 3), cols, width, **interval, zero_masked_rows=True)
+    given = inputs(case)
+    expected = run(emulator, case, given)
+    hidden = ~case.interval(given)
+    assert hidden.any() and not hidden.all()
+    for name in ("input", "grad_output"):
+        if name in given:
+            nan = encode(np.array([NAN]), dtype)[0]
+            given[name][hidden] = nan
+    assert same_bits(run(emulator, case, given), expected)
+    assert not any(values[hidden].any() for values in expected.values())
+
+
+@pytest.mark.parametrize("lower", [-(2**63), 2**63 - 1])
+def test_a_lower_diagonal_may_be_any_number(emulator, lower):
+    case = MaskedCase(FORWARD, "float32", "float32", (2, 3), 40, 4, lower=0, zero_masked_rows=True)
+    prepared = Prepared(emulator, case, inputs(case))
+    prepared.args.scores.causal.lower_diagonal = lower
+    emulator.launch(prepared.args)
+    sums = prepared.outputs()["output"].sum(-1)
+    assert np.allclose(sums, 1 if lower < 0 else 0)
+
+
+@pytest.mark.parametrize("cols", [40, 17_000])
+@pytest.mark.parametrize("mask_value", [-INF, -1e4, 0.5])
+@pytest.mark.parametrize("p", [0.0, 0.3])
+def test_an_interval_gives_what_the_bool_mask_gives(emulator, cols, mask_value, p):
+    case = MaskedCase(FORWARD, "float32", "float32", (2, 3), cols, 4, mask_value=mask_value, p=p)
+    bounded = replace(case, start="int64 110", end="int32 010", lower=-1)
+    given = inputs(bounded)
+    masked = {"input": given["input"], "mask": bounded.interval(given).astype(np.uint8)}
+    by_mask = run(emulator, replace(case, mask="bool 111"), masked)
+    actual = run(emulator, bounded, given)
+    for name, expected in by_mask.items():
+        assert np.allclose(actual[name], expected, rtol=1e-6, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("cols", [40, 17_000])
+def test_special_sinks_come_out_as_one_more_column(emulator, cols):
+    rows = [[NAN, 1.0], [INF, 1.0], [-INF, -INF], [3e38, -3e38], [0.5, 1.0]]
+    sinks = np.array([0.0, NAN, INF, -INF, 3e38, -50.0], np.float32)
+    case = MaskedCase(
+        *(FORWARD, "float32", "float32", (len(rows), len(sinks)), cols, 4), sinks="float 010"
+    )
+    x = np.full((len(rows), len(sinks), cols), -INF, np.float32)
+    x[:, :, :2] = np.array(rows, np.float32)[:, None]
+    given = {"input": x.reshape(case.rows, cols), "sinks": sinks[None, :, None]}
+    actual = torch.from_numpy(run(emulator, case, given)["output"])
+    column = torch.from_numpy(sinks).repeat(len(rows))[:, None]
+    both = torch.cat([torch.from_numpy(given["input"]), column], -1)
+    expected = torch.softmax(both, -1)[:, :-1]
+    assert torch.allclose(actual, expected, rtol=1e-5, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("cols", [40, 17_000])

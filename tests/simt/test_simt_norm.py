@@ -14,7 +14,7 @@ from fusedops import reference
 from . import philox
 from .cases.norm import KINDS, OPS, SEED, NormCase, Prepared, inputs, run, statistics
 from .cases.rows import decode, encode
-from .emulator.library import DTYPES, Config, EmulatorError
+from .emulator.library import DTYPES, SCHEDULES, VECTOR_BYTES, Config, EmulatorError
 from .judge import Judge, same_bits, tensor
 
 FORWARD, BACKWARD = OPS
@@ -41,7 +41,8 @@ def test_a_launch_split_at_the_grids_limit_gives_the_same_bits(emulator, op, col
     case = replace(case, p=0.3)
     given = inputs(case)
     whole = run(emulator, case, given)
-    emulator.configure(Config(max_grid=4))
+    # Blocks that walk over rows have one launch: of 3 partitions, of up to 5 segments a row.
+    emulator.configure(Config(max_grid=4 if op == FORWARD else 15))
     assert same_bits(run(emulator, case, given), whole)
 
 
@@ -56,21 +57,137 @@ def test_blocks_that_walk_over_many_rows_sum_all_of_them(emulator, dtype, rows, 
     judge.conclude()
 
 
+#: Backward, a row is held by a block, by a cluster of 2, 4 or 8, or goes by segments: the longest
+#: and the shortest rows of each, with a device that has clusters.
+SCOPES = [
+    *[("registers", "bfloat16", 8, cols, False) for cols in (1056, 8192)],
+    *[("registers", "float32", 4, 4096, True), ("registers", "float16", 2, 4096, False)],
+    *[("cluster", "float16", 8, cols, False) for cols in (8200, 16_384, 16_392)],
+    *[("cluster", "bfloat16", 8, cols, True) for cols in (32_776, 65_536)],
+    *[("cluster", "float32", 4, 4100, True), ("cluster", "float32", 4, 8196, False)],
+    *[("cluster", "float32", 4, 32_768, True), ("cluster", "float32", 4, 65_536, False)],
+    *[("segments", "float32", 4, 32_772, True), ("segments", "bfloat16", 8, 65_544, False)],
+    *[("segments", "bfloat16", 1, 4097, False), ("segments", "float16", 2, 4098, False)],
+    *[("segments", "float32", 1, 2049, True), ("segments", "float64", 2, 2050, False)],
+]
+
+
+def kernels_of(emulator, args):
+    return {kernel.split("<")[0] for kernel in emulator.kernels_of(args)}
+
+
+@pytest.mark.parametrize("scope, dtype, width, cols, adds", SCOPES)
+def test_every_scope_of_a_row_gives_gradients_within_their_bounds(
+    emulator, scope, dtype, width, cols, adds
+):
+    judge = Judge()
+    for rows in (1, 7) if cols > 9000 else (5, 70):
+        case = NormCase(BACKWARD, dtype, rows, cols, width, adds, kind=KINDS[rows % 3], p=0.3)
+        given = inputs(case)
+        prepared = Prepared(emulator, replace(case, clusters=True), given)
+        assert f"norm_backward_{scope}" in kernels_of(emulator, prepared.args)
+        emulator.launch(prepared.args)
+        judge.add(case, given, prepared.outputs())
+    judge.conclude()
+
+
+@pytest.mark.parametrize("clusters", [False, True])
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize(
+    "dtype, width, cols",
+    [("bfloat16", 8, 8200), ("float32", 4, 8196), ("float16", 2, 4098), ("float64", 1, 2049)],
+)
+def test_no_schedule_changes_a_bit_of_sums_over_rows_and_no_other_row_one_of_a_gradient(
+    emulator, dtype, width, cols, adds, clusters
+):
+    case = NormCase(BACKWARD, dtype, 9, cols, width, adds, clusters=clusters)
+    given = inputs(case)
+    first = run(emulator, case, given)
+    for schedule in SCHEDULES.values():
+        emulator.configure(schedule)
+        assert same_bits(run(emulator, case, given), first)
+    of_rows = {name for name, values in given.items() if len(values) == case.rows}
+    last = {name: given[name][-1:] if name in of_rows else given[name] for name in given}
+    alone = run(emulator, replace(case, rows=1), last)
+    assert np.array_equal(alone["grad_input"], first["grad_input"][-1:])
+
+
+def partials_bytes(emulator, rows, cols, dtype, width, adds):
+    """What partials of sums over rows have, the workspace of a launch that wants nothing else."""
+    case = NormCase(BACKWARD, dtype, 1, width, width, adds, wanted=(False, True, True))
+    args = Prepared(emulator, replace(case, clusters=True), inputs(case)).args
+    args.rows, args.cols = rows, cols
+    return emulator.workspace_bytes(args)
+
+
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("rows", [8192, 8200, 20_000, 1_000_000])
+def test_backward_moves_each_tensor_once_and_a_fifth_of_one_in_partials(emulator, adds, rows):
+    """Rows of 16 bits. One kernel reads input and gradient, and partials are written and read."""
+    case = NormCase(BACKWARD, "bfloat16", 1, 8, 8, adds, clusters=True)
+    prepared = Prepared(emulator, case, inputs(case))
+    for cols in (1024, 1032, 4096, 5128, 8192, 8200, 12_288, 16_384, 24_576, 32_768, 65_536):
+        prepared.args.rows, prepared.args.cols = rows, cols
+        holds = "registers" if cols <= 8192 else "cluster"
+        kernels = {f"norm_backward_{holds}", "norm_backward_finish"}
+        assert kernels_of(emulator, prepared.args) == kernels
+        partials = 2 * partials_bytes(emulator, rows, cols, "bfloat16", 8, adds)
+        assert partials <= 0.2 * rows * cols * 2, cols
+
+
+@pytest.mark.parametrize("dtype, width", [("bfloat16", 8), ("float16", 1), ("float32", 4)])
+def test_partials_of_few_rows_have_no_more_bytes_than_the_tensors(emulator, dtype, width):
+    for rows, cols in product((4, 16, 100, 256, 1024), (96, 1024, 4096, 8192, 16_384, 100_000)):
+        partials = 2 * partials_bytes(emulator, rows, cols, dtype, width, adds=False)
+        assert partials <= 3 * rows * cols * DTYPES[dtype].itemsize, (rows, cols)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("cols, width", [(96, 8), (98, 2), (1040, 8), (9001, 1), (33_000, 8)])
+@pytest.mark.parametrize("kind, adds", list(product(KINDS, (False, True))))
+def test_usual_options_give_the_bits_of_the_form_that_has_all(
+    emulator, dtype, cols, width, kind, adds
+):
+    for bias in (False, True):
+        usual = NormCase(FORWARD, dtype, 3, cols, width, adds, kind=kind, bias=bias)
+        given = inputs(usual)
+        floats = {
+            name: encode(decode(given[name], dtype), "float32")
+            for name in ("weight", "bias")
+            if name in given
+        }
+        any_form = replace(usual, parameters="float32")
+        assert same_bits(run(emulator, any_form, given | floats), run(emulator, usual, given))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("cols, width", [(96, 8), (2048, 8), (9001, 1), (32_768, 8)])
+def test_a_row_of_equal_elements_becomes_its_bias(emulator, dtype, cols, width):
+    case = NormCase(FORWARD, dtype, 12, cols, width)
+    given = inputs(case)
+    given["input"][:] = given["input"][:, :1]
+    expected = np.broadcast_to(given["bias"], given["input"].shape)
+    assert np.array_equal(run(emulator, case, given)["output"], expected)
+
+
 #: Makes rows from standard normal ones.
 HARD_ROWS = {
     "far from zero": lambda normal: 1e4 + normal,
     "variance 1e-12": lambda normal: 1 + 1e-6 * normal,
     "constant": lambda normal: np.broadcast_to(normal[:, :1], normal.shape) * 100,
+    # As far from the mean of every second element as that can be from the mean.
+    "in turns": lambda normal: 100 + normal + np.arange(normal.shape[1]) % 2 * 1000,
 }
 
 
 @pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", HARD_ROWS)
 def test_rows_that_lose_digits_are_within_their_bounds(emulator, op, dtype, rows):
     judge = Judge()
     random = np.random.default_rng(1)
-    lengths = [(96, 1), (1032, 2), (4097, 1), (16_388, 2)]
+    widest = VECTOR_BYTES // DTYPES[dtype].itemsize
+    lengths = [(96, 1), (1032, 2), (4097, 1), (4104, widest), (16_388, 2)]
     for (cols, width), kind in product(lengths, KINDS):
         case = NormCase(op, dtype, 12, cols, width, wanted=(True, cols < 100, cols < 100))
         case = replace(case, kind=kind, adds=cols in (96, 16_388) and op == FORWARD)

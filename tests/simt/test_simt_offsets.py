@@ -26,7 +26,7 @@ CASES: list[AnyCase] = [
         NormCase(op, "bfloat16", 3, cols, 8, adds, kind=kind, p=0.3, clusters=clusters)
         for op in ("norm_forward", "norm_backward")
         for cols, clusters in ((SHORT, False), (LONG, False), (LONG, True))
-        for kind, adds in zip(KINDS, (True, False, False), strict=True)
+        for kind, adds in zip(KINDS, (True, False, False, False), strict=True)
     ),
     *(
         MaskedCase(op, "bfloat16", "float32", (2, 2), cols, 4, mask=mask, bias="float32 101", p=0.3)

@@ -38,11 +38,20 @@ FOUND = {
     "PlainAddAcrossBlocks": [("tsan", SCHEDULES, RACE)],
     "WeakCopyWait": [("plain", SCHEDULES, "without having waited for its cp.async")],
     "MissingBulkWait": [
-        ("plain", ["fifo"], "while a bulk copy is on its way"),
+        ("plain", ["fifo"], "while this copy to its shared memory is on its way"),
         ("tsan", ["lifo"], RACE),
     ],
-    "ClusterRead": [("tsan", SCHEDULES, RACE), ("plain", SCHEDULES, WRONG)],
+    "ClusterRead": [("plain", SCHEDULES, "may not have started")],
     "ClusterExit": [("plain", SCHEDULES, "may have exited|may use its memory")],
+    "RelaxedArrival": [("tsan", SCHEDULES, RACE)],
+    "LoneClusterWait": [("plain", SCHEDULES, "wait at a cluster barrier without an arrival")],
+    "SecondArrival": [("plain", SCHEDULES, "a second arrival at a cluster barrier")],
+    "DivergentArrival": [("plain", SCHEDULES, "divergent arrival at the cluster barrier")],
+    "MissingClusterWait": [("plain", SCHEDULES, "may not have started")],
+    "StuckPhase": [("tsan", ["lifo", "random"], RACE), ("plain", SCHEDULES, "may have exited")],
+    "LostBytes": [("plain", SCHEDULES, "deadlock")],
+    "MailSentEarly": [("tsan", SCHEDULES, RACE)],
+    "EarlyClusterExit": [("plain", SCHEDULES, "may have exited|on its way")],
 }
 
 

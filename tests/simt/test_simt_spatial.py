@@ -18,13 +18,17 @@ from .judge import Judge, same_bits, tensor
 FAMILIES = list(product(OPS, PAIRS))
 IDS = [f"{op}-{dtype}-{other}" for op, (dtype, other) in FAMILIES]
 FORWARD, BACKWARD = OPS
+#: Where a block keeps elements: SpatialKeep of launch_plan.h.
+REGISTERS, SHARED, NOTHING = range(3)
 
-#: One thread a column, several in several segments, and the most.
+#: One thread a column, several in several segments, and the most: kept in registers, in shared
+#: memory and not at all.
 FEW = [
     SpatialCase(op, "bfloat16", other, 3, dim_size, inner, width, log=dim_size == 50)
     for op in OPS
     for dim_size, inner, width, other in [
-        *[(3, 40, 8, "bfloat16"), (50, 33, 1, "bfloat16"), (300, 72, 8, "float32")]
+        *[(3, 40, 8, "bfloat16"), (50, 33, 1, "bfloat16"), (300, 72, 8, "float32")],
+        *[(1500, 3, 1, "bfloat16"), (3073, 8, 8, "bfloat16")],
     ]
 ]
 FEW_IDS = [f"{case.op}-{case.dim_size}" for case in FEW]
@@ -72,6 +76,29 @@ def test_a_launch_split_at_the_grids_limit_and_one_in_place_give_the_same_bits(e
     setattr(prepared.args, to, getattr(prepared.args, source))
     emulator.launch(prepared.args)
     assert prepared.arrays[source].read().tobytes() == whole[to].tobytes()
+
+
+@pytest.mark.parametrize("case", FEW, ids=FEW_IDS)
+def test_columns_have_equal_bits_where_shared_memory_is_too_small_to_keep_them(emulator, case):
+    kept = run(emulator, case)
+    emulator.configure(Config(max_shared_bytes=8 << 10))
+    assert same_bits(run(emulator, case), kept)
+
+
+@pytest.mark.parametrize("op, longest", [(FORWARD, 3072), (BACKWARD, 1536)])
+@pytest.mark.parametrize("dtype, width", [("bfloat16", 8), ("float32", 4), ("bfloat16", 1)])
+def test_elements_are_loaded_once_as_long_as_a_block_can_keep_them(
+    emulator, op, longest, dtype, width
+):
+    for dim_size, keep in [
+        (256, REGISTERS),
+        (257, SHARED),
+        (longest, SHARED),
+        (longest + 1, NOTHING),
+    ]:
+        case = SpatialCase(op, dtype, dtype, 1, dim_size, 2 * width, width)
+        (kernel,) = emulator.kernels_of(Prepared(emulator, case, inputs(case)).args)
+        assert kernel.endswith(f", {keep}>")
 
 
 @pytest.mark.parametrize("op", OPS)

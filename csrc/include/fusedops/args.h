@@ -169,22 +169,51 @@ constexpr int64_t element_bytes(const Operand& operand) {
   return operand.is_bool ? 1 : size_of(operand.dtype);
 }
 
-// Row r belongs to query r % queries, which sees columns 0 to query + diagonal.
+// Row r belongs to query r % queries. Where causality is on, the query sees columns 0 to query +
+// diagonal; with a lower diagonal it sees those from query + lower_diagonal on.
 struct Causal {
   bool on;
   int64_t queries, diagonal;
+  bool has_lower_diagonal = false;
+  int64_t lower_diagonal = 0;
+};
+
+// A broadcast operand of int64 or int32 with one value for each row, at which its visible columns
+// begin or end. The strides are those of Operand. data is null if there is no operand.
+struct RowBound {
+  const void* data;
+  int64_t strides[kMaxRowDims];
+  bool is_int64;
+};
+
+// A broadcast operand with one value for each row: double if the input is double, and float
+// otherwise. The strides are those of Operand. data is null if there is no operand.
+struct RowValues {
+  const void* data;
+  int64_t strides[kMaxRowDims];
 };
 
 // The scores whose softmax is computed: scale * input + bias + mask, but `mask_value` where a bool
-// mask is false or causality hides the column. bias is never bool.
+// mask is false or the column is not in the row's interval: the columns from `start` to before
+// `end` that causality and the lower diagonal leave visible. bias is never bool. A sink is one more
+// score of the row, whose probability is not among the results.
 struct Scores {
   RowDims dims;
   Operand bias, mask;
   Causal causal;
   double scale, mask_value;
+  RowBound start, end;
+  RowValues sinks;
+
+  // Whether more than causality limits the intervals.
+  constexpr bool has_bounds() const {
+    return causal.has_lower_diagonal || start.data != nullptr || end.data != nullptr;
+  }
 };
 
-// Element (row, column) is kept, and multiplied by `scale`, if word column % 4 of Philox4x32-10(key
+constexpr int32_t kPhiloxRounds = 7;
+
+// Element (row, column) is kept, and multiplied by `scale`, if word column % 4 of Philox4x32-7(key
 // = *seed, counter = {column / 4, row's low half, row's high half, 0}) is at least `threshold`;
 // otherwise it is multiplied by 0. seed is null if there is no dropout.
 struct Dropout {
@@ -195,9 +224,12 @@ struct Dropout {
 
 // probabilities = softmax(scores) along each row, output = dropout(probabilities). A row without a
 // visible element (all are hidden, or -inf) becomes what the softmax makes of it or, with
-// zero_masked_rows, zeros. The hidden columns of a causal row are neither read nor computed.
+// zero_masked_rows, zeros.
+// Columns outside a row's interval are neither read nor computed, but for
+// those of a tile or vector with a column inside.
 //
-// probabilities.data is null if the probabilities are not wanted. input and output may be the same
+// probabilities.data is null if the probabilities are not wanted. sink_probabilities has one value
+// per row, as RowValues, and is null if they are not wanted. input and output may be the same
 // memory. The dtypes are those of SoftmaxForward; output and probabilities share one.
 struct MaskedSoftmaxForward {
   ConstRows input;
@@ -206,26 +238,35 @@ struct MaskedSoftmaxForward {
   Dropout dropout;
   int64_t rows, cols;
   bool zero_masked_rows;
+  void* sink_probabilities = nullptr;
 };
 
 // Let g be grad_output with the forward's dropout applied, and s = sum(g * probabilities). Then
-// grad_input = scale * probabilities * (g - s), and 0 where a bool mask or causality hides the
-// column. Only the bool mask, the causality and the scale of `scores` are used. grad_input may be
+// grad_input = scale * probabilities * (g - s), and 0 where a bool mask or the interval hides the
+// column. Only the bool mask, the interval and the scale of `scores` are used. grad_input may be
 // the memory of grad_output. The dtypes are those of SoftmaxBackward.
+//
+// grad_sinks = -sink_probabilities * s, for each row as in the forward; both are null if it is not
+// wanted.
 struct MaskedSoftmaxBackward {
   ConstRows grad_output, probabilities;
   Rows grad_input;
   Scores scores;
   Dropout dropout;
   int64_t rows, cols;
+  const void* sink_probabilities = nullptr;
+  void* grad_sinks = nullptr;
 };
 
 // kLayer: rstd = 1 / sqrt(variance + eps).
 // kRms:   mean = 0, rstd = 1 / sqrt(mean(x^2) + eps).
 // kStd:   rstd = 1 / (std + eps), where std^2 = sum((x - mean)^2) / (cols - 1).
-enum class NormKind : int32_t { kLayer, kRms, kStd };
+// kL2:    mean = 0, rstd = 1 / max(norm, eps), where norm^2 = sum(x^2).
+enum class NormKind : int32_t { kLayer, kRms, kStd, kL2 };
 
-FUSEDOPS_HOST_DEVICE constexpr bool has_mean(NormKind kind) { return kind != NormKind::kRms; }
+FUSEDOPS_HOST_DEVICE constexpr bool has_mean(NormKind kind) {
+  return kind != NormKind::kRms && kind != NormKind::kL2;
+}
 
 // Let x = dropout(input) + residual, rounded once to the dtype of input, or x = input if
 // residual.data is null. Then output = (x - mean) * rstd * (weight + weight_offset) + bias, and sum
@@ -258,7 +299,7 @@ struct NormForward {
 // forward's input, dropout(grad_input); without dropout it is the same and not wanted.
 //
 // grad_input, grad_branch, grad_weight and grad_bias are not computed if their data is null. All
-// rows share one dtype. Only kStd uses eps.
+// rows share one dtype. Only kStd and kL2 use eps.
 struct NormBackward {
   NormKind kind;
   ConstRows grad_output, grad_sum, input;
@@ -270,6 +311,31 @@ struct NormBackward {
   void* workspace;
   int64_t rows, cols;
   double eps, weight_offset;
+};
+
+// A norm over dim_size for each outer and inner index, as SpatialSoftmaxForward is a softmax; kind
+// is not kStd. mean and rstd have one value for each outer and inner index. The rest is as in
+// NormForward, with dim_size for cols.
+struct SpatialNormForward {
+  NormKind kind;
+  ConstSlices input;
+  Slices output;
+  ConstColumns weight, bias;
+  void *mean, *rstd;
+  int64_t outer, dim_size, inner;
+  double eps;
+};
+
+// Gradients of SpatialNormForward, as NormBackward has those of NormForward.
+struct SpatialNormBackward {
+  NormKind kind;
+  ConstSlices grad_output, input;
+  const void *mean, *rstd;
+  ConstColumns weight;
+  Slices grad_input;
+  Columns grad_weight, grad_bias;
+  void* workspace;
+  int64_t outer, dim_size, inner;
 };
 
 // --- stacks: one operation on several tensors, each result in its slot --------------------------

@@ -2,15 +2,14 @@
 //
 // FUSEDOPS_KERNEL takes the threads of the largest block and, optionally, the number of blocks that
 // share a multiprocessor's registers.
-// Clusters (blocks that run together and read each other's shared memory) exist where
-// has_clusters() says so; kernels that use them trap elsewhere. No block may leave its cluster
-// before the others have read its shared memory. Contract: kernels use threadIdx, blockIdx,
-// blockDim, gridDim, __syncthreads(), the macros below and fusedops::device, nothing else. Each PTX
-// instruction is one function here, with a portable equivalent. Shared arrays are aligned for
-// 16-byte access. Emulator: fusedops_simt.h, found on the include path, supplies those names,
-// FUSEDOPS_SHARED,
-// __shfl_xor_sync, the vector and 16-bit types, and fusedops::device::{max_grid, has_clusters,
-// launch, launch_clusters, cluster_rank, cluster_barrier, load_cluster}.
+// Clusters are blocks that run together and write to each other's shared memory; cluster.h says
+// how. They exist where has_clusters() says so, and launch_clusters() refuses a kernel whose code
+// has none. Contract: kernels use threadIdx, blockIdx, blockDim, gridDim, __syncthreads(),
+// __syncwarp(), the macros below and fusedops::device, nothing else. Each PTX instruction is one
+// function here, with a portable equivalent. Shared arrays are aligned for 16-byte access.
+// Emulator: fusedops_simt.h, found on the include path, supplies those names, FUSEDOPS_SHARED,
+// __shfl_xor_sync, the vector and 16-bit types, and of fusedops::device max_grid and all functions
+// of launches, dynamic shared memory, clusters and mbarriers.
 // Numerics: fast_exp2 is within 2 ulp and flushes denormal results, reciprocal is within 1 ulp; the
 // rest is as in <cmath>.
 #pragma once
@@ -20,6 +19,9 @@
 
 #if defined(__CUDACC__)
 #include <array>
+#include <map>
+#include <mutex>
+#include <utility>
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -44,6 +46,8 @@ using Stream = void*;  // a cudaStream_t
 using Status = int;    // a cudaError_t
 inline constexpr Status kSuccess = 0;
 inline constexpr Status kInvalidValue = 1;
+inline constexpr Status kInvalidDeviceFunction = 98;
+inline constexpr Status kLaunchFailure = 719;  // a kernel broke
 
 inline constexpr int32_t kWarpLanes = 32;
 
@@ -82,8 +86,9 @@ FUSEDOPS_DEVICE float fast_exp2(float x) {
   return y;
 }
 
-// Loads that are not kept in L1, for what is read once. volatile keeps the loads of a row together,
-// ahead of the barrier that waits for them.
+// Loads for what is read once, which are not kept in L1. But for those of less than a sector, as
+// their neighbours come from the same one. volatile keeps the loads of a row together, ahead of the
+// barrier that waits for them.
 FUSEDOPS_DEVICE uint4 load_streaming(const uint4* from) {
   uint4 v;
   asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -100,47 +105,129 @@ FUSEDOPS_DEVICE uint2 load_streaming(const uint2* from) {
 }
 FUSEDOPS_DEVICE uint32_t load_streaming(const uint32_t* from) {
   uint32_t v;
-  asm volatile("ld.global.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(from));
+  asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(from));
   return v;
 }
 FUSEDOPS_DEVICE uint16_t load_streaming(const uint16_t* from) {
   uint16_t v;
-  asm volatile("ld.global.L1::no_allocate.u16 %0, [%1];" : "=h"(v) : "l"(from));
+  asm volatile("ld.global.u16 %0, [%1];" : "=h"(v) : "l"(from));
   return v;
 }
 
-// The rank of this block in its cluster.
-FUSEDOPS_DEVICE uint32_t cluster_rank() {
-  uint32_t rank = 0;
+// `pointer` to global memory, of which the compiler does not know the parts. Else it adds them anew
+// for every vector of a row: 9 instructions each, in place of one.
+template <class T>
+FUSEDOPS_DEVICE T* whole(T* pointer) {
+  size_t address = __cvta_generic_to_global(pointer);
+  asm("" : "+l"(address));
+  return static_cast<T*>(__cvta_global_to_generic(address));
+}
+
+// Tells the compiler that a condition holds.
+FUSEDOPS_DEVICE void assume(bool condition) { __builtin_assume(condition); }
+
+// The shared memory that the launch asked for.
+template <class T>
+FUSEDOPS_DEVICE T* dynamic_shared() {
+  extern __shared__ uint4 dynamic_shared_memory[];
+  return reinterpret_cast<T*>(dynamic_shared_memory);
+}
+
 #if __CUDA_ARCH__ >= 900
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-#endif
+
+// The number of blocks in this cluster, and the rank of this one.
+FUSEDOPS_DEVICE uint32_t cluster_blocks() {
+  uint32_t blocks;
+  asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(blocks));
+  return blocks;
+}
+FUSEDOPS_DEVICE uint32_t cluster_rank() {
+  uint32_t rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
 
-// A barrier for all threads of a cluster. Afterwards all see what was written before, in shared
-// memory too.
-FUSEDOPS_DEVICE void cluster_barrier() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#else
-  __trap();
-#endif
+// The two halves of a barrier for all threads of a cluster. The arrival orders no memory but the
+// making of mbarriers: one that did would wait for all stores of the thread (MEMBAR.GPU).
+FUSEDOPS_DEVICE void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+FUSEDOPS_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
+
+FUSEDOPS_DEVICE uint32_t shared_address(const void* own) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(own));
 }
 
-// The float at the address of `own`, in the shared memory of the block of that rank.
-FUSEDOPS_DEVICE float load_cluster(const float* own, uint32_t rank) {
-  float value = 0;
-#if __CUDA_ARCH__ >= 900
+// The address that `own` has in the block of that rank.
+FUSEDOPS_DEVICE uint32_t cluster_address(const void* own, uint32_t rank) {
   uint32_t address;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-               : "=r"(address)
-               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(own))), "r"(rank));
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
-#endif
-  return value;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(own)), "r"(rank));
+  return address;
 }
+
+// Makes an mbarrier, each of whose phases takes one arrival. Other threads of the cluster know it
+// after a cluster barrier at which this thread arrives later.
+FUSEDOPS_DEVICE void mbarrier_init(uint64_t* barrier) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// Arrives; the phase ends once that many bytes have come too.
+FUSEDOPS_DEVICE void mbarrier_expect(uint64_t* barrier, uint32_t bytes) {
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+      "r"(bytes)
+      : "memory");
+}
+
+// Waits for the end of a phase of that parity; the first one has parity 0. Afterwards this thread
+// sees what has come.
+FUSEDOPS_DEVICE void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
+  uint32_t is_over = 0;
+  while (!is_over) {
+    asm volatile(
+        "{\n"
+        ".reg .pred %%over;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 %%over, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, %%over;\n"
+        "}"
+        : "=r"(is_over)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory");
+  }
+}
+
+// Stores at the address of `own` in the block of that rank. The bytes come some time later, and
+// count for the mbarrier at the address of `own_barrier` there.
+FUSEDOPS_DEVICE void store_cluster(float* own, float value, uint64_t* own_barrier, uint32_t rank) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(
+                   cluster_address(own, rank)),
+               "f"(value), "r"(cluster_address(own_barrier, rank))
+               : "memory");
+}
+FUSEDOPS_DEVICE void store_cluster(
+    float* own, float first, float second, uint64_t* own_barrier, uint32_t rank) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(
+          cluster_address(own, rank)),
+      "f"(first), "f"(second), "r"(cluster_address(own_barrier, rank))
+      : "memory");
+}
+
+#else
+
+// Code without clusters, which launch_clusters() does not launch.
+FUSEDOPS_DEVICE uint32_t cluster_blocks() { return 1; }
+FUSEDOPS_DEVICE uint32_t cluster_rank() { return 0; }
+FUSEDOPS_DEVICE void cluster_arrive() { __trap(); }
+FUSEDOPS_DEVICE void cluster_wait() {}
+FUSEDOPS_DEVICE void mbarrier_init(uint64_t*) {}
+FUSEDOPS_DEVICE void mbarrier_expect(uint64_t*, uint32_t) {}
+FUSEDOPS_DEVICE void mbarrier_wait(uint64_t*, uint32_t) {}
+FUSEDOPS_DEVICE void store_cluster(float*, float, uint64_t*, uint32_t) {}
+FUSEDOPS_DEVICE void store_cluster(float*, float, float, uint64_t*, uint32_t) {}
+
+#endif
 
 // Whether the current device has clusters. The first call asks every device.
 inline bool has_clusters() {
@@ -158,11 +245,38 @@ inline bool has_clusters() {
       majors[device] >= 9;
 }
 
-// Launches clusters of `cluster` neighbouring blocks.
+// Whether a kernel's code for the current device has clusters. Code that the driver makes of PTX
+// has what __CUDA_ARCH__ was for that PTX.
+template <class... Params>
+bool has_cluster_code(void (*kernel)(Params...)) {
+  static std::mutex mutex;
+  static std::map<std::pair<int, void (*)(Params...)>, bool> known;
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return false;
+  const std::lock_guard lock(mutex);
+  const auto [entry, is_new] = known.try_emplace({device, kernel}, false);
+  if (is_new) {
+    cudaFuncAttributes code = {};
+    const bool is_read = cudaFuncGetAttributes(&code, kernel) == cudaSuccess;
+    if (!is_read) cudaGetLastError();  // clears it
+    entry->second = is_read && code.ptxVersion >= 90 && code.binaryVersion >= 90;
+  }
+  return entry->second;
+}
+
+// Every device with clusters runs them of up to eight blocks; more take a permission.
+inline constexpr uint32_t kPortableClusterBlocks = 8;
+
+// Launches clusters of `cluster` neighbouring blocks. Refuses where the kernel's code has none, and
+// where the device cannot run them, as a part of a GPU may not.
 template <class... Params, class... Args>
 Status launch_clusters(
     void (*kernel)(Params...), int64_t blocks, uint32_t cluster, dim3 threads, Stream stream,
     Args... args) {
+  if (cluster > 1 && !has_cluster_code(kernel)) return kInvalidDeviceFunction;
+  if (cluster > kPortableClusterBlocks) {
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  }
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim.x = cluster;
@@ -184,6 +298,44 @@ Status launch(
   return launch_clusters(kernel, blocks, 1, threads, stream, args...);
 }
 
+// The most shared memory that a block of the current device may have. The first call asks every
+// device.
+inline int64_t max_shared_bytes() {
+  static const auto limits = [] {
+    std::array<int, 64> found = {};
+    int count = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess) return found;
+    for (int i = 0; i < count && i < static_cast<int>(found.size()); ++i) {
+      cudaDeviceGetAttribute(&found[i], cudaDevAttrMaxSharedMemoryPerBlockOptin, i);
+    }
+    return found;
+  }();
+  int device = 0;
+  const bool is_known =
+      cudaGetDevice(&device) == cudaSuccess && device < static_cast<int>(limits.size());
+  return is_known ? limits[device] : 0;
+}
+
+// Launches blocks that have `shared_bytes` of dynamic shared memory, up to max_shared_bytes() with
+// what the kernel declares. More than 48 KB have to be asked for.
+template <class... Params, class... Args>
+Status launch_with_shared(
+    void (*kernel)(Params...), int64_t shared_bytes, int64_t blocks, dim3 threads, Stream stream,
+    Args... args) {
+  if (shared_bytes > 0) {
+    const cudaError_t status = cudaFuncSetAttribute(
+        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
+    if (status != cudaSuccess) {
+      cudaGetLastError();  // clears it, since it is returned
+      return status;
+    }
+  }
+  kernel<<<
+      static_cast<unsigned>(blocks), threads, static_cast<size_t>(shared_bytes),
+      static_cast<cudaStream_t>(stream)>>>(static_cast<Params>(args)...);
+  return cudaGetLastError();
+}
+
 #else
 
 inline float reciprocal(float x) { return 1.0f / x; }
@@ -193,6 +345,13 @@ inline float fast_exp2(float x) { return exp2f(x); }
 template <class Word>
 Word load_streaming(const Word* from) {
   return *from;
+}
+template <class T>
+T* whole(T* pointer) {
+  return pointer;
+}
+inline void assume(bool condition) {
+  if (!condition) __builtin_unreachable();
 }
 
 #endif

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -31,11 +31,13 @@ from .rows import PAIRS, Arrays, encode
 
 OPS = ["masked_softmax_forward", "masked_softmax_backward"]
 SEED = 0x0123_4567_89AB_CDEF
-#: The last length that dry launches look at; the kernels that keep a row end at 16384 and 8192.
-MAX_LENGTH = 17_000
+#: The last length that dry launches look at; the kernels that keep a row end at 32768 at most.
+MAX_LENGTH = 33_000
 #: Two tiles of the looped kernels in float64, which has no other kernels. One vector more needs a
 #: third tile.
-LONG_COLS = 8192
+LONG_COLS = 6144
+#: The parts that scores may have, one of which is enough for a kernel of its own.
+PARTS = ["none", "causal", "bool", "numbers", "any"]
 
 
 @dataclass(frozen=True)
@@ -46,19 +48,31 @@ class MaskedCase:
     dims: tuple[int, ...]  # their product is the number of rows; the last are queries
     cols: int
     width: int  # elements of the vectors that all pointers and strides are aligned for
+    parts: str = "any"  # one of PARTS; varied() gives the case such operands
     padded: bool = False
     mask: str = ""  # a dtype and the dimensions of [*dims, cols] that it has, as in "bool 1011"
     bias: str = ""
     diagonal: int | None = None  # None: not causal
+    lower: int | None = None  # the lower diagonal
+    start: str = ""  # as mask, with 0 for the columns, as in "int32 1010"
+    end: str = ""
+    sinks: str = ""
     scale: float = 1.0
     mask_value: float = -np.inf
     zero_masked_rows: bool = False
     p: float = 0.0
     wants_probabilities: bool = True
+    #: Whether the device has clusters of blocks. Not in repr(), which chooses options.
+    clusters: bool = field(default=False, repr=False)
 
     @property
     def rows(self) -> int:
         return math.prod(self.dims)
+
+    @property
+    def wide(self) -> str:
+        """The dtype of sinks and of their probabilities."""
+        return "float64" if self.other == "float64" else "float32"
 
     @property
     def is_forward(self) -> bool:
@@ -73,16 +87,28 @@ class MaskedCase:
         sizes = zip((*self.dims, self.cols), kept, strict=True)
         return tuple(size if is_kept == "1" else 1 for size, is_kept in sizes)
 
-    def shown_by_causality(self) -> np.ndarray:
-        """Whether causality shows each element of [rows, cols]."""
-        if self.diagonal is None:
-            return np.ones((self.rows, self.cols), bool)
+    def interval(self, given: Arrays) -> np.ndarray:
+        """Whether each element of [rows, cols] is in the interval of its row."""
+        shown = np.ones((self.rows, self.cols), bool)
         query = np.arange(self.rows)[:, None] % self.dims[-1]
-        return np.arange(self.cols)[None] <= query + self.diagonal
+        column = np.arange(self.cols)[None]
+        if self.diagonal is not None:
+            shown &= column <= query + self.diagonal
+        if self.lower is not None:
+            shown &= column >= query + self.lower
+        if self.start:
+            shown &= column >= self.broadcast(given["start"])
+        if self.end:
+            shown &= column < self.broadcast(given["end"])
+        return shown
 
     def shown(self, given: Arrays) -> np.ndarray:
-        shown = self.shown_by_causality()
+        shown = self.interval(given)
         return shown & self.broadcast(given["mask"] != 0) if self.mask[:4] == "bool" else shown
+
+    def broadcast_rows(self, operand: np.ndarray) -> np.ndarray:
+        """As one value for each row."""
+        return np.broadcast_to(operand, (*self.dims, 1)).reshape(self.rows, 1)
 
     def broadcast(self, operand: np.ndarray) -> np.ndarray:
         """As one value for each row and column."""
@@ -103,21 +129,39 @@ def inputs(case: MaskedCase) -> Arrays:
             if name == "mask":  # column 0 stays visible in every row
                 values[..., 1:][values[..., 1:] < -1] = -np.inf
             given[name] = encode(values, operand.split()[0])
+    for name, operand, low, high in (
+        ("start", case.start, -3, case.cols // 2 + 2),
+        ("end", case.end, case.cols // 3, case.cols + 3),
+    ):
+        if operand:
+            bounds = random.integers(low, high, case.operand_shape(operand))
+            given[name] = bounds.astype(operand.split()[0])
     if case.is_forward:
+        if case.sinks:
+            given["sinks"] = encode(normal(case.operand_shape(case.sinks)) * 3, case.wide)
         return given | {"input": encode(normal(shape) * 3, case.dtype)}
     power = np.where(case.shown(given), np.exp(normal(shape) * 2), 0)
     probabilities = power / np.maximum(power.sum(-1, keepdims=True), 1e-30)
+    if case.sinks:
+        given["sink_probabilities"] = encode(random.random((case.rows, 1)), case.wide)
     return given | {
         "grad_output": encode(normal(shape), case.other),
         "probabilities": encode(probabilities, case.other),
     }
 
 
+#: Arrays with one value for each row, adjacent.
+STATISTICS = ("sink_probabilities", "grad_sinks")
+#: Arrays that are no rows of the launch.
+OPERANDS = ("mask", "bias", "start", "end", "sinks")
+
+
 def output_dtypes(case: MaskedCase) -> dict[str, str]:
     if not case.is_forward:
-        return {"grad_input": case.dtype}
+        return {"grad_input": case.dtype} | ({"grad_sinks": case.wide} if case.sinks else {})
     names = ["output", "probabilities"] if case.wants_probabilities else ["output"]
-    return dict.fromkeys(names, case.other)
+    of_sinks = {"sink_probabilities": case.wide} if case.sinks else {}
+    return dict.fromkeys(names, case.other) | of_sinks
 
 
 class Prepared:
@@ -127,6 +171,7 @@ class Prepared:
         self, emulator: Emulator, case: MaskedCase, given: Arrays, misaligned: str = ""
     ) -> None:
         self._emulator, self._case, self._misaligned = emulator, case, misaligned
+        emulator.use_clusters(case.clusters)
         self.arrays: dict[str, DeviceArray] = {}
         for name, values in given.items():
             rows = values.reshape(-1, values.shape[-1])
@@ -135,21 +180,27 @@ class Prepared:
         self.seed = emulator.array((1, 1), "int64", 8)
         self.seed.values[:] = SEED
         shape = (case.rows, case.cols)
-        self._outputs = {name: self._array(name, shape) for name in output_dtypes(case)}
+        self._outputs = {
+            name: self._array(name, (case.rows, 1) if name in STATISTICS else shape)
+            for name in output_dtypes(case)
+        }
         self.arrays |= self._outputs
         self.args = self._args()
 
     def _array(self, name: str, shape: tuple[int, int]) -> DeviceArray:
         case = self._case
-        operands = {"mask": case.mask, "bias": case.bias}
+        operands = {"mask": case.mask, "bias": case.bias, "start": case.start, "end": case.end}
         if name in operands:
             dtype = operands[name].split()[0]
+        elif name in ("sinks", *STATISTICS):
+            dtype = case.wide
         else:
             dtype = case.dtype if name in ("input", "grad_input") else case.other
         width = 1 if name == self._misaligned else case.width
-        item = 1 if dtype == "bool" else DTYPES[dtype].itemsize
+        item = 1 if dtype == "bool" else np.dtype(DTYPES.get(dtype, dtype)).itemsize
         alignment = min(VECTOR_BYTES, (width if shape[1] > 1 else 1) * item)
-        return self._emulator.array(shape, dtype, alignment, case.padded)
+        padded = case.padded and name not in STATISTICS
+        return self._emulator.array(shape, dtype, alignment, padded)
 
     def _scores(self) -> Scores:
         case = self._case
@@ -160,14 +211,28 @@ class Prepared:
         return Scores(
             RowDims(*case.dims),
             **operands,
-            causal=Causal(case.diagonal is not None, case.dims[-1], case.diagonal or 0),
+            causal=Causal(
+                *(case.diagonal is not None, case.dims[-1], case.diagonal or 0),
+                *(case.lower is not None, case.lower or 0),
+            ),
             scale=case.scale,
             mask_value=case.mask_value,
+            **{
+                name: self.arrays[name].bound(case.operand_shape(text))
+                for name, text in (("start", case.start), ("end", case.end))
+                if text
+            },
+            **(
+                {"sinks": self.arrays["sinks"].row_values(case.operand_shape(case.sinks))}
+                if "sinks" in self.arrays
+                else {}
+            ),
         )
 
     def _args(self) -> Args:
         case = self._case
-        rows = {name: a.rows for name, a in self.arrays.items() if name not in ("mask", "bias")}
+        rows = {name: a.rows for name, a in self.arrays.items() if name not in OPERANDS}
+        of_sinks = {name: self.arrays[name].address for name in STATISTICS if name in self.arrays}
         scale = 0.0 if case.p == 1 else 1 / (1 - case.p)
         given = {
             "scores": self._scores(),
@@ -182,41 +247,77 @@ class Prepared:
                 rows.get("probabilities", Rows()),
                 **given,
                 zero_masked_rows=case.zero_masked_rows,
+                **of_sinks,
             )
-        return MaskedSoftmaxBackward(
-            rows["grad_output"], rows["probabilities"], rows["grad_input"], **given
-        )
+        gradients = rows["grad_output"], rows["probabilities"], rows["grad_input"]
+        return MaskedSoftmaxBackward(*gradients, **given, **of_sinks)
 
     def outputs(self) -> Arrays:
         return {name: array.read() for name, array in self._outputs.items()}
 
 
 def bases() -> list[MaskedCase]:
-    """A case for each op, pair of dtypes and width of vectors (16 bytes, one element), of one
-    vector."""
-    return [
-        MaskedCase(op, dtype, other, dims=(1, 1, 1), cols=width, width=width)
+    """A case for each op, pair of dtypes, width of vectors (16 bytes, one element) and parts of the
+    scores that kernels differ in, of one vector."""
+    wide = [
+        with_operands(MaskedCase(op, dtype, other, (1, 1, 1), width, width, parts), 0)
         for op in OPS
         for dtype, other in PAIRS
-        for width in (VECTOR_BYTES // DTYPES[dtype].itemsize, 1)
+        for width in (wide_vector(op, dtype, other),)
+        for parts in (PARTS if dtype != "float64" else ["any"])
+        if op == "masked_softmax_forward" or parts != "numbers"
     ]
+    return [*wide, *(replace(case, width=1, cols=1) for case in wide if case.parts == "any")]
+
+
+def wide_vector(op: str, dtype: str, other: str) -> int:
+    read = dtype if op == "masked_softmax_forward" else other
+    return VECTOR_BYTES // DTYPES[read].itemsize
+
+
+def with_operands(case: MaskedCase, i: int) -> MaskedCase:
+    """The case with the i-th choice of mask, bias and causality that its parts allow."""
+    own, wide = case.dtype, "float64" if case.dtype == "float64" else "float32"
+    masks, biases, diagonals = [""], [""], [None]
+    lowers, starts, ends, sinks = [None], [""], [""], [""]
+    if case.parts == "none" and not case.is_forward:
+        masks = ["", f"{own} 0011"]  # what was added does not matter
+    elif case.parts == "causal":
+        diagonals = [case.cols // 2, -1, case.cols - case.dims[-1], 0]
+    elif case.parts == "bool":
+        masks = ["bool 1011", "bool 0001", "bool 1111"]
+    elif case.parts == "numbers":
+        masks = [f"{own} 0011", "", f"{own} 1101", ""]
+        biases = ["", f"{own} 0111", "", f"{own} 1111"]
+    elif case.parts == "any":
+        masks = ["bool 1110", "bool 1011", "", f"{own} 0011", f"{wide} 1101", "bool 0001"]
+        masks.append("bool 1111")
+        biases = ["", f"{own} 0111", f"{wide} 1010", f"{own} 1111", f"{wide} 0001"]
+        diagonals = [None, case.cols // 2, -1, case.cols - case.dims[-1]]
+        lowers = [None, case.cols // 3, None, -1, None]
+        starts = ["", "", "int32 1110", "", "int64 0110", ""]
+        ends = ["", "int64 1000", "", "", "int32 0010", "", "int32 1110"]
+        sinks = ["", "", "float 0100", "", "", "float 1110", "", "float 0000"]
+    return replace(
+        case,
+        mask=masks[i % len(masks)],
+        bias=biases[i % len(biases)] if case.is_forward else "",
+        diagonal=diagonals[i % len(diagonals)],
+        lower=lowers[i % len(lowers)],
+        start=starts[i % len(starts)],
+        end=ends[i % len(ends)],
+        sinks=sinks[i % len(sinks)],
+    )
 
 
 def varied(case: MaskedCase, i: int) -> MaskedCase:
     """The case with the i-th choice of operands and options. The choices have different periods, so
     that many cases together have most pairs of them."""
-    own, wide = case.dtype, "float64" if case.dtype == "float64" else "float32"
-    masks = ["bool 1011", "", f"{own} 0011", "bool 1110", f"{wide} 1101", "bool 0001", "bool 1111"]
-    biases = ["", f"{own} 0111", f"{wide} 1010", f"{own} 1111", f"{wide} 0001"]
-    diagonals = [None, case.cols // 2, -1, case.cols - case.dims[-1]]
     lowest = -65504.0 if case.other == "float16" else float(np.finfo(np.float32).min)
     mask_value, zeros = [(-1e4, False), (-np.inf, True), (lowest, False)][i % 3]
     return replace(
-        case,
+        with_operands(case, i),
         padded=i % 2 == 1,
-        mask=masks[i % 7],
-        bias=biases[i % 5] if case.is_forward else "",
-        diagonal=diagonals[i % 4],
         scale=0.125 if i % 3 == 1 else 1.0,
         mask_value=mask_value,
         zero_masked_rows=zeros,
@@ -226,15 +327,37 @@ def varied(case: MaskedCase, i: int) -> MaskedCase:
 
 
 def boundary_cases(emulator: Emulator, base: MaskedCase) -> Iterator[MaskedCase]:
-    """The shortest row, both sides of every change of kernel or of launch shape, and long rows."""
+    """The shortest row, both sides of every change of kernel or of launch shape, and long rows. Of
+    the shapes of a kernel for one part, every multiple of a warp is like the next one."""
     args = Prepared(emulator, base, inputs(base)).args
     ends = emulator.ends_of_launch_shapes(args, base.width, MAX_LENGTH)
     ends = ends if ends[-1] > row_cases.FEW_COLS else [*ends, LONG_COLS]
+    if base.parts != "any":
+        ends = [end for end in ends if end <= 2048 or end == ends[-1]]
     lengths = sorted({base.width, *ends, *(end + base.width for end in ends)})
     first = zlib.crc32(repr(base).encode())
     for i, cols in enumerate(lengths, first):
         dims = (2, 2, 3) if cols <= row_cases.FEW_COLS else (1, 1, 3)
         yield varied(replace(base, cols=cols, dims=dims), i)
+
+
+def cluster_bases() -> list[MaskedCase]:
+    """A case for each kernel of clusters, which are for scores of any parts. The lengths are the
+    shortest that one block does not hold."""
+    longest = {2: 14_336, 4: 8192}
+    return [
+        replace(base, cols=longest[VECTOR_BYTES // base.width] + base.width, clusters=True)
+        for base in bases()
+        if base.parts == "any" and base.width > 1 and "float64" not in (base.dtype, base.other)
+    ]
+
+
+def cluster_cases(emulator: Emulator) -> list[MaskedCase]:
+    """Each kernel of clusters once: with a mask beside causality no block holds such rows."""
+    return [
+        replace(varied(base, i), dims=(1, 1, 3), mask="bool 1011", diagonal=base.cols // 2)
+        for i, base in enumerate(cluster_bases())
+    ]
 
 
 def racing_candidates(emulator: Emulator) -> list[MaskedCase]:

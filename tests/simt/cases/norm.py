@@ -269,12 +269,22 @@ def all_boundary_cases(emulator: Emulator) -> list[NormCase]:
 
 
 def cluster_cases(emulator: Emulator) -> Iterator[NormCase]:
-    """As those of rows.py."""
+    """The shortest rows that a cluster has to hold, for each of its kernels."""
     for i, base in enumerate(bases()):
-        if base.width == row_cases.widths(base.dtype)[0] and base.dtype != "float64":
-            base = replace(base, rows=3, clusters=True, wanted=(True, False, False))
-            cols = boundary_lengths(emulator, replace(base, rows=1))[-1]
-            yield varied(replace(base, cols=cols), i)
+        if base.dtype == "float64":
+            continue
+        base = replace(base, rows=3, clusters=True, wanted=(True, False, False))
+        if base.width == row_cases.widths(base.dtype)[0]:
+            lengths = boundary_lengths(emulator, replace(base, rows=1))
+            cases = [replace(base, cols=cols) for cols in lengths]
+            yield varied(next(case for case in cases if is_in_clusters(emulator, case)), i)
+        elif base.width == 1 and base.is_forward and not base.adds:
+            yield varied(replace(base, cols=row_cases.NARROW_CLUSTER_COLS), i)
+
+
+def is_in_clusters(emulator: Emulator, case: NormCase) -> bool:
+    kernels = emulator.kernels_of(Prepared(emulator, case, inputs(case)).args)
+    return any("_cluster<" in kernel for kernel in kernels)
 
 
 def racing_candidates(emulator: Emulator) -> list[NormCase]:

@@ -31,6 +31,8 @@ PAIRS = [
 
 #: Lengths are looked at as far as this; every kernel's last change of shape is at 32768.
 MAX_LENGTH = 70_000
+#: The shortest row of single elements that a cluster holds.
+NARROW_CLUSTER_COLS = 8193
 #: The kernel that finishes the column sums of a norm's gradients has 1024 threads for 32 columns,
 #: and costs more time than all others together: few cases with longer rows want column sums.
 FEW_COLS = 1100
@@ -172,10 +174,13 @@ def all_boundary_cases(emulator: Emulator) -> list[Case]:
 def cluster_cases(emulator: Emulator) -> Iterator[Case]:
     """The shortest rows that a cluster has to hold, for each of its kernels."""
     for base in bases():
-        is_wide = base.width == widths(base.dtype)[0]
-        if is_wide and base.dtype != "float64":
-            base = replace(base, rows=3, clusters=True)
-            yield replace(base, cols=boundary_lengths(emulator, replace(base, rows=1))[-1])
+        if base.dtype == "float64":
+            continue
+        held = replace(base, rows=3, clusters=True)
+        if base.width == widths(base.dtype)[0]:
+            yield replace(held, cols=boundary_lengths(emulator, replace(held, rows=1))[-1])
+        elif base.width == 1:
+            yield replace(held, cols=NARROW_CLUSTER_COLS)
 
 
 def racing_candidates(emulator: Emulator) -> list[Case]:

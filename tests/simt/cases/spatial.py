@@ -22,8 +22,10 @@ from . import rows as row_cases
 from .rows import PAIRS, Arrays
 
 OPS = ["spatial_softmax_forward", "spatial_softmax_backward"]
-#: The last dim_size that dry launches look at; the last change of shape is at 128.
-MAX_LENGTH = 400
+#: The last dim_size that dry launches look at; the last change of shape is at 3072.
+MAX_LENGTH = 3200
+#: A longer dim_size has few inner columns in boundary_cases().
+MANY_COLUMNS = 400
 
 
 @dataclass(frozen=True)
@@ -113,13 +115,14 @@ def bases() -> list[SpatialCase]:
 
 def boundary_cases(emulator: Emulator, base: SpatialCase) -> Iterator[SpatialCase]:
     """A dim_size of one, both sides of every change of the launch shape, and one beyond the last of
-    them; inner columns that end within a segment, in one segment or in three. Logarithm, padding
-    and outer are varied along the way."""
+    them; inner columns that end within a segment, in one segment or in three where they are few
+    elements. Logarithm, padding and outer are varied along the way."""
     args = Prepared(emulator, base, inputs(base)).args
     ends = emulator.ends_of_launch_shapes(args, 1, MAX_LENGTH)
     first = zlib.crc32(repr(base).encode())
     for i, dim_size in enumerate([1, *ends, *(end + 1 for end in ends), MAX_LENGTH + 3], first):
-        inner = base.width * (3 if i % 3 else 17 + 300 // dim_size)
+        is_one_segment = i % 3 > 0 or dim_size > MANY_COLUMNS
+        inner = base.width * (3 if is_one_segment else 17 + 300 // dim_size)
         case = replace(base, dim_size=dim_size, inner=inner, outer=1 + i % 2, padded=i % 4 > 1)
         yield replace(case, log=i % 5 < 2)
 

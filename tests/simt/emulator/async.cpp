@@ -1,4 +1,4 @@
-// cp.async, mbarrier and bulk copies.
+// cp.async, mbarrier, bulk copies and asynchronous stores.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -19,18 +19,21 @@ struct TransactionBarrier {
   unsigned arrivals, pending;
   int64_t bytes = 0;
   unsigned phase = 0;
-  Cluster* cluster;
+  Block* owner;
 };
 
-struct BulkCopy {
+// A bulk copy from `source`, or an asynchronous store of `value`.
+struct Transfer {
   void* to;
   const void* source;
+  uint64_t value;
   size_t bytes;
   uint64_t* barrier;
+  Site site;
 };
 
 std::unordered_map<uint64_t*, TransactionBarrier> barriers;
-std::vector<BulkCopy> bulk_copies;
+std::vector<Transfer> transfers;
 
 TransactionBarrier& barrier_at(uint64_t* address, const Site& site) {
   const auto found = barriers.find(address);
@@ -42,10 +45,8 @@ void complete_if_due(uint64_t* address, TransactionBarrier& barrier) {
   if (barrier.pending > 0 || barrier.bytes != 0) return;
   barrier.pending = barrier.arrivals;
   barrier.phase ^= 1;
-  for (Block* block : barrier.cluster->blocks) {
-    for (Thread* thread : block->threads) {
-      if (thread->state == State::kWaiting && thread->waits_at == address) wake(thread);
-    }
+  for (Thread* thread : barrier.owner->threads) {
+    if (thread->state == State::kWaiting && thread->waits_at == address) wake(thread);
   }
 }
 
@@ -84,8 +85,7 @@ void check_copies_awaited() {
 void barrier_init(uint64_t* address, unsigned arrivals, Site site) {
   Quiet quiet;
   running->site = site;
-  barriers[address] = {
-      .arrivals = arrivals, .pending = arrivals, .cluster = running->owner->cluster};
+  barriers[address] = {.arrivals = arrivals, .pending = arrivals, .owner = running->owner};
 }
 
 void barrier_arrive_expecting(uint64_t* address, size_t bytes, Site site) {
@@ -110,28 +110,50 @@ void copy_bulk(void* to, const void* source, size_t bytes, uint64_t* address, Si
   barrier_at(address, site);
   release(address);
   Quiet quiet;
-  bulk_copies.push_back({to, source, bytes, address});
+  transfers.push_back({to, source, 0, bytes, address, site});
 }
 
-bool complete_one_bulk_copy() {
-  if (bulk_copies.empty()) return false;
-  const size_t chosen = random_order() % bulk_copies.size();
-  const BulkCopy copy = bulk_copies[chosen];
-  bulk_copies.erase(bulk_copies.begin() + static_cast<ptrdiff_t>(chosen));
+void store_async(
+    void* own, uint64_t value, size_t bytes, uint64_t* own_barrier, unsigned rank, Site site) {
+  if (reinterpret_cast<uintptr_t>(own) % bytes != 0) {
+    fail(site, "st.async of %zu bytes at an address that is not a multiple of it", bytes);
+  }
+  void* const to = address_in_block(own, rank, site);
+  auto* const address = static_cast<uint64_t*>(address_in_block(own_barrier, rank, site));
+  barrier_at(address, site);
+  release(address);
+  Quiet quiet;
+  transfers.push_back({to, nullptr, value, bytes, address, site});
+}
+
+void check_nothing_comes() {
+  const Block& own = *running->owner;
+  for (const Transfer& transfer : transfers) {
+    if (barriers.at(transfer.barrier).owner != &own) continue;
+    fail(transfer.site, "a block exits while this copy to its shared memory is on its way");
+  }
+}
+
+bool complete_one_transfer() {
+  if (transfers.empty()) return false;
+  std::swap(transfers[random_order() % transfers.size()], transfers.back());
+  const Transfer transfer = transfers.back();
+  transfers.pop_back();
   on_own_thread([&] {
-    acquire(copy.barrier);
-    std::memcpy(copy.to, copy.source, copy.bytes);
-    release(copy.barrier);
+    acquire(transfer.barrier);
+    std::memcpy(transfer.to, transfer.source ? transfer.source : &transfer.value, transfer.bytes);
+    release(transfer.barrier);
   });
-  TransactionBarrier& barrier = barriers.at(copy.barrier);
-  barrier.bytes -= static_cast<int64_t>(copy.bytes);
-  complete_if_due(copy.barrier, barrier);
+  TransactionBarrier& barrier = barriers.at(transfer.barrier);
+  barrier.bytes -= static_cast<int64_t>(transfer.bytes);
+  complete_if_due(transfer.barrier, barrier);
   return true;
 }
 
 void reset_copies() {
+  Quiet quiet;
   barriers.clear();
-  bulk_copies.clear();
+  transfers.clear();
 }
 
 }  // namespace simt

@@ -29,7 +29,7 @@ CACHE = ROOT / "build" / "simt"
 #: The package's own sources, compiled as C++ without changes.
 SHIPPED = [
     ROOT / f"csrc/cuda/{name}_launch.cu"
-    for name in ("softmax", "spatial_softmax", "masked_softmax", "norm")
+    for name in ("softmax", "spatial_softmax", "masked_softmax", "norm", "spatial_norm")
 ]
 #: The C interface for CUDA, whose includes begin at csrc.
 C_INTERFACE = [

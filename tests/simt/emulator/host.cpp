@@ -129,6 +129,9 @@ int64_t simt_launch_lengths(
   });
 }
 
+// The blocks of a cluster of the last launch, dry or not.
+unsigned simt_last_cluster() { return simt::last_launch().cluster; }
+
 using Visitor =
     void(const char* kernel, uint64_t launches, uint64_t dry_launches, unsigned threads);
 

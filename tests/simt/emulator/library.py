@@ -27,7 +27,7 @@ from ctypes import (
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -44,6 +44,7 @@ _CODES = {name: code for code, name in enumerate(DTYPES)}
 _STORED = DTYPES | {
     "bool": np.dtype(np.uint8),
     "bytes": np.dtype(np.uint8),
+    "int32": np.dtype(np.int32),
     "int64": np.dtype(np.int64),
 }
 
@@ -70,7 +71,9 @@ class Config(Structure):
         ("concurrent_blocks", c_bool),
         ("late_copies", c_bool),
         ("dry", c_bool),
+        ("refuse_clusters", c_bool),
         ("max_grid", c_int64),
+        ("max_shared_bytes", c_int64),
     ]
 
     def __init__(
@@ -81,9 +84,15 @@ class Config(Structure):
         poison: int = 0xFF,
         concurrent_blocks: bool = False,
         dry: bool = False,
+        refuse_clusters: bool = False,
         max_grid: int = 2**31 - 1,
+        max_shared_bytes: int = 227 << 10,
     ) -> None:
-        super().__init__(threads, blocks, seed, poison, concurrent_blocks, True, dry, max_grid)
+        late_copies = True
+        super().__init__(
+            *(threads, blocks, seed, poison, concurrent_blocks),
+            *(late_copies, dry, refuse_clusters, max_grid, max_shared_bytes),
+        )
 
 
 #: The order of threads and of blocks, and what shared memory holds before it is written.
@@ -177,13 +186,25 @@ class Operand(Structure):
 
 
 class Causal(Structure):
-    _fields_ = [("on", c_bool), ("queries", c_int64), ("diagonal", c_int64)]
+    _fields_ = [
+        *[("on", c_bool), ("queries", c_int64), ("diagonal", c_int64)],
+        *[("has_lower_diagonal", c_bool), ("lower_diagonal", c_int64)],
+    ]
+
+
+class RowBound(Structure):
+    _fields_ = [("data", c_void_p), ("strides", _RowDims), ("is_int64", c_bool)]
+
+
+class RowValues(Structure):
+    _fields_ = [("data", c_void_p), ("strides", _RowDims)]
 
 
 class Scores(Structure):
     _fields_ = [
         *[("dims", RowDims), ("bias", Operand), ("mask", Operand), ("causal", Causal)],
         *[("scale", c_double), ("mask_value", c_double)],
+        *[("start", RowBound), ("end", RowBound), ("sinks", RowValues)],
     ]
 
 
@@ -196,6 +217,7 @@ class MaskedSoftmaxForward(Structure):
         *[("input", Rows), ("output", Rows), ("probabilities", Rows)],
         *[("scores", Scores), ("dropout", Dropout)],
         *[("rows", c_int64), ("cols", c_int64), ("zero_masked_rows", c_bool)],
+        ("sink_probabilities", c_void_p),
     ]
 
 
@@ -203,6 +225,7 @@ class MaskedSoftmaxBackward(Structure):
     _fields_ = [
         *[("grad_output", Rows), ("probabilities", Rows), ("grad_input", Rows)],
         *[("scores", Scores), ("dropout", Dropout), ("rows", c_int64), ("cols", c_int64)],
+        *[("sink_probabilities", c_void_p), ("grad_sinks", c_void_p)],
     ]
 
 
@@ -223,6 +246,23 @@ class NormBackward(Structure):
         *[("grad_weight", Columns), ("grad_bias", Columns), ("dropout", Dropout)],
         *[("workspace", c_void_p), ("rows", c_int64), ("cols", c_int64)],
         *[("eps", c_double), ("weight_offset", c_double)],
+    ]
+
+
+class SpatialNormForward(Structure):
+    _fields_ = [
+        *[("kind", c_int32), ("input", Slices), ("output", Slices)],
+        *[("weight", Columns), ("bias", Columns), ("mean", c_void_p), ("rstd", c_void_p)],
+        *[("outer", c_int64), ("dim_size", c_int64), ("inner", c_int64), ("eps", c_double)],
+    ]
+
+
+class SpatialNormBackward(Structure):
+    _fields_ = [
+        *[("kind", c_int32), ("grad_output", Slices), ("input", Slices)],
+        *[("mean", c_void_p), ("rstd", c_void_p), ("weight", Columns), ("grad_input", Slices)],
+        *[("grad_weight", Columns), ("grad_bias", Columns), ("workspace", c_void_p)],
+        *[("outer", c_int64), ("dim_size", c_int64), ("inner", c_int64)],
     ]
 
 
@@ -262,6 +302,8 @@ Args = (
     | MaskedSoftmaxBackward
     | NormForward
     | NormBackward
+    | SpatialNormForward
+    | SpatialNormBackward
     | SoftmaxStack
     | NormStack
     | NormStackBackward
@@ -312,13 +354,24 @@ class DeviceArray:
 
     def operand(self, shape: tuple[int, ...]) -> Operand:
         """An operand of that shape. The last dimension is this array's rows; a 1 repeats it."""
+        is_bool = self.dtype == "bool"
+        code = 0 if is_bool else _CODES[self.dtype]
+        return Operand(self.address, self._strides(shape), shape[-1] > 1, is_bool, code)
+
+    def bound(self, shape: tuple[int, ...]) -> RowBound:
+        """An operand of that shape, whose last dimension is 1, of integers."""
+        return RowBound(self.address, self._strides(shape), self.dtype == "int64")
+
+    def row_values(self, shape: tuple[int, ...]) -> RowValues:
+        """An operand of that shape, whose last dimension is 1, of floats."""
+        return RowValues(self.address, self._strides(shape))
+
+    def _strides(self, shape: tuple[int, ...]) -> Any:
         strides, step = [], self.stride
         for size in reversed(shape[:-1]):
             strides.insert(0, step if size > 1 else 0)
             step *= size
-        is_bool = self.dtype == "bool"
-        code = 0 if is_bool else _CODES[self.dtype]
-        return Operand(self.address, _RowDims(*strides), shape[-1] > 1, is_bool, code)
+        return _RowDims(*strides)
 
     @property
     def columns(self) -> Columns:
@@ -424,6 +477,11 @@ class Emulator:
         self.launch(args)
         self.configure(Config())
         return {kernel for kernel, now in self.records().items() if now != before.get(kernel)}
+
+    def cluster_of(self, args: Args) -> int:
+        """The blocks of a cluster of the last kernel that launch(args) would run."""
+        self.kernels_of(args)
+        return self.library.simt_last_cluster()
 
     def executed(self) -> set[str]:
         """The kernels that ran in this process."""

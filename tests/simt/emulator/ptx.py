@@ -27,7 +27,10 @@ _SPECIAL = {
         "nctaid": "grid_size",
     }.items()
     for axis in "xyz"
-} | {"%cluster_ctarank": "simt::self->cluster_rank"}
+} | {
+    "%cluster_ctarank": "simt::self->cluster_rank",
+    "%cluster_nctaid.x": "simt::self->cluster_size",
+}
 
 
 class PtxError(Exception):
@@ -61,16 +64,16 @@ OPS = {
     "rem": Op("u32 u64", "{0} % {1}"),
     "neg": Op("s32 s64 f32 f64", "-{0}", "T"),
     "abs": Op("f32", "std::fabs({0})", "T"),
-    "max": Op("u32 f32 f64", "std::fmax({0}, {1})"),  # double holds every u32
+    "max": Op("u32 s32 f32 f64", "std::fmax({0}, {1})"),  # double holds every u32 and s32
     "min": Op("s32 s64", "std::min({0}, {1})"),
     "and": Op("pred b32 b64", "{0} & {1}"),
     "or": Op("pred b32 b64", "{0} | {1}"),
-    "xor": Op("b32", "{0} ^ {1}"),
+    "xor": Op("b32 b64", "{0} ^ {1}"),
     "not": Op("pred b32 b64", "inverted({0})", "T"),
     "shl": Op("b32 b64", "shifted_left({0}, {1})", "T u32"),
     "shr": Op("s32 u32 s64 u64", "shifted_right({0}, {1})", "T u32"),
     "bfi": Op("b64", "insert_bits({0}, {1}, {2}, {3})", "T T u32 u32"),
-    "selp": Op("b32 u32 b64 f32 f64", "{2} ? {0} : {1}", "T T pred"),
+    "selp": Op("u16 b32 u32 b64 f32 f64", "{2} ? {0} : {1}", "T T pred"),
     "setp.eq": Op("s16 b32 s32 s64 f32 f64", "{0} == {1}", result="pred"),
     "setp.ne": Op("s16 s32 s64", "{0} != {1}", result="pred"),
     "setp.neu": Op("f32 f64", "{0} != {1}", result="pred"),
@@ -83,6 +86,7 @@ OPS = {
     "setp.ge": Op("s32 u32 s64", "{0} >= {1}", result="pred"),
     "setp.geu": Op("f32 f64", "!({0} < {1})", result="pred"),
     "cvta.to.global": Op("u64", "{0}", "T"),
+    "cvta.global": Op("u64", "{0}", "T"),
     "mapa.shared::cluster": Op("u32", "window.mapped({0}, {1})"),
     "ex2.approx.ftz": Op("f32", "exp2_approx({0})", "T"),
     "rcp.approx.ftz": Op("f32 f64", "reciprocal_approx({0})", "T"),
@@ -92,8 +96,8 @@ OPS = {
     "cvt.u64": Op("u32", "uint64_t{{{0}}}", "T", "u64"),
     "cvt.u32": Op("u16 u64", "static_cast<uint32_t>({0})", "T", "u32"),
     "cvt.u16": Op("u32", "static_cast<uint16_t>({0})", "T", "u16"),
-    "cvt.rn.f32": Op("s32 u32 s64 f64", "static_cast<float>({0})", "T", "f32"),
-    "cvt.rn.f64": Op("s32 u32 s64", "static_cast<double>({0})", "T", "f64"),
+    "cvt.rn.f32": Op("s16 s32 u32 s64 f64", "static_cast<float>({0})", "T", "f32"),
+    "cvt.rn.f64": Op("s16 s32 u32 s64", "static_cast<double>({0})", "T", "f64"),
     "cvt.f64": Op("f32", "double{{{0}}}", "T", "f64"),
     "cvt.sat.f32": Op("f32", "saturated({0})", "T"),
     "cvt.f32": Op("f16 bf16", "widened({0})", "T", "f32"),
@@ -103,14 +107,14 @@ OPS = {
     "cvt.rn.f16x2": Op("f32", "__floats2half2_rn({1}, {0})", "T T", "f16x2"),
     "cvt.rn.bf16x2": Op("f32", "__floats2bfloat162_rn({1}, {0})", "T T", "bf16x2"),
 }
-_MOVES = {f"mov.{name}" for name in ("b32", "u32", "f32", "b64", "u64", "f64")}
+_MOVES = {f"mov.{name}" for name in ("pred", "u16", "b32", "u32", "f32", "b64", "u64", "f64")}
 _HALVES = {"b32": "u16", "b64": "u32"}
 _LOADS = {
     f"ld.{space}{vector}.{name}"
     for space in ("param", "global", "global.L1::no_allocate", "shared")
     for vector in ("", ".v2", ".v4")
     for name in ("u8", "u16", "u32", "s32", "u64", "f32", "f64")
-} | {"ld.shared::cluster.f32"}
+}
 _STORES = {
     f"st.{space}{vector}.{name}"
     for space in ("global", "shared")
@@ -120,7 +124,7 @@ _STORES = {
 
 
 def _name(register: str) -> str:
-    if not re.fullmatch(r"%(?:[a-z]+\d+|temp)|\$?[A-Za-z_]\w*", register):
+    if not re.fullmatch(r"%(?:[a-z]+\d+|temp|over)|\$?[A-Za-z_]\w*", register):
         raise PtxError(f"not a register or a label: {register}")
     return register.lstrip("%$")
 
@@ -147,9 +151,10 @@ def _address(operand: str, space: str) -> str:
     if not found:
         raise PtxError(f"not an address: {operand}")
     base, offset = found[1], found[2] or "0"
-    if space.startswith("shared"):
-        window = "remote" if space == "shared::cluster" else "generic"
-        return f"window.{window}({_read(base, 'u32')} + {offset})"
+    if space == "shared::cluster":
+        return f"{_read(base, 'u32')} + {offset}"
+    if space == "shared":
+        return f"window.generic({_read(base, 'u32')} + {offset})"
     return f"{_read(base, 'u64')} + {offset}"
 
 
@@ -210,11 +215,45 @@ def _barrier(_: str, operands: list[str]) -> str:
     return f"barrier({int(number)});"
 
 
-def _cluster_wait(_: str, operands: list[str]) -> str:
-    """Waits at a cluster barrier. Nothing may stand between the arrival and it."""
+def _warp_barrier(_: str, operands: list[str]) -> str:
+    (members,) = operands
+    return f"warp_barrier({_read(members, 'b32')});"
+
+
+def _cluster_barrier(opcode: str, operands: list[str]) -> str:
+    """One half of a barrier of all threads of the cluster."""
     if operands:
         raise PtxError(f"operands: {operands}")
-    return "cluster_wait();"
+    return f"cluster_{opcode.split('.')[2]}();"
+
+
+def _mbarrier_init(_: str, operands: list[str]) -> str:
+    barrier, arrivals = operands
+    return f"mbarrier_init({_address(barrier, 'shared')}, {_read(arrivals, 'u32')});"
+
+
+def _mbarrier_expect(_: str, operands: list[str]) -> str:
+    """An arrival that expects bytes. What it returns is not wanted."""
+    state, barrier, count = operands
+    if state != "_":
+        raise PtxError(f"not the sink: {state}")
+    return f"mbarrier_expect({_address(barrier, 'shared')}, {_read(count, 'u32')});"
+
+
+def _mbarrier_wait(_: str, operands: list[str]) -> str:
+    """A wait that may end early, but never does so here."""
+    is_over, barrier, parity = operands
+    arguments = f"{_address(barrier, 'shared')}, {_read(parity, 'u32')}"
+    return f"mbarrier_wait({arguments}); {_name(is_over)} = true;"
+
+
+def _store_async(opcode: str, operands: list[str]) -> str:
+    to, source, barrier = operands
+    type_ = opcode.rpartition(".")[2]
+    values = [_read(part, type_) for part in _elements(source)]
+    addresses = [_address(each, "shared::cluster") for each in (to, barrier)]
+    target = f"window.store_async<{TYPES[type_]}, {len(values)}>({', '.join(addresses)}"
+    return f"{target}, {{{', '.join(values)}}});"
 
 
 def _branch(_: str, operands: list[str]) -> str:
@@ -230,8 +269,15 @@ OTHERS: dict[str, Translate] = {
     **dict.fromkeys(_STORES, _store),
     "shfl.sync.bfly.b32": _shuffle,
     "bar.sync": _barrier,
-    "barrier.cluster.arrive.release.aligned": lambda *_: "",
-    "barrier.cluster.wait.acquire.aligned": _cluster_wait,
+    "bar.warp.sync": _warp_barrier,
+    "barrier.cluster.arrive.relaxed.aligned": _cluster_barrier,
+    "barrier.cluster.wait.aligned": _cluster_barrier,
+    "mbarrier.init.shared::cta.b64": _mbarrier_init,
+    "fence.mbarrier_init.release.cluster": lambda *_: "",
+    "mbarrier.arrive.expect_tx.shared::cta.b64": _mbarrier_expect,
+    "mbarrier.try_wait.parity.shared::cta.b64": _mbarrier_wait,
+    "st.async.shared::cluster.mbarrier::complete_tx::bytes.f32": _store_async,
+    "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32": _store_async,
     "bra": _branch,
     "bra.uni": _branch,
     "ret": lambda *_: "return;",
@@ -259,6 +305,8 @@ def _registers(text: str) -> str:
 
 
 def _shared(text: str) -> str:
+    if dynamic := re.fullmatch(r"\.extern \.shared \.align 16 \.b8 (\w+)\[\]", text):
+        return f"const uint32_t {dynamic[1]} = window.place_dynamic();"
     found = re.fullmatch(r"\.shared \.align (?:4|8|16) \.b8 (\w+)\[(\d+)\]", text)
     if not found:
         raise PtxError(f"not a shared array: {text}")
@@ -326,8 +374,11 @@ class Entry:
         return "\n".join([*lines, "}\n"])
 
     def _named_arrays(self) -> list[str]:
+        """The module's shared arrays that the kernel names. Their addresses count from the first
+        one, which is the memory that the launch asked for, where there is any."""
         named = set(re.findall(r"\b_Z\w+", "\n".join(self.body)))
-        return [text for text in self.shared if re.search(r"(\w+)\[", text)[1] in named]
+        arrays = [text for text in self.shared if re.search(r"(\w+)\[", text)[1] in named]
+        return sorted(arrays, key=lambda text: not text.startswith(".extern "))
 
 
 def entries(text: str, file: str) -> list[Entry]:
@@ -348,7 +399,7 @@ def entries(text: str, file: str) -> list[Entry]:
         elif start := re.fullmatch(r"\.visible \.entry (\w+)\(", line):
             found.append(Entry(start[1], shared=shared))
             inside = "parameters"
-        elif line.startswith(".shared "):
+        elif line.startswith((".shared ", ".extern .shared ")):
             shared.append(line.rstrip(";"))
         elif line == "{":
             found[-1].first = number + 1

@@ -100,16 +100,30 @@ class SharedWindow {
     if (base_ == 0) base_ = at;
     return static_cast<uint32_t>(at - base_);
   }
+  uint32_t place_dynamic() {
+    const auto at = reinterpret_cast<uint64_t>(dynamic_shared());
+    if (base_ == 0) base_ = at;
+    return static_cast<uint32_t>(at - base_);
+  }
   uint64_t generic(uint32_t address) const { return base_ + address; }
 
   // The same array in another block of the cluster, whose rank is in the upper bits.
   static uint32_t mapped(uint32_t address, uint32_t rank) { return (rank + 1) << 24 | address; }
-  uint64_t remote(uint32_t mapped, SIMT_HERE) const {
-    void* const own = reinterpret_cast<void*>(generic(mapped & 0xFFFFFF));
-    return reinterpret_cast<uint64_t>(map_shared(own, (mapped >> 24) - 1, site));
+
+  // st.async to mapped addresses, which are of the same block.
+  template <class T, size_t kCount>
+  void store_async(uint32_t to, uint32_t barrier, std::array<T, kCount> values, SIMT_HERE) const {
+    if (to >> 24 != barrier >> 24) fail(site, "st.async and its mbarrier are in different blocks");
+    uint64_t bits = 0;
+    static_assert(sizeof(values) <= sizeof(bits));
+    std::memcpy(&bits, &values, sizeof(values));
+    auto* const own_barrier = static_cast<uint64_t*>(own(barrier));
+    simt::store_async(own(to), bits, sizeof(values), own_barrier, (to >> 24) - 1, site);
   }
 
  private:
+  void* own(uint32_t mapped) const { return reinterpret_cast<void*>(generic(mapped & 0xFFFFFF)); }
+
   uint64_t base_ = 0;
 };
 
@@ -118,8 +132,25 @@ inline void barrier(int number, SIMT_HERE) {
   block_barrier(false, "bar.sync", site);
 }
 
-// Arrival and wait in one, as nothing stands between them.
-inline void cluster_wait(SIMT_HERE) { cluster_barrier(site); }
+inline void warp_barrier(uint32_t members, SIMT_HERE) {
+  warp_collective(WarpOp::kSync, members, 0, 0, site);
+}
+
+inline void cluster_arrive(SIMT_HERE) { simt::cluster_arrive(true, site); }
+inline void cluster_wait(SIMT_HERE) { simt::cluster_wait(site); }
+
+inline uint64_t* mbarrier_at(uint64_t address, const Site& site) {
+  return reinterpret_cast<uint64_t*>(checked<uint64_t, 1>(address, site));
+}
+inline void mbarrier_init(uint64_t address, uint32_t arrivals, SIMT_HERE) {
+  barrier_init(mbarrier_at(address, site), arrivals, site);
+}
+inline void mbarrier_expect(uint64_t address, uint32_t bytes, SIMT_HERE) {
+  barrier_arrive_expecting(mbarrier_at(address, site), bytes, site);
+}
+inline void mbarrier_wait(uint64_t address, uint32_t parity, SIMT_HERE) {
+  barrier_wait(mbarrier_at(address, site), parity != 0, site);
+}
 
 inline uint32_t shuffle_xor(
     uint32_t value, uint32_t lane_mask, uint32_t clamp, uint32_t members, SIMT_HERE) {

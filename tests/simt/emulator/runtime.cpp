@@ -22,7 +22,7 @@ std::mt19937 random_order;
 
 namespace {
 
-constexpr size_t kStaticSharedBytes = 48 << 10, kSharedBytes = 227 << 10;  // of sm_90
+constexpr size_t kStaticSharedBytes = 48 << 10;
 constexpr size_t kArenaBytes = 256 << 10;
 constexpr unsigned kMaxClusterBlocks = 16;
 // The threads of the blocks that run at a time. ThreadSanitizer knows up to 8128 fibers;
@@ -113,9 +113,13 @@ void run_thread() {
   acquire(&start_token);
   (*grid.body)();
   check_copies_awaited();
+  if (running->cluster_arrived) {
+    fail(running->site, "a thread exits without having waited at the cluster barrier");
+  }
   if (running->owner->mapped) {
     fail(running->site, "a thread exits while other blocks of the cluster may use its memory");
   }
+  if (--running->owner->live_threads == 0) check_nothing_comes();
   running->state = State::kExited;
   running->warp->running &= ~(1u << running->lane);
   --grid.live_threads;
@@ -163,7 +167,9 @@ void start_block(uint64_t id, Cluster* cluster, size_t slot) {
     thread->warp->lanes[lane] = thread;
     thread->warp->running |= 1u << lane;
     thread->site = Site();
+    thread->cluster_arrived = thread->cluster_met = false;
     block->threads.push_back(thread);
+    ++block->live_threads;
     thread->fiber.start(&run_thread);
   }
 }
@@ -208,16 +214,13 @@ void run_live_blocks() {
     const bool early =
         !config.late_copies || (config.threads == Order::kRandom && random_order() % 8 == 0);
     if (early || ready.empty()) {
-      if (!complete_one_bulk_copy() && ready.empty()) report_deadlock();
+      if (!complete_one_transfer() && ready.empty()) report_deadlock();
       if (ready.empty()) continue;
     }
     self = running = ready.pop(random_order);
     running->fiber.resume();
   }
   running = nullptr;
-  if (!grid.failed && complete_one_bulk_copy()) {
-    fail_launch("a block exits while a bulk copy is on its way");
-  }
 }
 
 void retire_blocks() {
@@ -244,7 +247,8 @@ bool is_valid(const Launch& launch) {
   const dim3 &g = launch.grid, &b = launch.block;
   const uint64_t threads = uint64_t{b.x} * b.y * b.z;
   return threads >= 1 && threads <= kMaxThreads && b.z <= 64 && g.x >= 1 && g.y >= 1 && g.z >= 1 &&
-      g.y <= 65535 && g.z <= 65535 && launch.dynamic_shared <= kSharedBytes &&
+      g.y <= 65535 && g.z <= 65535 &&
+      launch.dynamic_shared <= static_cast<size_t>(config.max_shared_bytes) &&
       launch.cluster >= 1 && launch.cluster <= kMaxClusterBlocks && g.x % launch.cluster == 0;
 }
 
@@ -269,30 +273,29 @@ void run_grid() {
   }
 }
 
-// Waits for the other threads of the blocks, and returns how many predicates were true.
-int wait_at(
-    Barrier& barrier, std::span<Block* const> blocks, bool predicate, const char* name,
-    const Site& site) {
-  if (barrier.arrived == 0) {
-    barrier.site = site;
-  } else if (!same(barrier.site, site)) {
-    fail(
-        site, "divergent %s: other threads wait at %s:%u", name, barrier.site.file_name(),
-        barrier.site.line());
+// Notes where the first thread came to a barrier, and fails where another one comes elsewhere.
+void check_site(unsigned before, Site& first, const char* name, const Site& site) {
+  if (before == 0) {
+    first = site;
+  } else if (!same(first, site)) {
+    fail(site, "divergent %s: other threads wait at %s:%u", name, first.file_name(), first.line());
   }
+}
+
+// Waits for the other threads of the block, and returns how many predicates were true.
+int wait_at(Barrier& barrier, Block& block, bool predicate, const char* name, const Site& site) {
+  check_site(barrier.arrived, barrier.site, name, site);
   void* const token = &barrier.tokens[barrier.phase];
   release(token);
   barrier.votes += predicate;
-  if (++barrier.arrived < blocks.size() * blocks[0]->threads.size()) {
+  if (++barrier.arrived < block.threads.size()) {
     wait(name, &barrier, site);
   } else {
     running->result = barrier.votes;
-    for (const Block* block : blocks) {
-      for (Thread* thread : block->threads) {
-        if (thread->state != State::kWaiting || thread->waits_at != &barrier) continue;
-        thread->result = barrier.votes;
-        wake(thread);
-      }
+    for (Thread* thread : block.threads) {
+      if (thread->state != State::kWaiting || thread->waits_at != &barrier) continue;
+      thread->result = barrier.votes;
+      wake(thread);
     }
     barrier.arrived = barrier.votes = 0;
     barrier.phase ^= 1;
@@ -430,17 +433,43 @@ int launch(const Launch& launch, const std::function<void()>& thread) {
 }
 
 int block_barrier(bool predicate, const char* name, Site site) {
-  Block* const block = running->owner;
-  return wait_at(block->barrier, {&block, 1}, predicate, name, site);
+  Block& block = *running->owner;
+  return wait_at(block.barrier, block, predicate, name, site);
 }
 
-void cluster_barrier(Site site) {
+void cluster_arrive(bool relaxed, Site site) {
   Cluster& cluster = *running->owner->cluster;
-  // Mapped addresses are used before this barrier, or are mapped again.
-  if (cluster.barrier.arrived + 1 == cluster.blocks.size() * running->owner->threads.size()) {
-    for (Block* block : cluster.blocks) block->mapped = false;
+  ClusterBarrier& barrier = cluster.barrier;
+  if (running->cluster_arrived) fail(site, "a second arrival at a cluster barrier without a wait");
+  check_site(barrier.arrived, barrier.arrive_site, "arrival at the cluster barrier", site);
+  if (!relaxed) release(&barrier.tokens[barrier.phase]);
+  running->cluster_arrived = true;
+  running->cluster_phase = barrier.phase;
+  running->site = site;
+  if (++barrier.arrived == cluster.blocks.size() * running->owner->threads.size()) {
+    barrier.arrived = 0;
+    barrier.phase ^= 1;
+    barrier.waited[barrier.phase] = 0;
+    for (Block* block : cluster.blocks) {
+      block->mapped = false;  // mapped addresses are used before this barrier, or mapped again
+      for (Thread* thread : block->threads) {
+        if (thread->state == State::kWaiting && thread->waits_at == &barrier) wake(thread);
+      }
+    }
   }
-  wait_at(cluster.barrier, cluster.blocks, false, "cluster barrier", site);
+  yield();
+}
+
+void cluster_wait(Site site) {
+  ClusterBarrier& barrier = running->owner->cluster->barrier;
+  if (!running->cluster_arrived) fail(site, "a wait at a cluster barrier without an arrival");
+  const unsigned phase = running->cluster_phase;
+  check_site(
+      barrier.waited[phase]++, barrier.wait_sites[phase], "wait at the cluster barrier", site);
+  if (phase == barrier.phase) wait("cluster barrier", &barrier, site);
+  running->cluster_arrived = false;
+  running->cluster_met = true;
+  acquire(&barrier.tokens[phase]);
 }
 
 uint64_t warp_collective(WarpOp op, uint32_t mask, uint64_t value, unsigned source, Site site) {
@@ -481,13 +510,20 @@ void* dynamic_shared() {
 }
 
 void* map_shared(void* address, unsigned rank, Site site) {
+  void* const mapped = address_in_block(address, rank, site);
+  Block* const other = running->owner->cluster->blocks[rank];
+  if (other != running->owner) other->mapped = true;
+  return mapped;
+}
+
+void* address_in_block(void* address, unsigned rank, const Site& site) {
   Block& own = *running->owner;
   if (rank >= own.cluster->blocks.size()) fail(site, "no block of rank %u in the cluster", rank);
   Block& other = *own.cluster->blocks[rank];
+  if (!running->cluster_met) fail(site, "block of rank %u may not have started", rank);
   for (const Thread* thread : other.threads) {
     if (thread->state == State::kExited) fail(site, "block of rank %u may have exited", rank);
   }
-  if (&other != &own) other.mapped = true;
   const auto offset = static_cast<size_t>(static_cast<char*>(address) - own.shared);
   for (unsigned i = 0; i < layout.arrays().size(); ++i) {
     const SharedLayout::Array& array = layout.arrays()[i];

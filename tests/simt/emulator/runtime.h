@@ -40,6 +40,10 @@ struct Thread : View {
   // cp.async: copies not in a group yet, and groups not waited for.
   std::vector<Copy> open_copies;
   std::vector<std::vector<Copy>> copy_groups;
+  // The cluster barrier: whether this thread has yet to wait after its arrival, in which phase it
+  // arrived, and whether it has ever waited.
+  bool cluster_arrived = false, cluster_met = false;
+  unsigned cluster_phase = 0;
 };
 
 // Two tokens take turns: what a fast thread releases at the next barrier must not reach a slow
@@ -66,9 +70,18 @@ struct Warp {
   char tokens[2];
 };
 
+// A cluster's barrier, in two halves. Phases take turns as those of Barrier: no thread waits for
+// the one before when all have arrived for the next.
+struct ClusterBarrier {
+  unsigned arrived = 0, phase = 0;
+  unsigned waited[2] = {};
+  Site arrive_site, wait_sites[2];
+  char tokens[2];
+};
+
 struct Cluster {
   std::vector<Block*> blocks;
-  Barrier barrier;
+  ClusterBarrier barrier;
 };
 
 struct Block {
@@ -76,6 +89,7 @@ struct Block {
   std::vector<Warp> warps;
   Barrier barrier;
   Cluster* cluster = nullptr;
+  unsigned live_threads = 0;
   char* shared = nullptr;
   uint32_t touched = 0;  // a bit for each shared array that is in use
   bool mapped = false;   // another block has an address in its shared memory
@@ -104,8 +118,12 @@ void wake(Thread* thread);
 void wait(const char* what, const void* at, const Site& site);  // suspends the running thread
 
 // Asynchronous copies (async.cpp).
-void check_copies_awaited();    // by the running thread, which exits
-bool complete_one_bulk_copy();  // false: none is pending
-void reset_copies();            // at the end of a launch
+void check_copies_awaited();   // by the running thread, which exits
+void check_nothing_comes();    // to the running thread's block, which exits
+bool complete_one_transfer();  // of a bulk copy or an asynchronous store; false: none is pending
+void reset_copies();           // at the end of a launch
+
+// The same address in another block of the cluster, which must have started and not exited.
+void* address_in_block(void* own, unsigned rank, const Site& site);
 
 }  // namespace simt

@@ -21,4 +21,13 @@ enum class Bug {
   kMissingBulkWait,
   kClusterRead,
   kClusterExit,
+  kRelaxedArrival,
+  kLoneClusterWait,
+  kSecondArrival,
+  kDivergentArrival,
+  kMissingClusterWait,
+  kStuckPhase,
+  kLostBytes,
+  kMailSentEarly,
+  kEarlyClusterExit,
 };

@@ -112,10 +112,26 @@ void run_async() {
   sums.expect("cluster_sum", [](size_t i) { return i < kBlocks ? 1 + 2 + 3 + 4 : 5 + 6 + 7 + 8; });
 }
 
+// Two clusters of that many blocks.
+template <Bug kBug>
+void run_mailboxes(unsigned blocks) {
+  const Inputs inputs;
+  const unsigned all = 2 * blocks;
+  Array sums(planted::kRounds * all);
+  run({.grid = all, .cluster = blocks}, &planted::mailbox_sums<kBug>, inputs.values.data(),
+      sums.data());
+  sums.expect("mailbox_sums", [=](size_t i) {
+    const unsigned first = i % all / blocks * blocks, round = i / all;
+    const unsigned twice_mean = 2 * first + blocks + 1 + 2 * round;
+    return planted::kWarps * blocks * twice_mean / 2;
+  });
+}
+
 template <Bug kBug>
 int run_all() {
   run_reductions<kBug>();
   run_async<kBug>();
+  for (const unsigned blocks : {2, 4, 16}) run_mailboxes<kBug>(blocks);
   return 0;
 }
 
@@ -157,6 +173,15 @@ int main(int count, char** arguments) {
   RUN_WITH(MissingBulkWait);
   RUN_WITH(ClusterRead);
   RUN_WITH(ClusterExit);
+  RUN_WITH(RelaxedArrival);
+  RUN_WITH(LoneClusterWait);
+  RUN_WITH(SecondArrival);
+  RUN_WITH(DivergentArrival);
+  RUN_WITH(MissingClusterWait);
+  RUN_WITH(StuckPhase);
+  RUN_WITH(LostBytes);
+  RUN_WITH(MailSentEarly);
+  RUN_WITH(EarlyClusterExit);
   std::fprintf(stderr, "no such bug: %s\n", arguments[1]);
   return 2;
 }

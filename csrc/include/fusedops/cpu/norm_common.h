@@ -1,6 +1,6 @@
-// Shared by the forward and backward of norms of rows on the CPU: layer_norm, std_norm and
-// rms_norm, of a row or of the sum of two. kCenters: whether there is a mean, as in all but
-// rms_norm.
+// Shared by the forward and backward of norms of rows on the CPU: layer_norm, std_norm, rms_norm
+// and l2_norm, of a row or of the sum of two. kCenters: whether there is a mean, as in the first
+// two.
 //
 // Rows are interleaved. Each load of weight and bias, and in the backward each load and store of
 // the column accumulators, serves several rows. The end of a row (sums over lanes, a root and a
@@ -135,35 +135,62 @@ FUSEDOPS_INLINE Vec<double> root(Vec<double> x) {
 #endif
 }
 
-// Returns rstd, given the sum of squares: of the deviations from the mean, or of the values for
-// rms_norm.
+// Returns x, or `least` where x is less; NaN where x is.
+FUSEDOPS_INLINE double at_least(double x, double least) { return x < least ? least : x; }
+FUSEDOPS_INLINE long double at_least(long double x, double least) { return x < least ? least : x; }
+FUSEDOPS_INLINE Vec<double> at_least(Vec<double> x, double least) {
+  return x < least ? broadcast(least) : x;
+}
+
+// Returns rstd, given the sum of squares: of the deviations from the mean, or of the values if
+// there is no mean.
 template <class Wide>
 FUSEDOPS_INLINE Wide rstd_of(const NormForward& args, Wide squares) {
   const double cols = static_cast<double>(args.cols);
   if (args.kind == NormKind::kStd) return 1.0 / (root(squares / (cols - 1)) + args.eps);
+  if (args.kind == NormKind::kL2) return 1.0 / at_least(root(squares), args.eps);
   return 1.0 / root(squares / cols + args.eps);
 }
 
-// Returns eps on the scale of a mean of squares: its square if eps is added to a root.
+// Returns eps on the scale of a mean of squares: its square if eps is compared with or added to a
+// root.
 inline double squared_eps(const NormForward& args) {
+  if (args.kind == NormKind::kL2) return args.eps * args.eps / static_cast<double>(args.cols);
   return args.kind == NormKind::kStd ? args.eps * args.eps : args.eps;
 }
 
 // Whether the divisor of sum(g * centered) is along_count() instead of the number of columns.
-constexpr bool has_own_count(NormKind kind) { return kind == NormKind::kStd; }
+constexpr bool has_own_count(NormKind kind) {
+  return kind == NormKind::kStd || kind == NormKind::kL2;
+}
+
+// The rstd of a row whose norm is below eps, for kL2; computed as rstd_of() does, so that both have
+// the same bits.
+template <class C>
+FUSEDOPS_INLINE C largest_rstd(const NormBackward& args) {
+  return C(1.0 / static_cast<typename WiderOf<C>::type>(args.eps));
+}
 
 // The divisor of sum(g * centered) for kStd: (cols - 1) * share, where share = std / (std + eps) =
 // 1 - eps * rstd. If std is small beside eps, share may consist of rounding errors; but then the
 // sum's contribution to grad_input is just as small beside the rest. If std is 0, there is no
 // contribution.
+//
+// For kL2 it is 1, or infinity if the norm is below eps, so that rstd does not depend on the row.
 template <class C>
 FUSEDOPS_INLINE C along_count(const NormBackward& args, C rstd) {
+  if (args.kind == NormKind::kL2) return rstd < largest_rstd<C>(args) ? C(1) : kInfinity<C>;
   const C share = 1 - C(args.eps) * rstd;
   return share > 0 ? share * C(args.cols - 1) : kInfinity<C>;
 }
 template <class C>
 FUSEDOPS_INLINE Tile<C> along_count(const NormBackward& args, Tile<C> rstd) {
+  const C largest = largest_rstd<C>(args);
   for (auto& vec : rstd.v) {
+    if (args.kind == NormKind::kL2) {
+      vec = vec < largest ? broadcast(C(1)) : broadcast(kInfinity<C>);
+      continue;
+    }
     const Vec<C> share = 1 - C(args.eps) * vec;
     vec = share > 0 ? share * C(args.cols - 1) : broadcast(kInfinity<C>);
   }

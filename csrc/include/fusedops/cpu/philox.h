@@ -1,4 +1,4 @@
-// The columns of a row that dropout keeps (args.h), a tile at a time, by Philox4x32-10 (Salmon,
+// The columns of a row that dropout keeps (args.h), a tile at a time, by Philox4x32-7 (Salmon,
 // Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011).
 //
 // Each counter has a 64-bit lane and uses its lower half. The multiplication 32 x 32 -> 64 bits,
@@ -39,9 +39,8 @@ struct PhiloxWords {
 };
 
 FUSEDOPS_INLINE PhiloxWords philox(PhiloxKey key, PhiloxWords counter) {
-  constexpr int kRounds = 10;
   VecU64* c = counter.word;
-  for (int round = 0; round < kRounds; ++round) {
+  for (int round = 0; round < kPhiloxRounds; ++round) {
     const VecU64 first = wide_product(c[0], VecU64{} + 0xD2511F53u);
     const VecU64 second = wide_product(c[2], VecU64{} + 0xCD9E8D57u);
     c[0] = (second >> 32) ^ c[1] ^ uint64_t(key.low);
@@ -84,7 +83,7 @@ struct DropoutRow {
 
 // Applies dropout to `cols` values, the columns from `begin` on in T's order. Dropped values are
 // multiplied by 0, so that a NaN stays. `values` is padded to kColumnPadding, and `begin` is a
-// multiple of it.
+// multiple of kTile<float>.
 template <class T>
 void drop_columns(DropoutRow dropout, float* values, int64_t begin, int64_t cols) {
   for (int64_t col = 0; col < cols; col += kTile<float>) {

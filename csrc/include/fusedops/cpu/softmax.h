@@ -198,10 +198,12 @@ template <class In, class Out, class C, class Exponentials>
 FUSEDOPS_INLINE void write_softmax(
     Out* output, Exponentials exponentials, const SoftmaxChunk<C>* chunks, SoftmaxRow row,
     RowRange cols, Put put) {
-  for (int64_t begin = cols.begin; begin < cols.end; begin += kSoftmaxChunk<C>) {
-    const bool last = cols.end - begin <= kSoftmaxChunk<C>;
-    const int64_t count = last ? cols.end - begin : kSoftmaxChunk<C>;
-    const SoftmaxChunk<C> chunk = chunks[begin / kSoftmaxChunk<C>];
+  int64_t end;
+  for (int64_t begin = cols.begin; begin < cols.end; begin = end) {
+    const int64_t index = begin / kSoftmaxChunk<C>, whole = (index + 1) * kSoftmaxChunk<C>;
+    end = whole < cols.end ? whole : cols.end;
+    const int64_t count = end - begin;
+    const SoftmaxChunk<C> chunk = chunks[index];
     const Scaling<Out> by(exp_difference(chunk.max, C(row.max)), row.sum);
     const C shift = shift_of(chunk.max);
     if (__builtin_expect(any_below(chunk.least, by.least), false)) {

@@ -161,6 +161,56 @@ constexpr int64_t norm_workspace_bytes(int64_t rows, int64_t cols, DType dtype) 
   return RowPartition(rows).count * 2 * padded_cols(cols) * compute_bytes(dtype);
 }
 
+// The inner dimension of a spatial norm is divided into segments whose strip has 64 K elements: it
+// is read from memory once, and stays in the L2 cache. A segment has at most 512 columns, so that a
+// lane adds up no more values for a weight than in a partition of rows.
+template <class Args>
+constexpr InnerSegments norm_segments(const Args& args) {
+  constexpr int64_t kElements = int64_t(1) << 16, kMostCols = 512;
+  const int64_t least = kElements / kMostCols;
+  return {
+      args.dim_size < least ? least : args.dim_size, args.inner,
+      InnerSegments::kCacheBytes / kElements};
+}
+
+// Weight and bias, a column that is computed again, and seven numbers for each column of a segment.
+constexpr int64_t spatial_norm_scratch_bytes(int64_t dim_size) {
+  return (3 * padded_cols(dim_size) + 7 * InnerSegments::kMaxCols) * int64_t(sizeof(double));
+}
+
+// The backward of a spatial norm divides its segments into at most as many partitions as that of
+// rows has, by the number of segments alone.
+struct SegmentPartition {
+  int64_t segments, segments_each, count;
+
+  explicit constexpr SegmentPartition(const SpatialNormBackward& args)
+      : segments(args.outer * norm_segments(args).count),
+        segments_each((segments + RowPartition::kMaxPartitions - 1) / RowPartition::kMaxPartitions),
+        count((segments + segments_each - 1) / segments_each) {}
+
+  constexpr RowRange operator[](int64_t index) const {
+    const int64_t end = (index + 1) * segments_each;
+    return {index * segments_each, end < segments ? end : segments};
+  }
+
+  // A number of rows with as many partitions.
+  constexpr int64_t rows() const { return count * RowPartition::kMinRows; }
+};
+
+// What the partitions' sums of a spatial norm's backward are to norm_finish(): those of rows.
+constexpr NormBackward sums_as_of_rows(const SpatialNormBackward& args) {
+  NormBackward rows{};
+  rows.kind = args.kind;
+  rows.input.dtype = args.input.dtype;
+  rows.weight = args.weight;
+  rows.grad_weight = args.grad_weight;
+  rows.grad_bias = args.grad_bias;
+  rows.workspace = args.workspace;
+  rows.rows = SegmentPartition(args).rows();
+  rows.cols = args.dim_size;
+  return rows;
+}
+
 // Weight and bias of a segment, two sums per column, two more of a partition, and a tiny row.
 constexpr int64_t kLongNormScratchBytes = 7 * kRowSegment * int64_t(sizeof(double));
 

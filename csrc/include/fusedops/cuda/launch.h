@@ -18,6 +18,7 @@ int64_t workspace_bytes(const SoftmaxBackward& args);
 int64_t workspace_bytes(const SoftmaxStatistics& args);
 int64_t workspace_bytes(const NormForward& args);
 int64_t workspace_bytes(const NormBackward& args);
+int64_t workspace_bytes(const SpatialNormBackward& args);
 // The bytes that each.workspace must have; the tensors of a stack take turns with it.
 int64_t workspace_bytes(const SoftmaxStack& stack);
 int64_t workspace_bytes(const NormStack& stack);

@@ -77,21 +77,32 @@ Status with_width(int32_t width, F f) {
   return with_wide_or_single<T>(width, f);
 }
 
-// f(vectors a thread, as a type) for a row that stays in registers. f is instantiated for the
-// regimes of the table that the plan was made from, and for nothing else.
+// f(vectors a thread, threads a row that the regime fixes or 0), as types, for a row that stays in
+// registers. f is instantiated for the regimes of the table that the plan was made from, and for
+// nothing else.
 template <const Regimes& kRegimes, class T, int kWidth, int kIndex = 0, class F>
-Status with_vectors(const RowPlan& plan, F f) {
+Status with_regime(const RowPlan& plan, F f) {
   if constexpr (kIndex < kMaxRegimes) {
-    constexpr Regime kRegime = kRegimes.table(sizeof(T), kIsWide<T, kWidth>)[kIndex];
+    constexpr const RegimeTable& kTable = kRegimes.table(sizeof(T), kIsWide<T, kWidth>);
+    constexpr Regime kRegime = kTable[kIndex];
     if constexpr (kRegime.elements > 0) {
       static_assert(kRegime.elements % kWidth == 0, "a thread holds whole vectors");
       static_assert(max_threads(kRegime, kWidth * sizeof(T)) <= kMaxThreads, "a block holds a row");
-      if (plan.elements == kRegime.elements) return f(Int<kRegime.elements / kWidth>{});
+      const int32_t fixed = is_fixed(kTable, plan.elements, plan.threads) ? plan.threads : 0;
+      if (plan.elements == kRegime.elements && fixed == kRegime.threads) {
+        return f(Int<kRegime.elements / kWidth>{}, Int<kRegime.threads>{});
+      }
     }
-    return with_vectors<kRegimes, T, kWidth, kIndex + 1>(plan, f);
+    return with_regime<kRegimes, T, kWidth, kIndex + 1>(plan, f);
   } else {
     return device::kInvalidValue;
   }
+}
+
+// f(vectors a thread, as a type), for kernels that take their threads from the launch.
+template <const Regimes& kRegimes, class T, int kWidth, class F>
+Status with_vectors(const RowPlan& plan, F f) {
+  return with_regime<kRegimes, T, kWidth>(plan, [&](auto vectors, auto) { return f(vectors); });
 }
 
 // An array that a kernel reads or writes; null where it does neither.
@@ -182,6 +193,22 @@ Status launch_row_clusters(
   });
 }
 
+// The plan of clusters where the device has them and they hold rows better than one block does;
+// `plan` elsewhere.
+inline RowPlan with_clusters(
+    const RowPlan& plan, const Clusters& wide, const Clusters& narrow, int64_t cols, DType dtype) {
+  const auto bytes = static_cast<int32_t>(size_of(dtype));
+  return device::has_clusters() ? plan_clusters(plan, wide, narrow, cols, bytes) : plan;
+}
+
+// launch(plan) or, where that is one of clusters and they are refused, launch(without_clusters).
+template <class F>
+Status launch_plan(const RowPlan& plan, const RowPlan& without_clusters, F launch) {
+  const Status status = launch(plan);
+  const bool is_refused = status != device::kSuccess && status != device::kLaunchFailure;
+  return plan.blocks > 1 && is_refused ? launch(without_clusters) : status;
+}
+
 // Launches kernel(args, first_row) with plan.rows rows a block.
 template <class Args>
 Status launch_rows(
@@ -219,7 +246,8 @@ int64_t most_workspace_bytes(const Stack& stack) {
 
 constexpr int64_t accumulator_bytes(DType dtype) { return dtype == DType::kFloat64 ? 8 : 4; }
 
-// The workspace of rows in segments, whose partials have that many accumulators each.
+// The workspace of rows in segments, whose partials have that many accumulators each. `plan` is
+// the one without clusters, because they may be refused.
 inline int64_t segment_partials_bytes(
     const RowPlan& plan, int64_t rows, int64_t cols, DType dtype, int32_t accumulators) {
   if (plan.elements > 0) return 0;

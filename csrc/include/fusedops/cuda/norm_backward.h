@@ -9,12 +9,13 @@
 // mean(g * n).
 //
 // Contract: as in norm_forward.h. kAdd says whether there is a grad_sum, or a grad_branch is
-// wanted. _registers reads input and grad_output once: every block walks over the rows of its
-// partition, keeps their column sums in registers and leaves them in the workspace as a partial;
-// _finish adds the partials. Longer rows are cut into segments (_row_partials, _rows) or held by
-// clusters (_rows_cluster), and a kernel of its own makes their column sums (_column_partials).
-// Workspace: [2][partitions][cols] accumulators, first those of grad_weight. Rows in segments use
-// the same memory before that, for [rows][segments] pairs: the sums of g and of g * n.
+// wanted. Every block walks over the rows of its partition, keeps the sums of its columns in
+// registers and leaves them in the workspace as a partial; _finish adds the partials. What differs
+// is the scope of a row: a block has all of it (_registers), a cluster of blocks has (_cluster), or
+// a block has a segment (_segments). The first two read input and grad_output once. The third needs
+// the sums along each row from a kernel before it (_row_partials), which reads both as well.
+// Workspace: [2][partitions][cols] accumulators, first those of grad_weight. Behind them, for rows
+// in segments, [rows][segments] pairs: the sums of g and of g * n.
 //
 // Numerics: computed in float (double for double), each result rounded once. There are no atomics:
 // rows, cols, dtype and alignment fix every order of summation. A row's gradient does not depend on
@@ -37,14 +38,12 @@ struct NormGradient {
   using Acc = AccumulatorOf<T>;
   Acc grad[kWidth], normal[kWidth], weighted[kWidth];
 
-  FUSEDOPS_DEVICE Pair<Acc> sums() const {
-    Pair<Acc> sums{0, 0};
+  FUSEDOPS_DEVICE void add_to(Pair<Acc>& sums) const {
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {
       sums.first += weighted[j];
       sums.second += weighted[j] * normal[j];
     }
-    return sums;
   }
 
   // The gradient of the values that were normalised.
@@ -54,6 +53,23 @@ struct NormGradient {
       values[j] = (weighted[j] - (means.first + normal[j] * means.second)) * rstd;
     }
   }
+};
+
+// The sums along a thread's vectors, those of a group of narrow ones one after the other.
+template <class T, int kWidth, int kVectors>
+FUSEDOPS_DEVICE Pair<AccumulatorOf<T>> sums_of(
+    const NormGradient<T, kWidth> (&gradients)[kVectors]) {
+  constexpr int kGroup = kIsWide<T, kWidth> ? 1 : vectors_of_group(kVectors);
+  Pair<AccumulatorOf<T>> sums[kVectors / kGroup] = {};
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) gradients[i].add_to(sums[i / kGroup]);
+  return tree_sum<kVectors / kGroup>(sums);
+}
+
+// Where _row_partials has left `count` pairs for each row.
+struct RowPartials {
+  const void* pairs;
+  int32_t count;
 };
 
 template <class Acc>
@@ -90,6 +106,20 @@ FUSEDOPS_DEVICE void write_column_sums(
   __syncthreads();
 }
 
+// One vector of the weight; zeros where the column is outside the row.
+template <class T, int kWidth, class Acc>
+FUSEDOPS_DEVICE void load_scale(
+    Acc (&scale)[kWidth], const NormBackward& args, int64_t column, bool is_inside) {
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) scale[j] = 0;
+  if (!is_inside) return;
+  if (is_wider<T>(args.weight)) {
+    load_weight<float>(scale, args, column);
+  } else {
+    load_weight<T>(scale, args, column);
+  }
+}
+
 // A tile of a row as it was loaded, from column `start` on; the row has `cols` columns from there.
 // A row past the last has none.
 template <class T, int kWidth, int kVectors>
@@ -103,24 +133,30 @@ struct NormBackwardTile {
   FUSEDOPS_DEVICE void load(const NormBackward& args, int64_t row, int64_t at, int32_t left) {
     start = at;
     cols = row < args.rows ? left : 0;
-    grads.load(row_of<T>(args.grad_output, row) + start, cols, 0);
-    inputs.load(row_of<T>(args.input, row) + start, cols, 0);
-    if (cols == 0) return;
-    if (has_mean(args)) mean = static_cast<const Acc*>(args.mean)[row];
-    rstd = static_cast<const Acc*>(args.rstd)[row];
+    load_columns<0>(args, row, cols);
+    if (cols > 0) load_statistics(args, row);
   }
 
-  // Columns outside the row have a weight and a gradient of zero, so that they add nothing to sums.
-  FUSEDOPS_DEVICE NormGradient<T, kWidth> gradient(const NormBackward& args, int i) const {
-    const int32_t column = column_of<kWidth>(i);
-    Acc scale[kWidth] = {};
-    if (column < cols) {
-      if (is_wider<T>(args.weight)) {
-        load_weight<float>(scale, args, start + column);
-      } else {
-        load_weight<T>(scale, args, start + column);
-      }
+  // The same for the threads of a block, whose first row is `first`. Where the regime fixes the
+  // threads of a row, most blocks have all of their rows, and need not ask each thread.
+  template <int kThreads>
+  FUSEDOPS_DEVICE void load_rows(
+      const NormBackward& args, int64_t first, int64_t at, int32_t left) {
+    const int64_t row = first + threadIdx.y;
+    if constexpr (kThreads == 0) {
+      load(args, row, at, left);
+    } else if (first + blockDim.y <= args.rows) {
+      start = at, cols = left;
+      load_columns<kThreads>(args, row, left);
+      load_statistics(args, row);
+    } else {
+      load(args, row, at, left);
     }
+  }
+
+  // `scale` is the vector's weight. Columns outside the row have a weight and a gradient of zero,
+  // so that they add nothing to sums.
+  FUSEDOPS_DEVICE NormGradient<T, kWidth> gradient(const Acc (&scale)[kWidth], int i) const {
     NormGradient<T, kWidth> result;
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {
@@ -130,127 +166,223 @@ struct NormBackwardTile {
     }
     return result;
   }
+
+ private:
+  template <int kThreads>
+  FUSEDOPS_DEVICE void load_columns(const NormBackward& args, int64_t row, int32_t left) {
+    grads.template load<kThreads>(row_of<T>(args.grad_output, row) + start, left, 0);
+    inputs.template load<kThreads>(row_of<T>(args.input, row) + start, left, 0);
+  }
+
+  FUSEDOPS_DEVICE void load_statistics(const NormBackward& args, int64_t row) {
+    if (has_mean(args)) mean = static_cast<const Acc*>(args.mean)[row];
+    rstd = static_cast<const Acc*>(args.rstd)[row];
+  }
 };
 
 // A tile of grad_sum; zeros where there is none.
-template <class T, int kWidth, int kVectors>
+template <int kThreads, class T, int kWidth, int kVectors>
 FUSEDOPS_DEVICE void load_sums(
     Tile<T, kWidth, kVectors>& tile, const NormBackward& args, int64_t row, int64_t start,
     int32_t cols) {
-  tile.load(row_of<T>(args.grad_sum, row) + start, args.grad_sum.data ? cols : 0, 0);
+  const int32_t held = args.grad_sum.data ? cols : 0;
+  tile.template load<kThreads>(row_of<T>(args.grad_sum, row) + start, held, 0);
 }
 
-// Stores the gradients of a row. With kAdd it adds grad_sum first, and applies dropout to
-// grad_branch.
-template <class T, bool kAdd>
+// Stores the gradients of a row from column `start` on. With kAdd it adds grad_sum first, and
+// applies dropout to grad_branch. Addresses are kept where those of vectors are constants apart.
+template <class T, bool kAdd, bool kKeepsAddresses>
 class NormGradientRow {
  public:
   using Acc = AccumulatorOf<T>;
 
-  FUSEDOPS_DEVICE NormGradientRow(const NormBackward& args, int64_t row)
-      : grad_input_(row_of<T>(args.grad_input, row)),
-        grad_branch_(row_of<T>(args.grad_branch, row)),
+  FUSEDOPS_DEVICE NormGradientRow(const NormBackward& args, int64_t row, int64_t start)
+      : start_(start),
+        grad_input_(row_of<T>(args.grad_input, row) + start),
+        grad_branch_(row_of<T>(args.grad_branch, row) + start),
         wants_input_(args.grad_input.data),
         wants_branch_(args.grad_branch.data),
-        dropout_(args.dropout, row) {}
+        dropout_(args.dropout, row) {
+    if constexpr (kKeepsAddresses) {
+      grad_input_ = device::whole(grad_input_);
+      grad_branch_ = device::whole(grad_branch_);
+    }
+  }
 
   template <int kWidth>
   FUSEDOPS_DEVICE void store(
-      int64_t column, Acc (&values)[kWidth], const Vec<T, kWidth>& sums) const {
+      int32_t offset, Acc (&values)[kWidth], const Vec<T, kWidth>& sums) const {
     if constexpr (!kAdd) {
-      cuda::store(grad_input_ + column, values);
+      cuda::store(grad_input_ + offset, values);
     } else {
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) values[j] += sums.at(j);
-      if (wants_input_) cuda::store(grad_input_ + column, values);
+      if (wants_input_) cuda::store(grad_input_ + offset, values);
       if (!wants_branch_) return;
-      dropout_.apply(values, static_cast<int32_t>(column));
-      cuda::store(grad_branch_ + column, values);
+      dropout_.apply(values, static_cast<int32_t>(start_ + offset));
+      cuda::store(grad_branch_ + offset, values);
     }
   }
 
  private:
+  int64_t start_;
   T *grad_input_, *grad_branch_;
   bool wants_input_, wants_branch_;
   DropoutRow<Acc> dropout_;
 };
 
-// The rows of one partition. Two sets of shared sums take turns, so that each row needs only one
-// barrier.
-template <class T, int kWidth, int kVectors, bool kAdd>
+// The columns of a block, and the sums along whole rows, where a block or a cluster has a row.
+template <class RowScope>
+class HeldRows : public RowScope {
+ public:
+  template <int kElements>
+  FUSEDOPS_DEVICE ColumnRange own_columns(int64_t cols) const {
+    return RowScope::template own_columns<kElements>(static_cast<int32_t>(cols));
+  }
+  template <class Acc>
+  FUSEDOPS_DEVICE Pair<Acc> sums(Pair<Acc> own, int64_t) {
+    return this->template reduce<Sum>(own);
+  }
+};
+
+// The same where a block has a segment of each row, and the workspace has the sums of all segments.
+class RowsInSegments {
+ public:
+  static constexpr int kThreads = 0;
+
+  struct Columns {
+    int64_t start;
+    int32_t cols;
+  };
+
+  FUSEDOPS_DEVICE RowsInSegments(Segments segments, int32_t index, RowPartials partials)
+      : segments_(segments), index_(index), partials_(partials) {}
+
+  template <int kElements>
+  FUSEDOPS_DEVICE Columns own_columns(int64_t cols) const {
+    return {int64_t{index_} * segments_.cols, Segment::columns_of(segments_, cols, index_)};
+  }
+  FUSEDOPS_DEVICE void join() {}
+  template <class Acc>
+  FUSEDOPS_DEVICE Pair<Acc> sums(Pair<Acc>, int64_t row) {
+    const auto* const pairs = static_cast<const Pair<Acc>*>(partials_.pairs);
+    return block_.reduce<Sum>(sum_of(pairs + row * partials_.count, partials_.count));
+  }
+
+ private:
+  Segments segments_;
+  int32_t index_;
+  RowPartials partials_;
+  OneBlock block_;
+};
+
+// One of the partitions of the rows from first_row on; they take turns with the rows.
+struct RowPartition {
+  int64_t index, count, first_row = 0;
+};
+
+template <class T, int kWidth, int kVectors, bool kAdd, class Rows>
 FUSEDOPS_DEVICE void norm_backward_partition(
-    const NormBackward& args, int64_t partition, int64_t partitions) {
+    const NormBackward& args, Rows rows, RowPartition partition) {
   using Acc = AccumulatorOf<T>;
-  FUSEDOPS_SHARED(Pair<Acc>, shared_sums, 2 * kMaxWarps);
+  constexpr int kThreads = Rows::kThreads;
   FUSEDOPS_SHARED(Acc, column_sums, kNormBackwardThreads * kVectors * kWidth);
   const Acc inverse_cols = device::reciprocal(static_cast<Acc>(args.cols));
-  const int64_t step = partitions * blockDim.y;
+  const auto [start, own_cols] = rows.template own_columns<kWidth * kVectors>(args.cols);
+  const int64_t step = partition.count * blockDim.y;
   Acc weight_sums[kVectors][kWidth] = {}, bias_sums[kVectors][kWidth] = {};
-  int32_t turn = 0;  // which set of shared sums
 
-  const auto all_cols = static_cast<int32_t>(args.cols);
+  // Narrow vectors have few elements, whose weights fit into registers.
+  Acc scales[kVectors][kWidth];
+  const auto load_own_scale = [&, start = start](int i, bool is_inside) {
+    load_scale<T>(scales[i], args, start + column_of<kWidth>(i), is_inside);
+  };
+  if constexpr (kThreads > 0) for_vectors<kWidth, kVectors, 0>(own_cols, load_own_scale);
+
+  int64_t first = partition.first_row + partition.index * blockDim.y;
   NormBackwardTile<T, kWidth, kVectors> loaded;
-  loaded.load(args, partition * blockDim.y + threadIdx.y, 0, all_cols);
-  for (int64_t first = partition * blockDim.y; first < args.rows; first += step) {
+  loaded.template load_rows<kThreads>(args, first, start, own_cols);
+  rows.join();
+  for (; first < args.rows; first += step) {
     const int64_t row = first + threadIdx.y;
     const int32_t cols = loaded.cols;
     const Acc rstd = loaded.rstd;
     NormGradient<T, kWidth> gradients[kVectors];
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      gradients[i] = loaded.gradient(args, i);
+      if constexpr (kThreads == 0) load_own_scale(i, column_of<kWidth>(i) < cols);
+      gradients[i] = loaded.gradient(scales[i], i);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
         weight_sums[i][j] += gradients[i].grad[j] * gradients[i].normal[j];
         bias_sums[i][j] += gradients[i].grad[j];
       }
     }
-    loaded.load(args, row + step, 0, all_cols);
+    loaded.template load_rows<kThreads>(args, first + step, start, own_cols);
 
     if (!args.grad_input.data && !args.grad_branch.data) continue;
     Tile<T, kWidth, kVectors> added;
-    if constexpr (kAdd) load_sums(added, args, row, 0, cols);
-    Pair<Acc> vector_sums[kVectors];
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) vector_sums[i] = gradients[i].sums();
-    const Pair<Acc> sums =
-        row_reduce<Sum>(tree_sum<kVectors>(vector_sums), shared_sums + turn * kMaxWarps);
-    turn ^= 1;
+    if constexpr (kAdd) load_sums<kThreads>(added, args, row, start, cols);
+    const Pair<Acc> sums = rows.sums(sums_of(gradients), row);
 
     const Pair<Acc> means = means_of(args, sums, inverse_cols, rstd);
-    const NormGradientRow<T, kAdd> to(args, row);
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      const int32_t column = column_of<kWidth>(i);
-      if (column >= cols) continue;
+    if (kThreads > 0 && cols == 0) continue;
+    const int32_t own = kThreads > 0 ? column_of<kWidth>(0) : 0;
+    const NormGradientRow<T, kAdd, (kThreads > 0)> to(args, row, start + own);
+    for_vectors<kWidth, kVectors, kThreads>(cols, [&](int i, bool is_inside) {
+      if (!is_inside) return;
       Acc values[kWidth];
       gradients[i].result(values, means, rstd);
+      const int32_t column =
+          kThreads > 0 ? columns_before<kWidth, kThreads>(i) : column_of<kWidth>(i);
       to.store(column, values, added.vectors[i]);
-    }
+    });
   }
 
+  Acc* const weight_partial = partial_at<Acc>(args, partition.index) + start;
+  Acc* const bias_partial = partial_at<Acc>(args, partition.count + partition.index) + start;
   if (args.grad_weight.data) {
-    write_column_sums(weight_sums, all_cols, column_sums, partial_at<Acc>(args, partition));
+    write_column_sums(weight_sums, own_cols, column_sums, weight_partial);
   }
-  if (args.grad_bias.data) {
-    write_column_sums(
-        bias_sums, all_cols, column_sums, partial_at<Acc>(args, partitions + partition));
-  }
+  if (args.grad_bias.data) write_column_sums(bias_sums, own_cols, column_sums, bias_partial);
 }
 
-// Bound to one block a multiprocessor: without the bound the compiler makes room for two blocks of
-// narrow vectors, and spills.
-template <class T, int kWidth, int kVectors, bool kAdd>
+// Bound to one block a multiprocessor, as are the kernels below: without the bound the compiler
+// makes room for two blocks of narrow vectors, and spills.
+template <class T, int kWidth, int kVectors, bool kAdd, int kThreads = 0>
 FUSEDOPS_KERNEL(kNormBackwardThreads, 1)
 norm_backward_registers(NormBackward args) {
-  norm_backward_partition<T, kWidth, kVectors, kAdd>(args, blockIdx.x, gridDim.x);
+  assume_row_threads<kThreads>();
+  norm_backward_partition<T, kWidth, kVectors, kAdd>(
+      args, HeldRows<RowInBlock<kThreads>>(), {blockIdx.x, gridDim.x});
 }
 
 template <class T, int kWidth, int kVectors>
 FUSEDOPS_KERNEL(kNormBackwardThreads, 1)
 norm_stack_backward_registers(NormStackBackward stack) {
   const StackBlock at(stack.count);
-  norm_backward_partition<T, kWidth, kVectors, false>(stack[at.tensor], at.block, at.blocks);
+  norm_backward_partition<T, kWidth, kVectors, false>(
+      stack[at.tensor], HeldRows<OneBlock>(), {at.block, at.blocks});
+}
+
+template <class T, int kWidth, int kVectors, bool kAdd>
+FUSEDOPS_KERNEL(kNormBackwardThreads, 1)
+norm_backward_cluster(NormBackward args) {
+  const uint32_t blocks = device::cluster_blocks();
+  norm_backward_partition<T, kWidth, kVectors, kAdd>(
+      args, HeldRows<Cluster>(), {blockIdx.x / blocks, gridDim.x / blocks});
+}
+
+// segments.count blocks side by side have a partition.
+template <class T, int kWidth, int kVectors, bool kAdd>
+FUSEDOPS_KERNEL(kNormBackwardThreads, 1)
+norm_backward_segments(
+    NormBackward args, int64_t first_row, Segments segments, RowPartials partials) {
+  const auto count = static_cast<uint32_t>(segments.count);
+  const auto index = static_cast<int32_t>(blockIdx.x % count);
+  norm_backward_partition<T, kWidth, kVectors, kAdd>(
+      args, RowsInSegments(segments, index, partials),
+      {blockIdx.x / count, gridDim.x / count, first_row});
 }
 
 template <class T, int kWidth>
@@ -266,118 +398,19 @@ norm_backward_row_partials(NormBackward args, int64_t first_row, Segments segmen
   for (int32_t start = 0; start < segment.cols; start += tile.grads.step()) {
     tile.load(args, segment.row, segment.start + start, segment.cols - start);
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) sums = sums + tile.gradient(args, i).sums();
+    for (int i = 0; i < kVectors; ++i) {
+      const int32_t column = column_of<kWidth>(i);
+      AccumulatorOf<T> scale[kWidth];
+      load_scale<T>(scale, args, tile.start + column, column < tile.cols);
+      Pair<AccumulatorOf<T>> own{0, 0};
+      tile.gradient(scale, i).add_to(own);
+      sums = sums + own;
+    }
   }
   sums = row_reduce<Sum>(sums, shared_sums);
   if (threadIdx.x == 0) {
     partials_of<Pair<Acc>>(args.workspace, segments, segment.row)[segment.index] = sums;
   }
-}
-
-template <class T, int kWidth, bool kAdd>
-FUSEDOPS_KERNEL(kSegmentThreads, kSegmentBlocks<T>)
-norm_backward_rows(NormBackward args, int64_t first_row, Segments segments) {
-  using Acc = AccumulatorOf<T>;
-  constexpr int kVectors = kLoopVectors<kWidth, 2>;
-  FUSEDOPS_SHARED(Pair<Acc>, shared_sums, kMaxWarps);
-  const Acc inverse_cols = device::reciprocal(static_cast<Acc>(args.cols));
-  const Segment segment(segments, args.cols, first_row, backwards(blockIdx.x));
-
-  NormBackwardTile<T, kWidth, kVectors> tile;
-  tile.load(args, segment.row, segment.start, segment.cols);
-  const auto* const partials = partials_of<Pair<Acc>>(args.workspace, segments, segment.row);
-  const Pair<Acc> sums = row_reduce<Sum>(sum_of(partials, segments.count), shared_sums);
-
-  const Pair<Acc> means = means_of(args, sums, inverse_cols, tile.rstd);
-  const NormGradientRow<T, kAdd> gradients(args, segment.row);
-  for (int32_t start = 0; start < segment.cols; start += tile.grads.step()) {
-    const int64_t at = segment.start + start;
-    if (start > 0) tile.load(args, segment.row, at, segment.cols - start);
-    Tile<T, kWidth, kVectors> added;
-    if constexpr (kAdd) load_sums(added, args, segment.row, at, tile.cols);
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      const int32_t column = column_of<kWidth>(i);
-      if (column >= tile.cols) continue;
-      Acc values[kWidth];
-      tile.gradient(args, i).result(values, means, tile.rstd);
-      gradients.store(at + column, values, added.vectors[i]);
-    }
-  }
-}
-
-// The same with the row in the registers of a cluster: it takes one launch and reads the row once.
-template <class T, int kWidth, int kVectors, bool kAdd>
-FUSEDOPS_KERNEL(kNormBackwardThreads)
-norm_backward_rows_cluster(NormBackward args, int64_t first_row) {
-  using Acc = AccumulatorOf<T>;
-  FUSEDOPS_SHARED(Pair<Acc>, shared_sums, Cluster::kSharedValues);
-  const int64_t row = first_row + blockIdx.x / kClusterBlocks;
-  const auto [start, cols] = Cluster::own_columns<kWidth>(static_cast<int32_t>(args.cols));
-
-  NormBackwardTile<T, kWidth, kVectors> tile;
-  tile.load(args, row, start, cols);
-  Tile<T, kWidth, kVectors> added;
-  if constexpr (kAdd) load_sums(added, args, row, start, cols);
-  Pair<Acc> vector_sums[kVectors];
-#pragma unroll
-  for (int i = 0; i < kVectors; ++i) vector_sums[i] = tile.gradient(args, i).sums();
-  const Pair<Acc> sums = Cluster::reduce<Sum>(tree_sum<kVectors>(vector_sums), shared_sums);
-
-  const Acc inverse_cols = device::reciprocal(static_cast<Acc>(args.cols));
-  const Pair<Acc> means = means_of(args, sums, inverse_cols, tile.rstd);
-  const NormGradientRow<T, kAdd> gradients(args, row);
-#pragma unroll
-  for (int i = 0; i < kVectors; ++i) {
-    const int32_t column = column_of<kWidth>(i);
-    if (column >= cols) continue;
-    Acc values[kWidth];
-    tile.gradient(args, i).result(values, means, tile.rstd);
-    gradients.store(start + column, values, added.vectors[i]);
-  }
-  Cluster::leave();
-}
-
-// The column sums of a partition of long rows. column_blocks blocks side by side have the columns
-// of a partition, each thread one vector of them; kRows rows are in flight at a time.
-template <class T, int kWidth>
-FUSEDOPS_KERNEL(kColumnThreads)
-norm_backward_column_partials(NormBackward args, int64_t partitions) {
-  using Acc = AccumulatorOf<T>;
-  constexpr int kRows = 4;
-  const uint32_t column_blocks = gridDim.x / static_cast<uint32_t>(partitions);
-  const uint32_t partition = blockIdx.x / column_blocks;
-  const int64_t column = (int64_t{blockIdx.x % column_blocks} * blockDim.x + threadIdx.x) * kWidth;
-  if (column >= args.cols) return;
-  Acc weight_sums[kWidth] = {}, bias_sums[kWidth] = {};
-
-  for (int64_t first = partition; first < args.rows; first += partitions * kRows) {
-    Vec<T, kWidth> grads[kRows], inputs[kRows];
-    Acc mean[kRows], rstd[kRows];
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const int64_t row = first + r * partitions;
-      grads[r] = inputs[r] = Vec<T, kWidth>::filled(0);
-      mean[r] = rstd[r] = 0;
-      if (row >= args.rows) continue;
-      grads[r] = Vec<T, kWidth>::load(row_of<T>(args.grad_output, row) + column);
-      inputs[r] = Vec<T, kWidth>::load(row_of<T>(args.input, row) + column);
-      if (has_mean(args)) mean[r] = static_cast<const Acc*>(args.mean)[row];
-      rstd[r] = static_cast<const Acc*>(args.rstd)[row];
-    }
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
-        const Acc grad = grads[r].at(j);
-        weight_sums[j] += grad * ((inputs[r].at(j) - mean[r]) * rstd[r]);
-        bias_sums[j] += grad;
-      }
-    }
-  }
-
-  if (args.grad_weight.data) store(partial_at<Acc>(args, partition) + column, weight_sums);
-  if (args.grad_bias.data) store(partial_at<Acc>(args, partitions + partition) + column, bias_sums);
 }
 
 template <class Acc>
@@ -398,28 +431,48 @@ FUSEDOPS_DEVICE void store_as(const Columns& columns, int64_t column, Acc value)
   }
 }
 
-// Adds the partials of all partitions. A block of 32 x 32 threads has 32 columns: to load, the
-// lanes of a warp have neighbouring columns; to add up, a warp has one column.
+// The sums of a column over every 32nd partition from threadIdx.y on. All loads are in flight at
+// once: five for each of 32 threads, of 132 partitions at most.
+template <class Acc>
+FUSEDOPS_DEVICE Pair<Acc> own_share(const NormBackward& args, int64_t partitions, int64_t column) {
+  constexpr int32_t kLanes = device::kWarpLanes, kInFlight = 5;
+  Pair<Acc> sum{0, 0};
+#pragma unroll 1
+  for (int64_t first = threadIdx.y; first < partitions; first += kInFlight * kLanes) {
+    Pair<Acc> loaded[kInFlight];
+#pragma unroll
+    for (int32_t i = 0; i < kInFlight; ++i) {
+      const int64_t partition = first + i * kLanes;
+      const bool is_one = partition < partitions;
+      const Acc* const weight = partial_at<Acc>(args, partition) + column;
+      const Acc* const bias = partial_at<Acc>(args, partitions + partition) + column;
+      loaded[i].first = is_one && args.grad_weight.data ? *weight : Acc(0);
+      loaded[i].second = is_one && args.grad_bias.data ? *bias : Acc(0);
+    }
+#pragma unroll
+    for (int32_t i = 0; i < kInFlight; ++i) sum = sum + loaded[i];
+  }
+  return sum;
+}
+
+// Adds the partials of all partitions. A block has blockDim.x columns and 32 threads for each: to
+// load, neighbouring threads have neighbouring columns; to add up, a warp has one column.
 template <class Acc>
 FUSEDOPS_DEVICE void sum_partials(const NormBackward& args, int64_t partitions, int64_t block) {
-  constexpr int32_t kSide = device::kWarpLanes, kPitch = kSide + 1;  // avoids bank conflicts
-  FUSEDOPS_SHARED(Pair<Acc>, sums, kSide * kPitch);
-  const int64_t first_column = block * kSide;
+  constexpr int32_t kLanes = device::kWarpLanes, kPitch = kLanes + 1;  // avoids bank conflicts
+  FUSEDOPS_SHARED(Pair<Acc>, sums, kMaxFinishCols * kPitch);
+  const int64_t first_column = block * blockDim.x;
   const int64_t own = first_column + threadIdx.x;
-
   Pair<Acc> sum{0, 0};
-  if (own < args.cols) {
-    for (int64_t partition = threadIdx.y; partition < partitions; partition += kSide) {
-      if (args.grad_weight.data) sum.first += partial_at<Acc>(args, partition)[own];
-      if (args.grad_bias.data) sum.second += partial_at<Acc>(args, partitions + partition)[own];
-    }
-  }
-  sums[threadIdx.y * kPitch + threadIdx.x] = sum;
+  if (own < args.cols) sum = own_share<Acc>(args, partitions, own);
+  sums[threadIdx.x * kPitch + threadIdx.y] = sum;
   __syncthreads();
 
-  sum = warp_reduce<Sum>(sums[threadIdx.x * kPitch + threadIdx.y], kSide);
-  const int64_t column = first_column + threadIdx.y;
-  if (threadIdx.x != 0 || column >= args.cols) return;
+  const int32_t thread = threadIdx.y * blockDim.x + threadIdx.x;
+  const int32_t lane = thread % kLanes, warp = thread / kLanes;
+  sum = warp_reduce<Sum>(sums[warp * kPitch + lane], kLanes);
+  const int64_t column = first_column + warp;
+  if (lane != 0 || column >= args.cols) return;
   if (args.grad_weight.data) store_as(args.grad_weight, column, sum.first);
   if (args.grad_bias.data) store_as(args.grad_bias, column, sum.second);
 }

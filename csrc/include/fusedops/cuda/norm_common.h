@@ -62,6 +62,10 @@ FUSEDOPS_DEVICE Acc exact_root(Acc x) {
 template <class Acc>
 FUSEDOPS_DEVICE Acc rstd_of(const NormForward& args, Acc squares) {
   const auto eps = static_cast<Acc>(args.eps), cols = static_cast<Acc>(args.cols);
+  if (args.kind == NormKind::kL2) {
+    const Acc norm = exact_root(squares);
+    return device::reciprocal(norm < eps ? eps : norm);
+  }
   const Acc count = args.kind == NormKind::kStd ? cols - 1 : cols;
   const Acc variance = mean_of(squares, count);
   if (args.kind == NormKind::kStd) return device::reciprocal(exact_root(variance) + eps);
@@ -71,6 +75,8 @@ FUSEDOPS_DEVICE Acc rstd_of(const NormForward& args, Acc squares) {
 // The means of g and g * n. For StdNorm std * rstd = 1 - eps * rstd: where std is small beside eps,
 // rounding may be all that is left of it, but then the second mean adds as little to the gradient;
 // where std is 0 it adds 0.
+// For L2Norm the second is a sum, and 0 where the norm is below eps: rstd, computed as in
+// rstd_of(), is then the largest that there is.
 template <class Acc>
 FUSEDOPS_DEVICE Pair<Acc> means_of(
     const NormBackward& args, Pair<Acc> sums, Acc inverse_cols, Acc rstd) {
@@ -78,6 +84,9 @@ FUSEDOPS_DEVICE Pair<Acc> means_of(
   if (args.kind == NormKind::kStd) {
     const Acc std_rstd = device::fma(-static_cast<Acc>(args.eps), rstd, Acc(1));
     factor = std_rstd > 0 ? device::reciprocal(static_cast<Acc>(args.cols - 1) * std_rstd) : Acc(0);
+  }
+  if (args.kind == NormKind::kL2) {
+    factor = rstd < device::reciprocal(static_cast<Acc>(args.eps)) ? Acc(1) : Acc(0);
   }
   return {has_mean(args) ? sums.first * inverse_cols : Acc(0), sums.second * factor};
 }

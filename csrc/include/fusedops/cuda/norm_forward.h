@@ -14,8 +14,16 @@
 // nothing; RMSNorm has m = d = 0. Each segment has an m and a d of its own, and its sums are moved
 // to the m of the row (Chan, Golub and LeVeque, 1979).
 //
+// Instructions limit 16-bit rows, and two are saved an element. Of vectors in registers m is the
+// mean of every second element: if b is the mean of the others, d = (b - m) / 2 is within a
+// standard deviation, and the squares lose one bit at most. The output is (x - m) * rstd - d *
+// rstd, in one instruction; d * rstd is at most 1, and its error 2^-25.
+//
 // Kind, weight offset, rounding of the normalised value and the dtype of weight and bias are chosen
-// at run time, the same for all threads: each costs a branch a row or a vector.
+// at run time, the same for all threads: each costs a branch a row or a vector. In 16 bits and with
+// narrow vectors the usual options have loops of their own (NormForm), without a third of those
+// instructions.
+//
 // Limits: values above 3e38 / cols overflow the sum, values above 1e19 the squares (rstd = 0), and
 // deviations below 1e-22 count as none.
 #pragma once
@@ -29,6 +37,10 @@
 #include "fusedops/cuda/tile.h"
 
 namespace fusedops::cuda {
+
+// The options that the end of a row is compiled for: a weight of the rows' dtype alone, or with a
+// bias, neither with an offset nor with rounding of the normalised value; or any.
+enum class NormForm { kWeight, kWeightAndBias, kAny };
 
 template <class W, int kWidth, class Acc>
 FUSEDOPS_DEVICE void load_bias(Acc (&values)[kWidth], const NormForward& args, int64_t column) {
@@ -53,17 +65,15 @@ class NormInput {
         dropout_(args.dropout, row) {}
 
   // Loads from column `start` on; the row has `cols` columns from there, and zeros count beyond.
-  template <int kWidth, int kVectors>
+  template <int kThreads = 0, int kWidth, int kVectors>
   FUSEDOPS_DEVICE void load(Tile<T, kWidth, kVectors>& tile, int64_t start, int32_t cols) const {
-    tile.load(input_ + start, cols, 0);
+    tile.template load<kThreads>(input_ + start, cols, 0);
     if constexpr (kAdd) {
       Tile<T, kWidth, kVectors> residual;
-      residual.load(residual_ + start, cols, 0);
-#pragma unroll
-      for (int i = 0; i < kVectors; ++i) {
-        const int32_t column = column_of<kWidth>(i);
-        if (column < cols) add(tile.vectors[i], residual.vectors[i], start + column);
-      }
+      residual.template load<kThreads>(residual_ + start, cols, 0);
+      for_vectors<kWidth, kVectors, kThreads>(cols, [&](int i, bool is_inside) {
+        if (is_inside) add(tile.vectors[i], residual.vectors[i], start + column_of<kWidth>(i));
+      });
     }
   }
 
@@ -86,13 +96,17 @@ class NormInput {
   DropoutRow<Acc> dropout_;
 };
 
-template <int kWidth, class Acc>
-FUSEDOPS_DEVICE Pair<Acc> moments_of(const Acc (&values)[kWidth]) {
-  Pair<Acc> sums{0, 0};
+// m is the mean of every kBaseStep-th element.
+template <class T, int kWidth>
+inline constexpr int kBaseStep = sizeof(T) == 2 && kWidth > 1 ? 2 : 1;
+
+template <int kCount, class Acc>
+FUSEDOPS_DEVICE Pair<Acc> moments_of(const Acc* values) {
+  Pair<Acc> sums{values[0], values[0] * values[0]};
 #pragma unroll
-  for (int j = 0; j < kWidth; ++j) {
-    sums.first += values[j];
-    sums.second += values[j] * values[j];
+  for (int k = 1; k < kCount; ++k) {
+    sums.first += values[k];
+    sums.second = device::fma(values[k], values[k], sums.second);  // not the other product
   }
   return sums;
 }
@@ -108,14 +122,14 @@ FUSEDOPS_DEVICE Acc squares_of(Pair<Acc> sums, Acc mean_offset) {
 
 template <class Acc>
 struct NormStatistics {
-  Acc base, mean_offset, rstd;  // mean = base + mean_offset
+  Acc base, mean_offset, squares, rstd;  // mean = base + mean_offset
 
   // `sums` are those of x - base and of its square along a row. rstd is 0 where only the squares
   // overflow, and NaN in a row with a NaN or with an infinity, which has no mean.
   FUSEDOPS_DEVICE NormStatistics(const NormForward& args, Acc base, Pair<Acc> sums)
       : base(base), mean_offset(0) {
     if (has_mean(args)) mean_offset = mean_of(sums.first, static_cast<Acc>(args.cols));
-    const Acc squares = squares_of(sums, mean_offset);
+    squares = squares_of(sums, mean_offset);
     rstd = squares == INFINITY ? Acc(0) : rstd_of(args, squares);
     rstd += mean_offset - mean_offset;  // NaN where mean_offset is not finite
   }
@@ -127,101 +141,186 @@ struct NormStatistics {
   }
 };
 
-// Normalises, rounds and stores one vector. `centred` is the values less the base.
-template <class T, int kWidth, class Acc>
-FUSEDOPS_DEVICE void store_normalised(
-    T* row, const NormForward& args, int64_t column, const Acc (&centred)[kWidth],
-    const NormStatistics<Acc>& statistics) {
-  Acc weight[kWidth], bias[kWidth], result[kWidth];
-  if (is_wider<T>(args.weight.data ? args.weight : args.bias)) {
+// One vector of weight and bias, as factors and summands.
+template <NormForm kForm, class T, int kWidth, class Acc>
+FUSEDOPS_DEVICE void load_parameters(
+    Acc (&weight)[kWidth], Acc (&bias)[kWidth], const NormForward& args, int64_t column) {
+  if constexpr (kForm != NormForm::kAny) {
+    const auto factors =
+        Vec<T, kWidth>::load_cached(static_cast<const T*>(args.weight.data) + column);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) weight[j] = factors.at(j), bias[j] = 0;
+    if constexpr (kForm == NormForm::kWeightAndBias) load_bias<T>(bias, args, column);
+  } else if (is_wider<T>(args.weight.data ? args.weight : args.bias)) {
     load_weight<float>(weight, args, column);
     load_bias<float>(bias, args, column);
   } else {
     load_weight<T>(weight, args, column);
     load_bias<T>(bias, args, column);
   }
+}
+
+// Scales, rounds and stores one vector of normalised values.
+template <NormForm kForm, class T, int kWidth, class Acc>
+FUSEDOPS_DEVICE void store_scaled(
+    T* to, const NormForward& args, int64_t column, const Acc (&normalised)[kWidth]) {
+  Acc weight[kWidth], bias[kWidth], result[kWidth];
+  load_parameters<kForm, T>(weight, bias, args, column);
 #pragma unroll
-  for (int j = 0; j < kWidth; ++j) {
-    result[j] = (centred[j] - statistics.mean_offset) * statistics.rstd;
-  }
-  if (sizeof(T) == 2 && args.rounds_normalized) {
+  for (int j = 0; j < kWidth; ++j) result[j] = normalised[j];
+  if (kForm == NormForm::kAny && sizeof(T) == 2 && args.rounds_normalized) {
     const auto rounded = Vec<T, kWidth>::rounded(result);
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) result[j] = rounded.at(j);
   }
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) result[j] = result[j] * weight[j] + bias[j];
-  store(row + column, result);
+  store(to, result);
 }
 
 // Subtracts `base` from the values of a tile, and returns the sums of the differences and of their
-// squares. Columns from `cols` on are outside the row and count as zeros.
-template <class T, int kWidth, int kVectors, class Acc>
+// squares. Columns from `cols` on are outside the row, and zeros.
+template <int kThreads = 0, class T, int kWidth, int kVectors, class Acc>
 FUSEDOPS_DEVICE Pair<Acc> centre(
     Acc (&centred)[kVectors][kWidth], const Tile<T, kWidth, kVectors>& tile, int32_t cols,
     Acc base) {
-  Pair<Acc> moments[kVectors];
+  for_vectors<kWidth, kVectors, kThreads>(cols, [&](int i, bool is_inside) {
+    const Acc own_base = is_inside ? base : Acc(0);
 #pragma unroll
-  for (int i = 0; i < kVectors; ++i) {
-    const bool inside = column_of<kWidth>(i) < cols;
+    for (int j = 0; j < kWidth; ++j) centred[i][j] = tile.at(i, j) - own_base;
+  });
+  constexpr int kGroup = kIsWide<T, kWidth> ? 1 : vectors_of_group(kVectors);
+  Pair<Acc> moments[kVectors / kGroup];
 #pragma unroll
-    for (int j = 0; j < kWidth; ++j) centred[i][j] = inside ? tile.at(i, j) - base : Acc(0);
-    moments[i] = moments_of(centred[i]);
+  for (int i = 0; i < kVectors; i += kGroup) {
+    moments[i / kGroup] = moments_of<kGroup * kWidth>(centred[i]);
   }
-  return tree_sum<kVectors>(moments);
+  return tree_sum<kVectors / kGroup>(moments);
 }
 
-// The norm of this thread's row, which stays in registers.
-template <class RowScope, class T, int kWidth, int kVectors, bool kAdd>
+// Replaces x - base by the normalised values: by one instruction each in 16 bits, but for a row
+// whose elements are all equal, which become exact zeros.
+template <class T, int kWidth, int kVectors, class Acc>
+FUSEDOPS_DEVICE void normalise(
+    Acc (&values)[kVectors][kWidth], const NormStatistics<Acc>& statistics) {
+  const Acc mean_offset = statistics.mean_offset;
+  const bool is_constant = sizeof(T) == 2 && statistics.squares == 0;
+  const Acc rstd = is_constant ? statistics.rstd * Acc(0) : statistics.rstd;  // NaN stays NaN
+#pragma unroll
+  for (int k = 0; k < kVectors * kWidth; ++k) {
+    Acc& value = values[k / kWidth][k % kWidth];
+    value = sizeof(T) == 2 ? device::fma(value, rstd, -mean_offset * rstd)
+                           : (value - mean_offset) * rstd;
+  }
+}
+
+// Scales and stores a row of `cols` columns, which begins at column `start`. Narrow vectors take
+// their parameters from addresses that are kept: computed for each element, they would be a third
+// of its instructions.
+template <NormForm kForm, int kThreads, class T, int kWidth, int kVectors, class Acc>
+FUSEDOPS_DEVICE void store_row(
+    T* output, const NormForward& args, int32_t start, int32_t cols,
+    const Acc (&normalised)[kVectors][kWidth]) {
+  if constexpr (kForm == NormForm::kAny || kIsWide<T, kWidth>) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const int32_t column = column_of<kWidth>(i);
+      if (column >= cols) return;
+      store_scaled<kForm>(output + column, args, start + column, normalised[i]);
+    }
+  } else {
+    const int32_t first = start + column_of<kWidth>(0);
+    const T* const weight = device::whole(static_cast<const T*>(args.weight.data) + first);
+    const T* const bias = device::whole(static_cast<const T*>(args.bias.data) + first);
+    store_by<kWidth, kVectors, kThreads>(output, cols, [&](int i, int32_t offset, T* to) {
+      const auto factors = Vec<T, kWidth>::load_cached(weight + offset);
+      auto summands = Vec<T, kWidth>{};
+      if (kForm == NormForm::kWeightAndBias) summands = Vec<T, kWidth>::load_cached(bias + offset);
+      Acc result[kWidth];
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        result[j] = normalised[i][j] * factors.at(j) + summands.at(j);
+      }
+      store(to, result);
+    });
+  }
+}
+
+// The same, with the form of the arguments.
+template <int kThreads, class T, int kWidth, int kVectors, class Acc>
+FUSEDOPS_DEVICE void store_row(
+    T* output, const NormForward& args, int32_t start, int32_t cols,
+    const Acc (&normalised)[kVectors][kWidth]) {
+  if constexpr (sizeof(T) == 2 || !kIsWide<T, kWidth>) {
+    const bool is_usual = args.weight.data && !is_wider<T>(args.weight) &&
+        args.weight_offset == 0 && !args.rounds_normalized;
+    if (is_usual && args.bias.data) {
+      return store_row<NormForm::kWeightAndBias, kThreads>(output, args, start, cols, normalised);
+    }
+    if (is_usual) {
+      return store_row<NormForm::kWeight, kThreads>(output, args, start, cols, normalised);
+    }
+  }
+  store_row<NormForm::kAny, kThreads>(output, args, start, cols, normalised);
+}
+
+// The norm of this thread's row, which stays in registers. Statistics are saved first or last, as
+// the kernel needs fewer registers: others would spill on sm_80 and sm_120.
+template <class RowScope, class T, int kWidth, int kVectors, bool kAdd, bool kSavesLast = false>
 FUSEDOPS_DEVICE void norm_row(const NormForward& args, int64_t row) {
   using Acc = AccumulatorOf<T>;
-  FUSEDOPS_SHARED(Acc, shared_sums, RowScope::kSharedValues);
-  FUSEDOPS_SHARED(Pair<Acc>, shared_moments, RowScope::kSharedValues);
-  const auto [start, cols] =
-      RowScope::template own_columns<kWidth>(row < args.rows ? static_cast<int32_t>(args.cols) : 0);
+  constexpr int kThreads = RowScope::kThreads;
+  RowScope scope;
+  const auto [start, cols] = scope.template own_columns<kWidth * kVectors>(
+      row < args.rows ? static_cast<int32_t>(args.cols) : 0);
 
   Tile<T, kWidth, kVectors> tile;
   T* const sum = args.sum.data ? row_of<T>(args.sum, row) : nullptr;
-  NormInput<T, kAdd>(args, row, sum).load(tile, start, cols);
+  NormInput<T, kAdd>(args, row, sum).template load<kThreads>(tile, start, cols);
+  scope.join();
 
-  Acc base = 0;
+  Acc base = 0, centred[kVectors][kWidth];
+  Pair<Acc> sums{0, 0};
   if (has_mean(args)) {
-    const Acc inverse_cols = device::reciprocal(static_cast<Acc>(args.cols));
-    base = RowScope::template reduce<Sum>(tile.sum(), shared_sums) * inverse_cols;
+    constexpr int kStep = kBaseStep<T, kWidth>;
+    const Acc inverse_count = device::reciprocal(static_cast<Acc>(args.cols)) * kStep;
+    const Acc sum = tile.template sum<kStep>();
+    // Rounded here: contracted into x - base, it would differ from the base of the statistics.
+    base = device::fma(scope.template reduce<Sum>(sum), inverse_count, Acc(0));
+    sums = scope.template reduce<Sum>(centre<kThreads>(centred, tile, cols, base));
+  } else {
+    const Acc squares = centre<kThreads>(centred, tile, cols, Acc(0)).second;
+    sums.second = scope.template reduce<Sum>(squares);
   }
-
-  Acc centred[kVectors][kWidth];
-  const Pair<Acc> moments = centre(centred, tile, cols, base);
-  const Pair<Acc> sums = RowScope::template reduce<Sum>(moments, shared_moments);
   const NormStatistics<Acc> statistics(args, base, sums);
 
-  T* const output = row_of<T>(args.output, row);
-#pragma unroll
-  for (int i = 0; i < kVectors; ++i) {
-    const int32_t column = column_of<kWidth>(i);
-    if (column < cols) store_normalised(output, args, start + column, centred[i], statistics);
-  }
-  if (row < args.rows && threadIdx.x == 0 && RowScope::is_first()) statistics.save(args, row);
-  RowScope::leave();
+  T* const output = row_of<T>(args.output, row) + start;
+  const bool saves = row < args.rows && threadIdx.x == 0 && scope.is_first();
+  if (!kSavesLast && saves) statistics.save(args, row);
+  normalise<T>(centred, statistics);
+  store_row<kThreads>(output, args, start, cols, centred);
+  if (kSavesLast && saves) statistics.save(args, row);
 }
 
-template <class T, int kWidth, int kVectors, bool kAdd>
-FUSEDOPS_KERNEL((kNormThreads<T, kWidth, kWidth * kVectors, kAdd>))
+template <class T, int kWidth, int kVectors, bool kAdd, int kThreads = 0>
+FUSEDOPS_KERNEL(
+    (kNormThreads<T, kWidth, kWidth * kVectors, kAdd, kThreads>), (kLeastBlocks<T, kWidth>))
 norm_forward_registers(NormForward args, int64_t first_row) {
-  norm_row<OneBlock, T, kWidth, kVectors, kAdd>(args, launch_row(first_row));
+  assume_row_threads<kThreads>();
+  norm_row<RowInBlock<kThreads>, T, kWidth, kVectors, kAdd>(args, launch_row(first_row));
 }
 
 template <class T, int kWidth, int kVectors>
-FUSEDOPS_KERNEL((kNormThreads<T, kWidth, kWidth * kVectors, false>))
+FUSEDOPS_KERNEL((kNormThreads<T, kWidth, kWidth * kVectors, false>), (kLeastBlocks<T, kWidth>))
 norm_stack_registers(NormStack stack) {
   const StackBlock at(stack.count);
-  norm_row<OneBlock, T, kWidth, kVectors, false>(stack[at.tensor], at.row());
+  norm_row<OneBlock, T, kWidth, kVectors, false, true>(stack[at.tensor], at.row());
 }
 
 template <class T, int kWidth, int kVectors, bool kAdd>
-FUSEDOPS_KERNEL(kMaxThreads)
+FUSEDOPS_KERNEL((kClusterThreads<T, kWidth, kWidth * kVectors>))
 norm_forward_cluster(NormForward args, int64_t first_row) {
-  norm_row<Cluster, T, kWidth, kVectors, kAdd>(args, first_row + blockIdx.x / kClusterBlocks);
+  norm_row<Cluster, T, kWidth, kVectors, kAdd>(args, cluster_row(first_row));
 }
 
 // The moments of a segment, whose mean is base + mean_offset.
@@ -322,10 +421,12 @@ norm_forward_apply(NormForward args, int64_t first_row, Segments segments) {
     for (int i = 0; i < kVectors; ++i) {
       const int32_t column = column_of<kWidth>(i);
       if (column >= left) continue;
-      Acc centred[kWidth];
+      const int64_t to = segment.start + start + column;
+      Acc values[1][kWidth];
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) centred[j] = tile.at(i, j) - statistics.base;
-      store_normalised(output, args, segment.start + start + column, centred, statistics);
+      for (int j = 0; j < kWidth; ++j) values[0][j] = tile.at(i, j) - statistics.base;
+      normalise<T>(values, statistics);
+      store_scaled<NormForm::kAny>(output + to, args, to, values[0]);
     }
   }
   if (segment.index == 0 && threadIdx.x == 0) statistics.save(args, segment.row);

@@ -1,9 +1,9 @@
-// Philox4x32-10, and dropout with it.
+// Philox4x32-7, and dropout with it.
 //
-// Parallel random numbers: as easy as 1, 2, 3 (Salmon et al., SC 2011): ten rounds of two
-// multiplications turn a counter and a key into four words. There is no state: an element's word
-// depends on its row, its column and the seed, so that any thread, forward or backward, can compute
-// it.
+// Parallel random numbers: as easy as 1, 2, 3 (Salmon et al., SC 2011): seven rounds of two
+// multiplications turn a counter and a key into four words. Seven are the fewest that pass BigCrush
+// there; docs/numerics.md has our own tests. There is no state: an element's word depends on its
+// row, its column and the seed, so that any thread, forward or backward, can compute it.
 #pragma once
 
 #include "fusedops/args.h"
@@ -13,7 +13,7 @@ namespace fusedops::cuda {
 
 FUSEDOPS_DEVICE uint4 philox(uint4 counter, uint2 key) {
 #pragma unroll
-  for (int round = 0; round < 10; ++round) {
+  for (int round = 0; round < kPhiloxRounds; ++round) {
     const uint64_t even = uint64_t{0xD2511F53u} * counter.x;
     const uint64_t odd = uint64_t{0xCD9E8D57u} * counter.z;
     counter = {
@@ -41,6 +41,8 @@ class DropoutRow {
         scale_(static_cast<Acc>(dropout.scale)),
         row_(halves(row)),
         key_(is_on_ ? halves(*dropout.seed) : uint2{0, 0}) {}
+
+  FUSEDOPS_DEVICE bool is_on() const { return is_on_; }
 
   // Applies it to neighbouring columns from `column` on. A wide vector begins at a multiple of
   // four, so that it uses all words of its counters.

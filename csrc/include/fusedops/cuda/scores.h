@@ -1,30 +1,71 @@
 // The scores of a masked softmax: a row's operands, and which of its columns are hidden.
 //
 // Contract: as in args.h; an operand with a value per column is aligned for kWidth elements in
-// every row. The kinds of operands are chosen at run time, the same for all threads: each costs a
-// branch a tile.
-// Numerics: scale * x + (bias + mask), computed in float (double for double).
+// every row. A kernel is compiled for some of the parts that scores may have (kParts), and is
+// launched for no others; limit_diagonal() has seen the causality: the path through a kernel for
+// all parts is twice as long. Numerics: scale * x + (bias + mask), computed in float (double for
+// double).
 #pragma once
 
-#include "fusedops/cuda/tile.h"
+#include "fusedops/cuda/softmax.h"
 
 namespace fusedops::cuda {
 
-FUSEDOPS_DEVICE int64_t clamp(int64_t value, int64_t low, int64_t high) {
+// The parts of scores, a bit each. Alone, kBoolPart is a bool mask, and kNumbersPart a bias of the
+// input's dtype; both have a value for each column. kAllParts is everything that args.h allows.
+inline constexpr int kNoParts = 0, kCausalPart = 1, kBoolPart = 2, kNumbersPart = 4, kAllParts = 7;
+
+FUSEDOPS_HOST_DEVICE inline int64_t clamp(int64_t value, int64_t low, int64_t high) {
   return value < low ? low : value > high ? high : value;
 }
 
-// The columns of a row that causality shows, and where its operands begin. A row past the last has
-// no columns.
+// The diagonal may be any number: limited to those that differ, it cannot overflow a sum.
+inline void limit_diagonal(Causal& causal, int64_t cols) {
+  causal.diagonal = clamp(causal.diagonal, -causal.queries, cols);
+  causal.lower_diagonal = clamp(causal.lower_diagonal, -causal.queries, cols);
+}
+
+// The interval of a row, and where its operands begin. A row past the last has no columns. Only
+// kernels for all parts know intervals that do not begin at column 0, and sinks.
 struct ScoreRow {
   int64_t index;
-  int32_t cols, visible;       // causality hides the columns from `visible` on
-  int64_t bias = 0, mask = 0;  // offsets of the row in the operands, in elements
+  int32_t cols, visible;                  // the columns from `visible` on are hidden
+  int32_t begin = 0;                      // and those before it; 0 if none is visible
+  int64_t bias = 0, mask = 0, sinks = 0;  // offsets of the row in the operands, in elements
 
-  FUSEDOPS_DEVICE ScoreRow(const Scores& scores, int64_t row, int64_t rows, int64_t all_cols)
-      : index(row), cols(row < rows ? static_cast<int32_t>(all_cols) : 0), visible(cols) {
-    if (scores.causal.on) visible = visible_columns(scores.causal);
-    auto rest = static_cast<uint64_t>(row);
+  template <int kParts>
+  static FUSEDOPS_DEVICE ScoreRow
+  with_parts(const Scores& scores, int64_t index, int64_t rows, int64_t all_cols) {
+    const int32_t cols = index < rows ? static_cast<int32_t>(all_cols) : 0;
+    ScoreRow row = {index, cols, cols};
+    if ((kParts & kCausalPart) != 0 && scores.causal.on) {
+      row.visible = row.visible_columns(scores.causal);
+    }
+    if constexpr ((kParts & (kBoolPart | kNumbersPart)) != 0) {
+      row.template find_operands<kParts>(scores);
+    }
+    return row;
+  }
+
+  FUSEDOPS_DEVICE int32_t hidden_cols() const { return cols - visible + begin; }
+
+  // Where the first vector with a visible column begins. Tiles count from there.
+  template <int kWidth>
+  FUSEDOPS_DEVICE int32_t first() const {
+    return begin / kWidth * kWidth;
+  }
+
+  // The columns of vectors that are hidden as a whole.
+  template <int kWidth>
+  FUSEDOPS_DEVICE int32_t skipped_cols() const {
+    return cols - (visible + kWidth - 1) / kWidth * kWidth + first<kWidth>();
+  }
+
+ private:
+  template <int kParts>
+  FUSEDOPS_DEVICE void find_operands(const Scores& scores) {
+    int64_t start = 0, end = 0;
+    auto rest = static_cast<uint64_t>(index);
     // Unrolled, because indexing the arguments would copy them to a stack.
 #pragma unroll
     for (int d = kMaxRowDims - 1; d >= 0; --d) {
@@ -33,37 +74,104 @@ struct ScoreRow {
       const auto at = static_cast<int64_t>(rest - outer * scores.dims.sizes[d]);
       bias += at * scores.bias.strides[d];
       mask += at * scores.mask.strides[d];
+      if constexpr (kParts == kAllParts) {
+        start += at * scores.start.strides[d];
+        end += at * scores.end.strides[d];
+        sinks += at * scores.sinks.strides[d];
+      }
       rest = outer;
+    }
+    if constexpr (kParts == kAllParts) {
+      if (cols > 0) limit(scores, start, end);
     }
   }
 
-  FUSEDOPS_DEVICE int32_t hidden_cols() const { return cols - visible; }
+  // `start` and `end` are offsets in those operands.
+  FUSEDOPS_DEVICE void limit(const Scores& scores, int64_t start, int64_t end) {
+    const Causal& causal = scores.causal;
+    if (scores.end.data != nullptr) visible = limited(bound(scores.end, end));
+    if (causal.has_lower_diagonal) begin = limited(query_of(causal) + causal.lower_diagonal);
+    if (scores.start.data != nullptr) {
+      const int32_t other = limited(bound(scores.start, start));
+      begin = other > begin ? other : begin;
+    }
+    if (begin >= visible) begin = visible = 0;
+  }
 
- private:
-  // The diagonal may be any number; clamping keeps the sum from overflowing.
+  FUSEDOPS_DEVICE int32_t limited(int64_t column) const {
+    return static_cast<int32_t>(clamp(column, 0, visible));
+  }
+
+  static FUSEDOPS_DEVICE int64_t bound(const RowBound& bound, int64_t offset) {
+    if (bound.is_int64) return static_cast<const int64_t*>(bound.data)[offset];
+    return static_cast<const int32_t*>(bound.data)[offset];
+  }
+
+  FUSEDOPS_DEVICE int64_t query_of(const Causal& causal) const {
+    const auto queries = static_cast<uint64_t>(causal.queries);
+    return static_cast<int64_t>(static_cast<uint64_t>(index) % queries);
+  }
+
   FUSEDOPS_DEVICE int32_t visible_columns(const Causal& causal) const {
-    const auto query =
-        static_cast<int64_t>(static_cast<uint64_t>(index) % static_cast<uint64_t>(causal.queries));
-    const int64_t diagonal = clamp(causal.diagonal, -causal.queries, cols);
-    return static_cast<int32_t>(clamp(query + diagonal + 1, 0, cols));
+    return static_cast<int32_t>(clamp(query_of(causal) + causal.diagonal + 1, 0, cols));
   }
 };
 
-// The elements of a tile that a bool mask shows: bit i * kWidth + j is element j of vector i. The
-// row has `cols` columns from the tile on.
-template <int kWidth, int kVectors>
-FUSEDOPS_DEVICE uint32_t shown_bits(const Operand& mask, int64_t offset, int32_t cols) {
-  static_assert(kWidth * kVectors <= 32);
-  if (mask.data == nullptr || !mask.is_bool || cols <= 0) return ~0u;
-  const auto* const row = static_cast<const bool*>(mask.data) + offset;
-  if (mask.col_stride == 0) return *row ? ~0u : 0;
-  Tile<bool, kWidth, kVectors> tile;
-  tile.load_cached(row, cols);
-  uint32_t bits = 0;
-#pragma unroll
-  for (int i = 0; i < kVectors; ++i) bits |= tile.vectors[i].bits() << (i * kWidth);
-  return bits;
+// The address `elements` after the thread's own. As bytes of 32 bits they are added to that
+// address, not to the index it was computed from: two instructions less an access.
+template <class T>
+FUSEDOPS_DEVICE T* moved_by(T* own, int32_t elements) {
+  using Byte = std::conditional_t<std::is_const_v<T>, const char, char>;
+  const auto bytes = static_cast<uint32_t>(elements) * static_cast<uint32_t>(sizeof(T));
+  return reinterpret_cast<T*>(reinterpret_cast<Byte*>(own) + bytes);
 }
+
+// The elements of a tile that a bool mask shows.
+template <int kWidth, int kVectors>
+struct ShownElements {
+  static constexpr int kVectorsPerWord = 32 / kWidth < kVectors ? 32 / kWidth : kVectors;
+  uint32_t words[kVectors / kVectorsPerWord];  // a bit for each element, in order
+
+  FUSEDOPS_DEVICE bool at(int i, int j) const {
+    return words[i / kVectorsPerWord] >> (i % kVectorsPerWord * kWidth + j) & 1;
+  }
+
+  // Hides the columns from the thread's first one to before its column `end`.
+  FUSEDOPS_DEVICE void hide_before(int32_t end) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const int32_t count = end - columns_before<kWidth>(i);
+      if (count <= 0) return;
+      const uint32_t bits = ~(~0u << (count < kWidth ? count : kWidth));
+      words[i / kVectorsPerWord] &= ~(bits << (i % kVectorsPerWord * kWidth));
+    }
+  }
+
+  // The row has `cols` columns from the tile on, and its mask begins at `offset` there.
+  template <int kParts>
+  FUSEDOPS_DEVICE void load(const Operand& mask, int64_t offset, int32_t cols) {
+    fill(~0u);
+    if constexpr ((kParts & kBoolPart) != 0) {
+      const bool has_any = kParts != kAllParts || (mask.data != nullptr && mask.is_bool);
+      if (!has_any || cols <= 0) return;
+      const auto* const row = static_cast<const bool*>(mask.data) + offset;
+      if (kParts == kAllParts && mask.col_stride == 0) return fill(*row ? ~0u : 0);
+      Tile<bool, kWidth, kVectors> tile;
+      tile.load_cached(row, cols);
+      fill(0);
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) {
+        words[i / kVectorsPerWord] |= tile.vectors[i].bits() << (i % kVectorsPerWord * kWidth);
+      }
+    }
+  }
+
+ private:
+  FUSEDOPS_DEVICE void fill(uint32_t word) {
+#pragma unroll
+    for (uint32_t& each : words) each = word;
+  }
+};
 
 template <class T, int kWidth, int kVectors, class Acc>
 FUSEDOPS_DEVICE void add_elements(
@@ -98,52 +206,164 @@ FUSEDOPS_DEVICE void add_operand(
   add_elements<In>(sums, operand.data, offset, operand.col_stride, cols);
 }
 
-// The scores of a row that one thread holds, laid out as in a Tile. The score is -inf where
-// causality hides a column or the row has ended, and mask_value where a bool mask hides it.
+// What is added to the scores of a tile.
+template <int kParts, class In, class Acc, int kWidth, int kVectors>
+struct Terms {
+  FUSEDOPS_DEVICE void load(const Scores&, const ScoreRow&, int64_t, int32_t) {}
+  FUSEDOPS_DEVICE Acc added_to(Acc score, int, int) const { return score; }
+};
+
 template <class In, class Acc, int kWidth, int kVectors>
+struct Terms<kNumbersPart, In, Acc, kWidth, kVectors> {
+  Tile<In, kWidth, kVectors> tile;
+
+  FUSEDOPS_DEVICE void load(
+      const Scores& scores, const ScoreRow& row, int64_t start, int32_t cols) {
+    tile.load_cached(static_cast<const In*>(scores.bias.data) + (row.bias + start), cols);
+  }
+  FUSEDOPS_DEVICE Acc added_to(Acc score, int i, int j) const { return score + tile.at(i, j); }
+};
+
+// The operands are added to each other first, so that nothing waits for the input before they have
+// arrived.
+template <class In, class Acc, int kWidth, int kVectors>
+struct Terms<kAllParts, In, Acc, kWidth, kVectors> {
+  Acc sums[kVectors][kWidth];
+
+  FUSEDOPS_DEVICE void load(
+      const Scores& scores, const ScoreRow& row, int64_t start, int32_t cols) {
+#pragma unroll
+    for (int k = 0; k < kVectors * kWidth; ++k) sums[k / kWidth][k % kWidth] = 0;
+    add_operand<In>(sums, scores.bias, row.bias + start * scores.bias.col_stride, cols);
+    add_operand<In>(sums, scores.mask, row.mask + start * scores.mask.col_stride, cols);
+  }
+  FUSEDOPS_DEVICE Acc added_to(Acc score, int i, int j) const { return score + sums[i][j]; }
+};
+
+// The scores of a row that one thread holds, laid out as in a Tile. A vector that begins at a
+// visible column is held as a whole: the score is mask_value where it is hidden. Other vectors are
+// skipped, a warp at a time where causality hides all of its columns: they are neither read nor
+// computed, and have no values.
+template <int kParts, class In, class Acc, int kWidth, int kVectors, int kThreads = 0>
 struct ScoreTile {
   Acc values[kVectors][kWidth];
-  bool seen;  // whether any of them is visible and not -inf
+  Acc largest;
+  ShownElements<kWidth, kVectors> shown;
+  int32_t left;  // visible columns from this thread's first one on
 
   // Loads from column `start` of the row on.
   FUSEDOPS_DEVICE void load(
       const ConstRows& input, const Scores& scores, const ScoreRow& row, int64_t start) {
-    const auto left = static_cast<int32_t>(row.visible - start);
+    const auto cols = static_cast<int32_t>(row.visible - start);
+    left = cols - column_of<kWidth>(0);
     Tile<In, kWidth, kVectors> tile;
-    tile.load(row_of<In>(input, row.index) + start, left, 0);
-    const int64_t bias = row.bias + start * scores.bias.col_stride;
-    const int64_t mask = row.mask + start * scores.mask.col_stride;
-    const uint32_t shown = shown_bits<kWidth, kVectors>(scores.mask, mask, left);
-    // The operands are added to each other first, so that nothing waits for the input before they
-    // have arrived.
-    Acc sums[kVectors][kWidth] = {};
-    add_operand<In>(sums, scores.bias, bias, left);
-    add_operand<In>(sums, scores.mask, mask, left);
-
-    const auto scale = static_cast<Acc>(scores.scale);
-    const auto mask_value = static_cast<Acc>(scores.mask_value);
-    seen = false;
+    const In* const own = row_of<In>(input, row.index) + start + column_of<kWidth>(0);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
+      if (holds(i)) tile.vectors[i] = Vec<In, kWidth>::load(moved_by(own, offset_of(i)));
+    }
+    shown.template load<kParts>(scores.mask, row.mask + start * scores.mask.col_stride, cols);
+    if constexpr (kParts == kAllParts) {
+      shown.hide_before(static_cast<int32_t>(row.begin - start) - column_of<kWidth>(0));
+    }
+    Terms<kParts, In, Acc, kWidth, kVectors> terms;
+    terms.load(scores, row, start, cols);
+
+    const auto scale = static_cast<Acc>(scores.scale);
+    largest = -INFINITY;
+#pragma unroll
+    for (int i = 0; i < kVectors && holds(i); ++i) {
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
-        const bool is_inside = column_of<kWidth>(i) + j < left;
-        const bool is_shown = shown >> (i * kWidth + j) & 1;
-        const Acc score = scale * tile.at(i, j) + sums[i][j];
-        seen |= is_inside && is_shown && score != -INFINITY;
-        values[i][j] = !is_inside ? -INFINITY : is_shown ? score : mask_value;
+        values[i][j] = terms.added_to(scale * tile.at(i, j), i, j);
       }
+      hide(i, static_cast<Acc>(scores.mask_value));
+      largest = device::maximum(largest, largest_of(values[i]));
     }
   }
 
-  FUSEDOPS_DEVICE Acc max() const {
-    Acc max = -INFINITY;
+  // Leaves no vector held.
+  FUSEDOPS_DEVICE void skip() { left = 0; }
+
+  // Whether any score is visible and not -inf.
+  FUSEDOPS_DEVICE bool sees() const {
+    bool seen = false;
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
+    for (int i = 0; i < kVectors && holds(i); ++i) {
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) max = device::maximum(max, values[i][j]);
+      for (int j = 0; j < kWidth; ++j) seen |= shows(i, j) && values[i][j] != -INFINITY;
     }
-    return max;
+    return seen;
+  }
+
+  // Replaces the scores by e^(score - shift), and returns their sum.
+  template <class Out>
+  FUSEDOPS_DEVICE Acc exponentiate(Acc shift) {
+    Acc sum = 0;
+#pragma unroll
+    for (int i = 0; i < kVectors && holds(i); ++i) {
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) values[i][j] = exponential<Out>(values[i][j] - shift);
+      sum += tree_sum<kWidth>(values[i]);
+    }
+    return sum;
+  }
+
+  // f(columns from the thread's first one, scale * exponentials) for the vectors that are held.
+  template <class F>
+  FUSEDOPS_DEVICE void for_each_held(Acc scale, F f) const {
+#pragma unroll
+    for (int i = 0; i < kVectors && holds(i); ++i) {
+      Acc result[kWidth];
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) result[j] = values[i][j] * scale;
+      f(offset_of(i), result);
+    }
+  }
+
+  // f(columns from the thread's first one) for the vectors of the next `cols` columns that are
+  // skipped.
+  template <class F>
+  FUSEDOPS_DEVICE void for_each_skipped(int32_t cols, F f) const {
+    const int32_t end = cols - column_of<kWidth>(0);
+#pragma unroll
+    for (int i = kVectors - 1; i >= 0 && !holds(i); --i) {
+      if (offset_of(i) < end) f(offset_of(i));
+    }
+  }
+
+ private:
+  static FUSEDOPS_DEVICE int32_t offset_of(int i) { return columns_before<kWidth, kThreads>(i); }
+
+  // A thread holds its first vectors.
+  FUSEDOPS_DEVICE bool holds(int i) const { return offset_of(i) < left; }
+
+  FUSEDOPS_DEVICE bool shows(int i, int j) const {
+    return shown.at(i, j) && ((kParts & kCausalPart) == 0 || offset_of(i) + j < left);
+  }
+
+  // Only the last vector that a thread holds may be visible in part: the other ones do without its
+  // comparisons.
+  FUSEDOPS_DEVICE void hide(int i, Acc mask_value) {
+    if constexpr ((kParts & kBoolPart) != 0) {
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        values[i][j] = shown.at(i, j) ? values[i][j] : mask_value;
+      }
+    }
+    if constexpr ((kParts & kCausalPart) != 0 && kWidth > 1) {
+      const int32_t end = left - offset_of(i);
+      if (end >= kWidth) return;
+#pragma unroll
+      for (int j = 1; j < kWidth; ++j) values[i][j] = j < end ? values[i][j] : mask_value;
+    }
+  }
+
+  static FUSEDOPS_DEVICE Acc largest_of(const Acc (&values)[kWidth]) {
+    Acc largest = values[0];
+#pragma unroll
+    for (int j = 1; j < kWidth; ++j) largest = device::maximum(largest, values[j]);
+    return largest;
   }
 };
 

@@ -65,15 +65,16 @@ FUSEDOPS_DEVICE void store_normalised(Out* to, const Acc (&values)[kWidth], Affi
 template <class RowScope, class In, class Out, int kWidth, int kVectors>
 FUSEDOPS_DEVICE void softmax_row(const SoftmaxForward& args, int64_t row) {
   using Acc = AccumulatorOf<Out>;
-  FUSEDOPS_SHARED(Acc, shared_max, RowScope::kSharedValues);
-  FUSEDOPS_SHARED(Acc, shared_sums, RowScope::kSharedValues);
-  const auto [start, cols] =
-      RowScope::template own_columns<kWidth>(row < args.rows ? static_cast<int32_t>(args.cols) : 0);
+  constexpr int kThreads = RowScope::kThreads;
+  RowScope scope;
+  const auto [start, cols] = scope.template own_columns<kWidth * kVectors>(
+      row < args.rows ? static_cast<int32_t>(args.cols) : 0);
 
   Tile<In, kWidth, kVectors> tile;
-  tile.load(row_of<In>(args.input, row) + start, cols, -INFINITY);
+  tile.template load<kThreads>(row_of<In>(args.input, row) + start, cols, -INFINITY);
+  scope.join();
 
-  const Acc largest = RowScope::template reduce<Max>(tile.max(), shared_max);
+  const Acc largest = scope.template reduce<Max>(tile.max());
 
   Acc values[kVectors][kWidth], sums[kVectors];
 #pragma unroll
@@ -87,22 +88,19 @@ FUSEDOPS_DEVICE void softmax_row(const SoftmaxForward& args, int64_t row) {
     }
     sums[i] = tree_sum<kWidth>(exponentials);
   }
-  const Acc sum = RowScope::template reduce<Sum>(tree_sum<kVectors>(sums), shared_sums);
+  const Acc sum = scope.template reduce<Sum>(tree_sum<kVectors>(sums));
   const Affine<Acc> affine(args.log, sum);
 
-  Out* const output = row_of<Out>(args.output, row) + start;
-#pragma unroll
-  for (int i = 0; i < kVectors; ++i) {
-    const int32_t column = column_of<kWidth>(i);
-    if (column < cols) store_normalised(output + column, values[i], affine);
-  }
-  RowScope::leave();
+  store_by<kWidth, kVectors, kThreads>(
+      row_of<Out>(args.output, row) + start, cols,
+      [&](int i, int32_t, Out* to) { store_normalised(to, values[i], affine); });
 }
 
-template <class In, class Out, int kWidth, int kVectors>
-FUSEDOPS_KERNEL((kSoftmaxThreads<In, kWidth, kWidth * kVectors>))
+template <class In, class Out, int kWidth, int kVectors, int kThreads = 0>
+FUSEDOPS_KERNEL((kSoftmaxThreads<In, kWidth, kWidth * kVectors, kThreads>))
 softmax_forward_registers(SoftmaxForward args, int64_t first_row) {
-  softmax_row<OneBlock, In, Out, kWidth, kVectors>(args, launch_row(first_row));
+  assume_row_threads<kThreads>();
+  softmax_row<RowInBlock<kThreads>, In, Out, kWidth, kVectors>(args, launch_row(first_row));
 }
 
 template <class In, class Out, int kWidth, int kVectors>
@@ -113,9 +111,9 @@ softmax_stack_registers(SoftmaxStack stack) {
 }
 
 template <class In, class Out, int kWidth, int kVectors>
-FUSEDOPS_KERNEL(kMaxThreads)
+FUSEDOPS_KERNEL((kClusterThreads<In, kWidth, kWidth * kVectors>))
 softmax_forward_cluster(SoftmaxForward args, int64_t first_row) {
-  softmax_row<Cluster, In, Out, kWidth, kVectors>(args, first_row + blockIdx.x / kClusterBlocks);
+  softmax_row<Cluster, In, Out, kWidth, kVectors>(args, cluster_row(first_row));
 }
 
 // The sum of a thread or segment that is all -inf stays 0, so that the rest of the row is right.
@@ -249,42 +247,40 @@ template <class RowScope, class T, class Out, int kWidth, int kVectors>
 FUSEDOPS_DEVICE void softmax_gradient_row(const SoftmaxBackward& args, int64_t row) {
   using Acc = AccumulatorOf<T>;
   using Gradient = SoftmaxGradient<Out, T, kWidth>;
-  FUSEDOPS_SHARED(Acc, shared_sums, RowScope::kSharedValues);
-  const auto [start, cols] =
-      RowScope::template own_columns<kWidth>(row < args.rows ? static_cast<int32_t>(args.cols) : 0);
+  constexpr int kThreads = RowScope::kThreads;
+  RowScope scope;
+  const auto [start, cols] = scope.template own_columns<kWidth * kVectors>(
+      row < args.rows ? static_cast<int32_t>(args.cols) : 0);
 
   Tile<T, kWidth, kVectors> grads, outputs;
-  grads.load(row_of<T>(args.grad_output, row) + start, cols, 0);
-  outputs.load(row_of<T>(args.output, row) + start, cols, 0);
+  grads.template load<kThreads>(row_of<T>(args.grad_output, row) + start, cols, 0);
+  outputs.template load<kThreads>(row_of<T>(args.output, row) + start, cols, 0);
+  scope.join();
 
   Acc sums[kVectors];
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     sums[i] = Gradient(grads.vectors[i], outputs.vectors[i], args.log).sum();
   }
-  const Acc sum = RowScope::template reduce<Sum>(tree_sum<kVectors>(sums), shared_sums);
+  const Acc sum = scope.template reduce<Sum>(tree_sum<kVectors>(sums));
 
-  Out* const grad_input = row_of<Out>(args.grad_input, row) + start;
-#pragma unroll
-  for (int i = 0; i < kVectors; ++i) {
-    const int32_t column = column_of<kWidth>(i);
-    const Gradient gradient(grads.vectors[i], outputs.vectors[i], args.log);
-    if (column < cols) gradient.store_to(grad_input + column, sum);
-  }
-  RowScope::leave();
+  store_by<kWidth, kVectors, kThreads>(
+      row_of<Out>(args.grad_input, row) + start, cols, [&](int i, int32_t, Out* to) {
+        Gradient(grads.vectors[i], outputs.vectors[i], args.log).store_to(to, sum);
+      });
 }
 
-template <class T, class Out, int kWidth, int kVectors>
-FUSEDOPS_KERNEL((kSoftmaxBackwardThreads<T, kWidth>))
+template <class T, class Out, int kWidth, int kVectors, int kThreads = 0>
+FUSEDOPS_KERNEL((kSoftmaxBackwardThreads<T, kWidth, kThreads>), (kLeastBlocks<T, kWidth>))
 softmax_backward_registers(SoftmaxBackward args, int64_t first_row) {
-  softmax_gradient_row<OneBlock, T, Out, kWidth, kVectors>(args, launch_row(first_row));
+  assume_row_threads<kThreads>();
+  softmax_gradient_row<RowInBlock<kThreads>, T, Out, kWidth, kVectors>(args, launch_row(first_row));
 }
 
 template <class T, class Out, int kWidth, int kVectors>
 FUSEDOPS_KERNEL(kMaxThreads)
 softmax_backward_cluster(SoftmaxBackward args, int64_t first_row) {
-  const int64_t row = first_row + blockIdx.x / kClusterBlocks;
-  softmax_gradient_row<Cluster, T, Out, kWidth, kVectors>(args, row);
+  softmax_gradient_row<Cluster, T, Out, kWidth, kVectors>(args, cluster_row(first_row));
 }
 
 template <class T, class Out, int kWidth>

@@ -4,10 +4,13 @@
 // Contract: slices as in args.h; kWidth divides inner, and every run of inner elements is aligned
 // for kWidth of them. A block has a segment of blockDim.x * kWidth neighbouring inner columns of
 // one outer index, so that its loads are coalesced. blockDim.y threads, a power of two, share a
-// column: thread y has the indices y, y + blockDim.y, ... of dim_size. Elements are read twice, the
-// second time usually from L2.
+// column: thread y has the indices y, y + blockDim.y, ... of dim_size. kKeep says where elements
+// stay between the two passes over them: in registers, where kSpatialVectors * blockDim.y >=
+// dim_size; in dynamic shared memory, with room for dim_size rounded up to a multiple of that, of
+// each tensor; or nowhere, and they are loaded again, usually from L2.
 //
-// Numerics: as in softmax.h. The bits of a column depend on the dtypes and dim_size alone.
+// Numerics: as in softmax.h. The bits of a column depend on the dtypes, dim_size and blockDim.y
+// alone.
 #pragma once
 
 #include "fusedops/cuda/launch_plan.h"
@@ -45,27 +48,73 @@ struct InnerColumns {
   }
 };
 
-// kWidth columns at several indices of dim_size, blockDim.y apart. All loads are issued before the
-// first use.
-template <class T, int kWidth>
-struct SpatialTile {
+// This thread's part of a strip: kWidth columns at every blockDim.y-th index of dim_size, a tile of
+// kSpatialVectors of them at a time. The first pass calls load(), the second one load_again().
+template <class T, int kWidth, int kKeep>
+class SpatialStrip {
+ public:
   static constexpr int kVectors = kSpatialVectors<T>;
   Vec<T, kWidth> vectors[kVectors];
 
+  // `tensor` counts those of which the block keeps a strip.
+  FUSEDOPS_DEVICE SpatialStrip(
+      const T* begin, int64_t dim_stride, uint32_t dim_size, uint32_t tensor_dim_size, int tensor)
+      : begin_(begin), dim_stride_(dim_stride), dim_size_(dim_size) {
+    if constexpr (kKeep == kKeepShared) {
+      const uint32_t tiles = (tensor_dim_size + step() - 1) / step();
+      kept_ = device::dynamic_shared<T>() +
+          (tensor * tiles * kVectors * block_threads() + own_thread()) * kWidth;
+    }
+  }
+
+  // Indices of a tile.
+  FUSEDOPS_DEVICE static uint32_t step() { return blockDim.y * kVectors; }
   FUSEDOPS_DEVICE static uint32_t index_of(uint32_t start, int i) {
     return start + i * blockDim.y + threadIdx.y;
   }
 
-  FUSEDOPS_DEVICE void load(
-      const T* begin, int64_t dim_stride, uint32_t start, uint32_t dim_size,
-      AccumulatorOf<T> fill) {
-    const T* from = begin + index_of(start, 0) * dim_stride;
+  // All loads are issued before the first use. Elements beyond dim_size are `fill`.
+  FUSEDOPS_DEVICE void load(uint32_t start, AccumulatorOf<T> fill) {
+    load_global(start, fill);
+    if constexpr (kKeep == kKeepShared) {
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i, from += blockDim.y * dim_stride) {
-      vectors[i] =
-          index_of(start, i) < dim_size ? Vec<T, kWidth>::load(from) : Vec<T, kWidth>::filled(fill);
+      for (int i = 0; i < kVectors; ++i) vectors[i].store(kept(start, i));
     }
   }
+
+  // Elements beyond dim_size are of no meaning.
+  FUSEDOPS_DEVICE void load_again(uint32_t start) {
+    if constexpr (kKeep == kKeepNothing) load_global(start, 0);
+    if constexpr (kKeep == kKeepShared) {
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) {
+        vectors[i] = Vec<T, kWidth>::load_cached(kept(start, i));
+      }
+    }
+  }
+
+ private:
+  FUSEDOPS_DEVICE static uint32_t block_threads() { return blockDim.x * blockDim.y; }
+  FUSEDOPS_DEVICE static uint32_t own_thread() { return threadIdx.y * blockDim.x + threadIdx.x; }
+
+  // Each thread reads what it wrote, so that no barrier is needed.
+  FUSEDOPS_DEVICE T* kept(uint32_t start, int i) const {
+    return kept_ + (start * blockDim.x + i * block_threads()) * kWidth;
+  }
+
+  FUSEDOPS_DEVICE void load_global(uint32_t start, AccumulatorOf<T> fill) {
+    const T* from = begin_ + index_of(start, 0) * dim_stride_;
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i, from += blockDim.y * dim_stride_) {
+      vectors[i] = index_of(start, i) < dim_size_ ? Vec<T, kWidth>::load(from)
+                                                  : Vec<T, kWidth>::filled(fill);
+    }
+  }
+
+  const T* begin_;
+  int64_t dim_stride_;
+  uint32_t dim_size_;
+  T* kept_ = nullptr;
 };
 
 // Reduces over the threads that share columns, in a tree; all of them get the result. `shared` has
@@ -91,7 +140,7 @@ FUSEDOPS_DEVICE void column_reduce(Acc (&values)[kWidth], Acc* shared) {
   __syncthreads();
 }
 
-template <class In, class Out, int kWidth>
+template <class In, class Out, int kWidth, int kKeep>
 FUSEDOPS_KERNEL((kSpatialMaxThreads<In, kWidth>))
 spatial_softmax_forward(SpatialSoftmaxForward args, int64_t first_segment) {
   using Acc = AccumulatorOf<Out>;
@@ -99,26 +148,24 @@ spatial_softmax_forward(SpatialSoftmaxForward args, int64_t first_segment) {
   FUSEDOPS_SHARED(Acc, shared, kSharedValues);
   const InnerColumns columns = InnerColumns::of<kWidth>(args, first_segment);
   constexpr int kVectors = kSpatialVectors<In>;
-  const uint32_t step = blockDim.y * kVectors;
-  const In* const input = columns.begin<In>(args.input);
-
-  SpatialTile<In, kWidth> tile;
+  SpatialStrip<In, kWidth, kKeep> strip(
+      columns.begin<In>(args.input), args.input.dim_stride, columns.dim_size, args.dim_size, 0);
   Acc largest[kWidth], sums[kWidth] = {};
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) largest[j] = -INFINITY;
-  for (uint32_t start = 0; start < columns.dim_size; start += step) {
-    tile.load(input, args.input.dim_stride, start, columns.dim_size, -INFINITY);
+  for (uint32_t start = 0; start < columns.dim_size; start += strip.step()) {
+    strip.load(start, -INFINITY);
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {
       Acc larger = largest[j], exponentials[kVectors];
 #pragma unroll
       for (int i = 0; i < kVectors; ++i) {
-        larger = device::maximum(larger, tile.vectors[i].at(j));
+        larger = device::maximum(larger, strip.vectors[i].at(j));
       }
       const Acc shift = finite_or_zero(larger);
 #pragma unroll
       for (int i = 0; i < kVectors; ++i) {
-        exponentials[i] = exponential<Out>(tile.vectors[i].at(j) - shift);
+        exponentials[i] = exponential<Out>(strip.vectors[i].at(j) - shift);
       }
       sums[j] = sums[j] * exponential<Out>(largest[j] - shift) + tree_sum<kVectors>(exponentials);
       largest[j] = larger;
@@ -140,24 +187,24 @@ spatial_softmax_forward(SpatialSoftmaxForward args, int64_t first_segment) {
   }
 
   Out* to = columns.begin<Out>(args.output) + threadIdx.y * args.output.dim_stride;
-  for (uint32_t start = 0; start < columns.dim_size; start += step) {
-    tile.load(input, args.input.dim_stride, start, columns.dim_size, 0);
+  for (uint32_t start = 0; start < columns.dim_size; start += strip.step()) {
+    strip.load_again(start);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       Acc values[kWidth];
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
-        const Acc shifted = tile.vectors[i].at(j) - largest[j];
+        const Acc shifted = strip.vectors[i].at(j) - largest[j];
         values[j] = args.log ? shifted + last[j] : exponential<Out>(shifted) * last[j];
       }
-      if (tile.index_of(start, i) < columns.dim_size) store(to, values);
+      if (strip.index_of(start, i) < columns.dim_size) store(to, values);
       to += blockDim.y * args.output.dim_stride;
     }
   }
 }
 
 // Out is the type of grad_input, T that of grad_output and output.
-template <class T, class Out, int kWidth>
+template <class T, class Out, int kWidth, int kKeep>
 FUSEDOPS_KERNEL((kSpatialMaxThreads<T, kWidth>))
 spatial_softmax_backward(SpatialSoftmaxBackward args, int64_t first_segment) {
   using Acc = AccumulatorOf<T>;
@@ -166,15 +213,16 @@ spatial_softmax_backward(SpatialSoftmaxBackward args, int64_t first_segment) {
   FUSEDOPS_SHARED(Acc, shared, kSharedValues);
   const InnerColumns columns = InnerColumns::of<kWidth>(args, first_segment);
   constexpr int kVectors = kSpatialVectors<T>;
-  const uint32_t step = blockDim.y * kVectors;
-  const T* const grad_output = columns.begin<T>(args.grad_output);
-  const T* const output = columns.begin<T>(args.output);
-
-  SpatialTile<T, kWidth> grads, outputs;
+  using Strip = SpatialStrip<T, kWidth, kKeep>;
+  Strip grads(
+      columns.begin<T>(args.grad_output), args.grad_output.dim_stride, columns.dim_size,
+      args.dim_size, 0);
+  Strip outputs(
+      columns.begin<T>(args.output), args.output.dim_stride, columns.dim_size, args.dim_size, 1);
   Acc sums[kWidth] = {};
-  for (uint32_t start = 0; start < columns.dim_size; start += step) {
-    grads.load(grad_output, args.grad_output.dim_stride, start, columns.dim_size, 0);
-    outputs.load(output, args.output.dim_stride, start, columns.dim_size, 0);
+  for (uint32_t start = 0; start < columns.dim_size; start += Strip::step()) {
+    grads.load(start, 0);
+    outputs.load(start, 0);
     Acc tile_sums[kWidth] = {};
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
@@ -188,9 +236,9 @@ spatial_softmax_backward(SpatialSoftmaxBackward args, int64_t first_segment) {
   column_reduce<Sum>(sums, shared);
 
   Out* to = columns.begin<Out>(args.grad_input) + threadIdx.y * args.grad_input.dim_stride;
-  for (uint32_t start = 0; start < columns.dim_size; start += step) {
-    grads.load(grad_output, args.grad_output.dim_stride, start, columns.dim_size, 0);
-    outputs.load(output, args.output.dim_stride, start, columns.dim_size, 0);
+  for (uint32_t start = 0; start < columns.dim_size; start += Strip::step()) {
+    grads.load_again(start);
+    outputs.load_again(start);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const Gradient gradient(grads.vectors[i], outputs.vectors[i], args.log);

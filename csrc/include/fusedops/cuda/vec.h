@@ -54,6 +54,19 @@ FUSEDOPS_DEVICE uint32_t packed(float low, float high, BFloat16) {
   return bit_cast<uint32_t>(__floats2bfloat162_rn(low, high));
 }
 
+// The elements of a register of two. A bfloat16 is the upper half of a float, so that each takes
+// one instruction; a conversion of 16 bits that were shifted down takes two for the upper.
+FUSEDOPS_DEVICE float widen_low(uint32_t pair, Half) {
+  return widen(bit_cast<Half>(static_cast<uint16_t>(pair)));
+}
+FUSEDOPS_DEVICE float widen_high(uint32_t pair, Half) {
+  return widen(bit_cast<Half>(static_cast<uint16_t>(pair >> 16)));
+}
+FUSEDOPS_DEVICE float widen_low(uint32_t pair, BFloat16) { return bit_cast<float>(pair << 16); }
+FUSEDOPS_DEVICE float widen_high(uint32_t pair, BFloat16) {
+  return bit_cast<float>(pair & 0xffff0000u);
+}
+
 FUSEDOPS_DEVICE void unpack(uint4 from, uint32_t* to) {
   to[0] = from.x, to[1] = from.y, to[2] = from.z, to[3] = from.w;
 }
@@ -89,7 +102,7 @@ struct Vec {
 
   FUSEDOPS_DEVICE AccumulatorOf<T> at(int j) const {
     if constexpr (sizeof(T) == 2) {
-      return widen(bit_cast<T>(static_cast<uint16_t>(registers[j / 2] >> (j % 2 * 16))));
+      return j % 2 == 0 ? widen_low(registers[j / 2], T{}) : widen_high(registers[j / 2], T{});
     } else if constexpr (sizeof(T) == 4) {
       return bit_cast<T>(registers[j]);
     } else {

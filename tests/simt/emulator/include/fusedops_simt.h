@@ -126,6 +126,7 @@ int launch_clusters(
     void (*kernel)(Params...), int64_t blocks, uint32_t cluster, dim3 threads, void*,
     Args... args) {
   if (blocks < 1 || blocks > simt::config.max_grid) return simt::kInvalidConfiguration;
+  if (cluster > 1 && simt::config.refuse_clusters) return simt::kInvalidDeviceFunction;
   const simt::Launch configuration{
       reinterpret_cast<const void*>(kernel), dim3(static_cast<unsigned>(blocks)), threads, 0,
       cluster};
@@ -137,10 +138,46 @@ int launch(void (*kernel)(Params...), int64_t blocks, dim3 threads, void* stream
   return launch_clusters(kernel, blocks, 1, threads, stream, args...);
 }
 
+template <class... Params, class... Args>
+int launch_with_shared(
+    void (*kernel)(Params...), int64_t shared_bytes, int64_t blocks, dim3 threads, void*,
+    Args... args) {
+  if (blocks < 1 || blocks > simt::config.max_grid) return simt::kInvalidConfiguration;
+  const simt::Launch configuration{
+      reinterpret_cast<const void*>(kernel), dim3(static_cast<unsigned>(blocks)), threads,
+      static_cast<size_t>(shared_bytes)};
+  return simt::launch(configuration, [=] { kernel(static_cast<Params>(args)...); });
+}
+
+inline int64_t max_shared_bytes() { return simt::config.max_shared_bytes; }
+template <class T>
+T* dynamic_shared() {
+  return static_cast<T*>(simt::dynamic_shared());
+}
+
+inline uint32_t cluster_blocks() { return simt::self->cluster_size; }
 inline uint32_t cluster_rank() { return simt::self->cluster_rank; }
-inline void cluster_barrier(SIMT_HERE) { simt::cluster_barrier(site); }
-inline float load_cluster(const float* own, uint32_t rank, SIMT_HERE) {
-  return *static_cast<float*>(simt::map_shared(const_cast<float*>(own), rank, site));
+inline void cluster_arrive(SIMT_HERE) { simt::cluster_arrive(true, site); }
+inline void cluster_wait(SIMT_HERE) { simt::cluster_wait(site); }
+
+inline void mbarrier_init(uint64_t* barrier, SIMT_HERE) { simt::barrier_init(barrier, 1, site); }
+inline void mbarrier_expect(uint64_t* barrier, uint32_t bytes, SIMT_HERE) {
+  simt::barrier_arrive_expecting(barrier, bytes, site);
+}
+inline void mbarrier_wait(uint64_t* barrier, uint32_t parity, SIMT_HERE) {
+  simt::barrier_wait(barrier, parity != 0, site);
+}
+
+inline void store_cluster(
+    float* own, float value, uint64_t* own_barrier, uint32_t rank, SIMT_HERE) {
+  simt::store_async(own, simt::bits_of<uint64_t>(value), sizeof(value), own_barrier, rank, site);
+}
+inline void store_cluster(
+    float* own, float first, float second, uint64_t* own_barrier, uint32_t rank, SIMT_HERE) {
+  const float values[] = {first, second};
+  uint64_t bits;
+  std::memcpy(&bits, values, sizeof(bits));
+  simt::store_async(own, bits, sizeof(bits), own_barrier, rank, site);
 }
 
 }  // namespace fusedops::device

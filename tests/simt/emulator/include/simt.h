@@ -4,8 +4,8 @@
 // barrier that not every thread reaches, a mask that names a lane which is elsewhere, a copy that
 // is not waited for) ends the launch with kLaunchFailure; error() names the thread and the line.
 // Numerics are the host's. Shared memory is aligned to 16 bytes and no further, as device.h asks.
-// Memory ordering: barriers, __syncwarp, atomics and the launch order accesses; shuffles and votes
-// do not, as in CUDA. Only a build with ThreadSanitizer sees what is not ordered.
+// Memory ordering: barriers, __syncwarp, atomics and the launch order accesses; shuffles, votes and
+// relaxed arrivals do not, as in CUDA. Only a build with ThreadSanitizer sees what is not ordered.
 #pragma once
 
 #include <cstddef>
@@ -22,8 +22,9 @@ using Site = std::source_location;
 #define SIMT_HERE ::simt::Site site = ::simt::Site::current()
 
 inline constexpr int kSuccess = 0;
-inline constexpr int kInvalidConfiguration = 9;  // cudaErrorInvalidConfiguration
-inline constexpr int kLaunchFailure = 719;       // cudaErrorLaunchFailure
+inline constexpr int kInvalidConfiguration = 9;    // cudaErrorInvalidConfiguration
+inline constexpr int kInvalidDeviceFunction = 98;  // cudaErrorInvalidDeviceFunction
+inline constexpr int kLaunchFailure = 719;         // cudaErrorLaunchFailure
 
 enum class Order { kFifo, kLifo, kRandom };
 
@@ -34,9 +35,11 @@ struct Config {
   // What shared memory holds at first. 0xFF makes NaNs, which max() ignores; 0x7F makes 3.4e38.
   uint8_t poison = 0xFF;
   bool concurrent_blocks = false;  // several at a time, or one after the other
-  bool late_copies = true;         // asynchronous copies happen when awaited, or when issued
+  bool late_copies = true;         // asynchronous copies and stores happen late, or when issued
   bool dry = false;                // launches are recorded, not run
+  bool refuse_clusters = false;    // as a part of a GPU may, and code for older devices does
   int64_t max_grid = 2147483647;
+  int64_t max_shared_bytes = 227 << 10;  // of a block, as on sm_90
 };
 extern Config config;
 extern bool has_clusters;  // whether the device has them
@@ -71,7 +74,10 @@ extern View* self;
 
 // Counts the threads of the block whose predicate is true.
 int block_barrier(bool predicate, const char* name, Site site);
-void cluster_barrier(Site site);
+// The halves of a cluster barrier. A relaxed arrival orders no memory. All threads arrive at one
+// place and wait at one place.
+void cluster_arrive(bool relaxed, Site site);
+void cluster_wait(Site site);
 
 // A collective of the lanes of `mask`: returns the value of lane `source`, or the ballot.
 enum class WarpOp { kShuffle, kBallot, kSync };
@@ -79,7 +85,8 @@ uint64_t warp_collective(WarpOp op, uint32_t mask, uint64_t value, unsigned sour
 
 void* shared_array(const void* identity, size_t bytes, size_t alignment, Site site);
 void* dynamic_shared();
-// The same address in the shared memory of another block of the cluster.
+// The same address in the shared memory of another block of the cluster, to read or write before
+// the next cluster barrier.
 void* map_shared(void* address, unsigned rank, Site site);
 
 // cp.async: `bytes` are written, the first `valid` of them from `source`, the rest with zeros.
@@ -92,5 +99,10 @@ void barrier_init(uint64_t* barrier, unsigned arrivals, Site site);
 void barrier_arrive_expecting(uint64_t* barrier, size_t bytes, Site site);
 void barrier_wait(uint64_t* barrier, bool parity, Site site);
 void copy_bulk(void* to, const void* source, size_t bytes, uint64_t* barrier, Site site);
+
+// st.async: stores `bytes` (4 or 8) of `value` at the address of `own` in the block of that rank,
+// and counts them at the mbarrier at the address of `own_barrier` there.
+void store_async(
+    void* own, uint64_t value, size_t bytes, uint64_t* own_barrier, unsigned rank, Site site);
 
 }  // namespace simt

@@ -1,0 +1,143 @@
+"""masked_softmax for sinks that have a gradient: fake kernels, derivative formulas and vmap rules.
+
+Formulas, as in masked_softmax.py: the sink is one more score of a row, and t its probability, so
+that t = 1 - sum(y). For a gradient g of the output, with g' = m g, its gradient is
+ds = -t sum(g' y), summed over the dimensions that were broadcast. The forward kernel computes t,
+because a difference from 1 would have no digits of a small one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fusedops.ops import _checks, _vmap
+from fusedops.ops._autograd import gradient, register_autograd
+from fusedops.ops._registration import register_fake, register_float32_output
+from fusedops.ops.masked_softmax import (
+    Hiding,
+    MaybeTensor,
+    Operand,
+    Signature,
+    check_backward,
+    check_forward,
+    contiguous_like,
+    forward_gradients,
+    multiplier,
+    save_forward,
+    second_derivative,
+    summed_to,
+)
+
+_FORWARD = Signature("masked_softmax_sinks")
+_BACKWARD = Signature("masked_softmax_sinks_backward")
+
+
+# --- fake kernels -------------------------------------------------------------------------------
+
+
+def _fake_forward(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+    op, given = "masked_softmax_sinks", _FORWARD.bind(*args, **kwargs)
+    result = _checks.result_dtype(op, given.input, given.dtype)
+    _checks.check_branch_seed(op, given.p, given.seed, ("input", given.input))
+    _checks.check_given(op, "sinks", given.sinks)
+    check_forward(op, given, result)
+    output = contiguous_like(given.input, result)
+    probabilities = output.new_empty([0]) if given.seed is None else torch.empty_like(output)
+    statistics = _checks.statistics_dtype(result)
+    return output, probabilities, output.new_empty(output.shape[:-1], dtype=statistics)
+
+
+def _fake_backward(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    op, given = "masked_softmax_sinks_backward", _BACKWARD.bind(*args, **kwargs)
+    y = _checks.check_given(op, "probabilities", given.probabilities)
+    like = ("probabilities", y)
+    _checks.check_branch_seed(op, given.p, given.seed, like)
+    check_backward(op, given)
+    _checks.check_dtype(op, "input_dtype", given.input_dtype)
+    _checks.check_statistic(op, "sink_probabilities", given.sink_probabilities, like, y.shape[:-1])
+    statistics = _checks.statistics_dtype(y.dtype)
+    return contiguous_like(y, given.input_dtype), y.new_empty(y.shape[:-1], dtype=statistics)
+
+
+# --- derivatives --------------------------------------------------------------------------------
+
+
+def _setup_forward(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+    given = _FORWARD.bind(*inputs)
+    output, probabilities, of_sinks = outputs
+    ctx.p, ctx.sinks = given.p, Operand.of(given.sinks)
+    ctx.set_materialize_grads(False)
+    if given.seed is None:
+        ctx.mark_non_differentiable(probabilities, of_sinks)
+        save_forward(ctx, given, output, of_sinks)
+    else:
+        ctx.mark_non_differentiable(of_sinks)
+        save_forward(ctx, given, probabilities, of_sinks, given.seed)
+
+
+def _forward_formula(
+    ctx: Any, grad_output: MaybeTensor, grad_probabilities: MaybeTensor, _: None
+) -> tuple[Any, ...]:
+    hiding, (y, of_sinks, *seed) = Hiding.saved(ctx)
+    none = (0.0, None)
+    grads = ((grad_output, (ctx.p, *seed) if seed else none), (grad_probabilities, none))
+    given = [(grad, dropout) for grad, dropout in grads if grad is not None]
+    if not given:
+        return _FORWARD.gradients()
+    to_sinks: list[torch.Tensor] = []
+
+    def run(scale: float) -> torch.Tensor:
+        interval = (ctx.input_dtype, hiding.diagonal, *hiding.bounds())
+        hidden = (hiding.mask, scale, hiding.causal)
+        op = "masked_softmax_sinks_backward"
+        results = [
+            gradient(op, grad, y, of_sinks, *hidden, *dropout, *interval) for grad, dropout in given
+        ]
+        to_sinks[:] = [result[1] for result in results]
+        total: torch.Tensor = sum((result[0] for result in results[1:]), results[0][0])
+        return total
+
+    of = forward_gradients(ctx, _FORWARD, run)
+    if _FORWARD.needs_gradient(ctx, "sinks"):
+        if not to_sinks:
+            run(1.0)
+        of["sinks"] = summed_to(ctx.sinks, sum(to_sinks[1:], to_sinks[0]))
+    return _FORWARD.gradients(**of)
+
+
+def _setup_backward(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+    given = _BACKWARD.bind(*inputs)
+    ctx.scale, ctx.p = given.scale, given.p
+    seed = [] if given.seed is None else [given.seed]
+    tensors = (given.grad_output, given.probabilities, given.sink_probabilities)
+    Hiding.save(ctx, given, *tensors, *seed)
+
+
+def _backward_formula(ctx: Any, to_input: torch.Tensor, to_sinks: torch.Tensor) -> tuple[Any, ...]:
+    hiding, (g, y, of_sinks, *seed) = Hiding.saved(ctx)
+    m = multiplier(ctx.p, seed[0], y).to(y.dtype) if seed else torch.ones_like(y)
+    scaled = to_input.to(y.dtype) * ctx.scale * hiding.visible(y)
+    to_g, to_y = second_derivative(scaled, g * m, y)
+    # t is saved as a number. As a function of y, by which its derivative goes, it is 1 - sum(y).
+    rest = 1 - y.sum(-1, dtype=of_sinks.dtype)
+    t = (of_sinks + (rest - rest.detach())).unsqueeze(-1)
+    cotangent = to_sinks.unsqueeze(-1)
+    total = (g * m * y).sum(-1, True, dtype=of_sinks.dtype)
+    slope = (cotangent * t).to(y.dtype)
+    to_g = to_g - slope * y
+    to_y = to_y - slope * (g * m) + (cotangent * total).to(y.dtype)
+    return _BACKWARD.gradients(grad_output=to_g * m, probabilities=to_y)
+
+
+# --- registration -------------------------------------------------------------------------------
+
+register_fake("masked_softmax_sinks", _fake_forward)
+register_fake("masked_softmax_sinks_backward", _fake_backward)
+register_autograd("masked_softmax_sinks", _forward_formula, _setup_forward)
+register_autograd("masked_softmax_sinks_backward", _backward_formula, _setup_backward)
+register_float32_output("masked_softmax_sinks")
+# Random numbers depend on the row's number in the whole batch, as in masked_softmax.py.
+for _op in ("masked_softmax_sinks", "masked_softmax_sinks_backward"):
+    _vmap.register_loop(_op)

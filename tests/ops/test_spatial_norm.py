@@ -1,0 +1,408 @@
+"""spatial_layer_norm and spatial_rms_norm, the norms over any one dimension: values, derivatives,
+layouts, and the bits of results."""
+
+import bounds
+import pytest
+import torch
+from oracle import DTYPES, same_bits, ulp_error
+from test_layer_norm_values import INPUTS, SYSTEMATIC
+from torch.autograd import gradcheck, gradgradcheck
+
+import fusedops
+from fusedops import reference
+
+ops = torch.ops.fusedops
+EPS = 1e-6
+KINDS = ["layer_norm", "rms_norm"]
+#: Shapes and dimensions: images, sequences, the first dimension, few and many inner columns, one
+#: inner column, and a dimension so long that a segment has the fewest columns.
+SHAPES = {
+    "image": ((2, 96, 14, 14), 1),
+    "small image": ((5, 33, 7, 7), 1),
+    "one channel": ((3, 1, 4, 5), 1),
+    "sequence": ((3, 40, 50), 1),
+    "two positions": ((7, 300, 2), -2),
+    "first dimension": ((17, 1000), 0),
+    "last dimension": ((4, 5, 60), 2),
+    "sizes of one": ((6, 40, 1, 1), 1),
+    "long": ((1, 3000, 70), 1),
+    "wide": ((1, 8, 3001), 1),
+}
+every_dtype = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+every_kind = pytest.mark.parametrize("kind", KINDS)
+every_shape = pytest.mark.parametrize("shape, dim", SHAPES.values(), ids=SHAPES)
+
+
+def norm(kind, x, dim, w=None, b=None, eps=EPS):
+    if kind == "layer_norm":
+        return fusedops.spatial_layer_norm(x, dim, w, b, eps)
+    return fusedops.spatial_rms_norm(x, dim, w, eps)
+
+
+def draw(shape, dim, dtype):
+    """An input, a weight, a bias and a gradient."""
+    torch.manual_seed(len(shape))
+    sizes = (shape, shape[dim], shape[dim], shape)
+    return [torch.randn(size, dtype=torch.float64).to(dtype) for size in sizes]
+
+
+def as_rows(x, dim):
+    """A row for each position, as bounds.py wants them."""
+    return x.detach().movedim(dim, -1).reshape(-1, x.shape[dim])
+
+
+def wanted(kind, x, dim, w=1.0, b=0.0):
+    return bounds.norm(kind, as_rows(x, dim), w, b if kind == "layer_norm" else 0.0, EPS)
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+@every_kind
+@every_dtype
+@every_shape
+def test_errors_are_within_their_bound_and_typical(kind, dtype, shape, dim):
+    x, w, b, _ = draw(shape, dim, dtype)
+    y = norm(kind, x, dim, w, b)
+    assert y.dtype == dtype and y.shape == x.shape and y.is_contiguous()
+    bounds.assert_typical(as_rows(y, dim), wanted(kind, x, dim, w, b))
+
+
+@every_kind
+@every_dtype
+@pytest.mark.parametrize("name", INPUTS)
+def test_errors_are_within_their_bound_on_hard_inputs(kind, dtype, name):
+    if name == "large" and dtype == torch.float16:
+        name = "trend"  # 1e15 is not a float16
+    torch.manual_seed(0)
+    x = INPUTS[name](torch.randn(500, 96)).to(dtype).view(2, 250, 96).transpose(1, 2).contiguous()
+    hold = bounds.assert_within if name in SYSTEMATIC else bounds.assert_typical
+    hold(as_rows(norm(kind, x, 1), 1), wanted(kind, x, 1))
+
+
+@pytest.mark.parametrize("offset", [1e3, 1e4, 1e5])
+def test_a_large_mean_costs_no_digits(offset):
+    x = torch.randn(2, 1024, 40) + offset
+    y, exact = (of.spatial_layer_norm(x, 1) for of in (fusedops, reference))
+    assert ulp_error(y, exact, floor=1.0) <= 5.0
+
+
+@every_kind
+@pytest.mark.parametrize("dtype, exponent", [(torch.float32, 100), (torch.float64, 960)])
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_squares_may_leave_the_range_of_the_dtype(kind, dtype, exponent, sign):
+    x = torch.randn(2, 40, 33, dtype=dtype)
+    x[:, :, 5] = 0  # and a column of zeros beside them
+    scale = 2.0 ** (sign * exponent)
+    y = norm(kind, x * scale, 1, eps=0.0)
+    others = torch.arange(33) != 5
+    exact = norm(kind, x, 1, eps=0.0)
+    torch.testing.assert_close(y[..., others], exact[..., others], rtol=1e-6, atol=1e-7)
+
+
+@every_kind
+def test_gradients_of_tiny_columns_beside_others_do_not_underflow(kind):
+    x, grad = torch.randn(2, 1, 40, 33)
+    scale = torch.where(torch.arange(33) % 3 == 0, 2.0**-80, 1.0)
+    ours, plain = ((x * s).requires_grad_() for s in (scale, 1.0))
+    for leaf in (ours, plain):
+        norm(kind, leaf, 1, eps=0.0).backward(grad)
+    torch.testing.assert_close(ours.grad * scale, plain.grad, rtol=1e-5, atol=1e-5)
+
+
+@every_kind
+@every_dtype
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_column_that_is_not_finite_becomes_nan_and_no_other_does(kind, dtype, value):
+    x = torch.randn(2, 8, 37).to(dtype)
+    x[1, 2, 3] = value
+    is_nan = norm(kind, x, 1).isnan()
+    assert is_nan[1, 2, 3]
+    assert not is_nan.any(1)[0].any() and is_nan.any(1).sum() == 1
+    if kind == "layer_norm":
+        assert is_nan[1, :, 3].all()
+
+
+@pytest.mark.parametrize("x_dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("w_dtype", DTYPES.values(), ids=DTYPES)
+def test_every_mix_of_dtypes_is_taken(x_dtype, w_dtype):
+    tolerance = 1e-14 if x_dtype == torch.float64 else 8 * torch.finfo(x_dtype).eps
+    x, w, b = torch.randn(3, 9, 33).to(x_dtype), torch.randn(9).to(w_dtype), torch.randn(9)
+    x, w, b = (t.requires_grad_() for t in (x, w, b))
+    ours, right = (of.spatial_layer_norm(x, 1, w, b) for of in (fusedops, reference))
+    assert ours.dtype == x_dtype
+    torch.testing.assert_close(ours.double(), right, rtol=tolerance, atol=tolerance)
+    gradients = torch.autograd.grad(ours.sum(), (x, w, b))
+    assert [g.dtype for g in gradients] == [x_dtype, w_dtype, torch.float32]
+
+
+@every_dtype
+@every_shape
+def test_statistics_are_float32_or_better_and_right(dtype, shape, dim):
+    x = draw(shape, dim, dtype)[0]
+    _, mean, rstd = ops.spatial_layer_norm(x, dim, None, None, 1e-2)
+    _, root = ops.spatial_rms_norm(x, dim, None, 1e-2)
+    right = x.double()
+    expected = {
+        mean: right.mean(dim, True),
+        rstd: (right.var(dim, correction=0, keepdim=True) + 1e-2).rsqrt(),
+        root: (right.square().mean(dim, True) + 1e-2).rsqrt(),
+    }
+    for statistic, exact in expected.items():
+        assert statistic.dtype == torch.promote_types(dtype, torch.float32)
+        assert statistic.shape == exact.shape and statistic.is_contiguous()
+        torch.testing.assert_close(statistic.double(), exact, rtol=2.5e-7, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape, dim", [((0, 4, 5), 1), ((2, 4, 0), 1), ((), 0)])
+def test_tensors_without_positions_and_without_dimensions(shape, dim):
+    size = shape[dim] if shape else 1
+    x, w = torch.randn(shape, requires_grad=True), torch.randn(size, requires_grad=True)
+    y = fusedops.spatial_layer_norm(x, dim, w)
+    to_x, to_w = torch.autograd.grad(y.sum(), (x, w))
+    assert y.shape == to_x.shape == shape
+    assert torch.equal(to_w, torch.zeros(size))
+
+
+# --- layouts and bits -----------------------------------------------------------------------------
+
+
+@every_kind
+@every_dtype
+def test_channels_last_is_computed_where_it_lies_and_has_the_bits_of_rows(kind, dtype):
+    x, w, b, grad = draw((2, 24, 6, 7), 1, dtype)
+    x, grad = (t.contiguous(memory_format=torch.channels_last) for t in (x, grad))
+    leaves = [t.requires_grad_() for t in (x, w, b)][: 3 if kind == "layer_norm" else 2]
+    y = norm(kind, x, 1, *leaves[1:])
+    by_rows = getattr(fusedops, kind)(x.permute(0, 2, 3, 1), [24], *leaves[1:], eps=EPS)
+    assert y.stride() == x.stride() and same_bits(y, by_rows.permute(0, 3, 1, 2))
+    ours = torch.autograd.grad(y, leaves, grad)
+    rows = torch.autograd.grad(by_rows, leaves, grad.permute(0, 2, 3, 1))
+    assert ours[0].stride() == x.stride()
+    assert all(same_bits(a, b) for a, b in zip(ours, rows, strict=True))
+
+
+@every_kind
+def test_a_gradient_in_another_layout_gives_the_same_values(kind):
+    x, w, _, grad = draw((2, 24, 6, 7), 1, torch.float32)
+    results = []
+    for of_x in (torch.contiguous_format, torch.channels_last):
+        for of_grad in (torch.contiguous_format, torch.channels_last):
+            leaves = [x.contiguous(memory_format=of_x).requires_grad_(), w.requires_grad_()]
+            y = norm(kind, leaves[0], 1, leaves[1])
+            results.append(torch.autograd.grad(y, leaves, grad.contiguous(memory_format=of_grad)))
+    for result in results:
+        torch.testing.assert_close(result, results[0], rtol=1e-5, atol=1e-5)
+
+
+@every_kind
+def test_strided_inputs_have_the_bits_of_contiguous_ones(kind):
+    wide = torch.randn(3, 10, 6, 14)
+    views = {
+        "every second channel": (wide[:, ::2], 1),
+        "some images": (wide[::2], 1),
+        "a part of each row": (wide[..., 3:9], 1),
+        "transposed": (wide.transpose(1, 2), 1),
+        "expanded": (wide[:1].expand(4, 10, 6, 14), 1),
+    }
+    for x, dim in views.values():
+        assert same_bits(norm(kind, x, dim), norm(kind, x.contiguous(), dim))
+
+
+@every_kind
+@every_dtype
+@pytest.mark.parametrize("inner", [2, 37, 1500])
+def test_an_image_has_the_same_bits_in_any_batch(kind, dtype, inner):
+    x, w, b, _ = draw((5, 20, inner), 1, dtype)
+    whole = norm(kind, x, 1, w, b)
+    for i in range(5):
+        assert same_bits(whole[i : i + 1], norm(kind, x[i : i + 1], 1, w, b))
+
+
+@every_kind
+def test_a_position_has_the_same_bits_beside_any_others(kind):
+    x = torch.randn(2, 20, 1500)
+    whole = norm(kind, x, 1)
+    for cols in (slice(0, 40), slice(3, 36), slice(1400, 1500), slice(511, 513)):
+        assert same_bits(whole[..., cols], norm(kind, x[..., cols].contiguous(), 1))
+
+
+@every_kind
+@every_dtype
+def test_the_number_of_threads_changes_no_bit(kind, dtype):
+    before = torch.get_num_threads()
+    x, w, b, grad = draw((9, 70, 31, 33), 1, dtype)
+    results = []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            leaves = [t.clone().requires_grad_() for t in (x, w, b)]
+            y = norm(kind, leaves[0], 1, *leaves[1:])
+            needed = leaves if kind == "layer_norm" else leaves[:2]
+            results.append([y, *torch.autograd.grad(y, needed, grad)])
+    finally:
+        torch.set_num_threads(before)
+    for result in results[1:]:
+        assert all(same_bits(a, b) for a, b in zip(result, results[0], strict=True))
+
+
+def test_gradients_have_the_same_bits_whichever_are_wanted():
+    x, w, b, grad = draw((2, 20, 33), 1, torch.float32)
+    _, mean, rstd = ops.spatial_layer_norm(x, 1, w, b, EPS)
+    every = ops.spatial_layer_norm_backward(grad, x, 1, mean, rstd, w, b, [True] * 3)
+    for mask in ([True, False, False], [False, True, False], [False, False, True]):
+        some = ops.spatial_layer_norm_backward(grad, x, 1, mean, rstd, w, b, mask)
+        for is_wanted, ours, right in zip(mask, some, every, strict=True):
+            assert same_bits(ours, right) if is_wanted else ours.shape == (0,)
+
+
+# --- derivatives ----------------------------------------------------------------------------------
+
+
+@every_kind
+@every_dtype
+@every_shape
+def test_gradients_are_within_their_bounds_and_typical(kind, dtype, shape, dim):
+    x, w, b, grad = draw(shape, dim, dtype)
+    leaves = [t.requires_grad_() for t in (x, w, b)][: 3 if kind == "layer_norm" else 2]
+    ours = torch.autograd.grad(norm(kind, x, dim, *leaves[1:]), leaves, grad)
+    right = bounds.norm_gradients(kind, as_rows(x, dim), w, as_rows(grad, dim), EPS)
+    bounds.assert_typical(as_rows(ours[0], dim), right.input.rounded_to(dtype))
+    for actual, bound in zip(ours[1:], (right.weight, right.bias), strict=False):
+        bounds.assert_typical(actual, bound.rounded_to(dtype))
+
+
+def test_sums_over_many_positions_are_within_their_bounds():
+    x, w, b, grad = draw((40, 12, 4000), 1, torch.float32)
+    leaves = [t.requires_grad_() for t in (x, w, b)]
+    _, *ours = torch.autograd.grad(fusedops.spatial_layer_norm(x, 1, w, b), leaves, grad)
+    right = bounds.norm_gradients("layer_norm", as_rows(x, 1), w, as_rows(grad, 1), EPS)
+    bounds.assert_within(ours[0], right.weight.rounded_to(torch.float32))
+    bounds.assert_within(ours[1], right.bias.rounded_to(torch.float32))
+
+
+@every_kind
+@pytest.mark.parametrize("parameters", range(3))
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_gradcheck_and_gradgradcheck(kind, parameters, dim):
+    shape = (3, 4, 5)
+    if kind == "rms_norm" and parameters == 2:
+        parameters = 1
+    sizes = [shape, shape[dim], shape[dim]][: 1 + parameters]
+    inputs = [torch.randn(size, dtype=torch.float64, requires_grad=True) for size in sizes]
+    assert gradcheck(lambda x, *p: norm(kind, x, dim, *p), inputs)
+    assert gradgradcheck(lambda x, *p: norm(kind, x, dim, *p), inputs)
+
+
+@every_kind
+def test_third_order_raises_instead_of_being_wrong(kind):
+    x = torch.randn(2, 5, 3, dtype=torch.float64, requires_grad=True)
+    (first,) = torch.autograd.grad(norm(kind, x, 1).pow(3).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.pow(2).sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match=f"spatial_{kind} has derivatives of first and"):
+        torch.autograd.grad(second.sum(), x)
+
+
+@every_kind
+def test_forward_mode_is_refused(kind):
+    x = torch.randn(2, 5, 3)
+    with pytest.raises(NotImplementedError, match="no forward-mode derivative"):
+        torch.func.jvp(lambda x: norm(kind, x, 1), (x,), (x,))
+
+
+@every_kind
+@pytest.mark.parametrize("in_dim", [0, 2, -1])
+def test_vmap_gives_the_values_of_a_loop_over_its_slices(kind, in_dim):
+    batch, w, b = torch.randn(3, 4, 5, 4), torch.randn(3, 4), torch.randn(4)
+    x = batch.movedim(0, in_dim)
+    ours = torch.vmap(lambda x: norm(kind, x, -3, w[0], b), in_dims=in_dim)(x)
+    expected = torch.stack([norm(kind, each, 0, w[0], b) for each in batch])
+    torch.testing.assert_close(ours, expected, rtol=0, atol=0)
+    ours = torch.vmap(lambda x, w: norm(kind, x, 0, w), in_dims=(in_dim, 0))(x, w)
+    expected = torch.stack([norm(kind, *each) for each in zip(batch, [0] * 3, w, strict=True)])
+    torch.testing.assert_close(ours, expected, rtol=0, atol=0)
+
+
+def test_per_sample_gradients():
+    x, w = torch.randn(3, 4, 5), torch.randn(4)
+
+    def loss(w, x):
+        return fusedops.spatial_layer_norm(x, 0, w).pow(2).sum()
+
+    ours = torch.vmap(torch.func.grad(loss), in_dims=(None, 0))(w, x)
+    expected = torch.stack([torch.func.grad(loss)(w, each) for each in x])
+    torch.testing.assert_close(ours, expected)
+
+
+# --- compiled calls and modules -------------------------------------------------------------------
+
+
+@every_kind
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_compiled_call_has_the_bits_of_an_eager_one(kind, memory_format, dynamic):
+    def model(x, w):
+        return norm(kind, x, 1, w)
+
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+    for size in (6, 9):
+        x = torch.randn(2, 8, size, 5).contiguous(memory_format=memory_format)
+        leaves = [x.requires_grad_(), torch.randn(8, requires_grad=True)]
+        ours, eager = (f(*leaves) for f in (compiled, model))
+        assert same_bits(ours, eager) and ours.stride() == eager.stride()
+        gradients = [torch.autograd.grad(y.sin().sum(), leaves) for y in (ours, eager)]
+        assert all(same_bits(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def channels_first(x, module):
+    """The norm as ConvNeXt writes it out."""
+    mean = x.mean(1, keepdim=True)
+    x = (x - mean) / torch.sqrt((x - mean).pow(2).mean(1, keepdim=True) + module.eps)
+    return module.weight[:, None, None] * x + module.bias[:, None, None]
+
+
+def test_the_modules_compute_the_ops():
+    x = torch.randn(2, 6, 4, 5)
+    module = fusedops.nn.LayerNorm2d(6)
+    assert module.eps == 1e-6 and [*module.state_dict()] == ["weight", "bias"]
+    module.load_state_dict({"weight": torch.randn(6), "bias": torch.randn(6)})
+    torch.testing.assert_close(module(x), channels_first(x, module))
+    module = fusedops.nn.RMSNorm2d(6, eps=1e-3)
+    assert [*module.state_dict()] == ["weight"]
+    expected = reference.spatial_rms_norm(x, 1, None, 1e-3).float()
+    torch.testing.assert_close(module(x), expected)
+
+
+def test_the_modules_options():
+    assert [*fusedops.nn.LayerNorm2d(6, bias=False).state_dict()] == ["weight"]
+    plain = fusedops.nn.LayerNorm2d(6, elementwise_affine=False)
+    assert [*plain.state_dict()] == [] and repr(plain).endswith("elementwise_affine=False)")
+    assert fusedops.nn.LayerNorm2d(6, dtype=torch.bfloat16).weight.dtype == torch.bfloat16
+    for wrong in ("6", [2, 3], 1.5):
+        with pytest.raises(TypeError, match="num_channels"):
+            fusedops.nn.RMSNorm2d(wrong)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ((torch.ones(2, 3, 4), 3), r"dim is 3, wanted a value in \[-3, 2\]"),
+        ((torch.ones(2, 0, 4), 1), "dim 1 has size 0, wanted at least one element"),
+        (
+            (torch.ones(2, 3, 4), 1, torch.ones(4)),
+            r"weight has shape \[4\], wanted \[3\], the size",
+        ),
+        (
+            (torch.ones(2, 3, 4), -2, None, torch.ones(3, 1)),
+            r"bias has shape \[3, 1\], wanted \[3\]",
+        ),
+        ((torch.ones(2, 3), 1, None, None, -1.0), "eps is -1, wanted a value >= 0"),
+        ((torch.ones(2, 3).long(), 1), "input is torch.int64"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, message):
+    with pytest.raises(RuntimeError, match=f"spatial_layer_norm: {message}"):
+        fusedops.spatial_layer_norm(*arguments)
+    with torch._subclasses.FakeTensorMode() as mode, pytest.raises(RuntimeError, match=message):
+        given = [mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in arguments]
+        fusedops.spatial_layer_norm(*given)
