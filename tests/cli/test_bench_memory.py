@@ -118,7 +118,8 @@ def test_autograd_refuses_the_other_ways(provider):
 
 @pytest.mark.parametrize("op", [op for op in OPERATORS if not OPERATORS[op].dropout])
 def test_every_way_computes_the_same(op):
-    this = case(op)
+    # Float64, as rows of few channels that nearly agree lose most digits of floats in both ways.
+    this = case(op, dtype=torch.float64)
     results = {
         name: memory.bind(this, way)()
         for name, way in memory.ways(this).items()

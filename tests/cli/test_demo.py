@@ -45,7 +45,6 @@ def test_the_demo_succeeds_where_a_site_is_left_with_a_reason():
     [
         (sites(softmax=5), 0.0, RAN, "5 softmax sites"),
         (sites(layer_norm=12), 0.0, RAN, "12 layer_norm sites"),
-        (sites(replaced=False), 0.0, RAN, "left without a reason: model.py:1"),
         (sites(), 2e-5, RAN, "embeddings differ by 2.0e-05"),
         (sites(), math.nan, RAN, "embeddings differ by nan"),
         (sites(), 0.0, Counter(), "ran no fusedops operator"),

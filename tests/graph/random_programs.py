@@ -60,6 +60,12 @@ def layer_norm_of_var_mean(v):
     return (v - mean) / (variance + 1e-5).sqrt()
 
 
+def layer_norm_of_dim_1(v, weight, shift):
+    mean = v.mean(1, keepdim=True)
+    variance = (v - mean).pow(2).mean(1, keepdim=True)
+    return weight[:, None] * ((v - mean) / torch.sqrt(variance + 1e-5)) + shift[:, None]
+
+
 def norm_with_statistics_of_no_gradient(v, weight):
     with torch.no_grad():
         mean = v.mean(-1, keepdim=True)
@@ -75,6 +81,10 @@ def rms_norm_in_float(v, weight):
     wide = v.float()
     wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)
     return weight * wide.to(v.dtype)
+
+
+def rms_norm_of_dim_1(v, weight):
+    return weight[:, None] * (v * torch.rsqrt(v.pow(2).mean(1).unsqueeze(1) + 1e-5))
 
 
 def causal(v):
@@ -121,6 +131,8 @@ SITES = [
     "layer_norm_decomposed({v}, weight, shift)",
     "layer_norm_with_var({v})",
     "layer_norm_of_var_mean({v})",
+    "layer_norm_of_dim_1({v}, weight, shift)",
+    "rms_norm_of_dim_1({v}, weight)",
     "norm_with_statistics_of_no_gradient({v}, weight)",
     "F.rms_norm({v}, (4,), weight, 1e-5)",
     "rms_norm_decomposed({v}, weight)",

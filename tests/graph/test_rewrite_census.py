@@ -32,6 +32,7 @@ FAMILIES = {
     "std_norm": "layer_norm",
     "rms_norm": "rms_norm",
     "add_rms_norm": "rms_norm",
+    "l2_norm": "l2_norm",
 }
 
 #: Listed, but never replaced: no softmax that is written to memory can be faster.

@@ -10,6 +10,9 @@ from torch import nn
 from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
 
 import fusedops
+from fusedops.graph.rewriting.evaluation import Evaluation
+from fusedops.graph.rewriting.report import Site
+from fusedops.graph.rules.softmax import Softmax
 
 
 class _Attention(nn.Module):
@@ -146,3 +149,26 @@ def test_config_never_is_the_reason():
 def test_a_model_without_sites_has_an_empty_report():
     report = fusedops.explain(nn.Linear(8, 8), torch.randn(4, 8))
     assert report.sites == () and str(report) == "fusedops: 0 of 0 sites replaced"
+
+
+def _silent(*_):
+    raise RuntimeError("\n  \n")
+
+
+@pytest.mark.parametrize(
+    ("patched", "substitute", "reason"),
+    [
+        ((Evaluation, "value"), _silent, "fusedops.softmax.default refuses: RuntimeError"),
+        ((Softmax, "emit"), lambda *_: iter(()), "softmax has no op for these arguments"),
+    ],
+)
+def test_a_refusal_that_says_nothing_still_has_a_reason(monkeypatch, patched, substitute, reason):
+    monkeypatch.setattr(*patched, substitute)
+    report = fusedops.explain(lambda x: x.softmax(-1), torch.randn(4, 8))
+    assert [site.reason for site in report.left] == [reason]
+
+
+@pytest.mark.parametrize(("replaced", "reason"), [(False, ""), (False, " "), (True, "slower")])
+def test_a_site_is_replaced_or_has_a_reason(replaced, reason):
+    with pytest.raises(ValueError, match="wanted a reason if and only if"):
+        Site("softmax", "softmax", replaced, reason, "", "", ())

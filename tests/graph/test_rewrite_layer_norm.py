@@ -148,3 +148,38 @@ getitem = operator.getitem(layer_norm_default, 0)
 add = operator.add(x, getitem)
 return add""",
     )
+
+
+class InFloat32(nn.LayerNorm):
+    def forward(self, x):
+        return super().forward(x.float()).to(x.dtype)
+
+
+class RmsInFloat32(nn.RMSNorm):
+    def forward(self, x):
+        return super().forward(x.to(torch.float32)).type_as(x)
+
+
+@pytest.mark.parametrize("kind, op", [(InFloat32, "layer_norm"), (RmsInFloat32, "rms_norm")])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_casts_to_float32_and_back_are_part_of_the_op(rewrite, kind, op, dtype):
+    model, x = kind(16), torch.randn(5, 7, 16).to(dtype)
+    with torch.no_grad():
+        model.weight.normal_()
+    rewritten = rewrite(model, x)
+    assert rewritten.replaced == {op: 1} and rewritten.reasons == []
+    assert not any(cast in rewritten.code for cast in (" to = ", "float = ", "_to_copy", "type_as"))
+    ours, eager = rewritten.call(x), model(x)
+    assert ours.dtype == dtype and (ours != eager).double().mean() < 0.02
+    torch.testing.assert_close(ours, eager)
+
+
+def test_a_float32_result_that_is_used_too_keeps_its_casts(rewrite):
+    def model(x):
+        y = torch.layer_norm(x.float(), (16,))
+        return y.to(x.dtype), y
+
+    x = torch.randn(5, 16).bfloat16()
+    rewritten = rewrite(model, x)
+    assert rewritten.replaced == {"layer_norm": 1}
+    torch.testing.assert_close(rewritten.call(x), model(x))

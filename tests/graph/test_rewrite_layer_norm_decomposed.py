@@ -250,10 +250,6 @@ def _biased_deviation(x, w, b):
     return (x - _mean(x)) / (x.std(-1, unbiased=False, keepdim=True) + EPS)
 
 
-def _first_dimension(x, w, b):
-    return (x - x.mean(0, keepdim=True)) / torch.sqrt(x.var(0, correction=0, keepdim=True) + EPS)
-
-
 def _different_dims(x, w, b):
     return (x - _mean(x)) / torch.sqrt(x.var((-2, -1), correction=0, keepdim=True) + EPS)
 
@@ -299,7 +295,6 @@ def _written_between(x, w, b):
 OTHERS = [
     _unbiased,
     _biased_deviation,
-    _first_dimension,
     _different_dims,
     _dims_dropped,
     _mean_of_another_tensor,

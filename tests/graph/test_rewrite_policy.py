@@ -85,6 +85,35 @@ def test_a_pointwise_neighbour_costs_the_pass_that_inductor_would_have_saved(tab
     assert site.figures.passes_ms == pytest.approx(4)  # two are written, and read
 
 
+def _rms_norm_decomposed(x):
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
+
+
+def test_a_copy_that_gives_eagers_strides_costs_its_bytes(table, rewrite_dynamo):
+    table("rms_norm", inductor=4, ours=1)
+    x = torch.randn(64, 64)
+    reports = [rewrite_dynamo(_rms_norm_decomposed, given).report for given in (x, x.t())]
+    assert [report.sites[0].figures.passes_ms for report in reports] == pytest.approx([0, 2])
+    assert all(report.replaced for report in reports)
+
+
+def test_a_site_that_pays_only_without_its_copy_is_left(table, rewrite_dynamo):
+    table("rms_norm", inductor=2, ours=1)
+    x = torch.randn(64, 64)
+    assert rewrite_dynamo(_rms_norm_decomposed, x).reasons == []
+    rewritten = rewrite_dynamo(_rms_norm_decomposed, x.t())
+    assert rewritten.reasons == ["Inductor is measured to be faster: 2 ms against 3 ms"]
+
+
+def test_without_a_measurement_a_copy_does_not_pay(no_table, rewrite_dynamo):
+    x = torch.randn(512, 512)
+    assert rewrite_dynamo(_rms_norm_decomposed, x).reasons == []
+    rewritten = rewrite_dynamo(_rms_norm_decomposed, x.t())
+    assert rewritten.reasons == [
+        "eager's strides take a copy, and no measurement says that this pays"
+    ]
+
+
 @pytest.mark.parametrize(("p", "training"), [(0.0, True), (0.1, False)])
 def test_a_dropout_that_drops_nothing_costs_no_pass(p, training, table, rewrite_dynamo):
     table("softmax", inductor=2, ours=1.5)

@@ -173,10 +173,6 @@ def _another_tensor_scaled(x):
     return (x + 1) * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
 
 
-def _first_dimension(x):
-    return x * torch.rsqrt(x.pow(2).mean(0, keepdim=True) + 1e-6)
-
-
 def _rounded_before(x):
     h = x.to(torch.bfloat16).float()
     return x * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)
@@ -200,7 +196,6 @@ LOOK_ALIKES = [
     _written_after_the_cast,
     _statistics_used_twice,
     _another_tensor_scaled,
-    _first_dimension,
     _rounded_before,
     _scaled_eps,
     _summed_in_double,

@@ -161,3 +161,136 @@ def test_a_compiled_model_in_bfloat16_is_off_by_the_roundings_of_its_tensors(nam
         exact = model.double()(input_ids=ids).last_hidden_state.double()
     u = torch.finfo(torch.bfloat16).eps / 2
     assert relative_error(ours, exact) <= (ROUNDINGS / 3) ** 0.5 * u
+
+
+#: Models with windows: their settings, and what each layer's mask leaves visible to a query i.
+WINDOWS = {
+    "Mistral": ({"sliding_window": 4}, [{"causal": True, "lower_diagonal": -3}] * 2),
+    "Gemma2": (
+        {"sliding_window": 4, "head_dim": 8},
+        [{"causal": True, "lower_diagonal": -3}, {"causal": True, "lower_diagonal": None}],
+    ),
+    "Gemma3Text": (
+        {
+            "sliding_window": 4,
+            "head_dim": 8,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+        [{"causal": True, "lower_diagonal": -3}, {"causal": True, "lower_diagonal": None}],
+    ),
+}
+
+
+def _masking(rewritten):
+    """For each masked softmax, by name, the arguments that hide columns."""
+    nodes = [node for graph in rewritten.graphs for node in graph.graph.nodes]
+    calls = [node for node in nodes if "masked_softmax" in str(node.target)]
+    for node in calls:
+        names = [argument.name for argument in node.target._schema.arguments]
+        given = dict(zip(names, node.args, strict=False))
+        wanted = ("mask", "causal", "diagonal", "lower_diagonal", "start", "end", "bias")
+        yield {name: given.get(name) for name in wanted}
+
+
+NOTHING = dict.fromkeys(("mask", "lower_diagonal", "start", "end", "bias")) | {"diagonal": 0}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_no_decoder_writes_its_mask_of_queries_and_keys(name, dynamic, rewrite_dynamo):
+    settings, layers = WINDOWS[name]
+    model, ids = _decoder(name, **settings), torch.randint(0, 64, (2, 9))
+
+    def run(ids):
+        return model(input_ids=ids).last_hidden_state
+
+    rewritten = rewrite_dynamo(run, ids, dynamic=dynamic)
+    assert list(_masking(rewritten)) == [NOTHING | layer for layer in layers]
+    if dynamic:
+        ids = torch.randint(0, 64, (3, 13))
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    ours, eager = rewritten.call(ids), run(ids)
+    torch.testing.assert_close(ours, eager, rtol=1e-5, atol=1e-4)
+    gradients = [torch.autograd.grad(y.sin().sum(), parameters) for y in (ours, eager)]
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
+    assert len(rewritten.graphs) == 1
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_a_padding_mask_is_read_beside_the_window_in_inference(name, rewrite_dynamo):
+    settings, layers = WINDOWS[name]
+    model, ids = _decoder(name, **settings), torch.randint(0, 64, (2, 9))
+    keep = torch.ones(2, 9, dtype=torch.long)
+    keep[1, :6] = 0  # with a window of 4, queries of the padding see nothing
+
+    def run(ids, keep):
+        with torch.no_grad():
+            return model(input_ids=ids, attention_mask=keep).last_hidden_state
+
+    rewritten = rewrite_dynamo(run, ids, keep)
+    found = list(_masking(rewritten))
+    assert [given["mask"].meta["example_value"].shape for given in found] == [(2, 1, 1, 9)] * 2
+    assert [given | {"mask": None} for given in found] == [NOTHING | layer for layer in layers]
+    notes = {site.note for site in rewritten.report.sites if site.op == "masked_softmax"}
+    assert notes == {"the mask depends on the elements of l_keep_"}
+    torch.testing.assert_close(rewritten.call(ids, keep), run(ids, keep), rtol=1e-5, atol=1e-4)
+
+
+def test_modernberts_local_layers_have_a_window_around_each_token(rewrite_dynamo):
+    config = transformers.ModernBertConfig(
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        local_attention=4,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        cls_token_id=1,
+        sep_token_id=2,
+        attn_implementation="eager",
+    )
+    model = transformers.ModernBertModel(config).eval()
+    ids = torch.randint(1, 64, (2, 9))
+
+    def run(ids):
+        return model(input_ids=ids).last_hidden_state
+
+    rewritten = rewrite_dynamo(run, ids)
+    window = {"causal": True, "diagonal": 2, "lower_diagonal": -2}
+    everything = {"causal": False}
+    assert list(_masking(rewritten)) == [NOTHING | everything, NOTHING | window]
+    torch.testing.assert_close(rewritten.call(ids), run(ids), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_gpt_oss_has_sinks_and_windows_and_writes_no_mask(rewrite_dynamo, dynamic):
+    config = transformers.GptOssConfig(
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        sliding_window=4,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        attn_implementation="eager",
+    )
+    model, ids = transformers.GptOssModel(config).eval(), torch.randint(0, 64, (2, 9))
+
+    def run(ids):
+        return model(input_ids=ids).last_hidden_state
+
+    rewritten = rewrite_dynamo(run, ids, dynamic=dynamic)
+    assert rewritten.replaced["masked_softmax_sinks"] == 2
+    masking = list(_masking(rewritten))
+    window, everything = ({"causal": True, "lower_diagonal": left} for left in (-3, None))
+    assert masking == [NOTHING | window, NOTHING | everything]
+    ours, eager = rewritten.call(ids), run(ids)
+    torch.testing.assert_close(ours, eager, rtol=1e-5, atol=1e-4)
+    sinks = [layer.self_attn.sinks for layer in model.layers]
+    gradients = [torch.autograd.grad(y.sin().sum(), sinks) for y in (ours, eager)]
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)

@@ -98,6 +98,7 @@ QUICK = Effort(
         Layout.MATRIX: [(4096, 1024), (2048, 4096), (8192, 512)],
         Layout.LONG_ROWS: [(1, 2**20), (1, 2**24)],
         Layout.STACK: [(16, 64, 512)],
+        Layout.IMAGES: [(8, 96, 3136), (8, 384, 196)],
         Layout.SCORES: _scores(128, 512),
     },
     rounds=9,
@@ -111,6 +112,7 @@ FULL = Effort(
         ],
         Layout.LONG_ROWS: [(1, 2**17), (1, 2**20), (1, 2**22), (1, 2**24), (1, 2**26), (3, 2**18)],
         Layout.STACK: [(4, 64, 512), (16, 16, 64), (16, 64, 512), (64, 64, 128), (8, 512, 1024)],
+        Layout.IMAGES: [(8, 96, 3136), (8, 192, 784), (8, 384, 196), (8, 768, 49), (1, 256, 4096)],
         Layout.SCORES: _scores(128, 512, 1024),
     },
     rounds=25,
@@ -121,6 +123,7 @@ MEMORY_SHAPES: dict[Layout, list[Shape]] = {
     Layout.MATRIX: [(4096, 1024)],
     Layout.LONG_ROWS: [(1, 2**22)],
     Layout.STACK: [(16, 256, 1024)],
+    Layout.IMAGES: [(8, 96, 3136)],
     Layout.SCORES: _scores(256),
 }
 

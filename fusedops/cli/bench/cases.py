@@ -28,11 +28,17 @@ class Layout(Enum):
     MATRIX = ("rows", "cols")
     LONG_ROWS = ("few rows", "many cols")
     STACK = ("tensors", "rows", "cols")
+    IMAGES = ("images", "channels", "positions")
     SCORES = ("batch", "heads", "queries", "keys")
 
     @property
     def dimensions(self) -> int:
         return len(self.value)
+
+    @property
+    def reduced(self) -> int:
+        """The dimension that rows are along."""
+        return 1 if self is Layout.IMAGES else -1
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -171,7 +177,7 @@ class Operator:
 class Case:
     """One computation on inputs of one size; all its providers are timed side by side.
 
-    `shape` is the input's; the rows are along the last dimension.
+    `shape` is the input's; the rows are along the dimension that its layout says.
     """
 
     op: str
@@ -184,12 +190,12 @@ class Case:
     @property
     def rows(self) -> int:
         """The number of rows of the input."""
-        return math.prod(self.shape[:-1])
+        return math.prod(self.shape) // self.cols
 
     @property
     def cols(self) -> int:
         """The number of columns of the input."""
-        return self.shape[-1]
+        return self.shape[self.operator.layout.reduced]
 
     @property
     def dtype_name(self) -> str:

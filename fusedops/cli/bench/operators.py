@@ -114,6 +114,53 @@ def _rms_norm() -> Operator:
     )
 
 
+def _l2_norm() -> Operator:
+    return Operator(
+        eager=lambda x, weight: F.normalize(x, dim=-1) * weight,
+        fused=lambda x, weight: fusedops.l2_norm(x, x.shape[-1:], weight),
+        operands=_weight,
+        differentiated=2,
+    )
+
+
+def _along_channels(parameter: Tensor, x: Tensor) -> Tensor:
+    """A parameter as a model's source code broadcasts it: weight[:, None, None] for images."""
+    return parameter.view(-1, *[1] * (x.dim() - 2))
+
+
+def _channels_first_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The norm of channels as in the source code of ConvNeXt."""
+    mean = x.mean(1, keepdim=True)
+    variance = (x - mean).pow(2).mean(1, keepdim=True)
+    x = (x - mean) / torch.sqrt(variance + RMS_NORM_EPS)
+    return _along_channels(weight, x) * x + _along_channels(bias, x)
+
+
+def _channels_first_rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    scale = torch.rsqrt(x.pow(2).mean(1, keepdim=True) + RMS_NORM_EPS)
+    return _along_channels(weight, x) * (x * scale)
+
+
+def _spatial_layer_norm() -> Operator:
+    return Operator(
+        eager=_channels_first_norm,
+        fused=lambda x, w, b: fusedops.spatial_layer_norm(x, 1, w, b, RMS_NORM_EPS),
+        operands=_weight_and_bias,
+        layout=Layout.IMAGES,
+        differentiated=3,
+    )
+
+
+def _spatial_rms_norm() -> Operator:
+    return Operator(
+        eager=_channels_first_rms_norm,
+        fused=lambda x, w: fusedops.spatial_rms_norm(x, 1, w, RMS_NORM_EPS),
+        operands=_weight,
+        layout=Layout.IMAGES,
+        differentiated=2,
+    )
+
+
 def _after_residual(norm: Operator, fused: Callable[..., Any]) -> Operator:
     """The norm of a pre-norm layer: the normalised sum of branch and residual, and the sum."""
 
@@ -191,6 +238,9 @@ OPERATORS: dict[str, Operator] = {
     "layer_norm": _layer_norm(),
     "std_norm": _std_norm(),
     "rms_norm": _rms_norm(),
+    "l2_norm": _l2_norm(),
+    "spatial_layer_norm": _spatial_layer_norm(),
+    "spatial_rms_norm": _spatial_rms_norm(),
     "add_layer_norm": _add_layer_norm(),
     "add_rms_norm": _add_rms_norm(),
     "concurrent_softmax": replace(_softmax("softmax"), layout=Layout.LONG_ROWS),

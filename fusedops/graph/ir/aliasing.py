@@ -1,9 +1,16 @@
 """Which nodes share memory, according to the storages that capture recorded, and which calls write
-into it."""
+into it.
+
+What a question about one site needs to know of the whole graph is read once, by `record`: a walk
+over the graph for each site would take time quadratic in the number of layers.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 import torch
@@ -12,24 +19,67 @@ from torch.fx import Graph, Node
 from fusedops.graph.ir import dialect
 from fusedops.graph.ir.dialect import users, value, written
 
-#: For each graph a map from storages that capture recorded as separate to the storages that they
-#: share in eager mode.
-_EAGER_STORAGE: WeakKeyDictionary[Graph, dict[int | None, int | None]] = WeakKeyDictionary()
+Memory = int | None
 
 
-def record_returned_inputs(graph: Graph) -> None:
-    """Finds calls that return their input, but were captured as copies, for `storage`."""
+@dataclass
+class _Facts:
+    """What is known about the memory of a graph.
+
+    eager_storage: from storages that capture recorded as separate to those that eager shares.
+    writers: the calls that write into memory, in program order.
+    writers_of, holders: for each memory the calls that write into it, and the nodes that hold it.
+    returned: the memory that the graph returns to its caller.
+    """
+
+    eager_storage: dict[Memory, Memory] = field(default_factory=dict)
+    writers: list[Node] = field(default_factory=list)
+    writers_of: dict[Memory, list[Node]] = field(default_factory=lambda: defaultdict(list))
+    holders: dict[Memory, list[Node]] = field(default_factory=lambda: defaultdict(list))
+    returned: frozenset[Memory] = frozenset()
+
+
+_FACTS: WeakKeyDictionary[Graph, _Facts] = WeakKeyDictionary()
+
+
+def record(graph: Graph) -> None:
+    """Reads the memory of a graph, for all other functions. To be called again if the graph has
+    been edited other than by `hold`, or by calls that neither write nor return their input."""
+    facts = _FACTS[graph] = _Facts(_eager_storage(graph))
+    for node in graph.nodes:
+        hold(node)
+        targets = written(node)
+        if targets:
+            facts.writers.append(node)
+        for memory in dict.fromkeys(map(storage, targets)):
+            facts.writers_of[memory].append(node)
+    facts.returned = frozenset(map(storage, graph.output_node().all_input_nodes))
+
+
+def _eager_storage(graph: Graph) -> dict[Memory, Memory]:
+    """Finds calls that return their input, but were captured as copies."""
     returning = [node for node in graph.nodes if dialect.returns_its_input(node)]
     pairs = ((_recorded(node), _recorded(node.all_input_nodes[0])) for node in returning)
-    _EAGER_STORAGE[graph] = {ours: theirs for ours, theirs in pairs if ours not in (None, theirs)}
+    return {ours: theirs for ours, theirs in pairs if ours not in (None, theirs)}
 
 
-def storage(node: Node) -> int | None:
+def hold(node: Node) -> None:
+    """Records that a new node has the memory of a node that it replaces."""
+    _facts(node.graph).holders[storage(node)].append(node)
+
+
+def _facts(graph: Graph) -> _Facts:
+    if graph not in _FACTS:
+        record(graph)
+    return _FACTS[graph]
+
+
+def storage(node: Node) -> Memory:
     """The identity of a tensor's memory, the same for all its views and inside `torch.func`
     transforms; None if the value is not a strided tensor."""
-    in_eager, found = _EAGER_STORAGE.get(node.graph, {}), _recorded(node)
-    while found in in_eager:
-        found = in_eager[found]
+    facts, found = _FACTS.get(node.graph), _recorded(node)
+    while facts is not None and found in facts.eager_storage:
+        found = facts.eager_storage[found]
     return found
 
 
@@ -53,25 +103,42 @@ def written_between(fused_nodes: Sequence[Node], place: Node | None = None) -> s
         return None
     ours = set(fused_nodes)
     read = {storage(node) for old in fused_nodes for node in (old, *old.all_input_nodes)}
-    node, last = fused_nodes[0], max(fused_nodes[-1], place or fused_nodes[-1])
-    while True:
+    last = max(fused_nodes[-1], place or fused_nodes[-1])
+    for node in _writers_between(fused_nodes[0], last):
         for target in written(node):
             if storage(target) in read and not (node in ours and _is_private(target, fused_nodes)):
                 return "memory that it reads is written in place before its last call"
-        if node is last:
-            return None
-        node = node.next
+    return None
 
 
-def written_after(place: Node, ours: set[Node]) -> frozenset[int | None]:
-    """The memory that calls after `place`, except `ours`, write into."""
-    found: set[int | None] = set()
-    node = place.next
-    while node.op != "root":
-        if node not in ours:
-            found.update(storage(target) for target in written(node))
-        node = node.next
-    return frozenset(found)
+def _writers_between(first: Node, last: Node) -> list[Node]:
+    writers = _facts(first.graph).writers
+    found = writers[bisect_left(writers, first) : bisect_right(writers, last)]
+    return [node for node in found if not node._erased]
+
+
+def is_written_after(node: Node, place: Node, ours: set[Node]) -> bool:
+    """Whether a call after `place`, except `ours`, writes into the memory of a node."""
+    writers = (writer for writer in reversed(writers_of(node)) if writer not in ours)
+    last = next(writers, None)
+    return last is not None and place < last
+
+
+def writers_of(node: Node) -> list[Node]:
+    """The calls that write into the memory of a node, in program order."""
+    found = _facts(node.graph).writers_of.get(storage(node), [])
+    return [writer for writer in found if not writer._erased]
+
+
+def holders_of(node: Node) -> list[Node]:
+    """The nodes that hold the same memory as a node, itself included."""
+    found = _facts(node.graph).holders.get(storage(node), [])
+    return [holder for holder in found if not holder._erased]
+
+
+def is_returned(node: Node) -> bool:
+    """Whether the graph returns the memory of a node to its caller."""
+    return storage(node) in _facts(node.graph).returned
 
 
 def version(node: Node, reader: Node) -> Node:
@@ -85,9 +152,8 @@ def version(node: Node, reader: Node) -> Node:
 def _is_private(target: Node, fused_nodes: Sequence[Node]) -> bool:
     """Whether the memory of `target` is allocated in this graph and read only by `fused_nodes`. The
     last of them may have other readers, which will read the op's new tensor."""
-    memory = storage(target)
-    holders = {node for node in target.graph.nodes if storage(node) == memory}
-    allowed = holders.union(fused_nodes)
+    holders = holders_of(target)
+    allowed = {*holders, *fused_nodes}
     return all(
         holder.op.startswith("call")
         and (holder is fused_nodes[-1] or allowed.issuperset(users(holder)))

@@ -203,7 +203,7 @@ def _operator_call(node: Node, kind: str, parameters: tuple[str, ...]) -> Call:
 
 
 def _obstacle(node: Node, kind: str) -> str | None:
-    if any(name.startswith("out") for name in node.kwargs):
+    if any(name.startswith("out") and out is not None for name, out in node.kwargs.items()):
         return "writes into an out= tensor"
     if node.kwargs.get("rounding_mode") is not None:
         return "rounds its quotient"
@@ -267,11 +267,31 @@ def _normal_variance(given: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _normal_arange(given: dict[str, Any]) -> dict[str, Any]:
+    if "end" not in given:  # torch.arange(end)
+        given = given | {"end": given["start"], "start": 0}
+    return {"start": 0, "step": 1} | given
+
+
+def _normal_norm(given: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "input": given["input"],
+        "p": given.get("p", 2.0),
+        "dim": given.get("dim"),
+        "keepdim": given.get("keepdim", False),
+        "dtype": given.get("dtype"),
+    }
+
+
 _NORMALISERS = {
+    "arange": _normal_arange,
+    "norm": _normal_norm,
+    "linalg_norm": _normal_norm,
     "dropout": _normal_dropout,
     "var": _normal_variance,
     "std": _normal_variance,
     "var_mean": _normal_variance,
+    "std_mean": _normal_variance,
     "softmax": _normal_softmax,
     "log_softmax": _normal_softmax,
     "layer_norm": _normal_layer_norm,
@@ -484,6 +504,8 @@ def _is_in_place(node: Node) -> bool:
     if node.op == "call_module":
         return bool(getattr(submodule(node), "inplace", False))
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if node.target in spellings.KEYWORDS:
+        return False
     if name.strip("_") in spellings.IN_PLACE or (name.endswith("_") and not name.endswith("__")):
         return True
     return node.op == "call_function" and _has_inplace_true(node)

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.fx import Graph, Node
@@ -69,22 +70,39 @@ def _switched(switch: str, node: Node, before: dict[Node, Modes]) -> Modes:
     return replace(current, autocast=tuple(sorted((*others, node.args), key=lambda a: a[0])))
 
 
+#: The modes of the nodes of each graph, read once for all sites.
+_RECORDED: WeakKeyDictionary[Graph, dict[Node, Modes]] = WeakKeyDictionary()
+
+
+def record(graph: Graph) -> None:
+    """Reads the modes of all nodes. To be called again if nodes have been added that may be asked
+    for, or if the switches have changed."""
+    _RECORDED[graph] = dict(modes(graph))
+
+
+def inherit(new: Node, site: Node) -> None:
+    """Records that a new node runs in the modes of the site that it belongs to."""
+    _RECORDED[new.graph][new] = _modes_of(site)
+
+
+def _modes_of(node: Node) -> Modes:
+    if node not in _RECORDED.get(node.graph, ()):
+        record(node.graph)
+    return _RECORDED[node.graph][node]
+
+
 @contextmanager
 def autocast_of(site: Node) -> Iterator[None]:
     """Enters the autocast state of `site`, for computations on fake tensors."""
     with ExitStack() as stack:
-        if dialect.has_mode_switches(site.graph, "enter_autocast"):
-            at_site = next(found for node, found in modes(site.graph) if node is site)
-            for arguments in at_site.autocast:
-                stack.enter_context(torch.autocast(*arguments))
+        for arguments in _modes_of(site).autocast:
+            stack.enter_context(torch.autocast(*arguments))
         yield
 
 
-def made_in_inference_mode(site: Node) -> Iterator[Node]:
-    """The calls of the graph that run in inference mode, if `site` runs outside of it."""
-    if dialect.has_mode_switches(site.graph, "enter_inference"):
-        found = {node: one.inference for node, one in modes(site.graph)}
-        yield from (node for node in found if found[node] and not found[site])
+def has_left_inference_mode(site: Node, other: Node) -> bool:
+    """Whether `other` runs in inference mode, and `site` outside of it."""
+    return bool(_modes_of(other).inference) and not _modes_of(site).inference
 
 
 @contextmanager
@@ -95,8 +113,14 @@ def barriers(graph: Graph) -> Iterator[None]:
         yield
     finally:
         for barrier in inserted:
+            if barrier._erased:  # with a mask that nothing uses any more
+                continue
             barrier.replace_all_uses_with(barrier.all_input_nodes[0])
             graph.erase_node(barrier)
+
+
+def is_barrier(node: Node) -> bool:
+    return node.target is _barrier
 
 
 def _insert_barriers(graph: Graph) -> list[Node]:

@@ -21,6 +21,8 @@ _HALF_TO_FLOAT = ("input", "dim", "half_to_float")
 _LAYER_NORM = ("input", "normalized_shape", "weight", "bias", "eps")
 _RMS_NORM = ("input", "normalized_shape", "weight", "eps")
 _REDUCTION = ("input", "dim", "keepdim", "dtype")
+_CLAMP = ("input", "min", "max")
+_NORM = ("input", "p", "dim", "keepdim", "dtype")
 _VARIANCE = ("input", "dim", "unbiased", "keepdim")
 
 # Function -> (kind, positional parameters). Those of ATen functions are read from their schemas.
@@ -40,6 +42,11 @@ FUNCTIONS: dict[Any, tuple[str, tuple[str, ...]]] = {
     torch.rms_norm: ("rms_norm", _RMS_NORM),
     F.dropout: ("dropout", ("input", "p", "train", "inplace")),
     torch.dropout: ("dropout", ("input", "p", "train")),
+    F.normalize: ("normalize", ("input", "p", "dim", "eps", "out")),
+    torch.norm: ("norm", ("input", "p", "dim", "keepdim", "out", "dtype")),
+    torch.linalg.vector_norm: ("norm", _NORM),
+    torch.linalg.norm: ("linalg_norm", _NORM),
+    torch.clamp_min: ("clamp", _CLAMP),
     torch.where: ("where", ("condition", "input", "other")),
     torch.masked_fill: ("masked_fill", ("input", "mask", "value")),
     torch.pow: ("pow", ("input", "exponent")),
@@ -49,6 +56,9 @@ FUNCTIONS: dict[Any, tuple[str, tuple[str, ...]]] = {
     operator.neg: ("neg", _INPUT),
     torch.reshape: ("reshape", ("input", "shape")),
     torch.stack: ("stack", ("tensors", "dim")),
+    torch.cat: ("cat", ("tensors", "dim")),
+    F.pad: ("pad", ("input", "pad", "mode", "value")),
+    torch._C._nn.pad: ("pad", ("input", "pad", "mode", "value")),
 }
 
 # Kind -> (positional parameters, functions, names of methods, also in-place ones).
@@ -61,22 +71,32 @@ _FAMILIES: dict[str, tuple[tuple[str, ...], tuple[Any, ...], str]] = {
         (operator.truediv, operator.itruediv, torch.div, torch.divide, torch.true_divide),
         "div div_ divide true_divide",
     ),
-    "pow": (("input", "exponent"), (), "pow"),
-    "square": (_INPUT, (torch.square,), "square"),
-    "sqrt": (_INPUT, (torch.sqrt,), "sqrt"),
-    "rsqrt": (_INPUT, (torch.rsqrt,), "rsqrt"),
-    "reciprocal": (_INPUT, (torch.reciprocal,), "reciprocal"),
-    "exp": (_INPUT, (torch.exp,), "exp"),
+    "pow": (("input", "exponent"), (), "pow pow_"),
+    "square": (_INPUT, (torch.square,), "square square_"),
+    "sqrt": (_INPUT, (torch.sqrt,), "sqrt sqrt_"),
+    "rsqrt": (_INPUT, (torch.rsqrt,), "rsqrt rsqrt_"),
+    "reciprocal": (_INPUT, (torch.reciprocal,), "reciprocal reciprocal_"),
+    "exp": (_INPUT, (torch.exp,), "exp exp_"),
+    "log": (_INPUT, (torch.log,), "log log_"),
+    "detach": (_INPUT, (torch.detach,), "detach"),
     "neg": (_INPUT, (torch.neg,), "neg"),
     "not": (_INPUT, (torch.logical_not, torch.bitwise_not), "logical_not bitwise_not"),
     "mean": (_REDUCTION, (torch.mean,), "mean"),
     "sum": (_REDUCTION, (torch.sum,), "sum"),
     "amax": (_REDUCTION[:3], (torch.amax,), "amax"),
     "max": (_REDUCTION[:3], (torch.max,), "max"),
-    "logsumexp": (_REDUCTION[:3], (torch.logsumexp,), "logsumexp"),
+    "logsumexp": (
+        _REDUCTION[:3],
+        (torch.logsumexp, torch.special.logsumexp),
+        "logsumexp",
+    ),
     "var": (_VARIANCE, (torch.var,), "var"),
     "std": (_VARIANCE, (torch.std,), "std"),
     "var_mean": (_VARIANCE, (torch.var_mean,), ""),
+    "std_mean": (_VARIANCE, (torch.std_mean,), ""),
+    "norm": (_NORM, (), "norm"),
+    "clamp": (_CLAMP, (torch.clamp, torch.clip), "clamp clamp_ clip clip_ clamp_min clamp_min_"),
+    "maximum": (_BINARY, (torch.maximum,), "maximum"),
     "baddbmm": (("input", "batch1", "batch2"), (torch.baddbmm,), "baddbmm"),
     "matmul": (_BINARY, (torch.matmul, operator.matmul, torch.bmm, torch.einsum), "matmul bmm"),
     "softmax": (_DIM_DTYPE, (), "softmax"),
@@ -84,6 +104,32 @@ _FAMILIES: dict[str, tuple[tuple[str, ...], tuple[Any, ...], str]] = {
     "masked_fill": (("input", "mask", "value"), (), "masked_fill masked_fill_"),
     "where": (("input", "condition", "other"), (), "where"),
     "reshape": (("input", "shape"), (), "view reshape"),
+    "same": (_INPUT, (torch.clone,), "contiguous clone alias"),
+    "unsqueeze": (("input", "dim"), (torch.unsqueeze,), "unsqueeze unsqueeze_"),
+    "expand": (("input", "shape"), (torch.broadcast_to,), "expand expand_as broadcast_to"),
+    "abs": (_INPUT, (torch.abs, operator.abs), "abs"),
+    "floordiv": (_BINARY, (operator.floordiv, torch.floor_divide), "floor_divide"),
+    "cumsum": (("input", "dim", "dtype"), (torch.cumsum,), "cumsum"),
+    "tril": (("input", "diagonal"), (torch.tril,), "tril"),
+    "triu": (("input", "diagonal"), (torch.triu,), "triu"),
+    "arange": (("start", "end", "step"), (torch.arange,), ""),
+    "full": (("input", "fill_value"), (torch.full, torch.full_like), ""),
+    "zeros": (_INPUT, (torch.zeros, torch.zeros_like), "new_zeros"),
+    "ones": (_INPUT, (torch.ones, torch.ones_like), "new_ones"),
+    "and": (
+        _BINARY,
+        (operator.and_, operator.iand, torch.logical_and, torch.bitwise_and),
+        "logical_and logical_and_ bitwise_and bitwise_and_ __and__ __iand__",
+    ),
+    "or": (
+        _BINARY,
+        (operator.or_, operator.ior, torch.logical_or, torch.bitwise_or),
+        "logical_or logical_or_ bitwise_or bitwise_or_ __or__ __ior__",
+    ),
+    **{
+        name: (_BINARY, (getattr(operator, name), getattr(torch, name)), name)
+        for name in ("lt", "le", "gt", "ge", "eq", "ne")
+    },
 }
 FUNCTIONS |= {
     function: (kind, parameters)
@@ -95,6 +141,7 @@ METHODS: dict[str, tuple[str, tuple[str, ...]]] = {
     for kind, (parameters, _, methods) in _FAMILIES.items()
     for method in methods.split()
 }
+METHODS["new_full"] = ("full", ("input", "shape", "fill_value"))
 ATEN: dict[Any, str] = {
     aten.special_softmax: "softmax",
     aten._softmax: "softmax",
@@ -109,12 +156,26 @@ ATEN: dict[Any, str] = {
     aten.einsum: "matmul",
     aten._unsafe_view: "reshape",
     aten.var_mean: "var_mean",
+    aten.arange: "arange",
+    aten.cat: "cat",
+    aten.pad: "pad",
+    aten.constant_pad_nd: "pad",
+    aten.slice: "slice",
+    aten.index: "index",
+    **{getattr(aten, name): "full" for name in ("full", "full_like")},
+    **{getattr(aten, name): "zeros" for name in ("zeros", "zeros_like")},
+    **{getattr(aten, name): "ones" for name in ("ones", "ones_like")},
+    aten.special_logsumexp: "logsumexp",
+    aten.std_mean: "std_mean",
+    aten.linalg_vector_norm: "norm",
+    aten.linalg_norm: "linalg_norm",
     **{getattr(aten, method): kind for method, (kind, _) in METHODS.items()},
 }
 
-CASTS = {"to", "type", "type_as", "float", "double", "half", "bfloat16"}
+CASTS = {"to", "type", "type_as", "float", "double", "half", "bfloat16", "bool", "int", "long"}
 ATEN_CASTS = {aten.to, aten._to_copy, aten.type_as}
-SYNONYMS = {"self": "input", "x": "input", "axis": "dim", "training": "train", "size": "shape"}
+SYNONYMS = {"self": "input", "x": "input", "A": "input", "axis": "dim", "ord": "p"}
+SYNONYMS |= {"training": "train", "size": "shape", "indices": "index"}
 
 # Exact types: a subclass may compute something else.
 MODULES: dict[type[nn.Module], str] = {
@@ -202,6 +263,9 @@ MODE_SWITCHES: dict[Any, str] = {
 
 IN_PLACE = {f"i{name}" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")}
 IN_PLACE |= {"imatmul", "iand", "ior", "ixor", "ilshift", "irshift", "setitem"}
+
+#: Functions whose names end in an underscore because they would be keywords without.
+KEYWORDS = {operator.and_, operator.or_, operator.not_, operator.is_}
 
 
 def parameters_of(op: torch._ops.OpOverload | torch._ops.OpOverloadPacket) -> Iterator[str]:

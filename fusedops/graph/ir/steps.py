@@ -44,6 +44,12 @@ def tensor_and_number(call: Call) -> tuple[Any, Any]:
     return (other, first) if is_number(first) and not is_number(other) else (first, other)
 
 
+def known_number(argument: Any) -> float | None:
+    """The number that an operand is, or None. Reading a symbol makes it a constant of the graph."""
+    known = number(argument) if is_number(argument) else None
+    return None if known is None else float(known)
+
+
 def is_number(argument: Any) -> bool:
     known = value(argument)
     if isinstance(known, torch.Tensor):
@@ -56,16 +62,62 @@ def other_operand(call: Call, operand: Node) -> Any:
     return other if first is operand else first
 
 
-def last_dims(reduction: Call, reduced: torch.Tensor) -> tuple[int, ...] | None:
-    """The dimensions of a reduction with keepdim=True, if they are the last ones."""
+def reduced_dims(reduction: Call, reduced: torch.Tensor) -> tuple[int, ...] | None:
+    """The dimensions of a reduction, kept or not, in ascending order; None if it also changes the
+    dtype."""
     given = reduction.arguments.get("dim")
     dims = [constant(dim) for dim in (given if isinstance(given, (list, tuple)) else (given,))]
-    keeps = reduction.arguments.get("keepdim") is True and reduction.arguments.get("dtype") is None
     rank = reduced.dim()
-    if not keeps or rank == 0:
+    if rank == 0 or reduction.arguments.get("dtype") not in (None, reduced.dtype):
         return None
+    if rank == 1 and given in (None, [], ()):
+        return (0,)
     known = sorted(dim % rank for dim in dims if isinstance(dim, int))
-    return tuple(known) if known == list(range(rank - len(dims), rank)) else None
+    return tuple(known) if known and len(set(known)) == len(dims) else None
+
+
+def reduced_dim(reduction: Call, reduced: torch.Tensor) -> int | None:
+    """The single dimension of a reduction, kept or not; of a vector its only one."""
+    given, rank = reduction.arguments.get("dim"), reduced.dim()
+    if isinstance(given, (list, tuple)) and len(given) == 1:
+        given = given[0]
+    if rank == 1 and given in (None, [], ()):
+        return 0
+    dim = constant(given)
+    return dim % rank if isinstance(dim, int) and rank else None
+
+
+def inserts_dims(index: Any) -> bool:
+    """Whether an index inserts dimensions of size 1 and takes all elements: x[..., None]."""
+    indices = index if isinstance(index, tuple) else (index,)
+    return None in indices and all(i in (None, ..., slice(None)) for i in indices)
+
+
+def has_kept_shape(node: Any, input: Any, dims: Sequence[int]) -> bool:
+    """Whether a node has the shape of `input` with size 1 in the dimensions `dims`; of a vector
+    also whether it has no dimensions."""
+    sizes = enumerate(value(input).shape)
+    kept = has_shape(node, [1 if dim in dims else size for dim, size in sizes])
+    return kept or (value(input).dim() == 1 and has_shape(node, []))
+
+
+def viewed(node: Any) -> tuple[tuple[Node, ...], Any]:
+    """The views that end in `node`, each with the elements of its input in the same order, such as
+    those that add dimensions of size 1; and the input of the first of them."""
+    views: tuple[Node, ...] = ()
+    while (call := call_of(node)) is not None:
+        index = call.arguments.get("index")
+        if call.kind not in ("reshape", "unsqueeze") and not (
+            call.kind == "item" and inserts_dims(index)
+        ):
+            break
+        views, node = (*views, node), call.arguments["input"]
+    return views, node
+
+
+def without_views(node: Any) -> Any:
+    """The tensor of which `node` is a view with its elements in the same order."""
+    return viewed(node)[1]
 
 
 def widened(node: Any) -> tuple[tuple[Node, ...], Any]:

@@ -28,6 +28,7 @@ _DROPOUT = "softmax_dropout[causal]"
 #: The names under which ops are measured, if not their own; the first one in the table is used.
 _MEASURED_AS = {
     "masked_softmax": (_ADDITIVE,),
+    "masked_softmax_sinks": (_ADDITIVE,),
     "masked_softmax_dropout": (_DROPOUT,),
     **{f"stack_{op}": (op,) for op in ("softmax", "log_softmax", "layer_norm")},
 }
@@ -59,7 +60,7 @@ class Figures:
     mode: "inference", or "training": forward and backward pass together.
     fusedops_ms, inductor_ms: the times of the site itself.
     passes_ms: the time of the additional reads and writes around it, because our op is a fusion
-        barrier.
+        barrier, or because a result is copied to have eager's strides.
     rows, cols: the nearest measured size.
     table: the table that was used, its number of threads, and why it was chosen.
     """
@@ -86,12 +87,13 @@ class Verdict:
     figures: Figures | None = None
 
 
-def judge(rule: str, match: Match) -> Verdict:
-    """Whether a site is replaced with the active settings."""
+def judge(rule: str, match: Match, copied_bytes: int = 0) -> Verdict:
+    """Whether a site is replaced with the active settings. `copied_bytes` are read and written to
+    give the results eager's strides."""
     mode = config.active().fuse_for(rule)
     if mode == "never":
         return Verdict('config: fuse="never"')
-    return Verdict(None) if mode == "always" else _profitable(match)
+    return Verdict(None) if mode == "always" else _profitable(match, copied_bytes)
 
 
 def leaves_encoder_layer(result: torch.Tensor) -> bool:
@@ -105,7 +107,7 @@ def leaves_encoder_layer(result: torch.Tensor) -> bool:
     return small and config.active().fuse_for("expand") == "profitable"
 
 
-def _profitable(match: Match) -> Verdict:
+def _profitable(match: Match, copied_bytes: int) -> Verdict:
     if _is_never_materialised(match):
         reason = "its result is only gathered or reduced: Inductor never materialises it"
         return Verdict(reason)
@@ -115,10 +117,11 @@ def _profitable(match: Match) -> Verdict:
     if size is None:
         return Verdict(None)
     machine = costs.here(value(match.call.node).device)
-    found = (_figures(match, table, size, machine) for table in costs.tables_for(machine))
+    around = _barrier_bytes(match) + copied_bytes
+    found = (_figures(match, table, size, machine, around) for table in costs.tables_for(machine))
     figures = next(filter(None, found), None)
     if figures is None:
-        return Verdict(_probably_slower(match, size))
+        return Verdict(_probably_slower(match, size, copied_bytes))
     return Verdict(_slower(figures), figures)
 
 
@@ -134,8 +137,9 @@ def _becomes_sdpa(match: Match) -> bool:
     """Whether a softmax without a mask is between two matrix products, so that Inductor's pass
     fuse_attention replaces all three. On a CPU that pass does not support dropout."""
     arguments = match.call.arguments
-    masking = [arguments.get(name) for name in ("mask", "bias", "causal")]
-    if not match.op.startswith(("softmax", "masked_softmax")) or any(masking):
+    masking = ("mask", "bias", "lower_diagonal", "start", "end", "sinks")
+    hides = arguments.get("causal") or any(arguments.get(name) is not None for name in masking)
+    if not match.op.startswith(("softmax", "masked_softmax")) or hides:
         return False
     device = value(match.call.node).device.type
     if match.op == "masked_softmax_dropout" and device == "cpu":
@@ -163,8 +167,11 @@ def _size(match: Match) -> Size | None:
     return Size(math.prod(shape) // max(cols, 1), cols, result.dtype)
 
 
-def _figures(match: Match, table: Table, size: Size, machine: Machine) -> Figures | None:
-    """The table's measurements for the site; None if the op is not in the table."""
+def _figures(
+    match: Match, table: Table, size: Size, machine: Machine, around: int
+) -> Figures | None:
+    """The table's measurements for the site, with that many bytes read and written around it; None
+    if the op is not in the table."""
     mode = TRAINING if _is_trained(match) else INFERENCE
     found = [table.cost(name, mode, size) for name in _measured_as(match)]
     cost = next(filter(None, found), None)
@@ -177,7 +184,7 @@ def _figures(match: Match, table: Table, size: Size, machine: Machine) -> Figure
     return Figures(
         mode=mode,
         fusedops_ms=cost.ours,
-        passes_ms=directions * _barrier_bytes(match) * cost.ms_per_byte,
+        passes_ms=directions * around * cost.ms_per_byte,
         inductor_ms=inductor,
         rows=cost.rows,
         cols=cost.cols,
@@ -219,11 +226,13 @@ def as_time(ms: float) -> str:
     return f"{ms * 1e3:.3g} us" if ms < 1 else f"{ms:.3g} ms"
 
 
-def _probably_slower(match: Match, size: Size) -> str | None:
+def _probably_slower(match: Match, size: Size, copied_bytes: int) -> str | None:
     """A reason for a refusal without measurements, or None. A site is replaced if the op saves a
     pass over memory, or if there is no neighbour that Inductor could fuse with."""
     if size.elements < _FEW_ELEMENTS:
         return f"too small to pay: {size.elements} elements"
+    if copied_bytes:
+        return "eager's strides take a copy, and no measurement says that this pays"
     if len(match.fused_nodes) > 1 or not _barrier_bytes(match):
         return None
     return "Inductor fuses it with its neighbours, and no measurement says that this is slower"
@@ -237,7 +246,7 @@ def _is_trained(match: Match) -> bool:
 
 def _barrier_bytes(match: Match) -> int:
     """The bytes that are read or written only because the op is a fusion barrier."""
-    ours = {match.call.node, *match.results, *match.fused_nodes}
+    ours = {match.call.node, *match.results, *match.fused_nodes, *match.mask_calls}
     inputs = {node for old in ours for node in old.all_input_nodes} - ours
     before = [node for node in inputs if dialect.is_pointwise(node)]
     after = [user for old in match.results for user in dialect.readers(old) if user not in ours]

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch.fx import Node
 
-from fusedops.graph.ir.dialect import hints, is_unchanged, value
+from fusedops.graph.ir.dialect import hints, is_unchanged, users, value
 from fusedops.graph.ir.steps import call_of
 from fusedops.graph.rules.rule import Match
 
@@ -16,12 +16,22 @@ from fusedops.graph.rules.rule import Match
 def bytes_saved(match: Match) -> int:
     """The bytes that the calls of a match read and write separately, minus those of the op; 0 for a
     single call. Symbolic sizes are replaced by their values at capture."""
-    calls = match.fused_nodes or (match.call.node,)
+    calls = (*unused_masks(match), *(match.fused_nodes or (match.call.node,)))
     if len(calls) == 1:
         return 0
     separately = sum(_moved(call) for call in calls)
-    inputs = {node for call in calls for node in call.all_input_nodes}.difference(calls)
+    read = {node for call in (*calls, *match.mask_calls) for node in call.all_input_nodes}
+    inputs = read.difference(calls, match.mask_calls)
     return max(0, separately - _bytes(inputs) - _bytes(match.results))
+
+
+def unused_masks(match: Match) -> list[Node]:
+    """The calls that compute masks for this match alone."""
+    unused: set[Node] = set()
+    for call in sorted(match.mask_calls, reverse=True):
+        if unused.union(match.fused_nodes).issuperset(users(call)):
+            unused.add(call)
+    return sorted(unused)
 
 
 def _moved(node: Node) -> int:

@@ -19,7 +19,7 @@ from torch._guards import CompileContext
 from torch.fx import Node
 
 from fusedops.graph.ir.dialect import value
-from fusedops.graph.policy.decision import Figures, as_time
+from fusedops.graph.policy.decision import Figures, Verdict, as_time
 from fusedops.graph.policy.traffic import bytes_saved
 from fusedops.graph.rules.rule import Match
 
@@ -43,6 +43,8 @@ class Site:
     bytes_saved: the memory traffic that the rewrite removes, if each replaced call reads its inputs
         and writes its result; 0 if a single call was replaced.
     figures: the measurements that decided with `fuse="profitable"`; None if there were none.
+    note: what a replaced site still computes in tensors, and why, such as a mask of unknown
+        elements.
     """
 
     rule: str
@@ -54,6 +56,14 @@ class Site:
     shapes: tuple[Shape, ...]
     bytes_saved: int = 0
     figures: Figures | None = None
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if self.replaced != (not self.reason.strip()):
+            raise ValueError(
+                f"Site: replaced is {self.replaced} and reason {self.reason!r}, wanted a reason if "
+                "and only if the site was not replaced"
+            )
 
 
 @dataclass(frozen=True)
@@ -137,7 +147,7 @@ def _row(site: Site) -> tuple[str, ...]:
         shapes,
         saved,
         _measured(site.figures),
-        site.reason,
+        site.reason or site.note,
     )
 
 
@@ -164,24 +174,26 @@ def _table(rows: list[tuple[str, ...]]) -> list[str]:
 
 
 def describe_site(
-    rule: str, match: Match, reason: str, figures: Figures | None, names: Mapping[str, str]
+    rule: str, match: Match, verdict: Verdict, copied_bytes: int, names: Mapping[str, str]
 ) -> Site:
-    """The report's row for `match`, which was replaced if `reason` is empty.
+    """The report's row for `match`, which was replaced if the verdict has no refusal.
 
-    `figures` are the measurements that were compared, if any; `names` maps the identity of a module
-    to its dotted path.
+    `copied_bytes` are read and written to give the results eager's strides; `names` maps the
+    identity of a module to its dotted path.
     """
     node = match.call.node
+    replaced = verdict.refusal is None
     return Site(
         rule=rule,
         op=match.op,
-        replaced=not reason,
-        reason=reason,
+        replaced=replaced,
+        reason=verdict.refusal or "",
         module=_module_path(node, names),
         location=_user_line(node),
         shapes=_input_shapes(node),
-        bytes_saved=0 if reason else bytes_saved(match),
-        figures=figures,
+        bytes_saved=max(0, bytes_saved(match) - copied_bytes) if replaced else 0,
+        figures=verdict.figures,
+        note=match.note if replaced else "",
     )
 
 

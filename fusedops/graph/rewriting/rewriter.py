@@ -1,16 +1,16 @@
 """Walks a graph and replaces the sites that the rules find by ops.
 
 A site is edited only if no check refuses it, and if the replacement, run on fake tensors, has the
-dtype, device, shape and strides of eager mode. Only nodes that the replacement makes dead are
-removed. `Graph.eliminate_dead_code` is not used because it would delete in-place writes such as
-`h.mul_(2)`, which have no users in torch IR but are needed.
+dtype, device, shape and strides of eager mode; `layouts.py` provides for the strides. Only nodes
+that the replacement makes dead are removed. `Graph.eliminate_dead_code` is not used because it
+would delete in-place writes such as `h.mul_(2)`, which have no users in torch IR but are needed.
 """
 
 from __future__ import annotations
 
 import logging
-import operator
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,9 +23,11 @@ from fusedops import config
 from fusedops.graph import availability
 from fusedops.graph.ir import aliasing, dialect, modes
 from fusedops.graph.ir.dialect import ModuleAttribute
-from fusedops.graph.policy import decision
-from fusedops.graph.rewriting import saved_tensors
+from fusedops.graph.policy.decision import Verdict, judge
+from fusedops.graph.rewriting import layouts, saved_tensors
+from fusedops.graph.rewriting.evaluation import Evaluation
 from fusedops.graph.rewriting.expand import expand
+from fusedops.graph.rewriting.layouts import Replacement
 from fusedops.graph.rewriting.report import Report, Site, describe_site, log
 from fusedops.graph.rules import RULES, STACKS
 from fusedops.graph.rules.rule import Match, OpCall, Rule
@@ -57,9 +59,11 @@ def rewrite_graph(
     show = log.isEnabledFor(logging.DEBUG) if show is None else show
     before = _code(graph) if show else ""
     if config.active().fuse_for("expand") != "never":
+        modes.record(graph)
         expand(graph)
-    aliasing.record_returned_inputs(graph)
     with modes.barriers(graph):
+        aliasing.record(graph)
+        modes.record(graph)
         visits = [
             _visit(node, rules, transformed, names or {})
             for rules in (STACKS, RULES)
@@ -76,24 +80,58 @@ def _code(graph: Graph) -> str:
 def _visit(
     node: Node, rules: Sequence[Rule], transformed: bool, names: Mapping[str, str]
 ) -> Site | None:
-    """Tries the rules on a node in their order; returns the site, if there is one."""
+    """Tries the rules on a node in their order; returns the site, if there is one. A replacement
+    that copies a result is used only if no other rule has one that does not."""
     call = dialect.as_call(node)
     if call is None or not (node.users or call.obstacle):  # a dead node is not a site
         return None
-    site = None
+    found: _Decision | None = None
     for rule in rules:
         match = rule.match(call)
         if match is None:
             continue
-        refusal = _refusal(rule, match, transformed)
-        verdict = decision.Verdict(refusal) if refusal else decision.judge(rule.name, match)
-        chosen = verdict.refusal or _choose(rule, match)
-        reason = chosen if isinstance(chosen, str) else ""
-        site = describe_site(rule.name, match, reason, verdict.figures, names)
-        if not reason:
-            _replace(match, *chosen)
+        decision = _decide(rule, match, transformed)
+        if found is None or found.replacement is None or _is_without_copy(decision):
+            found = decision
+        if _is_without_copy(found):
             break
+    if found is None:
+        return None
+    site = describe_site(found.rule.name, found.match, found.verdict, found.copied_bytes, names)
+    if found.replacement is not None:
+        _replace(found.match, found.replacement)
     return site
+
+
+@dataclass(frozen=True)
+class _Decision:
+    """What replaces a site; None if it stays, for the reason in the verdict."""
+
+    rule: Rule
+    match: Match
+    verdict: Verdict
+    replacement: Replacement | None = None
+
+    @property
+    def copied_bytes(self) -> int:
+        return self.replacement.copied_bytes if self.replacement else 0
+
+
+def _is_without_copy(decision: _Decision) -> bool:
+    return decision.replacement is not None and not decision.copied_bytes
+
+
+def _decide(rule: Rule, match: Match, transformed: bool) -> _Decision:
+    refusal = _refusal(rule, match, transformed)
+    verdict = Verdict(refusal) if refusal else judge(rule.name, match)
+    if verdict.refusal:
+        return _Decision(rule, match, verdict)
+    chosen = _choose(rule, match)
+    if isinstance(chosen, str):
+        return _Decision(rule, match, replace(verdict, refusal=chosen))
+    if chosen.copied_bytes:  # judged before without them, since most sites need no copy
+        verdict = judge(rule.name, match, chosen.copied_bytes)
+    return _Decision(rule, match, verdict, None if verdict.refusal else chosen)
 
 
 def _refusal(rule: Rule, match: Match, transformed: bool) -> str | None:
@@ -127,53 +165,52 @@ def _unsupported_input(input: Node | OpCall) -> str | None:
     return None
 
 
-def _choose(rule: Rule, match: Match) -> tuple[OpCall, Any, frozenset[int | None]] | str:
-    """The first replacement with eager's metadata, its fake result, and the memory that it must not
-    save; or the reason why there is none."""
+def _choose(rule: Rule, match: Match) -> Replacement | str:
+    """The first replacement with eager's metadata, or the reason why there is none."""
     refusals = []
-    unsavable = saved_tensors.unsavable_memory(match)
+    evaluation = Evaluation(match.call.node)
+    is_unsavable = saved_tensors.unsavable(match)
     for emitted in rule.emit(match):
+        new = saved_tensors.with_cloned_inputs(emitted, is_unsavable)
         try:
-            new = saved_tensors.with_cloned_inputs(emitted, unsavable)
-            result = _evaluate(new, match.call.node)
+            evaluation.value(new)
         except Exception as error:  # the fake kernel does not accept these arguments
-            refusals.append(f"{new.op} refuses: {str(error).partition(chr(10))[0]}")
+            refusals.append(f"{new.op} refuses: {_first_line(error)}")
             continue
-        difference = _difference(match, result)
-        if difference is None:
-            return new, result, unsavable
-        refusals.append(difference)
-    return refusals[0]
+        found = _with_eagers_metadata(new, match, evaluation)
+        if isinstance(found, Replacement):
+            return saved_tensors.with_cloned_results(found, match, is_unsavable)
+        refusals.append(found)
+    return next(iter(refusals), f"{rule.name} has no op for these arguments")
 
 
-def _evaluate(new: OpCall, site: Node) -> Any:
-    """The result of `new` on the fake tensors that capture recorded."""
-    mode = dialect.fake_mode(site)
-
-    def known(argument: Any) -> Any:
-        if isinstance(argument, OpCall):
-            return _evaluate(argument, site)
-        if isinstance(argument, ModuleAttribute):
-            return mode.from_tensor(argument.tensor)
-        return dialect.value(argument)
-
-    with mode, torch.no_grad(), modes.autocast_of(site):
-        return new.op(*map_aggregate(new.args, known), **new.kwargs)
+def _first_line(error: Exception) -> str:
+    lines = (line.strip() for line in str(error).splitlines())
+    return next(filter(None, lines), type(error).__name__)
 
 
-def _difference(match: Match, result: Any) -> str | None:
-    for old, index in match.results.items():
-        new, eager = _output(result, index), dialect.value(old)
-        for what in ("dtype", "device", "shape", "stride"):
+def _with_eagers_metadata(call: OpCall, match: Match, evaluation: Evaluation) -> Replacement | str:
+    """The replacement by `call` that copies the fewest bytes, or in what its results differ."""
+    found: list[Replacement] = []
+    for replacement in layouts.replacements(call, match, evaluation):
+        difference = _difference(match, replacement)
+        if difference is not None:
+            return difference
+        found.append(replacement)
+        if not replacement.copied_bytes:
+            break
+    return min(found, key=lambda replacement: replacement.copied_bytes)
+
+
+def _difference(match: Match, replacement: Replacement) -> str | None:
+    properties = ("dtype", "device", "shape", *([] if match.any_strides else ["stride"]))
+    for old, result in replacement.results.items():
+        new, eager = replacement.evaluation.value(result), dialect.value(old)
+        for what in properties:
             ours, theirs = _property(new, what), _property(eager, what)
-            if old.users and not _same(ours, theirs):
+            if not _same(ours, theirs):
                 return f"output {what} would be {ours}, eager gives {theirs}"
     return None
-
-
-def _output(result: Any, index: int | None) -> torch.Tensor:
-    output: torch.Tensor = result if index is None else result[index]
-    return output
 
 
 def _property(tensor: torch.Tensor, what: str) -> Any:
@@ -187,16 +224,22 @@ def _same(ours: Any, theirs: Any) -> bool:
     return len(ours) == len(theirs) and statically_known_true(sym_eq(ours, theirs))
 
 
-def _replace(match: Match, new: OpCall, result: Any, unsavable: frozenset[int | None]) -> None:
+def _replace(match: Match, replacement: Replacement) -> None:
     site = match.call.node
+    insertion = _Insertion(site, replacement.evaluation)
     with site.graph.inserting_before(match.place or site):
-        inserted = _insert(new, result, site)
-        for old, index in match.results.items():
+        insertion.insert(replacement.call)
+        for old in match.results:
             _drop_assertions(old)
             if old.users:
-                copied = saved_tensors.is_cloned(old, index, unsavable)
-                old.replace_all_uses_with(_select(inserted, index, old, copied))
+                new = insertion.insert(replacement.results[old])
+                # The storage of the recorded value is that of the views of `old`.
+                dialect.annotate(new, dialect.value(old), like=old)
+                aliasing.hold(new)
+                modes.inherit(new, site)
+                old.replace_all_uses_with(new)
     _erase(match)
+    _erase_masks(match)
 
 
 def _drop_assertions(node: Node) -> None:
@@ -206,34 +249,37 @@ def _drop_assertions(node: Node) -> None:
         user.graph.erase_node(user)
 
 
-def _insert(new: OpCall, result: Any, like: Node) -> Node:
-    graph = like.graph
+class _Insertion:
+    """Inserts the calls of a replacement before the current point, each of them once."""
 
-    def operand(argument: Any) -> Any:
+    def __init__(self, site: Node, evaluation: Evaluation) -> None:
+        self._site, self._evaluation = site, evaluation
+        self._inserted: dict[int, Node] = {}
+
+    def insert(self, call: OpCall) -> Node:
+        if id(call) not in self._inserted:
+            args = map_aggregate(call.args, self._operand)
+            node = self._site.graph.call_function(call.op, args, call.kwargs)
+            dialect.annotate(node, self._evaluation.value(call), like=self._site)
+            self._inserted[id(call)] = node
+        return self._inserted[id(call)]
+
+    def _operand(self, argument: Any) -> Any:
         if isinstance(argument, OpCall):
-            return _insert(argument, _evaluate(argument, like), like)
+            return self.insert(argument)
         if isinstance(argument, ModuleAttribute):
-            read = graph.get_attr(argument.target)
-            dialect.annotate(read, dialect.fake_mode(like).from_tensor(argument.tensor), like)
+            read = self._site.graph.get_attr(argument.target)
+            dialect.annotate(read, self._evaluation.value(argument), like=self._site)
             return read
         return argument
 
-    node = graph.call_function(new.op, map_aggregate(new.args, operand), new.kwargs)
-    dialect.annotate(node, result, like)
-    return node
 
-
-def _select(inserted: Node, index: int | None, old: Node, copied: bool) -> Node:
-    """Inserts the node that replaces `old`: an output of the op, or a clone of it. The node gets
-    the value of `old`, whose storage views of `old` share."""
-    graph, selected = old.graph, inserted
-    if index is not None:
-        selected = graph.call_function(operator.getitem, (inserted, index))
-    if copied:
-        dialect.annotate(selected, _output(dialect.value(inserted), index), like=old)
-        selected = graph.call_function(torch.ops.aten.clone.default, (selected,))
-    dialect.annotate(selected, dialect.value(old), like=old)
-    return selected
+def _erase_masks(match: Match) -> None:
+    """Erases the calls that compute masks for no one any more, from the last to the first."""
+    for node in sorted(match.mask_calls, reverse=True):
+        if not dialect.users(node):
+            for dead in (*node.users, node):
+                dead.graph.erase_node(dead)
 
 
 def _erase(match: Match) -> None:

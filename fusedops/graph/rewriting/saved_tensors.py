@@ -15,6 +15,7 @@ Inductor removes such clones, because in its functionalised graphs a write creat
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -23,60 +24,92 @@ from torch.fx import Node
 from torch.fx.node import map_aggregate
 
 from fusedops.graph.ir import aliasing, dialect, modes
-from fusedops.graph.rules.rule import Match, OpCall
+from fusedops.graph.rewriting import layouts
+from fusedops.graph.rewriting.layouts import Replacement
+from fusedops.graph.rules.rule import Match, OpCall, schema_of
 
 aten = torch.ops.aten
 
 #: Calls that save the same tensors as the op of the same name.
 _SAVE_THE_SAME = {"softmax", "log_softmax", "layer_norm"}
 _SAVE_THEIR_RESULT = {"softmax", "log_softmax", "exp"}
-_PARAMETERS = {"mask", "weight", "bias", "weights", "biases"}
+_PARAMETERS = {"mask", "weight", "bias", "weights", "biases", "start", "end", "sinks"}
 
 
-def unsavable_memory(match: Match) -> frozenset[int | None]:
-    """The memory that the op of `match` must not save for its backward pass. It is empty if a
-    single call is replaced that saves the same tensors, since its backward pass would raise too."""
+IsUnsavable = Callable[[Node], bool]
+
+
+def unsavable(match: Match) -> IsUnsavable:
+    """Which nodes have memory that the op of `match` must not save for its backward pass. There are
+    none if a single call is replaced that saves the same tensors, since its backward pass would
+    raise too."""
     if not match.fused_nodes and match.op in _SAVE_THE_SAME:
-        return frozenset()
-    site, ours = match.call.node, {match.call.node, *match.fused_nodes}
-    written = aliasing.written_after(match.place or site, ours)
-    return written.union(map(aliasing.storage, modes.made_in_inference_mode(site))) - {None}
+        return lambda node: False
+    site = match.call.node
+
+    def is_unsavable(node: Node) -> bool:
+        if aliasing.storage(node) is None:
+            return False
+        made = (modes.has_left_inference_mode(site, each) for each in aliasing.holders_of(node))
+        return _is_written_later(node, match) or any(made)
+
+    return is_unsavable
 
 
-def with_cloned_inputs(new: OpCall, unsavable: frozenset[int | None]) -> OpCall:
-    """`new` with clones of those inputs that it saves and that are in `unsavable` memory."""
+def _is_written_later(node: Node, match: Match) -> bool:
+    site = match.call.node
+    return aliasing.is_written_after(node, match.place or site, {site, *match.fused_nodes})
+
+
+def with_cloned_inputs(new: OpCall, is_unsavable: IsUnsavable) -> OpCall:
+    """`new` with clones of those inputs that it saves and must not save."""
 
     def copied(argument: Any) -> Any:
         if isinstance(argument, OpCall):
             return replace(argument, args=map_aggregate(argument.args, copied))
-        copies = isinstance(argument, Node) and aliasing.storage(argument) in unsavable
-        return OpCall(aten.clone.default, (argument,)) if copies else argument
+        copies = isinstance(argument, Node) and is_unsavable(argument)
+        return _clone(argument) if copies else argument
 
-    names = [argument.name for argument in new.op._schema.arguments]
+    names = [argument.name for argument in schema_of(new).arguments]
     pairs = zip(names, new.args, strict=False)
-    saved = _saved_inputs(new.op)
+    saved = _saved_inputs(new)
     args = (map_aggregate(given, copied) if name in saved else given for name, given in pairs)
-    return replace(new, args=tuple(args)) if unsavable else new
+    return replace(new, args=tuple(args))
 
 
-def _saved_inputs(op: torch._ops.OpOverload) -> set[str]:
+def _saved_inputs(new: OpCall) -> set[str]:
     """The arguments that an op saves. Softmaxes save their result instead of the input, and norms
     of a sum save the sum."""
-    name = op._schema.name.rpartition("::")[2]
+    name = schema_of(new).name.rpartition("::")[2]
     is_norm_of_inputs = name.endswith("norm") and not name.startswith("add_")
     return _PARAMETERS | ({"input", "inputs"} if is_norm_of_inputs else set())
 
 
-def is_cloned(old: Node, index: int | None, unsavable: frozenset[int | None]) -> bool:
-    """Whether `old` must be replaced by a clone of the op's output of that index, because the op
-    saves the output. The first of several outputs is never saved."""
+def with_cloned_results(found: Replacement, match: Match, is_unsavable: IsUnsavable) -> Replacement:
+    """`found` with clones of those results that must not have the memory of the op's output."""
+
+    def cloned(old: Node, result: OpCall) -> OpCall:
+        saved = _saves(old, match.results[old], is_unsavable)
+        # Autograd refuses writes into views that were created without gradients.
+        must_be_own = saved or (result.op in layouts.VIEWS and _is_written_later(old, match))
+        return _clone(result) if must_be_own and not layouts.is_copied(result) else result
+
+    return replace(found, results={old: cloned(old, new) for old, new in found.results.items()})
+
+
+def _saves(old: Node, index: int | None, is_unsavable: IsUnsavable) -> bool:
+    """Whether the op saves the output that replaces `old`, and must not. The first of several
+    outputs is never saved."""
     call = dialect.as_call(old)
     if index == 0 or (call is not None and call.kind in _SAVE_THEIR_RESULT):
         return False
-    return aliasing.storage(old) in unsavable or (index is None and _may_be_written_outside(old))
+    return is_unsavable(old) or (index is None and _may_be_written_outside(old))
 
 
 def _may_be_written_outside(node: Node) -> bool:
     """Whether the graph returns the tensor to its caller, and it requires grad."""
-    returned = map(aliasing.storage, node.graph.output_node().all_input_nodes)
-    return dialect.value(node).requires_grad and aliasing.storage(node) in set(returned)
+    return dialect.value(node).requires_grad and aliasing.is_returned(node)
+
+
+def _clone(argument: Node | OpCall) -> OpCall:
+    return OpCall(aten.clone.default, (argument,))

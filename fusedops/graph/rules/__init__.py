@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fusedops.graph.rules.add_norm import AddNorm
+from fusedops.graph.rules.l2_norm_decomposed import L2NormDecomposed
 from fusedops.graph.rules.layer_norm import LayerNorm
 from fusedops.graph.rules.layer_norm_decomposed import LayerNormDecomposed
 from fusedops.graph.rules.leaf import Leaf
@@ -12,6 +13,10 @@ from fusedops.graph.rules.rms_norm_decomposed import RmsNormDecomposed
 from fusedops.graph.rules.rule import Rule
 from fusedops.graph.rules.softmax import Softmax
 from fusedops.graph.rules.softmax_decomposed import SoftmaxDecomposed
+from fusedops.graph.rules.spatial_norm_decomposed import (
+    SpatialLayerNormDecomposed,
+    SpatialRmsNormDecomposed,
+)
 from fusedops.graph.rules.stack import Stack
 
 NORMS: tuple[Rule, ...] = (LayerNorm(), LayerNormDecomposed(), RmsNorm(), RmsNormDecomposed())
@@ -21,6 +26,9 @@ RULES: tuple[Rule, ...] = (
     SoftmaxDecomposed(),
     *map(AddNorm, NORMS),
     *NORMS,
+    L2NormDecomposed(),
+    SpatialLayerNormDecomposed(),
+    SpatialRmsNormDecomposed(),
     Leaf(),
 )
 #: Rules for sites that contain other sites; they are tried on the whole graph first.

@@ -2,6 +2,7 @@
 
 before    y = torch.layer_norm(x, normalized_shape, weight, bias, eps)
           y, mean, rstd = torch.native_layer_norm(x, normalized_shape, weight, bias, eps)
+          y = torch.layer_norm(x.float(), normalized_shape, weight, bias, eps).to(x.dtype)
 after     y, mean, rstd = torch.ops.fusedops.layer_norm(x, normalized_shape, weight, bias, eps)
 """
 

@@ -20,9 +20,11 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_and
 from fusedops.graph.availability import KERNEL_DTYPES
 from fusedops.graph.ir.dialect import Call, value
 from fusedops.graph.ir.steps import only_user
+from fusedops.graph.rules import intervals
 from fusedops.graph.rules.dropout import drawn_seed, draws_own_numbers
 from fusedops.graph.rules.rule import Match, OpCall, Rule, op_of
 from fusedops.graph.rules.scores import Operand, Scores, read_scores
+from fusedops.graph.rules.sinks import Sink, read_sink
 from fusedops.graph.rules.softmax import SoftmaxChain, read_softmax
 from fusedops.graph.rules.softmax_decomposed import read_softmax_decomposed
 
@@ -34,16 +36,24 @@ class MaskedSoftmax(Rule):
         chain = _last_dim_softmax(call)
         if chain is None:
             return None
-        scores = read_scores(chain)
+        chain, sink = read_sink(chain) or (chain, None)
+        scores = read_scores(chain, has_sink=sink is not None)
         dropout = only_user(chain.last, "dropout")
         dropout = dropout if dropout and draws_own_numbers(dropout) else None
-        if not scores.nodes and dropout is None:
+        if not scores.nodes and dropout is None and sink is None:
             return None
-        nodes = (*sorted(scores.nodes), *chain.nodes, *([dropout.node] if dropout else []))
-        arguments = _arguments(scores, chain, dropout)
-        op = "masked_softmax_dropout" if dropout else "masked_softmax"
-        site = Call(op, op, nodes[-1], arguments)
-        return Match(site, op, {nodes[-1]: 0 if dropout else None}, nodes)
+        nodes = tuple(sorted({*scores.nodes, *chain.nodes, *([dropout.node] if dropout else [])}))
+        op = _op(chain, dropout, sink)
+        site = Call(op, op, nodes[-1], _arguments(scores, chain, dropout, sink))
+        return Match(
+            site,
+            op,
+            {nodes[-1]: None if op == "masked_softmax" else 0},
+            nodes,
+            mask_calls=scores.mask_calls | (sink.calls if sink else frozenset()),
+            any_strides=sink is not None and dropout is None,
+            note="; ".join(scores.notes),
+        )
 
     def guard(self, match: Match) -> str | None:
         return None
@@ -66,26 +76,40 @@ def _last_dim_softmax(call: Call) -> SoftmaxChain | None:
     return chain if known and last else None
 
 
-def _arguments(scores: Scores, chain: SoftmaxChain, dropout: Call | None) -> dict[str, Any]:
+def _op(chain: SoftmaxChain, dropout: Call | None, sink: Sink | None) -> str:
+    if sink is not None and sink.may_need_gradient(chain.last):
+        return "masked_softmax_sinks"
+    return "masked_softmax_dropout" if dropout else "masked_softmax"
+
+
+def _arguments(
+    scores: Scores, chain: SoftmaxChain, dropout: Call | None, sink: Sink | None
+) -> dict[str, Any]:
     """The op's arguments by name, in its order."""
     operands = [scores.visible, *scores.addends] if scores.visible else [*scores.addends]
     mask, bias = map(_with_adjacent_values, (*operands, None, None)[:2])
     result = value(chain.last).dtype
+    limits = intervals.arguments(scores.bounds, scores.input)
     arguments = {
         "input": scores.product or scores.input,
         "mask": mask,
         "scale": scores.scale,
-        "causal": scores.diagonal is not None,
+        "causal": limits.pop("causal"),
         "mask_value": scores.mask_value,
     }
+    device = value(scores.input).device
     if dropout:
-        device = value(scores.input).device
         arguments |= {"p": float(dropout.arguments["p"]), "seed": drawn_seed(device)}
-    return arguments | {
+    elif _op(chain, dropout, sink) == "masked_softmax_sinks":
+        arguments |= {"p": 0.0, "seed": None}
+    arguments |= {
         "bias": bias,
         "dtype": None if value(scores.input).dtype == result else result,
-        "diagonal": scores.diagonal or 0,
+        "diagonal": limits.pop("diagonal"),
     }
+    rest = limits | {"sinks": sink.operand(device) if sink else None}
+    has_rest = any(given is not None for given in rest.values())
+    return arguments | ({"zero_masked_rows": False} | rest if has_rest else {})
 
 
 def _with_adjacent_values(operand: Operand | None) -> Operand | None:

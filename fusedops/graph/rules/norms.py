@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,18 +12,44 @@ from torch.fx import Node
 
 from fusedops.graph.availability import KERNEL_DTYPES
 from fusedops.graph.ir.dialect import Call, outputs, value
-from fusedops.graph.ir.steps import call_of, last_dims, same_value
+from fusedops.graph.ir.steps import (
+    call_of,
+    has_kept_shape,
+    known_number,
+    known_size,
+    only_user,
+    reduced_dims,
+    same_value,
+    widened,
+    without_views,
+)
 from fusedops.graph.rules.rule import Match, OpCall
+
+UNKNOWN_ROW = "the length of its rows is not known at compile time"
 
 
 def match_norm(call: Call, with_statistics: str) -> Match | None:
     """The site of a norm call. The op's first output is the norm; calls of the kind
     `with_statistics` have all of its outputs."""
     if call.kind == call.name:
-        return Match(call, call.name, {call.node: 0})
+        return _with_casts(call) or Match(call, call.name, {call.node: 0})
     if call.kind == with_statistics:
         return Match(call, call.name, outputs(call.node) or {})
     return None
+
+
+def _with_casts(call: Call) -> Match | None:
+    """norm(x.float()).to(x.dtype), which the op computes from x, with the result rounded once; None
+    without both casts."""
+    cast = None if call.obstacle else only_user(call.node, "cast")
+    casts, input = widened(call.arguments["input"])
+    if cast is None or not casts or value(input).dtype not in KERNEL_DTYPES:
+        return None
+    if cast.arguments["dtype"] != value(input).dtype:
+        return None
+    site = replace(call, node=cast.node, arguments=call.arguments | {"input": input})
+    nodes = (*reversed(casts), call.node, cast.node)
+    return Match(site, call.name, {cast.node: 0}, nodes)
 
 
 def refuse_norm(match: Match) -> str | None:
@@ -38,8 +66,8 @@ def refuse_norm(match: Match) -> str | None:
 def refuse_norm_decomposed(match: Match) -> str | None:
     """Why a decomposed norm must not be replaced, or None."""
     arguments = match.call.arguments
-    if None in arguments["normalized_shape"]:
-        return "the length of its rows is not known at compile time"
+    if None in arguments.get("normalized_shape", ()):
+        return UNKNOWN_ROW
     dtype = value(arguments["input"]).dtype
     return None if dtype in KERNEL_DTYPES else f"unsupported dtype {dtype}"
 
@@ -48,6 +76,8 @@ def emit_norm(match: Match, op: torch._ops.OpOverload) -> Iterator[OpCall]:
     """The op with the site's arguments; then with tensors cast to the dtype of eager's result."""
     arguments = match.call.arguments
     yield OpCall(op, tuple(arguments.values()))
+    if match.fused_nodes:  # with casts of its own, which leave the parameters as they are
+        return
     # On some devices autocast casts input and parameters to float32; these casts are explicit.
     result = value(next(iter(match.results))).dtype
     tensors = [name for name in ("input", "weight", "bias") if name in arguments]
@@ -65,26 +95,53 @@ def _cast(argument: Any, dtype: torch.dtype) -> OpCall | None:
 def centred(node: Any) -> tuple[Node, tuple[int, ...]] | None:
     """x and dims, if `node` is x - mean(x, dims)."""
     shifted = call_of(node, "sub")
-    mean = _mean(shifted.arguments["other"]) if shifted else None
+    mean = _row_mean(shifted.arguments["other"]) if shifted else None
     if shifted is None or mean is None:
         return None
-    input = mean.arguments["input"]
-    if not same_value(shifted.arguments["input"], input):
+    return mean if same_value(shifted.arguments["input"], mean[0]) else None
+
+
+def is_square_of_mean(node: Any, input: Node) -> bool:
+    """Whether `node` is mean(input, dims) ** 2."""
+    square = call_of(node)
+    mean = _row_mean(base_of_square(square)) if square else None
+    return mean is not None and same_value(mean[0], input)
+
+
+def _row_mean(node: Any) -> tuple[Node, tuple[int, ...]] | None:
+    """x and dims, if `node` is mean(x, dims), in a shape that broadcasts to x."""
+    call = _mean(without_views(node))
+    if call is None:
         return None
-    dims = last_dims(mean, value(input))
-    return (input, dims) if dims else None
+    input = call.arguments["input"]
+    dims = reduced_dims(call, value(input))
+    return (input, dims) if dims and has_kept_shape(node, input, dims) else None
 
 
 def _mean(node: Any) -> Call | None:
-    return call_of(node, "mean") or item_of_var_mean(node, 1)
+    return call_of(node, "mean") or _mean_beside_variance(node) or _sum_over_size(node)
 
 
-def item_of_var_mean(node: Any, index: int) -> Call | None:
-    """The var_mean whose result of that index is `node`, or None."""
+def _mean_beside_variance(node: Any) -> Call | None:
+    """The var_mean or std_mean whose mean is `node`."""
     item = call_of(node, "item")
-    if item is None or item.arguments["index"] != index:
+    pair = call_of(item.arguments["input"]) if item and item.arguments["index"] == 1 else None
+    return pair if pair is not None and pair.kind in ("var_mean", "std_mean") else None
+
+
+def _sum_over_size(node: Any) -> Call | None:
+    """The sum in sum(x, dims) / N, where N is the number of elements of a row."""
+    quotient = call_of(node, "div")
+    total = call_of(without_views(quotient.arguments["input"]), "sum") if quotient else None
+    dims = reduced_dims(total, value(total.arguments["input"])) if total else None
+    if quotient is None or total is None or dims is None:
         return None
-    return call_of(item.arguments["input"], "var_mean")
+    shape = value(total.arguments["input"]).shape
+    sizes = [known_size(shape[dim]) for dim in dims]
+    divisor = quotient.arguments["other"]
+    if None in sizes:
+        return None
+    return total if known_number(divisor) == math.prod(sizes) else None  # type: ignore[arg-type]
 
 
 def base_of_square(call: Call) -> Node | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,10 @@ class Match:
     fused_nodes: the calls that the op replaces, in program order, if there are several. Those with
         other users remain in the graph.
     place: the node before which the op is inserted; by default the node of `call`.
+    mask_calls: the calls that compute masks which the op needs no more. They are erased with the
+        last site that uses them.
+    any_strides: whether nothing depends on the strides of the results.
+    note: what the op cannot take over, and why, for the report.
     """
 
     call: Call
@@ -32,16 +36,25 @@ class Match:
     results: Mapping[Node, int | None]
     fused_nodes: tuple[Node, ...] = ()
     place: Node | None = None
+    mask_calls: frozenset[Node] = frozenset()
+    any_strides: bool = False
+    note: str = ""
 
 
 @dataclass(frozen=True)
 class OpCall:
-    """An op call to insert. `args` may contain graph nodes, `ModuleAttribute`s and other `OpCall`s;
-    `kwargs` are plain values."""
+    """A call to insert, of an op, of `operator.getitem` or of a function of sizes. `args` may
+    contain graph nodes, `ModuleAttribute`s and other `OpCall`s; `kwargs` are plain values."""
 
-    op: torch._ops.OpOverload
+    op: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+def schema_of(call: OpCall) -> torch.FunctionSchema:
+    """The schema of the op that is called."""
+    assert isinstance(call.op, torch._ops.OpOverload)
+    return call.op._schema
 
 
 def op_of(match: Match) -> OpCall:

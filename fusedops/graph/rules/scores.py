@@ -10,8 +10,10 @@ import torch
 from torch.fx import Node
 
 from fusedops.graph.availability import KERNEL_DTYPES
-from fusedops.graph.ir import aliasing, causality
+from fusedops.graph.ir import aliasing, masks
 from fusedops.graph.ir.dialect import Call, constant, number, rounded, users, value
+from fusedops.graph.ir.masks import Mask
+from fusedops.graph.ir.positions import Bound
 from fusedops.graph.ir.steps import (
     broadcasts,
     call_of,
@@ -20,6 +22,7 @@ from fusedops.graph.ir.steps import (
     same_shape,
     tensor_and_number,
 )
+from fusedops.graph.rules import intervals
 from fusedops.graph.rules.rule import OpCall
 from fusedops.graph.rules.softmax import SoftmaxChain
 
@@ -32,7 +35,12 @@ class Scores:
     """The input of a softmax: scale * input + addends where `visible`, else `mask_value`.
 
     nodes: the calls that compute this, in program order.
-    diagonal: query i sees the keys up to i + diagonal, if it is not None.
+    bounds: between which columns each row sees any; `visible` does not repeat them.
+    mask_calls: the calls that compute masks, instead of which the op has the bounds.
+    adds_finite: whether a mask adds a finite number to scores, so that they may still differ.
+    absorbs: whether they do not, as the number is so large, and have no gradient.
+    has_sink: whether each row has one more logit, beside which hidden columns have no weight.
+    notes: why masks are not, or not entirely, bounds.
     product: a matrix product to insert as the input; used if `input` is a baddbmm, which contains
         the scale or mask.
     """
@@ -43,17 +51,22 @@ class Scores:
     addends: tuple[Operand, ...] = ()
     visible: Operand | None = None
     mask_value: float = -math.inf
-    diagonal: int | None = None
+    bounds: tuple[Bound, ...] = ()
+    mask_calls: frozenset[Node] = frozenset()
+    adds_finite: bool = False
+    absorbs: bool = False
+    has_sink: bool = False
+    notes: tuple[str, ...] = ()
     product: OpCall | None = None
 
     @property
     def masks(self) -> bool:
-        return self.visible is not None or self.diagonal is not None
+        return self.visible is not None or bool(self.bounds)
 
 
-def read_scores(chain: SoftmaxChain) -> Scores:
+def read_scores(chain: SoftmaxChain, has_sink: bool = False) -> Scores:
     """Matches as many of the calls before the softmax as the op can fuse."""
-    scores, reader = Scores(chain.input), chain.nodes[0]
+    scores, reader = Scores(chain.input, has_sink=has_sink), chain.nodes[0]
     while scores.product is None:
         call = call_of(aliasing.version(scores.input, reader))
         longer = _STEPS[call.kind](scores, call) if call and call.kind in _STEPS else None
@@ -112,7 +125,19 @@ def _through_add(scores: Scores, call: Call) -> Scores | None:
     def preference(pair: tuple[Node, Node]) -> tuple[bool, bool]:
         return same_shape(pair[1], pair[0]), not _is_product(pair[0])
 
-    return _added(scores, *min(pairs, key=preference))
+    input, addend = min(pairs, key=preference)
+    mask = masks.read_added(addend, call.node)
+    hidden = _with_added_mask(scores, call, input, mask) if mask else None
+    added = hidden or _added(scores, input, addend)
+    return _noted(added, _MAY_SEE_NOTHING) if mask and not hidden and added else added
+
+
+#: Why an added mask stays a tensor.
+_MAY_SEE_NOTHING = "the mask adds a number, which rows that see no column may keep apart"
+
+
+def _noted(scores: Scores, note: str) -> Scores:
+    return replace(scores, notes=tuple(dict.fromkeys((*scores.notes, note))))
 
 
 def _through_sub(scores: Scores, call: Call) -> Scores | None:
@@ -184,15 +209,74 @@ def _filled(
         return None
     if value(mask).dtype != torch.bool or (scores.masks and fill != scores.mask_value):
         return None
-    scores = replace(scores, input=input, mask_value=fill)
-    diagonal = causality.diagonal(mask, value(input).shape, hides)
-    if diagonal is not None and scores.diagonal is None:
-        return replace(scores, diagonal=diagonal)
+    scores = replace(scores, absorbs=False)
+    known = masks.read_bool(mask, hides, call.node)
+    longer = _bounded(scores, input, known, fill) if known else None
+    if longer is not None:
+        return longer
+    scores = _noted(replace(scores, input=input, mask_value=fill), masks.why_unknown(mask))
     if hides:
         scores, mask = _inverted(scores, mask)
-    if scores.visible is not None:
-        mask = OpCall(aten.logical_and.default, (mask, scores.visible))
-    return replace(scores, visible=mask)
+    longer = replace(scores, visible=_and(mask, scores.visible))
+    return longer if _keeps_values(longer) else None
+
+
+def _and(mask: Operand, other: Operand | None) -> Operand:
+    return mask if other is None else OpCall(aten.logical_and.default, (mask, other))
+
+
+def _bounded(scores: Scores, input: Node, mask: Mask, fill: float) -> Scores | None:
+    """The scores with what is known of a mask as bounds, and with the rest as bool masks."""
+    visible = scores.visible
+    for leaf in mask.leaves:
+        if not broadcasts(leaf.node, input):
+            return None
+        scores = _noted(scores, masks.why_unknown(leaf.node))
+        operand = OpCall(aten.logical_not.default, (leaf.node,)) if leaf.negated else leaf.node
+        visible = _and(operand, visible)
+    longer = replace(
+        scores,
+        input=input,
+        visible=visible,
+        mask_value=fill,
+        bounds=(*scores.bounds, *mask.bounds),
+        mask_calls=scores.mask_calls | mask.calls,
+    )
+    fits = visible is None or len(longer.addends) < 2
+    return longer if fits and _keeps_values(longer) else None
+
+
+#: A number that is added to a score hides it if no score can outweigh it.
+_HIDING = -3e4
+
+
+def _with_added_mask(scores: Scores, call: Call, input: Node, mask: Mask) -> Scores | None:
+    """The scores with an added mask as one that hides; None if that would change values.
+
+    Adding -inf hides as a fill does. After a finite number, the scores of a row that sees no column
+    differ still, unless the number is so large that it absorbs them; and they have gradients.
+    """
+    assert mask.added is not None  # it is no bool mask
+    fill = rounded(mask.added, value(call.node).dtype) * scores.scale
+    if not fill <= _HIDING or (scores.masks and fill != scores.mask_value):
+        return None
+    finite = scores.adds_finite or fill > -math.inf
+    absorbs = not scores.masks and _absorbs(call.node, fill)
+    return _bounded(replace(scores, adds_finite=finite, absorbs=absorbs), input, mask, fill)
+
+
+def _absorbs(sum: Node, fill: float) -> bool:
+    """Whether scores plus this number are the number itself, for any score that occurs, and need no
+    gradient. Only Dynamo captures a graph again for inputs with a gradient."""
+    absorbs = torch.finfo(torch.float32).min <= fill <= -(2.0**126)  # finite in a float32 softmax
+    return absorbs and "example_value" in sum.meta and not value(sum).requires_grad
+
+
+def _keeps_values(scores: Scores) -> bool:
+    """Whether a row that sees no column has eager's values, if there can be such a row."""
+    if not scores.adds_finite or scores.absorbs or scores.has_sink:
+        return True
+    return scores.visible is None and intervals.every_row_sees(scores.bounds, scores.input)
 
 
 def _inverted(scores: Scores, mask: Node) -> tuple[Scores, Operand]:

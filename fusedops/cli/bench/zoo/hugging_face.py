@@ -286,5 +286,7 @@ HUGGING_FACE: dict[str, Model] = {
     ),
     "vit": _model("ViT", VISION, {"softmax": 2, "layer_norm": 5}, _image_fields),
     "swin": _model("Swin", VISION, {"softmax": 4, "layer_norm": 11}, _swin, _swin_inputs),
-    "clip": _model("CLIP", VISION, {"softmax": 4, "layer_norm": 11}, _clip, _clip_inputs),
+    "clip": _model(
+        "CLIP", VISION, {"softmax": 4, "layer_norm": 11, "l2_norm": 2}, _clip, _clip_inputs
+    ),
 }

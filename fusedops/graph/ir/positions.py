@@ -1,0 +1,197 @@
+"""What masks are made of: integers that are affine in the indices of rows and columns, and the
+conditions that follow from comparing them.
+
+A mask over the positions of queries and keys is a comparison of such integers: `keys <= queries`
+of two broadcast aranges is `j - i <= 0`, which says that row i sees the columns before i + 1. A
+`Bound` has this form, and a `Truth` is a bool tensor as a conjunction of bounds and of bool tensors
+of which nothing is known. Nothing is computed, so that sizes may be symbols.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import torch
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from fusedops.graph.ir.dialect import value
+
+ROWS, COLUMNS = -2, -1
+
+
+@dataclass(frozen=True)
+class Search:
+    """The number of keys that are less than the row's number, or at most that number (`right`).
+
+    The keys are in ascending order along the columns.
+    """
+
+    keys: Node
+    rows: Node
+    right: bool
+
+
+Term = Node | Search
+Key = TypeVar("Key")
+
+
+@dataclass(frozen=True)
+class Affine:
+    """An integer tensor: constant + the sums of steps[d] * index of d, and of terms[t] * t.
+
+    steps: by dimension, which is counted from the last, -1, so that broadcasting keeps it.
+    terms: symbolic integers, and integer tensors of which nothing is known.
+    """
+
+    constant: int = 0
+    steps: Mapping[int, int] = field(default_factory=dict)
+    terms: Mapping[Term, int] = field(default_factory=dict)
+
+    def __add__(self, other: Affine | int) -> Affine:
+        if isinstance(other, int):
+            return replace(self, constant=self.constant + other)
+        steps, terms = _summed(self.steps, other.steps), _summed(self.terms, other.terms)
+        return Affine(self.constant + other.constant, steps, terms)
+
+    def __mul__(self, factor: int) -> Affine:
+        steps = {dim: factor * step for dim, step in self.steps.items() if factor}
+        terms = {term: factor * times for term, times in self.terms.items() if factor}
+        return Affine(factor * self.constant, steps, terms)
+
+    def __neg__(self) -> Affine:
+        return self * -1
+
+    def __sub__(self, other: Affine | int) -> Affine:
+        return self + -other
+
+    @property
+    def varies_over_columns(self) -> bool:
+        return COLUMNS in self.steps or not all(map(_is_one_per_row, self.terms))
+
+    @property
+    def is_index(self) -> bool:
+        """Whether it is the row's index plus a number, or the number alone."""
+        return not self.tensors and self.steps in ({}, {ROWS: 1})
+
+    @property
+    def tensors(self) -> list[Term]:
+        """The terms that are tensors."""
+        return [term for term in self.terms if not is_symbol(term)]
+
+    @property
+    def offset(self) -> int | torch.SymInt:
+        """The value where all indices are 0, if no term is a tensor."""
+        total: int | torch.SymInt = self.constant
+        for term, times in self.terms.items():
+            total = total + times * value(term)
+        return total
+
+    @property
+    def sign(self) -> int | None:
+        """1 if all elements are known to be above 0, -1 if they are at most 0, else None."""
+        if self.tensors:
+            return None
+        steps = self.steps.values()
+        if all(step >= 0 for step in steps) and statically_known_true(self.offset > 0):
+            return 1
+        if all(step <= 0 for step in steps) and statically_known_true(self.offset <= 0):
+            return -1
+        return None
+
+
+def _summed(first: Mapping[Key, int], other: Mapping[Key, int]) -> dict[Key, int]:
+    sums = {key: first.get(key, 0) + other.get(key, 0) for key in (*first, *other)}
+    return {key: total for key, total in sums.items() if total}
+
+
+def is_symbol(term: Term) -> bool:
+    return isinstance(term, Node) and not isinstance(value(term), torch.Tensor)
+
+
+def _is_one_per_row(term: Term) -> bool:
+    """Whether a term has the same value for all columns of a row."""
+    if isinstance(term, Search) or is_symbol(term):
+        return True
+    shape = value(term).shape
+    return not shape or statically_known_true(shape[COLUMNS] == 1)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Row i has the columns from `limit` on (`is_start`), or those before it."""
+
+    limit: Affine
+    is_start: bool
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A bool tensor of which nothing is known, or its negation."""
+
+    node: Node
+    negated: bool = False
+
+
+Condition = tuple[Bound | Leaf, ...]
+
+
+@dataclass(frozen=True)
+class Truth:
+    """A bool tensor: True where every part of `when_true` holds, and False where every part of
+    `when_false` holds; None where that is not known."""
+
+    when_true: Condition | None
+    when_false: Condition | None
+
+    @property
+    def inverted(self) -> Truth:
+        return Truth(self.when_false, self.when_true)
+
+    def completed(self, node: Node) -> Truth:
+        """As the value of `node`, which stands for what is not known."""
+        seen, hidden = self.when_true, self.when_false
+        return Truth(
+            (Leaf(node),) if seen is None else seen,
+            (Leaf(node, negated=True),) if hidden is None else hidden,
+        )
+
+
+Logical = Truth | bool
+
+
+def inverse(truth: Logical) -> Logical:
+    return not truth if isinstance(truth, bool) else truth.inverted
+
+
+def both(a: Logical, b: Logical) -> Logical:
+    """a and b."""
+    if isinstance(a, bool):
+        return b if a else False
+    if isinstance(b, bool):
+        return a if b else False
+    if a.when_true is None or b.when_true is None:
+        return Truth(None, None)
+    new = (part for part in b.when_true if part not in (a.when_true or ()))
+    return Truth((*a.when_true, *new), None)
+
+
+def either(a: Logical, b: Logical) -> Logical:
+    """a or b."""
+    return inverse(both(inverse(a), inverse(b)))
+
+
+def at_most_zero(affine: Affine) -> Logical | None:
+    """Where affine <= 0: whether each row sees the columns before or from a limit on; None if that
+    is not of this form."""
+    step = affine.steps.get(COLUMNS, 0)
+    rest = affine + Affine(steps={COLUMNS: -step})
+    if step == 0:
+        return None if rest.sign is None else rest.sign < 0
+    limit = rest if step < 0 else -rest + 1
+    one_per_row = limit.is_index or not (limit.steps or limit.varies_over_columns)
+    if abs(step) != 1 or not one_per_row:
+        return None
+    return Truth((Bound(limit, is_start=step < 0),), (Bound(limit, is_start=step > 0),))

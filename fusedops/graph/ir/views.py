@@ -1,0 +1,104 @@
+"""Which axes of a tensor a view has, and where it begins along them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from fusedops.graph.ir.dialect import Call, value
+
+#: A view's dimensions, which are counted from the last, -1: each maps to the dimension of the
+#: viewed tensor and the first index along it. Dimensions that the view adds are absent.
+Axes = dict[int, tuple[int, Any]]
+
+
+def axes_of(call: Call) -> Axes | None:
+    """The axes of a view; None if the call is none, or one that leaves out indices in between."""
+    find = _AXES.get(call.kind)
+    given = value(call.arguments.get("input"))
+    return find(call, given) if find and isinstance(given, torch.Tensor) else None
+
+
+def _unchanged(call: Call, given: torch.Tensor) -> Axes:
+    return {dim: (dim, 0) for dim in range(-given.dim(), 0)}
+
+
+def _unsqueezed(call: Call, given: torch.Tensor) -> Axes | None:
+    dim = call.arguments["dim"]
+    rank = given.dim() + 1
+    return _in_order([d for d in range(rank) if d != dim % rank], rank)
+
+
+def _in_order(places: Sequence[int], rank: int) -> Axes:
+    """The axes of a view of that rank that has the dimensions of a tensor at these places."""
+    count = len(places)
+    return {place - rank: (old - count, 0) for old, place in enumerate(places)}
+
+
+def _reshaped(call: Call, given: torch.Tensor) -> Axes | None:
+    """The axes of a view that adds or removes dimensions of size 1 alone."""
+    result = value(call.node)
+    old, new = _long_dims(given), _long_dims(result)
+    if len(old) != len(new):
+        return None
+    pairs = list(zip(new, old, strict=True))
+    if not all(statically_known_true(result.shape[m] == given.shape[n]) for m, n in pairs):
+        return None
+    both_have = range(-min(given.dim(), result.dim()), 0)
+    short = {d: (d, 0) for d in both_have if d not in new and d not in old}
+    return short | {m: (n, 0) for m, n in pairs}
+
+
+def _long_dims(tensor: torch.Tensor) -> list[int]:
+    """The dimensions whose size is not known to be 1."""
+    dims = range(-tensor.dim(), 0)
+    return [dim for dim in dims if not statically_known_true(tensor.shape[dim] == 1)]
+
+
+def _sliced(call: Call, given: torch.Tensor) -> Axes | None:
+    arguments = call.arguments
+    rank, start = given.dim(), _start(slice(arguments.get("start"), None, arguments.get("step")))
+    if start is None:
+        return None
+    dim = arguments.get("dim", 0) % rank - rank
+    return _unchanged(call, given) | {dim: (dim, start)}
+
+
+def _indexed(call: Call, given: torch.Tensor) -> Axes | None:
+    """The axes of tensor[index], if the index consists of slices, None and an ellipsis."""
+    index = call.arguments["index"]
+    items = list(index) if isinstance(index, (tuple, list)) else [index]
+    if not all(item is None or item is ... or isinstance(item, slice) for item in items):
+        return None
+    missing = given.dim() - sum(isinstance(item, slice) for item in items)
+    place = items.index(...) if ... in items else len(items)
+    items[place : place + 1] = [slice(None)] * missing
+    starts = [_start(item) for item in items if item is not None]
+    if None in starts:
+        return None
+    places = [at for at, item in enumerate(items) if item is not None]
+    axes = _in_order(places, len(items))
+    return {dim: (old, starts[old]) for dim, (old, _) in axes.items()}
+
+
+def _start(part: slice) -> Any:
+    """The first index of a slice; None if it has gaps, or may count from the end."""
+    if part.step not in (None, 1):
+        return None
+    start = 0 if part.start is None else part.start
+    known = value(start)
+    counted = isinstance(known, (int, torch.SymInt)) and statically_known_true(known >= 0)
+    return start if counted and isinstance(start, (int, Node)) else None
+
+
+_AXES = {
+    **dict.fromkeys(("same", "detach", "expand"), _unchanged),
+    "unsqueeze": _unsqueezed,
+    "reshape": _reshaped,
+    "slice": _sliced,
+    "item": _indexed,
+}

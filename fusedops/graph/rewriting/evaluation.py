@@ -1,0 +1,45 @@
+"""Runs the calls that a rewrite inserts on the fake tensors that capture recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.fx.node import map_aggregate
+
+from fusedops.graph.ir import dialect, modes
+from fusedops.graph.ir.dialect import ModuleAttribute
+from fusedops.graph.rules.rule import OpCall
+
+
+class Evaluation:
+    """The values of the arguments and calls of one site's replacement.
+
+    Each call is run once: its value decides about the replacement, and is the metadata of its node.
+    """
+
+    def __init__(self, site: Node) -> None:
+        self._site = site
+        self._mode = dialect.fake_mode(site)
+        # The calls are kept, so that no other object gets their identities.
+        self._run: dict[int, tuple[OpCall, Any]] = {}
+
+    def value(self, argument: Any) -> Any:
+        """The value of a node, attribute or call; other arguments are their own values."""
+        if isinstance(argument, ModuleAttribute):
+            return self._mode.from_tensor(argument.tensor)
+        if not isinstance(argument, OpCall):
+            return dialect.value(argument)
+        if id(argument) not in self._run:
+            args = map_aggregate(argument.args, self.value)
+            with self._running():
+                self._run[id(argument)] = argument, argument.op(*args, **argument.kwargs)
+        return self._run[id(argument)][1]
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        with self._mode, torch.no_grad(), modes.autocast_of(self._site):
+            yield

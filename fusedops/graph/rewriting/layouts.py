@@ -1,0 +1,295 @@
+"""Gives the results of an op the strides of eager mode.
+
+The ops write contiguous tensors. Elementwise calls, and with them decomposed softmaxes and norms,
+keep the order that the dimensions of their input have in memory. The op then gets its inputs in
+this order, and the result is permuted back, which copies nothing:
+
+    before    y = rms_norm(x)     x, y: [batch, heads, length, features], of which a projection has
+                                  written the heads of one position side by side
+    after     y = fusedops.rms_norm(x.permute(0, 2, 1, 3)).permute(0, 2, 1, 3)
+
+A result is copied if its order is not one in which the op can run, for example because the
+features of a norm are not adjacent.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from fusedops.graph.ir.dialect import hints, value
+from fusedops.graph.rewriting.evaluation import Evaluation
+from fusedops.graph.rules.rule import Match, OpCall, schema_of
+
+aten = torch.ops.aten
+
+#: The calls that give an output of the op another layout without copying it.
+VIEWS = (aten.permute.default, aten.as_strided.default)
+
+Order = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """What a site is replaced by.
+
+    call: the call of the op.
+    results: for each replaced node that has users, the result that replaces it.
+    evaluation: the values of these calls.
+    copied_bytes: the bytes that are read and written to give the results eager's strides.
+    """
+
+    call: OpCall
+    results: Mapping[Node, OpCall]
+    evaluation: Evaluation
+    copied_bytes: int = 0
+
+
+def replacements(call: OpCall, match: Match, evaluation: Evaluation) -> Iterator[Replacement]:
+    """`call` on the dimensions of its inputs as they are, then on orders in which eager's results
+    are in memory. The results have eager's strides, unless these leave gaps in memory."""
+    used = {old: index for old, index in match.results.items() if old.users}
+    yield _in_order(call, None, used, evaluation)
+    orders = (memory_order(value(old)) for old in used)
+    possible = (_possible_order(call, order, evaluation) for order in orders if order is not None)
+    for order in dict.fromkeys(order for order in possible if order is not None):
+        yield _in_order(call, order, used, evaluation)
+
+
+def memory_order(tensor: torch.Tensor) -> Order | None:
+    """The dimensions of a tensor, the innermost in memory last; None if there are gaps between its
+    elements, or if some share memory."""
+    remaining, order = list(range(tensor.dim())), []
+    stride: int | torch.SymInt = 1
+    while remaining:
+        inner = _next_dim(tensor, remaining, stride)
+        if inner is None:
+            return None
+        remaining.remove(inner)
+        order.append(inner)
+        size = tensor.size(inner)
+        stride = stride * (max(size, 1) if isinstance(size, int) else size)
+    return tuple(reversed(order))
+
+
+def _next_dim(tensor: torch.Tensor, dims: Sequence[int], stride: int | torch.SymInt) -> int | None:
+    """The last of `dims` with that stride, one of size 1 if possible. The stride of such a
+    dimension is arbitrary, so that it can stand anywhere."""
+    fitting = [d for d in dims if _equal(tensor.stride(d), stride)]
+    ones = [d for d in dims if _is_one(tensor.size(d))]
+    for candidates in (set(ones).intersection(fitting), fitting, ones):
+        if candidates:
+            return max(candidates)
+    return None
+
+
+def _is_one(size: int | torch.SymInt) -> bool:
+    return _equal(size, 1)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Whether two sizes or strides are known to be equal, without adding a guard."""
+    return statically_known_true(a == b)
+
+
+# --- the op's call --------------------------------------------------------------------------------
+
+_SOFTMAXES = {"softmax", "log_softmax", "stack_softmax", "stack_log_softmax"}
+_MASKED = {"masked_softmax", "masked_softmax_dropout"}
+_NORMS = {"layer_norm", "std_norm", "rms_norm", "l2_norm", "add_layer_norm", "add_rms_norm"}
+_NORMS |= {"stack_layer_norm"}
+_SPATIAL_NORMS = {"spatial_layer_norm", "spatial_rms_norm"}
+#: The arguments that have the shape of the result.
+_FULL = {"input", "residual"}
+#: The arguments of masked softmaxes that broadcast to the shape of the result.
+_BROADCAST = {"mask", "bias"}
+#: The arguments of masked softmaxes that broadcast to its shape without the last dimension.
+_OF_ROWS = {"start", "end", "sinks"}
+#: The arguments that mean the same in any order of the dimensions that are not fixed.
+_UNMOVED = set(
+    "normalized_shape weight bias weights biases eps weight_offset rounds_normalized scale causal "
+    "diagonal lower_diagonal mask_value zero_masked_rows softcap dtype p seed".split()
+)
+_KNOWN = _FULL | _BROADCAST | _OF_ROWS | _UNMOVED | {"inputs", "dim", "stack_dim"}
+
+
+def _possible_order(call: OpCall, order: Order, evaluation: Evaluation) -> Order | None:
+    """`order`, except that the last dimensions stay the last if the op needs them there; None if
+    no dimension moves, or if the op is not known to treat its dimensions alike."""
+    given = _arguments(call)
+    fixed = _fixed_dims(schema_of(call).name.rpartition("::")[2], given, evaluation)
+    if fixed is None:
+        return None
+    stack = _stack_dim(given, order)
+    of_input = [d for d in range(len(order)) if d != stack]
+    last = of_input[len(of_input) - fixed :]
+    possible = [*(d for d in order if d != stack and d not in last), *last]
+    if stack is not None:
+        possible.insert(order.index(stack), stack)
+    return tuple(possible) if possible != sorted(possible) else None
+
+
+def _fixed_dims(op: str, given: Mapping[str, Any], evaluation: Evaluation) -> int | None:
+    """How many of the last dimensions of the op's input have to stay the last ones; None if this
+    is not known."""
+    if not _KNOWN.issuperset(given):
+        return None
+    if op in _SOFTMAXES or op in _SPATIAL_NORMS:
+        return 0
+    if op in _MASKED:
+        return 2 if given["causal"] or given.get("lower_diagonal") is not None else 1
+    # torch.fx records x.shape[-1:] as a node.
+    return len(evaluation.value(given["normalized_shape"])) if op in _NORMS else None
+
+
+def _arguments(call: OpCall) -> dict[str, Any]:
+    names = [argument.name for argument in schema_of(call).arguments]
+    return dict(zip(names, call.args, strict=False))
+
+
+def _stack_dim(given: Mapping[str, Any], order: Order) -> int | None:
+    return given["stack_dim"] % len(order) if "stack_dim" in given else None
+
+
+def _permuted(call: OpCall, order: Order, evaluation: Evaluation) -> OpCall:
+    """`call` with its inputs in the order of the results."""
+    given = _arguments(call)
+    stack = _stack_dim(given, order)
+    of_input = tuple(d - (stack is not None and d > stack) for d in order if d != stack)
+
+    def moved(name: str, argument: Any) -> Any:
+        if name in _FULL:
+            return _permute(argument, of_input)
+        if name == "inputs":
+            return [_permute(each, of_input) for each in argument]
+        if name in _BROADCAST and argument is not None and not _is_parameter(name, given):
+            return _permuted_broadcast(argument, of_input, evaluation)
+        if name in _OF_ROWS and argument is not None:
+            return _permuted_broadcast(argument, of_input[:-1], evaluation)
+        if name == "dim":
+            return of_input.index(argument % len(of_input))
+        return order.index(stack) if name == "stack_dim" and stack is not None else argument
+
+    return replace(call, args=tuple(moved(name, argument) for name, argument in given.items()))
+
+
+def _is_parameter(name: str, given: Mapping[str, Any]) -> bool:
+    """Whether an argument is the bias of a norm."""
+    return name == "bias" and ("normalized_shape" in given or "dim" in given)
+
+
+def _permuted_broadcast(argument: Any, order: Order, evaluation: Evaluation) -> Any:
+    """An argument that broadcasts to the input, permuted so that it broadcasts to the permuted
+    input."""
+    rank = evaluation.value(argument).dim()
+    missing = len(order) - rank
+    if order[:missing] == tuple(range(missing)):
+        return _permute(argument, tuple(d - missing for d in order[missing:]))
+    for _ in range(missing):
+        argument = OpCall(aten.unsqueeze.default, (argument, 0))
+    return _permute(argument, order)
+
+
+# --- its results ----------------------------------------------------------------------------------
+
+
+def _in_order(
+    call: OpCall, order: Order | None, used: Mapping[Node, int | None], evaluation: Evaluation
+) -> Replacement:
+    """The replacement by `call` on permuted inputs, or on the inputs as they are."""
+    new = call if order is None else _permuted(call, order, evaluation)
+    results, copied_bytes = {}, 0
+    for old, index in used.items():
+        output = new if index is None else OpCall(operator.getitem, (new, index))
+        restored = _restored(output, order, value(old), evaluation)
+        results[old] = _with_strides_of_ones(restored, value(old), call, evaluation)
+        copied_bytes += is_copied(results[old]) * 2 * _bytes(value(old))
+    return Replacement(new, results, evaluation, copied_bytes)
+
+
+def is_copied(result: OpCall) -> bool:
+    """Whether a result of a replacement has memory of its own, and not that of the op's output."""
+    while result.op in VIEWS:
+        result = result.args[0]
+    return result.op is aten.clone.default
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return math.prod(hints(tensor) or [0]) * tensor.dtype.itemsize
+
+
+def _restored(
+    output: OpCall, order: Order | None, eager: torch.Tensor, evaluation: Evaluation
+) -> OpCall:
+    """`output`, whose dimensions are in that order, with the dimensions of `eager` and its strides,
+    except those of dimensions of size 1."""
+    tensor, rank = evaluation.value(output), eager.dim()
+    if tensor.dim() != rank:  # the rewriter refuses it
+        return output
+    order = order or tuple(range(rank))
+    back: OpCall = _permute(output, _inverse(order))
+    memory = memory_order(eager)
+    if memory is None or _agree([tensor.stride(d) for d in _inverse(order)], eager):
+        return back
+    adjacent = _permute(output, tuple(order.index(d) for d in memory))
+    copy: OpCall = _permute(OpCall(aten.clone.default, (adjacent,), _CONTIGUOUS), _inverse(memory))
+    return copy
+
+
+_CONTIGUOUS = {"memory_format": torch.contiguous_format}
+
+
+def _permute(argument: Any, order: Order) -> Any:
+    if order == tuple(range(len(order))):
+        return argument
+    return OpCall(aten.permute.default, (argument, list(order)))
+
+
+def _inverse(order: Order) -> Order:
+    return tuple(order.index(d) for d in range(len(order)))
+
+
+def _agree(strides: Sequence[Any], eager: torch.Tensor) -> bool:
+    """Whether these are known to be eager's strides, but for dimensions of size 1."""
+    triples = zip(strides, eager.stride(), eager.shape, strict=True)
+    return all(_is_one(size) or _equal(ours, theirs) for ours, theirs, size in triples)
+
+
+def _with_strides_of_ones(
+    result: OpCall, eager: torch.Tensor, call: OpCall, evaluation: Evaluation
+) -> OpCall:
+    """`result` with eager's strides of dimensions of size 1 too, as in x[:, -1:] for a batch of 1.
+    They say nothing about memory, so that no permutation or copy would change them."""
+    tensor = evaluation.value(result)
+    if tensor.dim() != eager.dim() or not _agree(tensor.stride(), eager):  # the rewriter refuses it
+        return result
+    if all(map(_equal, tensor.stride(), eager.stride())):
+        return result
+    given = _arguments(call)
+    sources = [result, *(given[name] for name in _FULL if name in given), *given.get("inputs", ())]
+    strides = [_stride(stride, sources, evaluation) for stride in eager.stride()]
+    if None in strides:
+        return result
+    sizes = [
+        size if isinstance(size, int) else OpCall(aten.sym_size.int, (result, d))
+        for d, size in enumerate(eager.shape)
+    ]
+    return OpCall(aten.as_strided.default, (result, sizes, strides))
+
+
+def _stride(wanted: Any, sources: Sequence[Any], evaluation: Evaluation) -> int | OpCall | None:
+    """A stride as a number or as a call that returns it; None if no source has that stride."""
+    if isinstance(wanted, int):
+        return wanted
+    for source in sources:
+        for d, stride in enumerate(evaluation.value(source).stride()):
+            if _equal(stride, wanted):
+                return OpCall(aten.sym_stride.int, (source, d))
+    return None

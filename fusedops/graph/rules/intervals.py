@@ -1,0 +1,141 @@
+"""The arguments of masked_softmax for the columns between which a row sees any."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from fusedops.graph.ir.dialect import value
+from fusedops.graph.ir.positions import ROWS, Affine, Bound, Search, is_symbol
+from fusedops.graph.rules.rule import OpCall
+
+aten = torch.ops.aten
+Scalar = int | Node | OpCall
+
+
+def _rows_and_columns(scores: Node) -> tuple[Any, Any]:
+    """The last two sizes; a vector is one row."""
+    rows, columns = (1, *value(scores).shape)[-2:]
+    return rows, columns
+
+
+def every_row_sees(bounds: Sequence[Bound], scores: Node) -> bool:
+    """Whether each row is known to see a column."""
+    rows, columns = _rows_and_columns(scores)
+    starts = [bound.limit for bound in bounds if bound.is_start]
+    ends = [bound.limit for bound in bounds if not bound.is_start]
+    if not all(limit.is_index for limit in (*starts, *ends)):
+        return False
+    # Each limit is at most 1 per row: it suffices to compare in the first or the last row.
+    last = [limit.offset + limit.steps.get(ROWS, 0) * (rows - 1) for limit in starts]
+    before_last = all(statically_known_true(start < columns) for start in last)
+    positive = all(statically_known_true(end.offset > 0) for end in ends)
+    ordered = all(_is_below(start, end, rows) for start in starts for end in ends)
+    return before_last and positive and ordered and statically_known_true(columns > 0)
+
+
+def _is_below(start: Affine, end: Affine, rows: Any) -> bool:
+    """Whether start < end holds in all rows."""
+    width = end - start
+    at_last = width.offset + width.steps.get(ROWS, 0) * (rows - 1)
+    return statically_known_true(width.offset > 0) and statically_known_true(at_last > 0)
+
+
+def arguments(bounds: Sequence[Bound], scores: Node) -> dict[str, Any]:
+    """The arguments of masked_softmax for these bounds, by name."""
+    needed = [bound for bound in bounds if not _is_implied(bound, scores)]
+    diagonals = [bound for bound in needed if _is_diagonal(bound, scores)]
+    starts = [bound.limit for bound in diagonals if bound.is_start]
+    ends = [bound.limit - 1 for bound in diagonals if not bound.is_start]
+    others = [bound for bound in needed if bound not in diagonals]
+    return {
+        "causal": bool(ends),
+        "diagonal": _extreme(ends, least=True) if ends else 0,
+        "lower_diagonal": _extreme(starts, least=False) if starts else None,
+        "start": _joined(aten.maximum.default, [b for b in others if b.is_start], scores),
+        "end": _joined(aten.minimum.default, [b for b in others if not b.is_start], scores),
+    }
+
+
+def _joined(
+    join: Callable[..., Any], bounds: Sequence[Bound], scores: Node
+) -> Node | OpCall | None:
+    """A tensor of the greatest start or the least end of each row."""
+    limits = [_tensor(bound.limit, scores) for bound in bounds]
+    return functools.reduce(lambda a, b: OpCall(join, (a, b)), limits) if limits else None
+
+
+def _is_implied(bound: Bound, scores: Node) -> bool:
+    """Whether a bound leaves out no column of any row."""
+    if not bound.limit.is_index:
+        return False
+    rows, columns = _rows_and_columns(scores)
+    if not bound.is_start:
+        return statically_known_true(bound.limit.offset >= columns)
+    last = bound.limit.offset + bound.limit.steps.get(ROWS, 0) * (rows - 1)
+    return statically_known_true(last <= 0)
+
+
+def _is_diagonal(bound: Bound, scores: Node) -> bool:
+    """Whether the columns that a bound leaves are those before or after a diagonal."""
+    if value(scores).dim() < 2 or not bound.limit.is_index:
+        return False
+    return ROWS in bound.limit.steps or statically_known_true(value(scores).shape[ROWS] == 1)
+
+
+def _extreme(limits: Sequence[Affine], least: bool) -> Scalar:
+    """The least or greatest number, which the graph computes if the order is not known."""
+    is_better = operator.le if least else operator.ge
+    best, offset = _scalar(limits[0]), limits[0].offset
+    for limit in limits[1:]:
+        if statically_known_true(is_better(offset, limit.offset)):
+            continue
+        if statically_known_true(is_better(limit.offset, offset)):
+            best, offset = _scalar(limit), limit.offset
+        else:
+            choose: Callable[..., Any] = torch.sym_min if least else torch.sym_max
+            best, offset = OpCall(choose, (best, _scalar(limit))), choose(offset, limit.offset)
+    return best
+
+
+def _scalar(limit: Affine) -> Scalar:
+    """The number that a limit is in the first row."""
+    total: Scalar = limit.constant
+    for symbol, times in limit.terms.items():
+        if isinstance(symbol, Search) or not is_symbol(symbol):
+            continue
+        product = symbol if times == 1 else OpCall(operator.mul, (symbol, times))
+        total = product if total == 0 else OpCall(operator.add, (product, total))
+    return total
+
+
+def _tensor(limit: Affine, scores: Node) -> Node | OpCall:
+    """The number for each row, with the dimensions of the scores without the last."""
+    offset = _scalar(limit)
+    total: Node | OpCall | None = None
+    for term in limit.tensors:
+        times = limit.terms[term]
+        number = _searched(term) if isinstance(term, Search) else _without_columns(term)
+        product = number if times == 1 else OpCall(aten.mul.Tensor, (number, times))
+        total = product if total is None else OpCall(aten.add.Tensor, (total, product))
+    if total is None:
+        kwargs = {"dtype": torch.int64, "device": value(scores).device}
+        return OpCall(aten.scalar_tensor.default, (offset,), kwargs)
+    return total if offset == 0 else OpCall(aten.add.Tensor, (total, offset))
+
+
+def _without_columns(rows: Node) -> Node | OpCall:
+    return OpCall(aten.squeeze.dim, (rows, -1)) if value(rows).dim() else rows
+
+
+def _searched(search: Search) -> OpCall:
+    rows = OpCall(aten.transpose.int, (search.rows, -1, -2))
+    options = {"right": search.right}
+    found = OpCall(aten.searchsorted.Tensor, (search.keys, rows), options)
+    return OpCall(aten.squeeze.dim, (found, -2))

@@ -1,0 +1,412 @@
+"""Decomposed norms: the product of a tensor and the scale of its rows, with what follows it.
+
+before    y = x / torch.sqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
+          and the same with the factors in another order, with casts and with further factors
+after     the arguments of one op
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from fusedops.graph.availability import KERNEL_DTYPES
+from fusedops.graph.ir.dialect import Call, constant, users, value, written
+from fusedops.graph.ir.steps import (
+    call_of,
+    call_used_once,
+    has_shape,
+    is_number,
+    known_number,
+    only_user,
+    other_operand,
+    same_value,
+    tensor_and_number,
+    upstream,
+    widened,
+)
+from fusedops.graph.rules.norm_dims import LastDims, norm_dims
+from fusedops.graph.rules.norms import UNKNOWN_ROW, centred
+from fusedops.graph.rules.row_scale import RowScale, is_one_per_row, read_row_scale
+from fusedops.graph.rules.rule import OpCall
+
+aten = torch.ops.aten
+#: The values of calls that compute; numbers, such as eps, may be used elsewhere too.
+_RESULTS = (torch.Tensor, tuple)
+NARROW = (torch.float16, torch.bfloat16)
+#: The kinds of norms that subtract the mean, and those that do not.
+_CENTRED = ("layer_norm", "std_norm")
+_PLAIN = ("rms_norm", "l2_norm")
+#: Factors that differ from 1 by the rounding of Python's arithmetic alone are left out.
+_ROUNDING = 4 * torch.finfo(torch.float64).eps
+
+UNBIASED = "its variance is unbiased, and that of layer_norm is not"
+EPS_OUTSIDE = "eps is added to the root of its mean square, which no op does"
+NOT_LAST = "over a dimension that is not the last"
+CLAMPED = "its variance has a lower limit, and layer_norm adds eps to it"
+
+
+@dataclass(frozen=True)
+class Norm:
+    """The part of a norm that has been matched so far.
+
+    kind: "layer_norm", "std_norm", "rms_norm" or "l2_norm".
+    over: the dimensions that are normalised.
+    input: the tensor that is normalised, before its casts; computed_in: after them.
+    last: the last call that has been matched.
+    factor, scalars: numbers, and tensors with a single element, by which it is multiplied.
+    rounded_to: the 16-bit dtype of a cast between the normalised value and the weight.
+    absorbed: calls that compute the weight or the bias, which the op does without.
+    """
+
+    kind: str
+    over: LastDims
+    input: Node
+    computed_in: Node
+    eps: float
+    last: Node
+    factor: float = 1.0
+    scalars: tuple[Node, ...] = ()
+    weight: Node | None = None
+    weight_offset: float = 0.0
+    bias: Node | None = None
+    rounded_to: torch.dtype | None = None
+    absorbed: tuple[Node, ...] = ()
+    obstacle: str | None = None
+
+    @property
+    def op(self) -> str:
+        """The op that computes it, without "add_"; the kind if there is none for its dimensions."""
+        return self.over.ops.get(self.kind, self.kind)
+
+    @property
+    def own(self) -> tuple[Node, ...]:
+        """The matched calls, in program order."""
+        given = (self.input, self.weight, self.bias, *self.absorbed, *self.scalars)
+        found = upstream(self.last, until={node for node in given if node is not None})
+        # A dtype that is read from a tensor is no value that capture records.
+        return tuple(sorted(node for node in found if value(node) is not None))
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return tuple(sorted({*self.own, *self.absorbed}))
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether something else uses an intermediate result, other than a cast of the input."""
+        own = set(self.own)
+        results = [node for node in own - {self.last} if isinstance(value(node), _RESULTS)]
+        inner = (node for node in results if widened(node)[1] is not self.input)
+        return any(not own.issuperset(users(node)) for node in inner)
+
+    @property
+    def is_narrow(self) -> bool:
+        return value(self.last).dtype in NARROW
+
+    @property
+    def has_factors(self) -> bool:
+        return bool(self.scalars) or abs(self.factor - 1) > _ROUNDING
+
+
+# --- the product ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Factor:
+    """An operand of a product; `scale` if it is the scale of rows, else None."""
+
+    operand: Any
+    inverted: bool
+    scale: RowScale | None = None
+
+
+def read_norm(call: Call) -> Norm | None:
+    """The norm whose first complete product or quotient is `call`: one operand has the tensor as a
+    factor, the other the scale of its rows."""
+    if call.obstacle or not isinstance(value(call.node), torch.Tensor):
+        return None
+    if call.kind == "normalize":
+        return _normalize(call)
+    if call.kind not in ("mul", "div"):
+        return None
+    first = list(_factors(call.arguments["input"]))
+    other = list(_factors(call.arguments["other"], call.kind == "div"))
+    for factors, scales in ((first, other), (other, first)):
+        for scale in scales:
+            rest = [factor for factor in scales if factor is not scale]
+            norm = _product(call.node, factors, scale, rest)
+            if norm is not None:
+                return norm
+    return None
+
+
+def _normalize(call: Call) -> Norm | None:
+    """F.normalize(x, dim=-1), or over another dimension"""
+    given = call.arguments
+    input, dim = given["input"], constant(given.get("dim", 1))
+    rank = value(input).dim()
+    eps = given.get("eps", 1e-12)
+    if not isinstance(dim, int) or rank == 0 or constant(given.get("p", 2.0)) != 2:
+        return None
+    over, known = norm_dims((dim % rank,), value(input).shape), known_number(eps)
+    if over is None or known is None:
+        return None
+    norm = Norm("l2_norm", over, widened(input)[1], input, known, call.node)
+    return replace(norm, obstacle=_why_no_op(norm))
+
+
+def _factors(operand: Any, inverted: bool = False, steps: int = 4) -> Iterator[_Factor]:
+    scale = read_row_scale(operand)
+    if scale is not None:
+        yield _Factor(operand, inverted, scale)
+        return
+    call = call_used_once(operand) if steps and isinstance(value(operand), torch.Tensor) else None
+    if call is None or call.kind not in ("mul", "div") or written(operand):
+        yield _Factor(operand, inverted)
+        return
+    yield from _factors(call.arguments["input"], inverted, steps - 1)
+    divides = call.kind == "div"
+    yield from _factors(call.arguments["other"], inverted ^ divides, steps - 1)
+
+
+def _product(
+    node: Node, factors: list[_Factor], scale: _Factor, rest: list[_Factor]
+) -> Norm | None:
+    """The norm whose tensor is one of `factors`; `rest` and the other factors multiply it."""
+    by = scale.scale
+    if by is None:
+        return None
+    by = by.to_the(-1.0) if scale.inverted else by
+    tensor = next((f for f in factors if not f.inverted and _is_scaled_by(f.operand, by)), None)
+    if tensor is None or not by.is_inverse_root or not is_one_per_row(scale.operand, by):
+        return None
+    norm: Norm | None = _norm_of(by, node)
+    others = [factor for factor in (*factors, *rest) if factor is not tensor]
+    for factor in others:
+        norm = _multiplied(norm, factor.operand, factor.inverted) if norm else None
+    is_plain = by.by_norm and not others
+    if norm and norm.kind in _PLAIN and not is_plain and _is_computed_narrow(norm):
+        dtype = value(norm.computed_in).dtype
+        reason = f"it is computed in {dtype}, which rounds at every step"
+        return replace(norm, obstacle=norm.obstacle or reason)
+    return norm
+
+
+def _is_computed_narrow(norm: Norm) -> bool:
+    return value(norm.computed_in).dtype in NARROW
+
+
+def _is_scaled_by(operand: Any, scale: RowScale) -> bool:
+    """Whether `operand` is the tensor whose rows have that scale, cast or not."""
+    if not isinstance(operand, Node):
+        return False
+    if scale.centred:
+        found = centred(operand)
+        return found is not None and found[1] == scale.dims and same_value(found[0], scale.input)
+    return same_value(widened(operand)[1], widened(scale.input)[1])
+
+
+def _norm_of(scale: RowScale, last: Node) -> Norm | None:
+    over = norm_dims(scale.dims, value(scale.input).shape)
+    if over is None:
+        return None
+    kind, eps, factor, obstacle = _centred_kind(scale) if scale.centred else _plain(scale, over)
+    norm = Norm(kind, over, widened(scale.input)[1], scale.input, eps, last, factor)
+    return replace(norm, obstacle=scale.obstacle or obstacle or _why_no_op(norm))
+
+
+def _why_no_op(norm: Norm) -> str | None:
+    return None if norm.kind in norm.over.ops else f"no op computes {norm.kind} {NOT_LAST}"
+
+
+def _centred_kind(scale: RowScale) -> tuple[str, float, float, str | None]:
+    """The kind of a norm with a mean, its eps, the factor that is left, and why no op has it."""
+    is_variance, is_deviation = scale.power == 1 or not scale.f, scale.power == 0.5 or not scale.f
+    if scale.correction == 1 and is_deviation and scale.inner == 1 and scale.f != "max":
+        return "std_norm", scale.eps, scale.outer, None
+    obstacle = None
+    if scale.correction != 0 or abs(scale.inner - 1) > _ROUNDING:
+        obstacle = UNBIASED
+    elif scale.f == "max":
+        obstacle = CLAMPED
+    elif not is_variance:
+        obstacle = EPS_OUTSIDE
+    return "layer_norm", scale.eps, scale.outer, obstacle
+
+
+def _plain(scale: RowScale, over: LastDims) -> tuple[str, float, float, str | None]:
+    """The same for norms without a mean."""
+    columns = scale.columns
+    # Without eps an l2_norm is an rms_norm with another factor.
+    if scale.f == "max" or (not scale.f and scale.summed and "l2_norm" in over.ops):
+        if columns is None:
+            return "l2_norm", scale.eps, 1.0, UNKNOWN_ROW
+        # inner * mean ** power = unit * sum ** power
+        unit = scale.inner * columns**-scale.power
+        exponent = scale.exponent if scale.f else 1.0
+        eps = (scale.eps / unit) ** (1 / (2 * scale.power)) if scale.f else 0.0
+        return "l2_norm", eps, scale.outer * unit**exponent, None
+    if not scale.f:
+        return "rms_norm", 0.0, scale.inner, None
+    obstacle = None if math.isclose(scale.power, 1) else EPS_OUTSIDE
+    factor = scale.outer * scale.inner**scale.exponent
+    return "rms_norm", scale.eps / scale.inner, factor, obstacle
+
+
+# --- weight, bias and casts -----------------------------------------------------------------------
+
+
+def continued(norm: Norm | None) -> Iterator[Norm]:
+    """The norm, then the norm extended by each cast, factor or bias that follows."""
+    while norm is not None:
+        yield norm
+        step = only_user(norm.last)
+        longer = replace(norm, last=step.node) if step else None
+        norm = _extended(longer, norm, step) if step and longer else None
+
+
+def _extended(longer: Norm, norm: Norm, step: Call) -> Norm | None:
+    if step.kind == "cast":
+        return _after_cast(longer, value(norm.last).dtype, step.arguments["dtype"])
+    operand = other_operand(step, norm.last)
+    if step.kind == "add":
+        has_bias = norm.kind in _CENTRED and norm.bias is None
+        return _with_bias(longer, operand) if has_bias and _is_affine(operand, norm) else None
+    if step.kind not in ("mul", "div") or norm.bias is not None:
+        return None
+    if step.kind == "div" and step.arguments["input"] is not norm.last:
+        return None
+    return _multiplied(longer, operand, step.kind == "div", norm)
+
+
+def _after_cast(norm: Norm, given: torch.dtype, result: torch.dtype) -> Norm | None:
+    if given == result or norm.kind in _CENTRED:
+        return norm
+    if given in NARROW:  # the op would round only once
+        return None
+    is_bare = norm.kind == "rms_norm" and norm.weight is None and not norm.has_factors
+    rounds = is_bare and result in NARROW and norm.over.has_variants
+    return replace(norm, rounded_to=result) if rounds else norm
+
+
+def _multiplied(
+    norm: Norm, operand: Any, inverted: bool, before: Norm | None = None
+) -> Norm | None:
+    """The norm times `operand`, or divided by it if `inverted`; None if that is no part of it.
+    `before` is the norm that is multiplied, unless the product is part of its core."""
+    if is_number(operand):
+        takes = before is None or (_takes_scalars(before) and not before.is_narrow)
+        return _times(norm, known_number(operand), inverted) if takes else None
+    if inverted or not isinstance(operand, Node):
+        return None
+    if _is_affine(operand, norm) and norm.weight is None:
+        narrow = before is not None and before.is_narrow and norm.rounded_to is None
+        if narrow and norm.kind in _PLAIN:  # the op would round only once
+            return None
+        return _with_weight(norm, operand)
+    takes = _takes_scalars(norm) and not (before or norm).is_narrow
+    if not takes or not _is_single(operand, norm):
+        return None
+    return replace(norm, scalars=(*norm.scalars, operand))
+
+
+def _times(norm: Norm, factor: float | None, inverted: bool) -> Norm | None:
+    if not factor or not math.isfinite(factor):
+        return None
+    return replace(norm, factor=norm.factor / factor if inverted else norm.factor * factor)
+
+
+def _is_single(operand: Node, norm: Norm) -> bool:
+    """Whether `operand` is a tensor with one element that broadcasts to the norm's input."""
+    given = value(operand)
+    if not isinstance(given, torch.Tensor) or given.dtype not in KERNEL_DTYPES:
+        return False
+    return given.dim() <= value(norm.input).dim() and has_shape(operand, [1] * given.dim())
+
+
+def _takes_scalars(norm: Norm) -> bool:
+    return norm.kind in _PLAIN and norm.rounded_to is None
+
+
+def _with_weight(norm: Norm, weight: Node) -> Norm:
+    """The norm with that weight. A number that is added to the weight becomes its offset, if the op
+    has one."""
+    absorbed: tuple[Node, ...] = ()
+    offset = 0.0
+    call = call_of(weight, "add") if norm.kind == "rms_norm" and norm.over.has_variants else None
+    if call is not None:
+        base, other = tensor_and_number(call)
+        if isinstance(base, Node) and (added := constant(other)) is not None:
+            absorbed, weight, offset = (weight,), base, float(added)
+    casts, weight = widened(weight) if norm.kind == "rms_norm" else ((), weight)
+    views, weight = norm.over.without_views(weight)
+    absorbed = (*norm.absorbed, *absorbed, *casts, *views)
+    return replace(norm, weight=weight, weight_offset=offset, absorbed=absorbed)
+
+
+def _with_bias(norm: Norm, bias: Node) -> Norm:
+    views, bias = norm.over.without_views(bias)
+    return replace(norm, bias=bias, absorbed=(*norm.absorbed, *views))
+
+
+def _is_affine(operand: Any, norm: Norm) -> bool:
+    """Whether `operand` is a tensor that can be a parameter of the op."""
+    if not isinstance(operand, Node) or not isinstance(value(operand), torch.Tensor):
+        return False
+    return norm.over.has_parameter(operand) and value(operand).dtype in KERNEL_DTYPES
+
+
+# --- the op's arguments ---------------------------------------------------------------------------
+
+
+def input_of(norm: Norm) -> Node | None:
+    """The input, cast or not, with which the op's output has eager's dtype; None if neither."""
+    result = value(norm.last).dtype
+    if norm.rounded_to not in (None, result):
+        return None
+    candidates = (norm.input, norm.computed_in)
+    return next((node for node in candidates if value(node).dtype == result), None)
+
+
+def arguments_of(norm: Norm, input: Node) -> dict[str, Any]:
+    """The op's arguments by name, in its order."""
+    multiplies = norm.has_factors and None not in norm.over.known_row
+    given = {"input": input, **norm.over.arguments()}
+    given["weight"] = _weight_times_factors(norm) if multiplies else _parameter(norm, norm.weight)
+    if norm.kind in _CENTRED:
+        given["bias"] = _parameter(norm, norm.bias)
+    given["eps"] = norm.eps
+    if norm.kind == "rms_norm" and norm.over.has_variants:
+        given["weight_offset"] = 0.0 if multiplies else norm.weight_offset
+        given["rounds_normalized"] = norm.rounded_to is not None
+    return given
+
+
+def _parameter(norm: Norm, given: Node | None) -> Node | OpCall | None:
+    return None if given is None else norm.over.parameter(given)
+
+
+def _weight_times_factors(norm: Norm) -> OpCall:
+    """The factors as part of the weight, of the dtype that is computed in: as long as a row, they
+    cost next to nothing, and the result is rounded once."""
+    is_double = value(norm.input).dtype == torch.float64
+    dtype = torch.float64 if is_double else torch.float32
+    weight = _parameter(norm, norm.weight)
+    if weight is None:
+        device = value(norm.input).device
+        options = {"dtype": dtype, "device": device}
+        product = OpCall(aten.full.default, (norm.over.known_row, norm.factor), options)
+    else:
+        product = OpCall(aten.to.dtype, (weight, dtype))
+        if norm.weight_offset:
+            product = OpCall(aten.add.Scalar, (product, norm.weight_offset))
+        product = OpCall(aten.mul.Scalar, (product, norm.factor))
+    for scalar in norm.scalars:
+        single = OpCall(aten.reshape.default, (OpCall(aten.to.dtype, (scalar, dtype)), [1]))
+        product = OpCall(aten.mul.Tensor, (product, single))
+    return product

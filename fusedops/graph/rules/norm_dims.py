@@ -1,0 +1,102 @@
+"""The dimensions over which a decomposed norm is computed: the last ones, or one that is not the
+last. They decide which op computes the norm, and how its parameters broadcast to the input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch.fx import Node
+
+from fusedops.graph.ir.dialect import value
+from fusedops.graph.ir.steps import has_shape, known_size, viewed
+from fusedops.graph.rules.rule import OpCall
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class LastDims:
+    """The last dimensions of the input. The parameters have their shape.
+
+    dims: the dimensions, in ascending order.
+    sizes: the shape of the input.
+    """
+
+    dims: tuple[int, ...]
+    sizes: torch.Size
+
+    #: For each kind of norm the op that computes it over these dimensions.
+    ops: ClassVar[dict[str, str]] = {
+        kind: kind for kind in ("layer_norm", "std_norm", "rms_norm", "l2_norm")
+    }
+    #: Whether the op of rms_norm can add a number to the weight, and round before it.
+    has_variants: ClassVar[bool] = True
+
+    @property
+    def row(self) -> list[Any]:
+        """The shape of a row, which is that of the parameters that the op takes."""
+        return [self.sizes[dim] for dim in self.dims]
+
+    @property
+    def known_row(self) -> list[int | None]:
+        """The sizes of a row that are known at compile time; None for the others."""
+        return [known_size(size) for size in self.row]
+
+    def has_parameter(self, operand: Node) -> bool:
+        """Whether a tensor has one value for each element of a row, and broadcasts along it."""
+        extra = value(operand).dim() - len(self.dims)
+        fits = 0 <= extra <= len(self.sizes) - len(self.dims)
+        return fits and has_shape(operand, [1] * extra + self.row)
+
+    def without_views(self, operand: Node) -> tuple[tuple[Node, ...], Node]:
+        """The views of a parameter that the op does without, and what they are views of."""
+        return (), operand
+
+    def parameter(self, operand: Node) -> Node | OpCall:
+        """A parameter in the shape of a row."""
+        if has_shape(operand, self.row):
+            return operand
+        return OpCall(aten.reshape.default, (operand, self.known_row))
+
+    def arguments(self) -> dict[str, Any]:
+        """The op's arguments that name the dimensions."""
+        return {"normalized_shape": self.known_row}
+
+
+@dataclass(frozen=True)
+class SpatialDim(LastDims):
+    """One dimension that is not the last, such as the channels of images. The parameters broadcast
+    along it, as weight[:, None, None] does; the op takes them flat."""
+
+    ops: ClassVar[dict[str, str]] = {kind: f"spatial_{kind}" for kind in ("layer_norm", "rms_norm")}
+    has_variants: ClassVar[bool] = False
+
+    def has_parameter(self, operand: Node) -> bool:
+        (dim,), rank = self.dims, value(operand).dim()
+        at = dim - len(self.sizes)
+        if not -at <= rank <= len(self.sizes):
+            return False
+        shape: list[Any] = [1] * rank
+        shape[at] = self.sizes[dim]
+        return has_shape(operand, shape)
+
+    def without_views(self, operand: Node) -> tuple[tuple[Node, ...], Node]:
+        return viewed(operand)
+
+    def parameter(self, operand: Node) -> Node | OpCall:
+        if value(operand).dim() == 1:
+            return operand
+        return OpCall(aten.reshape.default, (operand, [-1]))
+
+    def arguments(self) -> dict[str, Any]:
+        return {"dim": self.dims[0]}
+
+
+def norm_dims(dims: Sequence[int], sizes: torch.Size) -> LastDims | None:
+    """The dimensions `dims` of a tensor of that shape; None if no op normalises such ones."""
+    if tuple(dims) == tuple(range(len(sizes) - len(dims), len(sizes))):
+        return LastDims(tuple(dims), sizes)
+    return SpatialDim(tuple(dims), sizes) if len(dims) == 1 else None

@@ -1,0 +1,306 @@
+"""Reads what a norm divides its rows by: one number a row, made of the row's mean square.
+
+Models compute it in many orders: by a mean, a sum, a norm or a variance; with eps added to the mean
+square or to its root, or as a lower limit; with factors in between; as a divisor or a reciprocal.
+All are one formula here, whose parameters each call changes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from fusedops.graph.ir.dialect import Call, constant, value
+from fusedops.graph.ir.steps import (
+    call_of,
+    has_kept_shape,
+    has_shape,
+    inserts_dims,
+    is_number,
+    is_widening,
+    known_number,
+    known_size,
+    reduced_dims,
+    same_value,
+    tensor_and_number,
+)
+from fusedops.graph.rules.norms import base_of_square, centred, is_square_of_mean
+
+CANCELS = "mean(x^2) - mean(x)^2 cancels where the variance is small, and the op would not"
+
+
+@dataclass(frozen=True)
+class RowScale:
+    """outer * f(inner * m ** power) ** exponent, where f adds eps ("add"), is the larger of its
+    argument and eps ("max"), or changes nothing ("").
+
+    m: the mean of the squares of `input` over its dimensions `dims`; if `centred`, of its
+        deviations from their mean, with the divisor N - correction.
+    summed: whether the model writes a sum or a norm instead of a mean.
+    by_norm: whether a single function computes the root of the sum of squares.
+    """
+
+    input: Node
+    dims: tuple[int, ...]
+    centred: bool = False
+    correction: int | float = 0
+    summed: bool = False
+    by_norm: bool = False
+    inner: float = 1.0
+    power: float = 1.0
+    f: str = ""
+    eps: float = 0.0
+    outer: float = 1.0
+    exponent: float = 1.0
+    obstacle: str | None = None
+
+    @property
+    def columns(self) -> int | None:
+        """The number of elements of a row, if it is known."""
+        sizes = [known_size(value(self.input).shape[dim]) for dim in self.dims]
+        return None if None in sizes else math.prod(sizes)  # type: ignore[arg-type]
+
+    def to_the(self, exponent: float) -> RowScale:
+        """The scale to that power."""
+        if not self.f:
+            return replace(self, inner=self.inner**exponent, power=self.power * exponent)
+        return replace(self, outer=self.outer**exponent, exponent=self.exponent * exponent)
+
+    def times(self, factor: float) -> RowScale | None:
+        """The scale times a positive number; None for another."""
+        if not (math.isfinite(factor) and factor > 0):
+            return None
+        if not self.f:
+            return replace(self, inner=self.inner * factor)
+        return replace(self, outer=self.outer * factor)
+
+    def with_eps(self, f: str, eps: float) -> RowScale | None:
+        """The scale with eps, if it has none yet."""
+        return None if self.f else replace(self, f=f, eps=eps)
+
+    @property
+    def is_inverse_root(self) -> bool:
+        return math.isclose(self.power * self.exponent, -0.5)
+
+
+def read_row_scale(node: Any, steps: int = 16) -> RowScale | None:
+    """The scale of rows that `node` is, or None."""
+    call = call_of(node)
+    if call is None or steps == 0 or not isinstance(value(node), torch.Tensor):
+        return None
+    reader = _STATISTICS.get(call.kind)
+    if reader is not None and (found := reader(call)) is not None:
+        return found
+    step = _STEPS.get(call.kind)
+    return step(call, steps - 1) if step is not None else None
+
+
+def is_one_per_row(node: Node, scale: RowScale) -> bool:
+    """Whether a tensor has one element for each row of `scale.input`, in a shape that broadcasts to
+    it, or is expanded to its shape."""
+    shape = value(scale.input).shape
+    return has_kept_shape(node, scale.input, scale.dims) or has_shape(node, shape)
+
+
+# --- statistics -----------------------------------------------------------------------------------
+
+
+def _of_mean(call: Call) -> RowScale | None:
+    squared = call_of(call.arguments["input"])
+    base = base_of_square(squared) if squared else None
+    if base is None:
+        return None
+    dims = reduced_dims(call, value(call.arguments["input"]))
+    return _mean_square(base, dims) if dims else None
+
+
+def _mean_square(base: Node, dims: tuple[int, ...]) -> RowScale | None:
+    deviation = centred(base)
+    if deviation is None:
+        return RowScale(base, dims)
+    return RowScale(*deviation, centred=True) if deviation[1] == dims else None
+
+
+def _of_sum(call: Call) -> RowScale | None:
+    found = _of_mean(call)
+    return _times_columns(found) if found else None
+
+
+def _times_columns(mean: RowScale) -> RowScale | None:
+    columns = mean.columns
+    return replace(mean, summed=True, inner=float(columns)) if columns else None
+
+
+def _of_einsum(call: Call) -> RowScale | None:
+    """einsum("...d,...d->...", x, x), or of other dimensions"""
+    equation, base, *others = call.node.args[:1] + _operands(call.node)
+    if not isinstance(equation, str) or len(others) != 1 or not same_value(base, others[0]):
+        return None
+    inputs, _, output = equation.replace(" ", "").partition("->")
+    first, _, second = inputs.partition(",")
+    if not isinstance(base, Node) or first != second:
+        return None
+    summed = _summed_dims(first, output, value(base).dim())
+    found = _mean_square(base, summed) if summed else None
+    return _times_columns(found) if found else None
+
+
+def _summed_dims(input: str, output: str, rank: int) -> tuple[int, ...] | None:
+    """The dimensions that an einsum sums, if it keeps the others in their order. Dimensions without
+    a name ("...") have to be the first."""
+    names, kept = input.removeprefix("..."), output.removeprefix("...")
+    is_plain = names.isalpha() and len(set(names)) == len(names)
+    keeps_unnamed = input.startswith("...") == output.startswith("...")
+    if not is_plain or not keeps_unnamed or kept != "".join(n for n in names if n in kept):
+        return None
+    first = rank - len(names)
+    return tuple(first + i for i, name in enumerate(names) if name not in kept)
+
+
+def _operands(einsum: Node) -> tuple[Any, ...]:
+    given = einsum.args[1:]
+    return tuple(given[0]) if given and isinstance(given[0], (list, tuple)) else given
+
+
+def _of_norm(call: Call) -> RowScale | None:
+    base, order = call.arguments["input"], call.arguments["p"]
+    dims = reduced_dims(call, value(base))
+    is_euclidean = order in (None, "fro") or constant(order) == 2
+    is_spectral = call.kind == "linalg_norm" and order != "fro"
+    if dims is None or not is_euclidean or (is_spectral and len(dims) > 1):
+        return None
+    found = _mean_square(base, dims)
+    found = _times_columns(found) if found else None
+    return replace(found.to_the(0.5), by_norm=True) if found else None
+
+
+def _of_variance(call: Call) -> RowScale | None:
+    input, correction = call.arguments["input"], call.arguments["correction"]
+    dims = reduced_dims(call, value(input))
+    if dims is None or correction is None:
+        return None
+    found = RowScale(input, dims, centred=True, correction=correction)
+    return found.to_the(0.5) if call.kind.startswith("std") else found
+
+
+def _of_item(call: Call) -> RowScale | None:
+    pair = call_of(call.arguments["input"])
+    if pair is None or pair.kind not in ("var_mean", "std_mean"):
+        return None
+    return _of_variance(pair) if call.arguments["index"] == 0 else None
+
+
+def _of_difference(call: Call) -> RowScale | None:
+    """mean(x^2) - mean(x)^2"""
+    first = read_row_scale(call.arguments["input"])
+    subtracted = call.arguments["other"]
+    if first is None or first.centred or not is_square_of_mean(subtracted, first.input):
+        return None
+    return replace(first, centred=True, obstacle=CANCELS)
+
+
+_STATISTICS: dict[str, Callable[[Call], RowScale | None]] = {
+    "mean": _of_mean,
+    "sum": _of_sum,
+    "matmul": _of_einsum,
+    "norm": _of_norm,
+    "linalg_norm": _of_norm,
+    "var": _of_variance,
+    "std": _of_variance,
+    "item": _of_item,
+    "sub": _of_difference,
+}
+
+
+# --- what is done with a statistic ----------------------------------------------------------------
+
+
+def _through_power(call: Call, steps: int) -> RowScale | None:
+    exponent = _EXPONENTS.get(call.kind) or constant(call.arguments.get("exponent"))
+    found = read_row_scale(call.arguments["input"], steps)
+    return found.to_the(exponent) if found is not None and exponent else None
+
+
+_EXPONENTS = {"sqrt": 0.5, "rsqrt": -0.5, "reciprocal": -1.0, "square": 2.0}
+
+
+def _through_mul(call: Call, steps: int) -> RowScale | None:
+    first, other = tensor_and_number(call)
+    found = read_row_scale(first, steps)
+    if found is None:
+        return None
+    factor = known_number(other)
+    if factor is not None:
+        return found.times(factor)
+    return found.to_the(2.0) if same_value(first, other) else None
+
+
+def _through_div(call: Call, steps: int) -> RowScale | None:
+    first, other = call.arguments["input"], call.arguments["other"]
+    inverts = is_number(first)
+    found = read_row_scale(other if inverts else first, steps)
+    known = known_number(first if inverts else other) if found else None
+    if found is None or not known:
+        return None
+    return found.to_the(-1.0).times(known) if inverts else found.times(1 / known)
+
+
+def _through_add(call: Call, steps: int) -> RowScale | None:
+    first, eps = tensor_and_number(call)
+    if not is_number(eps):  # without this, every residual connection would be followed
+        return None
+    found = read_row_scale(first, steps)
+    known = known_number(eps) if found else None
+    return found.with_eps("add", known) if found and known is not None else None
+
+
+def _through_clamp(call: Call, steps: int) -> RowScale | None:
+    least = call.arguments.get("min", call.arguments.get("other"))
+    found = read_row_scale(call.arguments["input"], steps)
+    known = known_number(least) if found and call.arguments.get("max") is None else None
+    return found.with_eps("max", known) if found and known is not None else None
+
+
+def _through_cast(call: Call, steps: int) -> RowScale | None:
+    found = read_row_scale(call.arguments["input"], steps)
+    if found is None or is_widening(call):
+        return found
+    reason = f"the scale of its rows is rounded to {call.arguments['dtype']}"
+    return replace(found, obstacle=found.obstacle or reason)
+
+
+def _through_reshape(call: Call, steps: int) -> RowScale | None:
+    """Views do not change the order of rows; the shape is compared in the end."""
+    return read_row_scale(call.arguments["input"], steps)
+
+
+def _through_index(call: Call, steps: int) -> RowScale | None:
+    """mean[..., None]"""
+    return _through_reshape(call, steps) if inserts_dims(call.arguments["index"]) else None
+
+
+def _through_expand(call: Call, steps: int) -> RowScale | None:
+    """An expansion to the shape of the input, from one element a row."""
+    given = call.arguments["input"]
+    found = read_row_scale(given, steps)
+    return found if found is not None and is_one_per_row(given, found) else None
+
+
+_STEPS: dict[str, Callable[[Call, int], RowScale | None]] = {
+    **dict.fromkeys((*_EXPONENTS, "pow"), _through_power),
+    "mul": _through_mul,
+    "div": _through_div,
+    "add": _through_add,
+    "clamp": _through_clamp,
+    "maximum": _through_clamp,
+    "cast": _through_cast,
+    "reshape": _through_reshape,
+    "unsqueeze": _through_reshape,
+    "item": _through_index,
+    "expand": _through_expand,
+}

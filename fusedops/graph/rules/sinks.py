@@ -1,0 +1,131 @@
+"""A softmax over scores and one more logit for each row, whose probability is dropped.
+
+before    s = torch.cat([scores, sinks], -1)        or F.pad(scores, (0, 1)), a sink of 0
+          s = s - s.max(-1, keepdim=True).values    or without this
+          y = torch.softmax(s, -1)[..., :-1]
+after     y = torch.ops.fusedops.masked_softmax(scores, ..., sinks=sinks.squeeze(-1))
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from fusedops.graph.ir import aliasing
+from fusedops.graph.ir.dialect import Call, feeds_products, number, users, value
+from fusedops.graph.ir.steps import broadcasts, call_of, only_user, same_value, upstream
+from fusedops.graph.rules.rule import OpCall
+from fusedops.graph.rules.softmax import SoftmaxChain, with_casts
+from fusedops.graph.rules.softmax_decomposed import maximum_of
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Sink:
+    """One logit for each row: a tensor whose last dimension has size 1, or a number.
+
+    calls: the calls that only expand the tensor.
+    """
+
+    logit: Node | float
+    calls: frozenset[Node] = frozenset()
+
+    def may_need_gradient(self, result: Node) -> bool:
+        """Only Dynamo captures a graph again for tensors that require grad."""
+        if not isinstance(self.logit, Node):
+            return False
+        needed = value(self.logit).requires_grad and value(result).requires_grad
+        return needed or "example_value" not in result.meta
+
+    def operand(self, device: torch.device) -> OpCall:
+        """The tensor that the op takes."""
+        if isinstance(self.logit, Node):
+            return OpCall(aten.squeeze.dim, (self.logit, -1))
+        kwargs = {"dtype": torch.float32, "device": device}
+        return OpCall(aten.scalar_tensor.default, (self.logit,), kwargs)
+
+
+def read_sink(chain: SoftmaxChain) -> tuple[SoftmaxChain, Sink] | None:
+    """The softmax of the scores without their sink, and the sink; None if there is none."""
+    shorter = only_user(chain.last, "item") or only_user(chain.last, "slice")
+    if shorter is None or not _drops_last_column(shorter):
+        return None
+    joined = _without_maximum(chain.input)
+    found = _joined(joined)
+    if found is None:
+        return None
+    scores, sink = found
+    inner = upstream(chain.last, until=set(joined.all_input_nodes))
+    nodes = tuple(sorted({*inner, shorter.node}))
+    private = all(inner.union([shorter.node]).issuperset(users(node)) for node in inner)
+    if not private or not _is_seen_by_products_alone(shorter.node):
+        return None
+    return with_casts(replace(chain, input=scores, nodes=nodes)), sink
+
+
+def _drops_last_column(call: Call) -> bool:
+    given, result = value(call.arguments["input"]), value(call.node)
+    if call.kind == "slice":
+        dim, start, end, step = (call.arguments.get(n) for n in ("dim", "start", "end", "step"))
+        is_last = dim in (-1, given.dim() - 1)
+        return is_last and start in (None, 0) and end == -1 and step in (None, 1)
+    index = call.arguments["index"]
+    items = list(index) if isinstance(index, tuple) else [index]
+    whole = all(item in (..., slice(None)) for item in items[:-1])
+    return whole and items[-1] == slice(None, -1) and given.dim() == result.dim()
+
+
+def _without_maximum(joined: Node) -> Node:
+    """x if `joined` is x - x.max(-1, keepdim=True), which has the same softmax."""
+    shifted = call_of(joined, "sub")
+    maximum = maximum_of(shifted.arguments["other"]) if shifted else None
+    if shifted is None or maximum is None:
+        return joined
+    x: Node = shifted.arguments["input"]
+    dim, keeps = maximum.arguments.get("dim"), maximum.arguments.get("keepdim")
+    last = dim in (-1, [-1], (-1,), value(x).dim() - 1)
+    return x if same_value(maximum.arguments["input"], x) and last and keeps else joined
+
+
+def _joined(joined: Node) -> tuple[Node, Sink] | None:
+    """The scores and the sink that a call puts beside them."""
+    if (padded := call_of(joined, "pad")) is not None:
+        pad, fill = padded.arguments.get("pad"), number(padded.arguments.get("value") or 0.0)
+        is_constant = padded.arguments.get("mode", "constant") == "constant"
+        one_column = isinstance(pad, (tuple, list)) and tuple(pad) == (0, 1) and is_constant
+        scores = padded.arguments["input"]
+        return (scores, Sink(float(fill))) if one_column and fill is not None else None
+    call = call_of(joined, "cat")
+    if call is None or call.arguments.get("dim", 0) not in (-1, value(joined).dim() - 1):
+        return None
+    tensors = call.arguments["tensors"]
+    if not isinstance(tensors, (tuple, list)) or len(tensors) != 2 or not _is_row_of(*tensors):
+        return None
+    return tensors[0], _sink(tensors[1])
+
+
+def _is_row_of(scores: Node, logit: Node) -> bool:
+    """Whether a tensor has one element for each row of the scores."""
+    one = statically_known_true(value(logit).shape[-1] == 1)
+    return one and value(logit).dim() == value(scores).dim() and broadcasts(logit, scores)
+
+
+def _sink(logit: Node) -> Sink:
+    call = call_of(logit, "zeros") or call_of(logit, "full")
+    if call is not None:
+        fill = number(call.arguments.get("fill_value", 0.0)) if call.kind == "full" else 0.0
+        return Sink(float(fill), frozenset([logit])) if fill is not None else Sink(logit)
+    expanded = call_of(logit, "expand")
+    if expanded is not None and value(expanded.arguments["input"]).dim() == value(logit).dim():
+        return Sink(expanded.arguments["input"], frozenset([logit]))
+    return Sink(logit)
+
+
+def _is_seen_by_products_alone(result: Node) -> bool:
+    """Whether nothing depends on the strides of a result, which are those of the longer rows in
+    eager mode, nor on its memory."""
+    return feeds_products(result) and not aliasing.writers_of(result)

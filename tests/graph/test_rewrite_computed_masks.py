@@ -1,0 +1,347 @@
+"""Masks that a graph computes from positions become bounds of rows, which no memory holds."""
+
+import pytest
+import torch
+from agreement import assert_agrees
+
+INF = float("inf")
+QUERIES, KEYS = 5, 8
+
+
+def _positions(x):
+    queries, keys = x.shape[-2:]
+    return torch.arange(queries)[:, None] + (keys - queries), torch.arange(keys)[None, :]
+
+
+#: Masks of positions q and k, lengths n of a batch and a bool tensor, and the call's arguments.
+MASKS = {
+    "causal": (lambda q, k, n, keep: k <= q, "causal=True, diagonal=3"),
+    "causal, strictly": (lambda q, k, n, keep: q > k, "causal=True, diagonal=2"),
+    "window": (
+        lambda q, k, n, keep: (k <= q) & (k > q - 3),
+        "causal=True, diagonal=3, lower_diagonal=1",
+    ),
+    "window around": (
+        lambda q, k, n, keep: (q - k).abs() <= 2,
+        "causal=True, diagonal=5, lower_diagonal=1",
+    ),
+    "not outside of a window": (
+        lambda q, k, n, keep: ~((q - k < -1) | torch.ge(q - k, 3)),
+        "causal=True, diagonal=4, lower_diagonal=1",
+    ),
+    "least of two windows": (
+        lambda q, k, n, keep: torch.logical_and(k <= q, k < q + 3),
+        "causal=True, diagonal=3",
+    ),
+    "lengths": (lambda q, k, n, keep: k < n[:, None, None, None], "end=N"),
+    "lengths and causality": (
+        lambda q, k, n, keep: (k <= q) & (k < n[:, None, None, None]),
+        "causal=True, diagonal=3, end=N",
+    ),
+    "left padding": (
+        lambda q, k, n, keep: (k <= q) & (k >= n.view(-1, 1, 1, 1) - 1),
+        "causal=True, diagonal=3, start=squeeze(sub(view(n, -1, 1, 1, 1), 1), -1)",
+    ),
+    "columns from the second on": (lambda q, k, n, keep: k >= 1, "start=scalar_tensor(1)"),
+    "a bool tensor and causality": (
+        lambda q, k, n, keep: (k <= q) & keep,
+        "mask=keep, causal=True, diagonal=3",
+    ),
+    "tril and triu": (
+        lambda q, k, n, keep: torch.ones(QUERIES, KEYS, dtype=torch.bool).tril(4).triu(-1),
+        "causal=True, diagonal=4, lower_diagonal=-1",
+    ),
+    "cumulative positions": (
+        lambda q, k, n, keep: torch.ones(KEYS, dtype=torch.long).cumsum(0) - 1 <= q,
+        "causal=True, diagonal=3",
+    ),
+    "always true of rows": (lambda q, k, n, keep: (k <= q) & (q >= 0), "causal=True, diagonal=3"),
+}
+
+
+def _model(mask):
+    def model(x, n, keep):
+        return x.masked_fill(~mask(*_positions(x), n, keep), -INF).softmax(-1)
+
+    return model
+
+
+def _inputs(batch=2, queries=QUERIES, keys=KEYS):
+    x = torch.randn(batch, 3, queries, keys, dtype=torch.float64, requires_grad=True)
+    keep = torch.rand(batch, 1, 1, keys) > 0.4
+    keep[..., 1] = True
+    return x, torch.arange(2, 2 + batch), keep
+
+
+def _call(rewritten):
+    """The arguments of the one call that has a mask, in the words of MASKS."""
+    (call,) = (call for call in rewritten.calls if call.startswith("masked_softmax"))
+    for lengths in ("squeeze(n[:, None, None, None], -1)", "squeeze(view(n, -1, 1, 1, 1), -1)"):
+        call = call.replace(lengths, "N")
+    for hidden in ("scale=1.0, ", "mask_value=-inf"):
+        call = call.replace(hidden, "")
+    arguments = call.removeprefix("masked_softmax(x, ").removesuffix(")")
+    return arguments.replace(" ,", "").strip(", ")
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_a_mask_of_positions_becomes_bounds_of_rows(rewrite_dynamo, name):
+    mask, arguments = MASKS[name]
+    rewritten = rewrite_dynamo(_model(mask), *_inputs())
+    assert _call(rewritten) == arguments and rewritten.results == ["masked_softmax"]
+    assert_agrees(rewritten.call, _model(mask), _inputs())
+
+
+@pytest.mark.parametrize("name", [name for name in MASKS if "always" not in name])
+def test_nothing_of_the_size_of_the_scores_is_computed_beside_them(rewrite_dynamo, name):
+    rewritten = rewrite_dynamo(_model(MASKS[name][0]), *_inputs())
+    nodes = [node for node in rewritten.graphs[0].graph.nodes if node.op.startswith("call")]
+    masks = [node.meta["example_value"] for node in nodes if "softmax" not in node.name]
+    assert all(isinstance(m, int) or m.shape[-2:] != (QUERIES, KEYS) for m in masks)
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_an_exported_mask_becomes_bounds_of_rows(entries, name):
+    mask, inputs = MASKS[name][0], _inputs()
+    rewritten = entries["export"](_model(mask), *inputs)
+    (node,) = (n for n in rewritten.graphs[0].graph.nodes if "masked_softmax" in str(n.target))
+    assert (node.args[1] is not None) == ("keep" in MASKS[name][1])
+    assert_agrees(rewritten.call, _model(mask), inputs)
+
+
+#: Left out are masks of one size, and one whose rows may begin before the keys.
+STATIC = ("tril and triu", "cumulative positions", "always true of rows")
+DYNAMIC = [name for name in MASKS if name not in STATIC]
+
+
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_bounds_of_symbolic_lengths_hold_for_every_length(rewrite_dynamo, name):
+    model = _model(MASKS[name][0])
+    rewritten = rewrite_dynamo(model, *_inputs(), dynamic=True)
+    (call,) = rewritten.calls
+    assert ("mask=" in call) == ("keep" in MASKS[name][1])
+    for sizes in ((3, 9, 9), (2, 4, 11)):
+        assert_agrees(rewritten.call, model, _inputs(*sizes))
+    assert len(rewritten.graphs) == 1
+
+
+# --- masks that are added ------------------------------------------------------------------------
+
+
+def _square(x):
+    return torch.full(x.shape[-2:], -INF).triu(1)
+
+
+ADDED = {
+    "triu of -inf": lambda x: _square(x).to(x.dtype),
+    "1 - tril": lambda x: (1.0 - torch.ones(x.shape[-2:], dtype=x.dtype).tril()) * -1e30,
+    "where": lambda x: torch.where(torch.ones(x.shape[-2:]).tril() == 1, 0.0, -1e30),
+    "filled zeros": lambda x: torch.zeros(x.shape[-2:]).masked_fill(_square(x) < 0, -1e30),
+    "two of -inf": lambda x: _square(x) + _square(x)[None, None],
+    "filled in place": lambda x: torch.zeros(x.shape[-2:]).masked_fill_(_square(x) != 0, -1e30),
+    "multiplied in place": lambda x: torch.full(x.shape[-2:], -1e30).mul_(_square(x) != 0),
+}
+
+
+@pytest.mark.parametrize("name", ADDED)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_mask_that_is_added_becomes_bounds_of_rows(rewrite_dynamo, name, dynamic):
+    def model(x, bias):
+        mask = ADDED[name](x)
+        return (x + bias + mask).softmax(-1)
+
+    def inputs(length):
+        x = torch.randn(2, 3, length, length, dtype=torch.float64, requires_grad=True)
+        return x, x[:1, :1].detach().requires_grad_()
+
+    rewritten = rewrite_dynamo(model, *inputs(6), dynamic=dynamic)
+    (call,) = rewritten.calls
+    assert call.startswith("masked_softmax(x, mask=bias, scale=1.0, causal=True")
+    assert_agrees(rewritten.call, model, inputs(9 if dynamic else 6))
+
+
+def _padded_and_causal(x, keep):
+    visible = torch.ones(x.shape[-2:], dtype=torch.bool).tril() & keep
+    return (x + torch.where(visible, 0.0, torch.finfo(torch.float32).min)).softmax(-1)
+
+
+def _left_padded():
+    keep = torch.ones(2, 1, 1, 6, dtype=torch.bool)
+    keep[1, ..., :3] = False  # three queries see nothing
+    return keep
+
+
+def test_without_gradients_a_padding_mask_is_parted_from_causality(rewrite_dynamo):
+    inputs = torch.randn(2, 3, 6, 6), _left_padded()
+    rewritten = rewrite_dynamo(_padded_and_causal, *inputs)
+    assert rewritten.calls == [
+        "masked_softmax(x, mask=keep, scale=1.0, causal=True, mask_value=-3.4028234663852886e+38)"
+    ]
+    (site,) = rewritten.report.sites
+    assert site.note == "the mask depends on the elements of l_keep_"
+    assert_agrees(rewritten.call, _padded_and_causal, inputs, rtol=1e-6)
+
+
+@pytest.mark.parametrize("entry", ["dynamo", "export"])
+def test_rows_that_may_see_nothing_keep_the_gradients_of_an_added_mask(entries, entry):
+    x = torch.randn(2, 3, 6, 6, requires_grad=True)
+    rewritten = entries[entry](_padded_and_causal, x, _left_padded())
+    (site,) = rewritten.report.sites
+    assert site.note == "the mask adds a number, which rows that see no column may keep apart"
+    assert_agrees(rewritten.call, _padded_and_causal, (x, _left_padded()), rtol=1e-5, atol=1e-6)
+
+
+def test_a_number_that_a_score_could_outweigh_stays_an_addend(rewrite_dynamo):
+    def model(x):
+        return (x + torch.where(torch.ones(6, 6).tril() == 1, 0.0, -1e4)).softmax(-1)
+
+    x = torch.randn(2, 6, 6, dtype=torch.float64) * 1e4
+    rewritten = rewrite_dynamo(model, x)
+    assert "causal" not in rewritten.calls[0]
+    assert_agrees(rewritten.call, model, (x,))
+
+
+# --- positions and segments that the graph reads --------------------------------------------------
+
+
+def test_a_position_that_the_graph_reads_ends_each_row(rewrite_dynamo):
+    """As with a static key-value cache."""
+
+    def model(x, cache_position):
+        visible = torch.arange(x.shape[-1]) <= cache_position[:, None]
+        return x.masked_fill(~visible, -INF).softmax(-1)
+
+    x = torch.randn(2, 3, 4, 12, dtype=torch.float64, requires_grad=True)
+    rewritten = rewrite_dynamo(model, x, torch.tensor([5, 6, 7, 8]))
+    assert rewritten.calls == [
+        "masked_softmax(x, scale=1.0, mask_value=-inf, "
+        "end=add(squeeze(cache_position[:, None], -1), 1))"
+    ]
+    assert_agrees(rewritten.call, model, (x, torch.tensor([11, 2, 0, 30])))
+
+
+def test_chunks_begin_and_end_at_their_first_and_last_key(rewrite_dynamo):
+    def model(x):
+        q, k = torch.arange(x.shape[-2])[:, None], torch.arange(x.shape[-1])
+        return x.masked_fill(~((k <= q) & (k // 4 == q // 4)), -INF).softmax(-1)
+
+    x = torch.randn(2, 3, 10, 10, dtype=torch.float64, requires_grad=True)
+    rewritten = rewrite_dynamo(model, x)
+    (call,) = rewritten.calls
+    assert "mask=" not in call and "causal=True" in call and "start=" in call and "end=" in call
+    assert_agrees(rewritten.call, model, (x,))
+
+
+def _in_documents(x, segments):
+    same = segments[:, None, :, None] == segments[:, None, None, :]
+    causal = torch.ones(x.shape[-2:], dtype=torch.bool).tril()
+    return x.masked_fill(~(same & causal), -INF).softmax(-1)
+
+
+def _counted(x, position_ids):
+    return _in_documents(x, (position_ids == 0).cumsum(-1))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_documents_that_are_counted_become_bounds_of_rows(rewrite_dynamo, dynamic):
+    x = torch.randn(2, 3, 7, 7, dtype=torch.float64, requires_grad=True)
+    position_ids = torch.tensor([[0, 1, 2, 0, 1, 0, 1], [0, 1, 2, 3, 4, 5, 0]])
+    rewritten = rewrite_dynamo(_counted, x, position_ids, dynamic=dynamic)
+    (call,) = rewritten.calls
+    assert "mask=" not in call and "causal=True" in call and "searchsorted" in call
+    assert_agrees(rewritten.call, _counted, (x, position_ids))
+
+
+def test_segments_that_may_not_ascend_stay_a_mask_beside_causality(rewrite_dynamo):
+    x = torch.randn(2, 3, 7, 7, dtype=torch.float64, requires_grad=True)
+    segments = torch.tensor([[3, 3, 1, 1, 3, 3, 0], [0, 1, 1, 2, 2, 2, 0]])
+    rewritten = rewrite_dynamo(_in_documents, x, segments)
+    (call,) = rewritten.calls
+    assert "mask=eq(" in call and "causal=True" in call
+    (site,) = rewritten.report.sites
+    assert site.note == "the mask depends on the elements of l_segments_"
+    assert_agrees(rewritten.call, _in_documents, (x, segments))
+
+
+# --- masks that stay ------------------------------------------------------------------------------
+
+
+def test_a_mask_of_two_intervals_stays_a_mask_with_the_reason(rewrite_dynamo):
+    def model(x):
+        q, k = torch.arange(6)[:, None], torch.arange(6)
+        return x.masked_fill(~((k <= q) | (k == 5)), -INF).softmax(-1)
+
+    x = torch.randn(2, 6, 6, dtype=torch.float64)
+    rewritten = rewrite_dynamo(model, x)
+    (site,) = rewritten.report.sites
+    assert site.note == "the mask is not known to leave each row one interval of columns"
+    assert_agrees(rewritten.call, model, (x,))
+
+
+def test_a_padding_mask_that_is_written_after_the_mask_was_computed_is_not_read_later(
+    rewrite_dynamo,
+):
+    def model(x, keep):
+        keep = keep.clone()
+        mask = keep & torch.ones(6, 6, dtype=torch.bool).tril()
+        keep.fill_(True)
+        return x.masked_fill(~mask, -INF).softmax(-1), keep
+
+    x = torch.randn(2, 3, 6, 6, dtype=torch.float64)
+    rewritten = rewrite_dynamo(model, x, _left_padded())
+    assert_agrees(rewritten.call, model, (x, _left_padded()))
+
+
+def test_the_bytes_of_a_mask_count_at_the_last_site_that_uses_it(rewrite_dynamo):
+    def model(x, y):
+        mask = torch.ones(6, 6, dtype=torch.bool).tril()
+        return (s.masked_fill(~mask, -INF).softmax(-1) for s in (x, y))
+
+    scores = torch.randn(2, 6, 6), torch.randn(2, 6, 6)
+    sites = rewrite_dynamo(lambda x, y: tuple(model(x, y)), *scores).report.sites
+    assert sites[0].bytes_saved < sites[1].bytes_saved
+
+
+# --- any expression of positions ------------------------------------------------------------------
+
+ATOMS = [
+    lambda q, k, n, keep: k <= q,
+    lambda q, k, n, keep: k > q - 3,
+    lambda q, k, n, keep: q + 1 < k,
+    lambda q, k, n, keep: k // 3 == q // 3,
+    lambda q, k, n, keep: (k - q).abs() < 4,
+    lambda q, k, n, keep: k < n[:, None, None, None],
+    lambda q, k, n, keep: k - 1 >= n[:, None, None, None],
+    lambda q, k, n, keep: k != 2,
+    lambda q, k, n, keep: keep,
+    lambda q, k, n, keep: q < 3,
+    lambda q, k, n, keep: k * 2 < q + 3,
+]
+
+
+def _expression(seed):
+    """A function that combines atoms by and, or and not, in an order drawn from a seed."""
+    draws = torch.randint(0, 2**31, (12,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+    def mask(*positions):
+        chosen = [ATOMS[draw % len(ATOMS)](*positions) for draw in draws[:4]]
+        result = chosen[0]
+        for atom, draw in zip(chosen[1:], draws[4:], strict=False):
+            atom = ~atom if draw % 2 else atom
+            result = result | atom if draw % 8 >= 6 else result & atom
+        return ~result if draws[-1] % 4 == 0 else result
+
+    return mask
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_any_expression_of_positions_hides_what_it_hides_in_eager_mode(
+    rewrite_dynamo, seed, dynamic
+):
+    model = _model(_expression(seed))
+    rewritten = rewrite_dynamo(model, *_inputs(), dynamic=dynamic)
+    assert rewritten.replaced == {"masked_softmax": 1}
+    x, n, keep = _inputs(3, 6, 9) if dynamic else _inputs()
+    ours, eager = rewritten.call(x, n, keep), model(x, n, keep)
+    torch.testing.assert_close(ours, eager, rtol=1e-12, atol=0, equal_nan=True)

@@ -1,0 +1,222 @@
+"""Decomposed norms in the orders and spellings that models have for their statistics, quotients and
+factors: each is one op, with eager's values, gradients, dtype and strides at every entry."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from agreement import assert_agrees
+
+N, EPS = 8, 1e-5
+
+
+def _squares(x):
+    return x.pow(2).mean(-1, keepdim=True)
+
+
+def _mean(x):
+    return x.mean(-1, keepdim=True)
+
+
+def _centred(x):
+    return x - _mean(x)
+
+
+def _from_centred(x, w):
+    c = _centred(x)
+    return c / (c.pow(2).mean(-1, keepdim=True) + EPS).sqrt() * (1 + w) + w
+
+
+def _std_mean(x, w):
+    std, mean = torch.std_mean(x, -1, keepdim=True)
+    return w * (x - mean) / (std + EPS)
+
+
+RMS = {
+    "quotient": lambda x, w: x / torch.sqrt((x * x).mean(-1, keepdim=True) + EPS) * w,
+    "weight first": lambda x, w: w * x / torch.sqrt(_squares(x) + EPS),
+    "weight times scale": lambda x, w: x * (w * torch.rsqrt(_squares(x) + EPS)),
+    "weight, scale, input": lambda x, w: w * torch.rsqrt(x.square().mean(-1, True) + EPS) * x,
+    "reciprocal": lambda x, w: w * (x * (_squares(x) + EPS).sqrt().reciprocal()),
+    "1 / sqrt": lambda x, w: w * (x * (1 / torch.sqrt(_squares(x) + EPS))),
+    "pow(-0.5)": lambda x, w: w * (x * torch.pow(_squares(x) + EPS, -0.5)),
+    "1 + weight": lambda x, w: (1 + w) * (x * (_squares(x) + EPS) ** -0.5),
+    "sum / N": lambda x, w: w * x * torch.rsqrt((x**2).sum(-1, keepdim=True) / N + EPS),
+    "sum / size": lambda x, w: w * x * torch.rsqrt((x**2).sum(-1, True) / x.shape[-1] + EPS),
+    "sum * (1 / N)": lambda x, w: w * x * torch.rsqrt((x**2).sum(-1, True) * (1 / N) + EPS),
+    "norm ** 2 / N": lambda x, w: w * x * torch.rsqrt(x.norm(dim=-1, keepdim=True) ** 2 / N + EPS),
+    "sum + eps": lambda x, w: x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True) + EPS) * N**0.5,
+    "unsqueeze": lambda x, w: w * x * torch.rsqrt(x.pow(2).mean(-1) + EPS).unsqueeze(-1),
+    "[..., None]": lambda x, w: w * x * torch.rsqrt(x.pow(2).mean(-1) + EPS)[..., None],
+    "[:, :, None]": lambda x, w: w * (x / torch.sqrt(x.pow(2).mean(dim=2)[:, :, None] + EPS)),
+    "view": lambda x, w: w * (x / torch.sqrt(x.pow(2).mean(2) + EPS).view(x.shape[0], 5, 1)),
+    "expand_as": lambda x, w: w * (x / torch.sqrt(_squares(x) + EPS).expand_as(x)),
+    "einsum": lambda x, w: (
+        x / torch.sqrt(torch.einsum("...d,...d->...", x, x)[..., None] / N + EPS)
+    ),
+    "no eps": lambda x, w: w * (x / _squares(x).sqrt()),
+    "a further factor": lambda x, w: x * torch.rsqrt(_squares(x) + EPS) / 2 * w,
+    "weight of more dimensions": lambda x, w: x * torch.rsqrt(_squares(x) + EPS) * w.view(1, 1, -1),
+    "two dimensions": lambda x, w: x * torch.rsqrt(x.pow(2).mean([-2, -1], keepdim=True) + EPS),
+    "a vector": lambda x, w: w * w.pow(2).mean().add(EPS).rsqrt(),
+    "torch.rms_norm": lambda x, w: torch.rms_norm(x, (N,), w, EPS),
+}
+L2 = {
+    "normalize": lambda x, w: F.normalize(x, dim=-1),
+    "normalize, scale, weight": lambda x, w: F.normalize(x, dim=-1) * N**0.5 * w,
+    "normalize, weight + 1": lambda x, w: F.normalize(x, p=2.0, dim=2, eps=1e-6) * (w + 1),
+    "clamped norm": lambda x, w: x / x.norm(dim=-1, keepdim=True).clamp(min=1e-5),
+    "one factor for all": lambda x, w: x / x.norm(dim=-1, keepdim=True).clamp(min=1e-5) * w[:1],
+    "factor first": lambda x, w: w[0] * x / torch.norm(x, dim=-1, keepdim=True).clamp(min=1e-5),
+    "factor over norm": lambda x, w: x * (w[0] / torch.norm(x, 2, -1, True).clamp(min=1e-5)),
+    "scaled norm": lambda x, w: x / (x.norm(dim=-1, keepdim=True) * N**-0.5).clamp(min=1e-5) * w,
+    "vector_norm": lambda x, w: x / torch.linalg.vector_norm(x, dim=-1, keepdim=True),
+    "linalg.norm": lambda x, w: x / torch.linalg.norm(x, dim=-1, keepdim=True),
+    "maximum": lambda x, w: x / torch.maximum(_l2(x), torch.tensor(1e-5, dtype=x.dtype)),
+    "rsqrt of the sum": lambda x, w: x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True)),
+    "rsqrt, clamped": lambda x, w: x * torch.rsqrt(x.pow(2).sum(-1, True).clamp(min=1e-8)) * w,
+    "clamp_min": lambda x, w: x * torch.rsqrt(torch.clamp_min((x * x).sum(-1, True), 1e-12)),
+    "clamped mean": lambda x, w: x * torch.rsqrt(_squares(x).clamp(min=1e-8)) * w,
+    "a vector": lambda x, w: w / w.norm(),
+}
+LAYER = {
+    "deviation squared": lambda x, w: _centred(x) / (x.std(-1, False, True) ** 2 + EPS).sqrt(),
+    "no eps": lambda x, w: _centred(x) / x.std(-1, unbiased=False, keepdim=True),
+    "mean as sum / N": lambda x, w: (
+        (x - x.sum(-1, True) / N)
+        / torch.sqrt((x - x.sum(-1, True) / N).pow(2).sum(-1, True) / N + EPS)
+    ),
+    "unsqueezed": lambda x, w: (
+        (x - x.mean(-1).unsqueeze(-1)) / torch.sqrt(x.var(-1, correction=0) + EPS)[..., None] * w
+    ),
+    "of the centred input": _from_centred,
+    "weight times scale": lambda x, w: (
+        _centred(x) * (torch.rsqrt(x.var(-1, unbiased=False, keepdim=True) + EPS) * w) + w
+    ),
+    "native_layer_norm": lambda x, w: torch.native_layer_norm(x, (N,), w, w, EPS)[0],
+}
+FORMS = {f"rms_norm: {name}": form for name, form in RMS.items()}
+FORMS |= {f"l2_norm: {name}": form for name, form in L2.items()}
+FORMS |= {f"layer_norm: {name}": form for name, form in LAYER.items()} | {"std_norm:": _std_mean}
+
+
+def _l2(x):
+    return torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+
+
+@pytest.fixture
+def inputs():
+    return [torch.randn(size, dtype=torch.float64, requires_grad=True) for size in ((3, 5, N), N)]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_spelling_is_one_op_that_agrees_with_eager(rewrite, inputs, name):
+    form = FORMS[name]
+    rewritten = rewrite(form, *(tensor.detach() for tensor in inputs))
+    assert rewritten.replaced == {name.split(":")[0]: 1} and rewritten.reasons == []
+    assert_agrees(rewritten.call, form, inputs)
+
+
+# --- factors --------------------------------------------------------------------------------------
+
+
+def _scaled(x, w):
+    h = F.normalize(x.float(), dim=-1) * N**0.5
+    return (h * (w.float() + 1)).to(x.dtype)
+
+
+def _summed(x, w):
+    h = x.float()
+    return (h * torch.rsqrt(h.pow(2).sum(-1, keepdim=True) + EPS) * 0.3 * w.float()).to(x.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("form", [_scaled, _summed])
+def test_in_16_bits_a_result_with_factors_is_rounded_once_as_before(rewrite, form, dtype):
+    x, w = torch.randn(40, N).to(dtype), torch.randn(N).to(dtype)
+    rewritten = rewrite(form, x, w)
+    assert len(rewritten.replaced) == 1 and rewritten.reasons == []
+    ours, eager = rewritten.call(x, w), form(x, w)
+    assert ours.dtype == dtype and (ours != eager).double().mean() < 0.02
+    torch.testing.assert_close(ours, eager)
+
+
+def test_normalize_of_16_bits_is_replaced_and_the_factors_after_it_round_as_before(rewrite):
+    def form(x, w):
+        return F.normalize(x, dim=-1) * 3 * w
+
+    x, w = torch.randn(4, N).bfloat16(), torch.randn(N).bfloat16()
+    rewritten = rewrite(form, x, w)
+    assert rewritten.replaced == {"l2_norm": 1} and rewritten.code.count("mul") >= 2
+    torch.testing.assert_close(rewritten.call(x, w), form(x, w))
+
+
+def test_a_factor_that_arithmetic_makes_one_adds_no_call(entries):
+    def form(x):
+        return x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True) + EPS) * N**0.5
+
+    assert "full" not in entries["dynamo"](form, torch.randn(4, N)).code
+
+
+# --- what stays -----------------------------------------------------------------------------------
+
+
+UNBIASED = "its variance is unbiased, and that of layer_norm is not"
+CANCELS = "mean(x^2) - mean(x)^2 cancels where the variance is small, and the op would not"
+OUTSIDE = "eps is added to the root of its mean square, which no op does"
+SHARED = "something else uses an intermediate result"
+
+
+def _norm_used_too(x):
+    norm = _l2(x).clamp(min=1e-5)
+    return x / norm, norm
+
+
+STAYS = {
+    "unbiased": (lambda x: _centred(x) * torch.rsqrt(x.var(-1, keepdim=True) + EPS), UNBIASED),
+    "biased std + eps": (lambda x: _centred(x) / (x.std(-1, False, True) + EPS), OUTSIDE),
+    "difference of squares": (
+        lambda x: _centred(x) / torch.sqrt((x**2).mean(-1, True) - _mean(x) ** 2 + EPS),
+        CANCELS,
+    ),
+    "norm + eps": (lambda x: x / (_l2(x) + EPS), OUTSIDE),
+    "shared": (_norm_used_too, SHARED),
+    "scale rounded": (
+        lambda x: x * torch.rsqrt(_squares(x) + EPS).bfloat16(),
+        "the scale of its rows is rounded to torch.bfloat16",
+    ),
+    "limit of a variance": (
+        lambda x: _centred(x) / x.var(-1, unbiased=False, keepdim=True).clamp(min=EPS).sqrt(),
+        "its variance has a lower limit, and layer_norm adds eps to it",
+    ),
+}
+LOOK_ALIKES = {
+    "p = 1": lambda x: F.normalize(x, p=1.0, dim=-1),
+    "norm of p = 3": lambda x: x / x.norm(p=3, dim=-1, keepdim=True),
+    "another dimension": lambda x: F.normalize(x, dim=0),
+    "normalize's default dimension": lambda x: F.normalize(x.expand(2, N, N)),
+    "broadcast along the wrong dimension": lambda x: x / x.norm(dim=-1),
+    "expanded along the wrong dimension": lambda x: x / x.norm(dim=-1).expand_as(x),
+    "not a root": lambda x: x / _squares(x),
+    "of the cube": lambda x: x * x * torch.rsqrt(_squares(x) + EPS) * x,
+    "spectral": lambda x: x / torch.linalg.norm(x, 2, (-2, -1), True),
+    "two limits": lambda x: x / _l2(x).clamp(1e-3, 1e3),
+    "eps of the data": lambda x: x / torch.maximum(_l2(x), x.abs().amax()),
+    "einsum over another": lambda x: x / torch.einsum("nd,nd->d", x, x).sqrt()[:, None],
+}
+
+
+@pytest.mark.parametrize("name", STAYS)
+def test_a_norm_that_no_op_computes_is_left_with_its_reason(rewrite, name):
+    form, reason = STAYS[name]
+    x = torch.randn(N, N)
+    rewritten = rewrite(form, x)
+    assert rewritten.replaced == {} and rewritten.reasons == [reason]
+    torch.testing.assert_close(rewritten.call(x), form(x))
+
+
+@pytest.mark.parametrize("name", LOOK_ALIKES)
+def test_chains_that_are_no_norm_of_rows_stay_as_they_are(rewrite, name):
+    form, x = LOOK_ALIKES[name], torch.randn(N, N)
+    rewritten = rewrite(form, x)
+    assert rewritten.replaced == {}
+    torch.testing.assert_close(rewritten.call(x), form(x))

@@ -1,0 +1,128 @@
+"""A logit beside the scores of each row, whose probability is dropped, becomes a sink."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from agreement import assert_agrees
+
+HEADS, LENGTH, FEATURES = 3, 6, 4
+
+
+def _gpt_oss(scores, sinks):
+    sinks = sinks.reshape(1, -1, 1, 1).expand(scores.shape[0], -1, scores.shape[-2], -1)
+    combined = torch.cat([scores, sinks], dim=-1)
+    combined = combined - combined.max(dim=-1, keepdim=True).values
+    return F.softmax(combined, dim=-1, dtype=combined.dtype)[..., :-1]
+
+
+def _joined(scores, sinks):
+    column = sinks.view(1, HEADS, 1, 1).expand(scores.shape[0], HEADS, scores.shape[-2], 1)
+    return torch.softmax(torch.cat((scores, column), -1), -1)[:, :, :, :-1]
+
+
+def _zeros_joined(scores, sinks):
+    zeros = torch.zeros(*scores.shape[:-1], 1, dtype=scores.dtype)
+    return torch.cat([scores, zeros], -1).softmax(-1)[..., :-1]
+
+
+def _padded(scores, sinks):
+    return F.pad(scores, (0, 1)).softmax(-1)[..., :-1]
+
+
+FORMS = [_gpt_oss, _joined, _zeros_joined, _padded]
+every_form = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__.strip("_"))
+
+
+def _attention(form):
+    def attention(q, k, v, sinks):
+        visible = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril()
+        scores = torch.matmul(q, k.transpose(-1, -2)) * 0.5
+        return torch.matmul(form(scores.masked_fill(~visible, -1e30), sinks), v)
+
+    return attention
+
+
+def _inputs(batch=2, length=LENGTH):
+    shape = (batch, HEADS, length, FEATURES)
+    tensors = [torch.randn(shape, dtype=torch.float64) for _ in range(3)]
+    return [t.requires_grad_() for t in (*tensors, torch.randn(HEADS, dtype=torch.float64))]
+
+
+@every_form
+@pytest.mark.parametrize("entry", ["dynamo", "export"])
+def test_a_sink_is_an_argument_of_the_one_call(entries, entry, form):
+    inputs = _inputs()
+    rewritten = entries[entry](_attention(form), *inputs)
+    (call,) = (call for call in rewritten.calls if "masked_softmax" in call)
+    assert "sinks=" in call and "causal=True" in call and "mask=" not in call
+    assert_agrees(rewritten.call, _attention(form), inputs)
+
+
+@every_form
+def test_a_sink_of_symbolic_lengths_holds_for_every_length(rewrite_dynamo, form):
+    rewritten = rewrite_dynamo(_attention(form), *_inputs(), dynamic=True)
+    assert "sinks=" in rewritten.calls[0]
+    assert_agrees(rewritten.call, _attention(form), _inputs(3, 9))
+    assert len(rewritten.graphs) == 1
+
+
+def test_sinks_without_a_gradient_need_no_operator_of_their_own(rewrite_dynamo):
+    inputs = [tensor.detach() for tensor in _inputs()]
+    rewritten = rewrite_dynamo(_attention(_gpt_oss), *inputs)
+    assert rewritten.replaced == {"masked_softmax": 1}
+    assert_agrees(rewritten.call, _attention(_gpt_oss), inputs)
+
+
+def test_dropout_behind_a_sink_is_fused_too(rewrite_dynamo):
+    def attention(q, k, v, sinks):
+        return F.dropout(_gpt_oss(q @ k.mT, sinks), 0.5) @ v
+
+    q, k, _, sinks = _inputs(length=64)
+    v = torch.ones(2, HEADS, 64, 1, dtype=torch.float64)
+    rewritten = rewrite_dynamo(attention, q, k, v, sinks)
+    (call,) = rewritten.calls
+    assert call.startswith("masked_softmax_sinks") and "p=0.5" in call
+    kept = _gpt_oss(q @ k.mT, sinks) @ v  # the expectation of the rows' sums
+    means = torch.stack([rewritten.call(q, k, v, sinks) for _ in range(64)]).mean()
+    torch.testing.assert_close(means, kept.mean(), rtol=0.05, atol=0)
+
+
+def _returned(scores, sinks):
+    return _gpt_oss(scores, sinks)
+
+
+def _with_the_sinks_probability(scores, sinks):
+    probabilities = torch.cat([scores, sinks.view(1, HEADS, 1, 1).expand(2, -1, LENGTH, 1)], -1)
+    probabilities = probabilities.softmax(-1)
+    return probabilities[..., :-1] @ scores, probabilities[..., -1]
+
+
+def _without_the_first_column(scores, sinks):
+    return F.pad(scores, (0, 1)).softmax(-1)[..., 1:] @ scores
+
+
+def _beside_two_columns(scores, sinks):
+    return F.pad(scores, (0, 2)).softmax(-1)[..., :-1] @ F.pad(scores, (0, 0, 0, 1))
+
+
+def _with_a_sink_in_front(scores, sinks):
+    column = sinks.view(1, HEADS, 1, 1).expand(2, HEADS, LENGTH, 1)
+    return torch.cat((column, scores), -1).softmax(-1)[..., :-1] @ scores
+
+
+OTHERS = [
+    _returned,
+    _with_the_sinks_probability,
+    _without_the_first_column,
+    _beside_two_columns,
+    _with_a_sink_in_front,
+]
+
+
+@pytest.mark.parametrize("form", OTHERS, ids=lambda form: form.__name__.strip("_"))
+def test_other_columns_beside_the_scores_are_no_sinks(rewrite_dynamo, form):
+    scores = torch.randn(2, HEADS, LENGTH, LENGTH, dtype=torch.float64, requires_grad=True)
+    inputs = [scores, torch.randn(HEADS, dtype=torch.float64, requires_grad=True)]
+    rewritten = rewrite_dynamo(form, *inputs)
+    assert not any("sinks=" in call for call in rewritten.calls)
+    assert_agrees(rewritten.call, form, inputs)
