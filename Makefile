@@ -60,7 +60,7 @@ lint: .venv/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/python tools/check_comments.py
 	$(BIN)/python tools/check_docstrings.py
-	$(BIN)/clang-format --dry-run --Werror $(shell find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.cu')
+	$(BIN)/clang-format --dry-run --Werror $(shell find csrc tests tools -name '*.h' -o -name '*.cpp' -o -name '*.cu')
 
 docs: .venv/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

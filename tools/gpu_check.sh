@@ -1,17 +1,30 @@
 #!/usr/bin/env bash
-# Builds, tests, sanitizes and times fusedops on a machine with an NVIDIA GPU: one command. Needs
-# Python, torch, pytest, nvcc, cmake and ninja, and no network; installs nothing.
+# Tests, measures and sanitizes fusedops on a machine with an NVIDIA GPU: one command, ten minutes.
+# Needs Python, torch and pytest, and no network; installs nothing. Needs nvcc, cmake and ninja where
+# fusedops/lib or build/tune/tune was not built for the GPU before.
 #
-#   tools/gpu_check.sh [FOLDER]      default: docs/results/<device>-<date>
-#   PYTHON=python3.12  BUDGET=540    which Python; seconds in total
+#   tools/gpu_check.sh [--dry-run] [FOLDER]      default: docs/results/<device>-<date>
+#   PYTHON=python3.12  BUDGET=540                which Python; seconds in total
 #
-# Every stage has a time limit and a log, and a failed one does not stop the rest. summary.md and
-# summary.json are written after each stage, so that results are kept if the run is interrupted. The
-# most important stages come first: loading, correctness, speed. Afterwards the libraries in
-# fusedops/lib are built for this GPU only. The exit code is 1 if a correctness stage did not pass.
+# The stages come in the order of what they tell a machine that is lent for minutes: whether every
+# kernel runs at all, how fast each is, why, whether all results are right, and what the sanitizers
+# say. Each has a time limit and a log; one that fails or hangs does not stop the rest. After each
+# stage summary.md, summary.json and FOLDER.tar.gz hold all that was reached, so that an interrupted
+# run is kept. A folder that exists is never written to: the next free name is taken. The exit code
+# is 1 if a correctness stage did not pass. --dry-run prints the stages and needs no GPU. The limits
+# of all stages before the benches fit into BUDGET together, where nothing has to be built.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+DRY=no
+if [[ ${1:-} == --dry-run ]]; then
+  DRY=yes
+  shift
+fi
+if [[ ${1:-} == -* || $# -gt 1 ]]; then
+  echo "gpu_check: got '$*', wanted [--dry-run] [FOLDER]" >&2
+  exit 2
+fi
 if [[ -z ${PYTHON:-} ]]; then
   PYTHON=python3
   [[ -x .venv/bin/python ]] && PYTHON=.venv/bin/python
@@ -21,14 +34,26 @@ export PATH=$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_path("scripts"
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 
 gpu() { nvidia-smi --id=0 --format=csv,noheader --query-gpu="$1"; }
-if ! DEVICE=$(gpu name); then
+if [[ $DRY == yes ]]; then
+  DEVICE=DEVICE
+elif ! DEVICE=$(gpu name); then
   echo "gpu_check: nvidia-smi finds no GPU" >&2
   exit 1
 fi
-OUT=${1:-docs/results/$(tr 'A-Z ' 'a-z-' <<<"$DEVICE")-$(date +%F)}
-mkdir -p "$OUT/logs" "$OUT/bench"
-: >"$OUT/stages.tsv"
-correct=yes
+has() { "$PYTHON" -c "import $1" 2>/dev/null; }
+finds() { command -v "$1" >/dev/null; }
+
+# --- results ------------------------------------------------------------------------------------
+
+# The first of FOLDER, FOLDER-2, FOLDER-3, ... that does not exist.
+free_folder() {
+  local folder=$1 i=2
+  while [[ -e $folder || -e $folder.tar.gz ]]; do
+    folder=$1-$i
+    ((i++))
+  done
+  echo "$folder"
+}
 
 versions() {
   printf '%s\t%s\n' \
@@ -36,70 +61,184 @@ versions() {
     device "$DEVICE" \
     capability "$(gpu compute_cap)" \
     driver "$(gpu driver_version)" \
-    nvcc "$(nvcc --version | sed -n 's/.*release.*, V//p')" \
+    nvcc "$(finds nvcc && nvcc --version | sed -n 's/.*release.*, V//p' || echo none)" \
     python "$("$PYTHON" -c 'import platform; print(platform.python_version())')" \
     torch "$("$PYTHON" -c 'import torch; print(torch.__version__)')" \
     commit "$(git describe --always --dirty 2>/dev/null || echo unknown)"
 }
 
+# Writes the summary and the archive. The archive is renamed into place, so that it is whole always.
+keep() {
+  "$PYTHON" tools/gpu_summary.py "$OUT"
+  tar -C "$(dirname "$OUT")" -czf "$OUT.tar.gz.part" "$(basename "$OUT")" &&
+    mv "$OUT.tar.gz.part" "$OUT.tar.gz"
+}
+
+record() { printf '%s\t%s\t%s\t%d\n' "$1" "$2" "$3" "$4" >>"$OUT/stages.tsv"; }
+
+# --- stages -------------------------------------------------------------------------------------
+
+correct=yes
+running=
+planned=0 builds=0 # seconds; only a dry run adds them up
+
 # stage NAME correctness|speed SECONDS COMMAND...
 stage() {
   local name=$1 kind=$2 limit=$3 start=$SECONDS left=$((BUDGET - SECONDS)) status="not reached"
   shift 3
+  if [[ $DRY == yes ]]; then
+    printf '%-36s %-12s %4s s  %s\n' "$name" "$kind" "$limit" "${*//$PWD\//}"
+    if [[ $name == *build ]]; then ((builds += limit)); else ((planned += limit)); fi
+    return
+  fi
+  current=("$name" "$kind" "$start")
   if ((left > 5)); then
     ((limit > left)) && limit=$left
-    timeout --kill-after=10 "$limit" "$@" >"$OUT/logs/$name.log" 2>&1
+    # In the background, so that a signal interrupts the wait and not only the command.
+    timeout --kill-after=10 "$limit" "$@" >"$OUT/logs/$name.log" 2>&1 &
+    running=$!
+    wait "$running"
     case $? in
       0) status=passed ;;
       124 | 137) status="over $limit s" ;;
       *) status=failed ;;
     esac
+    running=
   fi
+  current=()
   [[ $kind == correctness && $status != passed ]] && correct=no
-  printf '%s\t%s\t%s\t%d\n' "$name" "$kind" "$status" $((SECONDS - start)) >>"$OUT/stages.tsv"
-  printf '%-28s %-12s %4d s\n' "$name" "$status" $((SECONDS - start))
-  "$PYTHON" tools/gpu_summary.py "$OUT"
+  record "$name" "$kind" "$status" $((SECONDS - start))
+  printf '%-36s %-12s %4d s\n' "$name" "$status" $((SECONDS - start))
+  keep
 }
 
-versions >"$OUT/versions.tsv"
-has() { "$PYTHON" -c "import $1" 2>/dev/null; }
+# skipped NAME KIND WHY
+skipped() {
+  if [[ $DRY == yes ]]; then
+    printf '%-36s %-12s         left out: %s\n' "$1" "$2" "$3"
+    return
+  fi
+  record "$1" "$2" "left out: $3" 0
+  printf '%-36s left out: %s\n' "$1" "$3"
+}
+
+current=()
+build=
+interrupted() {
+  trap '' INT TERM
+  [[ -n $running ]] && kill -TERM "$running" 2>/dev/null
+  [[ -n $build ]] && kill -TERM -- "-$build" 2>/dev/null
+  if ((${#current[@]})); then
+    record "${current[0]}" "${current[1]}" interrupted $((SECONDS - current[2]))
+  fi
+  keep
+  echo "interrupted; results: $OUT"
+  exit 130
+}
+
+if [[ $DRY == no ]]; then
+  OUT=$(free_folder "${1:-docs/results/$(tr 'A-Z ' 'a-z-' <<<"$DEVICE")-$(date +%F)}")
+  mkdir -p "$OUT/logs" "$OUT/bench"
+  : >"$OUT/stages.tsv"
+  versions >"$OUT/versions.tsv"
+  trap interrupted INT TERM
+  keep
+else
+  OUT=FOLDER
+fi
+
+# --- what is built ------------------------------------------------------------------------------
+
+# Whether fusedops/lib has code for this GPU: cuobjdump says so; without it the library is trusted.
+CAPABILITY=$([[ $DRY == yes ]] && echo 9.0 || gpu compute_cap)
+ARCH=${CAPABILITY//./}
+has_library() {
+  [[ -f fusedops/lib/libfusedops_cuda.so ]] || return 1
+  finds cuobjdump || return 0
+  cuobjdump --list-elf fusedops/lib/libfusedops_cuda.so | grep -q "sm_$ARCH"
+}
+LIBRARY=(env FUSEDOPS_BUILD_CUDA=1 TORCH_CUDA_ARCH_LIST="$CAPABILITY"
+  "$PYTHON" setup.py build_ext --inplace)
+TUNE=build/tune/tune
+TUNE_BUILD=(bash -c "cmake -S tools/tune -B build/tune -G Ninja -DCMAKE_CUDA_ARCHITECTURES=$ARCH &&
+  cmake --build build/tune")
+
+# The library is built in the background of the stages that need no torch.
+start_build() {
+  # shellcheck disable=SC2016
+  setsid bash -c 'out=$1; shift; "$@"; echo $? >"$out/build.status"' - "$OUT" "${LIBRARY[@]}" \
+    >"$OUT/logs/background-build.log" 2>&1 &
+  build=$!
+}
+AWAIT_BUILD=(bash -c 'tail --pid="$1" -f /dev/null; exit "$(cat "$2/build.status")"' -)
+
+PREBUILT=no
+has_library && PREBUILT=yes
+[[ $DRY == no && $PREBUILT == no ]] && start_build
+
+# --- the ten minutes ----------------------------------------------------------------------------
+
+if [[ -x $TUNE && $DRY == no ]]; then
+  skipped tune-build correctness "$TUNE is there"
+else
+  stage tune-build correctness 150 "${TUNE_BUILD[@]}"
+fi
+stage smoke correctness 20 "$TUNE" --smoke --csv "$OUT/smoke.csv"
+stage tune speed 140 "$TUNE" --seconds 125 --csv "$OUT/tune.csv"
+stage policy speed 10 bash -c "'$PYTHON' tools/pick_policy.py '$OUT/tune.csv' >'$OUT/policy.diff'"
+
+# The kernels that carry most models, and a cluster. Each run ends with the launch it profiles.
+PROFILED=(norm_forward_registers softmax_forward_registers norm_backward_registers
+  softmax_backward_registers masked_softmax_forward_registers softmax_forward_cluster)
+NCU=(ncu --launch-skip 2 --launch-count 1 --kill yes)
+for section in SpeedOfLight MemoryWorkloadAnalysis SchedulerStats WarpStateStats Occupancy; do
+  NCU+=(--section "$section")
+done
+if [[ $DRY == yes ]] || finds ncu; then
+  for kernel in "${PROFILED[@]}"; do
+    stage "ncu-$kernel" speed 15 "${NCU[@]}" --kernel-name "$kernel" \
+      "$TUNE" --seconds 10 --csv "$OUT/logs/ncu-$kernel.csv"
+  done
+else
+  skipped ncu speed "ncu is not on PATH"
+fi
+
+if [[ $PREBUILT == yes ]]; then
+  skipped build correctness "fusedops/lib has code for sm_$ARCH"
+elif [[ $DRY == yes ]]; then
+  stage build correctness 240 "${LIBRARY[@]}"
+else
+  stage build correctness 240 "${AWAIT_BUILD[@]}" "$build" "$OUT"
+fi
+# torch.compile(backend="fusedops") finds the backend by its entry point, which needs an egg-info.
+stage entry-point correctness 10 "$PYTHON" setup.py -q egg_info
+stage env correctness 20 "$PYTHON" -m fusedops env
+
+# All tests that need a GPU are one process group, and the longest rows come first.
+CUDA_TESTS=(tests/cuda/test_cuda_{long_rows,every_kernel,library,c_api,values,gradients}.py
+  tests/cuda/test_cuda_{softmax_family,norm_family,parallel_stack,determinism,layout}.py
+  tests/cuda/test_cuda_{streams,opcheck,compile,large}.py)
+if [[ $DRY == yes ]] || has expecttest; then
+  CUDA_TESTS+=(tests/cuda/test_cuda_opinfo.py)
+fi
 PYTEST=("$PYTHON" -m pytest -q -p no:cacheprovider)
 PARALLEL=("${PYTEST[@]}")
-has xdist && PARALLEL+=(-n $(($(nproc) * 3 / 4)) --dist worksteal)
-# The tests of the emulator and the disassembler give the same results without a GPU.
-SUITE=(tests --ignore=tests/cuda --ignore=tests/simt --ignore=tests/tools/test_sass.py)
-# PyTorch's own samples of its ops need expecttest, and so do the tests that print graphs.
-if ! has expecttest; then
-  mapfile -t files < <(grep -rlE 'expecttest|testing\._internal' --include='test_*.py' tests)
-  SUITE+=("${files[@]/#/--ignore=}")
-  printf 'no expecttest, left out\t%s\n' "${files[*]}" >>"$OUT/versions.tsv"
-fi
-SMALL=("${PYTEST[@]}" tests/cuda/test_cuda_every_kernel.py)
+has xdist && PARALLEL+=(-n $(($(nproc) * 3 / 4 + 1)) --dist load --maxschedchunk 4)
+stage cuda correctness 120 "${PARALLEL[@]}" "${CUDA_TESTS[@]}"
+
 # Without PyTorch's cache every tensor is a separate allocation, so that accesses beyond it are found.
 SANITIZER=(env PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --kernel-name kns=fusedops
   --report-api-errors no --error-exitcode 99)
+SMALL=("${PYTEST[@]}" tests/cuda/test_cuda_every_kernel.py)
+for tool in memcheck racecheck; do
+  stage "$tool" correctness 65 "${SANITIZER[@]}" --tool "$tool" "${SMALL[@]}"
+done
 
-stage build correctness 150 \
-  env FUSEDOPS_BUILD_CUDA=1 TORCH_CUDA_ARCH_LIST="$(gpu compute_cap)" \
-  "$PYTHON" setup.py build_ext --inplace
-# torch.compile(backend="fusedops") finds the backend by its entry point, which needs an egg-info.
-stage entry-point correctness 30 "$PYTHON" setup.py -q egg_info
-stage env correctness 60 "$PYTHON" -m fusedops env
-stage library correctness 60 "${PYTEST[@]}" tests/cuda/test_cuda_{library,c_api}.py
-stage numerics correctness 120 "${PARALLEL[@]}" tests/cuda/test_cuda_{values,gradients}.py
-stage softmax-family correctness 120 "${PARALLEL[@]}" tests/cuda/test_cuda_softmax_family.py
-stage norm-family correctness 120 "${PARALLEL[@]}" tests/cuda/test_cuda_norm_family.py
-stage long-rows correctness 90 "${PARALLEL[@]}" tests/cuda/test_cuda_{long_rows,parallel_stack}.py
-stage streams correctness 60 "${PYTEST[@]}" tests/cuda/test_cuda_streams.py
-stage opcheck correctness 60 "${PARALLEL[@]}" tests/cuda/test_cuda_opcheck.py
-has expecttest && stage opinfo correctness 60 "${PARALLEL[@]}" tests/cuda/test_cuda_opinfo.py
-stage layout correctness 60 "${PARALLEL[@]}" tests/cuda/test_cuda_{layout,determinism}.py
-stage compile correctness 90 "${PARALLEL[@]}" tests/cuda/test_cuda_compile.py
-stage large correctness 40 "${PYTEST[@]}" tests/cuda/test_cuda_large.py
-stage memcheck correctness 75 "${SANITIZER[@]}" --tool memcheck "${SMALL[@]}"
-stage racecheck correctness 75 "${SANITIZER[@]}" --tool racecheck "${SMALL[@]}"
-stage suite correctness 90 "${PARALLEL[@]}" "${SUITE[@]}"
-OPS=(softmax layer_norm masked_softmax softmax_dropout log_softmax std_norm rms_norm add_layer_norm add_rms_norm)
+if [[ $DRY == yes ]]; then
+  echo "before the benches: $planned s of $BUDGET s, and $builds s more for what was not built before"
+fi
+OPS=(softmax layer_norm masked_softmax rms_norm log_softmax softmax_dropout std_norm add_layer_norm
+  add_rms_norm)
 for direction in forward backward; do
   for op in "${OPS[@]}"; do
     name=$op-$direction
@@ -110,8 +249,21 @@ for direction in forward backward; do
 done
 stage bench-memory speed 60 "$PYTHON" -m fusedops bench --memory --device cuda \
   --csv "$OUT/memory.csv"
+
+# The tests of the emulator and the disassembler give the same results without a GPU.
+SUITE=(tests --ignore=tests/cuda --ignore=tests/simt
+  --ignore-glob='*/test_sass*.py' --ignore=tests/tools/test_gpu_tune.py)
+# PyTorch's own samples of its ops need expecttest, and so do the tests that print graphs.
+if ! has expecttest; then
+  mapfile -t files < <(grep -rlE 'expecttest|testing\._internal' --include='test_*.py' tests)
+  SUITE+=("${files[@]/#/--ignore=}")
+fi
+stage suite correctness 90 "${PARALLEL[@]}" "${SUITE[@]}"
+
+[[ $DRY == yes ]] && exit 0
 compgen -G "$OUT/bench/*.csv" >/dev/null &&
   awk 'FNR > 1 || NR == 1' "$OUT"/bench/*.csv >"$OUT/bench.csv"
-
-echo "results: $OUT"
+[[ -n $build ]] && kill -TERM -- "-$build" 2>/dev/null
+keep
+echo "results: $OUT and $OUT.tar.gz"
 [[ $correct == yes ]]

@@ -1,25 +1,93 @@
 #!/usr/bin/env python3
-"""Writes summary.md and summary.json of a run of gpu_check.sh, from the tables in its folder."""
+"""Writes summary.md, summary.json and tune.png of a run of gpu_check.sh, from its tables."""
 
 from __future__ import annotations
 
+import csv
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 STAGE = ("stage", "kind", "status", "seconds")
+#: The lengths whose shares of a copy the summary shows, of the incumbents with most rows.
+LENGTHS = (1024, 4096, 8192, 16384, 32768, 65536)
+DTYPES = ("bfloat16", "float32")
+Shares = dict[tuple[str, str], dict[int, float]]
 
 
 def read_table(path: Path) -> list[list[str]]:
     return [line.split("\t") for line in path.read_text().splitlines()]
 
 
-def markdown(versions: dict[str, str], stages: list[dict[str, str | int]]) -> str:
+def read_shares(path: Path) -> Shares:
+    """By operator with direction, and dtype: the share of a copy at each length. A last line that
+    tune had not finished is left out."""
+    found: dict[tuple[str, str], dict[int, tuple[int, float]]] = {}
+    if not path.exists():
+        return {}
+    with path.open(newline="") as file:
+        for row in csv.DictReader(file):
+            if None in row.values() or row["is_incumbent"] != "1" or not row["share_of_copy"]:
+                continue
+            name = f"{row['op']} {row['direction']}", row["dtype"]
+            case = int(row["rows"]), float(row["share_of_copy"])
+            of_name = found.setdefault(name, {})
+            of_name[int(row["cols"])] = max(case, of_name.get(int(row["cols"]), case))
+    return {name: {n: share for n, (_, share) in of.items()} for name, of in found.items()}
+
+
+def shares_lines(shares: Shares) -> list[str]:
+    """A table of the shares of a copy in percent, a line for each operator and dtype."""
+    if not shares:
+        return []
+    head = ["operator", "dtype", *map(str, LENGTHS)]
+    lines = ["", "Speed in percent of a copy's:", ""]
+    lines += [f"| {' | '.join(head)} |", f"| --- | --- |{' ---: |' * len(LENGTHS)}"]
+    for (op, dtype), of in sorted(shares.items()):
+        cells = [f"{100 * of[n]:.0f}" if n in of else "" for n in LENGTHS]
+        lines.append(f"| {' | '.join([op, dtype, *cells])} |")
+    return lines
+
+
+def draw_shares(shares: Shares, path: Path) -> bool:
+    """Draws the shares over the length, once: tune ends before the next stage begins. Returns
+    whether there is a picture; there is none without matplotlib."""
+    if path.exists():
+        return True
+    try:
+        import matplotlib
+    except ImportError:
+        return False
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, panels = plt.subplots(1, len(DTYPES), sharey=True, figsize=(12, 5))
+    for axes, dtype in zip(panels, DTYPES, strict=True):
+        for (op, of_dtype), of in sorted(shares.items()):
+            if of_dtype == dtype:
+                lengths = sorted(of)
+                axes.plot(lengths, [of[n] for n in lengths], marker=".", label=op)
+        axes.set_xscale("log", base=2)
+        axes.set(title=dtype, xlabel="columns", ylim=(0, 1.1))
+        axes.axhline(1, color="black", linewidth=0.8)
+    panels[0].set_ylabel("speed, as a share of a copy's")
+    panels[-1].legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.savefig(path, bbox_inches="tight")
+    plt.close(figure)
+    return True
+
+
+def markdown(
+    versions: dict[str, str], stages: list[dict[str, str | int]], shares: Shares, picture: str
+) -> str:
     lines = [f"# {versions['device']}, {versions['date'][:10]}", ""]
     lines += [f"- {name}: {value}" for name, value in versions.items()]
     lines += ["", f"| {' | '.join(STAGE)} |", "| --- | --- | --- | ---: |"]
     lines += [f"| {' | '.join(map(str, stage.values()))} |" for stage in stages]
+    lines += shares_lines(shares)
+    if picture:
+        lines += ["", f"![Speed as a share of a copy's]({picture})"]
     return "\n".join(lines) + "\n"
 
 
@@ -27,7 +95,10 @@ def write_summary(folder: Path) -> None:
     versions = dict(read_table(folder / "versions.tsv"))
     rows = read_table(folder / "stages.tsv")
     stages = [dict(zip(STAGE, (*row, int(seconds)), strict=True)) for *row, seconds in rows]
-    text = markdown(versions, stages)  # before writing, so that an error leaves both files alone
+    shares = read_shares(folder / "tune.csv")
+    picture = "tune.png" if shares and draw_shares(shares, folder / "tune.png") else ""
+    # Before writing, so that an error leaves both files alone.
+    text = markdown(versions, stages, shares, picture)
     summary = json.dumps({"versions": versions, "stages": stages}, indent=2)
     (folder / "summary.md").write_text(text)
     (folder / "summary.json").write_text(summary + "\n")

@@ -1,26 +1,283 @@
-"""tools/gpu_check.sh, which needs a GPU: what can be read in it without one."""
+"""tools/gpu_check.sh, which needs a GPU: its stages, and a run against stubs of what it calls."""
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = (ROOT / "tools" / "gpu_check.sh").read_text()
-#: The files of a word such as tests/cuda/test_cuda_{values,gradients}.py.
-NAMED = {
-    f"test_cuda_{name}.py"
-    for names in re.findall(r"tests/cuda/test_cuda_\{?([\w,]+)\}?\.py", SCRIPT)
-    for name in names.split(",")
+SCRIPT = ROOT / "tools" / "gpu_check.sh"
+CUDA_TESTS = sorted((ROOT / "tests" / "cuda").glob("test_*.py"))
+
+#: A Python that runs the tools here as they are, and pretends everything else.
+PYTHON = f"""#!/usr/bin/env bash
+case "$*" in
+  "-c import "*) exit 0 ;;
+  -c*sysconfig*) echo /nowhere ;;
+  -c*) echo 3.0 ;;
+  tools/*) exec {sys.executable} "$@" ;;
+  *) echo "$*"; exec pretended "$@" ;;
+esac
+"""
+#: What stands in for commands. `pretended` runs for every command of Python.
+STUBS = {
+    "nvidia-smi": 'case "$*" in *compute_cap*) echo 9.0 ;; *) echo "NVIDIA Stub" ;; esac',
+    "nvcc": 'echo "Cuda compilation tools, release 13.0, V13.0.0"',
+    "ncu": 'echo "profiled: $*"',
+    "compute-sanitizer": 'shift 4; while [[ $1 == --* ]]; do shift 2; done; exec "$@"',
+    "cmake": "exit 0",
+    "cuobjdump": 'echo "ELF file 1: kernels.sm_90.cubin"',
+    "pretended": "exit 0",
 }
+TUNE = """#!/usr/bin/env bash
+while [[ $1 != --csv ]]; do shift; done
+cat >"$2" <<END
+op,direction,dtype,rows,cols,width,elements,threads,row_threads,blocks,partitions,segment,\
+fixed,is_incumbent,median_us,copy_us,share_of_copy,bytes,difference,error
+softmax,forward,bfloat16,1000,4096,8,16,256,256,1,0,0,0,1,10,9,0.9,16384,0,
+softmax,forward,bfloat16,1000,8192,8,32,256,256,1,0,0,0,1,10,8,0.8,32768,0,
+END
+"""
 
 
-@pytest.mark.parametrize("path", (ROOT / "tests" / "cuda").glob("test_*.py"), ids=lambda p: p.name)
-def test_every_test_of_a_gpu_runs_in_some_stage(path):
-    assert path.name in NAMED
+def write_program(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text if text.startswith("#!") else f"#!/usr/bin/env bash\n{text}\n")
+    path.chmod(0o755)
 
 
-def test_no_stage_names_a_file_that_is_not_there():
-    assert all((ROOT / "tests" / "cuda" / name).exists() for name in NAMED)
+class Checkout:
+    """A copy of what the script reads, with stubs on PATH."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.programs = folder, folder / "programs"
+        for name in ("gpu_check.sh", "gpu_summary.py", "pick_policy.py"):
+            (folder / "tools").mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / "tools" / name, folder / "tools")
+        plans = "csrc/include/fusedops/cuda/launch_plan.h"
+        (folder / plans).parent.mkdir(parents=True)
+        shutil.copy(ROOT / plans, folder / plans)
+        (folder / "tests").mkdir()
+        (folder / "fusedops" / "lib").mkdir(parents=True)
+        (folder / "fusedops" / "lib" / "libfusedops_cuda.so").touch()
+        for name, text in STUBS.items():
+            write_program(self.programs / name, text)
+        write_program(folder / "python", PYTHON)
+        # Two benches say what eighteen would.
+        script = folder / "tools" / "gpu_check.sh"
+        text, count = re.subn(
+            r"^OPS=\(.*?\)", "OPS=(softmax)", script.read_text(), flags=re.M | re.S
+        )
+        assert count == 1
+        script.write_text(text)
+        write_program(folder / "build" / "tune" / "tune", TUNE)
+
+    def limit(self, stage: str, seconds: int) -> None:
+        """Lowers the limit of a stage."""
+        script = self.folder / "tools" / "gpu_check.sh"
+        text, count = re.subn(
+            rf"^( *stage {stage} \w+) \d+", rf"\1 {seconds}", script.read_text(), flags=re.MULTILINE
+        )
+        assert count >= 1
+        script.write_text(text)
+
+    def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+        environment = {
+            "PATH": f"{self.programs}:/usr/bin:/bin",
+            "PYTHON": str(self.folder / "python"),
+            "HOME": os.environ.get("HOME", "/"),
+            **variables,
+        }
+        command = ["bash", str(self.folder / "tools" / "gpu_check.sh"), *arguments]
+        # A shell cannot trap a signal that it inherits as ignored, as a job in the background does.
+        command = ["env", "--default-signal=INT,TERM", *command]
+        return subprocess.Popen(
+            command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+
+    def run(self, *arguments: str, **variables: str) -> tuple[int, str]:
+        process = self.start(*arguments, **variables)
+        output, _ = process.communicate(timeout=120)
+        return process.returncode, output
+
+    def stages(self, out: str = "out") -> dict[str, str]:
+        """The status of each stage that was recorded."""
+        lines = (self.folder / out / "stages.tsv").read_text().splitlines()
+        return {name: status for name, _, status, _ in (line.split("\t") for line in lines)}
+
+    def archived(self, out: str = "out") -> dict[str, str]:
+        """The text files of the archive, by their names in the folder."""
+        with tarfile.open(self.folder / f"{out}.tar.gz") as archive:
+            files = [member for member in archive.getmembers() if member.isfile()]
+            return {
+                member.name.split("/", 1)[1]: archive.extractfile(member).read().decode("latin-1")
+                for member in files
+            }
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    return Checkout(tmp_path / "fusedops")
+
+
+@pytest.fixture
+def dry() -> str:
+    command = ["bash", str(SCRIPT), "--dry-run"]
+    environment = {**os.environ, "PYTHON": sys.executable}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_test_of_a_gpu_runs_in_one_stage(dry):
+    (stage,) = re.findall(r"^cuda .*$", dry, re.MULTILINE)
+    named = re.findall(r"tests/cuda/(\S+)", stage)
+    assert sorted(named) == [path.name for path in CUDA_TESTS]
+    assert named[0] == "test_cuda_long_rows.py"
+
+
+def test_the_stages_come_in_the_order_of_what_they_tell(dry):
+    names = [
+        line.split()[0] for line in dry.splitlines() if re.search(r" (correctness|speed) ", line)
+    ]
+    kinds = [re.sub(r"-.*", "", name) for name in names if name != "tune-build"]
+    order = list(dict.fromkeys(kinds))
+    assert order == [
+        *(
+            "smoke",
+            "tune",
+            "policy",
+            "ncu",
+            "build",
+            "entry",
+            "env",
+            "cuda",
+            "memcheck",
+            "racecheck",
+        ),
+        *("bench", "suite"),
+    ]
+    assert kinds.count("ncu") == 6
+
+
+def test_the_stages_before_the_benches_fit_into_the_budget_together(dry):
+    before = dry[: dry.index("\nbench-")]
+    limits = {
+        name: int(seconds)
+        for name, seconds in re.findall(r"^(\S+) +(?:correctness|speed) +(\d+) s ", before, re.M)
+    }
+    builds = sum(seconds for name, seconds in limits.items() if name.endswith("build"))
+    planned = sum(limits.values()) - builds
+    (budget,) = re.findall(r"^BUDGET=\$\{BUDGET:-(\d+)\}", SCRIPT.read_text(), re.M)
+    assert planned <= int(budget)
+    assert f"before the benches: {planned} s of {budget} s, and {builds} s more" in before
+    assert {"tune-build", "smoke", "tune", "cuda", "memcheck", "racecheck"} <= limits.keys()
+
+
+def test_a_run_keeps_a_summary_and_one_archive(checkout):
+    code, output = checkout.run("out")
+    assert code == 0, output
+    stages = checkout.stages()
+    assert {status for status in stages.values() if not status.startswith("left out")} == {"passed"}
+    assert stages["tune-build"].startswith("left out") and stages["build"].startswith("left out")
+    files = checkout.archived()
+    assert {"summary.md", "summary.json", "stages.tsv", "tune.csv", "logs/smoke.log"} <= set(files)
+    summary = files["summary.md"]
+    assert "# NVIDIA Stub" in summary and "| softmax forward | bfloat16 |  | 90 | 80 |" in summary
+    assert "profiled: " in files["logs/ncu-softmax_forward_cluster.log"]
+    assert "tests/cuda/test_cuda_every_kernel.py" in files["logs/racecheck.log"]
+
+
+def test_a_folder_that_exists_is_never_written_to(checkout):
+    (checkout.folder / "out").mkdir()
+    (checkout.folder / "out" / "old").write_text("kept")
+    assert checkout.run("out")[0] == 0
+    assert [path.name for path in (checkout.folder / "out").iterdir()] == ["old"]
+    assert checkout.stages("out-2")["cuda"] == "passed"
+
+
+def test_a_stage_that_fails_does_not_stop_the_rest(checkout):
+    write_program(checkout.programs / "pretended", '[[ "$*" != *long_rows* ]]')
+    code, _ = checkout.run("out")
+    assert code == 1
+    stages = checkout.stages()
+    assert (stages["cuda"], stages["memcheck"], stages["suite"]) == ("failed", "passed", "passed")
+    assert "| cuda | correctness | failed |" in checkout.archived()["summary.md"]
+
+
+def test_a_stage_that_hangs_ends_at_its_limit_with_what_it_wrote(checkout):
+    cut = TUNE.replace("\nEND\n", "\nsoftmax,forward,bfl\nEND\n")
+    hanging = cut + '[[ "$2" == *smoke* ]] || sleep 600\n'
+    write_program(checkout.folder / "build" / "tune" / "tune", hanging)
+    checkout.limit("tune", 1)
+    code, _ = checkout.run("out")
+    assert code == 0  # it measures, and tests nothing
+    assert checkout.stages()["tune"] == "over 1 s" and checkout.stages()["cuda"] == "passed"
+    files = checkout.archived()
+    assert files["tune.csv"].endswith("bfl\n") and "| 90 | 80 |" in files["summary.md"]
+    assert "too few or too many fields" in files["logs/policy.log"]
+
+
+@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM], ids=["INT", "TERM"])
+def test_an_interrupted_run_keeps_what_it_reached(checkout, which):
+    write_program(checkout.programs / "pretended", '[[ "$*" != *long_rows* ]] || sleep 600')
+    process = checkout.start("out")
+    log = checkout.folder / "out" / "logs" / "cuda.log"
+    until = time.monotonic() + 60
+    while not (log.exists() and log.read_text()) and time.monotonic() < until:
+        time.sleep(0.1)
+    process.send_signal(which)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 130, output
+    stages = checkout.stages()
+    assert stages["smoke"] == "passed" and stages["cuda"] == "interrupted"
+    assert "memcheck" not in stages
+    assert "| cuda | correctness | interrupted |" in checkout.archived()["summary.md"]
+
+
+def test_the_budget_ends_the_run(checkout):
+    code, _ = checkout.run("out", BUDGET="5")
+    assert code == 1
+    assert {s for s in checkout.stages().values() if "left out" not in s} == {"not reached"}
+
+
+def test_a_library_for_another_gpu_is_built_in_the_background(checkout):
+    write_program(checkout.programs / "cuobjdump", 'echo "ELF file 1: kernels.sm_80.cubin"')
+    assert checkout.run("out")[0] == 0
+    assert checkout.stages()["build"] == "passed"
+    log = checkout.archived()["logs/background-build.log"]
+    assert "setup.py build_ext --inplace" in log
+
+
+def test_a_build_that_fails_is_a_stage_that_fails(checkout):
+    (checkout.folder / "fusedops" / "lib" / "libfusedops_cuda.so").unlink()
+    write_program(checkout.programs / "pretended", '[[ "$*" != *build_ext* ]]')
+    assert checkout.run("out")[0] == 1
+    assert checkout.stages()["build"] == "failed"
+
+
+def test_without_ncu_it_says_so(checkout):
+    (checkout.programs / "ncu").unlink()
+    code, output = checkout.run("out")
+    assert code == 0 and checkout.stages()["ncu"] == "left out: ncu is not on PATH"
+
+
+@pytest.mark.parametrize("arguments", [["--bogus"], ["a", "b"]])
+def test_a_bad_command_line_is_refused(checkout, arguments):
+    code, output = checkout.run(*arguments)
+    assert code == 2 and "wanted [--dry-run] [FOLDER]" in output
+
+
+def test_without_a_gpu_it_says_so(checkout):
+    write_program(checkout.programs / "nvidia-smi", "exit 9")
+    code, output = checkout.run("out")
+    assert code == 1 and "nvidia-smi finds no GPU" in output

@@ -1,0 +1,479 @@
+"""The model of tools/sass_report.py: a warp's path, the bytes that move, the predicted time."""
+
+import csv
+import dataclasses
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from fusedops.ops import _library
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+from sass import (
+    demand,
+    errors,
+    kernels,
+    launches,
+    limits,
+    measured,
+    model,
+    output,
+    page,
+    predict,
+    shape_gates,
+    toolchain,
+)
+from sass.chips import CHIPS, LATENCY
+from sass.code import parse_sass
+from sass.launches import Case, Region
+from sass.machine import follow
+from sass.registers import Place
+
+CHIP = CHIPS["90"]
+
+
+def trace_of(sass, *, parameters=b"", block=0, warp=0, threads=(32, 1), blocks=1, masks=()):
+    (body,) = parse_sass(f"\t\tFunction : kernel\n{sass}").values()
+    launch = launches.Launch("kernel", blocks, 1, threads, parameters)
+    constants = launch.constants(0x210)
+    return follow(body, Place(block, warp, threads, blocks, 1, constants, frozenset(masks)))
+
+
+LOOP = """
+        /*0000*/                   HFMA2.MMA R4, -RZ, RZ, 0, 0 ;
+        /*0010*/                   ULDC UR4, c[0x0][0x210] ;
+        /*0020*/                   VIADD R4, R4, 0x1 ;
+        /*0030*/                   FADD R5, R5, R4 ;
+        /*0040*/                   ISETP.GE.AND P0, PT, R4, UR4, PT ;
+        /*0050*/              @!P0 BRA 0x20 ;
+        /*0060*/                   EXIT ;
+"""
+
+
+@pytest.mark.parametrize("trips", [1, 2, 77])
+def test_a_loop_is_followed_as_often_as_the_launch_says(trips):
+    trace = trace_of(LOOP, parameters=trips.to_bytes(4, "little"))
+    assert trace.instructions == 2 + 4 * trips + 1
+    assert trace.executed["FADD"] == trips
+    assert trace.guesses == 0
+
+
+BRANCH = """
+        /*0000*/                   LDC R0, c[0x0][0x210] ;
+        /*0010*/                   ISETP.NE.AND P0, PT, R0, 0x3, PT ;
+        /*0020*/               @P0 BRA 0x50 ;
+        /*0030*/                   MUFU.EX2 R2, R3 ;
+        /*0040*/                   EXIT ;
+        /*0050*/                   EXIT ;
+"""
+
+
+@pytest.mark.parametrize("dtype, instructions, exponentials", [(3, 5, 1), (0, 4, 0)])
+def test_branches_of_other_dtypes_are_not_counted(dtype, instructions, exponentials):
+    trace = trace_of(BRANCH, parameters=dtype.to_bytes(4, "little"))
+    assert (trace.instructions, trace.executed["MUFU"]) == (instructions, exponentials)
+
+
+# Each thread reads 16 bytes from thread * 16 + block * 512 on while that is below 0x308, and stores
+# what it has read; the lanes that have nothing to do jump over the loads.
+ADDRESSES = """
+        /*0000*/                   S2R R0, SR_TID.X ;
+        /*0010*/                   S2UR UR4, SR_CTAID.X ;
+        /*0020*/                   LDC.64 R2, c[0x0][0x210] ;
+        /*0030*/                   IMAD.SHL.U32 R1, R0, 0x10, RZ ;
+        /*0040*/                   UIMAD UR4, UR4, 0x200, URZ ;
+        /*0050*/                   VIADD R1, R1, UR4 ;
+        /*0060*/                   ISETP.GE.U32.AND P0, PT, R1, 0x308, PT ;
+        /*0070*/               @P0 BRA 0xc0 ;
+        /*0080*/                   IADD3 R4, P1, R1, R2, RZ ;
+        /*0090*/                   IADD3.X R5, RZ, R3, RZ, P1, !PT ;
+        /*00a0*/                   LDG.E.128 R8, desc[UR6][R4.64] ;
+        /*00b0*/                   STG.E.128 desc[UR6][R4.64+0x10000000000], R8 ;
+        /*00c0*/                   EXIT ;
+"""
+
+
+@pytest.mark.parametrize("block, lanes", [(0, 32), (1, 17), (2, 0)])
+def test_bytes_are_those_of_the_lanes_inside_the_row(block, lanes):
+    base = (5 << 40) + (1 << 32) - 16  # the addition carries into the upper word
+    trace = trace_of(ADDRESSES, parameters=base.to_bytes(8, "little"), block=block, blocks=3)
+    assert trace.loaded[5] == trace.stored[6] == 16 * lanes
+    assert trace.in_flight == 16 * lanes
+    assert trace.instructions == (13 if lanes else 9)
+    assert trace.guesses == 0
+
+
+def test_lanes_that_read_the_same_address_move_it_once():
+    sass = """
+        /*0000*/                   LDC.64 R2, c[0x0][0x210] ;
+        /*0010*/                   LDG.E R4, desc[UR6][R2.64] ;
+        /*0020*/                   EXIT ;
+    """
+    assert trace_of(sass, parameters=(7 << 40).to_bytes(8, "little")).loaded == {7: 4}
+
+
+def test_a_predicate_that_some_lanes_wrote_first_still_masks_lanes():
+    sass = """
+        /*0000*/                   S2R R0, SR_TID.X ;
+        /*0010*/                   LDC.64 R2, c[0x0][0x210] ;
+        /*0020*/                   ISETP.GT.AND P0, PT, R0, 0x7, PT ;
+        /*0030*/               @P0 ISETP.GT.AND P1, PT, R0, 0xf, PT ;
+        /*0040*/                   IMAD.WIDE.U32 R4, R0, 0x4, R2 ;
+        /*0050*/               @P1 LDG.E R6, desc[UR6][R4.64] ;
+        /*0060*/                   EXIT ;
+    """
+    trace = trace_of(sass, parameters=(7 << 40).to_bytes(8, "little"))
+    assert trace.loaded == {7: 4 * 16}
+
+
+@pytest.mark.parametrize("relation, exponentials", [("NEU", 0), ("EQ", 1)])
+def test_a_computed_float_is_no_constant(relation, exponentials):
+    sass = f"""
+        /*0000*/                   FADD R2, R3, R4 ;
+        /*0010*/                   FSETP.{relation}.AND P0, PT, R2, RZ, PT ;
+        /*0020*/               @P0 EXIT ;
+        /*0030*/                   MUFU.EX2 R5, R5 ;
+        /*0040*/                   EXIT ;
+    """
+    trace = trace_of(sass)
+    assert (trace.executed["MUFU"], trace.guesses) == (exponentials, 0)
+
+
+@pytest.mark.parametrize("masks, exponentials", [([], 1), ([7], 0)])
+def test_memory_holds_zeros_and_masks_hold_true(masks, exponentials):
+    sass = """
+        /*0000*/                   LDC.64 R2, c[0x0][0x210] ;
+        /*0010*/                   LDG.E.U8 R4, desc[UR6][R2.64] ;
+        /*0020*/                   ISETP.NE.AND P0, PT, R4, RZ, PT ;
+        /*0030*/               @P0 EXIT ;
+        /*0040*/                   MUFU.EX2 R5, R5 ;
+        /*0050*/                   EXIT ;
+    """
+    trace = trace_of(sass, parameters=(7 << 40).to_bytes(8, "little"), masks=masks)
+    assert (trace.executed["MUFU"], trace.guesses) == (exponentials, 0)
+
+
+def test_predicates_in_the_bits_of_an_unwritten_register_are_known():
+    sass = """
+        /*0000*/                   LOP3.LUT R4, R4, 0xfffffffd, RZ, 0xc0, !PT ;
+        /*0010*/                   LOP3.LUT R4, R4, 0x2, RZ, 0xfc, !PT ;
+        /*0020*/                   LOP3.LUT P0, RZ, R4, 0x2, RZ, 0xc0, !PT ;
+        /*0030*/               @P0 EXIT ;
+        /*0040*/                   MUFU.EX2 R5, R5 ;
+        /*0050*/                   EXIT ;
+    """
+    trace = trace_of(sass)
+    assert (trace.executed["MUFU"], trace.guesses) == (0, 0)
+
+
+#: A selector, and the bytes of 0x81B2C3D4 that it picks, or their signs.
+PERMUTED = [
+    ("0x3210", 0x81B2C3D4),
+    ("0x0123", 0xD4C3B281),
+    ("0x9991", 0xFFFFFFC3),
+    ("0x4440", 0x000000D4),
+]
+
+
+@pytest.mark.parametrize("selector, result", PERMUTED)
+def test_bytes_are_permuted(selector, result):
+    sass = f"""
+        /*0000*/                   LDC R2, c[0x0][0x210] ;
+        /*0010*/                   PRMT R2, R2, {selector}, RZ ;
+        /*0020*/                   ISETP.EQ.AND P0, PT, R2, {result:#x}, PT ;
+        /*0030*/               @P0 EXIT ;
+        /*0040*/                   MUFU.EX2 R5, R5 ;
+        /*0050*/                   EXIT ;
+    """
+    trace = trace_of(sass, parameters=(0x81B2C3D4).to_bytes(4, "little"))
+    assert (trace.executed["MUFU"], trace.guesses) == (0, 0)
+
+
+def test_sixteen_bits_are_known_beside_a_float():
+    sass = """
+        /*0000*/                   FADD R2, R3, R4 ;
+        /*0010*/                   PRMT R2, RZ, 0x7610, R2 ;
+        /*0020*/                   PRMT R2, R2, 0x9910, RZ ;
+        /*0030*/                   ISETP.EQ.AND P0, PT, R2, RZ, PT ;
+        /*0040*/               @P0 EXIT ;
+        /*0050*/                   MUFU.EX2 R5, R5 ;
+        /*0060*/                   EXIT ;
+    """
+    trace = trace_of(sass)
+    assert (trace.executed["MUFU"], trace.guesses) == (0, 0)
+
+
+def test_a_jump_on_a_computed_float_is_a_guess_that_is_not_taken():
+    sass = """
+        /*0000*/                   FADD R2, R3, R4 ;
+        /*0010*/                   FSETP.GT.AND P0, PT, R2, RZ, PT ;
+        /*0020*/               @P0 BRA 0x40 ;
+        /*0030*/                   FADD R2, R3, R4 ;
+        /*0040*/                   EXIT ;
+    """
+    trace = trace_of(sass)
+    assert (trace.guesses, trace.instructions) == (1, 5)
+
+
+# nvcc's 32-bit division of 1000003 by the parameter.
+DIVISION = """
+        /*0000*/                   LDC R6, c[0x0][0x210] ;
+        /*0010*/                   I2F.U32.RP R0, R6 ;
+        /*0020*/                   IMAD.MOV R7, RZ, RZ, -R6 ;
+        /*0030*/                   MUFU.RCP R0, R0 ;
+        /*0040*/                   VIADD R2, R0, 0xffffffe ;
+        /*0050*/                   F2I.FTZ.U32.TRUNC.NTZ R3, R2 ;
+        /*0060*/                   IMAD.MOV.U32 R2, RZ, RZ, RZ ;
+        /*0070*/                   IMAD R7, R7, R3, RZ ;
+        /*0080*/                   IMAD.HI.U32 R3, R3, R7, R2 ;
+        /*0090*/                   MOV R4, 0xf4243 ;
+        /*00a0*/                   IMAD.HI.U32 R3, R3, R4, RZ ;
+        /*00b0*/                   IMAD.MOV R5, RZ, RZ, -R3 ;
+        /*00c0*/                   IMAD R5, R6, R5, R4 ;
+        /*00d0*/                   ISETP.GE.U32.AND P0, PT, R5, R6, PT ;
+        /*00e0*/               @P0 IMAD.IADD R5, R5, 0x1, -R6 ;
+        /*00f0*/               @P0 VIADD R3, R3, 0x1 ;
+        /*0100*/                   ISETP.GE.U32.AND P1, PT, R5, R6, PT ;
+        /*0110*/               @P1 VIADD R3, R3, 0x1 ;
+        /*0120*/                   ISETP.NE.U32.AND P2, PT, R3, c[0x0][0x214], PT ;
+        /*0130*/               @P2 BRA 0x150 ;
+        /*0140*/                   MUFU.EX2 R9, R9 ;
+        /*0150*/                   EXIT ;
+"""
+
+
+@pytest.mark.parametrize("divisor", [2, 3, 7, 1000, 999983])
+def test_a_division_has_its_quotient(divisor):
+    parameters = divisor.to_bytes(4, "little") + (1000003 // divisor).to_bytes(4, "little")
+    assert trace_of(DIVISION, parameters=parameters).executed["MUFU"] == 2
+
+
+# --- the launch code ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    if shutil.which("g++") is None:
+        pytest.skip("no g++: the launch code is not compiled")
+    return launches.LaunchProgram(tmp_path_factory.mktemp("launches"))
+
+
+def test_plans_are_those_of_the_launch_code(program):
+    cases = [Case("softmax", "bfloat16", 8192, 1024), Case("softmax", "float32", 4, 4_000_000)]
+    short, long = program.plans(cases)
+    (launch,) = short.launches
+    assert "softmax_forward_registers" in launch.symbol
+    assert launch.blocks * launch.threads[1] == 8192
+    assert [region.kind for region in short.regions.values()] == ["rows", "rows"]
+    assert {region.kind for region in long.regions.values()} == {"rows", "partials"}
+    assert len({one.symbol for one in long.launches}) == 2
+
+
+@pytest.mark.parametrize("op", predict.OPS)
+def test_every_operator_of_the_table_is_launched(program, op):
+    for plan in program.plans([Case(op, dtype, 64, 1024) for dtype in predict.DTYPES]):
+        assert plan.launches
+        assert sum(region.bytes for region in plan.regions.values()) > 0
+
+
+def test_the_constant_bank_has_the_sizes_of_block_grid_and_cluster():
+    launch = launches.Launch("kernel", 64, 4, (128, 2), b"\x07")
+    bank = launch.constants(0x210)
+    words = [int.from_bytes(bank[at : at + 4], "little") for at in (0, 4, 12, 0x144)]
+    assert words == [128, 2, 64, 4] and bank[0x210:] == b"\x07"
+
+
+# --- arithmetic -----------------------------------------------------------------------------------
+
+
+def a_demand(**changes):
+    plain = demand.Demand(
+        symbol="kernel", blocks=1320, cluster=1, threads=256,
+        instructions=1320 * 8 * 500, alu=1320 * 8 * 250, mufu=0, shuffles=0,
+        loaded={1: 1320 * 16384.0}, stored={2: 1320 * 16384.0},
+        in_flight=2048, cluster_waits=0, guesses=0,
+    )  # fmt: skip
+    return dataclasses.replace(plain, **changes)
+
+
+REGIONS = {
+    1: Region("input", "rows", 1320 * 16384),
+    2: Region("output", "rows", 1320 * 16384),
+    3: Region("weight", "shared", 4096),
+    4: Region("workspace", "partials", 8192),
+}
+USAGE = kernels.Usage(registers=64, stack=0, shared_bytes=0, threads=256)
+
+
+def test_shared_operands_do_not_count_and_partials_count_once():
+    one = a_demand(loaded={1: 1e6, 3: 1e9, 4: 1e6}, stored={2: 2e6, 4: 8192})
+    assert model.moved_bytes(one, REGIONS) == (1e6 + 8192, 2e6 + 8192)
+
+
+def test_the_cost_of_a_block_is_that_of_each_resource():
+    cost = model.cost_of(a_demand(), USAGE, REGIONS, CHIP)
+    assert cost.resident == 4  # 64 registers of 256 threads
+    assert cost.busy["memory"] == pytest.approx(32768 / (0.9 * 4.8e12 / 132))
+    assert cost.busy["issue"] == pytest.approx(8 * 500 / 4 / 1.98e9)
+    assert cost.busy["alu"] == pytest.approx(8 * 250 * 2 / 4 / 1.98e9)
+    # A warp requests its 2048 bytes at once: one latency, its loads, then its instructions.
+    assert cost.life == pytest.approx(
+        LATENCY + 16384 / CHIP.bandwidth + cost.busy["issue"], rel=1e-6
+    )
+    assert cost.limiter == "memory"
+
+
+def test_a_kernel_that_leaves_60_percent_of_the_issue_slots_used_has_97_percent_of_a_copy():
+    cost = model.Cost({"memory": 1.0, "issue": 0.6, "alu": 0.3}, life=1.0, resident=8)
+    assert 1 / cost.pace == pytest.approx(0.97, abs=0.002)
+
+
+def test_a_block_alone_does_not_overlap_its_loads_with_its_instructions():
+    cost = model.Cost({"memory": 1.0, "issue": 0.5}, life=1.4, resident=1)
+    assert cost.pace == 1.4
+    assert cost.limiter == "latency"
+
+
+def test_a_launch_takes_whole_waves_and_a_tail():
+    cost = model.Cost({"memory": 1e-6, "issue": 0.0}, life=2e-6, resident=4)
+    wave = 4 * 132
+    assert model.seconds(a_demand(blocks=2 * wave), cost, CHIP) == pytest.approx(8e-6)
+    assert model.seconds(a_demand(blocks=2 * wave + 1), cost, CHIP) == pytest.approx(10e-6)
+    assert model.seconds(a_demand(blocks=2 * wave + 3 * 132), cost, CHIP) == pytest.approx(11e-6)
+
+
+def test_what_the_launch_before_has_read_comes_from_l2_where_it_fits():
+    small = a_demand(loaded={1: 8e6}, stored={})
+    large = a_demand(loaded={1: 80e6}, stored={})
+    assert model.l2_shares([(small, 1), (small, 1)], REGIONS) == [0.0, 1.0]
+    assert model.l2_shares([(large, 1), (large, 1)], REGIONS) == [0.0, 0.0]
+
+
+def test_blocks_that_walk_over_rows_are_extrapolated():
+    few, more = a_demand(instructions=1000.0), a_demand(instructions=1800.0, loaded={1: 9.0})
+    few = dataclasses.replace(few, loaded={1: 5.0})
+    far = demand.extrapolated(few, more, 10)
+    assert (far.instructions, far.loaded) == (9000.0, {1: 45.0})
+
+
+def test_samples_of_blocks_are_in_range_and_differ():
+    assert demand.sampled_blocks(3, 16) == [0, 1, 2]
+    blocks = demand.sampled_blocks(65536, 16)
+    assert len(blocks) == 16 and min(blocks) >= 0 and max(blocks) < 65536
+    assert len({block % 2048 // 256 for block in blocks}) == 8  # of a causal row's every eighth
+
+
+# --- gates ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def row():
+    return model.Prediction(
+        op="softmax", dtype="bfloat16", rows=32768, cols=1024, kernels="k", launches=1,
+        threads=128, cluster=1, resident=8, waves=7.8, kb_in_flight=64, bytes_u=2.0,
+        instructions=480, issue=0.5, alu=0.4, mufu=0.3, shuffle=0.1, limiter="memory", guesses=0,
+        us=32, share=0.97,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "change, failure",
+    [
+        ({"issue": 0.52}, "issue is 0.520, wanted at most 0.515"),
+        ({"bytes_u": 3.0}, "bytes_u is 3.000, wanted at most 2.060"),
+        ({"cols": 2048}, "softmax bfloat16 32768 x 2048: not in sass_model.csv"),
+    ],
+)
+def test_a_shape_over_its_budget_is_named(row, tmp_path, change, failure):
+    path = tmp_path / "model.csv"
+    output.write_csv(shape_gates.ShapeBudget, [shape_gates.ShapeBudget.of(row)], path)
+    budget = shape_gates.read_shapes(path)
+    assert list(shape_gates.shape_failures([row], budget)) == []
+    (line,) = shape_gates.shape_failures([dataclasses.replace(row, **change)], budget)
+    assert failure in line
+
+
+def test_limits_are_reported_as_met_or_not(row):
+    causal = dataclasses.replace(row, op="masked_softmax_causal", cols=2048, instructions=500)
+    dense = dataclasses.replace(causal, op="masked_softmax", instructions=1000, issue=0.8)
+    backward = dataclasses.replace(row, op="layer_norm_backward", bytes_u=5.1)
+    lines = list(limits.limit_lines([row, causal, dense, backward]))
+    assert [line.partition(":")[0] for line in lines] == ["met", "not met", "not met", "met"]
+    assert "1 of 2 above, the worst 0.80 (masked_softmax, 32768 x 2048)" in lines[1]
+    assert "the worst 5.10" in lines[2]
+    assert lines[3].endswith("at most 0.6; 0.50")
+
+
+def test_the_page_gets_the_tables_between_its_marks(row, tmp_path, monkeypatch):
+    file = tmp_path / "page.md"
+    monkeypatch.setattr(page, "PAGE", file)
+    file.write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n")
+    page.write_page([row])
+    text = file.read_text()
+    assert text.startswith(f"before\n{page.BEGIN}") and text.endswith(f"{page.END}\nafter\n")
+    assert "| softmax |  |  | 97%, 0.50, 2.0u |" in text and "old" not in text
+    file.write_text("no marks")
+    with pytest.raises(errors.ReportError, match="page.md lacks the lines"):
+        page.write_page([row])
+
+
+# --- measurements ---------------------------------------------------------------------------------
+
+MEASURED = """op,direction,dtype,rows,cols,width,elements,threads,median_us,copy_us,share
+softmax,forward,bf16,32768,1024,8,32,32,40,32,0.8
+softmax,forward,bf16,32768,1024,8,16,64,50,32,0.64
+layer_norm,backward,float32,8192,4096,4,16,256,200,100,0.5
+spatial_softmax,forward,float32,8192,4096,4,16,256,200,100,0.5
+"""
+
+
+def test_predictions_stand_beside_measurements_with_the_quantiles_of_the_error(row, tmp_path):
+    path = tmp_path / "measured.csv"
+    path.write_text(MEASURED)
+    found = measured.read_measured(path)
+    assert [(one.case, one.share) for one in found] == [
+        (Case("softmax", "bfloat16", 32768, 1024), 0.8),
+        (Case("layer_norm_backward", "float32", 8192, 4096), 0.5),
+    ]
+    backward = dataclasses.replace(row, op="layer_norm_backward", share=0.4)
+    lines = list(measured.comparison_lines(found, [row, backward]))
+    assert lines[1].endswith("97%  80%  +17  memory")
+    assert lines[-1] == "all: 2 cases, error 10%: -7.3, 50%: +3.5, 90%: +14.3"
+
+
+def test_a_damaged_file_of_measurements_is_named(tmp_path):
+    path = tmp_path / "measured.csv"
+    path.write_text("op,rows\nsoftmax,many\n")
+    with pytest.raises(errors.ReportError, match="measured.csv cannot be read"):
+        measured.read_measured(path)
+
+
+# --- the kernels ----------------------------------------------------------------------------------
+
+LIBRARY = _library.CUDA_LIBRARY if _library.CUDA_LIBRARY.exists() else None
+CHECKED_COLS = (1024, 32768)
+
+
+@pytest.mark.skipif(toolchain.find_nvcc() is None, reason="no nvcc: there is no CUDA code to read")
+def test_shapes_keep_their_budget_of_instructions_and_bytes():
+    cases = [
+        case
+        for case in predict.table_cases()
+        if case.dtype == "bfloat16" and case.cols in CHECKED_COLS and case.tensor_bytes < 1 << 27
+    ]
+    rows = predict.predictions(toolchain.codes_of(["90"], LIBRARY)["90"], cases)
+    assert list(shape_gates.shape_failures(rows, shape_gates.read_shapes())) == []
+    # Less than what has to move, each tensor once, would be a path that was not followed.
+    least = {"softmax": 2, "layer_norm": 2, "rms_norm": 2, "masked_softmax": 2, "add_rms_norm": 4}
+    for row in rows:
+        if row.op in least:
+            assert row.bytes_u >= 0.999 * least[row.op], row
+
+
+def test_the_file_of_shapes_has_the_table():
+    with shape_gates.SHAPES.open(newline="") as file:
+        found = {(row["op"], row["dtype"], int(row["rows"]), int(row["cols"]))
+                 for row in csv.DictReader(file)}  # fmt: skip
+    assert found == {(c.op, c.dtype, c.rows, c.cols) for c in predict.table_cases()}

@@ -1,0 +1,1 @@
+"""The parts of tools/sass_report.py."""

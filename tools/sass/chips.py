@@ -1,0 +1,52 @@
+"""What the report knows of GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+WARP_LANES = 32
+SCHEDULERS = 4  # per multiprocessor; each issues one instruction of a warp per clock
+REGISTERS = 65536  # per multiprocessor
+REGISTER_UNIT = 8  # registers are allocated to threads in units of 8
+BLOCK_RESERVED_BYTES = 1024  # shared memory that the runtime reserves for each block
+MUFU_LANES = 16  # exponentials and reciprocals that a multiprocessor starts per clock
+# The time from a load to its use on a busy memory system; on an idle one it is about 0.6 us.
+LATENCY = 0.8e-6
+# The sustained share of the datasheet's clock and bandwidth: a copy on an H200 moves 4.3 of
+# 4.8 TB/s.
+SUSTAINED = 0.9
+
+
+@dataclass(frozen=True)
+class Chip:
+    """A GPU of an architecture, according to its datasheet and the CUDA programming guide."""
+
+    name: str
+    multiprocessors: int
+    boost_clock: float  # Hz
+    peak_bandwidth: float  # bytes a second
+    max_threads: int  # per multiprocessor, as are the next two
+    max_blocks: int
+    shared_bytes: int
+
+    @property
+    def clock(self) -> float:
+        return SUSTAINED * self.boost_clock
+
+    @property
+    def bandwidth(self) -> float:
+        """The bandwidth of one multiprocessor in bytes per second."""
+        return SUSTAINED * self.peak_bandwidth / self.multiprocessors
+
+    @property
+    def needed_in_flight(self) -> float:
+        """The bytes in flight per multiprocessor that saturate the memory (Little's law)."""
+        return self.bandwidth * LATENCY
+
+
+CHIPS = {
+    "80": Chip("A100", 108, 1.41e9, 2.04e12, 2048, 32, 164 * 1024),
+    "90": Chip("H200", 132, 1.98e9, 4.8e12, 2048, 32, 228 * 1024),
+    "100": Chip("B200", 148, 1.97e9, 8.0e12, 2048, 32, 228 * 1024),
+    "120": Chip("RTX 5090", 170, 2.41e9, 1.79e12, 1536, 24, 100 * 1024),
+}

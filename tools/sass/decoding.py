@@ -1,0 +1,103 @@
+"""What an instruction of SASS reads and writes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+from .code import ACCESS_BYTES, Instruction
+from .registers import is_predicate, split_operands
+
+
+@dataclass(frozen=True)
+class Step:
+    """A decoded instruction."""
+
+    address: int
+    name: str
+    parts: tuple[str, ...]  # of the opcode, after the name
+    guard: str
+    outputs: tuple[str, ...]  # registers and predicates that it writes
+    inputs: tuple[str, ...]
+    target: int  # of a jump
+
+    @cached_property
+    def label(self) -> str:
+        """The name that it is counted by."""
+        return f"{self.name}.TRYWAIT" if "TRYWAIT" in self.parts else self.name
+
+    @cached_property
+    def predicate_inputs(self) -> list[str]:
+        return [operand for operand in self.inputs if is_predicate(operand)]
+
+    @cached_property
+    def destinations(self) -> list[tuple[str, ...]]:
+        """The registers or the predicate of each output; none where a value is thrown away."""
+        return [written(self.name, self.parts, output) for output in self.outputs]
+
+    @cached_property
+    def registers_read(self) -> frozenset[str]:
+        return frozenset(re.findall(r"\bR\d+", " ".join(self.inputs)))
+
+    @cached_property
+    def values(self) -> list[str]:
+        return [operand for operand in self.inputs if not is_predicate(operand)]
+
+
+WITHOUT_OUTPUT = {"STG", "STS", "STL", "ST", "BRA", "EXIT", "BAR", "CALL", "RET", "BRX", "RED"}
+
+
+LOADS = {"LDG", "LD", "LDS", "LDL"}
+PAIR_PARTS = {"64", "WIDE", "U64"}
+ONE_WORD = {"SHF", "USHF", "I2F", "MUFU"}  # although a part of the opcode speaks of 64 bits
+
+
+def written(name: str, parts: Sequence[str], output: str) -> tuple[str, ...]:
+    """The registers, or the predicate, that an instruction writes for one of its outputs."""
+    found = re.match(r"(U?[RP])(\d+)", output)
+    if found is None:
+        return ()
+    if is_predicate(output):
+        return (found[0],)
+    words = 1
+    if name in LOADS:
+        size = next((ACCESS_BYTES[part] for part in parts if part in ACCESS_BYTES), 4)
+        words = max(1, size // 4)
+    elif name == "CS2R":
+        words = 1 if "32" in parts else 2
+    elif "HI" not in parts and name not in ONE_WORD and PAIR_PARTS & set(parts):
+        words = 2
+    return tuple(f"{found[1]}{int(found[2]) + i}" for i in range(words))
+
+
+def count_outputs(name: str, operands: Sequence[str]) -> int:
+    """A comparison writes two predicates. Others write predicates, a register and its carries."""
+    if name in WITHOUT_OUTPUT or not operands:
+        return 0
+    if name in PREDICATE_SETTERS:
+        return 2
+    if name.startswith("VOTE"):
+        return 1
+    count = 1
+    while count < len(operands) and is_predicate(operands[count - 1]):
+        count += 1
+    while count < len(operands) - 2 and is_predicate(operands[count]):
+        count += 1
+    return count
+
+
+@cache
+def decode(instruction: Instruction) -> Step:
+    name, *parts = instruction.opcode.split(".")
+    operands = split_operands(instruction.operands)
+    count = count_outputs(name, operands)
+    target = re.search(r"0x([0-9a-f]+)", instruction.operands)
+    return Step(
+        instruction.address, name, tuple(parts), instruction.guard,
+        tuple(operands[:count]), tuple(operands[count:]), int(target[1], 16) if target else -1,
+    )  # fmt: skip
+
+
+PREDICATE_SETTERS = {"ISETP", "UISETP", "PLOP3", "UPLOP3", "FSETP", "DSETP", "HSETP2"}

@@ -1,0 +1,205 @@
+"""What a launch asks of a GPU: instructions on the path taken, bytes that move, blocks.
+
+A few warps stand for all: the first of a block and one in its middle, of two blocks. Where those
+two differ, as causal rows do, of sixteen blocks. Blocks that walk over rows are followed over few
+rows, twice, and the rest is extrapolated: their work is linear in the number of rows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from .launches import Case, Launch, Plan, Region
+from .machine import Trace, follow
+from .registers import Place
+from .toolchain import Code
+
+GOLDEN = 0.6180339887
+FEW_BLOCKS, MANY_BLOCKS = 2, 16
+ALIKE = 0.01  # blocks whose instructions and bytes differ by less are the same
+# Rows that a walking block is followed over: 2 and 4 times what it takes to fill the grid.
+FILLED = (2, 4)
+
+# Pipes with half the lanes of the others: two cycles of a scheduler for an instruction of a warp.
+ALU = {
+    *("LOP3", "SHF", "IADD3", "VIADD", "ISETP", "SEL", "FSEL", "FSETP", "FMNMX", "PRMT", "LEA"),
+    *("PLOP3", "VIMNMX", "VIADDMNMX", "F2FP", "P2R", "R2P", "MOV", "IABS", "SGXT", "HMNMX2"),
+}
+CLUSTER_WAITS = {"UCGABAR_WAIT", "SYNCS.TRYWAIT"}
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a whole launch asks for; instructions are those of warps."""
+
+    symbol: str
+    blocks: float
+    cluster: int
+    threads: int  # of a block
+    instructions: float
+    alu: float
+    mufu: float
+    shuffles: float
+    loaded: dict[int, float]  # bytes by region
+    stored: dict[int, float]
+    in_flight: float  # bytes of a warp
+    cluster_waits: float  # of a warp
+    guesses: float  # of a warp
+
+    @property
+    def warps_a_block(self) -> int:
+        return -(-self.threads // 32)
+
+
+def mean_trace(code: Code, launch: Launch, regions: dict[int, Region], least_blocks: int) -> Trace:
+    """A block's trace, the mean over some blocks of the sum over its warps."""
+    constants = launch.constants(code.parameters_at)
+    masks = frozenset(key for key, region in regions.items() if region.name == "mask")
+
+    def trace(block: int, warp: int) -> Trace:
+        place = Place(block, warp, launch.threads, launch.blocks, launch.cluster, constants, masks)
+        return follow(code.body, place)
+
+    middle = launch.warps // 2
+    blocks = sampled_blocks(launch.blocks, least_blocks)
+    traces = {block: trace(block, middle) for block in blocks}
+    if differ([one.instructions for one in traces.values()]) or differ(
+        [one.bytes for one in traces.values()]
+    ):
+        blocks = sampled_blocks(launch.blocks, MANY_BLOCKS)
+        traces |= {block: trace(block, middle) for block in blocks if block not in traces}
+    total = Trace()
+    for block in blocks:
+        total.add(traces[block], max(1, launch.warps - 1) / len(blocks))
+    if launch.warps > 1:
+        total.add(trace(blocks[0], 0), 1)
+    return total
+
+
+def differ(counts: Sequence[float]) -> bool:
+    return max(counts) - min(counts) > ALIKE * max(counts)
+
+
+def sampled_blocks(count: int, wanted: int) -> list[int]:
+    """Blocks by the golden ratio, which keeps step with no period of the rows."""
+    if count <= wanted:
+        return list(range(count))
+    return sorted({int((0.5 + i * GOLDEN) % 1 * count) for i in range(wanted)})
+
+
+def demand_of(
+    code: Code, launch: Launch, regions: dict[int, Region], least_blocks: int = FEW_BLOCKS
+) -> Demand:
+    trace = mean_trace(code, launch, regions, least_blocks)
+    blocks, warps = launch.blocks, launch.warps
+
+    def total(names: set[str]) -> float:
+        return blocks * sum(trace.executed[name] for name in names)
+
+    return Demand(
+        symbol=launch.symbol,
+        blocks=blocks,
+        cluster=launch.cluster,
+        threads=launch.threads[0] * launch.threads[1],
+        instructions=blocks * trace.instructions,
+        alu=total(ALU),
+        mufu=total({"MUFU"}),
+        shuffles=total({"SHFL"}),
+        loaded={region: blocks * count for region, count in trace.loaded.items()},
+        stored={region: blocks * count for region, count in trace.stored.items()},
+        in_flight=trace.in_flight / warps,
+        cluster_waits=total(CLUSTER_WAITS) / blocks / warps,
+        guesses=trace.guesses / warps,
+    )
+
+
+def extrapolated(few: Demand, more: Demand, factor: float) -> Demand:
+    """The demand at `few` plus `factor` times what is added from it to `more`."""
+
+    def line(a: float, b: float) -> float:
+        return a + (b - a) * factor
+
+    def lines(a: dict[int, float], b: dict[int, float]) -> dict[int, float]:
+        return {key: line(a.get(key, 0), value) for key, value in b.items()}
+
+    return Demand(
+        **{
+            **vars(more),
+            **{
+                name: line(getattr(few, name), getattr(more, name))
+                for name in ("instructions", "alu", "mufu", "shuffles", "blocks")
+            },
+            "loaded": lines(few.loaded, more.loaded),
+            "stored": lines(few.stored, more.stored),
+        }
+    )
+
+
+Plans = Callable[[Sequence[Case]], list[Plan]]
+
+
+def demands_of(case: Case, codes: dict[str, Code], plans: Plans) -> list[tuple[Demand, int]]:
+    """The demand of each launch of a case, and how often it is launched. Launches of the same
+    kernel on the same grid count as the same."""
+
+    def followed(plan: Plan, least_blocks: int = FEW_BLOCKS) -> list[tuple[Demand, int]]:
+        return [
+            (demand_of(codes[launch.symbol], launch, plan.regions, least_blocks), count)
+            for launch, count in distinct(plan.launches)
+        ]
+
+    (plan,) = plans([case])
+    filling = filling_rows(case, plan, plans)
+    few, more = (factor * filling for factor in FILLED)
+    if case.rows <= more:
+        return followed(plan)
+    # Rows do not divide evenly among blocks, and some walk over one more: two blocks would do for
+    # all only by chance.
+    at_few, at_more = (
+        followed(of_rows, MANY_BLOCKS)
+        for of_rows in plans([case.with_rows(few), case.with_rows(more)])
+    )
+    factor = (case.rows - few) / (more - few)
+    return [
+        (extrapolated(a, b, factor), count)
+        for (a, count), (b, _) in zip(at_few, at_more, strict=True)
+    ]
+
+
+def distinct(launches: Sequence[Launch]) -> list[tuple[Launch, int]]:
+    first: dict[tuple, Launch] = {}
+    counts: Counter[tuple] = Counter()
+    for launch in launches:
+        key = (launch.symbol, launch.blocks, launch.threads)
+        first.setdefault(key, launch)
+        counts[key] += 1
+    return [(first[key], count) for key, count in counts.items()]
+
+
+def full_grids(case: Case, plan: Plan, plans: Plans) -> list[bool]:
+    """For each launch, whether its grid is full, so that its blocks walk over more rows instead of
+    more blocks. The grid of one row is not full, but of a size that has nothing to do with rows."""
+    one, half = plans([case.with_rows(1), case.with_rows(max(1, case.rows // 2))])
+    if case.rows < 2 or not (alike(plan, half) and alike(plan, one)):
+        return [False] * len(plan.launches)
+    launches = zip(plan.launches, half.launches, one.launches, strict=True)
+    return [all_rows.blocks == some.blocks != least.blocks for all_rows, some, least in launches]
+
+
+def alike(a: Plan, b: Plan) -> bool:
+    return [one.symbol for one in a.launches] == [one.symbol for one in b.launches]
+
+
+def filling_rows(case: Case, plan: Plan, plans: Plans) -> int:
+    """The fewest rows, a power of two, whose launches have every full grid's size."""
+    sizes = [1 << i for i in range(case.rows.bit_length())]
+    full = full_grids(case, plan, plans)
+    if not any(full):
+        return case.rows
+    for rows, each in zip(sizes, plans([case.with_rows(rows) for rows in sizes]), strict=True):
+        pairs = zip(plan.launches, each.launches, full, strict=False)
+        if alike(plan, each) and all(a.blocks == b.blocks for a, b, is_full in pairs if is_full):
+            return rows
+    return case.rows

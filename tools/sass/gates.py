@@ -1,0 +1,86 @@
+"""The budget of hot kernels, and messages about kernels that break it."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import ReportError
+from .kernels import Kernel
+
+BUDGET = Path(__file__).parents[1] / "sass_budget.csv"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The limits of a hot kernel, and the bytes in flight that it must reach."""
+
+    arch: str
+    kernel: str
+    registers: int
+    kb_in_flight: int
+    narrow_loads: int
+    narrow_stores: int
+
+    @classmethod
+    def of(cls, kernel: Kernel) -> Budget:
+        return cls(
+            kernel.arch,
+            kernel.name,
+            kernel.allocated_registers,
+            kernel.kb_in_flight,
+            kernel.narrow_loads,
+            kernel.narrow_stores,
+        )
+
+
+def read_budget(path: Path = BUDGET) -> dict[tuple[str, str], Budget]:
+    """The budget of each (architecture, kernel). Raises ReportError if the file is missing or
+    damaged."""
+    try:
+        with path.open(newline="") as file:
+            rows = [
+                Budget(row.pop("arch"), row.pop("kernel"), **{key: int(row[key]) for key in row})
+                for row in csv.DictReader(file)
+            ]
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ReportError(
+            f"{path} cannot be read: {type(error).__name__}: {error}; run --write-budget"
+        ) from error
+    return {(row.arch, row.kernel): row for row in rows}
+
+
+def local_memory_failures(kernels: Iterable[Kernel]) -> Iterator[str]:
+    """Messages about kernels with spills or a stack."""
+    for kernel in kernels:
+        if kernel.spills or kernel.stack:
+            yield (
+                f"sm_{kernel.arch} {kernel.name}: {kernel.spills} spills, "
+                f"{kernel.stack} bytes of stack, wanted none"
+            )
+
+
+def budget_failures(
+    kernels: Iterable[Kernel], budget: dict[tuple[str, str], Budget]
+) -> Iterator[str]:
+    """Messages about hot kernels that are not in the budget, or exceed it."""
+    for kernel in kernels:
+        if not kernel.is_hot:
+            continue
+        allowed = budget.get((kernel.arch, kernel.name))
+        if allowed is None:
+            yield f"sm_{kernel.arch} {kernel.name}: not in {BUDGET.name}; run --write-budget"
+            continue
+        now = Budget.of(kernel)
+        for column in ("registers", "narrow_loads", "narrow_stores"):
+            if getattr(now, column) > getattr(allowed, column):
+                yield _worse(now, allowed, column, "at most")
+        if now.kb_in_flight < allowed.kb_in_flight:
+            yield _worse(now, allowed, "kb_in_flight", "at least")
+
+
+def _worse(now: Budget, allowed: Budget, column: str, relation: str) -> str:
+    actual, limit = getattr(now, column), getattr(allowed, column)
+    return f"sm_{now.arch} {now.kernel}: {column} is {actual}, wanted {relation} {limit}"

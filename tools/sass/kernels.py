@@ -1,0 +1,89 @@
+"""What a kernel takes of a multiprocessor: registers, stack, accesses, bytes in flight."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .chips import BLOCK_RESERVED_BYTES, CHIPS, REGISTER_UNIT, REGISTERS, WARP_LANES, Chip
+from .code import Instruction, bytes_in_flight
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The report's row for a kernel on an architecture."""
+
+    arch: str
+    name: str
+    registers: int
+    spills: int  # loads and stores of local memory
+    stack: int
+    threads: int  # the maximum per block
+    warps: int  # resident on a multiprocessor
+    loads: int
+    narrow_loads: int  # of less than 128 bits
+    stores: int
+    narrow_stores: int
+    kb_in_flight: int  # per multiprocessor
+
+    @property
+    def is_hot(self) -> bool:
+        scalar, _, rest = self.name.partition("<")[2].partition(", ")
+        width = re.search(r"\b\d+\b", rest)
+        size = {"bf16": 2, "half": 2, "float": 4}.get(scalar, 0)
+        return width is not None and size * int(width[0]) == 16
+
+    @property
+    def allocated_registers(self) -> int:
+        return round_up(self.registers, REGISTER_UNIT)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """The resources of a multiprocessor that a launch uses."""
+
+    registers: int
+    stack: int
+    shared_bytes: int
+    threads: int
+
+    def warps(self, chip: Chip) -> int:
+        """The warps that are resident on a multiprocessor, in blocks of the most threads."""
+        return self.blocks(chip, self.threads) * (self.threads // WARP_LANES)
+
+    def blocks(self, chip: Chip, threads: int) -> int:
+        """The blocks of so many threads that are resident on a multiprocessor."""
+        registers_a_block = round_up(self.registers, REGISTER_UNIT) * threads
+        return min(
+            chip.max_blocks,
+            chip.max_threads // threads,
+            REGISTERS // registers_a_block,
+            chip.shared_bytes // (self.shared_bytes + BLOCK_RESERVED_BYTES),
+        )
+
+
+def round_up(value: int, step: int) -> int:
+    return math.ceil(value / step) * step
+
+
+def analyse(arch: str, name: str, body: Sequence[Instruction], usage: Usage) -> Kernel:
+    loads = [i.bytes for i in body if i.name == "LDG"]
+    stores = [i.bytes for i in body if i.name == "STG"]
+    warps = usage.warps(CHIPS[arch])
+    in_flight = bytes_in_flight(body) * WARP_LANES * warps
+    return Kernel(
+        arch=arch,
+        name=name,
+        registers=usage.registers,
+        spills=sum(i.name in ("LDL", "STL") for i in body),
+        stack=usage.stack,
+        threads=usage.threads,
+        warps=warps,
+        loads=len(loads),
+        narrow_loads=sum(size < 16 for size in loads),
+        stores=len(stores),
+        narrow_stores=sum(size < 16 for size in stores),
+        kb_in_flight=in_flight // 1024,
+    )

@@ -1,0 +1,233 @@
+// Prints the launches that the package's launch code makes for a case, without a GPU.
+//
+// Standard input has a case a line: operator, dtype, rows, cols. For each case the program prints
+// the arrays (region NAME KIND ADDRESS BYTES), the launches (launch SYMBOL BLOCKS CLUSTER X Y
+// PARAMETERS) and a line "end". The kind is `rows`, `shared` for what all rows read, or `partials`.
+// Equal launches that differ in their parameters alone are all printed.
+#include <dlfcn.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <iostream>
+#include <map>
+#include <string>
+
+#include "fusedops/cuda/launch.h"
+#include "fusedops/device.h"
+
+// The state of the emulator that launch code and kernels name; the kernels are never run.
+simt::Config simt::config;
+bool simt::has_clusters = true;
+simt::View* simt::self = nullptr;
+
+void record_launch(
+    const void* kernel, int64_t blocks, uint32_t cluster, dim3 threads,
+    const std::vector<unsigned char>& parameters) {
+  Dl_info info = {};
+  dladdr(kernel, &info);
+  std::printf(
+      "launch %s %lld %u %u %u ", info.dli_sname, static_cast<long long>(blocks), cluster,
+      threads.x, threads.y);
+  for (const unsigned char byte : parameters) std::printf("%02x", byte);
+  std::printf("\n");
+}
+
+namespace fusedops {
+namespace {
+
+// Arrays at made-up addresses, far apart. Nothing is ever read there.
+class Memory {
+ public:
+  void* add(const char* name, const char* kind, int64_t bytes) {
+    const uint64_t address = ++count_ << 40;
+    std::printf(
+        "region %s %s %llx %lld\n", name, kind, static_cast<unsigned long long>(address),
+        static_cast<long long>(bytes));
+    return reinterpret_cast<void*>(address);
+  }
+
+ private:
+  uint64_t count_ = 0;
+};
+
+struct Case {
+  std::string op;
+  DType dtype;
+  int64_t rows, cols;
+};
+
+class Arguments {
+ public:
+  explicit Arguments(const Case& of) : case_(of) {}
+
+  Rows rows(const char* name) {
+    const int64_t bytes = case_.rows * case_.cols * size_of(case_.dtype);
+    return {memory_.add(name, "rows", bytes), {case_.cols}, case_.dtype};
+  }
+  ConstRows read_rows(const char* name) {
+    const Rows made = rows(name);
+    return {made.data, made.spacing, made.dtype};
+  }
+  ConstColumns columns(const char* name) {
+    return {memory_.add(name, "shared", case_.cols * size_of(case_.dtype)), case_.dtype};
+  }
+  Columns written_columns(const char* name) {
+    return {memory_.add(name, "shared", case_.cols * size_of(case_.dtype)), case_.dtype};
+  }
+  void* statistics(const char* name) { return memory_.add(name, "rows", case_.rows * 4); }
+  template <class Args>
+  void launch(Args args) {
+    if (const int64_t bytes = cuda::workspace_bytes(args)) {
+      args.workspace = memory_.add("workspace", "partials", bytes);
+    }
+    launch_without_workspace(args);
+  }
+  template <class Args>
+  void launch_without_workspace(const Args& args) {
+    if (cuda::launch(args, nullptr) != device::kSuccess) std::printf("refused\n");
+  }
+
+  // Scores of attention with as many queries as keys.
+  Scores scores(const std::string& form) {
+    const int64_t queries = std::min(case_.cols, case_.rows);
+    Scores scores{};
+    scores.scale = 0.125;
+    scores.mask_value = -INFINITY;
+    scores.causal = {form == "causal", queries, case_.cols - queries};
+    scores.dims = {1, {case_.rows}};
+    if (form == "bool") {
+      scores.dims = {2, {case_.rows / queries, queries}};
+      scores.mask = {memory_.add("mask", "shared", queries * case_.cols), {0, case_.cols}, 1, true};
+    }
+    return scores;
+  }
+
+ private:
+  const Case& case_;
+  Memory memory_;
+};
+
+void softmax(const Case& of) {
+  Arguments make(of);
+  SoftmaxForward args{};
+  args.input = make.read_rows("input");
+  args.output = make.rows("output");
+  args.rows = of.rows;
+  args.cols = of.cols;
+  make.launch(args);
+}
+
+void softmax_backward(const Case& of) {
+  Arguments make(of);
+  SoftmaxBackward args{};
+  args.grad_output = make.read_rows("grad_output");
+  args.output = make.read_rows("output");
+  args.grad_input = make.rows("grad_input");
+  args.rows = of.rows;
+  args.cols = of.cols;
+  make.launch(args);
+}
+
+template <NormKind kKind, bool kAdds>
+void norm(const Case& of) {
+  Arguments make(of);
+  NormForward args{};
+  args.kind = kKind;
+  args.input = make.read_rows("input");
+  args.output = make.rows("output");
+  if (kAdds) {
+    args.residual = make.read_rows("residual");
+    args.sum = make.rows("sum");
+  }
+  args.weight = make.columns("weight");
+  if (has_mean(kKind)) {
+    args.bias = make.columns("bias");
+    args.mean = make.statistics("mean");
+  }
+  args.rstd = make.statistics("rstd");
+  args.rows = of.rows;
+  args.cols = of.cols;
+  args.eps = 1e-5;
+  make.launch(args);
+}
+
+template <NormKind kKind, bool kAdds>
+void norm_backward(const Case& of) {
+  Arguments make(of);
+  NormBackward args{};
+  args.kind = kKind;
+  args.grad_output = make.read_rows("grad_output");
+  if (kAdds) args.grad_sum = make.read_rows("grad_sum");
+  args.input = make.read_rows("input");
+  if (has_mean(kKind)) args.mean = make.statistics("mean");
+  args.rstd = make.statistics("rstd");
+  args.weight = make.columns("weight");
+  args.grad_input = make.rows("grad_input");
+  args.grad_weight = make.written_columns("grad_weight");
+  if (has_mean(kKind)) args.grad_bias = make.written_columns("grad_bias");
+  args.rows = of.rows;
+  args.cols = of.cols;
+  args.eps = 1e-5;
+  make.launch(args);
+}
+
+void masked_softmax(const Case& of, const std::string& form) {
+  Arguments make(of);
+  MaskedSoftmaxForward args{};
+  args.input = make.read_rows("input");
+  args.output = make.rows("output");
+  args.scores = make.scores(form);
+  args.rows = of.rows;
+  args.cols = of.cols;
+  make.launch_without_workspace(args);
+}
+
+void masked_softmax_backward(const Case& of, const std::string& form) {
+  Arguments make(of);
+  MaskedSoftmaxBackward args{};
+  args.grad_output = make.read_rows("grad_output");
+  args.probabilities = make.read_rows("probabilities");
+  args.grad_input = make.rows("grad_input");
+  args.scores = make.scores(form);
+  args.rows = of.rows;
+  args.cols = of.cols;
+  make.launch_without_workspace(args);
+}
+
+using Run = void (*)(const Case&);
+const std::map<std::string, Run> kRuns = {
+    {"softmax", softmax},
+    {"softmax_backward", softmax_backward},
+    {"layer_norm", norm<NormKind::kLayer, false>},
+    {"layer_norm_backward", norm_backward<NormKind::kLayer, false>},
+    {"rms_norm", norm<NormKind::kRms, false>},
+    {"rms_norm_backward", norm_backward<NormKind::kRms, false>},
+    {"add_rms_norm", norm<NormKind::kRms, true>},
+    {"add_rms_norm_backward", norm_backward<NormKind::kRms, true>},
+    {"masked_softmax", [](const Case& of) { masked_softmax(of, "none"); }},
+    {"masked_softmax_causal", [](const Case& of) { masked_softmax(of, "causal"); }},
+    {"masked_softmax_bool", [](const Case& of) { masked_softmax(of, "bool"); }},
+    {"masked_softmax_backward", [](const Case& of) { masked_softmax_backward(of, "none"); }},
+    {"masked_softmax_causal_backward",
+     [](const Case& of) { masked_softmax_backward(of, "causal"); }},
+    {"masked_softmax_bool_backward", [](const Case& of) { masked_softmax_backward(of, "bool"); }},
+};
+
+const std::map<std::string, DType> kDtypes = {
+    {"float32", DType::kFloat32},
+    {"float16", DType::kFloat16},
+    {"bfloat16", DType::kBFloat16},
+};
+
+}  // namespace
+}  // namespace fusedops
+
+int main() {
+  std::string op, dtype;
+  int64_t rows, cols;
+  while (std::cin >> op >> dtype >> rows >> cols) {
+    fusedops::kRuns.at(op)({op, fusedops::kDtypes.at(dtype), rows, cols});
+    std::printf("end\n");
+  }
+  return 0;
+}

@@ -1,0 +1,86 @@
+"""What is wanted of the kernels, by the model. This is the one list of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from .model import Prediction
+
+
+@dataclass(frozen=True)
+class Limit:
+    text: str
+    applies: Callable[[Prediction], bool]
+    value: Callable[[Prediction], float]
+    most: float
+
+
+def is_forward(row: Prediction) -> bool:
+    return not row.op.endswith("_backward")
+
+
+def is_16_bits(row: Prediction) -> bool:
+    return row.dtype == "bfloat16"
+
+
+def is_power(row: Prediction, least: int = 1024, most: int = 32768) -> bool:
+    return least <= row.cols <= most and row.cols & (row.cols - 1) == 0
+
+
+LIMITS = [
+    Limit(
+        "issue of 16-bit forward kernels without masks, 1K to 32K",
+        lambda row: (
+            is_forward(row) and is_16_bits(row) and is_power(row) and "masked" not in row.op
+        ),
+        lambda row: row.issue,
+        0.65,
+    ),
+    Limit(
+        "issue of 16-bit masked forward kernels, 1K to 32K",
+        lambda row: is_forward(row) and is_16_bits(row) and is_power(row) and "masked" in row.op,
+        lambda row: row.issue,
+        0.75,
+    ),
+    Limit(
+        "bytes of norm backward in tensors, 16 bits, up to 65,536 columns, 8K rows and more",
+        lambda row: (
+            row.op in ("layer_norm_backward", "rms_norm_backward")
+            and is_16_bits(row)
+            and is_power(row, most=65536)
+            and row.rows >= 8192
+        ),
+        lambda row: row.bytes_u,
+        3.2,
+    ),
+]
+CAUSAL_COLS, CAUSAL_MOST = 2048, 0.6  # of the instructions of the same rows without a mask
+
+
+def limit_lines(rows: Sequence[Prediction]) -> Iterator[str]:
+    """One line for each limit: met, or not, by how many shapes, and the worst of them."""
+    for limit in LIMITS:
+        of = [row for row in rows if limit.applies(row)]
+        over = [row for row in of if limit.value(row) > limit.most]
+        worst = max(of, key=limit.value, default=None)
+        if worst is None:
+            continue
+        yield (
+            f"{'not met' if over else 'met'}: {limit.text}: at most {limit.most}; "
+            f"{len(over)} of {len(of)} above, the worst {limit.value(worst):.2f} "
+            f"({worst.op}, {worst.rows} x {worst.cols})"
+        )
+    if (ratio := causal_ratio(rows)) is not None:
+        yield (
+            f"{'met' if ratio <= CAUSAL_MOST else 'not met'}: instructions of causal rows of "
+            f"{CAUSAL_COLS} in 16 bits, beside dense ones: at most {CAUSAL_MOST}; {ratio:.2f}"
+        )
+
+
+def causal_ratio(rows: Sequence[Prediction]) -> float | None:
+    """The worst ratio of a causal row's instructions to a dense row's; None without such rows."""
+    of = [row for row in rows if row.cols == CAUSAL_COLS and is_16_bits(row)]
+    dense = {row.rows: row.instructions for row in of if row.op == "masked_softmax"}
+    causal = {row.rows: row.instructions for row in of if row.op == "masked_softmax_causal"}
+    return max((causal[rows] / dense[rows] for rows in causal.keys() & dense.keys()), default=None)

@@ -1,0 +1,212 @@
+"""Follows a warp through the SASS of a kernel, to count what it executes and moves.
+
+Integers, addresses and predicates are computed, for all 32 lanes, from the launch's parameters in
+the constant bank and from the indices of threads and blocks. Memory holds zeros. The results of
+floating point arithmetic are unknown: a jump that depends on one is not taken, and counted as a
+guess.
+Lanes that part meet again where the one with the lowest address waits for the others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .code import ACCESS_BYTES, Instruction
+from .decoding import Step, decode
+from .errors import ReportError
+from .registers import DOUBLE, LANES, Mask, Place, Value, Warp, as_word, both
+from .semantics import HANDLERS
+
+JUMPS = {"BRA", "EXIT", "CALL", "RET", "BRX"}
+MOST_STEPS = 400_000  # of a warp; more is a loop that a guess has made endless
+REGION_SHIFT = 40  # arrays are that many bits of address apart; null is region 0
+UNKNOWN_REGION = -1
+TRUE_BYTES = 0x01010101
+
+
+@dataclass
+class Trace:
+    """What one warp did, or a number of warps on average."""
+
+    executed: Counter[str] = field(default_factory=Counter)  # warp instructions by name
+    loaded: Counter[int] = field(default_factory=Counter)  # bytes by region
+    stored: Counter[int] = field(default_factory=Counter)
+    in_flight: float = 0  # bytes requested before the first of them is used
+    guesses: float = 0
+
+    @property
+    def instructions(self) -> float:
+        return sum(self.executed.values())
+
+    @property
+    def bytes(self) -> float:
+        return sum(self.loaded.values()) + sum(self.stored.values())
+
+    def add(self, other: Trace, weight: float) -> None:
+        for name in ("executed", "loaded", "stored"):
+            mine = getattr(self, name)
+            for key, count in getattr(other, name).items():
+                mine[key] += count * weight
+        self.in_flight += other.in_flight * weight
+        self.guesses += other.guesses * weight
+
+
+def execute(warp: Warp, step: Step, where: Mask | None) -> None:
+    """An instruction other than a jump: writes its outputs, in the lanes of `where`."""
+    handler = HANDLERS.get(step.name)
+    if where is False:
+        return
+    if handler is None:
+        for names in step.destinations:
+            for name in names:
+                warp.values[name] = None
+        return
+    for names, value in zip(step.destinations, handler(warp, step), strict=False):
+        if len(names) == 1:
+            warp.write(names[0], value, where)
+        elif names:
+            warp.write(names[0], as_word(value), where)
+            warp.write(names[1], None if value is None else value >> 32, where)
+
+
+def access_bytes(step: Step) -> int:
+    return next((ACCESS_BYTES[part] for part in step.parts if part in ACCESS_BYTES), 4)
+
+
+def addresses(warp: Warp, step: Step) -> Value:
+    text = next(operand for operand in (*step.inputs, *step.outputs) if "[" in operand)
+    inside = re.search(r"\[([^\[\]]*)\]$", text)
+    total: Value = 0
+    for term in inside[1].split("+"):
+        if re.fullmatch(r"-?0x[0-9a-f]+", term):
+            value: Value = int(term, 16)
+        elif term.endswith(".64") or term.startswith("UR"):
+            value = warp.read_pair(term)
+        else:
+            value = warp.read(term.partition(".")[0])
+        if not both(total, value):
+            return None
+        total = total + value if not isinstance(value, int) else total + value % (1 << 64)
+        total = total & DOUBLE
+    return total
+
+
+class Walk:
+    """One warp's way through a kernel."""
+
+    def __init__(self, body: Sequence[Instruction], place: Place):
+        self.steps = [decode(instruction) for instruction in body]
+        self.index = {step.address: i for i, step in enumerate(self.steps)}
+        self.warp = Warp(place)
+        self.trace = Trace()
+        self.pending: dict[str, float] = {}
+
+    def run(self) -> Trace:
+        place = self.warp.place
+        threads = place.threads[0] * place.threads[1]
+        groups = {0: np.arange(LANES) + place.warp * LANES < threads}
+        for _ in range(MOST_STEPS):
+            if not groups:
+                return self.trace
+            at = min(groups)
+            lanes = groups.pop(at)
+            step = self.steps[at]
+            self.trace.executed[step.label] += 1
+            guard = self.warp.predicate(step.guard) if step.guard else True
+            if step.name not in JUMPS:
+                self.compute(step, guard, lanes)
+                arrivals = [(at + 1, lanes)]
+            else:
+                arrivals = [one for one in self.jump(at, step, guard, lanes) if one[1].any()]
+            for target, mask in arrivals:
+                groups[target] = groups[target] | mask if target in groups else mask
+        raise ReportError(f"a warp executes more than {MOST_STEPS} instructions")
+
+    def compute(self, step: Step, guard: Mask | None, lanes: np.ndarray) -> None:
+        """Executes an instruction in the lanes whose guard is true, or is not known."""
+        self.note_use(step)
+        where: Mask | None = guard
+        if where is not None and not step.name.startswith("U") and not lanes.all():
+            where = lanes & where
+        if step.name not in ("LDG", "STG"):
+            execute(self.warp, step, where)
+            return
+        at = addresses(self.warp, step)
+        self.move(step, at, lanes if guard is None else lanes & guard)
+        if step.name == "LDG":
+            self.load(step, at, where)
+
+    def load(self, step: Step, at: Value, where: Mask | None) -> None:
+        """Memory holds zeros, and masks hold true: every column is visible."""
+        first = at if isinstance(at, int) or at is None else int(at.min())
+        held = None if first is None else 0
+        if first is not None and first >> REGION_SHIFT in self.warp.place.masks:
+            held = TRUE_BYTES
+        for names in step.destinations:
+            for name in names:
+                self.warp.write(name, held, where)
+
+    def jump(
+        self, at: int, step: Step, guard: Mask | None, lanes: np.ndarray
+    ) -> list[tuple[int, np.ndarray]]:
+        condition = [self.warp.predicate(p) for p in step.predicate_inputs]
+        if (guard is None or any(c is None for c in condition)) and lanes.any():
+            self.trace.guesses += 1
+            return [(at + 1, lanes)]
+        taken = lanes & guard
+        for c in condition:
+            taken = taken & c
+        left = [(at + 1, lanes & ~taken)]
+        if step.name == "EXIT":
+            return left
+        target = step.target
+        if step.name == "RET":
+            target = self.warp.read(step.inputs[0].split()[0])
+        if step.name == "BRX" or target is None:
+            self.trace.guesses += 1
+            return [(at + 1, lanes)]
+        if isinstance(target, np.ndarray):
+            target = int(target[taken][0]) if taken.any() else step.address
+        if target not in self.index:  # the address of an instruction that was left out, a NOP
+            target = min(address for address in self.index if address > target)
+        return [*left, (self.index[int(target)], taken)]
+
+    def note_use(self, step: Step) -> None:
+        """Loads are in flight until an instruction reads one of their registers."""
+        if not self.pending:
+            return
+        if not step.registers_read.isdisjoint(self.pending):
+            self.pending = {}
+
+    def move(self, step: Step, at: Value, lanes: np.ndarray) -> None:
+        if not lanes.any():
+            return
+        size, is_load = access_bytes(step), step.name == "LDG"
+        moved: Counter[int] = Counter()
+        if at is None:
+            self.trace.guesses += 1
+            moved[UNKNOWN_REGION] += int(lanes.sum()) * size
+        else:
+            for address in np.unique(np.broadcast_to(np.asarray(at, np.uint64), LANES)[lanes]):
+                moved[int(address) >> REGION_SHIFT] += size
+        (self.trace.loaded if is_load else self.trace.stored).update(moved)
+        if is_load:
+            self.note_load(step, size, sum(moved.values()))
+
+    def note_load(self, step: Step, size: int, moved: int) -> None:
+        first = int(re.match(r"R(\d+)", step.outputs[-1])[1])
+        words = max(1, size // 4)
+        for number in range(first, first + words):
+            self.pending[f"R{number}"] = moved / words
+        self.trace.in_flight = max(self.trace.in_flight, sum(self.pending.values()))
+
+
+def follow(body: Sequence[Instruction], place: Place) -> Trace:
+    """What the warp at `place` executes of a kernel."""
+    with np.errstate(over="ignore"):
+        return Walk(body, place).run()

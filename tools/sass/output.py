@@ -1,0 +1,85 @@
+"""Tables on the screen and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from .chips import CHIPS, SUSTAINED
+from .kernels import Kernel
+from .model import Prediction
+
+COLUMNS: dict[str, Callable[[Kernel], object]] = {
+    "kernel": lambda k: k.name,
+    "regs": lambda k: k.registers,
+    "spill": lambda k: k.spills,
+    "stack": lambda k: k.stack,
+    "threads": lambda k: k.threads,
+    "warps": lambda k: k.warps,
+    "ld128": lambda k: f"{k.loads - k.narrow_loads}/{k.loads}",
+    "st128": lambda k: f"{k.stores - k.narrow_stores}/{k.stores}",
+    "KB": lambda k: k.kb_in_flight,
+}
+
+
+SHAPE_COLUMNS: dict[str, Callable[[Prediction], object]] = {
+    "op": lambda p: p.op,
+    "dtype": lambda p: p.dtype,
+    "rows": lambda p: p.rows,
+    "cols": lambda p: p.cols,
+    "threads": lambda p: p.threads,
+    "cluster": lambda p: p.cluster,
+    "resident": lambda p: p.resident,
+    "waves": lambda p: f"{p.waves:.1f}",
+    "KB": lambda p: f"{p.kb_in_flight:.0f}",
+    "bytes u": lambda p: f"{p.bytes_u:.2f}",
+    "issue": lambda p: f"{p.issue:.2f}",
+    "alu": lambda p: f"{p.alu:.2f}",
+    "mufu": lambda p: f"{p.mufu:.2f}",
+    "shfl": lambda p: f"{p.shuffle:.2f}",
+    "limiter": lambda p: p.limiter,
+    "us": lambda p: f"{p.us:.0f}",
+    "of copy": lambda p: f"{p.share:.0%}",
+}
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line)
+
+
+def print_shapes(rows: Sequence[Prediction]) -> None:
+    print_table(SHAPE_COLUMNS, rows)
+
+
+def print_tables(kernels: Sequence[Kernel]) -> None:
+    for arch in dict.fromkeys(kernel.arch for kernel in kernels):
+        chip = CHIPS[arch]
+        print(
+            f"\nsm_{arch} as on a {chip.name}: {chip.needed_in_flight / 1024:.0f} KB in flight a "
+            f"multiprocessor keep {SUSTAINED * chip.peak_bandwidth / 1e12:.1f} TB/s busy"
+        )
+        print_table(COLUMNS, [kernel for kernel in kernels if kernel.arch == arch])
+
+
+def print_table(columns: dict[str, Callable[[Any], object]], items: Sequence[Any]) -> None:
+    rows = [[str(cell(item)) for cell in columns.values()] for item in items]
+    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+    for first, *rest in [list(columns), *rows]:
+        cells = (cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))
+        print(first.ljust(widths[0]), *cells, sep="  ")
+
+
+def write_csv(kind: type, rows: Sequence[Any], path: Path) -> None:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [field.name for field in fields(kind)], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(
+        {key: f"{v:.4g}" if isinstance(v, float) else v for key, v in vars(row).items()}
+        for row in rows
+    )
+    path.write_text(text.getvalue())

@@ -1,0 +1,187 @@
+"""The registers of a warp and the operands of SASS.
+
+A value is an int, the same in all lanes, or an array of 32 uint64, each below 2^32; None is one
+that is not known.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+LANES = 32
+WORD, DOUBLE = (1 << 32) - 1, (1 << 64) - 1
+
+Value = int | np.ndarray | None
+Mask = bool | np.ndarray
+
+
+@dataclass(frozen=True)
+class Place:
+    """A warp of a launch, and what its constant bank holds."""
+
+    block: int
+    warp: int
+    threads: tuple[int, int]  # of a block
+    blocks: int
+    cluster: int
+    constants: bytes
+    masks: frozenset[int] = frozenset()  # regions that hold true, where others hold zeros
+
+    def special(self, name: str) -> Value:
+        lane = np.arange(LANES, dtype=np.uint64)
+        thread = self.warp * LANES + lane
+        known = {
+            "SR_TID.X": thread % self.threads[0],
+            "SR_TID.Y": thread // self.threads[0],
+            "SR_TID.Z": 0,
+            "SR_CTAID.X": self.block,
+            "SR_CTAID.Y": 0,
+            "SR_CTAID.Z": 0,
+            "SR_LANEID": lane,
+            "SR_CgaCtaId": self.block % self.cluster,
+            "SRZ": 0,
+        }
+        return known.get(name)
+
+    def constant(self, bank: int, offset: Value, size: int) -> Value:
+        if bank != 0 or not isinstance(offset, int):
+            return None
+        return int.from_bytes(self.constants[offset : offset + size], "little")
+
+
+def split_operands(text: str) -> list[str]:
+    return [part.strip() for part in re.split(r",(?![^\[\]]*\])", text) if part.strip()]
+
+
+@cache
+def is_predicate(operand: str) -> bool:
+    return re.fullmatch(r"!?U?P(\d|T)", operand) is not None
+
+
+def as_word(value: Value) -> Value:
+    return None if value is None else value & WORD
+
+
+def both(*values: Value) -> bool:
+    return all(value is not None for value in values)
+
+
+def chosen(which: np.ndarray, a: Value | Mask, b: Value | Mask) -> np.ndarray:
+    """a in the lanes of `which`, b in the others."""
+    picked = np.where(which, a, b)
+    return picked if picked.dtype == bool else picked.astype(np.uint64)
+
+
+def is_zero(value: Value) -> bool:
+    return isinstance(value, int) and value == 0
+
+
+def signed(value: int | np.ndarray, bits: int = 32) -> int | np.ndarray:
+    """The value with its sign, as an int or an array of int64."""
+    if isinstance(value, int):
+        return value - (1 << bits) if value >> (bits - 1) & 1 else value
+    if bits == 64:
+        return value.view(np.int64)
+    return value.astype(np.uint32).view(np.int32).astype(np.int64)
+
+
+def widened(value: int | np.ndarray) -> int | np.ndarray:
+    """The sign extended to 64 bits."""
+    number = signed(value)
+    return number & DOUBLE if isinstance(number, int) else number.view(np.uint64)
+
+
+@cache
+def pair_of(operand: str) -> tuple[str, str] | None:
+    """The registers of 64 bits; None for other operands."""
+    found = re.fullmatch(r"(U?R)(\d+)(?:\.64)?(?:\.reuse)?", operand)
+    return (f"{found[1]}{found[2]}", f"{found[1]}{int(found[2]) + 1}") if found else None
+
+
+@dataclass(frozen=True)
+class Source:
+    """A parsed operand: a register, a number or a place in a constant bank."""
+
+    sign: str = ""  # - or ~
+    register: str = ""
+    number: int | None = None
+    constant: re.Match | None = None
+
+
+CONSTANT = re.compile(r"c\[0x(\w+)\]\[(?:(U?R\w+)\+?)?(0x\w+)?\]")
+
+
+@cache
+def parsed(operand: str) -> Source:
+    operand = operand.removesuffix(".reuse")
+    if re.fullmatch(r"-?0x[0-9a-f]+", operand):
+        return Source(number=int(operand, 16) & WORD)
+    sign = operand[0] if operand[0] in "-~" else ""
+    operand = operand.removeprefix(sign)
+    if operand in ("RZ", "URZ"):
+        return Source(sign, number=0)
+    if constant := CONSTANT.fullmatch(operand):
+        return Source(sign, constant=constant)
+    return Source(sign, register=operand)
+
+
+class Warp:
+    """The registers of a warp, by the names that SASS gives them.
+
+    A register that nothing has written is 0. Programs read such a one where they keep predicates in
+    its bits, and do not depend on the others.
+    """
+
+    def __init__(self, place: Place):
+        self.place = place
+        self.values: dict[str, Value] = {}
+
+    def predicate(self, operand: str) -> Mask | None:
+        negated = operand.startswith("!")
+        name = operand.lstrip("!")
+        value = True if name in ("PT", "UPT") else self.values.get(name)
+        if value is None or not negated:
+            return value
+        return not value if isinstance(value, bool) else ~value
+
+    def read(self, operand: str) -> Value:
+        """A word, or 33 bits where a minus carries, as that of 0 does."""
+        source = parsed(operand)
+        if source.constant is not None:
+            value: Value = self.read_constant(source.constant, 4)
+        else:
+            value = self.values.get(source.register, 0) if source.register else source.number
+        if value is None or not source.sign:
+            return value
+        return (WORD - (value & WORD)) + (source.sign == "-")
+
+    def read_constant(self, found: re.Match, size: int) -> Value:
+        base = self.read(found[2]) if found[2] else 0
+        offset = None if base is None else base + int(found[3] or "0", 16)
+        return self.place.constant(int(found[1], 16), offset, size)
+
+    def read_pair(self, operand: str) -> Value:
+        """64 bits from a register and the next one."""
+        words = pair_of(operand)
+        if words is None:
+            return self.read(operand)
+        low, high = (self.values.get(word, 0) for word in words)
+        return low | high << 32 if both(low, high) else None
+
+    def write(self, name: str, value: Value | Mask, where: Mask | None) -> None:
+        if isinstance(where, np.ndarray) and (where.all() or not where.any()):
+            where = bool(where.any())
+        if where is True or (where is not False and value is None):
+            self.values[name] = value
+        elif where is None:
+            self.values[name] = None
+        elif where is not False:
+            # Lanes outside that were unknown become zeros: what reads them does so under the same
+            # predicate. A predicate stays one of bools, as a mask of lanes has to be.
+            unknown = False if is_predicate(name) else 0
+            old = self.values.get(name)
+            self.values[name] = chosen(where, value, unknown if old is None else old)

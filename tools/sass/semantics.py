@@ -1,0 +1,382 @@
+"""What the instructions that addresses and jumps depend on compute.
+
+Other instructions have no handler: their results are unknown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from .code import ACCESS_BYTES
+from .decoding import Step
+from .registers import (
+    CONSTANT,
+    DOUBLE,
+    WORD,
+    Mask,
+    Value,
+    Warp,
+    as_word,
+    both,
+    chosen,
+    is_predicate,
+    is_zero,
+    signed,
+    widened,
+)
+
+Handler = Callable[[Warp, Step], Sequence["Value | Mask"]]
+HANDLERS: dict[str, Handler] = {}
+
+
+def handles(*names: str) -> Callable[[Handler], Handler]:
+    def register(handler: Handler) -> Handler:
+        for name in names:
+            HANDLERS[name] = HANDLERS[f"U{name}"] = handler
+        return handler
+
+    return register
+
+
+def carry_in(warp: Warp, step: Step) -> Value:
+    """The sum of the carries that an instruction with .X reads."""
+    carries = [warp.predicate(operand) for operand in step.predicate_inputs]
+    if any(carry is None for carry in carries):
+        return None
+    return sum((c.astype(np.uint64) if isinstance(c, np.ndarray) else int(c)) for c in carries)
+
+
+def with_carries(step: Step, total: Value) -> list[Value | Mask]:
+    """The word of a sum for the register among the outputs, and its carries for the predicates."""
+    results: list[Value | Mask] = []
+    carries = 0
+    for output in step.outputs:
+        if not is_predicate(output):
+            results.append(as_word(total))
+        else:
+            carries += 1
+            results.append(None if total is None else (total >> 32) >= carries)
+    return results
+
+
+@handles("IADD3", "VIADD", "IADD")
+def add(warp: Warp, step: Step) -> Sequence[Value]:
+    terms = [warp.read(operand) for operand in step.values]
+    if "X" in step.parts:
+        terms.append(carry_in(warp, step))
+    return with_carries(step, sum(terms) if both(*terms) else None)
+
+
+@handles("IMAD")
+def multiply_add(warp: Warp, step: Step) -> Sequence[Value]:
+    if "WIDE" in step.parts or "HI" in step.parts:
+        return multiply_wide(warp, step)
+    a, b, c = (warp.read(operand) for operand in step.values[:3])
+    if is_zero(a) or is_zero(b):
+        total = c  # a move
+    else:
+        total = (a & WORD) * (b & WORD) & DOUBLE if both(a, b) else None
+        total = (total & WORD) + c if both(total, c) else None
+    if "X" in step.parts:
+        carry = carry_in(warp, step)
+        total = total + carry if both(total, carry) else None
+    return with_carries(step, total)
+
+
+def multiply_wide(warp: Warp, step: Step) -> Sequence[Value | Mask]:
+    a, b = (as_word(warp.read(operand)) for operand in step.values[:2])
+    c = warp.read_pair(step.values[2])
+    if not both(a, b, c):
+        return [None] * len(step.outputs)
+    if "U32" not in step.parts:
+        a, b = widened(a), widened(b)
+        c = widened(c) if re.match("-?0x", step.values[2]) else c
+    product = a * b & DOUBLE
+    total = product + c & DOUBLE
+    value = total >> 32 if "HI" in step.parts else total
+    return [total < product if is_predicate(output) else value for output in step.outputs]
+
+
+@handles("LEA")
+def shift_add(warp: Warp, step: Step) -> Sequence[Value]:
+    values, carry = step.values, 0
+    a, b = (warp.read(operand) for operand in values[:2])
+    shift = int(values[-1], 16)
+    if "X" in step.parts:
+        carry = carry_in(warp, step)
+    if "SX32" in step.parts:
+        shifted = None if a is None else widened(a & WORD) << shift >> 32 & WORD
+    elif "HI" in step.parts:
+        high = warp.read(values[2])
+        pair = (a & WORD) | (high & WORD) << 32 if both(a, high) else None
+        shifted = None if pair is None else pair << shift >> 32 & WORD
+    else:
+        shifted = None if a is None else a << shift & WORD
+    return with_carries(step, shifted + b + carry if both(shifted, b, carry) else None)
+
+
+@handles("LOP3")
+def logic(warp: Warp, step: Step) -> Sequence[Value | Mask]:
+    values = step.values
+    table = int(values[-1], 16)
+    a, b, c = (as_word(warp.read(operand)) for operand in values[-4:-1])
+    result = truth_table(table, a, b, c, WORD)
+    results: list[Value | Mask] = []
+    for output in step.outputs:
+        results.append(
+            (None if result is None else result != 0) if is_predicate(output) else result
+        )
+    return results
+
+
+def truth_table(table: int, a: Value, b: Value, c: Value, ones: int) -> Value:
+    """LOP3's function, bit by bit. Inputs that the table does not depend on may be unknown."""
+    inputs = []
+    for value, bit in ((a, 4), (b, 2), (c, 1)):
+        depends = any((table >> i & 1) != (table >> (i ^ bit) & 1) for i in range(8))
+        if value is None and depends:
+            return None
+        inputs.append((0 if value is None else value, bit))
+    result = 0
+    for row in range(8):
+        if table >> row & 1:
+            term = ones
+            for value, bit in inputs:
+                term = term & (value if row & bit else ones ^ value)
+            result = result | term
+    return result
+
+
+@handles("PLOP3")
+def predicate_logic(warp: Warp, step: Step) -> Sequence[Mask | None]:
+    tables = [int(operand, 16) for operand in step.values]
+    inputs = [warp.predicate(operand) for operand in step.predicate_inputs[:3]]
+    bits = [None if i is None else np.where(i, 1, 0) if isinstance(i, np.ndarray) else int(i)
+            for i in inputs]  # fmt: skip
+    results = [truth_table(table, *bits, 1) for table in tables]
+    return [None if r is None else bool(r) if isinstance(r, int) else r != 0 for r in results]
+
+
+@handles("ISETP")
+def compare(warp: Warp, step: Step) -> Sequence[Mask | None]:
+    a, b = (as_word(warp.read(operand)) for operand in step.values[:2])
+    others = [warp.predicate(operand) for operand in step.predicate_inputs]
+    if not both(a, b, *others):
+        return [None] * len(step.outputs)
+    if "U32" not in step.parts:
+        a, b = signed(a), signed(b)
+    relation = step.parts[0]
+    strict = {"GE": a > b, "GT": a > b, "LE": a < b, "LT": a < b}.get(relation, False)
+    if relation in ("EQ", "NE"):
+        is_equal = a == b
+        if "EX" in step.parts:
+            low = others[1]
+            result = is_equal & low if relation == "EQ" else (a != b) | low
+        else:
+            result = is_equal if relation == "EQ" else a != b
+    elif "EX" in step.parts:
+        result = strict | ((a == b) & others[1])
+    else:
+        result = strict | (a == b) if relation in ("GE", "LE") else strict
+    joined = result & others[0] if "AND" in step.parts else result | others[0]
+    return [joined, None][: len(step.outputs)]
+
+
+@handles("FSETP")
+def compare_floats(warp: Warp, step: Step) -> Sequence[Mask | None]:
+    """Comparisons of what memory holds with a constant. The result of arithmetic equals none."""
+    values = [as_word(warp.read(operand)) for operand in step.values[:2]]
+    others = [warp.predicate(operand) for operand in step.predicate_inputs]
+    relation = step.parts[0]
+    if both(*values, *others) and relation in ("EQ", "NEU", "GT", "LT"):
+        a, b = (np.asarray(value, dtype=np.uint32).view(np.float32) for value in values)
+        result = {"EQ": a == b, "NEU": a != b, "GT": a > b, "LT": a < b}[relation]
+    elif both(*others) and values.count(None) == 1 and relation in ("EQ", "NEU"):
+        result = np.asarray(relation == "NEU")
+    else:
+        return [None] * len(step.outputs)
+    joined = result & others[0] if "AND" in step.parts else result | others[0]
+    return [bool(joined) if joined.ndim == 0 else joined, None][: len(step.outputs)]
+
+
+@handles("SHF")
+def shift(warp: Warp, step: Step) -> Sequence[Value]:
+    low, count, high = (as_word(warp.read(operand)) for operand in step.values[:3])
+    if count is None or (low is None and step.values[0] != "RZ"):
+        return [None]
+    if "L" in step.parts and "HI" not in step.parts:
+        return [None if low is None else low << (count & 63) & WORD]
+    if not both(low, high):
+        return [None]
+    pair = low | high << 32
+    if "L" in step.parts:
+        return [pair << (count & 63) >> 32 & WORD]
+    if "HI" in step.parts and "64" not in "".join(step.parts):
+        high = signed(high) if "S32" in step.parts else high
+        shifted = high >> count
+        return [shifted & WORD if isinstance(shifted, int) else shifted.astype(np.uint64) & WORD]
+    shifted = (signed(pair, 64) if "S64" in step.parts else pair) >> (count & 63)
+    return [shifted & WORD if isinstance(shifted, int) else shifted.astype(np.uint64) & WORD]
+
+
+@handles("SEL")
+def select(warp: Warp, step: Step) -> Sequence[Value]:
+    a, b = (as_word(warp.read(operand)) for operand in step.values[:2])
+    which = warp.predicate(step.predicate_inputs[0])
+    if which is None:
+        return [None]
+    if isinstance(which, bool):
+        return [a if which else b]
+    return [chosen(which, a, b) if both(a, b) else None]
+
+
+@handles("VIMNMX", "IMNMX", "VIADDMNMX")
+def extreme(warp: Warp, step: Step) -> Sequence[Value]:
+    values = [as_word(warp.read(operand)) for operand in step.values]
+    is_min = warp.predicate(step.predicate_inputs[0])
+    if not both(*values, is_min):
+        return [None]
+    if step.name.endswith("ADDMNMX"):
+        values = [values[0] + values[1] & WORD, values[2]]
+    a, b = values[:2] if "U32" in step.parts else map(signed, values[:2])
+    result = np.where(is_min, np.minimum(a, b), np.maximum(a, b))
+    return [int(result) & WORD if result.ndim == 0 else result.astype(np.uint64) & WORD]
+
+
+@handles("MOV")
+def move(warp: Warp, step: Step) -> Sequence[Value]:
+    return [as_word(warp.read(step.values[0]))]
+
+
+MOVE_HALF = 0x7610
+
+
+@handles("PRMT")
+def permute(warp: Warp, step: Step) -> Sequence[Value]:
+    """Each nibble of the selector picks a byte of two words or, with its bit 3, the byte's sign."""
+    low, selector, high = (as_word(warp.read(operand)) for operand in step.values[:3])
+    if selector == MOVE_HALF and high is None:
+        high = 0  # 16 bits are moved, and nothing reads what stays above them
+    if not isinstance(selector, int) or not both(low, high):
+        return [None]
+    pair = low | high << 32
+    result: Value = 0
+    for i in range(4):
+        nibble = selector >> 4 * i
+        byte = pair >> 8 * (nibble & 7) & 0xFF
+        if nibble & 8:
+            byte = (byte >> 7) * 0xFF
+        result = result | byte << 8 * i
+    return [result]
+
+
+@handles("S2R", "S2UR", "CS2R")
+def special(warp: Warp, step: Step) -> Sequence[Value]:
+    return [warp.place.special(step.values[0])]
+
+
+@handles("R2UR")
+def to_uniform(warp: Warp, step: Step) -> Sequence[Value]:
+    value = warp.read(step.values[0])
+    return [int(value[0]) if isinstance(value, np.ndarray) else value]
+
+
+@handles("LDC", "ULDC")
+def load_constant(warp: Warp, step: Step) -> Sequence[Value]:
+    found = CONSTANT.fullmatch(step.values[0])
+    size = ACCESS_BYTES.get(step.parts[-1], 4) if step.parts else 4
+    return [warp.read_constant(found, size) if found else None]
+
+
+@handles("HFMA2")
+def half_constant(warp: Warp, step: Step) -> Sequence[Value]:
+    """Half arithmetic with a factor of zero is the compiler's way to load a constant."""
+    if [value.lstrip("-") for value in step.values[:2]] != ["RZ", "RZ"] or len(step.values) < 4:
+        return [None]
+    halves = [np.float16(float_of(text)).view(np.uint16) for text in step.values[2:4]]
+    return [int(halves[0]) << 16 | int(halves[1])]
+
+
+def float_of(text: str) -> float:
+    return float({"+INF": "inf", "-INF": "-inf"}.get(text, text.replace("QNAN", "nan")))
+
+
+# The parts of an integer division: the reciprocal of an integer as a float.
+@handles("I2F")
+def to_float(warp: Warp, step: Step) -> Sequence[Value]:
+    if "RP" not in step.parts:
+        return [None]
+    value = (warp.read_pair if "U64" in step.parts else warp.read)(step.values[0])
+    if value is None:
+        return [None]
+    exact = np.asarray(value, dtype=np.uint64)
+    rounded = exact.astype(np.float32)
+    rounded = np.where(rounded.astype(np.float64) < exact.astype(np.float64),
+                       np.nextafter(rounded, np.float32(np.inf)), rounded)  # fmt: skip
+    return [bits_of(rounded)]
+
+
+@handles("MUFU")
+def reciprocal(warp: Warp, step: Step) -> Sequence[Value]:
+    value = warp.read(step.values[0]) if step.parts == ("RCP",) else None
+    if value is None:
+        return [None]
+    with np.errstate(all="ignore"):
+        return [bits_of(np.float32(1) / np.asarray(value, dtype=np.uint32).view(np.float32))]
+
+
+@handles("F2I")
+def to_integer(warp: Warp, step: Step) -> Sequence[Value]:
+    value = warp.read(step.values[0])
+    if value is None:
+        return [None]
+    number = np.asarray(value, dtype=np.uint32).view(np.float32)
+    with np.errstate(all="ignore"):
+        result = np.trunc(number).astype(np.uint64)
+    return [int(result) if result.ndim == 0 else result]
+
+
+def bits_of(number: np.ndarray) -> int | np.ndarray:
+    bits = np.asarray(number, dtype=np.float32).view(np.uint32)
+    return int(bits) if bits.ndim == 0 else bits.astype(np.uint64)
+
+
+@handles("R2P")
+def to_predicates(warp: Warp, step: Step) -> Sequence[Value]:
+    register, _, byte = step.values[0].partition(".B")
+    value, mask = warp.read(register), int(step.values[1], 16)
+    for number in range(7):
+        if mask >> number & 1:
+            bit = None if value is None else (value >> 8 * int(byte or 0) + number & 1) != 0
+            warp.write(f"P{number}", bit, warp.predicate(step.guard) if step.guard else True)
+    return [None]
+
+
+@handles("P2R")
+def from_predicates(warp: Warp, step: Step) -> Sequence[Value]:
+    """Predicates where the mask has ones, and another register's bits elsewhere."""
+    mask, result = int(step.values[-1], 16), warp.read(step.values[-2])
+    if result is None or step.values[0] != "PR":
+        return [None]
+    result = result & (WORD ^ mask)
+    for number in range(7):
+        bit = warp.values.get(f"P{number}") if mask >> number & 1 else False
+        if bit is None:
+            return [None]
+        word = bit.astype(np.uint64) if isinstance(bit, np.ndarray) else int(bit)
+        result = result | word << number
+    return [result]
+
+
+# A wait for other threads is over when it is first asked.
+@handles("SYNCS")
+def synchronise(warp: Warp, step: Step) -> Sequence[Value | Mask]:
+    return [True if is_predicate(output) else None for output in step.outputs]
+
+
+@handles("FCHK")
+def division_is_simple(warp: Warp, step: Step) -> Sequence[Mask]:
+    return [False]

@@ -1,0 +1,518 @@
+// Measures every family of kernels, with the plans that the tables choose and with others, beside a
+// copy of as many bytes. One row of a CSV for each case, written as soon as it is known;
+// tools/pick_policy.py makes tables of it. Needs no torch.
+//
+//   cmake -S tools/tune -B build/tune -G Ninja -DCMAKE_CUDA_ARCHITECTURES=90
+//   cmake --build build/tune
+//   build/tune/tune --seconds 180 --csv tune.csv
+//
+// Buffers are rotated over three times the L2, so that no run finds its input there. Every launch
+// stands between a copy and the next copy, each between events of its own; times are medians. The
+// result of every candidate is compared with the incumbent's once, and one that differs has an
+// error instead of a time. So has a launch that fails.
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "tune/checks.h"
+#include "tune/family.h"
+
+namespace tune {
+namespace {
+
+namespace device = fusedops::device;
+
+struct Options {
+  double seconds = 180;
+  int64_t largest = int64_t{2} << 30;
+  const char* csv = "tune.csv";
+  bool list = false, smoke = false;
+};
+
+constexpr char kUsage[] =
+    "usage: tune [--seconds N] [--csv FILE] [--largest BYTES] [--smoke | --list]\n"
+    "  --seconds N      stops after that time (180)\n"
+    "  --csv FILE       the measurements (tune.csv)\n"
+    "  --largest BYTES  of a tensor (2 GB)\n"
+    "  --smoke          runs every kernel once on few rows; fails if one fails or differs\n"
+    "  --list           prints the cases in order, and needs no GPU\n";
+
+[[noreturn]] void stop(int code, const std::string& problem) {
+  std::fprintf(stderr, "tune: %s\n", problem.c_str());
+  std::exit(code);
+}
+
+std::string text_of(Status status) {
+  const char* const text = cudaGetErrorString(static_cast<cudaError_t>(status));
+  return "CUDA error " + std::to_string(status) + ": " + text;
+}
+
+void check(cudaError_t status, const char* what) {
+  if (status != cudaSuccess) stop(1, std::string(what) + ": " + text_of(status));
+}
+
+// --- measuring ----------------------------------------------------------------------------------
+
+constexpr int64_t kAlignment = 256;
+constexpr int32_t kMostRuns = 21, kFewestRuns = 5, kWarmUps = 2;
+// The bytes that the runs of a case move: 20 ms at 4 TB/s.
+constexpr int64_t kBytesOfRuns = int64_t{80} << 30;
+
+int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+struct Times {
+  double ours, copy;  // microseconds
+};
+
+struct Outcome {
+  Times times{};
+  double difference = 0;
+  std::string error;
+};
+
+// Memory that grows to the largest question.
+class Arena {
+ public:
+  cudaError_t reserve(int64_t bytes) {
+    if (bytes <= bytes_) return cudaSuccess;
+    cudaFree(base_);
+    base_ = nullptr;
+    bytes_ = 0;
+    const cudaError_t status = cudaMalloc(reinterpret_cast<void**>(&base_), bytes);
+    if (status == cudaSuccess) bytes_ = bytes;
+    if (status != cudaSuccess) cudaGetLastError();  // clears it, since it is returned
+    return status;
+  }
+  char* base() const { return base_; }
+
+ private:
+  char* base_ = nullptr;
+  int64_t bytes_ = 0;
+};
+
+// Begin and end of a launch on the stream.
+struct Span {
+  cudaEvent_t begin, end;
+  Span() {
+    check(cudaEventCreate(&begin), "cudaEventCreate");
+    check(cudaEventCreate(&end), "cudaEventCreate");
+  }
+  double microseconds() const {
+    float ms = 0;
+    check(cudaEventElapsedTime(&ms, begin, end), "cudaEventElapsedTime");
+    return 1e3 * ms;
+  }
+};
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const size_t middle = values.size() / 2;
+  return values.size() % 2 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
+
+class Bench {
+ public:
+  explicit Bench(int32_t most_runs) : most_runs_(most_runs), spans_(2 * kMostRuns) {
+    int l2_bytes = 0;
+    check(cudaDeviceGetAttribute(&l2_bytes, cudaDevAttrL2CacheSize, 0), "no CUDA device");
+    rotated_bytes_ = 3 * int64_t{l2_bytes};
+  }
+
+  // Lays the question's arrays out in memory, and fills its inputs.
+  Status prepare(const Question& question) {
+    question_ = question;
+    family_ = &family_of(question.op);
+    arrays_ = family_->arrays(question);
+    set_bytes_ = 0;
+    for (const Array& array : arrays_) set_bytes_ += aligned(array.bytes);
+    copied_bytes_ = family_->bytes(question) / 2;
+    sets_ = std::max<int64_t>(1, (rotated_bytes_ + set_bytes_ - 1) / set_bytes_);
+    const int64_t of_each = set_bytes_ + aligned(copied_bytes_);
+    const Status status = arena_.reserve(sets_ * of_each + output_bytes());
+    if (status != device::kSuccess) return status;
+    for (int64_t set = 0; set < sets_; ++set) {
+      const Status filled = fill_inputs(memory_of(set));
+      if (filled != device::kSuccess) return filled;
+    }
+    return run_reference();
+  }
+
+  // The plan's time, or the incumbent's for a null plan.
+  Outcome measure(const Plan* plan) {
+    Outcome outcome;
+    Status status = plan ? compare_with_reference(*plan, outcome) : device::kSuccess;
+    if (status == device::kSuccess && outcome.error.empty()) status = time(plan, outcome.times);
+    if (status != device::kSuccess) {
+      outcome.error = text_of(status);
+    }
+    return outcome;
+  }
+
+ private:
+  int64_t output_bytes() const {
+    int64_t bytes = 0;
+    for (const Array& array : arrays_) {
+      if (array.role == Role::kOutput) bytes += aligned(array.bytes);
+    }
+    return bytes;
+  }
+
+  Memory memory_of(int64_t set) const {
+    Memory memory;
+    char* at = arena_.base() + set * set_bytes_;
+    for (const Array& array : arrays_) {
+      memory.push_back(at);
+      at += aligned(array.bytes);
+    }
+    return memory;
+  }
+
+  char* copy_of(int64_t set) const {
+    return arena_.base() + sets_ * set_bytes_ + set * aligned(copied_bytes_);
+  }
+  char* reference() const { return copy_of(sets_); }
+
+  Status fill_inputs(const Memory& memory) const {
+    for (size_t i = 0; i < arrays_.size(); ++i) {
+      if (arrays_[i].role != Role::kInput && arrays_[i].role != Role::kBools) continue;
+      const int64_t words = aligned(arrays_[i].bytes) / 4;
+      const Status status = device::launch(
+          &fill, std::min<int64_t>(kCheckBlocks, (words + kCheckThreads - 1) / kCheckThreads),
+          dim3(kCheckThreads), nullptr, static_cast<uint32_t*>(memory[i]), words,
+          arrays_[i].role == Role::kBools);
+      if (status != device::kSuccess) return status;
+    }
+    return device::kSuccess;
+  }
+
+  // Zeros first: what one of two kernels does not write must differ.
+  Status run_once(const Plan* plan, const Memory& memory) const {
+    for (size_t i = 0; i < arrays_.size(); ++i) {
+      if (arrays_[i].role != Role::kOutput) continue;
+      const Status status = cudaMemsetAsync(memory[i], 0, arrays_[i].bytes, nullptr);
+      if (status != device::kSuccess) return status;
+    }
+    const Status status = launch(plan, memory);
+    return status == device::kSuccess ? cudaDeviceSynchronize() : status;
+  }
+
+  Status launch(const Plan* plan, const Memory& memory) const {
+    return plan ? family_->launch(question_, *plan, memory)
+                : family_->launch_incumbent(question_, memory);
+  }
+
+  // Keeps the incumbent's results.
+  Status run_reference() const {
+    const Memory memory = memory_of(0);
+    Status status = run_once(nullptr, memory);
+    char* to = reference();
+    for (size_t i = 0; i < arrays_.size() && status == device::kSuccess; ++i) {
+      if (arrays_[i].role != Role::kOutput) continue;
+      status = cudaMemcpyAsync(to, memory[i], arrays_[i].bytes, cudaMemcpyDeviceToDevice, nullptr);
+      to += aligned(arrays_[i].bytes);
+    }
+    return status;
+  }
+
+  Status compare_with_reference(const Plan& plan, Outcome& outcome) {
+    const Memory memory = memory_of(0);
+    Status status = run_once(&plan, memory);
+    const char* expected = reference();
+    for (size_t i = 0; i < arrays_.size() && status == device::kSuccess; ++i) {
+      if (arrays_[i].role != Role::kOutput) continue;
+      status = compare_array(arrays_[i], memory[i], expected, outcome);
+      expected += aligned(arrays_[i].bytes);
+    }
+    return status;
+  }
+
+  // Sums of columns add up rows in another order for other partitions: errors of up to a few
+  // roundings of the largest value, and one of the result's own dtype.
+  Status compare_array(
+      const Array& array, const void* actual, const void* expected, Outcome& outcome) {
+    using fusedops::BFloat16;
+    const int64_t count = array.bytes / size_of(array.dtype);
+    const bool is_16_bit = array.dtype == DType::kBFloat16;
+    const Status status = is_16_bit ? compare_as<BFloat16>(actual, expected, count)
+                                    : compare_as<float>(actual, expected, count);
+    if (status != device::kSuccess) return status;
+    const double difference = largest(differences_), magnitude = largest(magnitudes_);
+    outcome.difference = std::max(outcome.difference, difference);
+    if (!(difference <= (is_16_bit ? 0x1p-6 : 0x1p-12) * magnitude)) {
+      outcome.error = "differs from the incumbent";
+    }
+    return device::kSuccess;
+  }
+
+  template <class T>
+  Status compare_as(const void* actual, const void* expected, int64_t count) {
+    const int64_t blocks =
+        std::min<int64_t>(kCheckBlocks, (count + kCheckThreads - 1) / kCheckThreads);
+    const int64_t threads = blocks * kCheckThreads;
+    Status status = seen_.reserve(2 * threads * sizeof(float));
+    if (status != device::kSuccess) return status;
+    auto* const differences = reinterpret_cast<float*>(seen_.base());
+    float* const magnitudes = differences + threads;
+    status = device::launch(
+        &compare<T>, blocks, dim3(kCheckThreads), nullptr, static_cast<const T*>(actual),
+        static_cast<const T*>(expected), count, differences, magnitudes);
+    if (status != device::kSuccess) return status;
+    differences_.resize(threads);
+    magnitudes_.resize(threads);
+    const size_t bytes = threads * sizeof(float);
+    status = cudaMemcpy(differences_.data(), differences, bytes, cudaMemcpyDeviceToHost);
+    if (status != device::kSuccess) return status;
+    return cudaMemcpy(magnitudes_.data(), magnitudes, bytes, cudaMemcpyDeviceToHost);
+  }
+
+  static double largest(const std::vector<float>& values) {
+    return *std::max_element(values.begin(), values.end());
+  }
+
+  Status time(const Plan* plan, Times& times) {
+    const int64_t wanted = kBytesOfRuns / std::max<int64_t>(1, 2 * family_->bytes(question_));
+    const auto runs =
+        static_cast<int32_t>(std::min<int64_t>(most_runs_, std::max<int64_t>(kFewestRuns, wanted)));
+    for (int32_t i = most_runs_ > 1 ? -kWarmUps : 0; i < runs; ++i) {
+      const Status status = run_between_events(plan, i);
+      if (status != device::kSuccess) return status;
+    }
+    const Status status = cudaDeviceSynchronize();
+    if (status != device::kSuccess) return status;
+    std::vector<double> ours, copies;
+    for (int32_t i = 0; i < runs; ++i) {
+      copies.push_back(spans_[2 * i].microseconds());
+      ours.push_back(spans_[2 * i + 1].microseconds());
+    }
+    times = {median(ours), median(copies)};
+    return device::kSuccess;
+  }
+
+  // Run `i` of the copy and then of the plan, on the next set of buffers. The warm-ups, which are
+  // negative, use the first spans.
+  Status run_between_events(const Plan* plan, int32_t i) {
+    const Span &copy = spans_[2 * std::max(i, 0)], &ours = spans_[2 * std::max(i, 0) + 1];
+    const int64_t set = next_set_++ % sets_;
+    const Memory memory = memory_of(set);
+    cudaEventRecord(copy.begin, nullptr);
+    const Status status =
+        cudaMemcpyAsync(copy_of(set), memory[0], copied_bytes_, cudaMemcpyDeviceToDevice, nullptr);
+    cudaEventRecord(copy.end, nullptr);
+    if (status != device::kSuccess) return status;
+    // The copy has read this set; the plan takes the one that was used longest ago.
+    const Memory other = memory_of((set + (sets_ + 1) / 2) % sets_);
+    cudaEventRecord(ours.begin, nullptr);
+    const Status launched = launch(plan, other);
+    cudaEventRecord(ours.end, nullptr);
+    return launched;
+  }
+
+  int32_t most_runs_;
+  int64_t rotated_bytes_ = 0;
+  std::vector<Span> spans_;
+  Arena arena_, seen_;
+  std::vector<float> differences_, magnitudes_;
+  Question question_{};
+  const Family* family_ = nullptr;
+  std::vector<Array> arrays_;
+  int64_t set_bytes_ = 0, copied_bytes_ = 0, sets_ = 1, next_set_ = 0;
+};
+
+// --- the table ----------------------------------------------------------------------------------
+
+constexpr char kHeader[] =
+    "op,direction,dtype,rows,cols,width,elements,threads,row_threads,blocks,partitions,segment,"
+    "fixed,is_incumbent,median_us,copy_us,share_of_copy,bytes,difference,error\n";
+
+std::string described(const Question& q, const Plan& plan, bool is_incumbent) {
+  char text[256];
+  std::snprintf(
+      text, sizeof(text), "%s,%s,%s,%lld,%lld,%d,%d,%d,%d,%d,%lld,%d,%d,%d", name_of(q.op),
+      q.backward ? "backward" : "forward", name_of(q.dtype), static_cast<long long>(q.rows),
+      static_cast<long long>(q.cols), plan.width, plan.elements, plan.threads(), plan.row_threads,
+      plan.blocks, static_cast<long long>(plan.partitions), plan.segment, plan.fixed, is_incumbent);
+  return text;
+}
+
+std::string measured(const Outcome& outcome, int64_t bytes) {
+  char text[256];
+  const Times& times = outcome.times;
+  if (outcome.error.empty()) {
+    std::snprintf(
+        text, sizeof(text), "%.3f,%.3f,%.4f,%lld,%.3g,", times.ours, times.copy,
+        times.copy / times.ours, static_cast<long long>(bytes), outcome.difference);
+    return text;
+  }
+  std::snprintf(
+      text, sizeof(text), ",,,%lld,%.3g,", static_cast<long long>(bytes), outcome.difference);
+  std::string error = outcome.error;
+  for (char& c : error) c = c == ',' || c == '\n' ? ';' : c;
+  return text + error;
+}
+
+// Rows of a file, each there as soon as it is known.
+class Table {
+ public:
+  explicit Table(const char* path) : file_(std::fopen(path, "w")) {
+    if (!file_) stop(1, std::string(path) + ": " + std::strerror(errno));
+    write(kHeader);
+  }
+  ~Table() { std::fclose(file_); }
+
+  void write(const std::string& text) {
+    std::fputs(text.c_str(), file_);
+    std::fflush(file_);
+  }
+
+ private:
+  std::FILE* file_;
+};
+
+// The candidates of a question without the incumbent.
+std::vector<Plan> others(const Question& question, const Plan& incumbent) {
+  std::vector<Plan> plans = family_of(question.op).candidates(question);
+  plans.erase(std::remove(plans.begin(), plans.end(), incumbent), plans.end());
+  return plans;
+}
+
+void list(const std::vector<Ask>& asks) {
+  std::printf("%.*s\n", static_cast<int>(std::strstr(kHeader, ",median") - kHeader), kHeader);
+  for (const Ask& ask : asks) {
+    const Plan incumbent = family_of(ask.question.op).incumbent(ask.question);
+    std::printf("%s\n", described(ask.question, incumbent, true).c_str());
+    if (!ask.with_candidates) continue;
+    for (const Plan& plan : others(ask.question, incumbent)) {
+      std::printf("%s\n", described(ask.question, plan, false).c_str());
+    }
+  }
+}
+
+class Session {
+ public:
+  explicit Session(const Options& options)
+      : bench_(options.smoke ? 1 : kMostRuns), table_(options.csv), seconds_(options.seconds) {}
+
+  bool is_over() const {
+    const auto since = std::chrono::steady_clock::now() - start_;
+    return std::chrono::duration<double>(since).count() >= seconds_;
+  }
+
+  // Returns at the end of the time, and where the device is lost.
+  void run(const std::vector<Ask>& asks) {
+    for (const Ask& ask : asks) {
+      if (is_over() || lost_) break;
+      answer(ask);
+    }
+    std::printf(
+        "%d cases, %d of them failed%s\n", cases_, failed_, lost_ ? "; the device is lost" : "");
+  }
+
+  int failed() const { return failed_; }
+
+ private:
+  void answer(const Ask& ask) {
+    const Question& question = ask.question;
+    const Plan incumbent = family_of(question.op).incumbent(question);
+    announce(question, incumbent, true);
+    Outcome outcome;
+    const Status status = bench_.prepare(question);
+    if (status != device::kSuccess) {
+      outcome.error = text_of(status);
+    } else {
+      outcome = bench_.measure(nullptr);
+    }
+    record(question, incumbent, true, outcome);
+    if (!ask.with_candidates || !outcome.error.empty()) return;
+    for (const Plan& plan : others(question, incumbent)) {
+      if (is_over() || lost_) return;
+      announce(question, plan, false);
+      record(question, plan, false, bench_.measure(&plan));
+    }
+  }
+
+  // Before the launch, so that the last line names a kernel that hangs.
+  void announce(const Question& question, const Plan& plan, bool is_incumbent) {
+    std::printf("%s\n", described(question, plan, is_incumbent).c_str());
+    std::fflush(stdout);
+  }
+
+  void record(
+      const Question& question, const Plan& plan, bool is_incumbent, const Outcome& outcome) {
+    const int64_t bytes = family_of(question.op).bytes(question);
+    table_.write(described(question, plan, is_incumbent) + "," + measured(outcome, bytes) + "\n");
+    ++cases_;
+    if (outcome.error.empty()) return;
+    ++failed_;
+    std::fprintf(stderr, "tune: %s\n", outcome.error.c_str());
+    // After a trap or a bad access every call fails.
+    lost_ = cudaDeviceSynchronize() != cudaSuccess;
+  }
+
+  Bench bench_;
+  Table table_;
+  double seconds_;
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  int cases_ = 0, failed_ = 0;
+  bool lost_ = false;
+};
+
+// --- the command line ---------------------------------------------------------------------------
+
+double number_of(const char* option, const char* text) {
+  char* end = nullptr;
+  const double value = text ? std::strtod(text, &end) : 0;
+  if (!text || *end != '\0' || !(value > 0) || !(value < 1e15)) {
+    stop(2, std::string(option) + ": got '" + (text ? text : "") + "', wanted a number above 0");
+  }
+  return value;
+}
+
+Options parsed(int count, char** arguments) {
+  Options options;
+  for (int i = 1; i < count; ++i) {
+    const std::string option = arguments[i];
+    const auto value = [&] { return i + 1 < count ? arguments[++i] : nullptr; };
+    if (option == "--seconds") {
+      options.seconds = number_of("--seconds", value());
+    } else if (option == "--largest") {
+      options.largest = static_cast<int64_t>(number_of("--largest", value()));
+    } else if (option == "--csv") {
+      options.csv = value();
+      if (!options.csv) stop(2, "--csv: wanted a file");
+    } else if (option == "--list") {
+      options.list = true;
+    } else if (option == "--smoke") {
+      options.smoke = true;
+    } else if (option == "--help") {
+      std::fputs(kUsage, stdout);
+      std::exit(0);
+    } else {
+      stop(2, "unrecognized argument: " + option + "\n" + kUsage);
+    }
+  }
+  return options;
+}
+
+int run(const Options& options) {
+  const std::vector<Ask> asks =
+      options.smoke ? smoke_questions(options.largest) : questions(options.largest);
+  if (options.list) {
+    list(asks);
+    return 0;
+  }
+  Session session(options);
+  session.run(asks);
+  return options.smoke && session.failed() > 0 ? 1 : 0;
+}
+
+}  // namespace
+}  // namespace tune
+
+int main(int count, char** arguments) { return tune::run(tune::parsed(count, arguments)); }

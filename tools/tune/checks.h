@@ -1,0 +1,49 @@
+// What the tool does on the device beside the kernels that it measures: inputs, and comparisons.
+#pragma once
+
+#include <cmath>
+#include <vector>
+
+#include "fusedops/cuda/vec.h"
+#include "fusedops/device.h"
+#include "tune/family.h"
+
+namespace tune {
+
+inline constexpr int32_t kCheckThreads = 256, kCheckBlocks = 1024;
+
+// Words whose halves are bfloat16 numbers with magnitudes from 1/4 to 1, and so is the float; or
+// bytes of 0 and 1.
+FUSEDOPS_KERNEL(kCheckThreads) fill(uint32_t* words, int64_t count, bool bools) {
+  const int64_t step = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += step) {
+    // The finalizer of MurmurHash3.
+    auto hash = static_cast<uint32_t>(i) + 1;
+    hash = (hash ^ hash >> 16) * 0x85ebca6bu;
+    hash = (hash ^ hash >> 13) * 0xc2b2ae35u;
+    hash ^= hash >> 16;
+    constexpr uint32_t kSignAndMantissa = 0x80ff80ffu, kQuarter = 0x3e803e80u;
+    words[i] = bools ? hash & 0x01010101u : (hash & kSignAndMantissa) + kQuarter;
+  }
+}
+
+// The largest difference, and the largest magnitude of `expected`, that each thread saw. A NaN on
+// one side alone counts as infinite.
+template <class T>
+FUSEDOPS_KERNEL(kCheckThreads)
+compare(const T* actual, const T* expected, int64_t count, float* differences, float* magnitudes) {
+  const int64_t step = int64_t{gridDim.x} * blockDim.x;
+  const int64_t thread = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  float difference = 0, magnitude = 0;
+  for (int64_t i = thread; i < count; i += step) {
+    const float x = fusedops::cuda::widen(actual[i]), y = fusedops::cuda::widen(expected[i]);
+    const bool same = x == y || (x != x && y != y);
+    const float distance = fabsf(x - y);
+    difference = same ? difference : fmaxf(difference, distance == distance ? distance : INFINITY);
+    magnitude = fmaxf(magnitude, fabsf(y));
+  }
+  differences[thread] = difference;
+  magnitudes[thread] = magnitude;
+}
+
+}  // namespace tune

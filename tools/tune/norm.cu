@@ -1,0 +1,268 @@
+// LayerNorm, RMSNorm and StdNorm, with and without a residual.
+#include "cuda/norm_launch.cu"
+
+#include "tune/family.h"
+
+namespace tune {
+namespace {
+
+using namespace fusedops;
+using namespace fusedops::cuda;
+
+bool has_residual(const Question& q) {
+  return q.op == Op::kAddLayerNorm || q.op == Op::kAddRmsNorm;
+}
+
+NormKind kind_of(const Question& q) {
+  if (q.op == Op::kStdNorm) return NormKind::kStd;
+  return q.op == Op::kRmsNorm || q.op == Op::kAddRmsNorm ? NormKind::kRms : NormKind::kLayer;
+}
+
+// Where each array is in Memory, with the optional ones last.
+enum Forward { kInput, kOutput, kWeight, kBias, kMean, kRstd, kScratch, kResidual, kSum };
+enum Backward {
+  kGrad,
+  kNormed,
+  kGradInput,
+  kGradWeight,
+  kGradBias,
+  kBackwardWeight,
+  kBackwardMean,
+  kBackwardRstd,
+  kBackwardScratch,
+  kGradSum
+};
+
+NormForward forward_of(const Question& q, const Memory& memory) {
+  NormForward args{};
+  args.kind = kind_of(q);
+  args.input = const_rows_at(memory[kInput], q);
+  args.output = rows_at(memory[kOutput], q);
+  args.residual.dtype = args.sum.dtype = q.dtype;
+  if (has_residual(q)) {
+    args.residual = const_rows_at(memory[kResidual], q);
+    args.sum = rows_at(memory[kSum], q);
+  }
+  args.weight = {memory[kWeight], q.dtype};
+  args.bias = {args.kind == NormKind::kRms ? nullptr : memory[kBias], q.dtype};
+  args.mean = has_mean(args.kind) ? memory[kMean] : nullptr;
+  args.rstd = memory[kRstd];
+  args.workspace = memory[kScratch];
+  args.rows = q.rows;
+  args.cols = q.cols;
+  args.eps = 1e-5;
+  return args;
+}
+
+NormBackward backward_of(const Question& q, const Memory& memory) {
+  NormBackward args{};
+  args.kind = kind_of(q);
+  args.grad_output = const_rows_at(memory[kGrad], q);
+  args.input = const_rows_at(memory[kNormed], q);
+  args.grad_input = rows_at(memory[kGradInput], q);
+  args.grad_sum.dtype = args.grad_branch.dtype = q.dtype;
+  if (has_residual(q)) args.grad_sum = const_rows_at(memory[kGradSum], q);
+  args.mean = has_mean(args.kind) ? memory[kBackwardMean] : nullptr;
+  args.rstd = memory[kBackwardRstd];
+  args.weight = {memory[kBackwardWeight], q.dtype};
+  args.grad_weight = {memory[kGradWeight], q.dtype};
+  args.grad_bias = {args.kind == NormKind::kRms ? nullptr : memory[kGradBias], q.dtype};
+  args.workspace = memory[kBackwardScratch];
+  args.rows = q.rows;
+  args.cols = q.cols;
+  args.eps = 1e-5;
+  return args;
+}
+
+// f(Type<T>{}, width, whether there is a residual, the last two as types).
+template <class F>
+Status with_instance(const Question& q, int32_t width, F f) {
+  return with_asked_type(q.dtype, [&](auto type) {
+    return with_width<TypeOf<decltype(type)>>(width, [&](auto width) {
+      return with_bool(has_residual(q), [&](auto add) { return f(type, width, add); });
+    });
+  });
+}
+
+int32_t most_threads(const Question& q, int32_t width, int32_t elements) {
+  int32_t most = 0;
+  with_instance(q, width, [&](auto type, auto width, auto add) {
+    using T = TypeOf<decltype(type)>;
+    constexpr int kWidth = decltype(width)::value;
+    return with_elements<T, kWidth>(elements, [&](auto elements) {
+      most = kNormThreads<T, kWidth, decltype(elements)::value, decltype(add)::value>;
+      return device::kSuccess;
+    });
+  });
+  return most;
+}
+
+// The candidates of a kernel whose registers hold no more than the tables say: with a residual, 32
+// elements spill, and so do 32 floats beside weight and bias.
+bool has_room(const Question& q, int32_t elements) {
+  return elements < 32 || (size_of(q.dtype) == 2 && !has_residual(q));
+}
+
+template <class T, int kWidth, bool kAdd>
+Status launch_forward(const NormForward& args, const Plan& plan) {
+  if (plan.blocks > 1) {
+    return launch_norm_forward<T, kWidth, kAdd>(args, as_row_plan(plan), nullptr);
+  }
+  if (plan.segment > 0) {
+    if constexpr (kIsLoopWidth<T, kWidth>) {
+      return launch_with_segments(
+          &norm_forward_partials<T, kWidth, kAdd>, &norm_forward_apply<T, kWidth, kAdd>,
+          (1 + kAdd) * args.cols * sizeof(T), args, plan);
+    }
+    return device::kInvalidValue;
+  }
+  if (plan.fixed > 0) {
+    return with_fixed<T, kWidth>(plan, [&](auto elements, auto threads) -> Status {
+      constexpr int kElements = decltype(elements)::value, kThreads = decltype(threads)::value;
+      if constexpr (!kAdd) {
+        const auto kernel = &norm_forward_registers<T, kWidth, kElements / kWidth, kAdd, kThreads>;
+        return launch_rows(kernel, as_row_plan(plan), args, nullptr);
+      }
+      return device::kInvalidValue;
+    });
+  }
+  return with_elements<T, kWidth>(plan.elements, [&](auto elements) -> Status {
+    constexpr int kElements = decltype(elements)::value;
+    if constexpr (kElements < 32 || (sizeof(T) == 2 && !kAdd)) {
+      const auto kernel = &norm_forward_registers<T, kWidth, kElements / kWidth, kAdd>;
+      return launch_rows(kernel, as_row_plan(plan), args, nullptr);
+    }
+    return device::kInvalidValue;
+  });
+}
+
+// --- the plans of the backward pass -------------------------------------------------------------
+
+// Partitions in multiples of the multiprocessors of a Hopper. A half of the incumbent's is asked
+// for too: few rows may be worth fewer partials.
+constexpr int64_t kPartitions[] = {132, 264, 396, 528};
+
+Plan backward_plan(const Question& q) {
+  const NormBackward args = backward_of(q, any_memory(std::vector<Array>(kGradSum + 1)));
+  const NormBackwardPlan plan = plan_of(args, width_of(args), device::has_clusters());
+  Plan result{plan.row.width, plan.row.elements, plan.row.threads, plan.row.rows, plan.row.blocks};
+  result.segment = plan.segments.cols;
+  result.partitions = plan.partitions;
+  return result;
+}
+
+// Each size of a cluster has a wave of them.
+std::vector<Plan> backward_clusters(const Question& q, int32_t width) {
+  const Clusters& clusters = norm_backward_clusters(size_of(q.dtype), has_residual(q));
+  if (!is_wide(width, q.dtype)) return {};
+  std::vector<Plan> plans = cluster_plans(q, width, clusters, kNoClusters, kNormBackwardThreads);
+  for (Plan& plan : plans) {
+    plan.partitions = count_partitions(q.rows, 1, kClusterMultiprocessors / plan.blocks);
+  }
+  return plans;
+}
+
+// Only plans of the tables' elements, which are as many as registers allow.
+std::vector<Plan> backward_candidates(const Question& q) {
+  const Plan incumbent = backward_plan(q);
+  std::vector<Plan> plans = backward_clusters(q, incumbent.width);
+  if (incumbent.segment > 0) return plans;
+  std::vector<int64_t> counts = {std::max<int64_t>(1, incumbent.partitions / 2)};
+  counts.insert(counts.end(), std::begin(kPartitions), std::end(kPartitions));
+  for (const int64_t partitions : counts) {
+    if (partitions > ceil_div(q.rows, incumbent.rows)) continue;
+    plans.push_back(incumbent);
+    plans.back().partitions = partitions;
+  }
+  return plans;
+}
+
+template <class T, int kWidth, bool kAdd>
+Status launch_backward(const NormBackward& args, const Plan& plan) {
+  const NormScope scope = plan.blocks > 1 ? NormScope::kCluster : NormScope::kBlock;
+  const NormBackwardPlan as_chosen{scope, as_row_plan(plan), {}, plan.partitions};
+  const Status status = launch_norm_backward<T, kWidth, kAdd>(args, as_chosen, nullptr);
+  if (status != device::kSuccess) return status;
+  return launch_norm_backward_finish<AccumulatorOf<T>>(args, plan.partitions, nullptr);
+}
+
+int64_t backward_workspace(const Question& q) {
+  const NormBackward args = backward_of(q, any_memory(std::vector<Array>(kGradSum + 1)));
+  const int64_t most = *std::max_element(std::begin(kPartitions), std::end(kPartitions));
+  return std::max(workspace_bytes(args), 2 * most * q.cols * int64_t{sizeof(float)});
+}
+
+// --- the family ---------------------------------------------------------------------------------
+
+class Norm final : public Family {
+ public:
+  std::vector<Array> arrays(const Question& q) const override {
+    const Array input{tensor_bytes(q), Role::kInput},
+        output{tensor_bytes(q), Role::kOutput, q.dtype};
+    const Array columns{q.cols * size_of(q.dtype), Role::kInput};
+    const Array statistics{4 * q.rows, Role::kInput}, computed{4 * q.rows, Role::kOutput};
+    std::vector<Array> arrays;
+    if (q.backward) {
+      const Array sums{columns.bytes, Role::kOutput, q.dtype};
+      const Array scratch{backward_workspace(q), Role::kScratch};
+      arrays = {input, input, output, sums, sums, columns, statistics, statistics, scratch};
+      if (has_residual(q)) arrays.push_back(input);
+    } else {
+      const Array scratch{segments_workspace(q), Role::kScratch};
+      arrays = {input, output, columns, columns, computed, computed, scratch};
+      if (has_residual(q)) arrays.insert(arrays.end(), {input, output});
+    }
+    return arrays;
+  }
+
+  int64_t bytes(const Question& q) const override {
+    const int64_t tensors = q.backward ? 3 + has_residual(q) : 2 + 2 * has_residual(q);
+    return tensors * tensor_bytes(q);
+  }
+
+  Plan incumbent(const Question& q) const override {
+    if (q.backward) return backward_plan(q);
+    const NormForward args = forward_of(q, any_memory(arrays(q)));
+    const RowPlan plan = with_clusters(args, plan_of(args, width_of(args)));
+    return as_plan(norm_regimes(has_residual(q)), plan, q);
+  }
+
+  std::vector<Plan> candidates(const Question& q) const override {
+    if (q.backward) return backward_candidates(q);
+    const int32_t width = pick_width(q.dtype, q.cols, {Access(rows_at(any_address(), q))});
+    const auto most = [&](int32_t elements) {
+      return has_room(q, elements) ? most_threads(q, width, elements) : 0;
+    };
+    std::vector<Plan> plans = register_plans(q, width, most);
+    const Clusters& wide = norm_clusters(size_of(q.dtype), has_residual(q));
+    const Clusters& narrow = has_residual(q) ? kNoClusters : kNarrowClusters;
+    if (!has_residual(q)) append(plans, fixed_plans(q, width));
+    append(plans, cluster_plans(q, width, wide, narrow, most_cluster_threads(wide)));
+    append(plans, segment_plans(q, width));
+    return plans;
+  }
+
+  Status launch_incumbent(const Question& q, const Memory& memory) const override {
+    return q.backward ? cuda::launch(backward_of(q, memory), nullptr)
+                      : cuda::launch(forward_of(q, memory), nullptr);
+  }
+
+  Status launch(const Question& q, const Plan& plan, const Memory& memory) const override {
+    return with_instance(q, plan.width, [&](auto type, auto width, auto add) {
+      using T = TypeOf<decltype(type)>;
+      constexpr int kWidth = decltype(width)::value;
+      constexpr bool kAdd = decltype(add)::value;
+      return q.backward ? launch_backward<T, kWidth, kAdd>(backward_of(q, memory), plan)
+                        : launch_forward<T, kWidth, kAdd>(forward_of(q, memory), plan);
+    });
+  }
+};
+
+}  // namespace
+
+const Family& norm_family() {
+  static const Norm family;
+  return family;
+}
+
+}  // namespace tune

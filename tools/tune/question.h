@@ -1,0 +1,89 @@
+// What tune measures: a question is an operator on a shape, a plan is one way to launch it.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "fusedops/args.h"
+
+namespace tune {
+
+using fusedops::DType;
+
+enum class Op : int32_t {
+  kSoftmax,
+  kLogSoftmax,
+  kSoftmaxStatistics,
+  kSoftmaxApply,
+  kPaddedSoftmax,  // masked_softmax with a bool mask that all rows share
+  kCausalSoftmax,
+  kSpatialSoftmax,
+  kLayerNorm,
+  kRmsNorm,
+  kStdNorm,
+  kAddLayerNorm,
+  kAddRmsNorm,
+};
+inline constexpr const char* kOpNames[] = {
+    "softmax",        "log_softmax",    "softmax_statistics", "softmax_apply",
+    "padded_softmax", "causal_softmax", "spatial_softmax",    "layer_norm",
+    "rms_norm",       "std_norm",       "add_layer_norm",     "add_rms_norm"};
+
+struct Question {
+  Op op;
+  bool backward;
+  DType dtype;
+  int64_t rows, cols;
+};
+
+inline const char* name_of(Op op) { return kOpNames[static_cast<int32_t>(op)]; }
+
+inline const char* name_of(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat64:
+      return "float64";
+    case DType::kFloat32:
+      return "float32";
+    case DType::kFloat16:
+      return "float16";
+    case DType::kBFloat16:
+      return "bfloat16";
+  }
+  return "?";
+}
+
+// One way to launch an operator. Zero stands for what a plan has not: elements where no block holds
+// the row, partitions except in the backward pass of a norm, a segment where rows are not cut.
+struct Plan {
+  int32_t width = 0;        // elements of a vector
+  int32_t elements = 0;     // of a row in each thread's registers
+  int32_t row_threads = 0;  // that share a row, in a block
+  int32_t rows = 1;         // of a block
+  int32_t blocks = 1;       // of a cluster
+  int64_t partitions = 0;   // of the rows, for sums of columns
+  int32_t segment = 0;      // columns
+  int32_t fixed = 0;        // row_threads, where the kernel is compiled for that number
+
+  int32_t threads() const { return row_threads * rows; }
+};
+
+inline bool operator==(const Plan& a, const Plan& b) {
+  return a.width == b.width && a.elements == b.elements && a.row_threads == b.row_threads &&
+      a.rows == b.rows && a.blocks == b.blocks && a.partitions == b.partitions &&
+      a.segment == b.segment && a.fixed == b.fixed;
+}
+
+// A question, and whether the other plans are asked for beside the one that the tables choose.
+struct Ask {
+  Question question;
+  bool with_candidates;
+};
+
+// The questions in the order in which they are worth their time, with tensors of up to `largest`
+// bytes.
+std::vector<Ask> questions(int64_t largest);
+
+// Every operator and kernel on a few short and long rows, to see that all of them run.
+std::vector<Ask> smoke_questions(int64_t largest);
+
+}  // namespace tune
