@@ -65,6 +65,7 @@ TESTS = (
     "tests/ops/test_softmax_grad.py",
     "tests/ops/test_softmax_stats.py",
     "tests/ops/test_softmax_dims.py",
+    "tests/ops/test_spatial_norm.py",
     "tests/ops/test_spatial_softmax.py",
     "tests/ops/test_softmax_inplace.py",
     "tests/ops/test_softmax_dropout.py",

@@ -25,6 +25,7 @@ import comparison as kernel_comparison
 import gpu_summary
 import sass_report
 import train_translation
+from sass import errors, gates, toolchain
 from translation import comparison, corpus, subwords
 from translation.checkpoints import Checkpoints
 
@@ -135,6 +136,7 @@ SASS = [
     ("--csv {HERE}/none/a.csv", USAGE, "--csv: got .*, wanted a file that can be written"),
     ("--write-budget --arch 90", USAGE, "--write-budget writes all architectures"),
     ("--all yes", USAGE, "unrecognized arguments: yes"),
+    ("--measured {HERE}/none.csv", FAILURE, "none.csv cannot be read: .*No such file"),
 ]
 
 SUMMARY = [
@@ -277,10 +279,10 @@ def test_a_damaged_budget_is_named(tmp_path):
     file = tmp_path / "budget.csv"
     for content in ("arch,kernel,registers\n90,a\n", "arch,kernel,registers\n90,a,many\n"):
         file.write_text(content)
-        with pytest.raises(sass_report.ReportError, match=f"{file} cannot be read.*--write"):
-            sass_report.read_budget(file)
-    with pytest.raises(sass_report.ReportError, match="No such file.*run --write-budget"):
-        sass_report.read_budget(tmp_path / "none.csv")
+        with pytest.raises(errors.ReportError, match=f"{file} cannot be read.*--write"):
+            gates.read_budget(file)
+    with pytest.raises(errors.ReportError, match="No such file.*run --write-budget"):
+        gates.read_budget(tmp_path / "none.csv")
 
 
 @pytest.mark.parametrize(
@@ -292,5 +294,5 @@ def test_a_damaged_budget_is_named(tmp_path):
     ],
 )
 def test_a_program_that_fails_is_named_with_what_it_said(command, message):
-    with pytest.raises(sass_report.ReportError, match=message):
-        sass_report.run(*command)
+    with pytest.raises(errors.ReportError, match=message):
+        toolchain.run(*command)
