@@ -527,6 +527,25 @@ def test_the_bytes_of_a_mask_count_at_the_last_site_that_uses_it(rewrite_dynamo)
     assert sites[0].bytes_saved < sites[1].bytes_saved
 
 
+#: The first and the last diagonal of 5 queries and 8 keys that is seen, and how many keys are not.
+DIAGONALS = {"causal": (-99, 0, 10), "window": (-2, 0, 25), "from a diagonal on": (-2, 99, 15)}
+
+
+@pytest.mark.parametrize("name", DIAGONALS)
+def test_scores_that_diagonals_hide_are_not_read(rewrite_dynamo, name):
+    def saved(first, last):
+        def model(x):
+            q, k = _positions(x)
+            visible = (k >= q + first) & (k <= q + last)
+            return x.masked_fill(~visible, -INF).softmax(-1)
+
+        (site,) = rewrite_dynamo(model, torch.randn(2, 3, QUERIES, KEYS)).report.sites
+        return site.bytes_saved
+
+    first, last, hidden = DIAGONALS[name]
+    assert saved(first, last) - saved(-99, 99) == 2 * 3 * 4 * hidden
+
+
 # --- any expression of positions ------------------------------------------------------------------
 
 ATOMS = [
