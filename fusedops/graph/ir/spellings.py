@@ -78,6 +78,7 @@ _FAMILIES: dict[str, tuple[tuple[str, ...], tuple[Any, ...], str]] = {
     "reciprocal": (_INPUT, (torch.reciprocal,), "reciprocal reciprocal_"),
     "exp": (_INPUT, (torch.exp,), "exp exp_"),
     "log": (_INPUT, (torch.log,), "log log_"),
+    "tanh": (_INPUT, (torch.tanh, F.tanh), "tanh tanh_"),
     "detach": (_INPUT, (torch.detach,), "detach"),
     "neg": (_INPUT, (torch.neg,), "neg"),
     "not": (_INPUT, (torch.logical_not, torch.bitwise_not), "logical_not bitwise_not"),
