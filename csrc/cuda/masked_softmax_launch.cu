@@ -129,7 +129,7 @@ Status launch_masked_softmax_backward(
 
 Status launch(const MaskedSoftmaxBackward& given, Stream stream) {
   MaskedSoftmaxBackward args = given;
-  // What was added to the scores does not matter, nor what was added to.
+  // Neither what was added to the scores matters, nor a soft cap.
   args.scores.bias.data = nullptr;
   args.scores.softcap = 0;
   if (!args.scores.mask.is_bool) args.scores.mask.data = nullptr;

@@ -213,7 +213,7 @@ FUSEDOPS_DEVICE void add_operand(
 }
 
 // tanh, to the precision of `Out` in what becomes an exponential. With e = e^(-2|x|), one ex2 and a
-// reciprocal are enough for 16 bits: their error of 2^-22 is that of a float near 1.
+// reciprocal are enough for 16 bits: their error is a few ulp of 1.
 template <class Out, class Acc>
 FUSEDOPS_DEVICE Acc hyperbolic_tangent(Acc x) {
   constexpr float kTwoLog2E = 2.88539008f;
