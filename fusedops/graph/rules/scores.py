@@ -122,9 +122,10 @@ _LEAST_CAP, _GREATEST_CAP = 2.0**-126, 2.0**126
 
 
 def _through_tanh(scores: Scores, call: Call) -> Scores | None:
-    """What multiplies a tanh is the soft cap, and with it the scale of the tanh's argument."""
+    """What multiplies a tanh is the soft cap, and with it the scale of the tanh's argument. Without
+    a factor it is an activation, which Inductor fuses."""
     cap = abs(scores.scale)
-    if not _LEAST_CAP <= cap <= _GREATEST_CAP:
+    if cap == 1 or not _LEAST_CAP <= cap <= _GREATEST_CAP:
         return None
     return replace(scores, input=call.arguments["input"], softcap=cap)
 
