@@ -66,9 +66,9 @@ class Scores:
 
 def read_scores(chain: SoftmaxChain, has_sink: bool = False) -> Scores:
     """Matches as many of the calls before the softmax as the op can fuse."""
-    scores, reader = Scores(chain.input, has_sink=has_sink), chain.nodes[0]
+    scores = Scores(chain.input, has_sink=has_sink)
     while scores.product is None:
-        call = call_of(aliasing.version(scores.input, reader))
+        call = call_of(scores.input)
         longer = _STEPS[call.kind](scores, call) if call and call.kind in _STEPS else None
         if call is None or longer is None:
             break
@@ -77,7 +77,7 @@ def read_scores(chain: SoftmaxChain, has_sink: bool = False) -> Scores:
         longer = replace(longer, nodes=(*longer.nodes, call.node))
         if not unshared or not _is_safe(longer, call, chain):
             break
-        scores, reader = longer, call.node
+        scores = longer
     return scores
 
 
