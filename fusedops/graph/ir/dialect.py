@@ -164,6 +164,8 @@ def as_call(node: Node) -> Call | None:
         return _operator_call(node, *spelling) if spelling else None
     if node.op != "call_function":
         return None
+    if node.target is getattr:
+        return _attribute_call(node)
     target = packet(node)
     if target in spellings.LEAVES:
         return _leaf(node, *spellings.leaf(target, node.kwargs))
@@ -177,6 +179,15 @@ def as_call(node: Node) -> Call | None:
         if target in spellings.FUNCTIONS
         else None
     )
+
+
+def _attribute_call(node: Node) -> Call | None:
+    """x.max(-1).values or x.data, which symbolic_trace records as calls of getattr."""
+    given, name = node.args[:2]
+    if name == "data":
+        return Call("detach", "detach", node, {"input": given})
+    index = {"values": 0, "indices": 1}.get(str(name))
+    return Call("item", "item", node, {"input": given, "index": index}) if index is not None else None
 
 
 def _cast_call(node: Node) -> Call | None:
@@ -293,6 +304,7 @@ _NORMALISERS = {
     "var_mean": _normal_variance,
     "std_mean": _normal_variance,
     "softmax": _normal_softmax,
+    "safe_softmax": _normal_softmax,
     "log_softmax": _normal_softmax,
     "layer_norm": _normal_layer_norm,
     "rms_norm": _normal_rms_norm,

@@ -62,6 +62,23 @@ def other_operand(call: Call, operand: Node) -> Any:
     return other if first is operand else first
 
 
+def difference(node: Any) -> tuple[Any, Any] | None:
+    """a and b, if `node` is a - b, also as a + (-b) or -(b - a)."""
+    call = call_of(node)
+    if call is None or call.kind not in ("sub", "add", "neg"):
+        return None
+    first, other = call.arguments["input"], call.arguments.get("other")
+    if call.kind == "sub":
+        return first, other
+    if call.kind == "neg":
+        inner = call_of(first, "sub")
+        return (inner.arguments["other"], inner.arguments["input"]) if inner else None
+    for minuend, negated in ((first, other), (other, first)):
+        if (negation := call_of(negated, "neg")) is not None:
+            return minuend, negation.arguments["input"]
+    return None
+
+
 def reduced_dims(reduction: Call, reduced: torch.Tensor) -> tuple[int, ...] | None:
     """The dimensions of a reduction, kept or not, in ascending order; None if it also changes the
     dtype."""

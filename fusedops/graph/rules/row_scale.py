@@ -16,6 +16,7 @@ import torch
 from torch.fx import Node
 
 from fusedops.graph.ir.dialect import Call, constant, value
+from fusedops.graph.ir.selections import larger_of
 from fusedops.graph.ir.steps import (
     call_of,
     has_kept_shape,
@@ -81,7 +82,20 @@ class RowScale:
 
     def with_eps(self, f: str, eps: float) -> RowScale | None:
         """The scale with eps, if it has none yet."""
+        if f == "add" and eps == 0:
+            return self
         return None if self.f else replace(self, f=f, eps=eps)
+
+    def corrected(self, correction: int) -> RowScale | None:
+        """The same scale, made of a variance with the divisor N - correction; None where this is
+        not known or not a number."""
+        if correction == self.correction:
+            return self
+        columns = self.columns
+        if columns is None or columns <= max(correction, self.correction):
+            return None
+        ratio = (columns - correction) / (columns - self.correction)
+        return replace(self, correction=correction, inner=self.inner * ratio**self.power)
 
     @property
     def is_inverse_root(self) -> bool:
@@ -266,6 +280,13 @@ def _through_clamp(call: Call, steps: int) -> RowScale | None:
     return found.with_eps("max", known) if found and known is not None else None
 
 
+def _through_larger(call: Call, steps: int) -> RowScale | None:
+    """max(norm, eps), where(norm > eps, norm, eps) or norm.masked_fill(norm < eps, eps)"""
+    larger = larger_of(call)
+    found = read_row_scale(larger[0], steps) if larger else None
+    return found.with_eps("max", larger[1]) if larger and found else None
+
+
 def _through_cast(call: Call, steps: int) -> RowScale | None:
     found = read_row_scale(call.arguments["input"], steps)
     if found is None or is_widening(call):
@@ -298,6 +319,7 @@ _STEPS: dict[str, Callable[[Call, int], RowScale | None]] = {
     "add": _through_add,
     "clamp": _through_clamp,
     "maximum": _through_clamp,
+    **dict.fromkeys(("max", "where", "masked_fill"), _through_larger),
     "cast": _through_cast,
     "reshape": _through_reshape,
     "unsqueeze": _through_reshape,
