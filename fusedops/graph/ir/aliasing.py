@@ -48,7 +48,8 @@ def record(graph: Graph) -> None:
     been edited other than by `hold`, or by calls that neither write nor return their input."""
     facts = _FACTS[graph] = _Facts(_eager_storage(graph))
     for node in graph.nodes:
-        hold(node)
+        if node.op != "output":  # it holds what it returns, which it reads as other calls do
+            hold(node)
         targets = written(node)
         if targets:
             facts.writers.append(node)

@@ -39,6 +39,7 @@ class Call:
     name: the operation's name in reports.
     arguments: by their torch names; defaults filled in, constants as Python numbers.
     obstacle: why this call cannot be replaced, or None.
+    readings: what rules have found from this call, which is the same for all of them.
     """
 
     kind: str
@@ -46,6 +47,7 @@ class Call:
     node: Node
     arguments: dict[str, Any] = field(default_factory=dict)
     obstacle: str | None = None
+    readings: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -209,6 +211,8 @@ def _operator_call(node: Node, kind: str, parameters: tuple[str, ...]) -> Call:
     given = {spellings.SYNONYMS.get(name, name): argument for name, argument in given.items()}
     if kind == "reshape" and node.op == "call_method" and len(node.args) > 1:
         given["shape"] = node.args[1:]  # x.view(2, 3) as x.view((2, 3))
+    if kind == "permute" and node.op == "call_method" and len(node.args) > 2:
+        given["dims"] = node.args[1:]
     name = kind.removeprefix("native_").removeprefix("fused_")
     return Call(kind, name, node, _NORMALISERS.get(name, dict)(given), _obstacle(node, kind))
 

@@ -108,6 +108,17 @@ _FAMILIES: dict[str, tuple[tuple[str, ...], tuple[Any, ...], str]] = {
     "reshape": (("input", "shape"), (), "view reshape"),
     "same": (_INPUT, (torch.clone,), "contiguous clone alias"),
     "unsqueeze": (("input", "dim"), (torch.unsqueeze,), "unsqueeze unsqueeze_"),
+    "permute": (("input", "dims"), (torch.permute,), "permute"),
+    "transpose": (
+        ("input", "dim0", "dim1"),
+        (torch.transpose, torch.swapaxes, torch.swapdims),
+        "transpose swapaxes swapdims",
+    ),
+    "movedim": (
+        ("input", "source", "destination"),
+        (torch.movedim, torch.moveaxis),
+        "movedim moveaxis",
+    ),
     "expand": (("input", "shape"), (torch.broadcast_to,), "expand expand_as broadcast_to"),
     "abs": (_INPUT, (torch.abs, operator.abs), "abs"),
     "relu": (_INPUT, (torch.relu, F.relu), "relu relu_"),
@@ -185,6 +196,7 @@ ATEN: dict[Any, str] = {
 CASTS = {"to", "type", "type_as", "float", "double", "half", "bfloat16", "bool", "int", "long"}
 ATEN_CASTS = {aten.to, aten._to_copy, aten.type_as}
 SYNONYMS = {"self": "input", "x": "input", "A": "input", "axis": "dim", "ord": "p"}
+SYNONYMS |= {"axis0": "dim0", "axis1": "dim1"}
 SYNONYMS |= {"training": "train", "size": "shape", "indices": "index"}
 
 # Exact types: a subclass may compute something else.
@@ -210,6 +222,8 @@ _ENCODER_LAYER = (
 _CROSS_ENTROPY = ("cross_entropy", "Inductor never materialises its log_softmax")
 _SOFTMIN = ("softmin", "softmax of a negated input, one opaque call at this level")
 _GUMBEL = ("gumbel_softmax", "draws its noise inside, one opaque call at this level")
+_GROUP_NORM = ("group_norm", "normalises groups of channels, with a weight for each channel")
+_INSTANCE_NORM = ("instance_norm", "normalises each channel of an image, which no op does")
 LEAVES: dict[Any, tuple[str, str]] = {
     F.scaled_dot_product_attention: _SDPA,
     aten.scaled_dot_product_attention: _SDPA,
@@ -226,6 +240,15 @@ LEAVES: dict[Any, tuple[str, str]] = {
     F.softmin: _SOFTMIN,
     nn.Softmin: _SOFTMIN,
     F.gumbel_softmax: _GUMBEL,
+    **dict.fromkeys(
+        (F.group_norm, torch.group_norm, nn.GroupNorm, aten.group_norm, aten.native_group_norm),
+        _GROUP_NORM,
+    ),
+    **dict.fromkeys(
+        (F.instance_norm, torch.instance_norm, nn.InstanceNorm1d, nn.InstanceNorm2d)
+        + (nn.InstanceNorm3d, aten.instance_norm),
+        _INSTANCE_NORM,
+    ),
 }
 
 

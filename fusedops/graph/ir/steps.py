@@ -118,6 +118,30 @@ def has_kept_shape(node: Any, input: Any, dims: Sequence[int]) -> bool:
     return kept or (value(input).dim() == 1 and has_shape(node, []))
 
 
+def permutation(node: Any) -> tuple[int, ...] | None:
+    """The dimensions of the input that a permutation gives its result; None for another call."""
+    call = call_of(node)
+    if call is None or call.kind not in ("permute", "transpose", "movedim"):
+        return None
+    rank = value(node).dim()
+    given = [
+        [constant(dim) for dim in (dims if isinstance(dims, (list, tuple)) else (dims,))]
+        for name, dims in call.arguments.items()
+        if name != "input"
+    ]
+    if not all(isinstance(dim, int) for dims in given for dim in dims):
+        return None
+    first, *second = [[dim % rank for dim in dims] for dims in given]  # type: ignore[operator]
+    if call.kind == "permute":
+        return tuple(first)
+    (second,) = second
+    places = dict(zip(second, first, strict=True))
+    if call.kind == "transpose":
+        places |= dict(zip(first, second, strict=True))
+    remaining = (dim for dim in range(rank) if dim not in places.values())
+    return tuple(places[dim] if dim in places else next(remaining) for dim in range(rank))
+
+
 def viewed(node: Any) -> tuple[tuple[Node, ...], Any]:
     """The views that end in `node`, each with the elements of its input in the same order, such as
     those that add dimensions of size 1; and the input of the first of them."""

@@ -32,7 +32,7 @@ from fusedops.graph.ir.steps import (
 )
 from fusedops.graph.rules.norm_dims import LastDims, norm_dims
 from fusedops.graph.rules.norms import UNKNOWN_ROW, centred
-from fusedops.graph.rules.row_scale import RowScale, is_one_per_row, read_row_scale
+from fusedops.graph.rules.row_scale import OTHER_NORM, RowScale, is_one_per_row, read_row_scale
 from fusedops.graph.rules.rule import OpCall
 
 aten = torch.ops.aten
@@ -47,7 +47,6 @@ _ROUNDING = 4 * torch.finfo(torch.float64).eps
 
 SINGLE = "its rows have too few elements for an unbiased variance"
 NOT_CENTRED = "it is divided by its deviation, but its mean is not subtracted, which no op does"
-OTHER_NORM = "it is divided by another norm than the root of its sum of squares"
 EPS_OUTSIDE = "eps is added to the root of its mean square, which no op does"
 NOT_LAST = "over a dimension that is not the last"
 
@@ -131,6 +130,13 @@ class _Factor:
 def read_norm(call: Call) -> Norm | None:
     """The norm whose first complete product or quotient is `call`: one operand has the tensor as a
     factor, the other the scale of its rows."""
+    if "norm" not in call.readings:
+        call.readings["norm"] = _read_norm(call)
+    found: Norm | None = call.readings["norm"]
+    return found
+
+
+def _read_norm(call: Call) -> Norm | None:
     if call.obstacle or not isinstance(value(call.node), torch.Tensor):
         return None
     if call.kind == "normalize":

@@ -32,6 +32,7 @@ from fusedops.graph.ir.steps import (
 )
 from fusedops.graph.rules.norms import base_of_square, centred, is_square_of_mean
 
+OTHER_NORM = "it is divided by another norm than the root of its sum of squares"
 CANCELS = "mean(x^2) - mean(x)^2 cancels where the variance is small, and the op would not"
 
 
@@ -186,11 +187,14 @@ def _of_norm(call: Call) -> RowScale | None:
     dims = reduced_dims(call, value(base))
     is_euclidean = order in (None, "fro") or constant(order) == 2
     is_spectral = call.kind == "linalg_norm" and order != "fro"
-    if dims is None or not is_euclidean or (is_spectral and len(dims) > 1):
+    if dims is None or (is_spectral and len(dims) > 1):
         return None
     found = _mean_square(base, dims)
     found = _times_columns(found) if found else None
-    return replace(found.to_the(0.5), by_norm=True) if found else None
+    if found is None:
+        return None
+    obstacle = found.obstacle or (None if is_euclidean else OTHER_NORM)
+    return replace(found.to_the(0.5), by_norm=True, obstacle=obstacle)
 
 
 def _of_variance(call: Call) -> RowScale | None:
