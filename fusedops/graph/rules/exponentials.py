@@ -75,6 +75,8 @@ def read_quotient(call: Call) -> Decomposed | None:
     if call.kind == "normalize":
         return _read_normalize(call)
     for numerator, divisor in _quotients(call):
+        expanded = call_of(divisor, "expand")
+        divisor = expanded.arguments["input"] if expanded else divisor
         total = _read_total(divisor)
         if total is None or not same_value(numerator, total.summed):
             continue
