@@ -136,9 +136,7 @@ GUARDED = {
 
 
 @pytest.mark.parametrize("name", GUARDED)
-def test_a_guard_against_rows_of_infinities_keeps_what_becomes_of_them(
-    rewrite, scores, keep, name
-):
+def test_a_guard_against_rows_of_infinities_keeps_what_becomes_of_them(rewrite, scores, keep, name):
     form = GUARDED[name]
     rewritten = rewrite(form, scores, keep)
     assert rewritten.replaced == {"masked_softmax": 1} and rewritten.reasons == []
@@ -237,10 +235,15 @@ def _quotient(s, divisor, dim=-1):
 STAYS = {
     "without maximum": (lambda s, k: s.exp() / (1 + _total(s.exp())), NO_MAXIMUM),
     "another term": (lambda s, k: _quotient(s, lambda e, m: _total(e) + torch.exp(m)), ADDED),
-    "a term of each column": (lambda s, k: _quotient(s, lambda e, m: _total(e) + (s - m).exp()), None),
+    "a term of each column": (
+        lambda s, k: _quotient(s, lambda e, m: _total(e) + (s - m).exp()),
+        None,
+    ),
     "zero in the maximum alone": (
-        lambda s, k: torch.exp(s - _maximum(s).clamp(min=0))
-        / _total(torch.exp(s - _maximum(s).clamp(min=0))),
+        lambda s, k: (
+            torch.exp(s - _maximum(s).clamp(min=0))
+            / _total(torch.exp(s - _maximum(s).clamp(min=0)))
+        ),
         OTHER,
     ),
     "a sink of another dimension": (
@@ -248,13 +251,17 @@ STAYS = {
         NOT_MASKED,
     ),
     "hidden in another dimension": (
-        lambda s, k: (s - s.amax(1, keepdim=True)).exp() * k
-        / ((s - s.amax(1, keepdim=True)).exp() * k).sum(1, keepdim=True),
+        lambda s, k: (
+            (s - s.amax(1, keepdim=True)).exp()
+            * k
+            / ((s - s.amax(1, keepdim=True)).exp() * k).sum(1, keepdim=True)
+        ),
         NOT_MASKED,
     ),
     "an eps after hidden columns": (
-        lambda s, k: (torch.exp(s - _maximum(s)) * k)
-        / (_total(torch.exp(s - _maximum(s)) * k) + 1e-9),
+        lambda s, k: (
+            (torch.exp(s - _maximum(s)) * k) / (_total(torch.exp(s - _maximum(s)) * k) + 1e-9)
+        ),
         ADDED,
     ),
     "times numbers": (
@@ -262,8 +269,10 @@ STAYS = {
         "its exponentials are multiplied by numbers that are not known to be 0 and 1",
     ),
     "several dimensions": (
-        lambda s, k: torch.exp(s - s.amax((2, 3), True))
-        / torch.exp(s - s.amax((2, 3), True)).sum((2, 3), True),
+        lambda s, k: (
+            torch.exp(s - s.amax((2, 3), True))
+            / torch.exp(s - s.amax((2, 3), True)).sum((2, 3), True)
+        ),
         "no op computes a softmax over several dimensions",
     ),
     "logsumexp of several dimensions": (

@@ -183,12 +183,13 @@ MATCHED = {
     softmax_in_float32: {"softmax": 1},
     softmax_of_normalized_scores: {"l2_norm": 1, "softmax": 1},
 }
+OTHER_NORM = "it is divided by another norm than the root of its sum of squares"
 OUTSIDE = "eps is added to the root of its mean square, which no op does"
 #: The reasons; there is none where the form is no norm and no softmax.
 LEFT = {
     rms_norm_with_deviation: [OUTSIDE],
     unit_rows_plus_eps: [OUTSIDE],
-    probabilities_by_normalize: ["it is divided by another norm than the root of its sum of squares"],
+    probabilities_by_normalize: [OTHER_NORM],
     norm_within_limits: [],
     features_of_performer: [],
 }

@@ -1,5 +1,5 @@
 """A norm over channels between permutations is a spatial norm of the image where eager's result has
-the order of the image, so that neither permutation copies; and else a norm of the permuted image."""
+the order of the image, so that nothing is copied; and else a norm of the permuted image."""
 
 import pytest
 import torch
@@ -47,9 +47,9 @@ SPATIAL = {
     "several moved": lambda x, w, b: torch.movedim(
         _layer_norm(torch.movedim(x, (2, 3), (1, 2)), w, b), (1, 2), (2, 3)
     ).contiguous(),
-    "a sequence": lambda x, w, b: _layer_norm(x.flatten(2).transpose(1, 2), w, b)
-    .swapaxes(-1, -2)
-    .contiguous(),
+    "a sequence": lambda x, w, b: (
+        _layer_norm(x.flatten(2).transpose(1, 2), w, b).swapaxes(-1, -2).contiguous()
+    ),
     "without weight": lambda x, w, b: _first(F.layer_norm(_last(x), (C,), eps=EPS)).contiguous(),
     "decomposed": lambda x, w, b: _first(_decomposed(_last(x), w, b)),
     "decomposed, a sequence": lambda x, w, b: _decomposed(
@@ -68,9 +68,9 @@ PERMUTED = {
     ),
     "not moved back": lambda x, w, b: _layer_norm(_last(x), w, b).contiguous(),
     "moved elsewhere": lambda x, w, b: _layer_norm(_last(x), w, b).permute(3, 0, 1, 2).contiguous(),
-    "the last stays": lambda x, w, b: _layer_norm(_last(x).contiguous().transpose(1, 2), w, b)
-    .transpose(1, 2)
-    .contiguous(),
+    "the last stays": lambda x, w, b: (
+        _layer_norm(_last(x).contiguous().transpose(1, 2), w, b).transpose(1, 2).contiguous()
+    ),
     "used in between": lambda x, w, b: (lambda y: _first(y).contiguous() + y.sum())(
         _layer_norm(_last(x), w, b)
     ),

@@ -189,7 +189,9 @@ def _attribute_call(node: Node) -> Call | None:
     if name == "data":
         return Call("detach", "detach", node, {"input": given})
     index = {"values": 0, "indices": 1}.get(str(name))
-    return Call("item", "item", node, {"input": given, "index": index}) if index is not None else None
+    return (
+        Call("item", "item", node, {"input": given, "index": index}) if index is not None else None
+    )
 
 
 def _cast_call(node: Node) -> Call | None:

@@ -1,8 +1,8 @@
 """Reads quotients of exponentials and their sum: decomposed softmaxes in all their spellings.
 
-    exp(x - m) / sum(exp(x - m))                          m: the maximum, also limited or detached
-    exp(x - m) / (sum(exp(x - m)) + exp(t - m))           t: a sink, such as 0 in softmax1
-    e / sum(e), e = exp(x - m) * mask                     hidden columns
+exp(x - m) / sum(exp(x - m))                          m: the maximum, also limited or detached
+exp(x - m) / (sum(exp(x - m)) + exp(t - m))           t: a sink, such as 0 in softmax1
+e / sum(e), e = exp(x - m) * mask                     hidden columns
 """
 
 from __future__ import annotations

@@ -233,7 +233,7 @@ def _is_scaled_by(operand: Any, scale: RowScale) -> bool:
 
 
 def _norm_of(scale: RowScale, tensor: Node, last: Node) -> Norm | None:
-    """The norm of `tensor`: of the input of the scale, or of what is left of it without its mean."""
+    """The norm of `tensor`, which is the input of the scale, or that without its mean."""
     over = norm_dims(scale.dims, value(scale.input).shape)
     if over is None:
         return None

@@ -17,9 +17,9 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from fusedops.graph.ir import aliasing
 from fusedops.graph.ir.dialect import Call, feeds_products, number, users, value
 from fusedops.graph.ir.steps import broadcasts, call_of, only_user, same_value, upstream
+from fusedops.graph.rules.exponentials import maximum_of
 from fusedops.graph.rules.rule import OpCall
 from fusedops.graph.rules.softmax import SoftmaxChain, with_casts
-from fusedops.graph.rules.exponentials import maximum_of
 
 aten = torch.ops.aten
 

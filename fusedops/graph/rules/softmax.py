@@ -20,7 +20,6 @@ from fusedops.graph.ir.dialect import Call, value
 from fusedops.graph.ir.steps import only_user, widened
 from fusedops.graph.rules.rule import Match, OpCall, Rule
 
-
 NOT_MASKED = "only masked_softmax has sinks and masks, over the last dimension"
 ZEROES = "gives zeros, not NaN, where a whole row is -inf, which an op does only for masks"
 
@@ -120,6 +119,7 @@ def with_casts(chain: SoftmaxChain) -> SoftmaxChain:
 
 
 def match_softmax(chain: SoftmaxChain, obstacle: str | None = None) -> Match:
+    """The site of a chain, which stays where only masked_softmax computes it."""
     arguments = {"input": chain.input, "dim": chain.dim, "dtype": chain.dtype}
     if chain.needs_masks:
         obstacle = obstacle or (ZEROES if chain.zeroes_hidden_rows else NOT_MASKED)
