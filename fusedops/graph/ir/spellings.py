@@ -53,7 +53,7 @@ FUNCTIONS: dict[Any, tuple[str, tuple[str, ...]]] = {
     torch.pow: ("pow", ("input", "exponent")),
     operator.pow: ("pow", ("input", "exponent")),
     operator.getitem: ("item", ("input", "index")),
-    torch._C._autograd._get_data_attr: ("detach", _INPUT),
+    getattr(torch._C._autograd, "_get_data_attr", None): ("detach", _INPUT),  # x.data
     operator.invert: ("not", _INPUT),
     operator.neg: ("neg", _INPUT),
     torch.reshape: ("reshape", ("input", "shape")),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch.fx import Node
@@ -20,6 +20,8 @@ from fusedops.graph.ir.dialect import (
     written,
 )
 
+Found = TypeVar("Found")
+
 
 def call_of(node: Any, kind: str | None = None) -> Call | None:
     """The normal form of `node`, if it has the requested kind and no obstacle."""
@@ -31,6 +33,14 @@ def call_of(node: Any, kind: str | None = None) -> Call | None:
 def call_used_once(node: Any, kind: str | None = None) -> Call | None:
     """As `call_of`, if the node has a single user."""
     return call_of(node, kind) if isinstance(node, Node) and len(users(node)) == 1 else None
+
+
+def read_once(call: Call, name: str, read: Callable[[Call], Found]) -> Found:
+    """What `read` finds from a call, which several rules ask for."""
+    if name not in call.readings:
+        call.readings[name] = read(call)
+    found: Found = call.readings[name]
+    return found
 
 
 def only_user(node: Node, kind: str | None = None) -> Call | None:
@@ -118,28 +128,38 @@ def has_kept_shape(node: Any, input: Any, dims: Sequence[int]) -> bool:
     return kept or (value(input).dim() == 1 and has_shape(node, []))
 
 
+#: The arguments of permutations.
+_DIMS = {
+    "permute": ("dims",),
+    "transpose": ("dim0", "dim1"),
+    "movedim": ("source", "destination"),
+}
+
+
 def permutation(node: Any) -> tuple[int, ...] | None:
     """The dimensions of the input that a permutation gives its result; None for another call."""
     call = call_of(node)
-    if call is None or call.kind not in ("permute", "transpose", "movedim"):
+    if call is None or call.kind not in _DIMS:
         return None
     rank = value(node).dim()
-    given = [
-        [constant(dim) for dim in (dims if isinstance(dims, (list, tuple)) else (dims,))]
-        for name, dims in call.arguments.items()
-        if name != "input"
-    ]
-    if not all(isinstance(dim, int) for dims in given for dim in dims):
+    given = [_known_dims(call.arguments.get(name), rank) for name in _DIMS[call.kind]]
+    dims = [each for each in given if each is not None]
+    if len(dims) < len(given):
         return None
-    first, *second = [[dim % rank for dim in dims] for dims in given]  # type: ignore[operator]
     if call.kind == "permute":
-        return tuple(first)
-    (second,) = second
+        return dims[0]
+    first, second = dims
     places = dict(zip(second, first, strict=True))
     if call.kind == "transpose":
         places |= dict(zip(first, second, strict=True))
     remaining = (dim for dim in range(rank) if dim not in places.values())
     return tuple(places[dim] if dim in places else next(remaining) for dim in range(rank))
+
+
+def _known_dims(given: Any, rank: int) -> tuple[int, ...] | None:
+    dims = [constant(dim) for dim in (given if isinstance(given, (list, tuple)) else (given,))]
+    known = [dim % rank for dim in dims if isinstance(dim, int)]
+    return tuple(known) if len(known) == len(dims) else None
 
 
 def viewed(node: Any) -> tuple[tuple[Node, ...], Any]:

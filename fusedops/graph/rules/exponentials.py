@@ -172,10 +172,12 @@ def _summed(call: Call) -> _Total | None:
 def _with_addend(call: Call, steps: int) -> _Total | None:
     first, other = tensor_and_number(call)
     if is_number(other):
-        total, eps = _read_total(first, steps), known_number(other)
+        total = _read_total(first, steps)
+        eps = known_number(other) if total else None
+        if total is None or eps is None:
+            return None
         rounding = torch.finfo(value(call.node).dtype).eps / 4
-        known = total is not None and eps is not None
-        return _with_limit(total, eps, 0 <= eps <= rounding) if known else None
+        return _with_limit(total, eps, 0 <= eps <= rounding)
     for summed, term in ((first, other), (other, first)):
         exp = call_of(without_views(term), "exp")
         total = _read_total(summed, steps) if exp else None
@@ -233,7 +235,7 @@ def _exponential(node: Any) -> tuple[Node, Hidden | None, str | None] | None:
     condition, *options = selection(call) or (None,)
     for (taken, fill), hides in ((options, False), (options[::-1], True)) if options else ():
         exp = call_of(taken, "exp")
-        if exp is not None and filled_number(fill) == 0:
+        if exp is not None and filled_number(fill) == 0 and isinstance(condition, Node):
             return exp.arguments["input"], Hidden(condition, hides, node), None
     return None
 
@@ -324,22 +326,21 @@ def _is_same(a: Any, b: Any) -> bool:
     return same_value(without_views(a), without_views(b))
 
 
-def _without_sink(node: Node, sink: Node | float) -> Node:
+def _without_sink(node: Node, sink: Node | float) -> Any:
     """m if `node` is the larger one of m and the sink, else `node`."""
     call = call_of(_undetached(node))
     if call is None:
         return node
     given = call.arguments
-    if call.kind == "relu" and sink == 0:
-        return given["input"]
+    if call.kind == "relu":
+        return given["input"] if sink == 0 else node
     if call.kind == "clamp":
         is_limit = known_number(given.get("min")) == sink and given.get("max") is None
         return given["input"] if is_limit else node
-    if call.kind == "maximum":
-        first, other = given["input"], given["other"]
-        for m, limit in ((first, other), (other, first)):
-            if filled_number(limit) == sink or same_value(limit, sink):
-                return m
+    operands = (given["input"], given["other"]) if call.kind == "maximum" else ()
+    for m, limit in (operands, operands[::-1]) if operands else ():
+        if filled_number(limit) == sink or same_value(limit, sink):
+            return m
     return node
 
 

@@ -25,6 +25,7 @@ from fusedops.graph.ir.steps import (
     known_number,
     only_user,
     other_operand,
+    read_once,
     same_value,
     tensor_and_number,
     upstream,
@@ -130,10 +131,7 @@ class _Factor:
 def read_norm(call: Call) -> Norm | None:
     """The norm whose first complete product or quotient is `call`: one operand has the tensor as a
     factor, the other the scale of its rows."""
-    if "norm" not in call.readings:
-        call.readings["norm"] = _read_norm(call)
-    found: Norm | None = call.readings["norm"]
-    return found
+    return read_once(call, "norm", _read_norm)
 
 
 def _read_norm(call: Call) -> Norm | None:

@@ -29,6 +29,7 @@ from fusedops.graph.ir.steps import (
     difference,
     has_kept_shape,
     only_user,
+    read_once,
     reduced_dim,
     reduced_dims,
     same_value,
@@ -56,7 +57,7 @@ class SoftmaxDecomposed(Rule):
     """A decomposed softmax or log_softmax."""
 
     def match(self, call: Call) -> Match | None:
-        found = _read(call)
+        found = read_once(call, "softmax", _read)
         if found is None:
             return None
         obstacle = found.obstacle or (SHARED if found.is_shared else None)
@@ -78,7 +79,7 @@ def _arguments(found: Decomposed) -> dict[str, Any]:
 
 def read_softmax_decomposed(call: Call) -> SoftmaxChain | None:
     """The softmax or log_softmax whose last call, but for exp and casts, `call` is; or None."""
-    found = _read(call)
+    found = read_once(call, "softmax", _read)
     return None if found is None or found.obstacle or found.is_shared else _chain(found)
 
 
