@@ -8,6 +8,7 @@ from fusedops.graph.rules.layer_norm import LayerNorm
 from fusedops.graph.rules.layer_norm_decomposed import LayerNormDecomposed
 from fusedops.graph.rules.leaf import Leaf
 from fusedops.graph.rules.masked_softmax import MaskedSoftmax
+from fusedops.graph.rules.permuted_norm import PermutedNorm
 from fusedops.graph.rules.rms_norm import RmsNorm
 from fusedops.graph.rules.rms_norm_decomposed import RmsNormDecomposed
 from fusedops.graph.rules.rule import Rule
@@ -24,6 +25,7 @@ RULES: tuple[Rule, ...] = (
     MaskedSoftmax(),
     Softmax(),
     SoftmaxDecomposed(),
+    *map(PermutedNorm, NORMS),
     *map(AddNorm, NORMS),
     *NORMS,
     L2NormDecomposed(),

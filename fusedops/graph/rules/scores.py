@@ -25,7 +25,7 @@ from fusedops.graph.ir.steps import (
 )
 from fusedops.graph.rules import intervals
 from fusedops.graph.rules.rule import OpCall
-from fusedops.graph.rules.softmax import SoftmaxChain
+from fusedops.graph.rules.softmax import Hidden, SoftmaxChain
 
 aten = torch.ops.aten
 Operand = Node | OpCall
@@ -66,12 +66,19 @@ class Scores:
     def masks(self) -> bool:
         return self.visible is not None or bool(self.bounds)
 
+    @property
+    def hides_by_masks(self) -> bool:
+        """Whether a row of -inf is one that masks hide, which the op can tell from others."""
+        return self.masks and self.mask_value == -math.inf and not self.addends
+
 
 def read_scores(chain: SoftmaxChain, has_sink: bool = False) -> Scores:
     """Matches as many of the calls before the softmax as the op can fuse."""
-    scores, reader = Scores(chain.input, has_sink=has_sink), chain.nodes[0]
+    scores = Scores(chain.input, has_sink=has_sink)
+    if chain.hidden is not None:
+        scores = _with_hidden(scores, chain.hidden) or scores
     while scores.product is None:
-        call = call_of(aliasing.version(scores.input, reader))
+        call = call_of(scores.input)
         steps = _STEPS if scores.softcap is None else _STEPS_UNDER_A_CAP
         longer = steps[call.kind](scores, call) if call and call.kind in steps else None
         if call is None or longer is None:
@@ -81,7 +88,7 @@ def read_scores(chain: SoftmaxChain, has_sink: bool = False) -> Scores:
         longer = replace(longer, nodes=(*longer.nodes, call.node))
         if not unshared or not _is_safe(longer, call, chain):
             break
-        scores, reader = longer, call.node
+        scores = longer
     return scores
 
 
@@ -236,6 +243,12 @@ def _filled(
         scores, mask = _inverted(scores, mask)
     longer = replace(scores, visible=_and(mask, scores.visible))
     return longer if _keeps_values(longer) else None
+
+
+def _with_hidden(scores: Scores, hidden: Hidden) -> Scores | None:
+    """The scores with columns whose exponentials are 0 as a mask."""
+    call = Call("masked_fill", "masked_fill", hidden.node)
+    return _filled(scores, call, scores.input, hidden.mask, -math.inf, hidden.hides)
 
 
 def _and(mask: Operand, other: Operand | None) -> Operand:
