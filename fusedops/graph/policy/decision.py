@@ -195,8 +195,8 @@ def _figures(
 def _measured_as(match: Match) -> tuple[str, ...]:
     """The names under which the op may be in a table, the closest first."""
     names = _MEASURED_AS.get(match.op, (match.op,))
-    is_causal = match.op == "masked_softmax" and match.call.arguments.get("causal")
-    return (_CAUSAL, *names) if is_causal else names
+    can_be_causal = match.op in ("masked_softmax", "masked_softmax_sinks")
+    return (_CAUSAL, *names) if can_be_causal and match.call.arguments.get("causal") else names
 
 
 def _dropout(table: Table, size: Size) -> float:
