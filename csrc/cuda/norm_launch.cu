@@ -30,7 +30,7 @@ inline RowPlan plan_of(const NormForward& args, int32_t width) {
 inline RowPlan with_clusters(const NormForward& args, const RowPlan& plan) {
   const bool adds = args.residual.data != nullptr;
   const DType dtype = args.input.dtype;
-  const Clusters& narrow = adds ? kNoClusters : kNarrowClusters;
+  const Clusters& narrow = adds ? kNoClusters : kNarrowNormClusters;
   return with_clusters(plan, norm_clusters(size_of(dtype), adds), narrow, args.cols, dtype);
 }
 
@@ -38,7 +38,8 @@ template <class T, int kWidth, bool kAdd>
 Status launch_norm_forward(const NormForward& args, const RowPlan& plan, Stream stream) {
   if constexpr (kFitsClusters<T, kWidth> || (kFitsNarrowClusters<T, kWidth> && !kAdd)) {
     if (plan.blocks > 1) {
-      constexpr int kVectors = cluster_vectors<T, kWidth>(norm_clusters(sizeof(T), kAdd));
+      constexpr int kVectors =
+          cluster_vectors<T, kWidth>(norm_clusters(sizeof(T), kAdd), kNarrowNormClusters);
       const auto kernel = &norm_forward_cluster<T, kWidth, kVectors, kAdd>;
       return launch_row_clusters(kernel, plan, args, stream);
     }
@@ -168,8 +169,9 @@ Status launch_norm_backward_registers(
 template <class T, int kWidth, bool kAdd>
 Status launch_norm_backward_cluster(
     const NormBackward& args, const NormBackwardPlan& plan, Stream stream) {
-  if constexpr (kFitsClusters<T, kWidth>) {
-    constexpr int kVectors = norm_backward_clusters(sizeof(T), kAdd).elements / kWidth;
+  if constexpr (kFitsClusters<T, kWidth> || (kFitsNarrowClusters<T, kWidth> && !kAdd)) {
+    constexpr int kVectors = cluster_vectors<T, kWidth>(
+        norm_backward_clusters(sizeof(T), kAdd), kNarrowNormBackwardClusters);
     return device::launch_clusters(
         &norm_backward_cluster<T, kWidth, kVectors, kAdd>, plan.partitions * plan.row.blocks,
         plan.row.blocks, dim3(plan.row.threads), stream, args);
