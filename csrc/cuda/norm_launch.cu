@@ -281,16 +281,20 @@ int64_t workspace_bytes(const NormStackBackward& stack) {
   return std::max(most_workspace_bytes(stack), workspace_bytes(stack[0], plan_of(stack)));
 }
 
-// One launch for all tensors, where rows stay in registers.
+// One launch for all tensors, where fits_norm_stack_backward().
 template <class T>
 Status launch_norm_stack_backward_registers(
     const NormStackBackward& stack, const NormBackwardPlan& plan, Stream stream) {
   const Status status = with_width<T>(plan.row.width, [&](auto width) {
     constexpr int kWidth = decltype(width)::value;
     return with_vectors<norm_backward_regimes(false), T, kWidth>(plan.row, [&](auto vectors) {
-      const auto kernel = &norm_stack_backward_registers<T, kWidth, decltype(vectors)::value>;
-      const dim3 threads(plan.row.threads, plan.row.rows);
-      return device::launch(kernel, stack.count * plan.partitions, threads, stream, stack);
+      constexpr int kVectors = decltype(vectors)::value;
+      if constexpr (fits_norm_stack_backward(kVectors * kWidth, kWidth * sizeof(T))) {
+        const auto kernel = &norm_stack_backward_registers<T, kWidth, kVectors>;
+        const dim3 threads(plan.row.threads, plan.row.rows);
+        return device::launch(kernel, stack.count * plan.partitions, threads, stream, stack);
+      }
+      return device::kInvalidValue;
     });
   });
   if (!wants_columns(stack[0]) || status != device::kSuccess) return status;
@@ -306,7 +310,10 @@ Status launch(const NormStackBackward& stack, Stream stream) {
   if (!fits(first.weight, first.input.dtype)) return device::kInvalidValue;
   if (workspace_bytes(stack) > stack.workspace_bytes) return device::kInvalidValue;
   const NormBackwardPlan plan = plan_of(stack);
-  if (plan.scope != NormScope::kBlock || adds(first)) return launch_each(stack, stream);
+  const auto bytes = plan.row.width * static_cast<int32_t>(size_of(first.input.dtype));
+  const bool is_one_launch = plan.scope == NormScope::kBlock && !adds(first) &&
+      fits_norm_stack_backward(plan.row.elements, bytes);
+  if (!is_one_launch) return launch_each(stack, stream);
   return with_type(first.input.dtype, [&](auto type) {
     return launch_norm_stack_backward_registers<TypeOf<decltype(type)>>(stack, plan, stream);
   });

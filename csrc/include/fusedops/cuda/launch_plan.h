@@ -544,6 +544,12 @@ constexpr NormBackwardPlan plan_norm_backward(
   return plan_norm_backward_segments(regimes, rows, cols, row, element_bytes);
 }
 
+// The kernels of stacks take their threads from the launch: without constant offsets, 16 elements
+// of narrow vectors spill. Such tensors are launched one by one.
+constexpr bool fits_norm_stack_backward(int32_t elements, int32_t vector_bytes) {
+  return vector_bytes == kMaxVectorBytes || elements <= 10;
+}
+
 // The kernel that adds partials has 32 threads for each column of a block. A block has a line of
 // floats, or a sector where there are few columns: 1056 of them have a block for each
 // multiprocessor.
