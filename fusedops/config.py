@@ -42,6 +42,7 @@ RULES = (
     "l2_norm_decomposed",
     "spatial_layer_norm_decomposed",
     "spatial_rms_norm_decomposed",
+    "group_norm",
     "permuted_layer_norm",
     "permuted_layer_norm_decomposed",
     "permuted_rms_norm",

@@ -145,6 +145,24 @@ def test_a_guard_against_rows_of_infinities_keeps_what_becomes_of_them(rewrite, 
     assert hidden.eq(0).all() if "zero" in name or "safe" in name else hidden.isnan().all()
 
 
+NO_GUARDS = {
+    "two limits": lambda m: m.clamp(torch.finfo(torch.float64).min, 0.5),
+    "the reverse": lambda m: torch.where(torch.isfinite(m), 0.0, m),
+    "an infinity": lambda m: torch.where(torch.isfinite(m), m, -math.inf),
+    "another tensor's": lambda m: torch.where(torch.isfinite(m + 1), m, 0.0),
+    "another number": lambda m: m.masked_fill(m == 0.5, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", NO_GUARDS)
+def test_what_looks_like_a_guard_is_not_taken_for_one(rewrite_dynamo, scores, keep, name):
+    form = _guarded(NO_GUARDS[name], lambda e: _total(e).clamp(min=1e-20))
+    rewritten = rewrite_dynamo(form, scores, keep)
+    assert rewritten.replaced == {} and rewritten.reasons == [OTHER]
+    ours, eager = rewritten.call(scores, keep), form(scores, keep)
+    torch.testing.assert_close(ours, eager, equal_nan=True)
+
+
 ZEROES = "gives zeros, not NaN, where a whole row is -inf, which an op does only for masks"
 
 

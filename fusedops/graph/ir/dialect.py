@@ -255,6 +255,16 @@ def _normal_layer_norm(given: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _normal_group_norm(given: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "input": given["input"],
+        "num_groups": constant(given["num_groups"]),
+        "weight": given.get("weight"),
+        "bias": given.get("bias"),
+        "eps": constant(given.get("eps", 1e-5)),
+    }
+
+
 def _normal_rms_norm(given: dict[str, Any]) -> dict[str, Any]:
     eps = given.get("eps")
     return {
@@ -314,6 +324,7 @@ _NORMALISERS = {
     "safe_softmax": _normal_softmax,
     "log_softmax": _normal_softmax,
     "layer_norm": _normal_layer_norm,
+    "group_norm": _normal_group_norm,
     "rms_norm": _normal_rms_norm,
 }
 
@@ -327,7 +338,7 @@ def _module_call(node: Node) -> Call | None:
         return None
     given = {"input": node.args[0] if node.args else node.kwargs["input"]}
     settings: dict[str, Any]
-    if isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
+    if isinstance(module, (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)):
         settings = _norm_settings(module, str(node.target))
     elif kind == "dropout":
         settings = {"p": module.p, "train": None}  # train() or eval() may change it later
@@ -336,13 +347,14 @@ def _module_call(node: Node) -> Call | None:
     return Call(kind, kind, node, _NORMALISERS[kind](given | settings), _module_obstacle(module))
 
 
-def _norm_settings(module: nn.LayerNorm | nn.RMSNorm, path: str) -> dict[str, Any]:
+def _norm_settings(module: nn.LayerNorm | nn.RMSNorm | nn.GroupNorm, path: str) -> dict[str, Any]:
     parameters = {name: getattr(module, name, None) for name in ("weight", "bias")}
     attributes = {
         name: None if tensor is None else ModuleAttribute(f"{path}.{name}", tensor)
         for name, tensor in parameters.items()
     }
-    return {"normalized_shape": module.normalized_shape, "eps": module.eps, **attributes}
+    own = "num_groups" if isinstance(module, nn.GroupNorm) else "normalized_shape"
+    return {own: getattr(module, own), "eps": module.eps, **attributes}
 
 
 def _module_obstacle(module: nn.Module) -> str | None:

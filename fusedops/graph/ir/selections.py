@@ -60,11 +60,15 @@ def without_guard(node: Any) -> Any:
         return call.arguments["input"]
     if call.kind == "clamp":
         least = known_number(call.arguments.get("min"))
-        is_lowest = least is not None and least <= torch.finfo(value(node).dtype).min
-        return call.arguments["input"] if is_lowest else node
+        lowest = torch.finfo(value(node).dtype).min
+        is_lowest = least is not None and -math.inf < least <= lowest
+        is_guard = is_lowest and call.arguments.get("max") is None
+        return call.arguments["input"] if is_guard else node
     condition, *options = selection(call) or (None,)
     for (x, fill), holds in ((options, True), (options[::-1], False)) if options else ():
-        if filled_number(fill) is not None and _is_finiteness(condition, x) is holds:
+        known = filled_number(fill)
+        is_finite = known is not None and math.isfinite(known)
+        if is_finite and _is_finiteness(condition, x) is holds:
             return x
     return node
 

@@ -20,6 +20,7 @@ _DIM_STACKLEVEL_DTYPE = ("input", "dim", "_stacklevel", "dtype")
 _HALF_TO_FLOAT = ("input", "dim", "half_to_float")
 _LAYER_NORM = ("input", "normalized_shape", "weight", "bias", "eps")
 _RMS_NORM = ("input", "normalized_shape", "weight", "eps")
+_GROUP_NORM = ("input", "num_groups", "weight", "bias", "eps")
 _REDUCTION = ("input", "dim", "keepdim", "dtype")
 _CLAMP = ("input", "min", "max")
 _NORM = ("input", "p", "dim", "keepdim", "dtype")
@@ -41,6 +42,8 @@ FUNCTIONS: dict[Any, tuple[str, tuple[str, ...]]] = {
     torch.native_layer_norm: ("native_layer_norm", _LAYER_NORM),
     F.rms_norm: ("rms_norm", _RMS_NORM),
     torch.rms_norm: ("rms_norm", _RMS_NORM),
+    F.group_norm: ("group_norm", _GROUP_NORM),
+    torch.group_norm: ("group_norm", _GROUP_NORM),
     F.dropout: ("dropout", ("input", "p", "train", "inplace")),
     torch.dropout: ("dropout", ("input", "p", "train")),
     F.normalize: ("normalize", ("input", "p", "dim", "eps", "out")),
@@ -180,6 +183,7 @@ ATEN: dict[Any, str] = {
     aten.layer_norm: "layer_norm",
     aten.native_layer_norm: "native_layer_norm",
     aten.rms_norm: "rms_norm",
+    aten.group_norm: "group_norm",
     aten._fused_rms_norm: "fused_rms_norm",
     aten.dropout: "dropout",
     aten.stack: "stack",
@@ -217,6 +221,7 @@ MODULES: dict[type[nn.Module], str] = {
     nn.LogSoftmax: "log_softmax",
     nn.LayerNorm: "layer_norm",
     nn.RMSNorm: "rms_norm",
+    nn.GroupNorm: "group_norm",
     nn.Dropout: "dropout",
 }
 
@@ -233,7 +238,6 @@ _ENCODER_LAYER = (
 _CROSS_ENTROPY = ("cross_entropy", "Inductor never materialises its log_softmax")
 _SOFTMIN = ("softmin", "softmax of a negated input, one opaque call at this level")
 _GUMBEL = ("gumbel_softmax", "draws its noise inside, one opaque call at this level")
-_GROUP_NORM = ("group_norm", "normalises groups of channels, with a weight for each channel")
 _INSTANCE_NORM = ("instance_norm", "normalises each channel of an image, which no op does")
 LEAVES: dict[Any, tuple[str, str]] = {
     F.scaled_dot_product_attention: _SDPA,
@@ -251,10 +255,6 @@ LEAVES: dict[Any, tuple[str, str]] = {
     F.softmin: _SOFTMIN,
     nn.Softmin: _SOFTMIN,
     F.gumbel_softmax: _GUMBEL,
-    **dict.fromkeys(
-        (F.group_norm, torch.group_norm, nn.GroupNorm, aten.group_norm, aten.native_group_norm),
-        _GROUP_NORM,
-    ),
     **dict.fromkeys(
         (F.instance_norm, torch.instance_norm, nn.InstanceNorm1d, nn.InstanceNorm2d)
         + (nn.InstanceNorm3d, aten.instance_norm),

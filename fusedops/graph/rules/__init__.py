@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fusedops.graph.rules.add_norm import AddNorm
+from fusedops.graph.rules.group_norm import GroupNorm
 from fusedops.graph.rules.l2_norm_decomposed import L2NormDecomposed
 from fusedops.graph.rules.layer_norm import LayerNorm
 from fusedops.graph.rules.layer_norm_decomposed import LayerNormDecomposed
@@ -31,6 +32,7 @@ RULES: tuple[Rule, ...] = (
     L2NormDecomposed(),
     SpatialLayerNormDecomposed(),
     SpatialRmsNormDecomposed(),
+    GroupNorm(),
     Leaf(),
 )
 #: Rules for sites that contain other sites; they are tried on the whole graph first.

@@ -325,7 +325,7 @@ def _extended(longer: Norm, norm: Norm, step: Call) -> Norm | None:
 def _after_addcmul(longer: Norm, norm: Norm, step: Call) -> Norm | None:
     """bias + weight * norm, or bias + norm * weight"""
     given = step.arguments
-    bias, first, second = (given.get(name) for name in ("input", "tensor1", "tensor2"))
+    bias, first, second = given["input"], given["tensor1"], given["tensor2"]
     weight = second if first is norm.last else first
     is_bare = norm.kind in _CENTRED and norm.weight is None and norm.bias is None
     is_plain = constant(given.get("value", 1)) == 1

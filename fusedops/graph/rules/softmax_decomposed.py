@@ -10,7 +10,8 @@ before    s = x - x.amax(dim, keepdim=True)
           y = x - torch.logsumexp(x, dim, keepdim=True)
 after     y = torch.ops.fusedops.log_softmax(x, dim)
 
-Without the subtraction of the maximum, exp overflows where the op does not, so that the results
+The quotients, which may also have a sink or hidden columns, are read in `exponentials.py`. Without
+the subtraction of the maximum, exp overflows where the op does not, so that the results
 differ.
 """
 
@@ -152,13 +153,12 @@ def _with_maximum_added(call: Call, x: Node, subtracted: Node) -> Decomposed | N
     operands = (both.arguments["input"], both.arguments["other"]) if both else ()
     for logarithm, maximum in (operands, operands[::-1]) if operands else ():
         found = _log_of_sum(logarithm)
-        operands = difference(found[0]) if found else None
+        shifted = difference(found[0]) if found else None
         dim = reduced_dim(found[1], value(x)) if found else None
-        if found is None or operands is None or dim is None:
+        if found is None or shifted is None or dim is None:
             continue
-        if same_value(operands[0], x) and same_value(operands[1], maximum):
+        if same_value(shifted[0], x) and same_value(shifted[1], maximum):
             shift = read_shift(found[0], dim)
-            kept = has_kept_shape(subtracted, x, (dim,))
-            found = Decomposed("log_softmax", shift.input, dim, call.node, shift.obstacle)
-            return found if kept else None
+            log_softmax = Decomposed("log_softmax", shift.input, dim, call.node, shift.obstacle)
+            return log_softmax if has_kept_shape(subtracted, x, (dim,)) else None
     return None
