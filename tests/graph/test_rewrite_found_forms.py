@@ -174,22 +174,23 @@ MATCHED = {
     unit_matrices: {"l2_norm": 1},
     coordinates: {"l2_norm": 1},
     annotated: {"std_norm": 1},
+    biased_deviation: {"std_norm": 1},
+    whitened: {"l2_norm": 1},
+    unit_rows_by_where: {"l2_norm": 1},
     softmax_by_logsumexp: {"softmax": 1},
     step_of_sinkhorn: {"log_softmax": 1},
     softmax_after_detached_maximum: {"masked_softmax": 1},
     softmax_in_float32: {"softmax": 1},
     softmax_of_normalized_scores: {"l2_norm": 1, "softmax": 1},
 }
+OTHER_NORM = "it is divided by another norm than the root of its sum of squares"
 OUTSIDE = "eps is added to the root of its mean square, which no op does"
 #: The reasons; there is none where the form is no norm and no softmax.
 LEFT = {
     rms_norm_with_deviation: [OUTSIDE],
     unit_rows_plus_eps: [OUTSIDE],
-    biased_deviation: [OUTSIDE],
-    whitened: ["its variance has a lower limit, and layer_norm adds eps to it"],
-    unit_rows_by_where: [],
+    probabilities_by_normalize: [OTHER_NORM],
     norm_within_limits: [],
-    probabilities_by_normalize: [],
     features_of_performer: [],
 }
 

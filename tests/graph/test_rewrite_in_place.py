@@ -165,6 +165,91 @@ def test_a_tensor_that_a_single_call_keeps_too_is_not_copied(rewrite_dynamo):
     assert "clone" not in rewrite_dynamo(model, torch.randn(4, 8)).code
 
 
+# --- chains written as statements -----------------------------------------------------------------
+
+
+def _softmax_by_statements(x, weight):
+    t = x * 0.5
+    t -= t.max(-1, keepdim=True)[0]
+    t.exp_()
+    t /= t.sum(-1, keepdim=True)
+    return t
+
+
+def _softmax_by_chained_statements(x, weight):
+    t = x * 0.5
+    t.sub_(t.amax(-1, True)).exp_()
+    t.div_(t.sum(-1, True))
+    return t
+
+
+def _fill_before_a_softmax(x, weight):
+    t = x * 0.5
+    t.masked_fill_(x.detach() > 1, -torch.inf)
+    return t.softmax(-1)
+
+
+def _parameters_after_a_norm(x, weight):
+    h = (x - x.mean(-1, True)) * torch.rsqrt(x.var(-1, unbiased=False, keepdim=True) + EPS)
+    h.mul_(weight)
+    h.add_(weight)
+    return h
+
+
+def _scale_of_rows(x, weight):
+    h = x * 1.0
+    h.mul_(torch.rsqrt(h.detach().pow(2).mean(-1, keepdim=True) + EPS))
+    return h * weight
+
+
+STATEMENTS = {
+    _softmax_by_statements: "masked_softmax",
+    _softmax_by_chained_statements: "masked_softmax",
+    _fill_before_a_softmax: "masked_softmax",
+    _parameters_after_a_norm: "layer_norm",
+}
+
+
+@pytest.mark.parametrize("model", STATEMENTS, ids=lambda model: model.__name__)
+def test_a_write_whose_result_nothing_names_is_part_of_the_chain(rewrite, model):
+    inputs = [_inputs()[0], torch.randn(8, dtype=torch.float64, requires_grad=True)]
+    rewritten = rewrite(model, *(tensor.detach() for tensor in inputs))
+    assert rewritten.replaced == {STATEMENTS[model]: 1}
+    ours, eager = (f(*(t.detach() for t in inputs)) for f in (rewritten.call, model))
+    torch.testing.assert_close(ours, eager, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("model", [*STATEMENTS, _scale_of_rows], ids=lambda model: model.__name__)
+def test_statements_have_the_gradients_of_eager_or_more(rewrite_dynamo, model):
+    inputs = [_inputs()[0], torch.randn(8, dtype=torch.float64, requires_grad=True)]
+    assert_agrees(rewrite_dynamo(model, *inputs).call, model, inputs)
+
+
+def test_statements_that_write_into_an_input_still_write(rewrite_dynamo):
+    def model(x):
+        x.sub_(x.amax(-1, keepdim=True))
+        x.exp_()
+        x.div_(x.sum(-1, keepdim=True))
+        return x * 2
+
+    x = torch.randn(4, 8, dtype=torch.float64)
+    rewritten = rewrite_dynamo(model, x.clone())
+    assert rewritten.replaced == {}
+    assert rewritten.reasons == ["memory that it reads is written in place before its last call"]
+    assert_agrees(rewritten.call, model, [x])
+
+
+def test_a_call_before_a_write_reads_what_was_there(rewrite):
+    def model(x, weight):
+        t = x * 0.5
+        before = t + 1
+        t.exp_()
+        return before, t * weight, t
+
+    inputs = [tensor.detach() for tensor in _inputs()]
+    assert_agrees(rewrite(model, *inputs).call, model, inputs)
+
+
 def _by_the_name_of_an_op(h):
     torch.ops.aten.mul_(h, 3.0)
 

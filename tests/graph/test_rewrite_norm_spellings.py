@@ -31,6 +31,36 @@ def _std_mean(x, w):
     return w * (x - mean) / (std + EPS)
 
 
+def _normalised(x):
+    return _centred(x) / torch.sqrt(x.var(-1, unbiased=False, keepdim=True) + EPS)
+
+
+def _over_two_dims(x):
+    mean, variance = x.mean((1, 2), True), x.var((1, 2), correction=0, keepdim=True)
+    return (x - mean) / torch.sqrt(variance + EPS)
+
+
+def _weight_of_channels_first(x, w):
+    mean = x.mean((1, 2), True)
+    variance = (x - mean).square().mean((1, 2), True)
+    return w[:5, None] * (x - mean) / torch.pow(variance + EPS, 0.5) + w[None, :5, None]
+
+
+def _by_where(x):
+    norm = x.norm(dim=-1, keepdim=True)
+    return x / torch.where(norm > EPS, norm, torch.full_like(norm, EPS))
+
+
+def _by_where_reversed(x):
+    norm = x.norm(dim=-1)
+    return x / torch.where(norm <= EPS, EPS, norm)[..., None]
+
+
+def _by_masked_fill(x):
+    norm = x.norm(dim=-1, keepdim=True)
+    return x / norm.masked_fill(norm < EPS, EPS)
+
+
 RMS = {
     "quotient": lambda x, w: x / torch.sqrt((x * x).mean(-1, keepdim=True) + EPS) * w,
     "weight first": lambda x, w: w * x / torch.sqrt(_squares(x) + EPS),
@@ -58,6 +88,7 @@ RMS = {
     "weight of more dimensions": lambda x, w: x * torch.rsqrt(_squares(x) + EPS) * w.view(1, 1, -1),
     "two dimensions": lambda x, w: x * torch.rsqrt(x.pow(2).mean([-2, -1], keepdim=True) + EPS),
     "a vector": lambda x, w: w * w.pow(2).mean().add(EPS).rsqrt(),
+    "absolute values": lambda x, w: x * torch.rsqrt(x.abs().pow(2).mean(-1, True) + EPS) * w,
     "torch.rms_norm": lambda x, w: torch.rms_norm(x, (N,), w, EPS),
 }
 L2 = {
@@ -77,6 +108,17 @@ L2 = {
     "clamp_min": lambda x, w: x * torch.rsqrt(torch.clamp_min((x * x).sum(-1, True), 1e-12)),
     "clamped mean": lambda x, w: x * torch.rsqrt(_squares(x).clamp(min=1e-8)) * w,
     "a vector": lambda x, w: w / w.norm(),
+    "where": lambda x, w: _by_where(x),
+    "where, reversed": lambda x, w: _by_where_reversed(x) * w,
+    "masked_fill": lambda x, w: _by_masked_fill(x),
+    "max": lambda x, w: x / _l2(x).max(torch.tensor(EPS, dtype=x.dtype)),
+    "of centred rows": lambda x, w: F.normalize(_centred(x), dim=-1) * N**0.5 * w,
+    "a variance with a limit": lambda x, w: (
+        _centred(x) * x.var(-1, unbiased=False, keepdim=True).clamp(min=EPS).rsqrt() * w
+    ),
+    "an unbiased deviation with a limit": lambda x, w: (
+        _centred(x) / x.std(-1, keepdim=True).clamp(min=EPS)
+    ),
 }
 LAYER = {
     "deviation squared": lambda x, w: _centred(x) / (x.std(-1, False, True) ** 2 + EPS).sqrt(),
@@ -92,11 +134,40 @@ LAYER = {
     "weight times scale": lambda x, w: (
         _centred(x) * (torch.rsqrt(x.var(-1, unbiased=False, keepdim=True) + EPS) * w) + w
     ),
+    "mean as sum * (1 / N)": lambda x, w: (
+        (x - x.sum(-1, True) * (1 / N)) / torch.sqrt(x.var(-1, False, True) + EPS) * w
+    ),
+    "negated mean": lambda x, w: (
+        (x + (-_mean(x))) / torch.sqrt((x + (-_mean(x))).pow(2).mean(-1, True) + EPS) * w
+    ),
+    "unbiased": lambda x, w: _centred(x) * torch.rsqrt(x.var(-1, keepdim=True) + EPS) * w + w,
+    "unbiased, made biased": lambda x, w: (
+        _centred(x) / torch.sqrt(x.var(-1, keepdim=True) * (N - 1) / N + EPS) * w
+    ),
+    "unbiased, of sums": lambda x, w: (
+        _centred(x) * torch.rsqrt(_centred(x).pow(2).sum(-1, True) / (N - 1) + EPS)
+    ),
+    "any divisor": lambda x, w: _centred(x) / (x.var(-1, correction=3, keepdim=True) + EPS).sqrt(),
+    "scaled variance": lambda x, w: (
+        _centred(x) * torch.rsqrt(2 * x.var(-1, unbiased=False, keepdim=True) + EPS) * w + w
+    ),
+    "a weight of channels": lambda x, w: _over_two_dims(x) * w[:5, None] + w[:5, None],
+    "a weight of channels first": _weight_of_channels_first,
+    "addcmul": lambda x, w: torch.addcmul(w, w + 1, _normalised(x)),
+    "addcmul, method": lambda x, w: w.addcmul(_normalised(x), w),
     "native_layer_norm": lambda x, w: torch.native_layer_norm(x, (N,), w, w, EPS)[0],
+}
+STD = {
+    "std_mean": _std_mean,
+    "biased": lambda x, w: _centred(x) / (x.std(-1, unbiased=False, keepdim=True) + EPS) * w + w,
+    "root of a biased variance": lambda x, w: (
+        w * _centred(x) / (_centred(x).square().mean(-1, keepdim=True).sqrt() + EPS)
+    ),
 }
 FORMS = {f"rms_norm: {name}": form for name, form in RMS.items()}
 FORMS |= {f"l2_norm: {name}": form for name, form in L2.items()}
-FORMS |= {f"layer_norm: {name}": form for name, form in LAYER.items()} | {"std_norm:": _std_mean}
+FORMS |= {f"layer_norm: {name}": form for name, form in LAYER.items()}
+FORMS |= {f"std_norm: {name}": form for name, form in STD.items()}
 
 
 def _l2(x):
@@ -157,12 +228,31 @@ def test_a_factor_that_arithmetic_makes_one_adds_no_call(entries):
     assert "full" not in entries["dynamo"](form, torch.randn(4, N)).code
 
 
+def test_a_row_with_a_nan_is_nan_as_a_whole_where_a_comparison_finds_no_limit(rewrite_dynamo):
+    x = torch.randn(2, 3, N)
+    x[0, 0, 0] = torch.nan
+    ours = rewrite_dynamo(lambda x: _by_where(x), x).call(x)
+    assert ours[0, 0].isnan().all() and ours[1].isfinite().all()
+
+
+def test_an_unbiased_variance_needs_the_length_of_its_rows(rewrite_dynamo):
+    def form(x):
+        return _centred(x) * torch.rsqrt(x.var(-1, keepdim=True) + EPS)
+
+    x = torch.randn(4, N)
+    torch._dynamo.mark_dynamic(x, 1)
+    rewritten = rewrite_dynamo(form, x)
+    assert rewritten.reasons == ["the length of its rows is not known at compile time"]
+    torch.testing.assert_close(rewritten.call(x), form(x))
+
+
 # --- what stays -----------------------------------------------------------------------------------
 
 
-UNBIASED = "its variance is unbiased, and that of layer_norm is not"
 CANCELS = "mean(x^2) - mean(x)^2 cancels where the variance is small, and the op would not"
 OUTSIDE = "eps is added to the root of its mean square, which no op does"
+OTHER_NORM = "it is divided by another norm than the root of its sum of squares"
+NOT_CENTRED = "it is divided by its deviation, but its mean is not subtracted, which no op does"
 SHARED = "something else uses an intermediate result"
 
 
@@ -172,8 +262,14 @@ def _norm_used_too(x):
 
 
 STAYS = {
-    "unbiased": (lambda x: _centred(x) * torch.rsqrt(x.var(-1, keepdim=True) + EPS), UNBIASED),
-    "biased std + eps": (lambda x: _centred(x) / (x.std(-1, False, True) + EPS), OUTSIDE),
+    "unbiased, of one column": (
+        lambda x: _centred(x[:, :1]) * torch.rsqrt(x[:, :1].var(-1, keepdim=True) + EPS),
+        "its rows have too few elements for an unbiased variance",
+    ),
+    "not centred": (lambda x: x / torch.sqrt(x.var(-1, False, True) + EPS), NOT_CENTRED),
+    "root of a mean square + eps": (lambda x: x / (_squares(x).sqrt() + EPS), OUTSIDE),
+    "norm of order 1": (lambda x: x / x.norm(p=1, dim=-1, keepdim=True), OTHER_NORM),
+    "normalize of order 1": (lambda x: F.normalize(x, p=1.0, dim=-1), OTHER_NORM),
     "difference of squares": (
         lambda x: _centred(x) / torch.sqrt((x**2).mean(-1, True) - _mean(x) ** 2 + EPS),
         CANCELS,
@@ -184,13 +280,8 @@ STAYS = {
         lambda x: x * torch.rsqrt(_squares(x) + EPS).bfloat16(),
         "the scale of its rows is rounded to torch.bfloat16",
     ),
-    "limit of a variance": (
-        lambda x: _centred(x) / x.var(-1, unbiased=False, keepdim=True).clamp(min=EPS).sqrt(),
-        "its variance has a lower limit, and layer_norm adds eps to it",
-    ),
 }
 LOOK_ALIKES = {
-    "p = 1": lambda x: F.normalize(x, p=1.0, dim=-1),
     "norm of p = 3": lambda x: x / x.norm(p=3, dim=-1, keepdim=True),
     "another dimension": lambda x: F.normalize(x, dim=0),
     "normalize's default dimension": lambda x: F.normalize(x.expand(2, N, N)),
@@ -200,6 +291,9 @@ LOOK_ALIKES = {
     "of the cube": lambda x: x * x * torch.rsqrt(_squares(x) + EPS) * x,
     "spectral": lambda x: x / torch.linalg.norm(x, 2, (-2, -1), True),
     "two limits": lambda x: x / _l2(x).clamp(1e-3, 1e3),
+    "smaller one": lambda x: x / torch.where(_l2(x) < EPS, _l2(x), EPS),
+    "where of another comparison": lambda x: x / torch.where(_squares(x) > EPS, _l2(x), EPS),
+    "another limit": lambda x: x / torch.where(_l2(x) > EPS, _l2(x), 1.0),
     "eps of the data": lambda x: x / torch.maximum(_l2(x), x.abs().amax()),
     "einsum over another": lambda x: x / torch.einsum("nd,nd->d", x, x).sqrt()[:, None],
 }
@@ -211,7 +305,7 @@ def test_a_norm_that_no_op_computes_is_left_with_its_reason(rewrite, name):
     x = torch.randn(N, N)
     rewritten = rewrite(form, x)
     assert rewritten.replaced == {} and rewritten.reasons == [reason]
-    torch.testing.assert_close(rewritten.call(x), form(x))
+    torch.testing.assert_close(rewritten.call(x), form(x), equal_nan=True)
 
 
 @pytest.mark.parametrize("name", LOOK_ALIKES)

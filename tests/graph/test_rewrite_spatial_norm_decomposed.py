@@ -245,6 +245,8 @@ RMS = {
 }
 LAYER = {
     "deviation squared": lambda x, w: _centred(x) / (x.std(1, False, True) ** 2 + EPS).sqrt(),
+    "unbiased": lambda x, w: w * _centred(x) / torch.sqrt(x.var(1, keepdim=True) + EPS),
+    "unbiased, no eps": lambda x, w: w * _centred(x) / x.std(1, keepdim=True),
     "no eps": lambda x, w: w * (_centred(x) / x.std(1, unbiased=False, keepdim=True)),
     "mean as sum / C": lambda x, w: (
         (x - _mean_of_sum(x)) / torch.sqrt(_mean_of_sum((x - _mean_of_sum(x)).pow(2)) + EPS)
@@ -348,10 +350,6 @@ def test_a_weight_after_the_rounding_stays_outside(rewrite, draw):
     torch.testing.assert_close(ours, eager)
 
 
-def _unbiased(x, w, b):
-    return _centred(x) / torch.sqrt(x.var(1, keepdim=True) + EPS)
-
-
 def _annotated(x, w, b):
     return _centred(x) / (x.std(1, keepdim=True) + EPS)
 
@@ -388,7 +386,6 @@ def _scale_of_another_dimension(x, w, b):
 
 #: The reasons; there is none where the form is no norm of one dimension.
 STAYS = {
-    _unbiased: ["its variance is unbiased, and that of layer_norm is not"],
     _annotated: ["no op computes std_norm over a dimension that is not the last"],
     _normalize: ["no op computes l2_norm over a dimension that is not the last"],
     _clamped_norm: ["no op computes l2_norm over a dimension that is not the last"],

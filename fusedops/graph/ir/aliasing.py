@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch.fx import Graph, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 
 from fusedops.graph.ir import dialect
 from fusedops.graph.ir.dialect import users, value, written
@@ -47,7 +48,8 @@ def record(graph: Graph) -> None:
     been edited other than by `hold`, or by calls that neither write nor return their input."""
     facts = _FACTS[graph] = _Facts(_eager_storage(graph))
     for node in graph.nodes:
-        hold(node)
+        if node.op != "output":  # it holds what it returns, which it reads as other calls do
+            hold(node)
         targets = written(node)
         if targets:
             facts.writers.append(node)
@@ -141,12 +143,50 @@ def is_returned(node: Node) -> bool:
     return storage(node) in _facts(node.graph).returned
 
 
-def version(node: Node, reader: Node) -> Node:
-    """The call whose result `reader` reads from `node`: the last in-place call on it before
-    `reader`, or `node` itself."""
-    writers = [user for user in node.users if user < reader and written(user) == [node]]
-    whole = [user for user in writers if user.op.startswith("call") and user.args[0] is node]
-    return max([node, *(user for user in whole if value(user) is not None)])
+def thread_writes(graph: Graph) -> None:
+    """Lets calls read the result of the last in-place call on a tensor, instead of the tensor
+    itself, in place. Both are one object, but the graph says nothing of that:
+
+        before    t.exp_();        y = t / t.sum(-1, keepdim=True)
+        after     e = t.exp_();    y = e / e.sum(-1, keepdim=True)
+    """
+    results: dict[Node, Node] = {}
+    for node in graph.nodes:
+        for read in node.all_input_nodes:
+            last = _last(results, read)
+            if last is not read:
+                node.replace_input_with(read, last)
+        if _returns_what_it_writes(node):
+            results[node.args[0]] = node
+
+
+def _last(results: dict[Node, Node], node: Node) -> Node:
+    """The end of the chain of results that begins with a node; the next search is shorter."""
+    last = node
+    while last in results:
+        last = results[last]
+    while node is not last:
+        results[node], node = last, results[node]
+    return last
+
+
+def _returns_what_it_writes(node: Node) -> bool:
+    """Whether a call writes its first argument as a whole and returns it."""
+    first = node.args[0] if node.op.startswith("call") and node.args else None
+    if not isinstance(first, Node) or written(node) != [first]:
+        return False
+    tensor, result = value(first), value(node)
+    if not isinstance(tensor, torch.Tensor) or not isinstance(result, torch.Tensor):
+        return False
+    return storage(first) == storage(node) and _has_same_layout(tensor, result)
+
+
+def _has_same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether tensors in the same memory have the same elements."""
+    pairs = ((a.shape, b.shape), (a.stride(), b.stride()))
+    at_same_place = statically_known_true(a.storage_offset() == b.storage_offset())
+    same = all(len(m) == len(n) and statically_known_true(sym_eq(m, n)) for m, n in pairs)
+    return a.dtype == b.dtype and at_same_place and same
 
 
 def _is_private(target: Node, fused_nodes: Sequence[Node]) -> bool:

@@ -39,6 +39,7 @@ class Call:
     name: the operation's name in reports.
     arguments: by their torch names; defaults filled in, constants as Python numbers.
     obstacle: why this call cannot be replaced, or None.
+    readings: what rules have found from this call, which is the same for all of them.
     """
 
     kind: str
@@ -46,6 +47,7 @@ class Call:
     node: Node
     arguments: dict[str, Any] = field(default_factory=dict)
     obstacle: str | None = None
+    readings: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,8 @@ def as_call(node: Node) -> Call | None:
         return _operator_call(node, *spelling) if spelling else None
     if node.op != "call_function":
         return None
+    if node.target is getattr:
+        return _attribute_call(node)
     target = packet(node)
     if target in spellings.LEAVES:
         return _leaf(node, *spellings.leaf(target, node.kwargs))
@@ -176,6 +180,17 @@ def as_call(node: Node) -> Call | None:
         _operator_call(node, *spellings.FUNCTIONS[target])
         if target in spellings.FUNCTIONS
         else None
+    )
+
+
+def _attribute_call(node: Node) -> Call | None:
+    """x.max(-1).values or x.data, which symbolic_trace records as calls of getattr."""
+    given, name = node.args[:2]
+    if name == "data":
+        return Call("detach", "detach", node, {"input": given})
+    index = {"values": 0, "indices": 1}.get(str(name))
+    return (
+        Call("item", "item", node, {"input": given, "index": index}) if index is not None else None
     )
 
 
@@ -198,6 +213,8 @@ def _operator_call(node: Node, kind: str, parameters: tuple[str, ...]) -> Call:
     given = {spellings.SYNONYMS.get(name, name): argument for name, argument in given.items()}
     if kind == "reshape" and node.op == "call_method" and len(node.args) > 1:
         given["shape"] = node.args[1:]  # x.view(2, 3) as x.view((2, 3))
+    if kind == "permute" and node.op == "call_method" and len(node.args) > 2:
+        given["dims"] = node.args[1:]
     name = kind.removeprefix("native_").removeprefix("fused_")
     return Call(kind, name, node, _NORMALISERS.get(name, dict)(given), _obstacle(node, kind))
 
@@ -232,6 +249,16 @@ def _normal_layer_norm(given: dict[str, Any]) -> dict[str, Any]:
     return {
         "input": given["input"],
         "normalized_shape": given["normalized_shape"],
+        "weight": given.get("weight"),
+        "bias": given.get("bias"),
+        "eps": constant(given.get("eps", 1e-5)),
+    }
+
+
+def _normal_group_norm(given: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "input": given["input"],
+        "num_groups": constant(given["num_groups"]),
         "weight": given.get("weight"),
         "bias": given.get("bias"),
         "eps": constant(given.get("eps", 1e-5)),
@@ -294,8 +321,10 @@ _NORMALISERS = {
     "var_mean": _normal_variance,
     "std_mean": _normal_variance,
     "softmax": _normal_softmax,
+    "safe_softmax": _normal_softmax,
     "log_softmax": _normal_softmax,
     "layer_norm": _normal_layer_norm,
+    "group_norm": _normal_group_norm,
     "rms_norm": _normal_rms_norm,
 }
 
@@ -309,7 +338,7 @@ def _module_call(node: Node) -> Call | None:
         return None
     given = {"input": node.args[0] if node.args else node.kwargs["input"]}
     settings: dict[str, Any]
-    if isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
+    if isinstance(module, (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)):
         settings = _norm_settings(module, str(node.target))
     elif kind == "dropout":
         settings = {"p": module.p, "train": None}  # train() or eval() may change it later
@@ -318,13 +347,14 @@ def _module_call(node: Node) -> Call | None:
     return Call(kind, kind, node, _NORMALISERS[kind](given | settings), _module_obstacle(module))
 
 
-def _norm_settings(module: nn.LayerNorm | nn.RMSNorm, path: str) -> dict[str, Any]:
+def _norm_settings(module: nn.LayerNorm | nn.RMSNorm | nn.GroupNorm, path: str) -> dict[str, Any]:
     parameters = {name: getattr(module, name, None) for name in ("weight", "bias")}
     attributes = {
         name: None if tensor is None else ModuleAttribute(f"{path}.{name}", tensor)
         for name, tensor in parameters.items()
     }
-    return {"normalized_shape": module.normalized_shape, "eps": module.eps, **attributes}
+    own = "num_groups" if isinstance(module, nn.GroupNorm) else "normalized_shape"
+    return {own: getattr(module, own), "eps": module.eps, **attributes}
 
 
 def _module_obstacle(module: nn.Module) -> str | None:

@@ -20,6 +20,7 @@ _DIM_STACKLEVEL_DTYPE = ("input", "dim", "_stacklevel", "dtype")
 _HALF_TO_FLOAT = ("input", "dim", "half_to_float")
 _LAYER_NORM = ("input", "normalized_shape", "weight", "bias", "eps")
 _RMS_NORM = ("input", "normalized_shape", "weight", "eps")
+_GROUP_NORM = ("input", "num_groups", "weight", "bias", "eps")
 _REDUCTION = ("input", "dim", "keepdim", "dtype")
 _CLAMP = ("input", "min", "max")
 _NORM = ("input", "p", "dim", "keepdim", "dtype")
@@ -31,6 +32,7 @@ FUNCTIONS: dict[Any, tuple[str, tuple[str, ...]]] = {
     torch.softmax: ("softmax", _DIM_DTYPE),
     torch.special.softmax: ("softmax", _DIM_DTYPE),
     torch._softmax: ("softmax", _HALF_TO_FLOAT),
+    torch._safe_softmax: ("safe_softmax", _DIM_DTYPE),
     F.log_softmax: ("log_softmax", _DIM_STACKLEVEL_DTYPE),
     torch.log_softmax: ("log_softmax", _DIM_DTYPE),
     torch.special.log_softmax: ("log_softmax", _DIM_DTYPE),
@@ -40,6 +42,8 @@ FUNCTIONS: dict[Any, tuple[str, tuple[str, ...]]] = {
     torch.native_layer_norm: ("native_layer_norm", _LAYER_NORM),
     F.rms_norm: ("rms_norm", _RMS_NORM),
     torch.rms_norm: ("rms_norm", _RMS_NORM),
+    F.group_norm: ("group_norm", _GROUP_NORM),
+    torch.group_norm: ("group_norm", _GROUP_NORM),
     F.dropout: ("dropout", ("input", "p", "train", "inplace")),
     torch.dropout: ("dropout", ("input", "p", "train")),
     F.normalize: ("normalize", ("input", "p", "dim", "eps", "out")),
@@ -52,6 +56,7 @@ FUNCTIONS: dict[Any, tuple[str, tuple[str, ...]]] = {
     torch.pow: ("pow", ("input", "exponent")),
     operator.pow: ("pow", ("input", "exponent")),
     operator.getitem: ("item", ("input", "index")),
+    getattr(torch._C._autograd, "_get_data_attr", None): ("detach", _INPUT),  # x.data
     operator.invert: ("not", _INPUT),
     operator.neg: ("neg", _INPUT),
     torch.reshape: ("reshape", ("input", "shape")),
@@ -79,6 +84,7 @@ _FAMILIES: dict[str, tuple[tuple[str, ...], tuple[Any, ...], str]] = {
     "reciprocal": (_INPUT, (torch.reciprocal,), "reciprocal reciprocal_"),
     "exp": (_INPUT, (torch.exp,), "exp exp_"),
     "log": (_INPUT, (torch.log,), "log log_"),
+    "tanh": (_INPUT, (torch.tanh, F.tanh), "tanh tanh_"),
     "detach": (_INPUT, (torch.detach,), "detach"),
     "neg": (_INPUT, (torch.neg,), "neg"),
     "not": (_INPUT, (torch.logical_not, torch.bitwise_not), "logical_not bitwise_not"),
@@ -107,8 +113,26 @@ _FAMILIES: dict[str, tuple[tuple[str, ...], tuple[Any, ...], str]] = {
     "reshape": (("input", "shape"), (), "view reshape"),
     "same": (_INPUT, (torch.clone,), "contiguous clone alias"),
     "unsqueeze": (("input", "dim"), (torch.unsqueeze,), "unsqueeze unsqueeze_"),
+    "permute": (("input", "dims"), (torch.permute,), "permute"),
+    "transpose": (
+        ("input", "dim0", "dim1"),
+        (torch.transpose, torch.swapaxes, torch.swapdims),
+        "transpose swapaxes swapdims",
+    ),
+    "movedim": (
+        ("input", "source", "destination"),
+        (torch.movedim, torch.moveaxis),
+        "movedim moveaxis",
+    ),
     "expand": (("input", "shape"), (torch.broadcast_to,), "expand expand_as broadcast_to"),
     "abs": (_INPUT, (torch.abs, operator.abs), "abs"),
+    "relu": (_INPUT, (torch.relu, F.relu), "relu relu_"),
+    "addcmul": (("input", "tensor1", "tensor2"), (torch.addcmul,), "addcmul addcmul_"),
+    "nan_to_num": (_INPUT, (torch.nan_to_num,), "nan_to_num nan_to_num_"),
+    **{
+        name: (_INPUT, (getattr(torch, name),), name)
+        for name in ("isfinite", "isinf", "isneginf", "isnan")
+    },
     "floordiv": (_BINARY, (operator.floordiv, torch.floor_divide), "floor_divide"),
     "cumsum": (("input", "dim", "dtype"), (torch.cumsum,), "cumsum"),
     "diff": (("input", "n", "dim", "prepend", "append"), (torch.diff,), "diff"),
@@ -153,11 +177,13 @@ METHODS["new_full"] = ("full", ("input", "shape", "fill_value"))
 ATEN: dict[Any, str] = {
     aten.special_softmax: "softmax",
     aten._softmax: "softmax",
+    aten._safe_softmax: "safe_softmax",
     aten.special_log_softmax: "log_softmax",
     aten._log_softmax: "log_softmax",
     aten.layer_norm: "layer_norm",
     aten.native_layer_norm: "native_layer_norm",
     aten.rms_norm: "rms_norm",
+    aten.group_norm: "group_norm",
     aten._fused_rms_norm: "fused_rms_norm",
     aten.dropout: "dropout",
     aten.stack: "stack",
@@ -185,6 +211,7 @@ ATEN: dict[Any, str] = {
 CASTS = {"to", "type", "type_as", "float", "double", "half", "bfloat16", "bool", "int", "long"}
 ATEN_CASTS = {aten.to, aten._to_copy, aten.type_as}
 SYNONYMS = {"self": "input", "x": "input", "A": "input", "axis": "dim", "ord": "p"}
+SYNONYMS |= {"axis0": "dim0", "axis1": "dim1"}
 SYNONYMS |= {"training": "train", "size": "shape", "indices": "index"}
 
 # Exact types: a subclass may compute something else.
@@ -194,6 +221,7 @@ MODULES: dict[type[nn.Module], str] = {
     nn.LogSoftmax: "log_softmax",
     nn.LayerNorm: "layer_norm",
     nn.RMSNorm: "rms_norm",
+    nn.GroupNorm: "group_norm",
     nn.Dropout: "dropout",
 }
 
@@ -210,7 +238,7 @@ _ENCODER_LAYER = (
 _CROSS_ENTROPY = ("cross_entropy", "Inductor never materialises its log_softmax")
 _SOFTMIN = ("softmin", "softmax of a negated input, one opaque call at this level")
 _GUMBEL = ("gumbel_softmax", "draws its noise inside, one opaque call at this level")
-_SAFE_SOFTMAX = ("_safe_softmax", "gives zeros, not NaN, where a whole row is -inf")
+_INSTANCE_NORM = ("instance_norm", "normalises each channel of an image, which no op does")
 LEAVES: dict[Any, tuple[str, str]] = {
     F.scaled_dot_product_attention: _SDPA,
     aten.scaled_dot_product_attention: _SDPA,
@@ -227,7 +255,11 @@ LEAVES: dict[Any, tuple[str, str]] = {
     F.softmin: _SOFTMIN,
     nn.Softmin: _SOFTMIN,
     F.gumbel_softmax: _GUMBEL,
-    aten._safe_softmax: _SAFE_SOFTMAX,
+    **dict.fromkeys(
+        (F.instance_norm, torch.instance_norm, nn.InstanceNorm1d, nn.InstanceNorm2d)
+        + (nn.InstanceNorm3d, aten.instance_norm),
+        _INSTANCE_NORM,
+    ),
 }
 
 

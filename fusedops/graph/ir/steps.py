@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch.fx import Node
@@ -20,6 +20,8 @@ from fusedops.graph.ir.dialect import (
     written,
 )
 
+Found = TypeVar("Found")
+
 
 def call_of(node: Any, kind: str | None = None) -> Call | None:
     """The normal form of `node`, if it has the requested kind and no obstacle."""
@@ -31,6 +33,14 @@ def call_of(node: Any, kind: str | None = None) -> Call | None:
 def call_used_once(node: Any, kind: str | None = None) -> Call | None:
     """As `call_of`, if the node has a single user."""
     return call_of(node, kind) if isinstance(node, Node) and len(users(node)) == 1 else None
+
+
+def read_once(call: Call, name: str, read: Callable[[Call], Found]) -> Found:
+    """What `read` finds from a call, which several rules ask for."""
+    if name not in call.readings:
+        call.readings[name] = read(call)
+    found: Found = call.readings[name]
+    return found
 
 
 def only_user(node: Node, kind: str | None = None) -> Call | None:
@@ -60,6 +70,23 @@ def is_number(argument: Any) -> bool:
 def other_operand(call: Call, operand: Node) -> Any:
     first, other = call.arguments.get("input"), call.arguments.get("other")
     return other if first is operand else first
+
+
+def difference(node: Any) -> tuple[Any, Any] | None:
+    """a and b, if `node` is a - b, also as a + (-b) or -(b - a)."""
+    call = call_of(node)
+    if call is None or call.kind not in ("sub", "add", "neg"):
+        return None
+    first, other = call.arguments["input"], call.arguments.get("other")
+    if call.kind == "sub":
+        return first, other
+    if call.kind == "neg":
+        inner = call_of(first, "sub")
+        return (inner.arguments["other"], inner.arguments["input"]) if inner else None
+    for minuend, negated in ((first, other), (other, first)):
+        if (negation := call_of(negated, "neg")) is not None:
+            return minuend, negation.arguments["input"]
+    return None
 
 
 def reduced_dims(reduction: Call, reduced: torch.Tensor) -> tuple[int, ...] | None:
@@ -99,6 +126,40 @@ def has_kept_shape(node: Any, input: Any, dims: Sequence[int]) -> bool:
     sizes = enumerate(value(input).shape)
     kept = has_shape(node, [1 if dim in dims else size for dim, size in sizes])
     return kept or (value(input).dim() == 1 and has_shape(node, []))
+
+
+#: The arguments of permutations.
+_DIMS = {
+    "permute": ("dims",),
+    "transpose": ("dim0", "dim1"),
+    "movedim": ("source", "destination"),
+}
+
+
+def permutation(node: Any) -> tuple[int, ...] | None:
+    """The dimensions of the input that a permutation gives its result; None for another call."""
+    call = call_of(node)
+    if call is None or call.kind not in _DIMS:
+        return None
+    rank = value(node).dim()
+    given = [_known_dims(call.arguments.get(name), rank) for name in _DIMS[call.kind]]
+    dims = [each for each in given if each is not None]
+    if len(dims) < len(given):
+        return None
+    if call.kind == "permute":
+        return dims[0]
+    first, second = dims
+    places = dict(zip(second, first, strict=True))
+    if call.kind == "transpose":
+        places |= dict(zip(first, second, strict=True))
+    remaining = (dim for dim in range(rank) if dim not in places.values())
+    return tuple(places[dim] if dim in places else next(remaining) for dim in range(rank))
+
+
+def _known_dims(given: Any, rank: int) -> tuple[int, ...] | None:
+    dims = [constant(dim) for dim in (given if isinstance(given, (list, tuple)) else (given,))]
+    known = [dim % rank for dim in dims if isinstance(dim, int)]
+    return tuple(known) if len(known) == len(dims) else None
 
 
 def viewed(node: Any) -> tuple[tuple[Node, ...], Any]:

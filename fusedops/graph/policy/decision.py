@@ -21,7 +21,7 @@ from fusedops.graph.ir.dialect import users, value
 from fusedops.graph.policy import costs
 from fusedops.graph.policy.costs import INFERENCE, TRAINING, Size, Table
 from fusedops.graph.policy.machine import Machine
-from fusedops.graph.rules.rule import Match
+from fusedops.graph.rules.rule import Match, OpCall
 
 _CAUSAL, _ADDITIVE = "masked_softmax[causal]", "masked_softmax[additive]"
 _DROPOUT = "softmax_dropout[causal]"
@@ -134,12 +134,12 @@ def _is_never_materialised(match: Match) -> bool:
 
 
 def _becomes_sdpa(match: Match) -> bool:
-    """Whether a softmax without a mask is between two matrix products, so that Inductor's pass
+    """Whether a softmax of plain scores is between two matrix products, so that Inductor's pass
     fuse_attention replaces all three. On a CPU that pass does not support dropout."""
     arguments = match.call.arguments
-    masking = ("mask", "bias", "lower_diagonal", "start", "end", "sinks")
-    hides = arguments.get("causal") or any(arguments.get(name) is not None for name in masking)
-    if not match.op.startswith(("softmax", "masked_softmax")) or hides:
+    more = ("mask", "bias", "lower_diagonal", "start", "end", "sinks", "softcap")
+    has_more = arguments.get("causal") or any(arguments.get(name) is not None for name in more)
+    if not match.op.startswith(("softmax", "masked_softmax")) or has_more:
         return False
     device = value(match.call.node).device.type
     if match.op == "masked_softmax_dropout" and device == "cpu":
@@ -254,7 +254,16 @@ def _barrier_bytes(match: Match) -> int:
     # An input is read by the op; it is written only for the op if it has no other user.
     input_bytes = sum((1 + ours.issuperset(users(node))) * _bytes(node) for node in before)
     result_passes = bool(fused) * (1 + (len(fused) == len(after)))
-    return input_bytes + result_passes * _bytes(next(iter(match.results)))
+    result_bytes = result_passes * _bytes(next(iter(match.results)))
+    return input_bytes + result_bytes + _expanded_bytes(match)
+
+
+def _expanded_bytes(match: Match) -> int:
+    """The bytes that are written and read because parameters are expanded to the shape of a row."""
+    parameters = (match.call.arguments.get(name) for name in ("weight", "bias"))
+    calls = [call for call in parameters if isinstance(call, OpCall)]
+    expanded = [call.args[1] for call in calls if call.op is torch.ops.aten.expand.default]
+    return sum(2 * math.prod(shape) * torch.float32.itemsize for shape in expanded)
 
 
 def _bytes(node: Node) -> int:

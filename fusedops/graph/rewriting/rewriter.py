@@ -61,6 +61,7 @@ def rewrite_graph(
     if config.active().fuse_for("expand") != "never":
         modes.record(graph)
         expand(graph)
+    aliasing.thread_writes(graph)
     with modes.barriers(graph):
         aliasing.record(graph)
         modes.record(graph)

@@ -1,11 +1,15 @@
-"""Fuses a softmax over the last dimension with the scale, bias and mask before it and the dropout
-after it.
+"""Fuses a softmax over the last dimension with the scale, soft cap, bias and mask before it and the
+dropout after it.
 
-before    s = torch.matmul(q, k) * scale + bias
+before    s = torch.matmul(q, k) * scale
+          s = torch.tanh(s / cap) * cap             or without this
+          s = s + bias
           s = s.masked_fill(mask == 0, value)       or s + mask, torch.where(mask, s, value)
           y = F.dropout(torch.softmax(s, -1), p, training)
 after     s = torch.matmul(q, k)
-          y = torch.ops.fusedops.masked_softmax(s, mask != 0, scale, causal, value, bias)
+          y = torch.ops.fusedops.masked_softmax(
+              s, mask != 0, scale, causal, value, bias, softcap=cap
+          )
           y, _ = torch.ops.fusedops.masked_softmax_dropout(..., p, seed, bias)
 """
 
@@ -25,12 +29,12 @@ from fusedops.graph.rules.dropout import drawn_seed, draws_own_numbers
 from fusedops.graph.rules.rule import Match, OpCall, Rule, op_of
 from fusedops.graph.rules.scores import Operand, Scores, read_scores
 from fusedops.graph.rules.sinks import Sink, read_sink
-from fusedops.graph.rules.softmax import SoftmaxChain, read_softmax
+from fusedops.graph.rules.softmax import ZEROES, SoftmaxChain, read_softmax
 from fusedops.graph.rules.softmax_decomposed import read_softmax_decomposed
 
 
 class MaskedSoftmax(Rule):
-    """A softmax over the last dimension, with scale, bias, mask or dropout."""
+    """A softmax over the last dimension, with scale, soft cap, bias, mask or dropout."""
 
     def match(self, call: Call) -> Match | None:
         chain = _last_dim_softmax(call)
@@ -40,18 +44,23 @@ class MaskedSoftmax(Rule):
         scores = read_scores(chain, has_sink=sink is not None)
         dropout = only_user(chain.last, "dropout")
         dropout = dropout if dropout and draws_own_numbers(dropout) else None
-        if not scores.nodes and dropout is None and sink is None:
+        if chain.hidden is not None and not scores.masks:  # its mask is not one of the scores
+            return None
+        is_plain = not scores.nodes and chain.hidden is None
+        if is_plain and dropout is None and sink is None:
             return None
         nodes = tuple(sorted({*scores.nodes, *chain.nodes, *([dropout.node] if dropout else [])}))
         op = _op(chain, dropout, sink)
-        site = Call(op, op, nodes[-1], _arguments(scores, chain, dropout, sink))
+        obstacle = ZEROES if chain.zeroes_hidden_rows and not scores.hides_by_masks else None
+        arguments = _arguments(scores, chain, dropout, sink)
+        site = Call(op, op, nodes[-1], arguments, obstacle)
         return Match(
             site,
             op,
             {nodes[-1]: None if op == "masked_softmax" else 0},
             nodes,
             mask_calls=scores.mask_calls | (sink.calls if sink else frozenset()),
-            any_strides=sink is not None and dropout is None,
+            any_strides=sink is not None and sink.is_joined and dropout is None,
             note="; ".join(scores.notes),
         )
 
@@ -107,9 +116,12 @@ def _arguments(
         "dtype": None if value(scores.input).dtype == result else result,
         "diagonal": limits.pop("diagonal"),
     }
-    rest = limits | {"sinks": sink.operand(device) if sink else None}
-    has_rest = any(given is not None for given in rest.values())
-    return arguments | ({"zero_masked_rows": False} | rest if has_rest else {})
+    rest = limits | {
+        "sinks": sink.operand(device) if sink else None,
+        "softcap": scores.softcap,
+    }
+    has_rest = chain.zeroes_hidden_rows or any(given is not None for given in rest.values())
+    return arguments | ({"zero_masked_rows": chain.zeroes_hidden_rows} | rest if has_rest else {})
 
 
 def _with_adjacent_values(operand: Operand | None) -> Operand | None:

@@ -25,6 +25,7 @@ from fusedops.graph.ir.steps import (
     known_number,
     only_user,
     other_operand,
+    read_once,
     same_value,
     tensor_and_number,
     upstream,
@@ -32,7 +33,7 @@ from fusedops.graph.ir.steps import (
 )
 from fusedops.graph.rules.norm_dims import LastDims, norm_dims
 from fusedops.graph.rules.norms import UNKNOWN_ROW, centred
-from fusedops.graph.rules.row_scale import RowScale, is_one_per_row, read_row_scale
+from fusedops.graph.rules.row_scale import OTHER_NORM, RowScale, is_one_per_row, read_row_scale
 from fusedops.graph.rules.rule import OpCall
 
 aten = torch.ops.aten
@@ -45,10 +46,10 @@ _PLAIN = ("rms_norm", "l2_norm")
 #: Factors that differ from 1 by the rounding of Python's arithmetic alone are left out.
 _ROUNDING = 4 * torch.finfo(torch.float64).eps
 
-UNBIASED = "its variance is unbiased, and that of layer_norm is not"
+SINGLE = "its rows have too few elements for an unbiased variance"
+NOT_CENTRED = "it is divided by its deviation, but its mean is not subtracted, which no op does"
 EPS_OUTSIDE = "eps is added to the root of its mean square, which no op does"
 NOT_LAST = "over a dimension that is not the last"
-CLAMPED = "its variance has a lower limit, and layer_norm adds eps to it"
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class Norm:
     over: the dimensions that are normalised.
     input: the tensor that is normalised, before its casts; computed_in: after them.
     last: the last call that has been matched.
+    source: what the scale of its rows is computed from, if that is not the input.
     factor, scalars: numbers, and tensors with a single element, by which it is multiplied.
     rounded_to: the 16-bit dtype of a cast between the normalised value and the weight.
     absorbed: calls that compute the weight or the bias, which the op does without.
@@ -70,6 +72,7 @@ class Norm:
     computed_in: Node
     eps: float
     last: Node
+    source: Node | None = None
     factor: float = 1.0
     scalars: tuple[Node, ...] = ()
     weight: Node | None = None
@@ -87,7 +90,7 @@ class Norm:
     @property
     def own(self) -> tuple[Node, ...]:
         """The matched calls, in program order."""
-        given = (self.input, self.weight, self.bias, *self.absorbed, *self.scalars)
+        given = (self.input, self.source, self.weight, self.bias, *self.absorbed, *self.scalars)
         found = upstream(self.last, until={node for node in given if node is not None})
         # A dtype that is read from a tensor is no value that capture records.
         return tuple(sorted(node for node in found if value(node) is not None))
@@ -128,6 +131,10 @@ class _Factor:
 def read_norm(call: Call) -> Norm | None:
     """The norm whose first complete product or quotient is `call`: one operand has the tensor as a
     factor, the other the scale of its rows."""
+    return read_once(call, "norm", _read_norm)
+
+
+def _read_norm(call: Call) -> Norm | None:
     if call.obstacle or not isinstance(value(call.node), torch.Tensor):
         return None
     if call.kind == "normalize":
@@ -151,13 +158,14 @@ def _normalize(call: Call) -> Norm | None:
     input, dim = given["input"], constant(given.get("dim", 1))
     rank = value(input).dim()
     eps = given.get("eps", 1e-12)
-    if not isinstance(dim, int) or rank == 0 or constant(given.get("p", 2.0)) != 2:
+    if not isinstance(dim, int) or rank == 0:
         return None
     over, known = norm_dims((dim % rank,), value(input).shape), known_number(eps)
     if over is None or known is None:
         return None
     norm = Norm("l2_norm", over, widened(input)[1], input, known, call.node)
-    return replace(norm, obstacle=_why_no_op(norm))
+    is_euclidean = constant(given.get("p", 2.0)) == 2
+    return replace(norm, obstacle=_why_no_op(norm) if is_euclidean else OTHER_NORM)
 
 
 def _factors(operand: Any, inverted: bool = False, steps: int = 4) -> Iterator[_Factor]:
@@ -182,10 +190,12 @@ def _product(
     if by is None:
         return None
     by = by.to_the(-1.0) if scale.inverted else by
-    tensor = next((f for f in factors if not f.inverted and _is_scaled_by(f.operand, by)), None)
-    if tensor is None or not by.is_inverse_root or not is_one_per_row(scale.operand, by):
+    if not by.is_inverse_root or not is_one_per_row(scale.operand, by):
         return None
-    norm: Norm | None = _norm_of(by, node)
+    tensor = next((f for f in factors if not f.inverted and _is_scaled_by(f.operand, by)), None)
+    if tensor is None:
+        return _not_centred(factors, by, node)
+    norm: Norm | None = _norm_of(by, tensor.operand, node)
     others = [factor for factor in (*factors, *rest) if factor is not tensor]
     for factor in others:
         norm = _multiplied(norm, factor.operand, factor.inverted) if norm else None
@@ -195,6 +205,15 @@ def _product(
         reason = f"it is computed in {dtype}, which rounds at every step"
         return replace(norm, obstacle=norm.obstacle or reason)
     return norm
+
+
+def _not_centred(factors: list[_Factor], by: RowScale, node: Node) -> Norm | None:
+    """x / std(x), of which no op has the values, for the report."""
+    plain = replace(by, centred=False)
+    if not by.centred or not any(_is_scaled_by(f.operand, plain) for f in factors):
+        return None
+    norm = _norm_of(plain, by.input, node)
+    return replace(norm, obstacle=NOT_CENTRED) if norm else None
 
 
 def _is_computed_narrow(norm: Norm) -> bool:
@@ -211,32 +230,49 @@ def _is_scaled_by(operand: Any, scale: RowScale) -> bool:
     return same_value(widened(operand)[1], widened(scale.input)[1])
 
 
-def _norm_of(scale: RowScale, last: Node) -> Norm | None:
+def _norm_of(scale: RowScale, tensor: Node, last: Node) -> Norm | None:
+    """The norm of `tensor`, which is the input of the scale, or that without its mean."""
     over = norm_dims(scale.dims, value(scale.input).shape)
     if over is None:
         return None
-    kind, eps, factor, obstacle = _centred_kind(scale) if scale.centred else _plain(scale, over)
-    norm = Norm(kind, over, widened(scale.input)[1], scale.input, eps, last, factor)
-    return replace(norm, obstacle=scale.obstacle or obstacle or _why_no_op(norm))
+    source = None
+    if scale.centred and scale.f == "max":  # layer_norm would add eps instead
+        source, scale = scale.input, _of_residue(scale, tensor)
+    read = _centred_kind if scale.centred else _plain
+    kind, eps, factor, obstacle = read(scale, over)
+    input, obstacle = widened(scale.input)[1], scale.obstacle or obstacle
+    norm = Norm(kind, over, input, scale.input, eps, last, source, factor)
+    return replace(norm, obstacle=obstacle or _why_no_op(norm))
+
+
+def _of_residue(scale: RowScale, residue: Node) -> RowScale:
+    """The scale as one of the mean square of `residue`, which is its input without the mean."""
+    biased = scale.corrected(0)
+    obstacle = scale.obstacle or (None if biased else _why_not_corrected(scale))
+    return replace(biased or scale, input=residue, centred=False, summed=True, obstacle=obstacle)
 
 
 def _why_no_op(norm: Norm) -> str | None:
     return None if norm.kind in norm.over.ops else f"no op computes {norm.kind} {NOT_LAST}"
 
 
-def _centred_kind(scale: RowScale) -> tuple[str, float, float, str | None]:
-    """The kind of a norm with a mean, its eps, the factor that is left, and why no op has it."""
-    is_variance, is_deviation = scale.power == 1 or not scale.f, scale.power == 0.5 or not scale.f
-    if scale.correction == 1 and is_deviation and scale.inner == 1 and scale.f != "max":
-        return "std_norm", scale.eps, scale.outer, None
-    obstacle = None
-    if scale.correction != 0 or abs(scale.inner - 1) > _ROUNDING:
-        obstacle = UNBIASED
-    elif scale.f == "max":
-        obstacle = CLAMPED
-    elif not is_variance:
-        obstacle = EPS_OUTSIDE
-    return "layer_norm", scale.eps, scale.outer, obstacle
+def _centred_kind(scale: RowScale, over: LastDims) -> tuple[str, float, float, str | None]:
+    """The kind of a norm with a mean, its eps, the factor that is left, and why no op has it: where
+    eps is added to the variance layer_norm, where it is added to the root std_norm."""
+    is_unbiased = scale.correction == 1 and scale.inner == 1 and "std_norm" in over.ops
+    is_deviation = math.isclose(scale.power, 0.5) if scale.f else is_unbiased
+    kind, correction = ("std_norm", 1) if is_deviation else ("layer_norm", 0)
+    known = scale.corrected(correction)
+    if known is None:
+        return kind, scale.eps, 1.0, _why_not_corrected(scale)
+    if not known.f:
+        return kind, 0.0, known.inner, None
+    obstacle = None if is_deviation or math.isclose(known.power, 1) else EPS_OUTSIDE
+    return kind, known.eps / known.inner, known.outer * known.inner**known.exponent, obstacle
+
+
+def _why_not_corrected(scale: RowScale) -> str:
+    return UNKNOWN_ROW if scale.columns is None else SINGLE
 
 
 def _plain(scale: RowScale, over: LastDims) -> tuple[str, float, float, str | None]:
@@ -273,6 +309,8 @@ def continued(norm: Norm | None) -> Iterator[Norm]:
 def _extended(longer: Norm, norm: Norm, step: Call) -> Norm | None:
     if step.kind == "cast":
         return _after_cast(longer, value(norm.last).dtype, step.arguments["dtype"])
+    if step.kind == "addcmul":
+        return _after_addcmul(longer, norm, step)
     operand = other_operand(step, norm.last)
     if step.kind == "add":
         has_bias = norm.kind in _CENTRED and norm.bias is None
@@ -282,6 +320,18 @@ def _extended(longer: Norm, norm: Norm, step: Call) -> Norm | None:
     if step.kind == "div" and step.arguments["input"] is not norm.last:
         return None
     return _multiplied(longer, operand, step.kind == "div", norm)
+
+
+def _after_addcmul(longer: Norm, norm: Norm, step: Call) -> Norm | None:
+    """bias + weight * norm, or bias + norm * weight"""
+    given = step.arguments
+    bias, first, second = given["input"], given["tensor1"], given["tensor2"]
+    weight = second if first is norm.last else first
+    is_bare = norm.kind in _CENTRED and norm.weight is None and norm.bias is None
+    is_plain = constant(given.get("value", 1)) == 1
+    if not (is_bare and is_plain and _is_affine(weight, norm) and _is_affine(bias, norm)):
+        return None
+    return _with_bias(_with_weight(longer, weight), bias)
 
 
 def _after_cast(norm: Norm, given: torch.dtype, result: torch.dtype) -> Norm | None:

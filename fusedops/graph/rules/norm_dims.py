@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fusedops.graph.ir.dialect import value
 from fusedops.graph.ir.steps import has_shape, known_size, viewed
@@ -46,10 +47,16 @@ class LastDims:
         return [known_size(size) for size in self.row]
 
     def has_parameter(self, operand: Node) -> bool:
-        """Whether a tensor has one value for each element of a row, and broadcasts along it."""
+        """Whether a tensor broadcasts to a row, and is the same for all rows: with one value for
+        each element, or for each channel of an image, if the row has several dimensions."""
         extra = value(operand).dim() - len(self.dims)
-        fits = 0 <= extra <= len(self.sizes) - len(self.dims)
-        return fits and has_shape(operand, [1] * extra + self.row)
+        if extra > len(self.sizes) - len(self.dims):
+            return False
+        own = self.row[max(-extra, 0) :]
+        shape = value(operand).shape[max(extra, 0) :]
+        is_one = [statically_known_true(size == 1) for size in shape]
+        row = [1 if one else size for one, size in zip(is_one, own, strict=True)]
+        return not all(is_one) and has_shape(operand, [1] * extra + row)
 
     def without_views(self, operand: Node) -> tuple[tuple[Node, ...], Node]:
         """The views of a parameter that the op does without, and what they are views of."""
@@ -59,7 +66,12 @@ class LastDims:
         """A parameter in the shape of a row."""
         if has_shape(operand, self.row):
             return operand
-        return OpCall(aten.reshape.default, (operand, self.known_row))
+        extra = max(value(operand).dim() - len(self.dims), 0)
+        own = list(value(operand).shape[extra:])
+        if len(own) == len(self.row) and all(map(_is_known_equal, own, self.row)):
+            return OpCall(aten.reshape.default, (operand, self.known_row))
+        given = OpCall(aten.reshape.default, (operand, own)) if extra else operand
+        return OpCall(aten.expand.default, (given, self.known_row))
 
     def arguments(self) -> dict[str, Any]:
         """The op's arguments that name the dimensions."""
@@ -93,6 +105,10 @@ class SpatialDim(LastDims):
 
     def arguments(self) -> dict[str, Any]:
         return {"dim": self.dims[0]}
+
+
+def _is_known_equal(a: Any, b: Any) -> bool:
+    return statically_known_true(a == b)
 
 
 def norm_dims(dims: Sequence[int], sizes: torch.Size) -> LastDims | None:

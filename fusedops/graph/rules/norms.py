@@ -14,12 +14,14 @@ from fusedops.graph.availability import KERNEL_DTYPES
 from fusedops.graph.ir.dialect import Call, outputs, value
 from fusedops.graph.ir.steps import (
     call_of,
+    difference,
     has_kept_shape,
     known_number,
     known_size,
     only_user,
     reduced_dims,
     same_value,
+    tensor_and_number,
     widened,
     without_views,
 )
@@ -94,11 +96,11 @@ def _cast(argument: Any, dtype: torch.dtype) -> OpCall | None:
 
 def centred(node: Any) -> tuple[Node, tuple[int, ...]] | None:
     """x and dims, if `node` is x - mean(x, dims)."""
-    shifted = call_of(node, "sub")
-    mean = _row_mean(shifted.arguments["other"]) if shifted else None
-    if shifted is None or mean is None:
+    operands = difference(node)
+    mean = _row_mean(operands[1]) if operands else None
+    if operands is None or mean is None:
         return None
-    return mean if same_value(shifted.arguments["input"], mean[0]) else None
+    return mean if same_value(operands[0], mean[0]) else None
 
 
 def is_square_of_mean(node: Any, input: Node) -> bool:
@@ -130,27 +132,34 @@ def _mean_beside_variance(node: Any) -> Call | None:
 
 
 def _sum_over_size(node: Any) -> Call | None:
-    """The sum in sum(x, dims) / N, where N is the number of elements of a row."""
-    quotient = call_of(node, "div")
-    total = call_of(without_views(quotient.arguments["input"]), "sum") if quotient else None
+    """The sum in sum(x, dims) / N or sum(x, dims) * (1 / N), where N is the number of elements of a
+    row."""
+    call = call_of(node)
+    if call is None or call.kind not in ("div", "mul"):
+        return None
+    summed, factor = tensor_and_number(call)
+    total = call_of(without_views(summed), "sum")
     dims = reduced_dims(total, value(total.arguments["input"])) if total else None
-    if quotient is None or total is None or dims is None:
+    if total is None or dims is None:
         return None
     shape = value(total.arguments["input"]).shape
     sizes = [known_size(shape[dim]) for dim in dims]
-    divisor = quotient.arguments["other"]
-    if None in sizes:
+    known = known_number(factor)
+    if None in sizes or not known:
         return None
-    return total if known_number(divisor) == math.prod(sizes) else None  # type: ignore[arg-type]
+    columns = known if call.kind == "div" else 1 / known
+    return total if math.isclose(columns, math.prod(sizes)) else None  # type: ignore[arg-type]
 
 
 def base_of_square(call: Call) -> Node | None:
     """The tensor that a call squares: by square, by pow with exponent 2, or by a product with
-    itself. None if it does not."""
+    itself; without an absolute value, which the square does not need. None if it does not."""
     base = call.arguments.get("input")
     is_square = (
         call.kind == "square"
         or (call.kind == "pow" and call.arguments["exponent"] in (2, 2.0))
         or (call.kind == "mul" and same_value(base, call.arguments["other"]))
     )
+    magnitude = call_of(base, "abs")
+    base = magnitude.arguments["input"] if magnitude else base
     return base if is_square else None

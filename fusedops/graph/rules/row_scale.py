@@ -16,6 +16,7 @@ import torch
 from torch.fx import Node
 
 from fusedops.graph.ir.dialect import Call, constant, value
+from fusedops.graph.ir.selections import larger_of
 from fusedops.graph.ir.steps import (
     call_of,
     has_kept_shape,
@@ -31,6 +32,7 @@ from fusedops.graph.ir.steps import (
 )
 from fusedops.graph.rules.norms import base_of_square, centred, is_square_of_mean
 
+OTHER_NORM = "it is divided by another norm than the root of its sum of squares"
 CANCELS = "mean(x^2) - mean(x)^2 cancels where the variance is small, and the op would not"
 
 
@@ -81,7 +83,20 @@ class RowScale:
 
     def with_eps(self, f: str, eps: float) -> RowScale | None:
         """The scale with eps, if it has none yet."""
+        if f == "add" and eps == 0:
+            return self
         return None if self.f else replace(self, f=f, eps=eps)
+
+    def corrected(self, correction: int) -> RowScale | None:
+        """The same scale, made of a variance with the divisor N - correction; None where this is
+        not known or not a number."""
+        if correction == self.correction:
+            return self
+        columns = self.columns
+        if columns is None or columns <= max(correction, self.correction):
+            return None
+        ratio = (columns - correction) / (columns - self.correction)
+        return replace(self, correction=correction, inner=self.inner * ratio**self.power)
 
     @property
     def is_inverse_root(self) -> bool:
@@ -172,11 +187,14 @@ def _of_norm(call: Call) -> RowScale | None:
     dims = reduced_dims(call, value(base))
     is_euclidean = order in (None, "fro") or constant(order) == 2
     is_spectral = call.kind == "linalg_norm" and order != "fro"
-    if dims is None or not is_euclidean or (is_spectral and len(dims) > 1):
+    if dims is None or (is_spectral and len(dims) > 1):
         return None
     found = _mean_square(base, dims)
     found = _times_columns(found) if found else None
-    return replace(found.to_the(0.5), by_norm=True) if found else None
+    if found is None:
+        return None
+    obstacle = found.obstacle or (None if is_euclidean else OTHER_NORM)
+    return replace(found.to_the(0.5), by_norm=True, obstacle=obstacle)
 
 
 def _of_variance(call: Call) -> RowScale | None:
@@ -266,6 +284,13 @@ def _through_clamp(call: Call, steps: int) -> RowScale | None:
     return found.with_eps("max", known) if found and known is not None else None
 
 
+def _through_larger(call: Call, steps: int) -> RowScale | None:
+    """max(norm, eps), where(norm > eps, norm, eps) or norm.masked_fill(norm < eps, eps)"""
+    larger = larger_of(call)
+    found = read_row_scale(larger[0], steps) if larger else None
+    return found.with_eps("max", larger[1]) if larger and found else None
+
+
 def _through_cast(call: Call, steps: int) -> RowScale | None:
     found = read_row_scale(call.arguments["input"], steps)
     if found is None or is_widening(call):
@@ -298,6 +323,7 @@ _STEPS: dict[str, Callable[[Call, int], RowScale | None]] = {
     "add": _through_add,
     "clamp": _through_clamp,
     "maximum": _through_clamp,
+    **dict.fromkeys(("max", "where", "masked_fill"), _through_larger),
     "cast": _through_cast,
     "reshape": _through_reshape,
     "unsqueeze": _through_reshape,

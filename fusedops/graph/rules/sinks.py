@@ -17,9 +17,9 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from fusedops.graph.ir import aliasing
 from fusedops.graph.ir.dialect import Call, feeds_products, number, users, value
 from fusedops.graph.ir.steps import broadcasts, call_of, only_user, same_value, upstream
+from fusedops.graph.rules.exponentials import maximum_of
 from fusedops.graph.rules.rule import OpCall
 from fusedops.graph.rules.softmax import SoftmaxChain, with_casts
-from fusedops.graph.rules.softmax_decomposed import maximum_of
 
 aten = torch.ops.aten
 
@@ -29,10 +29,12 @@ class Sink:
     """One logit for each row: a tensor whose last dimension has size 1, or a number.
 
     calls: the calls that only expand the tensor.
+    is_joined: whether the model joins it to the scores, so that rows are longer in eager mode.
     """
 
     logit: Node | float
     calls: frozenset[Node] = frozenset()
+    is_joined: bool = True
 
     def may_need_gradient(self, result: Node) -> bool:
         """Only Dynamo captures a graph again for tensors that require grad."""
@@ -51,6 +53,9 @@ class Sink:
 
 def read_sink(chain: SoftmaxChain) -> tuple[SoftmaxChain, Sink] | None:
     """The softmax of the scores without their sink, and the sink; None if there is none."""
+    if chain.sink is not None:
+        sink = _sink(chain.sink) if isinstance(chain.sink, Node) else Sink(chain.sink)
+        return replace(chain, sink=None), replace(sink, is_joined=False)
     shorter = only_user(chain.last, "item") or only_user(chain.last, "slice")
     if shorter is None or not _drops_last_column(shorter):
         return None

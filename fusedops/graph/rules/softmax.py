@@ -20,6 +20,22 @@ from fusedops.graph.ir.dialect import Call, value
 from fusedops.graph.ir.steps import only_user, widened
 from fusedops.graph.rules.rule import Match, OpCall, Rule
 
+NOT_MASKED = "only masked_softmax has sinks and masks, over the last dimension"
+ZEROES = "gives zeros, not NaN, where a whole row is -inf, which an op does only for masks"
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """Columns without weight, of a softmax that does not have them as scores of -inf.
+
+    mask: a bool tensor; hides: whether these are the columns where it is True, and not the others.
+    node: the call that hides them.
+    """
+
+    mask: Node
+    hides: bool
+    node: Node
+
 
 @dataclass(frozen=True)
 class SoftmaxChain:
@@ -28,6 +44,10 @@ class SoftmaxChain:
     op: "softmax" or "log_softmax".
     dtype: the dtype of the computation, or None for that of `input`.
     nodes: the calls that compute it, including casts, in program order.
+    sink: one more logit for each row, without a result: a number, or a tensor whose last dimension
+        has size 1.
+    hidden: columns without weight.
+    zeroes_hidden_rows: whether a row of -inf alone becomes zeros, and not NaN.
     """
 
     op: str
@@ -35,6 +55,14 @@ class SoftmaxChain:
     dim: Any
     dtype: torch.dtype | None
     nodes: tuple[Node, ...]
+    sink: Node | float | None = None
+    hidden: Hidden | None = None
+    zeroes_hidden_rows: bool = False
+
+    @property
+    def needs_masks(self) -> bool:
+        """Whether only masked_softmax computes it."""
+        return self.sink is not None or self.hidden is not None or self.zeroes_hidden_rows
 
     @property
     def last(self) -> Node:
@@ -58,11 +86,16 @@ class Softmax(Rule):
 def read_softmax(call: Call) -> SoftmaxChain | None:
     """The softmax that `call` computes, with its casts, and with the `exp` of a log_softmax; None
     if `call` computes something else."""
-    if call.kind not in ("softmax", "log_softmax"):
+    if call.kind not in ("softmax", "log_softmax", "safe_softmax"):
         return None
-    arguments = call.arguments
+    arguments, is_safe = call.arguments, call.kind == "safe_softmax"
     chain = SoftmaxChain(
-        call.kind, arguments["input"], arguments["dim"], arguments["dtype"], (call.node,)
+        call.kind.removeprefix("safe_"),
+        arguments["input"],
+        arguments["dim"],
+        arguments["dtype"],
+        (call.node,),
+        zeroes_hidden_rows=is_safe,
     )
     if call.obstacle or not isinstance(value(call.node), torch.Tensor):
         return chain
@@ -86,7 +119,10 @@ def with_casts(chain: SoftmaxChain) -> SoftmaxChain:
 
 
 def match_softmax(chain: SoftmaxChain, obstacle: str | None = None) -> Match:
+    """The site of a chain, which stays where only masked_softmax computes it."""
     arguments = {"input": chain.input, "dim": chain.dim, "dtype": chain.dtype}
+    if chain.needs_masks:
+        obstacle = obstacle or (ZEROES if chain.zeroes_hidden_rows else NOT_MASKED)
     site = Call(chain.op, chain.op, chain.last, arguments, obstacle)
     fused_nodes = chain.nodes if len(chain.nodes) > 1 else ()
     return Match(site, chain.op, {chain.last: None}, fused_nodes)

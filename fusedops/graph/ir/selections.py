@@ -1,0 +1,100 @@
+"""Reads calls that select between a tensor and a number: limits, and guards against infinities."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from fusedops.graph.ir.dialect import Call, value, written
+from fusedops.graph.ir.steps import call_of, known_number
+
+#: By the kind of a comparison, whether its first operand is the larger one where it holds.
+_FIRST_IS_LARGER = {"gt": True, "ge": True, "lt": False, "le": False}
+#: By the kind of a call, whether it holds for finite numbers.
+_HOLDS_IF_FINITE = {"isfinite": True, "isinf": False, "isneginf": False, "isnan": False}
+#: The same for a comparison with -inf.
+_FINITE_BESIDE_INFINITY = {"gt": True, "ne": True, "eq": False, "le": False}
+_FILLS = {"zeros": 0.0, "ones": 1.0}
+
+
+def filled_number(argument: Any) -> float | None:
+    """The number that an operand is, or with which a tensor of any shape is filled; or None."""
+    call = call_of(argument)
+    if call is None or call.kind not in ("full", *_FILLS):
+        return known_number(argument)
+    if any(argument in written(user) for user in argument.users):
+        return None
+    return known_number(_FILLS.get(call.kind, call.arguments.get("fill_value")))
+
+
+def larger_of(call: Call) -> tuple[Any, float] | None:
+    """A tensor and a number, of which each element is the larger one: max(x, eps),
+    where(x > eps, x, eps), x.masked_fill(x < eps, eps)."""
+    if call.kind == "max":
+        other = call.arguments.get("other", call.arguments.get("dim"))
+        limit = filled_number(other) if isinstance(value(other), torch.Tensor) else None
+        return None if limit is None else (call.arguments["input"], limit)
+    condition, *options = selection(call) or (None,)
+    comparison = call_of(condition)
+    if comparison is None or comparison.kind not in _FIRST_IS_LARGER:
+        return None
+    compared = (comparison.arguments["input"], comparison.arguments["other"])
+    ordered = compared if _FIRST_IS_LARGER[comparison.kind] else compared[::-1]
+    # Where the comparison holds, the larger one is taken, and otherwise the other one.
+    pairs = tuple(zip(options, ordered, strict=True))
+    for (tensor, compared_tensor), (limit, compared_limit) in (pairs, pairs[::-1]):
+        known = filled_number(limit)
+        if known is not None and tensor is compared_tensor:
+            return (tensor, known) if filled_number(compared_limit) == known else None
+    return None
+
+
+def without_guard(node: Any) -> Any:
+    """x if `node` is x where that is finite, and a number where it is -inf."""
+    call = call_of(node)
+    if call is None:
+        return node
+    if call.kind == "nan_to_num":
+        return call.arguments["input"]
+    if call.kind == "clamp":
+        least = known_number(call.arguments.get("min"))
+        lowest = torch.finfo(value(node).dtype).min
+        is_lowest = least is not None and -math.inf < least <= lowest
+        is_guard = is_lowest and call.arguments.get("max") is None
+        return call.arguments["input"] if is_guard else node
+    condition, *options = selection(call) or (None,)
+    for (x, fill), holds in ((options, True), (options[::-1], False)) if options else ():
+        known = filled_number(fill)
+        is_finite = known is not None and math.isfinite(known)
+        if is_finite and _is_finiteness(condition, x) is holds:
+            return x
+    return node
+
+
+def _is_finiteness(condition: Any, x: Any) -> bool | None:
+    """Whether a condition holds where x is finite, and not where x is -inf (True), or the reverse
+    (False); None if it is another one."""
+    call = call_of(condition)
+    if call is None:
+        return None
+    if call.kind == "not":
+        inner = _is_finiteness(call.arguments["input"], x)
+        return None if inner is None else not inner
+    if call.arguments.get("input") is not x:
+        return None
+    if call.kind in _FINITE_BESIDE_INFINITY:
+        is_infinity = filled_number(call.arguments["other"]) == -math.inf
+        return _FINITE_BESIDE_INFINITY[call.kind] if is_infinity else None
+    return _HOLDS_IF_FINITE.get(call.kind)
+
+
+def selection(call: Call) -> tuple[Any, Any, Any] | None:
+    """A condition, what is taken where it holds, and what otherwise."""
+    given = call.arguments
+    if call.kind == "where":
+        return given.get("condition"), given.get("input"), given.get("other")
+    if call.kind == "masked_fill":
+        return given.get("mask"), given.get("value"), given.get("input")
+    return None

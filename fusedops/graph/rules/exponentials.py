@@ -1,0 +1,371 @@
+"""Reads quotients of exponentials and their sum: decomposed softmaxes in all their spellings.
+
+exp(x - m) / sum(exp(x - m))                          m: the maximum, also limited or detached
+exp(x - m) / (sum(exp(x - m)) + exp(t - m))           t: a sink, such as 0 in softmax1
+e / sum(e), e = exp(x - m) * mask                     hidden columns
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from fusedops.graph.ir.dialect import Call, constant, users, value
+from fusedops.graph.ir.selections import filled_number, selection, without_guard
+from fusedops.graph.ir.steps import (
+    broadcasts,
+    call_of,
+    difference,
+    has_kept_shape,
+    is_number,
+    known_number,
+    reduced_dim,
+    reduced_dims,
+    same_value,
+    tensor_and_number,
+    upstream,
+    without_views,
+)
+from fusedops.graph.rules.softmax import Hidden
+
+NO_MAXIMUM = "exp without the maximum subtracted overflows where softmax does not"
+OTHER_MAXIMUM = "what is subtracted before exp is not known to be the maximum of its rows"
+ADDED_TO_SUM = "what is added to the sum of the exponentials is not lost in its rounding"
+SEVERAL_DIMS = "no op computes a softmax over several dimensions"
+NOT_A_MASK = "its exponentials are multiplied by numbers that are not known to be 0 and 1"
+OVERFLOWS = "in float16, the exponential of the sink overflows where the op does not"
+
+
+@dataclass(frozen=True)
+class Decomposed:
+    """A decomposed softmax or log_softmax of `input` over `dim`, whose last call is `last`.
+
+    sink, hidden, zeroes_hidden_rows: as in SoftmaxChain.
+    """
+
+    op: str
+    input: Node
+    dim: int
+    last: Node
+    obstacle: str | None = None
+    sink: Node | float | None = None
+    hidden: Hidden | None = None
+    zeroes_hidden_rows: bool = False
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        operands = (self.input, self.sink, self.hidden.mask if self.hidden else None)
+        until = {node for node in operands if isinstance(node, Node)}
+        return tuple(sorted(upstream(self.last, until=until)))
+
+    @property
+    def is_shared(self) -> bool:
+        own = set(self.nodes)
+        return any(not own.issuperset(users(node)) for node in own - {self.last})
+
+
+def read_quotient(call: Call) -> Decomposed | None:
+    """The softmax that a quotient, or a product with a reciprocal, is; or None."""
+    if call.kind == "normalize":
+        return _read_normalize(call)
+    for numerator, divisor in _quotients(call):
+        expanded = call_of(divisor, "expand")
+        divisor = expanded.arguments["input"] if expanded else divisor
+        total = _read_total(divisor)
+        if total is None or not same_value(numerator, total.summed):
+            continue
+        if has_kept_shape(divisor, numerator, total.dims):
+            return _softmax(call, total)
+    return None
+
+
+def _read_normalize(call: Call) -> Decomposed | None:
+    """F.normalize(exp(x - max), p=1, dim), whose eps is less than any sum."""
+    given = call.arguments
+    dim, eps = constant(given.get("dim", 1)), known_number(given.get("eps", 1e-12))
+    rank = value(given["input"]).dim()
+    if constant(given.get("p", 2.0)) != 1 or not isinstance(dim, int) or not rank or eps is None:
+        return None
+    return _softmax(call, _with_limit(_Total(given["input"], (dim % rank,)), eps, eps <= 1))
+
+
+def _quotients(call: Call) -> Iterator[tuple[Any, Any]]:
+    """The numerator and the divisor of a quotient, or of a product with a reciprocal."""
+    if call.kind not in ("mul", "div"):
+        return
+    first, other = call.arguments["input"], call.arguments["other"]
+    if call.kind == "div":
+        yield first, other
+        return
+    for numerator, factor in ((first, other), (other, first)):
+        inverse = _inverted(factor)
+        if inverse is not None:
+            yield numerator, inverse
+
+
+def _inverted(node: Any) -> Any:
+    """s, if `node` is 1 / s."""
+    call = call_of(node)
+    if call is None:
+        return None
+    if call.kind == "reciprocal" or (
+        call.kind == "pow" and constant(call.arguments["exponent"]) == -1
+    ):
+        return call.arguments["input"]
+    if call.kind == "mul":  # export decomposes 1 / x into reciprocal(x) * 1
+        factor, one = tensor_and_number(call)
+        return _inverted(factor) if known_number(one) == 1 else None
+    is_inverse = call.kind == "div" and call.arguments["input"] in (1, 1.0)
+    return call.arguments["other"] if is_inverse else None
+
+
+# --- the divisor ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Total:
+    """A sum of exponentials, and what is added to it.
+
+    further: the exponent of one more term.
+    least: a positive number that is added, or a lower limit; the sum is known to be at least 1.
+    """
+
+    summed: Node
+    dims: tuple[int, ...]
+    further: Node | None = None
+    least: float = 0.0
+    obstacle: str | None = None
+
+
+def _read_total(node: Any, steps: int = 4) -> _Total | None:
+    call = call_of(without_views(node))
+    if call is None or steps == 0:
+        return None
+    if call.kind in ("sum", "norm"):
+        return _summed(call)
+    if call.kind == "add":
+        return _with_addend(call, steps - 1)
+    if call.kind not in ("clamp", "maximum"):
+        return None
+    tensor, limit = tensor_and_number(call)
+    least = known_number(call.arguments.get("min", limit))
+    if least is None or call.arguments.get("max") is not None:
+        return None
+    total = _read_total(tensor, steps - 1)
+    return _with_limit(total, least, least <= 1) if total else None
+
+
+def _summed(call: Call) -> _Total | None:
+    """A sum, or a norm with p=1, which is the sum of numbers that are positive."""
+    summed = call.arguments["input"]
+    dims = reduced_dims(call, value(summed))
+    is_sum = call.kind == "sum" or constant(call.arguments["p"]) == 1
+    return _Total(summed, dims) if dims and is_sum else None
+
+
+def _with_addend(call: Call, steps: int) -> _Total | None:
+    first, other = tensor_and_number(call)
+    if is_number(other):
+        total = _read_total(first, steps)
+        eps = known_number(other) if total else None
+        if total is None or eps is None:
+            return None
+        rounding = torch.finfo(value(call.node).dtype).eps / 4
+        return _with_limit(total, eps, 0 <= eps <= rounding)
+    for summed, term in ((first, other), (other, first)):
+        exp = call_of(without_views(term), "exp")
+        total = _read_total(summed, steps) if exp else None
+        if exp is not None and total is not None and total.further is None:
+            return replace(total, further=exp.arguments["input"])
+    return None
+
+
+def _with_limit(total: _Total, least: float, is_lost: bool) -> _Total:
+    obstacle = total.obstacle or (None if is_lost else ADDED_TO_SUM)
+    return replace(total, least=max(total.least, least), obstacle=obstacle)
+
+
+# --- the exponentials -----------------------------------------------------------------------------
+
+
+def _softmax(call: Call, total: _Total) -> Decomposed | None:
+    """The softmax of the exponentials that `total` adds up; None if these are something else."""
+    exponential = _exponential(total.summed)
+    if exponential is None:
+        return None
+    given, hidden, obstacle = exponential
+    if len(total.dims) > 1:
+        return Decomposed("softmax", given, total.dims[0], call.node, SEVERAL_DIMS)
+    (dim,) = total.dims
+    shift = read_shift(given, dim, total.further, hidden)
+    if hidden is not None and not shift.is_masked and total.least > 0:
+        obstacle = ADDED_TO_SUM  # the largest exponential may be a hidden one
+    if shift.sink is not None and value(call.node).dtype == torch.float16:
+        obstacle = OVERFLOWS
+    return Decomposed(
+        "softmax",
+        shift.input,
+        dim,
+        call.node,
+        shift.obstacle or total.obstacle or obstacle,
+        shift.sink,
+        hidden,
+        total.least > 0 and shift.sink is None and shift.gives_zeros,
+    )
+
+
+def _exponential(node: Any) -> tuple[Node, Hidden | None, str | None] | None:
+    """s, and the mask, if `node` is exp(s), or that where a mask does not hide it, and else 0; and
+    why it cannot be replaced."""
+    call = call_of(node)
+    if call is None:
+        return None
+    if call.kind == "exp":
+        return call.arguments["input"], None, None
+    if call.kind == "mul":
+        operands = (call.arguments["input"], call.arguments["other"])
+        exps = [(call_of(operands[i], "exp"), operands[1 - i]) for i in (0, 1)]
+        return next((_masked(exp, factor, node) for exp, factor in exps if exp), None)
+    condition, *options = selection(call) or (None,)
+    for (taken, fill), hides in ((options, False), (options[::-1], True)) if options else ():
+        exp = call_of(taken, "exp")
+        if exp is not None and filled_number(fill) == 0 and isinstance(condition, Node):
+            return exp.arguments["input"], Hidden(condition, hides, node), None
+    return None
+
+
+def _masked(exp: Call, factor: Any, node: Node) -> tuple[Node, Hidden | None, str | None] | None:
+    """exp(s) * mask"""
+    given = exp.arguments["input"]
+    if not isinstance(value(factor), torch.Tensor) or is_number(factor):
+        return None
+    cast = call_of(factor, "cast")
+    mask = cast.arguments["input"] if cast else factor
+    if value(mask).dtype != torch.bool:
+        return given, None, NOT_A_MASK
+    return given, Hidden(mask, False, node), None
+
+
+# --- the maximum ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Shift:
+    """x - m, where m is the maximum of x, or the larger one of it and the sink.
+
+    is_masked: whether m is the maximum of the columns that are not hidden.
+    gives_zeros: whether the exponentials of a row of -inf are 0, and not NaN.
+    """
+
+    input: Node
+    obstacle: str | None = None
+    sink: Node | float | None = None
+    is_masked: bool = False
+    gives_zeros: bool = False
+
+
+def read_shift(
+    node: Node, dim: int, further: Node | None = None, hidden: Hidden | None = None
+) -> Shift:
+    """What is left of `node` without the maximum over `dim`, and the sink t if `further` is t minus
+    the same maximum."""
+    operands = difference(node)
+    if operands is None:
+        return Shift(node, NO_MAXIMUM)
+    x, subtracted = operands
+    if not isinstance(x, Node) or not isinstance(subtracted, Node):
+        return Shift(node, OTHER_MAXIMUM)
+    sink = _sink(further, subtracted, x) if further is not None else None
+    if further is not None and sink is None:
+        return Shift(x, ADDED_TO_SUM)
+    own = subtracted if sink is None else _without_sink(subtracted, sink)
+    maximum, is_guarded = _maximum(own)
+    maximised = _undetached(maximum.arguments["input"]) if maximum else None
+    is_masked = hidden is not None and _is_masked(maximised, x, hidden)
+    if maximum is None or not (is_masked or same_value(maximised, x)):
+        return Shift(x, OTHER_MAXIMUM)
+    kept = has_kept_shape(subtracted, x, (dim,))
+    is_of_rows = reduced_dim(maximum, value(x)) == dim and kept
+    is_selected = is_masked and call_of(hidden.node, "mul") is None  # type: ignore[union-attr]
+    obstacle = None if is_of_rows else OTHER_MAXIMUM
+    return Shift(x, obstacle, sink, is_masked, is_guarded or is_selected)
+
+
+def _is_masked(node: Any, x: Node, hidden: Hidden) -> bool:
+    """Whether `node` is x with -inf in the hidden columns."""
+    call = call_of(node)
+    condition, *options = (selection(call) if call else None) or (None,)
+    if not same_value(condition, hidden.mask):
+        return False
+    taken, fill = reversed(options) if hidden.hides else options
+    return same_value(taken, x) and filled_number(fill) == -math.inf
+
+
+def _sink(further: Node, subtracted: Node, x: Node) -> Node | float | None:
+    """t if `further` is t - m, and 0 if it is -m, where m is `subtracted`."""
+    negation = call_of(without_views(further), "neg")
+    if negation is not None and _is_same(negation.arguments["input"], subtracted):
+        return 0.0
+    logit, m = difference(without_views(further)) or (None, None)
+    if not _is_same(m, subtracted):
+        return None
+    if not isinstance(logit, Node):
+        return known_number(logit)
+    tensor = value(logit)
+    is_of_rows = tensor.dim() > 0 and statically_known_true(tensor.shape[-1] == 1)
+    return logit if is_of_rows and broadcasts(logit, x) else None
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    return same_value(without_views(a), without_views(b))
+
+
+def _without_sink(node: Node, sink: Node | float) -> Any:
+    """m if `node` is the larger one of m and the sink, else `node`."""
+    call = call_of(_undetached(node))
+    if call is None:
+        return node
+    given = call.arguments
+    if call.kind == "relu":
+        return given["input"] if sink == 0 else node
+    if call.kind == "clamp":
+        is_limit = known_number(given.get("min")) == sink and given.get("max") is None
+        return given["input"] if is_limit else node
+    operands = (given["input"], given["other"]) if call.kind == "maximum" else ()
+    for m, limit in (operands, operands[::-1]) if operands else ():
+        if filled_number(limit) == sink or same_value(limit, sink):
+            return m
+    return node
+
+
+def maximum_of(node: Any) -> Call | None:
+    """The maximum that `node` is: an amax, a max, or the values of a max with indices. It may be
+    detached, because a softmax does not depend on what is subtracted, and be replaced where it is
+    -inf, because a row of -inf is NaN either way."""
+    return _maximum(node)[0]
+
+
+def _maximum(node: Any) -> tuple[Call | None, bool]:
+    """The maximum, and whether it is replaced where it is -inf."""
+    is_guarded, before = False, None
+    while node is not before:
+        before = node
+        node = _undetached(without_views(node))
+        is_guarded |= without_guard(node) is not node
+        node = without_guard(node)
+    item = call_of(node, "item")
+    if item is not None:
+        pair = call_of(item.arguments["input"], "max")
+        return (pair if item.arguments["index"] == 0 else None), is_guarded
+    return call_of(node, "amax") or call_of(node, "max"), is_guarded
+
+
+def _undetached(node: Any) -> Any:
+    call = call_of(node, "detach")
+    return call.arguments["input"] if call else node

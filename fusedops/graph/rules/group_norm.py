@@ -1,0 +1,57 @@
+"""group_norm with one group, which is a layer_norm over whole images.
+
+before    y = torch.group_norm(x, 1, weight, bias, eps)
+after     y, mean, rstd = torch.ops.fusedops.layer_norm(
+              x, x.shape[1:], weight[:, None, None].expand(x.shape[1:]), bias..., eps)
+
+The policy counts the bytes of the expanded parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from fusedops.graph.ir.dialect import Call, value
+from fusedops.graph.ir.steps import known_size
+from fusedops.graph.rules.norms import refuse_norm_decomposed
+from fusedops.graph.rules.rule import Match, OpCall, Rule, op_of
+
+GROUPS = "normalises groups of channels, which no op does for more than one group"
+aten = torch.ops.aten
+
+
+class GroupNorm(Rule):
+    """A call of group_norm."""
+
+    def match(self, call: Call) -> Match | None:
+        if call.kind != "group_norm" or not isinstance(value(call.node), torch.Tensor):
+            return None
+        given = call.arguments
+        row = [known_size(size) for size in value(call.node).shape[1:]]
+        arguments = {
+            "input": given["input"],
+            "normalized_shape": row,
+            "weight": _expanded(given["weight"], row),
+            "bias": _expanded(given["bias"], row),
+            "eps": given["eps"],
+        }
+        obstacle = call.obstacle or (None if given["num_groups"] == 1 else GROUPS)
+        site = Call("layer_norm", "layer_norm", call.node, arguments, obstacle)
+        return Match(site, "layer_norm", {call.node: 0})
+
+    def guard(self, match: Match) -> str | None:
+        return refuse_norm_decomposed(match)
+
+    def emit(self, match: Match) -> Iterator[OpCall]:
+        yield op_of(match)
+
+
+def _expanded(parameter: Any, row: list[int | None]) -> OpCall | None:
+    """A parameter of channels in the shape of a row."""
+    if parameter is None:
+        return None
+    of_channels = OpCall(aten.reshape.default, (parameter, [-1] + [1] * (len(row) - 1)))
+    return OpCall(aten.expand.default, (of_channels, row))

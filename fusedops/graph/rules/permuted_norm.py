@@ -1,0 +1,81 @@
+"""A norm over channels, between permutations that make them the last dimension and move them back.
+
+before    y = torch.layer_norm(x.permute(0, 2, 3, 1), (channels,), weight, bias, eps)
+          y = y.permute(0, 3, 1, 2).contiguous()
+after     y, mean, rstd = torch.ops.fusedops.spatial_layer_norm(x, 1, weight, bias, eps)
+
+The norm can be any that another rule finds. Where eager's result has the channels side by side in
+memory, as without the copy, the other rule's op on the permuted image needs no copy either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from fusedops.graph.ir.dialect import Call, value
+from fusedops.graph.ir.steps import call_of, only_user, permutation
+from fusedops.graph.rules.rule import Match, OpCall, Rule, op_of
+
+#: For each op the arguments that the spatial op has too, after the dimension.
+_SHARED = {"layer_norm": ("weight", "bias", "eps"), "rms_norm": ("weight", "eps")}
+
+
+class PermutedNorm(Rule):
+    """The norm that another rule finds, with permutations before and after it."""
+
+    def __init__(self, norm: Rule) -> None:
+        self.norm = norm
+
+    @property
+    def name(self) -> str:
+        return f"permuted_{self.norm.name}"
+
+    def match(self, call: Call) -> Match | None:
+        norm = self.norm.match(call)
+        if norm is None or not _is_spatial(norm) or self.norm.guard(norm):
+            return None
+        (result,) = norm.results
+        given = norm.call.arguments["input"]
+        copied = call_of(given, "same")
+        permuted = call_of(copied.arguments["input"] if copied else given)
+        restored = only_user(result)
+        if permuted is None or restored is None:
+            return None
+        before, after = permutation(permuted.node), permutation(restored.node)
+        if before is None or after is None or not _moves_channels(before, after):
+            return None
+        copy = only_user(restored.node, "same")
+        last = copy.node if copy else restored.node
+        if statically_known_true(value(last).stride(before[-1]) == 1):
+            return None
+        arguments = {"input": permuted.arguments["input"], "dim": before[-1]}
+        arguments |= {name: norm.call.arguments.get(name) for name in _SHARED[norm.op]}
+        op = f"spatial_{norm.op}"
+        own = norm.fused_nodes or (norm.call.node, result)
+        nodes = tuple(sorted({permuted.node, given, *own, restored.node, last}))
+        return Match(Call(op, op, last, arguments), op, {last: 0}, nodes)
+
+    def guard(self, match: Match) -> str | None:
+        return None
+
+    def emit(self, match: Match) -> Iterator[OpCall]:
+        yield op_of(match)
+
+
+def _is_spatial(norm: Match) -> bool:
+    """Whether a norm is one over a single dimension that the spatial ops compute too."""
+    given: Mapping[str, Any] = norm.call.arguments
+    has_variant = given.get("weight_offset") or given.get("rounds_normalized")
+    known = norm.op in _SHARED and not norm.call.obstacle and not has_variant
+    row = given.get("normalized_shape")
+    one_dim = isinstance(row, (list, tuple)) and len(row) == 1
+    return known and one_dim and list(norm.results.values()) == [0]
+
+
+def _moves_channels(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
+    """Whether a permutation makes another dimension the last, and another one reverts it."""
+    rank = len(before)
+    return before[-1] != rank - 1 and [before[dim] for dim in after] == list(range(rank))

@@ -1,0 +1,339 @@
+"""Quotients of exponentials that have a sink beside their sum, a maximum that is guarded against
+-inf, or columns that are hidden after exp: each is one masked_softmax, with eager's values,
+gradients, dtype and strides, also where whole rows are hidden."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from agreement import assert_agrees
+
+from fusedops import reference
+
+ROWS, COLS = 4, 6
+
+
+@pytest.fixture
+def scores():
+    return torch.randn(2, 3, ROWS, COLS, dtype=torch.float64, requires_grad=True)
+
+
+@pytest.fixture
+def keep():
+    """A row that sees nothing, one that sees a column, and some that see more."""
+    visible = torch.randn(2, 1, ROWS, COLS) > 0
+    visible[0, 0, 0] = False
+    visible[0, 0, 1] = torch.arange(COLS) == 2
+    visible[1, :, :, 0] = True
+    return visible
+
+
+def _maximum(s):
+    return s.amax(-1, keepdim=True)
+
+
+def _total(e):
+    return e.sum(-1, keepdim=True)
+
+
+# --- sinks ----------------------------------------------------------------------------------------
+
+
+def _with_maximum(s):
+    m = _maximum(s)
+    e = torch.exp(s - m)
+    return e / (torch.exp(-m) + _total(e))
+
+
+def _with_zero_in_the_maximum(s):
+    m = _maximum(s).clamp(min=0)
+    e = torch.exp(s - m)
+    return e / (_total(e) + torch.exp(-m))
+
+
+def _with_relu(s):
+    m = torch.relu(s.max(-1, keepdim=True).values)
+    e = (s - m).exp()
+    return e * (_total(e) + (-m).exp()).reciprocal()
+
+
+def _after_scale_and_mask(s):
+    s = (s * 0.5).masked_fill(torch.ones(ROWS, COLS).triu(1).bool(), -math.inf)
+    return _with_maximum(s)
+
+
+SOFTMAX1 = (_with_maximum, _with_zero_in_the_maximum, _with_relu, _after_scale_and_mask)
+
+
+@pytest.mark.parametrize("form", SOFTMAX1, ids=lambda form: form.__name__)
+def test_one_more_in_the_sum_is_a_sink_of_0(rewrite, scores, form):
+    rewritten = rewrite(form, scores.detach())
+    assert rewritten.replaced == {"masked_softmax": 1} and rewritten.reasons == []
+    assert_agrees(rewritten.call, form, [scores])
+
+
+def test_a_sink_is_added_for_the_largest_and_the_least_scores_too(rewrite_dynamo):
+    s = torch.tensor([[-300.0, -280.0], [80.0, 0.0], [300.0, 299.0], [-1.0, -2.0]])
+    ours = rewrite_dynamo(_with_maximum, s).call(s)
+    exact = reference.masked_softmax(s, sinks=torch.zeros(4))
+    torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=1e-12)
+
+
+def _learned(s, sinks):
+    sink = sinks.reshape(1, -1, 1, 1)
+    m = torch.maximum(_maximum(s), sink)
+    e = torch.exp(s - m)
+    return e / (_total(e) + torch.exp(sink - m))
+
+
+def _learned_expanded(s, sinks):
+    sink = sinks[None, :, None, None].expand(2, 3, ROWS, 1)
+    m = _maximum(s)
+    e = torch.exp(s - m)
+    return e / (torch.exp(sink - m) + _total(e))
+
+
+@pytest.mark.parametrize("form", [_learned, _learned_expanded])
+def test_a_learned_sink_has_its_gradient(rewrite, scores, form):
+    sinks = torch.randn(3, dtype=torch.float64, requires_grad=True)
+    rewritten = rewrite(form, scores, sinks)
+    assert rewritten.replaced == {"masked_softmax_sinks": 1} and rewritten.reasons == []
+    assert_agrees(rewritten.call, form, [scores, sinks])
+
+
+# --- rows of -inf ---------------------------------------------------------------------------------
+
+
+def _guarded(guard, divisor=_total):
+    def form(s, keep):
+        s = s.masked_fill(~keep, -math.inf)
+        e = torch.exp(s - guard(_maximum(s)))
+        return e / divisor(e)
+
+    return form
+
+
+def _finite_or_zero(m):
+    return torch.where(torch.isfinite(m), m, torch.zeros_like(m))
+
+
+GUARDED = {
+    "where": _guarded(_finite_or_zero),
+    "where, reversed": _guarded(lambda m: torch.where(m == -math.inf, 0.0, m)),
+    "masked_fill": _guarded(lambda m: m.masked_fill(m.isinf(), 0)),
+    "masked_fill, negated": _guarded(lambda m: m.masked_fill(~torch.isfinite(m), 0.0)),
+    "nan_to_num": _guarded(lambda m: m.nan_to_num(neginf=0.0)),
+    "lowest number": _guarded(lambda m: m.clamp(min=torch.finfo(torch.float64).min)),
+    "zeros, by a limit": _guarded(_finite_or_zero, lambda e: _total(e).clamp(min=1e-20)),
+    "zeros, by an eps": _guarded(
+        lambda m: m.masked_fill(m == -math.inf, 0), lambda e: _total(e) + 1e-20
+    ),
+    "_safe_softmax": lambda s, keep: torch.ops.aten._safe_softmax(
+        s.masked_fill(~keep, -math.inf), -1
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GUARDED)
+def test_a_guard_against_rows_of_infinities_keeps_what_becomes_of_them(rewrite, scores, keep, name):
+    form = GUARDED[name]
+    rewritten = rewrite(form, scores, keep)
+    assert rewritten.replaced == {"masked_softmax": 1} and rewritten.reasons == []
+    assert_agrees(rewritten.call, form, [scores, keep])
+    hidden = rewritten.call(scores, keep)[0, :, 0]
+    assert hidden.eq(0).all() if "zero" in name or "safe" in name else hidden.isnan().all()
+
+
+NO_GUARDS = {
+    "two limits": lambda m: m.clamp(torch.finfo(torch.float64).min, 0.5),
+    "the reverse": lambda m: torch.where(torch.isfinite(m), 0.0, m),
+    "an infinity": lambda m: torch.where(torch.isfinite(m), m, -math.inf),
+    "another tensor's": lambda m: torch.where(torch.isfinite(m + 1), m, 0.0),
+    "another number": lambda m: m.masked_fill(m == 0.5, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", NO_GUARDS)
+def test_what_looks_like_a_guard_is_not_taken_for_one(rewrite_dynamo, scores, keep, name):
+    form = _guarded(NO_GUARDS[name], lambda e: _total(e).clamp(min=1e-20))
+    rewritten = rewrite_dynamo(form, scores, keep)
+    assert rewritten.replaced == {} and rewritten.reasons == [OTHER]
+    ours, eager = rewritten.call(scores, keep), form(scores, keep)
+    torch.testing.assert_close(ours, eager, equal_nan=True)
+
+
+ZEROES = "gives zeros, not NaN, where a whole row is -inf, which an op does only for masks"
+
+
+def _safe(s, keep):
+    return torch.ops.aten._safe_softmax(s, -1)
+
+
+def _safe_after_an_added_mask(s, keep):
+    return torch.ops.aten._safe_softmax(s + torch.where(keep, s, -math.inf), -1)
+
+
+def _limited(s, keep):
+    e = torch.exp(s - _finite_or_zero(_maximum(s)))
+    return e / _total(e).clamp(min=1e-20)
+
+
+@pytest.mark.parametrize("form", [_safe, _safe_after_an_added_mask, _limited])
+def test_rows_of_infinities_that_no_mask_makes_stay_zeros_in_eager_mode(
+    rewrite, scores, keep, form
+):
+    rewritten = rewrite(form, scores, keep)
+    assert rewritten.replaced == {} and set(rewritten.reasons) == {ZEROES}
+    assert_agrees(rewritten.call, form, [scores, keep])
+
+
+# --- columns that are hidden after exp ------------------------------------------------------------
+
+
+def _hidden(hide, maximum=lambda s, keep: _maximum(s), divisor=_total):
+    def form(s, keep):
+        keep = keep | (torch.arange(COLS) == 1)
+        e = hide(torch.exp(s - maximum(s, keep)), keep)
+        return e / divisor(e)
+
+    return form
+
+
+def _maximum_of_visible(s, keep):
+    return torch.where(keep, s, -math.inf).amax(-1, keepdim=True)
+
+
+HIDDEN = {
+    "times a mask": _hidden(lambda e, keep: e * keep),
+    "times a cast mask": _hidden(lambda e, keep: keep.to(e.dtype) * e),
+    "masked_fill": _hidden(lambda e, keep: e.masked_fill(~keep, 0)),
+    "where": _hidden(lambda e, keep: torch.where(keep, e, 0.0)),
+    "where, and in the maximum": _hidden(
+        lambda e, keep: torch.where(keep, e, 0.0), _maximum_of_visible, lambda e: _total(e) + 1e-20
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_columns_that_are_hidden_after_exp_are_a_mask(rewrite, scores, keep, name):
+    form = HIDDEN[name]
+    rewritten = rewrite(form, scores, keep)
+    assert rewritten.replaced == {"masked_softmax": 1} and rewritten.reasons == []
+    assert_agrees(rewritten.call, form, [scores, keep])
+
+
+def test_a_limit_makes_hidden_rows_zeros_where_the_maximum_is_that_of_the_visible_columns(
+    rewrite, scores, keep
+):
+    def form(s, keep):
+        e = torch.where(keep, torch.exp(s - _maximum_of_visible(s, keep)), 0.0)
+        return e / _total(e).clamp(min=1e-9)
+
+    rewritten = rewrite(form, scores, keep)
+    assert rewritten.replaced == {"masked_softmax": 1}
+    ours, eager = (f(scores.detach(), keep) for f in (rewritten.call, form))
+    assert ours[0, :, 0].eq(0).all()
+    torch.testing.assert_close(ours, eager, rtol=1e-12, atol=1e-15)
+
+
+# --- what stays -----------------------------------------------------------------------------------
+
+ADDED = "what is added to the sum of the exponentials is not lost in its rounding"
+OTHER = "what is subtracted before exp is not known to be the maximum of its rows"
+NO_MAXIMUM = "exp without the maximum subtracted overflows where softmax does not"
+NOT_MASKED = "only masked_softmax has sinks and masks, over the last dimension"
+
+
+def _quotient(s, divisor, dim=-1):
+    e = torch.exp(s - s.amax(dim, keepdim=True))
+    return e / divisor(e, s.amax(dim, keepdim=True))
+
+
+STAYS = {
+    "without maximum": (lambda s, k: s.exp() / (1 + _total(s.exp())), NO_MAXIMUM),
+    "another term": (lambda s, k: _quotient(s, lambda e, m: _total(e) + torch.exp(m)), ADDED),
+    "a term of each column": (
+        lambda s, k: _quotient(s, lambda e, m: _total(e) + (s - m).exp()),
+        None,
+    ),
+    "zero in the maximum alone": (
+        lambda s, k: (
+            torch.exp(s - _maximum(s).clamp(min=0))
+            / _total(torch.exp(s - _maximum(s).clamp(min=0)))
+        ),
+        OTHER,
+    ),
+    "a sink of another dimension": (
+        lambda s, k: _quotient(s, lambda e, m: e.sum(1, keepdim=True) + torch.exp(-m), dim=1),
+        NOT_MASKED,
+    ),
+    "hidden in another dimension": (
+        lambda s, k: (
+            (s - s.amax(1, keepdim=True)).exp()
+            * k
+            / ((s - s.amax(1, keepdim=True)).exp() * k).sum(1, keepdim=True)
+        ),
+        NOT_MASKED,
+    ),
+    "an eps after hidden columns": (
+        lambda s, k: (
+            (torch.exp(s - _maximum(s)) * k) / (_total(torch.exp(s - _maximum(s)) * k) + 1e-9)
+        ),
+        ADDED,
+    ),
+    "times numbers": (
+        lambda s, k: (torch.exp(s - _maximum(s)) * s) / _total(torch.exp(s - _maximum(s)) * s),
+        "its exponentials are multiplied by numbers that are not known to be 0 and 1",
+    ),
+    "several dimensions": (
+        lambda s, k: (
+            torch.exp(s - s.amax((2, 3), True))
+            / torch.exp(s - s.amax((2, 3), True)).sum((2, 3), True)
+        ),
+        "no op computes a softmax over several dimensions",
+    ),
+    "logsumexp of several dimensions": (
+        lambda s, k: s - torch.logsumexp(s, (2, 3), keepdim=True),
+        "no op computes a softmax over several dimensions",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STAYS)
+def test_what_no_op_computes_is_left_with_its_reason(rewrite, scores, keep, name):
+    form, reason = STAYS[name]
+    keep = keep | (torch.arange(COLS) == 1)
+    rewritten = rewrite(form, scores.detach(), keep)
+    assert rewritten.replaced == {} and rewritten.reasons == ([reason] if reason else [])
+    ours, eager = rewritten.call(scores, keep), form(scores, keep)
+    torch.testing.assert_close(ours, eager, equal_nan=True)
+
+
+def test_in_float16_a_sink_beside_large_negative_scores_stays(rewrite_dynamo):
+    s = torch.randn(4, 6).half() - 20
+    rewritten = rewrite_dynamo(_with_maximum, s)
+    assert rewritten.reasons == [
+        "in float16, the exponential of the sink overflows where the op does not"
+    ]
+    torch.testing.assert_close(rewritten.call(s), _with_maximum(s))
+
+
+def test_a_mask_with_more_dimensions_than_the_scores_stays(rewrite_dynamo, keep):
+    def form(s, keep):
+        e = torch.exp(s - _maximum(s)) * keep
+        return e / _total(e)
+
+    s, keep = torch.randn(ROWS, COLS), keep | (torch.arange(COLS) == 1)
+    rewritten = rewrite_dynamo(form, s, keep)
+    assert rewritten.replaced == {}
+    torch.testing.assert_close(rewritten.call(s, keep), form(s, keep))
+
+
+def test_the_sum_may_be_a_norm_of_order_1(rewrite, scores):
+    def form(s):
+        return F.normalize(torch.exp(s - _maximum(s)), p=1.0, dim=-1)
+
+    rewritten = rewrite(form, scores.detach())
+    assert rewritten.replaced == {"softmax": 1}
+    assert_agrees(rewritten.call, form, [scores])
