@@ -313,6 +313,7 @@ def masked_softmax(
     start: torch.Tensor | None = None,
     end: torch.Tensor | None = None,
     sinks: torch.Tensor | float | None = None,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     r"""Softmax of masked attention scores over the last dimension, in one pass.
 
@@ -320,7 +321,8 @@ def masked_softmax(
     hides to ``mask_value``, and so do ``causal``, ``window``, ``start`` and ``end``, which leave a
     query one interval of keys. Everything is computed in float32 (float64 for float64) and rounded
     once. Scores outside of the interval are neither read nor computed, but for those in a vector
-    with a score inside, and the result has the bits that a bool mask gives.
+    with a score inside, and the result has the bits that a bool mask gives. With a soft cap
+    :math:`c`, :math:`c \tanh(s x / c)` stands in place of :math:`s x`.
 
     Args:
         input: scores, ``[..., queries, keys]``; float32, bfloat16, float16 or float64, or any dtype
@@ -347,6 +349,8 @@ def masked_softmax(
             score of each row, whose probability is left out of the result, so that a row adds up to
             less than 1. For a learned sink of each head, ``sinks[:, None]``; 0 adds 1 to the sum of
             exponentials. Sinks that require grad get a gradient.
+        softcap: bounds the scaled scores to between ``-softcap`` and ``softcap``, before bias and
+            mask. Its gradient needs ``input``, which is saved beside the result.
 
     Returns:
         A contiguous tensor of ``input``'s shape, or ``out``.
@@ -354,13 +358,14 @@ def masked_softmax(
     Raises:
         RuntimeError: a mask, bias, start, end or sinks that do not broadcast, or of a wrong dtype
             or device, a ``scale`` or ``mask_value`` that is NaN, a ``mask_value`` beyond float32's
-            range, ``causal`` or ``window`` for fewer than two dimensions; otherwise as in
-            :func:`softmax`.
+            range, a ``softcap`` that is not finite and above 0, ``causal`` or ``window`` for fewer
+            than two dimensions; otherwise as in :func:`softmax`.
         ValueError: an invalid ``causal``, ``window`` or ``masked_rows``.
 
     Source: Vaswani et al., "Attention Is All You Need" (2017), section 3.2.1; for the window,
     Beltagy et al., "Longformer" (2020), and Jiang et al., "Mistral 7B" (2023); for the sinks, Xiao
-    et al., "Efficient Streaming Language Models with Attention Sinks" (2023), section 3.3.
+    et al., "Efficient Streaming Language Models with Attention Sinks" (2023), section 3.3; for the
+    soft cap, Gemma Team, "Gemma 2" (2024), section 2.
     """
     band, zero = _band(input, causal, window), _zero_masked_rows(masked_rows)
     if type(scale) is not float:
@@ -370,7 +375,9 @@ def masked_softmax(
     if sinks is not None:
         sinks = _sinks_of("masked_softmax", input, sinks)
     masking = (mask, scale, band.causal, mask_value)
-    bounds = (band.lower_diagonal, start, end, sinks)
+    if softcap is not None and type(softcap) is not float:
+        softcap = _arguments.number("masked_softmax", "softcap", softcap)
+    bounds = (band.lower_diagonal, start, end, sinks, softcap)
     if out is not None:
         _check_out_dtype("masked_softmax", out, dtype)
         given = (bias, band.diagonal, zero, out, *bounds)
@@ -403,6 +410,7 @@ def masked_softmax_dropout(
     start: torch.Tensor | None = None,
     end: torch.Tensor | None = None,
     sinks: torch.Tensor | float | None = None,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     r"""Dropout of :func:`masked_softmax`, in the same pass: each element is kept with probability
     :math:`1 - p` and multiplied by :math:`1 / (1 - p)`; otherwise it becomes 0.
@@ -417,8 +425,9 @@ def masked_softmax_dropout(
         seed: one int64 on ``input``'s device. By default it is drawn from torch's generator, so
             that ``torch.manual_seed`` and activation checkpointing reproduce it, and a CUDA graph
             draws a new one at each replay.
-        input, mask, scale, causal, mask_value, bias, dtype, masked_rows, window, start, end, sinks:
-            as in :func:`masked_softmax`.
+        input, mask, scale, causal, mask_value, bias, dtype, masked_rows: as in
+            :func:`masked_softmax`.
+        window, start, end, sinks, softcap: as in :func:`masked_softmax`.
 
     Returns:
         A contiguous tensor of ``input``'s shape.
@@ -444,6 +453,7 @@ def masked_softmax_dropout(
             start=start,
             end=end,
             sinks=sinks,
+            softcap=softcap,
         )
     function = "masked_softmax_dropout"
     p = p if type(p) is float else _arguments.number(function, "p", p)
@@ -458,9 +468,11 @@ def masked_softmax_dropout(
     band = _band(input, causal, window)
     if sinks is not None:
         sinks = _sinks_of(function, input, sinks)
+    if softcap is not None and type(softcap) is not float:
+        softcap = _arguments.number(function, "softcap", softcap)
     options = (bias, dtype, band.diagonal, _zero_masked_rows(masked_rows))
     masking = (mask, scale, band.causal, mask_value)
-    rest = (p, seed, *options, band.lower_diagonal, start, end, sinks)
+    rest = (p, seed, *options, band.lower_diagonal, start, end, sinks, softcap)
     if _are_learned(sinks):
         learned = _masked_softmax_sinks.on(input, mask, bias, start, end, sinks)
         return learned(input, *masking, *rest)[0]

@@ -84,6 +84,7 @@ class MaskedSoftmax(nn.Module):
         window: how many of its last keys a query sees beside ``causal``, or a pair (left, right) of
             how many around its own.
         sinks: a number that is one more score of each row, left out of the result.
+        softcap: bounds the scaled scores to between ``-softcap`` and ``softcap``.
 
     Shape:
         The input is ``[..., queries, keys]``, of any floating dtype. The mask, bool (True where
@@ -92,7 +93,8 @@ class MaskedSoftmax(nn.Module):
         of the module's. The result has the input's shape and dtype.
 
     Raises:
-        TypeError: a ``scale``, ``mask_value`` or ``p`` that is not a number.
+        TypeError: a ``scale``, ``mask_value``, ``p``, ``sinks`` or ``softcap`` that is not a
+            number.
         ValueError: ``p`` outside [0, 1], an invalid ``causal``, ``window`` or ``masked_rows``.
         RuntimeError: by ``forward``, as in :func:`fusedops.masked_softmax_dropout`.
 
@@ -108,6 +110,7 @@ class MaskedSoftmax(nn.Module):
         masked_rows: MaskedRows = "nan",
         window: Window | None = None,
         sinks: float | None = None,
+        softcap: float | None = None,
     ) -> None:
         super().__init__()
         self.p = _arguments.number("MaskedSoftmax", "p", p)
@@ -122,7 +125,8 @@ class MaskedSoftmax(nn.Module):
         if window is not None:
             _arguments.window(window, causal)
         self.window = window
-        self.sinks = None if sinks is None else _arguments.number("MaskedSoftmax", "sinks", sinks)
+        self.sinks = _optional_number("sinks", sinks)
+        self.softcap = _optional_number("softcap", softcap)
 
     def forward(
         self,
@@ -147,14 +151,19 @@ class MaskedSoftmax(nn.Module):
             start=start,
             end=end,
             sinks=self.sinks if sinks is None else sinks,
+            softcap=self.softcap,
         )
 
     def extra_repr(self) -> str:
         return (
             f"scale={self.scale}, causal={self.causal!r}, mask_value={self.mask_value}, "
             f"p={self.p}, masked_rows={self.masked_rows!r}, "
-            f"window={self.window!r}, sinks={self.sinks!r}"
+            f"window={self.window!r}, sinks={self.sinks!r}, softcap={self.softcap!r}"
         )
+
+
+def _optional_number(name: str, given: float | None) -> float | None:
+    return None if given is None else _arguments.number("MaskedSoftmax", name, given)
 
 
 class LayerNorm(nn.LayerNorm):

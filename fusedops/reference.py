@@ -29,8 +29,9 @@ def masked_softmax(
     start: torch.Tensor | None = None,
     end: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
+    softcap: float | None = None,
 ) -> torch.Tensor:
-    """Softmax of scaled and biased scores, where columns above ``diagonal``, below
+    """Softmax of scaled, soft-capped and biased scores, where columns above ``diagonal``, below
     ``lower_diagonal``, before ``start`` and from ``end`` on are masked. ``sinks`` are one more
     column, which is left out."""
     visible = torch.ones(input.shape, dtype=torch.bool, device=input.device)
@@ -39,7 +40,9 @@ def masked_softmax(
     column = torch.arange(input.shape[-1], device=input.device)
     visible = visible if start is None else visible & (column >= start[..., None])
     visible = visible if end is None else visible & (column < end[..., None])
-    scores = input.double() * scale + (0 if bias is None else bias.double())
+    scores = input.double() * scale
+    scores = scores if softcap is None else torch.tanh(scores / softcap) * softcap
+    scores = scores if bias is None else scores + bias.double()
     if mask is not None and mask.dtype == torch.bool:
         visible = visible & mask
     elif mask is not None:

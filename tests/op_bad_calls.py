@@ -80,6 +80,7 @@ def valid_arguments(op: str) -> Arguments:
         "start": torch.tensor([-2, 0, 2]),
         "end": torch.tensor([5, 3, 9], dtype=torch.int32),
         "sinks": randn(3, seed=10),
+        "softcap": 1.5,
         "sink_probabilities": 1 - softmax[:, 1:].sum(-1),
         "zero_masked_rows": True,
         "p": 0.25,
@@ -311,6 +312,9 @@ def masked_softmax_of(a: Arguments) -> torch.Tensor:
     computed = a.get("dtype") or (a["out"].dtype if "out" in a else x.dtype)
     value = -math.inf if a["mask_value"] is None else rounded(float(a["mask_value"]), computed)
     scores = x.to(computed).double() * rounded(float(a["scale"]), computed)
+    if a["softcap"] is not None:
+        cap = rounded(float(a["softcap"]), computed)
+        scores = torch.tanh(scores / cap) * cap
     for added in (a["bias"], a["mask"]):
         if added is not None and added.dtype != torch.bool:
             scores = scores + added.double()

@@ -74,12 +74,10 @@ CLUSTERS = {
     ),
     "kNarrowClusters": (
         NARROW,
-        (
-            (SOFTMAX, "forward", (2, 4)),
-            (SOFTMAX, "backward", (2, 4)),
-            (NORMS, "forward", (2, 4)),
-        ),
+        ((SOFTMAX, "forward", (2, 4)), (SOFTMAX, "backward", (2, 4))),
     ),
+    "kNarrowNormClusters": (NARROW, ((NORMS, "forward", (2, 4)),)),
+    "kNarrowNormBackwardClusters": (NARROW, ((NORMS, "backward", (2, 4)),)),
     "kNormBackwardClusters": (
         WIDE,
         ((NORMS, "backward", (2, 4)), (ADD_NORMS, "backward", (2,))),

@@ -9,8 +9,10 @@
 
 namespace fusedops::cuda {
 
-// The parts of the scores that a kernel is compiled for: one of them alone, or all.
+// The parts of the scores that a kernel is compiled for: one of them alone, or all, with a soft cap
+// or without.
 int32_t parts_of(const Scores& scores, DType dtype) {
+  if (scores.softcap != 0) return kCappedParts;
   if (scores.has_bounds() || scores.sinks.data != nullptr) return kAllParts;
   const bool has_mask = scores.mask.data != nullptr, has_bias = scores.bias.data != nullptr;
   if (!has_mask && !has_bias) return scores.causal.on ? kCausalPart : kNoParts;
@@ -38,6 +40,13 @@ Status with_parts(int32_t parts, F f) {
   return f(Int<kAllParts>{});
 }
 
+// The same for the forward pass, which alone has a soft cap.
+template <class T, int kWidth, class F>
+Status with_forward_parts(int32_t parts, F f) {
+  if (parts == kCappedParts) return f(Int<kCappedParts>{});
+  return with_parts<T, kWidth>(parts, f);
+}
+
 // launch(plan) for rows of `dtype`, whose plan of one block is given.
 template <class F>
 Status launch_with_clusters(const RowPlan& block, int64_t cols, DType dtype, F launch) {
@@ -48,11 +57,12 @@ Status launch_with_clusters(const RowPlan& block, int64_t cols, DType dtype, F l
 template <class In, class Out, int kWidth, int kParts>
 Status launch_masked_softmax_forward(
     const MaskedSoftmaxForward& args, const RowPlan& plan, Stream stream) {
-  constexpr const Regimes& kRegimes = masked_softmax_regimes(kParts == kAllParts);
+  constexpr const Regimes& kRegimes = masked_softmax_regimes(kHasAll<kParts>);
+  constexpr int kGeneral = kParts | kAllParts;  // for rows that no block holds
   if constexpr (kFitsClusters<In, kWidth>) {
     if (plan.blocks > 1) {
       constexpr int kVectors = cluster_vectors<In, kWidth>(masked_clusters(sizeof(In)));
-      const auto kernel = &masked_softmax_forward_cluster<In, Out, kWidth, kVectors>;
+      const auto kernel = &masked_softmax_forward_cluster<In, Out, kWidth, kVectors, kGeneral>;
       return launch_row_clusters(kernel, plan, args, stream);
     }
   }
@@ -64,7 +74,7 @@ Status launch_masked_softmax_forward(
       return launch_rows(kernel, plan, args, stream);
     });
   }
-  return launch_rows(&masked_softmax_forward_looped<In, Out, kWidth>, plan, args, stream);
+  return launch_rows(&masked_softmax_forward_looped<In, Out, kWidth, kGeneral>, plan, args, stream);
 }
 
 Status launch(const MaskedSoftmaxForward& given, Stream stream) {
@@ -84,9 +94,9 @@ Status launch(const MaskedSoftmaxForward& given, Stream stream) {
     using Out = TypeOf<decltype(out)>;
     return with_wide_or_single<In>(width, [&](auto width) {
       constexpr int kWidth = decltype(width)::value;
-      return with_parts<In, kWidth>(parts, [&](auto parts) {
+      return with_forward_parts<In, kWidth>(parts, [&](auto parts) {
         constexpr int kParts = decltype(parts)::value;
-        const Regimes& regimes = masked_softmax_regimes(kParts == kAllParts);
+        const Regimes& regimes = masked_softmax_regimes(kHasAll<kParts>);
         const RowPlan block = plan_rows(regimes, args.cols, kWidth, sizeof(In));
         return launch_with_clusters(block, args.cols, dtype, [&](const RowPlan& plan) {
           return launch_masked_softmax_forward<In, Out, kWidth, kParts>(args, plan, stream);
@@ -119,8 +129,9 @@ Status launch_masked_softmax_backward(
 
 Status launch(const MaskedSoftmaxBackward& given, Stream stream) {
   MaskedSoftmaxBackward args = given;
-  // What was added to the scores does not matter.
+  // Neither what was added to the scores matters, nor a soft cap.
   args.scores.bias.data = nullptr;
+  args.scores.softcap = 0;
   if (!args.scores.mask.is_bool) args.scores.mask.data = nullptr;
   limit_diagonal(args.scores.causal, args.cols);
   const DType dtype = args.probabilities.dtype;

@@ -30,7 +30,7 @@ inline RowPlan plan_of(const NormForward& args, int32_t width) {
 inline RowPlan with_clusters(const NormForward& args, const RowPlan& plan) {
   const bool adds = args.residual.data != nullptr;
   const DType dtype = args.input.dtype;
-  const Clusters& narrow = adds ? kNoClusters : kNarrowClusters;
+  const Clusters& narrow = adds ? kNoClusters : kNarrowNormClusters;
   return with_clusters(plan, norm_clusters(size_of(dtype), adds), narrow, args.cols, dtype);
 }
 
@@ -38,7 +38,8 @@ template <class T, int kWidth, bool kAdd>
 Status launch_norm_forward(const NormForward& args, const RowPlan& plan, Stream stream) {
   if constexpr (kFitsClusters<T, kWidth> || (kFitsNarrowClusters<T, kWidth> && !kAdd)) {
     if (plan.blocks > 1) {
-      constexpr int kVectors = cluster_vectors<T, kWidth>(norm_clusters(sizeof(T), kAdd));
+      constexpr int kVectors =
+          cluster_vectors<T, kWidth>(norm_clusters(sizeof(T), kAdd), kNarrowNormClusters);
       const auto kernel = &norm_forward_cluster<T, kWidth, kVectors, kAdd>;
       return launch_row_clusters(kernel, plan, args, stream);
     }
@@ -168,8 +169,9 @@ Status launch_norm_backward_registers(
 template <class T, int kWidth, bool kAdd>
 Status launch_norm_backward_cluster(
     const NormBackward& args, const NormBackwardPlan& plan, Stream stream) {
-  if constexpr (kFitsClusters<T, kWidth>) {
-    constexpr int kVectors = norm_backward_clusters(sizeof(T), kAdd).elements / kWidth;
+  if constexpr (kFitsClusters<T, kWidth> || (kFitsNarrowClusters<T, kWidth> && !kAdd)) {
+    constexpr int kVectors = cluster_vectors<T, kWidth>(
+        norm_backward_clusters(sizeof(T), kAdd), kNarrowNormBackwardClusters);
     return device::launch_clusters(
         &norm_backward_cluster<T, kWidth, kVectors, kAdd>, plan.partitions * plan.row.blocks,
         plan.row.blocks, dim3(plan.row.threads), stream, args);
@@ -279,16 +281,20 @@ int64_t workspace_bytes(const NormStackBackward& stack) {
   return std::max(most_workspace_bytes(stack), workspace_bytes(stack[0], plan_of(stack)));
 }
 
-// One launch for all tensors, where rows stay in registers.
+// One launch for all tensors, where fits_norm_stack_backward().
 template <class T>
 Status launch_norm_stack_backward_registers(
     const NormStackBackward& stack, const NormBackwardPlan& plan, Stream stream) {
   const Status status = with_width<T>(plan.row.width, [&](auto width) {
     constexpr int kWidth = decltype(width)::value;
     return with_vectors<norm_backward_regimes(false), T, kWidth>(plan.row, [&](auto vectors) {
-      const auto kernel = &norm_stack_backward_registers<T, kWidth, decltype(vectors)::value>;
-      const dim3 threads(plan.row.threads, plan.row.rows);
-      return device::launch(kernel, stack.count * plan.partitions, threads, stream, stack);
+      constexpr int kVectors = decltype(vectors)::value;
+      if constexpr (fits_norm_stack_backward(kVectors * kWidth, kWidth * sizeof(T))) {
+        const auto kernel = &norm_stack_backward_registers<T, kWidth, kVectors>;
+        const dim3 threads(plan.row.threads, plan.row.rows);
+        return device::launch(kernel, stack.count * plan.partitions, threads, stream, stack);
+      }
+      return device::kInvalidValue;
     });
   });
   if (!wants_columns(stack[0]) || status != device::kSuccess) return status;
@@ -304,7 +310,10 @@ Status launch(const NormStackBackward& stack, Stream stream) {
   if (!fits(first.weight, first.input.dtype)) return device::kInvalidValue;
   if (workspace_bytes(stack) > stack.workspace_bytes) return device::kInvalidValue;
   const NormBackwardPlan plan = plan_of(stack);
-  if (plan.scope != NormScope::kBlock || adds(first)) return launch_each(stack, stream);
+  const auto bytes = plan.row.width * static_cast<int32_t>(size_of(first.input.dtype));
+  const bool is_one_launch = plan.scope == NormScope::kBlock && !adds(first) &&
+      fits_norm_stack_backward(plan.row.elements, bytes);
+  if (!is_one_launch) return launch_each(stack, stream);
   return with_type(first.input.dtype, [&](auto type) {
     return launch_norm_stack_backward_registers<TypeOf<decltype(type)>>(stack, plan, stream);
   });

@@ -20,6 +20,7 @@ struct MaskedSoftmaxOptions {
   // nullopt stands for -inf: AOTInductor writes arguments as JSON, which has no infinity.
   std::optional<double> mask_value = 0;
   bool zero_masked_rows = false;
+  std::optional<double> softcap = std::nullopt;
 
   double filled_value() const {
     return mask_value.value_or(-std::numeric_limits<double>::infinity());
@@ -116,6 +117,17 @@ inline void check_mask_value(const char* op, double value, ScalarType computed) 
       " is computed in; wanted -inf or at least ", std::numeric_limits<float>::lowest());
 }
 
+// Scores are multiplied by the cap's reciprocal in the compute type, so both are normal numbers.
+inline void check_softcap(const char* op, std::optional<double> softcap, ScalarType computed) {
+  if (!softcap) return;
+  const double least = computed == ScalarType::Double ? std::numeric_limits<double>::min()
+                                                      : std::numeric_limits<float>::min();
+  FUSEDOPS_CHECK(
+      *softcap >= least && *softcap <= 1 / least, op, ": softcap is ", *softcap,
+      ", wanted a finite number above 0, for ", dtype_name(computed), " from ", least, " to ",
+      1 / least, "; leave it out for no cap");
+}
+
 // The tensors that hide columns. In a backward, only a bool mask matters.
 struct HidingOperands {
   std::optional<Tensor> mask, start, end;
@@ -158,6 +170,7 @@ inline void check_masked_softmax(
   check_bias(options.op, given.bias, given.input);
   check_sinks(options.op, given.sinks, given.input);
   check_mask_value(options.op, options.filled_value(), computed);
+  check_softcap(options.op, options.softcap, computed);
 }
 
 struct MaskedSoftmaxGradients {
@@ -323,6 +336,7 @@ class PreparedScores {
     scores.causal = causal_of(options, sizes);
     scores.scale = options.scale;
     scores.mask_value = options.filled_value();
+    scores.softcap = options.softcap.value_or(0);
   }
 
  private:
@@ -560,9 +574,10 @@ struct MaskedSoftmaxOps {
       const Tensor& input, const MaybeTensor& mask, double scale, bool causal,
       MaybeNumber mask_value, const MaybeTensor& bias, MaybeDtype dtype, int64_t diagonal,
       bool zero_masked_rows, MaybeInt lower_diagonal, const MaybeTensor& start,
-      const MaybeTensor& end, const MaybeTensor& sinks) {
+      const MaybeTensor& end, const MaybeTensor& sinks, MaybeNumber softcap) {
     return masked_softmax_forward<Launcher>(
-        {"masked_softmax", scale, causal, diagonal, lower_diagonal, mask_value, zero_masked_rows},
+        {"masked_softmax", scale, causal, diagonal, lower_diagonal, mask_value, zero_masked_rows,
+         softcap},
         {input, {mask, start, end}, bias, sinks}, dtype);
   }
 
@@ -570,21 +585,23 @@ struct MaskedSoftmaxOps {
       const Tensor& input, const MaybeTensor& mask, double scale, bool causal,
       MaybeNumber mask_value, const MaybeTensor& bias, int64_t diagonal, bool zero_masked_rows,
       Tensor out, MaybeInt lower_diagonal, const MaybeTensor& start, const MaybeTensor& end,
-      const MaybeTensor& sinks) {
+      const MaybeTensor& sinks, MaybeNumber softcap) {
     fusedops::masked_softmax_out<Launcher>(
-        {"masked_softmax", scale, causal, diagonal, lower_diagonal, mask_value, zero_masked_rows},
+        {"masked_softmax", scale, causal, diagonal, lower_diagonal, mask_value, zero_masked_rows,
+         softcap},
         {input, {mask, start, end}, bias, sinks}, out);
   }
 
   static void masked_softmax_(
       Tensor input, const MaybeTensor& mask, double scale, bool causal, MaybeNumber mask_value,
       const MaybeTensor& bias, int64_t diagonal, bool zero_masked_rows, MaybeInt lower_diagonal,
-      const MaybeTensor& start, const MaybeTensor& end, const MaybeTensor& sinks) {
+      const MaybeTensor& start, const MaybeTensor& end, const MaybeTensor& sinks,
+      MaybeNumber softcap) {
     const char* op = "masked_softmax_";
     check_dtype_of(op, "input", input);
     check_distinct(op, "input", input);
     fusedops::masked_softmax_out<Launcher>(
-        {op, scale, causal, diagonal, lower_diagonal, mask_value, zero_masked_rows},
+        {op, scale, causal, diagonal, lower_diagonal, mask_value, zero_masked_rows, softcap},
         {input, {mask, start, end}, bias, sinks}, input);
   }
 
@@ -610,10 +627,11 @@ struct MaskedSoftmaxOps {
       const Tensor& input, const MaybeTensor& mask, double scale, bool causal,
       MaybeNumber mask_value, double p, const Tensor& seed, const MaybeTensor& bias,
       MaybeDtype dtype, int64_t diagonal, bool zero_masked_rows, MaybeInt lower_diagonal,
-      const MaybeTensor& start, const MaybeTensor& end, const MaybeTensor& sinks) {
+      const MaybeTensor& start, const MaybeTensor& end, const MaybeTensor& sinks,
+      MaybeNumber softcap) {
     const char* op = "masked_softmax_dropout";
     const auto [output, probabilities] = masked_softmax_dropout_forward<Launcher>(
-        {op, scale, causal, diagonal, lower_diagonal, mask_value, zero_masked_rows},
+        {op, scale, causal, diagonal, lower_diagonal, mask_value, zero_masked_rows, softcap},
         {input, {mask, start, end}, bias, sinks}, p, seed, dtype, true);
     return {output, *probabilities};
   }
@@ -623,10 +641,11 @@ struct MaskedSoftmaxOps {
       const Tensor& input, const MaybeTensor& mask, double scale, bool causal,
       MaybeNumber mask_value, double p, const Tensor& seed, const MaybeTensor& bias,
       MaybeDtype dtype, int64_t diagonal, bool zero_masked_rows, MaybeInt lower_diagonal,
-      const MaybeTensor& start, const MaybeTensor& end, const MaybeTensor& sinks) {
+      const MaybeTensor& start, const MaybeTensor& end, const MaybeTensor& sinks,
+      MaybeNumber softcap) {
     const char* op = "masked_softmax_dropout";
     return masked_softmax_dropout_forward<Launcher>(
-               {op, scale, causal, diagonal, lower_diagonal, mask_value, zero_masked_rows},
+               {op, scale, causal, diagonal, lower_diagonal, mask_value, zero_masked_rows, softcap},
                {input, {mask, start, end}, bias, sinks}, p, seed, dtype, false)
         .output;
   }
@@ -636,10 +655,10 @@ struct MaskedSoftmaxOps {
       const Tensor& input, const MaybeTensor& mask, double scale, bool causal,
       MaybeNumber mask_value, double p, const MaybeTensor& seed, const MaybeTensor& bias,
       MaybeDtype dtype, int64_t diagonal, bool zero_masked_rows, MaybeInt lower_diagonal,
-      const MaybeTensor& start, const MaybeTensor& end, const Tensor& sinks) {
+      const MaybeTensor& start, const MaybeTensor& end, const Tensor& sinks, MaybeNumber softcap) {
     const char* op = "masked_softmax_sinks";
     return masked_softmax_sinks_forward<Launcher>(
-        {op, scale, causal, diagonal, lower_diagonal, mask_value, zero_masked_rows},
+        {op, scale, causal, diagonal, lower_diagonal, mask_value, zero_masked_rows, softcap},
         {input, {mask, start, end}, bias, sinks}, p, seed, dtype);
   }
 

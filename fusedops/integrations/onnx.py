@@ -197,12 +197,16 @@ def _masked_softmax(
     start: Value | None = None,
     end: Value | None = None,
     sinks: Value | None = None,
+    softcap: float | None = None,
 ) -> Value:
     result = _result_dtype(input, dtype)
     computed = _arithmetic(result)
     hides = mask is not None and mask.dtype == ir.DataType.BOOL
     scores = _convert(input, input.dtype, result, computed)
     scores = scores if scale == 1 else op.Mul(scores, _like(scale, scores))
+    if softcap is not None:
+        cap = _like(softcap, scores)
+        scores = op.Mul(op.Tanh(op.Div(scores, cap)), cap)
     for added in (bias, None if hides else mask):
         if added is not None:
             scores = op.Add(scores, _convert(added, added.dtype, computed))

@@ -5,7 +5,9 @@ Formulas: y is the softmax of the scores z = scale x + bias + mask, m is dropout
 dropout), and k is 0 where a bool mask or the row's interval hides an element, else 1. For a
 gradient g of the output, with g' = m g: dz = k y (g' - sum(g' y)), dx = scale dz, and the gradient
 of a bias or float mask is dz, summed over the dimensions that were broadcast. Where y has a sink,
-dz is the same; masked_softmax_sinks.py has the sink's gradient.
+dz is the same; masked_softmax_sinks.py has the sink's gradient. With a soft cap c, z is
+c tanh(scale x / c) + bias + mask, and dx = scale dz (1 - tanh(scale x / c)^2): the formulas save x
+too, and compute the last factor from it.
 """
 
 from __future__ import annotations
@@ -144,6 +146,18 @@ def _check_mask_value(op: str, value: float | None, computed: torch.dtype) -> No
     )
 
 
+def _check_softcap(op: str, softcap: float | None, computed: torch.dtype) -> None:
+    if softcap is None:
+        return
+    wide = torch.float64 if computed == torch.float64 else torch.float32
+    least = torch.finfo(wide).smallest_normal
+    _checks.check(
+        least <= softcap <= 1 / least,
+        f"{op}: softcap is {softcap:g}, wanted a finite number above 0, for {computed} from "
+        f"{least:g} to {1 / least:g}; leave it out for no cap",
+    )
+
+
 def check_forward(op: str, given: Any, computed: torch.dtype) -> None:
     """Checks the arguments that all forward ops have, for scores of dtype ``computed``."""
     _check_hiding(op, given.input, given)
@@ -154,6 +168,7 @@ def check_forward(op: str, given: Any, computed: torch.dtype) -> None:
         _checks.check_dtype(op, "sinks", given.sinks.dtype)
         _check_row_operand(op, "sinks", given.sinks, given.input)
     _check_mask_value(op, given.mask_value, computed)
+    _check_softcap(op, given.softcap, computed)
 
 
 def contiguous_like(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -268,7 +283,7 @@ class Hiding(NamedTuple):
     end: MaybeTensor
 
     @staticmethod
-    def save(ctx: Any, given: Any, *tensors: torch.Tensor) -> None:
+    def save(ctx: Any, given: Any, *tensors: MaybeTensor) -> None:
         """Saves the ``given`` call's part, and more ``tensors``."""
         ctx.options = given.causal, given.diagonal, given.lower_diagonal
         mask = given.mask if _is_bool(given.mask) else None
@@ -322,24 +337,48 @@ def _limited(diagonal: int, scores: torch.Tensor) -> Any:
     return torch.sym_min(torch.sym_max(diagonal, -rows), cols)
 
 
+class SoftCap(NamedTuple):
+    """What the derivative of a soft cap needs."""
+
+    input: torch.Tensor
+    scale: float
+    cap: float
+
+    def gradient(self, to_capped: torch.Tensor) -> torch.Tensor:
+        """The gradient of the input, from ``scale`` times that of the capped scores. Computed in
+        float32 or wider: near 1, a tanh of 16 bits would leave 1 - tanh^2 no digits."""
+        wide = torch.promote_types(to_capped.dtype, torch.float32)
+        tanh = torch.tanh(self.input.to(wide) * (self.scale / self.cap))
+        result: torch.Tensor = torch.ops.aten.tanh_backward(to_capped.to(wide), tanh)
+        return result.to(to_capped.dtype)
+
+
 def save_forward(ctx: Any, given: Any, *tensors: torch.Tensor) -> None:
-    """Saves what the gradients of either forward op need."""
-    ctx.input_dtype, ctx.scale = given.input.dtype, given.scale
+    """Saves what the gradients of a forward op need: ``tensors``, and the input of a soft cap."""
+    ctx.input_dtype, ctx.scale, ctx.softcap = given.input.dtype, given.scale, given.softcap
     added = {"mask": None if _is_bool(given.mask) else given.mask, "bias": given.bias}
     ctx.operands = {name: Operand.of(t) for name, t in added.items() if t is not None}
-    Hiding.save(ctx, given, *tensors)
+    Hiding.save(ctx, given, None if given.softcap is None else given.input, *tensors)
+
+
+def saved_forward(ctx: Any) -> tuple[Hiding, SoftCap | None, list[torch.Tensor]]:
+    """What :func:`save_forward` saved."""
+    hiding, (capped, *tensors) = Hiding.saved(ctx)
+    return hiding, None if capped is None else SoftCap(capped, ctx.scale, ctx.softcap), tensors
 
 
 def forward_gradients(
-    ctx: Any, signature: Signature, run: Callable[[float], torch.Tensor]
+    ctx: Any, signature: Signature, cap: SoftCap | None, run: Callable[[float], torch.Tensor]
 ) -> dict[str, MaybeTensor]:
-    """Gradients of input, mask and bias; ``run(scale)`` computes the first for any scale."""
+    """Gradients of input, mask and bias; ``run(scale)`` computes ``scale`` times that of the
+    scores."""
     of: dict[str, MaybeTensor] = {}
+    to_input: MaybeTensor = None
     if signature.needs_gradient(ctx, "input"):
-        of["input"] = run(ctx.scale)
+        to_input = run(ctx.scale)
+        of["input"] = to_input if cap is None else cap.gradient(to_input)
     needed = [name for name in ctx.operands if signature.needs_gradient(ctx, name)]
     if needed:
-        to_input = of.get("input")
         to_scores = to_input if to_input is not None and ctx.scale == 1 else run(1.0)
         of |= {name: summed_to(ctx.operands[name], to_scores) for name in needed}
     return of
@@ -350,12 +389,12 @@ def _setup_forward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> N
 
 
 def _forward_formula(ctx: Any, grad_output: torch.Tensor) -> tuple[Any, ...]:
-    hiding, (output,) = Hiding.saved(ctx)
+    hiding, cap, (output,) = saved_forward(ctx)
 
     def run(scale: float) -> torch.Tensor:
         return hiding.gradient(grad_output, output, scale, ctx.input_dtype)
 
-    return _FORWARD.gradients(**forward_gradients(ctx, _FORWARD, run))
+    return _FORWARD.gradients(**forward_gradients(ctx, _FORWARD, cap, run))
 
 
 def _setup_dropout(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
@@ -368,7 +407,7 @@ def _setup_dropout(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -
 def _dropout_formula(
     ctx: Any, grad_output: MaybeTensor, grad_probabilities: MaybeTensor
 ) -> tuple[Any, ...]:
-    hiding, (probabilities, seed) = Hiding.saved(ctx)
+    hiding, cap, (probabilities, seed) = saved_forward(ctx)
 
     def run(scale: float) -> torch.Tensor:
         given = probabilities, scale, ctx.input_dtype
@@ -381,7 +420,7 @@ def _dropout_formula(
 
     if grad_output is None and grad_probabilities is None:
         return _DROPOUT.gradients()
-    return _DROPOUT.gradients(**forward_gradients(ctx, _DROPOUT, run))
+    return _DROPOUT.gradients(**forward_gradients(ctx, _DROPOUT, cap, run))
 
 
 def _sinks_op(given: Any, p: float, seed: MaybeTensor) -> tuple[torch.Tensor, ...] | None:
@@ -393,7 +432,7 @@ def _sinks_op(given: Any, p: float, seed: MaybeTensor) -> tuple[torch.Tensor, ..
     options = (given.bias, given.dtype, given.diagonal, given.zero_masked_rows)
     bounds = (given.lower_diagonal, given.start, given.end)
     results: tuple[torch.Tensor, ...] = ops.masked_softmax_sinks.default(
-        *scores, p, seed, *options, *bounds, given.sinks
+        *scores, p, seed, *options, *bounds, given.sinks, given.softcap
     )
     return results
 

@@ -26,6 +26,7 @@ from fusedops.ops.masked_softmax import (
     forward_gradients,
     multiplier,
     save_forward,
+    saved_forward,
     second_derivative,
     summed_to,
 )
@@ -80,7 +81,7 @@ def _setup_forward(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) 
 def _forward_formula(
     ctx: Any, grad_output: MaybeTensor, grad_probabilities: MaybeTensor, _: None
 ) -> tuple[Any, ...]:
-    hiding, (y, of_sinks, *seed) = Hiding.saved(ctx)
+    hiding, cap, (y, of_sinks, *seed) = saved_forward(ctx)
     none = (0.0, None)
     grads = ((grad_output, (ctx.p, *seed) if seed else none), (grad_probabilities, none))
     given = [(grad, dropout) for grad, dropout in grads if grad is not None]
@@ -99,7 +100,7 @@ def _forward_formula(
         total: torch.Tensor = sum((result[0] for result in results[1:]), results[0][0])
         return total
 
-    of = forward_gradients(ctx, _FORWARD, run)
+    of = forward_gradients(ctx, _FORWARD, cap, run)
     if _FORWARD.needs_gradient(ctx, "sinks"):
         if not to_sinks:
             run(1.0)

@@ -80,6 +80,7 @@ OPS = {
     ),
     "sinks": lambda x, r, w, *_: fusedops.masked_softmax(x, causal=True, sinks=w[:5]),
     "a sink": lambda x, *_: fusedops.masked_softmax(x, sinks=0.0, masked_rows="zero"),
+    "soft cap": lambda x, r, w, b, m, f, s: fusedops.masked_softmax(x, m, bias=s, softcap=1.5),
     "layer_norm": lambda x, r, w, b, *_: ops.layer_norm(x, [8], w, b, 1e-5),
     "layer_norm, no bias": lambda x, r, w, *_: ops.layer_norm(x, [8], w, None, 1e-5),
     "layer_norm over two": lambda x, *_: ops.layer_norm(x, [5, 8], None, None, 1e-5),

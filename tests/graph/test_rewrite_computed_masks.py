@@ -263,6 +263,231 @@ def test_segments_that_may_not_ascend_stay_a_mask_beside_causality(rewrite_dynam
     assert_agrees(rewritten.call, _in_documents, (x, segments))
 
 
+# --- documents whose positions the graph reads ----------------------------------------------------
+
+#: Positions in the documents of four sequences; those of the last two are in no order.
+POSITIONS = torch.tensor(
+    [[0, 1, 2, 0, 1, 0, 1], [4, 5, 6, 7, 0, 1, 2], [3, 1, 4, 1, 5, 9, 2], [1, 1, 2, 2, 3, 3, 4]]
+)
+
+
+def _number_of_document(positions):
+    jumps = torch.diff(positions, prepend=positions[:, :1] - 1, dim=-1) != 1
+    return jumps.cumsum(-1)
+
+
+def _indexed_by(positions):
+    """A function that reads the positions of a batch at two indices that broadcast."""
+    batch = torch.arange(positions.shape[0])[:, None, None, None]
+    length = torch.arange(positions.shape[1])
+    return lambda numbers: (numbers[batch, length[:, None]], numbers[batch, length])
+
+
+def _viewed(positions):
+    return lambda numbers: (numbers[:, None, :, None], numbers[:, None, None, :])
+
+
+def _packed(of_rows_and_columns, rule):
+    def model(x, positions):
+        pair = of_rows_and_columns(positions)
+        rows, columns = pair(_number_of_document(positions))
+        visible = (rows == columns) & rule(*pair(positions))
+        return (x + torch.where(visible, 0.0, torch.finfo(torch.float32).min)).softmax(-1)
+
+    return model
+
+
+IN_DOCUMENTS = {
+    "causal": (lambda q, k: k <= q, "causal=True"),
+    "window": (lambda q, k: (k <= q) & (k > q - 3), "lower_diagonal=-2"),
+    "not after": (lambda q, k: ~(k > q), "causal=True"),
+    "around": (lambda q, k: (k < q + 2) & (q < k + 2), "lower_diagonal=-1"),
+}
+
+
+@pytest.mark.parametrize("rule", IN_DOCUMENTS)
+@pytest.mark.parametrize("form", [_indexed_by, _viewed], ids=["indexed", "viewed"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_positions_in_documents_are_compared_as_indices_are(rewrite_dynamo, rule, form, dynamic):
+    """Each row sees itself, so that the number that is added hides, with gradients too."""
+    compare, argument = IN_DOCUMENTS[rule]
+    model = _packed(form, compare)
+    x = torch.randn(4, 3, 7, 7, dtype=torch.float64, requires_grad=True)
+    rewritten = rewrite_dynamo(model, x, POSITIONS, dynamic=dynamic)
+    (call,) = rewritten.calls
+    assert "mask=" not in call and "bias=" not in call and argument in call and "start=" in call
+    assert_agrees(rewritten.call, model, (x, POSITIONS))
+
+
+def test_positions_that_are_not_those_of_the_documents_stay_a_mask(rewrite_dynamo):
+    def model(x, positions, others):
+        pair = _viewed(positions)
+        rows, columns = pair(_number_of_document(positions))
+        q, k = pair(others)
+        return x.masked_fill(~((rows == columns) & (k <= q)), -INF).softmax(-1)
+
+    x = torch.randn(4, 3, 7, 7, dtype=torch.float64, requires_grad=True)
+    inputs = (x, POSITIONS, POSITIONS.flip(0).contiguous())
+    rewritten = rewrite_dynamo(model, *inputs)
+    (call,) = rewritten.calls
+    assert "mask=le(" in call and "start=" in call and "causal" not in call
+    assert_agrees(rewritten.call, model, inputs)
+
+
+def test_positions_that_are_written_between_two_reads_stay_a_mask(rewrite_dynamo):
+    def model(x, given):
+        positions = given.clone()
+        pair = _viewed(positions)
+        rows, columns = pair(_number_of_document(positions))
+        positions.mul_(-1)
+        q, k = pair(positions)
+        return x.masked_fill(~((rows == columns) & (k <= q)), -INF).softmax(-1)
+
+    x = torch.randn(4, 3, 7, 7, dtype=torch.float64, requires_grad=True)
+    rewritten = rewrite_dynamo(model, x, POSITIONS)
+    assert_agrees(rewritten.call, model, (x, POSITIONS))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_positions_that_rise_evenly_are_one_document(rewrite_dynamo, dynamic):
+    def model(x):
+        return _packed(_indexed_by, IN_DOCUMENTS["window"][0])(
+            x, torch.arange(x.shape[-1])[None].expand(x.shape[0], -1) + 5
+        )
+
+    def inputs(length):
+        return (torch.randn(2, 3, length, length, dtype=torch.float64, requires_grad=True),)
+
+    rewritten = rewrite_dynamo(model, *inputs(7), dynamic=dynamic)
+    (call,) = rewritten.calls
+    assert "mask=" not in call and "start" not in call and "lower_diagonal=-2" in call
+    assert_agrees(rewritten.call, model, inputs(9 if dynamic else 7))
+
+
+# --- documents by their lengths -------------------------------------------------------------------
+
+OF_ENDS = {
+    "searchsorted": lambda ends, n: torch.searchsorted(ends, torch.arange(n), right=True),
+    "bucketize": lambda ends, n: torch.bucketize(torch.arange(n), ends, right=True),
+    "repeated lengths": lambda ends, n: torch.repeat_interleave(
+        ends.diff(prepend=ends.new_zeros(1)), output_size=n
+    ),
+    "counted": lambda ends, n: (torch.arange(n) >= ends[:, None]).sum(0),
+    "repeated": lambda ends, n: torch.repeat_interleave(
+        torch.arange(3), ends.diff(prepend=ends.new_zeros(1)), output_size=n
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_ENDS)
+@pytest.mark.parametrize("entry", ["dynamo", "export"])
+def test_documents_by_their_ends_become_bounds_of_rows(entries, entry, name):
+    def model(x, ends):
+        document = OF_ENDS[name](ends, x.shape[-1])
+        same = document[:, None] == document[None, :]
+        return (x + torch.where(same, 0.0, -1e30)).softmax(-1)
+
+    x = torch.randn(2, 3, 8, 8, dtype=torch.float64, requires_grad=True)
+    inputs = (x, torch.tensor([3, 3, 8]))
+    rewritten = entries[entry](model, *inputs)
+    if entry == "dynamo":
+        (call,) = rewritten.calls
+        assert "mask=" not in call and "start=" in call and "end=" in call
+    assert_agrees(rewritten.call, model, inputs)
+
+
+def test_every_row_of_a_chunk_sees_itself(rewrite_dynamo):
+    """So that an added mask hides, with gradients too."""
+
+    def model(x):
+        q, k = torch.arange(x.shape[-2])[:, None] + 1, torch.arange(x.shape[-1]) + 1
+        visible = (k <= q) & ((k - 2) // 3 == (q - 2) // 3)
+        return (x + torch.where(visible, 0.0, torch.finfo(torch.float32).min)).softmax(-1)
+
+    x = torch.randn(2, 3, 10, 10, dtype=torch.float64, requires_grad=True)
+    rewritten = rewrite_dynamo(model, x)
+    (call,) = rewritten.calls
+    assert "mask=" not in call and "causal=True" in call and "start=" in call
+    assert_agrees(rewritten.call, model, (x,))
+
+
+def test_rows_that_do_not_see_themselves_keep_the_gradients_of_an_added_mask(rewrite_dynamo):
+    """All rows are in the document of the first."""
+
+    def model(x, positions):
+        numbers = _number_of_document(positions)
+        visible = numbers[:, None, :1, None] == numbers[:, None, None, :]
+        visible = visible & (torch.arange(7)[:, None] <= torch.arange(7))
+        return (x + torch.where(visible, 0.0, torch.finfo(torch.float32).min)).softmax(-1)
+
+    x = torch.randn(4, 3, 7, 7, requires_grad=True)
+    rewritten = rewrite_dynamo(model, x, POSITIONS)
+    assert "start=" not in rewritten.calls[0]
+    assert_agrees(rewritten.call, model, (x, POSITIONS), rtol=1e-5, atol=1e-6)
+
+
+def test_differences_beside_two_numbers_are_not_even(rewrite_dynamo):
+    def model(x):
+        positions = torch.arange(6)
+        jumps = torch.diff(positions, prepend=torch.full((2,), -1)) != 1
+        segments = jumps.cumsum(-1)
+        return x.masked_fill(segments[:, None] != segments, -1.0).softmax(-1)
+
+    x = torch.randn(2, 7, 7, dtype=torch.float64, requires_grad=True)
+    rewritten = rewrite_dynamo(model, x)
+    assert_agrees(rewritten.call, model, (x,))
+
+
+# --- numbers that do not ascend -------------------------------------------------------------------
+
+
+def _with_the_last_first(segments, x):
+    counted = (segments > 0).cumsum(-1)
+    return counted[torch.arange(2)[:, None, None], torch.arange(x.shape[-1]) - 1], counted
+
+
+def _written_before_they_are_counted(segments, x):
+    marks = (segments > 0).long()
+    marks.sub_(1)
+    counted = marks.cumsum(-1)
+    return counted[:, None, :], counted
+
+
+def _written_after_they_are_counted(segments, x):
+    counted = (segments > 0).cumsum(-1)
+    counted.neg_()
+    return counted[:, None, :], counted
+
+
+def _written_places(segments, x):
+    places = torch.arange(x.shape[-1])
+    places.neg_()
+    counted = torch.searchsorted(torch.tensor([-4, -2]), places)[None].expand(2, -1)
+    return counted[:, None, :], counted
+
+
+NOT_ASCENDING = [
+    _with_the_last_first,
+    _written_before_they_are_counted,
+    _written_after_they_are_counted,
+    _written_places,
+]
+
+
+@pytest.mark.parametrize("numbers", NOT_ASCENDING, ids=lambda f: f.__name__.strip("_"))
+def test_numbers_that_do_not_ascend_stay_a_mask(rewrite_dynamo, numbers):
+    def model(x, segments):
+        columns, rows = numbers(segments, x)
+        same = rows[:, None, :, None] == columns[:, None]
+        return x.masked_fill(~same, -1.0).softmax(-1)
+
+    x = torch.randn(2, 3, 7, 7, dtype=torch.float64, requires_grad=True)
+    segments = torch.tensor([[1, 0, 1, 0, 0, 2, 0], [0, 0, 1, 1, 0, 0, 1]])
+    rewritten = rewrite_dynamo(model, x, segments)
+    assert "start=" not in rewritten.calls[0]
+    assert_agrees(rewritten.call, model, (x, segments))
+
+
 # --- masks that stay ------------------------------------------------------------------------------
 
 
@@ -300,6 +525,25 @@ def test_the_bytes_of_a_mask_count_at_the_last_site_that_uses_it(rewrite_dynamo)
     scores = torch.randn(2, 6, 6), torch.randn(2, 6, 6)
     sites = rewrite_dynamo(lambda x, y: tuple(model(x, y)), *scores).report.sites
     assert sites[0].bytes_saved < sites[1].bytes_saved
+
+
+#: The first and the last diagonal of 5 queries and 8 keys that is seen, and how many keys are not.
+DIAGONALS = {"causal": (-99, 0, 10), "window": (-2, 0, 25), "from a diagonal on": (-2, 99, 15)}
+
+
+@pytest.mark.parametrize("name", DIAGONALS)
+def test_scores_that_diagonals_hide_are_not_read(rewrite_dynamo, name):
+    def saved(first, last):
+        def model(x):
+            q, k = _positions(x)
+            visible = (k >= q + first) & (k <= q + last)
+            return x.masked_fill(~visible, -INF).softmax(-1)
+
+        (site,) = rewrite_dynamo(model, torch.randn(2, 3, QUERIES, KEYS)).report.sites
+        return site.bytes_saved
+
+    first, last, hidden = DIAGONALS[name]
+    assert saved(first, last) - saved(-99, 99) == 2 * 3 * 4 * hidden
 
 
 # --- any expression of positions ------------------------------------------------------------------

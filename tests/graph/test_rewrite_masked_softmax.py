@@ -84,7 +84,7 @@ FACTORS = {
     scaled: "masked_softmax(x, scale=0.5, mask_value=-inf)",
     divided: "masked_softmax(x, scale=0.35355339059327373, mask_value=-inf)",
     scaled_twice_from_the_left: "masked_softmax(x, scale=0.5, mask_value=-inf)",
-    capped: "masked_softmax(tanh(truediv(x, 50)), mask=bias[:, :1], scale=50.0, mask_value=-inf)",
+    capped: "masked_softmax(x, mask=bias[:, :1], scale=1.0, mask_value=-inf, softcap=50.0)",
 }
 ADDENDS = {
     with_a_mask_added: "masked_softmax(x, mask=bias[:, :1], scale=0.5, mask_value=-inf)",

@@ -155,6 +155,38 @@ def test_a_causal_softmax_is_judged_by_times_of_causal_ones(table, rewrite_dynam
     assert rewrite_dynamo(model, x).replaced == {"masked_softmax": 1}
 
 
+def test_causal_scores_beside_trained_sinks_are_judged_by_times_of_causal_ones(
+    table, rewrite_dynamo
+):
+    def model(x, sink):
+        visible = torch.ones(64, 64, dtype=torch.bool).tril()
+        scores = x.masked_fill(~visible, -1e30)
+        return torch.cat([scores, sink.expand(64, 1)], -1).softmax(-1)[..., :-1] @ x
+
+    x, sink = torch.randn(64, 64), torch.randn(1, 1, requires_grad=True)
+    x = x.requires_grad_()
+    table("masked_softmax[additive]", inductor=1, ours=2, mode="training")
+    assert rewrite_dynamo(model, x, sink).replaced == {}
+    table("masked_softmax[causal]", inductor=2, ours=1, mode="training")
+    assert rewrite_dynamo(model, x, sink).replaced == {"masked_softmax_sinks": 1}
+
+
+@pytest.mark.parametrize("norm", ["l2_norm", "spatial_layer_norm", "spatial_rms_norm"])
+def test_norms_that_were_added_later_are_judged_by_the_nearest_rows(norm, table, rewrite_dynamo):
+    models = {
+        "l2_norm": lambda x: F.normalize(x, dim=-1),
+        "spatial_layer_norm": lambda x: (
+            (x - x.mean(1, keepdim=True)) / (x.var(1, keepdim=True, correction=0) + 1e-6).sqrt()
+        ),
+        "spatial_rms_norm": lambda x: x * (x.pow(2).mean(1, keepdim=True) + 1e-6).rsqrt(),
+    }
+    x = torch.randn(1, 64, 64)
+    table(norm, inductor=1, ours=2, rows_and_cols=(64, 64))
+    assert rewrite_dynamo(models[norm], x).replaced == {}
+    table(norm, inductor=3, ours=1, rows_and_cols=(64, 64))
+    assert rewrite_dynamo(models[norm], x).replaced == {norm: 1}
+
+
 def test_an_op_that_no_table_has_is_judged_by_the_rule_of_thumb(table, rewrite_dynamo):
     table("layer_norm", inductor=2, ours=1)
     left = rewrite_dynamo(_softmax, torch.randn(16, 16))

@@ -114,6 +114,21 @@ def test_a_result_that_is_cast_for_what_follows_is_replaced_up_to_the_cast(rewri
     torch.testing.assert_close(rewritten.call(x), model(x))
 
 
+def test_a_tensor_whose_dtype_alone_is_read_is_no_part_of_a_norm(entries):
+    """As in Llama 4's norm of queries, which have the dtype of what they were computed from."""
+
+    def model(x):
+        y = (x * 2).type_as(x)
+        z = y.float()
+        z = z * torch.rsqrt(z.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return z.type_as(y)
+
+    x = torch.randn(3, 8)
+    rewritten = entries["dynamo"](model, x)
+    assert rewritten.replaced == {"rms_norm": 1} and rewritten.reasons == []
+    torch.testing.assert_close(rewritten.call(x), model(x))
+
+
 def test_arithmetic_in_16_bits_is_left(rewrite):
     x = torch.randn(3, 64, dtype=torch.bfloat16)
     rewritten = rewrite(Plain(), x)

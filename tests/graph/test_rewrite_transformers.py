@@ -216,6 +216,64 @@ def test_no_decoder_writes_its_mask_of_queries_and_keys(name, dynamic, rewrite_d
     assert len(rewritten.graphs) == 1
 
 
+#: Two sequences of packed documents.
+PACKED = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4], [0, 1, 0, 1, 2, 3, 4, 5, 0]])
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+@pytest.mark.parametrize("position_ids", [None, PACKED], ids=["one document", "packed"])
+def test_no_decoder_that_trains_without_a_cache_writes_its_mask(name, position_ids, rewrite_dynamo):
+    """Without a cache, masks depend on the jumps of position ids, given or not."""
+    settings, layers = WINDOWS[name]
+    model, ids = _decoder(name, **settings), torch.randint(0, 64, (2, 9))
+
+    def run(ids):
+        outputs = model(input_ids=ids, position_ids=position_ids, use_cache=False)
+        return outputs.last_hidden_state
+
+    rewritten = rewrite_dynamo(run, ids)
+    found = list(_masking(rewritten))
+    documents = {"start": None, "end": None}
+    assert [given | documents for given in found] == [NOTHING | layer for layer in layers]
+    assert all((given["start"] is None) == (position_ids is None) for given in found)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    ours, eager = rewritten.call(ids), run(ids)
+    torch.testing.assert_close(ours, eager, rtol=1e-5, atol=1e-4)
+    gradients = [torch.autograd.grad(y.sin().sum(), parameters) for y in (ours, eager)]
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
+
+
+def test_llama4_has_chunks_and_norms_of_queries_and_keys(rewrite_dynamo):
+    config = transformers.Llama4TextConfig(
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=32,
+        intermediate_size_mlp=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        attention_chunk_size=4,
+        num_local_experts=2,
+        layer_types=["chunked_attention", "full_attention"],
+        no_rope_layers=[1, 0],
+        pad_token_id=0,
+        attn_implementation="eager",
+    )
+    model, ids = transformers.Llama4TextModel(config).eval(), torch.randint(1, 64, (2, 9))
+
+    def run(ids):
+        return model(input_ids=ids, use_cache=False).last_hidden_state
+
+    rewritten = rewrite_dynamo(run, ids)
+    assert rewritten.replaced == {"masked_softmax": 2, "rms_norm": 3, "add_rms_norm": 4}
+    assert rewritten.reasons == []
+    chunked, everything = _masking(rewritten)
+    assert everything == NOTHING | {"causal": True}
+    assert chunked["mask"] is None and chunked["causal"] and chunked["start"] is not None
+    torch.testing.assert_close(rewritten.call(ids), run(ids), rtol=1e-5, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", WINDOWS)
 def test_a_padding_mask_is_read_beside_the_window_in_inference(name, rewrite_dynamo):
     settings, layers = WINDOWS[name]

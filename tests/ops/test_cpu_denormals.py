@@ -130,13 +130,15 @@ INTERVALS = {
     "bounds": {"start": torch.arange(8) * 3, "end": torch.arange(8) * 5 + 7},
     "sinks": {"sinks": torch.arange(8) / 8 - 0.5},
     "window and sinks": {"window": (70, 3), "sinks": torch.arange(8) * 10 - 70.0},
+    "soft cap": {"softcap": 50.0},
+    "soft cap and window": {"softcap": 0.5, "window": (30, 3)},
 }
 
 
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize("interval", INTERVALS)
 @pytest.mark.parametrize("dtype", WITH_HALF.values(), ids=WITH_HALF)
-def test_intervals_and_sinks_make_no_denormal(flags, dtype, interval, value):
+def test_intervals_sinks_and_soft_caps_make_no_denormal(flags, dtype, interval, value):
     for cols in [40, 100] if dtype == torch.float16 else [40, 1000, 4097]:
         _, scores = hidden_and_scores("half", dtype, 8, cols)
         options = INTERVALS[interval] | {"mask_value": value_of(value, dtype)}

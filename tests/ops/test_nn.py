@@ -116,11 +116,11 @@ def test_the_state_dict_of_a_softmax_is_empty(name):
 
 def test_extra_repr_names_every_argument():
     module = fusedops.nn.MaskedSoftmax(
-        0.125, causal="bottom_right", p=0.1, masked_rows="zero", window=4, sinks=0.0
+        0.125, causal="bottom_right", p=0.1, masked_rows="zero", window=4, sinks=0.0, softcap=50.0
     )
     assert repr(module) == (
         "MaskedSoftmax(scale=0.125, causal='bottom_right', mask_value=-inf, p=0.1, "
-        "masked_rows='zero', window=4, sinks=0.0)"
+        "masked_rows='zero', window=4, sinks=0.0, softcap=50.0)"
     )
 
 

@@ -25,6 +25,7 @@ X = torch.randn(3, 8)
 WEIGHT, BIAS = torch.randn(2, 8).unbind()
 GRAD = torch.randn(3, 8)
 MASK = torch.rand(3, 8) < 0.5
+MASK[:, 0] = True  # a row that sees nothing would be NaN, which equals nothing
 Y = fusedops.softmax(X, -1)
 SEED, START = torch.tensor(3), torch.tensor([0, 1, 2], dtype=torch.int32)
 MEAN, RSTD = X.mean(1, True), torch.rand(3, 1)
@@ -35,11 +36,11 @@ CALLS = {
     "_softmax_backward": [(GRAD, Y, -1, torch.float32)],
     "softmax_stats": [(X, -1)],
     "_masked_softmax": [
-        (X, MASK, 0.5, True, None, BIAS, torch.float32, -1, True, -3, START, None, MEAN[:, 0]),
-        (X, None, 1.0, False, -1e4, None, None, 0, False, None, None, START + 2, None),
+        (X, MASK, 0.5, True, None, BIAS, torch.float32, -1, True, -3, START, None, MEAN[:, 0], 9.0),
+        (X, None, 1.0, False, -1e4, None, None, 0, False, None, None, START + 2, None, None),
     ],
     "masked_softmax_dropout": [
-        (X, MASK, 1.0, False, None, 0.5, SEED, None, None, 0, False, None, None, None, None)
+        (X, MASK, 1.0, False, None, 0.5, SEED, None, None, 0, False, None, None, None, None, None)
     ],
     "_layer_norm_output": [(X, (8,), WEIGHT, BIAS, 1e-5), (X, [3, 8], None, None, 1e-5)],
     "_layer_norm_backward": [

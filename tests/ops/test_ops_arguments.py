@@ -284,7 +284,7 @@ def test_a_cuda_tensor_without_cuda_kernels_is_refused_with_the_reason(op):
     overload = getattr(ops, op).default
     by_name = {"normalized_shape": [5], "dim": -1, "eps": 1e-5}
     by_name |= {"input_dtype": torch.float32, "dtype": None, "scale": 1.0, "causal": False}
-    by_name |= {"lower_diagonal": None}
+    by_name |= {"lower_diagonal": None, "softcap": None}
     by_name |= {"mask_value": 0.0, "p": 0.5, "diagonal": 0, "zero_masked_rows": False}
     by_name |= {name: [x] for name in ("inputs", "weights", "biases")} | {"stack_dim": 0}
     by_name |= {"weight_offset": 0.0, "rounds_normalized": False, "wants_sum": True}

@@ -40,10 +40,15 @@ def masked_samples(t):
     for p, own in ((0.0, None), (0.3, seed)):
         given = (t, mask, 0.5, True, -1e4, p, own, bias, None, 1, False, *interval, sinks)
         yield ops.masked_softmax_sinks, given
+        yield ops.masked_softmax_sinks, (*given, 2.0)
         of_sinks = 1 - y[..., 1:].sum(-1, dtype=torch.promote_types(t.dtype, torch.float32))
         given = (grad, y, of_sinks, mask, 0.5, True, p, own, t.dtype, 1, *interval)
         yield ops.masked_softmax_sinks_backward, given
     yield ops.masked_softmax, (t, mask, 0.5, True, -1e4, bias, None, 1, False, *interval, sinks)
+    no_interval = (None, None, None, None)
+    yield ops.masked_softmax, (t, mask, 0.5, True, -1e4, bias, *NOTHING[1:], *no_interval, 2.0)
+    given = (t, mask, 0.5, True, -1e4, 0.3, seed, *NOTHING, *no_interval, 2.0)
+    yield ops.masked_softmax_dropout, given
     yield ops.masked_softmax_backward, (grad, y, None, 0.5, True, t.dtype, 1, *interval)
     yield ops.masked_softmax_backward, (grad, y, mask, 0.5, True, t.dtype, 1)
     yield ops.masked_softmax_dropout_backward, (grad, y, None, 0.5, True, 0.3, seed, t.dtype)
@@ -260,6 +265,7 @@ BATCHED = {
         lambda x, m, b: fusedops.masked_softmax(x, m, bias=b, masked_rows="zero"),
         (MASKS, BIASES),
     ),
+    "soft cap": (lambda x, b: fusedops.masked_softmax(x, bias=b, softcap=2.0), (MASKS.float(),)),
     "masked_softmax_backward": (
         lambda x, m: ops.masked_softmax_backward(x, x.exp(), m, 0.5, True, x.dtype),
         (MASKS,),

@@ -21,6 +21,7 @@ BY_ROWS = {
     "softmax_": lambda x, w: [fusedops.softmax_(x.clone(), -1)],
     "softmax_stats": lambda x, w: fusedops.softmax_stats(x, -1),
     "masked_softmax": lambda x, w: [fusedops.masked_softmax(x, w > 0, scale=0.5)],
+    "capped_softmax": lambda x, w: [fusedops.masked_softmax(x, w > 0, scale=3.0, softcap=2.0)],
     "biased_softmax": lambda x, w: [fusedops.masked_softmax(x, w, bias=w, scale=0.5)],
     "bounded_softmax": lambda x, w: [
         fusedops.masked_softmax(x, start=torch.tensor(len(w) // 3), sinks=0.5, masked_rows="zero")

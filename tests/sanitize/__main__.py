@@ -30,6 +30,7 @@ TESTS = {
         "tests/ops/test_masked_softmax_grad.py",
         "tests/ops/test_masked_softmax_intervals.py",
         "tests/ops/test_masked_softmax_sinks.py",
+        "tests/ops/test_masked_softmax_softcap.py",
         "tests/ops/test_masked_softmax_values.py",
         "tests/ops/test_narrow_rows.py",
         "tests/ops/test_norm_range.py",

@@ -105,22 +105,27 @@ def _factors(case: MaskedCase) -> np.ndarray:
 
 
 def _scores(case: MaskedCase, given: Arrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The scores, the sum of the sizes of their terms, and where nothing hides them."""
+    """The scores, the errors of their terms and sums, and where nothing hides them."""
+    dtype, shown = DTYPES[case.other], case.shown(given)
     scores = bounds.exactly(tensor(given["input"], case.dtype)) * case.scale
-    size, shown = np.abs(scores), case.shown(given)
+    error = np.zeros((2, *scores.shape))
+    if case.softcap:
+        scores, error = bounds.soft_capped(scores, case.softcap, dtype)
+    size = np.abs(scores)
     for name, operand in (("bias", case.bias), ("mask", case.mask)):
         if operand and not operand.startswith("bool"):
             values = bounds.exactly(tensor(given[name], operand.split()[0]))
             scores = scores + case.broadcast(values)
             size = size + np.abs(case.broadcast(values))
-    return scores, np.where(shown & np.isfinite(size), size, 0), shown
+    error = error + bounds.rounded(4, np.where(np.isfinite(size), size, 0), dtype)
+    return scores, np.where(shown & np.isfinite(size), error, 0), shown
 
 
 def _masked_softmax_forward(case: MaskedCase, given: Arrays) -> Wanted:
-    dtype, (scores, size, shown) = DTYPES[case.other], _scores(case, given)
+    dtype, (scores, error, shown) = DTYPES[case.other], _scores(case, given)
     blank = ~(shown & (scores != -np.inf)).any(-1, keepdims=True) & case.zero_masked_rows
     scores = np.where(blank, 0.0, np.where(shown, scores, case.mask_value))
-    error = bounds.rounded(4, np.where(blank, 0.0, size), dtype)
+    error = np.where(blank, 0.0, error)
     factors = {"output": _factors(case), "probabilities": np.ones_like(scores)}
     if not case.sinks:
         parts = bounds.Softmax.of(scores, dtype, error)

@@ -33,6 +33,7 @@ LIMITS = {
     NormCase("norm_forward", "float32", 1, 4, 4): OF_16,
     NormCase("norm_forward", "bfloat16", 1, 8, 8, adds=True, p=0.3): OF_16,
     NormCase("norm_backward", "float32", 1, 4, 4, wanted=ROWS_ONLY): (16_384, 32_768, 65_536),
+    NormCase("norm_backward", "float16", 1, 1, 1, wanted=ROWS_ONLY): (16_384, 32_768, 65_536),
     NormCase("norm_backward", "bfloat16", 1, 8, 8, True, p=0.3, wanted=ROWS_ONLY): (
         *(16_384, 32_768, 65_536),
     ),
@@ -75,7 +76,7 @@ def ran_since(before: dict[str, Record], name: str, now: Record) -> bool:
 
 def has_narrow(case: RowsCase) -> bool:
     """Whether rows of single elements have clusters too."""
-    return isinstance(case, Case) or (case.is_forward and not case.adds)
+    return isinstance(case, Case) or not case.adds
 
 
 @of_every_size

@@ -66,6 +66,16 @@ FEW += [
     for cols in (40, 2048, 4104)
     for case in [MaskedCase(op, "bfloat16", "bfloat16", (2, 1, 3), cols, 8, parts)]
 ]
+#: Soft caps, with the operands of kernels for all parts.
+FEW += [
+    replace(case, mask_value=-1e4, zero_masked_rows=True, p=0.3)
+    for cols, width in [(40, 8), (1040, 1), (1600, 8), (17_000, 8)]
+    for case in [
+        with_operands(
+            MaskedCase(FORWARD, "bfloat16", "bfloat16", (2, 1, 3), cols, width, "capped"), 1
+        )
+    ]
+]
 #: Intervals that begin behind column 0, and sinks.
 FEW += [
     MaskedCase(
@@ -175,6 +185,8 @@ PICKED = [
     (7, {"start": "int32 010"}),
     (7, {"end": "int64 110", "diagonal": 3}),
     (7, {"sinks": "float 000"}),
+    (15, {"softcap": 30.0}),
+    (15, {"softcap": 30.0, "mask": "bool 011", "diagonal": 3}),
 ]
 
 
@@ -182,7 +194,7 @@ PICKED = [
 def test_scores_of_one_part_have_a_kernel_of_their_own(emulator, parts, operands):
     case = MaskedCase(FORWARD, "bfloat16", "bfloat16", (2, 3), 2048, 8, **operands)
     (kernel,) = emulator.kernels_of(Prepared(emulator, case, inputs(case)).args)
-    vectors, threads = (2, 0) if parts == 7 else (8, 32)
+    vectors, threads = (2, 0) if parts & 7 == 7 else (8, 32)
     types = "__nv_bfloat16, __nv_bfloat16"
     assert kernel == f"masked_softmax_forward_registers<{types}, 8, {vectors}, {parts}, {threads}>"
 

@@ -67,7 +67,9 @@ SCOPES = [
     *[("cluster", "float32", 4, 4100, True), ("cluster", "float32", 4, 8196, False)],
     *[("cluster", "float32", 4, 32_768, True), ("cluster", "float32", 4, 65_536, False)],
     *[("segments", "float32", 4, 32_772, True), ("segments", "bfloat16", 8, 65_544, False)],
-    *[("segments", "bfloat16", 1, 4097, False), ("segments", "float16", 2, 4098, False)],
+    *[("cluster", "bfloat16", 1, cols, False) for cols in (4097, 16_385, 65_535)],
+    *[("cluster", "float16", 2, 4098, False), ("cluster", "float32", 1, 32_767, False)],
+    *[("segments", "bfloat16", 1, 65_537, False), ("segments", "float16", 2, 2050, True)],
     *[("segments", "float32", 1, 2049, True), ("segments", "float64", 2, 2050, False)],
 ]
 

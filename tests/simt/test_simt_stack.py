@@ -75,6 +75,11 @@ def test_a_stack_that_does_not_fit_into_a_grid_is_launched_tensor_by_tensor(emul
     assert same_bits(families.run(emulator, case), whole)
 
 
+def test_odd_rows_whose_kernels_fix_their_threads_are_launched_tensor_by_tensor(emulator):
+    case = StackCase(NormCase("norm_backward", "bfloat16", rows=3, cols=1023, width=1), count=3)
+    assert launches(emulator, case) == 3 * 2
+
+
 def test_tensors_with_too_small_a_workspace_are_refused(emulator):
     case = StackCase(SHORT[4][0], 3)
     prepared = Prepared(emulator, case, stack_cases.inputs(case))

@@ -153,9 +153,9 @@ Plan backward_plan(const Question& q) {
 
 // Each size of a cluster has a wave of them.
 std::vector<Plan> backward_clusters(const Question& q, int32_t width) {
-  const Clusters& clusters = norm_backward_clusters(size_of(q.dtype), has_residual(q));
-  if (!is_wide(width, q.dtype)) return {};
-  std::vector<Plan> plans = cluster_plans(q, width, clusters, kNoClusters, kNormBackwardThreads);
+  const Clusters& wide = norm_backward_clusters(size_of(q.dtype), has_residual(q));
+  const Clusters& narrow = has_residual(q) ? kNoClusters : kNarrowNormBackwardClusters;
+  std::vector<Plan> plans = cluster_plans(q, width, wide, narrow, kNormBackwardThreads);
   for (Plan& plan : plans) {
     plan.partitions = count_partitions(q.rows, 1, kClusterMultiprocessors / plan.blocks);
   }
@@ -235,7 +235,7 @@ class Norm final : public Family {
     };
     std::vector<Plan> plans = register_plans(q, width, most);
     const Clusters& wide = norm_clusters(size_of(q.dtype), has_residual(q));
-    const Clusters& narrow = has_residual(q) ? kNoClusters : kNarrowClusters;
+    const Clusters& narrow = has_residual(q) ? kNoClusters : kNarrowNormClusters;
     if (!has_residual(q)) append(plans, fixed_plans(q, width));
     append(plans, cluster_plans(q, width, wide, narrow, most_cluster_threads(wide)));
     append(plans, segment_plans(q, width));

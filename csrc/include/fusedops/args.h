@@ -196,7 +196,8 @@ struct RowValues {
 // The scores whose softmax is computed: scale * input + bias + mask, but `mask_value` where a bool
 // mask is false or the column is not in the row's interval: the columns from `start` to before
 // `end` that causality and the lower diagonal leave visible. bias is never bool. A sink is one more
-// score of the row, whose probability is not among the results.
+// score of the row, whose probability is not among the results. With a soft cap, tanh(scale * input
+// / softcap) * softcap stands in place of scale * input.
 struct Scores {
   RowDims dims;
   Operand bias, mask;
@@ -204,6 +205,7 @@ struct Scores {
   double scale, mask_value;
   RowBound start, end;
   RowValues sinks;
+  double softcap = 0;  // 0 for none
 
   // Whether more than causality limits the intervals.
   constexpr bool has_bounds() const {

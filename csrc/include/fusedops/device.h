@@ -64,6 +64,8 @@ FUSEDOPS_DEVICE float exp(float x) { return expf(x); }
 FUSEDOPS_DEVICE double exp(double x) { return ::exp(x); }
 FUSEDOPS_DEVICE float log(float x) { return logf(x); }
 FUSEDOPS_DEVICE double log(double x) { return ::log(x); }
+FUSEDOPS_DEVICE float tanh(float x) { return tanhf(x); }
+FUSEDOPS_DEVICE double tanh(double x) { return ::tanh(x); }
 FUSEDOPS_DEVICE double reciprocal(double x) { return 1.0 / x; }
 
 #if defined(__CUDACC__)

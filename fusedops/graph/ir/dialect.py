@@ -220,7 +220,8 @@ def _operator_call(node: Node, kind: str, parameters: tuple[str, ...]) -> Call:
 
 
 def _obstacle(node: Node, kind: str) -> str | None:
-    if any(name.startswith("out") and out is not None for name, out in node.kwargs.items()):
+    given = (out for name, out in node.kwargs.items() if name.rstrip("0123456789") == "out")
+    if any(out is not None for out in given):
         return "writes into an out= tensor"
     if node.kwargs.get("rounding_mode") is not None:
         return "rounds its quotient"

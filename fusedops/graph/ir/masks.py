@@ -10,7 +10,7 @@ position that the graph reads.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
@@ -22,22 +22,28 @@ from fusedops.graph.ir import aliasing, choices
 from fusedops.graph.ir.choices import Choice, Chosen, Number
 from fusedops.graph.ir.dialect import Call, number, rounded, value, written
 from fusedops.graph.ir.modes import is_barrier
+from fusedops.graph.ir.picks import Pick, at, indices_of, pick_of, viewed
 from fusedops.graph.ir.positions import (
     COLUMNS,
     ROWS,
     Affine,
     Bound,
     Condition,
+    Document,
     Leaf,
     Logical,
     Search,
     Truth,
+    Within,
     at_most_zero,
     both,
+    column_of_zero,
     either,
     inverse,
+    resolved,
+    without_short_dims,
 )
-from fusedops.graph.ir.steps import call_of, upstream
+from fusedops.graph.ir.steps import call_of, reduced_dims, same_shape, upstream
 from fusedops.graph.ir.views import Axes, axes_of
 
 #: A mask is read if at most this many calls build it.
@@ -62,10 +68,15 @@ class Magnitude:
 
 @dataclass(frozen=True)
 class Ascending:
-    """An integer tensor whose elements never decrease along a dimension."""
+    """An integer tensor whose elements never decrease along a dimension.
+
+    numbers: a tensor that rises by one from each column to the next, where the elements of the
+        tensor that this is, or of which it has elements, are equal; None if there is none.
+    """
 
     node: Node
     dim: int
+    numbers: Node | None = None
 
 
 Known = Number | Truth | Choice | Affine | Quotient | Magnitude | Ascending
@@ -80,7 +91,7 @@ class Mask:
     calls: the calls that compute the mask from other tensors.
     """
 
-    visible: Condition
+    visible: tuple[Bound | Leaf, ...]
     added: Number | None
     calls: frozenset[Node]
 
@@ -128,21 +139,28 @@ def _mask(node: Node, visible: Logical, added: Number | None, reader: Node) -> M
         parts = visible.when_true
     if parts is None:
         return None
-    operands = set(_operands(parts))
+    known = resolved(parts)
+    operands = set(_operands(known))
     if node in operands:
         return None
     calls = upstream(node, until=operands)
     if _written_before_read(calls, operands, reader):
         return None
     tensors = (call for call in calls if isinstance(value(call), torch.Tensor))
-    return Mask(parts, added, frozenset(call for call in tensors if not written(call)))
+    return Mask(known, added, frozenset(call for call in tensors if not written(call)))
 
 
-def _operands(parts: Condition) -> Iterator[Node]:
+def _operands(parts: Iterable[Bound | Leaf]) -> Iterator[Node]:
     """The nodes that a condition refers to."""
     for part in parts:
         for term in [part.node] if isinstance(part, Leaf) else part.limit.terms:
             yield from (term.keys, term.rows) if isinstance(term, Search) else (term,)
+
+
+def _is_unwritten(*nodes: Node) -> bool:
+    """Whether nothing writes into a tensor that these depend on before it has been read."""
+    calls = {call for node in nodes for call in upstream(node, until=set())}
+    return not _written_before_read(calls, set(), nodes[0])
 
 
 def _written_before_read(calls: set[Node], operands: set[Node], reader: Node) -> bool:
@@ -202,6 +220,13 @@ class _Interpreter:
             return known
         return term
 
+    def affine(self, argument: Any) -> Affine | None:
+        known = _as_affine(self.read(argument))
+        return known if isinstance(known, Affine) else None
+
+    def pick(self, node: Node) -> Pick:
+        return pick_of(self.affine, node)
+
 
 def _as_affine(known: Known | None) -> Known | None:
     return Affine(known) if type(known) is int else known
@@ -224,7 +249,7 @@ def _fitted(known: Known, node: Node) -> Known:
     """A result as the value of a node, in its dtype. Indices of dimensions of size 1 are 0."""
     tensor = value(node)
     if isinstance(known, (Affine, Quotient, Magnitude)):
-        long = _changed(known, lambda affine: _without_short_dims(affine, tensor))
+        long = _changed(known, lambda affine: without_short_dims(affine, tensor.shape))
         return known if long is None else long
     if isinstance(known, (int, float)):
         return rounded(known, tensor.dtype)
@@ -250,12 +275,6 @@ def _changed(
     if inner is None:
         return None
     return Quotient(inner, known.divisor) if isinstance(known, Quotient) else Magnitude(inner)
-
-
-def _without_short_dims(affine: Affine, tensor: torch.Tensor) -> Affine:
-    sizes = tensor.shape
-    long = {d: n for d, n in affine.steps.items() if not statically_known_true(sizes[d] == 1)}
-    return replace(affine, steps=long)
 
 
 # --- constants ----------------------------------------------------------------------------------
@@ -327,10 +346,80 @@ def _cumulative_sum(reader: _Interpreter, call: Call) -> Known | None:
         return None
     dim = dim % tensor.dim() - tensor.dim()
     if isinstance(added, int):
-        return Affine(int(added), {dim: int(added)})
+        return Affine(int(added), {dim: int(added)}) if added else 0
     least = min(added.yes, added.no) if isinstance(added, Choice) else 0
-    known = isinstance(added, (Truth, Choice)) and least >= 0
-    return Ascending(call.node, dim) if known else None
+    if not isinstance(added, (Truth, Choice)) or least < 0:
+        return None
+    return Ascending(call.node, dim, _without_jumps(call) if dim == COLUMNS else None)
+
+
+def _without_jumps(count: Call) -> Node | None:
+    """The tensor x of (x.diff(prepend=...) != 1).cumsum(-1): where the sum stays the same, x rises
+    by one."""
+    jumps = call_of(count.arguments["input"], "ne")
+    differences = call_of(jumps.arguments["input"], "diff") if jumps else None
+    if jumps is None or differences is None or _differenced_dim(differences) != COLUMNS:
+        return None
+    x: Node = differences.arguments["input"]
+    known = number(jumps.arguments["other"]) == 1 and same_shape(x, count.node)
+    return x if known and differences.arguments.get("append") is None else None
+
+
+def _differenced_dim(call: Call) -> int | None:
+    """The dimension along which a call subtracts from each element the one before it."""
+    given, dim = value(call.arguments["input"]), call.arguments.get("dim", -1)
+    once = call.arguments.get("n", 1) == 1 and type(dim) is int and given.dim() > 0
+    return dim % given.dim() - given.dim() if once else None
+
+
+def _differences(reader: _Interpreter, call: Call) -> Known | None:
+    """Those of numbers that rise evenly are all the same."""
+    dim, given = _differenced_dim(call), reader.affine(call.arguments["input"])
+    if dim is None or given is None or given.tensors or call.arguments.get("append") is not None:
+        return None
+    step = given.steps.get(dim, 0)
+    before = given + Affine(-step, {dim: -step})
+    prepended = call.arguments.get("prepend")
+    one_more = same_shape(call.arguments["input"], call.node)
+    is_even = prepended is None or (one_more and reader.affine(prepended) == before)
+    return step if is_even else None
+
+
+def _count_below(reader: _Interpreter, call: Call) -> Known | None:
+    """How many of some boundaries are below each of ascending numbers."""
+    boundaries = call.arguments.get("sorted_sequence", call.arguments.get("boundaries"))
+    if not isinstance(boundaries, Node) or value(boundaries).dim() != 1:
+        return None
+    return _ascending_as(reader, call.arguments["input"], call.node)
+
+
+def _count_reached(reader: _Interpreter, call: Call) -> Known | None:
+    """How many limits each column has reached, as in (columns >= limits[:, None]).sum(0)."""
+    reached = reader.read(call.arguments["input"])
+    parts = reached.when_true if isinstance(reached, Truth) else None
+    dims = reduced_dims(call, value(call.arguments["input"]))
+    rank = value(call.arguments["input"]).dim()
+    if not parts or not dims or rank - 1 in dims or value(call.node).dtype not in _INTEGERS:
+        return None
+    ascends = all(isinstance(part, Bound) and part.is_start for part in parts)
+    return Ascending(call.node, COLUMNS) if ascends else None
+
+
+def _repeated(reader: _Interpreter, call: Call) -> Known | None:
+    """Ascending numbers, or without any the indices of `repeats`, each of which is repeated."""
+    given, repeats = call.arguments.get("input"), call.arguments.get("repeats")
+    if given is None or repeats is None:
+        return Ascending(call.node, COLUMNS)
+    return _ascending_as(reader, given, call.node) if value(given).dim() == 1 else None
+
+
+def _ascending_as(reader: _Interpreter, given: Any, node: Node) -> Ascending | None:
+    """A tensor whose elements ascend along the dimension along which those of another one do."""
+    known = reader.affine(given)
+    if known is None or known.tensors or value(node).dtype not in _INTEGERS:
+        return None
+    dims = [dim for dim, step in known.steps.items() if step > 0]
+    return Ascending(node, dims[0]) if len(dims) == len(known.steps) == 1 else None
 
 
 # --- comparisons --------------------------------------------------------------------------------
@@ -347,9 +436,64 @@ def _comparison(reader: _Interpreter, call: Call) -> Known | None:
     x, y = (reader.position(call.arguments.get(name)) for name in names)
     kind = _MIRRORED.get(call.kind, call.kind)
     if kind in ("eq", "ne"):
-        equal = _equal(x, y)
+        equal = _equal(reader, x, y)
+        if isinstance(equal, Truth):
+            equal = _with_known_column(equal, *reader.operands(call))
         return inverse(equal) if equal is not None and kind == "ne" else equal
+    known = _ordered(kind, x, y)
+    if known is not None:
+        return known
+    x, y = (reader.affine(call.arguments.get(name)) for name in names)
+    return _ordered_in_document(reader, kind, x - y, call.node) if x and y else None
+
+
+def _ordered(kind: str, x: Any, y: Any) -> Logical | None:
     return _at_most(x, y) if kind == "le" else _less(x, y)
+
+
+def _ordered_in_document(
+    reader: _Interpreter, kind: str, difference: Affine, node: Node
+) -> Truth | None:
+    """A comparison of a row's and a column's numbers, such as position_ids[:, None, :] <=
+    position_ids[:, :, None], which differ as indices do if they are in the same document."""
+    tensors = [term for term in difference.tensors if isinstance(term, Node)]
+    columns = [term for term in tensors if Affine(terms={term: 1}).varies_over_columns]
+    rows = [term for term in tensors if term not in columns]
+    if len(columns) != 1 or len(rows) != 1 or len(difference.tensors) != 2:
+        return None
+    document = _document(reader.pick(rows[0]), reader.pick(columns[0]))
+    step = difference.terms[columns[0]]
+    if document is None or difference.terms[rows[0]] != -step:
+        return None
+    numbers = Affine(terms={columns[0]: step, rows[0]: -step})
+    known = _ordered(kind, difference - numbers + document.difference * step, Affine())
+    return _within(document, known, node) if isinstance(known, Truth) else None
+
+
+def _document(rows: Pick, columns: Pick) -> Document | None:
+    """The document of the elements of one tensor that two others have."""
+    same = rows.source is columns.source and rows.places[:-1] == columns.places[:-1]
+    return Document(rows.source, rows.places, columns.places) if same and rows.places else None
+
+
+def _within(document: Document, known: Truth, node: Node) -> Truth:
+    """What is known of `node` in a document."""
+
+    def limited(condition: Condition | None, otherwise: Leaf) -> Condition | None:
+        bounds = [part for part in condition or () if isinstance(part, Bound)]
+        return tuple(Within(document, bound, otherwise) for bound in bounds) or None
+
+    leaves = Leaf(node), Leaf(node, negated=True)
+    return Truth(limited(known.when_true, leaves[0]), limited(known.when_false, leaves[1]))
+
+
+def _with_known_column(equal: Truth, x: Known | None, y: Known | None) -> Truth:
+    """Where quotients are equal, with the column in which their dividends are."""
+    if not isinstance(x, Quotient) or not isinstance(y, Quotient) or x.divisor != y.divisor:
+        return equal
+    leaves = column_of_zero(x.dividend - y.dividend)
+    bounds = [part for part in equal.when_true or () if isinstance(part, Bound)]
+    return replace(equal, when_true=tuple(replace(bound, leaves=leaves) for bound in bounds))
 
 
 def _less(x: Any, y: Any) -> Logical | None:
@@ -374,22 +518,29 @@ def _at_most(x: Any, y: Any) -> Logical | None:
     return None
 
 
-def _equal(x: Any, y: Any) -> Logical | None:
+def _equal(reader: _Interpreter, x: Any, y: Any) -> Logical | None:
     for keys, rows in ((x, y), (y, x)):
         if isinstance(keys, Ascending) and keys.dim == COLUMNS and isinstance(rows, Affine):
-            return _found(keys.node, rows)
+            return _found(reader, keys, rows)
     if isinstance(x, Magnitude) or isinstance(y, Magnitude):
         return None
     return _all_of(_at_most(x, y), _at_most(y, x))
 
 
-def _found(keys: Node, rows: Affine) -> Truth | None:
+def _found(reader: _Interpreter, keys: Ascending, rows: Affine) -> Truth | None:
     """Where ascending keys are equal to the number of the row."""
     row = next(iter(rows.terms), None)
-    if not isinstance(row, Node) or rows != Affine(terms={row: 1}) or not _can_search(keys, row):
+    if not isinstance(row, Node) or rows != Affine(terms={row: 1}):
         return None
-    start, end = (Affine(terms={Search(keys, row, right): 1}) for right in (False, True))
-    return Truth((Bound(start, True), Bound(end, False)), None)
+    if not _can_search(keys.node, row) or not _is_unwritten(keys.node, row):
+        return None
+    document = _document(reader.pick(row), reader.pick(keys.node))
+    leaves = column_of_zero(document.difference) if document else None
+    start, end = (Affine(terms={Search(keys.node, row, right): 1}) for right in (False, True))
+    bounds = (Bound(start, True, leaves), Bound(end, False, leaves))
+    if document is None or keys.numbers is None:
+        return Truth(bounds, None)
+    return Truth((*bounds, replace(document, numbers=keys.numbers)), None)
 
 
 def _can_search(keys: Node, rows: Node) -> bool:
@@ -474,8 +625,9 @@ def _view(reader: _Interpreter, call: Call) -> Known | None:
     if isinstance(known, Choice):
         return replace(known, truth=_truth_view(known.truth, axes))
     if isinstance(known, Ascending):
-        return next((Ascending(call.node, d) for d, (n, _) in axes.items() if n == known.dim), None)
-    return _changed(known, lambda affine: _affine_view(reader, affine, axes))
+        dims = (dim for dim, (old, _) in axes.items() if old == known.dim)
+        return next((replace(known, node=call.node, dim=dim) for dim in dims), None)
+    return _changed(known, lambda affine: viewed(reader.affine, affine, axes))
 
 
 def _truth_view(truth: Truth, axes: Axes) -> Truth:
@@ -485,37 +637,33 @@ def _truth_view(truth: Truth, axes: Axes) -> Truth:
 
 def _stays(condition: Condition, axes: Axes) -> bool:
     """Whether a view leaves the dimensions that a condition refers to in place."""
-    ranks = [2 if isinstance(part, Bound) and part.limit.steps else 1 for part in condition]
-    tensors = [value(node) for node in _operands(condition)]
+    parts = [part.otherwise if isinstance(part, Within) else part for part in condition]
+    known = [part for part in parts if not isinstance(part, Document)]
+    ranks = [2 if isinstance(part, Bound) and part.limit.steps else 1 for part in known]
+    tensors = [value(node) for node in _operands(known)]
     ranks += [tensor.dim() for tensor in tensors if isinstance(tensor, torch.Tensor)]
     return all(axes.get(dim) == (dim, 0) for dim in range(-max(ranks), 0))
 
 
-def _affine_view(reader: _Interpreter, affine: Affine, axes: Axes) -> Affine | None:
-    places = {old: (dim, start) for dim, (old, start) in axes.items()}
-    if affine.tensors or not places.keys() >= affine.steps.keys():
-        return None
-    moved = replace(affine, steps={places[old][0]: step for old, step in affine.steps.items()})
-    for old, step in affine.steps.items():
-        start = _as_affine(reader.read(places[old][1]))
-        if not isinstance(start, Affine):
-            return None
-        moved = moved + start * step
-    return moved
-
-
 def _gathered(reader: _Interpreter, call: Call) -> Known | None:
-    """An ascending tensor indexed by positions, as in segments[batch, keys]."""
-    known, index = reader.read(call.arguments["input"]), call.arguments.get("index")
-    if not isinstance(known, Ascending) or not isinstance(index, (tuple, list)):
+    """A tensor indexed by positions, as in segments[batch, keys]."""
+    known, places = reader.read(call.arguments["input"]), indices_of(reader.affine, call)
+    if places is None:
         return None
-    places = [place for one in index if isinstance(place := reader.read(one), Affine)]
-    if len(places) != value(known.node).dim() or any(place.tensors for place in places):
-        return None
-    keys = places.pop(known.dim)
-    ((dim, step),) = keys.steps.items() if len(keys.steps) == 1 else ((0, 0),)
-    ascends = step > 0 and all(dim not in place.steps for place in places)
-    return Ascending(call.node, dim) if ascends else None
+    if isinstance(known, (int, float)):
+        return known
+    if isinstance(known, Affine):
+        return None if known.tensors else at(known, places)
+    return _ascending_at(known, places, call.node) if isinstance(known, Ascending) else None
+
+
+def _ascending_at(known: Ascending, places: Sequence[Affine], node: Node) -> Ascending | None:
+    """The elements of an ascending tensor at these places."""
+    steps = places[known.dim].steps
+    others = {dim for place in places if place is not places[known.dim] for dim in place.steps}
+    dims = [dim for dim, step in steps.items() if step > 0 and dim not in others]
+    ascends = len(dims) == len(steps) == 1
+    return Ascending(node, dims[0], known.numbers) if ascends else None
 
 
 def _cast(reader: _Interpreter, call: Call) -> Known | None:
@@ -539,6 +687,10 @@ _STEPS: dict[str, Step] = {
     "floordiv": _floor_quotient,
     "abs": _magnitude,
     "cumsum": _cumulative_sum,
+    "diff": _differences,
+    "bucketize": _count_below,
+    "sum": _count_reached,
+    "repeat_interleave": _repeated,
     **dict.fromkeys(_RELATIONS, _comparison),
     "and": _logic(both),
     "or": _logic(either),

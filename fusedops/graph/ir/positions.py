@@ -9,7 +9,7 @@ of which nothing is known. Nothing is computed, so that sizes may be symbols.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -102,6 +102,12 @@ class Affine:
         return None
 
 
+def without_short_dims(affine: Affine, sizes: Sequence[int | torch.SymInt]) -> Affine:
+    """A tensor with these sizes. Indices of dimensions of size 1 are 0."""
+    long = {d: n for d, n in affine.steps.items() if not statically_known_true(sizes[d] == 1)}
+    return replace(affine, steps=long)
+
+
 def _summed(first: Mapping[Key, int], other: Mapping[Key, int]) -> dict[Key, int]:
     sums = {key: first.get(key, 0) + other.get(key, 0) for key in (*first, *other)}
     return {key: total for key, total in sums.items() if total}
@@ -119,12 +125,21 @@ def _is_one_per_row(term: Term) -> bool:
     return not shape or statically_known_true(shape[COLUMNS] == 1)
 
 
+#: For each dimension of a tensor, the index of the element that is read.
+Places = tuple[Affine, ...]
+
+
 @dataclass(frozen=True)
 class Bound:
-    """Row i has the columns from `limit` on (`is_start`), or those before it."""
+    """Row i has the columns from `limit` on (`is_start`), or those before it.
+
+    leaves: a column that it leaves each row whatever tensors the limit depends on, if there is a
+        column with that index; None if none is known.
+    """
 
     limit: Affine
     is_start: bool
+    leaves: Affine | None = None
 
 
 @dataclass(frozen=True)
@@ -135,7 +150,32 @@ class Leaf:
     negated: bool = False
 
 
-Condition = tuple[Bound | Leaf, ...]
+@dataclass(frozen=True)
+class Document:
+    """Each row and each column has a number at a place in `numbers`. The row sees the columns whose
+    numbers are in the same document as its own, in which they rise by one from each to the next."""
+
+    numbers: Node
+    rows: Places
+    columns: Places
+
+    @property
+    def difference(self) -> Affine:
+        """The column's number minus the row's."""
+        return self.columns[-1] - self.rows[-1]
+
+
+@dataclass(frozen=True)
+class Within:
+    """A bound that holds within a document, and what is known elsewhere."""
+
+    document: Document
+    bound: Bound
+    otherwise: Leaf
+
+
+Part = Bound | Leaf | Document | Within
+Condition = tuple[Part, ...]
 
 
 @dataclass(frozen=True)
@@ -181,6 +221,25 @@ def both(a: Logical, b: Logical) -> Logical:
 def either(a: Logical, b: Logical) -> Logical:
     """a or b."""
     return inverse(both(inverse(a), inverse(b)))
+
+
+def column_of_zero(number: Affine) -> Affine | None:
+    """The column of each row in which a number is 0; None if it is not known as an index."""
+    step = number.steps.get(COLUMNS, 0)
+    column = (number + Affine(steps={COLUMNS: -step})) * -step
+    return column if abs(step) == 1 and column.is_index else None
+
+
+def resolved(condition: Condition) -> tuple[Bound | Leaf, ...]:
+    """The bounds within the documents that a condition has, and the tensors in place of others."""
+    documents = [part for part in condition if isinstance(part, Document)]
+    parts: list[Bound | Leaf] = []
+    for part in condition:
+        if isinstance(part, Within):
+            part = part.bound if part.document in documents else part.otherwise
+        if not isinstance(part, Document) and part not in parts:
+            parts.append(part)
+    return tuple(parts)
 
 
 def at_most_zero(affine: Affine) -> Logical | None:

@@ -190,14 +190,15 @@ def widened(node: Any) -> tuple[tuple[Node, ...], Any]:
 
 
 def upstream(node: Node, until: set[Node]) -> set[Node]:
-    """`node` and all calls that it depends on, up to but without `until`."""
+    """`node` and all calls that its elements depend on, up to but without `until`."""
     found: set[Node] = set()
     waiting = [node]
     while waiting:
         current = waiting.pop()
         if current.op.startswith("call") and current not in until and current not in found:
             found.add(current)
-            waiting += current.all_input_nodes
+            cast = call_of(current, "cast")  # x.type_as(y) has no elements of y
+            waiting += [cast.arguments["input"]] if cast else current.all_input_nodes
     return found
 
 

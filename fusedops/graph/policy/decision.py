@@ -134,12 +134,12 @@ def _is_never_materialised(match: Match) -> bool:
 
 
 def _becomes_sdpa(match: Match) -> bool:
-    """Whether a softmax without a mask is between two matrix products, so that Inductor's pass
+    """Whether a softmax of plain scores is between two matrix products, so that Inductor's pass
     fuse_attention replaces all three. On a CPU that pass does not support dropout."""
     arguments = match.call.arguments
-    masking = ("mask", "bias", "lower_diagonal", "start", "end", "sinks")
-    hides = arguments.get("causal") or any(arguments.get(name) is not None for name in masking)
-    if not match.op.startswith(("softmax", "masked_softmax")) or hides:
+    more = ("mask", "bias", "lower_diagonal", "start", "end", "sinks", "softcap")
+    has_more = arguments.get("causal") or any(arguments.get(name) is not None for name in more)
+    if not match.op.startswith(("softmax", "masked_softmax")) or has_more:
         return False
     device = value(match.call.node).device.type
     if match.op == "masked_softmax_dropout" and device == "cpu":
@@ -197,8 +197,8 @@ def _figures(
 def _measured_as(match: Match) -> tuple[str, ...]:
     """The names under which the op may be in a table, the closest first."""
     names = _MEASURED_AS.get(match.op, (match.op,))
-    is_causal = match.op == "masked_softmax" and match.call.arguments.get("causal")
-    return (_CAUSAL, *names) if is_causal else names
+    can_be_causal = match.op in ("masked_softmax", "masked_softmax_sinks")
+    return (_CAUSAL, *names) if can_be_causal and match.call.arguments.get("causal") else names
 
 
 def _dropout(table: Table, size: Size) -> float:

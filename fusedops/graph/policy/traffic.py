@@ -22,7 +22,34 @@ def bytes_saved(match: Match) -> int:
     separately = sum(_moved(call) for call in calls)
     read = {node for call in (*calls, *match.mask_calls) for node in call.all_input_nodes}
     inputs = read.difference(calls, match.mask_calls)
-    return max(0, separately - _bytes(inputs) - _bytes(match.results))
+    together = _bytes(inputs) - unread_bytes(match) + _bytes(match.results)
+    return max(0, separately - together)
+
+
+def unread_bytes(match: Match) -> int:
+    """The bytes of scores that the op does not read, because diagonals hide them. What `start` and
+    `end` hide depends on their elements, and does not count."""
+    arguments = match.call.arguments
+    scores, first = value(arguments.get("input")), arguments.get("lower_diagonal")
+    sizes = hints(scores) if isinstance(scores, torch.Tensor) else None
+    if not sizes or len(sizes) < 2 or not match.op.startswith("masked_softmax"):
+        return 0
+    rows, columns = sizes[-2:]
+    last = arguments.get("diagonal") if arguments.get("causal") else columns
+    hidden = rows * columns - _before(last + 1, rows, columns) if isinstance(last, int) else 0
+    hidden += _before(first, rows, columns) if isinstance(first, int) else 0
+    return _size(scores) // max(rows * columns, 1) * min(hidden, rows * columns)
+
+
+def _before(limit: int, rows: int, columns: int) -> int:
+    """How many columns are before limit + i in each row i, summed over the rows."""
+
+    def total(greatest: int) -> int:
+        """The sum of min(n, columns) for n from 1 to `greatest`."""
+        rising = max(0, min(greatest, columns))
+        return rising * (rising + 1) // 2 + columns * max(0, greatest - columns)
+
+    return total(limit + rows - 1) - total(limit - 1)
 
 
 def unused_masks(match: Match) -> list[Node]:

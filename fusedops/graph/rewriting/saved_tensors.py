@@ -78,11 +78,14 @@ def with_cloned_inputs(new: OpCall, is_unsavable: IsUnsavable) -> OpCall:
 
 
 def _saved_inputs(new: OpCall) -> set[str]:
-    """The arguments that an op saves. Softmaxes save their result instead of the input, and norms
-    of a sum save the sum."""
-    name = schema_of(new).name.rpartition("::")[2]
+    """The arguments that an op saves. Softmaxes save their result instead of the input, unless
+    there is a soft cap, and norms of a sum save the sum."""
+    schema = schema_of(new)
+    name = schema.name.rpartition("::")[2]
     is_norm_of_inputs = name.endswith("norm") and not name.startswith("add_")
-    return _PARAMETERS | ({"input", "inputs"} if is_norm_of_inputs else set())
+    given = dict(zip((argument.name for argument in schema.arguments), new.args, strict=False))
+    is_capped = given.get("softcap") is not None
+    return _PARAMETERS | ({"input", "inputs"} if is_norm_of_inputs or is_capped else set())
 
 
 def with_cloned_results(found: Replacement, match: Match, is_unsavable: IsUnsavable) -> Replacement:

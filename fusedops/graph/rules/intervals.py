@@ -27,6 +27,9 @@ def _rows_and_columns(scores: Node) -> tuple[Any, Any]:
 
 def every_row_sees(bounds: Sequence[Bound], scores: Node) -> bool:
     """Whether each row is known to see a column."""
+    known = [bound.leaves for bound in bounds if bound.leaves is not None]
+    if any(_every_row_has(column, bounds, scores) for column in known):
+        return True
     rows, columns = _rows_and_columns(scores)
     starts = [bound.limit for bound in bounds if bound.is_start]
     ends = [bound.limit for bound in bounds if not bound.is_start]
@@ -38,6 +41,22 @@ def every_row_sees(bounds: Sequence[Bound], scores: Node) -> bool:
     positive = all(statically_known_true(end.offset > 0) for end in ends)
     ordered = all(_is_below(start, end, rows) for start in starts for end in ends)
     return before_last and positive and ordered and statically_known_true(columns > 0)
+
+
+def _every_row_has(column: Affine, bounds: Sequence[Bound], scores: Node) -> bool:
+    """Whether all bounds are known to leave each row the column with that index."""
+    rows, columns = _rows_and_columns(scores)
+    last = column.offset + column.steps.get(ROWS, 0) * (rows - 1)
+    exists = statically_known_true(column.offset >= 0) and statically_known_true(last < columns)
+    return exists and all(_leaves(bound, column, rows) for bound in bounds)
+
+
+def _leaves(bound: Bound, column: Affine, rows: Any) -> bool:
+    """Whether a bound is known to leave each row a column."""
+    if bound.leaves == column or not bound.limit.is_index:
+        return bound.leaves == column
+    first, last = (bound.limit, column) if bound.is_start else (column + 1, bound.limit)
+    return _is_below(first, last + 1, rows)
 
 
 def _is_below(start: Affine, end: Affine, rows: Any) -> bool:
@@ -136,6 +155,7 @@ def _without_columns(rows: Node) -> Node | OpCall:
 
 def _searched(search: Search) -> OpCall:
     rows = OpCall(aten.transpose.int, (search.rows, -1, -2))
-    options = {"right": search.right}
-    found = OpCall(aten.searchsorted.Tensor, (search.keys, rows), options)
+    # Without this, searchsorted warns that it copies; it changes nothing if they are contiguous.
+    operands = (OpCall(aten.contiguous.default, (one,)) for one in (search.keys, rows))
+    found = OpCall(aten.searchsorted.Tensor, tuple(operands), {"right": search.right})
     return OpCall(aten.squeeze.dim, (found, -2))

@@ -1,11 +1,15 @@
-"""Fuses a softmax over the last dimension with the scale, bias and mask before it and the dropout
-after it.
+"""Fuses a softmax over the last dimension with the scale, soft cap, bias and mask before it and the
+dropout after it.
 
-before    s = torch.matmul(q, k) * scale + bias
+before    s = torch.matmul(q, k) * scale
+          s = torch.tanh(s / cap) * cap             or without this
+          s = s + bias
           s = s.masked_fill(mask == 0, value)       or s + mask, torch.where(mask, s, value)
           y = F.dropout(torch.softmax(s, -1), p, training)
 after     s = torch.matmul(q, k)
-          y = torch.ops.fusedops.masked_softmax(s, mask != 0, scale, causal, value, bias)
+          y = torch.ops.fusedops.masked_softmax(
+              s, mask != 0, scale, causal, value, bias, softcap=cap
+          )
           y, _ = torch.ops.fusedops.masked_softmax_dropout(..., p, seed, bias)
 """
 
@@ -30,7 +34,7 @@ from fusedops.graph.rules.softmax_decomposed import read_softmax_decomposed
 
 
 class MaskedSoftmax(Rule):
-    """A softmax over the last dimension, with scale, bias, mask or dropout."""
+    """A softmax over the last dimension, with scale, soft cap, bias, mask or dropout."""
 
     def match(self, call: Call) -> Match | None:
         chain = _last_dim_softmax(call)
@@ -112,7 +116,10 @@ def _arguments(
         "dtype": None if value(scores.input).dtype == result else result,
         "diagonal": limits.pop("diagonal"),
     }
-    rest = limits | {"sinks": sink.operand(device) if sink else None}
+    rest = limits | {
+        "sinks": sink.operand(device) if sink else None,
+        "softcap": scores.softcap,
+    }
     has_rest = chain.zeroes_hidden_rows or any(given is not None for given in rest.values())
     return arguments | ({"zero_masked_rows": chain.zeroes_hidden_rows} | rest if has_rest else {})
 

@@ -1,4 +1,5 @@
-"""Matches the scale, bias, masks and casts that models apply to scores before a softmax."""
+"""Matches the scale, soft cap, bias, masks and casts that models apply to scores before a
+softmax."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ Operand = Node | OpCall
 
 @dataclass(frozen=True)
 class Scores:
-    """The input of a softmax: scale * input + addends where `visible`, else `mask_value`.
+    """The input of a softmax: scale * input + addends where `visible`, else `mask_value`. With a
+    soft cap, softcap * tanh(scale * input / softcap) stands in place of scale * input.
 
     nodes: the calls that compute this, in program order.
     bounds: between which columns each row sees any; `visible` does not repeat them.
@@ -51,6 +53,7 @@ class Scores:
     addends: tuple[Operand, ...] = ()
     visible: Operand | None = None
     mask_value: float = -math.inf
+    softcap: float | None = None
     bounds: tuple[Bound, ...] = ()
     mask_calls: frozenset[Node] = frozenset()
     adds_finite: bool = False
@@ -76,7 +79,8 @@ def read_scores(chain: SoftmaxChain, has_sink: bool = False) -> Scores:
         scores = _with_hidden(scores, chain.hidden) or scores
     while scores.product is None:
         call = call_of(scores.input)
-        longer = _STEPS[call.kind](scores, call) if call and call.kind in _STEPS else None
+        steps = _STEPS if scores.softcap is None else _STEPS_UNDER_A_CAP
+        longer = steps[call.kind](scores, call) if call and call.kind in steps else None
         if call is None or longer is None:
             break
         ours = {*scores.nodes, *chain.nodes, call.node}
@@ -118,6 +122,19 @@ def _scaled(scores: Scores, input: Any, factor: Any, inverse: bool) -> Scores | 
     if not math.isfinite(factor) or factor == 0:
         return None
     return replace(scores, input=input, scale=scores.scale * (1 / factor if inverse else factor))
+
+
+#: The soft caps that the op takes in float32, in which it computes all dtypes but float64.
+_LEAST_CAP, _GREATEST_CAP = 2.0**-126, 2.0**126
+
+
+def _through_tanh(scores: Scores, call: Call) -> Scores | None:
+    """What multiplies a tanh is the soft cap, and with it the scale of the tanh's argument. Without
+    a factor it is an activation, which Inductor fuses."""
+    cap = abs(scores.scale)
+    if cap == 1 or not _LEAST_CAP <= cap <= _GREATEST_CAP:
+        return None
+    return replace(scores, input=call.arguments["input"], softcap=cap)
 
 
 def _through_add(scores: Scores, call: Call) -> Scores | None:
@@ -308,4 +325,6 @@ _STEPS = {
     "baddbmm": _through_baddbmm,
     "masked_fill": _through_masked_fill,
     "where": _through_where,
+    "tanh": _through_tanh,
 }
+_STEPS_UNDER_A_CAP = {kind: _STEPS[kind] for kind in ("cast", "mul", "div")}

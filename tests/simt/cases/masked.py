@@ -37,7 +37,9 @@ MAX_LENGTH = 33_000
 #: third tile.
 LONG_COLS = 6144
 #: The parts that scores may have, one of which is enough for a kernel of its own.
-PARTS = ["none", "causal", "bool", "numbers", "any"]
+PARTS = ["none", "causal", "bool", "numbers", "any", "capped"]
+#: Those whose kernels take every operand.
+GENERAL = ("any", "capped")
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class MaskedCase:
     start: str = ""  # as mask, with 0 for the columns, as in "int32 1010"
     end: str = ""
     sinks: str = ""
+    softcap: float = 0.0  # 0: none
     scale: float = 1.0
     mask_value: float = -np.inf
     zero_masked_rows: bool = False
@@ -217,6 +220,7 @@ class Prepared:
             ),
             scale=case.scale,
             mask_value=case.mask_value,
+            softcap=case.softcap,
             **{
                 name: self.arrays[name].bound(case.operand_shape(text))
                 for name, text in (("start", case.start), ("end", case.end))
@@ -264,10 +268,10 @@ def bases() -> list[MaskedCase]:
         for op in OPS
         for dtype, other in PAIRS
         for width in (wide_vector(op, dtype, other),)
-        for parts in (PARTS if dtype != "float64" else ["any"])
-        if op == "masked_softmax_forward" or parts != "numbers"
+        for parts in (PARTS if dtype != "float64" else GENERAL)
+        if op == "masked_softmax_forward" or parts not in ("numbers", "capped")
     ]
-    return [*wide, *(replace(case, width=1, cols=1) for case in wide if case.parts == "any")]
+    return [*wide, *(replace(case, width=1, cols=1) for case in wide if case.parts in GENERAL)]
 
 
 def wide_vector(op: str, dtype: str, other: str) -> int:
@@ -279,7 +283,7 @@ def with_operands(case: MaskedCase, i: int) -> MaskedCase:
     """The case with the i-th choice of mask, bias and causality that its parts allow."""
     own, wide = case.dtype, "float64" if case.dtype == "float64" else "float32"
     masks, biases, diagonals = [""], [""], [None]
-    lowers, starts, ends, sinks = [None], [""], [""], [""]
+    lowers, starts, ends, sinks, caps = [None], [""], [""], [""], [0.0]
     if case.parts == "none" and not case.is_forward:
         masks = ["", f"{own} 0011"]  # what was added does not matter
     elif case.parts == "causal":
@@ -289,7 +293,7 @@ def with_operands(case: MaskedCase, i: int) -> MaskedCase:
     elif case.parts == "numbers":
         masks = [f"{own} 0011", "", f"{own} 1101", ""]
         biases = ["", f"{own} 0111", "", f"{own} 1111"]
-    elif case.parts == "any":
+    elif case.parts in GENERAL:
         masks = ["bool 1110", "bool 1011", "", f"{own} 0011", f"{wide} 1101", "bool 0001"]
         masks.append("bool 1111")
         biases = ["", f"{own} 0111", f"{wide} 1010", f"{own} 1111", f"{wide} 0001"]
@@ -298,6 +302,7 @@ def with_operands(case: MaskedCase, i: int) -> MaskedCase:
         starts = ["", "", "int32 1110", "", "int64 0110", ""]
         ends = ["", "int64 1000", "", "", "int32 0010", "", "int32 1110"]
         sinks = ["", "", "float 0100", "", "", "float 1110", "", "float 0000"]
+        caps = [2.0, 50.0, 0.5] if case.parts == "capped" else caps
     return replace(
         case,
         mask=masks[i % len(masks)],
@@ -307,6 +312,7 @@ def with_operands(case: MaskedCase, i: int) -> MaskedCase:
         start=starts[i % len(starts)],
         end=ends[i % len(ends)],
         sinks=sinks[i % len(sinks)],
+        softcap=caps[i % len(caps)],
     )
 
 
@@ -332,7 +338,7 @@ def boundary_cases(emulator: Emulator, base: MaskedCase) -> Iterator[MaskedCase]
     args = Prepared(emulator, base, inputs(base)).args
     ends = emulator.ends_of_launch_shapes(args, base.width, MAX_LENGTH)
     ends = ends if ends[-1] > row_cases.FEW_COLS else [*ends, LONG_COLS]
-    if base.parts != "any":
+    if base.parts not in GENERAL:
         ends = [end for end in ends if end <= 2048 or end == ends[-1]]
     lengths = sorted({base.width, *ends, *(end + base.width for end in ends)})
     first = zlib.crc32(repr(base).encode())
@@ -348,7 +354,7 @@ def cluster_bases() -> list[MaskedCase]:
     return [
         replace(base, cols=longest[VECTOR_BYTES // base.width] + base.width, clusters=True)
         for base in bases()
-        if base.parts == "any" and base.width > 1 and "float64" not in (base.dtype, base.other)
+        if base.parts in GENERAL and base.width > 1 and "float64" not in (base.dtype, base.other)
     ]
 
 

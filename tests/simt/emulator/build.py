@@ -152,14 +152,18 @@ def ptx_library(modules: Sequence[Path]) -> Path:
     the translated ones of the same names. Not optimised, it calls none but by its symbol.
     """
     jobs = [(HERE / "host.cpp", []), *((path, ["-O0"]) for path in SHIPPED)]
-    sources = [source for module in modules for source in _translated(module)]
-    jobs += [(source, TRANSLATED_FLAGS) for source in sources]
+    found: set[str] = set()
+    for module in modules:
+        entries = ptx.entries(module.read_text(), module.name)
+        # Two modules may have one kernel, as two object files may have one template.
+        kernels = [entry for entry in entries if entry.name not in found]
+        found.update(entry.name for entry in kernels)
+        jobs += [(source, TRANSLATED_FLAGS) for source in _translated(module, kernels)]
     return _link("libsimt_ptx.so", jobs, ["-shared"])
 
 
-def _translated(module: Path) -> list[Path]:
-    """The PTX as C++ sources, each in a folder named by a hash of its text."""
-    kernels = ptx.entries(module.read_text(), module.name)
+def _translated(module: Path, kernels: Sequence[ptx.Entry]) -> list[Path]:
+    """Kernels of a PTX module as C++ sources, each in a folder named by a hash of its text."""
     sources = []
     for first in range(0, len(kernels), KERNELS_PER_SOURCE):
         text = ptx.translation(kernels[first : first + KERNELS_PER_SOURCE], module.name)

@@ -205,6 +205,7 @@ class Scores(Structure):
         *[("dims", RowDims), ("bias", Operand), ("mask", Operand), ("causal", Causal)],
         *[("scale", c_double), ("mask_value", c_double)],
         *[("start", RowBound), ("end", RowBound), ("sinks", RowValues)],
+        ("softcap", c_double),
     ]
 
 

@@ -64,6 +64,7 @@ OPS = {
     "rem": Op("u32 u64", "{0} % {1}"),
     "neg": Op("s32 s64 f32 f64", "-{0}", "T"),
     "abs": Op("f32", "std::fabs({0})", "T"),
+    "copysign": Op("f32 f64", "std::copysign({1}, {0})"),  # the sign of the first operand
     "max": Op("u32 s32 f32 f64", "std::fmax({0}, {1})"),  # double holds every u32 and s32
     "min": Op("s32 u32 s64", "std::min({0}, {1})"),
     "and": Op("pred b32 b64", "{0} & {1}"),
@@ -80,10 +81,11 @@ OPS = {
     "setp.nan": Op("f32 f64", "std::isunordered({0}, {1})", result="pred"),
     "setp.num": Op("f32 f64", "!std::isunordered({0}, {1})", result="pred"),
     "setp.lt": Op("s16 s32 u32 s64 u64 f32 f64", "{0} < {1}", result="pred"),
+    "setp.ltu": Op("f64", "!({0} >= {1})", result="pred"),
     "setp.le": Op("s32 s64", "{0} <= {1}", result="pred"),
     "setp.leu": Op("f32 f64", "!({0} > {1})", result="pred"),
     "setp.gt": Op("s16 s32 u32 s64 f32 f64", "{0} > {1}", result="pred"),
-    "setp.ge": Op("s32 u32 s64", "{0} >= {1}", result="pred"),
+    "setp.ge": Op("s32 u32 s64 f32", "{0} >= {1}", result="pred"),
     "setp.geu": Op("f32 f64", "!({0} < {1})", result="pred"),
     "cvta.to.global": Op("u64", "{0}", "T"),
     "cvta.global": Op("u64", "{0}", "T"),
@@ -100,6 +102,7 @@ OPS = {
     "cvt.rn.f64": Op("s16 s32 u32 s64", "static_cast<double>({0})", "T", "f64"),
     "cvt.f64": Op("f32", "double{{{0}}}", "T", "f64"),
     "cvt.sat.f32": Op("f32", "saturated({0})", "T"),
+    "cvt.rni.f32": Op("f32", "std::nearbyint({0})", "T"),
     "cvt.f32": Op("f16 bf16", "widened({0})", "T", "f32"),
     "cvt.rn.f16": Op("f32", "__float2half_rn({0})", "T", "f16"),
     "cvt.rn.bf16": Op("f32", "__float2bfloat16_rn({0})", "T", "bf16"),

@@ -10,6 +10,7 @@
 
 #include "fusedops/cpu/philox.h"
 #include "fusedops/cpu/softmax.h"
+#include "fusedops/cpu/tanh.h"
 
 namespace fusedops {
 namespace FUSEDOPS_CPU_ISA {
@@ -271,6 +272,17 @@ FUSEDOPS_NOINLINE C scores_of(
   return write_scores<In>(at, operand, scratch, mask_value, visible, cols);
 }
 
+// Soft-capped scores: tanh(scale * input / cap) * cap.
+template <class In, class C = Compute<In>>
+FUSEDOPS_NOINLINE C
+capped_scores_of(const In* input, C scale, C cap, C* scratch, RowRange visible, int64_t cols) {
+  const C inverse = C(1) / cap;
+  const auto at = [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
+    return tanh_of(load(input + col, part) * scale * inverse) * cap;
+  };
+  return write_scores<In>(at, NoOperand{}, scratch, C(0), visible, cols);
+}
+
 template <class In, class OperandValues, class C = Compute<In>>
 FUSEDOPS_NOINLINE C
 scores_with(OperandValues operand, C* scratch, C mask_value, RowRange visible, int64_t cols) {
@@ -344,22 +356,8 @@ struct MaskedRow {
   FUSEDOPS_INLINE C write_chunk(int64_t begin, C mask_value) const {
     const RowRange count = chunk_cols(begin), seen = in_chunk(visible, begin);
     C* to = scratch + begin;
-    const auto first = [&](auto operand) {
-      return scores_of<In>(
-          input + begin, C(scores->scale), operand, to, mask_value, seen, cols - begin);
-    };
-    const auto second = [&](auto operand) {
-      return scores_with<In>(operand, to, mask_value, seen, cols - begin);
-    };
-    C max = -kInfinity<C>;
-    if (bias != nullptr) {
-      max = with_values<In>(scores->bias, bias, begin, first);
-      if (mask != nullptr) max = with_values<In>(scores->mask, mask, begin, second);
-    } else if (mask != nullptr) {
-      max = with_values<In>(scores->mask, mask, begin, first);
-    } else {
-      max = first(NoOperand{});
-    }
+    const C max =
+        scores->softcap != 0 ? write_capped(begin, mask_value) : write_plain(begin, mask_value);
     if (seen.begin == count.begin && seen.end == count.end) return max;
     // Unless all columns are computed, those outside count as if they were not there.
     const C hidden = is_whole() ? mask_value : -kInfinity<C>;
@@ -401,6 +399,40 @@ struct MaskedRow {
   FUSEDOPS_INLINE bool is_rest_zero(SoftmaxRow whole, C mask_value) const {
     return is_whole() ||
         (mask_value < whole.max + ExpFor<C>::type::kLowest && whole.sum == whole.sum);
+  }
+
+ private:
+  // Write the scores of the visible columns, and return their maximum. One loop applies the scale
+  // and the first operand, or the cap alone; the others apply one more operand each.
+  FUSEDOPS_INLINE C write_plain(int64_t begin, C mask_value) const {
+    const RowRange seen = in_chunk(visible, begin);
+    const auto first = [&](auto operand) {
+      return scores_of<In>(
+          input + begin, C(scores->scale), operand, scratch + begin, mask_value, seen,
+          cols - begin);
+    };
+    if (bias != nullptr) {
+      const C max = with_values<In>(scores->bias, bias, begin, first);
+      return mask == nullptr ? max : add_to_scores(scores->mask, mask, begin, mask_value);
+    }
+    return mask == nullptr ? first(NoOperand{}) : with_values<In>(scores->mask, mask, begin, first);
+  }
+
+  FUSEDOPS_INLINE C write_capped(int64_t begin, C mask_value) const {
+    C max = capped_scores_of<In>(
+        input + begin, C(scores->scale), C(scores->softcap), scratch + begin,
+        in_chunk(visible, begin), cols - begin);
+    if (bias != nullptr) max = add_to_scores(scores->bias, bias, begin, mask_value);
+    if (mask != nullptr) max = add_to_scores(scores->mask, mask, begin, mask_value);
+    return max;
+  }
+
+  FUSEDOPS_INLINE C
+  add_to_scores(const Operand& operand, const void* values, int64_t begin, C mask_value) const {
+    return with_values<In>(operand, values, begin, [&](auto given) {
+      return scores_with<In>(
+          given, scratch + begin, mask_value, in_chunk(visible, begin), cols - begin);
+    });
   }
 };
 

@@ -12,6 +12,7 @@
 
 #include "fusedops/cuda/launch_plan.h"
 #include "fusedops/cuda/reduce.h"
+#include "fusedops/cuda/tile.h"
 
 namespace fusedops::cuda {
 
@@ -73,11 +74,15 @@ FUSEDOPS_DEVICE void store_cluster(
 // nothing is sent to it after that one. Nor does a value overwrite one that is still read: a warp
 // sends its value of reduction r + 1 once all its lanes have read those of reduction r, and a peer
 // sends its value of reduction r + 2 once it has those of r + 1 from all warps.
-class Cluster {
+//
+// kThreads_: kByWarp where each warp of a block has neighbouring columns, else 0.
+template <int kThreads_>
+class RowInCluster {
  public:
-  static constexpr int kThreads = 0;
+  static constexpr int kThreads = kThreads_;
 
-  FUSEDOPS_DEVICE Cluster() : blocks_(device::cluster_blocks()), rank_(device::cluster_rank()) {
+  FUSEDOPS_DEVICE RowInCluster()
+      : blocks_(device::cluster_blocks()), rank_(device::cluster_rank()) {
     FUSEDOPS_SHARED(uint64_t, barriers, 2);
     FUSEDOPS_SHARED(Place, mailboxes, 2 * kPlaces);
     barriers_ = barriers;
@@ -91,7 +96,11 @@ class Cluster {
 
   template <int kElements>
   FUSEDOPS_DEVICE ColumnRange own_columns(int32_t cols) const {
-    const int32_t most = blockDim.x * kElements, start = rank_ * most;
+    constexpr int32_t kLanes = device::kWarpLanes;
+    const int32_t of_block = static_cast<int32_t>(blockDim.x) * kElements;
+    const int32_t most = kThreads == kByWarp ? kLanes * kElements : of_block;
+    int32_t start = rank_ * of_block;
+    if (kThreads == kByWarp) start += static_cast<int32_t>(threadIdx.x / kLanes) * most;
     return {start, most < cols - start ? most : cols - start};
   }
 
@@ -148,6 +157,12 @@ class Cluster {
   Place* mailboxes_;
   uint32_t uses_ = 0;
 };
+
+using Cluster = RowInCluster<0>;
+
+// Narrow vectors go by warps: an address for each of them is a third of their instructions.
+template <class T, int kWidth>
+using ClusterOf = RowInCluster<kIsWide<T, kWidth> ? 0 : kByWarp>;
 
 // The row of this cluster in a launch that begins with first_row, a row each.
 FUSEDOPS_DEVICE int64_t cluster_row(int64_t first_row) {

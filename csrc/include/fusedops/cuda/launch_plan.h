@@ -152,11 +152,14 @@ inline constexpr Regimes kMaskedSoftmaxBackwardRegimes = {{{16384, 16}}, {{14336
 // fit into 64 registers, nor do 16 gradients beside 16 probabilities and a mask. 16 scores of 16
 // bits do in 72, which 896 threads have; gradients of single elements take 91, which 384 have.
 inline constexpr Regimes kAnyMaskedSoftmaxRegimes = {{{14336, 16}}, {{8192, 8}}, {{6144, 16}}, {}};
-// Two tensors, the next row of each, and two column sums take up to 128 registers a thread.
+// Two tensors, the next row of each, and two column sums take up to 128 registers a thread. Narrow
+// vectors have the weights in shared memory, where offsets are constants, and so as many elements
+// as wide ones: with 8 of them half of the bytes would be in flight, and each element would bear
+// twice its share of what a row costs once, 150 to 200 instructions of a warp.
 inline constexpr Regimes kNormBackwardRegimes = {
     {{8192, 16}},
     {{8192, 16}},
-    {{64, 8, 8}, {256, 8, 32}, {640, 10, 64}, {1024, 8, 128}, {4096, 8}},
+    {{64, 8, 8}, {256, 16, 16}, {640, 10, 64}, {1024, 16, 64}, {4096, 8}},
     {{2048, 4}},
 };
 // With grad_sum and dropout there is less room for floats, and for the addresses of narrow vectors
@@ -360,6 +363,10 @@ inline constexpr int32_t kMaskedClusterThreads = 512;
 
 inline constexpr Clusters kNoClusters = {};
 inline constexpr Clusters kNarrowClusters = {16, 8192, {{16384, 2}, {32768, 4}, {131072, 8}}};
+// What a row of norms costs a warp once is twice that of softmax.
+inline constexpr Clusters kNarrowNormClusters = {32, 8192, {{16384, 2}, {32768, 4}, {131072, 8}}};
+inline constexpr Clusters kNarrowNormBackwardClusters = {
+    16, 4096, {{16384, 2}, {32768, 4}, {65536, 8}}};
 inline constexpr Clusters kSoftmaxBackwardClusters = kClustersOf16;
 constexpr const Clusters& softmax_clusters(int32_t element_bytes) {
   return element_bytes == 2 ? kClustersOf64 : kClustersOf32;
@@ -376,8 +383,8 @@ constexpr const Clusters& norm_backward_clusters(int32_t element_bytes, bool add
 
 // The vectors of a thread of a cluster.
 template <class T, int kWidth>
-constexpr int cluster_vectors(const Clusters& wide) {
-  return (kIsWide<T, kWidth> ? wide : kNarrowClusters).elements / kWidth;
+constexpr int cluster_vectors(const Clusters& wide, const Clusters& narrow = kNarrowClusters) {
+  return (kIsWide<T, kWidth> ? wide : narrow).elements / kWidth;
 }
 
 // The plan of clusters for rows that they hold better than one block; `plan` for others. Each block
@@ -528,12 +535,19 @@ constexpr NormBackwardPlan plan_norm_backward(
     return {NormScope::kBlock, row, {}, count_partitions(rows, row.rows, kNormBackwardBlocks)};
   }
   if (has_clusters) {
+    const Clusters& narrow = adds ? kNoClusters : kNarrowNormBackwardClusters;
     row = plan_clusters(
-        row, norm_backward_clusters(element_bytes, adds), kNoClusters, cols, element_bytes);
+        row, norm_backward_clusters(element_bytes, adds), narrow, cols, element_bytes);
     const int64_t wave = kClusterMultiprocessors / row.blocks;
     if (row.blocks > 1) return {NormScope::kCluster, row, {}, count_partitions(rows, 1, wave)};
   }
   return plan_norm_backward_segments(regimes, rows, cols, row, element_bytes);
+}
+
+// The kernels of stacks take their threads from the launch: without constant offsets, 16 elements
+// of narrow vectors spill. Such tensors are launched one by one.
+constexpr bool fits_norm_stack_backward(int32_t elements, int32_t vector_bytes) {
+  return vector_bytes == kMaxVectorBytes || elements <= 10;
 }
 
 // The kernel that adds partials has 32 threads for each column of a block. A block has a line of

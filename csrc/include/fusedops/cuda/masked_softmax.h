@@ -42,7 +42,7 @@ struct MaskedExponentials {
       const MaskedSoftmaxForward& args, const ScoreRow& row, int32_t skipped_cols,
       Acc visible_largest, bool is_zero)
       : largest(visible_largest), skipped(skipped_cols), zero(is_zero) {
-    if constexpr (kParts == kAllParts) {
+    if constexpr (kHasAll<kParts>) {
       if (args.scores.sinks.data != nullptr && row.cols > 0 && !zero) {
         sink = static_cast<const Acc*>(args.scores.sinks.data)[row.sinks];
         largest = device::maximum(largest, sink);
@@ -69,13 +69,13 @@ struct Normaliser {
   template <int kParts, class Out>
   FUSEDOPS_DEVICE Normaliser(const MaskedExponentials<kParts, Out>& exponentials, Acc held_sum) {
     Acc sum = held_sum + static_cast<Acc>(exponentials.skipped) * exponentials.hidden;
-    if constexpr (kParts == kAllParts) {
+    if constexpr (kHasAll<kParts>) {
       sink = exponentials.exponential_of_sink();
       sum += sink;
     }
     scale = exponentials.zero ? Acc(0) : device::reciprocal(sum);
     hidden = exponentials.hidden * scale;
-    if constexpr (kParts == kAllParts) sink = exponentials.zero ? Acc(1) : sink * scale;
+    if constexpr (kHasAll<kParts>) sink = exponentials.zero ? Acc(1) : sink * scale;
   }
 };
 
@@ -208,7 +208,7 @@ FUSEDOPS_DEVICE void masked_softmax_row(const MaskedSoftmaxForward& args, int64_
   const int32_t own = scope.template own_columns<kWidth * kVectors>(row.cols).start;
   const int32_t start = row.template first<kWidth>() + own;
 
-  ScoreTile<kParts, In, Acc, kWidth, kVectors, kThreads> tile;
+  ScoreTile<kParts, In, Out, kWidth, kVectors, kThreads> tile;
   tile.load(args.input, args.scores, row, start);
   scope.join();
 
@@ -219,17 +219,17 @@ FUSEDOPS_DEVICE void masked_softmax_row(const MaskedSoftmaxForward& args, int64_
   const MaskedExponentials<kParts, Out> exponentials(
       args, row, row.template skipped_cols<kWidth>(), largest, zero);
 
-  const Acc sum = scope.template reduce<Sum>(tile.template exponentiate<Out>(exponentials.largest));
+  const Acc sum = scope.template reduce<Sum>(tile.exponentiate(exponentials.largest));
   const Normaliser<Acc> normaliser(exponentials, sum);
   store_row<Out, kWidth>(args, row, start, tile, normaliser);
-  if constexpr (kParts == kAllParts) {
+  if constexpr (kHasAll<kParts>) {
     if (scope.is_first()) store_rest<Out, kWidth>(args, row, normaliser);
   }
 }
 
 template <class In, class Out, int kWidth, int kVectors, int kParts, int kThreads = 0>
 FUSEDOPS_KERNEL(
-    (kMaskedSoftmaxThreads<In, kWidth, kWidth * kVectors, kParts == kAllParts>),
+    (kMaskedSoftmaxThreads<In, kWidth, kWidth * kVectors, kHasAll<kParts>>),
     (kLeastBlocks<In, kWidth>))
 masked_softmax_forward_registers(MaskedSoftmaxForward args, int64_t first_row) {
   assume_row_threads<kThreads>();
@@ -239,15 +239,15 @@ masked_softmax_forward_registers(MaskedSoftmaxForward args, int64_t first_row) {
 
 // Clusters are bound to one block a multiprocessor, as floats spill where the compiler makes room
 // for two.
-template <class In, class Out, int kWidth, int kVectors>
+template <class In, class Out, int kWidth, int kVectors, int kParts>
 FUSEDOPS_KERNEL(kMaskedClusterThreads, 1)
 masked_softmax_forward_cluster(MaskedSoftmaxForward args, int64_t first_row) {
-  masked_softmax_row<Cluster, In, Out, kWidth, kVectors, kAllParts>(args, cluster_row(first_row));
+  masked_softmax_row<Cluster, In, Out, kWidth, kVectors, kParts>(args, cluster_row(first_row));
 }
 
 // A block has one row. The sum of a thread whose columns are all -inf stays 0, so that the rest of
 // the row is right.
-template <class In, class Out, int kWidth>
+template <class In, class Out, int kWidth, int kParts>
 FUSEDOPS_KERNEL(kLoopThreads, (kLeastBlocks<In, kWidth>))
 masked_softmax_forward_looped(MaskedSoftmaxForward args, int64_t first_row) {
   using Acc = AccumulatorOf<Out>;
@@ -257,10 +257,10 @@ masked_softmax_forward_looped(MaskedSoftmaxForward args, int64_t first_row) {
   FUSEDOPS_SHARED(Acc, shared_seen, kMaxWarps);
   FUSEDOPS_SHARED(Acc, shared_sums, kMaxWarps);
   const auto row =
-      ScoreRow::with_parts<kAllParts>(args.scores, launch_row(first_row), args.rows, args.cols);
+      ScoreRow::with_parts<kParts>(args.scores, launch_row(first_row), args.rows, args.cols);
   const int64_t step = int64_t{blockDim.x} * kVectors * kWidth;
 
-  ScoreTile<kAllParts, In, Acc, kWidth, kVectors> tile;
+  ScoreTile<kParts, In, Out, kWidth, kVectors> tile;
   Acc largest = -INFINITY, sum = 0, seen = 0;
   const int64_t first = row.template first<kWidth>();
   for (int64_t start = first; start < row.visible; start += step) {
@@ -268,12 +268,12 @@ masked_softmax_forward_looped(MaskedSoftmaxForward args, int64_t first_row) {
     if (args.zero_masked_rows) seen = device::maximum(seen, Acc(tile.sees()));
     const Acc larger = device::maximum(largest, tile.largest);
     const Acc shift = finite_or_zero(larger);
-    sum = sum * exponential<Out>(largest - shift) + tile.template exponentiate<Out>(shift);
+    sum = sum * exponential<Out>(largest - shift) + tile.exponentiate(shift);
     largest = larger;
   }
   const Acc row_largest = row_reduce<Max>(largest, shared_max);
   const bool zero = args.zero_masked_rows && row_reduce<Max>(seen, shared_seen) == 0;
-  const MaskedExponentials<kAllParts, Out> exponentials(
+  const MaskedExponentials<kParts, Out> exponentials(
       args, row, row.template skipped_cols<kWidth>(), row_largest, zero);
   sum *= exponential<Out>(largest - finite_or_zero(exponentials.largest));
 
@@ -281,7 +281,7 @@ masked_softmax_forward_looped(MaskedSoftmaxForward args, int64_t first_row) {
   for (int64_t start = first; start < row.cols; start += step) {
     tile.load(args.input, args.scores, row, start);
     if (zero) tile.skip();
-    tile.template exponentiate<Out>(exponentials.largest);
+    tile.exponentiate(exponentials.largest);
     store_row<Out, kWidth>(args, row, start, tile, normaliser);
   }
   store_rest<Out, kWidth>(args, row, normaliser);

@@ -77,16 +77,10 @@ FUSEDOPS_DEVICE Acc* partial_at(const NormBackward& args, int64_t index) {
   return static_cast<Acc*>(args.workspace) + index * args.cols;
 }
 
-// Adds the column sums of the rows of a block, in order of threadIdx.y, and writes them out. Every
-// thread passes the columns of its tile.
-template <int kWidth, int kVectors, class Acc>
-FUSEDOPS_DEVICE void write_column_sums(
-    const Acc (&own)[kVectors][kWidth], int32_t cols, Acc* shared, Acc* to) {
-#pragma unroll
-  for (int i = 0; i < kVectors; ++i) {
-    const int32_t column = column_of<kWidth>(i);
-    if (column < cols) store(shared + threadIdx.y * cols + column, own[i]);
-  }
+// Adds the column sums that the rows of a block have left in shared memory, in order of
+// threadIdx.y, and writes them out. All threads of the block call.
+template <class Acc>
+FUSEDOPS_DEVICE void add_column_sums(const Acc* shared, int32_t cols, Acc* to) {
   __syncthreads();
   // In two levels: the error grows with 16 + 8 additions, not with the 128 rows of a block.
   constexpr int32_t kSummedRows = 16;
@@ -106,6 +100,18 @@ FUSEDOPS_DEVICE void write_column_sums(
   __syncthreads();
 }
 
+// Writes out the column sums of a block. Every thread passes the columns of its tile. Columns by
+// warp have one row a block, whose sums need no adding.
+template <int kThreads, int kWidth, int kVectors, class Acc>
+FUSEDOPS_DEVICE void write_column_sums(
+    const Acc (&own)[kVectors][kWidth], int32_t cols, Acc* shared, Acc* to) {
+  Acc* const sums = kThreads == kByWarp ? to : shared + threadIdx.y * cols;
+  for_vectors<kWidth, kVectors, kThreads>(cols, [&](int i, bool is_inside) {
+    if (is_inside) store(sums + column_of<kWidth, kThreads>(i), own[i]);
+  });
+  if constexpr (kThreads != kByWarp) add_column_sums(shared, cols, to);
+}
+
 // One vector of the weight; zeros where the column is outside the row.
 template <class T, int kWidth, class Acc>
 FUSEDOPS_DEVICE void load_scale(
@@ -120,6 +126,59 @@ FUSEDOPS_DEVICE void load_scale(
   }
 }
 
+// The weights of a thread's columns, `cols` from column `start` on, which each row takes again:
+// from L1 or, where offsets are constants, from the block's shared memory, with room for the
+// elements of all its threads. From L1 narrow vectors would take a load and a conversion for each
+// element; registers would leave less of a row in flight.
+template <class T, int kWidth, int kVectors, int kThreads>
+class RowScales {
+ public:
+  using Acc = AccumulatorOf<T>;
+
+  FUSEDOPS_DEVICE RowScales(const NormBackward& args, int64_t start, int32_t cols, Acc* shared)
+      : args_(args), start_(start) {
+    if constexpr (kThreads != 0) {
+      const uint32_t group = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
+      own_ = shared + group * kLanes * kElements + lane * kTogether;
+      if (threadIdx.y == 0) keep(cols);
+      __syncthreads();
+    }
+  }
+
+  // Those of vector i in a row of `cols` columns; zeros where it is outside.
+  FUSEDOPS_DEVICE void load(Acc (&scale)[kWidth], int i, int32_t cols) const {
+    if constexpr (kThreads == 0) {
+      const int32_t column = column_of<kWidth>(i);
+      load_scale<T>(scale, args_, start_ + column, column < cols);
+    } else {
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) scale[j] = own_[place_of(i * kWidth + j)];
+    }
+  }
+
+ private:
+  static constexpr int kElements = kVectors * kWidth;
+  static constexpr int kLanes = kThreads == kByWarp ? device::kWarpLanes : kThreads;
+  // Neighbours in shared memory, for loads of up to 16 bytes; the next ones are the next thread's.
+  static constexpr int kTogether = kElements % 4 == 0 ? 4 : kElements % 2 == 0 ? 2 : 1;
+  static constexpr int32_t place_of(int element) {
+    return element / kTogether * kTogether * kLanes + element % kTogether;
+  }
+
+  FUSEDOPS_DEVICE void keep(int32_t cols) {
+    for_vectors<kWidth, kVectors, kThreads>(cols, [&](int i, bool is_inside) {
+      Acc scale[kWidth];
+      load_scale<T>(scale, args_, start_ + column_of<kWidth, kThreads>(i), is_inside);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) own_[place_of(i * kWidth + j)] = scale[j];
+    });
+  }
+
+  const NormBackward& args_;
+  int64_t start_;
+  Acc* own_;
+};
+
 // A tile of a row as it was loaded, from column `start` on; the row has `cols` columns from there.
 // A row past the last has none.
 template <class T, int kWidth, int kVectors>
@@ -130,28 +189,12 @@ struct NormBackwardTile {
   int64_t start = 0;
   int32_t cols = 0;
 
+  template <int kThreads = 0>
   FUSEDOPS_DEVICE void load(const NormBackward& args, int64_t row, int64_t at, int32_t left) {
     start = at;
     cols = row < args.rows ? left : 0;
-    load_columns<0>(args, row, cols);
+    load_columns<kThreads>(args, row, cols);
     if (cols > 0) load_statistics(args, row);
-  }
-
-  // The same for the threads of a block, whose first row is `first`. Where the regime fixes the
-  // threads of a row, most blocks have all of their rows, and need not ask each thread.
-  template <int kThreads>
-  FUSEDOPS_DEVICE void load_rows(
-      const NormBackward& args, int64_t first, int64_t at, int32_t left) {
-    const int64_t row = first + threadIdx.y;
-    if constexpr (kThreads == 0) {
-      load(args, row, at, left);
-    } else if (first + blockDim.y <= args.rows) {
-      start = at, cols = left;
-      load_columns<kThreads>(args, row, left);
-      load_statistics(args, row);
-    } else {
-      load(args, row, at, left);
-    }
   }
 
   // `scale` is the vector's weight. Columns outside the row have a weight and a gradient of zero,
@@ -286,22 +329,18 @@ FUSEDOPS_DEVICE void norm_backward_partition(
     const NormBackward& args, Rows rows, RowPartition partition) {
   using Acc = AccumulatorOf<T>;
   constexpr int kThreads = Rows::kThreads;
-  FUSEDOPS_SHARED(Acc, column_sums, kNormBackwardThreads * kVectors * kWidth);
+  // First scales, and then column sums.
+  FUSEDOPS_SHARED(Acc, shared, kNormBackwardThreads * kVectors * kWidth);
   const Acc inverse_cols = device::reciprocal(static_cast<Acc>(args.cols));
   const auto [start, own_cols] = rows.template own_columns<kWidth * kVectors>(args.cols);
   const int64_t step = partition.count * blockDim.y;
   Acc weight_sums[kVectors][kWidth] = {}, bias_sums[kVectors][kWidth] = {};
 
-  // Narrow vectors have few elements, whose weights fit into registers.
-  Acc scales[kVectors][kWidth];
-  const auto load_own_scale = [&, start = start](int i, bool is_inside) {
-    load_scale<T>(scales[i], args, start + column_of<kWidth>(i), is_inside);
-  };
-  if constexpr (kThreads > 0) for_vectors<kWidth, kVectors, 0>(own_cols, load_own_scale);
+  const RowScales<T, kWidth, kVectors, kThreads> scales(args, start, own_cols, shared);
 
   int64_t first = partition.first_row + partition.index * blockDim.y;
   NormBackwardTile<T, kWidth, kVectors> loaded;
-  loaded.template load_rows<kThreads>(args, first, start, own_cols);
+  loaded.template load<kThreads>(args, first + threadIdx.y, start, own_cols);
   rows.join();
   for (; first < args.rows; first += step) {
     const int64_t row = first + threadIdx.y;
@@ -310,15 +349,16 @@ FUSEDOPS_DEVICE void norm_backward_partition(
     NormGradient<T, kWidth> gradients[kVectors];
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      if constexpr (kThreads == 0) load_own_scale(i, column_of<kWidth>(i) < cols);
-      gradients[i] = loaded.gradient(scales[i], i);
+      Acc scale[kWidth];
+      scales.load(scale, i, cols);
+      gradients[i] = loaded.gradient(scale, i);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
         weight_sums[i][j] += gradients[i].grad[j] * gradients[i].normal[j];
         bias_sums[i][j] += gradients[i].grad[j];
       }
     }
-    loaded.template load_rows<kThreads>(args, first + step, start, own_cols);
+    loaded.template load<kThreads>(args, row + step, start, own_cols);
 
     if (!args.grad_input.data && !args.grad_branch.data) continue;
     Tile<T, kWidth, kVectors> added;
@@ -326,25 +366,28 @@ FUSEDOPS_DEVICE void norm_backward_partition(
     const Pair<Acc> sums = rows.sums(sums_of(gradients), row);
 
     const Pair<Acc> means = means_of(args, sums, inverse_cols, rstd);
-    if (kThreads > 0 && cols == 0) continue;
-    const int32_t own = kThreads > 0 ? column_of<kWidth>(0) : 0;
-    const NormGradientRow<T, kAdd, (kThreads > 0)> to(args, row, start + own);
+    if (kThreads != 0 && cols <= 0) continue;
+    const int32_t own = kThreads != 0 ? column_of<kWidth, kThreads>(0) : 0;
+    const NormGradientRow<T, kAdd, (kThreads != 0)> to(args, row, start + own);
     for_vectors<kWidth, kVectors, kThreads>(cols, [&](int i, bool is_inside) {
       if (!is_inside) return;
       Acc values[kWidth];
       gradients[i].result(values, means, rstd);
       const int32_t column =
-          kThreads > 0 ? columns_before<kWidth, kThreads>(i) : column_of<kWidth>(i);
+          kThreads != 0 ? columns_before<kWidth, kThreads>(i) : column_of<kWidth>(i);
       to.store(column, values, added.vectors[i]);
     });
   }
 
+  if constexpr (kThreads != 0) __syncthreads();  // all scales are read
   Acc* const weight_partial = partial_at<Acc>(args, partition.index) + start;
   Acc* const bias_partial = partial_at<Acc>(args, partition.count + partition.index) + start;
   if (args.grad_weight.data) {
-    write_column_sums(weight_sums, own_cols, column_sums, weight_partial);
+    write_column_sums<kThreads>(weight_sums, own_cols, shared, weight_partial);
   }
-  if (args.grad_bias.data) write_column_sums(bias_sums, own_cols, column_sums, bias_partial);
+  if (args.grad_bias.data) {
+    write_column_sums<kThreads>(bias_sums, own_cols, shared, bias_partial);
+  }
 }
 
 // Bound to one block a multiprocessor, as are the kernels below: without the bound the compiler
@@ -370,7 +413,7 @@ FUSEDOPS_KERNEL(kNormBackwardThreads, 1)
 norm_backward_cluster(NormBackward args) {
   const uint32_t blocks = device::cluster_blocks();
   norm_backward_partition<T, kWidth, kVectors, kAdd>(
-      args, HeldRows<Cluster>(), {blockIdx.x / blocks, gridDim.x / blocks});
+      args, HeldRows<ClusterOf<T, kWidth>>(), {blockIdx.x / blocks, gridDim.x / blocks});
 }
 
 // segments.count blocks side by side have a partition.

@@ -72,7 +72,8 @@ class NormInput {
       Tile<T, kWidth, kVectors> residual;
       residual.template load<kThreads>(residual_ + start, cols, 0);
       for_vectors<kWidth, kVectors, kThreads>(cols, [&](int i, bool is_inside) {
-        if (is_inside) add(tile.vectors[i], residual.vectors[i], start + column_of<kWidth>(i));
+        const int64_t column = start + column_of<kWidth, kThreads>(i);
+        if (is_inside) add(tile.vectors[i], residual.vectors[i], column);
       });
     }
   }
@@ -224,12 +225,12 @@ FUSEDOPS_DEVICE void store_row(
   if constexpr (kForm == NormForm::kAny || kIsWide<T, kWidth>) {
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      const int32_t column = column_of<kWidth>(i);
+      const int32_t column = column_of<kWidth, kThreads>(i);
       if (column >= cols) return;
       store_scaled<kForm>(output + column, args, start + column, normalised[i]);
     }
   } else {
-    const int32_t first = start + column_of<kWidth>(0);
+    const int32_t first = start + column_of<kWidth, kThreads>(0);
     const T* const weight = device::whole(static_cast<const T*>(args.weight.data) + first);
     const T* const bias = device::whole(static_cast<const T*>(args.bias.data) + first);
     store_by<kWidth, kVectors, kThreads>(output, cols, [&](int i, int32_t offset, T* to) {
@@ -318,9 +319,9 @@ norm_stack_registers(NormStack stack) {
 }
 
 template <class T, int kWidth, int kVectors, bool kAdd>
-FUSEDOPS_KERNEL((kClusterThreads<T, kWidth, kWidth * kVectors>))
+FUSEDOPS_KERNEL((kClusterThreads<T, kWidth, kWidth * kVectors>), (kLeastBlocks<T, kWidth>))
 norm_forward_cluster(NormForward args, int64_t first_row) {
-  norm_row<Cluster, T, kWidth, kVectors, kAdd>(args, cluster_row(first_row));
+  norm_row<ClusterOf<T, kWidth>, T, kWidth, kVectors, kAdd>(args, cluster_row(first_row));
 }
 
 // The moments of a segment, whose mean is base + mean_offset.

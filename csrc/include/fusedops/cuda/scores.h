@@ -4,7 +4,8 @@
 // every row. A kernel is compiled for some of the parts that scores may have (kParts), and is
 // launched for no others; limit_diagonal() has seen the causality: the path through a kernel for
 // all parts is twice as long. Numerics: scale * x + (bias + mask), computed in float (double for
-// double).
+// double), with a soft cap cap * tanh(scale * x / cap) + (bias + mask). Its kernels are instances
+// of their own, because the others have no register left.
 #pragma once
 
 #include "fusedops/cuda/softmax.h"
@@ -12,8 +13,13 @@
 namespace fusedops::cuda {
 
 // The parts of scores, a bit each. Alone, kBoolPart is a bool mask, and kNumbersPart a bias of the
-// input's dtype; both have a value for each column. kAllParts is everything that args.h allows.
+// input's dtype; both have a value for each column. kAllParts is everything that args.h allows but
+// for a soft cap, and kCappedParts everything with one.
 inline constexpr int kNoParts = 0, kCausalPart = 1, kBoolPart = 2, kNumbersPart = 4, kAllParts = 7;
+inline constexpr int kCapPart = 8, kCappedParts = kAllParts | kCapPart;
+
+template <int kParts>
+inline constexpr bool kHasAll = (kParts & kAllParts) == kAllParts;
 
 FUSEDOPS_HOST_DEVICE inline int64_t clamp(int64_t value, int64_t low, int64_t high) {
   return value < low ? low : value > high ? high : value;
@@ -74,14 +80,14 @@ struct ScoreRow {
       const auto at = static_cast<int64_t>(rest - outer * scores.dims.sizes[d]);
       bias += at * scores.bias.strides[d];
       mask += at * scores.mask.strides[d];
-      if constexpr (kParts == kAllParts) {
+      if constexpr (kHasAll<kParts>) {
         start += at * scores.start.strides[d];
         end += at * scores.end.strides[d];
         sinks += at * scores.sinks.strides[d];
       }
       rest = outer;
     }
-    if constexpr (kParts == kAllParts) {
+    if constexpr (kHasAll<kParts>) {
       if (cols > 0) limit(scores, start, end);
     }
   }
@@ -152,10 +158,10 @@ struct ShownElements {
   FUSEDOPS_DEVICE void load(const Operand& mask, int64_t offset, int32_t cols) {
     fill(~0u);
     if constexpr ((kParts & kBoolPart) != 0) {
-      const bool has_any = kParts != kAllParts || (mask.data != nullptr && mask.is_bool);
+      const bool has_any = !kHasAll<kParts> || (mask.data != nullptr && mask.is_bool);
       if (!has_any || cols <= 0) return;
       const auto* const row = static_cast<const bool*>(mask.data) + offset;
-      if (kParts == kAllParts && mask.col_stride == 0) return fill(*row ? ~0u : 0);
+      if (kHasAll<kParts> && mask.col_stride == 0) return fill(*row ? ~0u : 0);
       Tile<bool, kWidth, kVectors> tile;
       tile.load_cached(row, cols);
       fill(0);
@@ -206,6 +212,41 @@ FUSEDOPS_DEVICE void add_operand(
   add_elements<In>(sums, operand.data, offset, operand.col_stride, cols);
 }
 
+// tanh, to the precision of `Out` in what becomes an exponential. With e = e^(-2|x|), one ex2 and a
+// reciprocal are enough for 16 bits: their error is a few ulp of 1.
+template <class Out, class Acc>
+FUSEDOPS_DEVICE Acc hyperbolic_tangent(Acc x) {
+  constexpr float kTwoLog2E = 2.88539008f;
+  if constexpr (sizeof(Out) == 2) {
+    const float e = device::fast_exp2(-kTwoLog2E * fabsf(x));
+    return copysignf((1 - e) * device::reciprocal(1 + e), x);
+  } else {
+    return device::tanh(x);
+  }
+}
+
+// The scores before anything is added to them.
+template <int kParts, class Out, class Acc>
+struct Scaling {
+  Acc scale;
+
+  FUSEDOPS_DEVICE explicit Scaling(const Scores& scores) : scale(static_cast<Acc>(scores.scale)) {}
+  FUSEDOPS_DEVICE Acc operator()(Acc x) const { return scale * x; }
+};
+
+template <class Out, class Acc>
+struct Scaling<kCappedParts, Out, Acc> {
+  Acc scale, cap, inverse;
+
+  FUSEDOPS_DEVICE explicit Scaling(const Scores& scores)
+      : scale(static_cast<Acc>(scores.scale)),
+        cap(static_cast<Acc>(scores.softcap)),
+        inverse(device::reciprocal(cap)) {}
+  FUSEDOPS_DEVICE Acc operator()(Acc x) const {
+    return cap * hyperbolic_tangent<Out>(scale * x * inverse);
+  }
+};
+
 // What is added to the scores of a tile.
 template <int kParts, class In, class Acc, int kWidth, int kVectors>
 struct Terms {
@@ -244,8 +285,9 @@ struct Terms<kAllParts, In, Acc, kWidth, kVectors> {
 // visible column is held as a whole: the score is mask_value where it is hidden. Other vectors are
 // skipped, a warp at a time where causality hides all of its columns: they are neither read nor
 // computed, and have no values.
-template <int kParts, class In, class Acc, int kWidth, int kVectors, int kThreads = 0>
+template <int kParts, class In, class Out, int kWidth, int kVectors, int kThreads = 0>
 struct ScoreTile {
+  using Acc = AccumulatorOf<Out>;
   Acc values[kVectors][kWidth];
   Acc largest;
   ShownElements<kWidth, kVectors> shown;
@@ -263,19 +305,19 @@ struct ScoreTile {
       if (holds(i)) tile.vectors[i] = Vec<In, kWidth>::load(moved_by(own, offset_of(i)));
     }
     shown.template load<kParts>(scores.mask, row.mask + start * scores.mask.col_stride, cols);
-    if constexpr (kParts == kAllParts) {
+    if constexpr (kHasAll<kParts>) {
       shown.hide_before(static_cast<int32_t>(row.begin - start) - column_of<kWidth>(0));
     }
-    Terms<kParts, In, Acc, kWidth, kVectors> terms;
+    Terms<kParts & kAllParts, In, Acc, kWidth, kVectors> terms;
     terms.load(scores, row, start, cols);
 
-    const auto scale = static_cast<Acc>(scores.scale);
+    const Scaling<kParts, Out, Acc> scaled(scores);
     largest = -INFINITY;
 #pragma unroll
     for (int i = 0; i < kVectors && holds(i); ++i) {
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
-        values[i][j] = terms.added_to(scale * tile.at(i, j), i, j);
+        values[i][j] = terms.added_to(scaled(tile.at(i, j)), i, j);
       }
       hide(i, static_cast<Acc>(scores.mask_value));
       largest = device::maximum(largest, largest_of(values[i]));
@@ -297,7 +339,6 @@ struct ScoreTile {
   }
 
   // Replaces the scores by e^(score - shift), and returns their sum.
-  template <class Out>
   FUSEDOPS_DEVICE Acc exponentiate(Acc shift) {
     Acc sum = 0;
 #pragma unroll

@@ -113,7 +113,7 @@ softmax_stack_registers(SoftmaxStack stack) {
 template <class In, class Out, int kWidth, int kVectors>
 FUSEDOPS_KERNEL((kClusterThreads<In, kWidth, kWidth * kVectors>))
 softmax_forward_cluster(SoftmaxForward args, int64_t first_row) {
-  softmax_row<Cluster, In, Out, kWidth, kVectors>(args, cluster_row(first_row));
+  softmax_row<ClusterOf<In, kWidth>, In, Out, kWidth, kVectors>(args, cluster_row(first_row));
 }
 
 // The sum of a thread or segment that is all -inf stays 0, so that the rest of the row is right.
@@ -280,7 +280,8 @@ softmax_backward_registers(SoftmaxBackward args, int64_t first_row) {
 template <class T, class Out, int kWidth, int kVectors>
 FUSEDOPS_KERNEL(kMaxThreads)
 softmax_backward_cluster(SoftmaxBackward args, int64_t first_row) {
-  softmax_gradient_row<Cluster, T, Out, kWidth, kVectors>(args, cluster_row(first_row));
+  softmax_gradient_row<ClusterOf<T, kWidth>, T, Out, kWidth, kVectors>(
+      args, cluster_row(first_row));
 }
 
 template <class T, class Out, int kWidth>

@@ -2,6 +2,7 @@
 //
 // Layout: vector i of thread t begins at column (i * blockDim.x + t) * kWidth, so that neighbouring
 // lanes read neighbouring vectors. blockDim.x threads share a row, and a block has blockDim.y rows.
+// By warp (kByWarp), a vector begins at column (i * 32 + t % 32) * kWidth of those of its warp.
 // cols is a multiple of kWidth: a vector as a whole is inside the row or outside.
 #pragma once
 
@@ -10,16 +11,21 @@
 
 namespace fusedops::cuda {
 
-template <int kWidth>
-FUSEDOPS_DEVICE int32_t column_of(int vector) {
-  return static_cast<int32_t>(vector * blockDim.x + threadIdx.x) * kWidth;
-}
+// In place of a number of threads: any number of warps share a row, each with neighbouring columns.
+inline constexpr int kByWarp = -1;
 
 // The columns from a thread's first vector to its vector i. kThreads: those that share a row where
-// the regime fixes them, else 0.
+// the regime fixes them, kByWarp, or 0.
 template <int kWidth, int kThreads = 0>
 FUSEDOPS_DEVICE int32_t columns_before(int i) {
-  return i * (kThreads > 0 ? kThreads : static_cast<int32_t>(blockDim.x)) * kWidth;
+  constexpr int32_t kApart = kThreads == kByWarp ? device::kWarpLanes : kThreads;
+  return i * (kApart > 0 ? kApart : static_cast<int32_t>(blockDim.x)) * kWidth;
+}
+
+template <int kWidth, int kThreads = 0>
+FUSEDOPS_DEVICE int32_t column_of(int vector) {
+  const uint32_t lane = kThreads == kByWarp ? threadIdx.x % device::kWarpLanes : threadIdx.x;
+  return columns_before<kWidth, kThreads>(vector) + static_cast<int32_t>(lane) * kWidth;
 }
 
 // The vectors of a narrow tile go in groups of this many.
@@ -28,17 +34,17 @@ constexpr int vectors_of_group(int vectors) {
 }
 
 // Calls f(i, is_inside) for the vectors of a thread: whether vector i is inside a row of `cols`
-// columns. Where the regime fixes the threads of a row, one comparison says for all of them that a
-// group is inside the row, or outside, and f is compiled for either: without a predicate for each
-// vector.
+// columns. Where offsets are constants, one comparison says for all threads of the row, or of the
+// warp, that a group is inside the row, or outside, and f is compiled for either: without a
+// predicate for each vector.
 template <int kWidth, int kVectors, int kThreads, class F>
 FUSEDOPS_DEVICE void for_vectors(int32_t cols, F f) {
-  const int32_t left = cols - column_of<kWidth>(0);
-  constexpr int kGroup = kThreads > 0 ? vectors_of_group(kVectors) : 1;
+  const int32_t left = cols - column_of<kWidth, kThreads>(0);
+  constexpr int kGroup = kThreads != 0 ? vectors_of_group(kVectors) : 1;
   const auto offset_of = [](int i) { return columns_before<kWidth, kThreads>(i); };
 #pragma unroll
   for (int first = 0; first < kVectors; first += kGroup) {
-    if (kThreads > 0 && offset_of(first + kGroup) <= cols) {
+    if (kThreads != 0 && offset_of(first + kGroup) <= cols) {
 #pragma unroll
       for (int i = first; i < first + kGroup; ++i) f(i, true);
     } else if (kThreads == 0 || offset_of(first) < cols) {
@@ -93,7 +99,7 @@ struct StackBlock {
 // columns. Doubles leave no registers for an address that is kept.
 template <int kWidth, int kVectors, int kThreads = 0, class T, class Store>
 FUSEDOPS_DEVICE void store_by(T* row, int32_t cols, Store store) {
-  T* own = row + column_of<kWidth>(0);
+  T* own = row + column_of<kWidth, kThreads>(0);
   if constexpr (sizeof(T) < 8) own = device::whole(own);
   for_vectors<kWidth, kVectors, kThreads>(cols, [&](int i, bool is_inside) {
     const int32_t offset = columns_before<kWidth, kThreads>(i);
@@ -137,7 +143,7 @@ struct Tile {
   template <int kThreads = 0>
   FUSEDOPS_DEVICE void load(const T* row, int32_t cols, Acc fill) {
     load_by<kThreads>(
-        device::whole(first_of(row)), cols,
+        device::whole(first_of<kThreads>(row)), cols,
         [](const T* from) { return Vec<T, kWidth>::load(from); },
         [fill] { return Vec<T, kWidth>::filled(fill); });
   }
@@ -145,13 +151,16 @@ struct Tile {
   // For what other rows read too: it stays in L1. Elements outside the row are zeros.
   FUSEDOPS_DEVICE void load_cached(const T* row, int32_t cols) {
     load_by<0>(
-        first_of(row), cols, [](const T* from) { return Vec<T, kWidth>::load_cached(from); },
+        first_of<0>(row), cols, [](const T* from) { return Vec<T, kWidth>::load_cached(from); },
         [] { return Vec<T, kWidth>{}; });
   }
 
  private:
   // The first vector of this thread.
-  static FUSEDOPS_DEVICE const T* first_of(const T* row) { return row + column_of<kWidth>(0); }
+  template <int kThreads>
+  static FUSEDOPS_DEVICE const T* first_of(const T* row) {
+    return row + column_of<kWidth, kThreads>(0);
+  }
 
   // Addresses are the thread's first one plus offsets that all threads share. Computed from columns
   // they would be kept for the stores: 16 registers for 8 vectors, and kernels of 64 would spill.

@@ -1,0 +1,88 @@
+"""Which elements of a tensor another one has, where it is indexed by positions or viewed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from fusedops.graph.ir.dialect import Call, value
+from fusedops.graph.ir.positions import Affine, Places, without_short_dims
+from fusedops.graph.ir.steps import call_of
+from fusedops.graph.ir.views import Axes, axes_of
+
+#: What is known of an argument as an affine number, or None.
+Reader = Callable[[Any], Affine | None]
+
+
+@dataclass(frozen=True)
+class Pick:
+    """The elements of `source` at these places."""
+
+    source: Node
+    places: Places
+
+
+def pick_of(read: Reader, node: Node) -> Pick:
+    """The tensor of which `node` has elements, through views and indices; at least `node`."""
+    call, sizes = call_of(node), value(node).shape
+    move = _move(read, call) if call else None
+    source, places = node, [Affine(steps={dim: 1}) for dim in range(-len(sizes), 0)]
+    if call is not None and move is not None:
+        picked = pick_of(read, call.arguments["input"])
+        moved = [place for one in picked.places if (place := move(one)) is not None]
+        if len(moved) == len(picked.places):
+            source, places = picked.source, moved
+    return Pick(source, tuple(without_short_dims(place, sizes) for place in places))
+
+
+def _move(read: Reader, call: Call) -> Callable[[Affine], Affine | None] | None:
+    """How a number that depends on the indices of a call's input depends on those of its result,
+    which has elements of the input; None if it may have others."""
+    axes = axes_of(call)
+    if axes is not None:
+        return lambda number: viewed(read, number, axes)
+    indices = indices_of(read, call)
+    return None if indices is None else lambda number: at(number, indices)
+
+
+def indices_of(read: Reader, call: Call) -> Places | None:
+    """The index along each dimension, if a tensor is indexed by positions. None of them is
+    negative, since such an index counts from the end."""
+    if call.kind not in ("item", "index"):
+        return None
+    index, given = call.arguments.get("index"), value(call.arguments["input"])
+    items = index if isinstance(index, (tuple, list)) else [index]
+    if not isinstance(given, torch.Tensor) or len(items) != given.dim():
+        return None
+    places = [place for item in items if (place := read(item)) is not None]
+    if len(places) != len(items):
+        return None
+    known = all(not place.tensors and (place + 1).sign == 1 for place in places)
+    return tuple(places) if known else None
+
+
+def at(number: Affine, indices: Sequence[Affine]) -> Affine:
+    """A number that depends on a tensor's indices, where these are numbers themselves."""
+    total = replace(number, steps={})
+    for dim, step in number.steps.items():
+        total = total + indices[dim] * step
+    return total
+
+
+def viewed(read: Reader, number: Affine, axes: Axes) -> Affine | None:
+    """A number that depends on a tensor's indices, in a view of it; None if the view may have only
+    some of the elements along a dimension, in an order that is not theirs."""
+    places = {old: (dim, start) for dim, (old, start) in axes.items()}
+    if number.tensors or not places.keys() >= number.steps.keys():
+        return None
+    moved = replace(number, steps={places[old][0]: step for old, step in number.steps.items()})
+    for old, step in number.steps.items():
+        start = read(places[old][1])
+        if start is None:
+            return None
+        moved = moved + start * step
+    return moved

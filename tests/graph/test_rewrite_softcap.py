@@ -1,0 +1,198 @@
+"""Scores that a tanh bounds before the mask and the softmax become an argument of the one call."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from agreement import assert_agrees
+from masked_softmax_forms import INF, arguments_of, draw
+
+CAP = 5.0
+
+
+def _gemma2(x, keep, bias):
+    scores = x * 0.5
+    scores = scores / CAP
+    scores = torch.tanh(scores)
+    scores = scores * CAP
+    scores = scores + bias[:, :1]
+    return F.softmax(scores, dim=-1, dtype=torch.float32).to(x.dtype)
+
+
+def _cap_from_the_left(x, keep, bias):
+    return (CAP * torch.tanh(x * 0.5 / CAP) + bias[:, :1]).softmax(-1)
+
+
+def _times_the_reciprocal(x, keep, bias):
+    return torch.tanh(x * (0.5 / CAP)).mul(CAP).masked_fill(~keep, -1e30).softmax(-1)
+
+
+def _scale_after_the_reciprocal(x, keep, bias):
+    return torch.where(keep, CAP * F.tanh((1 / CAP) * x * 0.5), -INF).softmax(-1)
+
+
+def _in_place(x, keep, bias):
+    scores = torch.matmul(x, x)
+    scores *= 0.5
+    scores /= CAP
+    scores = scores.tanh_()
+    scores *= CAP
+    return scores.masked_fill_(~keep, -INF).softmax(-1)
+
+
+def _causal(x, keep, bias):
+    hidden = torch.ones(x.shape[-2:], dtype=torch.bool).triu(1)
+    return (CAP * torch.tanh(x * 0.5 / CAP)).masked_fill(hidden, -INF).softmax(-1)
+
+
+def _without_a_mask(x, keep, bias):
+    return (CAP * torch.tanh(x * 0.5 / CAP)).softmax(-1)
+
+
+def _with_a_negative_cap(x, keep, bias):
+    return (-CAP * torch.tanh(x * 0.5 / -CAP) + bias).softmax(-1)
+
+
+def _dropped_out_in_inference(x, keep, bias):
+    return F.dropout(_cap_from_the_left(x, keep, bias), 0.5, training=False)
+
+
+FORMS = [
+    _gemma2,
+    _cap_from_the_left,
+    _times_the_reciprocal,
+    _scale_after_the_reciprocal,
+    _in_place,
+    _causal,
+    _without_a_mask,
+    _with_a_negative_cap,
+    _dropped_out_in_inference,
+]
+every_form = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__.strip("_"))
+
+
+@every_form
+@pytest.mark.parametrize("entry", ["dynamo", "export"])
+def test_the_cap_is_an_argument_of_the_one_call(entries, entry, form):
+    x, keep, bias = draw()
+    dtype = torch.float32 if form is _gemma2 else torch.float64
+    inputs = [x.to(dtype).requires_grad_(), keep, bias.to(dtype).requires_grad_()]
+    rewritten = entries[entry](form, *inputs)
+    (call,) = (call for call in rewritten.calls if "masked_softmax" in call)
+    assert f"softcap={CAP}" in call and "tanh" not in rewritten.code
+    tolerance = 1e-6 if form is _gemma2 else 1e-9
+    assert_agrees(rewritten.call, form, inputs, rtol=tolerance, atol=tolerance)
+
+
+@every_form
+def test_the_scale_is_that_of_the_scores(rewrite_dynamo, form):
+    given = arguments_of(rewrite_dynamo(form, *draw(dtype=torch.float32)))
+    assert given["softcap"] == CAP
+    assert given["scale"] == pytest.approx(0.5, rel=1e-15)
+
+
+def test_a_cap_of_symbolic_lengths_holds_for_every_length(rewrite_dynamo):
+    rewritten = rewrite_dynamo(_causal, *draw(), dynamic=True)
+    x = torch.randn(3, 3, 9, 9, dtype=torch.float64)
+    assert f"softcap={CAP}" in rewritten.calls[0]
+    torch.testing.assert_close(rewritten.call(x, None, None), _causal(x, None, None))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_every_softmax_of_gemma2_has_its_cap(rewrite_dynamo, dynamic):
+    config = transformers.Gemma2Config(
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        sliding_window=4,
+        attn_logit_softcapping=CAP,
+        attn_implementation="eager",
+    )
+    model, ids = transformers.Gemma2Model(config).eval(), torch.randint(0, 64, (2, 8))
+    for layer in model.layers:  # scores that the cap bends
+        layer.self_attn.q_proj.weight.data *= 1e3
+
+    def loss(ids):
+        return model(input_ids=ids).last_hidden_state.sin().sum()
+
+    rewritten = rewrite_dynamo(loss, ids, dynamic=dynamic)
+    assert rewritten.replaced["masked_softmax"] == 2
+    calls = [call for call in rewritten.calls if call.startswith("masked_softmax(")]
+    assert len(calls) == 2 and all(f"softcap={CAP}" in call for call in calls)
+    torch.testing.assert_close(rewritten.call(ids), loss(ids), rtol=1e-5, atol=1e-4)
+    parameters = list(model.parameters())
+    ours, eager = (torch.autograd.grad(f(ids), parameters) for f in (rewritten.call, loss))
+    torch.testing.assert_close(ours, eager, rtol=1e-3, atol=1e-3)
+
+
+# --- what stays -----------------------------------------------------------------------------------
+
+
+def _tanh_is_returned(x, keep, bias):
+    bounded = torch.tanh(x / CAP)
+    return (bounded * CAP).masked_fill(~keep, -INF).softmax(-1), bounded
+
+
+def _capped_scores_are_used_again(x, keep, bias):
+    scores = torch.tanh(x / CAP) * CAP
+    return (scores + bias[:, :1]).softmax(-1), scores.sum()
+
+
+def _added_to_before_the_cap(x, keep, bias):
+    return (torch.tanh((x + bias) / CAP) * CAP).softmax(-1)
+
+
+def _masked_before_the_cap(x, keep, bias):
+    return (torch.tanh(x.masked_fill(~keep, -INF) / CAP) * CAP).softmax(-1)
+
+
+def _capped_twice(x, keep, bias):
+    return (torch.tanh(torch.tanh(x / 2) * 2 / CAP) * CAP).softmax(-1)
+
+
+def _tanh_without_a_factor(x, keep, bias):
+    return torch.tanh(x).masked_fill(~keep, -INF).softmax(-1)
+
+
+def _times_a_tensor(x, keep, bias):
+    return (torch.tanh(x / CAP) * bias).softmax(-1)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [_tanh_is_returned, _capped_scores_are_used_again, _times_a_tensor, _tanh_without_a_factor],
+)
+def test_a_tanh_that_is_no_cap_or_is_used_elsewhere_stays(rewrite_dynamo, form):
+    inputs = draw()
+    rewritten = rewrite_dynamo(form, *inputs)
+    assert "softcap=" not in " ".join(rewritten.calls) and "tanh" in rewritten.code
+    assert_agrees(rewritten.call, form, inputs)
+
+
+@pytest.mark.parametrize("form", [_added_to_before_the_cap, _masked_before_the_cap, _capped_twice])
+def test_what_comes_before_the_cap_but_for_the_scale_stays_before_the_call(rewrite_dynamo, form):
+    inputs = draw()
+    rewritten = rewrite_dynamo(form, *inputs)
+    assert arguments_of(rewritten)["softcap"] == CAP
+    assert arguments_of(rewritten)["mask"] is arguments_of(rewritten)["bias"] is None
+    assert_agrees(rewritten.call, form, inputs)
+
+
+def test_an_input_that_is_written_later_is_not_what_the_derivative_sees(rewrite_dynamo):
+    """Eager saves the result of tanh, and the op its input."""
+
+    def model(x, keep, bias):
+        scores = x * 1.0
+        y = (torch.tanh(scores / CAP) * CAP).masked_fill(~keep, -INF).softmax(-1)
+        scores.add_(1)
+        return y, scores
+
+    x, keep, bias = draw()
+    inputs = [x.requires_grad_(), keep, bias]
+    rewritten = rewrite_dynamo(model, *inputs)
+    assert "softcap=" in " ".join(rewritten.calls)
+    assert_agrees(rewritten.call, model, inputs)
