@@ -242,14 +242,6 @@ def test_what_is_computed_in_float64_is_not_computed_in_less(rewrite, draw):
 # --- look-alikes ----------------------------------------------------------------------------------
 
 
-def _unbiased(x, w, b):
-    return (x - _mean(x)) / torch.sqrt(x.var(-1, keepdim=True) + EPS)
-
-
-def _biased_deviation(x, w, b):
-    return (x - _mean(x)) / (x.std(-1, unbiased=False, keepdim=True) + EPS)
-
-
 def _different_dims(x, w, b):
     return (x - _mean(x)) / torch.sqrt(x.var((-2, -1), correction=0, keepdim=True) + EPS)
 
@@ -293,8 +285,6 @@ def _written_between(x, w, b):
 
 
 OTHERS = [
-    _unbiased,
-    _biased_deviation,
     _different_dims,
     _dims_dropped,
     _mean_of_another_tensor,

@@ -108,6 +108,8 @@ L2 = {
     "clamp_min": lambda x, w: x * torch.rsqrt(torch.clamp_min((x * x).sum(-1, True), 1e-12)),
     "clamped mean": lambda x, w: x * torch.rsqrt(_squares(x).clamp(min=1e-8)) * w,
     "a vector": lambda x, w: w / w.norm(),
+    "another dimension": lambda x, w: F.normalize(x, dim=0),
+    "normalize's default dimension": lambda x, w: F.normalize(x),
     "where": lambda x, w: _by_where(x),
     "where, reversed": lambda x, w: _by_where_reversed(x) * w,
     "masked_fill": lambda x, w: _by_masked_fill(x),
@@ -283,8 +285,6 @@ STAYS = {
 }
 LOOK_ALIKES = {
     "norm of p = 3": lambda x: x / x.norm(p=3, dim=-1, keepdim=True),
-    "another dimension": lambda x: F.normalize(x, dim=0),
-    "normalize's default dimension": lambda x: F.normalize(x.expand(2, N, N)),
     "broadcast along the wrong dimension": lambda x: x / x.norm(dim=-1),
     "expanded along the wrong dimension": lambda x: x / x.norm(dim=-1).expand_as(x),
     "not a root": lambda x: x / _squares(x),

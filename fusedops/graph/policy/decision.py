@@ -155,6 +155,8 @@ def _size(match: Match) -> Size | None:
     shape = dialect.hints(result)
     if shape is None:
         return None
+    if match.order is not None:
+        shape = [shape[dim] for dim in match.order]
     arguments = match.call.arguments
     if "inputs" in arguments:  # a stack, whose rows are those of its inputs
         row_shape = dialect.hints(value(arguments["inputs"][0])) or []

@@ -56,6 +56,9 @@ def replacements(call: OpCall, match: Match, evaluation: Evaluation) -> Iterator
     """`call` on the dimensions of its inputs as they are, then on orders in which eager's results
     are in memory. The results have eager's strides, unless these leave gaps in memory."""
     used = {old: index for old, index in match.results.items() if old.users}
+    if match.order is not None:
+        yield _permuted_by_rule(call, match.order, used, evaluation)
+        return
     yield _in_order(call, None, used, evaluation)
     orders = (memory_order(value(old)) for old in used)
     possible = (_possible_order(call, order, evaluation) for order in orders if order is not None)
@@ -205,11 +208,28 @@ def _in_order(
 ) -> Replacement:
     """The replacement by `call` on permuted inputs, or on the inputs as they are."""
     new = call if order is None else _permuted(call, order, evaluation)
+    return _with_results(new, order, used, evaluation)
+
+
+def _permuted_by_rule(
+    call: OpCall, order: Order, used: Mapping[Node, int | None], evaluation: Evaluation
+) -> Replacement:
+    """The replacement by `call`, whose input has that order already. The op copies an input whose
+    rows are not adjacent in memory."""
+    found = _with_results(call, order, used, evaluation)
+    input = evaluation.value(_arguments(call)["input"])
+    copied = 0 if input.is_contiguous() else 2 * _bytes(input)
+    return replace(found, copied_bytes=found.copied_bytes + copied)
+
+
+def _with_results(
+    new: OpCall, order: Order | None, used: Mapping[Node, int | None], evaluation: Evaluation
+) -> Replacement:
     results, copied_bytes = {}, 0
     for old, index in used.items():
         output = new if index is None else OpCall(operator.getitem, (new, index))
         restored = _restored(output, order, value(old), evaluation)
-        results[old] = _with_strides_of_ones(restored, value(old), call, evaluation)
+        results[old] = _with_strides_of_ones(restored, value(old), new, evaluation)
         copied_bytes += is_copied(results[old]) * 2 * _bytes(value(old))
     return Replacement(new, results, evaluation, copied_bytes)
 

@@ -49,7 +49,6 @@ _ROUNDING = 4 * torch.finfo(torch.float64).eps
 SINGLE = "its rows have too few elements for an unbiased variance"
 NOT_CENTRED = "it is divided by its deviation, but its mean is not subtracted, which no op does"
 EPS_OUTSIDE = "eps is added to the root of its mean square, which no op does"
-NOT_LAST = "over a dimension that is not the last"
 
 
 @dataclass(frozen=True)
@@ -165,7 +164,7 @@ def _normalize(call: Call) -> Norm | None:
         return None
     norm = Norm("l2_norm", over, widened(input)[1], input, known, call.node)
     is_euclidean = constant(given.get("p", 2.0)) == 2
-    return replace(norm, obstacle=_why_no_op(norm) if is_euclidean else OTHER_NORM)
+    return replace(norm, obstacle=None if is_euclidean else OTHER_NORM)
 
 
 def _factors(operand: Any, inverted: bool = False, steps: int = 4) -> Iterator[_Factor]:
@@ -242,7 +241,7 @@ def _norm_of(scale: RowScale, tensor: Node, last: Node) -> Norm | None:
     kind, eps, factor, obstacle = read(scale, over)
     input, obstacle = widened(scale.input)[1], scale.obstacle or obstacle
     norm = Norm(kind, over, input, scale.input, eps, last, source, factor)
-    return replace(norm, obstacle=obstacle or _why_no_op(norm))
+    return replace(norm, obstacle=obstacle)
 
 
 def _of_residue(scale: RowScale, residue: Node) -> RowScale:
@@ -252,14 +251,10 @@ def _of_residue(scale: RowScale, residue: Node) -> RowScale:
     return replace(biased or scale, input=residue, centred=False, summed=True, obstacle=obstacle)
 
 
-def _why_no_op(norm: Norm) -> str | None:
-    return None if norm.kind in norm.over.ops else f"no op computes {norm.kind} {NOT_LAST}"
-
-
 def _centred_kind(scale: RowScale, over: LastDims) -> tuple[str, float, float, str | None]:
     """The kind of a norm with a mean, its eps, the factor that is left, and why no op has it: where
     eps is added to the variance layer_norm, where it is added to the root std_norm."""
-    is_unbiased = scale.correction == 1 and scale.inner == 1 and "std_norm" in over.ops
+    is_unbiased = scale.correction == 1 and scale.inner == 1 and not over.order("std_norm")
     is_deviation = math.isclose(scale.power, 0.5) if scale.f else is_unbiased
     kind, correction = ("std_norm", 1) if is_deviation else ("layer_norm", 0)
     known = scale.corrected(correction)
@@ -279,7 +274,7 @@ def _plain(scale: RowScale, over: LastDims) -> tuple[str, float, float, str | No
     """The same for norms without a mean."""
     columns = scale.columns
     # Without eps an l2_norm is an rms_norm with another factor.
-    if scale.f == "max" or (not scale.f and scale.summed and "l2_norm" in over.ops):
+    if scale.f == "max" or (not scale.f and scale.summed and not over.order("l2_norm")):
         if columns is None:
             return "l2_norm", scale.eps, 1.0, UNKNOWN_ROW
         # inner * mean ** power = unit * sum ** power
@@ -426,7 +421,7 @@ def input_of(norm: Norm) -> Node | None:
 def arguments_of(norm: Norm, input: Node) -> dict[str, Any]:
     """The op's arguments by name, in its order."""
     multiplies = norm.has_factors and None not in norm.over.known_row
-    given = {"input": input, **norm.over.arguments()}
+    given = {"input": input, **norm.over.arguments(norm.kind)}
     given["weight"] = _weight_times_factors(norm) if multiplies else _parameter(norm, norm.weight)
     if norm.kind in _CENTRED:
         given["bias"] = _parameter(norm, norm.bias)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import ClassVar
+
+import torch
 
 from fusedops.graph.ir.dialect import Call
 from fusedops.graph.rules.norm_chain import arguments_of, continued, input_of, read_norm
@@ -32,10 +35,16 @@ class NormDecomposed(Rule):
             obstacle = obstacle or "something else uses an intermediate result"
         arguments = arguments_of(norm, input or norm.input)
         site = Call(norm.op, norm.op, norm.last, arguments, obstacle)
-        return Match(site, norm.op, {norm.last: 0}, norm.nodes)
+        order = norm.over.order(norm.kind)
+        return Match(site, norm.op, {norm.last: 0}, norm.nodes, order=order)
 
     def guard(self, match: Match) -> str | None:
         return refuse_norm_decomposed(match)
 
     def emit(self, match: Match) -> Iterator[OpCall]:
-        yield op_of(match)
+        call = op_of(match)
+        if match.order is None:
+            yield call
+        else:
+            permuted = OpCall(torch.ops.aten.permute.default, (call.args[0], list(match.order)))
+            yield replace(call, args=(permuted, *call.args[1:]))

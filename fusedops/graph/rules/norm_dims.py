@@ -73,17 +73,27 @@ class LastDims:
         given = OpCall(aten.reshape.default, (operand, own)) if extra else operand
         return OpCall(aten.expand.default, (given, self.known_row))
 
-    def arguments(self) -> dict[str, Any]:
-        """The op's arguments that name the dimensions."""
+    def order(self, kind: str) -> tuple[int, ...] | None:
+        """The order of the dimensions that the op of that kind needs; None for the input's."""
+        return None
+
+    def arguments(self, kind: str) -> dict[str, Any]:
+        """The arguments of the op of that kind that name the dimensions."""
         return {"normalized_shape": self.known_row}
 
 
 @dataclass(frozen=True)
 class SpatialDim(LastDims):
     """One dimension that is not the last, such as the channels of images. The parameters broadcast
-    along it, as weight[:, None, None] does; the op takes them flat."""
+    along it, as weight[:, None, None] does; the op takes them flat. Norms without a spatial op run
+    on the permuted input, which costs nothing where the channels are side by side in memory."""
 
-    ops: ClassVar[dict[str, str]] = {kind: f"spatial_{kind}" for kind in ("layer_norm", "rms_norm")}
+    ops: ClassVar[dict[str, str]] = {
+        "layer_norm": "spatial_layer_norm",
+        "rms_norm": "spatial_rms_norm",
+        "std_norm": "std_norm",
+        "l2_norm": "l2_norm",
+    }
     has_variants: ClassVar[bool] = False
 
     def has_parameter(self, operand: Node) -> bool:
@@ -103,8 +113,14 @@ class SpatialDim(LastDims):
             return operand
         return OpCall(aten.reshape.default, (operand, [-1]))
 
-    def arguments(self) -> dict[str, Any]:
-        return {"dim": self.dims[0]}
+    def order(self, kind: str) -> tuple[int, ...] | None:
+        if self.ops[kind].startswith("spatial_"):
+            return None
+        (own,) = self.dims
+        return (*(dim for dim in range(len(self.sizes)) if dim != own), own)
+
+    def arguments(self, kind: str) -> dict[str, Any]:
+        return super().arguments(kind) if self.order(kind) else {"dim": self.dims[0]}
 
 
 def _is_known_equal(a: Any, b: Any) -> bool:

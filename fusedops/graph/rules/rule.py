@@ -29,6 +29,7 @@ class Match:
         last site that uses them.
     any_strides: whether nothing depends on the strides of the results.
     note: what the op cannot take over, and why, for the report.
+    order: the order of the input's dimensions in which the op gets it, if it needs another one.
     """
 
     call: Call
@@ -39,6 +40,7 @@ class Match:
     mask_calls: frozenset[Node] = frozenset()
     any_strides: bool = False
     note: str = ""
+    order: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
