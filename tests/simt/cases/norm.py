@@ -278,7 +278,7 @@ def cluster_cases(emulator: Emulator) -> Iterator[NormCase]:
             lengths = boundary_lengths(emulator, replace(base, rows=1))
             cases = [replace(base, cols=cols) for cols in lengths]
             yield varied(next(case for case in cases if is_in_clusters(emulator, case)), i)
-        elif base.width == 1 and base.is_forward and not base.adds:
+        elif base.width == 1 and not base.adds:
             yield varied(replace(base, cols=row_cases.NARROW_CLUSTER_COLS), i)
 
 
