@@ -228,7 +228,7 @@ inline constexpr int32_t kNormBackwardThreads = 512;
 // Those of a cluster.
 template <class T, int kWidth, int kElements>
 inline constexpr int32_t kClusterThreads =
-    !kIsWide<T, kWidth> || kElements > 32 ? 512 : kMaxThreads;
+    kElements > 32 || (!kIsWide<T, kWidth> && kElements > 16) ? 512 : kMaxThreads;
 
 // The second launch bound: the blocks of a multiprocessor that the compiler makes room for, or 0
 // for a number of its own. That would be so many for narrow vectors and doubles that they spill.
