@@ -190,7 +190,8 @@ def widened(node: Any) -> tuple[tuple[Node, ...], Any]:
 
 
 def upstream(node: Node, until: set[Node]) -> set[Node]:
-    """`node` and all calls that its elements depend on, up to but without `until`."""
+    """`node` and all calls that its elements depend on, up to but without `until`, and reads of
+    attributes that only these calls use, such as a dtype."""
     found: set[Node] = set()
     waiting = [node]
     while waiting:
@@ -199,7 +200,8 @@ def upstream(node: Node, until: set[Node]) -> set[Node]:
             found.add(current)
             cast = call_of(current, "cast")  # x.type_as(y) has no elements of y
             waiting += [cast.arguments["input"]] if cast else current.all_input_nodes
-    return found
+    reads = (user for call in found for user in call.users if user.target is getattr)
+    return found | {read for read in reads if found.issuperset(read.users)}
 
 
 def same_value(a: Any, b: Any, depth: int = 4) -> bool:
