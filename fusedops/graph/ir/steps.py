@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -244,6 +244,17 @@ def has_shape(node: Any, shape: Sequence[Any]) -> bool:
 def known_size(size: int | torch.SymInt) -> int | None:
     """A size as a number, or None where that would add a guard."""
     return int(size) if is_concrete_int(size) else None
+
+
+def known_count(tensor: torch.Tensor, dims: Iterable[int]) -> int | None:
+    """The number of elements over some dimensions, or None where that would add a guard."""
+    count = 1
+    for dim in dims:
+        size = known_size(tensor.shape[dim])
+        if size is None:
+            return None
+        count *= size
+    return count
 
 
 def broadcasts(node: Any, to: Any) -> bool:

@@ -16,8 +16,8 @@ from fusedops.graph.ir.steps import (
     call_of,
     difference,
     has_kept_shape,
+    known_count,
     known_number,
-    known_size,
     only_user,
     reduced_dims,
     same_value,
@@ -142,13 +142,12 @@ def _sum_over_size(node: Any) -> Call | None:
     dims = reduced_dims(total, value(total.arguments["input"])) if total else None
     if total is None or dims is None:
         return None
-    shape = value(total.arguments["input"]).shape
-    sizes = [known_size(shape[dim]) for dim in dims]
+    count = known_count(value(total.arguments["input"]), dims)
     known = known_number(factor)
-    if None in sizes or not known:
+    if count is None or not known:
         return None
     columns = known if call.kind == "div" else 1 / known
-    return total if math.isclose(columns, math.prod(sizes)) else None  # type: ignore[arg-type]
+    return total if math.isclose(columns, count) else None
 
 
 def base_of_square(call: Call) -> Node | None:

@@ -24,8 +24,8 @@ from fusedops.graph.ir.steps import (
     inserts_dims,
     is_number,
     is_widening,
+    known_count,
     known_number,
-    known_size,
     reduced_dims,
     same_value,
     tensor_and_number,
@@ -64,8 +64,7 @@ class RowScale:
     @property
     def columns(self) -> int | None:
         """The number of elements of a row, if it is known."""
-        sizes = [known_size(value(self.input).shape[dim]) for dim in self.dims]
-        return None if None in sizes else math.prod(sizes)  # type: ignore[arg-type]
+        return known_count(value(self.input), self.dims)
 
     def to_the(self, exponent: float) -> RowScale:
         """The scale to that power."""
