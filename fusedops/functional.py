@@ -689,8 +689,9 @@ def rms_norm(
     :func:`torch.nn.functional.rms_norm`, and LlamaRMSNorm, T5LayerNorm and GemmaRMSNorm of Hugging
     Face transformers.
     """
-    eps = eps if type(eps) is float else _rms_eps("rms_norm", input, eps)
-    if weight is not None and _multiplies_afterwards("rms_norm", variant, input, weight):
+    dtype = _dtype_of(input)
+    eps = eps if type(eps) is float else _rms_eps("rms_norm", dtype, eps)
+    if weight is not None and _multiplies_afterwards("rms_norm", variant, input, weight, dtype):
         is_t5, is_narrow = variant == "t5", weight.dtype in (torch.bfloat16, torch.float16)
         wide = input.float() if is_t5 and input.dtype != torch.float64 else input
         if is_t5 and weight.dtype == wide.dtype:
@@ -796,7 +797,7 @@ def spatial_rms_norm(
 
     Source: Zhang and Sennrich, "Root Mean Square Layer Normalization" (2019).
     """
-    eps = eps if type(eps) is float else _rms_eps("spatial_rms_norm", input, eps)
+    eps = eps if type(eps) is float else _rms_eps("spatial_rms_norm", _dtype_of(input), eps)
     return _spatial_rms_norm.on(input, weight)(input, dim, weight, eps)
 
 
@@ -844,14 +845,20 @@ def add_layer_norm(
     r"""The residual connection of a transformer and the norm after it, in one pass.
 
     :math:`s = \mathrm{dropout}_p(x) + r`, :math:`y = \mathrm{layer\_norm}(s)`. Pre-norm layers use
-    both results, post-norm layers only :math:`y`. As in the separate calls, :math:`s` is rounded to
-    ``input``'s dtype, and the rounded sum is normalised. The backward pass adds the gradient of
-    :math:`s` to that of the norm, and generates dropout's random numbers again.
+    both results, post-norm layers only :math:`y`. As in the separate calls, :math:`s` has the dtype
+    that torch promotes :math:`x` and :math:`r` to, and the rounded sum is normalised. The backward
+    pass adds the gradient of :math:`s` to that of the norm, generates dropout's random numbers
+    again, and rounds each gradient once to the dtype of its tensor.
+
+    Under :func:`torch.autocast` the branch is often 16-bit and the residual float32. The kernels
+    read such a branch, and write its gradient, in 16 bits; without dropout they do so for a 16-bit
+    residual of a float32 branch too. Other mixed dtypes cost a converted copy.
 
     Args:
         input: the branch, :math:`x`: shape and dtype as in :func:`layer_norm`, rows as in
             :func:`softmax`.
-        residual: :math:`r`, of ``input``'s shape, dtype and device.
+        residual: :math:`r`, of ``input``'s shape and device, and of any dtype that ``input`` may
+            have.
         normalized_shape, weight, bias, eps: as in :func:`layer_norm`.
         p: the probability of a zero in dropout of ``input``, in [0, 1]; 0 and 1 are exact.
         training: False disables dropout.
@@ -860,12 +867,12 @@ def add_layer_norm(
             :math:`s` is not written to memory either.
 
     Returns:
-        :math:`(y, s)`, contiguous, of ``input``'s shape and dtype; or :math:`y`.
+        :math:`(y, s)`, contiguous, of ``input``'s shape and the sum's dtype; or :math:`y`.
 
     Raises:
-        RuntimeError: a ``residual`` of another shape, dtype or device, ``p`` outside [0, 1], a
-            ``seed`` that is not one int64 on ``input``'s device; otherwise as in
-            :func:`layer_norm`.
+        RuntimeError: a ``residual`` of another shape or device, or of a dtype that is not
+            floating-point, ``p`` outside [0, 1], a ``seed`` that is not one int64 on ``input``'s
+            device; otherwise as in :func:`layer_norm`.
 
     Source: Vaswani et al., "Attention Is All You Need" (2017), section 5.4; Xiong et al., "On Layer
     Normalization in the Transformer Architecture" (2020).
@@ -931,7 +938,8 @@ def add_rms_norm(
         input, residual, p, training, seed, return_sum: as in :func:`add_layer_norm`.
 
     Returns:
-        :math:`(y, s)`, contiguous, of ``input``'s shape; or :math:`y`.
+        :math:`(y, s)`, contiguous, of ``input``'s shape; or :math:`y`. :math:`y` has the dtype that
+        :func:`rms_norm` of :math:`s` has.
 
     Raises:
         RuntimeError, ValueError: as in :func:`add_layer_norm` and :func:`rms_norm`.
@@ -940,8 +948,9 @@ def add_rms_norm(
     """
     function = "add_rms_norm"
     dropout = _branch_dropout(function, input, p, training, seed)
-    eps = eps if type(eps) is float else _rms_eps(function, input, eps)
-    if weight is not None and _multiplies_afterwards(function, variant, input, weight):
+    dtype = _dtype_of_sum(input, residual)
+    eps = eps if type(eps) is float else _rms_eps(function, dtype, eps)
+    if weight is not None and _multiplies_afterwards(function, variant, input, weight, dtype):
         arguments = (input, residual, normalized_shape, None, eps, 0.0, False)
         total = _ops.add_rms_norm.default(*arguments, *dropout)[1]
         output = rms_norm(total, normalized_shape, weight, eps, variant=variant)
@@ -954,11 +963,21 @@ def add_rms_norm(
     return results if return_sum else results[0]
 
 
-def _rms_eps(function: str, input: torch.Tensor, eps: float | None) -> float:
-    if eps is None:
-        # An input that is not a tensor is reported by the op.
-        return default_rms_eps(getattr(input, "dtype", torch.float32))
-    return _arguments.number(function, "eps", eps)
+def _dtype_of(input: torch.Tensor) -> torch.dtype:
+    """An input that is not a tensor is reported by the op."""
+    dtype: torch.dtype = getattr(input, "dtype", torch.float32)
+    return dtype
+
+
+def _dtype_of_sum(input: torch.Tensor, residual: torch.Tensor) -> torch.dtype:
+    own, other = _dtype_of(input), _dtype_of(residual)
+    if own == other or own not in _checks.FLOATING or other not in _checks.FLOATING:
+        return own
+    return torch.promote_types(own, other)
+
+
+def _rms_eps(function: str, dtype: torch.dtype, eps: float | None) -> float:
+    return default_rms_eps(dtype) if eps is None else _arguments.number(function, "eps", eps)
 
 
 def _rms_settings(variant: RmsVariant) -> tuple[float, bool]:
@@ -969,14 +988,18 @@ def _rms_settings(variant: RmsVariant) -> tuple[float, bool]:
 
 
 def _multiplies_afterwards(
-    function: str, variant: RmsVariant, input: torch.Tensor, weight: torch.Tensor
+    function: str,
+    variant: RmsVariant,
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    dtype: torch.dtype,
 ) -> bool:
-    """Whether the weight is a separate multiplication: its dtype differs from the input's, and the
-    variant lets the result's dtype depend on it."""
+    """Whether the weight is a separate multiplication: its dtype differs from ``dtype``, that of
+    what is normalised, and the variant lets the result's dtype depend on it."""
     if variant not in ("llama", "t5"):
         return False
-    given = _arguments.tensor(function, "input", input)
-    return _arguments.tensor(function, "weight", weight).dtype != given.dtype
+    _arguments.tensor(function, "input", input)
+    return _arguments.tensor(function, "weight", weight).dtype != dtype
 
 
 def _branch_dropout(

@@ -72,6 +72,7 @@ def valid_arguments(op: str) -> Arguments:
         "stack_dim": 0,
         "dtype": None,
         "input_dtype": torch.float32,
+        "residual_dtype": torch.float32,
         "scale": 0.5,
         "causal": True,
         "mask_value": -1e4,
@@ -216,7 +217,7 @@ def rows_of(op: str, argument: Any) -> Iterator[Row]:
                 yield Row(op, name, value, lambda make=make: make(valid))
         return
     # The schema's type of a ScalarType is int.
-    values = DTYPES if name in ("dtype", "input_dtype") else BY_TYPE[kind]
+    values = DTYPES if name.endswith("dtype") else BY_TYPE[kind]
     for value in values:
         not_the_forwards = repr(value) in ("1.5", "2", "True")  # no rstd is above 1 / eps
         if op.strip("_") == "std_norm_backward" and name == "eps" and not_the_forwards:
@@ -378,8 +379,9 @@ def norm_forward_of(base: str, a: Arguments) -> tuple:
     if not base.startswith("add"):
         output, *statistics = norm_of(base, a, a["input"])
         return (output, *statistics) if kind_of(base).has_mean else (output, statistics[1])
+    a["dtype"] = torch.promote_types(a["input"].dtype, a["residual"].dtype)
     dropped = a["input"].double() * multiplier(a, flat(a["input"], a)).view(a["input"].shape)
-    total = (dropped + a["residual"].double()).to(a["input"].dtype)
+    total = (dropped + a["residual"].double()).to(a["dtype"])
     output, mean, rstd = norm_of(base, a, total)
     return (output, total, mean, rstd) if kind_of(base).has_mean else (output, total, rstd)
 

@@ -39,8 +39,10 @@ void backward_of_norms(int64_t count, At at, bool streaming) {
 
 // --- long rows ----------------------------------------------------------------------------------
 
+// Not with dropout, even if grad_branch is not wanted, so that the other gradients have the same
+// bits.
 bool is_long(const NormBackward& args) {
-  return is_long_row(args.cols) && args.grad_branch.data == nullptr;
+  return is_long_row(args.cols) && args.dropout.seed == nullptr;
 }
 
 void launch_long(const CpuKernels& kernels, const NormForward& args, bool streaming) {
@@ -84,8 +86,9 @@ void launch_long(const CpuKernels& kernels, const NormBackward& args, bool strea
 
 void CpuLauncher::launch(const NormForward& args) const {
   const CpuKernels& kernels = cpu_kernels();
-  const int64_t tensors = 2 + (args.residual.data != nullptr) + (args.sum.data != nullptr);
-  const int64_t bytes = tensors * size_of(args.input.dtype);
+  const int64_t of_input = size_of(args.input.dtype), of_output = size_of(args.output.dtype);
+  const int64_t tensors = 1 + (args.residual.data != nullptr) + (args.sum.data != nullptr);
+  const int64_t bytes = of_input + tensors * of_output;
   const bool streaming = is_streaming(args.rows * args.cols, bytes);
   if (is_long_row(args.cols)) return launch_long(kernels, args, streaming);
   const int64_t scratch_bytes = norm_scratch_bytes(args);
@@ -95,9 +98,9 @@ void CpuLauncher::launch(const NormForward& args) const {
 }
 
 void CpuLauncher::launch(const NormBackward& args) const {
-  const int64_t tensors = 2 + (args.grad_sum.data != nullptr) + (args.grad_input.data != nullptr) +
-      (args.grad_branch.data != nullptr);
-  const int64_t bytes = tensors * size_of(args.input.dtype);
+  const int64_t tensors = 2 + (args.grad_sum.data != nullptr) + (args.grad_input.data != nullptr);
+  const int64_t of_branch = args.grad_branch.data == nullptr ? 0 : size_of(args.grad_branch.dtype);
+  const int64_t bytes = tensors * size_of(args.input.dtype) + of_branch;
   const bool streaming = is_streaming(args.rows * args.cols, bytes);
   if (is_long(args)) return launch_long(cpu_kernels(), args, streaming);
   backward_of_norms(1, [&](int64_t) { return args; }, streaming);

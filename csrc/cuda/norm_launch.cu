@@ -15,21 +15,28 @@ inline bool fits(const ConstColumns& parameter, DType dtype) {
   return parameter.data == nullptr || parameter.dtype == dtype || is_wider;
 }
 
+// The same for a branch, or its gradient, beside rows of that dtype: 16 bits beside float.
+template <class AnyRows>
+bool fits_branch(const AnyRows& branch, DType dtype) {
+  const bool is_narrower = dtype == DType::kFloat32 && size_of(branch.dtype) == 2;
+  return branch.data == nullptr || branch.dtype == dtype || is_narrower;
+}
+
 inline int32_t width_of(const NormForward& args) {
   return pick_width(
-      args.input.dtype, args.cols,
+      args.output.dtype, args.cols,
       {args.input, args.residual, args.output, args.sum, args.weight, args.bias});
 }
 
 // The plan without clusters.
 inline RowPlan plan_of(const NormForward& args, int32_t width) {
   const bool adds = args.residual.data != nullptr;
-  return plan_rows(norm_regimes(adds), args.cols, width, size_of(args.input.dtype));
+  return plan_rows(norm_regimes(adds), args.cols, width, size_of(args.output.dtype));
 }
 
 inline RowPlan with_clusters(const NormForward& args, const RowPlan& plan) {
   const bool adds = args.residual.data != nullptr;
-  const DType dtype = args.input.dtype;
+  const DType dtype = args.output.dtype;
   const Clusters& narrow = adds ? kNoClusters : kNarrowNormClusters;
   return with_clusters(plan, norm_clusters(size_of(dtype), adds), narrow, args.cols, dtype);
 }
@@ -60,7 +67,8 @@ Status launch_norm_forward(const NormForward& args, const RowPlan& plan, Stream 
 }
 
 Status launch(const NormForward& args, Stream stream) {
-  const DType dtype = args.input.dtype;
+  const DType dtype = args.output.dtype;
+  if (!fits_branch(args.input, dtype)) return device::kInvalidValue;
   if (!fits(args.weight, dtype) || !fits(args.bias, dtype)) return device::kInvalidValue;
   const RowPlan plan = plan_of(args, width_of(args));
   return launch_plan(with_clusters(args, plan), plan, [&](const RowPlan& plan) {
@@ -78,7 +86,7 @@ Status launch(const NormForward& args, Stream stream) {
 
 int64_t workspace_bytes(const NormForward& args) {
   const RowPlan plan = plan_of(args, width_of(args));
-  return segment_partials_bytes(plan, args.rows, args.cols, args.input.dtype, 3);
+  return segment_partials_bytes(plan, args.rows, args.cols, args.output.dtype, 3);
 }
 
 inline RowPlan plan_of(const NormStack& stack) {
@@ -263,6 +271,7 @@ inline Status launch(const NormBackward& args, const NormBackwardPlan& plan, Str
 
 Status launch(const NormBackward& args, Stream stream) {
   if (!fits(args.weight, args.input.dtype)) return device::kInvalidValue;
+  if (!fits_branch(args.grad_branch, args.input.dtype)) return device::kInvalidValue;
   const int32_t width = width_of(args);
   const NormBackwardPlan plan = plan_of(args, width, device::has_clusters());
   const NormBackwardPlan without_clusters = plan_of(args, width, false);

@@ -103,10 +103,50 @@ inline NormShape checked_norm_forward(const NormOptions& options, const Tensor& 
   return shape;
 }
 
+// The dtypes of dropout(input) + residual. The sum has the dtype that torch promotes the two to.
+//
+// Kernels read one of the terms, the branch, in the sum's dtype or, beside float32, in 16 bits; and
+// so they write its gradient. It is the input but, where there is no dropout, the residual may
+// trade places with it. All other terms are converted: to the sum's dtype before a forward, and
+// from it after a backward.
+struct TermDtypes {
+  ScalarType input, residual, sum;
+  bool drops;
+
+  bool is_branch(ScalarType dtype) const { return is_16_bit(dtype) && sum == ScalarType::Float; }
+  bool trade_places() const { return !drops && input == sum && is_branch(residual); }
+
+  // The dtype in which kernels take the branch.
+  ScalarType branch() const {
+    const ScalarType own = trade_places() ? residual : input;
+    return is_branch(own) ? own : sum;
+  }
+
+  // Whether one tensor is the gradient of both terms, and whether kernels compute only one.
+  bool share_gradient() const { return !drops && input == residual; }
+  bool compute_one() const { return !drops && branch() == sum; }
+};
+
 // What is added to the input before it is normalized.
 struct NormResidual {
   std::optional<Tensor> residual;
   Dropout dropout = {};  // applied to the input
+};
+
+// The terms of a sum as kernels read them.
+struct NormTerms {
+  Tensor branch;
+  std::optional<Tensor> residual;
+
+  NormTerms(const char* op, const Tensor& input, const NormResidual& added, ScalarType sum)
+      : branch(input), residual(added.residual) {
+    if (!residual) return;
+    const TermDtypes dtypes{
+        dtype_of(input), dtype_of(*residual), sum, added.dropout.seed != nullptr};
+    if (dtypes.trade_places()) std::swap(branch, *residual);
+    branch = convert(op, branch, dtypes.branch());
+    residual = convert(op, *residual, sum);
+  }
 };
 
 // The optional results that are wanted, if the norm has them.
@@ -138,9 +178,11 @@ NormResult norm_forward(
     const NormOutputs& wanted, bool rounds_normalized = false) {
   const char* op = options.op;
   const NormShape shape = checked_norm_forward(options, input, eps);
-  if (added.residual) check_like(op, "residual", *added.residual, {"input", input});
+  if (added.residual) check_term(op, "residual", *added.residual, {"input", input});
 
-  const ScalarType dtype = dtype_of(input), statistics = statistics_dtype(dtype);
+  const ScalarType own = dtype_of(input);
+  const ScalarType dtype = added.residual ? promoted(own, dtype_of(*added.residual)) : own;
+  const ScalarType statistics = statistics_dtype(dtype);
   const SizesView sizes = input.sizes();
   NormResult result{empty_contiguous(op, input, sizes, dtype), {}, {}, {}};
   if (added.residual && wanted.sum) result.sum = empty_contiguous(op, input, sizes, dtype);
@@ -152,8 +194,9 @@ NormResult norm_forward(
   }
   if (shape.rows == 0) return result;
 
-  const RowView source = as_rows<Launcher>(op, input, shape.first);
-  const std::optional<RowView> residual = as_rows<Launcher>(op, added.residual, shape.first);
+  const NormTerms terms(op, input, added, dtype);
+  const RowView source = as_rows<Launcher>(op, terms.branch, shape.first);
+  const std::optional<RowView> residual = as_rows<Launcher>(op, terms.residual, shape.first);
   const NormParameters parameters(op, options.weight, options.bias, dtype);
   NormForward args{};
   args.kind = options.kind;
@@ -186,25 +229,44 @@ struct NormGradients {
   double eps = 0;        // used by std_norm and l2_norm
 };
 
-// The gradients that are wanted. `branch` is the tensor to which dropout was applied.
+// The gradients that are wanted. That of the branch has a dtype of its own.
 struct NormWanted {
-  bool input, branch, weight, bias;
+  bool input;
+  std::optional<ScalarType> branch;
+  bool weight, bias;
 };
 
 // Reads the output_mask of a backward: input, weight and, if the norm has one, bias.
 inline NormWanted wanted_of(const char* op, const std::vector<bool>& mask, bool has_bias) {
   check_output_mask(op, mask, has_bias ? 3 : 2);
-  return {mask[0], false, mask[1], has_bias && mask[2]};
+  return {mask[0], std::nullopt, mask[1], has_bias && mask[2]};
 }
 
-// The same with a residual, whose entry follows the input's. Without dropout, one gradient serves
-// both.
+// The dtypes of the terms in a backward: those that are given, or else the sum's.
+inline TermDtypes checked_terms(
+    const char* op, const Tensor& sum, std::optional<ScalarType> input,
+    std::optional<ScalarType> residual, bool drops) {
+  check_dtype_of(op, "sum", sum);
+  const ScalarType own = dtype_of(sum);
+  const TermDtypes dtypes{input.value_or(own), residual.value_or(own), own, drops};
+  check_dtype(op, "input_dtype", dtypes.input);
+  check_dtype(op, "residual_dtype", dtypes.residual);
+  FUSEDOPS_CHECK(
+      promoted(dtypes.input, dtypes.residual) == own, op, ": input_dtype is ",
+      dtype_name(dtypes.input), " and residual_dtype ", dtype_name(dtypes.residual),
+      ", wanted those whose sum is ", dtype_name(own), " as sum is");
+  return dtypes;
+}
+
+// The same with a residual, whose entry follows the input's.
 inline NormWanted wanted_of_added(
-    const char* op, const std::vector<bool>& mask, double p, bool has_bias) {
-  check_output_mask(op, mask, has_bias ? 4 : 3);
-  const bool bias = has_bias && mask[3];
-  if (p == 0) return {mask[0] || mask[1], false, mask[2], bias};
-  return {mask[1], mask[0], mask[2], bias};
+    const std::vector<bool>& mask, const TermDtypes& dtypes, bool has_bias) {
+  NormWanted wanted{mask[0] || mask[1], std::nullopt, mask[2], has_bias && mask[3]};
+  if (dtypes.compute_one()) return wanted;
+  const bool trade = dtypes.trade_places();
+  wanted.input = mask[trade ? 0 : 1];
+  if (mask[trade ? 1 : 0]) wanted.branch = dtypes.branch();
+  return wanted;
 }
 
 struct NormGradResult {
@@ -295,7 +357,7 @@ NormGradResult norm_backward(
       norm_parameter_grad(op, wanted.weight, input, parameters.weight, columns, shape.rows),
       norm_parameter_grad(op, wanted.bias, input, parameters.bias, columns, shape.rows)};
   if (wanted.input) result.input = empty_contiguous(op, input, sizes, dtype);
-  if (wanted.branch) result.branch = empty_contiguous(op, input, sizes, dtype);
+  if (wanted.branch) result.branch = empty_contiguous(op, input, sizes, *wanted.branch);
   if (shape.rows > 0 && shape.cols > 0) {
     launch_norm_backward<Launcher>(options, given, shape, parameters, result);
   }
@@ -322,6 +384,7 @@ inline Tensor grad_of_parameter(
 template <class Launcher>
 struct NormOps {
   using MaybeTensor = std::optional<Tensor>;
+  using MaybeDtype = std::optional<ScalarType>;
 
   static std::tuple<Tensor, Tensor, Tensor> layer_norm(
       const Tensor& input, Sizes normalized_shape, MaybeTensor weight, MaybeTensor bias,
@@ -450,26 +513,23 @@ struct NormOps {
     return output_and_sum(op, result);
   }
 
-  // With dropout, the residual's gradient differs from the input's; without, it is empty.
+  // The residual's gradient is empty where the input's is its too.
   static std::tuple<Tensor, Tensor, Tensor, Tensor> add_layer_norm_backward(
       const Tensor& grad_output, MaybeTensor grad_sum, const Tensor& sum, Sizes normalized_shape,
       const Tensor& mean, const Tensor& rstd, MaybeTensor weight, MaybeTensor bias,
-      std::vector<bool> output_mask, double p, MaybeTensor seed) {
+      std::vector<bool> output_mask, double p, MaybeTensor seed, MaybeDtype input_dtype,
+      MaybeDtype residual_dtype) {
     const char* op = "add_layer_norm_backward";
-    const NormWanted wanted = wanted_of_added(op, output_mask, p, true);
+    check_output_mask(op, output_mask, 4);
+    const Dropout dropout = branch_dropout(op, p, seed, {"sum", sum});
+    const TermDtypes dtypes = checked_terms(op, sum, input_dtype, residual_dtype, p > 0);
     const NormGradResult grad = norm_backward<Launcher>(
         {op, NormKind::kLayer, normalized_shape, weight, bias},
-        {grad_output,
-         {"sum", sum},
-         mean,
-         rstd,
-         grad_sum,
-         branch_dropout(op, p, seed, {"sum", sum})},
-        wanted);
-    const auto [to_input, to_residual] = in_order_of_inputs(grad, p);
+        {grad_output, {"sum", sum}, mean, rstd, grad_sum, dropout},
+        wanted_of_added(output_mask, dtypes, true));
+    const auto [to_input, to_residual] = gradients_of_terms(op, grad, dtypes, output_mask, sum);
     return {
-        grad_of_input(op, to_input, sum), grad_of_input(op, to_residual, sum),
-        grad_of_parameter(op, grad.weight, sum, weight),
+        to_input, to_residual, grad_of_parameter(op, grad.weight, sum, weight),
         grad_of_parameter(op, grad.bias, sum, bias)};
   }
 
@@ -498,22 +558,17 @@ struct NormOps {
   static std::tuple<Tensor, Tensor, Tensor> add_rms_norm_backward(
       const Tensor& grad_output, MaybeTensor grad_sum, const Tensor& sum, Sizes normalized_shape,
       const Tensor& rstd, MaybeTensor weight, std::vector<bool> output_mask, double weight_offset,
-      double p, MaybeTensor seed) {
+      double p, MaybeTensor seed, MaybeDtype input_dtype, MaybeDtype residual_dtype) {
     const char* op = "add_rms_norm_backward";
-    const NormWanted wanted = wanted_of_added(op, output_mask, p, false);
+    check_output_mask(op, output_mask, 3);
+    const Dropout dropout = branch_dropout(op, p, seed, {"sum", sum});
+    const TermDtypes dtypes = checked_terms(op, sum, input_dtype, residual_dtype, p > 0);
     const NormGradResult grad = norm_backward<Launcher>(
         {op, NormKind::kRms, normalized_shape, weight, std::nullopt, weight_offset},
-        {grad_output,
-         {"sum", sum},
-         std::nullopt,
-         rstd,
-         grad_sum,
-         branch_dropout(op, p, seed, {"sum", sum})},
-        wanted);
-    const auto [to_input, to_residual] = in_order_of_inputs(grad, p);
-    return {
-        grad_of_input(op, to_input, sum), grad_of_input(op, to_residual, sum),
-        grad_of_parameter(op, grad.weight, sum, weight)};
+        {grad_output, {"sum", sum}, std::nullopt, rstd, grad_sum, dropout},
+        wanted_of_added(output_mask, dtypes, false));
+    const auto [to_input, to_residual] = gradients_of_terms(op, grad, dtypes, output_mask, sum);
+    return {to_input, to_residual, grad_of_parameter(op, grad.weight, sum, weight)};
   }
 
  private:
@@ -528,11 +583,22 @@ struct NormOps {
     return {output, or_empty(op, result.sum, output, dtype_of(output))};
   }
 
-  // Returns the gradients of the input and of the residual.
-  static std::pair<MaybeTensor, MaybeTensor> in_order_of_inputs(
-      const NormGradResult& grad, double p) {
-    if (p == 0) return {grad.input, grad.branch};
-    return {grad.branch, grad.input};
+  // Returns the gradients of the input and of the residual, from those that the kernel has written.
+  static std::pair<Tensor, Tensor> gradients_of_terms(
+      const char* op, const NormGradResult& grad, const TermDtypes& dtypes,
+      const std::vector<bool>& mask, const Tensor& sum) {
+    const auto as = [&](bool wanted, const MaybeTensor& own, ScalarType dtype) {
+      return wanted ? convert(op, *own, dtype) : empty_contiguous(op, sum, Sizes{0}, dtype);
+    };
+    if (dtypes.share_gradient()) {
+      const bool wanted = mask[0] || mask[1];
+      return {as(wanted, grad.input, dtypes.sum), as(false, std::nullopt, dtypes.sum)};
+    }
+    const MaybeTensor& branch = dtypes.compute_one() ? grad.input : grad.branch;
+    const bool trade = dtypes.trade_places();
+    return {
+        as(mask[0], trade ? grad.input : branch, dtypes.input),
+        as(mask[1], trade ? branch : grad.input, dtypes.residual)};
   }
 };
 

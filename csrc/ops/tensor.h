@@ -128,6 +128,13 @@ inline bool is_16_bit(ScalarType dtype) {
   return dtype == ScalarType::BFloat16 || dtype == ScalarType::Half;
 }
 
+// The dtype of a sum of two floating-point tensors, as torch promotes theirs.
+inline ScalarType promoted(ScalarType a, ScalarType b) {
+  if (a == b) return a;
+  const bool is_double = a == ScalarType::Double || b == ScalarType::Double;
+  return is_double ? ScalarType::Double : ScalarType::Float;
+}
+
 inline DType kernel_dtype(ScalarType dtype) {
   switch (dtype) {
     case ScalarType::Double:
@@ -472,6 +479,16 @@ void check_tensor(
 inline void check_like(const char* op, const char* name, const Tensor& given, const Like& like) {
   check_tensor(
       op, name, given, dtype_of(like.tensor), like.tensor.sizes(), like, " as ", like.name, " is");
+}
+
+// Checks that `given` has the shape and device of `like`, and any dtype that kernels read.
+inline void check_term(const char* op, const char* name, const Tensor& given, const Like& like) {
+  check_dtype_of(op, name, given);
+  FUSEDOPS_CHECK(
+      have_same_sizes(given, like.tensor), op, ": ", name, " has shape ", list_text(given.sizes()),
+      ", wanted ", like.name, "'s, ", list_text(like.tensor.sizes()),
+      "; expand one of them with .expand()");
+  check_device(op, name, given, like);
 }
 
 // Checks that `given` has the dtype and shape of the statistics that the op `source` returns for

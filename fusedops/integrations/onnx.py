@@ -145,6 +145,13 @@ def _arithmetic(dtype: ir.DataType) -> ir.DataType:
     return ir.DataType.FLOAT if dtype in narrow else dtype
 
 
+def _promoted(a: ir.DataType, b: ir.DataType) -> ir.DataType:
+    """The dtype of a sum, as torch promotes it."""
+    if a == b:
+        return a
+    return ir.DataType.DOUBLE if ir.DataType.DOUBLE in (a, b) else ir.DataType.FLOAT
+
+
 def _convert(value: Value, *dtypes: ir.DataType) -> Value:
     """Converts from the first dtype to the last, rounding to each in between."""
     for current, following in pairwise(dtypes):
@@ -353,12 +360,14 @@ def _l2_norm(
     return _convert(output, computed, dtype), op.Reciprocal(norm)
 
 
-def _sum(input: Value, residual: Value, p: float) -> Value:
+def _sum(input: Value, residual: Value, p: float) -> tuple[Value, ir.DataType]:
+    """The sum and its dtype."""
     if p > 0:
         _refuse_dropout()
-    computed = _arithmetic(input.dtype)
-    terms = (_convert(term, input.dtype, computed) for term in (input, residual))
-    return _convert(op.Add(*terms), computed, input.dtype)
+    dtype = _promoted(input.dtype, residual.dtype)
+    computed = _arithmetic(dtype)
+    terms = (_convert(term, term.dtype, computed) for term in (input, residual))
+    return _convert(op.Add(*terms), computed, dtype), dtype
 
 
 def _add_layer_norm(
@@ -371,9 +380,9 @@ def _add_layer_norm(
     p: float = 0.0,
     seed: Value | None = None,
 ) -> tuple[Value, Value, Value, Value]:
-    total = _sum(input, residual, p)
+    total, dtype = _sum(input, residual, p)
     rank = len(normalized_shape)
-    output, *statistics = _layer_norm_of(total, input.dtype, rank, weight, bias, eps)
+    output, *statistics = _layer_norm_of(total, dtype, rank, weight, bias, eps)
     return output, total, *statistics
 
 
@@ -403,9 +412,10 @@ def _rms_norms(opset_version: int) -> dict[str, Callable[..., Any]]:
         p: float = 0.0,
         seed: Value | None = None,
     ) -> tuple[Value, Value, Value]:
-        total, rank = _sum(input, residual, p), len(normalized_shape)
+        total, dtype = _sum(input, residual, p)
         settings = weight, eps, weight_offset, rounds_normalized
-        output, rstd = _rms_norm_of(weighted, total, input.dtype, rank, *settings)
+        rank = len(normalized_shape)
+        output, rstd = _rms_norm_of(weighted, total, dtype, rank, *settings)
         return output, total, rstd
 
     return {"rms_norm": rms_norm, "add_rms_norm": add_rms_norm}

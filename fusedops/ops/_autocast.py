@@ -1,7 +1,9 @@
 """The autocast rules, which are those of torch's own softmax and norms.
 
 Under CUDA autocast a softmax without ``dtype`` computes and returns float32; here the conversion
-is part of the kernel. Norms convert their arguments to float32. CPU autocast changes neither.
+is part of the kernel. Norms convert their arguments to float32, except for a branch that is added
+to a residual: of those, the conversion of the residual makes the sum float32. CPU autocast changes
+neither.
 """
 
 from __future__ import annotations
@@ -33,8 +35,11 @@ def register_float32_output(library: torch.library.Library, op: str) -> None:
 
 
 def register_float32_inputs(library: torch.library.Library, op: str) -> None:
-    """Makes ``fusedops::op`` convert 16-bit CUDA tensors to float32, in lists too."""
+    """Makes ``fusedops::op`` convert 16-bit CUDA tensors to float32, in lists too. Of an op with a
+    residual the input stays as it is: their sum is float32 without, and kernels read 16 bits."""
     overload = getattr(torch.ops.fusedops, op).default
+    names = [argument.name for argument in overload._schema.arguments]
+    kept = 1 if "residual" in names else 0
 
     def converted(arg: Any) -> Any:
         if isinstance(arg, list):
@@ -44,6 +49,6 @@ def register_float32_inputs(library: torch.library.Library, op: str) -> None:
 
     def rule(*args: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_CUDA):
-            return overload(*map(converted, args))
+            return overload(*args[:kept], *map(converted, args[kept:]))
 
     library.impl(op, rule, "AutocastCUDA")

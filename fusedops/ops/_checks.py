@@ -114,6 +114,36 @@ def check_like(op: str, name: str, given: MaybeTensor, like: Like) -> None:
     check_tensor(op, name, given, tensor.dtype, tensor.shape, like, f"{like_name} is")
 
 
+def check_term(op: str, name: str, given: MaybeTensor, like: Like) -> None:
+    """Checks that ``given`` has the shape and device of ``like``, and any floating dtype."""
+    like_name, tensor = like
+    check_dtype_of(op, name, given)
+    given = check_given(op, name, given)
+    check(
+        given.shape == tensor.shape,
+        f"{op}: {name} has shape {list(given.shape)}, wanted {like_name}'s, {list(tensor.shape)}; "
+        "expand one of them with .expand()",
+    )
+    check_device(op, name, given, like)
+
+
+def check_term_dtypes(
+    op: str, sum: MaybeTensor, input: torch.dtype | None, residual: torch.dtype | None
+) -> tuple[torch.dtype, torch.dtype]:
+    """The dtypes that the terms of ``sum`` had, checked: those that are given, or else its own."""
+    check_dtype_of(op, "sum", sum)
+    own = check_given(op, "sum", sum).dtype
+    input, residual = input or own, residual or own
+    check_dtype(op, "input_dtype", input)
+    check_dtype(op, "residual_dtype", residual)
+    check(
+        torch.promote_types(input, residual) == own,
+        f"{op}: input_dtype is {input} and residual_dtype {residual}, wanted those whose sum is "
+        f"{own} as sum is",
+    )
+    return input, residual
+
+
 def check_statistic(
     op: str,
     name: str,

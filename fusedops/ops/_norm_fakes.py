@@ -32,15 +32,20 @@ def _fake_forward(
     weight: MaybeTensor,
     bias: MaybeTensor,
     eps: float,
+    *residuals: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """An empty output and an empty statistic."""
     _check_arguments(op, ("input", input), normalized_shape, weight, bias)
     _checks.check_norm_is_of_something(op, normalized_shape)
     _checks.check_eps(op, eps)
+    dtype = input.dtype
+    for residual in residuals:
+        _checks.check_term(op, "residual", residual, ("input", input))
+        dtype = torch.promote_types(dtype, residual.dtype)
     statistics_shape = _checks.norm_statistics_shape(input, normalized_shape)
     return (
-        torch.empty_like(input, memory_format=torch.contiguous_format),
-        input.new_empty(statistics_shape, dtype=_checks.statistics_dtype(input.dtype)),
+        torch.empty_like(input, dtype=dtype, memory_format=torch.contiguous_format),
+        input.new_empty(statistics_shape, dtype=_checks.statistics_dtype(dtype)),
     )
 
 
@@ -85,8 +90,7 @@ def _fake_add_layer_norm(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     op = "add_layer_norm"
     _checks.check_branch_seed(op, p, seed, ("input", input))
-    output, rstd = _fake_forward(op, input, normalized_shape, weight, bias, eps)
-    _checks.check_like(op, "residual", residual, ("input", input))
+    output, rstd = _fake_forward(op, input, normalized_shape, weight, bias, eps, residual)
     return output, torch.empty_like(output), torch.empty_like(rstd), rstd
 
 
@@ -103,8 +107,7 @@ def _fake_add_rms_norm(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     op = "add_rms_norm"
     _checks.check_branch_seed(op, p, seed, ("input", input))
-    output, rstd = _fake_forward(op, input, normalized_shape, weight, None, eps)
-    _checks.check_like(op, "residual", residual, ("input", input))
+    output, rstd = _fake_forward(op, input, normalized_shape, weight, None, eps, residual)
     return output, torch.empty_like(output), rstd
 
 
@@ -147,12 +150,15 @@ def _fake_add_rms_norm_inference(
 def _fake_gradients(
     input: torch.Tensor,
     normalized_shape: Shape,
-    needed_inputs: Sequence[bool],
+    needed_inputs: Sequence[tuple[bool, torch.dtype]],
     parameters: Sequence[tuple[bool, MaybeTensor]],
 ) -> list[torch.Tensor]:
     """Empty gradients of the inputs, which have ``input``'s shape, then those of weight and bias.
     A gradient that is not needed has shape [0]."""
-    of_inputs = [input.new_empty(input.shape if is_needed else [0]) for is_needed in needed_inputs]
+    of_inputs = [
+        input.new_empty(input.shape if is_needed else [0], dtype=dtype)
+        for is_needed, dtype in needed_inputs
+    ]
     of_parameters = [
         input.new_empty(
             normalized_shape if is_needed else [0],
@@ -206,7 +212,7 @@ def _fake_centered_backward(
     _check_backward(op, given, normalized_shape, weight, bias)
     of_input, of_weight, of_bias = output_mask
     parameters = [(of_weight, weight), (of_bias, bias)]
-    return tuple(_fake_gradients(input, normalized_shape, [of_input], parameters))
+    return tuple(_fake_gradients(input, normalized_shape, [(of_input, input.dtype)], parameters))
 
 
 def _fake_uncentered_backward(
@@ -223,7 +229,8 @@ def _fake_uncentered_backward(
     given = _Given(grad_output, ("input", input), None, rstd, eps=eps, has_mean=False)
     _check_backward(op, given, normalized_shape, weight, None)
     of_input, of_weight = output_mask
-    return tuple(_fake_gradients(input, normalized_shape, [of_input], [(of_weight, weight)]))
+    needed, parameters = [(of_input, input.dtype)], [(of_weight, weight)]
+    return tuple(_fake_gradients(input, normalized_shape, needed, parameters))
 
 
 def _fake_rms_norm_backward(
@@ -241,9 +248,23 @@ def _fake_rms_norm_backward(
     )
 
 
-def needed_of_inputs(output_mask: Sequence[bool], p: float) -> list[bool]:
+def needed_of_inputs(output_mask: Sequence[bool], *, shared: bool) -> list[bool]:
+    """Which gradients of input and residual an op returns. ``shared``: whether the first is that of
+    both (:func:`share_gradient`)."""
     of_input, of_residual, *_ = output_mask
-    return [of_input or of_residual, False] if p == 0 else [of_input, of_residual]
+    return [of_input or of_residual, False] if shared else [of_input, of_residual]
+
+
+def share_gradient(p: float, input: torch.dtype | None, residual: torch.dtype | None) -> bool:
+    """Whether input and residual of these dtypes have one gradient."""
+    return p == 0 and input == residual
+
+
+def _needed_with_dtypes(
+    output_mask: Sequence[bool], p: float, dtypes: tuple[torch.dtype, torch.dtype]
+) -> list[tuple[bool, torch.dtype]]:
+    needed = needed_of_inputs(output_mask, shared=share_gradient(p, *dtypes))
+    return list(zip(needed, dtypes, strict=True))
 
 
 def _fake_add_layer_norm_backward(
@@ -258,14 +279,17 @@ def _fake_add_layer_norm_backward(
     output_mask: Sequence[bool],
     p: float = 0.0,
     seed: MaybeTensor = None,
+    input_dtype: torch.dtype | None = None,
+    residual_dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, ...]:
     op = "add_layer_norm_backward"
     _checks.check_output_mask(op, output_mask, 4)
     _checks.check_branch_seed(op, p, seed, ("sum", sum))
+    dtypes = _checks.check_term_dtypes(op, sum, input_dtype, residual_dtype)
     given = _Given(grad_output, ("sum", sum), mean, rstd, grad_sum)
     _check_backward(op, given, normalized_shape, weight, bias)
     parameters = [(output_mask[2], weight), (output_mask[3], bias)]
-    needed = needed_of_inputs(output_mask, p)
+    needed = _needed_with_dtypes(output_mask, p, dtypes)
     return tuple(_fake_gradients(sum, normalized_shape, needed, parameters))
 
 
@@ -280,13 +304,16 @@ def _fake_add_rms_norm_backward(
     weight_offset: float = 0.0,
     p: float = 0.0,
     seed: MaybeTensor = None,
+    input_dtype: torch.dtype | None = None,
+    residual_dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, ...]:
     op = "add_rms_norm_backward"
     _checks.check_output_mask(op, output_mask, 3)
     _checks.check_branch_seed(op, p, seed, ("sum", sum))
+    dtypes = _checks.check_term_dtypes(op, sum, input_dtype, residual_dtype)
     given = _Given(grad_output, ("sum", sum), None, rstd, grad_sum, has_mean=False)
     _check_backward(op, given, normalized_shape, weight, None)
-    needed = needed_of_inputs(output_mask, p)
+    needed = _needed_with_dtypes(output_mask, p, dtypes)
     parameters = [(output_mask[2], weight)]
     return tuple(_fake_gradients(sum, normalized_shape, needed, parameters))
 

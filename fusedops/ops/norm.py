@@ -18,7 +18,7 @@ import torch
 
 from fusedops.ops import _checks, _vmap
 from fusedops.ops._autograd import gradient, register_autograd
-from fusedops.ops._norm_fakes import FAKES, MaybeTensor, needed_of_inputs
+from fusedops.ops._norm_fakes import FAKES, MaybeTensor, needed_of_inputs, share_gradient
 from fusedops.ops._norm_second_order import SecondDerivative, multiplier, sum_of_rows
 from fusedops.ops._registration import register_fake, register_float32_inputs, register_vmap
 
@@ -118,11 +118,19 @@ def _l2_norm_formula(ctx: Any, grad_output: MaybeTensor, *_: None) -> Grads:
     return to_input, None, to_weight, None
 
 
-def _gradients_of_added(grads: Sequence[torch.Tensor], needed: Sequence[bool], p: float) -> Grads:
-    """The gradients of input, residual and parameters. Without dropout the op returns one gradient
-    for both inputs."""
+def _dtypes_of_terms(
+    input: torch.Tensor, residual: torch.Tensor
+) -> tuple[torch.dtype | None, torch.dtype | None]:
+    """The last two arguments of the backward of a sum: None where both have the sum's dtype."""
+    return (None, None) if input.dtype == residual.dtype else (input.dtype, residual.dtype)
+
+
+def _gradients_of_added(ctx: Any, grads: Sequence[torch.Tensor], needed: Sequence[bool]) -> Grads:
+    """The gradients of input, residual and parameters. Without dropout, and with one dtype, the op
+    returns one gradient for both inputs."""
     to_input, to_residual, *to_parameters = grads
-    return _where_needed([to_input, to_input if p == 0 else to_residual, *to_parameters], needed)
+    shared = share_gradient(ctx.p, *ctx.dtypes)
+    return _where_needed([to_input, to_input if shared else to_residual, *to_parameters], needed)
 
 
 def _mark_non_differentiable(ctx: Any, sum: torch.Tensor, *statistics: torch.Tensor) -> None:
@@ -134,8 +142,9 @@ def _mark_non_differentiable(ctx: Any, sum: torch.Tensor, *statistics: torch.Ten
 
 
 def _setup_add_layer_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-    _, _, ctx.normalized_shape, weight, bias, _, ctx.p, seed = inputs
+    input, residual, ctx.normalized_shape, weight, bias, _, ctx.p, seed = inputs
     _, sum, mean, rstd = output
+    ctx.dtypes = _dtypes_of_terms(input, residual)
     _mark_non_differentiable(ctx, sum, mean, rstd)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(sum, mean, rstd, weight, bias, seed)
@@ -162,14 +171,16 @@ def _add_layer_norm_formula(
         needed,
         ctx.p,
         seed,
+        *ctx.dtypes,
     )
-    to_input, to_residual, to_weight, to_bias = _gradients_of_added(grads, needed, ctx.p)
+    to_input, to_residual, to_weight, to_bias = _gradients_of_added(ctx, grads, needed)
     return to_input, to_residual, None, to_weight, to_bias, None, None, None
 
 
 def _setup_add_rms_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-    _, _, ctx.normalized_shape, weight, _, ctx.weight_offset, _, ctx.p, seed = inputs
+    input, residual, ctx.normalized_shape, weight, _, ctx.weight_offset, _, ctx.p, seed = inputs
     _, sum, rstd = output
+    ctx.dtypes = _dtypes_of_terms(input, residual)
     _mark_non_differentiable(ctx, sum, rstd)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(sum, rstd, weight, seed)
@@ -185,8 +196,9 @@ def _add_rms_norm_formula(
     _, of_input, of_residual, _, of_weight, *_ = ctx.needs_input_grad
     needed = [of_input, of_residual, of_weight]
     given = (grad_output, grad_sum, sum, ctx.normalized_shape, rstd, weight)
-    grads = gradient("add_rms_norm_backward", *given, needed, ctx.weight_offset, ctx.p, seed)
-    to_input, to_residual, to_weight = _gradients_of_added(grads, needed, ctx.p)
+    settings = (ctx.weight_offset, ctx.p, seed, *ctx.dtypes)
+    grads = gradient("add_rms_norm_backward", *given, needed, *settings)
+    to_input, to_residual, to_weight = _gradients_of_added(ctx, grads, needed)
     return to_input, to_residual, None, to_weight, *(None,) * 5
 
 
@@ -295,20 +307,31 @@ def _l2_norm_backward_formula(ctx: Any, *cotangents: MaybeTensor) -> Grads:
 def _cotangent_of_total(
     ctx: Any, to_input: MaybeTensor, to_residual: MaybeTensor, sum: torch.Tensor, seed: MaybeTensor
 ) -> MaybeTensor:
-    """The cotangent of d residual. With dropout d input is a multiple of d residual; without, they
-    are one tensor."""
+    """The cotangent of d sum. d residual is d sum in its own dtype; with dropout d input is a
+    multiple of d sum."""
+    if to_input is not None:
+        to_input = to_input.to(sum.dtype)
+    if to_residual is not None:
+        to_residual = to_residual.to(sum.dtype)
     if ctx.p > 0 and to_input is not None:
-        to_input = to_input * multiplier(sum, ctx.normalized_shape, ctx.p, seed).to(to_input.dtype)
+        to_input = to_input * multiplier(sum, ctx.normalized_shape, ctx.p, seed).to(sum.dtype)
     if to_input is None or to_residual is None:
         return to_residual if to_input is None else to_input
     return to_input + to_residual
+
+
+def _needed_of_added(ctx: Any) -> list[bool]:
+    """Which gradients of input, residual and parameters a backward has returned."""
+    shared = share_gradient(ctx.p, *ctx.dtypes)
+    return [*needed_of_inputs(ctx.output_mask, shared=shared), *ctx.output_mask[2:]]
 
 
 def _setup_add_layer_norm_backward(
     ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]
 ) -> None:
     grad_output, grad_sum, sum, ctx.normalized_shape, mean, rstd, weight, *rest = inputs
-    _, ctx.output_mask, ctx.p, seed = rest
+    _, ctx.output_mask, ctx.p, seed, *dtypes = rest
+    ctx.dtypes = [dtype or sum.dtype for dtype in dtypes]
     ctx.has_grad_sum = grad_sum is not None
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(grad_output, sum, mean, rstd, weight, seed)
@@ -316,21 +339,21 @@ def _setup_add_layer_norm_backward(
 
 def _add_layer_norm_backward_formula(ctx: Any, *cotangents: MaybeTensor) -> Grads:
     *saved, seed = ctx.saved_tensors
-    needed = [*needed_of_inputs(ctx.output_mask, ctx.p), *ctx.output_mask[2:]]
-    to_input, to_residual, to_weight, to_bias = _where_needed(cotangents, needed)
+    to_input, to_residual, to_weight, to_bias = _where_needed(cotangents, _needed_of_added(ctx))
     total = _cotangent_of_total(ctx, to_input, to_residual, saved[1], seed)
     by_grad_output, by_sum, by_weight = SecondDerivative.apply(
         "add_layer_norm", len(ctx.normalized_shape), 0.0, total, to_weight, to_bias, *saved
     )
     by_grad_sum = total if ctx.has_grad_sum else None
-    return by_grad_output, by_grad_sum, by_sum, None, None, None, by_weight, *(None,) * 4
+    return by_grad_output, by_grad_sum, by_sum, None, None, None, by_weight, *(None,) * 6
 
 
 def _setup_add_rms_norm_backward(
     ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]
 ) -> None:
     grad_output, grad_sum, sum, ctx.normalized_shape, rstd, weight, *rest = inputs
-    ctx.output_mask, ctx.weight_offset, ctx.p, seed = rest
+    ctx.output_mask, ctx.weight_offset, ctx.p, seed, *dtypes = rest
+    ctx.dtypes = [dtype or sum.dtype for dtype in dtypes]
     ctx.has_grad_sum = grad_sum is not None
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(grad_output, sum, None, rstd, weight, seed)
@@ -338,15 +361,14 @@ def _setup_add_rms_norm_backward(
 
 def _add_rms_norm_backward_formula(ctx: Any, *cotangents: MaybeTensor) -> Grads:
     *saved, seed = ctx.saved_tensors
-    needed = [*needed_of_inputs(ctx.output_mask, ctx.p), ctx.output_mask[2]]
-    to_input, to_residual, to_weight = _where_needed(cotangents, needed)
+    to_input, to_residual, to_weight = _where_needed(cotangents, _needed_of_added(ctx))
     total = _cotangent_of_total(ctx, to_input, to_residual, saved[1], seed)
     rank = len(ctx.normalized_shape)
     by_grad_output, by_sum, by_weight = SecondDerivative.apply(
         "add_rms_norm", rank, ctx.weight_offset, total, to_weight, None, *saved
     )
     by_grad_sum = total if ctx.has_grad_sum else None
-    return by_grad_output, by_grad_sum, by_sum, None, None, by_weight, *(None,) * 4
+    return by_grad_output, by_grad_sum, by_sum, None, None, by_weight, *(None,) * 6
 
 
 # --- vmap ---------------------------------------------------------------------------------------

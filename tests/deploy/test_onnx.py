@@ -94,7 +94,11 @@ OPS = {
     "rms_norm, llama": lambda x, r, w, *_: ops.rms_norm(x, [8], w, 1e-6, 0.0, True),
     "rms_norm, rounds": lambda x, *_: ops.rms_norm(x, [8], None, 1e-6, 0.0, True),
     "add_layer_norm": lambda x, r, w, b, *_: ops.add_layer_norm(x, r, [8], w, b, 1e-5),
+    "add_layer_norm, two dtypes": lambda x, r, w, b, *_: ops.add_layer_norm(
+        x, r.float(), [8], w, b, 1e-5
+    ),
     "add_rms_norm": lambda x, r, w, *_: ops.add_rms_norm(x, r, [8], w, 1e-6),
+    "add_rms_norm, two dtypes": lambda x, r, w, *_: ops.add_rms_norm(x.float(), r, [8], w, 1e-6),
     "add_rms_norm, llama": lambda x, r, w, *_: ops.add_rms_norm(x, r, [8], w, 1e-6, 0.0, True),
 }
 

@@ -134,11 +134,32 @@ BAD_CALLS = {
     "negative eps": (lambda x: fusedops.layer_norm(x, [5], eps=-1e-5), r"eps is -1e-05, wanted"),
     "residual of another shape": (
         lambda x: fusedops.add_layer_norm(x, x[:2], [5]),
-        r"residual is torch.float32 of shape \[2, 5\], wanted .*\[3, 5\] as input is",
+        r"add_layer_norm: residual has shape \[2, 5\], wanted input's, \[3, 5\]; expand one",
     ),
-    "residual of another dtype": (
-        lambda x: fusedops.add_rms_norm(x, x.double(), [5]),
-        r"add_rms_norm: residual is torch.float64 of shape \[3, 5\], wanted torch.float32",
+    "integer residual": (
+        lambda x: fusedops.add_rms_norm(x, x.long(), [5]),
+        r"add_rms_norm: residual is torch.int64, wanted torch.float32, .*; convert it",
+    ),
+    "complex residual": (
+        lambda x: fusedops.add_layer_norm(x, x.to(torch.complex64), [5]),
+        r"add_layer_norm: residual is torch.complex64, wanted torch.float32, .*; convert it",
+    ),
+    "integer input beside a residual": (
+        lambda x: fusedops.add_rms_norm(x.long(), x, [5]),
+        r"add_rms_norm: input is torch.int64, wanted torch.float32, .*; convert it",
+    ),
+    "integer input_dtype beside a residual": (
+        lambda x: ops.add_rms_norm_backward(
+            x, None, x, [5], x[:, :1], None, [True] * 3, input_dtype=torch.int64
+        ),
+        r"add_rms_norm_backward: input_dtype is torch.int64, wanted torch.float32, .*; convert it",
+    ),
+    "dtypes of another sum": (
+        lambda x: ops.add_rms_norm_backward(
+            x, None, x, [5], x[:, :1], None, [True] * 3, 0.0, 0.0, None, torch.half, torch.double
+        ),
+        r"add_rms_norm_backward: input_dtype is torch.float16 and residual_dtype torch.float64, "
+        r"wanted those whose sum is torch.float32 as sum is",
     ),
     "p of the branch above 1": (
         lambda x: fusedops.add_layer_norm(x, x, [5], p=1.5),
@@ -283,8 +304,8 @@ def test_a_cuda_tensor_without_cuda_kernels_is_refused_with_the_reason(op):
         return
     overload = getattr(ops, op).default
     by_name = {"normalized_shape": [5], "dim": -1, "eps": 1e-5}
-    by_name |= {"input_dtype": torch.float32, "dtype": None, "scale": 1.0, "causal": False}
-    by_name |= {"lower_diagonal": None, "softcap": None}
+    by_name |= {"input_dtype": torch.float32, "residual_dtype": None, "dtype": None}
+    by_name |= {"lower_diagonal": None, "softcap": None, "scale": 1.0, "causal": False}
     by_name |= {"mask_value": 0.0, "p": 0.5, "diagonal": 0, "zero_masked_rows": False}
     by_name |= {name: [x] for name in ("inputs", "weights", "biases")} | {"stack_dim": 0}
     by_name |= {"weight_offset": 0.0, "rounds_normalized": False, "wants_sum": True}

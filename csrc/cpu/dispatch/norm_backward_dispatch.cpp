@@ -20,7 +20,7 @@ void with_column_sums(const NormBackward& args, Body body) {
 }  // namespace
 
 void norm_backward(const NormBackward& args, int64_t partition, void* scratch, bool streaming) {
-  with_norm(args, [&](auto centers, auto tag) {
+  with_norm(args.kind, args.input.dtype, [&](auto centers, auto tag) {
     using T = typename decltype(tag)::type;
     const PartitionSums<Compute<T>> sums_of_rows(args, partition);
     sums_of_rows.clear(args);
@@ -53,7 +53,7 @@ void norm_finish(const NormBackward& args, int64_t begin, int64_t end) {
 
 void long_norm_backward(
     const NormBackward& args, int64_t row, RowRange cols, NormGradSums* partials, void* scratch) {
-  with_norm(args, [&](auto centers, auto tag) {
+  with_norm(args.kind, args.input.dtype, [&](auto centers, auto tag) {
     using T = typename decltype(tag)::type;
     long_norm_backward_segments<centers.value, T>(args, row, cols, partials, scratch);
   });
@@ -62,7 +62,7 @@ void long_norm_backward(
 void write_long_norm_backward(
     const NormBackward& args, RowRange cols, const NormGradSums* rows, void* scratch,
     bool streaming) {
-  with_norm(args, [&](auto centers, auto tag) {
+  with_norm(args.kind, args.input.dtype, [&](auto centers, auto tag) {
     using T = typename decltype(tag)::type;
     with_store(streaming, args.grad_input, [&](Put put) {
       with_column_sums<centers.value>(args, [&](auto sums) {

@@ -7,7 +7,7 @@ namespace fusedops {
 namespace FUSEDOPS_CPU_ISA {
 
 void norm(const NormForward& args, RowRange range, void* scratch, bool streaming) {
-  with_norm(args, [&](auto centers, auto tag) {
+  with_norm(args.kind, args.output.dtype, [&](auto centers, auto tag) {
     using T = typename decltype(tag)::type;
     const RowRange rest = narrow_norm_groups<centers.value, T>(args, range, scratch);
     if (rest.begin == rest.end) return;
@@ -18,7 +18,7 @@ void norm(const NormForward& args, RowRange range, void* scratch, bool streaming
 }
 
 void long_norm(const NormForward& args, int64_t row, RowRange cols, void* partials, void* scratch) {
-  with_norm(args, [&](auto centers, auto tag) {
+  with_norm(args.kind, args.output.dtype, [&](auto centers, auto tag) {
     using T = typename decltype(tag)::type;
     long_norm_segments<centers.value, T>(
         args, row, cols, NormPartials<T>(args, row, partials), scratch);
@@ -28,7 +28,7 @@ void long_norm(const NormForward& args, int64_t row, RowRange cols, void* partia
 void write_long_norm(
     const NormForward& args, int64_t row, RowRange cols, void* partials, void* scratch,
     bool streaming) {
-  with_norm(args, [&](auto centers, auto tag) {
+  with_norm(args.kind, args.output.dtype, [&](auto centers, auto tag) {
     using T = typename decltype(tag)::type;
     with_store(streaming, args.output, [&](Put put) {
       write_long_norm_segments<centers.value, T>(

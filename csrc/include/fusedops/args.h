@@ -270,18 +270,19 @@ FUSEDOPS_HOST_DEVICE constexpr bool has_mean(NormKind kind) {
   return kind != NormKind::kRms && kind != NormKind::kL2;
 }
 
-// Let x = dropout(input) + residual, rounded once to the dtype of input, or x = input if
+// Let x = dropout(input) + residual, rounded once to the dtype of output, or x = input if
 // residual.data is null. Then output = (x - mean) * rstd * (weight + weight_offset) + bias, and sum
-// = x. With rounds_normalized, (x - mean) * rstd is rounded to the dtype of input before it is
+// = x. With rounds_normalized, (x - mean) * rstd is rounded to the dtype of output before it is
 // multiplied.
 //
-// mean and rstd are arrays of statistics with one value per row, double if input is double and
+// mean and rstd are arrays of statistics with one value per row, double if output is double and
 // float otherwise. mean is null if the kind has none; both are null if they are not wanted.
 // sum.data is null if the sum is not wanted. Only a norm with a residual has dropout; seed is null
 // if there is none.
 //
-// input, residual, sum and output share one dtype. weight and bias share one dtype, the input's or
-// float32.
+// residual, sum and output share one dtype. input has it too or, beside a residual in float32, is
+// 16-bit: the branch of a network that autocast computes in 16 bits. weight and bias share one
+// dtype, the output's or float32.
 struct NormForward {
   NormKind kind;
   ConstRows input, residual;
@@ -298,10 +299,12 @@ struct NormForward {
 // Gradients of NormForward. `input` is what was normalized: the forward's sum if it had a residual.
 // grad_sum, unless its data is null, is added to the gradient that comes through the norm.
 // grad_input is the gradient of x, and so of the residual. grad_branch is the gradient of the
-// forward's input, dropout(grad_input); without dropout it is the same and not wanted.
+// forward's input, dropout(grad_input); without dropout it is the same, and wanted only in another
+// dtype.
 //
 // grad_input, grad_branch, grad_weight and grad_bias are not computed if their data is null. All
-// rows share one dtype. Only kStd and kL2 use eps.
+// rows share one dtype, but grad_branch may be 16-bit where it is float32. Only kStd and kL2 use
+// eps.
 struct NormBackward {
   NormKind kind;
   ConstRows grad_output, grad_sum, input;

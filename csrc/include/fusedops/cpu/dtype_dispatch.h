@@ -9,11 +9,6 @@ namespace fusedops {
 namespace FUSEDOPS_CPU_ISA {
 namespace {
 
-template <class T>
-struct Tag {
-  using type = T;
-};
-
 template <class Body>
 void with_type(DType dtype, Body body) {
   switch (dtype) {
@@ -39,10 +34,10 @@ void with_types(DType narrow, DType wide, Body body) {
   });
 }
 
-template <class Args, class Body>
-void with_norm(const Args& args, Body body) {
-  with_type(args.input.dtype, [&](auto tag) {
-    if (!has_mean(args.kind)) return body(Constant<false>{}, tag);
+template <class Body>
+void with_norm(NormKind kind, DType dtype, Body body) {
+  with_type(dtype, [&](auto tag) {
+    if (!has_mean(kind)) return body(Constant<false>{}, tag);
     body(Constant<true>{}, tag);
   });
 }

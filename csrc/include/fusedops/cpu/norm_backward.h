@@ -287,7 +287,8 @@ FUSEDOPS_INLINE void finish_row_sums(
   }
 }
 
-// Writes the gradients of the rows: the input's, and the branch's, to which dropout is applied.
+// Writes the gradients of the rows: the input's, and the branch's, to which dropout is applied, or
+// which has another dtype.
 template <class T>
 struct NormResults {
   using C = Compute<T>;
@@ -359,13 +360,19 @@ struct NormResults {
       write_scratch(start_of<T>(args.grad_input, row) + begin, C(1), cols);
     }
     if (args.grad_branch.data == nullptr) return;
-    drop_columns<T>(DropoutRow(args.dropout, row), scratch, begin, cols);
-    write_scratch(start_of<T>(args.grad_branch, row) + begin, C(args.dropout.scale), cols);
+    const bool drops = args.dropout.seed != nullptr;
+    if (drops) drop_columns<T>(DropoutRow(args.dropout, row), scratch, begin, cols);
+    with_branch<T>(args.grad_branch.dtype, [&](auto tag) FUSEDOPS_LAMBDA {
+      using Branch = typename decltype(tag)::type;
+      Branch* to = start_of<Branch>(args.grad_branch, row) + begin;
+      write_scratch(to, drops ? C(args.dropout.scale) : C(1), cols);
+    });
   }
 
-  FUSEDOPS_INLINE void write_scratch(T* to, C scale, int64_t cols) const {
+  template <class To>
+  FUSEDOPS_INLINE void write_scratch(To* to, C scale, int64_t cols) const {
     for_columns<T>(cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
-      put(to + col, part, load(scratch + col) * scale);
+      put(to + col, part, in_order<T, To>(load(scratch + col) * scale));
     });
   }
 };

@@ -7,6 +7,8 @@
 // division: a latency of 150 cycles) overlaps with that of the next row.
 #pragma once
 
+#include <type_traits>
+
 #include "fusedops/cpu/vec.h"
 #include "fusedops/cpu/work_division.h"
 
@@ -50,6 +52,21 @@ template <auto kValue>
 struct Constant {
   static constexpr auto value = kValue;
 };
+template <class T>
+struct Tag {
+  using type = T;
+};
+
+// Calls body with the type of a branch, or of its gradient, beside rows of T: T or, beside floats,
+// one of 16 bits (args.h).
+template <class T, class Body>
+FUSEDOPS_INLINE void with_branch(DType dtype, Body body) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (dtype == DType::kBFloat16) return body(Tag<BFloat16>{});
+    if (dtype == DType::kFloat16) return body(Tag<Half>{});
+  }
+  body(Tag<T>{});
+}
 
 // --- parameters ---------------------------------------------------------------------------------
 

@@ -38,8 +38,19 @@ struct PlainRows {
   FUSEDOPS_INLINE void copy(int, int64_t, Part, Tile<Compute<T>>, Put) const {}
 };
 
+// Tiles of a branch's row in memory, in the order of T.
+template <class Branch, class T>
+struct BranchInMemory {
+  const Branch* row;
+  template <class Part>
+  FUSEDOPS_INLINE Tile<Compute<T>> at(int64_t col, Part part) const {
+    return in_order<Branch, T>(load(row + col, part));
+  }
+};
+
 // kCount rows of dropout(input) + residual. They are computed in the memory of the sum, or in
-// scratch memory if the sum is not wanted or is streaming.
+// scratch memory if the sum is not wanted or is streaming. What depends on the dtype of the input
+// is chosen once a chunk.
 template <class T, int kCount>
 struct AddedRows {
   using C = Compute<T>;
@@ -48,8 +59,9 @@ struct AddedRows {
   int64_t first;
   C* chunk;  // a chunk of one row, for dropout
   T* computed[kCount];
-  T* sum[kCount];                       // null if the sum is computed in place
-  const T *next_input, *next_residual;  // rows_ahead() of the first row
+  T* sum[kCount];          // null if the sum is computed in place
+  const char* next_input;  // rows_ahead() of the first row
+  const T* next_residual;
 
   FUSEDOPS_INLINE AddedRows(const NormForward& args_, int64_t first_, void* scratch, bool streams)
       : args(args_), first(first_), chunk(static_cast<C*>(scratch)) {
@@ -61,10 +73,9 @@ struct AddedRows {
       sum[r] = in_place ? nullptr : wanted;
       row[r] = computed[r];
     }
-    next_input =
-        start_of<T>(args.input, first) + rows_ahead<T>(args.input.spacing, args.cols, kCount);
-    next_residual =
-        start_of<T>(args.residual, first) + rows_ahead<T>(args.residual.spacing, args.cols, kCount);
+    prefetch_from(
+        rows_ahead<T>(args.input.spacing, args.cols, kCount),
+        rows_ahead<T>(args.residual.spacing, args.cols, kCount));
   }
 
   // One row, computed at `to`.
@@ -72,23 +83,28 @@ struct AddedRows {
       : args(args_), first(first_), chunk(static_cast<C*>(scratch)), computed{to}, sum{nullptr} {
     static_assert(kCount == 1);
     row[0] = to;
-    next_input = start_of<T>(args.input, first);
-    next_residual = start_of<T>(args.residual, first);
+    prefetch_from(0, 0);
   }
 
   FUSEDOPS_INLINE void compute(int64_t begin, int64_t cols) const {
-    for (int r = 0; r < kCount; ++r) {
-      if (args.dropout.seed == nullptr) {
-        add(r, begin, cols, FromMemory<T>{start_of<T>(args.input, first + r) + begin}, C(1));
-      } else {
-        add_dropped(r, begin, cols);
+    with_branch<T>(args.input.dtype, [&](auto tag) FUSEDOPS_LAMBDA {
+      using Branch = typename decltype(tag)::type;
+      for (int r = 0; r < kCount; ++r) {
+        if (args.dropout.seed != nullptr) {
+          add_dropped<Branch>(r, begin, cols);
+        } else if constexpr (std::is_same_v<Branch, T>) {
+          add_in_memory<T>(r, begin, cols);
+        } else {
+          add_converted<Branch>(r, begin, cols);
+        }
       }
-    }
+    });
   }
 
   FUSEDOPS_INLINE void prefetch(int64_t col) const {
     for (int r = 0; r < kCount; ++r) {
-      prefetch_tile<Cache::kL2>(next_input + r * args.input.spacing.stride + col);
+      const int64_t input = r * args.input.spacing.stride + col;
+      prefetch_tile<Cache::kL2>(reinterpret_cast<const T*>(next_input + input * branch_bytes()));
       prefetch_tile<Cache::kL2>(next_residual + r * args.residual.spacing.stride + col);
     }
   }
@@ -99,21 +115,44 @@ struct AddedRows {
   }
 
  private:
+  FUSEDOPS_INLINE int64_t branch_bytes() const {
+    return std::is_same_v<T, float> ? size_of(args.input.dtype) : sizeof(T);
+  }
+
+  FUSEDOPS_INLINE void prefetch_from(int64_t input_ahead, int64_t residual_ahead) {
+    const int64_t input = args.input.spacing.offset(first) + input_ahead;
+    next_input = static_cast<const char*>(args.input.data) + input * branch_bytes();
+    next_residual = start_of<T>(args.residual, first) + residual_ahead;
+  }
+
+  template <class Branch>
+  FUSEDOPS_INLINE void add_in_memory(int r, int64_t begin, int64_t cols) const {
+    const Branch* input = start_of<Branch>(args.input, first + r) + begin;
+    add<Branch>(r, begin, cols, BranchInMemory<Branch, T>{input}, C(1));
+  }
+
+  // Not inlined, so that the usual branch has all registers.
+  template <class Branch>
+  FUSEDOPS_NOINLINE void add_converted(int r, int64_t begin, int64_t cols) const {
+    add_in_memory<Branch>(r, begin, cols);
+  }
+
+  template <class Branch>
   FUSEDOPS_NOINLINE void add_dropped(int r, int64_t begin, int64_t cols) const {
-    const T* input = start_of<T>(args.input, first + r) + begin;
+    const BranchInMemory<Branch, T> input{start_of<Branch>(args.input, first + r) + begin};
     for_columns<T>(cols, [=, to = chunk](int64_t col, auto part) FUSEDOPS_LAMBDA {
-      store(to + col, load(input + col, part));
+      store(to + col, input.at(col, part));
     });
     drop_columns<T>(DropoutRow(args.dropout, first + r), chunk, begin, cols);
-    add(r, begin, cols, FromScratch<C>{chunk}, C(args.dropout.scale));
+    add<Branch>(r, begin, cols, FromScratch<C>{chunk}, C(args.dropout.scale));
   }
 
   // The columns after a chunk are prefetched, because the hardware prefetcher starts anew at each
   // chunk.
-  template <class Branch>
-  FUSEDOPS_INLINE void add(int r, int64_t begin, int64_t cols, Branch branch, C scale) const {
+  template <class Branch, class Source>
+  FUSEDOPS_INLINE void add(int r, int64_t begin, int64_t cols, Source branch, C scale) const {
     const bool last = begin + kNormChunk<T> >= args.cols;
-    const T* input = start_of<T>(args.input, first + r) + begin;
+    const Branch* input = start_of<Branch>(args.input, first + r) + begin;
     const T* residual = start_of<T>(args.residual, first + r) + begin;
     T* to = computed[r] + begin;
     for_columns<T>(cols, [=](int64_t col, auto part) FUSEDOPS_LAMBDA {

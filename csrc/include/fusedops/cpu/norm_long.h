@@ -109,9 +109,11 @@ FUSEDOPS_INLINE void write_long_norm_segments(
   if (cols.begin == 0) stats.save(args, row);
   for_segments(cols, [&](RowRange segment) {
     NormForward segment_args = args;
-    segment_args.input.data = partials.input(args, row) + segment.begin;
     // With this stride the next segment is prefetched as if it were the next row.
-    segment_args.input.spacing = {segment.end - segment.begin};
+    segment_args.input = {
+        partials.input(args, row) + segment.begin,
+        {segment.end - segment.begin},
+        args.output.dtype};
     segment_args.output = columns_of(args.output, row, segment);
     segment_args.weight = columns_of(args.weight, segment);
     segment_args.bias = columns_of(args.bias, segment);
@@ -130,6 +132,7 @@ inline NormBackward segment_of(const NormBackward& args, int64_t row, RowRange c
   segment_args.grad_sum = columns_of(args.grad_sum, row, cols);
   segment_args.input = columns_of(args.input, row, cols);
   segment_args.grad_input = columns_of(args.grad_input, row, cols);
+  segment_args.grad_branch = columns_of(args.grad_branch, row, cols);
   segment_args.weight = columns_of(args.weight, cols);
   segment_args.cols = cols.end - cols.begin;
   return segment_args;
@@ -174,7 +177,7 @@ struct LongNormBackward {
   Put put;
 
   void write(RowRange segment) const {
-    if (args.rows == 1) return write_only_row(segment);
+    if (args.rows == 1 && args.grad_branch.data == nullptr) return write_only_row(segment);
     C* sums = scratch + 2 * kRowSegment;
     const RowPartition partition(args.rows);
     for (int64_t i = 0; i < partition.count; ++i) {
@@ -199,7 +202,7 @@ struct LongNormBackward {
       norm_sums<kSums>(own, weight, sums, sums + kRowSegment, segment_args.cols, own_sums);
       const C whole[] = {C(rows[row].of_grad), C(rows[row].of_product)};
       finish_row_sums(own, whole, args);
-      if (args.grad_input.data != nullptr) {
+      if (args.grad_input.data != nullptr || args.grad_branch.data != nullptr) {
         NormResults<T>{segment_args, put, weight, scratch + kRowSegment}.write(own);
       }
     }

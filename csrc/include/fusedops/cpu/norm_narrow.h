@@ -217,9 +217,12 @@ statistics_of(const NormForward& args, const GroupMoments& moments) {
 
 // --- forward ------------------------------------------------------------------------------------
 
-// Adds the residual to the input in place.
+// Loads the sum of branch and residual, and stores it where it is wanted.
 template <class T>
-FUSEDOPS_NOINLINE void add_residual(const NormForward& args, int64_t first, Tile<float>* group) {
+FUSEDOPS_NOINLINE void load_added(const NormForward& args, int64_t first, Tile<float>* group) {
+  with_branch<T>(args.input.dtype, [&](auto tag) {
+    load_group<typename decltype(tag)::type>(args.input, first, args.cols, group);
+  });
   Tile<float> residual[kNarrowCols];
   load_group<T>(args.residual, first, args.cols, residual);
   for (int64_t col = 0; col < args.cols; ++col) {
@@ -280,8 +283,11 @@ RowRange narrow_norm_groups(const NormForward& args, RowRange rows, void* memory
     if (has_bias) unpack_columns<T>(bias_values<T>(args, scratch), args.cols, bias);
     return for_row_groups<T>(rows, [&](int64_t first) {
       Tile<float> group[kNarrowCols];
-      load_group<T>(args.input, first, args.cols, group);
-      if (args.residual.data != nullptr) add_residual<T>(args, first, group);
+      if (args.residual.data != nullptr) {
+        load_added<T>(args, first, group);
+      } else {
+        load_group<T>(args.input, first, args.cols, group);
+      }
       norm_group<kCenters, T>(args, first, weight, has_bias ? bias : nullptr, group);
       store_group<T>(args.output, first, args.cols, group);
     });
@@ -312,7 +318,8 @@ struct NormBackwardGroups {
     const Read read = as_read(mean, rstd);
     const NormSlope<Tile<float>> slope = slope_of(read, rstd);
     add_columns(read);
-    if (args.grad_input.data != nullptr) write(first, slope, read, rstd);
+    const bool writes = args.grad_input.data != nullptr || args.grad_branch.data != nullptr;
+    if (writes) write(first, slope, read, rstd);
   }
 
   // Adds the sums over rows to those of the partition, which are in T's order.
@@ -401,7 +408,11 @@ struct NormBackwardGroups {
           norm_gradient<kCenters>(grad[col], both(weight[col]), input[col], read.mean, rstd, slope);
       grad[col] = more ? result + grad_sum[col] : result;
     }
-    store_group<T>(args.grad_input, first, args.cols, grad);
+    if (args.grad_input.data != nullptr) store_group<T>(args.grad_input, first, args.cols, grad);
+    if (args.grad_branch.data == nullptr) return;
+    with_branch<T>(args.grad_branch.dtype, [&](auto tag) {
+      store_group<typename decltype(tag)::type>(args.grad_branch, first, args.cols, grad);
+    });
   }
 
   // Scales the gradients, and returns the factors.

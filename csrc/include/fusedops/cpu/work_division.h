@@ -47,7 +47,7 @@ constexpr int64_t kNormPartialBytes = 32;  // two numbers, at most long double
 constexpr int64_t norm_partials_bytes(const NormForward& args) {
   const bool saves_sum = args.residual.data != nullptr && args.sum.data == nullptr;
   return row_segments(args.cols) * kNormPartialBytes +
-      (saves_sum ? args.cols * size_of(args.input.dtype) : 0);
+      (saves_sum ? args.cols * size_of(args.output.dtype) : 0);
 }
 
 // Sums of a norm's backward, over a segment or a row: of g and of g * (input - mean), where g =
@@ -116,7 +116,7 @@ constexpr int64_t spatial_scratch_bytes(int64_t dim_size, const InnerSegments& s
 // cache until they are read again.
 constexpr int64_t kMaxInterleavedRows = 4, kLongestSumBytes = int64_t(1) << 17;
 constexpr int64_t interleaved_rows(const NormForward& args) {
-  const bool is_long = args.cols * size_of(args.input.dtype) > kLongestSumBytes;
+  const bool is_long = args.cols * size_of(args.output.dtype) > kLongestSumBytes;
   return args.residual.data != nullptr && is_long ? 2 : kMaxInterleavedRows;
 }
 
@@ -125,9 +125,10 @@ constexpr int64_t kNormChunkBytes = 8192;
 
 // Weight, bias, the dropout chunk, and the rows of sums.
 constexpr int64_t norm_scratch_bytes(const NormForward& args) {
-  const int64_t width = padded_cols(args.cols), dtype_bytes = size_of(args.input.dtype);
+  const int64_t width = padded_cols(args.cols), dtype_bytes = size_of(args.output.dtype);
   const int64_t rows = args.residual.data == nullptr ? 0 : interleaved_rows(args);
-  return 2 * width * compute_bytes(args.input.dtype) + kNormChunkBytes + rows * width * dtype_bytes;
+  return 2 * width * compute_bytes(args.output.dtype) + kNormChunkBytes +
+      rows * width * dtype_bytes;
 }
 
 // Weight, the dropout chunk and, if arithmetic is in float, a tiny row.

@@ -242,10 +242,13 @@ class NormGradientRow {
   FUSEDOPS_DEVICE NormGradientRow(const NormBackward& args, int64_t row, int64_t start)
       : start_(start),
         grad_input_(row_of<T>(args.grad_input, row) + start),
-        grad_branch_(row_of<T>(args.grad_branch, row) + start),
+        branch_(args.grad_branch.dtype),
         wants_input_(args.grad_input.data),
         wants_branch_(args.grad_branch.data),
         dropout_(args.dropout, row) {
+    with_branch<T>(branch_, [&](auto type) {
+      grad_branch_ = row_of<decltype(type)>(args.grad_branch, row) + start;
+    });
     if constexpr (kKeepsAddresses) {
       grad_input_ = device::whole(grad_input_);
       grad_branch_ = device::whole(grad_branch_);
@@ -263,13 +266,17 @@ class NormGradientRow {
       if (wants_input_) cuda::store(grad_input_ + offset, values);
       if (!wants_branch_) return;
       dropout_.apply(values, static_cast<int32_t>(start_ + offset));
-      cuda::store(grad_branch_ + offset, values);
+      with_branch<T>(branch_, [&](auto type) {
+        cuda::store(static_cast<decltype(type)*>(grad_branch_) + offset, values);
+      });
     }
   }
 
  private:
   int64_t start_;
-  T *grad_input_, *grad_branch_;
+  T* grad_input_;
+  void* grad_branch_;
+  DType branch_;
   bool wants_input_, wants_branch_;
   DropoutRow<Acc> dropout_;
 };

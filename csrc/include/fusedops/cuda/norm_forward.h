@@ -59,7 +59,8 @@ class NormInput {
 
   // `sum` is where the sum is stored; null where it is not wanted.
   FUSEDOPS_DEVICE NormInput(const NormForward& args, int64_t row, T* sum)
-      : input_(row_of<T>(args.input, row)),
+      : args_(args),
+        row_(row),
         residual_(row_of<T>(args.residual, row)),
         sum_(sum),
         dropout_(args.dropout, row) {}
@@ -67,32 +68,44 @@ class NormInput {
   // Loads from column `start` on; the row has `cols` columns from there, and zeros count beyond.
   template <int kThreads = 0, int kWidth, int kVectors>
   FUSEDOPS_DEVICE void load(Tile<T, kWidth, kVectors>& tile, int64_t start, int32_t cols) const {
-    tile.template load<kThreads>(input_ + start, cols, 0);
     if constexpr (kAdd) {
-      Tile<T, kWidth, kVectors> residual;
-      residual.template load<kThreads>(residual_ + start, cols, 0);
-      for_vectors<kWidth, kVectors, kThreads>(cols, [&](int i, bool is_inside) {
-        const int64_t column = start + column_of<kWidth, kThreads>(i);
-        if (is_inside) add(tile.vectors[i], residual.vectors[i], column);
+      with_branch<T>(args_.input.dtype, [&](auto type) {
+        load_sum<kThreads, decltype(type)>(tile, start, cols);
       });
+    } else {
+      tile.template load<kThreads>(row_of<T>(args_.input, row_) + start, cols, 0);
     }
   }
 
  private:
-  template <int kWidth>
+  template <int kThreads, class Branch, int kWidth, int kVectors>
+  FUSEDOPS_DEVICE void load_sum(
+      Tile<T, kWidth, kVectors>& tile, int64_t start, int32_t cols) const {
+    Tile<Branch, kWidth, kVectors> branch;
+    branch.template load<kThreads>(row_of<Branch>(args_.input, row_) + start, cols, 0);
+    tile.template load<kThreads>(residual_ + start, cols, 0);
+    for_vectors<kWidth, kVectors, kThreads>(cols, [&](int i, bool is_inside) {
+      const int64_t column = start + column_of<kWidth, kThreads>(i);
+      if (is_inside) add(tile.vectors[i], branch.vectors[i], column);
+    });
+  }
+
+  template <class Branch, int kWidth>
   FUSEDOPS_DEVICE void add(
-      Vec<T, kWidth>& vector, const Vec<T, kWidth>& residual, int64_t column) const {
+      Vec<T, kWidth>& vector, const Vec<Branch, kWidth>& branch, int64_t column) const {
     Acc values[kWidth];
 #pragma unroll
-    for (int j = 0; j < kWidth; ++j) values[j] = vector.at(j);
+    for (int j = 0; j < kWidth; ++j) values[j] = branch.at(j);
     dropout_.apply(values, static_cast<int32_t>(column));
 #pragma unroll
-    for (int j = 0; j < kWidth; ++j) values[j] += residual.at(j);
+    for (int j = 0; j < kWidth; ++j) values[j] += vector.at(j);
     vector = Vec<T, kWidth>::rounded(values);
     if (sum_) vector.store(sum_ + column);
   }
 
-  const T *input_, *residual_;
+  const NormForward& args_;
+  int64_t row_;
+  const T* residual_;
   T* sum_;
   DropoutRow<Acc> dropout_;
 };

@@ -1,0 +1,270 @@
+"""add_layer_norm and add_rms_norm of a branch and a residual of different dtypes, as autocast makes
+them: what the ops compute from both in the sum's dtype, with gradients rounded once more."""
+
+from itertools import permutations, product
+
+import bounds
+import pytest
+import torch
+from oracle import DTYPES, same_bits
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import fusedops
+from fusedops import reference
+
+ops = torch.ops.fusedops
+#: The dtypes of branch and residual.
+PAIRS = list(permutations(DTYPES.values(), 2))
+IDS = ["+".join(pair) for pair in permutations(DTYPES, 2)]
+#: Pairs of which kernels convert nothing; in the last, the terms trade places.
+DIRECT = [
+    (torch.bfloat16, torch.float32),
+    (torch.float16, torch.float32),
+    (torch.float32, torch.bfloat16),
+]
+EPS = 1e-5
+SEED = torch.tensor(5)
+
+
+def add_layer_norm(x, r, w, b, **options):
+    return fusedops.add_layer_norm(x, r, x.shape[-1:], w, b, EPS, **options)
+
+
+def add_rms_norm(x, r, w, **options):
+    return fusedops.add_rms_norm(x, r, x.shape[-1:], w, EPS, **options)
+
+
+ADDS = {"layer": add_layer_norm, "rms": add_rms_norm}
+
+
+def terms(shape, dtypes):
+    return [torch.randn(shape).to(dtype) for dtype in dtypes]
+
+
+def parameters(kind, cols):
+    return list(torch.randn(2 if kind == "layer" else 1, cols))
+
+
+def in_sums_dtype(x, r):
+    dtype = torch.promote_types(x.dtype, r.dtype)
+    return x.to(dtype), r.to(dtype)
+
+
+def gradients(kind, tensors, of_results, **options):
+    """The gradients of all tensors from those of output and sum, of which one may be None."""
+    leaves = [t.detach().clone().requires_grad_() for t in tensors]
+    results = ADDS[kind](*leaves, **options)
+    used = [pair for pair in zip(results, of_results, strict=True) if pair[1] is not None]
+    return torch.autograd.grad([y for y, _ in used], leaves, [g for _, g in used])
+
+
+@pytest.mark.parametrize("kind", ADDS)
+@pytest.mark.parametrize("p", [0.0, 0.3])
+@pytest.mark.parametrize("dtypes", PAIRS, ids=IDS)
+@pytest.mark.parametrize("rows, cols", [(70, 3), (33, 64), (7, 129), (5, 5000), (2, 65537)])
+def test_results_have_the_bits_of_the_terms_in_the_sums_dtype(kind, p, dtypes, rows, cols):
+    x, r = terms((rows, cols), dtypes)
+    affine = parameters(kind, cols)
+    options = {"p": p, "seed": SEED}
+    y, s = ADDS[kind](x, r, *affine, **options)
+    wide_y, wide_s = ADDS[kind](*in_sums_dtype(x, r), *affine, **options)
+    assert y.dtype == s.dtype == torch.promote_types(*dtypes)
+    assert same_bits(s, wide_s) and same_bits(y, wide_y)
+    assert same_bits(y, ADDS[kind](x, r, *affine, return_sum=False, **options))
+    if p == 0:
+        assert same_bits(s, x + r)
+
+
+@pytest.mark.parametrize("kind", ADDS)
+@pytest.mark.parametrize("p", [0.0, 0.3])
+@pytest.mark.parametrize("dtypes", PAIRS, ids=IDS)
+@pytest.mark.parametrize("rows, cols", [(70, 3), (33, 64), (300, 129), (5, 5000), (1, 65537)])
+@pytest.mark.parametrize("used", ["both", "output"])
+def test_gradients_are_those_of_the_sums_dtype_rounded_once(kind, p, dtypes, rows, cols, used):
+    x, r = terms((rows, cols), dtypes)
+    affine = parameters(kind, cols)
+    of_results = list(terms((2, rows, cols), [torch.promote_types(*dtypes)])[0])
+    of_results[1] = of_results[1] if used == "both" else None
+    options = {"p": p, "seed": SEED}
+    found = gradients(kind, [x, r, *affine], of_results, **options)
+    wide = gradients(kind, [*in_sums_dtype(x, r), *affine], of_results, **options)
+    for tensor, gradient, exact in zip([x, r, *affine], found, wide, strict=True):
+        assert gradient.dtype == tensor.dtype
+        assert same_bits(gradient, exact.to(tensor.dtype))
+
+
+@pytest.mark.parametrize("kind", ADDS)
+@pytest.mark.parametrize("p", [0.0, 0.3])
+@pytest.mark.parametrize("dtypes", DIRECT, ids=str)
+@pytest.mark.parametrize("rows, cols", [(65, 33), (12, 768)])
+def test_values_and_gradients_are_within_their_bounds(kind, p, dtypes, rows, cols):
+    x, r = terms((rows, cols), dtypes)
+    affine = parameters(kind, cols)
+    of_results = torch.randn(2, rows, cols)
+    kept = reference.philox(5, rows, cols) >= round(p * 2**32)
+    factor = kept.double() / (1 - p)
+    options = {"p": p, "seed": SEED}
+    _, s = ADDS[kind](x, r, *affine, **options)
+    bounds.assert_typical(s, bounds.added(x.float(), r, factor))
+
+    found = gradients(kind, [x, r, *affine], of_results, **options)
+    through = bounds.norm_gradients(f"{kind}_norm", s, affine[0], of_results[0], EPS)
+    to_sum = through.input.plus(of_results[1], s.dtype)
+    to_branch = to_sum.scaled(factor, s.dtype) if p else to_sum
+    wanted = [to_branch, to_sum, *through[1 : 1 + len(affine)]]
+    for gradient, bound in zip(found, wanted, strict=True):
+        bounds.assert_typical(gradient, bound.rounded_to(gradient.dtype))
+
+
+@pytest.mark.parametrize("kind", ADDS)
+@pytest.mark.parametrize("p", [0.0, 0.3])
+@pytest.mark.parametrize("dtypes", [*DIRECT, (torch.float64, torch.bfloat16)], ids=str)
+@pytest.mark.parametrize("cols", [12, 300, 70001])
+def test_only_the_gradients_that_are_wanted_are_computed_and_they_are_the_same(
+    kind, p, dtypes, cols
+):
+    x, r = terms((3 if cols > 100 else 40, cols), dtypes)
+    affine = parameters(kind, cols)
+    forward, backward = getattr(ops, f"add_{kind}_norm"), getattr(ops, f"add_{kind}_norm_backward")
+    _, s, *statistics = forward(x, r, [cols], *affine, EPS)
+    given = (torch.randn_like(s), torch.randn_like(s), s, [cols], *statistics, *affine)
+    options = {"p": p, "seed": SEED if p else None}
+    options |= {"input_dtype": dtypes[0], "residual_dtype": dtypes[1]}
+    whole = backward(*given, [True] * (2 + len(affine)), **options)
+    for mask in product([True, False], repeat=2 + len(affine)):
+        some = backward(*given, list(mask), **options)
+        for is_wanted, part, full in zip(mask, some, whole, strict=True):
+            assert part.dtype == full.dtype
+            assert same_bits(part, full) if is_wanted else part.numel() == 0
+
+
+@pytest.mark.parametrize("kind", ADDS)
+@pytest.mark.parametrize("dtypes", DIRECT, ids=str)
+@pytest.mark.parametrize("layout", ["every other row", "columns", "shifted"])
+def test_the_terms_may_have_any_layout(kind, dtypes, layout):
+    view = {
+        "every other row": lambda t: t[::2],
+        "columns": lambda t: t[:, ::2],
+        "shifted": lambda t: t.view(4, 20, 90)[:, :-1, 1:],
+    }[layout]
+    x, r = map(view, terms((80, 90), dtypes))
+    affine = parameters(kind, x.shape[-1])
+    results = ADDS[kind](x, r, *affine)
+    for found, wanted in zip(results, ADDS[kind](*in_sums_dtype(x, r), *affine), strict=True):
+        assert same_bits(found, wanted)
+
+
+@pytest.mark.parametrize("dtypes", DIRECT, ids=str)
+def test_streamed_results_and_gradients_have_the_same_bits(dtypes):
+    """Those of 4096 rows exceed the streaming threshold; those of the first rows do not."""
+    x, r = terms((4096, 1024), dtypes)
+    y, s, rstd = ops.add_rms_norm(x, r, [1024], None, EPS)
+    for whole, few in zip((y, s), add_rms_norm(x[:64], r[:64], None), strict=True):
+        assert same_bits(whole[:64], few)
+    settings = ([True, True, False], 0.0, 0.0, None, *dtypes)
+    whole = ops.add_rms_norm_backward(y, s, s, [1024], rstd, None, *settings)
+    few = ops.add_rms_norm_backward(y[:64], s[:64], s[:64], [1024], rstd[:64], None, *settings)
+    assert all(same_bits(a[:64], b) for a, b in zip(whole[:2], few[:2], strict=True))
+
+
+@pytest.mark.parametrize("variant", ["torch", "llama", "t5", "gemma"])
+@pytest.mark.parametrize("w_dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("eps", [None, 1e-3])
+def test_every_variant_is_the_norm_of_the_sum(variant, w_dtype, eps):
+    x, r = terms((50, 64), (torch.bfloat16, torch.float32))
+    w = torch.randn(64).to(w_dtype)
+    y, s = fusedops.add_rms_norm(x, r, [64], w, eps, variant=variant)
+    assert same_bits(s, x + r)
+    assert same_bits(y, fusedops.rms_norm(x + r, [64], w, eps, variant=variant))
+
+
+def test_the_default_eps_is_that_of_the_sum():
+    x, r = torch.zeros(1, 8), torch.full((1, 8), 1e-12, dtype=torch.float64)
+    y, s = fusedops.add_rms_norm(x, r, [8])
+    assert same_bits(y, fusedops.rms_norm(s, [8]))
+
+
+@pytest.mark.parametrize("kind", ADDS)
+@pytest.mark.parametrize("p", [0.0, 0.3])
+@pytest.mark.parametrize("dtypes", PAIRS, ids=IDS)
+def test_second_derivatives_are_those_of_converted_terms(kind, p, dtypes):
+    """A conversion before the call is a step of its own for autograd and rounds the same values."""
+    x, r = terms((6, 10), dtypes)
+    affine = parameters(kind, 10)
+
+    def second(add):
+        leaves = [t.clone().requires_grad_() for t in (x, r, *affine)]
+        y, s = add(*leaves)
+        first = torch.autograd.grad((y.pow(3) + s.pow(2)).sum(), leaves, create_graph=True)
+        total = sum(gradient.to(s.dtype).pow(2).sum() for gradient in first)
+        return torch.autograd.grad(total, leaves)
+
+    def mixed(x, r, *affine):
+        return ADDS[kind](x, r, *affine, p=p, seed=SEED)
+
+    def wide(x, r, *affine):
+        return mixed(*in_sums_dtype(x, r), *affine)
+
+    for tensor, found, wanted in zip((x, r, *affine), second(mixed), second(wide), strict=True):
+        assert found.dtype == tensor.dtype
+        tolerance = 4 * torch.finfo(min(dtypes, key=lambda d: d.itemsize)).eps
+        torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance * 50)
+
+
+@pytest.mark.parametrize("kind", ADDS)
+@pytest.mark.parametrize("dtypes", DIRECT, ids=str)
+def test_vmap_gives_values_and_gradients_of_single_calls(kind, dtypes):
+    x, r = terms((4, 3, 10), dtypes)
+    affine = parameters(kind, 10)
+
+    def loss(x, r):
+        y, s = ADDS[kind](x, r, *affine)
+        return (y * s).sum()
+
+    together = torch.vmap(torch.func.grad(loss, argnums=(0, 1)))(x, r)
+    each = [torch.func.grad(loss, argnums=(0, 1))(*own) for own in zip(x, r, strict=True)]
+    for found, wanted in zip(together, map(torch.stack, zip(*each, strict=True)), strict=True):
+        assert same_bits(found, wanted)
+
+
+@pytest.mark.parametrize("kind", ADDS)
+@pytest.mark.parametrize("p", [0.0, 0.3])
+@pytest.mark.parametrize("dtypes", DIRECT, ids=str)
+def test_compiled_calls_have_the_bits_of_eager_ones(kind, p, dtypes):
+    affine = parameters(kind, 8)
+
+    def loss(x, r):
+        y, s = ADDS[kind](x, r, *affine, p=p, seed=SEED)
+        return (y * s).sum()
+
+    torch.compiler.reset()
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    leaves = [t.requires_grad_() for t in terms((4, 8), dtypes)]
+    found = torch.autograd.grad(compiled(*leaves), leaves)
+    wanted = torch.autograd.grad(loss(*leaves), leaves)
+    assert all(map(same_bits, found, wanted))
+
+
+@pytest.mark.parametrize("kind", ADDS)
+@pytest.mark.parametrize("dtypes", PAIRS, ids=IDS)
+def test_fake_and_meta_tensors_have_the_dtypes_of_real_ones(kind, dtypes):
+    tensors = [*terms((3, 8), dtypes), *parameters(kind, 8)]
+    wanted = [t.dtype for t in ADDS[kind](*tensors)]
+    assert [t.dtype for t in ADDS[kind](*[t.to("meta") for t in tensors])] == wanted
+    with FakeTensorMode() as mode:
+        fakes = [mode.from_tensor(t) for t in tensors]
+        assert [t.dtype for t in ADDS[kind](*fakes)] == wanted
+
+
+@pytest.mark.parametrize("kind", ADDS)
+def test_the_branch_of_an_autocast_linear_needs_no_conversion(kind):
+    linear = torch.nn.Linear(16, 16)
+    r = torch.randn(4, 16)
+    affine = parameters(kind, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        branch = linear(torch.randn(4, 16))
+        y, s = ADDS[kind](branch, r, *affine)
+    assert branch.dtype == torch.bfloat16 and y.dtype == s.dtype == torch.float32
+    assert same_bits(s, branch + r)
+    y.sum().backward()
+    assert linear.weight.grad.dtype == torch.float32
