@@ -11,7 +11,7 @@
   are split into segments, on several devices or ranks.
 - :func:`stack_softmax`, :func:`stack_log_softmax`, :func:`stack_layer_norm`: the ops on several
   tensors, with the results stacked.
-- ``fusedops.nn``: the ops as modules.
+- ``fusedops.nn``: the ops as modules; :func:`replace_modules` puts them into a model.
 - :func:`parallel_stack`: runs independent functions concurrently and stacks their results.
 - ``torch.ops.fusedops.*``: the ops themselves.
 """
@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from fusedops.backend import disable, enable, patch
     from fusedops.graph.explain import explain
     from fusedops.graph.fx import rewrite
+    from fusedops.replacement import replace_modules
 
 _version_file = Path(__file__).parent / "VERSION"
 __version__ = _version_file.read_text().strip() if _version_file.exists() else "unknown"
@@ -97,6 +98,7 @@ __all__ = [
     "ops",
     "parallel_stack",
     "patch",
+    "replace_modules",
     "rewrite",
     "rms_norm",
     "segment_bounds",
@@ -120,6 +122,7 @@ _LAZY = {
     "export": "fusedops.export",
     "graph": "fusedops.graph",
     "patch": "fusedops.backend",
+    "replace_modules": "fusedops.replacement",
     "rewrite": "fusedops.graph.fx",
 }
 

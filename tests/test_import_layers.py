@@ -22,7 +22,9 @@ MAY_IMPORT = {
     "graph": {"ops", "config"},
     "backend": {"graph"},
     "export": {"graph"},
-    "integrations": {"export"},
+    "_known_norms": {"functional"},
+    "replacement": {"nn", "graph", "_known_norms"},
+    "integrations": {"export", "functional"},
     "__main__": {"cli"},
 }
 #: The same for the packages and modules of graph/.

@@ -9,7 +9,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +44,7 @@ class Site:
         and writes its result; 0 if a single call was replaced.
     figures: the measurements that decided with `fuse="profitable"`; None if there were none.
     note: what a replaced site still computes in tensors, and why, such as a mask of unknown
-        elements.
+        elements; and why the op is not one of more calls, such as one with the residual connection.
     """
 
     rule: str
@@ -115,7 +115,7 @@ class Report:
         summary = f"fusedops: {len(self.replaced)} of {len(self.sites)} sites replaced"
         if not self.sites:
             return summary
-        lines = [summary, "", *_table([_row(site) for site in self.sites])]
+        lines = [summary, "", *table(_HEADER, [_row(site) for site in self.sites])]
         tables = dict.fromkeys(site.figures.table for site in self.sites if site.figures)
         measured = [f"measured: {table}" for table in tables]
         return "\n".join([*lines, "", *measured] if measured else lines)
@@ -164,9 +164,10 @@ def _measured(figures: Figures | None) -> str:
     )
 
 
-def _table(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(_HEADER, *rows, strict=True)]
-    lines = [_HEADER, tuple("-" * width for width in widths), *rows]
+def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """The lines of a plain-text table."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    lines = [header, tuple("-" * width for width in widths), *rows]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in lines
@@ -174,12 +175,17 @@ def _table(rows: list[tuple[str, ...]]) -> list[str]:
 
 
 def describe_site(
-    rule: str, match: Match, verdict: Verdict, copied_bytes: int, names: Mapping[str, str]
+    rule: str,
+    match: Match,
+    verdict: Verdict,
+    copied_bytes: int,
+    names: Mapping[str, str],
+    larger: str = "",
 ) -> Site:
     """The report's row for `match`, which was replaced if the verdict has no refusal.
 
     `copied_bytes` are read and written to give the results eager's strides; `names` maps the
-    identity of a module to its dotted path.
+    identity of a module to its dotted path. `larger` says why no op of more calls was taken.
     """
     node = match.call.node
     replaced = verdict.refusal is None
@@ -193,7 +199,7 @@ def describe_site(
         shapes=_input_shapes(node),
         bytes_saved=max(0, bytes_saved(match) - copied_bytes) if replaced else 0,
         figures=verdict.figures,
-        note=match.note if replaced else "",
+        note="; ".join(filter(None, (match.note, larger))) if replaced else "",
     )
 
 

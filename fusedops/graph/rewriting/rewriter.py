@@ -87,18 +87,24 @@ def _visit(
     if call is None or not (node.users or call.obstacle):  # a dead node is not a site
         return None
     found: _Decision | None = None
+    refused: list[_Decision] = []
     for rule in rules:
         match = rule.match(call)
         if match is None:
             continue
         decision = _decide(rule, match, transformed)
+        if decision.replacement is None and (found is None or found.replacement is None):
+            refused.append(decision)
         if found is None or found.replacement is None or _is_without_copy(decision):
             found = decision
         if _is_without_copy(found):
             break
     if found is None:
         return None
-    site = describe_site(found.rule.name, found.match, found.verdict, found.copied_bytes, names)
+    larger = "; ".join(f"no {one.match.op}: {one.verdict.refusal}" for one in refused)
+    site = describe_site(
+        found.rule.name, found.match, found.verdict, found.copied_bytes, names, larger
+    )
     if found.replacement is not None:
         _replace(found.match, found.replacement)
     return site

@@ -5,7 +5,9 @@ before    h = residual + F.dropout(branch, p, training)
 after     y, h, mean, rstd = torch.ops.fusedops.add_layer_norm(
               branch, residual, normalized_shape, weight, bias, eps, p, seed)
 
-The norm can be any that another rule finds. There may be a reshape between sum and norm.
+The norm can be any that another rule finds. There may be a reshape between sum and norm. Branch and
+residual may have two dtypes, as under autocast. The op converts both to the dtype of the sum, so
+that a cast of the branch alone, before or after its dropout, is part of the site.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from fusedops.graph.availability import KERNEL_DTYPES
 from fusedops.graph.ir.dialect import Call, users, value
-from fusedops.graph.ir.steps import call_of, same_shape
+from fusedops.graph.ir.steps import call_of, is_widening, same_shape
 from fusedops.graph.rules.dropout import drawn_seed, draws_own_numbers
 from fusedops.graph.rules.rule import Match, OpCall, Rule, op_of
 
@@ -160,17 +163,43 @@ def _keeps_rows(node: Node, reshaped: Node, rank: int) -> bool:
 
 
 def _sum(node: Any) -> _Residual | None:
+    """The sum of two floating tensors of its own shape, of one dtype or, as under autocast, of two
+    of which it has the wider one."""
     call = call_of(node, "add")
     if call is None:
         return None
     first, other = call.arguments["input"], call.arguments["other"]
     if not all(isinstance(n, Node) and same_shape(n, node) for n in (first, other)):
         return None
-    if any(value(n).dtype != value(node).dtype for n in (first, other)):
+    if not _adds_to(first, other, node):
         return None
-    for branch, residual in ((first, other), (other, first)) if first is not other else ():
-        dropout = call_of(branch, "dropout")
-        if dropout is not None and users(branch) == [node] and draws_own_numbers(dropout):
-            p = float(dropout.arguments["p"])
-            return _Residual(dropout.arguments["input"], residual, (branch, node), p)
-    return _Residual(first, other, (node,))
+    if first is other:
+        return _Residual(first, other, (node,))
+    found = (_from_branch(first, other, node), _from_branch(other, first, node))
+    return max(found, key=lambda residual: (residual.p, len(residual.nodes)))
+
+
+def _adds_to(first: Node, other: Node, total: Node) -> bool:
+    """Whether the op would give the sum of two tensors the dtype that it has in the graph."""
+    dtypes = [value(node).dtype for node in (first, other)]
+    known = all(dtype in KERNEL_DTYPES for dtype in dtypes)
+    return known and torch.promote_types(*dtypes) == value(total).dtype
+
+
+def _from_branch(branch: Node, residual: Node, total: Node) -> _Residual:
+    """The sum with the dropout and the lossless casts of its branch, which nothing else reads."""
+    nodes: tuple[Node, ...] = (total,)
+    node, p = branch, 0.0
+    while (call := call_of(node)) is not None and users(node) == [nodes[0]]:
+        if call.kind == "dropout" and not p and draws_own_numbers(call):
+            p = float(call.arguments["p"])
+        elif not _is_unneeded_cast(call, residual, total):
+            break
+        nodes, node = (node, *nodes), call.arguments["input"]
+    return _Residual(node, residual, nodes, p)
+
+
+def _is_unneeded_cast(call: Call, residual: Node, total: Node) -> bool:
+    """Whether the op converts the input of this call to the same dtype itself."""
+    is_lossless = call.kind == "cast" and is_widening(call)
+    return is_lossless and _adds_to(call.arguments["input"], residual, total)

@@ -1,0 +1,131 @@
+"""Hugging Face transformers: attention that computes its weights by our masked softmax.
+
+``import fusedops.integrations.transformers`` registers the implementation "fusedops" for
+``from_pretrained(..., attn_implementation="fusedops")`` and ``model.set_attn_implementation``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from fusedops.functional import masked_softmax_dropout
+
+try:
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+except ImportError as error:
+    raise ImportError(
+        f"fusedops.integrations.transformers needs transformers from version 5 on ({error}); run: "
+        "pip install 'transformers>=5'"
+    ) from error
+
+NAME = "fusedops"
+#: What other implementations are given, and what this one would compute wrongly without.
+_UNSUPPORTED = {
+    "cache": "a paged cache",
+    "indices": "the indices of sparse attention",
+    "block_indices": "the indices of sparse attention",
+}
+
+
+def register(name: str = NAME) -> None:
+    """Registers attention and its masks under a name, which importing this module does for
+    "fusedops".
+
+    Args:
+        name: the ``attn_implementation`` to choose it by.
+
+    Source: `transformers.AttentionInterface.register`, `transformers.AttentionMaskInterface`.
+    """
+    AttentionInterface.register(name, attention_forward)
+    # Bool masks, or None where causality is all that a mask would express.
+    AttentionMaskInterface.register(name, sdpa_mask)
+
+
+def attention_forward(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    *,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    position_bias: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    r"""Attention with its weights, as transformers' modules call it.
+
+    :math:`w = \mathrm{dropout}_p(\mathrm{softmax}(\mathrm{cap}(s\, q k^T) + b + m))`, by
+    :func:`fusedops.masked_softmax_dropout`, and :math:`w v`. Weights are computed in float32
+    (float64 for float64) and rounded once. Keys and values of grouped heads are not repeated.
+
+    Args:
+        module: the attention module: ``training`` switches dropout on, and ``is_causal`` holds
+            where the argument is None.
+        query: ``[batch, heads, queries, features]``.
+        key, value: ``[batch, key heads, keys, features]``; the key heads divide the heads.
+        attention_mask: bool (True where visible) or floating (added), of a shape that broadcasts to
+            ``[batch, heads, queries, keys]``; windows and chunks are part of it. Without one, a
+            causal module's query ``i`` of several sees the keys up to ``i``.
+        scaling: multiplies the scores; by default ``features ** -0.5``.
+        dropout: the probability of a zero in training.
+        is_causal: whether causality holds where there is no mask.
+        softcap: bounds the scaled scores by a tanh.
+        s_aux: the sink of each head, ``[heads]``.
+        position_bias: floating, added to the scaled scores.
+        kwargs: what transformers pass on to all implementations; not used.
+
+    Returns:
+        The output ``[batch, queries, heads, features]``, contiguous, and the weights ``[batch,
+        heads, queries, keys]``, both of ``query``'s dtype.
+
+    Raises:
+        ValueError: an argument that this implementation does not have, such as a paged cache.
+        RuntimeError: as in :func:`fusedops.masked_softmax`.
+
+    Source: `eager_attention_forward` and `sdpa_attention_forward` of transformers; Ainslie et al.,
+    "GQA" (2023), for grouped heads.
+    """
+    _refuse_unsupported(kwargs)
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", True)
+    hides_later = bool(is_causal) and attention_mask is None and query.shape[2] > 1
+    weights = masked_softmax_dropout(
+        _by_group(query, key.shape[1]).matmul(key.transpose(2, 3)).view(*query.shape[:3], -1),
+        attention_mask,
+        p=dropout,
+        training=module.training and dropout > 0,
+        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        causal="top_left" if hides_later else False,
+        # Rows that see nothing become uniform, as in eager attention, and not NaN.
+        mask_value=torch.finfo(query.dtype).min,
+        bias=position_bias,
+        dtype=query.dtype,
+        sinks=None if s_aux is None else s_aux.reshape(-1, 1),
+        softcap=softcap,
+    )
+    heads = _by_group(weights, value.shape[1]).matmul(value).view(*query.shape[:3], -1)
+    return heads.transpose(1, 2).contiguous(), weights
+
+
+def _by_group(tensor: torch.Tensor, groups: int) -> torch.Tensor:
+    """[batch, heads, queries, n] as [batch, groups, heads of a group * queries, n]."""
+    return tensor.reshape(tensor.shape[0], groups, -1, tensor.shape[3])
+
+
+def _refuse_unsupported(kwargs: dict[str, Any]) -> None:
+    for name, what in _UNSUPPORTED.items():
+        if kwargs.get(name) is not None:
+            raise ValueError(
+                f'attn_implementation="{NAME}" does not support {what} ({name}); use "eager"'
+            )
+
+
+register()

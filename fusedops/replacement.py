@@ -1,0 +1,221 @@
+"""Replaces the modules of a model by those of :mod:`fusedops.nn`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from fusedops import nn as ours
+from fusedops._known_norms import known_norm
+from fusedops.graph.availability import KERNEL_DTYPES, has_kernels
+from fusedops.graph.rewriting.report import table
+
+#: The modules of torch that have a counterpart of the same attributes.
+_COUNTERPARTS: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Softmax: ours.Softmax,
+    nn.LogSoftmax: ours.LogSoftmax,
+    nn.LayerNorm: ours.LayerNorm,
+    nn.RMSNorm: ours.RMSNorm,
+}
+
+
+@dataclass(frozen=True)
+class ReplacedModule:
+    """A softmax or norm module of a model.
+
+    paths: its dotted paths; several if it is shared, "" for the model itself.
+    was: the name of its class.
+    became: the name of its class now, or "" if it was left.
+    reason: why it was left, or "".
+    """
+
+    paths: tuple[str, ...]
+    was: str
+    became: str = ""
+    reason: str = ""
+
+
+@dataclass
+class Replacements:
+    """What `replace_modules` did to a model. `str(replacements)` is a plain-text table.
+
+    modules: every softmax and norm module, in the model's order.
+    """
+
+    modules: tuple[ReplacedModule, ...]
+    _changes: list[_Change] = field(repr=False)
+
+    @property
+    def replaced(self) -> tuple[ReplacedModule, ...]:
+        return tuple(module for module in self.modules if module.became)
+
+    @property
+    def left(self) -> tuple[ReplacedModule, ...]:
+        return tuple(module for module in self.modules if not module.became)
+
+    def undo(self) -> None:
+        """Gives the replaced modules their classes back. Parameters keep the values that they have
+        by now. A second call does nothing.
+
+        Raises:
+            RuntimeError: the class of a module has been changed since, as by a parametrization.
+                No module is changed then.
+        """
+        for change in self._changes:
+            if type(change.module) is not change.became:
+                raise RuntimeError(
+                    f"undo: a {change.became.__name__} has become a "
+                    f"{type(change.module).__name__} since; undo that first"
+                )
+        for change in self._changes:
+            change.undo()
+        self._changes.clear()
+
+    def __str__(self) -> str:
+        counted = f"{len(self.replaced)} of {len(self.modules)}"
+        summary = f"fusedops: {counted} modules replaced"
+        if not self.modules:
+            return summary
+        rows = [(", ".join(m.paths), m.was, m.became or "-", m.reason) for m in self.modules]
+        return "\n".join([summary, "", *table(("module", "was", "became", "reason"), rows)])
+
+
+@dataclass(frozen=True)
+class _Change:
+    """A module's change of class, and the attributes that were added to it."""
+
+    module: nn.Module
+    was: type[nn.Module]
+    became: type[nn.Module]
+    added: tuple[str, ...]
+
+    def undo(self) -> None:
+        self.module.__class__ = self.was
+        for name in self.added:
+            delattr(self.module, name)
+
+
+def replace_modules(model: nn.Module) -> Replacements:
+    """Makes the softmax and norm modules of a model those of :mod:`fusedops.nn`, in place.
+
+    These are ``torch.nn.Softmax``, ``LogSoftmax``, ``LayerNorm`` and ``RMSNorm``, and the classes
+    for RMSNorm of Hugging Face's transformers and others that compute it as Llama, T5 or Gemma do,
+    which their source shows. The module objects stay and change their class: parameters, buffers,
+    hooks, the training flag and all references to a module stay as they are, and so do the keys of
+    state dicts and the parameters of optimizers. Call it before the model is compiled, or wrapped
+    by ``fully_shard``.
+
+    Args:
+        model: the model; it may be one of these modules itself.
+
+    Returns: what was replaced, and why the rest was not; its ``undo()`` takes all of it back.
+
+    Raises:
+        TypeError: `model` is not a module.
+
+    Source: `torch.nn.utils.parametrize`, which changes the class of a module in the same way.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"replace_modules: model is a {type(model).__name__}, wanted a torch.nn.Module"
+        )
+    modules, changes = [], []
+    for module, paths in _modules(model):
+        target = _counterpart(module)
+        if target is None:
+            continue
+        was, reason = type(module), _reason_to_leave(module, target)
+        if reason:
+            modules.append(ReplacedModule(paths, was.__name__, reason=reason))
+            continue
+        changes.append(_change(module, target))
+        modules.append(ReplacedModule(paths, was.__name__, _name(target)))
+    return Replacements(tuple(modules), changes)
+
+
+def _modules(model: nn.Module) -> Iterator[tuple[nn.Module, tuple[str, ...]]]:
+    """Each module once, with all of its paths."""
+    paths: dict[nn.Module, tuple[str, ...]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        paths[module] = (*paths.get(module, ()), path)
+    return iter(paths.items())
+
+
+def _counterpart(module: nn.Module) -> type[nn.Module] | None:
+    """Our class for a module, or for that which it is a subclass of; None for any other module, and
+    for those that are ours already."""
+    if type(module) in _COUNTERPARTS.values():
+        return None
+    found = (target for base, target in _COUNTERPARTS.items() if isinstance(module, base))
+    is_rms_norm = "RMSNorm" in type(module).__name__ or known_norm(module) is not None
+    return next(found, ours.RMSNorm if is_rms_norm else None)
+
+
+def _reason_to_leave(module: nn.Module, target: type[nn.Module]) -> str:
+    if parametrize.is_parametrized(module):
+        return "its parameters are parametrized; replace it before that"
+    if "forward" in vars(module):
+        return "its forward was replaced on the object"
+    base = next((base for base in _COUNTERPARTS if isinstance(module, base)), None)
+    if base is not None and type(module) is not base:
+        return f"a subclass of torch.nn.{base.__name__}, which may compute something else"
+    if base is None and known_norm(module) is None:
+        return "its forward is not one that is known; call fusedops.rms_norm in it"
+    if getattr(module, "dim", 0) is None:
+        return "its dim is None, which torch guesses; give it a dim"
+    if base is None and getattr(module._parameters.get("weight"), "ndim", 0) != 1:
+        return "its weight is not a parameter of one dimension"
+    return _conflicting_attribute(module) or _unsupported_parameters(module)
+
+
+def _conflicting_attribute(module: nn.Module) -> str:
+    for name, value in _settings(module).items():
+        if getattr(module, name, value) != value:
+            return f"its attribute {name} means something else in {_name(ours.RMSNorm)}"
+    return ""
+
+
+def _unsupported_parameters(module: nn.Module) -> str:
+    for name, tensor in module.named_parameters(recurse=False):
+        if is_traceable_wrapper_subclass(tensor):
+            return f"its {name} is a {type(tensor.data).__name__}, not a plain tensor"
+        if tensor.dtype not in KERNEL_DTYPES:
+            return f"its {name} is {tensor.dtype}, which no kernel reads"
+        if not has_kernels(tensor.device.type):
+            return f"its {name} is on {tensor.device}, for which this build has no kernels"
+    return ""
+
+
+def _change(module: nn.Module, target: type[nn.Module]) -> _Change:
+    added = {name: value for name, value in _settings(module).items() if not hasattr(module, name)}
+    change = _Change(module, type(module), target, tuple(added))
+    for name, value in added.items():
+        setattr(module, name, value)
+    module.__class__ = target
+    return change
+
+
+def _settings(module: nn.Module) -> dict[str, Any]:
+    """The attributes that our RMSNorm has and a module that it replaces may lack."""
+    if isinstance(module, nn.RMSNorm):
+        return {"variant": "torch"}
+    known = known_norm(module)
+    if known is None:
+        return {}
+    weight: torch.Tensor = module.get_parameter("weight")
+    return {
+        "normalized_shape": tuple(weight.shape),
+        "eps": getattr(module, known.eps),
+        "elementwise_affine": True,
+        "variant": known.variant,
+    }
+
+
+def _name(target: type[nn.Module]) -> str:
+    return f"fusedops.nn.{target.__name__}"
