@@ -8,10 +8,12 @@ collective fails too in place of waiting for it.
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import os
 import subprocess
 import sys
+import time
 import traceback
 from datetime import timedelta
 from pathlib import Path
@@ -38,9 +40,8 @@ def start(module, world, folder):
             [*own, str(rank), str(world), str(folder)],
             cwd=ROOT,
             env=environment,
-            stdout=subprocess.PIPE,
+            stdout=Path(folder, f"output-{rank}").open("w"),
             stderr=subprocess.STDOUT,
-            text=True,
         )
         for rank in range(world)
     ]
@@ -50,12 +51,14 @@ def failures(module, world, folder, limit=LIMIT):
     """What the claims of a module found wrong; empty if nothing."""
     processes = start(module, world, folder)
     try:
-        outputs = [process.communicate(timeout=limit)[0] for process in processes]
-    finally:
+        for process in processes:
+            process.wait(limit)
+    except subprocess.TimeoutExpired:
         for process in processes:
             process.kill()
+    codes = [process.wait() for process in processes]
     reports = [path.read_text() for path in sorted(Path(folder).glob("failure-*"))]
-    codes = [process.returncode for process in processes]
+    outputs = [path.read_text() for path in sorted(Path(folder).glob("output-*"))]
     return "\n".join(reports or outputs) if any(codes) else ""
 
 
@@ -81,11 +84,15 @@ def leave(code):
 
 def main(module, rank, world, folder):
     join(int(rank), int(world), folder)
+    faulthandler.dump_traceback_later(LIMIT - 10)
     claims = importlib.import_module(module)
     name = ""
     try:
         for name in [name for name in dir(claims) if name.startswith("claim_")]:
+            torch.manual_seed(0)
+            begin = time.monotonic()
             getattr(claims, name)()
+            print(f"{name}: {time.monotonic() - begin:.1f} s", flush=True)
         dist.barrier()
     except BaseException:
         report = f"--- {name} in process {rank} of {world}\n{traceback.format_exc()}"
