@@ -1,9 +1,9 @@
-"""Runs claims in several processes: `python -m tests.distributed.launch MODULE RANK WORLD FOLDER` is
-one of them.
+"""Runs claims in several processes; `python -m tests.distributed.launch MODULES RANK WORLD FOLDER`
+is one of them.
 
-A claim is a function of `MODULE` whose name begins with `claim_`; every process runs all of them, in
-the same order. A process that fails writes why and leaves at once, so that the others' next
-collective fails too in place of waiting for it.
+A claim is a function of one of the modules whose name begins with `claim_`; every process runs all
+of them, in the same order. A process that fails writes why and leaves at once, so that the others'
+next collective fails too in place of waiting for it.
 """
 
 from __future__ import annotations
@@ -22,19 +22,18 @@ import torch
 import torch.distributed as dist
 
 ROOT = Path(__file__).parents[2]
-#: How long one collective may take, and all claims of a module, in seconds.
-COLLECTIVE_LIMIT, LIMIT = 30, 150
+#: How long one collective may take, and all claims of a launch, in seconds.
+COLLECTIVE_LIMIT, LIMIT = 60, 300
 
 
-def start(module, world, folder):
+def start(modules, world, folder):
     """The processes, started."""
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests"))),
         "PYTHONWARNINGS": "ignore",
-        "TORCHINDUCTOR_COMPILE_THREADS": "1",
     }
-    own = [sys.executable, "-m", "tests.distributed.launch", module]
+    own = [sys.executable, "-m", "tests.distributed.launch", ",".join(modules)]
     return [
         subprocess.Popen(
             [*own, str(rank), str(world), str(folder)],
@@ -47,23 +46,25 @@ def start(module, world, folder):
     ]
 
 
-def failures(module, world, folder, limit=LIMIT):
-    """What the claims of a module found wrong; empty if nothing."""
-    processes = start(module, world, folder)
+def failures(modules, world, folder, limit=LIMIT):
+    """What the claims of some modules found wrong; empty if nothing. Starting a process takes
+    seconds, so that one runs many claims."""
+    processes = start(modules, world, folder)
+    end = time.monotonic() + limit
     try:
         for process in processes:
-            process.wait(limit)
+            process.wait(max(end - time.monotonic(), 0))
     except subprocess.TimeoutExpired:
         for process in processes:
             process.kill()
     codes = [process.wait() for process in processes]
     reports = [path.read_text() for path in sorted(Path(folder).glob("failure-*"))]
     outputs = [path.read_text() for path in sorted(Path(folder).glob("output-*"))]
-    return "\n".join(reports or outputs) if any(codes) else ""
+    return "\n".join(reports or outputs or ["nothing"]) if any(codes) else ""
 
 
 def join(rank, world, folder):
-    """Joins the group; nothing waits longer than the limit for a rank that has died."""
+    """Joins the group; nothing waits longer than the limit for a process that has died."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
@@ -82,20 +83,25 @@ def leave(code):
     os._exit(code)
 
 
-def main(module, rank, world, folder):
-    join(int(rank), int(world), folder)
+def claims_of(modules):
+    for name in modules.split(","):
+        claims = vars(importlib.import_module(f"tests.distributed.claims_{name}"))
+        yield from (value for key, value in sorted(claims.items()) if key.startswith("claim_"))
+
+
+def main(modules, rank, world, folder):
     faulthandler.dump_traceback_later(LIMIT - 10)
-    claims = importlib.import_module(module)
-    name = ""
+    claim = join
     try:
-        for name in [name for name in dir(claims) if name.startswith("claim_")]:
-            torch.manual_seed(0)
+        join(int(rank), int(world), folder)
+        for claim in claims_of(modules):
             begin = time.monotonic()
-            getattr(claims, name)()
-            print(f"{name}: {time.monotonic() - begin:.1f} s", flush=True)
+            torch.manual_seed(0)
+            claim()
+            print(f"{claim.__name__}: {time.monotonic() - begin:.1f} s", flush=True)
         dist.barrier()
     except BaseException:
-        report = f"--- {name} in process {rank} of {world}\n{traceback.format_exc()}"
+        report = f"--- {claim.__name__} in process {rank} of {world}\n{traceback.format_exc()}"
         Path(folder, f"failure-{rank}").write_text(report)
         leave(1)
     leave(0)
