@@ -6,10 +6,10 @@ import os
 
 import torch
 import torch.distributed as dist
+from distributed.samples import partial
 from torch.distributed.tensor import Shard, init_device_mesh
 
 import fusedops
-from tests.distributed.samples import partial
 
 
 def claim_the_others_get_an_error():

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from distributed.samples import partial
 from torch.distributed.tensor import Partial, Replicate, Shard, init_device_mesh
 
 import fusedops
 from fusedops.integrations.dtensor import cross_entropy
-from tests.distributed.samples import partial
 
 
 def _mesh():

@@ -6,12 +6,12 @@ from collections import Counter
 
 import torch
 import torch.distributed as dist
+from distributed.samples import partial
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusedops
 from fusedops.integrations.dtensor import cross_entropy
-from tests.distributed.samples import partial
 
 #: Rows, columns and classes of the calls.
 ROWS, COLS = 24, 40

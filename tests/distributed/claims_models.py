@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
+from distributed.models import LENGTH, WIDTH, Block, Norms, OurNorms
 from torch._dynamo.backends.registry import lookup_backend
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor
@@ -26,7 +27,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import fusedops
 from fusedops.graph.passes import Pass
-from tests.distributed.models import LENGTH, WIDTH, Block, Norms, OurNorms
 
 
 def _hidden():

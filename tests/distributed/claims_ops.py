@@ -6,10 +6,8 @@ import random
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor, Replicate, Shard, init_device_mesh
-
-import fusedops
-from tests.distributed.samples import anyhow, ops, partial, samples
+from distributed.samples import anyhow, ops, partial, samples
+from torch.distributed.tensor import Replicate, Shard, init_device_mesh
 
 
 def _meshes():

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
+from distributed.samples import ops, partial
 from torch.distributed.tensor import Partial, Replicate, Shard, init_device_mesh
 from torch.distributed.tensor.experimental import implicit_replication
 
 import fusedops
 from fusedops.integrations.dtensor import cross_entropy
-from tests.distributed.samples import ops, partial
 
 
 def _mesh():

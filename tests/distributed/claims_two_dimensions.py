@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from distributed.claims_models import check_tensor_parallel
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import init_device_mesh
-
-from tests.distributed.claims_models import check_tensor_parallel
 
 
 def claim_tensor_parallel_within_fsdp2():

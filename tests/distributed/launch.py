@@ -1,4 +1,4 @@
-"""Runs claims in several processes; `python -m tests.distributed.launch MODULES RANK WORLD FOLDER`
+"""Runs claims in several processes; `python -m distributed.launch MODULES RANK WORLD FOLDER`
 is one of them.
 
 A claim is a function of one of the modules whose name begins with `claim_`; every process runs all
@@ -33,7 +33,7 @@ def start(modules, world, folder):
         "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests"))),
         "PYTHONWARNINGS": "ignore",
     }
-    own = [sys.executable, "-m", "tests.distributed.launch", ",".join(modules)]
+    own = [sys.executable, "-m", "distributed.launch", ",".join(modules)]
     return [
         subprocess.Popen(
             [*own, str(rank), str(world), str(folder)],
@@ -85,7 +85,7 @@ def leave(code):
 
 def claims_of(modules):
     for name in modules.split(","):
-        claims = vars(importlib.import_module(f"tests.distributed.claims_{name}"))
+        claims = vars(importlib.import_module(f"distributed.claims_{name}"))
         yield from (value for key, value in sorted(claims.items()) if key.startswith("claim_"))
 
 

@@ -9,10 +9,7 @@ import subprocess
 import sys
 
 import pytest
-
-from tests.distributed.launch import ROOT, failures
-
-LIMIT = 300
+from distributed.launch import LIMIT, ROOT, failures
 
 
 @pytest.mark.parametrize("modules", [("ops", "autograd", "refusals"), ("models", "communication")])
@@ -30,8 +27,8 @@ def test_one_process(tmp_path):
 
 def test_a_process_that_dies_gives_the_others_an_error(tmp_path):
     report = failures(("a_death",), 2, tmp_path)
-    assert "claim_the_others_get_an_error" in report and "process 0 of 2" in report
-    assert "fusedops/integrations/dtensor" in report, report
+    assert "claim_the_others_get_an_error in process 0 of 2" in report
+    assert "integrations/dtensor/softmax.py" in report, report
 
 
 def test_an_import_does_not_load_dtensor():
@@ -53,4 +50,4 @@ def test_the_example_has_the_loss_of_one_process():
     losses = re.findall(r"^\s*\d+\s+(\d+\.\d+)\s+(\d+\.\d+)$", finished.stdout, re.MULTILINE)
     assert len(losses) == 3, finished.stdout
     assert all(abs(float(ours) - float(alone)) < 1e-4 for ours, alone in losses), losses
-    assert "5 of 5 sites replaced" in finished.stdout, finished.stdout
+    assert "7 of 7 sites replaced" in finished.stdout, finished.stdout
