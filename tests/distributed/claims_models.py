@@ -146,9 +146,9 @@ def claim_tensor_and_sequence_parallel():
 def _writes_between(x, w):
     y = x * 1.0
     view = y.view(-1, WIDTH)
-    h = y + 1.0
+    total = y + x
     view.mul_(2.0)
-    return torch.nn.functional.layer_norm(h + y, (WIDTH,), w)
+    return torch.nn.functional.layer_norm(total, (WIDTH,), w)
 
 
 def claim_a_write_through_a_view_of_a_dtensor_is_seen():

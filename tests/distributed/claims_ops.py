@@ -74,7 +74,7 @@ def _check(op, args, mesh, draw):
             rtol=1e-11,
             atol=1e-12,
             equal_nan=True,
-            msg=lambda m: message + m,
+            msg=message,
         )
 
 

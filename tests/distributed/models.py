@@ -1,4 +1,4 @@
-"""A small transformer block, written with torch's modules or with ours, for tests of parallelism."""
+"""A small transformer block, written with torch's modules or with ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One or more calls of every op, on plain tensors in float64, and DTensors made of their arguments."""
+"""Calls of every op, on plain tensors in float64, and DTensors made of their arguments."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+import fusedops  # noqa: F401  # registers the ops
 
 ops = torch.ops.fusedops
 

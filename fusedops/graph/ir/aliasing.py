@@ -18,7 +18,7 @@ from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 
 from fusedops.graph.ir import dialect
-from fusedops.graph.ir.dialect import plain_tensors, users, value, written
+from fusedops.graph.ir.dialect import users, value, written
 
 Memory = int | None
 
@@ -91,7 +91,7 @@ def _recorded(node: Node) -> int | None:
         return None
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
-    address: int = plain_tensors(tensor)[0].untyped_storage()._cdata
+    address: int = tensor.untyped_storage()._cdata
     return address
 
 

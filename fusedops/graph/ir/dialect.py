@@ -78,11 +78,11 @@ def fake_mode(node: Node) -> FakeTensorMode:
     """The fake mode of the inputs of `node`. Dynamo's tracing context has a new one by the time
     passes run."""
     values = (value(argument) for argument in node.all_input_nodes)
-    plain = (tensor for known in values for tensor in plain_tensors(known))
+    plain = (tensor for known in values for tensor in _plain_tensors(known))
     return next(known.fake_mode for known in plain if isinstance(known, FakeTensor))
 
 
-def plain_tensors(known: Any) -> list[Any]:
+def _plain_tensors(known: Any) -> list[Any]:
     """The tensors in one of a subclass, as DTensor; any other value is alone."""
     if not is_traceable_wrapper_subclass(known):
         return [known]

@@ -52,6 +52,7 @@ class Call:
 
     @classmethod
     def of(cls, overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Call:
+        """The call of these arguments, checked to be on one mesh."""
         arguments = overload._schema.arguments
         given = {argument.name: argument.default_value for argument in arguments}
         given.update(zip(given, args, strict=False))
@@ -80,6 +81,7 @@ class Call:
 
 
 def run(call: Call, rule: Rule) -> Any:
+    """The results of a call, as DTensors."""
     space = rule.space(call)
     if rule.written is not None:  # it keeps its placements
         space = replace(space, leaders=(rule.written,))
