@@ -58,7 +58,10 @@ try:
         stack_softmax,
         std_norm,
     )
+    from fusedops.integrations.first_use import import_rules_on_first_use
     from fusedops.parallel import parallel_stack
+
+    import_rules_on_first_use()
 except Exception as error:
     # `python -m fusedops env` must start even then, to report what is wrong.
     if not _is_run_as_module():

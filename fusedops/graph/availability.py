@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import torch
+from torch._library.simple_registry import find_torch_dispatch_rule
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from fusedops.ops import _library
 
@@ -12,3 +14,12 @@ KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 def has_kernels(device_type: str) -> bool:
     """Whether this build has kernels for tensors on `device_type` ("cpu", "cuda", ...)."""
     return _library.has_kernels(device_type)
+
+
+def ops_take(tensor: torch.Tensor) -> bool:
+    """Whether the ops take a tensor of this class: a plain one, or one of a subclass that they have
+    rules for, as DTensor."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return True
+    softmax = torch.ops.fusedops.softmax.default
+    return find_torch_dispatch_rule(softmax, type(tensor)) is not None

@@ -112,11 +112,13 @@ def _as_tuple(passes: Any) -> tuple[GraphPass, ...]:
 @functools.cache
 def _sources_digest() -> str:
     """A hash of the source files that a compiled graph depends on: the passes, and the ops whose
-    formulas are traced into the graph. The tables are not part of it."""
+    formulas and rules are traced into the graph. The tables are not part of it."""
     import fusedops
 
     package = Path(__file__).parents[1]
-    files = [package / "config.py", *package.glob("graph/**/*.py"), *package.glob("ops/**/*.py")]
+    folders = ("graph", "ops", "integrations/dtensor")
+    files = [file for folder in folders for file in package.glob(f"{folder}/**/*.py")]
+    files.append(package / "config.py")
     digest = hashlib.sha256(getattr(fusedops, "__version__", "").encode())
     for file in sorted(files):
         digest.update(file.read_bytes())

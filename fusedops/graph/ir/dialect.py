@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, get_plain_tensors
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_symbols
 from torch.fx.operator_schemas import normalize_function
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from fusedops.graph.ir import spellings
@@ -78,7 +78,17 @@ def fake_mode(node: Node) -> FakeTensorMode:
     """The fake mode of the inputs of `node`. Dynamo's tracing context has a new one by the time
     passes run."""
     values = (value(argument) for argument in node.all_input_nodes)
-    return next(known.fake_mode for known in values if isinstance(known, FakeTensor))
+    plain = (tensor for known in values for tensor in _plain_tensors(known))
+    return next(known.fake_mode for known in plain if isinstance(known, FakeTensor))
+
+
+def _plain_tensors(known: Any) -> list[Any]:
+    """The tensors in one of a subclass, as DTensor; any other value is alone."""
+    if not is_traceable_wrapper_subclass(known):
+        return [known]
+    tensors: list[Any] = []
+    get_plain_tensors(known, out=tensors)
+    return tensors
 
 
 def constant(argument: Any) -> int | float | None:

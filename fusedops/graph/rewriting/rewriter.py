@@ -17,7 +17,6 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 from torch.fx.node import map_aggregate
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from fusedops import config
 from fusedops.graph import availability
@@ -163,7 +162,7 @@ def _unsupported_input(input: Node | OpCall) -> str | None:
     tensor = dialect.value(input)
     if not isinstance(tensor, torch.Tensor):
         return "capture recorded no shape and dtype for the input"
-    if tensor.is_nested or is_traceable_wrapper_subclass(tensor):
+    if tensor.is_nested or not availability.ops_take(tensor):
         return f"the input is a {type(tensor).__name__}, not a plain tensor"
     if tensor.layout is not torch.strided:
         return f"unsupported layout {tensor.layout}"

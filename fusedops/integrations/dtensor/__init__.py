@@ -1,0 +1,39 @@
+"""The ops on DTensors: every op of fusedops takes them as torch's own ops do.
+
+Importing this package registers a rule for each op; the first op that gets a DTensor imports it.
+docs/distributed.md has what is computed where, and which bytes are sent.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from fusedops.integrations.dtensor import masked_softmax, norm, softmax, stack
+from fusedops.integrations.dtensor.call import Call, Rule, run
+from fusedops.integrations.dtensor.cross_entropy import cross_entropy
+from fusedops.ops._library import LIBRARY, OPS
+
+__all__ = ["cross_entropy"]
+
+_RULES: dict[str, Rule] = {**softmax.RULES, **masked_softmax.RULES, **norm.RULES, **stack.RULES}
+
+
+def _register(op: str) -> None:
+    # A variant differs from its op in nothing that matters here.
+    rule = _RULES[op.removeprefix("_")]
+
+    def on_dtensors(
+        cls: type, overload: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        # Autograd has recorded the call above.
+        with torch.no_grad():
+            return run(Call.of(overload, args, kwargs), rule)
+
+    torch.library.register_torch_dispatch(f"fusedops::{op}", DTensor, on_dtensors, lib=LIBRARY)
+
+
+for _op in OPS:
+    _register(_op)

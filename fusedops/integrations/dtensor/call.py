@@ -1,0 +1,203 @@
+"""Runs one call of an op on DTensors: redistributes its arguments where it has to, calls the op, or
+what a family does in its place, on each rank's part, and wraps the results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement
+from torch.utils._python_dispatch import _disable_current_modes
+
+from fusedops.integrations.dtensor.partition import (
+    Dims,
+    Partition,
+    Result,
+    Space,
+    all_reduce,
+    partition,
+)
+
+#: Computes a rank's results from its part of the arguments.
+Local = Callable[["Call", Partition, dict[str, Any]], Any]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a family of ops says about its calls.
+
+    space: describes a call.
+    local: what a rank computes of its part, by default the op itself.
+    split: the same where a row is divided among ranks; without it rows are gathered.
+    written: the argument that the op writes into.
+    """
+
+    space: Callable[[Call], Space]
+    local: Local | None = None
+    split: Local | None = None
+    written: str | None = None
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of an op: its arguments by name, and the mesh of its DTensors."""
+
+    overload: Any
+    given: dict[str, Any]
+    mesh: DeviceMesh
+
+    @classmethod
+    def of(cls, overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Call:
+        """The call of these arguments, checked to be on one mesh."""
+        arguments = overload._schema.arguments
+        given = {argument.name: argument.default_value for argument in arguments}
+        given.update(zip(given, args, strict=False))
+        given.update(kwargs)
+        mesh = _common_mesh(overload, given)
+        seed = given.get("seed")
+        if isinstance(seed, torch.Tensor) and not isinstance(seed, DTensor):
+            given["seed"] = _agreed(seed, mesh)
+        return cls(overload, given, mesh)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.given[name]
+
+    def __contains__(self, name: str) -> bool:
+        return self.given.get(name) is not None
+
+    def run(self, local: dict[str, Any]) -> Any:
+        """The op itself."""
+        return self.overload(*local.values())
+
+    def results_meta(self) -> Any:
+        """The results for the whole tensors, without memory. The op's fake kernel makes them, and
+        refuses bad arguments in the words that it has for plain tensors."""
+        with _disable_current_modes():
+            return self.run({name: _map(_meta, value) for name, value in self.given.items()})
+
+
+def run(call: Call, rule: Rule) -> Any:
+    """The results of a call, as DTensors."""
+    space = rule.space(call)
+    if rule.written is not None:  # it keeps its placements
+        space = replace(space, leaders=(rule.written,))
+    part = partition(space, call.given, call.mesh, splits=rule.split is not None)
+    if rule.written is not None:
+        _check_written(call, rule.written, part.placements(Result(space.tensors[rule.written])))
+    meta = call.results_meta()
+    local_of = rule.split if part.divides(space.reduced) else rule.local
+    results = _computed(call, space, part, local_of or _op)
+    if meta is None:
+        return None
+    if isinstance(meta, torch.Tensor):
+        return _wrapped(part, results, meta, space.results[0])
+    each = zip(results or [None] * len(meta), meta, space.results, strict=True)
+    return tuple(_wrapped(part, *own) for own in each)
+
+
+def _op(call: Call, part: Partition, local: dict[str, Any]) -> Any:
+    return call.run(local)
+
+
+def _computed(call: Call, space: Space, part: Partition, local_of: Local) -> Any:
+    """This rank's results; None on a rank outside of the mesh, which only takes part in name."""
+    local = {
+        name: _map(partial(_local, part, space.tensors.get(name, ())), value)
+        for name, value in call.given.items()
+    }
+    return None if call.mesh.get_coordinate() is None else local_of(call, part, local)
+
+
+def _map(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_map(function, each) for each in value]
+    return function(value) if isinstance(value, torch.Tensor) else value
+
+
+def _local(part: Partition, dims: Dims, tensor: torch.Tensor) -> torch.Tensor:
+    if not isinstance(tensor, DTensor):
+        return tensor
+    wanted = part.placements(Result(dims))
+    if list(tensor.placements) != wanted:
+        tensor = tensor.redistribute(part.mesh, wanted)
+    own: torch.Tensor = tensor.to_local()
+    return own
+
+
+def _meta(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def _wrapped(
+    part: Partition, local: torch.Tensor | None, meta: torch.Tensor, result: Result
+) -> DTensor:
+    # What is not wanted has shape [0] on every rank.
+    dims = Result(()) if meta.shape == (0,) else result
+    if local is None:
+        local = torch.empty(0, dtype=meta.dtype, device=part.mesh.device_type)
+    return DTensor.from_local(
+        local,
+        part.mesh,
+        part.placements(dims),
+        run_check=False,
+        shape=meta.shape,
+        stride=meta.stride(),
+    )
+
+
+# --- refusals -----------------------------------------------------------------------------------
+
+
+def _common_mesh(overload: Any, given: dict[str, Any]) -> DeviceMesh:
+    """The mesh of all DTensors. A plain tensor of one element is the same on all ranks; any other
+    has no placement."""
+    op, found = overload._schema.name, dict(_tensors(given))
+    meshes = {name: t.device_mesh for name, t in found.items() if isinstance(t, DTensor)}
+    (first, mesh), *others = meshes.items()
+    for name, other in others:
+        if other != mesh:
+            raise RuntimeError(
+                f"{op}: {name} is on {other}, wanted {mesh}, which {first} is on; redistribute it "
+                "through .full_tensor() and distribute_tensor"
+            )
+    replicates = getattr(DTensor._op_dispatcher, "_allow_implicit_replication", False)
+    for name, tensor in found.items():
+        if not (isinstance(tensor, DTensor) or tensor.numel() == 1 or replicates):
+            raise RuntimeError(
+                f"{op}: {name} is a plain tensor, wanted a DTensor as {first} is, on {mesh}; make "
+                f"it with distribute_tensor({name}, mesh, [Replicate()] * mesh.ndim)"
+            )
+    return mesh
+
+
+def _tensors(given: dict[str, Any]) -> Any:
+    for name, value in given.items():
+        if isinstance(value, torch.Tensor):
+            yield name, value
+        elif isinstance(value, (list, tuple)):
+            numbered = ((f"{name}[{index}]", each) for index, each in enumerate(value))
+            yield from (pair for pair in numbered if isinstance(pair[1], torch.Tensor))
+
+
+def _check_written(call: Call, name: str, wanted: list[Placement]) -> None:
+    own = list(call[name].placements)
+    if own != wanted:
+        raise RuntimeError(
+            f"{call.overload._schema.name}: {name} is written in place and has placements {own}, "
+            f"wanted {wanted}, in which each rank has whole rows; redistribute it first, or use "
+            "the function that returns a new tensor"
+        )
+
+
+def _agreed(seed: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    """One seed for all ranks, the greatest of theirs: each draws its own, and replicas must drop
+    the same elements."""
+    if mesh.get_coordinate() is None:
+        return seed
+    for mesh_dim in range(mesh.ndim):
+        seed = all_reduce(seed, "max", mesh, mesh_dim)
+    return seed

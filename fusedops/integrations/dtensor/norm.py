@@ -1,0 +1,196 @@
+"""Norms of DTensors, over the last dimensions and over another one.
+
+A row that is divided among ranks is not gathered, but computed by torch's own functions around one
+all-reduce of a number a row backward and forward, or two numbers where the norm has a mean: first
+the mean, then the sum of squares about it, which cancels nothing. Dropout before a residual
+connection needs whole tensors, as in masked_softmax.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fusedops.integrations.dtensor.call import Call, Rule
+from fusedops.integrations.dtensor.partition import Dims, Partition, Result, Space
+
+_OF_INPUT = ("input", "residual", "sum", "grad_sum", "grad_output")
+_OF_ROWS = ("mean", "rstd")
+_OF_COLUMNS = ("weight", "bias")
+
+
+def _sizes(call: Call) -> tuple[int, ...]:
+    return tuple((call["input"] if "input" in call else call["sum"]).shape)
+
+
+def _reduced(call: Call) -> tuple[int, ...]:
+    """The dimensions that are normalised."""
+    rank = len(_sizes(call))
+    if "dim" in call:
+        return (call["dim"] % rank,) if rank else ()
+    return tuple(range(rank - len(call["normalized_shape"]), rank))
+
+
+def _space(call: Call) -> Space:
+    sizes, reduced = _sizes(call), _reduced(call)
+    every = tuple(range(len(sizes)))
+    statistic = tuple(None if dim in reduced else dim for dim in every)
+    tensors: dict[str, Dims] = dict.fromkeys(_OF_INPUT, every)
+    tensors |= dict.fromkeys(_OF_ROWS, statistic) | dict.fromkeys(_OF_COLUMNS, reduced)
+    results = tuple(
+        Result(tensors.get(name.removeprefix("grad_"), every), name in ("grad_weight", "grad_bias"))
+        for name in (result.name for result in call.overload._schema.returns)
+    )
+    leaders = tuple(name for name in ("sum", "residual", "input", "grad_output") if name in call)
+    drops = "seed" in call and call["p"] > 0
+    whole = frozenset(every if drops else ())
+    return Space(sizes, tensors, results, leaders, frozenset(reduced), whole)
+
+
+# --- rows that are divided among ranks ----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _SplitNorm:
+    """A norm whose rows are divided: its kind ("layer", "std", "rms" or "l2"), and its call."""
+
+    kind: str
+    call: Call
+    part: Partition
+    local: dict[str, Any]
+
+    @classmethod
+    def of(cls, call: Call, part: Partition, local: dict[str, Any]) -> _SplitNorm:
+        words = call.overload._schema.name.split("::")[1].split("_")
+        kind = next(word for word in words if word in ("layer", "std", "rms", "l2"))
+        return cls(kind, call, part, local)
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        return _reduced(self.call)
+
+    @property
+    def cols(self) -> int:
+        return math.prod(self.part.sizes[dim] for dim in self.dims)
+
+    @property
+    def has_mean(self) -> bool:
+        return self.kind in ("layer", "std")
+
+    def row_sums(self, *values: torch.Tensor) -> Sequence[torch.Tensor]:
+        """The sum of each of these over a row, by one all-reduce."""
+        sums = torch.stack([value.sum(self.dims, keepdim=True) for value in values])
+        return self.part.all_reduce(sums, "sum", self.dims).unbind()
+
+    def column(self, name: str, dtype: torch.dtype) -> torch.Tensor | float:
+        """weight or bias, as it broadcasts to the input."""
+        parameter = self.local.get(name)
+        if parameter is None:
+            return 1.0 if name == "weight" else 0.0
+        offset = self.local.get("weight_offset", 0.0) if name == "weight" else 0.0
+        sizes = [1] * len(self.part.sizes)
+        for dim, size in zip(self.dims, parameter.shape, strict=True):
+            sizes[dim] = size
+        column: torch.Tensor = parameter.to(dtype).view(sizes) + offset
+        return column
+
+    def rstd(self, squares: torch.Tensor) -> torch.Tensor:
+        """1 / the deviation, from a row's sum of squares: args.h has the formulas."""
+        eps: float = self.local["eps"]
+        if self.kind == "std":
+            return ((squares / (self.cols - 1)).sqrt() + eps).reciprocal()
+        if self.kind == "l2":
+            return squares.sqrt().clamp(min=eps).reciprocal()
+        return (squares / self.cols + eps).rsqrt()
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def _split_forward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
+    norm, input = _SplitNorm.of(call, part, local), local["input"]
+    if "residual" in local:
+        input = input + local["residual"]
+    centred = _wide(input)
+    statistics = []
+    if norm.has_mean:
+        (total,) = norm.row_sums(centred)
+        mean = total / norm.cols
+        centred = centred - mean
+        statistics = [mean]
+    (squares,) = norm.row_sums(centred.square())
+    rstd = norm.rstd(squares)
+    normalized = centred * rstd
+    if local.get("rounds_normalized"):
+        normalized = normalized.to(input.dtype).to(rstd.dtype)
+    output = normalized * norm.column("weight", rstd.dtype) + norm.column("bias", rstd.dtype)
+    of_sum = [input if local.get("wants_sum", True) else input.new_empty(0)]
+    every = [output.to(input.dtype), *(of_sum if "residual" in local else []), *statistics, rstd]
+    results = call.overload._schema.returns
+    return every[0] if len(results) == 1 else every[: len(results)]
+
+
+def _split_backward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
+    norm = _SplitNorm.of(call, part, local)
+    input = local["sum"] if "sum" in local else local["input"]
+    rstd, dy = local["rstd"], _wide(local["grad_output"])
+    centred = _wide(input) - local["mean"] if norm.has_mean else _wide(input)
+    normalized = centred * rstd
+    grad = _projected(norm, dy * norm.column("weight", rstd.dtype), normalized, rstd)
+    if local.get("grad_sum") is not None:
+        grad = grad + local["grad_sum"]
+    rows = [dim for dim in range(input.dim()) if dim not in norm.dims]
+    of_weight, of_bias = (t.sum(rows) if rows else t for t in (dy * normalized, dy))
+    by_name = {"grad_input": grad, "grad_weight": of_weight, "grad_bias": of_bias}
+    return [
+        _gradient(by_name, result.name, local, input, is_needed)
+        for result, is_needed in zip(
+            call.overload._schema.returns, local["output_mask"], strict=True
+        )
+    ]
+
+
+def _projected(
+    norm: _SplitNorm, g: torch.Tensor, normalized: torch.Tensor, rstd: torch.Tensor
+) -> torch.Tensor:
+    """rstd (g - mean(g) - n mean(n g)), as fusedops/ops/norm.py has it for each kind."""
+    *total, along = norm.row_sums(*([g] if norm.has_mean else []), g * normalized)
+    if norm.kind == "std":
+        along = along / ((norm.cols - 1) * (1 - norm.local["eps"] * rstd))
+    elif norm.kind == "l2":
+        along = along.masked_fill(rstd * norm.local["eps"] >= 1, 0)
+    else:
+        along = along / norm.cols
+    shift = total[0] / norm.cols if total else 0.0
+    return rstd * (g - shift - normalized * along)
+
+
+def _gradient(
+    by_name: dict[str, torch.Tensor],
+    name: str,
+    local: dict[str, Any],
+    input: torch.Tensor,
+    is_needed: bool,
+) -> torch.Tensor:
+    """A result of the backward op; without dropout grad_input is the gradient of residual too."""
+    parameter = local.get(name.removeprefix("grad_")) if name not in ("grad_input",) else None
+    dtype = input.dtype if parameter is None else parameter.dtype
+    if not is_needed or name not in by_name:
+        return input.new_empty(0, dtype=dtype)
+    return by_name[name].to(dtype)
+
+
+_FORWARD, _BACKWARD = Rule(_space, split=_split_forward), Rule(_space, split=_split_backward)
+_KINDS = ("layer_norm", "std_norm", "rms_norm", "l2_norm", "add_layer_norm", "add_rms_norm")
+_SPATIAL = ("spatial_layer_norm", "spatial_rms_norm")
+
+RULES = {
+    **{op: _FORWARD for op in (*_KINDS, *_SPATIAL)},
+    **{f"{op}_output": _FORWARD for op in (*_KINDS[:4], *_SPATIAL)},
+    **{f"{op}_backward": _BACKWARD for op in (*_KINDS, *_SPATIAL)},
+}

@@ -1,0 +1,137 @@
+"""softmax and log_softmax of DTensors.
+
+A row that is divided among ranks is not gathered. Forward, each rank computes the statistics of its
+part; their maximum and their sum are reduced over the ranks, 4 bytes a row each (8 for float64).
+Backward it is the sum of the formulas in fusedops/ops/softmax.py, 4 bytes a row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fusedops.integrations.dtensor.call import Call, Local, Rule
+from fusedops.integrations.dtensor.partition import Dims, Partition, Result, Space
+
+ops = torch.ops.fusedops
+
+Statistics = tuple[torch.Tensor, torch.Tensor]
+
+
+def _space(*leaders: str, reduces: bool = True) -> Callable[[Call], Space]:
+    """The space of an op on rows along ``dim``, whose tensors all have one shape."""
+
+    def space(call: Call) -> Space:
+        sizes = tuple(call[leaders[0]].shape)
+        dim = _dim(call)
+        every = tuple(range(len(sizes)))
+        statistic = tuple(None if d == dim else d for d in every)
+        shapes: dict[str, Dims] = {
+            name: every for name in ("input", "output", "grad_output", "out")
+        }
+        shapes |= {"max": statistic, "sum": statistic}
+        names = [result.name for result in call.overload._schema.returns]
+        results = tuple(Result(shapes.get(name, every)) for name in names)
+        reduced = frozenset((dim,)) if reduces else frozenset()
+        return Space(sizes, shapes, results, leaders, reduced)
+
+    return space
+
+
+def _dim(call: Call) -> int:
+    tensor = call["input"] if "input" in call else call["output"]
+    dim: int = call["dim"] % max(tensor.dim(), 1)
+    return dim
+
+
+# --- rows that are divided among ranks ----------------------------------------------------------
+
+
+def statistics(part: Partition, input: torch.Tensor, dim: int) -> Statistics:
+    """The maximum and the sum of exp(input - maximum) of whole rows."""
+    if input.shape[dim] == 0:
+        shape = [1 if d == dim else size for d, size in enumerate(input.shape)]
+        wide = torch.float64 if input.dtype == torch.float64 else torch.float32
+        own_max = input.new_full(shape, -math.inf, dtype=wide)
+        own_sum = torch.zeros_like(own_max)
+    else:
+        own_max, own_sum = ops.softmax_stats.default(input, dim)
+    max = part.all_reduce(own_max, "max", (dim,))
+    # Where all is -inf, -inf - -inf would be NaN; without a shift e^-inf is 0.
+    shift = max.masked_fill(max == -math.inf, 0)
+    return max, part.all_reduce(own_sum * (own_max - shift).exp(), "sum", (dim,))
+
+
+def _split_stats(call: Call, part: Partition, local: dict[str, Any]) -> Statistics:
+    return statistics(part, local["input"], _dim(call))
+
+
+def _split_softmax(call: Call, part: Partition, local: dict[str, Any]) -> torch.Tensor:
+    input, dim, dtype = _converted(local), _dim(call), local.get("dtype")
+    result: torch.Tensor = ops.softmax_apply.default(
+        input, *statistics(part, input, dim), dim, dtype
+    )
+    return result
+
+
+def _split_log_softmax(call: Call, part: Partition, local: dict[str, Any]) -> torch.Tensor:
+    input = _converted(local)
+    max, sum = statistics(part, input, _dim(call))
+    return (input - max - sum.log()).to(input.dtype)
+
+
+def _converted(local: dict[str, Any]) -> torch.Tensor:
+    input: torch.Tensor = local["input"]
+    return input if local.get("dtype") is None else input.to(local["dtype"])
+
+
+def _split_softmax_backward(call: Call, part: Partition, local: dict[str, Any]) -> torch.Tensor:
+    g, y, dim = local["grad_output"], local["output"], _dim(call)
+    wide = torch.promote_types(y.dtype, torch.float32)
+    product = g.to(wide) * y
+    total = part.all_reduce(product.sum(dim, keepdim=True), "sum", (dim,))
+    return _as_gradient(product - y * total, local)
+
+
+def _split_log_softmax_backward(call: Call, part: Partition, local: dict[str, Any]) -> torch.Tensor:
+    g, y, dim = local["grad_output"], local["output"], _dim(call)
+    wide = torch.promote_types(y.dtype, torch.float32)
+    total = part.all_reduce(g.sum(dim, keepdim=True, dtype=wide), "sum", (dim,))
+    return _as_gradient(g - y.to(wide).exp() * total, local)
+
+
+def _as_gradient(gradient: torch.Tensor, local: dict[str, Any]) -> torch.Tensor:
+    dtype: torch.dtype = local.get("input_dtype", local["output"].dtype)
+    return gradient.to(dtype)
+
+
+def _writing(compute: Local, written: str) -> Local:
+    def write(call: Call, part: Partition, local: dict[str, Any]) -> None:
+        local[written].copy_(compute(call, part, local))
+
+    return write
+
+
+def _rules() -> dict[str, Rule]:
+    rules = {
+        "softmax_stats": Rule(_space("input"), split=_split_stats),
+        "softmax_apply": Rule(_space("input", reduces=False)),
+    }
+    for op, split, backward in (
+        ("softmax", _split_softmax, _split_softmax_backward),
+        ("log_softmax", _split_log_softmax, _split_log_softmax_backward),
+    ):
+        of_gradient = _space("output", "grad_output")
+        rules[op] = Rule(_space("input"), split=split)
+        rules[f"{op}_backward"] = Rule(of_gradient, split=backward)
+        rules[f"{op}_"] = Rule(_space("input"), split=_writing(split, "input"), written="input")
+        rules[f"{op}_out"] = Rule(_space("input"), split=_writing(split, "out"), written="out")
+        in_place = _writing(backward, "grad_output")
+        rules[f"{op}_backward_"] = Rule(of_gradient, split=in_place, written="grad_output")
+    return rules
+
+
+RULES = _rules()

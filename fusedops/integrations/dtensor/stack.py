@@ -1,0 +1,47 @@
+"""Stacks of DTensors. Rows that are divided among ranks are gathered: a stack saves launches, which
+the steps of a divided row would lose again."""
+
+from __future__ import annotations
+
+from fusedops.integrations.dtensor.call import Call, Rule
+from fusedops.integrations.dtensor.partition import Dims, Result, Space
+
+
+def _space(call: Call) -> Space:
+    sizes = tuple(call["inputs"][0].shape)
+    every: Dims = tuple(range(len(sizes)))
+    slot = call["stack_dim"] % (len(sizes) + 1)
+    stacked = (*every[:slot], None, *every[slot:])
+    reduced = _reduced(call, len(sizes))
+    statistic: Dims = (None, *(None if dim in reduced else dim for dim in every))
+    tensors = {"inputs": every, "grad_output": stacked, "mean": statistic, "rstd": statistic}
+    tensors |= {"weights": reduced, "biases": reduced}
+    of = {
+        "grad_inputs": Result((None, *every)),
+        "grad_weights": Result((None, *reduced), summed=True),
+        "grad_biases": Result((None, *reduced), summed=True),
+        "mean": Result(statistic),
+        "rstd": Result(statistic),
+    }
+    results = tuple(
+        of.get(result.name, Result(stacked)) for result in call.overload._schema.returns
+    )
+    leaders = tuple(name for name in ("inputs", "grad_output") if name in call)
+    return Space(sizes, tensors, results, leaders, frozenset(reduced))
+
+
+def _reduced(call: Call, rank: int) -> tuple[int, ...]:
+    if "dim" in call:
+        return (call["dim"] % rank,) if rank else ()
+    return tuple(range(rank - len(call["normalized_shape"]), rank))
+
+
+RULES = {
+    op: Rule(_space)
+    for op in (
+        "stack_softmax",
+        "stack_log_softmax",
+        "stack_layer_norm",
+        "stack_layer_norm_backward",
+    )
+}

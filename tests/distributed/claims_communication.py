@@ -1,0 +1,103 @@
+"""Which collectives run, and how many bytes they move: the formulas of docs/distributed.md."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+import torch.distributed as dist
+from distributed.samples import partial
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, init_device_mesh
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import fusedops
+from fusedops.integrations.dtensor import cross_entropy
+
+#: Rows, columns and classes of the calls.
+ROWS, COLS = 24, 40
+
+
+class Counted(TorchDispatchMode):
+    """Counts the bytes of a rank's result of each collective."""
+
+    def __init__(self):
+        super().__init__()
+        self.bytes = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if DTensor in types:
+            return NotImplemented  # to see what its rule calls
+        result = func(*args, **(kwargs or {}))
+        namespace, name = func._schema.name.split("::")
+        if namespace == "_c10d_functional" and name.startswith(("all_", "reduce_", "broadcast")):
+            self.bytes[name] += result.numel() * result.element_size()
+        return result
+
+
+def _counted(function):
+    with Counted() as counted:
+        function()
+    return dict(counted.bytes)
+
+
+def _distributed(mesh, placement, *shape):
+    tensor = torch.randn(shape) if shape else torch.randn(ROWS, COLS)
+    return partial(tensor, mesh, [placement]).requires_grad_()
+
+
+def _world():
+    return init_device_mesh("cpu", (dist.get_world_size(),))
+
+
+def _forward_and_backward(function, *tensors):
+    """The bytes of both passes; the gradient of the result is placed as the result."""
+    results = []
+    forward = _counted(lambda: results.append(function(*tensors)))
+    (result,) = results
+    gradient = torch.ones_like(result.detach())
+    return forward, _counted(lambda: result.backward(gradient))
+
+
+def claim_sharded_rows_move_nothing():
+    mesh = _world()
+    x, w = _distributed(mesh, Shard(0)), _distributed(mesh, Replicate(), COLS)
+    assert _forward_and_backward(lambda x: fusedops.softmax(x, -1), x) == ({}, {})
+    assert _forward_and_backward(lambda x, w: fusedops.layer_norm(x, (COLS,), w), x, w) == ({}, {})
+    scores = _distributed(mesh, Shard(1), 2, 4, 5, 6)
+    causal = _forward_and_backward(lambda x: fusedops.masked_softmax(x, causal=True), scores)
+    assert causal == ({}, {})
+
+
+def claim_divided_rows_move_numbers_of_a_row():
+    mesh, number = _world(), 4 * ROWS
+    x, w = _distributed(mesh, Shard(1)), _distributed(mesh, Shard(0), COLS)
+    for function in (fusedops.softmax, fusedops.log_softmax):
+        moved = _forward_and_backward(lambda x, f=function: f(x, -1), x)
+        assert moved == ({"all_reduce": 2 * number}, {"all_reduce": number}), moved
+    moved = _forward_and_backward(lambda x, w: fusedops.layer_norm(x, (COLS,), w), x, w)
+    assert moved == ({"all_reduce": 2 * number}, {"all_reduce": 2 * number}), moved
+    moved = _forward_and_backward(lambda x, w: fusedops.rms_norm(x, (COLS,), w), x, w)
+    assert moved == ({"all_reduce": number}, {"all_reduce": number}), moved
+
+
+def claim_cross_entropy_moves_three_numbers_a_row():
+    mesh = _world()
+    x, target = _distributed(mesh, Shard(1)), torch.zeros(ROWS, dtype=torch.int64)
+    moved = _forward_and_backward(lambda x: cross_entropy(x, target, reduction="none"), x)
+    assert moved == ({"all_reduce": 3 * 4 * ROWS}, {}), moved
+
+
+def claim_a_partial_input_is_scattered_to_its_residual():
+    mesh = _world()
+    branch, residual = _distributed(mesh, Partial("sum")), _distributed(mesh, Shard(0))
+    with torch.no_grad():
+        moved = _counted(lambda: fusedops.add_layer_norm(branch, residual, (COLS,)))
+    assert moved == {"reduce_scatter_tensor": 4 * ROWS * COLS // mesh.size()}, moved
+
+
+def claim_a_seed_is_agreed_on_by_8_bytes():
+    mesh = _world()
+    with torch.no_grad():
+        x = _distributed(mesh, Replicate())
+        moved = _counted(lambda: fusedops.masked_softmax_dropout(x, p=0.5))
+    assert moved == {"all_reduce": 8}, moved

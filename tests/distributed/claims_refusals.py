@@ -1,0 +1,71 @@
+"""Calls on DTensors that cannot be right are refused, on every rank, before anything is sent."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from distributed.samples import ops, partial
+from torch.distributed.tensor import Partial, Replicate, Shard, init_device_mesh
+from torch.distributed.tensor.experimental import implicit_replication
+
+import fusedops
+from fusedops.integrations.dtensor import cross_entropy
+
+
+def _mesh():
+    return init_device_mesh("cpu", (dist.get_world_size(),))
+
+
+def _x(placement, mesh=None):
+    return partial(torch.randn(4, 6), mesh or _mesh(), [placement])
+
+
+def claim_a_plain_tensor_is_refused():
+    weight = torch.ones(6)
+    with pytest.raises(RuntimeError, match="_layer_norm_output|layer_norm: weight is a plain") as e:
+        fusedops.layer_norm(_x(Shard(0)), (6,), weight)
+    assert "distribute_tensor(weight, mesh, [Replicate()] * mesh.ndim)" in str(e.value)
+    with implicit_replication():
+        fusedops.layer_norm(_x(Shard(0)), (6,), weight)
+
+
+def claim_a_write_that_needs_other_placements_is_refused():
+    for placement in (Partial("sum"),):
+        with pytest.raises(RuntimeError, match="softmax_: input is written in place") as error:
+            fusedops.softmax_(_x(placement), -1)
+        assert repr(placement) in str(error.value) and "redistribute" in str(error.value)
+    scores = _x(Shard(1))
+    with pytest.raises(RuntimeError, match="masked_softmax_: input is written in place"):
+        ops.masked_softmax_(scores, None, 1.0, False, None)
+
+
+def claim_two_meshes_are_refused():
+    world = dist.get_world_size()
+    other = init_device_mesh("cpu", (world, 1))
+    weight = partial(torch.ones(6), other, [Replicate()] * 2)
+    with pytest.raises(RuntimeError, match="weight is on DeviceMesh.*redistribute it"):
+        fusedops.layer_norm(_x(Shard(0)), (6,), weight)
+
+
+def claim_bad_arguments_are_refused_in_words_about_whole_tensors():
+    with pytest.raises(RuntimeError, match=r"weight has shape \[5\]"):
+        weight = partial(torch.ones(5), _mesh(), [Replicate()])
+        fusedops.layer_norm(_x(Shard(0)), (6,), weight)
+    with pytest.raises(RuntimeError, match="dim"):
+        fusedops.softmax(_x(Shard(0)), 2)
+
+
+def claim_cross_entropy_says_what_it_wants():
+    target = torch.zeros(4, dtype=torch.int64)
+    with pytest.raises(TypeError, match="input is Tensor, wanted a DTensor"):
+        cross_entropy(torch.randn(4, 6), target)
+    with pytest.raises(RuntimeError, match="wanted torch.int64 of shape"):
+        cross_entropy(_x(Shard(1)), target[:3])
+    with pytest.raises(ValueError, match="reduction is 'average'"):
+        cross_entropy(_x(Shard(1)), target, reduction="average")
+    with pytest.raises(RuntimeError, match="flatten"):
+        cross_entropy(partial(torch.randn(2, 2, 3), _mesh(), [Shard(2)]), target)
+    other = partial(target, init_device_mesh("cpu", (dist.get_world_size(), 1)), [Replicate()] * 2)
+    with pytest.raises(RuntimeError, match="target is on DeviceMesh"):
+        cross_entropy(_x(Shard(1)), other)
