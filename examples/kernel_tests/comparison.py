@@ -22,7 +22,7 @@ from torch import Tensor
 
 try:
     from fusedops.cli import options
-    from fusedops.cli.bench import keep_freed_memory
+    from fusedops.cli.bench.command import keep_freed_memory
     from fusedops.cli.errors import Parser, end_in_one_line
     from fusedops.cli.timing import Call, clock_for, interleave, median_ratio
 except (ImportError, ValueError) as error:  # a missing extra or library, or an invalid setting

@@ -1,22 +1,26 @@
-"""The command line: `python -m fusedops env | bench | tune | demo | explain`.
+"""The command line: `python -m fusedops env | check | bench | tune | demo | explain`.
 
 A command is a module of this package with `add_arguments(parser)` and `run(args) -> exit code`.
 Only the chosen one is imported, so that `env` needs only torch and works even if the rest does not.
+A command imports the packages of its extra when it runs, so that `--help` does without them.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import ModuleType
 
+import fusedops
 from fusedops.cli.errors import Parser, UserError, end_in_one_line
 
 PROGRAM = "python -m fusedops"
 
 COMMANDS = {
     "env": "report build, torch, devices, libraries and operators, and how to fix what is wrong",
+    "check": "test fusedops on this machine: accuracy, determinism, torch.compile and torch.export",
     "bench": "time the operators, or measure their peak memory, against eager PyTorch and Inductor",
     "tune": "measure which replacements pay on this machine, for later compilations",
     "demo": "embed sentences with a real encoder, in eager, with Inductor and with fusedops",
@@ -34,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(name: str | None, argv: list[str]) -> int:
     parser = Parser(prog=PROGRAM)
+    version = f"fusedops {fusedops.__version__}"
+    parser.add_argument("--version", action="version", version=version)
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     command = _import_command(name) if name else None
     for known, summary in COMMANDS.items():
@@ -41,22 +47,29 @@ def _run(name: str | None, argv: list[str]) -> int:
         if command is not None and known == name:
             command.add_arguments(subparser)
     args = parser.parse_args(argv)  # raises if no command is given
-    assert command is not None
-    status: int = command.run(args)
+    assert command is not None and name is not None
+    with _missing_packages_named(name):
+        status: int = command.run(args)
     return status
 
 
 def _import_command(name: str) -> ModuleType:
     """The command's module. Raises UserError with the fix if it cannot run."""
+    if name != "env":
+        importlib.import_module("fusedops.cli.env").require_usable(name)
+    return importlib.import_module(f"fusedops.cli.{name}")
+
+
+@contextmanager
+def _missing_packages_named(command: str) -> Iterator[None]:
+    """Turns the failed import of another package into a UserError with the fix."""
     try:
-        if name != "env":
-            importlib.import_module("fusedops.cli.env").require_usable(name)
-        return importlib.import_module(f"fusedops.cli.{name}")
+        yield
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package in ("", "fusedops"):
             raise
         raise UserError(
             f"needs the package {package!r}, which is not installed; install it: "
-            f"pip install {package} (the extra fusedops[{name}] has all that the command needs)"
+            f"pip install {package} (the extra fusedops[{command}] has all that the command needs)"
         ) from error

@@ -35,6 +35,10 @@ from fusedops.cli.problems import (
 
 PACKAGE = Path(__file__).parents[1]
 
+#: What keeps a command from running, if not all that keeps a model from being compiled. `check`
+#: reports the rest itself.
+FATAL_TO = {"explain": FATAL_TO_CAPTURING, "check": FATAL}
+
 # The keys under which an operator can be registered, in the dispatcher's order.
 DISPATCH_KEYS = (
     "FuncTorchBatched",
@@ -71,8 +75,7 @@ def require_usable(command: str) -> None:
     """Raises UserError with the fix if `command` cannot run."""
     needed = ("package", "operators", "system", "settings", "compile")
     report = {name: _guarded(PROBES[name]) for name in needed}
-    checks = FATAL_TO_CAPTURING if command == "explain" else FATAL_TO_COMPILING
-    for problem in find_problems(report, checks):
+    for problem in find_problems(report, FATAL_TO.get(command, FATAL_TO_COMPILING)):
         raise UserError(
             f"{problem.what}; fix: {problem.fix}; for the full report run: python -m fusedops env"
         )

@@ -10,9 +10,9 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -31,6 +31,7 @@ except ImportError as error:
 #: The first opset with RMSNormalization, which ONNX Runtime 1.31 runs.
 OPSET = 23
 _OLDEST = 18  # has all other operators that are used
+_END = 2**63 - 1  # of a Slice up to the end
 
 #: Its annotations are for the values of a script; here it is called with those of a graph.
 op: Any = opset18
@@ -41,8 +42,8 @@ def translation_table(opset_version: int = OPSET) -> dict[Callable[..., Any], Ca
     """The translations of our ops for `torch.onnx.export(program, dynamo=True,
     custom_translation_table=...)`.
 
-    Softmaxes, masked or not, and norms, with or without a residual, are translated. Backward ops,
-    in-place ops and ops with ``out`` are not.
+    Every op is translated, with its variants that have no derivative or leave out statistics, but
+    for backward ops, in-place ops and ops with ``out``.
 
     Args:
         opset_version: the one passed to `torch.onnx.export`, at least 18. Below 23, which has no
@@ -65,18 +66,25 @@ def translation_table(opset_version: int = OPSET) -> dict[Callable[..., Any], Ca
             f"opset_version is {opset_version}, wanted at most {onnx_opset_version()}, the newest "
             "that the installed onnx knows; pass that, or install a newer onnx"
         )
-    translations: dict[str, Callable[..., Any]] = {
-        "softmax": _softmax,
-        "log_softmax": _log_softmax,
-        "masked_softmax": _masked_softmax,
-        "masked_softmax_dropout": _refuse_dropout,
-        "layer_norm": _layer_norm,
-        "std_norm": _std_norm,
-        "l2_norm": _l2_norm,
-        "add_layer_norm": _add_layer_norm,
+    ops, public = torch.ops.fusedops, _PUBLIC | _rms_norms(opset_version)
+    same = {f"_{name}": f for name, f in public.items() if hasattr(ops, f"_{name}")}
+    without_statistics = {
+        f"_{name}_output": _first_of(f)
+        for name, f in public.items()
+        if hasattr(ops, f"_{name}_output")
     }
-    translations |= _rms_norms(opset_version)
-    return {getattr(torch.ops.fusedops, name).default: f for name, f in translations.items()}
+    translations = public | same | without_statistics | _inference_variants(public)
+    return {getattr(ops, name).default: f for name, f in translations.items()}
+
+
+def _first_of(translation: Callable[..., Any]) -> Callable[..., Any]:
+    """The translation of a variant that has the first result alone."""
+
+    @functools.wraps(translation)  # torch reads the names of its arguments
+    def first(*args: Any, **kwargs: Any) -> Value:
+        return translation(*args, **kwargs)[0]
+
+    return first
 
 
 def export(
@@ -190,6 +198,34 @@ def _along(operator: Callable[..., Any], input: Value, dim: int, result: ir.Data
     return _convert(op.Squeeze(output, [0]) if is_scalar else output, computed, result)
 
 
+def _softmax_stats(input: Value, dim: int) -> tuple[Value, Value]:
+    x = _convert(input, input.dtype, _arithmetic(input.dtype))
+    dims = [dim] if len(input.shape) else None  # a scalar has none to reduce over
+    largest = op.ReduceMax(x, dims, keepdims=1)
+    return largest, op.ReduceSum(op.Exp(op.Sub(x, largest)), dims, keepdims=1)
+
+
+def _softmax_apply(
+    input: Value, max: Value, sum: Value, dim: int, dtype: ir.DataType | None = None
+) -> Value:
+    computed = _arithmetic(input.dtype)
+    x = _convert(input, input.dtype, computed)
+    output = op.Div(op.Exp(op.Sub(x, max)), sum)
+    return _convert(output, computed, _result_dtype(input, dtype))
+
+
+def _stack(values: Sequence[Value], dim: int) -> Value:
+    return op.Concat(*(op.Unsqueeze(value, [dim]) for value in values), axis=dim)
+
+
+def _stack_softmax(inputs: Sequence[Value], dim: int, stack_dim: int) -> Value:
+    return _stack([_softmax(input, dim) for input in inputs], stack_dim)
+
+
+def _stack_log_softmax(inputs: Sequence[Value], dim: int, stack_dim: int) -> Value:
+    return _stack([_log_softmax(input, dim) for input in inputs], stack_dim)
+
+
 def _masked_softmax(
     input: Value,
     mask: Value | None,
@@ -206,6 +242,27 @@ def _masked_softmax(
     sinks: Value | None = None,
     softcap: float | None = None,
 ) -> Value:
+    settings = dtype, diagonal, zero_masked_rows, lower_diagonal, start, end, sinks, softcap
+    return _masked_softmax_and_sinks(input, mask, scale, causal, mask_value, bias, *settings)[0]
+
+
+def _masked_softmax_and_sinks(
+    input: Value,
+    mask: Value | None,
+    scale: float,
+    causal: bool,
+    mask_value: float | None,
+    bias: Value | None,
+    dtype: ir.DataType | None,
+    diagonal: int | Value,
+    zero_masked_rows: bool,
+    lower_diagonal: int | Value | None,
+    start: Value | None,
+    end: Value | None,
+    sinks: Value | None,
+    softcap: float | None,
+) -> tuple[Value, Value | None]:
+    """The probabilities, and those of the sinks if there are any."""
     result = _result_dtype(input, dtype)
     computed = _arithmetic(result)
     hides = mask is not None and mask.dtype == ir.DataType.BOOL
@@ -221,20 +278,22 @@ def _masked_softmax(
     visible = _visible(input, mask if hides else None, (lower_diagonal, upper), (start, end))
     value = -math.inf if mask_value is None else mask_value
     masked = scores if visible is None else op.Where(visible, scores, _like(value, scores))
-    output = _softmax_beside(masked, sinks, computed)
+    output, of_sinks = _softmax_beside(masked, sinks, computed)
     if zero_masked_rows:
         output = op.Where(_has_visible_column(scores, visible), output, _like(0.0, output))
-    return _convert(output, computed, result)
+    return _convert(output, computed, result), of_sinks
 
 
-def _softmax_beside(scores: Value, sinks: Value | None, computed: ir.DataType) -> Value:
-    """The softmax with the sinks as one more column, which is left out."""
+def _softmax_beside(
+    scores: Value, sinks: Value | None, computed: ir.DataType
+) -> tuple[Value, Value | None]:
+    """The softmax with the sinks as one more column, which is apart from the others."""
     if sinks is None:
-        return op.Softmax(scores, axis=-1)
+        return op.Softmax(scores, axis=-1), None
     column = op.Unsqueeze(_convert(sinks, sinks.dtype, computed), [-1])
     shape = op.Concat(op.Shape(scores, end=-1), op.Constant(value_ints=[1]), axis=0)
-    both = op.Concat(scores, op.Expand(column, shape), axis=-1)
-    return op.Slice(op.Softmax(both, axis=-1), [0], [-1], [-1])
+    both = op.Softmax(op.Concat(scores, op.Expand(column, shape), axis=-1), axis=-1)
+    return op.Slice(both, [0], [-1], [-1]), op.Squeeze(op.Slice(both, [-1], [_END], [-1]), [-1])
 
 
 def _visible(
@@ -282,11 +341,68 @@ def _has_visible_column(scores: Value, visible: Value | None) -> Value:
     return op.Cast(any_finite, to=ir.DataType.BOOL)
 
 
-def _refuse_dropout(*args: Any, **kwargs: Any) -> NoReturn:
-    raise RuntimeError(
-        "fusedops: ONNX has no dropout with fusedops' random numbers; export the model in eval "
-        "mode, after model.eval()"
+def _masked_softmax_dropout(
+    input: Value,
+    mask: Value | None,
+    scale: float,
+    causal: bool,
+    mask_value: float | None,
+    p: float,
+    seed: Value | None,
+    bias: Value | None = None,
+    dtype: ir.DataType | None = None,
+    diagonal: int | Value = 0,
+    zero_masked_rows: bool = False,
+    lower_diagonal: int | Value | None = None,
+    start: Value | None = None,
+    end: Value | None = None,
+    sinks: Value | None = None,
+    softcap: float | None = None,
+) -> tuple[Value, Value]:
+    _refuse_dropout(p)
+    settings = dtype, diagonal, zero_masked_rows, lower_diagonal, start, end, sinks, softcap
+    output = _masked_softmax(input, mask, scale, causal, mask_value, bias, *settings)
+    return output, output
+
+
+def _masked_softmax_sinks(
+    input: Value,
+    mask: Value | None,
+    scale: float,
+    causal: bool,
+    mask_value: float | None,
+    p: float,
+    seed: Value | None,
+    bias: Value | None,
+    dtype: ir.DataType | None,
+    diagonal: int | Value,
+    zero_masked_rows: bool,
+    lower_diagonal: int | Value | None,
+    start: Value | None,
+    end: Value | None,
+    sinks: Value,
+    softcap: float | None = None,
+) -> tuple[Value, Value, Value | None]:
+    _refuse_dropout(p)
+    settings = dtype, diagonal, zero_masked_rows, lower_diagonal, start, end, sinks, softcap
+    output, of_sinks = _masked_softmax_and_sinks(
+        input, mask, scale, causal, mask_value, bias, *settings
     )
+    # The second result is empty without a seed, and otherwise what the first had before dropout.
+    return output, _nothing(output) if seed is None else output, of_sinks
+
+
+def _nothing(like: Value) -> Value:
+    """A tensor without elements, in the dtype of another."""
+    return op.CastLike(op.Constant(value=ir.tensor([], ir.DataType.FLOAT)), like)
+
+
+def _refuse_dropout(p: float) -> None:
+    if p > 0:
+        raise RuntimeError(
+            "fusedops: ONNX has no dropout with fusedops' random numbers; export the model in eval "
+            "mode, after model.eval()"
+        )
 
 
 # --- norms --------------------------------------------------------------------------------------
@@ -360,10 +476,71 @@ def _l2_norm(
     return _convert(output, computed, dtype), op.Reciprocal(norm)
 
 
+def _spatial_layer_norm(
+    input: Value, dim: int, weight: Value | None, bias: Value | None, eps: float
+) -> tuple[Value, Value, Value]:
+    """Decomposed, because LayerNormalization takes the last dimensions only."""
+    x, dims = _convert(input, input.dtype, _arithmetic(input.dtype)), _spatial_dims(input, dim)
+    mean = op.ReduceMean(x, dims, keepdims=1)
+    centred = op.Sub(x, mean)
+    rstd = _root_of_mean_square(centred, dims, eps)
+    output = _with_parameters(op.Mul(centred, rstd), input, dim, weight, bias)
+    return output, mean, rstd
+
+
+def _spatial_rms_norm(
+    input: Value, dim: int, weight: Value | None, eps: float
+) -> tuple[Value, Value]:
+    x, dims = _convert(input, input.dtype, _arithmetic(input.dtype)), _spatial_dims(input, dim)
+    rstd = _root_of_mean_square(x, dims, eps)
+    return _with_parameters(op.Mul(x, rstd), input, dim, weight, None), rstd
+
+
+def _spatial_dims(input: Value, dim: int) -> list[int] | None:
+    """What is reduced over; a scalar has no dimension."""
+    return [dim] if len(input.shape) else None
+
+
+def _root_of_mean_square(x: Value, dims: list[int] | None, eps: float) -> Value:
+    """The reciprocal of the root of the mean square plus eps."""
+    mean_square = op.ReduceMean(op.Mul(x, x), dims, keepdims=1)
+    return op.Reciprocal(op.Sqrt(op.Add(mean_square, _like(eps, x))))
+
+
+def _with_parameters(
+    normalized: Value, input: Value, dim: int, weight: Value | None, bias: Value | None
+) -> Value:
+    """The result of a norm over ``dim``, which has a weight and a bias for each of its indices."""
+    computed, rank = _arithmetic(input.dtype), len(input.shape)
+    after = list(range(1, rank - dim % max(rank, 1)))  # the dimensions after `dim`
+    output = normalized
+    for parameter, apply in ((weight, op.Mul), (bias, op.Add)):
+        if parameter is not None:
+            own = _convert(parameter, parameter.dtype, computed)
+            output = apply(output, op.Unsqueeze(own, after) if rank else op.Squeeze(own, [0]))
+    return _convert(output, computed, input.dtype)
+
+
+def _stack_layer_norm(
+    inputs: Sequence[Value],
+    normalized_shape: Sequence[Any],
+    weights: Sequence[Value],
+    biases: Sequence[Value],
+    eps: float,
+    stack_dim: int,
+) -> tuple[Value, Value, Value]:
+    none = [None] * len(inputs)
+    results = [
+        _layer_norm(input, normalized_shape, weight, bias, eps)
+        for input, weight, bias in zip(inputs, weights or none, biases or none, strict=True)
+    ]
+    outputs, means, rstds = zip(*results, strict=True)
+    return _stack(outputs, stack_dim), _stack(means, 0), _stack(rstds, 0)
+
+
 def _sum(input: Value, residual: Value, p: float) -> tuple[Value, ir.DataType]:
     """The sum and its dtype."""
-    if p > 0:
-        _refuse_dropout()
+    _refuse_dropout(p)
     dtype = _promoted(input.dtype, residual.dtype)
     computed = _arithmetic(dtype)
     terms = (_convert(term, term.dtype, computed) for term in (input, residual))
@@ -433,8 +610,7 @@ def _rms_norm_of(
 ) -> tuple[Value, Value]:
     computed = _arithmetic(dtype)
     x = _convert(input, dtype, computed)
-    mean_square = op.ReduceMean(op.Mul(x, x), list(range(-rank, 0)), keepdims=1)
-    rstd = op.Reciprocal(op.Sqrt(op.Add(mean_square, _like(eps, x))))
+    rstd = _root_of_mean_square(x, list(range(-rank, 0)), eps)
     ones = _ones(x, rank)
     weight = ones if weight is None else _convert(weight, weight.dtype, computed)
     weight = op.Add(weight, _like(weight_offset, x)) if weight_offset else weight
@@ -451,3 +627,68 @@ def _rms_operator(x: Value, rstd: Value, weight: Value, rank: int, eps: float) -
 
 def _rms_decomposed(x: Value, rstd: Value, weight: Value, rank: int, eps: float) -> Value:
     return op.Mul(op.Mul(x, rstd), weight)
+
+
+# --- tables -------------------------------------------------------------------------------------
+
+#: The translations that are the same in every opset, by the names of the public ops.
+_PUBLIC: dict[str, Callable[..., Any]] = {
+    "softmax": _softmax,
+    "log_softmax": _log_softmax,
+    "softmax_stats": _softmax_stats,
+    "softmax_apply": _softmax_apply,
+    "stack_softmax": _stack_softmax,
+    "stack_log_softmax": _stack_log_softmax,
+    "stack_layer_norm": _stack_layer_norm,
+    "masked_softmax": _masked_softmax,
+    "masked_softmax_dropout": _masked_softmax_dropout,
+    "masked_softmax_sinks": _masked_softmax_sinks,
+    "layer_norm": _layer_norm,
+    "std_norm": _std_norm,
+    "l2_norm": _l2_norm,
+    "spatial_layer_norm": _spatial_layer_norm,
+    "spatial_rms_norm": _spatial_rms_norm,
+    "add_layer_norm": _add_layer_norm,
+}
+
+
+def _inference_variants(public: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+    """The translations of the variants whose arguments differ from those of the public op, too:
+    they say whether the sum is wanted. It is computed in any case."""
+
+    def add_layer_norm(
+        input: Value,
+        residual: Value,
+        normalized_shape: Sequence[Any],
+        weight: Value | None,
+        bias: Value | None,
+        eps: float,
+        wants_sum: bool,
+        p: float = 0.0,
+        seed: Value | None = None,
+    ) -> tuple[Value, Value]:
+        arguments = input, residual, normalized_shape, weight, bias, eps, p
+        output, total, *_ = public["add_layer_norm"](*arguments)
+        return output, total
+
+    def add_rms_norm(
+        input: Value,
+        residual: Value,
+        normalized_shape: Sequence[Any],
+        weight: Value | None,
+        eps: float,
+        wants_sum: bool,
+        weight_offset: float = 0.0,
+        rounds_normalized: bool = False,
+        p: float = 0.0,
+        seed: Value | None = None,
+    ) -> tuple[Value, Value]:
+        arguments = input, residual, normalized_shape, weight, eps, weight_offset
+        output, total, _ = public["add_rms_norm"](*arguments, rounds_normalized, p)
+        return output, total
+
+    return {
+        "_masked_softmax_dropout": _first_of(public["masked_softmax_dropout"]),
+        "_add_layer_norm": add_layer_norm,
+        "_add_rms_norm": add_rms_norm,
+    }

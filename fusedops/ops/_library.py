@@ -70,7 +70,7 @@ def _load(path: Path) -> None:
 
 
 def _check_version(path: Path) -> None:
-    version = _version_of(path)
+    version = version_of(path)
     if version != _VERSION:
         raise ImportError(
             f"fusedops: {path} is of version {version}, but the Python files are of version "
@@ -78,7 +78,8 @@ def _check_version(path: Path) -> None:
         )
 
 
-def _version_of(path: Path) -> str:
+def version_of(path: Path) -> str:
+    """The version that a library was built as; "unknown" if it does not tell."""
     version = getattr(ctypes.CDLL(str(path)), "fusedops_version", None)
     if version is None:
         return "unknown"

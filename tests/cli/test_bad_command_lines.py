@@ -20,7 +20,9 @@ import torch
 pytest.importorskip("rich", reason="needs the extra fusedops[bench]")
 pytest.importorskip("pandas", reason="needs the extra fusedops[bench]")
 
-from fusedops.cli import bench, env, options, tune
+from fusedops.cli import env, options
+from fusedops.cli.bench import command as bench
+from fusedops.cli.tune import command as tune
 
 HUGE = "9" * 5000
 
@@ -95,10 +97,10 @@ COMMAND = "COMMAND"
 NO_COMMAND = [
     ([], USAGE, COMMAND),
     ([""], USAGE, COMMAND),
-    (["bogus"], USAGE, "'bogus' .*'env', 'bench', 'tune', 'demo', 'explain'"),
+    (["bogus"], USAGE, "'bogus' .*'env', 'check', 'bench', 'tune', 'demo', 'explain'"),
     (["ENV"], USAGE, "'ENV' "),
     (["--quick"], USAGE, COMMAND),
-    (["--version"], USAGE, COMMAND),
+    (["--version=2"], USAGE, "--version: ignored explicit argument '2'"),
     (["--"], USAGE, COMMAND),
     (["--", "env"], USAGE, COMMAND),
     (["-1", "env"], USAGE, "COMMAND|-1"),
@@ -109,6 +111,10 @@ NO_COMMAND = [
     (["env", "--json=yes"], USAGE, "--json"),
     (["env", "--jason"], USAGE, "unrecognized arguments: --jason"),
     (["env", "-j"], USAGE, "unrecognized arguments: -j"),
+    (["check", "softmax"], USAGE, "unrecognized arguments: softmax"),
+    (["check", "--quick"], USAGE, "unrecognized arguments: --quick"),
+    (["check", "--json=yes"], USAGE, "--json"),
+    (["check", "--jso", "report.json"], USAGE, "unrecognized arguments: report.json"),
     (["demo", "--quick"], USAGE, "unrecognized arguments: --quick"),
     (["demo", "sentence"], USAGE, "unrecognized arguments: sentence"),
     (["demo", ""], USAGE, "unrecognized arguments"),

@@ -22,8 +22,9 @@ pytest.importorskip("pandas", reason="needs the extra fusedops[bench]")
 
 from rich.console import Console
 
-from fusedops.cli import bench, options, timing
+from fusedops.cli import options, timing
 from fusedops.cli.bench import arguments, cases, measurement, report
+from fusedops.cli.bench import command as bench
 from fusedops.cli.bench.operators import OPERATORS
 from fusedops.cli.errors import UserError
 
@@ -41,7 +42,7 @@ def case(op="softmax", direction="forward", dtype=torch.float32, shape=(8, 16)) 
 
 def parsed(command: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    bench.add_arguments(parser)
+    arguments.add_arguments(parser)
     return parser.parse_args(command.split())
 
 

@@ -14,14 +14,13 @@ import torch
 pytest.importorskip("rich", reason="needs the extra fusedops[bench]")
 pytest.importorskip("pandas", reason="needs the extra fusedops[bench]")
 
-from fusedops.cli import bench
 from fusedops.cli.bench import arguments, host
 from fusedops.cli.errors import UsageError
 
 
 def parsed(command: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    bench.add_arguments(parser)
+    arguments.add_arguments(parser)
     return parser.parse_args(command.split())
 
 

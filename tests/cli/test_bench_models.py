@@ -20,8 +20,9 @@ pytest.importorskip("pandas", reason="needs the extra fusedops[bench]")
 
 from rich.console import Console
 
-from fusedops.cli import bench
+from fusedops.cli.bench import command as bench
 from fusedops.cli.bench import models, peers, report, sites
+from fusedops.cli.bench.arguments import add_arguments
 from fusedops.cli.bench.zoo import MODELS, TINY
 from fusedops.cli.bench.zoo.model import Model
 from fusedops.cli.errors import UserError
@@ -47,7 +48,7 @@ def step_time(this=None, speedup=1.5, **changes) -> models.StepTime:
 
 def parsed(command: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    bench.add_arguments(parser)
+    add_arguments(parser)
     return parser.parse_args(command.split())
 
 

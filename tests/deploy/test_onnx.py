@@ -16,6 +16,7 @@ from torch import nn
 
 import fusedops
 from fusedops.integrations import onnx
+from fusedops.ops import _library
 
 ops = torch.ops.fusedops
 INF = math.inf
@@ -99,8 +100,92 @@ OPS = {
     ),
     "add_rms_norm": lambda x, r, w, *_: ops.add_rms_norm(x, r, [8], w, 1e-6),
     "add_rms_norm, two dtypes": lambda x, r, w, *_: ops.add_rms_norm(x.float(), r, [8], w, 1e-6),
+    "softmax_stats": lambda x, *_: ops.softmax_stats(x, 1),
+    "softmax_stats of a scalar": lambda x, *_: ops.softmax_stats(x[0, 0, 0, 0], 0),
+    "softmax_apply": lambda x, *_: ops.softmax_apply(x, *ops.softmax_stats(x, -1), -1),
+    "stack_softmax": lambda x, r, *_: ops.stack_softmax([x, r, x], -1, 1),
+    "stack_softmax at the end": lambda x, r, *_: ops.stack_softmax([x, r], 0, -1),
+    "stack_log_softmax": lambda x, r, *_: ops.stack_log_softmax([x, r], 1, 0),
+    "stack_layer_norm": lambda x, r, w, b, *_: ops.stack_layer_norm(
+        [x, r], [8], [w, b], [b, w], 1e-5, 2
+    ),
+    "stack_layer_norm, no weights": lambda x, r, *_: ops.stack_layer_norm(
+        [x, r], [5, 8], [], [], 1e-5, -1
+    ),
+    "masked_softmax_dropout of 0": lambda x, r, w, b, m, f, s: ops.masked_softmax_dropout(
+        x, m, 0.5, True, None, 0.0, torch.tensor(3), s
+    ),
+    "masked_softmax_sinks": lambda x, r, w, b, m, f, s: ops.masked_softmax_sinks(
+        x, m, 0.5, True, None, 0.0, None, s, None, 0, False, None, None, None, w[:5], 2.0
+    ),
+    "spatial_layer_norm": lambda x, r, w, b, *_: ops.spatial_layer_norm(x, 1, w[:3], b[:3], 1e-6),
+    "spatial_layer_norm, last": lambda x, r, w, b, *_: ops.spatial_layer_norm(x, -1, w, b, 1e-6),
+    "spatial_layer_norm of a scalar": lambda x, r, w, *_: ops.spatial_layer_norm(
+        x[0, 0, 0, 0], 0, w[:1], None, 1e-6
+    ),
+    "spatial_rms_norm": lambda x, r, w, *_: ops.spatial_rms_norm(x, -2, w[:5], 1e-6),
+    "spatial_rms_norm, no weight": lambda x, *_: ops.spatial_rms_norm(x, 0, None, 1e-6),
     "add_rms_norm, llama": lambda x, r, w, *_: ops.add_rms_norm(x, r, [8], w, 1e-6, 0.0, True),
 }
+
+
+#: The variants without a derivative, with the public op's arguments unless given here.
+VARIANTS = {
+    "_softmax": lambda x, *_: ops._softmax(x, 1),
+    "_log_softmax": lambda x, *_: ops._log_softmax(x, -1, torch.float32),
+    "_masked_softmax": lambda x, r, w, b, m, f, s: ops._masked_softmax(x, m, 0.5, True, None, s),
+    "_masked_softmax_sinks": lambda x, r, w, b, m, f, s: ops._masked_softmax_sinks(
+        x, m, 0.5, True, None, 0.0, None, s, None, 0, False, None, None, None, w[:5], 2.0
+    ),
+    "_masked_softmax_dropout": lambda x, r, w, b, m, *_: ops._masked_softmax_dropout(
+        x, m, 0.5, True, None, 0.0, torch.tensor(3)
+    ),
+    "_stack_softmax": lambda x, r, *_: ops._stack_softmax([x, r], -1, 0),
+    "_stack_log_softmax": lambda x, r, *_: ops._stack_log_softmax([x, r], -1, 0),
+    "_stack_layer_norm": lambda x, r, w, b, *_: ops._stack_layer_norm(
+        [x, r], [8], [w, b], [b, w], 1e-5, 0
+    ),
+    "_layer_norm": lambda x, r, w, b, *_: ops._layer_norm(x, [8], w, b, 1e-5),
+    "_std_norm": lambda x, r, w, b, *_: ops._std_norm(x, [8], w, b, 1e-5),
+    "_rms_norm": lambda x, r, w, *_: ops._rms_norm(x, [8], w, 1e-6, 1.0),
+    "_l2_norm": lambda x, r, w, *_: ops._l2_norm(x, [8], w, 1e-6),
+    "_spatial_layer_norm": lambda x, r, w, b, *_: ops._spatial_layer_norm(x, 1, w[:3], b[:3], 1e-6),
+    "_spatial_rms_norm": lambda x, r, w, *_: ops._spatial_rms_norm(x, 1, w[:3], 1e-6),
+    "_layer_norm_output": lambda x, r, w, b, *_: ops._layer_norm_output(x, [8], w, b, 1e-5),
+    "_std_norm_output": lambda x, r, w, b, *_: ops._std_norm_output(x, [8], w, b, 1e-5),
+    "_rms_norm_output": lambda x, r, w, *_: ops._rms_norm_output(x, [8], w, 1e-6, 1.0),
+    "_l2_norm_output": lambda x, r, w, *_: ops._l2_norm_output(x, [8], w, 1e-6),
+    "_spatial_layer_norm_output": lambda x, r, w, b, *_: ops._spatial_layer_norm_output(
+        x, 1, w[:3], b[:3], 1e-6
+    ),
+    "_spatial_rms_norm_output": lambda x, r, w, *_: ops._spatial_rms_norm_output(x, 1, w[:3], 1e-6),
+    "_add_layer_norm": lambda x, r, w, b, *_: ops._add_layer_norm(x, r, [8], w, b, 1e-5, True),
+    "_add_rms_norm": lambda x, r, w, *_: ops._add_rms_norm(x, r, [8], w, 1e-6, True, 1.0),
+}
+OPS |= VARIANTS
+
+
+def is_of_inference(op):
+    """Whether a rewritten or exported program for inference can call an op: it returns new tensors,
+    and is no derivative."""
+    schema = getattr(ops, op).default._schema
+    return not schema.is_mutable and "_backward" not in op
+
+
+INFERENCE_OPS = sorted(filter(is_of_inference, _library.OPS))
+
+
+@pytest.mark.parametrize("opset_version", range(18, 24))
+def test_every_op_that_an_inference_graph_can_call_has_a_translation(opset_version):
+    table = onnx.translation_table(opset_version)
+    assert len(INFERENCE_OPS) > 30
+    assert [op for op in INFERENCE_OPS if getattr(ops, op).default not in table] == []
+
+
+def test_every_one_of_them_is_compared_with_onnx_runtime():
+    exported = torch.export.export(Calls(OPS), make_inputs(torch.float32))
+    called = {node.target for node in exported.graph.nodes}
+    assert [op for op in INFERENCE_OPS if getattr(ops, op).default not in called] == []
 
 
 def make_inputs(dtype):
@@ -138,6 +223,22 @@ def test_an_op_gives_the_same_in_onnx_runtime(name, computed):
     for actual, expected in mine:
         rtol = atol = tolerance(expected)
         torch.testing.assert_close(actual, expected, rtol=rtol, atol=atol, equal_nan=True)
+
+
+@pytest.mark.parametrize("opset_version", range(18, 23))
+def test_every_op_gives_the_same_in_older_opsets(opset_version):
+    inputs, model = make_inputs(torch.float32), Calls(OPS)
+    program, results = outputs(model, inputs, opset_version=opset_version)
+    assert program.model.opset_imports[""] == opset_version
+    for (name, expected), actual in zip(model(*inputs).items(), results, strict=True):
+        torch.testing.assert_close(
+            actual,
+            expected,
+            rtol=1e-6,
+            atol=1e-6,
+            equal_nan=True,
+            msg=lambda m, n=name: f"{n}: {m}",
+        )
 
 
 def counts(program):

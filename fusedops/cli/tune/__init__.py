@@ -7,35 +7,12 @@ user's cache, one file for each number of threads, or to the file given by --out
 from __future__ import annotations
 
 import argparse
-import csv
-import io
-import re
-import sys
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass, field, replace
-from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fusedops.cli import options
-from fusedops.cli.bench import keep_freed_memory
-from fusedops.cli.env import PACKAGE, describe_machine
-from fusedops.cli.errors import UsageError, UserError, describe, one_line
-from fusedops.cli.files import check_writable, write_atomically
-from fusedops.cli.tune.graphs import Graph, all_graphs
-from fusedops.cli.tune.measurement import compile_ahead, measure
-from fusedops.graph.policy import costs
-from fusedops.graph.policy.machine import Machine, count_of, here
 
 BUDGET = 160
-#: The share of the budget for compiling ahead.
-COMPILING = 0.65
-#: The time that waking threads may take.
-WAKING_MS = 0.1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,176 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-@dataclass
-class Measured:
-    """The results of a run.
-
-    costs: the lines of the table, for each compiled graph.
-    disturbed: the number of sizes whose times other programs disturbed.
-    late: the graphs for which there was no time.
-    failed: the graphs that could not be compiled or run.
-    """
-
-    costs: dict[Graph, list[costs.Cost]] = field(default_factory=dict)
-    disturbed: int = 0
-    late: list[Graph] = field(default_factory=list)
-    failed: list[Graph] = field(default_factory=list)
-
-
 def run(args: argparse.Namespace) -> int:
     """Measures, and writes the tables; returns 1 if a graph could not be measured."""
-    start = time.monotonic()
-    machines = _machines(args)
-    files = _files(args.output, machines)
-    if args.device.type == "cpu":
-        keep_freed_memory()
-    console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
-    console.print(f"{describe_machine()}, device {args.device}")
-    graphs = all_graphs(str(args.device), [machine.threads for machine in machines])
-    measured = measure_all(graphs, start, args.budget)
-    for file, those in files.items():
-        if content := as_csv(measured, those):
-            write_atomically(file, content.encode())
-            console.print(f"written to {file}", soft_wrap=True)
-    for line in _summary(measured):
-        console.print(line, soft_wrap=True)
-    return 1 if measured.failed else 0
+    from fusedops.cli.tune import command  # needs the extra, which --help does not
 
-
-def _machines(args: argparse.Namespace) -> list[Machine]:
-    """This machine, once with each number of threads."""
-    if args.device.type != "cpu":
-        if args.threads:
-            raise UsageError("--threads: only with --device cpu; a GPU has its own")
-        return [here(args.device)]
-    counts = dict.fromkeys(args.threads or [1, torch.get_num_threads()])
-    return [replace(here(args.device), threads=count) for count in counts]
-
-
-def _files(output: Path | None, machines: Sequence[Machine]) -> dict[Path, list[Machine]]:
-    """The file for each machine's table. Raises UserError if it cannot be written."""
-    if output:
-        return {output: [*machines]}
-    folder = costs.user_folder()
-    if folder is None:
-        raise UserError("you have no home folder for a cache; set FUSEDOPS_CACHE_DIR, or --output")
-    files = {folder / f"{_slug(machine)}.csv": [machine] for machine in machines}
-    for file in files:
-        try:
-            check_writable(file)
-        except OSError as error:
-            raise UserError(
-                f"{file} cannot be written: {error.strerror}; set FUSEDOPS_CACHE_DIR to a folder "
-                "that can, or name a file with --output"
-            ) from error
-    return files
-
-
-def _slug(machine: Machine) -> str:
-    """The name of a machine's file."""
-    name = f"{machine.device} {machine.processor} {machine.isa} {count_of(machine.threads)}"
-    return re.sub(r"[^a-z0-9.]+", "-", f"{name} torch {machine.torch}".lower())
-
-
-def measure_all(graphs: Sequence[Graph], start: float, budget: float) -> Measured:
-    """Compiles ahead for a part of the budget, then times the graphs in order until it is spent."""
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(
-        *columns, TextColumn("{task.description}"), console=Console(stderr=True), auto_refresh=False
-    ) as progress:
-        if graphs[0].device == "cpu":  # CUDA does not work in a forked process
-            ahead = compile_ahead(graphs, start + COMPILING * budget)
-            for _ in _shown(progress, "compiling", ahead, len(graphs)):
-                pass
-        return _timed(progress, graphs, start + budget)
-
-
-def _shown(progress: Progress, what: str, graphs: Iterator[Graph], total: int) -> Iterator[Graph]:
-    task = progress.add_task(what, total=total)
-    for graph in graphs:
-        progress.update(task, advance=1, description=escape(f"{what} {graph}"), refresh=True)
-        yield graph
-
-
-def _timed(progress: Progress, graphs: Sequence[Graph], deadline: float) -> Measured:
-    """Times the graphs until the deadline, but at least one. A graph that fails is reported, and
-    the others are still timed."""
-    measured = Measured()
-    for graph in _shown(progress, "timing", iter(graphs), len(graphs)):
-        if measured.costs and time.monotonic() > deadline:
-            measured.late.append(graph)
-            continue
-        try:
-            measured.costs[graph] = _plausible(graph, measure(graph), measured)
-            measured.disturbed += len(graph.rows) - len(measured.costs[graph])
-        except Exception as error:
-            measured.failed.append(graph)
-            print(one_line(f"{graph} is left out: {describe(error)}"), file=sys.stderr)
-    if not any(measured.costs.values()):
-        raise UserError("nothing was measured; other programs disturbed it, or see the lines above")
-    return measured
-
-
-def _plausible(graph: Graph, found: Iterable[costs.Cost], measured: Measured) -> list[costs.Cost]:
-    """Drops measurements in which several threads take far longer than one: they have waited for a
-    core that another program used."""
-    single = replace(graph, threads=1, rows=())
-    alone = {
-        (cost.rows, cost.cols): cost
-        for other, those in measured.costs.items()
-        if replace(other, rows=()) == single
-        for cost in those
-    }
-
-    def has_waited(cost: costs.Cost) -> bool:
-        by_one = alone.get((cost.rows, cost.cols), cost)
-        pairs = (cost.inductor, by_one.inductor), (cost.ours, by_one.ours)
-        return any(several > 2 * one + WAKING_MS for several, one in pairs)
-
-    return [cost for cost in found if not has_waited(cost)]
-
-
-def as_csv(measured: Measured, machines: Sequence[Machine]) -> str:
-    """The table of these machines as CSV; empty if nothing was measured on them."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    version = (PACKAGE / "VERSION").read_text().strip()
-    rows = [
-        (*astuple(machine), version, *_case(graph), *_numbers(cost))
-        for machine in machines
-        for graph, found in measured.costs.items()
-        for cost in found
-        if graph.threads == machine.threads
-    ]
-    if not rows:
-        return ""
-    writer.writerows([costs.COLUMNS, *rows])
-    return text.getvalue()
-
-
-def _case(graph: Graph) -> tuple[str, str, str]:
-    return graph.op, graph.mode, str(graph.dtype).removeprefix("torch.")
-
-
-def _numbers(cost: costs.Cost) -> tuple[str | int, ...]:
-    """The numbers of a line, with four significant digits, more than a timing is accurate to."""
-    times = cost.inductor, cost.ours, 1e-6 / cost.ms_per_byte
-    return cost.rows, cost.cols, *(f"{number:.4g}" for number in times)
-
-
-def _summary(measured: Measured) -> Iterator[str]:
-    """How many sizes were measured, on how many fusedops is faster, and what is missing."""
-    found = [cost for each in measured.costs.values() for cost in each]
-    faster = sum(cost.ours < cost.inductor for cost in found)
-    yield f"{len(found)} sizes measured; fusedops is faster than Inductor on {faster} of them"
-    if measured.disturbed:
-        yield (
-            f"left out, for other programs disturbed them: {measured.disturbed} sizes; their "
-            "nearest neighbours count. Run it again when the machine is quiet"
-        )
-    if late := measured.late:
-        yield (
-            f"left out, for the time was up: {len(late)} of {len(late) + len(measured.costs)} "
-            f"graphs, from {late[0]} on; their nearest neighbours count. Run it again, or with a "
-            "larger --budget: what is compiled is kept"
-        )
+    return command.run(args)

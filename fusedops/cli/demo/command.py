@@ -1,10 +1,4 @@
-"""`python -m fusedops demo`: a real sentence encoder in eager, with Inductor and with fusedops.
-
-The weights of all-MiniLM-L6-v2 are in an installed package, so that nothing is downloaded. fusedops
-runs with its defaults, which replace what pays, and with `fuse="always"`, which replaces every site
-that the kernels support. The demo fails if fusedops does not find one of the encoder's sites,
-leaves a site without a reason, or changes the result.
-"""
+"""Compiles the encoder in every way, and checks and compares the results."""
 
 from __future__ import annotations
 
@@ -33,7 +27,7 @@ from transformers import AutoModel, AutoTokenizer
 
 import fusedops
 from fusedops.backend import backend
-from fusedops.cli.demo_sentences import SENTENCES, texts
+from fusedops.cli.demo.sentences import SENTENCES, texts
 from fusedops.cli.env import describe_machine
 from fusedops.cli.timing import Call, WallClock, balanced_orders, interleave, median_ratio
 
@@ -50,10 +44,6 @@ if TYPE_CHECKING:
 
 Encoder = Callable[..., Any]
 Batch = dict[str, Tensor]
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`demo` has no options."""
 
 
 def run(args: argparse.Namespace) -> int:

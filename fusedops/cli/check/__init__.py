@@ -1,0 +1,135 @@
+"""`python -m fusedops check`: tests fusedops on this machine, in less than 20 seconds.
+
+`kernels` compares the operators with float64 and with themselves, `compiler` compiles and exports
+a small model. It needs only torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch.torch_version import TorchVersion
+
+import fusedops
+from fusedops.cli.check.compiler import compilation, exporting
+from fusedops.cli.check.kernels import accuracy, determinism
+from fusedops.cli.check.result import Result
+from fusedops.cli.env import describe_machine, probe_devices, probe_policy
+from fusedops.cli.errors import describe, one_line
+from fusedops.cli.problems import decode_target
+from fusedops.ops import _library
+
+Check = Callable[[], Iterator[Result]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of `check`."""
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs every check; returns 1 if one failed."""
+    machine = describe_machine()
+    sections: dict[str, list[Result]] = {}
+    if not args.json:
+        print(machine)
+    for name, check in chosen_checks().items():
+        sections[name] = _guarded(check)
+        if not args.json:
+            print(f"\n{name}\n{as_text(sections[name])}", flush=True)
+    failed = [result for results in sections.values() for result in results if not result.passed]
+    if args.json:
+        listed = {name: [each._asdict() for each in results] for name, results in sections.items()}
+        print(json.dumps({"machine": machine, "passed": not failed, "checks": listed}, indent=2))
+    else:
+        print(f"\nchecks that FAILED: {len(failed)}" if failed else "\nall checks passed")
+    return 1 if failed else 0
+
+
+def chosen_checks() -> dict[str, Check]:
+    """The checks by section. Those of the kernels run on every kind of device that has any."""
+    has_gpu = torch.cuda.is_available() and _library.has_kernels("cuda")
+    devices = ["cpu", "cuda"] if has_gpu else ["cpu"]
+    checks: dict[str, Check] = {"installation": installation}
+    for device in devices:
+        ulps = "root mean square of the errors in ulps"
+        checks[f"accuracy on {device}: {ulps}"] = partial(accuracy, device)
+        checks[f"determinism on {device}"] = partial(determinism, device)
+    checks['torch.compile(model, backend="fusedops")'] = partial(compilation, "cpu")
+    checks["torch.export"] = partial(exporting, "cpu")
+    return checks
+
+
+def installation() -> Iterator[Result]:
+    """Libraries, instructions, devices and policy tables."""
+    target = decode_target(_library.build_info()["torch_target"])
+    suits = TorchVersion(torch.__version__) >= TorchVersion(target)
+    yield Result("torch", torch.__version__, f"{target} or later", suits)
+    for path in map(Path, _library.loaded_libraries()):
+        yield _version_of(path)
+    if (c_library := _library.LIB_DIR / "libfusedops_c.so").exists():
+        yield _version_of(c_library)
+    yield Result("CUDA kernels", _library.cuda_status())
+    yield Result("instructions", _library.cpu_isa())
+    yield from _gpus()
+    for device, facts in probe_policy().items():
+        if isinstance(facts, str):
+            yield Result(f"policy, {device}", facts)
+        elif "table" in facts:
+            yield Result(f"policy, {device}", f"{facts['table']}: {facts['chosen']}")
+
+
+def _version_of(library: Path) -> Result:
+    found, wanted = _library.version_of(library), fusedops.__version__
+    return Result(library.name, found, wanted, found == wanted)
+
+
+def _gpus() -> Iterator[Result]:
+    """Every GPU that torch can use, which the libraries have to have code for."""
+    facts = probe_devices()
+    gpus = {name: gpu for name, gpu in facts.items() if name.startswith("cuda:")}
+    for name, gpu in gpus.items():
+        code = "code" if gpu["has code"] else "no code"
+        found = f"{gpu['name']}, capability {gpu['capability']}: {code}"
+        yield Result(name, found, "code for it", gpu["has code"])
+    if not gpus:
+        yield Result("GPUs", "none that torch can use")
+
+
+def _guarded(check: Check) -> list[Result]:
+    """The results up to the first error, and the error as one that failed."""
+    results: list[Result] = []
+    try:
+        results.extend(check())
+    except Exception as error:  # the other checks must run
+        results.append(Result("error", one_line(describe(error)), "none", passed=False))
+    return results
+
+
+def as_text(results: list[Result]) -> str:
+    """The results as aligned lines: the name, what was found, and what was wanted."""
+    rows = [(result, _found(result)) for result in results]
+    name_width = max(len(result.name) for result, _ in rows)
+    found_width = max(len(found) for result, found in rows if result.wanted or len(rows) == 1)
+    lines = (
+        f"  {result.name:<{name_width}}  {found:<{found_width}}  {_verdict(result)}"
+        for result, found in rows
+    )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _found(result: Result) -> str:
+    if isinstance(result.found, str):
+        return result.found
+    return "  ".join(f"{dtype} {error:.2f}" for dtype, error in result.found.items())
+
+
+def _verdict(result: Result) -> str:
+    if not result.wanted:
+        return ""
+    return "ok" if result.passed else f"FAILED, wanted {result.wanted}"

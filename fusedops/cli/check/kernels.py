@@ -1,0 +1,245 @@
+"""The operators' errors against float64, and that they give the same bits every time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+import fusedops
+from fusedops import reference
+from fusedops.cli.check.result import Result
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+#: Rows of 1,000, as docs/numerics.md promises errors for; enough of them for several threads.
+ROWS, COLS, EPS, SCALE = 64, 1000, 1e-5, 0.5
+#: Rows that several threads share.
+LONG = (2, 100_000)
+#: Results of 16 bits are computed in float32 and rounded once, to half an ulp.
+ULPS_OF_16_BITS = 0.5
+
+
+class Inputs(NamedTuple):
+    """The inputs of every operator; each takes those that it has."""
+
+    x: Tensor
+    residual: Tensor
+    weight: Tensor
+    bias: Tensor
+    mask: Tensor
+    grad_output: Tensor
+
+    def first_row(self) -> Inputs:
+        """The inputs of the first row alone."""
+        of_rows = ("x", "residual", "mask", "grad_output")
+        return self._replace(**{name: getattr(self, name)[:1] for name in of_rows})
+
+
+class Operator(NamedTuple):
+    """An operator beside its definition.
+
+    leaves: the names of the inputs that it has gradients for.
+    exact: its result in float64, and the gradients of the leaves, from the inputs and the
+        operator's own result, which the backward pass of a softmax starts from.
+    ulps, gradient_ulps: the root mean square of errors that docs/numerics.md allows float32.
+    """
+
+    call: Callable[[Inputs], Tensor]
+    leaves: tuple[str, ...]
+    exact: Callable[[Inputs, Tensor], list[Tensor]]
+    ulps: float
+    gradient_ulps: tuple[float, ...]
+
+
+# --- definitions ----------------------------------------------------------------------------------
+
+
+def _exact_softmax(given: Inputs, output: Tensor) -> list[Tensor]:
+    y, grad = output.double(), given.grad_output.double()
+    dot = (grad * y).sum(-1, keepdim=True)
+    return [reference.softmax(given.x, -1), y * (grad - dot)]
+
+
+def _exact_log_softmax(given: Inputs, output: Tensor) -> list[Tensor]:
+    grad = given.grad_output.double()
+    gradient = grad - output.double().exp() * grad.sum(-1, keepdim=True)
+    return [reference.log_softmax(given.x, -1), gradient]
+
+
+def _exact_masked_softmax(given: Inputs, output: Tensor) -> list[Tensor]:
+    result = reference.masked_softmax(given.x, given.mask, SCALE, diagonal=0)
+    return [result, SCALE * _exact_softmax(given, output)[1]]
+
+
+def _exact_norm(norm: Callable[..., Tensor], given: Inputs, output: Tensor) -> list[Tensor]:
+    names = ("x", "weight", "bias") if norm is reference.layer_norm else ("x", "weight")
+    leaves = [getattr(given, name).detach().double().requires_grad_() for name in names]
+    result = norm(leaves[0], leaves[1].shape, *leaves[1:], eps=EPS)
+    return [result.detach(), *torch.autograd.grad(result, leaves, given.grad_output.double())]
+
+
+def _exact_residual_norm(
+    norm: Callable[..., Tensor], given: Inputs, output: Tensor
+) -> list[Tensor]:
+    """The norm of the sum, which is rounded to the dtype; both terms have its gradient."""
+    total = (given.x.double() + given.residual.double()).to(given.x.dtype)
+    result, gradient, *others = _exact_norm(norm, given._replace(x=total), output)
+    return [result, gradient, gradient, *others]
+
+
+def _masked_softmax(given: Inputs) -> Tensor:
+    return fusedops.masked_softmax(given.x, given.mask, scale=SCALE, causal=True)
+
+
+def _layer_norm(given: Inputs) -> Tensor:
+    return fusedops.layer_norm(given.x, given.weight.shape, given.weight, given.bias, EPS)
+
+
+def _rms_norm(given: Inputs) -> Tensor:
+    return fusedops.rms_norm(given.x, given.weight.shape, given.weight, EPS)
+
+
+def _add_layer_norm(given: Inputs) -> Tensor:
+    parameters = given.weight.shape, given.weight, given.bias, EPS
+    return fusedops.add_layer_norm(given.x, given.residual, *parameters)[0]
+
+
+def _add_rms_norm(given: Inputs) -> Tensor:
+    parameters = given.weight.shape, given.weight, EPS
+    return fusedops.add_rms_norm(given.x, given.residual, *parameters)[0]
+
+
+_LAYER_NORM = partial(_exact_norm, reference.layer_norm)
+_RMS_NORM = partial(_exact_norm, reference.rms_norm)
+_ADD_LAYER_NORM = partial(_exact_residual_norm, reference.layer_norm)
+_ADD_RMS_NORM = partial(_exact_residual_norm, reference.rms_norm)
+_TERMS = ("x", "residual")
+
+OPERATORS = {
+    "softmax": Operator(
+        lambda given: fusedops.softmax(given.x, -1), ("x",), _exact_softmax, 4.0, (1.2,)
+    ),
+    "log_softmax": Operator(
+        lambda given: fusedops.log_softmax(given.x, -1), ("x",), _exact_log_softmax, 1.6, (1.2,)
+    ),
+    "masked_softmax": Operator(_masked_softmax, ("x",), _exact_masked_softmax, 4.0, (1.2,)),
+    "layer_norm": Operator(_layer_norm, ("x", "weight", "bias"), _LAYER_NORM, 2.7, (5.0, 8.0, 4.0)),
+    "rms_norm": Operator(_rms_norm, ("x", "weight"), _RMS_NORM, 2.0, (5.0, 8.0)),
+    "add_layer_norm": Operator(
+        _add_layer_norm, (*_TERMS, "weight", "bias"), _ADD_LAYER_NORM, 2.7, (5.0, 5.0, 8.0, 4.0)
+    ),
+    "add_rms_norm": Operator(
+        _add_rms_norm, (*_TERMS, "weight"), _ADD_RMS_NORM, 2.0, (5.0, 5.0, 8.0)
+    ),
+}
+
+
+# --- checks ---------------------------------------------------------------------------------------
+
+
+def accuracy(device: str) -> Iterator[Result]:
+    """The error of each operator's result and gradients, in every dtype."""
+    given = {dtype: draw(dtype, device) for dtype in DTYPES}
+    for name, operator in OPERATORS.items():
+        errors = {dtype: errors_of(operator, inputs) for dtype, inputs in given.items()}
+        passes = (name, *(f"{name}, gradient of {leaf}" for leaf in operator.leaves))
+        limits = (operator.ulps, *operator.gradient_ulps)
+        for index, (each, limit) in enumerate(zip(passes, limits, strict=True)):
+            found = {dtype: of[index] for dtype, of in errors.items()}
+            passed = all(error <= _limit(dtype, limit) for dtype, error in found.items())
+            yield Result(
+                each,
+                {str(dtype).removeprefix("torch."): error for dtype, error in found.items()},
+                f"at most {limit}; {ULPS_OF_16_BITS} in 16 bits",
+                passed,
+            )
+
+
+def determinism(device: str) -> Iterator[Result]:
+    """Each operator's bits: twice, on other numbers of threads, and in other batches."""
+    threads = max(2, torch.get_num_threads()) if device == "cpu" else None
+    how = f"twice, with 1 and {threads} threads, alone" if threads else "twice, alone"
+    given = [draw(dtype, device) for dtype in DTYPES]
+    given += [draw(dtype, device, *LONG) for dtype in (torch.float32, torch.bfloat16)]
+    for name, operator in OPERATORS.items():
+        same = all(has_same_bits(operator, inputs, threads) for inputs in given)
+        yield Result(f"{name}, {how}", "the same bits" if same else "other bits", "the same", same)
+
+
+def draw(dtype: torch.dtype, device: str, rows: int = ROWS, cols: int = COLS) -> Inputs:
+    """Random inputs, the same in every run."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = [(rows, cols), (rows, cols), (cols,), (cols,), (rows, cols), (rows, cols)]
+    x, residual, weight, bias, chance, grad = (
+        torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes
+    )
+    mask = chance < 1  # hides one column in six
+    mask[:, 0] = True
+    x, residual, weight, bias, grad = (
+        each.to(device, dtype) for each in (x, residual, weight, bias, grad)
+    )
+    return Inputs(x, residual, weight, bias, mask.to(device), grad)
+
+
+def results_of(operator: Operator, given: Inputs) -> list[Tensor]:
+    """The operator's result, and the gradients of its leaves."""
+    leaves = {name: getattr(given, name).detach().requires_grad_() for name in operator.leaves}
+    output = operator.call(given._replace(**leaves))
+    gradients = torch.autograd.grad(output, [*leaves.values()], given.grad_output)
+    return [output.detach(), *gradients]
+
+
+def errors_of(operator: Operator, given: Inputs) -> list[float]:
+    """The root mean square of the errors of the result and of each gradient, in ulps."""
+    found = results_of(operator, given)
+    wanted = operator.exact(given, found[0])
+    return [_error(actual, exact) for actual, exact in zip(found, wanted, strict=True)]
+
+
+def _error(actual: Tensor, exact: Tensor) -> float:
+    """In ulps of the result, or, where the result cancels, of its row's usual value."""
+    usual = exact.square().mean(-1, keepdim=True).sqrt()
+    info = torch.finfo(actual.dtype)
+    magnitude = torch.maximum(exact.abs(), usual).clamp(min=info.smallest_normal)
+    ulp = magnitude.log2().floor().exp2() * info.eps
+    return ((actual.double() - exact) / ulp).square().mean().sqrt().item()
+
+
+def _limit(dtype: torch.dtype, ulps: float) -> float:
+    return ULPS_OF_16_BITS if dtype.itemsize == 2 else ulps
+
+
+def has_same_bits(operator: Operator, given: Inputs, threads: int | None) -> bool:
+    """Whether results do not depend on the run, the number of threads, or the rows beside a row."""
+    with _threads(threads):
+        results = [results_of(operator, given) for _ in range(2)]
+    with _threads(1 if threads else None):
+        results.append(results_of(operator, given))
+        alone = results_of(operator, given.first_row())
+    of_rows = 1 + sum(leaf in _TERMS for leaf in operator.leaves)  # the others are sums over rows
+    first = [result[:1] for result in results[0][:of_rows]]
+    return all(_are_same(results[0], other) for other in results[1:]) and _are_same(
+        first, alone[:of_rows]
+    )
+
+
+def _are_same(some: list[Tensor], others: list[Tensor]) -> bool:
+    return all(
+        torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+        for a, b in zip(some, others, strict=True)
+    )
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    """Runs the operators on so many threads; None leaves the number as it is."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
