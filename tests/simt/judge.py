@@ -186,7 +186,7 @@ def _sum_that_is_normalised(
 
 def _norm_forward(case: NormCase, given: Arrays) -> Wanted:
     wanted, kind, off = {}, f"{case.kind}_norm", 0.0
-    x = tensor(given["input"], case.dtype)
+    x = tensor(given["input"], case.branch_dtype).to(DTYPES[case.dtype])
     if case.adds:
         wanted["sum"] = bounds.added(x, tensor(given["residual"], case.dtype), case.factors())
         x, off = _sum_that_is_normalised(case, given, wanted["sum"])
@@ -208,12 +208,12 @@ def _norm_backward(case: NormCase, given: Arrays) -> Wanted:
     to_input, *of_columns = bounds.norm_gradients(f"{case.kind}_norm", x, weight, grad, EPS)
     if "grad_sum" in given:
         to_input = to_input.plus(tensor(given["grad_sum"], case.dtype), x.dtype)
-    to_branch = to_input.scaled(case.factors(), x.dtype)
+    to_branch = to_input.scaled(case.factors(), x.dtype) if case.drops else to_input
     parameters = DTYPES[case.parameter_dtype]
     to_weight, to_bias = (bound.rounded_to(parameters) for bound in of_columns)
     return {
         "grad_input": to_input.rounded_to(x.dtype),
-        "grad_branch": to_branch.rounded_to(x.dtype),
+        "grad_branch": to_branch.rounded_to(DTYPES[case.branch_dtype]),
         "grad_weight": to_weight,
         "grad_bias": to_bias,
     }

@@ -296,6 +296,44 @@ def test_dropout_keeps_what_philox_says_forward_and_backward(emulator, dtype, wi
     assert np.array_equal(alone["grad_branch"], gradients["grad_branch"])
 
 
+#: Rows of floats beside a branch of 16 bits: of every regime, of a cluster and by segments.
+MIXED_ROWS = [(4, 96), (4, 4096), (4, 4100), (4, 70_000), (1, 7), (1, 97), (1, 1000), (1, 5001)]
+
+
+@pytest.mark.parametrize("branch", ["bfloat16", "float16"])
+@pytest.mark.parametrize("width, cols", MIXED_ROWS)
+@pytest.mark.parametrize("clusters", [False, True])
+@pytest.mark.parametrize("p", [0.0, 0.3])
+def test_a_branch_of_16_bits_gives_the_bits_of_one_of_floats(
+    emulator, branch, width, cols, clusters, p
+):
+    case = NormCase(FORWARD, "float32", 3, cols, width, adds=True, p=p, clusters=clusters)
+    given = inputs(replace(case, branch=branch))
+    wide = encode(decode(given["input"], branch), "float32")
+    expected = run(emulator, case, given | {"input": wide})
+    assert same_bits(run(emulator, replace(case, branch=branch), given), expected)
+
+    case = replace(case, op=BACKWARD, wanted=(True, cols < 100, cols < 100))
+    found = run(emulator, replace(case, branch=branch))
+    expected = run(emulator, case)
+    of_branch = decode(expected.get("grad_branch", expected["grad_input"]), "float32")
+    expected["grad_branch"] = encode(of_branch, branch)
+    assert same_bits(found, expected)
+
+
+@pytest.mark.parametrize("branch", ["bfloat16", "float16"])
+@pytest.mark.parametrize("width, cols", [(4, 264), (1, 264)])
+@pytest.mark.parametrize("op", OPS)
+def test_a_misaligned_branch_of_16_bits_is_enough_for_narrow_accesses(
+    emulator, op, branch, width, cols
+):
+    case = NormCase(op, "float32", 5, cols, width, adds=True, branch=branch, p=0.3)
+    given, name = inputs(case), "input" if op == FORWARD else "grad_branch"
+    prepared = Prepared(emulator, case, given, misaligned=name)
+    emulator.launch(prepared.args)
+    assert same_bits(prepared.outputs(), run(emulator, replace(case, width=1), given))
+
+
 @pytest.mark.parametrize("dtype, width", [("float32", 4), ("bfloat16", 8)])
 @pytest.mark.parametrize("cols", [104, 17_000])
 @pytest.mark.parametrize("kind", KINDS)

@@ -54,8 +54,10 @@ class NormCase:
     with_sum: bool = True  # forward, the sum is wanted; backward, it has a gradient
     p: float = 0.0
     wanted: tuple[bool, bool, bool] = (True, True, True)  # gradients of input, weight and bias
-    #: Whether the device has clusters of blocks. Not in repr(), which chooses options.
+    # Not in repr(), which chooses options: whether the device has clusters of blocks, and the dtype
+    # of the branch or of its gradient, where it is not that of the rows.
     clusters: bool = field(default=False, repr=False)
+    branch: str = field(default="", repr=False)
 
     @property
     def is_forward(self) -> bool:
@@ -72,6 +74,10 @@ class NormCase:
     @property
     def parameter_dtype(self) -> str:
         return self.parameters or self.dtype
+
+    @property
+    def branch_dtype(self) -> str:
+        return self.branch or self.dtype
 
     @property
     def drops(self) -> bool:
@@ -94,7 +100,8 @@ def inputs(case: NormCase) -> Arrays:
     shape = (case.rows, case.cols)
     random = np.random.default_rng(zlib.crc32(repr((case.op, shape)).encode()))
     normal = random.standard_normal
-    given = {"input": encode(normal(shape) * 2 + 1, case.dtype)}
+    dtype = case.branch_dtype if case.is_forward else case.dtype
+    given = {"input": encode(normal(shape) * 2 + 1, dtype)}
     if case.weight:
         weight = normal((1, case.cols)) - case.weight_offset
         given["weight"] = encode(weight, case.parameter_dtype)
@@ -133,8 +140,8 @@ def output_dtypes(case: NormCase) -> dict[str, str]:
     gradients = ("grad_input", "grad_weight", "grad_bias")
     names = [name for name, wanted in zip(gradients, case.wanted, strict=True) if wanted]
     dtypes = {name: case.parameter_dtype for name in names} | {"grad_input": case.dtype}
-    branch = ["grad_branch"] if case.drops else []
-    return {name: dtypes[name] for name in names} | dict.fromkeys(branch, case.dtype)
+    branch = ["grad_branch"] if case.drops or case.branch else []
+    return {name: dtypes[name] for name in names} | dict.fromkeys(branch, case.branch_dtype)
 
 
 def args_of(case: NormCase, arrays: dict[str, DeviceArray], seed: int | None = None) -> Args:
@@ -189,6 +196,8 @@ class Prepared:
             dtype = case.parameter_dtype
         else:
             padded = case.padded
+            is_branch = name == ("input" if case.is_forward else "grad_branch")
+            dtype = case.branch_dtype if is_branch else dtype
         width = 1 if name == self._misaligned else case.width
         alignment = min(VECTOR_BYTES, width * DTYPES[dtype].itemsize)
         return self._emulator.array(shape, dtype, alignment, padded)
@@ -225,6 +234,7 @@ def varied(case: NormCase, i: int) -> NormCase:
     cases see most pairs of them. Of one element there is no standard deviation."""
     kinds = KINDS if case.cols > 1 else KINDS[:2]
     is_short = DTYPES[case.dtype].itemsize == 2
+    mixes = case.adds and case.dtype == "float32"
     p = 0.3 if i % 3 == 1 else 0.0
     return replace(
         case,
@@ -237,6 +247,7 @@ def varied(case: NormCase, i: int) -> NormCase:
         rounds_normalized=i % 5 == 2,
         with_sum=i % 4 != 1 or (p == 0 and not case.is_forward),
         p=p,
+        branch=("", "bfloat16", "float16")[i // 2 % 3] if mixes else "",
     )
 
 

@@ -242,13 +242,11 @@ class NormGradientRow {
   FUSEDOPS_DEVICE NormGradientRow(const NormBackward& args, int64_t row, int64_t start)
       : start_(start),
         grad_input_(row_of<T>(args.grad_input, row) + start),
+        grad_branch_(branch_row(args, row, start)),
         branch_(args.grad_branch.dtype),
         wants_input_(args.grad_input.data),
         wants_branch_(args.grad_branch.data),
         dropout_(args.dropout, row) {
-    with_branch<T>(branch_, [&](auto type) {
-      grad_branch_ = row_of<decltype(type)>(args.grad_branch, row) + start;
-    });
     if constexpr (kKeepsAddresses) {
       grad_input_ = device::whole(grad_input_);
       grad_branch_ = device::whole(grad_branch_);
@@ -273,6 +271,14 @@ class NormGradientRow {
   }
 
  private:
+  static FUSEDOPS_DEVICE void* branch_row(const NormBackward& args, int64_t row, int64_t start) {
+    void* to = nullptr;
+    with_branch<T>(args.grad_branch.dtype, [&](auto type) {
+      to = row_of<decltype(type)>(args.grad_branch, row) + start;
+    });
+    return to;
+  }
+
   int64_t start_;
   T* grad_input_;
   void* grad_branch_;

@@ -61,6 +61,7 @@ class NormInput {
   FUSEDOPS_DEVICE NormInput(const NormForward& args, int64_t row, T* sum)
       : args_(args),
         row_(row),
+        input_(row_of<T>(args.input, row)),
         residual_(row_of<T>(args.residual, row)),
         sum_(sum),
         dropout_(args.dropout, row) {}
@@ -68,31 +69,46 @@ class NormInput {
   // Loads from column `start` on; the row has `cols` columns from there, and zeros count beyond.
   template <int kThreads = 0, int kWidth, int kVectors>
   FUSEDOPS_DEVICE void load(Tile<T, kWidth, kVectors>& tile, int64_t start, int32_t cols) const {
-    if constexpr (kAdd) {
-      with_branch<T>(args_.input.dtype, [&](auto type) {
-        load_sum<kThreads, decltype(type)>(tile, start, cols);
-      });
+    if constexpr (!kAdd) {
+      tile.template load<kThreads>(input_ + start, cols, 0);
     } else {
-      tile.template load<kThreads>(row_of<T>(args_.input, row_) + start, cols, 0);
+      // The residual first: a branch of 16 bits is converted as it arrives.
+      tile.template load<kThreads>(residual_ + start, cols, 0);
+      Tile<T, kWidth, kVectors> branch;
+      with_branch<T>(
+          args_.input.dtype, [&](auto type) { load_branch<kThreads>(branch, type, start, cols); });
+      for_vectors<kWidth, kVectors, kThreads>(cols, [&](int i, bool is_inside) {
+        const int64_t column = start + column_of<kWidth, kThreads>(i);
+        if (is_inside) add(tile.vectors[i], branch.vectors[i], column);
+      });
     }
   }
 
  private:
-  template <int kThreads, class Branch, int kWidth, int kVectors>
-  FUSEDOPS_DEVICE void load_sum(
-      Tile<T, kWidth, kVectors>& tile, int64_t start, int32_t cols) const {
-    Tile<Branch, kWidth, kVectors> branch;
-    branch.template load<kThreads>(row_of<Branch>(args_.input, row_) + start, cols, 0);
-    tile.template load<kThreads>(residual_ + start, cols, 0);
-    for_vectors<kWidth, kVectors, kThreads>(cols, [&](int i, bool is_inside) {
-      const int64_t column = start + column_of<kWidth, kThreads>(i);
-      if (is_inside) add(tile.vectors[i], branch.vectors[i], column);
-    });
+  template <int kThreads, int kWidth, int kVectors>
+  FUSEDOPS_DEVICE void load_branch(
+      Tile<T, kWidth, kVectors>& branch, T, int64_t start, int32_t cols) const {
+    branch.template load<kThreads>(input_ + start, cols, 0);
   }
 
-  template <class Branch, int kWidth>
+  template <int kThreads, class Narrow, int kWidth, int kVectors>
+  FUSEDOPS_DEVICE void load_branch(
+      Tile<T, kWidth, kVectors>& branch, Narrow, int64_t start, int32_t cols) const {
+    Tile<Narrow, kWidth, kVectors> narrow;
+    narrow.template load<kThreads>(row_of<Narrow>(args_.input, row_) + start, cols, 0);
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      Acc values[kWidth];
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) values[j] = narrow.at(i, j);
+      branch.vectors[i] = Vec<T, kWidth>::rounded(values);
+    }
+  }
+
+  // Replaces a vector of the residual by the sum.
+  template <int kWidth>
   FUSEDOPS_DEVICE void add(
-      Vec<T, kWidth>& vector, const Vec<Branch, kWidth>& branch, int64_t column) const {
+      Vec<T, kWidth>& vector, const Vec<T, kWidth>& branch, int64_t column) const {
     Acc values[kWidth];
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) values[j] = branch.at(j);
@@ -105,7 +121,7 @@ class NormInput {
 
   const NormForward& args_;
   int64_t row_;
-  const T* residual_;
+  const T *input_, *residual_;
   T* sum_;
   DropoutRow<Acc> dropout_;
 };
