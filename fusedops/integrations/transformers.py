@@ -6,6 +6,9 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import sys
 from typing import Any
 
 import torch
@@ -41,8 +44,45 @@ def register(name: str = NAME) -> None:
     Source: `transformers.AttentionInterface.register`, `transformers.AttentionMaskInterface`.
     """
     AttentionInterface.register(name, attention_forward)
-    # Bool masks, or None where causality is all that a mask would express.
-    AttentionMaskInterface.register(name, sdpa_mask)
+    AttentionMaskInterface.register(name, attention_mask)
+
+
+def attention_mask(*args: Any, config: Any = None, **kwargs: Any) -> torch.Tensor | None:
+    """The mask of `attention_forward`: bool, True where visible, or None where causality is all
+    that it would express.
+
+    Args:
+        args, kwargs: those of ``transformers.masking_utils.sdpa_mask``.
+        config: the config of the model that asks for it.
+
+    Raises:
+        ValueError: the model computes attention itself, whatever the implementation is. It would
+            add the bool mask to its scores.
+
+    Source: `transformers.masking_utils.sdpa_mask`.
+    """
+    if not _uses_the_interface(type(config)):
+        raise ValueError(
+            f'attn_implementation="{NAME}": the model of {type(config).__name__} computes '
+            'attention itself; use "eager"'
+        )
+    return sdpa_mask(*args, config=config, **kwargs)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _uses_the_interface(config: Any) -> bool:
+    """As `_source_uses_the_interface`, for torch.compile, which would trace through the cache."""
+    return _source_uses_the_interface(config)
+
+
+@functools.cache
+def _source_uses_the_interface(config: Any) -> bool:
+    """Whether the models of a class of configs call the implementation that is registered. As in
+    transformers, their source shows it; if it is not there, they are taken to do so."""
+    modeling = sys.modules.get(config.__module__.replace("configuration_", "modeling_"))
+    if modeling is None or "configuration_" not in config.__module__:
+        return True
+    return "ALL_ATTENTION_FUNCTIONS" in inspect.getsource(modeling)
 
 
 def attention_forward(

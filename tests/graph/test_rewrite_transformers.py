@@ -243,6 +243,35 @@ def test_no_decoder_that_trains_without_a_cache_writes_its_mask(name, position_i
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", WINDOWS)
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("position_ids", [None, PACKED], ids=["one document", "packed"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_under_autocast_no_decoder_writes_its_mask(
+    name, training, position_ids, dtype, dynamic, rewrite_dynamo
+):
+    settings, layers = WINDOWS[name]
+    model = _decoder(name, attention_dropout=0.1, **settings).train(training)
+    ids = torch.randint(0, 64, (2, 9))
+
+    def run(ids):
+        outputs = model(input_ids=ids, position_ids=position_ids, use_cache=False)
+        return outputs.last_hidden_state
+
+    with torch.set_grad_enabled(training), torch.autocast("cpu", dtype):
+        rewritten = rewrite_dynamo(run, ids, dynamic=dynamic)
+    softmax = "masked_softmax_dropout" if training else "masked_softmax"
+    norms = 5 if name.startswith("Gemma") else 1
+    extra = 4 if name == "Gemma3Text" else 0  # of queries and keys
+    assert rewritten.replaced == {softmax: 2, "add_rms_norm": 4, "rms_norm": norms + extra}
+    assert rewritten.reasons == []
+    documents = {"start": None, "end": None}
+    found = list(_masking(rewritten))
+    assert [given | documents for given in found] == [NOTHING | layer for layer in layers]
+    assert all((given["start"] is None) == (position_ids is None) for given in found)
+
+
 def test_llama4_has_chunks_and_norms_of_queries_and_keys(rewrite_dynamo):
     config = transformers.Llama4TextConfig(
         vocab_size=64,

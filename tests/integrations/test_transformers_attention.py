@@ -160,3 +160,13 @@ def test_it_can_be_registered_under_another_name(tokens):
     eager = model(tokens).last_hidden_state
     model.set_attn_implementation("ours")
     torch.testing.assert_close(model(tokens).last_hidden_state, eager, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", [None, "eager"])
+def test_a_model_that_computes_attention_itself_is_refused(tokens, backend):
+    """It would add the bool mask to its scores."""
+    config = transformers.BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=4)
+    model = transformers.BloomModel._from_config(config, attn_implementation="fusedops")
+    model = model if backend is None else torch.compile(model, backend=backend)
+    with pytest.raises(Exception, match='BloomConfig computes attention itself; use "eager"'):
+        model(tokens)

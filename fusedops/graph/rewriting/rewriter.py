@@ -23,7 +23,7 @@ from fusedops.graph import availability
 from fusedops.graph.ir import aliasing, dialect, modes
 from fusedops.graph.ir.dialect import ModuleAttribute
 from fusedops.graph.policy.decision import Verdict, judge
-from fusedops.graph.rewriting import layouts, saved_tensors
+from fusedops.graph.rewriting import checkpoints, layouts, saved_tensors
 from fusedops.graph.rewriting.evaluation import Evaluation
 from fusedops.graph.rewriting.expand import expand
 from fusedops.graph.rewriting.layouts import Replacement
@@ -70,6 +70,7 @@ def rewrite_graph(
             for node, transformed in dialect.walk(graph)
         ]
     sites = tuple(site for site in visits if site)
+    checkpoints.keep_selection(graph)
     return Report(sites, ((before, _code(graph)),) if show else ())
 
 

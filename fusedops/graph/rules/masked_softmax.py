@@ -16,6 +16,7 @@ after     s = torch.matmul(q, k)
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -42,6 +43,7 @@ class MaskedSoftmax(Rule):
             return None
         chain, sink = read_sink(chain) or (chain, None)
         scores = read_scores(chain, has_sink=sink is not None)
+        chain = _with_last_cast(chain, scores)
         dropout = only_user(chain.last, "dropout")
         dropout = dropout if dropout and draws_own_numbers(dropout) else None
         if chain.hidden is not None and not scores.masks:  # its mask is not one of the scores
@@ -83,6 +85,16 @@ def _last_dim_softmax(call: Call) -> SoftmaxChain | None:
     known = input.dtype in KERNEL_DTYPES and result.dtype in KERNEL_DTYPES
     last = input.dim() > 0 and chain.dim % input.dim() == input.dim() - 1
     return chain if known and last else None
+
+
+def _with_last_cast(chain: SoftmaxChain, scores: Scores) -> SoftmaxChain:
+    """The chain with the cast of a float32 result to the dtype of its scores, which are narrower
+    under autocast; a mask in float32 makes the softmax one of float32."""
+    cast = only_user(chain.last, "cast")
+    given = value(scores.input).dtype
+    if cast is None or cast.arguments["dtype"] != given or value(chain.last).dtype != torch.float32:
+        return chain
+    return replace(chain, dtype=None, nodes=(*chain.nodes, cast.node))
 
 
 def _op(chain: SoftmaxChain, dropout: Call | None, sink: Sink | None) -> str:

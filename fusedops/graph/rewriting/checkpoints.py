@@ -1,0 +1,75 @@
+"""Selective activation checkpointing of regions that were rewritten.
+
+The policy of such a region says for each aten operator whether its results are kept for the
+backward pass or computed again. It does not know the op that took the operator's place, and would
+compute it again. After a rewrite the policy is therefore asked about the operators that an op has
+replaced, before it is asked about the op itself.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import Graph
+from torch.utils.checkpoint import CheckpointPolicy
+
+aten = torch.ops.aten
+
+#: What policies may know the computation of an op as: the first entry that is part of its name.
+_REPLACED: dict[str, tuple[torch._ops.OpOverload, ...]] = {
+    "log_softmax": (aten._log_softmax.default, aten.log_softmax.int),
+    "softmax": (aten._softmax.default, aten.softmax.int, aten._safe_softmax.default),
+    "layer_norm": (
+        aten.native_layer_norm.default,
+        aten.layer_norm.default,
+        aten.native_group_norm.default,
+    ),
+    "rms_norm": (aten._fused_rms_norm.default, aten.rms_norm.default),
+}
+_SAVES = (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE, True)
+_META = "_checkpoint_context_fn"
+
+ContextFn = Callable[[], tuple[Any, Any]]
+
+
+def keep_selection(graph: Graph) -> None:
+    """Lets the policy of a checkpointed region know our ops, if the graph is the body of one. A
+    second call does nothing."""
+    meta = {} if graph.owning_module is None else graph.owning_module.meta
+    if _META in meta and not isinstance(meta[_META], _Contexts):
+        meta[_META] = _Contexts(meta[_META])
+
+
+class _Contexts:
+    """The two contexts of a checkpointed region, whose policy knows our ops."""
+
+    def __init__(self, context_fn: ContextFn) -> None:
+        self._context_fn = context_fn
+        if hasattr(context_fn, "cache_hash"):  # without it torch does not cache the region
+            self.cache_hash = context_fn.cache_hash
+
+    def __call__(self) -> tuple[Any, Any]:
+        contexts = self._context_fn()
+        for context in contexts:
+            policy = getattr(context, "policy_fn", None)
+            if policy is not None:
+                context.policy_fn = functools.partial(_policy, policy)
+        return contexts
+
+
+def _policy(given: Callable[..., Any], context: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
+    """What the given policy decides about an op, or about the first of the operators that it has
+    replaced whose results it keeps."""
+    decisions = (given(context, each, *args, **kwargs) for each in _replaced_by(op))
+    kept = next((decision for decision in decisions if decision in _SAVES), None)
+    return given(context, op, *args, **kwargs) if kept is None else kept
+
+
+def _replaced_by(op: Any) -> tuple[torch._ops.OpOverload, ...]:
+    namespace, _, name = str(getattr(op, "name", str)()).partition("::")
+    if namespace != "fusedops" or "backward" in name:
+        return ()
+    return next((replaced for known, replaced in _REPLACED.items() if known in name), ())

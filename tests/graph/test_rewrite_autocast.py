@@ -1,0 +1,192 @@
+"""Residual connections of two dtypes, as autocast leaves them, and whole models under autocast."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.fx.experimental.proxy_tensor import make_fx
+
+pytest.importorskip("transformers", reason="needs the extra fusedops[demo]")
+
+import fusedops
+from fusedops.cli.bench.zoo import MODELS, TINY
+from fusedops.graph import rewrite_module
+
+N = 8
+EPS = 1e-5
+NARROW = [torch.bfloat16, torch.float16]
+narrow = pytest.mark.parametrize("dtype", NARROW, ids=["bfloat16", "float16"])
+
+
+def layer_norm(h, weight, bias):
+    return F.layer_norm(h, (N,), weight, bias, EPS)
+
+
+def rms_norm(h, weight, bias):
+    return F.rms_norm(h, (N,), weight, EPS)
+
+
+def rms_norm_decomposed(h, weight, bias):
+    return weight * (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + EPS))
+
+
+NORMS = [layer_norm, rms_norm, rms_norm_decomposed]
+every_norm = pytest.mark.parametrize("norm", NORMS, ids=lambda norm: norm.__name__)
+
+
+def promoted(norm):
+    return lambda x, r, w, b: norm(x + r, w, b)
+
+
+def promoted_last(norm):
+    def model(x, r, w, b):
+        h = r + x
+        return h, norm(h, w, b)
+
+    return model
+
+
+def converted(norm):
+    return lambda x, r, w, b: norm(r + x.to(r.dtype), w, b)
+
+
+def converted_twice(norm):
+    return lambda x, r, w, b: norm(x.type_as(r).to(r.dtype) + r, w, b)
+
+
+def reshaped(norm):
+    return lambda x, r, w, b: norm((x.to(r.dtype) + r).reshape(-1, N), w, b)
+
+
+FORMS = [promoted, promoted_last, converted, converted_twice, reshaped]
+every_form = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+
+
+def draw(dtype):
+    """A narrow branch, and residual, weight and bias in float32."""
+    branch = torch.randn(3, 5, N).to(dtype)
+    return [branch, torch.randn(3, 5, N), torch.randn(N), torch.randn(N)]
+
+
+def outcome(model, arguments):
+    """The results, and the gradients of what they depend on."""
+    leaves = [tensor.detach().clone().requires_grad_() for tensor in arguments]
+    results = model(*leaves)
+    results = results if isinstance(results, tuple) else (results,)
+    loss = sum(result.sin().sum() for result in results)
+    return results, torch.autograd.grad(loss, leaves, materialize_grads=True, allow_unused=True)
+
+
+@every_norm
+@every_form
+@narrow
+def test_a_narrow_branch_is_part_of_the_op(rewrite, form, norm, dtype):
+    model, arguments = form(norm), draw(dtype)
+    rewritten = rewrite(model, *arguments)
+    op = f"add_{norm.__name__.removesuffix('_decomposed')}"
+    assert rewritten.replaced == {op: 1} and rewritten.reasons == []
+    (call,) = rewritten.calls
+    assert "to" not in call.split("(")[1:3]
+    results, gradients = outcome(rewritten.call, arguments)
+    exact, exact_gradients = outcome(model, [tensor.double() for tensor in arguments])
+    assert [r.dtype for r in results] == [torch.float32] * len(results)
+    assert [g.dtype for g in gradients] == [a.dtype for a in arguments]
+    single = torch.finfo(torch.float32).eps
+    for actual, expected in zip((*results, *gradients), (*exact, *exact_gradients), strict=True):
+        largest = expected.abs().max().item()
+        rtol = torch.finfo(actual.dtype).eps if actual.dtype in NARROW else 16 * single
+        torch.testing.assert_close(actual.double(), expected, rtol=rtol, atol=64 * single * largest)
+
+
+@narrow
+@pytest.mark.parametrize("is_first", [True, False], ids=["dropout first", "cast first"])
+def test_the_dropout_of_a_narrow_branch_is_part_of_the_op(rewrite, dtype, is_first):
+    def model(x, r, w, b):
+        if is_first:
+            return layer_norm(r + F.dropout(x, 0.25).to(r.dtype), w, b)
+        return layer_norm(r + F.dropout(x.to(r.dtype), 0.25), w, b)
+
+    rewritten = rewrite(model, *draw(dtype))
+    assert rewritten.replaced == {"add_layer_norm": 1} and len(rewritten.graphs) == 1
+    targets = [str(node.target) for node in rewritten.graphs[0].graph.nodes]
+    assert not any("dropout" in target or ".to" in target or target == "to" for target in targets)
+
+
+def test_the_copies_of_aten_graphs_are_seen_through():
+    arguments = draw(torch.bfloat16)
+    graph = make_fx(converted(layer_norm), tracing_mode="fake")(*arguments)
+    assert torch.ops.aten._to_copy.default in {node.target for node in graph.graph.nodes}
+    report = rewrite_module(graph)
+    assert Counter(site.op for site in report.replaced) == {"add_layer_norm": 1}
+    graph.graph.eliminate_dead_code()
+    assert torch.ops.aten._to_copy.default not in {node.target for node in graph.graph.nodes}
+
+
+def test_a_cast_with_another_reader_remains_the_branch(rewrite_dynamo):
+    def model(x, r, w, b):
+        wide = x.float()
+        return layer_norm(wide + r, w, b), wide.sin()
+
+    rewritten = rewrite_dynamo(model, *draw(torch.bfloat16))
+    assert rewritten.replaced == {"add_layer_norm": 1}
+    (node,) = [n for n in rewritten.graphs[0].graph.nodes if "add_layer_norm" in str(n.target)]
+    assert node.args[0].meta["example_value"].dtype == torch.float32
+
+
+def test_of_two_narrow_summands_one_keeps_its_cast(rewrite_dynamo):
+    """Without both casts the op's sum would be narrow too."""
+    x, r, w, b = draw(torch.bfloat16)
+    rewritten = rewrite_dynamo(lambda x, r: layer_norm(x.float() + r.float(), w, b), x, r.to(x))
+    assert rewritten.replaced == {"add_layer_norm": 1}
+    (node,) = [n for n in rewritten.graphs[0].graph.nodes if "add_layer_norm" in str(n.target)]
+    dtypes = {argument.meta["example_value"].dtype for argument in node.args[:2]}
+    assert dtypes == {torch.bfloat16, torch.float32}
+
+
+def test_an_integer_branch_is_left(rewrite_dynamo):
+    _, r, w, b = draw(torch.bfloat16)
+    rewritten = rewrite_dynamo(promoted(layer_norm), torch.ones(3, 5, N, dtype=torch.long), r, w, b)
+    assert rewritten.replaced == {"layer_norm": 1}
+
+
+def test_the_report_says_why_a_norm_is_not_one_with_its_residual(rewrite_dynamo):
+    with fusedops.config.patch(fuse="always,add_layer_norm=never"):
+        rewritten = rewrite_dynamo(promoted(layer_norm), *draw(torch.bfloat16))
+    (site,) = rewritten.report.sites
+    assert (site.op, site.replaced, site.reason) == ("layer_norm", True, "")
+    assert site.note == 'no add_layer_norm: config: fuse="never"'
+    assert site.note in str(rewritten.report)
+
+
+# --- whole models ---------------------------------------------------------------------------------
+
+WHOLE = ["nn.TransformerEncoder", "nanogpt", "bert", "gpt2", "mistral", "gemma2", "t5", "vit"]
+
+
+@narrow
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("name", WHOLE)
+def test_under_autocast_as_much_is_replaced_as_in_float32(rewrite_dynamo, name, training, dtype):
+    model = MODELS[name].build(TINY, True).train(training)
+    inputs = MODELS[name].inputs(TINY, 2)
+    found = []
+    for is_enabled in (False, True):
+        torch._dynamo.reset()
+        with torch.set_grad_enabled(training), torch.autocast("cpu", dtype, enabled=is_enabled):
+            found.append(rewrite_dynamo(lambda: model(**inputs), dynamic=is_enabled or None))
+    single, autocast = found
+    assert autocast.replaced == single.replaced and autocast.reasons == single.reasons
+    assert any(op.startswith("add_") for op in autocast.replaced)
+
+
+@pytest.mark.parametrize("fuse", ["profitable", "always", "never"])
+@pytest.mark.parametrize("name", ["nn.MultiheadAttention", "by_hand", "bert", "llama"])
+def test_every_site_that_is_left_has_a_reason(rewrite_dynamo, name, fuse):
+    model, inputs = MODELS[name].build(TINY, True), MODELS[name].inputs(TINY, 2)
+    with fusedops.config.patch(fuse=fuse), torch.autocast("cpu", torch.bfloat16):
+        report = rewrite_dynamo(lambda: model(**inputs)).report
+    assert len(report.sites) >= sum(MODELS[name].sites.values())
+    assert all(site.reason.strip() for site in report.left)
