@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "graph": {"ops", "config"},
     "backend": {"graph"},
     "export": {"graph"},
-    "integrations": {"export"},
+    "integrations": {"export", "ops"},
     "__main__": {"cli"},
 }
 #: The same for the packages and modules of graph/.
