@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "export": {"graph"},
     "_known_norms": {"functional"},
     "replacement": {"nn", "graph", "_known_norms"},
-    "integrations": {"export", "functional"},
+    "integrations": {"export", "functional", "ops"},
     "__main__": {"cli"},
 }
 #: The same for the packages and modules of graph/.

@@ -132,7 +132,22 @@ def claim_dropout_is_the_same_on_any_placement():
     wanted = fusedops.masked_softmax_dropout(x, p=0.5, seed=seed)
     for placement in (Replicate(), Shard(0), Shard(1)):
         ours = fusedops.masked_softmax_dropout(partial(x, mesh, [placement]), p=0.5, seed=seed)
+        assert ours.placements == (placement,)
         assert torch.allclose(ours.full_tensor(), wanted, rtol=1e-13)
+
+
+def claim_dropout_in_16_bits_is_rounded_once():
+    mesh, seed = _mesh(), torch.tensor(5)
+    x, residual = (_randn(4, 5, 7).bfloat16() for _ in range(2))
+    rows = [Shard(1)]
+    ours = fusedops.masked_softmax_dropout(partial(x, mesh, rows), p=0.5, seed=seed)
+    exact = fusedops.masked_softmax_dropout(x.double(), p=0.5, seed=seed)
+    error = (ours.full_tensor().double() - exact).abs()
+    assert (error <= exact * 0.51 * torch.finfo(x.dtype).eps).all()
+    given = [partial(t, mesh, rows) for t in (x, residual)]
+    _, ours = fusedops.add_layer_norm(*given, (7,), p=0.5, seed=seed)
+    _, wanted = fusedops.add_layer_norm(x, residual, (7,), p=0.5, seed=seed)
+    assert torch.equal(ours.full_tensor(), wanted)
 
 
 def claim_replicas_drop_the_same_elements_though_their_seeds_differ():

@@ -6,6 +6,7 @@ from collections import Counter
 
 import torch
 import torch.distributed as dist
+from distributed.formulas import reduced
 from distributed.samples import partial
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -40,8 +41,8 @@ def _counted(function):
     return dict(counted.bytes)
 
 
-def _distributed(mesh, placement, *shape):
-    tensor = torch.randn(shape) if shape else torch.randn(ROWS, COLS)
+def _distributed(mesh, placement, *shape, dtype=torch.float32):
+    tensor = torch.randn(shape or (ROWS, COLS), dtype=dtype)
     return partial(tensor, mesh, [placement]).requires_grad_()
 
 
@@ -69,22 +70,26 @@ def claim_sharded_rows_move_nothing():
 
 
 def claim_divided_rows_move_numbers_of_a_row():
-    mesh, number = _world(), 4 * ROWS
-    x, w = _distributed(mesh, Shard(1)), _distributed(mesh, Shard(0), COLS)
-    for function in (fusedops.softmax, fusedops.log_softmax):
-        moved = _forward_and_backward(lambda x, f=function: f(x, -1), x)
-        assert moved == ({"all_reduce": 2 * number}, {"all_reduce": number}), moved
-    moved = _forward_and_backward(lambda x, w: fusedops.layer_norm(x, (COLS,), w), x, w)
-    assert moved == ({"all_reduce": 2 * number}, {"all_reduce": 2 * number}), moved
-    moved = _forward_and_backward(lambda x, w: fusedops.rms_norm(x, (COLS,), w), x, w)
-    assert moved == ({"all_reduce": number}, {"all_reduce": number}), moved
-
-
-def claim_cross_entropy_moves_three_numbers_a_row():
     mesh = _world()
-    x, target = _distributed(mesh, Shard(1)), torch.zeros(ROWS, dtype=torch.int64)
-    moved = _forward_and_backward(lambda x: cross_entropy(x, target, reduction="none"), x)
-    assert moved == ({"all_reduce": 3 * 4 * ROWS}, {}), moved
+    for dtype in (torch.float32, torch.float64):
+        x, w = (_distributed(mesh, Shard(dim), *shape, dtype=dtype) for dim, shape in _SHAPES)
+        for call, function in _CALLS.items():
+            moved = _forward_and_backward(function, x, w)
+            assert moved == reduced(call, ROWS, x.element_size()), (call, moved)
+
+
+_SHAPES = ((1, (ROWS, COLS)), (0, (COLS,)))
+_CALLS = {
+    "softmax": lambda x, w: fusedops.softmax(x, -1),
+    "log_softmax": lambda x, w: fusedops.log_softmax(x, -1),
+    "layer_norm": lambda x, w: fusedops.layer_norm(x, (COLS,), w),
+    "std_norm": lambda x, w: fusedops.std_norm(x, (COLS,), w),
+    "rms_norm": lambda x, w: fusedops.rms_norm(x, (COLS,), w),
+    "l2_norm": lambda x, w: fusedops.l2_norm(x, (COLS,), w),
+    "cross_entropy": lambda x, w: cross_entropy(
+        x, torch.zeros(ROWS, dtype=torch.int64), reduction="none"
+    ),
+}
 
 
 def claim_a_partial_input_is_scattered_to_its_residual():

@@ -39,14 +39,9 @@ def _distributed(overload, args, mesh, draw):
 
     made, written = list(_mapped(make, args)), _written(overload, args)
     if written is not None:  # it keeps its placements, so that each rank must have whole rows
-        rows = [Replicate()] if any(a is not None and a == 0.3 for a in _numbers(args)) else None
-        wanted = draw.choices(rows or [Replicate(), Shard(0)], k=mesh.ndim)
+        wanted = draw.choices([Replicate(), Shard(0)], k=mesh.ndim)
         made[written] = partial(args[written].clone(), mesh, wanted)
     return made
-
-
-def _numbers(args):
-    return [arg for arg in args if isinstance(arg, float)]
 
 
 def _results(overload, args):

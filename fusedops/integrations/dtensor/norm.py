@@ -2,8 +2,8 @@
 
 A row that is divided among ranks is not gathered, but computed by torch's own functions around one
 all-reduce of a number a row backward and forward, or two numbers where the norm has a mean: first
-the mean, then the sum of squares about it, which cancels nothing. Dropout before a residual
-connection needs whole tensors, as in masked_softmax.py.
+the mean, then the sum of squares about it, which cancels nothing. With dropout, whose random
+numbers belong to whole rows, such rows are gathered.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from fusedops.integrations.dtensor.call import Call, Rule
+from fusedops.integrations.dtensor.dropout import drops, multiplier
 from fusedops.integrations.dtensor.partition import Dims, Partition, Result, Space
 
 _OF_INPUT = ("input", "residual", "sum", "grad_sum", "grad_output")
@@ -46,9 +47,35 @@ def _space(call: Call) -> Space:
         for name in (result.name for result in call.overload._schema.returns)
     )
     leaders = tuple(name for name in ("sum", "residual", "input", "grad_output") if name in call)
-    drops = "seed" in call and call["p"] > 0
-    whole = frozenset(every if drops else ())
+    whole = frozenset(reduced if drops(call) else ())
     return Space(sizes, tensors, results, leaders, frozenset(reduced), whole)
+
+
+# --- dropout ------------------------------------------------------------------------------------
+
+
+def _local(call: Call, part: Partition, local: dict[str, Any]) -> Any:
+    if not (drops(call) and any(dim is not None for dim in part.divided)):
+        return call.run(local)
+    columns = len(call["normalized_shape"])
+    if "sum" in local:
+        return _dropping_backward(call, part, local, columns)
+    input, residual = local["input"], local["residual"]
+    sum = input * multiplier(call, part, input, columns) + residual
+    # The op adds nothing to the sum, which is rounded once.
+    given = {"input": sum.to(input.dtype), "residual": torch.zeros_like(residual), "p": 0.0}
+    return call.run(local | given)
+
+
+def _dropping_backward(call: Call, part: Partition, local: dict[str, Any], columns: int) -> Any:
+    of_input, of_residual, *of_parameters = local["output_mask"]
+    needed = [of_input or of_residual, False, *of_parameters]
+    undropped = {"output_mask": needed, "p": 0.0, "seed": None}
+    grad, nothing, *grads = call.run(local | undropped)
+    dropped = nothing
+    if of_input:
+        dropped = (grad * multiplier(call, part, grad, columns)).to(grad.dtype)
+    return [dropped, grad if of_residual else nothing, *grads]
 
 
 # --- rows that are divided among ranks ----------------------------------------------------------
@@ -185,7 +212,8 @@ def _gradient(
     return by_name[name].to(dtype)
 
 
-_FORWARD, _BACKWARD = Rule(_space, split=_split_forward), Rule(_space, split=_split_backward)
+_FORWARD = Rule(_space, _local, _split_forward)
+_BACKWARD = Rule(_space, _local, _split_backward)
 _KINDS = ("layer_norm", "std_norm", "rms_norm", "l2_norm", "add_layer_norm", "add_rms_norm")
 _SPATIAL = ("spatial_layer_norm", "spatial_rms_norm")
 

@@ -1,0 +1,68 @@
+"""Dropout of rows that are divided among ranks.
+
+The kernels number the rows of the tensor that they get, and draw by these numbers. Where a rank has
+some rows of a whole tensor, it calls the op without dropout, and multiplies by what the kernel
+would draw for these rows of the whole tensor: csrc/include/fusedops/args.h defines it. So any
+placement drops the same elements, and nothing is sent. Drawing with torch's functions takes some 30
+passes over a quarter of the elements, in int64.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from fusedops.integrations.dtensor.call import Call
+from fusedops.integrations.dtensor.partition import Partition
+
+_LOW = 0xFFFFFFFF
+
+
+def drops(call: Call) -> bool:
+    """Whether a call has dropout."""
+    return "seed" in call and call["p"] > 0
+
+
+def multiplier(call: Call, part: Partition, like: torch.Tensor, columns: int) -> torch.Tensor:
+    """What dropout multiplies this rank's part, ``like``, by; its last dimensions are the columns.
+
+    columns: how many dimensions a row consists of; every rank has all of them.
+    """
+    rank = len(part.sizes) - columns
+    cols = math.prod(part.sizes[rank:])
+    words = _philox(call["seed"].reshape(()), _row_numbers(part, like, rank), cols)
+    threshold = min(int(call["p"] * 2**32 + 0.5), _LOW)
+    kept = (words >= threshold).view(like.shape)
+    wide = torch.promote_types(like.dtype, torch.float32)
+    return kept.to(wide) * (1 / (1 - call["p"]) if call["p"] < 1 else 0.0)
+
+
+def _row_numbers(part: Partition, like: torch.Tensor, rank: int) -> torch.Tensor:
+    """The number in the whole tensor of each of this rank's rows."""
+    numbers = torch.zeros((), dtype=torch.int64, device=like.device)
+    for dim in range(rank):
+        start = part.start(dim) if dim in part.divided else 0
+        own = torch.arange(start, start + like.shape[dim], device=like.device)
+        numbers = numbers.unsqueeze(-1) * part.sizes[dim] + own
+    return numbers.reshape(-1)
+
+
+def _philox(seed: torch.Tensor, rows: torch.Tensor, cols: int) -> torch.Tensor:
+    """The 32-bit words of some rows, by Philox4x32-7 (Salmon, Moraes, Dror and Shaw, 2011)."""
+    block = torch.arange(-(-cols // 4), device=rows.device).expand(rows.numel(), -1)
+    row = rows.unsqueeze(1).expand_as(block)
+    counter = [block, row & _LOW, row >> 32, torch.zeros_like(row)]
+    low, high = seed & _LOW, (seed >> 32) & _LOW
+    for _ in range(7):
+        first, second = _product(counter[0], 0xD2511F53), _product(counter[2], 0xCD9E8D57)
+        counter = [second[0] ^ counter[1] ^ low, second[1], first[0] ^ counter[3] ^ high, first[1]]
+        low, high = (low + 0x9E3779B9) & _LOW, (high + 0xBB67AE85) & _LOW
+    return torch.stack(counter, -1).flatten(1)[:, :cols]
+
+
+def _product(a: torch.Tensor, b: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The upper and the lower half of a product of 32-bit numbers, whose 64 bits int64 lacks."""
+    low = a * (b & 0xFFFF)
+    high = a * (b >> 16) + (low >> 16)
+    return high >> 16, ((high & 0xFFFF) << 16) | (low & 0xFFFF)
