@@ -18,6 +18,7 @@ import torch
 from fusedops.integrations.dtensor.call import Call, Rule
 from fusedops.integrations.dtensor.dropout import drops, multiplier
 from fusedops.integrations.dtensor.partition import Dims, Partition, Result, Space
+from fusedops.ops._norm_fakes import needed_of_inputs, share_gradient
 
 _OF_INPUT = ("input", "residual", "sum", "grad_sum", "grad_output")
 _OF_ROWS = ("mean", "rstd")
@@ -173,13 +174,36 @@ def _split_backward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
         grad = grad + local["grad_sum"]
     rows = [dim for dim in range(input.dim()) if dim not in norm.dims]
     of_weight, of_bias = (t.sum(rows) if rows else t for t in (dy * normalized, dy))
-    by_name = {"grad_input": grad, "grad_weight": of_weight, "grad_bias": of_bias}
+    by_name = {
+        "grad_input": grad,
+        "grad_residual": grad,
+        "grad_weight": of_weight,
+        "grad_bias": of_bias,
+    }
+    names = [result.name for result in call.overload._schema.returns]
     return [
-        _gradient(by_name, result.name, local, input, is_needed)
-        for result, is_needed in zip(
-            call.overload._schema.returns, local["output_mask"], strict=True
-        )
+        by_name[name].to(_dtype_of_gradient(name, local, input))
+        if is_needed
+        else input.new_empty(0, dtype=_dtype_of_gradient(name, local, input))
+        for name, is_needed in zip(names, _needed(local), strict=True)
     ]
+
+
+def _needed(local: dict[str, Any]) -> list[bool]:
+    """Which gradients the op returns; a row that is divided has no dropout."""
+    mask: list[bool] = local["output_mask"]
+    if "sum" not in local:
+        return mask
+    shared = share_gradient(0.0, local["input_dtype"], local["residual_dtype"])
+    return [*needed_of_inputs(mask, shared=shared), *mask[2:]]
+
+
+def _dtype_of_gradient(name: str, local: dict[str, Any], input: torch.Tensor) -> torch.dtype:
+    """That of what it is the gradient of: a term of a sum, a parameter or the norm's input."""
+    own = name.removeprefix("grad_")
+    if (parameter := local.get(own)) is not None and own in _OF_COLUMNS:
+        return parameter.dtype
+    return local.get(f"{own}_dtype") or input.dtype
 
 
 def _projected(
@@ -195,21 +219,6 @@ def _projected(
         along = along / norm.cols
     shift = total[0] / norm.cols if total else 0.0
     return rstd * (g - shift - normalized * along)
-
-
-def _gradient(
-    by_name: dict[str, torch.Tensor],
-    name: str,
-    local: dict[str, Any],
-    input: torch.Tensor,
-    is_needed: bool,
-) -> torch.Tensor:
-    """A result of the backward op; without dropout grad_input is the gradient of residual too."""
-    parameter = local.get(name.removeprefix("grad_")) if name not in ("grad_input",) else None
-    dtype = input.dtype if parameter is None else parameter.dtype
-    if not is_needed or name not in by_name:
-        return input.new_empty(0, dtype=dtype)
-    return by_name[name].to(dtype)
 
 
 _FORWARD = Rule(_space, _local, _split_forward)
