@@ -301,10 +301,20 @@ def points_of(cases: Iterable[Case], table: Table) -> list[Point]:
             by_cols[case.cols].append(case)
     points = {regime[0]: Point(regime[0], tuple(regime[1:])) for regime in table.regimes}
     for cols, group in by_cols.items():
-        choice = choose(group)
+        choice = None if is_of_another_table(cols, group, table) else choose(group)
         if choice is not None:
             points[cols] = point_of(cols, choice, group[0], table)
     return [points[cols] for cols in sorted(points)]
+
+
+def is_of_another_table(cols: int, cases: Iterable[Case], table: Table) -> bool:
+    """Whether such rows have a kernel, compiled for its threads, that is not of the table: plain
+    masked softmaxes of short narrow rows, beside kernels for scores of any parts."""
+    return any(
+        case.is_incumbent and case.plan.fixed > 0
+        and table.at(cols) != (case.plan.elements, case.plan.fixed)
+        for case in cases
+    )  # fmt: skip
 
 
 def point_of(cols: int, choice: Choice, case: Case, table: Table) -> Point:

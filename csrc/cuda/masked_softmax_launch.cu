@@ -6,6 +6,7 @@
 
 #include "fusedops/cuda/launch_dispatch.h"
 #include "fusedops/cuda/masked_softmax.h"
+#include "fusedops/cuda/masked_softmax_narrow.h"
 
 namespace fusedops::cuda {
 
@@ -20,6 +21,24 @@ int32_t parts_of(const Scores& scores, DType dtype) {
   const bool is_alone = !scores.causal.on && has_mask != has_bias && operand.col_stride == 1;
   if (is_alone && operand.is_bool) return kBoolPart;
   return is_alone && operand.dtype == dtype ? kNumbersPart : kAllParts;
+}
+
+// Whether a row goes by the kernels of masked_softmax_narrow.h. Its scores are plain: they have
+// neither a soft cap nor sinks nor bounds but causality, and each operand has a value for each
+// column, a bool or one of the scores' dtype. The scale is positive, and no score but a visible one
+// is +inf.
+bool is_narrow(
+    const Scores& scores, const Dropout& dropout, int64_t cols, int32_t width, DType dtype) {
+  const auto allows = [&](const Operand& operand) {
+    const bool is_own = operand.is_bool || operand.dtype == dtype;
+    return operand.data == nullptr || (operand.col_stride == 1 && is_own);
+  };
+  const bool is_plain = scores.softcap == 0 && scores.sinks.data == nullptr &&
+      !scores.has_bounds() && allows(scores.bias) && allows(scores.mask) && scores.scale > 0 &&
+      scores.scale < INFINITY && scores.mask_value < INFINITY;
+  const auto bytes = static_cast<int32_t>(size_of(dtype));
+  const bool is_short = plan_rows(kPlainMaskedSoftmaxRegimes, cols, 1, bytes).elements > 0;
+  return width == 1 && is_short && is_plain && dropout.seed == nullptr;
 }
 
 // f(parts, as a type). Rows of narrow vectors or doubles have kernels for all parts alone.
@@ -54,9 +73,20 @@ Status launch_with_clusters(const RowPlan& block, int64_t cols, DType dtype, F l
   return launch_plan(with_clusters(block, clusters, kNoClusters, cols, dtype), block, launch);
 }
 
+template <class In, class Out>
+Status launch_narrow(const ForwardArgs& args, Stream stream) {
+  const RowPlan plan = plan_rows(kPlainMaskedSoftmaxRegimes, args.cols, 1, sizeof(In));
+  return with_regime<kPlainMaskedSoftmaxRegimes, In, 1>(plan, [&](auto vectors, auto threads) {
+    constexpr int kVectors = decltype(vectors)::value;
+    const auto kernel =
+        &masked_softmax_forward_narrow<In, Out, 1, kVectors, decltype(threads)::value>;
+    const dim3 block(plan.threads, plan.rows);
+    return launch_items(kernel, args.rows, plan.rows * kNarrowRows<kVectors>, block, args, stream);
+  });
+}
+
 template <class In, class Out, int kWidth, int kParts>
-Status launch_masked_softmax_forward(
-    const MaskedSoftmaxForward& args, const RowPlan& plan, Stream stream) {
+Status launch_masked_softmax_forward(const ForwardArgs& args, const RowPlan& plan, Stream stream) {
   constexpr const Regimes& kRegimes = masked_softmax_regimes(kHasAll<kParts>);
   constexpr int kGeneral = kParts | kAllParts;  // for rows that no block holds
   if constexpr (kFitsClusters<In, kWidth>) {
@@ -78,20 +108,24 @@ Status launch_masked_softmax_forward(
 }
 
 Status launch(const MaskedSoftmaxForward& given, Stream stream) {
-  MaskedSoftmaxForward args = given;
+  ForwardArgs args(given);
+  if (args.scores.mask.data == nullptr) args.scores.mask.is_bool = false;
   const DType dtype = args.input.dtype;
-  const int32_t parts = parts_of(args.scores, dtype);
   limit_diagonal(args.scores.causal, args.cols);
-  // Both operands are added: its kernel looks for the numbers in one place.
-  if (parts == kNumbersPart && args.scores.bias.data == nullptr) {
-    std::swap(args.scores.bias, args.scores.mask);
-  }
+  // Both operands are added: kernels look for the numbers of one in one place.
+  const bool adds_mask = args.scores.mask.data != nullptr && !args.scores.mask.is_bool;
+  if (adds_mask && args.scores.bias.data == nullptr) std::swap(args.scores.bias, args.scores.mask);
   const int32_t width = pick_wide_or_single(
       dtype, args.cols,
       {args.input, args.output, args.probabilities, args.scores.bias, args.scores.mask});
+  const bool narrow = is_narrow(args.scores, args.dropout, args.cols, width, dtype);
+  const int32_t parts = parts_of(args.scores, dtype);
   return with_types(dtype, args.output.dtype, [&](auto in, auto out) {
     using In = TypeOf<decltype(in)>;
     using Out = TypeOf<decltype(out)>;
+    if constexpr (sizeof(In) < 8) {
+      if (narrow) return launch_narrow<In, Out>(args, stream);
+    }
     return with_wide_or_single<In>(width, [&](auto width) {
       constexpr int kWidth = decltype(width)::value;
       return with_forward_parts<In, kWidth>(parts, [&](auto parts) {
@@ -106,9 +140,21 @@ Status launch(const MaskedSoftmaxForward& given, Stream stream) {
   });
 }
 
+template <class T, class Out>
+Status launch_narrow(const BackwardArgs& args, Stream stream) {
+  const RowPlan plan = plan_rows(kPlainMaskedSoftmaxRegimes, args.cols, 1, sizeof(T));
+  return with_regime<kPlainMaskedSoftmaxRegimes, T, 1>(plan, [&](auto vectors, auto threads) {
+    constexpr int kVectors = decltype(vectors)::value;
+    const auto kernel =
+        &masked_softmax_backward_narrow<T, Out, 1, kVectors, decltype(threads)::value>;
+    const dim3 block(plan.threads, plan.rows);
+    return launch_items(kernel, args.rows, plan.rows * kNarrowRows<kVectors>, block, args, stream);
+  });
+}
+
 template <class T, class Out, int kWidth, int kParts>
 Status launch_masked_softmax_backward(
-    const MaskedSoftmaxBackward& args, const RowPlan& plan, Stream stream) {
+    const BackwardArgs& args, const RowPlan& plan, Stream stream) {
   constexpr const Regimes& kRegimes = masked_softmax_backward_regimes(kParts == kAllParts);
   if constexpr (kFitsClusters<T, kWidth>) {
     if (plan.blocks > 1) {
@@ -128,19 +174,25 @@ Status launch_masked_softmax_backward(
 }
 
 Status launch(const MaskedSoftmaxBackward& given, Stream stream) {
-  MaskedSoftmaxBackward args = given;
+  BackwardArgs args(given);
   // Neither what was added to the scores matters, nor a soft cap.
   args.scores.bias.data = nullptr;
   args.scores.softcap = 0;
   if (!args.scores.mask.is_bool) args.scores.mask.data = nullptr;
+  if (args.scores.mask.data == nullptr) args.scores.mask.is_bool = false;
   limit_diagonal(args.scores.causal, args.cols);
   const DType dtype = args.probabilities.dtype;
   const int32_t parts = args.grad_sinks == nullptr ? parts_of(args.scores, dtype) : kAllParts;
   const int32_t width = pick_wide_or_single(
       dtype, args.cols, {args.grad_output, args.probabilities, args.grad_input, args.scores.mask});
+  const bool narrow =
+      args.grad_sinks == nullptr && is_narrow(args.scores, args.dropout, args.cols, width, dtype);
   return with_types(args.grad_input.dtype, dtype, [&](auto out, auto type) {
     using Out = TypeOf<decltype(out)>;
     using T = TypeOf<decltype(type)>;
+    if constexpr (sizeof(T) < 8) {
+      if (narrow) return launch_narrow<T, Out>(args, stream);
+    }
     return with_wide_or_single<T>(width, [&](auto width) {
       constexpr int kWidth = decltype(width)::value;
       return with_parts<T, kWidth>(parts, [&](auto parts) {

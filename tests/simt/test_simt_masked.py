@@ -13,6 +13,7 @@ from . import philox
 from .cases.masked import (
     OPERANDS,
     OPS,
+    PLAIN,
     SEED,
     STATISTICS,
     MaskedCase,
@@ -65,6 +66,13 @@ FEW += [
     if op == FORWARD or parts != "numbers"
     for cols in (40, 2048, 4104)
     for case in [MaskedCase(op, "bfloat16", "bfloat16", (2, 1, 3), cols, 8, parts)]
+]
+#: Short rows of single elements, with every kind of operand, two rows a thread or one.
+FEW += [
+    replace(with_operands(case, i), mask_value=-1e4, zero_masked_rows=True)
+    for op in OPS
+    for i, cols in enumerate([49, 64, 65, 197, 577, 641, 1023])
+    for case in [MaskedCase(op, "bfloat16", "bfloat16", (2, 1, 3), cols, 1, PLAIN)]
 ]
 #: Soft caps, with the operands of kernels for all parts.
 FEW += [
@@ -219,6 +227,51 @@ def test_what_was_added_to_the_scores_does_not_change_the_backward_kernel(
 
 
 @pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(
+    "cols, vectors, threads",
+    [(2, 8, 8), (49, 8, 8), (65, 16, 16), (197, 16, 16), (577, 20, 32), (1023, 32, 32)],
+)
+@pytest.mark.parametrize(
+    "operands",
+    [
+        {},
+        {"diagonal": 3},
+        {"mask": "bool 011", "diagonal": 3},
+        {"mask": "bool 111", "bias": "bfloat16 011"},
+        {"mask": "bfloat16 011", "bias": "bfloat16 111"},
+    ],
+)
+def test_short_rows_of_single_elements_have_one_kernel_for_plain_scores(
+    emulator, op, cols, vectors, threads, operands
+):
+    case = MaskedCase(op, "bfloat16", "bfloat16", (2, 3), cols, 1, **operands)
+    (kernel,) = emulator.kernels_of(Prepared(emulator, case, inputs(case)).args)
+    types = "__nv_bfloat16, __nv_bfloat16"
+    assert kernel == f"{op}_narrow<{types}, 1, {vectors}, {threads}>"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"p": 0.3},
+        {"mask": "bool 010"},
+        {"mask": "float32 011"},
+        {"lower": 3},
+        {"end": "int64 110"},
+        {"sinks": "float 000"},
+        {"scale": 0.0},
+        {"scale": -1.0},
+        {"mask_value": INF},
+    ],
+)
+def test_other_short_rows_of_single_elements_go_by_the_kernel_for_all_parts(emulator, options):
+    case = MaskedCase(FORWARD, "bfloat16", "bfloat16", (2, 3), 49, 1, **options)
+    (kernel,) = emulator.kernels_of(Prepared(emulator, case, inputs(case)).args)
+    types = "__nv_bfloat16, __nv_bfloat16"
+    assert kernel == f"masked_softmax_forward_registers<{types}, 1, 16, 7, 0>"
+
+
+@pytest.mark.parametrize("op", OPS)
 def test_no_rows_launch_nothing(emulator, op):
     case = MaskedCase(op, "float32", "float32", (1,), cols=96, width=4)
     prepared = Prepared(emulator, case, inputs(case))
@@ -267,7 +320,7 @@ def special_case(cols: int, mask_value: float, by: str, zeros: bool) -> tuple[Ma
     lengths = [0, 2, 5, cols] if by else [cols]
     rows = [[*row, *[-INF] * (cols - 8)] for row in SPECIAL.values() for _ in lengths]
     case = MaskedCase(
-        *(FORWARD, "float32", "float32", (len(SPECIAL), len(lengths)), cols, 4),
+        *(FORWARD, "float32", "float32", (len(SPECIAL), len(lengths)), cols, 1 if cols % 4 else 4),
         mask="bool 111" if by == "mask" else "",
         diagonal=-1 if by == "causal" else None,
         mask_value=mask_value,
@@ -282,7 +335,7 @@ def special_case(cols: int, mask_value: float, by: str, zeros: bool) -> tuple[Ma
     return case, given
 
 
-@pytest.mark.parametrize("cols", [8, 1032, 17_000])
+@pytest.mark.parametrize("cols", [8, 9, 197, 577, 1032, 17_000])
 @pytest.mark.parametrize("by", ["", "mask", "causal"])
 @pytest.mark.parametrize("mask_value", [-INF, torch.finfo(torch.float32).min, -1e4, -1e9])
 def test_special_rows_come_out_as_of_masked_fill_and_softmax(emulator, mask_value, by, cols):
@@ -297,10 +350,10 @@ def test_special_rows_come_out_as_of_masked_fill_and_softmax(emulator, mask_valu
 
 
 @pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("cols", [40, 1032, 17_000])
+@pytest.mark.parametrize("cols, width", [(40, 4), (41, 1), (197, 1), (1032, 4), (17_000, 4)])
 @pytest.mark.parametrize("diagonal", [-(2**63), -2, 7, 2**63 - 1])
-def test_columns_that_causality_hides_are_not_read(emulator, op, cols, diagonal):
-    case = MaskedCase(op, "float32", "float32", (2, 3), cols, 4, zero_masked_rows=True)
+def test_columns_that_causality_hides_are_not_read(emulator, op, cols, width, diagonal):
+    case = MaskedCase(op, "float32", "float32", (2, 3), cols, width, zero_masked_rows=True)
     case = replace(case, diagonal=max(min(diagonal, cols), -cols))
     given = inputs(case)
     expected = run(emulator, case, given)
@@ -382,9 +435,11 @@ def test_special_sinks_come_out_as_one_more_column(emulator, cols):
     assert torch.allclose(actual, expected, rtol=1e-5, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("cols", [40, 17_000])
-def test_hidden_columns_with_probabilities_count_in_the_sum_and_have_gradient_zero(emulator, cols):
-    case = MaskedCase(BACKWARD, "float32", "float32", (1, 3), cols, 4, diagonal=-1, scale=0.5)
+@pytest.mark.parametrize("cols, width", [(40, 4), (41, 1), (197, 1), (17_000, 4)])
+def test_hidden_columns_with_probabilities_count_in_the_sum_and_have_gradient_zero(
+    emulator, cols, width
+):
+    case = MaskedCase(BACKWARD, "float32", "float32", (1, 3), cols, width, diagonal=-1, scale=0.5)
     given = inputs(case)
     given["probabilities"][0] = 1 / cols  # as where nothing is visible: all the same
     given["probabilities"][1] = NAN
@@ -399,3 +454,19 @@ def test_hidden_columns_with_probabilities_count_in_the_sum_and_have_gradient_ze
     expected = 0.5 * p * (g[2] - (g[2] * p).sum())
     actual = torch.from_numpy(run(emulator, case, given)["grad_input"][2]).double()
     assert torch.allclose(actual[:2], expected[:2], 1e-4, 1e-6) and not actual[2:].any()
+
+
+@pytest.mark.parametrize("cols", [41, 197])
+def test_a_row_whose_hidden_columns_count_leaves_the_other_row_of_a_thread_alone(emulator, cols):
+    case = MaskedCase(BACKWARD, "float32", "float32", (1, 8), cols, 1, diagonal=-1)
+    given = inputs(case)
+    given["grad_output"][~case.shown(given)] = NAN
+    expected = run(emulator, case, given)["grad_input"]
+    assert not np.isnan(expected).any()
+    for row in (1, 5):
+        changed = {name: values.copy() for name, values in given.items()}
+        changed["probabilities"][row] = 1 / cols
+        actual = run(emulator, case, changed)["grad_input"]
+        assert np.isnan(actual[row, :row]).all()
+        others = np.arange(8) != row
+        assert actual[others].tobytes() == expected[others].tobytes()

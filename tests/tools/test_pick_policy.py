@@ -236,6 +236,18 @@ def test_masked_rows_of_odd_lengths_decide_the_table_of_any_parts_in_both_direct
     assert table_of(text, "kMaskedSoftmaxRegimes", 2) == []
 
 
+def test_short_masked_rows_with_kernels_of_their_own_decide_no_table_of_other_kernels(pick):
+    plain = {"op": "causal_softmax", "width": 1}
+    lines = [
+        row(577, 20, 0.6, incumbent=True, fixed=32, **plain),
+        row(577, 16, 0.9, **plain),
+        row(2049, 8, 0.5, incumbent=True, **plain),
+        row(2049, 16, 0.9, **plain),
+    ]
+    _, text = pick(lines, "--write")
+    assert "577: " not in text and "2049: 90 % of a copy, 50 % before" in text
+
+
 def test_a_kernel_that_is_compiled_for_its_threads_is_told_from_another_with_as_many(pick):
     lines = [
         row(2048, 16, 0.7, incumbent=True),

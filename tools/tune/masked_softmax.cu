@@ -39,7 +39,14 @@ MaskedSoftmaxBackward backward_of(const Question& q, const Memory& memory) {
   return {grad, probabilities, rows_at(memory[2], q), scores_of(q, memory[3]), {}, q.rows, q.cols};
 }
 
+// Whether the tables choose a kernel of masked_softmax_narrow.h.
+bool is_narrow(const Question& q, int32_t width) {
+  const auto bytes = static_cast<int32_t>(size_of(q.dtype));
+  return width == 1 && plan_rows(kPlainMaskedSoftmaxRegimes, q.cols, 1, bytes).elements > 0;
+}
+
 const Regimes& regimes_of(const Question& q, int32_t width) {
+  if (is_narrow(q, width)) return kPlainMaskedSoftmaxRegimes;
   const bool any_parts = !is_wide(width, q.dtype);
   return q.backward ? masked_softmax_backward_regimes(any_parts)
                     : masked_softmax_regimes(any_parts);
@@ -87,7 +94,7 @@ int32_t most_threads(const Question& q, int32_t width, int32_t elements) {
 }
 
 template <class T, int kWidth, int kParts>
-Status launch_plan(const MaskedSoftmaxForward& args, const Plan& plan) {
+Status launch_plan(const ForwardArgs& args, const Plan& plan) {
   if (plan.blocks > 1) {
     return launch_masked_softmax_forward<T, T, kWidth, kParts>(args, as_row_plan(plan), nullptr);
   }
@@ -114,7 +121,7 @@ Status launch_plan(const MaskedSoftmaxForward& args, const Plan& plan) {
 }
 
 template <class T, int kWidth, int kParts>
-Status launch_plan(const MaskedSoftmaxBackward& args, const Plan& plan) {
+Status launch_plan(const BackwardArgs& args, const Plan& plan) {
   if (plan.blocks > 1) {
     return launch_masked_softmax_backward<T, T, kWidth, kParts>(args, as_row_plan(plan), nullptr);
   }
@@ -181,8 +188,10 @@ class MaskedSoftmax final : public Family {
     return with_instance(q, plan.width, [&](auto type, auto width, auto parts) {
       using T = TypeOf<decltype(type)>;
       constexpr int kWidth = decltype(width)::value, kParts = decltype(parts)::value;
-      return q.backward ? launch_plan<T, kWidth, kParts>(backward_of(q, memory), plan)
-                        : launch_plan<T, kWidth, kParts>(forward_of(q, memory), plan);
+      if (q.backward) {
+        return launch_plan<T, kWidth, kParts>(BackwardArgs(backward_of(q, memory)), plan);
+      }
+      return launch_plan<T, kWidth, kParts>(ForwardArgs(forward_of(q, memory)), plan);
     });
   }
 

@@ -40,6 +40,8 @@ LONG_COLS = 6144
 PARTS = ["none", "causal", "bool", "numbers", "any", "capped"]
 #: Those whose kernels take every operand.
 GENERAL = ("any", "capped")
+#: Short rows of single elements have one kernel for the parts before these, or several of them.
+PLAIN = "plain"
 
 
 @dataclass(frozen=True)
@@ -271,7 +273,13 @@ def bases() -> list[MaskedCase]:
         for parts in (PARTS if dtype != "float64" else GENERAL)
         if op == "masked_softmax_forward" or parts not in ("numbers", "capped")
     ]
-    return [*wide, *(replace(case, width=1, cols=1) for case in wide if case.parts in GENERAL)]
+    general = [case for case in wide if case.parts in GENERAL]
+    plain = [
+        with_operands(replace(case, parts=PLAIN), 0)
+        for case in general
+        if case.parts == "any" and case.dtype != "float64"
+    ]
+    return [*wide, *(replace(case, width=1, cols=1) for case in [*general, *plain])]
 
 
 def wide_vector(op: str, dtype: str, other: str) -> int:
@@ -293,6 +301,10 @@ def with_operands(case: MaskedCase, i: int) -> MaskedCase:
     elif case.parts == "numbers":
         masks = [f"{own} 0011", "", f"{own} 1101", ""]
         biases = ["", f"{own} 0111", "", f"{own} 1111"]
+    elif case.parts == PLAIN:
+        masks = ["", "bool 1011", f"{own} 0011", "bool 1111", f"{own} 1101"]
+        biases = ["", f"{own} 0111", f"{own} 1011"]
+        diagonals = [case.cols // 2, None, -1, case.cols - case.dims[-1]]
     elif case.parts in GENERAL:
         masks = ["bool 1110", "bool 1011", "", f"{own} 0011", f"{wide} 1101", "bool 0001"]
         masks.append("bool 1111")
@@ -327,7 +339,7 @@ def varied(case: MaskedCase, i: int) -> MaskedCase:
         scale=0.125 if i % 3 == 1 else 1.0,
         mask_value=mask_value,
         zero_masked_rows=zeros,
-        p=0.3 if i % 5 > 2 else 0.0,
+        p=0.3 if i % 5 > 2 and case.parts != PLAIN else 0.0,  # which has kernels of other parts
         wants_probabilities=i % 4 != 1,
     )
 

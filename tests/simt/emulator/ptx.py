@@ -86,6 +86,7 @@ OPS = {
     "setp.leu": Op("f32 f64", "!({0} > {1})", result="pred"),
     "setp.gt": Op("s16 s32 u32 s64 f32 f64", "{0} > {1}", result="pred"),
     "setp.ge": Op("s32 u32 s64 f32", "{0} >= {1}", result="pred"),
+    "setp.gtu": Op("f32 f64", "!({0} <= {1})", result="pred"),
     "setp.geu": Op("f32 f64", "!({0} < {1})", result="pred"),
     "cvta.to.global": Op("u64", "{0}", "T"),
     "cvta.global": Op("u64", "{0}", "T"),

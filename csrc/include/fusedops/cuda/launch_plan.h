@@ -152,6 +152,9 @@ inline constexpr Regimes kMaskedSoftmaxBackwardRegimes = {{{16384, 16}}, {{14336
 // fit into 64 registers, nor do 16 gradients beside 16 probabilities and a mask. 16 scores of 16
 // bits do in 72, which 896 threads have; gradients of single elements take 91, which 384 have.
 inline constexpr Regimes kAnyMaskedSoftmaxRegimes = {{{14336, 16}}, {{8192, 8}}, {{6144, 16}}, {}};
+// Scores of plain parts (scores.h) in single elements; other such rows are for scores of any parts.
+inline constexpr Regimes kPlainMaskedSoftmaxRegimes = {
+    {}, {}, {{64, 8, 8}, {256, 16, 16}, {640, 20, 32}, {1024, 32, 32}}, {}};
 // Two tensors, the next row of each, and two column sums take up to 128 registers a thread. Narrow
 // vectors have the weights in shared memory, where offsets are constants, and so as many elements
 // as wide ones: with 8 of them half of the bytes would be in flight, and each element would bear
@@ -174,6 +177,7 @@ inline constexpr Regimes kNormAddBackwardRegimes = {
 static_assert(is_ascending(kSoftmaxRegimes) && is_ascending(kSoftmaxBackwardRegimes));
 static_assert(is_ascending(kMaskedSoftmaxRegimes) && is_ascending(kAnyMaskedSoftmaxRegimes));
 static_assert(is_ascending(kMaskedSoftmaxBackwardRegimes));
+static_assert(is_ascending(kPlainMaskedSoftmaxRegimes));
 static_assert(is_ascending(kNormRegimes) && is_ascending(kNormAddRegimes));
 static_assert(is_ascending(kNormBackwardRegimes) && is_ascending(kNormAddBackwardRegimes));
 

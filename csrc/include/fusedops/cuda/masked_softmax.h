@@ -27,6 +27,9 @@
 
 namespace fusedops::cuda {
 
+using ForwardArgs = WithDivisors<MaskedSoftmaxForward>;
+using BackwardArgs = WithDivisors<MaskedSoftmaxBackward>;
+
 // What turns the scores of a row into exponentials. A row whose result is zeros needs none: with
 // `zero`, all of its columns get `hidden`, which is 0.
 template <int kParts, class Out>
@@ -201,10 +204,10 @@ FUSEDOPS_DEVICE void store_rest(
 // The softmax of this thread's row, which stays in registers.
 template <
     class RowScope, class In, class Out, int kWidth, int kVectors, int kParts, int kThreads = 0>
-FUSEDOPS_DEVICE void masked_softmax_row(const MaskedSoftmaxForward& args, int64_t index) {
+FUSEDOPS_DEVICE void masked_softmax_row(const ForwardArgs& args, int64_t index) {
   using Acc = AccumulatorOf<Out>;
   RowScope scope;
-  const auto row = ScoreRow::with_parts<kParts>(args.scores, index, args.rows, args.cols);
+  const auto row = ScoreRow::with_parts<kParts>(args, index);
   const int32_t own = scope.template own_columns<kWidth * kVectors>(row.cols).start;
   const int32_t start = row.template first<kWidth>() + own;
 
@@ -231,7 +234,7 @@ template <class In, class Out, int kWidth, int kVectors, int kParts, int kThread
 FUSEDOPS_KERNEL(
     (kMaskedSoftmaxThreads<In, kWidth, kWidth * kVectors, kHasAll<kParts>>),
     (kLeastBlocks<In, kWidth>))
-masked_softmax_forward_registers(MaskedSoftmaxForward args, int64_t first_row) {
+masked_softmax_forward_registers(ForwardArgs args, int64_t first_row) {
   assume_row_threads<kThreads>();
   masked_softmax_row<OneBlock, In, Out, kWidth, kVectors, kParts, kThreads>(
       args, launch_row(first_row));
@@ -241,7 +244,7 @@ masked_softmax_forward_registers(MaskedSoftmaxForward args, int64_t first_row) {
 // for two.
 template <class In, class Out, int kWidth, int kVectors, int kParts>
 FUSEDOPS_KERNEL(kMaskedClusterThreads, 1)
-masked_softmax_forward_cluster(MaskedSoftmaxForward args, int64_t first_row) {
+masked_softmax_forward_cluster(ForwardArgs args, int64_t first_row) {
   masked_softmax_row<Cluster, In, Out, kWidth, kVectors, kParts>(args, cluster_row(first_row));
 }
 
@@ -249,15 +252,14 @@ masked_softmax_forward_cluster(MaskedSoftmaxForward args, int64_t first_row) {
 // the row is right.
 template <class In, class Out, int kWidth, int kParts>
 FUSEDOPS_KERNEL(kLoopThreads, (kLeastBlocks<In, kWidth>))
-masked_softmax_forward_looped(MaskedSoftmaxForward args, int64_t first_row) {
+masked_softmax_forward_looped(ForwardArgs args, int64_t first_row) {
   using Acc = AccumulatorOf<Out>;
   // Scores and terms: with twice as many floats, or eight doubles, the exponentials would spill.
   constexpr int kVectors = sizeof(Acc) < 8 ? kLoopVectors<kWidth, 2> : kWidth == 1 ? 4 : 3;
   FUSEDOPS_SHARED(Acc, shared_max, kMaxWarps);
   FUSEDOPS_SHARED(Acc, shared_seen, kMaxWarps);
   FUSEDOPS_SHARED(Acc, shared_sums, kMaxWarps);
-  const auto row =
-      ScoreRow::with_parts<kParts>(args.scores, launch_row(first_row), args.rows, args.cols);
+  const auto row = ScoreRow::with_parts<kParts>(args, launch_row(first_row));
   const int64_t step = int64_t{blockDim.x} * kVectors * kWidth;
 
   ScoreTile<kParts, In, Out, kWidth, kVectors> tile;
@@ -408,10 +410,10 @@ FUSEDOPS_DEVICE void store_rest(
 
 // Out is the type of grad_input, T that of grad_output and the probabilities.
 template <class RowScope, class T, class Out, int kWidth, int kVectors, int kParts>
-FUSEDOPS_DEVICE void masked_softmax_gradient_row(const MaskedSoftmaxBackward& args, int64_t index) {
+FUSEDOPS_DEVICE void masked_softmax_gradient_row(const BackwardArgs& args, int64_t index) {
   using Acc = AccumulatorOf<T>;
   RowScope scope;
-  const auto row = ScoreRow::with_parts<kParts>(args.scores, index, args.rows, args.cols);
+  const auto row = ScoreRow::with_parts<kParts>(args, index);
   const int32_t own = scope.template own_columns<kWidth * kVectors>(row.cols).start;
   int32_t first = row.template first<kWidth>(), start = first + own;
 
@@ -444,14 +446,14 @@ FUSEDOPS_DEVICE void masked_softmax_gradient_row(const MaskedSoftmaxBackward& ar
 
 template <class T, class Out, int kWidth, int kVectors, int kParts>
 FUSEDOPS_KERNEL((kMaskedSoftmaxBackwardThreads<T, kWidth, kWidth * kVectors>))
-masked_softmax_backward_registers(MaskedSoftmaxBackward args, int64_t first_row) {
+masked_softmax_backward_registers(BackwardArgs args, int64_t first_row) {
   masked_softmax_gradient_row<OneBlock, T, Out, kWidth, kVectors, kParts>(
       args, launch_row(first_row));
 }
 
 template <class T, class Out, int kWidth, int kVectors>
 FUSEDOPS_KERNEL(kMaskedClusterThreads, 1)
-masked_softmax_backward_cluster(MaskedSoftmaxBackward args, int64_t first_row) {
+masked_softmax_backward_cluster(BackwardArgs args, int64_t first_row) {
   masked_softmax_gradient_row<Cluster, T, Out, kWidth, kVectors, kAllParts>(
       args, cluster_row(first_row));
 }
@@ -460,12 +462,11 @@ masked_softmax_backward_cluster(MaskedSoftmaxBackward args, int64_t first_row) {
 // makes room for two blocks of 16 bits, and spills.
 template <class T, class Out, int kWidth>
 FUSEDOPS_KERNEL(kLoopThreads, 1)
-masked_softmax_backward_looped(MaskedSoftmaxBackward args, int64_t first_row) {
+masked_softmax_backward_looped(BackwardArgs args, int64_t first_row) {
   using Acc = AccumulatorOf<T>;
   constexpr int kVectors = kLoopVectors<kWidth, 2>;
   FUSEDOPS_SHARED(Acc, shared_sums, kMaxWarps);
-  const auto row =
-      ScoreRow::with_parts<kAllParts>(args.scores, launch_row(first_row), args.rows, args.cols);
+  const auto row = ScoreRow::with_parts<kAllParts>(args, launch_row(first_row));
   const int64_t step = int64_t{blockDim.x} * kVectors * kWidth;
   const DropoutRow<Acc> dropout(args.dropout, row.index);
   const bool reads_all = reads_hidden<T>(args, row);

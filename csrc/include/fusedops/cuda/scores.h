@@ -31,26 +31,86 @@ inline void limit_diagonal(Causal& causal, int64_t cols) {
   causal.lower_diagonal = clamp(causal.lower_diagonal, -causal.queries, cols);
 }
 
+// Division of the index of a row, less than 2^31, by a multiplication (Granlund and Montgomery,
+// 1994). Made on the host: a division takes 20 instructions, for 64 bits 80.
+struct RowDivisor {
+  uint32_t divisor = 1, multiplier = 0, shift = 0;
+
+  static RowDivisor of(int64_t divisor) {
+    uint32_t bits = 0;
+    while (int64_t{1} << bits < divisor) ++bits;
+    const auto own = static_cast<uint64_t>(divisor);
+    const uint64_t multiplier = ((uint64_t{1} << (31 + bits)) + own - 1) / own;
+    return {static_cast<uint32_t>(own), static_cast<uint32_t>(multiplier), bits};
+  }
+
+  FUSEDOPS_DEVICE uint32_t quotient(uint32_t row) const {
+    return static_cast<uint32_t>(uint64_t{2 * row} * multiplier >> 32) >> shift;
+  }
+  FUSEDOPS_DEVICE uint32_t remainder(uint32_t row) const { return row - quotient(row) * divisor; }
+};
+
+// The divisors of scores. Where rows are not few, the indices of rows, and of columns that queries
+// see, may take 64 bits, and are divided by the sizes themselves.
+struct ScoreDivisors {
+  bool rows_are_few, has_operands;
+  RowDivisor queries, dims[kMaxRowDims];
+};
+
+// The arguments of a kernel. Args: MaskedSoftmaxForward or MaskedSoftmaxBackward.
+template <class Args>
+struct WithDivisors : Args {
+  ScoreDivisors divisors;
+
+  explicit WithDivisors(const Args& args) : Args(args), divisors{} {
+    constexpr int64_t kFew = int64_t{1} << 30;
+    divisors.has_operands = args.scores.bias.data != nullptr || args.scores.mask.data != nullptr;
+    const Causal& causal = args.scores.causal;
+    divisors.rows_are_few = args.rows < kFew && args.cols < kFew && causal.queries < kFew;
+    if (!divisors.rows_are_few) return;
+    divisors.queries = RowDivisor::of(causal.queries);
+    for (int d = 1; d < args.scores.dims.count; ++d) {
+      divisors.dims[d] = RowDivisor::of(args.scores.dims.sizes[d]);
+    }
+  }
+};
+
 // The interval of a row, and where its operands begin. A row past the last has no columns. Only
 // kernels for all parts know intervals that do not begin at column 0, and sinks.
 struct ScoreRow {
   int64_t index;
-  int32_t cols, visible;                  // the columns from `visible` on are hidden
-  int32_t begin = 0;                      // and those before it; 0 if none is visible
-  int64_t bias = 0, mask = 0, sinks = 0;  // offsets of the row in the operands, in elements
+  int32_t cols, visible;  // the columns from `visible` on are hidden
+  int32_t begin = 0;      // and those before it; 0 if none is visible
+  // Offsets of the row in the operands, in elements.
+  int64_t bias = 0, mask = 0, start = 0, end = 0, sinks = 0;
 
-  template <int kParts>
-  static FUSEDOPS_DEVICE ScoreRow
-  with_parts(const Scores& scores, int64_t index, int64_t rows, int64_t all_cols) {
-    const int32_t cols = index < rows ? static_cast<int32_t>(all_cols) : 0;
+  // Args: WithDivisors.
+  template <int kParts, class Args>
+  static FUSEDOPS_DEVICE ScoreRow with_parts(const Args& args, int64_t index) {
+    const int32_t cols = index < args.rows ? static_cast<int32_t>(args.cols) : 0;
     ScoreRow row = {index, cols, cols};
-    if ((kParts & kCausalPart) != 0 && scores.causal.on) {
-      row.visible = row.visible_columns(scores.causal);
+    if ((kParts & kCausalPart) != 0 && args.scores.causal.on) {
+      row.visible = row.visible_columns(args.scores.causal, args.divisors);
     }
     if constexpr ((kParts & (kBoolPart | kNumbersPart)) != 0) {
-      row.template find_operands<kParts>(scores);
+      ScoreRow rows[] = {row};
+      find_operands<kParts>(rows, args);
+      row = rows[0];
+    }
+    if constexpr (kHasAll<kParts>) {
+      if (cols > 0) row.limit(args.scores, args.divisors);
     }
     return row;
+  }
+
+  // Finds where the operands of some rows begin.
+  template <int kParts, int kCount, class Args>
+  static FUSEDOPS_DEVICE void find_operands(ScoreRow (&rows)[kCount], const Args& args) {
+    if (args.divisors.rows_are_few) {
+      find_operands<kParts, uint32_t>(rows, args.scores, args.divisors);
+    } else {
+      find_operands<kParts, uint64_t>(rows, args.scores, args.divisors);
+    }
   }
 
   FUSEDOPS_DEVICE int32_t hidden_cols() const { return cols - visible + begin; }
@@ -68,35 +128,47 @@ struct ScoreRow {
   }
 
  private:
-  template <int kParts>
-  FUSEDOPS_DEVICE void find_operands(const Scores& scores) {
-    int64_t start = 0, end = 0;
-    auto rest = static_cast<uint64_t>(index);
+  // Index: uint32_t where rows are few.
+  template <int kParts, class Index, int kCount>
+  static FUSEDOPS_DEVICE void find_operands(
+      ScoreRow (&rows)[kCount], const Scores& scores, const ScoreDivisors& divisors) {
+    Index rest[kCount];
+#pragma unroll
+    for (int r = 0; r < kCount; ++r) rest[r] = static_cast<Index>(rows[r].index);
     // Unrolled, because indexing the arguments would copy them to a stack.
 #pragma unroll
     for (int d = kMaxRowDims - 1; d >= 0; --d) {
       if (d >= scores.dims.count) continue;
-      const uint64_t outer = d > 0 ? rest / static_cast<uint64_t>(scores.dims.sizes[d]) : 0;
-      const auto at = static_cast<int64_t>(rest - outer * scores.dims.sizes[d]);
-      bias += at * scores.bias.strides[d];
-      mask += at * scores.mask.strides[d];
-      if constexpr (kHasAll<kParts>) {
-        start += at * scores.start.strides[d];
-        end += at * scores.end.strides[d];
-        sinks += at * scores.sinks.strides[d];
+      const auto size = static_cast<Index>(scores.dims.sizes[d]);
+#pragma unroll
+      for (int r = 0; r < kCount; ++r) {
+        const Index outer = d == 0              ? Index{0}
+            : sizeof(Index) == sizeof(uint32_t) ? divisors.dims[d].quotient(rest[r])
+                                                : rest[r] / size;
+        rows[r].template move<kParts>(scores, d, d == 0 ? rest[r] : rest[r] - outer * size);
+        rest[r] = outer;
       }
-      rest = outer;
-    }
-    if constexpr (kHasAll<kParts>) {
-      if (cols > 0) limit(scores, start, end);
     }
   }
 
-  // `start` and `end` are offsets in those operands.
-  FUSEDOPS_DEVICE void limit(const Scores& scores, int64_t start, int64_t end) {
+  // Moves the offsets in the operands to index `at` of a dimension.
+  template <int kParts>
+  FUSEDOPS_DEVICE void move(const Scores& scores, int dim, uint64_t at) {
+    bias += at * scores.bias.strides[dim];
+    mask += at * scores.mask.strides[dim];
+    if constexpr (kHasAll<kParts>) {
+      start += at * scores.start.strides[dim];
+      end += at * scores.end.strides[dim];
+      sinks += at * scores.sinks.strides[dim];
+    }
+  }
+
+  FUSEDOPS_DEVICE void limit(const Scores& scores, const ScoreDivisors& divisors) {
     const Causal& causal = scores.causal;
     if (scores.end.data != nullptr) visible = limited(bound(scores.end, end));
-    if (causal.has_lower_diagonal) begin = limited(query_of(causal) + causal.lower_diagonal);
+    if (causal.has_lower_diagonal) {
+      begin = limited(query_of(causal, divisors) + causal.lower_diagonal);
+    }
     if (scores.start.data != nullptr) {
       const int32_t other = limited(bound(scores.start, start));
       begin = other > begin ? other : begin;
@@ -113,13 +185,20 @@ struct ScoreRow {
     return static_cast<const int32_t*>(bound.data)[offset];
   }
 
-  FUSEDOPS_DEVICE int64_t query_of(const Causal& causal) const {
+  FUSEDOPS_DEVICE int64_t query_of(const Causal& causal, const ScoreDivisors& divisors) const {
+    if (divisors.rows_are_few) return divisors.queries.remainder(static_cast<uint32_t>(index));
     const auto queries = static_cast<uint64_t>(causal.queries);
     return static_cast<int64_t>(static_cast<uint64_t>(index) % queries);
   }
 
-  FUSEDOPS_DEVICE int32_t visible_columns(const Causal& causal) const {
-    return static_cast<int32_t>(clamp(query_of(causal) + causal.diagonal + 1, 0, cols));
+  FUSEDOPS_DEVICE int32_t
+  visible_columns(const Causal& causal, const ScoreDivisors& divisors) const {
+    if (divisors.rows_are_few) {
+      const auto query = divisors.queries.remainder(static_cast<uint32_t>(index));
+      const int32_t end = static_cast<int32_t>(query) + static_cast<int32_t>(causal.diagonal) + 1;
+      return end < 0 ? 0 : end < cols ? end : cols;
+    }
+    return limited(query_of(causal, divisors) + causal.diagonal + 1);
   }
 };
 
