@@ -11,10 +11,10 @@ It needs nvcc, and g++ for predictions.
 
 Gates: no kernel has spills or a stack. Every load and store of a hot kernel is 128 bits wide, but
 for the few that sass_budget.csv lists (a row's mean and rstd, partials of columns and of rows,
-16-bit results of float vectors, masks of bytes, operands with one value for a row, dropout's seed).
-Its registers and bytes in flight keep the budget in that file. Hot kernels are those of 16-byte
-vectors of float, half or bfloat16. Instructions and bytes of each shape keep those in
-sass_model.csv.
+branches and results of 16 bits beside float vectors, masks of bytes, operands with one value for a
+row, dropout's seed). Its registers and bytes in flight keep the budget in that file. Hot kernels
+are those of 16-byte vectors of float, half or bfloat16. Instructions and bytes of each shape keep
+those in sass_model.csv.
 
 Model: docs/cuda_model.md says what is followed, what is assumed, and how far off it may be.
 """

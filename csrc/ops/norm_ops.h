@@ -258,7 +258,7 @@ inline TermDtypes checked_terms(
   return dtypes;
 }
 
-// The same with a residual, whose entry follows the input's.
+// Reads the output_mask of a backward with a residual, whose entry follows the input's.
 inline NormWanted wanted_of_added(
     const std::vector<bool>& mask, const TermDtypes& dtypes, bool has_bias) {
   NormWanted wanted{mask[0] || mask[1], std::nullopt, mask[2], has_bias && mask[3]};
@@ -513,7 +513,7 @@ struct NormOps {
     return output_and_sum(op, result);
   }
 
-  // The residual's gradient is empty where the input's is its too.
+  // grad_residual is empty where grad_input is the gradient of both (operators.def).
   static std::tuple<Tensor, Tensor, Tensor, Tensor> add_layer_norm_backward(
       const Tensor& grad_output, MaybeTensor grad_sum, const Tensor& sum, Sizes normalized_shape,
       const Tensor& mean, const Tensor& rstd, MaybeTensor weight, MaybeTensor bias,

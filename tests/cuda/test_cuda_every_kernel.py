@@ -54,6 +54,24 @@ def test_norms_after_a_residual_agree_with_the_separate_calls(dtype, wider, cols
 
 
 @pytest.mark.parametrize("cols", ONE_OF_EACH_KERNEL)
+@pytest.mark.parametrize("narrow", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("p", [0.0, 0.5])
+def test_a_branch_of_16_bits_beside_a_float32_residual_agrees_with_the_separate_calls(
+    narrow, p, cols
+):
+    x = torch.randn(5, cols, device="cuda").to(narrow).requires_grad_()
+    r = torch.randn(5, cols, device="cuda").requires_grad_()
+    seed = torch.tensor(3, device="cuda")
+    y, s = fusedops.add_layer_norm(x, r, [cols], p=p, seed=seed)
+    _, wide = fusedops.add_layer_norm(x.float(), r, [cols], p=p, seed=seed)
+    assert_close(s, wide)
+    assert_close(y, fusedops.layer_norm(s.detach(), [cols]))
+    found = torch.autograd.grad((y + s).sum(), (x, r))
+    assert [gradient.dtype for gradient in found] == [narrow, torch.float32]
+    assert all(gradient.isfinite().all() for gradient in found)
+
+
+@pytest.mark.parametrize("cols", ONE_OF_EACH_KERNEL)
 @pytest.mark.parametrize("dtype, wider", DTYPES.values(), ids=DTYPES)
 def test_masked_softmax_agrees_with_the_chain(dtype, wider, cols):
     x = torch.randn(5, cols, device="cuda").to(dtype).requires_grad_()

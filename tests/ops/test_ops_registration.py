@@ -10,6 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusedops
 
@@ -370,6 +371,25 @@ def test_autocast_gives_norms_the_dtype_that_torch_gives(dtype, device):
         assert fusedops.rms_norm(t, [4]).dtype == expected
         assert fusedops.add_layer_norm(t, t, [4])[0].dtype == expected
         assert fusedops.add_rms_norm(t, t, [4])[0].dtype == expected
+
+
+@pytest.mark.parametrize("branch", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("residual", [torch.float16, torch.bfloat16, torch.float32])
+def test_cuda_autocast_converts_the_residual_of_a_sum_and_leaves_the_branch(branch, residual):
+    seen = []
+
+    class Recorded(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if "add_" in str(func):
+                seen.append([t.dtype for t in args[:2]])
+            return func(*args, **(kwargs or {}))
+
+    with FakeTensorMode(allow_non_fake_inputs=True), autocast("cuda"), Recorded():
+        x = torch.empty(2, 3, 4, dtype=branch, device="cuda")
+        r = torch.empty(2, 3, 4, dtype=residual, device="cuda")
+        for results in (fusedops.add_layer_norm(x, r, [4]), fusedops.add_rms_norm(x, r, [4])):
+            assert [t.dtype for t in results] == [torch.float32] * 2
+    assert seen == [[branch, torch.float32]] * 2
 
 
 def test_meta_tensors_give_shapes_without_computing():

@@ -47,12 +47,15 @@ def test_no_kernel_spills_and_hot_ones_keep_to_128_bits_and_their_budget(arch):
     plain = [kernel for kernel in exists if not re.search("masked|spatial_norm", kernel.name)]
     needed = chips.CHIPS[arch].needed_in_flight / 1024
     assert all(kernel.kb_in_flight >= needed for kernel in plain)
-    # Dropout reads its seed; of these kernels only norms of a sum have it. The kernels of segments
-    # read and write partials, a few floats a row.
+    # Dropout reads its seed; of these kernels only norms of a sum have it. Those of floats read a
+    # branch of 16 bits too, of either dtype. The kernels of segments read and write partials, a few
+    # floats a row.
     whole = [kernel for kernel in plain if not re.search("_(partials|apply)<", kernel.name)]
     narrow = {kernel.narrow_loads for kernel in whole if ", true" not in kernel.name}
     assert narrow == {0}
-    assert all(kernel.narrow_loads <= 1 for kernel in whole)
+    of_floats = {kernel for kernel in whole if "<float, 4, 4, true" in kernel.name}
+    assert all(kernel.narrow_loads <= 1 for kernel in whole if kernel not in of_floats)
+    assert all(kernel.narrow_loads <= 1 + 2 * 4 for kernel in of_floats)
 
 
 @pytest.mark.parametrize(
