@@ -173,6 +173,23 @@ def test_a_copy_of_a_form_is_found_whatever_its_names():
     assert len(fusedops.replace_modules(norm).replaced) == 1 and norm.variant == "llama"
 
 
+class WithALambda(nn.Module):
+    # fmt: off
+    forward = max(
+        [lambda self, x: x], key=id)
+    # fmt: on
+
+
+class WithACall(llama.LlamaRMSNorm):
+    def __call__(self, x):
+        return 2 * super().__call__(x)
+
+
+def test_a_class_whose_source_does_not_say_all_is_left():
+    report = fusedops.replace_modules(nn.Sequential(WithALambda(), WithACall(N)))
+    assert [module.was for module in report.modules] == []
+
+
 def test_a_whole_model_of_transformers_keeps_its_values():
     config = transformers_config()
     model = llama.LlamaModel(config).double().eval()

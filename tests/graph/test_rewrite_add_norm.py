@@ -300,10 +300,6 @@ def _scaled(x, r, w, b):
     return layer_norm(torch.add(x, r, alpha=2), w, b)
 
 
-def _of_another_dtype(x, r, w, b):
-    return layer_norm(x + r.float(), w, b)
-
-
 def _rows_cut(x, r, w, b):
     return F.layer_norm((x + r).view(-1, N // 2), (N // 2,))
 
@@ -341,7 +337,6 @@ APART = [
     _broadcast,
     _a_number,
     _scaled,
-    _of_another_dtype,
     _rows_cut,
     _written_into,
     _written_through_a_view,

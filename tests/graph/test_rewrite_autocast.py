@@ -146,6 +146,17 @@ def test_of_two_narrow_summands_one_keeps_its_cast(rewrite_dynamo):
     assert dtypes == {torch.bfloat16, torch.float32}
 
 
+def test_a_cast_that_loses_digits_remains_before_the_op(rewrite_dynamo):
+    def model(x, r):
+        return layer_norm(x.bfloat16() + r, None, None)
+
+    x, r = torch.randn(3, 5, N), torch.randn(3, 5, N)
+    rewritten = rewrite_dynamo(model, x, r)
+    assert rewritten.replaced == {"add_layer_norm": 1}
+    exact = model(x, r.double())
+    torch.testing.assert_close(rewritten.call(x, r).double(), exact, rtol=1e-5, atol=1e-5)
+
+
 def test_an_integer_branch_is_left(rewrite_dynamo):
     _, r, w, b = draw(torch.bfloat16)
     rewritten = rewrite_dynamo(promoted(layer_norm), torch.ones(3, 5, N, dtype=torch.long), r, w, b)
