@@ -165,6 +165,24 @@ def _residual_norm(x, residual, w):
     return torch.nn.functional.layer_norm(x + residual, (WIDTH,), w)
 
 
+def claim_what_depends_on_a_rows_position_compiles():
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    seed, x = torch.tensor(3), _batch()
+    given = distribute_tensor(x, mesh, [Shard(1)], src_data_rank=None).requires_grad_()
+
+    def drop(x):
+        return fusedops.masked_softmax_dropout(x, p=0.5, causal=True, seed=seed)
+
+    torch._dynamo.reset()
+    ours = torch.compile(drop, backend="aot_eager", fullgraph=True)(given)
+    ours.sum().backward()
+    exact = x.clone().requires_grad_()
+    wanted = drop(exact)
+    wanted.sum().backward()
+    for got, want in ((ours, wanted), (given.grad, exact.grad)):
+        assert torch.allclose(got.full_tensor(), want, rtol=1e-11, atol=1e-12)
+
+
 def claim_the_backend_compiles_dtensors():
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     exact = _batch(), _batch().sin(), torch.rand(WIDTH).double()

@@ -123,7 +123,8 @@ def _local(part: Partition, dims: Dims, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     wanted = part.placements(Result(dims))
     if list(tensor.placements) != wanted:
-        tensor = tensor.redistribute(part.mesh, wanted)
+        # A tensor that requires grad would record its redistribution.
+        tensor = tensor.detach().redistribute(part.mesh, wanted)
     own: torch.Tensor = tensor.to_local()
     return own
 
