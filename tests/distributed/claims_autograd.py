@@ -6,7 +6,14 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from distributed.samples import partial
-from torch.distributed.tensor import Partial, Replicate, Shard, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import (
+    Partial,
+    Replicate,
+    Shard,
+    distribute_tensor,
+    init_device_mesh,
+)
 
 import fusedops
 from fusedops.integrations.dtensor import cross_entropy
@@ -183,6 +190,34 @@ def claim_ranks_without_an_element_take_part():
         _agrees(
             lambda x: fusedops.softmax(x, 1), lambda x: x.softmax(1), (x,), ([Shard(dim)],), mesh
         )
+
+
+def claim_a_rank_outside_of_the_mesh_takes_part_in_name():
+    mesh, x = DeviceMesh("cpu", [0]), _randn(4, 6)
+    given = distribute_tensor(x, mesh, [Shard(0)], src_data_rank=None)
+    output, total = fusedops.add_layer_norm(given, given, (6,))
+    assert output.shape == (4, 6) and total.placements == (Shard(0),)
+    if dist.get_rank() == 0:
+        assert torch.equal(total.to_local(), x + x)
+    else:
+        assert output.to_local().numel() == 0
+
+
+def claim_second_derivatives_are_those_of_one_process():
+    mesh, x, g = _mesh(), _randn(4, 6), _randn(4, 6)
+
+    def second(function, x, g):
+        (first,) = torch.autograd.grad(function(x), x, g, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), x)[0]
+
+    for ours, exact in (
+        (lambda x: fusedops.softmax(x, -1), lambda x: x.softmax(-1)),
+        (lambda x: fusedops.layer_norm(x, (6,)), lambda x: F.layer_norm(x, (6,))),
+    ):
+        given = (partial(t, mesh, [Shard(0)]) for t in (x, g))
+        found = second(ours, *(t.requires_grad_() for t in given)).full_tensor()
+        wanted = second(exact, x.clone().requires_grad_(), g)
+        assert torch.allclose(found, wanted, rtol=1e-11, atol=1e-12)
 
 
 def claim_cross_entropy_divides_the_classes():

@@ -42,8 +42,12 @@ class Block(nn.Module):
         self.norm1, self.norm2 = parts.norm(WIDTH), parts.rms_norm(WIDTH)
 
     def forward(self, x: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        q, k, v = (part(x).unflatten(-1, (-1, WIDTH // HEADS)) for part in (self.q, self.k, self.v))
-        scores = q.transpose(1, 2) @ k.permute(0, 2, 3, 1) / math.sqrt(WIDTH // HEADS)
-        mixed = (self.attend(scores, hidden) @ v.transpose(1, 2)).transpose(1, 2).flatten(2)
+        # Heads come first: torch 2.10 cannot multiply DTensors that are sharded between two others.
+        q, k, v = (
+            part(x).unflatten(-1, (-1, WIDTH // HEADS)).permute(2, 0, 1, 3)
+            for part in (self.q, self.k, self.v)
+        )
+        scores = q @ k.transpose(-2, -1) / math.sqrt(WIDTH // HEADS)
+        mixed = (self.attend(scores, hidden) @ v).permute(1, 2, 0, 3).flatten(2)
         x = self.norm1(x + self.out(mixed))
         return self.norm2(x + self.down(torch.relu(self.up(x))))

@@ -121,10 +121,12 @@ def _map(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
 def _local(part: Partition, dims: Dims, tensor: torch.Tensor) -> torch.Tensor:
     if not isinstance(tensor, DTensor):
         return tensor
+    given: Any = tensor  # for torch's types, its methods return a Tensor
     wanted = part.placements(Result(dims))
-    if list(tensor.placements) != wanted:
-        tensor = tensor.redistribute(part.mesh, wanted)
-    own: torch.Tensor = tensor.to_local()
+    if list(given.placements) != wanted:
+        # torch 2.10 cannot redistribute what requires grad where nothing is recorded.
+        given = given.detach().redistribute(part.mesh, wanted)
+    own: torch.Tensor = given.to_local()
     return own
 
 

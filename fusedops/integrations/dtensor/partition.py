@@ -16,7 +16,6 @@ import torch
 import torch.distributed._functional_collectives as collectives
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 #: For each dimension of a tensor the dimension of the space that it is; None where it is another.
 Dims = tuple[int | None, ...]
@@ -84,10 +83,15 @@ class Partition:
         return any(divided in dims for divided in self.divided if divided is not None)
 
     def start(self, dim: int) -> int:
-        """The first index of this rank's part of a dimension."""
-        own = [Shard(d) if d is not None else Replicate() for d in self.divided]
-        _, offsets = compute_local_shape_and_global_offset(self.sizes, self.mesh, own)
-        return offsets[dim]
+        """The first index of this rank's part of a dimension, which is cut as by torch.chunk.
+        torch's own function for it reads a tensor, which a compiler cannot do."""
+        start, size = 0, self.sizes[dim]
+        for mesh_dim, coordinate in enumerate(self.mesh.get_coordinate() or ()):
+            if self.divided[mesh_dim] == dim:
+                most = -(-size // self.mesh.size(mesh_dim))
+                before = min(most * coordinate, size)
+                start, size = start + before, min(most, size - before)
+        return start
 
     def all_reduce(self, partial: torch.Tensor, how: str, dims: Iterable[int]) -> torch.Tensor:
         """Reduces ("sum", "max") over the ranks that share the rows that ``dims`` are part of."""
