@@ -6,6 +6,7 @@
 #                tensors (18 GB), fuzz, sanitize: hours
 #   make fuzz    properties and random graphs, different ones in every run; FUZZ_SECONDS=120 ends it
 #   make coverage  the branch coverage of fusedops/ by the tests
+#   make test-matrix  one wheel with the oldest, this and the newest torch, on two Pythons
 #   make sanitize  the operators' tests under ASan + UBSan and TSan
 #   make bench   the kernels against eager, Inductor and a copy, one thread
 #   make lint    formatting and static checks
@@ -24,7 +25,7 @@ DEMO_BUILD := $(or $(wildcard .venv/.built),.venv/.built-native)
 BUILD_INPUTS := setup.py pyproject.toml CMakeLists.txt fusedops/VERSION \
 	$(shell find cmake csrc -type f)
 
-.PHONY: demo test test-all fuzz coverage sanitize bench plots lint docs wheel clean
+.PHONY: demo test test-all test-matrix fuzz coverage sanitize bench plots lint docs wheel clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed-demo
@@ -46,6 +47,9 @@ fuzz: .venv/.installed-dev
 
 coverage: .venv/.installed-dev
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --cov --cov-report=term
+
+test-matrix: wheel
+	$(BIN)/python -m tests.matrix dist/fusedops-$(shell cat fusedops/VERSION)-*.whl
 
 sanitize: .venv/.installed-dev
 	$(BIN)/python -m tests.sanitize --workers $(WORKERS)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import re
+import subprocess
+import sys
 import zipfile
 
 import pytest
@@ -45,11 +48,16 @@ def model():
 
 
 @pytest.fixture(scope="module")
-def package(model, tmp_path_factory):
+def path(model, tmp_path_factory):
     batch = torch.export.Dim("batch", min=1, max=64)
     exported = torch.export.export(model, _inputs(3), dynamic_shapes=({0: batch}, {0: batch}))
     path = tmp_path_factory.mktemp("package") / "model.pt2"
     assert fusedops.export.package(exported, path, inductor_configs=QUICK) == str(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def package(path):
     return torch._inductor.aoti_load_package(str(path))
 
 
@@ -132,6 +140,27 @@ def test_a_program_loaded_from_a_file_trains_at_another_batch_size(tmp_path):
     eager = dict(model.named_parameters())
     for name, parameter in loaded.named_parameters():
         torch.testing.assert_close(parameter.grad, eager[name].grad, rtol=1e-12, atol=1e-12)
+
+
+def loaded_without_fusedops(expression: str) -> subprocess.CompletedProcess[str]:
+    """Loads a file in a process that does not import fusedops."""
+    code = f"import torch\n{expression}"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+
+def test_a_program_loaded_without_the_import_names_the_operator_and_asks_for_the_import(tmp_path):
+    path = tmp_path / "model.pt2"
+    torch.export.save(fusedops.export.rewrite(EXPORTED), path)
+    finished = loaded_without_fusedops(f"torch.export.load({str(path)!r})")
+    assert finished.returncode != 0
+    assert "torch.ops.fusedops.softmax" in finished.stderr
+    assert "import the custom op" in finished.stderr
+
+
+def test_a_package_loaded_without_the_import_names_the_operator(path):
+    finished = loaded_without_fusedops(f"torch._inductor.aoti_load_package({str(path)!r})")
+    assert finished.returncode != 0
+    assert re.search(r"Could not find schema for fusedops::\w+", finished.stderr)
 
 
 EXPORTED = torch.export.export(nn.Softmax(-1), (torch.randn(4, 8),))
