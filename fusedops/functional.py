@@ -1,9 +1,9 @@
 """The ops as functions, with the names and argument order of ``torch.nn.functional``.
 
-Every function is twice differentiable, also under the reverse-mode transforms of ``torch.func``
-(``grad``, ``vjp``, ``jacrev``, and ``vmap`` of them for per-sample gradients). It runs under
-``torch.compile`` and ``torch.export`` and is deterministic: a row's result has the same bits
-whatever the other rows contain.
+Every function is twice differentiable, in reverse and forward mode and under the transforms of
+``torch.func`` (``grad``, ``jvp``, ``hessian``, and ``vmap`` of them for per-sample gradients). It
+runs under ``torch.compile`` and ``torch.export`` and is deterministic: a row's result has the same
+bits whatever the other rows contain.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from fusedops import _arguments
 from fusedops.ops import _checks
 from fusedops.ops._autograd import EagerOp
+from fusedops.ops._forward_mode import has_tangent
 from fusedops.ops._mutation import check_recordable
 from fusedops.ops.norm import default_rms_eps, scaled_by_weight
 from fusedops.ops.softmax import InplaceSoftmax
@@ -95,11 +96,9 @@ def softmax(
         return _softmax_out("softmax", input, dim, dtype, out)
     if dtype is not None:
         _arguments.floating("softmax", "dtype", dtype)
-    run = _softmax.on(input)
     if dim is None:
-        _arguments.tensor("softmax", "input", input)
-        return run(input.reshape(-1), 0, dtype).view(input.shape)
-    return run(input, dim, dtype)
+        return _softmax_of_all("softmax", input, dtype)
+    return _softmax.on(input)(input, dim, dtype)
 
 
 def log_softmax(
@@ -126,11 +125,15 @@ def log_softmax(
         return _softmax_out("log_softmax", input, dim, dtype, out)
     if dtype is not None:
         _arguments.floating("log_softmax", "dtype", dtype)
-    run = _log_softmax.on(input)
     if dim is None:
-        _arguments.tensor("log_softmax", "input", input)
-        return run(input.reshape(-1), 0, dtype).view(input.shape)
-    return run(input, dim, dtype)
+        return _softmax_of_all("log_softmax", input, dtype)
+    return _log_softmax.on(input)(input, dim, dtype)
+
+
+def _softmax_of_all(function: str, input: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    _arguments.tensor(function, "input", input)
+    op = _softmax if function == "softmax" else _log_softmax
+    return op.on(input)(input.reshape(-1), 0, dtype).view(input.shape)
 
 
 def _softmax_out(
@@ -238,6 +241,12 @@ def merge_softmax_stats(
 
     Source: as for :func:`softmax_stats`, where two such pairs are merged.
     """
+    return _merged(stats)
+
+
+def _merged(
+    stats: Sequence[tuple[torch.Tensor, torch.Tensor]],
+) -> tuple[torch.Tensor, torch.Tensor]:
     maxima, sums = (torch.stack(given) for given in zip(*_partials(stats), strict=True))
     max = maxima.detach().amax(0)
     # Where all maxima are -inf, -inf - -inf would be NaN; without a shift e^-inf is 0.
@@ -281,21 +290,36 @@ def softmax_(input: torch.Tensor, dim: int) -> torch.Tensor:
         RuntimeError: a leaf that requires grad or a view of one, a view from ``unbind``, ``split``
             or ``chunk`` that requires grad, an input whose elements share memory (expanded or
             overlapping), a dtype that is not floating, a ``dim`` out of range.
-        NotImplementedError: an input with a forward-mode tangent.
 
     No error changes the input.
 
     Source: :func:`torch.nn.functional.softmax`, in place.
     """
-    if not (torch.is_grad_enabled() and getattr(input, "requires_grad", False)):
+    return _softmax_in_place(input, dim)
+
+
+def _softmax_in_place(input: torch.Tensor, dim: int) -> torch.Tensor:
+    is_recorded = torch.is_grad_enabled() and getattr(input, "requires_grad", False)
+    if not (is_recorded or _is_jit_tracing()):
         _ops.softmax_.default(input, dim)
         return input
-    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
-        # An autograd function would run, and write into the input, at each level of torch.func.
-        return input.copy_(softmax(input, dim))
+    if not torch.compiler.is_compiling() and _is_transformed(input):
+        # An autograd function would run, and write into the input, at each level of torch.func; it
+        # would lose a tangent, and a trace cannot hold it. A tangent's formula may save the clone.
+        return input.copy_(softmax(input.clone(), dim))
     check_recordable("softmax_", input)
     output: torch.Tensor = InplaceSoftmax.apply(input, dim)
     return output
+
+
+def _is_transformed(input: torch.Tensor) -> bool:
+    is_watched = torch._C._are_functorch_transforms_active() or _is_jit_tracing()
+    return is_watched or has_tangent((input,))
+
+
+def _is_jit_tracing() -> bool:
+    """Whether torch.jit.trace records the call. Its graph must not depend on what requires grad."""
+    return not torch.compiler.is_compiling() and torch._C._is_tracing()
 
 
 def masked_softmax(
@@ -511,6 +535,12 @@ def segment_bounds(
     Source: ``cu_seqlens`` are those of Dao, "FlashAttention-2" (2023), for sequences of several
     lengths.
     """
+    return _segment_bounds(segment_ids, cu_seqlens, length)
+
+
+def _segment_bounds(
+    segment_ids: torch.Tensor | None, cu_seqlens: torch.Tensor | None, length: int | None
+) -> tuple[torch.Tensor, torch.Tensor]:
     function = "segment_bounds"
     if segment_ids is not None and cu_seqlens is None:
         ids = _arguments.tensor(function, "segment_ids", segment_ids).contiguous()
@@ -526,9 +556,12 @@ def segment_bounds(
     return ends[after - 1], ends[after.clamp(max=last)]
 
 
-def _sinks_of(function: str, input: torch.Tensor, sinks: torch.Tensor | float) -> torch.Tensor:
-    """The sinks as a tensor: a number is that of every row."""
-    if isinstance(sinks, torch.Tensor):
+def _sinks_of(
+    function: str, input: torch.Tensor, sinks: torch.Tensor | float | None
+) -> torch.Tensor | None:
+    """The sinks as a tensor: a number is that of every row. None is what a placeholder of an fx
+    graph may stand for."""
+    if sinks is None or isinstance(sinks, torch.Tensor):
         return sinks
     value = _arguments.number(function, "sinks", sinks)
     given = _arguments.tensor(function, "input", input)
@@ -536,7 +569,9 @@ def _sinks_of(function: str, input: torch.Tensor, sinks: torch.Tensor | float) -
 
 
 def _are_learned(sinks: torch.Tensor | float | None) -> bool:
-    return isinstance(sinks, torch.Tensor) and sinks.requires_grad and torch.is_grad_enabled()
+    if not isinstance(sinks, torch.Tensor) or _is_jit_tracing():
+        return False
+    return sinks.requires_grad and torch.is_grad_enabled()
 
 
 class _Band(NamedTuple):
@@ -560,8 +595,10 @@ def _diagonal(input: torch.Tensor, causal: Causal) -> int:
     if causal is False or causal is True:
         return 0
     _arguments.one_of("causal", causal, (False, True, "top_left", "bottom_right"))
-    if causal != "bottom_right":
-        return 0
+    return _bottom_right_diagonal(input) if causal == "bottom_right" else 0
+
+
+def _bottom_right_diagonal(input: torch.Tensor) -> int:
     if _arguments.tensor("masked_softmax", "input", input).dim() < 2:
         return 0  # the op raises with its own message
     return input.shape[-1] - input.shape[-2]
@@ -689,9 +726,22 @@ def rms_norm(
     :func:`torch.nn.functional.rms_norm`, and LlamaRMSNorm, T5LayerNorm and GemmaRMSNorm of Hugging
     Face transformers.
     """
-    dtype = _dtype_of(input)
-    eps = eps if type(eps) is float else _rms_eps("rms_norm", dtype, eps)
-    if weight is not None and _multiplies_afterwards("rms_norm", variant, input, weight, dtype):
+    eps = eps if type(eps) is float else _rms_eps("rms_norm", _dtype_of(input), eps)
+    if weight is not None and variant in ("llama", "t5"):
+        return _rounded_rms_norm(input, normalized_shape, weight, eps, variant)
+    settings = _rms_settings(variant)
+    return _rms_norm.on(input, weight)(input, normalized_shape, weight, eps, *settings)
+
+
+def _rounded_rms_norm(
+    input: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: torch.Tensor,
+    eps: float,
+    variant: RmsVariant,
+) -> torch.Tensor:
+    """rms_norm in the variants whose result's dtype depends on the weight's."""
+    if _multiplies_afterwards("rms_norm", variant, input, weight, _dtype_of(input)):
         is_t5, is_narrow = variant == "t5", weight.dtype in (torch.bfloat16, torch.float16)
         wide = input.float() if is_t5 and input.dtype != torch.float64 else input
         if is_t5 and weight.dtype == wide.dtype:
@@ -948,19 +998,52 @@ def add_rms_norm(
     """
     function = "add_rms_norm"
     dropout = _branch_dropout(function, input, p, training, seed)
-    dtype = _dtype_of_sum(input, residual)
-    eps = eps if type(eps) is float else _rms_eps(function, dtype, eps)
-    if weight is not None and _multiplies_afterwards(function, variant, input, weight, dtype):
-        arguments = (input, residual, normalized_shape, None, eps, 0.0, False)
-        total = _ops.add_rms_norm.default(*arguments, *dropout)[1]
-        output = rms_norm(total, normalized_shape, weight, eps, variant=variant)
-        return (output, total) if return_sum else output
+    if type(eps) is not float:
+        eps = _rms_eps(function, _dtype_of_sum(input, residual), eps)
+    arguments = (input, residual, normalized_shape, weight, eps, variant, dropout, return_sum)
+    if weight is not None and variant in ("llama", "t5"):
+        return _rounded_add_rms_norm(*arguments)
+    return _fused_add_rms_norm(*arguments)
+
+
+def _fused_add_rms_norm(
+    input: torch.Tensor,
+    residual: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: torch.Tensor | None,
+    eps: float,
+    variant: RmsVariant,
+    dropout: tuple[float, torch.Tensor | None],
+    return_sum: bool,
+) -> tuple[torch.Tensor, torch.Tensor] | torch.Tensor:
+    """add_rms_norm in one call of an op."""
     settings = _rms_settings(variant)
     run = _add_rms_norm.on(input, residual, weight)
     sum_option = (return_sum,) if run is _add_rms_norm.plain else ()
     norm = (normalized_shape, weight, eps)
     results = run(input, residual, *norm, *sum_option, *settings, *dropout)
     return results if return_sum else results[0]
+
+
+def _rounded_add_rms_norm(
+    input: torch.Tensor,
+    residual: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: torch.Tensor,
+    eps: float,
+    variant: RmsVariant,
+    dropout: tuple[float, torch.Tensor | None],
+    return_sum: bool,
+) -> tuple[torch.Tensor, torch.Tensor] | torch.Tensor:
+    """add_rms_norm in the variants whose result's dtype depends on the weight's."""
+    dtype = _dtype_of_sum(input, residual)
+    if not _multiplies_afterwards("add_rms_norm", variant, input, weight, dtype):
+        given = (input, residual, normalized_shape, weight, eps)
+        return _fused_add_rms_norm(*given, variant, dropout, return_sum)
+    arguments = (input, residual, normalized_shape, None, eps, 0.0, False)
+    total = _ops.add_rms_norm.default(*arguments, *dropout)[1]
+    output = rms_norm(total, normalized_shape, weight, eps, variant=variant)
+    return (output, total) if return_sum else output
 
 
 def _dtype_of(input: torch.Tensor) -> torch.dtype:
@@ -1015,6 +1098,27 @@ def _branch_dropout(
 def _drawn_seed(function: str, input: torch.Tensor) -> torch.Tensor:
     device = _arguments.tensor(function, "input", input).device
     return torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device=device)
+
+
+# torch.fx.symbolic_trace takes these for single nodes: they branch on what a proxy does not know.
+for _name in (
+    "_bottom_right_diagonal",
+    "_check_out_dtype",
+    "_drawn_seed",
+    "_dtype_of_sum",
+    "_merged",
+    "_rms_eps",
+    "_rounded_add_rms_norm",
+    "_rounded_rms_norm",
+    "_segment_bounds",
+    "_sinks_of",
+    "_softmax_in_place",
+    "_softmax_of_all",
+    "_softmax_out",
+):
+    torch.fx.wrap(_name)
+for _function in (_check_out_dtype, _softmax_in_place, _softmax_out):
+    torch.fx.has_side_effect(_function)  # or a graph without dead code would lose the call
 
 
 # --- stacks -------------------------------------------------------------------------------------

@@ -150,7 +150,7 @@ class MaskedSoftmax(nn.Module):
             window=self.window,
             start=start,
             end=end,
-            sinks=self.sinks if sinks is None else sinks,
+            sinks=_given_or(sinks, self.sinks),
             softcap=self.softcap,
         )
 
@@ -160,6 +160,13 @@ class MaskedSoftmax(nn.Module):
             f"p={self.p}, masked_rows={self.masked_rows!r}, "
             f"window={self.window!r}, sinks={self.sinks!r}, softcap={self.softcap!r}"
         )
+
+
+def _given_or(given: torch.Tensor | None, default: float | None) -> torch.Tensor | float | None:
+    return default if given is None else given
+
+
+torch.fx.wrap("_given_or")  # a node, because a proxy does not know whether it is None
 
 
 def _optional_number(name: str, given: float | None) -> float | None:

@@ -1,5 +1,4 @@
-"""Registers the ops' derivative formulas, runs eager calls through as few layers as possible, and
-makes forward mode raise instead of being silently wrong.
+"""Registers the ops' derivative formulas, and runs eager calls through as few layers as possible.
 
 A formula is registered in two places. ``torch.ops.fusedops.<op>`` has it at the dispatcher's
 autograd key, which compilers, modes, tensor subclasses and ``torch.func`` use at each of their
@@ -9,14 +8,14 @@ through Python.
 
 ``torch.library.register_autograd`` is not used because it does not support the transforms of
 ``torch.func``, and because it skips the formula where no input requires grad, which would lose a
-forward-mode tangent of the input. Here reverse mode works under transforms, and forward mode
-raises.
+forward-mode tangent of the input. Here reverse mode works under transforms, and a call that has a
+tangent runs as the op's composite (_forward_mode.py).
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -26,26 +25,13 @@ from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
 from fusedops.ops._call import PLAIN, WATCHED, direct, state
+from fusedops.ops._forward_mode import composite_results, has_tangent
 from fusedops.ops._library import LIBRARY, OPS_WITH_VARIANT
 
 Result = TypeVar("Result")
 
 #: For each op its derivative formula and the function that saves tensors for it.
 _FORMULAS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
-
-
-def _is_dual(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and forward_ad.unpack_dual(value).tangent is not None
-
-
-def refuse_forward_mode(op: str, args: Iterable[Any]) -> None:
-    """Raises where an argument has a forward-mode tangent, which would be lost."""
-    # The level is -1 outside forward mode, where unpacking every argument would cost 1 us.
-    if forward_ad._current_level >= 0 and any(map(_is_dual, args)):
-        raise NotImplementedError(
-            f"{op} has no forward-mode derivative (jvp, jacfwd): use reverse mode "
-            "(torch.autograd.grad, vjp), or torch's own function for this call"
-        )
 
 
 # --- at the dispatcher --------------------------------------------------------------------------
@@ -113,7 +99,8 @@ def register_autograd(
     apply = _apply_of(f"fusedops_{op}", *_function(backward, setup_context))
 
     def kernel(keys: Any, *args: Any) -> Any:
-        refuse_forward_mode(f"fusedops::{op}", args)
+        if has_tangent(args):
+            return composite_results(op, (*args, *defaults[len(args) :]))
         run = _below_autograd(overload, keys)
         if torch.is_grad_enabled() and any(_requires_grad(arg) for arg in args):
             other = NotImplemented if instead is None else instead(*args)
@@ -173,7 +160,8 @@ def register_autograd_of_lists(
     def kernel(keys: Any, *args: Any) -> Any:
         lists = (arg if isinstance(arg, list) else [arg] for arg in args)
         tensors = [t for given in lists for t in given if isinstance(t, torch.Tensor)]
-        refuse_forward_mode(f"fusedops::{op}", tensors)
+        if has_tangent(tensors):
+            return composite_results(op, args)
         run = _below_autograd(overload, keys)
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
             return _recorded(apply, run, args, *tensors)

@@ -3,25 +3,31 @@ Calls are refused before any memory is written."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch._C import _are_functorch_transforms_active
 
-from fusedops.ops._autograd import refuse_forward_mode
+from fusedops.ops._forward_mode import has_tangent, refuse_forward_mode
 from fusedops.ops._library import LIBRARY
 
 
-def register_mutation(op: str, written: int) -> None:
+def register_mutation(op: str, written: int, functional: str | None = None) -> None:
     """Declares that ``fusedops::op`` writes into its argument number ``written`` and has no
     derivative.
 
     A call that autograd would have to record is refused; every other call increments the tensor's
-    version, so that a backward pass that has saved the old values raises.
+    version, so that a backward pass that has saved the old values raises. In forward mode, and
+    where torch.func records the call, the result of ``functional``, an op of the same arguments, is
+    copied into the argument, with its derivative; without one the call is refused.
     """
     overload = getattr(torch.ops.fusedops, op).default
     resolve = _resolving_lazy_arguments(overload, written)
-    LIBRARY.impl(op, _refusing_derivatives(overload, written), "Autograd", with_keyset=True)
+    autograd = _refusing_derivatives(overload, written)
+    if functional is not None:
+        autograd = _copying_derivatives(functional, written, autograd)
+    LIBRARY.impl(op, autograd, "Autograd", with_keyset=True)
     LIBRARY.impl(op, _bumping_version(overload, written), "ADInplaceOrView", with_keyset=True)
     LIBRARY.impl(op, resolve, "Negative")
     LIBRARY.impl(op, resolve, "ZeroTensor")
@@ -31,6 +37,27 @@ def _names(overload: Any, written: int) -> tuple[str, str]:
     """The names of the op and of the argument that it writes into, for messages."""
     schema = overload._schema
     return schema.name, schema.arguments[written].name
+
+
+def _copying_derivatives(
+    functional: str, written: int, otherwise: Callable[..., None]
+) -> Callable[..., None]:
+    overload = getattr(torch.ops.fusedops, functional).default
+
+    def kernel(keys: Any, *args: Any) -> None:
+        if has_tangent(args) or (_are_functorch_transforms_active() and _requires_grad(args)):
+            # The copy is what a derivative of the tangent may save.
+            copies = (arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args)
+            args[written].copy_(overload(*copies))
+        else:
+            otherwise(keys, *args)
+
+    return kernel
+
+
+def _requires_grad(args: Iterable[Any]) -> bool:
+    tensors = (arg for arg in args if isinstance(arg, torch.Tensor))
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 def _refusing_derivatives(overload: Any, written: int) -> Callable[..., None]:
@@ -45,10 +72,9 @@ def _refusing_derivatives(overload: Any, written: int) -> Callable[..., None]:
 
     def kernel(keys: Any, *args: Any) -> None:
         refuse_forward_mode(name, args)
-        if torch.is_grad_enabled():
-            for index, value in enumerate(args):
-                if isinstance(value, torch.Tensor) and value.requires_grad:
-                    refuse_gradient(names[index])
+        for name_of, value in zip(names, args, strict=False):
+            if _requires_grad((value,)):
+                refuse_gradient(name_of)
         with torch._C._AutoDispatchBelowAutograd():
             overload.redispatch(keys & torch._C._after_autograd_keyset, *args)
 
@@ -94,7 +120,6 @@ def check_recordable(op: str, input: torch.Tensor) -> None:
     """Raises where autograd would refuse an in-place write to ``input``, which requires grad. torch
     does the same in ``check_inplace`` of torch/csrc/autograd/VariableTypeUtils.h, but for an
     autograd function only after the memory has been written."""
-    refuse_forward_mode(op, (input,))
     if input.is_leaf:
         what = "a leaf that requires grad"
     elif not input._is_view() or input._base is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
@@ -21,7 +21,7 @@ def sum_of_rows(tensor: torch.Tensor, rank: int) -> torch.Tensor:
 class SecondDerivative(torch.autograd.Function):
     """Gradients of dy, x and weight from cotangents of dx, dweight and dbias.
 
-    It is an autograd function so that its ``backward``, a third derivative, raises.
+    It is an autograd function so that its ``backward`` and ``jvp``, third derivatives, raise.
     ``torch.autograd.function.once_differentiable`` is not enough: ``torch.autograd.grad`` can
     bypass it.
     """
@@ -43,12 +43,9 @@ class SecondDerivative(torch.autograd.Function):
         weight: MaybeTensor,
         eps: float = 0.0,
     ) -> tuple[MaybeTensor, ...]:
-        dims = tuple(range(-rank, 0))
         dtype = rstd.dtype
-        centered = input.to(dtype) if mean is None else input.to(dtype) - mean
-        scale, ratio = _scale_and_ratio(op, centered, rstd, dims, eps)
         by_grad_output, by_input, dy_projected = _second_derivative(
-            _Projection(centered * rstd, rstd, dims, mean is not None, scale, ratio),
+            projection(op, input, mean, rstd, rank, eps),
             grad_output.to(dtype),
             1.0 if weight is None else weight.to(dtype) + offset,
             [0.0 if c is None else c.to(dtype) for c in (to_input, to_weight, to_bias)],
@@ -64,10 +61,18 @@ class SecondDerivative(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> None:
-        raise NotImplementedError(
-            f"{ctx.op} has derivatives of first and second order; a third was asked for. "
-            "Compute the norm from torch's elementwise functions and means for it"
-        )
+        _refuse_third_derivative(ctx.op)
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> None:
+        _refuse_third_derivative(ctx.op)
+
+
+def _refuse_third_derivative(op: str) -> NoReturn:
+    raise NotImplementedError(
+        f"{op} has derivatives of first and second order; a third was asked for. "
+        "Compute the norm from torch's elementwise functions and means for it"
+    )
 
 
 class _Projection(NamedTuple):
@@ -91,6 +96,21 @@ class _Projection(NamedTuple):
     def __call__(self, v: torch.Tensor, ratio: torch.Tensor | float = 1.0) -> torch.Tensor:
         mean = v.mean(self.dims, keepdim=True) if self.centers else 0.0
         return self.rstd * (v - mean - self.n * self.along(v) / ratio)
+
+
+def projection(
+    op: str,
+    input: torch.Tensor,
+    mean: MaybeTensor,
+    rstd: torch.Tensor,
+    rank: int,
+    eps: float,
+) -> _Projection:
+    """The projection of an op, whose statistics of ``input`` are mean and rstd."""
+    dims = tuple(range(-rank, 0))
+    centered = input.to(rstd.dtype) if mean is None else input.to(rstd.dtype) - mean
+    scale, ratio = _scale_and_ratio(op, centered, rstd, dims, eps)
+    return _Projection(centered * rstd, rstd, dims, mean is not None, scale, ratio)
 
 
 def _scale_and_ratio(

@@ -18,6 +18,17 @@ def in_front(tensor: torch.Tensor, batch_dim: int | None, batch: int) -> torch.T
     return tensor.movedim(batch_dim, 0)
 
 
+def written(op: str, name: str, tensor: torch.Tensor, batch_dim: int | None) -> torch.Tensor:
+    """An argument that an op writes, with the batch as its first dimension."""
+    if batch_dim is None:
+        raise RuntimeError(
+            f"{op}: {name} has no batch dimension for vmap, but another argument has: the slices "
+            f"would all be written to one place; pass {name} to the vmapped function, or make it "
+            "there with torch.empty_like"
+        )
+    return tensor.movedim(batch_dim, 0)
+
+
 def aligned(tensor: torch.Tensor | None, batch_dim: int | None, rank: int) -> torch.Tensor | None:
     """Reshapes a tensor whose slices broadcast to ``rank`` dimensions, so that it broadcasts to the
     batch."""

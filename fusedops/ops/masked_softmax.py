@@ -511,6 +511,23 @@ def _forward_vmap(info: Any, in_dims: _vmap.BatchDims, *args: Any) -> tuple[torc
     return op(*given._replace(input=input, **_aligned(given, dims, input.dim() - 1))), 0
 
 
+def _out_vmap(info: Any, in_dims: _vmap.BatchDims, *args: Any) -> tuple[None, None]:
+    op = ops.masked_softmax_out.default
+    dims, given = (_OUT.bind(*each) for each in _vmap.with_defaults(op, in_dims, args))
+    out = _vmap.written("masked_softmax", "out", given.out, dims.out)
+    input = _vmap.in_front(given.input, dims.input, info.batch_size)
+    op(*given._replace(input=input, out=out, **_aligned(given, dims, input.dim() - 1)))
+    return None, None
+
+
+def _in_place_vmap(_: Any, in_dims: _vmap.BatchDims, *args: Any) -> tuple[None, None]:
+    op = ops.masked_softmax_.default
+    dims, given = (_IN_PLACE.bind(*each) for each in _vmap.with_defaults(op, in_dims, args))
+    input = _vmap.written("masked_softmax_", "input", given.input, dims.input)
+    op(*given._replace(input=input, **_aligned(given, dims, input.dim() - 1)))
+    return None, None
+
+
 def _backward_vmap(info: Any, in_dims: _vmap.BatchDims, *args: Any) -> tuple[torch.Tensor, int]:
     op = ops.masked_softmax_backward.default
     dims, given = (_BACKWARD.bind(*each) for each in _vmap.with_defaults(op, in_dims, args))
@@ -547,6 +564,8 @@ for _op in ("masked_softmax_", "masked_softmax_backward_", "masked_softmax_dropo
     register_mutation(_op, written=0)
 
 register_vmap("masked_softmax", _forward_vmap)
+register_vmap("masked_softmax_out", _out_vmap)
+register_vmap("masked_softmax_", _in_place_vmap)
 register_vmap("masked_softmax_backward", _backward_vmap)
 for _op in ("masked_softmax", "masked_softmax_dropout", "_masked_softmax_dropout"):
     register_float32_output(_op)

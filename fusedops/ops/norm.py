@@ -18,6 +18,7 @@ import torch
 
 from fusedops.ops import _checks, _vmap
 from fusedops.ops._autograd import gradient, register_autograd
+from fusedops.ops._forward_mode import has_tangent
 from fusedops.ops._norm_fakes import FAKES, MaybeTensor, needed_of_inputs, share_gradient
 from fusedops.ops._norm_second_order import SecondDerivative, multiplier, sum_of_rows
 from fusedops.ops._registration import register_fake, register_float32_inputs, register_vmap
@@ -242,7 +243,8 @@ def _sum_of_rows(
 
 def scaled_by_weight(normalized: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """``weight * normalized`` for different dtypes; differentiable."""
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled() or not weight.requires_grad:
+    is_recorded = torch.is_grad_enabled() and weight.requires_grad
+    if torch.compiler.is_compiling() or not is_recorded or has_tangent((normalized, weight)):
         return weight * normalized
     scaled: torch.Tensor = _ScaledByWeight.apply(normalized, weight)
     return scaled

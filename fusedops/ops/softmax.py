@@ -69,7 +69,7 @@ def _register_in_place(op: str) -> None:
 
     register_fake(f"{op}_", forward)
     register_fake(f"{op}_backward_", backward)
-    register_mutation(f"{op}_", written=0)
+    register_mutation(f"{op}_", written=0, functional=op)
     register_mutation(f"{op}_backward_", written=0)
     register_mutation(f"{op}_out", written=2)
 
@@ -131,6 +131,8 @@ def _log_softmax_backward_formula(ctx: Any, cotangent: torch.Tensor) -> tuple[An
 def _register_vmap(op: str) -> None:
     forward = getattr(ops, op).default
     backward = getattr(ops, f"{op}_backward").default
+    in_place = getattr(ops, f"{op}_").default
+    to_out = getattr(ops, f"{op}_out").default
 
     def forward_rule(
         info: Any, in_dims: _vmap.BatchDims, input: torch.Tensor, dim: int, dtype: Any = None
@@ -152,7 +154,29 @@ def _register_vmap(op: str) -> None:
         dim = _vmap.shifted_dim(dim, output.dim() - 1)
         return backward(grad_output, output, dim, input_dtype), 0
 
+    def in_place_rule(
+        _: Any, in_dims: _vmap.BatchDims, input: torch.Tensor, dim: int
+    ) -> tuple[None, None]:
+        batched = _vmap.written(f"{op}_", "input", input, in_dims[0])
+        if batched.dim() == 1:
+            in_place(batched.unsqueeze(1), 1)
+        else:
+            in_place(batched, _vmap.shifted_dim(dim, batched.dim() - 1))
+        return None, None
+
+    def out_rule(info: Any, in_dims: _vmap.BatchDims, *args: Any) -> tuple[None, None]:
+        input, dim, out = args
+        batched_out = _vmap.written(op, "out", out, in_dims[2])
+        batched = _vmap.in_front(input, in_dims[0], info.batch_size)
+        if batched.dim() == 1:
+            to_out(batched.unsqueeze(1), 1, batched_out.unsqueeze(1))
+        else:
+            to_out(batched, _vmap.shifted_dim(dim, batched.dim() - 1), batched_out)
+        return None, None
+
     register_vmap(op, forward_rule)
+    register_vmap(f"{op}_", in_place_rule)
+    register_vmap(f"{op}_out", out_rule)
     register_vmap(f"{op}_backward", backward_rule)
 
 

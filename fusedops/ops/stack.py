@@ -203,6 +203,8 @@ def _layer_norm_formula(ctx: Any, grad_output: torch.Tensor | None, *_: None) ->
         count: int = sum(ctx.counts)
         return (None,) * count
     inputs, weights, biases, (mean, rstd) = _saved_lists(ctx)
+    if torch._C._functorch.is_legacy_batchedtensor(grad_output):
+        return _layer_norm_gradients_one_by_one(ctx, grad_output)
     needed = iter(ctx.needs_input_grad[2:])
     wanted = [any([next(needed) for _ in range(count)]) for count in ctx.counts]
     given = (inputs, ctx.normalized_shape, mean, rstd, weights, biases, ctx.stack_dim)
@@ -211,6 +213,31 @@ def _layer_norm_formula(ctx: Any, grad_output: torch.Tensor | None, *_: None) ->
         slot
         for grads, is_needed, count in zip(stacked, wanted, ctx.counts, strict=True)
         for slot in (grads.unbind() if is_needed else (None,) * count)
+    )
+
+
+def _layer_norm_gradients_one_by_one(ctx: Any, grad_output: torch.Tensor) -> tuple[Any, ...]:
+    """The gradients where ``is_grads_batched`` of torch.autograd.grad passes a batch of them, which
+    no op that takes a list of tensors accepts."""
+    inputs, weights, biases, (mean, rstd) = _saved_lists(ctx)
+    none = [None] * len(inputs)
+    slots = zip(
+        grad_output.unbind(ctx.stack_dim),
+        inputs,
+        mean,
+        rstd,
+        weights or none,
+        biases or none,
+        strict=True,
+    )
+    of_each = [
+        gradient("layer_norm_backward", g, x, ctx.normalized_shape, m, r, w, b, [True] * 3)
+        for g, x, m, r, w, b in slots
+    ]
+    return tuple(
+        grad
+        for grads, count in zip(zip(*of_each, strict=True), ctx.counts, strict=True)
+        for grad in grads[:count]
     )
 
 

@@ -56,7 +56,7 @@ VMAP = [
     answers("torch.vmap(lambda x, m: masked_softmax(x, m))(x, mask)", "masked_softmax(x, mask)"),
     answers("torch.vmap(lambda m: masked_softmax(x, m))(mask)[1]", "masked_softmax(x, mask[1])"),
     answers("torch.vmap(lambda x: softmax(x, -1))(x[:0])", "x[:0]"),
-    either("torch.vmap(lambda x: softmax_(x, 0))(x)", "torch.softmax(x, -1)", "Batching rule|vmap"),
+    answers("torch.vmap(lambda x: softmax_(x, 0))(x)", "torch.softmax(x, -1)"),
 ]
 UNDER_VMAP = [
     refused(f"torch.vmap(lambda x: {call.format(dim)})(x)", clear("dim", dim))
@@ -79,36 +79,41 @@ UNDER_VMAP = [
     refused("torch.vmap(lambda x: softmax(x, 0, out=out[0]))(x)", "(?s)vmap|out"),
 ]
 
-#: Functions that are differentiable: forward mode is refused, and never silently zero.
-DIFFERENTIABLE = (
-    *BY_ROWS,
-    "softmax_(x * 1, 0)",
-    "softmax(x, 0, out=torch.empty_like(x))",
-    "log_softmax(x, None, out=torch.empty_like(x))",
-    "masked_softmax(x, out=torch.empty_like(x))",
-    "masked_softmax(b, bias=x)",
-    "masked_softmax(b, x)",
-    "layer_norm(b, [5], x)",
-    "layer_norm(b, [5], None, x)",
-    "std_norm(b, [5], None, x)",
-    "rms_norm(b, [5], x)",
-    "add_layer_norm(b, x, [5])[1]",
-    "add_rms_norm(b, x, [5])[0]",
-    "stack_softmax([b, x], 0)",
-    "stack_layer_norm([b, b], [5], [w, x])",
-    "softmax_apply(b, x.amax(0, True), b.exp().sum(0, True), 0)",
-    "nn.Softmax(0)(x)",
-    "nn.LayerNorm(5)(x)",
-    "nn.MaskedSoftmax()(x)",
-)
+#: Functions whose derivative for x is that of the expected expression.
+IN_FORWARD_MODE = {
+    **{c: e for c, e in BY_ROWS.items() if not c.startswith("softmax_stats")},
+    "softmax_(x * 1, 0)": "torch.softmax(x, -1)",
+    "masked_softmax(b, bias=x)": "torch.softmax(x + b, -1)",
+    "masked_softmax(b, x)": "torch.softmax(x + b, -1)",
+    "layer_norm(b, [5], x)": "torch.nn.functional.layer_norm(b, (5,)) * x",
+    "layer_norm(b, [5], None, x)": "x + 0 * b",
+    "add_layer_norm(b, x, [5])[1]": "x + b",
+    "nn.Softmax(0)(x)": "torch.softmax(x, -1)",
+    "nn.LayerNorm(5)(x)": "torch.nn.functional.layer_norm(x, (5,))",
+    "nn.MaskedSoftmax()(x)": "torch.softmax(x, -1)",
+}
 FORWARD_MODE = r"(?s)(forward.mode|jvp|forward AD|tangent)"
 JVP = [
-    refused(f"torch.func.jvp(lambda x: {call}, (x[0],), (y[0],))", FORWARD_MODE)
-    for call in DIFFERENTIABLE
-] + [
-    refused("torch.func.jacfwd(lambda x: softmax(x, -1))(x)", FORWARD_MODE),
-    refused("torch.func.hessian(lambda x: softmax(x, -1).square().sum())(x[0])", FORWARD_MODE),
-    refused("torch.func.jvp(lambda x: softmax_(x, -1), (x,), (y,))", FORWARD_MODE),
+    *(
+        answers(
+            f"torch.vmap(lambda x, y: torch.func.jvp(lambda x: {call}, (x,), (y,))[1])(x, y)",
+            f"torch.func.jvp(lambda x: {expected}, (x,), (y,))[1]",
+            1e-4,
+        )
+        for call, expected in IN_FORWARD_MODE.items()
+    ),
+    *(
+        refused(f"torch.func.jvp(lambda x: {call}, (x[0],), (y[0],))", FORWARD_MODE)
+        for call in (
+            "softmax(x, 0, out=torch.empty_like(x))",
+            "log_softmax(x, None, out=torch.empty_like(x))",
+            "masked_softmax(x, out=torch.empty_like(x))",
+        )
+    ),
+    answers(
+        "torch.func.jacfwd(lambda x: softmax(x, -1))(x)",
+        "torch.func.jacrev(lambda x: x.softmax(-1))(x)",
+    ),
     either(
         "torch.func.jvp(lambda x: x * softmax(y, -1), (x,), (y,))[1]",
         "y * y.softmax(-1)",
@@ -196,7 +201,7 @@ def test_vmap_refuses_what_the_loop_refuses(row, child):
 
 
 @pytest.mark.parametrize("row", JVP, ids=str)
-def test_forward_mode_is_refused_and_never_silently_zero(row, child):
+def test_forward_mode_is_right_or_refused_and_never_silently_zero(row, child):
     assert not child.problem_with(row)
 
 

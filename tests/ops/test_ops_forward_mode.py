@@ -1,5 +1,5 @@
-"""In forward mode every function and every op refuses a tangent, however PyTorch asks for it,
-before it writes anything. None drops it silently."""
+"""In forward mode every op gives each tensor's tangent, its results keep their dtypes and layouts,
+and what torch refuses to differentiate is refused before anything is written."""
 
 import pytest
 import torch
@@ -7,109 +7,186 @@ from op_bad_calls import schema, valid_arguments
 from torch.autograd import forward_ad
 
 import fusedops
-from fusedops import nn
 from fusedops.ops import _library
 
 ops = torch.ops.fusedops
-X, TANGENT, WEIGHT = torch.randn(3, 5), torch.randn(3, 5), torch.randn(5)
-SEED = torch.tensor(3)
-STATS = fusedops.softmax_stats(X, -1)
+X, TANGENT = torch.randn(3, 5), torch.randn(3, 5)
 
-#: Functions of one tensor, which has three rows and five columns.
-FUNCTIONS = {
-    "softmax": lambda t: fusedops.softmax(t, -1),
-    "softmax of all": lambda t: fusedops.softmax(t, None),
-    "log_softmax": lambda t: fusedops.log_softmax(t, 0),
-    "softmax out": lambda t: fusedops.softmax(t, -1, out=torch.empty(3, 5)),
-    "softmax of all out": lambda t: fusedops.softmax(t, None, out=torch.empty(3, 5)),
+#: Calls with a tensor of three rows and five columns that write into another one, or into itself.
+WRITERS = {
+    "softmax": lambda t: fusedops.softmax(t, -1, out=torch.empty(3, 5)),
+    "softmax of all": lambda t: fusedops.softmax(t, None, out=torch.empty(3, 5)),
     "softmax into a dual": lambda t: fusedops.softmax(X, -1, out=t),
-    "log_softmax out": lambda t: fusedops.log_softmax(t, -1, out=torch.empty(3, 5)),
-    "softmax_": lambda t: fusedops.softmax_(t, -1),
-    "softmax_, recorded": lambda t: fusedops.softmax_(t * torch.ones((), requires_grad=True), -1),
-    "softmax_stats": lambda t: fusedops.softmax_stats(t, -1)[1],
-    "softmax_apply": lambda t: fusedops.softmax_apply(t, *STATS, -1),
-    "softmax_apply, of the sum": lambda t: fusedops.softmax_apply(X, STATS[0], t[:, :1], -1),
-    "masked_softmax": lambda t: fusedops.masked_softmax(t, causal=True),
-    "masked_softmax, of the mask": lambda t: fusedops.masked_softmax(X, t),
-    "masked_softmax out": lambda t: fusedops.masked_softmax(t, out=torch.empty(3, 5)),
+    "log_softmax": lambda t: fusedops.log_softmax(t, -1, out=torch.empty(3, 5)),
+    "masked_softmax": lambda t: fusedops.masked_softmax(t, out=torch.empty(3, 5)),
     "masked_softmax into itself": lambda t: fusedops.masked_softmax(t, out=t),
-    "masked_softmax out, of the bias": lambda t: fusedops.masked_softmax(
+    "masked_softmax, of the bias": lambda t: fusedops.masked_softmax(
         X, bias=t, out=torch.empty(3, 5)
     ),
-    "masked_softmax_dropout": lambda t: fusedops.masked_softmax_dropout(t, seed=SEED),
-    "layer_norm": lambda t: fusedops.layer_norm(t, [5]),
-    "layer_norm, of the weight": lambda t: fusedops.layer_norm(X, [5], t[0]),
-    "std_norm": lambda t: fusedops.std_norm(t, [5]),
-    "rms_norm": lambda t: fusedops.rms_norm(t, [5]),
-    "rms_norm, of the weight": lambda t: fusedops.rms_norm(X, [5], t[0], variant="gemma"),
-    "add_layer_norm": lambda t: fusedops.add_layer_norm(X, t, [5])[1],
-    "add_rms_norm": lambda t: fusedops.add_rms_norm(t, X, [5], p=0.5, seed=SEED)[0],
-    "stack_softmax": lambda t: fusedops.stack_softmax([X, t], -1),
-    "stack_log_softmax": lambda t: fusedops.stack_log_softmax([t], -1),
-    "stack_layer_norm": lambda t: fusedops.stack_layer_norm([X, t], [5]),
-    "stack_layer_norm, of a weight": lambda t: fusedops.stack_layer_norm([X], [5], [t[0]]),
-    "nn.Softmax": lambda t: nn.Softmax(-1)(t),
-    "nn.LogSoftmax": lambda t: nn.LogSoftmax(-1)(t),
-    "nn.MaskedSoftmax": lambda t: nn.MaskedSoftmax()(t),
-    "nn.LayerNorm": lambda t: nn.LayerNorm(5)(t),
-    "nn.StdNorm": lambda t: nn.StdNorm(5)(t),
-    "nn.RMSNorm": lambda t: nn.RMSNorm(5)(t),
+    "masked_softmax_": lambda t: ops.masked_softmax_(t, None, 1.0, False, None),
 }
 
 
-def dual(function):
+def dual(function, x, tangent):
+    """The results of a call in forward mode, and their tangents."""
     with forward_ad.dual_level():
-        t = forward_ad.make_dual(X.clone(), TANGENT)
-        before = X.clone()
-        try:
-            function(t)
-        finally:
-            assert torch.equal(forward_ad.unpack_dual(t).primal, before)
+        results = function(forward_ad.make_dual(x, tangent))
+        results = [results] if isinstance(results, torch.Tensor) else results
+        return tuple(zip(*map(forward_ad.unpack_dual, results), strict=True))
 
 
-WAYS = {
-    "dual numbers": dual,
-    "dual numbers without grad": lambda f: torch.no_grad()(dual)(f),
-    "jvp": lambda f: torch.func.jvp(f, (X.clone(),), (TANGENT,)),
-    "jacfwd": lambda f: torch.func.jacfwd(f)(X.clone()),
-    "linearize": lambda f: torch.func.linearize(f, X.clone()),
-    "vmap of jvp": lambda f: torch.vmap(
-        lambda t: torch.func.jvp(f, (X.clone(),), (t,)), randomness="same"
-    )(torch.stack([TANGENT] * 2)),
-}
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_call_with_out_refuses_a_tangent_and_writes_nothing(name):
+    given = X.clone()
+    with pytest.raises(NotImplementedError, match=r"use the function without out"):
+        dual(WRITERS[name], given, TANGENT)
+    assert torch.equal(given, X)
+    with pytest.raises(NotImplementedError, match=r"use the function without out"):
+        torch.func.jvp(WRITERS[name], (given,), (TANGENT,))
+    assert torch.equal(given, X)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_function_refuses_a_tangent(name, way):
-    with pytest.raises(NotImplementedError, match="has no forward-mode derivative"):
-        WAYS[way](FUNCTIONS[name])
+@pytest.mark.parametrize("function", [fusedops.softmax_, ops.softmax_, ops.log_softmax_])
+@pytest.mark.parametrize("with_grad", [False, True])
+def test_a_softmax_in_place_of_a_dual_tensor_makes_a_dual_tensor_of_it(function, with_grad):
+    wants_log = function is ops.log_softmax_
+    torchs = torch.log_softmax if wants_log else torch.softmax
+
+    def in_place(t):
+        written = t * torch.ones((), requires_grad=with_grad and function is fusedops.softmax_)
+        function(written, -1)
+        return written
+
+    found = dual(in_place, X, TANGENT)
+    torch.testing.assert_close(found, dual(lambda t: torchs(t, -1), X, TANGENT))
 
 
-def differentiable(op):
-    kinds = {argument.name: str(argument.type) for argument in schema(op).arguments}
-    values = valid_arguments(op)
-    return [
-        name
-        for name, kind in kinds.items()
-        if ("Tensor" in kind and name != "seed")
-        and (kind == "List[Tensor]" or values[name].is_floating_point())
-    ]
+def in_float64(value):
+    if isinstance(value, list) and isinstance(value[0], torch.Tensor):
+        return [v.double() for v in value]
+    is_floating = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.double() if is_floating else value
 
 
-@pytest.mark.parametrize("op", _library.PUBLIC_OPS)
-def test_an_op_refuses_a_tangent_of_each_of_its_tensors(op):
-    names = differentiable(op)
-    assert names
-    for name in names:
-        given = valid_arguments(op)
-        with forward_ad.dual_level():
-            value = given[name]
-            of = value[-1] if isinstance(value, list) else value
-            made = forward_ad.make_dual(of, torch.ones_like(of))
-            given[name] = [*value[:-1], made] if isinstance(value, list) else made
-            with pytest.raises(NotImplementedError, match=f"{op} has no forward-mode derivative"):
-                getattr(ops, op).default(*given.values())
+def float64_arguments(op):
+    given = {name: in_float64(value) for name, value in valid_arguments(op).items()}
+    return given | ({"input_dtype": torch.float64} if "input_dtype" in given else {})
+
+
+def tensors_of(op):
+    """The names of an op's floating tensors; of a list of them the last one is meant."""
+    of = {"Tensor", "Optional[Tensor]", "List[Tensor]"}
+    names = [argument.name for argument in schema(op).arguments if str(argument.type) in of]
+    values = float64_arguments(op)
+    return [n for n in names if n != "seed" and in_one(values[n]).is_floating_point()]
+
+
+def in_one(value):
+    return value[-1] if isinstance(value, list) else value
+
+
+def call(op, name):
+    """The op as a function of the tensor ``name``."""
+
+    def function(tensor):
+        given = float64_arguments(op)
+        given[name] = [*given[name][:-1], tensor] if isinstance(given[name], list) else tensor
+        return getattr(ops, op).default(*given.values())
+
+    return function, in_one(float64_arguments(op)[name])
+
+
+def slope(function, x, tangent):
+    """The derivatives of all results along the tangent, by differences of fourth order."""
+
+    def at(step):
+        results = function(x + step * tangent)
+        return [results] if isinstance(results, torch.Tensor) else list(results)
+
+    h = 1e-3
+    points = zip(at(-2 * h), at(-h), at(h), at(2 * h), strict=True)
+    return [(a - 8 * b + 8 * c - d) / (12 * h) for a, b, c, d in points]
+
+
+#: A backward op takes statistics as numbers of their own, but std_norm's takes the deviation from
+#: the rows, and softmax_stats takes the maximum for a constant: test_torch_func.py has both.
+NOT_OF_NUMBERS = {("std_norm_backward", "input"), ("std_norm_backward", "mean")}
+NOT_OF_NUMBERS |= {("std_norm_backward", "rstd"), ("softmax_stats", "input")}
+CASES = [
+    (op, name)
+    for op in _library.PUBLIC_OPS
+    if not schema(op).is_mutable
+    for name in tensors_of(op)
+    if (op, name) not in NOT_OF_NUMBERS
+]
+
+
+@pytest.mark.parametrize(("op", "name"), CASES)
+def test_the_tangent_of_a_tensor_is_the_slope_of_the_op_along_it(op, name):
+    function, x = call(op, name)
+    tangent = torch.randn_like(x)
+    expected = slope(function, x, tangent)
+    values, tangents = dual(function, x, tangent)
+    for value, found, right in zip(values, tangents, expected, strict=True):
+        found = torch.zeros_like(value) if found is None else found
+        torch.testing.assert_close(found, right, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("op", sorted({op for op, _ in CASES}))
+def test_results_have_the_dtypes_and_strides_that_they_have_without_a_tangent(op):
+    given = {
+        name: value.bfloat16() if name in ("input", "residual") else value
+        for name, value in valid_arguments(op).items()
+        if not (op.endswith("_backward") and name == "input")
+    }
+    given = given if len(given) == len(schema(op).arguments) else valid_arguments(op)
+    expected = getattr(ops, op).default(*given.values())
+    name = tensors_of(op)[0]
+    first = in_one(given[name])
+    with forward_ad.dual_level():
+        made = forward_ad.make_dual(first, torch.ones_like(first))
+        given[name] = [*given[name][:-1], made] if isinstance(given[name], list) else made
+        found = getattr(ops, op).default(*given.values())
+        pairs = zip(
+            *([r] if isinstance(r, torch.Tensor) else r for r in (found, expected)), strict=True
+        )
+        for ours, plain in pairs:
+            assert (ours.dtype, ours.shape, ours.stride()) == (
+                plain.dtype,
+                plain.shape,
+                plain.stride(),
+            )
+            torch.testing.assert_close(forward_ad.unpack_dual(ours).primal, plain)
+
+
+def test_a_norm_over_channels_keeps_channels_last_beside_a_tangent():
+    image = torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
+    (found,), (tangent,) = dual(lambda t: fusedops.spatial_layer_norm(t, 1), image, image)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    assert tangent.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_bad_call_with_a_tangent_is_refused_with_the_words_of_one_without():
+    for bad in (
+        lambda t: fusedops.softmax(t, 2),
+        lambda t: fusedops.layer_norm(t, [4]),
+        lambda t: fusedops.masked_softmax(t, torch.zeros(2, 5)),
+        lambda t: fusedops.stack_layer_norm([t], [5], eps=-1.0),
+    ):
+        with pytest.raises(RuntimeError) as alone:
+            bad(X)
+        with pytest.raises(RuntimeError) as beside:
+            dual(bad, X, TANGENT)
+        assert str(beside.value) == str(alone.value)
+
+
+def test_the_norm_of_a_constant_row_has_no_tangent_of_its_deviation():
+    x = torch.full((2, 4), 3.0, dtype=torch.float64)
+    tangent = torch.randn(2, 4, dtype=torch.float64)
+    for norm in (fusedops.std_norm, fusedops.l2_norm):
+        (_, found) = torch.func.jvp(lambda x, f=norm: f(x, [4], eps=10.0), (x,), (tangent,))
+        gradient = torch.func.jacrev(lambda x, f=norm: f(x, [4], eps=10.0))(x)
+        torch.testing.assert_close(found, torch.einsum("ijkl,kl->ij", gradient, tangent))
 
 
 def test_merged_statistics_carry_the_tangent_of_a_logsumexp():

@@ -1,4 +1,4 @@
-"""The ops as torch.library sees them: schemas, fakes, autograd, forward mode, vmap, export."""
+"""The ops as torch.library sees them: schemas, fakes, autograd, vmap, export."""
 
 import contextlib
 import subprocess
@@ -8,7 +8,6 @@ import warnings
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.autograd import forward_ad
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -212,33 +211,6 @@ def test_pytorchs_own_samples(info, dtype):
         exact = sample.transform(lambda v: v.double() if isinstance(v, torch.Tensor) else v)
         expected = info.op(exact.input, *exact.args, **exact.kwargs)
         torch.testing.assert_close(actual.double(), expected, rtol=tolerance, atol=tolerance)
-
-
-def test_forward_mode_raises_instead_of_giving_zeros():
-    x = torch.randn(3, 5)
-    _, mean, rstd = ops.layer_norm(x, [5], None, None, 1e-5)
-    calls = (
-        lambda t: fusedops.softmax(t, -1),
-        lambda t: fusedops.log_softmax(t, -1),
-        lambda t: fusedops.layer_norm(t, [5]),
-        lambda t: ops.softmax(t, -1),
-        lambda t: ops.softmax_backward(t, x, -1, torch.float32),
-        lambda t: ops.layer_norm_backward(t, x, [5], mean, rstd, None, None, [True] * 3),
-        lambda t: fusedops.masked_softmax(t, causal=True),
-        lambda t: fusedops.masked_softmax(x, bias=t),
-        lambda t: fusedops.masked_softmax_dropout(t),
-        lambda t: fusedops.std_norm(t, [5]),
-        lambda t: ops.std_norm_backward(t, x, [5], mean, rstd, None, None, [True] * 3, 1e-6),
-        lambda t: fusedops.rms_norm(t, [5]),
-        lambda t: fusedops.add_layer_norm(x, t, [5])[0],
-        lambda t: fusedops.add_rms_norm(t, x, [5])[0],
-        lambda t: ops.rms_norm_backward(t, x, [5], rstd, None, [True, False])[0],
-    )
-    for call in calls:
-        with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="forward-mode"):
-            call(forward_ad.make_dual(x, torch.ones_like(x)))
-        with pytest.raises(NotImplementedError, match="forward-mode"):
-            torch.func.jvp(call, (x,), (torch.ones_like(x),))
 
 
 def test_vmap_is_the_loop_over_its_slices():

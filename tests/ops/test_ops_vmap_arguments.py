@@ -1,4 +1,5 @@
-"""vmap refuses a slice with the words that it is refused with alone, and refuses to write."""
+"""vmap refuses a slice with the words that it is refused with alone, and writes where each slice
+would be written alone."""
 
 import pytest
 import torch
@@ -32,6 +33,11 @@ BAD_SLICES = {
     "output_mask": lambda t: ops.rms_norm_backward(t, t, [5], t[:, :1], None, [True] * 3)[0],
     "input_dtype": lambda t: ops.softmax_backward(t, t, -1, torch.bool),
     "integers": lambda t: fusedops.softmax(t.long(), -1),
+    "dim in place": lambda t: fusedops.softmax_(t.clone(), 2),
+    "dim with out": lambda t: fusedops.softmax(t, -3, out=torch.empty_like(t)),
+    "mask with out": lambda t: fusedops.masked_softmax(
+        t, torch.zeros(4, 3, 5), out=torch.empty_like(t)
+    ),
 }
 
 
@@ -57,18 +63,53 @@ def test_the_slices_of_an_empty_batch_are_checked():
         torch.vmap(lambda t: fusedops.softmax(t, 2))(BATCH[:0])
 
 
+BIAS = torch.randn(4, 5)
+
+#: Calls that write into their first argument.
+WRITERS = {
+    "softmax_": lambda t, _: fusedops.softmax_(t, 0),
+    "softmax, out": lambda t, _: fusedops.softmax(t, -1, out=t),
+    "log_softmax, out": lambda t, _: fusedops.log_softmax(t * 2, 0, out=t),
+    "log_softmax_": lambda t, _: ops.log_softmax_(t, 1),
+    "masked_softmax, out": lambda t, b: fusedops.masked_softmax(t, bias=b, causal=True, out=t),
+    "masked_softmax_": lambda t, b: ops.masked_softmax_(t, b, 0.5, False, None),
+}
+
+
+@pytest.mark.parametrize("batch_dim", [0, 1, 2])
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_call_that_writes_writes_each_slice(name, batch_dim):
+    memory = BATCH.clone().movedim(0, batch_dim).contiguous()
+    torch.vmap(lambda t, b: [WRITERS[name](t, b), t][1], (batch_dim, 0))(memory, BIAS)
+    expected = BATCH.clone()
+    for t, b in zip(expected, BIAS, strict=True):
+        WRITERS[name](t, b)
+    torch.testing.assert_close(memory.movedim(batch_dim, 0), expected)
+
+
+def test_a_batch_of_scalars_is_written_too():
+    memory = torch.randn(4)
+    assert torch.vmap(lambda t: fusedops.softmax_(t, 0))(memory).tolist() == [1.0] * 4
+    torch.vmap(lambda t: fusedops.log_softmax(t, 0, out=t))(memory)
+    assert memory.tolist() == [0.0] * 4
+
+
+def test_an_input_without_a_batch_is_written_to_each_slice_of_out():
+    out = torch.empty(4, 3, 5)
+    torch.vmap(lambda o: fusedops.softmax(BATCH[0], -1, out=o))(out)
+    assert torch.equal(out, fusedops.softmax(BATCH[0], -1).expand(4, 3, 5))
+
+
 @pytest.mark.parametrize(
-    ("op", "call"),
+    "call",
     [
-        ("softmax_", lambda t: fusedops.softmax_(t, -1)),
-        ("softmax_out", lambda t: fusedops.softmax(t, -1, out=t)),
-        ("log_softmax_out", lambda t: fusedops.log_softmax(t, -1, out=t)),
-        ("masked_softmax_out", lambda t: fusedops.masked_softmax(t, out=t)),
-        ("masked_softmax_", lambda t: ops.masked_softmax_(t, None, 1.0, False, 0.0)),
+        lambda t, out: fusedops.softmax(t, -1, out=out),
+        lambda t, out: fusedops.masked_softmax(t, out=out),
+        lambda t, out: ops.masked_softmax_(out, t, 1.0, False, None),
     ],
 )
-def test_a_call_that_writes_is_refused_by_name_and_writes_nothing(op, call):
-    memory = BATCH.clone()
-    with pytest.raises(RuntimeError, match=f"not implemented for fusedops::{op}"):
-        torch.vmap(call)(memory)
-    assert torch.equal(memory, BATCH)
+def test_slices_that_would_be_written_to_one_place_are_refused(call):
+    out = torch.zeros(3, 5)
+    with pytest.raises(RuntimeError, match="(out|input) has no batch dimension for vmap"):
+        torch.vmap(lambda t: [call(t, out), t][1])(BATCH)
+    assert torch.equal(out, torch.zeros(3, 5))

@@ -304,13 +304,6 @@ def test_third_order_raises_instead_of_being_wrong(kind):
 
 
 @every_kind
-def test_forward_mode_is_refused(kind):
-    x = torch.randn(2, 5, 3)
-    with pytest.raises(NotImplementedError, match="no forward-mode derivative"):
-        torch.func.jvp(lambda x: norm(kind, x, 1), (x,), (x,))
-
-
-@every_kind
 @pytest.mark.parametrize("in_dim", [0, 2, -1])
 def test_vmap_gives_the_values_of_a_loop_over_its_slices(kind, in_dim):
     batch, w, b = torch.randn(3, 4, 5, 4), torch.randn(3, 4), torch.randn(4)

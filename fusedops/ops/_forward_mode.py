@@ -1,0 +1,75 @@
+"""Forward mode: an op of which an argument has a tangent runs as its composite.
+
+The composite of an op computes the same results from torch's own operators. They carry the
+tangents, and reverse mode or another forward level records them like those of any function, so that
+derivatives of every order and in every nesting follow from them. A formula on top of our kernels
+would not do: what the kernels save for reverse mode would lose its tangents.
+
+The tables of composites are in softmax_composites.py and norm_composites.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch._C import _are_functorch_transforms_active
+from torch._C._functorch import TransformType
+from torch.autograd import forward_ad
+
+from fusedops.ops._registration import fake_results
+
+#: For each op its composite.
+_COMPOSITES: dict[str, Callable[..., Any]] = {}
+
+
+def register_composite(op: str, composite: Callable[..., Any]) -> None:
+    """Registers what ``fusedops::op`` runs in forward mode. ``composite(*args)`` returns the op's
+    results in any floating dtype and layout, and may return some that were not asked for."""
+    _COMPOSITES[op] = composite
+
+
+def _is_dual(value: Any) -> bool:
+    # There is no other level than 0.
+    return isinstance(value, torch.Tensor) and forward_ad.unpack_dual(value, level=0)[1] is not None
+
+
+def has_tangent(values: Iterable[Any]) -> bool:
+    """Whether one of the values has a forward-mode tangent."""
+    # Unpacking a tensor takes 1 us, and a mode sees it. A traced graph runs torch.func.jvp without
+    # Python's forward_ad, but on torch.func's stack.
+    is_forward = forward_ad._current_level >= 0 or (
+        _are_functorch_transforms_active() and _is_jvp_on_stack()
+    )
+    return is_forward and any(map(_is_dual, values))
+
+
+def _is_jvp_on_stack() -> bool:
+    stack = torch._C._functorch.get_interpreter_stack() or ()
+    return any(transform.key() == TransformType.Jvp for transform in stack)
+
+
+def refuse_forward_mode(op: str, args: Iterable[Any]) -> None:
+    """Raises where an argument has a forward-mode tangent, which would be lost."""
+    if has_tangent(args):
+        raise NotImplementedError(
+            f"{op} has no forward-mode derivative (jvp, jacfwd), because it writes into an "
+            "argument: use the function without out"
+        )
+
+
+def composite_results(op: str, args: Sequence[Any]) -> Any:
+    """What the op's composite returns, with the dtypes and layouts of the op's results."""
+    fakes = fake_results(op, args)
+    results = _COMPOSITES[op](*args)
+    if isinstance(fakes, torch.Tensor):
+        return _made_like(fakes, results)
+    return tuple(map(_made_like, fakes, results))
+
+
+def _made_like(fake: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    if result.shape != fake.shape:  # it was not asked for: an op returns an empty tensor
+        return fake
+    cast = result.to(fake.dtype)
+    return cast.contiguous() if fake.is_contiguous() else cast

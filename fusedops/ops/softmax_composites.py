@@ -1,0 +1,164 @@
+"""The softmaxes composed of torch's own operators, which forward mode runs (_forward_mode.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from fusedops.ops import _checks
+from fusedops.ops._forward_mode import register_composite
+from fusedops.ops.masked_softmax import Hiding, Signature, multiplier
+
+
+def _wide(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The tensors in the dtype that the kernels compute in."""
+    return tuple(tensor.to(_checks.statistics_dtype(tensor.dtype)) for tensor in tensors)
+
+
+# --- softmax and log_softmax --------------------------------------------------------------------
+
+
+def _softmax(input: torch.Tensor, dim: int, dtype: torch.dtype | None) -> torch.Tensor:
+    return torch.softmax(input, dim, dtype=dtype)
+
+
+def _log_softmax(input: torch.Tensor, dim: int, dtype: torch.dtype | None) -> torch.Tensor:
+    return torch.log_softmax(input, dim, dtype=dtype)
+
+
+def _softmax_backward(
+    grad_output: torch.Tensor, output: torch.Tensor, dim: int, _: torch.dtype
+) -> torch.Tensor:
+    g, y = _wide(grad_output, output)
+    return y * (g - (g * y).sum(dim, keepdim=True))
+
+
+def _log_softmax_backward(
+    grad_output: torch.Tensor, output: torch.Tensor, dim: int, _: torch.dtype
+) -> torch.Tensor:
+    g, y = _wide(grad_output, output)
+    return g - y.exp() * g.sum(dim, keepdim=True)
+
+
+def _stacked(
+    softmax: Callable[..., torch.Tensor],
+) -> Callable[[Sequence[torch.Tensor], int, int], torch.Tensor]:
+    def stacked(inputs: Sequence[torch.Tensor], dim: int, stack_dim: int) -> torch.Tensor:
+        return torch.stack([softmax(input, dim, None) for input in inputs], stack_dim)
+
+    return stacked
+
+
+# --- softmax in two steps -----------------------------------------------------------------------
+
+
+def _softmax_stats(input: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """``max`` is a constant, as in reverse mode."""
+    (x,) = _wide(input)
+    max = x.detach().amax(dim, keepdim=True)
+    # Where the maximum is -inf, -inf - -inf would be NaN; without a shift e^-inf is 0.
+    shift = max.masked_fill(max == -torch.inf, 0)
+    return max, (x - shift).exp().sum(dim, keepdim=True)
+
+
+def _softmax_apply(
+    input: torch.Tensor, max: torch.Tensor, sum: torch.Tensor, dim: int, _: torch.dtype | None
+) -> torch.Tensor:
+    (x,) = _wide(input)
+    return (x - max).exp() / sum
+
+
+# --- masked softmax -----------------------------------------------------------------------------
+
+
+def _hiding(given: Any) -> Hiding:
+    mask = given.mask if given.mask is not None and given.mask.dtype == torch.bool else None
+    interval = (given.diagonal, given.lower_diagonal, given.start, given.end)
+    return Hiding(mask, given.causal, *interval)
+
+
+def _scores(given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the softmax is taken of, and which of it is hidden."""
+    computed = given.input if given.dtype is None else given.input.to(given.dtype)
+    (scores,) = _wide(computed)
+    scores = scores * given.scale
+    if given.softcap is not None:
+        scores = given.softcap * torch.tanh(scores / given.softcap)
+    for added in (given.bias, given.mask):
+        if added is not None and added.dtype != torch.bool:
+            scores = scores + added.to(scores.dtype)
+    hidden = _hiding(given).visible(scores) == 0
+    value = -torch.inf if given.mask_value is None else given.mask_value
+    hidden_rows = (hidden | (scores == -torch.inf)).all(-1, keepdim=True)
+    return scores.masked_fill(hidden, value), hidden_rows
+
+
+def _probabilities(given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The softmax of each row, and the probability of its sink."""
+    scores, hidden_rows = _scores(given)
+    sinks = scores.new_full((), -torch.inf) if given.sinks is None else given.sinks
+    sinks = sinks.to(scores.dtype).unsqueeze(-1).expand(*scores.shape[:-1], 1)
+    y, sink = torch.cat([scores, sinks], -1).softmax(-1).split([scores.shape[-1], 1], -1)
+    return y.masked_fill(hidden_rows, 0) if given.zero_masked_rows else y, sink.squeeze(-1)
+
+
+def _masked_softmax(*args: Any) -> torch.Tensor:
+    return _probabilities(Signature("masked_softmax").bind(*args))[0]
+
+
+def _masked_softmax_dropout(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    given = Signature("masked_softmax_dropout").bind(*args)
+    y, _ = _probabilities(given)
+    return y * multiplier(given.p, given.seed, y), y
+
+
+def _masked_softmax_sinks(*args: Any) -> tuple[torch.Tensor, ...]:
+    given = Signature("masked_softmax_sinks").bind(*args)
+    y, sink = _probabilities(given)
+    output = y if given.seed is None else y * multiplier(given.p, given.seed, y)
+    return output, y, sink
+
+
+def _gradients(given: Any, dropout: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradients of the input and, but for the sink's probability, of the sink."""
+    g, y = _wide(given.grad_output, given.probabilities)
+    if dropout:
+        g = g * multiplier(given.p, given.seed, y)
+    total = (g * y).sum(-1, keepdim=True)
+    return _hiding(given).visible(y) * given.scale * y * (g - total), -total.squeeze(-1)
+
+
+def _masked_softmax_backward(*args: Any) -> torch.Tensor:
+    return _gradients(Signature("masked_softmax_backward").bind(*args), dropout=False)[0]
+
+
+def _masked_softmax_dropout_backward(*args: Any) -> torch.Tensor:
+    return _gradients(Signature("masked_softmax_dropout_backward").bind(*args), dropout=True)[0]
+
+
+def _masked_softmax_sinks_backward(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    given = Signature("masked_softmax_sinks_backward").bind(*args)
+    to_input, to_sinks = _gradients(given, dropout=given.seed is not None)
+    return to_input, given.sink_probabilities * to_sinks
+
+
+_COMPOSITES: dict[str, Callable[..., Any]] = {
+    "softmax": _softmax,
+    "log_softmax": _log_softmax,
+    "softmax_backward": _softmax_backward,
+    "log_softmax_backward": _log_softmax_backward,
+    "stack_softmax": _stacked(_softmax),
+    "stack_log_softmax": _stacked(_log_softmax),
+    "softmax_stats": _softmax_stats,
+    "softmax_apply": _softmax_apply,
+    "masked_softmax": _masked_softmax,
+    "masked_softmax_backward": _masked_softmax_backward,
+    "masked_softmax_dropout": _masked_softmax_dropout,
+    "masked_softmax_dropout_backward": _masked_softmax_dropout_backward,
+    "masked_softmax_sinks": _masked_softmax_sinks,
+    "masked_softmax_sinks_backward": _masked_softmax_sinks_backward,
+}
+for _op, _composite in _COMPOSITES.items():
+    register_composite(_op, _composite)
