@@ -88,6 +88,7 @@ def assert_equal(name: str, ours: Sequence[Tensor], eager: Sequence[Tensor]) -> 
 def assert_every_site_is_replaced(name: str, report: Report) -> None:
     replaced = Counter(FAMILIES[site.op] for site in report.replaced)
     assert dict(replaced) == MODELS[name].sites
+    assert all(site.reason.strip() for site in report.left)
     assert [site for site in report.left if site.reason != NO_SITE] == []
 
 

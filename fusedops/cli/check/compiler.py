@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx import GraphModule
 
 import fusedops
 from fusedops.cli.check.result import Result
@@ -58,17 +59,20 @@ def compilation(device: str) -> Iterator[Result]:
 def exporting(device: str) -> Iterator[Result]:
     """torch.export: the program is rewritten, saved, loaded and run."""
     model, x = _model_and_input(device)
-    exported = torch.export.export(model, (x,))
-    with tempfile.TemporaryDirectory() as folder, fusedops.config.patch(fuse=FUSE):
-        path = Path(folder) / "model.pt2"
-        torch.export.save(fusedops.export.rewrite(exported), path)
-        with warnings.catch_warnings():  # torch 2.13 reads pytrees by a name that it deprecates
-            warnings.simplefilter("ignore", FutureWarning)
-            loaded = torch.export.load(path).module()
+    with warnings.catch_warnings():  # torch 2.13 copies pytrees by a name that it deprecates
+        warnings.simplefilter("ignore", FutureWarning)
+        loaded = _rewritten_saved_and_loaded(torch.export.export(model, (x,)))
     names = {str(node.target) for node in loaded.graph.nodes}
     ours = sorted(name.split(".")[1] for name in names if name.startswith("fusedops."))
     yield Result("operators in the program", ", ".join(ours) or "none", "some", bool(ours))
     yield from _compare([loaded(x)], [model.double()(x.double())])
+
+
+def _rewritten_saved_and_loaded(exported: torch.export.ExportedProgram) -> GraphModule:
+    with tempfile.TemporaryDirectory() as folder, fusedops.config.patch(fuse=FUSE):
+        path = Path(folder) / "model.pt2"
+        torch.export.save(fusedops.export.rewrite(exported), path)
+        return torch.export.load(path).module()
 
 
 def _model_and_input(device: str) -> tuple[Model, Tensor]:
