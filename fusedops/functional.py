@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, get_args, overload
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from fusedops import _arguments
 from fusedops.ops import _checks
@@ -319,7 +320,7 @@ def _is_transformed(input: torch.Tensor) -> bool:
 
 def _is_jit_tracing() -> bool:
     """Whether torch.jit.trace records the call. Its graph must not depend on what requires grad."""
-    return not torch.compiler.is_compiling() and torch._C._is_tracing()
+    return not is_dynamo_compiling() and torch._C._is_tracing()
 
 
 def masked_softmax(

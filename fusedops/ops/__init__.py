@@ -9,6 +9,7 @@ if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 10):
 
 from fusedops.ops import (  # noqa: E402
     _library,
+    _nested,
     masked_softmax,
     masked_softmax_sinks,
     norm,
@@ -22,6 +23,7 @@ from fusedops.ops import (  # noqa: E402
 
 __all__ = [
     "_library",
+    "_nested",
     "masked_softmax",
     "masked_softmax_sinks",
     "norm",

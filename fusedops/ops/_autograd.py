@@ -174,8 +174,10 @@ def register_autograd_of_lists(
 
 
 def _is_converted(tensor: torch.Tensor) -> bool:
-    """Whether autocast will convert a tensor, or it is a wrapper from a transform of ``torch.func``
-    that has ended."""
+    """Whether autocast will convert a tensor, or it is nested, or a wrapper from a transform of
+    ``torch.func`` that has ended."""
+    if tensor.is_nested:
+        return True
     if tensor.is_cuda and torch.is_autocast_enabled("cuda"):
         return True
     return torch._C._functorch.is_gradtrackingtensor(tensor)

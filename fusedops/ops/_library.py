@@ -266,11 +266,19 @@ def _refuse(op: str) -> Any:
     return kernel
 
 
+def _takes_nested(op: str) -> bool:
+    """Whether _nested.py has a rule for an op."""
+    base = op.removeprefix("_").removesuffix("_output")
+    return base in ("softmax", "log_softmax", "layer_norm", "std_norm", "rms_norm", "l2_norm")
+
+
 def _register_refusals() -> None:
     for op in OPS:
         refuse = _refuse(op)
-        for key in ("CompositeExplicitAutograd", "NestedTensorCPU", "AutogradNestedTensor"):
-            LIBRARY.impl(op, refuse, key)
+        LIBRARY.impl(op, refuse, "CompositeExplicitAutograd")
+        if not _takes_nested(op):
+            for key in ("NestedTensorCPU", "AutogradNestedTensor"):
+                LIBRARY.impl(op, refuse, key)
         if _cuda_problem is not None:
             LIBRARY.impl(op, _refuse_cuda(op), "CUDA")
 

@@ -72,9 +72,10 @@ def _refusing_derivatives(overload: Any, written: int) -> Callable[..., None]:
 
     def kernel(keys: Any, *args: Any) -> None:
         refuse_forward_mode(name, args)
-        for name_of, value in zip(names, args, strict=False):
-            if _requires_grad((value,)):
-                refuse_gradient(name_of)
+        if torch.is_grad_enabled():
+            for index, value in enumerate(args):
+                if isinstance(value, torch.Tensor) and value.requires_grad:
+                    refuse_gradient(names[index])
         with torch._C._AutoDispatchBelowAutograd():
             overload.redispatch(keys & torch._C._after_autograd_keyset, *args)
 

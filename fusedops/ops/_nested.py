@@ -1,0 +1,120 @@
+"""Softmaxes and norms of nested tensors: their rows are those of the tensors that they hold.
+
+A jagged tensor keeps its tensors in one buffer, on which an op over a dimension that is not the
+ragged one runs once. Otherwise it runs once for each tensor. Dimension 0 counts the tensors, and is
+refused, as by torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fusedops.ops import _checks
+from fusedops.ops._library import LIBRARY
+
+#: Given the arguments and the input's rank: the dimensions that are normalised, and the arguments
+#: for a tensor without the first dimension.
+Inner = Callable[[str, tuple[Any, ...]], tuple[set[int], tuple[Any, ...]]]
+
+
+def _of_dim(op: str, args: tuple[Any, ...]) -> tuple[set[int], tuple[Any, ...]]:
+    input, dim, *rest = args
+    rank = input.dim()
+    _checks.check(
+        -rank <= dim < rank and dim % rank > 0,
+        f"{op}: dim is {dim}, wanted one after the first of a nested input of {rank} dimensions, "
+        "which counts its tensors",
+    )
+    return {dim % rank}, (dim % rank - 1, *rest)
+
+
+def _of_shape(op: str, args: tuple[Any, ...]) -> tuple[set[int], tuple[Any, ...]]:
+    input, shape, *rest = args
+    rank = input.dim()
+    _checks.check(
+        0 < len(shape) < rank,
+        f"{op}: normalized_shape is {list(shape)}, wanted at least one dimension, and fewer than "
+        f"the {rank} of the nested input, whose first counts its tensors",
+    )
+    return set(range(rank - len(shape), rank)), (shape, *rest)
+
+
+def _rule(name: str, op: str, inner: Inner) -> Callable[..., Any]:
+    overload = getattr(torch.ops.fusedops, name).default
+    names = [argument.name for argument in overload._schema.arguments]
+
+    def run(*args: Any) -> Any:
+        _check_alone(op, names, args)
+        input: Any = args[0]
+        dims, rest = inner(op, args)
+        is_ragged = input.layout == torch.jagged and input._ragged_idx in dims
+        _checks.check(
+            not is_ragged or inner is _of_dim,
+            f"{op}: normalized_shape covers the ragged dimension of input, wanted those after it",
+        )
+        if _is_whole(input) and not is_ragged:
+            return _each(overload(input.values(), *rest), lambda t: _jagged_like(input, t))
+        parts = [overload(tensor, *rest) for tensor in input.unbind()]
+        if isinstance(parts[0], torch.Tensor):
+            return _joined(input, parts)
+        return tuple(_joined(input, list(part)) for part in zip(*parts, strict=True))
+
+    return run
+
+
+def _check_alone(op: str, names: list[str], args: tuple[Any, ...]) -> None:
+    """Checks that no argument but the first is nested."""
+    for name, given in zip(names[1:], args[1:], strict=False):
+        _checks.check(
+            not (isinstance(given, torch.Tensor) and given.is_nested),
+            f"{op}: {name} is a nested tensor, wanted a plain one; make it with "
+            ".to_padded_tensor(padding)",
+        )
+
+
+def _is_whole(input: Any) -> bool:
+    """Whether a tensor is jagged, and all of its buffer is part of it."""
+    return input.layout == torch.jagged and input.lengths() is None
+
+
+def _each(results: Any, make: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    return make(results) if isinstance(results, torch.Tensor) else tuple(map(make, results))
+
+
+def _joined(input: Any, parts: list[torch.Tensor]) -> torch.Tensor:
+    """One nested tensor of the results for the tensors of ``input``."""
+    if _is_whole(input):
+        return _jagged_like(input, torch.cat(parts, input._ragged_idx - 1))
+    nested: torch.Tensor = torch.nested.as_nested_tensor(parts, layout=input.layout)
+    return nested
+
+
+def _jagged_like(input: Any, values: torch.Tensor) -> torch.Tensor:
+    """The jagged tensor with these values, whose tensors lie in them as those of ``input`` do."""
+    nested: torch.Tensor = torch.nested.nested_tensor_from_jagged(
+        values, input.offsets(), jagged_dim=input._ragged_idx
+    )
+    return nested
+
+
+#: For each op the variants that eager calls of it use, and which of its arguments say what is
+#: normalised.
+SUPPORTED: dict[str, tuple[tuple[str, ...], Inner]] = {
+    "softmax": (("softmax", "_softmax"), _of_dim),
+    "log_softmax": (("log_softmax", "_log_softmax"), _of_dim),
+    **{
+        norm: ((norm, f"_{norm}", f"_{norm}_output"), _of_shape)
+        for norm in ("layer_norm", "std_norm", "rms_norm", "l2_norm")
+    },
+}
+# The first two are those of strided tensors, below autograd and at it; jagged ones are at autograd
+# too, and without it ask for the third.
+_KEYS = ("NestedTensorCPU", "AutogradNestedTensor", "CompositeImplicitAutogradNestedTensor")
+
+for _op, (_names, _inner) in SUPPORTED.items():
+    for _name in _names:
+        for _key in _KEYS:
+            LIBRARY.impl(_name, _rule(_name, _op, _inner), _key)
