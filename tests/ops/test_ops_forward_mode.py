@@ -70,7 +70,7 @@ def in_float64(value):
 
 def float64_arguments(op):
     given = {name: in_float64(value) for name, value in valid_arguments(op).items()}
-    return given | ({"input_dtype": torch.float64} if "input_dtype" in given else {})
+    return given | {name: torch.float64 for name in given if name.endswith("_dtype")}
 
 
 def tensors_of(op):
