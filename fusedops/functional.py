@@ -1001,21 +1001,21 @@ def add_rms_norm(
     dropout = _branch_dropout(function, input, p, training, seed)
     if type(eps) is not float:
         eps = _rms_eps(function, _dtype_of_sum(input, residual), eps)
-    arguments = (input, residual, normalized_shape, weight, eps, variant, dropout, return_sum)
+    given = (input, residual, normalized_shape, eps, variant, dropout, return_sum)
     if weight is not None and variant in ("llama", "t5"):
-        return _rounded_add_rms_norm(*arguments)
-    return _fused_add_rms_norm(*arguments)
+        return _rounded_add_rms_norm(*given, weight)
+    return _fused_add_rms_norm(*given, weight)
 
 
 def _fused_add_rms_norm(
     input: torch.Tensor,
     residual: torch.Tensor,
     normalized_shape: Sequence[int],
-    weight: torch.Tensor | None,
     eps: float,
     variant: RmsVariant,
     dropout: tuple[float, torch.Tensor | None],
     return_sum: bool,
+    weight: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor] | torch.Tensor:
     """add_rms_norm in one call of an op."""
     settings = _rms_settings(variant)
@@ -1030,17 +1030,17 @@ def _rounded_add_rms_norm(
     input: torch.Tensor,
     residual: torch.Tensor,
     normalized_shape: Sequence[int],
-    weight: torch.Tensor,
     eps: float,
     variant: RmsVariant,
     dropout: tuple[float, torch.Tensor | None],
     return_sum: bool,
+    weight: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor] | torch.Tensor:
     """add_rms_norm in the variants whose result's dtype depends on the weight's."""
     dtype = _dtype_of_sum(input, residual)
     if not _multiplies_afterwards("add_rms_norm", variant, input, weight, dtype):
-        given = (input, residual, normalized_shape, weight, eps)
-        return _fused_add_rms_norm(*given, variant, dropout, return_sum)
+        given = (input, residual, normalized_shape, eps, variant, dropout, return_sum)
+        return _fused_add_rms_norm(*given, weight)
     arguments = (input, residual, normalized_shape, None, eps, 0.0, False)
     total = _ops.add_rms_norm.default(*arguments, *dropout)[1]
     output = rms_norm(total, normalized_shape, weight, eps, variant=variant)

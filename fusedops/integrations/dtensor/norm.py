@@ -201,9 +201,10 @@ def _needed(local: dict[str, Any]) -> list[bool]:
 def _dtype_of_gradient(name: str, local: dict[str, Any], input: torch.Tensor) -> torch.dtype:
     """That of what it is the gradient of: a term of a sum, a parameter or the norm's input."""
     own = name.removeprefix("grad_")
-    if (parameter := local.get(own)) is not None and own in _OF_COLUMNS:
-        return parameter.dtype
-    return local.get(f"{own}_dtype") or input.dtype
+    parameter = local.get(own) if own in _OF_COLUMNS else None
+    like = input if parameter is None else parameter
+    dtype: torch.dtype = local.get(f"{own}_dtype") or like.dtype
+    return dtype
 
 
 def _projected(
