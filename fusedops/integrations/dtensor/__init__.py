@@ -21,10 +21,7 @@ __all__ = ["cross_entropy"]
 _RULES: dict[str, Rule] = {**softmax.RULES, **masked_softmax.RULES, **norm.RULES, **stack.RULES}
 
 
-def _register(op: str) -> None:
-    # A variant differs from its op in nothing that matters here.
-    rule = _RULES[op.removeprefix("_")]
-
+def _register(op: str, rule: Rule) -> None:
     def on_dtensors(
         cls: type, overload: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
@@ -36,4 +33,6 @@ def _register(op: str) -> None:
 
 
 for _op in OPS:
-    _register(_op)
+    # A variant differs from its op in nothing that matters here.
+    if _op.removeprefix("_") in _RULES:
+        _register(_op, _RULES[_op.removeprefix("_")])
