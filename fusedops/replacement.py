@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from fusedops import nn as ours
 from fusedops._known_norms import known_norm
-from fusedops.graph.availability import KERNEL_DTYPES, has_kernels
+from fusedops.graph.availability import KERNEL_DTYPES, has_kernels, ops_take
 from fusedops.graph.rewriting.report import table
 
 #: The modules of torch that have a counterpart of the same attributes.
@@ -183,8 +182,8 @@ def _conflicting_attribute(module: nn.Module) -> str:
 
 def _unsupported_parameters(module: nn.Module) -> str:
     for name, tensor in module.named_parameters(recurse=False):
-        if is_traceable_wrapper_subclass(tensor):
-            return f"its {name} is a {type(tensor.data).__name__}, not a plain tensor"
+        if not ops_take(tensor.data):
+            return f"its {name} is a {type(tensor.data).__name__}, which the operators do not take"
         if tensor.dtype not in KERNEL_DTYPES:
             return f"its {name} is {tensor.dtype}, which no kernel reads"
         if not has_kernels(tensor.device.type):

@@ -10,9 +10,11 @@ import transformers.models.llama.modeling_llama as llama
 import transformers.models.t5.modeling_t5 as t5
 from torch import nn
 from torch.nn.utils import parametrizations
+from torch.testing._internal.two_tensor import TwoTensor
 from transformers.models.mamba2.modeling_mamba2 import MambaRMSNormGated
 
 import fusedops
+from fusedops import reference
 
 N = 16
 
@@ -239,6 +241,12 @@ def _of_two_dimensions():
     return norm
 
 
+def _of_two_tensors():
+    norm = nn.LayerNorm(N)
+    norm.weight = nn.Parameter(TwoTensor(torch.ones(N), torch.ones(N)))
+    return norm
+
+
 def _with_another_eps():
     norm = llama.LlamaRMSNorm(N)
     norm.eps = 3
@@ -254,6 +262,7 @@ LEFT = {
     "its weight is not a parameter of one dimension": _of_two_dimensions,
     "its attribute eps means something else": _with_another_eps,
     "its weight is torch.float8_e4m3fn": lambda: nn.LayerNorm(N, dtype=torch.float8_e4m3fn),
+    "its weight is a TwoTensor, which the operators do not take": _of_two_tensors,
     "its weight is on meta": lambda: nn.LayerNorm(N, device="meta"),
 }
 
@@ -268,16 +277,19 @@ def test_what_is_left_has_its_reason(reason):
     assert type(module) is was
 
 
-def test_a_dtensor_is_left_with_its_reason(tmp_path):
-    from torch.distributed.tensor import DeviceMesh, distribute_module
+def test_a_module_of_dtensors_is_replaced(tmp_path):
+    from torch.distributed.tensor import DeviceMesh, distribute_module, distribute_tensor
 
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
     )
     try:
-        norm = distribute_module(nn.LayerNorm(N), DeviceMesh("cpu", [0]))
-        (left,) = fusedops.replace_modules(norm).left
-        assert left.reason == "its weight is a DTensor, not a plain tensor"
+        mesh, x = DeviceMesh("cpu", [0]), torch.randn(2, N)
+        norm = distribute_module(nn.LayerNorm(N), mesh)
+        assert len(fusedops.replace_modules(norm).replaced) == 1
+        output = norm(distribute_tensor(x, mesh)).full_tensor()
+        exact = reference.layer_norm(x, [N], eps=norm.eps)
+        torch.testing.assert_close(output.double(), exact, rtol=1e-5, atol=1e-5)
     finally:
         torch.distributed.destroy_process_group()
 
