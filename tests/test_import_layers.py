@@ -22,8 +22,7 @@ MAY_IMPORT = {
     "graph": {"ops", "config"},
     "backend": {"graph"},
     "export": {"graph"},
-    "_known_norms": {"functional"},
-    "replacement": {"nn", "graph", "_known_norms"},
+    "replacement": {"nn", "graph", "functional"},
     "integrations": {"export", "functional", "ops"},
     "__main__": {"cli"},
 }

@@ -35,6 +35,7 @@ API = (
     "graph/fx.py",
     "nn.py",
     "parallel/api.py",
+    "replacement/api.py",
 )
 SHORT = 4
 

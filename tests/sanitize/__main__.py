@@ -22,6 +22,7 @@ TESTS = {
     "address": [
         "tests/sanitize/planted_address.py",
         "tests/ops/test_add_norm.py",
+        "tests/ops/test_add_norm_mixed.py",
         "tests/deploy/test_c_api.py",
         "tests/ops/test_concurrent_rows.py",
         "tests/ops/test_l2_norm.py",

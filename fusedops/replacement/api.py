@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,9 +10,9 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from fusedops import nn as ours
-from fusedops._known_norms import known_norm
 from fusedops.graph.availability import KERNEL_DTYPES, has_kernels, ops_take
-from fusedops.graph.rewriting.report import table
+from fusedops.replacement.known_norms import known_norm
+from fusedops.replacement.report import Change, ReplacedModule, Replacements
 
 #: The modules of torch that have a counterpart of the same attributes.
 _COUNTERPARTS: dict[type[nn.Module], type[nn.Module]] = {
@@ -22,82 +21,6 @@ _COUNTERPARTS: dict[type[nn.Module], type[nn.Module]] = {
     nn.LayerNorm: ours.LayerNorm,
     nn.RMSNorm: ours.RMSNorm,
 }
-
-
-@dataclass(frozen=True)
-class ReplacedModule:
-    """A softmax or norm module of a model.
-
-    paths: its dotted paths; several if it is shared, "" for the model itself.
-    was: the name of its class.
-    became: the name of its class now, or "" if it was left.
-    reason: why it was left, or "".
-    """
-
-    paths: tuple[str, ...]
-    was: str
-    became: str = ""
-    reason: str = ""
-
-
-@dataclass
-class Replacements:
-    """What `replace_modules` did to a model. `str(replacements)` is a plain-text table.
-
-    modules: every softmax and norm module, in the model's order.
-    """
-
-    modules: tuple[ReplacedModule, ...]
-    _changes: list[_Change] = field(repr=False)
-
-    @property
-    def replaced(self) -> tuple[ReplacedModule, ...]:
-        return tuple(module for module in self.modules if module.became)
-
-    @property
-    def left(self) -> tuple[ReplacedModule, ...]:
-        return tuple(module for module in self.modules if not module.became)
-
-    def undo(self) -> None:
-        """Gives the replaced modules their classes back. Parameters keep the values that they have
-        by now. A second call does nothing.
-
-        Raises:
-            RuntimeError: the class of a module has been changed since, as by a parametrization.
-                No module is changed then.
-        """
-        for change in self._changes:
-            if type(change.module) is not change.became:
-                raise RuntimeError(
-                    f"undo: a {change.became.__name__} has become a "
-                    f"{type(change.module).__name__} since; undo that first"
-                )
-        for change in self._changes:
-            change.undo()
-        self._changes.clear()
-
-    def __str__(self) -> str:
-        counted = f"{len(self.replaced)} of {len(self.modules)}"
-        summary = f"fusedops: {counted} modules replaced"
-        if not self.modules:
-            return summary
-        rows = [(", ".join(m.paths), m.was, m.became or "-", m.reason) for m in self.modules]
-        return "\n".join([summary, "", *table(("module", "was", "became", "reason"), rows)])
-
-
-@dataclass(frozen=True)
-class _Change:
-    """A module's change of class, and the attributes that were added to it."""
-
-    module: nn.Module
-    was: type[nn.Module]
-    became: type[nn.Module]
-    added: tuple[str, ...]
-
-    def undo(self) -> None:
-        self.module.__class__ = self.was
-        for name in self.added:
-            delattr(self.module, name)
 
 
 def replace_modules(model: nn.Module) -> Replacements:
@@ -191,9 +114,9 @@ def _unsupported_parameters(module: nn.Module) -> str:
     return ""
 
 
-def _change(module: nn.Module, target: type[nn.Module]) -> _Change:
+def _change(module: nn.Module, target: type[nn.Module]) -> Change:
     added = {name: value for name, value in _settings(module).items() if not hasattr(module, name)}
-    change = _Change(module, type(module), target, tuple(added))
+    change = Change(module, type(module), target, tuple(added))
     for name, value in added.items():
         setattr(module, name, value)
     module.__class__ = target
