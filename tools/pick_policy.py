@@ -44,8 +44,9 @@ SOFTMAX = ("softmax", "log_softmax")
 MASKED = ("padded_softmax", "causal_softmax")
 NORMS = ("layer_norm", "rms_norm", "std_norm")
 ADD_NORMS = ("add_layer_norm", "add_rms_norm")
-#: Operators of which no table has the plan.
-UNPLANNED = ("softmax_statistics", "softmax_apply", "spatial_softmax")
+#: Operators that decide no table: none has their plan, or a soft cap shares it with scores of any
+#: parts, which are not measured.
+UNPLANNED = ("softmax_statistics", "softmax_apply", "spatial_softmax", "capped_softmax")
 KNOWN = (*SOFTMAX, *MASKED, *NORMS, *ADD_NORMS, *UNPLANNED)
 FORWARD, BACKWARD = ("forward",), ("backward",)
 #: The operators, directions and vectors of each table.

@@ -250,6 +250,12 @@ def test_short_masked_rows_with_kernels_of_their_own_decide_no_table_of_other_ke
     assert "577: " not in text and "2049: 90 % of a copy, 50 % before" in text
 
 
+def test_a_soft_cap_decides_no_table(pick):
+    lines = [row(4096, 16, 0.3, incumbent=True, op="capped_softmax")]
+    code, text = pick([*lines, row(4096, 8, 0.9, op="capped_softmax")], "--write")
+    assert code == 0 and text == PLANS
+
+
 def test_a_kernel_that_is_compiled_for_its_threads_is_told_from_another_with_as_many(pick):
     lines = [
         row(2048, 16, 0.7, incumbent=True),
