@@ -6,7 +6,8 @@
 
 For every table and row length the plan with the best worst share of a copy over row counts and
 operators wins, but the incumbent stays within 2 % of it. Neighbouring lengths with the same plan
-become one regime. Tables without a measurement stay as they are.
+become one regime. Tables without a measurement stay as they are. Below the difference stands what
+blocks of fewer threads would change in the backward pass of norms.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ SOFTMAX = ("softmax", "log_softmax")
 MASKED = ("padded_softmax", "causal_softmax")
 NORMS = ("layer_norm", "rms_norm", "std_norm")
 ADD_NORMS = ("add_layer_norm", "add_rms_norm")
-#: Operators of which no table has the plan.
-UNPLANNED = ("softmax_statistics", "softmax_apply", "spatial_softmax")
+#: Operators that decide no table: none has their plan, or a soft cap shares it with scores of any
+#: parts, which are not measured.
+UNPLANNED = ("softmax_statistics", "softmax_apply", "spatial_softmax", "capped_softmax")
 KNOWN = (*SOFTMAX, *MASKED, *NORMS, *ADD_NORMS, *UNPLANNED)
 FORWARD, BACKWARD = ("forward",), ("backward",)
 #: The operators, directions and vectors of each table.
@@ -93,6 +95,10 @@ CONSTANTS = {
     "kRowBlockThreads": ("threads", ("forward", "backward")),
     "kSegmentCols": ("segment", ("forward", "backward")),
 }
+#: The regimes whose blocks may have fewer threads, with more partitions, and how their tables are
+#: told apart.
+THREADS_SHOWN = ("kNormBackwardRegimes", "kNormAddBackwardRegimes")
+TABLES = ("16 bits", "32 bits", "narrow")
 
 
 #: Operator, direction, bytes of an element, rows.
@@ -143,6 +149,10 @@ class Case:
     @property
     def question(self) -> Question:
         return self.op, self.direction, self.item_bytes, self.rows
+
+    @property
+    def shape(self) -> tuple[int, int, Question]:
+        return self.cols, self.width, self.question
 
 
 # --- reading ------------------------------------------------------------------------------------
@@ -478,17 +488,26 @@ def regimes_text(name: str, tables: Sequence[Table], cases: Sequence[Case], most
     return "\n".join([*lines, "};"])
 
 
+def incumbents_of(cases: Iterable[Case]) -> dict[tuple[int, int, Question], Case]:
+    return {case.shape: case for case in cases if case.is_incumbent}
+
+
+def changes(plan: Plan, incumbent: Plan) -> set[str]:
+    """The numbers in which a plan differs from the incumbent."""
+    names = Plan.__annotations__
+    return {name for name in names if getattr(plan, name) != getattr(incumbent, name)}
+
+
 def best_constant(cases: Sequence[Case], column: str, now: int) -> tuple[int, float] | None:
     """The value with the best worst share in relation to the incumbent's, and that ratio; None
     where no case varies that number alone."""
-    incumbents = {(c.cols, c.width, c.question): c for c in cases if c.is_incumbent}
+    incumbents = incumbents_of(cases)
     ratios = defaultdict(list)
     for case in cases:
-        incumbent = incumbents.get((case.cols, case.width, case.question))
+        incumbent = incumbents.get(case.shape)
         if case.is_incumbent or incumbent is None or not incumbent.share:
             continue
-        names = [n for n in Plan.__annotations__ if n != column]
-        is_alone = all(getattr(case.plan, n) == getattr(incumbent.plan, n) for n in names)
+        is_alone = changes(case.plan, incumbent.plan) <= {column}
         if is_alone and getattr(incumbent.plan, column) == now:
             ratios[getattr(case.plan, column)].append((case.share or 0.0) / incumbent.share)
     if not ratios:
@@ -524,6 +543,43 @@ def picked(text: str, cases: Sequence[Case]) -> str:
     return with_constants(with_clusters(text, cases), cases)
 
 
+# --- what is shown, and stays -------------------------------------------------------------------
+
+
+def threads_alone(cases: Sequence[Case]) -> list[Case]:
+    """The incumbents and what differs from them in the threads of a block, and in the partitions
+    that follow from those; with plans of that number alone, so that choose() compares it."""
+    incumbents = incumbents_of(cases)
+    kept = []
+    for case in cases:
+        incumbent = incumbents.get(case.shape)
+        changed = changes(case.plan, incumbent.plan) if incumbent else set()
+        if case.is_incumbent or ("threads" in changed and changed <= {"threads", "partitions"}):
+            kept.append(replace(case, plan=Plan(0, 0, case.plan.threads, 1, 0, 0, 0)))
+    return kept
+
+
+def threads_text(cases: Sequence[Case]) -> str:
+    """A line for each length at which blocks of fewer threads were measured in the backward pass of
+    norms. Nothing is written of it: kNormBackwardThreads is a bound of the kernels too."""
+    by_length = defaultdict(list)
+    for name in THREADS_SHOWN:
+        for case in threads_alone(cases_of(name, cases)):
+            by_length[name, case.table, case.cols].append(case)
+    lines = []
+    for (name, table, cols), group in sorted(by_length.items()):
+        choice = choose(group)
+        if choice is None or len(choice.worst) == 1:
+            continue
+        shares = [
+            f"{plan.threads}{' (now)' if plan == choice.incumbent else ''}: {100 * share:.0f} %"
+            for plan, share in sorted(choice.worst.items(), key=lambda item: -item[0].threads)
+        ]
+        lines.append(f"# {name}, {TABLES[table]}, {cols} columns: {', '.join(shares)}\n")
+    title = "# The share of a copy by the threads of a block, which stay as they are:\n"
+    return "".join([title, *lines]) if lines else ""
+
+
 def difference(before: str, after: str, path: Path) -> str:
     lines = difflib.unified_diff(
         before.splitlines(True), after.splitlines(True), f"a/{path.name}", f"b/{path.name}"
@@ -538,15 +594,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", help="writes the tables")
     options = parser.parse_args(arguments)
     try:
-        before = options.plans.read_text()
-        after = picked(before, read_cases(options.csv))
+        before, cases = options.plans.read_text(), read_cases(options.csv)
+        after = picked(before, cases)
         if options.write:
             options.plans.write_text(after)
     except OSError as error:
         return say(f"{error.filename}: {error.strerror}")
     except (BadTable, csv.Error, UnicodeDecodeError) as error:
         return say(str(error))
-    print(difference(before, after, options.plans), end="")
+    print(difference(before, after, options.plans) + threads_text(cases), end="")
     return 0
 
 

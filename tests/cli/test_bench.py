@@ -78,6 +78,7 @@ def test_an_operator_is_chosen_with_all_its_variants_or_by_one():
         "masked_softmax[half padded]",
         "masked_softmax[causal]",
         "masked_softmax[causal+bias]",
+        "masked_softmax[causal+softcap]",
         "softmax_dropout[causal]",
     }
     assert {this.op for this in chosen("--op masked_softmax[causal] softmax")} == {
@@ -111,7 +112,14 @@ def test_fusedops_and_eager_agree_on_every_case(op, direction, dtype):
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-@pytest.mark.parametrize("op", ["masked_softmax[causal+bias]", "softmax_dropout[causal]"])
+@pytest.mark.parametrize(
+    "op",
+    [
+        "masked_softmax[causal+bias]",
+        "masked_softmax[causal+softcap]",
+        "softmax_dropout[causal]",
+    ],
+)
 def test_inductor_can_be_timed_again_and_again(op, direction):
     calls = measurement.prepare(case(op, direction, shape=(2, 3, 32, 32)))
     assert list(calls) == ["copy", "eager", "inductor", "fusedops"]
@@ -152,6 +160,17 @@ def test_scores_that_causality_hides_are_written_but_need_not_be_read():
     matrix = 8 * 16 * 4
     assert case("masked_softmax[causal]", "forward").bytes == (1 + 1 / 2) * matrix
     assert case("masked_softmax[causal]", "backward").bytes == (1 + 2 / 2) * matrix
+    assert case("masked_softmax[causal+softcap]", "backward").bytes == (1 + 3 / 2) * matrix
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_a_kernel_that_leaves_out_the_soft_cap_is_not_timed(direction):
+    this = case("masked_softmax[causal+softcap]", direction, shape=(2, 3, 32, 32))
+    inputs, right = this.inputs(), this.operator.providers(direction)
+    uncapped = OPERATORS["masked_softmax[causal]"].providers(direction)["fusedops"]
+    calls = {"eager": right["eager"].call(*inputs), "uncapped": uncapped.call(*inputs)}
+    with pytest.raises(RuntimeError, match="'uncapped' differs from eager"):
+        measurement.check_all(this, inputs, calls)
 
 
 def test_a_wrong_result_is_not_timed():

@@ -17,7 +17,8 @@ from fusedops.cli.bench import cases, memory
 from fusedops.cli.bench.operators import OPERATORS
 
 FORWARD, TRAINING = cases.FORWARD, cases.BACKWARD
-MASKED = [op for op in OPERATORS if op.startswith("masked_softmax")]
+CAPPED = "masked_softmax[causal+softcap]"
+MASKED = [op for op in OPERATORS if op.startswith("masked_softmax") and op != CAPPED]
 IN_PLACE = [op for op, saving in memory.SAVING_WAYS.items() if memory.OURS_IN_PLACE in saving]
 
 #: The bytes of a seed, and of a scalar for each operand that was added: less than a row.
@@ -52,7 +53,7 @@ def test_a_call_in_place_or_into_a_buffer_allocates_nothing(op, dtype):
     assert peak(memory.OURS_OUT, case(op, dtype=dtype)) == 0
 
 
-@pytest.mark.parametrize("op", ["softmax", "log_softmax", *MASKED])
+@pytest.mark.parametrize("op", ["softmax", "log_softmax", CAPPED, *MASKED])
 def test_a_call_allocates_its_result_alone(op):
     assert peak(memory.OURS, case(op)) == case(op).input_bytes
 
@@ -97,6 +98,11 @@ def test_training_with_dropout_keeps_the_probabilities_too():
 def test_the_eager_chain_takes_one_tensor_more(op):
     assert inputs_taken(memory.EAGER, case(op)) == pytest.approx(2, abs=0.01)
     assert inputs_taken(memory.EAGER, case(op, TRAINING)) >= 3
+
+
+def test_a_soft_cap_takes_a_tensor_in_eager_and_two_for_its_derivative_in_ours():
+    assert inputs_taken(memory.EAGER, case(CAPPED)) == pytest.approx(3, abs=0.01)
+    assert inputs_taken(memory.OURS, case(CAPPED, TRAINING)) == pytest.approx(4, abs=0.01)
 
 
 def test_only_calls_that_autograd_allows_are_offered_for_training():

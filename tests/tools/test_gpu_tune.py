@@ -87,7 +87,7 @@ def test_every_kernel_agrees_with_the_one_that_the_tables_choose(smoke):
 
 def test_every_operator_is_measured_in_both_dtypes(smoke):
     names = {(row["op"], row["direction"], row["dtype"]) for row in smoke}
-    assert len(names) == 2 * 22
+    assert len(names) == 2 * 23
 
 
 def test_candidates_vary_elements_threads_clusters_partitions_and_segments(smoke):
@@ -108,6 +108,31 @@ def test_candidates_vary_elements_threads_clusters_partitions_and_segments(smoke
     assert values("partitions", "layer_norm", "backward")
     assert values("blocks", "layer_norm", "backward") > {"1"}
     assert values("blocks", "softmax", "forward", "1") > {"1"}
+
+
+def test_a_soft_cap_is_measured_by_its_own_kernels_which_hold_less_than_causal_ones(smoke):
+    def elements(op: str) -> set[tuple[str, str]]:
+        shape = op, "bfloat16", "4096"
+        plans = (row for row in smoke if (row["op"], row["dtype"], row["cols"]) == shape)
+        return {(row["elements"], row["is_incumbent"]) for row in plans}
+
+    assert elements("capped_softmax") == {("16", "1")}
+    assert ("64", "1") in elements("causal_softmax")
+
+
+def test_blocks_of_fewer_threads_in_the_backward_pass_of_a_norm_have_as_many_more_partitions(tune):
+    rows = list(csv.DictReader(tune("--list").stdout.splitlines()))
+    question = "layer_norm", "backward", "bfloat16", "131072", "2048"
+    shape = ("op", "direction", "dtype", "rows", "cols")
+    same = [row for row in rows if tuple(row[name] for name in shape) == question]
+    assert {(row["threads"], row["partitions"]) for row in same if row["is_incumbent"] == "1"} == {
+        ("512", "132")
+    }
+    assert {
+        (row["threads"], row["row_threads"], row["elements"], row["partitions"])
+        for row in same
+        if row["threads"] != "512"
+    } == {("256", "128", "16", "264"), ("128", "128", "16", "528")}
 
 
 def test_a_question_has_one_incumbent_and_no_plan_twice(smoke):

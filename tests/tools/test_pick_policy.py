@@ -53,13 +53,15 @@ def row(
     partitions: int = 0,
     segment: int = 0,
     fixed: int = 0,
+    block_threads: int = 128,
 ) -> str:
     """A line of the CSV. A share that is text is the error of the launch."""
     bytes_of_vector = width * pick_policy.ITEM_BYTES[dtype]
     threads = fixed or pick_policy.threads_per_row(cols // blocks, elements or 32, bytes_of_vector)
+    block = max(block_threads, threads)
     measured = f",,,1,0,{share}" if isinstance(share, str) else f"10,9,{share},1,0,"
     return (
-        f"{op},{direction},{dtype},{rows},{cols},{width},{elements},{max(128, threads)},{threads},"
+        f"{op},{direction},{dtype},{rows},{cols},{width},{elements},{block},{threads},"
         f"{blocks},{partitions},{segment},{fixed},{incumbent:d},{measured}"
     )
 
@@ -248,6 +250,12 @@ def test_short_masked_rows_with_kernels_of_their_own_decide_no_table_of_other_ke
     assert "577: " not in text and "2049: 90 % of a copy, 50 % before" in text
 
 
+def test_a_soft_cap_decides_no_table(pick):
+    lines = [row(4096, 16, 0.3, incumbent=True, op="capped_softmax")]
+    code, text = pick([*lines, row(4096, 8, 0.9, op="capped_softmax")], "--write")
+    assert code == 0 and text == PLANS
+
+
 def test_a_kernel_that_is_compiled_for_its_threads_is_told_from_another_with_as_many(pick):
     lines = [
         row(2048, 16, 0.7, incumbent=True),
@@ -288,6 +296,31 @@ def test_one_number_for_all_lengths_is_picked_by_its_worst_length(pick):
     ]
     _, text = pick(lines, "--write")
     assert "kNormBackwardBlocks = 132;  // that hold whole rows" in text
+
+
+def backward_block(cols: int, threads: int, share: float | str, rows: int = 1000) -> str:
+    """A plan of a norm's backward pass, with partitions for a wave; the incumbent has 512
+    threads."""
+    return row(
+        cols, 16, share, incumbent=threads == 512, op="layer_norm", direction="backward", rows=rows,
+        partitions=132 * 512 // threads, block_threads=threads,
+    )  # fmt: skip
+
+
+def test_blocks_of_fewer_threads_are_shown_by_their_worst_case_and_stay(pick, capsys):
+    lines = [
+        *(backward_block(1024, *plan) for plan in ((512, 0.90), (256, 0.97), (128, 0.99))),
+        *(backward_block(1024, *plan, 264) for plan in ((512, 0.80), (256, 0.91), (128, 0.70))),
+        *(backward_block(4096, *plan) for plan in ((512, 0.90), (256, "CUDA error 701"))),
+    ]
+    fewer_partitions = {"op": "layer_norm", "direction": "backward", "partitions": 66}
+    lines.append(row(1024, 16, 0.10, block_threads=512, **fewer_partitions))
+    code, text = pick(lines, "--write")
+    assert code == 0 and text == PLANS
+    assert capsys.readouterr().out == (
+        "# The share of a copy by the threads of a block, which stay as they are:\n"
+        "# kNormBackwardRegimes, 16 bits, 1024 columns: 512 (now): 80 %, 256: 91 %, 128: 70 %\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ const Family& norm_family();
 
 inline const Family& family_of(Op op) {
   if (op <= Op::kSoftmaxApply) return softmax_family();
-  if (op <= Op::kCausalSoftmax) return masked_softmax_family();
+  if (op <= Op::kCappedSoftmax) return masked_softmax_family();
   return op == Op::kSpatialSoftmax ? spatial_softmax_family() : norm_family();
 }
 

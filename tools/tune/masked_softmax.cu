@@ -1,4 +1,4 @@
-// Masked softmax: a bool mask that all rows share, or causality.
+// Masked softmax: a bool mask that all rows share, causality, or causality and a soft cap.
 #include "cuda/masked_softmax_launch.cu"
 
 #include "tune/family.h"
@@ -9,13 +9,16 @@ namespace {
 using namespace fusedops;
 using namespace fusedops::cuda;
 
+bool is_capped(const Question& q) { return q.op == Op::kCappedSoftmax; }
+
 // The queries of a causal row: as many as there are columns, in attention.
 Scores scores_of(const Question& q, const void* mask) {
   Scores scores{};
   scores.dims = {1, {q.rows}};
   scores.scale = 0.125;
   scores.mask_value = -10000.0;
-  scores.causal = {q.op == Op::kCausalSoftmax, q.cols, 0};
+  scores.causal = {q.op != Op::kPaddedSoftmax, q.cols, 0};
+  if (is_capped(q)) scores.softcap = 50;  // as in Gemma 2
   if (q.op == Op::kPaddedSoftmax) scores.mask = {mask, {}, 1, true, q.dtype};
   return scores;
 }
@@ -42,12 +45,13 @@ MaskedSoftmaxBackward backward_of(const Question& q, const Memory& memory) {
 // Whether the tables choose a kernel of masked_softmax_narrow.h.
 bool is_narrow(const Question& q, int32_t width) {
   const auto bytes = static_cast<int32_t>(size_of(q.dtype));
-  return width == 1 && plan_rows(kPlainMaskedSoftmaxRegimes, q.cols, 1, bytes).elements > 0;
+  const bool is_short = plan_rows(kPlainMaskedSoftmaxRegimes, q.cols, 1, bytes).elements > 0;
+  return width == 1 && is_short && !is_capped(q);
 }
 
 const Regimes& regimes_of(const Question& q, int32_t width) {
   if (is_narrow(q, width)) return kPlainMaskedSoftmaxRegimes;
-  const bool any_parts = !is_wide(width, q.dtype);
+  const bool any_parts = is_capped(q) || !is_wide(width, q.dtype);
   return q.backward ? masked_softmax_backward_regimes(any_parts)
                     : masked_softmax_regimes(any_parts);
 }
@@ -149,7 +153,7 @@ class MaskedSoftmax final : public Family {
   // A causal row does not read half of its inputs.
   int64_t bytes(const Question& q) const override {
     const int64_t inputs = (1 + q.backward) * tensor_bytes(q);
-    return (q.op == Op::kCausalSoftmax ? inputs / 2 : inputs) + tensor_bytes(q);
+    return (q.op == Op::kPaddedSoftmax ? inputs : inputs / 2) + tensor_bytes(q);
   }
 
   Plan incumbent(const Question& q) const override {
@@ -164,7 +168,9 @@ class MaskedSoftmax final : public Family {
     return result;
   }
 
+  // A soft cap has the table of scores of any parts, which it cannot decide alone.
   std::vector<Plan> candidates(const Question& q) const override {
+    if (is_capped(q)) return {};
     const int32_t width = width_of(q);
     const auto most = [&](int32_t elements) { return most_threads(q, width, elements); };
     std::vector<Plan> plans = register_plans(q, width, most);

@@ -162,11 +162,28 @@ std::vector<Plan> backward_clusters(const Question& q, int32_t width) {
   return plans;
 }
 
+// Blocks of fewer threads, and more of them a multiprocessor: as many threads as before in a wave,
+// and partitions for all of its blocks. They are launches of the incumbent's kernel, which is bound
+// to 128 registers a thread and has shared memory for kNormBackwardThreads of 16 elements: the 32
+// KB of each of four blocks are 128 of a Hopper's 228.
+std::vector<Plan> smaller_backward_blocks(const Question& q, const Plan& incumbent) {
+  std::vector<Plan> plans;
+  for (const int32_t threads : kBlockThreads) {
+    if (incumbent.blocks > 1 || threads < incumbent.row_threads) continue;
+    const int64_t wave = kNormBackwardBlocks * (kNormBackwardThreads / threads);
+    plans.push_back(incumbent);
+    plans.back().rows = threads / incumbent.row_threads;
+    plans.back().partitions = count_partitions(q.rows, plans.back().rows, wave);
+  }
+  return plans;
+}
+
 // Only plans of the tables' elements, which are as many as registers allow.
 std::vector<Plan> backward_candidates(const Question& q) {
   const Plan incumbent = backward_plan(q);
   std::vector<Plan> plans = backward_clusters(q, incumbent.width);
   if (incumbent.segment > 0) return plans;
+  append(plans, smaller_backward_blocks(q, incumbent));
   std::vector<int64_t> counts = {std::max<int64_t>(1, incumbent.partitions / 2)};
   counts.insert(counts.end(), std::begin(kPartitions), std::end(kPartitions));
   for (const int64_t partitions : counts) {

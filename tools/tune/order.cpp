@@ -14,24 +14,27 @@ struct Pass {
 };
 
 // The operators of models, and beside them those that share a table with one of these.
-constexpr Pass kMain[] = {{Op::kLayerNorm, false}, {Op::kSoftmax, false},
-                          {Op::kRmsNorm, false},   {Op::kLayerNorm, true},
-                          {Op::kRmsNorm, true},    {Op::kCausalSoftmax, false},
-                          {Op::kSoftmax, true},    {Op::kCausalSoftmax, true}};
+constexpr Pass kMain[] = {
+    {Op::kLayerNorm, false}, {Op::kSoftmax, false},      {Op::kRmsNorm, false},
+    {Op::kLayerNorm, true},  {Op::kRmsNorm, true},       {Op::kCausalSoftmax, false},
+    {Op::kSoftmax, true},    {Op::kCausalSoftmax, true}, {Op::kCappedSoftmax, false}};
 // One operator or two for each table of launch_plan.h.
 constexpr Pass kDeciding[] = {
     {Op::kSoftmax, false},   {Op::kLayerNorm, false},     {Op::kRmsNorm, false},
     {Op::kLayerNorm, true},  {Op::kSoftmax, true},        {Op::kAddRmsNorm, false},
     {Op::kAddRmsNorm, true}, {Op::kPaddedSoftmax, false}, {Op::kPaddedSoftmax, true}};
-constexpr Pass kAll[] = {
-    {Op::kSoftmax, false},        {Op::kSoftmax, true},        {Op::kLogSoftmax, false},
-    {Op::kLogSoftmax, true},      {Op::kPaddedSoftmax, false}, {Op::kPaddedSoftmax, true},
-    {Op::kCausalSoftmax, false},  {Op::kCausalSoftmax, true},  {Op::kLayerNorm, false},
-    {Op::kLayerNorm, true},       {Op::kRmsNorm, false},       {Op::kRmsNorm, true},
-    {Op::kStdNorm, false},        {Op::kStdNorm, true},        {Op::kAddLayerNorm, false},
-    {Op::kAddLayerNorm, true},    {Op::kAddRmsNorm, false},    {Op::kAddRmsNorm, true},
-    {Op::kSpatialSoftmax, false}, {Op::kSpatialSoftmax, true}, {Op::kSoftmaxStatistics, false},
-    {Op::kSoftmaxApply, false}};
+constexpr Pass kAll[] = {{Op::kSoftmax, false},       {Op::kSoftmax, true},
+                         {Op::kLogSoftmax, false},    {Op::kLogSoftmax, true},
+                         {Op::kPaddedSoftmax, false}, {Op::kPaddedSoftmax, true},
+                         {Op::kCausalSoftmax, false}, {Op::kCausalSoftmax, true},
+                         {Op::kCappedSoftmax, false}, {Op::kLayerNorm, false},
+                         {Op::kLayerNorm, true},      {Op::kRmsNorm, false},
+                         {Op::kRmsNorm, true},        {Op::kStdNorm, false},
+                         {Op::kStdNorm, true},        {Op::kAddLayerNorm, false},
+                         {Op::kAddLayerNorm, true},   {Op::kAddRmsNorm, false},
+                         {Op::kAddRmsNorm, true},     {Op::kSpatialSoftmax, false},
+                         {Op::kSpatialSoftmax, true}, {Op::kSoftmaxStatistics, false},
+                         {Op::kSoftmaxApply, false}};
 
 using Lengths = std::vector<int64_t>;
 const Lengths kMainLengths = {4096, 1024, 8192, 2048, 16384, 32768, 65536};

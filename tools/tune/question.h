@@ -17,6 +17,7 @@ enum class Op : int32_t {
   kSoftmaxApply,
   kPaddedSoftmax,  // masked_softmax with a bool mask that all rows share
   kCausalSoftmax,
+  kCappedSoftmax,  // causal, with a soft cap
   kSpatialSoftmax,
   kLayerNorm,
   kRmsNorm,
@@ -25,9 +26,9 @@ enum class Op : int32_t {
   kAddRmsNorm,
 };
 inline constexpr const char* kOpNames[] = {
-    "softmax",        "log_softmax",    "softmax_statistics", "softmax_apply",
-    "padded_softmax", "causal_softmax", "spatial_softmax",    "layer_norm",
-    "rms_norm",       "std_norm",       "add_layer_norm",     "add_rms_norm"};
+    "softmax",        "log_softmax",    "softmax_statistics", "softmax_apply", "padded_softmax",
+    "causal_softmax", "capped_softmax", "spatial_softmax",    "layer_norm",    "rms_norm",
+    "std_norm",       "add_layer_norm", "add_rms_norm"};
 
 struct Question {
   Op op;

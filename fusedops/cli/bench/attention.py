@@ -24,6 +24,8 @@ SCALE = 1 / math.sqrt(64)
 DROPOUT = 0.1
 MASKED = -math.inf
 
+SOFTCAP = 50.0  # as in Gemma 2
+
 HALF_READ = {FORWARD: 1 / 2 + 1, BACKWARD: 1 / 2 + 1 / 2 + 1}
 
 
@@ -122,6 +124,14 @@ CAUSAL_WITH_BIAS = replace(
     operands=lambda case: (_alibi(case), _future(case)),
 )
 
+CAUSAL_WITH_SOFTCAP = replace(
+    CAUSAL,
+    eager=lambda x, future: _causal_softmax(torch.tanh(x / SOFTCAP) * SOFTCAP, future),
+    fused=lambda x, future: fusedops.masked_softmax(x, causal=True, softcap=SOFTCAP),
+    # The derivative of the cap takes the scores, beside gradient and probabilities.
+    moved=HALF_READ | {BACKWARD: 3 / 2 + 1},
+)
+
 CAUSAL_WITH_DROPOUT = replace(
     CAUSAL,
     eager=lambda x, future: F.dropout(_causal_softmax(x, future), DROPOUT),
@@ -139,5 +149,6 @@ ATTENTION: dict[str, Operator] = {
     "filled_softmax[half padded]": HALF_FILLED,
     "masked_softmax[causal]": CAUSAL,
     "masked_softmax[causal+bias]": CAUSAL_WITH_BIAS,
+    "masked_softmax[causal+softcap]": CAUSAL_WITH_SOFTCAP,
     "softmax_dropout[causal]": CAUSAL_WITH_DROPOUT,
 }

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 import fusedops
-from fusedops.cli.bench.attention import DROPOUT, MASKED, SCALE
+from fusedops.cli.bench.attention import DROPOUT, MASKED, SCALE, SOFTCAP
 from fusedops.cli.bench.cases import FORWARD, Case, Function, compiled, gradients
 
 os.environ["KINETO_LOG_LEVEL"] = "6"  # no log lines from the profiler
@@ -84,6 +84,10 @@ def _causal_with_bias_decomposed(x: Tensor, bias: Tensor, future: Tensor) -> Ten
     return _causal_decomposed(x.add_(bias), future)
 
 
+def _causal_with_softcap_decomposed(x: Tensor, future: Tensor) -> Tensor:
+    return _causal_decomposed(x.div_(SOFTCAP).tanh_().mul_(SOFTCAP), future)
+
+
 def _dropout_decomposed(x: Tensor, future: Tensor) -> Tensor:
     return F.dropout(_causal_decomposed(x, future), DROPOUT, inplace=True)
 
@@ -127,6 +131,12 @@ SAVING_WAYS: dict[str, dict[str, Way]] = {
         BY_HAND: Way(_causal_with_bias_decomposed),
         **_into_buffer_or_input(
             lambda x, bias, _, out: fusedops.masked_softmax(x, causal=True, bias=bias, out=out)
+        ),
+    },
+    "masked_softmax[causal+softcap]": {
+        BY_HAND: Way(_causal_with_softcap_decomposed),
+        **_into_buffer_or_input(
+            lambda x, _, out: fusedops.masked_softmax(x, causal=True, softcap=SOFTCAP, out=out)
         ),
     },
     "softmax_dropout[causal]": {BY_HAND: Way(_dropout_decomposed)},
