@@ -241,13 +241,13 @@ masked_softmax_forward_registers(ForwardArgs args, int64_t first_row) {
 }
 
 // Clusters are bound to one block a multiprocessor, as floats spill where the compiler makes room
-// for two. Of 768 threads each may have 80 registers, and so three blocks of 256 threads, which most
-// rows of floats have, fit on a multiprocessor.
+// for two. Of 768 threads each may have 80 registers, and so three blocks of 256 threads, which
+// most rows of floats have, fit on a multiprocessor.
 template <class T>
 inline constexpr int kMaskedClusterBound = sizeof(T) == 4 ? 768 : kMaskedClusterThreads;
 
 template <class In, class Out, int kWidth, int kVectors, int kParts>
-FUSEDOPS_KERNEL(kMaskedClusterBound<In>, 1)
+FUSEDOPS_KERNEL((kMaskedClusterBound<In>), 1)
 masked_softmax_forward_cluster(ForwardArgs args, int64_t first_row) {
   masked_softmax_row<Cluster, In, Out, kWidth, kVectors, kParts>(args, cluster_row(first_row));
 }
