@@ -273,9 +273,11 @@ class NormGradientRow {
  private:
   static FUSEDOPS_DEVICE void* branch_row(const NormBackward& args, int64_t row, int64_t start) {
     void* to = nullptr;
-    with_branch<T>(args.grad_branch.dtype, [&](auto type) {
-      to = row_of<decltype(type)>(args.grad_branch, row) + start;
-    });
+    if constexpr (kAdd) {  // no other norm has a branch
+      with_branch<T>(args.grad_branch.dtype, [&](auto type) {
+        to = row_of<decltype(type)>(args.grad_branch, row) + start;
+      });
+    }
     return to;
   }
 
