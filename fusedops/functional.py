@@ -22,6 +22,7 @@ from fusedops.ops._forward_mode import has_tangent
 from fusedops.ops._mutation import check_recordable
 from fusedops.ops.norm import default_rms_eps, scaled_by_weight
 from fusedops.ops.softmax import InplaceSoftmax
+from fusedops.ops.softmax_stats import shift_of
 
 _ops = torch.ops.fusedops
 
@@ -250,9 +251,7 @@ def _merged(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     maxima, sums = (torch.stack(given) for given in zip(*_partials(stats), strict=True))
     max = maxima.detach().amax(0)
-    # Where all maxima are -inf, -inf - -inf would be NaN; without a shift e^-inf is 0.
-    shift = max.masked_fill(max == -math.inf, 0)
-    return max, (sums * (maxima - shift).exp()).sum(0)
+    return max, (sums * (maxima - shift_of(max)).exp()).sum(0)
 
 
 def _partials(stats: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -10,6 +10,7 @@ import torch
 from fusedops.ops import _checks
 from fusedops.ops._forward_mode import register_composite
 from fusedops.ops.masked_softmax import Hiding, Signature, multiplier
+from fusedops.ops.softmax_stats import shift_of
 
 
 def _wide(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -58,9 +59,7 @@ def _softmax_stats(input: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.T
     """``max`` is a constant, as in reverse mode."""
     (x,) = _wide(input)
     max = x.detach().amax(dim, keepdim=True)
-    # Where the maximum is -inf, -inf - -inf would be NaN; without a shift e^-inf is 0.
-    shift = max.masked_fill(max == -torch.inf, 0)
-    return max, (x - shift).exp().sum(dim, keepdim=True)
+    return max, (x - shift_of(max)).exp().sum(dim, keepdim=True)
 
 
 def _softmax_apply(

@@ -21,6 +21,12 @@ from fusedops.ops._registration import register_fake, register_vmap
 ops = torch.ops.fusedops
 
 
+def shift_of(max: torch.Tensor) -> torch.Tensor:
+    """What scores, or the maxima of parts of a row, are lowered by before the exponential: the
+    row's maximum, but 0 where that is -inf. There -inf - -inf would be NaN, and e^-inf is 0."""
+    return max.masked_fill(max == -torch.inf, 0)
+
+
 def _statistics_shape(input: torch.Tensor, dim: int) -> list[int]:
     shape = list(input.shape)
     if shape:

@@ -15,6 +15,7 @@ import torch
 
 from fusedops.integrations.dtensor.call import Call, Local, Rule
 from fusedops.integrations.dtensor.partition import Dims, Partition, Result, Space
+from fusedops.ops.softmax_stats import shift_of
 
 ops = torch.ops.fusedops
 
@@ -60,9 +61,7 @@ def statistics(part: Partition, input: torch.Tensor, dim: int) -> Statistics:
     else:
         own_max, own_sum = ops.softmax_stats.default(input, dim)
     max = part.all_reduce(own_max, "max", (dim,))
-    # Where all is -inf, -inf - -inf would be NaN; without a shift e^-inf is 0.
-    shift = max.masked_fill(max == -math.inf, 0)
-    return max, part.all_reduce(own_sum * (own_max - shift).exp(), "sum", (dim,))
+    return max, part.all_reduce(own_sum * (own_max - shift_of(max)).exp(), "sum", (dim,))
 
 
 def _split_stats(call: Call, part: Partition, local: dict[str, Any]) -> Statistics:
