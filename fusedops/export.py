@@ -16,6 +16,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from fusedops.graph.availability import has_kernels
+from fusedops.graph.inductor import repair
 from fusedops.graph.passes import with_ours
 from fusedops.graph.rewriting.report import publish
 from fusedops.graph.rewriting.rewriter import rewrite_module
@@ -45,6 +46,7 @@ def rewrite(exported_program: ExportedProgram) -> ExportedProgram:
             f"fusedops.export: exported_program is a {type(exported_program).__name__}, "
             "wanted a torch.export.ExportedProgram; pass the result of torch.export.export"
         )
+    repair()  # for those who compile the result ahead of time with AOTInductor's own function
     graph_module = _copy(exported_program.graph_module)
     signature = copy.deepcopy(exported_program.graph_signature)
     # The hook updates the output names in the signature when the last op of a model is replaced.

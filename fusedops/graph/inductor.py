@@ -1,17 +1,23 @@
-"""A workaround for a bug in Inductor's C++ code generator that can corrupt memory in training.
+"""Workarounds for two bugs of Inductor that corrupt memory or results of compiled programs.
 
-torch 2.10 to 2.13 generate a wrong index where an accumulating scatter (the gradient of an
-embedding, `index_put(accumulate=True)`, `scatter_add`) is tiled over two dimensions and runs on
+A scatter: torch 2.10 to 2.13 generate a wrong index where an accumulating scatter (the gradient of
+an embedding, `index_put(accumulate=True)`, `scatter_add`) is tiled over two dimensions and runs on
 several threads: the offset inside the tile is added twice, so that values are written to other
 elements, some of them past the end of the tensor. torch 2.14 has the same fix
 (pytorch/pytorch#191837). Plain Inductor has the bug too, but rarely tiles in this way: a value has
 to be read in two layouts, as the gradient of a position bias is that two attention layers share.
 Our ops are fusion barriers that keep both layouts in the graph, so that compiled graphs with them
 have the case more often.
+
+A dtype: AOTInductor packages of torch 2.10 and 2.11 hold the dtype arguments of custom ops as the
+numbers of `torch.export`'s files (float32 is 7), but read them as those of `c10::ScalarType` (7 is
+float64). The op then returns another dtype than the one that the code after it was compiled for.
+torch 2.12 reads the numbers that it wrote.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -19,18 +25,25 @@ from typing import Any
 import torch
 import torch._inductor.config as inductor_config
 
-#: The first version of torch that generates the right index.
-_REPAIRED_IN = (2, 14)
+#: The first versions of torch that generate the right index, and that read dtypes as written.
+_SCATTER_REPAIRED_IN = (2, 14)
+_DTYPE_REPAIRED_IN = (2, 12)
+
+#: The numbers of `c10::ScalarType`, which never change, for the dtypes that our ops take.
+_C10_NUMBERS = {torch.float16: 5, torch.float32: 6, torch.float64: 7, torch.bfloat16: 15}
 
 
-def repair_tiled_scatter() -> None:
-    """Replaces `CppTile2DKernel.store` if this torch has the bug. A second call does nothing.
+def repair() -> None:
+    """Replaces functions of Inductor that have the bugs in this torch. A second call does nothing.
 
-    The replacement applies to the whole process, also to plain Inductor.
+    `CppTile2DKernel.store` is replaced for the whole process, also for plain Inductor. Dtypes in
+    packages are changed for our ops alone.
     """
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    if version < _REPAIRED_IN:
+    if version < _SCATTER_REPAIRED_IN:
         _replace_store()
+    if version < _DTYPE_REPAIRED_IN:
+        _replace_serializer()
 
 
 @functools.cache
@@ -50,3 +63,23 @@ def _replace_store() -> None:
             original(self, name, index, value, mode)
 
     CppTile2DKernel.store = store  # type: ignore[method-assign]
+
+
+@functools.cache
+def _replace_serializer() -> None:
+    from torch._export.serde.serialize import _TORCH_TO_SERIALIZE_DTYPE
+    from torch._inductor import extern_node_serializer
+
+    c10_numbers = {_TORCH_TO_SERIALIZE_DTYPE[dtype]: n for dtype, n in _C10_NUMBERS.items()}
+    original: Callable[[Any], Any] = extern_node_serializer.serialize_extern_kernel_node
+
+    @functools.wraps(original)
+    def serialize(extern_kernel_node: Any) -> Any:
+        serialized = copy.deepcopy(original(extern_kernel_node))
+        if serialized.node.target.startswith("fusedops::"):
+            for argument in (named.arg for named in serialized.node.inputs):
+                if argument.type == "as_scalar_type":
+                    argument.as_scalar_type = c10_numbers[argument.as_scalar_type]
+        return serialized
+
+    extern_node_serializer.serialize_extern_kernel_node = serialize

@@ -14,7 +14,7 @@ from torch.fx import Graph
 
 from fusedops import config
 from fusedops.graph.availability import has_kernels
-from fusedops.graph.inductor import repair_tiled_scatter
+from fusedops.graph.inductor import repair
 from fusedops.graph.memory.reuse import reuse_memory
 from fusedops.graph.memory.unused_outputs import drop_unused_outputs, use_no_autograd_variants
 from fusedops.graph.policy import costs
@@ -26,7 +26,7 @@ GraphPass = Callable[[Graph], Any]
 
 class _Pass(CustomGraphPass):
     def __init__(self) -> None:
-        repair_tiled_scatter()
+        repair()
 
     def uuid(self) -> str:
         """Part of Inductor's cache key: all that the result depends on, which is the sources, the

@@ -90,6 +90,23 @@ def test_a_package_asks_python_for_no_derivative(package):
     assert not output.requires_grad
 
 
+class _EveryDtype(nn.Module):
+    def forward(self, x):
+        dtypes = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+        softmaxes = [fusedops.softmax(x, -1, dtype=dtype) for dtype in dtypes]
+        return *softmaxes, fusedops.masked_softmax(x, causal=True, dtype=torch.float32)
+
+
+def test_a_package_gives_the_dtypes_that_are_asked_for(tmp_path):
+    # AOTInductor of torch 2.10 and 2.11 reads other dtypes than it wrote.
+    x = torch.randn(8, 8, dtype=torch.bfloat16)
+    exported = torch.export.export(_EveryDtype(), (x,))
+    path = fusedops.export.package(exported, tmp_path / "model.pt2", inductor_configs=QUICK)
+    package = torch._inductor.aoti_load_package(path)
+    for ours, eager in zip(package(x), _EveryDtype()(x), strict=True):
+        assert ours.dtype == eager.dtype and torch.equal(ours, eager)
+
+
 def test_a_rewritten_program_packages_as_it_is_and_other_passes_and_options_stay(tmp_path):
     class Count(CustomGraphPass):
         seen = 0
@@ -158,7 +175,11 @@ def test_a_program_loaded_without_the_import_names_the_operator_and_asks_for_the
 
 
 def test_a_package_loaded_without_the_import_names_the_operator(path):
-    finished = loaded_without_fusedops(f"torch._inductor.aoti_load_package({str(path)!r})")
+    # torch 2.10 loads no package before this submodule is imported, which `import fusedops` does.
+    import_and_load = (
+        f"import torch._inductor.codecache\ntorch._inductor.aoti_load_package({str(path)!r})"
+    )
+    finished = loaded_without_fusedops(import_and_load)
     assert finished.returncode != 0
     assert re.search(r"Could not find schema for fusedops::\w+", finished.stderr)
 

@@ -12,6 +12,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.utils import fresh_cache
+from torch.torch_version import TorchVersion
 
 import fusedops
 from fusedops.backend import backend
@@ -147,7 +148,9 @@ def test_a_second_compilation_hits_the_caches_and_keeps_the_ops(model, ops_run):
         assert ops_run(again, x) == ONE_EACH
     assert counters["inductor"]["fxgraph_cache_hit"] == 1
     assert counters["aot_autograd"]["autograd_cache_hit"] == 1
-    assert counters["fusedops"] == {}  # the pass itself was not called
+    # Until 2.11 torch ran a pre-grad pass before it looked into the caches.
+    looks_first = TorchVersion(torch.__version__) >= TorchVersion("2.12")
+    assert counters["fusedops"] == ({} if looks_first else ONE_EACH)
 
 
 def test_the_cache_key_follows_settings_and_kernels(monkeypatch):

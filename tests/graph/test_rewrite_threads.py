@@ -13,7 +13,7 @@ from torch import nn
 
 import fusedops
 from fusedops.backend import backend
-from fusedops.graph.inductor import repair_tiled_scatter
+from fusedops.graph.inductor import repair
 
 BATCH, HEADS, LENGTH, WIDTH = 2, 4, 16, 8
 
@@ -114,7 +114,7 @@ def test_training_of_several_graphs_gives_eagers_gradients_on_any_number_of_thre
 def test_the_repair_of_inductor_is_made_once():
     from torch._inductor.codegen.cpp import CppTile2DKernel
 
-    repair_tiled_scatter()
+    repair()
     store = CppTile2DKernel.store
-    repair_tiled_scatter()
+    repair()
     assert CppTile2DKernel.store is store
