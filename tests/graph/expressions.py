@@ -69,7 +69,8 @@ def _expression(value: object) -> str:
 def _name(node: torch.fx.Node) -> str:
     if isinstance(node.target, torch._ops.OpOverload):
         return node.target._schema.name.split("::")[1]
-    return node.target if isinstance(node.target, str) else node.target.__name__
+    name = node.target if isinstance(node.target, str) else node.target.__name__
+    return name.removeprefix("__").removesuffix("__")  # torch 2.10 writes x == y as x.__eq__(y)
 
 
 def _index(index: object) -> str:

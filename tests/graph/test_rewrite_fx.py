@@ -1,5 +1,8 @@
 """fusedops.rewrite: plain fx graphs."""
 
+import operator
+
+import expressions
 import pytest
 import torch
 from torch import nn
@@ -48,3 +51,21 @@ def test_missing_example_inputs_are_named():
 def test_a_wrong_argument_is_named():
     with pytest.raises(TypeError, match="graph_module is a Softmax, wanted a torch.fx.GraphModule"):
         fusedops.rewrite(nn.Softmax(-1), torch.randn(2))
+
+
+def test_operators_that_are_methods_are_found_as_functions_are():
+    """torch 2.10's Dynamo writes x == y as x.__eq__(y), and abs(x) as x.__abs__()."""
+
+    def attention(x, segments):
+        others = segments[:, :, None] != segments[:, None, :]
+        return x.masked_fill(others, -float("inf")).softmax(-1)
+
+    x, segments = torch.randn(2, 5, 5), torch.tensor([[0, 0, 1, 1, 1], [0, 1, 1, 2, 2]])
+    graph_module = torch.fx.symbolic_trace(attention)
+    (comparison,) = graph_module.graph.find_nodes(op="call_function", target=operator.ne)
+    comparison.op, comparison.target = "call_method", "__ne__"
+    graph_module.recompile()
+    rewritten = fusedops.rewrite(graph_module, x, segments)
+    (call,) = expressions.calls(rewritten.graph)
+    assert call.startswith("masked_softmax(x, mask=") and "mask_value=-inf" in call
+    torch.testing.assert_close(rewritten(x, segments), attention(x, segments))

@@ -106,13 +106,15 @@ def test_gradients_are_those_of_eager_mode(rewrite_dynamo, function):
 
 def test_a_hash_for_torchs_caches_stays():
     contexts = functools.partial(create_selective_checkpoint_contexts, [aten._softmax.default])
-    contexts.cache_hash = "softmax"
     graphs = []
 
     def record(graph_module, example_inputs):
+        bodies = [m for m in graph_module.modules() if "_checkpoint_context_fn" in m.meta]
+        for body in bodies:  # Dynamo of torch 2.10 has made a function without the hash
+            body.meta["_checkpoint_context_fn"].cache_hash = "softmax"
         fusedops.graph.rewrite_module(graph_module)
         fusedops.graph.rewrite_module(graph_module)
-        graphs.extend(m for m in graph_module.modules() if "_checkpoint_context_fn" in m.meta)
+        graphs.extend(bodies)
         return graph_module
 
     @torch.compile(backend=record)

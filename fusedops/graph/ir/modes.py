@@ -23,6 +23,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch.fx import Graph, Node
 
 from fusedops.graph.ir import dialect
@@ -92,9 +93,13 @@ def _modes_of(node: Node) -> Modes:
 
 
 @contextmanager
-def autocast_of(site: Node) -> Iterator[None]:
-    """Enters the autocast state of `site`, for computations on fake tensors."""
-    with ExitStack() as stack:
+def evaluating(site: Node) -> Iterator[None]:
+    """For computations on fake tensors: the autocast state of `site`, without gradients.
+
+    They are dispatched in Python: the C++ decompositions of torch 2.10, as that of linear, turn
+    symbolic sizes into constants.
+    """
+    with enable_python_dispatcher(), torch.no_grad(), ExitStack() as stack:
         for arguments in _modes_of(site).autocast:
             stack.enter_context(torch.autocast(*arguments))
         yield

@@ -207,6 +207,12 @@ ATEN: dict[Any, str] = {
     aten.linalg_norm: "linalg_norm",
     **{getattr(aten, method): kind for method, (kind, _) in METHODS.items()},
 }
+# torch 2.10's Dynamo writes `x == y` as x.__eq__(y) and abs(x) as x.__abs__(), which ATEN lacks.
+METHODS |= {
+    f"__{function.__name__.strip('_')}__": spelling
+    for function, spelling in FUNCTIONS.items()
+    if getattr(function, "__module__", None) == "_operator"
+}
 
 CASTS = {"to", "type", "type_as", "float", "double", "half", "bfloat16", "bool", "int", "long"}
 ATEN_CASTS = {aten.to, aten._to_copy, aten.type_as}

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch.fx import Node
 from torch.fx.node import map_aggregate
 
@@ -35,11 +32,6 @@ class Evaluation:
             return dialect.value(argument)
         if id(argument) not in self._run:
             args = map_aggregate(argument.args, self.value)
-            with self._running():
+            with self._mode, modes.evaluating(self._site):
                 self._run[id(argument)] = argument, argument.op(*args, **argument.kwargs)
         return self._run[id(argument)][1]
-
-    @contextmanager
-    def _running(self) -> Iterator[None]:
-        with self._mode, torch.no_grad(), modes.autocast_of(self._site):
-            yield

@@ -52,7 +52,7 @@ def _expand(node: Node, function: Callable[..., Any]) -> None:
     symbolic = fake_mode(node).shape_env is not None
     # Dynamo of torch 2.10 gives its backends a tracing context with another fake mode than that of
     # the graph's values. Without a context make_fx takes the mode of its arguments.
-    with tracing(None), torch.no_grad(), modes.autocast_of(node):
+    with tracing(None), modes.evaluating(node):
         trace = make_fx(call, tracing_mode="symbolic" if symbolic else "fake", pre_dispatch=True)
         traced = trace(*known).graph
     if traced.find_nodes(op="get_attr"):  # a constant, for which the graph has no attribute
@@ -66,8 +66,7 @@ def _inline(node: Node, traced: Graph, inputs: list[Node]) -> None:
     if not _agree(value(node), pytree.tree_map_only(Node, value, results)):
         return
     copies = dict(zip(traced.find_nodes(op="placeholder"), inputs, strict=True))
-    eager = modes.autocast_of(node)
-    with node.graph.inserting_before(node), fake_mode(node), torch.no_grad(), eager:
+    with node.graph.inserting_before(node), fake_mode(node), modes.evaluating(node):
         for old in traced.nodes:
             if old.op == "call_function":
                 copies[old] = node.graph.node_copy(old, copies.__getitem__)
