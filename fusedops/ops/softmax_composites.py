@@ -72,14 +72,15 @@ def _softmax_apply(
 # --- masked softmax -----------------------------------------------------------------------------
 
 
-def _hiding(given: Any) -> Hiding:
+def hiding(given: Any) -> Hiding:
+    """What hides columns in a call."""
     mask = given.mask if given.mask is not None and given.mask.dtype == torch.bool else None
     interval = (given.diagonal, given.lower_diagonal, given.start, given.end)
     return Hiding(mask, given.causal, *interval)
 
 
-def _scores(given: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the softmax is taken of, and which of it is hidden."""
+def masked_scores(given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the softmax is taken of, and the rows of which all is hidden."""
     computed = given.input if given.dtype is None else given.input.to(given.dtype)
     (scores,) = _wide(computed)
     scores = scores * given.scale
@@ -88,7 +89,7 @@ def _scores(given: Any) -> tuple[torch.Tensor, torch.Tensor]:
     for added in (given.bias, given.mask):
         if added is not None and added.dtype != torch.bool:
             scores = scores + added.to(scores.dtype)
-    hidden = _hiding(given).visible(scores) == 0
+    hidden = hiding(given).visible(scores) == 0
     value = -torch.inf if given.mask_value is None else given.mask_value
     hidden_rows = (hidden | (scores == -torch.inf)).all(-1, keepdim=True)
     return scores.masked_fill(hidden, value), hidden_rows
@@ -96,7 +97,7 @@ def _scores(given: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _probabilities(given: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """The softmax of each row, and the probability of its sink."""
-    scores, hidden_rows = _scores(given)
+    scores, hidden_rows = masked_scores(given)
     sinks = scores.new_full((), -torch.inf) if given.sinks is None else given.sinks
     sinks = sinks.to(scores.dtype).unsqueeze(-1).expand(*scores.shape[:-1], 1)
     y, sink = torch.cat([scores, sinks], -1).softmax(-1).split([scores.shape[-1], 1], -1)
@@ -126,7 +127,7 @@ def _gradients(given: Any, dropout: bool) -> tuple[torch.Tensor, torch.Tensor]:
     if dropout:
         g = g * multiplier(given.p, given.seed, y)
     total = (g * y).sum(-1, keepdim=True)
-    return _hiding(given).visible(y) * given.scale * y * (g - total), -total.squeeze(-1)
+    return hiding(given).visible(y) * given.scale * y * (g - total), -total.squeeze(-1)
 
 
 def _masked_softmax_backward(*args: Any) -> torch.Tensor:

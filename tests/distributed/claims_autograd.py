@@ -100,7 +100,7 @@ def _causal(x, bias):
     return (0.5 * x + bias).masked_fill(hidden, -torch.inf).softmax(-1)
 
 
-def claim_masked_softmax_follows_heads_and_queries():
+def claim_masked_softmax_follows_heads_queries_and_keys():
     mesh, scores = _mesh(), (_randn(2, 3, 5, 7), _randn(3, 5, 7))
     for of_scores, of_bias in (
         ([Shard(1)], [Shard(0)]),
@@ -115,7 +115,7 @@ def claim_masked_softmax_follows_heads_and_queries():
             (of_scores, of_bias),
             mesh,
         )
-        assert list(y.placements) == (of_scores if of_scores != [Shard(3)] else [Replicate()])
+        assert list(y.placements) == of_scores
 
 
 def claim_learned_sinks_get_their_gradient():
@@ -129,7 +129,8 @@ def claim_learned_sinks_get_their_gradient():
         return fusedops.masked_softmax(x, sinks=sinks)
 
     tensors = _randn(2, 3, 5, 7), _randn(3, 1)
-    for placements in (([Shard(1)], [Shard(0)]), ([Shard(0)], [Replicate()])):
+    for of_scores, of_sinks in ((1, Shard(0)), (0, Replicate()), (3, Replicate())):
+        placements = [Shard(of_scores)], [of_sinks]
         _agrees(ours, exact, tensors, placements, mesh)
 
 
@@ -182,6 +183,21 @@ def claim_rows_of_infinity_and_nan_are_those_of_one_process():
     for function in (fusedops.softmax, fusedops.log_softmax):
         ours = function(partial(x, mesh, [Shard(1)]), -1).full_tensor()
         torch.testing.assert_close(ours, function(x, -1), equal_nan=True, rtol=1e-12, atol=1e-14)
+
+
+def claim_a_divided_row_has_the_same_bits_in_any_batch():
+    mesh, row = _mesh(), _randn(1, 999, dtype=torch.float32)
+    target = torch.tensor([7])
+    for function in (
+        lambda x: fusedops.softmax(x, -1),
+        lambda x: fusedops.log_softmax(x, -1),
+        lambda x: fusedops.masked_softmax(x, scale=0.3),
+        lambda x: cross_entropy(x, target.expand(len(x)), reduction="none"),
+    ):
+        alone, batch = (
+            function(partial(x, mesh, [Shard(1)])).full_tensor() for x in (row, row.expand(65, -1))
+        )
+        assert torch.equal(batch, alone.expand_as(batch))
 
 
 def claim_ranks_without_an_element_take_part():

@@ -6,7 +6,7 @@ from collections import Counter
 
 import torch
 import torch.distributed as dist
-from distributed.formulas import reduced
+from distributed.formulas import exchanged
 from distributed.samples import partial
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -75,13 +75,14 @@ def claim_divided_rows_move_numbers_of_a_row():
         x, w = (_distributed(mesh, Shard(dim), *shape, dtype=dtype) for dim, shape in _SHAPES)
         for call, function in _CALLS.items():
             moved = _forward_and_backward(function, x, w)
-            assert moved == reduced(call, ROWS, x.element_size()), (call, moved)
+            assert moved == exchanged(call, ROWS, mesh.size(), x.element_size()), (call, moved)
 
 
 _SHAPES = ((1, (ROWS, COLS)), (0, (COLS,)))
 _CALLS = {
     "softmax": lambda x, w: fusedops.softmax(x, -1),
     "log_softmax": lambda x, w: fusedops.log_softmax(x, -1),
+    "masked_softmax": lambda x, w: fusedops.masked_softmax(x, causal=True),
     "layer_norm": lambda x, w: fusedops.layer_norm(x, (COLS,), w),
     "std_norm": lambda x, w: fusedops.std_norm(x, (COLS,), w),
     "rms_norm": lambda x, w: fusedops.rms_norm(x, (COLS,), w),

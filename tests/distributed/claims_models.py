@@ -8,7 +8,6 @@ import torch.distributed as dist
 from distributed.models import LENGTH, WIDTH, Block, Norms, OurNorms
 from torch._dynamo.backends.registry import lookup_backend
 from torch._dynamo.utils import counters
-from torch._inductor import config as inductor
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import (
     DTensor,
@@ -26,7 +25,6 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 import fusedops
-from fusedops.backend import backend
 from fusedops.graph.passes import Pass
 
 
@@ -39,7 +37,7 @@ def _block(parts):
     return Block(parts).double()
 
 
-def _batch():
+def batch():
     torch.manual_seed(1)
     return torch.randn(4, LENGTH, WIDTH, dtype=torch.float64)
 
@@ -47,7 +45,7 @@ def _batch():
 def _one_process():
     """The loss and the gradients of torch's own modules."""
     block = _block(Norms)
-    loss = block(_batch(), _hidden()).square().mean()
+    loss = block(batch(), _hidden()).square().mean()
     loss.backward()
     return loss.detach(), {name: p.grad for name, p in block.named_parameters()}
 
@@ -74,10 +72,10 @@ def compiled(model):
     """Compiled with our rewrites and derivatives traced, but without Inductor's code, whose C++
     takes a minute to compile."""
     torch._dynamo.reset()
-    return torch.compile(model, backend=_rewritten)
+    return torch.compile(model, backend=rewritten)
 
 
-def _rewritten(graph_module, inputs):
+def rewritten(graph_module, inputs):
     Pass()(graph_module.graph)
     graph_module.recompile()
     return lookup_backend("aot_eager")(graph_module, inputs)
@@ -92,7 +90,7 @@ def _step(model, x, hidden):
 
 
 def _own_rows(mesh):
-    return distribute_tensor(_batch(), mesh, [Shard(0)], src_data_rank=None).to_local()
+    return distribute_tensor(batch(), mesh, [Shard(0)], src_data_rank=None).to_local()
 
 
 def _mean(loss, mesh):
@@ -131,7 +129,7 @@ def check_tensor_parallel(what, mesh, wrap=lambda block: block):
     whole = mesh["tp"]
     for parts, compiler, sites in _runs():
         block = wrap(tensor_parallel(_block(parts), whole))
-        x = _batch() if mesh.ndim == 1 else _own_rows(mesh["dp"])
+        x = batch() if mesh.ndim == 1 else _own_rows(mesh["dp"])
         x = distribute_tensor(x, whole, [Shard(1)], src_data_rank=None)
         hidden = distribute_tensor(_hidden(), whole, [Replicate()], src_data_rank=None)
         loss = _whole(_step(compiler(block), x, hidden))
@@ -143,66 +141,3 @@ def check_tensor_parallel(what, mesh, wrap=lambda block: block):
 def claim_tensor_and_sequence_parallel():
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
     check_tensor_parallel("TP + SP", mesh)
-
-
-def _writes_between(x, w):
-    y = x * 1.0
-    view = y.view(-1, WIDTH)
-    total = y + x
-    view.mul_(2.0)
-    return torch.nn.functional.layer_norm(total, (WIDTH,), w)
-
-
-def claim_a_write_through_a_view_of_a_dtensor_is_seen():
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    x = distribute_tensor(_batch(), mesh, [Shard(0)], src_data_rank=None)
-    w = distribute_tensor(torch.rand(WIDTH).double(), mesh, [Replicate()], src_data_rank=None)
-    exact = _writes_between(x.full_tensor(), w.full_tensor())
-    with fusedops.config.patch(fuse="always"):
-        ours = compiled(_writes_between)(x, w).full_tensor()
-    assert torch.allclose(ours, exact, rtol=1e-12)
-
-
-def _residual_norm(x, residual, w):
-    return torch.nn.functional.layer_norm(x + residual, (WIDTH,), w)
-
-
-def claim_what_depends_on_a_rows_position_compiles():
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    seed, x = torch.tensor(3), _batch()
-    given = distribute_tensor(x, mesh, [Shard(1)], src_data_rank=None).requires_grad_()
-
-    def drop(x):
-        return fusedops.masked_softmax_dropout(x, p=0.5, causal=True, seed=seed)
-
-    torch._dynamo.reset()
-    ours = torch.compile(drop, backend="aot_eager", fullgraph=True)(given)
-    ours.sum().backward()
-    exact = x.clone().requires_grad_()
-    wanted = drop(exact)
-    wanted.sum().backward()
-    for got, want in ((ours, wanted), (given.grad, exact.grad)):
-        assert torch.allclose(got.full_tensor(), want, rtol=1e-11, atol=1e-12)
-
-
-def claim_the_backend_compiles_dtensors():
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    exact = _batch(), _batch().sin(), torch.rand(WIDTH).double()
-    shards = [Shard(1)], [Shard(1)], [Replicate()]
-    given = [
-        distribute_tensor(t, mesh, p, src_data_rank=None).requires_grad_()
-        for t, p in zip(exact, shards, strict=True)
-    ]
-    torch._dynamo.reset()
-    counters.clear()
-    # A warm cache would count nothing.
-    with fusedops.config.patch(fuse="always"), inductor.patch(force_disable_caches=True):
-        ours = torch.compile(_residual_norm, backend=backend)(*given)
-        ours.backward(torch.ones_like(ours))
-    assert dict(counters["fusedops"]) == {"add_layer_norm": 1}
-    plain = [t.clone().requires_grad_() for t in exact]
-    wanted = _residual_norm(*plain)
-    wanted.sum().backward()
-    pairs = [(ours, wanted), *((a.grad, b.grad) for a, b in zip(given, plain, strict=True))]
-    for got, want in pairs:
-        assert torch.allclose(got.full_tensor(), want, rtol=1e-11, atol=1e-12)

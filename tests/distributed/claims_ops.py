@@ -38,8 +38,9 @@ def _distributed(overload, args, mesh, draw):
         return anyhow(arg.clone(), mesh, draw)
 
     made, written = list(_mapped(make, args)), _written(overload, args)
-    if written is not None:  # it keeps its placements, so that each rank must have whole rows
-        wanted = draw.choices([Replicate(), Shard(0)], k=mesh.ndim)
+    if written is not None:  # it keeps its placements; with dropout each rank must have whole rows
+        dims = range(args[written].dim() - ("dropout" in overload._schema.name))
+        wanted = draw.choices([Replicate(), *map(Shard, dims)], k=mesh.ndim)
         made[written] = partial(args[written].clone(), mesh, wanted)
     return made
 

@@ -35,9 +35,9 @@ def claim_a_write_that_needs_other_placements_is_refused():
         with pytest.raises(RuntimeError, match="softmax_: input is written in place") as error:
             fusedops.softmax_(_x(placement), -1)
         assert repr(placement) in str(error.value) and "redistribute" in str(error.value)
-    scores = _x(Shard(1))
-    with pytest.raises(RuntimeError, match="masked_softmax_: input is written in place"):
-        ops.masked_softmax_(scores, None, 1.0, False, None)
+    y, seed = _x(Shard(1)), torch.tensor(1)
+    with pytest.raises(RuntimeError, match="backward_: grad_output is written in place"):
+        ops.masked_softmax_dropout_backward_(_x(Shard(1)), y, None, 1.0, False, 0.5, seed)
 
 
 def claim_two_meshes_are_refused():

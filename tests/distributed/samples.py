@@ -47,6 +47,7 @@ def _maskings():
     yield visible, True, -1e4, _randn(5, 4, 1), 1, -2, None, None, None, 5.0
     yield _randn(1, 5, 1, 7), False, -1e4, None, 0, None, start, end, _randn(5, 1), None
     yield visible[:1], True, -1e4, _randn(7), 3, None, start, None, _randn(3, 5, 4), 3.0
+    yield _randn(3, 1, 4, 7), False, None, _randn(7), 0, None, None, None, None, None
 
 
 def _masked_softmaxes():
@@ -73,12 +74,26 @@ def _masked_softmaxes():
         yield Sample("masked_softmax_dropout_backward_", (*of_dropout, diagonal, *bounds))
         if sinks is None:
             continue
-        for p, own_seed in ((0.0, None), (0.3, seed)):
+        for p, own_seed in ((0.0, None), (0.0, seed), (0.3, seed)):
             given = (*dropped[:5], p, own_seed, *scores, *bounds, sinks, cap)
             yield Sample("masked_softmax_sinks", given)
             of_sinks = ops.masked_softmax_sinks(*given)[2]
             rest = (p, own_seed, double, diagonal, *bounds)
             yield Sample("masked_softmax_sinks_backward", (g, y, of_sinks, *hidden, *rest))
+
+
+def _masked_rows():
+    """Scores with rows of which every key is hidden."""
+    x, visible = _randn(3, 4, 7), torch.rand(3, 4, 7) > 0.2
+    visible[0, 1], visible[2, :, :5] = False, False
+    for value in (None, -1e4):
+        for zero in (False, True):
+            for sinks in (None, _randn(3, 1)):
+                given = (visible, 0.7, True, value)
+                rest = (None, None, 0, zero, None, None, None, sinks)
+                yield Sample("masked_softmax", (x, *given, *rest))
+                dropped = (x, *given, 0.0, torch.tensor(1), *rest)
+                yield Sample("masked_softmax_dropout", dropped)
 
 
 def _norms():
@@ -163,7 +178,7 @@ def _stacks():
 
 def samples():
     torch.manual_seed(0)
-    for family in (_softmaxes, _masked_softmaxes, _norms, _spatial_norms, _stacks):
+    for family in (_softmaxes, _masked_softmaxes, _masked_rows, _norms, _spatial_norms, _stacks):
         yield from family()
 
 

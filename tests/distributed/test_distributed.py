@@ -9,17 +9,20 @@ import subprocess
 import sys
 
 import pytest
-from distributed.formulas import reduced, sent
+from distributed.formulas import exchanged, sent
 from distributed.launch import LIMIT, ROOT, failures
 
 
-@pytest.mark.parametrize("modules", [("ops", "autograd", "refusals"), ("models", "communication")])
+@pytest.mark.parametrize(
+    "modules", [("ops", "autograd", "refusals"), ("models", "compiled", "communication")]
+)
 def test_two_processes(modules, tmp_path):
     assert failures(modules, 2, tmp_path) == ""
 
 
 def test_four_processes(tmp_path):
-    assert failures(("ops", "autograd", "two_dimensions", "communication"), 4, tmp_path) == ""
+    modules = ("ops", "autograd", "models", "two_dimensions", "communication")
+    assert failures(modules, 4, tmp_path) == ""
 
 
 def test_one_process(tmp_path):
@@ -40,16 +43,28 @@ def _table(heading):
 
 
 def test_the_table_of_many_ranks_follows_from_the_formulas():
-    rows = _table("### Beyond one machine")
-    assert len(rows) == 5
+    rows, worlds = _table("### Beyond one machine"), (8, 64, 256, 1024)
+    assert len(rows) == 6
     for call, collective, size, *sizes in rows:
-        size, *sizes = (int(number.replace(",", "")) for number in (size, *sizes))
-        assert sizes == [sent(collective, size, world) for world in (8, 64, 256, 1024)], call
-    sizes = [int(row[2].replace(",", "")) for row in rows]
+        size, times_ranks, _ = size.replace(",", "").partition(" *W*")
+        results = [int(size) * (world if times_ranks else 1) for world in worlds]
+        wanted = list(map(sent, [collective] * len(worlds), results, worlds))
+        assert [int(number.replace(",", "")) for number in sizes] == wanted, call
+
+
+def test_the_table_of_many_ranks_has_the_bytes_of_the_formulas():
     number_of_rows, gathered = 4096, 2 * 4096 * 8192
-    of_logits = reduced("cross_entropy", number_of_rows)[0]["all_reduce"]
-    of_norm = reduced("layer_norm", number_of_rows)[0]["all_reduce"]
-    assert sizes == [of_logits, 2 * number_of_rows * 131072, of_norm, gathered, gathered]
+    sizes = [
+        int(row[2].replace(",", "").removesuffix(" *W*"))
+        for row in _table("### Beyond one machine")
+    ]
+    one_rank = {
+        call: sum(exchanged(call, number_of_rows, world=1)[0].values())
+        for call in ("cross_entropy", "layer_norm", "rms_norm")
+    }
+    of_logits, of_layer_norm, of_rms_norm = one_rank.values()
+    logits = 2 * number_of_rows * 131072
+    assert sizes == [of_logits, logits, of_layer_norm, of_rms_norm, gathered, gathered]
 
 
 def test_an_import_does_not_load_dtensor():

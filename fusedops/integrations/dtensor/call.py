@@ -103,6 +103,15 @@ def _op(call: Call, part: Partition, local: dict[str, Any]) -> Any:
     return call.run(local)
 
 
+def writing(compute: Local, written: str) -> Local:
+    """Writes what ``compute`` returns into an argument."""
+
+    def write(call: Call, part: Partition, local: dict[str, Any]) -> None:
+        local[written].copy_(compute(call, part, local))
+
+    return write
+
+
 def _computed(call: Call, space: Space, part: Partition, local_of: Local) -> Any:
     """This rank's results; None on a rank outside of the mesh, which only takes part in name."""
     local = {

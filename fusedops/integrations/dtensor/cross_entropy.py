@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from fusedops.integrations.dtensor.partition import Partition, Result
-from fusedops.integrations.dtensor.softmax import statistics
+from fusedops.integrations.dtensor.partition import Partition, Result, sum_of_parts
+from fusedops.integrations.dtensor.softmax import merged, own_statistics
 
 _ROWS, _CLASSES = 0, 1
 _OF_ROWS, _OF_LOGITS = Result((_ROWS,)), Result((_ROWS, _CLASSES))
@@ -20,8 +20,8 @@ def cross_entropy(
     r"""Cross entropy of logits and class indices: :math:`\log \sum_j e^{x_j} - x_t` of each row.
 
     Where the classes are divided among ranks, no rank has a whole row of logits or probabilities:
-    a row costs three numbers by all-reduce forward (maximum, sum, the target's logit) and none
-    backward. Saved for the derivative are the logits and two numbers a row.
+    a row costs three numbers of each rank forward (maximum, sum, the target's logit), by one
+    all-gather, and none backward. Saved for the derivative are the logits and two numbers a row.
 
     Args:
         input: logits, ``[rows, classes]``; float32, bfloat16, float16 or float64. Rows and classes
@@ -76,11 +76,13 @@ class _RowLosses(torch.autograd.Function):
     def forward(
         ctx: Any, logits: torch.Tensor, target: torch.Tensor, counts: torch.Tensor, part: Partition
     ) -> torch.Tensor:
-        max, sum = statistics(part, logits, _CLASSES)
+        own_max, own_sum = own_statistics(logits, _CLASSES)
         at, is_own = _own_classes(logits, target, counts, part)
-        picked = logits.gather(_CLASSES, at) if logits.shape[_CLASSES] else max
-        logit = torch.where(is_own, picked.to(max.dtype), 0)
-        logit = part.all_reduce(logit, "sum", (_CLASSES,))
+        picked = logits.gather(_CLASSES, at) if logits.shape[_CLASSES] else own_max
+        own_logit = torch.where(is_own, picked.to(own_max.dtype), 0)
+        *statistics, logits_of_target = part.all_gather((own_max, own_sum, own_logit), (_CLASSES,))
+        max, sum = merged(*statistics)
+        logit = sum_of_parts(logits_of_target)
         ctx.part = part
         ctx.save_for_backward(logits, target, counts, max, sum)
         losses = (sum.log() + (max - logit)).squeeze(_CLASSES)

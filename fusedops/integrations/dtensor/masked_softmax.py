@@ -1,8 +1,9 @@
 """masked_softmax of DTensors.
 
-What depends on a query's position in the whole tensor follows it: a rank that has the queries from
-``start`` on moves the diagonals by as much, and dropout.py draws the random numbers of its rows.
-Keys are gathered, because no op computes the statistics of masked scores.
+What depends on a position in the whole tensor follows it: a rank moves the diagonals by its first
+query and its first key, the bounds of rows by its first key, and dropout.py draws the random
+numbers of its rows. masked_softmax_keys.py has keys that are divided among ranks. With dropout,
+whose random numbers belong to whole rows, they are gathered.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from typing import Any
 
 import torch
 
-from fusedops.integrations.dtensor.call import Call, Rule
+from fusedops.integrations.dtensor import masked_softmax_keys
+from fusedops.integrations.dtensor.call import Call, Local, Rule, writing
 from fusedops.integrations.dtensor.dropout import drops, multiplier
 from fusedops.integrations.dtensor.partition import Dims, Partition, Result, Space, aligned
 
@@ -31,19 +33,33 @@ def _space(call: Call) -> Space:
         for result in call.overload._schema.returns
     )
     keys = frozenset(every[-1:])
-    return Space(sizes, tensors, results, leaders, keys)
+    return Space(sizes, tensors, results, leaders, keys, keys if drops(call) else frozenset())
+
+
+def _at_own_positions(part: Partition, local: dict[str, Any]) -> dict[str, Any]:
+    """The arguments, with diagonals and bounds as this rank's queries and keys have them."""
+    queries, keys = (len(part.sizes) - back for back in (2, 1))
+    first_query, first_key = (
+        part.start(dim) if dim in part.divided else 0 for dim in (queries, keys)
+    )
+    moves = dict.fromkeys(("diagonal", "lower_diagonal"), first_query - first_key)
+    moves |= dict.fromkeys(("start", "end"), -first_key)
+    moved = {name: local[name] + by for name, by in moves.items() if local[name] is not None}
+    return local | moved if first_query or first_key else local
 
 
 def _on_own_queries(call: Call, part: Partition, local: dict[str, Any]) -> Any:
-    queries = len(part.sizes) - 2
-    if queries in part.divided:
-        first = part.start(queries)
-        local["diagonal"] += first
-        if local["lower_diagonal"] is not None:
-            local["lower_diagonal"] += first
+    local = _at_own_positions(part, local)
     if not (drops(call) and any(dim is not None for dim in part.divided)):
         return call.run(local)
     return _dropping(call, part, local)
+
+
+def _on_own_keys(compute: Local) -> Local:
+    def run(call: Call, part: Partition, local: dict[str, Any]) -> Any:
+        return compute(call, part, _at_own_positions(part, local))
+
+    return run
 
 
 def _dropping(call: Call, part: Partition, local: dict[str, Any]) -> Any:
@@ -70,16 +86,25 @@ def _dropping_backward(call: Call, part: Partition, local: dict[str, Any]) -> An
 
 
 def _rules() -> dict[str, Rule]:
-    forward = ("", "_dropout", "_sinks")
-    backward = ("_backward", "_sinks_backward", "_dropout_backward")
-    rules = {f"masked_softmax{of}": Rule(_space, _on_own_queries) for of in (*forward, *backward)}
-    for of, written in (
-        ("_out", "out"),
-        ("_", "input"),
-        ("_backward_", "grad_output"),
-        ("_dropout_backward_", "grad_output"),
+    forward, backward = map(
+        _on_own_keys, (masked_softmax_keys.forward, masked_softmax_keys.backward)
+    )
+    returned = {
+        **dict.fromkeys(("", "_dropout", "_sinks"), forward),
+        **dict.fromkeys(("_backward", "_sinks_backward", "_dropout_backward"), backward),
+    }
+    rules = {
+        f"masked_softmax{of}": Rule(_space, _on_own_queries, split)
+        for of, split in returned.items()
+    }
+    for of, written, split in (
+        ("_out", "out", forward),
+        ("_", "input", forward),
+        ("_backward_", "grad_output", backward),
+        ("_dropout_backward_", "grad_output", backward),
     ):
-        rules[f"masked_softmax{of}"] = Rule(_space, _on_own_queries, written=written)
+        split = writing(split, written)
+        rules[f"masked_softmax{of}"] = Rule(_space, _on_own_queries, split, written)
     return rules
 
 

@@ -1,9 +1,11 @@
 """Norms of DTensors, over the last dimensions and over another one.
 
 A row that is divided among ranks is not gathered, but computed by torch's own functions around one
-all-reduce of a number a row backward and forward, or two numbers where the norm has a mean: first
-the mean, then the sum of squares about it, which cancels nothing. With dropout, whose random
-numbers belong to whole rows, such rows are gathered.
+collective. Where a norm has no mean, a row's sum of squares is all-reduced. Where it has one, the
+ranks exchange the mean of their parts and the sum of squares about it by an all-gather, and merge
+them by the formula of Chan, Golub and LeVeque ("Algorithms for computing the sample variance",
+1983), which cancels nothing. Backward, the one or two sums of a row are all-reduced. With dropout,
+whose random numbers belong to whole rows, such rows are gathered.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import torch
 
 from fusedops.integrations.dtensor.call import Call, Rule
 from fusedops.integrations.dtensor.dropout import drops, multiplier
-from fusedops.integrations.dtensor.partition import Dims, Partition, Result, Space
+from fusedops.integrations.dtensor.partition import Dims, Partition, Result, Space, sum_of_parts
 from fusedops.ops._norm_fakes import needed_of_inputs, share_gradient
 
 _OF_INPUT = ("input", "residual", "sum", "grad_sum", "grad_output")
@@ -112,7 +114,25 @@ class _SplitNorm:
     def row_sums(self, *values: torch.Tensor) -> Sequence[torch.Tensor]:
         """The sum of each of these over a row, by one all-reduce."""
         sums = torch.stack([value.sum(self.dims, keepdim=True) for value in values])
-        return self.part.all_reduce(sums, "sum", self.dims).unbind()
+        return self.part.all_reduce(sums, self.dims).unbind()
+
+    def moments(self, input: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The mean of a row and its sum of squares about it, by one all-gather."""
+        own = math.prod(input.shape[dim] for dim in self.dims)
+        own_mean = input.sum(self.dims, keepdim=True) / max(own, 1)
+        own_squares = (input - own_mean).square().sum(self.dims, keepdim=True)
+        means, squares = self.part.all_gather((own_mean, own_squares), self.dims)
+        sizes = self._sizes_of_parts(means)
+        mean = sum_of_parts(means * sizes) / self.cols
+        return mean, sum_of_parts(squares + sizes * (means - mean).square())
+
+    def _sizes_of_parts(self, like: torch.Tensor) -> torch.Tensor | int:
+        """How many elements of a row each part has: one number where all have as many, as a tensor
+        of numbers has to be copied to a GPU."""
+        first, *others = self.part.counts(self.dims)
+        if all(count == first for count in others):
+            return first
+        return like.new_tensor([first, *others]).view(-1, *[1] * (like.dim() - 1))
 
     def column(self, name: str, dtype: torch.dtype) -> torch.Tensor | float:
         """weight or bias, as it broadcasts to the input."""
@@ -147,11 +167,11 @@ def _split_forward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
     centred = _wide(input)
     statistics = []
     if norm.has_mean:
-        (total,) = norm.row_sums(centred)
-        mean = total / norm.cols
+        mean, squares = norm.moments(centred)
         centred = centred - mean
         statistics = [mean]
-    (squares,) = norm.row_sums(centred.square())
+    else:
+        (squares,) = norm.row_sums(centred.square())
     rstd = norm.rstd(squares)
     normalized = centred * rstd
     if local.get("rounds_normalized"):

@@ -8,8 +8,10 @@ that are sums over it are partial.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -83,27 +85,70 @@ class Partition:
         return any(divided in dims for divided in self.divided if divided is not None)
 
     def start(self, dim: int) -> int:
-        """The first index of this rank's part of a dimension, which is cut as by torch.chunk.
-        torch's own function for it reads a tensor, which a compiler cannot do."""
+        """The first index of this rank's part of a dimension."""
+        return self._extent(dim, self.mesh.get_coordinate() or ())[0]
+
+    def _extent(self, dim: int, coordinates: Sequence[int]) -> tuple[int, int]:
+        """The first index and the size of a rank's part of a dimension, which is cut as by
+        torch.chunk. torch's own function for it reads a tensor, which a compiler cannot do."""
         start, size = 0, self.sizes[dim]
-        for mesh_dim, coordinate in enumerate(self.mesh.get_coordinate() or ()):
+        for mesh_dim, coordinate in enumerate(coordinates):
             if self.divided[mesh_dim] == dim:
                 most = -(-size // self.mesh.size(mesh_dim))
                 before = min(most * coordinate, size)
                 start, size = start + before, min(most, size - before)
-        return start
+        return start, size
 
-    def all_reduce(self, partial: torch.Tensor, how: str, dims: Iterable[int]) -> torch.Tensor:
-        """Reduces ("sum", "max") over the ranks that share the rows that ``dims`` are part of."""
-        for mesh_dim, divided in enumerate(self.divided):
-            if divided is not None and divided in dims:
-                partial = all_reduce(partial, how, self.mesh, mesh_dim)
+    def counts(self, dims: Sequence[int]) -> list[int]:
+        """How many elements of a row each rank has that shares it, in the order of
+        :meth:`all_gather`."""
+        own = self.mesh.get_coordinate() or ()
+        sharing = [
+            range(self.mesh.size(mesh_dim)) if divided in dims else (own[mesh_dim],)
+            for mesh_dim, divided in enumerate(self.divided)
+        ]
+        return [math.prod(self._extent(d, at)[1] for d in dims) for at in product(*sharing)]
+
+    def all_reduce(self, partial: torch.Tensor, dims: Iterable[int]) -> torch.Tensor:
+        """The sum over the ranks that share the rows that ``dims`` are part of."""
+        for mesh_dim in self._sharing(dims):
+            partial = all_reduce(partial, "sum", self.mesh, mesh_dim)
         return partial
+
+    def all_gather(self, partials: Sequence[torch.Tensor], dims: Iterable[int]) -> torch.Tensor:
+        """``[len(partials), ranks, ...]``: what each rank has that shares the rows that ``dims``
+        are part of, by one collective for each dimension of the mesh that divides them."""
+        gathered = torch.stack(tuple(partials)).unsqueeze(0)
+        for mesh_dim in reversed(self._sharing(dims)):
+            gathered = _all_gather(gathered, self.mesh, mesh_dim)
+        return gathered.transpose(0, 1)
+
+    def _sharing(self, dims: Iterable[int]) -> list[int]:
+        wanted = tuple(dims)
+        return [n for n, divided in enumerate(self.divided) if divided in wanted]
+
+
+def sum_of_parts(parts: torch.Tensor) -> torch.Tensor:
+    """The sum over the first dimension, in an order that depends on its size alone. torch.sum's
+    order on a GPU depends on how many sums there are, so that a row would have other bits in
+    another batch."""
+    while (count := parts.shape[0]) > 1:
+        half = count // 2
+        pairs = parts[:half] + parts[half : 2 * half]
+        parts = torch.cat([pairs, parts[2 * half :]]) if count % 2 else pairs
+    return parts[0]
 
 
 def all_reduce(partial: torch.Tensor, how: str, mesh: DeviceMesh, mesh_dim: int) -> torch.Tensor:
     reduced = collectives.all_reduce(partial.contiguous(), how, (mesh, mesh_dim))
     whole: torch.Tensor = collectives.wait_tensor(reduced)
+    return whole
+
+
+def _all_gather(part: torch.Tensor, mesh: DeviceMesh, mesh_dim: int) -> torch.Tensor:
+    # all_gather_single is all_gather_tensor's name from torch 2.13 on.
+    gather = getattr(collectives, "all_gather_single", None) or collectives.all_gather_tensor
+    whole: torch.Tensor = collectives.wait_tensor(gather(part.contiguous(), 0, (mesh, mesh_dim)))
     return whole
 
 

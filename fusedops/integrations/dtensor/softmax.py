@@ -1,8 +1,9 @@
 """softmax and log_softmax of DTensors.
 
 A row that is divided among ranks is not gathered. Forward, each rank computes the statistics of its
-part; their maximum and their sum are reduced over the ranks, 4 bytes a row each (8 for float64).
-Backward it is the sum of the formulas in fusedops/ops/softmax.py, 4 bytes a row.
+part, a maximum and a sum; the ranks exchange them by one all-gather of 8 bytes a row and rank (16
+for float64). Backward the sum of the formulas in fusedops/ops/softmax.py is all-reduced, 4 bytes a
+row.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Any
 
 import torch
 
-from fusedops.integrations.dtensor.call import Call, Local, Rule
-from fusedops.integrations.dtensor.partition import Dims, Partition, Result, Space
+from fusedops.integrations.dtensor.call import Call, Rule, writing
+from fusedops.integrations.dtensor.partition import Dims, Partition, Result, Space, sum_of_parts
 from fusedops.ops.softmax_stats import shift_of
 
 ops = torch.ops.fusedops
@@ -51,34 +52,41 @@ def _dim(call: Call) -> int:
 # --- rows that are divided among ranks ----------------------------------------------------------
 
 
-def statistics(part: Partition, input: torch.Tensor, dim: int) -> Statistics:
-    """The maximum and the sum of exp(input - maximum) of whole rows."""
-    if input.shape[dim] == 0:
-        shape = [1 if d == dim else size for d, size in enumerate(input.shape)]
-        wide = torch.float64 if input.dtype == torch.float64 else torch.float32
-        own_max = input.new_full(shape, -math.inf, dtype=wide)
-        own_sum = torch.zeros_like(own_max)
-    else:
-        own_max, own_sum = ops.softmax_stats.default(input, dim)
-    max = part.all_reduce(own_max, "max", (dim,))
-    return max, part.all_reduce(own_sum * (own_max - shift_of(max)).exp(), "sum", (dim,))
+def own_statistics(input: torch.Tensor, dim: int) -> Statistics:
+    """The maximum and the sum of exp(input - maximum) of this rank's part of each row."""
+    if input.shape[dim] > 0:
+        max, sum = ops.softmax_stats.default(input, dim)
+        return max, sum
+    shape = [1 if d == dim else size for d, size in enumerate(input.shape)]
+    wide = torch.float64 if input.dtype == torch.float64 else torch.float32
+    return input.new_full(shape, -math.inf, dtype=wide), input.new_zeros(shape, dtype=wide)
+
+
+def merged(maxima: torch.Tensor, sums: torch.Tensor) -> Statistics:
+    """The statistics of whole rows from those of their parts, which are the first dimension."""
+    max = maxima.amax(0)
+    return max, sum_of_parts(sums * (maxima - shift_of(max)).exp())
+
+
+def _statistics(part: Partition, input: torch.Tensor, dim: int) -> Statistics:
+    return merged(*part.all_gather(own_statistics(input, dim), (dim,)))
 
 
 def _split_stats(call: Call, part: Partition, local: dict[str, Any]) -> Statistics:
-    return statistics(part, local["input"], _dim(call))
+    return _statistics(part, local["input"], _dim(call))
 
 
 def _split_softmax(call: Call, part: Partition, local: dict[str, Any]) -> torch.Tensor:
     input, dim, dtype = _converted(local), _dim(call), local.get("dtype")
     result: torch.Tensor = ops.softmax_apply.default(
-        input, *statistics(part, input, dim), dim, dtype
+        input, *_statistics(part, input, dim), dim, dtype
     )
     return result
 
 
 def _split_log_softmax(call: Call, part: Partition, local: dict[str, Any]) -> torch.Tensor:
     input = _converted(local)
-    max, sum = statistics(part, input, _dim(call))
+    max, sum = _statistics(part, input, _dim(call))
     return (input - max - sum.log()).to(input.dtype)
 
 
@@ -91,27 +99,20 @@ def _split_softmax_backward(call: Call, part: Partition, local: dict[str, Any]) 
     g, y, dim = local["grad_output"], local["output"], _dim(call)
     wide = torch.promote_types(y.dtype, torch.float32)
     product = g.to(wide) * y
-    total = part.all_reduce(product.sum(dim, keepdim=True), "sum", (dim,))
+    total = part.all_reduce(product.sum(dim, keepdim=True), (dim,))
     return _as_gradient(product - y * total, local)
 
 
 def _split_log_softmax_backward(call: Call, part: Partition, local: dict[str, Any]) -> torch.Tensor:
     g, y, dim = local["grad_output"], local["output"], _dim(call)
     wide = torch.promote_types(y.dtype, torch.float32)
-    total = part.all_reduce(g.sum(dim, keepdim=True, dtype=wide), "sum", (dim,))
+    total = part.all_reduce(g.sum(dim, keepdim=True, dtype=wide), (dim,))
     return _as_gradient(g - y.to(wide).exp() * total, local)
 
 
 def _as_gradient(gradient: torch.Tensor, local: dict[str, Any]) -> torch.Tensor:
     dtype: torch.dtype = local.get("input_dtype", local["output"].dtype)
     return gradient.to(dtype)
-
-
-def _writing(compute: Local, written: str) -> Local:
-    def write(call: Call, part: Partition, local: dict[str, Any]) -> None:
-        local[written].copy_(compute(call, part, local))
-
-    return write
 
 
 def _rules() -> dict[str, Rule]:
@@ -126,9 +127,9 @@ def _rules() -> dict[str, Rule]:
         of_gradient = _space("output", "grad_output")
         rules[op] = Rule(_space("input"), split=split)
         rules[f"{op}_backward"] = Rule(of_gradient, split=backward)
-        rules[f"{op}_"] = Rule(_space("input"), split=_writing(split, "input"), written="input")
-        rules[f"{op}_out"] = Rule(_space("input"), split=_writing(split, "out"), written="out")
-        in_place = _writing(backward, "grad_output")
+        rules[f"{op}_"] = Rule(_space("input"), split=writing(split, "input"), written="input")
+        rules[f"{op}_out"] = Rule(_space("input"), split=writing(split, "out"), written="out")
+        in_place = writing(backward, "grad_output")
         rules[f"{op}_backward_"] = Rule(of_gradient, split=in_place, written="grad_output")
     return rules
 

@@ -1,0 +1,88 @@
+"""masked_softmax where the keys of each row are divided among ranks.
+
+Each rank computes the scores of its keys by torch's own functions, in float32 or wider. The ranks
+exchange the maximum and the sum of their parts, as softmax.py does, and backward the sum of the
+formulas in fusedops/ops/masked_softmax.py is all-reduced. A sink is one more part of each row.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from fusedops.integrations.dtensor.call import Call
+from fusedops.integrations.dtensor.partition import Partition
+from fusedops.integrations.dtensor.softmax import merged, own_statistics
+from fusedops.ops.softmax_composites import hiding, masked_scores
+
+ops = torch.ops.fusedops
+
+_KEYS = -1
+
+
+def forward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
+    """What the op returns, for this rank's keys; ``local`` has the positions that they have."""
+    given = SimpleNamespace(**{"dtype": None} | local)
+    scores, hides_all = masked_scores(given)
+    own = [*own_statistics(scores, _KEYS)]
+    if given.zero_masked_rows:
+        own.append(hides_all.to(scores.dtype))
+    maxima, sums, *hides = part.all_gather(own, _keys(part))
+    max, sum = merged(*_with_sink(given.sinks, maxima, sums))
+    y = ops.softmax_apply.default(scores, max, sum, _KEYS, given.dtype or given.input.dtype)
+    if given.zero_masked_rows:
+        y = y.masked_fill(hides[0].amin(0) > 0, 0)
+    by_name = {"output": y, "probabilities": y}
+    if "sink_probabilities" in _names(call):
+        by_name["sink_probabilities"] = ((_column(given.sinks, max) - max).exp() / sum).squeeze(-1)
+        # Without dropout the op returns them once.
+        by_name["probabilities"] = y.new_empty(0) if given.seed is None else y
+    return _results(call, y, by_name)
+
+
+def _with_sink(
+    sinks: torch.Tensor | None, maxima: torch.Tensor, sums: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The statistics of the parts, of which the sinks are one."""
+    if sinks is None:
+        return maxima, sums
+    sink = _column(sinks, maxima[0]).unsqueeze(0)
+    return torch.cat([maxima, sink]), torch.cat([sums, torch.ones_like(sink)])
+
+
+def _column(sinks: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The sinks as another column of their rows."""
+    return sinks.to(like.dtype).unsqueeze(-1).expand_as(like)
+
+
+def backward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
+    """The gradients, for this rank's keys; divided rows have no dropout."""
+    given = SimpleNamespace(**local)
+    wide = torch.promote_types(given.probabilities.dtype, torch.float32)
+    g, y = given.grad_output.to(wide), given.probabilities.to(wide)
+    total = part.all_reduce((g * y).sum(_KEYS, keepdim=True), _keys(part))
+    grad = hiding(given).visible(y) * given.scale * y * (g - total)
+    grad = grad.to(local.get("input_dtype", given.grad_output.dtype))
+    by_name = {"grad_input": grad}
+    if "grad_sinks" in _names(call):
+        by_name["grad_sinks"] = given.sink_probabilities * -total.squeeze(_KEYS)
+    return _results(call, grad, by_name)
+
+
+def _keys(part: Partition) -> tuple[int]:
+    return (len(part.sizes) - 1,)
+
+
+def _names(call: Call) -> list[str]:
+    return [result.name for result in call.overload._schema.returns]
+
+
+def _results(call: Call, only: torch.Tensor, by_name: dict[str, torch.Tensor]) -> Any:
+    """One result, or those of the op in its order, of which none is another."""
+    names = _names(call)
+    if len(names) < 2:
+        return only
+    first, *others = (by_name[name] for name in names)
+    return [first, *(other.clone() if other is first else other for other in others)]
