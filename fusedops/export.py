@@ -34,7 +34,7 @@ def rewrite(exported_program: ExportedProgram) -> ExportedProgram:
             changed; the result shares its parameters and constants.
 
     Returns: a new ExportedProgram, ready for `torch.export.save`, :func:`package`, or `.module()`.
-        A process that loads it needs the ops, and has to `import fusedops` first.
+        A process that loads it needs fusedops installed.
 
     Raises:
         TypeError: the argument is not an ExportedProgram.

@@ -165,15 +165,6 @@ def loaded_without_fusedops(expression: str) -> subprocess.CompletedProcess[str]
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
 
 
-def test_a_program_loaded_without_the_import_names_the_operator_and_asks_for_the_import(tmp_path):
-    path = tmp_path / "model.pt2"
-    torch.export.save(fusedops.export.rewrite(EXPORTED), path)
-    finished = loaded_without_fusedops(f"torch.export.load({str(path)!r})")
-    assert finished.returncode != 0
-    assert "torch.ops.fusedops.softmax" in finished.stderr
-    assert "import the custom op" in finished.stderr
-
-
 def test_a_package_loaded_without_the_import_names_the_operator(path):
     # torch 2.10 loads no package before this submodule is imported, which `import fusedops` does.
     import_and_load = (
