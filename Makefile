@@ -76,6 +76,7 @@ wheel: .venv/.built .venv/.installed-wheel
 	$(BIN)/pip wheel --no-build-isolation --no-deps -w build/wheel .
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --plat $(PLATFORM) \
 		--exclude 'libtorch*.so' --exclude libgomp.so.1 -w dist build/wheel/*.whl
+	rm -rf fusedops.egg-info  # it would hide entry points that change later
 
 clean:
 	rm -rf .venv build dist fusedops/lib *.egg-info

@@ -2,8 +2,8 @@
 
 Each cell has a virtual environment of its own in build/matrix, which is removed afterwards, as a
 torch with CUDA takes 7 GB. It installs the wheel without its sources, and runs `python -m fusedops
-check` and a short part of the tests: operators, compiling, training, exporting, AOTInductor. A
-table is printed last; the output of each cell is in build/matrix.
+check` and a short part of the tests: operators, transforms, compiling, training, exporting,
+AOTInductor, DTensors. A table is printed last; the output of each cell is in build/matrix.
 """
 
 from __future__ import annotations
@@ -30,8 +30,13 @@ TESTS = (
     "tests/ops/test_small_calls.py",
     "tests/graph/test_rewrite_backend.py",
     "tests/graph/test_rewrite_export.py",
+    "tests/deploy/test_autoload.py",
     "tests/deploy/test_package.py",
+    "tests/distributed",
+    "tests/transforms",
 )
+#: What the tests read of the checkout.
+FOLDERS = ("tests", "docs", "examples")
 
 
 class Cell(NamedTuple):
@@ -105,12 +110,13 @@ def run_cell(cell: Cell, wheel: Path, checkout: Path) -> Outcome:
 
 
 def copy_tests() -> Path:
-    """A folder with the tests, without the sources, which Python would import in place of the
-    wheel's package."""
+    """A folder with the tests and what they read, without the sources, which Python would import
+    in place of the wheel's package."""
     checkout = FOLDER / "checkout"
     shutil.rmtree(checkout, ignore_errors=True)
     ignored = shutil.ignore_patterns("__pycache__", "build")
-    shutil.copytree(ROOT / "tests", checkout / "tests", ignore=ignored)
+    for folder in FOLDERS:
+        shutil.copytree(ROOT / folder, checkout / folder, ignore=ignored)
     shutil.copy(ROOT / "pyproject.toml", checkout)
     return checkout
 

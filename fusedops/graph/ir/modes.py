@@ -24,6 +24,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
+from torch._guards import tracing
 from torch.fx import Graph, Node
 
 from fusedops.graph.ir import dialect
@@ -97,9 +98,10 @@ def evaluating(site: Node) -> Iterator[None]:
     """For computations on fake tensors: the autocast state of `site`, without gradients.
 
     They are dispatched in Python: the C++ decompositions of torch 2.10, as that of linear, turn
-    symbolic sizes into constants.
+    symbolic sizes into constants. There is no tracing context: that of torch 2.10's Dynamo has
+    another fake mode than the graph's values, which collectives on fake tensors refuse.
     """
-    with enable_python_dispatcher(), torch.no_grad(), ExitStack() as stack:
+    with tracing(None), enable_python_dispatcher(), torch.no_grad(), ExitStack() as stack:
         for arguments in _modes_of(site).autocast:
             stack.enter_context(torch.autocast(*arguments))
         yield

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch._guards import tracing
 from torch.fx import Graph, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
@@ -50,9 +49,7 @@ def _expand(node: Node, function: Callable[..., Any]) -> None:
         return function(*args, **kwargs)
 
     symbolic = fake_mode(node).shape_env is not None
-    # Dynamo of torch 2.10 gives its backends a tracing context with another fake mode than that of
-    # the graph's values. Without a context make_fx takes the mode of its arguments.
-    with tracing(None), modes.evaluating(node):
+    with modes.evaluating(node):
         trace = make_fx(call, tracing_mode="symbolic" if symbolic else "fake", pre_dispatch=True)
         traced = trace(*known).graph
     if traced.find_nodes(op="get_attr"):  # a constant, for which the graph has no attribute
