@@ -32,8 +32,9 @@ TESTS = (
     "tests/graph/test_rewrite_export.py",
     "tests/deploy/test_autoload.py",
     "tests/deploy/test_package.py",
-    "tests/distributed",
-    "tests/transforms",
+    "tests/distributed/test_distributed.py",
+    "tests/transforms/test_nested.py",
+    "tests/transforms/test_tracing.py",
 )
 #: What the tests read of the checkout.
 FOLDERS = ("tests", "docs", "examples")
