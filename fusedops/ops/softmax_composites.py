@@ -72,7 +72,7 @@ def _softmax_apply(
 # --- masked softmax -----------------------------------------------------------------------------
 
 
-def hiding(given: Any) -> Hiding:
+def _hiding(given: Any) -> Hiding:
     """What hides columns in a call."""
     mask = given.mask if given.mask is not None and given.mask.dtype == torch.bool else None
     interval = (given.diagonal, given.lower_diagonal, given.start, given.end)
@@ -89,7 +89,7 @@ def masked_scores(given: Any) -> tuple[torch.Tensor, torch.Tensor]:
     for added in (given.bias, given.mask):
         if added is not None and added.dtype != torch.bool:
             scores = scores + added.to(scores.dtype)
-    hidden = hiding(given).visible(scores) == 0
+    hidden = _hiding(given).visible(scores) == 0
     value = -torch.inf if given.mask_value is None else given.mask_value
     hidden_rows = (hidden | (scores == -torch.inf)).all(-1, keepdim=True)
     return scores.masked_fill(hidden, value), hidden_rows
@@ -121,13 +121,21 @@ def _masked_softmax_sinks(*args: Any) -> tuple[torch.Tensor, ...]:
     return output, y, sink
 
 
+def masked_gradient(
+    given: Any, g: torch.Tensor, y: torch.Tensor, total: torch.Tensor
+) -> torch.Tensor:
+    """The gradient of the input; ``total`` is the sum of g y over each row."""
+    scale: float = given.scale
+    return _hiding(given).visible(y) * scale * y * (g - total)
+
+
 def _gradients(given: Any, dropout: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """The gradients of the input and, but for the sink's probability, of the sink."""
     g, y = _wide(given.grad_output, given.probabilities)
     if dropout:
         g = g * multiplier(given.p, given.seed, y)
     total = (g * y).sum(-1, keepdim=True)
-    return hiding(given).visible(y) * given.scale * y * (g - total), -total.squeeze(-1)
+    return masked_gradient(given, g, y, total), -total.squeeze(-1)
 
 
 def _masked_softmax_backward(*args: Any) -> torch.Tensor:

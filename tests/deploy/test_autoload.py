@@ -67,7 +67,6 @@ def test_an_import_that_fails_says_why_each_time():
     code = "sys.modules['fusedops'] = None\n" + 2 * (
         "try:\n    torch.ops.fusedops.softmax\nexcept ImportError as error:\n    print(error)\n"
     )
-    # The entry of None is there before the first look-up alone, so that both fail.
     assert printed(code).count("import of fusedops halted") == 2
 
 

@@ -15,7 +15,7 @@ import torch
 from fusedops.integrations.dtensor.call import Call
 from fusedops.integrations.dtensor.partition import Partition
 from fusedops.integrations.dtensor.softmax import merged, own_statistics
-from fusedops.ops.softmax_composites import hiding, masked_scores
+from fusedops.ops.softmax_composites import masked_gradient, masked_scores
 
 ops = torch.ops.fusedops
 
@@ -63,7 +63,7 @@ def backward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
     wide = torch.promote_types(given.probabilities.dtype, torch.float32)
     g, y = given.grad_output.to(wide), given.probabilities.to(wide)
     total = part.all_reduce((g * y).sum(_KEYS, keepdim=True), _keys(part))
-    grad = hiding(given).visible(y) * given.scale * y * (g - total)
+    grad = masked_gradient(given, g, y, total)
     grad = grad.to(local.get("input_dtype", given.grad_output.dtype))
     by_name = {"grad_input": grad}
     if "grad_sinks" in _names(call):
