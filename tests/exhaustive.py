@@ -1,8 +1,9 @@
 """A pytest plugin that chooses which combinations of parameters run.
 
 Without ``--exhaustive`` (``make test-all``) a test with three or more parameters runs with every
-pair of values that its whole product has, in few of the product's combinations, and tests marked
-``exhaustive``, which repeat for more schedules or counts what others show, are left out.
+pair of values that its whole product has, in few of the product's combinations. Tests marked
+``exhaustive`` are left out: they take many minutes, or repeat for more schedules or counts what
+others show.
 """
 
 from __future__ import annotations

@@ -49,14 +49,13 @@ SANITIZED = {"asan": "random_7f", "tsan": "fifo"}
 
 
 @pytest.fixture(scope="session")
-def sanitized(plain: Emulator, pytestconfig: pytest.Config) -> Iterator[dict[str, SanitizedRun]]:
-    """Both runs, in the background of other tests. They run each kernel once; with ``--exhaustive``
-    AddressSanitizer runs every length that changes a launch."""
-    every_length = {"asan"} if pytestconfig.getoption("exhaustive") else set()
+def sanitized(plain: Emulator) -> Iterator[dict[str, SanitizedRun]]:
+    """Both runs, in the background of other tests. ThreadSanitizer runs each kernel once, and
+    AddressSanitizer every length that changes a launch."""
     with ThreadPoolExecutor(1) as background:
         runs = {}
         for name, schedule in SANITIZED.items():
-            choose = families.sanitized_cases if name in every_length else families.racing_cases
+            choose = families.sanitized_cases if name == "asan" else families.racing_cases
             chosen = choose(plain)
             outcome = background.submit(run_sanitized, name, chosen, schedule)
             runs[name] = SanitizedRun(chosen, outcome)

@@ -12,7 +12,7 @@ import torch
 from . import families
 from .cases.norm import KINDS, NormCase
 from .cases.rows import Case, encode
-from .emulator.library import SCHEDULES, Config, Emulator, Record
+from .emulator.library import SCHEDULES, Config, Emulator
 from .families import RowsCase
 from .judge import Judge, same_bits, tensor
 
@@ -60,18 +60,13 @@ def kernels_of(emulator: Emulator, case: RowsCase) -> set[str]:
 
 def executed_by(emulator: Emulator, case: RowsCase, config: Config) -> set[str]:
     """The kernels that ran under that configuration; the results must be within their bounds."""
-    before = emulator.records()
+    before = emulator.launch_count()
     emulator.configure(config)
     given = families.inputs(case)
     judge = Judge()
     judge.add(case, given, families.run(emulator, case, given))
     judge.conclude()
-    ran = {name for name, record in emulator.records().items() if ran_since(before, name, record)}
-    return {name.split("<")[0].rpartition("_")[2] for name in ran}
-
-
-def ran_since(before: dict[str, Record], name: str, now: Record) -> bool:
-    return now.launches > (before[name].launches if name in before else 0)
+    return {name.split("<")[0].rpartition("_")[2] for name in emulator.records(before)}
 
 
 def has_narrow(case: RowsCase) -> bool:

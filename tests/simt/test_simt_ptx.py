@@ -1,4 +1,8 @@
-"""nvcc's PTX of the CUDA kernels, translated to C++ and executed in place of the source."""
+"""nvcc's PTX of the CUDA kernels, translated to C++ and executed in place of the source.
+
+The kernels themselves are executed with ``--exhaustive`` alone: to compile the C++ takes a quarter
+of an hour.
+"""
 
 from __future__ import annotations
 
@@ -65,6 +69,7 @@ def ulps_apart(case: Case, first: np.ndarray, second: np.ndarray) -> float:
 LIBM_ULPS = 4
 
 
+@pytest.mark.exhaustive
 @needs_nvcc
 @pytest.mark.parametrize("group", GROUPS)
 def test_nvccs_code_computes_the_bits_of_the_source_but_for_exp_and_log(unfused, group):
@@ -79,6 +84,7 @@ def test_nvccs_code_computes_the_bits_of_the_source_but_for_exp_and_log(unfused,
                 assert expected[name].tobytes() == actual[name].tobytes(), (case, name)
 
 
+@pytest.mark.exhaustive
 @needs_nvcc
 @pytest.mark.parametrize("group", GROUPS)
 def test_errors_of_nvccs_code_are_within_their_bounds(compiled, group):
@@ -89,6 +95,7 @@ def test_errors_of_nvccs_code_are_within_their_bounds(compiled, group):
     judge.conclude()
 
 
+@pytest.mark.exhaustive
 @needs_nvcc
 def test_every_kernel_of_the_library_is_nvccs_is_executed_and_is_right(compiled, modules):
     judge = Judge()
@@ -107,6 +114,7 @@ def test_every_kernel_of_the_library_is_nvccs_is_executed_and_is_right(compiled,
     assert compiled.executed() == inventory.instantiated_kernels(library)
 
 
+@pytest.mark.exhaustive
 @needs_nvcc
 def test_one_ulp_more_in_a_constant_of_the_ptx_is_noticed(compiled, modules, tmp_path):
     softmax, *others = modules

@@ -1,6 +1,7 @@
 """Every kernel under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer.
 
-Both see every kernel once, with rows that several warps share; with ``--exhaustive``
+They run with ``--exhaustive`` alone, because to compile and run all kernels under them takes ten
+minutes. ThreadSanitizer sees every kernel once, with rows that several warps share;
 AddressSanitizer, a tenth as slow, sees every length that changes a launch. The emulator runs one
 thread at a time; what ThreadSanitizer reports is not that two threads met but that nothing orders
 their accesses.
@@ -8,10 +9,14 @@ their accesses.
 
 from __future__ import annotations
 
+import pytest
+
 from . import families, inventory
 from .conftest import SanitizedRun
 from .emulator import build
 from .judge import Judge
+
+pytestmark = pytest.mark.exhaustive
 
 
 def check(build_name: str, run: SanitizedRun) -> None:

@@ -135,8 +135,13 @@ unsigned simt_last_cluster() { return simt::last_launch().cluster; }
 using Visitor =
     void(const char* kernel, uint64_t launches, uint64_t dry_launches, unsigned threads);
 
-void simt_records(Visitor* visit) {
+uint64_t simt_launch_count() { return simt::launch_count(); }
+
+// The records of the kernels that were launched when `after` launches had been made, or later. To
+// find the names of all takes milliseconds.
+void simt_records(uint64_t after, Visitor* visit) {
   simt::for_each_record([&](const void* kernel, const simt::Record& record) {
+    if (record.latest <= after) return;
     Dl_info info = {};
     dladdr(kernel, &info);
     char* const name = abi::__cxa_demangle(info.dli_sname, nullptr, nullptr, nullptr);

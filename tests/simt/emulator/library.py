@@ -406,6 +406,7 @@ class Emulator:
         library.simt_free.argtypes = [c_void_p]
         library.simt_error.restype = c_char_p
         library.simt_workspace_bytes.restype = c_int64
+        library.simt_launch_count.restype = c_uint64
         library.simt_use_clusters.argtypes = [c_bool]
         library.simt_launch_lengths.restype = c_int64
         library.simt_launch_lengths.argtypes = [
@@ -473,11 +474,11 @@ class Emulator:
 
     def kernels_of(self, args: Args) -> set[str]:
         """The kernels that launch(args) would run."""
-        before = self.records()
+        before = self.launch_count()
         self.configure(Config(dry=True))
         self.launch(args)
         self.configure(Config())
-        return {kernel for kernel, now in self.records().items() if now != before.get(kernel)}
+        return set(self.records(before))
 
     def cluster_of(self, args: Args) -> int:
         """The blocks of a cluster of the last kernel that launch(args) would run."""
@@ -488,15 +489,20 @@ class Emulator:
         """The kernels that ran in this process."""
         return {kernel for kernel, record in self.records().items() if record.launches > 0}
 
-    def records(self) -> dict[str, Record]:
-        """The records by kernel, as in ``softmax_forward_apply<float, float, 4>``."""
+    def launch_count(self) -> int:
+        """The launches in this process, dry ones too."""
+        return self.library.simt_launch_count()
+
+    def records(self, after: int = 0) -> dict[str, Record]:
+        """The records by kernel, as in ``softmax_forward_apply<float, float, 4>``, but for kernels
+        that were not launched since ``launch_count()`` gave ``after``."""
         found = {}
 
         @ctypes.CFUNCTYPE(None, c_char_p, c_uint64, c_uint64, c_uint)
         def visit(kernel: bytes, launches: int, dry_launches: int, threads: int) -> None:
             found[kernel_name(kernel.decode())] = Record(launches, dry_launches, threads)
 
-        self.library.simt_records(visit)
+        self.library.simt_records(c_uint64(after), visit)
         return found
 
 

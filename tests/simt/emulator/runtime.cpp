@@ -80,6 +80,7 @@ ReadyQueue ready;
 char error_text[4096];
 char start_token, end_token;
 std::unordered_map<const void*, Record> records;
+uint64_t launches = 0;  // of all kernels, dry ones too
 
 // Fibers and shared memory outlive a launch.
 std::vector<std::unique_ptr<Thread>> thread_pool;
@@ -402,6 +403,8 @@ void fail(Site site, const char* format, ...) {
 const char* error() { return error_text; }
 const Launch& last_launch() { return previous_launch; }
 
+uint64_t launch_count() { return launches; }
+
 void for_each_record(const std::function<void(const void*, const Record&)>& visit) {
   for (const auto& [kernel, record] : records) visit(kernel, record);
 }
@@ -411,6 +414,7 @@ int launch(const Launch& launch, const std::function<void()>& thread) {
   previous_launch = launch;
   Record& record = records[launch.kernel];
   ++(config.dry ? record.dry_launches : record.launches);
+  record.latest = ++launches;
   record.threads = std::max(record.threads, launch.block.x * launch.block.y * launch.block.z);
   if (config.dry) return kSuccess;
 
