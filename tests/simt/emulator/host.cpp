@@ -137,8 +137,8 @@ using Visitor =
 
 uint64_t simt_launch_count() { return simt::launch_count(); }
 
-// The records of the kernels that were launched when `after` launches had been made, or later. To
-// find the names of all takes milliseconds.
+// The records of the kernels that were launched since simt_launch_count() was `after`. To find the
+// names of all takes milliseconds.
 void simt_records(uint64_t after, Visitor* visit) {
   simt::for_each_record([&](const void* kernel, const simt::Record& record) {
     if (record.latest <= after) return;
