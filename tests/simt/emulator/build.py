@@ -1,6 +1,6 @@
 """Compiles the emulator and what runs on it, each object once for each state of its sources.
 
-Everything lands in ``build/simt/<state>/<key>``, hashes of all sources and compilers and of the
+Everything lands in ``build/simt/<state>/<key>``, hashes of all sources and the compiler and of the
 command: a second run compiles nothing, and states that nobody used for a week are deleted. ``CXX``
 names the compiler, g++ 12 or later.
 """
@@ -18,8 +18,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-
-from . import ptx
 
 HERE = Path(__file__).parent
 PLANTED = HERE.parent / "planted"
@@ -53,19 +51,6 @@ SANITIZERS = {
     ],
     "tsan": ["-fsanitize=thread"],
 }
-#: PTX for the oldest architecture that has all kernels, clusters included, and every newer one.
-NVCC_FLAGS = [
-    *("-ptx", "-std=c++17", "-O3", "-arch=compute_90", "--expt-relaxed-constexpr"),
-    f"-I{ROOT / 'csrc/include'}",
-]
-#: In PTX fused multiply-adds are explicit, and integers wrap. Optimised code would run a little
-#: faster, but take three times as long to compile.
-TRANSLATED_FLAGS = ["-O0", "-g0", "-ffp-contract=off", "-fwrapv", "-w"]
-#: Compilers differ in which additions they fuse. Without fusion bits can be compared.
-UNFUSED_SOURCE, UNFUSED_PTX = ["-ffp-contract=off"], ["-fmad=false"]
-#: The sources whose bits are compared. The others too would take half a minute more.
-COMPARED = [path for path in SHIPPED if path.stem in ("softmax_launch", "norm_launch")]
-KERNELS_PER_SOURCE = 12
 #: How long a state of the sources is kept after its last use.
 KEPT_SECONDS = 7 * 24 * 3600
 LIBRARIES = {"plain": [], "asan": ["libasan.so", "libubsan.so"], "tsan": ["libtsan.so"]}
@@ -114,12 +99,6 @@ def c_interface_library() -> Path:
     return _link("libsimt_c.so", jobs, ["-shared"])
 
 
-def unfused_library() -> Path:
-    """The plain build without FMA contraction. Sources that are not compared are not optimised."""
-    jobs = [(path, UNFUSED_SOURCE if path in COMPARED else ["-O0"]) for path in SHIPPED]
-    return _link("libsimt_unfused.so", [(HERE / "host.cpp", []), *jobs], ["-shared"])
-
-
 def planted_program(build: str) -> Path:
     """The kernels with bugs in them, as a program."""
     sanitizer_runtimes(build)
@@ -132,50 +111,6 @@ def atomics_library() -> Path:
     return _link("libatomics.so", [(PLANTED / "atomic_softmax.cpp", [])], ["-shared"])
 
 
-def nvcc() -> str | None:
-    """The CUDA compiler, which only the PTX library needs."""
-    return shutil.which("nvcc")
-
-
-def ptx_modules(sources: Sequence[Path] = SHIPPED, flags: Sequence[str] = ()) -> list[Path]:
-    """nvcc's PTX of the shipped kernels."""
-    command = [str(nvcc()), *NVCC_FLAGS, *flags]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        make = pool.map(lambda path: _make(f"{path.stem}.ptx", [*command, str(path)]), sources)
-        return list(make)
-
-
-def ptx_library(modules: Sequence[Path]) -> Path:
-    """The shipped launch code over the kernels of these modules.
-
-    The launch code brings kernels of its own along, as templates: weak symbols, which give way to
-    the translated ones of the same names. Not optimised, it calls none but by its symbol.
-    """
-    jobs = [(HERE / "host.cpp", []), *((path, ["-O0"]) for path in SHIPPED)]
-    found: set[str] = set()
-    for module in modules:
-        entries = ptx.entries(module.read_text(), module.name)
-        # Two modules may have one kernel, as two object files may have one template.
-        kernels = [entry for entry in entries if entry.name not in found]
-        found.update(entry.name for entry in kernels)
-        jobs += [(source, TRANSLATED_FLAGS) for source in _translated(module, kernels)]
-    return _link("libsimt_ptx.so", jobs, ["-shared"])
-
-
-def _translated(module: Path, kernels: Sequence[ptx.Entry]) -> list[Path]:
-    """Kernels of a PTX module as C++ sources, each in a folder named by a hash of its text."""
-    sources = []
-    for first in range(0, len(kernels), KERNELS_PER_SOURCE):
-        text = ptx.translation(kernels[first : first + KERNELS_PER_SOURCE], module.name)
-        key = hashlib.sha256(text.encode()).hexdigest()[:16]
-        source = _folder() / key / f"{module.stem}_{first}.cpp"
-        with _only_maker(source):
-            if not source.exists():
-                source.write_text(text)
-        sources.append(source)
-    return sources
-
-
 def _run(command: Sequence[str]) -> str:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
@@ -185,10 +120,8 @@ def _run(command: Sequence[str]) -> str:
 
 @functools.cache
 def _state() -> bytes:
-    """A digest of the compilers and of every file that a compilation may read."""
+    """A digest of the compiler and of every file that a compilation may read."""
     digest = hashlib.sha256(_run([compiler(), "--version"]).encode())
-    if found := nvcc():
-        digest.update(_run([found, "--version"]).encode())
     folders = [HERE, PLANTED, *(ROOT / "csrc" / name for name in ("c_api", "cuda", "include"))]
     for folder in folders:
         for path in sorted(folder.rglob("*")):

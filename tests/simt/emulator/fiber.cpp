@@ -43,8 +43,7 @@ namespace {
 constexpr size_t kSavedRegisters = 6, kGuardBytes = 4096;
 constexpr unsigned kNoSync = 1;  // __tsan_switch_to_fiber: switching orders nothing
 
-// Sanitized frames are large, and those of unoptimised PTX, with a variable for each register, have
-// up to 117 KB. Only touched pages take memory.
+// Sanitized frames are large. Only touched pages take memory.
 constexpr size_t kStackBytes = 256 << 10;
 
 Fiber* running;
