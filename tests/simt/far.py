@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from ctypes import Structure
 from itertools import product
 
-from .emulator.library import DTYPES, Args, Operand, Rows, Slices
+from .emulator.library import DTYPES, Args
+from .emulator.structs import Operand, Rows, Slices
 
 #: The distance in elements: whole vectors of every dtype, and its lower half is negative as an
 #: int32.
@@ -93,7 +94,7 @@ def _move(
 def _steps(part: Rows | Slices | Operand, args: Args) -> tuple[list[tuple[int, int]], int]:
     """How many places there are in each direction, how far apart, and how long each is."""
     if isinstance(part, Rows):
-        return [(args.rows, part.stride)], args.cols
+        return [(args.rows, part.spacing.stride)], args.cols
     if isinstance(part, Slices):
         return [(args.outer, part.outer_stride), (args.dim_size, part.dim_stride)], args.inner
     dims = args.scores.dims
@@ -108,7 +109,7 @@ def _set_strides(part: Rows | Slices | Operand, steps: list[tuple[int, int]]) ->
         strides.insert(0, stride if before else 0)
         stride *= count
     if isinstance(part, Rows):
-        part.stride = strides[0]
+        part.spacing.stride = strides[0]
     elif isinstance(part, Slices):
         part.outer_stride, part.dim_stride = strides
     else:

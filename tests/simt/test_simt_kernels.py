@@ -165,7 +165,7 @@ def test_one_row_of_gradients_may_stand_for_all(emulator, cols):
     expected = row_cases.run(emulator, case, given)
     given["grad_output"][1:] = np.nan
     prepared = row_cases.Prepared(emulator, case, given)
-    prepared.args.grad_output.stride = 0
+    prepared.args.grad_output.spacing.stride = 0
     emulator.launch(prepared.args)
     assert same_bits(prepared.outputs(), expected)
 

@@ -365,7 +365,7 @@ def test_one_row_of_gradients_may_stand_for_all(emulator, adds, cols):
         given[name][1:] = np.nan
     prepared = Prepared(emulator, case, given)
     for name in shared:
-        getattr(prepared.args, name).stride = 0
+        getattr(prepared.args, name).spacing.stride = 0
     emulator.launch(prepared.args)
     assert same_bits(prepared.outputs(), expected)
 

@@ -60,6 +60,6 @@ def test_a_stride_that_is_cut_to_32_bits_is_found(emulator):
     near, far = prepare(emulator, case, inputs(case)), prepare(emulator, case, inputs(case))
     emulator.launch(near.args)
     with spread(far.args):
-        far.args.input.stride = FAR % 2**32 - 2**32
+        far.args.input.spacing.stride = FAR % 2**32 - 2**32
         emulator.launch(far.args)
     assert not same_bits(near.outputs(), far.outputs())

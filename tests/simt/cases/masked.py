@@ -11,14 +11,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ..emulator.library import (
-    DTYPES,
-    VECTOR_BYTES,
-    Args,
+from ..emulator.library import DTYPES, VECTOR_BYTES, Args, DeviceArray, Emulator
+from ..emulator.structs import (
     Causal,
-    DeviceArray,
     Dropout,
-    Emulator,
     MaskedSoftmaxBackward,
     MaskedSoftmaxForward,
     Operand,
@@ -214,7 +210,7 @@ class Prepared:
             for name, text in (("bias", case.bias), ("mask", case.mask))
         }
         return Scores(
-            RowDims(*case.dims),
+            RowDims(len(case.dims), tuple(case.dims)),
             **operands,
             causal=Causal(
                 *(case.diagonal is not None, case.dims[-1], case.diagonal or 0),

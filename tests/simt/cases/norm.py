@@ -12,18 +12,8 @@ import numpy as np
 from norm_kinds import KINDS as DEFINITIONS
 
 from .. import philox
-from ..emulator.library import (
-    DTYPES,
-    VECTOR_BYTES,
-    Args,
-    Columns,
-    DeviceArray,
-    Dropout,
-    Emulator,
-    NormBackward,
-    NormForward,
-    Rows,
-)
+from ..emulator.library import DTYPES, VECTOR_BYTES, Args, DeviceArray, Emulator
+from ..emulator.structs import Columns, Dropout, NormBackward, NormForward, Rows
 from . import rows as row_cases
 from .rows import FEW_COLS, Arrays, decode, encode
 

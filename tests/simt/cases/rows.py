@@ -10,15 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..emulator.library import (
-    DTYPES,
-    VECTOR_BYTES,
-    Args,
-    DeviceArray,
-    Emulator,
-    SoftmaxBackward,
-    SoftmaxForward,
-)
+from ..emulator.library import DTYPES, VECTOR_BYTES, Args, DeviceArray, Emulator
+from ..emulator.structs import SoftmaxBackward, SoftmaxForward
 
 OPS = ["softmax_forward", "softmax_backward"]
 

@@ -10,14 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..emulator.library import (
-    DTYPES,
-    VECTOR_BYTES,
-    DeviceArray,
-    Emulator,
-    SpatialSoftmaxBackward,
-    SpatialSoftmaxForward,
-)
+from ..emulator.library import DTYPES, VECTOR_BYTES, DeviceArray, Emulator
+from ..emulator.structs import SpatialSoftmaxBackward, SpatialSoftmaxForward
 from . import rows as row_cases
 from .rows import PAIRS, Arrays
 

@@ -10,16 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..emulator.library import (
-    DTYPES,
-    VECTOR_BYTES,
-    Columns,
-    DeviceArray,
-    Emulator,
-    Slices,
-    SpatialNormBackward,
-    SpatialNormForward,
-)
+from ..emulator.library import DTYPES, VECTOR_BYTES, DeviceArray, Emulator
+from ..emulator.structs import Columns, Slices, SpatialNormBackward, SpatialNormForward
 from . import norm as norm_cases
 from .norm import EPS, KINDS
 from .rows import Arrays

@@ -9,16 +9,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..emulator.library import (
-    DTYPES,
-    VECTOR_BYTES,
-    Args,
-    DeviceArray,
-    Emulator,
-    NormStack,
-    NormStackBackward,
-    SoftmaxStack,
-)
+from ..emulator.library import DTYPES, VECTOR_BYTES, Args, DeviceArray, Emulator
+from ..emulator.structs import NormStack, NormStackBackward, SoftmaxStack
 from . import norm as norm_cases
 from . import rows as row_cases
 from .norm import NormCase

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..emulator.library import DTYPES, VECTOR_BYTES, Args, Emulator, SoftmaxApply, SoftmaxStatistics
+from ..emulator.library import DTYPES, VECTOR_BYTES, Args, Emulator
+from ..emulator.structs import SoftmaxApply, SoftmaxStatistics
 from . import rows as row_cases
 from .rows import Arrays, Case, decode
 

@@ -88,12 +88,6 @@ void simt_free(void* memory) {
 void simt_configure(const simt::Config* config) { simt::config = *config; }
 void simt_use_clusters(bool use) { simt::has_clusters = use; }
 const char* simt_error() { return simt::error(); }
-size_t simt_size_of_config() { return sizeof(simt::Config); }
-
-size_t simt_size_of_args(int op) {
-  alignas(16) static const char any[sizeof(NormStack)] = {};  // the largest
-  return with_op(op, any, [](const auto& args) { return sizeof(args); });
-}
 
 int simt_launch(int op, const void* args) {
   return with_op(op, args, [](const auto& args) { return cuda::launch(args, nullptr); });

@@ -1,8 +1,4 @@
-"""The emulator from Python: its library, arrays in its device memory, launches. Needs numpy only.
-
-The ctypes structures repeat csrc/include/fusedops/args.h and the emulator's own Config; their sizes
-are compared with the library's.
-"""
+"""The emulator from Python: its library, arrays in its memory, launches. Needs numpy only."""
 
 from __future__ import annotations
 
@@ -13,23 +9,34 @@ from ctypes import (
     Structure,
     c_bool,
     c_char_p,
-    c_double,
     c_int,
-    c_int32,
     c_int64,
     c_size_t,
     c_ubyte,
     c_uint,
-    c_uint32,
     c_uint64,
     c_void_p,
 )
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, get_args
 
 import numpy as np
+
+from . import structs
+from .build import ROOT
+from .structs import (
+    Columns,
+    NormStackBackward,
+    Operand,
+    RowBound,
+    Rows,
+    RowSpacing,
+    RowValues,
+    Slices,
+)
+
+LAUNCHES = ROOT / "csrc/include/fusedops/launches.def"
 
 #: In the order of fusedops::DType. bfloat16 is kept as the upper half of a float32.
 DTYPES = {
@@ -62,37 +69,17 @@ class Order(IntEnum):
     RANDOM = 2
 
 
-class Config(Structure):
-    _fields_ = [
-        ("threads", c_int),
-        ("blocks", c_int),
-        ("seed", c_uint),
-        ("poison", c_ubyte),
-        ("concurrent_blocks", c_bool),
-        ("late_copies", c_bool),
-        ("dry", c_bool),
-        ("refuse_clusters", c_bool),
-        ("max_grid", c_int64),
-        ("max_shared_bytes", c_int64),
-    ]
-
+class Config(structs.Config):
     def __init__(
         self,
         threads: Order = Order.FIFO,
         blocks: Order = Order.FIFO,
         seed: int = 1,
         poison: int = 0xFF,
-        concurrent_blocks: bool = False,
-        dry: bool = False,
-        refuse_clusters: bool = False,
-        max_grid: int = 2**31 - 1,
-        max_shared_bytes: int = 227 << 10,
+        **others: int,
     ) -> None:
-        late_copies = True
-        super().__init__(
-            *(threads, blocks, seed, poison, concurrent_blocks),
-            *(late_copies, dry, refuse_clusters, max_grid, max_shared_bytes),
-        )
+        defaults = {"late_copies": True, "max_grid": 2**31 - 1, "max_shared_bytes": 227 << 10}
+        super().__init__(threads, blocks, seed, poison, **defaults | others)
 
 
 #: The order of threads and of blocks, and what shared memory holds before it is written.
@@ -104,213 +91,11 @@ SCHEDULES = {
 }
 
 
-class Rows(Structure):
-    _fields_ = [
-        *[("data", c_void_p), ("stride", c_int64), ("run_gap", c_int64)],
-        *[("multiplier", c_uint32), ("shift", c_uint32), ("dtype", c_int32)],
-    ]
-
-
-class Columns(Structure):
-    _fields_ = [("data", c_void_p), ("dtype", c_int32)]
-
-
-class SoftmaxForward(Structure):
-    _fields_ = [
-        *[("input", Rows), ("output", Rows), ("workspace", c_void_p)],
-        *[("rows", c_int64), ("cols", c_int64), ("log", c_bool)],
-    ]
-
-
-class SoftmaxBackward(Structure):
-    _fields_ = [
-        *[("grad_output", Rows), ("output", Rows), ("grad_input", Rows), ("workspace", c_void_p)],
-        *[("rows", c_int64), ("cols", c_int64), ("log", c_bool)],
-    ]
-
-
-class SoftmaxStatistics(Structure):
-    _fields_ = [
-        *[("input", Rows), ("max", c_void_p), ("sum", c_void_p), ("workspace", c_void_p)],
-        *[("rows", c_int64), ("cols", c_int64)],
-    ]
-
-
-class SoftmaxApply(Structure):
-    _fields_ = [
-        *[("input", Rows), ("output", Rows), ("max", c_void_p), ("sum", c_void_p)],
-        *[("rows", c_int64), ("cols", c_int64)],
-    ]
-
-
-class Slices(Structure):
-    _fields_ = [
-        *[
-            ("data", c_void_p),
-            ("outer_stride", c_int64),
-            ("dim_stride", c_int64),
-            ("dtype", c_int32),
-        ]
-    ]
-
-
-class SpatialSoftmaxForward(Structure):
-    _fields_ = [
-        *[("input", Slices), ("output", Slices)],
-        *[("outer", c_int64), ("dim_size", c_int64), ("inner", c_int64), ("log", c_bool)],
-    ]
-
-
-class SpatialSoftmaxBackward(Structure):
-    _fields_ = [
-        *[("grad_output", Slices), ("output", Slices), ("grad_input", Slices)],
-        *[("outer", c_int64), ("dim_size", c_int64), ("inner", c_int64), ("log", c_bool)],
-    ]
-
-
-_RowDims = c_int64 * 4
-
-
-class RowDims(Structure):
-    _fields_ = [("count", c_int32), ("sizes", _RowDims)]
-
-    def __init__(self, *sizes: int) -> None:
-        super().__init__(len(sizes), _RowDims(*sizes))
-
-
-class Operand(Structure):
-    _fields_ = [
-        *[("data", c_void_p), ("strides", _RowDims)],
-        *[("col_stride", c_int32), ("is_bool", c_bool), ("dtype", c_int32)],
-    ]
-
-
-class Causal(Structure):
-    _fields_ = [
-        *[("on", c_bool), ("queries", c_int64), ("diagonal", c_int64)],
-        *[("has_lower_diagonal", c_bool), ("lower_diagonal", c_int64)],
-    ]
-
-
-class RowBound(Structure):
-    _fields_ = [("data", c_void_p), ("strides", _RowDims), ("is_int64", c_bool)]
-
-
-class RowValues(Structure):
-    _fields_ = [("data", c_void_p), ("strides", _RowDims)]
-
-
-class Scores(Structure):
-    _fields_ = [
-        *[("dims", RowDims), ("bias", Operand), ("mask", Operand), ("causal", Causal)],
-        *[("scale", c_double), ("mask_value", c_double)],
-        *[("start", RowBound), ("end", RowBound), ("sinks", RowValues)],
-        ("softcap", c_double),
-    ]
-
-
-class Dropout(Structure):
-    _fields_ = [("seed", c_void_p), ("threshold", c_uint), ("scale", c_double)]
-
-
-class MaskedSoftmaxForward(Structure):
-    _fields_ = [
-        *[("input", Rows), ("output", Rows), ("probabilities", Rows)],
-        *[("scores", Scores), ("dropout", Dropout)],
-        *[("rows", c_int64), ("cols", c_int64), ("zero_masked_rows", c_bool)],
-        ("sink_probabilities", c_void_p),
-    ]
-
-
-class MaskedSoftmaxBackward(Structure):
-    _fields_ = [
-        *[("grad_output", Rows), ("probabilities", Rows), ("grad_input", Rows)],
-        *[("scores", Scores), ("dropout", Dropout), ("rows", c_int64), ("cols", c_int64)],
-        *[("sink_probabilities", c_void_p), ("grad_sinks", c_void_p)],
-    ]
-
-
-class NormForward(Structure):
-    _fields_ = [
-        *[("kind", c_int32), ("input", Rows), ("residual", Rows), ("output", Rows), ("sum", Rows)],
-        *[("weight", Columns), ("bias", Columns), ("mean", c_void_p), ("rstd", c_void_p)],
-        *[("dropout", Dropout), ("workspace", c_void_p), ("rows", c_int64), ("cols", c_int64)],
-        *[("eps", c_double), ("weight_offset", c_double), ("rounds_normalized", c_bool)],
-    ]
-
-
-class NormBackward(Structure):
-    _fields_ = [
-        *[("kind", c_int32), ("grad_output", Rows), ("grad_sum", Rows), ("input", Rows)],
-        *[("mean", c_void_p), ("rstd", c_void_p), ("weight", Columns)],
-        *[("grad_input", Rows), ("grad_branch", Rows)],
-        *[("grad_weight", Columns), ("grad_bias", Columns), ("dropout", Dropout)],
-        *[("workspace", c_void_p), ("rows", c_int64), ("cols", c_int64)],
-        *[("eps", c_double), ("weight_offset", c_double)],
-    ]
-
-
-class SpatialNormForward(Structure):
-    _fields_ = [
-        *[("kind", c_int32), ("input", Slices), ("output", Slices)],
-        *[("weight", Columns), ("bias", Columns), ("mean", c_void_p), ("rstd", c_void_p)],
-        *[("outer", c_int64), ("dim_size", c_int64), ("inner", c_int64), ("eps", c_double)],
-    ]
-
-
-class SpatialNormBackward(Structure):
-    _fields_ = [
-        *[("kind", c_int32), ("grad_output", Slices), ("input", Slices)],
-        *[("mean", c_void_p), ("rstd", c_void_p), ("weight", Columns), ("grad_input", Slices)],
-        *[("grad_weight", Columns), ("grad_bias", Columns), ("workspace", c_void_p)],
-        *[("outer", c_int64), ("dim_size", c_int64), ("inner", c_int64)],
-    ]
-
-
-MAX_STACK = 32
-_Pointers = c_void_p * MAX_STACK
-
-
-class SoftmaxStack(Structure):
-    _fields_ = [
-        *[("each", SoftmaxForward), ("inputs", Rows * MAX_STACK)],
-        *[("slot", c_int64), ("count", c_int32)],
-    ]
-
-
-class NormStack(Structure):
-    _fields_ = [
-        *[("each", NormForward), ("inputs", Rows * MAX_STACK)],
-        *[("weights", _Pointers), ("biases", _Pointers), ("slot", c_int64), ("count", c_int32)],
-    ]
-
-
-class NormStackBackward(Structure):
-    _fields_ = [
-        *[("each", NormBackward), ("inputs", Rows * MAX_STACK), ("weights", _Pointers)],
-        *[("slot", c_int64), ("workspace_bytes", c_int64), ("count", c_int32)],
-    ]
-
-
-Args = (
-    SoftmaxForward
-    | SoftmaxBackward
-    | SoftmaxStatistics
-    | SoftmaxApply
-    | SpatialSoftmaxForward
-    | SpatialSoftmaxBackward
-    | MaskedSoftmaxForward
-    | MaskedSoftmaxBackward
-    | NormForward
-    | NormBackward
-    | SpatialNormForward
-    | SpatialNormBackward
-    | SoftmaxStack
-    | NormStack
-    | NormStackBackward
-)
-#: In the order of csrc/include/fusedops/launches.def.
-_OPS = list(get_args(Args))
+#: Arguments of a launch, in the order in which the library numbers their types.
+Args = Structure
+_OPS = [
+    getattr(structs, name) for name in re.findall(r"^LAUNCH\((\w+)\)", LAUNCHES.read_text(), re.M)
+]
 
 
 @dataclass(frozen=True)
@@ -347,7 +132,7 @@ class DeviceArray:
 
     @property
     def rows(self) -> Rows:
-        return Rows(self.address, self.stride, 0, 0, 0, _CODES[self.dtype])
+        return Rows(self.address, RowSpacing(self.stride), _CODES[self.dtype])
 
     def slices(self, dim_size: int) -> Slices:
         """The array as slices: `dim_size` of its rows for each outer index."""
@@ -367,12 +152,12 @@ class DeviceArray:
         """An operand of that shape, whose last dimension is 1, of floats."""
         return RowValues(self.address, self._strides(shape))
 
-    def _strides(self, shape: tuple[int, ...]) -> Any:
+    def _strides(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         strides, step = [], self.stride
         for size in reversed(shape[:-1]):
             strides.insert(0, step if size > 1 else 0)
             step *= size
-        return _RowDims(*strides)
+        return tuple(strides)
 
     @property
     def columns(self) -> Columns:
@@ -412,9 +197,6 @@ class Emulator:
         library.simt_launch_lengths.argtypes = [
             *[c_int, c_void_p, c_int64, c_int64, POINTER(c_int64), c_int64]
         ]
-        assert library.simt_size_of_config() == ctypes.sizeof(Config)
-        for op, args in enumerate(_OPS):
-            assert library.simt_size_of_args(op) == ctypes.sizeof(args), args.__name__
 
     def configure(self, config: Config) -> None:
         self.library.simt_configure(ctypes.byref(config))
