@@ -129,7 +129,7 @@ def checkout(tmp_path: Path) -> Checkout:
     return Checkout(tmp_path / "fusedops")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def dry() -> str:
     command = ["bash", str(SCRIPT), "--dry-run"]
     environment = {**os.environ, "PYTHON": sys.executable}
@@ -183,37 +183,41 @@ def test_the_stages_before_the_benches_fit_into_the_budget_together(dry):
     assert {"tune-build", "smoke", "tune", "cuda", "memcheck", "racecheck"} <= limits.keys()
 
 
-def test_a_run_keeps_a_summary_and_one_archive(checkout):
+def test_a_run_keeps_a_summary_and_one_archive_in_a_folder_of_its_own(checkout):
+    (checkout.folder / "out").mkdir()
+    (checkout.folder / "out" / "old").write_text("kept")
+    write_program(checkout.programs / "cuobjdump", 'echo "ELF file 1: kernels.sm_80.cubin"')
     code, output = checkout.run("out")
     assert code == 0, output
-    stages = checkout.stages()
-    assert {status for status in stages.values() if not status.startswith("left out")} == {"passed"}
-    assert stages["tune-build"].startswith("left out") and stages["build"].startswith("left out")
-    files = checkout.archived()
+    assert [path.name for path in (checkout.folder / "out").iterdir()] == ["old"]
+    stages = checkout.stages("out-2")
+    assert stages.pop("tune-build").startswith("left out")
+    assert set(stages.values()) == {"passed"}
+    files = checkout.archived("out-2")
     assert {"summary.md", "summary.json", "stages.tsv", "tune.csv", "logs/smoke.log"} <= set(files)
     summary = files["summary.md"]
     assert "# NVIDIA Stub" in summary and "| softmax forward | bfloat16 |  | 90 | 80 |" in summary
     assert "profiled: " in files["logs/ncu-softmax_forward_cluster.log"]
     assert "tests/cuda/test_cuda_every_kernel.py" in files["logs/racecheck.log"]
+    # The library has no code for this GPU.
+    assert "setup.py build_ext --inplace" in files["logs/background-build.log"]
 
 
-def test_a_folder_that_exists_is_never_written_to(checkout):
-    (checkout.folder / "out").mkdir()
-    (checkout.folder / "out" / "old").write_text("kept")
-    assert checkout.run("out")[0] == 0
-    assert [path.name for path in (checkout.folder / "out").iterdir()] == ["old"]
-    assert checkout.stages("out-2")["cuda"] == "passed"
-
-
-def test_a_stage_that_fails_does_not_stop_the_rest(checkout):
-    write_program(checkout.programs / "pretended", '[[ "$*" != *long_rows* ]]')
-    code, _ = checkout.run("out")
-    assert code == 1
+@pytest.mark.exhaustive
+def test_a_stage_a_build_and_a_tool_that_fail_do_not_stop_the_rest(checkout):
+    (checkout.folder / "fusedops" / "lib" / "libfusedops_cuda.so").unlink()
+    (checkout.programs / "ncu").unlink()
+    failing = '[[ "$*" != *long_rows* && "$*" != *build_ext* ]]'
+    write_program(checkout.programs / "pretended", failing)
+    assert checkout.run("out")[0] == 1
     stages = checkout.stages()
-    assert (stages["cuda"], stages["memcheck"], stages["suite"]) == ("failed", "passed", "passed")
+    assert (stages["build"], stages["cuda"]) == ("failed", "failed")
+    assert (stages["memcheck"], stages["suite"]) == ("passed", "passed")
+    assert stages["ncu"] == "left out: ncu is not on PATH"
     assert "| cuda | correctness | failed |" in checkout.archived()["summary.md"]
 
 
+@pytest.mark.exhaustive
 def test_a_stage_that_hangs_ends_at_its_limit_with_what_it_wrote(checkout):
     cut = TUNE.replace("\nEND\n", "\nsoftmax,forward,bfl\nEND\n")
     hanging = cut + '[[ "$2" == *smoke* ]] || sleep 600\n'
@@ -221,12 +225,15 @@ def test_a_stage_that_hangs_ends_at_its_limit_with_what_it_wrote(checkout):
     checkout.limit("tune", 1)
     code, _ = checkout.run("out")
     assert code == 0  # it measures, and tests nothing
-    assert checkout.stages()["tune"] == "over 1 s" and checkout.stages()["cuda"] == "passed"
+    stages = checkout.stages()
+    assert stages["tune"] == "over 1 s" and stages["cuda"] == "passed"
+    assert stages["build"] == "left out: fusedops/lib has code for sm_90"
     files = checkout.archived()
     assert files["tune.csv"].endswith("bfl\n") and "| 90 | 80 |" in files["summary.md"]
     assert "too few or too many fields" in files["logs/policy.log"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM], ids=["INT", "TERM"])
 def test_an_interrupted_run_keeps_what_it_reached(checkout, which):
     write_program(checkout.programs / "pretended", '[[ "$*" != *long_rows* ]] || sleep 600')
@@ -244,31 +251,11 @@ def test_an_interrupted_run_keeps_what_it_reached(checkout, which):
     assert "| cuda | correctness | interrupted |" in checkout.archived()["summary.md"]
 
 
+@pytest.mark.exhaustive
 def test_the_budget_ends_the_run(checkout):
     code, _ = checkout.run("out", BUDGET="5")
     assert code == 1
     assert {s for s in checkout.stages().values() if "left out" not in s} == {"not reached"}
-
-
-def test_a_library_for_another_gpu_is_built_in_the_background(checkout):
-    write_program(checkout.programs / "cuobjdump", 'echo "ELF file 1: kernels.sm_80.cubin"')
-    assert checkout.run("out")[0] == 0
-    assert checkout.stages()["build"] == "passed"
-    log = checkout.archived()["logs/background-build.log"]
-    assert "setup.py build_ext --inplace" in log
-
-
-def test_a_build_that_fails_is_a_stage_that_fails(checkout):
-    (checkout.folder / "fusedops" / "lib" / "libfusedops_cuda.so").unlink()
-    write_program(checkout.programs / "pretended", '[[ "$*" != *build_ext* ]]')
-    assert checkout.run("out")[0] == 1
-    assert checkout.stages()["build"] == "failed"
-
-
-def test_without_ncu_it_says_so(checkout):
-    (checkout.programs / "ncu").unlink()
-    code, output = checkout.run("out")
-    assert code == 0 and checkout.stages()["ncu"] == "left out: ncu is not on PATH"
 
 
 @pytest.mark.parametrize("arguments", [["--bogus"], ["a", "b"]])
