@@ -1,34 +1,35 @@
-"""Compiles the emulator and what runs on it, each object once for each state of its sources.
+"""Compiles the emulator and what runs on it: ``python3 -m tests.simt.emulator.build plain``.
 
-Everything lands in ``build/simt/<state>/<key>``, hashes of all sources and the compiler and of the
-command: a second run compiles nothing, and states that nobody used for a week are deleted. ``CXX``
-names the compiler, g++ 12 or later.
+It needs Python and g++ 12 or later, which ``CXX`` names, and nothing else. Everything lands in
+``build/simt``, in a folder for each command. Nothing is made again while the contents of what its
+command has read stay as they were.
 """
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import functools
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
 PLANTED = HERE.parent / "planted"
 ROOT = HERE.parent.parent.parent
 CACHE = ROOT / "build" / "simt"
 
 #: The package's own sources, compiled as C++ without changes.
-SHIPPED = [
-    ROOT / f"csrc/cuda/{name}_launch.cu"
-    for name in ("softmax", "spatial_softmax", "masked_softmax", "norm", "spatial_norm")
-]
+SHIPPED = sorted((ROOT / "csrc/cuda").glob("*.cu"))
 #: The C interface for CUDA, whose includes begin at csrc.
 C_INTERFACE = [
     ROOT / f"csrc/{name}" for name in ("c_api/c_api.cpp", "c_api/c_device_cuda.cu", "version.cpp")
@@ -51,8 +52,6 @@ SANITIZERS = {
     ],
     "tsan": ["-fsanitize=thread"],
 }
-#: How long a state of the sources is kept after its last use.
-KEPT_SECONDS = 7 * 24 * 3600
 LIBRARIES = {"plain": [], "asan": ["libasan.so", "libubsan.so"], "tsan": ["libtsan.so"]}
 
 
@@ -85,30 +84,102 @@ def sanitizer_runtimes(build: str) -> list[str]:
     return found
 
 
+@functools.cache
 def emulator_library(build: str) -> Path:
     """The shipped kernels and launch code over the emulator, as a shared library."""
     sanitizer_runtimes(build)
     jobs = [(source, SANITIZERS[build]) for source in [HERE / "host.cpp", *SHIPPED]]
-    return _link(f"libsimt_{build}.so", jobs, ["-shared", *SANITIZERS[build]])
+    return link(f"libsimt_{build}.so", jobs, ["-shared", *SANITIZERS[build]])
 
 
+@functools.cache
 def c_interface_library() -> Path:
     """The C interface for CUDA, kernels and all, over the emulator."""
     jobs = [(source, []) for source in [HERE / "host.cpp", *SHIPPED]]
     jobs += [(source, C_INTERFACE_FLAGS) for source in C_INTERFACE]
-    return _link("libsimt_c.so", jobs, ["-shared"])
+    return link("libsimt_c.so", jobs, ["-shared"])
 
 
+@functools.cache
 def planted_program(build: str) -> Path:
     """The kernels with bugs in them, as a program."""
     sanitizer_runtimes(build)
     jobs = [(PLANTED / "main.cpp", SANITIZERS[build])]
-    return _link(f"planted_{build}", jobs, SANITIZERS[build])
+    return link(f"planted_{build}", jobs, SANITIZERS[build])
 
 
+@functools.cache
 def atomics_library() -> Path:
     """A softmax that is not deterministic."""
-    return _link("libatomics.so", [(PLANTED / "atomic_softmax.cpp", [])], ["-shared"])
+    return link("libatomics.so", [(PLANTED / "atomic_softmax.cpp", [])], ["-shared"])
+
+
+Jobs = Sequence[tuple[Path, Sequence[str]]]
+
+
+def link(name: str, jobs: Jobs, flags: Sequence[str]) -> Path:
+    """Links a library of compiled sources, each with flags of its own. The emulator itself is built
+    without sanitizers, because its accesses are not those of the kernels."""
+    jobs = [*jobs, *((path, []) for path in RUNTIME)]
+    # The largest sources first: no core waits for one that has begun last.
+    jobs.sort(key=lambda job: job[0].suffix != ".cu")
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = list(pool.map(lambda job: compile_object(*job), jobs))
+    return _make(name, [compiler(), *flags, "-ldl", *map(str, objects)], objects)
+
+
+def compile_object(source: Path, flags: Sequence[str]) -> Path:
+    """The object of a source. The folders of headers in its own flags come first."""
+    command = [compiler(), *flags, *FLAGS, "-MMD", "-x", "c++", "-c", str(source)]
+    return _make(source.stem + ".o", command)
+
+
+def _make(name: str, command: Sequence[str], inputs: Sequence[Path] = ()) -> Path:
+    """The output of a command. ``inputs`` are what it reads beside the files of -MMD."""
+    key = hashlib.sha256("\0".join([_version(), *command]).encode()).hexdigest()[:16]
+    output = CACHE / key / name
+    digests, unfinished = output.with_suffix(".sha256"), output.with_suffix(".part")
+    with _only_maker(output.parent):
+        if not (output.exists() and _are_current(digests)):
+            digests.unlink(missing_ok=True)
+            start = time.time()
+            _run([*command, "-o", str(unfinished)])
+            unfinished.rename(output)
+            _write_digests(digests, [*inputs, *_files_read(output.with_suffix(".d"))], start)
+    return output
+
+
+def _files_read(dependencies: Path) -> list[Path]:
+    """The files in the makefile rule of -MMD, if there is one."""
+    if not dependencies.exists():
+        return []
+    _, *files = shlex.split(dependencies.read_text().replace("\\\n", " "))
+    return [Path(file) for file in files]
+
+
+def _write_digests(digests: Path, files: Iterable[Path], start: float) -> None:
+    """Records the files' contents, unless one was changed while the command ran: then it is not
+    known which content the command has read."""
+    files = list(files)
+    if all(file.stat().st_mtime < start for file in files):
+        digests.write_text("".join(f"{_digest(file)} {file}\n" for file in files))
+
+
+def _are_current(digests: Path) -> bool:
+    """Whether files have the contents that were recorded."""
+    if not digests.exists():
+        return False
+    lines = (line.split(" ", 1) for line in digests.read_text().splitlines())
+    return all(_digest(Path(file)) == digest for digest, file in lines)
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else "missing"
+
+
+@functools.cache
+def _version() -> str:
+    return _run([compiler(), "--version"])
 
 
 def _run(command: Sequence[str]) -> str:
@@ -118,68 +189,34 @@ def _run(command: Sequence[str]) -> str:
     return done.stdout
 
 
-@functools.cache
-def _state() -> bytes:
-    """A digest of the compiler and of every file that a compilation may read."""
-    digest = hashlib.sha256(_run([compiler(), "--version"]).encode())
-    folders = [HERE, PLANTED, *(ROOT / "csrc" / name for name in ("c_api", "cuda", "include"))]
-    for folder in folders:
-        for path in sorted(folder.rglob("*")):
-            if path.suffix in (".h", ".def", ".cpp", ".cu"):
-                digest.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
-    return digest.digest()
-
-
-@functools.cache
-def _folder() -> Path:
-    """The folder of this state of the sources. The first use in a process marks it as used, and
-    deletes folders that were not used for long; another process may be deleting them too."""
-    folder = CACHE / hashlib.sha256(_state()).hexdigest()[:16]
-    folder.mkdir(parents=True, exist_ok=True)
-    os.utime(folder)
-    for other in CACHE.iterdir():
-        with suppress(OSError):
-            if other.stat().st_mtime < time.time() - KEPT_SECONDS:
-                shutil.rmtree(other)
-    return folder
-
-
-def _output(name: str, command: Sequence[str]) -> Path:
-    key = hashlib.sha256("\0".join(command).encode()).hexdigest()[:16]
-    return _folder() / key / name
-
-
 @contextmanager
-def _only_maker(output: Path) -> Iterator[None]:
-    """A lock, so that test processes that want the same library compile each object once."""
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with open(output.parent / "lock", "w") as lock:
+def _only_maker(folder: Path) -> Iterator[None]:
+    """A lock, so that processes that want the same library compile each object once."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def _make(name: str, command: Sequence[str]) -> Path:
-    output = _output(name, command)
-    with _only_maker(output):
-        if not output.exists():
-            unfinished = output.with_suffix(".part")
-            _run([*command, "-o", str(unfinished)])
-            unfinished.rename(output)
-    return output
+TARGETS = {
+    **{name: partial(emulator_library, name) for name in SANITIZERS},
+    **{f"planted_{name}": partial(planted_program, name) for name in SANITIZERS},
+    "atomics": atomics_library,
+    "c_interface": c_interface_library,
+}
 
 
-def _compile(source: Path, flags: Sequence[str]) -> Path:
-    command = [compiler(), *FLAGS, *flags, "-x", "c++", "-c", str(source)]
-    return _make(source.stem + ".o", command)
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python3 -m tests.simt.emulator.build")
+    parser.add_argument(
+        "targets", nargs="+", choices=TARGETS, metavar="TARGET", help=", ".join(TARGETS)
+    )
+    for target in parser.parse_args().targets:
+        try:
+            print(TARGETS[target]())
+        except BuildError as error:
+            sys.exit(str(error))
 
 
-Jobs = Sequence[tuple[Path, Sequence[str]]]
-
-
-def _link(name: str, jobs: Jobs, flags: Sequence[str]) -> Path:
-    """Links a library of compiled sources, each with flags of its own. The emulator itself is built
-    without sanitizers, because its accesses are not those of the kernels."""
-    jobs = [*jobs, *((path, []) for path in RUNTIME)]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        objects = list(pool.map(lambda job: _compile(*job), jobs))
-        return _make(name, [compiler(), *flags, "-ldl", *map(str, objects)])
+if __name__ == "__main__":
+    main()
