@@ -1,4 +1,8 @@
-"""tools/tune.cu over the emulator, with tiny shapes and a clock that ticks once an event."""
+"""tools/tune.cu over the emulator, with tiny shapes and a clock that ticks once an event.
+
+It runs with ``--exhaustive`` alone: the tool has its own copies of the kernels, which compile for
+minutes.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,6 @@ import csv
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,13 +19,12 @@ sys.path.append(str(ROOT / "tests"))
 
 from simt.emulator import build  # noqa: E402
 
+pytestmark = pytest.mark.exhaustive
+
 TOOL = ROOT / "tools"
 SOURCES = [TOOL / "tune.cu", *sorted((TOOL / "tune").glob("*.c*"))]
 #: The headers of tests/tools/emulated come before the emulator's, and include them.
-FLAGS = [
-    *(f"-I{Path(__file__).parent / 'emulated'}", *build.FLAGS, "-O1", "-g0"),
-    *(f"-I{TOOL}", f"-I{ROOT / 'csrc'}"),
-]
+FLAGS = [f"-I{Path(__file__).parent / 'emulated'}", f"-I{TOOL}", f"-I{ROOT / 'csrc'}"]
 COLUMNS = (
     "op,direction,dtype,rows,cols,width,elements,threads,row_threads,blocks,partitions,segment,"
     "fixed,is_incumbent,median_us,copy_us,share_of_copy,bytes,difference,error"
@@ -30,30 +32,13 @@ COLUMNS = (
 Row = dict[str, str]
 
 
-def compiled(sources: Sequence[Path], folder: Path) -> list[Path]:
-    def compile_one(source: Path) -> Path:
-        output = folder / f"{source.stem}.o"
-        command = [build.compiler(), *FLAGS, "-x", "c++", "-c", str(source), "-o", str(output)]
-        subprocess.run(command, check=True, capture_output=True, text=True)
-        return output
-
-    with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(compile_one, sources))
-
-
-def linked(objects: Sequence[Path], program: Path) -> Path:
-    subprocess.run([build.compiler(), *map(str, objects), "-ldl", "-o", str(program)], check=True)
-    return program
+def linked(name: str, sources: Sequence[Path]) -> Path:
+    return build.link(name, [(source, FLAGS) for source in sources], [])
 
 
 @pytest.fixture(scope="module")
-def objects(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    return compiled([*SOURCES, *build.RUNTIME], tmp_path_factory.mktemp("tune"))
-
-
-@pytest.fixture(scope="module")
-def program(objects: list[Path]) -> Path:
-    return linked(objects, objects[0].with_name("tune"))
+def program() -> Path:
+    return linked("tune", SOURCES)
 
 
 @pytest.fixture
@@ -72,12 +57,17 @@ def rows_of(path: Path) -> list[Row]:
 
 
 @pytest.fixture(scope="module")
-def smoke(program: Path) -> list[Row]:
+def smoke_table(program: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Rows of up to 100 KB: all kinds of kernels, but not the longest rows."""
-    table = program.with_name("smoke.csv")
+    table = tmp_path_factory.mktemp("tune") / "smoke.csv"
     command = [str(program), "--smoke", "--largest", "100000", "--csv", str(table)]
     subprocess.run(command, check=True, capture_output=True, timeout=600)
-    return rows_of(table)
+    return table
+
+
+@pytest.fixture(scope="module")
+def smoke(smoke_table: Path) -> list[Row]:
+    return rows_of(smoke_table)
 
 
 def test_every_kernel_agrees_with_the_one_that_the_tables_choose(smoke):
@@ -146,8 +136,8 @@ def test_a_question_has_one_incumbent_and_no_plan_twice(smoke):
     assert set(incumbents) == {case[: len(shape)] for case in cases}
 
 
-def test_its_table_is_read_by_pick_policy(smoke, program):
-    command = [sys.executable, str(TOOL / "pick_policy.py"), str(program.with_name("smoke.csv"))]
+def test_its_table_is_read_by_pick_policy(smoke_table):
+    command = [sys.executable, str(TOOL / "pick_policy.py"), str(smoke_table)]
     done = subprocess.run(command, capture_output=True, text=True)
     # Every share is the same, so that every incumbent stays.
     assert done.returncode == 0 and done.stderr == "" and "100 % of a copy" in done.stdout
@@ -177,13 +167,14 @@ LAUNCH = ": launch_plan<T, kWidth>(forward_of(q, memory), plan);"
 PLANTED = ": is_log(q) ? Status{719} : device::kSuccess;"
 
 
-def test_a_candidate_that_is_wrong_or_fails_has_an_error_and_no_time(objects, tune, tmp_path):
-    text = (TOOL / "tune" / "softmax.cu").read_text()
-    assert text.count(LAUNCH) == 1
-    source = tmp_path / "softmax.cu"
-    source.write_text(text.replace(LAUNCH, PLANTED))
-    others = [path for path in objects if path.stem != "softmax"]
-    planted = linked([*others, *compiled([source], tmp_path)], tmp_path / "planted")
+def test_a_candidate_that_is_wrong_or_fails_has_an_error_and_no_time(tune, tmp_path):
+    softmax = TOOL / "tune" / "softmax.cu"
+    assert softmax.read_text().count(LAUNCH) == 1
+    # Objects are kept by the paths of their sources.
+    source = build.CACHE / "planted_tune" / "softmax.cu"
+    source.parent.mkdir(exist_ok=True)
+    source.write_text(softmax.read_text().replace(LAUNCH, PLANTED))
+    planted = linked("planted_tune", [source if path == softmax else path for path in SOURCES])
     done = tune("--smoke", "--largest", "400", "--csv", "out.csv", program=planted)
     assert done.returncode == 1
     wrong = [row for row in rows_of(tmp_path / "out.csv") if row["error"] or not row["median_us"]]
