@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from .cases.rows import Arrays
 from .emulator import build
 from .emulator.library import SCHEDULES, Config, Emulator
 from .families import AnyCase
+from .judge import same_bits
 from .sanitized import run_sanitized
 
 _FOLDER = Path(__file__).parent
@@ -32,10 +33,23 @@ def emulator(plain: Emulator) -> Iterator[Emulator]:
 
 
 @pytest.fixture
-def schedules(request: pytest.FixtureRequest) -> list[Config]:
-    """All with ``--exhaustive``; otherwise two that differ in every setting."""
-    names = SCHEDULES if request.config.getoption("exhaustive") else ("fifo", "random_7f")
-    return [SCHEDULES[name] for name in names]
+def in_any_order(emulator: Emulator, request: pytest.FixtureRequest) -> Callable[..., Arrays]:
+    """Runs a case in the default order of threads and blocks, and in others: in all with
+    ``--exhaustive``, otherwise in one that differs in every setting. Returns its outputs, of which
+    no order, and none of the further configurations, may change a bit."""
+    exhaustive = request.config.getoption("exhaustive")
+    names = ("lifo", "random", "random_7f") if exhaustive else ("random_7f",)
+
+    def run(case: AnyCase, given: Arrays | None = None, *further: Config) -> Arrays:
+        emulator.configure(Config())
+        first = families.run(emulator, case, given)
+        for config in (*(SCHEDULES[name] for name in names), *further):
+            emulator.configure(config)
+            assert same_bits(families.run(emulator, case, given), first), case
+        emulator.configure(Config())
+        return first
+
+    return run
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -80,8 +80,7 @@ def boundary_cases(emulator: Emulator, base: RowsCase, elements: int = 1000) -> 
 
 def racing_cases(emulator: Emulator) -> list[AnyCase]:
     """Few and small cases for a slow build: each kernel once."""
-    once = [case for module in _MODULES.values() for case in _each_kernel_once(emulator, module)]
-    return [*once, *cluster_cases(emulator)]
+    return [*_racing_cases(emulator, _MODULES.values()), *cluster_cases(emulator)]
 
 
 def cluster_cases(emulator: Emulator) -> list[AnyCase]:
@@ -94,15 +93,20 @@ def sanitized_cases(emulator: Emulator) -> list[AnyCase]:
     """The softmax and the norm of rows at every boundary. The other families have more elaborate
     kernels over the same tiles: each of them once."""
     others = (spatial_cases, spatial_norm_cases, masked_cases, stack_cases, statistics_cases)
-    once = [case for module in others for case in _each_kernel_once(emulator, module)]
     rows = (row_cases, norm_cases)
     boundaries = [case for module in rows for case in module.all_boundary_cases(emulator)]
-    return [*boundaries, *once, *cluster_cases(emulator)]
+    return [*boundaries, *_racing_cases(emulator, others), *cluster_cases(emulator)]
 
 
-def _each_kernel_once(emulator: Emulator, module: ModuleType) -> Iterator[AnyCase]:
+def _racing_cases(emulator: Emulator, modules: Iterable[ModuleType]) -> Iterator[AnyCase]:
+    for module in modules:
+        yield from each_kernel_once(emulator, module.racing_candidates(emulator))
+
+
+def each_kernel_once(emulator: Emulator, cases: Iterable[AnyCase]) -> Iterator[AnyCase]:
+    """Those of the cases that reach a kernel which none before them reaches."""
     reached: set[str] = set()
-    for case in module.racing_candidates(emulator):
+    for case in cases:
         kernels = emulator.kernels_of(prepared_args(emulator, case))
         if not kernels <= reached:
             yield case

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -23,27 +24,26 @@ GROUPS = families.groups()
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_errors_are_within_their_bounds_at_every_length_that_changes_a_launch(emulator, group):
+def test_errors_are_within_their_bounds_at_every_length_that_changes_a_launch(
+    emulator, group, request
+):
     judge = Judge()
+    elements = 20_000 if request.config.getoption("exhaustive") else 1000
     for base in GROUPS[group]:
-        for case in families.boundary_cases(emulator, base, elements=20_000):
+        for case in families.boundary_cases(emulator, base, elements):
             given = families.inputs(case)
             judge.add(case, given, families.run(emulator, case, given))
     judge.conclude()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("group", GROUPS)
-def test_the_order_of_threads_and_blocks_and_unwritten_memory_change_no_bit(
-    emulator, schedules, group
+def test_the_order_of_threads_and_blocks_changes_no_bit_at_any_of_these_lengths(
+    emulator, in_any_order, group
 ):
     for base in GROUPS[group]:
         for case in families.boundary_cases(emulator, base):
-            given = families.inputs(case)
-            results = []
-            for schedule in schedules:
-                emulator.configure(schedule)
-                results.append(families.run(emulator, case, given))
-            assert all(same_bits(results[0], result) for result in results), case
+            in_any_order(case, families.inputs(case))
 
 
 def without_what_rows_share(case: RowsCase) -> RowsCase:
@@ -53,27 +53,36 @@ def without_what_rows_share(case: RowsCase) -> RowsCase:
     return case
 
 
+@pytest.fixture
+def batches(emulator, group, request) -> list[RowsCase]:
+    """A group's cases at each of these lengths; without ``--exhaustive`` one for each kernel."""
+    at_lengths = (families.boundary_cases(emulator, base) for base in GROUPS[group])
+    cases = list(map(without_what_rows_share, chain.from_iterable(at_lengths)))
+    every = request.config.getoption("exhaustive")
+    return cases if every else list(families.each_kernel_once(emulator, cases))
+
+
 @pytest.mark.parametrize("group", GROUPS)
-def test_a_row_alone_and_in_a_batch_has_equal_bits(emulator, group):
+def test_a_row_alone_and_in_a_batch_has_equal_bits(emulator, group, batches):
     columns = ("weight", "bias")
-    for base in GROUPS[group]:
-        for case in map(without_what_rows_share, families.boundary_cases(emulator, base)):
-            given = families.inputs(case)
-            batch = families.run(emulator, case, given)
-            for row in (0, case.rows - 2):
-                one = slice(row, row + 1)
-                own = {
-                    name: values if name in columns else values[one]
-                    for name, values in given.items()
-                }
-                alone = families.run(emulator, replace(case, rows=1), own)
-                expected = {name: values[one] for name, values in batch.items()}
-                assert same_bits(alone, expected), (case, row)
+    for case in batches:
+        given = families.inputs(case)
+        batch = families.run(emulator, case, given)
+        for row in (0, case.rows - 2):
+            one = slice(row, row + 1)
+            own = {
+                name: values if name in columns else values[one] for name, values in given.items()
+            }
+            alone = families.run(emulator, replace(case, rows=1), own)
+            expected = {name: values[one] for name, values in batch.items()}
+            assert same_bits(alone, expected), (case, row)
 
 
-def test_every_kernel_variant_is_executed(emulator, record_property):
+def test_every_kernel_is_executed_and_no_order_of_threads_and_blocks_changes_a_bit(
+    emulator, in_any_order, record_property
+):
     for case in families.racing_cases(emulator):
-        families.run(emulator, case)
+        in_any_order(case)
     instantiated = inventory.instantiated_kernels(build.emulator_library("plain"))
     table = inventory.coverage_table(emulator.executed(), instantiated)
     record_property("CUDA kernels executed on the emulator", table)

@@ -14,7 +14,7 @@ from fusedops import reference
 from . import philox
 from .cases.norm import KINDS, OPS, SEED, NormCase, Prepared, inputs, run, statistics
 from .cases.rows import decode, encode
-from .emulator.library import DTYPES, SCHEDULES, VECTOR_BYTES, Config, EmulatorError
+from .emulator.library import DTYPES, VECTOR_BYTES, Config, EmulatorError
 from .judge import Judge, same_bits, tensor
 
 FORWARD, BACKWARD = OPS
@@ -100,14 +100,11 @@ def test_every_scope_of_a_row_gives_gradients_within_their_bounds(
     [("bfloat16", 8, 8200), ("float32", 4, 8196), ("float16", 2, 4098), ("float64", 1, 2049)],
 )
 def test_no_schedule_changes_a_bit_of_sums_over_rows_and_no_other_row_one_of_a_gradient(
-    emulator, dtype, width, cols, adds, clusters
+    emulator, in_any_order, dtype, width, cols, adds, clusters
 ):
     case = NormCase(BACKWARD, dtype, 9, cols, width, adds, clusters=clusters)
     given = inputs(case)
-    first = run(emulator, case, given)
-    for schedule in SCHEDULES.values():
-        emulator.configure(schedule)
-        assert same_bits(run(emulator, case, given), first)
+    first = in_any_order(case, given)
     of_rows = {name for name, values in given.items() if len(values) == case.rows}
     last = {name: given[name][-1:] if name in of_rows else given[name] for name in given}
     alone = run(emulator, replace(case, rows=1), last)

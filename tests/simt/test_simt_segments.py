@@ -15,7 +15,7 @@ from .cases import norm as norm_cases
 from .cases import rows as row_cases
 from .cases.norm import KINDS, NormCase
 from .cases.rows import Case, encode
-from .emulator.library import DTYPES, SCHEDULES, EmulatorError
+from .emulator.library import DTYPES, EmulatorError
 from .families import RowsCase
 from .judge import Judge, same_bits, tensor
 
@@ -75,14 +75,11 @@ def test_segments_double_with_the_row_and_are_never_more_than_1024(emulator):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("cols, width", [(3 * SEGMENT + 1, 1), (9 * SEGMENT + 8, 8)])
-def test_no_schedule_and_no_other_row_changes_a_bit(emulator, dtype, cols, width):
+def test_no_schedule_and_no_other_row_changes_a_bit(emulator, in_any_order, dtype, cols, width):
     for case in long_cases(cols, 3, width, dtype):
         case = replace(case, p=0.0) if isinstance(case, NormCase) else case
         given = families.inputs(case)
-        first = families.run(emulator, case, given)
-        for schedule in SCHEDULES.values():
-            emulator.configure(schedule)
-            assert same_bits(families.run(emulator, case, given), first), case
+        first = in_any_order(case, given)
         of_rows = {name for name, values in given.items() if len(values) == case.rows}
         last = {name: given[name][-1:] if name in of_rows else given[name] for name in given}
         alone = families.run(emulator, replace(case, rows=1), last)
