@@ -4,6 +4,7 @@ import contextlib
 import subprocess
 import sys
 import warnings
+from collections import defaultdict
 
 import pytest
 import torch
@@ -178,13 +179,31 @@ def samples():
     yield ops.layer_norm, (x[..., ::2], [4], None, None, 1e-5)
 
 
-SAMPLES = list(samples())
+CALLS = defaultdict(list)
+for op, args in samples():
+    CALLS[op.default].append(args)
 
 
-@pytest.mark.parametrize("index", range(len(SAMPLES)))
-def test_opcheck(index):
-    op, args = SAMPLES[index]
-    torch.library.opcheck(op, args)
+def records_a_gradient(args):
+    return any(isinstance(value, torch.Tensor) and value.requires_grad for value in args)
+
+
+@pytest.mark.parametrize("op", CALLS, ids=str)
+def test_opcheck_finds_nothing_in_a_call(op):
+    torch.library.opcheck(op, max(CALLS[op], key=records_a_gradient))
+
+
+@pytest.mark.parametrize("op", CALLS, ids=str)
+def test_schema_and_fake_are_right_for_every_call(op):
+    for args in CALLS[op]:
+        torch.library.opcheck(op, args, test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("op", CALLS, ids=str)
+def test_opcheck_finds_nothing_in_any_call(op):
+    for args in CALLS[op]:
+        torch.library.opcheck(op, args)
 
 
 OP_INFO = {
