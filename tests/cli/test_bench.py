@@ -16,10 +16,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-
-pytest.importorskip("rich", reason="needs the extra fusedops[bench]")
-pytest.importorskip("pandas", reason="needs the extra fusedops[bench]")
-
 from rich.console import Console
 
 from fusedops.cli import options, timing

@@ -11,9 +11,6 @@ import sys
 import pytest
 import torch
 
-pytest.importorskip("rich", reason="needs the extra fusedops[bench]")
-pytest.importorskip("pandas", reason="needs the extra fusedops[bench]")
-
 from fusedops.cli.bench import arguments, host
 from fusedops.cli.errors import UsageError
 

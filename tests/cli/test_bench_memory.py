@@ -10,9 +10,6 @@ import sys
 import pytest
 import torch
 
-pytest.importorskip("rich", reason="needs the extra fusedops[bench]")
-pytest.importorskip("pandas", reason="needs the extra fusedops[bench]")
-
 from fusedops.cli.bench import cases, memory
 from fusedops.cli.bench.operators import OPERATORS
 
@@ -161,6 +158,7 @@ print((status("VmHWM") - before) / case.input_bytes)
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("provider", "inputs"), [(memory.EAGER, 2), (memory.OURS, 1), (memory.OURS_IN_PLACE, 0)]
 )

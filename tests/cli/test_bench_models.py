@@ -13,12 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch._inductor.exc import InductorError
-
-pytest.importorskip("rich", reason="needs the extra fusedops[bench]")
-pytest.importorskip("pandas", reason="needs the extra fusedops[bench]")
-
 from rich.console import Console
+from torch._inductor.exc import InductorError
 
 from fusedops.cli.bench import command as bench
 from fusedops.cli.bench import models, peers, report, sites
@@ -72,6 +68,7 @@ def test_a_step_that_draws_random_numbers_counts_as_random_even_if_it_drops_none
     assert models._is_random(step("seldom", mode)) == draws
 
 
+@pytest.mark.exhaustive
 def test_csv_holds_one_row_for_each_model_and_mode(tmp_path):
     file = tmp_path / "models.csv"
     command = "bench --quick --models nn.MultiheadAttention --length 16 --width 128 --csv"
@@ -245,6 +242,7 @@ def test_a_peer_runs_what_torch_captures(name):
         torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.exhaustive
 def test_a_step_that_inductor_cannot_compile_is_named_and_the_others_are_measured(
     monkeypatch, capsys
 ):

@@ -14,9 +14,6 @@ import pytest
 import torch
 import torch._inductor.config as inductor_config
 
-pytest.importorskip("rich", reason="needs the extra fusedops[tune]")
-pytest.importorskip("pandas", reason="needs the extra fusedops[tune]")
-
 from fusedops.cli.bench import command as bench
 from fusedops.cli.tune import command as tune
 from fusedops.cli.tune import graphs, measurement

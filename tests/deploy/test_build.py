@@ -198,6 +198,7 @@ def test_architectures_follow_torchs_variable_and_wrong_ones_are_named(tmp_path)
     assert "TORCH_CUDA_ARCH_LIST has 'nine', wanted versions such as 8.0" in result.stderr
 
 
+@pytest.mark.exhaustive
 def test_a_killed_build_resumes_where_it_was(tmp_path):
     build = ["cmake", "--build", str(tmp_path), "-j1", "--target", "fusedops_cpu_launch"]
     assert configure(tmp_path, "-G", "Ninja", "-DFUSEDOPS_BUILD_CUDA=0").returncode == 0

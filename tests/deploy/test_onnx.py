@@ -225,6 +225,7 @@ def test_an_op_gives_the_same_in_onnx_runtime(name, computed):
         torch.testing.assert_close(actual, expected, rtol=rtol, atol=atol, equal_nan=True)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("opset_version", range(18, 23))
 def test_every_op_gives_the_same_in_older_opsets(opset_version):
     inputs, model = make_inputs(torch.float32), Calls(OPS)
@@ -316,6 +317,7 @@ def sentences(batch):
     return {"input_ids": torch.randint(0, 64, (batch, 8)), "attention_mask": mask}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", MODELS)
 def test_a_rewritten_model_runs_in_onnx_runtime_at_two_batch_sizes(name, tmp_path):
     build, operators = MODELS[name]

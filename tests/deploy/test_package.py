@@ -61,6 +61,7 @@ def package(path):
     return torch._inductor.aoti_load_package(str(path))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("batch", [1, 3, 7])
 def test_a_package_gives_eagers_results_for_every_batch(package, model, batch):
     inputs = _inputs(batch)
@@ -69,6 +70,7 @@ def test_a_package_gives_eagers_results_for_every_batch(package, model, batch):
         torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.exhaustive
 def test_a_package_calls_the_kernels_and_writes_over_scores_that_nothing_else_needs(package):
     inputs = _inputs(3)
     with torch.profiler.profile() as profile:
@@ -84,6 +86,7 @@ def test_a_package_calls_the_kernels_and_writes_over_scores_that_nothing_else_ne
     ]
 
 
+@pytest.mark.exhaustive
 def test_a_package_asks_python_for_no_derivative(package):
     x, mask = _inputs(3)
     output, _ = package(x.requires_grad_(), mask)
@@ -97,6 +100,7 @@ class _EveryDtype(nn.Module):
         return *softmaxes, fusedops.masked_softmax(x, causal=True, dtype=torch.float32)
 
 
+@pytest.mark.exhaustive
 def test_a_package_gives_the_dtypes_that_are_asked_for(tmp_path):
     # AOTInductor of torch 2.10 and 2.11 reads other dtypes than it wrote.
     x = torch.randn(8, 8, dtype=torch.bfloat16)
@@ -107,6 +111,7 @@ def test_a_package_gives_the_dtypes_that_are_asked_for(tmp_path):
         assert ours.dtype == eager.dtype and torch.equal(ours, eager)
 
 
+@pytest.mark.exhaustive
 def test_a_rewritten_program_packages_as_it_is_and_other_passes_and_options_stay(tmp_path):
     class Count(CustomGraphPass):
         seen = 0
@@ -165,6 +170,7 @@ def loaded_without_fusedops(expression: str) -> subprocess.CompletedProcess[str]
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
 
 
+@pytest.mark.exhaustive
 def test_a_package_loaded_without_the_import_names_the_operator(path):
     # torch 2.10 loads no package before this submodule is imported, which `import fusedops` does.
     import_and_load = (

@@ -14,17 +14,23 @@ from distributed.launch import LIMIT, ROOT, failures
 
 
 @pytest.mark.parametrize(
-    "modules", [("ops", "autograd", "refusals"), ("models", "compiled", "communication")]
+    "modules",
+    [
+        ("ops", "autograd", "refusals"),
+        pytest.param(("models", "compiled", "communication"), marks=pytest.mark.exhaustive),
+    ],
 )
 def test_two_processes(modules, tmp_path):
     assert failures(modules, 2, tmp_path) == ""
 
 
+@pytest.mark.exhaustive
 def test_four_processes(tmp_path):
     modules = ("ops", "autograd", "models", "two_dimensions", "communication")
     assert failures(modules, 4, tmp_path) == ""
 
 
+@pytest.mark.exhaustive
 def test_one_process(tmp_path):
     assert failures(("autograd", "refusals"), 1, tmp_path) == ""
 
@@ -72,6 +78,7 @@ def test_an_import_does_not_load_dtensor():
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=LIMIT).returncode == 0
 
 
+@pytest.mark.exhaustive
 def test_the_example_has_the_loss_of_one_process():
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
     finished = subprocess.run(

@@ -13,10 +13,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("sentencepiece", reason="needs the extra fusedops[translation]")
-pytest.importorskip("sacrebleu", reason="needs the extra fusedops[translation]")
-pytest.importorskip("pandas", reason="needs the extra fusedops[bench]")
-
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 sys.path.insert(1, str(Path(__file__).parents[2] / "examples" / "kernel_tests"))
 sys.path.insert(2, str(Path(__file__).parents[2] / "tools"))

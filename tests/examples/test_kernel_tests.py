@@ -19,6 +19,7 @@ TESTS = [
 ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("test", TESTS, ids=lambda test: test.name)
 def test_every_provider_agrees_with_the_primitives(test):
     inputs = next(comparison.cases(test, "cpu", 1))

@@ -78,6 +78,7 @@ def losses_of(trainer, epochs, folder, every=100):
 # --- training -------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_without_dropout_the_modes_have_the_same_losses_and_all_learn(trainer_of, tmp_path):
     # Rounding differs, and Adam's first steps, of the learning rate's size whatever the gradient's,
     # amplify it where a gradient is almost zero: 1e-5 after twenty steps here.
@@ -91,6 +92,7 @@ def test_without_dropout_the_modes_have_the_same_losses_and_all_learn(trainer_of
     assert losses["false"][-STEPS:].mean() < 0.8 * losses["false"][0]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("mode", ["false", "true"])
 def test_with_dropout_and_in_bfloat16_the_loss_falls(trainer_of, tmp_path, mode):
     trainer = trainer_of(mode)
@@ -99,6 +101,7 @@ def test_with_dropout_and_in_bfloat16_the_loss_falls(trainer_of, tmp_path, mode)
     assert sum(losses[-STEPS:]) < 0.85 * sum(losses[:STEPS])
 
 
+@pytest.mark.exhaustive
 def test_compile_replaces_every_softmax_and_norm_but_that_of_the_cross_entropy(trainer_of):
     trainer = trainer_of("false")
     report = fusedops.explain(trainer.model.loss, trainer.inputs[:16], trainer.labels[:16])
@@ -109,6 +112,7 @@ def test_compile_replaces_every_softmax_and_norm_but_that_of_the_cross_entropy(t
     )
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_is_killed_after_any_step_resumes_bit_for_bit(trainer_of, tmp_path):
     for mode in ("false", "true"):
         expected = losses_of(trainer_of(mode), 2, tmp_path / mode)
@@ -125,6 +129,7 @@ def test_a_run_that_is_killed_after_any_step_resumes_bit_for_bit(trainer_of, tmp
             assert losses_of(trainer, 2, tmp_path / mode, every=2) == expected
 
 
+@pytest.mark.exhaustive
 def test_a_compiled_run_resumes_bit_for_bit(trainer_of, tmp_path):
     trainer, checkpoints = trainer_of("compile"), Checkpoints(tmp_path)
     expected = losses_of(trainer, 2, tmp_path, every=7)
@@ -293,6 +298,7 @@ def reference_beam_search(model, prompt, width):
     return [token for token in beams[0][1] if token != subwords.END]
 
 
+@pytest.mark.exhaustive
 @torch.no_grad()
 @pytest.mark.parametrize("width", [2, 3])
 def test_beam_search_finds_what_a_search_beam_by_beam_finds(translator, width):
@@ -490,6 +496,7 @@ def read_losses(folder):
         return [row["loss"] for row in csv.DictReader(file)]
 
 
+@pytest.mark.exhaustive
 def test_a_killed_process_resumes_bit_for_bit(command, tmp_path, capsys):
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     program = [sys.executable, str(ROOT / "examples" / "train_translation.py"), *command]
@@ -544,6 +551,7 @@ def test_a_batch_larger_than_the_data_is_named(command, tmp_path, capsys):
     assert "--batch-size is 4000, but an epoch has 80 pairs" in capsys.readouterr().err
 
 
+@pytest.mark.exhaustive
 def test_the_modes_side_by_side_are_written_and_drawn(toy_command, tmp_path, capsys):
     folder = tmp_path / "comparison"
     compare_translation.main([*toy_command, "--dropout", "0", "--output", str(folder)])

@@ -3,6 +3,7 @@
 import os
 import socket
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -63,6 +64,7 @@ def _worker(rank, port, results):
     os._exit(0)
 
 
+@pytest.mark.exhaustive
 def test_two_processes_give_eagers_gradients():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

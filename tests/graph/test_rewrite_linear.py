@@ -108,6 +108,7 @@ def _work(graph_module):
     return counts, len(report.sites)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("capture", [_captured, _exported, _decomposed, _with_regions])
 def test_twice_the_layers_are_twice_the_work(capture):
     (less, few), (more, many) = (_work(capture(layers)) for layers in (12, 24))

@@ -9,6 +9,7 @@ import multiprocessing
 import pytest
 import torch
 import torch.nn.functional as F
+from exhaustive import beyond
 from torch import nn
 
 import fusedops
@@ -97,7 +98,7 @@ def _differences(threads, results):
         results.update(_attention_differences())
 
 
-@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.exhaustive), 3])
+@pytest.mark.parametrize("threads", beyond([3], [1, 2, 3]))
 def test_training_of_several_graphs_gives_eagers_gradients_on_any_number_of_threads(threads):
     spawn = multiprocessing.get_context("spawn")
     with spawn.Manager() as manager:

@@ -150,6 +150,7 @@ def test_every_rms_norm_is_found_and_gives_eagers_output_and_gradients(name, rew
 ROUNDINGS = 2 * 16 + 3
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", RMS_NORM_MODELS)
 def test_a_compiled_model_in_bfloat16_is_off_by_the_roundings_of_its_tensors(name):
     """Each moves a tensor by u / sqrt(3) of its norm at most, independently of the others. No CPU

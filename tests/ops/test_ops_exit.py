@@ -36,7 +36,11 @@ sys.exit(f"exit statuses {{statuses}}" if any(statuses) else 0)
 """
 
 
-@pytest.mark.parametrize("threads, grad", [(1, False), (2, True)], ids=["inference", "training"])
+@pytest.mark.parametrize(
+    "threads, grad",
+    [(1, False), pytest.param(2, True, marks=pytest.mark.exhaustive)],
+    ids=["inference", "training"],
+)
 def test_daemon_threads_inside_an_op_do_not_abort_the_program(threads, grad):
     program = PROGRAM.format(threads=threads, grad=grad)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -8,7 +8,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-pytest.importorskip("matplotlib", reason="needs the extra fusedops[bench]")
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
 import plot_results  # noqa: E402

@@ -136,6 +136,7 @@ def as_tuple(outputs) -> tuple[torch.Tensor, ...]:
     return outputs if isinstance(outputs, (tuple, list)) else (outputs,)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("batch", [2, 5])
 def test_a_model_gives_in_cpp_what_it_gives_in_python(packaged, batch):
     inputs = packaged.inputs(batch)
@@ -148,6 +149,7 @@ def test_a_model_gives_in_cpp_what_it_gives_in_python(packaged, batch):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.exhaustive
 def test_the_process_loads_the_ops_and_no_python(packaged):
     result = packaged.run(packaged.inputs(2), LD_DEBUG="files")
     loads = result.stderr
@@ -157,12 +159,14 @@ def test_the_process_loads_the_ops_and_no_python(packaged):
     assert "libpython" not in loads and "libtorch_python" not in loads
 
 
+@pytest.mark.exhaustive
 def test_a_program_without_the_ops_is_told_which_is_missing(packaged):
     result = packaged.run(packaged.inputs(2), RUN.replace("run_package", "run_package_without_ops"))
     assert result.returncode == 1
     assert "Could not find schema for fusedops::" in result.stderr
 
 
+@pytest.mark.exhaustive
 def test_the_dispatcher_has_the_ops_in_cpp(programs):
     lines = succeed(programs / "build" / "call_ops").stdout.splitlines()
     assert lines == [
@@ -182,6 +186,7 @@ def test_the_documented_call_of_an_op_is_the_one_that_is_built():
     assert shown in (SOURCES / "call_ops.cpp").read_text()
 
 
+@pytest.mark.exhaustive
 def test_a_file_that_is_missing_is_named(packaged):
     result = packaged.run(packaged.inputs(2), RUN.replace("inputs.pt", "no.pt"))
     assert (result.returncode, result.stderr) == (1, "cannot read no.pt\n")

@@ -1,0 +1,139 @@
+"""`python -m tests.parts`: what `make test` leaves out, in parts that run on their own.
+
+Each part takes less than half an hour on two cores. With ``--since`` only those run whose sources
+the commits since then touched, the most changed lines first, as long as their usual times fit into
+``--minutes``. A table of what ran and what was left out is printed last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+PYTEST = (sys.executable, "-m", "pytest", "-q")
+#: The op tests divide rows among threads themselves; the CPU time of two workers fills two cores.
+WORKERS = ("-n", "2", "--dist", "worksteal")
+
+
+class Part(NamedTuple):
+    """One part: what it shows, its usual minutes on two cores, the sources that it is about, and
+    its commands, where words without an executable are arguments of pytest."""
+
+    shows: str
+    minutes: int
+    sources: tuple[str, ...]
+    commands: tuple[tuple[str, ...], ...]
+
+
+def _tests(*arguments: str, exhaustive: bool = True) -> tuple[str, ...]:
+    return (*PYTEST, *WORKERS, *(["--exhaustive"] if exhaustive else []), *arguments)
+
+
+PARTS: dict[str, Part] = {}
+
+
+class Outcome(NamedTuple):
+    """What became of a part; ``failed`` is None where it was left out."""
+
+    part: str
+    failed: bool | None
+    said: str
+
+
+def touched_lines(since: str) -> dict[str, int]:
+    """The changed lines of every file that the commits since a date touched."""
+    command = ["git", "log", f"--since={since}", "--numstat", "--format="]
+    lines = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    changed: dict[str, int] = {}
+    for line in lines.splitlines():
+        added, removed, path = line.split("\t")
+        if added != "-":  # a binary file
+            changed[path] = changed.get(path, 0) + int(added) + int(removed)
+    return changed
+
+
+def by_relevance(changed: dict[str, int]) -> dict[str, int]:
+    """The changed lines of each part's sources, most first, without parts that have none."""
+    weights = {
+        name: sum(lines for path, lines in changed.items() if path.startswith(part.sources))
+        for name, part in PARTS.items()
+    }
+    return {
+        name: weights[name]
+        for name in sorted(weights, key=weights.get, reverse=True)
+        if weights[name]
+    }
+
+
+def run(name: str) -> Outcome:
+    """Runs a part's commands. One that takes three times as long as usual is ended."""
+    part, start = PARTS[name], time.monotonic()
+    failed = []
+    for command in part.commands:
+        print(f"--- {name}: {' '.join(command)}", flush=True)
+        left = 3 * 60 * part.minutes - (time.monotonic() - start)
+        try:
+            code = subprocess.run(command, cwd=ROOT, timeout=max(left, 1)).returncode
+        except subprocess.TimeoutExpired:
+            code = "the time is over"
+        if code:
+            failed.append(f"{' '.join(command[2:])}: {code}")
+    seconds = time.monotonic() - start
+    return Outcome(name, bool(failed), f"{seconds:5.0f} s  {'; '.join(failed) or 'passed'}")
+
+
+def chosen(
+    wanted: Sequence[str], since: str | None, minutes: float
+) -> tuple[list[str], list[Outcome]]:
+    """The parts to run, in order, and those that are left out."""
+    if since is None:
+        return list(wanted or PARTS), []
+    relevant, run_now, left_out = by_relevance(touched_lines(since)), [], []
+    for name in [*relevant, *(name for name in PARTS if name not in relevant)]:
+        if name not in relevant:
+            left_out.append(Outcome(name, None, "nothing that it is about was touched"))
+        elif PARTS[name].minutes > minutes:
+            left_out.append(
+                Outcome(name, None, f"needs {PARTS[name].minutes} of {minutes:.0f} minutes")
+            )
+        else:
+            run_now.append(name)
+            minutes -= PARTS[name].minutes
+    return run_now, left_out
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 1 where a part failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.parts", description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help="all if none is named")
+    parser.add_argument("--list", action="store_true", help="say what each part shows")
+    parser.add_argument("--since", metavar="DATE", help="parts that commits since then touched")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="for --since")
+    parser.add_argument("--coverage", action="store_true", help="add what runs to .coverage")
+    args = parser.parse_args(argv)
+    if unknown := set(args.parts) - set(PARTS):
+        parser.error(f"no part {', '.join(sorted(unknown))}, wanted {', '.join(PARTS)}")
+    if args.list:
+        print(
+            "\n".join(
+                f"{name:12} {part.minutes:2} min  {part.shows}" for name, part in PARTS.items()
+            )
+        )
+        return 0
+    names, left_out = chosen(args.parts, args.since, args.minutes)
+    outcomes = [run(name) for name in names] + left_out
+    for name, failed, said in outcomes:
+        print(
+            f"{name:12} {'FAILED' if failed else 'left out' if failed is None else 'ran':8} {said}"
+        )
+    return int(any(outcome.failed for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

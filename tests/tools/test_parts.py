@@ -1,0 +1,63 @@
+"""`python -m tests.parts` leaves no test out, and runs first what the commits are about."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import parts
+
+TESTS = Path(__file__).parents[1]
+
+
+def fake_part(minutes, source, *codes):
+    commands = tuple((sys.executable, "-c", f"raise SystemExit({code})") for code in codes)
+    return parts.Part("", minutes, (source,), commands)
+
+
+@pytest.fixture
+def three_parts(monkeypatch):
+    those = {"a": fake_part(1, "a/", 0), "b": fake_part(9, "b/", 3, 0), "c": fake_part(1, "c/", 0)}
+    monkeypatch.setattr(parts, "PARTS", those)
+
+
+def test_every_test_is_in_a_part():
+    named = [word for part in parts.PARTS.values() for command in part.commands for word in command]
+    named = tuple(word for word in named if word.startswith("tests/"))
+    for path in TESTS.rglob("test_*.py"):
+        assert str(path.relative_to(TESTS.parent)).startswith(named), path
+
+
+def test_every_source_of_a_part_exists():
+    for part in parts.PARTS.values():
+        assert part.minutes <= 30
+        for prefix in part.sources:
+            assert list(TESTS.parent.glob(f"{prefix}*")), prefix
+
+
+def test_parts_with_most_changed_lines_come_first_while_they_fit(three_parts, monkeypatch):
+    monkeypatch.setattr(parts, "touched_lines", lambda since: {"a/x": 5, "b/y": 90, "a/z": 2})
+    for minutes, expected in ((10, ["b", "a"]), (9, ["b"]), (8, ["a"]), (0.5, [])):
+        names, left_out = parts.chosen([], "1.day", minutes)
+        assert names == expected
+        assert sorted([*names, *(outcome.part for outcome in left_out)]) == ["a", "b", "c"]
+
+
+def test_a_part_that_fails_is_named_and_the_others_run(three_parts, capfd):
+    assert parts.main([]) == 1
+    lines = capfd.readouterr().out.splitlines()[-3:]
+    assert [line.split()[:2] for line in lines] == [["a", "ran"], ["b", "FAILED"], ["c", "ran"]]
+    assert parts.main(["a", "c"]) == 0
+
+
+def test_an_unknown_part_is_refused(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        parts.main(["nothing"])
+    assert "no part nothing, wanted ops" in capsys.readouterr().err
+
+
+def test_the_lines_that_commits_touch_are_those_of_git():
+    changed = parts.touched_lines("50.years")
+    assert changed["Makefile"] > 100 and all(isinstance(lines, int) for lines in changed.values())
