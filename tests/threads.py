@@ -16,13 +16,11 @@ COUNTS = (1, 2, 3)
 #: Tests of kernels that run in this process and leave the number of threads to the caller.
 OP_TESTS = (
     "test_add_norm",
-    "test_layer_norm_grad",
-    "test_layer_norm_values",
     "test_masked_softmax_grad",
     "test_masked_softmax_values",
     "test_nn",
+    "test_norm",
     "test_ops_layout",
-    "test_rms_norm",
     "test_softmax_dims",
     "test_softmax_dropout",
     "test_softmax_grad",
@@ -30,7 +28,6 @@ OP_TESTS = (
     "test_softmax_stats",
     "test_softmax_values",
     "test_stack_ops",
-    "test_std_norm",
 )
 
 

@@ -5,11 +5,9 @@ import pytest
 import torch
 from lengths import AT_EVERY_PLAN, ONE_OF_EACH_KERNEL, rows_for
 from oracle import DTYPES, relative_error, same_bits
-from test_layer_norm_grad import exact_gradients, gradients
+from test_norm import NORMS, gradients
 from test_softmax_grad import GRADIENT_BOUNDS, OPS
 from torch.autograd import gradcheck, gradgradcheck
-
-import fusedops
 
 # Rows that fill less than a block, one wave of blocks, and many rounds of each block.
 ROWS = [1, 3, 264, 3000]
@@ -47,7 +45,7 @@ def test_layer_norm_gradients_are_within_their_bounds_and_typical(dtype, cols, r
         rows = 4_000_000 // cols
     x, grad = torch.randn(2, rows, cols).to(dtype)
     w, b = torch.randn(2, cols).to(dtype)
-    ours = gradients(fusedops.layer_norm, x.cuda(), [cols], w.cuda(), b.cuda(), grad.cuda())
+    ours = gradients(NORMS["layer_norm"], [t.cuda() for t in (x, w, b)], grad.cuda())
     wanted = bounds.norm_gradients("layer_norm", x, w, grad, 1e-5)
     for actual, bound in zip(ours, wanted, strict=True):
         bounds.assert_typical(actual, bound.rounded_to(dtype))
@@ -57,9 +55,9 @@ def test_layer_norm_gradients_are_within_their_bounds_and_typical(dtype, cols, r
 def test_bfloat16_parameter_gradients_are_rounded_once(shape):
     x, grad = torch.randn(2, *shape).bfloat16()
     w, b = torch.randn(2, shape[1]).bfloat16()
-    exact = exact_gradients(x, [shape[1]], w, b, grad)
-    on_gpu = x.cuda(), [shape[1]], w.cuda(), b.cuda(), grad.cuda()
-    _, grad_w, grad_b = gradients(fusedops.layer_norm, *on_gpu)
+    norm = NORMS["layer_norm"]
+    exact = gradients(norm.eager, [t.double() for t in (x, w, b)], grad.double())
+    _, grad_w, grad_b = gradients(norm, [t.cuda() for t in (x, w, b)], grad.cuda())
     assert relative_error(grad_w.cpu(), exact[1]) < 2.5e-3
     assert relative_error(grad_b.cpu(), exact[2]) < 2.5e-3
 
@@ -83,23 +81,3 @@ def test_softmax_gradcheck_and_gradgradcheck(op, dim):
     x = torch.randn(3, 4, 5, dtype=torch.float64, device="cuda", requires_grad=True)
     assert gradcheck(lambda x: OPS[op](x, dim), x)
     assert gradgradcheck(lambda x: OPS[op](x, dim), x)
-
-
-@pytest.mark.parametrize("shape", [[5], [4, 5]])
-def test_layer_norm_gradcheck_and_gradgradcheck(shape):
-    options = {"dtype": torch.float64, "device": "cuda", "requires_grad": True}
-    x, w, b = (torch.randn(size, **options) for size in ([3, 4, 5], shape, shape))
-
-    def norm(x, w, b):
-        return fusedops.layer_norm(x, shape, w, b, 1e-3)
-
-    assert gradcheck(norm, (x, w, b))
-    assert gradgradcheck(norm, (x, w, b))
-
-
-def test_no_rows_give_zero_parameter_gradients():
-    w, b = (torch.ones(8, device="cuda", requires_grad=True) for _ in range(2))
-    x = torch.randn(0, 8, device="cuda", requires_grad=True)
-    fusedops.layer_norm(x, [8], w, b).sum().backward()
-    assert x.grad.shape == (0, 8)
-    assert w.grad.tolist() == b.grad.tolist() == [0.0] * 8

@@ -1,11 +1,9 @@
-"""The tests in tests/ops of rms_norm, std_norm and the norms after a residual, with tensors on a
-GPU."""
+"""The tests in tests/ops of the norms, also after a residual, with tensors on a GPU."""
 
 import pytest
 import torch
 from test_add_norm import *  # noqa: F403
-from test_rms_norm import *  # noqa: F403
-from test_std_norm import *  # noqa: F403
+from test_norm import *  # noqa: F403
 
 
 @pytest.fixture(autouse=True)

@@ -123,9 +123,11 @@ def test_a_nan_in_a_parameter_makes_its_column_nan(dtype, other):
         parameter[place] = value
         ones = torch.ones_like(parameter)
         expected = parameter.isnan().expand(x.shape)
-        for given in ((parameter, ones), (ones, parameter)):
-            assert torch.equal(fusedops.layer_norm(x, [COLS], *given).isnan(), expected)
-        assert torch.equal(fusedops.rms_norm(x, [COLS], parameter).isnan(), expected)
+        both = ((parameter, ones), (ones, parameter))
+        for norm, given in product((fusedops.layer_norm, fusedops.std_norm), both):
+            assert torch.equal(norm(x, [COLS], *given).isnan(), expected)
+        for norm in (fusedops.rms_norm, fusedops.l2_norm):
+            assert torch.equal(norm(x, [COLS], parameter).isnan(), expected)
         _, mean, rstd = ops.layer_norm(x, [COLS], parameter, ones, 1e-5)
         mask = [True, False, False]
         grad = ops.layer_norm_backward(x, x, [COLS], mean, rstd, parameter, ones, mask)[0]
@@ -136,7 +138,7 @@ def test_a_nan_in_a_parameter_makes_its_column_nan(dtype, other):
 def test_a_nan_in_the_input_of_a_norm_makes_its_row_nan(dtype):
     x = with_nans(dtype)
     rows = x.isnan().any(-1, keepdim=True).expand(x.shape)
-    for norm in (fusedops.layer_norm, fusedops.rms_norm, fusedops.std_norm):
+    for norm in (fusedops.layer_norm, fusedops.rms_norm, fusedops.std_norm, fusedops.l2_norm):
         assert torch.equal(norm(x, [COLS]).isnan(), rows)
     one = torch.ones_like(x)
     for add in (fusedops.add_layer_norm, fusedops.add_rms_norm):

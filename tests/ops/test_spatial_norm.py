@@ -5,7 +5,7 @@ import bounds
 import pytest
 import torch
 from oracle import DTYPES, same_bits, ulp_error
-from test_layer_norm_values import INPUTS, SYSTEMATIC
+from test_norm import INPUTS, SYSTEMATIC
 from torch.autograd import gradcheck, gradgradcheck
 
 import fusedops

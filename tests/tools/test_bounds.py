@@ -4,7 +4,8 @@ exceeds them."""
 import bounds
 import pytest
 import torch
-from oracle import DTYPES, annotated_norm
+from norm_kinds import KINDS, kind_of
+from oracle import DTYPES, annotated_norm, relative_error
 
 import fusedops
 
@@ -22,10 +23,12 @@ def norm_of(kind):
         return lambda x, w, b: annotated_norm(x, w, b, EPS)
     if kind == "rms_norm":
         return lambda x, w, b: torch.nn.functional.rms_norm(x, w.shape, w, EPS) + b
+    if kind == "l2_norm":
+        return lambda x, w, b: torch.nn.functional.normalize(x, dim=-1, eps=EPS) * w + b
     return lambda x, w, b: torch.nn.functional.layer_norm(x, w.shape, w, b, EPS)
 
 
-NORMS = ["layer_norm", "std_norm", "rms_norm"]
+NORMS = [f"{kind}_norm" for kind in KINDS]
 
 
 def close(exact, expected):
@@ -44,14 +47,15 @@ def test_the_exact_softmax_is_torchs_in_float64():
 
 
 @pytest.mark.parametrize("kind", NORMS)
-def test_the_exact_norm_is_autograds_in_float64(kind):
+@pytest.mark.parametrize("size", [1.0, 1e-6, 1e-9, 1e-15])
+def test_the_exact_norm_is_autograds_in_float64(kind, size):
     x, grad = normal(2, 7, 33, dtype=torch.float64)
-    leaves = [t.requires_grad_() for t in (x, *normal(2, 33, dtype=torch.float64))]
+    leaves = [t.requires_grad_() for t in (x * size, *normal(2, 33, dtype=torch.float64))]
     y = norm_of(kind)(*leaves)
     close(bounds.norm(kind, *leaves, EPS).exact, y)
     wanted = bounds.norm_gradients(kind, *leaves[:2], grad, EPS)
     for bound, expected in zip(wanted, torch.autograd.grad(y, leaves, grad), strict=True):
-        close(bound.exact, expected)
+        assert relative_error(expected, torch.from_numpy(bound.exact.astype("float64"))) <= 1e-14
 
 
 # --- planted errors -------------------------------------------------------------------------------
@@ -75,7 +79,7 @@ def results(dtype):
     total = fusedops.softmax_stats(x, -1)[1]
     found["softmax_stats"] = total, bounds.softmax_sum(x, total.dtype)
     for kind in NORMS:
-        leaves = [t.requires_grad_() for t in (x, w, b)[: 2 if kind == "rms_norm" else 3]]
+        leaves = [t.requires_grad_() for t in (x, w, b)[: 2 + kind_of(kind).has_mean]]
         y = getattr(fusedops, kind)(leaves[0], [COLS], *leaves[1:], eps=EPS)
         found[kind] = y, bounds.norm(kind, *leaves, eps=EPS)
         names = ("input", "weight", "bias")
