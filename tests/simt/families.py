@@ -44,9 +44,9 @@ def output_dtypes(case: AnyCase) -> dict[str, str]:
     return _MODULES[type(case)].output_dtypes(case)
 
 
-def prepare(emulator: Emulator, case: AnyCase, given: Arrays) -> Any:
+def prepare(emulator: Emulator, case: AnyCase, given: Arrays, **options: str) -> Any:
     """The case in device memory: launch its ``args``, then read its ``outputs()``."""
-    return _MODULES[type(case)].Prepared(emulator, case, given)
+    return _MODULES[type(case)].Prepared(emulator, case, given, **options)
 
 
 def run(emulator: Emulator, case: AnyCase, given: Arrays | None = None) -> Arrays:
