@@ -19,7 +19,7 @@ nox.options.error_on_missing_interpreters = True
 
 #: Tests of a wheel: operators, transforms, compiling, training, exporting, AOTInductor, DTensors.
 WHEEL_TESTS = (
-    "tests/ops/test_l2_norm.py",
+    "tests/ops/test_norm.py",
     "tests/ops/test_nn.py",
     "tests/ops/test_small_calls.py",
     "tests/graph/test_rewrite_backend.py",
@@ -84,10 +84,7 @@ RESULT_TESTS = (
     "tests/ops/test_softmax_dropout.py",
     "tests/ops/test_masked_softmax_values.py",
     "tests/ops/test_masked_softmax_grad.py",
-    "tests/ops/test_layer_norm_values.py",
-    "tests/ops/test_layer_norm_grad.py",
-    "tests/ops/test_rms_norm.py",
-    "tests/ops/test_std_norm.py",
+    "tests/ops/test_norm.py",
     "tests/ops/test_add_norm.py",
     "tests/ops/test_norm_range.py",
     "tests/ops/test_norm_wanted_gradients.py",
