@@ -1,16 +1,12 @@
-"""Calls of every op with one argument made wrong, from the schemas. Run as a program, it judges
-them one after the other. A call that crashes ends this process, and nothing else."""
+"""Calls of every op with one argument made wrong, from the schemas, and their verdicts."""
 
 from __future__ import annotations
 
 import functools
-import json
 import math
 import re
-import sys
-import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -202,37 +198,25 @@ BY_TYPE = {
 }
 
 
-class Row(NamedTuple):
-    op: str
-    argument: str
-    value: str
-    make: Callable[[], Any]
-
-
-def rows_of(op: str, argument: Any) -> Iterator[Row]:
-    name, kind = argument.name, re.sub(r"Optional\[(.*)\]", r"\1", str(argument.type))
-    valid = valid_arguments(op)[name]
-    if kind in ("Tensor", "List[Tensor]"):
-        makers = TENSORS if kind == "Tensor" else LISTS
-        for value, make in makers.items():
-            writes = op.endswith(("_", "_out"))
-            if value == "nested" and name == "input" and base_of(op) in OF_NESTED and not writes:
-                continue
-            if not (value in NOT_OF_STATISTICS and name in ("mean", "rstd", "max", "sum")):
-                yield Row(op, name, value, lambda make=make: make(valid))
-        return
-    # The schema's type of a ScalarType is int.
-    values = DTYPES if name.endswith("dtype") else BY_TYPE[kind]
-    for value in values:
-        not_the_forwards = repr(value) in ("1.5", "2", "True")  # no rstd is above 1 / eps
-        if op.strip("_") == "std_norm_backward" and name == "eps" and not_the_forwards:
-            continue
-        yield Row(op, name, repr(value), lambda value=value: value)
+Makers = dict[str, Callable[[Any], Any]]
 
 
 @functools.cache
-def rows() -> list[Row]:
-    return [row for op in OPS for given in schema(op).arguments for row in rows_of(op, given)]
+def wrong_values(op: str, name: str) -> Makers:
+    """Wrong values of an argument, each made from a valid one."""
+    (argument,) = (argument for argument in schema(op).arguments if argument.name == name)
+    kind = re.sub(r"Optional\[(.*)\]", r"\1", str(argument.type))
+    if kind not in ("Tensor", "List[Tensor]"):
+        # The schema's type of a ScalarType is int.
+        values = {repr(v): v for v in (DTYPES if name.endswith("dtype") else BY_TYPE[kind])}
+        if op.strip("_") == "std_norm_backward" and name == "eps":  # no rstd is above 1 / eps
+            values = {text: v for text, v in values.items() if text not in ("1.5", "2", "True")}
+        return {text: lambda valid, value=value: value for text, value in values.items()}
+    left_out = NOT_OF_STATISTICS if name in ("mean", "rstd", "max", "sum") else set()
+    if name == "input" and base_of(op) in OF_NESTED and not op.endswith(("_", "_out")):
+        left_out = {"nested"}
+    makers = TENSORS if kind == "Tensor" else LISTS
+    return {value: make for value, make in makers.items() if value not in left_out}
 
 
 # --- what they compute, in float64 --------------------------------------------------------------
@@ -564,17 +548,29 @@ def is_plain(value: Any) -> bool:
     )
 
 
-def fake_outcome(op: str, given: Arguments) -> Any:
-    """The message, or (dtype, shape, stride) of every result."""
+@functools.cache
+def originals(op: str) -> Arguments:
+    """Valid arguments that no call is given, as it may write into them."""
+    return valid_arguments(op)
+
+
+def faked(mode: FakeTensorMode, value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [faked(mode, v) for v in value]
+    return mode.from_tensor(value) if isinstance(value, torch.Tensor) else value
+
+
+@functools.cache
+def fake_originals(op: str) -> tuple[FakeTensorMode, Arguments]:
     mode = FakeTensorMode()
+    return mode, {name: faked(mode, value) for name, value in originals(op).items()}
 
-    def faked(value: Any) -> Any:
-        if isinstance(value, (list, tuple)):
-            return [faked(v) for v in value]
-        return mode.from_tensor(value) if isinstance(value, torch.Tensor) else value
 
-    kinds = {argument.name: str(argument.type) for argument in schema(op).arguments}
-    fakes = {n: faked(value) if "Tensor" in kinds[n] else value for n, value in given.items()}
+def fake_outcome(op: str, name: str, wrong: Any) -> Any:
+    """The message, or (dtype, shape, stride) of every result."""
+    mode, fakes = fake_originals(op)
+    holds_tensors = bool(flattened(originals(op)[name]))
+    fakes = fakes | {name: faked(mode, wrong) if holds_tensors else wrong}
     with mode:
         try:
             returned = getattr(ops, op).default(*fakes.values())
@@ -583,25 +579,44 @@ def fake_outcome(op: str, given: Arguments) -> Any:
         return [(t.dtype, t.shape, t.stride()) for t in results_of(op, fakes, returned)]
 
 
-def has_fake(row: Row) -> bool:
-    """Whether fake tensors can make the call: they have no value to be taken for a number."""
-    return row.value != "a younger dtype" and not row.value.startswith("tensor(")
+class Row(NamedTuple):
+    op: str
+    argument: str
+    value: str
+
+    def __str__(self) -> str:
+        return f"{self.op}: {self.argument} <- {self.value}"
+
+    def has_fake(self, wrong: Any) -> bool:
+        """Whether fake tensors can make the call: they have no value to be taken for a number."""
+        without = self.value == "a younger dtype" or self.value.startswith("tensor(")
+        return is_plain(wrong) and not without
+
+    def problem(self) -> str:
+        """What is wrong with the outcome; empty where it is right."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            make = wrong_values(self.op, self.argument)[self.value]
+            return judge(self, make(plain(originals(self.op)[self.argument])))
 
 
-def judge(row: Row) -> str:
-    """What is wrong with the outcome; empty where it is right."""
-    op = row.op
-    given = valid_arguments(op) | {row.argument: row.make()}
-    before = {name: plain(value) for name, value in given.items()}
-    compares_fake = has_fake(row) and all(map(is_plain, given.values()))
-    fake = fake_outcome(op, given) if compares_fake else None
+def rows(op: str) -> list[Row]:
+    names = [argument.name for argument in schema(op).arguments]
+    return [Row(op, name, value) for name in names for value in wrong_values(op, name)]
+
+
+def judge(row: Row, wrong: Any) -> str:
+    op, name = row.op, row.argument
+    given = {n: plain(value) for n, value in originals(op).items()} | {name: wrong}
+    before = originals(op) | {name: plain(wrong)}
+    fake = fake_outcome(op, name, wrong) if (compares_fake := row.has_fake(wrong)) else None
     try:
         returned = getattr(ops, op).default(*given.values())
     except Exception as error:
         complaint = complaint_about(op, error)
         if compares_fake and not complaint and str(error).startswith(f"{base_of(op)}"):
             complaint = "" if fake == str(error) else f"real: {error}; fake: {fake}"
-        return complaint or what_was_written(op, given, before)
+        return complaint or what_was_written(given, before)
     found = results_of(op, given, returned)
     if any(t.is_meta for t in found):
         stay = [t for v in given.values() for t in flattened(v) if not t.is_meta]
@@ -611,32 +626,10 @@ def judge(row: Row) -> str:
     return why_wrong(op, given, found, before)
 
 
-def what_was_written(op: str, given: Arguments, before: Arguments) -> str:
+def what_was_written(given: Arguments, before: Arguments) -> str:
     """What a refused call did to its arguments; empty where it left them as they were."""
     for name, value in given.items():
         if isinstance(value, torch.Tensor) and is_plain(value):
-            same = torch.equal(
-                torch.nan_to_num(value.double() if not value.is_complex() else value.abs()),
-                torch.nan_to_num(
-                    before[name].double() if not value.is_complex() else before[name].abs()
-                ),
-            )
-            if not same:
+            if not torch.allclose(value, before[name], rtol=0, atol=0, equal_nan=True):
                 return f"refused, but {name} is written"
     return ""
-
-
-def main(first: int) -> None:
-    warnings.simplefilter("ignore")
-    table = rows()
-    for index in range(first, len(table)):
-        print(json.dumps({"index": index}), flush=True)
-        try:
-            wrong = judge(table[index])
-        except Exception:  # an error of the judge itself counts as a wrong row too
-            wrong = traceback.format_exc()
-        print(json.dumps({"index": index, "wrong": wrong}), flush=True)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""Bad calls as rows of a table, each run in another process, so that a crash fails one row alone.
+"""Bad calls as rows of tables. Another process makes them, so that a crash fails one row alone.
 
 A row is a call, as the text of a Python expression, and what is wanted of it:
 
@@ -7,10 +7,10 @@ A row is a call, as the text of a Python expression, and what is wanted of it:
     either("torch.func.grad(...)(x)", "torch.func.grad(...)(x)", r"torch.func")
 
 Names in an expression are fusedops' own (``softmax``, ``nn``, ``parallel_stack``, ...), ``torch``,
-and the tensors of :data:`VALUES`. A refusal is an error of :data:`REFUSALS` whose text the pattern
-finds, on one line, after which every tensor that was given has the bits and the version it had. An
-answer is what the second expression gives: values within the tolerance of the dtype, and shape,
-dtype and device.
+and the tensors of :data:`VALUES`. A refusal is an error of :data:`REFUSALS` in whose text, with the
+name of its type in front, the pattern is found. After it every tensor that was given has the bits
+and the version it had. An answer is what the second expression gives: values within the tolerance
+of the dtype, and shape, dtype and device.
 """
 
 from __future__ import annotations
@@ -20,10 +20,8 @@ import multiprocessing
 import re
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -49,6 +47,20 @@ class Row(NamedTuple):
     def __str__(self) -> str:
         return self.call
 
+    def problem(self) -> str:
+        """What is wrong with the row; empty where nothing is."""
+        torch.manual_seed(0)
+        names = _Names()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                result = eval(self.call, names)
+        except Exception as error:
+            return _judge_refusal(self, error, names.touched)
+        if self.answer is None:
+            return f"was taken, wanted a refusal with {self.refusal!r}: {result!r:.300}"
+        return _judge_answer(self, result)
+
 
 def refused(call: str, pattern: str) -> Row:
     return Row(call, refusal=pattern)
@@ -58,9 +70,10 @@ def answers(call: str, expected: str, tolerance: float | None = None) -> Row:
     return Row(call, answer=expected, tolerance=tolerance)
 
 
-def clear(argument: str, got: str) -> str:
-    """A pattern for messages, on any number of lines, that name both and what was wanted."""
-    return rf"(?s)^(?=.*\b{argument}\b)(?=.*({got}))(?=.*([Ww]anted|[Ee]xpected|must be|needs))"
+def clear(argument: str, got: str, function: str = "") -> str:
+    """A pattern for messages, on any number of lines, that name all and what was wanted."""
+    named = "".join(rf"(?=.*{part})" for part in (function, rf"\b{argument}\b", f"({got})"))
+    return rf"(?s)^{named}(?=.*([Ww]anted|[Ee]xpected|must be|needs))"
 
 
 def either(call: str, expected: str, pattern: str) -> Row:
@@ -131,6 +144,7 @@ VALUES: dict[str, Callable[[], Any]] = {
     "torch": lambda: torch,
     "fusedops": lambda: fusedops,
     "nn": lambda: fusedops.nn,
+    "ops": lambda: torch.ops.fusedops,
     "config": lambda: fusedops.config,
     "Subclass": lambda: Subclass,
     "SubclassedParameter": lambda: SubclassedParameter,
@@ -205,22 +219,7 @@ def _state(tensor: torch.Tensor) -> tuple[Any, ...]:
         return version, bits.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
 
-# --- judging a row, in the child -----------------------------------------------------------------
-
-
-def run(row: Row) -> str:
-    """What is wrong with the row; empty where nothing is."""
-    torch.manual_seed(0)
-    names = _Names()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            result = eval(row.call, names)
-    except Exception as error:
-        return _judge_refusal(row, error, names.touched)
-    if row.answer is None:
-        return f"was taken, wanted a refusal with {row.refusal!r}: {result!r:.300}"
-    return _judge_answer(row, result)
+# --- verdicts -----------------------------------------------------------------------------------
 
 
 def _judge_refusal(row: Row, error: Exception, touched: list[str]) -> str:
@@ -231,9 +230,9 @@ def _judge_refusal(row: Row, error: Exception, touched: list[str]) -> str:
         return f"{touched[0]} before it refused: {text}"
     if not isinstance(error, REFUSALS):
         return f"an accident, wanted a refusal with {row.refusal!r}: {text}"
-    if not re.search(row.refusal, str(error)):
+    if not re.search(row.refusal, text):
         return f"refused in other words, wanted {row.refusal!r}: {text}"
-    return f"speaks of internals: {text}" if INTERNALS.search(str(error)) else ""
+    return f"speaks of internals: {text}" if INTERNALS.search(text) else ""
 
 
 def _judge_answer(row: Row, result: Any) -> str:
@@ -252,28 +251,69 @@ def _judge_answer(row: Row, result: Any) -> str:
 # --- the child -----------------------------------------------------------------------------------
 
 
+class Judged(Protocol):
+    """What the child judges: its text names it in a failure."""
+
+    def problem(self) -> str: ...
+
+
+def _serve(pipe: Any) -> None:
+    """Answers every list of rows with what is wrong with each."""
+    torch.set_num_threads(1)  # the tensors are small
+    while True:
+        for row in pipe.recv():
+            try:
+                pipe.send(row.problem())
+            except Exception:  # an error of the judge itself counts as a wrong row too
+                pipe.send(traceback.format_exc())
+
+
 class Child:
-    """The process that rows run in. If it dies, the row that it was given fails."""
+    """The process that rows run in. If it dies, the row that it was at fails, and another process
+    goes on behind it."""
 
     def __init__(self) -> None:
-        self._executor: ProcessPoolExecutor | None = None
+        self._process: Any = None
 
-    def problem_with(self, row: Row) -> str:
-        if self._executor is None:
-            spawn = multiprocessing.get_context("spawn")
-            self._executor = ProcessPoolExecutor(1, mp_context=spawn)
-        try:
-            return self._executor.submit(run, row).result(timeout=_SECONDS)
-        except BrokenProcessPool as error:
-            self.close()
-            return f"crashed the process: {error}"
-        except TimeoutError:
-            for process in self._executor._processes.values():
-                process.kill()
+    def judge(self, rows: Sequence[Judged]) -> None:
+        """Fails with a line for each row that is wrong."""
+        assert rows
+        problems = self.problems_with(rows)
+        assert not problems, "\n".join(problems)
+
+    def problems_with(self, rows: Sequence[Judged]) -> list[str]:
+        if self._process is None:
+            self._start()
+        self._pipe.send(rows)
+        found = []
+        for index, row in enumerate(rows):
+            if problem := self._next_answer():
+                found.append(f"{row}: {problem}")
+            if self._process is None:
+                return found + self.problems_with(rows[index + 1 :])
+        return found
+
+    def _start(self) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._pipe, other_end = spawn.Pipe()
+        self._process = spawn.Process(target=_serve, args=(other_end,), daemon=True)
+        self._process.start()
+        other_end.close()
+
+    def _next_answer(self) -> str:
+        if not self._pipe.poll(_SECONDS):
             self.close()
             return f"did not end in {_SECONDS} seconds"
+        try:
+            return self._pipe.recv()
+        except EOFError:
+            self._process.join(timeout=_SECONDS)
+            code = self._process.exitcode
+            self.close()
+            return f"crashed the process, whose exit code was {code}"
 
     def close(self) -> None:
-        if self._executor is not None:
-            self._executor.shutdown()
-        self._executor = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+        self._process = None

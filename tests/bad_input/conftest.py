@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from bad_calls import Child
@@ -13,3 +13,9 @@ def child() -> Iterator[Child]:
     child = Child()
     yield child
     child.close()
+
+
+@pytest.fixture
+def judge(child: Child) -> Callable[..., None]:
+    """Fails unless all rows of a table are right."""
+    return child.judge

@@ -1,6 +1,5 @@
 """Every function under vmap, forward mode, torch.func, inference mode and other modes."""
 
-import pytest
 from bad_calls import answers, clear, either, refused
 
 #: A function of rows, one at a time, and its result for all of them.
@@ -190,21 +189,17 @@ UNDER_MODES = [
 ]
 
 
-@pytest.mark.parametrize("row", VMAP, ids=str)
-def test_vmap_gives_what_a_loop_gives(row, child):
-    assert not child.problem_with(row)
+def test_vmap_gives_what_a_loop_gives(judge):
+    judge(VMAP)
 
 
-@pytest.mark.parametrize("row", UNDER_VMAP, ids=str)
-def test_vmap_refuses_what_the_loop_refuses(row, child):
-    assert not child.problem_with(row)
+def test_vmap_refuses_what_the_loop_refuses(judge):
+    judge(UNDER_VMAP)
 
 
-@pytest.mark.parametrize("row", JVP, ids=str)
-def test_forward_mode_is_right_or_refused_and_never_silently_zero(row, child):
-    assert not child.problem_with(row)
+def test_forward_mode_is_right_or_refused_and_never_silently_zero(judge):
+    judge(JVP)
 
 
-@pytest.mark.parametrize("row", GRADIENTS + UNDER_MODES, ids=str)
-def test_other_transforms_and_modes_give_the_right_result(row, child):
-    assert not child.problem_with(row)
+def test_other_transforms_and_modes_give_the_right_result(judge):
+    judge(GRADIENTS + UNDER_MODES)

@@ -1,7 +1,7 @@
 """No command line ends in a traceback: one line names the option, what came and what is wanted.
 
 A row is the words of a command line, the exit code (1: a failure, 2: wrong usage) and what the line
-on standard error must say. A name in braces is one of `PLACES`, which every test makes anew.
+on standard error must say. A name in braces is one of the fixture `places`.
 """
 
 from __future__ import annotations
@@ -326,13 +326,13 @@ TUNE = [
     ),
 ]
 
-ROWS = [
-    *NO_COMMAND,
-    *((["explain", *argv], code, message) for argv, code, message in EXPLAIN),
-    *((["bench", *argv], code, message) for argv, code, message in BENCH),
-    *((["bench", "--models", *argv], code, message) for argv, code, message in MODELS),
-    *((["tune", *argv], code, message) for argv, code, message in TUNE),
-]
+TABLES = {
+    (): NO_COMMAND,
+    ("explain",): EXPLAIN,
+    ("bench",): BENCH,
+    ("bench", "--models"): MODELS,
+    ("tune",): TUNE,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -340,7 +340,7 @@ def nothing_is_measured(monkeypatch):
     """A row that should have been refused fails at once, and replaces this process by no other."""
 
     def begin(*args, **kwargs):
-        pytest.fail("the command has begun its work")
+        raise AssertionError("the command has begun its work")
 
     monkeypatch.setattr(bench, "keep_freed_memory", begin)
     monkeypatch.setattr(bench, "measure_each", begin)
@@ -348,22 +348,25 @@ def nothing_is_measured(monkeypatch):
     monkeypatch.setattr(tune, "measure_all", begin)
 
 
-@pytest.mark.parametrize(
-    "argv, code, message", ROWS, ids=[repr(" ".join(argv))[1:60] for argv, *_ in ROWS]
-)
-def test_a_bad_command_line_is_refused_in_one_line(command, places, argv, code, message):
+@pytest.mark.parametrize("words", TABLES, ids=lambda words: " ".join(words) or "no command")
+def test_a_bad_command_line_is_refused_in_one_line(command, places, words):
     before = sorted(os.listdir(places["HERE"]))
-    ended = command(*(argument.format_map(places) for argument in argv))
-    assert (ended.code, ended.out) == (code, "")
-    (line,) = ended.err.splitlines()
-    assert line.startswith("python -m fusedops") and len(line) < 1100
-    assert re.search(message, line)
-    assert [name for name in sorted(os.listdir(places["HERE"])) if name != "__pycache__"] == before
+    wrong = []
+    for argv, code, message in TABLES[words]:
+        ended = command(*words, *(argument.format_map(places) for argument in argv))
+        (line, *more) = ended.err.splitlines() or [""]
+        files = [name for name in sorted(os.listdir(places["HERE"])) if name != "__pycache__"]
+        clear = line.startswith("python -m fusedops") and re.search(message, line)
+        if (ended.code, ended.out, more, files) != (code, "", [], before) or not clear:
+            wrong.append(f"{argv}: wanted {code} and {message!r}, got {ended} and {files}")
+        elif len(line) >= 1100:
+            wrong.append(f"{argv}: a line of {len(line)} characters")
+    assert not wrong, "\n".join(wrong)
 
 
-def test_the_table_has_at_least_150_rows():
-    assert len(ROWS) >= 150
-    assert len({" ".join(map(repr, argv)) for argv, *_ in ROWS}) == len(ROWS)
+def test_the_tables_have_at_least_150_rows():
+    rows = {repr((*words, *argv)) for words, table in TABLES.items() for argv, *_ in table}
+    assert len(rows) == sum(map(len, TABLES.values())) >= 150
 
 
 # --- odd command lines that are right -------------------------------------------------------------

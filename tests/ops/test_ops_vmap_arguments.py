@@ -42,14 +42,16 @@ BAD_SLICES = {
 
 
 @pytest.mark.parametrize("batch_dim", [0, 2])
-@pytest.mark.parametrize("name", BAD_SLICES)
-def test_a_bad_slice_is_refused_as_it_is_alone(name, batch_dim):
-    call = BAD_SLICES[name]
-    with pytest.raises(RuntimeError) as alone:
-        call(BATCH[0])
-    with pytest.raises(RuntimeError) as batched:
-        torch.vmap(call, in_dims=batch_dim)(BATCH.movedim(0, batch_dim))
-    assert str(batched.value) == str(alone.value)
+def test_a_bad_slice_is_refused_as_it_is_alone(batch_dim):
+    differences = []
+    for name, call in BAD_SLICES.items():
+        with pytest.raises(RuntimeError) as alone:
+            call(BATCH[0])
+        with pytest.raises(RuntimeError) as batched:
+            torch.vmap(call, in_dims=batch_dim)(BATCH.movedim(0, batch_dim))
+        if str(batched.value) != str(alone.value):
+            differences.append(f"{name}: {batched.value}, wanted {alone.value}")
+    assert not differences, "\n".join(differences)
 
 
 def test_a_bad_slice_of_scalars_is_refused_too():
