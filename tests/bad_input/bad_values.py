@@ -149,16 +149,18 @@ WORDS = {
 }
 WINDOWS = shown("0", "-2", "2.0", "(1, -1)", "(1,)", "'all'", error="ValueError")
 NO_LISTS = {**shown("3", "'ab'", error="TypeError"), "x": "TypeError.*Tensor"}
+NO_INPUTS = of("x", NO_FLOATS, LAYOUTS, LAYOUTS_OF_MATRICES, NESTED)
 NOT_LIKE_X = of("y", SHAPES, LAYOUTS, META, INDICES) | {"y.half()": "float16"}
 STACKED = {
     **shown("None", error="TypeError"),
-    "[]": "empty",
-    "()": "empty",
+    "[]": "inputs is empty, wanted at least one tensor",
+    "()": "inputs is empty, wanted at least one tensor",
     **{f"[x, {value}]": f"{got}|list" for value, got in {**NONE, **SCALARS, **NO_TENSORS}.items()},
     **{f"[x, {value}]": got for value, got in NOT_LIKE_X.items()},
+    **{f"[{value}, {value}]": got for value, got in NO_INPUTS.items()},
     "[x, [y]]": "list",
 }
-NOT_LIKE_W = of("w", SHAPES_OF_COLUMNS, LAYOUTS, META, INDICES)
+NOT_LIKE_W = of("w", SHAPES_OF_COLUMNS, LAYOUTS, META, NO_FLOATS)
 PARAMETERS = {
     "[w]": "1",
     "[w, w, w]": "3",
@@ -211,7 +213,7 @@ _PROBABILITY = number("0.5", "nan", "inf", "-inf", "-0.1", "1.1", "1.0000001", "
 
 #: By the name of an argument, a good value and bad ones.
 ARGUMENTS = {
-    "input": tensor("x", NONE, NO_FLOATS, LAYOUTS, LAYOUTS_OF_MATRICES, NESTED),
+    "input": tensor("x", NONE, NO_INPUTS),
     "inputs": ("[x, y]", NO_LISTS | STACKED),
     "dim": ("-1", NO_INTEGERS | NONE | shown("2", "-3")),
     "stack_dim": ("0", NO_INTEGERS | NONE | shown("3", "-4")),

@@ -38,8 +38,8 @@ WAYS = {
     "masked_softmax": ({"out": "out"}, {"causal": "'bottom_right'"}),
     "masked_softmax_dropout": ({"training": "False"}, {"input": "leaf", "mask": "mask"}),
     "rms_norm": ({"variant": "'t5'"}, {"variant": "'llama'", "weight": "w"}),
-    "add_layer_norm": ({"input": "leaf"},),
-    "add_rms_norm": ({"input": "leaf", "variant": "'llama'"},),
+    "add_layer_norm": ({"p": "0.0"}, {"input": "leaf"}),
+    "add_rms_norm": ({"p": "0.0"}, {"input": "leaf", "variant": "'llama'"}),
     "stack_layer_norm": ({"weights": "[w, w]"}, {"biases": "[b, b]"}),
 }
 #: Values that only some functions refuse, and the functions that take them.
@@ -54,9 +54,7 @@ TAKEN_BY = {
 }
 #: Words are checked before a function's own name is known.
 ANONYMOUS = ("causal", "masked_rows", "window", "variant", "segment_ids", "cu_seqlens", "length")
-
-
-#: With `out` and for some variants other dtypes are taken; without `dim` torch refuses the layouts.
+#: Other dtypes are taken with `out` and by some variants; without `dim` torch refuses the layouts.
 UP_TO_THE_WAY = {
     name: of(good, NO_FLOATS, LAYOUTS, LAYOUTS_OF_MATRICES, NESTED)
     for name, good in {"input": "x", "weight": "w", "out": "out"}.items()
@@ -64,10 +62,12 @@ UP_TO_THE_WAY = {
 
 
 def is_left_out(function: str, way: Given, name: str, value: str) -> bool:
-    if name in way or (way and value in UP_TO_THE_WAY.get(name, ())):
+    of_another_kind = way.keys() & {"out", "variant", "dim", "causal"}
+    if name in way or (of_another_kind and value in UP_TO_THE_WAY.get(name, ())):
         return True
-    if ("training" in way and name in ("p", "seed")) or ("out" in way and name == "dtype"):
-        return True  # nothing is drawn; the dtype is out's
+    nothing_is_drawn = "training" in way or "p" in way
+    if (nothing_is_drawn and name in ("p", "seed")) or ("out" in way and name == "dtype"):
+        return True
     return function in TAKEN_BY.get((name, value), ())
 
 
@@ -139,6 +139,9 @@ TOGETHER = [
         for function in ("masked_softmax", "masked_softmax_dropout")
         for causal in ("True", "'top_left'", "'bottom_right'")
     ),
+    refused("masked_softmax(x, window=3)", "ValueError: window is 3, .* wanted causal beside it"),
+    refused("segment_bounds()", "TypeError: segment_bounds: wanted segment_ids or cu_seqlens"),
+    refused("segment_bounds(cu_seqlens=seed)", "TypeError: .*length is None, wanted the number"),
     refused("masked_softmax(x[0, 0])", clear("input", "no dimension")),
     refused("masked_softmax_dropout(x[0, 0])", clear("input", "no dimension")),
     *(

@@ -165,6 +165,38 @@ MESSAGES = {
     ),
     "ops.stack_layer_norm_backward(x.to('meta')[None], [x], [5], x[None, :, :1], x[None, :, :1], "
     "[], [], 0, [True] * 3)": "grad_output is on meta, wanted cpu as inputs is",
+    "softmax_stats(x[:, :0], 1)": r"dim 1 of an input of shape \[3, 0\] is empty",
+    "softmax_stats(x.long(), 0)": "input is torch.int64, wanted torch.float32",
+    "softmax_apply(x, x[:, 0], x[:, :1], 1)": (
+        r"max is torch.float32 of shape \[3\], wanted .*\[3, 1\]"
+    ),
+    "softmax_apply(x, x[:, :1], x[:, :1].double(), 1)": (
+        "sum is torch.float64 .* as softmax_stats returns it"
+    ),
+    "merge_softmax_stats([])": "stats is empty",
+    "stack_softmax([x, x[1:]], -1)": (
+        r"inputs\[1\] is torch.float32 of shape \[2, 5\] on cpu, "
+        r"wanted torch.float32 of shape \[3, 5\] on cpu as inputs\[0\] is"
+    ),
+    "stack_softmax([x, x.double()], -1)": r"inputs\[1\] is torch.float64",
+    "stack_softmax([x], 2)": r"dim is 2, wanted a value in \[-2, 1\]",
+    "stack_softmax([x], 1, 3)": r"stack_dim is 3, wanted a value in \[-3, 2\]",
+    "stack_softmax([x.long()], 1)": "inputs is torch.int64, wanted",
+    "stack_layer_norm([x, x], [5], [x[0]])": "are 1 weights, wanted as many as inputs, 2, or none",
+    "stack_layer_norm([x], [5], [x[0, 1:]])": (
+        r"weights has shape \[4\], wanted normalized_shape, \[5\]"
+    ),
+    "stack_layer_norm([x], [4])": r"normalized_shape is \[4\]",
+    "stack_layer_norm([x], [5], eps=-1.0)": "eps is -1, wanted",
+    "masked_softmax(x, sinks=x[:, 0].long())": "sinks is torch.int64, wanted torch.f",
+    "masked_softmax(x, sinks=x[0])": r"sinks has shape \[5\], wanted one that broadcasts to \[3\]",
+    "masked_softmax(x, sinks=x)": r"sinks has shape \[3, 5\], wanted one that broadcasts to \[3\]",
+    "masked_softmax(x, start=x[:, 0])": "start is torch.float32, wanted torch.int32 or",
+    "masked_softmax(x, end=x[:, 0] > 0)": "end is torch.bool, wanted torch.int32",
+    "masked_softmax(x, start=x[0].long())": (
+        r"start has shape \[5\], wanted one that broadcasts to \[3\], input's shape without"
+    ),
+    "masked_softmax(x, end=x.int())": r"end has shape \[3, 5\], wanted one that broadcasts to",
 }
 
 

@@ -210,39 +210,3 @@ def test_bits_do_not_depend_on_the_number_of_threads():
     torch.set_num_threads(before)
     for other in found[1:]:
         assert all(map(same_bits, found[0], other))
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda x: fusedops.stack_softmax([], 0), "inputs is empty, wanted at least one tensor"),
-        (
-            lambda x: fusedops.stack_softmax([x, x[1:]], -1),
-            r"inputs\[1\] is torch.float32 of shape \[2, 4\] on cpu, wanted torch.float32 of shape "
-            r"\[3, 4\] on cpu as inputs\[0\] is",
-        ),
-        (lambda x: fusedops.stack_softmax([x, x.double()], -1), r"inputs\[1\] is torch.float64"),
-        (lambda x: fusedops.stack_softmax([x], 2), r"dim is 2, wanted a value in \[-2, 1\]"),
-        (
-            lambda x: fusedops.stack_softmax([x], 1, 3),
-            r"stack_dim is 3, wanted a value in \[-3, 2\]",
-        ),
-        (lambda x: fusedops.stack_softmax([x.long()], 1), "inputs is torch.int64, wanted"),
-        (
-            lambda x: fusedops.stack_layer_norm([x, x], (4,), [x[0]]),
-            "there are 1 weights, wanted as many as inputs, 2, or none",
-        ),
-        (
-            lambda x: fusedops.stack_layer_norm([x], (4,), [x[0, 1:]]),
-            r"weights has shape \[3\], wanted normalized_shape, \[4\]",
-        ),
-        (lambda x: fusedops.stack_layer_norm([x], (3,)), r"normalized_shape is \[3\]"),
-        (lambda x: fusedops.stack_layer_norm([x], (4,), eps=-1.0), "eps is -1, wanted"),
-    ],
-)
-def test_bad_input_is_refused_alike_in_eager_and_in_fake_tensors(call, message):
-    x = randn(3, 4)
-    with pytest.raises(RuntimeError, match=message):
-        call(x)
-    with torch._subclasses.FakeTensorMode(), pytest.raises(RuntimeError, match=message):
-        call(torch.empty(3, 4))
