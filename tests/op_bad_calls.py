@@ -240,25 +240,26 @@ def flat(t: torch.Tensor, a: Arguments) -> torch.Tensor:
     return t.double().flatten(t.dim() - len(a["normalized_shape"]))
 
 
+philox = functools.cache(reference.philox)
+
+
 def multiplier(a: Arguments, like: torch.Tensor) -> torch.Tensor:
     """The multiplier of each element under dropout: 0, or 1 / (1 - p)."""
     p, seed = float(a["p"]), a["seed"]
     if seed is None or p == 0 or like.numel() == 0:
         return torch.ones(like.shape, dtype=torch.float64)
     cols = like.shape[-1]
-    kept = reference.philox(int(seed), like.numel() // cols, cols).view(like.shape)
+    kept = philox(int(seed), like.numel() // cols, cols).view(like.shape)
     kept = (kept >= min(round(p * 2**32), 2**32 - 1)).double()
     return kept / (1 - p) if p < 1 else 0 * kept
 
 
-def softmax_of(a: Arguments) -> torch.Tensor:
+def softmax_of(a: Arguments, function: Callable = torch.softmax) -> torch.Tensor:
     x = a["input"].to(a.get("dtype") or a["input"].dtype)
-    return torch.softmax(x.double(), int(a["dim"]))
+    return function(x.double(), int(a["dim"]))
 
 
-def log_softmax_of(a: Arguments) -> torch.Tensor:
-    x = a["input"].to(a.get("dtype") or a["input"].dtype)
-    return torch.log_softmax(x.double(), int(a["dim"]))
+log_softmax_of = functools.partial(softmax_of, function=torch.log_softmax)
 
 
 def softmax_backward_of(a: Arguments) -> torch.Tensor:
@@ -484,14 +485,10 @@ def plain(value: Any) -> Any:
     return torch.zeros_like(value) + value if value._is_zerotensor() else value.clone()
 
 
-def tensors_of(result: Any) -> list[torch.Tensor]:
-    return [result] if isinstance(result, torch.Tensor) else list(result)
-
-
 def results_of(op: str, given: Arguments, returned: Any) -> list[torch.Tensor]:
     """The results, also where they were written into an argument."""
     written = [a.name for a in schema(op).arguments if a.alias_info and a.alias_info.is_write]
-    return [given[written[0]]] if written else tensors_of(returned)
+    return [given[written[0]]] if written else flattened(returned)
 
 
 def why_wrong(op: str, given: Arguments, found: list[torch.Tensor], before: Arguments) -> str:
@@ -630,6 +627,6 @@ def what_was_written(given: Arguments, before: Arguments) -> str:
     """What a refused call did to its arguments; empty where it left them as they were."""
     for name, value in given.items():
         if isinstance(value, torch.Tensor) and is_plain(value):
-            if not torch.allclose(value, before[name], rtol=0, atol=0, equal_nan=True):
+            if not torch.equal(value, before[name]):
                 return f"refused, but {name} is written"
     return ""
