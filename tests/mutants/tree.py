@@ -1,0 +1,120 @@
+"""A copy of the checkout in which one fault at a time is built and tested."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from .faults import Fault
+from .plan import ROOT
+
+#: Seconds until a mutant that no test has noticed counts as a survivor, and until a test hangs.
+LIMIT, TEST_LIMIT = 240, 120
+SURVIVED, DOES_NOT_BUILD = "SURVIVED", "does not build"
+PYTEST = ["-m", "pytest", "-q", "-rfE", "-p", "no:cacheprovider"]
+PYTEST += [f"-ofaulthandler_timeout={TEST_LIMIT}", "-ofaulthandler_exit_on_timeout=true"]
+FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
+EMULATOR = "from simt.emulator import build; build.emulator_library('plain')"
+#: For this machine alone, and with the names of tests in full.
+ENVIRONMENT = {"FUSEDOPS_BUILD_NATIVE": "1", "FUSEDOPS_BUILD_CUDA": "0", "COLUMNS": "1000"}
+ENVIRONMENT |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+
+
+class Tree:
+    """build/mutants/<number>: a built copy of the checkout, and another with a fault."""
+
+    def __init__(self, number: int, checkout: Path = ROOT) -> None:
+        folder = checkout / "build" / "mutants" / str(number)
+        self.root, self.unchanged, self.inductor = (
+            folder / name for name in ("mutant", "unchanged", "inductor")
+        )
+        shutil.rmtree(self.root, ignore_errors=True)
+        list_files = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+        listed = subprocess.run(list_files, cwd=checkout, stdout=subprocess.PIPE, text=True)
+        for name in filter(lambda name: (checkout / name).is_file(), listed.stdout.splitlines()):
+            (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(checkout / name, self.root / name)
+        if (self.unchanged / "build").exists():  # only what has changed since then is built
+            shutil.copytree(self.unchanged / "build", self.root / "build")
+        if not (self._build_libraries() and self._build_emulator()):
+            sys.exit("fusedops does not build: run `make .venv/.built` to see why")
+        shutil.rmtree(self.unchanged, ignore_errors=True)
+        shutil.copytree(self.root, self.unchanged)
+
+    def try_out(self, fault: Fault, tests: list[str], limit: float | None = LIMIT) -> str:
+        """Plants a fault, builds, and runs the files of tests until one fails, whose name it
+        returns, or SURVIVED or DOES_NOT_BUILD."""
+        self.restore()
+        source = self.root / fault.path
+        source.write_text(fault.apply(source.read_text()))
+        is_built = not fault.path.startswith("csrc/") or (
+            self._build_emulator() if "/cuda/" in fault.path else self._build_libraries()
+        )
+        return self._first_failure(tests, limit) if is_built else DOES_NOT_BUILD
+
+    def restore(self) -> None:
+        """Removes the fault, and graphs that Inductor has traced through formulas with it."""
+        shutil.rmtree(self.root)
+        shutil.copytree(self.unchanged, self.root)
+        for cache in ("aotautograd", "fxgraph"):
+            shutil.rmtree(self.inductor / cache, ignore_errors=True)
+
+    def failing(self, tests: set[str]) -> list[str]:
+        """Those of the tests that fail without a fault."""
+        self.restore()
+        # A fault may have changed which parameters a test has.
+        files = sorted({test.partition("::")[0] for test in tests})
+        known = self._run([*PYTEST, "--collect-only", *files]).stdout.splitlines()
+        chosen = [test for test in tests if test in known]
+        return FAILED.findall(self._run([*PYTEST, *chosen]).stdout) if chosen else []
+
+    def _build_libraries(self) -> bool:
+        return self._run(["setup.py", "build_ext", "--inplace"]).returncode == 0
+
+    def _build_emulator(self) -> bool:
+        return (
+            self._run(["-c", f"import sys; sys.path.insert(0, 'tests'); {EMULATOR}"]).returncode
+            == 0
+        )
+
+    def _first_failure(self, tests: list[str], limit: float | None) -> str:
+        try:
+            done = self._run([*PYTEST, "-x", *tests], limit)
+        except subprocess.TimeoutExpired:
+            return SURVIVED
+        if done.returncode == 0:
+            return SURVIVED
+        if found := FAILED.search(done.stdout):
+            return found[1]
+        if done.returncode < 0:
+            return f"a crash ({signal.Signals(-done.returncode).name})"
+        if "Timeout (" in done.stderr:
+            return f"a test that takes more than {TEST_LIMIT} s"
+        raise RuntimeError(f"pytest ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+
+    def _run(
+        self, arguments: list[str], limit: float | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs Python on the tree, and ends all processes that it has started."""
+        own = {"PYTHONPATH": str(self.root), "TORCHINDUCTOR_CACHE_DIR": str(self.inductor)}
+        process = subprocess.Popen(
+            [sys.executable, *arguments],
+            cwd=self.root,
+            env=os.environ | ENVIRONMENT | own,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            output = process.communicate(timeout=limit)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        return subprocess.CompletedProcess(process.args, process.returncode, *output)
