@@ -13,15 +13,22 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 from . import plan
 from .faults import Fault
-from .tree import DOES_NOT_BUILD, SURVIVED, Tree
+from .tree import DOES_NOT_BUILD, LIMIT, SURVIVED, Tree
 
 WANTED = 0.95
-Queues = dict[str, list[Fault]]
+
+
+class Mutant(NamedTuple):
+    """A fault by its place in the queue of its stratum, and what noticed it."""
+
+    name: str
+    fault: Fault
+    verdict: str
 
 
 def main() -> int:
@@ -43,56 +50,50 @@ def main() -> int:
         return 0
     if args.only:
         stratum, _, index = args.only.partition(":")
-        print(_verdict(Tree(0), args.only, queues[stratum][int(index)], limit=None))
+        try_out(Tree(0), args.only, queues[stratum][int(index)], limit=None)
         return 0
     trees = [Tree(number) for number in range(args.workers)]
-    return report(list(run(queues, counts, trees)), trees[0])
+    return report(run(queues, counts, trees), trees[0])
 
 
-def _verdict(tree: Tree, name: str, fault: Fault, **limit: float | None) -> str:
-    """SURVIVED, DOES_NOT_BUILD, or the test that noticed the fault; it is printed too."""
+def try_out(tree: Tree, name: str, fault: Fault, limit: float | None = LIMIT) -> Mutant:
+    """Tries a fault out and prints a line about it."""
     began = time.monotonic()
-    verdict = tree.try_out(fault, plan.tests_of(fault.path), **limit)
+    verdict = tree.try_out(fault, plan.tests_of(fault.path), limit)
     print(f"{name} {fault}: {verdict}, {time.monotonic() - began:.0f} s", flush=True)
-    return verdict
+    return Mutant(name, fault, verdict)
 
 
-def run(
-    queues: Queues, counts: dict[str, int], trees: list[Tree]
-) -> Iterator[tuple[str, Fault, str]]:
-    """The names, faults and verdicts. What does not build is replaced by the next in its queue."""
+def run(queues: dict[str, list[Fault]], counts: dict[str, int], trees: list[Tree]) -> list[Mutant]:
+    """Tries faults out. One that does not build is replaced by the next in its queue."""
     queued = {stratum: iter(enumerate(faults)) for stratum, faults in queues.items()}
     idle = list(trees)
 
-    def one(stratum: str) -> tuple[str, Fault, str]:
-        tree = idle.pop()
-        try:
-            while True:
-                index, fault = next(queued[stratum])
-                name = f"{stratum}:{index}"
-                verdict = _verdict(tree, name, fault)
-                if verdict != DOES_NOT_BUILD:
-                    return name, fault, verdict
-        finally:
-            idle.append(tree)
+    def one(stratum: str) -> Mutant:
+        tree, mutant = idle.pop(), None
+        while mutant is None or mutant.verdict == DOES_NOT_BUILD:
+            index, fault = next(queued[stratum])
+            mutant = try_out(tree, f"{stratum}:{index}", fault)
+        idle.append(tree)
+        return mutant
 
     with ThreadPoolExecutor(len(trees)) as pool:
-        yield from pool.map(one, [name for name, count in counts.items() for _ in range(count)])
+        return list(pool.map(one, [name for name, count in counts.items() for _ in range(count)]))
 
 
-def report(mutants: list[tuple[str, Fault, str]], tree: Tree) -> int:
+def report(mutants: list[Mutant], tree: Tree) -> int:
     """Prints survivors and shares, and returns the exit status."""
-    survivors = [(name, fault) for name, fault, verdict in mutants if verdict == SURVIVED]
-    print("\nSurvivors:", *(f"{name} {fault}" for name, fault in survivors), sep="\n  ")
+    print("\nSurvivors:")
+    for mutant in mutants:
+        if mutant.verdict == SURVIVED:
+            print(f"  {mutant.name} {mutant.fault}")
     for stratum in plan.STRATA:
-        every, left = (
-            sum(mutant[0].startswith(f"{stratum}:") for mutant in some)
-            for some in (mutants, survivors)
-        )
-        print(f"{stratum:10} {every - left:3} of {every:3} caught")
-    share = 1 - len(survivors) / len(mutants)
+        verdicts = [m.verdict for m in mutants if m.name.startswith(f"{stratum}:")]
+        caught = len(verdicts) - verdicts.count(SURVIVED)
+        print(f"{stratum:10} {caught:3} of {len(verdicts):3} caught")
+    share = sum(mutant.verdict != SURVIVED for mutant in mutants) / len(mutants)
     print(f"{share:.1%} of {len(mutants)} caught, {WANTED:.0%} wanted", flush=True)
-    wrong = tree.failing({verdict for *_, verdict in mutants if "::" in verdict})
+    wrong = tree.failing({mutant.verdict for mutant in mutants if "::" in mutant.verdict})
     print(*(f"{test} fails without a fault too" for test in wrong), sep="\n")
     return 2 if wrong else int(share < WANTED)
 

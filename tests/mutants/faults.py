@@ -126,6 +126,8 @@ def _is_text(node: ast.expr) -> bool:
 _FIRST = "< > == + * && += & << min minimum true kFloat16 Half".split()
 _SECOND = "<= >= != - / || -= | >> max maximum false kBFloat16 BFloat16".split()
 SWAPS = dict(zip(_FIRST + _SECOND, _SECOND + _FIRST, strict=True))
+_BRACKETS = r"\((?:[^()\0]|\((?:[^()\0]|\([^()\0]*\))*\))*\)"
+_LEAVES = r" \{?\s*(return|continue|break)\b"
 #: A kind, what has the fault, and what takes its place. \0 stands for what is not code.
 CHANGES = [
     ("comparison", r"(?<= )([<>]=?|[!=]=)(?=\s)", SWAPS.get),
@@ -141,6 +143,9 @@ CHANGES = [
     ("dtype", r"(?<=::)(kFloat16|kBFloat16|Half|BFloat16)\b", SWAPS.get),
     ("statement", r"(?<=[;{}]\n) +[\w:.]+(<[^;(]*>)?\([^;{}]*\);(?=\n)", lambda _: ";"),
     ("statement", r"(?<=\) )(return|continue|break);", lambda _: ";"),
+    ("guard", rf"(?<=\bif ){_BRACKETS}(?={_LEAVES})", lambda test: f"(false && {test})"),
+    ("condition", rf"(?<=\bif ){_BRACKETS}(?!{_LEAVES})", lambda test: f"(!{test})"),
+    ("condition", rf"(?<=\bif constexpr ){_BRACKETS}", lambda test: f"(false && {test})"),
 ]
 #: Comments, texts, and what the compiler alone reads, which could not build with a fault.
 NOT_CODE = [
@@ -158,28 +163,12 @@ def _cpp_faults(path: str, text: str) -> Iterator[Fault]:
     code = text
     for pattern in NOT_CODE:
         code = re.sub(pattern, lambda found: re.sub(r"[^\n]", "\0", found[0]), code)
-    for kind, start, end, after in [*_changes(code), *_conditions(code)]:
-        # Whole lines, so that a report shows the place.
-        first, last = text.rfind("\n", 0, start) + 1, text.find("\n", end)
-        line = text[first:last]
-        if not FOR_SPEED.search(line):
-            after = text[first:start] + after + text[end:last]
-            yield Fault(path, text.count("\n", 0, start) + 1, kind, first, line, after)
-
-
-def _changes(code: str) -> Iterator[tuple[str, int, int, str]]:
     for kind, pattern, change in CHANGES:
         for found in re.finditer(pattern, code):
-            yield kind, found.start(), found.end(), change(found[0])
-
-
-def _conditions(code: str) -> Iterator[tuple[str, int, int, str]]:
-    """Guards that are skipped, and conditions that are turned round."""
-    for found in re.finditer(r"\bif( constexpr)? (?=\()", code):
-        steps = ((character == "(") - (character == ")") for character in code[found.end() :])
-        end = found.end() + next(i for i, depth in enumerate(accumulate(steps)) if depth == 0) + 1
-        condition = code[found.end() : end]
-        if found[1] or re.match(r" \{?\s*(return|continue|break)\b", code[end : end + 99]):
-            yield "guard", found.end(), end, f"(false && {condition})"
-        elif "\0" not in condition:
-            yield "condition", found.end(), end, f"(!{condition})"
+            # Whole lines, so that a report shows the place.
+            first, last = text.rfind("\n", 0, found.start()) + 1, text.find("\n", found.end())
+            before = text[first:last]
+            after = text[first : found.start()] + change(found[0]) + text[found.end() : last]
+            if not FOR_SPEED.search(before):
+                line = text.count("\n", 0, found.start()) + 1
+                yield Fault(path, line, kind, first, before, after)

@@ -17,11 +17,12 @@ from .plan import ROOT
 #: Seconds until a mutant that no test has noticed counts as a survivor, and until a test hangs.
 LIMIT, TEST_LIMIT = 240, 120
 SURVIVED, DOES_NOT_BUILD = "SURVIVED", "does not build"
+LIBRARIES = ["setup.py", "build_ext", "--inplace"]
+EMULATOR = ["-c", "from tests.simt.emulator import build; build.emulator_library('plain')"]
 PYTEST = ["-m", "pytest", "-q", "-rfE", "-p", "no:cacheprovider"]
 PYTEST += [f"-ofaulthandler_timeout={TEST_LIMIT}", "-ofaulthandler_exit_on_timeout=true"]
 FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
-EMULATOR = "from simt.emulator import build; build.emulator_library('plain')"
-#: For this machine alone, and with the names of tests in full.
+#: Builds are for this machine, and pytest prints the names of tests in full.
 ENVIRONMENT = {"FUSEDOPS_BUILD_NATIVE": "1", "FUSEDOPS_BUILD_CUDA": "0", "COLUMNS": "1000"}
 ENVIRONMENT |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
 
@@ -31,19 +32,15 @@ class Tree:
 
     def __init__(self, number: int, checkout: Path = ROOT) -> None:
         folder = checkout / "build" / "mutants" / str(number)
-        self.root, self.unchanged, self.inductor = (
-            folder / name for name in ("mutant", "unchanged", "inductor")
-        )
+        self.root, self.unchanged = folder / "mutant", folder / "unchanged"
+        self.inductor = folder / "inductor"
         shutil.rmtree(self.root, ignore_errors=True)
-        list_files = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-        listed = subprocess.run(list_files, cwd=checkout, stdout=subprocess.PIPE, text=True)
-        for name in filter(lambda name: (checkout / name).is_file(), listed.stdout.splitlines()):
-            (self.root / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(checkout / name, self.root / name)
-        if (self.unchanged / "build").exists():  # only what has changed since then is built
+        left_out = shutil.ignore_patterns(".*", "build", "dist", "lib", "__pycache__")
+        shutil.copytree(checkout, self.root, ignore=left_out)
+        if (self.unchanged / "build").exists():  # what has not changed since then stays built
             shutil.copytree(self.unchanged / "build", self.root / "build")
-        if not (self._build_libraries() and self._build_emulator()):
-            sys.exit("fusedops does not build: run `make .venv/.built` to see why")
+        if self._run(LIBRARIES).returncode or self._run(EMULATOR).returncode:
+            sys.exit("fusedops does not build; `make .venv/.built` says why")
         shutil.rmtree(self.unchanged, ignore_errors=True)
         shutil.copytree(self.root, self.unchanged)
 
@@ -53,10 +50,13 @@ class Tree:
         self.restore()
         source = self.root / fault.path
         source.write_text(fault.apply(source.read_text()))
-        is_built = not fault.path.startswith("csrc/") or (
-            self._build_emulator() if "/cuda/" in fault.path else self._build_libraries()
-        )
-        return self._first_failure(tests, limit) if is_built else DOES_NOT_BUILD
+        if fault.path.startswith("csrc/"):
+            if self._run(EMULATOR if "/cuda/" in fault.path else LIBRARIES).returncode:
+                return DOES_NOT_BUILD
+        try:
+            return _verdict(self._run([*PYTEST, "-x", *tests], limit))
+        except subprocess.TimeoutExpired:
+            return SURVIVED
 
     def restore(self) -> None:
         """Removes the fault, and graphs that Inductor has traced through formulas with it."""
@@ -74,33 +74,7 @@ class Tree:
         chosen = [test for test in tests if test in known]
         return FAILED.findall(self._run([*PYTEST, *chosen]).stdout) if chosen else []
 
-    def _build_libraries(self) -> bool:
-        return self._run(["setup.py", "build_ext", "--inplace"]).returncode == 0
-
-    def _build_emulator(self) -> bool:
-        return (
-            self._run(["-c", f"import sys; sys.path.insert(0, 'tests'); {EMULATOR}"]).returncode
-            == 0
-        )
-
-    def _first_failure(self, tests: list[str], limit: float | None) -> str:
-        try:
-            done = self._run([*PYTEST, "-x", *tests], limit)
-        except subprocess.TimeoutExpired:
-            return SURVIVED
-        if done.returncode == 0:
-            return SURVIVED
-        if found := FAILED.search(done.stdout):
-            return found[1]
-        if done.returncode < 0:
-            return f"a crash ({signal.Signals(-done.returncode).name})"
-        if "Timeout (" in done.stderr:
-            return f"a test that takes more than {TEST_LIMIT} s"
-        raise RuntimeError(f"pytest ended with {done.returncode}:\n{done.stdout}{done.stderr}")
-
-    def _run(
-        self, arguments: list[str], limit: float | None = None
-    ) -> subprocess.CompletedProcess[str]:
+    def _run(self, arguments: list[str], limit: float | None = None) -> subprocess.CompletedProcess:
         """Runs Python on the tree, and ends all processes that it has started."""
         own = {"PYTHONPATH": str(self.root), "TORCHINDUCTOR_CACHE_DIR": str(self.inductor)}
         process = subprocess.Popen(
@@ -118,3 +92,16 @@ class Tree:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         return subprocess.CompletedProcess(process.args, process.returncode, *output)
+
+
+def _verdict(done: subprocess.CompletedProcess) -> str:
+    """What noticed a fault, a crash or a test that hangs included; SURVIVED if nothing did."""
+    if done.returncode == 0:
+        return SURVIVED
+    if found := FAILED.search(done.stdout):
+        return found[1]
+    if done.returncode < 0:
+        return f"a crash ({signal.Signals(-done.returncode).name})"
+    if "Timeout (" in done.stderr:
+        return f"a test that takes more than {TEST_LIMIT} s"
+    raise RuntimeError(f"pytest ended with {done.returncode}:\n{done.stdout}{done.stderr}")
