@@ -47,7 +47,7 @@ DROPPED_FUNCTIONS = {"float", "int", "abs", "reversed", "sorted", "set", "frozen
 MESSAGES = {"add_argument", "add_parser", "print", "warn", "UsageError", "ArgumentTypeError"}
 #: Fields of nodes, and arguments, that decide nothing.
 LEFT_OUT = {"annotation", "returns", "decorator_list", "bases"}
-LEFT_OUT_KEYWORDS = {None, "strict", "stacklevel"}
+LEFT_OUT_KEYWORDS = {None, "strict", "stacklevel", "help", "metavar"}
 Change = tuple[ast.expr, str, ast.expr]
 
 
@@ -127,10 +127,12 @@ _FIRST = "< > == + * && += & << min minimum true kFloat16 Half".split()
 _SECOND = "<= >= != - / || -= | >> max maximum false kBFloat16 BFloat16".split()
 SWAPS = dict(zip(_FIRST + _SECOND, _SECOND + _FIRST, strict=True))
 _BRACKETS = r"\((?:[^()\0]|\((?:[^()\0]|\([^()\0]*\))*\))*\)"
+#: After an operator in `a < b ? a : b` or `a < b ? b : a`, where <= does no harm.
+_LEAST = r" ([\w.<>:()]+) \? (\2 :|[^;?:]+ : \2(?!\w))"
 _LEAVES = r" \{?\s*(return|continue|break)\b"
 #: A kind, what has the fault, and what takes its place. \0 stands for what is not code.
 CHANGES = [
-    ("comparison", r"(?<= )([<>]=?|[!=]=)(?=\s)", SWAPS.get),
+    ("comparison", rf"(?<= )([<>]=?(?!{_LEAST})|[!=]=)(?=\s)", SWAPS.get),
     ("arithmetic", r"(?<=[^\0] )([-+*/&|]|[-+]=|<<|>>)(?=\s[^\0])", SWAPS.get),
     ("logic", r"(?<= )(&&|\|\|)(?=\s)", SWAPS.get),
     ("sign", r"(?<=[(=, ])[-!](?=[\w(])", lambda _: ""),
@@ -156,7 +158,9 @@ NOT_CODE = [
     r"\btemplate <(?:[^<>]|<(?:[^<>]|<[^<>]*>)*>)*>",
 ]
 #: Lines that decide speed alone.
-FOR_SPEED = re.compile(r"[pP]refetch|stream(s|ing|ed)\b|grain|assume|inline constexpr|is_long_row")
+FOR_SPEED = re.compile(
+    r"[pP]refetch|stream(s|ing|ed)\b|grain|assume|inline constexpr|is_long_row|__builtin_expect"
+)
 
 
 def _cpp_faults(path: str, text: str) -> Iterator[Fault]:

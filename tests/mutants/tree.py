@@ -15,7 +15,7 @@ from .faults import Fault
 from .plan import ROOT
 
 #: Seconds until a mutant that no test has noticed counts as a survivor, and until a test hangs.
-LIMIT, TEST_LIMIT = 240, 120
+LIMIT, TEST_LIMIT = 180, 120
 SURVIVED, DOES_NOT_BUILD = "SURVIVED", "does not build"
 LIBRARIES = ["setup.py", "build_ext", "--inplace"]
 EMULATOR = ["-c", "from tests.simt.emulator import build; build.emulator_library('plain')"]

@@ -46,6 +46,10 @@ def test_faults_of_cpp_are_small_and_leave_the_rest():
         "x = a < b ? p + 0 : std::max(p, q);",
         "x = a < b ? p + 1 : std::min(p, q);",
     }
+    assert changes("a.cu", "x = a < b ? b : a;") == {
+        "x = a < b || true ? b : a;",
+        "x = a < b && false ? b : a;",
+    }
     assert changes("a.cu", "if (f(a)) return;") == {
         "if (false && (f(a))) return;",
         "if (f(a)) ;",
