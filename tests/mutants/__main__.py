@@ -50,13 +50,13 @@ def main() -> int:
         return 0
     if args.only:
         stratum, _, index = args.only.partition(":")
-        try_out(Tree(0), args.only, queues[stratum][int(index)], limit=None)
+        try_out(Tree(0), args.only, queues[stratum][int(index)], limit="unlimited")
         return 0
     trees = [Tree(number) for number in range(args.workers)]
     return report(run(queues, counts, trees), trees[0])
 
 
-def try_out(tree: Tree, name: str, fault: Fault, limit: float | None = LIMIT) -> Mutant:
+def try_out(tree: Tree, name: str, fault: Fault, limit: int | str = LIMIT) -> Mutant:
     """Tries a fault out and prints a line about it."""
     began = time.monotonic()
     verdict = tree.try_out(fault, plan.tests_of(fault.path), limit)

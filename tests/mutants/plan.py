@@ -52,6 +52,8 @@ TESTS = {
 }
 #: Tests of other builds and machines, or that take long.
 NEVER_RUN = re.compile(r".*/test_(cpu_isa|large|simt_ptx|simt_sanitizers)")
+#: Tests of minutes, which come after others that are as close to a source.
+SLOW = re.compile(r".*_(registration|exit|census|autocast|ddp|transformers|linear|random_graphs)\.")
 #: Beginnings of words: those of tests about many sources, and those that say nothing in a name.
 GENERAL, EMPTY = {"valu", "kern", "spel", "safe", "argu"}, {"ops", "cpu", "grap", "rewr"}
 #: What sources are about, where their names do not have the word that their tests have.
@@ -65,7 +67,7 @@ def tests_of(path: str) -> list[str]:
 
     def distance(test: str) -> tuple[float, float]:
         words = _words(Path(test).stem)
-        shared = len(words & wanted) + len(words & GENERAL) / 2
+        shared = len(words & wanted) + len(words & GENERAL) / 2 - bool(SLOW.match(test)) / 2
         return -shared, -shared / len(words)
 
     found = [test for pattern in globs.split() for test in _files(pattern)]

@@ -14,7 +14,8 @@ from pathlib import Path
 from .faults import Fault
 from .plan import ROOT
 
-#: Seconds until a mutant that no test has noticed counts as a survivor, and until a test hangs.
+#: Seconds of the processor, the same on a busy machine, after which a mutant that no test has
+#: noticed counts as a survivor; and seconds until a test hangs.
 LIMIT, TEST_LIMIT = 180, 120
 SURVIVED, DOES_NOT_BUILD = "SURVIVED", "does not build"
 LIBRARIES = ["setup.py", "build_ext", "--inplace"]
@@ -44,7 +45,7 @@ class Tree:
         shutil.rmtree(self.unchanged, ignore_errors=True)
         shutil.copytree(self.root, self.unchanged)
 
-    def try_out(self, fault: Fault, tests: list[str], limit: float | None = LIMIT) -> str:
+    def try_out(self, fault: Fault, tests: list[str], limit: int | str = LIMIT) -> str:
         """Plants a fault, builds, and runs the files of tests until one fails, whose name it
         returns, or SURVIVED or DOES_NOT_BUILD."""
         self.restore()
@@ -53,10 +54,7 @@ class Tree:
         if fault.path.startswith("csrc/"):
             if self._run(EMULATOR if "/cuda/" in fault.path else LIBRARIES).returncode:
                 return DOES_NOT_BUILD
-        try:
-            return _verdict(self._run([*PYTEST, "-x", *tests], limit))
-        except subprocess.TimeoutExpired:
-            return SURVIVED
+        return _verdict(self._run([*PYTEST, "-x", *tests], limit))
 
     def restore(self) -> None:
         """Removes the fault, and graphs that Inductor has traced through formulas with it."""
@@ -74,34 +72,39 @@ class Tree:
         chosen = [test for test in tests if test in known]
         return FAILED.findall(self._run([*PYTEST, *chosen]).stdout) if chosen else []
 
-    def _run(self, arguments: list[str], limit: float | None = None) -> subprocess.CompletedProcess:
+    def _run(
+        self, arguments: list[str], limit: int | str = "unlimited"
+    ) -> subprocess.CompletedProcess[str]:
         """Runs Python on the tree, and ends all processes that it has started."""
         own = {"PYTHONPATH": str(self.root), "TORCHINDUCTOR_CACHE_DIR": str(self.inductor)}
-        process = subprocess.Popen(
-            [sys.executable, *arguments],
-            cwd=self.root,
-            env=os.environ | ENVIRONMENT | own,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            output = process.communicate(timeout=limit)
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-        return subprocess.CompletedProcess(process.args, process.returncode, *output)
+        command = ["sh", "-c", f'ulimit -S -t {limit}; exec "$0" "$@"', sys.executable, *arguments]
+        # A file, as a pipe would stay open for processes that outlive the tests.
+        with open(self.inductor.parent / "output", "w+") as output:
+            process = subprocess.Popen(
+                command,
+                cwd=self.root,
+                env=os.environ | ENVIRONMENT | own,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                process.wait()
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            output.seek(0)
+            return subprocess.CompletedProcess(command, process.returncode, output.read())
 
 
-def _verdict(done: subprocess.CompletedProcess) -> str:
+def _verdict(done: subprocess.CompletedProcess[str]) -> str:
     """What noticed a fault, a crash or a test that hangs included; SURVIVED if nothing did."""
-    if done.returncode == 0:
+    if done.returncode in (0, -signal.SIGXCPU):
         return SURVIVED
     if found := FAILED.search(done.stdout):
         return found[1]
     if done.returncode < 0:
         return f"a crash ({signal.Signals(-done.returncode).name})"
-    if "Timeout (" in done.stderr:
+    if "Timeout (" in done.stdout:
         return f"a test that takes more than {TEST_LIMIT} s"
-    raise RuntimeError(f"pytest ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    raise RuntimeError(f"pytest ended with {done.returncode}:\n{done.stdout}")
