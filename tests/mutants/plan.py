@@ -50,8 +50,6 @@ TESTS = {
     r"fusedops/ops/_library": "deploy/test_library* cli/test_env* ops",
     r"fusedops/": "ops transforms */test_*arguments*",
 }
-#: Tests of other builds and machines, or that take long.
-NEVER_RUN = re.compile(r".*/test_(cpu_isa|large|simt_ptx|simt_sanitizers)")
 #: Tests of minutes, which come after others that are as close to a source.
 SLOW = re.compile(r".*_(registration|exit|census|autocast|ddp|transformers|linear|random_graphs)\.")
 #: Beginnings of words: those of tests about many sources, and those that say nothing in a name.
@@ -84,7 +82,7 @@ def _files(pattern: str) -> list[str]:
     names = sorted(path.relative_to(ROOT).as_posix() for path in paths)
     if not names:
         raise LookupError(f"tests/mutants/plan.py: tests/ has nothing like {pattern}")
-    return [name for name in names if not NEVER_RUN.match(name)]
+    return names
 
 
 def stratum_of(path: str) -> str | None:
