@@ -35,7 +35,108 @@ def _tests(*arguments: str, exhaustive: bool = True) -> tuple[str, ...]:
     return (*PYTEST, *WORKERS, *(["--exhaustive"] if exhaustive else []), *arguments)
 
 
-PARTS: dict[str, Part] = {}
+#: Tests of whole models, and those that compile and run all kernels once more.
+_MODELS = tuple(
+    f"tests/graph/test_{name}.py"
+    for name in ("rewrite_census", "rewrite_autocast", "rewrite_transformers", "replace_modules")
+)
+_SANITIZED = "tests/simt/test_simt_sanitizers.py"
+_ANY_OPERATOR = ("csrc/ops", "csrc/include/fusedops/args", "fusedops/ops", "fusedops/reference")
+_OPERATORS_ON_CPU = (*_ANY_OPERATOR, "csrc/cpu", "csrc/include/fusedops/cpu", "fusedops/functional")
+_KERNELS_ON_CUDA = ("csrc/cuda", "csrc/include/fusedops/cuda", "csrc/include/fusedops/device")
+_BUILD = ("CMakeLists", "cmake", "setup.py", "pyproject")
+
+PARTS = {
+    "ops": Part(
+        "operators: whole products of parameters, on one, two and three threads",
+        20,
+        (*_OPERATORS_ON_CPU, "fusedops/nn", "fusedops/parallel", "fusedops/_arguments"),
+        (
+            _tests("tests/ops", "tests/transforms", "tests/parallel", "tests/properties"),
+            _tests("tests/bad_input", "tests/test_ways.py", "tests/test_import_layers.py"),
+        ),
+    ),
+    "graph": Part(
+        "the rewriter: whole products of forms, dtypes and captures",
+        25,
+        ("fusedops/graph", "fusedops/backend", "fusedops/export", "fusedops/config"),
+        (_tests("tests/graph", *(f"--ignore={path}" for path in _MODELS)),),
+    ),
+    "models": Part(
+        "every model of the zoo, compiled, exported and under autocast",
+        25,
+        (
+            "fusedops/graph",
+            "fusedops/replacement",
+            "fusedops/cli/bench/zoo",
+            "fusedops/integrations",
+        ),
+        (_tests(*_MODELS, "tests/integrations"),),
+    ),
+    "deploy": Part(
+        "C++ and AOTInductor programs, the C interface, ONNX, builds and their faults",
+        15,
+        (*_BUILD, "csrc/c_api", "csrc/python", "fusedops/integrations/onnx", "fusedops/export"),
+        (_tests("tests/deploy"),),
+    ),
+    "cli": Part(
+        "the commands, the pages' examples, the tools and the example programs",
+        25,
+        ("fusedops/cli", "tools", "examples", "docs", "README"),
+        (
+            _tests("tests/cli", "tests/tools", "-m", "not nvcc and not large"),
+            _tests("tests/examples"),
+        ),
+    ),
+    "distributed": Part(
+        "DTensors and data parallelism on one, two and four processes",
+        10,
+        ("fusedops/integrations/dtensor", "fusedops/ops"),
+        ((*PYTEST, "--exhaustive", "tests/distributed", "tests/graph/test_rewrite_ddp.py"),),
+    ),
+    "simt": Part(
+        "CUDA kernels on the emulator: all lengths that change a launch, all schedules",
+        25,
+        (*_KERNELS_ON_CUDA, "tests/simt"),
+        (_tests("tests/simt", f"--ignore={_SANITIZED}"),),
+    ),
+    "simt-sanitized": Part(
+        "CUDA kernels on the emulator under Address-, UndefinedBehavior- and ThreadSanitizer",
+        25,
+        (*_KERNELS_ON_CUDA, "tests/simt/emulator"),
+        ((*PYTEST, "--exhaustive", _SANITIZED),),
+    ),
+    "cuda": Part(
+        "the machine code of all architectures: registers, spills, widths",
+        25,
+        (*_KERNELS_ON_CUDA, *_BUILD),
+        (("make", ".venv/.built-all"), _tests("tests", "-m", "nvcc")),
+    ),
+    "isas": Part(
+        "operators and rewritten graphs with lower instruction sets of the kernels and of eager",
+        30,
+        ("csrc/cpu", "csrc/include/fusedops/cpu"),
+        (("make", ".venv/.built-isas"), (sys.executable, "-m", "nox", "-s", "instructions")),
+    ),
+    "sanitize": Part(
+        "the CPU library under Address-, UndefinedBehavior- and ThreadSanitizer",
+        20,
+        ("csrc/cpu", "csrc/include/fusedops/cpu", "csrc/c_api", "csrc/ops"),
+        ((sys.executable, "-m", "tests.sanitize"),),
+    ),
+    "fuzz": Part(
+        "properties and random graphs, others in every run",
+        10,
+        (*_OPERATORS_ON_CPU, "fusedops/graph"),
+        (("make", "fuzz", "FUZZ_SECONDS=480"),),
+    ),
+    "large": Part(
+        "tensors of more than 2^31 elements; needs 18 GB of memory",
+        10,
+        _OPERATORS_ON_CPU,
+        ((*PYTEST, "-m", "large"),),
+    ),
+}
 
 
 class Outcome(NamedTuple):
