@@ -116,7 +116,7 @@ clean:
 	@touch $@
 
 build/.emulator: $(shell find csrc tests/simt -name '*.h' -o -name '*.cu' -o -name '*.cpp' -o -name '*.def')
-	$(call stage,emulator,$(PYTHON) -m tests.simt.emulator.build plain)
+	$(call stage,emulator,$(PYTHON) -m tests.simt.emulator.build plain planted_plain atomics c_interface)
 	@touch $@
 
 # An install for development, which links the sources and finds the libraries built.
