@@ -273,7 +273,7 @@ def test_gradients_are_within_their_bounds_and_typical(kind, dtype, shape, dim):
 
 
 def test_sums_over_many_positions_are_within_their_bounds():
-    x, w, b, grad = draw((40, 12, 4000), 1, torch.float32)
+    x, w, b, grad = draw((10, 12, 2000), 1, torch.float32)
     leaves = [t.requires_grad_() for t in (x, w, b)]
     _, *ours = torch.autograd.grad(fusedops.spatial_layer_norm(x, 1, w, b), leaves, grad)
     right = bounds.norm_gradients("layer_norm", as_rows(x, 1), w, as_rows(grad, 1), EPS)
