@@ -23,11 +23,12 @@ def three_parts(monkeypatch):
     monkeypatch.setattr(parts, "PARTS", those)
 
 
-def test_every_test_is_in_a_part():
+def test_every_test_that_needs_no_gpu_is_in_a_part():
     named = [word for part in parts.PARTS.values() for command in part.commands for word in command]
     named = tuple(word for word in named if word.startswith("tests/"))
     for path in TESTS.rglob("test_*.py"):
-        assert str(path.relative_to(TESTS.parent)).startswith(named), path
+        is_in_a_part = str(path.relative_to(TESTS.parent)).startswith(named)
+        assert is_in_a_part != (path.parent.name == "cuda"), path
 
 
 def test_every_source_of_a_part_exists():
@@ -39,10 +40,10 @@ def test_every_source_of_a_part_exists():
 
 def test_parts_with_most_changed_lines_come_first_while_they_fit(three_parts, monkeypatch):
     monkeypatch.setattr(parts, "touched_lines", lambda since: {"a/x": 5, "b/y": 90, "a/z": 2})
-    for minutes, expected in ((10, ["b", "a"]), (9, ["b"]), (8, ["a"]), (0.5, [])):
-        names, left_out = parts.chosen([], "1.day", minutes)
-        assert names == expected
-        assert sorted([*names, *(outcome.part for outcome in left_out)]) == ["a", "b", "c"]
+    for minutes, ran in ((10, ["b", "a"]), (8, ["a"]), (0.5, [])):
+        outcomes = parts.run_touched("1.day", minutes)
+        assert [outcome.part for outcome in outcomes] == ["b", "a", "c"]
+        assert [outcome.part for outcome in outcomes if outcome.failed is not None] == ran
 
 
 def test_a_part_that_fails_is_named_and_the_others_run(three_parts, capfd):
