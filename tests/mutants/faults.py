@@ -160,6 +160,7 @@ NOT_CODE = [
 #: Lines that decide speed alone.
 FOR_SPEED = re.compile(
     r"[pP]refetch|stream(s|ing|ed)\b|grain|assume|inline constexpr|is_long_row|__builtin_expect"
+    r"|int64_t bytes ="
 )
 
 
