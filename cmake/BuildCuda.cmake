@@ -1,4 +1,4 @@
-# libfusedops_cuda.so is built if nvcc is found (auto), always (1) or never (0). Sets
+# The libraries for CUDA are built if nvcc is found (auto), always (1) or never (0). Sets
 # FUSEDOPS_CUDA_BUILT, and FUSEDOPS_CUDA_REASON as text for users.
 set(FUSEDOPS_CUDA_BUILT OFF)
 if(FUSEDOPS_BUILD_CUDA STREQUAL "0")
@@ -58,6 +58,7 @@ endif()
 enable_language(CUDA)
 set(CMAKE_CUDA_STANDARD 17)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 # Static, because a shared cudart of another major version than torch's would not be found.
 set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
 add_subdirectory(csrc/cuda)

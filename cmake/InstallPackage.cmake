@@ -4,7 +4,7 @@ include(CMakePackageConfigHelpers)
 set(config_dir ${CMAKE_INSTALL_LIBDIR}/cmake/fusedops)
 set(libraries fusedops fusedops_c)
 if(FUSEDOPS_CUDA_BUILT)
-  list(APPEND libraries fusedops_cuda fusedops_c_cuda)
+  list(APPEND libraries fusedops_kernels_cuda fusedops_cuda fusedops_c_cuda)
 endif()
 install(TARGETS ${libraries} EXPORT fusedopsTargets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}

@@ -153,9 +153,9 @@ fi
 CAPABILITY=$([[ $DRY == yes ]] && echo 9.0 || gpu compute_cap)
 ARCH=${CAPABILITY//./}
 has_library() {
-  [[ -f fusedops/lib/libfusedops_cuda.so ]] || return 1
+  [[ -f fusedops/lib/libfusedops_kernels_cuda.so ]] || return 1
   finds cuobjdump || return 0
-  cuobjdump --list-elf fusedops/lib/libfusedops_cuda.so | grep -q "sm_$ARCH"
+  cuobjdump --list-elf fusedops/lib/libfusedops_kernels_cuda.so | grep -q "sm_$ARCH"
 }
 LIBRARY=(env FUSEDOPS_BUILD_CUDA=1 TORCH_CUDA_ARCH_LIST="$CAPABILITY"
   "$PYTHON" setup.py build_ext --inplace)

@@ -7,7 +7,8 @@
     python tools/sass_report.py --write-budget     # after an intended change
     python tools/sass_report.py --measured FILE    # predictions beside the cases of tools/tune.cu
 
-It needs nvcc, and g++ for predictions.
+It reads the library that is in fusedops/lib, built for the architectures, and needs g++ for
+predictions.
 
 Gates: no kernel has spills or a stack. Every load and store of a hot kernel is 128 bits wide, but
 for the few that sass_budget.csv lists (a row's mean and rstd, partials of columns and of rows,
@@ -38,11 +39,11 @@ from sass.output import print_lines, print_shapes, print_tables, write_csv
 from sass.page import write_page
 from sass.predict import MODELLED_ARCH, predictions, table_cases
 from sass.shape_gates import SHAPES, ShapeBudget, read_shapes, shape_failures
-from sass.toolchain import Code, codes_of, kernels_in
+from sass.toolchain import LIBRARY, Code, codes_of, kernels_in
 
 
 def output_file(text: str) -> Path:
-    """A type for argparse, which checks the file before a minute of compiling."""
+    """A type for argparse, which checks the file before a minute of disassembly."""
     path = Path(text)
     if not text or path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise argparse.ArgumentTypeError(f"got {text!r}, wanted a file that can be written")
@@ -70,7 +71,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--write-budget", action="store_true", help="write the budgets and docs/cuda_model.md"
     )
     parser.add_argument(
-        "--library", type=Path, metavar="FILE", help="read a built library, where it has the code"
+        "--library", type=Path, metavar="FILE", default=LIBRARY, help="read another library"
     )
     args = parser.parse_args(argv)
     args.arch = list(dict.fromkeys(args.arch))
@@ -115,7 +116,7 @@ def report_shapes(args: argparse.Namespace) -> int:
 
 
 def report(args: argparse.Namespace) -> int:
-    """Compiles, prints and writes the report; with --check it checks the gates too."""
+    """Prints and writes the report; with --check it checks the gates too."""
     budget = read_budget() if args.check and not args.write_budget else {}
     codes = codes_of(args.arch, args.library)
     kernels = kernels_in(codes)

@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "fusedops/cuda/cluster_launch.h"
 #include "fusedops/cuda/launch_dispatch.h"
 #include "fusedops/cuda/masked_softmax.h"
 #include "fusedops/cuda/masked_softmax_narrow.h"
@@ -88,14 +89,7 @@ Status launch_narrow(const ForwardArgs& args, Stream stream) {
 template <class In, class Out, int kWidth, int kParts>
 Status launch_masked_softmax_forward(const ForwardArgs& args, const RowPlan& plan, Stream stream) {
   constexpr const Regimes& kRegimes = masked_softmax_regimes(kHasAll<kParts>);
-  constexpr int kGeneral = kParts | kAllParts;  // for rows that no block holds
-  if constexpr (kFitsClusters<In, kWidth>) {
-    if (plan.blocks > 1) {
-      constexpr int kVectors = cluster_vectors<In, kWidth>(masked_clusters(sizeof(In)));
-      const auto kernel = &masked_softmax_forward_cluster<In, Out, kWidth, kVectors, kGeneral>;
-      return launch_row_clusters(kernel, plan, args, stream);
-    }
-  }
+  if (plan.blocks > 1) return launch_clusters(args, plan, stream);
   if (plan.elements > 0) {
     return with_regime<kRegimes, In, kWidth>(plan, [&](auto vectors, auto threads) {
       constexpr int kVectors = decltype(vectors)::value, kThreads = decltype(threads)::value;
@@ -104,6 +98,7 @@ Status launch_masked_softmax_forward(const ForwardArgs& args, const RowPlan& pla
       return launch_rows(kernel, plan, args, stream);
     });
   }
+  constexpr int kGeneral = kParts | kAllParts;
   return launch_rows(&masked_softmax_forward_looped<In, Out, kWidth, kGeneral>, plan, args, stream);
 }
 
@@ -156,13 +151,7 @@ template <class T, class Out, int kWidth, int kParts>
 Status launch_masked_softmax_backward(
     const BackwardArgs& args, const RowPlan& plan, Stream stream) {
   constexpr const Regimes& kRegimes = masked_softmax_backward_regimes(kParts == kAllParts);
-  if constexpr (kFitsClusters<T, kWidth>) {
-    if (plan.blocks > 1) {
-      constexpr int kVectors = cluster_vectors<T, kWidth>(masked_clusters(sizeof(T)));
-      const auto kernel = &masked_softmax_backward_cluster<T, Out, kWidth, kVectors>;
-      return launch_row_clusters(kernel, plan, args, stream);
-    }
-  }
+  if (plan.blocks > 1) return launch_clusters(args, plan, stream);
   if (plan.elements > 0) {
     return with_vectors<kRegimes, T, kWidth>(plan, [&](auto vectors) {
       constexpr int kVectors = decltype(vectors)::value;

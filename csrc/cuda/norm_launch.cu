@@ -2,6 +2,7 @@
 // The emulator compiles this file too, as C++.
 #include "fusedops/cuda/launch.h"
 
+#include "fusedops/cuda/cluster_launch.h"
 #include "fusedops/cuda/launch_dispatch.h"
 #include "fusedops/cuda/norm_backward.h"
 #include "fusedops/cuda/norm_forward.h"
@@ -43,14 +44,7 @@ inline RowPlan with_clusters(const NormForward& args, const RowPlan& plan) {
 
 template <class T, int kWidth, bool kAdd>
 Status launch_norm_forward(const NormForward& args, const RowPlan& plan, Stream stream) {
-  if constexpr (kFitsClusters<T, kWidth> || (kFitsNarrowClusters<T, kWidth> && !kAdd)) {
-    if (plan.blocks > 1) {
-      constexpr int kVectors =
-          cluster_vectors<T, kWidth>(norm_clusters(sizeof(T), kAdd), kNarrowNormClusters);
-      const auto kernel = &norm_forward_cluster<T, kWidth, kVectors, kAdd>;
-      return launch_row_clusters(kernel, plan, args, stream);
-    }
-  }
+  if (plan.blocks > 1) return launch_clusters(args, plan, stream);
   if (plan.elements > 0) {
     return with_regime<norm_regimes(kAdd), T, kWidth>(plan, [&](auto vectors, auto threads) {
       const auto kernel = &norm_forward_registers<
@@ -118,8 +112,6 @@ Status launch(const NormStack& stack, Stream stream) {
 
 int64_t workspace_bytes(const NormStack& stack) { return most_workspace_bytes(stack); }
 
-inline bool adds(const NormBackward& args) { return args.grad_sum.data || args.grad_branch.data; }
-
 inline int32_t width_of(const NormBackward& args) {
   return pick_width(
       args.input.dtype, args.cols,
@@ -174,19 +166,6 @@ Status launch_norm_backward_registers(
   });
 }
 
-template <class T, int kWidth, bool kAdd>
-Status launch_norm_backward_cluster(
-    const NormBackward& args, const NormBackwardPlan& plan, Stream stream) {
-  if constexpr (kFitsClusters<T, kWidth> || (kFitsNarrowClusters<T, kWidth> && !kAdd)) {
-    constexpr int kVectors = cluster_vectors<T, kWidth>(
-        norm_backward_clusters(sizeof(T), kAdd), kNarrowNormBackwardClusters);
-    return device::launch_clusters(
-        &norm_backward_cluster<T, kWidth, kVectors, kAdd>, plan.partitions * plan.row.blocks,
-        plan.row.blocks, dim3(plan.row.threads), stream, args);
-  }
-  return device::kInvalidValue;
-}
-
 // Leaves the sums along `rows` rows from first_row on at args.workspace.
 template <class T, int kWidth>
 Status launch_norm_backward_row_partials(
@@ -234,7 +213,7 @@ Status launch_norm_backward(const NormBackward& args, const NormBackwardPlan& pl
     case NormScope::kBlock:
       return launch_norm_backward_registers<T, kWidth, kAdd>(args, plan, stream);
     case NormScope::kCluster:
-      return launch_norm_backward_cluster<T, kWidth, kAdd>(args, plan, stream);
+      return launch_clusters(args, plan, stream);
     case NormScope::kSegments:
       if constexpr (kIsLoopWidth<T, kWidth>) {
         return launch_norm_backward_segments<T, kWidth, kAdd>(args, plan, stream);

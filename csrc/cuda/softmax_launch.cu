@@ -2,6 +2,7 @@
 // this file too, as C++.
 #include "fusedops/cuda/launch.h"
 
+#include "fusedops/cuda/cluster_launch.h"
 #include "fusedops/cuda/launch_dispatch.h"
 #include "fusedops/cuda/softmax.h"
 #include "fusedops/cuda/softmax_stats.h"
@@ -47,13 +48,7 @@ Status with_kernel(const SoftmaxForward& args, const RowPlan& plan, F f) {
 
 template <class In, class Out, int kWidth>
 Status launch_softmax_forward(const SoftmaxForward& args, const RowPlan& plan, Stream stream) {
-  if constexpr (kFitsClusters<In, kWidth> || kFitsNarrowClusters<In, kWidth>) {
-    if (plan.blocks > 1) {
-      constexpr int kVectors = cluster_vectors<In, kWidth>(softmax_clusters(sizeof(In)));
-      const auto kernel = &softmax_forward_cluster<In, Out, kWidth, kVectors>;
-      return launch_row_clusters(kernel, plan, args, stream);
-    }
-  }
+  if (plan.blocks > 1) return launch_clusters(args, plan, stream);
   if (plan.elements > 0) {
     return with_regime<kSoftmaxRegimes, In, kWidth>(plan, [&](auto vectors, auto threads) {
       const auto kernel = &softmax_forward_registers<
@@ -113,13 +108,7 @@ int64_t workspace_bytes(const SoftmaxStack& stack) { return most_workspace_bytes
 
 template <class T, class Out, int kWidth>
 Status launch_softmax_backward(const SoftmaxBackward& args, const RowPlan& plan, Stream stream) {
-  if constexpr (kFitsClusters<T, kWidth> || kFitsNarrowClusters<T, kWidth>) {
-    if (plan.blocks > 1) {
-      constexpr int kVectors = cluster_vectors<T, kWidth>(kSoftmaxBackwardClusters);
-      const auto kernel = &softmax_backward_cluster<T, Out, kWidth, kVectors>;
-      return launch_row_clusters(kernel, plan, args, stream);
-    }
-  }
+  if (plan.blocks > 1) return launch_clusters(args, plan, stream);
   if (plan.elements > 0) {
     return with_regime<kSoftmaxBackwardRegimes, T, kWidth>(plan, [&](auto vectors, auto threads) {
       const auto kernel = &softmax_backward_registers<

@@ -1,8 +1,8 @@
 """Finds and loads the shared libraries, and reports how they were built and what they support.
 
 ``libfusedops.so`` (schemas, CPU kernels) always exists. ``libfusedops_cuda.so`` exists if the build
-found nvcc, and is loaded if torch is a CUDA build. Otherwise every op refuses CUDA tensors with the
-reason and the fix.
+found nvcc, and is loaded if torch is a CUDA build, with ``libfusedops_kernels_cuda.so``. Otherwise
+every op refuses CUDA tensors with the reason and the fix.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import torch
 LIB_DIR = Path(__file__).resolve().parent.parent / "lib"
 CPU_LIBRARY = LIB_DIR / "libfusedops.so"
 CUDA_LIBRARY = LIB_DIR / "libfusedops_cuda.so"
+CUDA_KERNELS = LIB_DIR / "libfusedops_kernels_cuda.so"
 OP_CALL = LIB_DIR / "op_call.abi3.so"
 
 #: The functions of the CPU library that Python calls, besides the operators.
@@ -43,6 +44,8 @@ _ELF = struct.Struct("<4s14xH20xQ10xHH2x")
 def _check_file(path: Path) -> None:
     """Raises if a file is not a complete library for this machine. Loading a truncated one can
     crash the process."""
+    if not path.exists():
+        raise ImportError(f"fusedops: {path} is missing, the package was not built. {_TO_REBUILD}")
     with open(path, "rb") as file, open(torch._C.__file__, "rb") as torchs:
         head, torchs_head = file.read(_ELF.size), torchs.read(_ELF.size)
     if len(head) < _ELF.size or not head.startswith(b"\x7fELF"):
@@ -103,10 +106,6 @@ def load_op_call() -> ModuleType | None:
 
 
 def _load_cpu_library() -> None:
-    if not CPU_LIBRARY.exists():
-        raise ImportError(
-            f"fusedops: {CPU_LIBRARY} is missing, the package was not built. {_TO_REBUILD}"
-        )
     _load(CPU_LIBRARY)
     library = ctypes.CDLL(str(CPU_LIBRARY))
     for name in _C_FUNCTIONS:
@@ -156,6 +155,7 @@ def _load_cuda_library() -> str | None:
             "install a CUDA build of torch"
         )
     try:
+        _load(CUDA_KERNELS)  # before the library that needs it, which loads it unchecked
         _load(CUDA_LIBRARY)
     except ImportError as error:
         warnings.warn(f"{error} CUDA tensors will be refused until then.", stacklevel=2)
@@ -188,7 +188,7 @@ def build_info() -> dict[str, Any]:
 
 def loaded_libraries() -> list[str]:
     """Paths of the shared libraries in use."""
-    paths = [CPU_LIBRARY] if _cuda_problem else [CPU_LIBRARY, CUDA_LIBRARY]
+    paths = [CPU_LIBRARY] if _cuda_problem else [CPU_LIBRARY, CUDA_KERNELS, CUDA_LIBRARY]
     return [str(path) for path in paths]
 
 

@@ -78,6 +78,11 @@ EXPORTS = {
     "libfusedops_cuda.so": {"fusedops_version"},
     "libfusedops_c.so": C_INTERFACE | {"fusedops_cpu_isa"},
     "libfusedops_c_cuda.so": C_INTERFACE,
+    "libfusedops_kernels_cuda.so": {
+        "fusedops::cuda::launch",
+        "fusedops::cuda::workspace_bytes",
+        "fusedops_version",
+    },
     "op_call.abi3.so": {"PyInit_op_call", "fusedops_version"},
 }
 
@@ -91,10 +96,12 @@ def undefined_symbols(library: Path) -> list[str]:
 @pytest.mark.parametrize("library", ALL_LIBRARIES, ids=lambda path: path.name)
 def test_a_library_needs_no_symbol_that_a_torch_or_a_system_may_lack(library):
     """A symbol has a version, and so belongs to the C or C++ library, or is of torch's stable ABI,
-    or, in the extension module, of Python's limited API, which the compiler has checked."""
+    or, in the extension module, of Python's limited API, which the compiler has checked, or, for
+    CUDA, of the library of kernels."""
     python = r"|_?Py[A-Z]?\w+" if "op_call" in library.name else ""
+    kernels = r"|_ZN8fusedops4cuda(6launch|15workspace_bytes)E\w+" if "cuda" in library.name else ""
     unversioned = [name for name in undefined_symbols(library) if "@" not in name]
-    assert [name for name in unversioned if not re.fullmatch(STABLE + python, name)] == []
+    assert [name for name in unversioned if not re.fullmatch(STABLE + python + kernels, name)] == []
 
 
 @pytest.mark.parametrize("library", ALL_LIBRARIES, ids=lambda path: path.name)
@@ -108,8 +115,16 @@ def test_a_library_loads_on_every_system_of_its_wheels_tag(library):
 
 @pytest.mark.parametrize("library", ALL_LIBRARIES, ids=lambda path: path.name)
 def test_a_library_exports_what_is_meant_to_be_called_and_nothing_else(library):
-    defined = output("nm", "-D", "--defined-only", library)
-    assert {line.split()[-1] for line in defined.splitlines()} == EXPORTS[library.name]
+    defined = output("nm", "-DCj", "--defined-only", library)
+    assert {line.partition("(")[0] for line in defined.splitlines()} == EXPORTS[library.name]
+
+
+def test_the_cuda_kernels_are_in_one_library():
+    libraries = {path.name for path in ALL_LIBRARIES if "cuda" in path.name}
+    holders = {
+        path.name for path in ALL_LIBRARIES if b"softmax_forward_registers" in path.read_bytes()
+    }
+    assert holders == libraries & {"libfusedops_kernels_cuda.so"}
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64 alone has this instruction")

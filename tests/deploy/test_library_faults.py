@@ -106,6 +106,17 @@ def test_a_damaged_op_call_is_reported_and_a_missing_one_is_not_needed(package):
     assert "op_call.abi3.so is cut off" in eager_calls()
 
 
+@pytest.mark.parametrize("fault, message", [(Path.unlink, "is missing"), (truncated, "is cut off")])
+def test_without_the_library_of_cuda_kernels_cuda_tensors_are_refused(package, fault, message):
+    for name in ("libfusedops_cuda.so", "libfusedops_kernels_cuda.so"):
+        shutil.copy2(PACKAGE / "lib" / "libfusedops.so", package / "lib" / name)
+    fault(package / "lib" / "libfusedops_kernels_cuda.so")
+    status = "fusedops.ops._library.cuda_status()"
+    code = f"import torch; torch.version.cuda = '13.0'; import fusedops; print({status})"
+    done = run(package, "-W", "ignore", "-c", code)
+    assert f"libfusedops_kernels_cuda.so {message}" in done.stdout, done.stderr
+
+
 @pytest.mark.parametrize("content", [None, "", "{", "[]"], ids=["missing", "empty", "cut", "other"])
 def test_operators_do_not_need_the_record_of_the_build(package, content):
     record = package / "lib" / "build_info.json"

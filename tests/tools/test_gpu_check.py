@@ -68,7 +68,7 @@ class Checkout:
         shutil.copy(ROOT / plans, folder / plans)
         (folder / "tests").mkdir()
         (folder / "fusedops" / "lib").mkdir(parents=True)
-        (folder / "fusedops" / "lib" / "libfusedops_cuda.so").touch()
+        (folder / "fusedops" / "lib" / "libfusedops_kernels_cuda.so").touch()
         for name, text in STUBS.items():
             write_program(self.programs / name, text)
         write_program(folder / "python", PYTHON)

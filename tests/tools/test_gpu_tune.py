@@ -22,7 +22,10 @@ from simt.emulator import build  # noqa: E402
 pytestmark = pytest.mark.exhaustive
 
 TOOL = ROOT / "tools"
-SOURCES = [TOOL / "tune.cu", *sorted((TOOL / "tune").glob("*.c*"))]
+SOURCES = [
+    *(TOOL / "tune.cu", *sorted((TOOL / "tune").glob("*.c*"))),
+    *sorted((ROOT / "csrc" / "cuda").glob("*_clusters.cu")),
+]
 #: The headers of tests/tools/emulated come before the emulator's, and include them.
 FLAGS = [f"-I{Path(__file__).parent / 'emulated'}", f"-I{TOOL}", f"-I{ROOT / 'csrc'}"]
 COLUMNS = (

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from fusedops.ops import _library
-
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 from sass import chips, code, errors, gates, kernels, toolchain
 
@@ -24,14 +22,17 @@ def kernel():
     )  # fmt: skip
 
 
-# Kernels are read from the built library. Where it lacks the architecture nvcc compiles them.
-LIBRARY = _library.CUDA_LIBRARY if _library.CUDA_LIBRARY.exists() else None
+#: The others take as long each, and a build for them four times as long.
+ARCHITECTURES = [
+    pytest.param(arch, marks=[] if arch == "90" else pytest.mark.exhaustive) for arch in chips.CHIPS
+]
 
 
-@pytest.mark.skipif(toolchain.find_nvcc() is None, reason="no nvcc: there is no CUDA code to read")
-@pytest.mark.parametrize("arch", chips.CHIPS)
+@pytest.mark.nvcc
+@pytest.mark.skipif(not toolchain.LIBRARY.exists(), reason="there is no CUDA code to read")
+@pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_no_kernel_spills_and_hot_ones_keep_to_128_bits_and_their_budget(arch):
-    found = toolchain.kernels_of([arch], LIBRARY)
+    found = toolchain.kernels_of([arch])
     budget = gates.read_budget()
     assert list(gates.local_memory_failures(found)) == []
     assert list(gates.budget_failures(found, budget)) == []
@@ -42,9 +43,7 @@ def test_no_kernel_spills_and_hot_ones_keep_to_128_bits_and_their_budget(arch):
     # operand may have one value for a row, a weight has one for a channel, and the floats of long
     # rows and 16-bit channels have 32 KB in flight where 38 would keep a B200 busy.
     forward = [kernel for kernel in hot if "forward" in kernel.name]
-    # Kernels of clusters only trap where there are none.
-    exists = [kernel for kernel in forward if int(arch) >= 90 or "_cluster<" not in kernel.name]
-    plain = [kernel for kernel in exists if not re.search("masked|spatial_norm", kernel.name)]
+    plain = [kernel for kernel in forward if not re.search("masked|spatial_norm", kernel.name)]
     needed = chips.CHIPS[arch].needed_in_flight / 1024
     assert all(kernel.kb_in_flight >= needed for kernel in plain)
     # Dropout reads its seed; of these kernels only norms of a sum have it. Those of floats read a
@@ -108,7 +107,39 @@ def test_widths_of_accesses_are_counted_and_loads_before_a_use_are_in_flight():
     assert report.kb_in_flight == 48
 
 
-def test_a_missing_disassembler_is_an_error_that_names_the_packages(monkeypatch):
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    """A file in place of a library, with a cache of its own."""
+    monkeypatch.setattr(toolchain, "CACHE", tmp_path / "cache")
+    path = tmp_path / "library.so"
+    path.write_text("one state")
+    return path
+
+
+def test_a_missing_disassembler_is_an_error_that_names_the_packages(library, monkeypatch):
     monkeypatch.setattr(toolchain, "tool_environment", lambda: {"PATH": "/nowhere"})
     with pytest.raises(errors.MissingTool, match="pip install nvidia-cuda-cuobjdump"):
-        toolchain.kernels_of(["90"])
+        toolchain.kernels_of(["90"], library)
+
+
+def test_a_missing_library_is_an_error_with_the_command_that_builds_it(library):
+    library.unlink()
+    with pytest.raises(errors.ReportError, match="library.so is missing.*FUSEDOPS_BUILD_CUDA=1"):
+        toolchain.kernels_of(["90"], library)
+
+
+def test_each_state_of_a_library_is_taken_apart_once(library, monkeypatch):
+    taken_apart = []
+
+    def take_apart(path, arch):
+        taken_apart.append((path.read_text(), arch))
+        return {}
+
+    monkeypatch.setattr(toolchain, "take_apart", take_apart)
+    for state in ("one state", "another"):
+        library.write_text(state)
+        for _ in range(2):
+            assert toolchain.codes_of(["80", "90"], library) == {"80": {}, "90": {}}
+    states = ("one state", "another")
+    assert taken_apart == [(state, arch) for state in states for arch in ("80", "90")]
+    assert len([path for path in toolchain.CACHE.iterdir() if path.is_dir()]) == 1

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from fusedops.ops import _library
-
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 from sass import chips, code, toolchain
 
@@ -16,13 +14,17 @@ FENCES = {"MEMBAR", "ERRBAR", "CGAERRBAR"}
 #: Each drops the L1 cache. The wait before the first store to another block has one.
 CACHE_DROPS = 1
 
-# Kernels are read from the built library. Where it lacks the architecture nvcc compiles them.
-LIBRARY = _library.CUDA_LIBRARY if _library.CUDA_LIBRARY.exists() else None
+#: Clusters exist from sm_90 on.
+ARCHITECTURES = [
+    pytest.param(arch, marks=[] if arch == "90" else pytest.mark.exhaustive)
+    for arch in chips.CHIPS
+    if int(arch) >= 90
+]
 
 
 def bodies_of(arch):
     """The instructions of the kernels of clusters by name."""
-    codes = toolchain.codes_of([arch], LIBRARY)[arch]
+    codes = toolchain.codes_of([arch])[arch]
     names = toolchain.demangle(list(codes))
     return {names[key]: found.body for key, found in codes.items() if "_cluster" in names[key]}
 
@@ -34,8 +36,9 @@ def fences_in(body):
     return [*sorted(FENCES & count.keys()), *drops]
 
 
-@pytest.mark.skipif(toolchain.find_nvcc() is None, reason="no nvcc: there is no CUDA code to read")
-@pytest.mark.parametrize("arch", [arch for arch in chips.CHIPS if int(arch) >= 90])
+@pytest.mark.nvcc
+@pytest.mark.skipif(not toolchain.LIBRARY.exists(), reason="there is no CUDA code to read")
+@pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_no_kernel_of_clusters_has_a_fence(arch):
     bodies = bodies_of(arch)
     assert bodies

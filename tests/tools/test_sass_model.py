@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from fusedops.ops import _library
-
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 from sass import (
     demand,
@@ -452,18 +450,18 @@ def test_a_damaged_file_of_measurements_is_named(tmp_path):
 
 # --- the kernels ----------------------------------------------------------------------------------
 
-LIBRARY = _library.CUDA_LIBRARY if _library.CUDA_LIBRARY.exists() else None
 CHECKED_COLS = (1024, 32768)
 
 
-@pytest.mark.skipif(toolchain.find_nvcc() is None, reason="no nvcc: there is no CUDA code to read")
+@pytest.mark.nvcc
+@pytest.mark.skipif(not toolchain.LIBRARY.exists(), reason="there is no CUDA code to read")
 def test_shapes_keep_their_budget_of_instructions_and_bytes():
     cases = [
         case
         for case in predict.table_cases()
         if case.dtype == "bfloat16" and case.cols in CHECKED_COLS and case.tensor_bytes < 1 << 27
     ]
-    rows = predict.predictions(toolchain.codes_of(["90"], LIBRARY)["90"], cases)
+    rows = predict.predictions(toolchain.codes_of(["90"])["90"], cases)
     assert list(shape_gates.shape_failures(rows, shape_gates.read_shapes())) == []
     # Less than what has to move, each tensor once, would be a path that was not followed.
     least = {"softmax": 2, "layer_norm": 2, "rms_norm": 2, "masked_softmax": 2, "add_rms_norm": 4}

@@ -98,7 +98,7 @@ class LaunchProgram:
     """The program of launches, compiled into a folder."""
 
     def __init__(self, folder: Path):
-        sources = [*sorted((ROOT / "csrc" / "cuda").glob("*_launch.cu")), HERE / "launches.cpp"]
+        sources = [*sorted((ROOT / "csrc" / "cuda").glob("*.cu")), HERE / "launches.cpp"]
         objects = [folder / f"{source.stem}.o" for source in sources]
         compiler = os.environ.get("CXX", "g++")
         with ThreadPoolExecutor(os.cpu_count()) as pool:

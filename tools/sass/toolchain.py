@@ -1,14 +1,17 @@
-"""The programs of the CUDA toolkit: compiles kernels, and takes compiled ones apart."""
+"""The programs of the CUDA toolkit, which take compiled kernels apart."""
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import os
+import pickle
 import re
 import shutil
 import subprocess
 import sysconfig
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +22,12 @@ from .errors import MissingTool, ReportError
 from .kernels import Kernel, Usage, analyse
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = sorted((ROOT / "csrc" / "cuda").glob("*.cu"))
+LIBRARY = ROOT / "fusedops" / "lib" / "libfusedops_kernels_cuda.so"
+CACHE = ROOT / "build" / "sass"
+TO_BUILD = (
+    "Build it for the architectures: TORCH_CUDA_ARCH_LIST='9.0' FUSEDOPS_BUILD_CUDA=1 "
+    "python setup.py build_ext --inplace"
+)
 PIP_INSTALL = "pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm"
 
 
@@ -66,18 +74,6 @@ def run(*command: str | Path, **options) -> str:
         ) from error
 
 
-def compile_cubin(source: Path, arch: str, folder: Path) -> Path:
-    """Compiles a source with those flags of csrc/cuda/CMakeLists.txt that affect code."""
-    nvcc = find_nvcc()
-    if nvcc is None:
-        raise MissingTool("nvcc not found: install the CUDA toolkit, or set CUDACXX or CUDA_HOME")
-    cubin = folder / f"{source.stem}.sm_{arch}.cubin"
-    includes = [f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'csrc' / 'include'}"]
-    flags = ["-std=c++17", "-O3", "-DNDEBUG", "--expt-relaxed-constexpr", f"-arch=sm_{arch}"]
-    run(nvcc, *flags, *includes, "-cubin", "-o", cubin, source)
-    return cubin
-
-
 @dataclass(frozen=True)
 class Code:
     """A kernel as it was compiled."""
@@ -90,9 +86,8 @@ class Code:
 def read_codes(cubin: Path) -> dict[str, Code]:
     """The kernels of a cubin by their symbols."""
     cuobjdump, environment = find_disassembler()
-    dump = partial(run, cuobjdump, env=environment)
-    bodies, elf = parse_sass(dump("-sass", cubin)), dump("-elf", cubin)
-    usages, offsets = parse_usage(dump("-res-usage", cubin), elf), parse_parameters(elf)
+    dump = run(cuobjdump, "-sass", "-res-usage", "-elf", cubin, env=environment)
+    bodies, usages, offsets = parse_sass(dump), parse_usage(dump), parse_parameters(dump)
     if unknown := [key for key in bodies if key not in usages]:
         raise ReportError(
             f"{cubin.name}: {cuobjdump} has neither registers nor launch bounds of "
@@ -101,26 +96,26 @@ def read_codes(cubin: Path) -> dict[str, Code]:
     return {key: Code(body, usages[key], offsets.get(key, 0)) for key, body in bodies.items()}
 
 
-def parse_parameters(elf: str) -> dict[str, int]:
+def parse_parameters(dump: str) -> dict[str, int]:
     """Where the parameters of each kernel begin in its constant bank."""
     offsets = {}
-    for section in re.split(r"\n\.nv\.info\.", elf)[1:]:
+    for section in re.split(r"\n\.nv\.info\.", dump)[1:]:
         bank = re.search(r"EIATTR_PARAM_CBANK\s+Format:\s*\S+\s+Value:\s*\S+ 0x(\w+)", section)
         if bank:
             offsets[section.split()[0]] = int(bank[1], 16) & 0xFFFF
     return offsets
 
 
-def parse_usage(resources: str, elf: str) -> dict[str, Usage]:
-    """The resources from `cuobjdump -res-usage`, with the launch bounds from the ELF sections
+def parse_usage(dump: str) -> dict[str, Usage]:
+    """The resources from `cuobjdump -res-usage -elf`, with the launch bounds from the ELF sections
     `.nv.info.<kernel>`."""
     threads = {}
-    for section in re.split(r"\n\.nv\.info\.", elf)[1:]:
+    for section in re.split(r"\n\.nv\.info\.", dump)[1:]:
         bound = re.search(r"EIATTR_MAX_THREADS\s+Format:\s*\S+\s+Value:\s*0x([0-9a-f]+)", section)
         if bound:
             threads[section.split()[0]] = int(bound[1], 16)
     usages = {}
-    for key, line in re.findall(r"Function (\S+):\s+(REG:.*)", resources):
+    for key, line in re.findall(r"Function (\S+):\s+(REG:.*)", dump):
         of = {name: int(value) for name, value in re.findall(r"(\w+):(\d+)", line)}
         if key not in threads:
             continue
@@ -140,22 +135,52 @@ def demangle(keys: Sequence[str]) -> dict[str, str]:
     return names
 
 
-def codes_of(
-    architectures: Sequence[str], library: Path | None = None
-) -> dict[str, dict[str, Code]]:
-    """All kernels by architecture and symbol: from the library, if it was built for all the
-    architectures; otherwise every source is compiled for each, with one process for each CPU."""
-    find_disassembler()  # reports a missing one before a minute of compiling
-    codes: dict[str, dict[str, Code]] = {arch: {} for arch in architectures}
+def codes_of(architectures: Sequence[str], library: Path = LIBRARY) -> dict[str, dict[str, Code]]:
+    """The kernels of a library by architecture and symbol. A library is taken apart once for each
+    architecture; what is found stays in ``build/sass`` until another library is asked for."""
+    if not library.exists():
+        raise ReportError(f"{library} is missing. {TO_BUILD}")
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with open(CACHE / "lock", "w") as lock:  # for test processes that want the same library
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        folder = CACHE / state_of(library)
+        for other in filter(Path.is_dir, CACHE.iterdir()):
+            if other != folder:
+                shutil.rmtree(other)
+        folder.mkdir(exist_ok=True)
+        return {
+            arch: remembered(folder / f"sm_{arch}", partial(take_apart, library, arch))
+            for arch in architectures
+        }
+
+
+def state_of(library: Path) -> str:
+    """A digest of a library and of the code that reads it."""
+    digest = hashlib.sha256(library.read_bytes())
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def remembered(path: Path, compute: Callable[[], dict[str, Code]]) -> dict[str, Code]:
+    if not path.exists():
+        unfinished = path.with_suffix(".part")
+        unfinished.write_bytes(pickle.dumps(compute()))
+        unfinished.rename(path)
+    found: dict[str, Code] = pickle.loads(path.read_bytes())
+    return found
+
+
+def take_apart(library: Path, arch: str) -> dict[str, Code]:
+    """The kernels for an architecture, with one disassembler for each CPU."""
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(os.cpu_count()) as pool:
-        cubins = cubins_of(architectures, library, Path(name))
-        found = pool.map(read_codes, [cubin for cubin, _ in cubins])
-        for (_, arch), of_cubin in zip(cubins, found, strict=True):
-            codes[arch] |= of_cubin
-    return codes
+        cubins = extract_cubins(library, arch, Path(name))
+        if not cubins:
+            raise ReportError(f"{library} has no code for sm_{arch}. {TO_BUILD}")
+        return {key: code for found in pool.map(read_codes, cubins) for key, code in found.items()}
 
 
-def kernels_of(architectures: Sequence[str], library: Path | None = None) -> list[Kernel]:
+def kernels_of(architectures: Sequence[str], library: Path = LIBRARY) -> list[Kernel]:
     """The report's row for every kernel and architecture."""
     return kernels_in(codes_of(architectures, library))
 
@@ -170,27 +195,9 @@ def kernels_in(codes: dict[str, dict[str, Code]]) -> list[Kernel]:
     return sorted(kernels, key=lambda kernel: (int(kernel.arch), kernel.name))
 
 
-def cubins_of(
-    architectures: Sequence[str], library: Path | None, folder: Path
-) -> list[tuple[Path, str]]:
-    """The compiled kernels, with the architecture of each file."""
-    cubins = [] if library is None else extract_cubins(library, architectures, folder)
-    if {arch for _, arch in cubins} != {*architectures}:
-        jobs = [(source, arch, folder) for arch in architectures for source in SOURCES]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            cubins = list(pool.map(compile_job, jobs))
-    return cubins
-
-
-def compile_job(job: tuple[Path, str, Path]) -> tuple[Path, str]:
-    return compile_cubin(*job), job[1]
-
-
-def extract_cubins(
-    library: Path, architectures: Sequence[str], folder: Path
-) -> list[tuple[Path, str]]:
-    """The cubins in a library that are for one of the architectures, with the architecture."""
+def extract_cubins(library: Path, arch: str, folder: Path) -> list[Path]:
+    """The cubins in a library that are for an architecture."""
     cuobjdump, environment = find_disassembler()
-    run(cuobjdump, "-xelf", "all", library.resolve(), env=environment, cwd=folder)
-    found = [(path, path.suffixes[-2].removeprefix(".sm_")) for path in folder.glob("*.cubin")]
-    return [(path, arch) for path, arch in sorted(found) if arch in architectures]
+    wanted = f".sm_{arch}."
+    run(cuobjdump, "-xelf", wanted, library.resolve(), env=environment, cwd=folder)
+    return sorted(folder.glob(f"*{wanted}cubin"))

@@ -218,7 +218,7 @@ FUSEDOPS_DEVICE void store_cluster(
 
 #else
 
-// Code without clusters, which launch_clusters() does not launch.
+// In code for older devices, which tools/tune may be compiled to, launch_clusters() launches none.
 FUSEDOPS_DEVICE uint32_t cluster_blocks() { return 1; }
 FUSEDOPS_DEVICE uint32_t cluster_rank() { return 0; }
 FUSEDOPS_DEVICE void cluster_arrive() { __trap(); }

@@ -1,11 +1,12 @@
 // The interface of the kernels to the rest of the library; it includes no CUDA header.
 //
 // The result is a cudaError_t, 0 for success; `stream` is a cudaStream_t of the current device.
-// There is at least one row and one column.
+// There is at least one row and one column. libfusedops_kernels_cuda exports these functions.
 #pragma once
 
 #include "fusedops/args.h"
 
+#pragma GCC visibility push(default)
 namespace fusedops::cuda {
 
 #define LAUNCH(Args) int launch(const Args& args, void* stream);
@@ -26,3 +27,4 @@ int64_t workspace_bytes(const NormStack& stack);
 int64_t workspace_bytes(const NormStackBackward& stack);
 
 }  // namespace fusedops::cuda
+#pragma GCC visibility pop

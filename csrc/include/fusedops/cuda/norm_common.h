@@ -14,6 +14,9 @@ FUSEDOPS_DEVICE bool has_mean(const Args& args) {
   return fusedops::has_mean(args.kind);
 }
 
+// Whether the norm is of a sum, whose gradients are added or handed on.
+inline bool adds(const NormBackward& args) { return args.grad_sum.data || args.grad_branch.data; }
+
 // One vector of the factors of a row: weight + weight_offset, or 1 where there is no weight.
 template <class W, int kWidth, class Acc, class Args>
 FUSEDOPS_DEVICE void load_weight(Acc (&values)[kWidth], const Args& args, int64_t column) {
