@@ -31,10 +31,10 @@ def run(*command: str) -> None:
 
 def install(build: str, package: Path) -> None:
     """Installs the build into the package, each file atomically: there is never a partial file, and
-    running processes keep their old library."""
+    running processes keep their old library. Debuggers and profilers find symbols in the build."""
     package.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=package, prefix=".installing-") as folder:
-        run("cmake", "--install", build, "--prefix", folder)
+        run("cmake", "--install", build, "--strip", "--prefix", folder)
         for path in sorted(Path(folder).rglob("*")):
             if path.is_file():
                 target = package / path.relative_to(folder)

@@ -2,7 +2,7 @@
 # and the header of the C interface into <prefix>/include.
 include(CMakePackageConfigHelpers)
 set(config_dir ${CMAKE_INSTALL_LIBDIR}/cmake/fusedops)
-set(libraries fusedops fusedops_c)
+set(libraries fusedops_kernels fusedops fusedops_c)
 if(FUSEDOPS_CUDA_BUILT)
   list(APPEND libraries fusedops_kernels_cuda fusedops_cuda fusedops_c_cuda)
 endif()

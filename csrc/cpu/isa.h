@@ -7,7 +7,7 @@ namespace fusedops {
 
 // The widest instruction set that this machine has, this build contains and FUSEDOPS_CPU_ISA
 // (avx512, avx2 or default) allows. It is chosen once. Raises std::runtime_error if the variable
-// has another value.
-const CpuKernels& cpu_kernels();
+// has another value. libfusedops_kernels exports this function.
+__attribute__((visibility("default"))) const CpuKernels& cpu_kernels();
 
 }  // namespace fusedops

@@ -1,8 +1,9 @@
 """Finds and loads the shared libraries, and reports how they were built and what they support.
 
-``libfusedops.so`` (schemas, CPU kernels) always exists. ``libfusedops_cuda.so`` exists if the build
-found nvcc, and is loaded if torch is a CUDA build, with ``libfusedops_kernels_cuda.so``. Otherwise
-every op refuses CUDA tensors with the reason and the fix.
+``libfusedops.so`` (schemas, operators on the CPU) always exists. ``libfusedops_cuda.so`` exists if
+the build found nvcc, and is loaded if torch is a CUDA build. Otherwise every op refuses CUDA
+tensors with the reason and the fix. Each has its kernels in a library beside it, which the C
+interface shares.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ import torch
 
 LIB_DIR = Path(__file__).resolve().parent.parent / "lib"
 CPU_LIBRARY = LIB_DIR / "libfusedops.so"
+CPU_KERNELS = LIB_DIR / "libfusedops_kernels.so"
 CUDA_LIBRARY = LIB_DIR / "libfusedops_cuda.so"
 CUDA_KERNELS = LIB_DIR / "libfusedops_kernels_cuda.so"
 OP_CALL = LIB_DIR / "op_call.abi3.so"
 
 #: The functions of the CPU library that Python calls, besides the operators.
-_C_FUNCTIONS = ("fusedops_cpu_isa", "fusedops_interpreter_exits", "fusedops_threads_under_way")
+_C_FUNCTIONS = ("fusedops_interpreter_exits", "fusedops_threads_under_way")
 
 _REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps ."
 _TO_REBUILD = f"To rebuild, in a checkout of fusedops run: {_REBUILD}"
@@ -106,6 +108,7 @@ def load_op_call() -> ModuleType | None:
 
 
 def _load_cpu_library() -> None:
+    _load(CPU_KERNELS)  # before the library that needs it, which loads it unchecked
     _load(CPU_LIBRARY)
     library = ctypes.CDLL(str(CPU_LIBRARY))
     for name in _C_FUNCTIONS:
@@ -155,7 +158,7 @@ def _load_cuda_library() -> str | None:
             "install a CUDA build of torch"
         )
     try:
-        _load(CUDA_KERNELS)  # before the library that needs it, which loads it unchecked
+        _load(CUDA_KERNELS)
         _load(CUDA_LIBRARY)
     except ImportError as error:
         warnings.warn(f"{error} CUDA tensors will be refused until then.", stacklevel=2)
@@ -188,7 +191,9 @@ def build_info() -> dict[str, Any]:
 
 def loaded_libraries() -> list[str]:
     """Paths of the shared libraries in use."""
-    paths = [CPU_LIBRARY] if _cuda_problem else [CPU_LIBRARY, CUDA_KERNELS, CUDA_LIBRARY]
+    paths = [CPU_KERNELS, CPU_LIBRARY]
+    if _cuda_problem is None:
+        paths += [CUDA_KERNELS, CUDA_LIBRARY]
     return [str(path) for path in paths]
 
 
@@ -208,7 +213,7 @@ def cpu_isa() -> str:
     Raises:
         ValueError: ``FUSEDOPS_CPU_ISA`` has another value, or excludes all kernels of this build.
     """
-    library = ctypes.CDLL(str(CPU_LIBRARY))
+    library = ctypes.CDLL(str(CPU_KERNELS))
     library.fusedops_cpu_isa.restype = ctypes.c_char_p
     isa: bytes | None = library.fusedops_cpu_isa()
     if isa is None:

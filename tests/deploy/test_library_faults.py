@@ -23,7 +23,7 @@ def package(tmp_path) -> Path:
     copy = tmp_path / "fusedops"
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("lib", "include", "__pycache__"))
     (copy / "lib").mkdir()
-    for name in ("libfusedops.so", "build_info.json"):
+    for name in ("libfusedops.so", "libfusedops_kernels.so", "build_info.json"):
         shutil.copy2(PACKAGE / "lib" / name, copy / "lib")
     return copy
 
@@ -76,6 +76,12 @@ def test_env_reports_what_is_wrong_with_the_library(package, fault):
     message = json.loads(done.stdout)["operators"]["error"]
     assert message.startswith("ImportError: fusedops: ")
     assert FAULTS[fault] in message and REBUILD in message
+
+
+def test_env_reports_what_is_wrong_with_the_library_of_kernels(package):
+    truncated(package / "lib" / "libfusedops_kernels.so")
+    done = run(package, "-m", "fusedops", "env", "--json")
+    assert "libfusedops_kernels.so is cut off" in json.loads(done.stdout)["operators"]["error"]
 
 
 def test_the_import_says_the_same_in_one_message(package):

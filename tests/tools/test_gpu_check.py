@@ -205,7 +205,7 @@ def test_a_run_keeps_a_summary_and_one_archive_in_a_folder_of_its_own(checkout):
 
 @pytest.mark.exhaustive
 def test_a_stage_a_build_and_a_tool_that_fail_do_not_stop_the_rest(checkout):
-    (checkout.folder / "fusedops" / "lib" / "libfusedops_cuda.so").unlink()
+    (checkout.folder / "fusedops" / "lib" / "libfusedops_kernels_cuda.so").unlink()
     (checkout.programs / "ncu").unlink()
     failing = '[[ "$*" != *long_rows* && "$*" != *build_ext* ]]'
     write_program(checkout.programs / "pretended", failing)
