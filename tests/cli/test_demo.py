@@ -147,6 +147,7 @@ def test_the_encoder_comes_out_of_an_installed_package():
     assert lengths.max() == tokens > 3 * lengths.min()  # of varied length, and so padded
 
 
+@pytest.mark.exhaustive
 def test_the_demo_needs_nothing_that_its_extra_leaves_out():
     """Only the extra of the benchmark has pandas and matplotlib."""
     code = (
