@@ -23,7 +23,8 @@ SEED ?= 1
 # What wheels are tagged with; auditwheel refuses libraries that need more.
 PLATFORM ?= manylinux_2_34_$(shell uname -m)
 BIN := .venv/bin
-PIP := $(BIN)/pip --disable-pip-version-check install -q --no-compile -c constraints.txt
+INSTALL := pip --disable-pip-version-check install -q --no-compile -c constraints.txt
+PIP := $(BIN)/$(INSTALL)
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 # What is built: for every CPU and GPU, for every CPU, or for this machine alone. The widest that is there
 # already is used, and otherwise the last, which takes a fraction of the time.
@@ -149,7 +150,6 @@ build/.emulator: $(shell find csrc tests/simt -name '*.h' -o -name '*.cu' -o -na
 # mypy reads torch's annotations.
 .venv-lint/.installed: constraints.txt
 	$(PYTHON) -m venv .venv-lint
-	.venv-lint/bin/pip --disable-pip-version-check install -q --no-compile -c constraints.txt torch
-	.venv-lint/bin/pip --disable-pip-version-check install -q --no-compile -c constraints.txt \
-		ruff mypy clang-format numpy rich matplotlib onnxscript transformers
+	.venv-lint/bin/$(INSTALL) torch
+	.venv-lint/bin/$(INSTALL) ruff mypy clang-format numpy rich matplotlib onnxscript transformers
 	@touch $@

@@ -31,8 +31,10 @@ def run(*command: str) -> None:
 
 def install(build: str, package: Path) -> None:
     """Installs the build into the package, each file atomically: there is never a partial file, and
-    running processes keep their old library. Debuggers and profilers find symbols in the build."""
+    running processes keep their old library. Libraries that only an earlier build had are removed,
+    as they would not fit the others. Debuggers and profilers find symbols in the build."""
     package.mkdir(parents=True, exist_ok=True)
+    earlier = set((package / "lib").glob("*.so"))
     with tempfile.TemporaryDirectory(dir=package, prefix=".installing-") as folder:
         run("cmake", "--install", build, "--strip", "--prefix", folder)
         for path in sorted(Path(folder).rglob("*")):
@@ -40,6 +42,9 @@ def install(build: str, package: Path) -> None:
                 target = package / path.relative_to(folder)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 path.replace(target)
+                earlier.discard(target)
+    for path in earlier:
+        path.unlink()
 
 
 class CMakeBuild(build_ext):

@@ -24,7 +24,7 @@ WORKERS = ("-n", "2", "--dist", "worksteal")
 
 class Part(NamedTuple):
     """One part: what it shows, its usual minutes on two cores, the sources that it is about, and
-    its commands, where words without an executable are arguments of pytest."""
+    its commands."""
 
     shows: str
     minutes: int
@@ -32,8 +32,8 @@ class Part(NamedTuple):
     commands: tuple[tuple[str, ...], ...]
 
 
-def _tests(*arguments: str, exhaustive: bool = True) -> tuple[str, ...]:
-    return (*PYTEST, *WORKERS, *(["--exhaustive"] if exhaustive else []), *arguments)
+def _tests(*arguments: str) -> tuple[str, ...]:
+    return (*PYTEST, *WORKERS, "--exhaustive", *arguments)
 
 
 #: Tests of whole models, and those that compile and run all kernels once more.
@@ -45,6 +45,7 @@ _SANITIZED = "tests/simt/test_simt_sanitizers.py"
 _ANY_OPERATOR = ("csrc/ops", "csrc/include/fusedops/args", "fusedops/ops", "fusedops/reference")
 _OPERATORS_ON_CPU = (*_ANY_OPERATOR, "csrc/cpu", "csrc/include/fusedops/cpu", "fusedops/functional")
 _KERNELS_ON_CUDA = ("csrc/cuda", "csrc/include/fusedops/cuda", "csrc/include/fusedops/device")
+_INSTRUCTIONS = (sys.executable, "-m", "nox", "-s", "instructions", "--", *WORKERS)
 _BUILD = ("CMakeLists", "cmake", "setup.py", "pyproject")
 
 PARTS = {
@@ -84,10 +85,7 @@ PARTS = {
         "the commands, the pages' examples, the tools and the example programs",
         25,
         ("fusedops/cli", "tools", "examples", "docs", "README"),
-        (
-            _tests("tests/cli", "tests/tools", "-m", "not nvcc and not large"),
-            _tests("tests/examples"),
-        ),
+        (_tests("tests/cli", "tests/tools", "tests/examples"),),
     ),
     "distributed": Part(
         "DTensors and data parallelism on one, two and four processes",
@@ -111,13 +109,13 @@ PARTS = {
         "the machine code of all architectures: registers, spills, widths",
         25,
         (*_KERNELS_ON_CUDA, *_BUILD),
-        (("make", ".venv/.built-all"), _tests("tests", "-m", "nvcc")),
+        (("make", ".venv/.built-all"), _tests("tests/tools", "-m", "nvcc")),
     ),
     "isas": Part(
         "operators and rewritten graphs with lower instruction sets of the kernels and of eager",
         30,
         ("csrc/cpu", "csrc/include/fusedops/cpu"),
-        (("make", ".venv/.built-isas"), (sys.executable, "-m", "nox", "-s", "instructions")),
+        (("make", ".venv/.built-isas"), _INSTRUCTIONS),
     ),
     "sanitize": Part(
         "the CPU library under Address-, UndefinedBehavior- and ThreadSanitizer",

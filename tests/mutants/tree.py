@@ -43,7 +43,7 @@ class Tree:
         if (self.unchanged / "build").exists():  # what has not changed since then stays built
             shutil.copytree(self.unchanged / "build", self.root / "build")
         if self._run(LIBRARIES).returncode or self._run(EMULATOR).returncode:
-            sys.exit("fusedops does not build; `make .venv/.built` says why")
+            sys.exit("fusedops does not build; `make .venv/.built-native` says why")
         shutil.rmtree(self.unchanged, ignore_errors=True)
         shutil.copytree(self.root, self.unchanged)
 

@@ -37,7 +37,6 @@ def fences_in(body):
 
 
 @pytest.mark.nvcc
-@pytest.mark.skipif(not toolchain.LIBRARY.exists(), reason="there is no CUDA code to read")
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_no_kernel_of_clusters_has_a_fence(arch):
     bodies = bodies_of(arch)

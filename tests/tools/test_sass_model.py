@@ -454,7 +454,6 @@ CHECKED_COLS = (1024, 32768)
 
 
 @pytest.mark.nvcc
-@pytest.mark.skipif(not toolchain.LIBRARY.exists(), reason="there is no CUDA code to read")
 def test_shapes_keep_their_budget_of_instructions_and_bytes():
     cases = [
         case
