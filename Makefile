@@ -17,6 +17,9 @@
 #   make wheel   a wheel for every Python and for Linux from glibc 2.34 on, in dist/
 
 PYTHON ?= python3
+# Pip leaves the compilation of packages to the first import. Where that keeps nothing, each of the
+# hundreds of processes that tests start would compile torch anew.
+unexport PYTHONDONTWRITEBYTECODE
 WORKERS ?= 2
 MUTANTS ?= 60
 SEED ?= 1

@@ -2,7 +2,7 @@
 
 Every test with ``hypothesis.given`` belongs to it. Two profiles, as ``--hypothesis-profile``:
 
-- ``ci``, the default: 200 examples of each property, the same ones at every run.
+- ``ci``, the default: 100 examples of each property, the same ones at every run.
 - ``fuzz``, of ``make fuzz``: ``FUSEDOPS_FUZZ_EXAMPLES`` (10,000) of each, others at every run. With
   ``FUZZ_SECONDS`` each property gets an equal share of that time and ends, passed, when it is over.
   A failure prints a ``@reproduce_failure`` line, which repeats it.
@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
-_CI_EXAMPLES = 200
+_CI_EXAMPLES = 100
 
 _COMMON = dict(
     database=None,

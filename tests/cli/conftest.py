@@ -6,8 +6,10 @@ import sys
 from typing import NamedTuple
 
 import pytest
+import torch
 
 from fusedops.cli import main
+from fusedops.cli.bench import command as bench
 
 
 class Ended(NamedTuple):
@@ -24,11 +26,14 @@ def command(capsys, monkeypatch):
 
     def run(*argv: str) -> Ended:
         monkeypatch.setattr(sys, "path", [*sys.path])
+        monkeypatch.setattr(bench, "keep_freed_memory", lambda: None)  # it starts the program anew
         capsys.readouterr()
+        threads = torch.get_num_threads()
         try:
             code = main(argv)
         except SystemExit as stopped:  # of --help
             code = stopped.code
+        torch.set_num_threads(threads)
         return Ended(code, *capsys.readouterr())
 
     return run

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import csv
 import itertools
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -49,13 +47,12 @@ def test_options_of_other_benchmarks_are_refused(others):
         arguments.check_options(parsed(f"--host {others}"))
 
 
-def test_csv_holds_every_function_in_every_mode(tmp_path):
+def test_csv_holds_every_function_in_every_mode(command, tmp_path):
     file = tmp_path / "host.csv"
-    command = [sys.executable, "-m", "fusedops", "bench", "--host", "--quick", "--csv", str(file)]
-    finished = subprocess.run(command, capture_output=True, text=True)
-    assert finished.returncode == 0, finished.stderr
+    ended = command("bench", "--host", "--quick", "--csv", str(file))
+    assert ended.code == 0, ended.err
     with file.open() as lines:
         rows = list(csv.DictReader(lines))
     found = [(row["op"], row["mode"]) for row in rows]
     assert found == list(itertools.product(host.FUNCTIONS, host.MODES))
-    assert "times torch's" in finished.stdout
+    assert "times torch's" in ended.out

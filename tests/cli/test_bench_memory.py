@@ -178,16 +178,12 @@ def test_the_process_grows_by_as_much_as_is_counted(provider, inputs):
     assert float(finished.stdout) == pytest.approx(inputs, abs=0.05)
 
 
-def test_csv_holds_one_row_for_each_peak(tmp_path):
+def test_csv_holds_one_row_for_each_peak(command, tmp_path):
     file = tmp_path / "memory.csv"
-    command = "bench --memory --op softmax --pass forward --dtype float32 --shape 64x32 --csv"
-    finished = subprocess.run(
-        [sys.executable, "-m", "fusedops", *command.split(), str(file)],
-        capture_output=True,
-        text=True,
-    )
-    assert finished.returncode == 0, finished.stderr
-    assert "Peak memory" in finished.stdout
+    options = "--memory --op softmax --pass forward --dtype float32 --shape 64x32 --csv"
+    ended = command("bench", *options.split(), str(file))
+    assert ended.code == 0, ended.err
+    assert "Peak memory" in ended.out
     with file.open() as lines:
         rows = {row["provider"]: row for row in csv.DictReader(lines)}
     assert list(rows) == list(memory.WAYS)

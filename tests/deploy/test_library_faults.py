@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 import fusedops
+from fusedops.cli import env
+from fusedops.ops import _library
 
 PACKAGE = Path(fusedops.__file__).parent
 REBUILD = "To rebuild, in a checkout of fusedops run: pip install --no-build-isolation"
@@ -55,7 +57,9 @@ def older_than_the_python_files(library: Path) -> None:
     library.write_bytes(content.replace(b"softmax_apply(Tensor", b"softmax_appli(Tensor"))
 
 
-FAULTS: dict[Callable[[Path], object], str] = {
+Faults = dict[Callable[[Path], object], str]
+#: Those that the file shows, and those that loading it does.
+OF_THE_FILE: Faults = {
     Path.unlink: "libfusedops.so is missing, the package was not built",
     truncated: "libfusedops.so is cut off",
     lambda library: library.write_bytes(b""): "libfusedops.so is not a shared library",
@@ -63,19 +67,31 @@ FAULTS: dict[Callable[[Path], object], str] = {
         "not found\n" * 100
     ): "libfusedops.so is not a shared library",
     built_for_another_processor: "built for another processor architecture (ELF machine 243)",
+}
+ONCE_LOADED: Faults = {
     of_another_version: "but the Python files are of version 99.0",
     older_than_the_python_files: "is older than the Python files, it has no softmax_apply",
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+@pytest.mark.parametrize("fault", OF_THE_FILE, ids=lambda fault: fault.__name__)
+def test_a_damaged_file_is_not_loaded(tmp_path, fault):
+    library = Path(shutil.copy2(_library.CPU_LIBRARY, tmp_path))
+    fault(library)
+    with pytest.raises(ImportError) as refusal:
+        _library._load(library)
+    message = str(refusal.value)
+    assert message.startswith("fusedops: ") and OF_THE_FILE[fault] in message and REBUILD in message
+
+
+@pytest.mark.parametrize("fault", ONCE_LOADED, ids=lambda fault: fault.__name__)
 def test_env_reports_what_is_wrong_with_the_library(package, fault):
     fault(package / "lib" / "libfusedops.so")
     done = run(package, "-m", "fusedops", "env", "--json")
     assert done.returncode == 1, done.stderr
     message = json.loads(done.stdout)["operators"]["error"]
     assert message.startswith("ImportError: fusedops: ")
-    assert FAULTS[fault] in message and REBUILD in message
+    assert ONCE_LOADED[fault] in message and REBUILD in message
 
 
 def test_env_reports_what_is_wrong_with_the_library_of_kernels(package):
@@ -84,32 +100,31 @@ def test_env_reports_what_is_wrong_with_the_library_of_kernels(package):
     assert "libfusedops_kernels.so is cut off" in json.loads(done.stdout)["operators"]["error"]
 
 
-def test_the_import_says_the_same_in_one_message(package):
+COMPILES = "import torch; torch.compile(torch.nn.Softmax(-1), backend='fusedops')(torch.ones(2))"
+
+
+@pytest.mark.parametrize("program", ["import fusedops", COMPILES], ids=["import", "compile"])
+def test_a_program_says_it_in_one_message(package, program):
     truncated(package / "lib" / "libfusedops.so")
-    done = run(package, "-c", "import fusedops")
+    done = run(package, "-c", program)
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("ImportError: fusedops: ") and "is cut off. " + REBUILD in last
+    assert "ImportError: fusedops: " in last and "is cut off. " + REBUILD in last
 
 
-def test_torch_compile_says_the_same(package):
-    truncated(package / "lib" / "libfusedops.so")
-    compiled = "torch.compile(torch.nn.Softmax(-1), backend='fusedops')"
-    done = run(package, "-c", f"import torch; {compiled}(torch.ones(2))")
-    assert done.returncode == 1
-    assert "is cut off. " + REBUILD in done.stderr.strip().splitlines()[-1], done.stderr
+def test_a_missing_op_call_is_not_needed(package):
+    done = run(package, "-m", "fusedops", "env", "--json")
+    eager_calls = json.loads(done.stdout)["libraries"]["eager calls"]
+    assert eager_calls.startswith("by torch.ops, 2 us slower")
 
 
-def test_a_damaged_op_call_is_reported_and_a_missing_one_is_not_needed(package):
-    def eager_calls() -> str:
-        done = run(package, "-m", "fusedops", "env", "--json")
-        return json.loads(done.stdout)["libraries"].get("eager calls", done.stdout)
-
-    assert eager_calls().startswith("by torch.ops, 2 us slower")
-    module = Path(shutil.copy2(PACKAGE / "lib" / "op_call.abi3.so", package / "lib"))
-    assert eager_calls() == "by op_call"
+def test_a_damaged_op_call_is_refused(tmp_path, monkeypatch):
+    assert env.probe_libraries()["eager calls"] == "by op_call"
+    module = Path(shutil.copy2(_library.OP_CALL, tmp_path))
     truncated(module)
-    assert "op_call.abi3.so is cut off" in eager_calls()
+    monkeypatch.setattr(_library, "OP_CALL", module)
+    with pytest.raises(ImportError, match="op_call.abi3.so is cut off"):
+        _library.load_op_call()
 
 
 @pytest.mark.parametrize("fault, message", [(Path.unlink, "is missing"), (truncated, "is cut off")])
@@ -123,13 +138,19 @@ def test_without_the_library_of_cuda_kernels_cuda_tensors_are_refused(package, f
     assert f"libfusedops_kernels_cuda.so {message}" in done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("content", [None, "", "{", "[]"], ids=["missing", "empty", "cut", "other"])
-def test_operators_do_not_need_the_record_of_the_build(package, content):
-    record = package / "lib" / "build_info.json"
-    record.unlink() if content is None else record.write_text(content)
+def test_operators_do_not_need_the_record_of_the_build(package):
+    (package / "lib" / "build_info.json").unlink()
     done = run(package, "-m", "fusedops", "env", "--json")
     assert done.returncode == 0, done.stderr
     assert "build_info.json is missing or damaged" in json.loads(done.stdout)["libraries"]["cuda"]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]"], ids=["empty", "cut", "other"])
+def test_a_damaged_record_is_as_a_missing_one(tmp_path, monkeypatch, content):
+    (tmp_path / "build_info.json").write_text(content)
+    monkeypatch.setattr(_library, "LIB_DIR", tmp_path)
+    monkeypatch.setattr(_library, "build_info", _library.build_info.__wrapped__)
+    assert "build_info.json is missing or damaged" in _library._reason_for_no_cuda()
 
 
 def without_version(package: Path) -> str:

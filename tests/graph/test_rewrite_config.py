@@ -8,6 +8,7 @@ import sys
 import threading
 
 import pytest
+from exhaustive import beyond
 
 import fusedops
 from fusedops.config import Config
@@ -142,7 +143,13 @@ def test_a_program_that_is_run_as_a_module_gets_the_same_error(tmp_path):
     assert "ValueError: fusedops.config: fuse is 'nonsense'" in finished.stderr
 
 
-@pytest.mark.parametrize("argv", [("-m", "fusedops"), ("-mfusedops",), ("-Wm", "-m", "fusedops")])
+@pytest.mark.parametrize(
+    "argv",
+    beyond(
+        [("-Wm", "-m", "fusedops")],
+        [("-m", "fusedops"), ("-mfusedops",), ("-Wm", "-m", "fusedops")],
+    ),
+)
 def test_env_still_runs_and_says_what_is_wrong(argv):
     finished = _run(*argv, "env")
     assert finished.returncode == 1 and "fix: unset the variable" in finished.stdout

@@ -5,6 +5,7 @@ writes outside a tensor must end a test and not the run.
 """
 
 import multiprocessing
+from functools import partial
 
 import pytest
 import torch
@@ -87,29 +88,39 @@ def _difference(ours, eager):
     return ((ours - eager).double().norm() / eager.double().norm()).item()
 
 
-def _differences(threads, results):
+def _run(differences, threads, results):
     torch.set_num_threads(threads)
     with (
         fusedops.config.patch(fuse="always"),
         torch._inductor.config.patch(force_disable_caches=True),
     ):
-        for dtype in (torch.float32, torch.float64):
-            results.update(_scatter_differences(dtype))
-        results.update(_attention_differences())
+        results.update(differences())
 
 
-@pytest.mark.parametrize("threads", beyond([1], [1, 2, 3]))
-def test_training_of_several_graphs_gives_eagers_gradients_on_any_number_of_threads(threads):
+def _check_in_a_process(differences, threads, count):
+    """Each of so many differences is small."""
     spawn = multiprocessing.get_context("spawn")
     with spawn.Manager() as manager:
         results = manager.dict()
-        process = spawn.Process(target=_differences, args=(threads, results))
+        process = spawn.Process(target=_run, args=(differences, threads, results))
         process.start()
         process.join()
         results = dict(results)
-    assert process.exitcode == 0, f"ended with {process.exitcode} after {list(results)}"
-    assert len(results) == 6 + 5
+    assert process.exitcode == 0, f"ended with {process.exitcode}"
+    assert len(results) == count
     assert {name: gap for name, gap in results.items() if not gap < 1e-5} == {}
+
+
+@pytest.mark.parametrize("threads", beyond([2], [1, 2, 3]))
+@pytest.mark.parametrize("dtype", beyond([torch.float32], [torch.float32, torch.float64]))
+def test_sums_of_values_read_in_two_layouts_are_eagers_on_any_number_of_threads(threads, dtype):
+    _check_in_a_process(partial(_scatter_differences, dtype), threads, 3)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_training_of_several_graphs_gives_eagers_gradients_on_any_number_of_threads(threads):
+    _check_in_a_process(_attention_differences, threads, 5)
 
 
 def test_the_repair_of_inductor_is_made_once():

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from fusedops.ops import _library
@@ -21,17 +22,31 @@ def python(isa: str, code: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
+#: What the library of kernels chooses, or None; it does not need torch.
+CHOICE = f"""
+import ctypes
+choice = ctypes.CDLL("{_library.CPU_KERNELS}").fusedops_cpu_isa
+choice.restype = ctypes.c_char_p
+print((choice() or b"None").decode())
+"""
+
+
 def test_the_variable_sets_what_runs_and_never_more_than_the_machine_and_the_build_have():
-    code = "import fusedops; print(fusedops.ops._library.cpu_isa())"
     built = build_info()["cpu_isas"]
-    best = ISAS.index(python("", code).stdout.strip())
+    best = ISAS.index(python("", CHOICE).stdout.strip())
     for rank, isa in enumerate(ISAS):
-        usable = [lower for lower in ISAS[: min(rank, best) + 1] if lower in built]
-        result = python(isa, code)
-        if usable:
-            assert result.stdout.strip() == usable[-1]
-        else:
-            assert f"This build has kernels for {', '.join(built)}" in result.stderr
+        usable = ["None", *(lower for lower in ISAS[: min(rank, best) + 1] if lower in built)]
+        assert python(isa, CHOICE).stdout.strip() == usable[-1]
+
+
+def test_where_nothing_is_left_to_run_the_error_lists_what_is_built(monkeypatch):
+    class Library:
+        fusedops_cpu_isa = lambda: None  # noqa: E731
+
+    monkeypatch.setattr(_library.ctypes, "CDLL", lambda _: Library)
+    built = ", ".join(build_info()["cpu_isas"])
+    with pytest.raises(ValueError, match=f"This build has kernels for {built}"):
+        _library.cpu_isa()
 
 
 def test_another_value_is_an_error_that_lists_the_right_ones():

@@ -258,6 +258,7 @@ def program(tmp_path_factory):
     return launches.LaunchProgram(tmp_path_factory.mktemp("launches"))
 
 
+@pytest.mark.exhaustive
 def test_plans_are_those_of_the_launch_code(program):
     cases = [Case("softmax", "bfloat16", 8192, 1024), Case("softmax", "float32", 4, 4_000_000)]
     short, long = program.plans(cases)
@@ -269,6 +270,7 @@ def test_plans_are_those_of_the_launch_code(program):
     assert len({one.symbol for one in long.launches}) == 2
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("op", predict.OPS)
 def test_every_operator_of_the_table_is_launched(program, op):
     for plan in program.plans([Case(op, dtype, 64, 1024) for dtype in predict.DTYPES]):
