@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from . import plan
 from .faults import Fault
-from .tree import DOES_NOT_BUILD, LIMIT, SURVIVED, Tree
+from .tree import DOES_NOT_BUILD, LIMIT, SAME_LIBRARY, SURVIVED, Tree
 
 WANTED = 0.95
 
@@ -65,13 +65,14 @@ def try_out(tree: Tree, name: str, fault: Fault, limit: int | str = LIMIT) -> Mu
 
 
 def run(queues: dict[str, list[Fault]], counts: dict[str, int], trees: list[Tree]) -> list[Mutant]:
-    """Tries faults out. One that does not build is replaced by the next in its queue."""
+    """Tries faults out. One that does not build, or changes no library, is replaced by the next in
+    its queue."""
     queued = {stratum: iter(enumerate(faults)) for stratum, faults in queues.items()}
     idle = list(trees)
 
     def one(stratum: str) -> Mutant:
         tree, mutant = idle.pop(), None
-        while mutant is None or mutant.verdict == DOES_NOT_BUILD:
+        while mutant is None or mutant.verdict in (DOES_NOT_BUILD, SAME_LIBRARY):
             index, fault = next(queued[stratum])
             mutant = try_out(tree, f"{stratum}:{index}", fault)
         idle.append(tree)

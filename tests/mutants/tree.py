@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -20,6 +21,8 @@ CLOSEST = 6
 #: fault; and seconds until a test hangs.
 LIMIT, TEST_LIMIT = 100, 120
 SURVIVED, DOES_NOT_BUILD = "SURVIVED", "does not build"
+#: The compiler makes the same of it, or this machine's libraries do not have it.
+SAME_LIBRARY = "the same library"
 LIBRARIES = ["setup.py", "build_ext", "--inplace"]
 EMULATOR = ["-c", "from tests.simt.emulator import build; build.emulator_library('plain')"]
 PYTEST = ["-m", "pytest", "-q", "-rfE", "-p", "no:cacheprovider"]
@@ -49,13 +52,15 @@ class Tree:
 
     def try_out(self, fault: Fault, tests: list[str], limit: int | str = LIMIT) -> str:
         """Plants a fault, builds, and runs the files of tests until one fails, whose name it
-        returns, or SURVIVED or DOES_NOT_BUILD."""
+        returns, or SURVIVED, DOES_NOT_BUILD or SAME_LIBRARY."""
         self.restore()
         source = self.root / fault.path
         source.write_text(fault.apply(source.read_text()))
         if fault.path.startswith("csrc/"):
             if self._run(EMULATOR if "/cuda/" in fault.path else LIBRARIES).returncode:
                 return DOES_NOT_BUILD
+            if _libraries(self.root) == _libraries(self.unchanged):
+                return SAME_LIBRARY
         for part in (tests[:CLOSEST], tests[CLOSEST:]):
             if part and (verdict := _verdict(self._run([*PYTEST, "-x", *part], limit))) != SURVIVED:
                 return verdict
@@ -100,6 +105,12 @@ class Tree:
                     os.killpg(process.pid, signal.SIGKILL)
             output.seek(0)
             return subprocess.CompletedProcess(command, process.returncode, output.read())
+
+
+def _libraries(root: Path) -> set[str]:
+    """What the libraries of a tree hold, as hashes."""
+    paths = [*root.glob("fusedops/lib/*.so"), *root.glob("build/simt/*/libsimt_plain.so")]
+    return {hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
 def _verdict(done: subprocess.CompletedProcess[str]) -> str:
