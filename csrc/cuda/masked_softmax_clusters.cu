@@ -17,13 +17,10 @@ Status launch_clusters(const ForwardArgs& args, const RowPlan& plan, Stream stre
     using In = TypeOf<decltype(in)>;
     using Out = TypeOf<decltype(out)>;
     return with_cluster_width<In>([&](auto width) {
-      return with_bool(args.scores.softcap != 0, [&](auto is_capped) {
-        constexpr int kWidth = decltype(width)::value;
-        constexpr int kParts = decltype(is_capped)::value ? kCappedParts : kAllParts;
-        constexpr int kVectors = cluster_vectors<In, kWidth>(masked_clusters(sizeof(In)));
-        const auto kernel = &masked_softmax_forward_cluster<In, Out, kWidth, kVectors, kParts>;
-        return launch_row_clusters(kernel, plan, args, stream);
-      });
+      constexpr int kWidth = decltype(width)::value;
+      constexpr int kVectors = cluster_vectors<In, kWidth>(masked_clusters(sizeof(In)));
+      const auto kernel = &masked_softmax_forward_cluster<In, Out, kWidth, kVectors>;
+      return launch_row_clusters(kernel, plan, args, stream);
     });
   });
 }

@@ -45,7 +45,7 @@ bool is_narrow(
 // f(parts, as a type). Rows of narrow vectors or doubles have kernels for all parts alone.
 template <class T, int kWidth, class F>
 Status with_parts(int32_t parts, F f) {
-  if constexpr (kIsWide<T, kWidth> && sizeof(T) < 8) {
+  if constexpr (kIsWide<T, kWidth>) {
     switch (parts) {
       case kNoParts:
         return f(Int<kNoParts>{});
@@ -98,8 +98,7 @@ Status launch_masked_softmax_forward(const ForwardArgs& args, const RowPlan& pla
       return launch_rows(kernel, plan, args, stream);
     });
   }
-  constexpr int kGeneral = kParts | kAllParts;
-  return launch_rows(&masked_softmax_forward_looped<In, Out, kWidth, kGeneral>, plan, args, stream);
+  return launch_rows(&masked_softmax_forward_looped<In, Out, kWidth>, plan, args, stream);
 }
 
 Status launch(const MaskedSoftmaxForward& given, Stream stream) {

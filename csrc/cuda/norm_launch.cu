@@ -95,17 +95,16 @@ Status launch(const NormStack& stack, Stream stream) {
   if (!fits(first.weight, dtype) || !fits(first.bias, dtype)) return device::kInvalidValue;
   const RowPlan plan = plan_of(stack);
   const int64_t blocks = stack.count * ceil_div(first.rows, plan.rows);
-  const bool is_one_launch = plan.elements > 0 && with_clusters(first, plan).blocks == 1 &&
-      blocks <= device::max_grid() && !first.residual.data;
+  const bool is_one_launch = has_stack_kernel(dtype, plan.width) && plan.elements > 0 &&
+      with_clusters(first, plan).blocks == 1 && blocks <= device::max_grid() &&
+      !first.residual.data;
   if (!is_one_launch) return launch_each(stack, stream);
-  return with_type(dtype, [&](auto type) {
+  return with_stack_kernel(dtype, plan.width, [&](auto type, auto width) {
     using T = TypeOf<decltype(type)>;
-    return with_width<T>(plan.width, [&](auto width) {
-      constexpr int kWidth = decltype(width)::value;
-      return with_vectors<norm_regimes(false), T, kWidth>(plan, [&](auto vectors) {
-        const auto kernel = &norm_stack_registers<T, kWidth, decltype(vectors)::value>;
-        return device::launch(kernel, blocks, dim3(plan.threads, plan.rows), stream, stack);
-      });
+    constexpr int kWidth = decltype(width)::value;
+    return with_vectors<norm_regimes(false), T, kWidth>(plan, [&](auto vectors) {
+      const auto kernel = &norm_stack_registers<T, kWidth, decltype(vectors)::value>;
+      return device::launch(kernel, blocks, dim3(plan.threads, plan.rows), stream, stack);
     });
   });
 }
@@ -273,7 +272,7 @@ int64_t workspace_bytes(const NormStackBackward& stack) {
 template <class T>
 Status launch_norm_stack_backward_registers(
     const NormStackBackward& stack, const NormBackwardPlan& plan, Stream stream) {
-  const Status status = with_width<T>(plan.row.width, [&](auto width) {
+  const Status status = with_wide_or_single<T>(plan.row.width, [&](auto width) {
     constexpr int kWidth = decltype(width)::value;
     return with_vectors<norm_backward_regimes(false), T, kWidth>(plan.row, [&](auto vectors) {
       constexpr int kVectors = decltype(vectors)::value;
@@ -298,12 +297,18 @@ Status launch(const NormStackBackward& stack, Stream stream) {
   if (!fits(first.weight, first.input.dtype)) return device::kInvalidValue;
   if (workspace_bytes(stack) > stack.workspace_bytes) return device::kInvalidValue;
   const NormBackwardPlan plan = plan_of(stack);
-  const auto bytes = plan.row.width * static_cast<int32_t>(size_of(first.input.dtype));
-  const bool is_one_launch = plan.scope == NormScope::kBlock && !adds(first) &&
+  const DType dtype = first.input.dtype;
+  const auto bytes = plan.row.width * static_cast<int32_t>(size_of(dtype));
+  const bool is_one_launch = has_stack_kernel(dtype, plan.row.width) &&
+      plan.scope == NormScope::kBlock && !adds(first) &&
       fits_norm_stack_backward(plan.row.elements, bytes);
   if (!is_one_launch) return launch_each(stack, stream);
-  return with_type(first.input.dtype, [&](auto type) {
-    return launch_norm_stack_backward_registers<TypeOf<decltype(type)>>(stack, plan, stream);
+  return with_type(dtype, [&](auto type) {
+    using T = TypeOf<decltype(type)>;
+    if constexpr (sizeof(T) < 8) {
+      return launch_norm_stack_backward_registers<T>(stack, plan, stream);
+    }
+    return device::kInvalidValue;
   });
 }
 

@@ -9,8 +9,10 @@
 
 namespace fusedops::cuda {
 
+// Floats from 16 bits have no kernels for narrow vectors.
 inline int32_t width_of(const SoftmaxForward& args) {
-  return pick_width(args.input.dtype, args.cols, {args.input, args.output});
+  const auto pick = args.input.dtype == args.output.dtype ? pick_width : pick_wide_or_single;
+  return pick(args.input.dtype, args.cols, {args.input, args.output});
 }
 
 inline int32_t width_of(const SoftmaxBackward& args) {
@@ -41,8 +43,12 @@ inline RowPlan with_clusters(const SoftmaxBackward& args, const RowPlan& plan) {
 template <class F>
 Status with_kernel(const SoftmaxForward& args, const RowPlan& plan, F f) {
   return with_types(args.input.dtype, args.output.dtype, [&](auto in, auto out) {
-    return with_width<TypeOf<decltype(in)>>(
-        plan.width, [&](auto width) { return f(in, out, width); });
+    using In = TypeOf<decltype(in)>;
+    const auto launch = [&](auto width) { return f(in, out, width); };
+    if constexpr (std::is_same_v<decltype(in), decltype(out)>) {
+      return with_width<In>(plan.width, launch);
+    }
+    return with_wide_or_single<In>(plan.width, launch);
   });
 }
 
@@ -90,15 +96,15 @@ Status launch(const SoftmaxStack& stack, Stream stream) {
   const SoftmaxForward first = stack[0];
   const RowPlan plan = plan_of(stack);
   const int64_t blocks = stack.count * ceil_div(first.rows, plan.rows);
-  const bool is_one_launch =
+  const DType dtype = first.input.dtype;
+  const bool is_one_launch = dtype == first.output.dtype && has_stack_kernel(dtype, plan.width) &&
       plan.elements > 0 && with_clusters(first, plan).blocks == 1 && blocks <= device::max_grid();
   if (!is_one_launch) return launch_each(stack, stream);
-  return with_kernel(first, plan, [&](auto in, auto out, auto width) {
-    using In = TypeOf<decltype(in)>;
-    using Out = TypeOf<decltype(out)>;
+  return with_stack_kernel(dtype, plan.width, [&](auto type, auto width) {
+    using T = TypeOf<decltype(type)>;
     constexpr int kWidth = decltype(width)::value;
-    return with_vectors<kSoftmaxRegimes, In, kWidth>(plan, [&](auto vectors) {
-      const auto kernel = &softmax_stack_registers<In, Out, kWidth, decltype(vectors)::value>;
+    return with_vectors<kSoftmaxRegimes, T, kWidth>(plan, [&](auto vectors) {
+      const auto kernel = &softmax_stack_registers<T, kWidth, decltype(vectors)::value>;
       return device::launch(kernel, blocks, dim3(plan.threads, plan.rows), stream, stack);
     });
   });

@@ -40,10 +40,10 @@ def test_every_tensor_gets_the_bits_that_it_gets_alone(emulator, request, op):
 
 
 SHORT = [
-    (Case("softmax_forward", "bfloat16", "float32", rows=70, cols=64, width=8), 1),
+    (Case("softmax_forward", "bfloat16", "bfloat16", rows=70, cols=64, width=8), 1),
     (Case("softmax_forward", "float32", "float32", rows=2, cols=5000, width=4, log=True), 1),
     (NormCase("norm_forward", "float16", rows=70, cols=64, width=8), 1),
-    (NormCase("norm_forward", "float64", rows=2, cols=2001, width=1), 1),
+    (NormCase("norm_forward", "float32", rows=2, cols=2001, width=1), 1),
     # One more kernel adds the partials of the column sums.
     (NormCase("norm_backward", "bfloat16", rows=70, cols=64, width=8), 2),
     (NormCase("norm_backward", "float32", 3, 4096, 4, wanted=(True, False, False)), 1),
@@ -75,9 +75,22 @@ def test_a_stack_that_does_not_fit_into_a_grid_is_launched_tensor_by_tensor(emul
     assert same_bits(families.run(emulator, case), whole)
 
 
-def test_odd_rows_whose_kernels_fix_their_threads_are_launched_tensor_by_tensor(emulator):
-    case = StackCase(NormCase("norm_backward", "bfloat16", rows=3, cols=1023, width=1), count=3)
-    assert launches(emulator, case) == 3 * 2
+#: Kernels that fix the threads of a row, narrow vectors, floats from 16 bits, and doubles.
+ONE_BY_ONE = [
+    (NormCase("norm_backward", "bfloat16", rows=3, cols=1023, width=1), 2),
+    (
+        NormCase("norm_backward", "float16", rows=3, cols=66, width=2, wanted=(True, False, False)),
+        1,
+    ),
+    (Case("softmax_forward", "float16", "float16", rows=3, cols=66, width=2), 1),
+    (Case("softmax_forward", "bfloat16", "float32", rows=3, cols=64, width=8), 1),
+    (NormCase("norm_forward", "float64", rows=2, cols=201, width=1), 1),
+]
+
+
+@pytest.mark.parametrize("of, kernels", ONE_BY_ONE, ids=lambda of: getattr(of, "op", of))
+def test_rows_without_a_kernel_for_stacks_are_launched_tensor_by_tensor(emulator, of, kernels):
+    assert launches(emulator, StackCase(of, count=3)) == 3 * kernels
 
 
 def test_tensors_with_too_small_a_workspace_are_refused(emulator):

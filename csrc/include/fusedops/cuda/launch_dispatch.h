@@ -60,11 +60,15 @@ Status with_types(DType first, DType second, F f) {
   return device::kInvalidValue;
 }
 
-// Vectors of 16 bytes, or single elements.
+// Vectors of 16 bytes, or single elements. Doubles, in which gradients are checked, go by single
+// elements.
 template <class T, class F>
 Status with_wide_or_single(int32_t width, F f) {
   constexpr int kWidest = kMaxVectorBytes / sizeof(T);
-  return width == kWidest ? f(Int<kWidest>{}) : f(Int<1>{});
+  if constexpr (sizeof(T) < 8) {
+    if (width == kWidest) return f(Int<kWidest>{});
+  }
+  return f(Int<1>{});
 }
 
 // Adds vectors of 4 bytes (two 16-bit elements). 8-byte vectors would save few instructions, as all
@@ -75,6 +79,24 @@ Status with_width(int32_t width, F f) {
     if (width == 2) return f(Int<2>{});
   }
   return with_wide_or_single<T>(width, f);
+}
+
+// f(Type<T>{}, width) for a stack, where has_stack_kernel().
+template <class F>
+Status with_stack_kernel(DType dtype, int32_t width, F f) {
+  return with_type(dtype, [&](auto type) {
+    using T = TypeOf<decltype(type)>;
+    if constexpr (sizeof(T) < 8) {
+      return with_wide_or_single<T>(width, [&](auto width) { return f(type, width); });
+    }
+    return device::kInvalidValue;
+  });
+}
+
+// Other tensors of a stack are launched one by one, so that each has the bits that it has alone.
+inline bool has_stack_kernel(DType dtype, int32_t width) {
+  const int64_t bytes = width * size_of(dtype);
+  return dtype != DType::kFloat64 && (width == 1 || bytes == kMaxVectorBytes);
 }
 
 // f(vectors a thread, threads a row that the regime fixes or 0), as types, for a row that stays in
@@ -142,6 +164,7 @@ struct Access {
 
 // The widest vector that divides cols and that every access is aligned for, in elements of `dtype`.
 inline int32_t pick_width(DType dtype, int64_t cols, std::initializer_list<Access> accesses) {
+  if (dtype == DType::kFloat64) return 1;
   for (const int32_t bytes : {kMaxVectorBytes, 4}) {
     const int32_t width = bytes / static_cast<int32_t>(size_of(dtype));
     const auto allows = [&](const Access& access) { return access.allows(width); };

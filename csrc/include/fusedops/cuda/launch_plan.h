@@ -56,7 +56,7 @@ class RegimeTable {
   Regime regimes_[kMaxRegimes] = {};
 };
 
-// The regimes of a kernel. Doubles have one table for all widths; `narrow` is for other dtypes.
+// The regimes of a kernel. Doubles have single elements alone; `narrow` is for other dtypes.
 struct Regimes {
   RegimeTable of_16_bits, of_32_bits, narrow, of_64_bits;
 
@@ -198,11 +198,9 @@ inline constexpr int32_t kRowBlockThreads = 128;
 // The largest blocks that kernels are compiled for. No row of their regimes needs more threads, and
 // each thread may have 65536 registers divided by their number. kThreads: those that share a row
 // where the regime fixes them.
-template <class T, int kWidth>
-inline constexpr bool kNeedsRegisters = !kIsWide<T, kWidth> || sizeof(T) == 8;
 template <class T, int kWidth, int kElements, int kThreads = 0>
 inline constexpr int32_t kSoftmaxThreads = kThreads > 0 ? kRowBlockThreads
-    : kNeedsRegisters<T, kWidth> || kElements > 32      ? 512
+    : !kIsWide<T, kWidth> || kElements > 32             ? 512
     : kElements <= 16                                   ? 256
                                                         : kMaxThreads;
 // 32 elements of a row in narrow vectors are one warp's; with 128 registers they would spill.
@@ -211,17 +209,17 @@ inline constexpr bool kIsOneWarp = !kIsWide<T, kWidth> && kElements == 32;
 template <class T, int kWidth, int kElements, bool kAdd, int kThreads = 0>
 inline constexpr int32_t kNormThreads =
     kThreads > 0 || kIsOneWarp<T, kWidth, kElements> ? kRowBlockThreads
-    : kNeedsRegisters<T, kWidth> || kElements > 32   ? 512
+    : !kIsWide<T, kWidth> || kElements > 32          ? 512
     : sizeof(T) == 2 && kElements <= 16 && !kAdd     ? 256
                                                      : kMaxThreads;
 template <class T, int kWidth, int kThreads = 0>
 inline constexpr int32_t kSoftmaxBackwardThreads = kThreads > 0 ? kRowBlockThreads
-    : kNeedsRegisters<T, kWidth>                                ? 512
+    : !kIsWide<T, kWidth>                                       ? 512
                                                                 : kMaxThreads;
 // With 64 elements, a warp has a row.
 template <class T, int kWidth, int kElements, bool kAnyParts>
-inline constexpr int32_t kMaskedSoftmaxThreads = kNeedsRegisters<T, kWidth> || kElements > 32 ? 512
-    : kElements > 16 || (kElements == 16 && kAnyParts)                                        ? 896
+inline constexpr int32_t kMaskedSoftmaxThreads = !kIsWide<T, kWidth> || kElements > 32 ? 512
+    : kElements > 16 || (kElements == 16 && kAnyParts)                                 ? 896
                                                        : kMaxThreads;
 template <class T, int kWidth, int kElements>
 inline constexpr int32_t kMaskedSoftmaxBackwardThreads = !kIsWide<T, kWidth> ? 384
@@ -237,7 +235,7 @@ inline constexpr int32_t kClusterThreads =
 // The second launch bound: the blocks of a multiprocessor that the compiler makes room for, or 0
 // for a number of its own. That would be so many for narrow vectors and doubles that they spill.
 template <class T, int kWidth>
-inline constexpr int32_t kLeastBlocks = kNeedsRegisters<T, kWidth> ? 1 : 0;
+inline constexpr int32_t kLeastBlocks = kIsWide<T, kWidth> ? 0 : 1;
 
 struct RowPlan {
   int32_t width;       // elements of a vector

@@ -246,20 +246,22 @@ masked_softmax_forward_registers(ForwardArgs args, int64_t first_row) {
 template <class T>
 inline constexpr int kMaskedClusterBound = sizeof(T) == 4 ? 768 : kMaskedClusterThreads;
 
-template <class In, class Out, int kWidth, int kVectors, int kParts>
+template <class In, class Out, int kWidth, int kVectors>
 FUSEDOPS_KERNEL((kMaskedClusterBound<In>), 1)
 masked_softmax_forward_cluster(ForwardArgs args, int64_t first_row) {
-  masked_softmax_row<Cluster, In, Out, kWidth, kVectors, kParts>(args, cluster_row(first_row));
+  masked_softmax_row<Cluster, In, Out, kWidth, kVectors, kCappedParts>(
+      args, cluster_row(first_row));
 }
 
 // A block has one row. The sum of a thread whose columns are all -inf stays 0, so that the rest of
 // the row is right.
-template <class In, class Out, int kWidth, int kParts>
+template <class In, class Out, int kWidth>
 FUSEDOPS_KERNEL(kLoopThreads, (kLeastBlocks<In, kWidth>))
 masked_softmax_forward_looped(ForwardArgs args, int64_t first_row) {
   using Acc = AccumulatorOf<Out>;
-  // Scores and terms: with twice as many floats, or eight doubles, the exponentials would spill.
-  constexpr int kVectors = sizeof(Acc) < 8 ? kLoopVectors<kWidth, 2> : kWidth == 1 ? 4 : 3;
+  constexpr int kParts = kCappedParts;
+  // Scores and terms: with twice as many, the exponentials would spill.
+  constexpr int kVectors = kLoopVectors<kWidth, 2>;
   FUSEDOPS_SHARED(Acc, shared_max, kMaxWarps);
   FUSEDOPS_SHARED(Acc, shared_seen, kMaxWarps);
   FUSEDOPS_SHARED(Acc, shared_sums, kMaxWarps);

@@ -14,7 +14,7 @@ namespace fusedops::cuda {
 
 // The parts of scores, a bit each. Alone, kBoolPart is a bool mask, and kNumbersPart a bias of the
 // input's dtype; both have a value for each column. kAllParts is everything that args.h allows but
-// for a soft cap, and kCappedParts everything with one.
+// for a soft cap, and kCappedParts everything.
 inline constexpr int kNoParts = 0, kCausalPart = 1, kBoolPart = 2, kNumbersPart = 4, kAllParts = 7;
 inline constexpr int kCapPart = 8, kCappedParts = kAllParts | kCapPart;
 
@@ -313,6 +313,7 @@ struct Scaling {
   FUSEDOPS_DEVICE Acc operator()(Acc x) const { return scale * x; }
 };
 
+// Kernels of long rows take scores with a soft cap and without: it is then 0.
 template <class Out, class Acc>
 struct Scaling<kCappedParts, Out, Acc> {
   Acc scale, cap, inverse;
@@ -322,6 +323,7 @@ struct Scaling<kCappedParts, Out, Acc> {
         cap(static_cast<Acc>(scores.softcap)),
         inverse(device::reciprocal(cap)) {}
   FUSEDOPS_DEVICE Acc operator()(Acc x) const {
+    if (cap == 0) return scale * x;
     return cap * hyperbolic_tangent<Out>(scale * x * inverse);
   }
 };

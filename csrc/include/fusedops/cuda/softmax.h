@@ -103,11 +103,11 @@ softmax_forward_registers(SoftmaxForward args, int64_t first_row) {
   softmax_row<RowInBlock<kThreads>, In, Out, kWidth, kVectors>(args, launch_row(first_row));
 }
 
-template <class In, class Out, int kWidth, int kVectors>
-FUSEDOPS_KERNEL((kSoftmaxThreads<In, kWidth, kWidth * kVectors>))
+template <class T, int kWidth, int kVectors>
+FUSEDOPS_KERNEL((kSoftmaxThreads<T, kWidth, kWidth * kVectors>))
 softmax_stack_registers(SoftmaxStack stack) {
   const StackBlock at(stack.count);
-  softmax_row<OneBlock, In, Out, kWidth, kVectors>(stack[at.tensor], at.row());
+  softmax_row<OneBlock, T, T, kWidth, kVectors>(stack[at.tensor], at.row());
 }
 
 template <class In, class Out, int kWidth, int kVectors>

@@ -1,0 +1,25 @@
+// What the C interface does on a GPU beside launches. libfusedops_kernels_cuda has these functions,
+// so that the interface needs no CUDA runtime of its own.
+//
+// The result is a cudaError_t, 0 for success; `stream` is a cudaStream_t of the current device.
+#pragma once
+
+#include <cstdint>
+
+#pragma GCC visibility push(default)
+namespace fusedops::c_api {
+
+// Allocated and released in stream order, so that no call waits for the device.
+int allocate(void** memory, int64_t bytes, void* stream);
+int release(void* memory, void* stream);
+int clear(float* values, int64_t count, void* stream);
+
+// Convert element by element; both arrays may be the same.
+int variances_of(const float* rstd, float* variances, int64_t count, void* stream);
+int rstd_of(const float* variances, float* rstd, int64_t count, void* stream);
+
+bool is_out_of_memory(int status);
+const char* error_text(int status);
+
+}  // namespace fusedops::c_api
+#pragma GCC visibility pop
