@@ -78,7 +78,7 @@ mutants: .venv/.installed-test build/.emulator
 fuzz: .venv/.installed-test
 	$(PYTEST) --hypothesis-profile=fuzz tests/properties tests/graph/test_rewrite_random_graphs.py
 
-coverage: .venv/.installed-dev
+coverage: .venv/.installed-test
 	$(PYTEST) --cov --cov-report=term
 
 test-matrix: wheel .venv/.installed-dev

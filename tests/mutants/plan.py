@@ -29,7 +29,7 @@ LEFT_OUT = {
     r".*/work_(division|sharing)\.": "thresholds, and sizes that `make sanitize` checks",
     r"csrc/cpu/(isa|parallel)": "chooses among processors and threads",
     r"csrc/cpu/(fork|interpreter_exit)": "races with a fork or the end of the process",
-    r".*(c_device_cuda|register_cuda|/streams)\.": "calls CUDA itself",
+    r".*(c_(device|memory)_cuda|register_cuda|/streams)\.": "calls CUDA itself",
     r"fusedops/cli/(bench|timing)": "sizes and times of measurements",
     r"fusedops/cli/demo": "shows an encoder whose package `make test` does not install",
     r"fusedops/graph/inductor": "repairs other versions of torch",

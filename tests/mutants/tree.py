@@ -9,17 +9,18 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+
+import pytest
 
 from .faults import Fault
 from .plan import ROOT
 
-#: Files of tests that run first, as to collect all of a layer takes longer than most faults last.
-CLOSEST = 6
-#: Seconds of the processor, the same on a busy machine, that these and the others have to notice a
+#: Seconds of the processor, the same on a busy machine, that a group of tests has to notice a
 #: fault; and seconds until a test hangs.
-LIMIT, TEST_LIMIT = 100, 120
+LIMIT, TEST_LIMIT = 200, 120
 SURVIVED, DOES_NOT_BUILD = "SURVIVED", "does not build"
 #: The compiler makes the same of it, or this machine's libraries do not have it.
 SAME_LIBRARY = "the same library"
@@ -50,9 +51,11 @@ class Tree:
         shutil.rmtree(self.unchanged, ignore_errors=True)
         shutil.copytree(self.root, self.unchanged)
 
-    def try_out(self, fault: Fault, tests: list[str], limit: int | str = LIMIT) -> str:
-        """Plants a fault, builds, and runs the files of tests until one fails, whose name it
-        returns, or SURVIVED, DOES_NOT_BUILD or SAME_LIBRARY."""
+    def try_out(
+        self, fault: Fault, groups: Sequence[Sequence[str]], limit: int | str = LIMIT
+    ) -> str:
+        """Plants a fault, builds, and runs groups of tests until one fails, whose name it returns,
+        or SURVIVED, DOES_NOT_BUILD or SAME_LIBRARY."""
         self.restore()
         source = self.root / fault.path
         source.write_text(fault.apply(source.read_text()))
@@ -61,10 +64,17 @@ class Tree:
                 return DOES_NOT_BUILD
             if _libraries(self.root) == _libraries(self.unchanged):
                 return SAME_LIBRARY
-        for part in (tests[:CLOSEST], tests[CLOSEST:]):
-            if part and (verdict := _verdict(self._run([*PYTEST, "-x", *part], limit))) != SURVIVED:
-                return verdict
-        return SURVIVED
+        verdicts = (self._first_failure(tests, limit) for tests in groups if tests)
+        return next((verdict for verdict in verdicts if verdict != SURVIVED), SURVIVED)
+
+    def _first_failure(self, tests: Sequence[str], limit: int | str) -> str:
+        listed = self.inductor.parent / "tests"
+        listed.write_text("\n".join(tests))
+        done = self._run([*PYTEST, "-x", f"@{listed}"], limit)
+        if done.returncode == pytest.ExitCode.USAGE_ERROR:  # the fault took parameters from a test
+            files = dict.fromkeys(test.partition("::")[0] for test in tests)
+            done = self._run([*PYTEST, "-x", *files], limit)
+        return _verdict(done)
 
     def restore(self) -> None:
         """Removes the fault, and graphs that Inductor has traced through formulas with it."""

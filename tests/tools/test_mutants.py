@@ -8,7 +8,7 @@ import re
 import pytest
 
 from tests.mutants import __main__ as mutants
-from tests.mutants import plan, tree
+from tests.mutants import plan, reach, tree
 from tests.mutants.faults import Fault, faults_of
 
 
@@ -115,6 +115,26 @@ def test_a_seed_draws_the_same_faults():
     assert plan.counts(60, 1).total() == 60
 
 
+class Reached:
+    """What coverage.py tells of a file."""
+
+    def contexts_by_lineno(self, path):
+        run = ["tests/b.py::test_f[a|b]|run", "tests/a.py::test_g|run"]
+        return {1: [""], 3: [*run, "tests/c.py::test_h|setup"]}
+
+
+@pytest.mark.parametrize("line", [3, 5])
+def test_the_tests_that_run_a_line_are_known_by_the_first_line_of_the_statement(line):
+    names = reach.names_at(Fault("fusedops/nn.py", line, "sign", 0, "-a", "(a)"), Reached())
+    tests = reach.tests_at(names, ["tests/c.py", "tests/b.py"])
+    assert tests == ["tests/c.py", "tests/b.py::test_f[a|b]", "tests/a.py::test_g"]
+
+
+def test_a_line_that_runs_at_import_has_no_tests_of_its_own():
+    names = reach.names_at(Fault("fusedops/nn.py", 2, "sign", 0, "-a", "(a)"), Reached())
+    assert names == [""] and reach.tests_at(names, []) == []
+
+
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
     """A checkout of one function and its test."""
@@ -134,8 +154,9 @@ def test_a_fault_is_caught_by_the_test_that_fails_or_survives(toy):
         next(fault for fault in faults_of("half.py", text) if fault.after == after)
         for after in ("(x / 2 - 0 * x)", "(x * 2)")
     )
-    assert toy.try_out(caught, ["test_half.py"]) == "test_half.py::test_half"
-    assert toy.try_out(survives, ["test_half.py"]) == tree.SURVIVED
+    assert toy.try_out(caught, [[], ["test_half.py::test_half"]]) == "test_half.py::test_half"
+    assert toy.try_out(caught, [["test_half.py::test_gone"]]) == "test_half.py::test_half"
+    assert toy.try_out(survives, [["test_half.py"]]) == tree.SURVIVED
 
 
 @pytest.mark.parametrize(("caught", "status"), [(19, 0), (18, 1)])
