@@ -160,6 +160,14 @@ def test_a_mask_that_is_added_becomes_bounds_of_rows(rewrite_dynamo, name, dynam
     assert_agrees(rewritten.call, model, inputs(9 if dynamic else 6))
 
 
+def test_a_part_of_an_added_mask_hides_what_it_hides_in_eager_mode(rewrite_dynamo):
+    def model(x):
+        return (x + torch.where(torch.ones(7, 6).tril() == 1, 0.0, -1e30)[1:]).softmax(-1)
+
+    x = torch.randn(2, 6, 6, dtype=torch.float64)
+    assert_agrees(rewrite_dynamo(model, x).call, model, (x,))
+
+
 def _padded_and_causal(x, keep):
     visible = torch.ones(x.shape[-2:], dtype=torch.bool).tril() & keep
     return (x + torch.where(visible, 0.0, torch.finfo(torch.float32).min)).softmax(-1)

@@ -288,6 +288,7 @@ LOOK_ALIKES = {
     "broadcast along the wrong dimension": lambda x: x / x.norm(dim=-1),
     "expanded along the wrong dimension": lambda x: x / x.norm(dim=-1).expand_as(x),
     "not a root": lambda x: x / _squares(x),
+    "rounded down": lambda x: torch.div(x, _l2(x), rounding_mode="floor"),
     "of the cube": lambda x: x * x * torch.rsqrt(_squares(x) + EPS) * x,
     "spectral": lambda x: x / torch.linalg.norm(x, 2, (-2, -1), True),
     "two limits": lambda x: x / _l2(x).clamp(1e-3, 1e3),

@@ -58,6 +58,12 @@ def test_a_sink_is_an_argument_of_the_one_call(entries, entry, form):
     assert_agrees(rewritten.call, _attention(form), inputs)
 
 
+@pytest.mark.parametrize("form", [_zeros_joined, _padded])
+def test_a_sink_of_zeros_is_a_number(rewrite_dynamo, form):
+    rewritten = rewrite_dynamo(_attention(form), *_inputs())
+    assert "sinks=scalar_tensor(0.0)" in rewritten.calls[0]
+
+
 @every_form
 def test_a_sink_of_symbolic_lengths_holds_for_every_length(rewrite_dynamo, form):
     rewritten = rewrite_dynamo(_attention(form), *_inputs(), dynamic=True)
