@@ -46,6 +46,7 @@ def chosen(command: str) -> list[cases.Case]:
     return list(bench.chosen_cases(parsed(command), bench.QUICK.shapes, "cpu"))
 
 
+@pytest.mark.slow("the program starts twice, and Inductor compiles")
 def test_csv_holds_one_row_for_each_measurement(tmp_path):
     file = tmp_path / "new" / "bench.csv"
     command = "bench --quick --op layer_norm --pass forward --dtype float32 --shape 64x32"

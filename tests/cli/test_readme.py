@@ -22,6 +22,7 @@ BLOCKS = {
 }
 
 
+@pytest.mark.slow("a page of deployment compiles a package")
 @pytest.mark.parametrize("name", BLOCKS)
 def test_python_block_runs(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

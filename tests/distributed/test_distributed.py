@@ -13,6 +13,7 @@ from distributed.formulas import exchanged, sent
 from distributed.launch import LIMIT, ROOT, failures
 
 
+@pytest.mark.slow("the processes import torch, and compile models")
 @pytest.mark.parametrize(
     "modules",
     [

@@ -74,6 +74,7 @@ def _rewritten(graph_module, example_inputs):
     return graph_module
 
 
+@pytest.mark.slow("a hundred programs, each captured and run in eager mode")
 @settings(max_examples=fuzzing.examples(500))
 @given(pieces.programs(EVERYTHING + pieces.SWITCHES, GRAD_MODES))
 def test_a_random_program_in_all_grad_modes_behaves_as_before(program):

@@ -111,6 +111,7 @@ def _check_in_a_process(differences, threads, count):
     assert {name: gap for name, gap in results.items() if not gap < 1e-5} == {}
 
 
+@pytest.mark.slow("Inductor compiles in a process of its own")
 @pytest.mark.parametrize("threads", beyond([2], [1, 2, 3]))
 @pytest.mark.parametrize("dtype", beyond([torch.float32], [torch.float32, torch.float64]))
 def test_sums_of_values_read_in_two_layouts_are_eagers_on_any_number_of_threads(threads, dtype):

@@ -78,6 +78,7 @@ def test_a_row_alone_and_in_a_batch_has_equal_bits(emulator, group, batches):
             assert same_bits(alone, expected), (case, row)
 
 
+@pytest.mark.slow("all kernels on an emulator, in two orders")
 def test_every_kernel_is_executed_and_no_order_of_threads_and_blocks_changes_a_bit(
     emulator, in_any_order, record_property
 ):
