@@ -23,6 +23,11 @@ class Fault(NamedTuple):
         """The text of the file with the fault."""
         return text[: self.start] + self.after + text[self.start + len(self.before) :]
 
+    def changed_line(self, text: str) -> str:
+        """What becomes of the line of the file where the fault begins."""
+        start = text.rfind("\n", 0, self.start) + 1
+        return self.apply(text)[start:].partition("\n")[0].strip()
+
     def __str__(self) -> str:
         before, after = (" ".join(part.split())[:99] for part in (self.before, self.after))
         return f"{self.path}:{self.line} ({self.kind}) {before} -> {after}"

@@ -171,3 +171,11 @@ def test_less_than_95_percent_fail(caught, status, capsys):
 class NothingFails:
     def failing(self, tests):
         return []
+
+
+def test_known_faults_without_effect_are_of_lines_that_exist_and_are_not_drawn():
+    for path, lines in plan.EQUIVALENT.items():
+        text = (plan.ROOT / path).read_text()
+        assert set(lines) <= {fault.changed_line(text) for fault in faults_of(path, text)}
+        (drawn,) = filter(None, plan.queues(1, [path]).values())
+        assert not set(lines) & {fault.changed_line(text) for fault in drawn}
