@@ -62,6 +62,7 @@ def _by_masked_fill(x):
 
 
 RMS = {
+    "a number first": lambda x, w: (x * 2.0) * torch.rsqrt(_squares(x) + EPS) * w,
     "quotient": lambda x, w: x / torch.sqrt((x * x).mean(-1, keepdim=True) + EPS) * w,
     "weight first": lambda x, w: w * x / torch.sqrt(_squares(x) + EPS),
     "weight times scale": lambda x, w: x * (w * torch.rsqrt(_squares(x) + EPS)),
@@ -187,6 +188,12 @@ def test_every_spelling_is_one_op_that_agrees_with_eager(rewrite, inputs, name):
     rewritten = rewrite(form, *(tensor.detach() for tensor in inputs))
     assert rewritten.replaced == {name.split(":")[0]: 1} and rewritten.reasons == []
     assert_agrees(rewritten.call, form, inputs)
+
+
+def test_a_weight_with_further_dimensions_is_reshaped_and_not_expanded(rewrite, inputs):
+    x, w = (tensor.detach() for tensor in inputs)
+    code = rewrite(RMS["weight of more dimensions"], x, w).code
+    assert "reshape" in code and "expand" not in code
 
 
 # --- factors --------------------------------------------------------------------------------------

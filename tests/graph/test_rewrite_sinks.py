@@ -29,7 +29,11 @@ def _padded(scores, sinks):
     return F.pad(scores, (0, 1)).softmax(-1)[..., :-1]
 
 
-FORMS = [_gpt_oss, _joined, _zeros_joined, _padded]
+def _sliced(scores, sinks):
+    return torch.ops.aten.slice(F.pad(scores, (0, 1)).softmax(-1), -1, 0, -1)
+
+
+FORMS = [_gpt_oss, _joined, _zeros_joined, _padded, _sliced]
 every_form = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__.strip("_"))
 
 
@@ -103,6 +107,11 @@ def _with_the_sinks_probability(scores, sinks):
     return probabilities[..., :-1] @ scores, probabilities[..., -1]
 
 
+def _without_the_last_batch(scores, sinks):
+    padded = F.pad(scores, (0, 1)).softmax(-1)
+    return torch.ops.aten.slice(padded, 0, 0, -1) @ F.pad(scores, (0, 0, 0, 1))[:-1]
+
+
 def _without_the_first_column(scores, sinks):
     return F.pad(scores, (0, 1)).softmax(-1)[..., 1:] @ scores
 
@@ -119,6 +128,7 @@ def _with_a_sink_in_front(scores, sinks):
 OTHERS = [
     _returned,
     _with_the_sinks_probability,
+    _without_the_last_batch,
     _without_the_first_column,
     _beside_two_columns,
     _with_a_sink_in_front,

@@ -33,7 +33,7 @@ class _Facts:
     returned: the memory that the graph returns to its caller.
     """
 
-    eager_storage: dict[Memory, Memory] = field(default_factory=dict)
+    eager_storage: dict[Memory, Memory]
     writers: list[Node] = field(default_factory=list)
     writers_of: dict[Memory, list[Node]] = field(default_factory=lambda: defaultdict(list))
     holders: dict[Memory, list[Node]] = field(default_factory=lambda: defaultdict(list))
