@@ -612,8 +612,11 @@ def _rms_norm_of(
     x = _convert(input, dtype, computed)
     rstd = _root_of_mean_square(x, list(range(-rank, 0)), eps)
     ones = _ones(x, rank)
-    weight = ones if weight is None else _convert(weight, weight.dtype, computed)
-    weight = op.Add(weight, _like(weight_offset, x)) if weight_offset else weight
+    if weight is None:  # nothing to add an offset to
+        weight = ones
+    else:
+        weight = _convert(weight, weight.dtype, computed)
+        weight = op.Add(weight, _like(weight_offset, x)) if weight_offset else weight
     rounds = rounds_normalized and dtype != computed
     output = weighted(x, rstd, ones if rounds else weight, rank, eps)
     if rounds:

@@ -93,6 +93,7 @@ OPS = {
     "rms_norm": lambda x, r, w, *_: ops.rms_norm(x, [8], w, 1e-6),
     "rms_norm over two": lambda x, *_: ops.rms_norm(x, [5, 8], None, 1e-6),
     "rms_norm, gemma": lambda x, r, w, *_: ops.rms_norm(x, [8], w, 1e-6, 1.0),
+    "rms_norm, gemma without a weight": lambda x, *_: ops.rms_norm(x, [8], None, 1e-6, 1.0),
     "rms_norm, llama": lambda x, r, w, *_: ops.rms_norm(x, [8], w, 1e-6, 0.0, True),
     "rms_norm, rounds": lambda x, *_: ops.rms_norm(x, [8], None, 1e-6, 0.0, True),
     "add_layer_norm": lambda x, r, w, b, *_: ops.add_layer_norm(x, r, [8], w, b, 1e-5),
@@ -224,6 +225,13 @@ def test_an_op_gives_the_same_in_onnx_runtime(name, computed):
     for actual, expected in mine:
         rtol = atol = tolerance(expected)
         torch.testing.assert_close(actual, expected, rtol=rtol, atol=atol, equal_nan=True)
+
+
+def test_llamas_norm_is_rounded_before_it_is_weighted():
+    x, w = torch.randn(40, 64).bfloat16(), torch.randn(64).bfloat16()
+    model = Calls({"norm": lambda x, w: ops.rms_norm(x, [64], w, 1e-6, 0.0, True)})
+    _, (y, _) = outputs(model, (x, w))
+    assert (y != model(x, w)["norm 0"]).double().mean() < 0.02
 
 
 @pytest.mark.exhaustive

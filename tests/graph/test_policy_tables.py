@@ -169,6 +169,12 @@ def test_a_time_that_no_clock_can_measure_counts_as_damage(table, places, number
         costs.tables_for(HERE)
 
 
+def test_a_tensor_without_elements_costs_nothing(table):
+    table("tuned", "mine", ours=1.0)
+    size = costs.Size(0, 0, torch.float32)
+    assert costs.tables_for(HERE)[0].cost("softmax", "inference", size).ours == 0
+
+
 def test_a_table_that_is_measured_again_is_used_at_once(table):
     table("tuned", "mine", ours=1.0)
     size = costs.Size(64, 64, torch.float32)

@@ -272,6 +272,15 @@ def test_no_rows_give_an_empty_output_and_zero_gradients_of_parameters(norm, sha
     assert all(parameter.grad.tolist() == [0.0] * 8 for parameter in parameters)
 
 
+def test_an_offset_of_a_weight_that_is_not_given_changes_nothing():
+    x, grad = torch.randn(2, 5, 40)
+    with_offset, without = (ops.rms_norm(x, [40], None, 1e-6, offset) for offset in (1.0, 0.0))
+    assert all(map(same_bits, with_offset, without))
+    given = grad, x, [40], without[1], None, [True, False]
+    with_offset, without = (ops.rms_norm_backward(*given, offset)[0] for offset in (1.0, 0.0))
+    assert same_bits(with_offset, without)
+
+
 @every_kind
 @pytest.mark.parametrize("cols", [31, 1000, 70_000])
 def test_any_layout_and_any_batch_give_a_row_the_same_bits(norm, cols):

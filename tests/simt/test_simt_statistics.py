@@ -53,6 +53,15 @@ def test_hidden_segments_and_rows_and_nan_come_through(emulator):
     assert np.isnan(y[1]).all() and np.isnan(y[2]).all()
 
 
+@pytest.mark.parametrize("dtypes", [("float16", "float64"), ("float32", "bfloat16")])
+def test_results_of_another_dtype_than_the_input_or_float_are_refused(emulator, dtypes):
+    case = StatisticsCase(STATISTICS, Case("softmax_forward", *dtypes, 1, 64, 1))
+    given = statistics_cases.inputs(case)
+    apply = replace(case, op=APPLY)
+    with pytest.raises(EmulatorError, match="status 1"):
+        families.run(emulator, apply, given | families.run(emulator, case, given))
+
+
 def test_statistics_without_a_workspace_are_refused(emulator):
     case = StatisticsCase(STATISTICS, Case("softmax_forward", "float32", "float32", 1, 64, 4))
     prepared = Prepared(emulator, case, statistics_cases.inputs(case))
