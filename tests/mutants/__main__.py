@@ -16,8 +16,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from coverage import CoverageData
-
 from . import plan, reach
 from .faults import Fault
 from .tree import DOES_NOT_BUILD, LIMIT, SAME_LIBRARY, SURVIVED, Tree
@@ -52,43 +50,35 @@ def main() -> int:
             for index, fault in enumerate(queues[stratum][:count]):
                 print(f"{stratum}:{index} {fault}")
         return 0
-    reached = reach.measure()
     if args.only:
         stratum, _, index = args.only.partition(":")
-        fault = queues[stratum][int(index)]
-        try_out(Tree(0), args.only, fault, groups(fault, reached), limit="unlimited")
+        try_out(Tree(0), args.only, queues[stratum][int(index)], limit="unlimited")
         return 0
+    reach.measured()  # before the workers want it
     trees = [Tree(number) for number in range(args.workers)]
-    return report(run(queues, counts, trees, reached), trees[0])
+    return report(run(queues, counts, trees), trees[0])
 
 
-def groups(fault: Fault, reached: CoverageData) -> list[list[str]]:
+def groups(fault: Fault) -> list[list[str]]:
     """The tests that may notice a fault, the likeliest first: those that run its line, where that
     is known, else the files of its layer."""
     files = plan.tests_of(fault.path)
     by_name = [files[:CLOSEST], files[CLOSEST:]]
     if not fault.path.endswith(".py"):
         return by_name
-    names = reach.names_at(fault, reached)
+    names = reach.names_at(fault, reach.measured())
     return [reach.tests_at(names, files), *(by_name if "" in names else [])]
 
 
-def try_out(
-    tree: Tree, name: str, fault: Fault, tests: list[list[str]], limit: int | str = LIMIT
-) -> Mutant:
+def try_out(tree: Tree, name: str, fault: Fault, limit: int | str = LIMIT) -> Mutant:
     """Tries a fault out and prints a line about it."""
     began = time.monotonic()
-    verdict = tree.try_out(fault, tests, limit)
+    verdict = tree.try_out(fault, groups(fault), limit)
     print(f"{name} {fault}: {verdict}, {time.monotonic() - began:.0f} s", flush=True)
     return Mutant(name, fault, verdict)
 
 
-def run(
-    queues: dict[str, list[Fault]],
-    counts: dict[str, int],
-    trees: list[Tree],
-    reached: CoverageData,
-) -> list[Mutant]:
+def run(queues: dict[str, list[Fault]], counts: dict[str, int], trees: list[Tree]) -> list[Mutant]:
     """Tries faults out. One that does not build, or changes no library, is replaced by the next in
     its queue."""
     queued = {stratum: iter(enumerate(faults)) for stratum, faults in queues.items()}
@@ -98,7 +88,7 @@ def run(
         tree, mutant = idle.pop(), None
         while mutant is None or mutant.verdict in (DOES_NOT_BUILD, SAME_LIBRARY):
             index, fault = next(queued[stratum])
-            mutant = try_out(tree, f"{stratum}:{index}", fault, groups(fault, reached))
+            mutant = try_out(tree, f"{stratum}:{index}", fault)
         idle.append(tree)
         return mutant
 

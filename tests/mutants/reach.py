@@ -6,6 +6,7 @@ test starts, or when a module is imported, has no test's name.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import subprocess
@@ -24,7 +25,8 @@ PYTEST += ["--cov", "--cov-context=test", "--cov-report="]
 LONGEST_STATEMENT = 30
 
 
-def measure() -> CoverageData:
+@functools.cache
+def measured() -> CoverageData:
     """Runs the tests of `make test`, unless they and the package are as they were the last time."""
     state = COVERAGE.with_suffix(".sha256")
     if not (state.exists() and state.read_text() == _state()):
