@@ -55,6 +55,7 @@ TESTS = {
     r"fusedops/graph/policy/": "graph/test_policy* graph/test_rewrite_policy* cli/test_tune* graph",
     r"fusedops/(graph/|backend|config|export)": "graph",
     r"fusedops/cli/": "cli",
+    r"fusedops/__(init|main)__": "graph/test_rewrite_config* deploy/test_autoload* cli",
     r"fusedops/integrations/dtensor/": "distributed",
     r"fusedops/integrations/onnx": "deploy/test_onnx*",
     r"fusedops/integrations/": "integrations",

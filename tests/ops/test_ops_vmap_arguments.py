@@ -3,6 +3,7 @@ would be written alone."""
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusedops
 
@@ -121,3 +122,21 @@ def test_slices_that_would_be_written_to_one_place_are_refused(call):
     with pytest.raises(RuntimeError, match="(out|input) has no batch dimension for vmap"):
         torch.vmap(lambda t: [call(t, out), t][1])(BATCH)
     assert torch.equal(out, torch.zeros(3, 5))
+
+
+class _Calls(TorchDispatchMode):
+    """Counts the calls of this package's operators."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += function.namespace == "fusedops"
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("norm", [fusedops.layer_norm, fusedops.std_norm])
+def test_slices_that_share_their_parameters_are_one_call(norm):
+    parameters = torch.randn(2, 5)
+    with _Calls() as calls:
+        torch.func.vmap(lambda x: norm(x, [5], *parameters))(BATCH)
+    assert calls.count == 1
