@@ -11,8 +11,8 @@ namespace {
 void check(int status) {
   if (status == 0) return;
   throw Failure{
-      is_out_of_memory(status) ? FUSEDOPS_OUT_OF_MEMORY : FUSEDOPS_DEVICE_ERROR,
-      std::string("CUDA: ") + error_text(status)};
+      gpu::is_out_of_memory(status) ? FUSEDOPS_OUT_OF_MEMORY : FUSEDOPS_DEVICE_ERROR,
+      std::string("CUDA: ") + gpu::error_text(status)};
 }
 
 }  // namespace
@@ -36,22 +36,22 @@ int64_t Device::workspace_bytes(const NormBackward& args) const {
 
 void* Device::allocate(int64_t bytes) const {
   void* memory = nullptr;
-  check(c_api::allocate(&memory, bytes, stream_));
+  check(gpu::allocate(&memory, bytes, stream_));
   return memory;
 }
 
-void Device::release(void* memory) const noexcept { c_api::release(memory, stream_); }
+void Device::release(void* memory) const noexcept { gpu::release(memory, stream_); }
 
 void Device::clear(float* values, int64_t count) const {
-  check(c_api::clear(values, count, stream_));
+  check(gpu::clear(values, count, stream_));
 }
 
 void Device::rstd_to_variance(float* values, int64_t count) const {
-  check(variances_of(values, values, count, stream_));
+  check(gpu::variances_of(values, values, count, stream_));
 }
 
 void Device::variance_to_rstd(const float* variances, float* rstd, int64_t count) const {
-  check(rstd_of(variances, rstd, count, stream_));
+  check(gpu::rstd_of(variances, rstd, count, stream_));
 }
 
 }  // namespace fusedops::c_api

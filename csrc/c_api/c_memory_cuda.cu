@@ -6,7 +6,7 @@
 #include "c_api/c_device.h"
 #include "fusedops/device.h"
 
-namespace fusedops::c_api {
+namespace fusedops::c_api::gpu {
 namespace {
 
 constexpr int32_t kThreads = 256;
@@ -25,7 +25,7 @@ FUSEDOPS_KERNEL(kThreads) variances(const float* rstd, float* variances, int64_t
 
 FUSEDOPS_KERNEL(kThreads)
 reciprocal_deviations(const float* variances, float* rstd, int64_t count) {
-  convert_each(variances, rstd, count, [](float x) { return rstd_of(x); });
+  convert_each(variances, rstd, count, [](float x) { return c_api::rstd_of(x); });
 }
 
 int64_t blocks_of(int64_t count) {
@@ -60,4 +60,4 @@ bool is_out_of_memory(int status) { return status == cudaErrorMemoryAllocation; 
 
 const char* error_text(int status) { return cudaGetErrorString(static_cast<cudaError_t>(status)); }
 
-}  // namespace fusedops::c_api
+}  // namespace fusedops::c_api::gpu

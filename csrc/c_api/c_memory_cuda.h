@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #pragma GCC visibility push(default)
-namespace fusedops::c_api {
+namespace fusedops::c_api::gpu {
 
 // Allocated and released in stream order, so that no call waits for the device.
 int allocate(void** memory, int64_t bytes, void* stream);
@@ -21,5 +21,5 @@ int rstd_of(const float* variances, float* rstd, int64_t count, void* stream);
 bool is_out_of_memory(int status);
 const char* error_text(int status);
 
-}  // namespace fusedops::c_api
+}  // namespace fusedops::c_api::gpu
 #pragma GCC visibility pop

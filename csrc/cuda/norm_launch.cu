@@ -23,8 +23,18 @@ bool fits_branch(const AnyRows& branch, DType dtype) {
   return branch.data == nullptr || branch.dtype == dtype || is_narrower;
 }
 
+// f(width, whether it adds), as types. With a residual there are no kernels for narrow vectors.
+template <class T, class F>
+Status with_norm_width(bool adds, int32_t width, F f) {
+  if (adds) {
+    return with_wide_or_single<T>(width, [&](auto width) { return f(width, std::true_type{}); });
+  }
+  return with_width<T>(width, [&](auto width) { return f(width, std::false_type{}); });
+}
+
 inline int32_t width_of(const NormForward& args) {
-  return pick_width(
+  const auto pick = args.residual.data == nullptr ? pick_width : pick_wide_or_single;
+  return pick(
       args.output.dtype, args.cols,
       {args.input, args.residual, args.output, args.sum, args.weight, args.bias});
 }
@@ -68,11 +78,9 @@ Status launch(const NormForward& args, Stream stream) {
   return launch_plan(with_clusters(args, plan), plan, [&](const RowPlan& plan) {
     return with_type(dtype, [&](auto type) {
       using T = TypeOf<decltype(type)>;
-      return with_width<T>(plan.width, [&](auto width) {
-        return with_bool(args.residual.data, [&](auto add) {
-          return launch_norm_forward<T, decltype(width)::value, decltype(add)::value>(
-              args, plan, stream);
-        });
+      return with_norm_width<T>(args.residual.data, plan.width, [&](auto width, auto add) {
+        return launch_norm_forward<T, decltype(width)::value, decltype(add)::value>(
+            args, plan, stream);
       });
     });
   });
@@ -112,7 +120,8 @@ Status launch(const NormStack& stack, Stream stream) {
 int64_t workspace_bytes(const NormStack& stack) { return most_workspace_bytes(stack); }
 
 inline int32_t width_of(const NormBackward& args) {
-  return pick_width(
+  const auto pick = adds(args) ? pick_wide_or_single : pick_width;
+  return pick(
       args.input.dtype, args.cols,
       {args.grad_output, args.grad_sum, args.input, args.weight, args.grad_input,
        args.grad_branch});
@@ -233,12 +242,10 @@ inline Status launch(const NormBackward& args, const NormBackwardPlan& plan, Str
   if (workspace_bytes(args, plan) > 0 && !args.workspace) return device::kInvalidValue;
   return with_type(args.input.dtype, [&](auto type) {
     using T = TypeOf<decltype(type)>;
-    Status status = with_width<T>(plan.row.width, [&](auto width) {
-      return with_bool(adds(args), [&](auto add) {
-        constexpr int kWidth = decltype(width)::value;
-        constexpr bool kAdd = decltype(add)::value;
-        return launch_norm_backward<T, kWidth, kAdd>(args, plan, stream);
-      });
+    Status status = with_norm_width<T>(adds(args), plan.row.width, [&](auto width, auto add) {
+      constexpr int kWidth = decltype(width)::value;
+      constexpr bool kAdd = decltype(add)::value;
+      return launch_norm_backward<T, kWidth, kAdd>(args, plan, stream);
     });
     if (wants_columns(args) && status == device::kSuccess) {
       status = launch_norm_backward_finish<AccumulatorOf<T>>(args, plan.partitions, stream);

@@ -82,6 +82,9 @@ EXPORTS = {
     "libfusedops_c_cuda.so": C_INTERFACE,
     "libfusedops_kernels.so": {"fusedops::cpu_kernels", "fusedops_cpu_isa", "fusedops_version"},
     "libfusedops_kernels_cuda.so": {
+        *(f"fusedops::c_api::gpu::{name}" for name in ("allocate", "clear", "release")),
+        *(f"fusedops::c_api::gpu::{name}" for name in ("error_text", "is_out_of_memory")),
+        *(f"fusedops::c_api::gpu::{name}" for name in ("rstd_of", "variances_of")),
         "fusedops::cuda::launch",
         "fusedops::cuda::workspace_bytes",
         "fusedops_version",

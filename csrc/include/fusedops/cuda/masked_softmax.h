@@ -249,7 +249,7 @@ inline constexpr int kMaskedClusterBound = sizeof(T) == 4 ? 768 : kMaskedCluster
 template <class In, class Out, int kWidth, int kVectors>
 FUSEDOPS_KERNEL((kMaskedClusterBound<In>), 1)
 masked_softmax_forward_cluster(ForwardArgs args, int64_t first_row) {
-  masked_softmax_row<Cluster, In, Out, kWidth, kVectors, kCappedParts>(
+  masked_softmax_row<Cluster, In, Out, kWidth, kVectors, kGeneralParts>(
       args, cluster_row(first_row));
 }
 
@@ -259,7 +259,7 @@ template <class In, class Out, int kWidth>
 FUSEDOPS_KERNEL(kLoopThreads, (kLeastBlocks<In, kWidth>))
 masked_softmax_forward_looped(ForwardArgs args, int64_t first_row) {
   using Acc = AccumulatorOf<Out>;
-  constexpr int kParts = kCappedParts;
+  constexpr int kParts = kGeneralParts;
   // Scores and terms: with twice as many, the exponentials would spill.
   constexpr int kVectors = kLoopVectors<kWidth, 2>;
   FUSEDOPS_SHARED(Acc, shared_max, kMaxWarps);

@@ -14,9 +14,11 @@ namespace fusedops::cuda {
 
 // The parts of scores, a bit each. Alone, kBoolPart is a bool mask, and kNumbersPart a bias of the
 // input's dtype; both have a value for each column. kAllParts is everything that args.h allows but
-// for a soft cap, and kCappedParts everything.
+// for a soft cap, and kCappedParts everything with one. kGeneralParts has a soft cap or none, as
+// the kernels of long rows do.
 inline constexpr int kNoParts = 0, kCausalPart = 1, kBoolPart = 2, kNumbersPart = 4, kAllParts = 7;
 inline constexpr int kCapPart = 8, kCappedParts = kAllParts | kCapPart;
+inline constexpr int kMaybeCapPart = 16, kGeneralParts = kCappedParts | kMaybeCapPart;
 
 template <int kParts>
 inline constexpr bool kHasAll = (kParts & kAllParts) == kAllParts;
@@ -313,7 +315,6 @@ struct Scaling {
   FUSEDOPS_DEVICE Acc operator()(Acc x) const { return scale * x; }
 };
 
-// Kernels of long rows take scores with a soft cap and without: it is then 0.
 template <class Out, class Acc>
 struct Scaling<kCappedParts, Out, Acc> {
   Acc scale, cap, inverse;
@@ -323,7 +324,6 @@ struct Scaling<kCappedParts, Out, Acc> {
         cap(static_cast<Acc>(scores.softcap)),
         inverse(device::reciprocal(cap)) {}
   FUSEDOPS_DEVICE Acc operator()(Acc x) const {
-    if (cap == 0) return scale * x;
     return cap * hyperbolic_tangent<Out>(scale * x * inverse);
   }
 };
@@ -392,17 +392,22 @@ struct ScoreTile {
     Terms<kParts & kAllParts, In, Acc, kWidth, kVectors> terms;
     terms.load(scores, row, start, cols);
 
-    const Scaling<kParts, Out, Acc> scaled(scores);
-    largest = -INFINITY;
+    const auto score = [&](auto scaled) {
+      largest = -INFINITY;
 #pragma unroll
-    for (int i = 0; i < kVectors && holds(i); ++i) {
+      for (int i = 0; i < kVectors && holds(i); ++i) {
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
-        values[i][j] = terms.added_to(scaled(tile.at(i, j)), i, j);
+        for (int j = 0; j < kWidth; ++j) {
+          values[i][j] = terms.added_to(scaled(tile.at(i, j)), i, j);
+        }
+        hide(i, static_cast<Acc>(scores.mask_value));
+        largest = device::maximum(largest, largest_of(values[i]));
       }
-      hide(i, static_cast<Acc>(scores.mask_value));
-      largest = device::maximum(largest, largest_of(values[i]));
+    };
+    if constexpr (kParts == kGeneralParts) {
+      if (scores.softcap == 0) return score(Scaling<kAllParts, Out, Acc>(scores));
     }
+    score(Scaling<kParts & kCappedParts, Out, Acc>(scores));
   }
 
   // Leaves no vector held.
