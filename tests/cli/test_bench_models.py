@@ -89,6 +89,7 @@ def test_csv_holds_one_row_for_each_model_and_mode(tmp_path):
         assert 0 < float(row["share_before"]) < 1
 
 
+@pytest.mark.slow("Inductor compiles a model twice")
 def test_a_step_is_measured_by_every_provider():
     this = step("nanogpt")
     calls = models.prepare_step(this)

@@ -148,6 +148,7 @@ class LayerNorm2d(torch.nn.Module):
         return self.weight[:, None, None] * x + self.bias[:, None, None]
 
 
+@pytest.mark.slow("Inductor compiles a model and its backward pass")
 def test_a_model_of_several_is_compiled_with_eagers_values_and_gradients():
     model = torch.nn.Sequential(
         torch.nn.Conv2d(3, C, 3), LayerNorm2d(), torch.nn.GELU(), torch.nn.Conv2d(C, C, 1)
