@@ -65,7 +65,7 @@ NEWEST = {"GLIBC": (2, 34), "GLIBCXX": (3, 4, 29), "CXXABI": (1, 3, 13), "GCC": 
 #: The stable C functions of torch, and what the toolchain leaves to whoever loads a library.
 STABLE = r"(aoti_torch|torch)_[a-z0-9_]+|_ITM_\w+TMCloneTable|__gmon_start__"
 #: What the libraries of kernels export, mangled.
-KERNELS = r"_ZN8fusedops(11cpu_kernelsEv|4cuda(6launch|15workspace_bytes)E\w+)"
+KERNELS = r"_ZN8fusedops(11cpu_kernelsEv|4cuda(6launch|15workspace_bytes)E\w+|5c_api3gpu\w+)"
 FUNCTIONS = ("attn_softmax", "attn_softmax_bw", "layernorm", "layernorm_bw")
 C_INTERFACE = {f"{prefix}_{name}" for prefix in ("fusedops", "launch") for name in FUNCTIONS}
 C_INTERFACE |= {"fusedops_last_error", "fusedops_status_string", "fusedops_version"}
