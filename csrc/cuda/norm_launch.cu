@@ -276,20 +276,18 @@ int64_t workspace_bytes(const NormStackBackward& stack) {
 }
 
 // One launch for all tensors, where fits_norm_stack_backward().
-template <class T>
+template <class T, int kWidth>
 Status launch_norm_stack_backward_registers(
     const NormStackBackward& stack, const NormBackwardPlan& plan, Stream stream) {
-  const Status status = with_wide_or_single<T>(plan.row.width, [&](auto width) {
-    constexpr int kWidth = decltype(width)::value;
-    return with_vectors<norm_backward_regimes(false), T, kWidth>(plan.row, [&](auto vectors) {
-      constexpr int kVectors = decltype(vectors)::value;
-      if constexpr (fits_norm_stack_backward(kVectors * kWidth, kWidth * sizeof(T))) {
-        const auto kernel = &norm_stack_backward_registers<T, kWidth, kVectors>;
-        const dim3 threads(plan.row.threads, plan.row.rows);
-        return device::launch(kernel, stack.count * plan.partitions, threads, stream, stack);
-      }
-      return device::kInvalidValue;
-    });
+  constexpr const Regimes& kRegimes = norm_backward_regimes(false);
+  const Status status = with_vectors<kRegimes, T, kWidth>(plan.row, [&](auto vectors) {
+    constexpr int kVectors = decltype(vectors)::value;
+    if constexpr (fits_norm_stack_backward(kVectors * kWidth, kWidth * sizeof(T))) {
+      const auto kernel = &norm_stack_backward_registers<T, kWidth, kVectors>;
+      const dim3 threads(plan.row.threads, plan.row.rows);
+      return device::launch(kernel, stack.count * plan.partitions, threads, stream, stack);
+    }
+    return device::kInvalidValue;
   });
   if (!wants_columns(stack[0]) || status != device::kSuccess) return status;
   const auto kernel = &norm_stack_backward_finish<AccumulatorOf<T>>;
@@ -310,12 +308,9 @@ Status launch(const NormStackBackward& stack, Stream stream) {
       plan.scope == NormScope::kBlock && !adds(first) &&
       fits_norm_stack_backward(plan.row.elements, bytes);
   if (!is_one_launch) return launch_each(stack, stream);
-  return with_type(dtype, [&](auto type) {
+  return with_stack_kernel(dtype, plan.row.width, [&](auto type, auto width) {
     using T = TypeOf<decltype(type)>;
-    if constexpr (sizeof(T) < 8) {
-      return launch_norm_stack_backward_registers<T>(stack, plan, stream);
-    }
-    return device::kInvalidValue;
+    return launch_norm_stack_backward_registers<T, decltype(width)::value>(stack, plan, stream);
   });
 }
 

@@ -69,6 +69,9 @@ KERNELS = r"_ZN8fusedops(11cpu_kernelsEv|4cuda(6launch|15workspace_bytes)E\w+|5c
 FUNCTIONS = ("attn_softmax", "attn_softmax_bw", "layernorm", "layernorm_bw")
 C_INTERFACE = {f"{prefix}_{name}" for prefix in ("fusedops", "launch") for name in FUNCTIONS}
 C_INTERFACE |= {"fusedops_last_error", "fusedops_status_string", "fusedops_version"}
+#: The functions of c_memory_cuda.h.
+GPU_FUNCTIONS = ("allocate", "release", "clear", "variances_of", "rstd_of")
+GPU_FUNCTIONS += ("is_out_of_memory", "error_text")
 #: What each library is there to be called for; the operators are registered, not exported. A
 #: library that the kernels were linked into once more would export them too.
 EXPORTS = {
@@ -82,9 +85,7 @@ EXPORTS = {
     "libfusedops_c_cuda.so": C_INTERFACE,
     "libfusedops_kernels.so": {"fusedops::cpu_kernels", "fusedops_cpu_isa", "fusedops_version"},
     "libfusedops_kernels_cuda.so": {
-        *(f"fusedops::c_api::gpu::{name}" for name in ("allocate", "clear", "release")),
-        *(f"fusedops::c_api::gpu::{name}" for name in ("error_text", "is_out_of_memory")),
-        *(f"fusedops::c_api::gpu::{name}" for name in ("rstd_of", "variances_of")),
+        *(f"fusedops::c_api::gpu::{name}" for name in GPU_FUNCTIONS),
         "fusedops::cuda::launch",
         "fusedops::cuda::workspace_bytes",
         "fusedops_version",

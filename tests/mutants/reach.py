@@ -15,12 +15,12 @@ from collections.abc import Iterable, Sequence
 
 from coverage import CoverageData
 
+from ..parts import PYTEST, WORKERS
 from .faults import Fault
 from .plan import ROOT
 
 COVERAGE = ROOT / "build" / "mutants" / "reach"
-PYTEST = ["-m", "pytest", "-q", "-n", "2", "--dist", "worksteal"]
-PYTEST += ["--cov", "--cov-context=test", "--cov-report="]
+COMMAND = [*PYTEST, *WORKERS, "--cov", "--cov-context=test", "--cov-report="]
 #: A statement is counted to its first line, and a fault may be in a later one.
 LONGEST_STATEMENT = 30
 
@@ -31,7 +31,7 @@ def measured() -> CoverageData:
     state = COVERAGE.with_suffix(".sha256")
     if not (state.exists() and state.read_text() == _state()):
         environment = os.environ | {"COVERAGE_FILE": str(COVERAGE)}
-        if subprocess.run([sys.executable, *PYTEST], cwd=ROOT, env=environment).returncode:
+        if subprocess.run(COMMAND, cwd=ROOT, env=environment).returncode:
             sys.exit("faults are planted where all tests pass without them")
         state.write_text(_state())
     data = CoverageData(str(COVERAGE))

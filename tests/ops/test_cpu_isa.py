@@ -5,6 +5,7 @@ of results run with each in `nox -s instructions`.
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -40,10 +41,8 @@ def test_the_variable_sets_what_runs_and_never_more_than_the_machine_and_the_bui
 
 
 def test_where_nothing_is_left_to_run_the_error_lists_what_is_built(monkeypatch):
-    class Library:
-        fusedops_cpu_isa = lambda: None  # noqa: E731
-
-    monkeypatch.setattr(_library.ctypes, "CDLL", lambda _: Library)
+    library = SimpleNamespace(fusedops_cpu_isa=lambda: None)
+    monkeypatch.setattr(_library.ctypes, "CDLL", lambda _: library)
     built = ", ".join(build_info()["cpu_isas"])
     with pytest.raises(ValueError, match=f"This build has kernels for {built}"):
         _library.cpu_isa()

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-#: Five processes, forked before a thread is started; each ends with four threads at work.
+#: Processes, forked before a thread is started; each ends with four threads at work.
 PROGRAM = """
 import os, sys, threading, time, torch, fusedops
 
@@ -31,18 +31,18 @@ def status(threads, grad):
         run(threads, grad)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
-statuses = [status({threads}, {grad}) for _ in range(5)]
+statuses = [status({threads}, {grad}) for _ in range({processes})]
 sys.exit(f"exit statuses {{statuses}}" if any(statuses) else 0)
 """
 
 
 @pytest.mark.parametrize(
-    "threads, grad",
-    [(1, False), pytest.param(2, True, marks=pytest.mark.exhaustive)],
+    "threads, grad, processes",
+    [(1, False, 5), pytest.param(2, True, 20, marks=pytest.mark.exhaustive)],
     ids=["inference", "training"],
 )
-def test_daemon_threads_inside_an_op_do_not_abort_the_program(threads, grad):
-    program = PROGRAM.format(threads=threads, grad=grad)
+def test_daemon_threads_inside_an_op_do_not_abort_the_program(threads, grad, processes):
+    program = PROGRAM.format(threads=threads, grad=grad, processes=processes)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
 

@@ -31,13 +31,8 @@ CACHE = ROOT / "build" / "simt"
 #: The package's own sources, compiled as C++ without changes.
 SHIPPED = sorted((ROOT / "csrc/cuda").glob("*.cu"))
 #: The C interface for CUDA, whose includes begin at csrc.
-C_INTERFACE = [
-    ROOT / f"csrc/{name}"
-    for name in (
-        *("c_api/c_api.cpp", "c_api/c_device_cuda.cpp", "c_api/c_memory_cuda.cu"),
-        "version.cpp",
-    )
-]
+C_INTERFACE = [ROOT / "csrc/c_api" / name for name in ("c_api.cpp", "c_device_cuda.cpp")]
+C_INTERFACE += [ROOT / "csrc/c_api/c_memory_cuda.cu", ROOT / "csrc/version.cpp"]
 C_INTERFACE_FLAGS = [f"-I{ROOT / 'csrc'}", '-DFUSEDOPS_VERSION="emulated"']
 RUNTIME = [HERE / "runtime.cpp", HERE / "fiber.cpp", HERE / "async.cpp"]
 
