@@ -61,6 +61,26 @@ def test_a_symbolic_normalized_shape_is_passed_through(rewrite_dynamo):
             torch.testing.assert_close(rewritten.call(x), model(x), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "scaled",
+    [
+        lambda h, number: h + number,
+        lambda h, number: h * number,
+        lambda h, number: h / number,
+    ],
+    ids=["add", "mul", "div"],
+)
+def test_a_number_that_no_norm_takes_stays_a_variable(scaled):
+    def model(x, h, number):
+        return x * scaled(h, number).rsqrt()
+
+    compiled = torch.compile(model, backend=backend, dynamic=True)
+    x, h = torch.randn(3, 8), torch.rand(3, 1)
+    for index, number in enumerate((0.25, 0.5, 0.75)):
+        with torch._dynamo.config.patch(error_on_recompile=index > 0):
+            torch.testing.assert_close(compiled(x, h, number), model(x, h, number))
+
+
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_exported_program_keeps_its_dynamic_batch(strict):
     model, x = _Block(), torch.randn(3, 5, 8)

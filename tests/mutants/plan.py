@@ -42,6 +42,10 @@ EQUIVALENT = {
     "csrc/include/fusedops/cuda/norm_backward.h": {
         "if (kThreads == 0 && cols <= 0) continue;": "no vector of such a thread is inside",
     },
+    "csrc/ops/norm_ops.h": {
+        "double offset() const { return weight || true ? weight_offset : 0; }  "
+        "// the factor is 1 without a weight": "kernels read the offset beside a weight only",
+    },
     "fusedops/graph/rules/stack.py": {
         "if any(shape != shapes[(1)] for shape in shapes):": "any two that differ differ from both",
     },
