@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import shutil
+import struct
 import sys
 from pathlib import Path
 
@@ -136,6 +137,20 @@ def test_a_computed_float_is_no_constant(relation, exponentials):
         /*0040*/                   EXIT ;
     """
     trace = trace_of(sass)
+    assert (trace.executed["MUFU"], trace.guesses) == (exponentials, 0)
+
+
+@pytest.mark.parametrize("operand", ["UR4", "c[0x0][0x210]"])
+@pytest.mark.parametrize("softcap, exponentials", [(0.0, 0), (2.0, 1)])
+def test_doubles_that_are_parameters_are_compared(operand, softcap, exponentials):
+    sass = f"""
+        /*0000*/                   ULDC.64 UR4, c[0x0][0x210] ;
+        /*0010*/                   DSETP.NEU.AND P0, PT, RZ, {operand}, PT ;
+        /*0020*/              @!P0 EXIT ;
+        /*0030*/                   MUFU.EX2 R5, R5 ;
+        /*0040*/                   EXIT ;
+    """
+    trace = trace_of(sass, parameters=struct.pack("<d", softcap))
     assert (trace.executed["MUFU"], trace.guesses) == (exponentials, 0)
 
 

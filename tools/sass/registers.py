@@ -165,10 +165,11 @@ class Warp:
         return self.place.constant(int(found[1], 16), offset, size)
 
     def read_pair(self, operand: str) -> Value:
-        """64 bits from a register and the next one."""
+        """64 bits from a register and the next one, or from a constant bank."""
         words = pair_of(operand)
         if words is None:
-            return self.read(operand)
+            constant = parsed(operand).constant
+            return self.read(operand) if constant is None else self.read_constant(constant, 8)
         low, high = (self.values.get(word, 0) for word in words)
         return low | high << 32 if both(low, high) else None
 

@@ -185,14 +185,19 @@ def compare(warp: Warp, step: Step) -> Sequence[Mask | None]:
     return [joined, None][: len(step.outputs)]
 
 
-@handles("FSETP")
+@handles("FSETP", "DSETP")
 def compare_floats(warp: Warp, step: Step) -> Sequence[Mask | None]:
     """Comparisons of what memory holds with a constant. The result of arithmetic equals none."""
-    values = [as_word(warp.read(operand)) for operand in step.values[:2]]
+    if step.name == "DSETP":
+        bits, floating = np.uint64, np.float64
+        values = [warp.read_pair(operand) for operand in step.values[:2]]
+    else:
+        bits, floating = np.uint32, np.float32
+        values = [as_word(warp.read(operand)) for operand in step.values[:2]]
     others = [warp.predicate(operand) for operand in step.predicate_inputs]
     relation = step.parts[0]
     if both(*values, *others) and relation in ("EQ", "NEU", "GT", "LT"):
-        a, b = (np.asarray(value, dtype=np.uint32).view(np.float32) for value in values)
+        a, b = (np.asarray(value, dtype=bits).view(floating) for value in values)
         result = {"EQ": a == b, "NEU": a != b, "GT": a > b, "LT": a < b}[relation]
     elif both(*others) and values.count(None) == 1 and relation in ("EQ", "NEU"):
         result = np.asarray(relation == "NEU")
