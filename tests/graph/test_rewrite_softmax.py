@@ -6,6 +6,8 @@ import torch.nn.functional as F
 from expecttest import assert_expected_inline
 from torch import nn
 
+from fusedops.graph.ir import dialect
+
 aten = torch.ops.aten
 
 FUNCTIONS = {
@@ -147,3 +149,9 @@ softmax_default = fusedops.softmax.default(matmul, -1, None)
 matmul_1 = operator.matmul(softmax_default, x)
 return matmul_1""",
     )
+
+
+def test_a_conversion_inside_of_atens_softmax_is_its_dtype():
+    graph = torch.fx.Graph()
+    half_to_float = graph.call_function(aten._softmax.default, (graph.placeholder("x"), -1, True))
+    assert dialect.as_call(half_to_float).arguments["dtype"] == torch.float32

@@ -1,5 +1,6 @@
 """Hugging Face models built from their configs: every site, equal outputs, equal gradients."""
 
+import copy
 from collections import Counter
 
 import pytest
@@ -203,19 +204,26 @@ def test_no_decoder_writes_its_mask_of_queries_and_keys(name, dynamic, rewrite_d
     settings, layers = WINDOWS[name]
     model, ids = _decoder(name, **settings), torch.randint(0, 64, (2, 9))
 
-    def run(ids):
+    def run(ids, model=model):
         return model(input_ids=ids).last_hidden_state
 
     rewritten = rewrite_dynamo(run, ids, dynamic=dynamic)
     assert list(_masking(rewritten)) == [NOTHING | layer for layer in layers]
     if dynamic:
         ids = torch.randint(0, 64, (3, 13))
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    ours, eager = rewritten.call(ids), run(ids)
-    torch.testing.assert_close(ours, eager, rtol=1e-5, atol=1e-4)
-    gradients = [torch.autograd.grad(y.sin().sum(), parameters) for y in (ours, eager)]
-    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
+    exact = copy.deepcopy(model).double()
+    _assert_exact(rewritten.call(ids), model, run(ids, exact), exact)
     assert len(rewritten.graphs) == 1
+
+
+def _assert_exact(ours, model, expected, exact):
+    """Compares a result and its gradients with those of the model in float64."""
+    torch.testing.assert_close(ours.double(), expected, rtol=1e-5, atol=1e-4)
+    ours, expected = (
+        torch.autograd.grad(y.sin().sum(), [p for p in module.parameters() if p.requires_grad])
+        for y, module in ((ours, model), (expected, exact))
+    )
+    torch.testing.assert_close([g.double() for g in ours], [*expected], rtol=1e-4, atol=1e-4)
 
 
 #: Two sequences of packed documents.
@@ -229,7 +237,7 @@ def test_no_decoder_that_trains_without_a_cache_writes_its_mask(name, position_i
     settings, layers = WINDOWS[name]
     model, ids = _decoder(name, **settings), torch.randint(0, 64, (2, 9))
 
-    def run(ids):
+    def run(ids, model=model):
         outputs = model(input_ids=ids, position_ids=position_ids, use_cache=False)
         return outputs.last_hidden_state
 
@@ -238,11 +246,8 @@ def test_no_decoder_that_trains_without_a_cache_writes_its_mask(name, position_i
     documents = {"start": None, "end": None}
     assert [given | documents for given in found] == [NOTHING | layer for layer in layers]
     assert all((given["start"] is None) == (position_ids is None) for given in found)
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    ours, eager = rewritten.call(ids), run(ids)
-    torch.testing.assert_close(ours, eager, rtol=1e-5, atol=1e-4)
-    gradients = [torch.autograd.grad(y.sin().sum(), parameters) for y in (ours, eager)]
-    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
+    exact = copy.deepcopy(model).double()
+    _assert_exact(rewritten.call(ids), model, run(ids, exact), exact)
 
 
 @pytest.mark.parametrize("name", beyond(["Mistral"], WINDOWS))
@@ -257,7 +262,7 @@ def test_under_autocast_no_decoder_writes_its_mask(
     model = _decoder(name, attention_dropout=0.1, **settings).train(training)
     ids = torch.randint(0, 64, (2, 9))
 
-    def run(ids):
+    def run(ids, model=model):
         outputs = model(input_ids=ids, position_ids=position_ids, use_cache=False)
         return outputs.last_hidden_state
 

@@ -39,12 +39,26 @@ EQUIVALENT = {
     "csrc/include/fusedops/cpu/norm_forward.h": {
         "if (begin != 1) rows.compute(begin, count);": "the first chunk is computed twice",
     },
+    "csrc/include/fusedops/cuda/masked_softmax.h": {
+        "if (own_end >= kWidth) ;": "the loop then replaces nothing",
+    },
+    "csrc/include/fusedops/cuda/philox.h": {
+        "if (!is_on_) ;": "without a seed p is 0: nothing is dropped, and the scale is 1",
+    },
+    "csrc/include/fusedops/cuda/softmax.h": {
+        "if (start > 1) tile.load(input + start, left, -INFINITY);": "tiles are wider than 1",
+    },
     "csrc/include/fusedops/cuda/norm_backward.h": {
         "if (kThreads == 0 && cols <= 0) continue;": "no vector of such a thread is inside",
     },
     "csrc/ops/norm_ops.h": {
         "double offset() const { return weight || true ? weight_offset : 0; }  "
         "// the factor is 1 without a weight": "kernels read the offset beside a weight only",
+    },
+    "fusedops/graph/rules/exponentials.py": {
+        'return Decomposed("softmax", given, total.dims[(1)], call.node, SEVERAL_DIMS)': (
+            "such a site is only reported"
+        ),
     },
     "fusedops/graph/rules/stack.py": {
         "if any(shape != shapes[(1)] for shape in shapes):": "any two that differ differ from both",
