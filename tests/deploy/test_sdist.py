@@ -36,7 +36,7 @@ def test_a_folder_that_the_build_or_its_user_reads_is_there_whole(folder, files)
 
 def test_the_files_that_begin_the_build_and_those_that_the_metadata_names_are_there(files):
     first = ("setup.py", "pyproject.toml", "CMakeLists.txt")
-    named = ("README.md", "fusedops/VERSION", "fusedops_autoload.py")
+    named = ("README.md", "LICENSE", "fusedops/VERSION", "fusedops_autoload.py")
     assert set(map(Path, first + named)) <= files
 
 
