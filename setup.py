@@ -14,6 +14,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+from setuptools.command.editable_wheel import editable_wheel
 
 ROOT = Path(__file__).resolve().parent
 
@@ -87,7 +88,21 @@ class StableWheel(bdist_wheel):
         return "py3", "none", super().get_tag()[2]
 
 
+class EditableByPath(editable_wheel):
+    """An editable install is a path in a .pth file, as with a src folder. The finder that
+    setuptools installs otherwise is asked last: in the folder that holds a clone, Python would find
+    the clone first, as a namespace package."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.package_dir = {"": "."}
+
+
 setup(
     ext_modules=[Extension("fusedops.lib", [])],
-    cmdclass={"build_ext": CMakeBuild, "bdist_wheel": StableWheel},
+    cmdclass={
+        "build_ext": CMakeBuild,
+        "bdist_wheel": StableWheel,
+        "editable_wheel": EditableByPath,
+    },
 )

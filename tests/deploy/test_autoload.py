@@ -75,3 +75,12 @@ def test_where_torch_loads_no_extensions_its_warnings_name_the_operator(path):
     assert finished.returncode != 0
     assert "torch.ops.fusedops.softmax" in finished.stderr
     assert "import the custom op" in finished.stderr
+
+
+def test_the_folder_of_the_clone_does_not_hide_the_package(tmp_path):
+    (tmp_path / "fusedops").mkdir()  # as where the clone is: a namespace package, to Python
+    find = "import importlib.util; print(importlib.util.find_spec('fusedops').origin)"
+    found = subprocess.run(
+        [sys.executable, "-c", find], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert found.stdout.strip() == fusedops.__file__
