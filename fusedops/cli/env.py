@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from fusedops._installation import hidden_installation
 from fusedops.cli.errors import UserError
 from fusedops.cli.problems import (
     FATAL,
@@ -109,6 +110,7 @@ def probe_package() -> Report:
     return {
         "version": _guarded(_version),
         "location": str(PACKAGE),
+        "hides": hidden_installation(),
         "imports": _guarded(_import_all),
     }
 

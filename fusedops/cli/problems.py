@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 from torch.torch_version import TorchVersion
 
+from fusedops._installation import TO_BUILD_HERE, said_of_hidden
+
 REINSTALL = "pip install --no-build-isolation --force-reinstall --no-deps . (in a checkout)"
 
 Report = dict[str, Any]
@@ -33,12 +35,24 @@ def find_problems(report: Report, checks: Sequence[Check] | None = None) -> list
 def _run(check: Check, report: Report) -> list[Problem]:
     try:
         return list(check(report))
-    except Exception as error:  # facts are missing where their probe failed
+    except Exception as error:
+        if any("error" in facts for facts in report.values()):
+            return []  # the facts are missing because their probe failed, which has its own problem
         return [Problem(f"{check.__name__}: {type(error).__name__}: {error}", "see the sections")]
+
+
+def source_that_hides_the_package(report: Report) -> Iterator[Problem]:
+    """Python was started in a checkout that is not built, and imports it in place of the package
+    that is installed."""
+    if installed := report["package"].get("hides"):
+        fix = f"start Python in another folder, or build this one: {TO_BUILD_HERE}"
+        yield Problem(said_of_hidden(installed), fix)
 
 
 def do_not_load(report: Report) -> Iterator[Problem]:
     """The shared library is missing, or does not fit this torch, or a Python file is broken."""
+    if report["package"].get("hides"):
+        return
     if error := report["operators"].get("error"):
         yield Problem(f"the operators do not load: {error}", REINSTALL)
         return
@@ -137,6 +151,7 @@ def compiler_that_is_switched_off(report: Report) -> Iterator[Problem]:
 
 
 CHECKS: tuple[Check, ...] = (
+    source_that_hides_the_package,
     do_not_load,
     unknown_instruction_set,
     refused_settings,
@@ -152,6 +167,7 @@ CHECKS: tuple[Check, ...] = (
 
 #: The checks whose problems prevent any use of fusedops, capturing a model, and compiling one.
 FATAL: tuple[Check, ...] = (
+    source_that_hides_the_package,
     do_not_load,
     unknown_instruction_set,
     refused_settings,

@@ -23,6 +23,8 @@ from typing import Any
 
 import torch
 
+from fusedops._installation import TO_BUILD_HERE, hidden_installation, said_of_hidden
+
 LIB_DIR = Path(__file__).resolve().parent.parent / "lib"
 CPU_LIBRARY = LIB_DIR / "libfusedops.so"
 CPU_KERNELS = LIB_DIR / "libfusedops_kernels.so"
@@ -47,6 +49,11 @@ def _check_file(path: Path) -> None:
     """Raises if a file is not a complete library for this machine. Loading a truncated one can
     crash the process."""
     if not path.exists():
+        if installed := hidden_installation():
+            raise ImportError(
+                f"fusedops: {said_of_hidden(installed)}. Start Python in another folder, or build "
+                f"this one: {TO_BUILD_HERE}"
+            )
         raise ImportError(f"fusedops: {path} is missing, the package was not built. {_TO_REBUILD}")
     with open(path, "rb") as file, open(torch._C.__file__, "rb") as torchs:
         head, torchs_head = file.read(_ELF.size), torchs.read(_ELF.size)

@@ -94,6 +94,16 @@ def test_env_reports_what_is_wrong_with_the_library(package, fault):
     assert ONCE_LOADED[fault] in message and REBUILD in message
 
 
+def test_a_checkout_without_a_build_says_which_package_it_hides(package, monkeypatch):
+    shutil.rmtree(package / "lib")
+    monkeypatch.setenv("PYTHONPATH", str(PACKAGE.parent))
+    hides = f"{package} is not built, and hides the package that is installed in {PACKAGE}"
+    error = run(package, "-c", "import fusedops").stderr.strip().splitlines()[-1]
+    assert error.startswith(f"ImportError: fusedops: {hides}. Start Python in another folder")
+    (problem,) = json.loads(run(package, "-m", "fusedops", "env", "--json").stdout)["problems"]
+    assert problem["what"] == hides and "start Python in another folder" in problem["fix"]
+
+
 @pytest.mark.parametrize("name", ["libfusedops_kernels.so", "op_call.abi3.so"])
 def test_env_reports_what_is_wrong_with_the_other_libraries(package, name):
     truncated(Path(shutil.copy2(PACKAGE / "lib" / name, package / "lib")))

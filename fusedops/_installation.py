@@ -1,0 +1,30 @@
+"""Where fusedops is installed, if it is not where Python found it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent
+
+#: Installs a package that follows the checkout, so that the two cannot differ.
+TO_BUILD_HERE = "pip install --no-build-isolation -e ."
+
+
+def hidden_installation() -> Path | None:
+    """The built package that this folder without libraries hides, because it comes first on
+    ``sys.path``: ``python -m`` and ``python -c`` look into the current folder before all others.
+    None if this folder is built, or if no other is."""
+    if _is_built(PACKAGE):
+        return None
+    candidates = (Path(entry).resolve() / PACKAGE.name for entry in sys.path)
+    return next(filter(_is_built, candidates), None)
+
+
+def _is_built(package: Path) -> bool:
+    return (package / "lib" / "libfusedops.so").exists()
+
+
+def said_of_hidden(installed: Path) -> str:
+    """What hides a package."""
+    return f"{PACKAGE} is not built, and hides the package that is installed in {installed}"
