@@ -1,6 +1,6 @@
-"""Settings, read once from `FUSEDOPS_*` and changed for a block with `patch`.
+"""Settings, read once from `FUSEDOPS_*`, changed by assignment, or for a block with `patch`.
 
-`fusedops.config.fuse` reads the active value:
+`fusedops.config.fuse` reads the active value, and `fusedops.config.fuse = "always"` changes it:
 
 ========  ==============  ==========================================================
 setting   environment     meaning
@@ -14,17 +14,20 @@ fuse      FUSEDOPS_FUSE   "profitable": replace the sites where the op is measur
 After the first mode, rules can have modes of their own:
 `fuse="profitable,softmax=always,rms_norm=never"`. `RULES` are their names. A setting takes effect
 when a graph is compiled, not when the compiled code runs. Like `torch.no_grad`, a patch applies to
-the thread that entered it.
+the thread that entered it; an assignment applies to all threads, or, inside of a patch, to the rest
+of its block, and `del` undoes it. An unknown name raises AttributeError, a wrong value ValueError.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import ModuleType
 from typing import Any
 
 _PREFIX = "FUSEDOPS_"
@@ -55,8 +58,8 @@ RULES = (
     "expand",
 )
 _WANTED = (
-    f'set it with {_PREFIX}FUSE or fusedops.config.patch(fuse=...) to a string as "profitable" or '
-    '"always,layer_norm=never"'
+    f"set it with {_PREFIX}FUSE, fusedops.config.fuse or fusedops.config.patch(fuse=...) to a "
+    'string as "profitable" or "always,layer_norm=never"'
 )
 # The build, the kernel library and the policy tables read these.
 _READ_ELSEWHERE = frozenset(
@@ -111,13 +114,13 @@ def _unknown(given: str, choices: tuple[str, ...]) -> str | None:
     return None if given in choices else f"{given!r} is unknown, wanted {wanted}"
 
 
-_default = Config.from_environment(os.environ)
-_active: ContextVar[Config] = ContextVar("fusedops.config", default=_default)
+_initial = _default = Config.from_environment(os.environ)
+_patched: ContextVar[Config | None] = ContextVar("fusedops.config", default=None)
 
 
 def active() -> Config:
     """The settings of the current context."""
-    return _active.get()
+    return _patched.get() or _default
 
 
 @contextmanager
@@ -132,20 +135,52 @@ def patch(**changes: Any) -> Iterator[Config]:
     if unknown:
         known = ", ".join(_settings())
         raise TypeError(f"fusedops.config.patch: no setting {unknown[0]!r}; known: {known}")
-    token = _active.set(dataclasses.replace(active(), **changes))
+    token = _patched.set(dataclasses.replace(active(), **changes))
     try:
         yield active()
     finally:
-        _active.reset(token)
+        _patched.reset(token)
 
 
 def _settings() -> list[str]:
     return [field.name for field in dataclasses.fields(Config)]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _settings():
-        return getattr(active(), name)
-    raise AttributeError(
-        f"fusedops.config has no setting {name!r}; known: {', '.join(_settings())}"
-    )
+def _no_setting(name: str) -> AttributeError:
+    known = ", ".join(_settings())
+    return AttributeError(f"fusedops.config has no setting {name!r}; known: {known}")
+
+
+class _Module(ModuleType):
+    """Makes settings of this module's attributes, which a module alone cannot check."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _settings():
+            return getattr(active(), name)
+        raise _no_setting(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _settings():
+            _assign(name, value)
+        elif name in vars(self) or name.startswith("_"):
+            super().__setattr__(name, value)
+        else:
+            raise _no_setting(name)
+
+    def __delattr__(self, name: str) -> None:
+        if name in _settings():
+            _assign(name, getattr(_initial, name))
+        else:
+            super().__delattr__(name)
+
+
+def _assign(name: str, value: Any) -> None:
+    global _default
+    changed = dataclasses.replace(active(), **{name: value})
+    if _patched.get() is None:
+        _default = changed
+    else:
+        _patched.set(changed)
+
+
+sys.modules[__name__].__class__ = _Module

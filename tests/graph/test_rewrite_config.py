@@ -172,6 +172,32 @@ def test_an_unknown_setting_is_refused():
         _ = fusedops.config.fuze
 
 
-def test_settings_cannot_be_assigned():
+def test_an_assignment_holds_for_all_threads(monkeypatch):
+    monkeypatch.setattr(fusedops.config, "fuse", "never")
+    seen = []
+    thread = threading.Thread(target=lambda: seen.append(fusedops.config.fuse))
+    thread.start()
+    thread.join()
+    assert seen == ["never"] and fusedops.config.active() == Config("never")
+
+
+def test_an_assignment_inside_of_a_patch_ends_with_it():
+    before = fusedops.config.fuse
+    with fusedops.config.patch(fuse="never"):
+        fusedops.config.fuse = "always"
+        assert fusedops.config.fuse == "always"
+    assert fusedops.config.fuse == before
+
+
+def test_a_wrong_assignment_is_refused():
+    before = fusedops.config.fuse
+    with pytest.raises(ValueError, match="fuse is 'alwais': 'alwais' is unknown, wanted"):
+        fusedops.config.fuse = "alwais"
+    with pytest.raises(AttributeError, match="no setting 'fuze'; known: fuse"):
+        fusedops.config.fuze = "always"
+    assert fusedops.config.fuse == before and not hasattr(fusedops.config, "fuze")
+
+
+def test_a_set_of_settings_cannot_change():
     with pytest.raises(dataclasses.FrozenInstanceError):
         Config().fuse = "never"
