@@ -145,7 +145,7 @@ def _softmax_out(
     dtype: torch.dtype | None,
     out: torch.Tensor,
 ) -> torch.Tensor:
-    _check_out_dtype(function, out, dtype)
+    _check_out_dtype(function, out, dtype, input)
     op = _ops.softmax_out if function == "softmax" else _ops.log_softmax_out
     if dim is not None:
         op.default(input, dim, out)
@@ -159,11 +159,16 @@ def _softmax_out(
     return out
 
 
-def _check_out_dtype(function: str, out: torch.Tensor, dtype: torch.dtype | None) -> None:
+def _check_out_dtype(
+    function: str, out: torch.Tensor, dtype: torch.dtype | None, input: torch.Tensor
+) -> None:
     _arguments.tensor(function, "out", out)
-    if dtype not in (None, out.dtype):
+    wanted = dtype or _arguments.tensor(function, "input", input).dtype
+    if out.dtype != wanted:
+        what = "input's dtype" if dtype is None else "the dtype that is given"
         raise RuntimeError(
-            f"{function}: out is {out.dtype}, wanted dtype={dtype}; pass one of the two"
+            f"{function}: out is {out.dtype}, wanted {wanted}, {what}; for this out, pass "
+            f"dtype={out.dtype}"
         )
 
 
@@ -403,7 +408,7 @@ def masked_softmax(
         softcap = _arguments.number("masked_softmax", "softcap", softcap)
     bounds = (band.lower_diagonal, start, end, sinks, softcap)
     if out is not None:
-        _check_out_dtype("masked_softmax", out, dtype)
+        _check_out_dtype("masked_softmax", out, dtype, input)
         given = (bias, band.diagonal, zero, out, *bounds)
         _ops.masked_softmax_out.default(input, *masking, *given)
         return out

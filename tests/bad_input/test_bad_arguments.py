@@ -208,7 +208,9 @@ TAKEN = [
     answers("softmax(x.bool(), 0, torch.float64)", "torch.softmax(x.bool().double(), 0)"),
     answers("log_softmax(x.long(), -1, torch.half)", "x.long().half().log_softmax(-1)"),
     answers("softmax(x, -1, out=out)", "torch.softmax(x, -1)"),
-    answers("softmax(x, -1, out=out.half())", "torch.softmax(x.half(), -1)", tolerance=1e-2),
+    answers(
+        "softmax(x, -1, torch.half, out=out.half())", "torch.softmax(x.half(), -1)", tolerance=1e-2
+    ),
     answers("softmax(x, 0, out=x)", "torch.softmax(x, 0)"),
     answers("softmax(x, None, out=x)", "torch.softmax(x.view(-1), 0).view(3, 5)"),
     answers("log_softmax(x, -1, out=out.t().contiguous().t())", "torch.log_softmax(x, -1)"),

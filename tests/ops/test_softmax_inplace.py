@@ -60,13 +60,17 @@ def test_out_may_be_the_input_or_overlap_it(op):
             assert same_bits(memory[shift : shift + 8], expected)
 
 
-def test_the_dtype_of_out_is_the_one_that_is_computed():
-    x = torch.randn(5, 33).bfloat16()
-    out = torch.empty(5, 33)
-    fusedops.softmax(x, 1, out=out)
-    assert same_bits(out, fusedops.softmax(x, 1, torch.float32))
-    with pytest.raises(RuntimeError, match="out is torch.float32, wanted dtype=torch.float64"):
-        fusedops.softmax(x, 1, torch.float64, out=out)
+@pytest.mark.parametrize("function", [fusedops.softmax, fusedops.masked_softmax])
+def test_an_out_has_the_dtype_of_the_result(function):
+    x, out = torch.randn(5, 33).bfloat16(), torch.empty(5, 33)
+    dim = {"dim": 1} if function is fusedops.softmax else {}
+    function(x, **dim, dtype=torch.float32, out=out)
+    assert same_bits(out, function(x, **dim, dtype=torch.float32))
+    before = out.clone()
+    for dtype, wanted in ((None, "torch.bfloat16, input's"), (torch.float64, "torch.float64, the")):
+        with pytest.raises(RuntimeError, match=f"out is torch.float32, wanted {wanted}"):
+            function(x, **dim, dtype=dtype, out=out)
+    assert same_bits(out, before)
 
 
 def test_masked_softmax_into_its_own_input():
