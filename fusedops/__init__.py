@@ -119,6 +119,7 @@ __all__ = [
 
 # These need torch's compiler, which takes 1.6 s to import, and are imported when first used.
 _LAZY = {
+    "backend": "fusedops.backend",
     "disable": "fusedops.backend",
     "enable": "fusedops.backend",
     "explain": "fusedops.graph.explain",
@@ -134,8 +135,17 @@ def __getattr__(name: str) -> Any:
     if _failure is not None and name in __all__:
         raise ImportError(f"fusedops could not be imported: {_failure}") from _failure
     if name not in _LAZY:
-        raise AttributeError(f"module 'fusedops' has no attribute {name!r}")
+        raise AttributeError(f"module 'fusedops' has no attribute {name!r}{_like(name)}")
     module = importlib.import_module(_LAZY[name])
     found = module if _LAZY[name] == f"fusedops.{name}" else getattr(module, name)
     globals()[name] = found
     return found
+
+
+def _like(name: str) -> str:
+    if name.startswith("_") or _failure is not None:  # Python looks for names like __path__
+        return ""
+    from fusedops._arguments import did_you_mean
+
+    modules = [f"nn.{module}" for module in vars(nn) if module[0].isupper()]
+    return did_you_mean(name, modules if name[0].isupper() else __all__)

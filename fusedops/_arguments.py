@@ -3,6 +3,7 @@ Without them Python or torch would raise an error that names neither. The ops ch
 
 from __future__ import annotations
 
+import difflib
 import operator
 import reprlib
 from collections.abc import Iterable, Sequence
@@ -16,6 +17,17 @@ from fusedops.ops import _checks
 def wrong(function: str, name: str, value: Any, wanted: str) -> TypeError:
     got = f"a {type(value).__name__}" if isinstance(value, torch.Tensor) else reprlib.repr(value)
     return TypeError(f"{function}: {name} is {got}, wanted {wanted}")
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """A question with the known name that is most like the given one, or nothing."""
+
+    def plain(name: str) -> str:
+        return name.rpartition(".")[2].replace("_", "").lower()
+
+    names = {plain(name): name for name in reversed([*known])}  # softmax rather than softmax_
+    close = difflib.get_close_matches(plain(given), names, n=1)
+    return f"; did you mean {names[close[0]]!r}?" if close else ""
 
 
 def number(function: str, name: str, value: Any) -> float:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import torch
 import torch._inductor.config as inductor_config
 from torch.fx import GraphModule
 
+from fusedops import _arguments, config
 from fusedops.graph.passes import PASSES, with_ours, without_ours
 
 
@@ -23,7 +26,7 @@ def backend(
     """Compiles with Inductor after replacing softmax, log_softmax, layer_norm and rms_norm.
 
     `torch.compile(model, backend="fusedops", mode=..., options=...)` finds this function through an
-    entry point, without an import of fusedops.
+    entry point, without an import of fusedops. `backend=fusedops.backend` is the same.
 
     Args:
         gm, example_inputs: a graph captured by Dynamo, and its inputs.
@@ -40,6 +43,7 @@ def backend(
 
     Source: the backend "inductor" of :func:`torch.compile`.
     """
+    _check_options(options or {})
     # The object that torch.compile(backend="inductor") uses; it checks and merges mode and options.
     inductor = torch._TorchCompileInductorWrapper(mode, options, dynamic=None)
     for option in PASSES:
@@ -47,6 +51,33 @@ def backend(
         inductor.config[option] = with_ours(existing, option)
     compiled: Callable[..., Any] = inductor(gm, example_inputs)
     return compiled
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Inductor's own error lists all of its 300 options."""
+    known = torch._inductor.list_options()
+    for name in options:
+        if name.replace("-", "_") in known:
+            continue
+        if hasattr(config.Config, name):
+            raise RuntimeError(
+                f"fusedops: options has {name!r}, a setting of fusedops, wanted options of "
+                f"Inductor; set it with fusedops.config.{name} or fusedops.config.patch({name}=...)"
+            )
+        raise RuntimeError(
+            f"fusedops: options has {name!r}, wanted options of Inductor, which "
+            f"torch._inductor.list_options() lists{_arguments.did_you_mean(name, known)}"
+        )
+
+
+class _Module(ModuleType):
+    """Takes `backend=fusedops.backend` for the function of that name."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        return backend(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _Module
 
 
 def enable() -> None:

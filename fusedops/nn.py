@@ -27,7 +27,17 @@ from fusedops.functional import (
 )
 
 
-class Softmax(nn.Softmax):
+class _Unscriptable:
+    """torch.jit.script compiles the source of forward, and knows few of Python's types."""
+
+    def __prepare_scriptable__(self) -> None:
+        raise TypeError(
+            f"fusedops.nn.{type(self).__name__}: torch.jit.script does not take this module; use "
+            "torch.jit.trace, torch.export or torch.compile"
+        )
+
+
+class Softmax(_Unscriptable, nn.Softmax):
     r"""``torch.nn.Softmax``, computed by :func:`fusedops.softmax`.
 
     Args:
@@ -48,7 +58,7 @@ class Softmax(nn.Softmax):
         return super().forward(input) if self.dim is None else softmax(input, self.dim)
 
 
-class LogSoftmax(nn.LogSoftmax):
+class LogSoftmax(_Unscriptable, nn.LogSoftmax):
     r"""``torch.nn.LogSoftmax``, computed by :func:`fusedops.log_softmax`.
 
     Args:
@@ -68,7 +78,7 @@ class LogSoftmax(nn.LogSoftmax):
         return super().forward(input) if self.dim is None else log_softmax(input, self.dim)
 
 
-class MaskedSoftmax(nn.Module):
+class MaskedSoftmax(_Unscriptable, nn.Module):
     r"""Attention weights from attention scores: scale, bias, mask, softmax and dropout in one op.
 
     :math:`y = \mathrm{dropout}_p(\mathrm{softmax}(s x + b + m))` over the last dimension, with
@@ -173,7 +183,7 @@ def _optional_number(name: str, given: float | None) -> float | None:
     return None if given is None else _arguments.number("MaskedSoftmax", name, given)
 
 
-class LayerNorm(nn.LayerNorm):
+class LayerNorm(_Unscriptable, nn.LayerNorm):
     r"""``torch.nn.LayerNorm``, computed by :func:`fusedops.layer_norm`.
 
     Args:
@@ -206,7 +216,7 @@ class LayerNorm(nn.LayerNorm):
         return layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
-class StdNorm(nn.Module):
+class StdNorm(_Unscriptable, nn.Module):
     r"""The LayerNorm of the Annotated Transformer, computed by :func:`fusedops.std_norm`.
 
     Unlike ``torch.nn.LayerNorm`` it divides by the unbiased standard deviation plus ``eps``.
@@ -268,7 +278,7 @@ class StdNorm(nn.Module):
         )
 
 
-class RMSNorm(nn.RMSNorm):
+class RMSNorm(_Unscriptable, nn.RMSNorm):
     r"""``torch.nn.RMSNorm``, computed by :func:`fusedops.rms_norm`.
 
     Args:
@@ -314,7 +324,7 @@ class RMSNorm(nn.RMSNorm):
         return f"{super().extra_repr()}, variant={self.variant!r}"
 
 
-class _ChannelNorm(nn.Module):
+class _ChannelNorm(_Unscriptable, nn.Module):
     """A norm over dimension 1, with one weight and perhaps one bias for each channel."""
 
     weight: nn.Parameter | None

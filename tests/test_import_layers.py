@@ -12,7 +12,8 @@ PACKAGE = Path(__file__).parents[1] / "fusedops"
 
 #: Each module or folder of the package, and what else of the package it may import.
 MAY_IMPORT = {
-    "ops": set(),
+    "_installation": set(),
+    "ops": {"_installation"},
     "config": set(),
     "reference": set(),
     "parallel": set(),
@@ -20,7 +21,7 @@ MAY_IMPORT = {
     "functional": {"ops", "_arguments"},
     "nn": {"functional", "_arguments"},
     "graph": {"ops", "config"},
-    "backend": {"graph"},
+    "backend": {"graph", "config", "_arguments"},
     "export": {"graph"},
     "replacement": {"nn", "graph", "functional"},
     "integrations": {"export", "functional", "ops"},

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ def explain(fn_or_module: Callable[..., Any], /, *args: Any, **kwargs: Any) -> R
     Returns: a `Report` with one `Site` for each softmax or norm; `print(report)` shows a table.
 
     Raises:
-        TypeError: `fn_or_module` cannot be called.
+        TypeError: `fn_or_module` cannot be called, or not with these arguments.
 
     Source: `torch._dynamo.explain`, which reports graph breaks in the same way.
     """
@@ -49,9 +50,38 @@ def explain(fn_or_module: Callable[..., Any], /, *args: Any, **kwargs: Any) -> R
     torch._dynamo.reset()
     try:
         torch.compile(model, backend=record)(*args, **kwargs)
+    except TypeError:
+        _check_arguments(model, args, kwargs)
+        raise
     finally:
         torch._dynamo.reset()
     return sum(reports, Report())
+
+
+def _check_arguments(model: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    """Raises if a call that failed does not fit the model's signature."""
+    call = model.forward if isinstance(model, nn.Module) else model
+    try:
+        signature = inspect.signature(call)
+    except (TypeError, ValueError):  # of a function in C
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as problem:
+        name = getattr(model, "__name__", type(model).__name__)
+        given = ", ".join([*(type(arg).__name__ for arg in args), *(f"{key}=" for key in kwargs)])
+        raise TypeError(
+            f"fusedops.explain: {name}{signature} does not take ({given}): {problem}; pass the "
+            f"arguments as to the model, {_as_to_the_model(args)}"
+        ) from None
+
+
+def _as_to_the_model(args: tuple[Any, ...]) -> str:
+    if len(args) == 1 and isinstance(args[0], Mapping):
+        return "a batch in a dict as explain(model, **batch)"
+    if len(args) == 1 and isinstance(args[0], (tuple, list)):
+        return "several as explain(model, *inputs)"
+    return "as explain(model, x, mask=mask)"
 
 
 def _uncompiled(model: Callable[..., Any]) -> Callable[..., Any]:

@@ -27,6 +27,7 @@ from torch.compiler import is_dynamo_compiling
 from fusedops.ops._call import PLAIN, WATCHED, direct, state
 from fusedops.ops._forward_mode import composite_results, has_tangent
 from fusedops.ops._library import LIBRARY, OPS_WITH_VARIANT
+from fusedops.ops._schema_errors import explained
 
 Result = TypeVar("Result")
 
@@ -200,6 +201,7 @@ class EagerOp(Generic[Result]):
         overload = getattr(torch.ops.fusedops, op).default
         unrecorded = _unrecorded(op)
         self.dispatched: Callable[..., Result] = _selecting(overload, returned)
+        self.watched: Callable[..., Result] = explained(op, overload, self.dispatched)
         self.plain: Callable[..., Result]
         if plain is None:
             self.plain = _selecting(unrecorded, returned)
@@ -218,7 +220,7 @@ class EagerOp(Generic[Result]):
         if how == PLAIN:
             return self.plain
         if how == WATCHED or any([t is not None and _is_converted(t) for t in tensors]):
-            return self.dispatched
+            return self.watched
         return self.recorded
 
 

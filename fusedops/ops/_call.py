@@ -23,6 +23,7 @@ from torch._C import (
 from torch.autograd import forward_ad
 
 from fusedops.ops._library import load_op_call
+from fusedops.ops._schema_errors import explained
 
 #: How a call runs. PLAIN: only the kernel runs. RECORDED: autograd records it. WATCHED: a mode, a
 #: trace, a transform, forward mode or a subclass of Tensor has to see the op.
@@ -94,15 +95,20 @@ def direct(op: str) -> Callable[..., Any]:
     WATCHED.
 
     A call whose arguments have other types than the schema's, or that fails, is passed on to
-    ``torch.ops``, so that the errors are the same.
+    ``torch.ops``.
+
+    Raises:
+        TypeError: an argument has a type that the schema does not take.
     """
     overload: torch._ops.OpOverload = getattr(torch.ops.fusedops, op).default
+    function = op.removeprefix("_").removesuffix("_output")
+    by_schema = explained(function, overload, overload._op)
     schema = overload._schema
     kinds = [_KINDS.get(str(argument.real_type), "") for argument in schema.arguments]
     is_known = all(kinds) and {str(result.type) for result in schema.returns} == {"Tensor"}
     if _module is None or schema.is_mutable or not is_known:
-        return overload._op
+        return by_schema
     bound: Callable[..., Any] = _module.bind(
-        f"fusedops::{op}", "".join(kinds), len(schema.returns), overload._op
+        f"fusedops::{op}", "".join(kinds), len(schema.returns), by_schema
     )
     return bound

@@ -58,9 +58,24 @@ ENTRIES = [
         }.items()
     ),
     refused("explain()", "fn_or_module"),
-    refused("explain(torch.nn.Softmax(-1))", "input"),
     refused("explain(torch.nn.Softmax(-1), x, y)", "argument"),
     refused("explain(torch.nn.Softmax(-1), z=x)", "z"),
+    refused("explain(torch.add, x)", "missing|argument"),
+    refused("explain(torch.nn.Softmax(-1))", r"missing .*'input'; .* as explain\(model, x"),
+    refused(
+        "explain(torch.nn.Bilinear(5, 5, 1), {'x': x})", r"\(dict\).* explain\(model, \*\*batch"
+    ),
+    refused("explain(torch.nn.Bilinear(5, 5, 1), (x, x))", r"\(tuple\).* explain\(model, \*inputs"),
+    *(
+        refused(f"fusedops.backend.backend(None, [], options={{'{given}': True}})", says)
+        for given, says in {
+            "max_autotune_gem": "list_options.* did you mean 'max_autotune_gemm'",
+            "fuse": r"a setting of fusedops.* fusedops.config.patch\(fuse=",
+        }.items()
+    ),
+    refused(
+        "torch.jit.script(nn.LayerNorm(5))", "LayerNorm: torch.jit.script .* use torch.jit.trace"
+    ),
     refused("explain(torch.nn.Softmax(5), x)", r"(?s)[Dd]im"),
     refused("explain(raises(ValueError('mine')), x)", "mine"),
     *(

@@ -233,3 +233,12 @@ def test_compiled_code_says_the_same():
         if not re.search(MESSAGES[call], text):
             differences.append(f"{call}: {text}, wanted {MESSAGES[call]}")
     assert not differences, "\n".join(differences)
+
+
+@pytest.mark.parametrize(
+    "misspelt, meant",
+    [("layernorm", "layer_norm"), ("LayerNorm2D", "nn.LayerNorm2d"), ("explian", "explain")],
+)
+def test_a_misspelt_name_is_answered_with_the_name_that_is_like_it(misspelt, meant):
+    with pytest.raises(AttributeError, match=f"no attribute '{misspelt}'; did you mean '{meant}'"):
+        getattr(fusedops, misspelt)
