@@ -55,13 +55,15 @@ DISPATCH_KEYS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of `env`."""
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument("--json", action="store_true", help="print all of the report as JSON")
+    parser.add_argument("--verbose", action="store_true", help="list the operators too")
 
 
 def run(args: argparse.Namespace) -> int:
     """Prints the report; returns 1 if fusedops cannot run at all, else 0."""
     report = collect()
-    print(json.dumps(report, indent=2, default=str) if args.json else as_text(report))
+    text = json.dumps(report, indent=2, default=str) if args.json else as_text(report, args.verbose)
+    print(text)
     return 1 if find_problems(report, FATAL) else 0
 
 
@@ -320,11 +322,30 @@ def _runs_on(capability: tuple[int, int], architecture: str) -> bool:
 # --- text -----------------------------------------------------------------------------------------
 
 
-def as_text(report: Report) -> str:
-    """The report as aligned plain text, with a paragraph for each section."""
+def as_text(report: Report, verbose: bool = False) -> str:
+    """The report as aligned plain text: a summary, the problems, and a paragraph for each section;
+    the operators only if `verbose`."""
     sections = {name: facts for name, facts in report.items() if name != "problems"}
+    if not verbose and "error" not in sections["operators"]:
+        sections["operators"] = {"number": f"{len(sections['operators'])}; --verbose lists them"}
     paragraphs = [f"{name}\n{_lines(facts)}" for name, facts in sections.items()]
-    return "\n\n".join([*paragraphs, _problem_lines(report["problems"])])
+    return "\n\n".join([_summary(report), _problem_lines(report["problems"]), *paragraphs])
+
+
+def _summary(report: Report) -> str:
+    def fact(section: str, name: str) -> str:
+        found = report[section].get(name, "unknown")
+        return "unknown" if isinstance(found, dict) else _plain(found)
+
+    python = fact("system", "python").partition(" ")[0]
+    summary = {
+        "CPU": f"{fact('system', 'instructions used by fusedops')}, "
+        f"{fact('system', 'threads')} threads, {fact('system', 'processor')}",
+        "CUDA": fact("libraries", "cuda"),
+        "backend": fact("compile", "backend entry point"),
+    }
+    versions = f"fusedops {fact('package', 'version')}, torch {fact('torch', 'version')}"
+    return f"{versions}, Python {python}\n{_lines(summary)}"
 
 
 def _lines(facts: Report) -> str:

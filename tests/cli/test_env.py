@@ -49,10 +49,19 @@ def test_json_report_holds_every_section_and_the_variables_in_force():
     assert report["torch"]["version"] == torch.__version__
 
 
-def test_text_report_has_a_paragraph_for_each_section(capsys):
+def test_text_report_has_a_summary_the_problems_and_a_paragraph_for_each_section(capsys):
     assert main(["env"]) == 0
-    titles = [paragraph.splitlines()[0] for paragraph in capsys.readouterr().out.split("\n\n")]
-    assert titles == [*env.PROBES, "problems"]
+    paragraphs = capsys.readouterr().out.split("\n\n")
+    summary, *titles = (paragraph.splitlines()[0] for paragraph in paragraphs)
+    assert summary.startswith(f"fusedops {fusedops.__version__}, torch {torch.__version__}, Python")
+    assert f"  CPU      {_library.cpu_isa()}, " in paragraphs[0]
+    assert titles == ["problems", *env.PROBES]
+
+
+@pytest.mark.parametrize("options", [[], ["--verbose"]])
+def test_operators_are_listed_if_that_is_asked_for(options, capsys):
+    main(["env", *options])
+    assert ("\n  softmax_backward " in capsys.readouterr().out) == bool(options)
 
 
 @pytest.mark.parametrize("name", ["softmax", "log_softmax", "layer_norm"])
@@ -115,7 +124,8 @@ def test_a_gpu_is_described_with_the_code_that_the_libraries_have_for_it(monkeyp
     monkeypatch.setattr(env, "probe_build", lambda: {"cuda": {"architectures": ["90-real"]}})
     described = {"name": "H200", "capability": "9.0", "has code": True}
     assert env.probe_devices() == {"cuda:0": described, "driver": "580.1"}
-    assert "cuda:0 has code    yes" in env.as_text({"devices": env.probe_devices(), "problems": []})
+    report = HEALTHY | {"devices": env.probe_devices(), "problems": []}
+    assert "cuda:0 has code    yes" in env.as_text(report)
 
 
 def test_a_failing_probe_shows_its_error_in_place_of_its_facts(monkeypatch):
