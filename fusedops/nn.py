@@ -191,7 +191,8 @@ class LayerNorm(_Unscriptable, nn.LayerNorm):
             ``torch.nn.LayerNorm``, which has the same parameters.
 
     Shape:
-        The input's shape ends in ``normalized_shape``, and the result has the same shape.
+        The input's shape ends in ``normalized_shape``, and the result has the same shape. With a
+        size of 0, torch's own forward runs: no kernel takes rows without elements.
 
     Raises:
         TypeError: ``normalized_shape`` is neither a size nor a list of sizes.
@@ -213,6 +214,8 @@ class LayerNorm(_Unscriptable, nn.LayerNorm):
         super().__init__(shape, eps, elementwise_affine, bias, device, dtype)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if 0 in self.normalized_shape:
+            return super().forward(input)
         return layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
@@ -287,7 +290,8 @@ class RMSNorm(_Unscriptable, nn.RMSNorm):
             are rounded, and whether 1 is added to the weight, which is then initialised to 0.
 
     Shape:
-        The input's shape ends in ``normalized_shape``, and the result has the same shape.
+        The input's shape ends in ``normalized_shape``, and the result has the same shape. With a
+        size of 0, torch's own forward runs, as in :class:`LayerNorm`.
 
     Raises:
         TypeError: ``normalized_shape`` is neither a size nor a list of sizes.
@@ -318,6 +322,8 @@ class RMSNorm(_Unscriptable, nn.RMSNorm):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         shape = self.normalized_shape
+        if 0 in shape:
+            return super().forward(input)
         return rms_norm(input, shape, self.weight, self.eps, variant=self.variant)
 
     def extra_repr(self) -> str:

@@ -109,7 +109,8 @@ def _unsupported_parameters(module: nn.Module) -> str:
             return f"its {name} is a {type(tensor.data).__name__}, which the operators do not take"
         if tensor.dtype not in KERNEL_DTYPES:
             return f"its {name} is {tensor.dtype}, which no kernel reads"
-        if not has_kernels(tensor.device.type):
+        # Parameters on the meta device get another one, as fully_shard does for large models.
+        if not tensor.is_meta and not has_kernels(tensor.device.type):
             return f"its {name} is on {tensor.device}, for which this build has no kernels"
     return ""
 

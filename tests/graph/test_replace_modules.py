@@ -263,7 +263,6 @@ LEFT = {
     "its attribute eps means something else": _with_another_eps,
     "its weight is torch.float8_e4m3fn": lambda: nn.LayerNorm(N, dtype=torch.float8_e4m3fn),
     "its weight is a TwoTensor, which the operators do not take": _of_two_tensors,
-    "its weight is on meta": lambda: nn.LayerNorm(N, device="meta"),
 }
 
 
@@ -275,6 +274,16 @@ def test_what_is_left_has_its_reason(reason):
     assert report.replaced == () and len(report.left) == 1
     assert report.left[0].reason.startswith(reason) and reason in str(report)
     assert type(module) is was
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
+def test_a_module_on_the_meta_device_is_replaced_before_it_gets_another(norm):
+    model = nn.Sequential(norm(N, device="meta"))
+    assert len(fusedops.replace_modules(model).replaced) == 1
+    model.to_empty(device="cpu")
+    model[0].reset_parameters()
+    x = torch.randn(2, N)
+    torch.testing.assert_close(model(x), norm(N)(x))
 
 
 def test_a_module_of_dtensors_is_replaced(tmp_path):

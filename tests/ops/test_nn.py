@@ -49,6 +49,14 @@ def test_without_a_dimension_torch_guesses_it_and_warns(name):
     torch.testing.assert_close(result, TORCH_MODULES[name](dim=1)(x))
 
 
+@pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm"])
+def test_rows_without_elements_are_torchs(name):
+    x = torch.randn(4, 0, requires_grad=True)
+    ours, theirs = getattr(fusedops.nn, name)(0), getattr(nn, name)(0)
+    assert ours(x).shape == theirs(x).shape == (4, 0)
+    assert torch.autograd.grad(ours(x).sum(), x)[0].shape == (4, 0)
+
+
 def test_scores_are_scaled_biased_masked_and_normalised():
     x, bias, mask = torch.randn(SCORES), torch.randn(1, 3, 8, 8), torch.rand(2, 1, 1, 8) > 0.3
     mask[..., 0] = True  # key 0, the only one that query 0 sees
