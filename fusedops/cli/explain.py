@@ -1,6 +1,7 @@
 """`python -m fusedops explain FILE:FUNCTION`: which sites of a model are replaced, and which not.
 
-Prints a table of sites with reasons, and a diff of the graphs, or with --graphs the whole graphs.
+Prints what is expected, each site with its reason, and a diff of the graphs, or with --graphs the
+whole graphs.
 
 FUNCTION takes no argument and returns the model and its example inputs:
 
@@ -21,6 +22,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
+
 import fusedops
 from fusedops.cli.errors import UsageError, UserError, location_of
 
@@ -35,6 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--graphs", action="store_true", help="print the whole graphs, not what changed in them"
     )
+    parser.add_argument(
+        "--mode",
+        choices=["training", "inference"],
+        help="put the model into train() or eval(); by default it is judged as it is returned",
+    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
@@ -44,6 +52,8 @@ def run(args: argparse.Namespace) -> int:
     with blamed_on("FUNCTION", file):
         example = function()
     model, inputs, named_inputs = split_example(example)
+    if args.mode and isinstance(model, torch.nn.Module):
+        model.train(args.mode == "training")
     with blamed_on("the model, given its inputs,", file):
         report = fusedops.explain(model, *inputs, **named_inputs)
     if args.json:

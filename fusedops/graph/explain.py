@@ -20,14 +20,16 @@ def explain(fn_or_module: Callable[..., Any], /, *args: Any, **kwargs: Any) -> R
 
     The model is captured by Dynamo, rewritten, and run once on the given inputs. It is not
     compiled, so that neither Inductor nor a warm cache changes the report. If there are graph
-    breaks, all graphs are reported. Dynamo is reset before and after: models that were compiled
-    earlier in the process are compiled again at their next call.
+    breaks, all graphs are reported. A module in training mode is judged with its backward pass, one
+    in `eval()` without. Dynamo is reset before and after: models that were compiled earlier in the
+    process are compiled again at their next call.
 
     Args:
         fn_or_module: the model, compiled or not, or a function.
         args, kwargs: the arguments to call it with.
 
-    Returns: a `Report` with one `Site` for each softmax or norm; `print(report)` shows a table.
+    Returns: a `Report` with one `Site` for each softmax or norm; `print(report)` shows what is
+        expected, and each site with the reason if it is left.
 
     Raises:
         TypeError: `fn_or_module` cannot be called, or not with these arguments.
@@ -47,33 +49,34 @@ def explain(fn_or_module: Callable[..., Any], /, *args: Any, **kwargs: Any) -> R
         reports.append(rewrite_module(graph_module, names, show=True))
         return graph_module
 
+    trains, mode = _mode(model)
     torch._dynamo.reset()
     try:
-        torch.compile(model, backend=record)(*args, **kwargs)
-    except TypeError:
-        _check_arguments(model, args, kwargs)
-        raise
+        with torch.set_grad_enabled(trains):
+            torch.compile(model, backend=record)(*args, **kwargs)
+    except TypeError as error:
+        if _fits(model, args, kwargs):
+            raise
+        raise TypeError(
+            f"fusedops.explain: {error}; pass the arguments as to the model, "
+            f"{_as_to_the_model(args)}"
+        ) from None
     finally:
         torch._dynamo.reset()
-    return sum(reports, Report())
+    return sum(reports, Report(mode=mode))
 
 
-def _check_arguments(model: Callable[..., Any], args: Any, kwargs: Any) -> None:
-    """Raises if a call that failed does not fit the model's signature."""
-    call = model.forward if isinstance(model, nn.Module) else model
+def _fits(model: Callable[..., Any], args: Any, kwargs: Any) -> bool:
+    """Whether a model's signature takes the arguments, as far as it has one."""
     try:
-        signature = inspect.signature(call)
+        signature = inspect.signature(model.forward if isinstance(model, nn.Module) else model)
     except (TypeError, ValueError):  # of a function in C
-        return
+        return True
     try:
         signature.bind(*args, **kwargs)
-    except TypeError as problem:
-        name = getattr(model, "__name__", type(model).__name__)
-        given = ", ".join([*(type(arg).__name__ for arg in args), *(f"{key}=" for key in kwargs)])
-        raise TypeError(
-            f"fusedops.explain: {name}{signature} does not take ({given}): {problem}; pass the "
-            f"arguments as to the model, {_as_to_the_model(args)}"
-        ) from None
+    except TypeError:
+        return False
+    return True
 
 
 def _as_to_the_model(args: tuple[Any, ...]) -> str:
@@ -88,10 +91,25 @@ def _uncompiled(model: Callable[..., Any]) -> Callable[..., Any]:
     return model._orig_mod if isinstance(model, OptimizedModule) else innermost_fn(model)
 
 
+def _mode(model: Callable[..., Any]) -> tuple[bool, str]:
+    """Whether autograd records the call, and the mode in words where all sites have the same."""
+    if not torch.is_grad_enabled():
+        return False, "inference"
+    root = _root(model)
+    if root is None:
+        return True, ""
+    return root.training, "training" if root.training else "inference"
+
+
+def _root(model: Callable[..., Any]) -> nn.Module | None:
+    """The model, or the module of a bound method; None for other functions."""
+    root = getattr(model, "__self__", model)
+    return root if isinstance(root, nn.Module) else None
+
+
 def _module_names(model: Callable[..., Any]) -> dict[str, str]:
     """Dotted paths of the modules by identity. Dynamo's own paths are not used, because after a
     graph break they start at the inner frame."""
-    root = getattr(model, "__self__", model)  # the module of a bound method
-    if not isinstance(root, nn.Module):
-        return {}
-    return {str(id(module)): name for name, module in root.named_modules()}
+    root = _root(model)
+    modules = root.named_modules() if root is not None else ()
+    return {str(id(module)): name for name, module in modules}

@@ -381,7 +381,7 @@ def test_help_ends_with_success(command, argv):
 
 def test_a_model_without_any_site_has_none_replaced(command, places):
     ended = command("explain", f"{places['FILE']}:build")
-    assert (ended.code, ended.out) == (0, "fusedops: 0 of 0 sites replaced\n")
+    assert ended.code == 0 and ended.out.startswith("fusedops: 0 of 0 sites replaced: ")
     ended = command("explain", f"{places['FILE']}:build", "--json")
     assert ended.code == 0 and '"replaced": 0' in ended.out and '"sites": []' in ended.out
 

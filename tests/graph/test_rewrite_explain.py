@@ -71,15 +71,34 @@ def test_a_site_knows_its_line_and_its_shapes():
     assert first.reason == "" and first.bytes_saved == 0 and first.rule == "layer_norm"
 
 
-def test_the_table_is_plain_aligned_text():
+@pytest.mark.parametrize("columns", [80, 120])
+def test_equal_sites_share_an_entry_that_fits_the_terminal(monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
     text = str(fusedops.explain(_Model(), torch.randn(2, 3, 8)))
-    summary, blank, header, rule, *rows = text.splitlines()
-    assert summary == "fusedops: 5 of 6 sites replaced" and blank == ""
-    columns = "rule  op  replaced  module  location  shapes  bytes saved  measured  reason"
-    assert header.split() == columns.split()
-    assert set(rule) == {"-", " "} and len(rows) == 6
-    column = header.index("location")
-    assert all(row[column:].startswith("test_rewrite_explain.py:") for row in rows)
+    summary, *entries = text.split("\n\n")
+    assert summary.splitlines() == [
+        "fusedops: 5 of 5 sites replaced in training",
+        "Left on purpose, and not counted: 1 x cross_entropy.",
+    ]
+    titles = [entry.splitlines()[0] for entry in entries]
+    assert titles == [
+        "replaced  layer_norm",
+        "replaced  softmax  2 times",
+        "replaced  add_layer_norm",
+        "replaced  softmax",
+        "left  cross_entropy",
+    ]
+    assert "  module   layers.*.attention" in entries[1].splitlines()
+    assert max(map(len, text.splitlines())) <= columns
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_module_is_judged_in_the_mode_that_it_is_in(trains):
+    report = fusedops.explain(_Model().train(trains), torch.randn(2, 3, 8))
+    assert report.mode == report.to_dict()["mode"] == ("training" if trains else "inference")
+    with torch.no_grad():
+        assert fusedops.explain(_Model(), torch.randn(2, 3, 8)).mode == "inference"
+    assert fusedops.explain(torch.sin, torch.ones(3)).mode == ""
 
 
 def test_the_report_is_json():
@@ -148,7 +167,13 @@ def test_config_never_is_the_reason():
 
 def test_a_model_without_sites_has_an_empty_report():
     report = fusedops.explain(nn.Linear(8, 8), torch.randn(4, 8))
-    assert report.sites == () and str(report) == "fusedops: 0 of 0 sites replaced"
+    found = "fusedops: 0 of 0 sites replaced in training: torch.compile found no softmax or norm"
+    assert report.sites == () and " ".join(str(report).split()) == found
+
+
+def test_a_model_that_is_not_captured_has_a_report_that_says_so():
+    report = fusedops.explain(lambda x: 3, torch.randn(4, 8))
+    assert " ".join(str(report).split()).endswith("replaced: torch.compile captured no graph")
 
 
 def _silent(*_):

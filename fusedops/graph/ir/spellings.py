@@ -241,7 +241,8 @@ _ENCODER_LAYER = (
     "_transformer_encoder_layer_fwd",
     "PyTorch's fused inference path of nn.TransformerEncoderLayer",
 )
-_CROSS_ENTROPY = ("cross_entropy", "Inductor never materialises its log_softmax")
+CROSS_ENTROPY = "Inductor never materialises its log_softmax"
+_CROSS_ENTROPY = ("cross_entropy", CROSS_ENTROPY)
 _SOFTMIN = ("softmin", "softmax of a negated input, one opaque call at this level")
 _GUMBEL = ("gumbel_softmax", "draws its noise inside, one opaque call at this level")
 _INSTANCE_NORM = ("instance_norm", "normalises each channel of an image, which no op does")

@@ -44,6 +44,9 @@ MEASURED_OPS = (
     "add_rms_norm",
 )
 
+NEVER_MATERIALISED = "its result is only gathered or reduced: Inductor never materialises it"
+BECOMES_SDPA = "Inductor runs attention without a mask as scaled_dot_product_attention"
+
 #: By how much fusedops must be faster: two measurements of the same code differ by up to 3%.
 MARGIN = 0.03
 
@@ -109,10 +112,9 @@ def leaves_encoder_layer(result: torch.Tensor) -> bool:
 
 def _profitable(match: Match, copied_bytes: int) -> Verdict:
     if _is_never_materialised(match):
-        reason = "its result is only gathered or reduced: Inductor never materialises it"
-        return Verdict(reason)
+        return Verdict(NEVER_MATERIALISED)
     if _becomes_sdpa(match):
-        return Verdict("Inductor runs attention without a mask as scaled_dot_product_attention")
+        return Verdict(BECOMES_SDPA)
     size = _size(match)
     if size is None:
         return Verdict(None)

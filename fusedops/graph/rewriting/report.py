@@ -19,13 +19,18 @@ from torch._guards import CompileContext
 from torch.fx import Node
 
 from fusedops.graph.ir.dialect import value
-from fusedops.graph.policy.decision import Figures, Verdict, as_time
+from fusedops.graph.ir.spellings import CROSS_ENTROPY, SDPA
+from fusedops.graph.policy.decision import BECOMES_SDPA, NEVER_MATERIALISED, Figures, Verdict
 from fusedops.graph.policy.traffic import bytes_saved
+from fusedops.graph.rewriting.report_text import as_text
 from fusedops.graph.rules.rule import Match
 
 log = logging.getLogger("fusedops")
 
 Shape = tuple[int | str, ...]
+
+#: Reasons of sites for which Inductor has what no softmax kernel can be as fast as.
+_ON_PURPOSE = (SDPA, CROSS_ENTROPY, BECOMES_SDPA, NEVER_MATERIALISED)
 
 
 @dataclass(frozen=True)
@@ -65,16 +70,25 @@ class Site:
                 "and only if the site was not replaced"
             )
 
+    @property
+    def left_on_purpose(self) -> bool:
+        """Whether Inductor has what no kernel for a softmax alone can be as fast as: attention as
+        `scaled_dot_product_attention`, and a cross entropy without its probabilities."""
+        return self.reason in _ON_PURPOSE
+
 
 @dataclass(frozen=True)
 class Report:
-    """All sites of one or more graphs, in program order. `str(report)` is a plain-text table.
+    """All sites of one or more graphs, in program order. `str(report)` is plain text: what the
+    replaced sites are expected to save in a call, then each site. Equal sites share an entry.
 
     graphs: the code of each graph before and after, if it was recorded.
+    mode: "training" or "inference", where it is known for all sites.
     """
 
     sites: tuple[Site, ...] = ()
     graphs: tuple[tuple[str, str], ...] = ()
+    mode: str = ""
 
     @property
     def replaced(self) -> tuple[Site, ...]:
@@ -85,7 +99,7 @@ class Report:
         return tuple(site for site in self.sites if not site.replaced)
 
     def __add__(self, other: Report) -> Report:
-        return Report(self.sites + other.sites, self.graphs + other.graphs)
+        return Report(self.sites + other.sites, self.graphs + other.graphs, self.mode)
 
     def diff(self) -> str:
         """The changes to the graphs, as a unified diff of their code."""
@@ -105,6 +119,7 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """The report in types that `json.dumps` accepts."""
         return {
+            "mode": self.mode,
             "replaced": len(self.replaced),
             "left": len(self.left),
             "sites": [dataclasses.asdict(site) for site in self.sites],
@@ -112,56 +127,7 @@ class Report:
         }
 
     def __str__(self) -> str:
-        summary = f"fusedops: {len(self.replaced)} of {len(self.sites)} sites replaced"
-        if not self.sites:
-            return summary
-        lines = [summary, "", *table(_HEADER, [_row(site) for site in self.sites])]
-        tables = dict.fromkeys(site.figures.table for site in self.sites if site.figures)
-        measured = [f"measured: {table}" for table in tables]
-        return "\n".join([*lines, "", *measured] if measured else lines)
-
-
-_HEADER = (
-    "rule",
-    "op",
-    "replaced",
-    "module",
-    "location",
-    "shapes",
-    "bytes saved",
-    "measured",
-    "reason",
-)
-
-
-def _row(site: Site) -> tuple[str, ...]:
-    shapes = " ".join("x".join(map(str, shape)) or "scalar" for shape in site.shapes)
-    replaced = "yes" if site.replaced else "no"
-    saved = f"{site.bytes_saved:,}" if site.bytes_saved else ""
-    return (
-        site.rule,
-        site.op,
-        replaced,
-        site.module,
-        site.location,
-        shapes,
-        saved,
-        _measured(site.figures),
-        site.reason or site.note,
-    )
-
-
-def _measured(figures: Figures | None) -> str:
-    """The measurements as text: "30 us + 4 us around it, Inductor 41 us, as 32x512 in training"."""
-    if figures is None:
-        return ""
-    ours, passes, inductor = (
-        as_time(ms) for ms in (figures.fusedops_ms, figures.passes_ms, figures.inductor_ms)
-    )
-    around = f" + {passes} around it" if figures.passes_ms else ""
-    return (
-        f"{ours}{around}, Inductor {inductor}, as {figures.rows}x{figures.cols} in {figures.mode}"
-    )
+        return as_text(self)
 
 
 def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:

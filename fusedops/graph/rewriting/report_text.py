@@ -1,0 +1,120 @@
+"""The report of a rewrite as text: what it is expected to save, then one entry for equal sites."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from fusedops.graph.policy.decision import Figures, as_time
+
+if TYPE_CHECKING:
+    from fusedops.graph.rewriting.report import Report, Site
+
+#: Narrower terminals get longer lines.
+_NARROWEST = 40
+
+
+def as_text(report: Report) -> str:
+    """A summary, then the sites that are equal but for their module, as wide as the terminal."""
+    width = max(shutil.get_terminal_size().columns, _NARROWEST)
+    lines = [_summary(report), _left_on_purpose(report)]
+    paragraphs = ["\n".join(_wrapped(line, "", width) for line in lines if line)]
+    paragraphs += [_entry(sites, width) for sites in _groups(report.sites)]
+    tables = dict.fromkeys(site.figures.table for site in report.sites if site.figures)
+    paragraphs += [_wrapped(f"measurements: {table}", "  ", width) for table in tables]
+    return "\n\n".join(paragraphs)
+
+
+def _summary(report: Report) -> str:
+    mode = f" in {report.mode}" if report.mode else ""
+    wanted = [site for site in report.sites if not site.left_on_purpose]
+    counted = f"fusedops: {len(report.replaced)} of {len(wanted)} sites replaced{mode}"
+    if not report.sites:
+        none = "found no softmax or norm" if report.graphs else "captured no graph"
+        return f"{counted}: torch.compile {none}"
+    expected = _expected([site.figures for site in report.replaced if site.figures])
+    return f"{counted}; {expected}" if expected else counted
+
+
+def _expected(figures: Sequence[Figures]) -> str:
+    """What the replaced sites save in a call, as far as they were measured."""
+    inductor = sum(each.inductor_ms for each in figures)
+    saved = inductor - sum(each.ours_ms for each in figures)
+    if not figures:
+        return ""
+    return (
+        f"a call is expected to take {as_time(saved)} less, {saved / inductor:.0%} of what these "
+        f"sites take in Inductor's code"
+    )
+
+
+def _left_on_purpose(report: Report) -> str:
+    counted = Counter(site.op for site in report.sites if site.left_on_purpose)
+    if not counted:
+        return ""
+    kinds = ", ".join(f"{count} x {op}" for op, count in counted.items())
+    return f"Left on purpose, and not counted: {kinds}."
+
+
+def _groups(sites: Iterable[Site]) -> list[list[Site]]:
+    """Sites whose entries are equal but for the numbers in the path of their module."""
+    groups: dict[object, list[Site]] = {}
+    for site in sites:
+        key = (site.op, site.rule, site.location, site.shapes, site.figures, site.bytes_saved)
+        rest = (site.reason, site.note, re.sub(r"\d+", "*", site.module))
+        groups.setdefault((key, rest), []).append(site)
+    return list(groups.values())
+
+
+def _entry(sites: list[Site], width: int) -> str:
+    site = sites[0]
+    what = "replaced" if site.replaced else "left"
+    rule = "" if site.rule in (site.op, "leaf") else f" by {site.rule}"
+    title = f"{what}  {site.op}{rule}"
+    if len(sites) > 1:
+        title += f"  {len(sites)} times"
+    shapes = ", ".join("x".join(map(str, shape)) or "scalar" for shape in site.shapes)
+    facts = (
+        ("module", _modules(sites)),
+        ("line", site.location),
+        ("inputs", shapes),
+        ("times", _times(site.figures)),
+        ("traffic", f"{site.bytes_saved:,} bytes less" if site.bytes_saved else ""),
+        ("why not", site.reason),
+        ("note", site.note),
+    )
+    lines = [_wrapped(f"{name:<9}{fact}", "  ", width, 9) for name, fact in facts if fact]
+    return "\n".join([title, *lines])
+
+
+def _modules(sites: list[Site]) -> str:
+    """Their paths, with * for the numbers in which they differ."""
+    paths = list(dict.fromkeys(site.module for site in sites))
+    if len(paths) == 1:
+        return paths[0]
+    parts = [re.split(r"(\d+)", path) for path in paths]
+    columns = (set(column) for column in zip(*parts, strict=True))
+    return "".join(column.pop() if len(column) == 1 else "*" for column in columns)
+
+
+def _times(figures: Figures | None) -> str:
+    """The measurements as text: "30 us and 4 us for its neighbours, Inductor 41 us ..."."""
+    if figures is None:
+        return ""
+    ours, passes, inductor = map(
+        as_time, (figures.fusedops_ms, figures.passes_ms, figures.inductor_ms)
+    )
+    neighbours = f" + {passes} for reads and writes of its neighbours" if figures.passes_ms else ""
+    size = f"{figures.rows}x{figures.cols}"
+    return f"{ours}{neighbours}, Inductor {inductor}; from {size} measured in {figures.mode}"
+
+
+def _wrapped(text: str, indent: str, width: int, hang: int = 0) -> str:
+    following = indent + " " * hang
+    return textwrap.fill(
+        text, width, initial_indent=indent, subsequent_indent=following, break_on_hyphens=False
+    )
