@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.two_tensor import TwoTensor
 
 import fusedops
 from fusedops.graph import availability, rewrite_graph
@@ -341,6 +342,14 @@ def test_a_subclass_of_a_torch_module_is_not_taken_for_it():
     model, x = nn.Sequential(Twice(-1)), torch.randn(4, 8)
     graph_module = torch.fx.GraphModule(model, Tracer().trace(model))
     torch.testing.assert_close(fusedops.rewrite(graph_module, x)(x), model(x))
+
+
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_a_parameter_of_a_subclass_leaves_its_site(name):
+    norm = nn.LayerNorm(8)
+    setattr(norm, name, nn.Parameter(TwoTensor(torch.ones(8), torch.ones(8))))
+    (site,) = fusedops.explain(norm, torch.randn(4, 8)).left
+    assert site.reason == f"the {name} is a TwoTensor, not a plain tensor"
 
 
 def test_other_getitems_are_not_touched(rewrite_dynamo):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import starmap
 from typing import Any
 
 import torch
@@ -153,8 +154,17 @@ def _refusal(rule: Rule, match: Match, transformed: bool) -> str | None:
 
 def _unsupported_inputs(arguments: Mapping[str, Any]) -> str | None:
     inputs = arguments["inputs"] if "inputs" in arguments else [arguments["input"]]
-    reasons = map(_unsupported_input, inputs)
-    return next((reason for reason in reasons if reason), None)
+    reasons = (*map(_unsupported_input, inputs), *starmap(_unsupported_operand, arguments.items()))
+    return next(filter(None, reasons), None)
+
+
+def _unsupported_operand(name: str, given: Any) -> str | None:
+    """The reason not to use a weight, bias, mask or residual, or several."""
+    for each in given if isinstance(given, (list, tuple)) else [given]:
+        tensor = dialect.value(each) if isinstance(each, Node) else None
+        if isinstance(tensor, torch.Tensor) and not availability.ops_take(tensor):
+            return f"the {name} is a {type(tensor).__name__}, not a plain tensor"
+    return None
 
 
 def _unsupported_input(input: Node | OpCall) -> str | None:
