@@ -115,7 +115,8 @@ def test_a_site_that_does_not_pay_is_left_and_its_reason_printed(
     monkeypatch.setattr(fusedops, "explain", explain)
     ended = command("demo")
     assert ended.code == 0 and policies == ["profitable"]
-    assert ended.out.count("Inductor is measured to be faster") == 19
+    assert "fusedops: 0 of 19 sites replaced" in ended.out
+    assert "Inductor is measured to be faster" in ended.out
     assert (
         'fuse="always"' in ended.out and "operators run by the compiled encoder: none" in ended.out
     )

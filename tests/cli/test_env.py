@@ -77,13 +77,17 @@ def test_the_installed_package_has_no_problem_of_its_own():
     assert not [text for text in what if "GPU" not in text and "CUDA" not in text]
 
 
-def test_a_missing_library_is_reported_with_its_fix(package_without_library):
+def test_a_checkout_without_a_build_is_reported_with_the_package_that_it_hides(
+    package_without_library, monkeypatch
+):
+    monkeypatch.setenv("PYTHONPATH", str(PACKAGE.parent))
     finished = run_fusedops("env", "--json", cwd=package_without_library)
     assert finished.returncode == 1, finished.stderr
-    report = json.loads(finished.stdout)
-    assert report["package"]["location"] == str(package_without_library / "fusedops")
-    (problem,) = (p for p in report["problems"] if "do not load" in p["what"])
-    assert "pip install --no-build-isolation" in problem["fix"]
+    report, source = json.loads(finished.stdout), package_without_library / "fusedops"
+    assert report["package"]["location"] == str(source)
+    (problem,) = report["problems"]
+    hides = f"{source} is not built, and hides the package that is installed in {PACKAGE}"
+    assert problem["what"] == hides and "start Python in another folder" in problem["fix"]
 
 
 def test_a_missing_library_stops_the_other_commands_with_a_pointer_to_env(package_without_library):

@@ -100,8 +100,6 @@ def test_a_checkout_without_a_build_says_which_package_it_hides(package, monkeyp
     hides = f"{package} is not built, and hides the package that is installed in {PACKAGE}"
     error = run(package, "-c", "import fusedops").stderr.strip().splitlines()[-1]
     assert error.startswith(f"ImportError: fusedops: {hides}. Start Python in another folder")
-    (problem,) = json.loads(run(package, "-m", "fusedops", "env", "--json").stdout)["problems"]
-    assert problem["what"] == hides and "start Python in another folder" in problem["fix"]
 
 
 @pytest.mark.parametrize("name", ["libfusedops_kernels.so", "op_call.abi3.so"])
