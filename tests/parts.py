@@ -211,7 +211,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="say what each part shows")
     parser.add_argument("--since", metavar="DATE", help="parts that commits since then touched")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="for --since")
-    parser.add_argument("--coverage", action="store_true", help="measure; below 95 % is a failure")
+    parser.add_argument("--coverage", action="store_true", help="measure; below 95 %% is a failure")
     args = parser.parse_args(argv)
     if unknown := set(args.parts) - set(PARTS):
         parser.error(f"no part {', '.join(sorted(unknown))}, wanted {', '.join(PARTS)}")

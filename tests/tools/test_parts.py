@@ -59,6 +59,12 @@ def test_an_unknown_part_is_refused(capsys):
     assert "no part nothing, wanted ops" in capsys.readouterr().err
 
 
+def test_the_help_names_the_options(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        parts.main(["--help"])
+    assert "--since DATE" in capsys.readouterr().out
+
+
 def test_the_lines_that_commits_touch_are_those_of_git():
     changed = parts.touched_lines("50.years")
     assert changed["Makefile"] > 100 and all(isinstance(lines, int) for lines in changed.values())
