@@ -21,7 +21,8 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from norm_kinds import kind_of
+
+from tests.norm_kinds import kind_of
 
 Array = np.ndarray
 Values = torch.Tensor | Array | float
