@@ -5,14 +5,15 @@ from __future__ import annotations
 import copy
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch._inductor.config as inductor_config
 from torch._ops import OpOverload
-from torch.export import ExportedProgram
+from torch.export import ExportedProgram, ModuleCallEntry
 from torch.fx import GraphModule, Node
 
 from fusedops.graph.availability import has_kernels
@@ -49,12 +50,23 @@ def rewrite(exported_program: ExportedProgram) -> ExportedProgram:
     repair()  # for those who compile the result ahead of time with AOTInductor's own function
     graph_module = _copy(exported_program.graph_module)
     signature = copy.deepcopy(exported_program.graph_signature)
+    calls = copy.deepcopy(exported_program.module_call_graph)
     # The hook updates the output names in the signature when the last op of a model is replaced.
-    with graph_module._set_replace_hook(signature.get_replace_hook()):
+    with graph_module._set_replace_hook(signature.get_replace_hook()), _kept(graph_module, calls):
         publish(rewrite_module(graph_module))
     for node in our_nodes(graph_module):
         _replace_infinity(node)
-    return exported_program._update(graph_module, signature)
+    return ExportedProgram(
+        root=graph_module,
+        graph=graph_module.graph,
+        graph_signature=signature,
+        state_dict=exported_program.state_dict,
+        range_constraints=copy.deepcopy(exported_program.range_constraints),
+        module_call_graph=calls,
+        example_inputs=exported_program.example_inputs,
+        constants=exported_program.constants,
+        verifiers=exported_program.verifiers,
+    )
 
 
 def package(
@@ -101,12 +113,38 @@ def package(
 
 
 def _copy(graph_module: GraphModule) -> GraphModule:
-    copied = copy.deepcopy(graph_module)
+    """A copy that shares parameters, constants and the fake tensors of its nodes. To copy those as
+    `copy.deepcopy(graph_module)` does fails once `torch.export.unflatten` has run."""
+    graph = copy.deepcopy(graph_module.graph)
     # The signature refers to nodes by name, and copying renames nodes named like a builtin, such as
     # "input".
-    for node, own in zip(graph_module.graph.nodes, copied.graph.nodes, strict=True):
+    for node, own in zip(graph_module.graph.nodes, graph.nodes, strict=True):
         own.name = node.name
+    copied = GraphModule(graph_module, graph)
+    copied.meta.update(graph_module.meta)
+    for name, body in graph_module.named_children():
+        if isinstance(body, GraphModule):
+            setattr(copied, name, _copy(body))
     return copied
+
+
+@contextmanager
+def _kept(graph_module: GraphModule, calls: Sequence[ModuleCallEntry]) -> Iterator[None]:
+    """Keeps the values that `calls` name, the inputs and outputs of the modules whose signatures
+    are preserved, and updates their names where a value gets a new node. Inside, they are results
+    of the graph."""
+    signatures = [call.signature for call in calls if call.signature]
+    specs: list[Any] = [spec for call in signatures for spec in (*call.inputs, *call.outputs)]
+    nodes = {node.name: node for node in graph_module.graph.nodes}
+    named = [spec for spec in specs if getattr(spec, "name", None) in nodes]
+    output = graph_module.graph.output_node()
+    results: Any = output.args[0]
+    output.args = ((*results, *(nodes[spec.name] for spec in named)),)
+    yield
+    values: Any = output.args[0]
+    output.args = (values[: len(results)],)
+    for spec, node in zip(named, values[len(results) :], strict=True):
+        spec.name = node.name
 
 
 def our_nodes(graph_module: GraphModule) -> Iterator[Node]:

@@ -27,6 +27,7 @@ def _ops(program):
     return sorted(name for name in names if name.startswith("fusedops"))
 
 
+OPS_OF_NESTED = ["fusedops.layer_norm.default", "fusedops.masked_softmax.default"]
 OPS = ["fusedops.layer_norm.default", "fusedops.log_softmax.default", "fusedops.softmax.default"]
 
 
@@ -61,6 +62,38 @@ def test_a_decomposed_program_is_rewritten_by_the_same_rules(decompositions):
     program = fusedops.export.rewrite(exported)
     assert _ops(program) == OPS
     torch.testing.assert_close(program.module()(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+class _Scale(nn.Module):
+    def forward(self, x):
+        return x * 0.125
+
+
+class _Nested(nn.Module):
+    """The scale is a factor of a masked softmax, unless its module has a signature to keep."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.scale = nn.LayerNorm(8), _Scale()
+
+    def forward(self, x, mask):
+        return (self.scale(self.norm(x)) + mask).softmax(-1)
+
+
+@pytest.mark.parametrize("preserved", [(), ("norm",), ("norm", "scale")])
+@pytest.mark.parametrize("before", [False, True], ids=["", "unflattened before"])
+def test_a_program_can_be_unflattened_into_modules_with_their_signatures(preserved, before):
+    model, inputs = _Nested(), (torch.randn(4, 8), torch.randn(4, 8))
+    exported = torch.export.export(model, inputs, preserve_module_call_signature=preserved)
+    if before:
+        torch.export.unflatten(exported)
+    program = fusedops.export.rewrite(exported)
+    assert _ops(program) == OPS_OF_NESTED
+    modules = torch.export.unflatten(program)
+    torch.testing.assert_close(modules(*inputs), model(*inputs), rtol=1e-5, atol=1e-5)
+    for path in preserved:
+        result, expected = (m.get_submodule(path)(inputs[0]) for m in (modules, model))
+        torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
 
 
 class _Regions(nn.Module):
