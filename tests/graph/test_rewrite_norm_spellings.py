@@ -40,6 +40,26 @@ def _over_two_dims(x):
     return (x - mean) / torch.sqrt(variance + EPS)
 
 
+def _expanded(statistic, x):
+    return statistic.unsqueeze(-1).expand_as(x)
+
+
+def _first_transformer(x, w):
+    mean, std = _expanded(x.mean(-1), x), _expanded(x.std(-1), x)
+    return (x - mean) / (std + EPS) * w + w
+
+
+def _means_of_means(x):
+    mean = x.mean(1, keepdim=True).mean(2, keepdim=True)
+    variance = (x - mean).square().mean(-1).mean(-1)
+    return (x - mean) / torch.sqrt(variance[:, None, None] + EPS)
+
+
+def _by_a_view(x, std):
+    rows = x.reshape(x.shape[0], -1)
+    return (x - rows.mean(1).view(-1, 1, 1)) / std(rows).view(-1, 1, 1)
+
+
 def _weight_of_channels_first(x, w):
     mean = x.mean((1, 2), True)
     variance = (x - mean).square().mean((1, 2), True)
@@ -156,12 +176,26 @@ LAYER = {
     ),
     "a weight of channels": lambda x, w: _over_two_dims(x) * w[:5, None] + w[:5, None],
     "a weight of channels first": _weight_of_channels_first,
+    "centred in a statement of its own": lambda x, w: (
+        _centred(x) / torch.sqrt(_centred(x).var(-1, unbiased=False, keepdim=True) + EPS) * w
+    ),
+    "expanded statistics": lambda x, w: (
+        (x - _expanded(x.mean(-1), x)) * (_expanded(x.var(-1, correction=0), x) + EPS).rsqrt()
+    ),
+    "means of means": lambda x, w: _means_of_means(x) * w,
+    "statistics of a view": lambda x, w: _by_a_view(x, lambda r: (r.var(1, False) + EPS).sqrt()),
+    "of means": lambda x, w: _normalised(x.unflatten(-1, (2, -1)).mean(-1)),
     "addcmul": lambda x, w: torch.addcmul(w, w + 1, _normalised(x)),
     "addcmul, method": lambda x, w: w.addcmul(_normalised(x), w),
     "native_layer_norm": lambda x, w: torch.native_layer_norm(x, (N,), w, w, EPS)[0],
 }
 STD = {
     "std_mean": _std_mean,
+    "of the first Transformers": _first_transformer,
+    "centred in a statement of its own": lambda x, w: (
+        _centred(x) / (_centred(x).std(-1, keepdim=True) + EPS) * w + w
+    ),
+    "statistics of a view": lambda x, w: _by_a_view(x, lambda r: r.std(1) + EPS) * w[:5, None],
     "biased": lambda x, w: _centred(x) / (x.std(-1, unbiased=False, keepdim=True) + EPS) * w + w,
     "root of a biased variance": lambda x, w: (
         w * _centred(x) / (_centred(x).square().mean(-1, keepdim=True).sqrt() + EPS)

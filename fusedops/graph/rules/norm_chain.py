@@ -33,7 +33,7 @@ from fusedops.graph.ir.steps import (
 )
 from fusedops.graph.rules.norm_dims import LastDims, norm_dims
 from fusedops.graph.rules.norms import UNKNOWN_ROW, centred
-from fusedops.graph.rules.row_scale import OTHER_NORM, RowScale, is_one_per_row, read_row_scale
+from fusedops.graph.rules.row_scale import OTHER_NORM, RowScale, as_one_per_row, read_row_scale
 from fusedops.graph.rules.rule import OpCall
 
 aten = torch.ops.aten
@@ -185,11 +185,11 @@ def _product(
     node: Node, factors: list[_Factor], scale: _Factor, rest: list[_Factor]
 ) -> Norm | None:
     """The norm whose tensor is one of `factors`; `rest` and the other factors multiply it."""
-    by = scale.scale
+    by = as_one_per_row(scale.scale, scale.operand) if scale.scale else None
     if by is None:
         return None
     by = by.to_the(-1.0) if scale.inverted else by
-    if not by.is_inverse_root or not is_one_per_row(scale.operand, by):
+    if not by.is_inverse_root:
         return None
     tensor = next((f for f in factors if not f.inverted and _is_scaled_by(f.operand, by)), None)
     if tensor is None:

@@ -20,6 +20,7 @@ from fusedops.graph.ir.steps import (
     known_number,
     only_user,
     reduced_dims,
+    same_shape,
     same_value,
     tensor_and_number,
     widened,
@@ -97,27 +98,59 @@ def _cast(argument: Any, dtype: torch.dtype) -> OpCall | None:
 def centred(node: Any) -> tuple[Node, tuple[int, ...]] | None:
     """x and dims, if `node` is x - mean(x, dims)."""
     operands = difference(node)
-    mean = _row_mean(operands[1]) if operands else None
-    if operands is None or mean is None:
+    if operands is None:
         return None
-    return mean if same_value(operands[0], mean[0]) else None
+    found = (mean for mean in _row_means(operands[1]) if same_value(operands[0], mean[0]))
+    return next(found, None)
 
 
 def is_square_of_mean(node: Any, input: Node) -> bool:
     """Whether `node` is mean(input, dims) ** 2."""
     square = call_of(node)
-    mean = _row_mean(base_of_square(square)) if square else None
-    return mean is not None and same_value(mean[0], input)
+    base = base_of_square(square) if square else None
+    return any(same_value(mean[0], input) for mean in _row_means(base))
 
 
-def _row_mean(node: Any) -> tuple[Node, tuple[int, ...]] | None:
-    """x and dims, if `node` is mean(x, dims), in a shape that broadcasts to x."""
-    call = _mean(without_views(node))
-    if call is None:
-        return None
-    input = call.arguments["input"]
-    dims = reduced_dims(call, value(input))
-    return (input, dims) if dims and has_kept_shape(node, input, dims) else None
+def _row_means(node: Any) -> Iterator[tuple[Node, tuple[int, ...]]]:
+    """Each x and dims for which `node` is mean(x, dims), in a shape that broadcasts to x, or
+    expanded to its shape."""
+    expansion = call_of(node, "expand")
+    kept = expansion.arguments["input"] if expansion else node
+    for found in means(without_views(kept)):
+        for input, dims in (found, before_views(*found)):
+            if has_kept_shape(kept, input, dims) and (kept is node or same_shape(node, input)):
+                yield input, dims
+
+
+def means(node: Any) -> Iterator[tuple[Node, tuple[int, ...]]]:
+    """x and dims, if `node` is mean(x, dims); then, if x is a mean itself, what both are one of."""
+    call = _mean(node)
+    input: Any = call.arguments["input"] if call else None
+    dims = reduced_dims(call, value(input)) if call else None
+    if not dims:
+        return
+    yield input, dims
+    for source, inner in means(input):
+        rank = value(source).dim()
+        is_kept = value(input).dim() == rank
+        left = range(rank) if is_kept else [dim for dim in range(rank) if dim not in inner]
+        yield source, tuple(sorted({*inner, *(left[dim] for dim in dims)}))
+
+
+def before_views(input: Node, dims: tuple[int, ...]) -> tuple[Node, tuple[int, ...]]:
+    """The tensor of which `input` is a view in the same order, and its dimensions whose elements
+    are in `dims`: of x.view(n, -1) and dimension 1 all of x but the first. `input` and `dims` where
+    these are not the last ones, or a size is not known."""
+    source = without_views(input)
+    shape, sizes = value(input).shape, value(source).shape
+    row = known_count(value(input), dims)
+    if source is input or row is None or dims != tuple(range(len(shape) - len(dims), len(shape))):
+        return input, dims
+    for first in reversed(range(len(sizes))):
+        last = tuple(range(first, len(sizes)))
+        if known_count(value(source), last) == row:
+            return source, last
+    return input, dims
 
 
 def _mean(node: Any) -> Call | None:

@@ -20,17 +20,23 @@ from fusedops.graph.ir.selections import larger_of
 from fusedops.graph.ir.steps import (
     call_of,
     has_kept_shape,
-    has_shape,
     inserts_dims,
     is_number,
     is_widening,
     known_count,
     known_number,
     reduced_dims,
+    same_shape,
     same_value,
     tensor_and_number,
 )
-from fusedops.graph.rules.norms import base_of_square, centred, is_square_of_mean
+from fusedops.graph.rules.norms import (
+    base_of_square,
+    before_views,
+    centred,
+    is_square_of_mean,
+    means,
+)
 
 OTHER_NORM = "it is divided by another norm than the root of its sum of squares"
 CANCELS = "mean(x^2) - mean(x)^2 cancels where the variance is small, and the op would not"
@@ -114,23 +120,27 @@ def read_row_scale(node: Any, steps: int = 16) -> RowScale | None:
     return step(call, steps - 1) if step is not None else None
 
 
-def is_one_per_row(node: Node, scale: RowScale) -> bool:
-    """Whether a tensor has one element for each row of `scale.input`, in a shape that broadcasts to
-    it, or is expanded to its shape."""
-    shape = value(scale.input).shape
-    return has_kept_shape(node, scale.input, scale.dims) or has_shape(node, shape)
+def as_one_per_row(scale: RowScale, node: Node) -> RowScale | None:
+    """The scale, if `node` has one element for each row of its input, in a shape that broadcasts to
+    it, or is expanded to its shape; else as that of the tensor of which its input is a view."""
+    for input, dims in ((scale.input, scale.dims), before_views(scale.input, scale.dims)):
+        if has_kept_shape(node, input, dims) or same_shape(node, input):
+            return replace(scale, input=input, dims=dims)
+    return None
 
 
 # --- statistics -----------------------------------------------------------------------------------
 
 
 def _of_mean(call: Call) -> RowScale | None:
-    squared = call_of(call.arguments["input"])
+    found = (_of_squares(*mean) for mean in means(call.node))
+    return next(filter(None, found), None)
+
+
+def _of_squares(squares: Node, dims: tuple[int, ...]) -> RowScale | None:
+    squared = call_of(squares)
     base = base_of_square(squared) if squared else None
-    if base is None:
-        return None
-    dims = reduced_dims(call, value(call.arguments["input"]))
-    return _mean_square(base, dims) if dims else None
+    return _mean_square(base, dims) if base else None
 
 
 def _mean_square(base: Node, dims: tuple[int, ...]) -> RowScale | None:
@@ -141,7 +151,9 @@ def _mean_square(base: Node, dims: tuple[int, ...]) -> RowScale | None:
 
 
 def _of_sum(call: Call) -> RowScale | None:
-    found = _of_mean(call)
+    summed: Node = call.arguments["input"]
+    dims = reduced_dims(call, value(summed))
+    found = _of_squares(summed, dims) if dims else None
     return _times_columns(found) if found else None
 
 
@@ -201,7 +213,9 @@ def _of_variance(call: Call) -> RowScale | None:
     dims = reduced_dims(call, value(input))
     if dims is None or correction is None:
         return None
-    found = RowScale(input, dims, centred=True, correction=correction)
+    deviation = centred(input)  # the variance of x - mean(x) is that of x
+    source = deviation[0] if deviation and deviation[1] == dims else input
+    found = RowScale(source, dims, centred=True, correction=correction)
     return found.to_the(0.5) if call.kind.startswith("std") else found
 
 
@@ -312,7 +326,7 @@ def _through_expand(call: Call, steps: int) -> RowScale | None:
     """An expansion to the shape of the input, from one element a row."""
     given = call.arguments["input"]
     found = read_row_scale(given, steps)
-    return found if found is not None and is_one_per_row(given, found) else None
+    return as_one_per_row(found, given) if found is not None else None
 
 
 _STEPS: dict[str, Callable[[Call, int], RowScale | None]] = {
