@@ -117,8 +117,12 @@ def test_fusedops_and_eager_agree_on_every_case(op, direction, dtype):
         "softmax_dropout[causal]",
     ],
 )
-def test_inductor_can_be_timed_again_and_again(op, direction):
-    calls = measurement.prepare(case(op, direction, shape=(2, 3, 32, 32)))
+def test_compiled_graphs_of_both_can_be_timed_again_and_again(op, direction, monkeypatch):
+    captured, compiled = [], cases.compiled
+    monkeypatch.setattr(cases, "compiled", lambda f: captured.append(f) or compiled(f))
+    this = case(op, direction, shape=(2, 3, 32, 32))
+    calls = measurement.prepare(this)
+    assert captured == [this.operator.eager, this.operator.fused]
     assert list(calls) == ["copy", "eager", "inductor", "fusedops"]
     for call in calls.values():
         call()
