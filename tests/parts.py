@@ -66,7 +66,7 @@ PARTS = {
     ),
     "models": Part(
         "every model of the zoo, compiled, exported and under autocast",
-        25,
+        6,
         (
             "fusedops/graph",
             "fusedops/replacement",
@@ -83,7 +83,7 @@ PARTS = {
     ),
     "cli": Part(
         "the commands, the pages' examples, the tools and the example programs",
-        25,
+        5,
         ("fusedops/cli", "tools", "examples", "docs", "README"),
         (_tests("tests/cli", "tests/tools", "tests/examples"),),
     ),
@@ -95,19 +95,19 @@ PARTS = {
     ),
     "simt": Part(
         "CUDA kernels on the emulator: all lengths that change a launch, all schedules",
-        25,
+        5,
         (*_KERNELS_ON_CUDA, "tests/simt"),
         (_tests("tests/simt", f"--ignore={_SANITIZED}"),),
     ),
     "simt-sanitized": Part(
         "CUDA kernels on the emulator under Address-, UndefinedBehavior- and ThreadSanitizer",
-        25,
+        5,
         (*_KERNELS_ON_CUDA, "tests/simt/emulator"),
         ((*PYTEST, "--exhaustive", _SANITIZED),),
     ),
     "cuda": Part(
         "the machine code of all architectures: registers, spills, widths",
-        25,
+        15,
         (*_KERNELS_ON_CUDA, *_BUILD),
         (("make", ".venv/.built-all"), _tests("tests/tools", "-m", "nvcc")),
     ),
