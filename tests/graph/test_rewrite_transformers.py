@@ -262,7 +262,7 @@ def test_under_autocast_no_decoder_writes_its_mask(
     model = _decoder(name, attention_dropout=0.1, **settings).train(training)
     ids = torch.randint(0, 64, (2, 9))
 
-    def run(ids, model=model):
+    def run(ids):
         outputs = model(input_ids=ids, position_ids=position_ids, use_cache=False)
         return outputs.last_hidden_state
 
