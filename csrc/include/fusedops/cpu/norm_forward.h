@@ -297,10 +297,14 @@ FUSEDOPS_INLINE void totals(const LongSum<double> (&sums)[kCount], long double (
 
 // --- statistics ---------------------------------------------------------------------------------
 
-// The mean, and the sum of squared deviations from it.
+// The sum of squared deviations from the mean, and the mean as shift + away. The two are kept
+// apart, because the mean of doubles that differ little has more digits than a long double.
 template <class Wide>
 struct Moments {
-  Wide mean, squares;
+  Wide squares, shift = 0, away = 0;
+
+  FUSEDOPS_INLINE Wide mean() const { return shift + away; }
+  FUSEDOPS_INLINE Wide mean_from(Wide origin) const { return (shift - origin) + away; }
 };
 
 // Computes the moments of every row from its deviations from a shift. The first chunk of rows that
@@ -336,7 +340,7 @@ FUSEDOPS_INLINE void moments_around(
     const Wider<T> away = total[2 * r] / cols;
     const Wider<T> around = total[2 * r + 1] - started_at<T>(source.tiny, cols);
     const Wider<T> squares = around - total[2 * r] * away;
-    moments[r] = {shift[r] + away, squares < 0 ? 0 : squares};  // if squares underflow
+    moments[r] = {squares < 0 ? 0 : squares, shift[r], away};  // below 0 if squares underflow
   }
 }
 
@@ -354,11 +358,11 @@ FUSEDOPS_INLINE C shift_near_mean(At source, const Rows& rows, int r, int64_t co
 
 // Whether the shift was within one standard deviation of the mean, and the sum of squares is in its
 // range.
-template <class Wide, class C>
+template <class Wide>
 FUSEDOPS_INLINE bool are_exact(
-    const Moments<Wide>& moments, C shift, int64_t cols, SquaresRange<Wide> range) {
-  const Wide away = moments.mean - shift;
-  return away * away * cols <= moments.squares && range.holds(moments.squares);
+    const Moments<Wide>& moments, int64_t cols, SquaresRange<Wide> range) {
+  const Wide squares = moments.squares;
+  return moments.away * moments.away * cols <= squares && range.holds(squares);
 }
 
 template <class T, class At, class C = Compute<T>>
@@ -379,10 +383,10 @@ FUSEDOPS_NOINLINE Moments<Wider<T>> exact_moments(
   if (range.holds(found.squares)) return found;
   const Scaled<T> by{range.template factor<C>(found.squares)};
   const C shift = shift_near_mean<T>(by, row, 0, cols);
-  const C scaled_mean = C(moments_of_one<T>(shift, by, row, cols).mean);
+  const C scaled_mean = C(moments_of_one<T>(shift, by, row, cols).mean());
   const Moments<Wider<T>> scaled = moments_of_one<T>(scaled_mean, by, row, cols);
   const Wider<T> factor = by.factor;
-  return {scaled.mean / factor, scaled.squares / factor / factor};
+  return {scaled.squares / factor / factor, scaled.shift / factor, scaled.away / factor};
 }
 
 template <class T>
@@ -390,8 +394,8 @@ Moments<Wider<T>> moments_of_one(const T* memory, int64_t cols, SquaresRange<Wid
   const OneRow<T> row{{memory}};
   const auto shift = shift_near_mean<T>(Unscaled<T>{}, row, 0, cols);
   const Moments<Wider<T>> moments = moments_of_one<T>(shift, Unscaled<T>{}, row, cols);
-  if (are_exact(moments, shift, cols, range)) return moments;
-  return exact_moments(Compute<T>(moments.mean), memory, cols, range);
+  if (are_exact(moments, cols, range)) return moments;
+  return exact_moments(Compute<T>(moments.mean()), memory, cols, range);
 }
 
 template <class T, class At, int kCount, class Rows, class C = Compute<T>>
@@ -469,8 +473,8 @@ struct NormStatistics<true, T> {
     moments_around<T>(shift, Unscaled<T>{}, rows, cols, moments);
     const SquaresRange<Wider<T>> range = squares_range<T>(args);
     for (int r = 0; r < kCount; ++r) {
-      if (!are_exact(moments[r], shift[r], cols, range)) {
-        moments[r] = exact_moments(C(moments[r].mean), rows.row[r], cols, range);
+      if (!are_exact(moments[r], cols, range)) {
+        moments[r] = exact_moments(C(moments[r].mean()), rows.row[r], cols, range);
       }
       result[r] = of(args, moments[r]);
     }
@@ -478,8 +482,8 @@ struct NormStatistics<true, T> {
 
   static FUSEDOPS_INLINE NormStatistics of(const NormForward& args, Moments<Wider<T>> moments) {
     const Wider<T> rstd = rstd_of(args, moments.squares);
-    const C mean = C(moments.mean);
-    return {mean, C(rstd), unless_denormal<C>((moments.mean - mean) * rstd)};
+    const C mean = C(moments.mean());
+    return {mean, C(rstd), unless_denormal<C>(moments.mean_from(mean) * rstd)};
   }
 
   FUSEDOPS_INLINE void save(const NormForward& args, int64_t row) const {
@@ -509,7 +513,7 @@ struct NormStatistics<false, T> {
       if (!range.holds(squares[r])) {
         squares[r] = exact_sum_of_squares(squares[r], rows.row[r], args.cols, range);
       }
-      result[r] = of(args, {0, squares[r]});
+      result[r] = of(args, {squares[r]});
     }
   }
 

@@ -78,26 +78,28 @@ FUSEDOPS_INLINE void long_norm_segments(
     if constexpr (kCenters) {
       partial = moments_of_one(from, count, range);
     } else {
-      partial = {0, sum_of_squares_of_one(from, count, range)};
+      partial = {sum_of_squares_of_one(from, count, range)};
     }
   });
 }
 
-// The moments of the whole row (Chan, Golub, LeVeque 1983). Without a mean, every segment's mean is
-// 0.
+// The moments of the whole row (Chan, Golub, LeVeque 1983), with the first segment's shift. Without
+// a mean, every segment's mean is 0.
 template <class Wide>
 Moments<Wide> combined(const Moments<Wide>* partials, int64_t cols) {
+  const Wide shift = partials[0].shift;
   Wide sum = 0, squares = 0;
   for_segments({0, cols}, [&](RowRange segment) {
-    sum += partials[segment.begin / kRowSegment].mean * Wide(segment.end - segment.begin);
+    const Moments<Wide>& partial = partials[segment.begin / kRowSegment];
+    sum += partial.mean_from(shift) * Wide(segment.end - segment.begin);
   });
-  const Wide mean = sum / Wide(cols);
+  const Wide away = sum / Wide(cols);
   for_segments({0, cols}, [&](RowRange segment) {
     const Moments<Wide>& partial = partials[segment.begin / kRowSegment];
-    const Wide away = partial.mean - mean;
-    squares += partial.squares + away * away * Wide(segment.end - segment.begin);
+    const Wide from_mean = partial.mean_from(shift) - away;
+    squares += partial.squares + from_mean * from_mean * Wide(segment.end - segment.begin);
   });
-  return {mean, squares};
+  return {squares, shift, away};
 }
 
 template <bool kCenters, class T>

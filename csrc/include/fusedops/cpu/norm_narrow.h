@@ -72,7 +72,7 @@ FUSEDOPS_INLINE void unpack_columns(ColumnValues<T> values, int64_t cols, float*
 // --- statistics ---------------------------------------------------------------------------------
 
 struct GroupMoments {
-  WideTile<float> mean, squares;
+  WideTile<float> squares, shift, away;
 };
 
 // Returns shift_near_mean() of each row.
@@ -143,14 +143,15 @@ FUSEDOPS_NOINLINE void correct_moments(
   for (int64_t r = 0; r < kGroupRows<T>; ++r) {
     if (exact[r] != 0) continue;
     copy_row(group, r, cols, row);
-    Vec<double>& mean = vector_of(moments.mean, r / kLanes<double>);
-    Vec<double>& squares = vector_of(moments.squares, r / kLanes<double>);
-    const int64_t lane = r % kLanes<double>;
+    const int64_t i = r / kLanes<double>, lane = r % kLanes<double>;
+    Vec<double>& squares = vector_of(moments.squares, i);
     if constexpr (kCenters) {
-      const Moments<double> corrected =
-          exact_moments(static_cast<float>(mean[lane]), row, cols, range);
-      mean[lane] = corrected.mean;
+      Vec<double>&shift = vector_of(moments.shift, i), &away = vector_of(moments.away, i);
+      const auto mean = static_cast<float>(shift[lane] + away[lane]);
+      const Moments<double> corrected = exact_moments(mean, row, cols, range);
       squares[lane] = corrected.squares;
+      shift[lane] = corrected.shift;
+      away[lane] = corrected.away;
     } else {
       squares[lane] = exact_sum_of_squares(double(squares[lane]), row, cols, range);
     }
@@ -163,21 +164,22 @@ FUSEDOPS_INLINE GroupMoments moments_of_group(const NormForward& args, const Til
   Tile<float> shift = both(0.0f);
   if constexpr (kCenters) shift = shift_of_group<T>(group, args.cols);
   GroupMoments moments;
-  sum_deviations<kCenters, T>(group, shift, args.cols, moments.mean, moments.squares);
-  const WideTile<float> shifts = widened(shift);
+  sum_deviations<kCenters, T>(group, shift, args.cols, moments.away, moments.squares);
+  if constexpr (kCenters) moments.shift = widened(shift);
   const SquaresRange<double> range = squares_range<T>(args);
   int64_t exact[kGroupRows<T>];
   bool all_exact = true;
   for (int64_t i = 0; i < kWideVectors<float>; ++i) {
-    Vec<double>&mean = vector_of(moments.mean, i), &squares = vector_of(moments.squares, i);
+    Vec<double>& squares = vector_of(moments.squares, i);
     squares -= started_at<T>(Unscaled<T>::tiny, args.cols);
     VecI64 holds = VecI64{} - 1;
     if constexpr (kCenters) {
-      const Vec<double> away = mean / cols, left = squares - mean * away;
+      Vec<double>& away = vector_of(moments.away, i);
+      const Vec<double> total = away;
+      away = total / cols;
+      const Vec<double> left = squares - total * away;
       squares = left < 0.0 ? Vec<double>{} : left;
-      mean = vector_of(shifts, i) + away;
-      const Vec<double> from_shift = mean - vector_of(shifts, i);
-      holds = (VecI64)(from_shift * from_shift * cols <= squares);
+      holds = (VecI64)(away * away * cols <= squares);
     }
     holds &= (VecI64)(squares >= range.lowest) & (VecI64)(squares < kInfinity<double>);
     write(exact + i * kLanes<double>, holds);
@@ -199,12 +201,15 @@ statistics_of(const NormForward& args, const GroupMoments& moments) {
   for (int64_t i = 0; i < kWideVectors<float>; ++i) {
     vector_of(rstds, i) = rstd_of(args, vector_of(moments.squares, i));
   }
-  const Tile<float> mean = kCenters ? narrowed(moments.mean) : both(0.0f), rstd = narrowed(rstds);
+  Tile<float> mean = both(0.0f);
+  if constexpr (kCenters) mean = narrowed(moments.shift + moments.away);
+  const Tile<float> rstd = narrowed(rstds);
   const WideTile<float> rounded = widened(kCenters ? mean : rstd);
   for (int64_t i = 0; i < kWideVectors<float>; ++i) {
     const Vec<double> high = vector_of(rounded, i);
     if constexpr (kCenters) {
-      const Vec<double> value = (vector_of(moments.mean, i) - high) * vector_of(rstds, i);
+      const Vec<double> low = (vector_of(moments.shift, i) - high) + vector_of(moments.away, i);
+      const Vec<double> value = low * vector_of(rstds, i);
       constexpr double least = double(kTinyRoot<float>) * kTinyRoot<float>;
       vector_of(remainders, i) = (value < least) & (value > -least) ? Vec<double>{} : value;
     } else {

@@ -224,7 +224,7 @@ class SpatialNorm {
         own.remainder.v[half][lane] = found.remainder;
       } else {
         const auto found = NormStatistics<false, T>::of(
-            row_, {0, sum_of_squares_of_one(copy_, args_.dim_size, range)});
+            row_, {sum_of_squares_of_one(copy_, args_.dim_size, range)});
         own.rstd.v[half][lane] = found.rstd;
         own.remainder.v[half][lane] = found.remainder;
       }

@@ -41,7 +41,7 @@ constexpr int64_t softmax_scratch_bytes(int64_t cols, DType dtype) {
 constexpr int64_t kLongestShortRow = 65536, kRowSegment = 4096;
 constexpr bool is_long_row(int64_t cols) { return cols > kLongestShortRow; }
 constexpr int64_t row_segments(int64_t cols) { return (cols + kRowSegment - 1) / kRowSegment; }
-constexpr int64_t kNormPartialBytes = 32;  // two numbers, at most long double
+constexpr int64_t kNormPartialBytes = 48;  // three numbers, at most long double
 
 // A partial for each segment, and the row itself if it is a sum that the caller does not want.
 constexpr int64_t norm_partials_bytes(const NormForward& args) {
