@@ -66,6 +66,18 @@ def test_in_place_writes_around_a_site_stay_correct(rewrite, model):
     torch.testing.assert_close(rewritten.call(x), model(x), rtol=1e-5, atol=1e-5)
 
 
+def test_a_norm_that_nothing_reads_stays_and_its_weight_gets_no_gradient(rewrite_dynamo):
+    def model(x, weight):
+        h = x + x
+        F.rms_norm(h, (8,), weight).softmax(-1)
+        return h.relu()
+
+    x, weight = (torch.randn(shape, requires_grad=True) for shape in ((4, 8), (8,)))
+    rewritten = rewrite_dynamo(model, x, weight)
+    rewritten.call(x, weight).sum().backward()
+    assert rewritten.report.sites == () and x.grad is not None and weight.grad is None
+
+
 def _chain(x):
     """A site of each rule that takes in calls around it."""
     scores = (x @ x.transpose(-1, -2) * 0.5).masked_fill(x[:, None, 0] > 1, -1e9)

@@ -391,6 +391,15 @@ def users(node: Node) -> list[Node]:
     return [user for user in node.users if not is_assertion(user) and not _is_unread(user)]
 
 
+def live(graph: Graph) -> set[Node]:
+    """The nodes that the graph's outputs or side effects depend on."""
+    found: set[Node] = set()
+    for node in reversed(graph.nodes):
+        if node.is_impure() or written(node) or not found.isdisjoint(node.users):
+            found.add(node)
+    return found
+
+
 def _is_unread(node: Node) -> bool:
     return node.target is operator.getitem and not node.users
 

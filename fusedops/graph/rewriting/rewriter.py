@@ -9,7 +9,7 @@ would delete in-place writes such as `h.mul_(2)`, which have no users in torch I
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import starmap
 from typing import Any
@@ -65,18 +65,25 @@ def rewrite_graph(
     with modes.barriers(graph):
         aliasing.record(graph)
         modes.record(graph)
-        visits = [
-            _visit(node, rules, transformed, names or {})
-            for rules in (STACKS, RULES)
-            for node, transformed in dialect.walk(graph)
+        sites = [
+            site for rules in (STACKS, RULES) for site in _visit_all(graph, rules, names or {})
         ]
-    sites = tuple(site for site in visits if site)
     checkpoints.keep_selection(graph)
-    return Report(sites, ((before, _code(graph)),) if show else ())
+    return Report(tuple(sites), ((before, _code(graph)),) if show else ())
 
 
 def _code(graph: Graph) -> str:
     return graph.python_code("self", verbose=True).src
+
+
+def _visit_all(graph: Graph, rules: Sequence[Rule], names: Mapping[str, str]) -> Iterator[Site]:
+    """Tries the rules on all nodes except dead ones. These would otherwise become outputs of ops
+    that are not dead, and give gradients of zeros where eager gives none."""
+    live = dialect.live(graph)
+    for node, transformed in dialect.walk(graph):
+        site = _visit(node, rules, transformed, names) if node in live else None
+        if site is not None:
+            yield site
 
 
 def _visit(
@@ -85,7 +92,7 @@ def _visit(
     """Tries the rules on a node in their order; returns the site, if there is one. A replacement
     that copies a result is used only if no other rule has one that does not."""
     call = dialect.as_call(node)
-    if call is None or not (node.users or call.obstacle):  # a dead node is not a site
+    if call is None:
         return None
     found: _Decision | None = None
     refused: list[_Decision] = []
