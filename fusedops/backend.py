@@ -13,7 +13,7 @@ import torch._inductor.config as inductor_config
 from torch.fx import GraphModule
 
 from fusedops import _arguments, config
-from fusedops.graph.passes import PASSES, with_ours, without_ours
+from fusedops.graph.passes import options_with_ours, options_without_ours
 
 
 def backend(
@@ -47,9 +47,9 @@ def backend(
         _check_options(options)
     # The object that torch.compile(backend="inductor") uses; it checks and merges mode and options.
     inductor = torch._TorchCompileInductorWrapper(mode, options, dynamic=None)
-    for option in PASSES:
-        existing = inductor.config.get(option, getattr(inductor_config, option))
-        inductor.config[option] = with_ours(existing, option)
+    inductor.config |= options_with_ours(
+        lambda name: inductor.config.get(name, getattr(inductor_config, name))
+    )
     compiled: Callable[..., Any] = inductor(gm, example_inputs)
     return compiled
 
@@ -89,8 +89,7 @@ def enable() -> None:
 
     Source: the custom passes of Inductor, `torch._inductor.custom_graph_pass.CustomGraphPass`.
     """
-    for option in PASSES:
-        setattr(inductor_config, option, with_ours(getattr(inductor_config, option), option))
+    _set_options(options_with_ours(_option))
 
 
 def disable() -> None:
@@ -98,8 +97,7 @@ def disable() -> None:
 
     Source: as for :func:`enable`.
     """
-    for option in PASSES:
-        setattr(inductor_config, option, without_ours(getattr(inductor_config, option)))
+    _set_options(options_without_ours(_option))
 
 
 @contextmanager
@@ -109,6 +107,14 @@ def patch() -> Iterator[None]:
 
     Source: `torch._inductor.config.patch`, with the passes of :func:`enable`.
     """
-    passes = {name: with_ours(getattr(inductor_config, name), name) for name in PASSES}
-    with inductor_config.patch(passes):
+    with inductor_config.patch(options_with_ours(_option)):
         yield
+
+
+def _option(name: str) -> Any:
+    return getattr(inductor_config, name)
+
+
+def _set_options(options: Mapping[str, Any]) -> None:
+    for name, setting in options.items():
+        setattr(inductor_config, name, setting)

@@ -1,5 +1,6 @@
 """The ways into Inductor (backend, enable, patch, options), its caches, and passes of others."""
 
+import logging
 import os
 import subprocess
 import sys
@@ -118,7 +119,7 @@ def test_an_unused_in_place_write_survives_inductor():
     torch.testing.assert_close(torch.compile(model, backend=backend)(x), model(x))
 
 
-def test_there_are_no_more_graph_breaks_than_with_inductor_alone(model):
+def test_there_are_no_more_graph_breaks_than_with_inductor_alone(model, caplog):
     def broken(x):
         y = model(x)
         torch._dynamo.graph_break()
@@ -128,28 +129,53 @@ def test_there_are_no_more_graph_breaks_than_with_inductor_alone(model):
     for each in ("inductor", backend):
         torch._dynamo.reset()
         counters.clear()
-        torch.compile(broken, backend=each)(torch.randn(4, 8))
+        with caplog.at_level(logging.INFO, "fusedops"):
+            torch.compile(broken, backend=each)(torch.randn(4, 8))
         counts.append((sum(counters["graph_break"].values()), counters["stats"]["unique_graphs"]))
     assert counts == [(1, 2), (1, 2)]
     assert counters["fusedops"]["softmax"] == 2
+    lines = [record.getMessage() for record in caplog.records if record.name == "fusedops"]
+    assert lines == [
+        "fusedops: 2 of 2 sites replaced",
+        "fusedops: 1 of 1 sites replaced; in this process 3 of 3",
+    ]
 
 
-def test_a_second_compilation_hits_the_caches_and_keeps_the_ops(model, ops_run):
+def _by_options(model):
+    passes = {"pre_grad_custom_pass": Pass(), "post_grad_custom_post_pass": ReusePass()}
+    return torch.compile(model, options=passes)
+
+
+# Until 2.11 torch ran a pre-grad pass before it looked into the caches.
+LOOKS_FIRST = TorchVersion(torch.__version__) >= TorchVersion("2.12")
+
+
+@pytest.mark.parametrize(
+    ("compiled", "reported"),
+    [
+        (lambda model: torch.compile(model, backend=backend), ONE_EACH),
+        (_by_options, {} if LOOKS_FIRST else ONE_EACH),
+    ],
+    ids=["backend", "options"],
+)
+def test_a_second_compilation_hits_the_caches_and_is_reported(
+    model, ops_run, caplog, compiled, reported
+):
     x = torch.randn(4, 8)
-    with fresh_cache(), torch.no_grad():
-        torch.compile(model, backend=backend)(x)
+    with fresh_cache(), torch.no_grad(), caplog.at_level(logging.INFO, "fusedops"):
+        compiled(model)(x)
         assert counters["inductor"]["fxgraph_cache_miss"] == 1
         torch._dynamo.reset()
         counters.clear()
-        passes = {"pre_grad_custom_pass": Pass(), "post_grad_custom_post_pass": ReusePass()}
-        again = torch.compile(model, options=passes)
+        caplog.clear()
+        again = compiled(model)
         torch.testing.assert_close(again(x), model(x), rtol=1e-5, atol=1e-5)
         assert ops_run(again, x) == ONE_EACH
     assert counters["inductor"]["fxgraph_cache_hit"] == 1
     assert counters["aot_autograd"]["autograd_cache_hit"] == 1
-    # Until 2.11 torch ran a pre-grad pass before it looked into the caches.
-    looks_first = TorchVersion(torch.__version__) >= TorchVersion("2.12")
-    assert counters["fusedops"] == ({} if looks_first else ONE_EACH)
+    assert counters["fusedops"] == reported
+    lines = [record.getMessage() for record in caplog.records if record.name == "fusedops"]
+    assert lines == ["fusedops: 2 of 2 sites replaced"] * bool(reported)
 
 
 def test_the_cache_key_follows_settings_and_kernels(monkeypatch):
@@ -191,6 +217,7 @@ def test_enable_rewrites_plain_torch_compile_until_disable(model, ops_run):
     with torch.no_grad():
         assert ops_run(torch.compile(model), x) == {}
     assert inductor_config.pre_grad_custom_pass is None
+    assert getattr(inductor_config, "pre_grad_pass_timing", "default") == "default"
 
 
 @pytest.mark.parametrize("several", [False, True])

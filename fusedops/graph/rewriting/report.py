@@ -22,7 +22,7 @@ from fusedops.graph.ir.dialect import value
 from fusedops.graph.ir.spellings import CROSS_ENTROPY, SDPA
 from fusedops.graph.policy.decision import BECOMES_SDPA, NEVER_MATERIALISED, Figures, Verdict
 from fusedops.graph.policy.traffic import bytes_saved
-from fusedops.graph.rewriting.report_text import as_text
+from fusedops.graph.rewriting.report_text import as_text, summary
 from fusedops.graph.rules.rule import Match
 
 log = logging.getLogger("fusedops")
@@ -207,15 +207,35 @@ def _user_line(node: Node) -> str:
 
 
 def publish(report: Report) -> None:
-    """Logs `report` at INFO and adds it to `torch._dynamo.utils.counters["fusedops"]`.
+    """Adds `report` to `torch._dynamo.utils.counters["fusedops"]`, and logs it: at INFO a line, and
+    at DEBUG every site and the changes to the graph.
 
-    A replaced site counts under the op's name, any other under "left".
+    A replaced site counts under the op's name, any other under "left" or "left on purpose".
     """
-    _tally.add(Counter(site.op if site.replaced else "left" for site in report.sites))
+    _tally.add(Counter(map(_counted_as, report.sites)))
     if report.sites:
-        log.info("%s", report)
+        log.info("%s%s", summary(report), _in_this_process(len(report.sites)))
+        log.debug("%s", report)
     if report.graphs:
         log.debug("%s", report.diff())
+
+
+_LEFT, _LEFT_ON_PURPOSE = "left", "left on purpose"
+
+
+def _counted_as(site: Site) -> str:
+    if site.replaced:
+        return site.op
+    return _LEFT_ON_PURPOSE if site.left_on_purpose else _LEFT
+
+
+def _in_this_process(sites: int) -> str:
+    """What all graphs of a process add up to; nothing if there is one, which has these sites."""
+    totals = Counter(counters["fusedops"])
+    if totals.total() == sites:
+        return ""
+    wanted = totals.total() - totals[_LEFT_ON_PURPOSE]
+    return f"; in this process {wanted - totals[_LEFT]} of {wanted}"
 
 
 class _Tally:

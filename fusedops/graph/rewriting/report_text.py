@@ -22,7 +22,7 @@ _NARROWEST = 40
 def as_text(report: Report) -> str:
     """A summary, then the sites that are equal but for their module, as wide as the terminal."""
     width = max(shutil.get_terminal_size().columns, _NARROWEST)
-    lines = [_summary(report), _left_on_purpose(report)]
+    lines = [summary(report), _left_on_purpose(report)]
     paragraphs = ["\n".join(_wrapped(line, "", width) for line in lines if line)]
     paragraphs += [_entry(sites, width) for sites in _groups(report.sites)]
     tables = dict.fromkeys(site.figures.table for site in report.sites if site.figures)
@@ -30,7 +30,8 @@ def as_text(report: Report) -> str:
     return "\n\n".join(paragraphs)
 
 
-def _summary(report: Report) -> str:
+def summary(report: Report) -> str:
+    """A line: how many sites were replaced, and what that is expected to save in a call."""
     mode = f" in {report.mode}" if report.mode else ""
     wanted = [site for site in report.sites if not site.left_on_purpose]
     counted = f"fusedops: {len(report.replaced)} of {len(wanted)} sites replaced{mode}"
