@@ -1,9 +1,8 @@
-"""`python -m fusedops explain FILE:FUNCTION`: which sites of a model are replaced, and which not.
+"""`python -m fusedops explain FILE:FUNCTION|MODEL`: which sites of a model are replaced, or not.
 
 Prints what is expected, each site with its reason, and a diff of the graphs, or with --graphs the
-whole graphs.
-
-FUNCTION takes no argument and returns the model and its example inputs:
+whole graphs. MODEL is one of Hugging Face's, by its id or the folder of its config. FUNCTION takes
+no argument and returns the model and its example inputs:
 
     def build():
         return model, (input_ids, mask)             # or without the inner brackets, or by name:
@@ -25,15 +24,18 @@ from typing import Any
 import torch
 
 import fusedops
+from fusedops.cli import hugging_face
 from fusedops.cli.errors import UsageError, UserError, location_of
+from fusedops.graph import Report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of `explain`."""
     parser.add_argument(
         "target",
-        metavar="FILE:FUNCTION",
-        help="FUNCTION() returns the model and its inputs: model, args or model, {name: value}",
+        metavar="FILE:FUNCTION|MODEL",
+        help="FILE:FUNCTION, where FUNCTION() returns the model and its inputs: model, args or "
+        "model, {name: value}; or a Hugging Face model: its id, or the folder of its config",
     )
     parser.add_argument(
         "--graphs", action="store_true", help="print the whole graphs, not what changed in them"
@@ -44,18 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="put the model into train() or eval(); by default it is judged as it is returned",
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    hugging_face.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the report on the model that FUNCTION returns."""
-    file, function = load_function(args.target)
-    with blamed_on("FUNCTION", file):
-        example = function()
-    model, inputs, named_inputs = split_example(example)
-    if args.mode and isinstance(model, torch.nn.Module):
-        model.train(args.mode == "training")
-    with blamed_on("the model, given its inputs,", file):
-        report = fusedops.explain(model, *inputs, **named_inputs)
+    """Prints the report on the model."""
+    report = _of_hugging_face(args) if hugging_face.is_model(args.target) else _of_function(args)
     if args.json:
         print(json.dumps(report.to_dict(), indent=2, default=str))
         return 0
@@ -68,6 +64,24 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _of_hugging_face(args: argparse.Namespace) -> Report:
+    with hugging_face.example(args) as (model, inputs):
+        model.train(args.mode == "training")
+        return fusedops.explain(model, **inputs)
+
+
+def _of_function(args: argparse.Namespace) -> Report:
+    """The report on what FUNCTION returns."""
+    file, function = load_function(args.target)
+    with blamed_on("FUNCTION", file):
+        example = function()
+    model, inputs, named_inputs = split_example(example)
+    if args.mode and isinstance(model, torch.nn.Module):
+        model.train(args.mode == "training")
+    with blamed_on("the model, given its inputs,", file):
+        return fusedops.explain(model, *inputs, **named_inputs)
+
+
 def load_function(target: str) -> tuple[Path, Callable[[], Any]]:
     """Imports FILE, with its folder first on the import path; returns the file and FUNCTION."""
     text, _, name = target.rpartition(":")
@@ -75,7 +89,7 @@ def load_function(target: str) -> tuple[Path, Callable[[], Any]]:
     if not (name and file):
         raise UsageError(
             f"target: got {target!r}, wanted FILE:FUNCTION with an existing Python file, as in "
-            "model.py:build"
+            "model.py:build, or a Hugging Face model"
         )
     with blamed_on(f"{file.name}: importing it", file):
         function = getattr(_import_file(file), name, None)

@@ -1,4 +1,4 @@
-"""`python -m fusedops explain FILE:FUNCTION` reports on a model of the user's own."""
+"""`python -m fusedops explain` reports on a model of the user's own, and on Hugging Face's."""
 
 from __future__ import annotations
 
@@ -60,3 +60,52 @@ def test_a_single_tensor_is_one_input():
     tensor = torch.ones(2)
     _, inputs, _ = explain.split_example((torch.nn.Identity(), tensor))
     assert inputs == (tensor,)
+
+
+def _config(folder, model_type, **settings):
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type, **settings}))
+    return str(folder)
+
+
+#: 47 GB in bfloat16.
+LARGE = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 16384,
+    "intermediate_size": 131072,
+    "num_attention_heads": 128,
+    "num_hidden_layers": 3,
+    "dtype": "bfloat16",
+}
+
+
+def test_a_hugging_face_config_of_any_size_is_explained_without_its_weights(tmp_path, command):
+    large = _config(tmp_path, "llama", **LARGE)
+    shown = command("explain", large, "--attention", "eager", "--batch", "2", "--length", "64").out
+    assert shown.startswith("fusedops: 10 of 10 sites replaced in inference")
+    assert "2x128x64x64" in shown and "masked_softmax  2 times" in shown
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings", "inputs"),
+    [
+        ("t5", {"num_layers": 1}, "1x512x512"),
+        ("vit", {"num_hidden_layers": 1}, "1x197x768"),
+        ("gpt2", {"n_layer": 1, "n_positions": 256}, "1x256x768"),
+    ],
+)
+def test_texts_pairs_of_texts_and_images_are_given_with_little_to_expect(
+    tmp_path, command, model_type, settings, inputs
+):
+    shown = command("explain", _config(tmp_path, model_type, **settings)).out
+    advice = "of a model whose attention runs as scaled_dot_product_attention."
+    assert inputs in shown and advice in " ".join(shown.split())
+
+
+@pytest.mark.parametrize(
+    ("model_type", "message"),
+    [("whisper", "WhisperModel takes input_features, wanted"), ("none", "no Hugging Face model")],
+)
+def test_a_config_without_known_inputs_or_model_is_refused(tmp_path, command, model_type, message):
+    ended = command("explain", _config(tmp_path, model_type))
+    assert ended.code == 1 and message in ended.err and len(ended.err.splitlines()) == 1

@@ -226,8 +226,10 @@ def _slower(figures: Figures) -> str | None:
 
 
 def as_time(ms: float) -> str:
-    """A time with three digits, in microseconds or milliseconds."""
-    return f"{ms * 1e3:.3g} us" if ms < 1 else f"{ms:.3g} ms"
+    """A time with three digits, in microseconds, milliseconds or seconds."""
+    if ms < 1:
+        return f"{ms * 1e3:.3g} us"
+    return f"{ms:.3g} ms" if ms < 1e3 else f"{ms / 1e3:.3g} s"
 
 
 def _probably_slower(match: Match, size: Size, copied_bytes: int) -> str | None:

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fusedops.graph.policy.decision import Figures, as_time
+from fusedops.graph.ir.spellings import SDPA
+from fusedops.graph.policy.decision import BECOMES_SDPA, Figures, as_time
 
 if TYPE_CHECKING:
     from fusedops.graph.rewriting.report import Report, Site
@@ -59,7 +60,16 @@ def _left_on_purpose(report: Report) -> str:
     if not counted:
         return ""
     kinds = ", ".join(f"{count} x {op}" for op, count in counted.items())
-    return f"Left on purpose, and not counted: {kinds}."
+    return f"Left on purpose, and not counted: {kinds}.{_if_only_norms_gain(report)}"
+
+
+def _if_only_norms_gain(report: Report) -> str:
+    """The advice for a model whose attention already runs as `scaled_dot_product_attention`."""
+    attention = any(site.reason in (SDPA, BECOMES_SDPA) for site in report.sites)
+    if not attention or any("softmax" in site.op for site in report.replaced):
+        return ""
+    expected = "little" if report.replaced else "nothing"
+    return f" Expect {expected} of a model whose attention runs as scaled_dot_product_attention."
 
 
 def _groups(sites: Iterable[Site]) -> list[list[Site]]:

@@ -1,0 +1,95 @@
+"""Hugging Face models for `explain`: from their config, without weights and without memory."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fusedops.cli.errors import UserError
+from fusedops.cli.options import positive
+
+_LENGTH = 512
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options that describe a call of a Hugging Face model."""
+    group = parser.add_argument_group("for a Hugging Face model")
+    group.add_argument(
+        "--attention",
+        metavar="NAME",
+        help="the attn_implementation, such as eager or sdpa; by default the model's own",
+    )
+    group.add_argument("--batch", type=positive, default=1, help="sequences or images (1)")
+    group.add_argument(
+        "--length",
+        type=positive,
+        help=f"tokens of a sequence ({_LENGTH}, or the most that the model takes)",
+    )
+
+
+def is_model(target: str) -> bool:
+    """Whether a target is a config or a folder with one, or could be the id of a model."""
+    looks_like_id = re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", target) is not None
+    try:
+        path = Path(target)
+        is_config = path.is_file() and path.suffix == ".json"
+        is_folder = bool(target) and path.is_dir()
+        return is_config or is_folder or (looks_like_id and path.suffix != ".py")
+    except (OSError, ValueError):  # a name that no file can have
+        return False
+
+
+@contextmanager
+def example(args: argparse.Namespace) -> Iterator[tuple[nn.Module, dict[str, torch.Tensor]]]:
+    """The model of `args.target` and its named inputs, for the body of a `with` statement.
+
+    Their tensors have shapes and dtypes, and no elements: a model of any size fits into memory.
+    """
+    model = _model(args.target, args.attention)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model.to_empty(device="cpu")
+        yield model, _inputs(model, args.batch, args.length)
+
+
+def _model(target: str, attention: str | None) -> nn.Module:
+    """The model on the meta device, in eval mode."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    try:
+        config = transformers.AutoConfig.from_pretrained(target)
+        architecture = getattr(transformers, next(iter(config.architectures or ()), ""), None)
+        build = architecture._from_config if architecture else transformers.AutoModel.from_config
+        with torch.device("meta"):
+            model: nn.Module = build(config, attn_implementation=attention)
+    except (OSError, ValueError, ImportError) as error:
+        raise UserError(
+            f"target: {target!r} gives no Hugging Face model: {error}; wanted FILE:FUNCTION, a "
+            "folder with a config.json, or the id of a model on the Hub"
+        ) from error
+    return model.eval()
+
+
+def _inputs(model: Any, batch: int, length: int | None) -> dict[str, torch.Tensor]:
+    config, name = model.config, model.main_input_name
+    if name == "pixel_values":
+        size = config.image_size
+        height, width = (size, size) if isinstance(size, int) else size
+        return {name: torch.empty(batch, config.num_channels, height, width)}
+    if name != "input_ids":
+        raise UserError(
+            f"target: {type(model).__name__} takes {name}, wanted a model that takes input_ids or "
+            "pixel_values; write a FUNCTION that returns the model and its inputs"
+        )
+    most = getattr(config, "max_position_embeddings", None) or _LENGTH
+    ids = torch.zeros(batch, length or min(_LENGTH, most), dtype=torch.int64)
+    named = ("input_ids", "decoder_input_ids") if config.is_encoder_decoder else ("input_ids",)
+    return dict.fromkeys(named, ids)
