@@ -289,9 +289,14 @@ def test_a_case_that_fails_does_not_stop_the_others(capsys):
     def measure(this, say):
         if this == "bad":
             raise RuntimeError("no\ncode")
+        if this == "interrupt":
+            raise KeyboardInterrupt
         return [this]
 
-    assert bench.measure_each(["one", "bad", "two"], measure) == (["one", "two"], 1)
+    assert bench.measure_each(["one", "bad", "two"], measure) == (["one", "two"], 1, False)
+    assert bench.measure_each(["one", "interrupt", "two"], measure) == (["one"], 0, True)
+    with pytest.raises(KeyboardInterrupt):
+        bench.measure_each(["interrupt", "two"], measure)
     assert "bad is left out: RuntimeError" in capsys.readouterr().err
     with pytest.raises(UserError, match="nothing was measured"):
         bench.measure_each(["bad"], measure)
@@ -309,7 +314,9 @@ def measured(monkeypatch):
         for provider in ("copy", "eager", "inductor", "fusedops")
     ]  # fmt: skip
     monkeypatch.setattr(bench, "keep_freed_memory", lambda: None)
-    monkeypatch.setattr(bench, "measure_each", lambda cases, measure: (rows, 1))
+    measured = bench.Measured(rows, left_out=1, interrupted=False)
+    monkeypatch.setattr(bench, "measure_each", lambda *_: measured)
+    return measured
 
 
 def test_the_program_restarts_once_with_an_allocator_that_keeps_memory(monkeypatch, capsys):
@@ -370,6 +377,14 @@ def test_results_are_written_before_they_are_shown_and_a_case_left_out_is_a_fail
     monkeypatch.setattr(bench, "print_tables", broken)
     assert command("bench", "--op", "softmax", "--shape", "2x3", *written).code == 1
     assert file.exists()
+
+
+def test_the_results_before_an_interrupt_are_written(tmp_path, measured, monkeypatch, command):
+    file = tmp_path / "b.csv"
+    monkeypatch.setattr(bench, "measure_each", lambda *_: measured._replace(interrupted=True))
+    ended = command("bench", "--op", "softmax", "--csv", str(file))
+    assert ended.code == 130 and ended.err.splitlines()[-1].endswith("bench: interrupted")
+    assert len(file.read_text().splitlines()) == 5
 
 
 def test_each_variant_has_its_own_mean_for_each_row_length(capsys):

@@ -189,6 +189,28 @@ def test_an_interrupted_run_leaves_the_table_that_was_there(measured, cache, com
     assert [file.read_bytes() for file in cache.iterdir()] == [before]
 
 
+def test_an_interrupted_run_keeps_what_it_had_measured(measured, cache, command, monkeypatch):
+    measure, graphs = tune.measure, []
+
+    def interrupt_the_third(graph):
+        graphs.append(graph)
+        if len(graphs) == 3:
+            raise KeyboardInterrupt
+        return measure(graph)
+
+    monkeypatch.setattr(tune, "measure", interrupt_the_third)
+    ended = command("tune", "--threads", "1")
+    assert ended.code == 130 and "left out, for you interrupted it: " in ended.out
+    (table,) = costs.read(next(cache.iterdir()), tuned=True)
+    assert 0 < len(table.costs) <= 2 and str(next(cache.iterdir())) in ended.out
+    assert command("tune", "--threads", "1").code == 0
+    (file,) = cache.iterdir()
+    longer = file.read_bytes()
+    graphs.clear()
+    assert f"{file} stays as it is" in command("tune", "--threads", "1").out
+    assert file.read_bytes() == longer
+
+
 def test_ctrl_c_while_compiling_ends_in_one_line(cache, tmp_path):
     def heed_interrupts():  # what a shell starts in the background ignores them
         signal.signal(signal.SIGINT, signal.default_int_handler)

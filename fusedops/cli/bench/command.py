@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import pandas as pd
 import torch
@@ -121,7 +121,10 @@ MEMORY_SHAPES: dict[Layout, list[Shape]] = {
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures, writes files and prints tables; returns 1 if a case had to be left out."""
+    """Measures, writes files and prints tables; returns 1 if a case had to be left out.
+
+    Raises KeyboardInterrupt after that, if an interrupt ended the measuring.
+    """
     check_options(args)
     work, show = _plan(args)
     if args.device.type == "cpu" and not args.memory:
@@ -130,15 +133,17 @@ def run(args: argparse.Namespace) -> int:
         torch.set_num_threads(args.threads or 1)
     console = Console(width=None if sys.stdout.isatty() else 140)
     console.print(f"{describe_machine()}, device {args.device}", highlight=False)
-    rows, left_out = measure_each(*work)
-    frame = to_frame(rows)
+    measured = measure_each(*work)
+    frame = to_frame(measured.rows)
     # Files are written first, because printing fails if the reader closes the pipe.
     if args.csv and args.models is None:  # times of models are written after each step
         write_csv(frame, args.csv)
     if args.plot:
         write_plots(frame, args.plot)
     show(frame, console)
-    return 1 if left_out else 0
+    if measured.interrupted:
+        raise KeyboardInterrupt
+    return 1 if measured.left_out else 0
 
 
 Say = Callable[[str], None]
@@ -268,24 +273,36 @@ def require_packages(steps: list[Step]) -> None:
             raise UserError(f"--models: {error}") from error
 
 
-def measure_each(
-    cases: Sequence[Any], measure: Callable[[Any, Say], Iterable[Row]]
-) -> tuple[list[Row], int]:
-    """The results of `measure` for all cases, and the number of cases that were left out.
+class Measured(NamedTuple):
+    """The rows of the cases that were measured, the number of those that failed, and whether an
+    interrupt came before the rest."""
+
+    rows: list[Row]
+    left_out: int
+    interrupted: bool
+
+
+def measure_each(cases: Sequence[Any], measure: Callable[[Any, Say], Iterable[Row]]) -> Measured:
+    """The results of `measure` for all cases, or for those before an interrupt.
 
     A case that fails is reported on standard error, and the others are still measured.
     """
     rows: list[Row] = []
-    left_out = 0
-    for case, say in announced(cases):
-        try:
-            rows += measure(case, say)
-        except Exception as error:
-            left_out += 1
-            print(one_line(f"{case} is left out: {describe(error)}"), file=sys.stderr)
+    left_out, interrupted = 0, False
+    try:
+        for case, say in announced(cases):
+            try:
+                rows += measure(case, say)
+            except Exception as error:
+                left_out += 1
+                print(one_line(f"{case} is left out: {describe(error)}"), file=sys.stderr)
+    except KeyboardInterrupt:
+        interrupted = True
+        if not rows:
+            raise
     if not rows:
         raise UserError("nothing was measured; the lines above say why")
-    return rows, left_out
+    return Measured(rows, left_out, interrupted)
 
 
 def announced(cases: Sequence[T]) -> Iterator[tuple[T, Say]]:

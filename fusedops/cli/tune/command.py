@@ -40,16 +40,21 @@ class Measured:
     disturbed: the number of sizes whose times other programs disturbed.
     late: the graphs for which there was no time.
     failed: the graphs that could not be compiled or run.
+    interrupted: whether an interrupt ended the timing; the graphs after it are late.
     """
 
     costs: dict[Graph, list[costs.Cost]] = field(default_factory=dict)
     disturbed: int = 0
     late: list[Graph] = field(default_factory=list)
     failed: list[Graph] = field(default_factory=list)
+    interrupted: bool = False
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures, and writes the tables; returns 1 if a graph could not be measured."""
+    """Measures, and writes the tables; returns 1 if a graph could not be measured.
+
+    Raises KeyboardInterrupt after that, if an interrupt ended the timing.
+    """
     start = time.monotonic()
     machines = _machines(args)
     files = _files(args.output, machines)
@@ -61,11 +66,23 @@ def run(args: argparse.Namespace) -> int:
     measured = measure_all(graphs, start, args.budget)
     for file, those in files.items():
         if content := as_csv(measured, those):
-            write_atomically(file, content.encode())
-            console.print(f"written to {file}", soft_wrap=True)
+            console.print(_written(file, content, measured.interrupted), soft_wrap=True)
     for line in _summary(measured):
         console.print(line, soft_wrap=True)
+    if measured.interrupted:
+        raise KeyboardInterrupt
     return 1 if measured.failed else 0
+
+
+def _written(file: Path, content: str, interrupted: bool) -> str:
+    """Writes a table, and says so. After an interrupt, an earlier table with more lines stays."""
+    if interrupted and file.exists():
+        lines = content.count("\n")
+        before = file.read_bytes().count(b"\n")
+        if before > lines:
+            return f"{file} stays as it is: it has {before} lines, these are {lines}"
+    write_atomically(file, content.encode())
+    return f"written to {file}"
 
 
 def _machines(args: argparse.Namespace) -> list[Machine]:
@@ -128,16 +145,21 @@ def _timed(progress: Progress, graphs: Sequence[Graph], deadline: float) -> Meas
     the others are still timed."""
     measured = Measured()
     for graph in _shown(progress, "timing", iter(graphs), len(graphs)):
-        if measured.costs and time.monotonic() > deadline:
+        if measured.interrupted or (measured.costs and time.monotonic() > deadline):
             measured.late.append(graph)
             continue
         try:
             measured.costs[graph] = _plausible(graph, measure(graph), measured)
             measured.disturbed += len(graph.rows) - len(measured.costs[graph])
+        except KeyboardInterrupt:
+            measured.interrupted = True
+            measured.late.append(graph)
         except Exception as error:
             measured.failed.append(graph)
             print(one_line(f"{graph} is left out: {describe(error)}"), file=sys.stderr)
     if not any(measured.costs.values()):
+        if measured.interrupted:
+            raise KeyboardInterrupt
         raise UserError("nothing was measured; other programs disturbed it, or see the lines above")
     return measured
 
@@ -201,7 +223,8 @@ def _summary(measured: Measured) -> Iterator[str]:
         )
     if late := measured.late:
         yield (
-            f"left out, for the time was up: {len(late)} of {len(late) + len(measured.costs)} "
+            f"left out, for {'you interrupted it' if measured.interrupted else 'the time was up'}: "
+            f"{len(late)} of {len(late) + len(measured.costs)} "
             f"graphs, from {late[0]} on; their nearest neighbours count. Run it again, or with a "
             "larger --budget: what is compiled is kept"
         )
