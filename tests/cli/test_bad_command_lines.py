@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -510,19 +508,7 @@ def test_env_reports_a_variable_that_keeps_the_rest_from_running(variable, value
     assert variable in line and "fix: unset" in line
 
 
-def test_ctrl_c_ends_in_one_line_and_writes_nothing(tmp_path):
-    def heed_interrupts():  # what a shell starts in the background ignores them
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    command = [sys.executable, "-m", "fusedops", "bench", "--csv", str(tmp_path / "new" / "b.csv")]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        preexec_fn=heed_interrupts,
-    )  # fmt: skip
-    process.stdout.readline()  # the head: measuring has begun
-    time.sleep(0.5)
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert error.splitlines()[-1] == "python -m fusedops bench: interrupted"
+def test_ctrl_c_ends_in_one_line_and_writes_nothing(tmp_path, interrupted):
+    code, error = interrupted("bench", "--csv", str(tmp_path / "new" / "b.csv"))
+    assert code == 130 and error.splitlines()[-1] == "python -m fusedops bench: interrupted"
     assert "Traceback" not in error and list(tmp_path.iterdir()) == []

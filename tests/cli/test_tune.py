@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
-import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 
@@ -211,21 +207,10 @@ def test_an_interrupted_run_keeps_what_it_had_measured(measured, cache, command,
     assert file.read_bytes() == longer
 
 
-def test_ctrl_c_while_compiling_ends_in_one_line(cache, tmp_path):
-    def heed_interrupts():  # what a shell starts in the background ignores them
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    process = subprocess.Popen(
-        [sys.executable, "-m", "fusedops", "tune"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, preexec_fn=heed_interrupts,
-        env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")},
-    )  # fmt: skip
-    process.stdout.readline()  # the head: compiling has begun
-    time.sleep(1)
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert error.splitlines()[-1] == "python -m fusedops tune: interrupted"
+def test_ctrl_c_while_compiling_ends_in_one_line(cache, tmp_path, interrupted, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    code, error = interrupted("tune")
+    assert code == 130 and error.splitlines()[-1] == "python -m fusedops tune: interrupted"
     assert "Traceback" not in error and not cache.exists()
 
 
