@@ -51,7 +51,7 @@ _BUILD = ("CMakeLists", "cmake", "setup.py", "pyproject")
 PARTS = {
     "ops": Part(
         "operators: whole products of parameters, on one, two and three threads",
-        20,
+        12,
         (*_OPERATORS_ON_CPU, "fusedops/nn", "fusedops/parallel", "fusedops/_arguments"),
         (
             _tests("tests/ops", "tests/transforms", "tests/parallel", "tests/properties"),
@@ -60,7 +60,7 @@ PARTS = {
     ),
     "graph": Part(
         "the rewriter: whole products of forms, dtypes and captures",
-        25,
+        9,
         ("fusedops/graph", "fusedops/backend", "fusedops/export", "fusedops/config"),
         (_tests("tests/graph", *(f"--ignore={path}" for path in _MODELS)),),
     ),
@@ -77,7 +77,7 @@ PARTS = {
     ),
     "deploy": Part(
         "C++ and AOTInductor programs, the C interface, ONNX, builds and their faults",
-        15,
+        4,
         (*_BUILD, "csrc/c_api", "csrc/python", "fusedops/integrations/onnx", "fusedops/export"),
         (_tests("tests/deploy"),),
     ),
@@ -89,7 +89,7 @@ PARTS = {
     ),
     "distributed": Part(
         "DTensors and data parallelism on one, two and four processes",
-        10,
+        4,
         ("fusedops/integrations/dtensor", "fusedops/ops"),
         ((*PYTEST, "--exhaustive", "tests/distributed", "tests/graph/test_rewrite_ddp.py"),),
     ),
@@ -107,7 +107,7 @@ PARTS = {
     ),
     "cuda": Part(
         "the machine code of all architectures: registers, spills, widths",
-        15,
+        13,
         (*_KERNELS_ON_CUDA, *_BUILD),
         (("make", ".venv/.built-all"), _tests("tests/tools", "-m", "nvcc")),
     ),
@@ -119,7 +119,7 @@ PARTS = {
     ),
     "sanitize": Part(
         "the CPU library under Address-, UndefinedBehavior- and ThreadSanitizer",
-        20,
+        11,
         ("csrc/cpu", "csrc/include/fusedops/cpu", "csrc/c_api", "csrc/ops"),
         ((sys.executable, "-m", "tests.sanitize"),),
     ),
@@ -131,7 +131,7 @@ PARTS = {
     ),
     "large": Part(
         "tensors of more than 2^31 elements; needs 18 GB of memory",
-        10,
+        3,
         _OPERATORS_ON_CPU,
         ((*PYTEST, "-m", "large"),),
     ),
