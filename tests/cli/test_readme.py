@@ -29,6 +29,15 @@ def test_python_block_runs(name, tmp_path, monkeypatch):
     exec(compile(BLOCKS[name], name, "exec"), {"__name__": "readme"})
 
 
+def test_the_reasons_that_a_page_explains_are_in_the_code():
+    section = (ROOT / "docs/rewriting.md").read_text().split("## Why a site was left")[1]
+    rows = re.findall(r"^\| (`.*?) \| ", section.split("##")[0], re.MULTILINE)
+    code = "".join(path.read_text() for path in (ROOT / "fusedops/graph").rglob("*.py"))
+    for reason in re.findall(r"`(.+?)`", " ".join(rows)):
+        for part in reason.split("..."):
+            assert part.strip(" ,") in code, reason
+
+
 def anchors(page: Path) -> set[str]:
     """The names that a page's headings have in links."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)

@@ -1,7 +1,7 @@
 """Norms and softmaxes as they are written by hand in packages of other authors: what becomes an op
 agrees with eager in values, gradients, dtype and strides; the rest stays, for the reason named.
 
-docs/rewriting.md lists them with the files in which they were found.
+docs/rewriting_forms.md lists them with the files in which they were found.
 """
 
 import re
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from agreement import assert_agrees
 
 N, EPS = 8, 1e-5
-TABLE = Path(__file__).parents[2] / "docs" / "rewriting.md"
+TABLE = Path(__file__).parents[2] / "docs" / "rewriting_forms.md"
 
 
 def layer_norm_without_bias(x, g):
