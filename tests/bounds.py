@@ -1,4 +1,4 @@
-"""How far a result may be from the exact one: the error analysis of docs/numerics.md, as code.
+"""How far a result may be from the exact one: the analysis of docs/numerics_bounds.md, as code.
 
 A bound is absolute. It is a function of the exact values, the dtype and the length of the sums, and
 of nothing that another implementation computes: no CPU, thread or library changes it.

@@ -493,7 +493,7 @@ inline constexpr int64_t kClusterMultiprocessors = 128;
 // costs 0.7 us, in which L2 moves 3.5 MB, the partials of 53 partitions of 4096 columns.
 inline constexpr int64_t kMinPartitionRows = 4;
 // Few partitions, where many blocks share a row: more than one wave, so that sums over r rows have
-// at most 64 or r / 64 additions in a thread. That is what numerics.md promises of them.
+// at most 64 or r / 64 additions in a thread. That is what numerics_bounds.md promises of them.
 inline constexpr int64_t kMaxPartitionRows = 64, kAccuratePartitions = 64;
 
 constexpr int64_t count_partitions(int64_t rows, int32_t block_rows, int64_t wave) {
