@@ -13,8 +13,9 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
     ROOT / "tests/simt/README.md",
 ]
+#: By their text: the first page of the site has the README's example.
 BLOCKS = {
-    f"{page.relative_to(ROOT)} {i}": block
+    block: f"{page.relative_to(ROOT)} {i}"
     for page in PAGES
     for i, block in enumerate(
         re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
@@ -23,10 +24,17 @@ BLOCKS = {
 
 
 @pytest.mark.slow("a page of deployment compiles a package")
-@pytest.mark.parametrize("name", BLOCKS)
-def test_python_block_runs(name, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("block", "name"), BLOCKS.items(), ids=BLOCKS.values())
+def test_python_block_runs(block, name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    exec(compile(BLOCKS[name], name, "exec"), {"__name__": "readme"})
+    exec(compile(block, name, "exec"), {"__name__": "readme"})
+
+
+def test_the_first_page_of_the_site_has_the_blocks_and_the_table_of_the_readme():
+    readme, first = ((ROOT / name).read_text() for name in ("README.md", "docs/index.md"))
+    for shared in (r"^```.*?^```", r"^\| \| training.*?\n\n"):
+        found = re.findall(shared, first, re.MULTILINE | re.DOTALL)
+        assert found and all(block in readme for block in found)
 
 
 def test_the_reasons_that_a_page_explains_are_in_the_code():
