@@ -387,7 +387,7 @@ def norm(
     dtype = x.dtype if dtype is None else dtype
     rows, weight, bias = Norm.of(kind, x, eps, dtype, error), exactly(weight), exactly(bias)
     weighted = rows.z * weight
-    error = np.abs(weight) * rows.of_z + rounded(
+    error = np.abs(weight) * (rows.of_z + _dropped(rows, dtype)) + rounded(
         3, np.abs(np.nan_to_num(weighted)) + np.abs(bias), dtype
     )
     if rounds_normalized:
@@ -396,6 +396,14 @@ def norm(
     kept = 1 / rows.scale < torch.finfo(compute_dtype(dtype)).max
     error = np.where(kept | np.isnan(rows.scale), error + 4 * smallest(dtype), np.inf)
     return Bounded(weighted + bias, error).rounded_to(dtype)
+
+
+def _dropped(rows: Norm, dtype: torch.dtype) -> Array:
+    """The part of a mean that its rounding drops, divided by the scale: kernels subtract it too,
+    unless it is denormal."""
+    info = torch.finfo(compute_dtype(dtype))
+    part = ulps(rows.mean, compute_dtype(dtype)) / 2 / rows.scale
+    return np.minimum(part, info.smallest_normal)
 
 
 def added(x: torch.Tensor, residual: Values, factor: Values = 1.0) -> Bounded:
@@ -441,7 +449,7 @@ def norm_gradients(
     of_along = of_along + np.abs(along) * of_rstd * (1 + stretch)
     exact = gw - mean - z * along
     size = np.abs(gw) + np.abs(mean) + np.abs(z * along)
-    error = of_means * has_mean + of_z * np.abs(along) + np.abs(z) * of_along
+    error = of_means * has_mean + of_z * np.abs(along) + (np.abs(z) + of_z) * of_along
     error = error + rounded(4, size, dtype) + np.abs(exact) * rows.of_rstd
     return NormGradients(
         Bounded(exact / rows.scale, error / rows.scale + 4 * smallest(dtype)),

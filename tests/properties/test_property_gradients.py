@@ -4,7 +4,7 @@ import bounds
 import drawn
 import fuzzing
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import fusedops
@@ -39,6 +39,8 @@ def test_the_gradient_of_a_softmax_is_within_its_bound(op, given, scale):
     bounds.assert_within(gradient, wanted.rounded_to(x.dtype))
 
 
+# The mean is kept with an error of a fifth of the scale.
+@example("layer_norm", drawn.Drawn(torch.float32, (1, 3), "shifted", 1e-3, 1e4), 1e-5, False)
 @given(
     st.sampled_from(("layer_norm", "std_norm", "rms_norm", "add_layer_norm", "add_rms_norm")),
     drawn.tensors(
