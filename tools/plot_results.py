@@ -17,36 +17,52 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 
+from fusedops.cli.bench.report import COLOURS  # noqa: E402
+
 ROOT = Path(__file__).parents[1]
 RESULTS, IMAGES = ROOT / "docs" / "results", ROOT / "docs" / "images"
 ZEN4 = RESULTS / "cpu-amd-epyc-zen4"
-#: Okabe and Ito's colours, which colour-blind readers can tell apart.
-COLOURS = {"eager": "#999999", "inductor": "#E69F00", "fusedops": "#0072B2"}
 DTYPES = ("float32", "bfloat16")
+
+
+MACHINE = "one thread of an AMD EPYC (Zen 4), torch 2.13.0; python -m fusedops bench"
 
 
 def operators() -> Figure:
     """Speed-up over eager of every operator, forward and backward."""
-    table = pd.concat(pd.read_csv(ZEN4 / f"bench-{name}.csv") for name in ("quick", "norms"))
-    return _speedups(table, "Softmax and norms: times as fast as eager PyTorch")
+    title = "Softmax and norms: times as fast as eager PyTorch"
+    return _means(_softmax_and_norms(), "speedup_over_eager", title, ("inductor", "fusedops"))
+
+
+def bandwidth() -> Figure:
+    """The share of a copy's speed that every operator reaches, forward and backward."""
+    title = "Softmax and norms: share of the speed of a copy of the same bytes"
+    return _means(_softmax_and_norms(), "share_of_copy", title, ("eager", "inductor", "fusedops"))
 
 
 def attention() -> Figure:
     """Speed-up over eager of attention's softmax with its masks and dropout."""
     table = pd.read_csv(ZEN4 / "bench-quick-attention.csv")
-    return _speedups(table, "Attention's softmax: times as fast as eager PyTorch")
+    title = "Attention's softmax: times as fast as eager PyTorch"
+    return _means(table, "speedup_over_eager", title, ("inductor", "fusedops"))
 
 
 def models() -> Figure:
-    """Speed-up over Inductor of whole models, one thread."""
+    """Speed-up over Inductor of whole models: a panel for training and one for inference."""
     table = pd.read_csv(ZEN4 / "bench-models.csv").query("threads == 1")
-    table["cell"] = table.model + " " + table["mode"] + " w" + table.width.astype(str)
-    cells = table.pivot_table(index="cell", columns="dtype", values="speedup", sort=False)
-    figure, axes = plt.subplots(figsize=(9, 0.32 * len(cells) + 1.5))
-    cells[::-1].plot.barh(ax=axes, color=["#56B4E9", COLOURS["fusedops"]], width=0.75)
-    axes.axvline(1, color="black", linewidth=0.8)
-    axes.set(title="Whole models: times as fast as Inductor", ylabel="", xlabel="")
-    axes.legend(frameon=False, title="")
+    table["case"] = table.model + ", width " + table.width.astype(str)
+    figure, panels = plt.subplots(
+        2, 1, height_ratios=[3, 8], sharex=True, figsize=(9, 7), layout="constrained"
+    )
+    for axes, mode in zip(panels, ("training", "inference"), strict=True):
+        cells = table[table["mode"] == mode].pivot_table(
+            index="case", columns="dtype", values="speedup", sort=False
+        )
+        _bars(cells[::-1], axes, {"float32": "#56B4E9", "bfloat16": COLOURS["fusedops"]}, "%.2f")
+        axes.axvline(1, color="black", linewidth=0.8, zorder=0)
+        axes.set_title(mode)
+    figure.suptitle("Whole models: times as fast as Inductor (1 is Inductor)")
+    _note(figure, f"{MACHINE} --models")
     return figure
 
 
@@ -57,44 +73,65 @@ def memory() -> Figure:
     bars = training.pivot_table(
         index="op", columns="provider", values="peak_over_input", sort=False
     )
-    figure, axes = plt.subplots(figsize=(9, 0.42 * len(bars) + 1.5))
+    figure, axes = plt.subplots(figsize=(9, 0.42 * len(bars) + 1.5), layout="constrained")
     _bars(bars[::-1], axes)
     axes.set_title("Peak memory of forward and backward, float32, in units of the input")
+    _note(figure, f"{MACHINE} --memory")
     return figure
 
 
-def _speedups(table: pd.DataFrame, title: str) -> Figure:
+def _softmax_and_norms() -> pd.DataFrame:
+    return pd.concat(pd.read_csv(ZEN4 / f"bench-{name}.csv") for name in ("quick", "norms"))
+
+
+def _means(table: pd.DataFrame, column: str, title: str, providers: tuple[str, ...]) -> Figure:
     """A panel for each dtype; a bar is the geometric mean over the shapes."""
-    table = table[table.provider.isin(("inductor", "fusedops"))]
+    table = table[table.provider.isin(providers)]
     table = table.assign(case=table.op + " " + table.direction)
+    height = 0.15 * (len(providers) + 0.5) * table.case.nunique() + 1.5
     figure, panels = plt.subplots(
-        1, len(DTYPES), sharey=True, figsize=(11, 0.34 * table.case.nunique() + 1.5)
+        1, len(DTYPES), sharey=True, figsize=(11, height), layout="constrained"
     )
     for axes, dtype in zip(panels, DTYPES, strict=True):
         bars = table[table.dtype == dtype].pivot_table(
-            index="case", columns="provider", values="speedup_over_eager", sort=False,
+            index="case", columns="provider", values=column, sort=False,
             aggfunc=lambda ratios: ratios.prod() ** (1 / len(ratios)),
         )  # fmt: skip
-        _bars(bars[::-1], axes)
-        axes.axvline(1, color="black", linewidth=0.8)
+        _bars(bars[::-1], axes, form="%.2f" if column == "share_of_copy" else "%.1f")
+        axes.axvline(1, color="black", linewidth=0.8, zorder=0)
         axes.set_title(dtype)
     figure.suptitle(title)
+    _note(figure, MACHINE)
     return figure
 
 
-def _bars(table: pd.DataFrame, axes: plt.Axes) -> None:
-    """Draws a row for each line of the table, with its bars in the order of `COLOURS`."""
-    names = [name for name in COLOURS if name in table.columns][::-1]
-    table[names].plot.barh(ax=axes, color=[COLOURS[name] for name in names], width=0.75)
+def _bars(
+    table: pd.DataFrame, axes: plt.Axes, colours: dict[str, str] = COLOURS, form: str = "%.1f"
+) -> None:
+    """Draws a row for each line of the table, with its bars in the order of `colours`, and their
+    numbers, which no line crosses."""
+    names = [name for name in colours if name in table.columns][::-1]
+    table[names].plot.barh(ax=axes, color=[colours[name] for name in names], width=0.8)
     axes.set(ylabel="", xlabel="")
+    axes.margins(x=0.1)
     handles, labels = axes.get_legend_handles_labels()
-    axes.legend(handles[::-1], labels[::-1], frameon=False)
+    axes.legend(
+        handles[::-1], labels[::-1], frameon=False, loc="center left", bbox_to_anchor=(1, 0.5)
+    )
+    behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.3}
     for bars in axes.containers:
-        axes.bar_label(bars, fmt="%.1f", padding=2, fontsize=7)
+        texts = [form % value if value else "" for value in bars.datavalues]  # 0: not measured
+        axes.bar_label(bars, texts, padding=2, fontsize=7, bbox=behind)
+
+
+def _note(figure: Figure, text: str) -> None:
+    """The machine and the command, below everything else."""
+    figure.supxlabel(text, fontsize=8, color="#555555")
 
 
 PICTURES: dict[str, Callable[[], Figure]] = {
     "operators.svg": operators,
+    "bandwidth.svg": bandwidth,
     "attention.svg": attention,
     "models.svg": models,
     "memory.svg": memory,
@@ -108,6 +145,8 @@ def main(arguments: list[str] | None = None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     # Without a date and with fixed identifiers the same numbers give the same file.
     matplotlib.rcParams["svg.hashsalt"] = "fusedops"
+    matplotlib.rcParams["svg.fonttype"] = "none"  # text, which is a third of the size of outlines
+    matplotlib.rcParams["font.family"] = ["DejaVu Sans", "sans-serif"]
     for name, draw in PICTURES.items():
         figure = draw()
         figure.savefig(folder / name, bbox_inches="tight", metadata={"Date": None})

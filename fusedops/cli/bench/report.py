@@ -22,12 +22,22 @@ from fusedops.cli.bench.memory import Peak
 from fusedops.cli.bench.models import TOLERANCE, StepTime
 from fusedops.cli.bench.operators import family
 from fusedops.cli.bench.peers import PEERS, not_installed
+from fusedops.cli.env import describe_machine
 from fusedops.cli.errors import UserError
 from fusedops.cli.files import write_atomically
 
 GROUP = ["op", "direction", "dtype"]
 CASE = [*GROUP, "rows", "cols"]
 BY_LENGTH = ["family", "direction", "dtype", "cols"]
+#: Okabe and Ito's colours, which colour-blind readers can tell apart; a provider has the same in
+#: every picture.
+COLOURS = {
+    "eager": "#999999",
+    "inductor": "#E69F00",
+    "fusedops": "#0072B2",
+    "openvino": "#009E73",
+    "onnxruntime": "#CC79A7",
+}
 RATIOS = ["share_of_copy", "speedup_over_eager", "speedup_over_best_peer"]
 
 
@@ -196,9 +206,16 @@ def _write_plot(key: Sequence[str], group: pd.DataFrame, directory: Path) -> Pat
     shares = group.assign(shape=shapes).pivot(
         index="shape", columns="provider", values="share_of_copy"
     )
-    axes = shares.loc[shapes.unique()].plot.bar(
-        title=" ".join(key), ylabel="share of the speed of a copy", xlabel="", rot=0, figsize=(8, 4)
-    )
+    names = [name for name in COLOURS if name in shares]
+    axes = shares.loc[shapes.unique(), names].plot.bar(
+        title=f"{' '.join(key)}, {describe_machine()}", color=[COLOURS[name] for name in names],
+        ylabel="share of the speed of a copy", xlabel="", rot=0, width=0.8,
+        figsize=(max(8, 2 * len(shares)), 4),
+    )  # fmt: skip
+    for bars in axes.containers:
+        axes.bar_label(bars, fmt="%.2f", padding=1, fontsize=7)
+    axes.legend(frameon=False, title="", ncols=len(names), loc="upper left")
+    axes.margins(y=0.2)
     path, content = directory / f"{'_'.join(key)}.png", io.BytesIO()
     axes.figure.savefig(content, dpi=120, bbox_inches="tight")
     plt.close(axes.figure)
