@@ -1,6 +1,7 @@
 """Shared set-up. Helpers that tests import by name (oracle.py) lie beside this file."""
 
 import os
+import sys
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # One thread for each worker: workers that share the cores wait 8 ms at every OpenMP barrier. Op
@@ -35,3 +36,10 @@ def pytest_terminal_summary(terminalreporter):
 def same_random_numbers():
     """Every test draws the same numbers, alone or after any others."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo():
+    """No test finds what another one compiled: Dynamo compiles a function eight times at most."""
+    if "torch._dynamo" in sys.modules:  # importing it takes seconds
+        torch._dynamo.reset()

@@ -13,11 +13,9 @@ REPLACED = {"layer_norm": 1, "softmax": 1}
 
 @pytest.fixture(autouse=True)
 def fresh_compiler():
-    torch._dynamo.reset()
     counters.clear()
     with fresh_cache():
         yield
-    torch._dynamo.reset()
 
 
 @pytest.fixture

@@ -16,13 +16,6 @@ pytestmark = pytest.mark.exhaustive
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "frameworks"))
 
 
-@pytest.fixture(autouse=True)
-def fresh_dynamo():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 @pytest.mark.parametrize("framework", ["trainer", "accelerate", "lightning"])
 def test_a_framework_trains_on_our_operators_in_bfloat16(framework, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)

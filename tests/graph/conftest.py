@@ -17,12 +17,8 @@ from fusedops.graph import Report, rewrite_module
 
 
 @pytest.fixture(autouse=True)
-def fresh_dynamo():
-    torch._dynamo.reset()
+def fresh_counters():
     counters.clear()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
 
 
 @dataclass

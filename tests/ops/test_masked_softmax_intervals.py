@@ -148,7 +148,6 @@ def test_gradcheck_and_gradgradcheck(kind, function):
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("kind", INTERVALS)
 def test_compiled_calls_give_the_same(kind, backend):
-    torch._dynamo.reset()
     torch.manual_seed(0)
     x, options = torch.randn(2, 3, 6, 40, requires_grad=True), INTERVALS[kind](6, 40)
     compiled = torch.compile(fusedops.masked_softmax, backend=backend, fullgraph=True)

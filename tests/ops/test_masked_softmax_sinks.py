@@ -205,7 +205,6 @@ def test_gradients_of_16_bits_are_those_of_float64_within_their_rounding(dtype):
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("p", [0.0, 0.3])
 def test_compiled_calls_give_the_same(backend, learned, p):
-    torch._dynamo.reset()
     torch.manual_seed(0)
     x = torch.randn(2, 3, 6, 40, requires_grad=True)
     sinks, seed = torch.randn(3, 1, requires_grad=learned), torch.tensor(SEED)
@@ -234,7 +233,6 @@ def test_the_op_itself_gives_learned_sinks_their_gradient():
 
 @pytest.mark.parametrize("p", [0.0, 0.3])
 def test_the_op_itself_gives_it_in_a_compiled_graph_too(p):
-    torch._dynamo.reset()
     x, sinks, seed = torch.randn(2, 5, 9), torch.randn(5, requires_grad=True), torch.tensor(SEED)
 
     def call(x, sinks):

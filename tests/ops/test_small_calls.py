@@ -146,7 +146,6 @@ def test_a_compiled_call_is_one_graph_with_the_op_and_is_compiled_once(name, rec
         graphs.append(graph)
         return graph
 
-    torch._dynamo.reset()
     compiled = torch.compile(function, backend=backend, fullgraph=True)
     x = X.clone().requires_grad_(records)
     for _ in range(2):

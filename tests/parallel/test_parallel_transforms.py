@@ -120,7 +120,6 @@ class Two(nn.Module):
 
 @pytest.fixture
 def two():
-    torch._dynamo.reset()
     model, x = Two(), torch.randn(5, 4)
     return model, x, in_turn([model.a, model.b], [x, x.sin()], 1).tanh()
 
@@ -152,7 +151,6 @@ def test_symbolic_tracing_has_the_plain_stack(two):
 
 
 def test_compiled_functions_may_be_branches():
-    torch._dynamo.reset()
     x = torch.randn(3)
     function = torch.compile(lambda x: x.sin() * 2, backend="eager", fullgraph=True)
     function(x)
