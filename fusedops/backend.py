@@ -95,6 +95,8 @@ def enable() -> None:
 def disable() -> None:
     """Undoes `enable()` in Inductor's config. Without a preceding `enable()` it does nothing.
 
+    Inductor's pre-grad passes have their default timing again.
+
     Source: as for :func:`enable`.
     """
     _set_options(options_without_ours(_option))

@@ -12,19 +12,17 @@ from pathlib import Path
 
 import matplotlib
 import pandas as pd
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+
+from fusedops.cli.bench.report import COLOURS
 
 matplotlib.use("Agg")
-from matplotlib import pyplot as plt  # noqa: E402
-from matplotlib.figure import Figure  # noqa: E402
-
-from fusedops.cli.bench.report import COLOURS  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 RESULTS, IMAGES = ROOT / "docs" / "results", ROOT / "docs" / "images"
 ZEN4 = RESULTS / "cpu-amd-epyc-zen4"
 DTYPES = ("float32", "bfloat16")
-
-
 MACHINE = "one thread of an AMD EPYC (Zen 4), torch 2.13.0; python -m fusedops bench"
 
 

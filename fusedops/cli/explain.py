@@ -43,7 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mode",
         choices=["training", "inference"],
-        help="put the model into train() or eval(); by default it is judged as it is returned",
+        help="put the model into train() or eval(); by default FUNCTION's is judged as it is "
+        "returned, and MODEL in inference",
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     hugging_face.add_arguments(parser)

@@ -60,7 +60,7 @@ def example(args: argparse.Namespace) -> Iterator[tuple[nn.Module, dict[str, tor
 
 
 def _model(target: str, attention: str | None) -> nn.Module:
-    """The model on the meta device, in eval mode."""
+    """The model on the meta device."""
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -75,7 +75,7 @@ def _model(target: str, attention: str | None) -> nn.Module:
             f"target: {target!r} gives no Hugging Face model: {error}; wanted FILE:FUNCTION, a "
             "folder with a config.json, or the id of a model on the Hub"
         ) from error
-    return model.eval()
+    return model
 
 
 def _inputs(model: Any, batch: int, length: int | None) -> dict[str, torch.Tensor]:

@@ -83,9 +83,10 @@ def options_with_ours(current: Callable[[str], Any]) -> dict[str, Any]:
 
 
 def options_without_ours(current: Callable[[str], Any]) -> dict[str, Any]:
-    """Undoes `options_with_ours`."""
+    """Undoes `options_with_ours`; without our passes nothing changes."""
     options = {name: without_ours(current(name)) for name in PASSES}
-    if hasattr(inductor_config, _TIMING) and current(_TIMING) == "early":
+    had_ours = any(options[name] is not current(name) for name in PASSES)
+    if had_ours and hasattr(inductor_config, _TIMING) and current(_TIMING) == "early":
         options[_TIMING] = "default"
     return options
 

@@ -230,7 +230,11 @@ def test_enable_keeps_an_existing_pass_and_disable_restores_it(several):
     assert inductor_config.pre_grad_custom_pass is chained
     fusedops.disable()
     assert inductor_config.pre_grad_custom_pass is existing
-    fusedops.disable()
+    has_timing = hasattr(inductor_config, "pre_grad_pass_timing")
+    early = {"pre_grad_pass_timing": "early"} if has_timing else {}
+    with inductor_config.patch(early):
+        fusedops.disable()
+        assert all(getattr(inductor_config, name) == early[name] for name in early)
     assert inductor_config.pre_grad_custom_pass is existing
 
 
