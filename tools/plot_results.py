@@ -1,4 +1,4 @@
-"""`make plots`: the pictures of docs/benchmarks.md, from the CSV files in docs/results.
+"""`make plots`: the pictures of the docs' benchmarks, from the CSV files in docs/results.
 
 Each picture has a function, which reads tables that `python -m fusedops bench` wrote. `--output
 FOLDER` writes them to another folder than docs/images.

@@ -17,7 +17,7 @@ row, dropout's seed). Its registers and bytes in flight keep the budget in that 
 are those of 16-byte vectors of float, half or bfloat16. Instructions and bytes of each shape keep
 those in sass_model.csv.
 
-Model: docs/cuda_model.md says what is followed, what is assumed, and how far off it may be.
+Model: docs/cuda_model_details.md says what is followed, what is assumed, and how far off it may be.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--check", action="store_true", help="fail where a gate is broken")
     parser.add_argument(
-        "--write-budget", action="store_true", help="write the budgets and docs/cuda_model.md"
+        "--write-budget", action="store_true", help="write the budgets and the tables of the docs"
     )
     parser.add_argument(
         "--library", type=Path, metavar="FILE", default=LIBRARY, help="read another library"

@@ -19,10 +19,10 @@ def test_the_pictures_of_the_docs_are_those_it_draws(tmp_path):
     plot_results.main(["--output", str(tmp_path)])
     drawn = {path.name for path in tmp_path.iterdir()}
     assert drawn == {path.name for path in plot_results.IMAGES.iterdir()}
-    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    pages = [(ROOT / "docs" / name).read_text() for name in ("benchmarks.md", "models.md")]
     for path in tmp_path.iterdir():
         assert ElementTree.parse(path).getroot().tag.endswith("svg")
-        assert f"](images/{path.name})" in page
+        assert f"](images/{path.name})" in "".join(pages)
 
 
 def test_a_bar_is_the_geometric_mean_over_the_shapes():

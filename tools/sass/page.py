@@ -1,4 +1,4 @@
-"""The tables of docs/cuda_model.md."""
+"""The tables of docs/cuda_model_details.md."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .model import Prediction
 from .predict import DTYPES, OPS
 from .toolchain import ROOT
 
-PAGE = ROOT / "docs" / "cuda_model.md"
+PAGE = ROOT / "docs" / "cuda_model_details.md"
 BEGIN, END = "<!-- tables: written by tools/sass_report.py -->", "<!-- end of the tables -->"
 COLS = (49, 577, 1024, 4096, 16384, 32768, 65536, 262144)
 
