@@ -74,6 +74,7 @@ EAGER["compatible"] = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "COMPATIBLE"}
 #: Tests of results that code paths may change.
 RESULT_TESTS = (
     "tests/tools/test_bounds.py",
+    "tests/ops/test_op_bits.py",
     "tests/ops/test_softmax_values.py",
     "tests/ops/test_softmax_grad.py",
     "tests/ops/test_softmax_stats.py",
