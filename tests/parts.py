@@ -42,9 +42,9 @@ _MODELS = tuple(
     for name in ("rewrite_census", "rewrite_autocast", "rewrite_transformers", "replace_modules")
 )
 _SANITIZED = "tests/simt/test_simt_sanitizers.py"
-_ANY_OPERATOR = ("csrc/ops", "csrc/include/fusedops/args", "fusedops/ops", "fusedops/reference")
-_OPERATORS_ON_CPU = (*_ANY_OPERATOR, "csrc/cpu", "csrc/include/fusedops/cpu", "fusedops/functional")
-_KERNELS_ON_CUDA = ("csrc/cuda", "csrc/include/fusedops/cuda", "csrc/include/fusedops/device")
+_ANY_OPERATOR = ("csrc/ops", "csrc/args", "fusedops/ops", "fusedops/reference")
+_OPERATORS_ON_CPU = (*_ANY_OPERATOR, "csrc/cpu", "fusedops/functional")
+_KERNELS_ON_CUDA = ("csrc/cuda", "csrc/args")
 _INSTRUCTIONS = (sys.executable, "-m", "nox", "-s", "instructions", "--", *WORKERS)
 _BUILD = ("CMakeLists", "cmake", "setup.py", "pyproject")
 
@@ -114,13 +114,13 @@ PARTS = {
     "isas": Part(
         "operators and rewritten graphs with lower instruction sets of the kernels and of eager",
         30,
-        ("csrc/cpu", "csrc/include/fusedops/cpu"),
+        ("csrc/cpu",),
         (("make", ".venv/.built-isas"), _INSTRUCTIONS),
     ),
     "sanitize": Part(
         "the CPU library under Address-, UndefinedBehavior- and ThreadSanitizer",
         11,
-        ("csrc/cpu", "csrc/include/fusedops/cpu", "csrc/c_api", "csrc/ops"),
+        ("csrc/cpu", "csrc/c_api", "csrc/ops"),
         ((sys.executable, "-m", "tests.sanitize"),),
     ),
     "fuzz": Part(

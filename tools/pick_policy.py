@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Turns the measurements of tools/tune.cu into the tables of launch_plan.h, and shows the change.
+"""Turns the measurements of tools/tune.cu into the tables of cuda/launch/plan.h, as a diff.
 
     python tools/pick_policy.py tune.csv            # the difference
     python tools/pick_policy.py tune.csv --write    # writes it
@@ -24,7 +24,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-PLANS = Path(__file__).parents[1] / "csrc" / "include" / "fusedops" / "cuda" / "launch_plan.h"
+PLANS = Path(__file__).parents[1] / "csrc" / "cuda" / "launch" / "plan.h"
 #: What a plan must gain, since medians of two runs differ by as much.
 KEPT = 0.98
 INTEGERS = (
@@ -108,7 +108,7 @@ Entry = tuple[int, ...] | None
 
 
 class BadTable(Exception):
-    """The CSV or launch_plan.h is not as this tool needs it; the message says where."""
+    """The CSV or cuda/launch/plan.h is not as this tool needs it; the message says where."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def case_of(row: dict[str, str], place: str) -> Case:
 
 @dataclass
 class Table:
-    """A table of regimes in launch_plan.h, for one dtype size and width."""
+    """A table of regimes in cuda/launch/plan.h, for one dtype size and width."""
 
     regimes: list[list[int]]  # max_cols, elements and, where the regime fixes them, threads
 
@@ -264,7 +264,7 @@ def choose(cases: Sequence[Case]) -> Choice | None:
 
 
 def threads_per_row(cols: int, elements: int, vector_bytes: int) -> int:
-    """As the function of that name in launch_plan.h."""
+    """As the function of that name in cuda/launch/plan.h."""
     wanted = -(-cols // elements)
     if wanted > 32:
         return -(-wanted // 32) * 32
@@ -529,11 +529,11 @@ def with_constants(text: str, cases: Sequence[Case]) -> str:
 
 
 def picked(text: str, cases: Sequence[Case]) -> str:
-    """launch_plan.h with what the cases say."""
+    """cuda/launch/plan.h with what the cases say."""
     most = constant_in(text, "kMaxRegimes")
     found = regimes_in(text)
     if most is None or not found:
-        raise BadTable("launch_plan.h has no kMaxRegimes, or no table of regimes")
+        raise BadTable("cuda/launch/plan.h has no kMaxRegimes, or no table of regimes")
     for name in REGIMES:
         if name not in found:
             continue
@@ -590,7 +590,7 @@ def difference(before: str, after: str, path: Path) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="pick_policy.py", description=__doc__.splitlines()[0])
     parser.add_argument("csv", type=Path, help="the measurements of tools/tune.cu")
-    parser.add_argument("--plans", type=Path, default=PLANS, help="launch_plan.h")
+    parser.add_argument("--plans", type=Path, default=PLANS, help="cuda/launch/plan.h")
     parser.add_argument("--write", action="store_true", help="writes the tables")
     options = parser.parse_args(arguments)
     try:

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-#include "fusedops/args.h"
+#include "args.h"
 #include "fusedops/c_api.h"
 
 namespace fusedops::c_api {

@@ -4,7 +4,7 @@
 #include <stdexcept>
 
 #include "c_api/c_device.h"
-#include "cpu/isa.h"
+#include "cpu/dispatch/isa.h"
 #include "cpu/launcher.h"
 
 namespace fusedops::c_api {

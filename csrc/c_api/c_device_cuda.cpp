@@ -3,7 +3,7 @@
 
 #include "c_api/c_device.h"
 #include "c_api/c_memory_cuda.h"
-#include "fusedops/cuda/launch.h"
+#include "cuda/launch/launch.h"
 
 namespace fusedops::c_api {
 namespace {

@@ -4,7 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include "c_api/c_device.h"
-#include "fusedops/device.h"
+#include "cuda/block/device.h"
 
 namespace fusedops::c_api::gpu {
 namespace {

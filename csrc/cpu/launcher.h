@@ -1,8 +1,8 @@
-// Launches CPU kernels over rows, in parallel. It does not need torch: parallel.h provides the
-// threads.
+// Launches CPU kernels over rows, in parallel. It does not need torch: threads/parallel.h provides
+// the threads.
 #pragma once
 
-#include "fusedops/args.h"
+#include "args.h"
 
 namespace fusedops {
 
@@ -10,7 +10,7 @@ struct CpuLauncher {
   static constexpr bool kReadsRuns = true;  // RowSpacing
 
 #define LAUNCH(Args) void launch(const Args& args) const;
-#include "fusedops/launches.def"
+#include "launches.def"
 #undef LAUNCH
 
   int64_t workspace_bytes(const SoftmaxForward&) const { return 0; }

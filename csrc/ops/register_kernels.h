@@ -3,11 +3,11 @@
 
 #include <torch/csrc/stable/library.h>
 
-#include "ops/masked_softmax_ops.h"
-#include "ops/norm_ops.h"
-#include "ops/softmax_ops.h"
-#include "ops/spatial_norm_ops.h"
-#include "ops/stack_ops.h"
+#include "ops/masked_softmax.h"
+#include "ops/norm.h"
+#include "ops/softmax.h"
+#include "ops/spatial_norm.h"
+#include "ops/stack.h"
 
 // `key` is the device's dispatch key, and `Launcher` launches kernels on the device.
 #define FUSEDOPS_REGISTER(key, Launcher) \

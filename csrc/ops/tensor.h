@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-#include "fusedops/args.h"
+#include "args.h"
 
 namespace fusedops {
 

@@ -170,7 +170,7 @@ def _fake_gradients(
 
 
 class _Given(NamedTuple):
-    """The arguments of a backward op without its options, as in ``csrc/ops/norm_ops.h``."""
+    """The arguments of a backward op without its options, as in ``csrc/ops/norm.h``."""
 
     grad_output: torch.Tensor
     input: _checks.Like

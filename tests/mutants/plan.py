@@ -14,9 +14,9 @@ ROOT = Path(__file__).parents[2]
 #: The weights of the parts of the project, and how the paths of their sources begin. A source
 #: belongs to the first that fits.
 STRATA = {
-    "cpu": (20, r"csrc/(include/fusedops/)?cpu/"),
-    "cuda": (20, r"csrc/(include/fusedops/)?cuda/"),
-    "operators": (10, r"csrc/ops/|csrc/include/fusedops/args"),
+    "cpu": (20, r"csrc/cpu/"),
+    "cuda": (20, r"csrc/cuda/"),
+    "operators": (10, r"csrc/(ops/|args)"),
     "ops": (14, r"fusedops/(ops/|functional|nn\.)"),
     "policy": (5, r"fusedops/graph/policy/"),
     "rewriter": (16, r"fusedops/graph/"),
@@ -25,10 +25,11 @@ STRATA = {
 }
 #: Sources without faults, and why no test of `make test` notices some of theirs.
 LEFT_OUT = {
-    r".*/launch_plan\.": "decides speed: results are right with any plan",
+    r"csrc/cuda/launch/plan\.": "decides speed: results are right with any plan",
     r".*/work_(division|sharing)\.": "thresholds, and sizes that `make sanitize` checks",
-    r"csrc/cpu/(isa|parallel)": "chooses among processors and threads",
-    r"csrc/cpu/(fork|interpreter_exit)": "races with a fork or the end of the process",
+    r"csrc/cpu/dispatch/isa": "chooses among instruction sets",
+    r"csrc/cpu/threads/(parallel|torch|openmp)": "chooses the number of threads",
+    r"csrc/cpu/threads/(fork|interpreter_exit)": "races with a fork or the end of the process",
     r".*(c_(device|memory)_cuda|register_cuda|/streams)\.": "calls CUDA itself",
     r"fusedops/cli/(bench|timing)": "sizes and times of measurements",
     r"fusedops/cli/demo": "shows an encoder whose package `make test` does not install",
@@ -36,22 +37,22 @@ LEFT_OUT = {
 }
 #: Lines with a fault that change no result, and why.
 EQUIVALENT = {
-    "csrc/include/fusedops/cpu/norm_forward.h": {
+    "csrc/cpu/norm/forward.h": {
         "if (begin != 1) rows.compute(begin, count);": "the first chunk is computed twice",
     },
-    "csrc/include/fusedops/cuda/masked_softmax.h": {
+    "csrc/cuda/masked_softmax/rows.h": {
         "if (own_end >= kWidth) ;": "the loop then replaces nothing",
     },
-    "csrc/include/fusedops/cuda/philox.h": {
+    "csrc/cuda/block/philox.h": {
         "if (!is_on_) ;": "without a seed p is 0: nothing is dropped, and the scale is 1",
     },
-    "csrc/include/fusedops/cuda/softmax.h": {
+    "csrc/cuda/softmax/rows.h": {
         "if (start > 1) tile.load(input + start, left, -INFINITY);": "tiles are wider than 1",
     },
-    "csrc/include/fusedops/cuda/norm_backward.h": {
+    "csrc/cuda/norm/backward.h": {
         "if (kThreads == 0 && cols <= 0) continue;": "no vector of such a thread is inside",
     },
-    "csrc/ops/norm_ops.h": {
+    "csrc/ops/norm.h": {
         "double offset() const { return weight || true ? weight_offset : 0; }  "
         "// the factor is 1 without a weight": "kernels read the offset beside a weight only",
     },
@@ -66,7 +67,7 @@ EQUIVALENT = {
 }
 #: The folders of tests and globs for a source, of the first beginning that fits.
 TESTS = {
-    r"csrc/(include/fusedops/)?cuda/": "simt",
+    r"csrc/cuda/": "simt",
     r"csrc/c_api/": "deploy/test_c_api*",
     r"csrc/ops/": "ops bad_input/test_bad_op*",
     r"csrc/": "ops",

@@ -4,7 +4,7 @@
 #include <thread>
 #include <vector>
 
-#include "cpu/parallel.h"
+#include "cpu/threads/parallel.h"
 
 namespace fusedops {
 namespace {

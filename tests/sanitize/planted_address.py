@@ -28,7 +28,7 @@ torch.ops.fusedops.softmax_out(x, -1, out)
     assert (
         "heap-buffer-overflow" in text
         and "WRITE of size" in text
-        and "cpu/parallel_torch.cpp" in text
+        and "cpu/threads/torch.cpp" in text
     )
 
 

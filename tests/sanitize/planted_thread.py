@@ -38,4 +38,4 @@ threads = [threading.Thread(target=call, args=(x,)) for x in inputs]
 [thread.start() for thread in threads]
 [thread.join() for thread in threads]
 """)
-    assert "ThreadSanitizer: data race" in text and "cpu/softmax_launch.cpp" in text
+    assert "ThreadSanitizer: data race" in text and "cpu/softmax/launch.cpp" in text

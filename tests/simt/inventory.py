@@ -11,7 +11,8 @@ from pathlib import Path
 from .emulator.build import ROOT
 from .emulator.library import kernel_name
 
-HEADERS = sorted((ROOT / "csrc/include/fusedops/cuda").glob("*.h"))
+#: device.h defines what declares a kernel.
+HEADERS = sorted({*(ROOT / "csrc/cuda").glob("*/*.h")} - {ROOT / "csrc/cuda/block/device.h"})
 
 _DECLARATION = re.compile(
     r"template <([^>]*)>\nFUSEDOPS_KERNEL\(\s*(\w+|\(.*?\))(?:,\s*(?:[\w<>]+|\(.*?\)))?\)\n(\w+)\(",

@@ -20,7 +20,7 @@ from .judge import Judge, same_bits, tensor
 SOFTMAX, SOFTMAX_BACKWARD = spatial.OPS
 NORM, NORM_BACKWARD = spatial_norm.OPS
 OPS = [*spatial.OPS, *spatial_norm.OPS]
-#: Where a block keeps elements: SpatialKeep of launch_plan.h.
+#: Where a block keeps elements: SpatialKeep of cuda/launch/plan.h.
 REGISTERS, SHARED, NOTHING = range(3)
 ROWS_ONLY = (True, False, False)
 

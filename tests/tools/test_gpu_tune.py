@@ -24,7 +24,7 @@ pytestmark = pytest.mark.exhaustive
 TOOL = ROOT / "tools"
 SOURCES = [
     *(TOOL / "tune.cu", *sorted((TOOL / "tune").glob("*.c*"))),
-    *sorted((ROOT / "csrc" / "cuda").glob("*_clusters.cu")),
+    *sorted((ROOT / "csrc" / "cuda").glob("*/clusters.cu")),
 ]
 #: The headers of tests/tools/emulated come before the emulator's, and include them.
 FLAGS = [f"-I{Path(__file__).parent / 'emulated'}", f"-I{TOOL}", f"-I{ROOT / 'csrc'}"]

@@ -75,9 +75,7 @@ def test_what_decides_no_result_gets_no_fault(path, line):
     assert changes(path, line) == set()
 
 
-@pytest.mark.parametrize(
-    "path", ["fusedops/graph/policy/decision.py", "csrc/include/fusedops/cuda/softmax.h"]
-)
+@pytest.mark.parametrize("path", ["fusedops/graph/policy/decision.py", "csrc/cuda/softmax/rows.h"])
 def test_faults_change_the_lines_that_they_name(path):
     text = (plan.ROOT / path).read_text()
     for fault in faults_of(path, text):
@@ -97,8 +95,8 @@ def test_every_source_with_faults_has_tests_and_every_pattern_fits_some_source()
 
 
 def test_tests_that_are_named_after_a_source_come_first():
-    assert "masked_softmax" in plan.tests_of("csrc/include/fusedops/cpu/masked_softmax.h")[0]
-    assert "simt_norm" in plan.tests_of("csrc/cuda/norm_launch.cu")[0]
+    assert "masked_softmax" in plan.tests_of("csrc/cpu/masked_softmax/rows.h")[0]
+    assert "simt_norm" in plan.tests_of("csrc/cuda/norm/launch.cu")[0]
     assert "add_norm" in plan.tests_of("fusedops/graph/rules/add_norm.py")[0]
 
 
@@ -109,7 +107,7 @@ def test_a_pattern_without_tests_is_an_error(monkeypatch):
 
 
 def test_a_seed_draws_the_same_faults():
-    paths = ["fusedops/nn.py", "csrc/cpu/norm_launch.cpp"]
+    paths = ["fusedops/nn.py", "csrc/cpu/norm/launch.cpp"]
     assert plan.queues(1, paths) == plan.queues(1, paths) != plan.queues(2, paths)
     assert plan.counts(60, 1) == plan.counts(60, 1)
     assert plan.counts(60, 1).total() == 60

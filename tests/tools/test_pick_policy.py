@@ -71,7 +71,7 @@ def pick(tmp_path: Path) -> Callable[..., tuple[int, str]]:
     """Runs the tool on these lines; returns its exit code and the plans afterwards."""
 
     def run(lines: Iterable[str], *arguments: str) -> tuple[int, str]:
-        table, plans = tmp_path / "tune.csv", tmp_path / "launch_plan.h"
+        table, plans = tmp_path / "tune.csv", tmp_path / "plan.h"
         table.write_text("\n".join([HEADER, *lines]) + "\n")
         plans.write_text(PLANS)
         code = pick_policy.main([str(table), "--plans", str(plans), *arguments])
@@ -97,7 +97,7 @@ def test_the_best_plan_wins_and_its_measurement_stands_behind_it(pick, capsys):
 
 def test_nothing_is_written_without_being_asked(pick, capsys):
     code, text = pick([row(4096, 16, 0.8, incumbent=True), row(4096, 32, 0.95)])
-    assert code == 0 and text == PLANS and capsys.readouterr().out.startswith("--- a/launch_plan.h")
+    assert code == 0 and text == PLANS and capsys.readouterr().out.startswith("--- a/plan.h")
 
 
 def test_a_table_that_kernels_share_is_read_by_its_name():
@@ -338,7 +338,7 @@ def test_blocks_of_fewer_threads_are_shown_by_their_worst_case_and_stay(pick, ca
     ids=["empty", "columns", "truncated", "op", "number"],
 )
 def test_a_bad_table_is_refused_by_its_line(tmp_path, capsys, text, problem):
-    table, plans = tmp_path / "tune.csv", tmp_path / "launch_plan.h"
+    table, plans = tmp_path / "tune.csv", tmp_path / "plan.h"
     table.write_text(text)
     plans.write_text(PLANS)
     assert pick_policy.main([str(table), "--plans", str(plans), "--write"]) == 1

@@ -27,7 +27,7 @@ FLAGS = [
         f"-I{EMULATOR}",
         f"-I{EMULATOR / 'include'}",
     ),
-    *(f"-I{ROOT / 'csrc' / 'include'}", "-x", "c++", "-c"),
+    *(f"-I{ROOT / 'csrc'}", "-x", "c++", "-c"),
 ]
 CLUSTER_SIZE_AT = 0x144  # in the constant bank of sm_90: %cluster_nctaid.x
 # The kernels call the emulator, which is not there: they are named, and never run.
@@ -98,7 +98,7 @@ class LaunchProgram:
     """The program of launches, compiled into a folder."""
 
     def __init__(self, folder: Path):
-        sources = [*sorted((ROOT / "csrc" / "cuda").glob("*.cu")), HERE / "launches.cpp"]
+        sources = [*sorted((ROOT / "csrc" / "cuda").glob("*/*.cu")), HERE / "launches.cpp"]
         objects = [folder / f"{source.stem}.o" for source in sources]
         compiler = os.environ.get("CXX", "g++")
         with ThreadPoolExecutor(os.cpu_count()) as pool:

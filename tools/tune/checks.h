@@ -4,8 +4,8 @@
 #include <cmath>
 #include <vector>
 
-#include "fusedops/cuda/vec.h"
-#include "fusedops/device.h"
+#include "cuda/block/device.h"
+#include "cuda/block/vec.h"
 #include "tune/family.h"
 
 namespace tune {

@@ -1,5 +1,5 @@
 // A family of kernels as the tool sees it: the arrays that a question needs, the plan that the
-// tables of launch_plan.h choose, the other plans, and their launches.
+// tables of cuda/launch/plan.h choose, the other plans, and their launches.
 //
 // Each family includes its source in csrc/cuda, so that the plans that are recorded are those that
 // the package launches. Candidates go through the same launch functions where these take a plan,
@@ -10,9 +10,9 @@
 #include <iterator>
 #include <vector>
 
-#include "fusedops/cuda/launch_dispatch.h"
-#include "fusedops/cuda/launch_plan.h"
-#include "fusedops/device.h"
+#include "cuda/block/device.h"
+#include "cuda/launch/dispatch.h"
+#include "cuda/launch/plan.h"
 #include "tune/question.h"
 
 namespace tune {

@@ -1,5 +1,5 @@
 // Masked softmax: a bool mask that all rows share, causality, or causality and a soft cap.
-#include "cuda/masked_softmax_launch.cu"
+#include "cuda/masked_softmax/launch.cu"
 
 #include "tune/family.h"
 

@@ -1,5 +1,5 @@
 // LayerNorm, RMSNorm and StdNorm, with and without a residual.
-#include "cuda/norm_launch.cu"
+#include "cuda/norm/launch.cu"
 
 #include "tune/family.h"
 

@@ -18,7 +18,7 @@ constexpr Pass kMain[] = {
     {Op::kLayerNorm, false}, {Op::kSoftmax, false},      {Op::kRmsNorm, false},
     {Op::kLayerNorm, true},  {Op::kRmsNorm, true},       {Op::kCausalSoftmax, false},
     {Op::kSoftmax, true},    {Op::kCausalSoftmax, true}, {Op::kCappedSoftmax, false}};
-// One operator or two for each table of launch_plan.h.
+// One operator or two for each table of cuda/launch/plan.h.
 constexpr Pass kDeciding[] = {
     {Op::kSoftmax, false},   {Op::kLayerNorm, false},     {Op::kRmsNorm, false},
     {Op::kLayerNorm, true},  {Op::kSoftmax, true},        {Op::kAddRmsNorm, false},

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "fusedops/args.h"
+#include "args.h"
 
 namespace tune {
 

@@ -1,5 +1,5 @@
 // Softmax and its logarithm over the last dimension, and softmax in two steps.
-#include "cuda/softmax_launch.cu"
+#include "cuda/softmax/launch.cu"
 
 #include "tune/family.h"
 

@@ -1,6 +1,6 @@
 // Softmax over a dimension that is not the last. `rows` counts what is not reduced; up to 4096 of
 // them are neighbours in memory.
-#include "cuda/spatial_softmax_launch.cu"
+#include "cuda/softmax/spatial_launch.cu"
 
 #include "tune/family.h"
 

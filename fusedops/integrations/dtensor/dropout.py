@@ -2,7 +2,7 @@
 
 The kernels number the rows of the tensor that they get, and draw by these numbers. Where a rank has
 some rows of a whole tensor, it calls the op without dropout, and multiplies by what the kernel
-would draw for these rows of the whole tensor: csrc/include/fusedops/args.h defines it. So any
+would draw for these rows of the whole tensor: csrc/args.h defines it. So any
 placement drops the same elements, and nothing is sent. Drawing with torch's functions takes some 30
 passes over a quarter of the elements, in int64.
 """

@@ -29,11 +29,11 @@ ROOT = HERE.parent.parent.parent
 CACHE = ROOT / "build" / "simt"
 
 #: The package's own sources, compiled as C++ without changes.
-SHIPPED = sorted((ROOT / "csrc/cuda").glob("*.cu"))
-#: The C interface for CUDA, whose includes begin at csrc.
+SHIPPED = sorted((ROOT / "csrc/cuda").glob("*/*.cu"))
+#: The C interface for CUDA.
 C_INTERFACE = [ROOT / "csrc/c_api" / name for name in ("c_api.cpp", "c_device_cuda.cpp")]
 C_INTERFACE += [ROOT / "csrc/c_api/c_memory_cuda.cu", ROOT / "csrc/version.cpp"]
-C_INTERFACE_FLAGS = [f"-I{ROOT / 'csrc'}", '-DFUSEDOPS_VERSION="emulated"']
+C_INTERFACE_FLAGS = [f"-I{ROOT / 'csrc/include'}", '-DFUSEDOPS_VERSION="emulated"']
 RUNTIME = [HERE / "runtime.cpp", HERE / "fiber.cpp", HERE / "async.cpp"]
 
 #: FMA contraction as nvcc does it; nvcc assumes no strict aliasing either. -O2 would take half as
@@ -41,7 +41,7 @@ RUNTIME = [HERE / "runtime.cpp", HERE / "fiber.cpp", HERE / "async.cpp"]
 FLAGS = [
     *("-std=c++20", "-O1", "-fPIC", "-march=x86-64-v3", "-ffp-contract=fast"),
     *("-fno-strict-aliasing", "-Wall", "-Wno-unknown-pragmas", "-Werror"),
-    *(f"-I{HERE}", f"-I{HERE / 'include'}", f"-I{ROOT / 'csrc/include'}"),
+    *(f"-I{HERE}", f"-I{HERE / 'include'}", f"-I{ROOT / 'csrc'}"),
 ]
 #: Only what reports show needs lines: the emulator itself knows where a kernel calls it.
 SANITIZERS = {

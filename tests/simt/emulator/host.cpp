@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstdlib>
 
-#include "fusedops/cuda/launch.h"
+#include "cuda/launch/launch.h"
 #include "simt.h"
 
 namespace {
@@ -15,7 +15,7 @@ using namespace fusedops;
 
 enum Op {
 #define LAUNCH(Args) k##Args,
-#include "fusedops/launches.def"
+#include "launches.def"
 #undef LAUNCH
 };
 
@@ -26,7 +26,7 @@ auto with_op(int op, const void* args, F f) {
 #define LAUNCH(Args) \
   case k##Args:      \
     return f(*static_cast<const Args*>(args));
-#include "fusedops/launches.def"
+#include "launches.def"
 #undef LAUNCH
     default:
       std::abort();

@@ -36,7 +36,7 @@ from .structs import (
     Slices,
 )
 
-LAUNCHES = ROOT / "csrc/include/fusedops/launches.def"
+LAUNCHES = ROOT / "csrc/launches.def"
 
 #: In the order of fusedops::DType. bfloat16 is kept as the upper half of a float32.
 DTYPES = {

@@ -1,4 +1,4 @@
-"""The structs of csrc/include/fusedops/args.h, and the emulator's Config, as ctypes structures.
+"""The structs of csrc/args.h, and the emulator's Config, as ctypes structures.
 
 They are read from the headers, and tests import them by their names in C++. ``Rows`` stands for
 ``ConstRows`` too, and so on: ctypes does not know const.
@@ -13,7 +13,7 @@ from ctypes import Structure
 
 from .build import HERE, ROOT
 
-HEADER = ROOT / "csrc/include/fusedops/args.h"
+HEADER = ROOT / "csrc/args.h"
 CONFIG_HEADER = HERE / "include/simt.h"
 
 _TYPES = {

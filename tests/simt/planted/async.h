@@ -2,7 +2,7 @@
 #pragma once
 
 #include "bug.h"
-#include "fusedops/device.h"
+#include "cuda/block/device.h"
 #include "reduction.h"
 
 namespace planted {

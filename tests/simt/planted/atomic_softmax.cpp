@@ -2,7 +2,7 @@
 // addition is not associative, so that the last bits depend on the order of arrival.
 //
 // Contract: one row; max is its largest value. Blocks of kThreads take kColumns columns each.
-#include "fusedops/cuda/reduce.h"
+#include "cuda/block/reduce.h"
 #include "simt.h"
 
 namespace {

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "bug.h"
-#include "fusedops/device.h"
+#include "cuda/block/device.h"
 
 namespace planted {
 

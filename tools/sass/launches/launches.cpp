@@ -12,8 +12,8 @@
 #include <map>
 #include <string>
 
-#include "fusedops/cuda/launch.h"
-#include "fusedops/device.h"
+#include "cuda/block/device.h"
+#include "cuda/launch/launch.h"
 
 // The state of the emulator that launch code and kernels name; the kernels are never run.
 simt::Config simt::config;

@@ -1,0 +1,67 @@
+// Turns dtypes into the types that kernels are compiled for, and chooses between streaming and
+// ordinary stores.
+#pragma once
+
+#include "cpu/norm/common.h"
+#include "cpu/simd/vec.h"
+
+namespace fusedops {
+namespace FUSEDOPS_CPU_ISA {
+namespace {
+
+template <class Body>
+void with_type(DType dtype, Body body) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return body(Tag<float>{});
+    case DType::kFloat64:
+      return body(Tag<double>{});
+    case DType::kFloat16:
+      return body(Tag<Half>{});
+    case DType::kBFloat16:
+      return body(Tag<BFloat16>{});
+  }
+}
+
+// Calls body(narrow, wide). Either both dtypes are the same, or `narrow` is 16-bit and `wide` is
+// float32 (args.h).
+template <class Body>
+void with_types(DType narrow, DType wide, Body body) {
+  with_type(narrow, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    if (narrow == wide) return body(tag, tag);
+    if constexpr (sizeof(T) == 2) body(tag, Tag<float>{});
+  });
+}
+
+template <class Body>
+void with_norm(NormKind kind, DType dtype, Body body) {
+  with_type(dtype, [&](auto tag) {
+    if (!has_mean(kind)) return body(Constant<false>{}, tag);
+    body(Constant<true>{}, tag);
+  });
+}
+
+// Streaming stores need every vector of every row aligned. A null `to` is not written, and so needs
+// nothing.
+inline bool is_aligned(const void* data, int64_t stride, DType dtype) {
+  return (reinterpret_cast<uintptr_t>(data) | (stride * size_of(dtype))) % kVectorBytes == 0;
+}
+inline bool can_stream(const Rows& to) {
+  return to.data == nullptr ||
+      is_aligned(to.data, to.spacing.stride | to.spacing.run_gap, to.dtype);
+}
+inline bool can_stream(const Slices& to) {
+  return is_aligned(to.data, to.outer_stride | to.dim_stride, to.dtype);
+}
+
+template <class Output, class Body>
+void with_store(bool streaming, const Output& to, Body body) {
+  const Put put{streaming && can_stream(to)};
+  body(put);
+  if (put.streams) finish_streaming();
+}
+
+}  // namespace
+}  // namespace FUSEDOPS_CPU_ISA
+}  // namespace fusedops

@@ -1,0 +1,85 @@
+#include "cpu/dispatch/isa.h"
+
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace fusedops {
+namespace {
+
+#if defined(__x86_64__)
+[[maybe_unused]] bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+      __builtin_cpu_supports("f16c");
+}
+[[maybe_unused]] bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+#endif
+
+// Returns "" if the variable is unset: no limit.
+std::string requested_isa() {
+  const char* value = std::getenv("FUSEDOPS_CPU_ISA");
+  const std::string isa = value == nullptr ? "" : value;
+  if (isa.empty() || isa == "avx512" || isa == "avx2" || isa == "default") return isa;
+  throw std::runtime_error(
+      "FUSEDOPS_CPU_ISA is '" + isa + "', wanted avx512, avx2 or default; unset it for the best");
+}
+
+struct Isa {
+  const CpuKernels& kernels;
+  bool is_supported;  // by this machine
+};
+
+// The instruction sets in this build, widest first.
+const std::vector<Isa>& built_isas() {
+  static const std::vector<Isa> isas = {
+#if defined(FUSEDOPS_BUILT_avx512)
+      {avx512::kernels, has_avx512()},
+#endif
+#if defined(FUSEDOPS_BUILT_avx2)
+      {avx2::kernels, has_avx2()},
+#endif
+#if defined(FUSEDOPS_BUILT_default)
+      {default_::kernels, true},
+#endif
+  };
+  return isas;
+}
+
+// Orders "default" < "avx2" < "avx512".
+int width_of(const std::string& isa) { return isa == "avx512" ? 2 : isa == "avx2" ? 1 : 0; }
+
+const CpuKernels& choose() {
+  const std::string limit = requested_isa();
+  std::string built;
+  for (const Isa& isa : built_isas()) {
+    const bool is_allowed = limit.empty() || width_of(isa.kernels.isa) <= width_of(limit);
+    if (is_allowed && isa.is_supported) return isa.kernels;
+    built += std::string(built.empty() ? "" : " and ") + isa.kernels.isa;
+  }
+  throw std::runtime_error(
+      "this build of fusedops holds kernels for " + built + " alone, which " +
+      (limit.empty() ? "this machine lacks"
+                     : "FUSEDOPS_CPU_ISA=" + limit + " or this machine rules out") +
+      "; build it with all: FUSEDOPS_BUILD_NATIVE=0 pip install --no-build-isolation .");
+}
+
+}  // namespace
+
+const CpuKernels& cpu_kernels() {
+  static const CpuKernels& chosen = choose();
+  return chosen;
+}
+
+}  // namespace fusedops
+
+extern "C" __attribute__((visibility("default"))) const char* fusedops_cpu_isa() {
+  try {
+    return fusedops::cpu_kernels().isa;
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}

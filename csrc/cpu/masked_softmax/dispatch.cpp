@@ -1,0 +1,31 @@
+#include "cpu/dispatch/dtypes.h"
+#include "cpu/dispatch/isa_functions.h"
+#include "cpu/masked_softmax/rows.h"
+
+namespace fusedops {
+namespace FUSEDOPS_CPU_ISA {
+
+void masked_softmax(
+    const MaskedSoftmaxForward& args, RowRange range, void* scratch, bool streaming) {
+  with_types(args.input.dtype, args.output.dtype, [&](auto in, auto out) {
+    using In = typename decltype(in)::type;
+    using Out = typename decltype(out)::type;
+    with_store(streaming && can_stream(args.probabilities), args.output, [&](Put put) {
+      masked_softmax_rows<In, Out>(args, range, scratch, put);
+    });
+  });
+}
+
+void masked_softmax_backward(
+    const MaskedSoftmaxBackward& args, RowRange range, void* scratch, bool streaming) {
+  with_types(args.grad_input.dtype, args.probabilities.dtype, [&](auto in, auto out) {
+    using In = typename decltype(in)::type;
+    using Out = typename decltype(out)::type;
+    with_store(streaming, args.grad_input, [&](Put put) {
+      masked_softmax_backward_rows<In, Out>(args, range, scratch, put);
+    });
+  });
+}
+
+}  // namespace FUSEDOPS_CPU_ISA
+}  // namespace fusedops

@@ -1,0 +1,698 @@
+// Masked softmax of rows on the CPU: forward with and without dropout, and backward.
+//
+// Forward: the scores of a chunk are written to scratch memory in the L1 cache, and all later steps
+// compute the softmax of these scores. Mask and bias thus need one loop for each of their types,
+// and the rest is compiled once for all of them. Columns outside the row's interval, and after the
+// last one that a bool mask leaves visible, are neither read nor computed, unless their result is
+// not 0. Steps have the places that they have in a whole row, and so a row has the bits that a bool
+// mask gives it.
+#pragma once
+
+#include "cpu/simd/philox.h"
+#include "cpu/simd/tanh.h"
+#include "cpu/softmax/rows.h"
+
+namespace fusedops {
+namespace FUSEDOPS_CPU_ISA {
+namespace {
+
+// --- operands -----------------------------------------------------------------------------------
+
+struct NoOperand {};
+
+// The columns of a row that its interval and a bool mask leave visible.
+struct VisibleColumns {
+  RowRange range;  // the columns outside of it are hidden; {0, 0} if all are
+  bool all;        // whether all columns in it are visible
+};
+
+// Whether the first `cols` bools are all true. The loop reads all of them: one that ends at the
+// first false bool would end elsewhere in each row and cost a mispredicted branch.
+inline bool are_all_true(const Bool* bools, int64_t cols) {
+  constexpr uint64_t kTrue = 0x0101010101010101;
+  bool all = true;
+  int64_t col = 0;
+  if (cols >= kVectorBytes) {
+    const VecI64 is_true = VecI64{} + int64_t(kTrue);
+    VecI64 differs = read<VecI64>(bools + cols - kVectorBytes) ^ is_true;
+    for (; col + kVectorBytes <= cols; col += kVectorBytes) {
+      differs |= read<VecI64>(bools + col) ^ is_true;
+    }
+    return !any(differs != 0);
+  }
+  for (; col + 8 <= cols; col += 8) all &= read<uint64_t>(bools + col) == kTrue;
+  for (; col < cols; ++col) all &= bools[col].value != 0;
+  return all;
+}
+
+// Nothing visible is {0, 0}, wherever it was.
+constexpr RowRange range_of(int64_t begin, int64_t end) {
+  return begin < end ? RowRange{begin, end} : RowRange{0, 0};
+}
+
+// The columns that a bool mask leaves visible, of those in `range`.
+inline VisibleColumns columns_visible(const Bool* mask, RowRange range) {
+  int64_t end = range.end;
+  while (end - range.begin >= 8 && read<uint64_t>(mask + end - 8) == 0) end -= 8;
+  while (end > range.begin && mask[end - 1].value == 0) --end;
+  return {range_of(range.begin, end), are_all_true(mask + range.begin, end - range.begin)};
+}
+
+constexpr int64_t clamped(int64_t value, int64_t low, int64_t high) {
+  return value < low ? low : value > high ? high : value;
+}
+
+// Steps through the rows: the addresses of their operands, and the visible columns.
+class OperandRows {
+ public:
+  OperandRows(const Scores& scores, int64_t row) : scores_(scores), query_(0) {
+    if (scores.causal.on || scores.causal.has_lower_diagonal) query_ = row % scores.causal.queries;
+    for (int32_t d = scores.dims.count - 1; d >= 0; --d) {
+      index_[d] = row % scores.dims.sizes[d];
+      row /= scores.dims.sizes[d];
+      move(d, index_[d]);
+    }
+  }
+
+  void next() {
+    if (++query_ == scores_.causal.queries) query_ = 0;
+    for (int32_t d = scores_.dims.count - 1; d >= 0; --d) {
+      move(d, 1);
+      if (++index_[d] < scores_.dims.sizes[d]) return;
+      move(d, -index_[d]);
+      index_[d] = 0;
+    }
+  }
+
+  const void* bias() const { return at(scores_.bias, bias_); }
+  const void* mask() const { return at(scores_.mask, mask_); }
+
+  // The row's sink, and -inf if there is none.
+  template <class C>
+  C sink() const {
+    const RowValues& sinks = scores_.sinks;
+    return sinks.data == nullptr ? -kInfinity<C> : static_cast<const C*>(sinks.data)[sinks_];
+  }
+
+  // Returns the visible columns of the row, which has `cols` columns. A mask that several rows
+  // share, such as a padding mask, is read once.
+  VisibleColumns visible(int64_t cols) {
+    const RowRange range = interval(cols);
+    const auto* row = static_cast<const Bool*>(mask());
+    if (row == nullptr) return {range, true};
+    if (!scores_.mask.is_bool) return {range, false};
+    if (scores_.mask.col_stride == 0) return {row->value != 0 ? range : RowRange{0, 0}, true};
+    if (row != last_mask_ || range.begin != last_.begin || range.end != last_.end) {
+      last_mask_ = row;
+      last_ = range;
+      last_visible_ = columns_visible(row, range);
+    }
+    return last_visible_;
+  }
+
+ private:
+  // The columns that causality, the lower diagonal, start and end leave visible.
+  RowRange interval(int64_t cols) const {
+    const Causal& causal = scores_.causal;
+    int64_t begin = 0, end = cols;
+    if (causal.on) end = clamped(query_ + causal.diagonal + 1, 0, cols);
+    if (scores_.end.data != nullptr) end = clamped(bound(scores_.end, end_), 0, end);
+    if (causal.has_lower_diagonal) begin = clamped(query_ + causal.lower_diagonal, 0, end);
+    if (scores_.start.data != nullptr) begin = clamped(bound(scores_.start, start_), begin, end);
+    return range_of(begin, end);
+  }
+
+  static int64_t bound(const RowBound& bound, int64_t offset) {
+    if (bound.is_int64) return static_cast<const int64_t*>(bound.data)[offset];
+    return static_cast<const int32_t*>(bound.data)[offset];
+  }
+
+  static const void* at(const Operand& operand, int64_t offset) {
+    if (operand.data == nullptr) return nullptr;
+    return static_cast<const char*>(operand.data) + offset * element_bytes(operand);
+  }
+
+  void move(int32_t dim, int64_t steps) {
+    bias_ += steps * scores_.bias.strides[dim];
+    mask_ += steps * scores_.mask.strides[dim];
+    start_ += steps * scores_.start.strides[dim];
+    end_ += steps * scores_.end.strides[dim];
+    sinks_ += steps * scores_.sinks.strides[dim];
+  }
+
+  const Scores& scores_;
+  int64_t bias_ = 0, mask_ = 0, start_ = 0, end_ = 0, sinks_ = 0;  // elements
+  int64_t query_, index_[kMaxRowDims] = {};
+  const Bool* last_mask_ = nullptr;
+  RowRange last_ = {};
+  VisibleColumns last_visible_ = {};
+};
+
+template <class T>
+void splat(const void* value, void* to, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) static_cast<T*>(to)[i] = *static_cast<const T*>(value);
+}
+
+// Returns the values of an operand for one row. If all columns have one value, it is written to
+// `repeated` `cols` times, for a chunk of columns.
+inline const void* values_of(
+    const Operand& operand, const void* row, void* repeated, int64_t cols) {
+  if (row == nullptr || operand.col_stride != 0) return row;
+  const int64_t size = element_bytes(operand);
+  if (size == 1) splat<uint8_t>(row, repeated, cols);
+  if (size == 2) splat<uint16_t>(row, repeated, cols);
+  if (size == 4) splat<uint32_t>(row, repeated, cols);
+  if (size == 8) splat<uint64_t>(row, repeated, cols);
+  return repeated;
+}
+
+// Calls body(pointer to the row's values from column `begin` on).
+template <class In, class Body>
+FUSEDOPS_INLINE auto with_values(
+    const Operand& operand, const void* values, int64_t begin, Body body) {
+  const int64_t at = begin * operand.col_stride;
+  if (operand.is_bool) return body(static_cast<const Bool*>(values) + at);
+  if constexpr (sizeof(In) == 2) {
+    if (operand.dtype == DType::kFloat32) return body(static_cast<const float*>(values) + at);
+  }
+  return body(static_cast<const In*>(values) + at);
+}
+
+template <class In, class Part, class C = Compute<In>>
+FUSEDOPS_INLINE Tile<C> with_operand(Tile<C> score, NoOperand, int64_t, Part, C) {
+  return score;
+}
+template <class In, class Part, class C = Compute<In>>
+FUSEDOPS_INLINE Tile<C> with_operand(
+    Tile<C> score, const Bool* mask, int64_t col, Part part, C mask_value) {
+  return chosen(load_bools<In>(mask + col, part), score, mask_value);
+}
+template <class In, class Value, class Part, class C = Compute<In>>
+FUSEDOPS_INLINE Tile<C> with_operand(Tile<C> score, const Value* added, int64_t col, Part part, C) {
+  return score + in_order<Value, In>(load(added + col, part));
+}
+
+// --- scores -------------------------------------------------------------------------------------
+
+// The columns of a tile from `begin` to before `end`.
+struct Between {
+  int begin, end;
+};
+
+// The columns of the tile at `col` that are in `range`.
+template <class T>
+FUSEDOPS_INLINE Between part_of_tile(RowRange range, int64_t col) {
+  return {
+      static_cast<int>(clamped(range.begin - col, 0, kTile<T>)),
+      static_cast<int>(clamped(range.end - col, 0, kTile<T>))};
+}
+
+// Replaces the columns outside of `part` by `value`.
+template <class T>
+FUSEDOPS_INLINE Tile<Compute<T>> filled(Tile<Compute<T>> tile, Between part, Compute<T> value) {
+  using C = Compute<T>;
+  for (int half = 0; half < 2; ++half) {
+    Lanes<C> column;
+    for (int lane = 0; lane < kLanes<C>; ++lane) column[lane] = column_of<T>(half, lane);
+    const Lanes<C> none = {};
+    const auto inside = (column >= none + part.begin) & (column < none + part.end);
+    tile.v[half] = inside ? tile.v[half] : broadcast(value);
+  }
+  return tile;
+}
+
+// Computes sums = step(sums, col, part, seen) for the tiles that contain `visible` columns of a row
+// of `cols` columns: `part` of the tile is in the row, and `seen` of it is visible.
+template <class T, class Sums, class Step>
+FUSEDOPS_INLINE Sums fold_visible(RowRange visible, int64_t cols, Sums sums, Step step) {
+  int64_t col = visible.begin / kTile<T> * kTile<T>;
+  for (; col < visible.end; col += kTile<T>) {
+    if (col >= visible.begin) {
+      for (; col + kTile<T> <= visible.end; col += kTile<T>) {
+        sums = step(sums, col, Whole{}, Whole{});
+      }
+      if (col >= visible.end) break;
+    }
+    const Between seen = part_of_tile<T>(visible, col);
+    sums = col + kTile<T> <= cols ? step(sums, col, Whole{}, seen)
+                                  : step(sums, col, First{static_cast<int>(cols - col)}, seen);
+  }
+  return sums;
+}
+
+// The columns, of a row's `cols`, in the tiles that contain the `visible` ones.
+template <class T>
+constexpr RowRange columns_computed(RowRange visible, int64_t cols) {
+  const int64_t whole = (visible.end + kTile<T> - 1) / kTile<T> * kTile<T>;
+  return {visible.begin / kTile<T> * kTile<T>, whole < cols ? whole : cols};
+}
+
+// Writes the scores `at(col, part)`, with one more operand applied, to `scratch`, and -inf to the
+// columns of these tiles that are not visible. Returns the maximum.
+template <class In, class Source, class OperandValues, class C = Compute<In>>
+FUSEDOPS_INLINE C write_scores(
+    Source at, OperandValues operand, C* scratch, C mask_value, RowRange visible, int64_t cols) {
+  const auto max = fold_visible<In>(
+      visible, cols, both(-kInfinity<C>),
+      [&](Tile<C> so_far, int64_t col, auto part, auto seen) FUSEDOPS_LAMBDA {
+        const Tile<C> score = with_operand<In>(at(col, part), operand, col, part, mask_value);
+        const Tile<C> shown = filled<In>(score, seen, -kInfinity<C>);
+        store(scratch + col, shown);
+        return larger(so_far, shown);
+      });
+  return max_of(max, max);
+}
+
+template <class In, class OperandValues, class C = Compute<In>>
+FUSEDOPS_NOINLINE C scores_of(
+    const In* input, C scale, OperandValues operand, C* scratch, C mask_value, RowRange visible,
+    int64_t cols) {
+  const auto at = [&](int64_t col, auto part)
+                      FUSEDOPS_LAMBDA { return load(input + col, part) * scale; };
+  return write_scores<In>(at, operand, scratch, mask_value, visible, cols);
+}
+
+// Soft-capped scores: tanh(scale * input / cap) * cap.
+template <class In, class C = Compute<In>>
+FUSEDOPS_NOINLINE C
+capped_scores_of(const In* input, C scale, C cap, C* scratch, RowRange visible, int64_t cols) {
+  const C inverse = C(1) / cap;
+  const auto at = [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
+    return tanh_of(load(input + col, part) * scale * inverse) * cap;
+  };
+  return write_scores<In>(at, NoOperand{}, scratch, C(0), visible, cols);
+}
+
+template <class In, class OperandValues, class C = Compute<In>>
+FUSEDOPS_NOINLINE C
+scores_with(OperandValues operand, C* scratch, C mask_value, RowRange visible, int64_t cols) {
+  const auto at = [&](int64_t col, auto) FUSEDOPS_LAMBDA { return load(scratch + col); };
+  return write_scores<In>(at, operand, scratch, mask_value, visible, cols);
+}
+
+// Writes `value` to the columns in `range` that are not visible, and -inf to those from `cols` on.
+template <class In, class C = Compute<In>>
+void hide_columns(C* scratch, C value, RowRange visible, RowRange range, int64_t cols) {
+  for (int64_t col = range.begin / kTile<In> * kTile<In>; col < range.end; col += kTile<In>) {
+    const Tile<C> seen = filled<In>(load(scratch + col), part_of_tile<In>(visible, col), value);
+    const Between in_row = part_of_tile<In>(RowRange{0, cols}, col);
+    store(scratch + col, filled<In>(seen, in_row, -kInfinity<C>));
+  }
+}
+
+// A chunk's sum alternates between two tiles (fold_columns). Where a row begins to be computed is a
+// multiple of them, so that the steps are those of a row that is computed as a whole.
+constexpr int64_t kFoldedCols = 2 * kTile<float>;
+
+// Replaces the scores by exp(score - max), and returns the chunk's maximum and sum.
+template <class Out, class C>
+FUSEDOPS_NOINLINE SoftmaxChunk<C> exponentials_of_chunk(C* scratch, C max, RowRange cols) {
+  const C shift = shift_of(max);
+  const int64_t computed = columns_computed<C>(cols, padded_cols(cols.end)).end;
+  const auto sums = fold_columns<C>(
+      computed - cols.begin, no_exp_sum<C>(),
+      [&](ExpSum<C> so_far, int64_t offset, auto) FUSEDOPS_LAMBDA {
+        C* const at = scratch + cols.begin + offset;
+        const Tile<C> e = raised_exp<Out>(load(at) - shift, so_far.least);
+        store(at, e);
+        so_far.sum = so_far.sum + e;
+        return so_far;
+      });
+  return chunk_of<C>(max, sums, computed);
+}
+
+// --- forward ------------------------------------------------------------------------------------
+
+// A row in progress, and its operands.
+template <class In>
+struct MaskedRow {
+  using C = Compute<In>;
+  const Scores* scores;
+  const In *input, *next;   // `next` is the row to prefetch
+  const void *bias, *mask;  // null if there is none
+  RowRange visible;
+  RowRange computed;  // the columns with exponentials: the visible ones, or all
+  int64_t cols;
+  C sink;  // -inf if there is none
+  C* scratch;
+  SoftmaxChunk<C>* chunks;
+
+  FUSEDOPS_INLINE bool is_whole() const { return computed.begin == 0 && computed.end == cols; }
+
+  // Whether any columns of the chunk at `begin` are computed.
+  FUSEDOPS_INLINE bool has_chunk(int64_t begin) const {
+    return begin < computed.end && begin + kSoftmaxChunk<C> > computed.begin;
+  }
+
+  // The columns of the chunk at `begin` that are in `range`, counted from there.
+  static FUSEDOPS_INLINE RowRange in_chunk(RowRange range, int64_t begin) {
+    return {
+        clamped(range.begin - begin, 0, kSoftmaxChunk<C>),
+        clamped(range.end - begin, 0, kSoftmaxChunk<C>)};
+  }
+  FUSEDOPS_INLINE RowRange chunk_cols(int64_t begin) const { return in_chunk(computed, begin); }
+
+  // Writes the scores of the chunk at `begin` to scratch, and returns their maximum.
+  FUSEDOPS_INLINE C write_chunk(int64_t begin, C mask_value) const {
+    const RowRange count = chunk_cols(begin), seen = in_chunk(visible, begin);
+    C* to = scratch + begin;
+    const C max =
+        scores->softcap != 0 ? write_capped(begin, mask_value) : write_plain(begin, mask_value);
+    if (seen.begin == count.begin && seen.end == count.end) return max;
+    // Unless all columns are computed, those outside count as if they were not there.
+    const C hidden = is_whole() ? mask_value : -kInfinity<C>;
+    hide_columns<In>(to, hidden, seen, RowRange{count.begin, seen.begin}, count.end);
+    hide_columns<In>(to, hidden, seen, RowRange{seen.end, count.end}, count.end);
+    return Larger{}(max, hidden);
+  }
+
+  // Prefetches what is read after the chunk at `begin`.
+  FUSEDOPS_INLINE void prefetch_after(int64_t begin) const {
+    const RowRange count = chunk_cols(begin);
+    const int64_t end = begin + count.end;
+    const In* from = end < computed.end ? input + end : next + computed.begin;
+    for (int64_t col = count.begin; col < count.end; col += kTile<In>) {
+      prefetch_tile<Cache::kL2>(from + (col - count.begin));
+    }
+  }
+
+  // Combines the chunks' maxima and sums.
+  FUSEDOPS_INLINE SoftmaxRow whole() const {
+    const int64_t first = computed.begin / kSoftmaxChunk<C>;
+    return combine(chunks + first, softmax_chunk_count<C>(computed.end) - first);
+  }
+
+  // The same, with the sink as one more column.
+  FUSEDOPS_INLINE SoftmaxRow with_sink(SoftmaxRow row) const {
+    if (sink == -kInfinity<C>) return row;
+    const C max = Larger{}(C(row.max), sink);
+    const double sum = row.sum * exp_difference(C(row.max), max);
+    return {double(max), sum + exponential_of_sink(max)};
+  }
+
+  // Raised, as the other exponentials. NaN for a sink of +inf.
+  FUSEDOPS_INLINE double exponential_of_sink(C max) const {
+    return double(kRaised<C>) * exp_or_zero<C>(double(sink) - double(max));
+  }
+
+  // Whether the columns that are not computed are 0.
+  FUSEDOPS_INLINE bool is_rest_zero(SoftmaxRow whole, C mask_value) const {
+    return is_whole() ||
+        (mask_value < whole.max + ExpFor<C>::type::kLowest && whole.sum == whole.sum);
+  }
+
+ private:
+  // Write the scores of the visible columns, and return their maximum. One loop applies the scale
+  // and the first operand, or the cap alone; the others apply one more operand each.
+  FUSEDOPS_INLINE C write_plain(int64_t begin, C mask_value) const {
+    const RowRange seen = in_chunk(visible, begin);
+    const auto first = [&](auto operand) {
+      return scores_of<In>(
+          input + begin, C(scores->scale), operand, scratch + begin, mask_value, seen,
+          cols - begin);
+    };
+    if (bias != nullptr) {
+      const C max = with_values<In>(scores->bias, bias, begin, first);
+      return mask == nullptr ? max : add_to_scores(scores->mask, mask, begin, mask_value);
+    }
+    return mask == nullptr ? first(NoOperand{}) : with_values<In>(scores->mask, mask, begin, first);
+  }
+
+  FUSEDOPS_INLINE C write_capped(int64_t begin, C mask_value) const {
+    C max = capped_scores_of<In>(
+        input + begin, C(scores->scale), C(scores->softcap), scratch + begin,
+        in_chunk(visible, begin), cols - begin);
+    if (bias != nullptr) max = add_to_scores(scores->bias, bias, begin, mask_value);
+    if (mask != nullptr) max = add_to_scores(scores->mask, mask, begin, mask_value);
+    return max;
+  }
+
+  FUSEDOPS_INLINE C
+  add_to_scores(const Operand& operand, const void* values, int64_t begin, C mask_value) const {
+    return with_values<In>(operand, values, begin, [&](auto given) {
+      return scores_with<In>(
+          given, scratch + begin, mask_value, in_chunk(visible, begin), cols - begin);
+    });
+  }
+};
+
+// Writes the exponentials of every row to its scratch memory, and the maximum and sum of each
+// chunk.
+template <class Out, class In, class C = Compute<In>>
+FUSEDOPS_NOINLINE void compute_exponentials(MaskedRow<In>* rows, int64_t count, C mask_value) {
+  for (int64_t begin = 0; begin < rows->cols; begin += kSoftmaxChunk<C>) {
+    const auto chunk = [&](int64_t i) -> SoftmaxChunk<C>& {
+      return rows[i].chunks[begin / kSoftmaxChunk<C>];
+    };
+    for (int64_t i = 0; i < count; ++i) {
+      if (rows[i].has_chunk(begin)) chunk(i).max = rows[i].write_chunk(begin, mask_value);
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      if (!rows[i].has_chunk(begin)) continue;
+      rows[i].prefetch_after(begin);
+      chunk(i) = exponentials_of_chunk<Out>(
+          rows[i].scratch + begin, chunk(i).max, rows[i].chunk_cols(begin));
+    }
+  }
+}
+
+// Whether every element is hidden or -inf. Called only if no score exceeds the mask value.
+template <class Out, class In>
+bool is_nothing_visible(MaskedRow<In> row) {
+  compute_exponentials<Out>(&row, 1, -kInfinity<Compute<In>>);
+  return row.whole().sum == 0;
+}
+
+// `cols` begins at a tile.
+template <class In, class Out>
+FUSEDOPS_INLINE void write_zeros(Out* output, RowRange cols, Put put) {
+  for_columns<In>(cols.end - cols.begin, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
+    put(output + cols.begin + col, part, both(Compute<In>(0)));
+  });
+}
+
+// Writes zeros to the columns of a row that are not in `written`, which consists of whole tiles.
+template <class In, class Out>
+FUSEDOPS_INLINE void write_zeros_around(Out* output, RowRange written, int64_t cols, Put put) {
+  if (written.begin > 0) write_zeros<In>(output, RowRange{0, written.begin}, put);
+  write_zeros<In>(output, RowRange{written.end, cols}, put);
+}
+
+template <class In, class Out>
+struct MaskedSoftmax {
+  using C = Compute<In>;
+  const MaskedSoftmaxForward& args;
+  Put put;
+  char *repeated, *scratch;
+  int64_t group_rows, row_bytes;
+
+  void run(RowRange range) const {
+    MaskedRow<In> rows[kMaxMaskedGroupRows];
+    OperandRows operands(args.scores, range.begin);
+    for (int64_t first = range.begin; first < range.end; first += group_rows) {
+      const int64_t count = range.end - first < group_rows ? range.end - first : group_rows;
+      for (int64_t i = 0; i < count; ++i, operands.next()) {
+        rows[i] = row_at(first + i, operands, i);
+      }
+      compute_exponentials<Out>(rows, count, mask_value());
+      for (int64_t i = 0; i < count; ++i) finish(first + i, rows[i]);
+    }
+  }
+
+ private:
+  FUSEDOPS_INLINE C mask_value() const { return C(args.scores.mask_value); }
+
+  FUSEDOPS_INLINE MaskedRow<In> row_at(int64_t index, OperandRows& operands, int64_t place) const {
+    const Scores& scores = args.scores;
+    const int64_t chunk = args.cols < kSoftmaxChunk<C> ? args.cols : kSoftmaxChunk<C>;
+    char* copies = repeated + place * chunk * sizeof(C);
+    const VisibleColumns seen = operands.visible(args.cols);
+    C* values = reinterpret_cast<C*>(scratch + place * row_bytes);
+    const In* input = start_of<In>(args.input, index);
+    return {
+        &scores,
+        input,
+        input + group_rows * args.input.spacing.stride,
+        values_of(scores.bias, operands.bias(), copies, chunk),
+        seen.all ? nullptr
+                 : values_of(scores.mask, operands.mask(), copies + kRepeatedBytes, chunk),
+        seen.range,
+        RowRange{seen.range.begin / kFoldedCols * kFoldedCols, seen.range.end},
+        args.cols,
+        operands.sink<C>(),
+        values,
+        reinterpret_cast<SoftmaxChunk<C>*>(values + padded_cols(args.cols))};
+  }
+
+  FUSEDOPS_INLINE void finish(int64_t index, MaskedRow<In>& row) const {
+    SoftmaxRow whole = row.whole();
+    if (args.zero_masked_rows && whole.max <= mask_value()) {
+      if (is_nothing_visible<Out>(row)) {
+        write_sink(index, 1);
+        return write(index, row, whole, RowRange{0, 0});
+      }
+      compute_exponentials<Out>(&row, 1, mask_value());
+    }
+    whole = row.with_sink(whole);
+    if (!row.is_rest_zero(whole, mask_value())) {
+      row.computed = {0, args.cols};
+      compute_exponentials<Out>(&row, 1, mask_value());
+      whole = row.with_sink(row.whole());
+    }
+    write_sink(index, row.exponential_of_sink(C(whole.max)) / whole.sum);
+    write(index, row, whole, columns_computed<In>(row.computed, args.cols));
+  }
+
+  FUSEDOPS_INLINE void write_sink(int64_t index, double probability) const {
+    if (args.sink_probabilities == nullptr) return;
+    static_cast<C*>(args.sink_probabilities)[index] = C(probability);
+  }
+
+  // Writes `cols` from scratch memory, and zeros to the other columns.
+  FUSEDOPS_INLINE void write(
+      int64_t index, const MaskedRow<In>& row, SoftmaxRow whole, RowRange cols) const {
+    if (args.probabilities.data != nullptr) {
+      write_to(args.probabilities, index, row, whole, cols);
+    }
+    if (args.dropout.seed != nullptr) {
+      drop_columns<In>(
+          DropoutRow(args.dropout, index), row.scratch + cols.begin, cols.begin,
+          cols.end - cols.begin);
+      whole.sum /= args.dropout.scale;
+    }
+    write_to(args.output, index, row, whole, cols);
+  }
+
+  FUSEDOPS_INLINE void write_to(
+      const Rows& to, int64_t index, const MaskedRow<In>& row, SoftmaxRow whole,
+      RowRange cols) const {
+    Out* output = start_of<Out>(to, index);
+    write_softmax<In>(output, InScratch<C>{row.scratch}, row.chunks, whole, cols, put);
+    write_zeros_around<In>(output, cols, args.cols, put);
+  }
+};
+
+template <class In, class Out>
+FUSEDOPS_INLINE void masked_softmax_rows(
+    const MaskedSoftmaxForward& args, RowRange range, void* memory, Put put) {
+  static_assert(kSoftmaxChunk<Compute<In>> * sizeof(Compute<In>) <= kRepeatedBytes);
+  static_assert(kMaskedGroupBytes <= kRepeatedBytes);
+  char* repeated = static_cast<char*>(memory);
+  const DType dtype = args.input.dtype;
+  MaskedSoftmax<In, Out>{
+      args,
+      put,
+      repeated,
+      repeated + 2 * kRepeatedBytes,
+      masked_group_rows(args.cols, dtype),
+      masked_row_bytes(args.cols, dtype)}
+      .run(range);
+}
+
+// --- backward -----------------------------------------------------------------------------------
+
+template <class T, class Grad, class C = Compute<T>>
+C dot(Grad grad, const T* probabilities, RowRange visible, int64_t cols) {
+  const Tile<C> sum = fold_visible<T>(
+      visible, cols, both(C(0)),
+      [&](Tile<C> so_far, int64_t col, auto part, auto seen) FUSEDOPS_LAMBDA {
+        const Tile<C> product = grad.at(col, part) * load(probabilities + col, part);
+        return so_far + filled<T>(product, seen, C(0));
+      });
+  return C(sum_of(sum, both(C(0))));
+}
+
+template <class In, class Out>
+struct GradRow {
+  using C = Compute<Out>;
+  const Out* probabilities;
+  In* result;
+  const Out *next_grad, *next_probabilities;  // prefetched while this row is written
+  C scale, sum;
+  RowRange visible;
+  int64_t cols;
+
+  template <class Grad, class Mask>
+  FUSEDOPS_INLINE void write(Grad grad, Mask mask, Put put) const {
+    fold_visible<Out>(
+        visible, cols, NoOperand{},
+        [&](NoOperand none, int64_t col, auto part, auto seen) FUSEDOPS_LAMBDA {
+          if (put.streams) {  // as in softmax_backward_rows()
+            prefetch_tile<Cache::kL2>(next_grad + col);
+            prefetch_tile<Cache::kL2>(next_probabilities + col);
+          }
+          const Tile<C> p = load(probabilities + col, part);
+          const Tile<C> all = (grad.at(col, part) - sum) * p * scale;
+          const Tile<C> unmasked = with_operand<Out>(all, mask, col, part, C(0));
+          put(result + col, part, in_order<Out, In>(filled<Out>(unmasked, seen, C(0))));
+          return none;
+        });
+    write_zeros_around<Out>(result, columns_computed<Out>(visible, cols), cols, put);
+  }
+};
+
+// Returns the sum of grad * probabilities.
+template <class In, class Out, class Grad>
+FUSEDOPS_INLINE Compute<Out> masked_softmax_backward_row(
+    GradRow<In, Out> row, RowRange summed, Grad grad, const Bool* mask, Put put) {
+  row.sum = dot<Out>(grad, row.probabilities, summed, row.cols);
+  if (mask != nullptr) {
+    row.write(grad, mask, put);
+  } else {
+    row.write(grad, NoOperand{}, put);
+  }
+  return row.sum;
+}
+
+template <class In, class Out>
+FUSEDOPS_INLINE void masked_softmax_backward_rows(
+    const MaskedSoftmaxBackward& args, RowRange range, void* memory, Put put) {
+  using C = Compute<Out>;
+  C* scratch = static_cast<C*>(memory);
+  const Scores& scores = args.scores;
+  const bool drops = args.dropout.seed != nullptr;
+  const double kept_scale = drops ? args.dropout.scale : 1.0;
+  const C scale = C(scores.scale * kept_scale);
+  OperandRows operands(scores, range.begin);
+  for (int64_t index = range.begin; index < range.end; ++index, operands.next()) {
+    const Out* grad = start_of<Out>(args.grad_output, index);
+    const Out* probabilities = start_of<Out>(args.probabilities, index);
+    In* result = start_of<In>(args.grad_input, index);
+    const auto [visible, all] = operands.visible(args.cols);
+    // The columns outside are all equal, and are 0 unless the row has no visible column.
+    const int64_t outside = visible.end < args.cols ? args.cols - 1 : 0;
+    const bool is_rest_zero = load(probabilities + outside, First{1}).v[0][0] == 0;
+    const RowRange summed = is_rest_zero ? visible : RowRange{0, args.cols};
+    const Bool* mask = all ? nullptr : static_cast<const Bool*>(operands.mask());
+    const bool fits = args.cols * int64_t(sizeof(Out)) <= kPrefetchedRowBytes;
+    const GradRow<In, Out> row{
+        probabilities,
+        result,
+        grad + (fits ? args.grad_output.spacing.stride : 0),
+        probabilities + (fits ? args.probabilities.spacing.stride : 0),
+        scale,
+        C(0),
+        visible,
+        args.cols};
+    C sum;
+    if (drops) {
+      const int64_t first = summed.begin / kTile<float> * kTile<float>;
+      for_columns<Out>(summed.end - first, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
+        store(scratch + first + col, load(grad + first + col, part));
+      });
+      drop_columns<Out>(
+          DropoutRow(args.dropout, index), scratch + first, first, summed.end - first);
+      sum = masked_softmax_backward_row(row, summed, FromScratch<C>{scratch}, mask, put);
+    } else {
+      sum = masked_softmax_backward_row(row, summed, FromMemory<Out>{grad}, mask, put);
+    }
+    if (args.grad_sinks != nullptr) {
+      const C sink = static_cast<const C*>(args.sink_probabilities)[index];
+      static_cast<C*>(args.grad_sinks)[index] = -sink * (sum * C(kept_scale));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace FUSEDOPS_CPU_ISA
+}  // namespace fusedops

@@ -1,0 +1,464 @@
+// Gradients of the norms of rows on the CPU, including dropout and residual before the norm. One
+// pass over input and grad_output computes every sum; interleaved rows share each load and store of
+// the column accumulators.
+#pragma once
+
+#include "cpu/norm/common.h"
+#include "cpu/simd/philox.h"
+
+namespace fusedops {
+namespace FUSEDOPS_CPU_ISA {
+namespace {
+
+// The sums over rows that are computed.
+enum class ColumnSums { kNone, kWeight, kBoth };
+
+// The backward of a row. With g = grad_output * weight and centered = input - mean, grad_input =
+// rstd * ((g - grad_mean) - slope * centered). Without a mean both means are 0. No intermediate
+// value leaves the range of its type before the result does; rstd^3 would, for values
+// near 1e-30 or 1e30.
+//
+// If a row has few columns, the difference in brackets cancels: for two columns, all but eps /
+// (variance + eps) of it. Its error is nevertheless a few ulps of |g|, and that of centered * rstd
+// comes from rounding the mean: |error| < 2^-22 * (1 + |mean| * rstd) * rstd * max|g| in float,
+// beside the rounding of the result.
+//
+// S is one number, or one for each lane.
+template <class S>
+struct NormSlope {
+  S grad_mean, slope;
+};
+
+// --- tiny rows ----------------------------------------------------------------------------------
+//
+// Sums of grad * centered are multiplied by rstd. If rstd is large, as for tiny rows with an eps
+// that is no larger, the products may be denormal although the sums are not. Such rows are scaled,
+// when they are read, by a power of two near rstd. That changes no other bit.
+
+// Whether rows may be that tiny. float16 has no values that small, and products of doubles do not
+// become denormal.
+template <class T>
+constexpr bool kMayBeTiny = sizeof(Compute<T>) == sizeof(float);
+template <>
+constexpr bool kMayBeTiny<Half> = false;
+
+// Larger than the rstd of a row of zeros with rms_norm's default eps for float32, 2896.
+template <class C>
+constexpr C kLargeRstd = C(0x1p12);
+
+// The largest power of two that does not exceed each value: its exponent bits.
+template <class C>
+FUSEDOPS_INLINE Vec<C> power_in(Vec<C> value) {
+  return (Vec<C>)((Lanes<C>)value & (Lanes<C>)broadcast(kInfinity<C>));
+}
+
+// The factor by which rows are scaled when they are read. It is 1 if rstd is not large, or if the
+// row is so far from zero, as a row of equal values may be, that scaling would overflow.
+template <class C>
+FUSEDOPS_INLINE Vec<C> reading_factor(Vec<C> mean, Vec<C> rstd) {
+  const Vec<C> from_zero = (mean < 0 ? -mean : mean) * rstd;
+  const auto reads_more = (rstd > kLargeRstd<C>)&(rstd < C(0x1p120)) & (from_zero < C(0x1p100));
+  return reads_more ? power_in<C>(rstd) : broadcast(C(1));
+}
+
+// If eps outweighs the variance of a tiny row, slope * centered may be denormal while the gradient
+// is not. Without FMA, the gradient of such a row is therefore computed with a scaled grad_output.
+template <class T>
+constexpr bool kMayLoseProducts = kMayBeTiny<T> && !kFusesProducts;
+
+// Whether products with `slope` may be lost to underflow. `slope` and `rstd` are those of the row
+// as it is read: one number each, or one for each lane.
+template <class S>
+FUSEDOPS_INLINE auto loses_products(S slope, S rstd) {
+  const S size = slope < 0 ? -slope : slope;
+  return (size < rstd * 0x1p-50f) & (size > 0) & (rstd >= 1);
+}
+// The same for one row, whose rstd is not large because it is scaled when it is read: usually one
+// comparison.
+FUSEDOPS_INLINE bool row_loses_products(float slope, float rstd) {
+  const float size = slope < 0 ? -slope : slope;
+  return size < kLargeRstd<float> * 0x1p-50f && loses_products(slope, rstd);
+}
+
+template <class T>
+FUSEDOPS_NOINLINE float largest_value(const T* row, int64_t cols) {
+  Tile<float> largest = both(0.0f);
+  for_columns<T>(cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
+    const Tile<float> own = load(row + col, part);
+    largest = larger(largest, larger(own, both(0.0f) - own));
+  });
+  return max_of(largest, largest);
+}
+
+// Returns the factor that brings the largest gradient of a row near 2^80.
+FUSEDOPS_INLINE Vec<float> gradient_factor(Vec<float> largest) {
+  const Vec<float> least = broadcast(0x1p-40f), most = broadcast(0x1p80f);
+  return most / power_in<float>(smaller(larger(largest, least), most));
+}
+
+// --- rows ---------------------------------------------------------------------------------------
+
+template <bool kCenters, class C, class S>
+FUSEDOPS_INLINE Tile<C> norm_gradient(
+    Tile<C> grad, Tile<C> weight, Tile<C> x, S mean, S rstd, NormSlope<S> sums) {
+  // The product with the slope may be denormal, and is fused into the difference.
+  if constexpr (!kCenters) {
+    return unfused((unfused(grad * weight) - x * sums.slope) * rstd);
+  } else {
+    return unfused(((grad * weight - sums.grad_mean) - (x - mean) * sums.slope) * rstd);
+  }
+}
+
+template <bool kCenters, class T>
+struct NormRow {
+  using C = Compute<T>;
+  const T *grad, *input;
+  C mean, rstd;
+  NormSlope<C> sums;
+
+  template <class Part>
+  FUSEDOPS_INLINE Tile<C> grad_input(int64_t col, Part part, Tile<C> weight) const {
+    return norm_gradient<kCenters>(
+        load(grad + col, part), weight, load(input + col, part), mean, rstd, sums);
+  }
+};
+
+// `kCount` interleaved rows of the backward.
+template <bool kCenters, class T, int kCount>
+struct NormRows {
+  using C = Compute<T>;
+  int64_t first;
+  const T* grad[kCount];
+  const T* input[kCount];
+  int64_t grad_ahead, input_ahead;  // rows_ahead()
+  C factor = 1;                     // scales the row as it is read
+  C mean[kCount], rstd[kCount];     // of the rows as they are read
+  NormSlope<C> sums[kCount];
+
+  FUSEDOPS_INLINE NormRows(const NormBackward& args, int64_t first_)
+      : first(first_),
+        grad_ahead(rows_ahead<T>(args.grad_output.spacing, args.cols, kCount)),
+        input_ahead(rows_ahead<T>(args.input.spacing, args.cols, kCount)) {
+    for (int r = 0; r < kCount; ++r) {
+      grad[r] = start_of<T>(args.grad_output, first + r);
+      input[r] = start_of<T>(args.input, first + r);
+      if constexpr (kCenters) mean[r] = static_cast<const C*>(args.mean)[first + r];
+      rstd[r] = static_cast<const C*>(args.rstd)[first + r];
+    }
+  }
+
+  // Columns past the end of the row are 0.
+  template <class Part>
+  FUSEDOPS_INLINE Tile<C> centered(int r, int64_t col, Part part) const {
+    const Tile<C> x = load(input[r] + col, part);
+    if constexpr (kCenters) return filled<T>(x - mean[r], part, C(0));
+    return x;
+  }
+
+  // rstd of the row in memory, before scaling.
+  FUSEDOPS_INLINE C own_rstd(int r) const { return rstd[r] * factor; }
+
+  FUSEDOPS_INLINE NormRow<kCenters, T> operator[](int r) const {
+    return {grad[r], input[r], mean[r], own_rstd(r), sums[r]};
+  }
+
+  FUSEDOPS_INLINE bool any_loses_products() const {
+    if constexpr (kMayLoseProducts<T>) {
+      for (int r = 0; r < kCount; ++r) {
+        if (row_loses_products(sums[r].slope, rstd[r])) return true;
+      }
+    }
+    return false;
+  }
+
+  // Returns one of the rows. It is read anew, because a struct that is passed as a whole does not
+  // stay in registers.
+  FUSEDOPS_INLINE NormRows<kCenters, T, 1> only(int r, const NormBackward& args) const {
+    if constexpr (kCount == 1) {
+      return *this;
+    } else {
+      NormRows<kCenters, T, 1> row(args, first + r);
+      row.sums[0] = sums[r];
+      return row;
+    }
+  }
+
+  // Returns the gradient of an input row as a function of the column.
+  FUSEDOPS_INLINE auto through_norm(int r, ColumnValues<T> weight, int64_t cols) const {
+    NormRow<kCenters, T> row = (*this)[r];
+    C factor = 1;
+    if constexpr (kMayLoseProducts<T>) {
+      if (row_loses_products(sums[r].slope, rstd[r])) {
+        factor = gradient_factor(broadcast(largest_value(grad[r], cols)))[0];
+        row.sums = {sums[r].grad_mean * factor, sums[r].slope * factor};
+        row.rstd /= factor;
+      }
+    }
+    return [row, weight, factor](int64_t col, auto part) FUSEDOPS_LAMBDA {
+      Tile<C> own = weight.at(col, part);
+      if constexpr (kMayLoseProducts<T>) own = own * factor;
+      return row.grad_input(col, part, own);
+    };
+  }
+
+  // If the row is tiny, writes it scaled to `copy`, which has room for whole tiles, and reads it
+  // from there.
+  FUSEDOPS_INLINE void read_tiny(T* copy, int64_t cols) {
+    static_assert(kCount == 1);
+    if constexpr (kMayBeTiny<T>) {
+      if (rstd[0] > kLargeRstd<C>) *this = scaled(*this, copy, cols);
+    }
+  }
+
+ private:
+  // Passed by value: through a reference, loops would read every number again after each store.
+  static FUSEDOPS_NOINLINE NormRows scaled(NormRows rows, T* copy, int64_t cols) {
+    const C mean = kCenters ? rows.mean[0] : C(0);
+    const C factor = reading_factor<C>(broadcast(mean), broadcast(rows.rstd[0]))[0];
+    for_columns<T>(cols, [=, from = rows.input[0]](int64_t col, auto part) FUSEDOPS_LAMBDA {
+      store(copy + col, load(from + col, part) * factor);
+    });
+    rows.factor = factor;
+    rows.input[0] = copy;
+    rows.mean[0] = mean * factor;
+    rows.rstd[0] /= factor;
+    return rows;
+  }
+};
+
+// Computes from the sums of whole rows what all their columns need. `own_rstd` is rstd of the rows
+// in memory, before scaling.
+template <bool kCenters, class C, class S>
+FUSEDOPS_INLINE NormSlope<S> norm_slope(
+    S of_grad, S of_product, S rstd, S own_rstd, const NormBackward& args) {
+  const C cols = C(args.cols);
+  const S centered_mean =
+      has_own_count(args.kind) ? of_product / along_count(args, own_rstd) : of_product / cols;
+  return {kCenters ? of_grad / cols : of_grad, centered_mean * rstd * rstd};
+}
+
+// What one step adds to the accumulators: a tile of columns, summed over the interleaved rows.
+template <class C>
+struct NormColumns {
+  Tile<C> weight, bias;  // to grad_weight and grad_bias
+};
+
+// Computes each row's sums of grad * weight and grad * centered * weight, and adds the rows to the
+// column sums grad_weight and grad_bias.
+template <ColumnSums kSums, bool kCenters, class T, int kCount, class C = Compute<T>>
+FUSEDOPS_INLINE void norm_sums(
+    const NormRows<kCenters, T, kCount>& rows, ColumnValues<T> weight, C* grad_weight, C* grad_bias,
+    int64_t cols, C (&sums)[2 * kCount]) {
+  Vec<C> lanes[2 * kCount];
+  for (auto& sum : lanes) sum = Vec<C>{};
+  for_columns<T>(cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
+    const Tile<C> w = weight.at(col, part);
+    NormColumns<C> step{both(C(0)), both(C(0))};
+    for (int r = 0; r < kCount; ++r) {
+      prefetch_tile<Cache::kL2>(rows.grad[r] + rows.grad_ahead + col);
+      prefetch_tile<Cache::kL2>(rows.input[r] + rows.input_ahead + col);
+      const Tile<C> grad = load(rows.grad[r] + col, part);
+      const Tile<C> product = grad * rows.centered(r, col, part);
+      for (int half = 0; half < 2; ++half) {
+        if constexpr (kCenters) lanes[2 * r] += grad.v[half] * w.v[half];
+        lanes[2 * r + 1] += product.v[half] * w.v[half];
+      }
+      step.weight = step.weight + product * rows.rstd[r];
+      step.bias = step.bias + grad;
+    }
+    if constexpr (kSums != ColumnSums::kNone) {
+      store(grad_weight + col, load(grad_weight + col) + step.weight);
+    }
+    if constexpr (kSums == ColumnSums::kBoth) {
+      store(grad_bias + col, load(grad_bias + col) + step.bias);
+    }
+  });
+  sums_over_lanes<C>(lanes, sums);
+}
+
+// Computes the slopes of the rows from the sums of whole rows.
+template <bool kCenters, class T, int kCount, class C = Compute<T>>
+FUSEDOPS_INLINE void finish_row_sums(
+    NormRows<kCenters, T, kCount>& rows, const C (&sums)[2 * kCount], const NormBackward& args) {
+  for (int r = 0; r < kCount; ++r) {
+    const C of_grad = kCenters ? sums[2 * r] : C(0);
+    rows.sums[r] =
+        norm_slope<kCenters, C>(of_grad, sums[2 * r + 1], rows.rstd[r], rows.own_rstd(r), args);
+  }
+}
+
+// Writes the gradients of the rows: the input's, and the branch's, to which dropout is applied, or
+// which has another dtype.
+template <class T>
+struct NormResults {
+  using C = Compute<T>;
+  const NormBackward& args;
+  Put put;
+  ColumnValues<T> weight;
+  C* scratch;  // one chunk
+
+  template <bool kCenters, int kCount>
+  FUSEDOPS_INLINE void write(const NormRows<kCenters, T, kCount>& rows) const {
+    if (args.grad_branch.data != nullptr || rows.any_loses_products()) {
+      for (int r = 0; r < kCount; ++r) write_in_chunks(rows.only(r, args));
+    } else if (args.grad_sum.data != nullptr) {
+      write_rows<true>(rows);
+    } else {
+      write_rows<false>(rows);
+    }
+  }
+
+ private:
+  template <bool kCenters>
+  FUSEDOPS_NOINLINE void write_in_chunks(NormRows<kCenters, T, 1> row) const {
+    write_both(row.first, row.through_norm(0, weight, args.cols));
+  }
+
+  // Tiles of all rows are read before any is written (forward.h).
+  template <bool kMore, bool kCenters, int kCount>
+  FUSEDOPS_INLINE void write_rows(const NormRows<kCenters, T, kCount>& rows) const {
+    const int64_t ahead = rows_ahead<T>(args.grad_input.spacing, args.cols, kCount);
+    NormRow<kCenters, T> row[kCount];
+    T* to[kCount];
+    const T* more[kCount];
+    for (int r = 0; r < kCount; ++r) {
+      row[r] = rows[r];
+      to[r] = start_of<T>(args.grad_input, rows.first + r);
+      if constexpr (kMore) more[r] = start_of<T>(args.grad_sum, rows.first + r);
+    }
+    for_columns<T>(args.cols, [=, put = put, w = weight](int64_t col, auto part) FUSEDOPS_LAMBDA {
+      const Tile<C> factor = w.at(col, part);
+      Tile<C> result[kCount];
+      for (int r = 0; r < kCount; ++r) {
+        result[r] = row[r].grad_input(col, part, factor);
+        if constexpr (kMore) result[r] = result[r] + load(more[r] + col, part);
+      }
+      put.rows(to, col, part, result, ahead);
+    });
+  }
+
+  // Writes grad_input and grad_branch chunk by chunk, because dropout is applied to gradients
+  // before they are rounded.
+  template <class Source>
+  FUSEDOPS_INLINE void write_both(int64_t row, Source at) const {
+    for_chunks<T>(args.cols, [&](int64_t begin, int64_t cols) FUSEDOPS_LAMBDA {
+      for_columns<T>(cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
+        store(scratch + col, at(begin + col, part));
+      });
+      write_chunk(row, begin, cols);
+    });
+  }
+
+  FUSEDOPS_NOINLINE void write_chunk(int64_t row, int64_t begin, int64_t cols) const {
+    if (args.grad_sum.data != nullptr) {
+      const T* more = start_of<T>(args.grad_sum, row) + begin;
+      for_columns<T>(cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
+        store(scratch + col, load(scratch + col) + load(more + col, part));
+      });
+    }
+    if (args.grad_input.data != nullptr) {
+      write_scratch(start_of<T>(args.grad_input, row) + begin, C(1), cols);
+    }
+    if (args.grad_branch.data == nullptr) return;
+    const bool drops = args.dropout.seed != nullptr;
+    if (drops) drop_columns<T>(DropoutRow(args.dropout, row), scratch, begin, cols);
+    with_branch<T>(args.grad_branch.dtype, [&](auto tag) FUSEDOPS_LAMBDA {
+      using Branch = typename decltype(tag)::type;
+      Branch* to = start_of<Branch>(args.grad_branch, row) + begin;
+      write_scratch(to, drops ? C(args.dropout.scale) : C(1), cols);
+    });
+  }
+
+  template <class To>
+  FUSEDOPS_INLINE void write_scratch(To* to, C scale, int64_t cols) const {
+    for_columns<T>(cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
+      put(to + col, part, in_order<T, To>(load(scratch + col) * scale));
+    });
+  }
+};
+
+// The sums of a partition, in the workspace.
+template <class C>
+struct PartitionSums {
+  C *grad_weight, *grad_bias;
+
+  PartitionSums(const NormBackward& args, int64_t partition)
+      : grad_weight(static_cast<C*>(args.workspace) + partition * 2 * padded_cols(args.cols)),
+        grad_bias(grad_weight + padded_cols(args.cols)) {}
+
+  void clear(const NormBackward& args) const {
+    const int64_t bytes = padded_cols(args.cols) * int64_t(sizeof(C));
+    if (args.grad_weight.data != nullptr) std::memset(grad_weight, 0, bytes);
+    if (args.grad_bias.data != nullptr) std::memset(grad_bias, 0, bytes);
+  }
+};
+
+// Whether any row may have to be scaled. Such rows are computed one by one.
+template <class T>
+FUSEDOPS_INLINE bool any_tiny(const NormBackward& args, RowRange rows) {
+  using C = Compute<T>;
+  bool any = false;
+  if constexpr (kMayBeTiny<T>) {
+    const C* rstd = static_cast<const C*>(args.rstd);
+    for (int64_t row = rows.begin; row < rows.end; ++row) any |= rstd[row] > kLargeRstd<C>;
+  }
+  return any;
+}
+
+// Computes rows of a partition, and adds them to its sums.
+template <bool kCenters, class T, ColumnSums kSums>
+void norm_backward_rows(
+    const NormBackward& args, int64_t partition, RowRange range, void* scratch, Put put) {
+  using C = Compute<T>;
+  static_assert(kNormChunk<T> * int64_t(sizeof(C)) <= kNormChunkBytes);
+  const int64_t width = padded_cols(args.cols);
+  const ColumnValues<T> weight = weight_values<T>(args, static_cast<C*>(scratch));
+  C* const chunk = static_cast<C*>(scratch) + width;
+  T* const copy = reinterpret_cast<T*>(reinterpret_cast<char*>(chunk) + kNormChunkBytes);
+  const NormResults<T> results{args, put, weight, chunk};
+  const PartitionSums<C> column_sums(args, partition);
+  const bool writes = args.grad_input.data != nullptr || args.grad_branch.data != nullptr;
+  const auto step = [&](auto count, int64_t first) FUSEDOPS_LAMBDA {
+    NormRows<kCenters, T, count.value> rows(args, first);
+    if constexpr (count.value == 1) rows.read_tiny(copy, args.cols);
+    C sums[2 * count.value];
+    norm_sums<kSums>(rows, weight, column_sums.grad_weight, column_sums.grad_bias, args.cols, sums);
+    finish_row_sums(rows, sums, args);
+    if (writes) results.write(rows);
+  };
+  const bool some_tiny = any_tiny<T>(args, range);
+  for (int64_t row = range.begin; row < range.end;) {
+    const RowRange next{row, row + kInterleavedRows};
+    if (next.end <= range.end && !(some_tiny && any_tiny<T>(args, next))) {
+      step(Constant<kInterleavedRows>{}, row);
+      row = next.end;
+    } else {
+      step(Constant<1>{}, row++);
+    }
+  }
+}
+
+// Calls body with the columns as a pointer to their type: a gradient has the dtype of the rows or
+// the compute type.
+template <class T, class Body>
+void with_result(Columns result, Body body) {
+  if (size_of(result.dtype) == sizeof(T)) return body(static_cast<T*>(result.data));
+  body(static_cast<Compute<T>*>(result.data));
+}
+
+// Adds up the partitions' sums, which are in T's order, in the order of the partitions.
+template <class T, class Result, class C = Compute<T>>
+void sum_partitions(
+    const C* partials, Result* result, int64_t partitions, int64_t stride, int64_t begin,
+    int64_t end) {
+  for_columns<T>(end - begin, [&](int64_t offset, auto part) FUSEDOPS_LAMBDA {
+    const int64_t col = begin + offset;
+    Tile<C> sum = load(partials + col);
+    for (int64_t p = 1; p < partitions; ++p) sum = sum + load(partials + p * stride + col);
+    store(result + col, part, in_order<T, Result>(sum));
+  });
+}
+
+}  // namespace
+}  // namespace FUSEDOPS_CPU_ISA
+}  // namespace fusedops

@@ -1,0 +1,78 @@
+#include "cpu/dispatch/dtypes.h"
+#include "cpu/dispatch/isa_functions.h"
+#include "cpu/norm/long_rows.h"
+#include "cpu/norm/short_rows.h"
+
+namespace fusedops {
+namespace FUSEDOPS_CPU_ISA {
+namespace {
+
+// Calls body with the sums over rows that are wanted, as a constant.
+template <bool kCenters, class Body>
+void with_column_sums(const NormBackward& args, Body body) {
+  if constexpr (kCenters) {  // rms_norm has no bias
+    if (args.grad_bias.data != nullptr) return body(Constant<ColumnSums::kBoth>{});
+  }
+  if (args.grad_weight.data != nullptr) return body(Constant<ColumnSums::kWeight>{});
+  body(Constant<ColumnSums::kNone>{});
+}
+
+}  // namespace
+
+void norm_backward(const NormBackward& args, int64_t partition, void* scratch, bool streaming) {
+  with_norm(args.kind, args.input.dtype, [&](auto centers, auto tag) {
+    using T = typename decltype(tag)::type;
+    const PartitionSums<Compute<T>> sums_of_rows(args, partition);
+    sums_of_rows.clear(args);
+    const RowRange rest = narrow_norm_backward_groups<centers.value, T>(
+        args, RowPartition(args.rows)[partition], scratch, sums_of_rows);
+    if (rest.begin == rest.end) return;
+    with_store(streaming && can_stream(args.grad_branch), args.grad_input, [&](Put put) {
+      with_column_sums<centers.value>(args, [&](auto sums) {
+        norm_backward_rows<centers.value, T, sums.value>(args, partition, rest, scratch, put);
+      });
+    });
+  });
+}
+
+void norm_finish(const NormBackward& args, int64_t begin, int64_t end) {
+  const int64_t partitions = RowPartition(args.rows).count, width = padded_cols(args.cols);
+  with_type(args.input.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    using C = Compute<T>;
+    const auto finish = [&](Columns result, const C* partials) {
+      if (result.data == nullptr) return;
+      with_result<T>(result, [&](auto* to) {
+        sum_partitions<T>(partials, to, partitions, 2 * width, begin, end);
+      });
+    };
+    finish(args.grad_weight, static_cast<const C*>(args.workspace));
+    finish(args.grad_bias, static_cast<const C*>(args.workspace) + width);
+  });
+}
+
+void long_norm_backward(
+    const NormBackward& args, int64_t row, RowRange cols, NormGradSums* partials, void* scratch) {
+  with_norm(args.kind, args.input.dtype, [&](auto centers, auto tag) {
+    using T = typename decltype(tag)::type;
+    long_norm_backward_segments<centers.value, T>(args, row, cols, partials, scratch);
+  });
+}
+
+void write_long_norm_backward(
+    const NormBackward& args, RowRange cols, const NormGradSums* rows, void* scratch,
+    bool streaming) {
+  with_norm(args.kind, args.input.dtype, [&](auto centers, auto tag) {
+    using T = typename decltype(tag)::type;
+    with_store(streaming, args.grad_input, [&](Put put) {
+      with_column_sums<centers.value>(args, [&](auto sums) {
+        const LongNormBackward<centers.value, T, sums.value> columns{
+            args, rows, static_cast<Compute<T>*>(scratch), put};
+        for_segments(cols, [&](RowRange segment) { columns.write(segment); });
+      });
+    });
+  });
+}
+
+}  // namespace FUSEDOPS_CPU_ISA
+}  // namespace fusedops

@@ -1,0 +1,236 @@
+// Shared by the forward and backward of norms of rows on the CPU: layer_norm, std_norm, rms_norm
+// and l2_norm, of a row or of the sum of two. kCenters: whether there is a mean, as in the first
+// two.
+//
+// Rows are interleaved. Each load of weight and bias, and in the backward each load and store of
+// the column accumulators, serves several rows. The end of a row (sums over lanes, a root and a
+// division: a latency of 150 cycles) overlaps with that of the next row.
+#pragma once
+
+#include <type_traits>
+
+#include "cpu/simd/vec.h"
+#include "cpu/threads/work_division.h"
+
+namespace fusedops {
+namespace FUSEDOPS_CPU_ISA {
+namespace {
+
+// The number of columns whose sum is computed in Compute<T>; sums of chunks use the wider type. A
+// lane adds up 32 values, or 8 for double, because long double has only 11 more bits.
+template <class T>
+constexpr int64_t kNormChunk = (sizeof(T) == sizeof(double) ? 8 : 32) * kTile<T>;
+
+// Whether the compiler fuses a product into a sum. A product that is not fused may be denormal.
+#if defined(__FP_FAST_FMAF)
+constexpr bool kFusesProducts = true;
+#else
+constexpr bool kFusesProducts = false;
+#endif
+
+template <class C>
+struct WiderOf {
+  using type = double;
+};
+template <>
+struct WiderOf<double> {
+  using type = long double;
+};
+template <class T>
+using Wider = typename WiderOf<Compute<T>>::type;
+
+// Calls body(begin, count) for each chunk of a row.
+template <class T, class Body>
+FUSEDOPS_INLINE void for_chunks(int64_t cols, Body body) {
+  constexpr int64_t chunk = kNormChunk<T>;
+  for (int64_t begin = 0; begin < cols; begin += chunk) {
+    body(begin, cols - begin < chunk ? cols - begin : chunk);
+  }
+}
+
+template <auto kValue>
+struct Constant {
+  static constexpr auto value = kValue;
+};
+template <class T>
+struct Tag {
+  using type = T;
+};
+
+// Calls body with the type of a branch, or of its gradient, beside rows of T: T or, beside floats,
+// one of 16 bits (args.h).
+template <class T, class Body>
+FUSEDOPS_INLINE void with_branch(DType dtype, Body body) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (dtype == DType::kBFloat16) return body(Tag<BFloat16>{});
+    if (dtype == DType::kFloat16) return body(Tag<Half>{});
+  }
+  body(Tag<T>{});
+}
+
+// --- parameters ---------------------------------------------------------------------------------
+
+// Converts `given` to columns of the kernel for T: in the compute type, in T's order, and with
+// `offset` added.
+template <class T, class Given, class C = Compute<T>>
+void copy_columns(const Given* given, C offset, C* copy, int64_t cols) {
+  for_columns<T>(cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
+    const Tile<C> tile = in_order<Given, T>(load(given + col, part));
+    store(copy + col, tile - (C(0) - offset));  // subtracts, because -0 + 0 would be +0
+  });
+}
+
+// Weight or bias in T's order: the given values, or a copy. If T is the compute type, `given`
+// points to either, so that the loops that read it are compiled once.
+template <class T>
+struct ColumnValues {
+  using C = Compute<T>;
+  const T* given;
+  const C* copy;  // null if there is none
+
+  static ColumnValues copied_to(const C* copy) {
+    if constexpr (sizeof(T) == sizeof(C)) {
+      return {copy, nullptr};
+    } else {
+      return {nullptr, copy};
+    }
+  }
+
+  template <class Part>
+  FUSEDOPS_INLINE Tile<C> at(int64_t col, Part part) const {
+    if constexpr (sizeof(T) == sizeof(C)) return load(given + col, part);
+    return copy == nullptr ? load(given + col, part) : load(copy + col);
+  }
+};
+
+// Copies the values only if they need a conversion or an offset: for a single long row, the copy
+// would be as long as the row.
+template <class T, class C = Compute<T>>
+ColumnValues<T> column_values(ConstColumns given, C offset, C* copy, int64_t cols) {
+  if (size_of(given.dtype) != sizeof(T)) {
+    copy_columns<T>(static_cast<const C*>(given.data), offset, copy, cols);
+    return ColumnValues<T>::copied_to(copy);
+  }
+  const T* values = static_cast<const T*>(given.data);
+  if (offset == 0) return {values, nullptr};
+  copy_columns<T>(values, offset, copy, cols);
+  return ColumnValues<T>::copied_to(copy);
+}
+
+// The factors of the columns: 1 if there is no weight.
+template <class T, class Args, class C = Compute<T>>
+ColumnValues<T> weight_values(const Args& args, C* copy) {
+  if (args.weight.data != nullptr) {
+    return column_values<T>(args.weight, C(args.weight_offset), copy, args.cols);
+  }
+  for_columns<T>(args.cols, [&](int64_t col, auto) { store(copy + col, both(C(1))); });
+  return ColumnValues<T>::copied_to(copy);
+}
+
+template <class T, class Args, class C = Compute<T>>
+ColumnValues<T> bias_values(const Args& args, C* copy) {
+  if (args.bias.data == nullptr) return {};
+  return column_values<T>(args.bias, C(0), copy, args.cols);
+}
+
+// --- kinds --------------------------------------------------------------------------------------
+//
+// The differences between the kinds of norms, forward and backward, except has_mean() (args.h).
+
+FUSEDOPS_INLINE double root(double x) { return __builtin_sqrt(x); }
+FUSEDOPS_INLINE long double root(long double x) { return __builtin_sqrtl(x); }
+FUSEDOPS_INLINE Vec<double> root(Vec<double> x) {
+#if defined(__AVX512F__)
+  return (Vec<double>)_mm512_sqrt_pd((__m512d)x);
+#elif defined(__AVX2__)
+  return (Vec<double>)_mm256_sqrt_pd((__m256d)x);
+#elif defined(__SSE2__)
+  return (Vec<double>)_mm_sqrt_pd((__m128d)x);
+#else
+  for (int i = 0; i < kLanes<double>; ++i) x[i] = __builtin_sqrt(x[i]);
+  return x;
+#endif
+}
+
+// Returns x, or `least` where x is less; NaN where x is.
+FUSEDOPS_INLINE double at_least(double x, double least) { return x < least ? least : x; }
+FUSEDOPS_INLINE long double at_least(long double x, double least) { return x < least ? least : x; }
+FUSEDOPS_INLINE Vec<double> at_least(Vec<double> x, double least) {
+  return x < least ? broadcast(least) : x;
+}
+
+// Returns rstd, given the sum of squares: of the deviations from the mean, or of the values if
+// there is no mean.
+template <class Wide>
+FUSEDOPS_INLINE Wide rstd_of(const NormForward& args, Wide squares) {
+  const double cols = static_cast<double>(args.cols);
+  if (args.kind == NormKind::kStd) return 1.0 / (root(squares / (cols - 1)) + args.eps);
+  if (args.kind == NormKind::kL2) return 1.0 / at_least(root(squares), args.eps);
+  return 1.0 / root(squares / cols + args.eps);
+}
+
+// Returns eps on the scale of a mean of squares: its square if eps is compared with or added to a
+// root.
+inline double squared_eps(const NormForward& args) {
+  if (args.kind == NormKind::kL2) return args.eps * args.eps / static_cast<double>(args.cols);
+  return args.kind == NormKind::kStd ? args.eps * args.eps : args.eps;
+}
+
+// Whether the divisor of sum(g * centered) is along_count() instead of the number of columns.
+constexpr bool has_own_count(NormKind kind) {
+  return kind == NormKind::kStd || kind == NormKind::kL2;
+}
+
+// The rstd of a row whose norm is below eps, for kL2; computed as rstd_of() does, so that both have
+// the same bits.
+template <class C>
+FUSEDOPS_INLINE C largest_rstd(const NormBackward& args) {
+  return C(1.0 / static_cast<typename WiderOf<C>::type>(args.eps));
+}
+
+// The divisor of sum(g * centered) for kStd: (cols - 1) * share, where share = std / (std + eps) =
+// 1 - eps * rstd. If std is small beside eps, share may consist of rounding errors; but then the
+// sum's contribution to grad_input is just as small beside the rest. If std is 0, there is no
+// contribution.
+//
+// For kL2 it is 1, or infinity if the norm is below eps, so that rstd does not depend on the row.
+template <class C>
+FUSEDOPS_INLINE C along_count(const NormBackward& args, C rstd) {
+  if (args.kind == NormKind::kL2) return rstd < largest_rstd<C>(args) ? C(1) : kInfinity<C>;
+  const C share = 1 - C(args.eps) * rstd;
+  return share > 0 ? share * C(args.cols - 1) : kInfinity<C>;
+}
+template <class C>
+FUSEDOPS_INLINE Tile<C> along_count(const NormBackward& args, Tile<C> rstd) {
+  const C largest = largest_rstd<C>(args);
+  for (auto& vec : rstd.v) {
+    if (args.kind == NormKind::kL2) {
+      vec = vec < largest ? broadcast(C(1)) : broadcast(kInfinity<C>);
+      continue;
+    }
+    const Vec<C> share = 1 - C(args.eps) * vec;
+    vec = share > 0 ? share * C(args.cols - 1) : broadcast(kInfinity<C>);
+  }
+  return rstd;
+}
+
+// --- rows ---------------------------------------------------------------------------------------
+
+// The number of interleaved rows is limited by the registers.
+constexpr int kInterleavedRows = kVectorBytes == 64 ? 4 : 2;
+static_assert(kInterleavedRows <= kMaxInterleavedRows);
+
+// The distance, in elements, from one of `interleaved` rows to the row that an L2 prefetch should
+// fetch: one step ahead, or two if steps are short. It is 0 if rows are so long that the cache
+// would lose them again.
+template <class T>
+FUSEDOPS_INLINE int64_t rows_ahead(const RowSpacing& spacing, int64_t cols, int64_t interleaved) {
+  constexpr int64_t kLongestRowBytes = int64_t(1) << 17, kShortStepBytes = int64_t(1) << 14;
+  const int64_t row_bytes = cols * int64_t(sizeof(T));
+  if (row_bytes > kLongestRowBytes) return 0;
+  return (interleaved * row_bytes < kShortStepBytes ? 2 : 1) * interleaved * spacing.stride;
+}
+
+}  // namespace
+}  // namespace FUSEDOPS_CPU_ISA
+}  // namespace fusedops

@@ -1,0 +1,41 @@
+#include "cpu/dispatch/dtypes.h"
+#include "cpu/dispatch/isa_functions.h"
+#include "cpu/norm/long_rows.h"
+#include "cpu/norm/short_rows.h"
+
+namespace fusedops {
+namespace FUSEDOPS_CPU_ISA {
+
+void norm(const NormForward& args, RowRange range, void* scratch, bool streaming) {
+  with_norm(args.kind, args.output.dtype, [&](auto centers, auto tag) {
+    using T = typename decltype(tag)::type;
+    const RowRange rest = narrow_norm_groups<centers.value, T>(args, range, scratch);
+    if (rest.begin == rest.end) return;
+    with_store(streaming && can_stream(args.sum), args.output, [&](Put put) {
+      norm_rows<centers.value, T>(args, rest, scratch, put);
+    });
+  });
+}
+
+void long_norm(const NormForward& args, int64_t row, RowRange cols, void* partials, void* scratch) {
+  with_norm(args.kind, args.output.dtype, [&](auto centers, auto tag) {
+    using T = typename decltype(tag)::type;
+    long_norm_segments<centers.value, T>(
+        args, row, cols, NormPartials<T>(args, row, partials), scratch);
+  });
+}
+
+void write_long_norm(
+    const NormForward& args, int64_t row, RowRange cols, void* partials, void* scratch,
+    bool streaming) {
+  with_norm(args.kind, args.output.dtype, [&](auto centers, auto tag) {
+    using T = typename decltype(tag)::type;
+    with_store(streaming, args.output, [&](Put put) {
+      write_long_norm_segments<centers.value, T>(
+          args, row, cols, NormPartials<T>(args, row, partials), scratch, put);
+    });
+  });
+}
+
+}  // namespace FUSEDOPS_CPU_ISA
+}  // namespace fusedops

@@ -1,0 +1,143 @@
+// Launches layer_norm, std_norm and rms_norm, with and without a residual.
+#include <vector>
+
+#include "cpu/dispatch/isa.h"
+#include "cpu/launcher.h"
+#include "cpu/threads/work_sharing.h"
+
+namespace fusedops {
+namespace {
+
+// The backward of `count` norms of one shape; at(i) returns the arguments of norm i. Threads share
+// first the partitions of all norms, then their columns.
+template <class At>
+void backward_of_norms(int64_t count, At at, bool streaming) {
+  const CpuKernels& kernels = cpu_kernels();
+  const NormBackward each = at(0);
+  const RowPartition partition(each.rows);
+  const int64_t elements = std::min(partition.rows_each, each.rows) * each.cols;
+  const int64_t scratch_bytes = norm_scratch_bytes(each);
+  for_rows(count * partition.count, elements, scratch_bytes, [&](RowRange range, void* scratch) {
+    for (int64_t i = range.begin; i < range.end; ++i) {
+      const int64_t tensor = i / partition.count;
+      kernels.norm_backward(at(tensor), i - tensor * partition.count, scratch, streaming);
+    }
+  });
+  if (each.grad_weight.data == nullptr && each.grad_bias.data == nullptr) return;
+  const int64_t column_groups = padded_cols(each.cols) / kColumnPadding;
+  for_rows(count * column_groups, partition.count * kColumnPadding, 0, [&](RowRange range, void*) {
+    for (int64_t i = range.begin; i < range.end;) {
+      const int64_t tensor = i / column_groups, first = tensor * column_groups;
+      const int64_t end = std::min(range.end, first + column_groups);
+      kernels.norm_finish(
+          at(tensor), (i - first) * kColumnPadding,
+          std::min((end - first) * kColumnPadding, each.cols));
+      i = end;
+    }
+  });
+}
+
+// --- long rows ----------------------------------------------------------------------------------
+
+// Not with dropout, even if grad_branch is not wanted, so that the other gradients have the same
+// bits.
+bool is_long(const NormBackward& args) {
+  return is_long_row(args.cols) && args.dropout.seed == nullptr;
+}
+
+void launch_long(const CpuKernels& kernels, const NormForward& args, bool streaming) {
+  for_long_rows(
+      args.rows, args.cols, norm_partials_bytes(args), kLongNormScratchBytes,
+      [&](int64_t row, RowRange cols, void* partials, void* scratch) {
+        kernels.long_norm(args, row, cols, partials, scratch);
+      },
+      [&](int64_t row, RowRange cols, void* partials, void* scratch) {
+        kernels.write_long_norm(args, row, cols, partials, scratch, streaming);
+      });
+}
+
+NormGradSums total(const NormGradSums* partials, int64_t count) {
+  NormGradSums sums{0, 0};
+  for (int64_t i = 0; i < count; ++i) {
+    sums.of_grad += partials[i].of_grad;
+    sums.of_product += partials[i].of_product;
+  }
+  return sums;
+}
+
+// Threads share columns, not rows, because weight and bias gradients add up over the rows.
+void launch_long(const CpuKernels& kernels, const NormBackward& args, bool streaming) {
+  const int64_t segments = row_segments(args.cols);
+  std::vector<NormGradSums> partials(args.rows * segments), rows(args.rows);
+  const Scratch memory(kLongNormScratchBytes);
+  for_columns(args.cols, args.rows, memory, [&](RowRange cols, void* scratch) {
+    for (int64_t row = 0; row < args.rows; ++row) {
+      kernels.long_norm_backward(args, row, cols, &partials[row * segments], scratch);
+    }
+  });
+  for (int64_t row = 0; row < args.rows; ++row)
+    rows[row] = total(&partials[row * segments], segments);
+  for_columns(args.cols, args.rows, memory, [&](RowRange cols, void* scratch) {
+    kernels.write_long_norm_backward(args, cols, rows.data(), scratch, streaming);
+  });
+}
+
+}  // namespace
+
+void CpuLauncher::launch(const NormForward& args) const {
+  const CpuKernels& kernels = cpu_kernels();
+  const int64_t of_input = size_of(args.input.dtype), of_output = size_of(args.output.dtype);
+  const int64_t tensors = 1 + (args.residual.data != nullptr) + (args.sum.data != nullptr);
+  const int64_t bytes = of_input + tensors * of_output;
+  const bool streaming = is_streaming(args.rows * args.cols, bytes);
+  if (is_long_row(args.cols)) return launch_long(kernels, args, streaming);
+  const int64_t scratch_bytes = norm_scratch_bytes(args);
+  for_rows(args.rows, args.cols, scratch_bytes, [&](RowRange range, void* scratch) {
+    kernels.norm(args, range, scratch, streaming);
+  });
+}
+
+void CpuLauncher::launch(const NormBackward& args) const {
+  const int64_t tensors = 2 + (args.grad_sum.data != nullptr) + (args.grad_input.data != nullptr);
+  const int64_t of_branch = args.grad_branch.data == nullptr ? 0 : size_of(args.grad_branch.dtype);
+  const int64_t bytes = tensors * size_of(args.input.dtype) + of_branch;
+  const bool streaming = is_streaming(args.rows * args.cols, bytes);
+  if (is_long(args)) return launch_long(cpu_kernels(), args, streaming);
+  backward_of_norms(1, [&](int64_t) { return args; }, streaming);
+}
+
+void CpuLauncher::launch(const NormStack& stack) const {
+  const CpuKernels& kernels = cpu_kernels();
+  const NormForward& each = stack.each;
+  const int64_t bytes = 2 * size_of(each.input.dtype);
+  const bool streaming = is_streaming(stack.count * each.rows * each.cols, bytes);
+  if (is_long_row(each.cols)) {
+    for (int32_t i = 0; i < stack.count; ++i) launch_long(kernels, stack[i], streaming);
+    return;
+  }
+  const int64_t scratch_bytes = norm_scratch_bytes(each);
+  for_stack(stack, scratch_bytes, [&](const NormForward& args, RowRange range, void* scratch) {
+    kernels.norm(args, range, scratch, streaming);
+  });
+}
+
+void CpuLauncher::launch(const NormStackBackward& stack) const {
+  const NormBackward& each = stack.each;
+  const int64_t tensors = 2 + (each.grad_input.data != nullptr);
+  const int64_t bytes = tensors * size_of(each.input.dtype);
+  const bool streaming = is_streaming(stack.count * each.rows * each.cols, bytes);
+  if (is_long(each)) {
+    for (int32_t i = 0; i < stack.count; ++i) launch_long(cpu_kernels(), stack[i], streaming);
+    return;
+  }
+  const auto tensor = [&](int64_t i) { return stack[static_cast<int32_t>(i)]; };
+  backward_of_norms(stack.count, tensor, streaming);
+}
+
+int64_t CpuLauncher::workspace_bytes(const NormBackward& args) const {
+  const bool sums_rows = args.grad_weight.data != nullptr || args.grad_bias.data != nullptr;
+  return sums_rows && !is_long(args) ? norm_workspace_bytes(args.rows, args.cols, args.input.dtype)
+                                     : 0;
+}
+
+}  // namespace fusedops

@@ -1,0 +1,483 @@
+// The norms of groups of short rows on the CPU, forward and backward (simd/short_rows.h).
+//
+// Rows have the bits of forward.h and backward.h: a lane of an accumulator there is a
+// tile here, and lanes are added up in the same tree. The root and the two divisions at the end of
+// a row are computed for all rows of a group at once. The sums over rows are in one tile per column
+// until all groups of a partition are done.
+//
+// Not computed in groups: doubles, whose sums use long double, and rows with dropout.
+#pragma once
+
+#include "cpu/norm/backward.h"
+#include "cpu/norm/forward.h"
+#include "cpu/simd/short_rows.h"
+#include "cpu/softmax/spatial.h"
+
+namespace fusedops {
+namespace FUSEDOPS_CPU_ISA {
+namespace {
+
+template <class T>
+constexpr bool kComputedInGroups = sizeof(Compute<T>) == sizeof(float);
+static_assert(kNarrowCols <= kNormChunk<float>);  // one sum in float for each lane
+
+// The number of lanes that hold one of `cols` columns, in either half of a tile of T.
+template <class T>
+constexpr int64_t lanes_reached(int64_t cols) {
+  const int64_t lanes = kEvenOdd<T> ? (cols + 1) / 2 : cols;
+  return lanes < kLanes<float> ? lanes : kLanes<float>;
+}
+
+// The first column in a lane of one half of the tiles.
+template <class T>
+FUSEDOPS_INLINE int64_t first_column_of(int half, int64_t lane) {
+  return kEvenOdd<T> ? 2 * lane + half : half * kLanes<float> + lane;
+}
+// Calls body(column) for each column in a lane of one half of the tiles.
+template <class T, class Body>
+FUSEDOPS_INLINE void for_columns_of(int half, int64_t lane, int64_t cols, Body body) {
+  for (int64_t col = first_column_of<T>(half, lane); col < cols; col += kTile<T>) body(col);
+}
+
+// Adds up tiles that stand for the lanes of a vector, in the tree of across_lanes(). Lanes without
+// a column are 0, which turns a sum of -0 into +0.
+template <class T>
+FUSEDOPS_INLINE Tile<float> sum_of_lanes(Tile<float>* lanes, int64_t cols) {
+  const int64_t reached = lanes_reached<T>(cols);
+  int64_t width = 1;
+  while (width < reached) width *= 2;
+  for (int64_t lane = reached; lane < width; ++lane) lanes[lane] = both(0.0f);
+  for (width /= 2; width > 0; width /= 2) {
+    for (int64_t lane = 0; lane < width; ++lane) lanes[lane] = lanes[lane] + lanes[lane + width];
+  }
+  return cols % kTile<T> == 0 ? lanes[0] : lanes[0] + both(0.0f);
+}
+
+// The same in double, in the order of totals().
+template <class T>
+FUSEDOPS_INLINE WideTile<float> wide_sum_of_lanes(Tile<float>* lanes, int64_t cols) {
+  const int64_t reached = lanes_reached<T>(cols), count = accumulators_read<float>(reached);
+  for (int64_t lane = reached; lane < count; ++lane) lanes[lane] = both(0.0f);
+  return sum_of_accumulators<float>(TileAccumulators<float>{lanes, 1, count});
+}
+
+// Writes weight or bias to `to` in memory order.
+template <class T>
+FUSEDOPS_INLINE void unpack_columns(ColumnValues<T> values, int64_t cols, float* to) {
+  for_columns<T>(cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
+    store(to + col, in_order<T, float>(values.at(col, part)));
+  });
+}
+
+// --- statistics ---------------------------------------------------------------------------------
+
+struct GroupMoments {
+  WideTile<float> squares, shift, away;
+};
+
+// Returns shift_near_mean() of each row.
+template <class T>
+FUSEDOPS_INLINE Tile<float> shift_of_group(const Tile<float>* group, int64_t cols) {
+  const int64_t count = cols < kTile<T> ? cols : kTile<T>;
+  const float share = 1.0f / static_cast<float>(count);
+  Tile<float> lanes[kLanes<float>];
+  for (int64_t lane = 0; lane < lanes_reached<T>(count); ++lane) {
+    Tile<float> halves[2] = {both(0.0f), both(0.0f)};
+    for (int half = 0; half < 2; ++half) {
+      for_columns_of<T>(half, lane, count, [&](int64_t col) FUSEDOPS_LAMBDA {
+        halves[half] = unfused(group[col] * share);
+      });
+    }
+    lanes[lane] = halves[0] + halves[1];
+  }
+  return sum_of_lanes<T>(lanes, count);
+}
+
+// Sums the deviations from `shift`, which are not needed without a mean, and their squares, which
+// start as in forward.h.
+template <bool kCenters, class T>
+FUSEDOPS_INLINE void sum_deviations(
+    const Tile<float>* group, Tile<float> shift, int64_t cols, WideTile<float>& deviations,
+    WideTile<float>& squares) {
+  constexpr float tiny = Unscaled<T>::tiny;
+  Tile<float> sums[kLanes<float>], of_squares[kLanes<float>];
+  for (int64_t lane = 0; lane < lanes_reached<T>(cols); ++lane) {
+    Tile<float> sum[2], square[2];
+    for (int half = 0; half < 2; ++half) {
+      const bool is_reached = first_column_of<T>(half, lane) < cols;
+      Tile<float> so_far = both(0.0f);
+      Tile<float> squares_so_far = both(is_reached ? start_of_squares(tiny) : 0.0f);
+      for_columns_of<T>(half, lane, cols, [&](int64_t col) FUSEDOPS_LAMBDA {
+        const Tile<float> deviation = kCenters ? group[col] - shift : group[col];
+        so_far = so_far + deviation;
+        squares_so_far = plus_square(squares_so_far, deviation, tiny);
+      });
+      sum[half] = so_far;
+      square[half] = squares_so_far;
+    }
+    if constexpr (kCenters) sums[lane] = sum[0] + sum[1];
+    of_squares[lane] = square[0] + square[1];
+  }
+  if constexpr (kCenters) deviations = wide_sum_of_lanes<T>(sums, cols);
+  squares = wide_sum_of_lanes<T>(of_squares, cols);
+}
+
+// Writes row `row` of a group to memory.
+template <class T>
+FUSEDOPS_NOINLINE void copy_row(const Tile<float>* group, int64_t row, int64_t cols, T* to) {
+  float values[kNarrowCols + kVectorBytes] = {};
+  for (int64_t col = 0; col < cols; ++col) {
+    values[col] = group[col].v[row / kLanes<float>][row % kLanes<float>];
+  }
+  for_columns<T>(cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
+    store(to + col, part, in_order<float, T>(load(values + col)));
+  });
+}
+
+// Computes the moments of single rows again, if one pass was not exact.
+template <bool kCenters, class T>
+FUSEDOPS_NOINLINE void correct_moments(
+    const Tile<float>* group, int64_t cols, const int64_t* exact, SquaresRange<double> range,
+    GroupMoments& moments) {
+  T row[kNarrowCols];
+  for (int64_t r = 0; r < kGroupRows<T>; ++r) {
+    if (exact[r] != 0) continue;
+    copy_row(group, r, cols, row);
+    const int64_t i = r / kLanes<double>, lane = r % kLanes<double>;
+    Vec<double>& squares = vector_of(moments.squares, i);
+    if constexpr (kCenters) {
+      Vec<double>&shift = vector_of(moments.shift, i), &away = vector_of(moments.away, i);
+      const auto mean = static_cast<float>(shift[lane] + away[lane]);
+      const Moments<double> corrected = exact_moments(mean, row, cols, range);
+      squares[lane] = corrected.squares;
+      shift[lane] = corrected.shift;
+      away[lane] = corrected.away;
+    } else {
+      squares[lane] = exact_sum_of_squares(double(squares[lane]), row, cols, range);
+    }
+  }
+}
+
+template <bool kCenters, class T>
+FUSEDOPS_INLINE GroupMoments moments_of_group(const NormForward& args, const Tile<float>* group) {
+  const double cols = static_cast<double>(args.cols);
+  Tile<float> shift = both(0.0f);
+  if constexpr (kCenters) shift = shift_of_group<T>(group, args.cols);
+  GroupMoments moments;
+  sum_deviations<kCenters, T>(group, shift, args.cols, moments.away, moments.squares);
+  if constexpr (kCenters) moments.shift = widened(shift);
+  const SquaresRange<double> range = squares_range<T>(args);
+  int64_t exact[kGroupRows<T>];
+  bool all_exact = true;
+  for (int64_t i = 0; i < kWideVectors<float>; ++i) {
+    Vec<double>& squares = vector_of(moments.squares, i);
+    squares -= started_at<T>(Unscaled<T>::tiny, args.cols);
+    VecI64 holds = VecI64{} - 1;
+    if constexpr (kCenters) {
+      Vec<double>& away = vector_of(moments.away, i);
+      const Vec<double> total = away;
+      away = total / cols;
+      const Vec<double> left = squares - total * away;
+      squares = left < 0.0 ? Vec<double>{} : left;
+      holds = (VecI64)(away * away * cols <= squares);
+    }
+    holds &= (VecI64)(squares >= range.lowest) & (VecI64)(squares < kInfinity<double>);
+    write(exact + i * kLanes<double>, holds);
+    all_exact &= !any(~holds);
+  }
+  if (!all_exact) correct_moments<kCenters, T>(group, args.cols, exact, range, moments);
+  return moments;
+}
+
+// What normalizes the rows of a group (NormStatistics).
+struct GroupStatistics {
+  Tile<float> mean, rstd, remainder;
+};
+
+template <bool kCenters>
+FUSEDOPS_INLINE GroupStatistics
+statistics_of(const NormForward& args, const GroupMoments& moments) {
+  WideTile<float> rstds, remainders;
+  for (int64_t i = 0; i < kWideVectors<float>; ++i) {
+    vector_of(rstds, i) = rstd_of(args, vector_of(moments.squares, i));
+  }
+  Tile<float> mean = both(0.0f);
+  if constexpr (kCenters) mean = narrowed(moments.shift + moments.away);
+  const Tile<float> rstd = narrowed(rstds);
+  const WideTile<float> rounded = widened(kCenters ? mean : rstd);
+  for (int64_t i = 0; i < kWideVectors<float>; ++i) {
+    const Vec<double> high = vector_of(rounded, i);
+    if constexpr (kCenters) {
+      const Vec<double> low = (vector_of(moments.shift, i) - high) + vector_of(moments.away, i);
+      const Vec<double> value = low * vector_of(rstds, i);
+      constexpr double least = double(kTinyRoot<float>) * kTinyRoot<float>;
+      vector_of(remainders, i) = (value < least) & (value > -least) ? Vec<double>{} : value;
+    } else {
+      const Vec<double> low = vector_of(rstds, i) - high;
+      vector_of(remainders, i) = high < kInfinity<double> ? low : Vec<double>{};
+    }
+  }
+  return {mean, rstd, narrowed(remainders)};
+}
+
+// --- forward ------------------------------------------------------------------------------------
+
+// Loads the sum of branch and residual, and stores it where it is wanted.
+template <class T>
+FUSEDOPS_NOINLINE void load_added(const NormForward& args, int64_t first, Tile<float>* group) {
+  with_branch<T>(args.input.dtype, [&](auto tag) {
+    load_group<typename decltype(tag)::type>(args.input, first, args.cols, group);
+  });
+  Tile<float> residual[kNarrowCols];
+  load_group<T>(args.residual, first, args.cols, residual);
+  for (int64_t col = 0; col < args.cols; ++col) {
+    group[col] = rounded<T>(group[col] + residual[col]);
+  }
+  if (args.sum.data != nullptr) store_group<T>(args.sum, first, args.cols, group);
+}
+
+template <bool kCenters, bool kRounds, class T>
+FUSEDOPS_INLINE void normalize_group(
+    GroupStatistics stats, const float* weight, const float* bias, int64_t cols,
+    Tile<float>* group) {
+  for (int64_t col = 0; col < cols; ++col) {
+    Tile<float> x = normalized<kCenters, T>(group[col], stats.mean, stats.rstd, stats.remainder);
+    if constexpr (kRounds) x = rounded<T>(x);
+    x = x * both(weight[col]);
+    group[col] = bias == nullptr ? x : x + both(bias[col]);
+  }
+}
+
+template <bool kCenters, class T>
+FUSEDOPS_NOINLINE void norm_group(
+    const NormForward& args, int64_t first, const float* weight, const float* bias,
+    Tile<float>* group) {
+  const GroupStatistics stats =
+      statistics_of<kCenters>(args, moments_of_group<kCenters, T>(args, group));
+  if (args.rstd != nullptr) {
+    if constexpr (kCenters) store(static_cast<float*>(args.mean) + first, stats.mean);
+    store(static_cast<float*>(args.rstd) + first, stats.rstd);
+  }
+  if constexpr (!kCenters && sizeof(T) == 2) {
+    if (args.rounds_normalized) {
+      return normalize_group<kCenters, true, T>(stats, weight, bias, args.cols, group);
+    }
+  }
+  normalize_group<kCenters, false, T>(stats, weight, bias, args.cols, group);
+}
+
+// Whether groups are faster than interleaved rows. With a residual they have two more
+// transpositions.
+template <class T>
+FUSEDOPS_INLINE bool gains_from_groups(const NormForward& args) {
+  if (args.cols > kNarrowCols || args.dropout.seed != nullptr) return false;
+  return args.residual.data == nullptr || args.cols <= 32 || end_within_a_tile<T>(args.cols);
+}
+
+// Returns the remaining rows.
+template <bool kCenters, class T>
+RowRange narrow_norm_groups(const NormForward& args, RowRange rows, void* memory) {
+  if constexpr (!kComputedInGroups<T>) {
+    return rows;
+  } else {
+    if (!gains_from_groups<T>(args)) return rows;
+    auto* const scratch = static_cast<float*>(memory);
+    float weight[kNarrowCols], bias[kNarrowCols];
+    unpack_columns<T>(weight_values<T>(args, scratch), args.cols, weight);
+    const bool has_bias = args.bias.data != nullptr;
+    if (has_bias) unpack_columns<T>(bias_values<T>(args, scratch), args.cols, bias);
+    return for_row_groups<T>(rows, [&](int64_t first) {
+      Tile<float> group[kNarrowCols];
+      if (args.residual.data != nullptr) {
+        load_added<T>(args, first, group);
+      } else {
+        load_group<T>(args.input, first, args.cols, group);
+      }
+      norm_group<kCenters, T>(args, first, weight, has_bias ? bias : nullptr, group);
+      store_group<T>(args.output, first, args.cols, group);
+    });
+  }
+}
+
+// --- backward -----------------------------------------------------------------------------------
+
+// Computes the groups of a partition, and their sums over rows.
+template <bool kCenters, class T>
+struct NormBackwardGroups {
+  const NormBackward& args;
+  Tile<float> grad[kNarrowCols], input[kNarrowCols], grad_sum[kNarrowCols];
+  Tile<float> grad_weight[kNarrowCols], grad_bias[kNarrowCols];
+  float weight[kNarrowCols];
+
+  NormBackwardGroups(const NormBackward& args_, void* scratch) : args(args_) {
+    unpack_columns<T>(weight_values<T>(args, static_cast<float*>(scratch)), args.cols, weight);
+    for (int64_t col = 0; col < args.cols; ++col) grad_weight[col] = grad_bias[col] = both(0.0f);
+  }
+
+  FUSEDOPS_NOINLINE void compute(int64_t first) {
+    load_group<T>(args.grad_output, first, args.cols, grad);
+    load_group<T>(args.input, first, args.cols, input);
+    const Tile<float> rstd = load(static_cast<const float*>(args.rstd) + first);
+    Tile<float> mean = both(0.0f);
+    if constexpr (kCenters) mean = load(static_cast<const float*>(args.mean) + first);
+    const Read read = as_read(mean, rstd);
+    const NormSlope<Tile<float>> slope = slope_of(read, rstd);
+    add_columns(read);
+    const bool writes = args.grad_input.data != nullptr || args.grad_branch.data != nullptr;
+    if (writes) write(first, slope, read, rstd);
+  }
+
+  // Adds the sums over rows to those of the partition, which are in T's order.
+  void add_to(float* weight_sums, float* bias_sums) const {
+    if (args.grad_weight.data != nullptr) add_over_rows(grad_weight, weight_sums);
+    if (args.grad_bias.data != nullptr) add_over_rows(grad_bias, bias_sums);
+  }
+
+ private:
+  // The statistics of rows as they are read.
+  struct Read {
+    Tile<float> mean, rstd;
+  };
+
+  FUSEDOPS_INLINE Read as_read(Tile<float> mean, Tile<float> rstd) {
+    if constexpr (kMayBeTiny<T>) {
+      constexpr float kLarge = kLargeRstd<float>;
+      if (any((rstd.v[0] > kLarge) | (rstd.v[1] > kLarge))) return scaled(mean, rstd);
+    }
+    return {mean, rstd};
+  }
+
+  FUSEDOPS_NOINLINE Read scaled(Tile<float> mean, Tile<float> rstd) {
+    Tile<float> factor;
+    for (int half = 0; half < 2; ++half) {
+      factor.v[half] = reading_factor<float>(mean.v[half], rstd.v[half]);
+    }
+    for (int64_t col = 0; col < args.cols; ++col) input[col] = input[col] * factor;
+    return {mean * factor, rstd / factor};
+  }
+
+  FUSEDOPS_INLINE Tile<float> centered(int64_t col, Tile<float> mean) const {
+    return kCenters ? input[col] - mean : input[col];
+  }
+
+  FUSEDOPS_INLINE NormSlope<Tile<float>> slope_of(Read read, Tile<float> rstd) const {
+    Tile<float> grads[kLanes<float>], products[kLanes<float>];
+    for (int64_t lane = 0; lane < lanes_reached<T>(args.cols); ++lane) {
+      Tile<float> of_grad = both(0.0f), of_product = of_grad;
+      for (int64_t begin = 0; begin < args.cols; begin += kTile<T>) {
+        for (int half = 0; half < 2; ++half) {
+          const int64_t col = begin + first_column_of<T>(half, lane);
+          if (col >= args.cols) break;
+          const Tile<float> w = both(weight[col]), product = grad[col] * centered(col, read.mean);
+          of_grad = of_grad + grad[col] * w;
+          of_product = of_product + product * w;
+        }
+      }
+      grads[lane] = of_grad;
+      products[lane] = of_product;
+    }
+    Tile<float> grad_total = both(0.0f);
+    if constexpr (kCenters) grad_total = sum_of_lanes<T>(grads, args.cols);
+    return norm_slope<kCenters, float>(
+        grad_total, sum_of_lanes<T>(products, args.cols), read.rstd, rstd, args);
+  }
+
+  // Adds the rows to grad_weight and grad_bias, if they are wanted.
+  FUSEDOPS_INLINE void add_columns(Read read) {
+    for (int64_t col = 0; col < args.cols && args.grad_weight.data != nullptr; ++col) {
+      const Tile<float> product = grad[col] * centered(col, read.mean);
+      grad_weight[col] = grad_weight[col] + product * read.rstd;
+    }
+    for (int64_t col = 0; col < args.cols && args.grad_bias.data != nullptr; ++col) {
+      grad_bias[col] = grad_bias[col] + grad[col];
+    }
+  }
+
+  FUSEDOPS_INLINE void write(
+      int64_t first, NormSlope<Tile<float>> slope, Read read, Tile<float> rstd) {
+    if constexpr (kMayLoseProducts<T>) {
+      Choice<float> loses;
+      for (int half = 0; half < 2; ++half) {
+        loses.v[half] = loses_products(slope.slope.v[half], read.rstd.v[half]);
+      }
+      if (any(loses.v[0] | loses.v[1])) {
+        const Tile<float> factor = scaled_gradients(loses);
+        slope = {slope.grad_mean * factor, slope.slope * factor};
+        rstd = rstd / factor;
+      }
+    }
+    const bool more = args.grad_sum.data != nullptr;
+    if (more) load_group<T>(args.grad_sum, first, args.cols, grad_sum);
+    for (int64_t col = 0; col < args.cols; ++col) {
+      const Tile<float> result =
+          norm_gradient<kCenters>(grad[col], both(weight[col]), input[col], read.mean, rstd, slope);
+      grad[col] = more ? result + grad_sum[col] : result;
+    }
+    if (args.grad_input.data != nullptr) store_group<T>(args.grad_input, first, args.cols, grad);
+    if (args.grad_branch.data == nullptr) return;
+    with_branch<T>(args.grad_branch.dtype, [&](auto tag) {
+      store_group<typename decltype(tag)::type>(args.grad_branch, first, args.cols, grad);
+    });
+  }
+
+  // Scales the gradients, and returns the factors.
+  FUSEDOPS_NOINLINE Tile<float> scaled_gradients(Choice<float> loses) {
+    Tile<float> largest = both(0.0f), factor;
+    for (int64_t col = 0; col < args.cols; ++col) {
+      largest = larger(largest, larger(grad[col], both(0.0f) - grad[col]));
+    }
+    for (int half = 0; half < 2; ++half) factor.v[half] = gradient_factor(largest.v[half]);
+    factor = chosen(loses, factor, 1.0f);
+    for (int64_t col = 0; col < args.cols; ++col) grad[col] = grad[col] * factor;
+    return factor;
+  }
+
+  void add_over_rows(const Tile<float>* columns, float* sums) const {
+    constexpr int64_t L = kLanes<float>;
+    float totals[kNarrowCols];
+    for (int64_t begin = 0; begin < args.cols; begin += L) {
+      Vec<float> rows[L];
+      for (int64_t i = 0; i < L; ++i) {
+        const Tile<float> column = begin + i < args.cols ? columns[begin + i] : both(0.0f);
+        rows[i] = column.v[0] + column.v[1];
+      }
+      float some[L];
+      sums_over_lanes<float>(rows, some);
+      std::memcpy(totals + begin, some, sizeof(some));
+    }
+    for_columns<T>(args.cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
+      const Tile<float> more = filled<T>(in_order<float, T>(load(totals + col)), part, 0.0f);
+      store(sums + col, load(sums + col) + more);
+    });
+  }
+};
+
+// The same for a backward. Groups and interleaved rows add up rows in different orders, so the
+// choice must not depend on which gradients are wanted.
+template <class T>
+FUSEDOPS_INLINE bool gains_from_groups(const NormBackward& args) {
+  // Dropout rules out groups even if grad_branch is not wanted, so that the other gradients have
+  // the same bits.
+  if (args.cols > kNarrowCols || args.dropout.seed != nullptr) return false;
+  return args.cols <= kTile<T> * (sizeof(T) == 2 ? 6 : 3) / 4 || end_within_a_tile<T>(args.cols);
+}
+
+// Computes rows of a partition. Returns the remaining rows.
+template <bool kCenters, class T>
+RowRange narrow_norm_backward_groups(
+    const NormBackward& args, RowRange rows, void* scratch, PartitionSums<Compute<T>> sums) {
+  if constexpr (!kComputedInGroups<T>) {
+    return rows;
+  } else {
+    const bool fills_a_group = rows.end - rows.begin >= kGroupRows<T>;
+    if (!fills_a_group || !gains_from_groups<T>(args)) return rows;
+    NormBackwardGroups<kCenters, T> groups(args, scratch);
+    const RowRange rest = for_row_groups<T>(rows, [&](int64_t first) { groups.compute(first); });
+    groups.add_to(sums.grad_weight, sums.grad_bias);
+    return rest;
+  }
+}
+
+}  // namespace
+}  // namespace FUSEDOPS_CPU_ISA
+}  // namespace fusedops

@@ -1,0 +1,449 @@
+// layer_norm and rms_norm over a dimension that is not the last, on the CPU, forward and backward.
+// As in softmax/spatial.h, "rows" and "columns" are those of the matrix [dim_size, inner] that each
+// outer index has: each column is normalized, and each row has one weight and one bias. A vector
+// holds several columns, one in each lane, so that the bits of a column do not depend on the
+// columns beside it.
+//
+// Forward: a strip of columns is read from memory by the pass that sums it, and stays in the L2
+// cache for the pass that sums deviations from the mean, and for the one that writes results. Sums
+// of a few rows are added up without error. A column whose squares are not exact (forward.h)
+// is copied to scratch memory and computed again as a row.
+//
+// Backward: one pass over input and grad_output computes every sum, of columns and of rows; the
+// sums of rows add up over the segments of a partition.
+#pragma once
+
+#include "cpu/norm/backward.h"
+#include "cpu/norm/forward.h"
+#include "cpu/softmax/spatial.h"
+
+namespace fusedops {
+namespace FUSEDOPS_CPU_ISA {
+namespace {
+
+// A sum for each lane, and what its additions have rounded off (Knuth's TwoSum).
+template <class C>
+struct ExactSum {
+  Tile<C> high = both(C(0)), low = both(C(0));
+
+  FUSEDOPS_INLINE void add(Tile<C> value) {
+    const Tile<C> sum = high + value, part = sum - high;
+    low = low + ((high - (sum - part)) + (value - part));
+    high = sum;
+  }
+  FUSEDOPS_INLINE WideTile<C> total() const { return widened(high) + widened(low); }
+};
+
+// A tile of columns: what is summed, then what normalizes it (NormStatistics).
+template <class C>
+struct NormColumn {
+  Tile<C> mean, rstd, remainder;
+  ExactSum<C> deviations, squares;
+};
+static_assert(sizeof(NormColumn<double>) == 7 * sizeof(Tile<double>));
+
+// The values of weight or bias in the compute type, in memory order; `missing` if there are none.
+template <class T, class C = Compute<T>>
+const C* row_values(ConstColumns given, C missing, C* copy, int64_t count) {
+  if (given.data == nullptr) {
+    for (int64_t i = 0; i < count; ++i) copy[i] = missing;
+    return copy;
+  }
+  if (size_of(given.dtype) == sizeof(C)) return static_cast<const C*>(given.data);
+  copy_columns<C>(static_cast<const T*>(given.data), C(0), copy, count);
+  return copy;
+}
+
+// --- forward ------------------------------------------------------------------------------------
+
+template <bool kCenters, class T>
+class SpatialNorm {
+ public:
+  SpatialNorm(const SpatialNormForward& args, void* memory, Put put) : args_(args), put_(put) {
+    const int64_t width = padded_cols(args.dim_size);
+    C* const scratch = static_cast<C*>(memory);
+    weight_ = row_values<T>(args.weight, C(1), scratch, args.dim_size);
+    bias_ = args.bias.data == nullptr
+        ? nullptr
+        : row_values<T>(args.bias, C(0), scratch + width, args.dim_size);
+    columns_ = reinterpret_cast<NormColumn<C>*>(scratch + 2 * width);
+    constexpr int64_t kTiles = InnerSegments::kMaxCols / kTile<T>;
+    copy_ = reinterpret_cast<T*>(columns_ + kTiles);
+    row_.kind = args.kind;
+    row_.cols = args.dim_size;
+    row_.eps = args.eps;
+  }
+
+  void run(RowRange range) const {
+    const InnerSegments segments = norm_segments(args_);
+    for (int64_t i = range.begin; i < range.end; ++i) {
+      const int64_t outer = i / segments.count;
+      const RowRange at = segments[i % segments.count];
+      const Segment<const T> input(args_.input, outer, at);
+      const Segment<T> output(args_.output, outer, at);
+      const int64_t cols = at.end - at.begin, first = outer * args_.inner + at.begin;
+      if constexpr (kCenters) sum_values(input, cols);
+      sum_deviations(input, cols);
+      finish(input, cols, first);
+      if (bias_ == nullptr) {
+        write<false>(input, output, cols);
+      } else {
+        write<true>(input, output, cols);
+      }
+    }
+  }
+
+ private:
+  using C = Compute<T>;
+
+  FUSEDOPS_INLINE NormColumn<C>& column(int64_t col) const { return columns_[col / kTile<T>]; }
+
+  // Leaves the mean of each column, rounded, from which deviations are measured.
+  FUSEDOPS_NOINLINE void sum_values(Segment<const T> input, int64_t cols) const {
+    const auto body = [&](int64_t row, int64_t count, int64_t col, auto part) FUSEDOPS_LAMBDA {
+      Tile<C> sum = both(C(0));
+      for (int64_t r = row; r < row + count; ++r) {
+        const T* const at = input.row(r) + col;
+        prefetch_tile<Cache::kL2>(at + kRowsAtOnce<T> * input.dim_stride);
+        sum = sum + load(at, part);
+      }
+      ExactSum<C> total = row == 0 ? ExactSum<C>{} : column(col).deviations;
+      total.add(sum);
+      column(col).deviations = total;
+    };
+    for_tiles<T>(RowRange{0, args_.dim_size}, cols, body);
+    const double share = static_cast<double>(args_.dim_size);
+    for (int64_t col = 0; col < cols; col += kTile<T>) {
+      const WideTile<C> total = column(col).deviations.total();
+      column(col).mean = narrowed(each(total, total, [=](auto sum, auto) { return sum / share; }));
+    }
+  }
+
+  FUSEDOPS_NOINLINE void sum_deviations(Segment<const T> input, int64_t cols) const {
+    const auto body = [&](int64_t row, int64_t count, int64_t col, auto part) FUSEDOPS_LAMBDA {
+      NormColumn<C>& own = column(col);
+      const Tile<C> shift = own.mean;
+      Tile<C> sum = both(C(0)), squares = both(C(0));
+      for (int64_t r = row; r < row + count; ++r) {
+        const T* const at = input.row(r) + col;
+        if constexpr (!kCenters) prefetch_tile<Cache::kL2>(at + kRowsAtOnce<T> * input.dim_stride);
+        Tile<C> deviation = load(at, part);
+        if constexpr (kCenters) deviation = deviation - shift;
+        if constexpr (kCenters) sum = sum + deviation;
+        squares = squares + deviation * deviation;
+      }
+      ExactSum<C> of_squares = row == 0 ? ExactSum<C>{} : own.squares;
+      of_squares.add(squares);
+      own.squares = of_squares;
+      if constexpr (kCenters) {
+        ExactSum<C> of_sum = row == 0 ? ExactSum<C>{} : own.deviations;
+        of_sum.add(sum);
+        own.deviations = of_sum;
+      }
+    };
+    for_tiles<T>(RowRange{0, args_.dim_size}, cols, body);
+  }
+
+  // Computes the statistics of all columns. `first` is the number of the first.
+  FUSEDOPS_NOINLINE void finish(Segment<const T> input, int64_t cols, int64_t first) const {
+    for_columns<T>(cols, [&](int64_t col, auto part) {
+      int64_t exact[kTile<T>];
+      if (!compute_statistics(column(col), exact)) correct(input, col, cols, exact);
+      if (args_.rstd == nullptr) return;
+      C* const rstd = static_cast<C*>(args_.rstd) + first + col;
+      store(rstd, part, in_order<T, C>(column(col).rstd));
+      if constexpr (kCenters) {
+        store(static_cast<C*>(args_.mean) + first + col, part, in_order<T, C>(column(col).mean));
+      }
+    });
+  }
+
+  // Returns whether all lanes are exact; exact[lane] is 0 where one is not.
+  FUSEDOPS_INLINE bool compute_statistics(NormColumn<C>& own, int64_t* exact) const {
+    const double rows = static_cast<double>(args_.dim_size);
+    const double lowest = static_cast<double>(squares_range<T>(row_).lowest);
+    const WideTile<C> shift = widened(own.mean), sums = own.deviations.total();
+    WideTile<C> squares = own.squares.total(), mean = shift, remainder, rstd;
+    bool all_exact = true;
+    for (int64_t i = 0; i < kWideVectors<C>; ++i) {
+      Vec<double>& square = vector_of(squares, i);
+      VecI64 holds = VecI64{} - 1;
+      Vec<double> away{};
+      if constexpr (kCenters) {
+        away = vector_of(sums, i) / rows;
+        const Vec<double> left = square - vector_of(sums, i) * away;
+        square = left < 0.0 ? Vec<double>{} : left;
+        vector_of(mean, i) += away;
+        holds = (VecI64)(away * away * rows <= square);
+      }
+      holds &= (VecI64)(square >= lowest) & (VecI64)(square < kInfinity<double>);
+      cpu_write(exact + i * kLanes<double>, holds);
+      all_exact &= !any(~holds);
+      vector_of(rstd, i) = rstd_of(row_, square);
+      vector_of(remainder, i) = away;
+    }
+    set_statistics(own, shift, mean, remainder, rstd);
+    return all_exact;
+  }
+
+  // `away` is the distance from `shift` to the mean.
+  FUSEDOPS_INLINE void set_statistics(
+      NormColumn<C>& own, WideTile<C> shift, WideTile<C> mean, WideTile<C> away,
+      WideTile<C> rstd) const {
+    own.mean = kCenters ? narrowed(mean) : both(C(0));
+    own.rstd = narrowed(rstd);
+    const WideTile<C> rounded = widened(kCenters ? own.mean : own.rstd);
+    constexpr double least = double(kTinyRoot<C>) * double(kTinyRoot<C>);
+    for (int64_t i = 0; i < kWideVectors<C>; ++i) {
+      const Vec<double> high = vector_of(rounded, i), factor = vector_of(rstd, i);
+      if constexpr (kCenters) {
+        const Vec<double> low = ((vector_of(shift, i) - high) + vector_of(away, i)) * factor;
+        vector_of(away, i) = (low < least) & (low > -least) ? Vec<double>{} : low;
+      } else {
+        vector_of(away, i) = high < kInfinity<double> ? factor - high : Vec<double>{};
+      }
+    }
+    own.remainder = narrowed(away);
+  }
+
+  // Computes the columns of a tile again that are not exact.
+  FUSEDOPS_NOINLINE void correct(
+      Segment<const T> input, int64_t col, int64_t cols, const int64_t* exact) const {
+    for (int64_t i = 0; i < kTile<T>; ++i) {
+      const int64_t half = i / kLanes<C>, lane = i % kLanes<C>;
+      const int64_t at = col + column_of<T>(half, lane);
+      if (exact[i] != 0 || at >= cols) continue;
+      for (int64_t r = 0; r < args_.dim_size; ++r) copy_[r] = input.row(r)[at];
+      const auto range = squares_range<T>(row_);
+      NormColumn<C>& own = column(col);
+      if constexpr (kCenters) {
+        const auto found =
+            NormStatistics<true, T>::of(row_, moments_of_one(copy_, args_.dim_size, range));
+        own.mean.v[half][lane] = found.mean;
+        own.rstd.v[half][lane] = found.rstd;
+        own.remainder.v[half][lane] = found.remainder;
+      } else {
+        const auto found = NormStatistics<false, T>::of(
+            row_, {sum_of_squares_of_one(copy_, args_.dim_size, range)});
+        own.rstd.v[half][lane] = found.rstd;
+        own.remainder.v[half][lane] = found.remainder;
+      }
+    }
+  }
+
+  template <bool kBias>
+  FUSEDOPS_NOINLINE void write(Segment<const T> input, Segment<T> output, int64_t cols) const {
+    const auto body = [=, weight = weight_, bias = bias_, columns = columns_, put = put_](
+                          int64_t row, int64_t count, int64_t col, auto part) FUSEDOPS_LAMBDA {
+      const NormColumn<C>& own = columns[col / kTile<T>];
+      const Tile<C> mean = own.mean, rstd = own.rstd, remainder = own.remainder;
+      for (int64_t r = row; r < row + count; ++r) {
+        const Tile<C> x = load(input.row(r) + col, part);
+        Tile<C> result = normalized<kCenters, T>(x, mean, rstd, remainder) * weight[r];
+        if constexpr (kBias) result = result + both(bias[r]);
+        put(output.row(r) + col, part, result);
+      }
+    };
+    for_tiles<T>(RowRange{0, args_.dim_size}, cols, body);
+  }
+
+  static FUSEDOPS_INLINE void cpu_write(int64_t* to, VecI64 lanes) {
+    fusedops::FUSEDOPS_CPU_ISA::write(to, lanes);
+  }
+
+  const SpatialNormForward& args_;
+  Put put_;
+  NormForward row_{};  // a column as a row of its own
+  const C *weight_, *bias_;
+  NormColumn<C>* columns_;
+  T* copy_;
+};
+
+// --- backward -----------------------------------------------------------------------------------
+
+// A tile of columns: its statistics as it is read, scaled by `factor` if it is tiny
+// (backward.h), and two sums, of g = grad_output * weight and of g * (input - mean), which
+// NormSlope replaces.
+template <class C>
+struct NormGradColumn {
+  Tile<C> mean, rstd, own_rstd, factor, of_grad, of_product;
+};
+static_assert(sizeof(NormGradColumn<double>) <= 7 * sizeof(Tile<double>));
+
+// Where a row's sums are in memory that has T's order.
+template <class T>
+FUSEDOPS_INLINE int64_t place_of(int64_t row) {
+  if constexpr (!kEvenOdd<T>) return row;
+  const int64_t offset = row % kTile<T>;
+  return row - offset + offset % 2 * kLanes<Compute<T>> + offset / 2;
+}
+
+template <bool kCenters, class T>
+class SpatialNormGradient {
+ public:
+  SpatialNormGradient(const SpatialNormBackward& args, int64_t partition, void* memory, Put put)
+      : args_(args), put_(put), of_rows_(sums_as_of_rows(args)), sums_(of_rows_, partition) {
+    C* const scratch = static_cast<C*>(memory);
+    weight_ = row_values<T>(args.weight, C(1), scratch, args.dim_size);
+    columns_ = reinterpret_cast<NormGradColumn<C>*>(scratch + padded_cols(args.dim_size));
+    sums_.clear(of_rows_);
+  }
+
+  void run(RowRange range) const {
+    const InnerSegments segments = norm_segments(args_);
+    const bool sums_rows = args_.grad_weight.data != nullptr || args_.grad_bias.data != nullptr;
+    for (int64_t i = range.begin; i < range.end; ++i) {
+      const int64_t outer = i / segments.count;
+      const RowRange at = segments[i % segments.count];
+      const Strip strip{
+          {args_.grad_output, outer, at}, {args_.input, outer, at}, at.end - at.begin};
+      const bool scales = read_statistics(outer * args_.inner + at.begin, strip.cols);
+      with_bool(scales, [&](auto scaled) {
+        with_bool(sums_rows, [&](auto sums) { add_up<scaled.value, sums.value>(strip); });
+        if (args_.grad_input.data == nullptr) return;
+        compute_slopes(strip.cols);
+        write<scaled.value>(strip, {args_.grad_input, outer, at});
+      });
+    }
+  }
+
+ private:
+  using C = Compute<T>;
+  struct Strip {
+    Segment<const T> grad, input;
+    int64_t cols;
+  };
+
+  template <class Body>
+  static FUSEDOPS_INLINE void with_bool(bool value, Body body) {
+    if (value) return body(Constant<true>{});
+    body(Constant<false>{});
+  }
+
+  FUSEDOPS_INLINE NormGradColumn<C>& column(int64_t col) const { return columns_[col / kTile<T>]; }
+
+  // Returns whether any column is scaled. `first` is the number of the first column.
+  FUSEDOPS_NOINLINE bool read_statistics(int64_t first, int64_t cols) const {
+    bool scales = false;
+    for_columns<T>(cols, [&](int64_t col, auto part) {
+      NormGradColumn<C>& own = column(col);
+      const C* const rstd = static_cast<const C*>(args_.rstd) + first + col;
+      own.own_rstd = in_order<C, T>(load(rstd, part));
+      own.mean = both(C(0));
+      if constexpr (kCenters) {
+        own.mean = in_order<C, T>(load(static_cast<const C*>(args_.mean) + first + col, part));
+      }
+      own.factor = both(C(1));
+      if constexpr (kMayBeTiny<T>) {
+        for (int half = 0; half < 2; ++half) {
+          own.factor.v[half] = reading_factor<C>(own.mean.v[half], own.own_rstd.v[half]);
+          scales |= any(own.factor.v[half] != C(1));
+        }
+      }
+      own.mean = own.mean * own.factor;
+      own.rstd = own.own_rstd / own.factor;
+      own.of_grad = own.of_product = both(C(0));
+    });
+    return scales;
+  }
+
+  template <bool kScales, bool kSums>
+  FUSEDOPS_NOINLINE void add_up(Strip strip) const {
+    int64_t row = 0;
+    for (; row + kInterleavedRows <= args_.dim_size; row += kInterleavedRows) {
+      add_rows<kScales, kSums, kInterleavedRows>(strip, row);
+    }
+    for (; row < args_.dim_size; ++row) add_rows<kScales, kSums, 1>(strip, row);
+  }
+
+  // Adds kCount rows to the sums of their columns and, with kSums, to those of the partition.
+  template <bool kScales, bool kSums, int kCount>
+  FUSEDOPS_INLINE void add_rows(const Strip& strip, int64_t row) const {
+    const int64_t grad_ahead = kCount * strip.grad.dim_stride;
+    const int64_t input_ahead = kCount * strip.input.dim_stride;
+    const T *grads[kCount], *inputs[kCount];
+    C weight[kCount];
+    Vec<C> lanes[2 * kCount];
+    for (int r = 0; r < kCount; ++r) {
+      grads[r] = strip.grad.row(row + r);
+      inputs[r] = strip.input.row(row + r);
+      weight[r] = weight_[row + r];
+      lanes[2 * r] = lanes[2 * r + 1] = Vec<C>{};
+    }
+    for_columns<T>(strip.cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
+      NormGradColumn<C>& own = column(col);
+      Tile<C> of_grad = own.of_grad, of_product = own.of_product;
+      for (int r = 0; r < kCount; ++r) {
+        prefetch_tile<Cache::kL2>(grads[r] + grad_ahead + col);
+        prefetch_tile<Cache::kL2>(inputs[r] + input_ahead + col);
+        const Tile<C> grad = load(grads[r] + col, part);
+        const Tile<C> product = grad * centered<kScales>(load(inputs[r] + col, part), own);
+        if constexpr (kCenters) of_grad = of_grad + grad * weight[r];
+        of_product = of_product + product * weight[r];
+        for (int half = 0; half < 2 && kSums; ++half) {
+          lanes[2 * r] += product.v[half] * own.rstd.v[half];
+          lanes[2 * r + 1] += grad.v[half];
+        }
+      }
+      own.of_grad = of_grad;
+      own.of_product = of_product;
+    });
+    if constexpr (kSums) {
+      C sums[2 * kCount];
+      sums_over_lanes<C>(lanes, sums);
+      for (int r = 0; r < kCount; ++r) {
+        const int64_t place = place_of<T>(row + r);
+        if (args_.grad_weight.data != nullptr) sums_.grad_weight[place] += sums[2 * r];
+        if (args_.grad_bias.data != nullptr) sums_.grad_bias[place] += sums[2 * r + 1];
+      }
+    }
+  }
+
+  template <bool kScales>
+  static FUSEDOPS_INLINE Tile<C> as_read(Tile<C> x, const NormGradColumn<C>& own) {
+    return kScales ? x * own.factor : x;
+  }
+  template <bool kScales>
+  static FUSEDOPS_INLINE Tile<C> centered(Tile<C> x, const NormGradColumn<C>& own) {
+    const Tile<C> read = as_read<kScales>(x, own);
+    return kCenters ? read - own.mean : read;
+  }
+
+  FUSEDOPS_NOINLINE void compute_slopes(int64_t cols) const {
+    for (int64_t col = 0; col < cols; col += kTile<T>) {
+      NormGradColumn<C>& own = column(col);
+      const NormSlope<Tile<C>> slope =
+          norm_slope<kCenters, C>(own.of_grad, own.of_product, own.rstd, own.own_rstd, of_rows_);
+      own.of_grad = slope.grad_mean;
+      own.of_product = slope.slope;
+    }
+  }
+
+  template <bool kScales>
+  FUSEDOPS_NOINLINE void write(Strip strip, Segment<T> output) const {
+    const auto body = [=, weight = weight_, columns = columns_, put = put_](
+                          int64_t row, int64_t count, int64_t col, auto part) FUSEDOPS_LAMBDA {
+      const NormGradColumn<C>& own = columns[col / kTile<T>];
+      const Tile<C> mean = own.mean, rstd = own.own_rstd;
+      const NormSlope<Tile<C>> slope{own.of_grad, own.of_product};
+      for (int64_t r = row; r < row + count; ++r) {
+        const Tile<C> x = as_read<kScales>(load(strip.input.row(r) + col, part), own);
+        const Tile<C> grad = load(strip.grad.row(r) + col, part);
+        const Tile<C> result = norm_gradient<kCenters>(grad, both(weight[r]), x, mean, rstd, slope);
+        put(output.row(r) + col, part, result);
+      }
+    };
+    for_tiles<T>(RowRange{0, args_.dim_size}, strip.cols, body);
+  }
+
+  const SpatialNormBackward& args_;
+  Put put_;
+  NormBackward of_rows_;
+  PartitionSums<C> sums_;
+  const C* weight_;
+  NormGradColumn<C>* columns_;
+};
+
+}  // namespace
+}  // namespace FUSEDOPS_CPU_ISA
+}  // namespace fusedops

@@ -1,0 +1,60 @@
+// Launches layer_norm and rms_norm over a dimension that is not the last.
+#include "cpu/dispatch/isa.h"
+#include "cpu/launcher.h"
+#include "cpu/threads/work_sharing.h"
+
+namespace fusedops {
+namespace {
+
+bool sums_rows(const SpatialNormBackward& args) {
+  return args.grad_weight.data != nullptr || args.grad_bias.data != nullptr;
+}
+
+// The number of elements of a segment.
+template <class Args>
+int64_t segment_elements(const Args& args) {
+  return args.dim_size * std::min(norm_segments(args).cols_each, args.inner);
+}
+
+}  // namespace
+
+void CpuLauncher::launch(const SpatialNormForward& args) const {
+  const CpuKernels& kernels = cpu_kernels();
+  const int64_t elements = args.outer * args.dim_size * args.inner;
+  const bool streaming = is_streaming(elements, 2 * size_of(args.input.dtype));
+  for_rows(
+      args.outer * norm_segments(args).count, segment_elements(args),
+      spatial_norm_scratch_bytes(args.dim_size), [&](RowRange segments, void* scratch) {
+        kernels.spatial_norm(args, segments, scratch, streaming);
+      });
+}
+
+// Threads share first the partitions, then their rows.
+void CpuLauncher::launch(const SpatialNormBackward& args) const {
+  const CpuKernels& kernels = cpu_kernels();
+  const int64_t elements = args.outer * args.dim_size * args.inner;
+  const int64_t tensors = 2 + (args.grad_input.data != nullptr);
+  const bool streaming = is_streaming(elements, tensors * size_of(args.input.dtype));
+  const SegmentPartition partition(args);
+  for_rows(
+      partition.count, partition.segments_each * segment_elements(args),
+      spatial_norm_scratch_bytes(args.dim_size), [&](RowRange range, void* scratch) {
+        for (int64_t i = range.begin; i < range.end; ++i) {
+          kernels.spatial_norm_backward(args, i, scratch, streaming);
+        }
+      });
+  if (!sums_rows(args)) return;
+  const NormBackward sums = sums_as_of_rows(args);
+  const int64_t groups = padded_cols(args.dim_size) / kColumnPadding;
+  for_rows(groups, partition.count * kColumnPadding, 0, [&](RowRange range, void*) {
+    kernels.norm_finish(
+        sums, range.begin * kColumnPadding, std::min(range.end * kColumnPadding, args.dim_size));
+  });
+}
+
+int64_t CpuLauncher::workspace_bytes(const SpatialNormBackward& args) const {
+  if (!sums_rows(args)) return 0;
+  return norm_workspace_bytes(SegmentPartition(args).rows(), args.dim_size, args.input.dtype);
+}
+
+}  // namespace fusedops

@@ -1,0 +1,210 @@
+// exp of a vector of values <= 0, as precise as the type in which the result is stored.
+//
+// With x = n ln2 + r and |r| <= ln2 / 2, exp(r) is a polynomial that is exactly 1 at 0, and is then
+// scaled by 2^n. The polynomials are minimax fits of (exp(r) - 1) / r, highest power first.
+// exp(-inf) is 0, and NaN stays NaN.
+//
+// On many CPUs an operation on a vector with a denormal lane, as an operand or as the result, costs
+// some hundred cycles. Therefore results that round to 0, such as those of masked columns, are set
+// to 0 without being computed, and all others are "raised": multiplied by a power of two, 2^kRaise,
+// until they are divided by their sum (softmax/rows.h). Nothing is denormal until then.
+#pragma once
+
+#include "cpu/simd/vec.h"
+
+namespace fusedops {
+namespace FUSEDOPS_CPU_ISA {
+namespace {
+
+// For results stored as float: 0.7 ulp. ln2 is split into two constants (Cody and Waite); the fit's
+// error is 7.8e-9.
+struct ExpFloat {
+  static constexpr float kLowest = -103.972084f;     // exp rounds to 0
+  static constexpr float kLowestNormal = -87.3365f;  // below it, exp is denormal
+  static constexpr float kLog2E = 1.44269504088896341f;
+  static constexpr float kLn2[] = {0.693359375f, -2.12194440e-4f};
+  static constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+  static constexpr float kPolynomial[] = {
+      1.39261835877134945e-3f,
+      8.36317905272257737e-3f,
+      4.16665546172045742e-2f,
+      1.66665769896987757e-1f,
+      0.5f,
+      1.0f};
+};
+
+// For results stored in 16 bits: an error of 7e-6, which is 3 % of half a float16 ulp, with two
+// thirds of the instructions.
+struct Exp16Bit : ExpFloat {
+  static constexpr float kLn2[] = {0.69314718055994531f};
+  static constexpr float kPolynomial[] = {
+      4.18338375703e-2f, 1.67670319955e-1f, 4.99997488895e-1f, 9.99984922594e-1f};
+};
+
+// The fit's error is 1.3e-17, the result's under 0.7 ulp.
+struct ExpDouble {
+  static constexpr double kLowest = -745.133219101942;
+  static constexpr double kLowestNormal = -708.396418532264;
+  static constexpr double kLog2E = 1.44269504088896340736;
+  static constexpr double kLn2[] = {6.93145751953125e-1, 1.42860682030941723212e-6};
+  static constexpr double kRound = 6755399441055744.0;  // 1.5 * 2^52
+  static constexpr double kPolynomial[] = {
+      2.51003854955103191e-8,
+      2.76200884454097482e-7,
+      2.75572684599970648e-6,
+      2.48015212959543751e-5,
+      1.98412698630536169e-4,
+      1.38888889172137169e-3,
+      8.33333333333006183e-3,
+      4.16666666666241279e-2,
+      1.66666666666666675e-1,
+      0.5,
+      1.0};
+};
+
+template <class Stored>
+struct ExpFor {
+  using type = Exp16Bit;
+};
+template <>
+struct ExpFor<float> {
+  using type = ExpFloat;
+};
+template <>
+struct ExpFor<double> {
+  using type = ExpDouble;
+};
+
+// exp(x) * 2^kRaise is either 0 or a normal number.
+template <class C>
+constexpr int kRaise = 32;
+template <>
+constexpr int kRaise<double> = 64;
+template <class C>
+constexpr C kRaised = sizeof(C) == sizeof(double) ? C(0x1p64) : C(0x1p32);
+
+// lanes_above() returns the lanes whose exponential is not 0. scaled_by_power() returns value *
+// 2^(n + kUp) in those lanes, for integral n <= 0 held in a floating-point vector, and 0 in the
+// others. The result is a normal number or 0. `least` is updated to the minimum of itself and the
+// nonzero results.
+//
+// AVX-512 scales by a masked instruction, so the other lanes may hold anything before it; 2^kUp is
+// already part of `value`. Elsewhere `value` is multiplied by 2^(n + kUp), a float whose exponent
+// bits are set to it, and the other lanes are computed at x = 0.
+#if defined(__AVX512F__)
+constexpr bool kValueIsRaised = true;
+FUSEDOPS_INLINE __mmask16 lanes_above(Vec<float> x, float lowest) {
+  return _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(lowest), _CMP_NLE_UQ);  // true for NaN
+}
+FUSEDOPS_INLINE __mmask8 lanes_above(Vec<double> x, double lowest) {
+  return _mm512_cmp_pd_mask((__m512d)x, _mm512_set1_pd(lowest), _CMP_NLE_UQ);
+}
+template <class V, class Above>
+FUSEDOPS_INLINE V to_compute(Above, V x) {
+  return x;
+}
+template <int kUp>
+FUSEDOPS_INLINE Vec<float> scaled_by_power(
+    __mmask16 above, Vec<float> value, Vec<float> n, Vec<float>& least) {
+  const __m512 e = _mm512_maskz_scalef_ps(above, (__m512)value, (__m512)n);
+  least = (Vec<float>)_mm512_mask_min_ps((__m512)least, above, e, (__m512)least);
+  return (Vec<float>)e;
+}
+template <int kUp>
+FUSEDOPS_INLINE Vec<double> scaled_by_power(
+    __mmask8 above, Vec<double> value, Vec<double> n, Vec<double>& least) {
+  const __m512d e = _mm512_maskz_scalef_pd(above, (__m512d)value, (__m512d)n);
+  least = (Vec<double>)_mm512_mask_min_pd((__m512d)least, above, e, (__m512d)least);
+  return (Vec<double>)e;
+}
+#else
+constexpr bool kValueIsRaised = false;
+template <class V, class C>
+FUSEDOPS_INLINE auto lanes_above(V x, C lowest) {
+  return ~(x <= lowest);  // true for NaN
+}
+template <class V, class Above>
+FUSEDOPS_INLINE V to_compute(Above above, V x) {
+  return above ? x : V{};
+}
+template <int kUp>
+FUSEDOPS_INLINE Vec<float> scaled_by_power(
+    VecI32 above, Vec<float> value, Vec<float> n, Vec<float>& least) {
+  const VecI32 power = __builtin_convertvector(n, VecI32) + (127 + kUp);
+  const Vec<float> e = value * (Vec<float>)(power << 23);
+  least = smaller(least, e);  // exp(0) in the other lanes
+  return above ? e : Vec<float>{};
+}
+template <int kUp>
+FUSEDOPS_INLINE Vec<double> scaled_by_power(
+    VecI64 above, Vec<double> value, Vec<double> n, Vec<double>& least) {
+  const VecI64 power = __builtin_convertvector(n, VecI64) + (1023 + kUp);
+  const Vec<double> e = value * (Vec<double>)(power << 52);
+  least = smaller(least, e);
+  return above ? e : Vec<double>{};
+}
+#endif
+
+// Returns exp(x) * 2^kUp, and 0 where x <= lowest. `least` is updated to the minimum of itself and
+// the nonzero results.
+template <class Stored, int kUp, class C = Compute<Stored>>
+FUSEDOPS_INLINE Vec<C> exp_above(C lowest, Vec<C> x, Vec<C>& least) {
+  using K = typename ExpFor<Stored>::type;
+  constexpr C kUnit = kValueIsRaised && kUp != 0 ? kRaised<C> : C(1);
+  const auto above = lanes_above(x, lowest);
+  x = to_compute(above, x);
+  const Vec<C> n = (x * K::kLog2E + K::kRound) - K::kRound;
+  Vec<C> r = x;
+  for (const C part : K::kLn2) r -= n * part;
+  Vec<C> p = broadcast(K::kPolynomial[0] * kUnit);
+  for (int i = 1; i < int(sizeof(K::kPolynomial) / sizeof(C)); ++i) {
+    p = p * r + K::kPolynomial[i] * kUnit;
+  }
+  return scaled_by_power<kUp>(above, p * r + kUnit, n, least);
+}
+
+// Returns exp(x) * 2^kRaise.
+template <class Stored, class C = Compute<Stored>>
+FUSEDOPS_INLINE Vec<C> raised_exp(Vec<C> x, Vec<C>& least) {
+  return exp_above<Stored, kRaise<C>>(ExpFor<Stored>::type::kLowest, x, least);
+}
+
+template <class Stored, class C = Compute<Stored>>
+FUSEDOPS_INLINE Tile<C> raised_exp(Tile<C> x, Vec<C>& least) {
+  const Vec<C> first = raised_exp<Stored>(x.v[0], least);
+  return {{first, raised_exp<Stored>(x.v[1], least)}};
+}
+
+template <class Stored, class C = Compute<Stored>>
+FUSEDOPS_INLINE Tile<C> raised_exp(Tile<C> x) {
+  Vec<C> unused = {};
+  return raised_exp<Stored>(x, unused);
+}
+
+// Returns exp(x), and 0 where it would be denormal: for sums that contain an exponential of 1,
+// beside which a denormal does not count.
+template <class Stored, class C = Compute<Stored>>
+FUSEDOPS_INLINE Tile<C> exp_or_zero(Tile<C> x) {
+  Vec<C> unused = {};
+  for (auto& vec : x.v) {
+    vec = exp_above<Stored, 0>(ExpFor<Stored>::type::kLowestNormal, vec, unused);
+  }
+  return x;
+}
+
+// Returns exp(x), denormals included. Only the last multiplication can produce one, and only if the
+// result is denormal.
+template <class Stored, class C = Compute<Stored>>
+FUSEDOPS_INLINE Vec<C> exp_nonpositive(Vec<C> x) {
+  Vec<C> unused = {};
+  return raised_exp<Stored>(x, unused) * (1 / kRaised<C>);
+}
+
+template <class Stored, class C = Compute<Stored>>
+FUSEDOPS_INLINE Tile<C> exp_nonpositive(Tile<C> x) {
+  return {{exp_nonpositive<Stored>(x.v[0]), exp_nonpositive<Stored>(x.v[1])}};
+}
+
+}  // namespace
+}  // namespace FUSEDOPS_CPU_ISA
+}  // namespace fusedops

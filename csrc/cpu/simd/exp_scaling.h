@@ -1,0 +1,197 @@
+// Divides raised exponentials (exp.h) by their sum. No intermediate value is denormal unless the
+// result is.
+//
+// Nearly always one or two multiplications suffice ("scaled"). If one of their products would be
+// denormal, the same operations are carried out in a wider type, and each is rounded to the
+// precision of the narrow type ("scaled in steps"). The results then have the bits of plain
+// arithmetic, and a result that is 0 or a normal number involves no denormal.
+#pragma once
+
+#include "cpu/simd/exp.h"
+
+namespace fusedops {
+namespace FUSEDOPS_CPU_ISA {
+namespace {
+
+// Half of the smallest positive number that Stored represents: values up to this round to 0.
+template <class Stored>
+constexpr double kVanishes = 0x1p-150;
+template <>
+constexpr double kVanishes<BFloat16> = 0x1p-134;
+template <>
+constexpr double kVanishes<Half> = 0x1p-25;
+
+// The magnitude of a number or of lanes. A sum is negative if a gradient divides by it.
+template <class V>
+FUSEDOPS_INLINE V magnitude(V x) {
+  return x < 0 ? -x : x;
+}
+
+constexpr double kLeastFloat = 0x1p-126, kLeastDouble = 0x1p-1022;  // smallest normal numbers
+
+// A float result is the sum of two products. With FMA the second one is fused into the sum and so
+// cannot be denormal.
+template <class Out>
+constexpr bool kTwoParts = sizeof(Out) == sizeof(float);
+#if defined(__FP_FAST_FMAF)
+constexpr bool kFuses = true;
+#else
+constexpr bool kFuses = false;
+#endif
+
+// What multiplies the exponentials of a chunk: factor / sum, with as few roundings as the stored
+// type can show. For float results it is the sum of two floats, `high` and `low`. For double, where
+// speed matters less, an exponential is multiplied by `high`, the factor, and divided by `low`, the
+// sum. An exponential between 0 and `least` must be scaled in steps.
+template <class Out, class C = Compute<Out>>
+struct Scaling {
+  double scale;
+  C high, low, least;
+
+  FUSEDOPS_INLINE Scaling(double factor, double sum) : scale(factor / sum) {
+    if (__builtin_expect(magnitude(scale) < kAllBitsFit, false)) {
+      high = low = 0;
+      least = least_of_tiny(magnitude(scale));
+      return;
+    }
+    high = C(scale);
+    const double rest = kTwoParts<Out> ? scale - double(high) : 0;
+    low = C(rest);
+    const double inverse = factor == 1 ? sum : sum / factor;
+    least =
+        C(kFuses || rest == 0 ? kAlmostLeast * magnitude(inverse) : kAlmostLeast / magnitude(rest));
+  }
+
+ private:
+  // From this scale on, all bits of the scale fit into normal floats.
+  static constexpr double kAllBitsFit = 0x1p-73, kAlmostLeast = kLeastFloat * 1.0001;
+
+  // The largest exponential is 1, so either all results round to 0, or all need to be scaled in
+  // steps.
+  static FUSEDOPS_NOINLINE C least_of_tiny(double scale) {
+    return scale <= 0x1p-150 / kRaised<C> ? C(0) : kInfinity<C>;
+  }
+};
+template <>
+struct Scaling<double> {
+  double high, low, least;
+
+  FUSEDOPS_INLINE Scaling(double factor, double sum)
+      : high(factor), low(sum), least(factor == 0 ? 0 : least_of(factor, magnitude(sum))) {}
+
+ private:
+  static FUSEDOPS_INLINE double least_of(double factor, double sum) {
+    if (factor < 0x1p-500) return kInfinity<double>;
+    const double one = kRaised<double>;
+    return kLeastDouble * 1.0001 * (sum > one ? sum : one) / factor;
+  }
+};
+
+template <class Out, class C>
+FUSEDOPS_INLINE Tile<C> scaled(Tile<C> e, const Scaling<Out>& by) {
+  if constexpr (sizeof(Out) == sizeof(double)) return e * by.high / by.low;
+  if constexpr (sizeof(Out) == sizeof(float)) return e * by.high + e * by.low;
+  return e * by.high;
+}
+
+FUSEDOPS_INLINE bool any_below(Vec<float> x, float high) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(high), _CMP_LT_OQ) != 0;
+#else
+  return any(x < high);
+#endif
+}
+FUSEDOPS_INLINE bool any_below(Vec<double> x, double high) { return any(x < high); }
+
+FUSEDOPS_INLINE bool any_between(Tile<float> x, Tile<float> high) {
+#if defined(__AVX512F__)
+  unsigned found = 0;
+  for (int half = 0; half < 2; ++half) {
+    const __mmask16 positive = _mm512_cmp_ps_mask((__m512)x.v[half], __m512{}, _CMP_GT_OQ);
+    found |= _mm512_mask_cmp_ps_mask(positive, (__m512)x.v[half], (__m512)high.v[half], _CMP_LT_OQ);
+  }
+  return found != 0;
+#else
+  return any(((x.v[0] > 0) & (x.v[0] < high.v[0])) | ((x.v[1] > 0) & (x.v[1] < high.v[1])));
+#endif
+}
+FUSEDOPS_INLINE bool any_between(Tile<double> x, Tile<double> high) {
+  return any(((x.v[0] > 0) & (x.v[0] < high.v[0])) | ((x.v[1] > 0) & (x.v[1] < high.v[1])));
+}
+
+// --- steps --------------------------------------------------------------------------------------
+
+FUSEDOPS_INLINE Wide<float> operator*(Wide<float> a, Wide<float> b) {
+  return {{a.v[0] * b.v[0], a.v[1] * b.v[1]}};
+}
+FUSEDOPS_INLINE Wide<float> operator+(Wide<float> a, Wide<float> b) {
+  return {{a.v[0] + b.v[0], a.v[1] + b.v[1]}};
+}
+FUSEDOPS_INLINE Wide<float> operator-(Wide<float> a, Wide<float> b) {
+  return {{a.v[0] - b.v[0], a.v[1] - b.v[1]}};
+}
+
+// Rounds doubles to float precision, and values that would be denormal floats to a multiple of
+// 2^-149.
+FUSEDOPS_INLINE Wide<float> rounded_to_float(Wide<float> wide) {
+  constexpr double kOntoMultiples = 0x1.8p-97;
+  Wide<float> large;
+  for (int i = 0; i < 2; ++i) {
+    const Vec<double> x = wide.v[i];
+    const auto is_tiny = (x < kLeastFloat) & (x > -kLeastFloat);
+    large.v[i] = is_tiny ? Vec<double>{} : x;
+    wide.v[i] = is_tiny ? (x + kOntoMultiples) - kOntoMultiples : Vec<double>{};
+  }
+  return wide + widened(narrowed(large));
+}
+
+// Returns exponentials times scales, where the scales are not raised.
+template <class Out>
+FUSEDOPS_INLINE Vec<float> scaled_in_steps(Vec<float> e, Wide<float> scale) {
+  const Wide<float> unit{{broadcast(1.0 / kRaised<float>), broadcast(1.0 / kRaised<float>)}};
+  const Wide<float> x = rounded_to_float(widened(e) * unit), high = rounded_to_float(scale);
+  Wide<float> result = rounded_to_float(x * high);
+  if constexpr (kTwoParts<Out>) {
+    const Wide<float> rest = x * rounded_to_float(scale - high);
+    result = result + (kFuses ? rest : rounded_to_float(rest));
+  }
+  for (auto& vec : result.v) vec = magnitude(vec) <= kVanishes<Out> ? Vec<double>{} : vec;
+  return narrowed(result);
+}
+
+// double has no wider type, so its exponentials stay raised until it is known which results are
+// denormal. If any is, the vector is computed without raising.
+template <class Out>
+FUSEDOPS_INLINE Vec<double> scaled_in_steps(Vec<double> e, Vec<double> factor, Vec<double> sum) {
+  constexpr double kOntoMultiples = 0x1p-958;  // 2^64 times the smallest normal number
+  constexpr double kRaisedLeast = 0x1p-958, kRaisedVanishes = 0x1p-1011;
+  const Vec<double> plain_sum = sum * (1 / kRaised<double>);
+  e = e < kRaisedLeast ? (e + kOntoMultiples) - kOntoMultiples : e;
+  // Exponentials below `none` give at most half of kRaisedVanishes. They are set to 0 before the
+  // product, which would underflow.
+  const Vec<double> none = 0.5 * kRaisedVanishes * magnitude(plain_sum) / factor;
+  e = e < none ? Vec<double>{} : e;
+  const Vec<double> result = e * factor / plain_sum;
+  const Vec<double> size = magnitude(result);
+  const auto is_denormal = (size >= kRaisedVanishes * 0.999) & (size < kRaisedLeast);
+  if (any(is_denormal)) return e * (1 / kRaised<double>)*factor / plain_sum;
+  return (size < kRaisedLeast ? Vec<double>{} : result) * (1 / kRaised<double>);
+}
+
+template <class Out>
+FUSEDOPS_NOINLINE Tile<float> scaled_in_steps(Tile<float> e, const Scaling<Out>& by) {
+  const Vec<double> scale = broadcast(by.scale * kRaised<float>);
+  for (auto& vec : e.v) vec = scaled_in_steps<Out>(vec, Wide<float>{{scale, scale}});
+  return e;
+}
+template <class Out>
+FUSEDOPS_NOINLINE Tile<double> scaled_in_steps(Tile<double> e, const Scaling<Out>& by) {
+  for (auto& vec : e.v) {
+    vec = scaled_in_steps<Out>(vec, broadcast(by.high), broadcast(by.low));
+  }
+  return e;
+}
+
+}  // namespace
+}  // namespace FUSEDOPS_CPU_ISA
+}  // namespace fusedops

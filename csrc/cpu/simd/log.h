@@ -1,0 +1,47 @@
+// The logarithm of sums of exponentials, one vector of doubles at a time.
+//
+// With x = m 2^n and m in [sqrt(1/2), sqrt(2)), log m = 2 atanh(t), where t = (m - 1) / (m + 1).
+// For |t| < 0.172 the truncated series of atanh has a relative error below 3e-14. Sums are normal
+// numbers, 0, infinite or NaN; log(0) is -inf, and log(NaN) is NaN.
+#pragma once
+
+#include "cpu/simd/vec.h"
+
+namespace fusedops {
+namespace FUSEDOPS_CPU_ISA {
+namespace {
+
+FUSEDOPS_INLINE Vec<double> log_of(Vec<double> x) {
+  constexpr double kLn2High = 6.93147180369123816490e-01, kLn2Low = 1.90821492927058770002e-10;
+  // The distance of x above sqrt(1/2); its exponent bits are n.
+  const VecI64 above = (VecI64)x - 0x3fe6a09e667f3bcd;
+  const VecI64 power = above >> 52;
+  const Vec<double> m = (Vec<double>)((VecI64)x - (power << 52));
+  // Adding a 51-bit integer to the bits of 1.5 * 2^52 adds it to the number.
+  constexpr double kRound = 6755399441055744.0;
+  const Vec<double> n = (Vec<double>)(power + (VecI64)broadcast(kRound)) - kRound;
+  const Vec<double> t = (m - 1.0) / (m + 1.0), square = t * t;
+  Vec<double> series = broadcast(2.0 / 17);
+  for (int odd = 15; odd >= 3; odd -= 2) series = series * square + 2.0 / odd;
+  const Vec<double> low = series * square * t + n * kLn2Low;
+  const Vec<double> result = n * kLn2High + (2.0 * t + low);
+  const Vec<double> special = x == 0.0 ? broadcast(-kInfinity<double>) : x;  // infinity or NaN
+  return (x > 0.0) & (x < kInfinity<double>) ? result : special;
+}
+
+// For results stored as Out. double needs the exact logarithm, because its results show every bit.
+template <class Out>
+FUSEDOPS_INLINE double log_of_sum(double sum) {
+  if constexpr (sizeof(Out) == sizeof(double)) return __builtin_log(sum);
+  return log_of(broadcast(sum))[0];
+}
+template <class Out>
+FUSEDOPS_INLINE Vec<double> log_of_sum(Vec<double> sum) {
+  if constexpr (sizeof(Out) < sizeof(double)) return log_of(sum);
+  for (int i = 0; i < kLanes<double>; ++i) sum[i] = __builtin_log(sum[i]);
+  return sum;
+}
+
+}  // namespace
+}  // namespace FUSEDOPS_CPU_ISA
+}  // namespace fusedops

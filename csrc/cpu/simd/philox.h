@@ -1,0 +1,108 @@
+// The columns of a row that dropout keeps (args.h), a tile at a time, by Philox4x32-7 (Salmon,
+// Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011).
+//
+// Each counter has a 64-bit lane and uses its lower half. The multiplication 32 x 32 -> 64 bits,
+// which every instruction set has, then gives both halves of the product in place. A vector thus
+// computes the four words of as many counters as a tile of floats has columns / 4.
+#pragma once
+
+#include "cpu/simd/vec.h"
+
+namespace fusedops {
+namespace FUSEDOPS_CPU_ISA {
+namespace {
+
+typedef uint64_t VecU64 __attribute__((vector_size(kVectorBytes)));
+
+// Multiplies the lower halves of the lanes.
+FUSEDOPS_INLINE VecU64 wide_product(VecU64 a, VecU64 b) {
+#if defined(__AVX512F__)
+  return (VecU64)_mm512_mul_epu32((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+  return (VecU64)_mm256_mul_epu32((__m256i)a, (__m256i)b);
+#elif defined(__SSE2__)
+  return (VecU64)_mm_mul_epu32((__m128i)a, (__m128i)b);
+#else
+  return (a & 0xffffffffu) * (b & 0xffffffffu);
+#endif
+}
+
+struct PhiloxKey {
+  uint32_t low, high;
+
+  explicit PhiloxKey(int64_t seed) : low(uint32_t(seed)), high(uint32_t(uint64_t(seed) >> 32)) {}
+};
+
+// The lower halves of word[i] hold word i of each counter.
+struct PhiloxWords {
+  VecU64 word[4];
+};
+
+FUSEDOPS_INLINE PhiloxWords philox(PhiloxKey key, PhiloxWords counter) {
+  VecU64* c = counter.word;
+  for (int round = 0; round < kPhiloxRounds; ++round) {
+    const VecU64 first = wide_product(c[0], VecU64{} + 0xD2511F53u);
+    const VecU64 second = wide_product(c[2], VecU64{} + 0xCD9E8D57u);
+    c[0] = (second >> 32) ^ c[1] ^ uint64_t(key.low);
+    c[1] = second;
+    c[2] = (first >> 32) ^ c[3] ^ uint64_t(key.high);
+    c[3] = first;
+    key.low += 0x9E3779B9u;
+    key.high += 0xBB67AE85u;
+  }
+  return counter;
+}
+
+// The dropout of one row.
+struct DropoutRow {
+  PhiloxKey key;
+  uint32_t threshold;
+  uint64_t row;
+
+  DropoutRow(const Dropout& dropout, int64_t row_)
+      : key(*dropout.seed), threshold(dropout.threshold), row(uint64_t(row_)) {}
+
+  // Returns a tile of floats in T's order: 1 where column col + i is kept, else 0.
+  template <class T>
+  FUSEDOPS_INLINE Tile<float> kept(int64_t col) const {
+    VecU64 index;
+    for (int lane = 0; lane < kLanes<double>; ++lane) index[lane] = lane;
+    const VecU64 none = {};
+    const PhiloxWords words =
+        philox(key, {{index + uint64_t(col / 4), none + (row & 0xffffffffu), none + (row >> 32)}});
+    // Words 0 and 2 side by side are the even columns in order; words 1 and 3 are the odd columns.
+    const Vec<float> zero = {}, one = zero + 1.0f;
+    Tile<float> tile;
+    for (int odd = 0; odd < 2; ++odd) {
+      const VecU32 word = (VecU32)((words.word[odd] & 0xffffffffu) | (words.word[odd + 2] << 32));
+      tile.v[odd] = word >= threshold ? one : zero;
+    }
+    return in_order<BFloat16, T>(tile);
+  }
+};
+
+// Applies dropout to `cols` values, the columns from `begin` on in T's order. Dropped values are
+// multiplied by 0, so that a NaN stays. `values` is padded to kColumnPadding, and `begin` is a
+// multiple of kTile<float>.
+template <class T>
+void drop_columns(DropoutRow dropout, float* values, int64_t begin, int64_t cols) {
+  for (int64_t col = 0; col < cols; col += kTile<float>) {
+    store(values + col, load(values + col) * dropout.kept<T>(begin + col));
+  }
+}
+template <class T>
+void drop_columns(DropoutRow dropout, double* values, int64_t begin, int64_t cols) {
+  for (int64_t col = 0; col < cols; col += kTile<float>) {
+    const Tile<float> kept = dropout.kept<T>(begin + col);
+    // Values past the last column were never written.
+    for (int half = 0; half < 2 && col + half * kTile<double> < cols; ++half) {
+      double* to = values + col + half * kTile<double>;
+      const Wide<float> wide = widened(kept.v[half]);
+      store(to, load(to) * Tile<double>{{wide.v[0], wide.v[1]}});
+    }
+  }
+}
+
+}  // namespace
+}  // namespace FUSEDOPS_CPU_ISA
+}  // namespace fusedops

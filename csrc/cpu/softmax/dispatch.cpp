@@ -1,0 +1,101 @@
+#include "cpu/dispatch/dtypes.h"
+#include "cpu/dispatch/isa_functions.h"
+#include "cpu/softmax/long_rows.h"
+#include "cpu/softmax/short_rows.h"
+
+namespace fusedops {
+namespace FUSEDOPS_CPU_ISA {
+
+void softmax(const SoftmaxForward& args, RowRange range, void* scratch, bool streaming) {
+  with_types(args.input.dtype, args.output.dtype, [&](auto in, auto out) {
+    using In = typename decltype(in)::type;
+    using Out = typename decltype(out)::type;
+    const RowRange rest = narrow_softmax_groups<In, Out>(args, range);
+    if (rest.begin == rest.end) return;
+    with_store(streaming, args.output, [&](Put put) {
+      if (args.log) return softmax_rows<true, In, Out>(args, rest, scratch, put);
+      softmax_rows<false, In, Out>(args, rest, scratch, put);
+    });
+  });
+}
+
+void softmax_backward(const SoftmaxBackward& args, RowRange range, bool streaming) {
+  with_types(args.grad_input.dtype, args.output.dtype, [&](auto in, auto out) {
+    using In = typename decltype(in)::type;
+    using Out = typename decltype(out)::type;
+    const RowRange rest = narrow_softmax_backward_groups<In, Out>(args, range);
+    if (rest.begin == rest.end) return;
+    with_store(streaming, args.grad_input, [&](Put put) {
+      if (args.log) return softmax_backward_rows<true, In, Out>(args, rest, put);
+      softmax_backward_rows<false, In, Out>(args, rest, put);
+    });
+  });
+}
+
+void long_softmax(
+    const SoftmaxForward& args, int64_t row, RowRange cols, void* chunks, bool streaming) {
+  with_types(args.input.dtype, args.output.dtype, [&](auto in, auto out) {
+    using In = typename decltype(in)::type;
+    using Out = typename decltype(out)::type;
+    if (args.log) return long_softmax_chunks<true, In, Out>(args, row, cols, chunks, streaming);
+    long_softmax_chunks<false, In, Out>(args, row, cols, chunks, streaming);
+  });
+}
+
+void write_long_softmax(
+    const SoftmaxForward& args, int64_t row, RowRange cols, const void* chunks, bool streaming) {
+  with_types(args.input.dtype, args.output.dtype, [&](auto in, auto out) {
+    using In = typename decltype(in)::type;
+    using Out = typename decltype(out)::type;
+    with_store(streaming, args.output, [&](Put put) {
+      if (args.log) {
+        return write_long_softmax_chunks<true, In, Out>(args, row, cols, chunks, streaming, put);
+      }
+      write_long_softmax_chunks<false, In, Out>(args, row, cols, chunks, streaming, put);
+    });
+  });
+}
+
+void long_softmax_backward(const SoftmaxBackward& args, int64_t row, RowRange cols, void* chunks) {
+  with_type(args.output.dtype, [&](auto tag) {
+    using Out = typename decltype(tag)::type;
+    auto* sums = static_cast<double*>(chunks);
+    if (args.log) return long_softmax_backward_sums<true, Out>(args, row, cols, sums);
+    long_softmax_backward_sums<false, Out>(args, row, cols, sums);
+  });
+}
+
+void write_long_softmax_backward(
+    const SoftmaxBackward& args, int64_t row, RowRange cols, const void* chunks, bool streaming) {
+  with_types(args.grad_input.dtype, args.output.dtype, [&](auto in, auto out) {
+    using In = typename decltype(in)::type;
+    using Out = typename decltype(out)::type;
+    const auto* sums = static_cast<const double*>(chunks);
+    with_store(streaming, args.grad_input, [&](Put put) {
+      if (args.log) {
+        return write_long_softmax_gradient<true, In, Out>(args, row, cols, sums, put);
+      }
+      write_long_softmax_gradient<false, In, Out>(args, row, cols, sums, put);
+    });
+  });
+}
+
+void softmax_statistics(const SoftmaxStatistics& args, int64_t row, const void* chunks) {
+  with_type(args.input.dtype, [&](auto tag) {
+    using In = typename decltype(tag)::type;
+    save_softmax_statistics<In>(args, row, chunks);
+  });
+}
+
+void softmax_apply(const SoftmaxApply& args, int64_t row, RowRange cols, bool streaming) {
+  with_types(args.input.dtype, args.output.dtype, [&](auto in, auto out) {
+    using In = typename decltype(in)::type;
+    using Out = typename decltype(out)::type;
+    with_store(streaming, args.output, [&](Put put) {
+      apply_softmax_statistics<In, Out>(args, row, cols, put);
+    });
+  });
+}
+
+}  // namespace FUSEDOPS_CPU_ISA
+}  // namespace fusedops

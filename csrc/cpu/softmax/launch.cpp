@@ -1,0 +1,112 @@
+// Launches softmax, log_softmax and their statistics over rows.
+#include "cpu/dispatch/isa.h"
+#include "cpu/launcher.h"
+#include "cpu/threads/work_sharing.h"
+
+namespace fusedops {
+namespace {
+
+void launch_long(const CpuKernels& kernels, const SoftmaxForward& args, bool streaming) {
+  for_long_rows(
+      args.rows, args.cols, softmax_chunks_bytes(args.cols), 0,
+      [&](int64_t row, RowRange cols, void* chunks, void*) {
+        kernels.long_softmax(args, row, cols, chunks, streaming);
+      },
+      [&](int64_t row, RowRange cols, const void* chunks, void*) {
+        kernels.write_long_softmax(args, row, cols, chunks, streaming);
+      });
+}
+
+void launch_long(const CpuKernels& kernels, const SoftmaxBackward& args, bool streaming) {
+  for_long_rows(
+      args.rows, args.cols, softmax_chunks_bytes(args.cols), 0,
+      [&](int64_t row, RowRange cols, void* chunks, void*) {
+        kernels.long_softmax_backward(args, row, cols, chunks);
+      },
+      [&](int64_t row, RowRange cols, const void* chunks, void*) {
+        kernels.write_long_softmax_backward(args, row, cols, chunks, streaming);
+      });
+}
+
+}  // namespace
+
+void CpuLauncher::launch(const SoftmaxForward& args) const {
+  const CpuKernels& kernels = cpu_kernels();
+  const int64_t bytes = size_of(args.input.dtype) + size_of(args.output.dtype);
+  const bool streaming = is_streaming(args.rows * args.cols, bytes);
+  if (is_long_row(args.cols)) return launch_long(kernels, args, streaming);
+  const int64_t scratch_bytes = softmax_scratch_bytes(args.cols, args.input.dtype);
+  for_rows(args.rows, args.cols, scratch_bytes, [&](RowRange range, void* scratch) {
+    kernels.softmax(args, range, scratch, streaming);
+  });
+}
+
+void CpuLauncher::launch(const SoftmaxBackward& args) const {
+  const CpuKernels& kernels = cpu_kernels();
+  const int64_t bytes = 2 * size_of(args.output.dtype) + size_of(args.grad_input.dtype);
+  const bool streaming = is_streaming(args.rows * args.cols, bytes);
+  if (is_long_row(args.cols)) return launch_long(kernels, args, streaming);
+  for_rows(args.rows, args.cols, 0, [&](RowRange range, void*) {
+    kernels.softmax_backward(args, range, streaming);
+  });
+}
+
+void CpuLauncher::launch(const SoftmaxStatistics& args) const {
+  const CpuKernels& kernels = cpu_kernels();
+  // The output dtype sets the precision of the exponentials: that of the sum, which is float for
+  // 16-bit rows.
+  const bool is_wide = args.input.dtype == DType::kFloat64;
+  SoftmaxForward forward{};
+  forward.input = args.input;
+  forward.output.dtype = is_wide ? DType::kFloat64 : DType::kFloat32;
+  forward.cols = args.cols;
+  forward.log = true;  // computes only the sums
+  const auto reduce = [&](int64_t row, RowRange cols, void* chunks, void*) {
+    kernels.long_softmax(forward, row, cols, chunks, true);
+  };
+  const auto save = [&](int64_t row, RowRange cols, const void* chunks, void*) {
+    if (cols.begin == 0) kernels.softmax_statistics(args, row, chunks);
+  };
+  const int64_t chunk_bytes = softmax_chunks_bytes(args.cols);
+  if (is_long_row(args.cols)) {
+    return for_long_rows(args.rows, args.cols, chunk_bytes, 0, reduce, save);
+  }
+  for_rows(args.rows, args.cols, chunk_bytes, [&](RowRange rows, void* chunks) {
+    for (int64_t row = rows.begin; row < rows.end; ++row) {
+      reduce(row, {0, args.cols}, chunks, nullptr);
+      save(row, {0, args.cols}, chunks, nullptr);
+    }
+  });
+}
+
+void CpuLauncher::launch(const SoftmaxApply& args) const {
+  const CpuKernels& kernels = cpu_kernels();
+  const int64_t bytes = size_of(args.input.dtype) + size_of(args.output.dtype);
+  const bool streaming = is_streaming(args.rows * args.cols, bytes);
+  const auto apply = [&](int64_t row, RowRange cols) {
+    kernels.softmax_apply(args, row, cols, streaming);
+  };
+  if (is_long_row(args.cols)) {
+    const Scratch none(0);
+    for (int64_t row = 0; row < args.rows; ++row) {
+      for_columns(args.cols, 1, none, [&](RowRange cols, void*) { apply(row, cols); });
+    }
+    return;
+  }
+  for_rows(args.rows, args.cols, 0, [&](RowRange rows, void*) {
+    for (int64_t row = rows.begin; row < rows.end; ++row) apply(row, {0, args.cols});
+  });
+}
+
+void CpuLauncher::launch(const SoftmaxStack& stack) const {
+  const CpuKernels& kernels = cpu_kernels();
+  const SoftmaxForward& each = stack.each;
+  const int64_t bytes = size_of(each.input.dtype) + size_of(each.output.dtype);
+  const bool streaming = is_streaming(stack.count * each.rows * each.cols, bytes);
+  const int64_t scratch_bytes = softmax_scratch_bytes(each.cols, each.input.dtype);
+  for_stack(stack, scratch_bytes, [&](const SoftmaxForward& args, RowRange range, void* scratch) {
+    kernels.softmax(args, range, scratch, streaming);
+  });
+}
+
+}  // namespace fusedops

@@ -1,0 +1,114 @@
+// softmax and log_softmax of long rows on the CPU, some columns at a time: threads share a row, or
+// one thread computes all of it. Memory is read twice. The chunks' maxima and sums are stored in
+// between and combined in the order of the chunks, whichever threads computed them, so that the
+// bits are those of a short row.
+#pragma once
+
+#include <type_traits>
+
+#include "cpu/softmax/rows.h"
+
+namespace fusedops {
+namespace FUSEDOPS_CPU_ISA {
+namespace {
+
+static_assert(kRowSegment % kSoftmaxChunk<float> == 0);
+static_assert(kRowSegment % kSoftmaxChunk<double> == 0);
+
+// Exponentials are saved in the output if it is not streaming and has the compute type, so that
+// nothing is rounded. Otherwise they are computed again, with the same bits: that costs less than
+// memory for them.
+template <bool Log, class In, class Out>
+constexpr bool kMaySave = !Log && std::is_same_v<In, Compute<In>> && std::is_same_v<Out, In>;
+
+template <bool Log, class In, class Out>
+FUSEDOPS_INLINE void long_softmax_chunks(
+    const SoftmaxForward& args, int64_t row, RowRange cols, void* chunk_memory, bool streaming) {
+  using C = Compute<In>;
+  const In* input = start_of<In>(args.input, row);
+  auto* chunks = static_cast<SoftmaxChunk<C>*>(chunk_memory);
+  if constexpr (kMaySave<Log, In, Out>) {
+    C* output = start_of<C>(args.output, row);
+    if (!streaming) {
+      return softmax_chunks<Log, Save::kInRow, Out>(input, input + cols.end, output, chunks, cols);
+    }
+  }
+  C* nowhere = nullptr;
+  softmax_chunks<Log, Save::kNot, Out>(input, input + cols.end, nowhere, chunks, cols);
+}
+
+template <bool Log, class In, class Out>
+FUSEDOPS_INLINE void write_long_softmax_chunks(
+    const SoftmaxForward& args, int64_t row, RowRange cols, const void* chunk_memory,
+    bool streaming, Put put) {
+  using C = Compute<In>;
+  const In* input = start_of<In>(args.input, row);
+  Out* output = start_of<Out>(args.output, row);
+  const auto* chunks = static_cast<const SoftmaxChunk<C>*>(chunk_memory);
+  const SoftmaxRow whole = combine(chunks, softmax_chunk_count<C>(args.cols));
+  if constexpr (Log) {
+    return write_log_softmax(output, input, whole, cols, put);
+  }
+  if constexpr (kMaySave<Log, In, Out>) {
+    const InRow<C> saved{output};
+    if (!streaming) return write_softmax<In>(output, saved, chunks, whole, cols, put);
+  }
+  write_softmax<In>(output, Recomputed<In, Out>{input}, chunks, whole, cols, put);
+}
+
+// --- statistics ---------------------------------------------------------------------------------
+
+template <class In, class C = Compute<In>>
+void save_softmax_statistics(const SoftmaxStatistics& args, int64_t row, const void* chunk_memory) {
+  const auto* chunks = static_cast<const SoftmaxChunk<C>*>(chunk_memory);
+  const SoftmaxRow whole = combine(chunks, softmax_chunk_count<C>(args.cols));
+  static_cast<C*>(args.max)[row] = C(whole.max);
+  static_cast<C*>(args.sum)[row] = C(whole.sum);
+}
+
+template <class In, class Out>
+FUSEDOPS_INLINE void apply_softmax_statistics(
+    const SoftmaxApply& args, int64_t row, RowRange cols, Put put) {
+  using C = Compute<In>;
+  const In* input = start_of<In>(args.input, row);
+  Out* output = start_of<Out>(args.output, row);
+  const C shift = shift_of(static_cast<const C*>(args.max)[row]);
+  const double sum = static_cast<const C*>(args.sum)[row];
+  const Scaling<Out> by(1.0, sum * kRaised<C>);
+  for_columns<In>(cols.end - cols.begin, [&](int64_t offset, auto part) FUSEDOPS_LAMBDA {
+    const int64_t col = cols.begin + offset;
+    const Tile<C> e = Recomputed<In, Out>{input}.at(col, part, shift);
+    const bool by_steps = __builtin_expect(any_between(e, both(by.least)), false);
+    const Tile<C> result = by_steps ? scaled_in_steps(e, by) : scaled(e, by);
+    put(output + col, part, in_order<In, Out>(result));
+  });
+}
+
+// --- backward -----------------------------------------------------------------------------------
+
+// Computes a sum for each chunk.
+template <bool Log, class Out, class C = Compute<Out>>
+FUSEDOPS_INLINE void long_softmax_backward_sums(
+    const SoftmaxBackward& args, int64_t row, RowRange cols, double* sums) {
+  const SoftmaxGradRow<Out> given(args, row);
+  for (int64_t begin = cols.begin; begin < cols.end; begin += kSoftmaxChunk<C>) {
+    const int64_t left = cols.end - begin;
+    const RowRange chunk{begin, left < kSoftmaxChunk<C> ? cols.end : begin + kSoftmaxChunk<C>};
+    sums[begin / kSoftmaxChunk<C>] = softmax_backward_sum<Log>(given, chunk);
+  }
+}
+
+template <bool Log, class In, class Out>
+FUSEDOPS_INLINE void write_long_softmax_gradient(
+    const SoftmaxBackward& args, int64_t row, RowRange cols, const double* sums, Put put) {
+  using C = Compute<Out>;
+  double sum = 0;
+  for (int64_t i = 0; i < softmax_chunk_count<C>(args.cols); ++i) sum += sums[i];
+  In* result = start_of<In>(args.grad_input, row);
+  const SoftmaxGradRow<Out> given(args, row);
+  write_softmax_backward<Log>(result, given, C(sum), cols, RowsAhead{}, put);
+}
+
+}  // namespace
+}  // namespace FUSEDOPS_CPU_ISA
+}  // namespace fusedops

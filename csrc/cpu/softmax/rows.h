@@ -1,0 +1,410 @@
+// softmax and log_softmax of rows on the CPU.
+//
+// Forward: a row is processed in chunks that stay in the L1 cache. Each chunk has its own maximum
+// and sum, so that memory is read once, and each element costs one exp however long the row is. The
+// chunks are combined at the end. Rows that are all -inf, or contain NaN or +inf, become NaN, as in
+// PyTorch.
+#pragma once
+
+#include "cpu/simd/exp_scaling.h"
+#include "cpu/simd/log.h"
+#include "cpu/threads/work_division.h"
+
+namespace fusedops {
+namespace FUSEDOPS_CPU_ISA {
+namespace {
+
+// A chunk is at most 16 KiB, and each lane of its sum adds at most 64 values.
+template <class C>
+constexpr int64_t kSoftmaxChunk = 256 * kLanes<C>;
+static_assert(kSoftmaxChunk<double> >= kShortestSoftmaxChunk);
+
+// At this size two rows of a backward, grad_output's and output's, are at most a quarter of the L2
+// cache.
+constexpr int64_t kPrefetchedRowBytes = int64_t(1) << 17;
+
+// The longest rows of a backward that are computed in groups, whose sums over lanes overlap.
+constexpr int64_t kMaxGradGroupCols = 1024;
+
+template <class C>
+constexpr int64_t softmax_chunk_count(int64_t cols) {
+  return (cols + kSoftmaxChunk<C> - 1) / kSoftmaxChunk<C>;
+}
+
+// A chunk's maximum, its sum of exp(input - max), and the smallest exponential that is not 0. The
+// exponentials are raised (exp.h) except for a logarithm.
+template <class C>
+struct SoftmaxChunk {
+  Vec<C> least;  // of each lane
+  C max;
+  double sum;
+};
+static_assert(sizeof(SoftmaxChunk<double>) <= kSoftmaxChunkBytes);
+
+// The value that is subtracted from a chunk: its maximum, or 0 if the chunk is all -inf, so that
+// its exponentials are 0 and not NaN.
+template <class C>
+FUSEDOPS_INLINE C shift_of(C chunk_max) {
+  return chunk_max == -kInfinity<C> ? C(0) : chunk_max;
+}
+
+// The exponential in a softmax's numerator and sum; for a logarithm it is only in the sum, and not
+// raised.
+template <bool Log, class Out, class C = Compute<Out>>
+FUSEDOPS_INLINE Tile<C> softmax_exp(Tile<C> x, Vec<C>& least) {
+  if constexpr (Log) return exp_or_zero<Out>(x);
+  return raised_exp<Out>(x, least);
+}
+
+template <class C>
+struct ExpSum {
+  Tile<C> sum;
+  Vec<C> least;
+};
+template <class C>
+FUSEDOPS_INLINE ExpSum<C> no_exp_sum() {
+  return {both(C(0)), broadcast(kInfinity<C>)};
+}
+
+// Combines the two accumulators of a chunk.
+template <class In, class C>
+FUSEDOPS_INLINE SoftmaxChunk<C> chunk_of(C max, Folded<ExpSum<C>> sums, int64_t cols) {
+  const Vec<C> least = smaller(sums.even.least, sums.odd.least);
+  const Folded<Tile<C>> sum{sums.even.sum, sums.odd.sum};
+  return {least, max, sum_of_columns<In>(sum, cols)};
+}
+
+// Where exponentials are saved: in scratch memory, which is padded to whole tiles, in a row of
+// memory, or not at all.
+enum class Save { kNot, kInScratch, kInRow };
+
+// Computes exp(input - max), saves it to `saved`, and returns the chunk's maximum and sum.
+// Meanwhile `next`, the chunk that is read after this one, is prefetched.
+template <bool Log, Save save, class Out, class In, class C = Compute<In>>
+FUSEDOPS_INLINE SoftmaxChunk<C> softmax_chunk(
+    const In* input, const In* next, C* saved, int64_t cols) {
+  const auto at = [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
+    return filled<In>(load(input + col, part), part, -kInfinity<C>);
+  };
+  const auto lowest = both(-kInfinity<C>);
+  // The maximum ignores a NaN; exp(NaN - max) brings it back.
+  const auto max =
+      fold_columns<In>(cols, lowest, [&](Tile<C> so_far, int64_t col, auto part) FUSEDOPS_LAMBDA {
+        return larger(so_far, at(col, part));
+      });
+  const C chunk_max = max_of(max.even, max.odd);
+  const C shift = shift_of(chunk_max);
+  const auto sums = fold_columns<In>(
+      cols, no_exp_sum<C>(), [&](ExpSum<C> so_far, int64_t col, auto part) FUSEDOPS_LAMBDA {
+        prefetch_tile<Cache::kL1>(next + col);
+        const Tile<C> e = softmax_exp<Log, Out>(at(col, part) - shift, so_far.least);
+        if constexpr (save == Save::kInScratch) store(saved + col, e);
+        if constexpr (save == Save::kInRow) store(saved + col, part, e);
+        so_far.sum = so_far.sum + e;
+        return so_far;
+      });
+  return chunk_of<In>(chunk_max, sums, cols);
+}
+
+// Below this difference of maxima, exp makes every product 0.
+template <class C>
+constexpr double kLowestDifference = sizeof(C) == sizeof(double) ? ExpDouble::kLowest : -200;
+
+template <class C>
+FUSEDOPS_INLINE double exp_or_zero(double difference) {
+  const bool vanishes = difference < kLowestDifference<C>;
+  const double e = __builtin_exp(opaque(vanishes ? 0.0 : difference));
+  return vanishes ? 0.0 : e;
+}
+
+// Returns exp(a - b) for a <= b. Most rows have one chunk, with a == b, and compute nothing.
+template <class C>
+FUSEDOPS_INLINE double exp_difference(C a, C b) {
+  return a == b ? 1.0 : exp_or_zero<C>(double(a) - double(b));
+}
+
+struct SoftmaxRow {
+  double max, sum;
+};
+
+// Returns the row's maximum, and the sum of exp(input - maximum), raised if the chunks' sums are.
+template <class C>
+FUSEDOPS_INLINE SoftmaxRow combine(const SoftmaxChunk<C>* chunks, int64_t count) {
+  if (count == 1) return {double(chunks->max), chunks->sum};  // nearly every row
+  C max = -kInfinity<C>;
+  for (int64_t i = 0; i < count; ++i) max = Larger{}(max, chunks[i].max);
+  double sum = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const double to_row = exp_difference(chunks[i].max, max);
+    // Fused as in spatial.h, so that both give the same bits.
+    sum = kFuses ? __builtin_fma(chunks[i].sum, to_row, sum) : sum + chunks[i].sum * to_row;
+  }
+  return {double(max), sum};
+}
+
+// Computes maximum and sum of the chunks of columns [begin, end); begin is a multiple of
+// kSoftmaxChunk. `after` is read after the row, and is prefetched.
+template <bool Log, Save save, class Out, class In, class C>
+FUSEDOPS_INLINE void softmax_chunks(
+    const In* input, const In* after, C* saved, SoftmaxChunk<C>* chunks, RowRange cols) {
+  for (int64_t begin = cols.begin; begin < cols.end; begin += kSoftmaxChunk<C>) {
+    const bool last = cols.end - begin <= kSoftmaxChunk<C>;
+    const int64_t count = last ? cols.end - begin : kSoftmaxChunk<C>;
+    const In* next = last ? after : input + begin + count;
+    chunks[begin / kSoftmaxChunk<C>] =
+        softmax_chunk<Log, save, Out>(input + begin, next, saved + begin, count);
+  }
+}
+
+// The exponentials of a row, each chunk's minus its own shift: saved in scratch memory, saved in a
+// row, or computed again with the same bits.
+template <class C>
+struct InScratch {
+  const C* saved;
+  template <class Part>
+  FUSEDOPS_INLINE Tile<C> at(int64_t col, Part, C) const {
+    return load(saved + col);
+  }
+};
+template <class C>
+struct InRow {
+  const C* saved;
+  template <class Part>
+  FUSEDOPS_INLINE Tile<C> at(int64_t col, Part part, C) const {
+    return load(saved + col, part);
+  }
+};
+template <class In, class Out>
+struct Recomputed {
+  const In* input;
+  template <class Part>
+  FUSEDOPS_INLINE Tile<Compute<In>> at(int64_t col, Part part, Compute<In> shift) const {
+    return raised_exp<Out>(load(input + col, part) - shift);
+  }
+};
+
+// Writes columns of a chunk in which a result, or an intermediate value, may be denormal.
+template <class In, class Out, class C, class Exponentials>
+FUSEDOPS_NOINLINE void write_in_steps(
+    Out* output, Exponentials exponentials, C shift, Scaling<Out> by, RowRange cols) {
+  for_columns<In>(cols.end - cols.begin, [&](int64_t offset, auto part) {
+    const int64_t col = cols.begin + offset;
+    const Tile<C> e = exponentials.at(col, part, shift);
+    store(output + col, part, in_order<In, Out>(scaled_in_steps(e, by)));
+  });
+}
+
+template <class In, class Out, class C, class Exponentials>
+FUSEDOPS_INLINE void write_softmax(
+    Out* output, Exponentials exponentials, const SoftmaxChunk<C>* chunks, SoftmaxRow row,
+    RowRange cols, Put put) {
+  int64_t end;
+  for (int64_t begin = cols.begin; begin < cols.end; begin = end) {
+    const int64_t index = begin / kSoftmaxChunk<C>, whole = (index + 1) * kSoftmaxChunk<C>;
+    end = whole < cols.end ? whole : cols.end;
+    const int64_t count = end - begin;
+    const SoftmaxChunk<C> chunk = chunks[index];
+    const Scaling<Out> by(exp_difference(chunk.max, C(row.max)), row.sum);
+    const C shift = shift_of(chunk.max);
+    if (__builtin_expect(any_below(chunk.least, by.least), false)) {
+      write_in_steps<In>(output, exponentials, shift, by, RowRange{begin, begin + count});
+      continue;
+    }
+    for_columns<In>(count, [=](int64_t offset, auto part) FUSEDOPS_LAMBDA {
+      const int64_t col = begin + offset;
+      const Tile<C> e = exponentials.at(col, part, shift);
+      put(output + col, part, in_order<In, Out>(scaled(e, by)));
+    });
+  }
+}
+
+template <class Out, class In, class C = Compute<In>>
+FUSEDOPS_INLINE void write_log_softmax(
+    Out* output, const In* input, SoftmaxRow row, RowRange cols, Put put) {
+  const C max = C(row.max), log_sum = C(log_of_sum<Out>(row.sum));
+  for_columns<In>(cols.end - cols.begin, [=](int64_t offset, auto part) FUSEDOPS_LAMBDA {
+    const int64_t col = cols.begin + offset;
+    put(output + col, part, in_order<In, Out>((load(input + col, part) - max) - log_sum));
+  });
+}
+
+template <bool Log, class In, class Out>
+FUSEDOPS_INLINE void softmax_rows(
+    const SoftmaxForward& args, RowRange range, void* scratch_memory, Put put) {
+  using C = Compute<In>;
+  C* scratch = static_cast<C*>(scratch_memory);
+  auto* chunks = reinterpret_cast<SoftmaxChunk<C>*>(scratch + padded_cols(args.cols));
+  const RowRange cols{0, args.cols};
+  for (int64_t row = range.begin; row < range.end; ++row) {
+    const In* input = start_of<In>(args.input, row);
+    Out* output = start_of<Out>(args.output, row);
+    constexpr Save save = Log ? Save::kNot : Save::kInScratch;
+    softmax_chunks<Log, save, Out>(input, input + args.input.spacing.stride, scratch, chunks, cols);
+    const SoftmaxRow whole = combine(chunks, softmax_chunk_count<C>(args.cols));
+    if constexpr (Log) {
+      write_log_softmax(output, input, whole, cols, put);
+    } else {
+      write_softmax<In>(output, InScratch<C>{scratch}, chunks, whole, cols, put);
+    }
+  }
+}
+
+// --- backward -----------------------------------------------------------------------------------
+
+template <class Out>
+struct SoftmaxGradRow {
+  const Out *grad, *output;
+
+  FUSEDOPS_INLINE SoftmaxGradRow(const Out* grad_, const Out* output_)
+      : grad(grad_), output(output_) {}
+  FUSEDOPS_INLINE SoftmaxGradRow(const SoftmaxBackward& args, int64_t row)
+      : grad(start_of<Out>(args.grad_output, row)), output(start_of<Out>(args.output, row)) {}
+};
+
+// Returns the sum of grad_output * output, or of grad_output for a logarithm, over columns of a
+// row. The lanes remain to be added.
+template <bool Log, class Out, class C = Compute<Out>>
+FUSEDOPS_INLINE Vec<double> softmax_backward_lanes(SoftmaxGradRow<Out> row, RowRange cols) {
+  const auto sums = fold_columns<Out>(
+      cols.end - cols.begin, both(C(0)),
+      [=](Tile<C> so_far, int64_t offset, auto part) FUSEDOPS_LAMBDA {
+        const int64_t col = cols.begin + offset;
+        const Tile<C> g = load(row.grad + col, part);
+        return so_far + (Log ? g : g * load(row.output + col, part));
+      });
+  return lanes_of_sum<Out>(sums, cols.end - cols.begin);
+}
+
+template <bool Log, class Out>
+FUSEDOPS_INLINE double softmax_backward_sum(SoftmaxGradRow<Out> row, RowRange cols) {
+  return across_lanes<double>(softmax_backward_lanes<Log>(row, cols), Add{});
+}
+
+// The gradient of tiles or vectors. `sum` is one number, or one for each lane.
+template <bool Log, class In, class V, class Sum>
+FUSEDOPS_INLINE V softmax_gradient(V grad, V output, Sum sum) {
+  return Log ? grad - exp_nonpositive<In>(output) * sum : (grad - sum) * output;
+}
+
+// The distance from a row to the rows that are prefetched while it is written.
+struct RowsAhead {
+  int64_t grad = 0, output = 0;
+
+  RowsAhead() = default;
+  // Prefetches `rows` rows ahead: +10 % if the data exceeds the cache, but -20 % if it does not.
+  // Nothing is prefetched if a row would not stay in the cache.
+  FUSEDOPS_INLINE RowsAhead(const SoftmaxBackward& args, int64_t rows) {
+    const bool fits = args.cols * size_of(args.output.dtype) <= kPrefetchedRowBytes;
+    grad = fits ? rows * args.grad_output.spacing.stride : 0;
+    output = fits ? rows * args.output.spacing.stride : 0;
+  }
+};
+
+// Writes a gradient, and prefetches the rows ahead if the results are streaming.
+template <bool Log, class In, class Out, class C = Compute<Out>>
+FUSEDOPS_INLINE void write_softmax_backward(
+    In* result, SoftmaxGradRow<Out> row, C sum, RowRange cols, RowsAhead ahead, Put put) {
+  for_columns<Out>(cols.end - cols.begin, [=](int64_t offset, auto part) FUSEDOPS_LAMBDA {
+    const int64_t col = cols.begin + offset;
+    if (put.streams) {
+      prefetch_tile<Cache::kL2>(row.grad + ahead.grad + col);
+      prefetch_tile<Cache::kL2>(row.output + ahead.output + col);
+    }
+    const Tile<C> g = load(row.grad + col, part), y = load(row.output + col, part);
+    put(result + col, part, in_order<Out, In>(softmax_gradient<Log, In>(g, y, sum)));
+  });
+}
+
+template <bool Log, class In, class Out>
+FUSEDOPS_NOINLINE void softmax_backward_row(const SoftmaxBackward& args, int64_t row, Put put) {
+  const RowRange cols{0, args.cols};
+  const SoftmaxGradRow<Out> given(args, row);
+  const auto sum = Compute<Out>(softmax_backward_sum<Log>(given, cols));
+  In* result = start_of<In>(args.grad_input, row);
+  write_softmax_backward<Log>(result, given, sum, cols, RowsAhead(args, 1), put);
+}
+
+// The number of rows in a group.
+constexpr int kGradGroupRows = kLanes<double>;
+
+// Computes a group of evenly spaced rows. The loops over rows are not unrolled: three addresses for
+// each row exceed the registers, which costs a fifth of the time at 64 columns.
+template <bool Log, class In, class Out>
+FUSEDOPS_INLINE void softmax_backward_row_group(
+    const SoftmaxBackward& args, int64_t first, RowRange cols, RowsAhead ahead, Put put) {
+  using C = Compute<Out>;
+  Vec<double> lanes[kGradGroupRows];
+  const SoftmaxGradRow<Out> given(args, first);
+  SoftmaxGradRow<Out> row = given;
+  const int64_t grad_stride = args.grad_output.spacing.stride;
+  const int64_t output_stride = args.output.spacing.stride;
+#pragma GCC unroll 1
+  for (int r = 0; r < kGradGroupRows; ++r) {
+    lanes[r] = softmax_backward_lanes<Log>(row, cols);
+    row = {row.grad + grad_stride, row.output + output_stride};
+  }
+  double sums[kGradGroupRows];
+  sums_over_lanes<double>(lanes, sums);
+  C totals[kGradGroupRows];
+  for (int r = 0; r < kGradGroupRows; ++r) totals[r] = C(sums[r]);
+  row = given;
+  In* result = start_of<In>(args.grad_input, first);
+#pragma GCC unroll 1
+  for (int r = 0; r < kGradGroupRows; ++r) {
+    write_softmax_backward<Log>(result, row, totals[r], cols, ahead, put);
+    row = {row.grad + grad_stride, row.output + output_stride};
+    result += args.grad_input.spacing.stride;
+  }
+}
+
+// Computes as many whole groups as there are. Returns the remaining rows.
+template <bool Log, class In, class Out>
+FUSEDOPS_INLINE RowRange
+softmax_backward_groups(const SoftmaxBackward& args, RowRange rows, int64_t cols, Put put) {
+  const RowsAhead ahead(args, kGradGroupRows);
+  const auto are_evenly_spaced = [&](const auto& tensor) FUSEDOPS_LAMBDA {
+    return are_even(tensor, rows.begin, kGradGroupRows);
+  };
+  for (; rows.begin + kGradGroupRows <= rows.end; rows.begin += kGradGroupRows) {
+    if (are_evenly_spaced(args.grad_output) && are_evenly_spaced(args.output) &&
+        are_evenly_spaced(args.grad_input)) {
+      softmax_backward_row_group<Log, In, Out>(args, rows.begin, RowRange{0, cols}, ahead, put);
+    } else {
+      for (int r = 0; r < kGradGroupRows; ++r) {
+        softmax_backward_row<Log, In, Out>(args, rows.begin + r, put);
+      }
+    }
+  }
+  return rows;
+}
+
+// In every branch but the last the number of whole tiles is a constant, and the compiler omits the
+// loops over tiles, which cost such short rows as much as the arithmetic.
+template <bool Log, class In, class Out>
+FUSEDOPS_INLINE RowRange
+softmax_backward_groups(const SoftmaxBackward& args, RowRange rows, Put put) {
+  constexpr int64_t kOne = kTile<Out>, kOneAndAHalf = kOne + kOne / 2, kTwo = 2 * kOne;
+  const auto groups = [&](int64_t cols) FUSEDOPS_LAMBDA {
+    return softmax_backward_groups<Log, In, Out>(args, rows, cols, put);
+  };
+  const int64_t cols = args.cols;
+  if (cols == kOne) return groups(kOne);
+  if (cols == kOneAndAHalf) return groups(kOneAndAHalf);
+  if (cols == kTwo) return groups(kTwo);
+  if (cols < kOne) return groups(cols);
+  if (cols < kTwo) return groups(cols);
+  if (cols <= kMaxGradGroupCols) return groups(cols);
+  return rows;
+}
+
+template <bool Log, class In, class Out>
+FUSEDOPS_INLINE void softmax_backward_rows(const SoftmaxBackward& args, RowRange range, Put put) {
+  range = softmax_backward_groups<Log, In, Out>(args, range, put);
+  for (int64_t row = range.begin; row < range.end; ++row) {
+    softmax_backward_row<Log, In, Out>(args, row, put);
+  }
+}
+
+}  // namespace
+}  // namespace FUSEDOPS_CPU_ISA
+}  // namespace fusedops

@@ -1,0 +1,614 @@
+// Spatial softmax and log_softmax on the CPU. In this file, "rows" and "columns" are those of the
+// matrix [dim_size, inner] that each outer index has: a row is contiguous, and each column is one
+// softmax. A vector holds several columns, one in each lane, and nothing moves between lanes.
+//
+// A column has the bits that its values would have as a row in rows.h, so it does not matter
+// which columns are beside it. Its chunks are the same. Each lane of an accumulator there is an
+// accumulator of its own here: rows are added to accumulators in the order of fold_columns(), and
+// accumulators are added up in the tree of sum_of().
+//
+// Forward: columns are computed in groups, whose accumulators stay in the L1 cache, and whose input
+// stays in L2 for a chunk of rows. One pass computes the maximum and one the sum; a last pass over
+// all columns of a segment writes the results. Each element costs two exps, the input is read from
+// memory once if the segment fits in the cache, and each chunk of a column saves a few numbers
+// only.
+#pragma once
+
+#include "cpu/softmax/rows.h"
+
+namespace fusedops {
+namespace FUSEDOPS_CPU_ISA {
+namespace {
+
+// The number of rows per step. Their accumulators are consecutive.
+template <class T>
+constexpr int kRowsAtOnce = kTile<T> < 16 ? kTile<T> : 16;
+
+template <class C>
+constexpr int64_t kWideVectors = sizeof(WideTile<C>) / kVectorBytes;
+template <class C>
+FUSEDOPS_INLINE Vec<double>& vector_of(WideTile<C>& wide, int64_t index) {
+  constexpr int64_t kEach = kWideVectors<C> / 2;
+  return wide.v[index / kEach].v[index % kEach];
+}
+template <class C>
+FUSEDOPS_INLINE const Vec<double>& vector_of(const WideTile<C>& wide, int64_t index) {
+  constexpr int64_t kEach = kWideVectors<C> / 2;
+  return wide.v[index / kEach].v[index % kEach];
+}
+
+// --- accumulators -------------------------------------------------------------------------------
+
+// fold_columns() has two accumulator tiles.
+template <class T>
+constexpr int64_t kAccumulators = 2 * kTile<T>;
+
+// The accumulator to which fold_columns() would add element `row` of `rows`. A partial tile at the
+// end is added to the even sums.
+template <class T>
+FUSEDOPS_INLINE int64_t accumulator_of(int64_t row, int64_t rows) {
+  return row / kTile<T> == rows / kTile<T> ? row % kTile<T> : row % kAccumulators<T>;
+}
+
+// The number of accumulators to which a row is added; they are the first ones.
+template <class T>
+FUSEDOPS_INLINE int64_t accumulators_used(int64_t rows) {
+  if (rows >= kAccumulators<T>) return kAccumulators<T>;
+  return rows < kTile<T> ? rows : kTile<T>;
+}
+
+// The distance between the accumulators of neighbouring lanes, and the number of accumulators that
+// the lanes of a vector of doubles span. sum_of() adds up these lanes last; the lanes that it adds
+// to them before are half a vector of floats, a vector and a tile away.
+template <class T>
+constexpr int64_t kLaneAccumulators = column_of<T>(0, 1);
+template <class T>
+constexpr int64_t kSummedAccumulators = kLanes<double> * kLaneAccumulators<T>;
+
+// The number of accumulators that are added up: four, or a multiple of kSummedAccumulators. Those
+// that are not used are 0.
+template <class T>
+FUSEDOPS_INLINE int64_t accumulators_read(int64_t rows) {
+  if (rows <= 4) return 4;
+  return (accumulators_used<T>(rows) + kSummedAccumulators<T> - 1) / kSummedAccumulators<T> *
+      kSummedAccumulators<T>;
+}
+
+// The number of columns whose accumulators fit into kAccumulatorBytes, for chunks of at most `rows`
+// rows.
+template <class T>
+FUSEDOPS_INLINE int64_t group_cols(int64_t rows) {
+  constexpr int64_t kLeast = InnerSegments::kMinCols, kBytes = kLeast * sizeof(Compute<T>);
+  static_assert(kAccumulators<T> * kBytes <= kAccumulatorBytes);
+  return kAccumulatorBytes / (accumulators_read<T>(rows) * kBytes) * kLeast;
+}
+
+template <class C>
+struct TileAccumulators {
+  const Tile<C>* first;
+  int64_t stride, count;  // accumulators_read()
+};
+
+// Converts some lanes of an accumulator to double: those in vector `index` of a WideTile.
+FUSEDOPS_INLINE Vec<double> widened_vector(const Tile<float>& accumulator, int index) {
+  const float* from = reinterpret_cast<const float*>(&accumulator) + index * kLanes<double>;
+#if defined(__AVX512F__)
+  return (Vec<double>)_mm512_cvtps_pd(_mm256_loadu_ps(from));
+#elif defined(__AVX2__)
+  return (Vec<double>)_mm256_cvtps_pd(_mm_loadu_ps(from));
+#else
+  return Vec<double>{double(from[0]), double(from[1])};
+#endif
+}
+FUSEDOPS_INLINE Vec<double> widened_vector(const Tile<double>& accumulator, int index) {
+  return accumulator.v[index];
+}
+
+// sums[i] is accumulator begin + i * kLaneAccumulators, plus the accumulators that widened_sum()
+// and sum_of() add to that lane. kDistance lists how far away those are, in the reverse order of
+// the additions.
+template <class T, int64_t... kDistance>
+struct AccumulatorsAt {
+  using C = Compute<T>;
+  static FUSEDOPS_INLINE void add_up(
+      TileAccumulators<C> accumulators, int64_t begin, int index,
+      Vec<double> (&sums)[kLanes<double>]) {
+    for (int i = 0; i < kLanes<double>; ++i) {
+      const int64_t accumulator = begin + i * kLaneAccumulators<T>;
+      sums[i] = widened_vector(accumulators.first[accumulator * accumulators.stride], index);
+    }
+  }
+};
+template <class T, int64_t kFirst, int64_t... kRest>
+struct AccumulatorsAt<T, kFirst, kRest...> {
+  using C = Compute<T>;
+  static FUSEDOPS_INLINE void add_up(
+      TileAccumulators<C> accumulators, int64_t begin, int index,
+      Vec<double> (&sums)[kLanes<double>]) {
+    AccumulatorsAt<T, kRest...>::add_up(accumulators, begin, index, sums);
+    if (begin + kFirst >= accumulators.count) return;
+    Vec<double> more[kLanes<double>];
+    AccumulatorsAt<T, kRest...>::add_up(accumulators, begin + kFirst, index, more);
+    for (int i = 0; i < kLanes<double>; ++i) sums[i] += more[i];
+  }
+};
+template <class T, class C = Compute<T>>
+struct AccumulatorDistances;
+template <class T>
+struct AccumulatorDistances<T, float>
+    : AccumulatorsAt<T, kTile<T>, column_of<T>(1, 0), column_of<T>(0, kLanes<double>)> {};
+template <class T>
+struct AccumulatorDistances<T, double> : AccumulatorsAt<T, kTile<T>, column_of<T>(1, 0)> {};
+
+// The same for four accumulators, if all others are 0.
+template <class T, class C = Compute<T>>
+FUSEDOPS_INLINE Vec<double> sum_of_four(TileAccumulators<C> accumulators, int index) {
+  const auto at = [=](int64_t accumulator) {
+    return widened_vector(accumulators.first[accumulator * accumulators.stride], index);
+  };
+  constexpr int kNext = kEvenOdd<T> ? 1 : 2;
+  return (at(0) + at(kNext)) + (at(3 - kNext) + at(3));
+}
+
+template <class T, class C = Compute<T>>
+FUSEDOPS_INLINE Vec<double> sum_of_all(TileAccumulators<C> accumulators, int index) {
+  Vec<double> sums[kLanes<double>];
+  AccumulatorDistances<T>::add_up(accumulators, 0, index, sums);
+  for (int width = kLanes<double> / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) sums[i] += sums[i + width];
+  }
+  return sums[0];
+}
+
+template <class T, class C = Compute<T>>
+FUSEDOPS_NOINLINE WideTile<C> sum_of_accumulators(TileAccumulators<C> accumulators) {
+  WideTile<C> result;
+  for (int index = 0; index < kWideVectors<C>; ++index) {
+    vector_of(result, index) = accumulators.count == 4 ? sum_of_four<T>(accumulators, index)
+                                                       : sum_of_all<T>(accumulators, index);
+  }
+  return result;
+}
+
+// Calls body(row, count, col, part) for all tiles, a few rows of each at a time.
+template <class T, class Body>
+FUSEDOPS_INLINE void for_tiles(RowRange rows, int64_t cols, Body body) {
+  for (int64_t row = rows.begin; row < rows.end; row += kRowsAtOnce<T>) {
+    const int64_t count = rows.end - row < kRowsAtOnce<T> ? rows.end - row : kRowsAtOnce<T>;
+    for_columns<T>(
+        cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA { body(row, count, col, part); });
+  }
+}
+
+// A group of a segment's columns, and the accumulators of its tiles.
+template <class T>
+struct ColumnGroup {
+  using C = Compute<T>;
+  Tile<C>* accumulators;
+  RowRange cols;
+  bool is_last;  // whether it is the last group of the segment
+
+  FUSEDOPS_INLINE int64_t size() const { return cols.end - cols.begin; }
+  FUSEDOPS_INLINE int64_t tiles() const { return (size() + kTile<T> - 1) / kTile<T>; }
+
+  // Adds a chunk of rows. of_tile(col, part) returns a function from a row to its tile.
+  template <class Source>
+  FUSEDOPS_INLINE void add(RowRange rows, Source of_tile) const {
+    const int64_t all = rows.end - rows.begin, stride = tiles();
+    for_tiles<T>(
+        rows, size(), [&](int64_t row, int64_t count, int64_t col, auto part) FUSEDOPS_LAMBDA {
+          const auto value = of_tile(col, part);
+          const int64_t accumulator = accumulator_of<T>(row - rows.begin, all);
+          Tile<C>* own = accumulators + accumulator * stride + col / kTile<T>;
+          if (accumulator == row - rows.begin) {
+            for (int64_t r = row; r < row + count; ++r, own += stride) *own = both(C(0)) + value(r);
+          } else {
+            for (int64_t r = row; r < row + count; ++r, own += stride) *own = *own + value(r);
+          }
+        });
+  }
+
+  // Adds up the accumulators of a chunk of `rows` rows, for the tile at column `col` of the group.
+  FUSEDOPS_INLINE WideTile<C> sum(int64_t col, int64_t rows) const {
+    Tile<C>* const own = accumulators + col / kTile<T>;
+    const int64_t stride = tiles(), count = accumulators_read<T>(rows);
+    for (int64_t i = accumulators_used<T>(rows); i < count; ++i) own[i * stride] = both(C(0));
+    return sum_of_accumulators<T>(TileAccumulators<C>{own, stride, count});
+  }
+
+  // Prefetches the same columns of the next group.
+  FUSEDOPS_INLINE void prefetch(const T* at) const {
+    if (!is_last) prefetch_tile<Cache::kL2>(at + size());
+  }
+};
+
+// Calls body(group) for each group of a segment's columns.
+template <class T, class Body>
+FUSEDOPS_INLINE void for_column_groups(
+    Tile<Compute<T>>* accumulators, int64_t rows, int64_t cols, Body body) {
+  const int64_t each = group_cols<T>(rows);
+  for (int64_t begin = 0; begin < cols; begin += each) {
+    const bool is_last = cols - begin <= each;
+    body(ColumnGroup<T>{accumulators, {begin, is_last ? cols : begin + each}, is_last});
+  }
+}
+
+// Calls body(rows) for each chunk of rows.
+template <class Body>
+FUSEDOPS_INLINE void for_row_chunks(int64_t rows, int64_t chunk, Body body) {
+  for (int64_t begin = 0; begin < rows; begin += chunk) {
+    body(RowRange{begin, rows - begin < chunk ? rows : begin + chunk});
+  }
+}
+
+// Some columns of one outer index.
+template <class T>
+struct Segment {
+  T* data;
+  int64_t dim_stride;
+
+  template <class Slices>
+  Segment(const Slices& slices, int64_t outer, RowRange cols)
+      : data(static_cast<T*>(slices.data) + outer * slices.outer_stride + cols.begin),
+        dim_stride(slices.dim_stride) {}
+
+  FUSEDOPS_INLINE T* row(int64_t index) const { return data + index * dim_stride; }
+};
+
+// --- forward ------------------------------------------------------------------------------------
+
+// The partial of a chunk, for a tile of columns.
+template <class C>
+struct ColumnMaxSum {
+  Tile<C> max;
+  WideTile<C> sum;  // of exp(input - max), raised except for a logarithm
+};
+
+// What Scaling is to a row, for a tile of columns. A raised exp(input - shift) is multiplied by
+// high + low; if C is double, it is multiplied by high and divided by low. If it is between 0 and
+// least, it is scaled in steps, from `scale`. For a logarithm, high is subtracted.
+template <class C>
+struct ColumnFactors {
+  Tile<C> shift, high, low, least;
+  WideTile<C> scale;
+};
+
+template <class C>
+union ColumnPartials {
+  ColumnMaxSum<C> sums;
+  ColumnFactors<C> factors;
+};
+static_assert(sizeof(ColumnPartials<double>) / kTile<double> <= kColumnPartialBytes);
+static_assert(sizeof(ColumnPartials<float>) / kTile<float> <= kColumnPartialBytes);
+
+// Scratch memory of one segment: the accumulators of a group, then the partials of every chunk and
+// tile.
+template <class T>
+struct SpatialScratch {
+  using C = Compute<T>;
+  Tile<C>* accumulators;
+  ColumnPartials<C>* partials;
+  int64_t tiles;  // per chunk
+
+  SpatialScratch(void* memory, int64_t cols)
+      : accumulators(static_cast<Tile<C>*>(memory)),
+        partials(
+            reinterpret_cast<ColumnPartials<C>*>(static_cast<char*>(memory) + kAccumulatorBytes)),
+        tiles((cols + kTile<T> - 1) / kTile<T>) {}
+
+  // The partial of the chunk that contains row `row`.
+  FUSEDOPS_INLINE ColumnPartials<C>& partial(int64_t row, int64_t col) const {
+    return partials[row / kSoftmaxChunk<C> * tiles + col / kTile<T>];
+  }
+};
+
+template <class C>
+FUSEDOPS_INLINE Tile<C> shift_of(Tile<C> max) {
+  for (auto& vec : max.v) vec = vec == -kInfinity<C> ? Vec<C>{} : vec;
+  return max;
+}
+
+// Computes the maximum of a chunk, for a group of columns.
+template <class In, class C = Compute<In>>
+FUSEDOPS_NOINLINE void reduce_max(
+    Segment<const In> input, RowRange rows, ColumnGroup<In> group, SpatialScratch<In> scratch) {
+  const In* const from = input.data + group.cols.begin;
+  for_tiles<In>(
+      rows, group.size(), [&](int64_t row, int64_t count, int64_t col, auto part) FUSEDOPS_LAMBDA {
+        Tile<C>& so_far = scratch.partial(rows.begin, group.cols.begin + col).sums.max;
+        Tile<C> max = row == rows.begin ? both(-kInfinity<C>) : so_far;
+        for (int64_t r = row; r < row + count; ++r) {
+          const In* at = from + r * input.dim_stride + col;
+          group.prefetch(at);
+          max = larger(max, load(at, part));  // ignores NaN; exp(NaN - max) brings it back
+        }
+        so_far = max;
+      });
+}
+
+template <bool Log, class Out, class In, class C = Compute<In>>
+FUSEDOPS_NOINLINE void sum_chunk(
+    Segment<const In> input, RowRange rows, ColumnGroup<In> group, SpatialScratch<In> scratch) {
+  const auto sums_of = [&](int64_t col) -> ColumnMaxSum<C>& {
+    return scratch.partial(rows.begin, group.cols.begin + col).sums;
+  };
+  const In* const from = input.data + group.cols.begin;
+  group.add(rows, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
+    return [=, shift = shift_of(sums_of(col).max)](int64_t row) FUSEDOPS_LAMBDA {
+      Vec<C> unused = {};
+      return softmax_exp<Log, Out>(load(from + row * input.dim_stride + col, part) - shift, unused);
+    };
+  });
+  for (int64_t col = 0; col < group.size(); col += kTile<In>) {
+    sums_of(col).sum = group.sum(col, rows.end - rows.begin);
+  }
+}
+
+// exp_difference() for a tile of columns.
+template <class C>
+WideTile<C> exp_difference(Tile<C> a, Tile<C> b) {
+  WideTile<C> result;
+  for (int half = 0; half < 2; ++half) {
+    C from[kLanes<C>], to[kLanes<C>];
+    double each[kLanes<C>];
+    write(from, a.v[half]);
+    write(to, b.v[half]);
+    for (int i = 0; i < kLanes<C>; ++i) each[i] = exp_difference(from[i], to[i]);
+    result.v[half] = read<Wide<C>>(each);
+  }
+  return result;
+}
+
+// The factors of Scaling<float>, or of Scaling for a 16-bit type.
+template <class Out>
+FUSEDOPS_INLINE ColumnFactors<float> scale_factors(
+    Tile<float> shift, WideTile<float> scale, WideTile<float> inverse) {
+  const auto zero = widened(both(0.0f));
+  scale = each(scale, zero, [](auto all, auto none) {
+    return all <= 0x1p-150 / kRaised<float> ? none : all;
+  });
+  const auto unless_denormal = [](auto size, auto value) {
+    return size < kLeastFloat ? Vec<double>{} : value;
+  };
+  const Tile<float> high = narrowed(each(scale, scale, unless_denormal));
+  const auto rest = each(scale, widened(high), [](auto all, auto high) {
+    return kTwoParts<Out> ? all - high : Vec<double>{};
+  });
+  const auto last_term = each(scale, rest, [](auto all, auto rest) {
+    return rest == 0 ? all : rest < 0 ? -rest : rest;
+  });
+  const auto exact = each(inverse, last_term, [](auto inverse, auto term) {
+    return kLeastFloat * 1.0001 * (kFuses ? inverse : 1.0 / term);
+  });
+  const auto some = each(exact, last_term, [](auto exact, auto term) {
+    return term < kLeastFloat ? broadcast(kInfinity<double>) : exact;
+  });
+  const auto least =
+      each(scale, some, [](auto all, auto some) { return all == 0 ? Vec<double>{} : some; });
+  return {shift, high, narrowed(each(last_term, rest, unless_denormal)), narrowed(least), scale};
+}
+
+// The factors of Scaling<double>.
+FUSEDOPS_INLINE ColumnFactors<double> scale_factors(
+    Tile<double> shift, Tile<double> factor, Tile<double> sum) {
+  ColumnFactors<double> result{shift, factor, sum, {}, {}};
+  for (int half = 0; half < 2; ++half) {
+    for (int lane = 0; lane < kLanes<double>; ++lane) {
+      const Scaling<double> by(factor.v[half][lane], sum.v[half][lane]);
+      result.least.v[half][lane] = by.least;
+    }
+  }
+  return result;
+}
+
+// `factor` relates the chunk's maximum to that of all chunks.
+template <bool Log, class Out, class C>
+FUSEDOPS_INLINE ColumnFactors<C> factors_of(
+    Tile<C> chunk_max, WideTile<C> factor, const ColumnMaxSum<C>& whole) {
+  const auto quotient = [](auto a, auto b) { return a / b; };
+  if constexpr (Log) {
+    const auto log = [](Vec<double> sum, Vec<double>) { return log_of_sum<Out>(sum); };
+    return {whole.max, narrowed(each(whole.sum, whole.sum, log)), {}, {}, {}};
+  } else if constexpr (sizeof(Out) == sizeof(double)) {
+    return scale_factors(shift_of(chunk_max), narrowed(factor), narrowed(whole.sum));
+  } else {
+    const auto scale = each(factor, whole.sum, quotient);
+    return scale_factors<Out>(shift_of(chunk_max), scale, each(whole.sum, factor, quotient));
+  }
+}
+
+// The factors of a single chunk, whose `factor` is 1, without dividing by it.
+template <bool Log, class Out, class C>
+FUSEDOPS_INLINE ColumnFactors<C> factors_of(const ColumnMaxSum<C>& whole) {
+  if constexpr (Log || sizeof(Out) == sizeof(double)) {
+    return factors_of<Log, Out>(whole.max, widened(both(C(1))), whole);
+  } else {
+    const auto scale = each(whole.sum, whole.sum, [](auto sum, auto) { return 1.0 / sum; });
+    return scale_factors<Out>(shift_of(whole.max), scale, whole.sum);
+  }
+}
+
+// Computes the chunks' factors from their sums, for a tile of columns, as combine() does for a row.
+template <bool Log, class Out, class In, class C = Compute<In>>
+FUSEDOPS_NOINLINE void compute_factors(SpatialScratch<In> scratch, int64_t rows, int64_t col) {
+  constexpr int64_t kChunk = kSoftmaxChunk<C>;
+  const auto chunk = [&](int64_t row) -> ColumnPartials<C>& { return scratch.partial(row, col); };
+  const auto ones = widened(both(C(1)));
+  const auto to_whole = [&](int64_t row, Tile<C> max) {
+    return rows <= kChunk ? ones : exp_difference(chunk(row).sums.max, max);
+  };
+  ColumnMaxSum<C> whole{both(-kInfinity<C>), {}};
+  for (int64_t row = 0; row < rows; row += kChunk) {
+    whole.max = larger(whole.max, chunk(row).sums.max);
+  }
+  for (int64_t row = 0; row < rows; row += kChunk) {
+    const auto products =
+        each(chunk(row).sums.sum, to_whole(row, whole.max), [](auto a, auto b) { return a * b; });
+    whole.sum = whole.sum + products;
+  }
+  for (int64_t row = 0; row < rows; row += kChunk) {
+    const Tile<C> max = chunk(row).sums.max;
+    chunk(row).factors = factors_of<Log, Out>(max, to_whole(row, whole.max), whole);
+  }
+}
+
+template <class Out>
+FUSEDOPS_NOINLINE Tile<float> scaled_in_steps(Tile<float> e, const ColumnFactors<float>& factors) {
+  const auto raised = widened(both(kRaised<float>));
+  const auto scale = each(factors.scale, raised, [](auto a, auto b) { return a * b; });
+  return {{scaled_in_steps<Out>(e.v[0], scale.v[0]), scaled_in_steps<Out>(e.v[1], scale.v[1])}};
+}
+template <class Out>
+FUSEDOPS_NOINLINE Tile<double> scaled_in_steps(
+    Tile<double> e, const ColumnFactors<double>& factors) {
+  return {
+      {scaled_in_steps<Out>(e.v[0], factors.high.v[0], factors.low.v[0]),
+       scaled_in_steps<Out>(e.v[1], factors.high.v[1], factors.low.v[1])}};
+}
+
+// Multiplies raised exponentials by the factors of their columns.
+template <class Out, class C>
+FUSEDOPS_INLINE Tile<C> scaled(Tile<C> e, const ColumnFactors<C>& factors) {
+  if (__builtin_expect(any_between(e, factors.least), false))
+    return scaled_in_steps<Out>(e, factors);
+  if constexpr (sizeof(Out) == sizeof(double)) {
+    const Tile<C> product = e * factors.high;
+    return {{product.v[0] / factors.low.v[0], product.v[1] / factors.low.v[1]}};
+  } else if constexpr (sizeof(Out) == sizeof(float)) {
+    return e * factors.high + e * factors.low;
+  } else {
+    return e * factors.high;
+  }
+}
+
+template <bool Log, class Out, class C>
+FUSEDOPS_INLINE Tile<C> normalized(Tile<C> x, const ColumnFactors<C>& factors) {
+  const Tile<C> shifted = x - factors.shift;
+  if constexpr (Log) return shifted - factors.high;
+  return scaled<Out>(raised_exp<Out>(shifted), factors);
+}
+
+template <bool Log, class In, class Out, class C = Compute<In>>
+FUSEDOPS_INLINE void softmax_segment(
+    Segment<const In> input, Segment<Out> output, int64_t rows, int64_t cols,
+    SpatialScratch<In> scratch, Put put) {
+  constexpr int64_t kChunk = kSoftmaxChunk<C>;
+  static_assert(kChunk % kRowsAtOnce<In> == 0);
+  const int64_t longest = rows < kChunk ? rows : kChunk;
+  for_column_groups<In>(scratch.accumulators, longest, cols, [&](ColumnGroup<In> group) {
+    for_row_chunks(rows, kChunk, [&](RowRange chunk) {
+      reduce_max(input, chunk, group, scratch);
+      sum_chunk<Log, Out>(input, chunk, group, scratch);
+    });
+  });
+  for (int64_t col = 0; col < cols; col += kTile<In>) {
+    compute_factors<Log, Out>(scratch, rows, col);
+  }
+  for_tiles<In>(
+      RowRange{0, rows}, cols,
+      [&](int64_t row, int64_t count, int64_t col, auto part) FUSEDOPS_LAMBDA {
+        const ColumnFactors<C> factors = scratch.partial(row, col).factors;
+        for (int64_t r = row; r < row + count; ++r) {
+          const Tile<C> result = normalized<Log, Out>(load(input.row(r) + col, part), factors);
+          put(output.row(r) + col, part, in_order<In, Out>(result));
+        }
+      });
+}
+
+template <bool Log, class In, class Out>
+FUSEDOPS_INLINE void softmax_segments(
+    const SpatialSoftmaxForward& args, RowRange range, void* memory, Put put) {
+  const InnerSegments segments = inner_segments(args);
+  for (int64_t i = range.begin; i < range.end; ++i) {
+    const int64_t outer = i / segments.count;
+    const RowRange at = segments[i % segments.count];
+    const int64_t cols = at.end - at.begin;
+    softmax_segment<Log, In, Out>(
+        {args.input, outer, at}, {args.output, outer, at}, args.dim_size, cols,
+        SpatialScratch<In>(memory, cols), put);
+  }
+}
+
+// --- backward -----------------------------------------------------------------------------------
+
+// The number of rows after which sums are converted to double: all rows of a short column, as in
+// rows.h, or a chunk of a long one, as in long_rows.h.
+template <class C>
+FUSEDOPS_INLINE int64_t gradient_chunk(int64_t rows) {
+  return is_long_row(rows) ? kSoftmaxChunk<C> : rows;
+}
+
+// Sums of grad_output * output, or of grad_output for a logarithm, for a tile of columns.
+template <class C>
+union ColumnGradSums {
+  WideTile<C> wide;
+  Tile<C> total;
+};
+static_assert(sizeof(ColumnGradSums<float>) / kTile<float> <= kColumnPartialBytes);
+
+template <bool Log, class Out, class C = Compute<Out>>
+FUSEDOPS_NOINLINE void sum_grad_group(
+    Segment<const Out> grad, Segment<const Out> output, int64_t rows, ColumnGroup<Out> group,
+    ColumnGradSums<C>* sums) {
+  const Out* const grads = grad.data + group.cols.begin;
+  const Out* const outputs = output.data + group.cols.begin;
+  const auto terms = [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
+    return [=](int64_t row) FUSEDOPS_LAMBDA {
+      const Out* const g = grads + row * grad.dim_stride + col;
+      group.prefetch(g);
+      if constexpr (Log) {
+        return load(g, part);
+      } else {
+        const Out* const y = outputs + row * output.dim_stride + col;
+        group.prefetch(y);
+        return load(g, part) * load(y, part);
+      }
+    };
+  };
+  for (int64_t i = 0; i < group.tiles(); ++i) sums[i].wide = {};
+  for_row_chunks(rows, gradient_chunk<C>(rows), [&](RowRange chunk) {
+    group.add(chunk, terms);
+    for (int64_t i = 0; i < group.tiles(); ++i) {
+      const WideTile<C> more = group.sum(i * kTile<Out>, chunk.end - chunk.begin);
+      sums[i].wide = sums[i].wide + more;
+    }
+  });
+  for (int64_t i = 0; i < group.tiles(); ++i) sums[i].total = narrowed(sums[i].wide);
+}
+
+template <bool Log, class In, class Out, class C = Compute<Out>>
+FUSEDOPS_INLINE void softmax_backward_segment(
+    Segment<const Out> grad, Segment<const Out> output, Segment<In> result, int64_t rows,
+    int64_t cols, void* memory, Put put) {
+  auto* accumulators = static_cast<Tile<C>*>(memory);
+  auto* sums = reinterpret_cast<ColumnGradSums<C>*>(static_cast<char*>(memory) + kAccumulatorBytes);
+  for_column_groups<Out>(accumulators, gradient_chunk<C>(rows), cols, [&](ColumnGroup<Out> group) {
+    sum_grad_group<Log>(grad, output, rows, group, sums + group.cols.begin / kTile<Out>);
+  });
+  for_tiles<Out>(
+      RowRange{0, rows}, cols,
+      [&](int64_t row, int64_t count, int64_t col, auto part) FUSEDOPS_LAMBDA {
+        const Tile<C> sum = sums[col / kTile<Out>].total;
+        for (int64_t r = row; r < row + count; ++r) {
+          const Tile<C> g = load(grad.row(r) + col, part), y = load(output.row(r) + col, part);
+          put(result.row(r) + col, part, in_order<Out, In>(softmax_gradient<Log, In>(g, y, sum)));
+        }
+      });
+}
+
+template <bool Log, class In, class Out>
+FUSEDOPS_INLINE void softmax_backward_segments(
+    const SpatialSoftmaxBackward& args, RowRange range, void* memory, Put put) {
+  const InnerSegments segments = inner_segments(args);
+  for (int64_t i = range.begin; i < range.end; ++i) {
+    const int64_t outer = i / segments.count;
+    const RowRange at = segments[i % segments.count];
+    softmax_backward_segment<Log, In, Out>(
+        {args.grad_output, outer, at}, {args.output, outer, at}, {args.grad_input, outer, at},
+        args.dim_size, at.end - at.begin, memory, put);
+  }
+}
+
+}  // namespace
+}  // namespace FUSEDOPS_CPU_ISA
+}  // namespace fusedops

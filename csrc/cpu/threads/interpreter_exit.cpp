@@ -1,0 +1,78 @@
+#include "cpu/threads/interpreter_exit.h"
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+namespace fusedops {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Query = int (*)();
+
+// Exit handlers may wait for a thread that waits here. The thread continues if the interpreter does
+// not end within this time.
+constexpr std::chrono::seconds kTimeout(1);
+
+struct Exit {
+  std::atomic<bool> begins{false};
+  std::thread::id main_thread;
+  Clock::time_point deadline;
+  Query is_finalizing, holds_lock;
+  std::atomic<int> users{0}, waiting{0};
+};
+
+// Never destroyed, because threads wait beyond the destruction of static objects.
+Exit& program_exit() {
+  static Exit& exit = *new Exit;
+  return exit;
+}
+
+// Counts the threads that call ops.
+struct User {
+  User() { ++program_exit().users; }
+  ~User() { --program_exit().users; }
+};
+
+void count_this_thread() { thread_local const User user; }
+
+void wait(Exit& exit) {
+  const std::chrono::milliseconds turn(1);
+  ++exit.waiting;
+  bool ends = false;  // stays true: an interpreter that is gone gives no valid answer
+  while ((ends = ends || exit.is_finalizing()) || Clock::now() < exit.deadline) {
+    std::this_thread::sleep_for(turn);
+  }
+  --exit.waiting;
+}
+
+}  // namespace
+
+void wait_while_interpreter_exits() {
+  count_this_thread();
+  Exit& exit = program_exit();
+  if (!exit.begins.load(std::memory_order_acquire)) return;
+  if (std::this_thread::get_id() == exit.main_thread || exit.holds_lock()) return;
+  wait(exit);
+}
+
+}  // namespace fusedops
+
+// The main thread calls this when the program ends. It passes functions of the interpreter that
+// return whether it is finalizing, and whether the calling thread holds its lock.
+extern "C" __attribute__((visibility("default"))) void fusedops_interpreter_exits(
+    int (*is_finalizing)(), int (*holds_lock)()) {
+  fusedops::count_this_thread();
+  fusedops::Exit& exit = fusedops::program_exit();
+  exit.main_thread = std::this_thread::get_id();
+  exit.deadline = fusedops::Clock::now() + fusedops::kTimeout;
+  exit.is_finalizing = is_finalizing;
+  exit.holds_lock = holds_lock;
+  exit.begins.store(true, std::memory_order_release);
+}
+
+// The number of threads, except the main one, that have called ops and are not waiting.
+extern "C" __attribute__((visibility("default"))) int fusedops_threads_under_way() {
+  const fusedops::Exit& exit = fusedops::program_exit();
+  return exit.users - exit.waiting - 1;
+}

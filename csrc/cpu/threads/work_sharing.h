@@ -1,0 +1,153 @@
+// How launches share their work among threads: grain sizes, scratch memory, and loops over rows.
+#pragma once
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <new>
+
+#include "cpu/dispatch/table.h"
+#include "cpu/threads/parallel.h"
+
+namespace fusedops {
+
+// Below this number of elements a second thread costs more than it gains.
+inline constexpr int64_t kGrainElements = 32768;
+
+// Results bypass the cache (non-temporal stores) if a launch moves more bytes than this: the last
+// results would only evict data that is read next. With 32 MiB of last-level cache, bypassing gains
+// 20-40 % at 24 MiB and nothing at 16 MiB.
+inline constexpr int64_t kStreamingBytes = int64_t(20) << 20;
+
+// Whether results bypass the cache. `bytes` are read and written for each element.
+inline bool is_streaming(int64_t elements, int64_t bytes) {
+  return elements * bytes > kStreamingBytes;
+}
+
+// Scratch memory for a parallel_for(), divided equally among the threads that may run its body. All
+// of it is allocated before the first thread writes a result, so that a call that runs out of
+// memory leaves its tensors unchanged. Up to kCachedBytes per thread are cached by the calling
+// thread; more is freed at once, so that one row of 10^9 elements does not retain memory.
+class Scratch {
+ public:
+  explicit Scratch(int64_t bytes) : threads_(thread_count()), bytes_each_(aligned(bytes)) {
+    thread_local Cached cached;
+    if (bytes_each_ > kCachedBytes) {
+      own_ = allocate(threads_ * bytes_each_);
+    } else if (bytes > 0 && cached.threads < threads_) {
+      cached.memory = allocate(threads_ * kCachedBytes);
+      cached.threads = threads_;
+    }
+    if (!own_) bytes_each_ = bytes > 0 ? kCachedBytes : 0;
+    memory_ = static_cast<char*>(own_ ? own_.get() : cached.memory.get());
+  }
+
+  static int64_t aligned(int64_t bytes) {
+    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
+
+  int64_t threads() const { return threads_; }
+
+  // The calling thread's share. Work that was not divided may run on any thread; then only one
+  // share is in use.
+  void* of_thread() const {
+    const int64_t index = thread_index();
+    return memory_ + (index < threads_ ? index : 0) * bytes_each_;
+  }
+
+ private:
+  struct Free {
+    void operator()(void* memory) const { std::free(memory); }
+  };
+  using Memory = std::unique_ptr<void, Free>;
+  struct Cached {
+    Memory memory;
+    int64_t threads = 0;
+  };
+  static constexpr int64_t kCachedBytes = int64_t(1) << 20, kAlignment = 64;
+
+  static Memory allocate(int64_t bytes) {
+    void* memory = std::aligned_alloc(kAlignment, bytes);
+    if (memory == nullptr) throw std::bad_alloc();
+    return Memory(memory);
+  }
+
+  int64_t threads_, bytes_each_;
+  Memory own_;
+  char* memory_;
+};
+
+// Calls body(range, scratch) for ranges that cover [0, count), on no more threads than the scratch
+// memory was divided among.
+template <class Body>
+void for_range(int64_t count, int64_t grain, const Scratch& scratch, Body body) {
+  const int64_t least = (count + scratch.threads() - 1) / scratch.threads();
+  parallel_for(count, std::max(grain, least), [&](int64_t begin, int64_t end) {
+    body(RowRange{begin, end}, scratch.of_thread());
+  });
+}
+
+// Calls body(rows, scratch).
+template <class Body>
+void for_rows(int64_t rows, int64_t cols, int64_t scratch_bytes, Body body) {
+  const int64_t grain = std::max<int64_t>(1, kGrainElements / std::max<int64_t>(cols, 1));
+  for_range(rows, grain, Scratch(scratch_bytes), body);
+}
+
+// Calls body(columns, scratch) for whole segments of a long row, on as many threads as are worth
+// it.
+template <class Body>
+void for_columns(int64_t cols, int64_t rows, const Scratch& scratch, Body body) {
+  const int64_t grain = std::max<int64_t>(1, kGrainElements / kRowSegment / rows);
+  for_range(row_segments(cols), grain, scratch, [&](RowRange segments, void* own) {
+    const int64_t end = std::min(segments.end * kRowSegment, cols);
+    body(RowRange{segments.begin * kRowSegment, end}, own);
+  });
+}
+
+// Calls reduce(row, columns, partials, scratch) for long rows, and write(row, columns, partials,
+// scratch) once all columns of a row are reduced. Each thread first computes whole rows, so that it
+// finds in its cache what it has read; threads share each of the remaining rows.
+template <class Reduce, class Write>
+void for_long_rows(
+    int64_t rows, int64_t cols, int64_t partial_bytes, int64_t scratch_bytes, Reduce reduce,
+    Write write) {
+  partial_bytes = Scratch::aligned(partial_bytes);
+  const Scratch memory(partial_bytes + scratch_bytes);
+  const auto scratch_after = [&](void* partials) {
+    return static_cast<char*>(partials) + partial_bytes;
+  };
+  const int64_t unshared_rows = rows - rows % memory.threads();
+  for_range(unshared_rows, 1, memory, [&](RowRange range, void* partials) {
+    for (int64_t row = range.begin; row < range.end; ++row) {
+      reduce(row, RowRange{0, cols}, partials, scratch_after(partials));
+      write(row, RowRange{0, cols}, partials, scratch_after(partials));
+    }
+  });
+  void* const partials = memory.of_thread();
+  const auto shared = [&](int64_t row, auto step) {
+    for_columns(cols, 1, memory, [&](RowRange segments, void* own) {
+      step(row, segments, partials, scratch_after(own));
+    });
+  };
+  for (int64_t row = unshared_rows; row < rows; ++row) {
+    shared(row, reduce);
+    shared(row, write);
+  }
+}
+
+// Calls body(args, range, scratch) for the rows of every tensor of a stack.
+template <class Stack, class Body>
+void for_stack(const Stack& stack, int64_t scratch_bytes, Body body) {
+  const int64_t rows = stack.each.rows, count = stack.count * rows;
+  for_rows(count, stack.each.cols, scratch_bytes, [&](RowRange all, void* scratch) {
+    for (int64_t row = all.begin; row < all.end;) {
+      const int64_t tensor = row / rows, first = tensor * rows;
+      const int64_t end = std::min(all.end, first + rows);
+      body(stack[static_cast<int32_t>(tensor)], RowRange{row - first, end - first}, scratch);
+      row = end;
+    }
+  });
+}
+
+}  // namespace fusedops

@@ -1,0 +1,172 @@
+// RowScope: what holds a row that stays in registers, a block or all blocks of a cluster. Each
+// block of a cluster has neighbouring columns.
+//
+// Contract: a kernel makes one scope, issues its loads, calls join() and then reduce() any number
+// of times, every thread the same calls. reduce() takes a float or a Pair<float>, or in one block
+// of double; its result is the same bits in all threads of the scope. Reductions take turns with
+// two arrays of shared memory, and no barrier is needed before, between or after them: in a loop
+// over rows each row takes one. The blocks of a cluster have whole warps in one row.
+// Order: a butterfly over the lanes of each warp; then over the warps, or over the warps of all
+// blocks. It is fixed by the numbers of threads and blocks.
+#pragma once
+
+#include "cuda/block/reduce.h"
+#include "cuda/block/tile.h"
+#include "cuda/launch/plan.h"
+
+namespace fusedops::cuda {
+
+struct ColumnRange {
+  int32_t start, cols;
+};
+
+// A row in each threadIdx.y of a block. kThreads_: those that share a row where the regime fixes
+// them, else 0.
+template <int kThreads_>
+class RowInBlock {
+ public:
+  static constexpr int kThreads = kThreads_;
+
+  FUSEDOPS_DEVICE RowInBlock() {
+    FUSEDOPS_SHARED(Place, places, 2 * kMaxWarps);
+    places_ = places;
+  }
+
+  // The columns of this block, kElements a thread.
+  template <int kElements>
+  FUSEDOPS_DEVICE ColumnRange own_columns(int32_t cols) const {
+    return {0, cols};
+  }
+
+  FUSEDOPS_DEVICE void join() {}
+
+  // A warp that writes to an array has passed the barrier of the reduction in between, which a warp
+  // that still read the array would not have reached.
+  template <class Op, class T>
+  FUSEDOPS_DEVICE T reduce(T value) {
+    static_assert(sizeof(T) <= sizeof(Place));
+    T* const own = reinterpret_cast<T*>(places_ + turn_ * kMaxWarps);
+    turn_ ^= 1;
+    return row_reduce<Op>(value, own);
+  }
+
+  FUSEDOPS_DEVICE bool is_first() const { return true; }
+
+ private:
+  using Place = uint4;
+  Place* places_;
+  int32_t turn_ = 0;
+};
+using OneBlock = RowInBlock<0>;
+
+FUSEDOPS_DEVICE void store_cluster(float* own, float value, uint64_t* own_barrier, uint32_t rank) {
+  device::store_cluster(own, value, own_barrier, rank);
+}
+FUSEDOPS_DEVICE void store_cluster(
+    Pair<float>* own, Pair<float> value, uint64_t* own_barrier, uint32_t rank) {
+  device::store_cluster(&own->first, value.first, value.second, own_barrier, rank);
+}
+
+// Every warp sends its value to a mailbox in each block, its own too, and adds up what has come
+// into the mailbox of its own block. An mbarrier counts the bytes that come.
+//
+// No block writes to one that has gone: a block waits for every value of its last reduction, and
+// nothing is sent to it after that one. Nor does a value overwrite one that is still read: a warp
+// sends its value of reduction r + 1 once all its lanes have read those of reduction r, and a peer
+// sends its value of reduction r + 2 once it has those of r + 1 from all warps.
+//
+// kThreads_: kByWarp where each warp of a block has neighbouring columns, else 0.
+template <int kThreads_>
+class RowInCluster {
+ public:
+  static constexpr int kThreads = kThreads_;
+
+  FUSEDOPS_DEVICE RowInCluster()
+      : blocks_(device::cluster_blocks()), rank_(device::cluster_rank()) {
+    FUSEDOPS_SHARED(uint64_t, barriers, 2);
+    FUSEDOPS_SHARED(Place, mailboxes, 2 * kPlaces);
+    barriers_ = barriers;
+    mailboxes_ = mailboxes;
+    if (threadIdx.x == 0) {
+      device::mbarrier_init(barriers);
+      device::mbarrier_init(barriers + 1);
+    }
+    device::cluster_arrive();
+  }
+
+  template <int kElements>
+  FUSEDOPS_DEVICE ColumnRange own_columns(int32_t cols) const {
+    constexpr int32_t kLanes = device::kWarpLanes;
+    const int32_t of_block = static_cast<int32_t>(blockDim.x) * kElements;
+    const int32_t most = kThreads == kByWarp ? kLanes * kElements : of_block;
+    int32_t start = rank_ * of_block;
+    if (kThreads == kByWarp) start += static_cast<int32_t>(threadIdx.x / kLanes) * most;
+    return {start, most < cols - start ? most : cols - start};
+  }
+
+  // Waits until the mailboxes of all blocks are ready.
+  FUSEDOPS_DEVICE void join() { device::cluster_wait(); }
+
+  template <class Op, class T>
+  FUSEDOPS_DEVICE T reduce(T value) {
+    static_assert(sizeof(T) <= sizeof(Place));
+    constexpr int32_t kLanes = device::kWarpLanes;
+    const int32_t lane = threadIdx.x % kLanes, warp = threadIdx.x / kLanes;
+    const int32_t count = blockDim.x / kLanes * blocks_;
+    const uint32_t turn = uses_ % 2, parity = uses_ / 2 % 2;
+    uint64_t* const barrier = barriers_ + turn;
+    T* const mailbox = reinterpret_cast<T*>(mailboxes_ + turn * kPlaces);
+    ++uses_;
+
+    if (threadIdx.x == 0) device::mbarrier_expect(barrier, count * sizeof(T));
+    value = warp_reduce<Op>(value, kLanes);
+    __syncwarp();  // all lanes have read the values of the reduction before
+    if (lane < blocks_) store_cluster(mailbox + warp * blocks_ + rank_, value, barrier, lane);
+
+    device::mbarrier_wait(barrier, parity);
+    return warp_reduce<Op>(own_share<Op>(mailbox, count), kLanes);
+  }
+
+  FUSEDOPS_DEVICE bool is_first() const { return rank_ == 0; }
+
+ private:
+  using Place = uint2;
+  static constexpr int32_t kPlaces = kMaxWarps * kMaxClusterBlocks;
+
+  // This lane's share of `count` values, kInFlight loads at a time.
+  template <class Op, class T>
+  static FUSEDOPS_DEVICE T own_share(const T* values, int32_t count) {
+    constexpr int32_t kLanes = device::kWarpLanes, kInFlight = 4;
+    T share = Op::template identity<T>();
+#pragma unroll 1
+    for (int32_t first = threadIdx.x % kLanes; first < count; first += kInFlight * kLanes) {
+      T loaded[kInFlight];
+#pragma unroll
+      for (int32_t i = 0; i < kInFlight; ++i) {
+        const int32_t at = first + i * kLanes;
+        loaded[i] = at < count ? values[at] : Op::template identity<T>();
+      }
+#pragma unroll
+      for (int32_t i = 0; i < kInFlight; ++i) share = Op::combine(share, loaded[i]);
+    }
+    return share;
+  }
+
+  int32_t blocks_, rank_;
+  uint64_t* barriers_;
+  Place* mailboxes_;
+  uint32_t uses_ = 0;
+};
+
+using Cluster = RowInCluster<0>;
+
+// Narrow vectors go by warps: an address for each of them is a third of their instructions.
+template <class T, int kWidth>
+using ClusterOf = RowInCluster<kIsWide<T, kWidth> ? 0 : kByWarp>;
+
+// The row of this cluster in a launch that begins with first_row, a row each.
+FUSEDOPS_DEVICE int64_t cluster_row(int64_t first_row) {
+  return first_row + blockIdx.x / device::cluster_blocks();
+}
+
+}  // namespace fusedops::cuda

@@ -1,0 +1,50 @@
+// Rows that are cut into segments: which segment of which row a block has, and where its partial
+// lies in the workspace.
+//
+// Contract: kernel(args, first_row, segments) has kSegmentThreads threads a block and
+// segments.count blocks a row. The second of two kernels takes segments backwards, so that it
+// begins with those that the first one read last, which are in L2.
+#pragma once
+
+#include "cuda/block/device.h"
+#include "cuda/launch/plan.h"
+
+namespace fusedops::cuda {
+
+struct Segment {
+  int64_t row, start;
+  int32_t index;  // in the row
+  int32_t cols;   // from start on
+
+  // The segment of `block`; rows have `cols` columns.
+  FUSEDOPS_DEVICE Segment(Segments segments, int64_t cols, int64_t first_row, uint32_t block) {
+    const auto count = static_cast<uint32_t>(segments.count);
+    row = first_row + block / count;
+    index = static_cast<int32_t>(block % count);
+    start = int64_t{index} * segments.cols;
+    this->cols = columns_of(segments, cols, index);
+  }
+
+  static FUSEDOPS_DEVICE int32_t columns_of(Segments segments, int64_t cols, int32_t index) {
+    const int64_t left = cols - int64_t{index} * segments.cols;
+    return left < segments.cols ? static_cast<int32_t>(left) : segments.cols;
+  }
+};
+
+FUSEDOPS_DEVICE uint32_t backwards(uint32_t block) { return gridDim.x - 1 - block; }
+
+// The partials of a row, one for each segment.
+template <class Partial>
+FUSEDOPS_DEVICE Partial* partials_of(void* workspace, Segments segments, int64_t row) {
+  return static_cast<Partial*>(workspace) + row * segments.count;
+}
+
+// This thread's summand of the sum of all partials.
+template <class Acc>
+FUSEDOPS_DEVICE Acc sum_of(const Acc* partials, int32_t count) {
+  Acc sum{};
+  for (int32_t i = threadIdx.x; i < count; i += blockDim.x) sum = sum + partials[i];
+  return sum;
+}
+
+}  // namespace fusedops::cuda

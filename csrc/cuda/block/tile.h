@@ -1,0 +1,175 @@
+// The elements of a row that one thread holds in registers, as they were loaded.
+//
+// Layout: vector i of thread t begins at column (i * blockDim.x + t) * kWidth, so that neighbouring
+// lanes read neighbouring vectors. blockDim.x threads share a row, and a block has blockDim.y rows.
+// By warp (kByWarp), a vector begins at column (i * 32 + t % 32) * kWidth of those of its warp.
+// cols is a multiple of kWidth: a vector as a whole is inside the row or outside.
+#pragma once
+
+#include "args.h"
+#include "cuda/block/vec.h"
+
+namespace fusedops::cuda {
+
+// In place of a number of threads: any number of warps share a row, each with neighbouring columns.
+inline constexpr int kByWarp = -1;
+
+// The columns from a thread's first vector to its vector i. kThreads: those that share a row where
+// the regime fixes them, kByWarp, or 0.
+template <int kWidth, int kThreads = 0>
+FUSEDOPS_DEVICE int32_t columns_before(int i) {
+  constexpr int32_t kApart = kThreads == kByWarp ? device::kWarpLanes : kThreads;
+  return i * (kApart > 0 ? kApart : static_cast<int32_t>(blockDim.x)) * kWidth;
+}
+
+template <int kWidth, int kThreads = 0>
+FUSEDOPS_DEVICE int32_t column_of(int vector) {
+  const uint32_t lane = kThreads == kByWarp ? threadIdx.x % device::kWarpLanes : threadIdx.x;
+  return columns_before<kWidth, kThreads>(vector) + static_cast<int32_t>(lane) * kWidth;
+}
+
+// The vectors of a narrow tile go in groups of this many.
+constexpr int vectors_of_group(int vectors) {
+  return vectors % 4 == 0 ? 4 : vectors % 5 == 0 ? 5 : vectors;
+}
+
+// Calls f(i, is_inside) for the vectors of a thread: whether vector i is inside a row of `cols`
+// columns. Where offsets are constants, one comparison says for all threads of the row, or of the
+// warp, that a group is inside the row, or outside, and f is compiled for either: without a
+// predicate for each vector.
+template <int kWidth, int kVectors, int kThreads, class F>
+FUSEDOPS_DEVICE void for_vectors(int32_t cols, F f) {
+  const int32_t left = cols - column_of<kWidth, kThreads>(0);
+  constexpr int kGroup = kThreads != 0 ? vectors_of_group(kVectors) : 1;
+  const auto offset_of = [](int i) { return columns_before<kWidth, kThreads>(i); };
+#pragma unroll
+  for (int first = 0; first < kVectors; first += kGroup) {
+    if (kThreads != 0 && offset_of(first + kGroup) <= cols) {
+#pragma unroll
+      for (int i = first; i < first + kGroup; ++i) f(i, true);
+    } else if (kThreads == 0 || offset_of(first) < cols) {
+#pragma unroll
+      for (int i = first; i < first + kGroup; ++i) f(i, offset_of(i) < left);
+    } else {
+#pragma unroll
+      for (int i = first; i < first + kGroup; ++i) f(i, false);
+    }
+  }
+}
+
+// Rows are evenly spaced here. Runs of rows, which the CPU reads, would cost every kernel 8
+// registers, and with them a sixth of the bytes in flight.
+template <class T>
+FUSEDOPS_DEVICE const T* row_of(const ConstRows& rows, int64_t row) {
+  return static_cast<const T*>(rows.data) + row * rows.spacing.stride;
+}
+template <class T>
+FUSEDOPS_DEVICE T* row_of(const Rows& rows, int64_t row) {
+  return static_cast<T*>(rows.data) + row * rows.spacing.stride;
+}
+
+// The row of this thread in a launch with one row per threadIdx.y.
+FUSEDOPS_DEVICE int64_t launch_row(int64_t first_row) {
+  return first_row + static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+}
+
+// Tells the compiler how many threads share a row, where kThreads is not 0: the vectors of a thread
+// are then a constant apart, which every access has room for, and a reduction has no branches.
+template <int kThreads>
+FUSEDOPS_DEVICE void assume_row_threads() {
+  if constexpr (kThreads > 0) device::assume(blockDim.x == kThreads);
+}
+
+// A block of a launch that has the same number of blocks for each of `count` tensors.
+struct StackBlock {
+  int32_t tensor;
+  uint32_t block, blocks;  // of the tensor
+
+  FUSEDOPS_DEVICE explicit StackBlock(int32_t count)
+      : blocks(gridDim.x / static_cast<uint32_t>(count)) {
+    tensor = static_cast<int32_t>(blockIdx.x / blocks);
+    block = blockIdx.x % blocks;
+  }
+
+  // The row of this thread, with one row per threadIdx.y.
+  FUSEDOPS_DEVICE int64_t row() const { return int64_t{block} * blockDim.y + threadIdx.y; }
+};
+
+// Calls store(i, offset, address) for the vectors of this thread that are inside a row of `cols`
+// columns. Doubles leave no registers for an address that is kept.
+template <int kWidth, int kVectors, int kThreads = 0, class T, class Store>
+FUSEDOPS_DEVICE void store_by(T* row, int32_t cols, Store store) {
+  T* own = row + column_of<kWidth, kThreads>(0);
+  if constexpr (sizeof(T) < 8) own = device::whole(own);
+  for_vectors<kWidth, kVectors, kThreads>(cols, [&](int i, bool is_inside) {
+    const int32_t offset = columns_before<kWidth, kThreads>(i);
+    if (is_inside) store(i, offset, own + offset);
+  });
+}
+
+template <class T, int kWidth, int kVectors>
+struct Tile {
+  using Acc = AccumulatorOf<T>;
+  Vec<T, kWidth> vectors[kVectors];
+
+  FUSEDOPS_DEVICE Acc at(int i, int j) const { return vectors[i].at(j); }
+
+  // Columns that all threads of a row hold together.
+  static FUSEDOPS_DEVICE int32_t step() {
+    return static_cast<int32_t>(blockDim.x) * kVectors * kWidth;
+  }
+
+  // The sum of every kStep-th element.
+  template <int kStep = 1>
+  FUSEDOPS_DEVICE Acc sum() const {
+    constexpr int kCount = kVectors * kWidth / kStep;
+    Acc values[kCount];
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) values[k] = at(k * kStep / kWidth, k * kStep % kWidth);
+    return tree_sum<kCount>(values);
+  }
+
+  FUSEDOPS_DEVICE Acc max() const {
+    Acc max = -INFINITY;
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) max = device::maximum(max, at(i, j));
+    }
+    return max;
+  }
+
+  // All loads are issued before the first use. Elements outside the row are `fill`.
+  template <int kThreads = 0>
+  FUSEDOPS_DEVICE void load(const T* row, int32_t cols, Acc fill) {
+    load_by<kThreads>(
+        device::whole(first_of<kThreads>(row)), cols,
+        [](const T* from) { return Vec<T, kWidth>::load(from); },
+        [fill] { return Vec<T, kWidth>::filled(fill); });
+  }
+
+  // For what other rows read too: it stays in L1. Elements outside the row are zeros.
+  FUSEDOPS_DEVICE void load_cached(const T* row, int32_t cols) {
+    load_by<0>(
+        first_of<0>(row), cols, [](const T* from) { return Vec<T, kWidth>::load_cached(from); },
+        [] { return Vec<T, kWidth>{}; });
+  }
+
+ private:
+  // The first vector of this thread.
+  template <int kThreads>
+  static FUSEDOPS_DEVICE const T* first_of(const T* row) {
+    return row + column_of<kWidth, kThreads>(0);
+  }
+
+  // Addresses are the thread's first one plus offsets that all threads share. Computed from columns
+  // they would be kept for the stores: 16 registers for 8 vectors, and kernels of 64 would spill.
+  template <int kThreads, class Load, class Outside>
+  FUSEDOPS_DEVICE void load_by(const T* own, int32_t cols, Load load, Outside outside) {
+    for_vectors<kWidth, kVectors, kThreads>(cols, [&](int i, bool is_inside) {
+      vectors[i] = is_inside ? load(own + columns_before<kWidth, kThreads>(i)) : outside();
+    });
+  }
+};
+
+}  // namespace fusedops::cuda

@@ -1,0 +1,188 @@
+// Vectors of 1 to 16 bytes, and conversion between storage and accumulation types.
+//
+// Half and BFloat16 are storage types: every value is computed in float (double for double) and
+// rounded to nearest once, when it is stored. A vector wider than 16 bytes (floats beside 16-bit
+// input) moves as 16-byte words and needs only their alignment.
+// Layout: a vector stays in the 32-bit registers it was loaded into. 16-bit elements would take a
+// register each, twice as many.
+#pragma once
+
+#include <type_traits>
+
+#include "cuda/block/device.h"
+#include "cuda/launch/plan.h"
+
+namespace fusedops::cuda {
+
+template <class T>
+using AccumulatorOf = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+FUSEDOPS_DEVICE double widen(double x) { return x; }
+FUSEDOPS_DEVICE float widen(float x) { return x; }
+FUSEDOPS_DEVICE float widen(Half x) { return __half2float(x); }
+FUSEDOPS_DEVICE float widen(BFloat16 x) { return __bfloat162float(x); }
+
+FUSEDOPS_DEVICE void narrow(double x, double& out) { out = x; }
+FUSEDOPS_DEVICE void narrow(float x, float& out) { out = x; }
+FUSEDOPS_DEVICE void narrow(float x, Half& out) { out = __float2half_rn(x); }
+FUSEDOPS_DEVICE void narrow(float x, BFloat16& out) { out = __float2bfloat16_rn(x); }
+
+// Pairwise: the error grows with the logarithm of kCount, and the additions of a level do not wait
+// for each other.
+template <int kCount, class T>
+FUSEDOPS_DEVICE T tree_sum(const T* values) {
+  if constexpr (kCount == 1) {
+    return values[0];
+  } else {
+    return tree_sum<kCount / 2>(values) + tree_sum<kCount - kCount / 2>(values + kCount / 2);
+  }
+}
+
+template <class To, class From>
+FUSEDOPS_DEVICE To bit_cast(From from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  __builtin_memcpy(static_cast<void*>(&to), &from, sizeof(to));
+  return to;
+}
+
+// Both conversions are one instruction on sm_80 and later.
+FUSEDOPS_DEVICE uint32_t packed(float low, float high, Half) {
+  return bit_cast<uint32_t>(__floats2half2_rn(low, high));
+}
+FUSEDOPS_DEVICE uint32_t packed(float low, float high, BFloat16) {
+  return bit_cast<uint32_t>(__floats2bfloat162_rn(low, high));
+}
+
+// The elements of a register of two. A bfloat16 is the upper half of a float, so that each takes
+// one instruction; a conversion of 16 bits that were shifted down takes two for the upper.
+FUSEDOPS_DEVICE float widen_low(uint32_t pair, Half) {
+  return widen(bit_cast<Half>(static_cast<uint16_t>(pair)));
+}
+FUSEDOPS_DEVICE float widen_high(uint32_t pair, Half) {
+  return widen(bit_cast<Half>(static_cast<uint16_t>(pair >> 16)));
+}
+FUSEDOPS_DEVICE float widen_low(uint32_t pair, BFloat16) { return bit_cast<float>(pair << 16); }
+FUSEDOPS_DEVICE float widen_high(uint32_t pair, BFloat16) {
+  return bit_cast<float>(pair & 0xffff0000u);
+}
+
+FUSEDOPS_DEVICE void unpack(uint4 from, uint32_t* to) {
+  to[0] = from.x, to[1] = from.y, to[2] = from.z, to[3] = from.w;
+}
+FUSEDOPS_DEVICE void unpack(uint2 from, uint32_t* to) { to[0] = from.x, to[1] = from.y; }
+FUSEDOPS_DEVICE void unpack(uint32_t from, uint32_t* to) { to[0] = from; }
+FUSEDOPS_DEVICE void unpack(uint16_t from, uint32_t* to) { to[0] = from; }
+FUSEDOPS_DEVICE void unpack(uint8_t from, uint32_t* to) { to[0] = from; }
+
+FUSEDOPS_DEVICE void pack(const uint32_t* from, uint4& to) {
+  to = {from[0], from[1], from[2], from[3]};
+}
+FUSEDOPS_DEVICE void pack(const uint32_t* from, uint2& to) { to = {from[0], from[1]}; }
+FUSEDOPS_DEVICE void pack(const uint32_t* from, uint32_t& to) { to = from[0]; }
+FUSEDOPS_DEVICE void pack(const uint32_t* from, uint16_t& to) {
+  to = static_cast<uint16_t>(from[0]);
+}
+
+template <class T, int kWidth>
+struct Vec {
+  static constexpr int kBytes = sizeof(T) * kWidth;
+  static constexpr int kRegisters = kBytes < 4 ? 1 : kBytes / 4;
+  // The widest access that the vector is a multiple of.
+  using Word = std::conditional_t<
+      kBytes >= 16, uint4,
+      std::conditional_t<
+          kBytes == 8, uint2,
+          std::conditional_t<
+              kBytes == 4, uint32_t, std::conditional_t<kBytes == 2, uint16_t, uint8_t>>>>;
+  static constexpr int kWords = kBytes / sizeof(Word);
+  static constexpr int kWordRegisters = kRegisters / kWords;
+
+  uint32_t registers[kRegisters];
+
+  FUSEDOPS_DEVICE AccumulatorOf<T> at(int j) const {
+    if constexpr (sizeof(T) == 2) {
+      return j % 2 == 0 ? widen_low(registers[j / 2], T{}) : widen_high(registers[j / 2], T{});
+    } else if constexpr (sizeof(T) == 4) {
+      return bit_cast<T>(registers[j]);
+    } else {
+      return bit_cast<T>(registers[2 * j] | uint64_t{registers[2 * j + 1]} << 32);
+    }
+  }
+
+  // Bit j is the bool j. The product moves the four bytes of a register, each 0 or 1, side by side
+  // into its upper four bits; no carry reaches them.
+  FUSEDOPS_DEVICE uint32_t bits() const {
+    static_assert(sizeof(T) == 1);
+    uint32_t bits = 0;
+#pragma unroll
+    for (int i = 0; i < kRegisters; ++i) bits |= (registers[i] * 0x10204080u >> 28) << (4 * i);
+    return bits;
+  }
+
+  template <class Acc>
+  FUSEDOPS_DEVICE static Vec rounded(const Acc (&values)[kWidth]) {
+    Vec vec;
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) {
+      if constexpr (sizeof(T) == 2 && kWidth > 1) {
+        if (j % 2 == 0) vec.registers[j / 2] = packed(values[j], values[j + 1], T{});
+      } else {
+        T value;
+        narrow(values[j], value);
+        if constexpr (sizeof(T) == 2) {
+          vec.registers[j] = bit_cast<uint16_t>(value);
+        } else if constexpr (sizeof(T) == 4) {
+          vec.registers[j] = bit_cast<uint32_t>(value);
+        } else {
+          unpack(bit_cast<uint2>(value), vec.registers + 2 * j);
+        }
+      }
+    }
+    return vec;
+  }
+
+  FUSEDOPS_DEVICE static Vec filled(AccumulatorOf<T> value) {
+    AccumulatorOf<T> values[kWidth];
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) values[j] = value;
+    return rounded(values);
+  }
+
+  // For what is read once: it does not displace what L1 holds.
+  FUSEDOPS_DEVICE static Vec load(const T* from) {
+    Vec vec;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      const auto word = device::load_streaming(reinterpret_cast<const Word*>(from) + i);
+      unpack(word, vec.registers + i * kWordRegisters);
+    }
+    return vec;
+  }
+
+  // For what other rows read too: it stays in L1.
+  FUSEDOPS_DEVICE static Vec load_cached(const T* from) {
+    Vec vec;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      unpack(reinterpret_cast<const Word*>(from)[i], vec.registers + i * kWordRegisters);
+    }
+    return vec;
+  }
+
+  FUSEDOPS_DEVICE void store(T* to) const {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      Word word;
+      pack(registers + i * kWordRegisters, word);
+      reinterpret_cast<Word*>(to)[i] = word;
+    }
+  }
+};
+
+template <class T, int kWidth, class Acc>
+FUSEDOPS_DEVICE void store(T* to, const Acc (&values)[kWidth]) {
+  Vec<T, kWidth>::rounded(values).store(to);
+}
+
+}  // namespace fusedops::cuda

@@ -1,0 +1,506 @@
+// masked_softmax with dropout, along rows, forward and backward.
+//
+// Contract: rows and operands as in args.h; kWidth divides cols, and every row and operand is
+// aligned for kWidth elements. _registers: the row stays in registers,
+// blockDim.x * kVectors * kWidth >= cols; blockDim.x threads share a row, and a block has
+// blockDim.y rows. _cluster: the threads of all blocks of a cluster share a row. _looped: any cols,
+// a block has a row and reads it twice.
+//
+// Numerics: computed in float (double for double) and rounded once. Vectors outside of the row's
+// interval are not read: their score is mask_value, whose exponential is added to the sum once for
+// each of their columns. NaN and infinities are handled as in softmax/rows.h, and so as by
+// masked_fill and softmax.
+//
+// The parts of the scores (scores.h) are known at compile time where a model has one of them alone.
+// Intervals that begin behind column 0, and sinks, are for kernels of all parts: a row's tile
+// begins at its first vector with a visible column, so that a thread holds its first vectors, as
+// with causality. Dropout and the wanted probabilities are known at run time: each costs a branch a
+// vector, and with them at compile time there would be four times as many kernels.
+#pragma once
+
+#include "cuda/block/cluster.h"
+#include "cuda/block/philox.h"
+#include "cuda/block/reduce.h"
+#include "cuda/launch/plan.h"
+#include "cuda/masked_softmax/scores.h"
+#include "cuda/softmax/rows.h"
+
+namespace fusedops::cuda {
+
+using ForwardArgs = WithDivisors<MaskedSoftmaxForward>;
+using BackwardArgs = WithDivisors<MaskedSoftmaxBackward>;
+
+// What turns the scores of a row into exponentials. A row whose result is zeros needs none: with
+// `zero`, all of its columns get `hidden`, which is 0.
+template <int kParts, class Out>
+struct MaskedExponentials {
+  using Acc = AccumulatorOf<Out>;
+  Acc largest;           // score of the row
+  Acc hidden = 0;        // the exponential of a column in a skipped vector
+  Acc sink = -INFINITY;  // the score of the sink
+  int32_t skipped;       // the number of columns in skipped vectors
+  bool zero;
+
+  FUSEDOPS_DEVICE MaskedExponentials(
+      const MaskedSoftmaxForward& args, const ScoreRow& row, int32_t skipped_cols,
+      Acc visible_largest, bool is_zero)
+      : largest(visible_largest), skipped(skipped_cols), zero(is_zero) {
+    if constexpr (kHasAll<kParts>) {
+      if (args.scores.sinks.data != nullptr && row.cols > 0 && !zero) {
+        sink = static_cast<const Acc*>(args.scores.sinks.data)[row.sinks];
+        largest = device::maximum(largest, sink);
+      }
+    }
+    if (skipped == 0 || zero) return;
+    const auto mask_value = static_cast<Acc>(args.scores.mask_value);
+    largest = device::maximum(largest, mask_value);
+    hidden = exponential<Out>(mask_value - largest);
+  }
+
+  FUSEDOPS_DEVICE Acc exponential_of_sink() const {
+    return sink == -INFINITY ? Acc(0) : exponential<Out>(sink - largest);
+  }
+};
+
+// What makes probabilities of exponentials, once the sum of the row is known.
+template <class Acc>
+struct Normaliser {
+  Acc scale;
+  Acc hidden;    // the probability of a column in a skipped vector
+  Acc sink = 1;  // the probability of the sink; 1 where the row is zeros
+
+  template <int kParts, class Out>
+  FUSEDOPS_DEVICE Normaliser(const MaskedExponentials<kParts, Out>& exponentials, Acc held_sum) {
+    Acc sum = held_sum + static_cast<Acc>(exponentials.skipped) * exponentials.hidden;
+    if constexpr (kHasAll<kParts>) {
+      sink = exponentials.exponential_of_sink();
+      sum += sink;
+    }
+    scale = exponentials.zero ? Acc(0) : device::reciprocal(sum);
+    hidden = exponentials.hidden * scale;
+    if constexpr (kHasAll<kParts>) sink = exponentials.zero ? Acc(1) : sink * scale;
+  }
+};
+
+// Store vectors, `offset` columns after the thread's first one. Not lambdas, since those may be
+// left as calls, with their arrays on a stack.
+template <class Out>
+struct StoreVector {
+  Out* to;
+
+  template <int kWidth, class Acc>
+  FUSEDOPS_DEVICE void operator()(int32_t offset, const Acc (&result)[kWidth]) const {
+    store(moved_by(to, offset), result);
+  }
+};
+
+template <class Out, int kWidth>
+struct StoreSame {
+  Out* to;
+  Vec<Out, kWidth> vector;
+
+  FUSEDOPS_DEVICE void operator()(int32_t offset) const { vector.store(moved_by(to, offset)); }
+};
+
+template <class Out, int kWidth>
+struct StoreDropped {
+  using Acc = AccumulatorOf<Out>;
+  Out* to;
+  int32_t first;  // the thread's first column
+  Acc hidden;
+  DropoutRow<Acc> dropout;
+
+  FUSEDOPS_DEVICE void operator()(int32_t offset, Acc (&result)[kWidth]) const {
+    dropout.apply(result, first + offset);
+    store(moved_by(to, offset), result);
+  }
+
+  FUSEDOPS_DEVICE void operator()(int32_t offset) const {
+    Acc result[kWidth];
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) result[j] = hidden;
+    (*this)(offset, result);
+  }
+};
+
+// Store the next `cols` columns of a row, of which a tile holds this thread's, from `to` on.
+template <class Out, int kWidth, class ScoreTile, class Acc>
+FUSEDOPS_DEVICE void store_tile(
+    Out* to, int32_t cols, const ScoreTile& tile, const Normaliser<Acc>& normaliser) {
+  tile.for_each_held(normaliser.scale, StoreVector<Out>{to});
+  const auto hidden = Vec<Out, kWidth>::filled(normaliser.hidden);
+  tile.for_each_skipped(cols, StoreSame<Out, kWidth>{to, hidden});
+}
+
+// Mostly skipped columns are zeros, and dropout leaves those.
+template <class Out, int kWidth, class ScoreTile, class Acc>
+FUSEDOPS_DEVICE void store_dropped(
+    Out* to, int32_t first, int32_t cols, const ScoreTile& tile, const Normaliser<Acc>& normaliser,
+    const DropoutRow<Acc>& dropout) {
+  const StoreDropped<Out, kWidth> drop = {to, first, normaliser.hidden, dropout};
+  tile.for_each_held(normaliser.scale, drop);
+  if (normaliser.hidden != 0) {
+    tile.for_each_skipped(cols, drop);
+  } else {
+    tile.for_each_skipped(cols, StoreSame<Out, kWidth>{to, Vec<Out, kWidth>::filled(0)});
+  }
+}
+
+// Stores the columns of a row that a tile holds, from `start` on. Each case of the arguments, which
+// are the same for all threads, has its own loops.
+template <class Out, int kWidth, class ScoreTile, class Acc>
+FUSEDOPS_DEVICE void store_row(
+    const MaskedSoftmaxForward& args, const ScoreRow& row, int64_t start, const ScoreTile& tile,
+    const Normaliser<Acc>& normaliser) {
+  const auto cols = static_cast<int32_t>(row.cols - start);
+  const int64_t first = start + column_of<kWidth>(0);
+  if (args.probabilities.data != nullptr) {
+    Out* const to = row_of<Out>(args.probabilities, row.index) + first;
+    store_tile<Out, kWidth>(to, cols, tile, normaliser);
+  }
+  Out* const to = row_of<Out>(args.output, row.index) + first;
+  const DropoutRow<Acc> dropout(args.dropout, row.index);
+  if (dropout.is_on()) {
+    const auto column = static_cast<int32_t>(first);
+    store_dropped<Out, kWidth>(to, column, cols, tile, normaliser, dropout);
+  } else {
+    store_tile<Out, kWidth>(to, cols, tile, normaliser);
+  }
+}
+
+// f(column) for the thread's vectors of the columns before `end`, which no tile holds.
+template <int kWidth, class F>
+FUSEDOPS_DEVICE void for_each_before(int32_t end, F f) {
+  for (int64_t column = column_of<kWidth>(0); column < end; column += columns_before<kWidth>(1)) {
+    f(column);
+  }
+}
+
+// Stores what a row has besides the columns from `first` on: those before it, and the sink.
+template <class Out, int kWidth, class Acc>
+FUSEDOPS_DEVICE void store_rest(
+    const MaskedSoftmaxForward& args, const ScoreRow& row, const Normaliser<Acc>& normaliser) {
+  if (args.sink_probabilities != nullptr && row.cols > 0 && column_of<kWidth>(0) == 0) {
+    static_cast<Acc*>(args.sink_probabilities)[row.index] = normaliser.sink;
+  }
+  const int32_t first = row.template first<kWidth>();
+  const auto hidden = Vec<Out, kWidth>::filled(normaliser.hidden);
+  if (args.probabilities.data != nullptr) {
+    Out* const to = row_of<Out>(args.probabilities, row.index);
+    for_each_before<kWidth>(first, [&](int64_t column) { hidden.store(to + column); });
+  }
+  Out* const to = row_of<Out>(args.output, row.index);
+  const DropoutRow<Acc> dropout(args.dropout, row.index);
+  if (dropout.is_on() && normaliser.hidden != 0) {
+    for_each_before<kWidth>(first, [&](int64_t column) {
+      const auto at = static_cast<int32_t>(column);
+      StoreDropped<Out, kWidth>{to + column, at, normaliser.hidden, dropout}(0);
+    });
+  } else {
+    for_each_before<kWidth>(first, [&](int64_t column) { hidden.store(to + column); });
+  }
+}
+
+// The softmax of this thread's row, which stays in registers.
+template <
+    class RowScope, class In, class Out, int kWidth, int kVectors, int kParts, int kThreads = 0>
+FUSEDOPS_DEVICE void masked_softmax_row(const ForwardArgs& args, int64_t index) {
+  using Acc = AccumulatorOf<Out>;
+  RowScope scope;
+  const auto row = ScoreRow::with_parts<kParts>(args, index);
+  const int32_t own = scope.template own_columns<kWidth * kVectors>(row.cols).start;
+  const int32_t start = row.template first<kWidth>() + own;
+
+  ScoreTile<kParts, In, Out, kWidth, kVectors, kThreads> tile;
+  tile.load(args.input, args.scores, row, start);
+  scope.join();
+
+  const Acc largest = scope.template reduce<Max>(tile.largest);
+  bool zero = false;
+  if (args.zero_masked_rows) zero = scope.template reduce<Max>(Acc(tile.sees())) == 0;
+  if (zero) tile.skip();
+  const MaskedExponentials<kParts, Out> exponentials(
+      args, row, row.template skipped_cols<kWidth>(), largest, zero);
+
+  const Acc sum = scope.template reduce<Sum>(tile.exponentiate(exponentials.largest));
+  const Normaliser<Acc> normaliser(exponentials, sum);
+  store_row<Out, kWidth>(args, row, start, tile, normaliser);
+  if constexpr (kHasAll<kParts>) {
+    if (scope.is_first()) store_rest<Out, kWidth>(args, row, normaliser);
+  }
+}
+
+template <class In, class Out, int kWidth, int kVectors, int kParts, int kThreads = 0>
+FUSEDOPS_KERNEL(
+    (kMaskedSoftmaxThreads<In, kWidth, kWidth * kVectors, kHasAll<kParts>>),
+    (kLeastBlocks<In, kWidth>))
+masked_softmax_forward_registers(ForwardArgs args, int64_t first_row) {
+  assume_row_threads<kThreads>();
+  masked_softmax_row<OneBlock, In, Out, kWidth, kVectors, kParts, kThreads>(
+      args, launch_row(first_row));
+}
+
+// Clusters are bound to one block a multiprocessor, as floats spill where the compiler makes room
+// for two. Of 768 threads each may have 80 registers, and so three blocks of 256 threads, which
+// most rows of floats have, fit on a multiprocessor.
+template <class T>
+inline constexpr int kMaskedClusterBound = sizeof(T) == 4 ? 768 : kMaskedClusterThreads;
+
+template <class In, class Out, int kWidth, int kVectors>
+FUSEDOPS_KERNEL((kMaskedClusterBound<In>), 1)
+masked_softmax_forward_cluster(ForwardArgs args, int64_t first_row) {
+  masked_softmax_row<Cluster, In, Out, kWidth, kVectors, kGeneralParts>(
+      args, cluster_row(first_row));
+}
+
+// A block has one row. The sum of a thread whose columns are all -inf stays 0, so that the rest of
+// the row is right.
+template <class In, class Out, int kWidth>
+FUSEDOPS_KERNEL(kLoopThreads, (kLeastBlocks<In, kWidth>))
+masked_softmax_forward_looped(ForwardArgs args, int64_t first_row) {
+  using Acc = AccumulatorOf<Out>;
+  constexpr int kParts = kGeneralParts;
+  // Scores and terms: with twice as many, the exponentials would spill.
+  constexpr int kVectors = kLoopVectors<kWidth, 2>;
+  FUSEDOPS_SHARED(Acc, shared_max, kMaxWarps);
+  FUSEDOPS_SHARED(Acc, shared_seen, kMaxWarps);
+  FUSEDOPS_SHARED(Acc, shared_sums, kMaxWarps);
+  const auto row = ScoreRow::with_parts<kParts>(args, launch_row(first_row));
+  const int64_t step = int64_t{blockDim.x} * kVectors * kWidth;
+
+  ScoreTile<kParts, In, Out, kWidth, kVectors> tile;
+  Acc largest = -INFINITY, sum = 0, seen = 0;
+  const int64_t first = row.template first<kWidth>();
+  for (int64_t start = first; start < row.visible; start += step) {
+    tile.load(args.input, args.scores, row, start);
+    if (args.zero_masked_rows) seen = device::maximum(seen, Acc(tile.sees()));
+    const Acc larger = device::maximum(largest, tile.largest);
+    const Acc shift = finite_or_zero(larger);
+    sum = sum * exponential<Out>(largest - shift) + tile.exponentiate(shift);
+    largest = larger;
+  }
+  const Acc row_largest = row_reduce<Max>(largest, shared_max);
+  const bool zero = args.zero_masked_rows && row_reduce<Max>(seen, shared_seen) == 0;
+  const MaskedExponentials<kParts, Out> exponentials(
+      args, row, row.template skipped_cols<kWidth>(), row_largest, zero);
+  sum *= exponential<Out>(largest - finite_or_zero(exponentials.largest));
+
+  const Normaliser<Acc> normaliser(exponentials, row_reduce<Sum>(sum, shared_sums));
+  for (int64_t start = first; start < row.cols; start += step) {
+    tile.load(args.input, args.scores, row, start);
+    if (zero) tile.skip();
+    tile.exponentiate(exponentials.largest);
+    store_row<Out, kWidth>(args, row, start, tile, normaliser);
+  }
+  store_rest<Out, kWidth>(args, row, normaliser);
+}
+
+// Whether the backward pass reads the hidden columns too, because they have a probability other
+// than 0. All of them have the same, so that the last one tells, or the first one.
+template <class T>
+FUSEDOPS_DEVICE bool reads_hidden(const MaskedSoftmaxBackward& args, const ScoreRow& row) {
+  if (row.hidden_cols() == 0) return false;
+  const int32_t hidden = row.visible < row.cols ? row.cols - 1 : 0;
+  return Vec<T, 1>::load(row_of<T>(args.probabilities, row.index) + hidden).at(0) != 0;
+}
+
+// Tiles of grad_output and of the probabilities. Vectors beyond the `read` columns from the tile on
+// are not held, as in ScoreTile.
+template <class T, int kWidth, int kVectors>
+struct MaskedGradientTile {
+  using Acc = AccumulatorOf<T>;
+  Tile<T, kWidth, kVectors> probabilities;
+  Acc grads[kVectors][kWidth];  // of the probabilities: grad_output after dropout
+  int32_t read;                 // columns from this thread's first one on
+
+  FUSEDOPS_DEVICE bool holds(int i) const { return columns_before<kWidth>(i) < read; }
+
+  // Loads from column `start` on. The first `front` columns from there, less than a vector, count
+  // as not held.
+  FUSEDOPS_DEVICE void load(
+      const MaskedSoftmaxBackward& args, int64_t row, int64_t start, int32_t cols,
+      int32_t front = 0) {
+    read = cols - column_of<kWidth>(0);
+    const int64_t own = start + column_of<kWidth>(0);
+    const T* const grad_output = row_of<T>(args.grad_output, row) + own;
+    const T* const probability = row_of<T>(args.probabilities, row) + own;
+    Tile<T, kWidth, kVectors> grad_outputs;
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      if (!holds(i)) continue;
+      const int32_t offset = columns_before<kWidth>(i);
+      grad_outputs.vectors[i] = Vec<T, kWidth>::load(grad_output + offset);
+      probabilities.vectors[i] = Vec<T, kWidth>::load(probability + offset);
+    }
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      if (!holds(i)) continue;
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) grads[i][j] = grad_outputs.at(i, j);
+      limit(i, read, grads[i]);
+    }
+    if (front <= column_of<kWidth>(0)) return;
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) grads[0][j] = j < front ? Acc(0) : grads[0][j];
+  }
+
+  FUSEDOPS_DEVICE void drop(const DropoutRow<Acc>& dropout, int64_t start) {
+    if (!dropout.is_on()) return;
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      if (holds(i)) dropout.apply(grads[i], static_cast<int32_t>(start + column_of<kWidth>(i)));
+    }
+  }
+
+  FUSEDOPS_DEVICE Acc sum() const {
+    Acc sums[kVectors];
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      sums[i] = 0;
+      if (!holds(i)) continue;
+      Acc products[kWidth];
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) products[j] = grads[i][j] * probabilities.at(i, j);
+      sums[i] = tree_sum<kWidth>(products);
+    }
+    return tree_sum<kVectors>(sums);
+  }
+
+  template <class Out>
+  FUSEDOPS_DEVICE void store_to(
+      const Rows& grad_input, const ScoreRow& row, int64_t start,
+      const ShownElements<kWidth, kVectors>& shown, Acc scale, Acc sum) const {
+    Out* const to = row_of<Out>(grad_input, row.index) + start;
+    const auto left = static_cast<int32_t>(row.cols - start);
+    const auto visible = static_cast<int32_t>(row.visible - start) - column_of<kWidth>(0);
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const int32_t column = column_of<kWidth>(i);
+      if (column >= left) continue;
+      Acc result[kWidth] = {};
+      if (columns_before<kWidth>(i) < visible) {
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) {
+          const Acc gradient = scale * probabilities.at(i, j) * (grads[i][j] - sum);
+          result[j] = shown.at(i, j) ? gradient : Acc(0);
+        }
+        limit(i, visible, result);
+      }
+      store(to + column, result);
+    }
+  }
+
+ private:
+  // Zeros from column `end` on, of which a row has at most one vector in part.
+  static FUSEDOPS_DEVICE void limit(int i, int32_t end, Acc (&values)[kWidth]) {
+    const int32_t own_end = end - columns_before<kWidth>(i);
+    if (own_end >= kWidth) return;
+#pragma unroll
+    for (int j = 1; j < kWidth; ++j) values[j] = j < own_end ? values[j] : Acc(0);
+  }
+};
+
+// Stores what a row has besides the columns from `first` on: zeros before it, and the gradient of
+// the sink.
+template <class Out, int kWidth, class Acc>
+FUSEDOPS_DEVICE void store_rest(
+    const MaskedSoftmaxBackward& args, const ScoreRow& row, int32_t first, Acc sum) {
+  if (args.grad_sinks != nullptr && row.cols > 0 && column_of<kWidth>(0) == 0) {
+    const Acc sink = static_cast<const Acc*>(args.sink_probabilities)[row.index];
+    static_cast<Acc*>(args.grad_sinks)[row.index] = -sink * sum;
+  }
+  Out* const to = row_of<Out>(args.grad_input, row.index);
+  const auto zeros = Vec<Out, kWidth>::filled(Acc(0));
+  for_each_before<kWidth>(first, [&](int64_t column) { zeros.store(to + column); });
+}
+
+// Out is the type of grad_input, T that of grad_output and the probabilities.
+template <class RowScope, class T, class Out, int kWidth, int kVectors, int kParts>
+FUSEDOPS_DEVICE void masked_softmax_gradient_row(const BackwardArgs& args, int64_t index) {
+  using Acc = AccumulatorOf<T>;
+  RowScope scope;
+  const auto row = ScoreRow::with_parts<kParts>(args, index);
+  const int32_t own = scope.template own_columns<kWidth * kVectors>(row.cols).start;
+  int32_t first = row.template first<kWidth>(), start = first + own;
+
+  MaskedGradientTile<T, kWidth, kVectors> tile;
+  tile.load(args, row.index, start, row.visible - start, row.begin - start);
+  if constexpr ((kParts & kCausalPart) != 0) {
+    if (reads_hidden<T>(args, row)) {
+      first = 0;
+      start = own;
+      tile.load(args, row.index, start, row.cols - start);
+    }
+  }
+  ShownElements<kWidth, kVectors> shown;
+  const Operand& mask = args.scores.mask;
+  shown.template load<kParts>(
+      mask, row.mask + start * int64_t{mask.col_stride}, row.visible - start);
+  if constexpr (kParts == kAllParts) {
+    shown.hide_before(row.begin - start - column_of<kWidth>(0));
+  }
+  scope.join();
+
+  tile.drop(DropoutRow<Acc>(args.dropout, row.index), start);
+  const Acc sum = scope.template reduce<Sum>(tile.sum());
+  const auto scale = static_cast<Acc>(args.scores.scale);
+  tile.template store_to<Out>(args.grad_input, row, start, shown, scale, sum);
+  if constexpr (kParts == kAllParts) {
+    if (scope.is_first()) store_rest<Out, kWidth>(args, row, first, sum);
+  }
+}
+
+template <class T, class Out, int kWidth, int kVectors, int kParts>
+FUSEDOPS_KERNEL((kMaskedSoftmaxBackwardThreads<T, kWidth, kWidth * kVectors>))
+masked_softmax_backward_registers(BackwardArgs args, int64_t first_row) {
+  masked_softmax_gradient_row<OneBlock, T, Out, kWidth, kVectors, kParts>(
+      args, launch_row(first_row));
+}
+
+template <class T, class Out, int kWidth, int kVectors>
+FUSEDOPS_KERNEL(kMaskedClusterThreads, 1)
+masked_softmax_backward_cluster(BackwardArgs args, int64_t first_row) {
+  masked_softmax_gradient_row<Cluster, T, Out, kWidth, kVectors, kAllParts>(
+      args, cluster_row(first_row));
+}
+
+// Bound to one block a multiprocessor, which has 32 KB in flight: without the bound the compiler
+// makes room for two blocks of 16 bits, and spills.
+template <class T, class Out, int kWidth>
+FUSEDOPS_KERNEL(kLoopThreads, 1)
+masked_softmax_backward_looped(BackwardArgs args, int64_t first_row) {
+  using Acc = AccumulatorOf<T>;
+  constexpr int kVectors = kLoopVectors<kWidth, 2>;
+  FUSEDOPS_SHARED(Acc, shared_sums, kMaxWarps);
+  const auto row = ScoreRow::with_parts<kAllParts>(args, launch_row(first_row));
+  const int64_t step = int64_t{blockDim.x} * kVectors * kWidth;
+  const DropoutRow<Acc> dropout(args.dropout, row.index);
+  const bool reads_all = reads_hidden<T>(args, row);
+  const int32_t begin = reads_all ? 0 : row.begin, end = reads_all ? row.cols : row.visible;
+  const int32_t first = begin / kWidth * kWidth;
+
+  MaskedGradientTile<T, kWidth, kVectors> tile;
+  Acc sum = 0;
+  for (int64_t start = first; start < end; start += step) {
+    const auto front = static_cast<int32_t>(begin - start);
+    tile.load(args, row.index, start, static_cast<int32_t>(end - start), front);
+    tile.drop(dropout, start);
+    sum += tile.sum();
+  }
+  sum = row_reduce<Sum>(sum, shared_sums);
+
+  const Operand& mask = args.scores.mask;
+  const auto scale = static_cast<Acc>(args.scores.scale);
+  for (int64_t start = first; start < row.cols; start += step) {
+    const auto left = static_cast<int32_t>(row.visible - start);
+    tile.load(args, row.index, start, left);
+    ShownElements<kWidth, kVectors> shown;
+    shown.template load<kAllParts>(mask, row.mask + start * mask.col_stride, left);
+    shown.hide_before(static_cast<int32_t>(row.begin - start) - column_of<kWidth>(0));
+    tile.drop(dropout, start);
+    tile.template store_to<Out>(args.grad_input, row, start, shown, scale, sum);
+  }
+  store_rest<Out, kWidth>(args, row, first, sum);
+}
+
+}  // namespace fusedops::cuda

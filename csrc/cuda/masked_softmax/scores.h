@@ -1,0 +1,497 @@
+// The scores of a masked softmax: a row's operands, and which of its columns are hidden.
+//
+// Contract: as in args.h; an operand with a value per column is aligned for kWidth elements in
+// every row. A kernel is compiled for some of the parts that scores may have (kParts), and is
+// launched for no others; limit_diagonal() has seen the causality: the path through a kernel for
+// all parts is twice as long. Numerics: scale * x + (bias + mask), computed in float (double for
+// double), with a soft cap cap * tanh(scale * x / cap) + (bias + mask). Its kernels are instances
+// of their own, because the others have no register left.
+#pragma once
+
+#include "cuda/softmax/rows.h"
+
+namespace fusedops::cuda {
+
+// The parts of scores, a bit each. Alone, kBoolPart is a bool mask, and kNumbersPart a bias of the
+// input's dtype; both have a value for each column. kAllParts is everything that args.h allows but
+// for a soft cap, and kCappedParts everything with one. kGeneralParts has a soft cap or none, as
+// the kernels of long rows do.
+inline constexpr int kNoParts = 0, kCausalPart = 1, kBoolPart = 2, kNumbersPart = 4, kAllParts = 7;
+inline constexpr int kCapPart = 8, kCappedParts = kAllParts | kCapPart;
+inline constexpr int kMaybeCapPart = 16, kGeneralParts = kCappedParts | kMaybeCapPart;
+
+template <int kParts>
+inline constexpr bool kHasAll = (kParts & kAllParts) == kAllParts;
+
+FUSEDOPS_HOST_DEVICE inline int64_t clamp(int64_t value, int64_t low, int64_t high) {
+  return value < low ? low : value > high ? high : value;
+}
+
+// The diagonal may be any number: limited to those that differ, it cannot overflow a sum.
+inline void limit_diagonal(Causal& causal, int64_t cols) {
+  causal.diagonal = clamp(causal.diagonal, -causal.queries, cols);
+  causal.lower_diagonal = clamp(causal.lower_diagonal, -causal.queries, cols);
+}
+
+// Division of the index of a row, less than 2^31, by a multiplication (Granlund and Montgomery,
+// 1994). Made on the host: a division takes 20 instructions, for 64 bits 80.
+struct RowDivisor {
+  uint32_t divisor = 1, multiplier = 0, shift = 0;
+
+  static RowDivisor of(int64_t divisor) {
+    uint32_t bits = 0;
+    while (int64_t{1} << bits < divisor) ++bits;
+    const auto own = static_cast<uint64_t>(divisor);
+    const uint64_t multiplier = ((uint64_t{1} << (31 + bits)) + own - 1) / own;
+    return {static_cast<uint32_t>(own), static_cast<uint32_t>(multiplier), bits};
+  }
+
+  FUSEDOPS_DEVICE uint32_t quotient(uint32_t row) const {
+    return static_cast<uint32_t>(uint64_t{2 * row} * multiplier >> 32) >> shift;
+  }
+  FUSEDOPS_DEVICE uint32_t remainder(uint32_t row) const { return row - quotient(row) * divisor; }
+};
+
+// The divisors of scores. Where rows are not few, the indices of rows, and of columns that queries
+// see, may take 64 bits, and are divided by the sizes themselves.
+struct ScoreDivisors {
+  bool rows_are_few, has_operands;
+  RowDivisor queries, dims[kMaxRowDims];
+};
+
+// The arguments of a kernel. Args: MaskedSoftmaxForward or MaskedSoftmaxBackward.
+template <class Args>
+struct WithDivisors : Args {
+  ScoreDivisors divisors;
+
+  explicit WithDivisors(const Args& args) : Args(args), divisors{} {
+    constexpr int64_t kFew = int64_t{1} << 30;
+    divisors.has_operands = args.scores.bias.data != nullptr || args.scores.mask.data != nullptr;
+    const Causal& causal = args.scores.causal;
+    divisors.rows_are_few = args.rows < kFew && args.cols < kFew && causal.queries < kFew;
+    if (!divisors.rows_are_few) return;
+    divisors.queries = RowDivisor::of(causal.queries);
+    for (int d = 1; d < args.scores.dims.count; ++d) {
+      divisors.dims[d] = RowDivisor::of(args.scores.dims.sizes[d]);
+    }
+  }
+};
+
+// The interval of a row, and where its operands begin. A row past the last has no columns. Only
+// kernels for all parts know intervals that do not begin at column 0, and sinks.
+struct ScoreRow {
+  int64_t index;
+  int32_t cols, visible;  // the columns from `visible` on are hidden
+  int32_t begin = 0;      // and those before it; 0 if none is visible
+  // Offsets of the row in the operands, in elements.
+  int64_t bias = 0, mask = 0, start = 0, end = 0, sinks = 0;
+
+  // Args: WithDivisors.
+  template <int kParts, class Args>
+  static FUSEDOPS_DEVICE ScoreRow with_parts(const Args& args, int64_t index) {
+    const int32_t cols = index < args.rows ? static_cast<int32_t>(args.cols) : 0;
+    ScoreRow row = {index, cols, cols};
+    if ((kParts & kCausalPart) != 0 && args.scores.causal.on) {
+      row.visible = row.visible_columns(args.scores.causal, args.divisors);
+    }
+    if constexpr ((kParts & (kBoolPart | kNumbersPart)) != 0) {
+      ScoreRow rows[] = {row};
+      find_operands<kParts>(rows, args);
+      row = rows[0];
+    }
+    if constexpr (kHasAll<kParts>) {
+      if (cols > 0) row.limit(args.scores, args.divisors);
+    }
+    return row;
+  }
+
+  // Finds where the operands of some rows begin.
+  template <int kParts, int kCount, class Args>
+  static FUSEDOPS_DEVICE void find_operands(ScoreRow (&rows)[kCount], const Args& args) {
+    if (args.divisors.rows_are_few) {
+      find_operands<kParts, uint32_t>(rows, args.scores, args.divisors);
+    } else {
+      find_operands<kParts, uint64_t>(rows, args.scores, args.divisors);
+    }
+  }
+
+  FUSEDOPS_DEVICE int32_t hidden_cols() const { return cols - visible + begin; }
+
+  // Where the first vector with a visible column begins. Tiles count from there.
+  template <int kWidth>
+  FUSEDOPS_DEVICE int32_t first() const {
+    return begin / kWidth * kWidth;
+  }
+
+  // The columns of vectors that are hidden as a whole.
+  template <int kWidth>
+  FUSEDOPS_DEVICE int32_t skipped_cols() const {
+    return cols - (visible + kWidth - 1) / kWidth * kWidth + first<kWidth>();
+  }
+
+ private:
+  // Index: uint32_t where rows are few.
+  template <int kParts, class Index, int kCount>
+  static FUSEDOPS_DEVICE void find_operands(
+      ScoreRow (&rows)[kCount], const Scores& scores, const ScoreDivisors& divisors) {
+    Index rest[kCount];
+#pragma unroll
+    for (int r = 0; r < kCount; ++r) rest[r] = static_cast<Index>(rows[r].index);
+    // Unrolled, because indexing the arguments would copy them to a stack.
+#pragma unroll
+    for (int d = kMaxRowDims - 1; d >= 0; --d) {
+      if (d >= scores.dims.count) continue;
+      const auto size = static_cast<Index>(scores.dims.sizes[d]);
+#pragma unroll
+      for (int r = 0; r < kCount; ++r) {
+        const Index outer = d == 0              ? Index{0}
+            : sizeof(Index) == sizeof(uint32_t) ? divisors.dims[d].quotient(rest[r])
+                                                : rest[r] / size;
+        rows[r].template move<kParts>(scores, d, d == 0 ? rest[r] : rest[r] - outer * size);
+        rest[r] = outer;
+      }
+    }
+  }
+
+  // Moves the offsets in the operands to index `at` of a dimension.
+  template <int kParts>
+  FUSEDOPS_DEVICE void move(const Scores& scores, int dim, uint64_t at) {
+    bias += at * scores.bias.strides[dim];
+    mask += at * scores.mask.strides[dim];
+    if constexpr (kHasAll<kParts>) {
+      start += at * scores.start.strides[dim];
+      end += at * scores.end.strides[dim];
+      sinks += at * scores.sinks.strides[dim];
+    }
+  }
+
+  FUSEDOPS_DEVICE void limit(const Scores& scores, const ScoreDivisors& divisors) {
+    const Causal& causal = scores.causal;
+    if (scores.end.data != nullptr) visible = limited(bound(scores.end, end));
+    if (causal.has_lower_diagonal) {
+      begin = limited(query_of(causal, divisors) + causal.lower_diagonal);
+    }
+    if (scores.start.data != nullptr) {
+      const int32_t other = limited(bound(scores.start, start));
+      begin = other > begin ? other : begin;
+    }
+    if (begin >= visible) begin = visible = 0;
+  }
+
+  FUSEDOPS_DEVICE int32_t limited(int64_t column) const {
+    return static_cast<int32_t>(clamp(column, 0, visible));
+  }
+
+  static FUSEDOPS_DEVICE int64_t bound(const RowBound& bound, int64_t offset) {
+    if (bound.is_int64) return static_cast<const int64_t*>(bound.data)[offset];
+    return static_cast<const int32_t*>(bound.data)[offset];
+  }
+
+  FUSEDOPS_DEVICE int64_t query_of(const Causal& causal, const ScoreDivisors& divisors) const {
+    if (divisors.rows_are_few) return divisors.queries.remainder(static_cast<uint32_t>(index));
+    const auto queries = static_cast<uint64_t>(causal.queries);
+    return static_cast<int64_t>(static_cast<uint64_t>(index) % queries);
+  }
+
+  FUSEDOPS_DEVICE int32_t
+  visible_columns(const Causal& causal, const ScoreDivisors& divisors) const {
+    if (divisors.rows_are_few) {
+      const auto query = divisors.queries.remainder(static_cast<uint32_t>(index));
+      const int32_t end = static_cast<int32_t>(query) + static_cast<int32_t>(causal.diagonal) + 1;
+      return end < 0 ? 0 : end < cols ? end : cols;
+    }
+    return limited(query_of(causal, divisors) + causal.diagonal + 1);
+  }
+};
+
+// The address `elements` after the thread's own. As bytes of 32 bits they are added to that
+// address, not to the index it was computed from: two instructions less an access.
+template <class T>
+FUSEDOPS_DEVICE T* moved_by(T* own, int32_t elements) {
+  using Byte = std::conditional_t<std::is_const_v<T>, const char, char>;
+  const auto bytes = static_cast<uint32_t>(elements) * static_cast<uint32_t>(sizeof(T));
+  return reinterpret_cast<T*>(reinterpret_cast<Byte*>(own) + bytes);
+}
+
+// The elements of a tile that a bool mask shows.
+template <int kWidth, int kVectors>
+struct ShownElements {
+  static constexpr int kVectorsPerWord = 32 / kWidth < kVectors ? 32 / kWidth : kVectors;
+  uint32_t words[kVectors / kVectorsPerWord];  // a bit for each element, in order
+
+  FUSEDOPS_DEVICE bool at(int i, int j) const {
+    return words[i / kVectorsPerWord] >> (i % kVectorsPerWord * kWidth + j) & 1;
+  }
+
+  // Hides the columns from the thread's first one to before its column `end`.
+  FUSEDOPS_DEVICE void hide_before(int32_t end) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const int32_t count = end - columns_before<kWidth>(i);
+      if (count <= 0) return;
+      const uint32_t bits = ~(~0u << (count < kWidth ? count : kWidth));
+      words[i / kVectorsPerWord] &= ~(bits << (i % kVectorsPerWord * kWidth));
+    }
+  }
+
+  // The row has `cols` columns from the tile on, and its mask begins at `offset` there.
+  template <int kParts>
+  FUSEDOPS_DEVICE void load(const Operand& mask, int64_t offset, int32_t cols) {
+    fill(~0u);
+    if constexpr ((kParts & kBoolPart) != 0) {
+      const bool has_any = !kHasAll<kParts> || (mask.data != nullptr && mask.is_bool);
+      if (!has_any || cols <= 0) return;
+      const auto* const row = static_cast<const bool*>(mask.data) + offset;
+      if (kHasAll<kParts> && mask.col_stride == 0) return fill(*row ? ~0u : 0);
+      Tile<bool, kWidth, kVectors> tile;
+      tile.load_cached(row, cols);
+      fill(0);
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) {
+        words[i / kVectorsPerWord] |= tile.vectors[i].bits() << (i % kVectorsPerWord * kWidth);
+      }
+    }
+  }
+
+ private:
+  FUSEDOPS_DEVICE void fill(uint32_t word) {
+#pragma unroll
+    for (uint32_t& each : words) each = word;
+  }
+};
+
+template <class T, int kWidth, int kVectors, class Acc>
+FUSEDOPS_DEVICE void add_elements(
+    Acc (&sums)[kVectors][kWidth], const void* data, int64_t offset, int32_t col_stride,
+    int32_t cols) {
+  const T* const row = static_cast<const T*>(data) + offset;
+  Tile<T, kWidth, kVectors> tile;
+  if (col_stride != 0) {
+    tile.load_cached(row, cols);
+  } else {
+    const auto repeated = Vec<T, kWidth>::filled(Vec<T, 1>::load_cached(row).at(0));
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) tile.vectors[i] = repeated;
+  }
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) sums[i][j] += tile.at(i, j);
+  }
+}
+
+// Adds an operand of numbers. A bool mask adds nothing.
+template <class In, int kWidth, int kVectors, class Acc>
+FUSEDOPS_DEVICE void add_operand(
+    Acc (&sums)[kVectors][kWidth], const Operand& operand, int64_t offset, int32_t cols) {
+  if (operand.data == nullptr || operand.is_bool || cols <= 0) return;
+  if constexpr (sizeof(In) == 2) {
+    if (operand.dtype == DType::kFloat32) {
+      return add_elements<float>(sums, operand.data, offset, operand.col_stride, cols);
+    }
+  }
+  add_elements<In>(sums, operand.data, offset, operand.col_stride, cols);
+}
+
+// tanh, to the precision of `Out` in what becomes an exponential. With e = e^(-2|x|), one ex2 and a
+// reciprocal are enough for 16 bits: their error is a few ulp of 1.
+template <class Out, class Acc>
+FUSEDOPS_DEVICE Acc hyperbolic_tangent(Acc x) {
+  constexpr float kTwoLog2E = 2.88539008f;
+  if constexpr (sizeof(Out) == 2) {
+    const float e = device::fast_exp2(-kTwoLog2E * fabsf(x));
+    return copysignf((1 - e) * device::reciprocal(1 + e), x);
+  } else {
+    return device::tanh(x);
+  }
+}
+
+// The scores before anything is added to them.
+template <int kParts, class Out, class Acc>
+struct Scaling {
+  Acc scale;
+
+  FUSEDOPS_DEVICE explicit Scaling(const Scores& scores) : scale(static_cast<Acc>(scores.scale)) {}
+  FUSEDOPS_DEVICE Acc operator()(Acc x) const { return scale * x; }
+};
+
+template <class Out, class Acc>
+struct Scaling<kCappedParts, Out, Acc> {
+  Acc scale, cap, inverse;
+
+  FUSEDOPS_DEVICE explicit Scaling(const Scores& scores)
+      : scale(static_cast<Acc>(scores.scale)),
+        cap(static_cast<Acc>(scores.softcap)),
+        inverse(device::reciprocal(cap)) {}
+  FUSEDOPS_DEVICE Acc operator()(Acc x) const {
+    return cap * hyperbolic_tangent<Out>(scale * x * inverse);
+  }
+};
+
+// What is added to the scores of a tile.
+template <int kParts, class In, class Acc, int kWidth, int kVectors>
+struct Terms {
+  FUSEDOPS_DEVICE void load(const Scores&, const ScoreRow&, int64_t, int32_t) {}
+  FUSEDOPS_DEVICE Acc added_to(Acc score, int, int) const { return score; }
+};
+
+template <class In, class Acc, int kWidth, int kVectors>
+struct Terms<kNumbersPart, In, Acc, kWidth, kVectors> {
+  Tile<In, kWidth, kVectors> tile;
+
+  FUSEDOPS_DEVICE void load(
+      const Scores& scores, const ScoreRow& row, int64_t start, int32_t cols) {
+    tile.load_cached(static_cast<const In*>(scores.bias.data) + (row.bias + start), cols);
+  }
+  FUSEDOPS_DEVICE Acc added_to(Acc score, int i, int j) const { return score + tile.at(i, j); }
+};
+
+// The operands are added to each other first, so that nothing waits for the input before they have
+// arrived.
+template <class In, class Acc, int kWidth, int kVectors>
+struct Terms<kAllParts, In, Acc, kWidth, kVectors> {
+  Acc sums[kVectors][kWidth];
+
+  FUSEDOPS_DEVICE void load(
+      const Scores& scores, const ScoreRow& row, int64_t start, int32_t cols) {
+#pragma unroll
+    for (int k = 0; k < kVectors * kWidth; ++k) sums[k / kWidth][k % kWidth] = 0;
+    add_operand<In>(sums, scores.bias, row.bias + start * scores.bias.col_stride, cols);
+    add_operand<In>(sums, scores.mask, row.mask + start * scores.mask.col_stride, cols);
+  }
+  FUSEDOPS_DEVICE Acc added_to(Acc score, int i, int j) const { return score + sums[i][j]; }
+};
+
+// The scores of a row that one thread holds, laid out as in a Tile. A vector that begins at a
+// visible column is held as a whole: the score is mask_value where it is hidden. Other vectors are
+// skipped, a warp at a time where causality hides all of its columns: they are neither read nor
+// computed, and have no values.
+template <int kParts, class In, class Out, int kWidth, int kVectors, int kThreads = 0>
+struct ScoreTile {
+  using Acc = AccumulatorOf<Out>;
+  Acc values[kVectors][kWidth];
+  Acc largest;
+  ShownElements<kWidth, kVectors> shown;
+  int32_t left;  // visible columns from this thread's first one on
+
+  // Loads from column `start` of the row on.
+  FUSEDOPS_DEVICE void load(
+      const ConstRows& input, const Scores& scores, const ScoreRow& row, int64_t start) {
+    const auto cols = static_cast<int32_t>(row.visible - start);
+    left = cols - column_of<kWidth>(0);
+    Tile<In, kWidth, kVectors> tile;
+    const In* const own = row_of<In>(input, row.index) + start + column_of<kWidth>(0);
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      if (holds(i)) tile.vectors[i] = Vec<In, kWidth>::load(moved_by(own, offset_of(i)));
+    }
+    shown.template load<kParts>(scores.mask, row.mask + start * scores.mask.col_stride, cols);
+    if constexpr (kHasAll<kParts>) {
+      shown.hide_before(static_cast<int32_t>(row.begin - start) - column_of<kWidth>(0));
+    }
+    Terms<kParts & kAllParts, In, Acc, kWidth, kVectors> terms;
+    terms.load(scores, row, start, cols);
+
+    const auto score = [&](auto scaled) {
+      largest = -INFINITY;
+#pragma unroll
+      for (int i = 0; i < kVectors && holds(i); ++i) {
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) {
+          values[i][j] = terms.added_to(scaled(tile.at(i, j)), i, j);
+        }
+        hide(i, static_cast<Acc>(scores.mask_value));
+        largest = device::maximum(largest, largest_of(values[i]));
+      }
+    };
+    if constexpr (kParts == kGeneralParts) {
+      if (scores.softcap == 0) return score(Scaling<kAllParts, Out, Acc>(scores));
+    }
+    score(Scaling<kParts & kCappedParts, Out, Acc>(scores));
+  }
+
+  // Leaves no vector held.
+  FUSEDOPS_DEVICE void skip() { left = 0; }
+
+  // Whether any score is visible and not -inf.
+  FUSEDOPS_DEVICE bool sees() const {
+    bool seen = false;
+#pragma unroll
+    for (int i = 0; i < kVectors && holds(i); ++i) {
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) seen |= shows(i, j) && values[i][j] != -INFINITY;
+    }
+    return seen;
+  }
+
+  // Replaces the scores by e^(score - shift), and returns their sum.
+  FUSEDOPS_DEVICE Acc exponentiate(Acc shift) {
+    Acc sum = 0;
+#pragma unroll
+    for (int i = 0; i < kVectors && holds(i); ++i) {
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) values[i][j] = exponential<Out>(values[i][j] - shift);
+      sum += tree_sum<kWidth>(values[i]);
+    }
+    return sum;
+  }
+
+  // f(columns from the thread's first one, scale * exponentials) for the vectors that are held.
+  template <class F>
+  FUSEDOPS_DEVICE void for_each_held(Acc scale, F f) const {
+#pragma unroll
+    for (int i = 0; i < kVectors && holds(i); ++i) {
+      Acc result[kWidth];
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) result[j] = values[i][j] * scale;
+      f(offset_of(i), result);
+    }
+  }
+
+  // f(columns from the thread's first one) for the vectors of the next `cols` columns that are
+  // skipped.
+  template <class F>
+  FUSEDOPS_DEVICE void for_each_skipped(int32_t cols, F f) const {
+    const int32_t end = cols - column_of<kWidth>(0);
+#pragma unroll
+    for (int i = kVectors - 1; i >= 0 && !holds(i); --i) {
+      if (offset_of(i) < end) f(offset_of(i));
+    }
+  }
+
+ private:
+  static FUSEDOPS_DEVICE int32_t offset_of(int i) { return columns_before<kWidth, kThreads>(i); }
+
+  // A thread holds its first vectors.
+  FUSEDOPS_DEVICE bool holds(int i) const { return offset_of(i) < left; }
+
+  FUSEDOPS_DEVICE bool shows(int i, int j) const {
+    return shown.at(i, j) && ((kParts & kCausalPart) == 0 || offset_of(i) + j < left);
+  }
+
+  // Only the last vector that a thread holds may be visible in part: the other ones do without its
+  // comparisons.
+  FUSEDOPS_DEVICE void hide(int i, Acc mask_value) {
+    if constexpr ((kParts & kBoolPart) != 0) {
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        values[i][j] = shown.at(i, j) ? values[i][j] : mask_value;
+      }
+    }
+    if constexpr ((kParts & kCausalPart) != 0 && kWidth > 1) {
+      const int32_t end = left - offset_of(i);
+      if (end >= kWidth) return;
+#pragma unroll
+      for (int j = 1; j < kWidth; ++j) values[i][j] = j < end ? values[i][j] : mask_value;
+    }
+  }
+
+  static FUSEDOPS_DEVICE Acc largest_of(const Acc (&values)[kWidth]) {
+    Acc largest = values[0];
+#pragma unroll
+    for (int j = 1; j < kWidth; ++j) largest = device::maximum(largest, values[j]);
+    return largest;
+  }
+};
+
+}  // namespace fusedops::cuda

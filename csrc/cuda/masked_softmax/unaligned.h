@@ -1,0 +1,406 @@
+// masked_softmax of short rows in single elements, forward and backward.
+//
+// Contract: as in rows.h, for plain scores (is_narrow in launch.cu) and
+// without dropout. kThreads threads of a warp share kRows rows, kThreads * kVectors >= cols. A
+// block has kRowBlockThreads / kThreads * kRows rows.
+//
+// Each element takes an instruction for every step, so that what rows.h decides for each
+// vector is decided here once for all rows of a thread, or for a group of their elements. Where
+// rows are shortest, what is done once would still be half of the instructions of one row.
+//
+// Numerics: as in rows.h, but where nothing is added to the scores, scale * x is not
+// rounded before the largest score is subtracted.
+#pragma once
+
+#include "cuda/masked_softmax/rows.h"
+
+namespace fusedops::cuda {
+
+// The rows of a thread are so many apart, as a warp has neighbouring rows: causality hides about
+// the same columns of them.
+template <int kThreads>
+inline constexpr int32_t kRowsApart = device::kWarpLanes / kThreads;
+
+// How many rows a thread has. What a row costs a warp once is half of its instructions, where 16
+// threads have it, and is shared by two rows.
+template <int kElements>
+inline constexpr int kNarrowRows = kElements <= 16 ? 2 : 1;
+
+// The blocks of a multiprocessor that a forward kernel leaves room for.
+template <int kElements>
+inline constexpr int kNarrowBlocks = kElements <= 8 ? 7 : 4;
+
+// The first row of this thread in a launch.
+template <int kThreads, int kRows>
+FUSEDOPS_DEVICE int64_t narrow_row(int64_t first_row) {
+  constexpr int32_t kBlockRows = kRowBlockThreads / kThreads * kRows, kApart = kRowsApart<kThreads>;
+  const uint32_t before = threadIdx.y / kApart * (kApart * (kRows - 1));  // of other warps
+  return first_row + static_cast<int64_t>(blockIdx.x) * kBlockRows + before + threadIdx.y;
+}
+
+// The rows of a thread. Where the last one is missing, the first stands for it too: all of them
+// have the same number of columns, and a comparison of a column says for all rows whether it
+// exists. kCausal: whether causality hides columns.
+template <int kElements_, int kThreads_, int kRows_, bool kCausal_>
+struct NarrowRows {
+  static constexpr int kElements = kElements_, kThreads = kThreads_, kRows = kRows_;
+  static constexpr bool kCausal = kCausal_;
+  static_assert(kRows <= 2);
+  ScoreRow rows[kRows];
+  int32_t cols;
+
+  template <class Args>
+  FUSEDOPS_DEVICE NarrowRows(const Args& args, int64_t first) {
+    constexpr int kParts = kCausal ? kCausalPart : kNoParts;
+    const int64_t last = first + kRowsApart<kThreads>;
+    rows[0] = ScoreRow::with_parts<kParts>(args, first);
+    if constexpr (kRows > 1) {
+      rows[1] = ScoreRow::with_parts<kParts>(args, last < args.rows ? last : first);
+    }
+    cols = rows[0].cols;
+    if (args.divisors.has_operands) ScoreRow::find_operands<kParts>(rows, args);
+  }
+
+  static FUSEDOPS_DEVICE int32_t offset_of(int i) { return columns_before<1, kThreads>(i); }
+
+  // f(row, i, is_inside) for the elements of a thread, which are among the columns of their row or
+  // not. As in for_vectors(), one comparison says that a group is, or is not.
+  template <class F>
+  FUSEDOPS_DEVICE void for_each(F f) const {
+    for_vectors<1, kElements, kThreads>(cols, [&](int i, bool is_inside) {
+#pragma unroll
+      for (int row = 0; row < kRows; ++row) f(row, i, is_inside);
+    });
+  }
+
+  // The same for visible columns.
+  template <class F>
+  FUSEDOPS_DEVICE void for_each_visible(F f) const {
+    if constexpr (!kCausal) return for_each(f);
+    const int32_t own = column_of<1, kThreads>(0);
+    const int32_t first_end = rows[0].visible, last_end = rows[kRows - 1].visible;
+    const int32_t least = first_end < last_end ? first_end : last_end, most = most_visible();
+#pragma unroll
+    for (int first = 0; first < kElements; first += kGroup) {
+      if (offset_of(first + kGroup) <= least) {
+        for_group(first, [&](int row, int i) { f(row, i, true); });
+      } else if (offset_of(first) < most) {
+        for_group(
+            first, [&](int row, int i) { f(row, i, own + offset_of(i) < rows[row].visible); });
+      } else {
+        for_group(first, [&](int row, int i) { f(row, i, false); });
+      }
+    }
+  }
+
+  FUSEDOPS_DEVICE int32_t most_visible() const {
+    const int32_t first = rows[0].visible, last = rows[kRows - 1].visible;
+    return kCausal && first < last ? last : first;
+  }
+
+  // f(row, i), but for groups without a visible column.
+  template <class F>
+  FUSEDOPS_DEVICE void for_held(F f) const {
+    const int32_t most = most_visible();
+#pragma unroll
+    for (int first = 0; first < kElements; first += kGroup) {
+      if (first == 0 || offset_of(first) < most) for_group(first, f);
+    }
+  }
+
+  // Where the thread's elements of each row begin.
+  template <class T, class AnyRows>
+  FUSEDOPS_DEVICE void find(T* (&own)[kRows], const AnyRows& tensor) const {
+    own[0] =
+        device::whole(const_cast<T*>(row_of<T>(tensor, rows[0].index)) + column_of<1, kThreads>(0));
+    const auto apart = static_cast<uint32_t>(rows[kRows - 1].index - rows[0].index);
+    if constexpr (kRows > 1) own[1] = own[0] + apart * static_cast<uint64_t>(tensor.spacing.stride);
+  }
+
+  // Loads the visible columns.
+  template <class T>
+  FUSEDOPS_DEVICE void load(
+      Vec<T, 1> (&vectors)[kRows][kElements], const ConstRows& tensor,
+      AccumulatorOf<T> fill) const {
+    T* own[kRows];
+    find(own, tensor);
+    for_each_visible([&](int row, int i, bool is_inside) {
+      vectors[row][i] =
+          is_inside ? Vec<T, 1>::load(own[row] + offset_of(i)) : Vec<T, 1>::filled(fill);
+    });
+  }
+
+  // Loads the visible columns of an operand; its rows begin at `offset`.
+  template <class T>
+  FUSEDOPS_DEVICE void load_operand(
+      Vec<T, 1> (&vectors)[kRows][kElements], const Operand& operand, int64_t ScoreRow::* offset,
+      uint32_t fill) const {
+    const T* own[kRows];
+#pragma unroll
+    for (int row = 0; row < kRows; ++row) {
+      own[row] = device::whole(
+          static_cast<const T*>(operand.data) + (rows[row].*offset + column_of<1, kThreads>(0)));
+    }
+    for_each_visible([&](int row, int i, bool is_inside) {
+      vectors[row][i].registers[0] = fill;
+      if (is_inside) vectors[row][i] = Vec<T, 1>::load_cached(own[row] + offset_of(i));
+    });
+  }
+
+  // Stores scales[row] * values.
+  template <class Out, class Acc>
+  FUSEDOPS_DEVICE void store(
+      const Rows& tensor, const Acc (&values)[kRows][kElements], const Acc (&scales)[kRows]) const {
+    Out* own[kRows];
+    find(own, tensor);
+    for_each([&](int row, int i, bool is_inside) {
+      const Acc result[1] = {values[row][i] * scales[row]};
+      if (is_inside) cuda::store(own[row] + offset_of(i), result);
+    });
+  }
+
+  // Stores hidden[row] in the columns that causality hides, where it is not 0, as it mostly is.
+  template <class Out, class Acc>
+  FUSEDOPS_DEVICE void store_hidden(const Rows& tensor, const Acc (&hidden)[kRows]) const {
+    Out* own[kRows];
+    find(own, tensor);
+    bool is_any = false;
+#pragma unroll
+    for (int row = 0; row < kRows; ++row) is_any |= !(hidden[row] <= 0);
+    const int32_t end = is_any ? cols - column_of<1, kThreads>(0) : 0;
+#pragma unroll 1
+    for (int32_t offset = 0; offset < end; offset += kThreads) {
+#pragma unroll
+      for (int row = 0; row < kRows; ++row) {
+        const Acc result[1] = {hidden[row]};
+        const bool is_hidden = column_of<1, kThreads>(0) + offset >= rows[row].visible;
+        if (is_hidden) cuda::store(own[row] + offset, result);
+      }
+    }
+  }
+
+ private:
+  static constexpr int kGroup = vectors_of_group(kElements);
+
+  template <class F>
+  static FUSEDOPS_DEVICE void for_group(int first, F f) {
+#pragma unroll
+    for (int row = 0; row < kRows; ++row) {
+#pragma unroll
+      for (int i = first; i < first + kGroup; ++i) f(row, i);
+    }
+  }
+};
+
+// A bool mask, as it was loaded. Elements outside the visible columns are true.
+template <class NarrowRows>
+struct NarrowMask {
+  Vec<bool, 1> vectors[NarrowRows::kRows][NarrowRows::kElements];
+  bool is_on;
+
+  FUSEDOPS_DEVICE NarrowMask(const Operand& mask, const NarrowRows& rows) : is_on(mask.is_bool) {
+    if (is_on) rows.template load_operand<bool>(vectors, mask, &ScoreRow::mask, 1);
+  }
+
+  FUSEDOPS_DEVICE bool shows(int row, int i) const { return vectors[row][i].registers[0] != 0; }
+};
+
+// The scores of a thread, factor * values; -inf outside the visible columns. Where nothing is
+// added, the scale stays a factor: the subtraction of the largest score has room for it.
+template <class In, class Acc, class NarrowRows>
+struct NarrowScores {
+  static constexpr int kRows = NarrowRows::kRows, kElements = NarrowRows::kElements;
+  using Tile = Vec<In, 1>[kRows][kElements];
+  Acc values[kRows][kElements] = {};
+  Acc factor;
+  uint32_t seen[kRows];  // whether a score is visible and not -inf, where that matters
+
+  FUSEDOPS_DEVICE NarrowScores(const ForwardArgs& args, const NarrowRows& rows)
+      : factor(static_cast<Acc>(args.scores.scale)) {
+    const Scores& scores = args.scores;
+    Tile tile;
+    rows.template load<In>(tile, args.input, -INFINITY);
+    const NarrowMask<NarrowRows> mask(scores.mask, rows);
+    if (scores.bias.data != nullptr) {
+      set_sums(tile, scores, rows);
+    } else {
+      rows.for_held([&](int row, int i) { values[row][i] = tile[row][i].at(0); });
+    }
+    if (args.zero_masked_rows) look(mask, rows);
+    if (mask.is_on) {
+      const auto mask_value = static_cast<Acc>(scores.mask_value);
+      rows.for_held([&](int row, int i) {
+        values[row][i] = mask.shows(row, i) ? factor * values[row][i] : mask_value;
+      });
+      factor = 1;
+    }
+  }
+
+  FUSEDOPS_DEVICE Acc largest(const NarrowRows& rows, int of) const {
+    Acc largest = -INFINITY;
+    rows.for_held([&](int row, int i) {
+      if (row == of) largest = device::maximum(largest, values[row][i]);
+    });
+    return factor * largest;
+  }
+
+  // Replaces the scores by e^(score - shift), and adds these up.
+  template <class Out>
+  FUSEDOPS_DEVICE void exponentiate(
+      const NarrowRows& rows, const Acc (&shifts)[kRows], Acc (&sums)[kRows]) {
+    rows.for_held([&](int row, int i) {
+      values[row][i] = exponential<Out>(device::fma(values[row][i], factor, -shifts[row]));
+      sums[row] += values[row][i];
+    });
+  }
+
+ private:
+  FUSEDOPS_DEVICE void set_sums(const Tile& tile, const Scores& scores, const NarrowRows& rows) {
+    Tile bias, mask;
+    rows.template load_operand<In>(bias, scores.bias, &ScoreRow::bias, 0);
+    rows.for_held(
+        [&](int row, int i) { values[row][i] = factor * tile[row][i].at(0) + bias[row][i].at(0); });
+    if (scores.mask.data != nullptr && !scores.mask.is_bool) {
+      rows.template load_operand<In>(mask, scores.mask, &ScoreRow::mask, 0);
+      rows.for_held([&](int row, int i) { values[row][i] += mask[row][i].at(0); });
+    }
+    factor = 1;
+  }
+
+  FUSEDOPS_DEVICE void look(const NarrowMask<NarrowRows>& mask, const NarrowRows& rows) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) seen[r] = 0;
+    rows.for_held([&](int row, int i) {
+      seen[row] |= values[row][i] != -INFINITY && (!mask.is_on || mask.shows(row, i));
+    });
+  }
+};
+
+// The softmax of this thread's rows.
+template <class In, class Out, class NarrowRows>
+FUSEDOPS_DEVICE void narrow_masked_softmax(const ForwardArgs& args, int64_t first) {
+  using Acc = AccumulatorOf<Out>;
+  constexpr int kRows = NarrowRows::kRows;
+  RowInBlock<NarrowRows::kThreads> scope;
+  const NarrowRows rows(args, first);
+  NarrowScores<In, Acc, NarrowRows> scores(args, rows);
+
+  Acc largest[kRows], shifts[kRows], hidden[kRows], sums[kRows] = {}, scales[kRows];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    largest[r] = scope.template reduce<Max>(scores.largest(rows, r));
+  }
+  uint32_t zero[kRows] = {};
+  if (args.zero_masked_rows) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      zero[r] = scope.template reduce<Max>(Acc(scores.seen[r])) == 0;
+    }
+  }
+  const auto exponentials_of = [&](int r) {
+    const int32_t skipped = NarrowRows::kCausal ? rows.cols - rows.rows[r].visible : 0;
+    return MaskedExponentials<kNoParts, Out>(args, rows.rows[r], skipped, largest[r], zero[r] != 0);
+  };
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    shifts[r] = zero[r] ? Acc(INFINITY) : exponentials_of(r).largest;
+  }
+  scores.template exponentiate<Out>(rows, shifts, sums);
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    const Acc sum = scope.template reduce<Sum>(sums[r]);
+    const Normaliser<Acc> normaliser(exponentials_of(r), sum);
+    scales[r] = normaliser.scale;
+    hidden[r] = normaliser.hidden;
+  }
+  const auto store_to = [&](const Rows& tensor) {
+    rows.template store<Out>(tensor, scores.values, scales);
+    if constexpr (NarrowRows::kCausal) rows.template store_hidden<Out>(tensor, hidden);
+  };
+  if (args.probabilities.data != nullptr) store_to(args.probabilities);
+  store_to(args.output);
+}
+
+template <class In, class Out, int kWidth, int kVectors, int kThreads>
+FUSEDOPS_KERNEL(kRowBlockThreads, kNarrowBlocks<kVectors>)
+masked_softmax_forward_narrow(ForwardArgs args, int64_t first_row) {
+  static_assert(kWidth == 1);
+  assume_row_threads<kThreads>();
+  constexpr int kRows = kNarrowRows<kVectors>;
+  const int64_t row = narrow_row<kThreads, kRows>(first_row);
+  if (args.scores.causal.on) {
+    narrow_masked_softmax<In, Out, NarrowRows<kVectors, kThreads, kRows, true>>(args, row);
+  } else {
+    narrow_masked_softmax<In, Out, NarrowRows<kVectors, kThreads, kRows, false>>(args, row);
+  }
+}
+
+// The gradients of this thread's rows.
+template <class T, class Out, class NarrowRows>
+FUSEDOPS_DEVICE void narrow_masked_softmax_gradient(const BackwardArgs& args, int64_t first) {
+  using Acc = AccumulatorOf<T>;
+  constexpr int kRows = NarrowRows::kRows, kElements = NarrowRows::kElements;
+  RowInBlock<NarrowRows::kThreads> scope;
+  const NarrowRows rows(args, first);
+  Vec<T, 1> grads[kRows][kElements], probabilities[kRows][kElements];
+  rows.template load<T>(grads, args.grad_output, 0);
+  rows.template load<T>(probabilities, args.probabilities, 0);
+  const NarrowMask<NarrowRows> mask(args.scores.mask, rows);
+  if constexpr (NarrowRows::kCausal) {
+    NarrowRows read = rows;
+    int32_t more = 0;  // columns
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if (reads_hidden<T>(args, rows.rows[r])) read.rows[r].visible = rows.cols;
+      more += read.rows[r].visible - rows.rows[r].visible;
+    }
+    if (more > 0) {
+      read.template load<T>(grads, args.grad_output, 0);
+      read.template load<T>(probabilities, args.probabilities, 0);
+    }
+  }
+
+  const auto scale = static_cast<Acc>(args.scores.scale);
+  Acc results[kRows][kElements], scales[kRows];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+    for (int i = 0; i < kElements; ++i)
+      results[r][i] = grads[r][i].at(0) * probabilities[r][i].at(0);
+    const Acc sum = scope.template reduce<Sum>(tree_sum<kElements>(results[r]));
+    scales[r] = scale;
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) {
+      results[r][i] = probabilities[r][i].at(0) * (grads[r][i].at(0) - sum);
+    }
+  }
+  if constexpr (NarrowRows::kCausal) {
+    rows.for_each_visible([&](int r, int i, bool is_inside) {
+      if (!is_inside) results[r][i] = 0;
+    });
+  }
+  if (mask.is_on) {
+#pragma unroll
+    for (int k = 0; k < kRows * kElements; ++k) {
+      const int r = k / kElements, i = k % kElements;
+      results[r][i] = mask.shows(r, i) ? results[r][i] : Acc(0);
+    }
+  }
+  rows.template store<Out>(args.grad_input, results, scales);
+}
+
+template <class T, class Out, int kWidth, int kVectors, int kThreads>
+FUSEDOPS_KERNEL(kRowBlockThreads)
+masked_softmax_backward_narrow(BackwardArgs args, int64_t first_row) {
+  static_assert(kWidth == 1);
+  assume_row_threads<kThreads>();
+  constexpr int kRows = kNarrowRows<kVectors>;
+  const int64_t row = narrow_row<kThreads, kRows>(first_row);
+  if (args.scores.causal.on) {
+    narrow_masked_softmax_gradient<T, Out, NarrowRows<kVectors, kThreads, kRows, true>>(args, row);
+  } else {
+    narrow_masked_softmax_gradient<T, Out, NarrowRows<kVectors, kThreads, kRows, false>>(args, row);
+  }
+}
+
+}  // namespace fusedops::cuda

@@ -1,0 +1,551 @@
+// LayerNorm, StdNorm and RMSNorm along rows, backward.
+//
+// With n = (input - mean) * rstd, w = weight + weight_offset and g = grad_output * w, along each
+// row:
+//   gradient = (g - mean(g) - n * mean(g * n)) * rstd + grad_sum,
+//   grad_input = gradient, grad_branch = dropout(gradient)
+// and along each column: grad_weight = sum(grad_output * n), grad_bias = sum(grad_output).
+// RMSNorm leaves out mean(g). StdNorm has sum(g * n) / ((cols - 1) * std * rstd) in place of
+// mean(g * n).
+//
+// Contract: as in forward.h. kAdd says whether there is a grad_sum, or a grad_branch is
+// wanted. Every block walks over the rows of its partition, keeps the sums of its columns in
+// registers and leaves them in the workspace as a partial; _finish adds the partials. What differs
+// is the scope of a row: a block has all of it (_registers), a cluster of blocks has (_cluster), or
+// a block has a segment (_segments). The first two read input and grad_output once. The third needs
+// the sums along each row from a kernel before it (_row_partials), which reads both as well.
+// Workspace: [2][partitions][cols] accumulators, first those of grad_weight. Behind them, for rows
+// in segments, [rows][segments] pairs: the sums of g and of g * n.
+//
+// Numerics: computed in float (double for double), each result rounded once. There are no atomics:
+// rows, cols, dtype and alignment fix every order of summation. A row's gradient does not depend on
+// the other rows.
+#pragma once
+
+#include "cuda/block/cluster.h"
+#include "cuda/block/philox.h"
+#include "cuda/block/reduce.h"
+#include "cuda/block/segments.h"
+#include "cuda/block/tile.h"
+#include "cuda/launch/plan.h"
+#include "cuda/norm/common.h"
+
+namespace fusedops::cuda {
+
+// One vector of a row, widened to accumulators.
+template <class T, int kWidth>
+struct NormGradient {
+  using Acc = AccumulatorOf<T>;
+  Acc grad[kWidth], normal[kWidth], weighted[kWidth];
+
+  FUSEDOPS_DEVICE void add_to(Pair<Acc>& sums) const {
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) {
+      sums.first += weighted[j];
+      sums.second += weighted[j] * normal[j];
+    }
+  }
+
+  // The gradient of the values that were normalised.
+  FUSEDOPS_DEVICE void result(Acc (&values)[kWidth], Pair<Acc> means, Acc rstd) const {
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) {
+      values[j] = (weighted[j] - (means.first + normal[j] * means.second)) * rstd;
+    }
+  }
+};
+
+// The sums along a thread's vectors, those of a group of narrow ones one after the other.
+template <class T, int kWidth, int kVectors>
+FUSEDOPS_DEVICE Pair<AccumulatorOf<T>> sums_of(
+    const NormGradient<T, kWidth> (&gradients)[kVectors]) {
+  constexpr int kGroup = kIsWide<T, kWidth> ? 1 : vectors_of_group(kVectors);
+  Pair<AccumulatorOf<T>> sums[kVectors / kGroup] = {};
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) gradients[i].add_to(sums[i / kGroup]);
+  return tree_sum<kVectors / kGroup>(sums);
+}
+
+// Where _row_partials has left `count` pairs for each row.
+struct RowPartials {
+  const void* pairs;
+  int32_t count;
+};
+
+template <class Acc>
+FUSEDOPS_DEVICE Acc* partial_at(const NormBackward& args, int64_t index) {
+  return static_cast<Acc*>(args.workspace) + index * args.cols;
+}
+
+// Adds the column sums that the rows of a block have left in shared memory, in order of
+// threadIdx.y, and writes them out. All threads of the block call.
+template <class Acc>
+FUSEDOPS_DEVICE void add_column_sums(const Acc* shared, int32_t cols, Acc* to) {
+  __syncthreads();
+  // In two levels: the error grows with 16 + 8 additions, not with the 128 rows of a block.
+  constexpr int32_t kSummedRows = 16;
+  const int32_t rows = blockDim.y;
+  for (int32_t column = threadIdx.y * blockDim.x + threadIdx.x; column < cols;
+       column += blockDim.x * blockDim.y) {
+    Acc sum = 0;
+    for (int32_t first = 0; first < rows; first += kSummedRows) {
+      Acc partial = 0;
+      for (int32_t row = first; row < first + kSummedRows && row < rows; ++row) {
+        partial += shared[row * cols + column];
+      }
+      sum += partial;
+    }
+    to[column] = sum;
+  }
+  __syncthreads();
+}
+
+// Writes out the column sums of a block. Every thread passes the columns of its tile. Columns by
+// warp have one row a block, whose sums need no adding.
+template <int kThreads, int kWidth, int kVectors, class Acc>
+FUSEDOPS_DEVICE void write_column_sums(
+    const Acc (&own)[kVectors][kWidth], int32_t cols, Acc* shared, Acc* to) {
+  Acc* const sums = kThreads == kByWarp ? to : shared + threadIdx.y * cols;
+  for_vectors<kWidth, kVectors, kThreads>(cols, [&](int i, bool is_inside) {
+    if (is_inside) store(sums + column_of<kWidth, kThreads>(i), own[i]);
+  });
+  if constexpr (kThreads != kByWarp) add_column_sums(shared, cols, to);
+}
+
+// One vector of the weight; zeros where the column is outside the row.
+template <class T, int kWidth, class Acc>
+FUSEDOPS_DEVICE void load_scale(
+    Acc (&scale)[kWidth], const NormBackward& args, int64_t column, bool is_inside) {
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) scale[j] = 0;
+  if (!is_inside) return;
+  if (is_wider<T>(args.weight)) {
+    load_weight<float>(scale, args, column);
+  } else {
+    load_weight<T>(scale, args, column);
+  }
+}
+
+// The weights of a thread's columns, `cols` from column `start` on, which each row takes again:
+// from L1 or, where offsets are constants, from the block's shared memory, with room for the
+// elements of all its threads. From L1 narrow vectors would take a load and a conversion for each
+// element; registers would leave less of a row in flight.
+template <class T, int kWidth, int kVectors, int kThreads>
+class RowScales {
+ public:
+  using Acc = AccumulatorOf<T>;
+
+  FUSEDOPS_DEVICE RowScales(const NormBackward& args, int64_t start, int32_t cols, Acc* shared)
+      : args_(args), start_(start) {
+    if constexpr (kThreads != 0) {
+      const uint32_t group = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
+      own_ = shared + group * kLanes * kElements + lane * kTogether;
+      if (threadIdx.y == 0) keep(cols);
+      __syncthreads();
+    }
+  }
+
+  // Those of vector i in a row of `cols` columns; zeros where it is outside.
+  FUSEDOPS_DEVICE void load(Acc (&scale)[kWidth], int i, int32_t cols) const {
+    if constexpr (kThreads == 0) {
+      const int32_t column = column_of<kWidth>(i);
+      load_scale<T>(scale, args_, start_ + column, column < cols);
+    } else {
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) scale[j] = own_[place_of(i * kWidth + j)];
+    }
+  }
+
+ private:
+  static constexpr int kElements = kVectors * kWidth;
+  static constexpr int kLanes = kThreads == kByWarp ? device::kWarpLanes : kThreads;
+  // Neighbours in shared memory, for loads of up to 16 bytes; the next ones are the next thread's.
+  static constexpr int kTogether = kElements % 4 == 0 ? 4 : kElements % 2 == 0 ? 2 : 1;
+  static constexpr int32_t place_of(int element) {
+    return element / kTogether * kTogether * kLanes + element % kTogether;
+  }
+
+  FUSEDOPS_DEVICE void keep(int32_t cols) {
+    for_vectors<kWidth, kVectors, kThreads>(cols, [&](int i, bool is_inside) {
+      Acc scale[kWidth];
+      load_scale<T>(scale, args_, start_ + column_of<kWidth, kThreads>(i), is_inside);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) own_[place_of(i * kWidth + j)] = scale[j];
+    });
+  }
+
+  const NormBackward& args_;
+  int64_t start_;
+  Acc* own_;
+};
+
+// A tile of a row as it was loaded, from column `start` on; the row has `cols` columns from there.
+// A row past the last has none.
+template <class T, int kWidth, int kVectors>
+struct NormBackwardTile {
+  using Acc = AccumulatorOf<T>;
+  Tile<T, kWidth, kVectors> grads, inputs;
+  Acc mean = 0, rstd = 0;
+  int64_t start = 0;
+  int32_t cols = 0;
+
+  template <int kThreads = 0>
+  FUSEDOPS_DEVICE void load(const NormBackward& args, int64_t row, int64_t at, int32_t left) {
+    start = at;
+    cols = row < args.rows ? left : 0;
+    load_columns<kThreads>(args, row, cols);
+    if (cols > 0) load_statistics(args, row);
+  }
+
+  // `scale` is the vector's weight. Columns outside the row have a weight and a gradient of zero,
+  // so that they add nothing to sums.
+  FUSEDOPS_DEVICE NormGradient<T, kWidth> gradient(const Acc (&scale)[kWidth], int i) const {
+    NormGradient<T, kWidth> result;
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) {
+      result.grad[j] = grads.at(i, j);
+      result.normal[j] = (inputs.at(i, j) - mean) * rstd;
+      result.weighted[j] = result.grad[j] * scale[j];
+    }
+    return result;
+  }
+
+ private:
+  template <int kThreads>
+  FUSEDOPS_DEVICE void load_columns(const NormBackward& args, int64_t row, int32_t left) {
+    grads.template load<kThreads>(row_of<T>(args.grad_output, row) + start, left, 0);
+    inputs.template load<kThreads>(row_of<T>(args.input, row) + start, left, 0);
+  }
+
+  FUSEDOPS_DEVICE void load_statistics(const NormBackward& args, int64_t row) {
+    if (has_mean(args)) mean = static_cast<const Acc*>(args.mean)[row];
+    rstd = static_cast<const Acc*>(args.rstd)[row];
+  }
+};
+
+// A tile of grad_sum; zeros where there is none.
+template <int kThreads, class T, int kWidth, int kVectors>
+FUSEDOPS_DEVICE void load_sums(
+    Tile<T, kWidth, kVectors>& tile, const NormBackward& args, int64_t row, int64_t start,
+    int32_t cols) {
+  const int32_t held = args.grad_sum.data ? cols : 0;
+  tile.template load<kThreads>(row_of<T>(args.grad_sum, row) + start, held, 0);
+}
+
+// Stores the gradients of a row from column `start` on. With kAdd it adds grad_sum first, and
+// applies dropout to grad_branch. Addresses are kept where those of vectors are constants apart.
+template <class T, bool kAdd, bool kKeepsAddresses>
+class NormGradientRow {
+ public:
+  using Acc = AccumulatorOf<T>;
+
+  FUSEDOPS_DEVICE NormGradientRow(const NormBackward& args, int64_t row, int64_t start)
+      : start_(start),
+        grad_input_(row_of<T>(args.grad_input, row) + start),
+        grad_branch_(branch_row(args, row, start)),
+        branch_(args.grad_branch.dtype),
+        wants_input_(args.grad_input.data),
+        wants_branch_(args.grad_branch.data),
+        dropout_(args.dropout, row) {
+    if constexpr (kKeepsAddresses) {
+      grad_input_ = device::whole(grad_input_);
+      grad_branch_ = device::whole(grad_branch_);
+    }
+  }
+
+  template <int kWidth>
+  FUSEDOPS_DEVICE void store(
+      int32_t offset, Acc (&values)[kWidth], const Vec<T, kWidth>& sums) const {
+    if constexpr (!kAdd) {
+      cuda::store(grad_input_ + offset, values);
+    } else {
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) values[j] += sums.at(j);
+      if (wants_input_) cuda::store(grad_input_ + offset, values);
+      if (!wants_branch_) return;
+      dropout_.apply(values, static_cast<int32_t>(start_ + offset));
+      with_branch<T>(branch_, [&](auto type) {
+        cuda::store(static_cast<decltype(type)*>(grad_branch_) + offset, values);
+      });
+    }
+  }
+
+ private:
+  static FUSEDOPS_DEVICE void* branch_row(const NormBackward& args, int64_t row, int64_t start) {
+    void* to = nullptr;
+    if constexpr (kAdd) {  // no other norm has a branch
+      with_branch<T>(args.grad_branch.dtype, [&](auto type) {
+        to = row_of<decltype(type)>(args.grad_branch, row) + start;
+      });
+    }
+    return to;
+  }
+
+  int64_t start_;
+  T* grad_input_;
+  void* grad_branch_;
+  DType branch_;
+  bool wants_input_, wants_branch_;
+  DropoutRow<Acc> dropout_;
+};
+
+// The columns of a block, and the sums along whole rows, where a block or a cluster has a row.
+template <class RowScope>
+class HeldRows : public RowScope {
+ public:
+  template <int kElements>
+  FUSEDOPS_DEVICE ColumnRange own_columns(int64_t cols) const {
+    return RowScope::template own_columns<kElements>(static_cast<int32_t>(cols));
+  }
+  template <class Acc>
+  FUSEDOPS_DEVICE Pair<Acc> sums(Pair<Acc> own, int64_t) {
+    return this->template reduce<Sum>(own);
+  }
+};
+
+// The same where a block has a segment of each row, and the workspace has the sums of all segments.
+class RowsInSegments {
+ public:
+  static constexpr int kThreads = 0;
+
+  struct Columns {
+    int64_t start;
+    int32_t cols;
+  };
+
+  FUSEDOPS_DEVICE RowsInSegments(Segments segments, int32_t index, RowPartials partials)
+      : segments_(segments), index_(index), partials_(partials) {}
+
+  template <int kElements>
+  FUSEDOPS_DEVICE Columns own_columns(int64_t cols) const {
+    return {int64_t{index_} * segments_.cols, Segment::columns_of(segments_, cols, index_)};
+  }
+  FUSEDOPS_DEVICE void join() {}
+  template <class Acc>
+  FUSEDOPS_DEVICE Pair<Acc> sums(Pair<Acc>, int64_t row) {
+    const auto* const pairs = static_cast<const Pair<Acc>*>(partials_.pairs);
+    return block_.reduce<Sum>(sum_of(pairs + row * partials_.count, partials_.count));
+  }
+
+ private:
+  Segments segments_;
+  int32_t index_;
+  RowPartials partials_;
+  OneBlock block_;
+};
+
+// One of the partitions of the rows from first_row on; they take turns with the rows.
+struct RowPartition {
+  int64_t index, count, first_row = 0;
+};
+
+template <class T, int kWidth, int kVectors, bool kAdd, class Rows>
+FUSEDOPS_DEVICE void norm_backward_partition(
+    const NormBackward& args, Rows rows, RowPartition partition) {
+  using Acc = AccumulatorOf<T>;
+  constexpr int kThreads = Rows::kThreads;
+  // First scales, and then column sums.
+  FUSEDOPS_SHARED(Acc, shared, kNormBackwardThreads * kVectors * kWidth);
+  const Acc inverse_cols = device::reciprocal(static_cast<Acc>(args.cols));
+  const auto [start, own_cols] = rows.template own_columns<kWidth * kVectors>(args.cols);
+  const int64_t step = partition.count * blockDim.y;
+  Acc weight_sums[kVectors][kWidth] = {}, bias_sums[kVectors][kWidth] = {};
+
+  const RowScales<T, kWidth, kVectors, kThreads> scales(args, start, own_cols, shared);
+
+  int64_t first = partition.first_row + partition.index * blockDim.y;
+  NormBackwardTile<T, kWidth, kVectors> loaded;
+  loaded.template load<kThreads>(args, first + threadIdx.y, start, own_cols);
+  rows.join();
+  for (; first < args.rows; first += step) {
+    const int64_t row = first + threadIdx.y;
+    const int32_t cols = loaded.cols;
+    const Acc rstd = loaded.rstd;
+    NormGradient<T, kWidth> gradients[kVectors];
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      Acc scale[kWidth];
+      scales.load(scale, i, cols);
+      gradients[i] = loaded.gradient(scale, i);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        weight_sums[i][j] += gradients[i].grad[j] * gradients[i].normal[j];
+        bias_sums[i][j] += gradients[i].grad[j];
+      }
+    }
+    loaded.template load<kThreads>(args, row + step, start, own_cols);
+
+    if (!args.grad_input.data && !args.grad_branch.data) continue;
+    Tile<T, kWidth, kVectors> added;
+    if constexpr (kAdd) load_sums<kThreads>(added, args, row, start, cols);
+    const Pair<Acc> sums = rows.sums(sums_of(gradients), row);
+
+    const Pair<Acc> means = means_of(args, sums, inverse_cols, rstd);
+    if (kThreads != 0 && cols <= 0) continue;
+    const int32_t own = kThreads != 0 ? column_of<kWidth, kThreads>(0) : 0;
+    const NormGradientRow<T, kAdd, (kThreads != 0)> to(args, row, start + own);
+    for_vectors<kWidth, kVectors, kThreads>(cols, [&](int i, bool is_inside) {
+      if (!is_inside) return;
+      Acc values[kWidth];
+      gradients[i].result(values, means, rstd);
+      const int32_t column =
+          kThreads != 0 ? columns_before<kWidth, kThreads>(i) : column_of<kWidth>(i);
+      to.store(column, values, added.vectors[i]);
+    });
+  }
+
+  if constexpr (kThreads != 0) __syncthreads();  // all scales are read
+  Acc* const weight_partial = partial_at<Acc>(args, partition.index) + start;
+  Acc* const bias_partial = partial_at<Acc>(args, partition.count + partition.index) + start;
+  if (args.grad_weight.data) {
+    write_column_sums<kThreads>(weight_sums, own_cols, shared, weight_partial);
+  }
+  if (args.grad_bias.data) {
+    write_column_sums<kThreads>(bias_sums, own_cols, shared, bias_partial);
+  }
+}
+
+// Bound to one block a multiprocessor, as are the kernels below: without the bound the compiler
+// makes room for two blocks of narrow vectors, and spills.
+template <class T, int kWidth, int kVectors, bool kAdd, int kThreads = 0>
+FUSEDOPS_KERNEL(kNormBackwardThreads, 1)
+norm_backward_registers(NormBackward args) {
+  assume_row_threads<kThreads>();
+  norm_backward_partition<T, kWidth, kVectors, kAdd>(
+      args, HeldRows<RowInBlock<kThreads>>(), {blockIdx.x, gridDim.x});
+}
+
+template <class T, int kWidth, int kVectors>
+FUSEDOPS_KERNEL(kNormBackwardThreads, 1)
+norm_stack_backward_registers(NormStackBackward stack) {
+  const StackBlock at(stack.count);
+  norm_backward_partition<T, kWidth, kVectors, false>(
+      stack[at.tensor], HeldRows<OneBlock>(), {at.block, at.blocks});
+}
+
+template <class T, int kWidth, int kVectors, bool kAdd>
+FUSEDOPS_KERNEL(kNormBackwardThreads, 1)
+norm_backward_cluster(NormBackward args) {
+  const uint32_t blocks = device::cluster_blocks();
+  norm_backward_partition<T, kWidth, kVectors, kAdd>(
+      args, HeldRows<ClusterOf<T, kWidth>>(), {blockIdx.x / blocks, gridDim.x / blocks});
+}
+
+// segments.count blocks side by side have a partition.
+template <class T, int kWidth, int kVectors, bool kAdd>
+FUSEDOPS_KERNEL(kNormBackwardThreads, 1)
+norm_backward_segments(
+    NormBackward args, int64_t first_row, Segments segments, RowPartials partials) {
+  const auto count = static_cast<uint32_t>(segments.count);
+  const auto index = static_cast<int32_t>(blockIdx.x % count);
+  norm_backward_partition<T, kWidth, kVectors, kAdd>(
+      args, RowsInSegments(segments, index, partials),
+      {blockIdx.x / count, gridDim.x / count, first_row});
+}
+
+template <class T, int kWidth>
+FUSEDOPS_KERNEL(kSegmentThreads, kSegmentBlocks<T>)
+norm_backward_row_partials(NormBackward args, int64_t first_row, Segments segments) {
+  using Acc = AccumulatorOf<T>;
+  constexpr int kVectors = kLoopVectors<kWidth, 2>;
+  FUSEDOPS_SHARED(Pair<Acc>, shared_sums, kMaxWarps);
+  const Segment segment(segments, args.cols, first_row, blockIdx.x);
+
+  NormBackwardTile<T, kWidth, kVectors> tile;
+  Pair<Acc> sums{0, 0};
+  for (int32_t start = 0; start < segment.cols; start += tile.grads.step()) {
+    tile.load(args, segment.row, segment.start + start, segment.cols - start);
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const int32_t column = column_of<kWidth>(i);
+      AccumulatorOf<T> scale[kWidth];
+      load_scale<T>(scale, args, tile.start + column, column < tile.cols);
+      Pair<AccumulatorOf<T>> own{0, 0};
+      tile.gradient(scale, i).add_to(own);
+      sums = sums + own;
+    }
+  }
+  sums = row_reduce<Sum>(sums, shared_sums);
+  if (threadIdx.x == 0) {
+    partials_of<Pair<Acc>>(args.workspace, segments, segment.row)[segment.index] = sums;
+  }
+}
+
+template <class Acc>
+FUSEDOPS_DEVICE void store_as(const Columns& columns, int64_t column, Acc value) {
+  switch (columns.dtype) {
+    case DType::kFloat64:
+      static_cast<double*>(columns.data)[column] = value;
+      break;
+    case DType::kFloat32:
+      static_cast<float*>(columns.data)[column] = static_cast<float>(value);
+      break;
+    case DType::kFloat16:
+      narrow(static_cast<float>(value), static_cast<Half*>(columns.data)[column]);
+      break;
+    case DType::kBFloat16:
+      narrow(static_cast<float>(value), static_cast<BFloat16*>(columns.data)[column]);
+      break;
+  }
+}
+
+// The sums of a column over every 32nd partition from threadIdx.y on. All loads are in flight at
+// once: five for each of 32 threads, of 132 partitions at most.
+template <class Acc>
+FUSEDOPS_DEVICE Pair<Acc> own_share(const NormBackward& args, int64_t partitions, int64_t column) {
+  constexpr int32_t kLanes = device::kWarpLanes, kInFlight = 5;
+  Pair<Acc> sum{0, 0};
+#pragma unroll 1
+  for (int64_t first = threadIdx.y; first < partitions; first += kInFlight * kLanes) {
+    Pair<Acc> loaded[kInFlight];
+#pragma unroll
+    for (int32_t i = 0; i < kInFlight; ++i) {
+      const int64_t partition = first + i * kLanes;
+      const bool is_one = partition < partitions;
+      const Acc* const weight = partial_at<Acc>(args, partition) + column;
+      const Acc* const bias = partial_at<Acc>(args, partitions + partition) + column;
+      loaded[i].first = is_one && args.grad_weight.data ? *weight : Acc(0);
+      loaded[i].second = is_one && args.grad_bias.data ? *bias : Acc(0);
+    }
+#pragma unroll
+    for (int32_t i = 0; i < kInFlight; ++i) sum = sum + loaded[i];
+  }
+  return sum;
+}
+
+// Adds the partials of all partitions. A block has blockDim.x columns and 32 threads for each: to
+// load, neighbouring threads have neighbouring columns; to add up, a warp has one column.
+template <class Acc>
+FUSEDOPS_DEVICE void sum_partials(const NormBackward& args, int64_t partitions, int64_t block) {
+  constexpr int32_t kLanes = device::kWarpLanes, kPitch = kLanes + 1;  // avoids bank conflicts
+  FUSEDOPS_SHARED(Pair<Acc>, sums, kMaxFinishCols * kPitch);
+  const int64_t first_column = block * blockDim.x;
+  const int64_t own = first_column + threadIdx.x;
+  Pair<Acc> sum{0, 0};
+  if (own < args.cols) sum = own_share<Acc>(args, partitions, own);
+  sums[threadIdx.x * kPitch + threadIdx.y] = sum;
+  __syncthreads();
+
+  const int32_t thread = threadIdx.y * blockDim.x + threadIdx.x;
+  const int32_t lane = thread % kLanes, warp = thread / kLanes;
+  sum = warp_reduce<Sum>(sums[warp * kPitch + lane], kLanes);
+  const int64_t column = first_column + warp;
+  if (lane != 0 || column >= args.cols) return;
+  if (args.grad_weight.data) store_as(args.grad_weight, column, sum.first);
+  if (args.grad_bias.data) store_as(args.grad_bias, column, sum.second);
+}
+
+template <class Acc>
+FUSEDOPS_KERNEL(kMaxThreads)
+norm_backward_finish(NormBackward args, int64_t partitions) {
+  sum_partials<Acc>(args, partitions, blockIdx.x);
+}
+
+template <class Acc>
+FUSEDOPS_KERNEL(kMaxThreads)
+norm_stack_backward_finish(NormStackBackward stack, int64_t partitions) {
+  const StackBlock at(stack.count);
+  sum_partials<Acc>(stack[at.tensor], partitions, at.block);
+}
+
+}  // namespace fusedops::cuda

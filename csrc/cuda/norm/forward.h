@@ -1,0 +1,465 @@
+// LayerNorm, StdNorm and RMSNorm along rows, of the input or of its sum with a residual, forward.
+//
+// Contract: rows as in args.h; kWidth divides cols; every row, weight and bias is aligned for
+// kWidth elements (16 bytes at most). kAdd says whether there is a residual, and perhaps dropout.
+// _registers: the row stays in registers, blockDim.x * kVectors * kWidth >= cols; blockDim.x
+// threads share a row, and a block has blockDim.y rows. _cluster: the threads of all blocks of a
+// cluster share a row. _partials and _apply: any cols, cut into segments (segments.h); the row is
+// read twice. Workspace: [rows][segments] of NormPartial.
+//
+// Numerics: computed in float (double for double) and rounded once; x = dropout(input) + residual
+// is rounded once before. With m near the mean and d = mean(x - m), mean = m + d,
+// output = ((x - m) - d) * rstd, and the squared deviations sum up to
+// sum((x - m)^2) - sum(x - m) * d. m is the rounded mean, so that a row far from zero loses
+// nothing; RMSNorm has m = d = 0. Each segment has an m and a d of its own, and its sums are moved
+// to the m of the row (Chan, Golub and LeVeque, 1979).
+//
+// Instructions limit 16-bit rows, and two are saved an element. Of vectors in registers m is the
+// mean of every second element: if b is the mean of the others, d = (b - m) / 2 is within a
+// standard deviation, and the squares lose one bit at most. The output is (x - m) * rstd - d *
+// rstd, in one instruction; d * rstd is at most 1, and its error 2^-25.
+//
+// Kind, weight offset, rounding of the normalised value and the dtype of weight and bias are chosen
+// at run time, the same for all threads: each costs a branch a row or a vector. In 16 bits and with
+// narrow vectors the usual options have loops of their own (NormForm), without a third of those
+// instructions.
+//
+// Limits: values above 3e38 / cols overflow the sum, values above 1e19 the squares (rstd = 0), and
+// deviations below 1e-22 count as none.
+#pragma once
+
+#include "cuda/block/cluster.h"
+#include "cuda/block/philox.h"
+#include "cuda/block/reduce.h"
+#include "cuda/block/segments.h"
+#include "cuda/block/tile.h"
+#include "cuda/launch/plan.h"
+#include "cuda/norm/common.h"
+
+namespace fusedops::cuda {
+
+// The options that the end of a row is compiled for: a weight of the rows' dtype alone, or with a
+// bias, neither with an offset nor with rounding of the normalised value; or any.
+enum class NormForm { kWeight, kWeightAndBias, kAny };
+
+template <class W, int kWidth, class Acc>
+FUSEDOPS_DEVICE void load_bias(Acc (&values)[kWidth], const NormForward& args, int64_t column) {
+  const void* const data = args.bias.data;
+  const auto vector = data ? Vec<W, kWidth>::load_cached(static_cast<const W*>(data) + column)
+                           : Vec<W, kWidth>::filled(0);
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) values[j] = vector.at(j);
+}
+
+// The values of a row that are normalised: the input or, with kAdd, its sum with the residual.
+template <class T, bool kAdd>
+class NormInput {
+ public:
+  using Acc = AccumulatorOf<T>;
+
+  // `sum` is where the sum is stored; null where it is not wanted.
+  FUSEDOPS_DEVICE NormInput(const NormForward& args, int64_t row, T* sum)
+      : args_(args),
+        row_(row),
+        input_(row_of<T>(args.input, row)),
+        residual_(row_of<T>(args.residual, row)),
+        sum_(sum),
+        dropout_(args.dropout, row) {}
+
+  // Loads from column `start` on; the row has `cols` columns from there, and zeros count beyond.
+  template <int kThreads = 0, int kWidth, int kVectors>
+  FUSEDOPS_DEVICE void load(Tile<T, kWidth, kVectors>& tile, int64_t start, int32_t cols) const {
+    if constexpr (!kAdd) {
+      tile.template load<kThreads>(input_ + start, cols, 0);
+    } else {
+      // The residual first: a branch of 16 bits is converted as it arrives.
+      tile.template load<kThreads>(residual_ + start, cols, 0);
+      Tile<T, kWidth, kVectors> branch;
+      with_branch<T>(
+          args_.input.dtype, [&](auto type) { load_branch<kThreads>(branch, type, start, cols); });
+      for_vectors<kWidth, kVectors, kThreads>(cols, [&](int i, bool is_inside) {
+        const int64_t column = start + column_of<kWidth, kThreads>(i);
+        if (is_inside) add(tile.vectors[i], branch.vectors[i], column);
+      });
+    }
+  }
+
+ private:
+  template <int kThreads, int kWidth, int kVectors>
+  FUSEDOPS_DEVICE void load_branch(
+      Tile<T, kWidth, kVectors>& branch, T, int64_t start, int32_t cols) const {
+    branch.template load<kThreads>(input_ + start, cols, 0);
+  }
+
+  template <int kThreads, class Narrow, int kWidth, int kVectors>
+  FUSEDOPS_DEVICE void load_branch(
+      Tile<T, kWidth, kVectors>& branch, Narrow, int64_t start, int32_t cols) const {
+    Tile<Narrow, kWidth, kVectors> narrow;
+    narrow.template load<kThreads>(row_of<Narrow>(args_.input, row_) + start, cols, 0);
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      Acc values[kWidth];
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) values[j] = narrow.at(i, j);
+      branch.vectors[i] = Vec<T, kWidth>::rounded(values);
+    }
+  }
+
+  // Replaces a vector of the residual by the sum.
+  template <int kWidth>
+  FUSEDOPS_DEVICE void add(
+      Vec<T, kWidth>& vector, const Vec<T, kWidth>& branch, int64_t column) const {
+    Acc values[kWidth];
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) values[j] = branch.at(j);
+    dropout_.apply(values, static_cast<int32_t>(column));
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) values[j] += vector.at(j);
+    vector = Vec<T, kWidth>::rounded(values);
+    if (sum_) vector.store(sum_ + column);
+  }
+
+  const NormForward& args_;
+  int64_t row_;
+  const T *input_, *residual_;
+  T* sum_;
+  DropoutRow<Acc> dropout_;
+};
+
+// m is the mean of every kBaseStep-th element.
+template <class T, int kWidth>
+inline constexpr int kBaseStep = sizeof(T) == 2 && kWidth > 1 ? 2 : 1;
+
+template <int kCount, class Acc>
+FUSEDOPS_DEVICE Pair<Acc> moments_of(const Acc* values) {
+  Pair<Acc> sums{values[0], values[0] * values[0]};
+#pragma unroll
+  for (int k = 1; k < kCount; ++k) {
+    sums.first += values[k];
+    sums.second = device::fma(values[k], values[k], sums.second);  // not the other product
+  }
+  return sums;
+}
+
+// The sum of squared deviations from the mean, from the sums of x - base and of its square.
+// `mean_offset` is the mean of x - base. Infinity where the squares overflow.
+template <class Acc>
+FUSEDOPS_DEVICE Acc squares_of(Pair<Acc> sums, Acc mean_offset) {
+  // 0 for a constant row: its base is so few ulps off that both sums are exact.
+  const Acc left = device::fma(-sums.first, mean_offset, sums.second);
+  return sums.second == INFINITY ? sums.second : left < Acc(0) ? Acc(0) : left;
+}
+
+template <class Acc>
+struct NormStatistics {
+  Acc base, mean_offset, squares, rstd;  // mean = base + mean_offset
+
+  // `sums` are those of x - base and of its square along a row. rstd is 0 where only the squares
+  // overflow, and NaN in a row with a NaN or with an infinity, which has no mean.
+  FUSEDOPS_DEVICE NormStatistics(const NormForward& args, Acc base, Pair<Acc> sums)
+      : base(base), mean_offset(0) {
+    if (has_mean(args)) mean_offset = mean_of(sums.first, static_cast<Acc>(args.cols));
+    squares = squares_of(sums, mean_offset);
+    rstd = squares == INFINITY ? Acc(0) : rstd_of(args, squares);
+    rstd += mean_offset - mean_offset;  // NaN where mean_offset is not finite
+  }
+
+  FUSEDOPS_DEVICE void save(const NormForward& args, int64_t row) const {
+    if (args.rstd == nullptr) return;
+    if (has_mean(args)) static_cast<Acc*>(args.mean)[row] = base + mean_offset;
+    static_cast<Acc*>(args.rstd)[row] = rstd;
+  }
+};
+
+// One vector of weight and bias, as factors and summands.
+template <NormForm kForm, class T, int kWidth, class Acc>
+FUSEDOPS_DEVICE void load_parameters(
+    Acc (&weight)[kWidth], Acc (&bias)[kWidth], const NormForward& args, int64_t column) {
+  if constexpr (kForm != NormForm::kAny) {
+    const auto factors =
+        Vec<T, kWidth>::load_cached(static_cast<const T*>(args.weight.data) + column);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) weight[j] = factors.at(j), bias[j] = 0;
+    if constexpr (kForm == NormForm::kWeightAndBias) load_bias<T>(bias, args, column);
+  } else if (is_wider<T>(args.weight.data ? args.weight : args.bias)) {
+    load_weight<float>(weight, args, column);
+    load_bias<float>(bias, args, column);
+  } else {
+    load_weight<T>(weight, args, column);
+    load_bias<T>(bias, args, column);
+  }
+}
+
+// Scales, rounds and stores one vector of normalised values.
+template <NormForm kForm, class T, int kWidth, class Acc>
+FUSEDOPS_DEVICE void store_scaled(
+    T* to, const NormForward& args, int64_t column, const Acc (&normalised)[kWidth]) {
+  Acc weight[kWidth], bias[kWidth], result[kWidth];
+  load_parameters<kForm, T>(weight, bias, args, column);
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) result[j] = normalised[j];
+  if (kForm == NormForm::kAny && sizeof(T) == 2 && args.rounds_normalized) {
+    const auto rounded = Vec<T, kWidth>::rounded(result);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) result[j] = rounded.at(j);
+  }
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) result[j] = result[j] * weight[j] + bias[j];
+  store(to, result);
+}
+
+// Subtracts `base` from the values of a tile, and returns the sums of the differences and of their
+// squares. Columns from `cols` on are outside the row, and zeros.
+template <int kThreads = 0, class T, int kWidth, int kVectors, class Acc>
+FUSEDOPS_DEVICE Pair<Acc> centre(
+    Acc (&centred)[kVectors][kWidth], const Tile<T, kWidth, kVectors>& tile, int32_t cols,
+    Acc base) {
+  for_vectors<kWidth, kVectors, kThreads>(cols, [&](int i, bool is_inside) {
+    const Acc own_base = is_inside ? base : Acc(0);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) centred[i][j] = tile.at(i, j) - own_base;
+  });
+  constexpr int kGroup = kIsWide<T, kWidth> ? 1 : vectors_of_group(kVectors);
+  Pair<Acc> moments[kVectors / kGroup];
+#pragma unroll
+  for (int i = 0; i < kVectors; i += kGroup) {
+    moments[i / kGroup] = moments_of<kGroup * kWidth>(centred[i]);
+  }
+  return tree_sum<kVectors / kGroup>(moments);
+}
+
+// Replaces x - base by the normalised values: by one instruction each in 16 bits, but for a row
+// whose elements are all equal, which become exact zeros.
+template <class T, int kWidth, int kVectors, class Acc>
+FUSEDOPS_DEVICE void normalise(
+    Acc (&values)[kVectors][kWidth], const NormStatistics<Acc>& statistics) {
+  const Acc mean_offset = statistics.mean_offset;
+  const bool is_constant = sizeof(T) == 2 && statistics.squares == 0;
+  const Acc rstd = is_constant ? statistics.rstd * Acc(0) : statistics.rstd;  // NaN stays NaN
+#pragma unroll
+  for (int k = 0; k < kVectors * kWidth; ++k) {
+    Acc& value = values[k / kWidth][k % kWidth];
+    value = sizeof(T) == 2 ? device::fma(value, rstd, -mean_offset * rstd)
+                           : (value - mean_offset) * rstd;
+  }
+}
+
+// Scales and stores a row of `cols` columns, which begins at column `start`. Narrow vectors take
+// their parameters from addresses that are kept: computed for each element, they would be a third
+// of its instructions.
+template <NormForm kForm, int kThreads, class T, int kWidth, int kVectors, class Acc>
+FUSEDOPS_DEVICE void store_row(
+    T* output, const NormForward& args, int32_t start, int32_t cols,
+    const Acc (&normalised)[kVectors][kWidth]) {
+  if constexpr (kForm == NormForm::kAny || kIsWide<T, kWidth>) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const int32_t column = column_of<kWidth, kThreads>(i);
+      if (column >= cols) return;
+      store_scaled<kForm>(output + column, args, start + column, normalised[i]);
+    }
+  } else {
+    const int32_t first = start + column_of<kWidth, kThreads>(0);
+    const T* const weight = device::whole(static_cast<const T*>(args.weight.data) + first);
+    const T* const bias = device::whole(static_cast<const T*>(args.bias.data) + first);
+    store_by<kWidth, kVectors, kThreads>(output, cols, [&](int i, int32_t offset, T* to) {
+      const auto factors = Vec<T, kWidth>::load_cached(weight + offset);
+      auto summands = Vec<T, kWidth>{};
+      if (kForm == NormForm::kWeightAndBias) summands = Vec<T, kWidth>::load_cached(bias + offset);
+      Acc result[kWidth];
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        result[j] = normalised[i][j] * factors.at(j) + summands.at(j);
+      }
+      store(to, result);
+    });
+  }
+}
+
+// The same, with the form of the arguments.
+template <int kThreads, class T, int kWidth, int kVectors, class Acc>
+FUSEDOPS_DEVICE void store_row(
+    T* output, const NormForward& args, int32_t start, int32_t cols,
+    const Acc (&normalised)[kVectors][kWidth]) {
+  if constexpr (sizeof(T) == 2 || !kIsWide<T, kWidth>) {
+    const bool is_usual = args.weight.data && !is_wider<T>(args.weight) &&
+        args.weight_offset == 0 && !args.rounds_normalized;
+    if (is_usual && args.bias.data) {
+      return store_row<NormForm::kWeightAndBias, kThreads>(output, args, start, cols, normalised);
+    }
+    if (is_usual) {
+      return store_row<NormForm::kWeight, kThreads>(output, args, start, cols, normalised);
+    }
+  }
+  store_row<NormForm::kAny, kThreads>(output, args, start, cols, normalised);
+}
+
+// The norm of this thread's row, which stays in registers. Statistics are saved first or last, as
+// the kernel needs fewer registers: others would spill on sm_80 and sm_120.
+template <class RowScope, class T, int kWidth, int kVectors, bool kAdd, bool kSavesLast = false>
+FUSEDOPS_DEVICE void norm_row(const NormForward& args, int64_t row) {
+  using Acc = AccumulatorOf<T>;
+  constexpr int kThreads = RowScope::kThreads;
+  RowScope scope;
+  const auto [start, cols] = scope.template own_columns<kWidth * kVectors>(
+      row < args.rows ? static_cast<int32_t>(args.cols) : 0);
+
+  Tile<T, kWidth, kVectors> tile;
+  T* const sum = args.sum.data ? row_of<T>(args.sum, row) : nullptr;
+  NormInput<T, kAdd>(args, row, sum).template load<kThreads>(tile, start, cols);
+  scope.join();
+
+  Acc base = 0, centred[kVectors][kWidth];
+  Pair<Acc> sums{0, 0};
+  if (has_mean(args)) {
+    constexpr int kStep = kBaseStep<T, kWidth>;
+    const Acc inverse_count = device::reciprocal(static_cast<Acc>(args.cols)) * kStep;
+    const Acc sum = tile.template sum<kStep>();
+    // Rounded here: contracted into x - base, it would differ from the base of the statistics.
+    base = device::fma(scope.template reduce<Sum>(sum), inverse_count, Acc(0));
+    sums = scope.template reduce<Sum>(centre<kThreads>(centred, tile, cols, base));
+  } else {
+    const Acc squares = centre<kThreads>(centred, tile, cols, Acc(0)).second;
+    sums.second = scope.template reduce<Sum>(squares);
+  }
+  const NormStatistics<Acc> statistics(args, base, sums);
+
+  T* const output = row_of<T>(args.output, row) + start;
+  const bool saves = row < args.rows && threadIdx.x == 0 && scope.is_first();
+  if (!kSavesLast && saves) statistics.save(args, row);
+  normalise<T>(centred, statistics);
+  store_row<kThreads>(output, args, start, cols, centred);
+  if (kSavesLast && saves) statistics.save(args, row);
+}
+
+template <class T, int kWidth, int kVectors, bool kAdd, int kThreads = 0>
+FUSEDOPS_KERNEL(
+    (kNormThreads<T, kWidth, kWidth * kVectors, kAdd, kThreads>), (kLeastBlocks<T, kWidth>))
+norm_forward_registers(NormForward args, int64_t first_row) {
+  assume_row_threads<kThreads>();
+  norm_row<RowInBlock<kThreads>, T, kWidth, kVectors, kAdd>(args, launch_row(first_row));
+}
+
+template <class T, int kWidth, int kVectors>
+FUSEDOPS_KERNEL((kNormThreads<T, kWidth, kWidth * kVectors, false>), (kLeastBlocks<T, kWidth>))
+norm_stack_registers(NormStack stack) {
+  const StackBlock at(stack.count);
+  norm_row<OneBlock, T, kWidth, kVectors, false, true>(stack[at.tensor], at.row());
+}
+
+template <class T, int kWidth, int kVectors, bool kAdd>
+FUSEDOPS_KERNEL((kClusterThreads<T, kWidth, kWidth * kVectors>), (kLeastBlocks<T, kWidth>))
+norm_forward_cluster(NormForward args, int64_t first_row) {
+  norm_row<ClusterOf<T, kWidth>, T, kWidth, kVectors, kAdd>(args, cluster_row(first_row));
+}
+
+// The moments of a segment, whose mean is base + mean_offset.
+template <class Acc>
+struct NormPartial {
+  Acc base, mean_offset, squares;
+
+  // The sums of x - row_base and of its square along the `cols` columns of the segment.
+  FUSEDOPS_DEVICE Pair<Acc> moments_about(Acc row_base, Acc cols) const {
+    const Acc distance = (base - row_base) + mean_offset, sum = cols * distance;
+    return {sum, device::fma(sum, distance, squares)};
+  }
+};
+
+// The base of a segment is the mean of its first tile, which stays in registers for its moments.
+// With kAdd, a sum that the caller does not want is kept in the output until _apply normalises it.
+template <class T, int kWidth, bool kAdd>
+FUSEDOPS_KERNEL(kSegmentThreads, kSegmentBlocks<T>)
+norm_forward_partials(NormForward args, int64_t first_row, Segments segments) {
+  using Acc = AccumulatorOf<T>;
+  constexpr int kVectors = kLoopVectors<kWidth, (kAdd ? 2 : 1)>;
+  FUSEDOPS_SHARED(Acc, shared_sums, kMaxWarps);
+  FUSEDOPS_SHARED(Pair<Acc>, shared_moments, kMaxWarps);
+  const Segment segment(segments, args.cols, first_row, blockIdx.x);
+  T* const sum = row_of<T>(args.sum.data ? args.sum : args.output, segment.row);
+  const NormInput<T, kAdd> input(args, segment.row, sum);
+
+  Tile<T, kWidth, kVectors> tile;
+  input.load(tile, segment.start, segment.cols);
+  Acc base = 0;
+  if (has_mean(args)) {
+    const auto first_cols =
+        static_cast<Acc>(segment.cols < tile.step() ? segment.cols : tile.step());
+    base = row_reduce<Sum>(tile.sum(), shared_sums) * device::reciprocal(first_cols);
+  }
+
+  Pair<Acc> sums{0, 0};
+  for (int32_t start = 0; start < segment.cols; start += tile.step()) {
+    const int32_t left = segment.cols - start;
+    if (start > 0) input.load(tile, segment.start + start, left);
+    Acc centred[kVectors][kWidth];
+    sums = sums + centre(centred, tile, left, base);
+  }
+  sums = row_reduce<Sum>(sums, shared_moments);
+  if (threadIdx.x != 0) return;
+  const Acc mean = mean_of(sums.first, static_cast<Acc>(segment.cols));
+  const Acc mean_offset = has_mean(args) ? mean : Acc(0);
+  partials_of<NormPartial<Acc>>(args.workspace, segments, segment.row)[segment.index] = {
+      base, mean_offset, squares_of(sums, mean_offset)};
+}
+
+// Merges the segments of a row. The base is the rounded mean of the row.
+template <class Acc>
+FUSEDOPS_DEVICE NormStatistics<Acc> merged_norm(
+    const NormForward& args, Segments segments, int64_t row, Acc* shared_sums,
+    Pair<Acc>* shared_moments) {
+  const auto* const partials = partials_of<NormPartial<Acc>>(args.workspace, segments, row);
+  const auto cols_of = [&](int32_t i) {
+    return static_cast<Acc>(Segment::columns_of(segments, args.cols, i));
+  };
+  Acc base = 0;
+  if (has_mean(args)) {
+    Acc sum = 0;
+    for (int32_t i = threadIdx.x; i < segments.count; i += blockDim.x) {
+      sum += cols_of(i) * (partials[i].base + partials[i].mean_offset);
+    }
+    base = row_reduce<Sum>(sum, shared_sums) * device::reciprocal(static_cast<Acc>(args.cols));
+  }
+  Pair<Acc> sums{0, 0};
+  for (int32_t i = threadIdx.x; i < segments.count; i += blockDim.x) {
+    sums = sums + partials[i].moments_about(base, cols_of(i));
+  }
+  return NormStatistics<Acc>(args, base, row_reduce<Sum>(sums, shared_moments));
+}
+
+// The first tile is loaded while the partials are merged.
+template <class T, int kWidth, bool kAdd>
+FUSEDOPS_KERNEL(kSegmentThreads, kSegmentBlocks<T>)
+norm_forward_apply(NormForward args, int64_t first_row, Segments segments) {
+  using Acc = AccumulatorOf<T>;
+  constexpr int kVectors = kLoopVectors<kWidth, (kAdd ? 2 : 1)>;
+  FUSEDOPS_SHARED(Acc, shared_sums, kMaxWarps);
+  FUSEDOPS_SHARED(Pair<Acc>, shared_moments, kMaxWarps);
+  const Segment segment(segments, args.cols, first_row, backwards(blockIdx.x));
+  T* const output = row_of<T>(args.output, segment.row);
+  const T* const sum = args.sum.data ? row_of<T>(args.sum, segment.row) : output;
+  const T* const input = (kAdd ? sum : row_of<T>(args.input, segment.row)) + segment.start;
+
+  Tile<T, kWidth, kVectors> tile;
+  tile.load(input, segment.cols, 0);
+  const NormStatistics<Acc> statistics =
+      merged_norm(args, segments, segment.row, shared_sums, shared_moments);
+
+  for (int32_t start = 0; start < segment.cols; start += tile.step()) {
+    const int32_t left = segment.cols - start;
+    if (start > 0) tile.load(input + start, left, 0);
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const int32_t column = column_of<kWidth>(i);
+      if (column >= left) continue;
+      const int64_t to = segment.start + start + column;
+      Acc values[1][kWidth];
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) values[0][j] = tile.at(i, j) - statistics.base;
+      normalise<T>(values, statistics);
+      store_scaled<NormForm::kAny>(output + to, args, to, values[0]);
+    }
+  }
+  if (segment.index == 0 && threadIdx.x == 0) statistics.save(args, segment.row);
+}
+
+}  // namespace fusedops::cuda

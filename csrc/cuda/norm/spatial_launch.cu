@@ -1,0 +1,118 @@
+// Host side of LayerNorm and RMSNorm over a dimension that is not the last. The emulator compiles
+// this file too, as C++.
+#include "cuda/launch/launch.h"
+
+#include "cuda/launch/spatial.h"
+#include "cuda/norm/spatial.h"
+
+namespace fusedops::cuda {
+
+// Whether there are kernels for a weight or bias beside an input of that dtype.
+inline bool fits_beside(const ConstColumns& parameter, DType dtype) {
+  const bool is_wider = size_of(dtype) == 2 && parameter.dtype == DType::kFloat32;
+  return parameter.data == nullptr || parameter.dtype == dtype || is_wider;
+}
+
+Status launch(const SpatialNormForward& args, Stream stream) {
+  const DType dtype = args.input.dtype;
+  if (!fits_beside(args.weight, dtype) || !fits_beside(args.bias, dtype)) {
+    return device::kInvalidValue;
+  }
+  const int32_t width = pick_wide_or_single(dtype, args.inner, {args.input, args.output});
+  const SpatialPlan plan =
+      plan_spatial(args.dim_size, args.inner, width, size_of(dtype), 1, device::max_shared_bytes());
+  return with_type(dtype, [&](auto type) {
+    using T = TypeOf<decltype(type)>;
+    return with_wide_or_single<T>(plan.width, [&](auto width) {
+      return with_keep<T>(plan.keep, [&](auto keep) {
+        const auto kernel = &spatial_norm_forward<T, decltype(width)::value, decltype(keep)::value>;
+        return launch_inner_segments(kernel, plan, args, stream);
+      });
+    });
+  });
+}
+
+// The sums of grad_weight and grad_bias: `inner_threads` share kChannels channels, and a block has
+// `channel_threads` times as many. The partitions take turns with the segments of inner columns:
+// enough of them to fill the device with one wave, and at least 64, so that sums over r columns
+// have at most r / 64 additions in a thread. They depend on the sizes alone.
+struct ChannelPlan {
+  int32_t width, inner_threads, channel_threads;
+  int64_t partitions, blocks;
+};
+
+inline int32_t width_of(const SpatialNormBackward& args) {
+  return pick_wide_or_single(
+      args.input.dtype, args.inner, {args.grad_output, args.input, args.grad_input});
+}
+
+inline ChannelPlan plan_channels(const SpatialNormBackward& args, int32_t width) {
+  int32_t inner_threads = 1;
+  while (inner_threads < kChannelThreads && inner_threads * width < args.inner) inner_threads *= 2;
+  const int32_t channel_threads = kChannelThreads / inner_threads;
+  const int64_t groups = ceil_div(args.dim_size, int64_t{channel_threads} * kChannels);
+  const int64_t units = args.outer * ceil_div(args.inner, int64_t{inner_threads} * width);
+  const int64_t wave = ceil_div(4 * kMultiprocessors, groups);
+  const int64_t partitions = std::min(units, std::max(wave, kAccuratePartitions));
+  return {width, inner_threads, channel_threads, partitions, partitions * groups};
+}
+
+inline bool wants_channels(const SpatialNormBackward& args) {
+  return args.grad_weight.data || args.grad_bias.data;
+}
+
+inline Status launch_input(const SpatialNormBackward& args, int32_t width, Stream stream) {
+  const DType dtype = args.input.dtype;
+  const SpatialPlan plan =
+      plan_spatial(args.dim_size, args.inner, width, size_of(dtype), 2, device::max_shared_bytes());
+  return with_type(dtype, [&](auto type) {
+    using T = TypeOf<decltype(type)>;
+    return with_wide_or_single<T>(plan.width, [&](auto width) {
+      return with_keep<T>(plan.keep, [&](auto keep) {
+        const auto kernel =
+            &spatial_norm_backward<T, decltype(width)::value, decltype(keep)::value>;
+        return launch_inner_segments(kernel, plan, args, stream);
+      });
+    });
+  });
+}
+
+template <class T>
+Status launch_channels(const SpatialNormBackward& args, const ChannelPlan& plan, Stream stream) {
+  const Status status = with_wide_or_single<T>(plan.width, [&](auto width) {
+    const auto kernel = &spatial_norm_channel_sums<T, decltype(width)::value>;
+    const dim3 threads(plan.inner_threads, plan.channel_threads);
+    return device::launch(kernel, plan.blocks, threads, stream, args, plan.partitions);
+  });
+  if (status != device::kSuccess) return status;
+  NormBackward sums{};
+  sums.grad_weight = args.grad_weight;
+  sums.grad_bias = args.grad_bias;
+  sums.workspace = args.workspace;
+  sums.cols = args.dim_size;
+  const int32_t cols = finish_cols(args.dim_size);
+  return device::launch(
+      &norm_backward_finish<AccumulatorOf<T>>, ceil_div(args.dim_size, cols),
+      dim3(cols, device::kWarpLanes), stream, sums, plan.partitions);
+}
+
+int64_t workspace_bytes(const SpatialNormBackward& args) {
+  if (!wants_channels(args)) return 0;
+  const ChannelPlan plan = plan_channels(args, width_of(args));
+  return 2 * plan.partitions * args.dim_size * accumulator_bytes(args.input.dtype);
+}
+
+Status launch(const SpatialNormBackward& args, Stream stream) {
+  if (!fits_beside(args.weight, args.input.dtype)) return device::kInvalidValue;
+  if (workspace_bytes(args) > 0 && !args.workspace) return device::kInvalidValue;
+  const int32_t width = width_of(args);
+  Status status = device::kSuccess;
+  if (args.grad_input.data) status = launch_input(args, width, stream);
+  if (!wants_channels(args) || status != device::kSuccess) return status;
+  return with_type(args.input.dtype, [&](auto type) {
+    using T = TypeOf<decltype(type)>;
+    return launch_channels<T>(args, plan_channels(args, width), stream);
+  });
+}
+
+}  // namespace fusedops::cuda

@@ -1,0 +1,348 @@
+// softmax and log_softmax along rows, forward and backward.
+//
+// Contract: rows as in args.h; kWidth divides cols and every row is aligned for kWidth elements.
+// _registers: the row stays in registers, blockDim.x * kVectors * kWidth >= cols; blockDim.x
+// threads share a row, and a block has blockDim.y rows. _cluster: the threads of all blocks of a
+// cluster share a row. _partials and _apply: any cols, cut into segments (segments.h); the row is
+// read twice. Workspace: [rows][segments] partials, forward a segment's maximum and its sum of
+// exponentials, backward a sum alone.
+//
+// Numerics: computed in float (double for double) and rounded once. The maximum is subtracted
+// before anything is multiplied by log2(e), so that a row of finfo.min does not overflow. A row
+// with NaN or +inf, or of nothing but -inf, becomes NaN as a whole; -inf beside finite values
+// becomes 0, or -inf for the logarithm.
+//
+// Whether the logarithm is wanted is known at run time: that costs one select an element, and saves
+// half the kernels.
+#pragma once
+
+#include "cuda/block/cluster.h"
+#include "cuda/block/reduce.h"
+#include "cuda/block/segments.h"
+#include "cuda/block/tile.h"
+#include "cuda/launch/plan.h"
+
+namespace fusedops::cuda {
+
+// e^x to the precision of `Out`. Floats get expf (1 ulp). For 16 bits one ex2 is enough: its error,
+// at most 2^-17 of values above 1e-30, is far below half an ulp of the output.
+template <class Out, class Acc>
+FUSEDOPS_DEVICE Acc exponential(Acc x) {
+  constexpr float kLog2E = 1.44269504f;
+  if constexpr (sizeof(Out) == 2) {
+    return device::fast_exp2(x * kLog2E);
+  } else {
+    return device::exp(x);
+  }
+}
+
+// The maximum to subtract from values which may all be -inf: their exponentials are then 0, not
+// NaN.
+template <class Acc>
+FUSEDOPS_DEVICE Acc finite_or_zero(Acc max) {
+  return max == -INFINITY ? Acc(0) : max;
+}
+
+// The last step, once the sum of a row is known: value * scale + offset.
+template <class Acc>
+struct Affine {
+  Acc scale, offset;
+
+  FUSEDOPS_DEVICE Affine(bool log, Acc sum)
+      : scale(log ? Acc(1) : device::reciprocal(sum)), offset(log ? -device::log(sum) : Acc(0)) {}
+};
+
+// `values` are exponentials or, for the logarithm, x - max.
+template <class Out, int kWidth, class Acc>
+FUSEDOPS_DEVICE void store_normalised(Out* to, const Acc (&values)[kWidth], Affine<Acc> affine) {
+  Acc result[kWidth];
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) result[j] = values[j] * affine.scale + affine.offset;
+  store(to, result);
+}
+
+// The softmax of this thread's row, which stays in registers.
+template <class RowScope, class In, class Out, int kWidth, int kVectors>
+FUSEDOPS_DEVICE void softmax_row(const SoftmaxForward& args, int64_t row) {
+  using Acc = AccumulatorOf<Out>;
+  constexpr int kThreads = RowScope::kThreads;
+  RowScope scope;
+  const auto [start, cols] = scope.template own_columns<kWidth * kVectors>(
+      row < args.rows ? static_cast<int32_t>(args.cols) : 0);
+
+  Tile<In, kWidth, kVectors> tile;
+  tile.template load<kThreads>(row_of<In>(args.input, row) + start, cols, -INFINITY);
+  scope.join();
+
+  const Acc largest = scope.template reduce<Max>(tile.max());
+
+  Acc values[kVectors][kWidth], sums[kVectors];
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    Acc exponentials[kWidth];
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) {
+      const Acc shifted = tile.at(i, j) - largest;
+      exponentials[j] = exponential<Out>(shifted);
+      values[i][j] = args.log ? shifted : exponentials[j];
+    }
+    sums[i] = tree_sum<kWidth>(exponentials);
+  }
+  const Acc sum = scope.template reduce<Sum>(tree_sum<kVectors>(sums));
+  const Affine<Acc> affine(args.log, sum);
+
+  store_by<kWidth, kVectors, kThreads>(
+      row_of<Out>(args.output, row) + start, cols,
+      [&](int i, int32_t, Out* to) { store_normalised(to, values[i], affine); });
+}
+
+template <class In, class Out, int kWidth, int kVectors, int kThreads = 0>
+FUSEDOPS_KERNEL((kSoftmaxThreads<In, kWidth, kWidth * kVectors, kThreads>))
+softmax_forward_registers(SoftmaxForward args, int64_t first_row) {
+  assume_row_threads<kThreads>();
+  softmax_row<RowInBlock<kThreads>, In, Out, kWidth, kVectors>(args, launch_row(first_row));
+}
+
+template <class T, int kWidth, int kVectors>
+FUSEDOPS_KERNEL((kSoftmaxThreads<T, kWidth, kWidth * kVectors>))
+softmax_stack_registers(SoftmaxStack stack) {
+  const StackBlock at(stack.count);
+  softmax_row<OneBlock, T, T, kWidth, kVectors>(stack[at.tensor], at.row());
+}
+
+template <class In, class Out, int kWidth, int kVectors>
+FUSEDOPS_KERNEL((kClusterThreads<In, kWidth, kWidth * kVectors>))
+softmax_forward_cluster(SoftmaxForward args, int64_t first_row) {
+  softmax_row<ClusterOf<In, kWidth>, In, Out, kWidth, kVectors>(args, cluster_row(first_row));
+}
+
+// The sum of a thread or segment that is all -inf stays 0, so that the rest of the row is right.
+template <class In, class Out, int kWidth>
+FUSEDOPS_KERNEL(kSegmentThreads, kSegmentBlocks<In>)
+softmax_forward_partials(SoftmaxForward args, int64_t first_row, Segments segments) {
+  using Acc = AccumulatorOf<Out>;
+  constexpr int kVectors = kLoopVectors<kWidth, 1>;
+  FUSEDOPS_SHARED(Acc, shared_max, kMaxWarps);
+  FUSEDOPS_SHARED(Acc, shared_sums, kMaxWarps);
+  const Segment segment(segments, args.cols, first_row, blockIdx.x);
+  const In* const input = row_of<In>(args.input, segment.row) + segment.start;
+
+  Tile<In, kWidth, kVectors> tile;
+  Acc largest = -INFINITY, sum = 0;
+  for (int32_t start = 0; start < segment.cols; start += tile.step()) {
+    tile.load(input + start, segment.cols - start, -INFINITY);
+    const Acc larger = device::maximum(largest, tile.max());
+    const Acc shift = finite_or_zero(larger);
+    Acc exponentials[kVectors * kWidth];
+#pragma unroll
+    for (int k = 0; k < kVectors * kWidth; ++k) {
+      exponentials[k] = exponential<Out>(tile.at(k / kWidth, k % kWidth) - shift);
+    }
+    sum = sum * exponential<Out>(largest - shift) + tree_sum<kVectors * kWidth>(exponentials);
+    largest = larger;
+  }
+  const Acc segment_largest = row_reduce<Max>(largest, shared_max);
+  sum = row_reduce<Sum>(
+      sum * exponential<Out>(largest - finite_or_zero(segment_largest)), shared_sums);
+  if (threadIdx.x == 0) {
+    partials_of<Pair<Acc>>(args.workspace, segments, segment.row)[segment.index] = {
+        segment_largest, sum};
+  }
+}
+
+// The maximum and the sum of a row from its segments. All blocks add in the same order.
+template <class Out, class Acc>
+FUSEDOPS_DEVICE Pair<Acc> merged_softmax(
+    const Pair<Acc>* partials, int32_t count, Acc* shared_max, Acc* shared_sums) {
+  Acc largest = -INFINITY, sum = 0;
+  for (int32_t i = threadIdx.x; i < count; i += blockDim.x) {
+    largest = device::maximum(largest, partials[i].first);
+  }
+  largest = row_reduce<Max>(largest, shared_max);
+  for (int32_t i = threadIdx.x; i < count; i += blockDim.x) {
+    sum += partials[i].second * exponential<Out>(partials[i].first - finite_or_zero(largest));
+  }
+  return {largest, row_reduce<Sum>(sum, shared_sums)};
+}
+
+// The first tile is loaded while the partials are merged.
+template <class In, class Out, int kWidth>
+FUSEDOPS_KERNEL(kSegmentThreads, kSegmentBlocks<In>)
+softmax_forward_apply(SoftmaxForward args, int64_t first_row, Segments segments) {
+  using Acc = AccumulatorOf<Out>;
+  constexpr int kVectors = kLoopVectors<kWidth, 1>;
+  FUSEDOPS_SHARED(Acc, shared_max, kMaxWarps);
+  FUSEDOPS_SHARED(Acc, shared_sums, kMaxWarps);
+  const Segment segment(segments, args.cols, first_row, backwards(blockIdx.x));
+  const In* const input = row_of<In>(args.input, segment.row) + segment.start;
+  Out* const output = row_of<Out>(args.output, segment.row) + segment.start;
+
+  Tile<In, kWidth, kVectors> tile;
+  tile.load(input, segment.cols, -INFINITY);
+  const auto* const partials = partials_of<Pair<Acc>>(args.workspace, segments, segment.row);
+  const auto [largest, sum] =
+      merged_softmax<Out>(partials, segments.count, shared_max, shared_sums);
+  const Affine<Acc> affine(args.log, sum);
+
+  for (int32_t start = 0; start < segment.cols; start += tile.step()) {
+    const int32_t left = segment.cols - start;
+    if (start > 0) tile.load(input + start, left, -INFINITY);
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      Acc values[kWidth];
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        const Acc shifted = tile.at(i, j) - largest;
+        values[j] = args.log ? shifted : exponential<Out>(shifted);
+      }
+      const int32_t column = column_of<kWidth>(i);
+      if (column < left) store_normalised(output + start + column, values, affine);
+    }
+  }
+}
+
+// One vector of the backward pass. `probability` is the output or, for the logarithm, its
+// exponential.
+template <class Out, class T, int kWidth>
+struct SoftmaxGradient {
+  using Acc = AccumulatorOf<T>;
+  Acc grad[kWidth], probability[kWidth];
+  bool log;
+
+  FUSEDOPS_DEVICE SoftmaxGradient(
+      const Vec<T, kWidth>& grad_output, const Vec<T, kWidth>& output, bool log)
+      : log(log) {
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) {
+      grad[j] = grad_output.at(j);
+      const Acc value = output.at(j);
+      probability[j] = log ? exponential<Out>(value) : value;
+    }
+  }
+
+  // The summand of element j in the sum of its row.
+  FUSEDOPS_DEVICE Acc term(int j) const { return grad[j] * (log ? Acc(1) : probability[j]); }
+
+  FUSEDOPS_DEVICE Acc sum() const {
+    Acc sum = 0;
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) sum += term(j);
+    return sum;
+  }
+
+  FUSEDOPS_DEVICE Acc result(int j, Acc sum) const {
+    return log ? grad[j] - probability[j] * sum : probability[j] * (grad[j] - sum);
+  }
+
+  FUSEDOPS_DEVICE void store_to(Out* to, Acc sum) const {
+    Acc results[kWidth];
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) results[j] = result(j, sum);
+    store(to, results);
+  }
+};
+
+// Out is the type of grad_input, T that of grad_output and output.
+template <class RowScope, class T, class Out, int kWidth, int kVectors>
+FUSEDOPS_DEVICE void softmax_gradient_row(const SoftmaxBackward& args, int64_t row) {
+  using Acc = AccumulatorOf<T>;
+  using Gradient = SoftmaxGradient<Out, T, kWidth>;
+  constexpr int kThreads = RowScope::kThreads;
+  RowScope scope;
+  const auto [start, cols] = scope.template own_columns<kWidth * kVectors>(
+      row < args.rows ? static_cast<int32_t>(args.cols) : 0);
+
+  Tile<T, kWidth, kVectors> grads, outputs;
+  grads.template load<kThreads>(row_of<T>(args.grad_output, row) + start, cols, 0);
+  outputs.template load<kThreads>(row_of<T>(args.output, row) + start, cols, 0);
+  scope.join();
+
+  Acc sums[kVectors];
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    sums[i] = Gradient(grads.vectors[i], outputs.vectors[i], args.log).sum();
+  }
+  const Acc sum = scope.template reduce<Sum>(tree_sum<kVectors>(sums));
+
+  store_by<kWidth, kVectors, kThreads>(
+      row_of<Out>(args.grad_input, row) + start, cols, [&](int i, int32_t, Out* to) {
+        Gradient(grads.vectors[i], outputs.vectors[i], args.log).store_to(to, sum);
+      });
+}
+
+template <class T, class Out, int kWidth, int kVectors, int kThreads = 0>
+FUSEDOPS_KERNEL((kSoftmaxBackwardThreads<T, kWidth, kThreads>), (kLeastBlocks<T, kWidth>))
+softmax_backward_registers(SoftmaxBackward args, int64_t first_row) {
+  assume_row_threads<kThreads>();
+  softmax_gradient_row<RowInBlock<kThreads>, T, Out, kWidth, kVectors>(args, launch_row(first_row));
+}
+
+template <class T, class Out, int kWidth, int kVectors>
+FUSEDOPS_KERNEL(kMaxThreads)
+softmax_backward_cluster(SoftmaxBackward args, int64_t first_row) {
+  softmax_gradient_row<ClusterOf<T, kWidth>, T, Out, kWidth, kVectors>(
+      args, cluster_row(first_row));
+}
+
+template <class T, class Out, int kWidth>
+FUSEDOPS_KERNEL(kSegmentThreads, kSegmentBlocks<T>)
+softmax_backward_partials(SoftmaxBackward args, int64_t first_row, Segments segments) {
+  using Acc = AccumulatorOf<T>;
+  using Gradient = SoftmaxGradient<Out, T, kWidth>;
+  constexpr int kVectors = kLoopVectors<kWidth, 2>;
+  FUSEDOPS_SHARED(Acc, shared_sums, kMaxWarps);
+  const Segment segment(segments, args.cols, first_row, blockIdx.x);
+  const T* const grad_output = row_of<T>(args.grad_output, segment.row) + segment.start;
+  const T* const output = row_of<T>(args.output, segment.row) + segment.start;
+
+  Tile<T, kWidth, kVectors> grads, outputs;
+  Acc sum = 0;
+  for (int32_t start = 0; start < segment.cols; start += grads.step()) {
+    grads.load(grad_output + start, segment.cols - start, 0);
+    outputs.load(output + start, segment.cols - start, 0);
+    Acc sums[kVectors];
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      sums[i] = Gradient(grads.vectors[i], outputs.vectors[i], args.log).sum();
+    }
+    sum += tree_sum<kVectors>(sums);
+  }
+  sum = row_reduce<Sum>(sum, shared_sums);
+  if (threadIdx.x == 0)
+    partials_of<Acc>(args.workspace, segments, segment.row)[segment.index] = sum;
+}
+
+template <class T, class Out, int kWidth>
+FUSEDOPS_KERNEL(kSegmentThreads, kSegmentBlocks<T>)
+softmax_backward_apply(SoftmaxBackward args, int64_t first_row, Segments segments) {
+  using Acc = AccumulatorOf<T>;
+  using Gradient = SoftmaxGradient<Out, T, kWidth>;
+  constexpr int kVectors = kLoopVectors<kWidth, 2>;
+  FUSEDOPS_SHARED(Acc, shared_sums, kMaxWarps);
+  const Segment segment(segments, args.cols, first_row, backwards(blockIdx.x));
+  const T* const grad_output = row_of<T>(args.grad_output, segment.row) + segment.start;
+  const T* const output = row_of<T>(args.output, segment.row) + segment.start;
+  Out* const grad_input = row_of<Out>(args.grad_input, segment.row) + segment.start;
+
+  Tile<T, kWidth, kVectors> grads, outputs;
+  grads.load(grad_output, segment.cols, 0);
+  outputs.load(output, segment.cols, 0);
+  const auto* const partials = partials_of<Acc>(args.workspace, segments, segment.row);
+  const Acc sum = row_reduce<Sum>(sum_of(partials, segments.count), shared_sums);
+
+  for (int32_t start = 0; start < segment.cols; start += grads.step()) {
+    const int32_t left = segment.cols - start;
+    if (start > 0) {
+      grads.load(grad_output + start, left, 0);
+      outputs.load(output + start, left, 0);
+    }
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const int32_t column = column_of<kWidth>(i);
+      const Gradient gradient(grads.vectors[i], outputs.vectors[i], args.log);
+      if (column < left) gradient.store_to(grad_input + start + column, sum);
+    }
+  }
+}
+
+}  // namespace fusedops::cuda

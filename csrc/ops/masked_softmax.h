@@ -1,0 +1,698 @@
+// masked_softmax with and without dropout, forward and backward: checks tensors, passes rows and
+// operands to the launcher, and returns tensors.
+#pragma once
+
+#include <cmath>
+#include <tuple>
+
+#include "ops/dropout.h"
+#include "ops/softmax.h"
+
+namespace fusedops {
+
+// The arguments that define the scores, common to all ops of the family.
+struct MaskedSoftmaxOptions {
+  const char* op;
+  double scale;
+  bool causal;
+  int64_t diagonal;
+  std::optional<int64_t> lower_diagonal;
+  // nullopt stands for -inf: AOTInductor writes arguments as JSON, which has no infinity.
+  std::optional<double> mask_value = 0;
+  bool zero_masked_rows = false;
+  std::optional<double> softcap = std::nullopt;
+
+  double filled_value() const {
+    return mask_value.value_or(-std::numeric_limits<double>::infinity());
+  }
+};
+
+// --- checks -------------------------------------------------------------------------------------
+
+// Checks the options against `input`, whose last dimension is the softmax's.
+inline void check_options(const MaskedSoftmaxOptions& options, const Tensor& input) {
+  const char* op = options.op;
+  FUSEDOPS_CHECK(input.dim() > 0, op, ": input has no dimension, wanted at least one");
+  FUSEDOPS_CHECK(
+      !options.causal || input.dim() > 1, op,
+      ": causal needs queries and keys, the last two dimensions; input has shape ",
+      list_text(input.sizes()));
+  FUSEDOPS_CHECK(
+      !options.lower_diagonal || input.dim() > 1, op,
+      ": lower_diagonal needs queries and keys, the last two dimensions; input has shape ",
+      list_text(input.sizes()));
+  check_cols(op, input.sizes()[input.dim() - 1]);
+  FUSEDOPS_CHECK(!std::isnan(options.scale), op, ": scale is NaN, wanted a number");
+}
+
+inline bool broadcasts_to(SizesView own, SizesView sizes) {
+  bool fits = own.size() <= sizes.size();
+  for (size_t i = 1; i <= own.size() && fits; ++i) {
+    const int64_t size = own[own.size() - i];
+    fits = size == sizes[sizes.size() - i] || size == 1;
+  }
+  return fits;
+}
+
+// Checks that a mask or bias broadcasts to `input`.
+inline void check_operand(
+    const char* op, const char* name, const Tensor& operand, const Tensor& input) {
+  check_device(op, name, operand, {"input", input});
+  FUSEDOPS_CHECK(
+      broadcasts_to(operand.sizes(), input.sizes()), op, ": ", name, " has shape ",
+      list_text(operand.sizes()), ", wanted one that broadcasts to ", list_text(input.sizes()),
+      ", input's shape");
+}
+
+// The sizes of a tensor with one value for each row of `input`.
+inline SizesView row_sizes(const Tensor& input) {
+  const SizesView sizes = input.sizes();
+  return {sizes.data(), sizes.size() - 1};
+}
+
+// Checks that an operand with a value for each row broadcasts to the rows of `input`.
+inline void check_row_operand(
+    const char* op, const char* name, const Tensor& operand, const Tensor& input) {
+  check_device(op, name, operand, {"input", input});
+  const SizesView rows = row_sizes(input);
+  FUSEDOPS_CHECK(
+      broadcasts_to(operand.sizes(), rows), op, ": ", name, " has shape ",
+      list_text(operand.sizes()), ", wanted one that broadcasts to ", list_text(rows),
+      ", input's shape without its last dimension");
+}
+
+inline void check_bound(
+    const char* op, const char* name, const std::optional<Tensor>& bound, const Tensor& input) {
+  if (!bound) return;
+  const ScalarType dtype = dtype_of(*bound);
+  FUSEDOPS_CHECK(
+      dtype == ScalarType::Int || dtype == ScalarType::Long, op, ": ", name, " is ",
+      dtype_text(*bound), ", wanted torch.int32 or torch.int64, a column for each row; convert it");
+  check_row_operand(op, name, *bound, input);
+}
+
+inline void check_mask(const char* op, const std::optional<Tensor>& mask, const Tensor& input) {
+  if (!mask) return;
+  FUSEDOPS_CHECK(
+      dtype_of(*mask) == ScalarType::Bool || is_supported(dtype_of(*mask)), op, ": mask is ",
+      dtype_text(*mask),
+      ", wanted torch.bool (True where visible) or a floating dtype (added); convert it, as in "
+      "mask != 0");
+  check_operand(op, "mask", *mask, input);
+}
+
+inline void check_bias(const char* op, const std::optional<Tensor>& bias, const Tensor& input) {
+  if (!bias) return;
+  check_dtype_of(op, "bias", *bias);
+  check_operand(op, "bias", *bias, input);
+}
+
+// A value outside the range of the compute type would silently become an infinity.
+inline void check_mask_value(const char* op, double value, ScalarType computed) {
+  FUSEDOPS_CHECK(!std::isnan(value), op, ": mask_value is NaN, wanted a number");
+  const bool fits = computed == ScalarType::Double || std::isinf(value) ||
+      std::abs(value) <= std::numeric_limits<float>::max();
+  FUSEDOPS_CHECK(
+      fits, op, ": mask_value is ", value, ", beyond float32, which ", dtype_name(computed),
+      " is computed in; wanted -inf or at least ", std::numeric_limits<float>::lowest());
+}
+
+// Scores are multiplied by the cap's reciprocal in the compute type, so both are normal numbers.
+inline void check_softcap(const char* op, std::optional<double> softcap, ScalarType computed) {
+  if (!softcap) return;
+  const double least = computed == ScalarType::Double ? std::numeric_limits<double>::min()
+                                                      : std::numeric_limits<float>::min();
+  FUSEDOPS_CHECK(
+      *softcap >= least && *softcap <= 1 / least, op, ": softcap is ", *softcap,
+      ", wanted a finite number above 0, for ", dtype_name(computed), " from ", least, " to ",
+      1 / least, "; leave it out for no cap");
+}
+
+// The tensors that hide columns. In a backward, only a bool mask matters.
+struct HidingOperands {
+  std::optional<Tensor> mask, start, end;
+
+  bool may_overlap(const Tensor& written) const {
+    const auto reads = [&](const std::optional<Tensor>& operand) {
+      return operand && fusedops::may_overlap(*operand, written);
+    };
+    return reads(mask) || reads(start) || reads(end);
+  }
+};
+
+inline void check_hiding(const char* op, const HidingOperands& given, const Tensor& input) {
+  check_mask(op, given.mask, input);
+  check_bound(op, "start", given.start, input);
+  check_bound(op, "end", given.end, input);
+}
+
+inline void check_sinks(const char* op, const std::optional<Tensor>& sinks, const Tensor& input) {
+  if (!sinks) return;
+  check_dtype_of(op, "sinks", *sinks);
+  check_row_operand(op, "sinks", *sinks, input);
+}
+
+struct MaskedSoftmaxInputs {
+  Tensor input;
+  HidingOperands hiding;
+  std::optional<Tensor> bias, sinks;
+
+  bool may_overlap(const Tensor& written) const {
+    return hiding.may_overlap(written) || (bias && fusedops::may_overlap(*bias, written)) ||
+        (sinks && fusedops::may_overlap(*sinks, written));
+  }
+};
+
+inline void check_masked_softmax(
+    const MaskedSoftmaxOptions& options, const MaskedSoftmaxInputs& given, ScalarType computed) {
+  check_options(options, given.input);
+  check_hiding(options.op, given.hiding, given.input);
+  check_bias(options.op, given.bias, given.input);
+  check_sinks(options.op, given.sinks, given.input);
+  check_mask_value(options.op, options.filled_value(), computed);
+  check_softcap(options.op, options.softcap, computed);
+}
+
+struct MaskedSoftmaxGradients {
+  Tensor grad_output, probabilities;
+  HidingOperands hiding;
+};
+
+inline void check_masked_softmax_backward(
+    const MaskedSoftmaxOptions& options, const MaskedSoftmaxGradients& given) {
+  const char* op = options.op;
+  check_dtype_of(op, "probabilities", given.probabilities);
+  check_like(op, "grad_output", given.grad_output, {"probabilities", given.probabilities});
+  check_options(options, given.probabilities);
+  check_hiding(op, given.hiding, given.probabilities);
+}
+
+// --- operands -----------------------------------------------------------------------------------
+
+// The strides of a mask or bias in the dimensions of the input; 0 where it is broadcast.
+inline Sizes broadcast_strides(const Tensor& operand, int64_t rank) {
+  Sizes strides(rank, 0);
+  const int64_t missing = rank - operand.dim();
+  for (int64_t d = missing; d < rank; ++d) {
+    if (operand.sizes()[d - missing] > 1) strides[d] = operand.strides()[d - missing];
+  }
+  return strides;
+}
+
+// A mask or bias that kernels can read: in a dtype that they support, with the values of a row
+// adjacent or equal.
+class PreparedOperand {
+ public:
+  Sizes strides;
+
+  PreparedOperand(
+      const char* op, const std::optional<Tensor>& given, const Tensor& input, ScalarType computed)
+      : op_(op) {
+    const int64_t rank = input.dim();
+    strides = Sizes(rank, 0);
+    if (!given) return;
+    is_bool_ = dtype_of(*given) == ScalarType::Bool;
+    tensor_ =
+        is_bool_ ? *given : convert(op, *given, kernel_operand_dtype(*given, input, computed));
+    strides = broadcast_strides(*tensor_, rank);
+    if (strides.back() > 1) {
+      tensor_ = as_contiguous(op, *tensor_);
+      strides = broadcast_strides(*tensor_, rank);
+    }
+  }
+
+  // Stores the operand with one value for every element of `sizes`.
+  void materialize(SizesView sizes) {
+    if (!tensor_) return;
+    tensor_ = as_contiguous(op_, expand(*tensor_, sizes));
+    strides = broadcast_strides(*tensor_, static_cast<int64_t>(sizes.size()));
+  }
+
+  Operand operand() const {
+    if (!tensor_) return {};
+    const DType dtype = is_bool_ ? DType::kFloat32 : kernel_dtype(dtype_of(*tensor_));
+    return {tensor_->const_data_ptr(), {}, static_cast<int32_t>(strides.back()), is_bool_, dtype};
+  }
+
+ private:
+  // The input's dtype if the operand has it too. Otherwise float32, or float64 if that is the
+  // compute type.
+  static ScalarType kernel_operand_dtype(
+      const Tensor& operand, const Tensor& input, ScalarType computed) {
+    if (computed == ScalarType::Double) return ScalarType::Double;
+    return dtype_of(operand) == dtype_of(input) ? dtype_of(input) : ScalarType::Float;
+  }
+
+  const char* op_;
+  std::optional<Tensor> tensor_;
+  bool is_bool_ = false;
+};
+
+// An operand with one value for each row, which kernels can read with any strides.
+class PreparedRowOperand {
+ public:
+  Sizes strides;
+
+  PreparedRowOperand(const char* op, const std::optional<Tensor>& given, int64_t row_rank)
+      : op_(op), tensor_(given) {
+    strides = given ? broadcast_strides(*given, row_rank) : Sizes(row_rank, 0);
+  }
+
+  // Stores the operand with one value for each of the rows of `sizes`.
+  void materialize(SizesView sizes) {
+    if (!tensor_) return;
+    tensor_ = as_contiguous(op_, expand(*tensor_, sizes));
+    strides = broadcast_strides(*tensor_, static_cast<int64_t>(sizes.size()));
+  }
+
+  RowBound bound() const {
+    if (!tensor_) return {};
+    return {tensor_->const_data_ptr(), {}, dtype_of(*tensor_) == ScalarType::Long};
+  }
+
+  RowValues values() const { return {tensor_ ? tensor_->const_data_ptr() : nullptr, {}}; }
+
+ private:
+  const char* op_;
+  std::optional<Tensor> tensor_;
+};
+
+// The leading dimensions of `all`, merged where possible: neighbouring dimensions become one if
+// every operand steps through them evenly.
+template <size_t kOperands>
+struct MergedDims {
+  using Strides = std::array<const Sizes*, kOperands>;
+  Sizes sizes;
+  std::array<Sizes, kOperands> strides;  // of each operand
+
+  MergedDims(SizesView all, const Strides& given) {
+    for (size_t d = 0; d + 1 < all.size(); ++d) {
+      if (all[d] == 1) continue;
+      bool merges = !sizes.empty();
+      for (size_t k = 0; k < kOperands; ++k) {
+        merges = merges && strides[k].back() == (*given[k])[d] * all[d];
+      }
+      if (merges) {
+        sizes.back() *= all[d];
+        for (size_t k = 0; k < kOperands; ++k) strides[k].back() = (*given[k])[d];
+      } else {
+        sizes.push_back(all[d]);
+        for (size_t k = 0; k < kOperands; ++k) strides[k].push_back((*given[k])[d]);
+      }
+    }
+  }
+};
+
+// The scores' operands and intervals for the kernels. Owns the memory to which `scores` points.
+class PreparedScores {
+ public:
+  Scores scores = {};
+
+  PreparedScores(
+      const MaskedSoftmaxOptions& options, const Tensor& input, ScalarType computed,
+      const HidingOperands& hiding, const std::optional<Tensor>& bias = std::nullopt,
+      const std::optional<Tensor>& sinks = std::nullopt)
+      : mask_(options.op, hiding.mask, input, computed),
+        bias_(options.op, bias, input, computed),
+        start_(options.op, hiding.start, input.dim() - 1),
+        end_(options.op, hiding.end, input.dim() - 1),
+        sinks_(options.op, as_statistics(options.op, sinks, computed), input.dim() - 1) {
+    const SizesView sizes = input.sizes();
+    const Dims dims = merged(input);
+    scores.mask = mask_.operand();
+    scores.bias = bias_.operand();
+    scores.start = start_.bound();
+    scores.end = end_.bound();
+    scores.sinks = sinks_.values();
+    scores.dims.count = static_cast<int32_t>(dims.sizes.size());
+    for (size_t i = 0; i < dims.sizes.size(); ++i) {
+      scores.dims.sizes[i] = dims.sizes[i];
+      scores.mask.strides[i] = dims.strides[0][i];
+      scores.bias.strides[i] = dims.strides[1][i];
+      scores.start.strides[i] = dims.strides[2][i];
+      scores.end.strides[i] = dims.strides[3][i];
+      scores.sinks.strides[i] = dims.strides[4][i];
+    }
+    scores.causal = causal_of(options, sizes);
+    scores.scale = options.scale;
+    scores.mask_value = options.filled_value();
+    scores.softcap = options.softcap.value_or(0);
+  }
+
+ private:
+  using Dims = MergedDims<5>;
+
+  static std::optional<Tensor> as_statistics(
+      const char* op, const std::optional<Tensor>& given, ScalarType computed) {
+    if (!given) return std::nullopt;
+    return convert(op, *given, statistics_dtype(computed));
+  }
+
+  Dims merged(const Tensor& input) {
+    const auto dims = [&] {
+      return Dims(
+          input.sizes(),
+          {&mask_.strides, &bias_.strides, &start_.strides, &end_.strides, &sinks_.strides});
+    };
+    if (const Dims own = dims(); own.sizes.size() <= kMaxRowDims) return own;
+    mask_.materialize(input.sizes());
+    bias_.materialize(input.sizes());
+    start_.materialize(row_sizes(input));
+    end_.materialize(row_sizes(input));
+    sinks_.materialize(row_sizes(input));
+    return dims();
+  }
+
+  static Causal causal_of(const MaskedSoftmaxOptions& options, SizesView sizes) {
+    const int64_t queries = sizes.size() > 1 ? sizes[sizes.size() - 2] : 1;
+    // Beyond these bounds a diagonal changes nothing; clamping keeps its sum with a row's number in
+    // range.
+    const auto limited = [&](int64_t diagonal) {
+      return std::clamp(diagonal, -queries, sizes.back());
+    };
+    return {
+        options.causal, queries, limited(options.diagonal), options.lower_diagonal.has_value(),
+        limited(options.lower_diagonal.value_or(0))};
+  }
+
+  PreparedOperand mask_, bias_;
+  PreparedRowOperand start_, end_, sinks_;
+};
+
+// --- the ops ------------------------------------------------------------------------------------
+
+// Writes to `output` and, if it is given, to `probabilities`.
+template <class Launcher>
+void masked_softmax_into(
+    const MaskedSoftmaxOptions& options, const MaskedSoftmaxInputs& given, const Dropout& dropout,
+    const Tensor& output, const std::optional<Tensor>& probabilities,
+    const std::optional<Tensor>& sink_probabilities = std::nullopt) {
+  if (given.input.numel() == 0) return;
+  const char* op = options.op;
+  const Tensor input = converted(op, given.input, dtype_of(output));
+  const PreparedScores prepared(
+      options, input, dtype_of(output), given.hiding, given.bias, given.sinks);
+  const int64_t dim = input.dim() - 1, cols = input.sizes()[dim];
+  const RowView source = as_rows<Launcher>(op, input, dim), to = as_rows<Launcher>(op, output, dim);
+  const Rows saved = probabilities ? as_rows<Launcher>(op, *probabilities, dim).write() : Rows{};
+  Launcher(input).launch(
+      MaskedSoftmaxForward{
+          source.read(), to.write(), saved, prepared.scores, dropout, input.numel() / cols, cols,
+          options.zero_masked_rows,
+          sink_probabilities ? sink_probabilities->mutable_data_ptr() : nullptr});
+}
+
+template <class Launcher>
+Tensor masked_softmax_forward(
+    const MaskedSoftmaxOptions& options, const MaskedSoftmaxInputs& given,
+    std::optional<ScalarType> dtype) {
+  const ScalarType output_dtype = softmax_dtype(options.op, given.input, dtype);
+  check_masked_softmax(options, given, output_dtype);
+  const Tensor output =
+      empty_contiguous(options.op, given.input, given.input.sizes(), output_dtype);
+  masked_softmax_into<Launcher>(options, given, {}, output, std::nullopt);
+  return output;
+}
+
+struct MaskedSoftmaxDropout {
+  Tensor output;
+  std::optional<Tensor> probabilities;
+};
+
+template <class Launcher>
+MaskedSoftmaxDropout masked_softmax_dropout_forward(
+    const MaskedSoftmaxOptions& options, const MaskedSoftmaxInputs& given, double p,
+    const Tensor& seed, std::optional<ScalarType> dtype, bool wants_probabilities) {
+  const char* op = options.op;
+  const Tensor& input = given.input;
+  const ScalarType output_dtype = softmax_dtype(op, input, dtype);
+  const Dropout dropout = dropout_of(op, p, seed, {"input", input});
+  check_masked_softmax(options, given, output_dtype);
+  const SizesView sizes = input.sizes();
+  MaskedSoftmaxDropout result{empty_contiguous(op, input, sizes, output_dtype), std::nullopt};
+  if (wants_probabilities) result.probabilities = empty_contiguous(op, input, sizes, output_dtype);
+  masked_softmax_into<Launcher>(options, given, dropout, result.output, result.probabilities);
+  return result;
+}
+
+template <class Launcher>
+void masked_softmax_out(
+    const MaskedSoftmaxOptions& options, const MaskedSoftmaxInputs& given, Tensor output) {
+  const char* op = options.op;
+  const Tensor& input = given.input;
+  check_given(op, "input", input);
+  check_out(op, output, input);
+  check_masked_softmax(options, given, dtype_of(output));
+  const bool reads_it = given.may_overlap(output);
+  const SoftmaxDim at = resolve_dim(op, input.sizes(), -1);
+  if (!reads_it && is_writable_in_place<Launcher>(input, output, at)) {
+    return masked_softmax_into<Launcher>(options, given, {}, output, std::nullopt);
+  }
+  const Tensor result = masked_softmax_forward<Launcher>(options, given, dtype_of(output));
+  torch::stable::copy_(output, result);
+}
+
+// With the probabilities only if there is a seed, and with those of the sinks.
+template <class Launcher>
+std::tuple<Tensor, Tensor, Tensor> masked_softmax_sinks_forward(
+    const MaskedSoftmaxOptions& options, const MaskedSoftmaxInputs& given, double p,
+    const std::optional<Tensor>& seed, std::optional<ScalarType> dtype) {
+  const char* op = options.op;
+  const Tensor& input = given.input;
+  const ScalarType output_dtype = softmax_dtype(op, input, dtype);
+  const Dropout dropout = branch_dropout(op, p, seed, {"input", input});
+  check_given(op, "sinks", *given.sinks);
+  check_masked_softmax(options, given, output_dtype);
+  const SizesView sizes = input.sizes();
+  const Tensor output = empty_contiguous(op, input, sizes, output_dtype);
+  const Tensor probabilities = seed ? empty_contiguous(op, input, sizes, output_dtype)
+                                    : empty_contiguous(op, input, {0}, output_dtype);
+  const Tensor sink_probabilities =
+      empty_contiguous(op, input, row_sizes(input), statistics_dtype(output_dtype));
+  const auto saved = seed ? std::optional<Tensor>(probabilities) : std::nullopt;
+  masked_softmax_into<Launcher>(options, given, dropout, output, saved, sink_probabilities);
+  return {output, probabilities, sink_probabilities};
+}
+
+// The pieces of a sink's gradient: its probability is given, its gradient is written.
+struct SinkGradient {
+  std::optional<Tensor> probabilities, grad;
+};
+
+template <class Launcher>
+void masked_softmax_backward_into(
+    const MaskedSoftmaxOptions& options, const MaskedSoftmaxGradients& given,
+    const Dropout& dropout, const Tensor& grad_input, const SinkGradient& sinks = {}) {
+  const char* op = options.op;
+  const Tensor& probabilities = given.probabilities;
+  if (grad_input.numel() == 0) return;
+  HidingOperands hiding = given.hiding;
+  if (hiding.mask && dtype_of(*hiding.mask) != ScalarType::Bool) hiding.mask = std::nullopt;
+  const PreparedScores prepared(options, probabilities, dtype_of(probabilities), hiding);
+  const int64_t dim = probabilities.dim() - 1, cols = probabilities.sizes()[dim];
+  const RowView grad = as_rows<Launcher>(op, given.grad_output, dim),
+                saved = as_rows<Launcher>(op, probabilities, dim);
+  const RowView to = as_rows<Launcher>(op, grad_input, dim);
+  Launcher(probabilities)
+      .launch(
+          MaskedSoftmaxBackward{
+              grad.read(), saved.read(), to.write(), prepared.scores, dropout,
+              grad_input.numel() / cols, cols,
+              sinks.probabilities ? sinks.probabilities->const_data_ptr() : nullptr,
+              sinks.grad ? sinks.grad->mutable_data_ptr() : nullptr});
+}
+
+template <class Launcher>
+Tensor masked_softmax_backward(
+    const MaskedSoftmaxOptions& options, const MaskedSoftmaxGradients& given,
+    const Dropout& dropout, ScalarType input_dtype) {
+  check_masked_softmax_backward(options, given);
+  check_dtype(options.op, "input_dtype", input_dtype);
+  const Tensor& probabilities = given.probabilities;
+  const ScalarType dtype = dtype_of(probabilities);
+  const Tensor grad_input = empty_contiguous(
+      options.op, probabilities, probabilities.sizes(),
+      converts_inside(input_dtype, dtype) ? input_dtype : dtype);
+  masked_softmax_backward_into<Launcher>(options, given, dropout, grad_input);
+  return convert(options.op, grad_input, input_dtype);
+}
+
+// Gradients of the input and, one for each row, of the sinks.
+template <class Launcher>
+std::tuple<Tensor, Tensor> masked_softmax_sinks_backward(
+    const MaskedSoftmaxOptions& options, const MaskedSoftmaxGradients& given,
+    const Tensor& sink_probabilities, double p, const std::optional<Tensor>& seed,
+    ScalarType input_dtype) {
+  const char* op = options.op;
+  const Tensor& probabilities = given.probabilities;
+  check_given(op, "probabilities", probabilities);
+  const Dropout dropout = branch_dropout(op, p, seed, {"probabilities", probabilities});
+  check_masked_softmax_backward(options, given);
+  check_dtype(op, "input_dtype", input_dtype);
+  check_statistic(
+      op, "sink_probabilities", sink_probabilities, {"probabilities", probabilities},
+      row_sizes(probabilities));
+  const ScalarType dtype = dtype_of(probabilities);
+  const Tensor grad_input = empty_contiguous(
+      op, probabilities, probabilities.sizes(),
+      converts_inside(input_dtype, dtype) ? input_dtype : dtype);
+  const Tensor grad_sinks =
+      empty_contiguous(op, probabilities, row_sizes(probabilities), statistics_dtype(dtype));
+  masked_softmax_backward_into<Launcher>(
+      options, given, dropout, grad_input, {as_contiguous(op, sink_probabilities), grad_sinks});
+  return {convert(op, grad_input, input_dtype), grad_sinks};
+}
+
+// Writes to the memory of grad_output.
+template <class Launcher>
+void masked_softmax_backward_in_place(
+    const MaskedSoftmaxOptions& options, const MaskedSoftmaxGradients& given,
+    const Dropout& dropout) {
+  check_masked_softmax_backward(options, given);
+  Tensor grad_output = given.grad_output;
+  check_distinct(options.op, "grad_output", grad_output);
+  const bool fits_kernel = row_spacing<Launcher>(grad_output, grad_output.dim() - 1).has_value();
+  const bool reads_it =
+      may_overlap(given.probabilities, grad_output) || given.hiding.may_overlap(grad_output);
+  if (fits_kernel && !reads_it) {
+    return masked_softmax_backward_into<Launcher>(options, given, dropout, grad_output);
+  }
+  torch::stable::copy_(
+      grad_output,
+      masked_softmax_backward<Launcher>(options, given, dropout, dtype_of(given.probabilities)));
+}
+
+// The entry points that a launcher registers.
+template <class Launcher>
+struct MaskedSoftmaxOps {
+  using MaybeTensor = std::optional<Tensor>;
+  using MaybeDtype = std::optional<ScalarType>;
+  using MaybeNumber = std::optional<double>;
+  using MaybeInt = std::optional<int64_t>;
+
+  static Tensor masked_softmax(
+      const Tensor& input, const MaybeTensor& mask, double scale, bool causal,
+      MaybeNumber mask_value, const MaybeTensor& bias, MaybeDtype dtype, int64_t diagonal,
+      bool zero_masked_rows, MaybeInt lower_diagonal, const MaybeTensor& start,
+      const MaybeTensor& end, const MaybeTensor& sinks, MaybeNumber softcap) {
+    return masked_softmax_forward<Launcher>(
+        {"masked_softmax", scale, causal, diagonal, lower_diagonal, mask_value, zero_masked_rows,
+         softcap},
+        {input, {mask, start, end}, bias, sinks}, dtype);
+  }
+
+  static void masked_softmax_out(
+      const Tensor& input, const MaybeTensor& mask, double scale, bool causal,
+      MaybeNumber mask_value, const MaybeTensor& bias, int64_t diagonal, bool zero_masked_rows,
+      Tensor out, MaybeInt lower_diagonal, const MaybeTensor& start, const MaybeTensor& end,
+      const MaybeTensor& sinks, MaybeNumber softcap) {
+    fusedops::masked_softmax_out<Launcher>(
+        {"masked_softmax", scale, causal, diagonal, lower_diagonal, mask_value, zero_masked_rows,
+         softcap},
+        {input, {mask, start, end}, bias, sinks}, out);
+  }
+
+  static void masked_softmax_(
+      Tensor input, const MaybeTensor& mask, double scale, bool causal, MaybeNumber mask_value,
+      const MaybeTensor& bias, int64_t diagonal, bool zero_masked_rows, MaybeInt lower_diagonal,
+      const MaybeTensor& start, const MaybeTensor& end, const MaybeTensor& sinks,
+      MaybeNumber softcap) {
+    const char* op = "masked_softmax_";
+    check_dtype_of(op, "input", input);
+    check_distinct(op, "input", input);
+    fusedops::masked_softmax_out<Launcher>(
+        {op, scale, causal, diagonal, lower_diagonal, mask_value, zero_masked_rows, softcap},
+        {input, {mask, start, end}, bias, sinks}, input);
+  }
+
+  static Tensor masked_softmax_backward(
+      const Tensor& grad_output, const Tensor& probabilities, const MaybeTensor& mask, double scale,
+      bool causal, ScalarType input_dtype, int64_t diagonal, MaybeInt lower_diagonal,
+      const MaybeTensor& start, const MaybeTensor& end) {
+    return fusedops::masked_softmax_backward<Launcher>(
+        {"masked_softmax_backward", scale, causal, diagonal, lower_diagonal},
+        {grad_output, probabilities, {mask, start, end}}, {}, input_dtype);
+  }
+
+  static void masked_softmax_backward_(
+      Tensor grad_output, const Tensor& probabilities, const MaybeTensor& mask, double scale,
+      bool causal, int64_t diagonal, MaybeInt lower_diagonal, const MaybeTensor& start,
+      const MaybeTensor& end) {
+    masked_softmax_backward_in_place<Launcher>(
+        {"masked_softmax_backward_", scale, causal, diagonal, lower_diagonal},
+        {grad_output, probabilities, {mask, start, end}}, {});
+  }
+
+  static std::tuple<Tensor, Tensor> masked_softmax_dropout(
+      const Tensor& input, const MaybeTensor& mask, double scale, bool causal,
+      MaybeNumber mask_value, double p, const Tensor& seed, const MaybeTensor& bias,
+      MaybeDtype dtype, int64_t diagonal, bool zero_masked_rows, MaybeInt lower_diagonal,
+      const MaybeTensor& start, const MaybeTensor& end, const MaybeTensor& sinks,
+      MaybeNumber softcap) {
+    const char* op = "masked_softmax_dropout";
+    const auto [output, probabilities] = masked_softmax_dropout_forward<Launcher>(
+        {op, scale, causal, diagonal, lower_diagonal, mask_value, zero_masked_rows, softcap},
+        {input, {mask, start, end}, bias, sinks}, p, seed, dtype, true);
+    return {output, *probabilities};
+  }
+
+  // Omits the probabilities, which only a backward pass needs.
+  static Tensor masked_softmax_dropout_inference(
+      const Tensor& input, const MaybeTensor& mask, double scale, bool causal,
+      MaybeNumber mask_value, double p, const Tensor& seed, const MaybeTensor& bias,
+      MaybeDtype dtype, int64_t diagonal, bool zero_masked_rows, MaybeInt lower_diagonal,
+      const MaybeTensor& start, const MaybeTensor& end, const MaybeTensor& sinks,
+      MaybeNumber softcap) {
+    const char* op = "masked_softmax_dropout";
+    return masked_softmax_dropout_forward<Launcher>(
+               {op, scale, causal, diagonal, lower_diagonal, mask_value, zero_masked_rows, softcap},
+               {input, {mask, start, end}, bias, sinks}, p, seed, dtype, false)
+        .output;
+  }
+
+  // With the probabilities of the sinks, which only a backward pass needs.
+  static std::tuple<Tensor, Tensor, Tensor> masked_softmax_sinks(
+      const Tensor& input, const MaybeTensor& mask, double scale, bool causal,
+      MaybeNumber mask_value, double p, const MaybeTensor& seed, const MaybeTensor& bias,
+      MaybeDtype dtype, int64_t diagonal, bool zero_masked_rows, MaybeInt lower_diagonal,
+      const MaybeTensor& start, const MaybeTensor& end, const Tensor& sinks, MaybeNumber softcap) {
+    const char* op = "masked_softmax_sinks";
+    return masked_softmax_sinks_forward<Launcher>(
+        {op, scale, causal, diagonal, lower_diagonal, mask_value, zero_masked_rows, softcap},
+        {input, {mask, start, end}, bias, sinks}, p, seed, dtype);
+  }
+
+  static std::tuple<Tensor, Tensor> masked_softmax_sinks_backward(
+      const Tensor& grad_output, const Tensor& probabilities, const Tensor& sink_probabilities,
+      const MaybeTensor& mask, double scale, bool causal, double p, const MaybeTensor& seed,
+      ScalarType input_dtype, int64_t diagonal, MaybeInt lower_diagonal, const MaybeTensor& start,
+      const MaybeTensor& end) {
+    return fusedops::masked_softmax_sinks_backward<Launcher>(
+        {"masked_softmax_sinks_backward", scale, causal, diagonal, lower_diagonal},
+        {grad_output, probabilities, {mask, start, end}}, sink_probabilities, p, seed, input_dtype);
+  }
+
+  static Tensor masked_softmax_dropout_backward(
+      const Tensor& grad_output, const Tensor& probabilities, const MaybeTensor& mask, double scale,
+      bool causal, double p, const Tensor& seed, ScalarType input_dtype, int64_t diagonal,
+      MaybeInt lower_diagonal, const MaybeTensor& start, const MaybeTensor& end) {
+    const char* op = "masked_softmax_dropout_backward";
+    return fusedops::masked_softmax_backward<Launcher>(
+        {op, scale, causal, diagonal, lower_diagonal},
+        {grad_output, probabilities, {mask, start, end}},
+        dropout_of(op, p, seed, {"probabilities", probabilities}), input_dtype);
+  }
+
+  static void masked_softmax_dropout_backward_(
+      Tensor grad_output, const Tensor& probabilities, const MaybeTensor& mask, double scale,
+      bool causal, double p, const Tensor& seed, int64_t diagonal, MaybeInt lower_diagonal,
+      const MaybeTensor& start, const MaybeTensor& end) {
+    const char* op = "masked_softmax_dropout_backward_";
+    masked_softmax_backward_in_place<Launcher>(
+        {op, scale, causal, diagonal, lower_diagonal},
+        {grad_output, probabilities, {mask, start, end}},
+        dropout_of(op, p, seed, {"probabilities", probabilities}));
+  }
+};
+
+}  // namespace fusedops

@@ -1,0 +1,298 @@
+// layer_norm and rms_norm over one dimension, whichever it is: checks tensors, passes rows or
+// slices to the launcher, and returns tensors.
+#pragma once
+
+#include <tuple>
+
+#include "ops/norm.h"
+#include "ops/softmax.h"
+
+namespace fusedops {
+
+// The arguments that define a norm over `dim`, common to all ops of the family.
+struct SpatialNormOptions {
+  const char* op;
+  NormKind kind;
+  int64_t dim;
+  const std::optional<Tensor>& weight;
+  std::optional<Tensor> bias;
+};
+
+// A tensor around the dimension that is normalized.
+struct SpatialNormShape {
+  int64_t dim, outer, dim_size, inner;
+  Sizes statistics;  // the input's shape, with a size of 1 in `dim`
+};
+
+inline void check_spatial_parameter(
+    const char* op, const char* name, const std::optional<Tensor>& parameter, const Like& input,
+    const SoftmaxDim& at) {
+  if (!parameter) return;
+  const auto own = parameter->sizes();
+  FUSEDOPS_CHECK(
+      own.size() == 1 && own[0] == at.cols, op, ": ", name, " has shape ", list_text(own),
+      ", wanted [", at.cols, "], the size of dim ", at.dim);
+  check_device(op, name, *parameter, input);
+  check_dtype_of(op, name, *parameter);
+}
+
+inline SpatialNormShape checked_spatial_norm(
+    const SpatialNormOptions& options, const Tensor& given) {
+  const Like input{"input", given};
+  const char* op = options.op;
+  check_dtype_of(op, input.name, given);
+  const SizesView sizes = given.sizes();
+  const SoftmaxDim at = resolve_dim(op, sizes, options.dim);
+  check_spatial_parameter(op, "weight", options.weight, input, at);
+  check_spatial_parameter(op, "bias", options.bias, input, at);
+  SpatialNormShape shape{at.dim, product(sizes, 0, at.dim), at.cols, at.inner, sizes.vec()};
+  if (!shape.statistics.empty()) shape.statistics[at.dim] = 1;
+  return shape;
+}
+
+// The strides of a tensor whose elements are adjacent in memory along `dim`.
+inline Sizes strides_with_last(SizesView sizes, int64_t dim) {
+  Sizes strides(sizes.size());
+  int64_t stride = sizes.empty() || sizes[dim] == 0 ? 1 : sizes[dim];
+  for (size_t i = sizes.size(); i-- > 0;) {
+    if (static_cast<int64_t>(i) == dim) continue;
+    strides[i] = stride;
+    stride *= sizes[i] > 1 ? sizes[i] : 1;
+  }
+  if (!sizes.empty()) strides[dim] = 1;
+  return strides;
+}
+
+// Whether `dim` is the innermost dimension of a dense tensor, though not its last.
+inline bool has_last(const Tensor& tensor, int64_t dim) {
+  if (tensor.is_contiguous()) return false;
+  const Layout layout(tensor);
+  const Sizes wanted = strides_with_last(layout.sizes, dim);
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    if (layout.sizes[i] > 1 && layout.strides[i] != wanted[i]) return false;
+  }
+  return true;
+}
+
+// How kernels see the tensors of a call. Elements that are adjacent along `dim` form rows.
+struct SpatialNormLayout {
+  const char* op;
+  const SpatialNormShape& shape;
+  bool is_last;  // in memory, though not among the dimensions
+
+  bool has_rows() const { return is_last || shape.inner == 1; }
+
+  Tensor empty_like(const Tensor& input) const {
+    const SizesView sizes = input.sizes();
+    const ScalarType dtype = dtype_of(input);
+    if (!is_last) return empty_contiguous(op, input, sizes, dtype);
+    return empty_strided(op, input, sizes, strides_with_last(sizes, shape.dim).data(), dtype);
+  }
+
+  template <class Launcher>
+  RowView rows(const Tensor& tensor) const {
+    if (is_last) return {tensor, {shape.dim_size}};
+    return as_rows<Launcher>(op, tensor, shape.dim);
+  }
+};
+
+// The mean, if there is one, and rstd.
+struct SpatialNormStatistics {
+  std::optional<Tensor> mean, rstd;
+};
+
+template <class Launcher>
+void launch_spatial_norm(
+    const SpatialNormOptions& options, const SpatialNormLayout& layout, const Tensor& input,
+    const Tensor& output, const SpatialNormStatistics& statistics, double eps) {
+  const char* op = options.op;
+  const SpatialNormShape& shape = layout.shape;
+  const NormParameters parameters(op, options.weight, options.bias, dtype_of(input));
+  const auto set_common = [&](auto& args) {
+    args.kind = options.kind;
+    args.weight = NormParameters::columns(parameters.weight);
+    args.bias = NormParameters::columns(parameters.bias);
+    if (statistics.mean) args.mean = statistics.mean->mutable_data_ptr();
+    if (statistics.rstd) args.rstd = statistics.rstd->mutable_data_ptr();
+    args.eps = eps;
+  };
+  if (layout.has_rows()) {
+    const RowView source = layout.rows<Launcher>(input), to = layout.rows<Launcher>(output);
+    NormForward args{};
+    set_common(args);
+    args.input = source.read();
+    args.output = to.write();
+    args.rows = shape.outer * shape.inner;
+    args.cols = shape.dim_size;
+    return launch_with_workspace(op, Launcher(input), input, args);
+  }
+  const SliceView source = as_slices(op, input, shape.dim), to = as_slices(op, output, shape.dim);
+  SpatialNormForward args{};
+  set_common(args);
+  args.input = source.read();
+  args.output = to.write();
+  args.outer = shape.outer;
+  args.dim_size = shape.dim_size;
+  args.inner = shape.inner;
+  Launcher(input).launch(args);
+}
+
+template <class Launcher>
+NormResult spatial_norm_forward(
+    const SpatialNormOptions& options, const Tensor& input, double eps, bool wants_statistics) {
+  const char* op = options.op;
+  const SpatialNormShape shape = checked_spatial_norm(options, input);
+  FUSEDOPS_CHECK(
+      shape.dim_size > 0, op, ": dim ", shape.dim, " has size 0, wanted at least one element");
+  check_eps(op, eps);
+  const SpatialNormLayout layout{op, shape, has_last(input, shape.dim)};
+  const ScalarType dtype = statistics_dtype(dtype_of(input));
+  NormResult result{layout.empty_like(input), {}, {}, {}};
+  if (wants_statistics) {
+    if (has_mean(options.kind)) {
+      result.mean = empty_contiguous(op, input, shape.statistics, dtype);
+    }
+    result.rstd = empty_contiguous(op, input, shape.statistics, dtype);
+  }
+  if (input.numel() > 0) {
+    const SpatialNormStatistics statistics{result.mean, result.rstd};
+    launch_spatial_norm<Launcher>(options, layout, input, result.output, statistics, eps);
+  }
+  return result;
+}
+
+// Computes the gradients that `result` holds.
+template <class Launcher>
+void launch_spatial_norm_backward(
+    const SpatialNormOptions& options, const SpatialNormLayout& layout, const NormGradients& given,
+    const NormParameters& parameters, const NormGradResult& result) {
+  const char* op = options.op;
+  const SpatialNormShape& shape = layout.shape;
+  const Tensor& input = given.input.tensor;
+  const std::optional<Tensor> mean =
+      given.mean ? std::optional(as_contiguous(op, *given.mean)) : std::nullopt;
+  const Tensor rstd = as_contiguous(op, given.rstd);
+  const auto columns = [](const std::optional<Tensor>& grad) {
+    return grad ? Columns{grad->mutable_data_ptr(), kernel_dtype(dtype_of(*grad))} : Columns{};
+  };
+  const auto set_common = [&](auto& args) {
+    args.kind = options.kind;
+    if (mean) args.mean = mean->const_data_ptr();
+    args.rstd = rstd.const_data_ptr();
+    args.weight = NormParameters::columns(parameters.weight);
+    args.grad_weight = columns(result.weight);
+    args.grad_bias = columns(result.bias);
+  };
+  if (layout.has_rows()) {
+    const RowView grad = layout.rows<Launcher>(given.grad_output);
+    const RowView source = layout.rows<Launcher>(input);
+    NormBackward args{};
+    set_common(args);
+    args.grad_output = grad.read();
+    args.input = source.read();
+    if (result.input) args.grad_input = layout.rows<Launcher>(*result.input).write();
+    args.rows = shape.outer * shape.inner;
+    args.cols = shape.dim_size;
+    return launch_with_workspace(op, Launcher(input), input, args);
+  }
+  const SliceView grad = as_slices(op, given.grad_output, shape.dim);
+  const SliceView source = as_slices(op, input, shape.dim);
+  SpatialNormBackward args{};
+  set_common(args);
+  args.grad_output = grad.read();
+  args.input = source.read();
+  if (result.input) args.grad_input = as_slices(op, *result.input, shape.dim).write();
+  args.outer = shape.outer;
+  args.dim_size = shape.dim_size;
+  args.inner = shape.inner;
+  launch_with_workspace(op, Launcher(input), input, args);
+}
+
+template <class Launcher>
+NormGradResult spatial_norm_backward(
+    const SpatialNormOptions& options, const NormGradients& given, const NormWanted& wanted) {
+  const char* op = options.op;
+  const Tensor& input = given.input.tensor;
+  const SpatialNormShape shape = checked_spatial_norm(options, input);
+  check_like(op, "grad_output", given.grad_output, given.input);
+  if (given.mean) check_statistic(op, "mean", *given.mean, given.input, shape.statistics);
+  check_statistic(op, "rstd", given.rstd, given.input, shape.statistics);
+
+  const bool is_last = has_last(input, shape.dim) && has_last(given.grad_output, shape.dim);
+  const SpatialNormLayout layout{op, shape, is_last};
+  const NormParameters parameters(op, options.weight, options.bias, dtype_of(input));
+  const Sizes columns{shape.dim_size};
+  const int64_t rows = shape.outer * shape.inner;
+  NormGradResult result{
+      {},
+      {},
+      norm_parameter_grad(op, wanted.weight, input, parameters.weight, columns, rows),
+      norm_parameter_grad(op, wanted.bias, input, parameters.bias, columns, rows)};
+  if (wanted.input) result.input = layout.empty_like(input);
+  if (input.numel() > 0) {
+    launch_spatial_norm_backward<Launcher>(options, layout, given, parameters, result);
+  }
+  const auto to_dtype_of = [&](const std::optional<Tensor>& parameter, auto& grad) {
+    if (grad) grad = convert(op, *grad, norm_parameter_dtype(input, parameter));
+  };
+  to_dtype_of(options.weight, result.weight);
+  to_dtype_of(options.bias, result.bias);
+  return result;
+}
+
+// The entry points that a launcher registers.
+template <class Launcher>
+struct SpatialNormOps {
+  using MaybeTensor = std::optional<Tensor>;
+
+  static std::tuple<Tensor, Tensor, Tensor> spatial_layer_norm(
+      const Tensor& input, int64_t dim, MaybeTensor weight, MaybeTensor bias, double eps) {
+    const NormResult result = spatial_norm_forward<Launcher>(
+        {"spatial_layer_norm", NormKind::kLayer, dim, weight, bias}, input, eps, true);
+    return {result.output, *result.mean, *result.rstd};
+  }
+  static Tensor spatial_layer_norm_output(
+      const Tensor& input, int64_t dim, MaybeTensor weight, MaybeTensor bias, double eps) {
+    const SpatialNormOptions options{"spatial_layer_norm", NormKind::kLayer, dim, weight, bias};
+    return spatial_norm_forward<Launcher>(options, input, eps, false).output;
+  }
+
+  static std::tuple<Tensor, Tensor, Tensor> spatial_layer_norm_backward(
+      const Tensor& grad_output, const Tensor& input, int64_t dim, const Tensor& mean,
+      const Tensor& rstd, MaybeTensor weight, MaybeTensor bias, std::vector<bool> output_mask) {
+    const char* op = "spatial_layer_norm_backward";
+    const NormWanted wanted = wanted_of(op, output_mask, true);
+    const NormGradResult grad = spatial_norm_backward<Launcher>(
+        {op, NormKind::kLayer, dim, weight, bias}, {grad_output, {"input", input}, mean, rstd},
+        wanted);
+    return {
+        grad_of_input(op, grad.input, input), grad_of_parameter(op, grad.weight, input, weight),
+        grad_of_parameter(op, grad.bias, input, bias)};
+  }
+
+  static std::tuple<Tensor, Tensor> spatial_rms_norm(
+      const Tensor& input, int64_t dim, MaybeTensor weight, double eps) {
+    const NormResult result = spatial_norm_forward<Launcher>(
+        {"spatial_rms_norm", NormKind::kRms, dim, weight, std::nullopt}, input, eps, true);
+    return {result.output, *result.rstd};
+  }
+  static Tensor spatial_rms_norm_output(
+      const Tensor& input, int64_t dim, MaybeTensor weight, double eps) {
+    const SpatialNormOptions options{"spatial_rms_norm", NormKind::kRms, dim, weight, std::nullopt};
+    return spatial_norm_forward<Launcher>(options, input, eps, false).output;
+  }
+
+  static std::tuple<Tensor, Tensor> spatial_rms_norm_backward(
+      const Tensor& grad_output, const Tensor& input, int64_t dim, const Tensor& rstd,
+      MaybeTensor weight, std::vector<bool> output_mask) {
+    const char* op = "spatial_rms_norm_backward";
+    const NormWanted wanted = wanted_of(op, output_mask, false);
+    const NormGradResult grad = spatial_norm_backward<Launcher>(
+        {op, NormKind::kRms, dim, weight, std::nullopt},
+        {grad_output, {"input", input}, std::nullopt, rstd}, wanted);
+    return {
+        grad_of_input(op, grad.input, input), grad_of_parameter(op, grad.weight, input, weight)};
+  }
+};
+
+}  // namespace fusedops

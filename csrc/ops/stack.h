@@ -1,0 +1,391 @@
+// softmax, log_softmax and layer_norm of several tensors of the same shape, with each result in its
+// slot of one stacked tensor: checks tensors, passes stacks of rows to the launcher, and returns
+// tensors.
+#pragma once
+
+#include <algorithm>
+
+#include "ops/norm.h"
+#include "ops/softmax.h"
+
+namespace fusedops {
+
+using Tensors = std::vector<Tensor>;
+
+// Checks that all tensors have the dtype, shape and device of the first.
+inline void check_alike(const char* op, const char* name, const Tensors& tensors) {
+  FUSEDOPS_CHECK(!tensors.empty(), op, ": ", name, " is empty, wanted at least one tensor");
+  const Tensor& first = tensors.front();
+  for (size_t i = 1; i < tensors.size(); ++i) {
+    const Tensor& tensor = tensors[i];
+    FUSEDOPS_CHECK(
+        dtype_of(tensor) == dtype_of(first) && have_same_sizes(tensor, first) &&
+            is_on_one_device(tensor, first),
+        op, ": ", name, "[", i, "] is ", dtype_text(tensor), " of shape ",
+        list_text(tensor.sizes()), " on ", device_name(tensor), ", wanted ", dtype_text(first),
+        " of shape ", list_text(first.sizes()), " on ", device_name(first), " as ", name, "[0] is");
+  }
+}
+
+inline int64_t resolve_stack_dim(const char* op, int64_t rank, int64_t stack_dim) {
+  FUSEDOPS_CHECK(
+      stack_dim >= -rank - 1 && stack_dim <= rank, op, ": stack_dim is ", stack_dim,
+      ", wanted a value in [", -rank - 1, ", ", rank, "] for tensors of ", rank, " dimensions");
+  return stack_dim < 0 ? stack_dim + rank + 1 : stack_dim;
+}
+
+inline Sizes stacked_sizes(Sizes sizes, int64_t stack_dim, size_t count) {
+  sizes.insert(sizes.begin() + stack_dim, static_cast<int64_t>(count));
+  return sizes;
+}
+
+// Moves dimension `from` of `tensor` to `to`, in memory too.
+inline Tensor moved_dim(const char* op, const Tensor& tensor, int64_t from, int64_t to) {
+  Tensor view = tensor;
+  for (int64_t d = from; d < to; ++d) view = torch::stable::transpose(view, d, d + 1);
+  for (int64_t d = from; d > to; --d) view = torch::stable::transpose(view, d, d - 1);
+  return as_contiguous(op, view);
+}
+
+// The slots of a stacked tensor, as rows of the dimensions from `first` on, if the layout allows.
+struct Slots {
+  RowView first;
+  int64_t slot;  // elements from one slot to the next
+};
+template <class Launcher>
+std::optional<Slots> slots_of(Tensor stacked, int64_t stack_dim, int64_t first) {
+  const Tensor slot = torch::stable::select(stacked, stack_dim, 0);
+  const auto spacing = row_spacing<Launcher>(slot, first);
+  if (!spacing) return std::nullopt;
+  return Slots{{slot, *spacing}, stacked.strides()[stack_dim]};
+}
+
+template <class Launcher>
+std::vector<RowView> rows_of_inputs(const char* op, const Tensors& inputs, int64_t first) {
+  std::vector<RowView> rows;
+  for (const Tensor& input : inputs) rows.push_back(as_rows<Launcher>(op, input, first));
+  return rows;
+}
+
+// Launches with a workspace that the tensors share.
+template <class Stack, class Launcher>
+void launch_stack(const char* op, const Launcher& launcher, const Tensor& like, Stack stack) {
+  const int64_t bytes = launcher.workspace_bytes(stack);
+  const Tensor workspace = empty_contiguous(op, like, {bytes}, ScalarType::Byte);
+  stack.each.workspace = workspace.mutable_data_ptr();
+  launcher.launch(stack);
+}
+
+// Calls launch(begin, count) for the tensors of each launch.
+template <class Body>
+void for_launches(size_t count, Body launch) {
+  const auto total = static_cast<int64_t>(count);
+  for (int64_t begin = 0; begin < total; begin += kMaxStack) {
+    launch(begin, static_cast<int32_t>(std::min<int64_t>(total - begin, kMaxStack)));
+  }
+}
+
+// --- softmax ------------------------------------------------------------------------------------
+
+template <class Launcher>
+void launch_softmax_stack(
+    const char* op, const Tensors& inputs, const SoftmaxDim& at, const Slots& slots, bool log) {
+  const std::vector<RowView> sources = rows_of_inputs<Launcher>(op, inputs, at.dim);
+  const Launcher launcher(inputs.front());
+  for_launches(inputs.size(), [&](int64_t begin, int32_t count) {
+    SoftmaxStack stack{};
+    for (int32_t i = 0; i < count; ++i) stack.inputs[i] = sources[begin + i].read();
+    stack.each.input = stack.inputs[0];
+    stack.each.output = slots.first.write();
+    stack.each.output.data =
+        moved(stack.each.output.data, begin * slots.slot, stack.each.output.dtype);
+    stack.each.rows = inputs.front().numel() / at.cols;
+    stack.each.cols = at.cols;
+    stack.each.log = log;
+    stack.slot = slots.slot;
+    stack.count = count;
+    launch_stack(op, launcher, inputs.front(), stack);
+  });
+}
+
+// Tensors are launched one by one if dim is not the last dimension, or if a slot does not have the
+// layout of rows because the stack dimension follows dim.
+template <class Launcher>
+Tensor stack_softmax(
+    const char* op, const Tensors& inputs, int64_t dim, int64_t stack_dim, bool log) {
+  check_alike(op, "inputs", inputs);
+  const Tensor& input = inputs.front();
+  check_dtype_of(op, "inputs", input);
+  const SoftmaxDim at = resolve_dim(op, input.sizes(), dim);
+  stack_dim = resolve_stack_dim(op, input.dim(), stack_dim);
+  Tensor output = empty_contiguous(
+      op, input, stacked_sizes(input.sizes().vec(), stack_dim, inputs.size()), dtype_of(input));
+  if (output.numel() == 0) return output;
+  const auto slots = slots_of<Launcher>(output, stack_dim, at.dim);
+  if (slots && at.inner == 1) {
+    launch_softmax_stack<Launcher>(op, inputs, at, *slots, log);
+    return output;
+  }
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const Tensor slot = torch::stable::select(output, stack_dim, static_cast<int64_t>(i));
+    softmax_out<Launcher>(op, inputs[i], dim, slot, log);
+  }
+  return output;
+}
+
+// --- layer_norm ---------------------------------------------------------------------------------
+
+// Weights or biases in a dtype that kernels support: that of the inputs, or float32.
+struct StackParameters {
+  Tensors weights, biases;
+
+  StackParameters(
+      const char* op, const Tensors& weights_, const Tensors& biases_, ScalarType input) {
+    const auto same = [&](const Tensors& given) {
+      return given.empty() || dtype_of(given.front()) == input;
+    };
+    const ScalarType dtype = (same(weights_) && same(biases_)) || input == ScalarType::Double
+        ? input
+        : ScalarType::Float;
+    for (const Tensor& weight : weights_) weights.push_back(prepared(op, weight, dtype));
+    for (const Tensor& bias : biases_) biases.push_back(prepared(op, bias, dtype));
+  }
+
+ private:
+  static Tensor prepared(const char* op, const Tensor& given, ScalarType dtype) {
+    return as_contiguous(op, convert(op, given, dtype));
+  }
+};
+
+inline ConstColumns columns_of_stack(const Tensors& parameters) {
+  if (parameters.empty()) return {nullptr, DType::kFloat32};
+  return {parameters.front().const_data_ptr(), kernel_dtype(dtype_of(parameters.front()))};
+}
+
+inline const void* data_of(const Tensors& tensors, int64_t index) {
+  return tensors.empty() ? nullptr : tensors[index].const_data_ptr();
+}
+
+inline void check_stack_parameters(
+    const char* op, const char* name, const Tensors& parameters, const Tensors& inputs,
+    const Sizes& normalized_shape) {
+  if (parameters.empty()) return;
+  FUSEDOPS_CHECK(
+      parameters.size() == inputs.size(), op, ": there are ", parameters.size(), " ", name,
+      ", wanted as many as inputs, ", inputs.size(), ", or none");
+  check_alike(op, name, parameters);
+  check_norm_parameter(op, name, parameters.front(), {"inputs", inputs.front()}, normalized_shape);
+}
+
+// The arguments that forward and backward share.
+struct NormStackOptions {
+  const char* op;
+  const Tensors& inputs;
+  const Sizes& normalized_shape;
+  const Tensors &weights, &biases;
+};
+
+inline NormShape checked_norm_stack(const NormStackOptions& options) {
+  const char* op = options.op;
+  const Tensors& inputs = options.inputs;
+  check_alike(op, "inputs", inputs);
+  const Like input{"inputs", inputs.front()};
+  check_dtype_of(op, input.name, input.tensor);
+  check_stack_parameters(op, "weights", options.weights, inputs, options.normalized_shape);
+  check_stack_parameters(op, "biases", options.biases, inputs, options.normalized_shape);
+  return resolve_norm_shape(op, input, options.normalized_shape);
+}
+
+// Returns output, mean and rstd. The statistics are stacked along a new first dimension.
+template <class Launcher>
+std::tuple<Tensor, Tensor, Tensor> stack_layer_norm(
+    const NormStackOptions& options, double eps, int64_t stack_dim) {
+  const char* op = options.op;
+  const NormShape shape = checked_norm_stack(options);
+  const Tensors& inputs = options.inputs;
+  const Tensor& input = inputs.front();
+  FUSEDOPS_CHECK(
+      shape.cols > 0, op, ": normalized_shape is ", list_text(options.normalized_shape),
+      ", wanted no dimension of size 0");
+  check_eps(op, eps);
+  stack_dim = resolve_stack_dim(op, input.dim(), stack_dim);
+
+  const ScalarType dtype = dtype_of(input), statistics = statistics_dtype(dtype);
+  const Sizes statistic_sizes = stacked_sizes(shape.statistics, 0, inputs.size());
+  const Tensor mean = empty_contiguous(op, input, statistic_sizes, statistics);
+  const Tensor rstd = empty_contiguous(op, input, statistic_sizes, statistics);
+  Tensor output = empty_contiguous(
+      op, input, stacked_sizes(input.sizes().vec(), stack_dim, inputs.size()), dtype);
+  if (output.numel() == 0) return {output, mean, rstd};
+  auto slots = slots_of<Launcher>(output, stack_dim, shape.first);
+  const bool in_place = slots.has_value();
+  if (!in_place) {
+    const Sizes in_front = stacked_sizes(input.sizes().vec(), 0, inputs.size());
+    output = empty_contiguous(op, input, in_front, dtype);
+    slots = slots_of<Launcher>(output, 0, shape.first);
+  }
+
+  const std::vector<RowView> sources = rows_of_inputs<Launcher>(op, inputs, shape.first);
+  const StackParameters parameters(op, options.weights, options.biases, dtype);
+  const Launcher launcher(input);
+  for_launches(inputs.size(), [&](int64_t begin, int32_t count) {
+    NormStack stack{};
+    for (int32_t i = 0; i < count; ++i) {
+      stack.inputs[i] = sources[begin + i].read();
+      stack.weights[i] = data_of(parameters.weights, begin + i);
+      stack.biases[i] = data_of(parameters.biases, begin + i);
+    }
+    NormForward& each = stack.each;
+    each.kind = NormKind::kLayer;
+    each.input = stack.inputs[0];
+    each.output = slots->first.write();
+    each.output.data = moved(each.output.data, begin * slots->slot, each.output.dtype);
+    each.weight = columns_of_stack(parameters.weights);
+    each.bias = columns_of_stack(parameters.biases);
+    each.mean = moved(mean.mutable_data_ptr(), begin * shape.rows, kernel_dtype(statistics));
+    each.rstd = moved(rstd.mutable_data_ptr(), begin * shape.rows, kernel_dtype(statistics));
+    each.rows = shape.rows;
+    each.cols = shape.cols;
+    each.eps = eps;
+    stack.slot = slots->slot;
+    stack.count = count;
+    launch_stack(op, launcher, input, stack);
+  });
+  return {in_place ? output : moved_dim(op, output, 0, stack_dim), mean, rstd};
+}
+
+struct NormStackGradients {
+  const Tensor &grad_output, &mean, &rstd;
+  int64_t stack_dim;
+};
+
+inline void check_stack_layer_norm_backward(
+    const char* op, const NormStackGradients& given, const Tensors& inputs,
+    const NormShape& shape) {
+  const Like input{"inputs", inputs.front()};
+  check_tensor(
+      op, "grad_output", given.grad_output, dtype_of(input.tensor),
+      stacked_sizes(input.tensor.sizes().vec(), given.stack_dim, inputs.size()), input,
+      " as the stack is");
+  const Sizes statistics = stacked_sizes(shape.statistics, 0, inputs.size());
+  check_statistic(op, "mean", given.mean, input, statistics);
+  check_statistic(op, "rstd", given.rstd, input, statistics);
+}
+
+struct NormStackResults {
+  const Tensor &grad_input, &grad_weight, &grad_bias;
+};
+
+template <class Launcher>
+void launch_norm_stack_backward(
+    const char* op, const Tensors& inputs, const NormStackGradients& given, const NormShape& shape,
+    const StackParameters& parameters, const std::vector<bool>& wanted,
+    const NormStackResults& results) {
+  auto slots = slots_of<Launcher>(given.grad_output, given.stack_dim, shape.first);
+  if (!slots) {
+    const Tensor in_front = moved_dim(op, given.grad_output, given.stack_dim, 0);
+    slots = slots_of<Launcher>(in_front, 0, shape.first);
+  }
+  const std::vector<RowView> sources = rows_of_inputs<Launcher>(op, inputs, shape.first);
+  const Tensor mean = as_contiguous(op, given.mean), rstd = as_contiguous(op, given.rstd);
+  const DType statistics = kernel_dtype(dtype_of(rstd));
+  const auto from = [](bool is_wanted, const Tensor& grad, int64_t elements) {
+    const DType dtype = kernel_dtype(dtype_of(grad));
+    return Columns{is_wanted ? moved(grad.mutable_data_ptr(), elements, dtype) : nullptr, dtype};
+  };
+  const Launcher launcher(inputs.front());
+  for_launches(inputs.size(), [&](int64_t begin, int32_t count) {
+    NormStackBackward stack{};
+    for (int32_t i = 0; i < count; ++i) {
+      stack.inputs[i] = sources[begin + i].read();
+      stack.weights[i] = data_of(parameters.weights, begin + i);
+    }
+    NormBackward& each = stack.each;
+    each.kind = NormKind::kLayer;
+    each.grad_output = slots->first.read();
+    each.grad_output.data =
+        moved(each.grad_output.data, begin * slots->slot, each.grad_output.dtype);
+    each.input = stack.inputs[0];
+    each.mean = moved(mean.const_data_ptr(), begin * shape.rows, statistics);
+    each.rstd = moved(rstd.const_data_ptr(), begin * shape.rows, statistics);
+    each.weight = columns_of_stack(parameters.weights);
+    const Columns rows = from(wanted[0], results.grad_input, begin * shape.rows * shape.cols);
+    each.grad_input = {rows.data, {shape.cols}, rows.dtype};
+    each.grad_weight = from(wanted[1], results.grad_weight, begin * shape.cols);
+    each.grad_bias = from(wanted[2], results.grad_bias, begin * shape.cols);
+    each.rows = shape.rows;
+    each.cols = shape.cols;
+    stack.slot = slots->slot;
+    stack.count = count;
+    stack.workspace_bytes = launcher.workspace_bytes(stack);
+    const Tensor workspace =
+        empty_contiguous(op, inputs.front(), {count * stack.workspace_bytes}, ScalarType::Byte);
+    each.workspace = workspace.mutable_data_ptr();
+    launcher.launch(stack);
+  });
+}
+
+// Returns the gradients of inputs, weights and biases, each stacked along a new first dimension, or
+// empty if not wanted.
+template <class Launcher>
+std::tuple<Tensor, Tensor, Tensor> stack_layer_norm_backward(
+    const NormStackOptions& options, NormStackGradients given, const std::vector<bool>& wanted) {
+  const char* op = options.op;
+  check_output_mask(op, wanted, 3);
+  const NormShape shape = checked_norm_stack(options);
+  const Tensors& inputs = options.inputs;
+  const Tensor& input = inputs.front();
+  given.stack_dim = resolve_stack_dim(op, input.dim(), given.stack_dim);
+  check_stack_layer_norm_backward(op, given, inputs, shape);
+
+  const ScalarType dtype = dtype_of(input);
+  const StackParameters parameters(op, options.weights, options.biases, dtype);
+  const auto empty_grad = [&](bool is_wanted, const Sizes& sizes, ScalarType grad_dtype) {
+    const Sizes stacked = stacked_sizes(sizes, 0, inputs.size());
+    Tensor grad = empty_contiguous(op, input, is_wanted ? stacked : Sizes{0}, grad_dtype);
+    if (shape.rows == 0) torch::stable::zero_(grad);
+    return grad;
+  };
+  const auto parameter_dtype = [&](const Tensors& given_parameters) {
+    return given_parameters.empty() ? dtype : dtype_of(given_parameters.front());
+  };
+  const Tensor grad_input = empty_grad(wanted[0], input.sizes().vec(), dtype);
+  Tensor grad_weight =
+      empty_grad(wanted[1], options.normalized_shape, parameter_dtype(parameters.weights));
+  Tensor grad_bias =
+      empty_grad(wanted[2], options.normalized_shape, parameter_dtype(parameters.biases));
+  if (shape.rows > 0 && shape.cols > 0) {
+    launch_norm_stack_backward<Launcher>(
+        op, inputs, given, shape, parameters, wanted, {grad_input, grad_weight, grad_bias});
+  }
+  grad_weight = convert(op, grad_weight, parameter_dtype(options.weights));
+  grad_bias = convert(op, grad_bias, parameter_dtype(options.biases));
+  return {grad_input, grad_weight, grad_bias};
+}
+
+// The entry points that a launcher registers. Lists arrive by value from the boxed call.
+template <class Launcher>
+struct StackOps {
+  static Tensor stack_softmax(Tensors inputs, int64_t dim, int64_t stack_dim) {
+    return fusedops::stack_softmax<Launcher>("stack_softmax", inputs, dim, stack_dim, false);
+  }
+  static Tensor stack_log_softmax(Tensors inputs, int64_t dim, int64_t stack_dim) {
+    return fusedops::stack_softmax<Launcher>("stack_log_softmax", inputs, dim, stack_dim, true);
+  }
+  static std::tuple<Tensor, Tensor, Tensor> stack_layer_norm(
+      Tensors inputs, Sizes normalized_shape, Tensors weights, Tensors biases, double eps,
+      int64_t stack_dim) {
+    return fusedops::stack_layer_norm<Launcher>(
+        {"stack_layer_norm", inputs, normalized_shape, weights, biases}, eps, stack_dim);
+  }
+  static std::tuple<Tensor, Tensor, Tensor> stack_layer_norm_backward(
+      const Tensor& grad_output, Tensors inputs, Sizes normalized_shape, const Tensor& mean,
+      const Tensor& rstd, Tensors weights, Tensors biases, int64_t stack_dim,
+      std::vector<bool> output_mask) {
+    return fusedops::stack_layer_norm_backward<Launcher>(
+        {"stack_layer_norm_backward", inputs, normalized_shape, weights, biases},
+        {grad_output, mean, rstd, stack_dim}, output_mask);
+  }
+};
+
+}  // namespace fusedops
