@@ -260,14 +260,19 @@ struct MaskedSoftmaxBackward {
   void* grad_sinks = nullptr;
 };
 
-// kLayer: rstd = 1 / sqrt(variance + eps).
-// kRms:   mean = 0, rstd = 1 / sqrt(mean(x^2) + eps).
-// kStd:   rstd = 1 / (std + eps), where std^2 = sum((x - mean)^2) / (cols - 1).
-// kL2:    mean = 0, rstd = 1 / max(norm, eps), where norm^2 = sum(x^2).
-enum class NormKind : int32_t { kLayer, kRms, kStd, kL2 };
+// The kinds of norms, by the names of norm_kinds.def, which has their formulas.
+enum class NormKind : int32_t {
+#define NORM_KIND(kind, ...) k##kind,
+#include "norm_kinds.def"
+#undef NORM_KIND
+};
 
 FUSEDOPS_HOST_DEVICE constexpr bool has_mean(NormKind kind) {
-  return kind != NormKind::kRms && kind != NormKind::kL2;
+#define NORM_KIND(name, op, mean, ...) &&(mean || kind != NormKind::k##name)
+  return true
+#include "norm_kinds.def"
+      ;
+#undef NORM_KIND
 }
 
 // Let x = dropout(input) + residual, rounded once to the dtype of output, or x = input if

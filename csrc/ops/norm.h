@@ -1,5 +1,5 @@
-// layer_norm, std_norm, rms_norm and l2_norm, the first and the third also with a residual, forward
-// and backward: checks tensors, passes rows to the launcher, and returns tensors.
+// The norms of norm_kinds.def, of an input or of its sum with a residual, forward and backward:
+// checks tensors, passes rows to the launcher, and returns tensors.
 #pragma once
 
 #include <tuple>
@@ -380,211 +380,178 @@ inline Tensor grad_of_parameter(
   return or_empty(op, grad, input, norm_parameter_dtype(input, parameter));
 }
 
-// The entry points that a launcher registers. Sizes arrive by value from the boxed call.
-template <class Launcher>
-struct NormOps {
-  using MaybeTensor = std::optional<Tensor>;
+// --- entry points -------------------------------------------------------------------------------
+
+using MaybeTensor = std::optional<Tensor>;
+
+// What norm_kinds.def says of a kind: the names of its operators, for messages, and the arguments
+// that not every kind has.
+template <NormKind kKind>
+struct NormTraits;
+#define NORM_KIND(kind, name, mean, offset, eps, ...)                             \
+  template <>                                                                     \
+  struct NormTraits<NormKind::k##kind> {                                          \
+    static constexpr const char* op = #name;                                      \
+    static constexpr const char* backward = #name "_backward";                    \
+    static constexpr const char* added = "add_" #name;                            \
+    static constexpr const char* added_backward = "add_" #name "_backward";       \
+    static constexpr const char* spatial = "spatial_" #name;                      \
+    static constexpr const char* spatial_backward = "spatial_" #name "_backward"; \
+    static constexpr bool has_offset = offset, has_eps = eps;                     \
+  };
+#include "norm_kinds.def"
+#undef NORM_KIND
+
+// The types of the arguments that a kind has: one, or none.
+template <class... Types>
+struct Pack {};
+template <bool kHas, class Type>
+using PackIf = std::conditional_t<kHas, Pack<Type>, Pack<>>;
+
+// The value of an argument that the kind may have, or `missing`.
+template <class Value>
+Value argument_or(Value missing) {
+  return missing;
+}
+template <class Value>
+Value argument_or(const Value&, const Value& argument) {
+  return argument;
+}
+
+// mean, if the kind has one, and rstd.
+template <NormKind kKind>
+auto statistics_of(const NormResult& result) {
+  if constexpr (has_mean(kKind)) {
+    return std::tuple(*result.mean, *result.rstd);
+  } else {
+    return std::tuple(*result.rstd);
+  }
+}
+
+// The gradients of weight and, if the kind has one, bias.
+template <class... Bias>
+auto parameter_gradients(
+    const char* op, const NormGradResult& grad, const Tensor& input, const MaybeTensor& weight,
+    const Bias&... bias) {
+  return std::tuple(
+      grad_of_parameter(op, grad.weight, input, weight),
+      grad_of_parameter(op, grad.bias, input, bias)...);
+}
+
+// The entry points that a launcher registers for a kind. Sizes arrive by value from the boxed call.
+template <
+    class Launcher, NormKind kKind, class = PackIf<has_mean(kKind), Tensor>,
+    class = PackIf<has_mean(kKind), MaybeTensor>,
+    class = PackIf<NormTraits<kKind>::has_offset, double>,
+    class = PackIf<NormTraits<kKind>::has_offset, bool>,
+    class = PackIf<NormTraits<kKind>::has_eps, double>>
+struct NormOps;
+template <
+    class Launcher, NormKind kKind, class... Mean, class... Bias, class... Offset, class... Rounds,
+    class... Eps>
+struct NormOps<
+    Launcher, kKind, Pack<Mean...>, Pack<Bias...>, Pack<Offset...>, Pack<Rounds...>, Pack<Eps...>> {
+  using Traits = NormTraits<kKind>;
   using MaybeDtype = std::optional<ScalarType>;
 
-  static std::tuple<Tensor, Tensor, Tensor> layer_norm(
-      const Tensor& input, Sizes normalized_shape, MaybeTensor weight, MaybeTensor bias,
-      double eps) {
+  static auto forward(
+      const Tensor& input, Sizes normalized_shape, MaybeTensor weight, Bias... bias, double eps,
+      Offset... weight_offset, Rounds... rounds_normalized) {
     const NormResult result = norm_forward<Launcher>(
-        {"layer_norm", NormKind::kLayer, normalized_shape, weight, bias}, input, {}, eps, {});
-    return {result.output, *result.mean, *result.rstd};
-  }
-  static Tensor layer_norm_output(
-      const Tensor& input, Sizes normalized_shape, MaybeTensor weight, MaybeTensor bias,
-      double eps) {
-    return output_alone(
-        {"layer_norm", NormKind::kLayer, normalized_shape, weight, bias}, input, eps);
+        options(Traits::op, normalized_shape, weight, bias..., weight_offset...), input, {}, eps,
+        {}, argument_or(false, rounds_normalized...));
+    return std::tuple_cat(std::tuple(result.output), statistics_of<kKind>(result));
   }
 
-  static std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(
-      const Tensor& grad_output, const Tensor& input, Sizes normalized_shape, const Tensor& mean,
-      const Tensor& rstd, MaybeTensor weight, MaybeTensor bias, std::vector<bool> output_mask) {
-    const char* op = "layer_norm_backward";
-    const NormWanted wanted = wanted_of(op, output_mask, true);
-    const NormGradResult grad = norm_backward<Launcher>(
-        {op, NormKind::kLayer, normalized_shape, weight, bias},
-        {grad_output, {"input", input}, mean, rstd}, wanted);
-    return {
-        grad_of_input(op, grad.input, input), grad_of_parameter(op, grad.weight, input, weight),
-        grad_of_parameter(op, grad.bias, input, bias)};
-  }
-
-  static std::tuple<Tensor, Tensor, Tensor> std_norm(
-      const Tensor& input, Sizes normalized_shape, MaybeTensor weight, MaybeTensor bias,
-      double eps) {
-    const NormResult result = norm_forward<Launcher>(
-        {"std_norm", NormKind::kStd, normalized_shape, weight, bias}, input, {}, eps, {});
-    return {result.output, *result.mean, *result.rstd};
-  }
-  static Tensor std_norm_output(
-      const Tensor& input, Sizes normalized_shape, MaybeTensor weight, MaybeTensor bias,
-      double eps) {
-    return output_alone({"std_norm", NormKind::kStd, normalized_shape, weight, bias}, input, eps);
-  }
-
-  static std::tuple<Tensor, Tensor, Tensor> std_norm_backward(
-      const Tensor& grad_output, const Tensor& input, Sizes normalized_shape, const Tensor& mean,
-      const Tensor& rstd, MaybeTensor weight, MaybeTensor bias, std::vector<bool> output_mask,
-      double eps) {
-    const char* op = "std_norm_backward";
-    const NormWanted wanted = wanted_of(op, output_mask, true);
-    const NormGradResult grad = norm_backward<Launcher>(
-        {op, NormKind::kStd, normalized_shape, weight, bias},
-        {grad_output, {"input", input}, mean, rstd, std::nullopt, {}, eps}, wanted);
-    return {
-        grad_of_input(op, grad.input, input), grad_of_parameter(op, grad.weight, input, weight),
-        grad_of_parameter(op, grad.bias, input, bias)};
-  }
-
-  static std::tuple<Tensor, Tensor> rms_norm(
-      const Tensor& input, Sizes normalized_shape, MaybeTensor weight, double eps,
-      double weight_offset, bool rounds_normalized) {
-    const NormResult result = norm_forward<Launcher>(
-        {"rms_norm", NormKind::kRms, normalized_shape, weight, std::nullopt, weight_offset}, input,
-        {}, eps, {}, rounds_normalized);
-    return {result.output, *result.rstd};
-  }
-  static Tensor rms_norm_output(
-      const Tensor& input, Sizes normalized_shape, MaybeTensor weight, double eps,
-      double weight_offset, bool rounds_normalized) {
-    return output_alone(
-        {"rms_norm", NormKind::kRms, normalized_shape, weight, std::nullopt, weight_offset}, input,
-        eps, rounds_normalized);
-  }
-
-  static std::tuple<Tensor, Tensor> rms_norm_backward(
-      const Tensor& grad_output, const Tensor& input, Sizes normalized_shape, const Tensor& rstd,
-      MaybeTensor weight, std::vector<bool> output_mask, double weight_offset) {
-    const char* op = "rms_norm_backward";
-    const NormWanted wanted = wanted_of(op, output_mask, false);
-    const NormGradResult grad = norm_backward<Launcher>(
-        {op, NormKind::kRms, normalized_shape, weight, std::nullopt, weight_offset},
-        {grad_output, {"input", input}, std::nullopt, rstd}, wanted);
-    return {
-        grad_of_input(op, grad.input, input), grad_of_parameter(op, grad.weight, input, weight)};
-  }
-
-  static std::tuple<Tensor, Tensor> l2_norm(
-      const Tensor& input, Sizes normalized_shape, MaybeTensor weight, double eps) {
-    const NormResult result = norm_forward<Launcher>(
-        {"l2_norm", NormKind::kL2, normalized_shape, weight, std::nullopt}, input, {}, eps, {});
-    return {result.output, *result.rstd};
-  }
-  static Tensor l2_norm_output(
-      const Tensor& input, Sizes normalized_shape, MaybeTensor weight, double eps) {
-    return output_alone(
-        {"l2_norm", NormKind::kL2, normalized_shape, weight, std::nullopt}, input, eps);
-  }
-
-  static std::tuple<Tensor, Tensor> l2_norm_backward(
-      const Tensor& grad_output, const Tensor& input, Sizes normalized_shape, const Tensor& rstd,
-      MaybeTensor weight, std::vector<bool> output_mask, double eps) {
-    const char* op = "l2_norm_backward";
-    const NormWanted wanted = wanted_of(op, output_mask, false);
-    const NormGradResult grad = norm_backward<Launcher>(
-        {op, NormKind::kL2, normalized_shape, weight, std::nullopt},
-        {grad_output, {"input", input}, std::nullopt, rstd, std::nullopt, {}, eps}, wanted);
-    return {
-        grad_of_input(op, grad.input, input), grad_of_parameter(op, grad.weight, input, weight)};
-  }
-
-  static std::tuple<Tensor, Tensor, Tensor, Tensor> add_layer_norm(
-      const Tensor& input, const Tensor& residual, Sizes normalized_shape, MaybeTensor weight,
-      MaybeTensor bias, double eps, double p, MaybeTensor seed) {
-    const char* op = "add_layer_norm";
-    const NormResult result = norm_forward<Launcher>(
-        {op, NormKind::kLayer, normalized_shape, weight, bias}, input,
-        {residual, branch_dropout(op, p, seed, {"input", input})}, eps, {});
-    return {result.output, *result.sum, *result.mean, *result.rstd};
-  }
-
-  // The second result is the sum if `wants_sum` is set, and empty otherwise.
-  static std::tuple<Tensor, Tensor> add_layer_norm_inference(
-      const Tensor& input, const Tensor& residual, Sizes normalized_shape, MaybeTensor weight,
-      MaybeTensor bias, double eps, bool wants_sum, double p, MaybeTensor seed) {
-    const char* op = "add_layer_norm";
-    const NormResult result = norm_forward<Launcher>(
-        {op, NormKind::kLayer, normalized_shape, weight, bias}, input,
-        {residual, branch_dropout(op, p, seed, {"input", input})}, eps, {wants_sum, false});
-    return output_and_sum(op, result);
-  }
-
-  // grad_residual is empty where grad_input is the gradient of both (operators.def).
-  static std::tuple<Tensor, Tensor, Tensor, Tensor> add_layer_norm_backward(
-      const Tensor& grad_output, MaybeTensor grad_sum, const Tensor& sum, Sizes normalized_shape,
-      const Tensor& mean, const Tensor& rstd, MaybeTensor weight, MaybeTensor bias,
-      std::vector<bool> output_mask, double p, MaybeTensor seed, MaybeDtype input_dtype,
-      MaybeDtype residual_dtype) {
-    const char* op = "add_layer_norm_backward";
-    check_output_mask(op, output_mask, 4);
-    const Dropout dropout = branch_dropout(op, p, seed, {"sum", sum});
-    const TermDtypes dtypes = checked_terms(op, sum, input_dtype, residual_dtype, p > 0);
-    const NormGradResult grad = norm_backward<Launcher>(
-        {op, NormKind::kLayer, normalized_shape, weight, bias},
-        {grad_output, {"sum", sum}, mean, rstd, grad_sum, dropout},
-        wanted_of_added(output_mask, dtypes, true));
-    const auto [to_input, to_residual] = gradients_of_terms(op, grad, dtypes, output_mask, sum);
-    return {
-        to_input, to_residual, grad_of_parameter(op, grad.weight, sum, weight),
-        grad_of_parameter(op, grad.bias, sum, bias)};
-  }
-
-  static std::tuple<Tensor, Tensor, Tensor> add_rms_norm(
-      const Tensor& input, const Tensor& residual, Sizes normalized_shape, MaybeTensor weight,
-      double eps, double weight_offset, bool rounds_normalized, double p, MaybeTensor seed) {
-    const char* op = "add_rms_norm";
-    const NormResult result = norm_forward<Launcher>(
-        {op, NormKind::kRms, normalized_shape, weight, std::nullopt, weight_offset}, input,
-        {residual, branch_dropout(op, p, seed, {"input", input})}, eps, {}, rounds_normalized);
-    return {result.output, *result.sum, *result.rstd};
-  }
-
-  static std::tuple<Tensor, Tensor> add_rms_norm_inference(
-      const Tensor& input, const Tensor& residual, Sizes normalized_shape, MaybeTensor weight,
-      double eps, bool wants_sum, double weight_offset, bool rounds_normalized, double p,
-      MaybeTensor seed) {
-    const char* op = "add_rms_norm";
-    const NormResult result = norm_forward<Launcher>(
-        {op, NormKind::kRms, normalized_shape, weight, std::nullopt, weight_offset}, input,
-        {residual, branch_dropout(op, p, seed, {"input", input})}, eps, {wants_sum, false},
-        rounds_normalized);
-    return output_and_sum(op, result);
-  }
-
-  static std::tuple<Tensor, Tensor, Tensor> add_rms_norm_backward(
-      const Tensor& grad_output, MaybeTensor grad_sum, const Tensor& sum, Sizes normalized_shape,
-      const Tensor& rstd, MaybeTensor weight, std::vector<bool> output_mask, double weight_offset,
-      double p, MaybeTensor seed, MaybeDtype input_dtype, MaybeDtype residual_dtype) {
-    const char* op = "add_rms_norm_backward";
-    check_output_mask(op, output_mask, 3);
-    const Dropout dropout = branch_dropout(op, p, seed, {"sum", sum});
-    const TermDtypes dtypes = checked_terms(op, sum, input_dtype, residual_dtype, p > 0);
-    const NormGradResult grad = norm_backward<Launcher>(
-        {op, NormKind::kRms, normalized_shape, weight, std::nullopt, weight_offset},
-        {grad_output, {"sum", sum}, std::nullopt, rstd, grad_sum, dropout},
-        wanted_of_added(output_mask, dtypes, false));
-    const auto [to_input, to_residual] = gradients_of_terms(op, grad, dtypes, output_mask, sum);
-    return {to_input, to_residual, grad_of_parameter(op, grad.weight, sum, weight)};
-  }
-
- private:
-  static Tensor output_alone(
-      const NormOptions& options, const Tensor& input, double eps, bool rounds_normalized = false) {
-    return norm_forward<Launcher>(options, input, {}, eps, {false, false}, rounds_normalized)
+  static Tensor output(
+      const Tensor& input, Sizes normalized_shape, MaybeTensor weight, Bias... bias, double eps,
+      Offset... weight_offset, Rounds... rounds_normalized) {
+    return norm_forward<Launcher>(
+               options(Traits::op, normalized_shape, weight, bias..., weight_offset...), input, {},
+               eps, {false, false}, argument_or(false, rounds_normalized...))
         .output;
   }
 
-  static std::tuple<Tensor, Tensor> output_and_sum(const char* op, const NormResult& result) {
+  static auto backward(
+      const Tensor& grad_output, const Tensor& input, Sizes normalized_shape, const Mean&... mean,
+      const Tensor& rstd, MaybeTensor weight, Bias... bias, std::vector<bool> output_mask,
+      Eps... eps, Offset... weight_offset) {
+    const char* op = Traits::backward;
+    const NormGradResult grad = norm_backward<Launcher>(
+        options(op, normalized_shape, weight, bias..., weight_offset...),
+        {grad_output,
+         {"input", input},
+         argument_or<MaybeTensor>({}, mean...),
+         rstd,
+         std::nullopt,
+         {},
+         argument_or(0.0, eps...)},
+        wanted_of(op, output_mask, has_mean(kKind)));
+    return std::tuple_cat(
+        std::tuple(grad_of_input(op, grad.input, input)),
+        parameter_gradients(op, grad, input, weight, bias...));
+  }
+
+  static auto added(
+      const Tensor& input, const Tensor& residual, Sizes normalized_shape, MaybeTensor weight,
+      Bias... bias, double eps, Offset... weight_offset, Rounds... rounds_normalized, double p,
+      MaybeTensor seed) {
+    const char* op = Traits::added;
+    const NormResult result = norm_forward<Launcher>(
+        options(op, normalized_shape, weight, bias..., weight_offset...), input,
+        {residual, branch_dropout(op, p, seed, {"input", input})}, eps, {},
+        argument_or(false, rounds_normalized...));
+    return std::tuple_cat(std::tuple(result.output, *result.sum), statistics_of<kKind>(result));
+  }
+
+  // The second result is the sum if `wants_sum` is set, and empty otherwise.
+  static std::tuple<Tensor, Tensor> added_inference(
+      const Tensor& input, const Tensor& residual, Sizes normalized_shape, MaybeTensor weight,
+      Bias... bias, double eps, bool wants_sum, Offset... weight_offset,
+      Rounds... rounds_normalized, double p, MaybeTensor seed) {
+    const char* op = Traits::added;
+    const NormResult result = norm_forward<Launcher>(
+        options(op, normalized_shape, weight, bias..., weight_offset...), input,
+        {residual, branch_dropout(op, p, seed, {"input", input})}, eps, {wants_sum, false},
+        argument_or(false, rounds_normalized...));
     const Tensor& output = result.output;
     return {output, or_empty(op, result.sum, output, dtype_of(output))};
   }
 
+  // grad_residual is empty where grad_input is the gradient of both (operators.def).
+  static auto added_backward(
+      const Tensor& grad_output, MaybeTensor grad_sum, const Tensor& sum, Sizes normalized_shape,
+      const Mean&... mean, const Tensor& rstd, MaybeTensor weight, Bias... bias,
+      std::vector<bool> output_mask, Offset... weight_offset, double p, MaybeTensor seed,
+      MaybeDtype input_dtype, MaybeDtype residual_dtype) {
+    const char* op = Traits::added_backward;
+    check_output_mask(op, output_mask, has_mean(kKind) ? 4 : 3);
+    const Dropout dropout = branch_dropout(op, p, seed, {"sum", sum});
+    const TermDtypes dtypes = checked_terms(op, sum, input_dtype, residual_dtype, p > 0);
+    const NormGradResult grad = norm_backward<Launcher>(
+        options(op, normalized_shape, weight, bias..., weight_offset...),
+        {grad_output, {"sum", sum}, argument_or<MaybeTensor>({}, mean...), rstd, grad_sum, dropout},
+        wanted_of_added(output_mask, dtypes, has_mean(kKind)));
+    return std::tuple_cat(
+        gradients_of_terms(op, grad, dtypes, output_mask, sum),
+        parameter_gradients(op, grad, sum, weight, bias...));
+  }
+
+ private:
+  static NormOptions options(
+      const char* op, const Sizes& normalized_shape, const MaybeTensor& weight, const Bias&... bias,
+      Offset... weight_offset) {
+    return {
+        op,
+        kKind,
+        normalized_shape,
+        weight,
+        argument_or<MaybeTensor>({}, bias...),
+        argument_or(0.0, weight_offset...)};
+  }
+
   // Returns the gradients of the input and of the residual, from those that the kernel has written.
-  static std::pair<Tensor, Tensor> gradients_of_terms(
+  static std::tuple<Tensor, Tensor> gradients_of_terms(
       const char* op, const NormGradResult& grad, const TermDtypes& dtypes,
       const std::vector<bool>& mask, const Tensor& sum) {
     const auto as = [&](bool wanted, const MaybeTensor& own, ScalarType dtype) {

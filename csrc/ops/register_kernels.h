@@ -11,17 +11,22 @@
 
 // `key` is the device's dispatch key, and `Launcher` launches kernels on the device.
 #define FUSEDOPS_REGISTER(key, Launcher) \
-  STABLE_TORCH_LIBRARY_IMPL(fusedops, key, m) { fusedops::register_kernels<Launcher>(m); }
+  STABLE_TORCH_LIBRARY_IMPL(fusedops, key, m) { fusedops::Kernels<Launcher>::add_to(m); }
 
 namespace fusedops {
 
-template <class Launcher, class Library>
-void register_kernels(Library& m) {
+template <class Launcher>
+struct Kernels {
   using Softmax = SoftmaxOps<Launcher>;
   using MaskedSoftmax = MaskedSoftmaxOps<Launcher>;
-  using Norm = NormOps<Launcher>;
-  using SpatialNorm = SpatialNormOps<Launcher>;
   using Stack = StackOps<Launcher>;
+  template <NormKind kKind>
+  using Norm = NormOps<Launcher, kKind>;
+  template <NormKind kKind>
+  using SpatialNorm = SpatialNormOps<Launcher, kKind>;
+
+  template <class Library>
+  static void add_to(Library& m) {
 #define OPERATOR(name, function, schema) m.impl(#name, TORCH_BOX(&function));
 #define OPERATOR_WITH_VARIANT(name, function, schema) \
   m.impl(#name, TORCH_BOX(&function));                \
@@ -29,6 +34,7 @@ void register_kernels(Library& m) {
 #include "ops/operators.def"
 #undef OPERATOR
 #undef OPERATOR_WITH_VARIANT
-}
+  }
+};
 
 }  // namespace fusedops

@@ -1,4 +1,4 @@
-// layer_norm and rms_norm over one dimension, whichever it is: checks tensors, passes rows or
+// Norms over one dimension, whichever it is: checks tensors, passes rows or
 // slices to the launcher, and returns tensors.
 #pragma once
 
@@ -240,58 +240,45 @@ NormGradResult spatial_norm_backward(
   return result;
 }
 
-// The entry points that a launcher registers.
-template <class Launcher>
-struct SpatialNormOps {
-  using MaybeTensor = std::optional<Tensor>;
+// The entry points that a launcher registers for a kind.
+template <
+    class Launcher, NormKind kKind, class = PackIf<has_mean(kKind), Tensor>,
+    class = PackIf<has_mean(kKind), MaybeTensor>>
+struct SpatialNormOps;
+template <class Launcher, NormKind kKind, class... Mean, class... Bias>
+struct SpatialNormOps<Launcher, kKind, Pack<Mean...>, Pack<Bias...>> {
+  using Traits = NormTraits<kKind>;
 
-  static std::tuple<Tensor, Tensor, Tensor> spatial_layer_norm(
-      const Tensor& input, int64_t dim, MaybeTensor weight, MaybeTensor bias, double eps) {
+  static auto forward(
+      const Tensor& input, int64_t dim, MaybeTensor weight, Bias... bias, double eps) {
     const NormResult result = spatial_norm_forward<Launcher>(
-        {"spatial_layer_norm", NormKind::kLayer, dim, weight, bias}, input, eps, true);
-    return {result.output, *result.mean, *result.rstd};
-  }
-  static Tensor spatial_layer_norm_output(
-      const Tensor& input, int64_t dim, MaybeTensor weight, MaybeTensor bias, double eps) {
-    const SpatialNormOptions options{"spatial_layer_norm", NormKind::kLayer, dim, weight, bias};
-    return spatial_norm_forward<Launcher>(options, input, eps, false).output;
+        options(Traits::spatial, dim, weight, bias...), input, eps, true);
+    return std::tuple_cat(std::tuple(result.output), statistics_of<kKind>(result));
   }
 
-  static std::tuple<Tensor, Tensor, Tensor> spatial_layer_norm_backward(
-      const Tensor& grad_output, const Tensor& input, int64_t dim, const Tensor& mean,
-      const Tensor& rstd, MaybeTensor weight, MaybeTensor bias, std::vector<bool> output_mask) {
-    const char* op = "spatial_layer_norm_backward";
-    const NormWanted wanted = wanted_of(op, output_mask, true);
+  static Tensor output(
+      const Tensor& input, int64_t dim, MaybeTensor weight, Bias... bias, double eps) {
+    const SpatialNormOptions of_norm = options(Traits::spatial, dim, weight, bias...);
+    return spatial_norm_forward<Launcher>(of_norm, input, eps, false).output;
+  }
+
+  static auto backward(
+      const Tensor& grad_output, const Tensor& input, int64_t dim, const Mean&... mean,
+      const Tensor& rstd, MaybeTensor weight, Bias... bias, std::vector<bool> output_mask) {
+    const char* op = Traits::spatial_backward;
     const NormGradResult grad = spatial_norm_backward<Launcher>(
-        {op, NormKind::kLayer, dim, weight, bias}, {grad_output, {"input", input}, mean, rstd},
-        wanted);
-    return {
-        grad_of_input(op, grad.input, input), grad_of_parameter(op, grad.weight, input, weight),
-        grad_of_parameter(op, grad.bias, input, bias)};
+        options(op, dim, weight, bias...),
+        {grad_output, {"input", input}, argument_or<MaybeTensor>({}, mean...), rstd},
+        wanted_of(op, output_mask, has_mean(kKind)));
+    return std::tuple_cat(
+        std::tuple(grad_of_input(op, grad.input, input)),
+        parameter_gradients(op, grad, input, weight, bias...));
   }
 
-  static std::tuple<Tensor, Tensor> spatial_rms_norm(
-      const Tensor& input, int64_t dim, MaybeTensor weight, double eps) {
-    const NormResult result = spatial_norm_forward<Launcher>(
-        {"spatial_rms_norm", NormKind::kRms, dim, weight, std::nullopt}, input, eps, true);
-    return {result.output, *result.rstd};
-  }
-  static Tensor spatial_rms_norm_output(
-      const Tensor& input, int64_t dim, MaybeTensor weight, double eps) {
-    const SpatialNormOptions options{"spatial_rms_norm", NormKind::kRms, dim, weight, std::nullopt};
-    return spatial_norm_forward<Launcher>(options, input, eps, false).output;
-  }
-
-  static std::tuple<Tensor, Tensor> spatial_rms_norm_backward(
-      const Tensor& grad_output, const Tensor& input, int64_t dim, const Tensor& rstd,
-      MaybeTensor weight, std::vector<bool> output_mask) {
-    const char* op = "spatial_rms_norm_backward";
-    const NormWanted wanted = wanted_of(op, output_mask, false);
-    const NormGradResult grad = spatial_norm_backward<Launcher>(
-        {op, NormKind::kRms, dim, weight, std::nullopt},
-        {grad_output, {"input", input}, std::nullopt, rstd}, wanted);
-    return {
-        grad_of_input(op, grad.input, input), grad_of_parameter(op, grad.weight, input, weight)};
+ private:
+  static SpatialNormOptions options(
+      const char* op, int64_t dim, const MaybeTensor& weight, const Bias&... bias) {
+    return {op, kKind, dim, weight, argument_or<MaybeTensor>({}, bias...)};
   }
 };
 

@@ -8,9 +8,10 @@ and LayerNormalization returns float32 statistics.
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +19,15 @@ import torch
 from torch.export import ExportedProgram
 
 from fusedops.export import our_nodes, rewrite
+from fusedops.ops.norm_kinds import (
+    KINDS,
+    NORM_OPS,
+    DeviationPlusEps,
+    MeanSquare,
+    NormKind,
+    NormOp,
+    NormOrEps,
+)
 
 try:
     from onnx.defs import onnx_opset_version
@@ -66,14 +76,16 @@ def translation_table(opset_version: int = OPSET) -> dict[Callable[..., Any], Ca
             f"opset_version is {opset_version}, wanted at most {onnx_opset_version()}, the newest "
             "that the installed onnx knows; pass that, or install a newer onnx"
         )
-    ops, public = torch.ops.fusedops, _PUBLIC | _rms_norms(opset_version)
-    same = {f"_{name}": f for name, f in public.items() if hasattr(ops, f"_{name}")}
-    without_statistics = {
-        f"_{name}_output": _first_of(f)
-        for name, f in public.items()
-        if hasattr(ops, f"_{name}_output")
+    ops = torch.ops.fusedops
+    norms = {
+        norm.name: _norm_translation(norm, opset_version)
+        for norm in NORM_OPS
+        if not norm.is_backward and norm.kind.scale in _SCALES
     }
-    translations = public | same | without_statistics | _inference_variants(public)
+    public = _PUBLIC | norms
+    variants = {f"_{name}": f for name, f in public.items() if hasattr(ops, f"_{name}")}
+    variants["_masked_softmax_dropout"] = _first_of(_masked_softmax_dropout)
+    translations = variants | public
     return {getattr(ops, name).default: f for name, f in translations.items()}
 
 
@@ -408,134 +420,53 @@ def _refuse_dropout(p: float) -> None:
 # --- norms --------------------------------------------------------------------------------------
 
 
-def _layer_norm(
-    input: Value,
-    normalized_shape: Sequence[Any],
-    weight: Value | None,
-    bias: Value | None,
-    eps: float,
-) -> tuple[Value, Value, Value]:
-    return _layer_norm_of(input, input.dtype, len(normalized_shape), weight, bias, eps)
+def _norm_translation(norm: NormOp, opset_version: int) -> Callable[..., Any]:
+    """The translation of an op; it has the arguments of the op's schema, which torch reads."""
 
+    def translation(*args: Any, **kwargs: Any) -> Any:
+        named = norm.named(args, kwargs)
+        results = _norm(norm, named, opset_version)
+        returned = tuple(results[name or "output"] for name in norm.results)
+        return returned if len(returned) > 1 else returned[0]
 
-def _layer_norm_of(
-    input: Value,
-    dtype: ir.DataType,
-    rank: int,
-    weight: Value | None,
-    bias: Value | None,
-    eps: float,
-) -> tuple[Value, Value, Value]:
-    computed = _arithmetic(dtype)
-    x = _convert(input, dtype, computed)
-    weight = _ones(x, rank) if weight is None else _convert(weight, weight.dtype, computed)
-    bias = None if bias is None else _convert(bias, bias.dtype, computed)
-    output, *statistics = op.LayerNormalization(x, weight, bias, axis=-rank, epsilon=eps)
-    statistics = (_convert(each, ir.DataType.FLOAT, computed) for each in statistics)
-    return _convert(output, computed, dtype), *statistics
-
-
-def _ones(x: Value, rank: int) -> Value:
-    """A weight of ones for a norm over the last ``rank`` dimensions without weight."""
-    return op.Expand(_like(1.0, x), op.Shape(x, start=-rank))
-
-
-def _std_norm(
-    input: Value,
-    normalized_shape: Sequence[Any],
-    weight: Value | None,
-    bias: Value | None,
-    eps: float,
-) -> tuple[Value, Value, Value]:
-    """Decomposed, because ONNX has no operator with the unbiased deviation."""
-    dtype, dims = input.dtype, list(range(-len(normalized_shape), 0))
-    computed = _arithmetic(dtype)
-    x = _convert(input, dtype, computed)
-    mean = op.ReduceMean(x, dims, keepdims=1)
-    centred = op.Sub(x, mean)
-    count = op.ReduceProd(op.Shape(x, start=dims[0]), keepdims=0)
-    degrees = op.Sub(count, op.Constant(value_int=1))
-    variance = op.Div(op.ReduceSumSquare(centred, dims, keepdims=1), op.CastLike(degrees, x))
-    rstd = op.Reciprocal(op.Add(op.Sqrt(variance), _like(eps, x)))
-    output = op.Mul(centred, rstd)
-    output = output if weight is None else op.Mul(output, _convert(weight, weight.dtype, computed))
-    output = output if bias is None else op.Add(output, _convert(bias, bias.dtype, computed))
-    return _convert(output, computed, dtype), mean, rstd
-
-
-def _l2_norm(
-    input: Value, normalized_shape: Sequence[Any], weight: Value | None, eps: float
-) -> tuple[Value, Value]:
-    """Decomposed, because LpNormalization takes a single axis and no eps."""
-    dtype, dims = input.dtype, list(range(-len(normalized_shape), 0))
-    computed = _arithmetic(dtype)
-    x = _convert(input, dtype, computed)
-    norm = op.Max(op.ReduceL2(x, dims, keepdims=1), _like(eps, x))
-    output = op.Div(x, norm)
-    output = output if weight is None else op.Mul(output, _convert(weight, weight.dtype, computed))
-    return _convert(output, computed, dtype), op.Reciprocal(norm)
-
-
-def _spatial_layer_norm(
-    input: Value, dim: int, weight: Value | None, bias: Value | None, eps: float
-) -> tuple[Value, Value, Value]:
-    """Decomposed, because LayerNormalization takes the last dimensions only."""
-    x, dims = _convert(input, input.dtype, _arithmetic(input.dtype)), _spatial_dims(input, dim)
-    mean = op.ReduceMean(x, dims, keepdims=1)
-    centred = op.Sub(x, mean)
-    rstd = _root_of_mean_square(centred, dims, eps)
-    output = _with_parameters(op.Mul(centred, rstd), input, dim, weight, bias)
-    return output, mean, rstd
-
-
-def _spatial_rms_norm(
-    input: Value, dim: int, weight: Value | None, eps: float
-) -> tuple[Value, Value]:
-    x, dims = _convert(input, input.dtype, _arithmetic(input.dtype)), _spatial_dims(input, dim)
-    rstd = _root_of_mean_square(x, dims, eps)
-    return _with_parameters(op.Mul(x, rstd), input, dim, weight, None), rstd
-
-
-def _spatial_dims(input: Value, dim: int) -> list[int] | None:
-    """What is reduced over; a scalar has no dimension."""
-    return [dim] if len(input.shape) else None
-
-
-def _root_of_mean_square(x: Value, dims: list[int] | None, eps: float) -> Value:
-    """The reciprocal of the root of the mean square plus eps."""
-    mean_square = op.ReduceMean(op.Mul(x, x), dims, keepdims=1)
-    return op.Reciprocal(op.Sqrt(op.Add(mean_square, _like(eps, x))))
-
-
-def _with_parameters(
-    normalized: Value, input: Value, dim: int, weight: Value | None, bias: Value | None
-) -> Value:
-    """The result of a norm over ``dim``, which has a weight and a bias for each of its indices."""
-    computed, rank = _arithmetic(input.dtype), len(input.shape)
-    after = list(range(1, rank - dim % max(rank, 1)))  # the dimensions after `dim`
-    output = normalized
-    for parameter, apply in ((weight, op.Mul), (bias, op.Add)):
-        if parameter is not None:
-            own = _convert(parameter, parameter.dtype, computed)
-            output = apply(output, op.Unsqueeze(own, after) if rank else op.Squeeze(own, [0]))
-    return _convert(output, computed, input.dtype)
-
-
-def _stack_layer_norm(
-    inputs: Sequence[Value],
-    normalized_shape: Sequence[Any],
-    weights: Sequence[Value],
-    biases: Sequence[Value],
-    eps: float,
-    stack_dim: int,
-) -> tuple[Value, Value, Value]:
-    none = [None] * len(inputs)
-    results = [
-        _layer_norm(input, normalized_shape, weight, bias, eps)
-        for input, weight, bias in zip(inputs, weights or none, biases or none, strict=True)
+    arguments = norm.overload._schema.arguments
+    types = {argument.name: _TYPES.get(str(argument.type), Value) for argument in arguments}
+    parameters = [
+        inspect.Parameter(
+            argument.name,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            default=argument.default_value
+            if argument.has_default_value()
+            else inspect.Parameter.empty,
+        )
+        for argument in arguments
     ]
-    outputs, means, rstds = zip(*results, strict=True)
-    return _stack(outputs, stack_dim), _stack(means, 0), _stack(rstds, 0)
+    translation.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    translation.__annotations__ = types
+    return translation
+
+
+#: Types of a schema that are attributes in ONNX, not values.
+_TYPES: dict[str, Any] = {"int": int, "float": float, "bool": bool}
+
+
+def _norm(norm: NormOp, named: dict[str, Any], opset_version: int) -> dict[str, Any]:
+    """The results by their names."""
+    total, dtype = named["input"], named["input"].dtype
+    if norm.has_residual:  # the sum is computed even where it is not wanted
+        total, dtype = _sum(total, named["residual"], named["p"])
+    if norm.is_spatial:
+        results = _spatial_norm(norm.kind, total, named)
+    else:
+        x, rank = _convert(total, dtype, _arithmetic(dtype)), len(named["normalized_shape"])
+        if norm.kind is KINDS["layer_norm"]:
+            results = _layer_norm(x, rank, named)
+        elif norm.kind is KINDS["rms_norm"]:
+            results = _rms_norm(x, dtype, rank, named, is_operator=opset_version >= OPSET)
+        else:
+            results = _decomposed_norm(norm.kind, x, rank, named)
+        results["output"] = _convert(results["output"], _arithmetic(dtype), dtype)
+    return results | {"sum": total}
 
 
 def _sum(input: Value, residual: Value, p: float) -> tuple[Value, ir.DataType]:
@@ -547,94 +478,134 @@ def _sum(input: Value, residual: Value, p: float) -> tuple[Value, ir.DataType]:
     return _convert(op.Add(*terms), computed, dtype), dtype
 
 
-def _add_layer_norm(
-    input: Value,
-    residual: Value,
-    normalized_shape: Sequence[Any],
-    weight: Value | None,
-    bias: Value | None,
-    eps: float,
-    p: float = 0.0,
-    seed: Value | None = None,
-) -> tuple[Value, Value, Value, Value]:
-    total, dtype = _sum(input, residual, p)
-    rank = len(normalized_shape)
-    output, *statistics = _layer_norm_of(total, dtype, rank, weight, bias, eps)
-    return output, total, *statistics
+def _layer_norm(x: Value, rank: int, named: dict[str, Any]) -> dict[str, Any]:
+    weight, bias = _parameter(x, named["weight"]), _parameter(x, named["bias"])
+    weight = _ones(x, rank) if weight is None else weight
+    output, *statistics = op.LayerNormalization(x, weight, bias, axis=-rank, epsilon=named["eps"])
+    mean, rstd = (_convert(each, ir.DataType.FLOAT, x.dtype) for each in statistics)
+    return {"output": output, "mean": mean, "rstd": rstd}
 
 
-def _rms_norms(opset_version: int) -> dict[str, Callable[..., Any]]:
-    """The translations of the RMS norms, with and without a residual, for an opset."""
-    weighted = _rms_operator if opset_version >= OPSET else _rms_decomposed
-
-    def rms_norm(
-        input: Value,
-        normalized_shape: Sequence[Any],
-        weight: Value | None,
-        eps: float,
-        weight_offset: float = 0.0,
-        rounds_normalized: bool = False,
-    ) -> tuple[Value, Value]:
-        settings = weight, eps, weight_offset, rounds_normalized
-        return _rms_norm_of(weighted, input, input.dtype, len(normalized_shape), *settings)
-
-    def add_rms_norm(
-        input: Value,
-        residual: Value,
-        normalized_shape: Sequence[Any],
-        weight: Value | None,
-        eps: float,
-        weight_offset: float = 0.0,
-        rounds_normalized: bool = False,
-        p: float = 0.0,
-        seed: Value | None = None,
-    ) -> tuple[Value, Value, Value]:
-        total, dtype = _sum(input, residual, p)
-        settings = weight, eps, weight_offset, rounds_normalized
-        rank = len(normalized_shape)
-        output, rstd = _rms_norm_of(weighted, total, dtype, rank, *settings)
-        return output, total, rstd
-
-    return {"rms_norm": rms_norm, "add_rms_norm": add_rms_norm}
+def _parameter(x: Value, parameter: Value | None) -> Value | None:
+    """A weight or bias in the dtype that is computed in."""
+    return None if parameter is None else _convert(parameter, parameter.dtype, x.dtype)
 
 
-def _rms_norm_of(
-    weighted: Callable[..., Any],
-    input: Value,
-    dtype: ir.DataType,
-    rank: int,
-    weight: Value | None,
-    eps: float,
-    weight_offset: float,
-    rounds_normalized: bool,
-) -> tuple[Value, Value]:
-    computed = _arithmetic(dtype)
-    x = _convert(input, dtype, computed)
+def _ones(x: Value, rank: int) -> Value:
+    """A weight of ones for a norm over the last ``rank`` dimensions without weight."""
+    return op.Expand(_like(1.0, x), op.Shape(x, start=-rank))
+
+
+def _rms_norm(
+    x: Value, dtype: ir.DataType, rank: int, named: dict[str, Any], *, is_operator: bool
+) -> dict[str, Any]:
+    eps, offset = named["eps"], named["weight_offset"]
     rstd = _root_of_mean_square(x, list(range(-rank, 0)), eps)
-    ones = _ones(x, rank)
+    weight, ones = _parameter(x, named["weight"]), _ones(x, rank)
     if weight is None:  # nothing to add an offset to
         weight = ones
+    elif offset:
+        weight = op.Add(weight, _like(offset, x))
+    rounds = named["rounds_normalized"] and dtype != x.dtype
+    factor = ones if rounds else weight
+    if is_operator:
+        output = opset23.RMSNormalization(x, factor, axis=-rank, epsilon=eps)
     else:
-        weight = _convert(weight, weight.dtype, computed)
-        weight = op.Add(weight, _like(weight_offset, x)) if weight_offset else weight
-    rounds = rounds_normalized and dtype != computed
-    output = weighted(x, rstd, ones if rounds else weight, rank, eps)
+        output = op.Mul(op.Mul(x, rstd), factor)
     if rounds:
-        output = op.Mul(_convert(output, computed, dtype, computed), weight)
-    return _convert(output, computed, dtype), rstd
+        output = op.Mul(_convert(output, x.dtype, dtype, x.dtype), weight)
+    return {"output": output, "rstd": rstd}
 
 
-def _rms_operator(x: Value, rstd: Value, weight: Value, rank: int, eps: float) -> Value:
-    return opset23.RMSNormalization(x, weight, axis=-rank, epsilon=eps)
+def _decomposed_norm(kind: NormKind, x: Value, rank: int, named: dict[str, Any]) -> dict[str, Any]:
+    """A norm that ONNX has no operator for."""
+    output, statistics = _normalized(kind, x, list(range(-rank, 0)), named["eps"])
+    for name, apply in (("weight", op.Mul), ("bias", op.Add)):
+        parameter = _parameter(x, named.get(name))
+        output = output if parameter is None else apply(output, parameter)
+    return {"output": output, **statistics}
 
 
-def _rms_decomposed(x: Value, rstd: Value, weight: Value, rank: int, eps: float) -> Value:
-    return op.Mul(op.Mul(x, rstd), weight)
+def _spatial_norm(kind: NormKind, input: Value, named: dict[str, Any]) -> dict[str, Any]:
+    """Decomposed, because ONNX's operators take the last dimensions only."""
+    x, dim, rank = (
+        _convert(input, input.dtype, _arithmetic(input.dtype)),
+        named["dim"],
+        len(input.shape),
+    )
+    output, statistics = _normalized(kind, x, [dim] if rank else None, named["eps"])
+    after = list(range(1, rank - dim % max(rank, 1)))  # the dimensions after `dim`
+    for name, apply in (("weight", op.Mul), ("bias", op.Add)):
+        parameter = _parameter(x, named.get(name))
+        if parameter is not None:
+            aligned = op.Unsqueeze(parameter, after) if rank else op.Squeeze(parameter, [0])
+            output = apply(output, aligned)
+    return {"output": _convert(output, x.dtype, input.dtype), **statistics}
+
+
+def _normalized(
+    kind: NormKind, x: Value, dims: list[int] | None, eps: float
+) -> tuple[Value, dict[str, Value]]:
+    """(x - mean) rstd, and the statistics by their names. A scalar has no dims to reduce over."""
+    statistics = {}
+    if kind.has_mean:
+        statistics["mean"] = op.ReduceMean(x, dims, keepdims=1)
+        x = op.Sub(x, statistics["mean"])
+    normalized, statistics["rstd"] = _SCALES[kind.scale](x, dims, eps)
+    return normalized, statistics
+
+
+def _over_root(centred: Value, dims: list[int] | None, eps: float) -> tuple[Value, Value]:
+    rstd = _root_of_mean_square(centred, dims, eps)
+    return op.Mul(centred, rstd), rstd
+
+
+def _root_of_mean_square(x: Value, dims: list[int] | None, eps: float) -> Value:
+    """The reciprocal of the root of the mean square plus eps."""
+    mean_square = op.ReduceMean(op.Mul(x, x), dims, keepdims=1)
+    return op.Reciprocal(op.Sqrt(op.Add(mean_square, _like(eps, x))))
+
+
+def _over_deviation(centred: Value, dims: list[int], eps: float) -> tuple[Value, Value]:
+    count = op.ReduceProd(op.Shape(centred, start=dims[0]), keepdims=0)
+    degrees = op.CastLike(op.Sub(count, op.Constant(value_int=1)), centred)
+    variance = op.Div(op.ReduceSumSquare(centred, dims, keepdims=1), degrees)
+    rstd = op.Reciprocal(op.Add(op.Sqrt(variance), _like(eps, centred)))
+    return op.Mul(centred, rstd), rstd
+
+
+def _over_norm(x: Value, dims: list[int], eps: float) -> tuple[Value, Value]:
+    """Not LpNormalization, which takes a single axis and no eps."""
+    norm = op.Max(op.ReduceL2(x, dims, keepdims=1), _like(eps, x))
+    return op.Div(x, norm), op.Reciprocal(norm)
+
+
+_SCALES: dict[type[MeanSquare], Callable[..., tuple[Value, Value]]] = {
+    MeanSquare: _over_root,
+    DeviationPlusEps: _over_deviation,
+    NormOrEps: _over_norm,
+}
+
+
+def _stack_layer_norm(
+    inputs: Sequence[Value],
+    normalized_shape: Sequence[Any],
+    weights: Sequence[Value],
+    biases: Sequence[Value],
+    eps: float,
+    stack_dim: int,
+) -> tuple[Value, Value, Value]:
+    none = [None] * len(inputs)
+    arguments = zip(inputs, weights or none, biases or none, strict=True)
+    translate = _norm_translation(NormOp("layer_norm"), OPSET)
+    results = [translate(x, normalized_shape, w, b, eps) for x, w, b in arguments]
+    outputs, means, rstds = zip(*results, strict=True)
+    return _stack(outputs, stack_dim), _stack(means, 0), _stack(rstds, 0)
 
 
 # --- tables -------------------------------------------------------------------------------------
 
-#: The translations that are the same in every opset, by the names of the public ops.
+#: The translations of the softmaxes and stacks, by the names of the public ops.
 _PUBLIC: dict[str, Callable[..., Any]] = {
     "softmax": _softmax,
     "log_softmax": _log_softmax,
@@ -646,52 +617,4 @@ _PUBLIC: dict[str, Callable[..., Any]] = {
     "masked_softmax": _masked_softmax,
     "masked_softmax_dropout": _masked_softmax_dropout,
     "masked_softmax_sinks": _masked_softmax_sinks,
-    "layer_norm": _layer_norm,
-    "std_norm": _std_norm,
-    "l2_norm": _l2_norm,
-    "spatial_layer_norm": _spatial_layer_norm,
-    "spatial_rms_norm": _spatial_rms_norm,
-    "add_layer_norm": _add_layer_norm,
 }
-
-
-def _inference_variants(public: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    """The translations of the variants whose arguments differ from those of the public op, too:
-    they say whether the sum is wanted. It is computed in any case."""
-
-    def add_layer_norm(
-        input: Value,
-        residual: Value,
-        normalized_shape: Sequence[Any],
-        weight: Value | None,
-        bias: Value | None,
-        eps: float,
-        wants_sum: bool,
-        p: float = 0.0,
-        seed: Value | None = None,
-    ) -> tuple[Value, Value]:
-        arguments = input, residual, normalized_shape, weight, bias, eps, p
-        output, total, *_ = public["add_layer_norm"](*arguments)
-        return output, total
-
-    def add_rms_norm(
-        input: Value,
-        residual: Value,
-        normalized_shape: Sequence[Any],
-        weight: Value | None,
-        eps: float,
-        wants_sum: bool,
-        weight_offset: float = 0.0,
-        rounds_normalized: bool = False,
-        p: float = 0.0,
-        seed: Value | None = None,
-    ) -> tuple[Value, Value]:
-        arguments = input, residual, normalized_shape, weight, eps, weight_offset
-        output, total, _ = public["add_rms_norm"](*arguments, rounds_normalized, p)
-        return output, total
-
-    return {
-        "_masked_softmax_dropout": _first_of(public["masked_softmax_dropout"]),
-        "_add_layer_norm": add_layer_norm,
-        "_add_rms_norm": add_rms_norm,
-    }

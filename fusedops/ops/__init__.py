@@ -17,7 +17,6 @@ from fusedops.ops import (  # noqa: E402
     softmax,
     softmax_composites,
     softmax_stats,
-    spatial_norm,
     stack,
 )
 
@@ -31,6 +30,5 @@ __all__ = [
     "softmax",
     "softmax_composites",
     "softmax_stats",
-    "spatial_norm",
     "stack",
 ]

@@ -1,17 +1,16 @@
-"""layer_norm, std_norm, rms_norm, l2_norm, add_layer_norm and add_rms_norm as ops: derivative
-formulas, autocast and vmap rules. Their fake kernels are in _norm_fakes.py.
+"""The norms as ops, of each kind of norm_kinds.py, of rows or over one dimension, with and without
+a residual: derivative formulas, autocast and vmap rules. Their fake kernels are in norm_fakes.py.
 
 Formulas: let n = (x - mean) rstd, w be the weight plus its offset, g = dy w, and P the symmetric
-projection P v = rstd (v - mean(v) - n mean(n v)), with means over the normalised dimensions. Then
-dx = P g, dweight = sum(dy n) and dbias = sum(dy), summed over the rows. For rms_norm mean and
-mean(v) are 0; for std_norm mean(n v) is replaced by sum(n v) / ((N - 1) std rstd). For l2_norm both
-means are 0 too, and mean(n v) is replaced by sum(n v), or 0 in a row whose norm is below eps. Where
-x = dropout(input) + residual, d residual = P g + d sum, and d input = dropout(d residual).
+projection P v = rstd (v - mean(v) - n along(v)) of the kind, with means over the normalised
+dimensions. Then dx = P g, dweight = sum(dy n) and dbias = sum(dy), summed over the rows. Where x =
+dropout(input) + residual, d residual = P g + d sum, and d input = dropout(d residual).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,12 +18,12 @@ import torch
 from fusedops.ops import _checks, _vmap
 from fusedops.ops._autograd import gradient, register_autograd
 from fusedops.ops._forward_mode import has_tangent
-from fusedops.ops._norm_fakes import FAKES, MaybeTensor, needed_of_inputs, share_gradient
-from fusedops.ops._norm_second_order import SecondDerivative, multiplier, sum_of_rows
 from fusedops.ops._registration import register_fake, register_float32_inputs, register_vmap
+from fusedops.ops.norm_fakes import fake_backward, fake_forward, needed_of_inputs, share_gradient
+from fusedops.ops.norm_kinds import NORM_OPS, NormOp
+from fusedops.ops.norm_second_order import SecondDerivative, multiplier, sum_of_rows
 
-ops = torch.ops.fusedops
-
+MaybeTensor = torch.Tensor | None
 Grads = tuple[MaybeTensor, ...]
 
 
@@ -36,102 +35,57 @@ def default_rms_eps(dtype: torch.dtype) -> float:
 # --- derivatives --------------------------------------------------------------------------------
 
 
-def _where_needed(grads: Sequence[MaybeTensor], needed: Sequence[bool]) -> Grads:
-    return tuple(grad if is_needed else None for grad, is_needed in zip(grads, needed, strict=True))
+class _Places:
+    """Where a formula finds the arguments of its op, which are computed once, not in each call.
+
+    differentiable: the inputs and parameters. parameters: weight and, if the kind has one, bias.
+    settings: what the backward op takes after its output_mask.
+    """
+
+    def __init__(self, op: NormOp) -> None:
+        names = op.names
+        tensors = ("input", "residual", "weight", "bias")
+        self.count = len(names)
+        self.differentiable = [names.index(name) for name in tensors if name in names]
+        self.parameters = slice(names.index("weight"), names.index("eps"))
+        of_backward = getattr(torch.ops.fusedops, f"{op.name}_backward").default._schema.arguments
+        taken = {argument.name for argument in of_backward} & {"eps", "weight_offset"}
+        start = min(map(names.index, taken), default=0)
+        self.settings = slice(start, start + len(taken))
 
 
-def _setup_centered(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-    """Saves tensors for the backward of layer_norm and std_norm."""
-    input, ctx.normalized_shape, weight, bias, ctx.eps = inputs
-    _, mean, rstd = output
-    ctx.mark_non_differentiable(mean, rstd)
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(input, mean, rstd, weight, bias)
+def _in_places(
+    grads: Sequence[MaybeTensor], needed: Sequence[bool], places: _Places
+) -> tuple[Any, ...]:
+    """A gradient, or None, for each argument."""
+    of_arguments: list[MaybeTensor] = [None] * places.count
+    for grad, is_needed, place in zip(grads, needed, places.differentiable, strict=True):
+        if is_needed:
+            of_arguments[place] = grad
+    return tuple(of_arguments)
 
 
-def _centered_gradients(ctx: Any, op: str, grad_output: MaybeTensor, *settings: float) -> Grads:
-    if grad_output is None:
-        return (None,) * 5
-    input, mean, rstd, weight, bias = ctx.saved_tensors
-    _, needs_input, _, needs_weight, needs_bias, _ = ctx.needs_input_grad
-    needed = [needs_input, needs_weight, needs_bias]
-    grads = gradient(
-        op, grad_output, input, ctx.normalized_shape, mean, rstd, weight, bias, needed, *settings
-    )
-    to_input, to_weight, to_bias = _where_needed(grads, needed)
-    return to_input, None, to_weight, to_bias, None
+def _register_formula(op: NormOp) -> None:
+    places, backward_op = _Places(op), f"{op.name}_backward"
 
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        _, *statistics = output
+        ctx.normalized, ctx.settings = inputs[1], inputs[places.settings]
+        ctx.mark_non_differentiable(*statistics)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(inputs[0], *statistics, *inputs[places.parameters])
 
-def _layer_norm_formula(ctx: Any, grad_output: MaybeTensor, *_: None) -> Grads:
-    return _centered_gradients(ctx, "layer_norm_backward", grad_output)
+    def formula(ctx: Any, grad_output: MaybeTensor, *_: None) -> Grads:
+        if grad_output is None:
+            return (None,) * places.count
+        input, *rest = ctx.saved_tensors
+        needed = [ctx.needs_input_grad[1 + place] for place in places.differentiable]
+        grads = gradient(
+            backward_op, grad_output, input, ctx.normalized, *rest, needed, *ctx.settings
+        )
+        return _in_places(grads, needed, places)
 
-
-def _std_norm_formula(ctx: Any, grad_output: MaybeTensor, *_: None) -> Grads:
-    return _centered_gradients(ctx, "std_norm_backward", grad_output, ctx.eps)
-
-
-def _setup_rms_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-    input, ctx.normalized_shape, weight, _, ctx.weight_offset, _ = inputs
-    _, rstd = output
-    ctx.mark_non_differentiable(rstd)
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(input, rstd, weight)
-
-
-def _rms_norm_formula(ctx: Any, grad_output: MaybeTensor, *_: None) -> Grads:
-    if grad_output is None:
-        return (None,) * 6
-    input, rstd, weight = ctx.saved_tensors
-    _, needs_input, _, needs_weight, *_ = ctx.needs_input_grad
-    needed = [needs_input, needs_weight]
-    grads = gradient(
-        "rms_norm_backward",
-        grad_output,
-        input,
-        ctx.normalized_shape,
-        rstd,
-        weight,
-        needed,
-        ctx.weight_offset,
-    )
-    to_input, to_weight = _where_needed(grads, needed)
-    return to_input, None, to_weight, None, None, None
-
-
-def _setup_l2_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-    input, ctx.normalized_shape, weight, ctx.eps = inputs
-    _, rstd = output
-    ctx.mark_non_differentiable(rstd)
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(input, rstd, weight)
-
-
-def _l2_norm_formula(ctx: Any, grad_output: MaybeTensor, *_: None) -> Grads:
-    if grad_output is None:
-        return (None,) * 4
-    input, rstd, weight = ctx.saved_tensors
-    _, needs_input, _, needs_weight, _ = ctx.needs_input_grad
-    needed = [needs_input, needs_weight]
-    given = (grad_output, input, ctx.normalized_shape, rstd, weight)
-    to_input, to_weight = _where_needed(
-        gradient("l2_norm_backward", *given, needed, ctx.eps), needed
-    )
-    return to_input, None, to_weight, None
-
-
-def _dtypes_of_terms(
-    input: torch.Tensor, residual: torch.Tensor
-) -> tuple[torch.dtype | None, torch.dtype | None]:
-    """The last two arguments of the backward of a sum: None where both have the sum's dtype."""
-    return (None, None) if input.dtype == residual.dtype else (input.dtype, residual.dtype)
-
-
-def _gradients_of_added(ctx: Any, grads: Sequence[torch.Tensor], needed: Sequence[bool]) -> Grads:
-    """The gradients of input, residual and parameters. Without dropout, and with one dtype, the op
-    returns one gradient for both inputs."""
-    to_input, to_residual, *to_parameters = grads
-    shared = share_gradient(ctx.p, *ctx.dtypes)
-    return _where_needed([to_input, to_input if shared else to_residual, *to_parameters], needed)
+    register_autograd(op.name, formula, setup_context)
 
 
 def _mark_non_differentiable(ctx: Any, sum: torch.Tensor, *statistics: torch.Tensor) -> None:
@@ -142,65 +96,37 @@ def _mark_non_differentiable(ctx: Any, sum: torch.Tensor, *statistics: torch.Ten
     ctx.mark_non_differentiable(*statistics, *(() if has_gradient else (sum,)))
 
 
-def _setup_add_layer_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-    input, residual, ctx.normalized_shape, weight, bias, _, ctx.p, seed = inputs
-    _, sum, mean, rstd = output
-    ctx.dtypes = _dtypes_of_terms(input, residual)
-    _mark_non_differentiable(ctx, sum, mean, rstd)
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(sum, mean, rstd, weight, bias, seed)
+def _register_formula_of_sum(op: NormOp) -> None:
+    places, backward_op = _Places(op), f"{op.name}_backward"
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        input, residual, ctx.normalized, *_, ctx.p, seed = inputs
+        _, sum, *statistics = output
+        # None stands for the sum's dtype.
+        same = input.dtype == residual.dtype
+        ctx.dtypes = (None, None) if same else (input.dtype, residual.dtype)
+        ctx.settings = inputs[places.settings]
+        _mark_non_differentiable(ctx, sum, *statistics)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(sum, *statistics, *inputs[places.parameters], seed)
+
+    def formula(ctx: Any, grad_output: MaybeTensor, grad_sum: MaybeTensor, *_: None) -> Grads:
+        if grad_output is None and grad_sum is None:
+            return (None,) * places.count
+        sum, *rest, seed = ctx.saved_tensors
+        grad_output = torch.zeros_like(sum) if grad_output is None else grad_output
+        needed = [ctx.needs_input_grad[1 + place] for place in places.differentiable]
+        given = (grad_output, grad_sum, sum, ctx.normalized, *rest, needed, *ctx.settings)
+        grads = gradient(backward_op, *given, ctx.p, seed, *ctx.dtypes)
+        to_input, to_residual, *to_parameters = grads
+        if share_gradient(ctx.p, *ctx.dtypes):
+            to_residual = to_input
+        return _in_places([to_input, to_residual, *to_parameters], needed, places)
+
+    register_autograd(op.name, formula, setup_context)
 
 
-def _add_layer_norm_formula(
-    ctx: Any, grad_output: MaybeTensor, grad_sum: MaybeTensor, *_: None
-) -> Grads:
-    if grad_output is None and grad_sum is None:
-        return (None,) * 8
-    sum, mean, rstd, weight, bias, seed = ctx.saved_tensors
-    grad_output = torch.zeros_like(sum) if grad_output is None else grad_output
-    _, of_input, of_residual, _, of_weight, of_bias, *_ = ctx.needs_input_grad
-    needed = [of_input, of_residual, of_weight, of_bias]
-    statistics, parameters = (mean, rstd), (weight, bias)
-    grads = gradient(
-        "add_layer_norm_backward",
-        grad_output,
-        grad_sum,
-        sum,
-        ctx.normalized_shape,
-        *statistics,
-        *parameters,
-        needed,
-        ctx.p,
-        seed,
-        *ctx.dtypes,
-    )
-    to_input, to_residual, to_weight, to_bias = _gradients_of_added(ctx, grads, needed)
-    return to_input, to_residual, None, to_weight, to_bias, None, None, None
-
-
-def _setup_add_rms_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-    input, residual, ctx.normalized_shape, weight, _, ctx.weight_offset, _, ctx.p, seed = inputs
-    _, sum, rstd = output
-    ctx.dtypes = _dtypes_of_terms(input, residual)
-    _mark_non_differentiable(ctx, sum, rstd)
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(sum, rstd, weight, seed)
-
-
-def _add_rms_norm_formula(
-    ctx: Any, grad_output: MaybeTensor, grad_sum: MaybeTensor, *_: None
-) -> Grads:
-    if grad_output is None and grad_sum is None:
-        return (None,) * 9
-    sum, rstd, weight, seed = ctx.saved_tensors
-    grad_output = torch.zeros_like(sum) if grad_output is None else grad_output
-    _, of_input, of_residual, _, of_weight, *_ = ctx.needs_input_grad
-    needed = [of_input, of_residual, of_weight]
-    given = (grad_output, grad_sum, sum, ctx.normalized_shape, rstd, weight)
-    settings = (ctx.weight_offset, ctx.p, seed, *ctx.dtypes)
-    grads = gradient("add_rms_norm_backward", *given, needed, *settings)
-    to_input, to_residual, to_weight = _gradients_of_added(ctx, grads, needed)
-    return to_input, to_residual, None, to_weight, *(None,) * 5
+# --- a weight of another dtype ------------------------------------------------------------------
 
 
 class _ScaledByWeight(torch.autograd.Function):
@@ -253,61 +179,12 @@ def scaled_by_weight(normalized: torch.Tensor, weight: torch.Tensor) -> torch.Te
 # --- second derivatives -------------------------------------------------------------------------
 
 
-def _setup_centered_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-    grad_output, input, ctx.normalized_shape, mean, rstd, weight, _, ctx.output_mask, *_ = inputs
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(grad_output, input, mean, rstd, weight)
-
-
-def _centered_second_derivatives(ctx: Any, op: str, cotangents: Grads) -> Grads:
-    needed = _where_needed(cotangents, ctx.output_mask)
-    by_grad_output, by_input, by_weight = SecondDerivative.apply(
-        op, len(ctx.normalized_shape), 0.0, *needed, *ctx.saved_tensors
-    )
-    return by_grad_output, by_input, None, None, None, by_weight, None, None
-
-
-def _layer_norm_backward_formula(ctx: Any, *cotangents: MaybeTensor) -> Grads:
-    return _centered_second_derivatives(ctx, "layer_norm", cotangents)
-
-
-def _std_norm_backward_formula(ctx: Any, *cotangents: MaybeTensor) -> Grads:
-    return *_centered_second_derivatives(ctx, "std_norm", cotangents), None
-
-
-def _setup_rms_norm_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-    grad_output, input, ctx.normalized_shape, rstd, weight, ctx.output_mask, offset = inputs
-    ctx.weight_offset = offset
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(grad_output, input, None, rstd, weight)
-
-
-def _rms_norm_backward_formula(ctx: Any, *cotangents: MaybeTensor) -> Grads:
-    to_input, to_weight = _where_needed(cotangents, ctx.output_mask)
-    rank, saved = len(ctx.normalized_shape), ctx.saved_tensors
-    by_grad_output, by_input, by_weight = SecondDerivative.apply(
-        "rms_norm", rank, ctx.weight_offset, to_input, to_weight, None, *saved
-    )
-    return by_grad_output, by_input, None, None, by_weight, None, None
-
-
-def _setup_l2_norm_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-    grad_output, input, ctx.normalized_shape, rstd, weight, ctx.output_mask, ctx.eps = inputs
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(grad_output, input, None, rstd, weight)
-
-
-def _l2_norm_backward_formula(ctx: Any, *cotangents: MaybeTensor) -> Grads:
-    to_input, to_weight = _where_needed(cotangents, ctx.output_mask)
-    rank, saved = len(ctx.normalized_shape), ctx.saved_tensors
-    by_grad_output, by_input, by_weight = SecondDerivative.apply(
-        "l2_norm", rank, 0.0, to_input, to_weight, None, *saved, ctx.eps
-    )
-    return by_grad_output, by_input, None, None, by_weight, None, None
-
-
 def _cotangent_of_total(
-    ctx: Any, to_input: MaybeTensor, to_residual: MaybeTensor, sum: torch.Tensor, seed: MaybeTensor
+    named: dict[str, Any],
+    to_input: MaybeTensor,
+    to_residual: MaybeTensor,
+    sum: torch.Tensor,
+    seed: MaybeTensor,
 ) -> MaybeTensor:
     """The cotangent of d sum. d residual is d sum in its own dtype; with dropout d input is a
     multiple of d sum."""
@@ -315,62 +192,69 @@ def _cotangent_of_total(
         to_input = to_input.to(sum.dtype)
     if to_residual is not None:
         to_residual = to_residual.to(sum.dtype)
-    if ctx.p > 0 and to_input is not None:
-        to_input = to_input * multiplier(sum, ctx.normalized_shape, ctx.p, seed).to(sum.dtype)
+    if named["p"] > 0 and to_input is not None:
+        factor = multiplier(sum, named["normalized_shape"], named["p"], seed)
+        to_input = to_input * factor.to(sum.dtype)
     if to_input is None or to_residual is None:
         return to_residual if to_input is None else to_input
     return to_input + to_residual
 
 
-def _needed_of_added(ctx: Any) -> list[bool]:
-    """Which gradients of input, residual and parameters a backward has returned."""
-    shared = share_gradient(ctx.p, *ctx.dtypes)
-    return [*needed_of_inputs(ctx.output_mask, shared=shared), *ctx.output_mask[2:]]
+def _returned(named: dict[str, Any], dtype: torch.dtype) -> list[bool]:
+    """Which gradients a backward has returned."""
+    mask: list[bool] = named["output_mask"]
+    if "p" not in named:
+        return mask
+    terms = (named["input_dtype"] or dtype, named["residual_dtype"] or dtype)
+    return [*needed_of_inputs(mask, shared=share_gradient(named["p"], *terms)), *mask[2:]]
 
 
-def _setup_add_layer_norm_backward(
-    ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]
-) -> None:
-    grad_output, grad_sum, sum, ctx.normalized_shape, mean, rstd, weight, *rest = inputs
-    _, ctx.output_mask, ctx.p, seed, *dtypes = rest
-    ctx.dtypes = [dtype or sum.dtype for dtype in dtypes]
-    ctx.has_grad_sum = grad_sum is not None
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(grad_output, sum, mean, rstd, weight, seed)
+def _moved(tensor: MaybeTensor, source: int, destination: int) -> MaybeTensor:
+    return None if tensor is None else tensor.movedim(source, destination)
 
 
-def _add_layer_norm_backward_formula(ctx: Any, *cotangents: MaybeTensor) -> Grads:
-    *saved, seed = ctx.saved_tensors
-    to_input, to_residual, to_weight, to_bias = _where_needed(cotangents, _needed_of_added(ctx))
-    total = _cotangent_of_total(ctx, to_input, to_residual, saved[1], seed)
-    by_grad_output, by_sum, by_weight = SecondDerivative.apply(
-        "add_layer_norm", len(ctx.normalized_shape), 0.0, total, to_weight, to_bias, *saved
-    )
-    by_grad_sum = total if ctx.has_grad_sum else None
-    return by_grad_output, by_grad_sum, by_sum, None, None, None, by_weight, *(None,) * 6
+def _register_second_derivative(op: NormOp) -> None:
+    tensors = ("grad_output", op.input, "mean", "rstd", "weight", "seed")
+    norm = op.name.removesuffix("_backward")
 
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        named = dict(zip(op.names, inputs, strict=True))
+        ctx.has_grad_sum = named.get("grad_sum") is not None
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*map(named.get, tensors))
+        ctx.named = {k: v for k, v in named.items() if not isinstance(v, torch.Tensor)}
 
-def _setup_add_rms_norm_backward(
-    ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]
-) -> None:
-    grad_output, grad_sum, sum, ctx.normalized_shape, rstd, weight, *rest = inputs
-    ctx.output_mask, ctx.weight_offset, ctx.p, seed, *dtypes = rest
-    ctx.dtypes = [dtype or sum.dtype for dtype in dtypes]
-    ctx.has_grad_sum = grad_sum is not None
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(grad_output, sum, None, rstd, weight, seed)
+    def formula(ctx: Any, *cotangents: MaybeTensor) -> Grads:
+        named, (*of_rows, weight, seed) = ctx.named, ctx.saved_tensors
+        normalized = of_rows[1]
+        returned = _returned(named, normalized.dtype)
+        to_input, *rest = (
+            c if is_needed else None for c, is_needed in zip(cotangents, returned, strict=True)
+        )
+        if op.has_residual:
+            to_input = _cotangent_of_total(named, to_input, rest.pop(0), normalized, seed)
+        to_weight, to_bias = (*rest, None)[:2]
+        rank, dim = len(named.get("normalized_shape", [1])), named.get("dim", -1)
+        by_grad_output, by_input, by_weight = SecondDerivative.apply(
+            norm,
+            rank,
+            named.get("weight_offset", 0.0),
+            _moved(to_input, dim, -1),
+            to_weight,
+            to_bias,
+            *(_moved(tensor, dim, -1) for tensor in of_rows),
+            weight,
+            named.get("eps", 0.0),
+        )
+        by_name = {
+            "grad_output": _moved(by_grad_output, -1, dim),
+            op.input: _moved(by_input, -1, dim),
+            "weight": by_weight,
+            "grad_sum": to_input if ctx.has_grad_sum else None,
+        }
+        return tuple(map(by_name.get, op.names))
 
-
-def _add_rms_norm_backward_formula(ctx: Any, *cotangents: MaybeTensor) -> Grads:
-    *saved, seed = ctx.saved_tensors
-    to_input, to_residual, to_weight = _where_needed(cotangents, _needed_of_added(ctx))
-    total = _cotangent_of_total(ctx, to_input, to_residual, saved[1], seed)
-    rank = len(ctx.normalized_shape)
-    by_grad_output, by_sum, by_weight = SecondDerivative.apply(
-        "add_rms_norm", rank, ctx.weight_offset, total, to_weight, None, *saved
-    )
-    by_grad_sum = total if ctx.has_grad_sum else None
-    return by_grad_output, by_grad_sum, by_sum, None, None, by_weight, *(None,) * 6
+    register_autograd(op.name, formula, setup_context)
 
 
 # --- vmap ---------------------------------------------------------------------------------------
@@ -379,57 +263,43 @@ def _add_rms_norm_backward_formula(ctx: Any, *cotangents: MaybeTensor) -> Grads:
 _SHARED = ("weight", "bias", "seed")
 
 
-def _register_vmap(op: str) -> None:
+def _register_vmap(op: NormOp) -> None:
     """Registers a rule of one call for the batch, whose slices are further rows. It is one call per
     slice where slices have parameters or gradients of parameters of their own, or draw random
-    numbers."""
-    overload = getattr(ops, op).default
-    names = [argument.name for argument in overload._schema.arguments]
-    of_rows = 2 if op.startswith("add_") else 1  # the first entries of output_mask
+    numbers, and where a slice has no dimension."""
+    of_rows = 2 if op.has_residual else 1  # the first entries of output_mask
 
     def rule(info: Any, in_dims: _vmap.BatchDims, *args: Any) -> tuple[Any, Any]:
-        given = dict(zip(names, args, strict=False))
-        dims = dict(zip(names, in_dims, strict=False))
+        named = dict(zip(op.names, args, strict=False))
+        dims = dict(zip(op.names, in_dims, strict=False))
+        rank = named[op.input].dim() - (dims[op.input] is not None)
         differs = any(dims.get(name) is not None for name in _SHARED)
-        sums_rows = any(given.get("output_mask", ())[of_rows:])
-        if differs or sums_rows or given.get("seed") is not None:
-            return _vmap.loop(overload, info.batch_size, in_dims, args)
-        for name, arg in given.items():
+        sums_rows = any(named.get("output_mask", ())[of_rows:])
+        if differs or sums_rows or rank == 0 or named.get("seed") is not None:
+            return _vmap.loop(op.overload, info.batch_size, in_dims, args)
+        for name, arg in named.items():
             if isinstance(arg, torch.Tensor) and name not in _SHARED:
                 front = _vmap.in_front(arg, dims[name], info.batch_size)
-                given[name] = front.contiguous() if name in ("mean", "rstd") else front
-        results = overload(*given.values())
+                named[name] = front.contiguous() if name in ("mean", "rstd") else front
+        if op.is_spatial:
+            named["dim"] = _vmap.shifted_dim(named["dim"], rank)
+        results = op.overload(*named.values())
         if isinstance(results, torch.Tensor):
             return results, 0
         # Gradients that are not needed have shape [0].
         return results, tuple(0 if result.dim() > 1 else None for result in results)
 
-    register_vmap(op, rule)
+    register_vmap(op.name, rule)
 
 
 # --- registration -------------------------------------------------------------------------------
 
-for _op, _fake in FAKES.items():
-    register_fake(_op, _fake)
-
-register_autograd("layer_norm", _layer_norm_formula, _setup_centered)
-register_autograd("layer_norm_backward", _layer_norm_backward_formula, _setup_centered_backward)
-register_autograd("std_norm", _std_norm_formula, _setup_centered)
-register_autograd("std_norm_backward", _std_norm_backward_formula, _setup_centered_backward)
-register_autograd("rms_norm", _rms_norm_formula, _setup_rms_norm)
-register_autograd("rms_norm_backward", _rms_norm_backward_formula, _setup_rms_norm_backward)
-register_autograd("l2_norm", _l2_norm_formula, _setup_l2_norm)
-register_autograd("l2_norm_backward", _l2_norm_backward_formula, _setup_l2_norm_backward)
-register_autograd("add_layer_norm", _add_layer_norm_formula, _setup_add_layer_norm)
-register_autograd(
-    "add_layer_norm_backward", _add_layer_norm_backward_formula, _setup_add_layer_norm_backward
-)
-register_autograd("add_rms_norm", _add_rms_norm_formula, _setup_add_rms_norm)
-register_autograd(
-    "add_rms_norm_backward", _add_rms_norm_backward_formula, _setup_add_rms_norm_backward
-)
-
-for _op in FAKES:
+for _op in NORM_OPS:
+    register_fake(_op.name, partial(fake_backward if _op.is_backward else fake_forward, _op))
     _register_vmap(_op)
-    if not _op.endswith("_backward"):
-        register_float32_inputs(_op)
+    if not _op.is_backward:
+        register_float32_inputs(_op.name)
+    if _op.is_backward:
+        _register_second_derivative(_op)
+    elif not _op.name.startswith("_"):
+        (_register_formula_of_sum if _op.has_residual else _register_formula)(_op)

@@ -14,8 +14,8 @@ import torch
 
 from fusedops.ops import _checks, _vmap
 from fusedops.ops._autograd import gradient, register_autograd_of_lists
-from fusedops.ops._norm_second_order import SecondDerivative
 from fusedops.ops._registration import register_fake, register_float32_inputs, register_vmap
+from fusedops.ops.norm_second_order import SecondDerivative
 
 ops = torch.ops.fusedops
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,24 +12,30 @@ from torch._library.simple_registry import singleton as registry
 
 from fusedops.ops import _library
 
-LIST = Path(__file__).parents[2] / "csrc" / "ops" / "operators.def"
-ENTRY = re.compile(
-    r'^(OPERATOR|OPERATOR_WITH_VARIANT)\(\s*(\w+), [\w:]+,((?:\s*"[^"]*")+)\)$', re.M
-)
+CSRC = Path(__file__).parents[2] / "csrc"
+#: A line for each operator that the preprocessor makes of the list.
+ENTRY = re.compile(r'(OPERATOR|OPERATOR_WITH_VARIANT) <(\w+)>((?:\s*"[^"]*")+);')
+MACROS = [
+    f"-D{kind}(name,function,schema)={kind} <name>schema;"
+    for kind in ("OPERATOR", "OPERATOR_WITH_VARIANT")
+]
 
 
-def listed() -> dict[str, str]:
-    """The schema of every operator of the list, no-autograd variants among them."""
-    schemas = {}
-    for kind, name, quoted in ENTRY.findall(LIST.read_text()):
-        schema = "".join(re.findall(r'"([^"]*)"', quoted))
-        schemas[name] = schema
-        if kind == "OPERATOR_WITH_VARIANT":
-            schemas[f"_{name}"] = schema
-    return schemas
+def entries() -> list[tuple[str, str, str]]:
+    """Macro, name and schema of every operator of the list."""
+    command = ["c++", "-E", "-P", "-x", "c++", f"-I{CSRC}", *MACROS, CSRC / "ops/operators.def"]
+    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return [
+        (macro, name, "".join(re.findall(r'"([^"]*)"', quoted)))
+        for macro, name, quoted in ENTRY.findall(text)
+    ]
 
 
-LISTED = listed()
+ENTRIES = entries()
+#: The schema of every operator of the list, no-autograd variants among them.
+LISTED = {name: schema for _, name, schema in ENTRIES} | {
+    f"_{name}": schema for macro, name, schema in ENTRIES if macro == "OPERATOR_WITH_VARIANT"
+}
 
 
 def test_python_knows_the_operators_of_the_list_and_no_others():
@@ -49,5 +56,5 @@ def test_every_operator_has_a_kernel_and_a_fake_kernel(op):
 
 
 def test_operators_with_a_variant_are_those_that_the_list_says():
-    marked = {name for kind, name, _ in ENTRY.findall(LIST.read_text()) if "VARIANT" in kind}
+    marked = {name for macro, name, _ in ENTRIES if macro == "OPERATOR_WITH_VARIANT"}
     assert set(_library.OPS_WITH_VARIANT) == marked

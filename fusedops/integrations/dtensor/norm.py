@@ -20,7 +20,8 @@ import torch
 from fusedops.integrations.dtensor.call import Call, Rule
 from fusedops.integrations.dtensor.dropout import drops, multiplier
 from fusedops.integrations.dtensor.partition import Dims, Partition, Result, Space, sum_of_parts
-from fusedops.ops._norm_fakes import needed_of_inputs, share_gradient
+from fusedops.ops.norm_fakes import needed_of_inputs, share_gradient
+from fusedops.ops.norm_kinds import NORM_OPS, NormKind, kind_of
 
 _OF_INPUT = ("input", "residual", "sum", "grad_sum", "grad_output")
 _OF_ROWS = ("mean", "rstd")
@@ -86,18 +87,16 @@ def _dropping_backward(call: Call, part: Partition, local: dict[str, Any], colum
 
 @dataclass(frozen=True)
 class _SplitNorm:
-    """A norm whose rows are divided: its kind ("layer", "std", "rms" or "l2"), and its call."""
+    """A norm whose rows are divided: its kind, and its call."""
 
-    kind: str
+    kind: NormKind
     call: Call
     part: Partition
     local: dict[str, Any]
 
     @classmethod
     def of(cls, call: Call, part: Partition, local: dict[str, Any]) -> _SplitNorm:
-        words = call.overload._schema.name.split("::")[1].split("_")
-        kind = next(word for word in words if word in ("layer", "std", "rms", "l2"))
-        return cls(kind, call, part, local)
+        return cls(kind_of(call.overload._schema.name), call, part, local)
 
     @property
     def dims(self) -> tuple[int, ...]:
@@ -106,10 +105,6 @@ class _SplitNorm:
     @property
     def cols(self) -> int:
         return math.prod(self.part.sizes[dim] for dim in self.dims)
-
-    @property
-    def has_mean(self) -> bool:
-        return self.kind in ("layer", "std")
 
     def row_sums(self, *values: torch.Tensor) -> Sequence[torch.Tensor]:
         """The sum of each of these over a row, by one all-reduce."""
@@ -146,15 +141,6 @@ class _SplitNorm:
         column: torch.Tensor = parameter.to(dtype).view(sizes) + offset
         return column
 
-    def rstd(self, squares: torch.Tensor) -> torch.Tensor:
-        """1 / the deviation, from a row's sum of squares: args.h has the formulas."""
-        eps: float = self.local["eps"]
-        if self.kind == "std":
-            return ((squares / (self.cols - 1)).sqrt() + eps).reciprocal()
-        if self.kind == "l2":
-            return squares.sqrt().clamp(min=eps).reciprocal()
-        return (squares / self.cols + eps).rsqrt()
-
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
@@ -166,13 +152,13 @@ def _split_forward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
         input = input + local["residual"]
     centred = _wide(input)
     statistics = []
-    if norm.has_mean:
+    if norm.kind.has_mean:
         mean, squares = norm.moments(centred)
         centred = centred - mean
         statistics = [mean]
     else:
         (squares,) = norm.row_sums(centred.square())
-    rstd = norm.rstd(squares)
+    rstd = norm.kind.scale.rstd(squares, norm.cols, local["eps"])
     normalized = centred * rstd
     if local.get("rounds_normalized"):
         normalized = normalized.to(input.dtype).to(rstd.dtype)
@@ -187,7 +173,7 @@ def _split_backward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
     norm = _SplitNorm.of(call, part, local)
     input = local["sum"] if "sum" in local else local["input"]
     rstd, dy = local["rstd"], _wide(local["grad_output"])
-    centred = _wide(input) - local["mean"] if norm.has_mean else _wide(input)
+    centred = _wide(input) - local["mean"] if norm.kind.has_mean else _wide(input)
     normalized = centred * rstd
     grad = _projected(norm, dy * norm.column("weight", rstd.dtype), normalized, rstd)
     if local.get("grad_sum") is not None:
@@ -230,25 +216,13 @@ def _dtype_of_gradient(name: str, local: dict[str, Any], input: torch.Tensor) ->
 def _projected(
     norm: _SplitNorm, g: torch.Tensor, normalized: torch.Tensor, rstd: torch.Tensor
 ) -> torch.Tensor:
-    """rstd (g - mean(g) - n mean(n g)), as fusedops/ops/norm.py has it for each kind."""
-    *total, along = norm.row_sums(*([g] if norm.has_mean else []), g * normalized)
-    if norm.kind == "std":
-        along = along / ((norm.cols - 1) * (1 - norm.local["eps"] * rstd))
-    elif norm.kind == "l2":
-        along = along.masked_fill(rstd * norm.local["eps"] >= 1, 0)
-    else:
-        along = along / norm.cols
+    """rstd (g - mean(g) - n along(g)), as fusedops/ops/norm.py has it for each kind."""
+    *total, products = norm.row_sums(*([g] if norm.kind.has_mean else []), g * normalized)
+    along = norm.kind.scale.along(products, rstd, norm.cols, norm.local.get("eps", 0.0))
     shift = total[0] / norm.cols if total else 0.0
     return rstd * (g - shift - normalized * along)
 
 
 _FORWARD = Rule(_space, _local, _split_forward)
 _BACKWARD = Rule(_space, _local, _split_backward)
-_KINDS = ("layer_norm", "std_norm", "rms_norm", "l2_norm", "add_layer_norm", "add_rms_norm")
-_SPATIAL = ("spatial_layer_norm", "spatial_rms_norm")
-
-RULES = {
-    **{op: _FORWARD for op in (*_KINDS, *_SPATIAL)},
-    **{f"{op}_output": _FORWARD for op in (*_KINDS[:4], *_SPATIAL)},
-    **{f"{op}_backward": _BACKWARD for op in (*_KINDS, *_SPATIAL)},
-}
+RULES = {op.name.removeprefix("_"): _BACKWARD if op.is_backward else _FORWARD for op in NORM_OPS}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import torch
+
+from fusedops.ops.norm_kinds import Factor, kind_of
 
 MaybeTensor = torch.Tensor | None
 
@@ -79,21 +80,20 @@ class _Projection(NamedTuple):
     """The projection P v = rstd (v - mean(v) - n along(v)), where along(v) = scale mean(n v), and
     mean(v) is left out unless P centers.
 
-    scale and ratio are 1, except for std_norm, where rstd is 1 / (std + eps): :func:`_std_scale`,
-    and for l2_norm: :func:`_l2_scale`.
+    scale and ratio are the factors of the kind's scale (norm_kinds.py).
     """
 
     n: torch.Tensor
     rstd: torch.Tensor
     dims: tuple[int, ...]
     centers: bool
-    scale: torch.Tensor | float
-    ratio: torch.Tensor | float
+    scale: Factor
+    ratio: Factor
 
     def along(self, v: torch.Tensor) -> torch.Tensor:
         return self.scale * (v * self.n).mean(self.dims, keepdim=True)
 
-    def __call__(self, v: torch.Tensor, ratio: torch.Tensor | float = 1.0) -> torch.Tensor:
+    def __call__(self, v: torch.Tensor, ratio: Factor = 1.0) -> torch.Tensor:
         mean = v.mean(self.dims, keepdim=True) if self.centers else 0.0
         return self.rstd * (v - mean - self.n * self.along(v) / ratio)
 
@@ -109,40 +109,8 @@ def projection(
     """The projection of an op, whose statistics of ``input`` are mean and rstd."""
     dims = tuple(range(-rank, 0))
     centered = input.to(rstd.dtype) if mean is None else input.to(rstd.dtype) - mean
-    scale, ratio = _scale_and_ratio(op, centered, rstd, dims, eps)
+    scale, ratio = kind_of(op).scale.factors(centered, rstd, dims, eps)
     return _Projection(centered * rstd, rstd, dims, mean is not None, scale, ratio)
-
-
-def _scale_and_ratio(
-    op: str, centered: torch.Tensor, rstd: torch.Tensor, dims: tuple[int, ...], eps: float
-) -> tuple[torch.Tensor | float, torch.Tensor | float]:
-    if op == "std_norm":
-        return _std_scale(centered, rstd, dims)
-    return (_l2_scale(centered, rstd, dims, eps), 1.0) if op == "l2_norm" else (1.0, 1.0)
-
-
-def _l2_scale(
-    input: torch.Tensor, rstd: torch.Tensor, dims: tuple[int, ...], eps: float
-) -> torch.Tensor:
-    """N, because along(v) is a sum; 0 where the norm is below eps, so that rstd is constant. Of the
-    two, rstd tells which by more than its rounding, except where they are the same."""
-    largest = 1 / eps if eps else math.inf
-    is_constant = rstd >= largest * (1 - 2 * torch.finfo(rstd.dtype).eps)
-    count = math.prod(input.shape[dim] for dim in dims)
-    return torch.full_like(rstd, count).masked_fill(is_constant, 0)
-
-
-def _std_scale(
-    centered: torch.Tensor, rstd: torch.Tensor, dims: tuple[int, ...]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """scale = N / ((N - 1) ratio) and ratio = std rstd = std / (std + eps). For a row whose std is
-    0, where std has no derivative, they are 0 and 1, which makes the gradient 0, as in torch."""
-    count = math.prod(centered.shape[dim] for dim in dims)
-    std = (centered.square().sum(dims, keepdim=True) / (count - 1)).sqrt()
-    ratio = std * rstd
-    is_constant = std == 0
-    scale = count / ((count - 1) * ratio)
-    return scale.masked_fill(is_constant, 0), ratio.masked_fill(is_constant, 1)
 
 
 def _second_derivative(

@@ -1,0 +1,178 @@
+"""Fake kernels of the norms: they check the arguments and return empty results of the right shapes
+and dtypes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from fusedops.ops import _checks
+from fusedops.ops.norm_kinds import NormOp
+
+Named = dict[str, Any]
+
+
+# --- shapes -------------------------------------------------------------------------------------
+
+
+def _size(input: torch.Tensor, dim: int) -> int:
+    return input.shape[dim] if input.dim() > 0 else 1
+
+
+def _parameter_shape(input: torch.Tensor, named: Named) -> Sequence[int]:
+    return [_size(input, named["dim"])] if "dim" in named else named["normalized_shape"]
+
+
+def _statistics_shape(input: torch.Tensor, named: Named) -> list[int]:
+    """The input's shape, with the dimensions that are normalised set to 1."""
+    if "dim" not in named:
+        return _checks.norm_statistics_shape(input, named["normalized_shape"])
+    shape = list(input.shape)
+    if shape:
+        shape[named["dim"]] = 1
+    return shape
+
+
+def is_innermost(tensor: torch.Tensor, dim: int) -> bool:
+    """Whether ``dim`` is the innermost dimension of a dense tensor in memory, though not its
+    last."""
+    return not tensor.is_contiguous() and tensor.movedim(dim, -1).is_contiguous()
+
+
+def _empty_like(
+    input: torch.Tensor, named: Named, dtype: torch.dtype, *others: torch.Tensor
+) -> torch.Tensor:
+    """An empty contiguous tensor, or one with ``dim`` innermost where all tensors have it so."""
+    if "dim" not in named or not all(is_innermost(t, named["dim"]) for t in (input, *others)):
+        return torch.empty_like(input, dtype=dtype, memory_format=torch.contiguous_format)
+    moved = input.movedim(named["dim"], -1)
+    return torch.empty_like(moved, memory_format=torch.contiguous_format).movedim(-1, named["dim"])
+
+
+# --- checks -------------------------------------------------------------------------------------
+
+
+def _check_spatial_parameter(
+    op: str, name: str, parameter: torch.Tensor | None, like: _checks.Like, dim: int
+) -> None:
+    if parameter is None:
+        return
+    input = like[1]
+    size, at = _size(input, dim), dim % max(input.dim(), 1)
+    _checks.check(
+        list(parameter.shape) == [size],
+        f"{op}: {name} has shape {list(parameter.shape)}, wanted [{size}], the size of dim {at}",
+    )
+    _checks.check_device(op, name, parameter, like)
+    _checks.check_dtype(op, name, parameter.dtype)
+
+
+def _check_tensors(op: NormOp, named: Named) -> None:
+    """Checks the tensor that is normalised, and the parameters."""
+    function, like = op.function, (op.input, named[op.input])
+    _checks.check_dtype_of(function, *like)
+    if op.is_spatial:
+        _checks.check_dim(function, like[1], named["dim"])
+    else:
+        _checks.check_norm_shape(function, like, named["normalized_shape"])
+    for name in ("weight", "bias"):
+        if op.is_spatial:
+            _check_spatial_parameter(function, name, named.get(name), like, named["dim"])
+        else:
+            shape = named["normalized_shape"]
+            _checks.check_norm_parameter(function, name, named.get(name), like, shape)
+
+
+def _check_rows_are_not_empty(op: NormOp, named: Named) -> None:
+    if not op.is_spatial:
+        _checks.check_norm_is_of_something(op.function, named["normalized_shape"])
+    elif _size(named["input"], named["dim"]) == 0:
+        at = named["dim"] % max(named["input"].dim(), 1)
+        raise RuntimeError(f"{op.function}: dim {at} has size 0, wanted at least one element")
+
+
+# --- forward ------------------------------------------------------------------------------------
+
+
+def fake_forward(op: NormOp, *args: Any, **kwargs: Any) -> Any:
+    named = op.named(args, kwargs)
+    input: torch.Tensor = named["input"]
+    function = op.function
+    if op.has_residual:
+        _checks.check_branch_seed(function, named["p"], named["seed"], ("input", input))
+    _check_tensors(op, named)
+    _check_rows_are_not_empty(op, named)
+    _checks.check_eps(function, named["eps"])
+    dtype = input.dtype
+    if op.has_residual:
+        _checks.check_term(function, "residual", named["residual"], ("input", input))
+        dtype = torch.promote_types(dtype, named["residual"].dtype)
+    shape, of_statistics = _statistics_shape(input, named), _checks.statistics_dtype(dtype)
+    sum_size = input.shape if named.get("wants_sum", True) else [0]
+
+    def empty(result: str) -> torch.Tensor:
+        if result in ("mean", "rstd"):
+            return input.new_empty(shape, dtype=of_statistics)
+        if result == "sum":
+            return input.new_empty(sum_size, dtype=dtype)
+        return _empty_like(input, named, dtype)
+
+    results = tuple(map(empty, op.results))
+    return results if len(results) > 1 else results[0]
+
+
+# --- backward -----------------------------------------------------------------------------------
+
+
+def needed_of_inputs(output_mask: Sequence[bool], *, shared: bool) -> list[bool]:
+    """Which gradients of input and residual an op returns. ``shared``: whether the first is that of
+    both (:func:`share_gradient`)."""
+    of_input, of_residual, *_ = output_mask
+    return [of_input or of_residual, False] if shared else [of_input, of_residual]
+
+
+def share_gradient(p: float, input: torch.dtype | None, residual: torch.dtype | None) -> bool:
+    """Whether input and residual of these dtypes have one gradient."""
+    return p == 0 and input == residual
+
+
+def _check_backward(op: NormOp, named: Named) -> None:
+    function, like = op.function, (op.input, named[op.input])
+    _check_tensors(op, named)
+    _checks.check_like(function, "grad_output", named["grad_output"], like)
+    if named.get("grad_sum") is not None:
+        _checks.check_like(function, "grad_sum", named["grad_sum"], like)
+    shape = _statistics_shape(like[1], named)
+    for name in ("mean", "rstd"):
+        if name in named:
+            _checks.check_statistic(function, name, named[name], like, shape)
+    _checks.check_eps(function, named.get("eps", 0.0))
+
+
+def fake_backward(op: NormOp, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+    """Empty gradients; one that is not needed has shape [0]."""
+    named = op.named(args, kwargs)
+    input: torch.Tensor = named[op.input]
+    mask, function = named["output_mask"], op.function
+    _checks.check_output_mask(function, mask, len(op.results))
+    terms: tuple[torch.dtype, ...] = ()
+    if op.has_residual:
+        _checks.check_branch_seed(function, named["p"], named["seed"], ("sum", input))
+        terms = _checks.check_term_dtypes(
+            function, input, named["input_dtype"], named["residual_dtype"]
+        )
+        mask = [*needed_of_inputs(mask, shared=share_gradient(named["p"], *terms)), *mask[2:]]
+    _check_backward(op, named)
+    dtypes = dict(zip(op.results, terms or (input.dtype,), strict=False))
+
+    def empty(result: str, is_needed: bool) -> torch.Tensor:
+        if result in dtypes and is_needed:
+            return _empty_like(input, named, dtypes[result], named["grad_output"])
+        parameter = named.get(result.removeprefix("grad_"))
+        dtype = dtypes.get(result) or (input if parameter is None else parameter).dtype
+        return input.new_empty(_parameter_shape(input, named) if is_needed else [0], dtype=dtype)
+
+    return tuple(map(empty, op.results, mask))

@@ -1,0 +1,164 @@
+"""What the kinds of norms differ in, and the norms among the operators.
+
+Let s be the scale of a row, rstd = 1 / s and n = (x - mean) rstd. Then a norm is n w + b, and the
+gradient of x is rstd (g - mean(g) - n along), where g = dy w, and along is the derivative of s
+applied to g. A kind without a mean has no mean(g) either. A kind says whether it has a mean, and
+which scale: fake kernels, derivatives, rules and translations follow. csrc/norm_kinds.def has the
+kinds for C++.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from fusedops.ops._library import OPS, OPS_WITH_VARIANT
+
+Dims = tuple[int, ...]
+Factor = torch.Tensor | float
+
+
+def _count(x: torch.Tensor, dims: Dims) -> int:
+    return math.prod(x.shape[dim] for dim in dims)
+
+
+class MeanSquare:
+    """s = sqrt(mean of squares + eps), along = mean(g n). The other scales override each method."""
+
+    @staticmethod
+    def rstd(squares: torch.Tensor, count: int, eps: float) -> torch.Tensor:
+        """1 / s, from a row's sum of squares."""
+        return (squares / count + eps).rsqrt()
+
+    @staticmethod
+    def differentiable_rstd(centered: torch.Tensor, dims: Dims, eps: float) -> torch.Tensor:
+        """1 / s, from the values without their mean, with the derivatives of the op in each row."""
+        return (centered.square().mean(dims, keepdim=True) + eps).rsqrt()
+
+    @staticmethod
+    def along(sum: torch.Tensor, rstd: torch.Tensor, count: int, eps: float) -> torch.Tensor:
+        """along, from sum(g n)."""
+        return sum / count
+
+    @staticmethod
+    def factors(
+        centered: torch.Tensor, rstd: torch.Tensor, dims: Dims, eps: float
+    ) -> tuple[Factor, Factor]:
+        """along / mean(g n), and what is left of it in the derivative of along."""
+        return 1.0, 1.0
+
+
+class DeviationPlusEps(MeanSquare):
+    """s = std + eps of the unbiased deviation, along = sum(g n) s / ((N - 1) std). In a row whose
+    std is 0 and has no derivative, along is 0, as in torch."""
+
+    @staticmethod
+    def rstd(squares: torch.Tensor, count: int, eps: float) -> torch.Tensor:
+        return ((squares / (count - 1)).sqrt() + eps).reciprocal()
+
+    @staticmethod
+    def differentiable_rstd(centered: torch.Tensor, dims: Dims, eps: float) -> torch.Tensor:
+        # Unlike a root of a sum, vector_norm has the derivative 0 at 0, that of std_norm.
+        norm = torch.linalg.vector_norm(centered, dim=dims, keepdim=True)
+        degrees = max(_count(centered, dims) - 1, 0) or math.nan
+        rstd: torch.Tensor = 1 / (norm / math.sqrt(degrees) + eps)
+        return rstd
+
+    @staticmethod
+    def along(sum: torch.Tensor, rstd: torch.Tensor, count: int, eps: float) -> torch.Tensor:
+        return sum / ((count - 1) * (1 - eps * rstd))
+
+    @staticmethod
+    def factors(
+        centered: torch.Tensor, rstd: torch.Tensor, dims: Dims, eps: float
+    ) -> tuple[Factor, Factor]:
+        """N / ((N - 1) ratio) and ratio = std rstd = std / (std + eps)."""
+        count = _count(centered, dims)
+        std = (centered.square().sum(dims, keepdim=True) / (count - 1)).sqrt()
+        ratio = std * rstd
+        is_constant = std == 0
+        factor = count / ((count - 1) * ratio)
+        return factor.masked_fill(is_constant, 0), ratio.masked_fill(is_constant, 1)
+
+
+class NormOrEps(MeanSquare):
+    """s = max(norm, eps), along = sum(g n), or 0 in a row whose norm is below eps, where s is
+    constant."""
+
+    @staticmethod
+    def rstd(squares: torch.Tensor, count: int, eps: float) -> torch.Tensor:
+        return squares.sqrt().clamp(min=eps).reciprocal()
+
+    @staticmethod
+    def differentiable_rstd(centered: torch.Tensor, dims: Dims, eps: float) -> torch.Tensor:
+        norm = torch.linalg.vector_norm(centered, dim=dims, keepdim=True)
+        rstd: torch.Tensor = 1 / norm.masked_fill(norm <= eps, eps)
+        return rstd
+
+    @staticmethod
+    def along(sum: torch.Tensor, rstd: torch.Tensor, count: int, eps: float) -> torch.Tensor:
+        return sum.masked_fill(rstd * eps >= 1, 0)
+
+    @staticmethod
+    def factors(
+        centered: torch.Tensor, rstd: torch.Tensor, dims: Dims, eps: float
+    ) -> tuple[Factor, Factor]:
+        """N, because along is a sum. Of the norm and eps, rstd tells which is larger by more than
+        its rounding, except where they are the same."""
+        largest = 1 / eps if eps else math.inf
+        is_constant = rstd >= largest * (1 - 2 * torch.finfo(rstd.dtype).eps)
+        return torch.full_like(rstd, _count(centered, dims)).masked_fill(is_constant, 0), 1.0
+
+
+class NormKind(NamedTuple):
+    has_mean: bool
+    scale: type[MeanSquare]
+
+
+#: Every kind, by the name of its operators.
+KINDS = {
+    "layer_norm": NormKind(True, MeanSquare),
+    "rms_norm": NormKind(False, MeanSquare),
+    "std_norm": NormKind(True, DeviationPlusEps),
+    "l2_norm": NormKind(False, NormOrEps),
+}
+
+
+def kind_of(op: str) -> NormKind:
+    return next(kind for name, kind in KINDS.items() if name in op)
+
+
+class NormOp:
+    """An operator of a norm: what its schema says about it.
+
+    function: the public operator of which it is, or of which it leaves results out.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name, self.kind = name, kind_of(name)
+        self.function = name.removeprefix("_").removesuffix("_output")
+        self.overload = getattr(torch.ops.fusedops, name).default
+        schema = self.overload._schema
+        self.names = [argument.name for argument in schema.arguments]
+        self.results = [result.name for result in schema.returns]
+        self.is_backward = name.endswith("_backward")
+        self.is_spatial, self.has_residual = "dim" in self.names, "p" in self.names
+        #: The name of the tensor that is normalised.
+        self.input = "sum" if self.is_backward and self.has_residual else "input"
+        self._defaults = {argument.name: argument.default_value for argument in schema.arguments}
+
+    def named(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The arguments of a call by their names, those with a default too."""
+        return {**self._defaults, **dict(zip(self.names, args, strict=False)), **(kwargs or {})}
+
+
+_VARIANTS = {f"_{op}" for op in OPS_WITH_VARIANT}
+#: The norms among the operators, without the no-autograd variants and without those of stacks.
+NORM_OPS = [
+    NormOp(op)
+    for op in OPS
+    if any(kind in op for kind in KINDS) and "stack_" not in op and op not in _VARIANTS
+]
