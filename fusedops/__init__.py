@@ -35,29 +35,8 @@ def _is_run_as_module() -> bool:
 
 
 try:
-    from fusedops import config, nn, ops
-    from fusedops.functional import (
-        add_layer_norm,
-        add_rms_norm,
-        l2_norm,
-        layer_norm,
-        log_softmax,
-        masked_softmax,
-        masked_softmax_dropout,
-        merge_softmax_stats,
-        rms_norm,
-        segment_bounds,
-        softmax,
-        softmax_,
-        softmax_apply,
-        softmax_stats,
-        spatial_layer_norm,
-        spatial_rms_norm,
-        stack_layer_norm,
-        stack_log_softmax,
-        stack_softmax,
-        std_norm,
-    )
+    from fusedops import config, functional, nn, ops
+    from fusedops.functional import *
     from fusedops.integrations.first_use import import_rules_on_first_use
     from fusedops.parallel import parallel_stack
 
@@ -82,8 +61,6 @@ __version__ = _version_file.read_text().strip() if _version_file.exists() else "
 cmake_prefix_path = str(Path(__file__).parent)
 
 __all__ = [
-    "add_layer_norm",
-    "add_rms_norm",
     "cmake_prefix_path",
     "config",
     "disable",
@@ -91,31 +68,15 @@ __all__ = [
     "explain",
     "export",
     "graph",
-    "l2_norm",
-    "layer_norm",
-    "log_softmax",
-    "masked_softmax",
-    "masked_softmax_dropout",
-    "merge_softmax_stats",
     "nn",
     "ops",
     "parallel_stack",
     "patch",
     "replace_modules",
     "rewrite",
-    "rms_norm",
-    "segment_bounds",
-    "softmax",
-    "softmax_",
-    "softmax_apply",
-    "softmax_stats",
-    "spatial_layer_norm",
-    "spatial_rms_norm",
-    "stack_layer_norm",
-    "stack_log_softmax",
-    "stack_softmax",
-    "std_norm",
 ]
+if _failure is None:
+    __all__ += functional.__all__
 
 # These need torch's compiler, which takes 1.6 s to import, and are imported when first used.
 _LAZY = {
@@ -132,7 +93,7 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    if _failure is not None and name in __all__:
+    if _failure is not None and not name.startswith("_"):
         raise ImportError(f"fusedops could not be imported: {_failure}") from _failure
     if name not in _LAZY:
         raise AttributeError(f"module 'fusedops' has no attribute {name!r}{_like(name)}")

@@ -24,6 +24,29 @@ from fusedops.ops.norm import default_rms_eps, scaled_by_weight
 from fusedops.ops.softmax import InplaceSoftmax
 from fusedops.ops.softmax_stats import shift_of
 
+__all__ = [
+    "add_layer_norm",
+    "add_rms_norm",
+    "l2_norm",
+    "layer_norm",
+    "log_softmax",
+    "masked_softmax",
+    "masked_softmax_dropout",
+    "merge_softmax_stats",
+    "rms_norm",
+    "segment_bounds",
+    "softmax",
+    "softmax_",
+    "softmax_apply",
+    "softmax_stats",
+    "spatial_layer_norm",
+    "spatial_rms_norm",
+    "stack_layer_norm",
+    "stack_log_softmax",
+    "stack_softmax",
+    "std_norm",
+]
+
 _ops = torch.ops.fusedops
 
 _softmax: EagerOp[torch.Tensor] = EagerOp("softmax")

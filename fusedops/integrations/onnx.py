@@ -455,18 +455,23 @@ def _norm(norm: NormOp, named: dict[str, Any], opset_version: int) -> dict[str, 
     total, dtype = named["input"], named["input"].dtype
     if norm.has_residual:  # the sum is computed even where it is not wanted
         total, dtype = _sum(total, named["residual"], named["p"])
+    computed = _arithmetic(dtype)
+    x = _convert(total, dtype, computed)
+    parameters = {
+        name: None if named[name] is None else _convert(named[name], named[name].dtype, computed)
+        for name in ("weight", "bias")
+        if name in named
+    }
+    named = named | parameters
     if norm.is_spatial:
-        results = _spatial_norm(norm.kind, total, named)
+        results = _spatial_norm(norm.kind, x, len(total.shape), named)
+    elif norm.kind is KINDS["layer_norm"]:
+        results = _layer_norm(x, computed, named)
+    elif norm.kind is KINDS["rms_norm"]:
+        results = _rms_norm(x, (dtype, computed), named, is_operator=opset_version >= OPSET)
     else:
-        x, rank = _convert(total, dtype, _arithmetic(dtype)), len(named["normalized_shape"])
-        if norm.kind is KINDS["layer_norm"]:
-            results = _layer_norm(x, rank, named)
-        elif norm.kind is KINDS["rms_norm"]:
-            results = _rms_norm(x, dtype, rank, named, is_operator=opset_version >= OPSET)
-        else:
-            results = _decomposed_norm(norm.kind, x, rank, named)
-        results["output"] = _convert(results["output"], _arithmetic(dtype), dtype)
-    return results | {"sum": total}
+        results = _decomposed_norm(norm.kind, x, named)
+    return results | {"output": _convert(results["output"], computed, dtype), "sum": total}
 
 
 def _sum(input: Value, residual: Value, p: float) -> tuple[Value, ir.DataType]:
@@ -478,17 +483,14 @@ def _sum(input: Value, residual: Value, p: float) -> tuple[Value, ir.DataType]:
     return _convert(op.Add(*terms), computed, dtype), dtype
 
 
-def _layer_norm(x: Value, rank: int, named: dict[str, Any]) -> dict[str, Any]:
-    weight, bias = _parameter(x, named["weight"]), _parameter(x, named["bias"])
+def _layer_norm(x: Value, computed: ir.DataType, named: dict[str, Any]) -> dict[str, Any]:
+    rank, weight = len(named["normalized_shape"]), named["weight"]
     weight = _ones(x, rank) if weight is None else weight
-    output, *statistics = op.LayerNormalization(x, weight, bias, axis=-rank, epsilon=named["eps"])
-    mean, rstd = (_convert(each, ir.DataType.FLOAT, x.dtype) for each in statistics)
+    output, *statistics = op.LayerNormalization(
+        x, weight, named["bias"], axis=-rank, epsilon=named["eps"]
+    )
+    mean, rstd = (_convert(each, ir.DataType.FLOAT, computed) for each in statistics)
     return {"output": output, "mean": mean, "rstd": rstd}
-
-
-def _parameter(x: Value, parameter: Value | None) -> Value | None:
-    """A weight or bias in the dtype that is computed in."""
-    return None if parameter is None else _convert(parameter, parameter.dtype, x.dtype)
 
 
 def _ones(x: Value, rank: int) -> Value:
@@ -497,50 +499,49 @@ def _ones(x: Value, rank: int) -> Value:
 
 
 def _rms_norm(
-    x: Value, dtype: ir.DataType, rank: int, named: dict[str, Any], *, is_operator: bool
+    x: Value, dtypes: tuple[ir.DataType, ir.DataType], named: dict[str, Any], *, is_operator: bool
 ) -> dict[str, Any]:
-    eps, offset = named["eps"], named["weight_offset"]
+    """``dtypes``: that of the result, and the one that is computed in."""
+    rank, eps, weight = len(named["normalized_shape"]), named["eps"], named["weight"]
     rstd = _root_of_mean_square(x, list(range(-rank, 0)), eps)
-    weight, ones = _parameter(x, named["weight"]), _ones(x, rank)
+    ones = _ones(x, rank)
     if weight is None:  # nothing to add an offset to
         weight = ones
-    elif offset:
-        weight = op.Add(weight, _like(offset, x))
-    rounds = named["rounds_normalized"] and dtype != x.dtype
+    elif named["weight_offset"]:
+        weight = op.Add(weight, _like(named["weight_offset"], x))
+    dtype, computed = dtypes
+    rounds = named["rounds_normalized"] and dtype != computed
     factor = ones if rounds else weight
     if is_operator:
         output = opset23.RMSNormalization(x, factor, axis=-rank, epsilon=eps)
     else:
         output = op.Mul(op.Mul(x, rstd), factor)
     if rounds:
-        output = op.Mul(_convert(output, x.dtype, dtype, x.dtype), weight)
+        output = op.Mul(_convert(output, computed, dtype, computed), weight)
     return {"output": output, "rstd": rstd}
 
 
-def _decomposed_norm(kind: NormKind, x: Value, rank: int, named: dict[str, Any]) -> dict[str, Any]:
+def _decomposed_norm(kind: NormKind, x: Value, named: dict[str, Any]) -> dict[str, Any]:
     """A norm that ONNX has no operator for."""
-    output, statistics = _normalized(kind, x, list(range(-rank, 0)), named["eps"])
+    dims = list(range(-len(named["normalized_shape"]), 0))
+    output, statistics = _normalized(kind, x, dims, named["eps"])
     for name, apply in (("weight", op.Mul), ("bias", op.Add)):
-        parameter = _parameter(x, named.get(name))
-        output = output if parameter is None else apply(output, parameter)
+        if named.get(name) is not None:
+            output = apply(output, named[name])
     return {"output": output, **statistics}
 
 
-def _spatial_norm(kind: NormKind, input: Value, named: dict[str, Any]) -> dict[str, Any]:
+def _spatial_norm(kind: NormKind, x: Value, rank: int, named: dict[str, Any]) -> dict[str, Any]:
     """Decomposed, because ONNX's operators take the last dimensions only."""
-    x, dim, rank = (
-        _convert(input, input.dtype, _arithmetic(input.dtype)),
-        named["dim"],
-        len(input.shape),
-    )
+    dim = named["dim"]
     output, statistics = _normalized(kind, x, [dim] if rank else None, named["eps"])
     after = list(range(1, rank - dim % max(rank, 1)))  # the dimensions after `dim`
     for name, apply in (("weight", op.Mul), ("bias", op.Add)):
-        parameter = _parameter(x, named.get(name))
+        parameter = named.get(name)
         if parameter is not None:
             aligned = op.Unsqueeze(parameter, after) if rank else op.Squeeze(parameter, [0])
             output = apply(output, aligned)
-    return {"output": _convert(output, x.dtype, input.dtype), **statistics}
+    return {"output": output, **statistics}
 
 
 def _normalized(
