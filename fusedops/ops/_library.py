@@ -260,7 +260,7 @@ def _why_not(given: Any) -> str | None:
     return None
 
 
-def _refuse(op: str) -> Any:
+def refuse(op: str) -> Any:
     """The fallback kernel, which explains why there is no other: no argument is a tensor, or one is
     not a strided tensor on a device that kernels are built for."""
     names = [
@@ -278,19 +278,9 @@ def _refuse(op: str) -> Any:
     return kernel
 
 
-def _takes_nested(op: str) -> bool:
-    """Whether _nested.py has a rule for an op."""
-    base = op.removeprefix("_").removesuffix("_output")
-    return base in ("softmax", "log_softmax", "layer_norm", "std_norm", "rms_norm", "l2_norm")
-
-
 def _register_refusals() -> None:
     for op in OPS:
-        refuse = _refuse(op)
-        LIBRARY.impl(op, refuse, "CompositeExplicitAutograd")
-        if not _takes_nested(op):
-            for key in ("NestedTensorCPU", "AutogradNestedTensor"):
-                LIBRARY.impl(op, refuse, key)
+        LIBRARY.impl(op, refuse(op), "CompositeExplicitAutograd")
         if _cuda_problem is not None:
             LIBRARY.impl(op, _refuse_cuda(op), "CUDA")
 

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from fusedops.ops import _checks
-from fusedops.ops._library import LIBRARY
+from fusedops.ops._library import LIBRARY, OPS, refuse
+from fusedops.ops.norm_kinds import KINDS
 
 #: Given the arguments and the input's rank: the dimensions that are normalised, and the arguments
 #: for a tensor without the first dimension.
@@ -105,16 +106,19 @@ def _jagged_like(input: Any, values: torch.Tensor) -> torch.Tensor:
 SUPPORTED: dict[str, tuple[tuple[str, ...], Inner]] = {
     "softmax": (("softmax", "_softmax"), _of_dim),
     "log_softmax": (("log_softmax", "_log_softmax"), _of_dim),
-    **{
-        norm: ((norm, f"_{norm}", f"_{norm}_output"), _of_shape)
-        for norm in ("layer_norm", "std_norm", "rms_norm", "l2_norm")
-    },
+    **{norm: ((norm, f"_{norm}", f"_{norm}_output"), _of_shape) for norm in KINDS},
 }
 # The first two are those of strided tensors, below autograd and at it; jagged ones are at autograd
 # too, and without it ask for the third.
 _KEYS = ("NestedTensorCPU", "AutogradNestedTensor", "CompositeImplicitAutogradNestedTensor")
 
+_supported = set()
 for _op, (_names, _inner) in SUPPORTED.items():
+    _supported |= {*_names}
     for _name in _names:
         for _key in _KEYS:
             LIBRARY.impl(_name, _rule(_name, _op, _inner), _key)
+for _op in OPS:
+    if _op not in _supported:
+        for _key in _KEYS[:2]:
+            LIBRARY.impl(_op, refuse(_op), _key)
