@@ -116,7 +116,7 @@ RESULT_TESTS = (
 )
 def instructions(session: nox.Session, kernels: str, eager: str) -> None:
     """Operators and rewritten graphs, with lower instructions of the kernels and of eager."""
-    question = "from fusedops.ops import _library; print(_library.cpu_isa())"
+    question = "from fusedops.ops.registration import libraries; print(libraries.cpu_isa())"
     best = session.run(sys.executable, "-c", question, silent=True, log=False).strip()
     needed = {kernels, EAGER[eager]["ATEN_CPU_CAPABILITY"]}
     if missing := needed & set(ISAS[ISAS.index(best) + 1 :]):

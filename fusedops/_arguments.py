@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fusedops.ops import _checks
+from fusedops.ops import checks
 
 
 def wrong(function: str, name: str, value: Any, wanted: str) -> TypeError:
@@ -51,7 +51,7 @@ def floating(function: str, name: str, dtype: Any) -> None:
     """Raises for a dtype that the ops do not compute."""
     if not isinstance(dtype, torch.dtype):
         raise wrong(function, name, dtype, "a torch.dtype")
-    _checks.check_dtype(function, name, dtype, "convert it, or pass dtype=")
+    checks.check_dtype(function, name, dtype, "convert it, or pass dtype=")
 
 
 def tensor(function: str, name: str, value: Any) -> torch.Tensor:

@@ -7,8 +7,13 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
 
-#: Installs a package that follows the checkout, so that the two cannot differ.
-TO_BUILD_HERE = "pip install --no-build-isolation -e ."
+#: Builds and installs a checkout anew.
+REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps ."
+#: What to do about a hidden package. An editable one follows the checkout, so that the two cannot
+#: differ.
+FIX_OF_HIDDEN = (
+    "start Python in another folder, or build this one: pip install --no-build-isolation -e ."
+)
 
 
 def hidden_installation() -> Path | None:

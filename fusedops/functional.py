@@ -16,11 +16,11 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from fusedops import _arguments
-from fusedops.ops import _checks
-from fusedops.ops._autograd import EagerOp
-from fusedops.ops._forward_mode import has_tangent
-from fusedops.ops._mutation import check_recordable
+from fusedops.ops import checks
 from fusedops.ops.norm import default_rms_eps, scaled_by_weight
+from fusedops.ops.registration.autograd import EagerOp
+from fusedops.ops.registration.forward_mode import has_tangent
+from fusedops.ops.registration.mutation import check_recordable
 from fusedops.ops.softmax import InplaceSoftmax
 from fusedops.ops.softmax_stats import shift_of
 
@@ -294,8 +294,8 @@ def _partials(stats: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
         for name, given in zip(("max", "sum"), partial, strict=True):
             name = f"{name} of stats[{index}]"
             _arguments.tensor(function, name, given)
-            _checks.check_dtype(function, name, given.dtype)
-            _checks.check_like(function, name, given, ("max of stats[0]", partials[0][0]))
+            checks.check_dtype(function, name, given.dtype)
+            checks.check_like(function, name, given, ("max of stats[0]", partials[0][0]))
     return partials
 
 
@@ -1082,7 +1082,7 @@ def _dtype_of(input: torch.Tensor) -> torch.dtype:
 
 def _dtype_of_sum(input: torch.Tensor, residual: torch.Tensor) -> torch.dtype:
     own, other = _dtype_of(input), _dtype_of(residual)
-    if own == other or own not in _checks.FLOATING or other not in _checks.FLOATING:
+    if own == other or own not in checks.FLOATING or other not in checks.FLOATING:
         return own
     return torch.promote_types(own, other)
 

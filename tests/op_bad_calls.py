@@ -14,9 +14,9 @@ from norm_kinds import KINDS, kind_of
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fusedops import reference
-from fusedops.ops import _library
+from fusedops.ops.registration import libraries
 
-OPS = _library.OPS
+OPS = libraries.OPS
 ops = torch.ops.fusedops
 
 Arguments = dict[str, Any]

@@ -79,6 +79,11 @@ def test_a_part_of_the_graph_imports_those_above_it_alone(part):
         assert not more, f"{source.relative_to(PACKAGE)} imports {', '.join(sorted(more))}"
 
 
+def test_registration_imports_no_family_of_operators():
+    for source in sources("registration", PACKAGE / "ops"):
+        assert parts_imported(source.read_text(), "fusedops.ops") <= {"registration"}, source
+
+
 def test_nothing_but_its_entry_point_imports_the_command_line():
     for source in PACKAGE.rglob("*.py"):
         if PACKAGE / "cli" not in source.parents and source.name != "__main__.py":

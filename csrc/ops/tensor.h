@@ -396,7 +396,7 @@ void launch_with_workspace(
 // --- checks -------------------------------------------------------------------------------------
 //
 // Every argument is checked against the others before memory is allocated or touched. The messages,
-// and the order of the checks, are those of fusedops/ops/_checks.py.
+// and the order of the checks, are those of fusedops/ops/checks.py.
 
 [[noreturn]] inline void fail_for_dtype(
     const char* op, const char* argument, const std::string& given, const char* fix) {

@@ -5,7 +5,7 @@
 // have exactly these types goes directly to the dispatcher. Every other call, and every call that
 // fails, goes to torch.ops, which knows all conversions and raises the error.
 //
-// fusedops/ops/_call.py does the same in Python, for Pythons that do not load this module.
+// fusedops/ops/registration/call.py does the same in Python, for Pythons that do not load this module.
 //
 // Only Python's limited API of 3.10 and LibTorch's stable ABI are used, so that one module serves
 // every Python and torch.
@@ -43,7 +43,7 @@ TorchImports imports;
 // Attribute names, created once.
 PyObject *requires_grad, *current_level;
 
-// _call.py has the same names for these integers.
+// call.py has the same names for these integers.
 enum State { kPlain, kRecorded, kWatched, kFailed = -1 };
 
 struct Op {

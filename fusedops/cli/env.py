@@ -104,7 +104,7 @@ def _guarded(probe: Callable[[], Any]) -> Any:
 
 
 def _library() -> Any:
-    return importlib.import_module("fusedops.ops._library")
+    return importlib.import_module("fusedops.ops.registration.libraries")
 
 
 def probe_package() -> Report:
@@ -154,7 +154,7 @@ def probe_build() -> Report:
 def probe_libraries() -> Report:
     """The shared libraries in use, the status of the CUDA kernels, and the path of eager calls."""
     library = _library()
-    is_direct = importlib.import_module("fusedops.ops._call").IS_DIRECT
+    is_direct = importlib.import_module("fusedops.ops.registration.call").IS_DIRECT
     return {
         "loaded": library.loaded_libraries(),
         "cuda": library.cuda_status(),

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from torch.torch_version import TorchVersion
 
-from fusedops._installation import TO_BUILD_HERE, said_of_hidden
+from fusedops._installation import FIX_OF_HIDDEN, REBUILD, said_of_hidden
 
-REINSTALL = "pip install --no-build-isolation --force-reinstall --no-deps . (in a checkout)"
+REINSTALL = f"{REBUILD} (in a checkout)"
 
 Report = dict[str, Any]
 
@@ -45,8 +45,7 @@ def source_that_hides_the_package(report: Report) -> Iterator[Problem]:
     """Python was started in a checkout that is not built, and imports it in place of the package
     that is installed."""
     if installed := report["package"].get("hides"):
-        fix = f"start Python in another folder, or build this one: {TO_BUILD_HERE}"
-        yield Problem(said_of_hidden(installed), fix)
+        yield Problem(said_of_hidden(installed), FIX_OF_HIDDEN)
 
 
 def do_not_load(report: Report) -> Iterator[Problem]:

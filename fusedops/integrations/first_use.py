@@ -14,7 +14,7 @@ from typing import Any
 
 from torch._library import simple_registry
 
-from fusedops.ops._library import OPS
+from fusedops.ops.registration.libraries import OPS
 
 _RULES = "fusedops.integrations.dtensor"
 

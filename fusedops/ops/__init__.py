@@ -8,10 +8,9 @@ if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 10):
     )
 
 from fusedops.ops import (  # noqa: E402
-    _library,
-    _nested,
     masked_softmax,
     masked_softmax_sinks,
+    nested,
     norm,
     norm_composites,
     softmax,
@@ -21,10 +20,9 @@ from fusedops.ops import (  # noqa: E402
 )
 
 __all__ = [
-    "_library",
-    "_nested",
     "masked_softmax",
     "masked_softmax_sinks",
+    "nested",
     "norm",
     "norm_composites",
     "softmax",

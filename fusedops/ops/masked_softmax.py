@@ -19,10 +19,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fusedops.ops import _checks, _vmap
-from fusedops.ops._autograd import gradient, register_autograd
-from fusedops.ops._mutation import register_mutation
-from fusedops.ops._registration import register_fake, register_float32_output, register_vmap
+from fusedops.ops import checks
+from fusedops.ops.registration import vmap
+from fusedops.ops.registration.autograd import gradient, register_autograd
+from fusedops.ops.registration.mutation import register_mutation
+from fusedops.ops.registration.variants import register_fake, register_float32_output, register_vmap
 
 ops = torch.ops.fusedops
 
@@ -72,9 +73,9 @@ def _broadcasts(own: list[int], wanted: list[int]) -> bool:
 
 
 def _check_operand(op: str, name: str, operand: torch.Tensor, input: torch.Tensor) -> None:
-    _checks.check_device(op, name, operand, ("input", input))
+    checks.check_device(op, name, operand, ("input", input))
     own, wanted = list(operand.shape), list(input.shape)
-    _checks.check(
+    checks.check(
         _broadcasts(own, wanted),
         f"{op}: {name} has shape {own}, wanted one that broadcasts to {wanted}, input's shape",
     )
@@ -83,8 +84,8 @@ def _check_operand(op: str, name: str, operand: torch.Tensor, input: torch.Tenso
 def _check_mask(op: str, mask: MaybeTensor, input: torch.Tensor) -> None:
     if mask is None:
         return
-    _checks.check(
-        _is_bool(mask) or mask.dtype in _checks.FLOATING,
+    checks.check(
+        _is_bool(mask) or mask.dtype in checks.FLOATING,
         f"{op}: mask is {mask.dtype}, wanted torch.bool (True where visible) or a floating dtype "
         "(added); convert it, as in mask != 0",
     )
@@ -92,9 +93,9 @@ def _check_mask(op: str, mask: MaybeTensor, input: torch.Tensor) -> None:
 
 
 def _check_row_operand(op: str, name: str, operand: torch.Tensor, input: torch.Tensor) -> None:
-    _checks.check_device(op, name, operand, ("input", input))
+    checks.check_device(op, name, operand, ("input", input))
     own, wanted = list(operand.shape), list(input.shape[:-1])
-    _checks.check(
+    checks.check(
         _broadcasts(own, wanted),
         f"{op}: {name} has shape {own}, wanted one that broadcasts to {wanted}, input's shape "
         "without its last dimension",
@@ -104,7 +105,7 @@ def _check_row_operand(op: str, name: str, operand: torch.Tensor, input: torch.T
 def _check_bound(op: str, name: str, bound: MaybeTensor, input: torch.Tensor) -> None:
     if bound is None:
         return
-    _checks.check(
+    checks.check(
         bound.dtype in (torch.int32, torch.int64),
         f"{op}: {name} is {bound.dtype}, wanted torch.int32 or torch.int64, a column for each row; "
         "convert it",
@@ -116,18 +117,18 @@ def _check_hiding(op: str, input: torch.Tensor, given: Any) -> None:
     """Checks scale and what hides columns of scores like ``input``, whose rows are its last
     dimension."""
     shape = list(input.shape)
-    _checks.check(len(shape) > 0, f"{op}: input has no dimension, wanted at least one")
+    checks.check(len(shape) > 0, f"{op}: input has no dimension, wanted at least one")
     for name, is_given in (
         ("causal", given.causal),
         ("lower_diagonal", given.lower_diagonal is not None),
     ):
-        _checks.check(
+        checks.check(
             not is_given or len(shape) > 1,
             f"{op}: {name} needs queries and keys, the last two dimensions; input has shape "
             f"{shape}",
         )
-    _checks.check_cols(op, shape[-1])
-    _checks.check(not math.isnan(given.scale), f"{op}: scale is NaN, wanted a number")
+    checks.check_cols(op, shape[-1])
+    checks.check(not math.isnan(given.scale), f"{op}: scale is NaN, wanted a number")
     _check_mask(op, given.mask, input)
     _check_bound(op, "start", given.start, input)
     _check_bound(op, "end", given.end, input)
@@ -136,10 +137,10 @@ def _check_hiding(op: str, input: torch.Tensor, given: Any) -> None:
 def _check_mask_value(op: str, value: float | None, computed: torch.dtype) -> None:
     if value is None:  # -inf
         return
-    _checks.check(not math.isnan(value), f"{op}: mask_value is NaN, wanted a number")
+    checks.check(not math.isnan(value), f"{op}: mask_value is NaN, wanted a number")
     single = torch.finfo(torch.float32)
     fits = computed == torch.float64 or math.isinf(value) or abs(value) <= single.max
-    _checks.check(
+    checks.check(
         fits,
         f"{op}: mask_value is {value:g}, beyond float32, which {computed} is computed in; "
         f"wanted -inf or at least {single.min:g}",
@@ -151,7 +152,7 @@ def _check_softcap(op: str, softcap: float | None, computed: torch.dtype) -> Non
         return
     wide = torch.float64 if computed == torch.float64 else torch.float32
     least = torch.finfo(wide).smallest_normal
-    _checks.check(
+    checks.check(
         least <= softcap <= 1 / least,
         f"{op}: softcap is {softcap:g}, wanted a finite number above 0, for {computed} from "
         f"{least:g} to {1 / least:g}; leave it out for no cap",
@@ -162,10 +163,10 @@ def check_forward(op: str, given: Any, computed: torch.dtype) -> None:
     """Checks the arguments that all forward ops have, for scores of dtype ``computed``."""
     _check_hiding(op, given.input, given)
     if given.bias is not None:
-        _checks.check_dtype(op, "bias", given.bias.dtype)
+        checks.check_dtype(op, "bias", given.bias.dtype)
         _check_operand(op, "bias", given.bias, given.input)
     if given.sinks is not None:
-        _checks.check_dtype(op, "sinks", given.sinks.dtype)
+        checks.check_dtype(op, "sinks", given.sinks.dtype)
         _check_row_operand(op, "sinks", given.sinks, given.input)
     _check_mask_value(op, given.mask_value, computed)
     _check_softcap(op, given.softcap, computed)
@@ -177,54 +178,54 @@ def contiguous_like(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def _fake_forward(*args: Any, **kwargs: Any) -> torch.Tensor:
     op, given = "masked_softmax", _FORWARD.bind(*args, **kwargs)
-    result = _checks.result_dtype(op, given.input, given.dtype)
+    result = checks.result_dtype(op, given.input, given.dtype)
     check_forward(op, given, result)
     return contiguous_like(given.input, result)
 
 
 def _fake_out(*args: Any, **kwargs: Any) -> None:
     op, given = "masked_softmax", _OUT.bind(*args, **kwargs)
-    _checks.check_given(op, "input", given.input)
-    _checks.check_out(op, given.out, given.input)
+    checks.check_given(op, "input", given.input)
+    checks.check_out(op, given.out, given.input)
     check_forward(op, given, given.out.dtype)
 
 
 def _fake_in_place(*args: Any, **kwargs: Any) -> None:
     op, given = "masked_softmax_", _IN_PLACE.bind(*args, **kwargs)
-    _checks.check_dtype_of(op, "input", given.input)
-    _checks.check_distinct(op, "input", given.input)
+    checks.check_dtype_of(op, "input", given.input)
+    checks.check_distinct(op, "input", given.input)
     check_forward(op, given, given.input.dtype)
 
 
 def check_backward(op: str, given: Any) -> None:
-    _checks.check_dtype_of(op, "probabilities", given.probabilities)
+    checks.check_dtype_of(op, "probabilities", given.probabilities)
     like = ("probabilities", given.probabilities)
-    _checks.check_like(op, "grad_output", given.grad_output, like)
+    checks.check_like(op, "grad_output", given.grad_output, like)
     _check_hiding(op, given.probabilities, given)
 
 
 def _check_dropout_backward(op: str, given: Any) -> None:
-    _checks.check_seed(op, given.p, given.seed, ("probabilities", given.probabilities))
+    checks.check_seed(op, given.p, given.seed, ("probabilities", given.probabilities))
     check_backward(op, given)
 
 
 def _fake_backward(*args: Any, **kwargs: Any) -> torch.Tensor:
     op, given = "masked_softmax_backward", _BACKWARD.bind(*args, **kwargs)
     check_backward(op, given)
-    _checks.check_dtype(op, "input_dtype", given.input_dtype)
+    checks.check_dtype(op, "input_dtype", given.input_dtype)
     return contiguous_like(given.probabilities, given.input_dtype)
 
 
 def _fake_backward_in_place(*args: Any, **kwargs: Any) -> None:
     op, given = "masked_softmax_backward_", _BACKWARD_IN_PLACE.bind(*args, **kwargs)
     check_backward(op, given)
-    _checks.check_distinct(op, "grad_output", given.grad_output)
+    checks.check_distinct(op, "grad_output", given.grad_output)
 
 
 def _fake_dropout_inference(*args: Any, **kwargs: Any) -> torch.Tensor:
     op, given = "masked_softmax_dropout", _DROPOUT.bind(*args, **kwargs)
-    result = _checks.result_dtype(op, given.input, given.dtype)
-    _checks.check_seed(op, given.p, given.seed, ("input", given.input))
+    result = checks.result_dtype(op, given.input, given.dtype)
+    checks.check_seed(op, given.p, given.seed, ("input", given.input))
     check_forward(op, given, result)
     return contiguous_like(given.input, result)
 
@@ -237,7 +238,7 @@ def _fake_dropout(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor
 def _fake_dropout_backward(*args: Any, **kwargs: Any) -> torch.Tensor:
     op, given = "masked_softmax_dropout_backward", _DROPOUT_BACKWARD.bind(*args, **kwargs)
     _check_dropout_backward(op, given)
-    _checks.check_dtype(op, "input_dtype", given.input_dtype)
+    checks.check_dtype(op, "input_dtype", given.input_dtype)
     return contiguous_like(given.probabilities, given.input_dtype)
 
 
@@ -245,7 +246,7 @@ def _fake_dropout_backward_in_place(*args: Any, **kwargs: Any) -> None:
     op = "masked_softmax_dropout_backward_"
     given = _DROPOUT_BACKWARD_IN_PLACE.bind(*args, **kwargs)
     _check_dropout_backward(op, given)
-    _checks.check_distinct(op, "grad_output", given.grad_output)
+    checks.check_distinct(op, "grad_output", given.grad_output)
 
 
 # --- derivatives --------------------------------------------------------------------------------
@@ -498,41 +499,41 @@ def _aligned(given: Any, dims: Any, rank: int) -> dict[str, MaybeTensor]:
     """The operands of ``given``, for scores with slices of ``rank`` dimensions."""
     ranks = {"mask": rank, "bias": rank, "start": rank - 1, "end": rank - 1, "sinks": rank - 1}
     return {
-        name: _vmap.aligned(getattr(given, name), getattr(dims, name), own)
+        name: vmap.aligned(getattr(given, name), getattr(dims, name), own)
         for name, own in ranks.items()
         if name in given._fields
     }
 
 
-def _forward_vmap(info: Any, in_dims: _vmap.BatchDims, *args: Any) -> tuple[torch.Tensor, int]:
+def _forward_vmap(info: Any, in_dims: vmap.BatchDims, *args: Any) -> tuple[torch.Tensor, int]:
     op = ops.masked_softmax.default
-    dims, given = (_FORWARD.bind(*each) for each in _vmap.with_defaults(op, in_dims, args))
-    input = _vmap.in_front(given.input, dims.input, info.batch_size)
+    dims, given = (_FORWARD.bind(*each) for each in vmap.with_defaults(op, in_dims, args))
+    input = vmap.in_front(given.input, dims.input, info.batch_size)
     return op(*given._replace(input=input, **_aligned(given, dims, input.dim() - 1))), 0
 
 
-def _out_vmap(info: Any, in_dims: _vmap.BatchDims, *args: Any) -> tuple[None, None]:
+def _out_vmap(info: Any, in_dims: vmap.BatchDims, *args: Any) -> tuple[None, None]:
     op = ops.masked_softmax_out.default
-    dims, given = (_OUT.bind(*each) for each in _vmap.with_defaults(op, in_dims, args))
-    out = _vmap.written("masked_softmax", "out", given.out, dims.out)
-    input = _vmap.in_front(given.input, dims.input, info.batch_size)
+    dims, given = (_OUT.bind(*each) for each in vmap.with_defaults(op, in_dims, args))
+    out = vmap.written("masked_softmax", "out", given.out, dims.out)
+    input = vmap.in_front(given.input, dims.input, info.batch_size)
     op(*given._replace(input=input, out=out, **_aligned(given, dims, input.dim() - 1)))
     return None, None
 
 
-def _in_place_vmap(_: Any, in_dims: _vmap.BatchDims, *args: Any) -> tuple[None, None]:
+def _in_place_vmap(_: Any, in_dims: vmap.BatchDims, *args: Any) -> tuple[None, None]:
     op = ops.masked_softmax_.default
-    dims, given = (_IN_PLACE.bind(*each) for each in _vmap.with_defaults(op, in_dims, args))
-    input = _vmap.written("masked_softmax_", "input", given.input, dims.input)
+    dims, given = (_IN_PLACE.bind(*each) for each in vmap.with_defaults(op, in_dims, args))
+    input = vmap.written("masked_softmax_", "input", given.input, dims.input)
     op(*given._replace(input=input, **_aligned(given, dims, input.dim() - 1)))
     return None, None
 
 
-def _backward_vmap(info: Any, in_dims: _vmap.BatchDims, *args: Any) -> tuple[torch.Tensor, int]:
+def _backward_vmap(info: Any, in_dims: vmap.BatchDims, *args: Any) -> tuple[torch.Tensor, int]:
     op = ops.masked_softmax_backward.default
-    dims, given = (_BACKWARD.bind(*each) for each in _vmap.with_defaults(op, in_dims, args))
+    dims, given = (_BACKWARD.bind(*each) for each in vmap.with_defaults(op, in_dims, args))
     grad, y = (
-        _vmap.in_front(getattr(given, name), getattr(dims, name), info.batch_size)
+        vmap.in_front(getattr(given, name), getattr(dims, name), info.batch_size)
         for name in ("grad_output", "probabilities")
     )
     batched = {"grad_output": grad, "probabilities": y, **_aligned(given, dims, y.dim() - 1)}
@@ -572,4 +573,4 @@ for _op in ("masked_softmax", "masked_softmax_dropout", "_masked_softmax_dropout
 # Random numbers depend on the row's number in the whole batch: in one call, slices with the same
 # seed would get different numbers.
 for _op in ("masked_softmax_dropout", "_masked_softmax_dropout", "masked_softmax_dropout_backward"):
-    _vmap.register_loop(_op)
+    vmap.register_loop(_op)

@@ -12,9 +12,7 @@ from typing import Any
 
 import torch
 
-from fusedops.ops import _checks, _vmap
-from fusedops.ops._autograd import gradient, register_autograd
-from fusedops.ops._registration import register_fake, register_float32_output
+from fusedops.ops import checks
 from fusedops.ops.masked_softmax import (
     Hiding,
     MaybeTensor,
@@ -30,6 +28,9 @@ from fusedops.ops.masked_softmax import (
     second_derivative,
     summed_to,
 )
+from fusedops.ops.registration import vmap
+from fusedops.ops.registration.autograd import gradient, register_autograd
+from fusedops.ops.registration.variants import register_fake, register_float32_output
 
 _FORWARD = Signature("masked_softmax_sinks")
 _BACKWARD = Signature("masked_softmax_sinks_backward")
@@ -40,25 +41,25 @@ _BACKWARD = Signature("masked_softmax_sinks_backward")
 
 def _fake_forward(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
     op, given = "masked_softmax_sinks", _FORWARD.bind(*args, **kwargs)
-    result = _checks.result_dtype(op, given.input, given.dtype)
-    _checks.check_branch_seed(op, given.p, given.seed, ("input", given.input))
-    _checks.check_given(op, "sinks", given.sinks)
+    result = checks.result_dtype(op, given.input, given.dtype)
+    checks.check_branch_seed(op, given.p, given.seed, ("input", given.input))
+    checks.check_given(op, "sinks", given.sinks)
     check_forward(op, given, result)
     output = contiguous_like(given.input, result)
     probabilities = output.new_empty([0]) if given.seed is None else torch.empty_like(output)
-    statistics = _checks.statistics_dtype(result)
+    statistics = checks.statistics_dtype(result)
     return output, probabilities, output.new_empty(output.shape[:-1], dtype=statistics)
 
 
 def _fake_backward(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
     op, given = "masked_softmax_sinks_backward", _BACKWARD.bind(*args, **kwargs)
-    y = _checks.check_given(op, "probabilities", given.probabilities)
+    y = checks.check_given(op, "probabilities", given.probabilities)
     like = ("probabilities", y)
-    _checks.check_branch_seed(op, given.p, given.seed, like)
+    checks.check_branch_seed(op, given.p, given.seed, like)
     check_backward(op, given)
-    _checks.check_dtype(op, "input_dtype", given.input_dtype)
-    _checks.check_statistic(op, "sink_probabilities", given.sink_probabilities, like, y.shape[:-1])
-    statistics = _checks.statistics_dtype(y.dtype)
+    checks.check_dtype(op, "input_dtype", given.input_dtype)
+    checks.check_statistic(op, "sink_probabilities", given.sink_probabilities, like, y.shape[:-1])
+    statistics = checks.statistics_dtype(y.dtype)
     return contiguous_like(y, given.input_dtype), y.new_empty(y.shape[:-1], dtype=statistics)
 
 
@@ -141,4 +142,4 @@ register_autograd("masked_softmax_sinks_backward", _backward_formula, _setup_bac
 register_float32_output("masked_softmax_sinks")
 # Random numbers depend on the row's number in the whole batch, as in masked_softmax.py.
 for _op in ("masked_softmax_sinks", "masked_softmax_sinks_backward"):
-    _vmap.register_loop(_op)
+    vmap.register_loop(_op)

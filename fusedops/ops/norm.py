@@ -15,13 +15,14 @@ from typing import Any
 
 import torch
 
-from fusedops.ops import _checks, _vmap
-from fusedops.ops._autograd import gradient, register_autograd
-from fusedops.ops._forward_mode import has_tangent
-from fusedops.ops._registration import register_fake, register_float32_inputs, register_vmap
+from fusedops.ops import checks
 from fusedops.ops.norm_fakes import fake_backward, fake_forward, needed_of_inputs, share_gradient
 from fusedops.ops.norm_kinds import NORM_OPS, NormOp
 from fusedops.ops.norm_second_order import SecondDerivative, multiplier, sum_of_rows
+from fusedops.ops.registration import vmap
+from fusedops.ops.registration.autograd import gradient, register_autograd
+from fusedops.ops.registration.forward_mode import has_tangent
+from fusedops.ops.registration.variants import register_fake, register_float32_inputs, register_vmap
 
 MaybeTensor = torch.Tensor | None
 Grads = tuple[MaybeTensor, ...]
@@ -29,7 +30,7 @@ Grads = tuple[MaybeTensor, ...]
 
 def default_rms_eps(dtype: torch.dtype) -> float:
     """The default eps of :func:`torch.nn.functional.rms_norm`: that of the dtype it computes in."""
-    return torch.finfo(_checks.statistics_dtype(dtype)).eps
+    return torch.finfo(checks.statistics_dtype(dtype)).eps
 
 
 # --- derivatives --------------------------------------------------------------------------------
@@ -160,7 +161,7 @@ def _sum_of_rows(
         return sum_of_rows(grad_output * normalized, weight.dim()).to(weight.dtype)
     wide = normalized.to(grad_output.dtype)
     kept = [*wide.shape[: wide.dim() - weight.dim()], *[1] * weight.dim()]
-    rstd = wide.new_ones(kept, dtype=_checks.statistics_dtype(wide.dtype))
+    rstd = wide.new_ones(kept, dtype=checks.statistics_dtype(wide.dtype))
     shape, needed = list(weight.shape), [False, True]
     by_weight: torch.Tensor
     _, by_weight = gradient("rms_norm_backward", grad_output, wide, shape, rstd, None, needed, 0.0)
@@ -269,20 +270,20 @@ def _register_vmap(op: NormOp) -> None:
     numbers, and where a slice has no dimension."""
     of_rows = 2 if op.has_residual else 1  # the first entries of output_mask
 
-    def rule(info: Any, in_dims: _vmap.BatchDims, *args: Any) -> tuple[Any, Any]:
+    def rule(info: Any, in_dims: vmap.BatchDims, *args: Any) -> tuple[Any, Any]:
         named = dict(zip(op.names, args, strict=False))
         dims = dict(zip(op.names, in_dims, strict=False))
         rank = named[op.input].dim() - (dims[op.input] is not None)
         differs = any(dims.get(name) is not None for name in _SHARED)
         sums_rows = any(named.get("output_mask", ())[of_rows:])
         if differs or sums_rows or rank == 0 or named.get("seed") is not None:
-            return _vmap.loop(op.overload, info.batch_size, in_dims, args)
+            return vmap.loop(op.overload, info.batch_size, in_dims, args)
         for name, arg in named.items():
             if isinstance(arg, torch.Tensor) and name not in _SHARED:
-                front = _vmap.in_front(arg, dims[name], info.batch_size)
+                front = vmap.in_front(arg, dims[name], info.batch_size)
                 named[name] = front.contiguous() if name in ("mean", "rstd") else front
         if op.is_spatial:
-            named["dim"] = _vmap.shifted_dim(named["dim"], rank)
+            named["dim"] = vmap.shifted_dim(named["dim"], rank)
         results = op.overload(*named.values())
         if isinstance(results, torch.Tensor):
             return results, 0

@@ -1,4 +1,4 @@
-"""The norms composed of torch's own operators, which forward mode runs (_forward_mode.py).
+"""The norms composed of torch's own operators, which forward mode runs (forward_mode.py).
 
 A backward op takes the statistics as arguments of their own: their tangents are those that the
 composite of the forward op gave them.
@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from fusedops.ops import _checks
-from fusedops.ops._forward_mode import register_composite
+from fusedops.ops import checks
 from fusedops.ops.norm_kinds import NORM_OPS, NormOp, kind_of
 from fusedops.ops.norm_second_order import multiplier, projection, sum_of_rows
+from fusedops.ops.registration.forward_mode import register_composite
 
 MaybeTensor = torch.Tensor | None
 Named = dict[str, Any]
@@ -23,7 +23,7 @@ Results = tuple[torch.Tensor, ...]
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(_checks.statistics_dtype(tensor.dtype))
+    return tensor.to(checks.statistics_dtype(tensor.dtype))
 
 
 def _norm(op: str, input: torch.Tensor, rank: int, named: Named) -> dict[str, torch.Tensor]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fusedops.ops import _checks
+from fusedops.ops import checks
 from fusedops.ops.norm_kinds import NormOp
 
 Named = dict[str, Any]
@@ -29,7 +29,7 @@ def _parameter_shape(input: torch.Tensor, named: Named) -> Sequence[int]:
 def _statistics_shape(input: torch.Tensor, named: Named) -> list[int]:
     """The input's shape, with the dimensions that are normalised set to 1."""
     if "dim" not in named:
-        return _checks.norm_statistics_shape(input, named["normalized_shape"])
+        return checks.norm_statistics_shape(input, named["normalized_shape"])
     shape = list(input.shape)
     if shape:
         shape[named["dim"]] = 1
@@ -56,39 +56,39 @@ def _empty_like(
 
 
 def _check_spatial_parameter(
-    op: str, name: str, parameter: torch.Tensor | None, like: _checks.Like, dim: int
+    op: str, name: str, parameter: torch.Tensor | None, like: checks.Like, dim: int
 ) -> None:
     if parameter is None:
         return
     input = like[1]
     size, at = _size(input, dim), dim % max(input.dim(), 1)
-    _checks.check(
+    checks.check(
         list(parameter.shape) == [size],
         f"{op}: {name} has shape {list(parameter.shape)}, wanted [{size}], the size of dim {at}",
     )
-    _checks.check_device(op, name, parameter, like)
-    _checks.check_dtype(op, name, parameter.dtype)
+    checks.check_device(op, name, parameter, like)
+    checks.check_dtype(op, name, parameter.dtype)
 
 
 def _check_tensors(op: NormOp, named: Named) -> None:
     """Checks the tensor that is normalised, and the parameters."""
     function, like = op.function, (op.input, named[op.input])
-    _checks.check_dtype_of(function, *like)
+    checks.check_dtype_of(function, *like)
     if op.is_spatial:
-        _checks.check_dim(function, like[1], named["dim"])
+        checks.check_dim(function, like[1], named["dim"])
     else:
-        _checks.check_norm_shape(function, like, named["normalized_shape"])
+        checks.check_norm_shape(function, like, named["normalized_shape"])
     for name in ("weight", "bias"):
         if op.is_spatial:
             _check_spatial_parameter(function, name, named.get(name), like, named["dim"])
         else:
             shape = named["normalized_shape"]
-            _checks.check_norm_parameter(function, name, named.get(name), like, shape)
+            checks.check_norm_parameter(function, name, named.get(name), like, shape)
 
 
 def _check_rows_are_not_empty(op: NormOp, named: Named) -> None:
     if not op.is_spatial:
-        _checks.check_norm_is_of_something(op.function, named["normalized_shape"])
+        checks.check_norm_is_of_something(op.function, named["normalized_shape"])
     elif _size(named["input"], named["dim"]) == 0:
         at = named["dim"] % max(named["input"].dim(), 1)
         raise RuntimeError(f"{op.function}: dim {at} has size 0, wanted at least one element")
@@ -98,19 +98,20 @@ def _check_rows_are_not_empty(op: NormOp, named: Named) -> None:
 
 
 def fake_forward(op: NormOp, *args: Any, **kwargs: Any) -> Any:
+    """Empty results: those that the op has."""
     named = op.named(args, kwargs)
     input: torch.Tensor = named["input"]
     function = op.function
     if op.has_residual:
-        _checks.check_branch_seed(function, named["p"], named["seed"], ("input", input))
+        checks.check_branch_seed(function, named["p"], named["seed"], ("input", input))
     _check_tensors(op, named)
     _check_rows_are_not_empty(op, named)
-    _checks.check_eps(function, named["eps"])
+    checks.check_eps(function, named["eps"])
     dtype = input.dtype
     if op.has_residual:
-        _checks.check_term(function, "residual", named["residual"], ("input", input))
+        checks.check_term(function, "residual", named["residual"], ("input", input))
         dtype = torch.promote_types(dtype, named["residual"].dtype)
-    shape, of_statistics = _statistics_shape(input, named), _checks.statistics_dtype(dtype)
+    shape, of_statistics = _statistics_shape(input, named), checks.statistics_dtype(dtype)
     sum_size = input.shape if named.get("wants_sum", True) else [0]
 
     def empty(result: str) -> torch.Tensor:
@@ -142,14 +143,14 @@ def share_gradient(p: float, input: torch.dtype | None, residual: torch.dtype | 
 def _check_backward(op: NormOp, named: Named) -> None:
     function, like = op.function, (op.input, named[op.input])
     _check_tensors(op, named)
-    _checks.check_like(function, "grad_output", named["grad_output"], like)
+    checks.check_like(function, "grad_output", named["grad_output"], like)
     if named.get("grad_sum") is not None:
-        _checks.check_like(function, "grad_sum", named["grad_sum"], like)
+        checks.check_like(function, "grad_sum", named["grad_sum"], like)
     shape = _statistics_shape(like[1], named)
     for name in ("mean", "rstd"):
         if name in named:
-            _checks.check_statistic(function, name, named[name], like, shape)
-    _checks.check_eps(function, named.get("eps", 0.0))
+            checks.check_statistic(function, name, named[name], like, shape)
+    checks.check_eps(function, named.get("eps", 0.0))
 
 
 def fake_backward(op: NormOp, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
@@ -157,11 +158,11 @@ def fake_backward(op: NormOp, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, 
     named = op.named(args, kwargs)
     input: torch.Tensor = named[op.input]
     mask, function = named["output_mask"], op.function
-    _checks.check_output_mask(function, mask, len(op.results))
+    checks.check_output_mask(function, mask, len(op.results))
     terms: tuple[torch.dtype, ...] = ()
     if op.has_residual:
-        _checks.check_branch_seed(function, named["p"], named["seed"], ("sum", input))
-        terms = _checks.check_term_dtypes(
+        checks.check_branch_seed(function, named["p"], named["seed"], ("sum", input))
+        terms = checks.check_term_dtypes(
             function, input, named["input_dtype"], named["residual_dtype"]
         )
         mask = [*needed_of_inputs(mask, shared=share_gradient(named["p"], *terms)), *mask[2:]]

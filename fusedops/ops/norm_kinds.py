@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fusedops.ops._library import OPS, OPS_WITH_VARIANT
+from fusedops.ops.registration.libraries import OPS, OPS_WITH_VARIANT
 
 Dims = tuple[int, ...]
 Factor = torch.Tensor | float

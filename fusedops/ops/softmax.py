@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 
-from fusedops.ops import _checks, _vmap
-from fusedops.ops._autograd import gradient, register_autograd
-from fusedops.ops._mutation import register_mutation
-from fusedops.ops._registration import register_fake, register_float32_output, register_vmap
+from fusedops.ops import checks
+from fusedops.ops.registration import vmap
+from fusedops.ops.registration.autograd import gradient, register_autograd
+from fusedops.ops.registration.mutation import register_mutation
+from fusedops.ops.registration.variants import register_fake, register_float32_output, register_vmap
 
 ops = torch.ops.fusedops
 
@@ -24,15 +25,15 @@ def _contiguous_like(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _check_backward(op: str, grad_output: torch.Tensor, output: torch.Tensor, dim: int) -> None:
-    _checks.check_dtype_of(op, "output", output)
-    _checks.check_like(op, "grad_output", grad_output, ("output", output))
-    _checks.check_dim(op, output, dim)
+    checks.check_dtype_of(op, "output", output)
+    checks.check_like(op, "grad_output", grad_output, ("output", output))
+    checks.check_dim(op, output, dim)
 
 
 def _register_fakes(op: str) -> None:
     def forward(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        result = _checks.result_dtype(op, input, dtype)
-        _checks.check_dim(op, input, dim)
+        result = checks.result_dtype(op, input, dtype)
+        checks.check_dim(op, input, dim)
         return _contiguous_like(input, result)
 
     def backward(
@@ -40,13 +41,13 @@ def _register_fakes(op: str) -> None:
     ) -> torch.Tensor:
         name = f"{op}_backward"
         _check_backward(name, grad_output, output, dim)
-        _checks.check_dtype(name, "input_dtype", input_dtype)
+        checks.check_dtype(name, "input_dtype", input_dtype)
         return _contiguous_like(output, input_dtype)
 
     def forward_out(input: torch.Tensor, dim: int, out: torch.Tensor) -> None:
-        _checks.check_given(op, "input", input)
-        _checks.check_out(op, out, input)
-        _checks.check_dim(op, input, dim)
+        checks.check_given(op, "input", input)
+        checks.check_out(op, out, input)
+        checks.check_dim(op, input, dim)
 
     register_fake(op, forward)
     register_fake(f"{op}_out", forward_out)
@@ -58,14 +59,14 @@ def _register_in_place(op: str) -> None:
     which nothing else uses the gradient."""
 
     def forward(input: torch.Tensor, dim: int) -> None:
-        _checks.check_dtype_of(f"{op}_", "input", input)
-        _checks.check_distinct(f"{op}_", "input", input)
-        _checks.check_dim(f"{op}_", input, dim)
+        checks.check_dtype_of(f"{op}_", "input", input)
+        checks.check_distinct(f"{op}_", "input", input)
+        checks.check_dim(f"{op}_", input, dim)
 
     def backward(grad_output: torch.Tensor, output: torch.Tensor, dim: int) -> None:
         name = f"{op}_backward_"
         _check_backward(name, grad_output, output, dim)
-        _checks.check_distinct(name, "grad_output", grad_output)
+        checks.check_distinct(name, "grad_output", grad_output)
 
     register_fake(f"{op}_", forward)
     register_fake(f"{op}_backward_", backward)
@@ -135,43 +136,43 @@ def _register_vmap(op: str) -> None:
     to_out = getattr(ops, f"{op}_out").default
 
     def forward_rule(
-        info: Any, in_dims: _vmap.BatchDims, input: torch.Tensor, dim: int, dtype: Any = None
+        info: Any, in_dims: vmap.BatchDims, input: torch.Tensor, dim: int, dtype: Any = None
     ) -> tuple[torch.Tensor, int]:
-        batched = _vmap.in_front(input, in_dims[0], info.batch_size)
+        batched = vmap.in_front(input, in_dims[0], info.batch_size)
         if batched.dim() == 1:  # a batch of scalars
             return forward(batched.unsqueeze(1), 1, dtype).squeeze(1), 0
-        return forward(batched, _vmap.shifted_dim(dim, batched.dim() - 1), dtype), 0
+        return forward(batched, vmap.shifted_dim(dim, batched.dim() - 1), dtype), 0
 
-    def backward_rule(info: Any, in_dims: _vmap.BatchDims, *args: Any) -> tuple[torch.Tensor, int]:
+    def backward_rule(info: Any, in_dims: vmap.BatchDims, *args: Any) -> tuple[torch.Tensor, int]:
         grad_output, output = (
-            _vmap.in_front(arg, dim, info.batch_size)
+            vmap.in_front(arg, dim, info.batch_size)
             for arg, dim in zip(args[:2], in_dims[:2], strict=True)
         )
         dim, input_dtype = args[2:]
         if output.dim() == 1:
             columns = (grad_output.unsqueeze(1), output.unsqueeze(1))
             return backward(*columns, 1, input_dtype).squeeze(1), 0
-        dim = _vmap.shifted_dim(dim, output.dim() - 1)
+        dim = vmap.shifted_dim(dim, output.dim() - 1)
         return backward(grad_output, output, dim, input_dtype), 0
 
     def in_place_rule(
-        _: Any, in_dims: _vmap.BatchDims, input: torch.Tensor, dim: int
+        _: Any, in_dims: vmap.BatchDims, input: torch.Tensor, dim: int
     ) -> tuple[None, None]:
-        batched = _vmap.written(f"{op}_", "input", input, in_dims[0])
+        batched = vmap.written(f"{op}_", "input", input, in_dims[0])
         if batched.dim() == 1:
             in_place(batched.unsqueeze(1), 1)
         else:
-            in_place(batched, _vmap.shifted_dim(dim, batched.dim() - 1))
+            in_place(batched, vmap.shifted_dim(dim, batched.dim() - 1))
         return None, None
 
-    def out_rule(info: Any, in_dims: _vmap.BatchDims, *args: Any) -> tuple[None, None]:
+    def out_rule(info: Any, in_dims: vmap.BatchDims, *args: Any) -> tuple[None, None]:
         input, dim, out = args
-        batched_out = _vmap.written(op, "out", out, in_dims[2])
-        batched = _vmap.in_front(input, in_dims[0], info.batch_size)
+        batched_out = vmap.written(op, "out", out, in_dims[2])
+        batched = vmap.in_front(input, in_dims[0], info.batch_size)
         if batched.dim() == 1:
             to_out(batched.unsqueeze(1), 1, batched_out.unsqueeze(1))
         else:
-            to_out(batched, _vmap.shifted_dim(dim, batched.dim() - 1), batched_out)
+            to_out(batched, vmap.shifted_dim(dim, batched.dim() - 1), batched_out)
         return None, None
 
     register_vmap(op, forward_rule)

@@ -1,4 +1,4 @@
-"""The softmaxes composed of torch's own operators, which forward mode runs (_forward_mode.py)."""
+"""The softmaxes composed of torch's own operators, which forward mode runs (forward_mode.py)."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-from fusedops.ops import _checks
-from fusedops.ops._forward_mode import register_composite
+from fusedops.ops import checks
 from fusedops.ops.masked_softmax import Hiding, Signature, multiplier
+from fusedops.ops.registration.forward_mode import register_composite
 from fusedops.ops.softmax_stats import shift_of
 
 
 def _wide(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The tensors in the dtype that the kernels compute in."""
-    return tuple(tensor.to(_checks.statistics_dtype(tensor.dtype)) for tensor in tensors)
+    return tuple(tensor.to(checks.statistics_dtype(tensor.dtype)) for tensor in tensors)
 
 
 # --- softmax and log_softmax --------------------------------------------------------------------

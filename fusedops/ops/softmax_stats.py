@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
-from fusedops.ops import _checks, _vmap
-from fusedops.ops._autograd import register_autograd
-from fusedops.ops._registration import register_fake, register_vmap
+from fusedops.ops import checks
+from fusedops.ops.registration import vmap
+from fusedops.ops.registration.autograd import register_autograd
+from fusedops.ops.registration.variants import register_fake, register_vmap
 
 ops = torch.ops.fusedops
 
@@ -39,14 +40,14 @@ def _statistics_shape(input: torch.Tensor, dim: int) -> list[int]:
 
 def _fake_stats(input: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
     op = "softmax_stats"
-    _checks.check_dtype_of(op, "input", input)
-    _checks.check_dim(op, input, dim)
-    _checks.check(
+    checks.check_dtype_of(op, "input", input)
+    checks.check_dim(op, input, dim)
+    checks.check(
         input.dim() == 0 or input.shape[dim] > 0,
         f"{op}: dim {dim} of an input of shape {list(input.shape)} is empty, wanted at least one "
         "element to take the maximum of",
     )
-    shape, dtype = _statistics_shape(input, dim), _checks.statistics_dtype(input.dtype)
+    shape, dtype = _statistics_shape(input, dim), checks.statistics_dtype(input.dtype)
     return input.new_empty(shape, dtype=dtype), input.new_empty(shape, dtype=dtype)
 
 
@@ -58,12 +59,12 @@ def _fake_apply(
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     op = "softmax_apply"
-    _checks.check_dtype_of(op, "input", input)
-    result = _checks.result_dtype(op, input, dtype)
-    _checks.check_dim(op, input, dim)
+    checks.check_dtype_of(op, "input", input)
+    result = checks.result_dtype(op, input, dtype)
+    checks.check_dim(op, input, dim)
     shape = _statistics_shape(input, dim)
     for name, given in (("max", max), ("sum", sum)):
-        _checks.check_statistic(op, name, given, ("input", input), shape, "softmax_stats")
+        checks.check_statistic(op, name, given, ("input", input), shape, "softmax_stats")
     return input.new_empty(input.shape, dtype=result)
 
 
@@ -105,12 +106,12 @@ def _apply_formula(ctx: Any, grad_output: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _in_front(
-    info: Any, in_dims: _vmap.BatchDims, tensors: tuple[Any, ...]
+    info: Any, in_dims: vmap.BatchDims, tensors: tuple[Any, ...]
 ) -> tuple[list[Any], bool]:
     """The tensors with the batch as first dimension, and whether the slices are scalars, which get
     a dimension of size 1."""
     batched = [
-        _vmap.in_front(tensor, dim, info.batch_size)
+        vmap.in_front(tensor, dim, info.batch_size)
         for tensor, dim in zip(tensors, in_dims, strict=False)
     ]
     are_scalars = batched[0].dim() == 1
@@ -118,17 +119,17 @@ def _in_front(
 
 
 def _batched_stats(
-    info: Any, in_dims: _vmap.BatchDims, input: torch.Tensor, dim: int
+    info: Any, in_dims: vmap.BatchDims, input: torch.Tensor, dim: int
 ) -> tuple[tuple[torch.Tensor, ...], tuple[int, int]]:
     (batched,), are_scalars = _in_front(info, in_dims, (input,))
-    results = ops.softmax_stats.default(batched, _vmap.shifted_dim(dim, batched.dim() - 1))
+    results = ops.softmax_stats.default(batched, vmap.shifted_dim(dim, batched.dim() - 1))
     return tuple(r.squeeze(1) if are_scalars else r for r in results), (0, 0)
 
 
-def _batched_apply(info: Any, in_dims: _vmap.BatchDims, *args: Any) -> tuple[torch.Tensor, int]:
+def _batched_apply(info: Any, in_dims: vmap.BatchDims, *args: Any) -> tuple[torch.Tensor, int]:
     *tensors, dim, dtype = args if len(args) == 5 else (*args, None)
     batched, are_scalars = _in_front(info, in_dims, tuple(tensors))
-    dim = _vmap.shifted_dim(dim, batched[0].dim() - 1)
+    dim = vmap.shifted_dim(dim, batched[0].dim() - 1)
     result = ops.softmax_apply.default(*batched, dim, dtype)
     return result.squeeze(1) if are_scalars else result, 0
 

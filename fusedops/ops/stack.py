@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
-from fusedops.ops import _checks, _vmap
-from fusedops.ops._autograd import gradient, register_autograd_of_lists
-from fusedops.ops._registration import register_fake, register_float32_inputs, register_vmap
+from fusedops.ops import checks
 from fusedops.ops.norm_second_order import SecondDerivative
+from fusedops.ops.registration import vmap
+from fusedops.ops.registration.autograd import gradient, register_autograd_of_lists
+from fusedops.ops.registration.variants import register_fake, register_float32_inputs, register_vmap
 
 ops = torch.ops.fusedops
 
@@ -36,10 +37,10 @@ def _stacked(shape: Sequence[int], stack_dim: int, count: int) -> list[int]:
 
 
 def _check_alike(op: str, name: str, tensors: Tensors) -> None:
-    _checks.check(len(tensors) > 0, f"{op}: {name} is empty, wanted at least one tensor")
+    checks.check(len(tensors) > 0, f"{op}: {name} is empty, wanted at least one tensor")
     first = tensors[0]
     for index, tensor in enumerate(tensors):
-        _checks.check(
+        checks.check(
             tensor.dtype == first.dtype
             and tensor.shape == first.shape
             and tensor.device == first.device,
@@ -49,14 +50,14 @@ def _check_alike(op: str, name: str, tensors: Tensors) -> None:
         )
 
 
-def _check_inputs(op: str, inputs: Tensors) -> _checks.Like:
+def _check_inputs(op: str, inputs: Tensors) -> checks.Like:
     _check_alike(op, "inputs", inputs)
-    _checks.check_dtype(op, "inputs", inputs[0].dtype)
+    checks.check_dtype(op, "inputs", inputs[0].dtype)
     return "inputs", inputs[0]
 
 
 def _check_stack_dim(op: str, rank: int, stack_dim: int) -> None:
-    _checks.check(
+    checks.check(
         -rank - 1 <= stack_dim <= rank,
         f"{op}: stack_dim is {stack_dim}, wanted a value in [{-rank - 1}, {rank}] for tensors of "
         f"{rank} dimensions",
@@ -68,13 +69,13 @@ def _check_parameters(
 ) -> None:
     if not parameters:
         return
-    _checks.check(
+    checks.check(
         len(parameters) == len(inputs),
         f"{op}: there are {len(parameters)} {name}, wanted as many as inputs, {len(inputs)}, or "
         "none",
     )
     _check_alike(op, name, parameters)
-    _checks.check_norm_parameter(op, name, parameters[0], ("inputs", inputs[0]), normalized_shape)
+    checks.check_norm_parameter(op, name, parameters[0], ("inputs", inputs[0]), normalized_shape)
 
 
 def _check_norm(
@@ -83,11 +84,11 @@ def _check_norm(
     normalized_shape: Sequence[int],
     weights: Tensors,
     biases: Tensors,
-) -> _checks.Like:
+) -> checks.Like:
     like = _check_inputs(op, inputs)
     _check_parameters(op, "weights", weights, inputs, normalized_shape)
     _check_parameters(op, "biases", biases, inputs, normalized_shape)
-    _checks.check_norm_shape(op, like, normalized_shape)
+    checks.check_norm_shape(op, like, normalized_shape)
     return like
 
 
@@ -97,7 +98,7 @@ def _check_norm(
 def _register_softmax_fakes(op: str) -> None:
     def forward(inputs: Tensors, dim: int, stack_dim: int) -> torch.Tensor:
         _, input = _check_inputs(op, inputs)
-        _checks.check_dim(op, input, dim)
+        checks.check_dim(op, input, dim)
         _check_stack_dim(op, input.dim(), stack_dim)
         return input.new_empty(_stacked(input.shape, stack_dim, len(inputs)))
 
@@ -114,11 +115,11 @@ def _fake_layer_norm(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     op = "stack_layer_norm"
     _, input = _check_norm(op, inputs, normalized_shape, weights, biases)
-    _checks.check_norm_is_of_something(op, normalized_shape)
-    _checks.check_eps(op, eps)
+    checks.check_norm_is_of_something(op, normalized_shape)
+    checks.check_eps(op, eps)
     _check_stack_dim(op, input.dim(), stack_dim)
-    shape = [len(inputs), *_checks.norm_statistics_shape(input, normalized_shape)]
-    dtype = _checks.statistics_dtype(input.dtype)
+    shape = [len(inputs), *checks.norm_statistics_shape(input, normalized_shape)]
+    dtype = checks.statistics_dtype(input.dtype)
     output = input.new_empty(_stacked(input.shape, stack_dim, len(inputs)))
     return output, input.new_empty(shape, dtype=dtype), input.new_empty(shape, dtype=dtype)
 
@@ -135,15 +136,15 @@ def _fake_layer_norm_backward(
     output_mask: Sequence[bool],
 ) -> tuple[torch.Tensor, ...]:
     op = "stack_layer_norm_backward"
-    _checks.check_output_mask(op, output_mask, 3)
+    checks.check_output_mask(op, output_mask, 3)
     like = _check_norm(op, inputs, normalized_shape, weights, biases)
     input = like[1]
     _check_stack_dim(op, input.dim(), stack_dim)
     wanted = _stacked(input.shape, stack_dim, len(inputs))
-    _checks.check_tensor(op, "grad_output", grad_output, input.dtype, wanted, like, "the stack is")
-    statistics = [len(inputs), *_checks.norm_statistics_shape(input, normalized_shape)]
-    _checks.check_statistic(op, "mean", mean, like, statistics)
-    _checks.check_statistic(op, "rstd", rstd, like, statistics)
+    checks.check_tensor(op, "grad_output", grad_output, input.dtype, wanted, like, "the stack is")
+    statistics = [len(inputs), *checks.norm_statistics_shape(input, normalized_shape)]
+    checks.check_statistic(op, "mean", mean, like, statistics)
+    checks.check_statistic(op, "rstd", rstd, like, statistics)
     count = len(inputs)
     shapes = ([count, *input.shape], *[[count, *normalized_shape]] * 2)
     dtypes = (
@@ -278,7 +279,7 @@ def _layer_norm_backward_formula(ctx: Any, *cotangents: torch.Tensor | None) -> 
 
 def _all_in_front(info: Any, in_dims: Sequence[Any], tensors: Tensors) -> list[torch.Tensor]:
     return [
-        _vmap.in_front(tensor, dim, info.batch_size)
+        vmap.in_front(tensor, dim, info.batch_size)
         for tensor, dim in zip(tensors, in_dims, strict=True)
     ]
 
@@ -295,7 +296,7 @@ def _register_softmax_vmap(op: str) -> None:
         if rank == 0:
             columns = [tensor.unsqueeze(1) for tensor in batched]
             return overload(columns, 1, batched_stack_dim).squeeze(-1), 0
-        return overload(batched, _vmap.shifted_dim(dim, rank), batched_stack_dim), 0
+        return overload(batched, vmap.shifted_dim(dim, rank), batched_stack_dim), 0
 
     register_vmap(op, rule)
 
@@ -308,7 +309,7 @@ def _register_layer_norm_vmap() -> None:
     def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, ...]:
         inputs, shape, weights, biases, eps, stack_dim = args
         if any(dim is not None for dims in (in_dims[2], in_dims[3]) for dim in dims or ()):
-            return _vmap.loop(overload, info.batch_size, in_dims, args)
+            return vmap.loop(overload, info.batch_size, in_dims, args)
         batched = _all_in_front(info, in_dims[0], inputs)
         batched_stack_dim = _wrapped(stack_dim, batched[0].dim() - 1) + 1
         return overload(batched, shape, weights, biases, eps, batched_stack_dim), (0, 1, 1)
@@ -332,6 +333,6 @@ register_autograd_of_lists("stack_layer_norm", _layer_norm_formula, _setup_layer
 register_autograd_of_lists(
     "stack_layer_norm_backward", _layer_norm_backward_formula, _setup_layer_norm_backward
 )
-_vmap.register_loop("stack_layer_norm_backward")
+vmap.register_loop("stack_layer_norm_backward")
 for _op in ("stack_softmax", "stack_log_softmax", "stack_layer_norm"):
     register_float32_inputs(_op)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from op_bad_calls import OPS, rows, schema, valid_arguments
 
-from fusedops.ops import _library
+from fusedops.ops.registration import libraries
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -23,7 +23,7 @@ def test_a_cuda_tensor_without_cuda_kernels_is_refused_with_the_reason():
     """The tensors dispatch to the CUDA key, as CUDA tensors would."""
     cuda = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
     for op in OPS:
-        if _library.has_kernels("cuda"):
+        if libraries.has_kernels("cuda"):
             assert torch._C._dispatch_has_kernel_for_dispatch_key(f"fusedops::{op}", "CUDA")
             continue
         message = rf"fusedops::{op.removesuffix('_output')} was given a CUDA tensor, but .*\w"

@@ -15,10 +15,10 @@ import fusedops
 from fusedops.cli import check, main
 from fusedops.cli.check import compiler, kernels
 from fusedops.cli.check.result import Result
-from fusedops.ops import _library
+from fusedops.ops.registration import libraries
 
 #: A build for one machine has the kernels of one instruction set.
-FEWEST = _library.build_info()["cpu_isas"][0]
+FEWEST = libraries.build_info()["cpu_isas"][0]
 COMPILATION = 'torch.compile(model, backend="fusedops")'
 
 
@@ -105,7 +105,7 @@ def test_a_site_that_stays_and_a_wrong_result_are_found(monkeypatch):
 
 
 def test_a_library_of_another_version_is_found(monkeypatch):
-    monkeypatch.setattr(_library, "version_of", lambda path: "0.0.1")
+    monkeypatch.setattr(libraries, "version_of", lambda path: "0.0.1")
     results = {result.name: result for result in check.installation()}
     assert not results["libfusedops.so"].passed
 

@@ -14,7 +14,7 @@ import torch
 
 import fusedops
 from fusedops.cli import env, main, problems
-from fusedops.ops import _library
+from fusedops.ops.registration import libraries
 
 PACKAGE = Path(fusedops.__file__).parent
 
@@ -39,7 +39,7 @@ def package_without_library(tmp_path) -> Path:
 
 
 def test_json_report_holds_every_section_and_the_variables_in_force():
-    fewest = _library.build_info()["cpu_isas"][0]
+    fewest = libraries.build_info()["cpu_isas"][0]
     finished = run_fusedops("env", "--json", FUSEDOPS_CPU_ISA=fewest)
     report = json.loads(finished.stdout)
     assert finished.returncode == 0
@@ -54,7 +54,7 @@ def test_text_report_has_a_summary_the_problems_and_a_paragraph_for_each_section
     paragraphs = capsys.readouterr().out.split("\n\n")
     summary, *titles = (paragraph.splitlines()[0] for paragraph in paragraphs)
     assert summary.startswith(f"fusedops {fusedops.__version__}, torch {torch.__version__}, Python")
-    assert f"  CPU      {_library.cpu_isa()}, " in paragraphs[0]
+    assert f"  CPU      {libraries.cpu_isa()}, " in paragraphs[0]
     assert titles == ["problems", *env.PROBES]
 
 

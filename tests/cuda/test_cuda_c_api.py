@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import fusedops
-from fusedops.ops import _library
+from fusedops.ops.registration import libraries
 
-C_LIBRARY = _library.LIB_DIR / "libfusedops_c_cuda.so"
+C_LIBRARY = libraries.LIB_DIR / "libfusedops_c_cuda.so"
 
 
 def call(name: str, *args) -> None:

@@ -4,16 +4,16 @@ import pytest
 import torch
 
 import fusedops
-from fusedops.ops import _library
+from fusedops.ops.registration import libraries
 
 
 def test_the_cuda_library_is_loaded():
-    assert _library.cuda_status() == "the CUDA kernels are loaded"
-    assert str(_library.CUDA_LIBRARY) in _library.loaded_libraries()
+    assert libraries.cuda_status() == "the CUDA kernels are loaded"
+    assert str(libraries.CUDA_LIBRARY) in libraries.loaded_libraries()
 
 
 def test_the_build_has_code_for_every_gpu():
-    built = _library.build_info()["cuda"]["architectures"]
+    built = libraries.build_info()["cuda"]["architectures"]
     newest_with_ptx = max((int(arch) for arch in built if arch.isdecimal()), default=10**6)
     for device in range(torch.cuda.device_count()):
         major, minor = torch.cuda.get_device_capability(device)

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 import fusedops
-from fusedops.ops import _library
+from fusedops.ops.registration import libraries
 
 ROOT = Path(__file__).parents[2]
-LIBRARIES = [path for path in (_library.CPU_LIBRARY, _library.CUDA_LIBRARY) if path.exists()]
+LIBRARIES = [path for path in (libraries.CPU_LIBRARY, libraries.CUDA_LIBRARY) if path.exists()]
 
 
 def output(*command: object) -> str:
@@ -43,7 +43,7 @@ def test_a_library_names_no_path_of_the_machine_that_built_it(library):
     assert str(ROOT).encode() not in library.read_bytes()
 
 
-ALL_LIBRARIES = sorted(_library.LIB_DIR.glob("*.so"))
+ALL_LIBRARIES = sorted(libraries.LIB_DIR.glob("*.so"))
 
 
 @pytest.mark.parametrize("library", ALL_LIBRARIES, ids=lambda path: path.name)
@@ -136,18 +136,18 @@ def test_a_function_of_a_library_begins_where_jumps_may_land(library):
 
 
 def test_c_programs_can_ask_for_the_version():
-    library = ctypes.CDLL(str(_library.CPU_LIBRARY))
+    library = ctypes.CDLL(str(libraries.CPU_LIBRARY))
     library.fusedops_version.restype = ctypes.c_char_p
     assert library.fusedops_version().decode() == fusedops.__version__
 
 
 def test_the_build_record_says_what_was_built_and_why():
-    info = _library.build_info()
+    info = libraries.build_info()
     assert info["version"] == fusedops.__version__
     assert info["torch_target"] == "0x020a000000000000"  # 2.10
-    assert info["cuda"]["built"] == _library.CUDA_LIBRARY.exists()
+    assert info["cuda"]["built"] == libraries.CUDA_LIBRARY.exists()
     assert info["cuda"]["reason"]
-    assert _library.cpu_isa() in info["cpu_isas"]
+    assert libraries.cpu_isa() in info["cpu_isas"]
 
 
 def configure(tmp_path: Path, *options: str, **variables: str) -> subprocess.CompletedProcess:
@@ -168,7 +168,7 @@ def test_a_build_without_nvcc_is_complete_and_says_so(tmp_path):
 def test_a_build_for_this_machine_alone_has_its_widest_instructions_and_no_cuda_without_a_gpu(
     tmp_path,
 ):
-    ask = "import fusedops; print(fusedops.ops._library.cpu_isa())"
+    ask = "import fusedops; print(fusedops.ops.registration.libraries.cpu_isa())"
     widest = output("env", "-u", "FUSEDOPS_CPU_ISA", sys.executable, "-c", ask)
     result = configure(tmp_path, "-DFUSEDOPS_NATIVE=1", PATH=without_nvidia_smi(tmp_path))
     assert result.returncode == 0, result.stderr

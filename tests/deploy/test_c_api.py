@@ -17,11 +17,11 @@ import torch
 from simt.emulator import build
 
 import fusedops
-from fusedops.ops import _library
+from fusedops.ops.registration import libraries
 
 ROOT = Path(__file__).parents[2]
-C_LIBRARY = _library.LIB_DIR / "libfusedops_c.so"
-CUDA_C_LIBRARY = _library.LIB_DIR / "libfusedops_c_cuda.so"
+C_LIBRARY = libraries.LIB_DIR / "libfusedops_c.so"
+CUDA_C_LIBRARY = libraries.LIB_DIR / "libfusedops_c_cuda.so"
 C_LIBRARIES = [path for path in (C_LIBRARY, CUDA_C_LIBRARY) if path.exists()]
 PAGE = (ROOT / "docs" / "c_interface.md").read_text()
 #: As fusedops/c_api.h numbers them.
@@ -452,7 +452,7 @@ def test_a_library_exports_the_functions_of_the_header(library):
 
 
 def test_there_is_a_library_for_every_device_that_was_built():
-    assert CUDA_C_LIBRARY.exists() == _library.build_info()["cuda"]["built"]
+    assert CUDA_C_LIBRARY.exists() == libraries.build_info()["cuda"]["built"]
 
 
 @pytest.mark.skipif(

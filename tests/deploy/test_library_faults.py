@@ -13,7 +13,7 @@ import pytest
 
 import fusedops
 from fusedops.cli import env
-from fusedops.ops import _library
+from fusedops.ops.registration import libraries
 
 PACKAGE = Path(fusedops.__file__).parent
 REBUILD = "To rebuild, in a checkout of fusedops run: pip install --no-build-isolation"
@@ -76,10 +76,10 @@ ONCE_LOADED: Faults = {
 
 @pytest.mark.parametrize("fault", OF_THE_FILE, ids=lambda fault: fault.__name__)
 def test_a_damaged_file_is_not_loaded(tmp_path, fault):
-    library = Path(shutil.copy2(_library.CPU_LIBRARY, tmp_path))
+    library = Path(shutil.copy2(libraries.CPU_LIBRARY, tmp_path))
     fault(library)
     with pytest.raises(ImportError) as refusal:
-        _library._load(library)
+        libraries._load(library)
     message = str(refusal.value)
     assert message.startswith("fusedops: ") and OF_THE_FILE[fault] in message and REBUILD in message
 
@@ -133,7 +133,7 @@ def test_without_the_library_of_cuda_kernels_cuda_tensors_are_refused(package, f
     for name in ("libfusedops_cuda.so", "libfusedops_kernels_cuda.so"):
         shutil.copy2(PACKAGE / "lib" / "libfusedops.so", package / "lib" / name)
     fault(package / "lib" / "libfusedops_kernels_cuda.so")
-    status = "fusedops.ops._library.cuda_status()"
+    status = "fusedops.ops.registration.libraries.cuda_status()"
     code = f"import torch; torch.version.cuda = '13.0'; import fusedops; print({status})"
     done = run(package, "-W", "ignore", "-c", code)
     assert f"libfusedops_kernels_cuda.so {message}" in done.stdout, done.stderr
@@ -149,9 +149,9 @@ def test_operators_do_not_need_the_record_of_the_build(package):
 @pytest.mark.parametrize("content", ["", "{", "[]"], ids=["empty", "cut", "other"])
 def test_a_damaged_record_is_as_a_missing_one(tmp_path, monkeypatch, content):
     (tmp_path / "build_info.json").write_text(content)
-    monkeypatch.setattr(_library, "LIB_DIR", tmp_path)
-    monkeypatch.setattr(_library, "build_info", _library.build_info.__wrapped__)
-    assert "build_info.json is missing or damaged" in _library._reason_for_no_cuda()
+    monkeypatch.setattr(libraries, "LIB_DIR", tmp_path)
+    monkeypatch.setattr(libraries, "build_info", libraries.build_info.__wrapped__)
+    assert "build_info.json is missing or damaged" in libraries._reason_for_no_cuda()
 
 
 def without_version(package: Path) -> str:

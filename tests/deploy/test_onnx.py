@@ -17,7 +17,7 @@ from torch import nn
 
 import fusedops
 from fusedops.integrations import onnx
-from fusedops.ops import _library
+from fusedops.ops.registration import libraries
 
 ops = torch.ops.fusedops
 INF = math.inf
@@ -174,7 +174,7 @@ def is_of_inference(op):
     return not schema.is_mutable and "_backward" not in op
 
 
-INFERENCE_OPS = sorted(filter(is_of_inference, _library.OPS))
+INFERENCE_OPS = sorted(filter(is_of_inference, libraries.OPS))
 
 
 @pytest.mark.parametrize("opset_version", range(18, 24))

@@ -92,7 +92,7 @@ def claim_every_op_with_any_placements_is_that_of_one_process():
 
 
 def claim_samples_cover_every_op():
-    from fusedops.ops._library import OPS
+    from fusedops.ops.registration.libraries import OPS
 
     covered = {sample.op for sample in samples()}
     assert {op.removeprefix("_") for op in OPS} == {op.removeprefix("_") for op in covered}

@@ -80,7 +80,7 @@ TESTS = {
     r"fusedops/integrations/": "integrations",
     r"fusedops/parallel/": "parallel",
     r"fusedops/replacement/": "graph/test_replace*",
-    r"fusedops/ops/_library": "deploy/test_library* cli/test_env* ops",
+    r"fusedops/ops/registration/libraries": "deploy/test_library* cli/test_env* ops",
     r"fusedops/": "ops transforms */test_*arguments*",
 }
 #: Tests of minutes, which come after others that are as close to a source.

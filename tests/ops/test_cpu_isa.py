@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fusedops.ops import _library
-from fusedops.ops._library import build_info
+from fusedops.ops.registration import libraries
+from fusedops.ops.registration.libraries import build_info
 
 #: From fewer instructions to more.
 ISAS = ("default", "avx2", "avx512")
@@ -26,7 +26,7 @@ def python(isa: str, code: str) -> subprocess.CompletedProcess:
 #: What the library of kernels chooses, or None; it does not need torch.
 CHOICE = f"""
 import ctypes
-choice = ctypes.CDLL("{_library.CPU_KERNELS}").fusedops_cpu_isa
+choice = ctypes.CDLL("{libraries.CPU_KERNELS}").fusedops_cpu_isa
 choice.restype = ctypes.c_char_p
 print((choice() or b"None").decode())
 """
@@ -42,10 +42,10 @@ def test_the_variable_sets_what_runs_and_never_more_than_the_machine_and_the_bui
 
 def test_where_nothing_is_left_to_run_the_error_lists_what_is_built(monkeypatch):
     library = SimpleNamespace(fusedops_cpu_isa=lambda: None)
-    monkeypatch.setattr(_library.ctypes, "CDLL", lambda _: library)
+    monkeypatch.setattr(libraries.ctypes, "CDLL", lambda _: library)
     built = ", ".join(build_info()["cpu_isas"])
     with pytest.raises(ValueError, match=f"This build has kernels for {built}"):
-        _library.cpu_isa()
+        libraries.cpu_isa()
 
 
 def test_another_value_is_an_error_that_lists_the_right_ones():
@@ -57,4 +57,4 @@ def test_another_value_is_an_error_that_lists_the_right_ones():
 def test_the_best_available_instruction_set_is_chosen():
     if "FUSEDOPS_CPU_ISA" not in os.environ:
         best = {"AVX512": "avx512", "AVX2": "avx2"}.get(torch.backends.cpu.get_cpu_capability())
-        assert _library.cpu_isa() == (best or "default")
+        assert libraries.cpu_isa() == (best or "default")

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 import fusedops
-from fusedops.ops._library import build_info, cpu_isa
+from fusedops.ops.registration.libraries import build_info, cpu_isa
 
 FILE = Path(__file__).with_name("op_bits.csv")
 COMPILER = "GNU 12.2.0"

@@ -13,8 +13,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusedops
-from fusedops.ops import _call
-from fusedops.ops._call import PLAIN, RECORDED, WATCHED, direct
+from fusedops.ops.registration import call
+from fusedops.ops.registration.call import PLAIN, RECORDED, WATCHED, direct
 
 pytestmark = pytest.mark.skipif(
     sys.platform == "linux" and not getattr(sys, "_is_gil_enabled", lambda: True)(),
@@ -66,7 +66,7 @@ def assert_same(found, expected):
 
 
 def test_the_module_is_in_use():
-    assert _call.IS_DIRECT
+    assert call.IS_DIRECT
 
 
 @pytest.mark.parametrize("op, args", CASES)
@@ -83,8 +83,8 @@ def test_a_direct_call_does_not_need_torchs_search(op, args):
         raise AssertionError("went by torch.ops")
 
     schema = by_torch(op)._schema
-    kinds = "".join(_call._KINDS[str(argument.real_type)] for argument in schema.arguments)
-    bound = _call._module.bind(f"fusedops::{op}", kinds, len(schema.returns), otherwise)
+    kinds = "".join(call._KINDS[str(argument.real_type)] for argument in schema.arguments)
+    bound = call._module.bind(f"fusedops::{op}", kinds, len(schema.returns), otherwise)
     with torch.no_grad():
         bound(*args)
 
@@ -197,7 +197,7 @@ LEAF = X.clone().requires_grad_()
 
 @pytest.fixture(params=["op_call", "Python"])
 def state(request):
-    return {"op_call": _call._module.state, "Python": _call._state}[request.param]
+    return {"op_call": call._module.state, "Python": call._state}[request.param]
 
 
 def test_a_call_is_watched_or_recorded_where_something_asks_for_it(state):
@@ -233,9 +233,9 @@ def test_a_call_in_a_trace_or_a_transform_is_watched(state):
 WITHOUT_MODULE = """
 import sys
 sys.modules["fusedops.lib.op_call"] = None
-import fusedops.ops._call
+import fusedops.ops.registration.call
 import pytest
-assert not fusedops.ops._call.IS_DIRECT
+assert not fusedops.ops.registration.call.IS_DIRECT
 sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", sys.argv[1]]))
 """
 

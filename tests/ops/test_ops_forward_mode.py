@@ -7,7 +7,7 @@ from op_bad_calls import schema, valid_arguments
 from torch.autograd import forward_ad
 
 import fusedops
-from fusedops.ops import _library
+from fusedops.ops.registration import libraries
 
 ops = torch.ops.fusedops
 X, TANGENT = torch.randn(3, 5), torch.randn(3, 5)
@@ -114,7 +114,7 @@ NOT_OF_NUMBERS = {("std_norm_backward", "input"), ("std_norm_backward", "mean")}
 NOT_OF_NUMBERS |= {("std_norm_backward", "rstd"), ("softmax_stats", "input")}
 CASES = [
     (op, name)
-    for op in _library.PUBLIC_OPS
+    for op in libraries.PUBLIC_OPS
     if not schema(op).is_mutable
     for name in tensors_of(op)
     if (op, name) not in NOT_OF_NUMBERS

@@ -9,12 +9,12 @@ import sys
 import pytest
 from exhaustive import beyond
 
-from fusedops.ops import _library
+from fusedops.ops.registration import libraries
 
 PREAMBLE = f"""
 import ctypes, resource, sys
 import torch, fusedops
-ops, C_LIBRARY = torch.ops.fusedops, {str(_library.LIB_DIR / "libfusedops_c.so")!r}
+ops, C_LIBRARY = torch.ops.fusedops, {str(libraries.LIB_DIR / "libfusedops_c.so")!r}
 
 def with_little_memory(mib, call):
     \"\"\"What call() raises, with so much address space left.\"\"\"

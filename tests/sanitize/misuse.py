@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from fusedops.ops import _library
+from fusedops.ops.registration import libraries
 
 ISAS = ("default", "avx2", "avx512")
 
@@ -19,7 +19,7 @@ def floats(count):
     (ctypes.c_float * count).from_address(memory)[:] = [1.0] * count
     return ctypes.c_void_p(memory)
 """
-C_LIBRARY = f"library = ctypes.CDLL({str(_library.LIB_DIR / 'libfusedops_c.so')!r})\n"
+C_LIBRARY = f"library = ctypes.CDLL({str(libraries.LIB_DIR / 'libfusedops_c.so')!r})\n"
 
 
 def report(code: str, **variables: str) -> str:

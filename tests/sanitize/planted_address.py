@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from fusedops.ops import _library
+from fusedops.ops.registration import libraries
 
 from .misuse import C_LIBRARY, ISAS, report
 
@@ -51,7 +51,7 @@ torch.ops.fusedops._softmax(x, -1)
 
 def test_undefined_behaviour_is_watched_for():
     symbols = subprocess.run(
-        ["nm", "-D", "--undefined-only", str(_library.CPU_LIBRARY)],
+        ["nm", "-D", "--undefined-only", str(libraries.CPU_LIBRARY)],
         capture_output=True,
         text=True,
         check=True,

@@ -22,7 +22,7 @@ from fusedops.cli.check.result import Result
 from fusedops.cli.env import describe_machine, probe_devices, probe_policy
 from fusedops.cli.errors import describe, one_line
 from fusedops.cli.problems import decode_target
-from fusedops.ops import _library
+from fusedops.ops.registration import libraries
 
 Check = Callable[[], Iterator[Result]]
 
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
 def chosen_checks() -> dict[str, Check]:
     """The checks by section. Those of the kernels run on every kind of device that has any."""
-    has_gpu = torch.cuda.is_available() and _library.has_kernels("cuda")
+    has_gpu = torch.cuda.is_available() and libraries.has_kernels("cuda")
     devices = ["cpu", "cuda"] if has_gpu else ["cpu"]
     checks: dict[str, Check] = {"installation": installation}
     for device in devices:
@@ -67,15 +67,15 @@ def chosen_checks() -> dict[str, Check]:
 
 def installation() -> Iterator[Result]:
     """Libraries, instructions, devices and policy tables."""
-    target = decode_target(_library.build_info()["torch_target"])
+    target = decode_target(libraries.build_info()["torch_target"])
     suits = TorchVersion(torch.__version__) >= TorchVersion(target)
     yield Result("torch", torch.__version__, f"{target} or later", suits)
-    for path in map(Path, _library.loaded_libraries()):
+    for path in map(Path, libraries.loaded_libraries()):
         yield _version_of(path)
-    if (c_library := _library.LIB_DIR / "libfusedops_c.so").exists():
+    if (c_library := libraries.LIB_DIR / "libfusedops_c.so").exists():
         yield _version_of(c_library)
-    yield Result("CUDA kernels", _library.cuda_status())
-    yield Result("instructions", _library.cpu_isa())
+    yield Result("CUDA kernels", libraries.cuda_status())
+    yield Result("instructions", libraries.cpu_isa())
     yield from _gpus()
     for device, facts in probe_policy().items():
         if isinstance(facts, str):
@@ -85,7 +85,7 @@ def installation() -> Iterator[Result]:
 
 
 def _version_of(library: Path) -> Result:
-    found, wanted = _library.version_of(library), fusedops.__version__
+    found, wanted = libraries.version_of(library), fusedops.__version__
     return Result(library.name, found, wanted, found == wanted)
 
 

@@ -18,7 +18,7 @@ import torch
 from torch.fx import Graph, Node
 
 from fusedops.graph.ir.dialect import named_arguments
-from fusedops.ops._library import OPS_WITH_VARIANT
+from fusedops.ops.registration.libraries import OPS_WITH_VARIANT
 
 _ops = torch.ops.fusedops
 

@@ -93,7 +93,7 @@ def here(device: torch.device) -> Machine:
         capability = "sm{}{}".format(*torch.cuda.get_device_capability(device))
         return Machine("cuda", name, f"cuda-{capability}", capability, 1, _torch_version())
     processor, family = _processor()
-    isa = importlib.import_module("fusedops.ops._library").cpu_isa()
+    isa = importlib.import_module("fusedops.ops.registration.libraries").cpu_isa()
     return Machine("cpu", processor, family, isa, torch.get_num_threads(), _torch_version())
 
 

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from fusedops.integrations.dtensor import masked_softmax, norm, softmax, stack
 from fusedops.integrations.dtensor.call import Call, Rule, run
 from fusedops.integrations.dtensor.cross_entropy import cross_entropy
-from fusedops.ops._library import LIBRARY, OPS
+from fusedops.ops.registration.libraries import LIBRARY, OPS
 
 __all__ = ["cross_entropy"]
 

@@ -18,7 +18,7 @@ from torch._C import _are_functorch_transforms_active
 from torch._C._functorch import TransformType
 from torch.autograd import forward_ad
 
-from fusedops.ops._registration import fake_results
+from fusedops.ops.registration.variants import fake_results
 
 #: For each op its composite.
 _COMPOSITES: dict[str, Callable[..., Any]] = {}

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from fusedops.ops import _checks
-from fusedops.ops._library import LIBRARY, OPS, refuse
+from fusedops.ops import checks
 from fusedops.ops.norm_kinds import KINDS
+from fusedops.ops.registration.libraries import LIBRARY, OPS, refuse
 
 #: Given the arguments and the input's rank: the dimensions that are normalised, and the arguments
 #: for a tensor without the first dimension.
@@ -24,7 +24,7 @@ Inner = Callable[[str, tuple[Any, ...]], tuple[set[int], tuple[Any, ...]]]
 def _of_dim(op: str, args: tuple[Any, ...]) -> tuple[set[int], tuple[Any, ...]]:
     input, dim, *rest = args
     rank = input.dim()
-    _checks.check(
+    checks.check(
         -rank <= dim < rank and dim % rank > 0,
         f"{op}: dim is {dim}, wanted one after the first of a nested input of {rank} dimensions, "
         "which counts its tensors",
@@ -35,7 +35,7 @@ def _of_dim(op: str, args: tuple[Any, ...]) -> tuple[set[int], tuple[Any, ...]]:
 def _of_shape(op: str, args: tuple[Any, ...]) -> tuple[set[int], tuple[Any, ...]]:
     input, shape, *rest = args
     rank = input.dim()
-    _checks.check(
+    checks.check(
         0 < len(shape) < rank,
         f"{op}: normalized_shape is {list(shape)}, wanted at least one dimension, and fewer than "
         f"the {rank} of the nested input, whose first counts its tensors",
@@ -52,7 +52,7 @@ def _rule(name: str, op: str, inner: Inner) -> Callable[..., Any]:
         input: Any = args[0]
         dims, rest = inner(op, args)
         is_ragged = input.layout == torch.jagged and input._ragged_idx in dims
-        _checks.check(
+        checks.check(
             not is_ragged or inner is _of_dim,
             f"{op}: normalized_shape covers the ragged dimension of input, wanted those after it",
         )
@@ -69,7 +69,7 @@ def _rule(name: str, op: str, inner: Inner) -> Callable[..., Any]:
 def _check_alone(op: str, names: list[str], args: tuple[Any, ...]) -> None:
     """Checks that no argument but the first is nested."""
     for name, given in zip(names[1:], args[1:], strict=False):
-        _checks.check(
+        checks.check(
             not (isinstance(given, torch.Tensor) and given.is_nested),
             f"{op}: {name} is a nested tensor, wanted a plain one; make it with "
             ".to_padded_tensor(padding)",

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fusedops.ops._registration import register_vmap
+from fusedops.ops.registration.variants import register_vmap
 
 BatchDims = tuple[int | None, ...]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from fusedops.ops import _autocast
-from fusedops.ops._library import LIBRARY, OPS_WITH_VARIANT, check_defined
+from fusedops.ops.registration import autocast
+from fusedops.ops.registration.libraries import LIBRARY, OPS_WITH_VARIANT, check_defined
 
 _fakes: dict[str, Callable[..., Any]] = {}
 
@@ -56,9 +56,9 @@ def register_vmap(op: str, rule: Callable[..., Any]) -> None:
 
 def register_float32_output(op: str) -> None:
     for name in _names(op):
-        _autocast.register_float32_output(LIBRARY, name)
+        autocast.register_float32_output(LIBRARY, name)
 
 
 def register_float32_inputs(op: str) -> None:
     for name in _names(op):
-        _autocast.register_float32_inputs(LIBRARY, name)
+        autocast.register_float32_inputs(LIBRARY, name)

@@ -22,8 +22,8 @@ from torch._C import (
 )
 from torch.autograd import forward_ad
 
-from fusedops.ops._library import load_op_call
-from fusedops.ops._schema_errors import explained
+from fusedops.ops.registration.libraries import load_op_call
+from fusedops.ops.registration.schema_errors import explained
 
 #: How a call runs. PLAIN: only the kernel runs. RECORDED: autograd records it. WATCHED: a mode, a
 #: trace, a transform, forward mode or a subclass of Tensor has to see the op.

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch._C import _are_functorch_transforms_active
 
-from fusedops.ops._forward_mode import has_tangent, refuse_forward_mode
-from fusedops.ops._library import LIBRARY
+from fusedops.ops.registration.forward_mode import has_tangent, refuse_forward_mode
+from fusedops.ops.registration.libraries import LIBRARY
 
 
 def register_mutation(op: str, written: int, functional: str | None = None) -> None:

@@ -23,9 +23,9 @@ from typing import Any
 
 import torch
 
-from fusedops._installation import TO_BUILD_HERE, hidden_installation, said_of_hidden
+from fusedops._installation import FIX_OF_HIDDEN, REBUILD, hidden_installation, said_of_hidden
 
-LIB_DIR = Path(__file__).resolve().parent.parent / "lib"
+LIB_DIR = Path(__file__).resolve().parents[2] / "lib"
 CPU_LIBRARY = LIB_DIR / "libfusedops.so"
 CPU_KERNELS = LIB_DIR / "libfusedops_kernels.so"
 CUDA_LIBRARY = LIB_DIR / "libfusedops_cuda.so"
@@ -35,9 +35,7 @@ OP_CALL = LIB_DIR / "op_call.abi3.so"
 #: The functions of the CPU library that Python calls, besides the operators.
 _C_FUNCTIONS = ("fusedops_interpreter_exits", "fusedops_threads_under_way")
 
-_REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps ."
-_TO_REBUILD = f"To rebuild, in a checkout of fusedops run: {_REBUILD}"
-
+_TO_REBUILD = f"To rebuild, in a checkout of fusedops run: {REBUILD}"
 
 _VERSION = (LIB_DIR.parent / "VERSION").read_text().strip()
 #: The header of a 64-bit ELF file: magic number, machine, and the offset, size and number of the
@@ -50,10 +48,8 @@ def _check_file(path: Path) -> None:
     crash the process."""
     if not path.exists():
         if installed := hidden_installation():
-            raise ImportError(
-                f"fusedops: {said_of_hidden(installed)}. Start Python in another folder, or build "
-                f"this one: {TO_BUILD_HERE}"
-            )
+            fix = FIX_OF_HIDDEN.replace("start", "Start", 1)
+            raise ImportError(f"fusedops: {said_of_hidden(installed)}. {fix}")
         raise ImportError(f"fusedops: {path} is missing, the package was not built. {_TO_REBUILD}")
     with open(path, "rb") as file, open(torch._C.__file__, "rb") as torchs:
         head, torchs_head = file.read(_ELF.size), torchs.read(_ELF.size)
@@ -157,7 +153,7 @@ def _load_cuda_library() -> str | None:
         reason = _reason_for_no_cuda()
         return (
             f"this fusedops has no CUDA kernels ({reason}); to build them, install nvcc and run in "
-            f"a checkout of fusedops: {_REBUILD}"
+            f"a checkout of fusedops: {REBUILD}"
         )
     if torch.version.cuda is None:
         return (

@@ -9,7 +9,7 @@ through Python.
 ``torch.library.register_autograd`` is not used because it does not support the transforms of
 ``torch.func``, and because it skips the formula where no input requires grad, which would lose a
 forward-mode tangent of the input. Here reverse mode works under transforms, and a call that has a
-tangent runs as the op's composite (_forward_mode.py).
+tangent runs as the op's composite (forward_mode.py).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
-from fusedops.ops._call import PLAIN, WATCHED, direct, state
-from fusedops.ops._forward_mode import composite_results, has_tangent
-from fusedops.ops._library import LIBRARY, OPS_WITH_VARIANT
-from fusedops.ops._schema_errors import explained
+from fusedops.ops.registration.call import PLAIN, WATCHED, direct, state
+from fusedops.ops.registration.forward_mode import composite_results, has_tangent
+from fusedops.ops.registration.libraries import LIBRARY, OPS_WITH_VARIANT
+from fusedops.ops.registration.schema_errors import explained
 
 Result = TypeVar("Result")
 
