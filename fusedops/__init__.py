@@ -98,9 +98,9 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'fusedops' has no attribute {name!r}{_like(name)}")
     module = importlib.import_module(_LAZY[name])
-    found = module if _LAZY[name] == f"fusedops.{name}" else getattr(module, name)
-    globals()[name] = found
-    return found
+    value = module if _LAZY[name] == f"fusedops.{name}" else getattr(module, name)
+    globals()[name] = value
+    return value
 
 
 def _like(name: str) -> str:

@@ -19,14 +19,14 @@ def wrong(function: str, name: str, value: Any, wanted: str) -> TypeError:
     return TypeError(f"{function}: {name} is {got}, wanted {wanted}")
 
 
-def did_you_mean(given: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A question with the known name that is most like the given one, or nothing."""
 
     def plain(name: str) -> str:
         return name.rpartition(".")[2].replace("_", "").lower()
 
     names = {plain(name): name for name in reversed([*known])}  # softmax rather than softmax_
-    close = difflib.get_close_matches(plain(given), names, n=1)
+    close = difflib.get_close_matches(plain(name), names, n=1)
     return f"; did you mean {names[close[0]]!r}?" if close else ""
 
 
@@ -77,9 +77,9 @@ def shape(function: str, name: str, values: Any) -> list[int]:
 
 def sizes(function: str, name: str, value: Any) -> tuple[int, ...]:
     """The sizes of a module's parameters; an int is one size."""
-    given = tuple(value) if isinstance(value, Iterable) else (value,)
+    sizes_of_value = tuple(value) if isinstance(value, Iterable) else (value,)
     try:
-        converted = tuple(map(operator.index, given))
+        converted = tuple(map(operator.index, sizes_of_value))
     except TypeError:
         converted = (-1,)
     if not all(0 <= size < 2**63 for size in converted):
@@ -90,10 +90,10 @@ def sizes(function: str, name: str, value: Any) -> tuple[int, ...]:
 def one_of(name: str, value: Any, words: Sequence[Any]) -> None:
     """Raises if ``value`` is not one of ``words``."""
     try:
-        known = value in words
+        is_one = value in words
     except (ValueError, RuntimeError):  # an array or tensor, which is compared by element
-        known = False
-    if not known:
+        is_one = False
+    if not is_one:
         *first, last = map(repr, words)
         raise ValueError(f"{name} is {value!r}, wanted {', '.join(first)} or {last}")
 

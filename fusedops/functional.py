@@ -277,7 +277,7 @@ def merge_softmax_stats(
 def _merged(
     stats: Sequence[tuple[torch.Tensor, torch.Tensor]],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    maxima, sums = (torch.stack(given) for given in zip(*_partials(stats), strict=True))
+    maxima, sums = (torch.stack(partials) for partials in zip(*_partials(stats), strict=True))
     max = maxima.detach().amax(0)
     return max, (sums * (maxima - shift_of(max)).exp()).sum(0)
 
@@ -291,11 +291,11 @@ def _partials(stats: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
     for index, partial in enumerate(partials):
         if not isinstance(partial, (tuple, list)) or len(partial) != 2:
             raise _arguments.wrong(function, f"stats[{index}]", partial, "(max, sum)")
-        for name, given in zip(("max", "sum"), partial, strict=True):
+        for name, statistic in zip(("max", "sum"), partial, strict=True):
             name = f"{name} of stats[{index}]"
-            _arguments.tensor(function, name, given)
-            checks.check_dtype(function, name, given.dtype)
-            checks.check_like(function, name, given, ("max of stats[0]", partials[0][0]))
+            _arguments.tensor(function, name, statistic)
+            checks.check_dtype(function, name, statistic.dtype)
+            checks.check_like(function, name, statistic, ("max of stats[0]", partials[0][0]))
     return partials
 
 
@@ -432,8 +432,8 @@ def masked_softmax(
     bounds = (band.lower_diagonal, start, end, sinks, softcap)
     if out is not None:
         _check_out_dtype("masked_softmax", out, dtype, input)
-        given = (bias, band.diagonal, zero, out, *bounds)
-        _ops.masked_softmax_out.default(input, *masking, *given)
+        settings = (bias, band.diagonal, zero, out, *bounds)
+        _ops.masked_softmax_out.default(input, *masking, *settings)
         return out
     if dtype is not None:
         _arguments.floating("masked_softmax", "dtype", dtype)
@@ -592,8 +592,8 @@ def _sinks_of(
     if sinks is None or isinstance(sinks, torch.Tensor):
         return sinks
     value = _arguments.number(function, "sinks", sinks)
-    given = _arguments.tensor(function, "input", input)
-    return torch.full((), value, dtype=torch.float64, device=given.device)
+    scores = _arguments.tensor(function, "input", input)
+    return torch.full((), value, dtype=torch.float64, device=scores.device)
 
 
 def _are_learned(sinks: torch.Tensor | float | None) -> bool:
@@ -1028,10 +1028,10 @@ def add_rms_norm(
     dropout = _branch_dropout(function, input, p, training, seed)
     if type(eps) is not float:
         eps = _rms_eps(function, _dtype_of_sum(input, residual), eps)
-    given = (input, residual, normalized_shape, eps, variant, dropout, return_sum)
+    arguments = (input, residual, normalized_shape, eps, variant, dropout, return_sum)
     if weight is not None and variant in ("llama", "t5"):
-        return _rounded_add_rms_norm(*given, weight)
-    return _fused_add_rms_norm(*given, weight)
+        return _rounded_add_rms_norm(*arguments, weight)
+    return _fused_add_rms_norm(*arguments, weight)
 
 
 def _fused_add_rms_norm(
@@ -1066,10 +1066,10 @@ def _rounded_add_rms_norm(
     """add_rms_norm in the variants whose result's dtype depends on the weight's."""
     dtype = _dtype_of_sum(input, residual)
     if not _multiplies_afterwards("add_rms_norm", variant, input, weight, dtype):
-        given = (input, residual, normalized_shape, eps, variant, dropout, return_sum)
-        return _fused_add_rms_norm(*given, weight)
-    arguments = (input, residual, normalized_shape, None, eps, 0.0, False)
-    total = _ops.add_rms_norm.default(*arguments, *dropout)[1]
+        arguments = (input, residual, normalized_shape, eps, variant, dropout, return_sum)
+        return _fused_add_rms_norm(*arguments, weight)
+    unweighted = (input, residual, normalized_shape, None, eps, 0.0, False)
+    total = _ops.add_rms_norm.default(*unweighted, *dropout)[1]
     output = rms_norm(total, normalized_shape, weight, eps, variant=variant)
     return (output, total) if return_sum else output
 
@@ -1081,10 +1081,10 @@ def _dtype_of(input: torch.Tensor) -> torch.dtype:
 
 
 def _dtype_of_sum(input: torch.Tensor, residual: torch.Tensor) -> torch.dtype:
-    own, other = _dtype_of(input), _dtype_of(residual)
-    if own == other or own not in checks.FLOATING or other not in checks.FLOATING:
-        return own
-    return torch.promote_types(own, other)
+    dtype, of_residual = _dtype_of(input), _dtype_of(residual)
+    if dtype == of_residual or dtype not in checks.FLOATING or of_residual not in checks.FLOATING:
+        return dtype
+    return torch.promote_types(dtype, of_residual)
 
 
 def _rms_eps(function: str, dtype: torch.dtype, eps: float | None) -> float:

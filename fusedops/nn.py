@@ -172,15 +172,15 @@ class MaskedSoftmax(_Unscriptable, nn.Module):
         )
 
 
-def _given_or(given: torch.Tensor | None, default: float | None) -> torch.Tensor | float | None:
-    return default if given is None else given
+def _given_or(value: torch.Tensor | None, default: float | None) -> torch.Tensor | float | None:
+    return default if value is None else value
 
 
 torch.fx.wrap("_given_or")  # a node, because a proxy does not know whether it is None
 
 
-def _optional_number(name: str, given: float | None) -> float | None:
-    return None if given is None else _arguments.number("MaskedSoftmax", name, given)
+def _optional_number(name: str, value: float | None) -> float | None:
+    return None if value is None else _arguments.number("MaskedSoftmax", name, value)
 
 
 class LayerNorm(_Unscriptable, nn.LayerNorm):

@@ -45,10 +45,10 @@ inline void check_options(const MaskedSoftmaxOptions& options, const Tensor& inp
   FUSEDOPS_CHECK(!std::isnan(options.scale), op, ": scale is NaN, wanted a number");
 }
 
-inline bool broadcasts_to(SizesView own, SizesView sizes) {
-  bool fits = own.size() <= sizes.size();
-  for (size_t i = 1; i <= own.size() && fits; ++i) {
-    const int64_t size = own[own.size() - i];
+inline bool broadcasts_to(SizesView operand, SizesView sizes) {
+  bool fits = operand.size() <= sizes.size();
+  for (size_t i = 1; i <= operand.size() && fits; ++i) {
+    const int64_t size = operand[operand.size() - i];
     fits = size == sizes[sizes.size() - i] || size == 1;
   }
   return fits;
@@ -140,10 +140,10 @@ struct HidingOperands {
   }
 };
 
-inline void check_hiding(const char* op, const HidingOperands& given, const Tensor& input) {
-  check_mask(op, given.mask, input);
-  check_bound(op, "start", given.start, input);
-  check_bound(op, "end", given.end, input);
+inline void check_hiding(const char* op, const HidingOperands& operands, const Tensor& input) {
+  check_mask(op, operands.mask, input);
+  check_bound(op, "start", operands.start, input);
+  check_bound(op, "end", operands.end, input);
 }
 
 inline void check_sinks(const char* op, const std::optional<Tensor>& sinks, const Tensor& input) {
@@ -164,11 +164,11 @@ struct MaskedSoftmaxInputs {
 };
 
 inline void check_masked_softmax(
-    const MaskedSoftmaxOptions& options, const MaskedSoftmaxInputs& given, ScalarType computed) {
-  check_options(options, given.input);
-  check_hiding(options.op, given.hiding, given.input);
-  check_bias(options.op, given.bias, given.input);
-  check_sinks(options.op, given.sinks, given.input);
+    const MaskedSoftmaxOptions& options, const MaskedSoftmaxInputs& inputs, ScalarType computed) {
+  check_options(options, inputs.input);
+  check_hiding(options.op, inputs.hiding, inputs.input);
+  check_bias(options.op, inputs.bias, inputs.input);
+  check_sinks(options.op, inputs.sinks, inputs.input);
   check_mask_value(options.op, options.filled_value(), computed);
   check_softcap(options.op, options.softcap, computed);
 }
@@ -179,12 +179,12 @@ struct MaskedSoftmaxGradients {
 };
 
 inline void check_masked_softmax_backward(
-    const MaskedSoftmaxOptions& options, const MaskedSoftmaxGradients& given) {
+    const MaskedSoftmaxOptions& options, const MaskedSoftmaxGradients& tensors) {
   const char* op = options.op;
-  check_dtype_of(op, "probabilities", given.probabilities);
-  check_like(op, "grad_output", given.grad_output, {"probabilities", given.probabilities});
-  check_options(options, given.probabilities);
-  check_hiding(op, given.hiding, given.probabilities);
+  check_dtype_of(op, "probabilities", tensors.probabilities);
+  check_like(op, "grad_output", tensors.grad_output, {"probabilities", tensors.probabilities});
+  check_options(options, tensors.probabilities);
+  check_hiding(op, tensors.hiding, tensors.probabilities);
 }
 
 // --- operands -----------------------------------------------------------------------------------
@@ -206,14 +206,15 @@ class PreparedOperand {
   Sizes strides;
 
   PreparedOperand(
-      const char* op, const std::optional<Tensor>& given, const Tensor& input, ScalarType computed)
+      const char* op, const std::optional<Tensor>& operand, const Tensor& input,
+      ScalarType computed)
       : op_(op) {
     const int64_t rank = input.dim();
     strides = Sizes(rank, 0);
-    if (!given) return;
-    is_bool_ = dtype_of(*given) == ScalarType::Bool;
-    tensor_ =
-        is_bool_ ? *given : convert(op, *given, kernel_operand_dtype(*given, input, computed));
+    if (!operand) return;
+    is_bool_ = dtype_of(*operand) == ScalarType::Bool;
+    tensor_ = is_bool_ ? *operand
+                       : convert(op, *operand, kernel_operand_dtype(*operand, input, computed));
     strides = broadcast_strides(*tensor_, rank);
     if (strides.back() > 1) {
       tensor_ = as_contiguous(op, *tensor_);
@@ -253,9 +254,9 @@ class PreparedRowOperand {
  public:
   Sizes strides;
 
-  PreparedRowOperand(const char* op, const std::optional<Tensor>& given, int64_t row_rank)
-      : op_(op), tensor_(given) {
-    strides = given ? broadcast_strides(*given, row_rank) : Sizes(row_rank, 0);
+  PreparedRowOperand(const char* op, const std::optional<Tensor>& operand, int64_t row_rank)
+      : op_(op), tensor_(operand) {
+    strides = operand ? broadcast_strides(*operand, row_rank) : Sizes(row_rank, 0);
   }
 
   // Stores the operand with one value for each of the rows of `sizes`.
@@ -285,19 +286,19 @@ struct MergedDims {
   Sizes sizes;
   std::array<Sizes, kOperands> strides;  // of each operand
 
-  MergedDims(SizesView all, const Strides& given) {
+  MergedDims(SizesView all, const Strides& operand_strides) {
     for (size_t d = 0; d + 1 < all.size(); ++d) {
       if (all[d] == 1) continue;
       bool merges = !sizes.empty();
       for (size_t k = 0; k < kOperands; ++k) {
-        merges = merges && strides[k].back() == (*given[k])[d] * all[d];
+        merges = merges && strides[k].back() == (*operand_strides[k])[d] * all[d];
       }
       if (merges) {
         sizes.back() *= all[d];
-        for (size_t k = 0; k < kOperands; ++k) strides[k].back() = (*given[k])[d];
+        for (size_t k = 0; k < kOperands; ++k) strides[k].back() = (*operand_strides[k])[d];
       } else {
         sizes.push_back(all[d]);
-        for (size_t k = 0; k < kOperands; ++k) strides[k].push_back((*given[k])[d]);
+        for (size_t k = 0; k < kOperands; ++k) strides[k].push_back((*operand_strides[k])[d]);
       }
     }
   }
@@ -343,9 +344,9 @@ class PreparedScores {
   using Dims = MergedDims<5>;
 
   static std::optional<Tensor> as_statistics(
-      const char* op, const std::optional<Tensor>& given, ScalarType computed) {
-    if (!given) return std::nullopt;
-    return convert(op, *given, statistics_dtype(computed));
+      const char* op, const std::optional<Tensor>& operand, ScalarType computed) {
+    if (!operand) return std::nullopt;
+    return convert(op, *operand, statistics_dtype(computed));
   }
 
   Dims merged(const Tensor& input) {
@@ -354,7 +355,7 @@ class PreparedScores {
           input.sizes(),
           {&mask_.strides, &bias_.strides, &start_.strides, &end_.strides, &sinks_.strides});
     };
-    if (const Dims own = dims(); own.sizes.size() <= kMaxRowDims) return own;
+    if (const Dims in_place = dims(); in_place.sizes.size() <= kMaxRowDims) return in_place;
     mask_.materialize(input.sizes());
     bias_.materialize(input.sizes());
     start_.materialize(row_sizes(input));
@@ -384,14 +385,14 @@ class PreparedScores {
 // Writes to `output` and, if it is given, to `probabilities`.
 template <class Launcher>
 void masked_softmax_into(
-    const MaskedSoftmaxOptions& options, const MaskedSoftmaxInputs& given, const Dropout& dropout,
+    const MaskedSoftmaxOptions& options, const MaskedSoftmaxInputs& inputs, const Dropout& dropout,
     const Tensor& output, const std::optional<Tensor>& probabilities,
     const std::optional<Tensor>& sink_probabilities = std::nullopt) {
-  if (given.input.numel() == 0) return;
+  if (inputs.input.numel() == 0) return;
   const char* op = options.op;
-  const Tensor input = converted(op, given.input, dtype_of(output));
+  const Tensor input = converted(op, inputs.input, dtype_of(output));
   const PreparedScores prepared(
-      options, input, dtype_of(output), given.hiding, given.bias, given.sinks);
+      options, input, dtype_of(output), inputs.hiding, inputs.bias, inputs.sinks);
   const int64_t dim = input.dim() - 1, cols = input.sizes()[dim];
   const RowView source = as_rows<Launcher>(op, input, dim), to = as_rows<Launcher>(op, output, dim);
   const Rows saved = probabilities ? as_rows<Launcher>(op, *probabilities, dim).write() : Rows{};
@@ -404,13 +405,13 @@ void masked_softmax_into(
 
 template <class Launcher>
 Tensor masked_softmax_forward(
-    const MaskedSoftmaxOptions& options, const MaskedSoftmaxInputs& given,
+    const MaskedSoftmaxOptions& options, const MaskedSoftmaxInputs& inputs,
     std::optional<ScalarType> dtype) {
-  const ScalarType output_dtype = softmax_dtype(options.op, given.input, dtype);
-  check_masked_softmax(options, given, output_dtype);
+  const ScalarType output_dtype = softmax_dtype(options.op, inputs.input, dtype);
+  check_masked_softmax(options, inputs, output_dtype);
   const Tensor output =
-      empty_contiguous(options.op, given.input, given.input.sizes(), output_dtype);
-  masked_softmax_into<Launcher>(options, given, {}, output, std::nullopt);
+      empty_contiguous(options.op, inputs.input, inputs.input.sizes(), output_dtype);
+  masked_softmax_into<Launcher>(options, inputs, {}, output, std::nullopt);
   return output;
 }
 
@@ -421,48 +422,48 @@ struct MaskedSoftmaxDropout {
 
 template <class Launcher>
 MaskedSoftmaxDropout masked_softmax_dropout_forward(
-    const MaskedSoftmaxOptions& options, const MaskedSoftmaxInputs& given, double p,
+    const MaskedSoftmaxOptions& options, const MaskedSoftmaxInputs& inputs, double p,
     const Tensor& seed, std::optional<ScalarType> dtype, bool wants_probabilities) {
   const char* op = options.op;
-  const Tensor& input = given.input;
+  const Tensor& input = inputs.input;
   const ScalarType output_dtype = softmax_dtype(op, input, dtype);
   const Dropout dropout = dropout_of(op, p, seed, {"input", input});
-  check_masked_softmax(options, given, output_dtype);
+  check_masked_softmax(options, inputs, output_dtype);
   const SizesView sizes = input.sizes();
   MaskedSoftmaxDropout result{empty_contiguous(op, input, sizes, output_dtype), std::nullopt};
   if (wants_probabilities) result.probabilities = empty_contiguous(op, input, sizes, output_dtype);
-  masked_softmax_into<Launcher>(options, given, dropout, result.output, result.probabilities);
+  masked_softmax_into<Launcher>(options, inputs, dropout, result.output, result.probabilities);
   return result;
 }
 
 template <class Launcher>
 void masked_softmax_out(
-    const MaskedSoftmaxOptions& options, const MaskedSoftmaxInputs& given, Tensor output) {
+    const MaskedSoftmaxOptions& options, const MaskedSoftmaxInputs& inputs, Tensor output) {
   const char* op = options.op;
-  const Tensor& input = given.input;
+  const Tensor& input = inputs.input;
   check_given(op, "input", input);
   check_out(op, output, input);
-  check_masked_softmax(options, given, dtype_of(output));
-  const bool reads_it = given.may_overlap(output);
+  check_masked_softmax(options, inputs, dtype_of(output));
+  const bool reads_it = inputs.may_overlap(output);
   const SoftmaxDim at = resolve_dim(op, input.sizes(), -1);
   if (!reads_it && is_writable_in_place<Launcher>(input, output, at)) {
-    return masked_softmax_into<Launcher>(options, given, {}, output, std::nullopt);
+    return masked_softmax_into<Launcher>(options, inputs, {}, output, std::nullopt);
   }
-  const Tensor result = masked_softmax_forward<Launcher>(options, given, dtype_of(output));
+  const Tensor result = masked_softmax_forward<Launcher>(options, inputs, dtype_of(output));
   torch::stable::copy_(output, result);
 }
 
 // With the probabilities only if there is a seed, and with those of the sinks.
 template <class Launcher>
 std::tuple<Tensor, Tensor, Tensor> masked_softmax_sinks_forward(
-    const MaskedSoftmaxOptions& options, const MaskedSoftmaxInputs& given, double p,
+    const MaskedSoftmaxOptions& options, const MaskedSoftmaxInputs& inputs, double p,
     const std::optional<Tensor>& seed, std::optional<ScalarType> dtype) {
   const char* op = options.op;
-  const Tensor& input = given.input;
+  const Tensor& input = inputs.input;
   const ScalarType output_dtype = softmax_dtype(op, input, dtype);
   const Dropout dropout = branch_dropout(op, p, seed, {"input", input});
-  check_given(op, "sinks", *given.sinks);
-  check_masked_softmax(options, given, output_dtype);
+  check_given(op, "sinks", *inputs.sinks);
+  check_masked_softmax(options, inputs, output_dtype);
   const SizesView sizes = input.sizes();
   const Tensor output = empty_contiguous(op, input, sizes, output_dtype);
   const Tensor probabilities = seed ? empty_contiguous(op, input, sizes, output_dtype)
@@ -470,7 +471,7 @@ std::tuple<Tensor, Tensor, Tensor> masked_softmax_sinks_forward(
   const Tensor sink_probabilities =
       empty_contiguous(op, input, row_sizes(input), statistics_dtype(output_dtype));
   const auto saved = seed ? std::optional<Tensor>(probabilities) : std::nullopt;
-  masked_softmax_into<Launcher>(options, given, dropout, output, saved, sink_probabilities);
+  masked_softmax_into<Launcher>(options, inputs, dropout, output, saved, sink_probabilities);
   return {output, probabilities, sink_probabilities};
 }
 
@@ -481,16 +482,16 @@ struct SinkGradient {
 
 template <class Launcher>
 void masked_softmax_backward_into(
-    const MaskedSoftmaxOptions& options, const MaskedSoftmaxGradients& given,
+    const MaskedSoftmaxOptions& options, const MaskedSoftmaxGradients& tensors,
     const Dropout& dropout, const Tensor& grad_input, const SinkGradient& sinks = {}) {
   const char* op = options.op;
-  const Tensor& probabilities = given.probabilities;
+  const Tensor& probabilities = tensors.probabilities;
   if (grad_input.numel() == 0) return;
-  HidingOperands hiding = given.hiding;
+  HidingOperands hiding = tensors.hiding;
   if (hiding.mask && dtype_of(*hiding.mask) != ScalarType::Bool) hiding.mask = std::nullopt;
   const PreparedScores prepared(options, probabilities, dtype_of(probabilities), hiding);
   const int64_t dim = probabilities.dim() - 1, cols = probabilities.sizes()[dim];
-  const RowView grad = as_rows<Launcher>(op, given.grad_output, dim),
+  const RowView grad = as_rows<Launcher>(op, tensors.grad_output, dim),
                 saved = as_rows<Launcher>(op, probabilities, dim);
   const RowView to = as_rows<Launcher>(op, grad_input, dim);
   Launcher(probabilities)
@@ -504,30 +505,30 @@ void masked_softmax_backward_into(
 
 template <class Launcher>
 Tensor masked_softmax_backward(
-    const MaskedSoftmaxOptions& options, const MaskedSoftmaxGradients& given,
+    const MaskedSoftmaxOptions& options, const MaskedSoftmaxGradients& tensors,
     const Dropout& dropout, ScalarType input_dtype) {
-  check_masked_softmax_backward(options, given);
+  check_masked_softmax_backward(options, tensors);
   check_dtype(options.op, "input_dtype", input_dtype);
-  const Tensor& probabilities = given.probabilities;
+  const Tensor& probabilities = tensors.probabilities;
   const ScalarType dtype = dtype_of(probabilities);
   const Tensor grad_input = empty_contiguous(
       options.op, probabilities, probabilities.sizes(),
       converts_inside(input_dtype, dtype) ? input_dtype : dtype);
-  masked_softmax_backward_into<Launcher>(options, given, dropout, grad_input);
+  masked_softmax_backward_into<Launcher>(options, tensors, dropout, grad_input);
   return convert(options.op, grad_input, input_dtype);
 }
 
 // Gradients of the input and, one for each row, of the sinks.
 template <class Launcher>
 std::tuple<Tensor, Tensor> masked_softmax_sinks_backward(
-    const MaskedSoftmaxOptions& options, const MaskedSoftmaxGradients& given,
+    const MaskedSoftmaxOptions& options, const MaskedSoftmaxGradients& tensors,
     const Tensor& sink_probabilities, double p, const std::optional<Tensor>& seed,
     ScalarType input_dtype) {
   const char* op = options.op;
-  const Tensor& probabilities = given.probabilities;
+  const Tensor& probabilities = tensors.probabilities;
   check_given(op, "probabilities", probabilities);
   const Dropout dropout = branch_dropout(op, p, seed, {"probabilities", probabilities});
-  check_masked_softmax_backward(options, given);
+  check_masked_softmax_backward(options, tensors);
   check_dtype(op, "input_dtype", input_dtype);
   check_statistic(
       op, "sink_probabilities", sink_probabilities, {"probabilities", probabilities},
@@ -539,27 +540,28 @@ std::tuple<Tensor, Tensor> masked_softmax_sinks_backward(
   const Tensor grad_sinks =
       empty_contiguous(op, probabilities, row_sizes(probabilities), statistics_dtype(dtype));
   masked_softmax_backward_into<Launcher>(
-      options, given, dropout, grad_input, {as_contiguous(op, sink_probabilities), grad_sinks});
+      options, tensors, dropout, grad_input, {as_contiguous(op, sink_probabilities), grad_sinks});
   return {convert(op, grad_input, input_dtype), grad_sinks};
 }
 
 // Writes to the memory of grad_output.
 template <class Launcher>
 void masked_softmax_backward_in_place(
-    const MaskedSoftmaxOptions& options, const MaskedSoftmaxGradients& given,
+    const MaskedSoftmaxOptions& options, const MaskedSoftmaxGradients& tensors,
     const Dropout& dropout) {
-  check_masked_softmax_backward(options, given);
-  Tensor grad_output = given.grad_output;
+  check_masked_softmax_backward(options, tensors);
+  Tensor grad_output = tensors.grad_output;
   check_distinct(options.op, "grad_output", grad_output);
   const bool fits_kernel = row_spacing<Launcher>(grad_output, grad_output.dim() - 1).has_value();
   const bool reads_it =
-      may_overlap(given.probabilities, grad_output) || given.hiding.may_overlap(grad_output);
+      may_overlap(tensors.probabilities, grad_output) || tensors.hiding.may_overlap(grad_output);
   if (fits_kernel && !reads_it) {
-    return masked_softmax_backward_into<Launcher>(options, given, dropout, grad_output);
+    return masked_softmax_backward_into<Launcher>(options, tensors, dropout, grad_output);
   }
   torch::stable::copy_(
       grad_output,
-      masked_softmax_backward<Launcher>(options, given, dropout, dtype_of(given.probabilities)));
+      masked_softmax_backward<Launcher>(
+          options, tensors, dropout, dtype_of(tensors.probabilities)));
 }
 
 // The entry points that a launcher registers.

@@ -37,10 +37,10 @@ inline void check_norm_parameter(
     const char* op, const char* name, const std::optional<Tensor>& parameter, const Like& input,
     const Sizes& normalized_shape) {
   if (!parameter) return;
-  const auto own = parameter->sizes();
+  const auto sizes = parameter->sizes();
   FUSEDOPS_CHECK(
-      std::equal(own.begin(), own.end(), normalized_shape.begin(), normalized_shape.end()), op,
-      ": ", name, " has shape ", list_text(own), ", wanted normalized_shape, ",
+      std::equal(sizes.begin(), sizes.end(), normalized_shape.begin(), normalized_shape.end()), op,
+      ": ", name, " has shape ", list_text(sizes), ", wanted normalized_shape, ",
       list_text(normalized_shape));
   check_device(op, name, *parameter, input);
   check_dtype_of(op, name, *parameter);
@@ -61,9 +61,9 @@ struct NormParameters {
   }
 
   static std::optional<Tensor> prepared(
-      const char* op, const std::optional<Tensor>& given, ScalarType dtype) {
-    if (!given) return given;
-    return as_contiguous(op, convert(op, *given, dtype));
+      const char* op, const std::optional<Tensor>& parameter, ScalarType dtype) {
+    if (!parameter) return parameter;
+    return as_contiguous(op, convert(op, *parameter, dtype));
   }
 
   static ConstColumns columns(const std::optional<Tensor>& parameter) {
@@ -118,8 +118,8 @@ struct TermDtypes {
 
   // The dtype in which kernels take the branch.
   ScalarType branch() const {
-    const ScalarType own = trade_places() ? residual : input;
-    return is_branch(own) ? own : sum;
+    const ScalarType dtype = trade_places() ? residual : input;
+    return is_branch(dtype) ? dtype : sum;
   }
 
   // Whether one tensor is the gradient of both terms, and whether kernels compute only one.
@@ -180,8 +180,9 @@ NormResult norm_forward(
   const NormShape shape = checked_norm_forward(options, input, eps);
   if (added.residual) check_term(op, "residual", *added.residual, {"input", input});
 
-  const ScalarType own = dtype_of(input);
-  const ScalarType dtype = added.residual ? promoted(own, dtype_of(*added.residual)) : own;
+  const ScalarType input_dtype = dtype_of(input);
+  const ScalarType dtype =
+      added.residual ? promoted(input_dtype, dtype_of(*added.residual)) : input_dtype;
   const ScalarType statistics = statistics_dtype(dtype);
   const SizesView sizes = input.sizes();
   NormResult result{empty_contiguous(op, input, sizes, dtype), {}, {}, {}};
@@ -247,14 +248,15 @@ inline TermDtypes checked_terms(
     const char* op, const Tensor& sum, std::optional<ScalarType> input,
     std::optional<ScalarType> residual, bool drops) {
   check_dtype_of(op, "sum", sum);
-  const ScalarType own = dtype_of(sum);
-  const TermDtypes dtypes{input.value_or(own), residual.value_or(own), own, drops};
+  const ScalarType sum_dtype = dtype_of(sum);
+  const TermDtypes dtypes{
+      input.value_or(sum_dtype), residual.value_or(sum_dtype), sum_dtype, drops};
   check_dtype(op, "input_dtype", dtypes.input);
   check_dtype(op, "residual_dtype", dtypes.residual);
   FUSEDOPS_CHECK(
-      promoted(dtypes.input, dtypes.residual) == own, op, ": input_dtype is ",
+      promoted(dtypes.input, dtypes.residual) == sum_dtype, op, ": input_dtype is ",
       dtype_name(dtypes.input), " and residual_dtype ", dtype_name(dtypes.residual),
-      ", wanted those whose sum is ", dtype_name(own), " as sum is");
+      ", wanted those whose sum is ", dtype_name(sum_dtype), " as sum is");
   return dtypes;
 }
 
@@ -274,12 +276,12 @@ struct NormGradResult {
 };
 
 inline void check_norm_backward(
-    const char* op, const NormGradients& given, const NormShape& shape) {
-  check_like(op, "grad_output", given.grad_output, given.input);
-  if (given.grad_sum) check_like(op, "grad_sum", *given.grad_sum, given.input);
-  if (given.mean) check_statistic(op, "mean", *given.mean, given.input, shape.statistics);
-  check_statistic(op, "rstd", given.rstd, given.input, shape.statistics);
-  check_eps(op, given.eps);
+    const char* op, const NormGradients& tensors, const NormShape& shape) {
+  check_like(op, "grad_output", tensors.grad_output, tensors.input);
+  if (tensors.grad_sum) check_like(op, "grad_sum", *tensors.grad_sum, tensors.input);
+  if (tensors.mean) check_statistic(op, "mean", *tensors.mean, tensors.input, shape.statistics);
+  check_statistic(op, "rstd", tensors.rstd, tensors.input, shape.statistics);
+  check_eps(op, tensors.eps);
 }
 
 // The gradient of weight or bias has the parameter's dtype, or the input's if there is no
@@ -303,22 +305,22 @@ inline std::optional<Tensor> norm_parameter_grad(
 // Computes the gradients that `result` holds.
 template <class Launcher>
 void launch_norm_backward(
-    const NormOptions& options, const NormGradients& given, const NormShape& shape,
+    const NormOptions& options, const NormGradients& tensors, const NormShape& shape,
     const NormParameters& parameters, const NormGradResult& result) {
   const char* op = options.op;
-  const Tensor& input = given.input.tensor;
+  const Tensor& input = tensors.input.tensor;
   const auto written = [&](const std::optional<Tensor>& grad) {
     return grad ? RowView{*grad, {shape.cols}}.write() : Rows{};
   };
   const auto columns = [](const std::optional<Tensor>& grad) {
     return grad ? Columns{grad->mutable_data_ptr(), kernel_dtype(dtype_of(*grad))} : Columns{};
   };
-  const RowView grad = as_rows<Launcher>(op, given.grad_output, shape.first);
-  const std::optional<RowView> grad_sum = as_rows<Launcher>(op, given.grad_sum, shape.first);
+  const RowView grad = as_rows<Launcher>(op, tensors.grad_output, shape.first);
+  const std::optional<RowView> grad_sum = as_rows<Launcher>(op, tensors.grad_sum, shape.first);
   const RowView source = as_rows<Launcher>(op, input, shape.first);
   const std::optional<Tensor> mean =
-      given.mean ? std::optional(as_contiguous(op, *given.mean)) : std::nullopt;
-  const Tensor rstd = as_contiguous(op, given.rstd);
+      tensors.mean ? std::optional(as_contiguous(op, *tensors.mean)) : std::nullopt;
+  const Tensor rstd = as_contiguous(op, tensors.rstd);
   NormBackward args{};
   args.kind = options.kind;
   args.grad_output = grad.read();
@@ -331,21 +333,21 @@ void launch_norm_backward(
   args.grad_branch = written(result.branch);
   args.grad_weight = columns(result.weight);
   args.grad_bias = columns(result.bias);
-  args.dropout = given.dropout;
+  args.dropout = tensors.dropout;
   args.rows = shape.rows;
   args.cols = shape.cols;
-  args.eps = given.eps;
+  args.eps = tensors.eps;
   args.weight_offset = options.offset();
   launch_with_workspace(op, Launcher(input), input, args);
 }
 
 template <class Launcher>
 NormGradResult norm_backward(
-    const NormOptions& options, const NormGradients& given, const NormWanted& wanted) {
+    const NormOptions& options, const NormGradients& tensors, const NormWanted& wanted) {
   const char* op = options.op;
-  const Tensor& input = given.input.tensor;
-  const NormShape shape = checked_norm_shape(options, given.input);
-  check_norm_backward(op, given, shape);
+  const Tensor& input = tensors.input.tensor;
+  const NormShape shape = checked_norm_shape(options, tensors.input);
+  check_norm_backward(op, tensors, shape);
 
   const ScalarType dtype = dtype_of(input);
   const NormParameters parameters(op, options.weight, options.bias, dtype);
@@ -359,7 +361,7 @@ NormGradResult norm_backward(
   if (wanted.input) result.input = empty_contiguous(op, input, sizes, dtype);
   if (wanted.branch) result.branch = empty_contiguous(op, input, sizes, *wanted.branch);
   if (shape.rows > 0 && shape.cols > 0) {
-    launch_norm_backward<Launcher>(options, given, shape, parameters, result);
+    launch_norm_backward<Launcher>(options, tensors, shape, parameters, result);
   }
   const auto to_dtype_of = [&](const std::optional<Tensor>& parameter, auto& grad) {
     if (grad) grad = convert(op, *grad, norm_parameter_dtype(input, parameter));
@@ -554,8 +556,8 @@ struct NormOps<
   static std::tuple<Tensor, Tensor> gradients_of_terms(
       const char* op, const NormGradResult& grad, const TermDtypes& dtypes,
       const std::vector<bool>& mask, const Tensor& sum) {
-    const auto as = [&](bool wanted, const MaybeTensor& own, ScalarType dtype) {
-      return wanted ? convert(op, *own, dtype) : empty_contiguous(op, sum, Sizes{0}, dtype);
+    const auto as = [&](bool wanted, const MaybeTensor& grad, ScalarType dtype) {
+      return wanted ? convert(op, *grad, dtype) : empty_contiguous(op, sum, Sizes{0}, dtype);
     };
     if (dtypes.share_gradient()) {
       const bool wanted = mask[0] || mask[1];

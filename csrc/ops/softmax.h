@@ -48,9 +48,9 @@ inline ScalarType softmax_dtype(
 // Writes to an `output` that has the layout of rows (if dim is the last dimension) or of slices.
 template <class Launcher>
 void softmax_into(
-    const char* op, const Tensor& given, const Tensor& output, const SoftmaxDim& at, bool log) {
-  if (given.numel() == 0) return;
-  const Tensor input = converted(op, given, dtype_of(output));
+    const char* op, const Tensor& tensor, const Tensor& output, const SoftmaxDim& at, bool log) {
+  if (tensor.numel() == 0) return;
+  const Tensor input = converted(op, tensor, dtype_of(output));
   const int64_t count = input.numel() / at.cols;
   if (at.inner == 1) {
     const RowView source = as_rows<Launcher>(op, input, at.dim),

@@ -28,20 +28,20 @@ inline void check_spatial_parameter(
     const char* op, const char* name, const std::optional<Tensor>& parameter, const Like& input,
     const SoftmaxDim& at) {
   if (!parameter) return;
-  const auto own = parameter->sizes();
+  const auto sizes = parameter->sizes();
   FUSEDOPS_CHECK(
-      own.size() == 1 && own[0] == at.cols, op, ": ", name, " has shape ", list_text(own),
+      sizes.size() == 1 && sizes[0] == at.cols, op, ": ", name, " has shape ", list_text(sizes),
       ", wanted [", at.cols, "], the size of dim ", at.dim);
   check_device(op, name, *parameter, input);
   check_dtype_of(op, name, *parameter);
 }
 
 inline SpatialNormShape checked_spatial_norm(
-    const SpatialNormOptions& options, const Tensor& given) {
-  const Like input{"input", given};
+    const SpatialNormOptions& options, const Tensor& tensor) {
+  const Like input{"input", tensor};
   const char* op = options.op;
-  check_dtype_of(op, input.name, given);
-  const SizesView sizes = given.sizes();
+  check_dtype_of(op, input.name, tensor);
+  const SizesView sizes = tensor.sizes();
   const SoftmaxDim at = resolve_dim(op, sizes, options.dim);
   check_spatial_parameter(op, "weight", options.weight, input, at);
   check_spatial_parameter(op, "bias", options.bias, input, at);
@@ -164,14 +164,14 @@ NormResult spatial_norm_forward(
 // Computes the gradients that `result` holds.
 template <class Launcher>
 void launch_spatial_norm_backward(
-    const SpatialNormOptions& options, const SpatialNormLayout& layout, const NormGradients& given,
-    const NormParameters& parameters, const NormGradResult& result) {
+    const SpatialNormOptions& options, const SpatialNormLayout& layout,
+    const NormGradients& tensors, const NormParameters& parameters, const NormGradResult& result) {
   const char* op = options.op;
   const SpatialNormShape& shape = layout.shape;
-  const Tensor& input = given.input.tensor;
+  const Tensor& input = tensors.input.tensor;
   const std::optional<Tensor> mean =
-      given.mean ? std::optional(as_contiguous(op, *given.mean)) : std::nullopt;
-  const Tensor rstd = as_contiguous(op, given.rstd);
+      tensors.mean ? std::optional(as_contiguous(op, *tensors.mean)) : std::nullopt;
+  const Tensor rstd = as_contiguous(op, tensors.rstd);
   const auto columns = [](const std::optional<Tensor>& grad) {
     return grad ? Columns{grad->mutable_data_ptr(), kernel_dtype(dtype_of(*grad))} : Columns{};
   };
@@ -184,7 +184,7 @@ void launch_spatial_norm_backward(
     args.grad_bias = columns(result.bias);
   };
   if (layout.has_rows()) {
-    const RowView grad = layout.rows<Launcher>(given.grad_output);
+    const RowView grad = layout.rows<Launcher>(tensors.grad_output);
     const RowView source = layout.rows<Launcher>(input);
     NormBackward args{};
     set_common(args);
@@ -195,7 +195,7 @@ void launch_spatial_norm_backward(
     args.cols = shape.dim_size;
     return launch_with_workspace(op, Launcher(input), input, args);
   }
-  const SliceView grad = as_slices(op, given.grad_output, shape.dim);
+  const SliceView grad = as_slices(op, tensors.grad_output, shape.dim);
   const SliceView source = as_slices(op, input, shape.dim);
   SpatialNormBackward args{};
   set_common(args);
@@ -210,15 +210,15 @@ void launch_spatial_norm_backward(
 
 template <class Launcher>
 NormGradResult spatial_norm_backward(
-    const SpatialNormOptions& options, const NormGradients& given, const NormWanted& wanted) {
+    const SpatialNormOptions& options, const NormGradients& tensors, const NormWanted& wanted) {
   const char* op = options.op;
-  const Tensor& input = given.input.tensor;
+  const Tensor& input = tensors.input.tensor;
   const SpatialNormShape shape = checked_spatial_norm(options, input);
-  check_like(op, "grad_output", given.grad_output, given.input);
-  if (given.mean) check_statistic(op, "mean", *given.mean, given.input, shape.statistics);
-  check_statistic(op, "rstd", given.rstd, given.input, shape.statistics);
+  check_like(op, "grad_output", tensors.grad_output, tensors.input);
+  if (tensors.mean) check_statistic(op, "mean", *tensors.mean, tensors.input, shape.statistics);
+  check_statistic(op, "rstd", tensors.rstd, tensors.input, shape.statistics);
 
-  const bool is_last = has_last(input, shape.dim) && has_last(given.grad_output, shape.dim);
+  const bool is_last = has_last(input, shape.dim) && has_last(tensors.grad_output, shape.dim);
   const SpatialNormLayout layout{op, shape, is_last};
   const NormParameters parameters(op, options.weight, options.bias, dtype_of(input));
   const Sizes columns{shape.dim_size};
@@ -230,7 +230,7 @@ NormGradResult spatial_norm_backward(
       norm_parameter_grad(op, wanted.bias, input, parameters.bias, columns, rows)};
   if (wanted.input) result.input = layout.empty_like(input);
   if (input.numel() > 0) {
-    launch_spatial_norm_backward<Launcher>(options, layout, given, parameters, result);
+    launch_spatial_norm_backward<Launcher>(options, layout, tensors, parameters, result);
   }
   const auto to_dtype_of = [&](const std::optional<Tensor>& parameter, auto& grad) {
     if (grad) grad = convert(op, *grad, norm_parameter_dtype(input, parameter));

@@ -141,8 +141,8 @@ struct StackParameters {
 
   StackParameters(
       const char* op, const Tensors& weights_, const Tensors& biases_, ScalarType input) {
-    const auto same = [&](const Tensors& given) {
-      return given.empty() || dtype_of(given.front()) == input;
+    const auto same = [&](const Tensors& parameters) {
+      return parameters.empty() || dtype_of(parameters.front()) == input;
     };
     const ScalarType dtype = (same(weights_) && same(biases_)) || input == ScalarType::Double
         ? input
@@ -152,8 +152,8 @@ struct StackParameters {
   }
 
  private:
-  static Tensor prepared(const char* op, const Tensor& given, ScalarType dtype) {
-    return as_contiguous(op, convert(op, given, dtype));
+  static Tensor prepared(const char* op, const Tensor& parameter, ScalarType dtype) {
+    return as_contiguous(op, convert(op, parameter, dtype));
   }
 };
 
@@ -260,16 +260,16 @@ struct NormStackGradients {
 };
 
 inline void check_stack_layer_norm_backward(
-    const char* op, const NormStackGradients& given, const Tensors& inputs,
+    const char* op, const NormStackGradients& tensors, const Tensors& inputs,
     const NormShape& shape) {
   const Like input{"inputs", inputs.front()};
   check_tensor(
-      op, "grad_output", given.grad_output, dtype_of(input.tensor),
-      stacked_sizes(input.tensor.sizes().vec(), given.stack_dim, inputs.size()), input,
+      op, "grad_output", tensors.grad_output, dtype_of(input.tensor),
+      stacked_sizes(input.tensor.sizes().vec(), tensors.stack_dim, inputs.size()), input,
       " as the stack is");
   const Sizes statistics = stacked_sizes(shape.statistics, 0, inputs.size());
-  check_statistic(op, "mean", given.mean, input, statistics);
-  check_statistic(op, "rstd", given.rstd, input, statistics);
+  check_statistic(op, "mean", tensors.mean, input, statistics);
+  check_statistic(op, "rstd", tensors.rstd, input, statistics);
 }
 
 struct NormStackResults {
@@ -278,16 +278,16 @@ struct NormStackResults {
 
 template <class Launcher>
 void launch_norm_stack_backward(
-    const char* op, const Tensors& inputs, const NormStackGradients& given, const NormShape& shape,
-    const StackParameters& parameters, const std::vector<bool>& wanted,
+    const char* op, const Tensors& inputs, const NormStackGradients& tensors,
+    const NormShape& shape, const StackParameters& parameters, const std::vector<bool>& wanted,
     const NormStackResults& results) {
-  auto slots = slots_of<Launcher>(given.grad_output, given.stack_dim, shape.first);
+  auto slots = slots_of<Launcher>(tensors.grad_output, tensors.stack_dim, shape.first);
   if (!slots) {
-    const Tensor in_front = moved_dim(op, given.grad_output, given.stack_dim, 0);
+    const Tensor in_front = moved_dim(op, tensors.grad_output, tensors.stack_dim, 0);
     slots = slots_of<Launcher>(in_front, 0, shape.first);
   }
   const std::vector<RowView> sources = rows_of_inputs<Launcher>(op, inputs, shape.first);
-  const Tensor mean = as_contiguous(op, given.mean), rstd = as_contiguous(op, given.rstd);
+  const Tensor mean = as_contiguous(op, tensors.mean), rstd = as_contiguous(op, tensors.rstd);
   const DType statistics = kernel_dtype(dtype_of(rstd));
   const auto from = [](bool is_wanted, const Tensor& grad, int64_t elements) {
     const DType dtype = kernel_dtype(dtype_of(grad));
@@ -329,14 +329,14 @@ void launch_norm_stack_backward(
 // empty if not wanted.
 template <class Launcher>
 std::tuple<Tensor, Tensor, Tensor> stack_layer_norm_backward(
-    const NormStackOptions& options, NormStackGradients given, const std::vector<bool>& wanted) {
+    const NormStackOptions& options, NormStackGradients tensors, const std::vector<bool>& wanted) {
   const char* op = options.op;
   check_output_mask(op, wanted, 3);
   const NormShape shape = checked_norm_stack(options);
   const Tensors& inputs = options.inputs;
   const Tensor& input = inputs.front();
-  given.stack_dim = resolve_stack_dim(op, input.dim(), given.stack_dim);
-  check_stack_layer_norm_backward(op, given, inputs, shape);
+  tensors.stack_dim = resolve_stack_dim(op, input.dim(), tensors.stack_dim);
+  check_stack_layer_norm_backward(op, tensors, inputs, shape);
 
   const ScalarType dtype = dtype_of(input);
   const StackParameters parameters(op, options.weights, options.biases, dtype);
@@ -356,7 +356,7 @@ std::tuple<Tensor, Tensor, Tensor> stack_layer_norm_backward(
       empty_grad(wanted[2], options.normalized_shape, parameter_dtype(parameters.biases));
   if (shape.rows > 0 && shape.cols > 0) {
     launch_norm_stack_backward<Launcher>(
-        op, inputs, given, shape, parameters, wanted, {grad_input, grad_weight, grad_bias});
+        op, inputs, tensors, shape, parameters, wanted, {grad_input, grad_weight, grad_bias});
   }
   grad_weight = convert(op, grad_weight, parameter_dtype(options.weights));
   grad_bias = convert(op, grad_bias, parameter_dtype(options.biases));

@@ -399,9 +399,9 @@ void launch_with_workspace(
 // and the order of the checks, are those of fusedops/ops/checks.py.
 
 [[noreturn]] inline void fail_for_dtype(
-    const char* op, const char* argument, const std::string& given, const char* fix) {
+    const char* op, const char* argument, const std::string& value, const char* fix) {
   fail(
-      op, ": ", argument, " is ", given,
+      op, ": ", argument, " is ", value,
       ", wanted torch.float32, torch.bfloat16, torch.float16 or torch.float64; ", fix);
 }
 
@@ -438,12 +438,12 @@ inline void check_output_mask(const char* op, const std::vector<bool>& mask, siz
       gradients, ", one for each gradient");
 }
 
-// Equivalent to given.device() == like.device(), which would look up the names of both.
-inline bool is_on_one_device(const Tensor& given, const Tensor& like) {
-  int32_t own = 0, wanted = 0;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(given.get(), &own));
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &wanted));
-  return own == wanted && given.get_device_index() == like.get_device_index();
+// Equivalent to tensor.device() == like.device(), which would look up the names of both.
+inline bool is_on_one_device(const Tensor& tensor, const Tensor& like) {
+  int32_t type = 0, type_of_like = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &type));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &type_of_like));
+  return type == type_of_like && tensor.get_device_index() == like.get_device_index();
 }
 
 // The argument with which others are compared.
@@ -452,52 +452,52 @@ struct Like {
   const Tensor& tensor;
 };
 
-inline void check_device(const char* op, const char* name, const Tensor& given, const Like& like) {
+inline void check_device(const char* op, const char* name, const Tensor& tensor, const Like& like) {
   FUSEDOPS_CHECK(
-      is_on_one_device(given, like.tensor), op, ": ", name, " is on ", device_name(given),
+      is_on_one_device(tensor, like.tensor), op, ": ", name, " is on ", device_name(tensor),
       ", wanted ", device_name(like.tensor), " as ", like.name, " is; move it with .to(", like.name,
       ".device)");
 }
 
-// Checks the dtype and shape of `given`, which `because` explains, and that its device is that of
+// Checks the dtype and shape of `tensor`, which `because` explains, and that its device is that of
 // `like`.
 template <class List, class... Because>
 void check_tensor(
-    const char* op, const char* name, const Tensor& given, ScalarType dtype, const List& sizes,
+    const char* op, const char* name, const Tensor& tensor, ScalarType dtype, const List& sizes,
     const Like& like, const Because&... because) {
-  check_given(op, name, given);
-  const auto own_sizes = given.sizes();
+  check_given(op, name, tensor);
+  const auto sizes_of_tensor = tensor.sizes();
   FUSEDOPS_CHECK(
-      dtype_of(given) == dtype &&
-          std::equal(own_sizes.begin(), own_sizes.end(), sizes.begin(), sizes.end()),
-      op, ": ", name, " is ", dtype_text(given), " of shape ", list_text(own_sizes), ", wanted ",
-      dtype_name(dtype), " of shape ", list_text(sizes), because...);
-  check_device(op, name, given, like);
+      dtype_of(tensor) == dtype &&
+          std::equal(sizes_of_tensor.begin(), sizes_of_tensor.end(), sizes.begin(), sizes.end()),
+      op, ": ", name, " is ", dtype_text(tensor), " of shape ", list_text(sizes_of_tensor),
+      ", wanted ", dtype_name(dtype), " of shape ", list_text(sizes), because...);
+  check_device(op, name, tensor, like);
 }
 
-// Checks that `given` has the dtype, shape and device of `like`.
-inline void check_like(const char* op, const char* name, const Tensor& given, const Like& like) {
+// Checks that `tensor` has the dtype, shape and device of `like`.
+inline void check_like(const char* op, const char* name, const Tensor& tensor, const Like& like) {
   check_tensor(
-      op, name, given, dtype_of(like.tensor), like.tensor.sizes(), like, " as ", like.name, " is");
+      op, name, tensor, dtype_of(like.tensor), like.tensor.sizes(), like, " as ", like.name, " is");
 }
 
-// Checks that `given` has the shape and device of `like`, and any dtype that kernels read.
-inline void check_term(const char* op, const char* name, const Tensor& given, const Like& like) {
-  check_dtype_of(op, name, given);
+// Checks that `tensor` has the shape and device of `like`, and any dtype that kernels read.
+inline void check_term(const char* op, const char* name, const Tensor& tensor, const Like& like) {
+  check_dtype_of(op, name, tensor);
   FUSEDOPS_CHECK(
-      have_same_sizes(given, like.tensor), op, ": ", name, " has shape ", list_text(given.sizes()),
-      ", wanted ", like.name, "'s, ", list_text(like.tensor.sizes()),
+      have_same_sizes(tensor, like.tensor), op, ": ", name, " has shape ",
+      list_text(tensor.sizes()), ", wanted ", like.name, "'s, ", list_text(like.tensor.sizes()),
       "; expand one of them with .expand()");
-  check_device(op, name, given, like);
+  check_device(op, name, tensor, like);
 }
 
-// Checks that `given` has the dtype and shape of the statistics that the op `source` returns for
+// Checks that `tensor` has the dtype and shape of the statistics that the op `source` returns for
 // `like`.
 inline void check_statistic(
-    const char* op, const char* name, const Tensor& given, const Like& like, SizesView sizes,
+    const char* op, const char* name, const Tensor& tensor, const Like& like, SizesView sizes,
     const char* source = "the forward op") {
   check_tensor(
-      op, name, given, statistics_dtype(dtype_of(like.tensor)), sizes, like, " as ", source,
+      op, name, tensor, statistics_dtype(dtype_of(like.tensor)), sizes, like, " as ", source,
       " returns it");
 }
 

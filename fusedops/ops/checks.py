@@ -37,8 +37,8 @@ def check_dtype_of(op: str, name: str, tensor: MaybeTensor) -> None:
 
 def result_dtype(op: str, input: MaybeTensor, dtype: torch.dtype | None) -> torch.dtype:
     """``dtype``, or ``input``'s where it is None, checked."""
-    given = check_given(op, "input", input)
-    name, result = ("input", given.dtype) if dtype is None else ("dtype", dtype)
+    tensor = check_given(op, "input", input)
+    name, result = ("input", tensor.dtype) if dtype is None else ("dtype", dtype)
     check_dtype(op, name, result, "convert it, or pass dtype=")
     return result
 
@@ -132,14 +132,14 @@ def check_term_dtypes(
 ) -> tuple[torch.dtype, torch.dtype]:
     """The dtypes that the terms of ``sum`` had, checked: those that are given, or else its own."""
     check_dtype_of(op, "sum", sum)
-    own = check_given(op, "sum", sum).dtype
-    input, residual = input or own, residual or own
+    dtype = check_given(op, "sum", sum).dtype
+    input, residual = input or dtype, residual or dtype
     check_dtype(op, "input_dtype", input)
     check_dtype(op, "residual_dtype", residual)
     check(
-        torch.promote_types(input, residual) == own,
+        torch.promote_types(input, residual) == dtype,
         f"{op}: input_dtype is {input} and residual_dtype {residual}, wanted those whose sum is "
-        f"{own} as sum is",
+        f"{dtype} as sum is",
     )
     return input, residual
 

@@ -36,7 +36,9 @@ class Signature:
     def __init__(self, op: str) -> None:
         arguments = getattr(ops, op).default._schema.arguments
         self.names = [argument.name for argument in arguments]
-        defaults = [given.default_value for given in arguments if given.has_default_value()]
+        defaults = [
+            argument.default_value for argument in arguments if argument.has_default_value()
+        ]
         self.bind: Callable[..., Any] = namedtuple(op, self.names, defaults=defaults)  # type: ignore[misc]
 
     def needs_gradient(self, ctx: Any, name: str) -> bool:
@@ -65,19 +67,19 @@ def _is_bool(mask: MaybeTensor) -> bool:
 # --- fake kernels -------------------------------------------------------------------------------
 
 
-def _broadcasts(own: list[int], wanted: list[int]) -> bool:
-    return len(own) <= len(wanted) and all(
+def _broadcasts(shape: list[int], wanted: list[int]) -> bool:
+    return len(shape) <= len(wanted) and all(
         size == 1 or size == full
-        for size, full in zip(reversed(own), reversed(wanted), strict=False)
+        for size, full in zip(reversed(shape), reversed(wanted), strict=False)
     )
 
 
 def _check_operand(op: str, name: str, operand: torch.Tensor, input: torch.Tensor) -> None:
     checks.check_device(op, name, operand, ("input", input))
-    own, wanted = list(operand.shape), list(input.shape)
+    shape, wanted = list(operand.shape), list(input.shape)
     checks.check(
-        _broadcasts(own, wanted),
-        f"{op}: {name} has shape {own}, wanted one that broadcasts to {wanted}, input's shape",
+        _broadcasts(shape, wanted),
+        f"{op}: {name} has shape {shape}, wanted one that broadcasts to {wanted}, input's shape",
     )
 
 
@@ -94,10 +96,10 @@ def _check_mask(op: str, mask: MaybeTensor, input: torch.Tensor) -> None:
 
 def _check_row_operand(op: str, name: str, operand: torch.Tensor, input: torch.Tensor) -> None:
     checks.check_device(op, name, operand, ("input", input))
-    own, wanted = list(operand.shape), list(input.shape[:-1])
+    shape, wanted = list(operand.shape), list(input.shape[:-1])
     checks.check(
-        _broadcasts(own, wanted),
-        f"{op}: {name} has shape {own}, wanted one that broadcasts to {wanted}, input's shape "
+        _broadcasts(shape, wanted),
+        f"{op}: {name} has shape {shape}, wanted one that broadcasts to {wanted}, input's shape "
         "without its last dimension",
     )
 
@@ -113,14 +115,14 @@ def _check_bound(op: str, name: str, bound: MaybeTensor, input: torch.Tensor) ->
     _check_row_operand(op, name, bound, input)
 
 
-def _check_hiding(op: str, input: torch.Tensor, given: Any) -> None:
+def _check_hiding(op: str, input: torch.Tensor, call: Any) -> None:
     """Checks scale and what hides columns of scores like ``input``, whose rows are its last
     dimension."""
     shape = list(input.shape)
     checks.check(len(shape) > 0, f"{op}: input has no dimension, wanted at least one")
     for name, is_given in (
-        ("causal", given.causal),
-        ("lower_diagonal", given.lower_diagonal is not None),
+        ("causal", call.causal),
+        ("lower_diagonal", call.lower_diagonal is not None),
     ):
         checks.check(
             not is_given or len(shape) > 1,
@@ -128,10 +130,10 @@ def _check_hiding(op: str, input: torch.Tensor, given: Any) -> None:
             f"{shape}",
         )
     checks.check_cols(op, shape[-1])
-    checks.check(not math.isnan(given.scale), f"{op}: scale is NaN, wanted a number")
-    _check_mask(op, given.mask, input)
-    _check_bound(op, "start", given.start, input)
-    _check_bound(op, "end", given.end, input)
+    checks.check(not math.isnan(call.scale), f"{op}: scale is NaN, wanted a number")
+    _check_mask(op, call.mask, input)
+    _check_bound(op, "start", call.start, input)
+    _check_bound(op, "end", call.end, input)
 
 
 def _check_mask_value(op: str, value: float | None, computed: torch.dtype) -> None:
@@ -159,17 +161,17 @@ def _check_softcap(op: str, softcap: float | None, computed: torch.dtype) -> Non
     )
 
 
-def check_forward(op: str, given: Any, computed: torch.dtype) -> None:
+def check_forward(op: str, call: Any, computed: torch.dtype) -> None:
     """Checks the arguments that all forward ops have, for scores of dtype ``computed``."""
-    _check_hiding(op, given.input, given)
-    if given.bias is not None:
-        checks.check_dtype(op, "bias", given.bias.dtype)
-        _check_operand(op, "bias", given.bias, given.input)
-    if given.sinks is not None:
-        checks.check_dtype(op, "sinks", given.sinks.dtype)
-        _check_row_operand(op, "sinks", given.sinks, given.input)
-    _check_mask_value(op, given.mask_value, computed)
-    _check_softcap(op, given.softcap, computed)
+    _check_hiding(op, call.input, call)
+    if call.bias is not None:
+        checks.check_dtype(op, "bias", call.bias.dtype)
+        _check_operand(op, "bias", call.bias, call.input)
+    if call.sinks is not None:
+        checks.check_dtype(op, "sinks", call.sinks.dtype)
+        _check_row_operand(op, "sinks", call.sinks, call.input)
+    _check_mask_value(op, call.mask_value, computed)
+    _check_softcap(op, call.softcap, computed)
 
 
 def contiguous_like(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -177,57 +179,57 @@ def contiguous_like(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _fake_forward(*args: Any, **kwargs: Any) -> torch.Tensor:
-    op, given = "masked_softmax", _FORWARD.bind(*args, **kwargs)
-    result = checks.result_dtype(op, given.input, given.dtype)
-    check_forward(op, given, result)
-    return contiguous_like(given.input, result)
+    op, call = "masked_softmax", _FORWARD.bind(*args, **kwargs)
+    result = checks.result_dtype(op, call.input, call.dtype)
+    check_forward(op, call, result)
+    return contiguous_like(call.input, result)
 
 
 def _fake_out(*args: Any, **kwargs: Any) -> None:
-    op, given = "masked_softmax", _OUT.bind(*args, **kwargs)
-    checks.check_given(op, "input", given.input)
-    checks.check_out(op, given.out, given.input)
-    check_forward(op, given, given.out.dtype)
+    op, call = "masked_softmax", _OUT.bind(*args, **kwargs)
+    checks.check_given(op, "input", call.input)
+    checks.check_out(op, call.out, call.input)
+    check_forward(op, call, call.out.dtype)
 
 
 def _fake_in_place(*args: Any, **kwargs: Any) -> None:
-    op, given = "masked_softmax_", _IN_PLACE.bind(*args, **kwargs)
-    checks.check_dtype_of(op, "input", given.input)
-    checks.check_distinct(op, "input", given.input)
-    check_forward(op, given, given.input.dtype)
+    op, call = "masked_softmax_", _IN_PLACE.bind(*args, **kwargs)
+    checks.check_dtype_of(op, "input", call.input)
+    checks.check_distinct(op, "input", call.input)
+    check_forward(op, call, call.input.dtype)
 
 
-def check_backward(op: str, given: Any) -> None:
-    checks.check_dtype_of(op, "probabilities", given.probabilities)
-    like = ("probabilities", given.probabilities)
-    checks.check_like(op, "grad_output", given.grad_output, like)
-    _check_hiding(op, given.probabilities, given)
+def check_backward(op: str, call: Any) -> None:
+    checks.check_dtype_of(op, "probabilities", call.probabilities)
+    like = ("probabilities", call.probabilities)
+    checks.check_like(op, "grad_output", call.grad_output, like)
+    _check_hiding(op, call.probabilities, call)
 
 
-def _check_dropout_backward(op: str, given: Any) -> None:
-    checks.check_seed(op, given.p, given.seed, ("probabilities", given.probabilities))
-    check_backward(op, given)
+def _check_dropout_backward(op: str, call: Any) -> None:
+    checks.check_seed(op, call.p, call.seed, ("probabilities", call.probabilities))
+    check_backward(op, call)
 
 
 def _fake_backward(*args: Any, **kwargs: Any) -> torch.Tensor:
-    op, given = "masked_softmax_backward", _BACKWARD.bind(*args, **kwargs)
-    check_backward(op, given)
-    checks.check_dtype(op, "input_dtype", given.input_dtype)
-    return contiguous_like(given.probabilities, given.input_dtype)
+    op, call = "masked_softmax_backward", _BACKWARD.bind(*args, **kwargs)
+    check_backward(op, call)
+    checks.check_dtype(op, "input_dtype", call.input_dtype)
+    return contiguous_like(call.probabilities, call.input_dtype)
 
 
 def _fake_backward_in_place(*args: Any, **kwargs: Any) -> None:
-    op, given = "masked_softmax_backward_", _BACKWARD_IN_PLACE.bind(*args, **kwargs)
-    check_backward(op, given)
-    checks.check_distinct(op, "grad_output", given.grad_output)
+    op, call = "masked_softmax_backward_", _BACKWARD_IN_PLACE.bind(*args, **kwargs)
+    check_backward(op, call)
+    checks.check_distinct(op, "grad_output", call.grad_output)
 
 
 def _fake_dropout_inference(*args: Any, **kwargs: Any) -> torch.Tensor:
-    op, given = "masked_softmax_dropout", _DROPOUT.bind(*args, **kwargs)
-    result = checks.result_dtype(op, given.input, given.dtype)
-    checks.check_seed(op, given.p, given.seed, ("input", given.input))
-    check_forward(op, given, result)
-    return contiguous_like(given.input, result)
+    op, call = "masked_softmax_dropout", _DROPOUT.bind(*args, **kwargs)
+    result = checks.result_dtype(op, call.input, call.dtype)
+    checks.check_seed(op, call.p, call.seed, ("input", call.input))
+    check_forward(op, call, result)
+    return contiguous_like(call.input, result)
 
 
 def _fake_dropout(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -236,17 +238,17 @@ def _fake_dropout(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor
 
 
 def _fake_dropout_backward(*args: Any, **kwargs: Any) -> torch.Tensor:
-    op, given = "masked_softmax_dropout_backward", _DROPOUT_BACKWARD.bind(*args, **kwargs)
-    _check_dropout_backward(op, given)
-    checks.check_dtype(op, "input_dtype", given.input_dtype)
-    return contiguous_like(given.probabilities, given.input_dtype)
+    op, call = "masked_softmax_dropout_backward", _DROPOUT_BACKWARD.bind(*args, **kwargs)
+    _check_dropout_backward(op, call)
+    checks.check_dtype(op, "input_dtype", call.input_dtype)
+    return contiguous_like(call.probabilities, call.input_dtype)
 
 
 def _fake_dropout_backward_in_place(*args: Any, **kwargs: Any) -> None:
     op = "masked_softmax_dropout_backward_"
-    given = _DROPOUT_BACKWARD_IN_PLACE.bind(*args, **kwargs)
-    _check_dropout_backward(op, given)
-    checks.check_distinct(op, "grad_output", given.grad_output)
+    call = _DROPOUT_BACKWARD_IN_PLACE.bind(*args, **kwargs)
+    _check_dropout_backward(op, call)
+    checks.check_distinct(op, "grad_output", call.grad_output)
 
 
 # --- derivatives --------------------------------------------------------------------------------
@@ -284,11 +286,11 @@ class Hiding(NamedTuple):
     end: MaybeTensor
 
     @staticmethod
-    def save(ctx: Any, given: Any, *tensors: MaybeTensor) -> None:
+    def save(ctx: Any, call: Any, *tensors: MaybeTensor) -> None:
         """Saves the ``given`` call's part, and more ``tensors``."""
-        ctx.options = given.causal, given.diagonal, given.lower_diagonal
-        mask = given.mask if _is_bool(given.mask) else None
-        ctx.save_for_backward(mask, given.start, given.end, *tensors)
+        ctx.options = call.causal, call.diagonal, call.lower_diagonal
+        mask = call.mask if _is_bool(call.mask) else None
+        ctx.save_for_backward(mask, call.start, call.end, *tensors)
 
     @classmethod
     def saved(cls, ctx: Any) -> tuple[Hiding, list[torch.Tensor]]:
@@ -354,12 +356,12 @@ class SoftCap(NamedTuple):
         return result.to(to_capped.dtype)
 
 
-def save_forward(ctx: Any, given: Any, *tensors: torch.Tensor) -> None:
+def save_forward(ctx: Any, call: Any, *tensors: torch.Tensor) -> None:
     """Saves what the gradients of a forward op need: ``tensors``, and the input of a soft cap."""
-    ctx.input_dtype, ctx.scale, ctx.softcap = given.input.dtype, given.scale, given.softcap
-    added = {"mask": None if _is_bool(given.mask) else given.mask, "bias": given.bias}
+    ctx.input_dtype, ctx.scale, ctx.softcap = call.input.dtype, call.scale, call.softcap
+    added = {"mask": None if _is_bool(call.mask) else call.mask, "bias": call.bias}
     ctx.operands = {name: Operand.of(t) for name, t in added.items() if t is not None}
-    Hiding.save(ctx, given, None if given.softcap is None else given.input, *tensors)
+    Hiding.save(ctx, call, None if call.softcap is None else call.input, *tensors)
 
 
 def saved_forward(ctx: Any) -> tuple[Hiding, SoftCap | None, list[torch.Tensor]]:
@@ -399,10 +401,10 @@ def _forward_formula(ctx: Any, grad_output: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _setup_dropout(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-    given = _DROPOUT.bind(*inputs)
-    ctx.p = given.p
+    call = _DROPOUT.bind(*inputs)
+    ctx.p = call.p
     ctx.set_materialize_grads(False)
-    save_forward(ctx, given, output[1], given.seed)
+    save_forward(ctx, call, output[1], call.seed)
 
 
 def _dropout_formula(
@@ -411,12 +413,12 @@ def _dropout_formula(
     hiding, cap, (probabilities, seed) = saved_forward(ctx)
 
     def run(scale: float) -> torch.Tensor:
-        given = probabilities, scale, ctx.input_dtype
+        saved = probabilities, scale, ctx.input_dtype
         grads: list[torch.Tensor] = []
         if grad_output is not None:
-            grads.append(hiding.gradient(grad_output, *given, ctx.p, seed))
+            grads.append(hiding.gradient(grad_output, *saved, ctx.p, seed))
         if grad_probabilities is not None:
-            grads.append(hiding.gradient(grad_probabilities, *given))
+            grads.append(hiding.gradient(grad_probabilities, *saved))
         return sum(grads[1:], grads[0])
 
     if grad_output is None and grad_probabilities is None:
@@ -424,16 +426,16 @@ def _dropout_formula(
     return _DROPOUT.gradients(**forward_gradients(ctx, _DROPOUT, cap, run))
 
 
-def _sinks_op(given: Any, p: float, seed: MaybeTensor) -> tuple[torch.Tensor, ...] | None:
+def _sinks_op(call: Any, p: float, seed: MaybeTensor) -> tuple[torch.Tensor, ...] | None:
     """The results of the op whose formula has the derivative of the sinks; None if they need none.
     The formulas here do without it because a sink that is constant changes nothing in them."""
-    if given.sinks is None or not given.sinks.requires_grad:
+    if call.sinks is None or not call.sinks.requires_grad:
         return None
-    scores = (given.input, given.mask, given.scale, given.causal, given.mask_value)
-    options = (given.bias, given.dtype, given.diagonal, given.zero_masked_rows)
-    bounds = (given.lower_diagonal, given.start, given.end)
+    scores = (call.input, call.mask, call.scale, call.causal, call.mask_value)
+    options = (call.bias, call.dtype, call.diagonal, call.zero_masked_rows)
+    bounds = (call.lower_diagonal, call.start, call.end)
     results: tuple[torch.Tensor, ...] = ops.masked_softmax_sinks.default(
-        *scores, p, seed, *options, *bounds, given.sinks, given.softcap
+        *scores, p, seed, *options, *bounds, call.sinks, call.softcap
     )
     return results
 
@@ -444,8 +446,8 @@ def _with_learned_sinks(*args: Any) -> Any:
 
 
 def _dropout_with_learned_sinks(*args: Any) -> Any:
-    given = _DROPOUT.bind(*args)
-    results = _sinks_op(given, given.p, given.seed)
+    call = _DROPOUT.bind(*args)
+    results = _sinks_op(call, call.p, call.seed)
     return NotImplemented if results is None else results[:2]
 
 
@@ -459,9 +461,9 @@ def second_derivative(
 
 
 def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    given = _BACKWARD.bind(*inputs)
-    ctx.scale = given.scale
-    Hiding.save(ctx, given, given.grad_output, given.probabilities)
+    call = _BACKWARD.bind(*inputs)
+    ctx.scale = call.scale
+    Hiding.save(ctx, call, call.grad_output, call.probabilities)
 
 
 def _backward_formula(ctx: Any, cotangent: torch.Tensor) -> tuple[Any, ...]:
@@ -479,9 +481,9 @@ def multiplier(p: float, seed: torch.Tensor, like: torch.Tensor) -> torch.Tensor
 
 
 def _setup_dropout_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    given = _DROPOUT_BACKWARD.bind(*inputs)
-    ctx.scale, ctx.p = given.scale, given.p
-    Hiding.save(ctx, given, given.grad_output, given.probabilities, given.seed)
+    call = _DROPOUT_BACKWARD.bind(*inputs)
+    ctx.scale, ctx.p = call.scale, call.p
+    Hiding.save(ctx, call, call.grad_output, call.probabilities, call.seed)
 
 
 def _dropout_backward_formula(ctx: Any, cotangent: torch.Tensor) -> tuple[Any, ...]:
@@ -495,49 +497,49 @@ def _dropout_backward_formula(ctx: Any, cotangent: torch.Tensor) -> tuple[Any, .
 # --- vmap ---------------------------------------------------------------------------------------
 
 
-def _aligned(given: Any, dims: Any, rank: int) -> dict[str, MaybeTensor]:
+def _aligned(call: Any, dims: Any, rank: int) -> dict[str, MaybeTensor]:
     """The operands of ``given``, for scores with slices of ``rank`` dimensions."""
     ranks = {"mask": rank, "bias": rank, "start": rank - 1, "end": rank - 1, "sinks": rank - 1}
     return {
-        name: vmap.aligned(getattr(given, name), getattr(dims, name), own)
-        for name, own in ranks.items()
-        if name in given._fields
+        name: vmap.aligned(getattr(call, name), getattr(dims, name), rank_of_operand)
+        for name, rank_of_operand in ranks.items()
+        if name in call._fields
     }
 
 
 def _forward_vmap(info: Any, in_dims: vmap.BatchDims, *args: Any) -> tuple[torch.Tensor, int]:
     op = ops.masked_softmax.default
-    dims, given = (_FORWARD.bind(*each) for each in vmap.with_defaults(op, in_dims, args))
-    input = vmap.in_front(given.input, dims.input, info.batch_size)
-    return op(*given._replace(input=input, **_aligned(given, dims, input.dim() - 1))), 0
+    dims, call = (_FORWARD.bind(*each) for each in vmap.with_defaults(op, in_dims, args))
+    input = vmap.in_front(call.input, dims.input, info.batch_size)
+    return op(*call._replace(input=input, **_aligned(call, dims, input.dim() - 1))), 0
 
 
 def _out_vmap(info: Any, in_dims: vmap.BatchDims, *args: Any) -> tuple[None, None]:
     op = ops.masked_softmax_out.default
-    dims, given = (_OUT.bind(*each) for each in vmap.with_defaults(op, in_dims, args))
-    out = vmap.written("masked_softmax", "out", given.out, dims.out)
-    input = vmap.in_front(given.input, dims.input, info.batch_size)
-    op(*given._replace(input=input, out=out, **_aligned(given, dims, input.dim() - 1)))
+    dims, call = (_OUT.bind(*each) for each in vmap.with_defaults(op, in_dims, args))
+    out = vmap.written("masked_softmax", "out", call.out, dims.out)
+    input = vmap.in_front(call.input, dims.input, info.batch_size)
+    op(*call._replace(input=input, out=out, **_aligned(call, dims, input.dim() - 1)))
     return None, None
 
 
 def _in_place_vmap(_: Any, in_dims: vmap.BatchDims, *args: Any) -> tuple[None, None]:
     op = ops.masked_softmax_.default
-    dims, given = (_IN_PLACE.bind(*each) for each in vmap.with_defaults(op, in_dims, args))
-    input = vmap.written("masked_softmax_", "input", given.input, dims.input)
-    op(*given._replace(input=input, **_aligned(given, dims, input.dim() - 1)))
+    dims, call = (_IN_PLACE.bind(*each) for each in vmap.with_defaults(op, in_dims, args))
+    input = vmap.written("masked_softmax_", "input", call.input, dims.input)
+    op(*call._replace(input=input, **_aligned(call, dims, input.dim() - 1)))
     return None, None
 
 
 def _backward_vmap(info: Any, in_dims: vmap.BatchDims, *args: Any) -> tuple[torch.Tensor, int]:
     op = ops.masked_softmax_backward.default
-    dims, given = (_BACKWARD.bind(*each) for each in vmap.with_defaults(op, in_dims, args))
+    dims, call = (_BACKWARD.bind(*each) for each in vmap.with_defaults(op, in_dims, args))
     grad, y = (
-        vmap.in_front(getattr(given, name), getattr(dims, name), info.batch_size)
+        vmap.in_front(getattr(call, name), getattr(dims, name), info.batch_size)
         for name in ("grad_output", "probabilities")
     )
-    batched = {"grad_output": grad, "probabilities": y, **_aligned(given, dims, y.dim() - 1)}
-    return op(*given._replace(**batched)), 0
+    batched = {"grad_output": grad, "probabilities": y, **_aligned(call, dims, y.dim() - 1)}
+    return op(*call._replace(**batched)), 0
 
 
 # --- registration -------------------------------------------------------------------------------

@@ -40,43 +40,43 @@ _BACKWARD = Signature("masked_softmax_sinks_backward")
 
 
 def _fake_forward(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-    op, given = "masked_softmax_sinks", _FORWARD.bind(*args, **kwargs)
-    result = checks.result_dtype(op, given.input, given.dtype)
-    checks.check_branch_seed(op, given.p, given.seed, ("input", given.input))
-    checks.check_given(op, "sinks", given.sinks)
-    check_forward(op, given, result)
-    output = contiguous_like(given.input, result)
-    probabilities = output.new_empty([0]) if given.seed is None else torch.empty_like(output)
+    op, call = "masked_softmax_sinks", _FORWARD.bind(*args, **kwargs)
+    result = checks.result_dtype(op, call.input, call.dtype)
+    checks.check_branch_seed(op, call.p, call.seed, ("input", call.input))
+    checks.check_given(op, "sinks", call.sinks)
+    check_forward(op, call, result)
+    output = contiguous_like(call.input, result)
+    probabilities = output.new_empty([0]) if call.seed is None else torch.empty_like(output)
     statistics = checks.statistics_dtype(result)
     return output, probabilities, output.new_empty(output.shape[:-1], dtype=statistics)
 
 
 def _fake_backward(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    op, given = "masked_softmax_sinks_backward", _BACKWARD.bind(*args, **kwargs)
-    y = checks.check_given(op, "probabilities", given.probabilities)
+    op, call = "masked_softmax_sinks_backward", _BACKWARD.bind(*args, **kwargs)
+    y = checks.check_given(op, "probabilities", call.probabilities)
     like = ("probabilities", y)
-    checks.check_branch_seed(op, given.p, given.seed, like)
-    check_backward(op, given)
-    checks.check_dtype(op, "input_dtype", given.input_dtype)
-    checks.check_statistic(op, "sink_probabilities", given.sink_probabilities, like, y.shape[:-1])
+    checks.check_branch_seed(op, call.p, call.seed, like)
+    check_backward(op, call)
+    checks.check_dtype(op, "input_dtype", call.input_dtype)
+    checks.check_statistic(op, "sink_probabilities", call.sink_probabilities, like, y.shape[:-1])
     statistics = checks.statistics_dtype(y.dtype)
-    return contiguous_like(y, given.input_dtype), y.new_empty(y.shape[:-1], dtype=statistics)
+    return contiguous_like(y, call.input_dtype), y.new_empty(y.shape[:-1], dtype=statistics)
 
 
 # --- derivatives --------------------------------------------------------------------------------
 
 
 def _setup_forward(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
-    given = _FORWARD.bind(*inputs)
+    call = _FORWARD.bind(*inputs)
     output, probabilities, of_sinks = outputs
-    ctx.p, ctx.sinks = given.p, Operand.of(given.sinks)
+    ctx.p, ctx.sinks = call.p, Operand.of(call.sinks)
     ctx.set_materialize_grads(False)
-    if given.seed is None:
+    if call.seed is None:
         ctx.mark_non_differentiable(probabilities, of_sinks)
-        save_forward(ctx, given, output, of_sinks)
+        save_forward(ctx, call, output, of_sinks)
     else:
         ctx.mark_non_differentiable(of_sinks)
-        save_forward(ctx, given, probabilities, of_sinks, given.seed)
+        save_forward(ctx, call, probabilities, of_sinks, call.seed)
 
 
 def _forward_formula(
@@ -85,8 +85,8 @@ def _forward_formula(
     hiding, cap, (y, of_sinks, *seed) = saved_forward(ctx)
     none = (0.0, None)
     grads = ((grad_output, (ctx.p, *seed) if seed else none), (grad_probabilities, none))
-    given = [(grad, dropout) for grad, dropout in grads if grad is not None]
-    if not given:
+    wanted = [(grad, dropout) for grad, dropout in grads if grad is not None]
+    if not wanted:
         return _FORWARD.gradients()
     to_sinks: list[torch.Tensor] = []
 
@@ -95,7 +95,8 @@ def _forward_formula(
         hidden = (hiding.mask, scale, hiding.causal)
         op = "masked_softmax_sinks_backward"
         results = [
-            gradient(op, grad, y, of_sinks, *hidden, *dropout, *interval) for grad, dropout in given
+            gradient(op, grad, y, of_sinks, *hidden, *dropout, *interval)
+            for grad, dropout in wanted
         ]
         to_sinks[:] = [result[1] for result in results]
         total: torch.Tensor = sum((result[0] for result in results[1:]), results[0][0])
@@ -110,11 +111,11 @@ def _forward_formula(
 
 
 def _setup_backward(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
-    given = _BACKWARD.bind(*inputs)
-    ctx.scale, ctx.p = given.scale, given.p
-    seed = [] if given.seed is None else [given.seed]
-    tensors = (given.grad_output, given.probabilities, given.sink_probabilities)
-    Hiding.save(ctx, given, *tensors, *seed)
+    call = _BACKWARD.bind(*inputs)
+    ctx.scale, ctx.p = call.scale, call.p
+    seed = [] if call.seed is None else [call.seed]
+    tensors = (call.grad_output, call.probabilities, call.sink_probabilities)
+    Hiding.save(ctx, call, *tensors, *seed)
 
 
 def _backward_formula(ctx: Any, to_input: torch.Tensor, to_sinks: torch.Tensor) -> tuple[Any, ...]:

@@ -68,9 +68,9 @@ def _rule(name: str, op: str, inner: Inner) -> Callable[..., Any]:
 
 def _check_alone(op: str, names: list[str], args: tuple[Any, ...]) -> None:
     """Checks that no argument but the first is nested."""
-    for name, given in zip(names[1:], args[1:], strict=False):
+    for name, argument in zip(names[1:], args[1:], strict=False):
         checks.check(
-            not (isinstance(given, torch.Tensor) and given.is_nested),
+            not (isinstance(argument, torch.Tensor) and argument.is_nested),
             f"{op}: {name} is a nested tensor, wanted a plain one; make it with "
             ".to_padded_tensor(padding)",
         )

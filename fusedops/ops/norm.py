@@ -117,8 +117,8 @@ def _register_formula_of_sum(op: NormOp) -> None:
         sum, *rest, seed = ctx.saved_tensors
         grad_output = torch.zeros_like(sum) if grad_output is None else grad_output
         needed = [ctx.needs_input_grad[1 + place] for place in places.differentiable]
-        given = (grad_output, grad_sum, sum, ctx.normalized, *rest, needed, *ctx.settings)
-        grads = gradient(backward_op, *given, ctx.p, seed, *ctx.dtypes)
+        saved = (grad_output, grad_sum, sum, ctx.normalized, *rest, needed, *ctx.settings)
+        grads = gradient(backward_op, *saved, ctx.p, seed, *ctx.dtypes)
         to_input, to_residual, *to_parameters = grads
         if share_gradient(ctx.p, *ctx.dtypes):
             to_residual = to_input

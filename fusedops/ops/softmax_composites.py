@@ -72,36 +72,36 @@ def _softmax_apply(
 # --- masked softmax -----------------------------------------------------------------------------
 
 
-def _hiding(given: Any) -> Hiding:
+def _hiding(call: Any) -> Hiding:
     """What hides columns in a call."""
-    mask = given.mask if given.mask is not None and given.mask.dtype == torch.bool else None
-    interval = (given.diagonal, given.lower_diagonal, given.start, given.end)
-    return Hiding(mask, given.causal, *interval)
+    mask = call.mask if call.mask is not None and call.mask.dtype == torch.bool else None
+    interval = (call.diagonal, call.lower_diagonal, call.start, call.end)
+    return Hiding(mask, call.causal, *interval)
 
 
-def masked_scores(given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def masked_scores(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """What the softmax is taken of, and the rows of which all is hidden."""
-    computed = given.input if given.dtype is None else given.input.to(given.dtype)
+    computed = call.input if call.dtype is None else call.input.to(call.dtype)
     (scores,) = _wide(computed)
-    scores = scores * given.scale
-    if given.softcap is not None:
-        scores = given.softcap * torch.tanh(scores / given.softcap)
-    for added in (given.bias, given.mask):
+    scores = scores * call.scale
+    if call.softcap is not None:
+        scores = call.softcap * torch.tanh(scores / call.softcap)
+    for added in (call.bias, call.mask):
         if added is not None and added.dtype != torch.bool:
             scores = scores + added.to(scores.dtype)
-    hidden = _hiding(given).visible(scores) == 0
-    value = -torch.inf if given.mask_value is None else given.mask_value
+    hidden = _hiding(call).visible(scores) == 0
+    value = -torch.inf if call.mask_value is None else call.mask_value
     hidden_rows = (hidden | (scores == -torch.inf)).all(-1, keepdim=True)
     return scores.masked_fill(hidden, value), hidden_rows
 
 
-def _probabilities(given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _probabilities(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """The softmax of each row, and the probability of its sink."""
-    scores, hidden_rows = masked_scores(given)
-    sinks = scores.new_full((), -torch.inf) if given.sinks is None else given.sinks
+    scores, hidden_rows = masked_scores(call)
+    sinks = scores.new_full((), -torch.inf) if call.sinks is None else call.sinks
     sinks = sinks.to(scores.dtype).unsqueeze(-1).expand(*scores.shape[:-1], 1)
     y, sink = torch.cat([scores, sinks], -1).softmax(-1).split([scores.shape[-1], 1], -1)
-    return y.masked_fill(hidden_rows, 0) if given.zero_masked_rows else y, sink.squeeze(-1)
+    return y.masked_fill(hidden_rows, 0) if call.zero_masked_rows else y, sink.squeeze(-1)
 
 
 def _masked_softmax(*args: Any) -> torch.Tensor:
@@ -109,33 +109,33 @@ def _masked_softmax(*args: Any) -> torch.Tensor:
 
 
 def _masked_softmax_dropout(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    given = Signature("masked_softmax_dropout").bind(*args)
-    y, _ = _probabilities(given)
-    return y * multiplier(given.p, given.seed, y), y
+    call = Signature("masked_softmax_dropout").bind(*args)
+    y, _ = _probabilities(call)
+    return y * multiplier(call.p, call.seed, y), y
 
 
 def _masked_softmax_sinks(*args: Any) -> tuple[torch.Tensor, ...]:
-    given = Signature("masked_softmax_sinks").bind(*args)
-    y, sink = _probabilities(given)
-    output = y if given.seed is None else y * multiplier(given.p, given.seed, y)
+    call = Signature("masked_softmax_sinks").bind(*args)
+    y, sink = _probabilities(call)
+    output = y if call.seed is None else y * multiplier(call.p, call.seed, y)
     return output, y, sink
 
 
 def masked_gradient(
-    given: Any, g: torch.Tensor, y: torch.Tensor, total: torch.Tensor
+    call: Any, g: torch.Tensor, y: torch.Tensor, total: torch.Tensor
 ) -> torch.Tensor:
     """The gradient of the input; ``total`` is the sum of g y over each row."""
-    scale: float = given.scale
-    return _hiding(given).visible(y) * scale * y * (g - total)
+    scale: float = call.scale
+    return _hiding(call).visible(y) * scale * y * (g - total)
 
 
-def _gradients(given: Any, dropout: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def _gradients(call: Any, dropout: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """The gradients of the input and, but for the sink's probability, of the sink."""
-    g, y = _wide(given.grad_output, given.probabilities)
+    g, y = _wide(call.grad_output, call.probabilities)
     if dropout:
-        g = g * multiplier(given.p, given.seed, y)
+        g = g * multiplier(call.p, call.seed, y)
     total = (g * y).sum(-1, keepdim=True)
-    return masked_gradient(given, g, y, total), -total.squeeze(-1)
+    return masked_gradient(call, g, y, total), -total.squeeze(-1)
 
 
 def _masked_softmax_backward(*args: Any) -> torch.Tensor:
@@ -147,9 +147,9 @@ def _masked_softmax_dropout_backward(*args: Any) -> torch.Tensor:
 
 
 def _masked_softmax_sinks_backward(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    given = Signature("masked_softmax_sinks_backward").bind(*args)
-    to_input, to_sinks = _gradients(given, dropout=given.seed is not None)
-    return to_input, given.sink_probabilities * to_sinks
+    call = Signature("masked_softmax_sinks_backward").bind(*args)
+    to_input, to_sinks = _gradients(call, dropout=call.seed is not None)
+    return to_input, call.sink_probabilities * to_sinks
 
 
 _COMPOSITES: dict[str, Callable[..., Any]] = {

@@ -63,8 +63,8 @@ def _fake_apply(
     result = checks.result_dtype(op, input, dtype)
     checks.check_dim(op, input, dim)
     shape = _statistics_shape(input, dim)
-    for name, given in (("max", max), ("sum", sum)):
-        checks.check_statistic(op, name, given, ("input", input), shape, "softmax_stats")
+    for name, statistic in (("max", max), ("sum", sum)):
+        checks.check_statistic(op, name, statistic, ("input", input), shape, "softmax_stats")
     return input.new_empty(input.shape, dtype=result)
 
 

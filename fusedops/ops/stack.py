@@ -149,7 +149,7 @@ def _fake_layer_norm_backward(
     shapes = ([count, *input.shape], *[[count, *normalized_shape]] * 2)
     dtypes = (
         input.dtype,
-        *(given[0].dtype if given else input.dtype for given in (weights, biases)),
+        *(parameters[0].dtype if parameters else input.dtype for parameters in (weights, biases)),
     )
     return tuple(
         input.new_empty(shape if is_needed else [0], dtype=dtype)
@@ -165,8 +165,8 @@ def _register_softmax_formula(op: str, backward_op: str) -> None:
         tensors, dim, stack_dim = inputs
         rank = tensors[0].dim()
         ctx.stack_dim = _wrapped(stack_dim, rank)
-        own = dim % max(rank, 1)
-        ctx.dim = own + (ctx.stack_dim <= own)
+        positive = dim % max(rank, 1)
+        ctx.dim = positive + (ctx.stack_dim <= positive)
         ctx.save_for_backward(output)
 
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[Any, ...]:
@@ -208,8 +208,8 @@ def _layer_norm_formula(ctx: Any, grad_output: torch.Tensor | None, *_: None) ->
         return _layer_norm_gradients_one_by_one(ctx, grad_output)
     needed = iter(ctx.needs_input_grad[2:])
     wanted = [any([next(needed) for _ in range(count)]) for count in ctx.counts]
-    given = (inputs, ctx.normalized_shape, mean, rstd, weights, biases, ctx.stack_dim)
-    stacked = gradient("stack_layer_norm_backward", grad_output, *given, wanted)
+    saved = (inputs, ctx.normalized_shape, mean, rstd, weights, biases, ctx.stack_dim)
+    stacked = gradient("stack_layer_norm_backward", grad_output, *saved, wanted)
     return tuple(
         slot
         for grads, is_needed, count in zip(stacked, wanted, ctx.counts, strict=True)

@@ -96,7 +96,7 @@ def run(call: Call, rule: Rule) -> Any:
     if isinstance(meta, torch.Tensor):
         return _wrapped(part, results, meta, space.results[0])
     each = zip(results or [None] * len(meta), meta, space.results, strict=True)
-    return tuple(_wrapped(part, *own) for own in each)
+    return tuple(_wrapped(part, *result_and_spec) for result_and_spec in each)
 
 
 def _op(call: Call, part: Partition, local: dict[str, Any]) -> Any:
@@ -130,13 +130,13 @@ def _map(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
 def _local(part: Partition, dims: Dims, tensor: torch.Tensor) -> torch.Tensor:
     if not isinstance(tensor, DTensor):
         return tensor
-    given: Any = tensor  # for torch's types, its methods return a Tensor
+    distributed: Any = tensor  # for torch's types, its methods return a Tensor
     wanted = part.placements(Result(dims))
-    if list(given.placements) != wanted:
+    if list(distributed.placements) != wanted:
         # torch 2.10 cannot redistribute what requires grad where nothing is recorded.
-        given = given.detach().redistribute(part.mesh, wanted)
-    own: torch.Tensor = given.to_local()
-    return own
+        distributed = distributed.detach().redistribute(part.mesh, wanted)
+    part_of_rank: torch.Tensor = distributed.to_local()
+    return part_of_rank
 
 
 def _meta(tensor: torch.Tensor) -> torch.Tensor:
@@ -163,11 +163,11 @@ def _wrapped(
 # --- refusals -----------------------------------------------------------------------------------
 
 
-def _common_mesh(overload: Any, given: dict[str, Any]) -> DeviceMesh:
+def _common_mesh(overload: Any, arguments: dict[str, Any]) -> DeviceMesh:
     """The mesh of all DTensors. A plain tensor of one element is the same on all ranks; any other
     has no placement."""
-    op, found = overload._schema.name, dict(_tensors(given))
-    meshes = {name: t.device_mesh for name, t in found.items() if isinstance(t, DTensor)}
+    op, tensors = overload._schema.name, dict(_tensors(arguments))
+    meshes = {name: t.device_mesh for name, t in tensors.items() if isinstance(t, DTensor)}
     (first, mesh), *others = meshes.items()
     for name, other in others:
         if other != mesh:
@@ -176,7 +176,7 @@ def _common_mesh(overload: Any, given: dict[str, Any]) -> DeviceMesh:
                 "through .full_tensor() and distribute_tensor"
             )
     replicates = getattr(DTensor._op_dispatcher, "_allow_implicit_replication", False)
-    for name, tensor in found.items():
+    for name, tensor in tensors.items():
         if not (isinstance(tensor, DTensor) or tensor.numel() == 1 or replicates):
             raise RuntimeError(
                 f"{op}: {name} is a plain tensor, wanted a DTensor as {first} is, on {mesh}; make "
@@ -185,8 +185,8 @@ def _common_mesh(overload: Any, given: dict[str, Any]) -> DeviceMesh:
     return mesh
 
 
-def _tensors(given: dict[str, Any]) -> Any:
-    for name, value in given.items():
+def _tensors(arguments: dict[str, Any]) -> Any:
+    for name, value in arguments.items():
         if isinstance(value, torch.Tensor):
             yield name, value
         elif isinstance(value, (list, tuple)):
@@ -195,12 +195,12 @@ def _tensors(given: dict[str, Any]) -> Any:
 
 
 def _check_written(call: Call, name: str, wanted: list[Placement]) -> None:
-    own = list(call[name].placements)
-    if own != wanted:
+    placements = list(call[name].placements)
+    if placements != wanted:
         raise RuntimeError(
-            f"{call.overload._schema.name}: {name} is written in place and has placements {own}, "
-            f"wanted {wanted}, in which each rank has whole rows; redistribute it first, or use "
-            "the function that returns a new tensor"
+            f"{call.overload._schema.name}: {name} is written in place and has placements "
+            f"{placements}, wanted {wanted}, in which each rank has whole rows; redistribute it "
+            "first, or use the function that returns a new tensor"
         )
 
 

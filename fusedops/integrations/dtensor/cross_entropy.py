@@ -77,9 +77,9 @@ class _RowLosses(torch.autograd.Function):
         ctx: Any, logits: torch.Tensor, target: torch.Tensor, counts: torch.Tensor, part: Partition
     ) -> torch.Tensor:
         own_max, own_sum = own_statistics(logits, _CLASSES)
-        at, is_own = _own_classes(logits, target, counts, part)
+        at, is_here = _own_classes(logits, target, counts, part)
         picked = logits.gather(_CLASSES, at) if logits.shape[_CLASSES] else own_max
-        own_logit = torch.where(is_own, picked.to(own_max.dtype), 0)
+        own_logit = torch.where(is_here, picked.to(own_max.dtype), 0)
         *statistics, logits_of_target = part.all_gather((own_max, own_sum, own_logit), (_CLASSES,))
         max, sum = merged(*statistics)
         logit = sum_of_parts(logits_of_target)
@@ -96,8 +96,8 @@ class _RowLosses(torch.autograd.Function):
         gradient = torch.ops.fusedops.softmax_apply.default(logits, max, sum, _CLASSES, max.dtype)
         gradient = gradient * rows
         if logits.shape[_CLASSES]:
-            at, is_own = _own_classes(logits, target, counts, ctx.part)
-            gradient.scatter_add_(_CLASSES, at, torch.where(is_own, -rows, 0))
+            at, is_here = _own_classes(logits, target, counts, ctx.part)
+            gradient.scatter_add_(_CLASSES, at, torch.where(is_here, -rows, 0))
         return gradient.to(logits.dtype), None, None, None
 
 
@@ -105,9 +105,9 @@ def _own_classes(
     logits: torch.Tensor, target: torch.Tensor, counts: torch.Tensor, part: Partition
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Each row's target among this rank's classes, and whether it is one of them."""
-    own = target - part.start(_CLASSES)
-    is_own = counts & (own >= 0) & (own < logits.shape[_CLASSES])
-    return torch.where(is_own, own, 0).unsqueeze(_CLASSES), is_own.unsqueeze(_CLASSES)
+    index = target - part.start(_CLASSES)
+    is_here = counts & (index >= 0) & (index < logits.shape[_CLASSES])
+    return torch.where(is_here, index, 0).unsqueeze(_CLASSES), is_here.unsqueeze(_CLASSES)
 
 
 def _check(input: Any, target: Any, reduction: str) -> None:

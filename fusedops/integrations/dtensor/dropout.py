@@ -43,8 +43,8 @@ def _row_numbers(part: Partition, like: torch.Tensor, rank: int) -> torch.Tensor
     numbers = torch.zeros((), dtype=torch.int64, device=like.device)
     for dim in range(rank):
         start = part.start(dim) if dim in part.divided else 0
-        own = torch.arange(start, start + like.shape[dim], device=like.device)
-        numbers = numbers.unsqueeze(-1) * part.sizes[dim] + own
+        of_part = torch.arange(start, start + like.shape[dim], device=like.device)
+        numbers = numbers.unsqueeze(-1) * part.sizes[dim] + of_part
     return numbers.reshape(-1)
 
 

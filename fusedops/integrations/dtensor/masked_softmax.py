@@ -25,8 +25,8 @@ def _space(call: Call) -> Space:
     leaders = ("input",) if "input" in call else ("probabilities", "grad_output")
     sizes = tuple(call[leaders[0]].shape)
     tensors: dict[str, Dims] = {}
-    for names, own in ((_OF_SCORES, sizes), (_OF_ROWS, sizes[:-1])):
-        tensors |= {name: aligned(call[name], own) for name in names if name in call}
+    for names, shape in ((_OF_SCORES, sizes), (_OF_ROWS, sizes[:-1])):
+        tensors |= {name: aligned(call[name], shape) for name in names if name in call}
     every = tuple(range(len(sizes)))
     results = tuple(
         Result(every[:-1] if "sink" in result.name else every)

@@ -24,21 +24,23 @@ _KEYS = -1
 
 def forward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
     """What the op returns, for this rank's keys; ``local`` has the positions that they have."""
-    given = SimpleNamespace(**{"dtype": None} | local)
-    scores, hides_all = masked_scores(given)
-    own = [*own_statistics(scores, _KEYS)]
-    if given.zero_masked_rows:
-        own.append(hides_all.to(scores.dtype))
-    maxima, sums, *hides = part.all_gather(own, _keys(part))
-    max, sum = merged(*_with_sink(given.sinks, maxima, sums))
-    y = ops.softmax_apply.default(scores, max, sum, _KEYS, given.dtype or given.input.dtype)
-    if given.zero_masked_rows:
+    arguments = SimpleNamespace(**{"dtype": None} | local)
+    scores, hides_all = masked_scores(arguments)
+    of_part = [*own_statistics(scores, _KEYS)]
+    if arguments.zero_masked_rows:
+        of_part.append(hides_all.to(scores.dtype))
+    maxima, sums, *hides = part.all_gather(of_part, _keys(part))
+    max, sum = merged(*_with_sink(arguments.sinks, maxima, sums))
+    y = ops.softmax_apply.default(scores, max, sum, _KEYS, arguments.dtype or arguments.input.dtype)
+    if arguments.zero_masked_rows:
         y = y.masked_fill(hides[0].amin(0) > 0, 0)
     by_name = {"output": y, "probabilities": y}
     if "sink_probabilities" in _names(call):
-        by_name["sink_probabilities"] = ((_column(given.sinks, max) - max).exp() / sum).squeeze(-1)
+        by_name["sink_probabilities"] = ((_column(arguments.sinks, max) - max).exp() / sum).squeeze(
+            -1
+        )
         # Without dropout the op returns them once.
-        by_name["probabilities"] = y.new_empty(0) if given.seed is None else y
+        by_name["probabilities"] = y.new_empty(0) if arguments.seed is None else y
     return _results(call, y, by_name)
 
 
@@ -59,15 +61,15 @@ def _column(sinks: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 def backward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
     """The gradients, for this rank's keys; divided rows have no dropout."""
-    given = SimpleNamespace(**local)
-    wide = torch.promote_types(given.probabilities.dtype, torch.float32)
-    g, y = given.grad_output.to(wide), given.probabilities.to(wide)
+    arguments = SimpleNamespace(**local)
+    wide = torch.promote_types(arguments.probabilities.dtype, torch.float32)
+    g, y = arguments.grad_output.to(wide), arguments.probabilities.to(wide)
     total = part.all_reduce((g * y).sum(_KEYS, keepdim=True), _keys(part))
-    grad = masked_gradient(given, g, y, total)
-    grad = grad.to(local.get("input_dtype", given.grad_output.dtype))
+    grad = masked_gradient(arguments, g, y, total)
+    grad = grad.to(local.get("input_dtype", arguments.grad_output.dtype))
     by_name = {"grad_input": grad}
     if "grad_sinks" in _names(call):
-        by_name["grad_sinks"] = given.sink_probabilities * -total.squeeze(_KEYS)
+        by_name["grad_sinks"] = arguments.sink_probabilities * -total.squeeze(_KEYS)
     return _results(call, grad, by_name)
 
 

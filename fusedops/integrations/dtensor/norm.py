@@ -67,8 +67,8 @@ def _local(call: Call, part: Partition, local: dict[str, Any]) -> Any:
     input, residual = local["input"], local["residual"]
     sum = input * multiplier(call, part, input, columns) + residual
     # The op adds nothing to the sum, which is rounded once.
-    given = {"input": sum.to(input.dtype), "residual": torch.zeros_like(residual), "p": 0.0}
-    return call.run(local | given)
+    undropped = {"input": sum.to(input.dtype), "residual": torch.zeros_like(residual), "p": 0.0}
+    return call.run(local | undropped)
 
 
 def _dropping_backward(call: Call, part: Partition, local: dict[str, Any], columns: int) -> Any:
@@ -113,10 +113,10 @@ class _SplitNorm:
 
     def moments(self, input: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The mean of a row and its sum of squares about it, by one all-gather."""
-        own = math.prod(input.shape[dim] for dim in self.dims)
-        own_mean = input.sum(self.dims, keepdim=True) / max(own, 1)
-        own_squares = (input - own_mean).square().sum(self.dims, keepdim=True)
-        means, squares = self.part.all_gather((own_mean, own_squares), self.dims)
+        count = math.prod(input.shape[dim] for dim in self.dims)
+        mean_of_part = input.sum(self.dims, keepdim=True) / max(count, 1)
+        squares_of_part = (input - mean_of_part).square().sum(self.dims, keepdim=True)
+        means, squares = self.part.all_gather((mean_of_part, squares_of_part), self.dims)
         sizes = self._sizes_of_parts(means)
         mean = sum_of_parts(means * sizes) / self.cols
         return mean, sum_of_parts(squares + sizes * (means - mean).square())
@@ -206,10 +206,10 @@ def _needed(local: dict[str, Any]) -> list[bool]:
 
 def _dtype_of_gradient(name: str, local: dict[str, Any], input: torch.Tensor) -> torch.dtype:
     """That of what it is the gradient of: a term of a sum, a parameter or the norm's input."""
-    own = name.removeprefix("grad_")
-    parameter = local.get(own) if own in _OF_COLUMNS else None
+    what = name.removeprefix("grad_")
+    parameter = local.get(what) if what in _OF_COLUMNS else None
     like = input if parameter is None else parameter
-    dtype: torch.dtype = local.get(f"{own}_dtype") or like.dtype
+    dtype: torch.dtype = local.get(f"{what}_dtype") or like.dtype
     return dtype
 
 

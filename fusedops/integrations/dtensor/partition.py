@@ -102,9 +102,9 @@ class Partition:
     def counts(self, dims: Sequence[int]) -> list[int]:
         """How many elements of a row each rank has that shares it, in the order of
         :meth:`all_gather`."""
-        own = self.mesh.get_coordinate() or ()
+        coordinate = self.mesh.get_coordinate() or ()
         sharing = [
-            range(self.mesh.size(mesh_dim)) if divided in dims else (own[mesh_dim],)
+            range(self.mesh.size(mesh_dim)) if divided in dims else (coordinate[mesh_dim],)
             for mesh_dim, divided in enumerate(self.divided)
         ]
         return [math.prod(self._extent(d, at)[1] for d in dims) for at in product(*sharing)]
@@ -152,22 +152,24 @@ def _all_gather(part: torch.Tensor, mesh: DeviceMesh, mesh_dim: int) -> torch.Te
     return whole
 
 
-def partition(space: Space, given: Mapping[str, Any], mesh: DeviceMesh, splits: bool) -> Partition:
+def partition(
+    space: Space, arguments: Mapping[str, Any], mesh: DeviceMesh, splits: bool
+) -> Partition:
     """Divides what the first leader that is sharded divides; with ``splits`` rows too.
 
     Slicing a replicated tensor is free, so that a sharded one decides against it. A strided shard,
     whose elements are not consecutive, is gathered.
     """
     undivided = space.whole if splits else space.whole | space.reduced
-    known = [
+    placed = [
         (space.tensors[name], tensor)
         for name in space.leaders
-        for tensor in _each(given[name])
+        for tensor in _each(arguments[name])
         if isinstance(tensor, DTensor)
     ]
     divided: list[int | None] = []
     for mesh_dim in range(mesh.ndim):
-        wanted = (_divides(dims, tensor, mesh_dim) for dims, tensor in known)
+        wanted = (_divides(dims, tensor, mesh_dim) for dims, tensor in placed)
         divided.append(next((d for d in wanted if d is not None and d not in undivided), None))
     return Partition(mesh, space.sizes, tuple(divided))
 

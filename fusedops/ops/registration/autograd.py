@@ -160,7 +160,9 @@ def register_autograd_of_lists(
 
     def kernel(keys: Any, *args: Any) -> Any:
         lists = (arg if isinstance(arg, list) else [arg] for arg in args)
-        tensors = [t for given in lists for t in given if isinstance(t, torch.Tensor)]
+        tensors = [
+            t for tensors_of_arg in lists for t in tensors_of_arg if isinstance(t, torch.Tensor)
+        ]
         if has_tangent(tensors):
             return composite_results(op, args)
         run = _below_autograd(overload, keys)

@@ -76,12 +76,12 @@ def _state(*tensors: Any) -> int:
     """
     if any([watches() for watches in _WATCHERS]) or forward_ad._current_level >= 0:
         return WATCHED
-    given = [tensor for tensor in tensors if tensor is not None]
-    if any([type(tensor) not in _PLAIN_TYPES for tensor in given]):
+    present = [tensor for tensor in tensors if tensor is not None]
+    if any([type(tensor) not in _PLAIN_TYPES for tensor in present]):
         return WATCHED
     if not torch.is_grad_enabled():
         return PLAIN
-    return RECORDED if any([tensor.requires_grad for tensor in given]) else PLAIN
+    return RECORDED if any([tensor.requires_grad for tensor in present]) else PLAIN
 
 
 _module = _loaded()

@@ -143,8 +143,10 @@ def _has_no_autograd_variant(op: str) -> bool:
     """Whether there is an operator ``_<op>`` with the same schema."""
     if f"_{op}" not in OPS:
         return False
-    own, variants = (getattr(torch.ops.fusedops, name).default._schema for name in (op, f"_{op}"))
-    return str(own).partition("(")[2] == str(variants).partition("(")[2]
+    schema, schema_of_variant = (
+        getattr(torch.ops.fusedops, name).default._schema for name in (op, f"_{op}")
+    )
+    return str(schema).partition("(")[2] == str(schema_of_variant).partition("(")[2]
 
 
 def _load_cuda_library() -> str | None:
@@ -186,10 +188,10 @@ def build_info() -> dict[str, Any]:
     """
     path = LIB_DIR / "build_info.json"
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
+        info: dict[str, Any] = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise RuntimeError(f"fusedops: {path} cannot be read: {error}. {_TO_REBUILD}") from error
-    return found
+    return info
 
 
 def loaded_libraries() -> list[str]:
@@ -239,20 +241,22 @@ def _refuse_cuda(op: str) -> Any:
     return kernel
 
 
-def _why_not(given: Any) -> str | None:
+def _why_not(argument: Any) -> str | None:
     """Why the kernels cannot take an argument, or None."""
-    if isinstance(given, (list, tuple)):
-        return next(filter(None, map(_why_not, given)), None)
-    if not isinstance(given, torch.Tensor):
+    if isinstance(argument, (list, tuple)):
+        return next(filter(None, map(_why_not, argument)), None)
+    if not isinstance(argument, torch.Tensor):
         return None
-    if given.is_nested:
+    if argument.is_nested:
         return "is a nested tensor, wanted a plain one; make it with .to_padded_tensor(padding)"
-    if given.is_quantized:
-        return f"is quantized, {given.dtype}, wanted a floating dtype; make it with .dequantize()"
-    if given.layout != torch.strided:
-        return f"has layout {given.layout}, wanted torch.strided; make it with .to_dense()"
-    if given.device.type not in ("cpu", "cuda"):
-        return f"is on {given.device}, for which there are no kernels; move it with .cpu()"
+    if argument.is_quantized:
+        return (
+            f"is quantized, {argument.dtype}, wanted a floating dtype; make it with .dequantize()"
+        )
+    if argument.layout != torch.strided:
+        return f"has layout {argument.layout}, wanted torch.strided; make it with .to_dense()"
+    if argument.device.type not in ("cpu", "cuda"):
+        return f"is on {argument.device}, for which there are no kernels; move it with .cpu()"
     return None
 
 
@@ -264,8 +268,8 @@ def refuse(op: str) -> Any:
     ]
 
     def kernel(*args: Any) -> None:
-        for name, given in zip(names, args, strict=False):
-            problem = _why_not(given)
+        for name, argument in zip(names, args, strict=False):
+            problem = _why_not(argument)
             if problem is not None:
                 raise RuntimeError(f"{_named(op)}: {name} {problem}")
         what = "is empty, wanted at least one" if names[0] == "inputs" else "is None, wanted a"

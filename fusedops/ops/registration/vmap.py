@@ -69,7 +69,7 @@ def loop(overload: Any, batch: int, in_dims: BatchDims, args: tuple[Any, ...]) -
 
     def of_slice(arg: Any, dim: Any, index: int) -> Any:
         if isinstance(dim, (list, tuple)):  # lists of tensors
-            return [of_slice(*own, index) for own in zip(arg, dim, strict=True)]
+            return [of_slice(*item_and_dim, index) for item_and_dim in zip(arg, dim, strict=True)]
         return arg.select(dim, index) if isinstance(dim, int) else arg
 
     results = [
