@@ -19,13 +19,13 @@ def wrong(function: str, name: str, value: Any, wanted: str) -> TypeError:
     return TypeError(f"{function}: {name} is {got}, wanted {wanted}")
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     """A question with the known name that is most like the given one, or nothing."""
 
     def plain(name: str) -> str:
         return name.rpartition(".")[2].replace("_", "").lower()
 
-    names = {plain(name): name for name in reversed([*known])}  # softmax rather than softmax_
+    names = {plain(name): name for name in reversed([*candidates])}  # softmax rather than softmax_
     close = difflib.get_close_matches(plain(name), names, n=1)
     return f"; did you mean {names[close[0]]!r}?" if close else ""
 

@@ -3,11 +3,9 @@
 
 #include <torch/csrc/stable/library.h>
 
-#include "ops/masked_softmax.h"
-#include "ops/norm.h"
-#include "ops/softmax.h"
-#include "ops/spatial_norm.h"
-#include "ops/stack.h"
+#define OPERATOR_HEADERS
+#include "ops/operators.def"
+#undef OPERATOR_HEADERS
 
 // `key` is the device's dispatch key, and `Launcher` launches kernels on the device.
 #define FUSEDOPS_REGISTER(key, Launcher) \
@@ -17,9 +15,6 @@ namespace fusedops {
 
 template <class Launcher>
 struct Kernels {
-  using Softmax = SoftmaxOps<Launcher>;
-  using MaskedSoftmax = MaskedSoftmaxOps<Launcher>;
-  using Stack = StackOps<Launcher>;
   template <NormKind kKind>
   using Norm = NormOps<Launcher, kKind>;
   template <NormKind kKind>

@@ -1,4 +1,8 @@
-"""The custom ops ``torch.ops.fusedops.*``: importing this module loads and registers them."""
+"""The custom ops ``torch.ops.fusedops.*``: importing this package loads its modules, each of which
+registers its own."""
+
+import importlib
+import pkgutil
 
 import torch
 
@@ -7,26 +11,5 @@ if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 10):
         f"fusedops needs torch >= 2.10, this is {torch.__version__}; run: pip install -U torch"
     )
 
-from fusedops.ops import (  # noqa: E402
-    masked_softmax,
-    masked_softmax_sinks,
-    nested,
-    norm,
-    norm_composites,
-    softmax,
-    softmax_composites,
-    softmax_stats,
-    stack,
-)
-
-__all__ = [
-    "masked_softmax",
-    "masked_softmax_sinks",
-    "nested",
-    "norm",
-    "norm_composites",
-    "softmax",
-    "softmax_composites",
-    "softmax_stats",
-    "stack",
-]
+for _module in pkgutil.iter_modules(__path__, f"{__name__}."):
+    importlib.import_module(_module.name)

@@ -79,12 +79,12 @@ def check_output_mask(op: str, mask: Sequence[bool], gradients: int) -> None:
     )
 
 
-def check_device(op: str, name: str, given: torch.Tensor, like: Like) -> None:
-    """Checks that ``given`` is on the device of ``like``."""
-    like_name, tensor = like
+def check_device(op: str, name: str, tensor: torch.Tensor, like: Like) -> None:
+    """Checks that ``tensor`` is on the device of ``like``."""
+    like_name, other = like
     check(
-        given.device == tensor.device,
-        f"{op}: {name} is on {given.device}, wanted {tensor.device} as {like_name} is; "
+        tensor.device == other.device,
+        f"{op}: {name} is on {tensor.device}, wanted {other.device} as {like_name} is; "
         f"move it with .to({like_name}.device)",
     )
 
@@ -92,39 +92,39 @@ def check_device(op: str, name: str, given: torch.Tensor, like: Like) -> None:
 def check_tensor(
     op: str,
     name: str,
-    given: MaybeTensor,
+    tensor: MaybeTensor,
     dtype: torch.dtype,
     shape: Sequence[int],
     like: Like,
     because: str,
 ) -> None:
-    """Checks that ``given`` has this dtype and shape, and is on the device of ``like``."""
-    given = check_given(op, name, given)
+    """Checks that ``tensor`` has this dtype and shape, and is on the device of ``like``."""
+    tensor = check_given(op, name, tensor)
     wanted = list(shape)
     check(
-        given.dtype == dtype and list(given.shape) == wanted,
-        f"{op}: {name} is {given.dtype} of shape {list(given.shape)}, wanted {dtype} of shape "
+        tensor.dtype == dtype and list(tensor.shape) == wanted,
+        f"{op}: {name} is {tensor.dtype} of shape {list(tensor.shape)}, wanted {dtype} of shape "
         f"{wanted} as {because}",
     )
-    check_device(op, name, given, like)
+    check_device(op, name, tensor, like)
 
 
-def check_like(op: str, name: str, given: MaybeTensor, like: Like) -> None:
-    like_name, tensor = like
-    check_tensor(op, name, given, tensor.dtype, tensor.shape, like, f"{like_name} is")
+def check_like(op: str, name: str, tensor: MaybeTensor, like: Like) -> None:
+    like_name, other = like
+    check_tensor(op, name, tensor, other.dtype, other.shape, like, f"{like_name} is")
 
 
-def check_term(op: str, name: str, given: MaybeTensor, like: Like) -> None:
-    """Checks that ``given`` has the shape and device of ``like``, and any floating dtype."""
-    like_name, tensor = like
-    check_dtype_of(op, name, given)
-    given = check_given(op, name, given)
+def check_term(op: str, name: str, tensor: MaybeTensor, like: Like) -> None:
+    """Checks that ``tensor`` has the shape and device of ``like``, and any floating dtype."""
+    like_name, other = like
+    check_dtype_of(op, name, tensor)
+    tensor = check_given(op, name, tensor)
     check(
-        given.shape == tensor.shape,
-        f"{op}: {name} has shape {list(given.shape)}, wanted {like_name}'s, {list(tensor.shape)}; "
+        tensor.shape == other.shape,
+        f"{op}: {name} has shape {list(tensor.shape)}, wanted {like_name}'s, {list(other.shape)}; "
         "expand one of them with .expand()",
     )
-    check_device(op, name, given, like)
+    check_device(op, name, tensor, like)
 
 
 def check_term_dtypes(
@@ -147,14 +147,14 @@ def check_term_dtypes(
 def check_statistic(
     op: str,
     name: str,
-    given: MaybeTensor,
+    tensor: MaybeTensor,
     like: Like,
     shape: Sequence[int],
     source: str = "the forward op",
 ) -> None:
-    """Checks that ``given`` can be a statistic that ``source``, an op, returned for ``like``."""
+    """Checks that ``tensor`` can be a statistic that ``source``, an op, returned for ``like``."""
     dtype = statistics_dtype(like[1].dtype)
-    check_tensor(op, name, given, dtype, shape, like, f"{source} returns it")
+    check_tensor(op, name, tensor, dtype, shape, like, f"{source} returns it")
 
 
 def check_seed(op: str, p: float, seed: MaybeTensor, like: Like) -> None:

@@ -216,7 +216,6 @@ def _moved(tensor: MaybeTensor, source: int, destination: int) -> MaybeTensor:
 
 def _register_second_derivative(op: NormOp) -> None:
     tensors = ("grad_output", op.input, "mean", "rstd", "weight", "seed")
-    norm = op.name.removesuffix("_backward")
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         named = dict(zip(op.names, inputs, strict=True))
@@ -226,36 +225,44 @@ def _register_second_derivative(op: NormOp) -> None:
         ctx.named = {k: v for k, v in named.items() if not isinstance(v, torch.Tensor)}
 
     def formula(ctx: Any, *cotangents: MaybeTensor) -> Grads:
-        named, (*of_rows, weight, seed) = ctx.named, ctx.saved_tensors
-        normalized = of_rows[1]
-        returned = _returned(named, normalized.dtype)
-        to_input, *rest = (
-            c if is_needed else None for c, is_needed in zip(cotangents, returned, strict=True)
-        )
-        if op.has_residual:
-            to_input = _cotangent_of_total(named, to_input, rest.pop(0), normalized, seed)
-        to_weight, to_bias = (*rest, None)[:2]
-        rank, dim = len(named.get("normalized_shape", [1])), named.get("dim", -1)
-        by_grad_output, by_input, by_weight = SecondDerivative.apply(
-            norm,
-            rank,
-            named.get("weight_offset", 0.0),
-            _moved(to_input, dim, -1),
-            to_weight,
-            to_bias,
-            *(_moved(tensor, dim, -1) for tensor in of_rows),
-            weight,
-            named.get("eps", 0.0),
-        )
-        by_name = {
-            "grad_output": _moved(by_grad_output, -1, dim),
-            op.input: _moved(by_input, -1, dim),
-            "weight": by_weight,
-            "grad_sum": to_input if ctx.has_grad_sum else None,
-        }
+        by_name = _second_derivatives(op, ctx, cotangents)
         return tuple(map(by_name.get, op.names))
 
     register_autograd(op.name, formula, setup_context)
+
+
+def _second_derivatives(
+    op: NormOp, ctx: Any, cotangents: tuple[MaybeTensor, ...]
+) -> dict[str, MaybeTensor]:
+    """The gradients by the names of a backward op's arguments, from the cotangents of its results.
+    A norm over ``dim`` has those of a norm over the last dimension."""
+    named, (*of_rows, weight, seed) = ctx.named, ctx.saved_tensors
+    normalized = of_rows[1]
+    returned = _returned(named, normalized.dtype)
+    to_input, *rest = (
+        c if is_needed else None for c, is_needed in zip(cotangents, returned, strict=True)
+    )
+    if op.has_residual:
+        to_input = _cotangent_of_total(named, to_input, rest.pop(0), normalized, seed)
+    to_weight, to_bias = (*rest, None)[:2]
+    dim = named.get("dim", -1)
+    by_grad_output, by_input, by_weight = SecondDerivative.apply(
+        op.name.removesuffix("_backward"),
+        len(named.get("normalized_shape", [1])),
+        named.get("weight_offset", 0.0),
+        _moved(to_input, dim, -1),
+        to_weight,
+        to_bias,
+        *(_moved(tensor, dim, -1) for tensor in of_rows),
+        weight,
+        named.get("eps", 0.0),
+    )
+    return {
+        "grad_output": _moved(by_grad_output, -1, dim),
+        op.input: _moved(by_input, -1, dim),
+        "weight": by_weight,
+        "grad_sum": to_input if ctx.has_grad_sum else None,
+    }
 
 
 # --- vmap ---------------------------------------------------------------------------------------

@@ -47,27 +47,27 @@ class Call:
     """A call of an op: its arguments by name, and the mesh of its DTensors."""
 
     overload: Any
-    given: dict[str, Any]
+    named: dict[str, Any]
     mesh: DeviceMesh
 
     @classmethod
     def of(cls, overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Call:
         """The call of these arguments, checked to be on one mesh."""
         arguments = overload._schema.arguments
-        given = {argument.name: argument.default_value for argument in arguments}
-        given.update(zip(given, args, strict=False))
-        given.update(kwargs)
-        mesh = _common_mesh(overload, given)
-        seed = given.get("seed")
+        named = {argument.name: argument.default_value for argument in arguments}
+        named.update(zip(named, args, strict=False))
+        named.update(kwargs)
+        mesh = _common_mesh(overload, named)
+        seed = named.get("seed")
         if isinstance(seed, torch.Tensor) and not isinstance(seed, DTensor):
-            given["seed"] = _agreed(seed, mesh)
-        return cls(overload, given, mesh)
+            named["seed"] = _agreed(seed, mesh)
+        return cls(overload, named, mesh)
 
     def __getitem__(self, name: str) -> Any:
-        return self.given[name]
+        return self.named[name]
 
     def __contains__(self, name: str) -> bool:
-        return self.given.get(name) is not None
+        return self.named.get(name) is not None
 
     def run(self, local: dict[str, Any]) -> Any:
         """The op itself."""
@@ -77,7 +77,7 @@ class Call:
         """The results for the whole tensors, without memory. The op's fake kernel makes them, and
         refuses bad arguments in the words that it has for plain tensors."""
         with _disable_current_modes():
-            return self.run({name: _map(_meta, value) for name, value in self.given.items()})
+            return self.run({name: _map(_meta, value) for name, value in self.named.items()})
 
 
 def run(call: Call, rule: Rule) -> Any:
@@ -85,7 +85,7 @@ def run(call: Call, rule: Rule) -> Any:
     space = rule.space(call)
     if rule.written is not None:  # it keeps its placements
         space = replace(space, leaders=(rule.written,))
-    part = partition(space, call.given, call.mesh, splits=rule.split is not None)
+    part = partition(space, call.named, call.mesh, splits=rule.split is not None)
     if rule.written is not None:
         _check_written(call, rule.written, part.placements(Result(space.tensors[rule.written])))
     meta = call.results_meta()
@@ -116,7 +116,7 @@ def _computed(call: Call, space: Space, part: Partition, local_of: Local) -> Any
     """This rank's results; None on a rank outside of the mesh, which only takes part in name."""
     local = {
         name: _map(partial(_local, part, space.tensors.get(name, ())), value)
-        for name, value in call.given.items()
+        for name, value in call.named.items()
     }
     return None if call.mesh.get_coordinate() is None else local_of(call, part, local)
 
