@@ -70,7 +70,7 @@ PARTS = {
         (
             "fusedops/graph",
             "fusedops/replacement",
-            "fusedops/cli/bench/zoo",
+            "tools/bench/zoo",
             "fusedops/integrations",
         ),
         (_tests(*_MODELS, "tests/integrations"),),

@@ -247,7 +247,7 @@ for direction in forward backward; do
       --csv "$OUT/bench/$name.csv" --plot "$OUT/bench"
   done
 done
-stage bench-memory speed 60 "$PYTHON" -m fusedops bench --memory --device cuda \
+stage bench-memory speed 60 "$PYTHON" -m tools.bench memory --device cuda \
   --csv "$OUT/memory.csv"
 
 # The tests of the emulator and the disassembler give the same results without a GPU.

@@ -1,6 +1,7 @@
 """`make plots`: the pictures of the docs' benchmarks, from the CSV files in docs/results.
 
-Each picture has a function, which reads tables that `python -m fusedops bench` wrote. `--output
+Each picture has a function, which reads tables that `python -m fusedops bench` or `python -m
+tools.bench` wrote. `--output
 FOLDER` writes them to another folder than docs/images.
 """
 
@@ -23,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS, IMAGES = ROOT / "docs" / "results", ROOT / "docs" / "images"
 ZEN4 = RESULTS / "cpu-amd-epyc-zen4"
 DTYPES = ("float32", "bfloat16")
-MACHINE = "one thread of an AMD EPYC (Zen 4), torch 2.13.0; python -m fusedops bench"
+MACHINE = "one thread of an AMD EPYC (Zen 4), torch 2.13.0; python -m"
 
 
 def operators() -> Figure:
@@ -60,7 +61,7 @@ def models() -> Figure:
         axes.axvline(1, color="black", linewidth=0.8, zorder=0)
         axes.set_title(mode)
     figure.suptitle("Whole models: times as fast as Inductor (1 is Inductor)")
-    _note(figure, f"{MACHINE} --models")
+    _note(figure, "tools.bench models")
     return figure
 
 
@@ -74,7 +75,7 @@ def memory() -> Figure:
     figure, axes = plt.subplots(figsize=(9, 0.42 * len(bars) + 1.5), layout="constrained")
     _bars(bars[::-1], axes)
     axes.set_title("Peak memory of forward and backward, float32, in units of the input")
-    _note(figure, f"{MACHINE} --memory")
+    _note(figure, "tools.bench memory")
     return figure
 
 
@@ -99,7 +100,7 @@ def _means(table: pd.DataFrame, column: str, title: str, providers: tuple[str, .
         axes.axvline(1, color="black", linewidth=0.8, zorder=0)
         axes.set_title(dtype)
     figure.suptitle(title)
-    _note(figure, MACHINE)
+    _note(figure, "fusedops bench")
     return figure
 
 
@@ -122,9 +123,9 @@ def _bars(
         axes.bar_label(bars, texts, padding=2, fontsize=7, bbox=behind)
 
 
-def _note(figure: Figure, text: str) -> None:
-    """The machine and the command, below everything else."""
-    figure.supxlabel(text, fontsize=8, color="#555555")
+def _note(figure: Figure, command: str) -> None:
+    """Writes the machine and the command below everything else."""
+    figure.supxlabel(f"{MACHINE} {command}", fontsize=8, color="#555555")
 
 
 PICTURES: dict[str, Callable[[], Figure]] = {

@@ -21,7 +21,7 @@ PROGRAM = "python -m fusedops"
 COMMANDS = {
     "env": "report build, torch, devices, libraries and operators, and how to fix what is wrong",
     "check": "test fusedops on this machine: accuracy, determinism, torch.compile and torch.export",
-    "bench": "time the operators, or measure their peak memory, against eager PyTorch and Inductor",
+    "bench": "time the operators against eager PyTorch and Inductor",
     "tune": "measure which replacements pay on this machine, for later compilations",
     "demo": "embed sentences with a real encoder, in eager, with Inductor and with fusedops",
     "explain": "list which softmaxes and norms of your model are replaced, which are not, and why",
@@ -48,7 +48,7 @@ def _run(name: str | None, argv: list[str]) -> int:
             command.add_arguments(subparser)
     args = parser.parse_args(argv)  # raises if no command is given
     assert command is not None and name is not None
-    with _missing_packages_named(name):
+    with missing_packages_named(name):
         status: int = command.run(args)
     return status
 
@@ -61,7 +61,7 @@ def _import_command(name: str) -> ModuleType:
 
 
 @contextmanager
-def _missing_packages_named(command: str) -> Iterator[None]:
+def missing_packages_named(command: str) -> Iterator[None]:
     """Turns the failed import of another package into a UserError with the fix."""
     try:
         yield

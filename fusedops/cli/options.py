@@ -88,11 +88,6 @@ def _writable(text: str, kind: str, check: Callable[[Path], None]) -> Path:
     return Path(text)
 
 
-def unique(values: list[Any] | None) -> list[Any] | None:
-    """The values without repetitions."""
-    return values and list(dict.fromkeys(values))
-
-
 def require_memory(what: str, size: float) -> None:
     """Raises if this machine has less memory. Linux would grant the allocation, and kill the
     process later."""

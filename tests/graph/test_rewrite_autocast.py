@@ -11,8 +11,8 @@ from exhaustive import beyond
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fusedops
-from fusedops.cli.bench.zoo import MODELS, TINY
 from fusedops.graph import rewrite_module
+from tools.bench.zoo import MODELS, TINY
 
 N = 8
 EPS = 1e-5

@@ -17,8 +17,8 @@ from exhaustive import beyond
 from torch import Tensor, nn
 
 import fusedops
-from fusedops.cli.bench.zoo import MODELS, TINY, cast, main_tensors
 from fusedops.graph import Report, rewrite_module
+from tools.bench.zoo import MODELS, TINY, cast, main_tensors
 
 #: The computation of each operator, whatever variant it is and whatever else it fuses.
 FAMILIES = {

@@ -1,7 +1,6 @@
-"""`python -m fusedops bench`: the speed or the memory of the operators on this machine.
+"""`python -m fusedops bench`: the speed of the operators on this machine.
 
-`operators` and `attention` define what is measured. `measurement` and `timing` measure times,
-`memory` allocations, `host` the overhead of a call, and `models`, `sites` and `peers` whole models.
+`operators` and `attention` define what is measured, `measurement` and `timing` measure it, and
 `report` prints the results.
 """
 

@@ -21,9 +21,6 @@ from torch._inductor import config as inductor_config
 
 from fusedops.cli.bench.cases import BACKWARD, FORWARD
 from fusedops.cli.bench.measurement import MAX_DISAGREEMENT, OURS, REFERENCE
-from fusedops.cli.bench.peers import ONNX_RUNTIME, OPENVINO, PEERS
-from fusedops.cli.bench.sites import KERNEL_NAMES, share_of_sites
-from fusedops.cli.bench.zoo import BASE, MODELS, Size, cast, main_tensors
 from fusedops.cli.timing import (
     Call,
     WallClock,
@@ -32,6 +29,9 @@ from fusedops.cli.timing import (
     median_ratio,
     relative_spread,
 )
+from tools.bench.peers import ONNX_RUNTIME, OPENVINO, PEERS
+from tools.bench.sites import KERNEL_NAMES, share_of_sites
+from tools.bench.zoo import BASE, MODELS, Size, cast, main_tensors
 
 INDUCTOR = "inductor"
 COMPILED = (INDUCTOR, OURS)
@@ -134,12 +134,14 @@ def chosen_steps(
     size: Size,
     quick: bool,
 ) -> list[Step]:
-    """The steps of the named models, or of the default set, in the modes of these directions."""
+    """The steps of the named models, or of the default set, in the modes of these directions; each
+    step once."""
     modes = [MODES[direction] for direction in directions]
     pairs = QUICK if quick and not names else product(names or DEFAULT, modes)
     chosen = [pair for pair in pairs if pair[1] in modes]
     cells = product(chosen, dtypes, threads)
-    return [Step(*pair, dtype, number, batch, size) for pair, dtype, number in cells]
+    steps = (Step(*pair, dtype, number, batch, size) for pair, dtype, number in cells)
+    return list(dict.fromkeys(steps))
 
 
 def size_of(length: int, width: int) -> Size:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from fusedops.cli.bench.zoo import main_tensors
+from tools.bench.zoo import main_tensors
 
 OPENVINO, ONNX_RUNTIME = "openvino", "onnxruntime"
 _OPENVINO_PRECISION = {torch.float32: "f32", torch.bfloat16: "bf16"}

@@ -1,4 +1,4 @@
-"""`python -m fusedops bench --host`: the overhead of a call, compared with torch's functions.
+"""`python -m tools.bench host`: the overhead of a call, compared with torch's functions.
 
 A row of 128 floats is computed in less than 0.1 us; the rest of the time is overhead: Python, the
 dispatcher and autograd.
@@ -6,18 +6,26 @@ dispatcher and autograd.
 
 from __future__ import annotations
 
+import argparse
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product, starmap
 
+import pandas as pd
 import torch
 import torch.nn.functional as F
+from rich.console import Console
 from torch import Tensor
 
 import fusedops
+from fusedops.cli import options
+from fusedops.cli.bench.command import Say, keep_freed_memory, measure_and_show
+from fusedops.cli.bench.report import table_of, write_csv
 from fusedops.cli.timing import Call
 
+SUMMARY = "measure the overhead of a call, compared with torch's own functions"
 ROWS, COLS = 1, 128
 WITHOUT_GRAD, FORWARD, BOTH = "without grad", "forward with grad", "forward and backward"
 MODES = (WITHOUT_GRAD, FORWARD, BOTH)
@@ -70,11 +78,29 @@ class HostTime:
     ratio: float
 
 
-def host_cases() -> Iterator[HostCase]:
-    """Every function in every mode."""
-    for op in FUNCTIONS:
-        for mode in MODES:
-            yield HostCase(op, mode)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of `host`."""
+    parser.add_argument("--quick", action="store_true", help="fewer bursts")
+    parser.add_argument("--csv", type=options.output_file, metavar="FILE", help="write the times")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measures every function in every mode, writes the file and prints the table."""
+    keep_freed_memory()
+    torch.set_num_threads(1)
+    bursts = BURSTS_QUICK if args.quick else BURSTS
+
+    def measure(case: HostCase, say: Say) -> list[HostTime]:
+        say(f"timing {case}")
+        return [measure_host(case, bursts)]
+
+    def show(frame: pd.DataFrame, console: Console) -> None:
+        if args.csv:
+            write_csv(frame, args.csv)
+        print_host_times(frame, console)
+
+    cases = list(starmap(HostCase, product(FUNCTIONS, MODES)))
+    return measure_and_show((cases, measure), show)
 
 
 def measure_host(case: HostCase, bursts: int) -> HostTime:
@@ -111,3 +137,14 @@ def least_us(calls: list[Call], bursts: int) -> list[float]:
         if collects:
             gc.enable()
     return least
+
+
+def print_host_times(frame: pd.DataFrame, console: Console) -> None:
+    """Prints a table with one row for each function and mode."""
+    title = "Host time: microseconds a call, the minimum of bursts"
+    numbers = ["torch us", "fusedops us", "times torch's"]
+    table = table_of(title, ["op", "mode", "input"], numbers)
+    for row in frame.itertuples():
+        times = (f"{us:.2f}" for us in (row.torch_us, row.fusedops_us, row.ratio))
+        table.add_row(row.op, row.mode, f"{row.rows}x{row.cols}", *times)
+    console.print(table)

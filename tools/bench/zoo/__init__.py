@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from fusedops.cli.bench.zoo.hugging_face import HUGGING_FACE
-from fusedops.cli.bench.zoo.model import BASE, TINY, Model, Size, cast, main_tensors
-from fusedops.cli.bench.zoo.plain import PLAIN
+from tools.bench.zoo.hugging_face import HUGGING_FACE
+from tools.bench.zoo.model import BASE, TINY, Model, Size, cast, main_tensors
+from tools.bench.zoo.plain import PLAIN
 
 MODELS: dict[str, Model] = {**HUGGING_FACE, **PLAIN}
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fusedops.cli.bench.zoo.model import (
+from tools.bench.zoo.model import (
     DECODER,
     ENCODER,
     ENCODER_DECODER,

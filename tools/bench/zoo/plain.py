@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fusedops.cli.bench.zoo.model import (
+from tools.bench.zoo.model import (
     LAYERS,
     Inputs,
     Model,
@@ -20,7 +20,7 @@ from fusedops.cli.bench.zoo.model import (
     padding,
     tokens,
 )
-from fusedops.cli.bench.zoo.model import PLAIN as KIND
+from tools.bench.zoo.model import PLAIN as KIND
 
 # The probability in most of these repositories.
 DROPOUT = 0.1

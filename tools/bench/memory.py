@@ -1,4 +1,4 @@
-"""`python -m fusedops bench --memory`: the memory that each way to run an operator allocates.
+"""`python -m tools.bench memory`: the memory that each way to run an operator allocates.
 
 A peak is the maximum that is allocated at one time while the operator runs, beyond the memory that
 was allocated before: input, masks, the incoming gradient, and the buffer given as `out=`.
@@ -6,6 +6,7 @@ was allocated before: input, masks, the incoming gradient, and the buffer given 
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,16 +14,33 @@ from functools import partial
 from itertools import accumulate
 from typing import Any
 
+import pandas as pd
 import torch
 import torch.nn.functional as F
+from rich.console import Console
+from rich.markup import escape
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 import fusedops
+from fusedops.cli.bench.arguments import add_case_arguments, check_cases
 from fusedops.cli.bench.attention import DROPOUT, MASKED, SCALE, SOFTCAP
-from fusedops.cli.bench.cases import FORWARD, Case, Function, compiled, gradients
+from fusedops.cli.bench.cases import FORWARD, Case, Function, Layout, Shape, compiled, gradients
+from fusedops.cli.bench.command import Say, chosen_cases, measure_and_show, scores
+from fusedops.cli.bench.report import CASE, GROUP, table_of, write_csv
+
+SUMMARY = "measure the operators' peak memory; backward is measured together with forward"
 
 os.environ["KINETO_LOG_LEVEL"] = "6"  # no log lines from the profiler
+
+# One size is enough: a peak in units of the input does not depend on the size.
+SHAPES: dict[Layout, list[Shape]] = {
+    Layout.MATRIX: [(4096, 1024)],
+    Layout.LONG_ROWS: [(1, 2**22)],
+    Layout.STACK: [(16, 256, 1024)],
+    Layout.IMAGES: [(8, 96, 3136)],
+    Layout.SCORES: scores(256),
+}
 
 TRAINING = "training"  # forward and backward
 
@@ -58,6 +76,26 @@ class Way:
     function: Function
     into_buffer: bool = False
     trains: bool = False
+
+
+add_arguments = add_case_arguments
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measures, writes the file and prints the table; returns 1 if a case had to be left out."""
+    cases = check_cases(chosen_cases(args, SHAPES))
+    torch.set_num_threads(args.threads or 1)
+
+    def measure(case: Case, say: Say) -> Iterator[Peak]:
+        say(f"measuring {case}")
+        return measure_peaks(case)
+
+    def show(frame: pd.DataFrame, console: Console) -> None:
+        if args.csv:
+            write_csv(frame, args.csv)
+        print_peaks(frame, console)
+
+    return measure_and_show((cases, measure), show, args.device)
 
 
 # --- ways to save memory --------------------------------------------------------------------------
@@ -229,3 +267,27 @@ def _peak_on_cpu(call: Callable[[], Any]) -> int:
     events = sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns())
     changes: list[int] = [event.nbytes() for event in events if event.name() == "[memory]"]
     return max(accumulate(changes, initial=0))
+
+
+# --- results --------------------------------------------------------------------------------------
+
+
+def print_peaks(frame: pd.DataFrame, console: Console) -> None:
+    """Prints a table with one row for each case and one column for each way to compute it."""
+    providers = list(frame.provider.unique())
+    title = "Peak memory beyond what was allocated before, in units of the input's size"
+    table = table_of(title, [*GROUP, "input"], providers)
+    for (*group, _, _), peaks in frame.groupby(CASE, sort=False):
+        of = peaks.set_index("provider")
+        megabytes = of.input_bytes.iloc[0] / 1e6
+        cells = [_peak(of, name) for name in providers]
+        table.add_row(*map(escape, group), f"{megabytes:.1f} MB", *cells)
+    console.print(table)
+
+
+def _peak(of: pd.DataFrame, provider: str) -> str:
+    """A cell; empty if the provider cannot compute the case."""
+    if provider not in of.index:
+        return ""
+    peak = of.loc[provider]
+    return f"+{peak.peak_over_input:.2f}\n{peak.peak_bytes / 1e6:.1f} MB"

@@ -1,4 +1,4 @@
-"""`python -m fusedops bench --models` times whole models and says what their sites take."""
+"""`python -m tools.bench models` times whole models and says what their sites take."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import csv
 import inspect
 import math
+import re
 import subprocess
 import sys
 from dataclasses import fields, replace
@@ -16,12 +17,13 @@ import torch
 from rich.console import Console
 from torch._inductor.exc import InductorError
 
-from fusedops.cli.bench import command as bench
-from fusedops.cli.bench import models, peers, report, sites
-from fusedops.cli.bench.arguments import add_arguments
-from fusedops.cli.bench.zoo import MODELS, TINY
-from fusedops.cli.bench.zoo.model import Model
+from fusedops.cli.bench.command import measure_each
+from fusedops.cli.bench.report import to_frame, write_csv
 from fusedops.cli.errors import UserError
+from tools.bench import models, peers, sites, steps
+from tools.bench.__main__ import main
+from tools.bench.zoo import MODELS, TINY
+from tools.bench.zoo.model import Model
 
 COLUMNS = (
     "model,mode,dtype,batch,length,width,threads,eager_ms,inductor_ms,fusedops_ms,speedup,spread,"
@@ -29,22 +31,22 @@ COLUMNS = (
 ).split(",")
 
 
-def step(name="nanogpt", mode=models.INFERENCE, dtype=torch.float32) -> models.Step:
-    return models.Step(name, mode, dtype, threads=1, batch=2, size=TINY)
+def step(name="nanogpt", mode=steps.INFERENCE, dtype=torch.float32) -> steps.Step:
+    return steps.Step(name, mode, dtype, threads=1, batch=2, size=TINY)
 
 
-def step_time(this=None, speedup=1.5, **changes) -> models.StepTime:
+def step_time(this=None, speedup=1.5, **changes) -> steps.StepTime:
     this = this or step()
     known = {"model": this.model, "mode": this.mode, "dtype": this.dtype_name}
     known |= {"batch": this.batch, "threads": this.threads, "speedup": speedup}
     known |= {"length": this.size.length, "width": this.size.width} | changes
-    names = [field.name for field in fields(models.StepTime)]
-    return models.StepTime(**(dict.fromkeys(names, 1.0) | known))
+    names = [field.name for field in fields(steps.StepTime)]
+    return steps.StepTime(**(dict.fromkeys(names, 1.0) | known))
 
 
 def parsed(command: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    add_arguments(parser)
+    models.add_arguments(parser)
     return parser.parse_args(command.split())
 
 
@@ -59,21 +61,21 @@ class Seldom(torch.nn.Module):
         return torch.nn.functional.dropout(x * self.weight, 1e-9, self.training)
 
 
-@pytest.mark.parametrize(("mode", "draws"), [(models.TRAINING, True), (models.INFERENCE, False)])
+@pytest.mark.parametrize(("mode", "draws"), [(steps.TRAINING, True), (steps.INFERENCE, False)])
 def test_a_step_that_draws_random_numbers_counts_as_random_even_if_it_drops_none(
     mode, draws, monkeypatch
 ):
     seldom = Model("plain", {}, lambda size, dropout: Seldom(), lambda *_: {"x": torch.ones(4)})
     monkeypatch.setitem(MODELS, "seldom", seldom)
-    assert models._is_random(step("seldom", mode)) == draws
+    assert steps._is_random(step("seldom", mode)) == draws
 
 
 @pytest.mark.exhaustive
 def test_csv_holds_one_row_for_each_model_and_mode(tmp_path):
     file = tmp_path / "models.csv"
-    command = "bench --quick --models nn.MultiheadAttention --length 16 --width 128 --csv"
+    command = "models nn.MultiheadAttention --quick --length 16 --width 128 --csv"
     finished = subprocess.run(
-        [sys.executable, "-m", "fusedops", *command.split(), str(file)],
+        [sys.executable, "-m", "tools.bench", *command.split(), str(file)],
         capture_output=True,
         text=True,
     )
@@ -82,7 +84,7 @@ def test_csv_holds_one_row_for_each_model_and_mode(tmp_path):
     assert "nn.MultiheadAttention" in finished.stdout and "1x16x128" in finished.stdout
     with file.open() as lines:
         rows = list(csv.DictReader(lines))
-    assert list(rows[0]) == COLUMNS == [field.name for field in fields(models.StepTime)]
+    assert list(rows[0]) == COLUMNS == [field.name for field in fields(steps.StepTime)]
     assert [row["mode"] for row in rows] == ["inference", "training"]
     for row in rows:
         assert float(row["eager_ms"]) > 0 and float(row["speedup"]) > 0
@@ -92,9 +94,9 @@ def test_csv_holds_one_row_for_each_model_and_mode(tmp_path):
 @pytest.mark.slow("Inductor compiles a model twice")
 def test_a_step_is_measured_by_every_provider():
     this = step("nanogpt")
-    calls = models.prepare_step(this)
+    calls = steps.prepare_step(this)
     assert list(calls) == ["eager", "inductor", "fusedops"]
-    timed = models.measure_step(this, calls, turns=1)
+    timed = steps.measure_step(this, calls, turns=1)
     assert min(timed.eager_ms, timed.inductor_ms, timed.fusedops_ms) > 0
     assert math.isnan(timed.openvino_ms) and math.isnan(timed.onnxruntime_ms)
     assert 0 < timed.share_before < 1 and 0 < timed.share_after < 1
@@ -104,8 +106,8 @@ def test_a_step_is_measured_by_every_provider():
 
 
 def test_a_step_in_training_gives_the_gradient_of_every_parameter():
-    this = step("nanogpt", models.TRAINING)
-    gradients = models.eager_step(this, dropout=True)()
+    this = step("nanogpt", steps.TRAINING)
+    gradients = steps.eager_step(this, dropout=True)()
     parameters = list(this.build(dropout=True).parameters())
     assert [gradient.shape for gradient in gradients] == [p.shape for p in parameters]
     assert all(gradient.count_nonzero() for gradient in gradients)
@@ -118,11 +120,11 @@ def test_a_wrong_result_is_not_timed():
         "fusedops": lambda: [torch.ones(3), torch.zeros(2)],
     }
     with pytest.raises(RuntimeError, match="'fusedops' differs from eager by 6.3e-01"):
-        models.check_step(step(), calls)
+        steps.check_step(step(), calls)
 
 
 def chosen(names, *directions, quick=False, dtypes=(torch.float32,), threads=(1,)):
-    return models.chosen_steps(names, directions, dtypes, threads, 1, TINY, quick)
+    return steps.chosen_steps(names, directions, dtypes, threads, 1, TINY, quick)
 
 
 def test_named_models_are_measured_in_both_modes_or_the_one_of_a_pass():
@@ -149,46 +151,44 @@ def test_six_models_in_two_modes_two_dtypes_and_on_one_thread_and_all_are_48_cel
 
 def test_a_resumed_run_keeps_what_its_file_has_and_measures_the_rest(tmp_path, monkeypatch):
     file = tmp_path / "cells.csv"
-    command = f"--models nanogpt gpt2 --quick --pass forward --resume --csv {file}"
+    command = f"nanogpt gpt2 --quick --pass forward --resume --csv {file}"
     args = parsed(command)
-    bench.check_options(args)
     finished, other = (
         step_time(this, batch=1, length=512, width=768, openvino_ms=math.nan)
         for this in chosen(["nanogpt", "by_hand"], "forward")
     )
-    report.write_csv(report.to_frame([other, finished]), file)
-    monkeypatch.setattr(bench, "time_step", lambda this, say, quick: step_time(this, speedup=2.0))
-    rows, left_out, _ = bench.measure_each(*bench.step_times(args))
+    write_csv(to_frame([other, finished]), file)
+    monkeypatch.setattr(models, "time_step", lambda this, say, quick: step_time(this, speedup=2.0))
+    rows, left_out, _ = measure_each(*models.step_times(args))
     assert [(row.model, row.speedup) for row in rows] == [("nanogpt", 1.5), ("gpt2", 2.0)]
-    written = [row.model for row in report.read_steps(file)]
+    written = [row.model for row in models.read_steps(file)]
     assert written == ["by_hand", "nanogpt", "gpt2"] and not left_out
 
 
 def test_a_file_of_something_else_is_not_resumed(tmp_path):
     file = tmp_path / "other.csv"
     file.write_text("op,direction\nsoftmax,forward\n")
-    with pytest.raises(UserError, match="--resume: .* was not written by `bench --models --csv`"):
-        report.read_steps(file)
+    with pytest.raises(UserError, match="--resume: .* was not written by `models --csv`"):
+        models.read_steps(file)
 
 
 def test_an_interruption_keeps_the_measurements_so_far(tmp_path, monkeypatch):
     file = tmp_path / "cells.csv"
-    args = parsed(f"--models nanogpt by_hand --quick --pass forward --csv {file}")
-    bench.check_options(args)
+    args = parsed(f"nanogpt by_hand --quick --pass forward --csv {file}")
 
     def time_step(this, say, quick):
         if this.model == "by_hand":
             raise KeyboardInterrupt
         return step_time(this)
 
-    monkeypatch.setattr(bench, "time_step", time_step)
-    assert bench.measure_each(*bench.step_times(args)).interrupted
-    assert [row.model for row in report.read_steps(file)] == ["nanogpt"]
+    monkeypatch.setattr(models, "time_step", time_step)
+    assert measure_each(*models.step_times(args)).interrupted
+    assert [row.model for row in models.read_steps(file)] == ["nanogpt"]
 
 
 def test_a_cell_slower_than_inductor_by_more_than_2_percent_is_marked(capsys):
     cells = [step_time(speedup=speedup) for speedup in (0.97, 0.985, 1.3)]
-    report.print_steps(report.to_frame(cells), Console(width=140))
+    models.print_steps(to_frame(cells), Console(width=140))
     shown = capsys.readouterr().out
     assert shown.count("slower: ") == 1 and "slower: 0.97" in shown
     assert "1 of 3 cells slower than Inductor by more than 2%" in shown
@@ -199,15 +199,15 @@ def test_a_peer_that_is_not_installed_is_left_out_with_a_line(monkeypatch):
     lines = peers.not_installed()
     assert [line.partition(" ")[0] for line in lines] == ["openvino", "onnxruntime"]
     assert all("pip install fusedops[peers]" in line for line in lines)
-    assert models.prepare_peers(step(), []) == ({}, [])
+    assert steps.prepare_peers(step(), []) == ({}, [])
 
 
 @pytest.mark.parametrize(
     ("mode", "dtype", "runs"),
     [
-        (models.INFERENCE, torch.float32, ["openvino", "onnxruntime"]),
-        (models.INFERENCE, torch.bfloat16, ["openvino"]),
-        (models.TRAINING, torch.float32, []),
+        (steps.INFERENCE, torch.float32, ["openvino", "onnxruntime"]),
+        (steps.INFERENCE, torch.bfloat16, ["openvino"]),
+        (steps.TRAINING, torch.float32, []),
     ],
 )
 def test_peers_are_shown_for_inference_in_the_dtypes_that_they_support(
@@ -217,14 +217,14 @@ def test_peers_are_shown_for_inference_in_the_dtypes_that_they_support(
     wrong = "onnxruntime"
 
     def prepare(peer, model, inputs, dtype, threads):
-        factor = 2 if peer is models.PEERS[wrong] else 1
-        return lambda: [factor * tensor for tensor in models._infer(model.eval(), inputs)]
+        factor = 2 if peer is steps.PEERS[wrong] else 1
+        return lambda: [factor * tensor for tensor in steps._infer(model.eval(), inputs)]
 
     monkeypatch.setattr(peers.Peer, "missing", [])
     monkeypatch.setattr(peers.Peer, "prepare", prepare)
     this = step(mode=mode, dtype=dtype)
-    expected = models.eager_step(replace(this, mode=models.INFERENCE), dropout=False)()
-    calls, problems = models.prepare_peers(this, expected)
+    expected = steps.eager_step(replace(this, mode=steps.INFERENCE), dropout=False)()
+    calls, problems = steps.prepare_peers(this, expected)
     assert list(calls) == [name for name in runs if name != wrong]
     assert len(problems) == (wrong in runs)
     assert all(f"{wrong} is left out: " in problem for problem in problems)
@@ -238,7 +238,7 @@ def test_a_peer_runs_what_torch_captures(name):
     this = step("gpt2")
     model, inputs = this.build(dropout=False), this.inputs()
     run = peer.prepare(model, inputs, torch.float32, threads=1)
-    for actual, expected in zip(run(), models._infer(model, inputs), strict=True):
+    for actual, expected in zip(run(), steps._infer(model, inputs), strict=True):
         torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-4)
 
 
@@ -246,17 +246,17 @@ def test_a_peer_runs_what_torch_captures(name):
 def test_a_step_that_inductor_cannot_compile_is_named_and_the_others_are_measured(
     monkeypatch, capsys
 ):
-    prepare_step = models.prepare_step
+    prepare_step = steps.prepare_step
 
     def prepare_or_fail(this):
-        if this.mode == models.TRAINING:
+        if this.mode == steps.TRAINING:
             raise InductorError(RuntimeError("no such type"), inspect.currentframe())
         return prepare_step(this)
 
-    monkeypatch.setattr(bench, "prepare_step", prepare_or_fail)
-    args = parsed("--quick --models nanogpt --batch 1 --length 16 --width 128")
-    found, left_out, _ = bench.measure_each(*bench.step_times(args))
-    assert [this.mode for this in found] == [models.INFERENCE] and left_out == 1
+    monkeypatch.setattr(models, "prepare_step", prepare_or_fail)
+    args = parsed("nanogpt --quick --batch 1 --length 16 --width 128")
+    found, left_out, _ = measure_each(*models.step_times(args))
+    assert [this.mode for this in found] == [steps.INFERENCE] and left_out == 1
     error = capsys.readouterr().err
     assert "nanogpt training float32 1x16x128, 1 thread(s) is left out" in error
     assert "no such type" in error
@@ -264,11 +264,41 @@ def test_a_step_that_inductor_cannot_compile_is_named_and_the_others_are_measure
 
 def test_a_missing_package_is_named_before_anything_runs(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(UserError, match=r"--models: .*pip install fusedops\[demo\]"):
-        bench.require_packages([step("bert")])
-    bench.require_packages([step("nanogpt")])
+    with pytest.raises(UserError, match=r"pip install fusedops\[demo\]"):
+        models.require_packages([step("bert")])
+    models.require_packages([step("nanogpt")])
     with pytest.raises(ImportError, match="transformers"):
         MODELS["bert"].build(TINY, False)
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ("", "BENCHMARK"),
+        ("speed", "'speed'.*'models', 'memory', 'host'"),
+        ("models bert gpt5", "MODEL: got 'gpt5', wanted some of bert, .*nanogpt"),
+        ("models bert --op softmax", "unrecognized arguments: --op"),
+        ("models bert --batch 0", "--batch: got '0', wanted an integer above 0"),
+        ("models bert --batch 99999999", ".*99999999x512x768, .* takes at least"),
+        ("models bert --length 9223372036854775808", "--length: .*wanted an integer above 0"),
+        ("models bert --length 1000000", ".*1x1000000x768, .* takes at least"),
+        ("models bert --width 0", "--width: got '0', wanted a multiple of 64"),
+        ("models bert --width 100", "--width: got '100', wanted a multiple of 64"),
+        ("models bert --width nan", "--width: got 'nan', wanted a multiple of 64"),
+        ("models bert --width 64000000", ".*1x512x64000000, .* takes at least"),
+        ("models bert --dtype int32", "--dtype: invalid choice"),
+        ("models bert --threads 0", "--threads: got '0', wanted"),
+        ("models bert --csv /", "--csv: got '/', wanted a file"),
+        ("models bert --resume", "--resume: wanted --csv with it"),
+        ("memory --shape 1000000x1000000", "--shape: .* takes at least"),
+        ("memory --plot /tmp", "unrecognized arguments: --plot"),
+        ("host --shape 2x3", "unrecognized arguments: --shape"),
+    ],
+)
+def test_a_bad_command_line_is_refused_in_one_line(words, message, capsys):
+    assert main(words.split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(f"python -m tools.bench: .*{message}", line)
 
 
 @pytest.mark.parametrize(

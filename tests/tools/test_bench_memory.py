@@ -1,4 +1,4 @@
-"""`python -m fusedops bench --memory` measures the peak of allocated memory, to the byte."""
+"""`python -m tools.bench memory` measures the peak of allocated memory, to the byte."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import sys
 import pytest
 import torch
 
-from fusedops.cli.bench import cases, memory
+from fusedops.cli.bench import cases
 from fusedops.cli.bench.operators import OPERATORS
+from tools.bench import memory
+from tools.bench.__main__ import main
 
 FORWARD, TRAINING = cases.FORWARD, cases.BACKWARD
 CAPPED = "masked_softmax[causal+softcap]"
@@ -139,8 +141,9 @@ from pathlib import Path
 
 import torch
 
-from fusedops.cli.bench import cases, memory
+from fusedops.cli.bench import cases
 from fusedops.cli.bench.operators import OPERATORS
+from tools.bench import memory
 
 def status(field):
     lines = Path("/proc/self/status").read_text()
@@ -178,12 +181,11 @@ def test_the_process_grows_by_as_much_as_is_counted(provider, inputs):
     assert float(finished.stdout) == pytest.approx(inputs, abs=0.05)
 
 
-def test_csv_holds_one_row_for_each_peak(command, tmp_path):
+def test_csv_holds_one_row_for_each_peak(capsys, tmp_path):
     file = tmp_path / "memory.csv"
-    options = "--memory --op softmax --pass forward --dtype float32 --shape 64x32 --csv"
-    ended = command("bench", *options.split(), str(file))
-    assert ended.code == 0, ended.err
-    assert "Peak memory" in ended.out
+    options = "memory --op softmax --pass forward --dtype float32 --shape 64x32 --csv"
+    assert main([*options.split(), str(file)]) == 0
+    assert "Peak memory" in capsys.readouterr().out
     with file.open() as lines:
         rows = {row["provider"]: row for row in csv.DictReader(lines)}
     assert list(rows) == list(memory.WAYS)

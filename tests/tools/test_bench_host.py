@@ -1,22 +1,15 @@
-"""`python -m fusedops bench --host` calls both functions alike, and takes the least time."""
+"""`python -m tools.bench host` calls both functions alike, and takes the least time."""
 
 from __future__ import annotations
 
-import argparse
 import csv
 import itertools
 
 import pytest
 import torch
 
-from fusedops.cli.bench import arguments, host
-from fusedops.cli.errors import UsageError
-
-
-def parsed(command: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    arguments.add_arguments(parser)
-    return parser.parse_args(command.split())
+from tools.bench import host
+from tools.bench.__main__ import main
 
 
 @pytest.mark.parametrize("mode", host.MODES)
@@ -39,20 +32,12 @@ def test_the_fastest_burst_counts_and_calls_take_turns(monkeypatch):
     assert calls == ([0] * host.BURST + [1] * host.BURST) * 2
 
 
-@pytest.mark.parametrize(
-    "others", ["--op softmax", "--memory", "--models", "--shape 2x3", "--batch 2"]
-)
-def test_options_of_other_benchmarks_are_refused(others):
-    with pytest.raises(UsageError, match="not with --host"):
-        arguments.check_options(parsed(f"--host {others}"))
-
-
-def test_csv_holds_every_function_in_every_mode(command, tmp_path):
+def test_csv_holds_every_function_in_every_mode(monkeypatch, capsys, tmp_path):
     file = tmp_path / "host.csv"
-    ended = command("bench", "--host", "--quick", "--csv", str(file))
-    assert ended.code == 0, ended.err
+    monkeypatch.setattr(host, "keep_freed_memory", lambda: None)  # it starts the program anew
+    assert main(["host", "--quick", "--csv", str(file)]) == 0
     with file.open() as lines:
         rows = list(csv.DictReader(lines))
     found = [(row["op"], row["mode"]) for row in rows]
     assert found == list(itertools.product(host.FUNCTIONS, host.MODES))
-    assert "times torch's" in ended.out
+    assert "times torch's" in capsys.readouterr().out
