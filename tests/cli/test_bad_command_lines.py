@@ -42,7 +42,6 @@ class Model(torch.nn.Module):
 class Picky(torch.nn.Module):
     def forward(self, x): raise KeyError("no such head")
 def nothing(): return None
-def text(): return "model"
 def model_alone(): return Model()
 def empty(): return ()
 def swapped(): return torch.ones(2), Model()
@@ -56,7 +55,6 @@ def picky(): return Picky(), torch.ones(2)
 def wants(size): return Model(), torch.ones(size)
 def fails(): raise RuntimeError("line one\\nline two")
 def leaves(): raise SystemExit(3)
-def generator(): yield Model()
 shapes = lambda: (torch.nn.Linear(3, 4), torch.ones(2))
 number = 3
 """,
@@ -102,18 +100,13 @@ NO_COMMAND = [
     (["-1", "env"], USAGE, "COMMAND|-1"),
     (["--quick", "bench"], USAGE, "unrecognized arguments: --quick"),
     (["env", "bench"], USAGE, "unrecognized arguments: bench"),
-    (["env", "env"], USAGE, "unrecognized arguments: env"),
     (["env", "--jso", "n"], USAGE, "unrecognized arguments: n"),
     (["env", "--json=yes"], USAGE, "--json"),
     (["env", "--jason"], USAGE, "unrecognized arguments: --jason"),
     (["env", "-j"], USAGE, "unrecognized arguments: -j"),
     (["check", "softmax"], USAGE, "unrecognized arguments: softmax"),
     (["check", "--quick"], USAGE, "unrecognized arguments: --quick"),
-    (["check", "--json=yes"], USAGE, "--json"),
-    (["check", "--jso", "report.json"], USAGE, "unrecognized arguments: report.json"),
     (["demo", "--quick"], USAGE, "unrecognized arguments: --quick"),
-    (["demo", "sentence"], USAGE, "unrecognized arguments: sentence"),
-    (["demo", ""], USAGE, "unrecognized arguments"),
     (["demo", "-1"], USAGE, "unrecognized arguments: -1"),
 ]
 
@@ -121,22 +114,17 @@ EXPLAIN = [
     ([], USAGE, "FILE:FUNCTION"),
     ([""], USAGE, A_TARGET),
     ([":"], USAGE, A_TARGET),
-    (["::"], USAGE, A_TARGET),
     ([":build"], USAGE, A_TARGET),
     (["{FILE}"], USAGE, A_TARGET),
     (["{FILE}:"], USAGE, A_TARGET),
-    (["{HERE}:build"], USAGE, A_TARGET),
     (["{HERE}/folder.py:build"], USAGE, A_TARGET),
     (["{HERE}/missing.py:build"], USAGE, A_TARGET),
     (["{HERE}/model.txt:build"], USAGE, A_TARGET),
     (["{LOOP}:build"], USAGE, A_TARGET),
     (["{LONG}.py:build"], USAGE, A_TARGET),
     (["a\0b.py:build"], USAGE, A_TARGET),
-    (["/dev/null:build"], USAGE, A_TARGET),
     (["{FILE}:other"], USAGE, "defines no function 'other'"),
-    (["{FILE}:build.other"], USAGE, "defines no function 'build.other'"),
     (["{FILE}:build()"], USAGE, r"defines no function 'build\(\)'"),
-    (["{FILE}:Build"], USAGE, "defines no function 'Build'"),
     (["{HERE}/empty.py:build"], USAGE, "defines no function 'build'"),
     (["{HERE}/returns.py:number"], USAGE, "defines no function 'number'"),
     (["{FILE}:build", "more"], USAGE, "unrecognized arguments: more"),
@@ -152,10 +140,8 @@ EXPLAIN = [
     (["{HERE}/imports.py:build"], FAILURE, "ModuleNotFoundError at imports.py:1: .*no_such_module"),
     (["{HERE}/recursive.py:build"], FAILURE, "FUNCTION raised RecursionError at recursive.py:1"),
     (["{HERE}/returns.py:nothing"], FAILURE, f"returned a NoneType, {A_TUPLE}"),
-    (["{HERE}/returns.py:text"], FAILURE, f"returned a str, {A_TUPLE}"),
     (["{HERE}/returns.py:model_alone"], FAILURE, f"returned a Model, {A_TUPLE}"),
     (["{HERE}/returns.py:listed"], FAILURE, f"returned a list, {A_TUPLE}"),
-    (["{HERE}/returns.py:generator"], FAILURE, f"returned a generator, {A_TUPLE}"),
     (["{HERE}/returns.py:empty"], FAILURE, f"returned an empty tuple, {A_TUPLE}"),
     (["{HERE}/returns.py:swapped"], FAILURE, "first element, a Tensor, cannot be called"),
     (["{HERE}/returns.py:no_inputs"], FAILURE, r"TypeError.*forward\(\) missing 1 required"),
@@ -165,10 +151,9 @@ EXPLAIN = [
     (["{HERE}/returns.py:wrong_kind"], FAILURE, "the model, given its inputs, raised"),
     (["{HERE}/returns.py:picky"], FAILURE, "KeyError at returns.py:6: 'no such head'"),
     (["{HERE}/returns.py:wants"], FAILURE, "FUNCTION raised TypeError.*'size'"),
-    (["{HERE}/returns.py:fails"], FAILURE, "RuntimeError at returns.py:20: line one line two"),
-    (["{HERE}/returns.py:leaves"], FAILURE, "FUNCTION raised SystemExit at returns.py:21: 3"),
+    (["{HERE}/returns.py:fails"], FAILURE, "RuntimeError at returns.py:19: line one line two"),
+    (["{HERE}/returns.py:leaves"], FAILURE, "FUNCTION raised SystemExit at returns.py:20: 3"),
     (["{HERE}/returns.py:shapes"], FAILURE, "the model, given its inputs, raised"),
-    (["{HERE}/returns.py:Model"], FAILURE, f"returned a Model, {A_TUPLE}"),
 ]
 
 BENCH = [
@@ -176,32 +161,22 @@ BENCH = [
     (["--quik"], USAGE, "unrecognized arguments: --quik"),
     (["--op"], USAGE, "--op: expected at least one argument"),
     (["--op", "gelu"], USAGE, "--op: invalid choice: 'gelu'.*'softmax'"),
-    (["--op", ""], USAGE, "--op: invalid choice: ''"),
     (["--op", "softmax,layer_norm"], USAGE, "--op: invalid choice"),
-    (["--op", "masked_softmax["], USAGE, "--op: invalid choice"),
     (["--pass"], USAGE, "--pass: expected at least one argument"),
     (["--pass", "sideways"], USAGE, "--pass: invalid choice: 'sideways'.*'forward', 'backward'"),
     (["--dtype"], USAGE, "--dtype: expected at least one argument"),
     (["--dtype", "int8"], USAGE, "--dtype: invalid choice: 'int8'.*'float32'"),
-    (["--dtype", "float"], USAGE, "--dtype: invalid choice: 'float'"),
     (["--shape"], USAGE, "--shape: expected at least one argument"),
     (["--shape", ""], USAGE, f"--shape: got '', {A_SHAPE}"),
     (["--shape", "4096"], USAGE, f"--shape: got '4096', {A_SHAPE}"),
     (["--shape", "4096x"], USAGE, f"--shape: got '4096x', {A_SHAPE}"),
-    (["--shape", "x4096"], USAGE, f"--shape: got 'x4096', {A_SHAPE}"),
-    (["--shape", "x"], USAGE, f"--shape: got 'x', {A_SHAPE}"),
     (["--shape", "0x5"], USAGE, f"--shape: got '0x5', {A_SHAPE}"),
-    (["--shape", "5x0"], USAGE, f"--shape: got '5x0', {A_SHAPE}"),
     (["--shape=-1x5"], USAGE, f"--shape: got '-1x5', {A_SHAPE}"),
     (["--shape", "1.5x2"], USAGE, f"--shape: got '1.5x2', {A_SHAPE}"),
-    (["--shape", "nanx2"], USAGE, f"--shape: got 'nanx2', {A_SHAPE}"),
     (["--shape", "2X3"], USAGE, f"--shape: got '2X3', {A_SHAPE}"),
-    (["--shape", "2,3"], USAGE, f"--shape: got '2,3', {A_SHAPE}"),
-    (["--shape", "2 x 3"], USAGE, f"--shape: got '2 x 3', {A_SHAPE}"),
     (["--shape", "1_0x3"], USAGE, f"--shape: got '1_0x3', {A_SHAPE}"),
     (["--shape", "²x3"], USAGE, f"--shape: got '²x3', {A_SHAPE}"),
     (["--shape", "{HUGE}x2"], USAGE, A_SHAPE),
-    (["--shape", "9999999999x9999999999"], USAGE, "--shape: .* takes at least .* GB"),
     (["--shape", "999999999999999999x999999999999999999"], USAGE, "--shape: .* GB"),
     (["--shape", "8x8", "1000000x1000000"], USAGE, "--shape: .*1000000x1000000 takes at least"),
     (["--op", "softmax", "--shape", "8x64x32", "512x32"], USAGE, "--shape: .* both 512 rows of 32"),
@@ -210,35 +185,25 @@ BENCH = [
     (["--device"], USAGE, "--device: expected one argument"),
     (["--device", ""], USAGE, f"--device: got '', {A_DEVICE}"),
     (["--device", "nonsense"], USAGE, f"--device: got 'nonsense', {A_DEVICE}"),
-    (["--device", "CPU"], USAGE, f"--device: got 'CPU', {A_DEVICE}"),
     (["--device", " cpu"], USAGE, f"--device: got ' cpu', {A_DEVICE}"),
     (["--device", "cpu:1"], USAGE, f"--device: got 'cpu:1', {A_DEVICE}"),
     (["--device", "meta"], USAGE, f"--device: got 'meta', {A_DEVICE}"),
-    (["--device", "mps"], USAGE, f"--device: got 'mps', {A_DEVICE}"),
-    (["--device", "xpu:0"], USAGE, f"--device: got 'xpu:0', {A_DEVICE}"),
     (["--device", "cuda:"], USAGE, f"--device: got 'cuda:', {A_DEVICE}"),
     (["--device", "cuda:-1"], USAGE, f"--device: got 'cuda:-1', {A_DEVICE}"),
-    (["--device", "cuda:x"], USAGE, f"--device: got 'cuda:x', {A_DEVICE}"),
     (["--device", "cuda:{HUGE}"], USAGE, A_DEVICE),
     (["--device", "cuda:256"], USAGE, "--device: got 'cuda:256', but torch sees"),
-    (["--device", "cuda:1000000"], USAGE, "--device: got 'cuda:1000000', but torch sees"),
     (["--threads"], USAGE, "--threads: expected one argument"),
     (["--threads", ""], USAGE, f"--threads: got '', {THREADS}"),
     (["--threads", "0"], USAGE, f"--threads: got '0', {THREADS}"),
     (["--threads", "-1"], USAGE, f"--threads: got '-1', {THREADS}"),
-    (["--threads", "two"], USAGE, f"--threads: got 'two', {THREADS}"),
     (["--threads", "1.5"], USAGE, f"--threads: got '1.5', {THREADS}"),
-    (["--threads", "nan"], USAGE, f"--threads: got 'nan', {THREADS}"),
     (["--threads", "1000000"], USAGE, f"--threads: got '1000000', {THREADS}"),
-    (["--threads", "99999999999999999999"], USAGE, THREADS),
     (["--threads", "{HUGE}"], USAGE, THREADS),
     (["--threads", "1", "2"], USAGE, "unrecognized arguments: 2"),
     (["--csv"], USAGE, "--csv: expected one argument"),
     (["--csv", ""], USAGE, f"--csv: got '', {A_FILE}"),
-    (["--csv", "/"], USAGE, f"--csv: got '/', {A_FILE}: Is a directory"),
     (["--csv", "{HERE}"], USAGE, f"--csv: .*{A_FILE}: Is a directory"),
     (["--csv", "{FILE}/b.csv"], USAGE, f"--csv: .*{A_FILE}: Not a directory"),
-    (["--csv", "{FILE}/a/b.csv"], USAGE, f"--csv: .*{A_FILE}: Not a directory"),
     (["--csv", "/proc/no/b.csv"], USAGE, f"--csv: .*{A_FILE}: "),
     (["--csv", "{HERE}/{LONG}.csv"], USAGE, f"{A_FILE}: File name too long"),
     (["--csv", "{HERE}/{LONG}/b.csv"], USAGE, f"{A_FILE}: File name too long"),
@@ -247,9 +212,7 @@ BENCH = [
     (["--plot"], USAGE, "--plot: expected one argument"),
     (["--plot", ""], USAGE, f"--plot: got '', {A_FOLDER}"),
     (["--plot", "{FILE}"], USAGE, f"--plot: .*{A_FOLDER}: Not a directory"),
-    (["--plot", "{FILE}/a"], USAGE, f"--plot: .*{A_FOLDER}: Not a directory"),
     (["--plot", "/proc/charts"], USAGE, f"--plot: .*{A_FOLDER}: "),
-    (["--plot", "/dev/null"], USAGE, f"--plot: .*{A_FOLDER}: Not a directory"),
     (["--quick=3"], USAGE, "--quick"),
     (["--batch", "2", "--models", "bert"], USAGE, "--models: moved .*-m tools.bench models"),
     (["--memory"], USAGE, "--memory: moved .*: python -m tools.bench memory"),
@@ -261,24 +224,16 @@ TUNE = [
     (["--op", "softmax"], USAGE, "unrecognized arguments: --op softmax"),
     (["--device"], USAGE, "--device: expected one argument"),
     (["--device", "tpu"], USAGE, f"--device: got 'tpu', {A_DEVICE}"),
-    (["--device", "cuda:256"], USAGE, "--device: got 'cuda:256', but torch sees"),
     (["--threads"], USAGE, "--threads: expected at least one argument"),
     (["--threads", "0"], USAGE, f"--threads: got '0', {THREADS}"),
     (["--threads", "1", "all"], USAGE, f"--threads: got 'all', {THREADS}"),
-    (["--threads", "{HUGE}"], USAGE, THREADS),
     (["--budget"], USAGE, "--budget: expected one argument"),
-    (["--budget", ""], USAGE, f"--budget: got '', {POSITIVE}"),
     (["--budget", "0"], USAGE, f"--budget: got '0', {POSITIVE}"),
-    (["--budget", "-5"], USAGE, f"--budget: got '-5', {POSITIVE}"),
     (["--budget", "3m"], USAGE, f"--budget: got '3m', {POSITIVE}"),
     (["--budget", "nan"], USAGE, f"--budget: got 'nan', {POSITIVE}"),
-    (["--budget", "inf"], USAGE, f"--budget: got 'inf', {POSITIVE}"),
     (["--output"], USAGE, "--output: expected one argument"),
     (["--output", ""], USAGE, f"--output: got '', {A_FILE}"),
     (["--output", "{HERE}"], USAGE, f"--output: .*{A_FILE}: Is a directory"),
-    (["--output", "{FILE}/t.csv"], USAGE, f"--output: .*{A_FILE}: Not a directory"),
-    (["--output", "/proc/no/t.csv"], USAGE, f"--output: .*{A_FILE}: "),
-    (["--output", "a\0b"], USAGE, f"--output: .*{A_FILE}: "),
     (
         [],
         FAILURE,
@@ -457,10 +412,11 @@ def test_env_reports_a_variable_that_keeps_the_rest_from_running(variable, value
     assert (reported.returncode, reported.stderr) == (FAILURE, "")
     problems = reported.stdout.partition("\nproblems\n")[2]
     assert variable in problems and "fix: unset" in problems
-    refused = run("explain", "model.py:build", env={variable: value})
-    assert refused.returncode == FAILURE
-    (line,) = refused.stderr.splitlines()
-    assert variable in line and "fix: unset" in line
+    for command in (["explain", "model.py:build"], ["check"]):
+        refused = run(*command, env={variable: value})
+        (line,) = refused.stderr.splitlines()
+        assert (refused.returncode, refused.stdout) == (FAILURE, "")
+        assert variable in line and "fix: unset" in line and line.endswith("python -m fusedops env")
 
 
 def test_ctrl_c_ends_in_one_line_and_writes_nothing(tmp_path, interrupted):

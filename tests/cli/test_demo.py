@@ -32,11 +32,8 @@ def sites(softmax=6, layer_norm=13, **changes):
     return [Site(op=op, **(defaults | changes)) for op in ops]
 
 
-def test_the_demo_succeeds_if_all_sites_are_found_and_the_embeddings_agree():
+def test_the_demo_succeeds_if_sites_are_found_or_left_with_a_reason_and_the_embeddings_agree():
     assert demo.find_failures(sites(), 1e-6, RAN) == []
-
-
-def test_the_demo_succeeds_where_a_site_is_left_with_a_reason():
     left = sites(replaced=False, reason="smaller than the kernel's break-even")
     assert demo.find_failures(left, 0.0, Counter()) == []
 

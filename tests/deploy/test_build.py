@@ -1,6 +1,5 @@
 """The build makes libraries without Python and a record of itself, or refuses clearly."""
 
-import ctypes
 import json
 import os
 import platform
@@ -24,15 +23,6 @@ def output(*command: object) -> str:
     return subprocess.run(
         list(map(str, command)), capture_output=True, text=True, check=True
     ).stdout
-
-
-@pytest.mark.parametrize("library", LIBRARIES, ids=lambda path: path.name)
-def test_a_library_needs_no_python_and_no_symbol_of_one_torch_version(library):
-    undefined = output("nm", "-D", "--undefined-only", library)
-    assert not re.search(r"\bPy[A-Z_]", undefined)
-    # Only the C shim, which is stable: no C++ symbol of torch, c10 or ATen.
-    assert not re.search(r"_ZN?K?(2at|3c10|5torch)", undefined)
-    assert "torch_library_impl" in undefined
 
 
 @pytest.mark.parametrize("library", LIBRARIES, ids=lambda path: path.name)
@@ -66,9 +56,8 @@ NEWEST = {"GLIBC": (2, 34), "GLIBCXX": (3, 4, 29), "CXXABI": (1, 3, 13), "GCC": 
 STABLE = r"(aoti_torch|torch)_[a-z0-9_]+|_ITM_\w+TMCloneTable|__gmon_start__"
 #: What the libraries of kernels export, mangled.
 KERNELS = r"_ZN8fusedops(11cpu_kernelsEv|4cuda(6launch|15workspace_bytes)E\w+|5c_api3gpu\w+)"
-FUNCTIONS = ("attn_softmax", "attn_softmax_bw", "layernorm", "layernorm_bw")
-C_INTERFACE = {f"{prefix}_{name}" for prefix in ("fusedops", "launch") for name in FUNCTIONS}
-C_INTERFACE |= {"fusedops_last_error", "fusedops_status_string", "fusedops_version"}
+HEADER = (ROOT / "csrc/include/fusedops/c_api.h").read_text()
+C_INTERFACE = set(re.findall(r"^FUSEDOPS_API [\w* ]+?(\w+)\(", HEADER, re.MULTILINE))
 #: The functions of c_memory_cuda.h.
 GPU_FUNCTIONS = ("allocate", "release", "clear", "variances_of", "rstd_of")
 GPU_FUNCTIONS += ("is_out_of_memory", "error_text")
@@ -135,12 +124,6 @@ def test_a_function_of_a_library_begins_where_jumps_may_land(library):
     assert "endbr64" in output("objdump", "-d", *bounds, library)
 
 
-def test_c_programs_can_ask_for_the_version():
-    library = ctypes.CDLL(str(libraries.CPU_LIBRARY))
-    library.fusedops_version.restype = ctypes.c_char_p
-    assert library.fusedops_version().decode() == fusedops.__version__
-
-
 def test_the_build_record_says_what_was_built_and_why():
     info = libraries.build_info()
     assert info["version"] == fusedops.__version__
@@ -186,32 +169,28 @@ def without_nvidia_smi(tmp_path: Path) -> str:
     return os.pathsep.join([str(program.parent), os.environ["PATH"]])
 
 
-def test_asking_for_cuda_without_nvcc_is_an_error_with_the_fix(tmp_path):
-    result = configure(tmp_path, "-DCMAKE_CUDA_COMPILER=", "-DFUSEDOPS_BUILD_CUDA=1")
-    assert result.returncode != 0
-    message = " ".join(result.stderr.split())
-    assert "nvcc was not found. Install the CUDA toolkit" in message
-    assert "FUSEDOPS_BUILD_CUDA=0" in message
+NO_NVCC = "-DCMAKE_CUDA_COMPILER="
 
 
 @pytest.mark.parametrize(
-    "option, message",
+    "options, message",
     [
         ("-DFUSEDOPS_BUILD_CUDA=yes", "FUSEDOPS_BUILD_CUDA is 'yes', wanted auto, 1 or 0"),
         ("-DFUSEDOPS_NATIVE=maybe", "FUSEDOPS_BUILD_NATIVE is 'maybe', wanted 1 or 0"),
         ("-DFUSEDOPS_TORCH_DIR=/nowhere", "Install torch first"),
+        ("-DFUSEDOPS_SANITIZE=memory", "FUSEDOPS_SANITIZE is 'memory', wanted address, thread or"),
+        (
+            f"{NO_NVCC} -DFUSEDOPS_BUILD_CUDA=1",
+            "nvcc was not found. Install the CUDA toolkit.*FUSEDOPS_BUILD_CUDA=0",
+        ),
+        (NO_NVCC, "TORCH_CUDA_ARCH_LIST has 'nine', wanted versions such as 8.0"),
     ],
 )
-def test_a_wrong_setting_is_an_error_that_says_what_was_wanted(tmp_path, option, message):
-    result = configure(tmp_path, option)
+def test_a_wrong_setting_is_an_error_that_says_what_was_wanted(tmp_path, options, message):
+    architectures = {"TORCH_CUDA_ARCH_LIST": "8.6 nine"} if options == NO_NVCC else {}
+    result = configure(tmp_path, *options.split(), **architectures)
     assert result.returncode != 0
-    assert message in " ".join(result.stderr.split())
-
-
-def test_architectures_follow_torchs_variable_and_wrong_ones_are_named(tmp_path):
-    result = configure(tmp_path, "-DCMAKE_CUDA_COMPILER=", TORCH_CUDA_ARCH_LIST="8.6 nine")
-    assert result.returncode != 0
-    assert "TORCH_CUDA_ARCH_LIST has 'nine', wanted versions such as 8.0" in result.stderr
+    assert re.search(message, " ".join(result.stderr.split()))
 
 
 @pytest.mark.exhaustive

@@ -100,6 +100,10 @@ def test_a_checkout_without_a_build_says_which_package_it_hides(package, monkeyp
     hides = f"{package} is not built, and hides the package that is installed in {PACKAGE}"
     error = run(package, "-c", "import fusedops").stderr.strip().splitlines()[-1]
     assert error.startswith(f"ImportError: fusedops: {hides}. Start Python in another folder")
+    done = run(package, "-m", "fusedops", "env", "--json")
+    assert done.returncode == 1, done.stderr
+    (problem,) = json.loads(done.stdout)["problems"]
+    assert problem["what"] == hides and "start Python in another folder" in problem["fix"]
 
 
 @pytest.mark.parametrize("name", ["libfusedops_kernels.so", "op_call.abi3.so"])
@@ -113,12 +117,15 @@ COMPILES = "import torch; torch.compile(torch.nn.Softmax(-1), backend='fusedops'
 
 
 @pytest.mark.parametrize("program", ["import fusedops", COMPILES], ids=["import", "compile"])
-def test_a_program_says_it_in_one_message(package, program):
+def test_a_program_and_a_command_say_it_in_one_message(package, program):
     truncated(package / "lib" / "libfusedops.so")
     done = run(package, "-c", program)
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("ImportError: fusedops: ") and "is cut off. " + REBUILD in last, last
+    done = run(package, "-m", "fusedops", "explain")
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 1 and line.endswith("python -m fusedops env")
 
 
 def test_a_missing_op_call_is_not_needed(package):
@@ -164,7 +171,12 @@ def with_half_a_module(package: Path) -> str:
     return "never closed"
 
 
-@pytest.mark.parametrize("damage", [without_version, with_half_a_module])
+def with_a_module_that_fails(package: Path) -> str:
+    (package / "parallel" / "api.py").write_text("raise ImportError('half of a file')")
+    return "fusedops cannot be imported: ImportError: half of a file"
+
+
+@pytest.mark.parametrize("damage", [without_version, with_half_a_module, with_a_module_that_fails])
 def test_env_reports_a_package_whose_files_are_damaged(package, damage):
     told = damage(package)
     result = run(package, "-m", "fusedops", "env")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -31,6 +32,12 @@ def test_every_test_that_needs_no_gpu_is_in_a_part():
         assert is_in_a_part != (path.parent.name == "cuda"), path
 
 
+def test_the_tests_that_the_sessions_of_nox_name_exist():
+    names = re.findall(r'"(tests/.+?)"', (TESTS.parent / "noxfile.py").read_text())
+    assert len(names) > 30
+    assert [name for name in names if not (TESTS.parent / name).exists()] == []
+
+
 def test_every_source_of_a_part_exists():
     for part in parts.PARTS.values():
         assert part.minutes <= 30
@@ -57,12 +64,6 @@ def test_an_unknown_part_is_refused(capsys):
     with pytest.raises(SystemExit, match="2"):
         parts.main(["nothing"])
     assert "no part nothing, wanted ops" in capsys.readouterr().err
-
-
-def test_the_help_names_the_options(capsys):
-    with pytest.raises(SystemExit, match="0"):
-        parts.main(["--help"])
-    assert "--since DATE" in capsys.readouterr().out
 
 
 def test_the_lines_that_commits_touch_are_those_of_git():
