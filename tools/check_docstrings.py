@@ -54,7 +54,7 @@ PLAIN_BASES = {"ABC", "Enum", "Exception", "Generic", "NamedTuple", "Protocol"}
 
 
 def problems_of(text: str, is_api: bool) -> list[Problem]:
-    """The line and the description of every problem in a file."""
+    """Returns the line and the description of every problem in a file."""
     tree = ast.parse(text)
     found = []
     api = _exported(tree) if is_api else set()
@@ -69,7 +69,7 @@ def problems_of(text: str, is_api: bool) -> list[Problem]:
 
 
 def _exported(tree: ast.Module) -> set[str]:
-    """The names in `__all__`, or all public names if there is none."""
+    """Returns the names in `__all__`, or all public names if there is none."""
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return set(ast.literal_eval(node.value))
@@ -127,7 +127,7 @@ def _incomplete(node: Function | ast.ClassDef) -> Iterator[str]:
 
 
 def sections_of(docstring: str) -> dict[str, str]:
-    """The text of each section, from its heading to the next line that is not indented."""
+    """Returns the text of each section, from its heading to the next line that is not indented."""
     sections: dict[str, str] = {}
     name = None
     for line in inspect.cleandoc(docstring).splitlines():
@@ -143,7 +143,7 @@ def sections_of(docstring: str) -> dict[str, str]:
 
 
 def _entries(section: str) -> dict[str, str]:
-    """The text of each parameter in Args."""
+    """Returns the text of each parameter in Args."""
     entries: dict[str, str] = {}
     names: list[str] = []
     for line in section.splitlines():
@@ -194,7 +194,7 @@ def _returns(function: Function) -> bool:
 
 
 def _raised(function: Function) -> set[str]:
-    """The classes of the errors that the body raises by name."""
+    """Returns the classes of the errors that the body raises by name."""
     errors = [node.exc for node in ast.walk(function) if isinstance(node, ast.Raise)]
     called = [error.func for error in errors if isinstance(error, ast.Call)]
     return {name.id for name in called if isinstance(name, ast.Name)}

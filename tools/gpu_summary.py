@@ -38,7 +38,7 @@ def read_shares(path: Path) -> Shares:
 
 
 def shares_lines(shares: Shares) -> list[str]:
-    """A table of the shares of a copy in percent, a line for each operator and dtype."""
+    """Returns a table of the shares of a copy in percent, a line for each operator and dtype."""
     if not shares:
         return []
     head = ["operator", "dtype", *map(str, LENGTHS)]

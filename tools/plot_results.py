@@ -28,26 +28,26 @@ MACHINE = "one thread of an AMD EPYC (Zen 4), torch 2.13.0; python -m"
 
 
 def operators() -> Figure:
-    """Speed-up over eager of every operator, forward and backward."""
+    """Draws the speed-up over eager of every operator, forward and backward."""
     title = "Softmax and norms: times as fast as eager PyTorch"
     return _means(_softmax_and_norms(), "speedup_over_eager", title, ("inductor", "fusedops"))
 
 
 def bandwidth() -> Figure:
-    """The share of a copy's speed that every operator reaches, forward and backward."""
+    """Draws the share of a copy's speed that every operator reaches, forward and backward."""
     title = "Softmax and norms: share of the speed of a copy of the same bytes"
     return _means(_softmax_and_norms(), "share_of_copy", title, ("eager", "inductor", "fusedops"))
 
 
 def attention() -> Figure:
-    """Speed-up over eager of attention's softmax with its masks and dropout."""
+    """Draws the speed-up over eager of attention's softmax with its masks and dropout."""
     table = pd.read_csv(ZEN4 / "bench-quick-attention.csv")
     title = "Attention's softmax: times as fast as eager PyTorch"
     return _means(table, "speedup_over_eager", title, ("inductor", "fusedops"))
 
 
 def models() -> Figure:
-    """Speed-up over Inductor of whole models: a panel for training and one for inference."""
+    """Draws the speed-up over Inductor of whole models, with a panel for each mode."""
     table = pd.read_csv(ZEN4 / "bench-models.csv").query("threads == 1")
     table["case"] = table.model + ", width " + table.width.astype(str)
     figure, panels = plt.subplots(
@@ -66,7 +66,7 @@ def models() -> Figure:
 
 
 def memory() -> Figure:
-    """Peak memory beyond the inputs of a forward and a backward pass, in units of the input."""
+    """Draws the peak memory of a forward and a backward pass, beyond and in units of the input."""
     table = pd.read_csv(ZEN4 / "bench-memory.csv").query("dtype == 'float32'")
     training = table[(table.direction == "training") & table.provider.isin(COLOURS)]
     bars = training.pivot_table(
@@ -84,7 +84,7 @@ def _softmax_and_norms() -> pd.DataFrame:
 
 
 def _means(table: pd.DataFrame, column: str, title: str, providers: tuple[str, ...]) -> Figure:
-    """A panel for each dtype; a bar is the geometric mean over the shapes."""
+    """Draws a panel for each dtype; a bar is the geometric mean over the shapes."""
     table = table[table.provider.isin(providers)]
     table = table.assign(case=table.op + " " + table.direction)
     height = 0.15 * (len(providers) + 0.5) * table.case.nunique() + 1.5

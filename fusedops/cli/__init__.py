@@ -54,7 +54,7 @@ def _run(name: str | None, argv: list[str]) -> int:
 
 
 def _import_command(name: str) -> ModuleType:
-    """The command's module. Raises UserError with the fix if it cannot run."""
+    """Returns the command's module. Raises UserError with the fix if it cannot run."""
     if name != "env":
         importlib.import_module("fusedops.cli.env").require_usable(name)
     return importlib.import_module(f"fusedops.cli.{name}")

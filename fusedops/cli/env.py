@@ -85,7 +85,7 @@ def require_usable(command: str) -> None:
 
 
 def describe_machine() -> str:
-    """The machine in one line, for the header of a measurement."""
+    """Returns the machine in one line, for the header of a measurement."""
     isa = _guarded(lambda: _library().cpu_isa())
     return (
         f"{_processor_name()}, {os.cpu_count()} cores, threads={torch.get_num_threads()}, "
@@ -108,7 +108,7 @@ def _library() -> Any:
 
 
 def probe_package() -> Report:
-    """The version of fusedops, its location, and whether all of it can be imported."""
+    """Returns the version of fusedops, its location, and whether all of it can be imported."""
     return {
         "version": _guarded(_version),
         "location": str(PACKAGE),
@@ -124,7 +124,7 @@ def _import_all() -> bool:
 
 
 def probe_operators() -> dict[str, list[str]]:
-    """The dispatch keys under which each operator has a kernel.
+    """Returns the dispatch keys under which each operator has a kernel.
 
     Without CUDA kernels, the kernel registered for CUDA only raises an error, and is not listed.
     """
@@ -143,7 +143,7 @@ def probe_operators() -> dict[str, list[str]]:
 
 
 def probe_build() -> Report:
-    """What the build recorded: compilers, torch, CUDA architectures.
+    """Returns what the build recorded: compilers, torch, CUDA architectures.
 
     It is read from the file, because the libraries that it describes may not load.
     """
@@ -152,7 +152,7 @@ def probe_build() -> Report:
 
 
 def probe_libraries() -> Report:
-    """The shared libraries in use, the status of the CUDA kernels, and the path of eager calls."""
+    """Returns the libraries in use, the status of the CUDA kernels, and how eager calls run."""
     library = _library()
     is_direct = importlib.import_module("fusedops.ops.registration.call").IS_DIRECT
     return {
@@ -165,7 +165,7 @@ def probe_libraries() -> Report:
 
 
 def probe_torch() -> Report:
-    """The torch in use."""
+    """Returns the torch in use."""
     return {
         "version": torch.__version__,
         "cuda": torch.version.cuda or "none: this torch is built for the CPU alone",
@@ -187,7 +187,7 @@ def probe_system() -> Report:
 
 
 def probe_devices() -> Report:
-    """Every GPU that torch sees, its capability, and whether the libraries have code for it."""
+    """Returns each GPU that torch sees, its capability, and whether there is code for it."""
     if not torch.cuda.is_available():
         return {"GPUs": "none that torch can use", "driver": _driver_version()}
     architectures = _guarded(lambda: probe_build()["cuda"]["architectures"])
@@ -196,7 +196,7 @@ def probe_devices() -> Report:
 
 
 def probe_compile() -> Report:
-    """The requirements of `torch.compile(..., backend="fusedops")`."""
+    """Returns the requirements of `torch.compile(..., backend="fusedops")`."""
     group = importlib.metadata.entry_points(group="torch_dynamo_backends")
     entry_points = [point.value for point in group if point.name == "fusedops"]
     compiler = os.environ.get("CXX", "g++")
@@ -208,12 +208,12 @@ def probe_compile() -> Report:
 
 
 def probe_variables() -> dict[str, str]:
-    """The FUSEDOPS_* environment variables."""
+    """Returns the FUSEDOPS_* environment variables."""
     return {name: os.environ[name] for name in sorted(os.environ) if name.startswith("FUSEDOPS_")}
 
 
 def probe_settings() -> Report:
-    """The settings from these variables and the defaults."""
+    """Returns the settings from these variables and the defaults."""
     return dataclasses.asdict(importlib.import_module("fusedops.config").active())
 
 
@@ -259,12 +259,12 @@ PROBES: dict[str, Callable[[], Any]] = {
 
 
 def _version() -> str:
-    """The version of the imported files, which may differ from that of an installed package."""
+    """Returns the version of the imported files; an installed package may have another."""
     return (PACKAGE / "VERSION").read_text().strip()
 
 
 def _cpuinfo(field: str) -> str:
-    """A field of /proc/cpuinfo; empty if it is missing, as the model name is on most ARM CPUs."""
+    """Returns a field of /proc/cpuinfo, or "" if it is missing, as the model name on ARM."""
     file = Path("/proc/cpuinfo")
     lines = file.read_text().splitlines() if file.exists() else []
     found = (line.partition(":")[2].strip() for line in lines if line.startswith(field))
@@ -298,7 +298,8 @@ def _describe_gpu(index: int, architectures: Any) -> Report:
 
 
 def has_code(capability: tuple[int, int], architectures: list[str]) -> bool:
-    """Whether a library built for `architectures`, in CMake's notation, runs on `capability`.
+    """Returns whether a library built for `architectures`, in CMake's notation, runs on
+    `capability`.
 
     "90-real" is machine code, which runs on the same major version with the same or a higher minor
     version. "90-virtual" is PTX, which the driver compiles for any newer GPU. "90" is both. "90a"
@@ -323,8 +324,8 @@ def _runs_on(capability: tuple[int, int], architecture: str) -> bool:
 
 
 def as_text(report: Report, verbose: bool = False) -> str:
-    """The report as aligned plain text: a summary, the problems, and a paragraph for each section;
-    the operators only if `verbose`."""
+    """Returns the report as aligned plain text: a summary, the problems, and a paragraph for each
+    section; the operators only if `verbose`."""
     sections = {name: facts for name, facts in report.items() if name != "problems"}
     if not verbose and "error" not in sections["operators"]:
         sections["operators"] = {"number": f"{len(sections['operators'])}; --verbose lists them"}

@@ -64,14 +64,14 @@ def end_in_one_line(program: str, run: Callable[[], int]) -> int:
 
 
 def location_of(error: BaseException, file: str | None = None) -> str:
-    """The innermost line of the traceback in `file`, or in any file, such as "model.py:12"."""
+    """Returns the traceback's innermost line, in `file` if given, such as "model.py:12"."""
     frames = traceback.extract_tb(error.__traceback__)
     inside = [frame for frame in frames if file in (None, frame.filename)]
     return f"{os.path.basename(inside[-1].filename)}:{inside[-1].lineno}" if inside else ""
 
 
 def one_line(text: str) -> str:
-    """The text without line breaks, shortened in the middle if it is long."""
+    """Returns the text without line breaks, shortened in the middle if it is long."""
     line = " ".join(text.split())
     return line if len(line) <= HEAD + TAIL else f"{line[:HEAD]} ... {line[-TAIL:]}"
 
@@ -82,7 +82,7 @@ def _say(program: str, message: str, code: int) -> int:
 
 
 def describe(error: Exception) -> str:
-    """The message for an error, with what to do about it."""
+    """Returns the message for an error, with what to do about it."""
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, OSError) and error.strerror:

@@ -72,7 +72,7 @@ def _of_hugging_face(args: argparse.Namespace) -> Report:
 
 
 def _of_function(args: argparse.Namespace) -> Report:
-    """The report on what FUNCTION returns."""
+    """Returns the report on what FUNCTION returns."""
     file, function = load_function(args.target)
     with blamed_on("FUNCTION", file):
         example = function()
@@ -132,7 +132,7 @@ def blamed_on(what: str, file: Path) -> Iterator[None]:
 
 
 def split_example(example: Any) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """The model, its positional and its named inputs, from what FUNCTION returned."""
+    """Returns the model, its positional and its named inputs, from what FUNCTION returned."""
     if not (isinstance(example, tuple) and example and callable(example[0])):
         raise UserError(
             f"FUNCTION returned {_kind(example)}, wanted a tuple: the model, then its inputs"

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def is_model(target: str) -> bool:
-    """Whether a target is a config or a folder with one, or could be the id of a model."""
+    """Returns whether a target is a config or a folder with one, or could be the id of a model."""
     looks_like_id = re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", target) is not None
     try:
         path = Path(target)
@@ -60,7 +60,7 @@ def example(args: argparse.Namespace) -> Iterator[tuple[nn.Module, dict[str, tor
 
 
 def _model(target: str, attention: str | None) -> nn.Module:
-    """The model on the meta device."""
+    """Returns the model on the meta device."""
     import transformers
 
     transformers.logging.set_verbosity_error()

@@ -25,7 +25,7 @@ MOST_THREADS = THREADS_A_CORE * (os.cpu_count() or 1)
 def checked(
     convert: Callable[[str], Any], accepts: Callable[[Any], bool], wanted: str
 ) -> Callable[[str], Any]:
-    """A type for argparse whose errors name the values that are accepted."""
+    """Returns a type for argparse whose errors name the values that are accepted."""
 
     def parse(text: str) -> Any:
         try:
@@ -53,7 +53,7 @@ rate = checked(float, lambda value: 0 < value < math.inf, "a number above 0")
 
 
 def device(text: str) -> torch.device:
-    """The CPU, or a GPU that torch sees."""
+    """Returns the CPU, or a GPU that torch sees."""
     match = re.fullmatch(r"cpu|cuda(?::(\d{1,9}))?", text)
     if match is None:
         raise argparse.ArgumentTypeError(f"got {text!r}, wanted cpu, cuda or cuda:N")
@@ -67,12 +67,12 @@ def device(text: str) -> torch.device:
 
 
 def output_file(text: str) -> Path:
-    """A file that can be written; this is checked before the command starts its work."""
+    """Returns a file that can be written; this is checked before the command starts its work."""
     return _writable(text, "a file", check_writable)
 
 
 def output_folder(text: str) -> Path:
-    """A folder that files can be written into; it need not exist yet."""
+    """Returns a folder that files can be written into; it need not exist yet."""
     return _writable(text, "a folder", check_folder)
 
 

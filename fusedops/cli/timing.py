@@ -81,15 +81,14 @@ class CudaClock:
 
 
 def clock_for(device: str) -> Clock:
-    """The clock that measures work on `device`."""
+    """Returns the clock that measures work on `device`."""
     return CudaClock(device) if device.startswith("cuda") else WallClock()
 
 
 def interleave(
     calls: Mapping[str, Call], clock: Clock, rounds: int, slot_ms: float
 ) -> dict[str, list[float]]:
-    """Milliseconds per call, one number for each round. As many calls as fill `slot_ms` are one
-    slot."""
+    """Returns milliseconds per call for each round. A slot has as many calls as fill `slot_ms`."""
     repeats = {
         name: math.ceil(slot_ms / (clock(call, 1) + clock.overhead_ms))
         for name, call in calls.items()
@@ -102,7 +101,7 @@ def interleave(
 
 
 def balanced_orders(names: Sequence[str]) -> list[list[str]]:
-    """Orders in which every name comes directly after every other one equally often.
+    """Returns orders in which every name comes directly after every other one equally often.
 
     A Williams square: the zigzag 0, 1, n-1, 2, n-2, ... and its shifts; mirrored, for odd n.
     """
@@ -113,7 +112,7 @@ def balanced_orders(names: Sequence[str]) -> list[list[str]]:
 
 
 def relative_spread(times: Sequence[float]) -> float:
-    """The interquartile range as a share of the median."""
+    """Returns the interquartile range as a share of the median."""
     if len(times) < 2:
         return 0.0
     first, median, third = statistics.quantiles(times, n=4, method="inclusive")
@@ -121,5 +120,5 @@ def relative_spread(times: Sequence[float]) -> float:
 
 
 def median_ratio(times: Sequence[float], other: Sequence[float]) -> float:
-    """How many times faster `other` is: the median of the ratios within a round."""
+    """Returns how many times faster `other` is: the median of the ratios within a round."""
     return statistics.median(mine / its for mine, its in zip(times, other, strict=True))

@@ -173,7 +173,9 @@ def with_half_a_module(package: Path) -> str:
 
 def with_a_module_that_fails(package: Path) -> str:
     (package / "parallel" / "api.py").write_text("raise ImportError('half of a file')")
-    return "fusedops cannot be imported: ImportError: half of a file"
+    return (
+        "fusedops cannot be imported: ImportError: fusedops could not be imported: half of a file"
+    )
 
 
 @pytest.mark.parametrize("damage", [without_version, with_half_a_module, with_a_module_that_fails])
@@ -182,4 +184,5 @@ def test_env_reports_a_package_whose_files_are_damaged(package, damage):
     result = run(package, "-m", "fusedops", "env")
     assert result.returncode == 1
     assert told in result.stdout + result.stderr
+    assert damage is without_version or "fix: pip install --no-build-isolation" in result.stdout
     assert "Traceback" not in result.stderr

@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def measure_host(case: HostCase, bursts: int) -> HostTime:
-    """The times of both functions, which take turns."""
+    """Returns the times of both functions, which take turns."""
     torchs, ours = (_call(function, case.mode) for function in FUNCTIONS[case.op])
     torch_us, fusedops_us = least_us([torchs, ours], bursts)
     return HostTime(case.op, case.mode, ROWS, COLS, torch_us, fusedops_us, fusedops_us / torch_us)
@@ -122,7 +122,7 @@ def _call(function: Function, mode: str) -> Call:
 
 
 def least_us(calls: list[Call], bursts: int) -> list[float]:
-    """Microseconds per call: the minimum over the bursts, in which the calls take turns."""
+    """Returns microseconds per call: the minimum over the bursts, in which the calls take turns."""
     least = [float("inf")] * len(calls)
     collects = gc.isenabled()
     gc.disable()

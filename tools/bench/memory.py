@@ -131,7 +131,7 @@ def _dropout_decomposed(x: Tensor, future: Tensor) -> Tensor:
 
 
 def _into_buffer_or_input(into: Callable[..., Tensor]) -> dict[str, Way]:
-    """A masked softmax into a buffer and into its own input; `into` takes the buffer last."""
+    """Returns a masked softmax into a buffer, which `into` takes last, and into its input."""
     return {
         OURS_OUT: Way(into, into_buffer=True),
         OURS_IN_PLACE: Way(lambda x, *operands: into(x, *operands, x)),
@@ -182,7 +182,7 @@ SAVING_WAYS: dict[str, dict[str, Way]] = {
 
 
 def ways(case: Case) -> dict[str, Way]:
-    """Every way to compute the case; for the backward direction those that autograd can record."""
+    """Returns every way to compute the case, or for backward those that autograd can record."""
     operator = case.operator
     found = {
         EAGER: Way(operator.of_whole(operator.eager), trains=True),
@@ -201,7 +201,7 @@ def ways(case: Case) -> dict[str, Way]:
 
 
 def measure_peaks(case: Case) -> Iterator[Peak]:
-    """The peak of every way to compute the case."""
+    """Yields the peak of every way to compute the case."""
     torch.compiler.reset()
     for name, way in ways(case).items():
         bind(case, way)()  # compiles, and fills caches that are kept
@@ -221,7 +221,7 @@ def measure_peaks(case: Case) -> Iterator[Peak]:
 
 
 def bind(case: Case, way: Way) -> Callable[[], Any]:
-    """A call whose inputs are allocated already; it may overwrite them, so it can run once."""
+    """Returns a call whose inputs are allocated; it may overwrite them, so it can run once."""
     x, operands = case.random(seed=0), case.operator.operands(case)
     if way.into_buffer:
         operands = (*operands, torch.empty_like(x))
@@ -235,18 +235,18 @@ def bind(case: Case, way: Way) -> Callable[[], Any]:
 def _train(
     function: Function, leaf: Tensor, x: Tensor, operands: tuple[Tensor, ...], grad: Tensor
 ) -> tuple[Any, Tensor]:
-    """The results, which the next layer would keep, and the gradient of x for `grad`."""
+    """Returns the results, which the next layer would keep, and the gradient of x for `grad`."""
     output = function(x, *operands)
     return output, gradients(output, [leaf], grad)[0]
 
 
 def peak_bytes(call: Callable[[], Any], device: str) -> int:
-    """The maximum that `call` has allocated at one time, including its result."""
+    """Returns the maximum that `call` has allocated at one time, including its result."""
     return _peak_on_cuda(call, device) if device.startswith("cuda") else _peak_on_cpu(call)
 
 
 def _peak_on_cuda(call: Callable[[], Any], device: str) -> int:
-    """The peak in the statistics of the caching allocator, which rounds blocks up to 512 bytes."""
+    """Returns the peak of the caching allocator, which rounds blocks up to 512 bytes."""
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     call()
@@ -254,7 +254,7 @@ def _peak_on_cuda(call: Callable[[], Any], device: str) -> int:
 
 
 def _peak_on_cpu(call: Callable[[], Any]) -> int:
-    """The peak of the running sum of allocations and frees by torch's allocator.
+    """Returns the peak of the running sum of allocations and frees by torch's allocator.
 
     The profiler records each of them, to the byte, in eager mode, in Inductor's code and in ours.
     The process's resident memory is less precise: it counts whole pages, only after they are
@@ -286,7 +286,7 @@ def print_peaks(frame: pd.DataFrame, console: Console) -> None:
 
 
 def _peak(of: pd.DataFrame, provider: str) -> str:
-    """A cell; empty if the provider cannot compute the case."""
+    """Returns a cell; empty if the provider cannot compute the case."""
     if provider not in of.index:
         return ""
     peak = of.loc[provider]

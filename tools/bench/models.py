@@ -74,8 +74,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def step_times(args: argparse.Namespace) -> Work:
-    """The steps to time, and the function that times one. With --resume, steps that are in the CSV
-    file are taken from it."""
+    """Returns the steps to time, and the function that times one. With --resume, steps that are in
+    the CSV file are taken from it."""
     dtypes = args.dtype or (DTYPES[:1] if args.quick else DTYPES)
     every = [1] if args.quick else [1, torch.get_num_threads()]
     steps = chosen_steps(
@@ -123,7 +123,7 @@ def require_packages(steps: Sequence[Step]) -> None:
 
 
 def check_steps(steps: list[Step]) -> list[Step]:
-    """The steps. Raises UsageError if one layer does not fit into this machine's memory."""
+    """Returns the steps. Raises UsageError if one layer does not fit into this machine's memory."""
     for step in steps:
         scores = step.batch * step.size.heads * step.size.length**2
         features = step.batch * step.size.length * step.size.width
@@ -137,7 +137,7 @@ def check_steps(steps: list[Step]) -> list[Step]:
 
 
 def read_steps(file: Path) -> list[StepTime]:
-    """The steps that `write_csv` wrote; an empty list if the file is missing or empty."""
+    """Returns the steps that `write_csv` wrote; an empty list if the file is missing or empty."""
     if not file.exists() or not file.stat().st_size:
         return []
     names = [field.name for field in fields(StepTime)]
@@ -168,7 +168,7 @@ def print_steps(frame: pd.DataFrame, console: Console) -> None:
 
 
 def _step_row(step: StepTime, peers: Sequence[str]) -> Iterator[str]:
-    """The cells of a row; empty for peers that did not run."""
+    """Yields the cells of a row; empty for peers that did not run."""
     yield from (step.model, step.mode, step.dtype, str(step.threads))
     yield from (f"{ms:.1f}" for ms in (step.eager_ms, step.inductor_ms, step.fusedops_ms))
     times = (getattr(step, f"{name}_ms") for name in peers)

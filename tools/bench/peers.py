@@ -47,17 +47,17 @@ class Peer:
 
     @property
     def missing(self) -> list[str]:
-        """The packages that are not installed."""
+        """Returns the packages that are not installed."""
         return [name for name in self.packages if importlib.util.find_spec(name) is None]
 
     def takes(self, dtype: torch.dtype) -> bool:
-        """Whether it can run steps in `dtype` here."""
+        """Returns whether it can run steps in `dtype` here."""
         return dtype in self.dtypes and not self.missing
 
     def prepare(
         self, model: nn.Module, inputs: dict[str, Any], dtype: torch.dtype, threads: int
     ) -> Callable[[], Outputs]:
-        """A call that runs `model` on these inputs, both in float32, computing in `dtype`."""
+        """Returns a call that runs `model` on these float32 inputs, computing in `dtype`."""
         tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
         others = {name: value for name, value in inputs.items() if name not in tensors}
         with _quiet_exporter(), torch.no_grad():
@@ -143,7 +143,7 @@ PEERS = {
 
 
 def not_installed() -> list[str]:
-    """A line for each peer that is not installed."""
+    """Returns a line for each peer that is not installed."""
     return [
         f"{name} is left out: {', '.join(peer.missing)} is not installed; "
         "run: pip install fusedops[peers]"

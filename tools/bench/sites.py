@@ -48,7 +48,7 @@ _ACTIVATION = _any_of("relu", "threshold_backward", "gelu", "tanh", "erf", "silu
 
 
 def belongs_to_a_site(name: str) -> bool:
-    """Whether an operator or kernel of that name belongs to a softmax or norm."""
+    """Returns whether an operator or kernel of that name belongs to a softmax or norm."""
     if name.startswith("fusedops::"):
         return True
     if "cpp_fused" not in name and not name.startswith("aten::"):
@@ -57,7 +57,7 @@ def belongs_to_a_site(name: str) -> bool:
 
 
 def share_of_sites(step: Call) -> float:
-    """The share of a step's CPU time that its softmaxes and norms take, between 0 and 1."""
+    """Returns the share of a step's CPU time that its softmaxes and norms take, between 0 and 1."""
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         for _ in range(PROFILED_STEPS):
             step()
@@ -65,7 +65,7 @@ def share_of_sites(step: Call) -> float:
 
 
 def share_in(events: Iterable[FunctionEvent]) -> float:
-    """The share of the sites in the events of a profile, between 0 and 1."""
+    """Returns the share of the sites in the events of a profile, between 0 and 1."""
     events = list(events)
     inside = sum(event.self_cpu_time_total for event in events if _is_inside_a_site(event))
     share: float = inside / sum(event.self_cpu_time_total for event in events)
@@ -73,7 +73,7 @@ def share_in(events: Iterable[FunctionEvent]) -> float:
 
 
 def _is_inside_a_site(event: FunctionEvent | None) -> bool:
-    """Whether an event belongs to a site or is called by one, as the allocation of its result."""
+    """Returns whether an event is of a site or called by one, as the allocation of its result."""
     while event is not None:
         if belongs_to_a_site(event.name):
             return True

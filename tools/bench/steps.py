@@ -65,17 +65,17 @@ class Step:
 
     @property
     def dtype_name(self) -> str:
-        """The dtype as the command line and the CSV spell it."""
+        """Returns the dtype as the command line and the CSV spell it."""
         return str(self.dtype).removeprefix("torch.")
 
     def build(self, dropout: bool) -> nn.Module:
-        """The model, always with the same weights."""
+        """Returns the model, always with the same weights."""
         torch.manual_seed(0)
         model = MODELS[self.model].build(self.size, dropout)
         return model.to(self.dtype).train(self.mode == TRAINING)
 
     def inputs(self) -> dict[str, Any]:
-        """The model's inputs, always the same."""
+        """Returns the model's inputs, always the same."""
         torch.manual_seed(1)
         return cast(MODELS[self.model].inputs(self.size, self.batch), self.dtype)
 
@@ -114,11 +114,11 @@ class StepTime:
 
     @property
     def is_slower(self) -> bool:
-        """Whether fusedops takes longer than Inductor by more than TOLERANCE."""
+        """Returns whether fusedops takes longer than Inductor by more than TOLERANCE."""
         return self.speedup < 1 / (1 + TOLERANCE)
 
     def is_of(self, step: Step) -> bool:
-        """Whether this is a measurement of `step`."""
+        """Returns whether this is a measurement of `step`."""
         mine = (self.model, self.mode, self.dtype, self.threads, self.batch)
         its = (step.model, step.mode, step.dtype_name, step.threads, step.batch)
         size = (step.size.length, step.size.width)
@@ -134,8 +134,8 @@ def chosen_steps(
     size: Size,
     quick: bool,
 ) -> list[Step]:
-    """The steps of the named models, or of the default set, in the modes of these directions; each
-    step once."""
+    """Returns the steps of the named models, or of the default set, in the modes of these
+    directions; each step once."""
     modes = [MODES[direction] for direction in directions]
     pairs = QUICK if quick and not names else product(names or DEFAULT, modes)
     chosen = [pair for pair in pairs if pair[1] in modes]
@@ -145,12 +145,12 @@ def chosen_steps(
 
 
 def size_of(length: int, width: int) -> Size:
-    """The size BASE of the zoo with another length and width."""
+    """Returns the size BASE of the zoo with another length and width."""
     return replace(BASE, length=length, width=width, heads=max(1, width // HEAD_WIDTH))
 
 
 def prepare_step(step: Step) -> dict[str, Call]:
-    """A call for eager and for each compiler, checked to agree with eager."""
+    """Returns a call for eager and for each compiler, checked to agree with eager."""
     torch.set_num_threads(step.threads)
     if _is_random(step):
         # Results can be compared only without dropout, whose numbers each provider draws itself.
@@ -162,7 +162,7 @@ def prepare_step(step: Step) -> dict[str, Call]:
 
 
 def prepare_peers(step: Step, expected: Sequence[Tensor]) -> tuple[dict[str, Call], list[str]]:
-    """A call for each installed peer that supports the step, and the errors of the others."""
+    """Returns a call for each installed peer that supports the step, and errors of the others."""
     calls, problems = {}, []
     plain = replace(step, dtype=torch.float32)
     for name, peer in PEERS.items():
@@ -206,7 +206,7 @@ def measure_step(step: Step, calls: dict[str, Call], turns: int) -> StepTime:
 
 
 def _interleave(calls: dict[str, Call], turns: int) -> dict[str, list[float]]:
-    """Times of the calls, in every order in each turn, until the ratio is precise enough."""
+    """Times the calls, in every order in each turn, until the ratio is precise enough."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     rounds = len(balanced_orders(list(calls)))
     for turn in range(1, turns + 1):
@@ -224,7 +224,7 @@ def _spread(times: dict[str, list[float]]) -> float:
 
 
 def _ratio(before: float, after: float) -> float:
-    """NaN if no named kernel takes any time, as in opaque calls."""
+    """Returns the ratio, or NaN if no named kernel takes any time, as in opaque calls."""
     return before / after if after else math.nan
 
 
@@ -243,14 +243,15 @@ def _compile(step: Step, backends: Sequence[str], dropout: bool) -> dict[str, Ca
 
 
 def eager_step(step: Step, dropout: bool) -> partial[list[Tensor]]:
-    """The step in eager mode; it returns the outputs, or the gradients of all parameters."""
+    """Returns the step in eager mode: a call for the outputs, or for all parameters' gradients."""
     model, inputs = step.build(dropout), step.inputs()
     return partial(_trainer(model, inputs) if step.mode == TRAINING else _infer, model, inputs)
 
 
 def _is_random(step: Step) -> bool:
-    """Whether a step draws random numbers, by the state of the generator. Comparing two results
-    would not tell: those of a model that rarely drops anything, as Swin its paths, may be equal."""
+    """Returns whether a step draws random numbers, by the state of the generator. Comparing two
+    results would not tell: those of a model that rarely drops anything, as Swin its paths, may be
+    equal."""
     call = eager_step(step, dropout=True)
     before = torch.get_rng_state()
     call()
@@ -263,8 +264,8 @@ def _infer(model: Callable[..., Any], inputs: dict[str, Any]) -> list[Tensor]:
 
 
 def _trainer(model: nn.Module, inputs: dict[str, Any]) -> Callable[..., list[Tensor]]:
-    """A function that runs a training step of `model`, compiled or not, and returns the gradients
-    of all its parameters.
+    """Returns a function that runs a training step of `model`, compiled or not, and returns the
+    gradients of all its parameters.
 
     The gradients of the outputs are random, because the gradient of a sum after a norm is nearly
     zero.
@@ -298,5 +299,5 @@ def _check(step: Step, name: str, actual: Sequence[Tensor], expected: Sequence[T
 
 
 def _norm(tensors: Sequence[Tensor]) -> float:
-    """The Euclidean norm of all elements of the tensors."""
+    """Returns the Euclidean norm of all elements of the tensors."""
     return math.hypot(*(torch.linalg.vector_norm(t, dtype=torch.float64).item() for t in tensors))

@@ -97,8 +97,8 @@ def _is_size(text: str) -> bool:
 
 
 def check_cases(cases: Iterable[Case]) -> list[Case]:
-    """The cases. Raises UsageError if a shape does not fit an operator, is too large, or occurs
-    twice."""
+    """Returns the cases. Raises UsageError if a shape does not fit an operator, is too large, or
+    occurs twice."""
     seen: dict[tuple[object, ...], Case] = {}
     for case in cases:
         if case.operator.layout is Layout.SCORES and len(case.shape) > Layout.SCORES.dimensions:

@@ -30,14 +30,14 @@ HALF_READ = {FORWARD: 1 / 2 + 1, BACKWARD: 1 / 2 + 1 / 2 + 1}
 
 
 def _visible_keys(case: Case) -> Tensor:
-    """Bool [batch, 1, 1, keys]: sentences of different lengths, the shortest with half the keys."""
+    """Returns a mask [batch, 1, 1, keys]: sentences of different lengths, the shortest of half."""
     batch, _, _, keys = case.shape
     lengths = torch.linspace(keys, max(1, keys // 2), batch, device=case.device).long()
     return (torch.arange(keys, device=case.device) < lengths[:, None])[:, None, None, :]
 
 
 def _visible_at_random(case: Case, hidden: float) -> Tensor:
-    """Bool [batch, 1, queries, keys]: the share `hidden` of the keys is hidden, at random."""
+    """Returns a mask [batch, 1, queries, keys] that hides the share `hidden` of keys at random."""
     batch, _, queries, keys = case.shape
     generator = torch.Generator(case.device).manual_seed(3)
     visible = torch.rand(batch, 1, queries, keys, generator=generator, device=case.device) >= hidden
@@ -46,7 +46,7 @@ def _visible_at_random(case: Case, hidden: float) -> Tensor:
 
 
 def _padded(case: Case, hidden: float) -> Tensor:
-    """Bool [1, 1, 1, keys]: the share `hidden` of the keys is hidden, at the end."""
+    """Returns a mask [1, 1, 1, keys] that hides the share `hidden` of the keys at the end."""
     keys = case.shape[-1]
     return (torch.arange(keys, device=case.device) < keys - int(hidden * keys))[None, None, None]
 
@@ -58,7 +58,7 @@ def _additive_mask(case: Case) -> Tensor:
 
 
 def _future(case: Case) -> Tensor:
-    """Bool [queries, keys], True where the key comes after the query."""
+    """Returns a mask [queries, keys], True where the key comes after the query."""
     return torch.ones(case.shape[-2:], device=case.device, dtype=torch.bool).triu(diagonal=1)
 
 
@@ -95,7 +95,7 @@ HALF_PADDED = replace(PADDING, operands=lambda case: (_padded(case, 0.5),))
 
 
 def _filled(x: Tensor, visible: Tensor, value: float | None = None) -> tuple[Tensor]:
-    """The scores with hidden ones replaced by `value`, by default the lowest number."""
+    """Returns the scores with hidden ones replaced by `value`, by default the lowest number."""
     return (x.masked_fill(~visible, torch.finfo(x.dtype).min if value is None else value),)
 
 

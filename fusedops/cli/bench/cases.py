@@ -37,17 +37,17 @@ class Layout(Enum):
 
     @property
     def reduced(self) -> int:
-        """The dimension that rows are along."""
+        """Returns the dimension that rows are along."""
         return 1 if self is Layout.IMAGES else -1
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function compiled by Inductor for a static shape, which gives the fastest code."""
+    """Compiles a function with Inductor for a static shape, which gives the fastest code."""
     return torch.compile(function, fullgraph=True, dynamic=False)
 
 
 def as_they_are(*inputs: Tensor) -> tuple[Tensor, ...]:
-    """Inputs that need no preparation."""
+    """Returns inputs that need no preparation."""
     return inputs
 
 
@@ -62,11 +62,11 @@ class Provider:
     prepare: Callable[..., tuple[Tensor, ...]] = as_they_are
 
     def call(self, *inputs: Tensor) -> partial[Any]:
-        """The call that is timed: the function with its arguments bound."""
+        """Returns the call that is timed: the function with its arguments bound."""
         return partial(self.function, *self.prepare(*inputs))
 
     def compiled(self) -> Provider:
-        """The provider that runs the compiled function."""
+        """Returns the provider that runs the compiled function."""
         return replace(self, function=compiled(self.function))
 
 
@@ -76,7 +76,7 @@ def gradients(
     grad: Tensor,
     retain_graph: bool = False,
 ) -> tuple[Tensor, ...]:
-    """The gradients of one or several outputs, each with the incoming gradient `grad`."""
+    """Returns the gradients of one or several outputs, each with the incoming gradient `grad`."""
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     return torch.autograd.grad(outputs, leaves, [grad] * len(outputs), retain_graph=retain_graph)
 
@@ -94,7 +94,7 @@ class Gradient:
     prepare: Callable[..., tuple[Tensor, ...]] = as_they_are
 
     def call(self, grad: Tensor, *inputs: Tensor) -> partial[Any]:
-        """The call that is timed: a backward pass through the graph of one forward pass."""
+        """Returns the call that is timed: a backward pass through the graph of one forward pass."""
         tensors = self.prepare(*inputs)
         leaves = [x.detach().requires_grad_() for x in tensors[: self.differentiated]]
         outputs = self.forward(*leaves, *tensors[len(leaves) :])
@@ -104,11 +104,11 @@ class Gradient:
     def gradients(
         outputs: Tensor | tuple[Tensor, ...], leaves: list[Tensor], grad: Tensor
     ) -> tuple[Tensor, ...]:
-        """The gradients of the leaves; the graph is kept for the next call."""
+        """Returns the gradients of the leaves; the graph is kept for the next call."""
         return gradients(outputs, leaves, grad, retain_graph=True)
 
     def compiled(self) -> Gradient:
-        """The provider whose forward and backward passes are compiled together."""
+        """Returns the provider whose forward and backward passes are compiled together."""
         return replace(self, forward=compiled(self.forward))
 
 
@@ -156,14 +156,14 @@ class Operator:
     dropout: Dropout | None = None
 
     def providers(self, direction: str) -> Mapping[str, Provider | Gradient]:
-        """The providers to compare, eager first."""
+        """Returns the providers to compare, eager first."""
         functions = {"eager": self.eager, "fusedops": self.fused}
         if direction == BACKWARD and self.backward:
             return self.backward
         return {name: self.provider(direction, function) for name, function in functions.items()}
 
     def provider(self, direction: str, function: Function) -> Provider | Gradient:
-        """The provider that computes `function`, or its gradients."""
+        """Returns the provider that computes `function`, or its gradients."""
         if direction == FORWARD:
             return Provider(function, self.split)
         return Gradient(function, self.differentiated, self.split)
@@ -189,36 +189,36 @@ class Case:
 
     @property
     def rows(self) -> int:
-        """The number of rows of the input."""
+        """Returns the number of rows of the input."""
         return math.prod(self.shape) // self.cols
 
     @property
     def cols(self) -> int:
-        """The number of columns of the input."""
+        """Returns the number of columns of the input."""
         return self.shape[self.operator.layout.reduced]
 
     @property
     def dtype_name(self) -> str:
-        """The dtype as the command line and the CSV spell it."""
+        """Returns the dtype as the command line and the CSV spell it."""
         return str(self.dtype).removeprefix("torch.")
 
     @property
     def bytes(self) -> int:
-        """The bytes that must be read and written, without broadcast operands, which are small."""
+        """Returns the bytes that must be moved, without broadcast operands, which are small."""
         return round(self.operator.moved[self.direction] * self.input_bytes)
 
     @property
     def input_bytes(self) -> int:
-        """The size of the input."""
+        """Returns the size of the input."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def random(self, seed: int) -> Tensor:
-        """A tensor of the input's shape and dtype, normally distributed."""
+        """Returns a tensor of the input's shape and dtype, normally distributed."""
         generator = torch.Generator(self.device).manual_seed(seed)
         return torch.randn(self.shape, generator=generator, device=self.device).to(self.dtype)
 
     def inputs(self) -> tuple[Tensor, ...]:
-        """The inputs of every provider: the gradient (for backward), the input and the operands."""
+        """Returns the inputs of every provider: gradient (for backward), input and operands."""
         inputs = (self.random(seed=0), *self.operator.operands(self))
         return inputs if self.direction == FORWARD else (self.random(seed=1), *inputs)
 

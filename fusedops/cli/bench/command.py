@@ -47,7 +47,7 @@ class Effort:
 
 
 def scores(*lengths: int) -> list[Shape]:
-    """Scores of a batch of 8 with 12 heads, as in BERT base."""
+    """Returns scores of a batch of 8 with 12 heads, as in BERT base."""
     return [(8, 12, length, length) for length in lengths]
 
 
@@ -126,7 +126,7 @@ def keep_freed_memory() -> None:
 
 
 def chosen_cases(args: argparse.Namespace, shapes: dict[Layout, list[Shape]]) -> Iterator[Case]:
-    """Every requested combination once, on the default `shapes` if none were given."""
+    """Yields every requested combination once, on the default `shapes` if none were given."""
     ops = dict.fromkeys(selected(args.op or list(OPERATORS)))
     directions = dict.fromkeys(args.directions or DIRECTIONS)
     dtypes = dict.fromkeys(args.dtype or ["float32", "bfloat16"])
@@ -138,7 +138,7 @@ def chosen_cases(args: argparse.Namespace, shapes: dict[Layout, list[Shape]]) ->
 
 
 def times(args: argparse.Namespace) -> Work:
-    """The cases to time, and the function that times one."""
+    """Returns the cases to time, and the function that times one."""
     effort = QUICK if args.quick else FULL
     checked = check_cases(chosen_cases(args, effort.shapes))
     clock = clock_for(str(args.device))
@@ -162,7 +162,7 @@ class Measured(NamedTuple):
 
 
 def measure_each(cases: Sequence[Any], measure: Callable[[Any, Say], Iterable[Any]]) -> Measured:
-    """The results of `measure` for all cases, or for those before an interrupt.
+    """Returns the results of `measure` for all cases, or for those before an interrupt.
 
     A case that fails is reported on standard error, and the others are still measured.
     """
@@ -185,7 +185,7 @@ def measure_each(cases: Sequence[Any], measure: Callable[[Any, Say], Iterable[An
 
 
 def announced(cases: Sequence[T]) -> Iterator[tuple[T, Say]]:
-    """The cases one by one, each with a function that shows its progress on standard error."""
+    """Yields each case with a function that shows its progress on standard error."""
     columns = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn())
     what = TextColumn("{task.description}")
     with Progress(*columns, what, console=Console(stderr=True)) as progress:

@@ -47,8 +47,8 @@ class Measurement:
 
 
 def prepare(case: Case) -> dict[str, Call]:
-    """A call for each provider, checked, and one for the copy. Inductor's code and ours are called
-    in the same way, in a compiled graph: Dynamo's guards take longer than a small kernel."""
+    """Returns a call for each provider, checked, and one for the copy. Inductor's code and ours are
+    called in the same way, in a compiled graph: Dynamo's guards take longer than a small kernel."""
     eager, *others = case.operator.providers(case.direction).items()
     inputs = case.inputs()
     # Every shape is compiled separately, without reaching Dynamo's limit of recompilations.
@@ -113,7 +113,7 @@ def check_all(case: Case, inputs: Sequence[Tensor], calls: dict[str, partial[Any
 def with_dropout_of(
     output: Tensor, case: Case, dropout: Dropout, inputs: Sequence[Tensor]
 ) -> Tensor:
-    """Eager PyTorch's result or gradient with the elements dropped that are zero in `output`.
+    """Returns eager's result or gradient with the elements dropped that are zero in `output`.
 
     Providers draw different random numbers, so that the drawn ones are read off the result.
     """
@@ -153,7 +153,7 @@ def check_agreement(case: Case, name: str, actual: Tensor, expected: Tensor) -> 
 
 
 def _scale(case: Case, expected: Tensor) -> float:
-    """The norm that a difference is relative to: that of the result, or of a tensor of ones.
+    """Returns the norm that a difference is relative to: the result's, or that of ones.
 
     The latter is used if the result is zero except for rounding errors: norms of one or two
     columns, gradients of such rows, and results that dropout or a mask has zeroed.

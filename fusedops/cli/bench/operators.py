@@ -22,12 +22,12 @@ LAYER_NORM_EPS, STD_NORM_EPS, RMS_NORM_EPS = 1e-5, 1e-6, 1e-6
 
 
 def family(op: str) -> str:
-    """The operator that `op` is a variant of."""
+    """Returns the operator that `op` is a variant of."""
     return op.partition("[")[0]
 
 
 def selected(names: list[str]) -> list[str]:
-    """The operators with these names, including variants, in the order of the names."""
+    """Returns the operators with these names, including variants, in the order of the names."""
     return [op for name in names for op in OPERATORS if name in (op, family(op))]
 
 
@@ -56,7 +56,7 @@ def _weight_and_bias(case: Case) -> tuple[Tensor, Tensor]:
 
 
 def _layer_norm_backward(forward: Callable[..., Any], backward: Callable[..., Any]) -> Provider:
-    """A provider of all three gradients, from the statistics that `forward` saves."""
+    """Returns a provider of all three gradients, from the statistics that `forward` saves."""
 
     def prepare(grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
         _, mean, rstd = forward(x, x.shape[-1:], weight, bias, LAYER_NORM_EPS)
@@ -87,7 +87,7 @@ def _layer_norm() -> Operator:
 
 
 def _annotated_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """The norm as in the source code of the Annotated Transformer."""
+    """Returns the norm as in the source code of the Annotated Transformer."""
     mean, std = x.mean(-1, keepdim=True), x.std(-1, keepdim=True)
     return weight * (x - mean) / (std + STD_NORM_EPS) + bias
 
@@ -124,12 +124,12 @@ def _l2_norm() -> Operator:
 
 
 def _along_channels(parameter: Tensor, x: Tensor) -> Tensor:
-    """A parameter as a model's source code broadcasts it: weight[:, None, None] for images."""
+    """Returns a parameter as models broadcast it: weight[:, None, None] for images."""
     return parameter.view(-1, *[1] * (x.dim() - 2))
 
 
 def _channels_first_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """The norm of channels as in the source code of ConvNeXt."""
+    """Returns the norm of channels as in the source code of ConvNeXt."""
     mean = x.mean(1, keepdim=True)
     variance = (x - mean).pow(2).mean(1, keepdim=True)
     x = (x - mean) / torch.sqrt(variance + RMS_NORM_EPS)
@@ -162,7 +162,7 @@ def _spatial_rms_norm() -> Operator:
 
 
 def _after_residual(norm: Operator, fused: Callable[..., Any]) -> Operator:
-    """The norm of a pre-norm layer: the normalised sum of branch and residual, and the sum."""
+    """Returns the normalised sum of branch and residual, as in a pre-norm layer, and the sum."""
 
     def eager(x: Tensor, residual: Tensor, *parameters: Tensor) -> tuple[Tensor, Tensor]:
         sum = x + residual
@@ -204,7 +204,7 @@ def _stack_of_softmaxes(name: str) -> Operator:
 
 
 def _stack_of_norms() -> Operator:
-    """Norms of several tensors. The arguments are all inputs, then all weights, then all biases."""
+    """Returns norms of several tensors. The arguments are inputs, then weights, then biases."""
 
     def thirds(tensors: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
         count = len(tensors) // 3

@@ -35,7 +35,7 @@ RATIOS = ["share_of_copy", "speedup_over_eager", "speedup_over_best_peer"]
 
 
 def to_frame(measurements: Iterable[Any]) -> pd.DataFrame:
-    """One row for each measurement, a dataclass, in their order."""
+    """Returns one row for each measurement, a dataclass, in their order."""
     return pd.DataFrame(map(asdict, measurements))
 
 
@@ -92,7 +92,7 @@ def _case_rows(frame: pd.DataFrame, providers: Sequence[str]) -> Iterator[list[s
 
 
 def table_of(title: str, names: Sequence[str], numbers: Sequence[str]) -> Table:
-    """An empty table with columns for names, then columns for numbers, aligned to the right."""
+    """Returns an empty table of names, then of numbers, which are aligned to the right."""
     table = Table(title=title, title_justify="left")
     for name in names:
         table.add_column(name, no_wrap=True)

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def chosen_checks() -> dict[str, Check]:
-    """The checks by section. Those of the kernels run on every kind of device that has any."""
+    """Returns the checks by section. Each kind of device with kernels has its own."""
     has_gpu = torch.cuda.is_available() and libraries.has_kernels("cuda")
     devices = ["cpu", "cuda"] if has_gpu else ["cpu"]
     checks: dict[str, Check] = {"installation": installation}
@@ -90,7 +90,7 @@ def _version_of(library: Path) -> Result:
 
 
 def _gpus() -> Iterator[Result]:
-    """Every GPU that torch can use, which the libraries have to have code for."""
+    """Yields every GPU that torch can use, which the libraries have to have code for."""
     facts = probe_devices()
     gpus = {name: gpu for name, gpu in facts.items() if name.startswith("cuda:")}
     for name, gpu in gpus.items():
@@ -102,7 +102,7 @@ def _gpus() -> Iterator[Result]:
 
 
 def _guarded(check: Check) -> list[Result]:
-    """The results up to the first error, and the error as one that failed."""
+    """Returns the results up to the first error, and the error as one that failed."""
     results: list[Result] = []
     try:
         results.extend(check())
@@ -112,7 +112,7 @@ def _guarded(check: Check) -> list[Result]:
 
 
 def as_text(results: list[Result]) -> str:
-    """The results as aligned lines: the name, what was found, and what was wanted."""
+    """Returns the results as aligned lines: the name, what was found, and what was wanted."""
     rows = [(result, _found(result)) for result in results]
     name_width = max(len(result.name) for result, _ in rows)
     found_width = max(len(found) for result, found in rows if result.wanted or len(rows) == 1)

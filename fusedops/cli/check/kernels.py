@@ -34,7 +34,7 @@ class Inputs(NamedTuple):
     grad_output: Tensor
 
     def first_row(self) -> Inputs:
-        """The inputs of the first row alone."""
+        """Returns the inputs of the first row alone."""
         of_rows = ("x", "residual", "mask", "grad_output")
         return self._replace(**{name: getattr(self, name)[:1] for name in of_rows})
 
@@ -85,7 +85,7 @@ def _exact_norm(norm: Callable[..., Tensor], given: Inputs, output: Tensor) -> l
 def _exact_residual_norm(
     norm: Callable[..., Tensor], given: Inputs, output: Tensor
 ) -> list[Tensor]:
-    """The norm of the sum, which is rounded to the dtype; both terms have its gradient."""
+    """Returns the norm of the sum, which is rounded to the dtype; both terms have its gradient."""
     total = (given.x.double() + given.residual.double()).to(given.x.dtype)
     result, gradient, *others = _exact_norm(norm, given._replace(x=total), output)
     return [result, gradient, gradient, *others]
@@ -142,7 +142,7 @@ OPERATORS = {
 
 
 def accuracy(device: str) -> Iterator[Result]:
-    """The error of each operator's result and gradients, in every dtype."""
+    """Yields the error of each operator's result and gradients, in every dtype."""
     given = {dtype: draw(dtype, device) for dtype in DTYPES}
     for name, operator in OPERATORS.items():
         errors = {dtype: errors_of(operator, inputs) for dtype, inputs in given.items()}
@@ -171,7 +171,7 @@ def determinism(device: str) -> Iterator[Result]:
 
 
 def draw(dtype: torch.dtype, device: str, rows: int = ROWS, cols: int = COLS) -> Inputs:
-    """Random inputs, the same in every run."""
+    """Returns random inputs, the same in every run."""
     generator = torch.Generator().manual_seed(0)
     sizes = [(rows, cols), (rows, cols), (cols,), (cols,), (rows, cols), (rows, cols)]
     x, residual, weight, bias, chance, grad = (
@@ -186,7 +186,7 @@ def draw(dtype: torch.dtype, device: str, rows: int = ROWS, cols: int = COLS) ->
 
 
 def results_of(operator: Operator, given: Inputs) -> list[Tensor]:
-    """The operator's result, and the gradients of its leaves."""
+    """Returns the operator's result, and the gradients of its leaves."""
     leaves = {name: getattr(given, name).detach().requires_grad_() for name in operator.leaves}
     output = operator.call(given._replace(**leaves))
     gradients = torch.autograd.grad(output, [*leaves.values()], given.grad_output)
@@ -194,7 +194,7 @@ def results_of(operator: Operator, given: Inputs) -> list[Tensor]:
 
 
 def errors_of(operator: Operator, given: Inputs) -> list[float]:
-    """The root mean square of the errors of the result and of each gradient, in ulps."""
+    """Returns the root mean square of the errors of the result and of each gradient, in ulps."""
     found = results_of(operator, given)
     wanted = operator.exact(given, found[0])
     return [_error(actual, exact) for actual, exact in zip(found, wanted, strict=True)]
@@ -214,7 +214,7 @@ def _limit(dtype: torch.dtype, ulps: float) -> float:
 
 
 def has_same_bits(operator: Operator, given: Inputs, threads: int | None) -> bool:
-    """Whether results do not depend on the run, the number of threads, or the rows beside a row."""
+    """Returns whether run, number of threads and neighbouring rows leave a row's bits alone."""
     with _threads(threads):
         results = [results_of(operator, given) for _ in range(2)]
     with _threads(1 if threads else None):

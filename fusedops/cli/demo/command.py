@@ -91,13 +91,13 @@ def embed(encoder: Encoder, batch: Batch) -> Tensor:
 
 
 def always(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    """The backend with `fuse="always"`."""
+    """Compiles as the backend does, with `fuse="always"`."""
     with fusedops.config.patch(fuse="always"):
         return backend(gm, example_inputs)
 
 
 def compile_encoders(encoder: Encoder, batch: Batch, console: Console) -> dict[str, Encoder]:
-    """The encoder in eager and compiled in every way, after a first call of each."""
+    """Returns the encoder in eager and compiled in every way, after a first call of each."""
     encoders: dict[str, Encoder] = {"eager": encoder}
     ways: dict[str, str | Callable[..., Any]]
     ways = {"inductor": "inductor", "fusedops": "fusedops", ALWAYS: always}
@@ -112,7 +112,7 @@ def compile_encoders(encoder: Encoder, batch: Batch, console: Console) -> dict[s
 
 
 def take_turns(embeds: Mapping[str, Call]) -> dict[str, list[float]]:
-    """Milliseconds of each call, one number a round."""
+    """Returns milliseconds of each call, one number a round."""
     times: dict[str, list[float]] = {name: [] for name in embeds}
     orders = len(balanced_orders(list(embeds))) // 2  # for an even number half of them are balanced
     start = time.perf_counter()
@@ -123,7 +123,7 @@ def take_turns(embeds: Mapping[str, Call]) -> dict[str, list[float]]:
 
 
 def operators_that_run(call: Call) -> Counter[str]:
-    """How often a call runs each fusedops operator, from a profile of the compiled code."""
+    """Returns how often a call runs each fusedops operator, from a profile of the compiled code."""
     with torch.profiler.profile() as profile:
         call()
     counts = {event.key: event.count for event in profile.key_averages()}
@@ -131,12 +131,12 @@ def operators_that_run(call: Call) -> Counter[str]:
 
 
 def largest_difference(expected: Tensor, actual: Tensor) -> float:
-    """The largest absolute difference of two tensors."""
+    """Returns the largest absolute difference of two tensors."""
     return (expected - actual).abs().max().item()
 
 
 def most_similar_pairs(embeddings: Tensor, count: int) -> list[tuple[float, str, str]]:
-    """The pairs of different sentences with the largest cosine."""
+    """Returns the pairs of different sentences with the largest cosine."""
     similarity = embeddings @ embeddings.T
     first, second = torch.triu_indices(len(embeddings), len(embeddings), offset=1)
     top = similarity[first, second].topk(count)
@@ -147,7 +147,7 @@ def most_similar_pairs(embeddings: Tensor, count: int) -> list[tuple[float, str,
 
 
 def find_failures(sites: Sequence[Site], difference: float, ran: Counter[str]) -> list[str]:
-    """The checks of the demo that failed."""
+    """Returns the checks of the demo that failed."""
     failures = []
     for kind, expected in EXPECTED_SITES.items():
         found = sum(kind in site.op for site in sites)

@@ -35,7 +35,7 @@ PASSAGES = 104
 
 
 def texts() -> list[str]:
-    """The sentences, then passages of up to four of them, always the same ones."""
+    """Returns the sentences, then passages of up to four of them, always the same ones."""
     draw = random.Random(0)
     passages = (draw.sample(SENTENCES, draw.randint(1, 4)) for _ in range(PASSAGES))
     return [*SENTENCES, *map(" ".join, passages)]

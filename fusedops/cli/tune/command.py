@@ -86,7 +86,7 @@ def _written(file: Path, content: str, interrupted: bool) -> str:
 
 
 def _machines(args: argparse.Namespace) -> list[Machine]:
-    """This machine, once with each number of threads."""
+    """Returns this machine, once with each number of threads."""
     if args.device.type != "cpu":
         if args.threads:
             raise UsageError("--threads: only with --device cpu; a GPU has its own")
@@ -96,7 +96,7 @@ def _machines(args: argparse.Namespace) -> list[Machine]:
 
 
 def _files(output: Path | None, machines: Sequence[Machine]) -> dict[Path, list[Machine]]:
-    """The file for each machine's table. Raises UserError if it cannot be written."""
+    """Returns the file for each machine's table. Raises UserError if it cannot be written."""
     if output:
         return {output: [*machines]}
     folder = costs.user_folder()
@@ -115,7 +115,7 @@ def _files(output: Path | None, machines: Sequence[Machine]) -> dict[Path, list[
 
 
 def _slug(machine: Machine) -> str:
-    """The name of a machine's file."""
+    """Returns the name of a machine's file."""
     name = f"{machine.device} {machine.processor} {machine.isa} {count_of(machine.threads)}"
     return re.sub(r"[^a-z0-9.]+", "-", f"{name} torch {machine.torch}".lower())
 
@@ -184,7 +184,7 @@ def _plausible(graph: Graph, found: Iterable[costs.Cost], measured: Measured) ->
 
 
 def as_csv(measured: Measured, machines: Sequence[Machine]) -> str:
-    """The table of these machines as CSV; empty if nothing was measured on them."""
+    """Returns the table of these machines as CSV; empty if nothing was measured on them."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     version = (PACKAGE / "VERSION").read_text().strip()
@@ -206,13 +206,13 @@ def _case(graph: Graph) -> tuple[str, str, str]:
 
 
 def _numbers(cost: costs.Cost) -> tuple[str | int, ...]:
-    """The numbers of a line, with four significant digits, more than a timing is accurate to."""
+    """Returns the numbers of a line with four digits, more than a timing is accurate to."""
     times = cost.inductor, cost.ours, 1e-6 / cost.ms_per_byte
     return cost.rows, cost.cols, *(f"{number:.4g}" for number in times)
 
 
 def _summary(measured: Measured) -> Iterator[str]:
-    """How many sizes were measured, on how many fusedops is faster, and what is missing."""
+    """Yields how many sizes were measured, on how many fusedops is faster, and what is missing."""
     found = [cost for each in measured.costs.values() for cost in each]
     faster = sum(cost.ours < cost.inductor for cost in found)
     yield f"{len(found)} sizes measured; fusedops is faster than Inductor on {faster} of them"

@@ -49,7 +49,7 @@ class Graph:
     threads: int
 
     def case(self, rows: int) -> Case:
-        """The case with this number of rows."""
+        """Returns the case with this number of rows."""
         operator = OPERATORS[self.op]
         shape: tuple[int, ...] = (rows, self.cols)
         if operator.layout is Layout.SCORES:
@@ -58,7 +58,7 @@ class Graph:
 
     @property
     def differentiated(self) -> int | None:
-        """How many inputs get a gradient in training: only the scores, or all inputs of a norm."""
+        """Returns how many inputs get a gradient in training: the scores, or all of a norm."""
         return 1 if OPERATORS[self.op].layout is Layout.SCORES else None
 
     def __str__(self) -> str:
@@ -68,7 +68,7 @@ class Graph:
 
 
 def all_graphs(device: str, threads: list[int]) -> list[Graph]:
-    """All graphs of a table, the most important first."""
+    """Returns all graphs of a table, the most important first."""
     graphs = []
     for (ops, cols, rows), count in product(SIZES, threads):
         for op, dtype, mode in product(ops, DTYPES, (INFERENCE, TRAINING)):
@@ -81,7 +81,8 @@ def all_graphs(device: str, threads: list[int]) -> list[Graph]:
 def _compiled_alike(
     rows: tuple[int, ...], cols: int, device: str, threads: int
 ) -> Iterator[tuple[int, ...]]:
-    """The numbers of rows, grouped so that Inductor would generate the same code for each group.
+    """Yields the numbers of rows, grouped so that Inductor would generate the same code for each
+    group.
 
     On a GPU each number is tuned separately. On a CPU small sizes are not parallelised.
     """

@@ -94,7 +94,7 @@ def _settings() -> Iterator[None]:
 
 
 def _inputs(graph: Graph, rows: int) -> tuple[Tensor, ...]:
-    """The inputs of a case. The number of rows is a symbol if several numbers share the code."""
+    """Returns a case's inputs. The number of rows is a symbol if several share the code."""
     case = graph.case(rows)
     inputs = case.inputs()
     for tensor in inputs[: graph.differentiated]:
@@ -118,7 +118,7 @@ def _train(function: Callable[..., Any], leaves: Sequence[Tensor], others: Seque
 
 
 def measure(graph: Graph) -> Iterator[Cost]:
-    """The cost of each number of rows, except those whose times other programs disturbed."""
+    """Yields the cost of each number of rows, except those whose times other programs disturbed."""
     calls = prepare(graph)
     clock = clock_for(graph.device)
     with torch._dynamo.config.patch(error_on_recompile=True):
@@ -130,7 +130,7 @@ def measure(graph: Graph) -> Iterator[Cost]:
 
 
 def least_times(calls: dict[str, Call], clock: Clock) -> dict[str, float] | None:
-    """The minimum over many short bursts, which take turns, because other programs can only
+    """Returns the minimum over many short bursts, which take turns, because other programs can only
     increase a time. None if no minimum was reproduced."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(ATTEMPTS):
@@ -150,7 +150,7 @@ def _bursts(calls: dict[str, Call], clock: Clock) -> dict[str, list[float]]:
 
 @functools.cache
 def _copy_ms_per_byte(bytes: int, device: str, threads: int) -> float:
-    """Milliseconds for each byte read or written in a copy of a tensor of that size."""
+    """Returns milliseconds for each byte read or written in a copy of a tensor of that size."""
     source = torch.zeros(bytes, dtype=torch.uint8, device=device)
     copy = {"copy": functools.partial(torch.empty_like(source).copy_, source)}
     return min(interleave(copy, clock_for(device), 5, SLOT_MS)["copy"]) / (2 * bytes)

@@ -27,7 +27,7 @@ Fields = dict[str, Any]
 
 
 def import_transformers() -> ModuleType:
-    """The package transformers; raises ImportError with the fix if it is not installed."""
+    """Returns the package transformers; raises ImportError with the fix if it is not installed."""
     try:
         import transformers
     except ModuleNotFoundError as error:
@@ -47,7 +47,7 @@ def _model(
     fields: Callable[[Size], Fields] | None = None,
     inputs: Callable[[Size, int], Inputs] | None = None,
 ) -> Model:
-    """The entry for transformers' `<name>Model`.
+    """Returns the entry for transformers' `<name>Model`.
 
     `fields` are additional fields of its config; a value of None removes a common field. `inputs`
     are by default those of the kind.

@@ -62,30 +62,30 @@ class Model:
 
 
 def tokens(size: Size, batch: int) -> Tensor:
-    """Random token ids, without the first three, which are special in the configs."""
+    """Returns random token ids, without the first three, which are special in the configs."""
     return torch.randint(3, size.vocabulary, (batch, size.length))
 
 
 def padding(size: Size, batch: int) -> Tensor:
-    """1 where there is a token, 0 in the last quarter of the first sequence."""
+    """Returns 1 where there is a token, 0 in the last quarter of the first sequence."""
     mask = torch.ones(batch, size.length, dtype=torch.long)
     mask[0, size.length - size.length // 4 :] = 0
     return mask
 
 
 def features(size: Size, batch: int) -> Tensor:
-    """Random embeddings of tokens."""
+    """Returns random embeddings of tokens."""
     return torch.randn(batch, size.length, size.width)
 
 
 def cast(inputs: Inputs, dtype: torch.dtype) -> Inputs:
-    """The inputs, with floating ones cast to `dtype`."""
+    """Returns the inputs, with floating ones cast to `dtype`."""
     floating = {name: value for name, value in inputs.items() if _is_floating(value)}
     return inputs | {name: value.to(dtype) for name, value in floating.items()}
 
 
 def main_tensors(output: Any) -> list[Tensor]:
-    """The floating tensors in a model's result."""
+    """Returns the floating tensors in a model's result."""
     return [leaf for leaf in tree_leaves(output) if _is_floating(leaf)]
 
 
