@@ -41,6 +41,9 @@ def test_the_whole_graphs_are_shown_on_request(model_file, command):
     assert "--- graph 0 before" in graphs and "--- graph 0 after" in graphs
 
 
+TENSOR = torch.ones(2)
+
+
 @pytest.mark.parametrize(
     ("returned", "inputs", "named"),
     [
@@ -49,17 +52,12 @@ def test_the_whole_graphs_are_shown_on_request(model_file, command):
         (([1, 2],), (1, 2), {}),
         (({"x": 1},), (), {"x": 1}),
         ((), (), {}),
+        ((TENSOR,), (TENSOR,), {}),
     ],
 )
 def test_inputs_may_come_flat_in_a_tuple_or_by_name(returned, inputs, named):
     model = torch.nn.Identity()
     assert explain.split_example((model, *returned)) == (model, inputs, named)
-
-
-def test_a_single_tensor_is_one_input():
-    tensor = torch.ones(2)
-    _, inputs, _ = explain.split_example((torch.nn.Identity(), tensor))
-    assert inputs == (tensor,)
 
 
 def _config(folder, model_type, **settings):

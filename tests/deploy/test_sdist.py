@@ -34,16 +34,11 @@ def test_a_folder_that_the_build_or_its_user_reads_is_there_whole(folder, files)
     assert sources(folder) and sources(folder) <= files
 
 
-def test_the_files_that_begin_the_build_and_those_that_the_metadata_names_are_there(files):
+def test_the_files_of_the_build_of_the_metadata_and_of_the_package_are_there(files):
     first = ("setup.py", "pyproject.toml", "CMakeLists.txt")
     named = ("README.md", "LICENSE", "fusedops/VERSION", "fusedops_autoload.py")
-    assert set(map(Path, first + named)) <= files
-
-
-def test_every_python_file_and_table_of_the_package_is_there(files):
-    package = sources("fusedops")
-    wanted = {path for path in package if path.suffix in (".py", ".csv", ".typed")}
-    assert wanted and wanted <= files
+    package = {path for path in sources("fusedops") if path.suffix in (".py", ".csv", ".typed")}
+    assert package and package | set(map(Path, first + named)) <= files
 
 
 def test_nothing_that_a_build_writes_is_there(files):

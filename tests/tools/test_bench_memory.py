@@ -57,15 +57,15 @@ def test_a_call_allocates_its_result_alone(op):
     assert peak(memory.OURS, case(op)) == case(op).input_bytes
 
 
-def test_dropout_allocates_its_result_and_a_seed():
-    this = case("softmax_dropout[causal]")
-    assert this.input_bytes <= peak(memory.OURS, this) <= this.input_bytes + A_FEW_BYTES
+#: The result; for training the gradient too, and for dropout then the probabilities.
+TENSORS = {(op, TRAINING): 2 for op in ("softmax", "log_softmax", *MASKED)}
+TENSORS |= {("softmax_dropout[causal]", FORWARD): 1, ("softmax_dropout[causal]", TRAINING): 3}
 
 
-@pytest.mark.parametrize("op", ["softmax", "log_softmax", *MASKED])
-def test_training_allocates_the_result_and_the_gradient(op):
-    this = case(op, TRAINING)
-    expected = 2 * this.input_bytes
+@pytest.mark.parametrize(("which", "tensors"), TENSORS.items(), ids=map(" ".join, TENSORS))
+def test_dropout_and_training_allocate_no_more_than_results_gradients_and_a_seed(which, tensors):
+    this = case(*which)
+    expected = tensors * this.input_bytes
     assert expected <= peak(memory.OURS, this) <= expected + A_FEW_BYTES
 
 
@@ -85,12 +85,6 @@ def test_a_norm_allocates_its_results_and_in_training_the_gradient_and_statistic
 def test_training_in_place_allocates_the_gradient_alone():
     this = case("softmax", TRAINING)
     assert peak(memory.OURS_IN_PLACE, this) == this.input_bytes
-
-
-def test_training_with_dropout_keeps_the_probabilities_too():
-    this = case("softmax_dropout[causal]", TRAINING)
-    expected = 3 * this.input_bytes
-    assert expected <= peak(memory.OURS, this) <= expected + A_FEW_BYTES
 
 
 @pytest.mark.parametrize("op", MASKED)

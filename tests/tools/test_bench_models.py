@@ -301,36 +301,30 @@ def test_a_bad_command_line_is_refused_in_one_line(words, message, capsys):
     assert re.search(f"python -m tools.bench: .*{message}", line)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "fusedops::softmax_backward_",
-        "graph_0_cpp_fused__softmax_add_native_dropout_where_1",
-        "graph_1_cpp_fused_add_mean_mul_pow_rsqrt_13",
-        "graph_0_cpp_fused_add_div_expand_mul_pow_sum_view_7",
-        "graph_0_cpp_fused_add_native_dropout_backward_native_layer_norm_backward_sum_view_8",
-        "graph_1_cpp_fused_native_dropout_7",
-        "aten::_softmax",
-    ],
+OF_SITES = (
+    "fusedops::softmax_backward_",
+    "graph_0_cpp_fused__softmax_add_native_dropout_where_1",
+    "graph_1_cpp_fused_add_mean_mul_pow_rsqrt_13",
+    "graph_0_cpp_fused_add_div_expand_mul_pow_sum_view_7",
+    "graph_0_cpp_fused_add_native_dropout_backward_native_layer_norm_backward_sum_view_8",
+    "graph_1_cpp_fused_native_dropout_7",
+    "aten::_softmax",
 )
+#: Matrix products, activations and arithmetic do not count.
+OTHERS = (
+    "aten::mm",
+    "aten::_scaled_dot_product_flash_attention_for_cpu",
+    "graph_1_cpp_fused_mul_6",
+    "graph_0_cpp_fused_clone_expand_view_4",
+    "graph_0_cpp_fused_native_dropout_backward_threshold_backward_view_1",
+    "graph_0_cpp_fused_add_mul_native_dropout_backward_pow_sum_tanh_tanh_backward_view_1",
+    "Torch-Compiled Region: 0/0 softmax",
+)
+
+
+@pytest.mark.parametrize("name", OF_SITES + OTHERS)
 def test_kernels_of_sites_and_of_the_dropout_beside_them_count(name):
-    assert sites.belongs_to_a_site(name)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "aten::mm",
-        "aten::_scaled_dot_product_flash_attention_for_cpu",
-        "graph_1_cpp_fused_mul_6",
-        "graph_0_cpp_fused_clone_expand_view_4",
-        "graph_0_cpp_fused_native_dropout_backward_threshold_backward_view_1",
-        "graph_0_cpp_fused_add_mul_native_dropout_backward_pow_sum_tanh_tanh_backward_view_1",
-        "Torch-Compiled Region: 0/0 softmax",
-    ],
-)
-def test_kernels_of_matrix_products_activations_and_arithmetic_do_not_count(name):
-    assert not sites.belongs_to_a_site(name)
+    assert sites.belongs_to_a_site(name) == (name in OF_SITES)
 
 
 def test_the_time_of_a_site_includes_what_it_calls():

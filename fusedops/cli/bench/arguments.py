@@ -17,20 +17,14 @@ OP_NAMES = list(dict.fromkeys([*map(family, OPERATORS), *OPERATORS]))
 DIRECTIONS = [FORWARD, BACKWARD]
 DTYPES = ["float32", "bfloat16", "float16", "float64"]
 
-#: The tensors that a case needs at the same time: input, result, and the two tensors of the copy.
+#: A case needs these tensors at the same time: input, result, and the two tensors of the copy.
 TENSORS_OF_A_CASE = 4
 
 
 class Moved(argparse.Action):
-    """An option of a benchmark that is no longer in the package; says where it is."""
+    """Says where a benchmark is that is no longer in the package, if its option is given."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
-    ) -> None:
+    def __call__(self, *args: object, **kwargs: object) -> None:
         raise UsageError(
             f"--{self.dest}: moved out of the package; in a checkout of fusedops run: "
             f"python -m tools.bench {self.dest}"
