@@ -39,7 +39,7 @@ def checked(
     return parse
 
 
-#: The largest size of a dimension in torch.
+#: No dimension can be larger in torch.
 MOST = 2**63 - 1
 positive = checked(int, lambda value: 0 < value <= MOST, "an integer above 0")
 seed = checked(int, lambda value: 0 <= value <= MOST, "an integer from 0 to 2^63 - 1")

@@ -1,4 +1,4 @@
-"""Clocks, and measuring several calls side by side.
+"""Measures several calls side by side, with a clock for each kind of device.
 
 Other programs slow a machine down for a while. The calls therefore take turns, in slots of equal
 length, and times of the same round are compared: a disturbance affects all of them. A call is also
@@ -21,7 +21,7 @@ Call = Callable[[], Any]
 
 
 class Clock(Protocol):
-    """Milliseconds that a call takes, the mean over `repeats` calls.
+    """Measures the milliseconds that a call takes, the mean over `repeats` calls.
 
     overhead_ms: the time of each call that is not part of the measurement.
     """
@@ -32,7 +32,7 @@ class Clock(Protocol):
 
 
 class WallClock:
-    """The clock for a CPU. A third as many calls run first, without being timed, to warm the
+    """Measures on a CPU. A third as many calls run first, without being timed, to warm the
     caches."""
 
     overhead_ms = 0.0
@@ -47,7 +47,7 @@ class WallClock:
 
 
 class CudaClock:
-    """The clock for a GPU: events around each call, with the L2 cache overwritten before it.
+    """Measures on a GPU by events around each call, with the L2 cache overwritten before it.
 
     The buffer is so large that overwriting it takes longer than the slowest launch, so that the
     events enclose only the kernels.

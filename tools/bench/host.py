@@ -30,7 +30,7 @@ ROWS, COLS = 1, 128
 WITHOUT_GRAD, FORWARD, BOTH = "without grad", "forward with grad", "forward and backward"
 MODES = (WITHOUT_GRAD, FORWARD, BOTH)
 
-#: The number of calls in a burst: so small that most bursts are not disturbed.
+#: A burst has so few calls that most bursts are not disturbed.
 BURST = 100
 BURSTS, BURSTS_QUICK = 1000, 50
 
@@ -67,7 +67,7 @@ class HostCase:
 
 @dataclass(frozen=True)
 class HostTime:
-    """Microseconds a call, the minimum of bursts: the columns of the CSV, in their order."""
+    """Describes a case, with microseconds a call, by the columns of the CSV, in their order."""
 
     op: str
     mode: str

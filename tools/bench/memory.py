@@ -51,7 +51,7 @@ WAYS = (EAGER, EAGER_OUT, BY_HAND, INDUCTOR, OURS, OURS_OUT, OURS_IN_PLACE)
 
 @dataclass(frozen=True)
 class Peak:
-    """One way to compute one case: the columns of the CSV, in their order."""
+    """Describes one way to compute one case by the columns of the CSV, in their order."""
 
     op: str
     direction: str

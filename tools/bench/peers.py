@@ -1,4 +1,4 @@
-"""Other inference runtimes to compare with: OpenVINO and ONNX Runtime, if they are installed.
+"""Runs models in OpenVINO and ONNX Runtime, to compare with, if they are installed.
 
 Both take the model in float32, captured by `torch.export`. OpenVINO can be set to compute in
 bfloat16, with float32 outputs; ONNX Runtime has no bfloat16 kernels for the CPU.

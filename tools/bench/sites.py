@@ -1,4 +1,4 @@
-"""The share of a compiled step's time that softmaxes and norms take, by the names in a profile.
+"""Measures the share of a step that softmaxes and norms take, by the names in a profile.
 
 Inductor names a kernel after the ATen operators whose code it fused, in alphabetical order. The
 same rule is used for plain Inductor and for fusedops. These belong to the sites:
@@ -24,7 +24,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from fusedops.cli.timing import Call
 
-#: Settings of Inductor that make its CPU kernels appear in profiles, with these names.
+#: With these settings Inductor's CPU kernels appear in profiles under names of ATen operators.
 KERNEL_NAMES = {"cpp.enable_kernel_profile": True, "cpp.descriptive_names": "original_aten"}
 
 PROFILED_STEPS = 3

@@ -1,4 +1,4 @@
-"""Whole models: times of a step in eager, with Inductor and with fusedops, and the sites' share.
+"""Times a step of a whole model in eager, with Inductor and with fusedops, and its sites' share.
 
 Inference is a forward pass without gradients, training a forward and a backward pass with the
 model's default dropout. Models have no head: the loss over a vocabulary would take more time than
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch._inductor import config as inductor_config
 
 from fusedops.cli.bench.cases import BACKWARD, FORWARD
-from fusedops.cli.bench.measurement import MAX_DISAGREEMENT, OURS, REFERENCE
+from fusedops.cli.bench.measurement import OURS, REFERENCE, require_small
 from fusedops.cli.timing import (
     Call,
     WallClock,
@@ -37,17 +37,17 @@ INDUCTOR = "inductor"
 COMPILED = (INDUCTOR, OURS)
 INFERENCE, TRAINING = "inference", "training"
 MODES = {FORWARD: INFERENCE, BACKWARD: TRAINING}
-# The width of a head in most transformers. The narrower a model, the more of its time goes to
+# A head has this width in most transformers. The narrower a model, the more of its time goes to
 # scores.
 HEAD_WIDTH = 64
 DEFAULT = ("gpt2", "bert", "llama", "t5", "vit", "swin")
 QUICK = (("gpt2", TRAINING), ("bert", INFERENCE))
 DTYPES = ("float32", "bfloat16")
-# The precision of a median ratio at which measuring stops, and the number of turns through all
-# orders after which it stops in any case.
+# Measuring stops at this precision of a median ratio, and in any case after this number of turns
+# through all orders.
 PRECISION = 0.005
 TURNS, TURNS_QUICK = 2, 1
-#: By how much a step may take longer than Inductor's without being called slower.
+#: A step may take longer than Inductor's by this share without being called slower.
 TOLERANCE = 0.02
 SLOT_MS = 1.0  # a step takes longer: a slot is one step
 
@@ -86,7 +86,7 @@ class Step:
 
 @dataclass(frozen=True)
 class StepTime:
-    """All providers on one step: the columns of the CSV, in their order.
+    """Describes all providers on one step by the columns of the CSV, in their order.
 
     The time of a peer is NaN if it is not installed or does not run the step. `speedup` is that of
     fusedops over Inductor, `spread` its interquartile range relative to it. `share_before` and
@@ -289,13 +289,7 @@ def check_step(step: Step, calls: dict[str, Call]) -> None:
 
 def _check(step: Step, name: str, actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
     difference = [a - b for a, b in zip(actual, expected, strict=True)]
-    disagreement = _norm(difference) / _norm(expected)
-    allowed = MAX_DISAGREEMENT[step.dtype]
-    if not disagreement <= allowed:
-        raise RuntimeError(
-            f"{step}: {name!r} differs from eager by {disagreement:.1e} (relative, L2), wanted "
-            f"at most {allowed:.0e}. Nothing was timed; please report this."
-        )
+    require_small(_norm(difference) / _norm(expected), step.dtype, f"{step}: {name!r}")
 
 
 def _norm(tensors: Sequence[Tensor]) -> float:

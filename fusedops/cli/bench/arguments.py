@@ -1,4 +1,4 @@
-"""The options of `bench`, and checks of the cases that they select, before anything runs."""
+"""Declares the options of `bench`, and checks the cases that they select before anything runs."""
 
 from __future__ import annotations
 

@@ -30,16 +30,16 @@ from fusedops.cli.timing import clock_for
 ALLOCATOR_SETTINGS = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**33)}
 
 T = TypeVar("T")
-#: Shows a line of progress.
+#: A function of this type shows a line of progress.
 Say = Callable[[str], None]
-#: All cases, and the function that measures one of them.
+#: Work consists of all cases and the function that measures one of them.
 Work = tuple[Sequence[Any], Callable[[Any, Say], Iterable[Any]]]
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured: the shapes of each layout, the rounds, and how long each provider runs
-    in a round."""
+    """Says how much is measured: the shapes of each layout, the rounds, and how long each provider
+    runs in a round."""
 
     shapes: dict[Layout, list[Shape]]
     rounds: int
@@ -153,7 +153,7 @@ def times(args: argparse.Namespace) -> Work:
 
 
 class Measured(NamedTuple):
-    """The rows of the cases that were measured, the number of those that failed, and whether an
+    """Has the rows of the cases that were measured, the number of those that failed, and whether an
     interrupt came before the rest."""
 
     rows: list[Any]

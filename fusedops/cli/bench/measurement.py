@@ -28,7 +28,7 @@ MAX_DISAGREEMENT = {
 
 @dataclass(frozen=True)
 class Measurement:
-    """One provider on one case: the columns of the CSV, in their order."""
+    """Describes one provider on one case by the columns of the CSV, in their order."""
 
     op: str
     direction: str
@@ -144,11 +144,16 @@ def check_agreement(case: Case, name: str, actual: Tensor, expected: Tensor) -> 
     if expected.isnan().any():  # std_norm of one column; both must be NaN in the same places
         same = actual.isnan() & expected.isnan()
         actual, expected = (tensor.masked_fill(same, 0) for tensor in (actual, expected))
-    disagreement = _norm(actual - expected).item() / _scale(case, expected)
-    if not disagreement <= MAX_DISAGREEMENT[case.dtype]:
+    difference = _norm(actual - expected).item() / _scale(case, expected)
+    require_small(difference, case.dtype, f"{case}: {name!r}")
+
+
+def require_small(difference: float, dtype: torch.dtype, what: str) -> None:
+    """Raises if a relative difference from eager is more than rounding."""
+    if not difference <= MAX_DISAGREEMENT[dtype]:
         raise RuntimeError(
-            f"{case}: {name!r} differs from eager by {disagreement:.1e} (relative, L2), wanted at "
-            f"most {MAX_DISAGREEMENT[case.dtype]:.0e}. Nothing was timed; please report this."
+            f"{what} differs from eager by {difference:.1e} (relative, L2), wanted at most "
+            f"{MAX_DISAGREEMENT[dtype]:.0e}. Nothing was timed; please report this."
         )
 
 

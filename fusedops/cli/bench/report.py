@@ -1,4 +1,4 @@
-"""Measurements as tables on the terminal, as CSV and as plots."""
+"""Shows measurements as tables on the terminal, as CSV and as plots."""
 
 from __future__ import annotations
 
