@@ -3,10 +3,9 @@
 #pragma once
 
 #include "cpu/norm/common.h"
-#include "cpu/simd/vec.h"
+#include "cpu/simd/load_store.h"
 
-namespace fusedops {
-namespace FUSEDOPS_CPU_ISA {
+namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
 template <class Body>
@@ -57,11 +56,10 @@ inline bool can_stream(const Slices& to) {
 
 template <class Output, class Body>
 void with_store(bool streaming, const Output& to, Body body) {
-  const Put put{streaming && can_stream(to)};
-  body(put);
-  if (put.streams) finish_streaming();
+  const StoreMode mode{streaming && can_stream(to)};
+  body(mode);
+  if (mode.streams) FlushStream();
 }
 
 }  // namespace
-}  // namespace FUSEDOPS_CPU_ISA
-}  // namespace fusedops
+}  // namespace fusedops::FUSEDOPS_CPU_ISA

@@ -8,12 +8,10 @@
 
 #include "cpu/dispatch/table.h"
 
-namespace fusedops {
-namespace FUSEDOPS_CPU_ISA {
+namespace fusedops::FUSEDOPS_CPU_ISA {
 
 #define KERNEL(name, parameters) void name parameters;
 #include "cpu/dispatch/kernels.def"
 #undef KERNEL
 
-}  // namespace FUSEDOPS_CPU_ISA
-}  // namespace fusedops
+}  // namespace fusedops::FUSEDOPS_CPU_ISA

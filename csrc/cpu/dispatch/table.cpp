@@ -1,7 +1,6 @@
 #include "cpu/dispatch/isa_functions.h"
 
-namespace fusedops {
-namespace FUSEDOPS_CPU_ISA {
+namespace fusedops::FUSEDOPS_CPU_ISA {
 
 extern const CpuKernels kernels;
 // Constant-initialized, so that no code compiled for an instruction set runs before that set is
@@ -13,5 +12,4 @@ constexpr CpuKernels kernels = {
 #undef KERNEL
 };
 
-}  // namespace FUSEDOPS_CPU_ISA
-}  // namespace fusedops
+}  // namespace fusedops::FUSEDOPS_CPU_ISA

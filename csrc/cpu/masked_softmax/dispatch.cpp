@@ -2,16 +2,15 @@
 #include "cpu/dispatch/isa_functions.h"
 #include "cpu/masked_softmax/rows.h"
 
-namespace fusedops {
-namespace FUSEDOPS_CPU_ISA {
+namespace fusedops::FUSEDOPS_CPU_ISA {
 
 void masked_softmax(
     const MaskedSoftmaxForward& args, RowRange range, void* scratch, bool streaming) {
   with_types(args.input.dtype, args.output.dtype, [&](auto in, auto out) {
     using In = typename decltype(in)::type;
     using Out = typename decltype(out)::type;
-    with_store(streaming && can_stream(args.probabilities), args.output, [&](Put put) {
-      masked_softmax_rows<In, Out>(args, range, scratch, put);
+    with_store(streaming && can_stream(args.probabilities), args.output, [&](StoreMode mode) {
+      masked_softmax_rows<In, Out>(args, range, scratch, mode);
     });
   });
 }
@@ -21,11 +20,10 @@ void masked_softmax_backward(
   with_types(args.grad_input.dtype, args.probabilities.dtype, [&](auto in, auto out) {
     using In = typename decltype(in)::type;
     using Out = typename decltype(out)::type;
-    with_store(streaming, args.grad_input, [&](Put put) {
-      masked_softmax_backward_rows<In, Out>(args, range, scratch, put);
+    with_store(streaming, args.grad_input, [&](StoreMode mode) {
+      masked_softmax_backward_rows<In, Out>(args, range, scratch, mode);
     });
   });
 }
 
-}  // namespace FUSEDOPS_CPU_ISA
-}  // namespace fusedops
+}  // namespace fusedops::FUSEDOPS_CPU_ISA

@@ -12,8 +12,7 @@
 #include "cpu/simd/tanh.h"
 #include "cpu/softmax/rows.h"
 
-namespace fusedops {
-namespace FUSEDOPS_CPU_ISA {
+namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
 // --- operands -----------------------------------------------------------------------------------
@@ -34,13 +33,13 @@ inline bool are_all_true(const Bool* bools, int64_t cols) {
   int64_t col = 0;
   if (cols >= kVectorBytes) {
     const VecI64 is_true = VecI64{} + int64_t(kTrue);
-    VecI64 differs = read<VecI64>(bools + cols - kVectorBytes) ^ is_true;
+    VecI64 differs = Load<VecI64>(bools + cols - kVectorBytes) ^ is_true;
     for (; col + kVectorBytes <= cols; col += kVectorBytes) {
-      differs |= read<VecI64>(bools + col) ^ is_true;
+      differs |= Load<VecI64>(bools + col) ^ is_true;
     }
-    return !any(differs != 0);
+    return !AnyTrue(differs != 0);
   }
-  for (; col + 8 <= cols; col += 8) all &= read<uint64_t>(bools + col) == kTrue;
+  for (; col + 8 <= cols; col += 8) all &= Load<uint64_t>(bools + col) == kTrue;
   for (; col < cols; ++col) all &= bools[col].value != 0;
   return all;
 }
@@ -53,7 +52,7 @@ constexpr RowRange range_of(int64_t begin, int64_t end) {
 // The columns that a bool mask leaves visible, of those in `range`.
 inline VisibleColumns columns_visible(const Bool* mask, RowRange range) {
   int64_t end = range.end;
-  while (end - range.begin >= 8 && read<uint64_t>(mask + end - 8) == 0) end -= 8;
+  while (end - range.begin >= 8 && Load<uint64_t>(mask + end - 8) == 0) end -= 8;
   while (end > range.begin && mask[end - 1].value == 0) --end;
   return {range_of(range.begin, end), are_all_true(mask + range.begin, end - range.begin)};
 }
@@ -185,7 +184,7 @@ FUSEDOPS_INLINE Tile<C> with_operand(Tile<C> score, NoOperand, int64_t, Part, C)
 template <class In, class Part, class C = Compute<In>>
 FUSEDOPS_INLINE Tile<C> with_operand(
     Tile<C> score, const Bool* mask, int64_t col, Part part, C mask_value) {
-  return chosen(load_bools<In>(mask + col, part), score, mask_value);
+  return IfThenElse(load_bools<In>(mask + col, part), score, mask_value);
 }
 template <class In, class Value, class Part, class C = Compute<In>>
 FUSEDOPS_INLINE Tile<C> with_operand(Tile<C> score, const Value* added, int64_t col, Part part, C) {
@@ -216,7 +215,7 @@ FUSEDOPS_INLINE Tile<Compute<T>> filled(Tile<Compute<T>> tile, Between part, Com
     for (int lane = 0; lane < kLanes<C>; ++lane) column[lane] = column_of<T>(half, lane);
     const Lanes<C> none = {};
     const auto inside = (column >= none + part.begin) & (column < none + part.end);
-    tile.v[half] = inside ? tile.v[half] : broadcast(value);
+    tile.v[half] = inside ? tile.v[half] : Set(value);
   }
   return tile;
 }
@@ -229,13 +228,13 @@ FUSEDOPS_INLINE Sums fold_visible(RowRange visible, int64_t cols, Sums sums, Ste
   for (; col < visible.end; col += kTile<T>) {
     if (col >= visible.begin) {
       for (; col + kTile<T> <= visible.end; col += kTile<T>) {
-        sums = step(sums, col, Whole{}, Whole{});
+        sums = step(sums, col, Full{}, Full{});
       }
       if (col >= visible.end) break;
     }
     const Between seen = part_of_tile<T>(visible, col);
-    sums = col + kTile<T> <= cols ? step(sums, col, Whole{}, seen)
-                                  : step(sums, col, First{static_cast<int>(cols - col)}, seen);
+    sums = col + kTile<T> <= cols ? step(sums, col, Full{}, seen)
+                                  : step(sums, col, Tail{static_cast<int>(cols - col)}, seen);
   }
   return sums;
 }
@@ -253,12 +252,12 @@ template <class In, class Source, class OperandValues, class C = Compute<In>>
 FUSEDOPS_INLINE C write_scores(
     Source at, OperandValues operand, C* scratch, C mask_value, RowRange visible, int64_t cols) {
   const auto max = fold_visible<In>(
-      visible, cols, both(-kInfinity<C>),
+      visible, cols, Broadcast(-kInfinity<C>),
       [&](Tile<C> so_far, int64_t col, auto part, auto seen) FUSEDOPS_LAMBDA {
         const Tile<C> score = with_operand<In>(at(col, part), operand, col, part, mask_value);
         const Tile<C> shown = filled<In>(score, seen, -kInfinity<C>);
         store(scratch + col, shown);
-        return larger(so_far, shown);
+        return Max(so_far, shown);
       });
   return max_of(max, max);
 }
@@ -363,7 +362,7 @@ struct MaskedRow {
     const C hidden = is_whole() ? mask_value : -kInfinity<C>;
     hide_columns<In>(to, hidden, seen, RowRange{count.begin, seen.begin}, count.end);
     hide_columns<In>(to, hidden, seen, RowRange{seen.end, count.end}, count.end);
-    return Larger{}(max, hidden);
+    return Max(max, hidden);
   }
 
   // Prefetches what is read after the chunk at `begin`.
@@ -385,7 +384,7 @@ struct MaskedRow {
   // The same, with the sink as one more column.
   FUSEDOPS_INLINE SoftmaxRow with_sink(SoftmaxRow row) const {
     if (sink == -kInfinity<C>) return row;
-    const C max = Larger{}(C(row.max), sink);
+    const C max = Max(C(row.max), sink);
     const double sum = row.sum * exp_difference(C(row.max), max);
     return {double(max), sum + exponential_of_sink(max)};
   }
@@ -465,24 +464,25 @@ bool is_nothing_visible(MaskedRow<In> row) {
 
 // `cols` begins at a tile.
 template <class In, class Out>
-FUSEDOPS_INLINE void write_zeros(Out* output, RowRange cols, Put put) {
+FUSEDOPS_INLINE void write_zeros(Out* output, RowRange cols, StoreMode mode) {
   for_columns<In>(cols.end - cols.begin, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
-    put(output + cols.begin + col, part, both(Compute<In>(0)));
+    mode.store(output + cols.begin + col, part, Broadcast(Compute<In>(0)));
   });
 }
 
 // Writes zeros to the columns of a row that are not in `written`, which consists of whole tiles.
 template <class In, class Out>
-FUSEDOPS_INLINE void write_zeros_around(Out* output, RowRange written, int64_t cols, Put put) {
-  if (written.begin > 0) write_zeros<In>(output, RowRange{0, written.begin}, put);
-  write_zeros<In>(output, RowRange{written.end, cols}, put);
+FUSEDOPS_INLINE void write_zeros_around(
+    Out* output, RowRange written, int64_t cols, StoreMode mode) {
+  if (written.begin > 0) write_zeros<In>(output, RowRange{0, written.begin}, mode);
+  write_zeros<In>(output, RowRange{written.end, cols}, mode);
 }
 
 template <class In, class Out>
 struct MaskedSoftmax {
   using C = Compute<In>;
   const MaskedSoftmaxForward& args;
-  Put put;
+  StoreMode mode;
   char *repeated, *scratch;
   int64_t group_rows, row_bytes;
 
@@ -567,21 +567,21 @@ struct MaskedSoftmax {
       const Rows& to, int64_t index, const MaskedRow<In>& row, SoftmaxRow whole,
       RowRange cols) const {
     Out* output = start_of<Out>(to, index);
-    write_softmax<In>(output, InScratch<C>{row.scratch}, row.chunks, whole, cols, put);
-    write_zeros_around<In>(output, cols, args.cols, put);
+    write_softmax<In>(output, InScratch<C>{row.scratch}, row.chunks, whole, cols, mode);
+    write_zeros_around<In>(output, cols, args.cols, mode);
   }
 };
 
 template <class In, class Out>
 FUSEDOPS_INLINE void masked_softmax_rows(
-    const MaskedSoftmaxForward& args, RowRange range, void* memory, Put put) {
+    const MaskedSoftmaxForward& args, RowRange range, void* memory, StoreMode mode) {
   static_assert(kSoftmaxChunk<Compute<In>> * sizeof(Compute<In>) <= kRepeatedBytes);
   static_assert(kMaskedGroupBytes <= kRepeatedBytes);
   char* repeated = static_cast<char*>(memory);
   const DType dtype = args.input.dtype;
   MaskedSoftmax<In, Out>{
       args,
-      put,
+      mode,
       repeated,
       repeated + 2 * kRepeatedBytes,
       masked_group_rows(args.cols, dtype),
@@ -594,12 +594,12 @@ FUSEDOPS_INLINE void masked_softmax_rows(
 template <class T, class Grad, class C = Compute<T>>
 C dot(Grad grad, const T* probabilities, RowRange visible, int64_t cols) {
   const Tile<C> sum = fold_visible<T>(
-      visible, cols, both(C(0)),
+      visible, cols, Broadcast(C(0)),
       [&](Tile<C> so_far, int64_t col, auto part, auto seen) FUSEDOPS_LAMBDA {
         const Tile<C> product = grad.at(col, part) * load(probabilities + col, part);
         return so_far + filled<T>(product, seen, C(0));
       });
-  return C(sum_of(sum, both(C(0))));
+  return C(sum_of(sum, Broadcast(C(0))));
 }
 
 template <class In, class Out>
@@ -612,41 +612,41 @@ struct GradRow {
   RowRange visible;
   int64_t cols;
 
-  template <class Grad, class Mask>
-  FUSEDOPS_INLINE void write(Grad grad, Mask mask, Put put) const {
+  template <class Grad, class BoolMask>
+  FUSEDOPS_INLINE void write(Grad grad, BoolMask mask, StoreMode mode) const {
     fold_visible<Out>(
         visible, cols, NoOperand{},
         [&](NoOperand none, int64_t col, auto part, auto seen) FUSEDOPS_LAMBDA {
-          if (put.streams) {  // as in softmax_backward_rows()
+          if (mode.streams) {  // as in softmax_backward_rows()
             prefetch_tile<Cache::kL2>(next_grad + col);
             prefetch_tile<Cache::kL2>(next_probabilities + col);
           }
           const Tile<C> p = load(probabilities + col, part);
           const Tile<C> all = (grad.at(col, part) - sum) * p * scale;
           const Tile<C> unmasked = with_operand<Out>(all, mask, col, part, C(0));
-          put(result + col, part, in_order<Out, In>(filled<Out>(unmasked, seen, C(0))));
+          mode.store(result + col, part, in_order<Out, In>(filled<Out>(unmasked, seen, C(0))));
           return none;
         });
-    write_zeros_around<Out>(result, columns_computed<Out>(visible, cols), cols, put);
+    write_zeros_around<Out>(result, columns_computed<Out>(visible, cols), cols, mode);
   }
 };
 
 // Returns the sum of grad * probabilities.
 template <class In, class Out, class Grad>
 FUSEDOPS_INLINE Compute<Out> masked_softmax_backward_row(
-    GradRow<In, Out> row, RowRange summed, Grad grad, const Bool* mask, Put put) {
+    GradRow<In, Out> row, RowRange summed, Grad grad, const Bool* mask, StoreMode mode) {
   row.sum = dot<Out>(grad, row.probabilities, summed, row.cols);
   if (mask != nullptr) {
-    row.write(grad, mask, put);
+    row.write(grad, mask, mode);
   } else {
-    row.write(grad, NoOperand{}, put);
+    row.write(grad, NoOperand{}, mode);
   }
   return row.sum;
 }
 
 template <class In, class Out>
 FUSEDOPS_INLINE void masked_softmax_backward_rows(
-    const MaskedSoftmaxBackward& args, RowRange range, void* memory, Put put) {
+    const MaskedSoftmaxBackward& args, RowRange range, void* memory, StoreMode mode) {
   using C = Compute<Out>;
   C* scratch = static_cast<C*>(memory);
   const Scores& scores = args.scores;
@@ -661,7 +661,7 @@ FUSEDOPS_INLINE void masked_softmax_backward_rows(
     const auto [visible, all] = operands.visible(args.cols);
     // The columns outside are all equal, and are 0 unless the row has no visible column.
     const int64_t outside = visible.end < args.cols ? args.cols - 1 : 0;
-    const bool is_rest_zero = load(probabilities + outside, First{1}).v[0][0] == 0;
+    const bool is_rest_zero = load(probabilities + outside, Tail{1}).v[0][0] == 0;
     const RowRange summed = is_rest_zero ? visible : RowRange{0, args.cols};
     const Bool* mask = all ? nullptr : static_cast<const Bool*>(operands.mask());
     const bool fits = args.cols * int64_t(sizeof(Out)) <= kPrefetchedRowBytes;
@@ -682,9 +682,9 @@ FUSEDOPS_INLINE void masked_softmax_backward_rows(
       });
       drop_columns<Out>(
           DropoutRow(args.dropout, index), scratch + first, first, summed.end - first);
-      sum = masked_softmax_backward_row(row, summed, FromScratch<C>{scratch}, mask, put);
+      sum = masked_softmax_backward_row(row, summed, FromScratch<C>{scratch}, mask, mode);
     } else {
-      sum = masked_softmax_backward_row(row, summed, FromMemory<Out>{grad}, mask, put);
+      sum = masked_softmax_backward_row(row, summed, FromMemory<Out>{grad}, mask, mode);
     }
     if (args.grad_sinks != nullptr) {
       const C sink = static_cast<const C*>(args.sink_probabilities)[index];
@@ -694,5 +694,4 @@ FUSEDOPS_INLINE void masked_softmax_backward_rows(
 }
 
 }  // namespace
-}  // namespace FUSEDOPS_CPU_ISA
-}  // namespace fusedops
+}  // namespace fusedops::FUSEDOPS_CPU_ISA

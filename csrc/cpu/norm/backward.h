@@ -6,8 +6,7 @@
 #include "cpu/norm/common.h"
 #include "cpu/simd/philox.h"
 
-namespace fusedops {
-namespace FUSEDOPS_CPU_ISA {
+namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
 // The sums over rows that are computed.
@@ -42,14 +41,14 @@ constexpr bool kMayBeTiny = sizeof(Compute<T>) == sizeof(float);
 template <>
 constexpr bool kMayBeTiny<Half> = false;
 
-// Larger than the rstd of a row of zeros with rms_norm's default eps for float32, 2896.
+// Maximum than the rstd of a row of zeros with rms_norm's default eps for float32, 2896.
 template <class C>
 constexpr C kLargeRstd = C(0x1p12);
 
 // The largest power of two that does not exceed each value: its exponent bits.
 template <class C>
 FUSEDOPS_INLINE Vec<C> power_in(Vec<C> value) {
-  return (Vec<C>)((Lanes<C>)value & (Lanes<C>)broadcast(kInfinity<C>));
+  return (Vec<C>)((Lanes<C>)value & (Lanes<C>)Set(kInfinity<C>));
 }
 
 // The factor by which rows are scaled when they are read. It is 1 if rstd is not large, or if the
@@ -58,7 +57,7 @@ template <class C>
 FUSEDOPS_INLINE Vec<C> reading_factor(Vec<C> mean, Vec<C> rstd) {
   const Vec<C> from_zero = (mean < 0 ? -mean : mean) * rstd;
   const auto reads_more = (rstd > kLargeRstd<C>)&(rstd < C(0x1p120)) & (from_zero < C(0x1p100));
-  return reads_more ? power_in<C>(rstd) : broadcast(C(1));
+  return reads_more ? power_in<C>(rstd) : Set(C(1));
 }
 
 // If eps outweighs the variance of a tiny row, slope * centered may be denormal while the gradient
@@ -82,18 +81,18 @@ FUSEDOPS_INLINE bool row_loses_products(float slope, float rstd) {
 
 template <class T>
 FUSEDOPS_NOINLINE float largest_value(const T* row, int64_t cols) {
-  Tile<float> largest = both(0.0f);
+  Tile<float> largest = Broadcast(0.0f);
   for_columns<T>(cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
     const Tile<float> own = load(row + col, part);
-    largest = larger(largest, larger(own, both(0.0f) - own));
+    largest = Max(largest, Max(own, Broadcast(0.0f) - own));
   });
   return max_of(largest, largest);
 }
 
 // Returns the factor that brings the largest gradient of a row near 2^80.
 FUSEDOPS_INLINE Vec<float> gradient_factor(Vec<float> largest) {
-  const Vec<float> least = broadcast(0x1p-40f), most = broadcast(0x1p80f);
-  return most / power_in<float>(smaller(larger(largest, least), most));
+  const Vec<float> least = Set(0x1p-40f), most = Set(0x1p80f);
+  return most / power_in<float>(Min(Max(largest, least), most));
 }
 
 // --- rows ---------------------------------------------------------------------------------------
@@ -189,7 +188,7 @@ struct NormRows {
     C factor = 1;
     if constexpr (kMayLoseProducts<T>) {
       if (row_loses_products(sums[r].slope, rstd[r])) {
-        factor = gradient_factor(broadcast(largest_value(grad[r], cols)))[0];
+        factor = gradient_factor(Set(largest_value(grad[r], cols)))[0];
         row.sums = {sums[r].grad_mean * factor, sums[r].slope * factor};
         row.rstd /= factor;
       }
@@ -214,7 +213,7 @@ struct NormRows {
   // Passed by value: through a reference, loops would read every number again after each store.
   static FUSEDOPS_NOINLINE NormRows scaled(NormRows rows, T* copy, int64_t cols) {
     const C mean = kCenters ? rows.mean[0] : C(0);
-    const C factor = reading_factor<C>(broadcast(mean), broadcast(rows.rstd[0]))[0];
+    const C factor = reading_factor<C>(Set(mean), Set(rows.rstd[0]))[0];
     for_columns<T>(cols, [=, from = rows.input[0]](int64_t col, auto part) FUSEDOPS_LAMBDA {
       store(copy + col, load(from + col, part) * factor);
     });
@@ -253,7 +252,7 @@ FUSEDOPS_INLINE void norm_sums(
   for (auto& sum : lanes) sum = Vec<C>{};
   for_columns<T>(cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
     const Tile<C> w = weight.at(col, part);
-    NormColumns<C> step{both(C(0)), both(C(0))};
+    NormColumns<C> step{Broadcast(C(0)), Broadcast(C(0))};
     for (int r = 0; r < kCount; ++r) {
       prefetch_tile<Cache::kL2>(rows.grad[r] + rows.grad_ahead + col);
       prefetch_tile<Cache::kL2>(rows.input[r] + rows.input_ahead + col);
@@ -293,7 +292,7 @@ template <class T>
 struct NormResults {
   using C = Compute<T>;
   const NormBackward& args;
-  Put put;
+  StoreMode mode;
   ColumnValues<T> weight;
   C* scratch;  // one chunk
 
@@ -326,14 +325,14 @@ struct NormResults {
       to[r] = start_of<T>(args.grad_input, rows.first + r);
       if constexpr (kMore) more[r] = start_of<T>(args.grad_sum, rows.first + r);
     }
-    for_columns<T>(args.cols, [=, put = put, w = weight](int64_t col, auto part) FUSEDOPS_LAMBDA {
+    for_columns<T>(args.cols, [=, mode = mode, w = weight](int64_t col, auto part) FUSEDOPS_LAMBDA {
       const Tile<C> factor = w.at(col, part);
       Tile<C> result[kCount];
       for (int r = 0; r < kCount; ++r) {
         result[r] = row[r].grad_input(col, part, factor);
         if constexpr (kMore) result[r] = result[r] + load(more[r] + col, part);
       }
-      put.rows(to, col, part, result, ahead);
+      mode.store_rows(to, col, part, result, ahead);
     });
   }
 
@@ -372,7 +371,7 @@ struct NormResults {
   template <class To>
   FUSEDOPS_INLINE void write_scratch(To* to, C scale, int64_t cols) const {
     for_columns<T>(cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
-      put(to + col, part, in_order<T, To>(load(scratch + col) * scale));
+      mode.store(to + col, part, in_order<T, To>(load(scratch + col) * scale));
     });
   }
 };
@@ -408,14 +407,14 @@ FUSEDOPS_INLINE bool any_tiny(const NormBackward& args, RowRange rows) {
 // Computes rows of a partition, and adds them to its sums.
 template <bool kCenters, class T, ColumnSums kSums>
 void norm_backward_rows(
-    const NormBackward& args, int64_t partition, RowRange range, void* scratch, Put put) {
+    const NormBackward& args, int64_t partition, RowRange range, void* scratch, StoreMode mode) {
   using C = Compute<T>;
   static_assert(kNormChunk<T> * int64_t(sizeof(C)) <= kNormChunkBytes);
   const int64_t width = padded_cols(args.cols);
   const ColumnValues<T> weight = weight_values<T>(args, static_cast<C*>(scratch));
   C* const chunk = static_cast<C*>(scratch) + width;
   T* const copy = reinterpret_cast<T*>(reinterpret_cast<char*>(chunk) + kNormChunkBytes);
-  const NormResults<T> results{args, put, weight, chunk};
+  const NormResults<T> results{args, mode, weight, chunk};
   const PartitionSums<C> column_sums(args, partition);
   const bool writes = args.grad_input.data != nullptr || args.grad_branch.data != nullptr;
   const auto step = [&](auto count, int64_t first) FUSEDOPS_LAMBDA {
@@ -460,5 +459,4 @@ void sum_partitions(
 }
 
 }  // namespace
-}  // namespace FUSEDOPS_CPU_ISA
-}  // namespace fusedops
+}  // namespace fusedops::FUSEDOPS_CPU_ISA

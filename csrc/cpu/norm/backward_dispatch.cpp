@@ -3,8 +3,7 @@
 #include "cpu/norm/long_rows.h"
 #include "cpu/norm/short_rows.h"
 
-namespace fusedops {
-namespace FUSEDOPS_CPU_ISA {
+namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
 // Calls body with the sums over rows that are wanted, as a constant.
@@ -24,12 +23,12 @@ void norm_backward(const NormBackward& args, int64_t partition, void* scratch, b
     using T = typename decltype(tag)::type;
     const PartitionSums<Compute<T>> sums_of_rows(args, partition);
     sums_of_rows.clear(args);
-    const RowRange rest = narrow_norm_backward_groups<centers.value, T>(
+    const RowRange rest = short_norm_backward_groups<centers.value, T>(
         args, RowPartition(args.rows)[partition], scratch, sums_of_rows);
     if (rest.begin == rest.end) return;
-    with_store(streaming && can_stream(args.grad_branch), args.grad_input, [&](Put put) {
+    with_store(streaming && can_stream(args.grad_branch), args.grad_input, [&](StoreMode mode) {
       with_column_sums<centers.value>(args, [&](auto sums) {
-        norm_backward_rows<centers.value, T, sums.value>(args, partition, rest, scratch, put);
+        norm_backward_rows<centers.value, T, sums.value>(args, partition, rest, scratch, mode);
       });
     });
   });
@@ -64,15 +63,14 @@ void write_long_norm_backward(
     bool streaming) {
   with_norm(args.kind, args.input.dtype, [&](auto centers, auto tag) {
     using T = typename decltype(tag)::type;
-    with_store(streaming, args.grad_input, [&](Put put) {
+    with_store(streaming, args.grad_input, [&](StoreMode mode) {
       with_column_sums<centers.value>(args, [&](auto sums) {
         const LongNormBackward<centers.value, T, sums.value> columns{
-            args, rows, static_cast<Compute<T>*>(scratch), put};
+            args, rows, static_cast<Compute<T>*>(scratch), mode};
         for_segments(cols, [&](RowRange segment) { columns.write(segment); });
       });
     });
   });
 }
 
-}  // namespace FUSEDOPS_CPU_ISA
-}  // namespace fusedops
+}  // namespace fusedops::FUSEDOPS_CPU_ISA

@@ -9,24 +9,16 @@
 
 #include <type_traits>
 
-#include "cpu/simd/vec.h"
+#include "cpu/simd/reduce.h"
 #include "cpu/threads/work_division.h"
 
-namespace fusedops {
-namespace FUSEDOPS_CPU_ISA {
+namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
 // The number of columns whose sum is computed in Compute<T>; sums of chunks use the wider type. A
 // lane adds up 32 values, or 8 for double, because long double has only 11 more bits.
 template <class T>
 constexpr int64_t kNormChunk = (sizeof(T) == sizeof(double) ? 8 : 32) * kTile<T>;
-
-// Whether the compiler fuses a product into a sum. A product that is not fused may be denormal.
-#if defined(__FP_FAST_FMAF)
-constexpr bool kFusesProducts = true;
-#else
-constexpr bool kFusesProducts = false;
-#endif
 
 template <class C>
 struct WiderOf {
@@ -123,7 +115,7 @@ ColumnValues<T> weight_values(const Args& args, C* copy) {
   if (args.weight.data != nullptr) {
     return column_values<T>(args.weight, C(args.weight_offset), copy, args.cols);
   }
-  for_columns<T>(args.cols, [&](int64_t col, auto) { store(copy + col, both(C(1))); });
+  for_columns<T>(args.cols, [&](int64_t col, auto) { store(copy + col, Broadcast(C(1))); });
   return ColumnValues<T>::copied_to(copy);
 }
 
@@ -139,24 +131,13 @@ ColumnValues<T> bias_values(const Args& args, C* copy) {
 
 FUSEDOPS_INLINE double root(double x) { return __builtin_sqrt(x); }
 FUSEDOPS_INLINE long double root(long double x) { return __builtin_sqrtl(x); }
-FUSEDOPS_INLINE Vec<double> root(Vec<double> x) {
-#if defined(__AVX512F__)
-  return (Vec<double>)_mm512_sqrt_pd((__m512d)x);
-#elif defined(__AVX2__)
-  return (Vec<double>)_mm256_sqrt_pd((__m256d)x);
-#elif defined(__SSE2__)
-  return (Vec<double>)_mm_sqrt_pd((__m128d)x);
-#else
-  for (int i = 0; i < kLanes<double>; ++i) x[i] = __builtin_sqrt(x[i]);
-  return x;
-#endif
-}
+FUSEDOPS_INLINE Vec<double> root(Vec<double> x) { return Sqrt(x); }
 
 // Returns x, or `least` where x is less; NaN where x is.
 FUSEDOPS_INLINE double at_least(double x, double least) { return x < least ? least : x; }
 FUSEDOPS_INLINE long double at_least(long double x, double least) { return x < least ? least : x; }
 FUSEDOPS_INLINE Vec<double> at_least(Vec<double> x, double least) {
-  return x < least ? broadcast(least) : x;
+  return x < least ? Set(least) : x;
 }
 
 // Returns rstd, given the sum of squares: of the deviations from the mean, or of the values if
@@ -205,11 +186,11 @@ FUSEDOPS_INLINE Tile<C> along_count(const NormBackward& args, Tile<C> rstd) {
   const C largest = largest_rstd<C>(args);
   for (auto& vec : rstd.v) {
     if (args.kind == NormKind::kL2) {
-      vec = vec < largest ? broadcast(C(1)) : broadcast(kInfinity<C>);
+      vec = vec < largest ? Set(C(1)) : Set(kInfinity<C>);
       continue;
     }
     const Vec<C> share = 1 - C(args.eps) * vec;
-    vec = share > 0 ? share * C(args.cols - 1) : broadcast(kInfinity<C>);
+    vec = share > 0 ? share * C(args.cols - 1) : Set(kInfinity<C>);
   }
   return rstd;
 }
@@ -232,5 +213,4 @@ FUSEDOPS_INLINE int64_t rows_ahead(const RowSpacing& spacing, int64_t cols, int6
 }
 
 }  // namespace
-}  // namespace FUSEDOPS_CPU_ISA
-}  // namespace fusedops
+}  // namespace fusedops::FUSEDOPS_CPU_ISA

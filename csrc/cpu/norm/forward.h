@@ -13,8 +13,7 @@
 #include "cpu/norm/common.h"
 #include "cpu/simd/philox.h"
 
-namespace fusedops {
-namespace FUSEDOPS_CPU_ISA {
+namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
 // --- rows ---------------------------------------------------------------------------------------
@@ -35,7 +34,7 @@ struct PlainRows {
     for (int r = 0; r < kCount; ++r) prefetch_tile<Cache::kL2>(row[r] + ahead + col);
   }
   template <class Part>
-  FUSEDOPS_INLINE void copy(int, int64_t, Part, Tile<Compute<T>>, Put) const {}
+  FUSEDOPS_INLINE void copy(int, int64_t, Part, Tile<Compute<T>>, StoreMode) const {}
 };
 
 // Tiles of a branch's row in memory, in the order of T.
@@ -110,8 +109,8 @@ struct AddedRows {
   }
 
   template <class Part>
-  FUSEDOPS_INLINE void copy(int r, int64_t col, Part part, Tile<C> value, Put put) const {
-    if (sum[r] != nullptr) put(sum[r] + col, part, value);
+  FUSEDOPS_INLINE void copy(int r, int64_t col, Part part, Tile<C> value, StoreMode mode) const {
+    if (sum[r] != nullptr) mode.store(sum[r] + col, part, value);
   }
 
  private:
@@ -201,32 +200,23 @@ struct Scaled {
 // Adds a square to a sum without producing a denormal. With FMA the product is never a separate
 // value, so sums start at the square of `tiny`, which is normal, and started_at() subtracts it
 // later. Without FMA, values below `tiny` are ignored.
-#if defined(__FP_FAST_FMAF)
 template <class C>
-FUSEDOPS_INLINE Tile<C> plus_square(Tile<C> sum, Tile<C> x, C) {
+FUSEDOPS_INLINE Tile<C> plus_square(Tile<C> sum, Tile<C> x, C tiny) {
+  for (auto& vec : x.v) {
+    if (!kFusesProducts) vec = (vec < tiny) & (vec > -tiny) ? Vec<C>{} : vec;
+  }
   return sum + x * x;
 }
 template <class C>
 constexpr C start_of_squares(C tiny) {
-  return tiny * tiny;
+  return kFusesProducts ? tiny * tiny : C(0);
 }
-#else
-template <class C>
-FUSEDOPS_INLINE Tile<C> plus_square(Tile<C> sum, Tile<C> x, C tiny) {
-  for (auto& vec : x.v) vec = (vec < tiny) & (vec > -tiny) ? Vec<C>{} : vec;
-  return sum + x * x;
-}
-template <class C>
-constexpr C start_of_squares(C) {
-  return 0;
-}
-#endif
 
 // The start of a chunk's sum, in the lanes that contain a column of the row.
 template <class T, class C = Compute<T>>
 FUSEDOPS_INLINE Tile<C> start_of_chunk(C tiny, int64_t cols) {
-  const Tile<C> start = both(start_of_squares(tiny));
-  return cols < kTile<T> ? filled<T>(start, First{static_cast<int>(cols)}, C(0)) : start;
+  const Tile<C> start = Broadcast(start_of_squares(tiny));
+  return cols < kTile<T> ? filled<T>(start, Tail{static_cast<int>(cols)}, C(0)) : start;
 }
 
 // The sum of the starts of all chunks of a row.
@@ -276,12 +266,12 @@ struct LongSum;
 template <>
 struct LongSum<float> {
   Vec<double> lanes = {};
-  FUSEDOPS_INLINE void add(Tile<float> chunk) { lanes += widened_sum(chunk.v[0] + chunk.v[1]); }
+  FUSEDOPS_INLINE void add(Tile<float> chunk) { lanes += promoted_sum(chunk.v[0] + chunk.v[1]); }
 };
 template <>
 struct LongSum<double> {
   long double total = 0;
-  FUSEDOPS_INLINE void add(Tile<double> chunk) { total += sum_of(chunk, both(0.0)); }
+  FUSEDOPS_INLINE void add(Tile<double> chunk) { total += sum_of(chunk, Broadcast(0.0)); }
 };
 
 template <int kCount>
@@ -318,7 +308,7 @@ FUSEDOPS_INLINE void moments_around(
     if (begin != 0) rows.compute(begin, count);
     Tile<C> deviations[kCount], squares[kCount];
     for (int r = 0; r < kCount; ++r) {
-      deviations[r] = both(C(0));
+      deviations[r] = Broadcast(C(0));
       squares[r] = start_of_chunk<T>(source.tiny, cols);
     }
     for_columns<T>(count, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
@@ -350,10 +340,10 @@ template <class T, class At, class Rows, class C = Compute<T>>
 FUSEDOPS_INLINE C shift_near_mean(At source, const Rows& rows, int r, int64_t cols) {
   const bool whole = cols >= kTile<T>;
   const Tile<C> tile =
-      whole ? source.at(rows, r, 0, Whole{}) : source.at(rows, r, 0, First{static_cast<int>(cols)});
+      whole ? source.at(rows, r, 0, Full{}) : source.at(rows, r, 0, Tail{static_cast<int>(cols)});
   const C share = whole ? C(1) / kTile<T> : C(1) / C(cols);
   const Tile<C> shares = unfused(tile * share);
-  return across_lanes<C>(shares.v[0] + shares.v[1], Add{});
+  return ReduceLanes<C>(shares.v[0] + shares.v[1], Add{});
 }
 
 // Whether the shift was within one standard deviation of the mean, and the sum of squares is in its
@@ -537,14 +527,14 @@ template <bool kCenters, class T, template <class, int> class Rows>
 struct Norm {
   using C = Compute<T>;
   const NormForward& args;
-  Put put;
+  StoreMode mode;
   ColumnValues<T> weight, bias;  // bias is null if there is none
   void* scratch;
 
   // Writes the first row, whose statistics are known.
   void write_one(const NormStatistics<kCenters, T>& statistics) const {
     const NormStatistics<kCenters, T> stats[] = {statistics};
-    write(0, Rows<T, 1>(args, 0, scratch, put.streams), stats);
+    write(0, Rows<T, 1>(args, 0, scratch, mode.streams), stats);
   }
 
   void run(RowRange range) const {
@@ -566,7 +556,7 @@ struct Norm {
 
   template <int kCount>
   FUSEDOPS_INLINE void step(int64_t first) const {
-    const Rows<T, kCount> rows(args, first, scratch, put.streams);
+    const Rows<T, kCount> rows(args, first, scratch, mode.streams);
     Statistics stats[kCount];
     Statistics::compute(rows, args, stats);
     for (int r = 0; r < kCount; ++r) stats[r].save(args, first + r);
@@ -606,26 +596,27 @@ struct Norm {
       stats[r] = given[r];
     }
     for_columns<T>(
-        args.cols, [=, put = put, w = weight, b = bias](int64_t col, auto part) FUSEDOPS_LAMBDA {
+        args.cols, [=, mode = mode, w = weight, b = bias](int64_t col, auto part) FUSEDOPS_LAMBDA {
           rows.prefetch(col);
           const Tile<C> factor = w.at(col, part);
-          const Tile<C> added = kBias ? b.at(col, part) : both(C(0));
+          const Tile<C> added = kBias ? b.at(col, part) : Broadcast(C(0));
           Tile<C> result[kCount];
           for (int r = 0; r < kCount; ++r) {
             const Tile<C> x = load(rows.row[r] + col, part);
-            rows.copy(r, col, part, x, put);
+            rows.copy(r, col, part, x, mode);
             result[r] = stats[r].of_columns(x);
             if constexpr (kRounds) result[r] = rounded<T>(result[r]);
             result[r] = result[r] * factor;
             if constexpr (kBias) result[r] = result[r] + added;
           }
-          put.rows(to, col, part, result, ahead);
+          mode.store_rows(to, col, part, result, ahead);
         });
   }
 };
 
 template <bool kCenters, class T>
-FUSEDOPS_INLINE void norm_rows(const NormForward& args, RowRange range, void* memory, Put put) {
+FUSEDOPS_INLINE void norm_rows(
+    const NormForward& args, RowRange range, void* memory, StoreMode mode) {
   using C = Compute<T>;
   C* scratch = static_cast<C*>(memory);
   const int64_t width = padded_cols(args.cols);
@@ -633,11 +624,10 @@ FUSEDOPS_INLINE void norm_rows(const NormForward& args, RowRange range, void* me
   const ColumnValues<T> bias = bias_values<T>(args, scratch + width);
   scratch += 2 * width;
   if (args.residual.data != nullptr) {
-    return Norm<kCenters, T, AddedRows>{args, put, weight, bias, scratch}.run(range);
+    return Norm<kCenters, T, AddedRows>{args, mode, weight, bias, scratch}.run(range);
   }
-  Norm<kCenters, T, PlainRows>{args, put, weight, bias, scratch}.run(range);
+  Norm<kCenters, T, PlainRows>{args, mode, weight, bias, scratch}.run(range);
 }
 
 }  // namespace
-}  // namespace FUSEDOPS_CPU_ISA
-}  // namespace fusedops
+}  // namespace fusedops::FUSEDOPS_CPU_ISA

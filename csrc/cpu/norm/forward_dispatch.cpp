@@ -3,16 +3,15 @@
 #include "cpu/norm/long_rows.h"
 #include "cpu/norm/short_rows.h"
 
-namespace fusedops {
-namespace FUSEDOPS_CPU_ISA {
+namespace fusedops::FUSEDOPS_CPU_ISA {
 
 void norm(const NormForward& args, RowRange range, void* scratch, bool streaming) {
   with_norm(args.kind, args.output.dtype, [&](auto centers, auto tag) {
     using T = typename decltype(tag)::type;
-    const RowRange rest = narrow_norm_groups<centers.value, T>(args, range, scratch);
+    const RowRange rest = short_norm_groups<centers.value, T>(args, range, scratch);
     if (rest.begin == rest.end) return;
-    with_store(streaming && can_stream(args.sum), args.output, [&](Put put) {
-      norm_rows<centers.value, T>(args, rest, scratch, put);
+    with_store(streaming && can_stream(args.sum), args.output, [&](StoreMode mode) {
+      norm_rows<centers.value, T>(args, rest, scratch, mode);
     });
   });
 }
@@ -30,12 +29,11 @@ void write_long_norm(
     bool streaming) {
   with_norm(args.kind, args.output.dtype, [&](auto centers, auto tag) {
     using T = typename decltype(tag)::type;
-    with_store(streaming, args.output, [&](Put put) {
+    with_store(streaming, args.output, [&](StoreMode mode) {
       write_long_norm_segments<centers.value, T>(
-          args, row, cols, NormPartials<T>(args, row, partials), scratch, put);
+          args, row, cols, NormPartials<T>(args, row, partials), scratch, mode);
     });
   });
 }
 
-}  // namespace FUSEDOPS_CPU_ISA
-}  // namespace fusedops
+}  // namespace fusedops::FUSEDOPS_CPU_ISA

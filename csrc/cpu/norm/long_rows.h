@@ -7,8 +7,7 @@
 #include "cpu/norm/backward.h"
 #include "cpu/norm/forward.h"
 
-namespace fusedops {
-namespace FUSEDOPS_CPU_ISA {
+namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
 // Calls body(columns) for each segment of a range of columns.
@@ -105,7 +104,7 @@ Moments<Wide> combined(const Moments<Wide>* partials, int64_t cols) {
 template <bool kCenters, class T>
 FUSEDOPS_INLINE void write_long_norm_segments(
     const NormForward& args, int64_t row, RowRange cols, NormPartials<T> partials, void* memory,
-    Put put) {
+    StoreMode mode) {
   auto* scratch = static_cast<Compute<T>*>(memory);
   const auto stats = NormStatistics<kCenters, T>::of(args, combined(partials.moments, args.cols));
   if (cols.begin == 0) stats.save(args, row);
@@ -122,7 +121,7 @@ FUSEDOPS_INLINE void write_long_norm_segments(
     segment_args.cols = segment.end - segment.begin;
     const ColumnValues<T> weight = weight_values<T>(segment_args, scratch);
     const ColumnValues<T> bias = bias_values<T>(segment_args, scratch + kRowSegment);
-    Norm<kCenters, T, PlainRows>{segment_args, put, weight, bias, nullptr}.write_one(stats);
+    Norm<kCenters, T, PlainRows>{segment_args, mode, weight, bias, nullptr}.write_one(stats);
   });
 }
 
@@ -176,7 +175,7 @@ struct LongNormBackward {
   const NormGradSums* rows;  // the sums of each whole row
   // Weight, a dropout chunk, two accumulators of all partitions and two of one, a tiny row.
   C* scratch;
-  Put put;
+  StoreMode mode;
 
   void write(RowRange segment) const {
     if (args.rows == 1 && args.grad_branch.data == nullptr) return write_only_row(segment);
@@ -205,7 +204,7 @@ struct LongNormBackward {
       const C whole[] = {C(rows[row].of_grad), C(rows[row].of_product)};
       finish_row_sums(own, whole, args);
       if (args.grad_input.data != nullptr || args.grad_branch.data != nullptr) {
-        NormResults<T>{segment_args, put, weight, scratch + kRowSegment}.write(own);
+        NormResults<T>{segment_args, mode, weight, scratch + kRowSegment}.write(own);
       }
     }
   }
@@ -236,7 +235,7 @@ struct LongNormBackward {
     const T* const more = static_cast<const T*>(segment_args.grad_sum.data);
     const auto row = own[0];
     const auto through_norm = own.through_norm(0, weight, segment_args.cols);
-    for_columns<T>(segment_args.cols, [=, put = put](int64_t col, auto at) FUSEDOPS_LAMBDA {
+    for_columns<T>(segment_args.cols, [=, mode = mode](int64_t col, auto at) FUSEDOPS_LAMBDA {
       prefetch_tile<Cache::kL2>(row.grad + col + kAhead);
       prefetch_tile<Cache::kL2>(row.input + col + kAhead);
       prefetch_tile<Cache::kL2>(to + col + kAhead);
@@ -246,13 +245,13 @@ struct LongNormBackward {
       const Tile<C> product = grad * own.centered(0, col, at);
       const auto store_gradient = [&](Result* result, Tile<C> sum) FUSEDOPS_LAMBDA {
         if (result == nullptr) return;
-        store(result + col, at, in_order<T, Result>(both(C(0)) + sum));
+        store(result + col, at, in_order<T, Result>(Broadcast(C(0)) + sum));
       };
       if constexpr (kSums != ColumnSums::kNone) store_gradient(grad_weight, product * own.rstd[0]);
       if constexpr (kSums == ColumnSums::kBoth) store_gradient(grad_bias, grad);
       if (to == nullptr) return;
       const Tile<C> result = through_norm(col, at);
-      put(to + col, at, more == nullptr ? result : result + load(more + col, at));
+      mode.store(to + col, at, more == nullptr ? result : result + load(more + col, at));
     });
   }
 
@@ -269,5 +268,4 @@ struct LongNormBackward {
 };
 
 }  // namespace
-}  // namespace FUSEDOPS_CPU_ISA
-}  // namespace fusedops
+}  // namespace fusedops::FUSEDOPS_CPU_ISA

@@ -13,13 +13,12 @@
 #include "cpu/simd/short_rows.h"
 #include "cpu/softmax/spatial.h"
 
-namespace fusedops {
-namespace FUSEDOPS_CPU_ISA {
+namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
 template <class T>
 constexpr bool kComputedInGroups = sizeof(Compute<T>) == sizeof(float);
-static_assert(kNarrowCols <= kNormChunk<float>);  // one sum in float for each lane
+static_assert(kShortRowCols <= kNormChunk<float>);  // one sum in float for each lane
 
 // The number of lanes that hold one of `cols` columns, in either half of a tile of T.
 template <class T>
@@ -39,25 +38,25 @@ FUSEDOPS_INLINE void for_columns_of(int half, int64_t lane, int64_t cols, Body b
   for (int64_t col = first_column_of<T>(half, lane); col < cols; col += kTile<T>) body(col);
 }
 
-// Adds up tiles that stand for the lanes of a vector, in the tree of across_lanes(). Lanes without
+// Adds up tiles that stand for the lanes of a vector, in the tree of ReduceLanes(). Lanes without
 // a column are 0, which turns a sum of -0 into +0.
 template <class T>
 FUSEDOPS_INLINE Tile<float> sum_of_lanes(Tile<float>* lanes, int64_t cols) {
   const int64_t reached = lanes_reached<T>(cols);
   int64_t width = 1;
   while (width < reached) width *= 2;
-  for (int64_t lane = reached; lane < width; ++lane) lanes[lane] = both(0.0f);
+  for (int64_t lane = reached; lane < width; ++lane) lanes[lane] = Broadcast(0.0f);
   for (width /= 2; width > 0; width /= 2) {
     for (int64_t lane = 0; lane < width; ++lane) lanes[lane] = lanes[lane] + lanes[lane + width];
   }
-  return cols % kTile<T> == 0 ? lanes[0] : lanes[0] + both(0.0f);
+  return cols % kTile<T> == 0 ? lanes[0] : lanes[0] + Broadcast(0.0f);
 }
 
 // The same in double, in the order of totals().
 template <class T>
 FUSEDOPS_INLINE WideTile<float> wide_sum_of_lanes(Tile<float>* lanes, int64_t cols) {
   const int64_t reached = lanes_reached<T>(cols), count = accumulators_read<float>(reached);
-  for (int64_t lane = reached; lane < count; ++lane) lanes[lane] = both(0.0f);
+  for (int64_t lane = reached; lane < count; ++lane) lanes[lane] = Broadcast(0.0f);
   return sum_of_accumulators<float>(TileAccumulators<float>{lanes, 1, count});
 }
 
@@ -82,7 +81,7 @@ FUSEDOPS_INLINE Tile<float> shift_of_group(const Tile<float>* group, int64_t col
   const float share = 1.0f / static_cast<float>(count);
   Tile<float> lanes[kLanes<float>];
   for (int64_t lane = 0; lane < lanes_reached<T>(count); ++lane) {
-    Tile<float> halves[2] = {both(0.0f), both(0.0f)};
+    Tile<float> halves[2] = {Broadcast(0.0f), Broadcast(0.0f)};
     for (int half = 0; half < 2; ++half) {
       for_columns_of<T>(half, lane, count, [&](int64_t col) FUSEDOPS_LAMBDA {
         halves[half] = unfused(group[col] * share);
@@ -105,8 +104,8 @@ FUSEDOPS_INLINE void sum_deviations(
     Tile<float> sum[2], square[2];
     for (int half = 0; half < 2; ++half) {
       const bool is_reached = first_column_of<T>(half, lane) < cols;
-      Tile<float> so_far = both(0.0f);
-      Tile<float> squares_so_far = both(is_reached ? start_of_squares(tiny) : 0.0f);
+      Tile<float> so_far = Broadcast(0.0f);
+      Tile<float> squares_so_far = Broadcast(is_reached ? start_of_squares(tiny) : 0.0f);
       for_columns_of<T>(half, lane, cols, [&](int64_t col) FUSEDOPS_LAMBDA {
         const Tile<float> deviation = kCenters ? group[col] - shift : group[col];
         so_far = so_far + deviation;
@@ -125,7 +124,7 @@ FUSEDOPS_INLINE void sum_deviations(
 // Writes row `row` of a group to memory.
 template <class T>
 FUSEDOPS_NOINLINE void copy_row(const Tile<float>* group, int64_t row, int64_t cols, T* to) {
-  float values[kNarrowCols + kVectorBytes] = {};
+  float values[kShortRowCols + kVectorBytes] = {};
   for (int64_t col = 0; col < cols; ++col) {
     values[col] = group[col].v[row / kLanes<float>][row % kLanes<float>];
   }
@@ -139,7 +138,7 @@ template <bool kCenters, class T>
 FUSEDOPS_NOINLINE void correct_moments(
     const Tile<float>* group, int64_t cols, const int64_t* exact, SquaresRange<double> range,
     GroupMoments& moments) {
-  T row[kNarrowCols];
+  T row[kShortRowCols];
   for (int64_t r = 0; r < kGroupRows<T>; ++r) {
     if (exact[r] != 0) continue;
     copy_row(group, r, cols, row);
@@ -161,11 +160,11 @@ FUSEDOPS_NOINLINE void correct_moments(
 template <bool kCenters, class T>
 FUSEDOPS_INLINE GroupMoments moments_of_group(const NormForward& args, const Tile<float>* group) {
   const double cols = static_cast<double>(args.cols);
-  Tile<float> shift = both(0.0f);
+  Tile<float> shift = Broadcast(0.0f);
   if constexpr (kCenters) shift = shift_of_group<T>(group, args.cols);
   GroupMoments moments;
   sum_deviations<kCenters, T>(group, shift, args.cols, moments.away, moments.squares);
-  if constexpr (kCenters) moments.shift = widened(shift);
+  if constexpr (kCenters) moments.shift = promoted(shift);
   const SquaresRange<double> range = squares_range<T>(args);
   int64_t exact[kGroupRows<T>];
   bool all_exact = true;
@@ -182,8 +181,8 @@ FUSEDOPS_INLINE GroupMoments moments_of_group(const NormForward& args, const Til
       holds = (VecI64)(away * away * cols <= squares);
     }
     holds &= (VecI64)(squares >= range.lowest) & (VecI64)(squares < kInfinity<double>);
-    write(exact + i * kLanes<double>, holds);
-    all_exact &= !any(~holds);
+    Store(exact + i * kLanes<double>, holds);
+    all_exact &= !AnyTrue(~holds);
   }
   if (!all_exact) correct_moments<kCenters, T>(group, args.cols, exact, range, moments);
   return moments;
@@ -201,10 +200,10 @@ statistics_of(const NormForward& args, const GroupMoments& moments) {
   for (int64_t i = 0; i < kWideVectors<float>; ++i) {
     vector_of(rstds, i) = rstd_of(args, vector_of(moments.squares, i));
   }
-  Tile<float> mean = both(0.0f);
-  if constexpr (kCenters) mean = narrowed(moments.shift + moments.away);
-  const Tile<float> rstd = narrowed(rstds);
-  const WideTile<float> rounded = widened(kCenters ? mean : rstd);
+  Tile<float> mean = Broadcast(0.0f);
+  if constexpr (kCenters) mean = demoted(moments.shift + moments.away);
+  const Tile<float> rstd = demoted(rstds);
+  const WideTile<float> rounded = promoted(kCenters ? mean : rstd);
   for (int64_t i = 0; i < kWideVectors<float>; ++i) {
     const Vec<double> high = vector_of(rounded, i);
     if constexpr (kCenters) {
@@ -217,7 +216,7 @@ statistics_of(const NormForward& args, const GroupMoments& moments) {
       vector_of(remainders, i) = high < kInfinity<double> ? low : Vec<double>{};
     }
   }
-  return {mean, rstd, narrowed(remainders)};
+  return {mean, rstd, demoted(remainders)};
 }
 
 // --- forward ------------------------------------------------------------------------------------
@@ -228,7 +227,7 @@ FUSEDOPS_NOINLINE void load_added(const NormForward& args, int64_t first, Tile<f
   with_branch<T>(args.input.dtype, [&](auto tag) {
     load_group<typename decltype(tag)::type>(args.input, first, args.cols, group);
   });
-  Tile<float> residual[kNarrowCols];
+  Tile<float> residual[kShortRowCols];
   load_group<T>(args.residual, first, args.cols, residual);
   for (int64_t col = 0; col < args.cols; ++col) {
     group[col] = rounded<T>(group[col] + residual[col]);
@@ -243,8 +242,8 @@ FUSEDOPS_INLINE void normalize_group(
   for (int64_t col = 0; col < cols; ++col) {
     Tile<float> x = normalized<kCenters, T>(group[col], stats.mean, stats.rstd, stats.remainder);
     if constexpr (kRounds) x = rounded<T>(x);
-    x = x * both(weight[col]);
-    group[col] = bias == nullptr ? x : x + both(bias[col]);
+    x = x * Broadcast(weight[col]);
+    group[col] = bias == nullptr ? x : x + Broadcast(bias[col]);
   }
 }
 
@@ -270,24 +269,24 @@ FUSEDOPS_NOINLINE void norm_group(
 // transpositions.
 template <class T>
 FUSEDOPS_INLINE bool gains_from_groups(const NormForward& args) {
-  if (args.cols > kNarrowCols || args.dropout.seed != nullptr) return false;
+  if (args.cols > kShortRowCols || args.dropout.seed != nullptr) return false;
   return args.residual.data == nullptr || args.cols <= 32 || end_within_a_tile<T>(args.cols);
 }
 
 // Returns the remaining rows.
 template <bool kCenters, class T>
-RowRange narrow_norm_groups(const NormForward& args, RowRange rows, void* memory) {
+RowRange short_norm_groups(const NormForward& args, RowRange rows, void* memory) {
   if constexpr (!kComputedInGroups<T>) {
     return rows;
   } else {
     if (!gains_from_groups<T>(args)) return rows;
     auto* const scratch = static_cast<float*>(memory);
-    float weight[kNarrowCols], bias[kNarrowCols];
+    float weight[kShortRowCols], bias[kShortRowCols];
     unpack_columns<T>(weight_values<T>(args, scratch), args.cols, weight);
     const bool has_bias = args.bias.data != nullptr;
     if (has_bias) unpack_columns<T>(bias_values<T>(args, scratch), args.cols, bias);
     return for_row_groups<T>(rows, [&](int64_t first) {
-      Tile<float> group[kNarrowCols];
+      Tile<float> group[kShortRowCols];
       if (args.residual.data != nullptr) {
         load_added<T>(args, first, group);
       } else {
@@ -305,20 +304,21 @@ RowRange narrow_norm_groups(const NormForward& args, RowRange rows, void* memory
 template <bool kCenters, class T>
 struct NormBackwardGroups {
   const NormBackward& args;
-  Tile<float> grad[kNarrowCols], input[kNarrowCols], grad_sum[kNarrowCols];
-  Tile<float> grad_weight[kNarrowCols], grad_bias[kNarrowCols];
-  float weight[kNarrowCols];
+  Tile<float> grad[kShortRowCols], input[kShortRowCols], grad_sum[kShortRowCols];
+  Tile<float> grad_weight[kShortRowCols], grad_bias[kShortRowCols];
+  float weight[kShortRowCols];
 
   NormBackwardGroups(const NormBackward& args_, void* scratch) : args(args_) {
     unpack_columns<T>(weight_values<T>(args, static_cast<float*>(scratch)), args.cols, weight);
-    for (int64_t col = 0; col < args.cols; ++col) grad_weight[col] = grad_bias[col] = both(0.0f);
+    for (int64_t col = 0; col < args.cols; ++col)
+      grad_weight[col] = grad_bias[col] = Broadcast(0.0f);
   }
 
   FUSEDOPS_NOINLINE void compute(int64_t first) {
     load_group<T>(args.grad_output, first, args.cols, grad);
     load_group<T>(args.input, first, args.cols, input);
     const Tile<float> rstd = load(static_cast<const float*>(args.rstd) + first);
-    Tile<float> mean = both(0.0f);
+    Tile<float> mean = Broadcast(0.0f);
     if constexpr (kCenters) mean = load(static_cast<const float*>(args.mean) + first);
     const Read read = as_read(mean, rstd);
     const NormSlope<Tile<float>> slope = slope_of(read, rstd);
@@ -342,7 +342,7 @@ struct NormBackwardGroups {
   FUSEDOPS_INLINE Read as_read(Tile<float> mean, Tile<float> rstd) {
     if constexpr (kMayBeTiny<T>) {
       constexpr float kLarge = kLargeRstd<float>;
-      if (any((rstd.v[0] > kLarge) | (rstd.v[1] > kLarge))) return scaled(mean, rstd);
+      if (AnyTrue((rstd.v[0] > kLarge) | (rstd.v[1] > kLarge))) return scaled(mean, rstd);
     }
     return {mean, rstd};
   }
@@ -363,12 +363,13 @@ struct NormBackwardGroups {
   FUSEDOPS_INLINE NormSlope<Tile<float>> slope_of(Read read, Tile<float> rstd) const {
     Tile<float> grads[kLanes<float>], products[kLanes<float>];
     for (int64_t lane = 0; lane < lanes_reached<T>(args.cols); ++lane) {
-      Tile<float> of_grad = both(0.0f), of_product = of_grad;
+      Tile<float> of_grad = Broadcast(0.0f), of_product = of_grad;
       for (int64_t begin = 0; begin < args.cols; begin += kTile<T>) {
         for (int half = 0; half < 2; ++half) {
           const int64_t col = begin + first_column_of<T>(half, lane);
           if (col >= args.cols) break;
-          const Tile<float> w = both(weight[col]), product = grad[col] * centered(col, read.mean);
+          const Tile<float> w = Broadcast(weight[col]),
+                            product = grad[col] * centered(col, read.mean);
           of_grad = of_grad + grad[col] * w;
           of_product = of_product + product * w;
         }
@@ -376,7 +377,7 @@ struct NormBackwardGroups {
       grads[lane] = of_grad;
       products[lane] = of_product;
     }
-    Tile<float> grad_total = both(0.0f);
+    Tile<float> grad_total = Broadcast(0.0f);
     if constexpr (kCenters) grad_total = sum_of_lanes<T>(grads, args.cols);
     return norm_slope<kCenters, float>(
         grad_total, sum_of_lanes<T>(products, args.cols), read.rstd, rstd, args);
@@ -396,11 +397,11 @@ struct NormBackwardGroups {
   FUSEDOPS_INLINE void write(
       int64_t first, NormSlope<Tile<float>> slope, Read read, Tile<float> rstd) {
     if constexpr (kMayLoseProducts<T>) {
-      Choice<float> loses;
+      Mask<float> loses;
       for (int half = 0; half < 2; ++half) {
         loses.v[half] = loses_products(slope.slope.v[half], read.rstd.v[half]);
       }
-      if (any(loses.v[0] | loses.v[1])) {
+      if (AnyTrue(loses.v[0] | loses.v[1])) {
         const Tile<float> factor = scaled_gradients(loses);
         slope = {slope.grad_mean * factor, slope.slope * factor};
         rstd = rstd / factor;
@@ -409,8 +410,8 @@ struct NormBackwardGroups {
     const bool more = args.grad_sum.data != nullptr;
     if (more) load_group<T>(args.grad_sum, first, args.cols, grad_sum);
     for (int64_t col = 0; col < args.cols; ++col) {
-      const Tile<float> result =
-          norm_gradient<kCenters>(grad[col], both(weight[col]), input[col], read.mean, rstd, slope);
+      const Tile<float> result = norm_gradient<kCenters>(
+          grad[col], Broadcast(weight[col]), input[col], read.mean, rstd, slope);
       grad[col] = more ? result + grad_sum[col] : result;
     }
     if (args.grad_input.data != nullptr) store_group<T>(args.grad_input, first, args.cols, grad);
@@ -421,24 +422,24 @@ struct NormBackwardGroups {
   }
 
   // Scales the gradients, and returns the factors.
-  FUSEDOPS_NOINLINE Tile<float> scaled_gradients(Choice<float> loses) {
-    Tile<float> largest = both(0.0f), factor;
+  FUSEDOPS_NOINLINE Tile<float> scaled_gradients(Mask<float> loses) {
+    Tile<float> largest = Broadcast(0.0f), factor;
     for (int64_t col = 0; col < args.cols; ++col) {
-      largest = larger(largest, larger(grad[col], both(0.0f) - grad[col]));
+      largest = Max(largest, Max(grad[col], Broadcast(0.0f) - grad[col]));
     }
     for (int half = 0; half < 2; ++half) factor.v[half] = gradient_factor(largest.v[half]);
-    factor = chosen(loses, factor, 1.0f);
+    factor = IfThenElse(loses, factor, 1.0f);
     for (int64_t col = 0; col < args.cols; ++col) grad[col] = grad[col] * factor;
     return factor;
   }
 
   void add_over_rows(const Tile<float>* columns, float* sums) const {
     constexpr int64_t L = kLanes<float>;
-    float totals[kNarrowCols];
+    float totals[kShortRowCols];
     for (int64_t begin = 0; begin < args.cols; begin += L) {
       Vec<float> rows[L];
       for (int64_t i = 0; i < L; ++i) {
-        const Tile<float> column = begin + i < args.cols ? columns[begin + i] : both(0.0f);
+        const Tile<float> column = begin + i < args.cols ? columns[begin + i] : Broadcast(0.0f);
         rows[i] = column.v[0] + column.v[1];
       }
       float some[L];
@@ -458,13 +459,13 @@ template <class T>
 FUSEDOPS_INLINE bool gains_from_groups(const NormBackward& args) {
   // Dropout rules out groups even if grad_branch is not wanted, so that the other gradients have
   // the same bits.
-  if (args.cols > kNarrowCols || args.dropout.seed != nullptr) return false;
+  if (args.cols > kShortRowCols || args.dropout.seed != nullptr) return false;
   return args.cols <= kTile<T> * (sizeof(T) == 2 ? 6 : 3) / 4 || end_within_a_tile<T>(args.cols);
 }
 
 // Computes rows of a partition. Returns the remaining rows.
 template <bool kCenters, class T>
-RowRange narrow_norm_backward_groups(
+RowRange short_norm_backward_groups(
     const NormBackward& args, RowRange rows, void* scratch, PartitionSums<Compute<T>> sums) {
   if constexpr (!kComputedInGroups<T>) {
     return rows;
@@ -479,5 +480,4 @@ RowRange narrow_norm_backward_groups(
 }
 
 }  // namespace
-}  // namespace FUSEDOPS_CPU_ISA
-}  // namespace fusedops
+}  // namespace fusedops::FUSEDOPS_CPU_ISA

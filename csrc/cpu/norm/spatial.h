@@ -17,21 +17,20 @@
 #include "cpu/norm/forward.h"
 #include "cpu/softmax/spatial.h"
 
-namespace fusedops {
-namespace FUSEDOPS_CPU_ISA {
+namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
 // A sum for each lane, and what its additions have rounded off (Knuth's TwoSum).
 template <class C>
 struct ExactSum {
-  Tile<C> high = both(C(0)), low = both(C(0));
+  Tile<C> high = Broadcast(C(0)), low = Broadcast(C(0));
 
   FUSEDOPS_INLINE void add(Tile<C> value) {
     const Tile<C> sum = high + value, part = sum - high;
     low = low + ((high - (sum - part)) + (value - part));
     high = sum;
   }
-  FUSEDOPS_INLINE WideTile<C> total() const { return widened(high) + widened(low); }
+  FUSEDOPS_INLINE WideTile<C> total() const { return promoted(high) + promoted(low); }
 };
 
 // A tile of columns: what is summed, then what normalizes it (NormStatistics).
@@ -59,7 +58,8 @@ const C* row_values(ConstColumns given, C missing, C* copy, int64_t count) {
 template <bool kCenters, class T>
 class SpatialNorm {
  public:
-  SpatialNorm(const SpatialNormForward& args, void* memory, Put put) : args_(args), put_(put) {
+  SpatialNorm(const SpatialNormForward& args, void* memory, StoreMode mode)
+      : args_(args), mode_(mode) {
     const int64_t width = padded_cols(args.dim_size);
     C* const scratch = static_cast<C*>(memory);
     weight_ = row_values<T>(args.weight, C(1), scratch, args.dim_size);
@@ -101,7 +101,7 @@ class SpatialNorm {
   // Leaves the mean of each column, rounded, from which deviations are measured.
   FUSEDOPS_NOINLINE void sum_values(Segment<const T> input, int64_t cols) const {
     const auto body = [&](int64_t row, int64_t count, int64_t col, auto part) FUSEDOPS_LAMBDA {
-      Tile<C> sum = both(C(0));
+      Tile<C> sum = Broadcast(C(0));
       for (int64_t r = row; r < row + count; ++r) {
         const T* const at = input.row(r) + col;
         prefetch_tile<Cache::kL2>(at + kRowsAtOnce<T> * input.dim_stride);
@@ -115,7 +115,7 @@ class SpatialNorm {
     const double share = static_cast<double>(args_.dim_size);
     for (int64_t col = 0; col < cols; col += kTile<T>) {
       const WideTile<C> total = column(col).deviations.total();
-      column(col).mean = narrowed(each(total, total, [=](auto sum, auto) { return sum / share; }));
+      column(col).mean = demoted(each(total, total, [=](auto sum, auto) { return sum / share; }));
     }
   }
 
@@ -123,7 +123,7 @@ class SpatialNorm {
     const auto body = [&](int64_t row, int64_t count, int64_t col, auto part) FUSEDOPS_LAMBDA {
       NormColumn<C>& own = column(col);
       const Tile<C> shift = own.mean;
-      Tile<C> sum = both(C(0)), squares = both(C(0));
+      Tile<C> sum = Broadcast(C(0)), squares = Broadcast(C(0));
       for (int64_t r = row; r < row + count; ++r) {
         const T* const at = input.row(r) + col;
         if constexpr (!kCenters) prefetch_tile<Cache::kL2>(at + kRowsAtOnce<T> * input.dim_stride);
@@ -162,7 +162,7 @@ class SpatialNorm {
   FUSEDOPS_INLINE bool compute_statistics(NormColumn<C>& own, int64_t* exact) const {
     const double rows = static_cast<double>(args_.dim_size);
     const double lowest = static_cast<double>(squares_range<T>(row_).lowest);
-    const WideTile<C> shift = widened(own.mean), sums = own.deviations.total();
+    const WideTile<C> shift = promoted(own.mean), sums = own.deviations.total();
     WideTile<C> squares = own.squares.total(), mean = shift, remainder, rstd;
     bool all_exact = true;
     for (int64_t i = 0; i < kWideVectors<C>; ++i) {
@@ -177,8 +177,8 @@ class SpatialNorm {
         holds = (VecI64)(away * away * rows <= square);
       }
       holds &= (VecI64)(square >= lowest) & (VecI64)(square < kInfinity<double>);
-      cpu_write(exact + i * kLanes<double>, holds);
-      all_exact &= !any(~holds);
+      Store(exact + i * kLanes<double>, holds);
+      all_exact &= !AnyTrue(~holds);
       vector_of(rstd, i) = rstd_of(row_, square);
       vector_of(remainder, i) = away;
     }
@@ -190,9 +190,9 @@ class SpatialNorm {
   FUSEDOPS_INLINE void set_statistics(
       NormColumn<C>& own, WideTile<C> shift, WideTile<C> mean, WideTile<C> away,
       WideTile<C> rstd) const {
-    own.mean = kCenters ? narrowed(mean) : both(C(0));
-    own.rstd = narrowed(rstd);
-    const WideTile<C> rounded = widened(kCenters ? own.mean : own.rstd);
+    own.mean = kCenters ? demoted(mean) : Broadcast(C(0));
+    own.rstd = demoted(rstd);
+    const WideTile<C> rounded = promoted(kCenters ? own.mean : own.rstd);
     constexpr double least = double(kTinyRoot<C>) * double(kTinyRoot<C>);
     for (int64_t i = 0; i < kWideVectors<C>; ++i) {
       const Vec<double> high = vector_of(rounded, i), factor = vector_of(rstd, i);
@@ -203,7 +203,7 @@ class SpatialNorm {
         vector_of(away, i) = high < kInfinity<double> ? factor - high : Vec<double>{};
       }
     }
-    own.remainder = narrowed(away);
+    own.remainder = demoted(away);
   }
 
   // Computes the columns of a tile again that are not exact.
@@ -233,26 +233,22 @@ class SpatialNorm {
 
   template <bool kBias>
   FUSEDOPS_NOINLINE void write(Segment<const T> input, Segment<T> output, int64_t cols) const {
-    const auto body = [=, weight = weight_, bias = bias_, columns = columns_, put = put_](
+    const auto body = [=, weight = weight_, bias = bias_, columns = columns_, mode = mode_](
                           int64_t row, int64_t count, int64_t col, auto part) FUSEDOPS_LAMBDA {
       const NormColumn<C>& own = columns[col / kTile<T>];
       const Tile<C> mean = own.mean, rstd = own.rstd, remainder = own.remainder;
       for (int64_t r = row; r < row + count; ++r) {
         const Tile<C> x = load(input.row(r) + col, part);
         Tile<C> result = normalized<kCenters, T>(x, mean, rstd, remainder) * weight[r];
-        if constexpr (kBias) result = result + both(bias[r]);
-        put(output.row(r) + col, part, result);
+        if constexpr (kBias) result = result + Broadcast(bias[r]);
+        mode.store(output.row(r) + col, part, result);
       }
     };
     for_tiles<T>(RowRange{0, args_.dim_size}, cols, body);
   }
 
-  static FUSEDOPS_INLINE void cpu_write(int64_t* to, VecI64 lanes) {
-    fusedops::FUSEDOPS_CPU_ISA::write(to, lanes);
-  }
-
   const SpatialNormForward& args_;
-  Put put_;
+  StoreMode mode_;
   NormForward row_{};  // a column as a row of its own
   const C *weight_, *bias_;
   NormColumn<C>* columns_;
@@ -281,8 +277,9 @@ FUSEDOPS_INLINE int64_t place_of(int64_t row) {
 template <bool kCenters, class T>
 class SpatialNormGradient {
  public:
-  SpatialNormGradient(const SpatialNormBackward& args, int64_t partition, void* memory, Put put)
-      : args_(args), put_(put), of_rows_(sums_as_of_rows(args)), sums_(of_rows_, partition) {
+  SpatialNormGradient(
+      const SpatialNormBackward& args, int64_t partition, void* memory, StoreMode mode)
+      : args_(args), mode_(mode), of_rows_(sums_as_of_rows(args)), sums_(of_rows_, partition) {
     C* const scratch = static_cast<C*>(memory);
     weight_ = row_values<T>(args.weight, C(1), scratch, args.dim_size);
     columns_ = reinterpret_cast<NormGradColumn<C>*>(scratch + padded_cols(args.dim_size));
@@ -329,20 +326,20 @@ class SpatialNormGradient {
       NormGradColumn<C>& own = column(col);
       const C* const rstd = static_cast<const C*>(args_.rstd) + first + col;
       own.own_rstd = in_order<C, T>(load(rstd, part));
-      own.mean = both(C(0));
+      own.mean = Broadcast(C(0));
       if constexpr (kCenters) {
         own.mean = in_order<C, T>(load(static_cast<const C*>(args_.mean) + first + col, part));
       }
-      own.factor = both(C(1));
+      own.factor = Broadcast(C(1));
       if constexpr (kMayBeTiny<T>) {
         for (int half = 0; half < 2; ++half) {
           own.factor.v[half] = reading_factor<C>(own.mean.v[half], own.own_rstd.v[half]);
-          scales |= any(own.factor.v[half] != C(1));
+          scales |= AnyTrue(own.factor.v[half] != C(1));
         }
       }
       own.mean = own.mean * own.factor;
       own.rstd = own.own_rstd / own.factor;
-      own.of_grad = own.of_product = both(C(0));
+      own.of_grad = own.of_product = Broadcast(C(0));
     });
     return scales;
   }
@@ -421,7 +418,7 @@ class SpatialNormGradient {
 
   template <bool kScales>
   FUSEDOPS_NOINLINE void write(Strip strip, Segment<T> output) const {
-    const auto body = [=, weight = weight_, columns = columns_, put = put_](
+    const auto body = [=, weight = weight_, columns = columns_, mode = mode_](
                           int64_t row, int64_t count, int64_t col, auto part) FUSEDOPS_LAMBDA {
       const NormGradColumn<C>& own = columns[col / kTile<T>];
       const Tile<C> mean = own.mean, rstd = own.own_rstd;
@@ -429,15 +426,16 @@ class SpatialNormGradient {
       for (int64_t r = row; r < row + count; ++r) {
         const Tile<C> x = as_read<kScales>(load(strip.input.row(r) + col, part), own);
         const Tile<C> grad = load(strip.grad.row(r) + col, part);
-        const Tile<C> result = norm_gradient<kCenters>(grad, both(weight[r]), x, mean, rstd, slope);
-        put(output.row(r) + col, part, result);
+        const Tile<C> result =
+            norm_gradient<kCenters>(grad, Broadcast(weight[r]), x, mean, rstd, slope);
+        mode.store(output.row(r) + col, part, result);
       }
     };
     for_tiles<T>(RowRange{0, args_.dim_size}, strip.cols, body);
   }
 
   const SpatialNormBackward& args_;
-  Put put_;
+  StoreMode mode_;
   NormBackward of_rows_;
   PartitionSums<C> sums_;
   const C* weight_;
@@ -445,5 +443,4 @@ class SpatialNormGradient {
 };
 
 }  // namespace
-}  // namespace FUSEDOPS_CPU_ISA
-}  // namespace fusedops
+}  // namespace fusedops::FUSEDOPS_CPU_ISA

@@ -2,15 +2,14 @@
 #include "cpu/dispatch/isa_functions.h"
 #include "cpu/norm/spatial.h"
 
-namespace fusedops {
-namespace FUSEDOPS_CPU_ISA {
+namespace fusedops::FUSEDOPS_CPU_ISA {
 
 void spatial_norm(
     const SpatialNormForward& args, RowRange segments, void* scratch, bool streaming) {
   with_norm(args.kind, args.input.dtype, [&](auto centers, auto tag) {
     using T = typename decltype(tag)::type;
-    with_store(streaming, args.output, [&](Put put) {
-      SpatialNorm<centers.value, T>(args, scratch, put).run(segments);
+    with_store(streaming, args.output, [&](StoreMode mode) {
+      SpatialNorm<centers.value, T>(args, scratch, mode).run(segments);
     });
   });
 }
@@ -19,12 +18,11 @@ void spatial_norm_backward(
     const SpatialNormBackward& args, int64_t partition, void* scratch, bool streaming) {
   with_norm(args.kind, args.input.dtype, [&](auto centers, auto tag) {
     using T = typename decltype(tag)::type;
-    with_store(streaming, args.grad_input, [&](Put put) {
-      SpatialNormGradient<centers.value, T>(args, partition, scratch, put)
+    with_store(streaming, args.grad_input, [&](StoreMode mode) {
+      SpatialNormGradient<centers.value, T>(args, partition, scratch, mode)
           .run(SegmentPartition(args)[partition]);
     });
   });
 }
 
-}  // namespace FUSEDOPS_CPU_ISA
-}  // namespace fusedops
+}  // namespace fusedops::FUSEDOPS_CPU_ISA

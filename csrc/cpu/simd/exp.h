@@ -10,10 +10,9 @@
 // until they are divided by their sum (softmax/rows.h). Nothing is denormal until then.
 #pragma once
 
-#include "cpu/simd/vec.h"
+#include "cpu/simd/tile.h"
 
-namespace fusedops {
-namespace FUSEDOPS_CPU_ISA {
+namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
 // For results stored as float: 0.7 ulp. ln2 is split into two constants (Cody and Waite); the fit's
@@ -83,84 +82,37 @@ constexpr int kRaise<double> = 64;
 template <class C>
 constexpr C kRaised = sizeof(C) == sizeof(double) ? C(0x1p64) : C(0x1p32);
 
-// lanes_above() returns the lanes whose exponential is not 0. scaled_by_power() returns value *
-// 2^(n + kUp) in those lanes, for integral n <= 0 held in a floating-point vector, and 0 in the
-// others. The result is a normal number or 0. `least` is updated to the minimum of itself and the
-// nonzero results.
-//
-// AVX-512 scales by a masked instruction, so the other lanes may hold anything before it; 2^kUp is
-// already part of `value`. Elsewhere `value` is multiplied by 2^(n + kUp), a float whose exponent
-// bits are set to it, and the other lanes are computed at x = 0.
-#if defined(__AVX512F__)
-constexpr bool kValueIsRaised = true;
-FUSEDOPS_INLINE __mmask16 lanes_above(Vec<float> x, float lowest) {
-  return _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(lowest), _CMP_NLE_UQ);  // true for NaN
+// Replaces the lanes outside of a mask by 0, unless MulByPow2() does.
+template <class M, class V>
+FUSEDOPS_INLINE V zero_outside(M mask, V x) {
+  if constexpr (kHasMulByPow2)
+    return x;
+  else
+    return mask ? x : V{};
 }
-FUSEDOPS_INLINE __mmask8 lanes_above(Vec<double> x, double lowest) {
-  return _mm512_cmp_pd_mask((__m512d)x, _mm512_set1_pd(lowest), _CMP_NLE_UQ);
-}
-template <class V, class Above>
-FUSEDOPS_INLINE V to_compute(Above, V x) {
-  return x;
-}
-template <int kUp>
-FUSEDOPS_INLINE Vec<float> scaled_by_power(
-    __mmask16 above, Vec<float> value, Vec<float> n, Vec<float>& least) {
-  const __m512 e = _mm512_maskz_scalef_ps(above, (__m512)value, (__m512)n);
-  least = (Vec<float>)_mm512_mask_min_ps((__m512)least, above, e, (__m512)least);
-  return (Vec<float>)e;
-}
-template <int kUp>
-FUSEDOPS_INLINE Vec<double> scaled_by_power(
-    __mmask8 above, Vec<double> value, Vec<double> n, Vec<double>& least) {
-  const __m512d e = _mm512_maskz_scalef_pd(above, (__m512d)value, (__m512d)n);
-  least = (Vec<double>)_mm512_mask_min_pd((__m512d)least, above, e, (__m512d)least);
-  return (Vec<double>)e;
-}
-#else
-constexpr bool kValueIsRaised = false;
-template <class V, class C>
-FUSEDOPS_INLINE auto lanes_above(V x, C lowest) {
-  return ~(x <= lowest);  // true for NaN
-}
-template <class V, class Above>
-FUSEDOPS_INLINE V to_compute(Above above, V x) {
-  return above ? x : V{};
-}
-template <int kUp>
-FUSEDOPS_INLINE Vec<float> scaled_by_power(
-    VecI32 above, Vec<float> value, Vec<float> n, Vec<float>& least) {
-  const VecI32 power = __builtin_convertvector(n, VecI32) + (127 + kUp);
-  const Vec<float> e = value * (Vec<float>)(power << 23);
-  least = smaller(least, e);  // exp(0) in the other lanes
-  return above ? e : Vec<float>{};
-}
-template <int kUp>
-FUSEDOPS_INLINE Vec<double> scaled_by_power(
-    VecI64 above, Vec<double> value, Vec<double> n, Vec<double>& least) {
-  const VecI64 power = __builtin_convertvector(n, VecI64) + (1023 + kUp);
-  const Vec<double> e = value * (Vec<double>)(power << 52);
-  least = smaller(least, e);
-  return above ? e : Vec<double>{};
-}
-#endif
 
 // Returns exp(x) * 2^kUp, and 0 where x <= lowest. `least` is updated to the minimum of itself and
 // the nonzero results.
 template <class Stored, int kUp, class C = Compute<Stored>>
 FUSEDOPS_INLINE Vec<C> exp_above(C lowest, Vec<C> x, Vec<C>& least) {
   using K = typename ExpFor<Stored>::type;
-  constexpr C kUnit = kValueIsRaised && kUp != 0 ? kRaised<C> : C(1);
-  const auto above = lanes_above(x, lowest);
-  x = to_compute(above, x);
+  constexpr C kUnit = kHasMulByPow2 && kUp != 0 ? kRaised<C> : C(1);
+  const auto above = NotLessEqual(x, lowest);  // true for NaN
+  x = zero_outside(above, x);
   const Vec<C> n = (x * K::kLog2E + K::kRound) - K::kRound;
   Vec<C> r = x;
   for (const C part : K::kLn2) r -= n * part;
-  Vec<C> p = broadcast(K::kPolynomial[0] * kUnit);
+  Vec<C> p = Set(K::kPolynomial[0] * kUnit);
   for (int i = 1; i < int(sizeof(K::kPolynomial) / sizeof(C)); ++i) {
     p = p * r + K::kPolynomial[i] * kUnit;
   }
-  return scaled_by_power<kUp>(above, p * r + kUnit, n, least);
+  const Vec<C> e = MulByPow2<kUp>(above, p * r + kUnit, n);
+  if constexpr (kHasMulByPow2) {
+    least = MaskedMin(above, least, e);
+  } else {
+    least = Min(least, e);  // the lanes outside were computed at x = 0, and are never the minimum
+  }
+  return zero_outside(above, e);
 }
 
 // Returns exp(x) * 2^kRaise.
@@ -206,5 +158,4 @@ FUSEDOPS_INLINE Tile<C> exp_nonpositive(Tile<C> x) {
 }
 
 }  // namespace
-}  // namespace FUSEDOPS_CPU_ISA
-}  // namespace fusedops
+}  // namespace fusedops::FUSEDOPS_CPU_ISA

@@ -9,8 +9,7 @@
 
 #include "cpu/simd/exp.h"
 
-namespace fusedops {
-namespace FUSEDOPS_CPU_ISA {
+namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
 // Half of the smallest positive number that Stored represents: values up to this round to 0.
@@ -33,11 +32,6 @@ constexpr double kLeastFloat = 0x1p-126, kLeastDouble = 0x1p-1022;  // smallest 
 // cannot be denormal.
 template <class Out>
 constexpr bool kTwoParts = sizeof(Out) == sizeof(float);
-#if defined(__FP_FAST_FMAF)
-constexpr bool kFuses = true;
-#else
-constexpr bool kFuses = false;
-#endif
 
 // What multiplies the exponentials of a chunk: factor / sum, with as few roundings as the stored
 // type can show. For float results it is the sum of two floats, `high` and `low`. For double, where
@@ -59,7 +53,8 @@ struct Scaling {
     low = C(rest);
     const double inverse = factor == 1 ? sum : sum / factor;
     least =
-        C(kFuses || rest == 0 ? kAlmostLeast * magnitude(inverse) : kAlmostLeast / magnitude(rest));
+        C(kFusesProducts || rest == 0 ? kAlmostLeast * magnitude(inverse)
+                                      : kAlmostLeast / magnitude(rest));
   }
 
  private:
@@ -94,29 +89,13 @@ FUSEDOPS_INLINE Tile<C> scaled(Tile<C> e, const Scaling<Out>& by) {
   return e * by.high;
 }
 
-FUSEDOPS_INLINE bool any_below(Vec<float> x, float high) {
-#if defined(__AVX512F__)
-  return _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(high), _CMP_LT_OQ) != 0;
-#else
-  return any(x < high);
-#endif
+template <class C>
+FUSEDOPS_INLINE bool any_below(Vec<C> x, C high) {
+  return AnyTrue(LessThan(x, high));
 }
-FUSEDOPS_INLINE bool any_below(Vec<double> x, double high) { return any(x < high); }
-
-FUSEDOPS_INLINE bool any_between(Tile<float> x, Tile<float> high) {
-#if defined(__AVX512F__)
-  unsigned found = 0;
-  for (int half = 0; half < 2; ++half) {
-    const __mmask16 positive = _mm512_cmp_ps_mask((__m512)x.v[half], __m512{}, _CMP_GT_OQ);
-    found |= _mm512_mask_cmp_ps_mask(positive, (__m512)x.v[half], (__m512)high.v[half], _CMP_LT_OQ);
-  }
-  return found != 0;
-#else
-  return any(((x.v[0] > 0) & (x.v[0] < high.v[0])) | ((x.v[1] > 0) & (x.v[1] < high.v[1])));
-#endif
-}
-FUSEDOPS_INLINE bool any_between(Tile<double> x, Tile<double> high) {
-  return any(((x.v[0] > 0) & (x.v[0] < high.v[0])) | ((x.v[1] > 0) & (x.v[1] < high.v[1])));
+template <class C>
+FUSEDOPS_INLINE bool any_between(Tile<C> x, Tile<C> high) {
+  return AnyTrue(BetweenZeroAnd(x.v[0], high.v[0]) | BetweenZeroAnd(x.v[1], high.v[1]));
 }
 
 // --- steps --------------------------------------------------------------------------------------
@@ -142,21 +121,21 @@ FUSEDOPS_INLINE Wide<float> rounded_to_float(Wide<float> wide) {
     large.v[i] = is_tiny ? Vec<double>{} : x;
     wide.v[i] = is_tiny ? (x + kOntoMultiples) - kOntoMultiples : Vec<double>{};
   }
-  return wide + widened(narrowed(large));
+  return wide + promoted(demoted(large));
 }
 
 // Returns exponentials times scales, where the scales are not raised.
 template <class Out>
 FUSEDOPS_INLINE Vec<float> scaled_in_steps(Vec<float> e, Wide<float> scale) {
-  const Wide<float> unit{{broadcast(1.0 / kRaised<float>), broadcast(1.0 / kRaised<float>)}};
-  const Wide<float> x = rounded_to_float(widened(e) * unit), high = rounded_to_float(scale);
+  const Wide<float> unit{{Set(1.0 / kRaised<float>), Set(1.0 / kRaised<float>)}};
+  const Wide<float> x = rounded_to_float(promoted(e) * unit), high = rounded_to_float(scale);
   Wide<float> result = rounded_to_float(x * high);
   if constexpr (kTwoParts<Out>) {
     const Wide<float> rest = x * rounded_to_float(scale - high);
-    result = result + (kFuses ? rest : rounded_to_float(rest));
+    result = result + (kFusesProducts ? rest : rounded_to_float(rest));
   }
   for (auto& vec : result.v) vec = magnitude(vec) <= kVanishes<Out> ? Vec<double>{} : vec;
-  return narrowed(result);
+  return demoted(result);
 }
 
 // double has no wider type, so its exponentials stay raised until it is known which results are
@@ -174,24 +153,23 @@ FUSEDOPS_INLINE Vec<double> scaled_in_steps(Vec<double> e, Vec<double> factor, V
   const Vec<double> result = e * factor / plain_sum;
   const Vec<double> size = magnitude(result);
   const auto is_denormal = (size >= kRaisedVanishes * 0.999) & (size < kRaisedLeast);
-  if (any(is_denormal)) return e * (1 / kRaised<double>)*factor / plain_sum;
+  if (AnyTrue(is_denormal)) return e * (1 / kRaised<double>)*factor / plain_sum;
   return (size < kRaisedLeast ? Vec<double>{} : result) * (1 / kRaised<double>);
 }
 
 template <class Out>
 FUSEDOPS_NOINLINE Tile<float> scaled_in_steps(Tile<float> e, const Scaling<Out>& by) {
-  const Vec<double> scale = broadcast(by.scale * kRaised<float>);
+  const Vec<double> scale = Set(by.scale * kRaised<float>);
   for (auto& vec : e.v) vec = scaled_in_steps<Out>(vec, Wide<float>{{scale, scale}});
   return e;
 }
 template <class Out>
 FUSEDOPS_NOINLINE Tile<double> scaled_in_steps(Tile<double> e, const Scaling<Out>& by) {
   for (auto& vec : e.v) {
-    vec = scaled_in_steps<Out>(vec, broadcast(by.high), broadcast(by.low));
+    vec = scaled_in_steps<Out>(vec, Set(by.high), Set(by.low));
   }
   return e;
 }
 
 }  // namespace
-}  // namespace FUSEDOPS_CPU_ISA
-}  // namespace fusedops
+}  // namespace fusedops::FUSEDOPS_CPU_ISA

@@ -5,10 +5,9 @@
 // numbers, 0, infinite or NaN; log(0) is -inf, and log(NaN) is NaN.
 #pragma once
 
-#include "cpu/simd/vec.h"
+#include "cpu/simd/tile.h"
 
-namespace fusedops {
-namespace FUSEDOPS_CPU_ISA {
+namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
 FUSEDOPS_INLINE Vec<double> log_of(Vec<double> x) {
@@ -19,13 +18,13 @@ FUSEDOPS_INLINE Vec<double> log_of(Vec<double> x) {
   const Vec<double> m = (Vec<double>)((VecI64)x - (power << 52));
   // Adding a 51-bit integer to the bits of 1.5 * 2^52 adds it to the number.
   constexpr double kRound = 6755399441055744.0;
-  const Vec<double> n = (Vec<double>)(power + (VecI64)broadcast(kRound)) - kRound;
+  const Vec<double> n = (Vec<double>)(power + (VecI64)Set(kRound)) - kRound;
   const Vec<double> t = (m - 1.0) / (m + 1.0), square = t * t;
-  Vec<double> series = broadcast(2.0 / 17);
+  Vec<double> series = Set(2.0 / 17);
   for (int odd = 15; odd >= 3; odd -= 2) series = series * square + 2.0 / odd;
   const Vec<double> low = series * square * t + n * kLn2Low;
   const Vec<double> result = n * kLn2High + (2.0 * t + low);
-  const Vec<double> special = x == 0.0 ? broadcast(-kInfinity<double>) : x;  // infinity or NaN
+  const Vec<double> special = x == 0.0 ? Set(-kInfinity<double>) : x;  // infinity or NaN
   return (x > 0.0) & (x < kInfinity<double>) ? result : special;
 }
 
@@ -33,7 +32,7 @@ FUSEDOPS_INLINE Vec<double> log_of(Vec<double> x) {
 template <class Out>
 FUSEDOPS_INLINE double log_of_sum(double sum) {
   if constexpr (sizeof(Out) == sizeof(double)) return __builtin_log(sum);
-  return log_of(broadcast(sum))[0];
+  return log_of(Set(sum))[0];
 }
 template <class Out>
 FUSEDOPS_INLINE Vec<double> log_of_sum(Vec<double> sum) {
@@ -43,5 +42,4 @@ FUSEDOPS_INLINE Vec<double> log_of_sum(Vec<double> sum) {
 }
 
 }  // namespace
-}  // namespace FUSEDOPS_CPU_ISA
-}  // namespace fusedops
+}  // namespace fusedops::FUSEDOPS_CPU_ISA

@@ -6,26 +6,10 @@
 // computes the four words of as many counters as a tile of floats has columns / 4.
 #pragma once
 
-#include "cpu/simd/vec.h"
+#include "cpu/simd/load_store.h"
 
-namespace fusedops {
-namespace FUSEDOPS_CPU_ISA {
+namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
-
-typedef uint64_t VecU64 __attribute__((vector_size(kVectorBytes)));
-
-// Multiplies the lower halves of the lanes.
-FUSEDOPS_INLINE VecU64 wide_product(VecU64 a, VecU64 b) {
-#if defined(__AVX512F__)
-  return (VecU64)_mm512_mul_epu32((__m512i)a, (__m512i)b);
-#elif defined(__AVX2__)
-  return (VecU64)_mm256_mul_epu32((__m256i)a, (__m256i)b);
-#elif defined(__SSE2__)
-  return (VecU64)_mm_mul_epu32((__m128i)a, (__m128i)b);
-#else
-  return (a & 0xffffffffu) * (b & 0xffffffffu);
-#endif
-}
 
 struct PhiloxKey {
   uint32_t low, high;
@@ -41,8 +25,8 @@ struct PhiloxWords {
 FUSEDOPS_INLINE PhiloxWords philox(PhiloxKey key, PhiloxWords counter) {
   VecU64* c = counter.word;
   for (int round = 0; round < kPhiloxRounds; ++round) {
-    const VecU64 first = wide_product(c[0], VecU64{} + 0xD2511F53u);
-    const VecU64 second = wide_product(c[2], VecU64{} + 0xCD9E8D57u);
+    const VecU64 first = MulEven(c[0], VecU64{} + 0xD2511F53u);
+    const VecU64 second = MulEven(c[2], VecU64{} + 0xCD9E8D57u);
     c[0] = (second >> 32) ^ c[1] ^ uint64_t(key.low);
     c[1] = second;
     c[2] = (first >> 32) ^ c[3] ^ uint64_t(key.high);
@@ -97,12 +81,11 @@ void drop_columns(DropoutRow dropout, double* values, int64_t begin, int64_t col
     // Values past the last column were never written.
     for (int half = 0; half < 2 && col + half * kTile<double> < cols; ++half) {
       double* to = values + col + half * kTile<double>;
-      const Wide<float> wide = widened(kept.v[half]);
+      const Wide<float> wide = promoted(kept.v[half]);
       store(to, load(to) * Tile<double>{{wide.v[0], wide.v[1]}});
     }
   }
 }
 
 }  // namespace
-}  // namespace FUSEDOPS_CPU_ISA
-}  // namespace fusedops
+}  // namespace fusedops::FUSEDOPS_CPU_ISA

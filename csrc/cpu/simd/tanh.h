@@ -11,8 +11,7 @@
 
 #include "cpu/simd/exp.h"
 
-namespace fusedops {
-namespace FUSEDOPS_CPU_ISA {
+namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
 // exp(r) - 1 for |r| <= ln2 / 2. The first term is added last, as r itself, which is exact.
@@ -21,7 +20,7 @@ FUSEDOPS_INLINE Vec<C> small_expm1(Vec<C> r) {
   constexpr auto& kPolynomial = ExpFor<C>::type::kPolynomial;
   constexpr int kLast = sizeof(kPolynomial) / sizeof(C) - 1;
   static_assert(kPolynomial[kLast] == 1);
-  Vec<C> p = broadcast(kPolynomial[0]);
+  Vec<C> p = Set(kPolynomial[0]);
   for (int i = 1; i < kLast; ++i) p = p * r + kPolynomial[i];
   return p * r * r + r;
 }
@@ -37,7 +36,7 @@ FUSEDOPS_INLINE Vec<C> tanh_of(Vec<C> x) {
   constexpr int kDigits = kIsDouble ? 52 : 23, kExponentOf1 = kIsDouble ? 1023 : 127;
   const Bits sign = (Bits)x & kSign;
   const auto magnitude = (Vec<C>)((Bits)x ^ sign);
-  const Vec<C> y = (magnitude > kLimit ? broadcast(kLimit) : magnitude) * C(-2);  // NaN stays
+  const Vec<C> y = (magnitude > kLimit ? Set(kLimit) : magnitude) * C(-2);  // NaN stays
   // The last bits of the sum are those of n, and the shift drops the others.
   const Vec<C> sum = y * K::kLog2E + K::kRound, n = sum - K::kRound;
   const auto power = (Vec<C>)(((Bits)sum + kExponentOf1) << kDigits);
@@ -53,5 +52,4 @@ FUSEDOPS_INLINE Tile<C> tanh_of(Tile<C> x) {
 }
 
 }  // namespace
-}  // namespace FUSEDOPS_CPU_ISA
-}  // namespace fusedops
+}  // namespace fusedops::FUSEDOPS_CPU_ISA

@@ -3,18 +3,17 @@
 #include "cpu/softmax/long_rows.h"
 #include "cpu/softmax/short_rows.h"
 
-namespace fusedops {
-namespace FUSEDOPS_CPU_ISA {
+namespace fusedops::FUSEDOPS_CPU_ISA {
 
 void softmax(const SoftmaxForward& args, RowRange range, void* scratch, bool streaming) {
   with_types(args.input.dtype, args.output.dtype, [&](auto in, auto out) {
     using In = typename decltype(in)::type;
     using Out = typename decltype(out)::type;
-    const RowRange rest = narrow_softmax_groups<In, Out>(args, range);
+    const RowRange rest = short_softmax_groups<In, Out>(args, range);
     if (rest.begin == rest.end) return;
-    with_store(streaming, args.output, [&](Put put) {
-      if (args.log) return softmax_rows<true, In, Out>(args, rest, scratch, put);
-      softmax_rows<false, In, Out>(args, rest, scratch, put);
+    with_store(streaming, args.output, [&](StoreMode mode) {
+      if (args.log) return softmax_rows<true, In, Out>(args, rest, scratch, mode);
+      softmax_rows<false, In, Out>(args, rest, scratch, mode);
     });
   });
 }
@@ -23,11 +22,11 @@ void softmax_backward(const SoftmaxBackward& args, RowRange range, bool streamin
   with_types(args.grad_input.dtype, args.output.dtype, [&](auto in, auto out) {
     using In = typename decltype(in)::type;
     using Out = typename decltype(out)::type;
-    const RowRange rest = narrow_softmax_backward_groups<In, Out>(args, range);
+    const RowRange rest = short_softmax_backward_groups<In, Out>(args, range);
     if (rest.begin == rest.end) return;
-    with_store(streaming, args.grad_input, [&](Put put) {
-      if (args.log) return softmax_backward_rows<true, In, Out>(args, rest, put);
-      softmax_backward_rows<false, In, Out>(args, rest, put);
+    with_store(streaming, args.grad_input, [&](StoreMode mode) {
+      if (args.log) return softmax_backward_rows<true, In, Out>(args, rest, mode);
+      softmax_backward_rows<false, In, Out>(args, rest, mode);
     });
   });
 }
@@ -47,11 +46,11 @@ void write_long_softmax(
   with_types(args.input.dtype, args.output.dtype, [&](auto in, auto out) {
     using In = typename decltype(in)::type;
     using Out = typename decltype(out)::type;
-    with_store(streaming, args.output, [&](Put put) {
+    with_store(streaming, args.output, [&](StoreMode mode) {
       if (args.log) {
-        return write_long_softmax_chunks<true, In, Out>(args, row, cols, chunks, streaming, put);
+        return write_long_softmax_chunks<true, In, Out>(args, row, cols, chunks, streaming, mode);
       }
-      write_long_softmax_chunks<false, In, Out>(args, row, cols, chunks, streaming, put);
+      write_long_softmax_chunks<false, In, Out>(args, row, cols, chunks, streaming, mode);
     });
   });
 }
@@ -71,11 +70,11 @@ void write_long_softmax_backward(
     using In = typename decltype(in)::type;
     using Out = typename decltype(out)::type;
     const auto* sums = static_cast<const double*>(chunks);
-    with_store(streaming, args.grad_input, [&](Put put) {
+    with_store(streaming, args.grad_input, [&](StoreMode mode) {
       if (args.log) {
-        return write_long_softmax_gradient<true, In, Out>(args, row, cols, sums, put);
+        return write_long_softmax_gradient<true, In, Out>(args, row, cols, sums, mode);
       }
-      write_long_softmax_gradient<false, In, Out>(args, row, cols, sums, put);
+      write_long_softmax_gradient<false, In, Out>(args, row, cols, sums, mode);
     });
   });
 }
@@ -91,11 +90,10 @@ void softmax_apply(const SoftmaxApply& args, int64_t row, RowRange cols, bool st
   with_types(args.input.dtype, args.output.dtype, [&](auto in, auto out) {
     using In = typename decltype(in)::type;
     using Out = typename decltype(out)::type;
-    with_store(streaming, args.output, [&](Put put) {
-      apply_softmax_statistics<In, Out>(args, row, cols, put);
+    with_store(streaming, args.output, [&](StoreMode mode) {
+      apply_softmax_statistics<In, Out>(args, row, cols, mode);
     });
   });
 }
 
-}  // namespace FUSEDOPS_CPU_ISA
-}  // namespace fusedops
+}  // namespace fusedops::FUSEDOPS_CPU_ISA

@@ -8,8 +8,7 @@
 
 #include "cpu/softmax/rows.h"
 
-namespace fusedops {
-namespace FUSEDOPS_CPU_ISA {
+namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
 static_assert(kRowSegment % kSoftmaxChunk<float> == 0);
@@ -40,20 +39,20 @@ FUSEDOPS_INLINE void long_softmax_chunks(
 template <bool Log, class In, class Out>
 FUSEDOPS_INLINE void write_long_softmax_chunks(
     const SoftmaxForward& args, int64_t row, RowRange cols, const void* chunk_memory,
-    bool streaming, Put put) {
+    bool streaming, StoreMode mode) {
   using C = Compute<In>;
   const In* input = start_of<In>(args.input, row);
   Out* output = start_of<Out>(args.output, row);
   const auto* chunks = static_cast<const SoftmaxChunk<C>*>(chunk_memory);
   const SoftmaxRow whole = combine(chunks, softmax_chunk_count<C>(args.cols));
   if constexpr (Log) {
-    return write_log_softmax(output, input, whole, cols, put);
+    return write_log_softmax(output, input, whole, cols, mode);
   }
   if constexpr (kMaySave<Log, In, Out>) {
     const InRow<C> saved{output};
-    if (!streaming) return write_softmax<In>(output, saved, chunks, whole, cols, put);
+    if (!streaming) return write_softmax<In>(output, saved, chunks, whole, cols, mode);
   }
-  write_softmax<In>(output, Recomputed<In, Out>{input}, chunks, whole, cols, put);
+  write_softmax<In>(output, Recomputed<In, Out>{input}, chunks, whole, cols, mode);
 }
 
 // --- statistics ---------------------------------------------------------------------------------
@@ -68,7 +67,7 @@ void save_softmax_statistics(const SoftmaxStatistics& args, int64_t row, const v
 
 template <class In, class Out>
 FUSEDOPS_INLINE void apply_softmax_statistics(
-    const SoftmaxApply& args, int64_t row, RowRange cols, Put put) {
+    const SoftmaxApply& args, int64_t row, RowRange cols, StoreMode mode) {
   using C = Compute<In>;
   const In* input = start_of<In>(args.input, row);
   Out* output = start_of<Out>(args.output, row);
@@ -78,9 +77,9 @@ FUSEDOPS_INLINE void apply_softmax_statistics(
   for_columns<In>(cols.end - cols.begin, [&](int64_t offset, auto part) FUSEDOPS_LAMBDA {
     const int64_t col = cols.begin + offset;
     const Tile<C> e = Recomputed<In, Out>{input}.at(col, part, shift);
-    const bool by_steps = __builtin_expect(any_between(e, both(by.least)), false);
+    const bool by_steps = __builtin_expect(any_between(e, Broadcast(by.least)), false);
     const Tile<C> result = by_steps ? scaled_in_steps(e, by) : scaled(e, by);
-    put(output + col, part, in_order<In, Out>(result));
+    mode.store(output + col, part, in_order<In, Out>(result));
   });
 }
 
@@ -100,15 +99,14 @@ FUSEDOPS_INLINE void long_softmax_backward_sums(
 
 template <bool Log, class In, class Out>
 FUSEDOPS_INLINE void write_long_softmax_gradient(
-    const SoftmaxBackward& args, int64_t row, RowRange cols, const double* sums, Put put) {
+    const SoftmaxBackward& args, int64_t row, RowRange cols, const double* sums, StoreMode mode) {
   using C = Compute<Out>;
   double sum = 0;
   for (int64_t i = 0; i < softmax_chunk_count<C>(args.cols); ++i) sum += sums[i];
   In* result = start_of<In>(args.grad_input, row);
   const SoftmaxGradRow<Out> given(args, row);
-  write_softmax_backward<Log>(result, given, C(sum), cols, RowsAhead{}, put);
+  write_softmax_backward<Log>(result, given, C(sum), cols, RowsAhead{}, mode);
 }
 
 }  // namespace
-}  // namespace FUSEDOPS_CPU_ISA
-}  // namespace fusedops
+}  // namespace fusedops::FUSEDOPS_CPU_ISA

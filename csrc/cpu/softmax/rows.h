@@ -8,10 +8,10 @@
 
 #include "cpu/simd/exp_scaling.h"
 #include "cpu/simd/log.h"
+#include "cpu/simd/reduce.h"
 #include "cpu/threads/work_division.h"
 
-namespace fusedops {
-namespace FUSEDOPS_CPU_ISA {
+namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
 // A chunk is at most 16 KiB, and each lane of its sum adds at most 64 values.
@@ -63,14 +63,14 @@ struct ExpSum {
 };
 template <class C>
 FUSEDOPS_INLINE ExpSum<C> no_exp_sum() {
-  return {both(C(0)), broadcast(kInfinity<C>)};
+  return {Broadcast(C(0)), Set(kInfinity<C>)};
 }
 
 // Combines the two accumulators of a chunk.
 template <class In, class C>
-FUSEDOPS_INLINE SoftmaxChunk<C> chunk_of(C max, Folded<ExpSum<C>> sums, int64_t cols) {
-  const Vec<C> least = smaller(sums.even.least, sums.odd.least);
-  const Folded<Tile<C>> sum{sums.even.sum, sums.odd.sum};
+FUSEDOPS_INLINE SoftmaxChunk<C> chunk_of(C max, Accumulators<ExpSum<C>> sums, int64_t cols) {
+  const Vec<C> least = Min(sums.even.least, sums.odd.least);
+  const Accumulators<Tile<C>> sum{sums.even.sum, sums.odd.sum};
   return {least, max, sum_of_columns<In>(sum, cols)};
 }
 
@@ -86,11 +86,11 @@ FUSEDOPS_INLINE SoftmaxChunk<C> softmax_chunk(
   const auto at = [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
     return filled<In>(load(input + col, part), part, -kInfinity<C>);
   };
-  const auto lowest = both(-kInfinity<C>);
+  const auto lowest = Broadcast(-kInfinity<C>);
   // The maximum ignores a NaN; exp(NaN - max) brings it back.
   const auto max =
       fold_columns<In>(cols, lowest, [&](Tile<C> so_far, int64_t col, auto part) FUSEDOPS_LAMBDA {
-        return larger(so_far, at(col, part));
+        return Max(so_far, at(col, part));
       });
   const C chunk_max = max_of(max.even, max.odd);
   const C shift = shift_of(chunk_max);
@@ -113,7 +113,7 @@ constexpr double kLowestDifference = sizeof(C) == sizeof(double) ? ExpDouble::kL
 template <class C>
 FUSEDOPS_INLINE double exp_or_zero(double difference) {
   const bool vanishes = difference < kLowestDifference<C>;
-  const double e = __builtin_exp(opaque(vanishes ? 0.0 : difference));
+  const double e = __builtin_exp(Opaque(vanishes ? 0.0 : difference));
   return vanishes ? 0.0 : e;
 }
 
@@ -132,12 +132,12 @@ template <class C>
 FUSEDOPS_INLINE SoftmaxRow combine(const SoftmaxChunk<C>* chunks, int64_t count) {
   if (count == 1) return {double(chunks->max), chunks->sum};  // nearly every row
   C max = -kInfinity<C>;
-  for (int64_t i = 0; i < count; ++i) max = Larger{}(max, chunks[i].max);
+  for (int64_t i = 0; i < count; ++i) max = Max(max, chunks[i].max);
   double sum = 0;
   for (int64_t i = 0; i < count; ++i) {
     const double to_row = exp_difference(chunks[i].max, max);
     // Fused as in spatial.h, so that both give the same bits.
-    sum = kFuses ? __builtin_fma(chunks[i].sum, to_row, sum) : sum + chunks[i].sum * to_row;
+    sum = kFusesProducts ? __builtin_fma(chunks[i].sum, to_row, sum) : sum + chunks[i].sum * to_row;
   }
   return {double(max), sum};
 }
@@ -197,7 +197,7 @@ FUSEDOPS_NOINLINE void write_in_steps(
 template <class In, class Out, class C, class Exponentials>
 FUSEDOPS_INLINE void write_softmax(
     Out* output, Exponentials exponentials, const SoftmaxChunk<C>* chunks, SoftmaxRow row,
-    RowRange cols, Put put) {
+    RowRange cols, StoreMode mode) {
   int64_t end;
   for (int64_t begin = cols.begin; begin < cols.end; begin = end) {
     const int64_t index = begin / kSoftmaxChunk<C>, whole = (index + 1) * kSoftmaxChunk<C>;
@@ -213,24 +213,24 @@ FUSEDOPS_INLINE void write_softmax(
     for_columns<In>(count, [=](int64_t offset, auto part) FUSEDOPS_LAMBDA {
       const int64_t col = begin + offset;
       const Tile<C> e = exponentials.at(col, part, shift);
-      put(output + col, part, in_order<In, Out>(scaled(e, by)));
+      mode.store(output + col, part, in_order<In, Out>(scaled(e, by)));
     });
   }
 }
 
 template <class Out, class In, class C = Compute<In>>
 FUSEDOPS_INLINE void write_log_softmax(
-    Out* output, const In* input, SoftmaxRow row, RowRange cols, Put put) {
+    Out* output, const In* input, SoftmaxRow row, RowRange cols, StoreMode mode) {
   const C max = C(row.max), log_sum = C(log_of_sum<Out>(row.sum));
   for_columns<In>(cols.end - cols.begin, [=](int64_t offset, auto part) FUSEDOPS_LAMBDA {
     const int64_t col = cols.begin + offset;
-    put(output + col, part, in_order<In, Out>((load(input + col, part) - max) - log_sum));
+    mode.store(output + col, part, in_order<In, Out>((load(input + col, part) - max) - log_sum));
   });
 }
 
 template <bool Log, class In, class Out>
 FUSEDOPS_INLINE void softmax_rows(
-    const SoftmaxForward& args, RowRange range, void* scratch_memory, Put put) {
+    const SoftmaxForward& args, RowRange range, void* scratch_memory, StoreMode mode) {
   using C = Compute<In>;
   C* scratch = static_cast<C*>(scratch_memory);
   auto* chunks = reinterpret_cast<SoftmaxChunk<C>*>(scratch + padded_cols(args.cols));
@@ -242,9 +242,9 @@ FUSEDOPS_INLINE void softmax_rows(
     softmax_chunks<Log, save, Out>(input, input + args.input.spacing.stride, scratch, chunks, cols);
     const SoftmaxRow whole = combine(chunks, softmax_chunk_count<C>(args.cols));
     if constexpr (Log) {
-      write_log_softmax(output, input, whole, cols, put);
+      write_log_softmax(output, input, whole, cols, mode);
     } else {
-      write_softmax<In>(output, InScratch<C>{scratch}, chunks, whole, cols, put);
+      write_softmax<In>(output, InScratch<C>{scratch}, chunks, whole, cols, mode);
     }
   }
 }
@@ -266,7 +266,7 @@ struct SoftmaxGradRow {
 template <bool Log, class Out, class C = Compute<Out>>
 FUSEDOPS_INLINE Vec<double> softmax_backward_lanes(SoftmaxGradRow<Out> row, RowRange cols) {
   const auto sums = fold_columns<Out>(
-      cols.end - cols.begin, both(C(0)),
+      cols.end - cols.begin, Broadcast(C(0)),
       [=](Tile<C> so_far, int64_t offset, auto part) FUSEDOPS_LAMBDA {
         const int64_t col = cols.begin + offset;
         const Tile<C> g = load(row.grad + col, part);
@@ -277,7 +277,7 @@ FUSEDOPS_INLINE Vec<double> softmax_backward_lanes(SoftmaxGradRow<Out> row, RowR
 
 template <bool Log, class Out>
 FUSEDOPS_INLINE double softmax_backward_sum(SoftmaxGradRow<Out> row, RowRange cols) {
-  return across_lanes<double>(softmax_backward_lanes<Log>(row, cols), Add{});
+  return ReduceLanes<double>(softmax_backward_lanes<Log>(row, cols), Add{});
 }
 
 // The gradient of tiles or vectors. `sum` is one number, or one for each lane.
@@ -303,25 +303,26 @@ struct RowsAhead {
 // Writes a gradient, and prefetches the rows ahead if the results are streaming.
 template <bool Log, class In, class Out, class C = Compute<Out>>
 FUSEDOPS_INLINE void write_softmax_backward(
-    In* result, SoftmaxGradRow<Out> row, C sum, RowRange cols, RowsAhead ahead, Put put) {
+    In* result, SoftmaxGradRow<Out> row, C sum, RowRange cols, RowsAhead ahead, StoreMode mode) {
   for_columns<Out>(cols.end - cols.begin, [=](int64_t offset, auto part) FUSEDOPS_LAMBDA {
     const int64_t col = cols.begin + offset;
-    if (put.streams) {
+    if (mode.streams) {
       prefetch_tile<Cache::kL2>(row.grad + ahead.grad + col);
       prefetch_tile<Cache::kL2>(row.output + ahead.output + col);
     }
     const Tile<C> g = load(row.grad + col, part), y = load(row.output + col, part);
-    put(result + col, part, in_order<Out, In>(softmax_gradient<Log, In>(g, y, sum)));
+    mode.store(result + col, part, in_order<Out, In>(softmax_gradient<Log, In>(g, y, sum)));
   });
 }
 
 template <bool Log, class In, class Out>
-FUSEDOPS_NOINLINE void softmax_backward_row(const SoftmaxBackward& args, int64_t row, Put put) {
+FUSEDOPS_NOINLINE void softmax_backward_row(
+    const SoftmaxBackward& args, int64_t row, StoreMode mode) {
   const RowRange cols{0, args.cols};
   const SoftmaxGradRow<Out> given(args, row);
   const auto sum = Compute<Out>(softmax_backward_sum<Log>(given, cols));
   In* result = start_of<In>(args.grad_input, row);
-  write_softmax_backward<Log>(result, given, sum, cols, RowsAhead(args, 1), put);
+  write_softmax_backward<Log>(result, given, sum, cols, RowsAhead(args, 1), mode);
 }
 
 // The number of rows in a group.
@@ -331,7 +332,7 @@ constexpr int kGradGroupRows = kLanes<double>;
 // each row exceed the registers, which costs a fifth of the time at 64 columns.
 template <bool Log, class In, class Out>
 FUSEDOPS_INLINE void softmax_backward_row_group(
-    const SoftmaxBackward& args, int64_t first, RowRange cols, RowsAhead ahead, Put put) {
+    const SoftmaxBackward& args, int64_t first, RowRange cols, RowsAhead ahead, StoreMode mode) {
   using C = Compute<Out>;
   Vec<double> lanes[kGradGroupRows];
   const SoftmaxGradRow<Out> given(args, first);
@@ -351,7 +352,7 @@ FUSEDOPS_INLINE void softmax_backward_row_group(
   In* result = start_of<In>(args.grad_input, first);
 #pragma GCC unroll 1
   for (int r = 0; r < kGradGroupRows; ++r) {
-    write_softmax_backward<Log>(result, row, totals[r], cols, ahead, put);
+    write_softmax_backward<Log>(result, row, totals[r], cols, ahead, mode);
     row = {row.grad + grad_stride, row.output + output_stride};
     result += args.grad_input.spacing.stride;
   }
@@ -360,7 +361,7 @@ FUSEDOPS_INLINE void softmax_backward_row_group(
 // Computes as many whole groups as there are. Returns the remaining rows.
 template <bool Log, class In, class Out>
 FUSEDOPS_INLINE RowRange
-softmax_backward_groups(const SoftmaxBackward& args, RowRange rows, int64_t cols, Put put) {
+softmax_backward_groups(const SoftmaxBackward& args, RowRange rows, int64_t cols, StoreMode mode) {
   const RowsAhead ahead(args, kGradGroupRows);
   const auto are_evenly_spaced = [&](const auto& tensor) FUSEDOPS_LAMBDA {
     return are_even(tensor, rows.begin, kGradGroupRows);
@@ -368,10 +369,10 @@ softmax_backward_groups(const SoftmaxBackward& args, RowRange rows, int64_t cols
   for (; rows.begin + kGradGroupRows <= rows.end; rows.begin += kGradGroupRows) {
     if (are_evenly_spaced(args.grad_output) && are_evenly_spaced(args.output) &&
         are_evenly_spaced(args.grad_input)) {
-      softmax_backward_row_group<Log, In, Out>(args, rows.begin, RowRange{0, cols}, ahead, put);
+      softmax_backward_row_group<Log, In, Out>(args, rows.begin, RowRange{0, cols}, ahead, mode);
     } else {
       for (int r = 0; r < kGradGroupRows; ++r) {
-        softmax_backward_row<Log, In, Out>(args, rows.begin + r, put);
+        softmax_backward_row<Log, In, Out>(args, rows.begin + r, mode);
       }
     }
   }
@@ -382,10 +383,10 @@ softmax_backward_groups(const SoftmaxBackward& args, RowRange rows, int64_t cols
 // loops over tiles, which cost such short rows as much as the arithmetic.
 template <bool Log, class In, class Out>
 FUSEDOPS_INLINE RowRange
-softmax_backward_groups(const SoftmaxBackward& args, RowRange rows, Put put) {
+softmax_backward_groups(const SoftmaxBackward& args, RowRange rows, StoreMode mode) {
   constexpr int64_t kOne = kTile<Out>, kOneAndAHalf = kOne + kOne / 2, kTwo = 2 * kOne;
   const auto groups = [&](int64_t cols) FUSEDOPS_LAMBDA {
-    return softmax_backward_groups<Log, In, Out>(args, rows, cols, put);
+    return softmax_backward_groups<Log, In, Out>(args, rows, cols, mode);
   };
   const int64_t cols = args.cols;
   if (cols == kOne) return groups(kOne);
@@ -398,13 +399,13 @@ softmax_backward_groups(const SoftmaxBackward& args, RowRange rows, Put put) {
 }
 
 template <bool Log, class In, class Out>
-FUSEDOPS_INLINE void softmax_backward_rows(const SoftmaxBackward& args, RowRange range, Put put) {
-  range = softmax_backward_groups<Log, In, Out>(args, range, put);
+FUSEDOPS_INLINE void softmax_backward_rows(
+    const SoftmaxBackward& args, RowRange range, StoreMode mode) {
+  range = softmax_backward_groups<Log, In, Out>(args, range, mode);
   for (int64_t row = range.begin; row < range.end; ++row) {
-    softmax_backward_row<Log, In, Out>(args, row, put);
+    softmax_backward_row<Log, In, Out>(args, row, mode);
   }
 }
 
 }  // namespace
-}  // namespace FUSEDOPS_CPU_ISA
-}  // namespace fusedops
+}  // namespace fusedops::FUSEDOPS_CPU_ISA

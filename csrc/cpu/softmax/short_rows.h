@@ -1,5 +1,5 @@
-// softmax and log_softmax of groups of narrow rows, and spatial softmax over a dim_size that is no
-// larger than a narrow row. In both, each element of a softmax has its own tile, and nothing moves
+// softmax and log_softmax of groups of short rows, and spatial softmax over a dim_size that is no
+// larger than a short row. In both, each element of a softmax has its own tile, and nothing moves
 // between lanes.
 //
 // Results have the bits of rows.h and spatial.h, because sums use the same accumulators
@@ -10,8 +10,7 @@
 #include "cpu/simd/short_rows.h"
 #include "cpu/softmax/spatial.h"
 
-namespace fusedops {
-namespace FUSEDOPS_CPU_ISA {
+namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
 // The sum of each row of a group, in the order of fold_columns() for T. `of_col(col)` returns the
@@ -20,24 +19,24 @@ template <class T, class Source, class C = Compute<T>>
 FUSEDOPS_INLINE WideTile<C> sum_of_group(int64_t cols, Source of_col) {
   Tile<C> accumulators[kAccumulators<T>];
   const int64_t used = accumulators_used<T>(cols);
-  for (int64_t col = 0; col < used; ++col) accumulators[col] = both(C(0)) + of_col(col);
+  for (int64_t col = 0; col < used; ++col) accumulators[col] = Broadcast(C(0)) + of_col(col);
   for (int64_t col = used; col < cols; ++col) {
     Tile<C>& accumulator = accumulators[accumulator_of<T>(col, cols)];
     accumulator = accumulator + of_col(col);
   }
   const int64_t count = accumulators_read<T>(cols);
-  for (int64_t i = used; i < count; ++i) accumulators[i] = both(C(0));
+  for (int64_t i = used; i < count; ++i) accumulators[i] = Broadcast(C(0));
   return sum_of_accumulators<T>(TileAccumulators<C>{accumulators, 1, count});
 }
 
 template <class C>
 FUSEDOPS_INLINE Tile<C> max_of_group(const Tile<C>* group, int64_t cols) {
-  Tile<C> even = both(-kInfinity<C>), odd = even;
+  Tile<C> even = Broadcast(-kInfinity<C>), odd = even;
   for (int64_t col = 0; col < cols; col += 2) {
-    even = larger(even, group[col]);
-    odd = larger(odd, group[col + 1 < cols ? col + 1 : col]);
+    even = Max(even, group[col]);
+    odd = Max(odd, group[col + 1 < cols ? col + 1 : col]);
   }
-  return larger(even, odd);
+  return Max(even, odd);
 }
 
 // Computes the softmax in place.
@@ -63,7 +62,7 @@ FUSEDOPS_NOINLINE void softmax_group(Tile<C>* group, int64_t cols) {
 // Computes the gradient in the tiles of grad_output.
 template <bool Log, class In, class Out, class C = Compute<Out>>
 FUSEDOPS_NOINLINE void softmax_backward_group(Tile<C>* grad, const Tile<C>* output, int64_t cols) {
-  const Tile<C> sum = narrowed(sum_of_group<Out>(cols, [=](int64_t col) FUSEDOPS_LAMBDA {
+  const Tile<C> sum = demoted(sum_of_group<Out>(cols, [=](int64_t col) FUSEDOPS_LAMBDA {
     return Log ? grad[col] : grad[col] * output[col];
   }));
   for (int64_t col = 0; col < cols; ++col) {
@@ -81,7 +80,7 @@ constexpr bool forward_gains_from_groups(int64_t cols) {
 }
 
 template <class In, class Out>
-RowRange narrow_softmax_groups(const SoftmaxForward& args, RowRange rows) {
+RowRange short_softmax_groups(const SoftmaxForward& args, RowRange rows) {
   if (!forward_gains_from_groups<In>(args.cols)) return rows;
   Tile<Compute<In>> group[kMaxGroupCols];
   return for_row_groups<In>(rows, [&](int64_t first) {
@@ -104,15 +103,15 @@ FUSEDOPS_INLINE void softmax_backward_vectors(const SoftmaxBackward& args, int64
   Vec<C> grad[kCount], output[kCount];
   Vec<double> lanes[kCount];
   for (int r = 0; r < kCount; ++r) {
-    grad[r] = read<Vec<C>>(start_of<T>(args.grad_output, first + r));
-    output[r] = read<Vec<C>>(start_of<T>(args.output, first + r));
-    lanes[r] = widened_sum(Vec<C>{} + (Log ? grad[r] : grad[r] * output[r])) + Vec<double>{};
+    grad[r] = Load<Vec<C>>(start_of<T>(args.grad_output, first + r));
+    output[r] = Load<Vec<C>>(start_of<T>(args.output, first + r));
+    lanes[r] = promoted_sum(Vec<C>{} + (Log ? grad[r] : grad[r] * output[r])) + Vec<double>{};
   }
   double sums[kCount];
   sums_over_lanes<double>(lanes, sums);
   for (int r = 0; r < kCount; ++r) {
-    const Vec<C> sum = broadcast(C(sums[r]));
-    write(
+    const Vec<C> sum = Set(C(sums[r]));
+    Store(
         start_of<T>(args.grad_input, first + r), softmax_gradient<Log, T>(grad[r], output[r], sum));
   }
 }
@@ -134,17 +133,17 @@ FUSEDOPS_NOINLINE RowRange softmax_backward_vectors(const SoftmaxBackward& args,
 // 16 bits), or end within a tile.
 template <class Out>
 constexpr bool backward_gains_from_groups(int64_t cols) {
-  if (cols > kNarrowCols) return false;
+  if (cols > kShortRowCols) return false;
   return cols < kTile<Out> / (sizeof(Out) == 2 ? 1 : 2) || end_within_a_tile<Out>(cols);
 }
 
 template <class In, class Out, class C = Compute<Out>>
-RowRange narrow_softmax_backward_groups(const SoftmaxBackward& args, RowRange rows) {
+RowRange short_softmax_backward_groups(const SoftmaxBackward& args, RowRange rows) {
   if constexpr (sizeof(In) == sizeof(C) && sizeof(Out) == sizeof(C)) {
     if (args.cols == kLanes<C>) return softmax_backward_vectors<Out>(args, rows);
   }
   if (!backward_gains_from_groups<Out>(args.cols)) return rows;
-  Tile<C> grad[kNarrowCols], output[kNarrowCols];
+  Tile<C> grad[kShortRowCols], output[kShortRowCols];
   return for_row_groups<Out>(rows, [&](int64_t first) {
     load_group<Out>(args.grad_output, first, args.cols, grad);
     load_group<Out>(args.output, first, args.cols, output);
@@ -164,7 +163,7 @@ RowRange narrow_softmax_backward_groups(const SoftmaxBackward& args, RowRange ro
 template <class Args>
 FUSEDOPS_INLINE bool are_short(const Args& args) {
   return args.dim_size <= 16 ||
-      (args.dim_size <= kNarrowCols && args.inner <= InnerSegments::kMaxCols);
+      (args.dim_size <= kShortRowCols && args.inner <= InnerSegments::kMaxCols);
 }
 
 // Calls body(outer, columns) for each segment. A counter replaces a division per segment, because
@@ -180,9 +179,9 @@ FUSEDOPS_INLINE void for_segments(const Args& args, RowRange range, Body body) {
 }
 
 template <class In, class Out>
-void softmax_short_segments(const SpatialSoftmaxForward& args, RowRange range, Put put) {
+void softmax_short_segments(const SpatialSoftmaxForward& args, RowRange range, StoreMode mode) {
   using C = Compute<In>;
-  Tile<C> group[kNarrowCols];
+  Tile<C> group[kShortRowCols];
   for_segments(args, range, [&](int64_t outer, RowRange cols) FUSEDOPS_LAMBDA {
     const Segment<const In> input{args.input, outer, cols};
     const Segment<Out> output{args.output, outer, cols};
@@ -194,7 +193,7 @@ void softmax_short_segments(const SpatialSoftmaxForward& args, RowRange range, P
         softmax_group<false, In, Out>(group, args.dim_size);
       }
       for (int64_t r = 0; r < args.dim_size; ++r) {
-        put(output.row(r) + col, part, in_order<In, Out>(group[r]));
+        mode.store(output.row(r) + col, part, in_order<In, Out>(group[r]));
       }
     });
   });
@@ -203,31 +202,31 @@ void softmax_short_segments(const SpatialSoftmaxForward& args, RowRange range, P
 // The second pass reads the rows again, because only the sums stay in registers.
 template <bool Log, class In, class Out>
 FUSEDOPS_INLINE void softmax_backward_short_segments(
-    const SpatialSoftmaxBackward& args, RowRange range, Put put) {
+    const SpatialSoftmaxBackward& args, RowRange range, StoreMode mode) {
   for_segments(args, range, [&](int64_t outer, RowRange cols) FUSEDOPS_LAMBDA {
     const Segment<const Out> grad{args.grad_output, outer, cols};
     const Segment<const Out> output{args.output, outer, cols};
     const Segment<In> result{args.grad_input, outer, cols};
     for_columns<Out>(cols.end - cols.begin, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
-      const auto sum = narrowed(sum_of_group<Out>(args.dim_size, [&](int64_t row) FUSEDOPS_LAMBDA {
+      const auto sum = demoted(sum_of_group<Out>(args.dim_size, [&](int64_t row) FUSEDOPS_LAMBDA {
         const auto g = load(grad.row(row) + col, part);
         return Log ? g : g * load(output.row(row) + col, part);
       }));
       for (int64_t row = 0; row < args.dim_size; ++row) {
         const auto g = load(grad.row(row) + col, part), y = load(output.row(row) + col, part);
         const auto gradient = softmax_gradient<Log, In>(g, y, sum);
-        put(result.row(row) + col, part, in_order<Out, In>(gradient));
+        mode.store(result.row(row) + col, part, in_order<Out, In>(gradient));
       }
     });
   });
 }
 
 template <class In, class Out>
-void softmax_backward_short_segments(const SpatialSoftmaxBackward& args, RowRange range, Put put) {
-  if (args.log) return softmax_backward_short_segments<true, In, Out>(args, range, put);
-  softmax_backward_short_segments<false, In, Out>(args, range, put);
+void softmax_backward_short_segments(
+    const SpatialSoftmaxBackward& args, RowRange range, StoreMode mode) {
+  if (args.log) return softmax_backward_short_segments<true, In, Out>(args, range, mode);
+  softmax_backward_short_segments<false, In, Out>(args, range, mode);
 }
 
 }  // namespace
-}  // namespace FUSEDOPS_CPU_ISA
-}  // namespace fusedops
+}  // namespace fusedops::FUSEDOPS_CPU_ISA

@@ -16,8 +16,7 @@
 
 #include "cpu/softmax/rows.h"
 
-namespace fusedops {
-namespace FUSEDOPS_CPU_ISA {
+namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
 // The number of rows per step. Their accumulators are consecutive.
@@ -90,21 +89,14 @@ struct TileAccumulators {
 };
 
 // Converts some lanes of an accumulator to double: those in vector `index` of a WideTile.
-FUSEDOPS_INLINE Vec<double> widened_vector(const Tile<float>& accumulator, int index) {
-  const float* from = reinterpret_cast<const float*>(&accumulator) + index * kLanes<double>;
-#if defined(__AVX512F__)
-  return (Vec<double>)_mm512_cvtps_pd(_mm256_loadu_ps(from));
-#elif defined(__AVX2__)
-  return (Vec<double>)_mm256_cvtps_pd(_mm_loadu_ps(from));
-#else
-  return Vec<double>{double(from[0]), double(from[1])};
-#endif
+FUSEDOPS_INLINE Vec<double> promoted_vector(const Tile<float>& accumulator, int index) {
+  return PromoteFloats(reinterpret_cast<const float*>(&accumulator) + index * kLanes<double>);
 }
-FUSEDOPS_INLINE Vec<double> widened_vector(const Tile<double>& accumulator, int index) {
+FUSEDOPS_INLINE Vec<double> promoted_vector(const Tile<double>& accumulator, int index) {
   return accumulator.v[index];
 }
 
-// sums[i] is accumulator begin + i * kLaneAccumulators, plus the accumulators that widened_sum()
+// sums[i] is accumulator begin + i * kLaneAccumulators, plus the accumulators that promoted_sum()
 // and sum_of() add to that lane. kDistance lists how far away those are, in the reverse order of
 // the additions.
 template <class T, int64_t... kDistance>
@@ -115,7 +107,7 @@ struct AccumulatorsAt {
       Vec<double> (&sums)[kLanes<double>]) {
     for (int i = 0; i < kLanes<double>; ++i) {
       const int64_t accumulator = begin + i * kLaneAccumulators<T>;
-      sums[i] = widened_vector(accumulators.first[accumulator * accumulators.stride], index);
+      sums[i] = promoted_vector(accumulators.first[accumulator * accumulators.stride], index);
     }
   }
 };
@@ -144,7 +136,7 @@ struct AccumulatorDistances<T, double> : AccumulatorsAt<T, kTile<T>, column_of<T
 template <class T, class C = Compute<T>>
 FUSEDOPS_INLINE Vec<double> sum_of_four(TileAccumulators<C> accumulators, int index) {
   const auto at = [=](int64_t accumulator) {
-    return widened_vector(accumulators.first[accumulator * accumulators.stride], index);
+    return promoted_vector(accumulators.first[accumulator * accumulators.stride], index);
   };
   constexpr int kNext = kEvenOdd<T> ? 1 : 2;
   return (at(0) + at(kNext)) + (at(3 - kNext) + at(3));
@@ -201,7 +193,8 @@ struct ColumnGroup {
           const int64_t accumulator = accumulator_of<T>(row - rows.begin, all);
           Tile<C>* own = accumulators + accumulator * stride + col / kTile<T>;
           if (accumulator == row - rows.begin) {
-            for (int64_t r = row; r < row + count; ++r, own += stride) *own = both(C(0)) + value(r);
+            for (int64_t r = row; r < row + count; ++r, own += stride)
+              *own = Broadcast(C(0)) + value(r);
           } else {
             for (int64_t r = row; r < row + count; ++r, own += stride) *own = *own + value(r);
           }
@@ -212,7 +205,7 @@ struct ColumnGroup {
   FUSEDOPS_INLINE WideTile<C> sum(int64_t col, int64_t rows) const {
     Tile<C>* const own = accumulators + col / kTile<T>;
     const int64_t stride = tiles(), count = accumulators_read<T>(rows);
-    for (int64_t i = accumulators_used<T>(rows); i < count; ++i) own[i * stride] = both(C(0));
+    for (int64_t i = accumulators_used<T>(rows); i < count; ++i) own[i * stride] = Broadcast(C(0));
     return sum_of_accumulators<T>(TileAccumulators<C>{own, stride, count});
   }
 
@@ -316,11 +309,11 @@ FUSEDOPS_NOINLINE void reduce_max(
   for_tiles<In>(
       rows, group.size(), [&](int64_t row, int64_t count, int64_t col, auto part) FUSEDOPS_LAMBDA {
         Tile<C>& so_far = scratch.partial(rows.begin, group.cols.begin + col).sums.max;
-        Tile<C> max = row == rows.begin ? both(-kInfinity<C>) : so_far;
+        Tile<C> max = row == rows.begin ? Broadcast(-kInfinity<C>) : so_far;
         for (int64_t r = row; r < row + count; ++r) {
           const In* at = from + r * input.dim_stride + col;
           group.prefetch(at);
-          max = larger(max, load(at, part));  // ignores NaN; exp(NaN - max) brings it back
+          max = Max(max, load(at, part));  // ignores NaN; exp(NaN - max) brings it back
         }
         so_far = max;
       });
@@ -351,10 +344,10 @@ WideTile<C> exp_difference(Tile<C> a, Tile<C> b) {
   for (int half = 0; half < 2; ++half) {
     C from[kLanes<C>], to[kLanes<C>];
     double each[kLanes<C>];
-    write(from, a.v[half]);
-    write(to, b.v[half]);
+    Store(from, a.v[half]);
+    Store(to, b.v[half]);
     for (int i = 0; i < kLanes<C>; ++i) each[i] = exp_difference(from[i], to[i]);
-    result.v[half] = read<Wide<C>>(each);
+    result.v[half] = Load<Wide<C>>(each);
   }
   return result;
 }
@@ -363,29 +356,29 @@ WideTile<C> exp_difference(Tile<C> a, Tile<C> b) {
 template <class Out>
 FUSEDOPS_INLINE ColumnFactors<float> scale_factors(
     Tile<float> shift, WideTile<float> scale, WideTile<float> inverse) {
-  const auto zero = widened(both(0.0f));
+  const auto zero = promoted(Broadcast(0.0f));
   scale = each(scale, zero, [](auto all, auto none) {
     return all <= 0x1p-150 / kRaised<float> ? none : all;
   });
   const auto unless_denormal = [](auto size, auto value) {
     return size < kLeastFloat ? Vec<double>{} : value;
   };
-  const Tile<float> high = narrowed(each(scale, scale, unless_denormal));
-  const auto rest = each(scale, widened(high), [](auto all, auto high) {
+  const Tile<float> high = demoted(each(scale, scale, unless_denormal));
+  const auto rest = each(scale, promoted(high), [](auto all, auto high) {
     return kTwoParts<Out> ? all - high : Vec<double>{};
   });
   const auto last_term = each(scale, rest, [](auto all, auto rest) {
     return rest == 0 ? all : rest < 0 ? -rest : rest;
   });
   const auto exact = each(inverse, last_term, [](auto inverse, auto term) {
-    return kLeastFloat * 1.0001 * (kFuses ? inverse : 1.0 / term);
+    return kLeastFloat * 1.0001 * (kFusesProducts ? inverse : 1.0 / term);
   });
   const auto some = each(exact, last_term, [](auto exact, auto term) {
-    return term < kLeastFloat ? broadcast(kInfinity<double>) : exact;
+    return term < kLeastFloat ? Set(kInfinity<double>) : exact;
   });
   const auto least =
       each(scale, some, [](auto all, auto some) { return all == 0 ? Vec<double>{} : some; });
-  return {shift, high, narrowed(each(last_term, rest, unless_denormal)), narrowed(least), scale};
+  return {shift, high, demoted(each(last_term, rest, unless_denormal)), demoted(least), scale};
 }
 
 // The factors of Scaling<double>.
@@ -408,9 +401,9 @@ FUSEDOPS_INLINE ColumnFactors<C> factors_of(
   const auto quotient = [](auto a, auto b) { return a / b; };
   if constexpr (Log) {
     const auto log = [](Vec<double> sum, Vec<double>) { return log_of_sum<Out>(sum); };
-    return {whole.max, narrowed(each(whole.sum, whole.sum, log)), {}, {}, {}};
+    return {whole.max, demoted(each(whole.sum, whole.sum, log)), {}, {}, {}};
   } else if constexpr (sizeof(Out) == sizeof(double)) {
-    return scale_factors(shift_of(chunk_max), narrowed(factor), narrowed(whole.sum));
+    return scale_factors(shift_of(chunk_max), demoted(factor), demoted(whole.sum));
   } else {
     const auto scale = each(factor, whole.sum, quotient);
     return scale_factors<Out>(shift_of(chunk_max), scale, each(whole.sum, factor, quotient));
@@ -421,7 +414,7 @@ FUSEDOPS_INLINE ColumnFactors<C> factors_of(
 template <bool Log, class Out, class C>
 FUSEDOPS_INLINE ColumnFactors<C> factors_of(const ColumnMaxSum<C>& whole) {
   if constexpr (Log || sizeof(Out) == sizeof(double)) {
-    return factors_of<Log, Out>(whole.max, widened(both(C(1))), whole);
+    return factors_of<Log, Out>(whole.max, promoted(Broadcast(C(1))), whole);
   } else {
     const auto scale = each(whole.sum, whole.sum, [](auto sum, auto) { return 1.0 / sum; });
     return scale_factors<Out>(shift_of(whole.max), scale, whole.sum);
@@ -433,13 +426,13 @@ template <bool Log, class Out, class In, class C = Compute<In>>
 FUSEDOPS_NOINLINE void compute_factors(SpatialScratch<In> scratch, int64_t rows, int64_t col) {
   constexpr int64_t kChunk = kSoftmaxChunk<C>;
   const auto chunk = [&](int64_t row) -> ColumnPartials<C>& { return scratch.partial(row, col); };
-  const auto ones = widened(both(C(1)));
+  const auto ones = promoted(Broadcast(C(1)));
   const auto to_whole = [&](int64_t row, Tile<C> max) {
     return rows <= kChunk ? ones : exp_difference(chunk(row).sums.max, max);
   };
-  ColumnMaxSum<C> whole{both(-kInfinity<C>), {}};
+  ColumnMaxSum<C> whole{Broadcast(-kInfinity<C>), {}};
   for (int64_t row = 0; row < rows; row += kChunk) {
-    whole.max = larger(whole.max, chunk(row).sums.max);
+    whole.max = Max(whole.max, chunk(row).sums.max);
   }
   for (int64_t row = 0; row < rows; row += kChunk) {
     const auto products =
@@ -454,7 +447,7 @@ FUSEDOPS_NOINLINE void compute_factors(SpatialScratch<In> scratch, int64_t rows,
 
 template <class Out>
 FUSEDOPS_NOINLINE Tile<float> scaled_in_steps(Tile<float> e, const ColumnFactors<float>& factors) {
-  const auto raised = widened(both(kRaised<float>));
+  const auto raised = promoted(Broadcast(kRaised<float>));
   const auto scale = each(factors.scale, raised, [](auto a, auto b) { return a * b; });
   return {{scaled_in_steps<Out>(e.v[0], scale.v[0]), scaled_in_steps<Out>(e.v[1], scale.v[1])}};
 }
@@ -491,7 +484,7 @@ FUSEDOPS_INLINE Tile<C> normalized(Tile<C> x, const ColumnFactors<C>& factors) {
 template <bool Log, class In, class Out, class C = Compute<In>>
 FUSEDOPS_INLINE void softmax_segment(
     Segment<const In> input, Segment<Out> output, int64_t rows, int64_t cols,
-    SpatialScratch<In> scratch, Put put) {
+    SpatialScratch<In> scratch, StoreMode mode) {
   constexpr int64_t kChunk = kSoftmaxChunk<C>;
   static_assert(kChunk % kRowsAtOnce<In> == 0);
   const int64_t longest = rows < kChunk ? rows : kChunk;
@@ -510,14 +503,14 @@ FUSEDOPS_INLINE void softmax_segment(
         const ColumnFactors<C> factors = scratch.partial(row, col).factors;
         for (int64_t r = row; r < row + count; ++r) {
           const Tile<C> result = normalized<Log, Out>(load(input.row(r) + col, part), factors);
-          put(output.row(r) + col, part, in_order<In, Out>(result));
+          mode.store(output.row(r) + col, part, in_order<In, Out>(result));
         }
       });
 }
 
 template <bool Log, class In, class Out>
 FUSEDOPS_INLINE void softmax_segments(
-    const SpatialSoftmaxForward& args, RowRange range, void* memory, Put put) {
+    const SpatialSoftmaxForward& args, RowRange range, void* memory, StoreMode mode) {
   const InnerSegments segments = inner_segments(args);
   for (int64_t i = range.begin; i < range.end; ++i) {
     const int64_t outer = i / segments.count;
@@ -525,7 +518,7 @@ FUSEDOPS_INLINE void softmax_segments(
     const int64_t cols = at.end - at.begin;
     softmax_segment<Log, In, Out>(
         {args.input, outer, at}, {args.output, outer, at}, args.dim_size, cols,
-        SpatialScratch<In>(memory, cols), put);
+        SpatialScratch<In>(memory, cols), mode);
   }
 }
 
@@ -573,13 +566,13 @@ FUSEDOPS_NOINLINE void sum_grad_group(
       sums[i].wide = sums[i].wide + more;
     }
   });
-  for (int64_t i = 0; i < group.tiles(); ++i) sums[i].total = narrowed(sums[i].wide);
+  for (int64_t i = 0; i < group.tiles(); ++i) sums[i].total = demoted(sums[i].wide);
 }
 
 template <bool Log, class In, class Out, class C = Compute<Out>>
 FUSEDOPS_INLINE void softmax_backward_segment(
     Segment<const Out> grad, Segment<const Out> output, Segment<In> result, int64_t rows,
-    int64_t cols, void* memory, Put put) {
+    int64_t cols, void* memory, StoreMode mode) {
   auto* accumulators = static_cast<Tile<C>*>(memory);
   auto* sums = reinterpret_cast<ColumnGradSums<C>*>(static_cast<char*>(memory) + kAccumulatorBytes);
   for_column_groups<Out>(accumulators, gradient_chunk<C>(rows), cols, [&](ColumnGroup<Out> group) {
@@ -591,24 +584,24 @@ FUSEDOPS_INLINE void softmax_backward_segment(
         const Tile<C> sum = sums[col / kTile<Out>].total;
         for (int64_t r = row; r < row + count; ++r) {
           const Tile<C> g = load(grad.row(r) + col, part), y = load(output.row(r) + col, part);
-          put(result.row(r) + col, part, in_order<Out, In>(softmax_gradient<Log, In>(g, y, sum)));
+          mode.store(
+              result.row(r) + col, part, in_order<Out, In>(softmax_gradient<Log, In>(g, y, sum)));
         }
       });
 }
 
 template <bool Log, class In, class Out>
 FUSEDOPS_INLINE void softmax_backward_segments(
-    const SpatialSoftmaxBackward& args, RowRange range, void* memory, Put put) {
+    const SpatialSoftmaxBackward& args, RowRange range, void* memory, StoreMode mode) {
   const InnerSegments segments = inner_segments(args);
   for (int64_t i = range.begin; i < range.end; ++i) {
     const int64_t outer = i / segments.count;
     const RowRange at = segments[i % segments.count];
     softmax_backward_segment<Log, In, Out>(
         {args.grad_output, outer, at}, {args.output, outer, at}, {args.grad_input, outer, at},
-        args.dim_size, at.end - at.begin, memory, put);
+        args.dim_size, at.end - at.begin, memory, mode);
   }
 }
 
 }  // namespace
-}  // namespace FUSEDOPS_CPU_ISA
-}  // namespace fusedops
+}  // namespace fusedops::FUSEDOPS_CPU_ISA

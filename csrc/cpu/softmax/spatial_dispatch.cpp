@@ -3,18 +3,17 @@
 #include "cpu/softmax/short_rows.h"
 #include "cpu/softmax/spatial.h"
 
-namespace fusedops {
-namespace FUSEDOPS_CPU_ISA {
+namespace fusedops::FUSEDOPS_CPU_ISA {
 
 void spatial_softmax(
     const SpatialSoftmaxForward& args, RowRange segments, void* scratch, bool streaming) {
   with_types(args.input.dtype, args.output.dtype, [&](auto in, auto out) {
     using In = typename decltype(in)::type;
     using Out = typename decltype(out)::type;
-    with_store(streaming, args.output, [&](Put put) {
-      if (are_short(args)) return softmax_short_segments<In, Out>(args, segments, put);
-      if (args.log) return softmax_segments<true, In, Out>(args, segments, scratch, put);
-      softmax_segments<false, In, Out>(args, segments, scratch, put);
+    with_store(streaming, args.output, [&](StoreMode mode) {
+      if (are_short(args)) return softmax_short_segments<In, Out>(args, segments, mode);
+      if (args.log) return softmax_segments<true, In, Out>(args, segments, scratch, mode);
+      softmax_segments<false, In, Out>(args, segments, scratch, mode);
     });
   });
 }
@@ -24,13 +23,12 @@ void spatial_softmax_backward(
   with_types(args.grad_input.dtype, args.output.dtype, [&](auto in, auto out) {
     using In = typename decltype(in)::type;
     using Out = typename decltype(out)::type;
-    with_store(streaming, args.grad_input, [&](Put put) {
-      if (are_short(args)) return softmax_backward_short_segments<In, Out>(args, segments, put);
-      if (args.log) return softmax_backward_segments<true, In, Out>(args, segments, scratch, put);
-      softmax_backward_segments<false, In, Out>(args, segments, scratch, put);
+    with_store(streaming, args.grad_input, [&](StoreMode mode) {
+      if (are_short(args)) return softmax_backward_short_segments<In, Out>(args, segments, mode);
+      if (args.log) return softmax_backward_segments<true, In, Out>(args, segments, scratch, mode);
+      softmax_backward_segments<false, In, Out>(args, segments, scratch, mode);
     });
   });
 }
 
-}  // namespace FUSEDOPS_CPU_ISA
-}  // namespace fusedops
+}  // namespace fusedops::FUSEDOPS_CPU_ISA

@@ -1,0 +1,18 @@
+// Selects the primitives: operations on vectors for which the language has no operator. They have
+// the names that Google Highway has for them.
+//
+// portable.h defines each in the language alone. A processor's file defines those for which it has
+// an instruction, and takes the others from there.
+#pragma once
+
+#if defined(__x86_64__)
+#include "cpu/simd/x86.h"
+#else
+#include "cpu/simd/portable.h"
+
+namespace fusedops::FUSEDOPS_CPU_ISA {
+namespace {
+using namespace portable;
+}
+}  // namespace fusedops::FUSEDOPS_CPU_ISA
+#endif

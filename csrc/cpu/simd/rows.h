@@ -1,0 +1,80 @@
+// Rows of a tensor, and loops over their tiles.
+#pragma once
+
+#include "cpu/simd/load_store.h"
+
+namespace fusedops::FUSEDOPS_CPU_ISA {
+namespace {
+
+template <class T>
+FUSEDOPS_INLINE const T* start_of(const ConstRows& rows, int64_t row) {
+  return static_cast<const T*>(rows.data) + rows.spacing.offset(row);
+}
+template <class T>
+FUSEDOPS_INLINE T* start_of(const Rows& rows, int64_t row) {
+  return static_cast<T*>(rows.data) + rows.spacing.offset(row);
+}
+
+// Whether `count` rows from `first` on are evenly spaced. If the rows form runs, as in x[:, :-1],
+// only rows of one run are.
+template <class AnyRows>
+FUSEDOPS_INLINE bool are_even(const AnyRows& rows, int64_t first, int64_t count) {
+  const RowSpacing& spacing = rows.spacing;
+  if (spacing.run_gap == 0) return true;
+  return spacing.offset(first + count - 1) - spacing.offset(first) == (count - 1) * spacing.stride;
+}
+
+// Tiles of a row in memory, or of a row in scratch memory.
+template <class T>
+struct FromMemory {
+  const T* row;
+  template <class Part>
+  FUSEDOPS_INLINE Tile<Compute<T>> at(int64_t col, Part part) const {
+    return load(row + col, part);
+  }
+};
+template <class C>
+struct FromScratch {
+  const C* row;
+  template <class Part>
+  FUSEDOPS_INLINE Tile<C> at(int64_t col, Part) const {
+    return load(row + col);
+  }
+};
+
+// Calls body(col, part) for every tile of a row of T.
+template <class T, class Body>
+FUSEDOPS_INLINE void for_columns(int64_t cols, Body body) {
+  int64_t col = 0;
+  for (; col + kTile<T> <= cols; col += kTile<T>) body(col, Full{});
+  if (col < cols) body(col, Tail{static_cast<int>(cols - col)});
+}
+
+// The two accumulators of fold_columns(): one for the even tiles, one for the odd tiles.
+template <class Sums>
+struct Accumulators {
+  Sums even, odd;
+};
+
+// Computes sums = step(sums, col, part) over all columns of a row of T, from `start`. Two
+// accumulators form separate dependency chains, so that a floating-point add or max (3-4 cycles)
+// need not wait for the one before. They are passed by value: accumulators that a step reached by
+// reference would live in memory. The order of operations depends on `cols` alone.
+template <class T, class Sums, class Step>
+FUSEDOPS_INLINE Accumulators<Sums> fold_columns(int64_t cols, Sums start, Step step) {
+  Sums even = start, odd = start;
+  int64_t col = 0;
+  for (; col + 2 * kTile<T> <= cols; col += 2 * kTile<T>) {
+    even = step(even, col, Full{});
+    odd = step(odd, col + kTile<T>, Full{});
+  }
+  if (col + kTile<T> <= cols) {
+    even = step(even, col, Full{});
+    col += kTile<T>;
+  }
+  if (col < cols) even = step(even, col, Tail{static_cast<int>(cols - col)});
+  return {even, odd};
+}
+
+}  // namespace
+}  // namespace fusedops::FUSEDOPS_CPU_ISA

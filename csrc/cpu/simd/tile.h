@@ -1,0 +1,169 @@
+// Tiles: the columns that one step of a kernel computes.
+#pragma once
+
+#include "cpu/simd/processor.h"
+
+namespace fusedops::FUSEDOPS_CPU_ISA {
+namespace {
+
+// Two vectors. Their columns have the order in which T is cheapest to load; for bfloat16 that is
+// first the even columns, then the odd ones, with one instruction each. Tiles in scratch memory,
+// including those of weight and bias, have that order too; store() undoes it.
+template <class C>
+struct Tile {
+  Vec<C> v[2];
+};
+
+template <class T>
+constexpr bool kEvenOdd = false;
+template <>
+constexpr bool kEvenOdd<BFloat16> = true;
+
+// The column, within its tile, in lane `lane` of vector `half`.
+template <class T>
+constexpr int column_of(int half, int lane) {
+  return kEvenOdd<T> ? 2 * lane + half : half * kLanes<Compute<T>> + lane;
+}
+// The columns in the lanes of vector `half`.
+template <class T>
+FUSEDOPS_INLINE Lanes<Compute<T>> columns_of_lanes(int half) {
+  Lanes<Compute<T>> column;
+  for (int lane = 0; lane < kLanes<Compute<T>>; ++lane) column[lane] = column_of<T>(half, lane);
+  return column;
+}
+
+// --- arithmetic ---------------------------------------------------------------------------------
+
+template <class C>
+FUSEDOPS_INLINE Tile<C> Broadcast(C value) {
+  return {{Set(value), Set(value)}};
+}
+template <class C>
+FUSEDOPS_INLINE Tile<C> operator+(Tile<C> a, Tile<C> b) {
+  return {{a.v[0] + b.v[0], a.v[1] + b.v[1]}};
+}
+template <class C>
+FUSEDOPS_INLINE Tile<C> operator-(Tile<C> a, Tile<C> b) {
+  return {{a.v[0] - b.v[0], a.v[1] - b.v[1]}};
+}
+template <class C>
+FUSEDOPS_INLINE Tile<C> operator*(Tile<C> a, Tile<C> b) {
+  return {{a.v[0] * b.v[0], a.v[1] * b.v[1]}};
+}
+template <class C>
+FUSEDOPS_INLINE Tile<C> operator/(Tile<C> a, Tile<C> b) {
+  return {{a.v[0] / b.v[0], a.v[1] / b.v[1]}};
+}
+template <class C>
+FUSEDOPS_INLINE Tile<C> operator-(Tile<C> a, C b) {
+  return {{a.v[0] - b, a.v[1] - b}};
+}
+template <class C>
+FUSEDOPS_INLINE Tile<C> operator*(Tile<C> a, C b) {
+  return {{a.v[0] * b, a.v[1] * b}};
+}
+template <class C>
+FUSEDOPS_INLINE Tile<C> operator/(Tile<C> a, C b) {
+  return {{a.v[0] / b, a.v[1] / b}};
+}
+template <class C>
+FUSEDOPS_INLINE Tile<C> Max(Tile<C> a, Tile<C> b) {
+  return {{Max(a.v[0], b.v[0]), Max(a.v[1], b.v[1])}};
+}
+
+// A product that is not fused into an addition. The compiler would fuse the two if they stand in
+// one loop, and not if they stand apart, so that the bits of a result would depend on where it is
+// computed.
+template <class C>
+FUSEDOPS_INLINE Tile<C> unfused(Tile<C> product) {
+  return {{Opaque(product.v[0]), Opaque(product.v[1])}};
+}
+
+// Lanes are nonzero where true.
+template <class C>
+struct Mask {
+  Lanes<C> v[2];
+};
+template <class C>
+FUSEDOPS_INLINE Tile<C> IfThenElse(Mask<C> mask, Tile<C> yes, C no) {
+  Tile<C> tile;
+  for (int half = 0; half < 2; ++half) tile.v[half] = mask.v[half] != 0 ? yes.v[half] : Set(no);
+  return tile;
+}
+
+// --- order --------------------------------------------------------------------------------------
+
+// Lane i of the result is lane `lane[i]` of `low` and `high` side by side.
+template <class C>
+FUSEDOPS_INLINE Vec<C> Permute2(Vec<C> low, Vec<C> high, Lanes<C> lane) {
+#if defined(__clang__)  // Clang's builtin accepts only constants
+  constexpr int L = kLanes<C>;
+  Vec<C> result;
+  for (int i = 0; i < L; ++i) result[i] = lane[i] < L ? low[lane[i]] : high[lane[i] - L];
+  return result;
+#else
+  return __builtin_shuffle(low, high, lane);
+#endif
+}
+
+// Permutes a tile from From's order to To's.
+template <class From, class To, class C>
+FUSEDOPS_INLINE Tile<C> in_order(Tile<C> tile) {
+  if constexpr (kEvenOdd<From> == kEvenOdd<To>) {
+    return tile;
+  } else {
+    constexpr int L = kLanes<float>;
+    VecI32 first, second;
+    for (int i = 0; i < L; ++i) {
+      first[i] = kEvenOdd<From> ? (i % 2) * L + i / 2 : 2 * i;
+      second[i] = first[i] + (kEvenOdd<From> ? L / 2 : 1);
+    }
+    return {{Permute2<C>(tile.v[0], tile.v[1], first), Permute2<C>(tile.v[0], tile.v[1], second)}};
+  }
+}
+
+// --- doubles ------------------------------------------------------------------------------------
+
+// The lanes of a vector as doubles, in order.
+template <class C>
+struct Wide {
+  Vec<double> v[sizeof(double) / sizeof(C)];
+};
+template <class C>
+struct WideTile {
+  Wide<C> v[2];
+};
+
+FUSEDOPS_INLINE Wide<float> promoted(Vec<float> value) {
+  return {{PromoteLower(value), PromoteUpper(value)}};
+}
+FUSEDOPS_INLINE Wide<double> promoted(Vec<double> value) { return {{value}}; }
+template <class C>
+FUSEDOPS_INLINE WideTile<C> promoted(Tile<C> tile) {
+  return {{promoted(tile.v[0]), promoted(tile.v[1])}};
+}
+
+FUSEDOPS_INLINE Vec<float> demoted(Wide<float> value) { return Demote2(value.v[0], value.v[1]); }
+FUSEDOPS_INLINE Vec<double> demoted(Wide<double> value) { return value.v[0]; }
+template <class C>
+FUSEDOPS_INLINE Tile<C> demoted(WideTile<C> wide) {
+  return {{demoted(wide.v[0]), demoted(wide.v[1])}};
+}
+
+// Applies body(vector of a, vector of b) to every vector.
+template <class C, class Body>
+FUSEDOPS_INLINE WideTile<C> each(WideTile<C> a, WideTile<C> b, Body body) {
+  for (int half = 0; half < 2; ++half) {
+    for (int i = 0; i < int(sizeof(a.v[half]) / kVectorBytes); ++i) {
+      a.v[half].v[i] = body(a.v[half].v[i], b.v[half].v[i]);
+    }
+  }
+  return a;
+}
+template <class C>
+FUSEDOPS_INLINE WideTile<C> operator+(WideTile<C> a, WideTile<C> b) {
+  return each(a, b, [](auto x, auto y) { return x + y; });
+}
+
+}  // namespace
+}  // namespace fusedops::FUSEDOPS_CPU_ISA

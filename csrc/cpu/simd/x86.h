@@ -1,0 +1,374 @@
+// The primitives on x86-64, with AVX-512, AVX2 or SSE2. No other file of cpu/ contains intrinsics.
+#pragma once
+
+#include <immintrin.h>
+
+#include "cpu/simd/portable.h"
+
+namespace fusedops::FUSEDOPS_CPU_ISA {
+namespace {
+
+template <class V>
+FUSEDOPS_INLINE V Opaque(V value) {
+  asm("" : "+x"(value));
+  return value;
+}
+
+FUSEDOPS_INLINE void FlushStream() { _mm_sfence(); }
+
+#if defined(__AVX2__)
+// Replaces values that float16 rounds to 0 by a zero of the same sign, because the conversion
+// instruction would report an underflow.
+FUSEDOPS_INLINE Vec<float> ZeroIfHalfIs(Vec<float> value) {
+  constexpr int32_t kMagnitude = 0x7fffffff, kHalfOfLeast = 0x33000000;  // 2^-25
+  const VecI32 bits = (VecI32)value;
+  const VecI32 zero = bits & ~kMagnitude;
+  return (Vec<float>)((bits & kMagnitude) <= kHalfOfLeast ? zero : bits);
+}
+constexpr int kHalfRounding = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+#endif
+
+// Whether LoadN() and StoreN() are masked instructions for columns of T. For short rows a call of
+// memcpy costs more than the arithmetic.
+template <class T>
+constexpr bool kHasMaskedLoads = kVectorBytes == 64 || (kVectorBytes == 32 && sizeof(T) >= 4);
+
+// The language's ?: has these semantics, but GCC selects the instructions only under -ffast-math.
+using portable::Max;
+using portable::Min;
+
+#if defined(FUSEDOPS_SANITIZED)
+using portable::LoadBlockN;
+using portable::LoadN;
+using portable::StoreBlockN;
+using portable::StoreN;
+using portable::Stream;
+#endif
+
+#if defined(__AVX512F__)
+// --- AVX-512 ------------------------------------------------------------------------------------
+
+static_assert(kVectorBytes == 64);
+
+FUSEDOPS_INLINE Vec<float> Max(Vec<float> a, Vec<float> b) {
+  return (Vec<float>)_mm512_max_ps((__m512)b, (__m512)a);
+}
+FUSEDOPS_INLINE Vec<float> Min(Vec<float> a, Vec<float> b) {
+  return (Vec<float>)_mm512_min_ps((__m512)b, (__m512)a);
+}
+FUSEDOPS_INLINE Vec<double> Sqrt(Vec<double> x) { return (Vec<double>)_mm512_sqrt_pd((__m512d)x); }
+FUSEDOPS_INLINE VecU64 MulEven(VecU64 a, VecU64 b) {
+  return (VecU64)_mm512_mul_epu32((__m512i)a, (__m512i)b);
+}
+
+// Comparisons of floats that only AnyTrue() reads are bits.
+template <class L>
+FUSEDOPS_INLINE bool AnyTrue(L lanes) {
+  return _mm512_test_epi32_mask((__m512i)lanes, (__m512i)lanes) != 0;
+}
+FUSEDOPS_INLINE bool AnyTrue(int bits) { return bits != 0; }
+FUSEDOPS_INLINE int LessThan(Vec<float> x, float high) {
+  return _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(high), _CMP_LT_OQ);
+}
+FUSEDOPS_INLINE int BetweenZeroAnd(Vec<float> x, Vec<float> high) {
+  const __mmask16 positive = _mm512_cmp_ps_mask((__m512)x, __m512{}, _CMP_GT_OQ);
+  return _mm512_mask_cmp_ps_mask(positive, (__m512)x, (__m512)high, _CMP_LT_OQ);
+}
+using portable::BetweenZeroAnd;
+using portable::LessThan;
+
+FUSEDOPS_INLINE __mmask16 NotLessEqual(Vec<float> x, float low) {
+  return _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(low), _CMP_NLE_UQ);
+}
+FUSEDOPS_INLINE __mmask8 NotLessEqual(Vec<double> x, double low) {
+  return _mm512_cmp_pd_mask((__m512d)x, _mm512_set1_pd(low), _CMP_NLE_UQ);
+}
+FUSEDOPS_INLINE Vec<float> MaskedMin(__mmask16 mask, Vec<float> a, Vec<float> b) {
+  return (Vec<float>)_mm512_mask_min_ps((__m512)a, mask, (__m512)b, (__m512)a);
+}
+FUSEDOPS_INLINE Vec<double> MaskedMin(__mmask8 mask, Vec<double> a, Vec<double> b) {
+  return (Vec<double>)_mm512_mask_min_pd((__m512d)a, mask, (__m512d)b, (__m512d)a);
+}
+constexpr bool kHasMulByPow2 = true;
+template <int kUp>
+FUSEDOPS_INLINE Vec<float> MulByPow2(__mmask16 mask, Vec<float> value, Vec<float> n) {
+  return (Vec<float>)_mm512_maskz_scalef_ps(mask, (__m512)value, (__m512)n);
+}
+template <int kUp>
+FUSEDOPS_INLINE Vec<double> MulByPow2(__mmask8 mask, Vec<double> value, Vec<double> n) {
+  return (Vec<double>)_mm512_maskz_scalef_pd(mask, (__m512d)value, (__m512d)n);
+}
+
+// Four instructions; GCC makes six of the portable function.
+FUSEDOPS_INLINE VecU32 RoundToBFloat16(Vec<float> value) {
+  const __m512i bits = (__m512i)value;
+  const __mmask16 number = _mm512_cmp_ps_mask((__m512)value, (__m512)value, _CMP_ORD_Q);
+  const __mmask16 odd = _mm512_mask_test_epi32_mask(number, bits, _mm512_set1_epi32(0x10000));
+  const __m512i even = _mm512_mask_add_epi32(bits, number, bits, _mm512_set1_epi32(0x7fff));
+  return (VecU32)_mm512_mask_add_epi32(even, odd, bits, _mm512_set1_epi32(0x8000));
+}
+FUSEDOPS_INLINE Vec<float> PromoteHalf(VecU16 bits) {
+  return (Vec<float>)_mm512_cvtph_ps((__m256i)bits);
+}
+FUSEDOPS_INLINE VecU16 DemoteHalf(Vec<float> value) {
+  return (VecU16)_mm512_cvtps_ph((__m512)ZeroIfHalfIs(value), kHalfRounding);
+}
+// The halves are extracted in registers. If one is read through memory, GCC keeps the vector in
+// memory throughout, even in the loops before.
+FUSEDOPS_INLINE Vec<double> PromoteLower(Vec<float> value) {
+  return (Vec<double>)_mm512_cvtps_pd(_mm512_castps512_ps256((__m512)value));
+}
+FUSEDOPS_INLINE Vec<double> PromoteUpper(Vec<float> value) {
+  return (Vec<double>)_mm512_cvtps_pd(_mm512_extractf32x8_ps((__m512)value, 1));
+}
+FUSEDOPS_INLINE Vec<float> Demote2(Vec<double> lower, Vec<double> upper) {
+  const __m256 low = _mm512_cvtpd_ps((__m512d)lower), high = _mm512_cvtpd_ps((__m512d)upper);
+  return (Vec<float>)_mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);
+}
+FUSEDOPS_INLINE Vec<double> PromoteFloats(const float* from) {
+  return (Vec<double>)_mm512_cvtps_pd(_mm256_loadu_ps(from));
+}
+template <class L>
+FUSEDOPS_INLINE L PromoteBytes(const Bool* from) {
+  if constexpr (sizeof(L{}[0]) == 8) {
+    return (L)_mm512_cvtepu8_epi64(_mm_loadl_epi64((const __m128i*)from));
+  } else {
+    return (L)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)from));
+  }
+}
+FUSEDOPS_INLINE VecI32 PromoteBytePairs(const Bool* from) {
+  return (VecI32)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from));
+}
+
+FUSEDOPS_INLINE VecU32 Combine(VecU16 lower, VecU16 upper) {
+  return (VecU32)_mm512_inserti64x4(_mm512_castsi256_si512((__m256i)lower), (__m256i)upper, 1);
+}
+FUSEDOPS_INLINE __m256i CombineTwo(Block lower, Block upper) {
+  return _mm256_inserti128_si256(_mm256_castsi128_si256((__m128i)lower), (__m128i)upper, 1);
+}
+template <class C>
+FUSEDOPS_INLINE Vec<C> CombineBlocks(const Block (&blocks)[kBlocks]) {
+  const __m256i low = CombineTwo(blocks[0], blocks[1]), high = CombineTwo(blocks[2], blocks[3]);
+  return (Vec<C>)_mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+}
+template <class C>
+FUSEDOPS_INLINE void ExtractBlocks(Vec<C> value, Block (&blocks)[kBlocks]) {
+  blocks[0] = (Block)_mm512_castsi512_si128((__m512i)value);
+  blocks[1] = (Block)_mm512_extracti32x4_epi32((__m512i)value, 1);
+  blocks[2] = (Block)_mm512_extracti32x4_epi32((__m512i)value, 2);
+  blocks[3] = (Block)_mm512_extracti32x4_epi32((__m512i)value, 3);
+}
+
+#if !defined(FUSEDOPS_SANITIZED)
+FUSEDOPS_INLINE void LoadN(Bool (&to)[kVectorBytes], const Bool* from, int64_t count) {
+  const __mmask64 mask = count >= 64 ? ~__mmask64(0) : count <= 0 ? 0 : (__mmask64(1) << count) - 1;
+  _mm512_storeu_si512(to, _mm512_maskz_loadu_epi8(mask, from));
+}
+
+// A mask of columns takes one shift; a mask of bytes would take branches at each load.
+template <class T>
+FUSEDOPS_INLINE void LoadN(T (&to)[kTile<T>], const T* from, int count) {
+  const uint32_t mask = (1u << count) - 1;
+  for (int at = 0; at < kTile<T>; at += 64 / sizeof(T)) {
+    const uint32_t part = mask >> at;
+    __m512i columns;
+    if constexpr (sizeof(T) == 2) columns = _mm512_maskz_loadu_epi16(part, from + at);
+    if constexpr (sizeof(T) == 4) columns = _mm512_maskz_loadu_epi32(__mmask16(part), from + at);
+    if constexpr (sizeof(T) == 8) columns = _mm512_maskz_loadu_epi64(__mmask8(part), from + at);
+    _mm512_storeu_si512(to + at, columns);
+  }
+}
+template <class T>
+FUSEDOPS_INLINE void StoreN(T* to, const T (&from)[kTile<T>], int count) {
+  const uint32_t mask = (1u << count) - 1;
+  for (int at = 0; at < kTile<T>; at += 64 / sizeof(T)) {
+    if (count <= at) break;
+    const uint32_t part = mask >> at;
+    const __m512i columns = _mm512_loadu_si512(from + at);
+    if constexpr (sizeof(T) == 2) _mm512_mask_storeu_epi16(to + at, part, columns);
+    if constexpr (sizeof(T) == 4) _mm512_mask_storeu_epi32(to + at, __mmask16(part), columns);
+    if constexpr (sizeof(T) == 8) _mm512_mask_storeu_epi64(to + at, __mmask8(part), columns);
+  }
+}
+FUSEDOPS_INLINE Block LoadBlockN(const void* from, int bytes) {
+  return (Block)_mm_maskz_loadu_epi8((1u << bytes) - 1, from);
+}
+FUSEDOPS_INLINE void StoreBlockN(void* to, Block block, int bytes) {
+  _mm_mask_storeu_epi8(to, (1u << bytes) - 1, (__m128i)block);
+}
+template <class V>
+FUSEDOPS_INLINE void Stream(void* to, V bits) {
+  _mm512_stream_si512((__m512i*)to, (__m512i)bits);
+}
+#endif
+
+#elif defined(__AVX2__)
+// --- AVX2 ---------------------------------------------------------------------------------------
+
+static_assert(kVectorBytes == 32);
+
+FUSEDOPS_INLINE Vec<float> Max(Vec<float> a, Vec<float> b) {
+  return (Vec<float>)_mm256_max_ps((__m256)b, (__m256)a);
+}
+FUSEDOPS_INLINE Vec<float> Min(Vec<float> a, Vec<float> b) {
+  return (Vec<float>)_mm256_min_ps((__m256)b, (__m256)a);
+}
+FUSEDOPS_INLINE Vec<double> Sqrt(Vec<double> x) { return (Vec<double>)_mm256_sqrt_pd((__m256d)x); }
+FUSEDOPS_INLINE VecU64 MulEven(VecU64 a, VecU64 b) {
+  return (VecU64)_mm256_mul_epu32((__m256i)a, (__m256i)b);
+}
+
+template <class L>
+FUSEDOPS_INLINE bool AnyTrue(L lanes) {
+  return !_mm256_testz_si256((__m256i)lanes, (__m256i)lanes);
+}
+using portable::BetweenZeroAnd;
+using portable::kHasMulByPow2;
+using portable::LessThan;
+using portable::MaskedMin;
+using portable::MulByPow2;
+using portable::NotLessEqual;
+
+using portable::RoundToBFloat16;
+FUSEDOPS_INLINE Vec<float> PromoteHalf(VecU16 bits) {
+  return (Vec<float>)_mm256_cvtph_ps((__m128i)bits);
+}
+FUSEDOPS_INLINE VecU16 DemoteHalf(Vec<float> value) {
+  return (VecU16)_mm256_cvtps_ph((__m256)ZeroIfHalfIs(value), kHalfRounding);
+}
+FUSEDOPS_INLINE Vec<double> PromoteLower(Vec<float> value) {
+  return (Vec<double>)_mm256_cvtps_pd(_mm256_castps256_ps128((__m256)value));
+}
+FUSEDOPS_INLINE Vec<double> PromoteUpper(Vec<float> value) {
+  return (Vec<double>)_mm256_cvtps_pd(_mm256_extractf128_ps((__m256)value, 1));
+}
+FUSEDOPS_INLINE Vec<float> Demote2(Vec<double> lower, Vec<double> upper) {
+  const __m128 low = _mm256_cvtpd_ps((__m256d)lower), high = _mm256_cvtpd_ps((__m256d)upper);
+  return (Vec<float>)_mm256_insertf128_ps(_mm256_castps128_ps256(low), high, 1);
+}
+FUSEDOPS_INLINE Vec<double> PromoteFloats(const float* from) {
+  return (Vec<double>)_mm256_cvtps_pd(_mm_loadu_ps(from));
+}
+template <class L>
+FUSEDOPS_INLINE L PromoteBytes(const Bool* from) {
+  if constexpr (sizeof(L{}[0]) == 8) {
+    return (L)_mm256_cvtepu8_epi64(_mm_cvtsi32_si128(Load<int32_t>(from)));
+  } else {
+    return (L)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)from));
+  }
+}
+FUSEDOPS_INLINE VecI32 PromoteBytePairs(const Bool* from) {
+  return (VecI32)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)from));
+}
+
+FUSEDOPS_INLINE VecU32 Combine(VecU16 lower, VecU16 upper) {
+  const __m256i low = _mm256_castsi128_si256((__m128i)lower);
+  return (VecU32)_mm256_inserti128_si256(low, (__m128i)upper, 1);
+}
+template <class C>
+FUSEDOPS_INLINE Vec<C> CombineBlocks(const Block (&blocks)[kBlocks]) {
+  const __m256i low = _mm256_castsi128_si256((__m128i)blocks[0]);
+  return (Vec<C>)_mm256_inserti128_si256(low, (__m128i)blocks[1], 1);
+}
+template <class C>
+FUSEDOPS_INLINE void ExtractBlocks(Vec<C> value, Block (&blocks)[kBlocks]) {
+  blocks[0] = (Block)_mm256_castsi256_si128((__m256i)value);
+  blocks[1] = (Block)_mm256_extracti128_si256((__m256i)value, 1);
+}
+
+#if !defined(FUSEDOPS_SANITIZED)
+// Masks for columns of 4 and 8 bytes. With memcpy, the vector load would wait for several smaller
+// stores.
+FUSEDOPS_INLINE __m256i FirstWords(int count) {
+  return (__m256i)(VecI32{0, 1, 2, 3, 4, 5, 6, 7} < VecI32{} + count);
+}
+template <class T, int kSize>
+FUSEDOPS_INLINE void LoadN(T (&to)[kSize], const T* from, int count) {
+  if constexpr (sizeof(T) <= 2) return portable::LoadN(to, from, count);
+  constexpr int kWords = sizeof(T) / 4;
+  for (int word = 0; word < kSize * kWords; word += 8) {
+    const int* source = reinterpret_cast<const int*>(from) + word;
+    const __m256i columns = _mm256_maskload_epi32(source, FirstWords(count * kWords - word));
+    Store(reinterpret_cast<char*>(to) + 4 * word, columns);
+  }
+}
+template <class T, int kSize>
+FUSEDOPS_INLINE void StoreN(T* to, const T (&from)[kSize], int count) {
+  if constexpr (sizeof(T) <= 2) return portable::StoreN(to, from, count);
+  constexpr int kWords = sizeof(T) / 4;
+  for (int word = 0; word < kSize * kWords; word += 8) {
+    const auto columns = Load<__m256i>(reinterpret_cast<const char*>(from) + 4 * word);
+    int* target = reinterpret_cast<int*>(to) + word;
+    _mm256_maskstore_epi32(target, FirstWords(count * kWords - word), columns);
+  }
+}
+using portable::LoadBlockN;
+using portable::StoreBlockN;
+template <class V>
+FUSEDOPS_INLINE void Stream(void* to, V bits) {
+  _mm256_stream_si256((__m256i*)to, (__m256i)bits);
+}
+#endif
+
+#else
+// --- SSE2 ---------------------------------------------------------------------------------------
+
+static_assert(kVectorBytes == 16);
+
+FUSEDOPS_INLINE Vec<float> Max(Vec<float> a, Vec<float> b) {
+  return (Vec<float>)_mm_max_ps((__m128)b, (__m128)a);
+}
+FUSEDOPS_INLINE Vec<float> Min(Vec<float> a, Vec<float> b) {
+  return (Vec<float>)_mm_min_ps((__m128)b, (__m128)a);
+}
+FUSEDOPS_INLINE Vec<double> Sqrt(Vec<double> x) { return (Vec<double>)_mm_sqrt_pd((__m128d)x); }
+FUSEDOPS_INLINE VecU64 MulEven(VecU64 a, VecU64 b) {
+  return (VecU64)_mm_mul_epu32((__m128i)a, (__m128i)b);
+}
+
+template <class L>
+FUSEDOPS_INLINE bool AnyTrue(L lanes) {
+  return _mm_movemask_epi8((__m128i)lanes) != 0;
+}
+using portable::BetweenZeroAnd;
+using portable::kHasMulByPow2;
+using portable::LessThan;
+using portable::MaskedMin;
+using portable::MulByPow2;
+using portable::NotLessEqual;
+
+using portable::DemoteHalf;
+using portable::PromoteBytePairs;
+using portable::PromoteBytes;
+using portable::PromoteFloats;
+using portable::PromoteHalf;
+using portable::RoundToBFloat16;
+FUSEDOPS_INLINE Vec<double> PromoteLower(Vec<float> value) {
+  return (Vec<double>)_mm_cvtps_pd((__m128)value);
+}
+FUSEDOPS_INLINE Vec<double> PromoteUpper(Vec<float> value) {
+  return (Vec<double>)_mm_cvtps_pd(_mm_movehl_ps((__m128)value, (__m128)value));
+}
+// Lane by lane, GCC 12 drops the rounding of values that are converted back.
+FUSEDOPS_INLINE Vec<float> Demote2(Vec<double> lower, Vec<double> upper) {
+  return (Vec<float>)_mm_movelh_ps(_mm_cvtpd_ps((__m128d)lower), _mm_cvtpd_ps((__m128d)upper));
+}
+
+using portable::Combine;
+using portable::CombineBlocks;
+using portable::ExtractBlocks;
+
+#if !defined(FUSEDOPS_SANITIZED)
+using portable::LoadBlockN;
+using portable::LoadN;
+using portable::StoreBlockN;
+using portable::StoreN;
+template <class V>
+FUSEDOPS_INLINE void Stream(void* to, V bits) {
+  _mm_stream_si128((__m128i*)to, (__m128i)bits);
+}
+#endif
+#endif
+
+}  // namespace
+}  // namespace fusedops::FUSEDOPS_CPU_ISA
