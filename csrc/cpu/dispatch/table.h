@@ -2,7 +2,7 @@
 #pragma once
 
 #include "args.h"
-#include "cpu/threads/work_division.h"
+#include "cpu/norm/scratch.h"
 
 namespace fusedops {
 

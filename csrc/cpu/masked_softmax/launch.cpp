@@ -1,6 +1,7 @@
 // Launches masked_softmax, with and without dropout.
 #include "cpu/dispatch/isa.h"
 #include "cpu/launcher.h"
+#include "cpu/masked_softmax/scratch.h"
 #include "cpu/threads/work_sharing.h"
 
 namespace fusedops {

@@ -8,6 +8,7 @@
 // mask gives it.
 #pragma once
 
+#include "cpu/masked_softmax/scratch.h"
 #include "cpu/simd/philox.h"
 #include "cpu/simd/tanh.h"
 #include "cpu/softmax/rows.h"

@@ -229,10 +229,10 @@ struct NormRows {
 // in memory, before scaling.
 template <bool kCenters, class C, class S>
 FUSEDOPS_INLINE NormSlope<S> norm_slope(
-    S of_grad, S of_product, S rstd, S own_rstd, const NormBackward& args) {
-  const C cols = C(args.cols);
+    S of_grad, S of_product, S rstd, S own_rstd, NormFormula norm) {
+  const C cols = C(norm.cols);
   const S centered_mean =
-      has_own_count(args.kind) ? of_product / along_count(args, own_rstd) : of_product / cols;
+      has_own_count(norm.kind) ? of_product / along_count(norm, own_rstd) : of_product / cols;
   return {kCenters ? of_grad / cols : of_grad, centered_mean * rstd * rstd};
 }
 
@@ -278,11 +278,11 @@ FUSEDOPS_INLINE void norm_sums(
 // Computes the slopes of the rows from the sums of whole rows.
 template <bool kCenters, class T, int kCount, class C = Compute<T>>
 FUSEDOPS_INLINE void finish_row_sums(
-    NormRows<kCenters, T, kCount>& rows, const C (&sums)[2 * kCount], const NormBackward& args) {
+    NormRows<kCenters, T, kCount>& rows, const C (&sums)[2 * kCount], NormFormula norm) {
   for (int r = 0; r < kCount; ++r) {
     const C of_grad = kCenters ? sums[2 * r] : C(0);
     rows.sums[r] =
-        norm_slope<kCenters, C>(of_grad, sums[2 * r + 1], rows.rstd[r], rows.own_rstd(r), args);
+        norm_slope<kCenters, C>(of_grad, sums[2 * r + 1], rows.rstd[r], rows.own_rstd(r), norm);
   }
 }
 
@@ -379,16 +379,18 @@ struct NormResults {
 // The sums of a partition, in the workspace.
 template <class C>
 struct PartitionSums {
+  NormColumnSums all;
   C *grad_weight, *grad_bias;
 
-  PartitionSums(const NormBackward& args, int64_t partition)
-      : grad_weight(static_cast<C*>(args.workspace) + partition * 2 * padded_cols(args.cols)),
-        grad_bias(grad_weight + padded_cols(args.cols)) {}
+  PartitionSums(const NormColumnSums& all_, int64_t partition)
+      : all(all_),
+        grad_weight(static_cast<C*>(all.workspace) + partition * 2 * padded_cols(all.cols)),
+        grad_bias(grad_weight + padded_cols(all.cols)) {}
 
-  void clear(const NormBackward& args) const {
-    const int64_t bytes = padded_cols(args.cols) * int64_t(sizeof(C));
-    if (args.grad_weight.data != nullptr) std::memset(grad_weight, 0, bytes);
-    if (args.grad_bias.data != nullptr) std::memset(grad_bias, 0, bytes);
+  void clear() const {
+    const int64_t bytes = padded_cols(all.cols) * int64_t(sizeof(C));
+    if (all.grad_weight.data != nullptr) std::memset(grad_weight, 0, bytes);
+    if (all.grad_bias.data != nullptr) std::memset(grad_bias, 0, bytes);
   }
 };
 
@@ -415,7 +417,7 @@ void norm_backward_rows(
   C* const chunk = static_cast<C*>(scratch) + width;
   T* const copy = reinterpret_cast<T*>(reinterpret_cast<char*>(chunk) + kNormChunkBytes);
   const NormResults<T> results{args, mode, weight, chunk};
-  const PartitionSums<C> column_sums(args, partition);
+  const PartitionSums<C> column_sums(column_sums_of(args), partition);
   const bool writes = args.grad_input.data != nullptr || args.grad_branch.data != nullptr;
   const auto step = [&](auto count, int64_t first) FUSEDOPS_LAMBDA {
     NormRows<kCenters, T, count.value> rows(args, first);

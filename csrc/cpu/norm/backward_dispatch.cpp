@@ -21,10 +21,10 @@ void with_column_sums(const NormBackward& args, Body body) {
 void norm_backward(const NormBackward& args, int64_t partition, void* scratch, bool streaming) {
   with_norm(args.kind, args.input.dtype, [&](auto centers, auto tag) {
     using T = typename decltype(tag)::type;
-    const PartitionSums<Compute<T>> sums_of_rows(args, partition);
-    sums_of_rows.clear(args);
+    const PartitionSums<Compute<T>> sums_of_rows(column_sums_of(args), partition);
+    sums_of_rows.clear();
     const RowRange rest = short_norm_backward_groups<centers.value, T>(
-        args, RowPartition(args.rows)[partition], scratch, sums_of_rows);
+        args, partition_of(args)[partition], scratch, sums_of_rows);
     if (rest.begin == rest.end) return;
     with_store(streaming && can_stream(args.grad_branch), args.grad_input, [&](StoreMode mode) {
       with_column_sums<centers.value>(args, [&](auto sums) {
@@ -34,19 +34,18 @@ void norm_backward(const NormBackward& args, int64_t partition, void* scratch, b
   });
 }
 
-void norm_finish(const NormBackward& args, int64_t begin, int64_t end) {
-  const int64_t partitions = RowPartition(args.rows).count, width = padded_cols(args.cols);
-  with_type(args.input.dtype, [&](auto tag) {
+void norm_finish(const NormColumnSums& sums, int64_t begin, int64_t end) {
+  with_type(sums.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    using C = Compute<T>;
-    const auto finish = [&](Columns result, const C* partials) {
+    const PartitionSums<Compute<T>> first(sums, 0);
+    const auto finish = [&](Columns result, const Compute<T>* partials) {
       if (result.data == nullptr) return;
       with_result<T>(result, [&](auto* to) {
-        sum_partitions<T>(partials, to, partitions, 2 * width, begin, end);
+        sum_partitions<T>(partials, to, sums.partitions, 2 * padded_cols(sums.cols), begin, end);
       });
     };
-    finish(args.grad_weight, static_cast<const C*>(args.workspace));
-    finish(args.grad_bias, static_cast<const C*>(args.workspace) + width);
+    finish(sums.grad_weight, first.grad_weight);
+    finish(sums.grad_bias, first.grad_bias);
   });
 }
 

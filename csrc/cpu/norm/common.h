@@ -9,8 +9,8 @@
 
 #include <type_traits>
 
+#include "cpu/norm/scratch.h"
 #include "cpu/simd/reduce.h"
-#include "cpu/threads/work_division.h"
 
 namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
@@ -140,21 +140,33 @@ FUSEDOPS_INLINE Vec<double> at_least(Vec<double> x, double least) {
   return x < least ? Set(least) : x;
 }
 
+// What rstd depends on beside the values that are normalized, of which there are `cols`.
+struct NormFormula {
+  NormKind kind;
+  int64_t cols;
+  double eps;
+
+  constexpr NormFormula(NormKind kind_, int64_t cols_, double eps_)
+      : kind(kind_), cols(cols_), eps(eps_) {}
+  template <class Args>
+  constexpr NormFormula(const Args& args) : NormFormula(args.kind, args.cols, args.eps) {}
+};
+
 // Returns rstd, given the sum of squares: of the deviations from the mean, or of the values if
 // there is no mean.
 template <class Wide>
-FUSEDOPS_INLINE Wide rstd_of(const NormForward& args, Wide squares) {
-  const double cols = static_cast<double>(args.cols);
-  if (args.kind == NormKind::kStd) return 1.0 / (root(squares / (cols - 1)) + args.eps);
-  if (args.kind == NormKind::kL2) return 1.0 / at_least(root(squares), args.eps);
-  return 1.0 / root(squares / cols + args.eps);
+FUSEDOPS_INLINE Wide rstd_of(NormFormula norm, Wide squares) {
+  const double cols = static_cast<double>(norm.cols);
+  if (norm.kind == NormKind::kStd) return 1.0 / (root(squares / (cols - 1)) + norm.eps);
+  if (norm.kind == NormKind::kL2) return 1.0 / at_least(root(squares), norm.eps);
+  return 1.0 / root(squares / cols + norm.eps);
 }
 
 // Returns eps on the scale of a mean of squares: its square if eps is compared with or added to a
 // root.
-inline double squared_eps(const NormForward& args) {
-  if (args.kind == NormKind::kL2) return args.eps * args.eps / static_cast<double>(args.cols);
-  return args.kind == NormKind::kStd ? args.eps * args.eps : args.eps;
+inline double squared_eps(NormFormula norm) {
+  if (norm.kind == NormKind::kL2) return norm.eps * norm.eps / static_cast<double>(norm.cols);
+  return norm.kind == NormKind::kStd ? norm.eps * norm.eps : norm.eps;
 }
 
 // Whether the divisor of sum(g * centered) is along_count() instead of the number of columns.
@@ -165,8 +177,8 @@ constexpr bool has_own_count(NormKind kind) {
 // The rstd of a row whose norm is below eps, for kL2; computed as rstd_of() does, so that both have
 // the same bits.
 template <class C>
-FUSEDOPS_INLINE C largest_rstd(const NormBackward& args) {
-  return C(1.0 / static_cast<typename WiderOf<C>::type>(args.eps));
+FUSEDOPS_INLINE C largest_rstd(NormFormula norm) {
+  return C(1.0 / static_cast<typename WiderOf<C>::type>(norm.eps));
 }
 
 // The divisor of sum(g * centered) for kStd: (cols - 1) * share, where share = std / (std + eps) =
@@ -176,21 +188,21 @@ FUSEDOPS_INLINE C largest_rstd(const NormBackward& args) {
 //
 // For kL2 it is 1, or infinity if the norm is below eps, so that rstd does not depend on the row.
 template <class C>
-FUSEDOPS_INLINE C along_count(const NormBackward& args, C rstd) {
-  if (args.kind == NormKind::kL2) return rstd < largest_rstd<C>(args) ? C(1) : kInfinity<C>;
-  const C share = 1 - C(args.eps) * rstd;
-  return share > 0 ? share * C(args.cols - 1) : kInfinity<C>;
+FUSEDOPS_INLINE C along_count(NormFormula norm, C rstd) {
+  if (norm.kind == NormKind::kL2) return rstd < largest_rstd<C>(norm) ? C(1) : kInfinity<C>;
+  const C share = 1 - C(norm.eps) * rstd;
+  return share > 0 ? share * C(norm.cols - 1) : kInfinity<C>;
 }
 template <class C>
-FUSEDOPS_INLINE Tile<C> along_count(const NormBackward& args, Tile<C> rstd) {
-  const C largest = largest_rstd<C>(args);
+FUSEDOPS_INLINE Tile<C> along_count(NormFormula norm, Tile<C> rstd) {
+  const C largest = largest_rstd<C>(norm);
   for (auto& vec : rstd.v) {
-    if (args.kind == NormKind::kL2) {
+    if (norm.kind == NormKind::kL2) {
       vec = vec < largest ? Set(C(1)) : Set(kInfinity<C>);
       continue;
     }
-    const Vec<C> share = 1 - C(args.eps) * vec;
-    vec = share > 0 ? share * C(args.cols - 1) : Set(kInfinity<C>);
+    const Vec<C> share = 1 - C(norm.eps) * vec;
+    vec = share > 0 ? share * C(norm.cols - 1) : Set(kInfinity<C>);
   }
   return rstd;
 }

@@ -251,13 +251,13 @@ struct SquaresRange {
 // Underflow matters only if eps does not dominate it, so that rows of zeros need no second pass.
 // Where it matters, the squares that are ignored are at most 2^-34 of the sum.
 template <class T>
-FUSEDOPS_INLINE SquaresRange<Wider<T>> squares_range(const NormForward& args) {
+FUSEDOPS_INLINE SquaresRange<Wider<T>> squares_range(NormFormula norm) {
   constexpr bool kIsDouble = sizeof(T) == sizeof(double);
   constexpr double kCovers = kIsDouble ? 0x1p-840 : 0x1p-70;
   const Wider<T> lowest = kIsDouble ? Wider<T>(0x1p-900)
       : kFusesProducts              ? 0x1p-100
-                                    : args.cols * 0x1p-92;
-  return {squared_eps(args) >= kCovers ? 0 : lowest};
+                                    : norm.cols * 0x1p-92;
+  return {squared_eps(norm) >= kCovers ? 0 : lowest};
 }
 
 // The sum of a row: each chunk is summed in Compute<T>, and the chunks in Wider<T>.
@@ -470,8 +470,8 @@ struct NormStatistics<true, T> {
     }
   }
 
-  static FUSEDOPS_INLINE NormStatistics of(const NormForward& args, Moments<Wider<T>> moments) {
-    const Wider<T> rstd = rstd_of(args, moments.squares);
+  static FUSEDOPS_INLINE NormStatistics of(NormFormula norm, Moments<Wider<T>> moments) {
+    const Wider<T> rstd = rstd_of(norm, moments.squares);
     const C mean = C(moments.mean());
     return {mean, C(rstd), unless_denormal<C>(moments.mean_from(mean) * rstd)};
   }
@@ -507,8 +507,8 @@ struct NormStatistics<false, T> {
     }
   }
 
-  static FUSEDOPS_INLINE NormStatistics of(const NormForward& args, Moments<Wider<T>> moments) {
-    const Wider<T> rstd = rstd_of(args, moments.squares);
+  static FUSEDOPS_INLINE NormStatistics of(NormFormula norm, Moments<Wider<T>> moments) {
+    const Wider<T> rstd = rstd_of(norm, moments.squares);
     const C high = C(rstd);
     return {high, high < kInfinity<C> ? C(rstd - high) : C(0)};
   }

@@ -14,8 +14,8 @@ template <class At>
 void backward_of_norms(int64_t count, At at, bool streaming) {
   const CpuKernels& kernels = cpu_kernels();
   const NormBackward each = at(0);
-  const RowPartition partition(each.rows);
-  const int64_t elements = std::min(partition.rows_each, each.rows) * each.cols;
+  const NormPartition partition = partition_of(each);
+  const int64_t elements = std::min(partition.size_each, each.rows) * each.cols;
   const int64_t scratch_bytes = norm_scratch_bytes(each);
   for_rows(count * partition.count, elements, scratch_bytes, [&](RowRange range, void* scratch) {
     for (int64_t i = range.begin; i < range.end; ++i) {
@@ -23,14 +23,14 @@ void backward_of_norms(int64_t count, At at, bool streaming) {
       kernels.norm_backward(at(tensor), i - tensor * partition.count, scratch, streaming);
     }
   });
-  if (each.grad_weight.data == nullptr && each.grad_bias.data == nullptr) return;
+  if (!column_sums_of(each).are_wanted()) return;
   const int64_t column_groups = padded_cols(each.cols) / kColumnPadding;
   for_rows(count * column_groups, partition.count * kColumnPadding, 0, [&](RowRange range, void*) {
     for (int64_t i = range.begin; i < range.end;) {
       const int64_t tensor = i / column_groups, first = tensor * column_groups;
       const int64_t end = std::min(range.end, first + column_groups);
       kernels.norm_finish(
-          at(tensor), (i - first) * kColumnPadding,
+          column_sums_of(at(tensor)), (i - first) * kColumnPadding,
           std::min((end - first) * kColumnPadding, each.cols));
       i = end;
     }
@@ -135,9 +135,7 @@ void CpuLauncher::launch(const NormStackBackward& stack) const {
 }
 
 int64_t CpuLauncher::workspace_bytes(const NormBackward& args) const {
-  const bool sums_rows = args.grad_weight.data != nullptr || args.grad_bias.data != nullptr;
-  return sums_rows && !is_long(args) ? norm_workspace_bytes(args.rows, args.cols, args.input.dtype)
-                                     : 0;
+  return is_long(args) ? 0 : column_sums_of(args).workspace_bytes();
 }
 
 }  // namespace fusedops

@@ -167,7 +167,7 @@ FUSEDOPS_INLINE void long_norm_backward_segments(
 }
 
 // Writes the gradients of a segment of all rows, and the sums of its columns. The rows are added up
-// by RowPartition, as short rows are.
+// by partition, as short rows are.
 template <bool kCenters, class T, ColumnSums kSums>
 struct LongNormBackward {
   using C = Compute<T>;
@@ -180,7 +180,7 @@ struct LongNormBackward {
   void write(RowRange segment) const {
     if (args.rows == 1 && args.grad_branch.data == nullptr) return write_only_row(segment);
     C* sums = scratch + 2 * kRowSegment;
-    const RowPartition partition(args.rows);
+    const NormPartition partition = partition_of(args);
     for (int64_t i = 0; i < partition.count; ++i) {
       write_partition(segment, partition[i], i == 0 ? sums : sums + 2 * kRowSegment);
       if (i > 0) add(sums, sums + 2 * kRowSegment);

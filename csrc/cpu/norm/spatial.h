@@ -59,7 +59,7 @@ template <bool kCenters, class T>
 class SpatialNorm {
  public:
   SpatialNorm(const SpatialNormForward& args, void* memory, StoreMode mode)
-      : args_(args), mode_(mode) {
+      : args_(args), mode_(mode), formula_(args.kind, args.dim_size, args.eps) {
     const int64_t width = padded_cols(args.dim_size);
     C* const scratch = static_cast<C*>(memory);
     weight_ = row_values<T>(args.weight, C(1), scratch, args.dim_size);
@@ -69,9 +69,6 @@ class SpatialNorm {
     columns_ = reinterpret_cast<NormColumn<C>*>(scratch + 2 * width);
     constexpr int64_t kTiles = InnerSegments::kMaxCols / kTile<T>;
     copy_ = reinterpret_cast<T*>(columns_ + kTiles);
-    row_.kind = args.kind;
-    row_.cols = args.dim_size;
-    row_.eps = args.eps;
   }
 
   void run(RowRange range) const {
@@ -161,7 +158,7 @@ class SpatialNorm {
   // Returns whether all lanes are exact; exact[lane] is 0 where one is not.
   FUSEDOPS_INLINE bool compute_statistics(NormColumn<C>& own, int64_t* exact) const {
     const double rows = static_cast<double>(args_.dim_size);
-    const double lowest = static_cast<double>(squares_range<T>(row_).lowest);
+    const double lowest = static_cast<double>(squares_range<T>(formula_).lowest);
     const WideTile<C> shift = promoted(own.mean), sums = own.deviations.total();
     WideTile<C> squares = own.squares.total(), mean = shift, remainder, rstd;
     bool all_exact = true;
@@ -179,7 +176,7 @@ class SpatialNorm {
       holds &= (VecI64)(square >= lowest) & (VecI64)(square < kInfinity<double>);
       Store(exact + i * kLanes<double>, holds);
       all_exact &= !AnyTrue(~holds);
-      vector_of(rstd, i) = rstd_of(row_, square);
+      vector_of(rstd, i) = rstd_of(formula_, square);
       vector_of(remainder, i) = away;
     }
     set_statistics(own, shift, mean, remainder, rstd);
@@ -214,17 +211,17 @@ class SpatialNorm {
       const int64_t at = col + column_of<T>(half, lane);
       if (exact[i] != 0 || at >= cols) continue;
       for (int64_t r = 0; r < args_.dim_size; ++r) copy_[r] = input.row(r)[at];
-      const auto range = squares_range<T>(row_);
+      const auto range = squares_range<T>(formula_);
       NormColumn<C>& own = column(col);
       if constexpr (kCenters) {
         const auto found =
-            NormStatistics<true, T>::of(row_, moments_of_one(copy_, args_.dim_size, range));
+            NormStatistics<true, T>::of(formula_, moments_of_one(copy_, args_.dim_size, range));
         own.mean.v[half][lane] = found.mean;
         own.rstd.v[half][lane] = found.rstd;
         own.remainder.v[half][lane] = found.remainder;
       } else {
         const auto found = NormStatistics<false, T>::of(
-            row_, {sum_of_squares_of_one(copy_, args_.dim_size, range)});
+            formula_, {sum_of_squares_of_one(copy_, args_.dim_size, range)});
         own.rstd.v[half][lane] = found.rstd;
         own.remainder.v[half][lane] = found.remainder;
       }
@@ -249,7 +246,7 @@ class SpatialNorm {
 
   const SpatialNormForward& args_;
   StoreMode mode_;
-  NormForward row_{};  // a column as a row of its own
+  NormFormula formula_;
   const C *weight_, *bias_;
   NormColumn<C>* columns_;
   T* copy_;
@@ -279,16 +276,15 @@ class SpatialNormGradient {
  public:
   SpatialNormGradient(
       const SpatialNormBackward& args, int64_t partition, void* memory, StoreMode mode)
-      : args_(args), mode_(mode), of_rows_(sums_as_of_rows(args)), sums_(of_rows_, partition) {
+      : args_(args), mode_(mode), sums_(column_sums_of(args), partition) {
     C* const scratch = static_cast<C*>(memory);
     weight_ = row_values<T>(args.weight, C(1), scratch, args.dim_size);
     columns_ = reinterpret_cast<NormGradColumn<C>*>(scratch + padded_cols(args.dim_size));
-    sums_.clear(of_rows_);
+    sums_.clear();
   }
 
   void run(RowRange range) const {
     const InnerSegments segments = norm_segments(args_);
-    const bool sums_rows = args_.grad_weight.data != nullptr || args_.grad_bias.data != nullptr;
     for (int64_t i = range.begin; i < range.end; ++i) {
       const int64_t outer = i / segments.count;
       const RowRange at = segments[i % segments.count];
@@ -296,7 +292,8 @@ class SpatialNormGradient {
           {args_.grad_output, outer, at}, {args_.input, outer, at}, at.end - at.begin};
       const bool scales = read_statistics(outer * args_.inner + at.begin, strip.cols);
       with_bool(scales, [&](auto scaled) {
-        with_bool(sums_rows, [&](auto sums) { add_up<scaled.value, sums.value>(strip); });
+        with_bool(
+            sums_.all.are_wanted(), [&](auto sums) { add_up<scaled.value, sums.value>(strip); });
         if (args_.grad_input.data == nullptr) return;
         compute_slopes(strip.cols);
         write<scaled.value>(strip, {args_.grad_input, outer, at});
@@ -407,10 +404,12 @@ class SpatialNormGradient {
   }
 
   FUSEDOPS_NOINLINE void compute_slopes(int64_t cols) const {
+    const NormFormula formula(
+        args_.kind, args_.dim_size, 0.0);  // the kinds that have eps are not spatial
     for (int64_t col = 0; col < cols; col += kTile<T>) {
       NormGradColumn<C>& own = column(col);
       const NormSlope<Tile<C>> slope =
-          norm_slope<kCenters, C>(own.of_grad, own.of_product, own.rstd, own.own_rstd, of_rows_);
+          norm_slope<kCenters, C>(own.of_grad, own.of_product, own.rstd, own.own_rstd, formula);
       own.of_grad = slope.grad_mean;
       own.of_product = slope.slope;
     }
@@ -436,7 +435,6 @@ class SpatialNormGradient {
 
   const SpatialNormBackward& args_;
   StoreMode mode_;
-  NormBackward of_rows_;
   PartitionSums<C> sums_;
   const C* weight_;
   NormGradColumn<C>* columns_;

@@ -20,7 +20,7 @@ void spatial_norm_backward(
     using T = typename decltype(tag)::type;
     with_store(streaming, args.grad_input, [&](StoreMode mode) {
       SpatialNormGradient<centers.value, T>(args, partition, scratch, mode)
-          .run(SegmentPartition(args)[partition]);
+          .run(partition_of(args)[partition]);
     });
   });
 }

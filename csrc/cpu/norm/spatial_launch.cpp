@@ -6,10 +6,6 @@
 namespace fusedops {
 namespace {
 
-bool sums_rows(const SpatialNormBackward& args) {
-  return args.grad_weight.data != nullptr || args.grad_bias.data != nullptr;
-}
-
 // The number of elements of a segment.
 template <class Args>
 int64_t segment_elements(const Args& args) {
@@ -35,16 +31,16 @@ void CpuLauncher::launch(const SpatialNormBackward& args) const {
   const int64_t elements = args.outer * args.dim_size * args.inner;
   const int64_t tensors = 2 + (args.grad_input.data != nullptr);
   const bool streaming = is_streaming(elements, tensors * size_of(args.input.dtype));
-  const SegmentPartition partition(args);
+  const NormPartition partition = partition_of(args);
   for_rows(
-      partition.count, partition.segments_each * segment_elements(args),
+      partition.count, partition.size_each * segment_elements(args),
       spatial_norm_scratch_bytes(args.dim_size), [&](RowRange range, void* scratch) {
         for (int64_t i = range.begin; i < range.end; ++i) {
           kernels.spatial_norm_backward(args, i, scratch, streaming);
         }
       });
-  if (!sums_rows(args)) return;
-  const NormBackward sums = sums_as_of_rows(args);
+  const NormColumnSums sums = column_sums_of(args);
+  if (!sums.are_wanted()) return;
   const int64_t groups = padded_cols(args.dim_size) / kColumnPadding;
   for_rows(groups, partition.count * kColumnPadding, 0, [&](RowRange range, void*) {
     kernels.norm_finish(
@@ -53,8 +49,7 @@ void CpuLauncher::launch(const SpatialNormBackward& args) const {
 }
 
 int64_t CpuLauncher::workspace_bytes(const SpatialNormBackward& args) const {
-  if (!sums_rows(args)) return 0;
-  return norm_workspace_bytes(SegmentPartition(args).rows(), args.dim_size, args.input.dtype);
+  return column_sums_of(args).workspace_bytes();
 }
 
 }  // namespace fusedops

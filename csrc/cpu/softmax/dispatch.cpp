@@ -79,10 +79,18 @@ void write_long_softmax_backward(
   });
 }
 
-void softmax_statistics(const SoftmaxStatistics& args, int64_t row, const void* chunks) {
+void softmax_statistics(const SoftmaxStatistics& args, int64_t row, RowRange cols, void* chunks) {
   with_type(args.input.dtype, [&](auto tag) {
     using In = typename decltype(tag)::type;
-    save_softmax_statistics<In>(args, row, chunks);
+    using C = Compute<In>;
+    reduce_softmax_chunks<true, C>(
+        start_of<In>(args.input, row), static_cast<SoftmaxChunk<C>*>(chunks), cols);
+  });
+}
+
+void write_softmax_statistics(const SoftmaxStatistics& args, int64_t row, const void* chunks) {
+  with_type(args.input.dtype, [&](auto tag) {
+    write_statistics<typename decltype(tag)::type>(args, row, chunks);
   });
 }
 

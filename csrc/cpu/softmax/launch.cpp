@@ -1,6 +1,7 @@
 // Launches softmax, log_softmax and their statistics over rows.
 #include "cpu/dispatch/isa.h"
 #include "cpu/launcher.h"
+#include "cpu/softmax/scratch.h"
 #include "cpu/threads/work_sharing.h"
 
 namespace fusedops {
@@ -53,19 +54,11 @@ void CpuLauncher::launch(const SoftmaxBackward& args) const {
 
 void CpuLauncher::launch(const SoftmaxStatistics& args) const {
   const CpuKernels& kernels = cpu_kernels();
-  // The output dtype sets the precision of the exponentials: that of the sum, which is float for
-  // 16-bit rows.
-  const bool is_wide = args.input.dtype == DType::kFloat64;
-  SoftmaxForward forward{};
-  forward.input = args.input;
-  forward.output.dtype = is_wide ? DType::kFloat64 : DType::kFloat32;
-  forward.cols = args.cols;
-  forward.log = true;  // computes only the sums
   const auto reduce = [&](int64_t row, RowRange cols, void* chunks, void*) {
-    kernels.long_softmax(forward, row, cols, chunks, true);
+    kernels.softmax_statistics(args, row, cols, chunks);
   };
   const auto save = [&](int64_t row, RowRange cols, const void* chunks, void*) {
-    if (cols.begin == 0) kernels.softmax_statistics(args, row, chunks);
+    if (cols.begin == 0) kernels.write_softmax_statistics(args, row, chunks);
   };
   const int64_t chunk_bytes = softmax_chunks_bytes(args.cols);
   if (is_long_row(args.cols)) {

@@ -20,6 +20,14 @@ static_assert(kRowSegment % kSoftmaxChunk<double> == 0);
 template <bool Log, class In, class Out>
 constexpr bool kMaySave = !Log && std::is_same_v<In, Compute<In>> && std::is_same_v<Out, In>;
 
+// Computes the chunks' maxima and sums, and saves no exponentials.
+template <bool Log, class Out, class In, class C = Compute<In>>
+FUSEDOPS_NOINLINE void reduce_softmax_chunks(
+    const In* input, SoftmaxChunk<C>* chunks, RowRange cols) {
+  C* nowhere = nullptr;
+  softmax_chunks<Log, Save::kNot, Out>(input, input + cols.end, nowhere, chunks, cols);
+}
+
 template <bool Log, class In, class Out>
 FUSEDOPS_INLINE void long_softmax_chunks(
     const SoftmaxForward& args, int64_t row, RowRange cols, void* chunk_memory, bool streaming) {
@@ -32,8 +40,7 @@ FUSEDOPS_INLINE void long_softmax_chunks(
       return softmax_chunks<Log, Save::kInRow, Out>(input, input + cols.end, output, chunks, cols);
     }
   }
-  C* nowhere = nullptr;
-  softmax_chunks<Log, Save::kNot, Out>(input, input + cols.end, nowhere, chunks, cols);
+  reduce_softmax_chunks<Log, Out>(input, chunks, cols);
 }
 
 template <bool Log, class In, class Out>
@@ -58,7 +65,7 @@ FUSEDOPS_INLINE void write_long_softmax_chunks(
 // --- statistics ---------------------------------------------------------------------------------
 
 template <class In, class C = Compute<In>>
-void save_softmax_statistics(const SoftmaxStatistics& args, int64_t row, const void* chunk_memory) {
+void write_statistics(const SoftmaxStatistics& args, int64_t row, const void* chunk_memory) {
   const auto* chunks = static_cast<const SoftmaxChunk<C>*>(chunk_memory);
   const SoftmaxRow whole = combine(chunks, softmax_chunk_count<C>(args.cols));
   static_cast<C*>(args.max)[row] = C(whole.max);

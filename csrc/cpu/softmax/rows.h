@@ -9,7 +9,7 @@
 #include "cpu/simd/exp_scaling.h"
 #include "cpu/simd/log.h"
 #include "cpu/simd/reduce.h"
-#include "cpu/threads/work_division.h"
+#include "cpu/softmax/scratch.h"
 
 namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {

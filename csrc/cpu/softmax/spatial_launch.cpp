@@ -1,6 +1,7 @@
 // Launches softmax and log_softmax over a dimension that is not the last.
 #include "cpu/dispatch/isa.h"
 #include "cpu/launcher.h"
+#include "cpu/softmax/scratch.h"
 #include "cpu/threads/work_sharing.h"
 
 namespace fusedops {

@@ -1,0 +1,25 @@
+// Scratch memory of masked softmaxes.
+#pragma once
+
+#include "cpu/softmax/scratch.h"
+
+namespace fusedops {
+
+// A mask or bias that has one value for all columns is repeated here, for the columns of a chunk.
+constexpr int64_t kRepeatedBytes = 16384;
+
+// A masked softmax computes a group of rows one step after the other, so that the end of a step, a
+// sum over lanes or a division, overlaps with the next row's step. A group stays in the L1 cache.
+constexpr int64_t kMaskedGroupBytes = 8192, kMaxMaskedGroupRows = 16;
+constexpr int64_t masked_group_rows(int64_t cols, DType dtype) {
+  const int64_t rows = kMaskedGroupBytes / (padded_cols(cols) * compute_bytes(dtype));
+  return rows < 1 ? 1 : rows < kMaxMaskedGroupRows ? rows : kMaxMaskedGroupRows;
+}
+constexpr int64_t masked_row_bytes(int64_t cols, DType dtype) {
+  return ceil_div(softmax_scratch_bytes(cols, dtype), 64) * 64;
+}
+constexpr int64_t masked_softmax_scratch_bytes(int64_t cols, DType dtype) {
+  return 2 * kRepeatedBytes + masked_group_rows(cols, dtype) * masked_row_bytes(cols, dtype);
+}
+
+}  // namespace fusedops

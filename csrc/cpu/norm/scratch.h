@@ -1,0 +1,125 @@
+// How the work of norms is divided, and the scratch memory that it needs.
+#pragma once
+
+#include "cpu/threads/work_division.h"
+
+namespace fusedops {
+
+// Norms interleave this many rows. With a residual it is fewer if the sums would not stay in the L2
+// cache until they are read again.
+constexpr int64_t kMaxInterleavedRows = 4, kLongestSumBytes = int64_t(1) << 17;
+constexpr int64_t interleaved_rows(const NormForward& args) {
+  const bool is_long = args.cols * size_of(args.output.dtype) > kLongestSumBytes;
+  return args.residual.data != nullptr && is_long ? 2 : kMaxInterleavedRows;
+}
+
+// A chunk of a row to which dropout has yet to be applied.
+constexpr int64_t kNormChunkBytes = 8192;
+
+// Scratch memory holds weight, bias, the dropout chunk, and the rows of sums.
+constexpr int64_t norm_scratch_bytes(const NormForward& args) {
+  const int64_t width = padded_cols(args.cols), dtype_bytes = size_of(args.output.dtype);
+  const int64_t rows = args.residual.data == nullptr ? 0 : interleaved_rows(args);
+  return 2 * width * compute_bytes(args.output.dtype) + kNormChunkBytes +
+      rows * width * dtype_bytes;
+}
+
+// Scratch memory holds weight, the dropout chunk and, if arithmetic is in float, a tiny row.
+constexpr int64_t norm_scratch_bytes(const NormBackward& args) {
+  const int64_t width = padded_cols(args.cols), dtype_bytes = size_of(args.input.dtype);
+  const int64_t row_bytes = args.input.dtype == DType::kFloat64 ? 0 : width * dtype_bytes;
+  return width * compute_bytes(args.input.dtype) + kNormChunkBytes + row_bytes;
+}
+
+// --- long rows ----------------------------------------------------------------------------------
+
+constexpr int64_t kNormPartialBytes = 48;  // three numbers, at most long double
+
+// A row has a partial for each segment, and room for itself if it is a sum that the caller does not
+// want.
+constexpr int64_t norm_partials_bytes(const NormForward& args) {
+  const bool saves_sum = args.residual.data != nullptr && args.sum.data == nullptr;
+  return row_segments(args.cols) * kNormPartialBytes +
+      (saves_sum ? args.cols * size_of(args.output.dtype) : 0);
+}
+
+// Sums of a norm's backward, over a segment or a row: of g and of g * (input - mean), where g =
+// grad_output * weight.
+struct NormGradSums {
+  double of_grad, of_product;
+};
+
+// Scratch memory holds weight and bias of a segment, two sums per column, two more of a partition,
+// and a tiny row.
+constexpr int64_t kLongNormScratchBytes = 7 * kRowSegment * int64_t(sizeof(double));
+
+// --- dimensions other than the last -------------------------------------------------------------
+
+// The inner dimension of a spatial norm is divided into segments whose strip has 64 K elements: it
+// is read from memory once, and stays in the L2 cache. A segment has at most 512 columns, so that a
+// lane adds up no more values for a weight than in a partition of rows.
+template <class Args>
+constexpr InnerSegments norm_segments(const Args& args) {
+  constexpr int64_t kElements = int64_t(1) << 16, kMaxCols = 512;
+  const int64_t least = kElements / kMaxCols;
+  return {
+      args.dim_size < least ? least : args.dim_size, args.inner,
+      InnerSegments::kCacheBytes / kElements};
+}
+
+// Scratch memory holds weight and bias, a column that is computed again, and seven numbers for each
+// column of a segment.
+constexpr int64_t spatial_norm_scratch_bytes(int64_t dim_size) {
+  return (3 * padded_cols(dim_size) + 7 * InnerSegments::kMaxCols) * int64_t(sizeof(double));
+}
+
+// --- sums over rows -----------------------------------------------------------------------------
+
+// A backward divides its rows, or its segments of inner columns, into at most kMaxPartitions
+// partitions by their number alone: sums over rows are added up in the same order whatever the
+// number of threads.
+struct NormPartition {
+  static constexpr int64_t kMaxPartitions = 64;
+  int64_t size, size_each, count;
+
+  constexpr NormPartition(int64_t size_, int64_t least)
+      : size(size_),
+        size_each(size > least * kMaxPartitions ? ceil_div(size, kMaxPartitions) : least),
+        count(ceil_div(size, size_each)) {}
+
+  constexpr RowRange operator[](int64_t index) const {
+    const int64_t end = (index + 1) * size_each;
+    return {index * size_each, end < size ? end : size};
+  }
+};
+// A partition has at least 64 rows, so that clearing and adding its two accumulators costs under
+// 2 %.
+constexpr NormPartition partition_of(const NormBackward& args) { return {args.rows, 64}; }
+constexpr NormPartition partition_of(const SpatialNormBackward& args) {
+  return {args.outer * norm_segments(args).count, 1};
+}
+
+// The sums over rows, grad_weight and grad_bias. The workspace holds both sums of each partition.
+struct NormColumnSums {
+  DType dtype;  // of the rows
+  Columns grad_weight, grad_bias;
+  void* workspace;
+  int64_t partitions, cols;
+
+  constexpr bool are_wanted() const {
+    return grad_weight.data != nullptr || grad_bias.data != nullptr;
+  }
+  constexpr int64_t workspace_bytes() const {
+    return are_wanted() ? partitions * 2 * padded_cols(cols) * compute_bytes(dtype) : 0;
+  }
+};
+constexpr NormColumnSums column_sums_of(const NormBackward& args) {
+  return {args.input.dtype, args.grad_weight,         args.grad_bias,
+          args.workspace,   partition_of(args).count, args.cols};
+}
+constexpr NormColumnSums column_sums_of(const SpatialNormBackward& args) {
+  return {args.input.dtype, args.grad_weight,         args.grad_bias,
+          args.workspace,   partition_of(args).count, args.dim_size};
+}
+
+}  // namespace fusedops

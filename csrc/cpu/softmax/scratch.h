@@ -1,0 +1,38 @@
+// Scratch memory of softmaxes.
+#pragma once
+
+#include "cpu/threads/work_division.h"
+
+namespace fusedops {
+
+// The minimum length of a softmax chunk, over all instruction sets.
+constexpr int64_t kShortestSoftmaxChunk = 512;
+
+// A chunk has a vector and two numbers.
+constexpr int64_t kSoftmaxChunkBytes = 128;
+constexpr int64_t softmax_chunks_bytes(int64_t cols) {
+  return (cols / kShortestSoftmaxChunk + 1) * kSoftmaxChunkBytes;
+}
+
+// Scratch memory holds a row of values and its chunks.
+constexpr int64_t softmax_scratch_bytes(int64_t cols, DType dtype) {
+  return padded_cols(cols) * compute_bytes(dtype) + softmax_chunks_bytes(cols);
+}
+
+constexpr InnerSegments inner_segments(const SpatialSoftmaxForward& args) {
+  return {args.dim_size, args.inner, size_of(args.input.dtype) + size_of(args.output.dtype)};
+}
+constexpr InnerSegments inner_segments(const SpatialSoftmaxBackward& args) {
+  const int64_t bytes = 2 * size_of(args.output.dtype) + size_of(args.grad_input.dtype);
+  return {args.dim_size, args.inner, bytes};
+}
+
+// Scratch memory holds the accumulators of a group of columns, which stay in the L1 cache, and for
+// every chunk of rows and every column a maximum and a sum, or five factors.
+constexpr int64_t kAccumulatorBytes = 32768, kColumnPartialBytes = 5 * int64_t(sizeof(double));
+constexpr int64_t spatial_scratch_bytes(int64_t dim_size, const InnerSegments& segments) {
+  const int64_t chunks = dim_size / kShortestSoftmaxChunk + 1;
+  return kAccumulatorBytes + chunks * segments.cols_each * kColumnPartialBytes;
+}
+
+}  // namespace fusedops
