@@ -89,7 +89,7 @@ RESULT_TESTS = (
     "tests/ops/test_add_norm.py",
     "tests/ops/test_norm_range.py",
     "tests/ops/test_norm_wanted_gradients.py",
-    "tests/ops/test_narrow_rows.py",
+    "tests/ops/test_short_rows.py",
     "tests/ops/test_cpu_denormals.py",
     "tests/ops/test_concurrent_rows.py",
     "tests/ops/test_stack_ops.py",

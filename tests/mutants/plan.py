@@ -26,7 +26,7 @@ STRATA = {
 #: Sources without faults, and why no test of `make test` notices some of theirs.
 LEFT_OUT = {
     r"csrc/cuda/launch/plan\.": "decides speed: results are right with any plan",
-    r".*/work_(division|sharing)\.": "thresholds, and sizes that `make sanitize` checks",
+    r".*/(work_(division|sharing)|scratch)\.": "thresholds, and sizes that `make sanitize` checks",
     r"csrc/cpu/dispatch/isa": "chooses among instruction sets",
     r"csrc/cpu/threads/(parallel|torch|openmp)": "chooses the number of threads",
     r"csrc/cpu/threads/(fork|interpreter_exit)": "races with a fork or the end of the process",

@@ -30,7 +30,7 @@ TESTS = {
         "tests/ops/test_masked_softmax_sinks.py",
         "tests/ops/test_masked_softmax_softcap.py",
         "tests/ops/test_masked_softmax_values.py",
-        "tests/ops/test_narrow_rows.py",
+        "tests/ops/test_short_rows.py",
         "tests/ops/test_norm.py",
         "tests/ops/test_norm_range.py",
         "tests/ops/test_norm_wanted_gradients.py",

@@ -21,7 +21,7 @@ def test_every_test_for_a_sanitizer_exists(sanitizer):
 
 
 def test_every_test_of_an_operator_runs_under_address_sanitizer():
-    of_operators = ("softmax", "_norm", "narrow_rows", "stack_ops", "concurrent_rows")
+    of_operators = ("softmax", "_norm", "short_rows", "stack_ops", "concurrent_rows")
     of_operators += ("ops_threads", "ops_fork")
     wanted = {
         f"tests/ops/{path.name}"

@@ -22,13 +22,13 @@ void with_type(DType dtype, Body body) {
   }
 }
 
-// Calls body(narrow, wide). Either both dtypes are the same, or `narrow` is 16-bit and `wide` is
-// float32 (args.h).
+// Calls body with the types of an input and an output. Either both are the same, or the input has
+// 16 bits and the output is float32 (args.h).
 template <class Body>
-void with_types(DType narrow, DType wide, Body body) {
-  with_type(narrow, [&](auto tag) {
+void with_types(DType in, DType out, Body body) {
+  with_type(in, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    if (narrow == wide) return body(tag, tag);
+    if (in == out) return body(tag, tag);
     if constexpr (sizeof(T) == 2) body(tag, Tag<float>{});
   });
 }

@@ -1,8 +1,16 @@
-#include "cpu/dispatch/isa_functions.h"
+// Fills the table of an instruction set.
+//
+// The dispatch.cpp of each family defines the functions, so that the families compile in parallel.
+// Every source is compiled once per instruction set, with FUSEDOPS_CPU_ISA as the namespace and
+// FUSEDOPS_CPU_ISA_NAME as the name that the environment variable FUSEDOPS_CPU_ISA uses.
+#include "cpu/dispatch/table.h"
 
 namespace fusedops::FUSEDOPS_CPU_ISA {
 
-extern const CpuKernels kernels;
+#define KERNEL(name, parameters) void name parameters;
+#include "cpu/dispatch/kernels.def"
+#undef KERNEL
+
 // Constant-initialized, so that no code compiled for an instruction set runs before that set is
 // chosen.
 constexpr CpuKernels kernels = {

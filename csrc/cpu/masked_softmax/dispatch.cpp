@@ -1,5 +1,4 @@
 #include "cpu/dispatch/dtypes.h"
-#include "cpu/dispatch/isa_functions.h"
 #include "cpu/masked_softmax/rows.h"
 
 namespace fusedops::FUSEDOPS_CPU_ISA {

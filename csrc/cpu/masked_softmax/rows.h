@@ -20,7 +20,7 @@ namespace {
 
 struct NoOperand {};
 
-// The columns of a row that its interval and a bool mask leave visible.
+// Describes which columns of a row its interval and a bool mask leave visible.
 struct VisibleColumns {
   RowRange range;  // the columns outside of it are hidden; {0, 0} if all are
   bool all;        // whether all columns in it are visible
@@ -45,12 +45,12 @@ inline bool are_all_true(const Bool* bools, int64_t cols) {
   return all;
 }
 
-// Nothing visible is {0, 0}, wherever it was.
+// An empty range becomes {0, 0}, wherever it was.
 constexpr RowRange range_of(int64_t begin, int64_t end) {
   return begin < end ? RowRange{begin, end} : RowRange{0, 0};
 }
 
-// The columns that a bool mask leaves visible, of those in `range`.
+// Returns which columns in `range` a bool mask leaves visible.
 inline VisibleColumns columns_visible(const Bool* mask, RowRange range) {
   int64_t end = range.end;
   while (end - range.begin >= 8 && Load<uint64_t>(mask + end - 8) == 0) end -= 8;
@@ -87,7 +87,7 @@ class OperandRows {
   const void* bias() const { return at(scores_.bias, bias_); }
   const void* mask() const { return at(scores_.mask, mask_); }
 
-  // The row's sink, and -inf if there is none.
+  // Returns the row's sink, or -inf if there is none.
   template <class C>
   C sink() const {
     const RowValues& sinks = scores_.sinks;
@@ -111,7 +111,7 @@ class OperandRows {
   }
 
  private:
-  // The columns that causality, the lower diagonal, start and end leave visible.
+  // Returns the columns that causality, the lower diagonal, start and end leave visible.
   RowRange interval(int64_t cols) const {
     const Causal& causal = scores_.causal;
     int64_t begin = 0, end = cols;
@@ -194,12 +194,12 @@ FUSEDOPS_INLINE Tile<C> with_operand(Tile<C> score, const Value* added, int64_t 
 
 // --- scores -------------------------------------------------------------------------------------
 
-// The columns of a tile from `begin` to before `end`.
+// A step covers the columns of a tile from `begin` to before `end`.
 struct Between {
   int begin, end;
 };
 
-// The columns of the tile at `col` that are in `range`.
+// Returns which columns of the tile at `col` are in `range`.
 template <class T>
 FUSEDOPS_INLINE Between part_of_tile(RowRange range, int64_t col) {
   return {
@@ -240,7 +240,7 @@ FUSEDOPS_INLINE Sums fold_visible(RowRange visible, int64_t cols, Sums sums, Ste
   return sums;
 }
 
-// The columns, of a row's `cols`, in the tiles that contain the `visible` ones.
+// Returns the columns of all tiles that contain a `visible` one, but none from `cols` on.
 template <class T>
 constexpr RowRange columns_computed(RowRange visible, int64_t cols) {
   const int64_t whole = (visible.end + kTile<T> - 1) / kTile<T> * kTile<T>;
@@ -300,8 +300,8 @@ void hide_columns(C* scratch, C value, RowRange visible, RowRange range, int64_t
   }
 }
 
-// A chunk's sum alternates between two tiles (fold_columns). Where a row begins to be computed is a
-// multiple of them, so that the steps are those of a row that is computed as a whole.
+// fold_columns() adds tiles to two accumulators in turn. A row is computed from a multiple of both
+// on, so that each tile goes to the accumulator to which it goes if the row is computed as a whole.
 constexpr int64_t kFoldedCols = 2 * kTile<float>;
 
 // Replaces the scores by exp(score - max), and returns the chunk's maximum and sum.
@@ -313,7 +313,7 @@ FUSEDOPS_NOINLINE SoftmaxChunk<C> exponentials_of_chunk(C* scratch, C max, RowRa
       computed - cols.begin, no_exp_sum<C>(),
       [&](ExpSum<C> so_far, int64_t offset, auto) FUSEDOPS_LAMBDA {
         C* const at = scratch + cols.begin + offset;
-        const Tile<C> e = raised_exp<Out>(load(at) - shift, so_far.least);
+        const Tile<C> e = scaled_exp<Out>(load(at) - shift, so_far.least);
         store(at, e);
         so_far.sum = so_far.sum + e;
         return so_far;
@@ -323,7 +323,7 @@ FUSEDOPS_NOINLINE SoftmaxChunk<C> exponentials_of_chunk(C* scratch, C max, RowRa
 
 // --- forward ------------------------------------------------------------------------------------
 
-// A row in progress, and its operands.
+// Holds a row in progress, and its operands.
 template <class In>
 struct MaskedRow {
   using C = Compute<In>;
@@ -344,7 +344,7 @@ struct MaskedRow {
     return begin < computed.end && begin + kSoftmaxChunk<C> > computed.begin;
   }
 
-  // The columns of the chunk at `begin` that are in `range`, counted from there.
+  // Returns which columns of the chunk at `begin` are in `range`, counted from `begin`.
   static FUSEDOPS_INLINE RowRange in_chunk(RowRange range, int64_t begin) {
     return {
         clamped(range.begin - begin, 0, kSoftmaxChunk<C>),
@@ -382,7 +382,7 @@ struct MaskedRow {
     return combine(chunks + first, softmax_chunk_count<C>(computed.end) - first);
   }
 
-  // The same, with the sink as one more column.
+  // Adds the sink, as one more column, to the maximum and sum of the row.
   FUSEDOPS_INLINE SoftmaxRow with_sink(SoftmaxRow row) const {
     if (sink == -kInfinity<C>) return row;
     const C max = Max(C(row.max), sink);
@@ -390,9 +390,9 @@ struct MaskedRow {
     return {double(max), sum + exponential_of_sink(max)};
   }
 
-  // Raised, as the other exponentials. NaN for a sink of +inf.
+  // Returns the sink's exponential, scaled as the others are. It is NaN for a sink of +inf.
   FUSEDOPS_INLINE double exponential_of_sink(C max) const {
-    return double(kRaised<C>) * exp_or_zero<C>(double(sink) - double(max));
+    return double(kExpScale<C>) * exp_or_zero<C>(double(sink) - double(max));
   }
 
   // Whether the columns that are not computed are 0.
@@ -429,9 +429,9 @@ struct MaskedRow {
 
   FUSEDOPS_INLINE C
   add_to_scores(const Operand& operand, const void* values, int64_t begin, C mask_value) const {
-    return with_values<In>(operand, values, begin, [&](auto given) {
+    return with_values<In>(operand, values, begin, [&](auto of_columns) {
       return scores_with<In>(
-          given, scratch + begin, mask_value, in_chunk(visible, begin), cols - begin);
+          of_columns, scratch + begin, mask_value, in_chunk(visible, begin), cols - begin);
     });
   }
 };
@@ -660,7 +660,7 @@ FUSEDOPS_INLINE void masked_softmax_backward_rows(
     const Out* probabilities = start_of<Out>(args.probabilities, index);
     In* result = start_of<In>(args.grad_input, index);
     const auto [visible, all] = operands.visible(args.cols);
-    // The columns outside are all equal, and are 0 unless the row has no visible column.
+    // Hidden columns are all equal, and are 0 unless the row has no visible column.
     const int64_t outside = visible.end < args.cols ? args.cols - 1 : 0;
     const bool is_rest_zero = load(probabilities + outside, Tail{1}).v[0][0] == 0;
     const RowRange summed = is_rest_zero ? visible : RowRange{0, args.cols};

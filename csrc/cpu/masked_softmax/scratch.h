@@ -1,4 +1,4 @@
-// Scratch memory of masked softmaxes.
+// Says how much scratch memory masked softmaxes need.
 #pragma once
 
 #include "cpu/softmax/scratch.h"

@@ -9,12 +9,12 @@
 namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
-// The sums over rows that are computed.
+// Which sums over rows are computed: none, grad_weight, or grad_bias too.
 enum class ColumnSums { kNone, kWeight, kBoth };
 
-// The backward of a row. With g = grad_output * weight and centered = input - mean, grad_input =
-// rstd * ((g - grad_mean) - slope * centered). Without a mean both means are 0. No intermediate
-// value leaves the range of its type before the result does; rstd^3 would, for values
+// How the gradient of a row is computed. With g = grad_output * weight and centered = input - mean,
+// grad_input = rstd * ((g - grad_mean) - slope * centered). Without a mean both means are 0. No
+// intermediate value leaves the range of its type before the result does; rstd^3 would, for values
 // near 1e-30 or 1e30.
 //
 // If a row has few columns, the difference in brackets cancels: for two columns, all but eps /
@@ -45,14 +45,14 @@ constexpr bool kMayBeTiny<Half> = false;
 template <class C>
 constexpr C kLargeRstd = C(0x1p12);
 
-// The largest power of two that does not exceed each value: its exponent bits.
+// Returns the largest power of two that does not exceed each value: its exponent bits alone.
 template <class C>
 FUSEDOPS_INLINE Vec<C> power_in(Vec<C> value) {
   return (Vec<C>)((Lanes<C>)value & (Lanes<C>)Set(kInfinity<C>));
 }
 
-// The factor by which rows are scaled when they are read. It is 1 if rstd is not large, or if the
-// row is so far from zero, as a row of equal values may be, that scaling would overflow.
+// Returns the factor by which rows are scaled when they are read. It is 1 if rstd is not large, or
+// if the row is so far from zero, as a row of equal values may be, that scaling would overflow.
 template <class C>
 FUSEDOPS_INLINE Vec<C> reading_factor(Vec<C> mean, Vec<C> rstd) {
   const Vec<C> from_zero = (mean < 0 ? -mean : mean) * rstd;
@@ -72,8 +72,8 @@ FUSEDOPS_INLINE auto loses_products(S slope, S rstd) {
   const S size = slope < 0 ? -slope : slope;
   return (size < rstd * 0x1p-50f) & (size > 0) & (rstd >= 1);
 }
-// The same for one row, whose rstd is not large because it is scaled when it is read: usually one
-// comparison.
+// Answers the same for one row. Its rstd is not large, because it is scaled when it is read;
+// therefore one comparison usually suffices.
 FUSEDOPS_INLINE bool row_loses_products(float slope, float rstd) {
   const float size = slope < 0 ? -slope : slope;
   return size < kLargeRstd<float> * 0x1p-50f && loses_products(slope, rstd);
@@ -83,8 +83,8 @@ template <class T>
 FUSEDOPS_NOINLINE float largest_value(const T* row, int64_t cols) {
   Tile<float> largest = Broadcast(0.0f);
   for_columns<T>(cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
-    const Tile<float> own = load(row + col, part);
-    largest = Max(largest, Max(own, Broadcast(0.0f) - own));
+    const Tile<float> x = load(row + col, part);
+    largest = Max(largest, Max(x, Broadcast(0.0f) - x));
   });
   return max_of(largest, largest);
 }
@@ -154,11 +154,11 @@ struct NormRows {
     return x;
   }
 
-  // rstd of the row in memory, before scaling.
-  FUSEDOPS_INLINE C own_rstd(int r) const { return rstd[r] * factor; }
+  // Returns rstd of the row in memory, before scaling.
+  FUSEDOPS_INLINE C rstd_in_memory(int r) const { return rstd[r] * factor; }
 
   FUSEDOPS_INLINE NormRow<kCenters, T> operator[](int r) const {
-    return {grad[r], input[r], mean[r], own_rstd(r), sums[r]};
+    return {grad[r], input[r], mean[r], rstd_in_memory(r), sums[r]};
   }
 
   FUSEDOPS_INLINE bool any_loses_products() const {
@@ -194,9 +194,9 @@ struct NormRows {
       }
     }
     return [row, weight, factor](int64_t col, auto part) FUSEDOPS_LAMBDA {
-      Tile<C> own = weight.at(col, part);
-      if constexpr (kMayLoseProducts<T>) own = own * factor;
-      return row.grad_input(col, part, own);
+      Tile<C> factors = weight.at(col, part);
+      if constexpr (kMayLoseProducts<T>) factors = factors * factor;
+      return row.grad_input(col, part, factors);
     };
   }
 
@@ -225,18 +225,18 @@ struct NormRows {
   }
 };
 
-// Computes from the sums of whole rows what all their columns need. `own_rstd` is rstd of the rows
-// in memory, before scaling.
+// Computes from the sums of whole rows what all their columns need. `rstd_in_memory` belongs to the
+// rows before scaling.
 template <bool kCenters, class C, class S>
 FUSEDOPS_INLINE NormSlope<S> norm_slope(
-    S of_grad, S of_product, S rstd, S own_rstd, NormFormula norm) {
+    S of_grad, S of_product, S rstd, S rstd_in_memory, NormFormula norm) {
   const C cols = C(norm.cols);
   const S centered_mean =
-      has_own_count(norm.kind) ? of_product / along_count(norm, own_rstd) : of_product / cols;
+      has_own_count(norm.kind) ? of_product / along_count(norm, rstd_in_memory) : of_product / cols;
   return {kCenters ? of_grad / cols : of_grad, centered_mean * rstd * rstd};
 }
 
-// What one step adds to the accumulators: a tile of columns, summed over the interleaved rows.
+// A step adds these to the accumulators: a tile of columns, summed over the interleaved rows.
 template <class C>
 struct NormColumns {
   Tile<C> weight, bias;  // to grad_weight and grad_bias
@@ -281,8 +281,8 @@ FUSEDOPS_INLINE void finish_row_sums(
     NormRows<kCenters, T, kCount>& rows, const C (&sums)[2 * kCount], NormFormula norm) {
   for (int r = 0; r < kCount; ++r) {
     const C of_grad = kCenters ? sums[2 * r] : C(0);
-    rows.sums[r] =
-        norm_slope<kCenters, C>(of_grad, sums[2 * r + 1], rows.rstd[r], rows.own_rstd(r), norm);
+    rows.sums[r] = norm_slope<kCenters, C>(
+        of_grad, sums[2 * r + 1], rows.rstd[r], rows.rstd_in_memory(r), norm);
   }
 }
 
@@ -376,7 +376,7 @@ struct NormResults {
   }
 };
 
-// The sums of a partition, in the workspace.
+// Points to the sums of a partition, which are in the workspace.
 template <class C>
 struct PartitionSums {
   NormColumnSums all;

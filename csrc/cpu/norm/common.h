@@ -1,6 +1,6 @@
-// Shared by the forward and backward of norms of rows on the CPU: layer_norm, std_norm, rms_norm
-// and l2_norm, of a row or of the sum of two. kCenters: whether there is a mean, as in the first
-// two.
+// What the forward and the backward of norms of rows share on the CPU: layer_norm, std_norm,
+// rms_norm and l2_norm, of a row or of the sum of two. kCenters: whether there is a mean, as in the
+// first two.
 //
 // Rows are interleaved. Each load of weight and bias, and in the backward each load and store of
 // the column accumulators, serves several rows. The end of a row (sums over lanes, a root and a
@@ -15,8 +15,8 @@
 namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
-// The number of columns whose sum is computed in Compute<T>; sums of chunks use the wider type. A
-// lane adds up 32 values, or 8 for double, because long double has only 11 more bits.
+// A chunk is the columns whose sum is computed in Compute<T>; the sums of chunks are added in the
+// wider type. A lane adds up 32 values, or 8 for double, because long double has only 11 more bits.
 template <class T>
 constexpr int64_t kNormChunk = (sizeof(T) == sizeof(double) ? 8 : 32) * kTile<T>;
 
@@ -62,22 +62,22 @@ FUSEDOPS_INLINE void with_branch(DType dtype, Body body) {
 
 // --- parameters ---------------------------------------------------------------------------------
 
-// Converts `given` to columns of the kernel for T: in the compute type, in T's order, and with
+// Converts `from` to columns of the kernel for T: in the compute type, in T's order, and with
 // `offset` added.
-template <class T, class Given, class C = Compute<T>>
-void copy_columns(const Given* given, C offset, C* copy, int64_t cols) {
+template <class T, class From, class C = Compute<T>>
+void copy_columns(const From* from, C offset, C* copy, int64_t cols) {
   for_columns<T>(cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
-    const Tile<C> tile = in_order<Given, T>(load(given + col, part));
+    const Tile<C> tile = in_order<From, T>(load(from + col, part));
     store(copy + col, tile - (C(0) - offset));  // subtracts, because -0 + 0 would be +0
   });
 }
 
-// Weight or bias in T's order: the given values, or a copy. If T is the compute type, `given`
-// points to either, so that the loops that read it are compiled once.
+// Holds weight or bias in T's order: a pointer to the values in memory, or to a copy. If T is the
+// compute type, `memory` points to either, so that the loops that read it are compiled once.
 template <class T>
 struct ColumnValues {
   using C = Compute<T>;
-  const T* given;
+  const T* memory;
   const C* copy;  // null if there is none
 
   static ColumnValues copied_to(const C* copy) {
@@ -90,26 +90,26 @@ struct ColumnValues {
 
   template <class Part>
   FUSEDOPS_INLINE Tile<C> at(int64_t col, Part part) const {
-    if constexpr (sizeof(T) == sizeof(C)) return load(given + col, part);
-    return copy == nullptr ? load(given + col, part) : load(copy + col);
+    if constexpr (sizeof(T) == sizeof(C)) return load(memory + col, part);
+    return copy == nullptr ? load(memory + col, part) : load(copy + col);
   }
 };
 
 // Copies the values only if they need a conversion or an offset: for a single long row, the copy
 // would be as long as the row.
 template <class T, class C = Compute<T>>
-ColumnValues<T> column_values(ConstColumns given, C offset, C* copy, int64_t cols) {
-  if (size_of(given.dtype) != sizeof(T)) {
-    copy_columns<T>(static_cast<const C*>(given.data), offset, copy, cols);
+ColumnValues<T> column_values(ConstColumns columns, C offset, C* copy, int64_t cols) {
+  if (size_of(columns.dtype) != sizeof(T)) {
+    copy_columns<T>(static_cast<const C*>(columns.data), offset, copy, cols);
     return ColumnValues<T>::copied_to(copy);
   }
-  const T* values = static_cast<const T*>(given.data);
+  const T* values = static_cast<const T*>(columns.data);
   if (offset == 0) return {values, nullptr};
   copy_columns<T>(values, offset, copy, cols);
   return ColumnValues<T>::copied_to(copy);
 }
 
-// The factors of the columns: 1 if there is no weight.
+// Returns the factors of the columns, which are 1 if there is no weight.
 template <class T, class Args, class C = Compute<T>>
 ColumnValues<T> weight_values(const Args& args, C* copy) {
   if (args.weight.data != nullptr) {
@@ -126,8 +126,8 @@ ColumnValues<T> bias_values(const Args& args, C* copy) {
 }
 
 // --- kinds --------------------------------------------------------------------------------------
-//
-// The differences between the kinds of norms, forward and backward, except has_mean() (args.h).
+// These functions have all that differs between the kinds of norms, forward and backward, except
+// has_mean() (args.h).
 
 FUSEDOPS_INLINE double root(double x) { return __builtin_sqrt(x); }
 FUSEDOPS_INLINE long double root(long double x) { return __builtin_sqrtl(x); }
@@ -140,7 +140,7 @@ FUSEDOPS_INLINE Vec<double> at_least(Vec<double> x, double least) {
   return x < least ? Set(least) : x;
 }
 
-// What rstd depends on beside the values that are normalized, of which there are `cols`.
+// Holds all that rstd depends on beside the `cols` values that are normalized.
 struct NormFormula {
   NormKind kind;
   int64_t cols;
@@ -174,17 +174,17 @@ constexpr bool has_own_count(NormKind kind) {
   return kind == NormKind::kStd || kind == NormKind::kL2;
 }
 
-// The rstd of a row whose norm is below eps, for kL2; computed as rstd_of() does, so that both have
-// the same bits.
+// Returns the rstd that kL2 gives a row whose norm is below eps. It is computed as in rstd_of(), so
+// that both have the same bits.
 template <class C>
 FUSEDOPS_INLINE C largest_rstd(NormFormula norm) {
   return C(1.0 / static_cast<typename WiderOf<C>::type>(norm.eps));
 }
 
-// The divisor of sum(g * centered) for kStd: (cols - 1) * share, where share = std / (std + eps) =
-// 1 - eps * rstd. If std is small beside eps, share may consist of rounding errors; but then the
-// sum's contribution to grad_input is just as small beside the rest. If std is 0, there is no
-// contribution.
+// Returns the divisor of sum(g * centered). For kStd it is (cols - 1) * share, where share = std /
+// (std + eps) = 1 - eps * rstd. If std is small beside eps, share may consist of rounding errors;
+// but then the sum's contribution to grad_input is just as small beside the rest. If std is 0,
+// there is no contribution.
 //
 // For kL2 it is 1, or infinity if the norm is below eps, so that rstd does not depend on the row.
 template <class C>
@@ -213,9 +213,9 @@ FUSEDOPS_INLINE Tile<C> along_count(NormFormula norm, Tile<C> rstd) {
 constexpr int kInterleavedRows = kVectorBytes == 64 ? 4 : 2;
 static_assert(kInterleavedRows <= kMaxInterleavedRows);
 
-// The distance, in elements, from one of `interleaved` rows to the row that an L2 prefetch should
-// fetch: one step ahead, or two if steps are short. It is 0 if rows are so long that the cache
-// would lose them again.
+// Returns the distance, in elements, from one of `interleaved` rows to the row that should be
+// prefetched into L2, which is one step ahead, or two if steps are short. It is 0 if rows are so
+// long that the cache would lose them again.
 template <class T>
 FUSEDOPS_INLINE int64_t rows_ahead(const RowSpacing& spacing, int64_t cols, int64_t interleaved) {
   constexpr int64_t kLongestRowBytes = int64_t(1) << 17, kShortStepBytes = int64_t(1) << 14;

@@ -18,7 +18,7 @@ namespace {
 
 // --- rows ---------------------------------------------------------------------------------------
 
-// kCount rows in memory.
+// Rows that are normalized as they are in memory.
 template <class T, int kCount>
 struct PlainRows {
   const T* row[kCount];
@@ -37,7 +37,7 @@ struct PlainRows {
   FUSEDOPS_INLINE void copy(int, int64_t, Part, Tile<Compute<T>>, StoreMode) const {}
 };
 
-// Tiles of a branch's row in memory, in the order of T.
+// Reads tiles of a branch's row in memory, in the order of T.
 template <class Branch, class T>
 struct BranchInMemory {
   const Branch* row;
@@ -47,9 +47,9 @@ struct BranchInMemory {
   }
 };
 
-// kCount rows of dropout(input) + residual. They are computed in the memory of the sum, or in
-// scratch memory if the sum is not wanted or is streaming. What depends on the dtype of the input
-// is chosen once a chunk.
+// Rows that are dropout(input) + residual. They are computed in the memory of the sum, or in
+// scratch memory if the sum is not wanted or is streaming. The code for the input's dtype is chosen
+// once a chunk.
 template <class T, int kCount>
 struct AddedRows {
   using C = Compute<T>;
@@ -77,7 +77,7 @@ struct AddedRows {
         rows_ahead<T>(args.residual.spacing, args.cols, kCount));
   }
 
-  // One row, computed at `to`.
+  // Computes a single row at `to`.
   FUSEDOPS_INLINE AddedRows(const NormForward& args_, int64_t first_, T* to, void* scratch)
       : args(args_), first(first_), chunk(static_cast<C*>(scratch)), computed{to}, sum{nullptr} {
     static_assert(kCount == 1);
@@ -130,7 +130,7 @@ struct AddedRows {
     add<Branch>(r, begin, cols, BranchInMemory<Branch, T>{input}, C(1));
   }
 
-  // Not inlined, so that the usual branch has all registers.
+  // This is not inlined, so that the usual branch has all registers.
   template <class Branch>
   FUSEDOPS_NOINLINE void add_converted(int r, int64_t begin, int64_t cols) const {
     add_in_memory<Branch>(r, begin, cols);
@@ -164,7 +164,7 @@ struct AddedRows {
   }
 };
 
-// A row that is already computed.
+// Holds a row that is already computed.
 template <class T>
 struct OneRow {
   const T* row[1];
@@ -173,11 +173,11 @@ struct OneRow {
 
 // --- sums ---------------------------------------------------------------------------------------
 
-// The root of the smallest normal number, or slightly more.
+// The root of the smallest normal number, or slightly more, below which squares are denormal or 0.
 template <class C>
 constexpr C kTinyRoot = sizeof(C) == sizeof(double) ? C(0x1p-511) : C(0x1p-63);
 
-// How a pass reads row r: unchanged, or scaled by a power of two such that no finite value's square
+// A pass reads rows unchanged, or scaled by a power of two such that no finite value's square
 // overflows, or no significant square underflows. Squares of values below `tiny` would be denormal
 // or 0.
 template <class T>
@@ -212,14 +212,15 @@ constexpr C start_of_squares(C tiny) {
   return kFusesProducts ? tiny * tiny : C(0);
 }
 
-// The start of a chunk's sum, in the lanes that contain a column of the row.
+// Returns where a chunk's sum starts: at start_of_squares() in the lanes that contain a column of
+// the row.
 template <class T, class C = Compute<T>>
 FUSEDOPS_INLINE Tile<C> start_of_chunk(C tiny, int64_t cols) {
   const Tile<C> start = Broadcast(start_of_squares(tiny));
   return cols < kTile<T> ? filled<T>(start, Tail{static_cast<int>(cols)}, C(0)) : start;
 }
 
-// The sum of the starts of all chunks of a row.
+// Returns what the starts of all chunks of a row add up to.
 template <class T, class C = Compute<T>>
 FUSEDOPS_INLINE Wider<T> started_at(C tiny, int64_t cols) {
   const int64_t chunks = (cols + kNormChunk<T> - 1) / kNormChunk<T>;
@@ -232,8 +233,8 @@ constexpr C kDown = sizeof(C) == sizeof(double) ? C(0x1p-520) : C(0x1p-80);
 template <class C>
 constexpr C kUp = sizeof(C) == sizeof(double) ? C(0x1p600) : C(0x1p100);
 
-// The range in which sums of squares are exact. Below `lowest` they have lost digits to underflow;
-// if they are not finite, they have overflowed, or the row contains a NaN or an infinity.
+// Sums of squares in this range are exact. Below `lowest` they have lost digits to underflow; if
+// they are not finite, they have overflowed, or the row contains a NaN or an infinity.
 template <class Wide>
 struct SquaresRange {
   Wide lowest;
@@ -241,7 +242,7 @@ struct SquaresRange {
   FUSEDOPS_INLINE bool holds(Wide squares) const {
     return squares >= lowest && squares < kInfinity<Wide>;
   }
-  // The factor for a row whose sum of squares is outside the range.
+  // Returns the factor for a row whose sum of squares is outside the range.
   template <class C>
   FUSEDOPS_INLINE C factor(Wide squares) const {
     return squares < lowest ? kUp<C> : kDown<C>;
@@ -260,7 +261,7 @@ FUSEDOPS_INLINE SquaresRange<Wider<T>> squares_range(NormFormula norm) {
   return {squared_eps(norm) >= kCovers ? 0 : lowest};
 }
 
-// The sum of a row: each chunk is summed in Compute<T>, and the chunks in Wider<T>.
+// Adds up the chunks of a row: each is summed in Compute<T>, and the chunks in Wider<T>.
 template <class C>
 struct LongSum;
 template <>
@@ -287,8 +288,8 @@ FUSEDOPS_INLINE void totals(const LongSum<double> (&sums)[kCount], long double (
 
 // --- statistics ---------------------------------------------------------------------------------
 
-// The sum of squared deviations from the mean, and the mean as shift + away. The two are kept
-// apart, because the mean of doubles that differ little has more digits than a long double.
+// Holds the sum of squared deviations from the mean, and the mean as shift + away. These two are
+// kept apart, because the mean of doubles that differ little has more digits than a long double.
 template <class Wide>
 struct Moments {
   Wide squares, shift = 0, away = 0;
@@ -369,9 +370,9 @@ template <class T, class C = Compute<T>>
 FUSEDOPS_NOINLINE Moments<Wider<T>> exact_moments(
     C mean, const T* memory, int64_t cols, SquaresRange<Wider<T>> range) {
   const OneRow<T> row{{memory}};
-  const Moments<Wider<T>> found = moments_of_one<T>(mean, Unscaled<T>{}, row, cols);
-  if (range.holds(found.squares)) return found;
-  const Scaled<T> by{range.template factor<C>(found.squares)};
+  const Moments<Wider<T>> moments = moments_of_one<T>(mean, Unscaled<T>{}, row, cols);
+  if (range.holds(moments.squares)) return moments;
+  const Scaled<T> by{range.template factor<C>(moments.squares)};
   const C shift = shift_near_mean<T>(by, row, 0, cols);
   const C scaled_mean = C(moments_of_one<T>(shift, by, row, cols).mean());
   const Moments<Wider<T>> scaled = moments_of_one<T>(scaled_mean, by, row, cols);
@@ -587,13 +588,13 @@ struct Norm {
   // floats).
   template <bool kBias, bool kRounds, int kCount>
   FUSEDOPS_INLINE void write_rows(
-      int64_t first, Rows<T, kCount> rows, const Statistics (&given)[kCount]) const {
+      int64_t first, Rows<T, kCount> rows, const Statistics (&statistics)[kCount]) const {
     const int64_t ahead = rows_ahead<T>(args.output.spacing, args.cols, kCount);
     T* to[kCount];
     Statistics stats[kCount];
     for (int r = 0; r < kCount; ++r) {
       to[r] = start_of<T>(args.output, first + r);
-      stats[r] = given[r];
+      stats[r] = statistics[r];
     }
     for_columns<T>(
         args.cols, [=, mode = mode, w = weight, b = bias](int64_t col, auto part) FUSEDOPS_LAMBDA {

@@ -1,5 +1,4 @@
 #include "cpu/dispatch/dtypes.h"
-#include "cpu/dispatch/isa_functions.h"
 #include "cpu/norm/long_rows.h"
 #include "cpu/norm/short_rows.h"
 

@@ -8,8 +8,8 @@
 namespace fusedops {
 namespace {
 
-// The backward of `count` norms of one shape; at(i) returns the arguments of norm i. Threads share
-// first the partitions of all norms, then their columns.
+// Computes the backward of `count` norms of one shape, where at(i) returns the arguments of norm i.
+// Threads share first the partitions of all norms, then their columns.
 template <class At>
 void backward_of_norms(int64_t count, At at, bool streaming) {
   const CpuKernels& kernels = cpu_kernels();
@@ -39,8 +39,8 @@ void backward_of_norms(int64_t count, At at, bool streaming) {
 
 // --- long rows ----------------------------------------------------------------------------------
 
-// Not with dropout, even if grad_branch is not wanted, so that the other gradients have the same
-// bits.
+// Rows with dropout are not launched as long rows, even if grad_branch is not wanted, so that the
+// other gradients have the same bits.
 bool is_long(const NormBackward& args) {
   return is_long_row(args.cols) && args.dropout.seed == nullptr;
 }

@@ -1,7 +1,7 @@
-// The norms of long rows on the CPU, some columns at a time: threads share a row, or one thread
-// computes all of it. Each segment of columns gives a partial, and partials are combined in the
-// order of the segments, whichever threads computed them. Results are then written as for rows that
-// are as short as a segment.
+// Computes the norms of long rows on the CPU, some columns at a time: threads share a row, or one
+// thread computes all of it. Each segment of columns gives a partial, and partials are combined in
+// the order of the segments, whichever threads computed them. Results are then written as for rows
+// that are as short as a segment.
 #pragma once
 
 #include "cpu/norm/backward.h"
@@ -28,15 +28,15 @@ inline Rows columns_of(Rows rows, int64_t row, RowRange cols) {
   rows.spacing = {cols.end - cols.begin};
   return rows;
 }
-inline ConstColumns columns_of(ConstColumns given, RowRange cols) {
-  given.data = moved(given.data, cols.begin, given.dtype);
-  return given;
+inline ConstColumns columns_of(ConstColumns columns, RowRange cols) {
+  columns.data = moved(columns.data, cols.begin, columns.dtype);
+  return columns;
 }
 
 // --- forward ------------------------------------------------------------------------------------
 
-// The partials of a row: the moments of its segments and, if the row is a sum that is not wanted,
-// the sum itself.
+// Holds the moments of a row's segments and, if the row is a sum that the caller does not want, the
+// sum itself.
 template <class T>
 struct NormPartials {
   Moments<Wider<T>>* moments;
@@ -49,7 +49,7 @@ struct NormPartials {
     static_assert(sizeof(*moments) <= kNormPartialBytes);
   }
 
-  // The row that is normalized.
+  // Returns the row that is normalized.
   const T* input(const NormForward& args, int64_t row) const {
     return args.residual.data == nullptr ? start_of<T>(args.input, row) : sum;
   }
@@ -82,8 +82,8 @@ FUSEDOPS_INLINE void long_norm_segments(
   });
 }
 
-// The moments of the whole row (Chan, Golub, LeVeque 1983), with the first segment's shift. Without
-// a mean, every segment's mean is 0.
+// Returns the moments of the whole row (Chan, Golub, LeVeque 1983), with the first segment's shift.
+// Without a mean, every segment's mean is 0.
 template <class Wide>
 Moments<Wide> combined(const Moments<Wide>* partials, int64_t cols) {
   const Wide shift = partials[0].shift;
@@ -173,7 +173,8 @@ struct LongNormBackward {
   using C = Compute<T>;
   const NormBackward& args;
   const NormGradSums* rows;  // the sums of each whole row
-  // Weight, a dropout chunk, two accumulators of all partitions and two of one, a tiny row.
+  // Holds weight, a dropout chunk, two accumulators of all partitions and two of one, and a tiny
+  // row.
   C* scratch;
   StoreMode mode;
 
@@ -198,13 +199,14 @@ struct LongNormBackward {
     const ColumnValues<T> weight = weight_values<T>(first, scratch);
     for (int64_t row = partition.begin; row < partition.end; ++row) {
       const NormBackward segment_args = segment_of(args, row, segment);
-      auto own = row_of_segment<kCenters, T>(segment_args, row, tiny_row());
-      C own_sums[2];
-      norm_sums<kSums>(own, weight, sums, sums + kRowSegment, segment_args.cols, own_sums);
+      auto segment_row = row_of_segment<kCenters, T>(segment_args, row, tiny_row());
+      C segment_sums[2];
+      norm_sums<kSums>(
+          segment_row, weight, sums, sums + kRowSegment, segment_args.cols, segment_sums);
       const C whole[] = {C(rows[row].of_grad), C(rows[row].of_product)};
-      finish_row_sums(own, whole, args);
+      finish_row_sums(segment_row, whole, args);
       if (args.grad_input.data != nullptr || args.grad_branch.data != nullptr) {
-        NormResults<T>{segment_args, mode, weight, scratch + kRowSegment}.write(own);
+        NormResults<T>{segment_args, mode, weight, scratch + kRowSegment}.write(segment_row);
       }
     }
   }
@@ -223,9 +225,9 @@ struct LongNormBackward {
     constexpr int64_t kAhead = 1024;
     const NormBackward segment_args = segment_of(args, 0, segment);
     const ColumnValues<T> weight = weight_values<T>(segment_args, scratch);
-    auto own = row_of_segment<kCenters, T>(segment_args, 0, tiny_row());
+    auto segment_row = row_of_segment<kCenters, T>(segment_args, 0, tiny_row());
     const C whole[] = {C(rows->of_grad), C(rows->of_product)};
-    finish_row_sums(own, whole, args);
+    finish_row_sums(segment_row, whole, args);
     // Each of the three pointers is null if the gradient is not wanted.
     const auto of_segment = [&](auto* all) { return all == nullptr ? all : all + segment.begin; };
     auto* const grad_weight = of_segment(static_cast<Result*>(args.grad_weight.data));
@@ -233,8 +235,8 @@ struct LongNormBackward {
     T* const to =
         args.grad_input.data == nullptr ? nullptr : static_cast<T*>(segment_args.grad_input.data);
     const T* const more = static_cast<const T*>(segment_args.grad_sum.data);
-    const auto row = own[0];
-    const auto through_norm = own.through_norm(0, weight, segment_args.cols);
+    const auto row = segment_row[0];
+    const auto through_norm = segment_row.through_norm(0, weight, segment_args.cols);
     for_columns<T>(segment_args.cols, [=, mode = mode](int64_t col, auto at) FUSEDOPS_LAMBDA {
       prefetch_tile<Cache::kL2>(row.grad + col + kAhead);
       prefetch_tile<Cache::kL2>(row.input + col + kAhead);
@@ -242,12 +244,13 @@ struct LongNormBackward {
       prefetch_tile<Cache::kL2>(grad_weight + col + kAhead);
       prefetch_tile<Cache::kL2>(grad_bias + col + kAhead);
       const Tile<C> grad = load(row.grad + col, at);
-      const Tile<C> product = grad * own.centered(0, col, at);
+      const Tile<C> product = grad * segment_row.centered(0, col, at);
       const auto store_gradient = [&](Result* result, Tile<C> sum) FUSEDOPS_LAMBDA {
         if (result == nullptr) return;
         store(result + col, at, in_order<T, Result>(Broadcast(C(0)) + sum));
       };
-      if constexpr (kSums != ColumnSums::kNone) store_gradient(grad_weight, product * own.rstd[0]);
+      if constexpr (kSums != ColumnSums::kNone)
+        store_gradient(grad_weight, product * segment_row.rstd[0]);
       if constexpr (kSums == ColumnSums::kBoth) store_gradient(grad_bias, grad);
       if (to == nullptr) return;
       const Tile<C> result = through_norm(col, at);

@@ -1,4 +1,4 @@
-// How the work of norms is divided, and the scratch memory that it needs.
+// Divides the work of norms, and says how much scratch memory it needs.
 #pragma once
 
 #include "cpu/threads/work_division.h"
@@ -13,7 +13,7 @@ constexpr int64_t interleaved_rows(const NormForward& args) {
   return args.residual.data != nullptr && is_long ? 2 : kMaxInterleavedRows;
 }
 
-// A chunk of a row to which dropout has yet to be applied.
+// Scratch memory has room for a chunk of a row to which dropout has yet to be applied.
 constexpr int64_t kNormChunkBytes = 8192;
 
 // Scratch memory holds weight, bias, the dropout chunk, and the rows of sums.
@@ -99,7 +99,8 @@ constexpr NormPartition partition_of(const SpatialNormBackward& args) {
   return {args.outer * norm_segments(args).count, 1};
 }
 
-// The sums over rows, grad_weight and grad_bias. The workspace holds both sums of each partition.
+// Describes the sums over rows, grad_weight and grad_bias. The workspace holds both sums of each
+// partition.
 struct NormColumnSums {
   DType dtype;  // of the rows
   Columns grad_weight, grad_bias;

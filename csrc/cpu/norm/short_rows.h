@@ -1,11 +1,11 @@
-// The norms of groups of short rows on the CPU, forward and backward (simd/short_rows.h).
+// Computes the norms of groups of short rows on the CPU, forward and backward (simd/short_rows.h).
 //
 // Rows have the bits of forward.h and backward.h: a lane of an accumulator there is a
 // tile here, and lanes are added up in the same tree. The root and the two divisions at the end of
 // a row are computed for all rows of a group at once. The sums over rows are in one tile per column
 // until all groups of a partition are done.
 //
-// Not computed in groups: doubles, whose sums use long double, and rows with dropout.
+// Doubles, whose sums use long double, and rows with dropout are not computed in groups.
 #pragma once
 
 #include "cpu/norm/backward.h"
@@ -20,14 +20,14 @@ template <class T>
 constexpr bool kComputedInGroups = sizeof(Compute<T>) == sizeof(float);
 static_assert(kShortRowCols <= kNormChunk<float>);  // one sum in float for each lane
 
-// The number of lanes that hold one of `cols` columns, in either half of a tile of T.
+// Returns how many lanes hold one of `cols` columns, in either half of a tile of T.
 template <class T>
 constexpr int64_t lanes_reached(int64_t cols) {
   const int64_t lanes = kEvenOdd<T> ? (cols + 1) / 2 : cols;
   return lanes < kLanes<float> ? lanes : kLanes<float>;
 }
 
-// The first column in a lane of one half of the tiles.
+// Returns the first column in a lane of one half of the tiles.
 template <class T>
 FUSEDOPS_INLINE int64_t first_column_of(int half, int64_t lane) {
   return kEvenOdd<T> ? 2 * lane + half : half * kLanes<float> + lane;
@@ -52,7 +52,7 @@ FUSEDOPS_INLINE Tile<float> sum_of_lanes(Tile<float>* lanes, int64_t cols) {
   return cols % kTile<T> == 0 ? lanes[0] : lanes[0] + Broadcast(0.0f);
 }
 
-// The same in double, in the order of totals().
+// Adds up the lanes in double, in the order of totals().
 template <class T>
 FUSEDOPS_INLINE WideTile<float> wide_sum_of_lanes(Tile<float>* lanes, int64_t cols) {
   const int64_t reached = lanes_reached<T>(cols), count = accumulators_read<float>(reached);
@@ -188,7 +188,7 @@ FUSEDOPS_INLINE GroupMoments moments_of_group(const NormForward& args, const Til
   return moments;
 }
 
-// What normalizes the rows of a group (NormStatistics).
+// Holds what normalizes the rows of a group, as NormStatistics does for a row.
 struct GroupStatistics {
   Tile<float> mean, rstd, remainder;
 };
@@ -221,7 +221,7 @@ statistics_of(const NormForward& args, const GroupMoments& moments) {
 
 // --- forward ------------------------------------------------------------------------------------
 
-// Loads the sum of branch and residual, and stores it where it is wanted.
+// Adds branch and residual of a group of rows, and stores the sum if it is wanted.
 template <class T>
 FUSEDOPS_NOINLINE void load_added(const NormForward& args, int64_t first, Tile<float>* group) {
   with_branch<T>(args.input.dtype, [&](auto tag) {
@@ -334,7 +334,7 @@ struct NormBackwardGroups {
   }
 
  private:
-  // The statistics of rows as they are read.
+  // Holds the statistics of rows as they are read.
   struct Read {
     Tile<float> mean, rstd;
   };
@@ -453,8 +453,8 @@ struct NormBackwardGroups {
   }
 };
 
-// The same for a backward. Groups and interleaved rows add up rows in different orders, so the
-// choice must not depend on which gradients are wanted.
+// Answers the same for a backward. Groups and interleaved rows add up rows in different orders, so
+// the choice must not depend on which gradients are wanted.
 template <class T>
 FUSEDOPS_INLINE bool gains_from_groups(const NormBackward& args) {
   // Dropout rules out groups even if grad_branch is not wanted, so that the other gradients have

@@ -1,5 +1,5 @@
-// layer_norm and rms_norm over a dimension that is not the last, on the CPU, forward and backward.
-// As in softmax/spatial.h, "rows" and "columns" are those of the matrix [dim_size, inner] that each
+// Computes layer_norm and rms_norm over a dimension that is not the last, forward and backward. As
+// in softmax/spatial.h, "rows" and "columns" are those of the matrix [dim_size, inner] that each
 // outer index has: each column is normalized, and each row has one weight and one bias. A vector
 // holds several columns, one in each lane, so that the bits of a column do not depend on the
 // columns beside it.
@@ -20,7 +20,7 @@
 namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
-// A sum for each lane, and what its additions have rounded off (Knuth's TwoSum).
+// Holds a sum for each lane, and what its additions have rounded off (Knuth's TwoSum).
 template <class C>
 struct ExactSum {
   Tile<C> high = Broadcast(C(0)), low = Broadcast(C(0));
@@ -33,7 +33,7 @@ struct ExactSum {
   FUSEDOPS_INLINE WideTile<C> total() const { return promoted(high) + promoted(low); }
 };
 
-// A tile of columns: what is summed, then what normalizes it (NormStatistics).
+// Holds, for a tile of columns, first what is summed, and then what normalizes it (NormStatistics).
 template <class C>
 struct NormColumn {
   Tile<C> mean, rstd, remainder;
@@ -41,15 +41,16 @@ struct NormColumn {
 };
 static_assert(sizeof(NormColumn<double>) == 7 * sizeof(Tile<double>));
 
-// The values of weight or bias in the compute type, in memory order; `missing` if there are none.
+// Returns the values of weight or bias in the compute type, in memory order, or `missing` for each
+// if there are none.
 template <class T, class C = Compute<T>>
-const C* row_values(ConstColumns given, C missing, C* copy, int64_t count) {
-  if (given.data == nullptr) {
+const C* row_values(ConstColumns columns, C missing, C* copy, int64_t count) {
+  if (columns.data == nullptr) {
     for (int64_t i = 0; i < count; ++i) copy[i] = missing;
     return copy;
   }
-  if (size_of(given.dtype) == sizeof(C)) return static_cast<const C*>(given.data);
-  copy_columns<C>(static_cast<const T*>(given.data), C(0), copy, count);
+  if (size_of(columns.dtype) == sizeof(C)) return static_cast<const C*>(columns.data);
+  copy_columns<C>(static_cast<const T*>(columns.data), C(0), copy, count);
   return copy;
 }
 
@@ -118,8 +119,8 @@ class SpatialNorm {
 
   FUSEDOPS_NOINLINE void sum_deviations(Segment<const T> input, int64_t cols) const {
     const auto body = [&](int64_t row, int64_t count, int64_t col, auto part) FUSEDOPS_LAMBDA {
-      NormColumn<C>& own = column(col);
-      const Tile<C> shift = own.mean;
+      NormColumn<C>& tile = column(col);
+      const Tile<C> shift = tile.mean;
       Tile<C> sum = Broadcast(C(0)), squares = Broadcast(C(0));
       for (int64_t r = row; r < row + count; ++r) {
         const T* const at = input.row(r) + col;
@@ -129,13 +130,13 @@ class SpatialNorm {
         if constexpr (kCenters) sum = sum + deviation;
         squares = squares + deviation * deviation;
       }
-      ExactSum<C> of_squares = row == 0 ? ExactSum<C>{} : own.squares;
+      ExactSum<C> of_squares = row == 0 ? ExactSum<C>{} : tile.squares;
       of_squares.add(squares);
-      own.squares = of_squares;
+      tile.squares = of_squares;
       if constexpr (kCenters) {
-        ExactSum<C> of_sum = row == 0 ? ExactSum<C>{} : own.deviations;
+        ExactSum<C> of_sum = row == 0 ? ExactSum<C>{} : tile.deviations;
         of_sum.add(sum);
-        own.deviations = of_sum;
+        tile.deviations = of_sum;
       }
     };
     for_tiles<T>(RowRange{0, args_.dim_size}, cols, body);
@@ -156,11 +157,11 @@ class SpatialNorm {
   }
 
   // Returns whether all lanes are exact; exact[lane] is 0 where one is not.
-  FUSEDOPS_INLINE bool compute_statistics(NormColumn<C>& own, int64_t* exact) const {
+  FUSEDOPS_INLINE bool compute_statistics(NormColumn<C>& tile, int64_t* exact) const {
     const double rows = static_cast<double>(args_.dim_size);
     const double lowest = static_cast<double>(squares_range<T>(formula_).lowest);
-    const WideTile<C> shift = promoted(own.mean), sums = own.deviations.total();
-    WideTile<C> squares = own.squares.total(), mean = shift, remainder, rstd;
+    const WideTile<C> shift = promoted(tile.mean), sums = tile.deviations.total();
+    WideTile<C> squares = tile.squares.total(), mean = shift, remainder, rstd;
     bool all_exact = true;
     for (int64_t i = 0; i < kWideVectors<C>; ++i) {
       Vec<double>& square = vector_of(squares, i);
@@ -179,17 +180,17 @@ class SpatialNorm {
       vector_of(rstd, i) = rstd_of(formula_, square);
       vector_of(remainder, i) = away;
     }
-    set_statistics(own, shift, mean, remainder, rstd);
+    set_statistics(tile, shift, mean, remainder, rstd);
     return all_exact;
   }
 
   // `away` is the distance from `shift` to the mean.
   FUSEDOPS_INLINE void set_statistics(
-      NormColumn<C>& own, WideTile<C> shift, WideTile<C> mean, WideTile<C> away,
+      NormColumn<C>& tile, WideTile<C> shift, WideTile<C> mean, WideTile<C> away,
       WideTile<C> rstd) const {
-    own.mean = kCenters ? demoted(mean) : Broadcast(C(0));
-    own.rstd = demoted(rstd);
-    const WideTile<C> rounded = promoted(kCenters ? own.mean : own.rstd);
+    tile.mean = kCenters ? demoted(mean) : Broadcast(C(0));
+    tile.rstd = demoted(rstd);
+    const WideTile<C> rounded = promoted(kCenters ? tile.mean : tile.rstd);
     constexpr double least = double(kTinyRoot<C>) * double(kTinyRoot<C>);
     for (int64_t i = 0; i < kWideVectors<C>; ++i) {
       const Vec<double> high = vector_of(rounded, i), factor = vector_of(rstd, i);
@@ -200,7 +201,7 @@ class SpatialNorm {
         vector_of(away, i) = high < kInfinity<double> ? factor - high : Vec<double>{};
       }
     }
-    own.remainder = demoted(away);
+    tile.remainder = demoted(away);
   }
 
   // Computes the columns of a tile again that are not exact.
@@ -212,18 +213,18 @@ class SpatialNorm {
       if (exact[i] != 0 || at >= cols) continue;
       for (int64_t r = 0; r < args_.dim_size; ++r) copy_[r] = input.row(r)[at];
       const auto range = squares_range<T>(formula_);
-      NormColumn<C>& own = column(col);
+      NormColumn<C>& tile = column(col);
       if constexpr (kCenters) {
-        const auto found =
+        const auto statistics =
             NormStatistics<true, T>::of(formula_, moments_of_one(copy_, args_.dim_size, range));
-        own.mean.v[half][lane] = found.mean;
-        own.rstd.v[half][lane] = found.rstd;
-        own.remainder.v[half][lane] = found.remainder;
+        tile.mean.v[half][lane] = statistics.mean;
+        tile.rstd.v[half][lane] = statistics.rstd;
+        tile.remainder.v[half][lane] = statistics.remainder;
       } else {
-        const auto found = NormStatistics<false, T>::of(
+        const auto statistics = NormStatistics<false, T>::of(
             formula_, {sum_of_squares_of_one(copy_, args_.dim_size, range)});
-        own.rstd.v[half][lane] = found.rstd;
-        own.remainder.v[half][lane] = found.remainder;
+        tile.rstd.v[half][lane] = statistics.rstd;
+        tile.remainder.v[half][lane] = statistics.remainder;
       }
     }
   }
@@ -232,8 +233,8 @@ class SpatialNorm {
   FUSEDOPS_NOINLINE void write(Segment<const T> input, Segment<T> output, int64_t cols) const {
     const auto body = [=, weight = weight_, bias = bias_, columns = columns_, mode = mode_](
                           int64_t row, int64_t count, int64_t col, auto part) FUSEDOPS_LAMBDA {
-      const NormColumn<C>& own = columns[col / kTile<T>];
-      const Tile<C> mean = own.mean, rstd = own.rstd, remainder = own.remainder;
+      const NormColumn<C>& tile = columns[col / kTile<T>];
+      const Tile<C> mean = tile.mean, rstd = tile.rstd, remainder = tile.remainder;
       for (int64_t r = row; r < row + count; ++r) {
         const Tile<C> x = load(input.row(r) + col, part);
         Tile<C> result = normalized<kCenters, T>(x, mean, rstd, remainder) * weight[r];
@@ -254,16 +255,16 @@ class SpatialNorm {
 
 // --- backward -----------------------------------------------------------------------------------
 
-// A tile of columns: its statistics as it is read, scaled by `factor` if it is tiny
-// (backward.h), and two sums, of g = grad_output * weight and of g * (input - mean), which
-// NormSlope replaces.
+// Holds, for a tile of columns, its statistics as it is read, scaled by `factor` if it is tiny
+// (backward.h), and the sums of g = grad_output * weight and of g * (input - mean), which NormSlope
+// replaces.
 template <class C>
 struct NormGradColumn {
-  Tile<C> mean, rstd, own_rstd, factor, of_grad, of_product;
+  Tile<C> mean, rstd, rstd_in_memory, factor, of_grad, of_product;
 };
 static_assert(sizeof(NormGradColumn<double>) <= 7 * sizeof(Tile<double>));
 
-// Where a row's sums are in memory that has T's order.
+// Returns the place of a row's sums in memory that has T's order.
 template <class T>
 FUSEDOPS_INLINE int64_t place_of(int64_t row) {
   if constexpr (!kEvenOdd<T>) return row;
@@ -320,23 +321,23 @@ class SpatialNormGradient {
   FUSEDOPS_NOINLINE bool read_statistics(int64_t first, int64_t cols) const {
     bool scales = false;
     for_columns<T>(cols, [&](int64_t col, auto part) {
-      NormGradColumn<C>& own = column(col);
+      NormGradColumn<C>& tile = column(col);
       const C* const rstd = static_cast<const C*>(args_.rstd) + first + col;
-      own.own_rstd = in_order<C, T>(load(rstd, part));
-      own.mean = Broadcast(C(0));
+      tile.rstd_in_memory = in_order<C, T>(load(rstd, part));
+      tile.mean = Broadcast(C(0));
       if constexpr (kCenters) {
-        own.mean = in_order<C, T>(load(static_cast<const C*>(args_.mean) + first + col, part));
+        tile.mean = in_order<C, T>(load(static_cast<const C*>(args_.mean) + first + col, part));
       }
-      own.factor = Broadcast(C(1));
+      tile.factor = Broadcast(C(1));
       if constexpr (kMayBeTiny<T>) {
         for (int half = 0; half < 2; ++half) {
-          own.factor.v[half] = reading_factor<C>(own.mean.v[half], own.own_rstd.v[half]);
-          scales |= AnyTrue(own.factor.v[half] != C(1));
+          tile.factor.v[half] = reading_factor<C>(tile.mean.v[half], tile.rstd_in_memory.v[half]);
+          scales |= AnyTrue(tile.factor.v[half] != C(1));
         }
       }
-      own.mean = own.mean * own.factor;
-      own.rstd = own.own_rstd / own.factor;
-      own.of_grad = own.of_product = Broadcast(C(0));
+      tile.mean = tile.mean * tile.factor;
+      tile.rstd = tile.rstd_in_memory / tile.factor;
+      tile.of_grad = tile.of_product = Broadcast(C(0));
     });
     return scales;
   }
@@ -365,22 +366,22 @@ class SpatialNormGradient {
       lanes[2 * r] = lanes[2 * r + 1] = Vec<C>{};
     }
     for_columns<T>(strip.cols, [&](int64_t col, auto part) FUSEDOPS_LAMBDA {
-      NormGradColumn<C>& own = column(col);
-      Tile<C> of_grad = own.of_grad, of_product = own.of_product;
+      NormGradColumn<C>& tile = column(col);
+      Tile<C> of_grad = tile.of_grad, of_product = tile.of_product;
       for (int r = 0; r < kCount; ++r) {
         prefetch_tile<Cache::kL2>(grads[r] + grad_ahead + col);
         prefetch_tile<Cache::kL2>(inputs[r] + input_ahead + col);
         const Tile<C> grad = load(grads[r] + col, part);
-        const Tile<C> product = grad * centered<kScales>(load(inputs[r] + col, part), own);
+        const Tile<C> product = grad * centered<kScales>(load(inputs[r] + col, part), tile);
         if constexpr (kCenters) of_grad = of_grad + grad * weight[r];
         of_product = of_product + product * weight[r];
         for (int half = 0; half < 2 && kSums; ++half) {
-          lanes[2 * r] += product.v[half] * own.rstd.v[half];
+          lanes[2 * r] += product.v[half] * tile.rstd.v[half];
           lanes[2 * r + 1] += grad.v[half];
         }
       }
-      own.of_grad = of_grad;
-      own.of_product = of_product;
+      tile.of_grad = of_grad;
+      tile.of_product = of_product;
     });
     if constexpr (kSums) {
       C sums[2 * kCount];
@@ -394,24 +395,24 @@ class SpatialNormGradient {
   }
 
   template <bool kScales>
-  static FUSEDOPS_INLINE Tile<C> as_read(Tile<C> x, const NormGradColumn<C>& own) {
-    return kScales ? x * own.factor : x;
+  static FUSEDOPS_INLINE Tile<C> as_read(Tile<C> x, const NormGradColumn<C>& tile) {
+    return kScales ? x * tile.factor : x;
   }
   template <bool kScales>
-  static FUSEDOPS_INLINE Tile<C> centered(Tile<C> x, const NormGradColumn<C>& own) {
-    const Tile<C> read = as_read<kScales>(x, own);
-    return kCenters ? read - own.mean : read;
+  static FUSEDOPS_INLINE Tile<C> centered(Tile<C> x, const NormGradColumn<C>& tile) {
+    const Tile<C> read = as_read<kScales>(x, tile);
+    return kCenters ? read - tile.mean : read;
   }
 
   FUSEDOPS_NOINLINE void compute_slopes(int64_t cols) const {
-    const NormFormula formula(
-        args_.kind, args_.dim_size, 0.0);  // the kinds that have eps are not spatial
+    constexpr double kNoEps = 0;  // slopes of layer_norm and rms_norm do not depend on it
+    const NormFormula formula(args_.kind, args_.dim_size, kNoEps);
     for (int64_t col = 0; col < cols; col += kTile<T>) {
-      NormGradColumn<C>& own = column(col);
-      const NormSlope<Tile<C>> slope =
-          norm_slope<kCenters, C>(own.of_grad, own.of_product, own.rstd, own.own_rstd, formula);
-      own.of_grad = slope.grad_mean;
-      own.of_product = slope.slope;
+      NormGradColumn<C>& tile = column(col);
+      const NormSlope<Tile<C>> slope = norm_slope<kCenters, C>(
+          tile.of_grad, tile.of_product, tile.rstd, tile.rstd_in_memory, formula);
+      tile.of_grad = slope.grad_mean;
+      tile.of_product = slope.slope;
     }
   }
 
@@ -419,11 +420,11 @@ class SpatialNormGradient {
   FUSEDOPS_NOINLINE void write(Strip strip, Segment<T> output) const {
     const auto body = [=, weight = weight_, columns = columns_, mode = mode_](
                           int64_t row, int64_t count, int64_t col, auto part) FUSEDOPS_LAMBDA {
-      const NormGradColumn<C>& own = columns[col / kTile<T>];
-      const Tile<C> mean = own.mean, rstd = own.own_rstd;
-      const NormSlope<Tile<C>> slope{own.of_grad, own.of_product};
+      const NormGradColumn<C>& tile = columns[col / kTile<T>];
+      const Tile<C> mean = tile.mean, rstd = tile.rstd_in_memory;
+      const NormSlope<Tile<C>> slope{tile.of_grad, tile.of_product};
       for (int64_t r = row; r < row + count; ++r) {
-        const Tile<C> x = as_read<kScales>(load(strip.input.row(r) + col, part), own);
+        const Tile<C> x = as_read<kScales>(load(strip.input.row(r) + col, part), tile);
         const Tile<C> grad = load(strip.grad.row(r) + col, part);
         const Tile<C> result =
             norm_gradient<kCenters>(grad, Broadcast(weight[r]), x, mean, rstd, slope);

@@ -1,5 +1,4 @@
 #include "cpu/dispatch/dtypes.h"
-#include "cpu/dispatch/isa_functions.h"
 #include "cpu/norm/spatial.h"
 
 namespace fusedops::FUSEDOPS_CPU_ISA {

@@ -6,7 +6,7 @@
 namespace fusedops {
 namespace {
 
-// The number of elements of a segment.
+// Returns the number of elements of a segment.
 template <class Args>
 int64_t segment_elements(const Args& args) {
   return args.dim_size * std::min(norm_segments(args).cols_each, args.inner);

@@ -6,8 +6,9 @@
 //
 // On many CPUs an operation on a vector with a denormal lane, as an operand or as the result, costs
 // some hundred cycles. Therefore results that round to 0, such as those of masked columns, are set
-// to 0 without being computed, and all others are "raised": multiplied by a power of two, 2^kRaise,
-// until they are divided by their sum (softmax/rows.h). Nothing is denormal until then.
+// to 0 without being computed, and all others are "scaled": they stay multiplied by kExpScale =
+// 2^kExpScaleBits until they are divided by their sum (exp_division.h). Nothing is denormal until
+// then.
 #pragma once
 
 #include "cpu/simd/tile.h"
@@ -74,13 +75,13 @@ struct ExpFor<double> {
   using type = ExpDouble;
 };
 
-// exp(x) * 2^kRaise is either 0 or a normal number.
+// exp(x) * 2^kExpScaleBits is either 0 or a normal number.
 template <class C>
-constexpr int kRaise = 32;
+constexpr int kExpScaleBits = 32;
 template <>
-constexpr int kRaise<double> = 64;
+constexpr int kExpScaleBits<double> = 64;
 template <class C>
-constexpr C kRaised = sizeof(C) == sizeof(double) ? C(0x1p64) : C(0x1p32);
+constexpr C kExpScale = sizeof(C) == sizeof(double) ? C(0x1p64) : C(0x1p32);
 
 // Replaces the lanes outside of a mask by 0, unless MulByPow2() does.
 template <class M, class V>
@@ -96,7 +97,7 @@ FUSEDOPS_INLINE V zero_outside(M mask, V x) {
 template <class Stored, int kUp, class C = Compute<Stored>>
 FUSEDOPS_INLINE Vec<C> exp_above(C lowest, Vec<C> x, Vec<C>& least) {
   using K = typename ExpFor<Stored>::type;
-  constexpr C kUnit = kHasMulByPow2 && kUp != 0 ? kRaised<C> : C(1);
+  constexpr C kUnit = kHasMulByPow2 && kUp != 0 ? kExpScale<C> : C(1);
   const auto above = NotLessEqual(x, lowest);  // true for NaN
   x = zero_outside(above, x);
   const Vec<C> n = (x * K::kLog2E + K::kRound) - K::kRound;
@@ -115,22 +116,22 @@ FUSEDOPS_INLINE Vec<C> exp_above(C lowest, Vec<C> x, Vec<C>& least) {
   return zero_outside(above, e);
 }
 
-// Returns exp(x) * 2^kRaise.
+// Returns exp(x) * 2^kExpScaleBits.
 template <class Stored, class C = Compute<Stored>>
-FUSEDOPS_INLINE Vec<C> raised_exp(Vec<C> x, Vec<C>& least) {
-  return exp_above<Stored, kRaise<C>>(ExpFor<Stored>::type::kLowest, x, least);
+FUSEDOPS_INLINE Vec<C> scaled_exp(Vec<C> x, Vec<C>& least) {
+  return exp_above<Stored, kExpScaleBits<C>>(ExpFor<Stored>::type::kLowest, x, least);
 }
 
 template <class Stored, class C = Compute<Stored>>
-FUSEDOPS_INLINE Tile<C> raised_exp(Tile<C> x, Vec<C>& least) {
-  const Vec<C> first = raised_exp<Stored>(x.v[0], least);
-  return {{first, raised_exp<Stored>(x.v[1], least)}};
+FUSEDOPS_INLINE Tile<C> scaled_exp(Tile<C> x, Vec<C>& least) {
+  const Vec<C> first = scaled_exp<Stored>(x.v[0], least);
+  return {{first, scaled_exp<Stored>(x.v[1], least)}};
 }
 
 template <class Stored, class C = Compute<Stored>>
-FUSEDOPS_INLINE Tile<C> raised_exp(Tile<C> x) {
+FUSEDOPS_INLINE Tile<C> scaled_exp(Tile<C> x) {
   Vec<C> unused = {};
-  return raised_exp<Stored>(x, unused);
+  return scaled_exp<Stored>(x, unused);
 }
 
 // Returns exp(x), and 0 where it would be denormal: for sums that contain an exponential of 1,
@@ -149,7 +150,7 @@ FUSEDOPS_INLINE Tile<C> exp_or_zero(Tile<C> x) {
 template <class Stored, class C = Compute<Stored>>
 FUSEDOPS_INLINE Vec<C> exp_nonpositive(Vec<C> x) {
   Vec<C> unused = {};
-  return raised_exp<Stored>(x, unused) * (1 / kRaised<C>);
+  return scaled_exp<Stored>(x, unused) * (1 / kExpScale<C>);
 }
 
 template <class Stored, class C = Compute<Stored>>

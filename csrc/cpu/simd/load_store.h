@@ -8,7 +8,7 @@ namespace {
 
 // --- conversion ---------------------------------------------------------------------------------
 
-// The even and the odd ones of a vector of bfloat16, and the vector of both.
+// Convert the even and the odd lanes of a vector of bfloat16, and convert both back.
 FUSEDOPS_INLINE Vec<float> PromoteEven(VecU32 pairs) { return (Vec<float>)(pairs << 16); }
 FUSEDOPS_INLINE Vec<float> PromoteOdd(VecU32 pairs) { return (Vec<float>)(pairs & 0xffff0000u); }
 FUSEDOPS_INLINE VecU32 DemoteEvenOdd(Vec<float> even, Vec<float> odd) {
@@ -58,8 +58,8 @@ FUSEDOPS_INLINE void store(T* to, Tile<Compute<T>> tile) {
   Store(to, packed(tile, to));
 }
 
-// A store that does not read the cache line it writes. It gains 35 % if the data exceeds the
-// last-level cache, and loses 25-65 % if it does not. `to` is aligned to kVectorBytes.
+// Stores a tile without reading the cache line that it writes. This gains 35 % if the data exceeds
+// the last-level cache, and loses 25-65 % if it does not. `to` is aligned to kVectorBytes.
 template <class T>
 FUSEDOPS_INLINE void stream(T* to, Tile<Compute<T>> tile) {
   Stream(to, packed(tile, to));

@@ -1,4 +1,4 @@
-// The logarithm of sums of exponentials, one vector of doubles at a time.
+// Computes the logarithm of sums of exponentials, one vector of doubles at a time.
 //
 // With x = m 2^n and m in [sqrt(1/2), sqrt(2)), log m = 2 atanh(t), where t = (m - 1) / (m + 1).
 // For |t| < 0.172 the truncated series of atanh has a relative error below 3e-14. Sums are normal
@@ -12,7 +12,7 @@ namespace {
 
 FUSEDOPS_INLINE Vec<double> log_of(Vec<double> x) {
   constexpr double kLn2High = 6.93147180369123816490e-01, kLn2Low = 1.90821492927058770002e-10;
-  // The distance of x above sqrt(1/2); its exponent bits are n.
+  // This is the distance of x above sqrt(1/2), whose exponent bits are n.
   const VecI64 above = (VecI64)x - 0x3fe6a09e667f3bcd;
   const VecI64 power = above >> 52;
   const Vec<double> m = (Vec<double>)((VecI64)x - (power << 52));
@@ -28,7 +28,8 @@ FUSEDOPS_INLINE Vec<double> log_of(Vec<double> x) {
   return (x > 0.0) & (x < kInfinity<double>) ? result : special;
 }
 
-// For results stored as Out. double needs the exact logarithm, because its results show every bit.
+// Out is the type in which results are stored. double needs the exact logarithm, because its
+// results show every bit.
 template <class Out>
 FUSEDOPS_INLINE double log_of_sum(double sum) {
   if constexpr (sizeof(Out) == sizeof(double)) return __builtin_log(sum);

@@ -1,5 +1,5 @@
-// The columns of a row that dropout keeps (args.h), a tile at a time, by Philox4x32-7 (Salmon,
-// Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011).
+// Computes which columns of a row dropout keeps (args.h), a tile at a time, by Philox4x32-7
+// (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011).
 //
 // Each counter has a 64-bit lane and uses its lower half. The multiplication 32 x 32 -> 64 bits,
 // which every instruction set has, then gives both halves of the product in place. A vector thus
@@ -37,7 +37,7 @@ FUSEDOPS_INLINE PhiloxWords philox(PhiloxKey key, PhiloxWords counter) {
   return counter;
 }
 
-// The dropout of one row.
+// Computes the dropout of one row.
 struct DropoutRow {
   PhiloxKey key;
   uint32_t threshold;

@@ -1,4 +1,4 @@
-// The primitives in the language alone.
+// Defines the primitives of processor.h in the language alone.
 #pragma once
 
 #include "cpu/simd/vec.h"

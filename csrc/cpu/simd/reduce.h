@@ -72,7 +72,7 @@ FUSEDOPS_INLINE double sum_of_columns(Accumulators<Tile<C>> sums, int64_t cols) 
   return ReduceLanes<double>(lanes_of_sum<T>(sums, cols), Add{});
 }
 
-// Sums of the lanes of several vectors, in nearly the time of one. Each step adds the upper half of
+// Sums up the lanes of several vectors in nearly the time of one. Each step adds the upper half of
 // each sum's lanes to the lower half, and puts the sums of two vectors side by side. Every sum has
 // the order of ReduceLanes(), whatever the other vectors hold.
 template <class C, int Width, int kStep>

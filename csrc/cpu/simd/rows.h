@@ -24,7 +24,7 @@ FUSEDOPS_INLINE bool are_even(const AnyRows& rows, int64_t first, int64_t count)
   return spacing.offset(first + count - 1) - spacing.offset(first) == (count - 1) * spacing.stride;
 }
 
-// Tiles of a row in memory, or of a row in scratch memory.
+// Read tiles of a row in memory, or of a row in scratch memory.
 template <class T>
 struct FromMemory {
   const T* row;
@@ -50,7 +50,7 @@ FUSEDOPS_INLINE void for_columns(int64_t cols, Body body) {
   if (col < cols) body(col, Tail{static_cast<int>(cols - col)});
 }
 
-// The two accumulators of fold_columns(): one for the even tiles, one for the odd tiles.
+// Holds the two accumulators of fold_columns(): one for the even tiles, one for the odd tiles.
 template <class Sums>
 struct Accumulators {
   Sums even, odd;

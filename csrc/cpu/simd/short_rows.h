@@ -1,5 +1,5 @@
-// Groups of short rows on the CPU: each column has a tile, and each row has a lane of every tile.
-// A reduction over a row needs no step across lanes, and no column is masked out.
+// In a group of short rows each column has a tile, and each row has a lane of every tile. A
+// reduction over a row needs no step across lanes, and no column is masked out.
 //
 // Rows are loaded and stored in blocks of 16 bytes. Blocks of several rows lie side by side in a
 // vector, and the words of four vectors (two for double) are transposed within those 16 bytes,
@@ -34,7 +34,7 @@ constexpr int kBlockWords = kBlockBytes / sizeof(C);
 
 // --- transposition ------------------------------------------------------------------------------
 
-// Within each block: interleaves the lower or the upper halves of two vectors, kWords words at a
+// Interleaves, within each block, the lower or the upper halves of two vectors, kWords words at a
 // time.
 template <class C, int kWords, bool kUpper>
 FUSEDOPS_INLINE Vec<C> interleaved(Vec<C> a, Vec<C> b) {
@@ -96,7 +96,7 @@ FUSEDOPS_INLINE Vec<float> pack(const Tile<float>* columns, int half, const Half
 
 // --- groups -------------------------------------------------------------------------------------
 
-// The rows of a group, evenly spaced.
+// Describes the rows of a group, which are evenly spaced.
 template <class T>
 struct GroupRows {
   T* first;
@@ -121,8 +121,8 @@ FUSEDOPS_INLINE void store_block(void* to, Block block, int bytes) {
 }
 FUSEDOPS_INLINE void store_block(void* to, Block block, Full) { Store(to, block); }
 
-// The row of a group to which block `block` of vector `vector` belongs, in half `half` of the
-// tiles.
+// Returns the row of a group to which block `block` of vector `vector` belongs, in half `half` of
+// the tiles.
 template <class C>
 constexpr int row_of(int half, int vector, int block) {
   return half * kLanes<C> + block * kBlockWords<C> + vector;

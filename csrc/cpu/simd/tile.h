@@ -6,9 +6,9 @@
 namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
-// Two vectors. Their columns have the order in which T is cheapest to load; for bfloat16 that is
-// first the even columns, then the odd ones, with one instruction each. Tiles in scratch memory,
-// including those of weight and bias, have that order too; store() undoes it.
+// A tile is two vectors. Their columns have the order in which T is cheapest to load; for bfloat16
+// that is first the even columns, then the odd ones, with one instruction each. Tiles in scratch
+// memory, including those of weight and bias, have that order too; store() undoes it.
 template <class C>
 struct Tile {
   Vec<C> v[2];
@@ -19,12 +19,12 @@ constexpr bool kEvenOdd = false;
 template <>
 constexpr bool kEvenOdd<BFloat16> = true;
 
-// The column, within its tile, in lane `lane` of vector `half`.
+// Returns the column, within its tile, that is in lane `lane` of vector `half`.
 template <class T>
 constexpr int column_of(int half, int lane) {
   return kEvenOdd<T> ? 2 * lane + half : half * kLanes<Compute<T>> + lane;
 }
-// The columns in the lanes of vector `half`.
+// Returns the columns that are in the lanes of vector `half`.
 template <class T>
 FUSEDOPS_INLINE Lanes<Compute<T>> columns_of_lanes(int half) {
   Lanes<Compute<T>> column;
@@ -71,9 +71,9 @@ FUSEDOPS_INLINE Tile<C> Max(Tile<C> a, Tile<C> b) {
   return {{Max(a.v[0], b.v[0]), Max(a.v[1], b.v[1])}};
 }
 
-// A product that is not fused into an addition. The compiler would fuse the two if they stand in
-// one loop, and not if they stand apart, so that the bits of a result would depend on where it is
-// computed.
+// Keeps a product from being fused into an addition. The compiler would fuse the two if they stand
+// in one loop, and not if they stand apart, so that the bits of a result would depend on where it
+// is computed.
 template <class C>
 FUSEDOPS_INLINE Tile<C> unfused(Tile<C> product) {
   return {{Opaque(product.v[0]), Opaque(product.v[1])}};
@@ -124,7 +124,7 @@ FUSEDOPS_INLINE Tile<C> in_order(Tile<C> tile) {
 
 // --- doubles ------------------------------------------------------------------------------------
 
-// The lanes of a vector as doubles, in order.
+// Holds the lanes of a vector as doubles, in order.
 template <class C>
 struct Wide {
   Vec<double> v[sizeof(double) / sizeof(C)];

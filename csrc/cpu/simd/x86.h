@@ -1,4 +1,5 @@
-// The primitives on x86-64, with AVX-512, AVX2 or SSE2. No other file of cpu/ contains intrinsics.
+// Defines the primitives of processor.h on x86-64, with AVX-512, AVX2 or SSE2. No other file of
+// cpu/ contains intrinsics.
 #pragma once
 
 #include <immintrin.h>

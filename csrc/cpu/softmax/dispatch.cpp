@@ -1,5 +1,4 @@
 #include "cpu/dispatch/dtypes.h"
-#include "cpu/dispatch/isa_functions.h"
 #include "cpu/softmax/long_rows.h"
 #include "cpu/softmax/short_rows.h"
 

@@ -1,7 +1,7 @@
-// softmax and log_softmax of long rows on the CPU, some columns at a time: threads share a row, or
-// one thread computes all of it. Memory is read twice. The chunks' maxima and sums are stored in
-// between and combined in the order of the chunks, whichever threads computed them, so that the
-// bits are those of a short row.
+// Computes softmax and log_softmax of long rows on the CPU, some columns at a time: threads share a
+// row, or one thread computes all of it. Memory is read twice. The chunks' maxima and sums are
+// stored in between and combined in the order of the chunks, whichever threads computed them, so
+// that the bits are those of a short row.
 #pragma once
 
 #include <type_traits>
@@ -80,12 +80,12 @@ FUSEDOPS_INLINE void apply_softmax_statistics(
   Out* output = start_of<Out>(args.output, row);
   const C shift = shift_of(static_cast<const C*>(args.max)[row]);
   const double sum = static_cast<const C*>(args.sum)[row];
-  const Scaling<Out> by(1.0, sum * kRaised<C>);
+  const Divisor<Out> by(1.0, sum * kExpScale<C>);
   for_columns<In>(cols.end - cols.begin, [&](int64_t offset, auto part) FUSEDOPS_LAMBDA {
     const int64_t col = cols.begin + offset;
     const Tile<C> e = Recomputed<In, Out>{input}.at(col, part, shift);
     const bool by_steps = __builtin_expect(any_between(e, Broadcast(by.least)), false);
-    const Tile<C> result = by_steps ? scaled_in_steps(e, by) : scaled(e, by);
+    const Tile<C> result = by_steps ? divided_in_steps(e, by) : divided(e, by);
     mode.store(output + col, part, in_order<In, Out>(result));
   });
 }
@@ -96,11 +96,11 @@ FUSEDOPS_INLINE void apply_softmax_statistics(
 template <bool Log, class Out, class C = Compute<Out>>
 FUSEDOPS_INLINE void long_softmax_backward_sums(
     const SoftmaxBackward& args, int64_t row, RowRange cols, double* sums) {
-  const SoftmaxGradRow<Out> given(args, row);
+  const SoftmaxGradRow<Out> grad_row(args, row);
   for (int64_t begin = cols.begin; begin < cols.end; begin += kSoftmaxChunk<C>) {
     const int64_t left = cols.end - begin;
     const RowRange chunk{begin, left < kSoftmaxChunk<C> ? cols.end : begin + kSoftmaxChunk<C>};
-    sums[begin / kSoftmaxChunk<C>] = softmax_backward_sum<Log>(given, chunk);
+    sums[begin / kSoftmaxChunk<C>] = softmax_backward_sum<Log>(grad_row, chunk);
   }
 }
 
@@ -111,8 +111,8 @@ FUSEDOPS_INLINE void write_long_softmax_gradient(
   double sum = 0;
   for (int64_t i = 0; i < softmax_chunk_count<C>(args.cols); ++i) sum += sums[i];
   In* result = start_of<In>(args.grad_input, row);
-  const SoftmaxGradRow<Out> given(args, row);
-  write_softmax_backward<Log>(result, given, C(sum), cols, RowsAhead{}, mode);
+  const SoftmaxGradRow<Out> grad_row(args, row);
+  write_softmax_backward<Log>(result, grad_row, C(sum), cols, RowsAhead{}, mode);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// softmax and log_softmax of rows on the CPU.
+// Computes softmax and log_softmax of rows on the CPU.
 //
 // Forward: a row is processed in chunks that stay in the L1 cache. Each chunk has its own maximum
 // and sum, so that memory is read once, and each element costs one exp however long the row is. The
@@ -6,7 +6,7 @@
 // PyTorch.
 #pragma once
 
-#include "cpu/simd/exp_scaling.h"
+#include "cpu/simd/exp_division.h"
 #include "cpu/simd/log.h"
 #include "cpu/simd/reduce.h"
 #include "cpu/softmax/scratch.h"
@@ -31,8 +31,8 @@ constexpr int64_t softmax_chunk_count(int64_t cols) {
   return (cols + kSoftmaxChunk<C> - 1) / kSoftmaxChunk<C>;
 }
 
-// A chunk's maximum, its sum of exp(input - max), and the smallest exponential that is not 0. The
-// exponentials are raised (exp.h) except for a logarithm.
+// Holds a chunk's maximum, its sum of exp(input - max), and the smallest exponential that is not 0.
+// The exponentials are scaled (exp.h) except for a logarithm.
 template <class C>
 struct SoftmaxChunk {
   Vec<C> least;  // of each lane
@@ -41,19 +41,19 @@ struct SoftmaxChunk {
 };
 static_assert(sizeof(SoftmaxChunk<double>) <= kSoftmaxChunkBytes);
 
-// The value that is subtracted from a chunk: its maximum, or 0 if the chunk is all -inf, so that
-// its exponentials are 0 and not NaN.
+// Returns what is subtracted from a chunk: its maximum, or 0 if the chunk is all -inf, so that its
+// exponentials are 0 and not NaN.
 template <class C>
 FUSEDOPS_INLINE C shift_of(C chunk_max) {
   return chunk_max == -kInfinity<C> ? C(0) : chunk_max;
 }
 
-// The exponential in a softmax's numerator and sum; for a logarithm it is only in the sum, and not
-// raised.
+// Returns the exponentials that a softmax divides and adds up, which are scaled (exp.h). A
+// logarithm only adds them up, unscaled.
 template <bool Log, class Out, class C = Compute<Out>>
 FUSEDOPS_INLINE Tile<C> softmax_exp(Tile<C> x, Vec<C>& least) {
   if constexpr (Log) return exp_or_zero<Out>(x);
-  return raised_exp<Out>(x, least);
+  return scaled_exp<Out>(x, least);
 }
 
 template <class C>
@@ -74,8 +74,8 @@ FUSEDOPS_INLINE SoftmaxChunk<C> chunk_of(C max, Accumulators<ExpSum<C>> sums, in
   return {least, max, sum_of_columns<In>(sum, cols)};
 }
 
-// Where exponentials are saved: in scratch memory, which is padded to whole tiles, in a row of
-// memory, or not at all.
+// Exponentials are saved in scratch memory, which is padded to full tiles, in a row of memory, or
+// not at all.
 enum class Save { kNot, kInScratch, kInRow };
 
 // Computes exp(input - max), saves it to `saved`, and returns the chunk's maximum and sum.
@@ -127,7 +127,7 @@ struct SoftmaxRow {
   double max, sum;
 };
 
-// Returns the row's maximum, and the sum of exp(input - maximum), raised if the chunks' sums are.
+// Returns the row's maximum, and the sum of exp(input - maximum), scaled if the chunks' sums are.
 template <class C>
 FUSEDOPS_INLINE SoftmaxRow combine(const SoftmaxChunk<C>* chunks, int64_t count) {
   if (count == 1) return {double(chunks->max), chunks->sum};  // nearly every row
@@ -156,8 +156,8 @@ FUSEDOPS_INLINE void softmax_chunks(
   }
 }
 
-// The exponentials of a row, each chunk's minus its own shift: saved in scratch memory, saved in a
-// row, or computed again with the same bits.
+// Sources of the exponentials of a row, from which each chunk's shift is subtracted: they are saved
+// in scratch memory or in a row, or computed again with the same bits.
 template <class C>
 struct InScratch {
   const C* saved;
@@ -179,18 +179,18 @@ struct Recomputed {
   const In* input;
   template <class Part>
   FUSEDOPS_INLINE Tile<Compute<In>> at(int64_t col, Part part, Compute<In> shift) const {
-    return raised_exp<Out>(load(input + col, part) - shift);
+    return scaled_exp<Out>(load(input + col, part) - shift);
   }
 };
 
 // Writes columns of a chunk in which a result, or an intermediate value, may be denormal.
 template <class In, class Out, class C, class Exponentials>
 FUSEDOPS_NOINLINE void write_in_steps(
-    Out* output, Exponentials exponentials, C shift, Scaling<Out> by, RowRange cols) {
+    Out* output, Exponentials exponentials, C shift, Divisor<Out> by, RowRange cols) {
   for_columns<In>(cols.end - cols.begin, [&](int64_t offset, auto part) {
     const int64_t col = cols.begin + offset;
     const Tile<C> e = exponentials.at(col, part, shift);
-    store(output + col, part, in_order<In, Out>(scaled_in_steps(e, by)));
+    store(output + col, part, in_order<In, Out>(divided_in_steps(e, by)));
   });
 }
 
@@ -204,7 +204,7 @@ FUSEDOPS_INLINE void write_softmax(
     end = whole < cols.end ? whole : cols.end;
     const int64_t count = end - begin;
     const SoftmaxChunk<C> chunk = chunks[index];
-    const Scaling<Out> by(exp_difference(chunk.max, C(row.max)), row.sum);
+    const Divisor<Out> by(exp_difference(chunk.max, C(row.max)), row.sum);
     const C shift = shift_of(chunk.max);
     if (__builtin_expect(any_below(chunk.least, by.least), false)) {
       write_in_steps<In>(output, exponentials, shift, by, RowRange{begin, begin + count});
@@ -213,7 +213,7 @@ FUSEDOPS_INLINE void write_softmax(
     for_columns<In>(count, [=](int64_t offset, auto part) FUSEDOPS_LAMBDA {
       const int64_t col = begin + offset;
       const Tile<C> e = exponentials.at(col, part, shift);
-      mode.store(output + col, part, in_order<In, Out>(scaled(e, by)));
+      mode.store(output + col, part, in_order<In, Out>(divided(e, by)));
     });
   }
 }
@@ -280,13 +280,13 @@ FUSEDOPS_INLINE double softmax_backward_sum(SoftmaxGradRow<Out> row, RowRange co
   return ReduceLanes<double>(softmax_backward_lanes<Log>(row, cols), Add{});
 }
 
-// The gradient of tiles or vectors. `sum` is one number, or one for each lane.
+// Returns the gradient of tiles or vectors. `sum` is one number, or one for each lane.
 template <bool Log, class In, class V, class Sum>
 FUSEDOPS_INLINE V softmax_gradient(V grad, V output, Sum sum) {
   return Log ? grad - exp_nonpositive<In>(output) * sum : (grad - sum) * output;
 }
 
-// The distance from a row to the rows that are prefetched while it is written.
+// Holds the distances from a row to the rows that are prefetched while it is written.
 struct RowsAhead {
   int64_t grad = 0, output = 0;
 
@@ -319,13 +319,13 @@ template <bool Log, class In, class Out>
 FUSEDOPS_NOINLINE void softmax_backward_row(
     const SoftmaxBackward& args, int64_t row, StoreMode mode) {
   const RowRange cols{0, args.cols};
-  const SoftmaxGradRow<Out> given(args, row);
-  const auto sum = Compute<Out>(softmax_backward_sum<Log>(given, cols));
+  const SoftmaxGradRow<Out> grad_row(args, row);
+  const auto sum = Compute<Out>(softmax_backward_sum<Log>(grad_row, cols));
   In* result = start_of<In>(args.grad_input, row);
-  write_softmax_backward<Log>(result, given, sum, cols, RowsAhead(args, 1), mode);
+  write_softmax_backward<Log>(result, grad_row, sum, cols, RowsAhead(args, 1), mode);
 }
 
-// The number of rows in a group.
+// A group has this many rows.
 constexpr int kGradGroupRows = kLanes<double>;
 
 // Computes a group of evenly spaced rows. The loops over rows are not unrolled: three addresses for
@@ -335,8 +335,8 @@ FUSEDOPS_INLINE void softmax_backward_row_group(
     const SoftmaxBackward& args, int64_t first, RowRange cols, RowsAhead ahead, StoreMode mode) {
   using C = Compute<Out>;
   Vec<double> lanes[kGradGroupRows];
-  const SoftmaxGradRow<Out> given(args, first);
-  SoftmaxGradRow<Out> row = given;
+  const SoftmaxGradRow<Out> first_row(args, first);
+  SoftmaxGradRow<Out> row = first_row;
   const int64_t grad_stride = args.grad_output.spacing.stride;
   const int64_t output_stride = args.output.spacing.stride;
 #pragma GCC unroll 1
@@ -348,7 +348,7 @@ FUSEDOPS_INLINE void softmax_backward_row_group(
   sums_over_lanes<double>(lanes, sums);
   C totals[kGradGroupRows];
   for (int r = 0; r < kGradGroupRows; ++r) totals[r] = C(sums[r]);
-  row = given;
+  row = first_row;
   In* result = start_of<In>(args.grad_input, first);
 #pragma GCC unroll 1
   for (int r = 0; r < kGradGroupRows; ++r) {

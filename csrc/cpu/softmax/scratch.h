@@ -1,11 +1,11 @@
-// Scratch memory of softmaxes.
+// Says how much scratch memory softmaxes need.
 #pragma once
 
 #include "cpu/threads/work_division.h"
 
 namespace fusedops {
 
-// The minimum length of a softmax chunk, over all instruction sets.
+// No instruction set has shorter softmax chunks.
 constexpr int64_t kShortestSoftmaxChunk = 512;
 
 // A chunk has a vector and two numbers.

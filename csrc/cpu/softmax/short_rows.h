@@ -1,6 +1,6 @@
-// softmax and log_softmax of groups of short rows, and spatial softmax over a dim_size that is no
-// larger than a short row. In both, each element of a softmax has its own tile, and nothing moves
-// between lanes.
+// Computes softmax and log_softmax of groups of short rows, and spatial softmax over a dim_size
+// that is no larger than a short row. In both, each element of a softmax has its own tile, and
+// nothing moves between lanes.
 //
 // Results have the bits of rows.h and spatial.h, because sums use the same accumulators
 // in the same order. A group stays in the L1 cache, so that each element is read once and costs one
@@ -13,8 +13,8 @@
 namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
-// The sum of each row of a group, in the order of fold_columns() for T. `of_col(col)` returns the
-// tile of a column.
+// Returns the sum of each row of a group, in the order of fold_columns() for T. `of_col(col)`
+// returns the tile of a column.
 template <class T, class Source, class C = Compute<T>>
 FUSEDOPS_INLINE WideTile<C> sum_of_group(int64_t cols, Source of_col) {
   Tile<C> accumulators[kAccumulators<T>];
@@ -54,7 +54,7 @@ FUSEDOPS_NOINLINE void softmax_group(Tile<C>* group, int64_t cols) {
     if constexpr (Log) {
       group[col] = normalized<Log, Out>(group[col], factors);
     } else {
-      group[col] = scaled<Out>(group[col], factors);
+      group[col] = divided<Out>(group[col], factors);
     }
   }
 }

@@ -1,6 +1,7 @@
-// Spatial softmax and log_softmax on the CPU. In this file, "rows" and "columns" are those of the
-// matrix [dim_size, inner] that each outer index has: a row is contiguous, and each column is one
-// softmax. A vector holds several columns, one in each lane, and nothing moves between lanes.
+// Computes spatial softmax and log_softmax on the CPU. In this file, "rows" and "columns" are those
+// of the matrix [dim_size, inner] that each outer index has: a row is contiguous, and each column
+// is one softmax. A vector holds several columns, one in each lane, and nothing moves between
+// lanes.
 //
 // A column has the bits that its values would have as a row in rows.h, so it does not matter
 // which columns are beside it. Its chunks are the same. Each lane of an accumulator there is an
@@ -19,7 +20,7 @@
 namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
-// The number of rows per step. Their accumulators are consecutive.
+// A step has this many rows, whose accumulators are consecutive.
 template <class T>
 constexpr int kRowsAtOnce = kTile<T> < 16 ? kTile<T> : 16;
 
@@ -42,29 +43,29 @@ FUSEDOPS_INLINE const Vec<double>& vector_of(const WideTile<C>& wide, int64_t in
 template <class T>
 constexpr int64_t kAccumulators = 2 * kTile<T>;
 
-// The accumulator to which fold_columns() would add element `row` of `rows`. A partial tile at the
-// end is added to the even sums.
+// Returns the accumulator to which fold_columns() would add element `row` of `rows`. A partial tile
+// at the end is added to the even sums.
 template <class T>
 FUSEDOPS_INLINE int64_t accumulator_of(int64_t row, int64_t rows) {
   return row / kTile<T> == rows / kTile<T> ? row % kTile<T> : row % kAccumulators<T>;
 }
 
-// The number of accumulators to which a row is added; they are the first ones.
+// Returns how many accumulators a row is added to; they are the first ones.
 template <class T>
 FUSEDOPS_INLINE int64_t accumulators_used(int64_t rows) {
   if (rows >= kAccumulators<T>) return kAccumulators<T>;
   return rows < kTile<T> ? rows : kTile<T>;
 }
 
-// The distance between the accumulators of neighbouring lanes, and the number of accumulators that
-// the lanes of a vector of doubles span. sum_of() adds up these lanes last; the lanes that it adds
-// to them before are half a vector of floats, a vector and a tile away.
+// The accumulators of neighbouring lanes have this distance, and the lanes of a vector of doubles
+// span this many. sum_of() adds up these lanes last; the lanes that it adds to them before are half
+// a vector of floats, a vector and a tile away.
 template <class T>
 constexpr int64_t kLaneAccumulators = column_of<T>(0, 1);
 template <class T>
 constexpr int64_t kSummedAccumulators = kLanes<double> * kLaneAccumulators<T>;
 
-// The number of accumulators that are added up: four, or a multiple of kSummedAccumulators. Those
+// Returns how many accumulators are added up: four, or a multiple of kSummedAccumulators. Those
 // that are not used are 0.
 template <class T>
 FUSEDOPS_INLINE int64_t accumulators_read(int64_t rows) {
@@ -73,8 +74,8 @@ FUSEDOPS_INLINE int64_t accumulators_read(int64_t rows) {
       kSummedAccumulators<T>;
 }
 
-// The number of columns whose accumulators fit into kAccumulatorBytes, for chunks of at most `rows`
-// rows.
+// Returns how many columns have accumulators that fit into kAccumulatorBytes, for chunks of at most
+// `rows` rows.
 template <class T>
 FUSEDOPS_INLINE int64_t group_cols(int64_t rows) {
   constexpr int64_t kLeast = InnerSegments::kMinCols, kBytes = kLeast * sizeof(Compute<T>);
@@ -132,7 +133,7 @@ struct AccumulatorDistances<T, float>
 template <class T>
 struct AccumulatorDistances<T, double> : AccumulatorsAt<T, kTile<T>, column_of<T>(1, 0)> {};
 
-// The same for four accumulators, if all others are 0.
+// Adds up four accumulators, if all others are 0.
 template <class T, class C = Compute<T>>
 FUSEDOPS_INLINE Vec<double> sum_of_four(TileAccumulators<C> accumulators, int index) {
   const auto at = [=](int64_t accumulator) {
@@ -172,7 +173,7 @@ FUSEDOPS_INLINE void for_tiles(RowRange rows, int64_t cols, Body body) {
   }
 }
 
-// A group of a segment's columns, and the accumulators of its tiles.
+// Describes a group of a segment's columns, and the accumulators of its tiles.
 template <class T>
 struct ColumnGroup {
   using C = Compute<T>;
@@ -191,22 +192,23 @@ struct ColumnGroup {
         rows, size(), [&](int64_t row, int64_t count, int64_t col, auto part) FUSEDOPS_LAMBDA {
           const auto value = of_tile(col, part);
           const int64_t accumulator = accumulator_of<T>(row - rows.begin, all);
-          Tile<C>* own = accumulators + accumulator * stride + col / kTile<T>;
+          Tile<C>* tile = accumulators + accumulator * stride + col / kTile<T>;
           if (accumulator == row - rows.begin) {
-            for (int64_t r = row; r < row + count; ++r, own += stride)
-              *own = Broadcast(C(0)) + value(r);
+            for (int64_t r = row; r < row + count; ++r, tile += stride)
+              *tile = Broadcast(C(0)) + value(r);
           } else {
-            for (int64_t r = row; r < row + count; ++r, own += stride) *own = *own + value(r);
+            for (int64_t r = row; r < row + count; ++r, tile += stride) *tile = *tile + value(r);
           }
         });
   }
 
   // Adds up the accumulators of a chunk of `rows` rows, for the tile at column `col` of the group.
   FUSEDOPS_INLINE WideTile<C> sum(int64_t col, int64_t rows) const {
-    Tile<C>* const own = accumulators + col / kTile<T>;
+    Tile<C>* const first = accumulators + col / kTile<T>;
     const int64_t stride = tiles(), count = accumulators_read<T>(rows);
-    for (int64_t i = accumulators_used<T>(rows); i < count; ++i) own[i * stride] = Broadcast(C(0));
-    return sum_of_accumulators<T>(TileAccumulators<C>{own, stride, count});
+    for (int64_t i = accumulators_used<T>(rows); i < count; ++i)
+      first[i * stride] = Broadcast(C(0));
+    return sum_of_accumulators<T>(TileAccumulators<C>{first, stride, count});
   }
 
   // Prefetches the same columns of the next group.
@@ -234,7 +236,7 @@ FUSEDOPS_INLINE void for_row_chunks(int64_t rows, int64_t chunk, Body body) {
   }
 }
 
-// Some columns of one outer index.
+// Describes some columns of one outer index.
 template <class T>
 struct Segment {
   T* data;
@@ -250,16 +252,16 @@ struct Segment {
 
 // --- forward ------------------------------------------------------------------------------------
 
-// The partial of a chunk, for a tile of columns.
+// Holds the partial of a chunk, for a tile of columns.
 template <class C>
 struct ColumnMaxSum {
   Tile<C> max;
-  WideTile<C> sum;  // of exp(input - max), raised except for a logarithm
+  WideTile<C> sum;  // of exp(input - max), scaled (exp.h) except for a logarithm
 };
 
-// What Scaling is to a row, for a tile of columns. A raised exp(input - shift) is multiplied by
-// high + low; if C is double, it is multiplied by high and divided by low. If it is between 0 and
-// least, it is scaled in steps, from `scale`. For a logarithm, high is subtracted.
+// Has the role of Divisor for a tile of columns. A scaled exp(input - shift) is multiplied by high
+// + low; if C is double, it is multiplied by high and divided by low. If it is between 0 and least,
+// it is divided in steps, from `scale`. For a logarithm, high is subtracted.
 template <class C>
 struct ColumnFactors {
   Tile<C> shift, high, low, least;
@@ -274,8 +276,8 @@ union ColumnPartials {
 static_assert(sizeof(ColumnPartials<double>) / kTile<double> <= kColumnPartialBytes);
 static_assert(sizeof(ColumnPartials<float>) / kTile<float> <= kColumnPartialBytes);
 
-// Scratch memory of one segment: the accumulators of a group, then the partials of every chunk and
-// tile.
+// Divides the scratch memory of one segment: it has the accumulators of a group, then the partials
+// of every chunk and tile.
 template <class T>
 struct SpatialScratch {
   using C = Compute<T>;
@@ -289,7 +291,7 @@ struct SpatialScratch {
             reinterpret_cast<ColumnPartials<C>*>(static_cast<char*>(memory) + kAccumulatorBytes)),
         tiles((cols + kTile<T> - 1) / kTile<T>) {}
 
-  // The partial of the chunk that contains row `row`.
+  // Returns the partial of the chunk that contains row `row`.
   FUSEDOPS_INLINE ColumnPartials<C>& partial(int64_t row, int64_t col) const {
     return partials[row / kSoftmaxChunk<C> * tiles + col / kTile<T>];
   }
@@ -352,13 +354,13 @@ WideTile<C> exp_difference(Tile<C> a, Tile<C> b) {
   return result;
 }
 
-// The factors of Scaling<float>, or of Scaling for a 16-bit type.
+// Returns the factors of Divisor<float>, or of Divisor for a 16-bit type.
 template <class Out>
 FUSEDOPS_INLINE ColumnFactors<float> scale_factors(
     Tile<float> shift, WideTile<float> scale, WideTile<float> inverse) {
   const auto zero = promoted(Broadcast(0.0f));
   scale = each(scale, zero, [](auto all, auto none) {
-    return all <= 0x1p-150 / kRaised<float> ? none : all;
+    return all <= 0x1p-150 / kExpScale<float> ? none : all;
   });
   const auto unless_denormal = [](auto size, auto value) {
     return size < kLeastFloat ? Vec<double>{} : value;
@@ -381,13 +383,13 @@ FUSEDOPS_INLINE ColumnFactors<float> scale_factors(
   return {shift, high, demoted(each(last_term, rest, unless_denormal)), demoted(least), scale};
 }
 
-// The factors of Scaling<double>.
+// Returns the factors of Divisor<double>.
 FUSEDOPS_INLINE ColumnFactors<double> scale_factors(
     Tile<double> shift, Tile<double> factor, Tile<double> sum) {
   ColumnFactors<double> result{shift, factor, sum, {}, {}};
   for (int half = 0; half < 2; ++half) {
     for (int lane = 0; lane < kLanes<double>; ++lane) {
-      const Scaling<double> by(factor.v[half][lane], sum.v[half][lane]);
+      const Divisor<double> by(factor.v[half][lane], sum.v[half][lane]);
       result.least.v[half][lane] = by.least;
     }
   }
@@ -410,7 +412,7 @@ FUSEDOPS_INLINE ColumnFactors<C> factors_of(
   }
 }
 
-// The factors of a single chunk, whose `factor` is 1, without dividing by it.
+// Returns the factors of a single chunk, whose `factor` is 1, without dividing by it.
 template <bool Log, class Out, class C>
 FUSEDOPS_INLINE ColumnFactors<C> factors_of(const ColumnMaxSum<C>& whole) {
   if constexpr (Log || sizeof(Out) == sizeof(double)) {
@@ -446,24 +448,24 @@ FUSEDOPS_NOINLINE void compute_factors(SpatialScratch<In> scratch, int64_t rows,
 }
 
 template <class Out>
-FUSEDOPS_NOINLINE Tile<float> scaled_in_steps(Tile<float> e, const ColumnFactors<float>& factors) {
-  const auto raised = promoted(Broadcast(kRaised<float>));
-  const auto scale = each(factors.scale, raised, [](auto a, auto b) { return a * b; });
-  return {{scaled_in_steps<Out>(e.v[0], scale.v[0]), scaled_in_steps<Out>(e.v[1], scale.v[1])}};
+FUSEDOPS_NOINLINE Tile<float> divided_in_steps(Tile<float> e, const ColumnFactors<float>& factors) {
+  const auto exp_scale = promoted(Broadcast(kExpScale<float>));
+  const auto scale = each(factors.scale, exp_scale, [](auto a, auto b) { return a * b; });
+  return {{divided_in_steps<Out>(e.v[0], scale.v[0]), divided_in_steps<Out>(e.v[1], scale.v[1])}};
 }
 template <class Out>
-FUSEDOPS_NOINLINE Tile<double> scaled_in_steps(
+FUSEDOPS_NOINLINE Tile<double> divided_in_steps(
     Tile<double> e, const ColumnFactors<double>& factors) {
   return {
-      {scaled_in_steps<Out>(e.v[0], factors.high.v[0], factors.low.v[0]),
-       scaled_in_steps<Out>(e.v[1], factors.high.v[1], factors.low.v[1])}};
+      {divided_in_steps<Out>(e.v[0], factors.high.v[0], factors.low.v[0]),
+       divided_in_steps<Out>(e.v[1], factors.high.v[1], factors.low.v[1])}};
 }
 
-// Multiplies raised exponentials by the factors of their columns.
+// Multiplies scaled exponentials by the factors of their columns.
 template <class Out, class C>
-FUSEDOPS_INLINE Tile<C> scaled(Tile<C> e, const ColumnFactors<C>& factors) {
+FUSEDOPS_INLINE Tile<C> divided(Tile<C> e, const ColumnFactors<C>& factors) {
   if (__builtin_expect(any_between(e, factors.least), false))
-    return scaled_in_steps<Out>(e, factors);
+    return divided_in_steps<Out>(e, factors);
   if constexpr (sizeof(Out) == sizeof(double)) {
     const Tile<C> product = e * factors.high;
     return {{product.v[0] / factors.low.v[0], product.v[1] / factors.low.v[1]}};
@@ -478,7 +480,7 @@ template <bool Log, class Out, class C>
 FUSEDOPS_INLINE Tile<C> normalized(Tile<C> x, const ColumnFactors<C>& factors) {
   const Tile<C> shifted = x - factors.shift;
   if constexpr (Log) return shifted - factors.high;
-  return scaled<Out>(raised_exp<Out>(shifted), factors);
+  return divided<Out>(scaled_exp<Out>(shifted), factors);
 }
 
 template <bool Log, class In, class Out, class C = Compute<In>>
@@ -524,14 +526,14 @@ FUSEDOPS_INLINE void softmax_segments(
 
 // --- backward -----------------------------------------------------------------------------------
 
-// The number of rows after which sums are converted to double: all rows of a short column, as in
+// Returns after how many rows sums are converted to double: all rows of a short column, as in
 // rows.h, or a chunk of a long one, as in long_rows.h.
 template <class C>
 FUSEDOPS_INLINE int64_t gradient_chunk(int64_t rows) {
   return is_long_row(rows) ? kSoftmaxChunk<C> : rows;
 }
 
-// Sums of grad_output * output, or of grad_output for a logarithm, for a tile of columns.
+// Holds the sums of grad_output * output, or of grad_output for a logarithm, for a tile of columns.
 template <class C>
 union ColumnGradSums {
   WideTile<C> wide;

@@ -33,13 +33,13 @@ class Scratch {
   explicit Scratch(int64_t bytes) : threads_(thread_count()), bytes_each_(aligned(bytes)) {
     thread_local Cached cached;
     if (bytes_each_ > kCachedBytes) {
-      own_ = allocate(threads_ * bytes_each_);
+      uncached_ = allocate(threads_ * bytes_each_);
     } else if (bytes > 0 && cached.threads < threads_) {
       cached.memory = allocate(threads_ * kCachedBytes);
       cached.threads = threads_;
     }
-    if (!own_) bytes_each_ = bytes > 0 ? kCachedBytes : 0;
-    memory_ = static_cast<char*>(own_ ? own_.get() : cached.memory.get());
+    if (!uncached_) bytes_each_ = bytes > 0 ? kCachedBytes : 0;
+    memory_ = static_cast<char*>(uncached_ ? uncached_.get() : cached.memory.get());
   }
 
   static int64_t aligned(int64_t bytes) {
@@ -73,7 +73,7 @@ class Scratch {
   }
 
   int64_t threads_, bytes_each_;
-  Memory own_;
+  Memory uncached_;
   char* memory_;
 };
 
@@ -99,9 +99,9 @@ void for_rows(int64_t rows, int64_t cols, int64_t scratch_bytes, Body body) {
 template <class Body>
 void for_columns(int64_t cols, int64_t rows, const Scratch& scratch, Body body) {
   const int64_t grain = std::max<int64_t>(1, kGrainElements / kRowSegment / rows);
-  for_range(row_segments(cols), grain, scratch, [&](RowRange segments, void* own) {
+  for_range(row_segments(cols), grain, scratch, [&](RowRange segments, void* thread_scratch) {
     const int64_t end = std::min(segments.end * kRowSegment, cols);
-    body(RowRange{segments.begin * kRowSegment, end}, own);
+    body(RowRange{segments.begin * kRowSegment, end}, thread_scratch);
   });
 }
 
@@ -126,8 +126,8 @@ void for_long_rows(
   });
   void* const partials = memory.of_thread();
   const auto shared = [&](int64_t row, auto step) {
-    for_columns(cols, 1, memory, [&](RowRange segments, void* own) {
-      step(row, segments, partials, scratch_after(own));
+    for_columns(cols, 1, memory, [&](RowRange segments, void* thread_scratch) {
+      step(row, segments, partials, scratch_after(thread_scratch));
     });
   };
   for (int64_t row = unshared_rows; row < rows; ++row) {

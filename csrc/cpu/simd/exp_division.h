@@ -1,9 +1,9 @@
-// Divides raised exponentials (exp.h) by their sum. No intermediate value is denormal unless the
+// Divides scaled exponentials (exp.h) by their sum. No intermediate value is denormal unless the
 // result is.
 //
-// Nearly always one or two multiplications suffice ("scaled"). If one of their products would be
+// Nearly always one or two multiplications suffice (divided()). If one of their products would be
 // denormal, the same operations are carried out in a wider type, and each is rounded to the
-// precision of the narrow type ("scaled in steps"). The results then have the bits of plain
+// precision of the result (divided_in_steps()). The results then have the bits of plain
 // arithmetic, and a result that is 0 or a normal number involves no denormal.
 #pragma once
 
@@ -20,7 +20,7 @@ constexpr double kVanishes<BFloat16> = 0x1p-134;
 template <>
 constexpr double kVanishes<Half> = 0x1p-25;
 
-// The magnitude of a number or of lanes. A sum is negative if a gradient divides by it.
+// Returns the magnitude of a number or of lanes. A sum is negative if a gradient divides by it.
 template <class V>
 FUSEDOPS_INLINE V magnitude(V x) {
   return x < 0 ? -x : x;
@@ -33,16 +33,16 @@ constexpr double kLeastFloat = 0x1p-126, kLeastDouble = 0x1p-1022;  // smallest 
 template <class Out>
 constexpr bool kTwoParts = sizeof(Out) == sizeof(float);
 
-// What multiplies the exponentials of a chunk: factor / sum, with as few roundings as the stored
-// type can show. For float results it is the sum of two floats, `high` and `low`. For double, where
-// speed matters less, an exponential is multiplied by `high`, the factor, and divided by `low`, the
-// sum. An exponential between 0 and `least` must be scaled in steps.
+// Holds what multiplies the exponentials of a chunk: factor / sum, with as few roundings as the
+// stored type can show. For float results it is the sum of two floats, `high` and `low`. For
+// double, where speed matters less, an exponential is multiplied by `high`, the factor, and divided
+// by `low`, the sum. An exponential between 0 and `least` must be divided in steps.
 template <class Out, class C = Compute<Out>>
-struct Scaling {
+struct Divisor {
   double scale;
   C high, low, least;
 
-  FUSEDOPS_INLINE Scaling(double factor, double sum) : scale(factor / sum) {
+  FUSEDOPS_INLINE Divisor(double factor, double sum) : scale(factor / sum) {
     if (__builtin_expect(magnitude(scale) < kAllBitsFit, false)) {
       high = low = 0;
       least = least_of_tiny(magnitude(scale));
@@ -61,29 +61,29 @@ struct Scaling {
   // From this scale on, all bits of the scale fit into normal floats.
   static constexpr double kAllBitsFit = 0x1p-73, kAlmostLeast = kLeastFloat * 1.0001;
 
-  // The largest exponential is 1, so either all results round to 0, or all need to be scaled in
-  // steps.
+  // The largest exponential is 1, so either all results round to 0, or all need to be divided
+  // in steps.
   static FUSEDOPS_NOINLINE C least_of_tiny(double scale) {
-    return scale <= 0x1p-150 / kRaised<C> ? C(0) : kInfinity<C>;
+    return scale <= 0x1p-150 / kExpScale<C> ? C(0) : kInfinity<C>;
   }
 };
 template <>
-struct Scaling<double> {
+struct Divisor<double> {
   double high, low, least;
 
-  FUSEDOPS_INLINE Scaling(double factor, double sum)
+  FUSEDOPS_INLINE Divisor(double factor, double sum)
       : high(factor), low(sum), least(factor == 0 ? 0 : least_of(factor, magnitude(sum))) {}
 
  private:
   static FUSEDOPS_INLINE double least_of(double factor, double sum) {
     if (factor < 0x1p-500) return kInfinity<double>;
-    const double one = kRaised<double>;
+    const double one = kExpScale<double>;
     return kLeastDouble * 1.0001 * (sum > one ? sum : one) / factor;
   }
 };
 
 template <class Out, class C>
-FUSEDOPS_INLINE Tile<C> scaled(Tile<C> e, const Scaling<Out>& by) {
+FUSEDOPS_INLINE Tile<C> divided(Tile<C> e, const Divisor<Out>& by) {
   if constexpr (sizeof(Out) == sizeof(double)) return e * by.high / by.low;
   if constexpr (sizeof(Out) == sizeof(float)) return e * by.high + e * by.low;
   return e * by.high;
@@ -124,10 +124,10 @@ FUSEDOPS_INLINE Wide<float> rounded_to_float(Wide<float> wide) {
   return wide + promoted(demoted(large));
 }
 
-// Returns exponentials times scales, where the scales are not raised.
+// Returns exponentials times unscaled factors.
 template <class Out>
-FUSEDOPS_INLINE Vec<float> scaled_in_steps(Vec<float> e, Wide<float> scale) {
-  const Wide<float> unit{{Set(1.0 / kRaised<float>), Set(1.0 / kRaised<float>)}};
+FUSEDOPS_INLINE Vec<float> divided_in_steps(Vec<float> e, Wide<float> scale) {
+  const Wide<float> unit{{Set(1.0 / kExpScale<float>), Set(1.0 / kExpScale<float>)}};
   const Wide<float> x = rounded_to_float(promoted(e) * unit), high = rounded_to_float(scale);
   Wide<float> result = rounded_to_float(x * high);
   if constexpr (kTwoParts<Out>) {
@@ -138,35 +138,35 @@ FUSEDOPS_INLINE Vec<float> scaled_in_steps(Vec<float> e, Wide<float> scale) {
   return demoted(result);
 }
 
-// double has no wider type, so its exponentials stay raised until it is known which results are
-// denormal. If any is, the vector is computed without raising.
+// double has no wider type, so its exponentials stay scaled until it is known which results are
+// denormal. If any is, the vector is computed unscaled.
 template <class Out>
-FUSEDOPS_INLINE Vec<double> scaled_in_steps(Vec<double> e, Vec<double> factor, Vec<double> sum) {
+FUSEDOPS_INLINE Vec<double> divided_in_steps(Vec<double> e, Vec<double> factor, Vec<double> sum) {
   constexpr double kOntoMultiples = 0x1p-958;  // 2^64 times the smallest normal number
-  constexpr double kRaisedLeast = 0x1p-958, kRaisedVanishes = 0x1p-1011;
-  const Vec<double> plain_sum = sum * (1 / kRaised<double>);
-  e = e < kRaisedLeast ? (e + kOntoMultiples) - kOntoMultiples : e;
-  // Exponentials below `none` give at most half of kRaisedVanishes. They are set to 0 before the
+  constexpr double kScaledLeast = 0x1p-958, kScaledVanishes = 0x1p-1011;
+  const Vec<double> plain_sum = sum * (1 / kExpScale<double>);
+  e = e < kScaledLeast ? (e + kOntoMultiples) - kOntoMultiples : e;
+  // Exponentials below `none` give at most half of kScaledVanishes. They are set to 0 before the
   // product, which would underflow.
-  const Vec<double> none = 0.5 * kRaisedVanishes * magnitude(plain_sum) / factor;
+  const Vec<double> none = 0.5 * kScaledVanishes * magnitude(plain_sum) / factor;
   e = e < none ? Vec<double>{} : e;
   const Vec<double> result = e * factor / plain_sum;
   const Vec<double> size = magnitude(result);
-  const auto is_denormal = (size >= kRaisedVanishes * 0.999) & (size < kRaisedLeast);
-  if (AnyTrue(is_denormal)) return e * (1 / kRaised<double>)*factor / plain_sum;
-  return (size < kRaisedLeast ? Vec<double>{} : result) * (1 / kRaised<double>);
+  const auto is_denormal = (size >= kScaledVanishes * 0.999) & (size < kScaledLeast);
+  if (AnyTrue(is_denormal)) return e * (1 / kExpScale<double>)*factor / plain_sum;
+  return (size < kScaledLeast ? Vec<double>{} : result) * (1 / kExpScale<double>);
 }
 
 template <class Out>
-FUSEDOPS_NOINLINE Tile<float> scaled_in_steps(Tile<float> e, const Scaling<Out>& by) {
-  const Vec<double> scale = Set(by.scale * kRaised<float>);
-  for (auto& vec : e.v) vec = scaled_in_steps<Out>(vec, Wide<float>{{scale, scale}});
+FUSEDOPS_NOINLINE Tile<float> divided_in_steps(Tile<float> e, const Divisor<Out>& by) {
+  const Vec<double> scale = Set(by.scale * kExpScale<float>);
+  for (auto& vec : e.v) vec = divided_in_steps<Out>(vec, Wide<float>{{scale, scale}});
   return e;
 }
 template <class Out>
-FUSEDOPS_NOINLINE Tile<double> scaled_in_steps(Tile<double> e, const Scaling<Out>& by) {
+FUSEDOPS_NOINLINE Tile<double> divided_in_steps(Tile<double> e, const Divisor<Out>& by) {
   for (auto& vec : e.v) {
-    vec = scaled_in_steps<Out>(vec, Set(by.high), Set(by.low));
+    vec = divided_in_steps<Out>(vec, Set(by.high), Set(by.low));
   }
   return e;
 }

@@ -86,7 +86,7 @@ def of_rows(op, *tensors):
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("op", OPS)
-def test_a_narrow_row_has_equal_bits_in_a_group_and_alone(op, dtype):
+def test_a_short_row_has_equal_bits_in_a_group_and_alone(op, dtype):
     for cols in COLS:
         if op == "std_norm" and cols == 1:
             continue
@@ -114,7 +114,7 @@ def test_rows_with_gaps_between_them_have_the_bits_of_evenly_spaced_rows(op, dty
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("op", ["softmax", "log_softmax"])
 @pytest.mark.parametrize("inner", [3, 33])
-def test_a_narrow_row_of_a_spatial_softmax_has_the_bits_of_a_contiguous_row(op, dtype, inner):
+def test_a_short_row_of_a_spatial_softmax_has_the_bits_of_a_contiguous_row(op, dtype, inner):
     run, _ = OPS[op]
     for cols in range(1, 80):
         x, grad, w, b = inputs(2 * inner, cols, dtype)
@@ -143,7 +143,7 @@ def exact(op, x, grad, w, b):
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("op", ["softmax", "log_softmax", "layer_norm", "std_norm", "rms_norm"])
-def test_values_and_gradients_of_every_narrow_width_are_right(op, dtype):
+def test_values_and_gradients_of_every_short_width_are_right(op, dtype):
     run, sums = OPS[op]
     tolerance = 16 * torch.finfo(dtype).eps
     for cols in COLS:
