@@ -226,9 +226,8 @@ struct Dropout {
 
 // probabilities = softmax(scores) along each row, output = dropout(probabilities). A row without a
 // visible element (all are hidden, or -inf) becomes what the softmax makes of it or, with
-// zero_masked_rows, zeros.
-// Columns outside a row's interval are neither read nor computed, but for
-// those of a tile or vector with a column inside.
+// zero_masked_rows, zeros. Columns outside a row's interval are neither read nor computed, unless
+// they are in a tile or vector with a column inside.
 //
 // probabilities.data is null if the probabilities are not wanted. sink_probabilities has one value
 // per row, as RowValues, and is null if they are not wanted. input and output may be the same
@@ -323,9 +322,9 @@ struct NormBackward {
   double eps, weight_offset;
 };
 
-// A norm over dim_size for each outer and inner index, as SpatialSoftmaxForward is a softmax; kind
-// is not kStd. mean and rstd have one value for each outer and inner index. The rest is as in
-// NormForward, with dim_size for cols.
+// Normalizes the dim_size values of each outer and inner index, as SpatialSoftmaxForward does for a
+// softmax. kind is not kStd. mean and rstd have one value for each outer and inner index. The rest
+// is as in NormForward, with dim_size for cols.
 struct SpatialNormForward {
   NormKind kind;
   ConstSlices input;

@@ -13,14 +13,12 @@ struct CpuLauncher {
 #include "launches.def"
 #undef LAUNCH
 
-  int64_t workspace_bytes(const SoftmaxForward&) const { return 0; }
-  int64_t workspace_bytes(const SoftmaxBackward&) const { return 0; }
-  int64_t workspace_bytes(const SoftmaxStatistics&) const { return 0; }
-  int64_t workspace_bytes(const NormForward&) const { return 0; }
+  template <class Args>
+  int64_t workspace_bytes(const Args&) const {
+    return 0;
+  }
   int64_t workspace_bytes(const NormBackward& args) const;
   int64_t workspace_bytes(const SpatialNormBackward& args) const;
-  int64_t workspace_bytes(const SoftmaxStack&) const { return 0; }
-  int64_t workspace_bytes(const NormStack&) const { return 0; }
   int64_t workspace_bytes(const NormStackBackward& stack) const {
     return workspace_bytes(stack.each);
   }

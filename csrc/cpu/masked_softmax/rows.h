@@ -243,7 +243,7 @@ FUSEDOPS_INLINE Sums fold_visible(RowRange visible, int64_t cols, Sums sums, Ste
 // Returns the columns of all tiles that contain a `visible` one, but none from `cols` on.
 template <class T>
 constexpr RowRange columns_computed(RowRange visible, int64_t cols) {
-  const int64_t whole = (visible.end + kTile<T> - 1) / kTile<T> * kTile<T>;
+  const int64_t whole = ceil_div(visible.end, kTile<T>) * kTile<T>;
   return {visible.begin / kTile<T> * kTile<T>, whole < cols ? whole : cols};
 }
 

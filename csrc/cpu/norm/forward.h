@@ -223,7 +223,7 @@ FUSEDOPS_INLINE Tile<C> start_of_chunk(C tiny, int64_t cols) {
 // Returns what the starts of all chunks of a row add up to.
 template <class T, class C = Compute<T>>
 FUSEDOPS_INLINE Wider<T> started_at(C tiny, int64_t cols) {
-  const int64_t chunks = (cols + kNormChunk<T> - 1) / kNormChunk<T>;
+  const int64_t chunks = ceil_div(cols, kNormChunk<T>);
   const int64_t lanes = cols < kTile<T> ? cols : kTile<T>;
   return Wider<T>(start_of_squares(tiny)) * (chunks * lanes);
 }

@@ -18,12 +18,8 @@ FUSEDOPS_INLINE void for_segments(RowRange cols, Body body) {
   }
 }
 
-inline ConstRows columns_of(ConstRows rows, int64_t row, RowRange cols) {
-  rows.data = moved(rows.data, rows.spacing.offset(row) + cols.begin, rows.dtype);
-  rows.spacing = {cols.end - cols.begin};
-  return rows;
-}
-inline Rows columns_of(Rows rows, int64_t row, RowRange cols) {
+template <class AnyRows>
+AnyRows columns_of(AnyRows rows, int64_t row, RowRange cols) {
   rows.data = moved(rows.data, rows.spacing.offset(row) + cols.begin, rows.dtype);
   rows.spacing = {cols.end - cols.begin};
   return rows;

@@ -9,7 +9,7 @@
 #pragma once
 
 #include "cpu/norm/backward.h"
-#include "cpu/norm/forward.h"
+#include "cpu/norm/tile_statistics.h"
 #include "cpu/simd/short_rows.h"
 #include "cpu/softmax/spatial.h"
 
@@ -69,10 +69,6 @@ FUSEDOPS_INLINE void unpack_columns(ColumnValues<T> values, int64_t cols, float*
 }
 
 // --- statistics ---------------------------------------------------------------------------------
-
-struct GroupMoments {
-  WideTile<float> squares, shift, away;
-};
 
 // Returns shift_near_mean() of each row.
 template <class T>
@@ -137,7 +133,7 @@ FUSEDOPS_NOINLINE void copy_row(const Tile<float>* group, int64_t row, int64_t c
 template <bool kCenters, class T>
 FUSEDOPS_NOINLINE void correct_moments(
     const Tile<float>* group, int64_t cols, const int64_t* exact, SquaresRange<double> range,
-    GroupMoments& moments) {
+    TileMoments<float>& moments) {
   T row[kShortRowCols];
   for (int64_t r = 0; r < kGroupRows<T>; ++r) {
     if (exact[r] != 0) continue;
@@ -158,65 +154,22 @@ FUSEDOPS_NOINLINE void correct_moments(
 }
 
 template <bool kCenters, class T>
-FUSEDOPS_INLINE GroupMoments moments_of_group(const NormForward& args, const Tile<float>* group) {
-  const double cols = static_cast<double>(args.cols);
+FUSEDOPS_INLINE TileMoments<float> moments_of_group(
+    const NormForward& args, const Tile<float>* group) {
   Tile<float> shift = Broadcast(0.0f);
   if constexpr (kCenters) shift = shift_of_group<T>(group, args.cols);
-  GroupMoments moments;
+  TileMoments<float> moments;
   sum_deviations<kCenters, T>(group, shift, args.cols, moments.away, moments.squares);
   if constexpr (kCenters) moments.shift = promoted(shift);
+  for (int64_t i = 0; i < kWideVectors<float>; ++i) {
+    vector_of(moments.squares, i) -= started_at<T>(Unscaled<T>::tiny, args.cols);
+  }
   const SquaresRange<double> range = squares_range<T>(args);
   int64_t exact[kGroupRows<T>];
-  bool all_exact = true;
-  for (int64_t i = 0; i < kWideVectors<float>; ++i) {
-    Vec<double>& squares = vector_of(moments.squares, i);
-    squares -= started_at<T>(Unscaled<T>::tiny, args.cols);
-    VecI64 holds = VecI64{} - 1;
-    if constexpr (kCenters) {
-      Vec<double>& away = vector_of(moments.away, i);
-      const Vec<double> total = away;
-      away = total / cols;
-      const Vec<double> left = squares - total * away;
-      squares = left < 0.0 ? Vec<double>{} : left;
-      holds = (VecI64)(away * away * cols <= squares);
-    }
-    holds &= (VecI64)(squares >= range.lowest) & (VecI64)(squares < kInfinity<double>);
-    Store(exact + i * kLanes<double>, holds);
-    all_exact &= !AnyTrue(~holds);
+  if (!finish_moments<kCenters>(moments, double(args.cols), range.lowest, exact)) {
+    correct_moments<kCenters, T>(group, args.cols, exact, range, moments);
   }
-  if (!all_exact) correct_moments<kCenters, T>(group, args.cols, exact, range, moments);
   return moments;
-}
-
-// Holds what normalizes the rows of a group, as NormStatistics does for a row.
-struct GroupStatistics {
-  Tile<float> mean, rstd, remainder;
-};
-
-template <bool kCenters>
-FUSEDOPS_INLINE GroupStatistics
-statistics_of(const NormForward& args, const GroupMoments& moments) {
-  WideTile<float> rstds, remainders;
-  for (int64_t i = 0; i < kWideVectors<float>; ++i) {
-    vector_of(rstds, i) = rstd_of(args, vector_of(moments.squares, i));
-  }
-  Tile<float> mean = Broadcast(0.0f);
-  if constexpr (kCenters) mean = demoted(moments.shift + moments.away);
-  const Tile<float> rstd = demoted(rstds);
-  const WideTile<float> rounded = promoted(kCenters ? mean : rstd);
-  for (int64_t i = 0; i < kWideVectors<float>; ++i) {
-    const Vec<double> high = vector_of(rounded, i);
-    if constexpr (kCenters) {
-      const Vec<double> low = (vector_of(moments.shift, i) - high) + vector_of(moments.away, i);
-      const Vec<double> value = low * vector_of(rstds, i);
-      constexpr double least = double(kTinyRoot<float>) * kTinyRoot<float>;
-      vector_of(remainders, i) = (value < least) & (value > -least) ? Vec<double>{} : value;
-    } else {
-      const Vec<double> low = vector_of(rstds, i) - high;
-      vector_of(remainders, i) = high < kInfinity<double> ? low : Vec<double>{};
-    }
-  }
-  return {mean, rstd, demoted(remainders)};
 }
 
 // --- forward ------------------------------------------------------------------------------------
@@ -237,7 +190,7 @@ FUSEDOPS_NOINLINE void load_added(const NormForward& args, int64_t first, Tile<f
 
 template <bool kCenters, bool kRounds, class T>
 FUSEDOPS_INLINE void normalize_group(
-    GroupStatistics stats, const float* weight, const float* bias, int64_t cols,
+    TileStatistics<float> stats, const float* weight, const float* bias, int64_t cols,
     Tile<float>* group) {
   for (int64_t col = 0; col < cols; ++col) {
     Tile<float> x = normalized<kCenters, T>(group[col], stats.mean, stats.rstd, stats.remainder);
@@ -251,7 +204,7 @@ template <bool kCenters, class T>
 FUSEDOPS_NOINLINE void norm_group(
     const NormForward& args, int64_t first, const float* weight, const float* bias,
     Tile<float>* group) {
-  const GroupStatistics stats =
+  const TileStatistics<float> stats =
       statistics_of<kCenters>(args, moments_of_group<kCenters, T>(args, group));
   if (args.rstd != nullptr) {
     if constexpr (kCenters) store(static_cast<float*>(args.mean) + first, stats.mean);

@@ -14,7 +14,7 @@
 #pragma once
 
 #include "cpu/norm/backward.h"
-#include "cpu/norm/forward.h"
+#include "cpu/norm/tile_statistics.h"
 #include "cpu/softmax/spatial.h"
 
 namespace fusedops::FUSEDOPS_CPU_ISA {
@@ -36,7 +36,7 @@ struct ExactSum {
 // Holds, for a tile of columns, first what is summed, and then what normalizes it (NormStatistics).
 template <class C>
 struct NormColumn {
-  Tile<C> mean, rstd, remainder;
+  TileStatistics<C> statistics;
   ExactSum<C> deviations, squares;
 };
 static_assert(sizeof(NormColumn<double>) == 7 * sizeof(Tile<double>));
@@ -113,14 +113,15 @@ class SpatialNorm {
     const double share = static_cast<double>(args_.dim_size);
     for (int64_t col = 0; col < cols; col += kTile<T>) {
       const WideTile<C> total = column(col).deviations.total();
-      column(col).mean = demoted(each(total, total, [=](auto sum, auto) { return sum / share; }));
+      column(col).statistics.mean =
+          demoted(each(total, total, [=](auto sum, auto) { return sum / share; }));
     }
   }
 
   FUSEDOPS_NOINLINE void sum_deviations(Segment<const T> input, int64_t cols) const {
     const auto body = [&](int64_t row, int64_t count, int64_t col, auto part) FUSEDOPS_LAMBDA {
       NormColumn<C>& tile = column(col);
-      const Tile<C> shift = tile.mean;
+      const Tile<C> shift = tile.statistics.mean;
       Tile<C> sum = Broadcast(C(0)), squares = Broadcast(C(0));
       for (int64_t r = row; r < row + count; ++r) {
         const T* const at = input.row(r) + col;
@@ -149,59 +150,24 @@ class SpatialNorm {
       if (!compute_statistics(column(col), exact)) correct(input, col, cols, exact);
       if (args_.rstd == nullptr) return;
       C* const rstd = static_cast<C*>(args_.rstd) + first + col;
-      store(rstd, part, in_order<T, C>(column(col).rstd));
+      store(rstd, part, in_order<T, C>(column(col).statistics.rstd));
       if constexpr (kCenters) {
-        store(static_cast<C*>(args_.mean) + first + col, part, in_order<T, C>(column(col).mean));
+        store(
+            static_cast<C*>(args_.mean) + first + col, part,
+            in_order<T, C>(column(col).statistics.mean));
       }
     });
   }
 
   // Returns whether all lanes are exact; exact[lane] is 0 where one is not.
   FUSEDOPS_INLINE bool compute_statistics(NormColumn<C>& tile, int64_t* exact) const {
-    const double rows = static_cast<double>(args_.dim_size);
+    const double count = static_cast<double>(args_.dim_size);
     const double lowest = static_cast<double>(squares_range<T>(formula_).lowest);
-    const WideTile<C> shift = promoted(tile.mean), sums = tile.deviations.total();
-    WideTile<C> squares = tile.squares.total(), mean = shift, remainder, rstd;
-    bool all_exact = true;
-    for (int64_t i = 0; i < kWideVectors<C>; ++i) {
-      Vec<double>& square = vector_of(squares, i);
-      VecI64 holds = VecI64{} - 1;
-      Vec<double> away{};
-      if constexpr (kCenters) {
-        away = vector_of(sums, i) / rows;
-        const Vec<double> left = square - vector_of(sums, i) * away;
-        square = left < 0.0 ? Vec<double>{} : left;
-        vector_of(mean, i) += away;
-        holds = (VecI64)(away * away * rows <= square);
-      }
-      holds &= (VecI64)(square >= lowest) & (VecI64)(square < kInfinity<double>);
-      Store(exact + i * kLanes<double>, holds);
-      all_exact &= !AnyTrue(~holds);
-      vector_of(rstd, i) = rstd_of(formula_, square);
-      vector_of(remainder, i) = away;
-    }
-    set_statistics(tile, shift, mean, remainder, rstd);
+    TileMoments<C> moments{
+        tile.squares.total(), promoted(tile.statistics.mean), tile.deviations.total()};
+    const bool all_exact = finish_moments<kCenters>(moments, count, lowest, exact);
+    tile.statistics = statistics_of<kCenters>(formula_, moments);
     return all_exact;
-  }
-
-  // `away` is the distance from `shift` to the mean.
-  FUSEDOPS_INLINE void set_statistics(
-      NormColumn<C>& tile, WideTile<C> shift, WideTile<C> mean, WideTile<C> away,
-      WideTile<C> rstd) const {
-    tile.mean = kCenters ? demoted(mean) : Broadcast(C(0));
-    tile.rstd = demoted(rstd);
-    const WideTile<C> rounded = promoted(kCenters ? tile.mean : tile.rstd);
-    constexpr double least = double(kTinyRoot<C>) * double(kTinyRoot<C>);
-    for (int64_t i = 0; i < kWideVectors<C>; ++i) {
-      const Vec<double> high = vector_of(rounded, i), factor = vector_of(rstd, i);
-      if constexpr (kCenters) {
-        const Vec<double> low = ((vector_of(shift, i) - high) + vector_of(away, i)) * factor;
-        vector_of(away, i) = (low < least) & (low > -least) ? Vec<double>{} : low;
-      } else {
-        vector_of(away, i) = high < kInfinity<double> ? factor - high : Vec<double>{};
-      }
-    }
-    tile.remainder = demoted(away);
   }
 
   // Computes the columns of a tile again that are not exact.
@@ -213,7 +179,7 @@ class SpatialNorm {
       if (exact[i] != 0 || at >= cols) continue;
       for (int64_t r = 0; r < args_.dim_size; ++r) copy_[r] = input.row(r)[at];
       const auto range = squares_range<T>(formula_);
-      NormColumn<C>& tile = column(col);
+      TileStatistics<C>& tile = column(col).statistics;
       if constexpr (kCenters) {
         const auto statistics =
             NormStatistics<true, T>::of(formula_, moments_of_one(copy_, args_.dim_size, range));
@@ -233,8 +199,7 @@ class SpatialNorm {
   FUSEDOPS_NOINLINE void write(Segment<const T> input, Segment<T> output, int64_t cols) const {
     const auto body = [=, weight = weight_, bias = bias_, columns = columns_, mode = mode_](
                           int64_t row, int64_t count, int64_t col, auto part) FUSEDOPS_LAMBDA {
-      const NormColumn<C>& tile = columns[col / kTile<T>];
-      const Tile<C> mean = tile.mean, rstd = tile.rstd, remainder = tile.remainder;
+      const auto [mean, rstd, remainder] = columns[col / kTile<T>].statistics;
       for (int64_t r = row; r < row + count; ++r) {
         const Tile<C> x = load(input.row(r) + col, part);
         Tile<C> result = normalized<kCenters, T>(x, mean, rstd, remainder) * weight[r];

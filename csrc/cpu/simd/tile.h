@@ -150,6 +150,20 @@ FUSEDOPS_INLINE Tile<C> demoted(WideTile<C> wide) {
   return {{demoted(wide.v[0]), demoted(wide.v[1])}};
 }
 
+// A wide tile has this many vectors, in the order of its lanes.
+template <class C>
+constexpr int64_t kWideVectors = sizeof(WideTile<C>) / kVectorBytes;
+template <class C>
+FUSEDOPS_INLINE Vec<double>& vector_of(WideTile<C>& wide, int64_t index) {
+  constexpr int64_t kEach = kWideVectors<C> / 2;
+  return wide.v[index / kEach].v[index % kEach];
+}
+template <class C>
+FUSEDOPS_INLINE const Vec<double>& vector_of(const WideTile<C>& wide, int64_t index) {
+  constexpr int64_t kEach = kWideVectors<C> / 2;
+  return wide.v[index / kEach].v[index % kEach];
+}
+
 // Applies body(vector of a, vector of b) to every vector.
 template <class C, class Body>
 FUSEDOPS_INLINE WideTile<C> each(WideTile<C> a, WideTile<C> b, Body body) {

@@ -17,26 +17,72 @@ FUSEDOPS_INLINE V Opaque(V value) {
 
 FUSEDOPS_INLINE void FlushStream() { _mm_sfence(); }
 
-#if defined(__AVX2__)
-// Replaces values that float16 rounds to 0 by a zero of the same sign, because the conversion
-// instruction would report an underflow.
-FUSEDOPS_INLINE Vec<float> ZeroIfHalfIs(Vec<float> value) {
-  constexpr int32_t kMagnitude = 0x7fffffff, kHalfOfLeast = 0x33000000;  // 2^-25
-  const VecI32 bits = (VecI32)value;
-  const VecI32 zero = bits & ~kMagnitude;
-  return (Vec<float>)((bits & kMagnitude) <= kHalfOfLeast ? zero : bits);
-}
-constexpr int kHalfRounding = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
-#endif
-
 // Whether LoadN() and StoreN() are masked instructions for columns of T. For short rows a call of
 // memcpy costs more than the arithmetic.
 template <class T>
 constexpr bool kHasMaskedLoads = kVectorBytes == 64 || (kVectorBytes == 32 && sizeof(T) >= 4);
 
+// The names of intrinsics and types contain the width of the vector.
+#if defined(__AVX512F__)
+#define MM(name) _mm512_##name
+#define MM_WIDTH(name) _mm512_##name##_si512
+using Floats = __m512;
+using Doubles = __m512d;
+using Integers = __m512i;
+using HalfIntegers = __m256i;
+#elif defined(__AVX2__)
+#define MM(name) _mm256_##name
+#define MM_WIDTH(name) _mm256_##name##_si256
+using Floats = __m256;
+using Doubles = __m256d;
+using Integers = __m256i;
+using HalfIntegers = __m128i;
+#else
+#define MM(name) _mm_##name
+#define MM_WIDTH(name) _mm_##name##_si128
+using Floats = __m128;
+using Doubles = __m128d;
+using Integers = __m128i;
+#endif
+static_assert(sizeof(Floats) == kVectorBytes);
+
 // The language's ?: has these semantics, but GCC selects the instructions only under -ffast-math.
+FUSEDOPS_INLINE Vec<float> Max(Vec<float> a, Vec<float> b) {
+  return (Vec<float>)MM(max_ps)((Floats)b, (Floats)a);
+}
+FUSEDOPS_INLINE Vec<float> Min(Vec<float> a, Vec<float> b) {
+  return (Vec<float>)MM(min_ps)((Floats)b, (Floats)a);
+}
 using portable::Max;
 using portable::Min;
+FUSEDOPS_INLINE Vec<double> Sqrt(Vec<double> x) { return (Vec<double>)MM(sqrt_pd)((Doubles)x); }
+FUSEDOPS_INLINE VecU64 MulEven(VecU64 a, VecU64 b) {
+  return (VecU64)MM(mul_epu32)((Integers)a, (Integers)b);
+}
+
+#if defined(__AVX2__)
+FUSEDOPS_INLINE Vec<float> PromoteHalf(VecU16 bits) {
+  return (Vec<float>)MM(cvtph_ps)((HalfIntegers)bits);
+}
+// The instruction would report an underflow for values that float16 rounds to 0. They become a zero
+// of the same sign before.
+FUSEDOPS_INLINE VecU16 DemoteHalf(Vec<float> value) {
+  constexpr int32_t kMagnitude = 0x7fffffff, kHalfOfLeast = 0x33000000;  // 2^-25
+  const VecI32 bits = (VecI32)value, zero = bits & ~kMagnitude;
+  value = (Vec<float>)((bits & kMagnitude) <= kHalfOfLeast ? zero : bits);
+  return (VecU16)MM(cvtps_ph)((Floats)value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+#endif
+
+#if !defined(__AVX512F__)
+using portable::BetweenZeroAnd;
+using portable::kHasMulByPow2;
+using portable::LessThan;
+using portable::MaskedMin;
+using portable::MulByPow2;
+using portable::NotLessEqual;
+using portable::RoundToBFloat16;
+#endif
 
 #if defined(FUSEDOPS_SANITIZED)
 using portable::LoadBlockN;
@@ -44,23 +90,15 @@ using portable::LoadN;
 using portable::StoreBlockN;
 using portable::StoreN;
 using portable::Stream;
+#else
+template <class V>
+FUSEDOPS_INLINE void Stream(void* to, V bits) {
+  MM_WIDTH(stream)((Integers*)to, (Integers)bits);
+}
 #endif
 
 #if defined(__AVX512F__)
 // --- AVX-512 ------------------------------------------------------------------------------------
-
-static_assert(kVectorBytes == 64);
-
-FUSEDOPS_INLINE Vec<float> Max(Vec<float> a, Vec<float> b) {
-  return (Vec<float>)_mm512_max_ps((__m512)b, (__m512)a);
-}
-FUSEDOPS_INLINE Vec<float> Min(Vec<float> a, Vec<float> b) {
-  return (Vec<float>)_mm512_min_ps((__m512)b, (__m512)a);
-}
-FUSEDOPS_INLINE Vec<double> Sqrt(Vec<double> x) { return (Vec<double>)_mm512_sqrt_pd((__m512d)x); }
-FUSEDOPS_INLINE VecU64 MulEven(VecU64 a, VecU64 b) {
-  return (VecU64)_mm512_mul_epu32((__m512i)a, (__m512i)b);
-}
 
 // Comparisons of floats that only AnyTrue() reads are bits.
 template <class L>
@@ -107,12 +145,6 @@ FUSEDOPS_INLINE VecU32 RoundToBFloat16(Vec<float> value) {
   const __mmask16 odd = _mm512_mask_test_epi32_mask(number, bits, _mm512_set1_epi32(0x10000));
   const __m512i even = _mm512_mask_add_epi32(bits, number, bits, _mm512_set1_epi32(0x7fff));
   return (VecU32)_mm512_mask_add_epi32(even, odd, bits, _mm512_set1_epi32(0x8000));
-}
-FUSEDOPS_INLINE Vec<float> PromoteHalf(VecU16 bits) {
-  return (Vec<float>)_mm512_cvtph_ps((__m256i)bits);
-}
-FUSEDOPS_INLINE VecU16 DemoteHalf(Vec<float> value) {
-  return (VecU16)_mm512_cvtps_ph((__m512)ZeroIfHalfIs(value), kHalfRounding);
 }
 // The halves are extracted in registers. If one is read through memory, GCC keeps the vector in
 // memory throughout, even in the loops before.
@@ -197,45 +229,14 @@ FUSEDOPS_INLINE Block LoadBlockN(const void* from, int bytes) {
 FUSEDOPS_INLINE void StoreBlockN(void* to, Block block, int bytes) {
   _mm_mask_storeu_epi8(to, (1u << bytes) - 1, (__m128i)block);
 }
-template <class V>
-FUSEDOPS_INLINE void Stream(void* to, V bits) {
-  _mm512_stream_si512((__m512i*)to, (__m512i)bits);
-}
 #endif
 
 #elif defined(__AVX2__)
 // --- AVX2 ---------------------------------------------------------------------------------------
 
-static_assert(kVectorBytes == 32);
-
-FUSEDOPS_INLINE Vec<float> Max(Vec<float> a, Vec<float> b) {
-  return (Vec<float>)_mm256_max_ps((__m256)b, (__m256)a);
-}
-FUSEDOPS_INLINE Vec<float> Min(Vec<float> a, Vec<float> b) {
-  return (Vec<float>)_mm256_min_ps((__m256)b, (__m256)a);
-}
-FUSEDOPS_INLINE Vec<double> Sqrt(Vec<double> x) { return (Vec<double>)_mm256_sqrt_pd((__m256d)x); }
-FUSEDOPS_INLINE VecU64 MulEven(VecU64 a, VecU64 b) {
-  return (VecU64)_mm256_mul_epu32((__m256i)a, (__m256i)b);
-}
-
 template <class L>
 FUSEDOPS_INLINE bool AnyTrue(L lanes) {
   return !_mm256_testz_si256((__m256i)lanes, (__m256i)lanes);
-}
-using portable::BetweenZeroAnd;
-using portable::kHasMulByPow2;
-using portable::LessThan;
-using portable::MaskedMin;
-using portable::MulByPow2;
-using portable::NotLessEqual;
-
-using portable::RoundToBFloat16;
-FUSEDOPS_INLINE Vec<float> PromoteHalf(VecU16 bits) {
-  return (Vec<float>)_mm256_cvtph_ps((__m128i)bits);
-}
-FUSEDOPS_INLINE VecU16 DemoteHalf(Vec<float> value) {
-  return (VecU16)_mm256_cvtps_ph((__m256)ZeroIfHalfIs(value), kHalfRounding);
 }
 FUSEDOPS_INLINE Vec<double> PromoteLower(Vec<float> value) {
   return (Vec<double>)_mm256_cvtps_pd(_mm256_castps256_ps128((__m256)value));
@@ -305,45 +306,20 @@ FUSEDOPS_INLINE void StoreN(T* to, const T (&from)[kSize], int count) {
 }
 using portable::LoadBlockN;
 using portable::StoreBlockN;
-template <class V>
-FUSEDOPS_INLINE void Stream(void* to, V bits) {
-  _mm256_stream_si256((__m256i*)to, (__m256i)bits);
-}
 #endif
 
 #else
 // --- SSE2 ---------------------------------------------------------------------------------------
 
-static_assert(kVectorBytes == 16);
-
-FUSEDOPS_INLINE Vec<float> Max(Vec<float> a, Vec<float> b) {
-  return (Vec<float>)_mm_max_ps((__m128)b, (__m128)a);
-}
-FUSEDOPS_INLINE Vec<float> Min(Vec<float> a, Vec<float> b) {
-  return (Vec<float>)_mm_min_ps((__m128)b, (__m128)a);
-}
-FUSEDOPS_INLINE Vec<double> Sqrt(Vec<double> x) { return (Vec<double>)_mm_sqrt_pd((__m128d)x); }
-FUSEDOPS_INLINE VecU64 MulEven(VecU64 a, VecU64 b) {
-  return (VecU64)_mm_mul_epu32((__m128i)a, (__m128i)b);
-}
-
 template <class L>
 FUSEDOPS_INLINE bool AnyTrue(L lanes) {
   return _mm_movemask_epi8((__m128i)lanes) != 0;
 }
-using portable::BetweenZeroAnd;
-using portable::kHasMulByPow2;
-using portable::LessThan;
-using portable::MaskedMin;
-using portable::MulByPow2;
-using portable::NotLessEqual;
-
 using portable::DemoteHalf;
 using portable::PromoteBytePairs;
 using portable::PromoteBytes;
 using portable::PromoteFloats;
 using portable::PromoteHalf;
-using portable::RoundToBFloat16;
 FUSEDOPS_INLINE Vec<double> PromoteLower(Vec<float> value) {
   return (Vec<double>)_mm_cvtps_pd((__m128)value);
 }
@@ -364,10 +340,6 @@ using portable::LoadBlockN;
 using portable::LoadN;
 using portable::StoreBlockN;
 using portable::StoreN;
-template <class V>
-FUSEDOPS_INLINE void Stream(void* to, V bits) {
-  _mm_stream_si128((__m128i*)to, (__m128i)bits);
-}
 #endif
 #endif
 

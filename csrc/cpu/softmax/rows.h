@@ -28,7 +28,7 @@ constexpr int64_t kMaxGradGroupCols = 1024;
 
 template <class C>
 constexpr int64_t softmax_chunk_count(int64_t cols) {
-  return (cols + kSoftmaxChunk<C> - 1) / kSoftmaxChunk<C>;
+  return ceil_div(cols, kSoftmaxChunk<C>);
 }
 
 // Holds a chunk's maximum, its sum of exp(input - max), and the smallest exponential that is not 0.

@@ -24,19 +24,6 @@ namespace {
 template <class T>
 constexpr int kRowsAtOnce = kTile<T> < 16 ? kTile<T> : 16;
 
-template <class C>
-constexpr int64_t kWideVectors = sizeof(WideTile<C>) / kVectorBytes;
-template <class C>
-FUSEDOPS_INLINE Vec<double>& vector_of(WideTile<C>& wide, int64_t index) {
-  constexpr int64_t kEach = kWideVectors<C> / 2;
-  return wide.v[index / kEach].v[index % kEach];
-}
-template <class C>
-FUSEDOPS_INLINE const Vec<double>& vector_of(const WideTile<C>& wide, int64_t index) {
-  constexpr int64_t kEach = kWideVectors<C> / 2;
-  return wide.v[index / kEach].v[index % kEach];
-}
-
 // --- accumulators -------------------------------------------------------------------------------
 
 // fold_columns() has two accumulator tiles.
@@ -70,8 +57,7 @@ constexpr int64_t kSummedAccumulators = kLanes<double> * kLaneAccumulators<T>;
 template <class T>
 FUSEDOPS_INLINE int64_t accumulators_read(int64_t rows) {
   if (rows <= 4) return 4;
-  return (accumulators_used<T>(rows) + kSummedAccumulators<T> - 1) / kSummedAccumulators<T> *
-      kSummedAccumulators<T>;
+  return ceil_div(accumulators_used<T>(rows), kSummedAccumulators<T>) * kSummedAccumulators<T>;
 }
 
 // Returns how many columns have accumulators that fit into kAccumulatorBytes, for chunks of at most
@@ -182,7 +168,7 @@ struct ColumnGroup {
   bool is_last;  // whether it is the last group of the segment
 
   FUSEDOPS_INLINE int64_t size() const { return cols.end - cols.begin; }
-  FUSEDOPS_INLINE int64_t tiles() const { return (size() + kTile<T> - 1) / kTile<T>; }
+  FUSEDOPS_INLINE int64_t tiles() const { return ceil_div(size(), kTile<T>); }
 
   // Adds a chunk of rows. of_tile(col, part) returns a function from a row to its tile.
   template <class Source>
@@ -289,7 +275,7 @@ struct SpatialScratch {
       : accumulators(static_cast<Tile<C>*>(memory)),
         partials(
             reinterpret_cast<ColumnPartials<C>*>(static_cast<char*>(memory) + kAccumulatorBytes)),
-        tiles((cols + kTile<T> - 1) / kTile<T>) {}
+        tiles(ceil_div(cols, kTile<T>)) {}
 
   // Returns the partial of the chunk that contains row `row`.
   FUSEDOPS_INLINE ColumnPartials<C>& partial(int64_t row, int64_t col) const {

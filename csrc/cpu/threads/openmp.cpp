@@ -4,13 +4,9 @@
 
 #include "cpu/threads/fork.h"
 #include "cpu/threads/parallel.h"
+#include "cpu/threads/work_division.h"
 
 namespace fusedops {
-namespace {
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-}  // namespace
 
 int64_t thread_count() { return omp_get_max_threads(); }
 int64_t thread_index() { return omp_get_thread_num(); }

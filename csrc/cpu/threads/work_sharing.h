@@ -8,6 +8,7 @@
 
 #include "cpu/dispatch/table.h"
 #include "cpu/threads/parallel.h"
+#include "cpu/threads/work_division.h"
 
 namespace fusedops {
 
@@ -42,9 +43,7 @@ class Scratch {
     memory_ = static_cast<char*>(uncached_ ? uncached_.get() : cached.memory.get());
   }
 
-  static int64_t aligned(int64_t bytes) {
-    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-  }
+  static int64_t aligned(int64_t bytes) { return ceil_div(bytes, kAlignment) * kAlignment; }
 
   int64_t threads() const { return threads_; }
 
@@ -81,7 +80,7 @@ class Scratch {
 // memory was divided among.
 template <class Body>
 void for_range(int64_t count, int64_t grain, const Scratch& scratch, Body body) {
-  const int64_t least = (count + scratch.threads() - 1) / scratch.threads();
+  const int64_t least = ceil_div(count, scratch.threads());
   parallel_for(count, std::max(grain, least), [&](int64_t begin, int64_t end) {
     body(RowRange{begin, end}, scratch.of_thread());
   });
