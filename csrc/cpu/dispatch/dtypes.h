@@ -2,42 +2,41 @@
 // ordinary stores.
 #pragma once
 
-#include "cpu/norm/common.h"
 #include "cpu/simd/load_store.h"
 
 namespace fusedops::FUSEDOPS_CPU_ISA {
 namespace {
 
+// Calls body with a value of the type.
 template <class Body>
 void with_type(DType dtype, Body body) {
   switch (dtype) {
     case DType::kFloat32:
-      return body(Tag<float>{});
+      return body(float{});
     case DType::kFloat64:
-      return body(Tag<double>{});
+      return body(double{});
     case DType::kFloat16:
-      return body(Tag<Half>{});
+      return body(Half{});
     case DType::kBFloat16:
-      return body(Tag<BFloat16>{});
+      return body(BFloat16{});
   }
 }
 
-// Calls body with the types of an input and an output. Either both are the same, or the input has
-// 16 bits and the output is float32 (args.h).
+// Calls body with values of the types of an input and an output. Either both are the same, or the
+// input has 16 bits and the output is float32 (args.h).
 template <class Body>
 void with_types(DType in, DType out, Body body) {
-  with_type(in, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    if (in == out) return body(tag, tag);
-    if constexpr (sizeof(T) == 2) body(tag, Tag<float>{});
+  with_type(in, [&](auto value) {
+    if (in == out) return body(value, value);
+    if constexpr (sizeof(value) == 2) body(value, float{});
   });
 }
 
+// Calls body(whether the kind has a mean, as a constant, value).
 template <class Body>
 void with_norm(NormKind kind, DType dtype, Body body) {
-  with_type(dtype, [&](auto tag) {
-    if (!has_mean(kind)) return body(Constant<false>{}, tag);
-    body(Constant<true>{}, tag);
+  with_bool(has_mean(kind), [&](auto centers) {
+    with_type(dtype, [&](auto value) { body(centers, value); });
   });
 }
 

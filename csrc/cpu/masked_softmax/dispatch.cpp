@@ -6,10 +6,8 @@ namespace fusedops::FUSEDOPS_CPU_ISA {
 void masked_softmax(
     const MaskedSoftmaxForward& args, RowRange range, void* scratch, bool streaming) {
   with_types(args.input.dtype, args.output.dtype, [&](auto in, auto out) {
-    using In = typename decltype(in)::type;
-    using Out = typename decltype(out)::type;
     with_store(streaming && can_stream(args.probabilities), args.output, [&](StoreMode mode) {
-      masked_softmax_rows<In, Out>(args, range, scratch, mode);
+      masked_softmax_rows<decltype(in), decltype(out)>(args, range, scratch, mode);
     });
   });
 }
@@ -17,10 +15,8 @@ void masked_softmax(
 void masked_softmax_backward(
     const MaskedSoftmaxBackward& args, RowRange range, void* scratch, bool streaming) {
   with_types(args.grad_input.dtype, args.probabilities.dtype, [&](auto in, auto out) {
-    using In = typename decltype(in)::type;
-    using Out = typename decltype(out)::type;
     with_store(streaming, args.grad_input, [&](StoreMode mode) {
-      masked_softmax_backward_rows<In, Out>(args, range, scratch, mode);
+      masked_softmax_backward_rows<decltype(in), decltype(out)>(args, range, scratch, mode);
     });
   });
 }

@@ -41,7 +41,7 @@ constexpr bool kMayBeTiny = sizeof(Compute<T>) == sizeof(float);
 template <>
 constexpr bool kMayBeTiny<Half> = false;
 
-// Maximum than the rstd of a row of zeros with rms_norm's default eps for float32, 2896.
+// Larger than the rstd of a row of zeros with rms_norm's default eps for float32, 2896.
 template <class C>
 constexpr C kLargeRstd = C(0x1p12);
 
@@ -362,7 +362,7 @@ struct NormResults {
     const bool drops = args.dropout.seed != nullptr;
     if (drops) drop_columns<T>(DropoutRow(args.dropout, row), scratch, begin, cols);
     with_branch<T>(args.grad_branch.dtype, [&](auto tag) FUSEDOPS_LAMBDA {
-      using Branch = typename decltype(tag)::type;
+      using Branch = decltype(tag);
       Branch* to = start_of<Branch>(args.grad_branch, row) + begin;
       write_scratch(to, drops ? C(args.dropout.scale) : C(1), cols);
     });

@@ -19,7 +19,7 @@ void with_column_sums(const NormBackward& args, Body body) {
 
 void norm_backward(const NormBackward& args, int64_t partition, void* scratch, bool streaming) {
   with_norm(args.kind, args.input.dtype, [&](auto centers, auto tag) {
-    using T = typename decltype(tag)::type;
+    using T = decltype(tag);
     const PartitionSums<Compute<T>> sums_of_rows(column_sums_of(args), partition);
     sums_of_rows.clear();
     const RowRange rest = short_norm_backward_groups<centers.value, T>(
@@ -35,7 +35,7 @@ void norm_backward(const NormBackward& args, int64_t partition, void* scratch, b
 
 void norm_finish(const NormColumnSums& sums, int64_t begin, int64_t end) {
   with_type(sums.dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
+    using T = decltype(tag);
     const PartitionSums<Compute<T>> first(sums, 0);
     const auto finish = [&](Columns result, const Compute<T>* partials) {
       if (result.data == nullptr) return;
@@ -51,7 +51,7 @@ void norm_finish(const NormColumnSums& sums, int64_t begin, int64_t end) {
 void long_norm_backward(
     const NormBackward& args, int64_t row, RowRange cols, NormGradSums* partials, void* scratch) {
   with_norm(args.kind, args.input.dtype, [&](auto centers, auto tag) {
-    using T = typename decltype(tag)::type;
+    using T = decltype(tag);
     long_norm_backward_segments<centers.value, T>(args, row, cols, partials, scratch);
   });
 }
@@ -60,7 +60,7 @@ void write_long_norm_backward(
     const NormBackward& args, RowRange cols, const NormGradSums* rows, void* scratch,
     bool streaming) {
   with_norm(args.kind, args.input.dtype, [&](auto centers, auto tag) {
-    using T = typename decltype(tag)::type;
+    using T = decltype(tag);
     with_store(streaming, args.grad_input, [&](StoreMode mode) {
       with_column_sums<centers.value>(args, [&](auto sums) {
         const LongNormBackward<centers.value, T, sums.value> columns{

@@ -40,24 +40,15 @@ FUSEDOPS_INLINE void for_chunks(int64_t cols, Body body) {
   }
 }
 
-template <auto kValue>
-struct Constant {
-  static constexpr auto value = kValue;
-};
-template <class T>
-struct Tag {
-  using type = T;
-};
-
-// Calls body with the type of a branch, or of its gradient, beside rows of T: T or, beside floats,
-// one of 16 bits (args.h).
+// Calls body with a value of the type of a branch, or of its gradient, beside rows of T: T or,
+// beside floats, one of 16 bits (args.h).
 template <class T, class Body>
 FUSEDOPS_INLINE void with_branch(DType dtype, Body body) {
   if constexpr (std::is_same_v<T, float>) {
-    if (dtype == DType::kBFloat16) return body(Tag<BFloat16>{});
-    if (dtype == DType::kFloat16) return body(Tag<Half>{});
+    if (dtype == DType::kBFloat16) return body(BFloat16{});
+    if (dtype == DType::kFloat16) return body(Half{});
   }
-  body(Tag<T>{});
+  body(T{});
 }
 
 // --- parameters ---------------------------------------------------------------------------------

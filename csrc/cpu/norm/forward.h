@@ -87,7 +87,7 @@ struct AddedRows {
 
   FUSEDOPS_INLINE void compute(int64_t begin, int64_t cols) const {
     with_branch<T>(args.input.dtype, [&](auto tag) FUSEDOPS_LAMBDA {
-      using Branch = typename decltype(tag)::type;
+      using Branch = decltype(tag);
       for (int r = 0; r < kCount; ++r) {
         if (args.dropout.seed != nullptr) {
           add_dropped<Branch>(r, begin, cols);

@@ -163,7 +163,7 @@ FUSEDOPS_INLINE void long_norm_backward_segments(
 }
 
 // Writes the gradients of a segment of all rows, and the sums of its columns. The rows are added up
-// by partition, as short rows are.
+// by partitions, as those of short rows are.
 template <bool kCenters, class T, ColumnSums kSums>
 struct LongNormBackward {
   using C = Compute<T>;

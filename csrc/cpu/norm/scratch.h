@@ -43,8 +43,8 @@ constexpr int64_t norm_partials_bytes(const NormForward& args) {
       (saves_sum ? args.cols * size_of(args.output.dtype) : 0);
 }
 
-// Sums of a norm's backward, over a segment or a row: of g and of g * (input - mean), where g =
-// grad_output * weight.
+// Holds the sums of a norm's backward over a segment or a row: of g and of g * (input - mean),
+// where g = grad_output * weight.
 struct NormGradSums {
   double of_grad, of_product;
 };

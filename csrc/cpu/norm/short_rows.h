@@ -178,7 +178,7 @@ FUSEDOPS_INLINE TileMoments<float> moments_of_group(
 template <class T>
 FUSEDOPS_NOINLINE void load_added(const NormForward& args, int64_t first, Tile<float>* group) {
   with_branch<T>(args.input.dtype, [&](auto tag) {
-    load_group<typename decltype(tag)::type>(args.input, first, args.cols, group);
+    load_group<decltype(tag)>(args.input, first, args.cols, group);
   });
   Tile<float> residual[kShortRowCols];
   load_group<T>(args.residual, first, args.cols, residual);
@@ -370,7 +370,7 @@ struct NormBackwardGroups {
     if (args.grad_input.data != nullptr) store_group<T>(args.grad_input, first, args.cols, grad);
     if (args.grad_branch.data == nullptr) return;
     with_branch<T>(args.grad_branch.dtype, [&](auto tag) {
-      store_group<typename decltype(tag)::type>(args.grad_branch, first, args.cols, grad);
+      store_group<decltype(tag)>(args.grad_branch, first, args.cols, grad);
     });
   }
 

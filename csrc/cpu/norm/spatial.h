@@ -274,12 +274,6 @@ class SpatialNormGradient {
     int64_t cols;
   };
 
-  template <class Body>
-  static FUSEDOPS_INLINE void with_bool(bool value, Body body) {
-    if (value) return body(Constant<true>{});
-    body(Constant<false>{});
-  }
-
   FUSEDOPS_INLINE NormGradColumn<C>& column(int64_t col) const { return columns_[col / kTile<T>]; }
 
   // Returns whether any column is scaled. `first` is the number of the first column.

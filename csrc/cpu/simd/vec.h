@@ -101,6 +101,17 @@ constexpr bool kFusesProducts = false;
 template <class C>
 constexpr C kInfinity = static_cast<C>(__builtin_huge_val());
 
+// Passes a constant to a generic lambda.
+template <auto kValue>
+struct Constant {
+  static constexpr auto value = kValue;
+};
+template <class Body>
+FUSEDOPS_INLINE auto with_bool(bool value, Body body) {
+  if (value) return body(Constant<true>{});
+  return body(Constant<false>{});
+}
+
 template <class C>
 FUSEDOPS_INLINE Vec<C> Set(C value) {
   return Vec<C>{} + value;

@@ -6,8 +6,8 @@ namespace fusedops::FUSEDOPS_CPU_ISA {
 
 void softmax(const SoftmaxForward& args, RowRange range, void* scratch, bool streaming) {
   with_types(args.input.dtype, args.output.dtype, [&](auto in, auto out) {
-    using In = typename decltype(in)::type;
-    using Out = typename decltype(out)::type;
+    using In = decltype(in);
+    using Out = decltype(out);
     const RowRange rest = short_softmax_groups<In, Out>(args, range);
     if (rest.begin == rest.end) return;
     with_store(streaming, args.output, [&](StoreMode mode) {
@@ -19,8 +19,8 @@ void softmax(const SoftmaxForward& args, RowRange range, void* scratch, bool str
 
 void softmax_backward(const SoftmaxBackward& args, RowRange range, bool streaming) {
   with_types(args.grad_input.dtype, args.output.dtype, [&](auto in, auto out) {
-    using In = typename decltype(in)::type;
-    using Out = typename decltype(out)::type;
+    using In = decltype(in);
+    using Out = decltype(out);
     const RowRange rest = short_softmax_backward_groups<In, Out>(args, range);
     if (rest.begin == rest.end) return;
     with_store(streaming, args.grad_input, [&](StoreMode mode) {
@@ -33,8 +33,8 @@ void softmax_backward(const SoftmaxBackward& args, RowRange range, bool streamin
 void long_softmax(
     const SoftmaxForward& args, int64_t row, RowRange cols, void* chunks, bool streaming) {
   with_types(args.input.dtype, args.output.dtype, [&](auto in, auto out) {
-    using In = typename decltype(in)::type;
-    using Out = typename decltype(out)::type;
+    using In = decltype(in);
+    using Out = decltype(out);
     if (args.log) return long_softmax_chunks<true, In, Out>(args, row, cols, chunks, streaming);
     long_softmax_chunks<false, In, Out>(args, row, cols, chunks, streaming);
   });
@@ -43,8 +43,8 @@ void long_softmax(
 void write_long_softmax(
     const SoftmaxForward& args, int64_t row, RowRange cols, const void* chunks, bool streaming) {
   with_types(args.input.dtype, args.output.dtype, [&](auto in, auto out) {
-    using In = typename decltype(in)::type;
-    using Out = typename decltype(out)::type;
+    using In = decltype(in);
+    using Out = decltype(out);
     with_store(streaming, args.output, [&](StoreMode mode) {
       if (args.log) {
         return write_long_softmax_chunks<true, In, Out>(args, row, cols, chunks, streaming, mode);
@@ -56,7 +56,7 @@ void write_long_softmax(
 
 void long_softmax_backward(const SoftmaxBackward& args, int64_t row, RowRange cols, void* chunks) {
   with_type(args.output.dtype, [&](auto tag) {
-    using Out = typename decltype(tag)::type;
+    using Out = decltype(tag);
     auto* sums = static_cast<double*>(chunks);
     if (args.log) return long_softmax_backward_sums<true, Out>(args, row, cols, sums);
     long_softmax_backward_sums<false, Out>(args, row, cols, sums);
@@ -66,8 +66,8 @@ void long_softmax_backward(const SoftmaxBackward& args, int64_t row, RowRange co
 void write_long_softmax_backward(
     const SoftmaxBackward& args, int64_t row, RowRange cols, const void* chunks, bool streaming) {
   with_types(args.grad_input.dtype, args.output.dtype, [&](auto in, auto out) {
-    using In = typename decltype(in)::type;
-    using Out = typename decltype(out)::type;
+    using In = decltype(in);
+    using Out = decltype(out);
     const auto* sums = static_cast<const double*>(chunks);
     with_store(streaming, args.grad_input, [&](StoreMode mode) {
       if (args.log) {
@@ -80,7 +80,7 @@ void write_long_softmax_backward(
 
 void softmax_statistics(const SoftmaxStatistics& args, int64_t row, RowRange cols, void* chunks) {
   with_type(args.input.dtype, [&](auto tag) {
-    using In = typename decltype(tag)::type;
+    using In = decltype(tag);
     using C = Compute<In>;
     reduce_softmax_chunks<true, C>(
         start_of<In>(args.input, row), static_cast<SoftmaxChunk<C>*>(chunks), cols);
@@ -88,15 +88,14 @@ void softmax_statistics(const SoftmaxStatistics& args, int64_t row, RowRange col
 }
 
 void write_softmax_statistics(const SoftmaxStatistics& args, int64_t row, const void* chunks) {
-  with_type(args.input.dtype, [&](auto tag) {
-    write_statistics<typename decltype(tag)::type>(args, row, chunks);
-  });
+  with_type(
+      args.input.dtype, [&](auto tag) { write_statistics<decltype(tag)>(args, row, chunks); });
 }
 
 void softmax_apply(const SoftmaxApply& args, int64_t row, RowRange cols, bool streaming) {
   with_types(args.input.dtype, args.output.dtype, [&](auto in, auto out) {
-    using In = typename decltype(in)::type;
-    using Out = typename decltype(out)::type;
+    using In = decltype(in);
+    using Out = decltype(out);
     with_store(streaming, args.output, [&](StoreMode mode) {
       apply_softmax_statistics<In, Out>(args, row, cols, mode);
     });
