@@ -50,14 +50,24 @@ def test_parts_with_most_changed_lines_come_first_while_they_fit(three_parts, mo
     for minutes, ran in ((10, ["b", "a"]), (8, ["a"]), (0.5, [])):
         outcomes = parts.run_touched("1.day", minutes)
         assert [outcome.part for outcome in outcomes] == ["b", "a", "c"]
-        assert [outcome.part for outcome in outcomes if outcome.failed is not None] == ran
+        assert [o.part for o in outcomes if o.state != parts.LEFT_OUT] == ran
 
 
 def test_a_part_that_fails_is_named_and_the_others_run(three_parts, capfd):
     assert parts.main([]) == 1
-    lines = capfd.readouterr().out.splitlines()[-3:]
-    assert [line.split()[:2] for line in lines] == [["a", "ran"], ["b", "FAILED"], ["c", "ran"]]
+    states = [line.split()[1] for line in capfd.readouterr().out.splitlines()[-3:]]
+    assert states == ["passed", "FAILED", "passed"]
     assert parts.main(["a", "c"]) == 0
+
+
+def test_neither_slowness_nor_random_inputs_keep_a_change_out(three_parts, monkeypatch):
+    monkeypatch.setattr(parts, "touched_lines", lambda since: {"a/x": 1, "b/y": 1})
+    assert parts.main(["--since", "1.day"]) == 1
+    parts.PARTS["b"] = parts.PARTS["b"]._replace(is_random=True)
+    assert parts.main(["--since", "1.day"]) == 0 and parts.main(["b"]) == 1
+    sleeps = (sys.executable, "-c", "import time; time.sleep(60)")
+    parts.PARTS["b"] = parts.Part("", 0, ("b/",), (sleeps,))
+    assert parts.main(["--since", "1.day"]) == 0 and parts.main(["b"]) == 1
 
 
 def test_an_unknown_part_is_refused(capsys):
