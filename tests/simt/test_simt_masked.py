@@ -62,10 +62,10 @@ FEW = [
 #: The kernels for one part: rows in part of a warp, in a warp, and in several warps.
 FEW += [
     replace(with_operands(case, 0), mask_value=-1e4, zero_masked_rows=True, p=0.3)
-    for op, parts in product(OPS, ["none", "causal", "bool", "numbers"])
-    if op == FORWARD or parts != "numbers"
+    for op, terms in product(OPS, ["none", "causal", "bool", "numbers"])
+    if op == FORWARD or terms != "numbers"
     for cols in (40, 2048, 4104)
-    for case in [MaskedCase(op, "bfloat16", "bfloat16", (2, 1, 3), cols, 8, parts)]
+    for case in [MaskedCase(op, "bfloat16", "bfloat16", (2, 1, 3), cols, 8, terms)]
 ]
 #: Short rows of single elements, with every kind of operand, two rows a thread or one.
 FEW += [
@@ -74,7 +74,7 @@ FEW += [
     for i, cols in enumerate([49, 64, 65, 197, 577, 641, 1023])
     for case in [MaskedCase(op, "bfloat16", "bfloat16", (2, 1, 3), cols, 1, PLAIN)]
 ]
-#: Soft caps, with the operands of kernels for all parts.
+#: Soft caps, with the operands of kernels for all terms.
 FEW += [
     replace(case, mask_value=-1e4, zero_masked_rows=True, p=0.3)
     for cols, width in [(40, 8), (1040, 1), (1600, 8), (17_000, 8)]
@@ -95,7 +95,7 @@ FEW += [
     for op in OPS
     for cols, width, lower in [(40, 8, 11), (1040, 1, None), (1600, 8, 900), (17_000, 8, None)]
 ]
-FEW_IDS = [f"{case.op}-{case.parts}-{case.cols}" for case in FEW]
+FEW_IDS = [f"{case.op}-{case.terms}-{case.cols}" for case in FEW]
 
 
 @pytest.mark.parametrize("case", FEW, ids=FEW_IDS)
@@ -170,7 +170,7 @@ def test_a_single_misaligned_array_is_enough_for_narrow_accesses(emulator, op):
             assert emulator.kernels_of(prepared.args).isdisjoint(before)
 
 
-#: The parts of scores.h by their bits, and the operands whose scores have them in bfloat16.
+#: The terms of scores.h by their bits, and the operands whose scores have them in bfloat16.
 PICKED = [
     (0, {}),
     (1, {"diagonal": 3}),
@@ -194,17 +194,17 @@ PICKED = [
 ]
 
 
-@pytest.mark.parametrize("parts, operands", PICKED)
-def test_scores_of_one_part_have_a_kernel_of_their_own(emulator, parts, operands):
+@pytest.mark.parametrize("terms, operands", PICKED)
+def test_scores_of_one_part_have_a_kernel_of_their_own(emulator, terms, operands):
     case = MaskedCase(FORWARD, "bfloat16", "bfloat16", (2, 3), 2048, 8, **operands)
     (kernel,) = emulator.kernels_of(Prepared(emulator, case, inputs(case)).args)
-    vectors, threads = (2, 0) if parts & 7 == 7 else (8, 32)
+    vectors, threads = (2, 0) if terms & 7 == 7 else (8, 32)
     types = "__nv_bfloat16, __nv_bfloat16"
-    assert kernel == f"masked_softmax_forward_registers<{types}, 8, {vectors}, {parts}, {threads}>"
+    assert kernel == f"masked_softmax_forward_registers<{types}, 8, {vectors}, {terms}, {threads}>"
 
 
 @pytest.mark.parametrize(
-    "parts, operands",
+    "terms, operands",
     [
         (0, {"mask": "bfloat16 011"}),
         (1, {"mask": "bfloat16 011", "diagonal": 3}),
@@ -214,12 +214,12 @@ def test_scores_of_one_part_have_a_kernel_of_their_own(emulator, parts, operands
     ],
 )
 def test_what_was_added_to_the_scores_does_not_change_the_backward_kernel(
-    emulator, parts, operands
+    emulator, terms, operands
 ):
     case = MaskedCase(BACKWARD, "bfloat16", "bfloat16", (2, 3), 2048, 8, **operands)
     (kernel,) = emulator.kernels_of(Prepared(emulator, case, inputs(case)).args)
     types = "__nv_bfloat16, __nv_bfloat16"
-    assert kernel == f"masked_softmax_backward_registers<{types}, 8, 2, {parts}>"
+    assert kernel == f"masked_softmax_backward_registers<{types}, 8, 2, {terms}>"
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -243,7 +243,7 @@ def test_short_rows_of_single_elements_have_one_kernel_for_plain_scores(
     case = MaskedCase(op, "bfloat16", "bfloat16", (2, 3), cols, 1, **operands)
     (kernel,) = emulator.kernels_of(Prepared(emulator, case, inputs(case)).args)
     types = "__nv_bfloat16, __nv_bfloat16"
-    assert kernel == f"{op}_narrow<{types}, 1, {vectors}, {threads}>"
+    assert kernel == f"{op}_unaligned<{types}, 1, {vectors}, {threads}>"
 
 
 @pytest.mark.parametrize(

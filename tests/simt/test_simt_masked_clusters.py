@@ -14,7 +14,7 @@ from .judge import Judge, same_bits
 
 BASES = cluster_bases()
 of_every_kernel = pytest.mark.parametrize(
-    "base", BASES, ids=lambda base: f"{base.op}-{base.parts}-{base.dtype}-{base.other}"
+    "base", BASES, ids=lambda base: f"{base.op}-{base.terms}-{base.dtype}-{base.other}"
 )
 #: The longest rows that clusters of 4 and 8 blocks hold, by the bytes of an element.
 LIMITS = {2: {4: 32_768, 8: 131_072}, 4: {4: 16_384, 8: 65_536}}

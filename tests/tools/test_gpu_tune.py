@@ -165,7 +165,7 @@ def test_the_list_begins_with_the_incumbents_of_the_main_shapes(tune):
     assert min(sizes) < 1 << 20 and max(sizes) == 2 << 30
 
 
-LAUNCH = ": launch_plan<T, kWidth>(forward_of(q, memory), plan);"
+LAUNCH = ": launch_plan(forward_of(q, memory), plan);"
 #: The softmax writes nothing, and its logarithm fails to launch.
 PLANTED = ": is_log(q) ? Status{719} : device::kSuccess;"
 

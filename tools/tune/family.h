@@ -1,9 +1,8 @@
 // A family of kernels as the tool sees it: the arrays that a question needs, the plan that the
-// tables of cuda/launch/plan.h choose, the other plans, and their launches.
+// list of cuda/launch/plans.def has, the other plans, and their launches.
 //
 // Each family includes its source in csrc/cuda, so that the plans that are recorded are those that
-// the package launches. Candidates go through the same launch functions where these take a plan,
-// and name kernels where a candidate has more elements or other segments than any table.
+// the package launches. Candidates are found as kernels of the package are, in a list of their own.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +10,7 @@
 #include <vector>
 
 #include "cuda/block/device.h"
-#include "cuda/launch/dispatch.h"
+#include "cuda/launch/kernels.h"
 #include "cuda/launch/plan.h"
 #include "tune/question.h"
 
@@ -72,39 +71,41 @@ inline bool is_wide(int32_t width, DType dtype) {
   return width * size_of(dtype) == fusedops::cuda::kMaxVectorBytes;
 }
 
-// The threads of a plan that a table fixes; 0 where it does not.
-inline int32_t fixed_threads(
-    const fusedops::cuda::Regimes& regimes, const fusedops::cuda::RowPlan& plan, DType dtype) {
-  if (plan.elements == 0 || plan.blocks > 1) return 0;
-  const auto& table = regimes.table(size_of(dtype), is_wide(plan.width, dtype));
-  return fusedops::cuda::is_fixed(table, plan.elements, plan.threads) ? plan.threads : 0;
-}
-
-inline Plan as_plan(
-    const fusedops::cuda::Regimes& regimes, const fusedops::cuda::RowPlan& plan,
-    const Question& q) {
+inline Plan as_plan(const fusedops::cuda::RowPlan& plan, const Question& q) {
+  using namespace fusedops::cuda;
   Plan result{plan.width, plan.elements, plan.threads, plan.rows, plan.blocks};
-  result.fixed = fixed_threads(regimes, plan, q.dtype);
-  if (plan.elements > 0) return result;
-  result.row_threads = fusedops::cuda::kSegmentThreads;
-  result.segment = fusedops::cuda::plan_segments(q.cols).cols;
+  result.fixed = plan.fixed_threads;
+  if (plan.scope != Scope::kSegments) return result;
+  result.row_threads = kSegmentThreads;
+  result.segment = plan_segments(q.cols).cols;
   return result;
 }
 
 inline fusedops::cuda::RowPlan as_row_plan(const Plan& plan) {
-  return {plan.width, plan.elements, plan.row_threads, plan.rows, plan.blocks};
+  using fusedops::cuda::Scope;
+  const Scope scope = plan.blocks > 1 ? Scope::kCluster
+      : plan.segment > 0              ? Scope::kSegments
+                                      : Scope::kRegisters;
+  return {scope, plan.width, plan.elements, plan.fixed, plan.row_threads, plan.rows, plan.blocks};
 }
 
-// Elements of a thread, 64 only of 16 bits. The vectors of odd rows need an address each, so that
-// 16 are many.
-inline const std::vector<int32_t> kWideElements = {8, 16, 32, 64}, kNarrowElements = {4, 8, 16};
-// Kernels compiled for the threads of a row, where offsets are constants: their elements and
-// threads.
-struct Fixed {
-  int32_t elements, threads;
+// The kernels that are measured beside those of the package, for find_kernel().
+inline constexpr fusedops::cuda::ListedPlan kCandidates[] = {
+#define REGISTERS(pass, vectors, cols, elements, threads) \
+  {fusedops::cuda::Pass::pass,                            \
+   fusedops::cuda::Vectors::vectors,                      \
+   fusedops::cuda::Scope::kRegisters,                     \
+   cols,                                                  \
+   elements,                                              \
+   threads,                                               \
+   1},
+#include "tune/candidates.def"
+#undef REGISTERS
 };
-inline constexpr Fixed kWideFixed[] = {{16, 32}, {32, 32}, {64, 32}};
-inline constexpr Fixed kNarrowFixed[] = {{8, 8}, {8, 16}, {16, 16}, {16, 32}, {32, 32}};
+struct CandidatePlans {
+  static constexpr const auto& kList = kCandidates;
+};
+
 // The threads of a block that has several short rows.
 inline constexpr int32_t kBlockThreads[] = {128, 256};
 inline constexpr int32_t kClusterSizes[] = {2, 4, 8, 16};
@@ -115,62 +116,50 @@ inline void append(std::vector<Plan>& plans, const std::vector<Plan>& more) {
   plans.insert(plans.end(), more.begin(), more.end());
 }
 
-inline int32_t most_cluster_threads(const fusedops::cuda::Clusters& clusters) {
-  using fusedops::cuda::kClusterThreads;
-  return clusters.elements > 32 ? kClusterThreads<float, 4, 64> : kClusterThreads<float, 4, 32>;
-}
-
-// The plans that keep a row in one block's registers, for `most` threads of a block.
-template <class Most>
-std::vector<Plan> register_plans(const Question& q, int32_t width, Most most) {
+// The plans that keep a row in one block's registers. Of the kernels that are compiled for the
+// threads of a row, those are asked for that have at least half of their elements inside it.
+inline std::vector<Plan> register_plans(
+    const Question& q, fusedops::cuda::Pass pass, int32_t width) {
+  using namespace fusedops::cuda;
   std::vector<Plan> plans;
-  const int32_t bytes = width * static_cast<int32_t>(size_of(q.dtype));
-  for (const int32_t elements : is_wide(width, q.dtype) ? kWideElements : kNarrowElements) {
-    const int32_t threads = fusedops::cuda::threads_per_row(q.cols, elements, bytes);
+  const auto bytes = static_cast<int32_t>(size_of(q.dtype));
+  for (const ListedPlan& listed : plans_of(pass, kCandidates)) {
+    const int32_t own_width = width_in(listed, width, bytes);
+    if (own_width == 0 || q.cols > listed.max_cols) continue;
+    if (listed.threads > 0 && 2 * q.cols <= listed.max_cols) continue;
     for (const int32_t block : kBlockThreads) {
-      const int32_t rows = std::max(1, block / threads);
-      const bool is_new = block == kBlockThreads[0] || rows > 1;
-      if (is_new && threads * rows <= most(elements))
-        plans.push_back({width, elements, threads, rows});
+      const RowPlan plan = plan_from(listed, q.cols, own_width, bytes, block);
+      const bool is_new = block == kBlockThreads[0] || (plan.rows > 1 && listed.threads == 0);
+      if (is_new) plans.push_back(as_plan(plan, q));
     }
   }
   return plans;
 }
 
-// The same by kernels that are compiled for the threads of a row, where at least half of their
-// elements are inside it.
-inline std::vector<Plan> fixed_plans(const Question& q, int32_t width) {
-  std::vector<Plan> plans;
-  const auto add = [&](const Fixed& fixed) {
-    const int64_t most = int64_t{fixed.elements} * fixed.threads;
-    if (q.cols > most || 2 * q.cols <= most || fixed.elements * size_of(q.dtype) > 128) return;
-    const int32_t rows = fusedops::cuda::kRowBlockThreads / fixed.threads;
-    plans.push_back({width, fixed.elements, fixed.threads, rows, 1, 0, 0, fixed.threads});
-  };
-  if (is_wide(width, q.dtype)) {
-    for (const Fixed& fixed : kWideFixed) add(fixed);
-  } else {
-    for (const Fixed& fixed : kNarrowFixed) add(fixed);
+// The elements of a thread in the clusters of a pass; 0 where it has none.
+inline int32_t cluster_elements(fusedops::cuda::Pass pass, int32_t width, int32_t bytes) {
+  using namespace fusedops::cuda;
+  for (const ListedPlan& listed : plans_of(pass)) {
+    const bool is_cluster = listed.scope == Scope::kCluster;
+    if (is_cluster && width_in(listed, width, bytes) > 0) return listed.elements;
   }
-  return plans;
+  return 0;
 }
 
 // The plans that hold a row in the registers of a cluster: in wide vectors, or in single elements
 // where a row has no wide ones.
 inline std::vector<Plan> cluster_plans(
-    const Question& q, int32_t width, const fusedops::cuda::Clusters& wide,
-    const fusedops::cuda::Clusters& narrow, int32_t most_threads) {
+    const Question& q, fusedops::cuda::Pass pass, int32_t width, int32_t most_threads) {
+  using namespace fusedops::cuda;
   std::vector<Plan> plans;
-  if (!is_wide(width, q.dtype)) {
-    width = 1;
-    most_threads = std::min(most_threads, fusedops::cuda::kClusterThreads<float, 1, 16>);
-  }
-  const int32_t elements = (width > 1 ? wide : narrow).elements;
-  if (!fusedops::device::has_clusters() || elements == 0) return plans;
   const auto bytes = static_cast<int32_t>(size_of(q.dtype));
+  if (!is_wide(width, q.dtype)) width = 1;
+  const int32_t elements = cluster_elements(pass, width, bytes);
+  if (!fusedops::device::has_clusters() || elements == 0) return plans;
+  if (elements > (width > 1 ? 32 : 16)) most_threads = std::min(most_threads, 512);
   for (const int32_t blocks : kClusterSizes) {
-    const int32_t cols = fusedops::cuda::round_up(fusedops::cuda::ceil_div(q.cols, blocks), width);
-    const int32_t threads = fusedops::cuda::threads_per_row(cols, elements, width * bytes);
+    const int32_t cols = round_up(ceil_div(q.cols, blocks), width);
+    const int32_t threads = threads_per_row(cols, elements, width * bytes);
     // A block of less than four warps has little to hide the cluster's barriers with.
     if (threads < 128 || threads > most_threads) continue;
     plans.push_back({width, elements, threads, 1, blocks});
@@ -204,6 +193,7 @@ Status launch_with_segments(
     void (*apply)(Args, int64_t, fusedops::cuda::Segments), int64_t row_bytes, const Args& args,
     const Plan& plan) {
   using namespace fusedops;
+  if (partials == nullptr || apply == nullptr) return device::kInvalidValue;
   const auto count = static_cast<int32_t>(cuda::ceil_div(args.cols, plan.segment));
   const cuda::Segments segments{plan.segment, count};
   const int64_t most = std::min(cuda::segment_rows(row_bytes), device::max_grid() / count);
@@ -216,56 +206,6 @@ Status launch_with_segments(
     if (status != device::kSuccess) return status;
   }
   return device::kSuccess;
-}
-
-// f(elements, as a type) where a thread of vectors of that width may have as many.
-template <class T, int kWidth, class F>
-Status with_elements(int32_t elements, F f) {
-  constexpr bool kWide = fusedops::cuda::kIsWide<T, kWidth>;
-  switch (elements) {
-    case 4:
-      if constexpr (!kWide) return f(std::integral_constant<int, 4>{});
-      break;
-    case 8:
-      return f(std::integral_constant<int, 8>{});
-    case 16:
-      return f(std::integral_constant<int, 16>{});
-    case 32:
-      if constexpr (kWide) return f(std::integral_constant<int, 32>{});
-      break;
-    case 64:
-      if constexpr (kWide && sizeof(T) == 2) return f(std::integral_constant<int, 64>{});
-      break;
-  }
-  return fusedops::device::kInvalidValue;
-}
-
-// f(elements, threads, as types) for a plan of fixed_plans().
-template <class T, int kWidth, int kIndex = 0, class F>
-Status with_fixed(const Plan& plan, F f) {
-  constexpr bool kWide = fusedops::cuda::kIsWide<T, kWidth>;
-  constexpr int kCount = kWide ? std::size(kWideFixed) : std::size(kNarrowFixed);
-  if constexpr (kIndex < kCount) {
-    constexpr Fixed kFixed = kWide ? kWideFixed[kIndex] : kNarrowFixed[kIndex];
-    if constexpr (kFixed.elements * sizeof(T) <= 128) {
-      if (plan.elements == kFixed.elements && plan.fixed == kFixed.threads) {
-        return f(
-            std::integral_constant<int, kFixed.elements>{},
-            std::integral_constant<int, kFixed.threads>{});
-      }
-    }
-    return with_fixed<T, kWidth, kIndex + 1>(plan, f);
-  } else {
-    return fusedops::device::kInvalidValue;
-  }
-}
-
-// f(Type<T>{}) for the dtypes of the questions.
-template <class F>
-Status with_asked_type(DType dtype, F f) {
-  if (dtype == DType::kBFloat16) return f(fusedops::cuda::Type<fusedops::BFloat16>{});
-  if (dtype == DType::kFloat32) return f(fusedops::cuda::Type<float>{});
-  return fusedops::device::kInvalidValue;
 }
 
 }  // namespace tune

@@ -42,102 +42,32 @@ MaskedSoftmaxBackward backward_of(const Question& q, const Memory& memory) {
   return {grad, probabilities, rows_at(memory[2], q), scores_of(q, memory[3]), {}, q.rows, q.cols};
 }
 
-// Whether the tables choose a kernel of masked_softmax_narrow.h.
-bool is_narrow(const Question& q, int32_t width) {
-  const auto bytes = static_cast<int32_t>(size_of(q.dtype));
-  const bool is_short = plan_rows(kPlainMaskedSoftmaxRegimes, q.cols, 1, bytes).elements > 0;
-  return width == 1 && is_short && !is_capped(q);
-}
-
-const Regimes& regimes_of(const Question& q, int32_t width) {
-  if (is_narrow(q, width)) return kPlainMaskedSoftmaxRegimes;
-  const bool any_parts = is_capped(q) || !is_wide(width, q.dtype);
-  return q.backward ? masked_softmax_backward_regimes(any_parts)
-                    : masked_softmax_regimes(any_parts);
-}
-
-// f(Type<T>{}, width, parts of the scores, the last two as types). Rows of narrow vectors have
-// kernels for all parts alone.
-template <class F>
-Status with_instance(const Question& q, int32_t width, F f) {
-  return with_asked_type(q.dtype, [&](auto type) {
-    using T = TypeOf<decltype(type)>;
-    return with_wide_or_single<T>(width, [&](auto width) {
-      if constexpr (!kIsWide<T, decltype(width)::value>)
-        return f(type, width, Int<kAllParts>{});
-      else if (q.op == Op::kCausalSoftmax)
-        return f(type, width, Int<kCausalPart>{});
-      else
-        return f(type, width, Int<kBoolPart>{});
-    });
-  });
-}
-
-// Whether a candidate has room in the registers of its largest block: with more than 64 bytes a
-// thread, or two tensors of more than 32, only forward kernels of 16 bits have.
-template <class T>
-constexpr bool has_room(bool backward, int elements) {
-  return elements * sizeof(T) <= 64 ? !backward || elements <= 16 : !backward && sizeof(T) == 2;
-}
-
-int32_t most_threads(const Question& q, int32_t width, int32_t elements) {
-  int32_t most = 0;
-  with_instance(q, width, [&](auto type, auto width, auto parts) {
-    using T = TypeOf<decltype(type)>;
-    constexpr int kWidth = decltype(width)::value;
-    constexpr bool kAnyParts = decltype(parts)::value == kAllParts;
-    return with_elements<T, kWidth>(elements, [&](auto elements) {
-      constexpr int kElements = decltype(elements)::value;
-      if (has_room<T>(q.backward, kElements)) {
-        most = kMaskedSoftmaxThreads<T, kWidth, kElements, kAnyParts>;
-      }
-      return device::kSuccess;
-    });
-  });
-  return most;
-}
-
-template <class T, int kWidth, int kParts>
 Status launch_plan(const ForwardArgs& args, const Plan& plan) {
-  if (plan.blocks > 1) {
-    return launch_masked_softmax_forward<T, T, kWidth, kParts>(args, as_row_plan(plan), nullptr);
+  const RowPlan row = as_row_plan(plan);
+  const DType dtype = args.input.dtype;
+  if (row.scope == Scope::kCluster) return launch_clusters(args, row, nullptr);
+  if (!is_wide(row.width, dtype)) {
+    const auto kernel = find_kernel<MaskedForwardAll, CandidatePlans>(dtype, dtype, row);
+    return launch_rows(kernel, row, args, nullptr);
   }
-  if (plan.fixed > 0) {
-    return with_fixed<T, kWidth>(plan, [&](auto elements, auto threads) -> Status {
-      constexpr int kElements = decltype(elements)::value, kThreads = decltype(threads)::value;
-      if constexpr (kParts != kAllParts && has_room<T>(false, kElements)) {
-        const auto kernel =
-            &masked_softmax_forward_registers<T, T, kWidth, kElements / kWidth, kParts, kThreads>;
-        return launch_rows(kernel, as_row_plan(plan), args, nullptr);
-      }
-      return device::kInvalidValue;
-    });
-  }
-  return with_elements<T, kWidth>(plan.elements, [&](auto elements) -> Status {
-    constexpr int kElements = decltype(elements)::value;
-    if constexpr (has_room<T>(false, kElements)) {
-      const auto kernel =
-          &masked_softmax_forward_registers<T, T, kWidth, kElements / kWidth, kParts>;
-      return launch_rows(kernel, as_row_plan(plan), args, nullptr);
-    }
-    return device::kInvalidValue;
-  });
+  const auto kernel = args.scores.causal.on
+      ? find_kernel<MaskedForwardCausal, CandidatePlans>(dtype, dtype, row)
+      : find_kernel<MaskedForwardBool, CandidatePlans>(dtype, dtype, row);
+  return launch_rows(kernel, row, args, nullptr);
 }
 
-template <class T, int kWidth, int kParts>
 Status launch_plan(const BackwardArgs& args, const Plan& plan) {
-  if (plan.blocks > 1) {
-    return launch_masked_softmax_backward<T, T, kWidth, kParts>(args, as_row_plan(plan), nullptr);
+  const RowPlan row = as_row_plan(plan);
+  const DType dtype = args.probabilities.dtype;
+  if (row.scope == Scope::kCluster) return launch_clusters(args, row, nullptr);
+  if (!is_wide(row.width, dtype)) {
+    const auto kernel = find_kernel<MaskedBackwardAll, CandidatePlans>(dtype, dtype, row);
+    return launch_rows(kernel, row, args, nullptr);
   }
-  return with_elements<T, kWidth>(plan.elements, [&](auto elements) -> Status {
-    constexpr int kElements = decltype(elements)::value;
-    if constexpr (has_room<T>(true, kElements)) {
-      const auto kernel =
-          &masked_softmax_backward_registers<T, T, kWidth, kElements / kWidth, kParts>;
-      return launch_rows(kernel, as_row_plan(plan), args, nullptr);
-    }
-    return device::kInvalidValue;
-  });
+  const auto kernel = args.scores.causal.on
+      ? find_kernel<MaskedBackwardCausal, CandidatePlans>(dtype, dtype, row)
+      : find_kernel<MaskedBackwardBool, CandidatePlans>(dtype, dtype, row);
+  return launch_rows(kernel, row, args, nullptr);
 }
 
 class MaskedSoftmax final : public Family {
@@ -156,32 +86,22 @@ class MaskedSoftmax final : public Family {
     return (q.op == Op::kPaddedSoftmax ? inputs : inputs / 2) + tensor_bytes(q);
   }
 
+  // Rows that no block or cluster holds are walked along by one block.
   Plan incumbent(const Question& q) const override {
     const int32_t width = width_of(q);
-    const Regimes& regimes = regimes_of(q, width);
-    const RowPlan block = plan_rows(regimes, q.cols, width, size_of(q.dtype));
-    const Clusters& clusters = masked_clusters(size_of(q.dtype));
-    const RowPlan plan = with_clusters(block, clusters, kNoClusters, q.cols, q.dtype);
-    // Longer rows are walked along by one block.
-    Plan result{plan.width, plan.elements, plan.threads, plan.rows, plan.blocks};
-    result.fixed = fixed_threads(regimes, plan, q.dtype);
-    return result;
+    const auto bytes = static_cast<int32_t>(size_of(q.dtype));
+    const RowPlan plain = plan_unaligned(scores_of(q, any_address()), {}, q.cols, width, q.dtype);
+    if (plain.elements > 0) return as_plan(plain, q);
+    const Pass pass = is_capped(q) ? Pass::kAnyMasked : pass_of(q, width);
+    return as_plan(plan_rows(pass, q.cols, width, bytes, device::has_clusters()), q);
   }
 
-  // A soft cap has the table of scores of any parts, which it cannot decide alone.
+  // A soft cap has the plans of scores of any terms, which it cannot decide alone.
   std::vector<Plan> candidates(const Question& q) const override {
     if (is_capped(q)) return {};
     const int32_t width = width_of(q);
-    const auto most = [&](int32_t elements) { return most_threads(q, width, elements); };
-    std::vector<Plan> plans = register_plans(q, width, most);
-    append(
-        plans,
-        cluster_plans(
-            q, width, masked_clusters(size_of(q.dtype)), kNoClusters, kMaskedClusterThreads));
-    if (q.backward || !is_wide(width, q.dtype)) return plans;
-    for (const Plan& plan : fixed_plans(q, width)) {
-      if (most(plan.elements) > 0) plans.push_back(plan);
-    }
+    std::vector<Plan> plans = register_plans(q, pass_of(q, width), width);
+    append(plans, cluster_plans(q, Pass::kAnyMasked, width, kMaskedClusterThreads));
     return plans;
   }
 
@@ -191,17 +111,16 @@ class MaskedSoftmax final : public Family {
   }
 
   Status launch(const Question& q, const Plan& plan, const Memory& memory) const override {
-    return with_instance(q, plan.width, [&](auto type, auto width, auto parts) {
-      using T = TypeOf<decltype(type)>;
-      constexpr int kWidth = decltype(width)::value, kParts = decltype(parts)::value;
-      if (q.backward) {
-        return launch_plan<T, kWidth, kParts>(BackwardArgs(backward_of(q, memory)), plan);
-      }
-      return launch_plan<T, kWidth, kParts>(ForwardArgs(forward_of(q, memory)), plan);
-    });
+    return q.backward ? launch_plan(prepared(backward_of(q, memory)), plan)
+                      : launch_plan(prepared(forward_of(q, memory)), plan);
   }
 
  private:
+  static Pass pass_of(const Question& q, int32_t width) {
+    if (!is_wide(width, q.dtype)) return Pass::kAnyMasked;
+    return q.backward ? Pass::kMaskedBackward : Pass::kMaskedForward;
+  }
+
   static int32_t width_of(const Question& q) {
     return pick_wide_or_single(q.dtype, q.cols, {Access(rows_at(any_address(), q))});
   }

@@ -74,66 +74,22 @@ NormBackward backward_of(const Question& q, const Memory& memory) {
   return args;
 }
 
-// f(Type<T>{}, width, whether there is a residual, the last two as types).
-template <class F>
-Status with_instance(const Question& q, int32_t width, F f) {
-  return with_asked_type(q.dtype, [&](auto type) {
-    return with_width<TypeOf<decltype(type)>>(width, [&](auto width) {
-      return with_bool(has_residual(q), [&](auto add) { return f(type, width, add); });
-    });
-  });
-}
-
-int32_t most_threads(const Question& q, int32_t width, int32_t elements) {
-  int32_t most = 0;
-  with_instance(q, width, [&](auto type, auto width, auto add) {
-    using T = TypeOf<decltype(type)>;
-    constexpr int kWidth = decltype(width)::value;
-    return with_elements<T, kWidth>(elements, [&](auto elements) {
-      most = kNormThreads<T, kWidth, decltype(elements)::value, decltype(add)::value>;
-      return device::kSuccess;
-    });
-  });
-  return most;
-}
-
-// The candidates of a kernel whose registers hold no more than the tables say: with a residual, 32
-// elements spill, and so do 32 floats beside weight and bias.
-bool has_room(const Question& q, int32_t elements) {
-  return elements < 32 || (size_of(q.dtype) == 2 && !has_residual(q));
-}
-
-template <class T, int kWidth, bool kAdd>
 Status launch_forward(const NormForward& args, const Plan& plan) {
-  if (plan.blocks > 1) {
-    return launch_norm_forward<T, kWidth, kAdd>(args, as_row_plan(plan), nullptr);
+  const RowPlan row = as_row_plan(plan);
+  const DType dtype = args.output.dtype;
+  const bool adds = args.residual.data != nullptr;
+  if (row.scope == Scope::kCluster) return launch_clusters(args, row, nullptr);
+  if (row.scope == Scope::kSegments) {
+    const auto partials = adds ? find_kernel<AddNormForwardPartials>(dtype, dtype, row)
+                               : find_kernel<NormForwardPartials>(dtype, dtype, row);
+    const auto apply = adds ? find_kernel<AddNormForwardApply>(dtype, dtype, row)
+                            : find_kernel<NormForwardApply>(dtype, dtype, row);
+    return launch_with_segments(
+        partials, apply, (1 + adds) * args.cols * size_of(dtype), args, plan);
   }
-  if (plan.segment > 0) {
-    if constexpr (kIsLoopWidth<T, kWidth>) {
-      return launch_with_segments(
-          &norm_forward_partials<T, kWidth, kAdd>, &norm_forward_apply<T, kWidth, kAdd>,
-          (1 + kAdd) * args.cols * sizeof(T), args, plan);
-    }
-    return device::kInvalidValue;
-  }
-  if (plan.fixed > 0) {
-    return with_fixed<T, kWidth>(plan, [&](auto elements, auto threads) -> Status {
-      constexpr int kElements = decltype(elements)::value, kThreads = decltype(threads)::value;
-      if constexpr (!kAdd) {
-        const auto kernel = &norm_forward_registers<T, kWidth, kElements / kWidth, kAdd, kThreads>;
-        return launch_rows(kernel, as_row_plan(plan), args, nullptr);
-      }
-      return device::kInvalidValue;
-    });
-  }
-  return with_elements<T, kWidth>(plan.elements, [&](auto elements) -> Status {
-    constexpr int kElements = decltype(elements)::value;
-    if constexpr (kElements < 32 || (sizeof(T) == 2 && !kAdd)) {
-      const auto kernel = &norm_forward_registers<T, kWidth, kElements / kWidth, kAdd>;
-      return launch_rows(kernel, as_row_plan(plan), args, nullptr);
-    }
-    return device::kInvalidValue;
-  });
+  const auto kernel = adds ? find_kernel<AddNormForwardRegisters, CandidatePlans>(dtype, dtype, row)
+                           : find_kernel<NormForwardRegisters, CandidatePlans>(dtype, dtype, row);
+  return launch_rows(kernel, row, args, nullptr);
 }
 
 // --- the plans of the backward pass -------------------------------------------------------------
@@ -145,7 +101,7 @@ constexpr int64_t kPartitions[] = {132, 264, 396, 528};
 Plan backward_plan(const Question& q) {
   const NormBackward args = backward_of(q, any_memory(std::vector<Array>(kGradSum + 1)));
   const NormBackwardPlan plan = plan_of(args, width_of(args), device::has_clusters());
-  Plan result{plan.row.width, plan.row.elements, plan.row.threads, plan.row.rows, plan.row.blocks};
+  Plan result{plan.width, plan.elements, plan.threads, plan.rows, plan.blocks};
   result.segment = plan.segments.cols;
   result.partitions = plan.partitions;
   return result;
@@ -153,9 +109,8 @@ Plan backward_plan(const Question& q) {
 
 // Each size of a cluster has a wave of them.
 std::vector<Plan> backward_clusters(const Question& q, int32_t width) {
-  const Clusters& wide = norm_backward_clusters(size_of(q.dtype), has_residual(q));
-  const Clusters& narrow = has_residual(q) ? kNoClusters : kNarrowNormBackwardClusters;
-  std::vector<Plan> plans = cluster_plans(q, width, wide, narrow, kNormBackwardThreads);
+  const Pass pass = has_residual(q) ? Pass::kAddNormBackward : Pass::kNormBackward;
+  std::vector<Plan> plans = cluster_plans(q, pass, width, kNormBackwardThreads);
   for (Plan& plan : plans) {
     plan.partitions = count_partitions(q.rows, 1, kClusterMultiprocessors / plan.blocks);
   }
@@ -194,13 +149,14 @@ std::vector<Plan> backward_candidates(const Question& q) {
   return plans;
 }
 
-template <class T, int kWidth, bool kAdd>
 Status launch_backward(const NormBackward& args, const Plan& plan) {
-  const NormScope scope = plan.blocks > 1 ? NormScope::kCluster : NormScope::kBlock;
-  const NormBackwardPlan as_chosen{scope, as_row_plan(plan), {}, plan.partitions};
-  const Status status = launch_norm_backward<T, kWidth, kAdd>(args, as_chosen, nullptr);
-  if (status != device::kSuccess) return status;
-  return launch_norm_backward_finish<AccumulatorOf<T>>(args, plan.partitions, nullptr);
+  NormBackwardPlan as_chosen{{as_row_plan(plan)}, {}, plan.partitions};
+  if (as_chosen.scope == Scope::kRegisters) {
+    // The kernel of the incumbent, which the list may have compiled for the threads of a row.
+    const NormBackwardPlan incumbent = plan_of(args, width_of(args), false);
+    as_chosen.fixed_threads = incumbent.fixed_threads;
+  }
+  return launch_scope(args, as_chosen, nullptr);
 }
 
 int64_t backward_workspace(const Question& q) {
@@ -240,21 +196,15 @@ class Norm final : public Family {
   Plan incumbent(const Question& q) const override {
     if (q.backward) return backward_plan(q);
     const NormForward args = forward_of(q, any_memory(arrays(q)));
-    const RowPlan plan = with_clusters(args, plan_of(args, width_of(args)));
-    return as_plan(norm_regimes(has_residual(q)), plan, q);
+    return as_plan(plan_of(args, width_of(args), device::has_clusters()), q);
   }
 
   std::vector<Plan> candidates(const Question& q) const override {
     if (q.backward) return backward_candidates(q);
+    const Pass pass = has_residual(q) ? Pass::kAddNormForward : Pass::kNormForward;
     const int32_t width = pick_width(q.dtype, q.cols, {Access(rows_at(any_address(), q))});
-    const auto most = [&](int32_t elements) {
-      return has_room(q, elements) ? most_threads(q, width, elements) : 0;
-    };
-    std::vector<Plan> plans = register_plans(q, width, most);
-    const Clusters& wide = norm_clusters(size_of(q.dtype), has_residual(q));
-    const Clusters& narrow = has_residual(q) ? kNoClusters : kNarrowNormClusters;
-    if (!has_residual(q)) append(plans, fixed_plans(q, width));
-    append(plans, cluster_plans(q, width, wide, narrow, most_cluster_threads(wide)));
+    std::vector<Plan> plans = register_plans(q, pass, width);
+    append(plans, cluster_plans(q, pass, width, kMaxThreads));
     append(plans, segment_plans(q, width));
     return plans;
   }
@@ -265,13 +215,8 @@ class Norm final : public Family {
   }
 
   Status launch(const Question& q, const Plan& plan, const Memory& memory) const override {
-    return with_instance(q, plan.width, [&](auto type, auto width, auto add) {
-      using T = TypeOf<decltype(type)>;
-      constexpr int kWidth = decltype(width)::value;
-      constexpr bool kAdd = decltype(add)::value;
-      return q.backward ? launch_backward<T, kWidth, kAdd>(backward_of(q, memory), plan)
-                        : launch_forward<T, kWidth, kAdd>(forward_of(q, memory), plan);
-    });
+    return q.backward ? launch_backward(backward_of(q, memory), plan)
+                      : launch_forward(forward_of(q, memory), plan);
   }
 };
 

@@ -28,88 +28,32 @@ SoftmaxApply apply_of(const Question& q, const Memory& memory) {
   return {const_rows_at(memory[0], q), rows_at(memory[1], q), memory[2], memory[3], q.rows, q.cols};
 }
 
-// f(Type<T>{}, width, as a type).
-template <class F>
-Status with_instance(const Question& q, int32_t width, F f) {
-  return with_asked_type(q.dtype, [&](auto type) {
-    return with_width<TypeOf<decltype(type)>>(width, [&](auto width) { return f(type, width); });
-  });
-}
-
-// Two tensors of 64 elements have no room.
-int32_t most_threads(const Question& q, int32_t width, int32_t elements) {
-  int32_t most = 0;
-  if (q.backward && elements > 32) return most;
-  with_instance(q, width, [&](auto type, auto width) {
-    using T = TypeOf<decltype(type)>;
-    constexpr int kWidth = decltype(width)::value;
-    return with_elements<T, kWidth>(elements, [&](auto elements) {
-      constexpr int kElements = decltype(elements)::value;
-      most =
-          q.backward ? kSoftmaxBackwardThreads<T, kWidth> : kSoftmaxThreads<T, kWidth, kElements>;
-      return device::kSuccess;
-    });
-  });
-  return most;
-}
-
-template <class T, int kWidth>
 Status launch_plan(const SoftmaxForward& args, const Plan& plan) {
-  if (plan.blocks > 1) {
-    return launch_softmax_forward<T, T, kWidth>(args, as_row_plan(plan), nullptr);
+  const RowPlan row = as_row_plan(plan);
+  const DType dtype = args.input.dtype;
+  if (row.scope == Scope::kCluster) return launch_clusters(args, row, nullptr);
+  if (row.scope == Scope::kSegments) {
+    return launch_with_segments(
+        find_kernel<SoftmaxForwardPartials>(dtype, dtype, row),
+        find_kernel<SoftmaxForwardApply>(dtype, dtype, row), args.cols * size_of(dtype), args,
+        plan);
   }
-  if (plan.segment > 0) {
-    if constexpr (!kIsLoopWidth<T, kWidth>)
-      return device::kInvalidValue;
-    else
-      return launch_with_segments(
-          &softmax_forward_partials<T, T, kWidth>, &softmax_forward_apply<T, T, kWidth>,
-          args.cols * sizeof(T), args, plan);
-  }
-  if (plan.fixed > 0) {
-    return with_fixed<T, kWidth>(plan, [&](auto elements, auto threads) {
-      constexpr int kVectors = decltype(elements)::value / kWidth;
-      constexpr int kThreads = decltype(threads)::value;
-      const auto kernel = &softmax_forward_registers<T, T, kWidth, kVectors, kThreads>;
-      return launch_rows(kernel, as_row_plan(plan), args, nullptr);
-    });
-  }
-  return with_elements<T, kWidth>(plan.elements, [&](auto elements) {
-    constexpr int kVectors = decltype(elements)::value / kWidth;
-    return launch_rows(
-        &softmax_forward_registers<T, T, kWidth, kVectors>, as_row_plan(plan), args, nullptr);
-  });
+  const auto kernel = find_kernel<SoftmaxForwardRegisters, CandidatePlans>(dtype, dtype, row);
+  return launch_rows(kernel, row, args, nullptr);
 }
 
-template <class T, int kWidth>
 Status launch_plan(const SoftmaxBackward& args, const Plan& plan) {
-  if (plan.blocks > 1) {
-    return launch_softmax_backward<T, T, kWidth>(args, as_row_plan(plan), nullptr);
+  const RowPlan row = as_row_plan(plan);
+  const DType dtype = args.output.dtype;
+  if (row.scope == Scope::kCluster) return launch_clusters(args, row, nullptr);
+  if (row.scope == Scope::kSegments) {
+    return launch_with_segments(
+        find_kernel<SoftmaxBackwardPartials>(dtype, dtype, row),
+        find_kernel<SoftmaxBackwardApply>(dtype, dtype, row), 2 * args.cols * size_of(dtype), args,
+        plan);
   }
-  if (plan.segment > 0) {
-    if constexpr (!kIsLoopWidth<T, kWidth>)
-      return device::kInvalidValue;
-    else
-      return launch_with_segments(
-          &softmax_backward_partials<T, T, kWidth>, &softmax_backward_apply<T, T, kWidth>,
-          2 * args.cols * sizeof(T), args, plan);
-  }
-  if (plan.fixed > 0) {
-    return with_fixed<T, kWidth>(plan, [&](auto elements, auto threads) {
-      constexpr int kVectors = decltype(elements)::value / kWidth;
-      constexpr int kThreads = decltype(threads)::value;
-      const auto kernel = &softmax_backward_registers<T, T, kWidth, kVectors, kThreads>;
-      return launch_rows(kernel, as_row_plan(plan), args, nullptr);
-    });
-  }
-  return with_elements<T, kWidth>(plan.elements, [&](auto elements) -> Status {
-    constexpr int kElements = decltype(elements)::value;
-    if constexpr (kElements <= 32) {
-      const auto kernel = &softmax_backward_registers<T, T, kWidth, kElements / kWidth>;
-      return launch_rows(kernel, as_row_plan(plan), args, nullptr);
-    }
-    return device::kInvalidValue;
-  });
+  const auto kernel = find_kernel<SoftmaxBackwardRegisters, CandidatePlans>(dtype, dtype, row);
+  return launch_rows(kernel, row, args, nullptr);
 }
 
 class Softmax final : public Family {
@@ -138,22 +82,18 @@ class Softmax final : public Family {
     }
     if (q.backward) {
       const SoftmaxBackward args = backward_of(q, memory);
-      return as_plan(kSoftmaxBackwardRegimes, with_clusters(args, plan_of(args)), q);
+      return as_plan(plan_of(args, cuda::width_of(args), device::has_clusters()), q);
     }
     const SoftmaxForward args = forward_of(q, memory);
-    return as_plan(kSoftmaxRegimes, with_clusters(args, plan_of(args, width_of(args))), q);
+    return as_plan(plan_of(args, cuda::width_of(args), device::has_clusters()), q);
   }
 
   std::vector<Plan> candidates(const Question& q) const override {
     if (!is_planned(q)) return {};
+    const Pass pass = q.backward ? Pass::kSoftmaxBackward : Pass::kSoftmaxForward;
     const int32_t width = pick_width(q.dtype, q.cols, {Access(rows_at(any_address(), q))});
-    const auto most = [&](int32_t elements) { return most_threads(q, width, elements); };
-    std::vector<Plan> plans = register_plans(q, width, most);
-    const Clusters& clusters =
-        q.backward ? kSoftmaxBackwardClusters : softmax_clusters(size_of(q.dtype));
-    append(plans, fixed_plans(q, width));
-    append(
-        plans, cluster_plans(q, width, clusters, kNarrowClusters, most_cluster_threads(clusters)));
+    std::vector<Plan> plans = register_plans(q, pass, width);
+    append(plans, cluster_plans(q, pass, width, kMaxThreads));
     append(plans, segment_plans(q, width));
     return plans;
   }
@@ -166,12 +106,8 @@ class Softmax final : public Family {
   }
 
   Status launch(const Question& q, const Plan& plan, const Memory& memory) const override {
-    return with_instance(q, plan.width, [&](auto type, auto width) {
-      using T = TypeOf<decltype(type)>;
-      constexpr int kWidth = decltype(width)::value;
-      return q.backward ? launch_plan<T, kWidth>(backward_of(q, memory), plan)
-                        : launch_plan<T, kWidth>(forward_of(q, memory), plan);
-    });
+    return q.backward ? launch_plan(backward_of(q, memory), plan)
+                      : launch_plan(forward_of(q, memory), plan);
   }
 
  private:

@@ -1,5 +1,5 @@
-// Launches of the kernels of clusters. csrc/cuda/*/clusters.cu defines them, and is compiled for
-// the architectures that have clusters alone. A plan has clusters of more than one block.
+// Launches by clusters. csrc/cuda/*/clusters.cu defines launch_clusters(), and is compiled for the
+// architectures that have clusters alone.
 #pragma once
 
 #include "cuda/launch/dispatch.h"
@@ -29,5 +29,15 @@ Status launch_clusters(const NormForward& args, const RowPlan& plan, Stream stre
 Status launch_clusters(const NormBackward& args, const NormBackwardPlan& plan, Stream stream);
 
 #endif
+
+// Launches `plan`; if the device refuses its clusters, launches `without_clusters`.
+template <class Args, class Plan>
+Status launch_plan(
+    const Args& args, const Plan& plan, const Plan& without_clusters, Stream stream) {
+  const Status status = launch_scope(args, plan, stream);
+  const bool is_refused = status != device::kSuccess && status != device::kLaunchFailure;
+  if (plan.scope != Scope::kCluster || !is_refused) return status;
+  return launch_scope(args, without_clusters, stream);
+}
 
 }  // namespace fusedops::cuda

@@ -1,4 +1,4 @@
-// Launch tables, and the launch plan that a row gets from them.
+// Launch plans: how many blocks, threads and elements per thread a row gets, from plans.def.
 //
 // A row's plan depends on cols, dtype and vector width, never on the number of rows: a row alone
 // and the same row in any batch have the same bits. It depends on the device only in that some
@@ -6,8 +6,10 @@
 // computed for an H200 and not yet measured.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
-#include <initializer_list>
+#include <iterator>
+#include <type_traits>
 
 namespace fusedops::cuda {
 
@@ -15,8 +17,8 @@ inline constexpr int32_t kMaxThreads = 1024;
 inline constexpr int32_t kMaxVectorBytes = 16;
 inline constexpr int32_t kSectorBytes = 32;  // the smallest transfer of DRAM and L2
 
-// Vectors of 16 bytes are wide. Narrow ones, for rows of odd length or alignment, need a predicate
-// and an address for every few bytes: their kernels hold less of a row, or registers would spill.
+// Vectors of 16 bytes are wide. Rows that are not aligned for them need a predicate and an address
+// for every few bytes: their kernels hold less of a row, or registers would spill.
 template <class T, int kWidth>
 inline constexpr bool kIsWide = kWidth * sizeof(T) == kMaxVectorBytes;
 
@@ -26,184 +28,126 @@ inline constexpr int32_t kLoopThreads = 512;
 template <int kWidth, int kTensors>
 inline constexpr int kLoopVectors = (kWidth > 1 ? 4 : 8) / kTensors;
 
-// Whether a kernel that walks along a row is compiled for vectors of this width.
-template <class T, int kWidth>
-inline constexpr bool kIsLoopWidth = kIsWide<T, kWidth> || kWidth == 1;
+#define CONSTANT(name, value) inline constexpr int32_t name = value;
+#include "cuda/launch/plans.def"
 
-// Rows of up to max_cols columns stay in registers, `elements` a thread.
-struct Regime {
-  int32_t max_cols, elements;
-  // That share a row: a power of two within a warp, or whole warps; 0 where its length says.
+// What holds a row: the registers of one block, or of a cluster of blocks; a block for each segment
+// of the row; or one block that walks along the row. kSpatial: a block holds a strip of columns.
+enum class Scope { kRegisters, kCluster, kSegments, kLooped, kSpatial };
+
+// The kernels that share plans. kMasked*: the scores have at most one term (scores.h). kAnyMasked:
+// scores of any terms, forward and backward. kPlainMasked: short unaligned rows of plain scores.
+enum class Pass {
+  kSoftmaxForward,
+  kSoftmaxBackward,
+  kMaskedForward,
+  kMaskedBackward,
+  kAnyMasked,
+  kPlainMasked,
+  kNormForward,
+  kAddNormForward,
+  kNormBackward,
+  kAddNormBackward,
+  kSpatial,
+};
+
+// How a row is read: in 16-byte vectors of 16-bit elements or of floats; in 4-byte vectors of 16
+// bits, or single elements where those do not fit either; always in single elements; or as doubles,
+// in which gradients are checked, and which go by single elements too. 8-byte vectors would save
+// few instructions, as all loads of a row are in flight at once, and would need a third more
+// kernels.
+enum class Vectors { kWide16, kWide32, kUnaligned, kSingle, kDoubles };
+
+// The spatial kernels keep what they have loaded between their two passes over a strip, dim_size
+// indices of a segment of neighbouring inner columns; kStagedNowhere: they load the strip twice.
+enum SpatialStaging : int { kStagedInRegisters, kStagedInShared, kStagedNowhere };
+
+// A line of plans.def: rows of up to max_cols columns have this plan.
+struct ListedPlan {
+  Pass pass;
+  Vectors vectors;
+  Scope scope;
+  int64_t max_cols;
+  int32_t elements;  // of a row in each thread's registers
+  // The threads that share a row, where the kernel is compiled for that number: a power of two
+  // within a warp, or whole warps. 0 where the row's length says.
   int32_t threads;
+  int32_t blocks;  // of a cluster
 };
 
-// The regimes for one dtype size and vector width, by ascending max_cols. Unused ones are zero, as
-// no row is that short.
-inline constexpr int kMaxRegimes = 6;
-class RegimeTable {
- public:
-  constexpr RegimeTable() = default;
-  constexpr RegimeTable(std::initializer_list<Regime> given) {
-    int count = 0;
-    for (const Regime& regime : given) regimes_[count++] = regime;
-  }
-
-  constexpr const Regime& operator[](int i) const { return regimes_[i]; }
-  constexpr const Regime* begin() const { return regimes_; }
-  constexpr const Regime* end() const { return regimes_ + kMaxRegimes; }
-
- private:
-  Regime regimes_[kMaxRegimes] = {};
+inline constexpr int64_t kAnyLength = INT64_MAX;
+inline constexpr ListedPlan kPlans[] = {
+#define REGISTERS(pass, vectors, cols, elements, threads) \
+  {Pass::pass, Vectors::vectors, Scope::kRegisters, cols, elements, threads, 1},
+#define CLUSTER(pass, vectors, cols, elements, blocks) \
+  {Pass::pass, Vectors::vectors, Scope::kCluster, cols, elements, 0, blocks},
+#define SEGMENTS(pass, vectors, elements) \
+  {Pass::pass, Vectors::vectors, Scope::kSegments, kAnyLength, elements, 0, 1},
+#define LOOPED(pass, vectors) {Pass::pass, Vectors::vectors, Scope::kLooped, kAnyLength, 0, 0, 1},
+#define SPATIAL(vectors, staging) \
+  {Pass::kSpatial, Vectors::vectors, Scope::kSpatial, kAnyLength, staging, 0, 1},
+#include "cuda/launch/plans.def"
 };
 
-// The regimes of a kernel. Doubles have single elements alone; `narrow` is for other dtypes.
-struct Regimes {
-  RegimeTable of_16_bits, of_32_bits, narrow, of_64_bits;
-
-  constexpr const RegimeTable& table(int32_t element_bytes, bool is_wide) const {
-    if (element_bytes == 8) return of_64_bits;
-    if (!is_wide) return narrow;
-    return element_bytes == 2 ? of_16_bits : of_32_bits;
-  }
+// The plans of a pass, which stand side by side in a list.
+struct PlanRange {
+  const ListedPlan* first;
+  size_t count;
+  constexpr const ListedPlan* begin() const { return first; }
+  constexpr const ListedPlan* end() const { return first + count; }
 };
 
-// Whether a regime of the table fixes `threads` for that many elements: such plans have a kernel of
-// their own.
-constexpr bool is_fixed(const RegimeTable& table, int32_t elements, int32_t threads) {
-  for (const Regime& regime : table) {
-    if (regime.elements == elements && regime.threads == threads) return true;
-  }
-  return false;
+template <size_t kSize>
+constexpr PlanRange plans_of(Pass pass, const ListedPlan (&list)[kSize]) {
+  size_t first = 0, count = 0;
+  while (first < kSize && list[first].pass != pass) ++first;
+  while (first + count < kSize && list[first + count].pass == pass) ++count;
+  return {list + first, count};
 }
+constexpr PlanRange plans_of(Pass pass) { return plans_of(pass, kPlans); }
 
-// The regime of the longest rows that a block holds.
-constexpr Regime longest_of(const RegimeTable& table) {
-  Regime longest = {};
-  for (const Regime& regime : table) {
-    if (regime.max_cols > longest.max_cols) longest = regime;
-  }
-  return longest;
+// Whether a block has room for the longest row of a listed plan.
+constexpr bool is_valid(const ListedPlan& listed) {
+  const bool is_held = listed.scope == Scope::kRegisters || listed.scope == Scope::kCluster;
+  const int64_t threads = listed.threads > 0 ? listed.threads : kMaxThreads;
+  return !is_held || listed.max_cols <= threads * listed.elements * listed.blocks;
 }
-
-constexpr bool is_ascending(const RegimeTable& table) {
-  for (int i = 1; i < kMaxRegimes; ++i) {
-    const bool is_unused = table[i].max_cols == 0 && table[i].elements == 0;
-    if (!is_unused && table[i].max_cols <= table[i - 1].max_cols) return false;
+constexpr bool are_valid() {
+  for (const ListedPlan& listed : kPlans) {
+    if (!is_valid(listed)) return false;
   }
   return true;
 }
+static_assert(are_valid(), "a line of plans.def has more columns than its threads hold");
 
-constexpr bool is_ascending(const Regimes& regimes) {
-  return is_ascending(regimes.of_16_bits) && is_ascending(regimes.of_32_bits) &&
-      is_ascending(regimes.narrow) && is_ascending(regimes.of_64_bits);
+// The elements of the vectors that a listed plan is for, of a row that is read in vectors of
+// `width` elements of that size; 0 where it is for other rows.
+constexpr int32_t width_in(const ListedPlan& listed, int32_t width, int32_t element_bytes) {
+  const bool is_wide = width * element_bytes == kMaxVectorBytes;
+  switch (listed.vectors) {
+    case Vectors::kWide16:
+      return is_wide && element_bytes == 2 ? width : 0;
+    case Vectors::kWide32:
+      return is_wide && element_bytes == 4 ? width : 0;
+    case Vectors::kUnaligned:
+      return is_wide || element_bytes == 8 ? 0 : width;
+    case Vectors::kSingle:
+      return is_wide || element_bytes == 8 ? 0 : 1;
+    case Vectors::kDoubles:
+      return element_bytes == 8 ? 1 : 0;
+  }
+  return 0;
 }
 
-// Rows of narrow vectors, an instruction for each element: a regime fixes the threads of a row of
-// up to a warp, so that addresses are constants, and 577 columns (24 * 24 patches and a class) fill
-// the elements of one.
-inline constexpr RegimeTable kNarrowRegimes = {
-    {64, 8, 8}, {128, 8, 16}, {256, 16, 16}, {640, 20, 32}, {1024, 32, 32}, {8192, 16},
-};
-
-// By line of floats: up to a warp a row, with few registers, so that 32 KB a multiprocessor are in
-// flight; a whole warp, because shuffles cost less than a barrier; 3 to 8 warps, so that several
-// rows a multiprocessor hide each other's barriers; 5 to 32 warps, where 1024 threads of 64
-// registers fill a multiprocessor. In 16 bits 32 elements serve all rows of more than a warp:
-// instructions limit them, and reductions and addresses are then shared by twice the elements.
-inline constexpr Regimes kSoftmaxRegimes = {
-    {{512, 16}, {32768, 32}},
-    {{512, 16}, {1024, 32}, {4096, 16}, {32768, 32}},
-    kNarrowRegimes,
-    {{4096, 8}},
-};
-// Norms take more instructions: in 16 bits a thread has 64 elements, and 512 threads of 128
-// registers have as many bytes in flight as 1024 of 64. With floats, 32 elements leave no room for
-// weight and bias in 64 registers.
-inline constexpr Regimes kNormRegimes = {
-    {{512, 16}, {32768, 64}},
-    {{16384, 16}},
-    kNarrowRegimes,
-    {{4096, 8}},
-};
-// With a residual, two tensors are in flight, and Philox takes registers too; unrolled for each
-// narrow vector, it takes most of the code.
-inline constexpr Regimes kNormAddRegimes = {
-    {{16384, 16}},
-    {{16384, 16}},
-    {{64, 8, 8}, {256, 8, 32}, {640, 10, 64}, {1024, 8, 128}, {2048, 4}},
-    {{2048, 4}},
-};
-// Two tensors stay in registers: 32 values of 4 bytes a thread.
-inline constexpr Regimes kSoftmaxBackwardRegimes = {
-    {{16384, 16}},
-    {{16384, 16}},
-    kNarrowRegimes,
-    {{4096, 8}},
-};
-// Scores of one part (scores.h), and at most one tensor that is added to them in their own dtype. A
-// thread of 16 bits has 64 elements, as a row costs 150 to 250 instructions of a warp once, for its
-// start and two reductions, and 72 for each 8 elements. Rows of one warp, the most common of long
-// ones, have a kernel that knows it: the vectors of a thread are then a constant apart.
-inline constexpr Regimes kMaskedSoftmaxRegimes = {
-    {{1024, 64}, {2048, 64, 32}, {32768, 64}}, {{16384, 16}}, {}, {}};
-// 16 floats of each of two tensors do not fit into 64 registers everywhere: 896 threads have 72.
-inline constexpr Regimes kMaskedSoftmaxBackwardRegimes = {{{16384, 16}}, {{14336, 16}}, {}, {}};
-// Scores of any parts. What is added to them are floats: 16 of them beside 16 float scores do not
-// fit into 64 registers, nor do 16 gradients beside 16 probabilities and a mask. 16 scores of 16
-// bits do in 72, which 896 threads have; gradients of single elements take 91, which 384 have.
-inline constexpr Regimes kAnyMaskedSoftmaxRegimes = {{{14336, 16}}, {{8192, 8}}, {{6144, 16}}, {}};
-// Scores of plain parts (scores.h) in single elements; other such rows are for scores of any parts.
-inline constexpr Regimes kPlainMaskedSoftmaxRegimes = {
-    {}, {}, {{64, 8, 8}, {256, 16, 16}, {640, 20, 32}, {1024, 32, 32}}, {}};
-// Two tensors, the next row of each, and two column sums take up to 128 registers a thread. Narrow
-// vectors have the weights in shared memory, where offsets are constants, and so as many elements
-// as wide ones: with 8 of them half of the bytes would be in flight, and each element would bear
-// twice its share of what a row costs once, 150 to 200 instructions of a warp.
-inline constexpr Regimes kNormBackwardRegimes = {
-    {{8192, 16}},
-    {{8192, 16}},
-    {{64, 8, 8}, {256, 16, 16}, {640, 10, 64}, {1024, 16, 64}, {4096, 8}},
-    {{2048, 4}},
-};
-// With grad_sum and dropout there is less room for floats, and for the addresses of narrow vectors
-// where they are no constants.
-inline constexpr Regimes kNormAddBackwardRegimes = {
-    {{8192, 16}},
-    {{4096, 8}},
-    {{64, 8, 8}, {256, 8, 32}, {1024, 8, 128}, {2048, 4}},
-    {{2048, 4}},
-};
-
-static_assert(is_ascending(kSoftmaxRegimes) && is_ascending(kSoftmaxBackwardRegimes));
-static_assert(is_ascending(kMaskedSoftmaxRegimes) && is_ascending(kAnyMaskedSoftmaxRegimes));
-static_assert(is_ascending(kMaskedSoftmaxBackwardRegimes));
-static_assert(is_ascending(kPlainMaskedSoftmaxRegimes));
-static_assert(is_ascending(kNormRegimes) && is_ascending(kNormAddRegimes));
-static_assert(is_ascending(kNormBackwardRegimes) && is_ascending(kNormAddBackwardRegimes));
-
-constexpr const Regimes& masked_softmax_regimes(bool any_parts) {
-  return any_parts ? kAnyMaskedSoftmaxRegimes : kMaskedSoftmaxRegimes;
-}
-constexpr const Regimes& masked_softmax_backward_regimes(bool any_parts) {
-  return any_parts ? kAnyMaskedSoftmaxRegimes : kMaskedSoftmaxBackwardRegimes;
-}
-constexpr const Regimes& norm_regimes(bool adds) { return adds ? kNormAddRegimes : kNormRegimes; }
-constexpr const Regimes& norm_backward_regimes(bool adds) {
-  return adds ? kNormAddBackwardRegimes : kNormBackwardRegimes;
-}
-
-// The threads of a block that has several short rows.
-inline constexpr int32_t kRowBlockThreads = 128;
-
-// The largest blocks that kernels are compiled for. No row of their regimes needs more threads, and
-// each thread may have 65536 registers divided by their number. kThreads: those that share a row
-// where the regime fixes them.
+// The largest blocks that kernels are compiled for. No row of their plans needs more threads, and
+// each thread may have 65536 registers divided by their number. kThreads: the threads that share a
+// row where the plan fixes their number, else 0.
 template <class T, int kWidth, int kElements, int kThreads = 0>
 inline constexpr int32_t kSoftmaxThreads = kThreads > 0 ? kRowBlockThreads
     : !kIsWide<T, kWidth> || kElements > 32             ? 512
     : kElements <= 16                                   ? 256
                                                         : kMaxThreads;
-// 32 elements of a row in narrow vectors are one warp's; with 128 registers they would spill.
+// 32 elements a thread of an unaligned row are one warp's; with 128 registers they would spill.
 template <class T, int kWidth, int kElements>
 inline constexpr bool kIsOneWarp = !kIsWide<T, kWidth> && kElements == 32;
 template <class T, int kWidth, int kElements, bool kAdd, int kThreads = 0>
@@ -217,9 +161,9 @@ inline constexpr int32_t kSoftmaxBackwardThreads = kThreads > 0 ? kRowBlockThrea
     : !kIsWide<T, kWidth>                                       ? 512
                                                                 : kMaxThreads;
 // With 64 elements, a warp has a row.
-template <class T, int kWidth, int kElements, bool kAnyParts>
+template <class T, int kWidth, int kElements, bool kAnyTerms>
 inline constexpr int32_t kMaskedSoftmaxThreads = !kIsWide<T, kWidth> || kElements > 32 ? 512
-    : kElements > 16 || (kElements == 16 && kAnyParts)                                 ? 896
+    : kElements > 16 || (kElements == 16 && kAnyTerms)                                 ? 896
                                                        : kMaxThreads;
 template <class T, int kWidth, int kElements>
 inline constexpr int32_t kMaskedSoftmaxBackwardThreads = !kIsWide<T, kWidth> ? 384
@@ -227,22 +171,24 @@ inline constexpr int32_t kMaskedSoftmaxBackwardThreads = !kIsWide<T, kWidth> ? 3
                                         : kSoftmaxBackwardThreads<T, kWidth>;
 inline constexpr int32_t kNormBackwardThreads = 512;
 
-// Those of a cluster.
+// The largest blocks of a cluster.
 template <class T, int kWidth, int kElements>
 inline constexpr int32_t kClusterThreads =
     kElements > 32 || (!kIsWide<T, kWidth> && kElements > 16) ? 512 : kMaxThreads;
 
 // The second launch bound: the blocks of a multiprocessor that the compiler makes room for, or 0
-// for a number of its own. That would be so many for narrow vectors and doubles that they spill.
+// where it may choose. For unaligned rows and doubles it would choose so many that they spill.
 template <class T, int kWidth>
 inline constexpr int32_t kLeastBlocks = kIsWide<T, kWidth> ? 0 : 1;
 
 struct RowPlan {
-  int32_t width;       // elements of a vector
-  int32_t elements;    // of a row in each thread's registers; 0 where no block holds the row
-  int32_t threads;     // that share a row, in a block
-  int32_t rows;        // of a block
-  int32_t blocks = 1;  // of the cluster that holds a row
+  Scope scope;
+  int32_t width;          // elements of a vector
+  int32_t elements;       // of a row in each thread's registers; 0 where a block walks along it
+  int32_t fixed_threads;  // that share a row, where the kernel is compiled for that number; else 0
+  int32_t threads;        // that share a row, in a block
+  int32_t rows;           // of a block
+  int32_t blocks;         // of the cluster that holds a row
 };
 
 constexpr int64_t ceil_div(int64_t value, int64_t by) { return (value + by - 1) / by; }
@@ -260,30 +206,41 @@ constexpr int32_t threads_per_row(int64_t cols, int32_t elements, int32_t vector
   return threads;
 }
 
-// The threads that share a row of a regime.
-constexpr int32_t threads_of(Regime regime, int64_t cols, int32_t vector_bytes) {
-  return regime.threads > 0 ? regime.threads : threads_per_row(cols, regime.elements, vector_bytes);
-}
-
-// Those that share its longest row.
-constexpr int32_t max_threads(Regime regime, int32_t vector_bytes) {
-  return threads_of(regime, regime.max_cols, vector_bytes);
-}
-
-constexpr RowPlan plan_rows(
-    const Regimes& regimes, int64_t cols, int32_t width, int32_t element_bytes,
-    int32_t block_threads = kRowBlockThreads) {
-  const bool wide = width * element_bytes == kMaxVectorBytes;
-  for (const Regime& regime : regimes.table(element_bytes, wide)) {
-    if (cols > regime.max_cols) continue;
-    const int32_t threads = threads_of(regime, cols, width * element_bytes);
-    const int32_t rows = threads < block_threads ? block_threads / threads : 1;
-    return {width, regime.elements, threads, rows};
+// The plan of a row from a listed plan that is for it.
+constexpr RowPlan plan_from(
+    const ListedPlan& listed, int64_t cols, int32_t width, int32_t element_bytes,
+    int32_t block_threads) {
+  RowPlan plan{listed.scope,   width, listed.elements, listed.threads,
+               listed.threads, 1,     listed.blocks};
+  if (plan.threads > 0) {
+    plan.rows = block_threads / plan.threads;
+  } else if (listed.elements > 0) {
+    const int64_t own = ceil_div(cols, listed.blocks);
+    plan.threads = threads_per_row(own, listed.elements, width * element_bytes);
+    if (listed.blocks == 1 && plan.threads < block_threads)
+      plan.rows = block_threads / plan.threads;
+  } else {
+    const int64_t vectors = cols / width;
+    plan.threads = vectors < kLoopThreads ? round_up(vectors, 32) : kLoopThreads;
   }
-  const int32_t loop_width = wide ? width : 1;
-  const int64_t vectors = cols / loop_width;
-  const int32_t threads = vectors < kLoopThreads ? round_up(vectors, 32) : kLoopThreads;
-  return {loop_width, 0, threads, 1};
+  return plan;
+}
+
+// The plan of the first listed plan that is for the row. Clusters come before one block of as many
+// columns where they hold a row better: that block is for devices without them. The blocks of a
+// cluster have neighbouring columns, as many as their threads hold, and the last one has what is
+// left.
+constexpr RowPlan plan_rows(
+    Pass pass, int64_t cols, int32_t width, int32_t element_bytes, bool has_clusters,
+    int32_t block_threads = kRowBlockThreads) {
+  for (const ListedPlan& listed : plans_of(pass)) {
+    const int32_t own_width = width_in(listed, width, element_bytes);
+    const bool is_there = has_clusters || listed.scope != Scope::kCluster;
+    if (own_width > 0 && cols <= listed.max_cols && is_there) {
+      return plan_from(listed, cols, own_width, element_bytes, block_threads);
+    }
+  }
+  return {};
 }
 
 // Rows that no block holds are cut into segments, a block each. One kernel leaves a partial of
@@ -295,7 +252,7 @@ constexpr RowPlan plan_rows(
 // A segment of 4096 columns gives 128 threads 8 KB in flight, with eight blocks a multiprocessor.
 // One row of 2^20 columns has 128 segments, for 132 multiprocessors. Segments double in length
 // where there would be more than 64, 128, ..., 1024 of them.
-inline constexpr int32_t kSegmentThreads = 128, kSegmentCols = 4096, kMaxSegments = 1024;
+inline constexpr int32_t kSegmentThreads = 128, kMaxSegments = 1024;
 template <class T>
 inline constexpr int32_t kSegmentBlocks = sizeof(T) == 8 ? 4 : 8;
 
@@ -324,92 +281,7 @@ constexpr int64_t segment_rows(int64_t row_bytes) {
 // Where there are clusters (sm_90 and later), the blocks of a cluster hold a long row together:
 // that takes one launch and reads the row once.
 inline constexpr int32_t kMaxClusterBlocks = 16;  // above 8 a device may refuse them
-
-// Clusters have kernels for wide vectors, but none for doubles.
-constexpr bool fits_clusters(int32_t width, int32_t element_bytes) {
-  return width * element_bytes == kMaxVectorBytes && element_bytes < 8;
-}
-template <class T, int kWidth>
-inline constexpr bool kFitsClusters = fits_clusters(kWidth, sizeof(T));
-// Some have kernels for single elements too, which all narrow rows go by where no block holds them.
-template <class T, int kWidth>
-inline constexpr bool kFitsNarrowClusters = kWidth == 1 && sizeof(T) < 8;
-
-// Rows of up to max_cols columns are held by clusters of that many blocks.
-struct ClusterRegime {
-  int32_t max_cols, blocks;
-};
-
-// The clusters of a kernel, by ascending max_cols, for rows above block_cols.
-struct Clusters {
-  int32_t elements;    // of a row in each thread's registers
-  int32_t block_cols;  // the longest row that one block holds as well as a cluster would
-  ClusterRegime regimes[3];
-};
-
-// The smallest cluster whose blocks have up to 512 threads of 64 registers, or 256 of 128: two
-// blocks then share a multiprocessor, and one loads while the other computes or stores. A single
-// block of twice the threads would fill it alone. Only the longest rows take such blocks.
-inline constexpr Clusters kClustersOf64 = {64, 16384, {{32768, 2}, {65536, 4}, {262144, 8}}};
-inline constexpr Clusters kClustersOf32 = {32, 16384, {{32768, 2}, {65536, 4}, {262144, 8}}};
-inline constexpr Clusters kClustersOf16 = {16, 8192, {{16384, 2}, {32768, 4}, {131072, 8}}};
-// 512 threads of 128 registers, as in kNormBackwardRegimes and kNormAddBackwardRegimes.
-inline constexpr Clusters kNormBackwardClusters = {16, 8192, {{16384, 2}, {32768, 4}, {65536, 8}}};
-inline constexpr Clusters kFloatNormAddBackwardClusters = {
-    8, 4096, {{8192, 2}, {16384, 4}, {32768, 8}}};
-// For scores of any parts, with 512 threads of 128 registers. What one block holds stays with it:
-// the kernels for one part take half of these instructions.
-inline constexpr Clusters kMaskedClusters = {32, 32768, {{32768, 4}, {131072, 8}}};
-inline constexpr Clusters kFloatMaskedClusters = {16, 16384, {{16384, 4}, {65536, 8}}};
 inline constexpr int32_t kMaskedClusterThreads = 512;
-
-inline constexpr Clusters kNoClusters = {};
-inline constexpr Clusters kNarrowClusters = {16, 8192, {{16384, 2}, {32768, 4}, {131072, 8}}};
-// What a row of norms costs a warp once is twice that of softmax.
-inline constexpr Clusters kNarrowNormClusters = {32, 8192, {{16384, 2}, {32768, 4}, {131072, 8}}};
-inline constexpr Clusters kNarrowNormBackwardClusters = {
-    16, 4096, {{16384, 2}, {32768, 4}, {65536, 8}}};
-inline constexpr Clusters kSoftmaxBackwardClusters = kClustersOf16;
-constexpr const Clusters& softmax_clusters(int32_t element_bytes) {
-  return element_bytes == 2 ? kClustersOf64 : kClustersOf32;
-}
-constexpr const Clusters& masked_clusters(int32_t element_bytes) {
-  return element_bytes == 2 ? kMaskedClusters : kFloatMaskedClusters;
-}
-constexpr const Clusters& norm_clusters(int32_t element_bytes, bool adds) {
-  return element_bytes == 2 && !adds ? kClustersOf64 : kClustersOf16;
-}
-constexpr const Clusters& norm_backward_clusters(int32_t element_bytes, bool adds) {
-  return element_bytes == 4 && adds ? kFloatNormAddBackwardClusters : kNormBackwardClusters;
-}
-
-// The vectors of a thread of a cluster.
-template <class T, int kWidth>
-constexpr int cluster_vectors(const Clusters& wide, const Clusters& narrow = kNarrowClusters) {
-  return (kIsWide<T, kWidth> ? wide : narrow).elements / kWidth;
-}
-
-// The plan of clusters for rows that they hold better than one block; `plan` for others. Each block
-// has neighbouring columns, as many as its threads hold, and the last one what is left.
-constexpr RowPlan plan_clusters(
-    RowPlan plan, const Clusters& wide, const Clusters& narrow, int64_t cols,
-    int32_t element_bytes) {
-  const Clusters& clusters = fits_clusters(plan.width, element_bytes) ? wide : narrow;
-  const bool is_held = plan.elements > 0 && cols <= clusters.block_cols;
-  if (is_held || element_bytes == 8) return plan;
-  for (const ClusterRegime& regime : clusters.regimes) {
-    if (cols > regime.max_cols) continue;
-    const int32_t threads = threads_per_row(
-        ceil_div(cols, regime.blocks), clusters.elements, plan.width * element_bytes);
-    return {plan.width, clusters.elements, threads, 1, regime.blocks};
-  }
-  return plan;
-}
-
-// Where the block of a spatial softmax keeps what it has loaded between its two passes over a
-// strip, dim_size indices of a segment of neighbouring inner columns; kKeepNothing: it loads the
-// strip twice.
-enum SpatialKeep : int { kKeepRegisters, kKeepShared, kKeepNothing };
 
 // The threads that share a column are a power of two, each with kSpatialVectors loads in flight:
 // three blocks a multiprocessor of 256 threads with four 16-byte loads are 48 KB. A thread that
@@ -437,25 +309,25 @@ struct SpatialPlan {
   int32_t inner_threads;  // side by side in a segment
   int32_t dim_threads;    // threads that share a column
   int64_t segments;       // for each outer index
-  SpatialKeep keep;
+  SpatialStaging staging;
   int64_t shared_bytes;  // of the strip, where it is kept there
 };
 
 // The number of threads that share a column fixes its bits. It depends on dim_size alone, and on
-// how many tensors are kept.
+// how many tensors are staged.
 struct SpatialDims {
   int32_t threads;
-  SpatialKeep keep;
+  SpatialStaging staging;
 };
 
 constexpr SpatialDims plan_spatial_dims(int64_t dim_size, int32_t tensors) {
   int32_t threads = 1;
   while (threads < kMaxRegisterThreads && threads * kTileIndices < dim_size) threads *= 2;
-  if (threads * kTileIndices >= dim_size) return {threads, kKeepRegisters};
+  if (threads * kTileIndices >= dim_size) return {threads, kStagedInRegisters};
   threads = kStreamThreads;
   while (threads < kMaxSharedThreads && threads * kStripIndices < dim_size * tensors) threads *= 2;
-  if (threads * kStripIndices >= dim_size * tensors) return {threads, kKeepShared};
-  return {kStreamThreads, kKeepNothing};
+  if (threads * kStripIndices >= dim_size * tensors) return {threads, kStagedInShared};
+  return {kStreamThreads, kStagedNowhere};
 }
 
 // A block of the device may have max_shared_bytes. Where that is too little for a strip, or for
@@ -469,13 +341,13 @@ constexpr SpatialPlan plan_spatial(
   while (threads * dims.threads > kMaxThreads) threads /= 2;
   while (threads * dims.threads < kSpatialThreads && threads * width < inner) threads *= 2;
   const int64_t segments = ceil_div(inner, int64_t{threads} * width);
-  SpatialPlan plan = {width, threads, dims.threads, segments, dims.keep, 0};
-  if (dims.keep == kKeepShared) {
+  SpatialPlan plan = {width, threads, dims.threads, segments, dims.staging, 0};
+  if (dims.staging == kStagedInShared) {
     const int32_t indices = round_up(dim_size, dims.threads * kTileIndices);
     plan.shared_bytes = int64_t{tensors} * indices * threads * vector_bytes;
   }
   const bool fits = plan.shared_bytes + kReduceBytes <= max_shared_bytes;
-  if (element_bytes == 8 || !fits) plan.keep = kKeepNothing, plan.shared_bytes = 0;
+  if (element_bytes == 8 || !fits) plan.staging = kStagedNowhere, plan.shared_bytes = 0;
   return plan;
 }
 
@@ -485,7 +357,6 @@ constexpr SpatialPlan plan_spatial(
 // would write twice the partials. A partial is a pair of accumulators for each column, written and
 // read once: with 132 partitions that is 0.13 of the input's bytes for 8192 rows of 16 bits.
 inline constexpr int64_t kMultiprocessors = 132;
-inline constexpr int64_t kNormBackwardBlocks = 132;  // that hold whole rows
 // GPCs of 16 or 18 multiprocessors hold this many in clusters of four or eight.
 inline constexpr int64_t kClusterMultiprocessors = 128;
 // Few rows: fewer partitions, so that partials have no more bytes than tensors (with four rows of
@@ -505,51 +376,56 @@ constexpr int64_t count_partitions(int64_t rows, int32_t block_rows, int64_t wav
   return useful < waves ? useful : waves;
 }
 
-enum class NormScope { kBlock, kCluster, kSegments };
-
-struct NormBackwardPlan {
-  NormScope scope;
-  RowPlan row;         // for kSegments, of a segment
+// The plan of rows, or for Scope::kSegments of their segments.
+struct NormBackwardPlan : RowPlan {
   Segments segments;   // of a row, each as long as a block holds
   int64_t partitions;  // of the rows, for sums of columns
 };
 
-// Segments of about equal length, as few as blocks of the longest regime take.
+// The longest row that one block holds, of those that the plan of segments is for.
+constexpr int64_t longest_in_registers(Pass pass, int32_t width, int32_t element_bytes) {
+  int64_t longest = 0;
+  for (const ListedPlan& listed : plans_of(pass)) {
+    const bool is_held =
+        listed.scope == Scope::kRegisters && width_in(listed, width, element_bytes) > 0;
+    if (is_held && listed.max_cols > longest) longest = listed.max_cols;
+  }
+  return longest;
+}
+
+// Segments of about equal length, as few as blocks of the longest rows take.
 constexpr NormBackwardPlan plan_norm_backward_segments(
-    const Regimes& regimes, int64_t rows, int64_t cols, RowPlan row, int32_t element_bytes) {
-  const bool wide = row.width * element_bytes == kMaxVectorBytes;
-  const Regime longest = longest_of(regimes.table(element_bytes, wide));
-  const int64_t least = ceil_div(cols, longest.max_cols);
+    int64_t longest, int64_t rows, int64_t cols, RowPlan row, int32_t element_bytes) {
+  const int64_t least = ceil_div(cols, longest);
   const int32_t each = round_up(ceil_div(cols, least), row.width);
   const Segments segments = {each, static_cast<int32_t>(ceil_div(cols, each))};
-  row.elements = longest.elements;
-  row.threads = threads_per_row(each, longest.elements, row.width * element_bytes);
+  row.threads = threads_per_row(each, row.elements, row.width * element_bytes);
   const int64_t wave = segments.count < kMultiprocessors ? kMultiprocessors / segments.count : 1;
-  return {NormScope::kSegments, row, segments, count_partitions(rows, 1, wave)};
+  return {{row}, segments, count_partitions(rows, 1, wave)};
 }
 
 constexpr NormBackwardPlan plan_norm_backward(
     bool adds, bool has_clusters, int64_t rows, int64_t cols, int32_t width,
     int32_t element_bytes) {
-  const Regimes& regimes = norm_backward_regimes(adds);
-  RowPlan row = plan_rows(regimes, cols, width, element_bytes, kNormBackwardThreads);
-  if (row.elements > 0) {
-    return {NormScope::kBlock, row, {}, count_partitions(rows, row.rows, kNormBackwardBlocks)};
+  const Pass pass = adds ? Pass::kAddNormBackward : Pass::kNormBackward;
+  const RowPlan row =
+      plan_rows(pass, cols, width, element_bytes, has_clusters, kNormBackwardThreads);
+  if (row.scope == Scope::kSegments) {
+    const int64_t longest = longest_in_registers(pass, width, element_bytes);
+    return plan_norm_backward_segments(longest, rows, cols, row, element_bytes);
   }
-  if (has_clusters) {
-    const Clusters& narrow = adds ? kNoClusters : kNarrowNormBackwardClusters;
-    row = plan_clusters(
-        row, norm_backward_clusters(element_bytes, adds), narrow, cols, element_bytes);
-    const int64_t wave = kClusterMultiprocessors / row.blocks;
-    if (row.blocks > 1) return {NormScope::kCluster, row, {}, count_partitions(rows, 1, wave)};
-  }
-  return plan_norm_backward_segments(regimes, rows, cols, row, element_bytes);
+  const bool is_cluster = row.scope == Scope::kCluster;
+  const int64_t wave = is_cluster ? kClusterMultiprocessors / row.blocks : kNormBackwardBlocks;
+  return {{row}, {}, count_partitions(rows, row.rows, wave)};
 }
 
 // The kernels of stacks take their threads from the launch: without constant offsets, 16 elements
-// of narrow vectors spill. Such tensors are launched one by one.
-constexpr bool fits_norm_stack_backward(int32_t elements, int32_t vector_bytes) {
-  return vector_bytes == kMaxVectorBytes || elements <= 10;
+// of an unaligned row spill in the backward pass of norms. Such tensors are launched one by one, as
+// are those in 4-byte vectors or of doubles, so that each has the bits that it has alone.
+constexpr bool has_stack_kernel(Pass pass, int32_t elements, int32_t width, int32_t element_bytes) {
+  const bool is_wide = width * element_bytes == kMaxVectorBytes;
+  const bool spills = pass == Pass::kNormBackward && !is_wide && elements > 10;
+  return element_bytes < 8 && (is_wide || width == 1) && !spills;
 }
 
 // The kernel that adds partials has 32 threads for each column of a block. A block has a line of

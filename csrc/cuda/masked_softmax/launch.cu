@@ -5,199 +5,204 @@
 #include <utility>
 
 #include "cuda/launch/cluster.h"
-#include "cuda/launch/dispatch.h"
-#include "cuda/masked_softmax/rows.h"
-#include "cuda/masked_softmax/unaligned.h"
+#include "cuda/masked_softmax/kernels.h"
 
 namespace fusedops::cuda {
 
-// The parts of the scores that a kernel is compiled for: one of them alone, or all, with a soft cap
-// or without.
-int32_t parts_of(const Scores& scores, DType dtype) {
-  if (scores.softcap != 0) return kCappedParts;
-  if (scores.has_bounds() || scores.sinks.data != nullptr) return kAllParts;
+// The terms of the scores that a kernel is compiled for: one of them alone, or all, with a soft cap
+// or without. Unaligned rows and doubles have kernels for all terms alone.
+int32_t terms_of(const Scores& scores, DType dtype, int32_t width) {
+  if (scores.softcap != 0) return kCappedTerms;
+  const bool is_wide = width * size_of(dtype) == kMaxVectorBytes;
+  if (!is_wide || scores.has_bounds() || scores.sinks.data != nullptr) return kAllTerms;
   const bool has_mask = scores.mask.data != nullptr, has_bias = scores.bias.data != nullptr;
-  if (!has_mask && !has_bias) return scores.causal.on ? kCausalPart : kNoParts;
+  if (!has_mask && !has_bias) return scores.causal.on ? kCausalTerm : kNoTerms;
   const Operand& operand = has_mask ? scores.mask : scores.bias;
   const bool is_alone = !scores.causal.on && has_mask != has_bias && operand.col_stride == 1;
-  if (is_alone && operand.is_bool) return kBoolPart;
-  return is_alone && operand.dtype == dtype ? kNumbersPart : kAllParts;
+  if (is_alone && operand.is_bool) return kBoolTerm;
+  return is_alone && operand.dtype == dtype ? kNumbersTerm : kAllTerms;
 }
 
-// Whether a row goes by the kernels of unaligned.h. Its scores are plain: they have
-// neither a soft cap nor sinks nor bounds but causality, and each operand has a value for each
-// column, a bool or one of the scores' dtype. The scale is positive, and no score but a visible one
-// is +inf.
-bool is_narrow(
-    const Scores& scores, const Dropout& dropout, int64_t cols, int32_t width, DType dtype) {
+// Whether scores have neither a soft cap nor sinks nor bounds but causality, and each operand has a
+// value for each column, a bool or one of the scores' dtype. The scale is positive, and no score
+// but a visible one is +inf.
+bool is_plain(const Scores& scores, DType dtype) {
   const auto allows = [&](const Operand& operand) {
     const bool is_own = operand.is_bool || operand.dtype == dtype;
     return operand.data == nullptr || (operand.col_stride == 1 && is_own);
   };
-  const bool is_plain = scores.softcap == 0 && scores.sinks.data == nullptr &&
-      !scores.has_bounds() && allows(scores.bias) && allows(scores.mask) && scores.scale > 0 &&
-      scores.scale < INFINITY && scores.mask_value < INFINITY;
+  return scores.softcap == 0 && scores.sinks.data == nullptr && !scores.has_bounds() &&
+      allows(scores.bias) && allows(scores.mask) && scores.scale > 0 && scores.scale < INFINITY &&
+      scores.mask_value < INFINITY;
+}
+
+// The plan of the kernels of unaligned.h; it has no elements where they do not take the row.
+RowPlan plan_unaligned(
+    const Scores& scores, const Dropout& dropout, int64_t cols, int32_t width, DType dtype) {
   const auto bytes = static_cast<int32_t>(size_of(dtype));
-  const bool is_short = plan_rows(kPlainMaskedSoftmaxRegimes, cols, 1, bytes).elements > 0;
-  return width == 1 && is_short && is_plain && dropout.seed == nullptr;
+  const bool is_taken = width == 1 && is_plain(scores, dtype) && dropout.seed == nullptr;
+  return is_taken ? plan_rows(Pass::kPlainMasked, cols, width, bytes, false) : RowPlan{};
 }
 
-// f(parts, as a type). Rows of narrow vectors or doubles have kernels for all parts alone.
-template <class T, int kWidth, class F>
-Status with_parts(int32_t parts, F f) {
-  if constexpr (kIsWide<T, kWidth>) {
-    switch (parts) {
-      case kNoParts:
-        return f(Int<kNoParts>{});
-      case kCausalPart:
-        return f(Int<kCausalPart>{});
-      case kBoolPart:
-        return f(Int<kBoolPart>{});
-      case kNumbersPart:
-        return f(Int<kNumbersPart>{});
+// Each thread of these kernels has several rows.
+template <class Args>
+Status launch_unaligned(
+    void (*kernel)(Args, int64_t), const RowPlan& plan, const Args& args, Stream stream) {
+  const dim3 threads(plan.threads, plan.rows);
+  const int32_t rows = plan.rows * rows_of_thread(plan.elements);
+  return launch_items(kernel, args.rows, rows, threads, args, stream);
+}
+
+inline bool has_all(int32_t terms) { return (terms & kAllTerms) == kAllTerms; }
+
+// --- forward ------------------------------------------------------------------------------------
+
+inline int32_t width_of(const ForwardArgs& args) {
+  return pick_wide_or_single(
+      args.input.dtype, args.cols,
+      {args.input, args.output, args.probabilities, args.scores.bias, args.scores.mask});
+}
+
+inline RowPlan plan_of(const ForwardArgs& args, int32_t width, bool has_clusters) {
+  const DType dtype = args.input.dtype;
+  const bool any = has_all(terms_of(args.scores, dtype, width));
+  const auto bytes = static_cast<int32_t>(size_of(dtype));
+  const Pass pass = any ? Pass::kAnyMasked : Pass::kMaskedForward;
+  return plan_rows(pass, args.cols, width, bytes, has_clusters);
+}
+
+FunctionOf<MaskedForwardAll> forward_registers(
+    int32_t terms, DType in, DType out, const RowPlan& plan) {
+  switch (terms) {
+    case kNoTerms:
+      return find_kernel<MaskedForwardNoTerms>(in, out, plan);
+    case kCausalTerm:
+      return find_kernel<MaskedForwardCausal>(in, out, plan);
+    case kBoolTerm:
+      return find_kernel<MaskedForwardBool>(in, out, plan);
+    case kNumbersTerm:
+      return find_kernel<MaskedForwardNumbers>(in, out, plan);
+    case kCappedTerms:
+      return find_kernel<MaskedForwardCapped>(in, out, plan);
+  }
+  return find_kernel<MaskedForwardAll>(in, out, plan);
+}
+
+Status launch_scope(const ForwardArgs& args, const RowPlan& plan, Stream stream) {
+  const DType in = args.input.dtype, out = args.output.dtype;
+  switch (plan.scope) {
+    case Scope::kRegisters: {
+      const int32_t terms = terms_of(args.scores, in, plan.width);
+      return launch_rows(forward_registers(terms, in, out, plan), plan, args, stream);
     }
+    case Scope::kCluster:
+      return launch_clusters(args, plan, stream);
+    case Scope::kLooped:
+      return launch_rows(find_kernel<MaskedForwardLooped>(in, out, plan), plan, args, stream);
+    default:
+      return device::kInvalidValue;
   }
-  return f(Int<kAllParts>{});
 }
 
-// The same for the forward pass, which alone has a soft cap.
-template <class T, int kWidth, class F>
-Status with_forward_parts(int32_t parts, F f) {
-  if (parts == kCappedParts) return f(Int<kCappedParts>{});
-  return with_parts<T, kWidth>(parts, f);
-}
-
-// launch(plan) for rows of `dtype`, whose plan of one block is given.
-template <class F>
-Status launch_with_clusters(const RowPlan& block, int64_t cols, DType dtype, F launch) {
-  const Clusters& clusters = masked_clusters(size_of(dtype));
-  return launch_plan(with_clusters(block, clusters, kNoClusters, cols, dtype), block, launch);
-}
-
-template <class In, class Out>
-Status launch_narrow(const ForwardArgs& args, Stream stream) {
-  const RowPlan plan = plan_rows(kPlainMaskedSoftmaxRegimes, args.cols, 1, sizeof(In));
-  return with_regime<kPlainMaskedSoftmaxRegimes, In, 1>(plan, [&](auto vectors, auto threads) {
-    constexpr int kVectors = decltype(vectors)::value;
-    const auto kernel =
-        &masked_softmax_forward_narrow<In, Out, 1, kVectors, decltype(threads)::value>;
-    const dim3 block(plan.threads, plan.rows);
-    return launch_items(kernel, args.rows, plan.rows * kNarrowRows<kVectors>, block, args, stream);
-  });
-}
-
-template <class In, class Out, int kWidth, int kParts>
-Status launch_masked_softmax_forward(const ForwardArgs& args, const RowPlan& plan, Stream stream) {
-  constexpr const Regimes& kRegimes = masked_softmax_regimes(kHasAll<kParts>);
-  if (plan.blocks > 1) return launch_clusters(args, plan, stream);
-  if (plan.elements > 0) {
-    return with_regime<kRegimes, In, kWidth>(plan, [&](auto vectors, auto threads) {
-      constexpr int kVectors = decltype(vectors)::value, kThreads = decltype(threads)::value;
-      const auto kernel =
-          &masked_softmax_forward_registers<In, Out, kWidth, kVectors, kParts, kThreads>;
-      return launch_rows(kernel, plan, args, stream);
-    });
-  }
-  return launch_rows(&masked_softmax_forward_looped<In, Out, kWidth>, plan, args, stream);
-}
-
-Status launch(const MaskedSoftmaxForward& given, Stream stream) {
+// The arguments as kernels expect them.
+ForwardArgs prepared(const MaskedSoftmaxForward& given) {
   ForwardArgs args(given);
   if (args.scores.mask.data == nullptr) args.scores.mask.is_bool = false;
-  const DType dtype = args.input.dtype;
   limit_diagonal(args.scores.causal, args.cols);
   // Both operands are added: kernels look for the numbers of one in one place.
   const bool adds_mask = args.scores.mask.data != nullptr && !args.scores.mask.is_bool;
   if (adds_mask && args.scores.bias.data == nullptr) std::swap(args.scores.bias, args.scores.mask);
-  const int32_t width = pick_wide_or_single(
-      dtype, args.cols,
-      {args.input, args.output, args.probabilities, args.scores.bias, args.scores.mask});
-  const bool narrow = is_narrow(args.scores, args.dropout, args.cols, width, dtype);
-  const int32_t parts = parts_of(args.scores, dtype);
-  return with_types(dtype, args.output.dtype, [&](auto in, auto out) {
-    using In = TypeOf<decltype(in)>;
-    using Out = TypeOf<decltype(out)>;
-    if constexpr (sizeof(In) < 8) {
-      if (narrow) return launch_narrow<In, Out>(args, stream);
-    }
-    return with_wide_or_single<In>(width, [&](auto width) {
-      constexpr int kWidth = decltype(width)::value;
-      return with_forward_parts<In, kWidth>(parts, [&](auto parts) {
-        constexpr int kParts = decltype(parts)::value;
-        const Regimes& regimes = masked_softmax_regimes(kHasAll<kParts>);
-        const RowPlan block = plan_rows(regimes, args.cols, kWidth, sizeof(In));
-        return launch_with_clusters(block, args.cols, dtype, [&](const RowPlan& plan) {
-          return launch_masked_softmax_forward<In, Out, kWidth, kParts>(args, plan, stream);
-        });
-      });
-    });
-  });
+  return args;
 }
 
-template <class T, class Out>
-Status launch_narrow(const BackwardArgs& args, Stream stream) {
-  const RowPlan plan = plan_rows(kPlainMaskedSoftmaxRegimes, args.cols, 1, sizeof(T));
-  return with_regime<kPlainMaskedSoftmaxRegimes, T, 1>(plan, [&](auto vectors, auto threads) {
-    constexpr int kVectors = decltype(vectors)::value;
-    const auto kernel =
-        &masked_softmax_backward_narrow<T, Out, 1, kVectors, decltype(threads)::value>;
-    const dim3 block(plan.threads, plan.rows);
-    return launch_items(kernel, args.rows, plan.rows * kNarrowRows<kVectors>, block, args, stream);
-  });
-}
-
-template <class T, class Out, int kWidth, int kParts>
-Status launch_masked_softmax_backward(
-    const BackwardArgs& args, const RowPlan& plan, Stream stream) {
-  constexpr const Regimes& kRegimes = masked_softmax_backward_regimes(kParts == kAllParts);
-  if (plan.blocks > 1) return launch_clusters(args, plan, stream);
+Status launch(const MaskedSoftmaxForward& given, Stream stream) {
+  const ForwardArgs args = prepared(given);
+  const DType dtype = args.input.dtype;
+  const int32_t width = width_of(args);
+  const RowPlan plan = plan_unaligned(args.scores, args.dropout, args.cols, width, dtype);
   if (plan.elements > 0) {
-    return with_vectors<kRegimes, T, kWidth>(plan, [&](auto vectors) {
-      constexpr int kVectors = decltype(vectors)::value;
-      const auto kernel = &masked_softmax_backward_registers<T, Out, kWidth, kVectors, kParts>;
-      return launch_rows(kernel, plan, args, stream);
-    });
+    const auto kernel = find_kernel<MaskedForwardUnaligned>(dtype, args.output.dtype, plan);
+    return launch_unaligned(kernel, plan, args, stream);
   }
-  return launch_rows(&masked_softmax_backward_looped<T, Out, kWidth>, plan, args, stream);
+  return launch_plan(
+      args, plan_of(args, width, device::has_clusters()), plan_of(args, width, false), stream);
 }
 
-Status launch(const MaskedSoftmaxBackward& given, Stream stream) {
+// --- backward -----------------------------------------------------------------------------------
+
+inline int32_t width_of(const BackwardArgs& args) {
+  return pick_wide_or_single(
+      args.probabilities.dtype, args.cols,
+      {args.grad_output, args.probabilities, args.grad_input, args.scores.mask});
+}
+
+inline int32_t terms_of(const BackwardArgs& args, int32_t width) {
+  if (args.grad_sinks != nullptr) return kAllTerms;
+  return terms_of(args.scores, args.probabilities.dtype, width);
+}
+
+inline RowPlan plan_of(const BackwardArgs& args, int32_t width, bool has_clusters) {
+  const bool any = terms_of(args, width) == kAllTerms;
+  const auto bytes = static_cast<int32_t>(size_of(args.probabilities.dtype));
+  const Pass pass = any ? Pass::kAnyMasked : Pass::kMaskedBackward;
+  return plan_rows(pass, args.cols, width, bytes, has_clusters);
+}
+
+FunctionOf<MaskedBackwardAll> backward_registers(
+    int32_t terms, DType rows, DType results, const RowPlan& plan) {
+  switch (terms) {
+    case kNoTerms:
+      return find_kernel<MaskedBackwardNoTerms>(rows, results, plan);
+    case kCausalTerm:
+      return find_kernel<MaskedBackwardCausal>(rows, results, plan);
+    case kBoolTerm:
+      return find_kernel<MaskedBackwardBool>(rows, results, plan);
+  }
+  return find_kernel<MaskedBackwardAll>(rows, results, plan);
+}
+
+Status launch_scope(const BackwardArgs& args, const RowPlan& plan, Stream stream) {
+  const DType rows = args.probabilities.dtype, results = args.grad_input.dtype;
+  switch (plan.scope) {
+    case Scope::kRegisters: {
+      const int32_t terms = terms_of(args, plan.width);
+      return launch_rows(backward_registers(terms, rows, results, plan), plan, args, stream);
+    }
+    case Scope::kCluster:
+      return launch_clusters(args, plan, stream);
+    case Scope::kLooped:
+      return launch_rows(
+          find_kernel<MaskedBackwardLooped>(rows, results, plan), plan, args, stream);
+    default:
+      return device::kInvalidValue;
+  }
+}
+
+// The arguments without what does not matter for the gradient: what was added to the scores, and a
+// soft cap.
+BackwardArgs prepared(const MaskedSoftmaxBackward& given) {
   BackwardArgs args(given);
-  // Neither what was added to the scores matters, nor a soft cap.
   args.scores.bias.data = nullptr;
   args.scores.softcap = 0;
   if (!args.scores.mask.is_bool) args.scores.mask.data = nullptr;
   if (args.scores.mask.data == nullptr) args.scores.mask.is_bool = false;
   limit_diagonal(args.scores.causal, args.cols);
+  return args;
+}
+
+Status launch(const MaskedSoftmaxBackward& given, Stream stream) {
+  const BackwardArgs args = prepared(given);
   const DType dtype = args.probabilities.dtype;
-  const int32_t parts = args.grad_sinks == nullptr ? parts_of(args.scores, dtype) : kAllParts;
-  const int32_t width = pick_wide_or_single(
-      dtype, args.cols, {args.grad_output, args.probabilities, args.grad_input, args.scores.mask});
-  const bool narrow =
-      args.grad_sinks == nullptr && is_narrow(args.scores, args.dropout, args.cols, width, dtype);
-  return with_types(args.grad_input.dtype, dtype, [&](auto out, auto type) {
-    using Out = TypeOf<decltype(out)>;
-    using T = TypeOf<decltype(type)>;
-    if constexpr (sizeof(T) < 8) {
-      if (narrow) return launch_narrow<T, Out>(args, stream);
-    }
-    return with_wide_or_single<T>(width, [&](auto width) {
-      constexpr int kWidth = decltype(width)::value;
-      return with_parts<T, kWidth>(parts, [&](auto parts) {
-        constexpr int kParts = decltype(parts)::value;
-        // No part of numbers is left.
-        if constexpr (kParts == kNumbersPart) {
-          return device::kInvalidValue;
-        } else {
-          const Regimes& regimes = masked_softmax_backward_regimes(kParts == kAllParts);
-          const RowPlan block = plan_rows(regimes, args.cols, kWidth, sizeof(T));
-          return launch_with_clusters(block, args.cols, dtype, [&](const RowPlan& plan) {
-            return launch_masked_softmax_backward<T, Out, kWidth, kParts>(args, plan, stream);
-          });
-        }
-      });
-    });
-  });
+  const int32_t width = width_of(args);
+  const RowPlan plan = args.grad_sinks == nullptr
+      ? plan_unaligned(args.scores, args.dropout, args.cols, width, dtype)
+      : RowPlan{};
+  if (plan.elements > 0) {
+    const auto kernel = find_kernel<MaskedBackwardUnaligned>(dtype, args.grad_input.dtype, plan);
+    return launch_unaligned(kernel, plan, args, stream);
+  }
+  return launch_plan(
+      args, plan_of(args, width, device::has_clusters()), plan_of(args, width, false), stream);
 }
 
 }  // namespace fusedops::cuda

@@ -32,7 +32,7 @@ using BackwardArgs = WithDivisors<MaskedSoftmaxBackward>;
 
 // What turns the scores of a row into exponentials. A row whose result is zeros needs none: with
 // `zero`, all of its columns get `hidden`, which is 0.
-template <int kParts, class Out>
+template <int kTerms, class Out>
 struct MaskedExponentials {
   using Acc = AccumulatorOf<Out>;
   Acc largest;           // score of the row
@@ -45,7 +45,7 @@ struct MaskedExponentials {
       const MaskedSoftmaxForward& args, const ScoreRow& row, int32_t skipped_cols,
       Acc visible_largest, bool is_zero)
       : largest(visible_largest), skipped(skipped_cols), zero(is_zero) {
-    if constexpr (kHasAll<kParts>) {
+    if constexpr (kHasAll<kTerms>) {
       if (args.scores.sinks.data != nullptr && row.cols > 0 && !zero) {
         sink = static_cast<const Acc*>(args.scores.sinks.data)[row.sinks];
         largest = device::maximum(largest, sink);
@@ -69,16 +69,16 @@ struct Normaliser {
   Acc hidden;    // the probability of a column in a skipped vector
   Acc sink = 1;  // the probability of the sink; 1 where the row is zeros
 
-  template <int kParts, class Out>
-  FUSEDOPS_DEVICE Normaliser(const MaskedExponentials<kParts, Out>& exponentials, Acc held_sum) {
+  template <int kTerms, class Out>
+  FUSEDOPS_DEVICE Normaliser(const MaskedExponentials<kTerms, Out>& exponentials, Acc held_sum) {
     Acc sum = held_sum + static_cast<Acc>(exponentials.skipped) * exponentials.hidden;
-    if constexpr (kHasAll<kParts>) {
+    if constexpr (kHasAll<kTerms>) {
       sink = exponentials.exponential_of_sink();
       sum += sink;
     }
     scale = exponentials.zero ? Acc(0) : device::reciprocal(sum);
     hidden = exponentials.hidden * scale;
-    if constexpr (kHasAll<kParts>) sink = exponentials.zero ? Acc(1) : sink * scale;
+    if constexpr (kHasAll<kTerms>) sink = exponentials.zero ? Acc(1) : sink * scale;
   }
 };
 
@@ -203,15 +203,15 @@ FUSEDOPS_DEVICE void store_rest(
 
 // The softmax of this thread's row, which stays in registers.
 template <
-    class RowScope, class In, class Out, int kWidth, int kVectors, int kParts, int kThreads = 0>
+    class RowScope, class In, class Out, int kWidth, int kVectors, int kTerms, int kThreads = 0>
 FUSEDOPS_DEVICE void masked_softmax_row(const ForwardArgs& args, int64_t index) {
   using Acc = AccumulatorOf<Out>;
   RowScope scope;
-  const auto row = ScoreRow::with_parts<kParts>(args, index);
+  const auto row = ScoreRow::with_terms<kTerms>(args, index);
   const int32_t own = scope.template own_columns<kWidth * kVectors>(row.cols).start;
   const int32_t start = row.template first<kWidth>() + own;
 
-  ScoreTile<kParts, In, Out, kWidth, kVectors, kThreads> tile;
+  ScoreTile<kTerms, In, Out, kWidth, kVectors, kThreads> tile;
   tile.load(args.input, args.scores, row, start);
   scope.join();
 
@@ -219,24 +219,24 @@ FUSEDOPS_DEVICE void masked_softmax_row(const ForwardArgs& args, int64_t index) 
   bool zero = false;
   if (args.zero_masked_rows) zero = scope.template reduce<Max>(Acc(tile.sees())) == 0;
   if (zero) tile.skip();
-  const MaskedExponentials<kParts, Out> exponentials(
+  const MaskedExponentials<kTerms, Out> exponentials(
       args, row, row.template skipped_cols<kWidth>(), largest, zero);
 
   const Acc sum = scope.template reduce<Sum>(tile.exponentiate(exponentials.largest));
   const Normaliser<Acc> normaliser(exponentials, sum);
   store_row<Out, kWidth>(args, row, start, tile, normaliser);
-  if constexpr (kHasAll<kParts>) {
+  if constexpr (kHasAll<kTerms>) {
     if (scope.is_first()) store_rest<Out, kWidth>(args, row, normaliser);
   }
 }
 
-template <class In, class Out, int kWidth, int kVectors, int kParts, int kThreads = 0>
+template <class In, class Out, int kWidth, int kVectors, int kTerms, int kThreads = 0>
 FUSEDOPS_KERNEL(
-    (kMaskedSoftmaxThreads<In, kWidth, kWidth * kVectors, kHasAll<kParts>>),
+    (kMaskedSoftmaxThreads<In, kWidth, kWidth * kVectors, kHasAll<kTerms>>),
     (kLeastBlocks<In, kWidth>))
 masked_softmax_forward_registers(ForwardArgs args, int64_t first_row) {
   assume_row_threads<kThreads>();
-  masked_softmax_row<OneBlock, In, Out, kWidth, kVectors, kParts, kThreads>(
+  masked_softmax_row<OneBlock, In, Out, kWidth, kVectors, kTerms, kThreads>(
       args, launch_row(first_row));
 }
 
@@ -249,7 +249,7 @@ inline constexpr int kMaskedClusterBound = sizeof(T) == 4 ? 768 : kMaskedCluster
 template <class In, class Out, int kWidth, int kVectors>
 FUSEDOPS_KERNEL((kMaskedClusterBound<In>), 1)
 masked_softmax_forward_cluster(ForwardArgs args, int64_t first_row) {
-  masked_softmax_row<Cluster, In, Out, kWidth, kVectors, kGeneralParts>(
+  masked_softmax_row<Cluster, In, Out, kWidth, kVectors, kGeneralTerms>(
       args, cluster_row(first_row));
 }
 
@@ -259,16 +259,16 @@ template <class In, class Out, int kWidth>
 FUSEDOPS_KERNEL(kLoopThreads, (kLeastBlocks<In, kWidth>))
 masked_softmax_forward_looped(ForwardArgs args, int64_t first_row) {
   using Acc = AccumulatorOf<Out>;
-  constexpr int kParts = kGeneralParts;
+  constexpr int kTerms = kGeneralTerms;
   // Scores and terms: with twice as many, the exponentials would spill.
   constexpr int kVectors = kLoopVectors<kWidth, 2>;
   FUSEDOPS_SHARED(Acc, shared_max, kMaxWarps);
   FUSEDOPS_SHARED(Acc, shared_seen, kMaxWarps);
   FUSEDOPS_SHARED(Acc, shared_sums, kMaxWarps);
-  const auto row = ScoreRow::with_parts<kParts>(args, launch_row(first_row));
+  const auto row = ScoreRow::with_terms<kTerms>(args, launch_row(first_row));
   const int64_t step = int64_t{blockDim.x} * kVectors * kWidth;
 
-  ScoreTile<kParts, In, Out, kWidth, kVectors> tile;
+  ScoreTile<kTerms, In, Out, kWidth, kVectors> tile;
   Acc largest = -INFINITY, sum = 0, seen = 0;
   const int64_t first = row.template first<kWidth>();
   for (int64_t start = first; start < row.visible; start += step) {
@@ -281,7 +281,7 @@ masked_softmax_forward_looped(ForwardArgs args, int64_t first_row) {
   }
   const Acc row_largest = row_reduce<Max>(largest, shared_max);
   const bool zero = args.zero_masked_rows && row_reduce<Max>(seen, shared_seen) == 0;
-  const MaskedExponentials<kParts, Out> exponentials(
+  const MaskedExponentials<kTerms, Out> exponentials(
       args, row, row.template skipped_cols<kWidth>(), row_largest, zero);
   sum *= exponential<Out>(largest - finite_or_zero(exponentials.largest));
 
@@ -415,17 +415,17 @@ FUSEDOPS_DEVICE void store_rest(
 }
 
 // Out is the type of grad_input, T that of grad_output and the probabilities.
-template <class RowScope, class T, class Out, int kWidth, int kVectors, int kParts>
+template <class RowScope, class T, class Out, int kWidth, int kVectors, int kTerms>
 FUSEDOPS_DEVICE void masked_softmax_gradient_row(const BackwardArgs& args, int64_t index) {
   using Acc = AccumulatorOf<T>;
   RowScope scope;
-  const auto row = ScoreRow::with_parts<kParts>(args, index);
+  const auto row = ScoreRow::with_terms<kTerms>(args, index);
   const int32_t own = scope.template own_columns<kWidth * kVectors>(row.cols).start;
   int32_t first = row.template first<kWidth>(), start = first + own;
 
   MaskedGradientTile<T, kWidth, kVectors> tile;
   tile.load(args, row.index, start, row.visible - start, row.begin - start);
-  if constexpr ((kParts & kCausalPart) != 0) {
+  if constexpr ((kTerms & kCausalTerm) != 0) {
     if (reads_hidden<T>(args, row)) {
       first = 0;
       start = own;
@@ -434,9 +434,9 @@ FUSEDOPS_DEVICE void masked_softmax_gradient_row(const BackwardArgs& args, int64
   }
   ShownElements<kWidth, kVectors> shown;
   const Operand& mask = args.scores.mask;
-  shown.template load<kParts>(
+  shown.template load<kTerms>(
       mask, row.mask + start * int64_t{mask.col_stride}, row.visible - start);
-  if constexpr (kParts == kAllParts) {
+  if constexpr (kTerms == kAllTerms) {
     shown.hide_before(row.begin - start - column_of<kWidth>(0));
   }
   scope.join();
@@ -445,22 +445,22 @@ FUSEDOPS_DEVICE void masked_softmax_gradient_row(const BackwardArgs& args, int64
   const Acc sum = scope.template reduce<Sum>(tile.sum());
   const auto scale = static_cast<Acc>(args.scores.scale);
   tile.template store_to<Out>(args.grad_input, row, start, shown, scale, sum);
-  if constexpr (kParts == kAllParts) {
+  if constexpr (kTerms == kAllTerms) {
     if (scope.is_first()) store_rest<Out, kWidth>(args, row, first, sum);
   }
 }
 
-template <class T, class Out, int kWidth, int kVectors, int kParts>
+template <class T, class Out, int kWidth, int kVectors, int kTerms>
 FUSEDOPS_KERNEL((kMaskedSoftmaxBackwardThreads<T, kWidth, kWidth * kVectors>))
 masked_softmax_backward_registers(BackwardArgs args, int64_t first_row) {
-  masked_softmax_gradient_row<OneBlock, T, Out, kWidth, kVectors, kParts>(
+  masked_softmax_gradient_row<OneBlock, T, Out, kWidth, kVectors, kTerms>(
       args, launch_row(first_row));
 }
 
 template <class T, class Out, int kWidth, int kVectors>
 FUSEDOPS_KERNEL(kMaskedClusterThreads, 1)
 masked_softmax_backward_cluster(BackwardArgs args, int64_t first_row) {
-  masked_softmax_gradient_row<Cluster, T, Out, kWidth, kVectors, kAllParts>(
+  masked_softmax_gradient_row<Cluster, T, Out, kWidth, kVectors, kAllTerms>(
       args, cluster_row(first_row));
 }
 
@@ -472,7 +472,7 @@ masked_softmax_backward_looped(BackwardArgs args, int64_t first_row) {
   using Acc = AccumulatorOf<T>;
   constexpr int kVectors = kLoopVectors<kWidth, 2>;
   FUSEDOPS_SHARED(Acc, shared_sums, kMaxWarps);
-  const auto row = ScoreRow::with_parts<kAllParts>(args, launch_row(first_row));
+  const auto row = ScoreRow::with_terms<kAllTerms>(args, launch_row(first_row));
   const int64_t step = int64_t{blockDim.x} * kVectors * kWidth;
   const DropoutRow<Acc> dropout(args.dropout, row.index);
   const bool reads_all = reads_hidden<T>(args, row);
@@ -495,7 +495,7 @@ masked_softmax_backward_looped(BackwardArgs args, int64_t first_row) {
     const auto left = static_cast<int32_t>(row.visible - start);
     tile.load(args, row.index, start, left);
     ShownElements<kWidth, kVectors> shown;
-    shown.template load<kAllParts>(mask, row.mask + start * mask.col_stride, left);
+    shown.template load<kAllTerms>(mask, row.mask + start * mask.col_stride, left);
     shown.hide_before(static_cast<int32_t>(row.begin - start) - column_of<kWidth>(0));
     tile.drop(dropout, start);
     tile.template store_to<Out>(args.grad_input, row, start, shown, scale, sum);

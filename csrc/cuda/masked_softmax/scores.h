@@ -1,7 +1,7 @@
 // The scores of a masked softmax: a row's operands, and which of its columns are hidden.
 //
 // Contract: as in args.h; an operand with a value per column is aligned for kWidth elements in
-// every row. A kernel is compiled for some of the parts that scores may have (kParts), and is
+// every row. A kernel is compiled for some of the parts that scores may have (kTerms), and is
 // launched for no others; limit_diagonal() has seen the causality: the path through a kernel for
 // all parts is twice as long. Numerics: scale * x + (bias + mask), computed in float (double for
 // double), with a soft cap cap * tanh(scale * x / cap) + (bias + mask). Its kernels are instances
@@ -12,16 +12,16 @@
 
 namespace fusedops::cuda {
 
-// The parts of scores, a bit each. Alone, kBoolPart is a bool mask, and kNumbersPart a bias of the
-// input's dtype; both have a value for each column. kAllParts is everything that args.h allows but
-// for a soft cap, and kCappedParts everything with one. kGeneralParts has a soft cap or none, as
+// The parts of scores, a bit each. Alone, kBoolTerm is a bool mask, and kNumbersTerm a bias of the
+// input's dtype; both have a value for each column. kAllTerms is everything that args.h allows but
+// for a soft cap, and kCappedTerms everything with one. kGeneralTerms has a soft cap or none, as
 // the kernels of long rows do.
-inline constexpr int kNoParts = 0, kCausalPart = 1, kBoolPart = 2, kNumbersPart = 4, kAllParts = 7;
-inline constexpr int kCapPart = 8, kCappedParts = kAllParts | kCapPart;
-inline constexpr int kMaybeCapPart = 16, kGeneralParts = kCappedParts | kMaybeCapPart;
+inline constexpr int kNoTerms = 0, kCausalTerm = 1, kBoolTerm = 2, kNumbersTerm = 4, kAllTerms = 7;
+inline constexpr int kCapTerm = 8, kCappedTerms = kAllTerms | kCapTerm;
+inline constexpr int kMaybeCapTerm = 16, kGeneralTerms = kCappedTerms | kMaybeCapTerm;
 
-template <int kParts>
-inline constexpr bool kHasAll = (kParts & kAllParts) == kAllParts;
+template <int kTerms>
+inline constexpr bool kHasAll = (kTerms & kAllTerms) == kAllTerms;
 
 FUSEDOPS_HOST_DEVICE inline int64_t clamp(int64_t value, int64_t low, int64_t high) {
   return value < low ? low : value > high ? high : value;
@@ -87,31 +87,31 @@ struct ScoreRow {
   int64_t bias = 0, mask = 0, start = 0, end = 0, sinks = 0;
 
   // Args: WithDivisors.
-  template <int kParts, class Args>
-  static FUSEDOPS_DEVICE ScoreRow with_parts(const Args& args, int64_t index) {
+  template <int kTerms, class Args>
+  static FUSEDOPS_DEVICE ScoreRow with_terms(const Args& args, int64_t index) {
     const int32_t cols = index < args.rows ? static_cast<int32_t>(args.cols) : 0;
     ScoreRow row = {index, cols, cols};
-    if ((kParts & kCausalPart) != 0 && args.scores.causal.on) {
+    if ((kTerms & kCausalTerm) != 0 && args.scores.causal.on) {
       row.visible = row.visible_columns(args.scores.causal, args.divisors);
     }
-    if constexpr ((kParts & (kBoolPart | kNumbersPart)) != 0) {
+    if constexpr ((kTerms & (kBoolTerm | kNumbersTerm)) != 0) {
       ScoreRow rows[] = {row};
-      find_operands<kParts>(rows, args);
+      find_operands<kTerms>(rows, args);
       row = rows[0];
     }
-    if constexpr (kHasAll<kParts>) {
+    if constexpr (kHasAll<kTerms>) {
       if (cols > 0) row.limit(args.scores, args.divisors);
     }
     return row;
   }
 
   // Finds where the operands of some rows begin.
-  template <int kParts, int kCount, class Args>
+  template <int kTerms, int kCount, class Args>
   static FUSEDOPS_DEVICE void find_operands(ScoreRow (&rows)[kCount], const Args& args) {
     if (args.divisors.rows_are_few) {
-      find_operands<kParts, uint32_t>(rows, args.scores, args.divisors);
+      find_operands<kTerms, uint32_t>(rows, args.scores, args.divisors);
     } else {
-      find_operands<kParts, uint64_t>(rows, args.scores, args.divisors);
+      find_operands<kTerms, uint64_t>(rows, args.scores, args.divisors);
     }
   }
 
@@ -131,7 +131,7 @@ struct ScoreRow {
 
  private:
   // Index: uint32_t where rows are few.
-  template <int kParts, class Index, int kCount>
+  template <int kTerms, class Index, int kCount>
   static FUSEDOPS_DEVICE void find_operands(
       ScoreRow (&rows)[kCount], const Scores& scores, const ScoreDivisors& divisors) {
     Index rest[kCount];
@@ -147,18 +147,18 @@ struct ScoreRow {
         const Index outer = d == 0              ? Index{0}
             : sizeof(Index) == sizeof(uint32_t) ? divisors.dims[d].quotient(rest[r])
                                                 : rest[r] / size;
-        rows[r].template move<kParts>(scores, d, d == 0 ? rest[r] : rest[r] - outer * size);
+        rows[r].template move<kTerms>(scores, d, d == 0 ? rest[r] : rest[r] - outer * size);
         rest[r] = outer;
       }
     }
   }
 
   // Moves the offsets in the operands to index `at` of a dimension.
-  template <int kParts>
+  template <int kTerms>
   FUSEDOPS_DEVICE void move(const Scores& scores, int dim, uint64_t at) {
     bias += at * scores.bias.strides[dim];
     mask += at * scores.mask.strides[dim];
-    if constexpr (kHasAll<kParts>) {
+    if constexpr (kHasAll<kTerms>) {
       start += at * scores.start.strides[dim];
       end += at * scores.end.strides[dim];
       sinks += at * scores.sinks.strides[dim];
@@ -235,14 +235,14 @@ struct ShownElements {
   }
 
   // The row has `cols` columns from the tile on, and its mask begins at `offset` there.
-  template <int kParts>
+  template <int kTerms>
   FUSEDOPS_DEVICE void load(const Operand& mask, int64_t offset, int32_t cols) {
     fill(~0u);
-    if constexpr ((kParts & kBoolPart) != 0) {
-      const bool has_any = !kHasAll<kParts> || (mask.data != nullptr && mask.is_bool);
+    if constexpr ((kTerms & kBoolTerm) != 0) {
+      const bool has_any = !kHasAll<kTerms> || (mask.data != nullptr && mask.is_bool);
       if (!has_any || cols <= 0) return;
       const auto* const row = static_cast<const bool*>(mask.data) + offset;
-      if (kHasAll<kParts> && mask.col_stride == 0) return fill(*row ? ~0u : 0);
+      if (kHasAll<kTerms> && mask.col_stride == 0) return fill(*row ? ~0u : 0);
       Tile<bool, kWidth, kVectors> tile;
       tile.load_cached(row, cols);
       fill(0);
@@ -307,7 +307,7 @@ FUSEDOPS_DEVICE Acc hyperbolic_tangent(Acc x) {
 }
 
 // The scores before anything is added to them.
-template <int kParts, class Out, class Acc>
+template <int kTerms, class Out, class Acc>
 struct Scaling {
   Acc scale;
 
@@ -316,7 +316,7 @@ struct Scaling {
 };
 
 template <class Out, class Acc>
-struct Scaling<kCappedParts, Out, Acc> {
+struct Scaling<kCappedTerms, Out, Acc> {
   Acc scale, cap, inverse;
 
   FUSEDOPS_DEVICE explicit Scaling(const Scores& scores)
@@ -329,14 +329,14 @@ struct Scaling<kCappedParts, Out, Acc> {
 };
 
 // What is added to the scores of a tile.
-template <int kParts, class In, class Acc, int kWidth, int kVectors>
+template <int kTerms, class In, class Acc, int kWidth, int kVectors>
 struct Terms {
   FUSEDOPS_DEVICE void load(const Scores&, const ScoreRow&, int64_t, int32_t) {}
   FUSEDOPS_DEVICE Acc added_to(Acc score, int, int) const { return score; }
 };
 
 template <class In, class Acc, int kWidth, int kVectors>
-struct Terms<kNumbersPart, In, Acc, kWidth, kVectors> {
+struct Terms<kNumbersTerm, In, Acc, kWidth, kVectors> {
   Tile<In, kWidth, kVectors> tile;
 
   FUSEDOPS_DEVICE void load(
@@ -349,7 +349,7 @@ struct Terms<kNumbersPart, In, Acc, kWidth, kVectors> {
 // The operands are added to each other first, so that nothing waits for the input before they have
 // arrived.
 template <class In, class Acc, int kWidth, int kVectors>
-struct Terms<kAllParts, In, Acc, kWidth, kVectors> {
+struct Terms<kAllTerms, In, Acc, kWidth, kVectors> {
   Acc sums[kVectors][kWidth];
 
   FUSEDOPS_DEVICE void load(
@@ -366,7 +366,7 @@ struct Terms<kAllParts, In, Acc, kWidth, kVectors> {
 // visible column is held as a whole: the score is mask_value where it is hidden. Other vectors are
 // skipped, a warp at a time where causality hides all of its columns: they are neither read nor
 // computed, and have no values.
-template <int kParts, class In, class Out, int kWidth, int kVectors, int kThreads = 0>
+template <int kTerms, class In, class Out, int kWidth, int kVectors, int kThreads = 0>
 struct ScoreTile {
   using Acc = AccumulatorOf<Out>;
   Acc values[kVectors][kWidth];
@@ -385,11 +385,11 @@ struct ScoreTile {
     for (int i = 0; i < kVectors; ++i) {
       if (holds(i)) tile.vectors[i] = Vec<In, kWidth>::load(moved_by(own, offset_of(i)));
     }
-    shown.template load<kParts>(scores.mask, row.mask + start * scores.mask.col_stride, cols);
-    if constexpr (kHasAll<kParts>) {
+    shown.template load<kTerms>(scores.mask, row.mask + start * scores.mask.col_stride, cols);
+    if constexpr (kHasAll<kTerms>) {
       shown.hide_before(static_cast<int32_t>(row.begin - start) - column_of<kWidth>(0));
     }
-    Terms<kParts & kAllParts, In, Acc, kWidth, kVectors> terms;
+    Terms<kTerms & kAllTerms, In, Acc, kWidth, kVectors> terms;
     terms.load(scores, row, start, cols);
 
     const auto score = [&](auto scaled) {
@@ -404,10 +404,10 @@ struct ScoreTile {
         largest = device::maximum(largest, largest_of(values[i]));
       }
     };
-    if constexpr (kParts == kGeneralParts) {
-      if (scores.softcap == 0) return score(Scaling<kAllParts, Out, Acc>(scores));
+    if constexpr (kTerms == kGeneralTerms) {
+      if (scores.softcap == 0) return score(Scaling<kAllTerms, Out, Acc>(scores));
     }
-    score(Scaling<kParts & kCappedParts, Out, Acc>(scores));
+    score(Scaling<kTerms & kCappedTerms, Out, Acc>(scores));
   }
 
   // Leaves no vector held.
@@ -466,19 +466,19 @@ struct ScoreTile {
   FUSEDOPS_DEVICE bool holds(int i) const { return offset_of(i) < left; }
 
   FUSEDOPS_DEVICE bool shows(int i, int j) const {
-    return shown.at(i, j) && ((kParts & kCausalPart) == 0 || offset_of(i) + j < left);
+    return shown.at(i, j) && ((kTerms & kCausalTerm) == 0 || offset_of(i) + j < left);
   }
 
   // Only the last vector that a thread holds may be visible in part: the other ones do without its
   // comparisons.
   FUSEDOPS_DEVICE void hide(int i, Acc mask_value) {
-    if constexpr ((kParts & kBoolPart) != 0) {
+    if constexpr ((kTerms & kBoolTerm) != 0) {
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
         values[i][j] = shown.at(i, j) ? values[i][j] : mask_value;
       }
     }
-    if constexpr ((kParts & kCausalPart) != 0 && kWidth > 1) {
+    if constexpr ((kTerms & kCausalTerm) != 0 && kWidth > 1) {
       const int32_t end = left - offset_of(i);
       if (end >= kWidth) return;
 #pragma unroll

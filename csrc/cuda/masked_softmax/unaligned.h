@@ -1,6 +1,6 @@
 // masked_softmax of short rows in single elements, forward and backward.
 //
-// Contract: as in rows.h, for plain scores (is_narrow in launch.cu) and
+// Contract: as in rows.h, for plain scores (is_plain in launch.cu) and
 // without dropout. kThreads threads of a warp share kRows rows, kThreads * kVectors >= cols. A
 // block has kRowBlockThreads / kThreads * kRows rows.
 //
@@ -21,18 +21,17 @@ namespace fusedops::cuda {
 template <int kThreads>
 inline constexpr int32_t kRowsApart = device::kWarpLanes / kThreads;
 
-// How many rows a thread has. What a row costs a warp once is half of its instructions, where 16
-// threads have it, and is shared by two rows.
-template <int kElements>
-inline constexpr int kNarrowRows = kElements <= 16 ? 2 : 1;
+// The rows of a thread. With 16 threads a row, half of the instructions are spent once for each
+// row; two rows of a thread share them.
+constexpr int rows_of_thread(int elements) { return elements <= 16 ? 2 : 1; }
 
 // The blocks of a multiprocessor that a forward kernel leaves room for.
 template <int kElements>
-inline constexpr int kNarrowBlocks = kElements <= 8 ? 7 : 4;
+inline constexpr int kUnalignedBlocks = kElements <= 8 ? 7 : 4;
 
 // The first row of this thread in a launch.
 template <int kThreads, int kRows>
-FUSEDOPS_DEVICE int64_t narrow_row(int64_t first_row) {
+FUSEDOPS_DEVICE int64_t unaligned_row(int64_t first_row) {
   constexpr int32_t kBlockRows = kRowBlockThreads / kThreads * kRows, kApart = kRowsApart<kThreads>;
   const uint32_t before = threadIdx.y / kApart * (kApart * (kRows - 1));  // of other warps
   return first_row + static_cast<int64_t>(blockIdx.x) * kBlockRows + before + threadIdx.y;
@@ -42,7 +41,7 @@ FUSEDOPS_DEVICE int64_t narrow_row(int64_t first_row) {
 // have the same number of columns, and a comparison of a column says for all rows whether it
 // exists. kCausal: whether causality hides columns.
 template <int kElements_, int kThreads_, int kRows_, bool kCausal_>
-struct NarrowRows {
+struct UnalignedRows {
   static constexpr int kElements = kElements_, kThreads = kThreads_, kRows = kRows_;
   static constexpr bool kCausal = kCausal_;
   static_assert(kRows <= 2);
@@ -50,15 +49,15 @@ struct NarrowRows {
   int32_t cols;
 
   template <class Args>
-  FUSEDOPS_DEVICE NarrowRows(const Args& args, int64_t first) {
-    constexpr int kParts = kCausal ? kCausalPart : kNoParts;
+  FUSEDOPS_DEVICE UnalignedRows(const Args& args, int64_t first) {
+    constexpr int kTerms = kCausal ? kCausalTerm : kNoTerms;
     const int64_t last = first + kRowsApart<kThreads>;
-    rows[0] = ScoreRow::with_parts<kParts>(args, first);
+    rows[0] = ScoreRow::with_terms<kTerms>(args, first);
     if constexpr (kRows > 1) {
-      rows[1] = ScoreRow::with_parts<kParts>(args, last < args.rows ? last : first);
+      rows[1] = ScoreRow::with_terms<kTerms>(args, last < args.rows ? last : first);
     }
     cols = rows[0].cols;
-    if (args.divisors.has_operands) ScoreRow::find_operands<kParts>(rows, args);
+    if (args.divisors.has_operands) ScoreRow::find_operands<kTerms>(rows, args);
   }
 
   static FUSEDOPS_DEVICE int32_t offset_of(int i) { return columns_before<1, kThreads>(i); }
@@ -193,12 +192,13 @@ struct NarrowRows {
 };
 
 // A bool mask, as it was loaded. Elements outside the visible columns are true.
-template <class NarrowRows>
-struct NarrowMask {
-  Vec<bool, 1> vectors[NarrowRows::kRows][NarrowRows::kElements];
+template <class UnalignedRows>
+struct UnalignedMask {
+  Vec<bool, 1> vectors[UnalignedRows::kRows][UnalignedRows::kElements];
   bool is_on;
 
-  FUSEDOPS_DEVICE NarrowMask(const Operand& mask, const NarrowRows& rows) : is_on(mask.is_bool) {
+  FUSEDOPS_DEVICE UnalignedMask(const Operand& mask, const UnalignedRows& rows)
+      : is_on(mask.is_bool) {
     if (is_on) rows.template load_operand<bool>(vectors, mask, &ScoreRow::mask, 1);
   }
 
@@ -207,20 +207,20 @@ struct NarrowMask {
 
 // The scores of a thread, factor * values; -inf outside the visible columns. Where nothing is
 // added, the scale stays a factor: the subtraction of the largest score has room for it.
-template <class In, class Acc, class NarrowRows>
-struct NarrowScores {
-  static constexpr int kRows = NarrowRows::kRows, kElements = NarrowRows::kElements;
+template <class In, class Acc, class UnalignedRows>
+struct UnalignedScores {
+  static constexpr int kRows = UnalignedRows::kRows, kElements = UnalignedRows::kElements;
   using Tile = Vec<In, 1>[kRows][kElements];
   Acc values[kRows][kElements] = {};
   Acc factor;
   uint32_t seen[kRows];  // whether a score is visible and not -inf, where that matters
 
-  FUSEDOPS_DEVICE NarrowScores(const ForwardArgs& args, const NarrowRows& rows)
+  FUSEDOPS_DEVICE UnalignedScores(const ForwardArgs& args, const UnalignedRows& rows)
       : factor(static_cast<Acc>(args.scores.scale)) {
     const Scores& scores = args.scores;
     Tile tile;
     rows.template load<In>(tile, args.input, -INFINITY);
-    const NarrowMask<NarrowRows> mask(scores.mask, rows);
+    const UnalignedMask<UnalignedRows> mask(scores.mask, rows);
     if (scores.bias.data != nullptr) {
       set_sums(tile, scores, rows);
     } else {
@@ -236,7 +236,7 @@ struct NarrowScores {
     }
   }
 
-  FUSEDOPS_DEVICE Acc largest(const NarrowRows& rows, int of) const {
+  FUSEDOPS_DEVICE Acc largest(const UnalignedRows& rows, int of) const {
     Acc largest = -INFINITY;
     rows.for_held([&](int row, int i) {
       if (row == of) largest = device::maximum(largest, values[row][i]);
@@ -247,7 +247,7 @@ struct NarrowScores {
   // Replaces the scores by e^(score - shift), and adds these up.
   template <class Out>
   FUSEDOPS_DEVICE void exponentiate(
-      const NarrowRows& rows, const Acc (&shifts)[kRows], Acc (&sums)[kRows]) {
+      const UnalignedRows& rows, const Acc (&shifts)[kRows], Acc (&sums)[kRows]) {
     rows.for_held([&](int row, int i) {
       values[row][i] = exponential<Out>(device::fma(values[row][i], factor, -shifts[row]));
       sums[row] += values[row][i];
@@ -255,7 +255,7 @@ struct NarrowScores {
   }
 
  private:
-  FUSEDOPS_DEVICE void set_sums(const Tile& tile, const Scores& scores, const NarrowRows& rows) {
+  FUSEDOPS_DEVICE void set_sums(const Tile& tile, const Scores& scores, const UnalignedRows& rows) {
     Tile bias, mask;
     rows.template load_operand<In>(bias, scores.bias, &ScoreRow::bias, 0);
     rows.for_held(
@@ -267,7 +267,7 @@ struct NarrowScores {
     factor = 1;
   }
 
-  FUSEDOPS_DEVICE void look(const NarrowMask<NarrowRows>& mask, const NarrowRows& rows) {
+  FUSEDOPS_DEVICE void look(const UnalignedMask<UnalignedRows>& mask, const UnalignedRows& rows) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) seen[r] = 0;
     rows.for_held([&](int row, int i) {
@@ -277,13 +277,13 @@ struct NarrowScores {
 };
 
 // The softmax of this thread's rows.
-template <class In, class Out, class NarrowRows>
-FUSEDOPS_DEVICE void narrow_masked_softmax(const ForwardArgs& args, int64_t first) {
+template <class In, class Out, class UnalignedRows>
+FUSEDOPS_DEVICE void unaligned_masked_softmax(const ForwardArgs& args, int64_t first) {
   using Acc = AccumulatorOf<Out>;
-  constexpr int kRows = NarrowRows::kRows;
-  RowInBlock<NarrowRows::kThreads> scope;
-  const NarrowRows rows(args, first);
-  NarrowScores<In, Acc, NarrowRows> scores(args, rows);
+  constexpr int kRows = UnalignedRows::kRows;
+  RowInBlock<UnalignedRows::kThreads> scope;
+  const UnalignedRows rows(args, first);
+  UnalignedScores<In, Acc, UnalignedRows> scores(args, rows);
 
   Acc largest[kRows], shifts[kRows], hidden[kRows], sums[kRows] = {}, scales[kRows];
 #pragma unroll
@@ -298,8 +298,8 @@ FUSEDOPS_DEVICE void narrow_masked_softmax(const ForwardArgs& args, int64_t firs
     }
   }
   const auto exponentials_of = [&](int r) {
-    const int32_t skipped = NarrowRows::kCausal ? rows.cols - rows.rows[r].visible : 0;
-    return MaskedExponentials<kNoParts, Out>(args, rows.rows[r], skipped, largest[r], zero[r] != 0);
+    const int32_t skipped = UnalignedRows::kCausal ? rows.cols - rows.rows[r].visible : 0;
+    return MaskedExponentials<kNoTerms, Out>(args, rows.rows[r], skipped, largest[r], zero[r] != 0);
   };
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
@@ -315,39 +315,39 @@ FUSEDOPS_DEVICE void narrow_masked_softmax(const ForwardArgs& args, int64_t firs
   }
   const auto store_to = [&](const Rows& tensor) {
     rows.template store<Out>(tensor, scores.values, scales);
-    if constexpr (NarrowRows::kCausal) rows.template store_hidden<Out>(tensor, hidden);
+    if constexpr (UnalignedRows::kCausal) rows.template store_hidden<Out>(tensor, hidden);
   };
   if (args.probabilities.data != nullptr) store_to(args.probabilities);
   store_to(args.output);
 }
 
 template <class In, class Out, int kWidth, int kVectors, int kThreads>
-FUSEDOPS_KERNEL(kRowBlockThreads, kNarrowBlocks<kVectors>)
-masked_softmax_forward_narrow(ForwardArgs args, int64_t first_row) {
+FUSEDOPS_KERNEL(kRowBlockThreads, kUnalignedBlocks<kVectors>)
+masked_softmax_forward_unaligned(ForwardArgs args, int64_t first_row) {
   static_assert(kWidth == 1);
   assume_row_threads<kThreads>();
-  constexpr int kRows = kNarrowRows<kVectors>;
-  const int64_t row = narrow_row<kThreads, kRows>(first_row);
+  constexpr int kRows = rows_of_thread(kVectors);
+  const int64_t row = unaligned_row<kThreads, kRows>(first_row);
   if (args.scores.causal.on) {
-    narrow_masked_softmax<In, Out, NarrowRows<kVectors, kThreads, kRows, true>>(args, row);
+    unaligned_masked_softmax<In, Out, UnalignedRows<kVectors, kThreads, kRows, true>>(args, row);
   } else {
-    narrow_masked_softmax<In, Out, NarrowRows<kVectors, kThreads, kRows, false>>(args, row);
+    unaligned_masked_softmax<In, Out, UnalignedRows<kVectors, kThreads, kRows, false>>(args, row);
   }
 }
 
 // The gradients of this thread's rows.
-template <class T, class Out, class NarrowRows>
-FUSEDOPS_DEVICE void narrow_masked_softmax_gradient(const BackwardArgs& args, int64_t first) {
+template <class T, class Out, class UnalignedRows>
+FUSEDOPS_DEVICE void unaligned_masked_softmax_gradient(const BackwardArgs& args, int64_t first) {
   using Acc = AccumulatorOf<T>;
-  constexpr int kRows = NarrowRows::kRows, kElements = NarrowRows::kElements;
-  RowInBlock<NarrowRows::kThreads> scope;
-  const NarrowRows rows(args, first);
+  constexpr int kRows = UnalignedRows::kRows, kElements = UnalignedRows::kElements;
+  RowInBlock<UnalignedRows::kThreads> scope;
+  const UnalignedRows rows(args, first);
   Vec<T, 1> grads[kRows][kElements], probabilities[kRows][kElements];
   rows.template load<T>(grads, args.grad_output, 0);
   rows.template load<T>(probabilities, args.probabilities, 0);
-  const NarrowMask<NarrowRows> mask(args.scores.mask, rows);
-  if constexpr (NarrowRows::kCausal) {
-    NarrowRows read = rows;
+  const UnalignedMask<UnalignedRows> mask(args.scores.mask, rows);
+  if constexpr (UnalignedRows::kCausal) {
+    UnalignedRows read = rows;
     int32_t more = 0;  // columns
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
@@ -374,7 +374,7 @@ FUSEDOPS_DEVICE void narrow_masked_softmax_gradient(const BackwardArgs& args, in
       results[r][i] = probabilities[r][i].at(0) * (grads[r][i].at(0) - sum);
     }
   }
-  if constexpr (NarrowRows::kCausal) {
+  if constexpr (UnalignedRows::kCausal) {
     rows.for_each_visible([&](int r, int i, bool is_inside) {
       if (!is_inside) results[r][i] = 0;
     });
@@ -391,15 +391,17 @@ FUSEDOPS_DEVICE void narrow_masked_softmax_gradient(const BackwardArgs& args, in
 
 template <class T, class Out, int kWidth, int kVectors, int kThreads>
 FUSEDOPS_KERNEL(kRowBlockThreads)
-masked_softmax_backward_narrow(BackwardArgs args, int64_t first_row) {
+masked_softmax_backward_unaligned(BackwardArgs args, int64_t first_row) {
   static_assert(kWidth == 1);
   assume_row_threads<kThreads>();
-  constexpr int kRows = kNarrowRows<kVectors>;
-  const int64_t row = narrow_row<kThreads, kRows>(first_row);
+  constexpr int kRows = rows_of_thread(kVectors);
+  const int64_t row = unaligned_row<kThreads, kRows>(first_row);
   if (args.scores.causal.on) {
-    narrow_masked_softmax_gradient<T, Out, NarrowRows<kVectors, kThreads, kRows, true>>(args, row);
+    unaligned_masked_softmax_gradient<T, Out, UnalignedRows<kVectors, kThreads, kRows, true>>(
+        args, row);
   } else {
-    narrow_masked_softmax_gradient<T, Out, NarrowRows<kVectors, kThreads, kRows, false>>(args, row);
+    unaligned_masked_softmax_gradient<T, Out, UnalignedRows<kVectors, kThreads, kRows, false>>(
+        args, row);
   }
 }
 

@@ -103,14 +103,14 @@ FUSEDOPS_DEVICE void save_column(
 
 // Bound to one block a multiprocessor: without the bound the compiler makes room for two blocks of
 // 1024 threads, and spills.
-template <class T, int kWidth, int kKeep>
+template <class T, int kWidth, int kStaging>
 FUSEDOPS_KERNEL((kSpatialMaxThreads<T, kWidth>), 1)
 spatial_norm_forward(SpatialNormForward args, int64_t first_segment) {
   using Acc = AccumulatorOf<T>;
   constexpr int32_t kSharedValues = kSpatialMaxThreads<T, kWidth> * kWidth;
   FUSEDOPS_SHARED(Acc, shared, kSharedValues);
   const InnerColumns columns = InnerColumns::of<kWidth>(args, first_segment);
-  using Strip = SpatialStrip<T, kWidth, kKeep>;
+  using Strip = SpatialStrip<T, kWidth, kStaging>;
   Strip strip(
       columns.begin<T>(args.input), args.input.dim_stride, columns.dim_size, args.dim_size, 0);
   Acc bases[kWidth] = {}, sums[kWidth] = {}, squares[kWidth] = {};
@@ -173,14 +173,14 @@ struct ColumnStatistics {
   }
 };
 
-template <class T, int kWidth, int kKeep>
+template <class T, int kWidth, int kStaging>
 FUSEDOPS_KERNEL((kSpatialMaxThreads<T, kWidth>))
 spatial_norm_backward(SpatialNormBackward args, int64_t first_segment) {
   using Acc = AccumulatorOf<T>;
   constexpr int32_t kSharedValues = kSpatialMaxThreads<T, kWidth> * kWidth;
   FUSEDOPS_SHARED(Acc, shared, kSharedValues);
   const InnerColumns columns = InnerColumns::of<kWidth>(args, first_segment);
-  using Strip = SpatialStrip<T, kWidth, kKeep>;
+  using Strip = SpatialStrip<T, kWidth, kStaging>;
   Strip grads(
       columns.begin<T>(args.grad_output), args.grad_output.dim_stride, columns.dim_size,
       args.dim_size, 0);

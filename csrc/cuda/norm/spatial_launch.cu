@@ -3,7 +3,7 @@
 #include "cuda/launch/launch.h"
 
 #include "cuda/launch/spatial.h"
-#include "cuda/norm/spatial.h"
+#include "cuda/norm/kernels.h"
 
 namespace fusedops::cuda {
 
@@ -21,15 +21,8 @@ Status launch(const SpatialNormForward& args, Stream stream) {
   const int32_t width = pick_wide_or_single(dtype, args.inner, {args.input, args.output});
   const SpatialPlan plan =
       plan_spatial(args.dim_size, args.inner, width, size_of(dtype), 1, device::max_shared_bytes());
-  return with_type(dtype, [&](auto type) {
-    using T = TypeOf<decltype(type)>;
-    return with_wide_or_single<T>(plan.width, [&](auto width) {
-      return with_keep<T>(plan.keep, [&](auto keep) {
-        const auto kernel = &spatial_norm_forward<T, decltype(width)::value, decltype(keep)::value>;
-        return launch_inner_segments(kernel, plan, args, stream);
-      });
-    });
-  });
+  const auto kernel = find_kernel<SpatialNormForwardStrip>(dtype, dtype, plan);
+  return launch_inner_segments(kernel, plan, args, stream);
 }
 
 // The sums of grad_weight and grad_bias: `inner_threads` share kChannels channels, and a block has
@@ -65,25 +58,16 @@ inline Status launch_input(const SpatialNormBackward& args, int32_t width, Strea
   const DType dtype = args.input.dtype;
   const SpatialPlan plan =
       plan_spatial(args.dim_size, args.inner, width, size_of(dtype), 2, device::max_shared_bytes());
-  return with_type(dtype, [&](auto type) {
-    using T = TypeOf<decltype(type)>;
-    return with_wide_or_single<T>(plan.width, [&](auto width) {
-      return with_keep<T>(plan.keep, [&](auto keep) {
-        const auto kernel =
-            &spatial_norm_backward<T, decltype(width)::value, decltype(keep)::value>;
-        return launch_inner_segments(kernel, plan, args, stream);
-      });
-    });
-  });
+  const auto kernel = find_kernel<SpatialNormBackwardStrip>(dtype, dtype, plan);
+  return launch_inner_segments(kernel, plan, args, stream);
 }
 
-template <class T>
 Status launch_channels(const SpatialNormBackward& args, const ChannelPlan& plan, Stream stream) {
-  const Status status = with_wide_or_single<T>(plan.width, [&](auto width) {
-    const auto kernel = &spatial_norm_channel_sums<T, decltype(width)::value>;
-    const dim3 threads(plan.inner_threads, plan.channel_threads);
-    return device::launch(kernel, plan.blocks, threads, stream, args, plan.partitions);
-  });
+  const DType dtype = args.input.dtype;
+  const auto kernel = find_kernel<SpatialNormChannelSums>(dtype, dtype, plan.width);
+  if (kernel == nullptr) return device::kInvalidValue;
+  const dim3 threads(plan.inner_threads, plan.channel_threads);
+  const Status status = device::launch(kernel, plan.blocks, threads, stream, args, plan.partitions);
   if (status != device::kSuccess) return status;
   NormBackward sums{};
   sums.grad_weight = args.grad_weight;
@@ -92,8 +76,8 @@ Status launch_channels(const SpatialNormBackward& args, const ChannelPlan& plan,
   sums.cols = args.dim_size;
   const int32_t cols = finish_cols(args.dim_size);
   return device::launch(
-      &norm_backward_finish<AccumulatorOf<T>>, ceil_div(args.dim_size, cols),
-      dim3(cols, device::kWarpLanes), stream, sums, plan.partitions);
+      norm_backward_finish_of(dtype), ceil_div(args.dim_size, cols), dim3(cols, device::kWarpLanes),
+      stream, sums, plan.partitions);
 }
 
 int64_t workspace_bytes(const SpatialNormBackward& args) {
@@ -109,10 +93,7 @@ Status launch(const SpatialNormBackward& args, Stream stream) {
   Status status = device::kSuccess;
   if (args.grad_input.data) status = launch_input(args, width, stream);
   if (!wants_channels(args) || status != device::kSuccess) return status;
-  return with_type(args.input.dtype, [&](auto type) {
-    using T = TypeOf<decltype(type)>;
-    return launch_channels<T>(args, plan_channels(args, width), stream);
-  });
+  return launch_channels(args, plan_channels(args, width), stream);
 }
 
 }  // namespace fusedops::cuda

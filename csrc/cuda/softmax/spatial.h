@@ -4,7 +4,7 @@
 // Contract: slices as in args.h; kWidth divides inner, and every run of inner elements is aligned
 // for kWidth of them. A block has a segment of blockDim.x * kWidth neighbouring inner columns of
 // one outer index, so that its loads are coalesced. blockDim.y threads, a power of two, share a
-// column: thread y has the indices y, y + blockDim.y, ... of dim_size. kKeep says where elements
+// column: thread y has the indices y, y + blockDim.y, ... of dim_size. kStaging says where elements
 // stay between the two passes over them: in registers, where kSpatialVectors * blockDim.y >=
 // dim_size; in dynamic shared memory, with room for dim_size rounded up to a multiple of that, of
 // each tensor; or nowhere, and they are loaded again, usually from L2.
@@ -50,7 +50,7 @@ struct InnerColumns {
 
 // This thread's part of a strip: kWidth columns at every blockDim.y-th index of dim_size, a tile of
 // kSpatialVectors of them at a time. The first pass calls load(), the second one load_again().
-template <class T, int kWidth, int kKeep>
+template <class T, int kWidth, int kStaging>
 class SpatialStrip {
  public:
   static constexpr int kVectors = kSpatialVectors<T>;
@@ -60,7 +60,7 @@ class SpatialStrip {
   FUSEDOPS_DEVICE SpatialStrip(
       const T* begin, int64_t dim_stride, uint32_t dim_size, uint32_t tensor_dim_size, int tensor)
       : begin_(begin), dim_stride_(dim_stride), dim_size_(dim_size) {
-    if constexpr (kKeep == kKeepShared) {
+    if constexpr (kStaging == kStagedInShared) {
       const uint32_t tiles = (tensor_dim_size + step() - 1) / step();
       kept_ = device::dynamic_shared<T>() +
           (tensor * tiles * kVectors * block_threads() + own_thread()) * kWidth;
@@ -76,7 +76,7 @@ class SpatialStrip {
   // All loads are issued before the first use. Elements beyond dim_size are `fill`.
   FUSEDOPS_DEVICE void load(uint32_t start, AccumulatorOf<T> fill) {
     load_global(start, fill);
-    if constexpr (kKeep == kKeepShared) {
+    if constexpr (kStaging == kStagedInShared) {
 #pragma unroll
       for (int i = 0; i < kVectors; ++i) vectors[i].store(kept(start, i));
     }
@@ -84,8 +84,8 @@ class SpatialStrip {
 
   // Elements beyond dim_size are of no meaning.
   FUSEDOPS_DEVICE void load_again(uint32_t start) {
-    if constexpr (kKeep == kKeepNothing) load_global(start, 0);
-    if constexpr (kKeep == kKeepShared) {
+    if constexpr (kStaging == kStagedNowhere) load_global(start, 0);
+    if constexpr (kStaging == kStagedInShared) {
 #pragma unroll
       for (int i = 0; i < kVectors; ++i) {
         vectors[i] = Vec<T, kWidth>::load_cached(kept(start, i));
@@ -140,7 +140,7 @@ FUSEDOPS_DEVICE void column_reduce(Acc (&values)[kWidth], Acc* shared) {
   __syncthreads();
 }
 
-template <class In, class Out, int kWidth, int kKeep>
+template <class In, class Out, int kWidth, int kStaging>
 FUSEDOPS_KERNEL((kSpatialMaxThreads<In, kWidth>))
 spatial_softmax_forward(SpatialSoftmaxForward args, int64_t first_segment) {
   using Acc = AccumulatorOf<Out>;
@@ -148,7 +148,7 @@ spatial_softmax_forward(SpatialSoftmaxForward args, int64_t first_segment) {
   FUSEDOPS_SHARED(Acc, shared, kSharedValues);
   const InnerColumns columns = InnerColumns::of<kWidth>(args, first_segment);
   constexpr int kVectors = kSpatialVectors<In>;
-  SpatialStrip<In, kWidth, kKeep> strip(
+  SpatialStrip<In, kWidth, kStaging> strip(
       columns.begin<In>(args.input), args.input.dim_stride, columns.dim_size, args.dim_size, 0);
   Acc largest[kWidth], sums[kWidth] = {};
 #pragma unroll
@@ -204,7 +204,7 @@ spatial_softmax_forward(SpatialSoftmaxForward args, int64_t first_segment) {
 }
 
 // Out is the type of grad_input, T that of grad_output and output.
-template <class T, class Out, int kWidth, int kKeep>
+template <class T, class Out, int kWidth, int kStaging>
 FUSEDOPS_KERNEL((kSpatialMaxThreads<T, kWidth>))
 spatial_softmax_backward(SpatialSoftmaxBackward args, int64_t first_segment) {
   using Acc = AccumulatorOf<T>;
@@ -213,7 +213,7 @@ spatial_softmax_backward(SpatialSoftmaxBackward args, int64_t first_segment) {
   FUSEDOPS_SHARED(Acc, shared, kSharedValues);
   const InnerColumns columns = InnerColumns::of<kWidth>(args, first_segment);
   constexpr int kVectors = kSpatialVectors<T>;
-  using Strip = SpatialStrip<T, kWidth, kKeep>;
+  using Strip = SpatialStrip<T, kWidth, kStaging>;
   Strip grads(
       columns.begin<T>(args.grad_output), args.grad_output.dim_stride, columns.dim_size,
       args.dim_size, 0);

@@ -32,11 +32,11 @@ MAX_LENGTH = 33_000
 #: Two tiles of the looped kernels in float64, which has no other kernels. One vector more needs a
 #: third tile.
 LONG_COLS = 6144
-#: The parts that scores may have, one of which is enough for a kernel of its own.
-PARTS = ["none", "causal", "bool", "numbers", "any", "capped"]
+#: The terms that scores may have, one of which is enough for a kernel of its own.
+TERMS = ["none", "causal", "bool", "numbers", "any", "capped"]
 #: Those whose kernels take every operand.
 GENERAL = ("any", "capped")
-#: Short rows of single elements have one kernel for the parts before these, or several of them.
+#: Short rows of single elements have one kernel for the terms before these, or several of them.
 PLAIN = "plain"
 
 
@@ -48,7 +48,7 @@ class MaskedCase:
     dims: tuple[int, ...]  # their product is the number of rows; the last are queries
     cols: int
     width: int  # elements of the vectors that all pointers and strides are aligned for
-    parts: str = "any"  # one of PARTS; varied() gives the case such operands
+    terms: str = "any"  # one of TERMS; varied() gives the case such operands
     padded: bool = False
     mask: str = ""  # a dtype and the dimensions of [*dims, cols] that it has, as in "bool 1011"
     bias: str = ""
@@ -259,21 +259,21 @@ class Prepared:
 
 
 def bases() -> list[MaskedCase]:
-    """A case for each op, pair of dtypes, width of vectors (16 bytes, one element) and parts of the
+    """A case for each op, pair of dtypes, width of vectors (16 bytes, one element) and terms of the
     scores that kernels differ in, of one vector."""
     wide = [
-        with_operands(MaskedCase(op, dtype, other, (1, 1, 1), width, width, parts), 0)
+        with_operands(MaskedCase(op, dtype, other, (1, 1, 1), width, width, terms), 0)
         for op in OPS
         for dtype, other in PAIRS
         for width in (wide_vector(op, dtype, other),)
-        for parts in (PARTS if dtype != "float64" else GENERAL)
-        if op == "masked_softmax_forward" or parts not in ("numbers", "capped")
+        for terms in (TERMS if dtype != "float64" else GENERAL)
+        if op == "masked_softmax_forward" or terms not in ("numbers", "capped")
     ]
-    general = [case for case in wide if case.parts in GENERAL]
+    general = [case for case in wide if case.terms in GENERAL]
     plain = [
-        with_operands(replace(case, parts=PLAIN), 0)
+        with_operands(replace(case, terms=PLAIN), 0)
         for case in general
-        if case.parts == "any" and case.dtype != "float64"
+        if case.terms == "any" and case.dtype != "float64"
     ]
     return [*wide, *(replace(case, width=1, cols=1) for case in [*general, *plain])]
 
@@ -284,24 +284,24 @@ def wide_vector(op: str, dtype: str, other: str) -> int:
 
 
 def with_operands(case: MaskedCase, i: int) -> MaskedCase:
-    """The case with the i-th choice of mask, bias and causality that its parts allow."""
+    """The case with the i-th choice of mask, bias and causality that its terms allow."""
     own, wide = case.dtype, "float64" if case.dtype == "float64" else "float32"
     masks, biases, diagonals = [""], [""], [None]
     lowers, starts, ends, sinks, caps = [None], [""], [""], [""], [0.0]
-    if case.parts == "none" and not case.is_forward:
+    if case.terms == "none" and not case.is_forward:
         masks = ["", f"{own} 0011"]  # what was added does not matter
-    elif case.parts == "causal":
+    elif case.terms == "causal":
         diagonals = [case.cols // 2, -1, case.cols - case.dims[-1], 0]
-    elif case.parts == "bool":
+    elif case.terms == "bool":
         masks = ["bool 1011", "bool 0001", "bool 1111"]
-    elif case.parts == "numbers":
+    elif case.terms == "numbers":
         masks = [f"{own} 0011", "", f"{own} 1101", ""]
         biases = ["", f"{own} 0111", "", f"{own} 1111"]
-    elif case.parts == PLAIN:
+    elif case.terms == PLAIN:
         masks = ["", "bool 1011", f"{own} 0011", "bool 1111", f"{own} 1101"]
         biases = ["", f"{own} 0111", f"{own} 1011"]
         diagonals = [case.cols // 2, None, -1, case.cols - case.dims[-1]]
-    elif case.parts in GENERAL:
+    elif case.terms in GENERAL:
         masks = ["bool 1110", "bool 1011", "", f"{own} 0011", f"{wide} 1101", "bool 0001"]
         masks.append("bool 1111")
         biases = ["", f"{own} 0111", f"{wide} 1010", f"{own} 1111", f"{wide} 0001"]
@@ -310,7 +310,7 @@ def with_operands(case: MaskedCase, i: int) -> MaskedCase:
         starts = ["", "", "int32 1110", "", "int64 0110", ""]
         ends = ["", "int64 1000", "", "", "int32 0010", "", "int32 1110"]
         sinks = ["", "", "float 0100", "", "", "float 1110", "", "float 0000"]
-        caps = [2.0, 50.0, 0.5] if case.parts == "capped" else caps
+        caps = [2.0, 50.0, 0.5] if case.terms == "capped" else caps
     return replace(
         case,
         mask=masks[i % len(masks)],
@@ -335,7 +335,7 @@ def varied(case: MaskedCase, i: int) -> MaskedCase:
         scale=0.125 if i % 3 == 1 else 1.0,
         mask_value=mask_value,
         zero_masked_rows=zeros,
-        p=0.3 if i % 5 > 2 and case.parts != PLAIN else 0.0,  # which has kernels of other parts
+        p=0.3 if i % 5 > 2 and case.terms != PLAIN else 0.0,  # which has kernels of other terms
         wants_probabilities=i % 4 != 1,
     )
 
@@ -346,7 +346,7 @@ def boundary_cases(emulator: Emulator, base: MaskedCase) -> Iterator[MaskedCase]
     args = Prepared(emulator, base, inputs(base)).args
     ends = emulator.ends_of_launch_shapes(args, base.width, MAX_LENGTH)
     ends = ends if ends[-1] > row_cases.FEW_COLS else [*ends, LONG_COLS]
-    if base.parts not in GENERAL:
+    if base.terms not in GENERAL:
         ends = [end for end in ends if end <= 2048 or end == ends[-1]]
     lengths = sorted({base.width, *ends, *(end + base.width for end in ends)})
     first = zlib.crc32(repr(base).encode())
@@ -356,13 +356,13 @@ def boundary_cases(emulator: Emulator, base: MaskedCase) -> Iterator[MaskedCase]
 
 
 def cluster_bases() -> list[MaskedCase]:
-    """A case for each kernel of clusters, which are for scores of any parts. The lengths are the
+    """A case for each kernel of clusters, which are for scores of any terms. The lengths are the
     shortest that one block does not hold."""
     longest = {2: 14_336, 4: 8192}
     return [
         replace(base, cols=longest[VECTOR_BYTES // base.width] + base.width, clusters=True)
         for base in bases()
-        if base.parts in GENERAL and base.width > 1 and "float64" not in (base.dtype, base.other)
+        if base.terms in GENERAL and base.width > 1 and "float64" not in (base.dtype, base.other)
     ]
 
 

@@ -1,0 +1,130 @@
+// find_kernel(): the kernel that was compiled for the dtypes and the plan of a launch.
+//
+// A family lists its kernels in a header kernels.h, with the macros below. find_kernel()
+// instantiates a kernel for every pair of dtypes and every plan of its pass in plans.def, and for
+// nothing else.
+#pragma once
+
+#include <utility>
+
+#include "cuda/launch/dispatch.h"
+
+namespace fusedops::cuda {
+
+template <class T>
+inline constexpr DType kDTypeOf = std::is_same_v<T, double> ? DType::kFloat64
+    : std::is_same_v<T, float>                              ? DType::kFloat32
+    : std::is_same_v<T, Half>                               ? DType::kFloat16
+                                                            : DType::kBFloat16;
+
+// The functions of kernels: of all tensors, of rows or inner segments from one on, of segments.
+template <class Args>
+using Kernel = void (*)(Args);
+template <class Args>
+using RowKernel = void (*)(Args, int64_t);
+template <class Args>
+using SegmentKernel = void (*)(Args, int64_t, Segments);
+
+// kBackward: the rows that are read have the dtype Out of a pair, and the results In. kStack: one
+// kernel for a stack of tensors, whose threads come from the launch.
+enum class KernelKind { kForward, kBackward, kStack };
+
+// Defines `Name`, a kernel for find_kernel(). Its template arguments may be In and Out, the types
+// of the rows that are read and of the results; kWidth, kVectors and kThreads; and kStaging.
+#define KERNEL(Name, kind, Function_, pass, scope, kernel, ...)                          \
+  struct Name {                                                                          \
+    using Function = Function_;                                                          \
+    static constexpr KernelKind kKind = KernelKind::kind;                                \
+    static constexpr Pass kPass = Pass::pass;                                            \
+    static constexpr Scope kScope = Scope::scope;                                        \
+    template <class In, class Out, int kWidth, int kVectors, int kThreads, int kStaging> \
+    static constexpr Function instance() {                                               \
+      return &kernel<__VA_ARGS__>;                                                       \
+    }                                                                                    \
+  };
+// Defines Name(dtype), which returns the kernel for the accumulators of that dtype.
+#define ACCUMULATOR_KERNEL(Name, kernel)                                \
+  inline auto Name(DType dtype) {                                       \
+    return dtype == DType::kFloat64 ? &kernel<double> : &kernel<float>; \
+  }
+// The same for a kernel of floats alone.
+#define FLOAT_KERNEL(Name, kernel) \
+  inline auto Name() { return &kernel<float>; }
+
+template <class Kernel>
+using FunctionOf = typename Kernel::Function;
+
+// The list of plans that kernels are compiled for.
+struct ShippedPlans {
+  static constexpr const auto& kList = kPlans;
+};
+template <class Kernel, class Plans>
+inline constexpr PlanRange kPlansOf = plans_of(Kernel::kPass, Plans::kList);
+
+// Sets `found` to the kernel for one listed plan if it has these elements and threads.
+template <class Kernel, class Plans, class In, class Out, int kWidth, size_t kIndex>
+void find_in_plan(int32_t elements, int32_t threads, FunctionOf<Kernel>& found) {
+  constexpr ListedPlan listed = kPlansOf<Kernel, Plans>.first[kIndex];
+  constexpr bool kIsStack = Kernel::kKind == KernelKind::kStack;
+  constexpr bool kIsOne = listed.scope == Kernel::kScope &&
+      width_in(listed, kWidth, sizeof(In)) == kWidth &&
+      (!kIsStack || has_stack_kernel(listed.pass, listed.elements, kWidth, sizeof(In)));
+  if constexpr (kIsOne) {
+    constexpr int kVectors = listed.elements / kWidth;
+    const bool has_threads = kIsStack || listed.threads == threads;
+    if (listed.elements == elements && has_threads) {
+      found =
+          Kernel::template instance<In, Out, kWidth, kVectors, listed.threads, listed.elements>();
+    }
+  }
+}
+
+template <class Kernel, class Plans, class In, class Out, int kWidth, size_t... kIndex>
+FunctionOf<Kernel> find_in_plans(
+    int32_t elements, int32_t threads, std::index_sequence<kIndex...>) {
+  FunctionOf<Kernel> found = nullptr;
+  (find_in_plan<Kernel, Plans, In, Out, kWidth, kIndex>(elements, threads, found), ...);
+  return found;
+}
+
+// Only rows and results of one 16-bit dtype have kernels for 4-byte vectors.
+template <class Kernel, class Plans, class In, class Out>
+FunctionOf<Kernel> find_width(int32_t width, int32_t elements, int32_t threads) {
+  constexpr int kWidest = sizeof(In) == 8 ? 1 : kMaxVectorBytes / sizeof(In);
+  constexpr std::make_index_sequence<kPlansOf<Kernel, Plans>.count> kEach{};
+  if (width == 1) return find_in_plans<Kernel, Plans, In, Out, 1>(elements, threads, kEach);
+  if (width == kWidest)
+    return find_in_plans<Kernel, Plans, In, Out, kWidest>(elements, threads, kEach);
+  if constexpr (sizeof(In) == 2 && std::is_same_v<In, Out>) {
+    if (width == 2) return find_in_plans<Kernel, Plans, In, Out, 2>(elements, threads, kEach);
+  }
+  return nullptr;
+}
+
+// The kernel for rows and results of these dtypes, vectors of `width`, `elements` a thread and a
+// fixed number of threads (0 if it is not fixed); null if there is none.
+template <class Kernel, class Plans = ShippedPlans>
+FunctionOf<Kernel> find_kernel(
+    DType rows, DType results, int32_t width, int32_t elements = 0, int32_t threads = 0) {
+  if constexpr (Kernel::kKind == KernelKind::kBackward) {
+#define DTYPES(In, Out)                                                  \
+  if (rows == kDTypeOf<Out> && results == kDTypeOf<In>) {                \
+    return find_width<Kernel, Plans, Out, In>(width, elements, threads); \
+  }
+#include "cuda/launch/plans.def"
+  } else {
+#define DTYPES(In, Out)                                                  \
+  if (rows == kDTypeOf<In> && results == kDTypeOf<Out>) {                \
+    return find_width<Kernel, Plans, In, Out>(width, elements, threads); \
+  }
+#include "cuda/launch/plans.def"
+  }
+  return nullptr;
+}
+
+template <class Kernel, class Plans = ShippedPlans>
+FunctionOf<Kernel> find_kernel(DType rows, DType results, const RowPlan& plan) {
+  return find_kernel<Kernel, Plans>(rows, results, plan.width, plan.elements, plan.fixed_threads);
+}
+
+}  // namespace fusedops::cuda

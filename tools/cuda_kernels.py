@@ -1,0 +1,140 @@
+#!/usr/bin/env python3
+"""Prints the CUDA kernels of the package, from their lists; needs no GPU and no build.
+
+    python tools/cuda_kernels.py              # counts by family and dtypes
+    python tools/cuda_kernels.py --all        # and each kernel, as the emulator and nvcc name it
+
+csrc/cuda/*/kernels.h lists the templates, and csrc/cuda/launch/plans.def their dtypes and plans.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+CUDA = Path(__file__).parents[1] / "csrc" / "cuda"
+BYTES = {"double": 8, "float": 4, "Half": 2, "BFloat16": 2}
+#: The names of dtypes in the symbols of a library.
+SYMBOLS = {"Half": "__half", "BFloat16": "__nv_bfloat16"}
+STAGING = ("kStagedInRegisters", "kStagedInShared", "kStagedNowhere")
+#: The pass, vectors, scope, elements (or staging) and threads of a line of plans.def.
+Plan = tuple[str, str, str, int, int]
+
+
+def macros(path: Path, *names: str) -> Iterator[tuple[str, list[str]]]:
+    """The uses of these macros in a file: the name and the arguments of each."""
+    text = re.sub(r"//.*|#define.*|\\\n.*", "", path.read_text())
+    for name, arguments in re.findall(rf"^({'|'.join(names)})\(([^()]*)\)", text, re.MULTILINE):
+        yield name, [word.strip() for word in arguments.split(",")]
+
+
+def plans() -> Iterator[Plan]:
+    names = ("REGISTERS", "CLUSTER", "SEGMENTS", "LOOPED", "SPATIAL")
+    for name, words in macros(CUDA / "launch/plans.def", *names):
+        scope = f"k{name.capitalize()}"
+        if name == "SPATIAL":
+            yield "kSpatial", words[0], scope, STAGING.index(words[1]), 0
+        else:
+            numbers = [int(word) for word in words[2:]]
+            elements = numbers[1] if len(numbers) > 1 else numbers[0] if numbers else 0
+            yield words[0], words[1], scope, elements, numbers[2] if name == "REGISTERS" else 0
+
+
+def widths(vectors: str, rows: str, results: str) -> list[int]:
+    """The vectors of rows of a dtype, as width_in() of plan.h and find_kernel() have them."""
+    item = BYTES[rows]
+    if vectors == "kDoubles" or item == 8:
+        return [1] if vectors == "kDoubles" and item == 8 else []
+    if vectors in ("kWide16", "kWide32"):
+        return [16 // item] if vectors == f"kWide{8 * item}" else []
+    pairs = vectors == "kUnaligned" and item == 2 and rows == results
+    return [2, 1] if pairs else [1]
+
+
+def stack_has(pass_: str, width: int, elements: int, rows: str) -> bool:
+    """As has_stack_kernel() of plan.h."""
+    is_wide = width * BYTES[rows] == 16
+    spills = pass_ == "kNormBackward" and not is_wide and elements > 10
+    return BYTES[rows] < 8 and (is_wide or width == 1) and not spills
+
+
+def instances(words: list[str]) -> Iterator[str]:
+    """The kernels of one line of kernels.h."""
+    _, kind, _, pass_, scope, template, *parameters = words
+    pairs = [pair for _, pair in macros(CUDA / "launch/plans.def", "DTYPES")]
+    for first, second in pairs:
+        rows, results = (second, first) if kind == "kBackward" else (first, second)
+        if rows != results and "Out" not in parameters:
+            continue
+        for plan_pass, vectors, plan_scope, elements, threads in PLANS:
+            if (plan_pass, plan_scope) != (pass_, scope):
+                continue
+            for width in widths(vectors, rows, results):
+                if kind == "kStack" and not stack_has(pass_, width, elements, rows):
+                    continue
+                values = {
+                    "In": SYMBOLS.get(rows, rows),
+                    "Out": SYMBOLS.get(results, results),
+                    "kWidth": width,
+                    "kVectors": elements // width,
+                    "kThreads": threads,
+                    "kStaging": elements,
+                }
+                spelled = (str(values.get(word, TERMS.get(word, word))) for word in parameters)
+                yield f"{template}<{', '.join(spelled)}>"
+
+
+def terms() -> dict[str, int]:
+    """The numbers of the terms of scores, by name."""
+    text = (CUDA / "masked_softmax/scores.h").read_text()
+    found = {name: int(value) for name, value in re.findall(r"\b(k\w+Terms?) = (\d+)\b", text)}
+    return found | {"kCappedTerms": found["kAllTerms"] | found["kCapTerm"]}
+
+
+PLANS = list(plans())
+TERMS = terms()
+
+
+def kernels(family: str) -> set[str]:
+    """The kernels of csrc/cuda/<family>/kernels.h."""
+    found: set[str] = set()
+    names = ("KERNEL", "ACCUMULATOR_KERNEL", "FLOAT_KERNEL")
+    for name, words in macros(CUDA / family / "kernels.h", *names):
+        if name == "KERNEL":
+            found.update(instances(words))
+        else:
+            dtypes = ("float", "double") if name == "ACCUMULATOR_KERNEL" else ("float",)
+            found.update(f"{words[1]}<{dtype}>" for dtype in dtypes)
+    return found
+
+
+def families() -> list[str]:
+    return sorted(
+        path.parent.name for path in CUDA.glob("*/kernels.h") if path.parent.name != "launch"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="cuda_kernels.py", description=__doc__.splitlines()[0])
+    parser.add_argument("--all", action="store_true", help="print each kernel")
+    options = parser.parse_args()
+    total = 0
+    for family in families():
+        found = kernels(family)
+        total += len(found)
+        print(f"{len(found):4} {family}")
+        types = Counter(
+            re.match(r"\w+<((?:\w*[a-z]\w*(?:, )?)*)", name)[1].rstrip(", ") for name in found
+        )
+        for dtypes, count in sorted(types.items()):
+            print(f"{count:9} {dtypes}")
+        if options.all:
+            print(*(f"          {name}" for name in sorted(found)), sep="\n")
+    print(f"{total:4} kernels")
+
+
+if __name__ == "__main__":
+    main()
