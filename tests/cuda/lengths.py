@@ -1,6 +1,6 @@
 """Row lengths at which the kernel or the number of threads changes."""
 
-# The longest rows of the regimes in csrc/cuda/launch/plan.h, and of a single warp.
+# The longest rows of the plans in csrc/cuda/launch/plans.def, and of a single warp.
 ENDS = [64, 128, 256, 512, 640, 1024, 2048, 4096, 6144, 8192, 14336, 16384, 32768, 65536]
 # Lengths that are no multiple of a wide vector, or of a pair of 16-bit elements, need narrower
 # kernels. Eight elements of 16 bits are one wide vector.

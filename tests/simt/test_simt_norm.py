@@ -296,7 +296,7 @@ def test_dropout_keeps_what_philox_says_forward_and_backward(emulator, dtype, wi
     assert np.array_equal(alone["grad_branch"], gradients["grad_branch"])
 
 
-#: Rows of floats beside a branch of 16 bits: of every regime, of a cluster and by segments.
+#: Rows of floats beside a branch of 16 bits: in one block, in a cluster and by segments.
 MIXED_ROWS = [(4, 96), (4, 4096), (4, 4100), (4, 70_000), (1, 7), (1, 97), (1, 1000), (1, 5001)]
 
 

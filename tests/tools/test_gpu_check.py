@@ -63,7 +63,7 @@ class Checkout:
         for name in ("gpu_check.sh", "gpu_summary.py", "pick_policy.py"):
             (folder / "tools").mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / "tools" / name, folder / "tools")
-        plans = "csrc/cuda/launch/plan.h"
+        plans = "csrc/cuda/launch/plans.def"
         (folder / plans).parent.mkdir(parents=True)
         shutil.copy(ROOT / plans, folder / plans)
         (folder / "tests").mkdir()

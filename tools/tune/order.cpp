@@ -1,4 +1,4 @@
-// The order of the questions: first what a reader asks first, then what decides a table.
+// The order of the questions: first what a reader asks first, then what decides a plan.
 #include <algorithm>
 #include <set>
 #include <tuple>
@@ -18,7 +18,7 @@ constexpr Pass kMain[] = {
     {Op::kLayerNorm, false}, {Op::kSoftmax, false},      {Op::kRmsNorm, false},
     {Op::kLayerNorm, true},  {Op::kRmsNorm, true},       {Op::kCausalSoftmax, false},
     {Op::kSoftmax, true},    {Op::kCausalSoftmax, true}, {Op::kCappedSoftmax, false}};
-// One operator or two for each table of cuda/launch/plan.h.
+// One operator or two for each pass of cuda/launch/plans.def.
 constexpr Pass kDeciding[] = {
     {Op::kSoftmax, false},   {Op::kLayerNorm, false},     {Op::kRmsNorm, false},
     {Op::kLayerNorm, true},  {Op::kSoftmax, true},        {Op::kAddRmsNorm, false},
@@ -38,7 +38,7 @@ constexpr Pass kAll[] = {{Op::kSoftmax, false},       {Op::kSoftmax, true},
 
 using Lengths = std::vector<int64_t>;
 const Lengths kMainLengths = {4096, 1024, 8192, 2048, 16384, 32768, 65536};
-// Where one kernel ends and another one begins.
+// Row lengths at which the plan switches kernels.
 const Lengths kBorders = {4096, 1024, 8192, 512, 16384, 2048, 32768, 65536, 131072, 262144, 524288};
 const Lengths kOdd = {49, 197, 577, 1023, 50257, 128256};
 

@@ -20,7 +20,7 @@ struct ColumnRange {
   int32_t start, cols;
 };
 
-// A row in each threadIdx.y of a block. kThreads_: those that share a row where the regime fixes
+// A row in each threadIdx.y of a block. kThreads_: those that share a row where the plan fixes
 // them, else 0.
 template <int kThreads_>
 class RowInBlock {
@@ -160,7 +160,7 @@ class RowInCluster {
 
 using Cluster = RowInCluster<0>;
 
-// Narrow vectors go by warps: an address for each of them is a third of their instructions.
+// Unaligned rows go by warps: an address for each vector would be a third of their instructions.
 template <class T, int kWidth>
 using ClusterOf = RowInCluster<kIsWide<T, kWidth> ? 0 : kByWarp>;
 

@@ -88,9 +88,9 @@ FUSEDOPS_DEVICE float fast_exp2(float x) {
   return y;
 }
 
-// Loads for what is read once, which are not kept in L1. But for those of less than a sector, as
-// their neighbours come from the same one. volatile keeps the loads of a row together, ahead of the
-// barrier that waits for them.
+// Loads of data that is read once bypass L1, except accesses of 2 or 4 bytes, whose neighbours hit
+// the same sector. volatile keeps the loads of a row together, ahead of the barrier that waits for
+// them.
 FUSEDOPS_DEVICE uint4 load_streaming(const uint4* from) {
   uint4 v;
   asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -116,8 +116,9 @@ FUSEDOPS_DEVICE uint16_t load_streaming(const uint16_t* from) {
   return v;
 }
 
-// `pointer` to global memory, of which the compiler does not know the parts. Else it adds them anew
-// for every vector of a row: 9 instructions each, in place of one.
+// Returns `pointer`, to global memory, as one value that the compiler cannot take apart. Otherwise
+// it computes the sum of base, row and column anew for every vector of a row: 9 instructions each,
+// in place of one.
 template <class T>
 FUSEDOPS_DEVICE T* whole(T* pointer) {
   size_t address = __cvta_generic_to_global(pointer);

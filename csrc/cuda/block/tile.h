@@ -15,7 +15,7 @@ namespace fusedops::cuda {
 inline constexpr int kByWarp = -1;
 
 // The columns from a thread's first vector to its vector i. kThreads: those that share a row where
-// the regime fixes them, kByWarp, or 0.
+// the plan fixes them, kByWarp, or 0.
 template <int kWidth, int kThreads = 0>
 FUSEDOPS_DEVICE int32_t columns_before(int i) {
   constexpr int32_t kApart = kThreads == kByWarp ? device::kWarpLanes : kThreads;
@@ -28,7 +28,7 @@ FUSEDOPS_DEVICE int32_t column_of(int vector) {
   return columns_before<kWidth, kThreads>(vector) + static_cast<int32_t>(lane) * kWidth;
 }
 
-// The vectors of a narrow tile go in groups of this many.
+// The vectors of an unaligned row go in groups of this many.
 constexpr int vectors_of_group(int vectors) {
   return vectors % 4 == 0 ? 4 : vectors % 5 == 0 ? 5 : vectors;
 }

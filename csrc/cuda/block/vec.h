@@ -22,10 +22,10 @@ FUSEDOPS_DEVICE float widen(float x) { return x; }
 FUSEDOPS_DEVICE float widen(Half x) { return __half2float(x); }
 FUSEDOPS_DEVICE float widen(BFloat16 x) { return __bfloat162float(x); }
 
-FUSEDOPS_DEVICE void narrow(double x, double& out) { out = x; }
-FUSEDOPS_DEVICE void narrow(float x, float& out) { out = x; }
-FUSEDOPS_DEVICE void narrow(float x, Half& out) { out = __float2half_rn(x); }
-FUSEDOPS_DEVICE void narrow(float x, BFloat16& out) { out = __float2bfloat16_rn(x); }
+FUSEDOPS_DEVICE void round_to(double x, double& out) { out = x; }
+FUSEDOPS_DEVICE void round_to(float x, float& out) { out = x; }
+FUSEDOPS_DEVICE void round_to(float x, Half& out) { out = __float2half_rn(x); }
+FUSEDOPS_DEVICE void round_to(float x, BFloat16& out) { out = __float2bfloat16_rn(x); }
 
 // Pairwise: the error grows with the logarithm of kCount, and the additions of a level do not wait
 // for each other.
@@ -129,7 +129,7 @@ struct Vec {
         if (j % 2 == 0) vec.registers[j / 2] = packed(values[j], values[j + 1], T{});
       } else {
         T value;
-        narrow(values[j], value);
+        round_to(values[j], value);
         if constexpr (sizeof(T) == 2) {
           vec.registers[j] = bit_cast<uint16_t>(value);
         } else if constexpr (sizeof(T) == 4) {

@@ -274,10 +274,10 @@ masked_softmax_forward_looped(ForwardArgs args, int64_t first_row) {
   for (int64_t start = first; start < row.visible; start += step) {
     tile.load(args.input, args.scores, row, start);
     if (args.zero_masked_rows) seen = device::maximum(seen, Acc(tile.sees()));
-    const Acc larger = device::maximum(largest, tile.largest);
-    const Acc shift = finite_or_zero(larger);
+    const Acc new_max = device::maximum(largest, tile.largest);
+    const Acc shift = finite_or_zero(new_max);
     sum = sum * exponential<Out>(largest - shift) + tile.exponentiate(shift);
-    largest = larger;
+    largest = new_max;
   }
   const Acc row_largest = row_reduce<Max>(largest, shared_max);
   const bool zero = args.zero_masked_rows && row_reduce<Max>(seen, shared_seen) == 0;

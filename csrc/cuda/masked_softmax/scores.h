@@ -1,18 +1,18 @@
 // The scores of a masked softmax: a row's operands, and which of its columns are hidden.
 //
 // Contract: as in args.h; an operand with a value per column is aligned for kWidth elements in
-// every row. A kernel is compiled for some of the parts that scores may have (kTerms), and is
-// launched for no others; limit_diagonal() has seen the causality: the path through a kernel for
-// all parts is twice as long. Numerics: scale * x + (bias + mask), computed in float (double for
-// double), with a soft cap cap * tanh(scale * x / cap) + (bias + mask). Its kernels are instances
-// of their own, because the others have no register left.
+// every row. A kernel is compiled for some of the terms that scores may have (kTerms), and is
+// launched for no others: the path through a kernel for all terms is twice as long.
+// limit_diagonal() has limited the diagonals. Numerics: scale * x + (bias + mask), computed in
+// float (double for double), with a soft cap cap * tanh(scale * x / cap) + (bias + mask). Soft caps
+// have kernels of their own, because the others have no register left.
 #pragma once
 
 #include "cuda/softmax/rows.h"
 
 namespace fusedops::cuda {
 
-// The parts of scores, a bit each. Alone, kBoolTerm is a bool mask, and kNumbersTerm a bias of the
+// The terms of scores, a bit each. Alone, kBoolTerm is a bool mask, and kNumbersTerm a bias of the
 // input's dtype; both have a value for each column. kAllTerms is everything that args.h allows but
 // for a soft cap, and kCappedTerms everything with one. kGeneralTerms has a soft cap or none, as
 // the kernels of long rows do.
@@ -27,14 +27,15 @@ FUSEDOPS_HOST_DEVICE inline int64_t clamp(int64_t value, int64_t low, int64_t hi
   return value < low ? low : value > high ? high : value;
 }
 
-// The diagonal may be any number: limited to those that differ, it cannot overflow a sum.
+// Limits the diagonals, which may be any numbers, to those that hide different columns: then no sum
+// overflows.
 inline void limit_diagonal(Causal& causal, int64_t cols) {
   causal.diagonal = clamp(causal.diagonal, -causal.queries, cols);
   causal.lower_diagonal = clamp(causal.lower_diagonal, -causal.queries, cols);
 }
 
 // Division of the index of a row, less than 2^31, by a multiplication (Granlund and Montgomery,
-// 1994). Made on the host: a division takes 20 instructions, for 64 bits 80.
+// 1994). The host prepares it, because a division takes 20 instructions, or 80 for 64 bits.
 struct RowDivisor {
   uint32_t divisor = 1, multiplier = 0, shift = 0;
 
@@ -328,15 +329,15 @@ struct Scaling<kCappedTerms, Out, Acc> {
   }
 };
 
-// What is added to the scores of a tile.
+// Loads bias and mask, which are added to the scores of a tile.
 template <int kTerms, class In, class Acc, int kWidth, int kVectors>
-struct Terms {
+struct AddedTerms {
   FUSEDOPS_DEVICE void load(const Scores&, const ScoreRow&, int64_t, int32_t) {}
   FUSEDOPS_DEVICE Acc added_to(Acc score, int, int) const { return score; }
 };
 
 template <class In, class Acc, int kWidth, int kVectors>
-struct Terms<kNumbersTerm, In, Acc, kWidth, kVectors> {
+struct AddedTerms<kNumbersTerm, In, Acc, kWidth, kVectors> {
   Tile<In, kWidth, kVectors> tile;
 
   FUSEDOPS_DEVICE void load(
@@ -349,7 +350,7 @@ struct Terms<kNumbersTerm, In, Acc, kWidth, kVectors> {
 // The operands are added to each other first, so that nothing waits for the input before they have
 // arrived.
 template <class In, class Acc, int kWidth, int kVectors>
-struct Terms<kAllTerms, In, Acc, kWidth, kVectors> {
+struct AddedTerms<kAllTerms, In, Acc, kWidth, kVectors> {
   Acc sums[kVectors][kWidth];
 
   FUSEDOPS_DEVICE void load(
@@ -389,7 +390,7 @@ struct ScoreTile {
     if constexpr (kHasAll<kTerms>) {
       shown.hide_before(static_cast<int32_t>(row.begin - start) - column_of<kWidth>(0));
     }
-    Terms<kTerms & kAllTerms, In, Acc, kWidth, kVectors> terms;
+    AddedTerms<kTerms & kAllTerms, In, Acc, kWidth, kVectors> terms;
     terms.load(scores, row, start, cols);
 
     const auto score = [&](auto scaled) {
@@ -436,7 +437,8 @@ struct ScoreTile {
     return sum;
   }
 
-  // f(columns from the thread's first one, scale * exponentials) for the vectors that are held.
+  // Calls f(offset, scale * exponentials) for each vector this thread holds; offset counts columns
+  // from the thread's first one.
   template <class F>
   FUSEDOPS_DEVICE void for_each_held(Acc scale, F f) const {
 #pragma unroll
@@ -448,8 +450,7 @@ struct ScoreTile {
     }
   }
 
-  // f(columns from the thread's first one) for the vectors of the next `cols` columns that are
-  // skipped.
+  // Calls f(offset) for each wholly hidden vector in the next `cols` columns.
   template <class F>
   FUSEDOPS_DEVICE void for_each_skipped(int32_t cols, F f) const {
     const int32_t end = cols - column_of<kWidth>(0);
@@ -469,8 +470,7 @@ struct ScoreTile {
     return shown.at(i, j) && ((kTerms & kCausalTerm) == 0 || offset_of(i) + j < left);
   }
 
-  // Only the last vector that a thread holds may be visible in part: the other ones do without its
-  // comparisons.
+  // Only a thread's last vector can be partly visible; the others skip the per-element comparison.
   FUSEDOPS_DEVICE void hide(int i, Acc mask_value) {
     if constexpr ((kTerms & kBoolTerm) != 0) {
 #pragma unroll

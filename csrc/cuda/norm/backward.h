@@ -55,7 +55,8 @@ struct NormGradient {
   }
 };
 
-// The sums along a thread's vectors, those of a group of narrow ones one after the other.
+// Adds along a thread's vectors. Of an unaligned row, the vectors of a group are added one after
+// the other.
 template <class T, int kWidth, int kVectors>
 FUSEDOPS_DEVICE Pair<AccumulatorOf<T>> sums_of(
     const NormGradient<T, kWidth> (&gradients)[kVectors]) {
@@ -128,7 +129,7 @@ FUSEDOPS_DEVICE void load_scale(
 
 // The weights of a thread's columns, `cols` from column `start` on, which each row takes again:
 // from L1 or, where offsets are constants, from the block's shared memory, with room for the
-// elements of all its threads. From L1 narrow vectors would take a load and a conversion for each
+// elements of all its threads. From L1 an unaligned row would take a load and a conversion for each
 // element; registers would leave less of a row in flight.
 template <class T, int kWidth, int kVectors, int kThreads>
 class RowScales {
@@ -406,7 +407,7 @@ FUSEDOPS_DEVICE void norm_backward_partition(
 }
 
 // Bound to one block a multiprocessor, as are the kernels below: without the bound the compiler
-// makes room for two blocks of narrow vectors, and spills.
+// makes room for two blocks of unaligned rows, and spills.
 template <class T, int kWidth, int kVectors, bool kAdd, int kThreads = 0>
 FUSEDOPS_KERNEL(kNormBackwardThreads, 1)
 norm_backward_registers(NormBackward args) {
@@ -481,10 +482,10 @@ FUSEDOPS_DEVICE void store_as(const Columns& columns, int64_t column, Acc value)
       static_cast<float*>(columns.data)[column] = static_cast<float>(value);
       break;
     case DType::kFloat16:
-      narrow(static_cast<float>(value), static_cast<Half*>(columns.data)[column]);
+      round_to(static_cast<float>(value), static_cast<Half*>(columns.data)[column]);
       break;
     case DType::kBFloat16:
-      narrow(static_cast<float>(value), static_cast<BFloat16*>(columns.data)[column]);
+      round_to(static_cast<float>(value), static_cast<BFloat16*>(columns.data)[column]);
       break;
   }
 }

@@ -21,7 +21,7 @@
 //
 // Kind, weight offset, rounding of the normalised value and the dtype of weight and bias are chosen
 // at run time, the same for all threads: each costs a branch a row or a vector. In 16 bits and with
-// narrow vectors the usual options have loops of their own (NormForm), without a third of those
+// unaligned rows the usual options have loops of their own (NormForm), without a third of those
 // instructions.
 //
 // Limits: values above 3e38 / cols overflow the sum, values above 1e19 the squares (rstd = 0), and
@@ -91,16 +91,16 @@ class NormInput {
     branch.template load<kThreads>(input_ + start, cols, 0);
   }
 
-  template <int kThreads, class Narrow, int kWidth, int kVectors>
+  template <int kThreads, class Branch, int kWidth, int kVectors>
   FUSEDOPS_DEVICE void load_branch(
-      Tile<T, kWidth, kVectors>& branch, Narrow, int64_t start, int32_t cols) const {
-    Tile<Narrow, kWidth, kVectors> narrow;
-    narrow.template load<kThreads>(row_of<Narrow>(args_.input, row_) + start, cols, 0);
+      Tile<T, kWidth, kVectors>& branch, Branch, int64_t start, int32_t cols) const {
+    Tile<Branch, kWidth, kVectors> stored;
+    stored.template load<kThreads>(row_of<Branch>(args_.input, row_) + start, cols, 0);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       Acc values[kWidth];
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) values[j] = narrow.at(i, j);
+      for (int j = 0; j < kWidth; ++j) values[j] = stored.at(i, j);
       branch.vectors[i] = Vec<T, kWidth>::rounded(values);
     }
   }
@@ -244,7 +244,7 @@ FUSEDOPS_DEVICE void normalise(
   }
 }
 
-// Scales and stores a row of `cols` columns, which begins at column `start`. Narrow vectors take
+// Scales and stores a row of `cols` columns, which begins at column `start`. Unaligned rows take
 // their parameters from addresses that are kept: computed for each element, they would be a third
 // of its instructions.
 template <NormForm kForm, int kThreads, class T, int kWidth, int kVectors, class Acc>

@@ -17,8 +17,8 @@ inline bool fits(const ConstColumns& parameter, DType dtype) {
 // The same for a branch, or its gradient, beside rows of that dtype: 16 bits beside float.
 template <class AnyRows>
 bool fits_branch(const AnyRows& branch, DType dtype) {
-  const bool is_narrower = dtype == DType::kFloat32 && size_of(branch.dtype) == 2;
-  return branch.data == nullptr || branch.dtype == dtype || is_narrower;
+  const bool is_16_bits = dtype == DType::kFloat32 && size_of(branch.dtype) == 2;
+  return branch.data == nullptr || branch.dtype == dtype || is_16_bits;
 }
 
 inline int32_t width_of(const NormForward& args) {

@@ -131,15 +131,15 @@ softmax_forward_partials(SoftmaxForward args, int64_t first_row, Segments segmen
   Acc largest = -INFINITY, sum = 0;
   for (int32_t start = 0; start < segment.cols; start += tile.step()) {
     tile.load(input + start, segment.cols - start, -INFINITY);
-    const Acc larger = device::maximum(largest, tile.max());
-    const Acc shift = finite_or_zero(larger);
+    const Acc new_max = device::maximum(largest, tile.max());
+    const Acc shift = finite_or_zero(new_max);
     Acc exponentials[kVectors * kWidth];
 #pragma unroll
     for (int k = 0; k < kVectors * kWidth; ++k) {
       exponentials[k] = exponential<Out>(tile.at(k / kWidth, k % kWidth) - shift);
     }
     sum = sum * exponential<Out>(largest - shift) + tree_sum<kVectors * kWidth>(exponentials);
-    largest = larger;
+    largest = new_max;
   }
   const Acc segment_largest = row_reduce<Max>(largest, shared_max);
   sum = row_reduce<Sum>(

@@ -157,18 +157,18 @@ spatial_softmax_forward(SpatialSoftmaxForward args, int64_t first_segment) {
     strip.load(start, -INFINITY);
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {
-      Acc larger = largest[j], exponentials[kVectors];
+      Acc new_max = largest[j], exponentials[kVectors];
 #pragma unroll
       for (int i = 0; i < kVectors; ++i) {
-        larger = device::maximum(larger, strip.vectors[i].at(j));
+        new_max = device::maximum(new_max, strip.vectors[i].at(j));
       }
-      const Acc shift = finite_or_zero(larger);
+      const Acc shift = finite_or_zero(new_max);
 #pragma unroll
       for (int i = 0; i < kVectors; ++i) {
         exponentials[i] = exponential<Out>(strip.vectors[i].at(j) - shift);
       }
       sums[j] = sums[j] * exponential<Out>(largest[j] - shift) + tree_sum<kVectors>(exponentials);
-      largest[j] = larger;
+      largest[j] = new_max;
     }
   }
   Acc own_largest[kWidth];
