@@ -167,7 +167,7 @@ def test_the_list_begins_with_the_incumbents_of_the_main_shapes(tune):
 
 LAUNCH = ": launch_plan(forward_of(q, memory), plan);"
 #: The softmax writes nothing, and its logarithm fails to launch.
-PLANTED = ": is_log(q) ? Status{719} : device::kSuccess;"
+PLANTED = f": is_log(q) ? Status{{719}} : q.rows > 0 ? device::kSuccess {LAUNCH}"
 
 
 def test_a_candidate_that_is_wrong_or_fails_has_an_error_and_no_time(tune, tmp_path):
