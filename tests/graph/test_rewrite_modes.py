@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from agreement import assert_agrees
 from torch import nn
 
-from fusedops.graph.ir.modes import Modes, modes
+from fusedops.graph.analysis.modes import Modes, modes
 
 EPS = 1e-5
 

@@ -56,7 +56,7 @@ EQUIVALENT = {
         "double offset() const { return weight || true ? weight_offset : 0; }  "
         "// the factor is 1 without a weight": "kernels read the offset beside a weight only",
     },
-    "fusedops/graph/rules/exponentials.py": {
+    "fusedops/graph/readers/exponentials.py": {
         'return Decomposed("softmax", given, total.dims[(1)], call.node, SEVERAL_DIMS)': (
             "such a site is only reported"
         ),

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from fusedops.graph.ir.aliasing import storage
-from fusedops.graph.ir.dialect import named_arguments
+from fusedops.graph.analysis.calls import named_arguments
+from fusedops.graph.analysis.storages import storage
 
 _ops = torch.ops.fusedops
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from fusedops.graph.ir.dialect import named_arguments
+from fusedops.graph.analysis.calls import named_arguments
 from fusedops.ops.registration.libraries import OPS_WITH_VARIANT
 
 _ops = torch.ops.fusedops

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 import torch
 from torch.fx import Node
 
-from fusedops.graph.ir.dialect import hints, is_unchanged, users, value
-from fusedops.graph.ir.steps import call_of
-from fusedops.graph.rules.rule import Match
+from fusedops.graph.analysis.calls import hints, is_unchanged, users, value
+from fusedops.graph.analysis.steps import call_of
+from fusedops.graph.rule import Match
 
 
 def bytes_saved(match: Match) -> int:

@@ -7,9 +7,9 @@ from typing import Any
 from torch.fx import Node
 from torch.fx.node import map_aggregate
 
-from fusedops.graph.ir import dialect, modes
-from fusedops.graph.ir.dialect import ModuleAttribute
-from fusedops.graph.rules.rule import OpCall
+from fusedops.graph.analysis import calls, modes
+from fusedops.graph.analysis.calls import ModuleAttribute
+from fusedops.graph.rule import OpCall
 
 
 class Evaluation:
@@ -20,7 +20,7 @@ class Evaluation:
 
     def __init__(self, site: Node) -> None:
         self._site = site
-        self._mode = dialect.fake_mode(site)
+        self._mode = calls.fake_mode(site)
         # The calls are kept, so that no other object gets their identities.
         self._run: dict[int, tuple[OpCall, Any]] = {}
 
@@ -29,7 +29,7 @@ class Evaluation:
         if isinstance(argument, ModuleAttribute):
             return self._mode.from_tensor(argument.tensor)
         if not isinstance(argument, OpCall):
-            return dialect.value(argument)
+            return calls.value(argument)
         if id(argument) not in self._run:
             args = map_aggregate(argument.args, self.value)
             with self._mode, modes.evaluating(self._site):

@@ -24,9 +24,9 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from fusedops.graph.ir.dialect import hints, value
+from fusedops.graph.analysis.calls import hints, value
 from fusedops.graph.rewriting.evaluation import Evaluation
-from fusedops.graph.rules.rule import Match, OpCall, schema_of
+from fusedops.graph.rule import Match, OpCall, schema_of
 
 aten = torch.ops.aten
 

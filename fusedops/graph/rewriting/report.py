@@ -18,12 +18,12 @@ from torch._dynamo.utils import counters
 from torch._guards import CompileContext
 from torch.fx import Node
 
-from fusedops.graph.ir.dialect import value
-from fusedops.graph.ir.spellings import CROSS_ENTROPY, SDPA
+from fusedops.graph.analysis.aliases import CROSS_ENTROPY, SDPA
+from fusedops.graph.analysis.calls import value
 from fusedops.graph.policy.decision import BECOMES_SDPA, NEVER_MATERIALISED, Figures, Verdict
 from fusedops.graph.policy.traffic import bytes_saved
 from fusedops.graph.rewriting.report_text import as_text, summary
-from fusedops.graph.rules.rule import Match
+from fusedops.graph.rule import Match
 
 log = logging.getLogger("fusedops")
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fusedops.graph.ir.spellings import SDPA
+from fusedops.graph.analysis.aliases import SDPA
 from fusedops.graph.policy.decision import BECOMES_SDPA, Figures, as_time
 
 if TYPE_CHECKING:

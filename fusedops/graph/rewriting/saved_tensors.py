@@ -23,10 +23,10 @@ import torch
 from torch.fx import Node
 from torch.fx.node import map_aggregate
 
-from fusedops.graph.ir import aliasing, dialect, modes
+from fusedops.graph.analysis import calls, modes, storages
 from fusedops.graph.rewriting import layouts
 from fusedops.graph.rewriting.layouts import Replacement
-from fusedops.graph.rules.rule import Match, OpCall, schema_of
+from fusedops.graph.rule import Match, OpCall, schema_of
 
 aten = torch.ops.aten
 
@@ -48,9 +48,9 @@ def unsavable(match: Match) -> IsUnsavable:
     site = match.call.node
 
     def is_unsavable(node: Node) -> bool:
-        if aliasing.storage(node) is None:
+        if storages.storage(node) is None:
             return False
-        made = (modes.has_left_inference_mode(site, each) for each in aliasing.holders_of(node))
+        made = (modes.has_left_inference_mode(site, each) for each in storages.holders_of(node))
         return _is_written_later(node, match) or any(made)
 
     return is_unsavable
@@ -58,7 +58,7 @@ def unsavable(match: Match) -> IsUnsavable:
 
 def _is_written_later(node: Node, match: Match) -> bool:
     site = match.call.node
-    return aliasing.is_written_after(node, match.place or site, {site, *match.fused_nodes})
+    return storages.is_written_after(node, match.place or site, {site, *match.fused_nodes})
 
 
 def with_cloned_inputs(new: OpCall, is_unsavable: IsUnsavable) -> OpCall:
@@ -103,7 +103,7 @@ def with_cloned_results(found: Replacement, match: Match, is_unsavable: IsUnsava
 def _saves(old: Node, index: int | None, is_unsavable: IsUnsavable) -> bool:
     """Whether the op saves the output that replaces `old`, and must not. The first of several
     outputs is never saved."""
-    call = dialect.as_call(old)
+    call = calls.as_call(old)
     if index == 0 or (call is not None and call.kind in _SAVE_THEIR_RESULT):
         return False
     return is_unsavable(old) or (index is None and _may_be_written_outside(old))
@@ -111,7 +111,7 @@ def _saves(old: Node, index: int | None, is_unsavable: IsUnsavable) -> bool:
 
 def _may_be_written_outside(node: Node) -> bool:
     """Whether the graph returns the tensor to its caller, and it requires grad."""
-    return dialect.value(node).requires_grad and aliasing.is_returned(node)
+    return calls.value(node).requires_grad and storages.is_returned(node)
 
 
 def _clone(argument: Node | OpCall) -> OpCall:

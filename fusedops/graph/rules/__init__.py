@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fusedops.graph.readers.softmax_chain import Softmax
+from fusedops.graph.rule import Rule
 from fusedops.graph.rules.add_norm import AddNorm
 from fusedops.graph.rules.group_norm import GroupNorm
 from fusedops.graph.rules.l2_norm_decomposed import L2NormDecomposed
@@ -12,8 +14,6 @@ from fusedops.graph.rules.masked_softmax import MaskedSoftmax
 from fusedops.graph.rules.permuted_norm import PermutedNorm
 from fusedops.graph.rules.rms_norm import RmsNorm
 from fusedops.graph.rules.rms_norm_decomposed import RmsNormDecomposed
-from fusedops.graph.rules.rule import Rule
-from fusedops.graph.rules.softmax import Softmax
 from fusedops.graph.rules.softmax_decomposed import SoftmaxDecomposed
 from fusedops.graph.rules.spatial_norm_decomposed import (
     SpatialLayerNormDecomposed,

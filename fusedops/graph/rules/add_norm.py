@@ -20,11 +20,11 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from fusedops.graph.analysis.calls import Call, users, value
+from fusedops.graph.analysis.steps import call_of, is_widening, same_shape
 from fusedops.graph.availability import KERNEL_DTYPES
-from fusedops.graph.ir.dialect import Call, users, value
-from fusedops.graph.ir.steps import call_of, is_widening, same_shape
-from fusedops.graph.rules.dropout import drawn_seed, draws_own_numbers
-from fusedops.graph.rules.rule import Match, OpCall, Rule, op_of
+from fusedops.graph.readers.dropout import drawn_seed, draws_own_numbers
+from fusedops.graph.rule import Match, OpCall, Rule, op_of
 
 #: The index of the sum among the op's results, between the output and the statistics.
 _SUM = 1

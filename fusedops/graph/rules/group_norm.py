@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from fusedops.graph.ir.dialect import Call, value
-from fusedops.graph.ir.steps import known_size
-from fusedops.graph.rules.norms import refuse_norm_decomposed
-from fusedops.graph.rules.rule import Match, OpCall, Rule, op_of
+from fusedops.graph.analysis.calls import Call, value
+from fusedops.graph.analysis.steps import known_size
+from fusedops.graph.readers.statistics import refuse_norm_decomposed
+from fusedops.graph.rule import Match, OpCall, Rule, op_of
 
 GROUPS = "normalises groups of channels, which no op does for more than one group"
 aten = torch.ops.aten

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 import torch
 
-from fusedops.graph.ir.dialect import Call
-from fusedops.graph.rules.norms import emit_norm, match_norm, refuse_norm
-from fusedops.graph.rules.rule import Match, OpCall, Rule
+from fusedops.graph.analysis.calls import Call
+from fusedops.graph.readers.statistics import emit_norm, match_norm, refuse_norm
+from fusedops.graph.rule import Match, OpCall, Rule
 
 
 class LayerNorm(Rule):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fusedops.graph.ir.dialect import Call
-from fusedops.graph.rules.rule import Match, OpCall, Rule
+from fusedops.graph.analysis.calls import Call
+from fusedops.graph.rule import Match, OpCall, Rule
 
 
 class Leaf(Rule):

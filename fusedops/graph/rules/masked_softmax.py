@@ -22,15 +22,15 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_and
 
+from fusedops.graph.analysis.calls import Call, value
+from fusedops.graph.analysis.steps import only_user
 from fusedops.graph.availability import KERNEL_DTYPES
-from fusedops.graph.ir.dialect import Call, value
-from fusedops.graph.ir.steps import only_user
-from fusedops.graph.rules import intervals
-from fusedops.graph.rules.dropout import drawn_seed, draws_own_numbers
-from fusedops.graph.rules.rule import Match, OpCall, Rule, op_of
-from fusedops.graph.rules.scores import Operand, Scores, read_scores
-from fusedops.graph.rules.sinks import Sink, read_sink
-from fusedops.graph.rules.softmax import ZEROES, SoftmaxChain, read_softmax
+from fusedops.graph.readers import intervals
+from fusedops.graph.readers.dropout import drawn_seed, draws_own_numbers
+from fusedops.graph.readers.scores import Operand, Scores, read_scores
+from fusedops.graph.readers.sinks import Sink, read_sink
+from fusedops.graph.readers.softmax_chain import ZEROES, SoftmaxChain, read_softmax
+from fusedops.graph.rule import Match, OpCall, Rule, op_of
 from fusedops.graph.rules.softmax_decomposed import read_softmax_decomposed
 
 

@@ -8,10 +8,10 @@ from typing import ClassVar
 
 import torch
 
-from fusedops.graph.ir.dialect import Call
-from fusedops.graph.rules.norm_chain import arguments_of, continued, input_of, read_norm
-from fusedops.graph.rules.norms import UNKNOWN_ROW, refuse_norm_decomposed
-from fusedops.graph.rules.rule import Match, OpCall, Rule, op_of
+from fusedops.graph.analysis.calls import Call
+from fusedops.graph.readers.norm_chain import arguments_of, continued, input_of, read_norm
+from fusedops.graph.readers.statistics import UNKNOWN_ROW, refuse_norm_decomposed
+from fusedops.graph.rule import Match, OpCall, Rule, op_of
 
 
 class NormDecomposed(Rule):

@@ -15,9 +15,9 @@ from typing import Any
 
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from fusedops.graph.ir.dialect import Call, value
-from fusedops.graph.ir.steps import call_of, only_user, permutation
-from fusedops.graph.rules.rule import Match, OpCall, Rule, op_of
+from fusedops.graph.analysis.calls import Call, value
+from fusedops.graph.analysis.steps import call_of, only_user, permutation
+from fusedops.graph.rule import Match, OpCall, Rule, op_of
 
 #: For each op the arguments that the spatial op has too, after the dimension.
 _SHARED = {"layer_norm": ("weight", "bias", "eps"), "rms_norm": ("weight", "eps")}

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from fusedops.graph.ir.dialect import Call, value
-from fusedops.graph.ir.steps import (
+from fusedops.graph.analysis.calls import Call, value
+from fusedops.graph.analysis.steps import (
     call_of,
     difference,
     has_kept_shape,
@@ -36,20 +36,20 @@ from fusedops.graph.ir.steps import (
     same_value,
     without_views,
 )
-from fusedops.graph.rules.exponentials import (
+from fusedops.graph.readers.exponentials import (
     SEVERAL_DIMS,
     Decomposed,
     read_quotient,
     read_shift,
 )
-from fusedops.graph.rules.rule import Match, OpCall, Rule
-from fusedops.graph.rules.softmax import (
+from fusedops.graph.readers.softmax_chain import (
     SoftmaxChain,
     emit_softmax,
     match_softmax,
     refuse_softmax,
     with_casts,
 )
+from fusedops.graph.rule import Match, OpCall, Rule
 
 SHARED = "something else uses an intermediate result"
 

@@ -18,9 +18,9 @@ from typing import Any
 
 from torch.fx import Node
 
-from fusedops.graph.ir.dialect import Call, as_call, constant, users, value
-from fusedops.graph.ir.steps import call_of
-from fusedops.graph.rules.rule import Match, OpCall, Rule, op_of
+from fusedops.graph.analysis.calls import Call, as_call, constant, users, value
+from fusedops.graph.analysis.steps import call_of
+from fusedops.graph.rule import Match, OpCall, Rule, op_of
 
 
 class Stack(Rule):

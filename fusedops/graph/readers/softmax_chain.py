@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from fusedops.graph.analysis.calls import Call, value
+from fusedops.graph.analysis.steps import only_user, widened
 from fusedops.graph.availability import KERNEL_DTYPES
-from fusedops.graph.ir.dialect import Call, value
-from fusedops.graph.ir.steps import only_user, widened
-from fusedops.graph.rules.rule import Match, OpCall, Rule
+from fusedops.graph.rule import Match, OpCall, Rule
 
 NOT_MASKED = "only masked_softmax has sinks and masks, over the last dimension"
 ZEROES = "gives zeros, not NaN, where a whole row is -inf, which an op does only for masks"

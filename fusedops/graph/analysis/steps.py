@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import is_concrete_int, statically_known_true
 
-from fusedops.graph.ir.dialect import (
+from fusedops.graph.analysis.calls import (
     Call,
     as_call,
     constant,

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from fusedops.graph.ir.dialect import Call, constant, value
-from fusedops.graph.ir.selections import larger_of
-from fusedops.graph.ir.steps import (
+from fusedops.graph.analysis.calls import Call, constant, value
+from fusedops.graph.analysis.selections import larger_of
+from fusedops.graph.analysis.steps import (
     call_of,
     has_kept_shape,
     inserts_dims,
@@ -30,7 +30,7 @@ from fusedops.graph.ir.steps import (
     same_value,
     tensor_and_number,
 )
-from fusedops.graph.rules.norms import (
+from fusedops.graph.readers.statistics import (
     base_of_square,
     before_views,
     centred,

@@ -14,12 +14,12 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from fusedops.graph.ir import aliasing
-from fusedops.graph.ir.dialect import Call, feeds_products, number, users, value
-from fusedops.graph.ir.steps import broadcasts, call_of, only_user, same_value, upstream
-from fusedops.graph.rules.exponentials import maximum_of
-from fusedops.graph.rules.rule import OpCall
-from fusedops.graph.rules.softmax import SoftmaxChain, with_casts
+from fusedops.graph.analysis import storages
+from fusedops.graph.analysis.calls import Call, feeds_products, number, users, value
+from fusedops.graph.analysis.steps import broadcasts, call_of, only_user, same_value, upstream
+from fusedops.graph.readers.exponentials import maximum_of
+from fusedops.graph.readers.softmax_chain import SoftmaxChain, with_casts
+from fusedops.graph.rule import OpCall
 
 aten = torch.ops.aten
 
@@ -133,4 +133,4 @@ def _sink(logit: Node) -> Sink:
 def _is_seen_by_products_alone(result: Node) -> bool:
     """Whether nothing depends on the strides of a result, which are those of the longer rows in
     eager mode, nor on its memory."""
-    return feeds_products(result) and not aliasing.writers_of(result)
+    return feeds_products(result) and not storages.writers_of(result)

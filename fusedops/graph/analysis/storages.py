@@ -17,8 +17,8 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 
-from fusedops.graph.ir import dialect
-from fusedops.graph.ir.dialect import users, value, written
+from fusedops.graph.analysis import calls
+from fusedops.graph.analysis.calls import users, value, written
 
 Memory = int | None
 
@@ -60,7 +60,7 @@ def record(graph: Graph) -> None:
 
 def _eager_storage(graph: Graph) -> dict[Memory, Memory]:
     """Finds calls that return their input, but were captured as copies."""
-    returning = [node for node in graph.nodes if dialect.returns_its_input(node)]
+    returning = [node for node in graph.nodes if calls.returns_its_input(node)]
     pairs = ((_recorded(node), _recorded(node.all_input_nodes[0])) for node in returning)
     return {ours: theirs for ours, theirs in pairs if ours not in (None, theirs)}
 

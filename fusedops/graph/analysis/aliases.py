@@ -1,4 +1,4 @@
-"""The tables of `dialect.py`: the names of each operation in torch IR and in ATen IR."""
+"""The tables of `calls.py`: the names of each operation in torch IR and in ATen IR."""
 
 from __future__ import annotations
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 import torch._inductor.config as inductor_config
 
-from fusedops.graph.ir import aliasing
-from fusedops.graph.ir.dialect import Call
-from fusedops.graph.rules.rule import OpCall
+from fusedops.graph.analysis import storages
+from fusedops.graph.analysis.calls import Call
+from fusedops.graph.rule import OpCall
 
 
 def draws_own_numbers(dropout: Call) -> bool:
@@ -15,7 +15,7 @@ def draws_own_numbers(dropout: Call) -> bool:
     given = dropout.arguments
     if given["train"] is not True or not given["p"] or inductor_config.fallback_random:
         return False
-    is_in_place = aliasing.storage(dropout.node) == aliasing.storage(given["input"])
+    is_in_place = storages.storage(dropout.node) == storages.storage(given["input"])
     return not is_in_place
 
 

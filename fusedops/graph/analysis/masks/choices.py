@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fusedops.graph.ir.positions import Logical, Truth, both
+from fusedops.graph.analysis.masks.positions import Logical, Truth, both
 
 Number = int | float
 

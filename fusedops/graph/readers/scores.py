@@ -10,12 +10,11 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from fusedops.graph.availability import KERNEL_DTYPES
-from fusedops.graph.ir import aliasing, masks
-from fusedops.graph.ir.dialect import Call, constant, number, rounded, users, value
-from fusedops.graph.ir.masks import Mask
-from fusedops.graph.ir.positions import Bound
-from fusedops.graph.ir.steps import (
+from fusedops.graph.analysis import masks, storages
+from fusedops.graph.analysis.calls import Call, constant, number, rounded, users, value
+from fusedops.graph.analysis.masks import Mask
+from fusedops.graph.analysis.masks.positions import Bound
+from fusedops.graph.analysis.steps import (
     broadcasts,
     call_of,
     is_number,
@@ -23,9 +22,10 @@ from fusedops.graph.ir.steps import (
     same_shape,
     tensor_and_number,
 )
-from fusedops.graph.rules import intervals
-from fusedops.graph.rules.rule import OpCall
-from fusedops.graph.rules.softmax import Hidden, SoftmaxChain
+from fusedops.graph.availability import KERNEL_DTYPES
+from fusedops.graph.readers import intervals
+from fusedops.graph.readers.softmax_chain import Hidden, SoftmaxChain
+from fusedops.graph.rule import OpCall
 
 aten = torch.ops.aten
 Operand = Node | OpCall
@@ -100,7 +100,7 @@ def _is_safe(scores: Scores, step: Call, chain: SoftmaxChain) -> bool:
     known = value(scores.input).dtype in KERNEL_DTYPES and not narrows
     if not known or not same_shape(scores.input, step.node):
         return False
-    return aliasing.written_between((*sorted(scores.nodes), *chain.nodes)) is None
+    return storages.written_between((*sorted(scores.nodes), *chain.nodes)) is None
 
 
 def _through_cast(scores: Scores, call: Call) -> Scores | None:

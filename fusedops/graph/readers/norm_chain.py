@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from fusedops.graph.availability import KERNEL_DTYPES
-from fusedops.graph.ir.dialect import Call, constant, users, value, written
-from fusedops.graph.ir.steps import (
+from fusedops.graph.analysis.calls import Call, constant, users, value, written
+from fusedops.graph.analysis.steps import (
     call_of,
     call_used_once,
     has_shape,
@@ -31,10 +30,11 @@ from fusedops.graph.ir.steps import (
     upstream,
     widened,
 )
-from fusedops.graph.rules.norm_dims import LastDims, norm_dims
-from fusedops.graph.rules.norms import UNKNOWN_ROW, centred
-from fusedops.graph.rules.row_scale import OTHER_NORM, RowScale, as_one_per_row, read_row_scale
-from fusedops.graph.rules.rule import OpCall
+from fusedops.graph.availability import KERNEL_DTYPES
+from fusedops.graph.readers.norm_dims import LastDims, norm_dims
+from fusedops.graph.readers.row_scale import OTHER_NORM, RowScale, as_one_per_row, read_row_scale
+from fusedops.graph.readers.statistics import UNKNOWN_ROW, centred
+from fusedops.graph.rule import OpCall
 
 aten = torch.ops.aten
 #: The values of calls that compute; numbers, such as eps, may be used elsewhere too.

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from fusedops.graph.ir.dialect import Call
+from fusedops.graph.analysis.calls import Call
 
 
 @dataclass(frozen=True)

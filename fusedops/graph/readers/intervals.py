@@ -11,9 +11,9 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from fusedops.graph.ir.dialect import value
-from fusedops.graph.ir.positions import ROWS, Affine, Bound, Search, is_symbol
-from fusedops.graph.rules.rule import OpCall
+from fusedops.graph.analysis.calls import value
+from fusedops.graph.analysis.masks.positions import ROWS, Affine, Bound, Search, is_symbol
+from fusedops.graph.rule import OpCall
 
 aten = torch.ops.aten
 Scalar = int | Node | OpCall

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from fusedops.graph.ir.dialect import Call, value, written
-from fusedops.graph.ir.steps import call_of, known_number
+from fusedops.graph.analysis.calls import Call, value, written
+from fusedops.graph.analysis.steps import call_of, known_number
 
 #: By the kind of a comparison, whether its first operand is the larger one where it holds.
 _FIRST_IS_LARGER = {"gt": True, "ge": True, "lt": False, "le": False}

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from fusedops.graph.availability import KERNEL_DTYPES
-from fusedops.graph.ir.dialect import Call, outputs, value
-from fusedops.graph.ir.steps import (
+from fusedops.graph.analysis.calls import Call, outputs, value
+from fusedops.graph.analysis.steps import (
     call_of,
     difference,
     has_kept_shape,
@@ -26,7 +25,8 @@ from fusedops.graph.ir.steps import (
     widened,
     without_views,
 )
-from fusedops.graph.rules.rule import Match, OpCall
+from fusedops.graph.availability import KERNEL_DTYPES
+from fusedops.graph.rule import Match, OpCall
 
 UNKNOWN_ROW = "the length of its rows is not known at compile time"
 

@@ -18,12 +18,12 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from fusedops.graph.ir import aliasing, choices
-from fusedops.graph.ir.choices import Choice, Chosen, Number
-from fusedops.graph.ir.dialect import Call, number, rounded, value, written
-from fusedops.graph.ir.modes import is_barrier
-from fusedops.graph.ir.picks import Pick, at, indices_of, pick_of, viewed
-from fusedops.graph.ir.positions import (
+from fusedops.graph.analysis import storages
+from fusedops.graph.analysis.calls import Call, number, rounded, value, written
+from fusedops.graph.analysis.masks import choices
+from fusedops.graph.analysis.masks.choices import Choice, Chosen, Number
+from fusedops.graph.analysis.masks.picks import Pick, at, indices_of, pick_of, viewed
+from fusedops.graph.analysis.masks.positions import (
     COLUMNS,
     ROWS,
     Affine,
@@ -43,8 +43,9 @@ from fusedops.graph.ir.positions import (
     resolved,
     without_short_dims,
 )
-from fusedops.graph.ir.steps import call_of, reduced_dims, same_shape, upstream
-from fusedops.graph.ir.views import Axes, axes_of
+from fusedops.graph.analysis.modes import is_barrier
+from fusedops.graph.analysis.steps import call_of, reduced_dims, same_shape, upstream
+from fusedops.graph.analysis.views import Axes, axes_of
 
 #: A mask is read if at most this many calls build it.
 _MAX_CALLS = 96
@@ -168,7 +169,7 @@ def _written_before_read(calls: set[Node], operands: set[Node], reader: Node) ->
     The operands are read by `reader`."""
     reads = [(node, call) for call in calls for node in call.all_input_nodes]
     reads += [(node, reader) for node in operands]
-    return any(node < writer < call for node, call in reads for writer in aliasing.writers_of(node))
+    return any(node < writer < call for node, call in reads for writer in storages.writers_of(node))
 
 
 class _Interpreter:

@@ -27,7 +27,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import tracing
 from torch.fx import Graph, Node
 
-from fusedops.graph.ir import dialect
+from fusedops.graph.analysis import calls
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def modes(graph: Graph) -> Iterator[tuple[Node, Modes]]:
     current = Modes()
     before: dict[Node, Modes] = {}
     for node in graph.nodes:
-        switch = dialect.mode_switch(node)
+        switch = calls.mode_switch(node)
         if switch:
             before[node] = current
             current = _switched(switch, node, before)
@@ -115,7 +115,7 @@ def has_left_inference_mode(site: Node, other: Node) -> bool:
 @contextmanager
 def barriers(graph: Graph) -> Iterator[None]:
     """Inserts barriers into `graph` for the duration of the context."""
-    inserted = _insert_barriers(graph) if dialect.has_mode_switches(graph) else []
+    inserted = _insert_barriers(graph) if calls.has_mode_switches(graph) else []
     try:
         yield
     finally:
@@ -143,21 +143,21 @@ def _insert_barriers(graph: Graph) -> list[Node]:
 
 
 def _runs_in_modes(node: Node) -> bool:
-    return node.op.startswith("call") and dialect.mode_switch(node) is None
+    return node.op.startswith("call") and calls.mode_switch(node) is None
 
 
 def _own(node: Node, found: Modes) -> Modes:
     """The modes of a call. If the graph has not set the grad mode, a result that capture recorded
     with requires_grad shows that it was on."""
-    known = dialect.value(node)
+    known = calls.value(node)
     saw_gradient = isinstance(known, torch.Tensor) and known.requires_grad
-    recorded = found.grad is None and saw_gradient and not dialect.written(node)
+    recorded = found.grad is None and saw_gradient and not calls.written(node)
     return replace(found, grad=True) if recorded else found
 
 
 def _carries_gradients(node: Node) -> bool:
     """Whether modes matter for a result, which is not so for numbers and masks."""
-    known = dialect.value(node)
+    known = calls.value(node)
     if isinstance(known, torch.Tensor):
         return known.is_floating_point() or known.is_complex()
     return not isinstance(known, (int, float, torch.SymInt, torch.SymFloat, torch.SymBool))
@@ -167,7 +167,7 @@ def _insert_barrier(node: Node, users: set[Node]) -> Node:
     """Inserts a barrier between `node` and `users`, directly after `node`."""
     with node.graph.inserting_after(node):
         barrier = node.graph.call_function(_barrier, (node,))
-    dialect.annotate(barrier, dialect.value(node), like=node)
+    calls.annotate(barrier, calls.value(node), like=node)
     for user in users:
         user.replace_input_with(node, barrier)
     return barrier

@@ -11,9 +11,9 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from fusedops.graph.ir.dialect import value
-from fusedops.graph.ir.steps import has_shape, known_size, viewed
-from fusedops.graph.rules.rule import OpCall
+from fusedops.graph.analysis.calls import value
+from fusedops.graph.analysis.steps import has_shape, known_size, viewed
+from fusedops.graph.rule import OpCall
 
 aten = torch.ops.aten
 

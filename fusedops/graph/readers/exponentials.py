@@ -16,9 +16,9 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from fusedops.graph.ir.dialect import Call, constant, users, value
-from fusedops.graph.ir.selections import filled_number, selection, without_guard
-from fusedops.graph.ir.steps import (
+from fusedops.graph.analysis.calls import Call, constant, users, value
+from fusedops.graph.analysis.selections import filled_number, selection, without_guard
+from fusedops.graph.analysis.steps import (
     broadcasts,
     call_of,
     difference,
@@ -32,7 +32,7 @@ from fusedops.graph.ir.steps import (
     upstream,
     without_views,
 )
-from fusedops.graph.rules.softmax import Hidden
+from fusedops.graph.readers.softmax_chain import Hidden
 
 NO_MAXIMUM = "exp without the maximum subtracted overflows where softmax does not"
 OTHER_MAXIMUM = "what is subtracted before exp is not known to be the maximum of its rows"

@@ -2,7 +2,7 @@
 
 The capture levels are torch IR (Dynamo and `fx.symbolic_trace`: functions, tensor methods,
 modules) and ATen IR (`torch.export`, before and after decomposition). `as_call` turns a node of any
-of them into a `Call`, by the tables in `spellings.py`. No other module inspects `node.target`.
+of them into a `Call`, by the tables in `aliases.py`. No other module inspects `node.target`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from torch.fx.operator_schemas import normalize_function
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
-from fusedops.graph.ir import spellings
-from fusedops.graph.ir.spellings import aten
+from fusedops.graph.analysis import aliases
+from fusedops.graph.analysis.aliases import aten
 from fusedops.ops.norm import default_rms_eps
 
 
@@ -34,7 +34,7 @@ class Call:
 
     kind: "softmax", "log_softmax", "layer_norm", "native_layer_norm", "rms_norm" or
         "fused_rms_norm"; one of the calls around them or in their decomposition, such as "add",
-        "masked_fill", "dropout", "exp", "mean", "cast" (all are in `spellings.py`; in place or
+        "masked_fill", "dropout", "exp", "mean", "cast" (all are in `aliases.py`; in place or
         not); or "leaf" for an opaque call that computes a softmax or norm internally.
     name: the operation's name in reports.
     arguments: by their torch names; defaults filled in, constants as Python numbers.
@@ -170,27 +170,23 @@ def as_call(node: Node) -> Call | None:
     if node.op == "call_module":
         return _module_call(node)
     if node.op == "call_method":
-        if node.target in spellings.CASTS:
+        if node.target in aliases.CASTS:
             return _cast_call(node)
-        spelling = spellings.METHODS.get(str(node.target))
+        spelling = aliases.METHODS.get(str(node.target))
         return _operator_call(node, *spelling) if spelling else None
     if node.op != "call_function":
         return None
     if node.target is getattr:
         return _attribute_call(node)
     target = packet(node)
-    if target in spellings.LEAVES:
-        return _leaf(node, *spellings.leaf(target, node.kwargs))
-    if target in spellings.ATEN_CASTS:
+    if target in aliases.LEAVES:
+        return _leaf(node, *aliases.leaf(target, node.kwargs))
+    if target in aliases.ATEN_CASTS:
         return _cast_call(node)
-    if target in spellings.ATEN and isinstance(node.target, _OPS):
-        parameters = tuple(spellings.parameters_of(node.target))
-        return _operator_call(node, spellings.ATEN[target], parameters)
-    return (
-        _operator_call(node, *spellings.FUNCTIONS[target])
-        if target in spellings.FUNCTIONS
-        else None
-    )
+    if target in aliases.ATEN and isinstance(node.target, _OPS):
+        parameters = tuple(aliases.parameters_of(node.target))
+        return _operator_call(node, aliases.ATEN[target], parameters)
+    return _operator_call(node, *aliases.FUNCTIONS[target]) if target in aliases.FUNCTIONS else None
 
 
 def _attribute_call(node: Node) -> Call | None:
@@ -220,7 +216,7 @@ def _leaf(node: Node, name: str, reason: str) -> Call:
 
 def _operator_call(node: Node, kind: str, parameters: tuple[str, ...]) -> Call:
     given = dict(zip(parameters, node.args, strict=False)) | node.kwargs
-    given = {spellings.SYNONYMS.get(name, name): argument for name, argument in given.items()}
+    given = {aliases.SYNONYMS.get(name, name): argument for name, argument in given.items()}
     if kind == "reshape" and node.op == "call_method" and len(node.args) > 1:
         given["shape"] = node.args[1:]  # x.view(2, 3) as x.view((2, 3))
     if kind == "permute" and node.op == "call_method" and len(node.args) > 2:
@@ -341,9 +337,9 @@ _NORMALISERS = {
 
 def _module_call(node: Node) -> Call | None:
     module = submodule(node)
-    if type(module) in spellings.LEAVES:
-        return _leaf(node, *spellings.LEAVES[type(module)])
-    kind = spellings.MODULES.get(type(module))
+    if type(module) in aliases.LEAVES:
+        return _leaf(node, *aliases.LEAVES[type(module)])
+    kind = aliases.MODULES.get(type(module))
     if kind is None:
         return None
     given = {"input": node.args[0] if node.args else node.kwargs["input"]}
@@ -379,10 +375,10 @@ def _module_obstacle(module: nn.Module) -> str | None:
 
 def expansion(node: Node, expansions: dict[str, Callable[..., Any]]) -> Callable[..., Any] | None:
     """The function among `expansions` that decomposes a leaf, or None."""
-    if node.op != "call_function" or node.target not in spellings.LEAVES:
+    if node.op != "call_function" or node.target not in aliases.LEAVES:
         return None
-    name, reason = spellings.leaf(node.target, node.kwargs)
-    return None if reason == spellings.SDPA else expansions.get(name)
+    name, reason = aliases.leaf(node.target, node.kwargs)
+    return None if reason == aliases.SDPA else expansions.get(name)
 
 
 def users(node: Node) -> list[Node]:
@@ -409,7 +405,7 @@ def is_pointwise(node: Node) -> bool:
     neighbours."""
     if is_unchanged(node) and node.all_input_nodes:
         return is_pointwise(node.all_input_nodes[0])
-    return node.op.startswith("call") and _name(node) in spellings.POINTWISE
+    return node.op.startswith("call") and _name(node) in aliases.POINTWISE
 
 
 def is_unchanged(node: Node) -> bool:
@@ -419,12 +415,12 @@ def is_unchanged(node: Node) -> bool:
     if name == "dropout":
         given = call.arguments if (call := as_call(node)) else {}
         return given.get("train") is False or given.get("p") == 0
-    if name in spellings.CASTS and node.op.startswith("call"):
+    if name in aliases.CASTS and node.op.startswith("call"):
         tensors = (value(node), value(node.all_input_nodes[0]))
         return all(isinstance(t, torch.Tensor) for t in tensors) and (
             tensors[0].dtype == tensors[1].dtype
         )
-    return name in spellings.VIEWS
+    return name in aliases.VIEWS
 
 
 def returns_its_input(node: Node) -> bool:
@@ -447,9 +443,9 @@ def ends_in_reduction(node: Node, steps: int = 8) -> bool:
     """Whether a node is a gather or reduction, or is used only by such calls, directly or through
     pointwise ones."""
     name = _name(node)
-    if name in spellings.REDUCTIONS:
+    if name in aliases.REDUCTIONS:
         return True
-    through = name in spellings.POINTWISE or name in spellings.VIEWS
+    through = name in aliases.POINTWISE or name in aliases.VIEWS
     return bool(steps and through and node.users) and all(
         ends_in_reduction(user, steps - 1) for user in node.users
     )
@@ -458,19 +454,19 @@ def ends_in_reduction(node: Node, steps: int = 8) -> bool:
 def is_product(node: Node) -> bool:
     """Whether a node is a matrix product, possibly cast, viewed or scaled by a number."""
     name = _name(node)
-    if name in spellings.VIEWS | spellings.CASTS and node.all_input_nodes:
+    if name in aliases.VIEWS | aliases.CASTS and node.all_input_nodes:
         return is_product(node.all_input_nodes[0])
-    if name in spellings.SCALING and len(node.all_input_nodes) == 1:
+    if name in aliases.SCALING and len(node.all_input_nodes) == 1:
         return is_product(node.all_input_nodes[0])
-    return name in spellings.PRODUCTS
+    return name in aliases.PRODUCTS
 
 
 def feeds_products(node: Node) -> bool:
     """Whether a node is used only by matrix products, directly or through views, casts and
     dropout."""
-    passes = spellings.VIEWS | spellings.CASTS | {"dropout"}
+    passes = aliases.VIEWS | aliases.CASTS | {"dropout"}
     return bool(node.users) and all(
-        _name(user) in spellings.PRODUCTS or (_name(user) in passes and feeds_products(user))
+        _name(user) in aliases.PRODUCTS or (_name(user) in passes and feeds_products(user))
         for user in node.users
     )
 
@@ -554,9 +550,9 @@ def _is_in_place(node: Node) -> bool:
     if node.op == "call_module":
         return bool(getattr(submodule(node), "inplace", False))
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    if node.target in spellings.KEYWORDS:
+    if node.target in aliases.KEYWORDS:
         return False
-    if name.strip("_") in spellings.IN_PLACE or (name.endswith("_") and not name.endswith("__")):
+    if name.strip("_") in aliases.IN_PLACE or (name.endswith("_") and not name.endswith("__")):
         return True
     return node.op == "call_function" and _has_inplace_true(node)
 
@@ -594,15 +590,15 @@ def _transform_depth_change(node: Node) -> int:
 
 
 def mode_switch(node: Node) -> str | None:
-    """How a call changes the modes of the calls after it, a value of `spellings.MODE_SWITCHES`;
+    """How a call changes the modes of the calls after it, a value of `aliases.MODE_SWITCHES`;
     None if it does not."""
-    return spellings.MODE_SWITCHES.get(node.target) if node.op == "call_function" else None
+    return aliases.MODE_SWITCHES.get(node.target) if node.op == "call_function" else None
 
 
 def has_mode_switches(graph: Graph, *kinds: str) -> bool:
     """Whether a graph has switches of one of these kinds, or of any kind if none is given."""
     targets = (
-        target for target, kind in spellings.MODE_SWITCHES.items() if kind in kinds or not kinds
+        target for target, kind in aliases.MODE_SWITCHES.items() if kind in kinds or not kinds
     )
     return any(graph.find_nodes(op="call_function", target=target) for target in targets)
 

@@ -1,0 +1,1 @@
+"""Reads parts of a softmax or norm from several calls, for the rules."""
