@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch._subclasses import FakeTensorMode
 
 import fusedops
-from fusedops.graph.analysis.calls import value
+from fusedops.graph.analysis.values import value
 
 permute = torch.ops.aten.permute.default
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from expecttest import assert_expected_inline
 from torch import nn
 
-from fusedops.graph.analysis import calls
+from fusedops.graph.analysis.calls import as_call
 
 aten = torch.ops.aten
 
@@ -154,4 +154,4 @@ return matmul_1""",
 def test_a_conversion_inside_of_atens_softmax_is_its_dtype():
     graph = torch.fx.Graph()
     half_to_float = graph.call_function(aten._softmax.default, (graph.placeholder("x"), -1, True))
-    assert calls.as_call(half_to_float).arguments["dtype"] == torch.float32
+    assert as_call(half_to_float).arguments["dtype"] == torch.float32

@@ -7,24 +7,18 @@ of them into a `Call`, by the tables in `aliases.py`. No other module inspects `
 
 from __future__ import annotations
 
-import functools
-import inspect
-import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, get_plain_tensors
-from torch.fx import Graph, GraphModule, Node
-from torch.fx.experimental.symbolic_shapes import free_symbols
+from torch.fx import Node
 from torch.fx.operator_schemas import normalize_function
-from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
-from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from fusedops.graph.analysis import aliases
-from fusedops.graph.analysis.aliases import aten
+from fusedops.graph.analysis.nodes import OPS, packet, submodule
+from fusedops.graph.analysis.values import constant, value
 from fusedops.ops.norm import default_rms_eps
 
 
@@ -58,113 +52,6 @@ class ModuleAttribute:
     tensor: torch.Tensor
 
 
-def value(argument: Any) -> Any:
-    """The value that capture recorded for a node (a fake tensor, a symbol, ...), or None.
-
-    An argument that is not a node is returned unchanged.
-    """
-    if not isinstance(argument, Node):
-        return argument
-    return argument.meta.get("val", argument.meta.get("example_value"))
-
-
-def hints(tensor: torch.Tensor) -> list[int] | None:
-    """A tensor's sizes, with symbols replaced by their values at capture; None if one has none."""
-    sizes = [n.node.hint if isinstance(n, torch.SymInt) else n for n in tensor.shape]
-    return None if None in sizes else sizes
-
-
-def fake_mode(node: Node) -> FakeTensorMode:
-    """The fake mode of the inputs of `node`. Dynamo's tracing context has a new one by the time
-    passes run."""
-    values = (value(argument) for argument in node.all_input_nodes)
-    plain = (tensor for known in values for tensor in _plain_tensors(known))
-    return next(known.fake_mode for known in plain if isinstance(known, FakeTensor))
-
-
-def _plain_tensors(known: Any) -> list[Any]:
-    """The tensors in one of a subclass, as DTensor; any other value is alone."""
-    if not is_traceable_wrapper_subclass(known):
-        return [known]
-    tensors: list[Any] = []
-    get_plain_tensors(known, out=tensors)
-    return tensors
-
-
-def constant(argument: Any) -> int | float | None:
-    """`argument` as a Python number, or None.
-
-    With dynamic=True module attributes such as eps are graph inputs. Reading one here adds a guard
-    that makes it a constant of the compiled graph. Symbols that depend on a size are not read,
-    because the graph would be compiled again for every length.
-    """
-    known = value(argument)
-    if not is_readable(known):
-        return None
-    if isinstance(known, torch.SymInt):
-        return int(known)
-    if isinstance(known, torch.SymFloat):
-        return float(known)
-    return known if isinstance(known, (int, float)) else None
-
-
-def is_readable(known: Any) -> bool:
-    """Whether a value is a Python number, or a symbol for one that does not depend on a size."""
-    if isinstance(known, (torch.SymInt, torch.SymFloat)):
-        return all(symbol_is_type(symbol, _NUMBERS) for symbol in free_symbols(known))
-    return isinstance(known, (int, float))
-
-
-_NUMBERS = (SymT.FLOAT, SymT.UNBACKED_FLOAT)
-
-
-def rounded(number: float, dtype: torch.dtype) -> int | float:
-    """`number` rounded to `dtype`; infinite if it is out of range."""
-    with _disable_current_modes():
-        return torch.tensor(number, dtype=torch.float64).to(dtype).item()
-
-
-def number(argument: Any) -> int | float | None:
-    """As `constant`; also reads tensors without dimensions that the graph creates from a number."""
-    if isinstance(value(argument), torch.Tensor):
-        return _tensor_number(argument) if isinstance(argument, Node) else None
-    return constant(argument)
-
-
-_TENSOR_OF_NUMBER = {torch.tensor, torch.scalar_tensor, aten.scalar_tensor}
-_FULL = {torch.full, aten.full}
-_UNCHANGED = {aten.lift_fresh_copy, aten.lift_fresh, aten.detach, aten.detach_, aten.clone}
-
-
-def _tensor_number(node: Node) -> int | float | None:
-    tensor, target = value(node), packet(node)
-    changed = any(written(user) and packet(user) not in _UNCHANGED for user in node.users)
-    if tensor.dim() > 0 or changed:
-        return None
-    if target in _UNCHANGED:
-        return _tensor_number(node.all_input_nodes[0])
-    if target in _TENSOR_OF_NUMBER or target in _FULL:
-        given = node.args[target in _FULL] if len(node.args) > (target in _FULL) else None
-        return rounded(given, tensor.dtype) if isinstance(given, (int, float)) else None
-    known = getattr(tensor, "constant", None)  # a constant that export lifted
-    return None if known is None else known.item()
-
-
-def packet(node: Node) -> Any:
-    """The target of a node, without the overload."""
-    return getattr(node.target, "overloadpacket", node.target)
-
-
-_OPS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
-
-
-def submodule(node: Node) -> nn.Module:
-    """The module that a `call_module` node calls."""
-    root = node.graph.owning_module
-    assert root is not None  # the graph is a GraphModule's
-    return root.get_submodule(str(node.target))
-
-
 def as_call(node: Node) -> Call | None:
     """`node` in normal form, or None if no rule refers to such a call."""
     if node.op == "call_module":
@@ -183,7 +70,7 @@ def as_call(node: Node) -> Call | None:
         return _leaf(node, *aliases.leaf(target, node.kwargs))
     if target in aliases.ATEN_CASTS:
         return _cast_call(node)
-    if target in aliases.ATEN and isinstance(node.target, _OPS):
+    if target in aliases.ATEN and isinstance(node.target, OPS):
         parameters = tuple(aliases.parameters_of(node.target))
         return _operator_call(node, aliases.ATEN[target], parameters)
     return _operator_call(node, *aliases.FUNCTIONS[target]) if target in aliases.FUNCTIONS else None
@@ -381,249 +268,8 @@ def expansion(node: Node, expansions: dict[str, Callable[..., Any]]) -> Callable
     return None if reason == aliases.SDPA else expansions.get(name)
 
 
-def users(node: Node) -> list[Node]:
-    """The users of a node, without those that export leaves behind: assertions about its dtype, and
-    unused outputs."""
-    return [user for user in node.users if not is_assertion(user) and not _is_unread(user)]
-
-
-def live(graph: Graph) -> set[Node]:
-    """The nodes that the graph's outputs or side effects depend on."""
-    found: set[Node] = set()
-    for node in reversed(graph.nodes):
-        if node.is_impure() or written(node) or not found.isdisjoint(node.users):
-            found.add(node)
-    return found
-
-
-def _is_unread(node: Node) -> bool:
-    return node.target is operator.getitem and not node.users
-
-
-def is_pointwise(node: Node) -> bool:
-    """Whether a call is elementwise, also through views, so that Inductor fuses it with its
-    neighbours."""
-    if is_unchanged(node) and node.all_input_nodes:
-        return is_pointwise(node.all_input_nodes[0])
-    return node.op.startswith("call") and _name(node) in aliases.POINTWISE
-
-
-def is_unchanged(node: Node) -> bool:
-    """Whether a call's result has the same elements as its input: a view, an inactive dropout, or a
-    cast to the same dtype."""
-    name = _name(node)
-    if name == "dropout":
-        given = call.arguments if (call := as_call(node)) else {}
-        return given.get("train") is False or given.get("p") == 0
-    if name in aliases.CASTS and node.op.startswith("call"):
-        tensors = (value(node), value(node.all_input_nodes[0]))
-        return all(isinstance(t, torch.Tensor) for t in tensors) and (
-            tensors[0].dtype == tensors[1].dtype
-        )
-    return name in aliases.VIEWS
-
-
-def returns_its_input(node: Node) -> bool:
-    """Whether a call may return its input itself although the fake tensors have separate memory: an
-    inactive dropout."""
-    if _name(node) != "dropout" or not node.op.startswith("call"):
-        return False
-    call = as_call(node)
-    return call is not None and not (call.arguments["train"] is True and call.arguments["p"])
-
-
-def readers(node: Node) -> list[Node]:
-    """The users of a node, with those that do not change its elements replaced by their users."""
-    direct = [user for user in users(node) if not is_unchanged(user)]
-    unchanged = [user for user in users(node) if is_unchanged(user)]
-    return direct + [reader for user in unchanged for reader in readers(user)]
-
-
-def ends_in_reduction(node: Node, steps: int = 8) -> bool:
-    """Whether a node is a gather or reduction, or is used only by such calls, directly or through
-    pointwise ones."""
-    name = _name(node)
-    if name in aliases.REDUCTIONS:
-        return True
-    through = name in aliases.POINTWISE or name in aliases.VIEWS
-    return bool(steps and through and node.users) and all(
-        ends_in_reduction(user, steps - 1) for user in node.users
-    )
-
-
-def is_product(node: Node) -> bool:
-    """Whether a node is a matrix product, possibly cast, viewed or scaled by a number."""
-    name = _name(node)
-    if name in aliases.VIEWS | aliases.CASTS and node.all_input_nodes:
-        return is_product(node.all_input_nodes[0])
-    if name in aliases.SCALING and len(node.all_input_nodes) == 1:
-        return is_product(node.all_input_nodes[0])
-    return name in aliases.PRODUCTS
-
-
-def feeds_products(node: Node) -> bool:
-    """Whether a node is used only by matrix products, directly or through views, casts and
-    dropout."""
-    passes = aliases.VIEWS | aliases.CASTS | {"dropout"}
-    return bool(node.users) and all(
-        _name(user) in aliases.PRODUCTS or (_name(user) in passes and feeds_products(user))
-        for user in node.users
-    )
-
-
-def _name(node: Node) -> str:
-    """The name of a call in torch IR or ATen, without the suffix of in-place calls; for a module
-    its type."""
-    if node.op == "call_module":
-        return type(submodule(node)).__name__.lower()
-    target = packet(node)
-    name = target if isinstance(target, str) else getattr(target, "__name__", "")
-    return name.rstrip("_")
-
-
 def named_arguments(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """All arguments of an op call by name, with defaults filled in."""
     given = normalize_function(target, args, kwargs, normalize_to_only_use_kwargs=True)
     assert given is not None  # an op has a schema
     return given.kwargs
-
-
-def is_assertion(node: Node) -> bool:
-    return node.target is aten._assert_tensor_metadata.default
-
-
-def outputs(node: Node) -> dict[Node, int] | None:
-    """The `getitem` users of a multi-output call by index; None if the tuple is used as a whole, or
-    is sliced, which symbolic_trace records."""
-    if any(user.target is not operator.getitem for user in node.users):
-        return None
-    given = {user: user.args[1] for user in node.users}
-    indices = {user: i for user, i in given.items() if type(i) is int and i >= 0}
-    return indices if len(indices) == len(given) else None
-
-
-def written(node: Node) -> list[Node]:
-    """The arguments that a call writes into."""
-    if not node.op.startswith("call"):
-        return []
-    if isinstance(node.target, torch._ops.HigherOrderOperator):
-        return node.all_input_nodes if _writes_inside(node) else []
-    if isinstance(node.target, _OPS):
-        given = _written_by_schema(node, node.target)
-    else:
-        first = node.args[:1] if _is_in_place(node) else ()
-        given = [*first, node.kwargs.get("out")]
-    lists = (g if isinstance(g, (list, tuple)) else (g,) for g in given)
-    nodes = (argument for arguments in lists for argument in arguments)
-    return list(dict.fromkeys(node for node in nodes if isinstance(node, Node)))
-
-
-def _writes_inside(node: Node) -> bool:
-    """Whether the body of a higher-order op writes into anything, which may be an input."""
-    if node.target is torch.ops.higher_order.triton_kernel_wrapper_mutation:
-        return True
-    read = [operator.attrgetter(str(n.target)) for n in node.all_input_nodes if n.op == "get_attr"]
-    attributes = [get(node.graph.owning_module) for get in read]
-    bodies = [body for body in attributes if isinstance(body, GraphModule)]
-    return any(written(inner) for body in bodies for inner in body.graph.nodes)
-
-
-def _written_by_schema(
-    node: Node, op: torch._ops.OpOverload | torch._ops.OpOverloadPacket
-) -> list[Any]:
-    """The arguments that an op writes into. For a packet, the overload is unknown, so that all of
-    them are considered."""
-    if isinstance(op, torch._ops.OpOverloadPacket):
-        overloads = [getattr(op, name) for name in op.overloads()]
-    else:
-        overloads = [op]
-    found = []
-    for overload in overloads:
-        arguments = overload._schema.arguments
-        given = dict(zip((a.name for a in arguments), node.args, strict=False)) | node.kwargs
-        writes = [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
-        found += [given[name] for name in writes if name in given]
-    return found
-
-
-def _is_in_place(node: Node) -> bool:
-    if node.op == "call_module":
-        return bool(getattr(submodule(node), "inplace", False))
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    if node.target in aliases.KEYWORDS:
-        return False
-    if name.strip("_") in aliases.IN_PLACE or (name.endswith("_") and not name.endswith("__")):
-        return True
-    return node.op == "call_function" and _has_inplace_true(node)
-
-
-def _has_inplace_true(node: Node) -> bool:
-    position = _inplace_position(node.target)
-    if position is not None and position < len(node.args):
-        return node.args[position] is True
-    return node.kwargs.get("inplace") is True
-
-
-@functools.cache
-def _inplace_position(function: Callable[..., Any]) -> int | None:
-    """The position of `inplace` in a function such as F.dropout; Dynamo passes it by position."""
-    if getattr(function, "__module__", "") != "torch.nn.functional":
-        return None
-    parameters = list(inspect.signature(function).parameters)
-    return parameters.index("inplace") if "inplace" in parameters else None
-
-
-def walk(graph: Graph) -> Iterator[tuple[Node, bool]]:
-    """The current nodes, and whether each is inside a `torch.func` transform, where the recorded
-    values are wrappers. The caller may erase nodes; erased ones are skipped."""
-    depth = 0
-    for node in list(graph.nodes):
-        if not node._erased:
-            depth += _transform_depth_change(node)
-            yield node, depth > 0
-
-
-def _transform_depth_change(node: Node) -> int:
-    """+1 where Dynamo enters a `torch.func` transform, -1 where it leaves one, else 0."""
-    name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
-    return name.endswith("_increment_nesting") - name.endswith("_decrement_nesting")
-
-
-def mode_switch(node: Node) -> str | None:
-    """How a call changes the modes of the calls after it, a value of `aliases.MODE_SWITCHES`;
-    None if it does not."""
-    return aliases.MODE_SWITCHES.get(node.target) if node.op == "call_function" else None
-
-
-def has_mode_switches(graph: Graph, *kinds: str) -> bool:
-    """Whether a graph has switches of one of these kinds, or of any kind if none is given."""
-    targets = (
-        target for target, kind in aliases.MODE_SWITCHES.items() if kind in kinds or not kinds
-    )
-    return any(graph.find_nodes(op="call_function", target=target) for target in targets)
-
-
-def subgraphs(graph_module: GraphModule) -> Iterator[GraphModule]:
-    """`graph_module` and the graph modules in it, such as bodies of checkpoint or cond."""
-    yield graph_module
-    used = {n.target for n in graph_module.graph.nodes if n.op in ("get_attr", "call_module")}
-    for name, child in graph_module.named_children():
-        if name in used and isinstance(child, GraphModule):
-            yield from subgraphs(child)
-
-
-_PROVENANCE = (
-    "stack_trace",
-    "nn_module_stack",
-    "source_fn_stack",
-    "from_node",
-    "torch_fn",
-    "custom",
-)
-
-
-def annotate(node: Node, result: Any, like: Node) -> None:
-    """Sets a new node's metadata: `result` under the keys that `like` uses, and the origin of
-    `like`."""
-    node.meta = {key: like.meta[key] for key in _PROVENANCE if key in like.meta}
-    node.meta |= {key: result for key in ("val", "example_value") if key in like.meta}

@@ -27,7 +27,10 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import tracing
 from torch.fx import Graph, Node
 
-from fusedops.graph.analysis import calls
+from fusedops.graph.analysis import aliases
+from fusedops.graph.analysis.nodes import annotate
+from fusedops.graph.analysis.values import value
+from fusedops.graph.analysis.writes import written
 
 
 @dataclass(frozen=True)
@@ -48,11 +51,23 @@ def modes(graph: Graph) -> Iterator[tuple[Node, Modes]]:
     current = Modes()
     before: dict[Node, Modes] = {}
     for node in graph.nodes:
-        switch = calls.mode_switch(node)
+        switch = _mode_switch(node)
         if switch:
             before[node] = current
             current = _switched(switch, node, before)
         yield node, current
+
+
+def _mode_switch(node: Node) -> str | None:
+    """How a call changes the modes of the calls after it, a value of `aliases.MODE_SWITCHES`;
+    None if it does not."""
+    return aliases.MODE_SWITCHES.get(node.target) if node.op == "call_function" else None
+
+
+def _has_mode_switches(graph: Graph) -> bool:
+    return any(
+        graph.find_nodes(op="call_function", target=target) for target in aliases.MODE_SWITCHES
+    )
 
 
 def _switched(switch: str, node: Node, before: dict[Node, Modes]) -> Modes:
@@ -115,7 +130,7 @@ def has_left_inference_mode(site: Node, other: Node) -> bool:
 @contextmanager
 def barriers(graph: Graph) -> Iterator[None]:
     """Inserts barriers into `graph` for the duration of the context."""
-    inserted = _insert_barriers(graph) if calls.has_mode_switches(graph) else []
+    inserted = _insert_barriers(graph) if _has_mode_switches(graph) else []
     try:
         yield
     finally:
@@ -143,21 +158,21 @@ def _insert_barriers(graph: Graph) -> list[Node]:
 
 
 def _runs_in_modes(node: Node) -> bool:
-    return node.op.startswith("call") and calls.mode_switch(node) is None
+    return node.op.startswith("call") and _mode_switch(node) is None
 
 
 def _own(node: Node, found: Modes) -> Modes:
     """The modes of a call. If the graph has not set the grad mode, a result that capture recorded
     with requires_grad shows that it was on."""
-    known = calls.value(node)
+    known = value(node)
     saw_gradient = isinstance(known, torch.Tensor) and known.requires_grad
-    recorded = found.grad is None and saw_gradient and not calls.written(node)
+    recorded = found.grad is None and saw_gradient and not written(node)
     return replace(found, grad=True) if recorded else found
 
 
 def _carries_gradients(node: Node) -> bool:
     """Whether modes matter for a result, which is not so for numbers and masks."""
-    known = calls.value(node)
+    known = value(node)
     if isinstance(known, torch.Tensor):
         return known.is_floating_point() or known.is_complex()
     return not isinstance(known, (int, float, torch.SymInt, torch.SymFloat, torch.SymBool))
@@ -167,7 +182,7 @@ def _insert_barrier(node: Node, users: set[Node]) -> Node:
     """Inserts a barrier between `node` and `users`, directly after `node`."""
     with node.graph.inserting_after(node):
         barrier = node.graph.call_function(_barrier, (node,))
-    calls.annotate(barrier, calls.value(node), like=node)
+    annotate(barrier, value(node), like=node)
     for user in users:
         user.replace_input_with(node, barrier)
     return barrier

@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
-from fusedops.graph.analysis.calls import Call, value, written
+from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.steps import call_of, known_number
+from fusedops.graph.analysis.values import value
+from fusedops.graph.analysis.writes import written
 
 #: By the kind of a comparison, whether its first operand is the larger one where it holds.
 _FIRST_IS_LARGER = {"gt": True, "ge": True, "lt": False, "le": False}

@@ -9,16 +9,10 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import is_concrete_int, statically_known_true
 
-from fusedops.graph.analysis.calls import (
-    Call,
-    as_call,
-    constant,
-    is_readable,
-    number,
-    users,
-    value,
-    written,
-)
+from fusedops.graph.analysis.calls import Call, as_call
+from fusedops.graph.analysis.nodes import users
+from fusedops.graph.analysis.values import constant, is_readable, number, value
+from fusedops.graph.analysis.writes import written
 
 Found = TypeVar("Found")
 

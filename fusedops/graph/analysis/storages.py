@@ -17,8 +17,11 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 
-from fusedops.graph.analysis import calls
-from fusedops.graph.analysis.calls import users, value, written
+from fusedops.graph.analysis.calls import as_call
+from fusedops.graph.analysis.nodes import users
+from fusedops.graph.analysis.products import name_of
+from fusedops.graph.analysis.values import value
+from fusedops.graph.analysis.writes import written
 
 Memory = int | None
 
@@ -60,9 +63,18 @@ def record(graph: Graph) -> None:
 
 def _eager_storage(graph: Graph) -> dict[Memory, Memory]:
     """Finds calls that return their input, but were captured as copies."""
-    returning = [node for node in graph.nodes if calls.returns_its_input(node)]
+    returning = [node for node in graph.nodes if _returns_its_input(node)]
     pairs = ((_recorded(node), _recorded(node.all_input_nodes[0])) for node in returning)
     return {ours: theirs for ours, theirs in pairs if ours not in (None, theirs)}
+
+
+def _returns_its_input(node: Node) -> bool:
+    """Whether a call may return its input itself although the fake tensors have separate memory: an
+    inactive dropout."""
+    if name_of(node) != "dropout" or not node.op.startswith("call"):
+        return False
+    call = as_call(node)
+    return call is not None and not (call.arguments["train"] is True and call.arguments["p"])
 
 
 def hold(node: Node) -> None:
@@ -141,6 +153,16 @@ def holders_of(node: Node) -> list[Node]:
 def is_returned(node: Node) -> bool:
     """Whether the graph returns the memory of a node to its caller."""
     return storage(node) in _facts(node.graph).returned
+
+
+def live(graph: Graph) -> set[Node]:
+    """The nodes that the graph's outputs or side effects depend on."""
+    writers = {*_facts(graph).writers}
+    alive: set[Node] = set()
+    for node in reversed(graph.nodes):
+        if node.is_impure() or node in writers or not alive.isdisjoint(node.users):
+            alive.add(node)
+    return alive
 
 
 def thread_writes(graph: Graph) -> None:

@@ -9,7 +9,8 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from fusedops.graph.analysis.calls import Call, value
+from fusedops.graph.analysis.calls import Call
+from fusedops.graph.analysis.values import value
 
 #: A view's dimensions, which are counted from the last, -1: each maps to the dimension of the
 #: viewed tensor and the first index along it. Dimensions that the view adds are absent.

@@ -16,11 +16,13 @@ import torch
 from torch.fx import Node
 
 from fusedops import config
-from fusedops.graph.analysis import calls
-from fusedops.graph.analysis.calls import users, value
+from fusedops.graph.analysis.nodes import users
+from fusedops.graph.analysis.products import feeds_products, is_product
+from fusedops.graph.analysis.values import hints, value
 from fusedops.graph.policy import costs
 from fusedops.graph.policy.costs import INFERENCE, TRAINING, Size, Table
 from fusedops.graph.policy.machine import Machine
+from fusedops.graph.policy.neighbours import ends_in_reduction, is_pointwise, readers
 from fusedops.graph.rule import Match, OpCall
 
 _CAUSAL, _ADDITIVE = "masked_softmax[causal]", "masked_softmax[additive]"
@@ -105,7 +107,7 @@ def leaves_encoder_layer(result: torch.Tensor) -> bool:
     Measured on one CPU thread, the decomposition reaches 0.6 of the fused layer's speed for 8
     tokens of 64 features, 0.9 for 128 of 128, 1.0 for 1024 of 256, and 1.2 with a padding mask.
     """
-    sizes = calls.hints(result)
+    sizes = hints(result)
     small = sizes is None or math.prod(sizes) < _MANY_FEATURES
     return small and config.active().fuse_for("expand") == "profitable"
 
@@ -132,7 +134,7 @@ def _is_never_materialised(match: Match) -> bool:
     if not match.op.endswith("softmax"):
         return False
     results = [user for result in match.results for user in users(result)]
-    return bool(results) and all(map(calls.ends_in_reduction, results))
+    return bool(results) and all(map(ends_in_reduction, results))
 
 
 def _becomes_sdpa(match: Match) -> bool:
@@ -147,21 +149,21 @@ def _becomes_sdpa(match: Match) -> bool:
     if match.op == "masked_softmax_dropout" and device == "cpu":
         return False
     result = next(iter(match.results))
-    return calls.is_product(arguments["input"]) and calls.feeds_products(result)
+    return is_product(arguments["input"]) and feeds_products(result)
 
 
 def _size(match: Match) -> Size | None:
     """Rows and columns of the result, with symbols replaced by their values at capture; None if
     there are none."""
     result = value(next(iter(match.results)))
-    shape = calls.hints(result)
+    shape = hints(result)
     if shape is None:
         return None
     if match.order is not None:
         shape = [shape[dim] for dim in match.order]
     arguments = match.call.arguments
     if "inputs" in arguments:  # a stack, whose rows are those of its inputs
-        row_shape = calls.hints(value(arguments["inputs"][0])) or []
+        row_shape = hints(value(arguments["inputs"][0])) or []
     else:
         row_shape = shape
     if "normalized_shape" in arguments:
@@ -254,9 +256,9 @@ def _barrier_bytes(match: Match) -> int:
     """The bytes that are read or written only because the op is a fusion barrier."""
     ours = {match.call.node, *match.results, *match.fused_nodes, *match.mask_calls}
     inputs = {node for old in ours for node in old.all_input_nodes} - ours
-    before = [node for node in inputs if calls.is_pointwise(node)]
-    after = [user for old in match.results for user in calls.readers(old) if user not in ours]
-    fused = [user for user in after if calls.is_pointwise(user)]
+    before = [node for node in inputs if is_pointwise(node)]
+    after = [user for old in match.results for user in readers(old) if user not in ours]
+    fused = [user for user in after if is_pointwise(user)]
     # An input is read by the op; it is written only for the op if it has no other user.
     input_bytes = sum((1 + ours.issuperset(users(node))) * _bytes(node) for node in before)
     result_passes = bool(fused) * (1 + (len(fused) == len(after)))
@@ -275,7 +277,7 @@ def _expanded_bytes(match: Match) -> int:
 def _bytes(node: Node) -> int:
     """The memory of a tensor, without dimensions that are broadcast (stride 0)."""
     tensor = value(node)
-    sizes = calls.hints(tensor) if isinstance(tensor, torch.Tensor) else None
+    sizes = hints(tensor) if isinstance(tensor, torch.Tensor) else None
     if sizes is None:
         return 0
     stored = [size for size, stride in zip(sizes, tensor.stride(), strict=True) if stride != 0]

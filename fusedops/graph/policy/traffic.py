@@ -8,8 +8,10 @@ from collections.abc import Iterable
 import torch
 from torch.fx import Node
 
-from fusedops.graph.analysis.calls import hints, is_unchanged, users, value
+from fusedops.graph.analysis.nodes import users
+from fusedops.graph.analysis.products import is_unchanged
 from fusedops.graph.analysis.steps import call_of
+from fusedops.graph.analysis.values import hints, value
 from fusedops.graph.rule import Match
 
 

@@ -16,7 +16,8 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from fusedops.graph.analysis.calls import Call, constant, users, value
+from fusedops.graph.analysis.calls import Call
+from fusedops.graph.analysis.nodes import users
 from fusedops.graph.analysis.selections import filled_number, selection, without_guard
 from fusedops.graph.analysis.steps import (
     broadcasts,
@@ -32,6 +33,7 @@ from fusedops.graph.analysis.steps import (
     upstream,
     without_views,
 )
+from fusedops.graph.analysis.values import constant, value
 from fusedops.graph.readers.softmax_chain import Hidden
 
 NO_MAXIMUM = "exp without the maximum subtracted overflows where softmax does not"

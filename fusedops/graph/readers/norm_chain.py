@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from fusedops.graph.analysis.calls import Call, constant, users, value, written
+from fusedops.graph.analysis.calls import Call
+from fusedops.graph.analysis.nodes import users
 from fusedops.graph.analysis.steps import (
     call_of,
     call_used_once,
@@ -30,6 +31,8 @@ from fusedops.graph.analysis.steps import (
     upstream,
     widened,
 )
+from fusedops.graph.analysis.values import constant, value
+from fusedops.graph.analysis.writes import written
 from fusedops.graph.availability import KERNEL_DTYPES
 from fusedops.graph.readers.norm_dims import LastDims, norm_dims
 from fusedops.graph.readers.row_scale import OTHER_NORM, RowScale, as_one_per_row, read_row_scale

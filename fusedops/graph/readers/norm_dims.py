@@ -11,8 +11,8 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from fusedops.graph.analysis.calls import value
 from fusedops.graph.analysis.steps import has_shape, known_size, viewed
+from fusedops.graph.analysis.values import value
 from fusedops.graph.rule import OpCall
 
 aten = torch.ops.aten

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from fusedops.graph.analysis.calls import Call, constant, value
+from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.selections import larger_of
 from fusedops.graph.analysis.steps import (
     call_of,
@@ -30,6 +30,7 @@ from fusedops.graph.analysis.steps import (
     same_value,
     tensor_and_number,
 )
+from fusedops.graph.analysis.values import constant, value
 from fusedops.graph.readers.statistics import (
     base_of_square,
     before_views,

@@ -11,9 +11,10 @@ import torch
 from torch.fx import Node
 
 from fusedops.graph.analysis import masks, storages
-from fusedops.graph.analysis.calls import Call, constant, number, rounded, users, value
+from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.masks import Mask
 from fusedops.graph.analysis.masks.positions import Bound
+from fusedops.graph.analysis.nodes import users
 from fusedops.graph.analysis.steps import (
     broadcasts,
     call_of,
@@ -22,6 +23,7 @@ from fusedops.graph.analysis.steps import (
     same_shape,
     tensor_and_number,
 )
+from fusedops.graph.analysis.values import constant, number, rounded, value
 from fusedops.graph.availability import KERNEL_DTYPES
 from fusedops.graph.readers import intervals
 from fusedops.graph.readers.softmax_chain import Hidden, SoftmaxChain

@@ -15,8 +15,11 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fusedops.graph.analysis import storages
-from fusedops.graph.analysis.calls import Call, feeds_products, number, users, value
+from fusedops.graph.analysis.calls import Call
+from fusedops.graph.analysis.nodes import users
+from fusedops.graph.analysis.products import feeds_products
 from fusedops.graph.analysis.steps import broadcasts, call_of, only_user, same_value, upstream
+from fusedops.graph.analysis.values import number, value
 from fusedops.graph.readers.exponentials import maximum_of
 from fusedops.graph.readers.softmax_chain import SoftmaxChain, with_casts
 from fusedops.graph.rule import OpCall

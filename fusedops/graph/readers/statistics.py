@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from fusedops.graph.analysis.calls import Call, outputs, value
+from fusedops.graph.analysis.calls import Call
+from fusedops.graph.analysis.nodes import outputs
 from fusedops.graph.analysis.steps import (
     call_of,
     difference,
@@ -25,6 +26,7 @@ from fusedops.graph.analysis.steps import (
     widened,
     without_views,
 )
+from fusedops.graph.analysis.values import value
 from fusedops.graph.availability import KERNEL_DTYPES
 from fusedops.graph.rule import Match, OpCall
 

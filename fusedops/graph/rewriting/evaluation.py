@@ -7,8 +7,9 @@ from typing import Any
 from torch.fx import Node
 from torch.fx.node import map_aggregate
 
-from fusedops.graph.analysis import calls, modes
+from fusedops.graph.analysis import modes
 from fusedops.graph.analysis.calls import ModuleAttribute
+from fusedops.graph.analysis.values import fake_mode, value
 from fusedops.graph.rule import OpCall
 
 
@@ -20,7 +21,7 @@ class Evaluation:
 
     def __init__(self, site: Node) -> None:
         self._site = site
-        self._mode = calls.fake_mode(site)
+        self._mode = fake_mode(site)
         # The calls are kept, so that no other object gets their identities.
         self._run: dict[int, tuple[OpCall, Any]] = {}
 
@@ -29,7 +30,7 @@ class Evaluation:
         if isinstance(argument, ModuleAttribute):
             return self._mode.from_tensor(argument.tensor)
         if not isinstance(argument, OpCall):
-            return calls.value(argument)
+            return value(argument)
         if id(argument) not in self._run:
             args = map_aggregate(argument.args, self.value)
             with self._mode, modes.evaluating(self._site):

@@ -19,16 +19,18 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from fusedops.graph.analysis import calls, modes
-from fusedops.graph.analysis.calls import fake_mode, value
+from fusedops.graph.analysis import modes
+from fusedops.graph.analysis.calls import expansion
+from fusedops.graph.analysis.nodes import annotate, outputs, walk
+from fusedops.graph.analysis.values import fake_mode, value
 from fusedops.graph.policy import decision
 
 
 def expand(graph: Graph) -> None:
     """Decomposes, in place, every opaque call of `graph` that is worth decomposing, except those
     inside a `torch.func` transform."""
-    for node, transformed in calls.walk(graph):
-        decomposition = calls.expansion(node, _EXPANSIONS)
+    for node, transformed in walk(graph):
+        decomposition = expansion(node, _EXPANSIONS)
         if decomposition is None or transformed:
             continue
         if decomposition is not _encoder_layer or not decision.leaves_encoder_layer(value(node)):
@@ -69,7 +71,7 @@ def _inline(node: Node, traced: Graph, inputs: list[Node]) -> None:
                 copies[old] = node.graph.node_copy(old, copies.__getitem__)
                 # The trace has its own fake mode, whose tensors must not mix with the graph's.
                 args, kwargs = map_arg((copies[old].args, copies[old].kwargs), value)
-                calls.annotate(copies[old], old.target(*args, **kwargs), like=node)
+                annotate(copies[old], old.target(*args, **kwargs), like=node)
     _replace(node, pytree.tree_map_only(Node, copies.__getitem__, results))
 
 
@@ -83,7 +85,7 @@ def _agree(eager: Any, ours: Any) -> bool:
 def _replace(node: Node, results: Any) -> None:
     if isinstance(results, Node):
         _replace_uses(node, results)
-    for item, index in (calls.outputs(node) or {}).items():
+    for item, index in (outputs(node) or {}).items():
         if isinstance(results[index], Node):
             _replace_uses(item, results[index])
             item.graph.erase_node(item)
@@ -93,7 +95,7 @@ def _replace(node: Node, results: Any) -> None:
 
 def _replace_uses(old: Node, new: Node) -> None:
     """Replaces `old` by `new`, and gives it the value of `old`, whose storage views of it share."""
-    calls.annotate(new, value(old), like=old)
+    annotate(new, value(old), like=old)
     old.replace_all_uses_with(new)
 
 

@@ -24,7 +24,7 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from fusedops.graph.analysis.calls import hints, value
+from fusedops.graph.analysis.values import hints, value
 from fusedops.graph.rewriting.evaluation import Evaluation
 from fusedops.graph.rule import Match, OpCall, schema_of
 

@@ -19,7 +19,7 @@ from torch._guards import CompileContext
 from torch.fx import Node
 
 from fusedops.graph.analysis.aliases import CROSS_ENTROPY, SDPA
-from fusedops.graph.analysis.calls import value
+from fusedops.graph.analysis.values import value
 from fusedops.graph.policy.decision import BECOMES_SDPA, NEVER_MATERIALISED, Figures, Verdict
 from fusedops.graph.policy.traffic import bytes_saved
 from fusedops.graph.rewriting.report_text import as_text, summary

@@ -21,8 +21,11 @@ from torch.fx.node import map_aggregate
 
 from fusedops import config
 from fusedops.graph import availability
-from fusedops.graph.analysis import calls, modes, storages
-from fusedops.graph.analysis.calls import ModuleAttribute
+from fusedops.graph.analysis import modes, storages
+from fusedops.graph.analysis.calls import ModuleAttribute, as_call
+from fusedops.graph.analysis.nodes import annotate, is_assertion, subgraphs, users, walk
+from fusedops.graph.analysis.storages import live
+from fusedops.graph.analysis.values import value
 from fusedops.graph.policy.decision import Verdict, judge
 from fusedops.graph.rewriting import checkpoints, layouts, saved_tensors
 from fusedops.graph.rewriting.evaluation import Evaluation
@@ -42,7 +45,7 @@ def rewrite_module(
     `rewrite_graph`.
     """
     report = Report()
-    for body in calls.subgraphs(graph_module):
+    for body in subgraphs(graph_module):
         report += rewrite_graph(body.graph, names, show)
         body.recompile()
     return report
@@ -79,9 +82,9 @@ def _code(graph: Graph) -> str:
 def _visit_all(graph: Graph, rules: Sequence[Rule], names: Mapping[str, str]) -> Iterator[Site]:
     """Tries the rules on all nodes except dead ones. These would otherwise become outputs of ops
     that are not dead, and give gradients of zeros where eager gives none."""
-    live = calls.live(graph)
-    for node, transformed in calls.walk(graph):
-        site = _visit(node, rules, transformed, names) if node in live else None
+    alive = live(graph)
+    for node, transformed in walk(graph):
+        site = _visit(node, rules, transformed, names) if node in alive else None
         if site is not None:
             yield site
 
@@ -91,7 +94,7 @@ def _visit(
 ) -> Site | None:
     """Tries the rules on a node in their order; returns the site, if there is one. A replacement
     that copies a result is used only if no other rule has one that does not."""
-    call = calls.as_call(node)
+    call = as_call(node)
     if call is None:
         return None
     found: _Decision | None = None
@@ -168,7 +171,7 @@ def _unsupported_inputs(arguments: Mapping[str, Any]) -> str | None:
 def _unsupported_operand(name: str, given: Any) -> str | None:
     """The reason not to use a weight, bias, mask or residual, or several."""
     for each in given if isinstance(given, (list, tuple)) else [given]:
-        tensor = calls.value(each) if isinstance(each, Node) else None
+        tensor = value(each) if isinstance(each, Node) else None
         if isinstance(tensor, torch.Tensor) and not availability.ops_take(tensor):
             return f"the {name} is a {type(tensor).__name__}, not a plain tensor"
     return None
@@ -177,7 +180,7 @@ def _unsupported_operand(name: str, given: Any) -> str | None:
 def _unsupported_input(input: Node | OpCall) -> str | None:
     if isinstance(input, OpCall):  # a view of the input
         return _unsupported_input(input.args[0])
-    tensor = calls.value(input)
+    tensor = value(input)
     if not isinstance(tensor, torch.Tensor):
         return "capture recorded no shape and dtype for the input"
     if tensor.is_nested or not availability.ops_take(tensor):
@@ -229,7 +232,7 @@ def _with_eagers_metadata(call: OpCall, match: Match, evaluation: Evaluation) ->
 def _difference(match: Match, replacement: Replacement) -> str | None:
     properties = ("dtype", "device", "shape", *([] if match.any_strides else ["stride"]))
     for old, result in replacement.results.items():
-        new, eager = replacement.evaluation.value(result), calls.value(old)
+        new, eager = replacement.evaluation.value(result), value(old)
         for what in properties:
             ours, theirs = _property(new, what), _property(eager, what)
             if not _same(ours, theirs):
@@ -258,7 +261,7 @@ def _replace(match: Match, replacement: Replacement) -> None:
             if old.users:
                 new = insertion.insert(replacement.results[old])
                 # The storage of the recorded value is that of the views of `old`.
-                calls.annotate(new, calls.value(old), like=old)
+                annotate(new, value(old), like=old)
                 storages.hold(new)
                 modes.inherit(new, site)
                 old.replace_all_uses_with(new)
@@ -269,7 +272,7 @@ def _replace(match: Match, replacement: Replacement) -> None:
 def _drop_assertions(node: Node) -> None:
     """Erases assertions about `node`. They are already proven, and may come before the op that
     replaces `node`."""
-    for user in [user for user in node.users if calls.is_assertion(user)]:
+    for user in [user for user in node.users if is_assertion(user)]:
         user.graph.erase_node(user)
 
 
@@ -284,7 +287,7 @@ class _Insertion:
         if id(call) not in self._inserted:
             args = map_aggregate(call.args, self._operand)
             node = self._site.graph.call_function(call.op, args, call.kwargs)
-            calls.annotate(node, self._evaluation.value(call), like=self._site)
+            annotate(node, self._evaluation.value(call), like=self._site)
             self._inserted[id(call)] = node
         return self._inserted[id(call)]
 
@@ -293,7 +296,7 @@ class _Insertion:
             return self.insert(argument)
         if isinstance(argument, ModuleAttribute):
             read = self._site.graph.get_attr(argument.target)
-            calls.annotate(read, self._evaluation.value(argument), like=self._site)
+            annotate(read, self._evaluation.value(argument), like=self._site)
             return read
         return argument
 
@@ -301,7 +304,7 @@ class _Insertion:
 def _erase_masks(match: Match) -> None:
     """Erases the calls that compute masks for no one any more, from the last to the first."""
     for node in sorted(match.mask_calls, reverse=True):
-        if not calls.users(node):
+        if not users(node):
             for dead in (*node.users, node):
                 dead.graph.erase_node(dead)
 
@@ -316,10 +319,10 @@ def _erase(match: Match) -> None:
     for old in replaced:
         old.graph.erase_node(old)
     for old in reversed(match.fused_nodes):
-        if old not in replaced and not calls.users(old):
+        if old not in replaced and not users(old):
             for node in (*old.users, old):
                 node.graph.erase_node(node)
     for node in inputs:
-        scalar = isinstance(calls.value(node), (torch.SymFloat, float))
+        scalar = isinstance(value(node), (torch.SymFloat, float))
         if scalar and not node._erased and not node.users and node.op != "placeholder":
             node.graph.erase_node(node)

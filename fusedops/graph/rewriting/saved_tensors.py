@@ -23,7 +23,9 @@ import torch
 from torch.fx import Node
 from torch.fx.node import map_aggregate
 
-from fusedops.graph.analysis import calls, modes, storages
+from fusedops.graph.analysis import modes, storages
+from fusedops.graph.analysis.calls import as_call
+from fusedops.graph.analysis.values import value
 from fusedops.graph.rewriting import layouts
 from fusedops.graph.rewriting.layouts import Replacement
 from fusedops.graph.rule import Match, OpCall, schema_of
@@ -103,7 +105,7 @@ def with_cloned_results(found: Replacement, match: Match, is_unsavable: IsUnsava
 def _saves(old: Node, index: int | None, is_unsavable: IsUnsavable) -> bool:
     """Whether the op saves the output that replaces `old`, and must not. The first of several
     outputs is never saved."""
-    call = calls.as_call(old)
+    call = as_call(old)
     if index == 0 or (call is not None and call.kind in _SAVE_THEIR_RESULT):
         return False
     return is_unsavable(old) or (index is None and _may_be_written_outside(old))
@@ -111,7 +113,7 @@ def _saves(old: Node, index: int | None, is_unsavable: IsUnsavable) -> bool:
 
 def _may_be_written_outside(node: Node) -> bool:
     """Whether the graph returns the tensor to its caller, and it requires grad."""
-    return calls.value(node).requires_grad and storages.is_returned(node)
+    return value(node).requires_grad and storages.is_returned(node)
 
 
 def _clone(argument: Node | OpCall) -> OpCall:

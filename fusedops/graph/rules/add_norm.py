@@ -20,8 +20,10 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from fusedops.graph.analysis.calls import Call, users, value
+from fusedops.graph.analysis.calls import Call
+from fusedops.graph.analysis.nodes import users
 from fusedops.graph.analysis.steps import call_of, is_widening, same_shape
+from fusedops.graph.analysis.values import value
 from fusedops.graph.availability import KERNEL_DTYPES
 from fusedops.graph.readers.dropout import drawn_seed, draws_own_numbers
 from fusedops.graph.rule import Match, OpCall, Rule, op_of

@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-from fusedops.graph.analysis.calls import Call, value
+from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.steps import known_size
+from fusedops.graph.analysis.values import value
 from fusedops.graph.readers.statistics import refuse_norm_decomposed
 from fusedops.graph.rule import Match, OpCall, Rule, op_of
 

@@ -22,8 +22,9 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_and
 
-from fusedops.graph.analysis.calls import Call, value
+from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.steps import only_user
+from fusedops.graph.analysis.values import value
 from fusedops.graph.availability import KERNEL_DTYPES
 from fusedops.graph.readers import intervals
 from fusedops.graph.readers.dropout import drawn_seed, draws_own_numbers

@@ -15,8 +15,9 @@ from typing import Any
 
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from fusedops.graph.analysis.calls import Call, value
+from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.steps import call_of, only_user, permutation
+from fusedops.graph.analysis.values import value
 from fusedops.graph.rule import Match, OpCall, Rule, op_of
 
 #: For each op the arguments that the spatial op has too, after the dimension.

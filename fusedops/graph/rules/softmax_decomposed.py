@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from fusedops.graph.analysis.calls import Call, value
+from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.steps import (
     call_of,
     difference,
@@ -36,6 +36,7 @@ from fusedops.graph.analysis.steps import (
     same_value,
     without_views,
 )
+from fusedops.graph.analysis.values import value
 from fusedops.graph.readers.exponentials import (
     SEVERAL_DIMS,
     Decomposed,

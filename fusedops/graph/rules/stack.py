@@ -18,8 +18,10 @@ from typing import Any
 
 from torch.fx import Node
 
-from fusedops.graph.analysis.calls import Call, as_call, constant, users, value
+from fusedops.graph.analysis.calls import Call, as_call
+from fusedops.graph.analysis.nodes import users
 from fusedops.graph.analysis.steps import call_of
+from fusedops.graph.analysis.values import constant, value
 from fusedops.graph.rule import Match, OpCall, Rule, op_of
 
 

@@ -19,7 +19,7 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fusedops.graph.analysis import storages
-from fusedops.graph.analysis.calls import Call, number, rounded, value, written
+from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.masks import choices
 from fusedops.graph.analysis.masks.choices import Choice, Chosen, Number
 from fusedops.graph.analysis.masks.picks import Pick, at, indices_of, pick_of, viewed
@@ -45,7 +45,9 @@ from fusedops.graph.analysis.masks.positions import (
 )
 from fusedops.graph.analysis.modes import is_barrier
 from fusedops.graph.analysis.steps import call_of, reduced_dims, same_shape, upstream
+from fusedops.graph.analysis.values import number, rounded, value
 from fusedops.graph.analysis.views import Axes, axes_of
+from fusedops.graph.analysis.writes import written
 
 #: A mask is read if at most this many calls build it.
 _MAX_CALLS = 96

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from fusedops.graph.analysis.calls import Call, value
+from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.masks.positions import Affine, Places, without_short_dims
 from fusedops.graph.analysis.steps import call_of
+from fusedops.graph.analysis.values import value
 from fusedops.graph.analysis.views import Axes, axes_of
 
 #: What is known of an argument as an affine number, or None.

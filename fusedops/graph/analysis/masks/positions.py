@@ -17,7 +17,7 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from fusedops.graph.analysis.calls import value
+from fusedops.graph.analysis.values import value
 
 ROWS, COLUMNS = -2, -1
 

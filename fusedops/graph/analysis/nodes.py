@@ -1,0 +1,94 @@
+"""The nodes of a graph, whatever they compute: their users, and the graphs inside of graphs."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import Graph, GraphModule, Node
+
+aten = torch.ops.aten
+
+
+def packet(node: Node) -> Any:
+    """The target of a node, without the overload."""
+    return getattr(node.target, "overloadpacket", node.target)
+
+
+OPS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+
+
+def submodule(node: Node) -> nn.Module:
+    """The module that a `call_module` node calls."""
+    root = node.graph.owning_module
+    assert root is not None  # the graph is a GraphModule's
+    return root.get_submodule(str(node.target))
+
+
+def users(node: Node) -> list[Node]:
+    """The users of a node, without those that export leaves behind: assertions about its dtype, and
+    unused outputs."""
+    return [user for user in node.users if not is_assertion(user) and not _is_unread(user)]
+
+
+def _is_unread(node: Node) -> bool:
+    return node.target is operator.getitem and not node.users
+
+
+def is_assertion(node: Node) -> bool:
+    return node.target is aten._assert_tensor_metadata.default
+
+
+def outputs(node: Node) -> dict[Node, int] | None:
+    """The `getitem` users of a multi-output call by index; None if the tuple is used as a whole, or
+    is sliced, which symbolic_trace records."""
+    if any(user.target is not operator.getitem for user in node.users):
+        return None
+    given = {user: user.args[1] for user in node.users}
+    indices = {user: i for user, i in given.items() if type(i) is int and i >= 0}
+    return indices if len(indices) == len(given) else None
+
+
+def walk(graph: Graph) -> Iterator[tuple[Node, bool]]:
+    """The current nodes, and whether each is inside a `torch.func` transform, where the recorded
+    values are wrappers. The caller may erase nodes; erased ones are skipped."""
+    depth = 0
+    for node in list(graph.nodes):
+        if not node._erased:
+            depth += _transform_depth_change(node)
+            yield node, depth > 0
+
+
+def _transform_depth_change(node: Node) -> int:
+    """+1 where Dynamo enters a `torch.func` transform, -1 where it leaves one, else 0."""
+    name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
+    return name.endswith("_increment_nesting") - name.endswith("_decrement_nesting")
+
+
+def subgraphs(graph_module: GraphModule) -> Iterator[GraphModule]:
+    """`graph_module` and the graph modules in it, such as bodies of checkpoint or cond."""
+    yield graph_module
+    used = {n.target for n in graph_module.graph.nodes if n.op in ("get_attr", "call_module")}
+    for name, child in graph_module.named_children():
+        if name in used and isinstance(child, GraphModule):
+            yield from subgraphs(child)
+
+
+_PROVENANCE = (
+    "stack_trace",
+    "nn_module_stack",
+    "source_fn_stack",
+    "from_node",
+    "torch_fn",
+    "custom",
+)
+
+
+def annotate(node: Node, result: Any, like: Node) -> None:
+    """Sets a new node's metadata: `result` under the keys that `like` uses, and the origin of
+    `like`."""
+    node.meta = {key: like.meta[key] for key in _PROVENANCE if key in like.meta}
+    node.meta |= {key: result for key in ("val", "example_value") if key in like.meta}

@@ -1,0 +1,113 @@
+"""The values that capture recorded for nodes, and the numbers that are known of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, get_plain_tensors
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import free_symbols
+from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
+from torch.utils._sympy.symbol import SymT, symbol_is_type
+
+from fusedops.graph.analysis.nodes import packet
+from fusedops.graph.analysis.writes import written
+
+aten = torch.ops.aten
+
+
+def value(argument: Any) -> Any:
+    """The value that capture recorded for a node (a fake tensor, a symbol, ...), or None.
+
+    An argument that is not a node is returned unchanged.
+    """
+    if not isinstance(argument, Node):
+        return argument
+    return argument.meta.get("val", argument.meta.get("example_value"))
+
+
+def hints(tensor: torch.Tensor) -> list[int] | None:
+    """A tensor's sizes, with symbols replaced by their values at capture; None if one has none."""
+    sizes = [n.node.hint if isinstance(n, torch.SymInt) else n for n in tensor.shape]
+    return None if None in sizes else sizes
+
+
+def fake_mode(node: Node) -> FakeTensorMode:
+    """The fake mode of the inputs of `node`. Dynamo's tracing context has a new one by the time
+    passes run."""
+    values = (value(argument) for argument in node.all_input_nodes)
+    plain = (tensor for known in values for tensor in _plain_tensors(known))
+    return next(known.fake_mode for known in plain if isinstance(known, FakeTensor))
+
+
+def _plain_tensors(known: Any) -> list[Any]:
+    """The tensors in one of a subclass, as DTensor; any other value is alone."""
+    if not is_traceable_wrapper_subclass(known):
+        return [known]
+    tensors: list[Any] = []
+    get_plain_tensors(known, out=tensors)
+    return tensors
+
+
+def constant(argument: Any) -> int | float | None:
+    """`argument` as a Python number, or None.
+
+    With dynamic=True module attributes such as eps are graph inputs. Reading one here adds a guard
+    that makes it a constant of the compiled graph. Symbols that depend on a size are not read,
+    because the graph would be compiled again for every length.
+    """
+    known = value(argument)
+    if not is_readable(known):
+        return None
+    if isinstance(known, torch.SymInt):
+        return int(known)
+    if isinstance(known, torch.SymFloat):
+        return float(known)
+    return known if isinstance(known, (int, float)) else None
+
+
+def is_readable(known: Any) -> bool:
+    """Whether a value is a Python number, or a symbol for one that does not depend on a size."""
+    if isinstance(known, (torch.SymInt, torch.SymFloat)):
+        return all(symbol_is_type(symbol, _NUMBERS) for symbol in free_symbols(known))
+    return isinstance(known, (int, float))
+
+
+_NUMBERS = (SymT.FLOAT, SymT.UNBACKED_FLOAT)
+
+
+def rounded(number: float, dtype: torch.dtype) -> int | float:
+    """`number` rounded to `dtype`; infinite if it is out of range."""
+    with _disable_current_modes():
+        return torch.tensor(number, dtype=torch.float64).to(dtype).item()
+
+
+def number(argument: Any) -> int | float | None:
+    """As `constant`; also reads tensors without dimensions that the graph creates from a number."""
+    if isinstance(value(argument), torch.Tensor):
+        return _tensor_number(argument) if isinstance(argument, Node) else None
+    return constant(argument)
+
+
+_TENSOR_OF_NUMBER = {torch.tensor, torch.scalar_tensor, aten.scalar_tensor}
+
+
+_FULL = {torch.full, aten.full}
+
+
+_UNCHANGED = {aten.lift_fresh_copy, aten.lift_fresh, aten.detach, aten.detach_, aten.clone}
+
+
+def _tensor_number(node: Node) -> int | float | None:
+    tensor, target = value(node), packet(node)
+    changed = any(written(user) and packet(user) not in _UNCHANGED for user in node.users)
+    if tensor.dim() > 0 or changed:
+        return None
+    if target in _UNCHANGED:
+        return _tensor_number(node.all_input_nodes[0])
+    if target in _TENSOR_OF_NUMBER or target in _FULL:
+        given = node.args[target in _FULL] if len(node.args) > (target in _FULL) else None
+        return rounded(given, tensor.dtype) if isinstance(given, (int, float)) else None
+    known = getattr(tensor, "constant", None)  # a constant that export lifted
+    return None if known is None else known.item()

@@ -1,0 +1,86 @@
+"""Which tensors a call writes into."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from fusedops.graph.analysis import aliases
+from fusedops.graph.analysis.nodes import OPS, submodule
+
+
+def written(node: Node) -> list[Node]:
+    """The arguments that a call writes into."""
+    if not node.op.startswith("call"):
+        return []
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return node.all_input_nodes if _writes_inside(node) else []
+    if isinstance(node.target, OPS):
+        given = _written_by_schema(node, node.target)
+    else:
+        first = node.args[:1] if _is_in_place(node) else ()
+        given = [*first, node.kwargs.get("out")]
+    lists = (g if isinstance(g, (list, tuple)) else (g,) for g in given)
+    nodes = (argument for arguments in lists for argument in arguments)
+    return list(dict.fromkeys(node for node in nodes if isinstance(node, Node)))
+
+
+def _writes_inside(node: Node) -> bool:
+    """Whether the body of a higher-order op writes into anything, which may be an input."""
+    if node.target is torch.ops.higher_order.triton_kernel_wrapper_mutation:
+        return True
+    read = [operator.attrgetter(str(n.target)) for n in node.all_input_nodes if n.op == "get_attr"]
+    attributes = [get(node.graph.owning_module) for get in read]
+    bodies = [body for body in attributes if isinstance(body, GraphModule)]
+    return any(written(inner) for body in bodies for inner in body.graph.nodes)
+
+
+def _written_by_schema(
+    node: Node, op: torch._ops.OpOverload | torch._ops.OpOverloadPacket
+) -> list[Any]:
+    """The arguments that an op writes into. For a packet, the overload is unknown, so that all of
+    them are considered."""
+    if isinstance(op, torch._ops.OpOverloadPacket):
+        overloads = [getattr(op, name) for name in op.overloads()]
+    else:
+        overloads = [op]
+    found = []
+    for overload in overloads:
+        arguments = overload._schema.arguments
+        given = dict(zip((a.name for a in arguments), node.args, strict=False)) | node.kwargs
+        writes = [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
+        found += [given[name] for name in writes if name in given]
+    return found
+
+
+def _is_in_place(node: Node) -> bool:
+    if node.op == "call_module":
+        return bool(getattr(submodule(node), "inplace", False))
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if node.target in aliases.KEYWORDS:
+        return False
+    if name.strip("_") in aliases.IN_PLACE or (name.endswith("_") and not name.endswith("__")):
+        return True
+    return node.op == "call_function" and _has_inplace_true(node)
+
+
+def _has_inplace_true(node: Node) -> bool:
+    position = _inplace_position(node.target)
+    if position is not None and position < len(node.args):
+        return node.args[position] is True
+    return node.kwargs.get("inplace") is True
+
+
+@functools.cache
+def _inplace_position(function: Callable[..., Any]) -> int | None:
+    """The position of `inplace` in a function such as F.dropout; Dynamo passes it by position."""
+    if getattr(function, "__module__", "") != "torch.nn.functional":
+        return None
+    parameters = list(inspect.signature(function).parameters)
+    return parameters.index("inplace") if "inplace" in parameters else None
