@@ -190,6 +190,25 @@ def test_baddbmm_becomes_a_product_whose_factors_are_the_operators(call_of):
     )
 
 
+def flattened_product_behind_its_bias(x, keep, bias):
+    return (bias.flatten(0, 1) + (x @ x).flatten(0, 1) * 0.5).softmax(-1)
+
+
+def product_behind_what_is_made_of_one(x, keep, bias):
+    return ((bias @ bias).relu() + (x @ x) * 0.5).softmax(-1)
+
+
+PRODUCTS = {
+    flattened_product_behind_its_bias: "flatten(matmul(x, x), 0, 1), mask=flatten(bias, 0, 1)",
+    product_behind_what_is_made_of_one: "matmul(x, x), mask=relu(matmul(bias, bias))",
+}
+
+
+@each_of(PRODUCTS)
+def test_of_two_addends_the_matrix_product_is_the_scores(call_of, form):
+    assert call_of(form) == f"masked_softmax({PRODUCTS[form]}, scale=0.5, mask_value=-inf)"
+
+
 def test_a_dropout_that_does_nothing_stays_behind_the_operator(rewrite_dynamo):
     rewritten = rewrite_dynamo(dropped_out_in_inference, *draw())
     assert rewritten.calls == ["masked_softmax(x, mask=bias, scale=0.5, mask_value=-inf)"]

@@ -240,6 +240,9 @@ def test_without_a_table_small_tensors_are_left(no_table, rewrite_dynamo):
     assert "Inductor fuses it with its neighbours" in fused.reasons[0]
 
 
+BECOMES_SDPA = "Inductor runs attention without a mask as scaled_dot_product_attention"
+
+
 def _attention(mask):
     def model(q):
         scores = q @ q.transpose(-2, -1) * 0.125
@@ -251,11 +254,35 @@ def _attention(mask):
 def test_attention_without_a_mask_is_left_to_inductors_sdpa(no_table, rewrite_dynamo):
     q = torch.randn(2, 4, 128, 64)
     plain = rewrite_dynamo(_attention(None), q)
-    assert plain.reasons[-1] == (
-        "Inductor runs attention without a mask as scaled_dot_product_attention"
-    )
+    assert plain.reasons[-1] == BECOMES_SDPA
     masked = rewrite_dynamo(_attention(torch.zeros(128, 128)), q)
     assert masked.replaced == {"masked_softmax": 1}
+
+
+#: What stands between the scores and the softmax, and whether Inductor's pass knows it.
+SCORES = {
+    "a product by torch.multiply": (lambda s: torch.multiply(s, 0.125), True),
+    "a number divided by them": (lambda s: 2 / s, False),
+    "their squares": (lambda s: s * s, False),
+}
+
+
+@pytest.mark.parametrize(("of_product", "is_scaled"), SCORES.values(), ids=SCORES)
+def test_only_scores_scaled_by_a_number_become_sdpa(
+    of_product, is_scaled, no_table, rewrite_dynamo
+):
+    q = torch.randn(2, 4, 128, 64)
+    rewritten = rewrite_dynamo(lambda q: of_product(q @ q.mT).softmax(-1) @ q, q)
+    assert (rewritten.reasons == [BECOMES_SDPA]) == is_scaled
+
+
+def test_an_input_that_is_named_as_a_product_is_none(no_table, entries):
+    def model(matmul, values):
+        return matmul.softmax(-1) @ values
+
+    for entry in ("export", "symbolic_trace"):
+        rewritten = entries[entry](model, torch.randn(512, 512), torch.randn(512, 8))
+        assert rewritten.replaced == {"softmax": 1}
 
 
 @pytest.mark.parametrize(("tokens", "sites"), [(16, {}), (2048, {"add_layer_norm": 2})])

@@ -270,29 +270,6 @@ LEAVES: dict[Any, tuple[str, str]] = {
 }
 
 
-#: Names of elementwise calls, which Inductor fuses with their neighbours. In all sets of names the
-#: suffix of in-place calls is omitted.
-POINTWISE = set(
-    "add sub mul div truediv neg pow square sqrt rsqrt reciprocal exp log sin cos tanh sigmoid erf "
-    "relu relu6 gelu silu elu leaky_relu softplus mish hardtanh hardswish hardsigmoid celu selu "
-    "abs clamp clip where masked_fill dropout to type type_as float half bfloat16 double iadd isub "
-    "imul itruediv maximum minimum eq ne lt le gt ge logical_not logical_and sigmoid_ addcmul lerp "
-    "_to_copy native_dropout quickgeluactivation newgeluactivation".split()
-)
-#: Names of calls that change only shapes and strides.
-VIEWS = set(
-    "view reshape unsqueeze squeeze transpose permute expand flatten unflatten t swapaxes "
-    "contiguous view_as expand_as".split()
-)
-PRODUCTS = {"matmul", "bmm", "einsum"}
-SCALING = {"mul", "imul", "div", "truediv", "itruediv"}
-#: Names of gathers and reductions.
-REDUCTIONS = set(
-    "gather take_along_dim nll_loss nll_loss_nd kl_div sum mean amax amin max min argmax argmin "
-    "norm logsumexp prod topk multinomial".split()
-)
-
-
 def leaf(target: Any, kwargs: dict[str, Any]) -> tuple[str, str]:
     """The name of an opaque call, and why it is not replaced."""
     name, reason = LEAVES[target]

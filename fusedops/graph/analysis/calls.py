@@ -56,24 +56,50 @@ def as_call(node: Node) -> Call | None:
     """`node` in normal form, or None if no rule refers to such a call."""
     if node.op == "call_module":
         return _module_call(node)
-    if node.op == "call_method":
-        if node.target in aliases.CASTS:
-            return _cast_call(node)
-        spelling = aliases.METHODS.get(str(node.target))
-        return _operator_call(node, *spelling) if spelling else None
-    if node.op != "call_function":
+    if not node.op.startswith("call"):
         return None
     if node.target is getattr:
         return _attribute_call(node)
-    target = packet(node)
-    if target in aliases.LEAVES:
-        return _leaf(node, *aliases.leaf(target, node.kwargs))
-    if target in aliases.ATEN_CASTS:
+    if packet(node) in aliases.LEAVES:
+        return _leaf(node, *aliases.leaf(packet(node), node.kwargs))
+    if _is_cast(node):
         return _cast_call(node)
+    alias = _alias(node)
+    return _operator_call(node, *alias) if alias else None
+
+
+def kind_of(node: Node) -> str:
+    """What a call computes, in one word for all aliases: the kind of its normal form, or the name
+    of a function that no rule refers to. "" for a node that is no call. Nothing is read that would
+    add a guard, unlike the arguments of `as_call`."""
+    if not node.op.startswith("call"):
+        return ""
+    if node.op == "call_module":
+        module = type(submodule(node))
+        return aliases.MODULES.get(module, module.__name__.lower())
+    if _is_cast(node) and _cast_call(node):
+        return "cast"
+    if (alias := _alias(node)) is not None:
+        return alias[0]
+    target = packet(node)
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    return name.rstrip("_")
+
+
+def _alias(node: Node) -> tuple[str, tuple[str, ...]] | None:
+    """The kind of a call and its parameters; None if no rule refers to its target."""
+    if node.op == "call_method":
+        return aliases.METHODS.get(str(node.target))
+    target = packet(node)
     if target in aliases.ATEN and isinstance(node.target, OPS):
-        parameters = tuple(aliases.parameters_of(node.target))
-        return _operator_call(node, aliases.ATEN[target], parameters)
-    return _operator_call(node, *aliases.FUNCTIONS[target]) if target in aliases.FUNCTIONS else None
+        return aliases.ATEN[target], tuple(aliases.parameters_of(node.target))
+    return aliases.FUNCTIONS.get(target)
+
+
+def _is_cast(node: Node) -> bool:
+    if node.op == "call_method":
+        return node.target in aliases.CASTS
+    return packet(node) in aliases.ATEN_CASTS
 
 
 def _attribute_call(node: Node) -> Call | None:

@@ -2,55 +2,50 @@
 
 from __future__ import annotations
 
-import torch
+from typing import Any
+
 from torch.fx import Node
 
-from fusedops.graph.analysis import aliases
-from fusedops.graph.analysis.calls import as_call
-from fusedops.graph.analysis.nodes import packet, submodule
+from fusedops.graph.analysis.calls import as_call, kind_of
+from fusedops.graph.analysis.steps import call_of, is_number, tensor_and_number
 from fusedops.graph.analysis.values import value
+
+#: The kinds of calls that change only shapes and strides.
+VIEWS = {"reshape", "same", "unsqueeze", "squeeze", "transpose", "permute", "movedim", "expand"}
+VIEWS |= {"flatten", "unflatten", "t", "view_as"}
 
 
 def is_unchanged(node: Node) -> bool:
     """Whether a call's result has the same elements as its input: a view, an inactive dropout, or a
     cast to the same dtype."""
-    name = name_of(node)
-    if name == "dropout":
-        given = call.arguments if (call := as_call(node)) else {}
-        return given.get("train") is False or given.get("p") == 0
-    if name in aliases.CASTS and node.op.startswith("call"):
-        tensors = (value(node), value(node.all_input_nodes[0]))
-        return all(isinstance(t, torch.Tensor) for t in tensors) and (
-            tensors[0].dtype == tensors[1].dtype
-        )
-    return name in aliases.VIEWS
+    kind = kind_of(node)
+    if kind == "dropout":
+        call = as_call(node)
+        return call is not None and (call.arguments["train"] is False or call.arguments["p"] == 0)
+    if kind == "cast":
+        return bool(value(node).dtype == value(node.all_input_nodes[0]).dtype)
+    return kind in VIEWS
 
 
-def is_product(node: Node) -> bool:
+def is_product(node: Any) -> bool:
     """Whether a node is a matrix product, possibly cast, viewed or scaled by a number."""
-    name = name_of(node)
-    if name in aliases.VIEWS | aliases.CASTS and node.all_input_nodes:
+    if not isinstance(node, Node):
+        return False
+    kind, call = kind_of(node), call_of(node)
+    if kind in VIEWS or kind == "cast":
         return is_product(node.all_input_nodes[0])
-    if name in aliases.SCALING and len(node.all_input_nodes) == 1:
-        return is_product(node.all_input_nodes[0])
-    return name in aliases.PRODUCTS
+    if call is not None and kind in ("mul", "div"):
+        tensor, factor = tensor_and_number(call)
+        is_quotient_of_number = kind == "div" and tensor is not call.arguments["input"]
+        return is_number(factor) and not is_quotient_of_number and is_product(tensor)
+    return kind == "matmul"
 
 
 def feeds_products(node: Node) -> bool:
     """Whether a node is used only by matrix products, directly or through views, casts and
     dropout."""
-    passes = aliases.VIEWS | aliases.CASTS | {"dropout"}
+    passed = VIEWS | {"cast", "dropout"}
     return bool(node.users) and all(
-        name_of(user) in aliases.PRODUCTS or (name_of(user) in passes and feeds_products(user))
+        kind_of(user) == "matmul" or (kind_of(user) in passed and feeds_products(user))
         for user in node.users
     )
-
-
-def name_of(node: Node) -> str:
-    """The name of a call in torch IR or ATen, without the suffix of in-place calls; for a module
-    its type."""
-    if node.op == "call_module":
-        return type(submodule(node)).__name__.lower()
-    target = packet(node)
-    name = target if isinstance(target, str) else getattr(target, "__name__", "")
-    return name.rstrip("_")

@@ -17,9 +17,8 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 
-from fusedops.graph.analysis.calls import as_call
+from fusedops.graph.analysis.calls import as_call, kind_of
 from fusedops.graph.analysis.nodes import users
-from fusedops.graph.analysis.products import name_of
 from fusedops.graph.analysis.values import value
 from fusedops.graph.analysis.writes import written
 
@@ -71,9 +70,7 @@ def _eager_storage(graph: Graph) -> dict[Memory, Memory]:
 def _returns_its_input(node: Node) -> bool:
     """Whether a call may return its input itself although the fake tensors have separate memory: an
     inactive dropout."""
-    if name_of(node) != "dropout" or not node.op.startswith("call"):
-        return False
-    call = as_call(node)
+    call = as_call(node) if kind_of(node) == "dropout" else None
     return call is not None and not (call.arguments["train"] is True and call.arguments["p"])
 
 

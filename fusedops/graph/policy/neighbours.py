@@ -4,9 +4,22 @@ from __future__ import annotations
 
 from torch.fx import Node
 
-from fusedops.graph.analysis import aliases
+from fusedops.graph.analysis.calls import kind_of
 from fusedops.graph.analysis.nodes import users
-from fusedops.graph.analysis.products import is_unchanged, name_of
+from fusedops.graph.analysis.products import VIEWS, is_unchanged
+
+#: The kinds of elementwise calls, which Inductor fuses with their neighbours.
+_POINTWISE = set(
+    "add sub mul div neg pow square sqrt rsqrt reciprocal exp log sin cos tanh sigmoid erf relu "
+    "relu6 gelu silu elu leaky_relu softplus mish hardtanh hardswish hardsigmoid celu selu abs "
+    "clamp where masked_fill dropout cast maximum minimum eq ne lt le gt ge not addcmul lerp "
+    "native_dropout quickgeluactivation newgeluactivation".split()
+)
+#: The kinds of gathers and reductions.
+_REDUCTIONS = set(
+    "gather take_along_dim nll_loss nll_loss_nd kl_div sum mean amax amin max min argmax argmin "
+    "norm linalg_norm logsumexp prod topk multinomial".split()
+)
 
 
 def is_pointwise(node: Node) -> bool:
@@ -14,7 +27,7 @@ def is_pointwise(node: Node) -> bool:
     neighbours."""
     if is_unchanged(node) and node.all_input_nodes:
         return is_pointwise(node.all_input_nodes[0])
-    return node.op.startswith("call") and name_of(node) in aliases.POINTWISE
+    return kind_of(node) in _POINTWISE
 
 
 def readers(node: Node) -> list[Node]:
@@ -27,10 +40,10 @@ def readers(node: Node) -> list[Node]:
 def ends_in_reduction(node: Node, steps: int = 8) -> bool:
     """Whether a node is a gather or reduction, or is used only by such calls, directly or through
     pointwise ones."""
-    name = name_of(node)
-    if name in aliases.REDUCTIONS:
+    kind = kind_of(node)
+    if kind in _REDUCTIONS:
         return True
-    through = name in aliases.POINTWISE or name in aliases.VIEWS
+    through = kind in _POINTWISE or kind in VIEWS
     return bool(steps and through and node.users) and all(
         ends_in_reduction(user, steps - 1) for user in node.users
     )

@@ -15,6 +15,7 @@ from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.masks import Mask
 from fusedops.graph.analysis.masks.positions import Bound
 from fusedops.graph.analysis.nodes import users
+from fusedops.graph.analysis.products import is_product
 from fusedops.graph.analysis.steps import (
     broadcasts,
     call_of,
@@ -147,9 +148,9 @@ def _through_add(scores: Scores, call: Call) -> Scores | None:
     if not pairs:
         return None
 
-    # If both have the full shape, the one that is a matrix product is the scores.
+    # If both have the full shape, the one that is made of a matrix product is the scores.
     def preference(pair: tuple[Node, Node]) -> tuple[bool, bool]:
-        return same_shape(pair[1], pair[0]), not _is_product(pair[0])
+        return same_shape(pair[1], pair[0]), not _has_product(pair[0])
 
     input, addend = min(pairs, key=preference)
     mask = masks.read_added(addend, call.node)
@@ -190,14 +191,12 @@ def _is_addend(addend: Any, input: Any) -> bool:
     return nodes and broadcasts(addend, input) and value(addend).dtype in KERNEL_DTYPES
 
 
-def _is_product(node: Node, steps: int = 6) -> bool:
-    """Whether a node is a matrix product, possibly scaled, cast or reshaped."""
+def _has_product(node: Node, steps: int = 6) -> bool:
+    """Whether a node is a matrix product, before the calls that are read as part of scores."""
     call = call_of(node)
-    if call is None or steps == 0 or call.kind == "matmul":
-        return call is not None and call.kind == "matmul"
-    return isinstance(call.arguments.get("input"), Node) and _is_product(
-        call.arguments["input"], steps - 1
-    )
+    inner = call.arguments.get("input") if call and call.kind in _STEPS else None
+    further = isinstance(inner, Node) and steps > 0 and _has_product(inner, steps - 1)
+    return is_product(node) or further
 
 
 def _added(scores: Scores, input: Node, addend: Operand) -> Scores | None:
