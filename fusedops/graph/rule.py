@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -67,21 +66,21 @@ def op_of(match: Match) -> OpCall:
 
 class Rule(ABC):
     """One rewrite. Finding a site, refusing it and emitting the replacement are separate methods,
-    so that the rewriter and the policy can refuse a site in between."""
+    so that the rewriter and the policy can refuse a site in between.
 
-    @property
-    def name(self) -> str:
-        """The rule's name in settings and reports: "softmax_decomposed" for `SoftmaxDecomposed`."""
-        return re.sub(r"(?<!^)(?=[A-Z])", "_", type(self).__name__).lower()
+    name: the rule's name in settings and reports.
+    """
+
+    name: str
 
     @abstractmethod
     def match(self, call: Call) -> Match | None:
         """The site that is found from `call`, or None if the rule does not apply."""
 
-    @abstractmethod
-    def guard(self, match: Match) -> str | None:
+    def refusal(self, match: Match) -> str | None:
         """Why this rule must not replace the site, or None."""
+        return None
 
-    @abstractmethod
     def emit(self, match: Match) -> Iterator[OpCall]:
         """Replacements in order of preference; the first with eager's metadata is used."""
+        yield op_of(match)

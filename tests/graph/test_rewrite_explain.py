@@ -10,9 +10,9 @@ from torch import nn
 from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
 
 import fusedops
-from fusedops.graph.readers.softmax_chain import Softmax
 from fusedops.graph.rewriting.evaluation import Evaluation
 from fusedops.graph.rewriting.report import Site
+from fusedops.graph.rules.softmax import Softmax
 
 
 class _Attention(nn.Module):

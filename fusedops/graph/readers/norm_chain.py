@@ -36,7 +36,7 @@ from fusedops.graph.analysis.writes import written
 from fusedops.graph.availability import KERNEL_DTYPES
 from fusedops.graph.readers.norm_dims import LastDims, norm_dims
 from fusedops.graph.readers.row_scale import OTHER_NORM, RowScale, as_one_per_row, read_row_scale
-from fusedops.graph.readers.statistics import UNKNOWN_ROW, centred
+from fusedops.graph.readers.statistics import centred
 from fusedops.graph.rule import OpCall
 
 aten = torch.ops.aten
@@ -49,6 +49,7 @@ _PLAIN = ("rms_norm", "l2_norm")
 #: Factors that differ from 1 by the rounding of Python's arithmetic alone are left out.
 _ROUNDING = 4 * torch.finfo(torch.float64).eps
 
+UNKNOWN_ROW = "the length of its rows is not known at compile time"
 SINGLE = "its rows have too few elements for an unbiased variance"
 NOT_CENTRED = "it is divided by its deviation, but its mean is not subtracted, which no op does"
 EPS_OUTSIDE = "eps is added to the root of its mean square, which no op does"

@@ -1,14 +1,7 @@
-"""softmax and log_softmax over any dim, with the casts around them.
-
-before    y = torch.softmax(x.float(), dim).to(x.dtype)
-          y = torch.softmax(x, dim, dtype=dtype)
-          y = torch.exp(torch.log_softmax(x, dim))
-after     y = torch.ops.fusedops.softmax(x, dim, dtype)
-"""
+"""Reads a softmax or log_softmax, with the casts and the `exp` that belong to it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,9 +12,7 @@ from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.steps import only_user, widened
 from fusedops.graph.analysis.values import value
 from fusedops.graph.availability import KERNEL_DTYPES
-from fusedops.graph.rule import Match, OpCall, Rule
 
-NOT_MASKED = "only masked_softmax has sinks and masks, over the last dimension"
 ZEROES = "gives zeros, not NaN, where a whole row is -inf, which an op does only for masks"
 
 
@@ -70,20 +61,6 @@ class SoftmaxChain:
         return self.nodes[-1]
 
 
-class Softmax(Rule):
-    """A call of softmax or log_softmax, with its casts."""
-
-    def match(self, call: Call) -> Match | None:
-        chain = read_softmax(call)
-        return None if chain is None else match_softmax(chain, call.obstacle)
-
-    def guard(self, match: Match) -> str | None:
-        return refuse_softmax(match)
-
-    def emit(self, match: Match) -> Iterator[OpCall]:
-        return emit_softmax(match)
-
-
 def read_softmax(call: Call) -> SoftmaxChain | None:
     """The softmax that `call` computes, with its casts, and with the `exp` of a log_softmax; None
     if `call` computes something else."""
@@ -117,35 +94,3 @@ def with_casts(chain: SoftmaxChain) -> SoftmaxChain:
     if cast is not None and cast.arguments["dtype"] == value(chain.input).dtype and not narrows:
         chain = replace(chain, dtype=None, nodes=(*chain.nodes, cast.node))
     return chain
-
-
-def match_softmax(chain: SoftmaxChain, obstacle: str | None = None) -> Match:
-    """The site of a chain, which stays where only masked_softmax computes it."""
-    arguments = {"input": chain.input, "dim": chain.dim, "dtype": chain.dtype}
-    if chain.needs_masks:
-        obstacle = obstacle or (ZEROES if chain.zeroes_hidden_rows else NOT_MASKED)
-    site = Call(chain.op, chain.op, chain.last, arguments, obstacle)
-    fused_nodes = chain.nodes if len(chain.nodes) > 1 else ()
-    return Match(site, chain.op, {chain.last: None}, fused_nodes)
-
-
-def refuse_softmax(match: Match) -> str | None:
-    """Why a softmax must not be replaced, or None."""
-    arguments = match.call.arguments
-    if not isinstance(arguments["dim"], int):
-        return "dim is not a number known at compile time"
-    given = value(arguments["input"]).dtype
-    computed = arguments["dtype"] or given
-    if computed not in KERNEL_DTYPES:
-        return f"unsupported dtype {computed}"
-    integer = not (given.is_floating_point or given.is_complex)
-    return None if integer or given in KERNEL_DTYPES else f"unsupported dtype {given}"
-
-
-def emit_softmax(match: Match) -> Iterator[OpCall]:
-    """The op with the site's arguments; then with the dtype of eager's result."""
-    op = getattr(torch.ops.fusedops, match.op).default
-    arguments = match.call.arguments
-    yield OpCall(op, (arguments["input"], arguments["dim"], arguments["dtype"]))
-    # On some devices autocast runs softmax in float32; with this dtype the op does the same.
-    yield OpCall(op, (arguments["input"], arguments["dim"], value(match.call.node).dtype))

@@ -1,100 +1,27 @@
-"""Helpers shared by the rules for layer_norm and rms_norm."""
+"""Reads means, squares and deviations of rows that several calls compute."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
-import torch
 from torch.fx import Node
 
 from fusedops.graph.analysis.calls import Call
-from fusedops.graph.analysis.nodes import outputs
 from fusedops.graph.analysis.steps import (
     call_of,
     difference,
     has_kept_shape,
     known_count,
     known_number,
-    only_user,
     reduced_dims,
     same_shape,
     same_value,
     tensor_and_number,
-    widened,
     without_views,
 )
 from fusedops.graph.analysis.values import value
-from fusedops.graph.availability import KERNEL_DTYPES
-from fusedops.graph.rule import Match, OpCall
-
-UNKNOWN_ROW = "the length of its rows is not known at compile time"
-
-
-def match_norm(call: Call, with_statistics: str) -> Match | None:
-    """The site of a norm call. The op's first output is the norm; calls of the kind
-    `with_statistics` have all of its outputs."""
-    if call.kind == call.name:
-        return _with_casts(call) or Match(call, call.name, {call.node: 0})
-    if call.kind == with_statistics:
-        return Match(call, call.name, outputs(call.node) or {})
-    return None
-
-
-def _with_casts(call: Call) -> Match | None:
-    """norm(x.float()).to(x.dtype), which the op computes from x, with the result rounded once; None
-    without both casts."""
-    cast = None if call.obstacle else only_user(call.node, "cast")
-    casts, input = widened(call.arguments["input"])
-    if cast is None or not casts or value(input).dtype not in KERNEL_DTYPES:
-        return None
-    if cast.arguments["dtype"] != value(input).dtype:
-        return None
-    site = replace(call, node=cast.node, arguments=call.arguments | {"input": input})
-    nodes = (*reversed(casts), call.node, cast.node)
-    return Match(site, call.name, {cast.node: 0}, nodes)
-
-
-def refuse_norm(match: Match) -> str | None:
-    """Why a norm must not be replaced, or None."""
-    arguments = match.call.arguments
-    if not match.results:
-        return "its outputs are used as one tuple"
-    if arguments["eps"] is None:
-        return "eps is not a number known at compile time"
-    dtype = value(arguments["input"]).dtype
-    return None if dtype in KERNEL_DTYPES else f"unsupported dtype {dtype}"
-
-
-def refuse_norm_decomposed(match: Match) -> str | None:
-    """Why a decomposed norm must not be replaced, or None."""
-    arguments = match.call.arguments
-    if None in arguments.get("normalized_shape", ()):
-        return UNKNOWN_ROW
-    dtype = value(arguments["input"]).dtype
-    return None if dtype in KERNEL_DTYPES else f"unsupported dtype {dtype}"
-
-
-def emit_norm(match: Match, op: torch._ops.OpOverload) -> Iterator[OpCall]:
-    """The op with the site's arguments; then with tensors cast to the dtype of eager's result."""
-    arguments = match.call.arguments
-    yield OpCall(op, tuple(arguments.values()))
-    if match.fused_nodes:  # with casts of its own, which leave the parameters as they are
-        return
-    # On some devices autocast casts input and parameters to float32; these casts are explicit.
-    result = value(next(iter(match.results))).dtype
-    tensors = [name for name in ("input", "weight", "bias") if name in arguments]
-    cast = {name: _cast(arguments[name], result) for name in tensors}
-    yield OpCall(op, tuple((arguments | cast).values()))
-
-
-def _cast(argument: Any, dtype: torch.dtype) -> OpCall | None:
-    return None if argument is None else OpCall(torch.ops.aten.to.dtype, (argument, dtype))
-
-
-# --- statistics computed by several calls of a graph ----------------------------------------------
 
 
 def centred(node: Any) -> tuple[Node, tuple[int, ...]] | None:

@@ -156,7 +156,7 @@ def _refusal(rule: Rule, match: Match, transformed: bool) -> str | None:
     return (
         match.call.obstacle
         or _unsupported_inputs(match.call.arguments)
-        or rule.guard(match)
+        or rule.refusal(match)
         or storages.written_between(match.fused_nodes)
         or ("inside a torch.func transform" if transformed else None)
     )

@@ -26,7 +26,7 @@ from fusedops.graph.analysis.steps import call_of, is_widening, same_shape
 from fusedops.graph.analysis.values import value
 from fusedops.graph.availability import KERNEL_DTYPES
 from fusedops.graph.readers.dropout import drawn_seed, draws_own_numbers
-from fusedops.graph.rule import Match, OpCall, Rule, op_of
+from fusedops.graph.rule import Match, OpCall, Rule
 
 #: The index of the sum among the op's results, between the output and the statistics.
 _SUM = 1
@@ -54,26 +54,16 @@ class AddNorm(Rule):
     """The norm that another rule finds, with the sum and the dropout before it."""
 
     def __init__(self, norm: Rule) -> None:
-        self.norm = norm
-
-    @property
-    def name(self) -> str:
-        return f"add_{self.norm.name}"
+        self.norm, self.name = norm, f"add_{norm.name}"
 
     def match(self, call: Call) -> Match | None:
         norm = self.norm.match(call)
-        if norm is None or norm.call.obstacle or self.norm.guard(norm):
+        if norm is None or norm.call.obstacle or self.norm.refusal(norm):
             return None
         if f"add_{norm.op}" not in _OPS:
             return None
         residual = _residual(norm)
         return _with_residual(norm, residual) if residual else None
-
-    def guard(self, match: Match) -> str | None:
-        return None
-
-    def emit(self, match: Match) -> Iterator[OpCall]:
-        yield op_of(match)
 
 
 #: For each op its arguments between the two summands and the dropout, with defaults.

@@ -9,7 +9,6 @@ The policy counts the bytes of the expanded parameters.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,8 +16,8 @@ import torch
 from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.steps import known_size
 from fusedops.graph.analysis.values import value
-from fusedops.graph.readers.statistics import refuse_norm_decomposed
-from fusedops.graph.rule import Match, OpCall, Rule, op_of
+from fusedops.graph.rule import Match, OpCall, Rule
+from fusedops.graph.rules.norm import unsupported_row
 
 GROUPS = "normalises groups of channels, which no op does for more than one group"
 aten = torch.ops.aten
@@ -26,6 +25,8 @@ aten = torch.ops.aten
 
 class GroupNorm(Rule):
     """A call of group_norm."""
+
+    name = "group_norm"
 
     def match(self, call: Call) -> Match | None:
         if call.kind != "group_norm" or not isinstance(value(call.node), torch.Tensor):
@@ -43,11 +44,8 @@ class GroupNorm(Rule):
         site = Call("layer_norm", "layer_norm", call.node, arguments, obstacle)
         return Match(site, "layer_norm", {call.node: 0})
 
-    def guard(self, match: Match) -> str | None:
-        return refuse_norm_decomposed(match)
-
-    def emit(self, match: Match) -> Iterator[OpCall]:
-        yield op_of(match)
+    def refusal(self, match: Match) -> str | None:
+        return unsupported_row(match)
 
 
 def _expanded(parameter: Any, row: list[int | None]) -> OpCall | None:

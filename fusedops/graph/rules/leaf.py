@@ -6,20 +6,14 @@ after     the same
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from fusedops.graph.analysis.calls import Call
-from fusedops.graph.rule import Match, OpCall, Rule
+from fusedops.graph.rule import Match, Rule
 
 
 class Leaf(Rule):
     """An opaque call, which is reported and not replaced."""
 
+    name = "leaf"
+
     def match(self, call: Call) -> Match | None:
         return Match(call, call.name, {}) if call.kind == "leaf" else None
-
-    def guard(self, match: Match) -> str | None:
-        return match.call.obstacle
-
-    def emit(self, match: Match) -> Iterator[OpCall]:
-        return iter(())

@@ -15,7 +15,6 @@ after     s = torch.matmul(q, k)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -31,12 +30,14 @@ from fusedops.graph.readers.dropout import drawn_seed, draws_own_numbers
 from fusedops.graph.readers.scores import Operand, Scores, read_scores
 from fusedops.graph.readers.sinks import Sink, read_sink
 from fusedops.graph.readers.softmax_chain import ZEROES, SoftmaxChain, read_softmax
-from fusedops.graph.rule import Match, OpCall, Rule, op_of
-from fusedops.graph.rules.softmax_decomposed import read_softmax_decomposed
+from fusedops.graph.readers.softmax_decomposed import read_softmax_decomposed
+from fusedops.graph.rule import Match, OpCall, Rule
 
 
 class MaskedSoftmax(Rule):
     """A softmax over the last dimension, with scale, soft cap, bias, mask or dropout."""
+
+    name = "masked_softmax"
 
     def match(self, call: Call) -> Match | None:
         chain = _last_dim_softmax(call)
@@ -66,12 +67,6 @@ class MaskedSoftmax(Rule):
             any_strides=sink is not None and sink.is_joined and dropout is None,
             note="; ".join(scores.notes),
         )
-
-    def guard(self, match: Match) -> str | None:
-        return None
-
-    def emit(self, match: Match) -> Iterator[OpCall]:
-        yield op_of(match)
 
 
 def _last_dim_softmax(call: Call) -> SoftmaxChain | None:

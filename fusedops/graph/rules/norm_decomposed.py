@@ -1,23 +1,59 @@
-"""What the rules for decomposed norms have in common."""
+"""Decomposed norms, in the many orders in which models write them.
+
+before    mean = x.mean(-1, keepdim=True)
+          var = (x - mean).pow(2).mean(-1, keepdim=True)        or x.var(-1, unbiased=False, ...)
+          y = weight * ((x - mean) / torch.sqrt(var + eps)) + bias         or * torch.rsqrt(...)
+after     y, mean, rstd = torch.ops.fusedops.layer_norm(x, normalized_shape, weight, bias, eps)
+
+before    y = weight * (x - mean) / (x.std(-1, keepdim=True) + eps) + bias
+after     y, mean, rstd = torch.ops.fusedops.std_norm(x, normalized_shape, weight, bias, eps)
+
+before    h = x.to(torch.float32)
+          h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + eps)
+          y = weight * h.to(x.dtype)                      Llama; T5 where weight has 16 bits
+          y = weight * h                                  T5 with a float32 weight
+          y = (h * (1.0 + weight.float())).to(x.dtype)    Gemma
+after     y, rstd = torch.ops.fusedops.rms_norm(x, normalized_shape, weight, eps, offset, rounds)
+
+before    y = torch.nn.functional.normalize(x, dim=-1) * scale * weight
+          y = x / x.norm(dim=-1, keepdim=True).clamp(min=eps) * g       ScaleNorm
+          y = x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True).clamp(min=eps * eps))
+after     y, rstd = torch.ops.fusedops.l2_norm(x, normalized_shape, weight * scale, eps)
+
+before    y = weight[:, None, None] * ((x - x.mean(1, ...)) / ...) + bias[:, None, None]
+          y = x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + eps) * weight[:, None, None]
+after     y, mean, rstd = torch.ops.fusedops.spatial_layer_norm(x, 1, weight, bias, eps)
+          y, rstd = torch.ops.fusedops.spatial_rms_norm(x, 1, weight, eps)
+
+The quotient by std + eps is the norm of the Annotated Transformer. Those with `spatial_` ops are over
+one dimension that is not the last, as over the channels of images in ConvNeXt, Segment Anything and
+NAFNet. A result that is rounded before the weight is multiplied by it outside of the op.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import ClassVar
 
 import torch
 
 from fusedops.graph.analysis.calls import Call
-from fusedops.graph.readers.norm_chain import arguments_of, continued, input_of, read_norm
-from fusedops.graph.readers.statistics import UNKNOWN_ROW, refuse_norm_decomposed
+from fusedops.graph.readers.norm_chain import (
+    UNKNOWN_ROW,
+    arguments_of,
+    continued,
+    input_of,
+    read_norm,
+)
 from fusedops.graph.rule import Match, OpCall, Rule, op_of
+from fusedops.graph.rules.norm import unsupported_row
 
 
 class NormDecomposed(Rule):
-    """A norm written as several calls, for which one of `ops` is the op."""
+    """A norm that is written as several calls, and computed by one of `ops`."""
 
-    ops: ClassVar[tuple[str, ...]]
+    def __init__(self, name: str, *ops: str) -> None:
+        self.name, self.ops = name, ops
 
     def match(self, call: Call) -> Match | None:
         norm = read_norm(call)
@@ -38,8 +74,8 @@ class NormDecomposed(Rule):
         order = norm.over.order(norm.kind)
         return Match(site, norm.op, {norm.last: 0}, norm.nodes, order=order)
 
-    def guard(self, match: Match) -> str | None:
-        return refuse_norm_decomposed(match)
+    def refusal(self, match: Match) -> str | None:
+        return unsupported_row(match)
 
     def emit(self, match: Match) -> Iterator[OpCall]:
         call = op_of(match)

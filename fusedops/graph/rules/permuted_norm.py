@@ -10,7 +10,7 @@ memory, as without the copy, the other rule's op on the permuted image needs no 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch.fx.experimental.symbolic_shapes import statically_known_true
@@ -18,7 +18,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.steps import call_of, only_user, permutation
 from fusedops.graph.analysis.values import value
-from fusedops.graph.rule import Match, OpCall, Rule, op_of
+from fusedops.graph.rule import Match, Rule
 
 #: For each op the arguments that the spatial op has too, after the dimension.
 _SHARED = {"layer_norm": ("weight", "bias", "eps"), "rms_norm": ("weight", "eps")}
@@ -28,15 +28,11 @@ class PermutedNorm(Rule):
     """The norm that another rule finds, with permutations before and after it."""
 
     def __init__(self, norm: Rule) -> None:
-        self.norm = norm
-
-    @property
-    def name(self) -> str:
-        return f"permuted_{self.norm.name}"
+        self.norm, self.name = norm, f"permuted_{norm.name}"
 
     def match(self, call: Call) -> Match | None:
         norm = self.norm.match(call)
-        if norm is None or not _is_spatial(norm) or self.norm.guard(norm):
+        if norm is None or not _is_spatial(norm) or self.norm.refusal(norm):
             return None
         (result,) = norm.results
         given = norm.call.arguments["input"]
@@ -58,12 +54,6 @@ class PermutedNorm(Rule):
         own = norm.fused_nodes or (norm.call.node, result)
         nodes = tuple(sorted({permuted.node, given, *own, restored.node, last}))
         return Match(Call(op, op, last, arguments), op, {last: 0}, nodes)
-
-    def guard(self, match: Match) -> str | None:
-        return None
-
-    def emit(self, match: Match) -> Iterator[OpCall]:
-        yield op_of(match)
 
 
 def _is_spatial(norm: Match) -> bool:

@@ -13,7 +13,7 @@ one by ops that cannot write into slots.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch.fx import Node
@@ -22,11 +22,13 @@ from fusedops.graph.analysis.calls import Call, as_call
 from fusedops.graph.analysis.nodes import users
 from fusedops.graph.analysis.steps import call_of
 from fusedops.graph.analysis.values import constant, value
-from fusedops.graph.rule import Match, OpCall, Rule, op_of
+from fusedops.graph.rule import Match, Rule
 
 
 class Stack(Rule):
     """A stack of sites that the `rules` replace by softmax, log_softmax or layer_norm."""
+
+    name = "stack"
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self.rules = rules
@@ -67,15 +69,9 @@ class Stack(Rule):
     def _first_match(self, call: Call) -> Match | None:
         for rule in self.rules:
             match = rule.match(call)
-            if match is not None and not (match.call.obstacle or rule.guard(match)):
+            if match is not None and not (match.call.obstacle or rule.refusal(match)):
                 return match
         return None
-
-    def guard(self, match: Match) -> str | None:
-        return None
-
-    def emit(self, match: Match) -> Iterator[OpCall]:
-        yield op_of(match)
 
 
 def _stacked(ops: list[str], arguments: list[dict[str, Any]]) -> tuple[str, dict[str, Any]] | None:

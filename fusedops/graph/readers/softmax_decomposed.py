@@ -1,0 +1,116 @@
+"""Reads decomposed softmaxes and log_softmaxes: quotients of exponentials, and x - logsumexp(x)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from fusedops.graph.analysis.calls import Call
+from fusedops.graph.analysis.steps import (
+    call_of,
+    difference,
+    has_kept_shape,
+    only_user,
+    read_once,
+    reduced_dim,
+    reduced_dims,
+    same_value,
+    without_views,
+)
+from fusedops.graph.analysis.values import value
+from fusedops.graph.readers.exponentials import SEVERAL_DIMS, Decomposed, read_quotient, read_shift
+from fusedops.graph.readers.softmax_chain import SoftmaxChain, with_casts
+
+
+def read_softmax_decomposed(call: Call) -> SoftmaxChain | None:
+    """The softmax or log_softmax whose last call, but for exp and casts, `call` is; or None."""
+    found = read_decomposed(call)
+    return None if found is None or found.obstacle or found.is_shared else chain_of(found)
+
+
+def chain_of(found: Decomposed) -> SoftmaxChain:
+    return with_casts(
+        SoftmaxChain(
+            found.op,
+            found.input,
+            found.dim,
+            None,
+            found.nodes,
+            found.sink,
+            found.hidden,
+            found.zeroes_hidden_rows,
+        )
+    )
+
+
+def read_decomposed(call: Call) -> Decomposed | None:
+    """As `read_softmax_decomposed`, also one that cannot be replaced."""
+    return read_once(call, "softmax", _read)
+
+
+def _read(call: Call) -> Decomposed | None:
+    if call.obstacle or not isinstance(value(call.node), torch.Tensor):
+        return None
+    operands = difference(call.node)
+    if operands is None:
+        return read_quotient(call)
+    found = _read_logarithm(call, *operands)
+    exp = only_user(call.node, "exp") if found else None
+    return replace(found, op="softmax", last=exp.node) if found and exp else found
+
+
+# --- x - logsumexp(x) -----------------------------------------------------------------------------
+
+
+def _read_logarithm(call: Call, x: Any, subtracted: Any) -> Decomposed | None:
+    if not isinstance(x, Node) or not isinstance(subtracted, Node):
+        return None
+    total = call_of(without_views(subtracted), "logsumexp")
+    if total is not None:
+        dims = reduced_dims(total, value(x)) if same_value(total.arguments["input"], x) else None
+        if dims is None or not has_kept_shape(subtracted, x, dims):
+            return None
+        obstacle = SEVERAL_DIMS if len(dims) > 1 else None
+        return Decomposed("log_softmax", x, dims[0], call.node, obstacle)
+    return _of_shifted(call, x, subtracted) or _with_maximum_added(call, x, subtracted)
+
+
+def _log_of_sum(node: Any) -> tuple[Node, Call] | None:
+    """s and the sum, if `node` is log(sum(exp(s)))."""
+    log = call_of(without_views(node), "log")
+    total = call_of(without_views(log.arguments["input"]), "sum") if log else None
+    exp = call_of(total.arguments["input"], "exp") if total else None
+    plain = total is not None and total.arguments.get("dtype") is None
+    return (exp.arguments["input"], total) if exp and total and plain else None
+
+
+def _of_shifted(call: Call, shifted: Node, subtracted: Node) -> Decomposed | None:
+    """s - log(sum(exp(s))), where s is x - max(x)."""
+    found = _log_of_sum(subtracted)
+    if found is None or not same_value(found[0], shifted):
+        return None
+    dim = reduced_dim(found[1], value(shifted))
+    if dim is None or not has_kept_shape(subtracted, shifted, (dim,)):
+        return None
+    shift = read_shift(shifted, dim)
+    return Decomposed("log_softmax", shift.input, dim, call.node, shift.obstacle)
+
+
+def _with_maximum_added(call: Call, x: Node, subtracted: Node) -> Decomposed | None:
+    """x - (m + log(sum(exp(x - m)))), where m is max(x)."""
+    both = call_of(subtracted, "add")
+    operands = (both.arguments["input"], both.arguments["other"]) if both else ()
+    for logarithm, maximum in (operands, operands[::-1]) if operands else ():
+        found = _log_of_sum(logarithm)
+        shifted = difference(found[0]) if found else None
+        dim = reduced_dim(found[1], value(x)) if found else None
+        if found is None or shifted is None or dim is None:
+            continue
+        if same_value(shifted[0], x) and same_value(shifted[1], maximum):
+            shift = read_shift(found[0], dim)
+            log_softmax = Decomposed("log_softmax", shift.input, dim, call.node, shift.obstacle)
+            return log_softmax if has_kept_shape(subtracted, x, (dim,)) else None
+    return None

@@ -1,0 +1,92 @@
+"""layer_norm and rms_norm, with and without affine parameters, over any normalized_shape.
+
+before    y = torch.layer_norm(x, normalized_shape, weight, bias, eps)
+          y, mean, rstd = torch.native_layer_norm(x, normalized_shape, weight, bias, eps)
+          y = torch.layer_norm(x.float(), normalized_shape, weight, bias, eps).to(x.dtype)
+after     y, mean, rstd = torch.ops.fusedops.layer_norm(x, normalized_shape, weight, bias, eps)
+
+before    y = torch.rms_norm(x, normalized_shape, weight, eps)
+          y, rstd = aten._fused_rms_norm(x, normalized_shape, weight, eps)
+after     y, rstd = torch.ops.fusedops.rms_norm(x, normalized_shape, weight, eps)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from fusedops.graph.analysis.calls import Call
+from fusedops.graph.analysis.nodes import outputs
+from fusedops.graph.analysis.steps import only_user, widened
+from fusedops.graph.analysis.values import value
+from fusedops.graph.availability import KERNEL_DTYPES
+from fusedops.graph.readers.norm_chain import UNKNOWN_ROW
+from fusedops.graph.rule import Match, OpCall, Rule, op_of
+
+
+class Norm(Rule):
+    """A call of the norm `name`. Calls of the kind `with_statistics` have all outputs of the op,
+    the first of which is the norm."""
+
+    def __init__(self, name: str, with_statistics: str) -> None:
+        self.name, self.with_statistics = name, with_statistics
+
+    def match(self, call: Call) -> Match | None:
+        if call.kind == self.name:
+            return _with_casts(call) or Match(call, call.name, {call.node: 0})
+        if call.kind == self.with_statistics:
+            return Match(call, call.name, outputs(call.node) or {})
+        return None
+
+    def refusal(self, match: Match) -> str | None:
+        if not match.results:
+            return "its outputs are used as one tuple"
+        if match.call.arguments["eps"] is None:
+            return "eps is not a number known at compile time"
+        return unsupported_dtype(match)
+
+    def emit(self, match: Match) -> Iterator[OpCall]:
+        """The op with the site's arguments; then with tensors cast to the dtype of eager's
+        result."""
+        op, arguments = op_of(match).op, match.call.arguments
+        yield op_of(match)
+        if match.fused_nodes:  # with casts of its own, which leave the parameters as they are
+            return
+        # On some devices autocast casts input and parameters to float32; these casts are explicit.
+        result = value(next(iter(match.results))).dtype
+        tensors = [name for name in ("input", "weight", "bias") if name in arguments]
+        cast = {name: _cast(arguments[name], result) for name in tensors}
+        yield OpCall(op, tuple((arguments | cast).values()))
+
+
+def unsupported_dtype(match: Match) -> str | None:
+    """Why no kernel takes the input of a norm, or None."""
+    dtype = value(match.call.arguments["input"]).dtype
+    return None if dtype in KERNEL_DTYPES else f"unsupported dtype {dtype}"
+
+
+def unsupported_row(match: Match) -> str | None:
+    """As `unsupported_dtype`, or why no op takes rows of that length."""
+    is_unknown = None in match.call.arguments.get("normalized_shape", ())
+    return UNKNOWN_ROW if is_unknown else unsupported_dtype(match)
+
+
+def _with_casts(call: Call) -> Match | None:
+    """norm(x.float()).to(x.dtype), which the op computes from x, with the result rounded once; None
+    without both casts."""
+    cast = None if call.obstacle else only_user(call.node, "cast")
+    casts, input = widened(call.arguments["input"])
+    if cast is None or not casts or value(input).dtype not in KERNEL_DTYPES:
+        return None
+    if cast.arguments["dtype"] != value(input).dtype:
+        return None
+    site = replace(call, node=cast.node, arguments=call.arguments | {"input": input})
+    nodes = (*reversed(casts), call.node, cast.node)
+    return Match(site, call.name, {cast.node: 0}, nodes)
+
+
+def _cast(argument: Any, dtype: torch.dtype) -> OpCall | None:
+    return None if argument is None else OpCall(torch.ops.aten.to.dtype, (argument, dtype))

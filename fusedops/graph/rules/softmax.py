@@ -1,0 +1,58 @@
+"""softmax and log_softmax over any dim, with the casts around them.
+
+before    y = torch.softmax(x.float(), dim).to(x.dtype)
+          y = torch.softmax(x, dim, dtype=dtype)
+          y = torch.exp(torch.log_softmax(x, dim))
+after     y = torch.ops.fusedops.softmax(x, dim, dtype)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from fusedops.graph.analysis.calls import Call
+from fusedops.graph.analysis.values import value
+from fusedops.graph.availability import KERNEL_DTYPES
+from fusedops.graph.readers.softmax_chain import ZEROES, SoftmaxChain, read_softmax
+from fusedops.graph.rule import Match, OpCall, Rule, op_of
+
+NOT_MASKED = "only masked_softmax has sinks and masks, over the last dimension"
+
+
+class Softmax(Rule):
+    """A call of softmax or log_softmax, with its casts."""
+
+    name = "softmax"
+
+    def match(self, call: Call) -> Match | None:
+        chain = read_softmax(call)
+        return None if chain is None else match_softmax(chain, call.obstacle)
+
+    def refusal(self, match: Match) -> str | None:
+        arguments = match.call.arguments
+        if not isinstance(arguments["dim"], int):
+            return "dim is not a number known at compile time"
+        given = value(arguments["input"]).dtype
+        computed = arguments["dtype"] or given
+        if computed not in KERNEL_DTYPES:
+            return f"unsupported dtype {computed}"
+        integer = not (given.is_floating_point or given.is_complex)
+        return None if integer or given in KERNEL_DTYPES else f"unsupported dtype {given}"
+
+    def emit(self, match: Match) -> Iterator[OpCall]:
+        """The op with the site's arguments; then with the dtype of eager's result."""
+        call = op_of(match)
+        yield call
+        # On some devices autocast runs softmax in float32; with this dtype the op does the same.
+        yield replace(call, args=(*call.args[:2], value(match.call.node).dtype))
+
+
+def match_softmax(chain: SoftmaxChain, obstacle: str | None = None) -> Match:
+    """The site of a chain, which stays where only masked_softmax computes it."""
+    arguments = {"input": chain.input, "dim": chain.dim, "dtype": chain.dtype}
+    if chain.needs_masks:
+        obstacle = obstacle or (ZEROES if chain.zeroes_hidden_rows else NOT_MASKED)
+    site = Call(chain.op, chain.op, chain.last, arguments, obstacle)
+    fused_nodes = chain.nodes if len(chain.nodes) > 1 else ()
+    return Match(site, chain.op, {chain.last: None}, fused_nodes)
