@@ -2,16 +2,23 @@
 
 `fusedops.config.fuse` reads the active value, and `fusedops.config.fuse = "always"` changes it:
 
-========  ==============  ==========================================================
-setting   environment     meaning
-========  ==============  ==========================================================
-fuse      FUSEDOPS_FUSE   "profitable": replace the sites where the op is measured to
-                          be no slower than Inductor's own code (default)
-                          "always": replace every site that the kernels support
-                          "never": replace nothing; `fusedops.explain` still lists all
-========  ==============  ==========================================================
+===============  ========================  ================================================
+setting          environment               meaning
+===============  ========================  ================================================
+fuse             FUSEDOPS_FUSE             "profitable": replace the sites where the op is
+                                           measured to be no slower than Inductor's own code
+                                           (default)
+                                           "always": replace every site that the kernels
+                                           support
+                                           "never": replace nothing; `fusedops.explain`
+                                           still lists all
+repair_inductor  FUSEDOPS_REPAIR_INDUCTOR  "always": in graphs that fusedops compiles, generate
+                                           the right index where Inductor of torch 2.10 to
+                                           2.13 writes outside of tensors (default)
+                                           "never": leave Inductor as it is
+===============  ========================  ================================================
 
-After the first mode, rules can have modes of their own:
+After the first mode of `fuse`, rules can have modes of their own:
 `fuse="profitable,softmax=always,rms_norm=never"`. `RULES` are their names. A setting takes effect
 when a graph is compiled, not when the compiled code runs. Like `torch.no_grad`, a patch applies to
 the thread that entered it; an assignment applies to all threads, or, inside of a patch, to the rest
@@ -32,6 +39,7 @@ from typing import Any
 
 _PREFIX = "FUSEDOPS_"
 _MODES = ("profitable", "always", "never")
+_SWITCH = ("always", "never")
 
 #: The rules of `fusedops.graph`. "expand" decomposes opaque calls, so that the others can match.
 RULES = (
@@ -57,10 +65,11 @@ RULES = (
     "stack",
     "expand",
 )
-_WANTED = (
-    f"set it with {_PREFIX}FUSE, fusedops.config.fuse or fusedops.config.patch(fuse=...) to a "
-    'string as "profitable" or "always,layer_norm=never"'
-)
+#: What each setting may be, for errors.
+_WANTED = {
+    "fuse": 'a string as "profitable" or "always,layer_norm=never"',
+    "repair_inductor": '"always" or "never"',
+}
 # The build, the kernel library and the policy tables read these.
 _READ_ELSEWHERE = frozenset(
     {"FUSEDOPS_BUILD_CUDA", "FUSEDOPS_BUILD_NATIVE", "FUSEDOPS_CPU_ISA", "FUSEDOPS_CACHE_DIR"}
@@ -72,17 +81,31 @@ class Config:
     """An immutable set of settings; part of the cache key of every graph compiled with it."""
 
     fuse: str = "profitable"
+    repair_inductor: str = "always"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.fuse, str):
-            given = f"{self.fuse!r}, of type {type(self.fuse).__name__}"
-            raise TypeError(f"fusedops.config: fuse is {given}; {_WANTED}")
+        for name in _WANTED:
+            given = getattr(self, name)
+            if not isinstance(given, str):
+                of_type = f"{given!r}, of type {type(given).__name__}"
+                raise TypeError(f"fusedops.config: {name} is {of_type}; {_wanted(name)}")
+        problems = {
+            "fuse": self._problem_of_fuse(),
+            "repair_inductor": _unknown(self.repair_inductor, _SWITCH),
+        }
+        for name, problem in problems.items():
+            if problem:
+                given = getattr(self, name)
+                raise ValueError(
+                    f"fusedops.config: {name} is {given!r}: {problem}; {_wanted(name)}"
+                )
+
+    def _problem_of_fuse(self) -> str | None:
         default, *others = self._settings()
         problem = _unknown(default[1], _MODES) if not default[0] else f"{default[0]}= comes first"
         for rule, mode in others:
             problem = problem or _unknown(rule, RULES) or _unknown(mode, _MODES)
-        if problem:
-            raise ValueError(f"fusedops.config: fuse is {self.fuse!r}: {problem}; {_WANTED}")
+        return problem
 
     def fuse_for(self, rule: str) -> str:
         """The mode of one rule: "profitable", "always" or "never"."""
@@ -107,6 +130,11 @@ class Config:
             known = ", ".join(sorted(fields.keys() | _READ_ELSEWHERE))
             warnings.warn(f"fusedops: nothing reads {name}; known names: {known}", stacklevel=2)
         return cls(**{fields[name]: environment[name] for name in ours & fields.keys()})
+
+
+def _wanted(name: str) -> str:
+    places = f"{_PREFIX}{name.upper()}, fusedops.config.{name} or fusedops.config.patch({name}=...)"
+    return f"set it with {places} to {_WANTED[name]}"
 
 
 def _unknown(given: str, choices: tuple[str, ...]) -> str | None:

@@ -17,7 +17,7 @@ from torch.export import ExportedProgram, ModuleCallEntry
 from torch.fx import GraphModule, Node
 
 from fusedops.graph.availability import has_kernels
-from fusedops.graph.inductor import repair
+from fusedops.graph.inductor import repair_dtypes
 from fusedops.graph.passes import with_ours
 from fusedops.graph.rewriting.report import publish
 from fusedops.graph.rewriting.rewriter import rewrite_module
@@ -47,7 +47,7 @@ def rewrite(exported_program: ExportedProgram) -> ExportedProgram:
             f"fusedops.export: exported_program is a {type(exported_program).__name__}, "
             "wanted a torch.export.ExportedProgram; pass the result of torch.export.export"
         )
-    repair()  # for those who compile the result ahead of time with AOTInductor's own function
+    repair_dtypes()  # for those who compile the result with AOTInductor's own function
     graph_module = _copy(exported_program.graph_module)
     signature = copy.deepcopy(exported_program.graph_signature)
     calls = copy.deepcopy(exported_program.module_call_graph)

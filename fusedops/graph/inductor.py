@@ -7,24 +7,32 @@ elements, some of them past the end of the tensor. torch 2.14 has the same fix
 (pytorch/pytorch#191837). Plain Inductor has the bug too, but rarely tiles in this way: a value has
 to be read in two layouts, as the gradient of a position bias is that two attention layers share.
 Our ops are fusion barriers that keep both layouts in the graph, so that compiled graphs with them
-have the case more often.
+have the case more often. The method is replaced when the first of our passes is made. It behaves
+as the original one in graphs that are compiled without our passes, at the same time too, and with
+the setting `repair_inductor="never"`.
 
 A dtype: AOTInductor packages of torch 2.10 and 2.11 hold the dtype arguments of custom ops as the
 numbers of `torch.export`'s files (float32 is 7), but read them as those of `c10::ScalarType` (7 is
 float64). The op then returns another dtype than the one that the code after it was compiled for.
-torch 2.12 reads the numbers that it wrote.
+torch 2.12 reads the numbers that it wrote. The arguments of our ops alone are changed.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch._inductor.config as inductor_config
 
+from fusedops import config
+
+log = logging.getLogger("fusedops")
+
+_TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 #: The first versions of torch that generate the right index, and that read dtypes as written.
 _SCATTER_REPAIRED_IN = (2, 14)
 _DTYPE_REPAIRED_IN = (2, 12)
@@ -33,21 +41,21 @@ _DTYPE_REPAIRED_IN = (2, 12)
 _C10_NUMBERS = {torch.float16: 5, torch.float32: 6, torch.float64: 7, torch.bfloat16: 15}
 
 
-def repair() -> None:
-    """Replaces functions of Inductor that have the bugs in this torch. A second call does nothing.
+def repair_scatters(is_ours: Callable[[], bool]) -> None:
+    """Replaces the method with the wrong index, in versions of torch that have it, for the graphs
+    that are compiled while `is_ours()`. A second call does nothing."""
+    if _TORCH < _SCATTER_REPAIRED_IN:
+        _replace_store(is_ours)
 
-    `CppTile2DKernel.store` is replaced for the whole process, also for plain Inductor. Dtypes in
-    packages are changed for our ops alone.
-    """
-    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    if version < _SCATTER_REPAIRED_IN:
-        _replace_store()
-    if version < _DTYPE_REPAIRED_IN:
+
+def repair_dtypes() -> None:
+    """Makes packages hold the dtypes of our ops as they are read. A second call does nothing."""
+    if _TORCH < _DTYPE_REPAIRED_IN:
         _replace_serializer()
 
 
 @functools.cache
-def _replace_store() -> None:
+def _replace_store(is_ours: Callable[[], bool]) -> None:
     from torch._inductor.codegen.cpp import CppTile2DKernel, CppVecKernel
 
     original: Callable[..., None] = CppTile2DKernel.store
@@ -56,13 +64,25 @@ def _replace_store() -> None:
     def store(self: Any, name: str, index: Any, value: Any, mode: Any = None) -> None:
         is_parallel = inductor_config.cpp.dynamic_threads or self.num_threads != 1
         is_transposed = self.need_vec_transpose(self.rename_indexing(index))
-        if mode == "atomic_add" and is_parallel and not is_transposed:
+        is_wrong = mode == "atomic_add" and is_parallel and not is_transposed
+        if is_wrong and is_ours() and config.active().repair_inductor == "always":
+            _say_once()
             # CppVecKernel.store adds the offset inside the tile; `original` would add it twice.
             CppVecKernel.store(self, name, index, value, mode)
         else:
             original(self, name, index, value, mode)
 
     CppTile2DKernel.store = store  # type: ignore[method-assign]
+
+
+@functools.cache
+def _say_once() -> None:
+    log.info(
+        "in sums by index, Inductor of torch %s adds an offset twice, and writes outside of "
+        "tensors (pytorch/pytorch#191837): in the graphs that it compiles, fusedops generates the "
+        'right index; fusedops.config.repair_inductor = "never" switches this off',
+        torch.__version__,
+    )
 
 
 @functools.cache

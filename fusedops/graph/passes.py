@@ -15,7 +15,7 @@ from torch.fx import Graph
 
 from fusedops import config
 from fusedops.graph.availability import has_kernels
-from fusedops.graph.inductor import repair
+from fusedops.graph.inductor import repair_dtypes, repair_scatters
 from fusedops.graph.memory.reuse import reuse_memory
 from fusedops.graph.memory.unused_outputs import drop_unused_outputs, use_no_autograd_variants
 from fusedops.graph.policy import costs
@@ -27,7 +27,8 @@ GraphPass = Callable[[Graph], Any]
 
 class _Pass(CustomGraphPass):
     def __init__(self) -> None:
-        repair()
+        repair_scatters(_runs_ours)
+        repair_dtypes()
 
     def uuid(self) -> str:
         """Part of Inductor's cache key: all that the result depends on, which is the sources, the
@@ -111,9 +112,22 @@ class Chain(CustomGraphPass):
         return None if None in uuids else tuple(uuids)
 
 
+def _is_ours(graph_pass: Any) -> bool:
+    return isinstance(graph_pass, (_Pass, Chain))
+
+
+def _runs_ours() -> bool:
+    """Whether Inductor's options, for the graph that it compiles now, have one of our passes."""
+    return any(
+        _is_ours(graph_pass)
+        for name in PASSES
+        for graph_pass in _as_tuple(getattr(inductor_config, name))
+    )
+
+
 def with_ours(existing: Any, option: str) -> Any:
     """`existing`, a value of one of Inductor's options in PASSES, with our pass after it."""
-    if any(isinstance(graph_pass, (_Pass, Chain)) for graph_pass in _as_tuple(existing)):
+    if any(map(_is_ours, _as_tuple(existing))):
         return existing
     ours = PASSES[option]()
     return Chain(existing, ours) if _as_tuple(existing) else ours

@@ -5,7 +5,10 @@ writes outside a tensor must end a test and not the run.
 """
 
 import multiprocessing
+import subprocess
+import sys
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +18,7 @@ from torch import nn
 
 import fusedops
 from fusedops.backend import backend
-from fusedops.graph.inductor import repair
+from fusedops.graph import Pass, inductor
 
 BATCH, HEADS, LENGTH, WIDTH = 2, 4, 16, 8
 
@@ -124,10 +127,67 @@ def test_training_of_several_graphs_gives_eagers_gradients_on_any_number_of_thre
     _check_in_a_process(_attention_differences, threads, 5)
 
 
-def test_the_repair_of_inductor_is_made_once():
-    from torch._inductor.codegen.cpp import CppTile2DKernel
+# --- what is repaired, and what is left -----------------------------------------------------------
 
-    repair()
-    store = CppTile2DKernel.store
-    repair()
-    assert CppTile2DKernel.store is store
+_PLAIN = """
+import torch, fusedops
+from torch._inductor.codegen.cpp import CppTile2DKernel
+original = CppTile2DKernel.store
+torch.compile(lambda x: x.relu())(torch.randn(4))
+assert CppTile2DKernel.store is original
+"""
+
+
+@pytest.mark.slow("Inductor compiles in a process of its own")
+def test_plain_inductor_has_its_own_method_where_fusedops_is_only_imported():
+    subprocess.run([sys.executable, "-c", _PLAIN], check=True)
+
+
+@pytest.fixture
+def stores(monkeypatch):
+    """stores(repaired, original): whose code a parallel accumulating scatter gets."""
+    from torch._inductor.codegen import cpp
+
+    used = []
+    monkeypatch.setattr(cpp.CppVecKernel, "store", lambda *args: used.append("repaired"))
+    monkeypatch.setattr(cpp.CppTile2DKernel, "store", lambda *args: used.append("original"))
+    monkeypatch.setattr(inductor, "_TORCH", (2, 13))
+    inductor._replace_store.cache_clear()
+    yield lambda: _scatter(cpp.CppTile2DKernel.store, used)
+    inductor._replace_store.cache_clear()
+
+
+def _scatter(store, used):
+    kernel = SimpleNamespace(
+        num_threads=2, rename_indexing=lambda index: index, need_vec_transpose=lambda index: False
+    )
+    used.clear()
+    store(kernel, "out", 0, 0, "atomic_add")
+    return used[0]
+
+
+def test_scatters_are_repaired_in_graphs_with_our_passes_alone(stores):
+    ours = Pass()
+    assert stores() == "original"
+    for option in ("pre_grad_custom_pass", "post_grad_custom_post_pass"):
+        with torch._inductor.config.patch({option: ours}):
+            assert stores() == "repaired"
+    with fusedops.backend.patch():
+        assert stores() == "repaired"
+        with fusedops.config.patch(repair_inductor="never"):
+            assert stores() == "original"
+    assert stores() == "original"
+
+
+def test_a_torch_without_the_defect_keeps_its_method(stores, monkeypatch):
+    monkeypatch.setattr(inductor, "_TORCH", (2, 14))
+    with fusedops.backend.patch():
+        assert stores() == "original"
+
+
+def test_a_repair_is_logged_once(stores, caplog):
+    inductor._say_once.cache_clear()
+    with caplog.at_level("INFO", logger="fusedops"), fusedops.backend.patch():
+        stores()
+        stores()
+    assert [record.message[:23] for record in caplog.records] == ["in sums by index, Induc"]

@@ -25,9 +25,9 @@ before    y = weight[:, None, None] * ((x - x.mean(1, ...)) / ...) + bias[:, Non
 after     y, mean, rstd = torch.ops.fusedops.spatial_layer_norm(x, 1, weight, bias, eps)
           y, rstd = torch.ops.fusedops.spatial_rms_norm(x, 1, weight, eps)
 
-The quotient by std + eps is the norm of the Annotated Transformer. Those with `spatial_` ops are over
-one dimension that is not the last, as over the channels of images in ConvNeXt, Segment Anything and
-NAFNet. A result that is rounded before the weight is multiplied by it outside of the op.
+The quotient by std + eps is the norm of the Annotated Transformer. The `spatial_` ops normalise one
+dimension that is not the last, as the channels of images in ConvNeXt, Segment Anything and NAFNet.
+A result that is rounded before the weight is multiplied by it outside of the op.
 """
 
 from __future__ import annotations
