@@ -23,7 +23,7 @@ class Match:
         replaces it, or to None if the op has a single output.
     fused_nodes: the calls that the op replaces, in program order, if there are several. Those with
         other users remain in the graph.
-    place: the node before which the op is inserted; by default the node of `call`.
+    insert_before: the node before which the op is inserted; by default the node of `call`.
     mask_calls: the calls that compute masks which the op needs no more. They are erased with the
         last site that uses them.
     any_strides: whether nothing depends on the strides of the results.
@@ -35,7 +35,7 @@ class Match:
     op: str
     results: Mapping[Node, int | None]
     fused_nodes: tuple[Node, ...] = ()
-    place: Node | None = None
+    insert_before: Node | None = None
     mask_calls: frozenset[Node] = frozenset()
     any_strides: bool = False
     note: str = ""

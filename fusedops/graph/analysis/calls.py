@@ -32,16 +32,16 @@ class Call:
         not); or "leaf" for an opaque call that computes a softmax or norm internally.
     name: the operation's name in reports.
     arguments: by their torch names; defaults filled in, constants as Python numbers.
-    obstacle: why this call cannot be replaced, or None.
-    readings: what rules have found from this call, which is the same for all of them.
+    refusal: why this call cannot be replaced, or None.
+    cache: what rules have found from this call, which is the same for all of them.
     """
 
     kind: str
     name: str
     node: Node
     arguments: dict[str, Any] = field(default_factory=dict)
-    obstacle: str | None = None
-    readings: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    refusal: str | None = None
+    cache: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -135,10 +135,10 @@ def _operator_call(node: Node, kind: str, parameters: tuple[str, ...]) -> Call:
     if kind == "permute" and node.op == "call_method" and len(node.args) > 2:
         given["dims"] = node.args[1:]
     name = kind.removeprefix("native_").removeprefix("fused_")
-    return Call(kind, name, node, _NORMALISERS.get(name, dict)(given), _obstacle(node, kind))
+    return Call(kind, name, node, _NORMALISERS.get(name, dict)(given), _refusal(node, kind))
 
 
-def _obstacle(node: Node, kind: str) -> str | None:
+def _refusal(node: Node, kind: str) -> str | None:
     given = (out for name, out in node.kwargs.items() if name.rstrip("0123456789") == "out")
     if any(out is not None for out in given):
         return "writes into an out= tensor"
@@ -263,7 +263,7 @@ def _module_call(node: Node) -> Call | None:
         settings = {"p": module.p, "train": None}  # train() or eval() may change it later
     else:
         settings = {"dim": -3 if type(module) is nn.Softmax2d else module.dim}
-    return Call(kind, kind, node, _NORMALISERS[kind](given | settings), _module_obstacle(module))
+    return Call(kind, kind, node, _NORMALISERS[kind](given | settings), _module_refusal(module))
 
 
 def _norm_settings(module: nn.LayerNorm | nn.RMSNorm | nn.GroupNorm, path: str) -> dict[str, Any]:
@@ -276,7 +276,7 @@ def _norm_settings(module: nn.LayerNorm | nn.RMSNorm | nn.GroupNorm, path: str) 
     return {own: getattr(module, own), "eps": module.eps, **attributes}
 
 
-def _module_obstacle(module: nn.Module) -> str | None:
+def _module_refusal(module: nn.Module) -> str | None:
     hooks = (
         module._forward_hooks,
         module._forward_pre_hooks,

@@ -18,9 +18,9 @@ Found = TypeVar("Found")
 
 
 def call_of(node: Any, kind: str | None = None) -> Call | None:
-    """The normal form of `node`, if it has the requested kind and no obstacle."""
+    """The normal form of `node`, if it has the requested kind and no refusal."""
     call = as_call(node) if isinstance(node, Node) else None
-    fits = call is not None and call.obstacle is None and kind in (None, call.kind)
+    fits = call is not None and call.refusal is None and kind in (None, call.kind)
     return call if fits else None
 
 
@@ -31,9 +31,9 @@ def call_used_once(node: Any, kind: str | None = None) -> Call | None:
 
 def read_once(call: Call, name: str, read: Callable[[Call], Found]) -> Found:
     """What `read` finds from a call, which several rules ask for."""
-    if name not in call.readings:
-        call.readings[name] = read(call)
-    found: Found = call.readings[name]
+    if name not in call.cache:
+        call.cache[name] = read(call)
+    found: Found = call.cache[name]
     return found
 
 

@@ -104,8 +104,8 @@ def _recorded(node: Node) -> int | None:
     return address
 
 
-def written_between(fused_nodes: Sequence[Node], place: Node | None = None) -> str | None:
-    """Why nodes cannot be computed together, at `place` or at the last of them; None if they can.
+def written_between(fused_nodes: Sequence[Node]) -> str | None:
+    """Why nodes cannot be computed together, where the last of them is; None if they can.
 
     `fused_nodes` are in program order. They cannot be fused if another node in between writes into
     memory that one of them reads, or if one of them writes into memory that another node reads.
@@ -114,8 +114,7 @@ def written_between(fused_nodes: Sequence[Node], place: Node | None = None) -> s
         return None
     ours = set(fused_nodes)
     read = {storage(node) for old in fused_nodes for node in (old, *old.all_input_nodes)}
-    last = max(fused_nodes[-1], place or fused_nodes[-1])
-    for node in _writers_between(fused_nodes[0], last):
+    for node in _writers_between(fused_nodes[0], fused_nodes[-1]):
         for target in written(node):
             if storage(target) in read and not (node in ours and _is_private(target, fused_nodes)):
                 return "memory that it reads is written in place before its last call"

@@ -59,7 +59,7 @@ _MANY_FEATURES = 2**18
 
 
 @dataclass(frozen=True)
-class Figures:
+class Estimate:
     """The measurements that decided a site, scaled from the measured size to the site's.
 
     mode: "inference", or "training": forward and backward pass together.
@@ -85,20 +85,20 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Decision:
     """Why a site is not replaced, or None; and the measurements that were compared, if any."""
 
     refusal: str | None
-    figures: Figures | None = None
+    estimate: Estimate | None = None
 
 
-def judge(rule: str, match: Match, copied_bytes: int = 0) -> Verdict:
+def decide(rule: str, match: Match, copied_bytes: int = 0) -> Decision:
     """Whether a site is replaced with the active settings. `copied_bytes` are read and written to
     give the results eager's strides."""
     mode = config.active().fuse_for(rule)
     if mode == "never":
-        return Verdict('config: fuse="never"')
-    return Verdict(None) if mode == "always" else _profitable(match, copied_bytes)
+        return Decision('config: fuse="never"')
+    return Decision(None) if mode == "always" else _profitable(match, copied_bytes)
 
 
 def leaves_encoder_layer(result: torch.Tensor) -> bool:
@@ -112,21 +112,21 @@ def leaves_encoder_layer(result: torch.Tensor) -> bool:
     return small and config.active().fuse_for("expand") == "profitable"
 
 
-def _profitable(match: Match, copied_bytes: int) -> Verdict:
+def _profitable(match: Match, copied_bytes: int) -> Decision:
     if _is_never_materialised(match):
-        return Verdict(NEVER_MATERIALISED)
+        return Decision(NEVER_MATERIALISED)
     if _becomes_sdpa(match):
-        return Verdict(BECOMES_SDPA)
+        return Decision(BECOMES_SDPA)
     size = _size(match)
     if size is None:
-        return Verdict(None)
+        return Decision(None)
     machine = costs.here(value(match.call.node).device)
     around = _barrier_bytes(match) + copied_bytes
-    found = (_figures(match, table, size, machine, around) for table in costs.tables_for(machine))
-    figures = next(filter(None, found), None)
-    if figures is None:
-        return Verdict(_probably_slower(match, size, copied_bytes))
-    return Verdict(_slower(figures), figures)
+    found = (_estimate(match, table, size, machine, around) for table in costs.tables_for(machine))
+    estimate = next(filter(None, found), None)
+    if estimate is None:
+        return Decision(_probably_slower(match, size, copied_bytes))
+    return Decision(_slower(estimate), estimate)
 
 
 def _is_never_materialised(match: Match) -> bool:
@@ -173,9 +173,9 @@ def _size(match: Match) -> Size | None:
     return Size(math.prod(shape) // max(cols, 1), cols, result.dtype)
 
 
-def _figures(
+def _estimate(
     match: Match, table: Table, size: Size, machine: Machine, around: int
-) -> Figures | None:
+) -> Estimate | None:
     """The table's measurements for the site, with that many bytes read and written around it; None
     if the op is not in the table."""
     mode = TRAINING if _is_trained(match) else INFERENCE
@@ -187,7 +187,7 @@ def _figures(
     if match.op.startswith("add_") and match.call.arguments["p"]:  # measured without dropout
         inductor += _dropout(table, size)
     directions = 2 if mode == TRAINING else 1
-    return Figures(
+    return Estimate(
         mode=mode,
         fusedops_ms=cost.ours,
         passes_ms=directions * around * cost.ms_per_byte,
@@ -216,9 +216,9 @@ def _dropout(table: Table, size: Size) -> float:
     return max(0.0, dropped.inductor - plain.inductor) if dropped and plain else 0.0
 
 
-def _slower(figures: Figures) -> str | None:
+def _slower(estimate: Estimate) -> str | None:
     """The reason for a refusal if the measurements do not show that fusedops is faster, or None."""
-    ours, inductor = figures.ours_ms, figures.inductor_ms
+    ours, inductor = estimate.ours_ms, estimate.inductor_ms
     if ours <= (1 - MARGIN) * inductor:
         return None
     times = f"{as_time(inductor)} against {as_time(ours)}"

@@ -55,7 +55,7 @@ class Decomposed:
     input: Node
     dim: int
     last: Node
-    obstacle: str | None = None
+    refusal: str | None = None
     sink: Node | float | None = None
     hidden: Hidden | None = None
     zeroes_hidden_rows: bool = False
@@ -142,7 +142,7 @@ class _Total:
     dims: tuple[int, ...]
     further: Node | None = None
     least: float = 0.0
-    obstacle: str | None = None
+    refusal: str | None = None
 
 
 def _read_total(node: Any, steps: int = 4) -> _Total | None:
@@ -189,8 +189,8 @@ def _with_addend(call: Call, steps: int) -> _Total | None:
 
 
 def _with_limit(total: _Total, least: float, is_lost: bool) -> _Total:
-    obstacle = total.obstacle or (None if is_lost else ADDED_TO_SUM)
-    return replace(total, least=max(total.least, least), obstacle=obstacle)
+    refusal = total.refusal or (None if is_lost else ADDED_TO_SUM)
+    return replace(total, least=max(total.least, least), refusal=refusal)
 
 
 # --- the exponentials -----------------------------------------------------------------------------
@@ -201,21 +201,21 @@ def _softmax(call: Call, total: _Total) -> Decomposed | None:
     exponential = _exponential(total.summed)
     if exponential is None:
         return None
-    given, hidden, obstacle = exponential
+    given, hidden, refusal = exponential
     if len(total.dims) > 1:
         return Decomposed("softmax", given, total.dims[0], call.node, SEVERAL_DIMS)
     (dim,) = total.dims
     shift = read_shift(given, dim, total.further, hidden)
     if hidden is not None and not shift.is_masked and total.least > 0:
-        obstacle = ADDED_TO_SUM  # the largest exponential may be a hidden one
+        refusal = ADDED_TO_SUM  # the largest exponential may be a hidden one
     if shift.sink is not None and value(call.node).dtype == torch.float16:
-        obstacle = OVERFLOWS
+        refusal = OVERFLOWS
     return Decomposed(
         "softmax",
         shift.input,
         dim,
         call.node,
-        shift.obstacle or total.obstacle or obstacle,
+        shift.refusal or total.refusal or refusal,
         shift.sink,
         hidden,
         total.least > 0 and shift.sink is None and shift.gives_zeros,
@@ -266,7 +266,7 @@ class Shift:
     """
 
     input: Node
-    obstacle: str | None = None
+    refusal: str | None = None
     sink: Node | float | None = None
     is_masked: bool = False
     gives_zeros: bool = False
@@ -295,8 +295,8 @@ def read_shift(
     kept = has_kept_shape(subtracted, x, (dim,))
     is_of_rows = reduced_dim(maximum, value(x)) == dim and kept
     is_selected = is_masked and call_of(hidden.node, "mul") is None  # type: ignore[union-attr]
-    obstacle = None if is_of_rows else OTHER_MAXIMUM
-    return Shift(x, obstacle, sink, is_masked, is_guarded or is_selected)
+    refusal = None if is_of_rows else OTHER_MAXIMUM
+    return Shift(x, refusal, sink, is_masked, is_guarded or is_selected)
 
 
 def _is_masked(node: Any, x: Node, hidden: Hidden) -> bool:

@@ -83,7 +83,7 @@ class Norm:
     bias: Node | None = None
     rounded_to: torch.dtype | None = None
     absorbed: tuple[Node, ...] = ()
-    obstacle: str | None = None
+    refusal: str | None = None
 
     @property
     def op(self) -> str:
@@ -138,7 +138,7 @@ def read_norm(call: Call) -> Norm | None:
 
 
 def _read_norm(call: Call) -> Norm | None:
-    if call.obstacle or not isinstance(value(call.node), torch.Tensor):
+    if call.refusal or not isinstance(value(call.node), torch.Tensor):
         return None
     if call.kind == "normalize":
         return _normalize(call)
@@ -168,7 +168,7 @@ def _normalize(call: Call) -> Norm | None:
         return None
     norm = Norm("l2_norm", over, widened(input)[1], input, known, call.node)
     is_euclidean = constant(given.get("p", 2.0)) == 2
-    return replace(norm, obstacle=None if is_euclidean else OTHER_NORM)
+    return replace(norm, refusal=None if is_euclidean else OTHER_NORM)
 
 
 def _factors(operand: Any, inverted: bool = False, steps: int = 4) -> Iterator[_Factor]:
@@ -206,7 +206,7 @@ def _product(
     if norm and norm.kind in _PLAIN and not is_plain and _is_computed_narrow(norm):
         dtype = value(norm.computed_in).dtype
         reason = f"it is computed in {dtype}, which rounds at every step"
-        return replace(norm, obstacle=norm.obstacle or reason)
+        return replace(norm, refusal=norm.refusal or reason)
     return norm
 
 
@@ -216,7 +216,7 @@ def _not_centred(factors: list[_Factor], by: RowScale, node: Node) -> Norm | Non
     if not by.centred or not any(_is_scaled_by(f.operand, plain) for f in factors):
         return None
     norm = _norm_of(plain, by.input, node)
-    return replace(norm, obstacle=NOT_CENTRED) if norm else None
+    return replace(norm, refusal=NOT_CENTRED) if norm else None
 
 
 def _is_computed_narrow(norm: Norm) -> bool:
@@ -242,17 +242,17 @@ def _norm_of(scale: RowScale, tensor: Node, last: Node) -> Norm | None:
     if scale.centred and scale.f == "max":  # layer_norm would add eps instead
         source, scale = scale.input, _of_residue(scale, tensor)
     read = _centred_kind if scale.centred else _plain
-    kind, eps, factor, obstacle = read(scale, over)
-    input, obstacle = widened(scale.input)[1], scale.obstacle or obstacle
+    kind, eps, factor, refusal = read(scale, over)
+    input, refusal = widened(scale.input)[1], scale.refusal or refusal
     norm = Norm(kind, over, input, scale.input, eps, last, source, factor)
-    return replace(norm, obstacle=obstacle)
+    return replace(norm, refusal=refusal)
 
 
 def _of_residue(scale: RowScale, residue: Node) -> RowScale:
     """The scale as one of the mean square of `residue`, which is its input without the mean."""
     biased = scale.corrected(0)
-    obstacle = scale.obstacle or (None if biased else _why_not_corrected(scale))
-    return replace(biased or scale, input=residue, centred=False, summed=True, obstacle=obstacle)
+    refusal = scale.refusal or (None if biased else _why_not_corrected(scale))
+    return replace(biased or scale, input=residue, centred=False, summed=True, refusal=refusal)
 
 
 def _centred_kind(scale: RowScale, over: LastDims) -> tuple[str, float, float, str | None]:
@@ -266,8 +266,8 @@ def _centred_kind(scale: RowScale, over: LastDims) -> tuple[str, float, float, s
         return kind, scale.eps, 1.0, _why_not_corrected(scale)
     if not known.f:
         return kind, 0.0, known.inner, None
-    obstacle = None if is_deviation or math.isclose(known.power, 1) else EPS_OUTSIDE
-    return kind, known.eps / known.inner, known.outer * known.inner**known.exponent, obstacle
+    refusal = None if is_deviation or math.isclose(known.power, 1) else EPS_OUTSIDE
+    return kind, known.eps / known.inner, known.outer * known.inner**known.exponent, refusal
 
 
 def _why_not_corrected(scale: RowScale) -> str:
@@ -288,9 +288,9 @@ def _plain(scale: RowScale, over: LastDims) -> tuple[str, float, float, str | No
         return "l2_norm", eps, scale.outer * unit**exponent, None
     if not scale.f:
         return "rms_norm", 0.0, scale.inner, None
-    obstacle = None if math.isclose(scale.power, 1) else EPS_OUTSIDE
+    refusal = None if math.isclose(scale.power, 1) else EPS_OUTSIDE
     factor = scale.outer * scale.inner**scale.exponent
-    return "rms_norm", scale.eps / scale.inner, factor, obstacle
+    return "rms_norm", scale.eps / scale.inner, factor, refusal
 
 
 # --- weight, bias and casts -----------------------------------------------------------------------
@@ -301,27 +301,27 @@ def continued(norm: Norm | None) -> Iterator[Norm]:
     while norm is not None:
         yield norm
         step = only_user(norm.last)
-        longer = replace(norm, last=step.node) if step else None
-        norm = _extended(longer, norm, step) if step and longer else None
+        extended = replace(norm, last=step.node) if step else None
+        norm = _extended(extended, norm, step) if step and extended else None
 
 
-def _extended(longer: Norm, norm: Norm, step: Call) -> Norm | None:
+def _extended(extended: Norm, norm: Norm, step: Call) -> Norm | None:
     if step.kind == "cast":
-        return _after_cast(longer, value(norm.last).dtype, step.arguments["dtype"])
+        return _after_cast(extended, value(norm.last).dtype, step.arguments["dtype"])
     if step.kind == "addcmul":
-        return _after_addcmul(longer, norm, step)
+        return _after_addcmul(extended, norm, step)
     operand = other_operand(step, norm.last)
     if step.kind == "add":
         has_bias = norm.kind in _CENTRED and norm.bias is None
-        return _with_bias(longer, operand) if has_bias and _is_affine(operand, norm) else None
+        return _with_bias(extended, operand) if has_bias and _is_affine(operand, norm) else None
     if step.kind not in ("mul", "div") or norm.bias is not None:
         return None
     if step.kind == "div" and step.arguments["input"] is not norm.last:
         return None
-    return _multiplied(longer, operand, step.kind == "div", norm)
+    return _multiplied(extended, operand, step.kind == "div", norm)
 
 
-def _after_addcmul(longer: Norm, norm: Norm, step: Call) -> Norm | None:
+def _after_addcmul(extended: Norm, norm: Norm, step: Call) -> Norm | None:
     """bias + weight * norm, or bias + norm * weight"""
     given = step.arguments
     bias, first, second = given["input"], given["tensor1"], given["tensor2"]
@@ -330,7 +330,7 @@ def _after_addcmul(longer: Norm, norm: Norm, step: Call) -> Norm | None:
     is_plain = constant(given.get("value", 1)) == 1
     if not (is_bare and is_plain and _is_affine(weight, norm) and _is_affine(bias, norm)):
         return None
-    return _with_bias(_with_weight(longer, weight), bias)
+    return _with_bias(_with_weight(extended, weight), bias)
 
 
 def _after_cast(norm: Norm, given: torch.dtype, result: torch.dtype) -> Norm | None:

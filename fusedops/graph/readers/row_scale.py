@@ -66,7 +66,7 @@ class RowScale:
     eps: float = 0.0
     outer: float = 1.0
     exponent: float = 1.0
-    obstacle: str | None = None
+    refusal: str | None = None
 
     @property
     def columns(self) -> int | None:
@@ -205,8 +205,8 @@ def _of_norm(call: Call) -> RowScale | None:
     found = _times_columns(found) if found else None
     if found is None:
         return None
-    obstacle = found.obstacle or (None if is_euclidean else OTHER_NORM)
-    return replace(found.to_the(0.5), by_norm=True, obstacle=obstacle)
+    refusal = found.refusal or (None if is_euclidean else OTHER_NORM)
+    return replace(found.to_the(0.5), by_norm=True, refusal=refusal)
 
 
 def _of_variance(call: Call) -> RowScale | None:
@@ -233,7 +233,7 @@ def _of_difference(call: Call) -> RowScale | None:
     subtracted = call.arguments["other"]
     if first is None or first.centred or not is_square_of_mean(subtracted, first.input):
         return None
-    return replace(first, centred=True, obstacle=CANCELS)
+    return replace(first, centred=True, refusal=CANCELS)
 
 
 _STATISTICS: dict[str, Callable[[Call], RowScale | None]] = {
@@ -310,7 +310,7 @@ def _through_cast(call: Call, steps: int) -> RowScale | None:
     if found is None or is_widening(call):
         return found
     reason = f"the scale of its rows is rounded to {call.arguments['dtype']}"
-    return replace(found, obstacle=found.obstacle or reason)
+    return replace(found, refusal=found.refusal or reason)
 
 
 def _through_reshape(call: Call, steps: int) -> RowScale | None:

@@ -83,15 +83,15 @@ def read_scores(chain: SoftmaxChain, has_sink: bool = False) -> Scores:
     while scores.product is None:
         call = call_of(scores.input)
         steps = _STEPS if scores.softcap is None else _STEPS_UNDER_A_CAP
-        longer = steps[call.kind](scores, call) if call and call.kind in steps else None
-        if call is None or longer is None:
+        extended = steps[call.kind](scores, call) if call and call.kind in steps else None
+        if call is None or extended is None:
             break
         ours = {*scores.nodes, *chain.nodes, call.node}
         unshared = ours.issuperset((*users(scores.input), *users(call.node)))
-        longer = replace(longer, nodes=(*longer.nodes, call.node))
-        if not unshared or not _is_safe(longer, call, chain):
+        extended = replace(extended, nodes=(*extended.nodes, call.node))
+        if not unshared or not _is_safe(extended, call, chain):
             break
-        scores = longer
+        scores = extended
     return scores
 
 
@@ -181,9 +181,9 @@ def _through_baddbmm(scores: Scores, call: Call) -> Scores | None:
     if scores.scale != 1 or not alpha or not beta or not _is_addend(given["input"], call.node):
         return None
     addend = given["input"] if beta == 1 else OpCall(aten.mul.Tensor, (given["input"], beta))
-    longer = _added(scores, call.node, addend)
+    extended = _added(scores, call.node, addend)
     product = OpCall(aten.bmm.default, (given["batch1"], given["batch2"]))
-    return replace(longer, scale=float(alpha), product=product) if longer else None
+    return replace(extended, scale=float(alpha), product=product) if extended else None
 
 
 def _is_addend(addend: Any, input: Any) -> bool:
@@ -236,14 +236,14 @@ def _filled(
         return None
     scores = replace(scores, absorbs=False)
     known = masks.read_bool(mask, hides, call.node)
-    longer = _bounded(scores, input, known, fill) if known else None
-    if longer is not None:
-        return longer
+    extended = _bounded(scores, input, known, fill) if known else None
+    if extended is not None:
+        return extended
     scores = _noted(replace(scores, input=input, mask_value=fill), masks.why_unknown(mask))
     if hides:
         scores, mask = _inverted(scores, mask)
-    longer = replace(scores, visible=_and(mask, scores.visible))
-    return longer if _keeps_values(longer) else None
+    extended = replace(scores, visible=_and(mask, scores.visible))
+    return extended if _keeps_values(extended) else None
 
 
 def _with_hidden(scores: Scores, hidden: Hidden) -> Scores | None:
@@ -265,7 +265,7 @@ def _bounded(scores: Scores, input: Node, mask: Mask, fill: float) -> Scores | N
         scores = _noted(scores, masks.why_unknown(leaf.node))
         operand = OpCall(aten.logical_not.default, (leaf.node,)) if leaf.negated else leaf.node
         visible = _and(operand, visible)
-    longer = replace(
+    extended = replace(
         scores,
         input=input,
         visible=visible,
@@ -273,8 +273,8 @@ def _bounded(scores: Scores, input: Node, mask: Mask, fill: float) -> Scores | N
         bounds=(*scores.bounds, *mask.bounds),
         mask_calls=scores.mask_calls | mask.calls,
     )
-    fits = visible is None or len(longer.addends) < 2
-    return longer if fits and _keeps_values(longer) else None
+    fits = visible is None or len(extended.addends) < 2
+    return extended if fits and _keeps_values(extended) else None
 
 
 #: A number that is added to a score hides it if no score can outweigh it.

@@ -75,7 +75,7 @@ def read_softmax(call: Call) -> SoftmaxChain | None:
         (call.node,),
         zeroes_hidden_rows=is_safe,
     )
-    if call.obstacle or not isinstance(value(call.node), torch.Tensor):
+    if call.refusal or not isinstance(value(call.node), torch.Tensor):
         return chain
     exp = only_user(call.node, "exp") if call.kind == "log_softmax" else None
     if exp is not None:

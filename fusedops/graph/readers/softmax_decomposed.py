@@ -28,7 +28,7 @@ from fusedops.graph.readers.softmax_chain import SoftmaxChain, with_casts
 def read_softmax_decomposed(call: Call) -> SoftmaxChain | None:
     """The softmax or log_softmax whose last call, but for exp and casts, `call` is; or None."""
     found = read_decomposed(call)
-    return None if found is None or found.obstacle or found.is_shared else chain_of(found)
+    return None if found is None or found.refusal or found.is_shared else chain_of(found)
 
 
 def chain_of(found: Decomposed) -> SoftmaxChain:
@@ -52,7 +52,7 @@ def read_decomposed(call: Call) -> Decomposed | None:
 
 
 def _read(call: Call) -> Decomposed | None:
-    if call.obstacle or not isinstance(value(call.node), torch.Tensor):
+    if call.refusal or not isinstance(value(call.node), torch.Tensor):
         return None
     operands = difference(call.node)
     if operands is None:
@@ -73,8 +73,8 @@ def _read_logarithm(call: Call, x: Any, subtracted: Any) -> Decomposed | None:
         dims = reduced_dims(total, value(x)) if same_value(total.arguments["input"], x) else None
         if dims is None or not has_kept_shape(subtracted, x, dims):
             return None
-        obstacle = SEVERAL_DIMS if len(dims) > 1 else None
-        return Decomposed("log_softmax", x, dims[0], call.node, obstacle)
+        refusal = SEVERAL_DIMS if len(dims) > 1 else None
+        return Decomposed("log_softmax", x, dims[0], call.node, refusal)
     return _of_shifted(call, x, subtracted) or _with_maximum_added(call, x, subtracted)
 
 
@@ -96,7 +96,7 @@ def _of_shifted(call: Call, shifted: Node, subtracted: Node) -> Decomposed | Non
     if dim is None or not has_kept_shape(subtracted, shifted, (dim,)):
         return None
     shift = read_shift(shifted, dim)
-    return Decomposed("log_softmax", shift.input, dim, call.node, shift.obstacle)
+    return Decomposed("log_softmax", shift.input, dim, call.node, shift.refusal)
 
 
 def _with_maximum_added(call: Call, x: Node, subtracted: Node) -> Decomposed | None:
@@ -111,6 +111,6 @@ def _with_maximum_added(call: Call, x: Node, subtracted: Node) -> Decomposed | N
             continue
         if same_value(shifted[0], x) and same_value(shifted[1], maximum):
             shift = read_shift(found[0], dim)
-            log_softmax = Decomposed("log_softmax", shift.input, dim, call.node, shift.obstacle)
+            log_softmax = Decomposed("log_softmax", shift.input, dim, call.node, shift.refusal)
             return log_softmax if has_kept_shape(subtracted, x, (dim,)) else None
     return None

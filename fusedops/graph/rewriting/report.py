@@ -20,7 +20,7 @@ from torch.fx import Node
 
 from fusedops.graph.analysis.aliases import CROSS_ENTROPY, SDPA
 from fusedops.graph.analysis.values import value
-from fusedops.graph.policy.decision import BECOMES_SDPA, NEVER_MATERIALISED, Figures, Verdict
+from fusedops.graph.policy.decision import BECOMES_SDPA, NEVER_MATERIALISED, Decision, Estimate
 from fusedops.graph.policy.traffic import bytes_saved
 from fusedops.graph.rewriting.report_text import as_text, summary
 from fusedops.graph.rule import Match
@@ -60,7 +60,7 @@ class Site:
     location: str
     shapes: tuple[Shape, ...]
     bytes_saved: int = 0
-    figures: Figures | None = None
+    figures: Estimate | None = None
     note: str = ""
 
     def __post_init__(self) -> None:
@@ -143,28 +143,28 @@ def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]
 def describe_site(
     rule: str,
     match: Match,
-    verdict: Verdict,
+    decision: Decision,
     copied_bytes: int,
     names: Mapping[str, str],
     larger: str = "",
 ) -> Site:
-    """The report's row for `match`, which was replaced if the verdict has no refusal.
+    """The report's row for `match`, which was replaced if the decision has no refusal.
 
     `copied_bytes` are read and written to give the results eager's strides; `names` maps the
     identity of a module to its dotted path. `larger` says why no op of more calls was taken.
     """
     node = match.call.node
-    replaced = verdict.refusal is None
+    replaced = decision.refusal is None
     return Site(
         rule=rule,
         op=match.op,
         replaced=replaced,
-        reason=verdict.refusal or "",
+        reason=decision.refusal or "",
         module=_module_path(node, names),
         location=_user_line(node),
         shapes=_input_shapes(node),
         bytes_saved=max(0, bytes_saved(match) - copied_bytes) if replaced else 0,
-        figures=verdict.figures,
+        figures=decision.estimate,
         note="; ".join(filter(None, (match.note, larger))) if replaced else "",
     )
 

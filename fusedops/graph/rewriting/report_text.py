@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fusedops.graph.analysis.aliases import SDPA
-from fusedops.graph.policy.decision import BECOMES_SDPA, Figures, as_time
+from fusedops.graph.policy.decision import BECOMES_SDPA, Estimate, as_time
 
 if TYPE_CHECKING:
     from fusedops.graph.rewriting.report import Report, Site
@@ -43,7 +43,7 @@ def summary(report: Report) -> str:
     return f"{counted}; {expected}" if expected else counted
 
 
-def _expected(figures: Sequence[Figures]) -> str:
+def _expected(figures: Sequence[Estimate]) -> str:
     """What the replaced sites save in a call, as far as they were measured."""
     if not figures:
         return ""
@@ -112,7 +112,7 @@ def _modules(sites: list[Site]) -> str:
     return "".join(column.pop() if len(column) == 1 else "*" for column in columns)
 
 
-def _times(figures: Figures | None) -> str:
+def _times(figures: Estimate | None) -> str:
     """The measurements as text: "30 us + 4 us for reads and writes of its neighbours, Inductor 41
     us; from 32x512 measured in training"."""
     if figures is None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import starmap
+from itertools import starmap, takewhile
 from typing import Any
 
 import torch
@@ -22,11 +22,11 @@ from torch.fx.node import map_aggregate
 from fusedops import config
 from fusedops.graph import availability
 from fusedops.graph.analysis import modes, storages
-from fusedops.graph.analysis.calls import ModuleAttribute, as_call
+from fusedops.graph.analysis.calls import Call, ModuleAttribute, as_call
 from fusedops.graph.analysis.nodes import annotate, is_assertion, subgraphs, users, walk
 from fusedops.graph.analysis.storages import live
 from fusedops.graph.analysis.values import value
-from fusedops.graph.policy.decision import Verdict, judge
+from fusedops.graph.policy.decision import Decision, decide
 from fusedops.graph.rewriting import checkpoints, layouts, saved_tensors
 from fusedops.graph.rewriting.evaluation import Evaluation
 from fusedops.graph.rewriting.expand import expand
@@ -92,69 +92,69 @@ def _visit_all(graph: Graph, rules: Sequence[Rule], names: Mapping[str, str]) ->
 def _visit(
     node: Node, rules: Sequence[Rule], transformed: bool, names: Mapping[str, str]
 ) -> Site | None:
-    """Tries the rules on a node in their order; returns the site, if there is one. A replacement
-    that copies a result is used only if no other rule has one that does not."""
+    """Tries the rules on a node in their order; returns the site, if there is one."""
     call = as_call(node)
-    if call is None:
+    attempts = list(_attempts(call, rules, transformed)) if call is not None else []
+    if not attempts:
         return None
-    found: _Decision | None = None
-    refused: list[_Decision] = []
-    for rule in rules:
-        match = rule.match(call)
-        if match is None:
-            continue
-        decision = _decide(rule, match, transformed)
-        if decision.replacement is None and (found is None or found.replacement is None):
-            refused.append(decision)
-        if found is None or found.replacement is None or _is_without_copy(decision):
-            found = decision
-        if _is_without_copy(found):
-            break
-    if found is None:
-        return None
-    larger = "; ".join(f"no {one.match.op}: {one.verdict.refusal}" for one in refused)
+    refused = list(takewhile(lambda attempt: attempt.replacement is None, attempts))
+    # A replacement that copies a result is used only if no other rule has one that does not.
+    accepted = attempts[len(refused) :]
+    best = min(accepted, key=lambda each: not each.is_without_copy, default=attempts[-1])
+    larger = "; ".join(f"no {each.match.op}: {each.decision.refusal}" for each in refused)
     site = describe_site(
-        found.rule.name, found.match, found.verdict, found.copied_bytes, names, larger
+        best.rule.name, best.match, best.decision, best.copied_bytes, names, larger
     )
-    if found.replacement is not None:
-        _replace(found.match, found.replacement)
+    if best.replacement is not None:
+        _replace(best.match, best.replacement)
     return site
 
 
 @dataclass(frozen=True)
-class _Decision:
-    """What replaces a site; None if it stays, for the reason in the verdict."""
+class _Attempt:
+    """What a rule replaces a site by; None if the site stays, as the decision refuses it."""
 
     rule: Rule
     match: Match
-    verdict: Verdict
+    decision: Decision
     replacement: Replacement | None = None
 
     @property
     def copied_bytes(self) -> int:
         return self.replacement.copied_bytes if self.replacement else 0
 
+    @property
+    def is_without_copy(self) -> bool:
+        return self.replacement is not None and not self.copied_bytes
 
-def _is_without_copy(decision: _Decision) -> bool:
-    return decision.replacement is not None and not decision.copied_bytes
+
+def _attempts(call: Call, rules: Sequence[Rule], transformed: bool) -> Iterator[_Attempt]:
+    """What each rule makes of a call, up to the first that replaces it without a copy."""
+    for rule in rules:
+        match = rule.match(call)
+        if match is not None:
+            attempt = _attempt(rule, match, transformed)
+            yield attempt
+            if attempt.is_without_copy:
+                return
 
 
-def _decide(rule: Rule, match: Match, transformed: bool) -> _Decision:
+def _attempt(rule: Rule, match: Match, transformed: bool) -> _Attempt:
     refusal = _refusal(rule, match, transformed)
-    verdict = Verdict(refusal) if refusal else judge(rule.name, match)
-    if verdict.refusal:
-        return _Decision(rule, match, verdict)
-    chosen = _choose(rule, match)
-    if isinstance(chosen, str):
-        return _Decision(rule, match, replace(verdict, refusal=chosen))
-    if chosen.copied_bytes:  # judged before without them, since most sites need no copy
-        verdict = judge(rule.name, match, chosen.copied_bytes)
-    return _Decision(rule, match, verdict, None if verdict.refusal else chosen)
+    decision = Decision(refusal) if refusal else decide(rule.name, match)
+    if decision.refusal:
+        return _Attempt(rule, match, decision)
+    replacement = _choose(rule, match)
+    if isinstance(replacement, str):
+        return _Attempt(rule, match, replace(decision, refusal=replacement))
+    if replacement.copied_bytes:  # most sites need no copy, so that it was decided without one
+        decision = decide(rule.name, match, replacement.copied_bytes)
+    return _Attempt(rule, match, decision, None if decision.refusal else replacement)
 
 
 def _refusal(rule: Rule, match: Match, transformed: bool) -> str | None:
     return (
-        match.call.obstacle
+        match.call.refusal
         or _unsupported_inputs(match.call.arguments)
         or rule.refusal(match)
         or storages.written_between(match.fused_nodes)
@@ -254,7 +254,7 @@ def _same(ours: Any, theirs: Any) -> bool:
 def _replace(match: Match, replacement: Replacement) -> None:
     site = match.call.node
     insertion = _Insertion(site, replacement.evaluation)
-    with site.graph.inserting_before(match.place or site):
+    with site.graph.inserting_before(match.insert_before or site):
         insertion.insert(replacement.call)
         for old in match.results:
             _drop_assertions(old)

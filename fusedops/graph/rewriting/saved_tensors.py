@@ -60,7 +60,7 @@ def unsavable(match: Match) -> IsUnsavable:
 
 def _is_written_later(node: Node, match: Match) -> bool:
     site = match.call.node
-    return storages.is_written_after(node, match.place or site, {site, *match.fused_nodes})
+    return storages.is_written_after(node, match.insert_before or site, {site, *match.fused_nodes})
 
 
 def with_cloned_inputs(new: OpCall, is_unsavable: IsUnsavable) -> OpCall:

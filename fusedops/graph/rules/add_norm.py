@@ -58,7 +58,7 @@ class AddNorm(Rule):
 
     def match(self, call: Call) -> Match | None:
         norm = self.norm.match(call)
-        if norm is None or norm.call.obstacle or self.norm.refusal(norm):
+        if norm is None or norm.call.refusal or self.norm.refusal(norm):
             return None
         if f"add_{norm.op}" not in _OPS:
             return None
@@ -98,11 +98,13 @@ def _with_residual(norm: Match, residual: _Residual) -> Match | None:
     if others:
         results[residual.sum] = _SUM
     # The op must come before all other users of the sum.
-    place = min([norm.call.node, *others])
-    if any(node.op != "placeholder" and not node < place for node in _nodes(arguments.values())):
+    insert_before = min([norm.call.node, *others])
+    if any(
+        node.op != "placeholder" and not node < insert_before for node in _nodes(arguments.values())
+    ):
         return None
     site = Call(op, op, norm.call.node, arguments)
-    return Match(site, op, results, (*residual.nodes, *own), place)
+    return Match(site, op, results, (*residual.nodes, *own), insert_before)
 
 
 def _remaining(own: tuple[Node, ...], norm: Match) -> set[Node]:

@@ -40,8 +40,8 @@ class GroupNorm(Rule):
             "bias": _expanded(given["bias"], row),
             "eps": given["eps"],
         }
-        obstacle = call.obstacle or (None if given["num_groups"] == 1 else GROUPS)
-        site = Call("layer_norm", "layer_norm", call.node, arguments, obstacle)
+        refusal = call.refusal or (None if given["num_groups"] == 1 else GROUPS)
+        site = Call("layer_norm", "layer_norm", call.node, arguments, refusal)
         return Match(site, "layer_norm", {call.node: 0})
 
     def refusal(self, match: Match) -> str | None:

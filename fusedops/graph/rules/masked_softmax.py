@@ -55,9 +55,9 @@ class MaskedSoftmax(Rule):
             return None
         nodes = tuple(sorted({*scores.nodes, *chain.nodes, *([dropout.node] if dropout else [])}))
         op = _op(chain, dropout, sink)
-        obstacle = ZEROES if chain.zeroes_hidden_rows and not scores.hides_by_masks else None
+        refusal = ZEROES if chain.zeroes_hidden_rows and not scores.hides_by_masks else None
         arguments = _arguments(scores, chain, dropout, sink)
-        site = Call(op, op, nodes[-1], arguments, obstacle)
+        site = Call(op, op, nodes[-1], arguments, refusal)
         return Match(
             site,
             op,
@@ -70,7 +70,7 @@ class MaskedSoftmax(Rule):
 
 
 def _last_dim_softmax(call: Call) -> SoftmaxChain | None:
-    if call.obstacle is not None:
+    if call.refusal is not None:
         return None
     chain = read_softmax(call) or read_softmax_decomposed(call)
     if chain is None or chain.op != "softmax" or not isinstance(chain.dim, int):

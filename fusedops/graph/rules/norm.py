@@ -77,7 +77,7 @@ def unsupported_row(match: Match) -> str | None:
 def _with_casts(call: Call) -> Match | None:
     """norm(x.float()).to(x.dtype), which the op computes from x, with the result rounded once; None
     without both casts."""
-    cast = None if call.obstacle else only_user(call.node, "cast")
+    cast = None if call.refusal else only_user(call.node, "cast")
     casts, input = widened(call.arguments["input"])
     if cast is None or not casts or value(input).dtype not in KERNEL_DTYPES:
         return None

@@ -60,17 +60,17 @@ class NormDecomposed(Rule):
         if norm is None or norm.op not in self.ops:
             return None
         # The longest chain whose result has the dtype of the input, cast or not.
-        ends = [(longer, input_of(longer)) for longer in continued(norm)]
+        ends = [(extended, input_of(extended)) for extended in continued(norm)]
         norm, input = next(((n, i) for n, i in reversed(ends) if i), (norm, None))
-        obstacle = norm.obstacle
+        refusal = norm.refusal
         if input is None:
-            obstacle = obstacle or "no op supports its combination of dtypes"
+            refusal = refusal or "no op supports its combination of dtypes"
         if norm.has_factors and None in norm.over.known_row:
-            obstacle = obstacle or UNKNOWN_ROW
+            refusal = refusal or UNKNOWN_ROW
         if norm.is_shared:
-            obstacle = obstacle or "something else uses an intermediate result"
+            refusal = refusal or "something else uses an intermediate result"
         arguments = arguments_of(norm, input or norm.input)
-        site = Call(norm.op, norm.op, norm.last, arguments, obstacle)
+        site = Call(norm.op, norm.op, norm.last, arguments, refusal)
         order = norm.over.order(norm.kind)
         return Match(site, norm.op, {norm.last: 0}, norm.nodes, order=order)
 

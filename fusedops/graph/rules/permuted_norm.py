@@ -60,7 +60,7 @@ def _is_spatial(norm: Match) -> bool:
     """Whether a norm is one over a single dimension that the spatial ops compute too."""
     given: Mapping[str, Any] = norm.call.arguments
     has_variant = given.get("weight_offset") or given.get("rounds_normalized")
-    known = norm.op in _SHARED and not norm.call.obstacle and not has_variant
+    known = norm.op in _SHARED and not norm.call.refusal and not has_variant
     row = given.get("normalized_shape")
     one_dim = isinstance(row, (list, tuple)) and len(row) == 1
     return known and one_dim and list(norm.results.values()) == [0]

@@ -27,7 +27,7 @@ class Softmax(Rule):
 
     def match(self, call: Call) -> Match | None:
         chain = read_softmax(call)
-        return None if chain is None else match_softmax(chain, call.obstacle)
+        return None if chain is None else match_softmax(chain, call.refusal)
 
     def refusal(self, match: Match) -> str | None:
         arguments = match.call.arguments
@@ -48,11 +48,11 @@ class Softmax(Rule):
         yield replace(call, args=(*call.args[:2], value(match.call.node).dtype))
 
 
-def match_softmax(chain: SoftmaxChain, obstacle: str | None = None) -> Match:
+def match_softmax(chain: SoftmaxChain, refusal: str | None = None) -> Match:
     """The site of a chain, which stays where only masked_softmax computes it."""
     arguments = {"input": chain.input, "dim": chain.dim, "dtype": chain.dtype}
     if chain.needs_masks:
-        obstacle = obstacle or (ZEROES if chain.zeroes_hidden_rows else NOT_MASKED)
-    site = Call(chain.op, chain.op, chain.last, arguments, obstacle)
+        refusal = refusal or (ZEROES if chain.zeroes_hidden_rows else NOT_MASKED)
+    site = Call(chain.op, chain.op, chain.last, arguments, refusal)
     fused_nodes = chain.nodes if len(chain.nodes) > 1 else ()
     return Match(site, chain.op, {chain.last: None}, fused_nodes)

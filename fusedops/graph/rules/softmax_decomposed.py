@@ -34,9 +34,9 @@ class SoftmaxDecomposed(Softmax):
         found = read_decomposed(call)
         if found is None:
             return None
-        obstacle = found.obstacle or (SHARED if found.is_shared else None)
-        if obstacle is None:
+        refusal = found.refusal or (SHARED if found.is_shared else None)
+        if refusal is None:
             return match_softmax(chain_of(found))
         arguments = {"input": found.input, "dim": found.dim, "dtype": None}
-        site = Call(found.op, found.op, found.last, arguments, obstacle)
+        site = Call(found.op, found.op, found.last, arguments, refusal)
         return Match(site, found.op, {found.last: None})

@@ -48,7 +48,7 @@ class Stack(Rule):
         if found is None or stack_dim is None:
             return None
         op, arguments = found
-        site = Call(op, op, call.node, {**arguments, "stack_dim": stack_dim}, call.obstacle)
+        site = Call(op, op, call.node, {**arguments, "stack_dim": stack_dim}, call.refusal)
         own = {node for match in matches for node in match.fused_nodes or (match.call.node,)}
         index = 0 if op == "stack_layer_norm" else None
         return Match(site, op, {call.node: index}, (*sorted(own), call.node))
@@ -69,7 +69,7 @@ class Stack(Rule):
     def _first_match(self, call: Call) -> Match | None:
         for rule in self.rules:
             match = rule.match(call)
-            if match is not None and not (match.call.obstacle or rule.refusal(match)):
+            if match is not None and not (match.call.refusal or rule.refusal(match)):
                 return match
         return None
 
