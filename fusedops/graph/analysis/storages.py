@@ -151,6 +151,14 @@ def is_returned(node: Node) -> bool:
     return storage(node) in _facts(node.graph).returned
 
 
+def written_before_read(calls: set[Node], operands: set[Node], reader: Node) -> bool:
+    """Whether something writes into the memory of a tensor before a call that reads it has run.
+    The operands are read by `reader`."""
+    reads = [(node, call) for call in calls for node in call.all_input_nodes]
+    reads += [(node, reader) for node in operands]
+    return any(node < writer < call for node, call in reads for writer in writers_of(node))
+
+
 def live(graph: Graph) -> set[Node]:
     """The nodes that the graph's outputs or side effects depend on."""
     writers = {*_facts(graph).writers}

@@ -9,7 +9,7 @@ of which nothing is known. Nothing is computed, so that sizes may be symbols.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -254,3 +254,10 @@ def at_most_zero(affine: Affine) -> Logical | None:
     if abs(step) != 1 or not one_per_row:
         return None
     return Truth((Bound(limit, is_start=step < 0),), (Bound(limit, is_start=step > 0),))
+
+
+def operands(parts: Iterable[Bound | Leaf]) -> Iterator[Node]:
+    """The nodes that a condition refers to."""
+    for part in parts:
+        for term in [part.node] if isinstance(part, Leaf) else part.limit.terms:
+            yield from (term.keys, term.rows) if isinstance(term, Search) else (term,)

@@ -1,0 +1,181 @@
+"""What is known of numbers: aranges, constants, and what is computed of them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from torch.fx import Node
+
+from fusedops.graph.analysis.calls import Call
+from fusedops.graph.analysis.masks import choices
+from fusedops.graph.analysis.masks.choices import Choice
+from fusedops.graph.analysis.masks.interpreter import (
+    INTEGERS,
+    Ascending,
+    Interpreter,
+    Known,
+    Magnitude,
+    Quotient,
+    Step,
+    as_affine,
+)
+from fusedops.graph.analysis.masks.positions import COLUMNS, Affine, Bound, Truth
+from fusedops.graph.analysis.steps import call_of, reduced_dims, same_shape
+from fusedops.graph.analysis.values import number, value
+
+
+def _arange(reader: Interpreter, call: Call) -> Known | None:
+    start, step = (as_affine(reader.read(call.arguments[name])) for name in ("start", "step"))
+    if not isinstance(start, Affine) or not isinstance(step, Affine) or step.terms:
+        return None
+    is_integer = value(call.node).dtype in INTEGERS and not start.tensors
+    return start + Affine(steps={COLUMNS: step.constant}) if is_integer else None
+
+
+def _full(reader: Interpreter, call: Call) -> Known | None:
+    return number(call.arguments.get("fill_value"))
+
+
+def _zeros(reader: Interpreter, call: Call) -> Known | None:
+    return 0
+
+
+def _ones(reader: Interpreter, call: Call) -> Known | None:
+    return 1
+
+
+def _arithmetic(compute: Callable[[Any, Any], Any]) -> Step:
+    def step(reader: Interpreter, call: Call) -> Known | None:
+        a, b = reader.operands(call)
+        if isinstance(a, (int, float, Truth, Choice)) and isinstance(
+            b, (int, float, Truth, Choice)
+        ):
+            return choices.combined(compute, a, b)
+        if value(call.node).dtype not in INTEGERS:
+            return None
+        if compute is operator.mul:
+            a, b = (b, a) if type(a) is int else (a, b)
+            return a * b if isinstance(a, Affine) and type(b) is int else None
+        x, y = as_affine(a), as_affine(b)
+        affine: Affine | None = None
+        if isinstance(x, Affine) and isinstance(y, Affine):
+            affine = compute(x, y)
+        return affine
+
+    return step
+
+
+def _floor_quotient(reader: Interpreter, call: Call) -> Known | None:
+    dividend, divisor = reader.operands(call)
+    if not isinstance(dividend, Affine) or not isinstance(divisor, int):
+        return None
+    return Quotient(dividend, divisor) if divisor > 0 else None
+
+
+def _magnitude(reader: Interpreter, call: Call) -> Known | None:
+    signed = reader.read(call.arguments["input"])
+    return Magnitude(signed) if isinstance(signed, Affine) else None
+
+
+def _cumulative_sum(reader: Interpreter, call: Call) -> Known | None:
+    """Ones give positions, and numbers that are not negative an ascending sequence."""
+    added, dim = reader.read(call.arguments["input"]), call.arguments["dim"]
+    tensor = value(call.node)
+    if tensor.dtype not in INTEGERS or type(dim) is not int or tensor.dim() == 0:
+        return None
+    dim = dim % tensor.dim() - tensor.dim()
+    if isinstance(added, int):
+        return Affine(int(added), {dim: int(added)}) if added else 0
+    least = min(added.yes, added.no) if isinstance(added, Choice) else 0
+    if not isinstance(added, (Truth, Choice)) or least < 0:
+        return None
+    return Ascending(call.node, dim, _without_jumps(call) if dim == COLUMNS else None)
+
+
+def _without_jumps(count: Call) -> Node | None:
+    """The tensor x of (x.diff(prepend=...) != 1).cumsum(-1): where the sum stays the same, x rises
+    by one."""
+    jumps = call_of(count.arguments["input"], "ne")
+    differences = call_of(jumps.arguments["input"], "diff") if jumps else None
+    if jumps is None or differences is None or _differenced_dim(differences) != COLUMNS:
+        return None
+    x: Node = differences.arguments["input"]
+    known = number(jumps.arguments["other"]) == 1 and same_shape(x, count.node)
+    return x if known and differences.arguments.get("append") is None else None
+
+
+def _differenced_dim(call: Call) -> int | None:
+    """The dimension along which a call subtracts from each element the one before it."""
+    given, dim = value(call.arguments["input"]), call.arguments.get("dim", -1)
+    once = call.arguments.get("n", 1) == 1 and type(dim) is int and given.dim() > 0
+    return dim % given.dim() - given.dim() if once else None
+
+
+def _differences(reader: Interpreter, call: Call) -> Known | None:
+    """Those of numbers that rise evenly are all the same."""
+    dim, given = _differenced_dim(call), reader.affine(call.arguments["input"])
+    if dim is None or given is None or given.tensors or call.arguments.get("append") is not None:
+        return None
+    step = given.steps.get(dim, 0)
+    before = given + Affine(-step, {dim: -step})
+    prepended = call.arguments.get("prepend")
+    one_more = same_shape(call.arguments["input"], call.node)
+    is_even = prepended is None or (one_more and reader.affine(prepended) == before)
+    return step if is_even else None
+
+
+def _count_below(reader: Interpreter, call: Call) -> Known | None:
+    """How many of some boundaries are below each of ascending numbers."""
+    boundaries = call.arguments.get("sorted_sequence", call.arguments.get("boundaries"))
+    if not isinstance(boundaries, Node) or value(boundaries).dim() != 1:
+        return None
+    return _ascending_as(reader, call.arguments["input"], call.node)
+
+
+def _count_reached(reader: Interpreter, call: Call) -> Known | None:
+    """How many limits each column has reached, as in (columns >= limits[:, None]).sum(0)."""
+    reached = reader.read(call.arguments["input"])
+    parts = reached.when_true if isinstance(reached, Truth) else None
+    dims = reduced_dims(call, value(call.arguments["input"]))
+    rank = value(call.arguments["input"]).dim()
+    if not parts or not dims or rank - 1 in dims or value(call.node).dtype not in INTEGERS:
+        return None
+    ascends = all(isinstance(part, Bound) and part.is_start for part in parts)
+    return Ascending(call.node, COLUMNS) if ascends else None
+
+
+def _repeated(reader: Interpreter, call: Call) -> Known | None:
+    """Ascending numbers, or without any the indices of `repeats`, each of which is repeated."""
+    given, repeats = call.arguments.get("input"), call.arguments.get("repeats")
+    if given is None or repeats is None:
+        return Ascending(call.node, COLUMNS)
+    return _ascending_as(reader, given, call.node) if value(given).dim() == 1 else None
+
+
+def _ascending_as(reader: Interpreter, given: Any, node: Node) -> Ascending | None:
+    """A tensor whose elements ascend along the dimension along which those of another one do."""
+    known = reader.affine(given)
+    if known is None or known.tensors or value(node).dtype not in INTEGERS:
+        return None
+    dims = [dim for dim, step in known.steps.items() if step > 0]
+    return Ascending(node, dims[0]) if len(dims) == len(known.steps) == 1 else None
+
+
+STEPS: dict[str, Step] = {
+    "arange": _arange,
+    "full": _full,
+    "zeros": _zeros,
+    "ones": _ones,
+    "add": _arithmetic(operator.add),
+    "sub": _arithmetic(operator.sub),
+    "mul": _arithmetic(operator.mul),
+    "floordiv": _floor_quotient,
+    "abs": _magnitude,
+    "cumsum": _cumulative_sum,
+    "diff": _differences,
+    "bucketize": _count_below,
+    "sum": _count_reached,
+    "repeat_interleave": _repeated,
+}

@@ -1,0 +1,190 @@
+"""What is known of comparisons of positions: the columns that each row sees."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from fusedops.graph.analysis.calls import Call
+from fusedops.graph.analysis.masks import choices
+from fusedops.graph.analysis.masks.interpreter import (
+    Ascending,
+    Interpreter,
+    Known,
+    Magnitude,
+    Quotient,
+    Step,
+    is_chosen,
+)
+from fusedops.graph.analysis.masks.picks import Pick
+from fusedops.graph.analysis.masks.positions import (
+    COLUMNS,
+    ROWS,
+    Affine,
+    Bound,
+    Condition,
+    Document,
+    Leaf,
+    Logical,
+    Search,
+    Truth,
+    Within,
+    at_most_zero,
+    both,
+    column_of_zero,
+    inverse,
+)
+from fusedops.graph.analysis.steps import upstream
+from fusedops.graph.analysis.storages import written_before_read
+from fusedops.graph.analysis.values import value
+
+
+def _is_unwritten(*nodes: Node) -> bool:
+    """Whether nothing writes into a tensor that these depend on before it has been read."""
+    calls = {call for node in nodes for call in upstream(node, until=set())}
+    return not written_before_read(calls, set(), nodes[0])
+
+
+_RELATIONS = {name: getattr(operator, name) for name in ("lt", "le", "gt", "ge", "eq", "ne")}
+
+
+_MIRRORED = {"gt": "lt", "ge": "le"}
+
+
+def _comparison(reader: Interpreter, call: Call) -> Known | None:
+    a, b = reader.operands(call)
+    if is_chosen(a) and is_chosen(b):
+        return choices.combined(_RELATIONS[call.kind], a, b)
+    names = ("other", "input") if call.kind in _MIRRORED else ("input", "other")
+    x, y = (reader.position(call.arguments.get(name)) for name in names)
+    kind = _MIRRORED.get(call.kind, call.kind)
+    if kind in ("eq", "ne"):
+        equal = _equal(reader, x, y)
+        if isinstance(equal, Truth):
+            equal = _with_known_column(equal, *reader.operands(call))
+        return inverse(equal) if equal is not None and kind == "ne" else equal
+    known = _ordered(kind, x, y)
+    if known is not None:
+        return known
+    x, y = (reader.affine(call.arguments.get(name)) for name in names)
+    return _ordered_in_document(reader, kind, x - y, call.node) if x and y else None
+
+
+def _ordered(kind: str, x: Any, y: Any) -> Logical | None:
+    return _at_most(x, y) if kind == "le" else _less(x, y)
+
+
+def _ordered_in_document(
+    reader: Interpreter, kind: str, difference: Affine, node: Node
+) -> Truth | None:
+    """A comparison of a row's and a column's numbers, such as position_ids[:, None, :] <=
+    position_ids[:, :, None], which differ as indices do if they are in the same document."""
+    tensors = [term for term in difference.tensors if isinstance(term, Node)]
+    columns = [term for term in tensors if Affine(terms={term: 1}).varies_over_columns]
+    rows = [term for term in tensors if term not in columns]
+    if len(columns) != 1 or len(rows) != 1 or len(difference.tensors) != 2:
+        return None
+    document = _document(reader.pick(rows[0]), reader.pick(columns[0]))
+    step = difference.terms[columns[0]]
+    if document is None or difference.terms[rows[0]] != -step:
+        return None
+    numbers = Affine(terms={columns[0]: step, rows[0]: -step})
+    known = _ordered(kind, difference - numbers + document.difference * step, Affine())
+    return _within(document, known, node) if isinstance(known, Truth) else None
+
+
+def _document(rows: Pick, columns: Pick) -> Document | None:
+    """The document of the elements of one tensor that two others have."""
+    same = rows.source is columns.source and rows.places[:-1] == columns.places[:-1]
+    return Document(rows.source, rows.places, columns.places) if same and rows.places else None
+
+
+def _within(document: Document, known: Truth, node: Node) -> Truth:
+    """What is known of `node` in a document."""
+
+    def limited(condition: Condition | None, otherwise: Leaf) -> Condition | None:
+        bounds = [part for part in condition or () if isinstance(part, Bound)]
+        return tuple(Within(document, bound, otherwise) for bound in bounds) or None
+
+    leaves = Leaf(node), Leaf(node, negated=True)
+    return Truth(limited(known.when_true, leaves[0]), limited(known.when_false, leaves[1]))
+
+
+def _with_known_column(equal: Truth, x: Known | None, y: Known | None) -> Truth:
+    """Where quotients are equal, with the column in which their dividends are."""
+    if not isinstance(x, Quotient) or not isinstance(y, Quotient) or x.divisor != y.divisor:
+        return equal
+    leaves = column_of_zero(x.dividend - y.dividend)
+    bounds = [part for part in equal.when_true or () if isinstance(part, Bound)]
+    return replace(equal, when_true=tuple(replace(bound, leaves=leaves) for bound in bounds))
+
+
+def _less(x: Any, y: Any) -> Logical | None:
+    if isinstance(y, Affine):
+        return _at_most(x, y - 1)
+    return _at_most(x + 1, y) if isinstance(x, Affine) else None
+
+
+def _at_most(x: Any, y: Any) -> Logical | None:
+    """x <= y, if that is one interval of columns or the opposite."""
+    if isinstance(x, Affine) and isinstance(y, Affine):
+        return at_most_zero(x - y)
+    if isinstance(x, Quotient) and isinstance(y, Affine):
+        return at_most_zero(x.dividend - y * x.divisor + (1 - x.divisor))
+    if isinstance(x, Affine) and isinstance(y, Quotient):
+        return at_most_zero(x * y.divisor - y.dividend)
+    if isinstance(x, Magnitude) and isinstance(y, Affine):
+        return _all_of(at_most_zero(x.signed - y), at_most_zero(-x.signed - y))
+    if isinstance(x, Affine) and isinstance(y, Magnitude):
+        smaller = _at_most(y, x - 1)
+        return None if smaller is None else inverse(smaller)
+    return None
+
+
+def _equal(reader: Interpreter, x: Any, y: Any) -> Logical | None:
+    for keys, rows in ((x, y), (y, x)):
+        if isinstance(keys, Ascending) and keys.dim == COLUMNS and isinstance(rows, Affine):
+            return _found(reader, keys, rows)
+    if isinstance(x, Magnitude) or isinstance(y, Magnitude):
+        return None
+    return _all_of(_at_most(x, y), _at_most(y, x))
+
+
+def _found(reader: Interpreter, keys: Ascending, rows: Affine) -> Truth | None:
+    """Where ascending keys are equal to the number of the row."""
+    row = next(iter(rows.terms), None)
+    if not isinstance(row, Node) or rows != Affine(terms={row: 1}):
+        return None
+    if not _can_search(keys.node, row) or not _is_unwritten(keys.node, row):
+        return None
+    document = _document(reader.pick(row), reader.pick(keys.node))
+    leaves = column_of_zero(document.difference) if document else None
+    start, end = (Affine(terms={Search(keys.node, row, right): 1}) for right in (False, True))
+    bounds = (Bound(start, True, leaves), Bound(end, False, leaves))
+    if document is None or keys.numbers is None:
+        return Truth(bounds, None)
+    return Truth((*bounds, replace(document, numbers=keys.numbers)), None)
+
+
+def _can_search(keys: Node, rows: Node) -> bool:
+    """Whether torch.searchsorted takes these keys and rows, once the rows are along the columns."""
+    sorted_keys, numbers = value(keys), value(rows)
+    if not isinstance(numbers, torch.Tensor) or sorted_keys.dtype != numbers.dtype:
+        return False
+    if not sorted_keys.dim() == numbers.dim() > 1:
+        return False
+    pairs = zip(sorted_keys.shape[:-2], numbers.shape[:-2], strict=True)
+    one_row = statically_known_true(sorted_keys.shape[ROWS] == 1)
+    return one_row and all(statically_known_true(m == n) for m, n in pairs)
+
+
+def _all_of(a: Logical | None, b: Logical | None) -> Logical | None:
+    return None if a is None or b is None else both(a, b)
+
+
+STEPS: dict[str, Step] = dict.fromkeys(_RELATIONS, _comparison)

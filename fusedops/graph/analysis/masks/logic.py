@@ -1,0 +1,104 @@
+"""What is known of conditions, and of tensors that they select."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fusedops.graph.analysis.calls import Call
+from fusedops.graph.analysis.masks import choices
+from fusedops.graph.analysis.masks.interpreter import (
+    INTEGERS,
+    Ascending,
+    Interpreter,
+    Known,
+    Step,
+    as_affine,
+    is_chosen,
+)
+from fusedops.graph.analysis.masks.positions import (
+    COLUMNS,
+    ROWS,
+    Affine,
+    Logical,
+    Truth,
+    at_most_zero,
+    both,
+    either,
+    inverse,
+)
+from fusedops.graph.analysis.values import value
+
+
+def _logic(connect: Callable[[Logical, Logical], Logical]) -> Step:
+    def step(reader: Interpreter, call: Call) -> Known | None:
+        a, b = reader.operands(call)
+        if not isinstance(a, (Truth, bool)) or not isinstance(b, (Truth, bool)):
+            return None
+        return connect(a, b)
+
+    return step
+
+
+def _negation(reader: Interpreter, call: Call) -> Known | None:
+    known = reader.read(call.arguments["input"])
+    if isinstance(known, (Truth, bool)):
+        return inverse(known)
+    if not is_chosen(known) or value(call.node).dtype != torch.bool:
+        return None
+    return choices.combined(operator.eq, known, 0)
+
+
+def _where(reader: Interpreter, call: Call) -> Known | None:
+    condition = reader.read(call.arguments.get("condition"))
+    return _selected(condition, *reader.operands(call))
+
+
+def _masked_fill(reader: Interpreter, call: Call) -> Known | None:
+    mask, fill, input = (reader.read(call.arguments.get(n)) for n in ("mask", "value", "input"))
+    return _selected(mask, fill, input)
+
+
+def _selected(condition: Any, yes: Any, no: Any) -> Known | None:
+    if not isinstance(condition, (Truth, bool)) or not (is_chosen(yes) and is_chosen(no)):
+        return None
+    return choices.selected(condition, yes, no)
+
+
+def _triangle(sign: int) -> Step:
+    """tril (1) or triu (-1)."""
+
+    def step(reader: Interpreter, call: Call) -> Known | None:
+        known = reader.read(call.arguments["input"])
+        diagonal = as_affine(reader.read(call.arguments.get("diagonal", 0)))
+        if not isinstance(diagonal, Affine) or value(call.node).dim() < 2:
+            return None
+        distance = Affine(steps={COLUMNS: 1, ROWS: -1}) - diagonal
+        return _selected(at_most_zero(distance * sign), known, 0)
+
+    return step
+
+
+def _cast(reader: Interpreter, call: Call) -> Known | None:
+    known = reader.read(call.arguments["input"])
+    if is_chosen(known):
+        if value(call.node).dtype == torch.bool and not isinstance(known, Truth):
+            return choices.combined(operator.ne, known, 0)
+        return known
+    kept = {value(node).dtype for node in (call.arguments["input"], call.node)} <= {*INTEGERS}
+    return known if kept and not isinstance(known, Ascending) else None
+
+
+STEPS: dict[str, Step] = {
+    "and": _logic(both),
+    "or": _logic(either),
+    "not": _negation,
+    "where": _where,
+    "masked_fill": _masked_fill,
+    "tril": _triangle(1),
+    "triu": _triangle(-1),
+    "cast": _cast,
+}

@@ -1,0 +1,105 @@
+"""Reads the mask that a graph computes: the columns that each row sees, as bounds where they follow
+from positions, and as bool tensors where nothing is known.
+
+The calls that build a mask are interpreted with the values of `positions.py` and `choices.py`:
+`arithmetic.py` begins with aranges, `comparisons.py` makes bounds of them, and `logic.py` and
+`views.py` lead on to the mask. A tensor that is a graph input or a
+buffer has unknown elements, but can be a bound: `keys <= position[:, None]` ends each row at a
+position that the graph reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Node
+
+from fusedops.graph.analysis import storages
+from fusedops.graph.analysis.masks import arithmetic, comparisons, logic, views
+from fusedops.graph.analysis.masks.choices import Choice, Number
+from fusedops.graph.analysis.masks.interpreter import Interpreter
+from fusedops.graph.analysis.masks.positions import (
+    Bound,
+    Condition,
+    Leaf,
+    Logical,
+    Truth,
+    inverse,
+    operands,
+    resolved,
+)
+from fusedops.graph.analysis.steps import upstream
+from fusedops.graph.analysis.values import value
+from fusedops.graph.analysis.writes import written
+
+_STEPS = {**arithmetic.STEPS, **comparisons.STEPS, **logic.STEPS, **views.STEPS}
+
+
+@dataclass(frozen=True)
+class Mask:
+    """What a mask hides.
+
+    visible: what holds for the columns that a row sees.
+    added: the number that is added to hidden scores; None for a bool mask.
+    calls: the calls that compute the mask from other tensors.
+    """
+
+    visible: tuple[Bound | Leaf, ...]
+    added: Number | None
+    calls: frozenset[Node]
+
+    @property
+    def bounds(self) -> tuple[Bound, ...]:
+        return tuple(part for part in self.visible if isinstance(part, Bound))
+
+    @property
+    def leaves(self) -> tuple[Leaf, ...]:
+        return tuple(part for part in self.visible if isinstance(part, Leaf))
+
+
+def read_bool(mask: Node, hides: bool, reader: Node) -> Mask | None:
+    """A bool mask, True for hidden columns if `hides` and else for visible ones, as `reader` sees
+    it; None if nothing is known of it."""
+    known = Interpreter(_STEPS).read(mask)
+    if not isinstance(known, (Truth, bool)):
+        return None
+    return _mask(mask, inverse(known) if hides else known, None, reader)
+
+
+def read_added(addend: Node, reader: Node) -> Mask | None:
+    """A mask that is added to scores: 0 for visible columns, and another number for hidden ones."""
+    known = Interpreter(_STEPS).read(addend)
+    if not isinstance(known, Choice) or 0 not in (known.yes, known.no):
+        return None
+    visible = known if known.yes == 0 else known.swapped
+    return _mask(addend, visible.truth, visible.no, reader)
+
+
+def why_unknown(mask: Node) -> str:
+    """Why a mask is not known as bounds of rows."""
+    calls = upstream(mask, until=set()) or {mask}
+    read = {node for call in calls for node in (call, *call.all_input_nodes)}
+    given = [node for node in sorted(read) if node.op in ("placeholder", "get_attr")]
+    tensors = [node.name for node in given if isinstance(value(node), torch.Tensor)]
+    if tensors:
+        return f"the mask depends on the elements of {', '.join(tensors[:3])}"
+    return "the mask is not known to leave each row one interval of columns"
+
+
+def _mask(node: Node, visible: Logical, added: Number | None, reader: Node) -> Mask | None:
+    if isinstance(visible, bool):
+        condition: Condition | None = () if visible else None
+    else:
+        condition = visible.when_true
+    if condition is None:
+        return None
+    known = resolved(condition)
+    read = set(operands(known))
+    if node in read:
+        return None
+    calls = upstream(node, until=read)
+    if storages.written_before_read(calls, read, reader):
+        return None
+    tensors = (call for call in calls if isinstance(value(call), torch.Tensor))
+    return Mask(known, added, frozenset(call for call in tensors if not written(call)))
