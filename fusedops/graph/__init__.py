@@ -2,8 +2,9 @@
 
 One set of rules serves torch IR (Dynamo, `fx.symbolic_trace`) and ATen IR (`torch.export`):
 
-ir/         the graph in normal form: what a node computes, and where its memory is
-rules/      one rewrite per file, with the graph before and after
+analysis/   what a graph computes: calls in normal form, values, writes, memory, modes, masks
+readers/    recognises parts of softmaxes and norms, for several rules
+rules/      one rewrite a file, and how to write one
 policy/     whether a replacement pays on this machine
 rewriting/  replaces the sites that the rules find, or reports why it does not
 memory/     after Inductor's own passes: runs ops in place, and drops unused outputs

@@ -2,12 +2,7 @@
 
 import pytest
 import torch
-from masked_softmax_forms import (
-    INF,
-    LENGTH,
-    arguments_of,
-    draw,
-)
+from masked_softmax_forms import INF, LENGTH, arguments_of, draw
 
 
 def _ones():

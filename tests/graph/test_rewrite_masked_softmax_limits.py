@@ -2,10 +2,7 @@
 
 import pytest
 import torch
-from masked_softmax_forms import (
-    INF,
-    draw,
-)
+from masked_softmax_forms import INF, draw
 
 
 def _over_the_first_dimension(x, keep, bias):

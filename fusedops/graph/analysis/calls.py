@@ -135,7 +135,7 @@ def _operator_call(node: Node, kind: str, parameters: tuple[str, ...]) -> Call:
     if kind == "permute" and node.op == "call_method" and len(node.args) > 2:
         given["dims"] = node.args[1:]
     name = kind.removeprefix("native_").removeprefix("fused_")
-    return Call(kind, name, node, _NORMALISERS.get(name, dict)(given), _refusal(node, kind))
+    return Call(kind, name, node, _normal(name, given), _refusal(node, kind))
 
 
 def _refusal(node: Node, kind: str) -> str | None:
@@ -148,104 +148,51 @@ def _refusal(node: Node, kind: str) -> str | None:
     return "scales one of its operands" if scaled else None
 
 
-def _normal_softmax(given: dict[str, Any]) -> dict[str, Any]:
-    dim = constant(given.get("dim"))
-    dtype = torch.float32 if given.get("half_to_float") else given.get("dtype")
-    if dim is None:
-        dim = _implicit_dim(value(given["input"]))
-    return {"input": given["input"], "dim": dim, "dtype": dtype}
-
-
-def _implicit_dim(tensor: Any) -> int | None:
-    """The dim that torch chooses for softmax(x, dim=None): _get_softmax_dim in
-    torch/nn/functional.py."""
-    if not isinstance(tensor, torch.Tensor):
-        return None
-    return 0 if tensor.dim() in (0, 1, 3) else 1
-
-
-def _normal_layer_norm(given: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "input": given["input"],
-        "normalized_shape": given["normalized_shape"],
-        "weight": given.get("weight"),
-        "bias": given.get("bias"),
-        "eps": constant(given.get("eps", 1e-5)),
-    }
-
-
-def _normal_group_norm(given: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "input": given["input"],
-        "num_groups": constant(given["num_groups"]),
-        "weight": given.get("weight"),
-        "bias": given.get("bias"),
-        "eps": constant(given.get("eps", 1e-5)),
-    }
-
-
-def _normal_rms_norm(given: dict[str, Any]) -> dict[str, Any]:
-    eps = given.get("eps")
-    return {
-        "input": given["input"],
-        "normalized_shape": given["normalized_shape"],
-        "weight": given.get("weight"),
-        "eps": _implicit_eps(value(given["input"])) if eps is None else constant(eps),
-    }
-
-
-def _implicit_eps(tensor: Any) -> float | None:
-    return default_rms_eps(tensor.dtype) if isinstance(tensor, torch.Tensor) else None
-
-
-def _normal_dropout(given: dict[str, Any]) -> dict[str, Any]:
-    """The defaults are those of torch's functions; ATen's have none."""
-    train = constant(given.get("train", True))
-    return {"input": given["input"], "p": constant(given.get("p", 0.5)), "train": train}
-
-
-def _normal_variance(given: dict[str, Any]) -> dict[str, Any]:
-    correction = given.get("correction", given.get("unbiased", True))
-    return {
-        "input": given["input"],
-        "dim": given.get("dim"),
-        "correction": 1 if correction is None else constant(correction),
-        "keepdim": given.get("keepdim", False),
-    }
-
-
-def _normal_arange(given: dict[str, Any]) -> dict[str, Any]:
-    if "end" not in given:  # torch.arange(end)
-        given = given | {"end": given["start"], "start": 0}
-    return {"start": 0, "step": 1} | given
-
-
-def _normal_norm(given: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "input": given["input"],
-        "p": given.get("p", 2.0),
-        "dim": given.get("dim"),
-        "keepdim": given.get("keepdim", False),
-        "dtype": given.get("dtype"),
-    }
-
-
-_NORMALISERS = {
-    "arange": _normal_arange,
-    "norm": _normal_norm,
-    "linalg_norm": _normal_norm,
-    "dropout": _normal_dropout,
-    "var": _normal_variance,
-    "std": _normal_variance,
-    "var_mean": _normal_variance,
-    "std_mean": _normal_variance,
-    "softmax": _normal_softmax,
-    "safe_softmax": _normal_softmax,
-    "log_softmax": _normal_softmax,
-    "layer_norm": _normal_layer_norm,
-    "group_norm": _normal_group_norm,
-    "rms_norm": _normal_rms_norm,
+_SOFTMAX = {"dim": None, "dtype": None}
+_VARIANCE = {"dim": None, "correction": 1, "keepdim": False}
+_VECTOR_NORM = {"p": 2.0, "dim": None, "keepdim": False, "dtype": None}
+#: The arguments after the input, in the order of the op if a kind becomes one, with the defaults of
+#: torch's functions; ATen's have none.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("softmax", "safe_softmax", "log_softmax"), _SOFTMAX),
+    "layer_norm": {"normalized_shape": None, "weight": None, "bias": None, "eps": 1e-5},
+    "group_norm": {"num_groups": None, "weight": None, "bias": None, "eps": 1e-5},
+    "rms_norm": {"normalized_shape": None, "weight": None, "eps": None},
+    "dropout": {"p": 0.5, "train": True},
+    **dict.fromkeys(("var", "std", "var_mean", "std_mean"), _VARIANCE),
+    **dict.fromkeys(("norm", "linalg_norm"), _VECTOR_NORM),
 }
+#: Those that are read as numbers, by the first key that is in the kind.
+_NUMBERS = {"softmax": ["dim"], "dropout": ["p", "train"], "group_norm": ["num_groups", "eps"]}
+_NUMBERS |= {
+    "layer_norm": ["eps"],
+    "rms_norm": ["eps"],
+    "var": ["correction"],
+    "std": ["correction"],
+}
+
+
+def _normal(kind: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call with defaults, and with numbers as Python has them."""
+    if kind == "arange":
+        end = {} if "end" in given else {"end": given["start"], "start": 0}  # torch.arange(end)
+        return {"start": 0, "step": 1} | given | end
+    if kind not in _DEFAULTS:
+        return given
+    correction = given.get("correction", given.get("unbiased"))
+    given = given | {"correction": 1 if correction is None else correction}
+    normal = {name: given.get(name, default) for name, default in _DEFAULTS[kind].items()}
+    names = next((names for word, names in _NUMBERS.items() if word in kind), [])
+    normal |= {name: constant(normal[name]) for name in names}
+    input = value(given.get("input"))
+    if given.get("half_to_float"):
+        normal["dtype"] = torch.float32
+    if "softmax" in kind and normal["dim"] is None and isinstance(input, torch.Tensor):
+        # What _get_softmax_dim in torch/nn/functional.py chooses for softmax(x, dim=None).
+        normal["dim"] = 0 if input.dim() in (0, 1, 3) else 1
+    if kind == "rms_norm" and given.get("eps") is None and isinstance(input, torch.Tensor):
+        normal["eps"] = default_rms_eps(input.dtype)
+    return {"input": given["input"]} | normal
 
 
 def _module_call(node: Node) -> Call | None:
@@ -263,7 +210,7 @@ def _module_call(node: Node) -> Call | None:
         settings = {"p": module.p, "train": None}  # train() or eval() may change it later
     else:
         settings = {"dim": -3 if type(module) is nn.Softmax2d else module.dim}
-    return Call(kind, kind, node, _NORMALISERS[kind](given | settings), _module_refusal(module))
+    return Call(kind, kind, node, _normal(kind, given | settings), _module_refusal(module))
 
 
 def _norm_settings(module: nn.LayerNorm | nn.RMSNorm | nn.GroupNorm, path: str) -> dict[str, Any]:

@@ -97,17 +97,6 @@ def reduced_dims(reduction: Call, reduced: torch.Tensor) -> tuple[int, ...] | No
     return tuple(known) if known and len(set(known)) == len(dims) else None
 
 
-def reduced_dim(reduction: Call, reduced: torch.Tensor) -> int | None:
-    """The single dimension of a reduction, kept or not; of a vector its only one."""
-    given, rank = reduction.arguments.get("dim"), reduced.dim()
-    if isinstance(given, (list, tuple)) and len(given) == 1:
-        given = given[0]
-    if rank == 1 and given in (None, [], ()):
-        return 0
-    dim = constant(given)
-    return dim % rank if isinstance(dim, int) and rank else None
-
-
 def inserts_dims(index: Any) -> bool:
     """Whether an index inserts dimensions of size 1 and takes all elements: x[..., None]."""
     indices = index if isinstance(index, tuple) else (index,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -31,6 +32,11 @@ def hints(tensor: torch.Tensor) -> list[int] | None:
     """A tensor's sizes, with symbols replaced by their values at capture; None if one has none."""
     sizes = [n.node.hint if isinstance(n, torch.SymInt) else n for n in tensor.shape]
     return None if None in sizes else sizes
+
+
+def bytes_of(tensor: torch.Tensor) -> int:
+    """The bytes of a tensor's elements, with sizes as at capture; 0 where one has no hint."""
+    return math.prod(hints(tensor) or [0]) * tensor.dtype.itemsize
 
 
 def fake_mode(node: Node) -> FakeTensorMode:

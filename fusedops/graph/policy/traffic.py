@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 import torch
@@ -11,7 +10,7 @@ from torch.fx import Node
 from fusedops.graph.analysis.nodes import users
 from fusedops.graph.analysis.products import is_unchanged
 from fusedops.graph.analysis.steps import call_of
-from fusedops.graph.analysis.values import hints, value
+from fusedops.graph.analysis.values import bytes_of, hints, value
 from fusedops.graph.rule import Match
 
 
@@ -40,7 +39,7 @@ def unread_bytes(match: Match) -> int:
     last = arguments.get("diagonal") if arguments.get("causal") else columns
     hidden = rows * columns - _before(last + 1, rows, columns) if isinstance(last, int) else 0
     hidden += _before(first, rows, columns) if isinstance(first, int) else 0
-    return _size(scores) // max(rows * columns, 1) * min(hidden, rows * columns)
+    return bytes_of(scores) // max(rows * columns, 1) * min(hidden, rows * columns)
 
 
 def _before(limit: int, rows: int, columns: int) -> int:
@@ -71,8 +70,4 @@ def _moved(node: Node) -> int:
 
 def _bytes(nodes: Iterable[Node]) -> int:
     tensors = [value(node) for node in nodes]
-    return sum(_size(t) for t in tensors if isinstance(t, torch.Tensor))
-
-
-def _size(tensor: torch.Tensor) -> int:
-    return math.prod(hints(tensor) or [0]) * tensor.dtype.itemsize
+    return sum(bytes_of(t) for t in tensors if isinstance(t, torch.Tensor))

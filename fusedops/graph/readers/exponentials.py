@@ -26,7 +26,6 @@ from fusedops.graph.analysis.steps import (
     has_kept_shape,
     is_number,
     known_number,
-    reduced_dim,
     reduced_dims,
     same_value,
     tensor_and_number,
@@ -293,7 +292,7 @@ def read_shift(
     if maximum is None or not (is_masked or same_value(maximised, x)):
         return Shift(x, OTHER_MAXIMUM)
     kept = has_kept_shape(subtracted, x, (dim,))
-    is_of_rows = reduced_dim(maximum, value(x)) == dim and kept
+    is_of_rows = reduced_dims(maximum, value(x)) == (dim,) and kept
     is_selected = is_masked and call_of(hidden.node, "mul") is None  # type: ignore[union-attr]
     refusal = None if is_of_rows else OTHER_MAXIMUM
     return Shift(x, refusal, sink, is_masked, is_guarded or is_selected)

@@ -68,7 +68,9 @@ class LastDims:
             return operand
         extra = max(value(operand).dim() - len(self.dims), 0)
         own = list(value(operand).shape[extra:])
-        if len(own) == len(self.row) and all(map(_is_known_equal, own, self.row)):
+        if len(own) == len(self.row) and all(
+            statically_known_true(m == n) for m, n in zip(own, self.row, strict=True)
+        ):
             return OpCall(aten.reshape.default, (operand, self.known_row))
         given = OpCall(aten.reshape.default, (operand, own)) if extra else operand
         return OpCall(aten.expand.default, (given, self.known_row))
@@ -121,10 +123,6 @@ class SpatialDim(LastDims):
 
     def arguments(self, kind: str) -> dict[str, Any]:
         return super().arguments(kind) if self.order(kind) else {"dim": self.dims[0]}
-
-
-def _is_known_equal(a: Any, b: Any) -> bool:
-    return statically_known_true(a == b)
 
 
 def norm_dims(dims: Sequence[int], sizes: torch.Size) -> LastDims | None:

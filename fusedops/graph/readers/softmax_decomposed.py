@@ -15,7 +15,6 @@ from fusedops.graph.analysis.steps import (
     has_kept_shape,
     only_user,
     read_once,
-    reduced_dim,
     reduced_dims,
     same_value,
     without_views,
@@ -78,13 +77,13 @@ def _read_logarithm(call: Call, x: Any, subtracted: Any) -> Decomposed | None:
     return _of_shifted(call, x, subtracted) or _with_maximum_added(call, x, subtracted)
 
 
-def _log_of_sum(node: Any) -> tuple[Node, Call] | None:
-    """s and the sum, if `node` is log(sum(exp(s)))."""
+def _log_of_sum(node: Any) -> tuple[Node, int] | None:
+    """s and dim, if `node` is log(sum(exp(s), dim))."""
     log = call_of(without_views(node), "log")
     total = call_of(without_views(log.arguments["input"]), "sum") if log else None
     exp = call_of(total.arguments["input"], "exp") if total else None
-    plain = total is not None and total.arguments.get("dtype") is None
-    return (exp.arguments["input"], total) if exp and total and plain else None
+    dims = reduced_dims(total, value(exp.node)) if exp and total else None
+    return (exp.arguments["input"], dims[0]) if exp and dims and len(dims) == 1 else None
 
 
 def _of_shifted(call: Call, shifted: Node, subtracted: Node) -> Decomposed | None:
@@ -92,11 +91,7 @@ def _of_shifted(call: Call, shifted: Node, subtracted: Node) -> Decomposed | Non
     found = _log_of_sum(subtracted)
     if found is None or not same_value(found[0], shifted):
         return None
-    dim = reduced_dim(found[1], value(shifted))
-    if dim is None or not has_kept_shape(subtracted, shifted, (dim,)):
-        return None
-    shift = read_shift(shifted, dim)
-    return Decomposed("log_softmax", shift.input, dim, call.node, shift.refusal)
+    return _log_softmax(call, *found, subtracted)
 
 
 def _with_maximum_added(call: Call, x: Node, subtracted: Node) -> Decomposed | None:
@@ -106,11 +101,13 @@ def _with_maximum_added(call: Call, x: Node, subtracted: Node) -> Decomposed | N
     for logarithm, maximum in (operands, operands[::-1]) if operands else ():
         found = _log_of_sum(logarithm)
         shifted = difference(found[0]) if found else None
-        dim = reduced_dim(found[1], value(x)) if found else None
-        if found is None or shifted is None or dim is None:
-            continue
-        if same_value(shifted[0], x) and same_value(shifted[1], maximum):
-            shift = read_shift(found[0], dim)
-            log_softmax = Decomposed("log_softmax", shift.input, dim, call.node, shift.refusal)
-            return log_softmax if has_kept_shape(subtracted, x, (dim,)) else None
+        if found and shifted and same_value(shifted[0], x) and same_value(shifted[1], maximum):
+            return _log_softmax(call, *found, subtracted)
     return None
+
+
+def _log_softmax(call: Call, shifted: Node, dim: int, subtracted: Node) -> Decomposed | None:
+    """The log_softmax of x, where `shifted` is x - max(x), if the logarithm is that of its rows."""
+    shift = read_shift(shifted, dim)
+    decomposed = Decomposed("log_softmax", shift.input, dim, call.node, shift.refusal)
+    return decomposed if has_kept_shape(subtracted, shifted, (dim,)) else None

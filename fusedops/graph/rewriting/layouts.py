@@ -14,7 +14,6 @@ features of a norm are not adjacent.
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from fusedops.graph.analysis.values import hints, value
+from fusedops.graph.analysis.values import bytes_of, value
 from fusedops.graph.rewriting.evaluation import Evaluation
 from fusedops.graph.rule import Match, OpCall, schema_of
 
@@ -218,7 +217,7 @@ def _permuted_by_rule(
     rows are not adjacent in memory."""
     found = _with_results(call, order, used, evaluation)
     input = evaluation.value(_arguments(call)["input"])
-    copied = 0 if input.is_contiguous() else 2 * _bytes(input)
+    copied = 0 if input.is_contiguous() else 2 * bytes_of(input)
     return replace(found, copied_bytes=found.copied_bytes + copied)
 
 
@@ -230,7 +229,7 @@ def _with_results(
         output = new if index is None else OpCall(operator.getitem, (new, index))
         restored = _restored(output, order, value(old), evaluation)
         results[old] = _with_strides_of_ones(restored, value(old), new, evaluation)
-        copied_bytes += is_copied(results[old]) * 2 * _bytes(value(old))
+        copied_bytes += is_copied(results[old]) * 2 * bytes_of(value(old))
     return Replacement(new, results, evaluation, copied_bytes)
 
 
@@ -239,10 +238,6 @@ def is_copied(result: OpCall) -> bool:
     while result.op in VIEWS:
         result = result.args[0]
     return result.op is aten.clone.default
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    return math.prod(hints(tensor) or [0]) * tensor.dtype.itemsize
 
 
 def _restored(

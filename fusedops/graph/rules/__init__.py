@@ -1,4 +1,51 @@
-"""All rewrite rules, in the order in which they are tried: those that fuse more nodes first."""
+"""All rewrite rules, and how to write one.
+
+A rule finds a computation in a graph and says which op computes it. This one replaces
+x * sigmoid(x) by an op `silu(input)`, which has to be registered as `torch.ops.fusedops.silu`:
+
+    class Silu(Rule):
+        name = "silu"
+
+        def match(self, call: Call) -> Match | None:
+            if call.kind != "mul":
+                return None
+            x, other = call.arguments["input"], call.arguments["other"]
+            sigmoid = call_of(other, "sigmoid")
+            if sigmoid is None or sigmoid.arguments["input"] is not x:
+                return None
+            site = Call("silu", "silu", call.node, {"input": x})
+            return Match(site, "silu", {call.node: None}, (sigmoid.node, call.node))
+
+`match` is called for every node that has a normal form, with its `Call`: the `kind` is one word for
+all aliases of an operation, `arguments` have torch's names. A kind that no rule has needed yet, as
+"sigmoid", gets a line in `analysis/aliases.py`. `call_of` reads the call behind an operand, and
+`value` what capture recorded for a node: a fake tensor with shape, dtype and strides. Nothing else
+of a node is looked at, so that a rule holds for torch IR, ATen IR and modules alike.
+
+A `Match` has the op and its arguments, in the op's order; which nodes the op's outputs replace (by
+index, None for a single output); and the nodes that the op fuses, in program order. It is no
+promise: the rewriter goes on to prove that
+
+    the input is a plain tensor on a device with kernels          availability.py
+    nothing writes in between into memory that is read            analysis/storages.py
+    all calls run in the same grad, autocast and inference modes  analysis/modes.py
+    the replacement pays on this machine                          policy/decision.py
+    its dtype, device, shape and strides are eager's              rewriting/rewriter.py
+
+Where the op cannot compute what was found, the `refusal` of the match's call says why, for the
+report; `Rule.refusal` says so once the input is known to be a tensor. `Rule.emit` is overridden
+where several calls of the op are possible: the first with eager's metadata is taken. Nodes that
+have other users stay in the graph by themselves.
+
+The rule goes into RULES below, before rules that find a part of what it finds, and its name into
+`fusedops.config.RULES`. What several rules recognise is in `readers/`. To see what a rule did:
+
+    print(fusedops.explain(model, *inputs))         each site, with the refusal if it was left
+    print(fusedops.explain(model, *inputs).diff())  the graph before and after
+
+Source: `torch/_inductor/pattern_matcher.py`, whose patterns are traced functions. A pattern is one
+graph; a reader recognises all orders and roundings in which models write a norm.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +67,7 @@ NORMS: tuple[Rule, ...] = (
     Norm("rms_norm", "fused_rms_norm"),
     NormDecomposed("rms_norm_decomposed", "rms_norm"),
 )
+#: In the order in which they are tried: those that fuse more nodes first.
 RULES: tuple[Rule, ...] = (
     MaskedSoftmax(),
     Softmax(),

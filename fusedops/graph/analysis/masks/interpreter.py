@@ -13,11 +13,7 @@ from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.masks import choices
 from fusedops.graph.analysis.masks.choices import Choice, Chosen, Number
 from fusedops.graph.analysis.masks.picks import Pick, pick_of
-from fusedops.graph.analysis.masks.positions import (
-    Affine,
-    Truth,
-    without_short_dims,
-)
+from fusedops.graph.analysis.masks.positions import Affine, Truth, without_short_dims
 from fusedops.graph.analysis.modes import is_barrier
 from fusedops.graph.analysis.steps import call_of
 from fusedops.graph.analysis.values import number, rounded, value
