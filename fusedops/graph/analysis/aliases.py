@@ -174,39 +174,26 @@ METHODS: dict[str, tuple[str, tuple[str, ...]]] = {
     for method in methods.split()
 }
 METHODS["new_full"] = ("full", ("input", "shape", "fill_value"))
-ATEN: dict[Any, str] = {
-    aten.special_softmax: "softmax",
-    aten._softmax: "softmax",
-    aten._safe_softmax: "safe_softmax",
-    aten.special_log_softmax: "log_softmax",
-    aten._log_softmax: "log_softmax",
-    aten.layer_norm: "layer_norm",
-    aten.native_layer_norm: "native_layer_norm",
-    aten.rms_norm: "rms_norm",
-    aten.group_norm: "group_norm",
-    aten._fused_rms_norm: "fused_rms_norm",
-    aten.dropout: "dropout",
-    aten.stack: "stack",
-    aten.einsum: "matmul",
-    aten._unsafe_view: "reshape",
-    aten.var_mean: "var_mean",
-    aten.arange: "arange",
-    aten.cat: "cat",
-    aten.pad: "pad",
-    aten.constant_pad_nd: "pad",
-    aten.slice: "slice",
-    aten.index: "index",
-    aten.bucketize: "bucketize",
-    aten.searchsorted: "bucketize",
-    **{getattr(aten, name): "full" for name in ("full", "full_like")},
-    **{getattr(aten, name): "zeros" for name in ("zeros", "zeros_like")},
-    **{getattr(aten, name): "ones" for name in ("ones", "ones_like")},
-    aten.special_logsumexp: "logsumexp",
-    aten.std_mean: "std_mean",
-    aten.linalg_vector_norm: "norm",
-    aten.linalg_norm: "linalg_norm",
-    **{getattr(aten, method): kind for method, (kind, _) in METHODS.items()},
+#: Kind -> the names of the operators in ATen that are not also names of methods.
+_ATEN_NAMES = {
+    **{name: name for name in ("layer_norm", "native_layer_norm", "rms_norm", "group_norm")},
+    **{name: name for name in ("dropout", "stack", "arange", "cat", "slice", "index")},
+    **{name: name for name in ("var_mean", "std_mean", "linalg_norm")},
+    **{name: f"{name} {name}_like" for name in ("full", "zeros", "ones")},
+    "softmax": "special_softmax _softmax",
+    "safe_softmax": "_safe_softmax",
+    "log_softmax": "special_log_softmax _log_softmax",
+    "fused_rms_norm": "_fused_rms_norm",
+    "logsumexp": "special_logsumexp",
+    "norm": "linalg_vector_norm",
+    "matmul": "einsum",
+    "reshape": "_unsafe_view",
+    "pad": "pad constant_pad_nd",
+    "bucketize": "bucketize searchsorted",
 }
+ATEN: dict[Any, str] = {
+    getattr(aten, name): kind for kind, names in _ATEN_NAMES.items() for name in names.split()
+} | {getattr(aten, method): kind for method, (kind, _) in METHODS.items()}
 # torch 2.10's Dynamo writes `x == y` as x.__eq__(y) and abs(x) as x.__abs__(), which ATEN lacks.
 METHODS |= {
     f"__{function.__name__.strip('_')}__": spelling

@@ -43,16 +43,16 @@ def fake_mode(node: Node) -> FakeTensorMode:
     """The fake mode of the inputs of `node`. Dynamo's tracing context has a new one by the time
     passes run."""
     values = (value(argument) for argument in node.all_input_nodes)
-    plain = (tensor for known in values for tensor in _plain_tensors(known))
-    return next(known.fake_mode for known in plain if isinstance(known, FakeTensor))
+    plain = (tensor for recorded in values for tensor in _plain_tensors(recorded))
+    return next(recorded.fake_mode for recorded in plain if isinstance(recorded, FakeTensor))
 
 
-def _plain_tensors(known: Any) -> list[Any]:
+def _plain_tensors(recorded: Any) -> list[Any]:
     """The tensors in one of a subclass, as DTensor; any other value is alone."""
-    if not is_traceable_wrapper_subclass(known):
-        return [known]
+    if not is_traceable_wrapper_subclass(recorded):
+        return [recorded]
     tensors: list[Any] = []
-    get_plain_tensors(known, out=tensors)
+    get_plain_tensors(recorded, out=tensors)
     return tensors
 
 
@@ -63,21 +63,21 @@ def constant(argument: Any) -> int | float | None:
     that makes it a constant of the compiled graph. Symbols that depend on a size are not read,
     because the graph would be compiled again for every length.
     """
-    known = value(argument)
-    if not is_readable(known):
+    recorded = value(argument)
+    if not is_readable(recorded):
         return None
-    if isinstance(known, torch.SymInt):
-        return int(known)
-    if isinstance(known, torch.SymFloat):
-        return float(known)
-    return known if isinstance(known, (int, float)) else None
+    if isinstance(recorded, torch.SymInt):
+        return int(recorded)
+    if isinstance(recorded, torch.SymFloat):
+        return float(recorded)
+    return recorded if isinstance(recorded, (int, float)) else None
 
 
-def is_readable(known: Any) -> bool:
+def is_readable(recorded: Any) -> bool:
     """Whether a value is a Python number, or a symbol for one that does not depend on a size."""
-    if isinstance(known, (torch.SymInt, torch.SymFloat)):
-        return all(symbol_is_type(symbol, _NUMBERS) for symbol in free_symbols(known))
-    return isinstance(known, (int, float))
+    if isinstance(recorded, (torch.SymInt, torch.SymFloat)):
+        return all(symbol_is_type(symbol, _NUMBERS) for symbol in free_symbols(recorded))
+    return isinstance(recorded, (int, float))
 
 
 _NUMBERS = (SymT.FLOAT, SymT.UNBACKED_FLOAT)
@@ -115,5 +115,5 @@ def _tensor_number(node: Node) -> int | float | None:
     if target in _TENSOR_OF_NUMBER or target in _FULL:
         given = node.args[target in _FULL] if len(node.args) > (target in _FULL) else None
         return rounded(given, tensor.dtype) if isinstance(given, (int, float)) else None
-    known = getattr(tensor, "constant", None)  # a constant that export lifted
-    return None if known is None else known.item()
+    recorded = getattr(tensor, "constant", None)  # a constant that export lifted
+    return None if recorded is None else recorded.item()

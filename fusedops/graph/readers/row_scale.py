@@ -115,8 +115,8 @@ def read_row_scale(node: Any, steps: int = 16) -> RowScale | None:
     if call is None or steps == 0 or not isinstance(value(node), torch.Tensor):
         return None
     reader = _STATISTICS.get(call.kind)
-    if reader is not None and (found := reader(call)) is not None:
-        return found
+    if reader is not None and (scale := reader(call)) is not None:
+        return scale
     step = _STEPS.get(call.kind)
     return step(call, steps - 1) if step is not None else None
 
@@ -134,8 +134,8 @@ def as_one_per_row(scale: RowScale, node: Node) -> RowScale | None:
 
 
 def _of_mean(call: Call) -> RowScale | None:
-    found = (_of_squares(*mean) for mean in means(call.node))
-    return next(filter(None, found), None)
+    scale = (_of_squares(*mean) for mean in means(call.node))
+    return next(filter(None, scale), None)
 
 
 def _of_squares(squares: Node, dims: tuple[int, ...]) -> RowScale | None:
@@ -154,8 +154,8 @@ def _mean_square(base: Node, dims: tuple[int, ...]) -> RowScale | None:
 def _of_sum(call: Call) -> RowScale | None:
     summed: Node = call.arguments["input"]
     dims = reduced_dims(call, value(summed))
-    found = _of_squares(summed, dims) if dims else None
-    return _times_columns(found) if found else None
+    scale = _of_squares(summed, dims) if dims else None
+    return _times_columns(scale) if scale else None
 
 
 def _times_columns(mean: RowScale) -> RowScale | None:
@@ -173,8 +173,8 @@ def _of_einsum(call: Call) -> RowScale | None:
     if not isinstance(base, Node) or first != second:
         return None
     summed = _summed_dims(first, output, value(base).dim())
-    found = _mean_square(base, summed) if summed else None
-    return _times_columns(found) if found else None
+    scale = _mean_square(base, summed) if summed else None
+    return _times_columns(scale) if scale else None
 
 
 def _summed_dims(input: str, output: str, rank: int) -> tuple[int, ...] | None:
@@ -201,12 +201,12 @@ def _of_norm(call: Call) -> RowScale | None:
     is_spectral = call.kind == "linalg_norm" and order != "fro"
     if dims is None or (is_spectral and len(dims) > 1):
         return None
-    found = _mean_square(base, dims)
-    found = _times_columns(found) if found else None
-    if found is None:
+    scale = _mean_square(base, dims)
+    scale = _times_columns(scale) if scale else None
+    if scale is None:
         return None
-    refusal = found.refusal or (None if is_euclidean else OTHER_NORM)
-    return replace(found.to_the(0.5), by_norm=True, refusal=refusal)
+    refusal = scale.refusal or (None if is_euclidean else OTHER_NORM)
+    return replace(scale.to_the(0.5), by_norm=True, refusal=refusal)
 
 
 def _of_variance(call: Call) -> RowScale | None:
@@ -216,8 +216,8 @@ def _of_variance(call: Call) -> RowScale | None:
         return None
     deviation = centred(input)  # the variance of x - mean(x) is that of x
     source = deviation[0] if deviation and deviation[1] == dims else input
-    found = RowScale(source, dims, centred=True, correction=correction)
-    return found.to_the(0.5) if call.kind.startswith("std") else found
+    scale = RowScale(source, dims, centred=True, correction=correction)
+    return scale.to_the(0.5) if call.kind.startswith("std") else scale
 
 
 def _of_item(call: Call) -> RowScale | None:
@@ -254,8 +254,8 @@ _STATISTICS: dict[str, Callable[[Call], RowScale | None]] = {
 
 def _through_power(call: Call, steps: int) -> RowScale | None:
     exponent = _EXPONENTS.get(call.kind) or constant(call.arguments.get("exponent"))
-    found = read_row_scale(call.arguments["input"], steps)
-    return found.to_the(exponent) if found is not None and exponent else None
+    scale = read_row_scale(call.arguments["input"], steps)
+    return scale.to_the(exponent) if scale is not None and exponent else None
 
 
 _EXPONENTS = {"sqrt": 0.5, "rsqrt": -0.5, "reciprocal": -1.0, "square": 2.0}
@@ -263,54 +263,54 @@ _EXPONENTS = {"sqrt": 0.5, "rsqrt": -0.5, "reciprocal": -1.0, "square": 2.0}
 
 def _through_mul(call: Call, steps: int) -> RowScale | None:
     first, other = tensor_and_number(call)
-    found = read_row_scale(first, steps)
-    if found is None:
+    scale = read_row_scale(first, steps)
+    if scale is None:
         return None
     factor = known_number(other)
     if factor is not None:
-        return found.times(factor)
-    return found.to_the(2.0) if same_value(first, other) else None
+        return scale.times(factor)
+    return scale.to_the(2.0) if same_value(first, other) else None
 
 
 def _through_div(call: Call, steps: int) -> RowScale | None:
     first, other = call.arguments["input"], call.arguments["other"]
     inverts = is_number(first)
-    found = read_row_scale(other if inverts else first, steps)
-    known = known_number(first if inverts else other) if found else None
-    if found is None or not known:
+    scale = read_row_scale(other if inverts else first, steps)
+    known = known_number(first if inverts else other) if scale else None
+    if scale is None or not known:
         return None
-    return found.to_the(-1.0).times(known) if inverts else found.times(1 / known)
+    return scale.to_the(-1.0).times(known) if inverts else scale.times(1 / known)
 
 
 def _through_add(call: Call, steps: int) -> RowScale | None:
     first, eps = tensor_and_number(call)
     if not is_number(eps):  # without this, every residual connection would be followed
         return None
-    found = read_row_scale(first, steps)
-    known = known_number(eps) if found else None
-    return found.with_eps("add", known) if found and known is not None else None
+    scale = read_row_scale(first, steps)
+    known = known_number(eps) if scale else None
+    return scale.with_eps("add", known) if scale and known is not None else None
 
 
 def _through_clamp(call: Call, steps: int) -> RowScale | None:
     least = call.arguments.get("min", call.arguments.get("other"))
-    found = read_row_scale(call.arguments["input"], steps)
-    known = known_number(least) if found and call.arguments.get("max") is None else None
-    return found.with_eps("max", known) if found and known is not None else None
+    scale = read_row_scale(call.arguments["input"], steps)
+    known = known_number(least) if scale and call.arguments.get("max") is None else None
+    return scale.with_eps("max", known) if scale and known is not None else None
 
 
 def _through_larger(call: Call, steps: int) -> RowScale | None:
     """max(norm, eps), where(norm > eps, norm, eps) or norm.masked_fill(norm < eps, eps)"""
     larger = larger_of(call)
-    found = read_row_scale(larger[0], steps) if larger else None
-    return found.with_eps("max", larger[1]) if larger and found else None
+    scale = read_row_scale(larger[0], steps) if larger else None
+    return scale.with_eps("max", larger[1]) if larger and scale else None
 
 
 def _through_cast(call: Call, steps: int) -> RowScale | None:
-    found = read_row_scale(call.arguments["input"], steps)
-    if found is None or is_widening(call):
-        return found
+    scale = read_row_scale(call.arguments["input"], steps)
+    if scale is None or is_widening(call):
+        return scale
     reason = f"the scale of its rows is rounded to {call.arguments['dtype']}"
-    return replace(found, refusal=found.refusal or reason)
+    return replace(scale, refusal=scale.refusal or reason)
 
 
 def _through_reshape(call: Call, steps: int) -> RowScale | None:
@@ -326,8 +326,8 @@ def _through_index(call: Call, steps: int) -> RowScale | None:
 def _through_expand(call: Call, steps: int) -> RowScale | None:
     """An expansion to the shape of the input, from one element a row."""
     given = call.arguments["input"]
-    found = read_row_scale(given, steps)
-    return as_one_per_row(found, given) if found is not None else None
+    scale = read_row_scale(given, steps)
+    return as_one_per_row(scale, given) if scale is not None else None
 
 
 _STEPS: dict[str, Callable[[Call, int], RowScale | None]] = {

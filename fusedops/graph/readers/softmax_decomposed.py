@@ -26,21 +26,26 @@ from fusedops.graph.readers.softmax_chain import SoftmaxChain, with_casts
 
 def read_softmax_decomposed(call: Call) -> SoftmaxChain | None:
     """The softmax or log_softmax whose last call, but for exp and casts, `call` is; or None."""
-    found = read_decomposed(call)
-    return None if found is None or found.refusal or found.is_shared else chain_of(found)
+    decomposed = read_decomposed(call)
+    return (
+        None
+        if decomposed is None or decomposed.refusal or decomposed.is_shared
+        else chain_of(decomposed)
+    )
 
 
-def chain_of(found: Decomposed) -> SoftmaxChain:
+def chain_of(decomposed: Decomposed) -> SoftmaxChain:
+    """The softmax with the casts around it."""
     return with_casts(
         SoftmaxChain(
-            found.op,
-            found.input,
-            found.dim,
+            decomposed.op,
+            decomposed.input,
+            decomposed.dim,
             None,
-            found.nodes,
-            found.sink,
-            found.hidden,
-            found.zeroes_hidden_rows,
+            decomposed.nodes,
+            decomposed.sink,
+            decomposed.hidden,
+            decomposed.zeroes_hidden_rows,
         )
     )
 
@@ -56,9 +61,9 @@ def _read(call: Call) -> Decomposed | None:
     operands = difference(call.node)
     if operands is None:
         return read_quotient(call)
-    found = _read_logarithm(call, *operands)
-    exp = only_user(call.node, "exp") if found else None
-    return replace(found, op="softmax", last=exp.node) if found and exp else found
+    decomposed = _read_logarithm(call, *operands)
+    exp = only_user(call.node, "exp") if decomposed else None
+    return replace(decomposed, op="softmax", last=exp.node) if decomposed and exp else decomposed
 
 
 # --- x - logsumexp(x) -----------------------------------------------------------------------------
@@ -88,10 +93,10 @@ def _log_of_sum(node: Any) -> tuple[Node, int] | None:
 
 def _of_shifted(call: Call, shifted: Node, subtracted: Node) -> Decomposed | None:
     """s - log(sum(exp(s))), where s is x - max(x)."""
-    found = _log_of_sum(subtracted)
-    if found is None or not same_value(found[0], shifted):
+    log_of_sum = _log_of_sum(subtracted)
+    if log_of_sum is None or not same_value(log_of_sum[0], shifted):
         return None
-    return _log_softmax(call, *found, subtracted)
+    return _log_softmax(call, *log_of_sum, subtracted)
 
 
 def _with_maximum_added(call: Call, x: Node, subtracted: Node) -> Decomposed | None:
@@ -99,10 +104,10 @@ def _with_maximum_added(call: Call, x: Node, subtracted: Node) -> Decomposed | N
     both = call_of(subtracted, "add")
     operands = (both.arguments["input"], both.arguments["other"]) if both else ()
     for logarithm, maximum in (operands, operands[::-1]) if operands else ():
-        found = _log_of_sum(logarithm)
-        shifted = difference(found[0]) if found else None
-        if found and shifted and same_value(shifted[0], x) and same_value(shifted[1], maximum):
-            return _log_softmax(call, *found, subtracted)
+        log_of_sum = _log_of_sum(logarithm)
+        shifted = difference(log_of_sum[0]) if log_of_sum else None
+        if log_of_sum and shifted and same_value(shifted[0], x) and same_value(shifted[1], maximum):
+            return _log_softmax(call, *log_of_sum, subtracted)
     return None
 
 

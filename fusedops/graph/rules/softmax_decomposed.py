@@ -31,12 +31,12 @@ class SoftmaxDecomposed(Softmax):
     name = "softmax_decomposed"
 
     def match(self, call: Call) -> Match | None:
-        found = read_decomposed(call)
-        if found is None:
+        decomposed = read_decomposed(call)
+        if decomposed is None:
             return None
-        refusal = found.refusal or (SHARED if found.is_shared else None)
+        refusal = decomposed.refusal or (SHARED if decomposed.is_shared else None)
         if refusal is None:
-            return match_softmax(chain_of(found))
-        arguments = {"input": found.input, "dim": found.dim, "dtype": None}
-        site = Call(found.op, found.op, found.last, arguments, refusal)
-        return Match(site, found.op, {found.last: None})
+            return match_softmax(chain_of(decomposed))
+        arguments = {"input": decomposed.input, "dim": decomposed.dim, "dtype": None}
+        site = Call(decomposed.op, decomposed.op, decomposed.last, arguments, refusal)
+        return Match(site, decomposed.op, {decomposed.last: None})

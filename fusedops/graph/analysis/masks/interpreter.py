@@ -20,8 +20,7 @@ from fusedops.graph.analysis.values import number, rounded, value
 
 #: A mask is read if at most this many calls build it.
 _MAX_CALLS = 96
-
-
+#: The dtypes of positions.
 INTEGERS = (torch.int64, torch.int32)
 
 
@@ -67,6 +66,7 @@ class Interpreter:
         self.known: dict[Node, Known | None] = {}
 
     def read(self, argument: Any) -> Known | None:
+        """What is known of a node or a number; None if nothing is."""
         if not isinstance(argument, Node):
             return argument if isinstance(argument, (int, float)) else None
         if argument not in self.known:
@@ -76,16 +76,16 @@ class Interpreter:
         return self.known[argument]
 
     def _interpreted(self, node: Node) -> Known | None:
-        found = value(node)
-        if isinstance(found, (int, float)):
-            return found
-        if isinstance(found, torch.SymInt):
+        recorded = value(node)
+        if isinstance(recorded, (int, float)):
+            return recorded
+        if isinstance(recorded, torch.SymInt):
             return Affine(terms={node: 1})
-        if not isinstance(found, torch.Tensor):
+        if not isinstance(recorded, torch.Tensor):
             return None
         if is_barrier(node):  # what is known are constants, which have no gradient in any mode
             return self.read(node.args[0])
-        if found.dim() == 0 and (single := number(node)) is not None:
+        if recorded.dim() == 0 and (single := number(node)) is not None:
             return single
         call = call_of(node)
         step = self._steps.get(call.kind) if call else None
