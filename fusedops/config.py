@@ -70,7 +70,7 @@ _WANTED = {
     "fuse": 'a string as "profitable" or "always,layer_norm=never"',
     "repair_inductor": '"always" or "never"',
 }
-# The build, the kernel library and the policy tables read these.
+# This module does not read these: the build, the kernel library and the policy tables do.
 _READ_ELSEWHERE = frozenset(
     {"FUSEDOPS_BUILD_CUDA", "FUSEDOPS_BUILD_NATIVE", "FUSEDOPS_CPU_ISA", "FUSEDOPS_CACHE_DIR"}
 )

@@ -154,7 +154,7 @@ def _as_tuple(passes: Any) -> tuple[GraphPass, ...]:
 def _sources_digest() -> str:
     """A hash of the source files that a compiled graph depends on: the passes, and the ops whose
     formulas and rules are traced into the graph. The tables are not part of it."""
-    import fusedops
+    import fusedops  # not above: fusedops itself imports this module
 
     package = Path(__file__).parents[1]
     folders = ("graph", "ops", "integrations/dtensor")

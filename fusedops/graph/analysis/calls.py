@@ -69,9 +69,9 @@ def as_call(node: Node) -> Call | None:
 
 
 def kind_of(node: Node) -> str:
-    """What a call computes, in one word for all aliases: the kind of its normal form, or the name
-    of a function that no rule refers to. "" for a node that is no call. Nothing is read that would
-    add a guard, unlike the arguments of `as_call`."""
+    """Names what a call computes by one word for all aliases: the kind of its normal form, or the
+    name of a function that no rule refers to; "" for a node that is no call. Unlike `as_call`, this
+    reads no arguments and so adds no guards."""
     if not node.op.startswith("call"):
         return ""
     if node.op == "call_module":
@@ -162,7 +162,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("var", "std", "var_mean", "std_mean"), _VARIANCE),
     **dict.fromkeys(("norm", "linalg_norm"), _VECTOR_NORM),
 }
-#: Those that are read as numbers, by the first key that is in the kind.
+#: The arguments that are read as numbers; the first key that is part of the kind counts.
 _NUMBERS = {"softmax": ["dim"], "dropout": ["p", "train"], "group_norm": ["num_groups", "eps"]}
 _NUMBERS |= {
     "layer_norm": ["eps"],
@@ -188,7 +188,7 @@ def _normal(kind: str, given: dict[str, Any]) -> dict[str, Any]:
     if given.get("half_to_float"):
         normal["dtype"] = torch.float32
     if "softmax" in kind and normal["dim"] is None and isinstance(input, torch.Tensor):
-        # What _get_softmax_dim in torch/nn/functional.py chooses for softmax(x, dim=None).
+        # _get_softmax_dim in torch/nn/functional.py chooses so for softmax(x, dim=None).
         normal["dim"] = 0 if input.dim() in (0, 1, 3) else 1
     if kind == "rms_norm" and given.get("eps") is None and isinstance(input, torch.Tensor):
         normal["eps"] = default_rms_eps(input.dtype)

@@ -59,8 +59,8 @@ def modes(graph: Graph) -> Iterator[tuple[Node, Modes]]:
 
 
 def _mode_switch(node: Node) -> str | None:
-    """How a call changes the modes of the calls after it, a value of `aliases.MODE_SWITCHES`;
-    None if it does not."""
+    """Names the way in which a call changes the modes of the calls after it, by a value of
+    `aliases.MODE_SWITCHES`; None if it does not change them."""
     return aliases.MODE_SWITCHES.get(node.target) if node.op == "call_function" else None
 
 

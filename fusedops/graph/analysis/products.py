@@ -31,10 +31,10 @@ def is_product(node: Any) -> bool:
     """Whether a node is a matrix product, possibly cast, viewed or scaled by a number."""
     if not isinstance(node, Node):
         return False
-    kind, call = kind_of(node), call_of(node)
+    kind = kind_of(node)
     if kind in VIEWS or kind == "cast":
-        return is_product(node.all_input_nodes[0])
-    if call is not None and kind in ("mul", "div"):
+        return is_product(next(iter(node.all_input_nodes), None))
+    if kind in ("mul", "div") and (call := call_of(node)) is not None:
         tensor, factor = tensor_and_number(call)
         is_quotient_of_number = kind == "div" and tensor is not call.arguments["input"]
         return is_number(factor) and not is_quotient_of_number and is_product(tensor)

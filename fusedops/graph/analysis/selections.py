@@ -12,11 +12,11 @@ from fusedops.graph.analysis.steps import call_of, known_number
 from fusedops.graph.analysis.values import value
 from fusedops.graph.analysis.writes import written
 
-#: By the kind of a comparison, whether its first operand is the larger one where it holds.
+#: Says of each kind of comparison whether its first operand is the larger one where it holds.
 _FIRST_IS_LARGER = {"gt": True, "ge": True, "lt": False, "le": False}
-#: By the kind of a call, whether it holds for finite numbers.
+#: Says of each kind of call whether it holds for finite numbers, and not for -inf.
 _HOLDS_IF_FINITE = {"isfinite": True, "isinf": False, "isneginf": False, "isnan": False}
-#: The same for a comparison with -inf.
+#: Says so of each kind of comparison with -inf.
 _FINITE_BESIDE_INFINITY = {"gt": True, "ne": True, "eq": False, "le": False}
 _FILLS = {"zeros": 0.0, "ones": 1.0}
 

@@ -25,12 +25,12 @@ def call_of(node: Any, kind: str | None = None) -> Call | None:
 
 
 def call_used_once(node: Any, kind: str | None = None) -> Call | None:
-    """As `call_of`, if the node has a single user."""
+    """Does as `call_of`, if the node has a single user."""
     return call_of(node, kind) if isinstance(node, Node) and len(users(node)) == 1 else None
 
 
 def read_once(call: Call, name: str, read: Callable[[Call], Found]) -> Found:
-    """What `read` finds from a call, which several rules ask for."""
+    """Calls `read` once for all rules that ask what it finds from a call."""
     if name not in call.cache:
         call.cache[name] = read(call)
     found: Found = call.cache[name]

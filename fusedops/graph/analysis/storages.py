@@ -27,7 +27,7 @@ Memory = int | None
 
 @dataclass
 class _Facts:
-    """What is known about the memory of a graph.
+    """Holds what was read about the memory of a graph.
 
     eager_storage: from storages that capture recorded as separate to those that eager shares.
     writers: the calls that write into memory, in program order.

@@ -90,7 +90,7 @@ def rounded(number: float, dtype: torch.dtype) -> int | float:
 
 
 def number(argument: Any) -> int | float | None:
-    """As `constant`; also reads tensors without dimensions that the graph creates from a number."""
+    """Does as `constant`, and reads tensors without dimensions that are created from a number."""
     if isinstance(value(argument), torch.Tensor):
         return _tensor_number(argument) if isinstance(argument, Node) else None
     return constant(argument)

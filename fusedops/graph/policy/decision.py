@@ -49,7 +49,7 @@ MEASURED_OPS = (
 NEVER_MATERIALISED = "its result is only gathered or reduced: Inductor never materialises it"
 BECOMES_SDPA = "Inductor runs attention without a mask as scaled_dot_product_attention"
 
-#: By how much fusedops must be faster: two measurements of the same code differ by up to 3%.
+#: fusedops must be faster by this share: two measurements of the same code differ by up to 3%.
 MARGIN = 0.03
 
 #: Without a measurement: below this many elements the call overhead exceeds the kernel's time.
@@ -217,7 +217,7 @@ def _dropout(table: Table, size: Size) -> float:
 
 
 def _slower(estimate: Estimate) -> str | None:
-    """The reason for a refusal if the measurements do not show that fusedops is faster, or None."""
+    """Refuses a site if the measurements do not show that fusedops is faster; None if they do."""
     ours, inductor = estimate.ours_ms, estimate.inductor_ms
     if ours <= (1 - MARGIN) * inductor:
         return None
@@ -235,7 +235,7 @@ def as_time(ms: float) -> str:
 
 
 def _probably_slower(match: Match, size: Size, copied_bytes: int) -> str | None:
-    """A reason for a refusal without measurements, or None. A site is replaced if the op saves a
+    """Refuses a site without measurements, or not (None). It is replaced if the op saves a
     pass over memory, or if there is no neighbour that Inductor could fuse with."""
     if size.elements < _FEW_ELEMENTS:
         return f"too small to pay: {size.elements} elements"

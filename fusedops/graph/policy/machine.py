@@ -72,7 +72,7 @@ class Machine:
         )
 
     def differs(self, other: Machine) -> tuple[float, ...]:
-        """How much another machine of the same kind differs, the most important number first."""
+        """Measures how another machine of the same kind differs, in order of importance."""
         threads = abs(math.log(self.threads / other.threads))
         return threads, self.processor != other.processor, self.torch != other.torch
 

@@ -43,7 +43,7 @@ def unread_bytes(match: Match) -> int:
 
 
 def _before(limit: int, rows: int, columns: int) -> int:
-    """How many columns are before limit + i in each row i, summed over the rows."""
+    """Sums over the rows how many columns are before limit + i in row i."""
 
     def total(greatest: int) -> int:
         """The sum of min(n, columns) for n from 1 to `greatest`."""

@@ -274,8 +274,8 @@ class Shift:
 def read_shift(
     node: Node, dim: int, further: Node | None = None, hidden: Hidden | None = None
 ) -> Shift:
-    """What is left of `node` without the maximum over `dim`, and the sink t if `further` is t minus
-    the same maximum."""
+    """Reads `node` as x minus its maximum over `dim`, and `further` as a sink minus the same
+    maximum."""
     operands = difference(node)
     if operands is None:
         return Shift(node, NO_MAXIMUM)

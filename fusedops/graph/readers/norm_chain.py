@@ -256,8 +256,8 @@ def _of_residue(scale: RowScale, residue: Node) -> RowScale:
 
 
 def _centred_kind(scale: RowScale, over: LastDims) -> tuple[str, float, float, str | None]:
-    """The kind of a norm with a mean, its eps, the factor that is left, and why no op has it: where
-    eps is added to the variance layer_norm, where it is added to the root std_norm."""
+    """The kind of a norm with a mean, its eps, the factor that is left, and the refusal if no op
+    computes it. The kind is layer_norm if eps is added to the variance, std_norm if to the root."""
     is_unbiased = scale.correction == 1 and scale.inner == 1 and not over.order("std_norm")
     is_deviation = math.isclose(scale.power, 0.5) if scale.f else is_unbiased
     kind, correction = ("std_norm", 1) if is_deviation else ("layer_norm", 0)
@@ -275,7 +275,7 @@ def _why_not_corrected(scale: RowScale) -> str:
 
 
 def _plain(scale: RowScale, over: LastDims) -> tuple[str, float, float, str | None]:
-    """The same for norms without a mean."""
+    """The kind of a norm without a mean, and the rest as `_centred_kind` gives it."""
     columns = scale.columns
     # Without eps an l2_norm is an rms_norm with another factor.
     if scale.f == "max" or (not scale.f and scale.summed and not over.order("l2_norm")):

@@ -94,7 +94,7 @@ class RowScale:
         return None if self.f else replace(self, f=f, eps=eps)
 
     def corrected(self, correction: int) -> RowScale | None:
-        """The same scale, made of a variance with the divisor N - correction; None where this is
+        """The scale as one of a variance with the divisor N - correction; None where this is
         not known or not a number."""
         if correction == self.correction:
             return self

@@ -132,8 +132,8 @@ _LEAST_CAP, _GREATEST_CAP = 2.0**-126, 2.0**126
 
 
 def _through_tanh(scores: Scores, call: Call) -> Scores | None:
-    """What multiplies a tanh is the soft cap, and with it the scale of the tanh's argument. Without
-    a factor it is an activation, which Inductor fuses."""
+    """The factor of a tanh is the soft cap, and part of the scale of the tanh's argument. A tanh
+    without a factor is an activation, which Inductor fuses."""
     cap = abs(scores.scale)
     if cap == 1 or not _LEAST_CAP <= cap <= _GREATEST_CAP:
         return None

@@ -51,7 +51,7 @@ def chain_of(decomposed: Decomposed) -> SoftmaxChain:
 
 
 def read_decomposed(call: Call) -> Decomposed | None:
-    """As `read_softmax_decomposed`, also one that cannot be replaced."""
+    """Reads what `read_softmax_decomposed` does, and softmaxes that cannot be replaced."""
     return read_once(call, "softmax", _read)
 
 

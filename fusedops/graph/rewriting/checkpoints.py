@@ -18,7 +18,8 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 aten = torch.ops.aten
 
-#: What policies may know the computation of an op as: the first entry that is part of its name.
+#: The operators by which policies may know what an op computes. The first key that is part of the
+#: op's name counts.
 _REPLACED: dict[str, tuple[torch._ops.OpOverload, ...]] = {
     "log_softmax": (aten._log_softmax.default, aten.log_softmax.int),
     "softmax": (aten._softmax.default, aten.softmax.int, aten._safe_softmax.default),
@@ -61,8 +62,8 @@ class _Contexts:
 
 
 def _policy(given: Callable[..., Any], context: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
-    """What the given policy decides about an op, or about the first of the operators that it has
-    replaced whose results it keeps."""
+    """Asks the given policy about the operators that an op has replaced. It decides as for the
+    first whose results are kept, or else as for the op itself."""
     decisions = (given(context, each, *args, **kwargs) for each in _replaced_by(op))
     kept = next((decision for decision in decisions if decision in _SAVES), None)
     return given(context, op, *args, **kwargs) if kept is None else kept

@@ -37,7 +37,7 @@ Order = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Replacement:
-    """What a site is replaced by.
+    """The calls that replace a site.
 
     call: the call of the op.
     results: for each replaced node that has users, the result that replaces it.
@@ -139,8 +139,8 @@ def _possible_order(call: OpCall, order: Order, evaluation: Evaluation) -> Order
 
 
 def _fixed_dims(op: str, given: Mapping[str, Any], evaluation: Evaluation) -> int | None:
-    """How many of the last dimensions of the op's input have to stay the last ones; None if this
-    is not known."""
+    """Counts the last dimensions of the op's input that have to stay the last ones; None if this is
+    not known."""
     if not _KNOWN.issuperset(given):
         return None
     if op in _SOFTMAXES or op in _SPATIAL_NORMS:

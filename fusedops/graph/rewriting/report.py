@@ -230,7 +230,7 @@ def _counted_as(site: Site) -> str:
 
 
 def _in_this_process(sites: int) -> str:
-    """What all graphs of a process add up to; nothing if there is one, which has these sites."""
+    """Adds up all graphs of the process; "" if these sites are all that there are."""
     totals = Counter(counters["fusedops"])
     if totals.total() == sites:
         return ""

@@ -44,7 +44,7 @@ def summary(report: Report) -> str:
 
 
 def _expected(figures: Sequence[Estimate]) -> str:
-    """What the replaced sites save in a call, as far as they were measured."""
+    """Says what the replaced sites save in a call, as far as they were measured."""
     if not figures:
         return ""
     inductor = sum(each.inductor_ms for each in figures)

@@ -112,7 +112,7 @@ def _visit(
 
 @dataclass(frozen=True)
 class _Attempt:
-    """What a rule replaces a site by; None if the site stays, as the decision refuses it."""
+    """A rule's replacement of a site; None if the decision is to leave the site."""
 
     rule: Rule
     match: Match
@@ -129,7 +129,7 @@ class _Attempt:
 
 
 def _attempts(call: Call, rules: Sequence[Rule], transformed: bool) -> Iterator[_Attempt]:
-    """What each rule makes of a call, up to the first that replaces it without a copy."""
+    """Tries the rules on a call in turn, up to the first that replaces it without a copy."""
     for rule in rules:
         match = rule.match(call)
         if match is not None:

@@ -42,9 +42,9 @@ IsUnsavable = Callable[[Node], bool]
 
 
 def unsavable(match: Match) -> IsUnsavable:
-    """Which nodes have memory that the op of `match` must not save for its backward pass. There are
-    none if a single call is replaced that saves the same tensors, since its backward pass would
-    raise too."""
+    """Returns a function that says whether the op of `match` must not save the memory of a node for
+    its backward pass. It may save all if it replaces a single call that saves the same tensors,
+    since that call's backward pass would raise too."""
     if not match.fused_nodes and match.op in _SAVE_THE_SAME:
         return lambda node: False
     site = match.call.node

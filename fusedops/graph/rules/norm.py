@@ -69,7 +69,7 @@ def unsupported_dtype(match: Match) -> str | None:
 
 
 def unsupported_row(match: Match) -> str | None:
-    """As `unsupported_dtype`, or why no op takes rows of that length."""
+    """Why no op takes rows of that length or dtype, or None."""
     is_unknown = None in match.call.arguments.get("normalized_shape", ())
     return UNKNOWN_ROW if is_unknown else unsupported_dtype(match)
 

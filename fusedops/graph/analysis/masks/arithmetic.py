@@ -114,7 +114,7 @@ def _differenced_dim(call: Call) -> int | None:
 
 
 def _differences(reader: Interpreter, call: Call) -> Known | None:
-    """Those of numbers that rise evenly are all the same."""
+    """Numbers that rise evenly have equal differences."""
     dim, given = _differenced_dim(call), reader.affine(call.arguments["input"])
     if dim is None or given is None or given.tensors or call.arguments.get("append") is not None:
         return None
@@ -127,7 +127,7 @@ def _differences(reader: Interpreter, call: Call) -> Known | None:
 
 
 def _count_below(reader: Interpreter, call: Call) -> Known | None:
-    """How many of some boundaries are below each of ascending numbers."""
+    """The number of boundaries below each number ascends where the numbers do."""
     boundaries = call.arguments.get("sorted_sequence", call.arguments.get("boundaries"))
     if not isinstance(boundaries, Node) or value(boundaries).dim() != 1:
         return None
@@ -135,7 +135,8 @@ def _count_below(reader: Interpreter, call: Call) -> Known | None:
 
 
 def _count_reached(reader: Interpreter, call: Call) -> Known | None:
-    """How many limits each column has reached, as in (columns >= limits[:, None]).sum(0)."""
+    """(columns >= limits[:, None]).sum(0) counts the limits that each column has reached, which
+    ascends."""
     reached = reader.read(call.arguments["input"])
     parts = reached.when_true if isinstance(reached, Truth) else None
     dims = reduced_dims(call, value(call.arguments["input"]))

@@ -82,8 +82,8 @@ def _ordered(kind: str, x: Any, y: Any) -> Logical | None:
 def _ordered_in_document(
     reader: Interpreter, kind: str, difference: Affine, node: Node
 ) -> Truth | None:
-    """A comparison of a row's and a column's numbers, such as position_ids[:, None, :] <=
-    position_ids[:, :, None], which differ as indices do if they are in the same document."""
+    """Compares a row's number with a column's, as in position_ids[:, None, :] <=
+    position_ids[:, :, None]. Within one document their order is that of the indices."""
     tensors = [term for term in difference.tensors if isinstance(term, Node)]
     columns = [term for term in tensors if Affine(terms={term: 1}).varies_over_columns]
     rows = [term for term in tensors if term not in columns]
@@ -99,13 +99,13 @@ def _ordered_in_document(
 
 
 def _document(rows: Pick, columns: Pick) -> Document | None:
-    """The document of the elements of one tensor that two others have."""
+    """The document that rows and columns are in, if both have elements of one tensor."""
     same = rows.source is columns.source and rows.places[:-1] == columns.places[:-1]
     return Document(rows.source, rows.places, columns.places) if same and rows.places else None
 
 
 def _within(document: Document, known: Truth, node: Node) -> Truth:
-    """What is known of `node` in a document."""
+    """Limits what `known` says of `node` to one document."""
 
     def limited(condition: Condition | None, otherwise: Leaf) -> Condition | None:
         bounds = [part for part in condition or () if isinstance(part, Bound)]

@@ -56,7 +56,7 @@ Known = Number | Truth | Choice | Affine | Quotient | Magnitude | Ascending
 
 
 class Interpreter:
-    """What is known of the tensors that a mask consists of.
+    """Finds out what is known of the tensors that a mask is made of.
 
     steps: for each kind of call what it makes of what is known; None where nothing follows.
     """
@@ -66,7 +66,7 @@ class Interpreter:
         self.known: dict[Node, Known | None] = {}
 
     def read(self, argument: Any) -> Known | None:
-        """What is known of a node or a number; None if nothing is."""
+        """Says what is known of a node or a number; None if nothing is."""
         if not isinstance(argument, Node):
             return argument if isinstance(argument, (int, float)) else None
         if argument not in self.known:
@@ -97,8 +97,8 @@ class Interpreter:
         return first, other
 
     def position(self, argument: Any) -> Known | None:
-        """As `read`, but where a tensor has one number for each row, other than the row's index
-        plus a number, it is a term."""
+        """Does as `read`, except that a tensor with one number for each row becomes a term, unless
+        it is the row's index plus a number."""
         known = as_affine(self.read(argument))
         if not isinstance(argument, Node) or isinstance(known, (Truth, Choice, float)):
             return known

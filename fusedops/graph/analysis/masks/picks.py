@@ -15,7 +15,7 @@ from fusedops.graph.analysis.steps import call_of
 from fusedops.graph.analysis.values import value
 from fusedops.graph.analysis.views import Axes, axes_of
 
-#: What is known of an argument as an affine number, or None.
+#: Reads an argument as an affine number, or as None where it is not known to be one.
 Reader = Callable[[Any], Affine | None]
 
 
@@ -41,8 +41,9 @@ def pick_of(read: Reader, node: Node) -> Pick:
 
 
 def _move(read: Reader, call: Call) -> Callable[[Affine], Affine | None] | None:
-    """How a number that depends on the indices of a call's input depends on those of its result,
-    which has elements of the input; None if it may have others."""
+    """A call's result has elements of its input. The function that is returned turns a number that
+    depends on the indices of the input into one that depends on those of the result. None if the
+    result may have other elements."""
     axes = axes_of(call)
     if axes is not None:
         return lambda number: viewed(read, number, axes)

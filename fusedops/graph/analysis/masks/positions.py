@@ -191,7 +191,7 @@ class Truth:
         return Truth(self.when_false, self.when_true)
 
     def completed(self, node: Node) -> Truth:
-        """As the value of `node`, which stands for what is not known."""
+        """Lets `node`, whose value this is, stand for the conditions that are not known."""
         seen, hidden = self.when_true, self.when_false
         return Truth(
             (Leaf(node),) if seen is None else seen,

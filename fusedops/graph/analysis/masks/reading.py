@@ -38,7 +38,7 @@ _STEPS = {**arithmetic.STEPS, **comparisons.STEPS, **logic.STEPS, **views.STEPS}
 
 @dataclass(frozen=True)
 class Mask:
-    """What a mask hides.
+    """Says which columns a mask hides.
 
     visible: what holds for the columns that a row sees.
     added: the number that is added to hidden scores; None for a bool mask.
