@@ -17,7 +17,6 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fusedops.graph.analysis.calls import Call
-from fusedops.graph.analysis.nodes import users
 from fusedops.graph.analysis.selections import filled_number, selection, without_guard
 from fusedops.graph.analysis.steps import (
     broadcasts,
@@ -29,11 +28,10 @@ from fusedops.graph.analysis.steps import (
     reduced_dims,
     same_value,
     tensor_and_number,
-    upstream,
     without_views,
 )
 from fusedops.graph.analysis.values import constant, value
-from fusedops.graph.readers.softmax_chain import Hidden
+from fusedops.graph.readers.softmax_chain import Hidden, SoftmaxChain, decomposed
 
 NO_MAXIMUM = "exp without the maximum subtracted overflows where softmax does not"
 OTHER_MAXIMUM = "what is subtracted before exp is not known to be the maximum of its rows"
@@ -43,35 +41,7 @@ NOT_A_MASK = "its exponentials are multiplied by numbers that are not known to b
 OVERFLOWS = "in float16, the exponential of the sink overflows where the op does not"
 
 
-@dataclass(frozen=True)
-class Decomposed:
-    """A decomposed softmax or log_softmax of `input` over `dim`, whose last call is `last`.
-
-    sink, hidden, zeroes_hidden_rows: as in SoftmaxChain.
-    """
-
-    op: str
-    input: Node
-    dim: int
-    last: Node
-    refusal: str | None = None
-    sink: Node | float | None = None
-    hidden: Hidden | None = None
-    zeroes_hidden_rows: bool = False
-
-    @property
-    def nodes(self) -> tuple[Node, ...]:
-        operands = (self.input, self.sink, self.hidden.mask if self.hidden else None)
-        until = {node for node in operands if isinstance(node, Node)}
-        return tuple(sorted(upstream(self.last, until=until)))
-
-    @property
-    def is_shared(self) -> bool:
-        own = set(self.nodes)
-        return any(not own.issuperset(users(node)) for node in own - {self.last})
-
-
-def read_quotient(call: Call) -> Decomposed | None:
+def read_quotient(call: Call) -> SoftmaxChain | None:
     """The softmax that a quotient, or a product with a reciprocal, is; or None."""
     if call.kind == "normalize":
         return _read_normalize(call)
@@ -86,7 +56,7 @@ def read_quotient(call: Call) -> Decomposed | None:
     return None
 
 
-def _read_normalize(call: Call) -> Decomposed | None:
+def _read_normalize(call: Call) -> SoftmaxChain | None:
     """F.normalize(exp(x - max), p=1, dim), whose eps is less than any sum."""
     given = call.arguments
     dim, eps = constant(given.get("dim", 1)), known_number(given.get("eps", 1e-12))
@@ -195,21 +165,21 @@ def _with_limit(total: _Total, least: float, is_lost: bool) -> _Total:
 # --- the exponentials -----------------------------------------------------------------------------
 
 
-def _softmax(call: Call, total: _Total) -> Decomposed | None:
+def _softmax(call: Call, total: _Total) -> SoftmaxChain | None:
     """The softmax of the exponentials that `total` adds up; None if these are something else."""
     exponential = _exponential(total.summed)
     if exponential is None:
         return None
     given, hidden, refusal = exponential
     if len(total.dims) > 1:
-        return Decomposed("softmax", given, total.dims[0], call.node, SEVERAL_DIMS)
+        return decomposed("softmax", given, total.dims[0], call.node, SEVERAL_DIMS)
     (dim,) = total.dims
     shift = read_shift(given, dim, total.further, hidden)
     if hidden is not None and not shift.is_masked and total.least > 0:
         refusal = ADDED_TO_SUM  # the largest exponential may be a hidden one
     if shift.sink is not None and value(call.node).dtype == torch.float16:
         refusal = OVERFLOWS
-    return Decomposed(
+    return decomposed(
         "softmax",
         shift.input,
         dim,

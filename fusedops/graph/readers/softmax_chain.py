@@ -9,10 +9,12 @@ import torch
 from torch.fx import Node
 
 from fusedops.graph.analysis.calls import Call
-from fusedops.graph.analysis.steps import only_user, widened
+from fusedops.graph.analysis.nodes import users
+from fusedops.graph.analysis.steps import only_user, upstream, widened
 from fusedops.graph.analysis.values import value
 from fusedops.graph.availability import KERNEL_DTYPES
 
+SHARED = "something else uses an intermediate result"
 ZEROES = "gives zeros, not NaN, where a whole row is -inf, which an op does only for masks"
 
 
@@ -40,6 +42,7 @@ class SoftmaxChain:
         has size 1.
     hidden: columns without weight.
     zeroes_hidden_rows: whether a row of -inf alone becomes zeros, and not NaN.
+    refusal: why no op computes it, or None.
     """
 
     op: str
@@ -50,6 +53,7 @@ class SoftmaxChain:
     sink: Node | float | None = None
     hidden: Hidden | None = None
     zeroes_hidden_rows: bool = False
+    refusal: str | None = None
 
     @property
     def needs_masks(self) -> bool:
@@ -74,6 +78,7 @@ def read_softmax(call: Call) -> SoftmaxChain | None:
         arguments["dtype"],
         (call.node,),
         zeroes_hidden_rows=is_safe,
+        refusal=call.refusal,
     )
     if call.refusal or not isinstance(value(call.node), torch.Tensor):
         return chain
@@ -81,6 +86,27 @@ def read_softmax(call: Call) -> SoftmaxChain | None:
     if exp is not None:
         chain = replace(chain, op="softmax", nodes=(call.node, exp.node))
     return with_casts(chain)
+
+
+def decomposed(
+    op: str,
+    input: Node,
+    dim: int,
+    last: Node,
+    refusal: str | None = None,
+    sink: Node | float | None = None,
+    hidden: Hidden | None = None,
+    zeroes_hidden_rows: bool = False,
+) -> SoftmaxChain:
+    """A softmax of `input` that several calls compute, the last of which is `last`."""
+    nodes: tuple[Node, ...] = (last,)
+    if not refusal:
+        operands = (input, sink, hidden.mask if hidden else None)
+        until = {node for node in operands if isinstance(node, Node)}
+        nodes = tuple(sorted(upstream(last, until=until)))
+        is_private = all(set(nodes).issuperset(users(node)) for node in nodes if node is not last)
+        refusal = None if is_private else SHARED
+    return SoftmaxChain(op, input, dim, None, nodes, sink, hidden, zeroes_hidden_rows, refusal)
 
 
 def with_casts(chain: SoftmaxChain) -> SoftmaxChain:

@@ -20,56 +20,30 @@ from fusedops.graph.analysis.steps import (
     without_views,
 )
 from fusedops.graph.analysis.values import value
-from fusedops.graph.readers.exponentials import SEVERAL_DIMS, Decomposed, read_quotient, read_shift
-from fusedops.graph.readers.softmax_chain import SoftmaxChain, with_casts
+from fusedops.graph.readers.exponentials import SEVERAL_DIMS, read_quotient, read_shift
+from fusedops.graph.readers.softmax_chain import SoftmaxChain, decomposed, with_casts
 
 
 def read_softmax_decomposed(call: Call) -> SoftmaxChain | None:
     """The softmax or log_softmax whose last call, but for exp and casts, `call` is; or None."""
-    decomposed = read_decomposed(call)
-    return (
-        None
-        if decomposed is None or decomposed.refusal or decomposed.is_shared
-        else chain_of(decomposed)
-    )
-
-
-def chain_of(decomposed: Decomposed) -> SoftmaxChain:
-    """The softmax with the casts around it."""
-    return with_casts(
-        SoftmaxChain(
-            decomposed.op,
-            decomposed.input,
-            decomposed.dim,
-            None,
-            decomposed.nodes,
-            decomposed.sink,
-            decomposed.hidden,
-            decomposed.zeroes_hidden_rows,
-        )
-    )
-
-
-def read_decomposed(call: Call) -> Decomposed | None:
-    """Reads what `read_softmax_decomposed` does, and softmaxes that cannot be replaced."""
     return read_once(call, "softmax", _read)
 
 
-def _read(call: Call) -> Decomposed | None:
+def _read(call: Call) -> SoftmaxChain | None:
     if call.refusal or not isinstance(value(call.node), torch.Tensor):
         return None
     operands = difference(call.node)
-    if operands is None:
-        return read_quotient(call)
-    decomposed = _read_logarithm(call, *operands)
-    exp = only_user(call.node, "exp") if decomposed else None
-    return replace(decomposed, op="softmax", last=exp.node) if decomposed and exp else decomposed
+    chain = _read_logarithm(call, *operands) if operands else read_quotient(call)
+    exp = only_user(call.node, "exp") if operands and chain else None
+    if chain and exp:
+        chain = replace(chain, op="softmax", nodes=(*chain.nodes, exp.node))
+    return with_casts(chain) if chain and not chain.refusal else chain
 
 
 # --- x - logsumexp(x) -----------------------------------------------------------------------------
 
 
-def _read_logarithm(call: Call, x: Any, subtracted: Any) -> Decomposed | None:
+def _read_logarithm(call: Call, x: Any, subtracted: Any) -> SoftmaxChain | None:
     if not isinstance(x, Node) or not isinstance(subtracted, Node):
         return None
     total = call_of(without_views(subtracted), "logsumexp")
@@ -78,7 +52,7 @@ def _read_logarithm(call: Call, x: Any, subtracted: Any) -> Decomposed | None:
         if dims is None or not has_kept_shape(subtracted, x, dims):
             return None
         refusal = SEVERAL_DIMS if len(dims) > 1 else None
-        return Decomposed("log_softmax", x, dims[0], call.node, refusal)
+        return decomposed("log_softmax", x, dims[0], call.node, refusal)
     return _of_shifted(call, x, subtracted) or _with_maximum_added(call, x, subtracted)
 
 
@@ -91,7 +65,7 @@ def _log_of_sum(node: Any) -> tuple[Node, int] | None:
     return (exp.arguments["input"], dims[0]) if exp and dims and len(dims) == 1 else None
 
 
-def _of_shifted(call: Call, shifted: Node, subtracted: Node) -> Decomposed | None:
+def _of_shifted(call: Call, shifted: Node, subtracted: Node) -> SoftmaxChain | None:
     """s - log(sum(exp(s))), where s is x - max(x)."""
     log_of_sum = _log_of_sum(subtracted)
     if log_of_sum is None or not same_value(log_of_sum[0], shifted):
@@ -99,7 +73,7 @@ def _of_shifted(call: Call, shifted: Node, subtracted: Node) -> Decomposed | Non
     return _log_softmax(call, *log_of_sum, subtracted)
 
 
-def _with_maximum_added(call: Call, x: Node, subtracted: Node) -> Decomposed | None:
+def _with_maximum_added(call: Call, x: Node, subtracted: Node) -> SoftmaxChain | None:
     """x - (m + log(sum(exp(x - m)))), where m is max(x)."""
     both = call_of(subtracted, "add")
     operands = (both.arguments["input"], both.arguments["other"]) if both else ()
@@ -111,8 +85,8 @@ def _with_maximum_added(call: Call, x: Node, subtracted: Node) -> Decomposed | N
     return None
 
 
-def _log_softmax(call: Call, shifted: Node, dim: int, subtracted: Node) -> Decomposed | None:
+def _log_softmax(call: Call, shifted: Node, dim: int, subtracted: Node) -> SoftmaxChain | None:
     """The log_softmax of x, where `shifted` is x - max(x), if the logarithm is that of its rows."""
     shift = read_shift(shifted, dim)
-    decomposed = Decomposed("log_softmax", shift.input, dim, call.node, shift.refusal)
-    return decomposed if has_kept_shape(subtracted, shifted, (dim,)) else None
+    chain = decomposed("log_softmax", shift.input, dim, call.node, shift.refusal)
+    return chain if has_kept_shape(subtracted, shifted, (dim,)) else None

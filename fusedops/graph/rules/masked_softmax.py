@@ -73,7 +73,7 @@ def _last_dim_softmax(call: Call) -> SoftmaxChain | None:
     if call.refusal is not None:
         return None
     chain = read_softmax(call) or read_softmax_decomposed(call)
-    if chain is None or chain.op != "softmax" or not isinstance(chain.dim, int):
+    if chain is None or chain.refusal or chain.op != "softmax" or not isinstance(chain.dim, int):
         return None
     input, result = value(chain.input), value(chain.last)
     if not isinstance(input, torch.Tensor) or not isinstance(result, torch.Tensor):

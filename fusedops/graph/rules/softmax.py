@@ -27,7 +27,7 @@ class Softmax(Rule):
 
     def match(self, call: Call) -> Match | None:
         chain = read_softmax(call)
-        return None if chain is None else match_softmax(chain, call.refusal)
+        return None if chain is None else match_softmax(chain)
 
     def refusal(self, match: Match) -> str | None:
         arguments = match.call.arguments
@@ -48,9 +48,10 @@ class Softmax(Rule):
         yield replace(call, args=(*call.args[:2], value(match.call.node).dtype))
 
 
-def match_softmax(chain: SoftmaxChain, refusal: str | None = None) -> Match:
+def match_softmax(chain: SoftmaxChain) -> Match:
     """The site of a chain, which stays where only masked_softmax computes it."""
     arguments = {"input": chain.input, "dim": chain.dim, "dtype": chain.dtype}
+    refusal = chain.refusal
     if chain.needs_masks:
         refusal = refusal or (ZEROES if chain.zeroes_hidden_rows else NOT_MASKED)
     site = Call(chain.op, chain.op, chain.last, arguments, refusal)

@@ -18,11 +18,9 @@ differ.
 from __future__ import annotations
 
 from fusedops.graph.analysis.calls import Call
-from fusedops.graph.readers.softmax_decomposed import chain_of, read_decomposed
+from fusedops.graph.readers.softmax_decomposed import read_softmax_decomposed
 from fusedops.graph.rule import Match
 from fusedops.graph.rules.softmax import Softmax, match_softmax
-
-SHARED = "something else uses an intermediate result"
 
 
 class SoftmaxDecomposed(Softmax):
@@ -31,12 +29,5 @@ class SoftmaxDecomposed(Softmax):
     name = "softmax_decomposed"
 
     def match(self, call: Call) -> Match | None:
-        decomposed = read_decomposed(call)
-        if decomposed is None:
-            return None
-        refusal = decomposed.refusal or (SHARED if decomposed.is_shared else None)
-        if refusal is None:
-            return match_softmax(chain_of(decomposed))
-        arguments = {"input": decomposed.input, "dim": decomposed.dim, "dtype": None}
-        site = Call(decomposed.op, decomposed.op, decomposed.last, arguments, refusal)
-        return Match(site, decomposed.op, {decomposed.last: None})
+        chain = read_softmax_decomposed(call)
+        return None if chain is None else match_softmax(chain)
