@@ -196,8 +196,8 @@ ATEN: dict[Any, str] = {
 } | {getattr(aten, method): kind for method, (kind, _) in METHODS.items()}
 # torch 2.10's Dynamo writes `x == y` as x.__eq__(y) and abs(x) as x.__abs__(), which ATEN lacks.
 METHODS |= {
-    f"__{function.__name__.strip('_')}__": spelling
-    for function, spelling in FUNCTIONS.items()
+    f"__{function.__name__.strip('_')}__": alias
+    for function, alias in FUNCTIONS.items()
     if getattr(function, "__module__", None) == "_operator"
 }
 

@@ -1,4 +1,4 @@
-"""The normal form of nodes: the same for every spelling of an operation at every capture level.
+"""The normal form of nodes: the same for all aliases of an operation at every capture level.
 
 The capture levels are torch IR (Dynamo and `fx.symbolic_trace`: functions, tensor methods,
 modules) and ATen IR (`torch.export`, before and after decomposition). `as_call` turns a node of any

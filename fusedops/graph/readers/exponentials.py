@@ -1,4 +1,4 @@
-"""Reads quotients of exponentials and their sum: decomposed softmaxes in all their spellings.
+"""Reads quotients of exponentials and their sum: decomposed softmaxes in all their forms.
 
 exp(x - m) / sum(exp(x - m))                          m: the maximum, also limited or detached
 exp(x - m) / (sum(exp(x - m)) + exp(t - m))           t: a sink, such as 0 in softmax1
