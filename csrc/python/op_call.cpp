@@ -5,7 +5,7 @@
 // have exactly these types goes directly to the dispatcher. Every other call, and every call that
 // fails, goes to torch.ops, which knows all conversions and raises the error.
 //
-// fusedops/ops/registration/call.py does the same in Python, for Pythons that do not load this module.
+// ops/registration/call.py does the same in Python, for Pythons that do not load this module.
 //
 // Only Python's limited API of 3.10 and LibTorch's stable ABI are used, so that one module serves
 // every Python and torch.
