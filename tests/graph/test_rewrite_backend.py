@@ -22,7 +22,7 @@ from fusedops.graph import Pass, ReusePass
 
 @pytest.fixture(autouse=True)
 def untouched_inductor_config():
-    with inductor_config.patch(pre_grad_custom_pass=None):
+    with inductor_config.patch(pre_grad_custom_pass=None, post_grad_custom_post_pass=None):
         yield
 
 
