@@ -9,8 +9,8 @@ PACKAGE = Path(__file__).resolve().parent
 
 #: Builds and installs a checkout anew.
 REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps ."
-#: What to do about a hidden package. An editable one follows the checkout, so that the two cannot
-#: differ.
+#: What to do about a hidden package. An editable installation follows the checkout, so that the two
+#: cannot differ.
 FIX_OF_HIDDEN = (
     "start Python in another folder, or build this one: pip install --no-build-isolation -e ."
 )
@@ -31,5 +31,5 @@ def _is_built(package: Path) -> bool:
 
 
 def said_of_hidden(installed: Path) -> str:
-    """What hides a package."""
+    """The part of an error that says which folder hides the package in ``installed``."""
     return f"{PACKAGE} is not built, and hides the package that is installed in {installed}"

@@ -199,7 +199,7 @@ def softmax_stats(input: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Te
     r"""Statistics of each row for a softmax: :math:`m = \max x` and
     :math:`s = \sum_j e^{x_j - m}`.
 
-    They make a softmax of rows possible whose segments are on several devices or ranks:
+    They allow a softmax of rows whose segments are on several devices or ranks:
     :func:`merge_softmax_stats` combines partial statistics, and :func:`softmax_apply` computes the
     softmax of each segment from the result. :math:`m + \log s` is ``input.logsumexp(dim)``.
 
@@ -372,8 +372,8 @@ def masked_softmax(
     :math:`y = \mathrm{softmax}(s x + b + m)` for a float mask. A bool mask sets the scores that it
     hides to ``mask_value``, and so do ``causal``, ``window``, ``start`` and ``end``, which leave a
     query one interval of keys. Everything is computed in float32 (float64 for float64) and rounded
-    once. Scores outside of the interval are neither read nor computed, but for those in a vector
-    with a score inside, and the result has the bits that a bool mask gives. With a soft cap
+    once. Scores outside of the interval are neither read nor computed, except those in a vector
+    with a score inside, and the result has the same bits as with a bool mask. With a soft cap
     :math:`c`, :math:`c \tanh(s x / c)` stands in place of :math:`s x`.
 
     Args:
@@ -392,8 +392,8 @@ def masked_softmax(
         dtype: the result's dtype; default ``input``'s.
         masked_rows: the result of rows without a visible column: "nan", as in PyTorch, or "zero".
         out: receives the result; may be ``input`` itself; as in :func:`softmax`.
-        window: a query's last keys, beside ``causal``: so many of them, its own included; or, with
-            and without ``causal``, a pair of how many it sees to the left and right of its own.
+        window: how many keys a query sees. An int needs ``causal`` and counts the query's own key
+            and those before it; a pair (left, right) counts those on either side of its own.
         start, end: int32 or int64, of a shape that broadcasts to ``[..., queries]``: a query sees
             the keys from ``start`` to before ``end``. For keys padded to a length,
             ``end=lengths[:, None, None]``; for sequences packed into one, :func:`segment_bounds`.
@@ -545,11 +545,11 @@ def segment_bounds(
 
     Args:
         segment_ids: int32 or int64 of shape ``[..., length]``, the number of each position's
-            sequence. They do not decrease along a row, which is not checked.
-        cu_seqlens: instead of them, int32 or int64 of shape ``[sequences + 1]``: where each
-            sequence begins, from 0, and where the last one ends. Positions from there on see
-            nothing.
-        length: the number of positions, beside ``cu_seqlens``.
+            sequence. They must not decrease along a row, which is not checked.
+        cu_seqlens: instead of ``segment_ids``, int32 or int64 of shape ``[sequences + 1]``: where
+            each sequence begins, from 0, and where the last one ends. Positions from that end on
+            see nothing.
+        length: the number of positions, only with ``cu_seqlens``.
 
     Returns:
         Two int64 tensors, of ``segment_ids``' shape or ``[length]``. For scores ``[batch, heads,
@@ -587,8 +587,8 @@ def _segment_bounds(
 def _sinks_of(
     function: str, input: torch.Tensor, sinks: torch.Tensor | float | None
 ) -> torch.Tensor | None:
-    """The sinks as a tensor: a number is that of every row. None is what a placeholder of an fx
-    graph may stand for."""
+    """The sinks as a tensor; a number is the sink of every row. Sinks are None here if the
+    placeholder of an fx graph stands for None."""
     if sinks is None or isinstance(sinks, torch.Tensor):
         return sinks
     value = _arguments.number(function, "sinks", sinks)
@@ -823,8 +823,8 @@ def spatial_layer_norm(
     bias: torch.Tensor | None = None,
     eps: float = 1e-6,
 ) -> torch.Tensor:
-    r"""Layer norm over one dimension, by default of an image's channels with ``dim=1``, where the
-    input lies.
+    r"""Layer norm over one dimension, which need not be the last: ``dim=1`` for an image's
+    channels.
 
     :math:`y = \frac{x - \mathrm{E}[x]}{\sqrt{\mathrm{Var}[x] + \epsilon}} w + b`, with the mean and
     the biased variance over ``dim``; :math:`w` and :math:`b` have one value for each of its
@@ -858,7 +858,7 @@ def spatial_rms_norm(
     weight: torch.Tensor | None = None,
     eps: float | None = None,
 ) -> torch.Tensor:
-    r"""RMS norm over one dimension, where the input lies.
+    r"""RMS norm over one dimension, which need not be the last.
 
     :math:`y = x / \sqrt{\mathrm{E}[x^2] + \epsilon} \cdot w`, with the mean over ``dim``; otherwise
     as :func:`spatial_layer_norm`.
@@ -1075,7 +1075,7 @@ def _rounded_add_rms_norm(
 
 
 def _dtype_of(input: torch.Tensor) -> torch.dtype:
-    """An input that is not a tensor is reported by the op."""
+    """The input's dtype. An input that is not a tensor has none; the op reports it later."""
     dtype: torch.dtype = getattr(input, "dtype", torch.float32)
     return dtype
 
@@ -1105,8 +1105,8 @@ def _multiplies_afterwards(
     weight: torch.Tensor,
     dtype: torch.dtype,
 ) -> bool:
-    """Whether the weight is a separate multiplication: its dtype differs from ``dtype``, that of
-    what is normalised, and the variant lets the result's dtype depend on it."""
+    """Whether the weight needs a separate multiplication: its dtype differs from ``dtype``, in
+    which is normalised, and in this variant the result's dtype depends on the weight's."""
     if variant not in ("llama", "t5"):
         return False
     _arguments.tensor(function, "input", input)
@@ -1128,7 +1128,7 @@ def _drawn_seed(function: str, input: torch.Tensor) -> torch.Tensor:
     return torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device=device)
 
 
-# torch.fx.symbolic_trace takes these for single nodes: they branch on what a proxy does not know.
+# torch.fx.symbolic_trace records these as single nodes: they branch on values no proxy knows.
 for _name in (
     "_bottom_right_diagonal",
     "_check_out_dtype",
@@ -1146,7 +1146,7 @@ for _name in (
 ):
     torch.fx.wrap(_name)
 for _function in (_check_out_dtype, _softmax_in_place, _softmax_out):
-    torch.fx.has_side_effect(_function)  # or a graph without dead code would lose the call
+    torch.fx.has_side_effect(_function)  # else dead-code elimination would remove the call
 
 
 # --- stacks -------------------------------------------------------------------------------------

@@ -28,7 +28,8 @@ from fusedops.functional import (
 
 
 class _Unscriptable:
-    """torch.jit.script compiles the source of forward, and knows few of Python's types."""
+    """Refuses torch.jit.script, which compiles the source of forward and knows few of Python's
+    types."""
 
     def __prepare_scriptable__(self) -> None:
         raise TypeError(
@@ -91,8 +92,8 @@ class MaskedSoftmax(_Unscriptable, nn.Module):
         mask_value: the score of hidden columns.
         p: the probability of a zero in training.
         masked_rows: the result of rows without a visible column: "nan", as in PyTorch, or "zero".
-        window: how many of its last keys a query sees beside ``causal``, or a pair (left, right) of
-            how many around its own.
+        window: how many keys a query sees. An int needs ``causal`` and counts the query's own key
+            and those before it; a pair (left, right) counts those on either side of its own.
         sinks: a number that is one more score of each row, left out of the result.
         softcap: bounds the scaled scores to between ``-softcap`` and ``softcap``.
 
@@ -176,7 +177,7 @@ def _given_or(value: torch.Tensor | None, default: float | None) -> torch.Tensor
     return default if value is None else value
 
 
-torch.fx.wrap("_given_or")  # a node, because a proxy does not know whether it is None
+torch.fx.wrap("_given_or")  # one node: a proxy does not know whether its value is None
 
 
 def _optional_number(name: str, value: float | None) -> float | None:

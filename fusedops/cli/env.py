@@ -36,8 +36,8 @@ from fusedops.cli.problems import (
 
 PACKAGE = Path(__file__).parents[1]
 
-#: What keeps a command from running, if not all that keeps a model from being compiled. `check`
-#: reports the rest itself.
+#: The checks whose problems keep a command from running; for the others FATAL_TO_COMPILING.
+#: `check` itself reports the problems that do not keep it from running.
 FATAL_TO = {"explain": FATAL_TO_CAPTURING, "check": FATAL}
 
 # The keys under which an operator can be registered, in the dispatcher's order.
@@ -213,7 +213,7 @@ def probe_variables() -> dict[str, str]:
 
 
 def probe_settings() -> Report:
-    """Returns the settings from these variables and the defaults."""
+    """Returns the settings, from the FUSEDOPS_* variables and the defaults."""
     return dataclasses.asdict(importlib.import_module("fusedops.config").active())
 
 

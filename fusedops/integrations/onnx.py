@@ -43,7 +43,7 @@ OPSET = 23
 _OLDEST = 18  # has all other operators that are used
 _END = 2**63 - 1  # of a Slice up to the end
 
-#: Its annotations are for the values of a script; here it is called with those of a graph.
+#: It is Any because its annotations fit the values of a script, and here it gets those of a graph.
 op: Any = opset18
 Value = Any  # a value of the graph; its dtype is known if torch created it
 
@@ -52,8 +52,8 @@ def translation_table(opset_version: int = OPSET) -> dict[Callable[..., Any], Ca
     """The translations of our ops for `torch.onnx.export(program, dynamo=True,
     custom_translation_table=...)`.
 
-    Every op is translated, with its variants that have no derivative or leave out statistics, but
-    for backward ops, in-place ops and ops with ``out``.
+    Every op is translated except backward ops, in-place ops and ops with ``out``; so are the
+    variants without a derivative or without statistics.
 
     Args:
         opset_version: the one passed to `torch.onnx.export`, at least 18. Below 23, which has no
@@ -90,7 +90,7 @@ def translation_table(opset_version: int = OPSET) -> dict[Callable[..., Any], Ca
 
 
 def _first_of(translation: Callable[..., Any]) -> Callable[..., Any]:
-    """The translation of a variant that has the first result alone."""
+    """The translation of a variant that returns only the first result."""
 
     @functools.wraps(translation)  # torch reads the names of its arguments
     def first(*args: Any, **kwargs: Any) -> Value:
@@ -299,7 +299,7 @@ def _masked_softmax_and_sinks(
 def _softmax_beside(
     scores: Value, sinks: Value | None, computed: ir.DataType
 ) -> tuple[Value, Value | None]:
-    """The softmax with the sinks as one more column, which is apart from the others."""
+    """The softmax of the scores with the sinks as one more column, which is returned separately."""
     if sinks is None:
         return op.Softmax(scores, axis=-1), None
     column = op.Unsqueeze(_convert(sinks, sinks.dtype, computed), [-1])
@@ -314,8 +314,8 @@ def _visible(
     diagonals: tuple[int | Value | None, int | Value | None],
     bounds: tuple[Value | None, Value | None],
 ) -> Value | None:
-    """The columns that neither a bool mask hides, nor the lower and the upper diagonal, nor start
-    and end; None if nothing is hidden."""
+    """True in columns that neither a bool mask, nor a diagonal (lower, upper), nor a bound (start,
+    end) hides; None if nothing is hidden."""
     conditions = [] if mask is None else [mask]
     lower, upper = diagonals
     if lower is not None:
@@ -337,7 +337,7 @@ def _positions(input: Value, dim: int) -> Value:
 
 
 def _shifted_queries(input: Value, diagonal: int | Value) -> Value:
-    """The column at which each query's ``diagonal`` is, as a column."""
+    """The key at which ``diagonal`` crosses each query, in shape [queries, 1]."""
     return op.Unsqueeze(op.Add(_positions(input, -2), diagonal), [1])
 
 
@@ -400,7 +400,7 @@ def _masked_softmax_sinks(
     output, of_sinks = _masked_softmax_and_sinks(
         input, mask, scale, causal, mask_value, bias, *settings
     )
-    # The second result is empty without a seed, and otherwise what the first had before dropout.
+    # The second result is the output before dropout, but empty where there is no seed.
     return output, _nothing(output) if seed is None else output, of_sinks
 
 
@@ -576,7 +576,7 @@ def _over_deviation(centred: Value, dims: list[int], eps: float) -> tuple[Value,
 
 
 def _over_norm(x: Value, dims: list[int], eps: float) -> tuple[Value, Value]:
-    """Not LpNormalization, which takes a single axis and no eps."""
+    """Does not use LpNormalization, which takes a single axis and no eps."""
     norm = op.Max(op.ReduceL2(x, dims, keepdims=1), _like(eps, x))
     return op.Div(x, norm), op.Reciprocal(norm)
 

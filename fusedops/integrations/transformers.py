@@ -26,7 +26,7 @@ except ImportError as error:
     ) from error
 
 NAME = "fusedops"
-#: What other implementations are given, and what this one would compute wrongly without.
+#: Arguments for other implementations; if this one ignored them, it would compute a wrong result.
 _UNSUPPORTED = {
     "cache": "a paged cache",
     "indices": "the indices of sparse attention",
@@ -35,8 +35,7 @@ _UNSUPPORTED = {
 
 
 def register(name: str = NAME) -> None:
-    """Registers attention and its masks under a name, which importing this module does for
-    "fusedops".
+    """Registers attention and its masks under a name. Importing this module does so for "fusedops".
 
     Args:
         name: the ``attn_implementation`` to choose it by.
@@ -71,14 +70,15 @@ def attention_mask(*args: Any, config: Any = None, **kwargs: Any) -> torch.Tenso
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _uses_the_interface(config: Any) -> bool:
-    """As `_source_uses_the_interface`, for torch.compile, which would trace through the cache."""
+    """`_source_uses_the_interface` as a constant for torch.compile, which ignores the cache of a
+    function that it traces."""
     return _source_uses_the_interface(config)
 
 
 @functools.cache
 def _source_uses_the_interface(config: Any) -> bool:
-    """Whether the models of a class of configs call the implementation that is registered. As in
-    transformers, their source shows it; if it is not there, they are taken to do so."""
+    """Whether the models of a class of configs call the registered implementation. This is read
+    from their source, as in transformers; without a source the answer is True."""
     modeling = sys.modules.get(config.__module__.replace("configuration_", "modeling_"))
     if modeling is None or "configuration_" not in config.__module__:
         return True

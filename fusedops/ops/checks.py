@@ -11,7 +11,7 @@ _WANTED_DTYPE = "wanted torch.float32, torch.bfloat16, torch.float16 or torch.fl
 _MOST_COLS = 2**31 - 1
 
 MaybeTensor = torch.Tensor | None
-#: The argument that another one is compared with, and its name.
+#: The name and the value of the argument that another one is compared with.
 Like = tuple[str, torch.Tensor]
 
 
@@ -130,7 +130,7 @@ def check_term(op: str, name: str, tensor: MaybeTensor, like: Like) -> None:
 def check_term_dtypes(
     op: str, sum: MaybeTensor, input: torch.dtype | None, residual: torch.dtype | None
 ) -> tuple[torch.dtype, torch.dtype]:
-    """The dtypes that the terms of ``sum`` had, checked: those that are given, or else its own."""
+    """The checked dtypes of the terms of ``sum``. For None it is the dtype of ``sum``."""
     check_dtype_of(op, "sum", sum)
     dtype = check_given(op, "sum", sum).dtype
     input, residual = input or dtype, residual or dtype
@@ -167,7 +167,7 @@ def check_seed(op: str, p: float, seed: MaybeTensor, like: Like) -> None:
         f"{op}: seed is {seed.dtype} of shape {list(seed.shape)}, wanted one torch.int64; "
         "make it with torch.randint",
     )
-    if like[1].device.type != "meta":  # on which nothing is drawn
+    if like[1].device.type != "meta":  # on meta no number is drawn
         check_device(op, "seed", seed, like)
 
 
@@ -185,7 +185,7 @@ def check_distinct(op: str, name: str, written: torch.Tensor) -> None:
     dims = [(s, n) for s, n in zip(written.stride(), written.shape, strict=True)]
     if not all(isinstance(number, int) for dim in dims for number in dim):
         return
-    end = 1  # of the elements that the dimensions so far span
+    end = 1  # offset after the last element that the dimensions so far span
     for stride, size in sorted((stride, size) for stride, size in dims if size > 1):
         check(
             stride >= end or written.numel() == 0,

@@ -4,8 +4,8 @@ vmap rules.
 Formulas: y is the softmax of the scores z = scale x + bias + mask, m is dropout's factor (1 without
 dropout), and k is 0 where a bool mask or the row's interval hides an element, else 1. For a
 gradient g of the output, with g' = m g: dz = k y (g' - sum(g' y)), dx = scale dz, and the gradient
-of a bias or float mask is dz, summed over the dimensions that were broadcast. Where y has a sink,
-dz is the same; masked_softmax_sinks.py has the sink's gradient. With a soft cap c, z is
+of a bias or float mask is dz, summed over the dimensions that were broadcast. A sink leaves this
+formula of dz as it is; masked_softmax_sinks.py has the sink's gradient. With a soft cap c, z is
 c tanh(scale x / c) + bias + mask, and dx = scale dz (1 - tanh(scale x / c)^2): the formulas save x
 too, and compute the last factor from it.
 """
@@ -31,7 +31,8 @@ MaybeTensor = torch.Tensor | None
 
 
 class Signature:
-    """The arguments of an op by name; ``bind`` makes a named tuple of them, as a call would."""
+    """The argument names of an op; ``bind`` makes a named tuple of a call's arguments, including
+    those left at their defaults."""
 
     def __init__(self, op: str) -> None:
         arguments = getattr(ops, op).default._schema.arguments
@@ -116,7 +117,7 @@ def _check_bound(op: str, name: str, bound: MaybeTensor, input: torch.Tensor) ->
 
 
 def _check_hiding(op: str, input: torch.Tensor, call: Any) -> None:
-    """Checks scale and what hides columns of scores like ``input``, whose rows are its last
+    """Checks scale, mask and interval for scores of ``input``'s shape, whose rows are the last
     dimension."""
     shape = list(input.shape)
     checks.check(len(shape) > 0, f"{op}: input has no dimension, wanted at least one")
@@ -255,7 +256,7 @@ def _fake_dropout_backward_in_place(*args: Any, **kwargs: Any) -> None:
 
 
 class Operand(NamedTuple):
-    """The shape and dtype of a bias or float mask, which its gradient gets."""
+    """The shape and dtype of a bias, float mask or sinks, and so of its gradient."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -276,7 +277,7 @@ def summed_to(like: Operand, scores_grad: torch.Tensor) -> torch.Tensor:
 
 
 class Hiding(NamedTuple):
-    """What hides columns, as the ops take it; a float mask does not."""
+    """The arguments of an op that hide columns: a bool mask (not a float one) and the interval."""
 
     mask: MaybeTensor
     causal: bool
@@ -287,7 +288,7 @@ class Hiding(NamedTuple):
 
     @staticmethod
     def save(ctx: Any, call: Any, *tensors: MaybeTensor) -> None:
-        """Saves the ``given`` call's part, and more ``tensors``."""
+        """Saves these arguments of ``call``, and ``tensors``."""
         ctx.options = call.causal, call.diagonal, call.lower_diagonal
         mask = call.mask if _is_bool(call.mask) else None
         ctx.save_for_backward(mask, call.start, call.end, *tensors)
@@ -307,7 +308,7 @@ class Hiding(NamedTuple):
         input_dtype: torch.dtype,
         *dropout: Any,
     ) -> torch.Tensor:
-        """The backward op; ``dropout`` is p and seed, or nothing."""
+        """Calls the backward op; ``dropout`` is p and seed, or nothing."""
         op = "masked_softmax_dropout_backward" if dropout else "masked_softmax_backward"
         hidden = self.mask, scale, self.causal
         interval = self.diagonal, *self.bounds()
@@ -335,7 +336,7 @@ class Hiding(NamedTuple):
 
 
 def _limited(diagonal: int, scores: torch.Tensor) -> Any:
-    """The diagonal, limited to those that differ: tril and triu overflow for larger ones."""
+    """The diagonal, clamped to the matrix: tril and triu overflow for one far outside of it."""
     rows, cols = scores.shape[-2:]
     return torch.sym_min(torch.sym_max(diagonal, -rows), cols)
 
@@ -373,8 +374,8 @@ def saved_forward(ctx: Any) -> tuple[Hiding, SoftCap | None, list[torch.Tensor]]
 def forward_gradients(
     ctx: Any, signature: Signature, cap: SoftCap | None, run: Callable[[float], torch.Tensor]
 ) -> dict[str, MaybeTensor]:
-    """Gradients of input, mask and bias; ``run(scale)`` computes ``scale`` times that of the
-    scores."""
+    """Gradients of input, mask and bias; ``run(scale)`` computes ``scale`` times the gradient of
+    the scores."""
     of: dict[str, MaybeTensor] = {}
     to_input: MaybeTensor = None
     if signature.needs_gradient(ctx, "input"):
@@ -427,8 +428,9 @@ def _dropout_formula(
 
 
 def _sinks_op(call: Any, p: float, seed: MaybeTensor) -> tuple[torch.Tensor, ...] | None:
-    """The results of the op whose formula has the derivative of the sinks; None if they need none.
-    The formulas here do without it because a sink that is constant changes nothing in them."""
+    """Runs masked_softmax_sinks, whose formula has the gradient of the sinks, if they require one;
+    else returns None. The formulas here are right for constant sinks, which do not appear in them.
+    """
     if call.sinks is None or not call.sinks.requires_grad:
         return None
     scores = (call.input, call.mask, call.scale, call.causal, call.mask_value)
@@ -498,7 +500,7 @@ def _dropout_backward_formula(ctx: Any, cotangent: torch.Tensor) -> tuple[Any, .
 
 
 def _aligned(call: Any, dims: Any, rank: int) -> dict[str, MaybeTensor]:
-    """The operands of ``given``, for scores with slices of ``rank`` dimensions."""
+    """The operands of ``call``, for scores with slices of ``rank`` dimensions."""
     ranks = {"mask": rank, "bias": rank, "start": rank - 1, "end": rank - 1, "sinks": rank - 1}
     return {
         name: vmap.aligned(getattr(call, name), getattr(dims, name), rank_of_operand)
@@ -572,7 +574,7 @@ register_vmap("masked_softmax_", _in_place_vmap)
 register_vmap("masked_softmax_backward", _backward_vmap)
 for _op in ("masked_softmax", "masked_softmax_dropout", "_masked_softmax_dropout"):
     register_float32_output(_op)
-# Random numbers depend on the row's number in the whole batch: in one call, slices with the same
-# seed would get different numbers.
+# One call per slice: random numbers depend on a row's index in the call, so that in one call for
+# the batch, slices with the same seed would get different numbers.
 for _op in ("masked_softmax_dropout", "_masked_softmax_dropout", "masked_softmax_dropout_backward"):
     vmap.register_loop(_op)

@@ -3,7 +3,7 @@
 Formulas, as in masked_softmax.py: the sink is one more score of a row, and t its probability, so
 that t = 1 - sum(y). For a gradient g of the output, with g' = m g, its gradient is
 ds = -t sum(g' y), summed over the dimensions that were broadcast. The forward kernel computes t,
-because a difference from 1 would have no digits of a small one.
+because 1 - sum(y) would have no correct digits where t is small.
 """
 
 from __future__ import annotations
@@ -123,7 +123,8 @@ def _backward_formula(ctx: Any, to_input: torch.Tensor, to_sinks: torch.Tensor) 
     m = multiplier(ctx.p, seed[0], y).to(y.dtype) if seed else torch.ones_like(y)
     scaled = to_input.to(y.dtype) * ctx.scale * hiding.visible(y)
     to_g, to_y = second_derivative(scaled, g * m, y)
-    # t is saved as a number. As a function of y, by which its derivative goes, it is 1 - sum(y).
+    # The saved t is a constant for autograd. Adding 0 = rest - rest.detach() gives it the
+    # derivative of 1 - sum(y).
     rest = 1 - y.sum(-1, dtype=of_sinks.dtype)
     t = (of_sinks + (rest - rest.detach())).unsqueeze(-1)
     cotangent = to_sinks.unsqueeze(-1)
@@ -141,6 +142,6 @@ register_fake("masked_softmax_sinks_backward", _fake_backward)
 register_autograd("masked_softmax_sinks", _forward_formula, _setup_forward)
 register_autograd("masked_softmax_sinks_backward", _backward_formula, _setup_backward)
 register_float32_output("masked_softmax_sinks")
-# Random numbers depend on the row's number in the whole batch, as in masked_softmax.py.
+# One call per slice, because of the random numbers: see masked_softmax.py.
 for _op in ("masked_softmax_sinks", "masked_softmax_sinks_backward"):
     vmap.register_loop(_op)

@@ -1,8 +1,8 @@
 """Softmaxes and norms of nested tensors: their rows are those of the tensors that they hold.
 
-A jagged tensor keeps its tensors in one buffer, on which an op over a dimension that is not the
-ragged one runs once. Otherwise it runs once for each tensor. Dimension 0 counts the tensors, and is
-refused, as by torch.
+A jagged tensor keeps its tensors in one buffer. An op over a dimension that is not the ragged one
+runs once, on that buffer; in all other cases it runs once for each tensor. Dimension 0 counts the
+tensors, and an op over it is refused, as by torch.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from fusedops.ops import checks
 from fusedops.ops.norm_kinds import KINDS
 from fusedops.ops.registration.libraries import LIBRARY, OPS, refuse
 
-#: Given the arguments and the input's rank: the dimensions that are normalised, and the arguments
-#: for a tensor without the first dimension.
+#: Maps an op's name and arguments to the dimensions that are normalised, and to the arguments after
+#: the input for one of its tensors, which lacks the first dimension.
 Inner = Callable[[str, tuple[Any, ...]], tuple[set[int], tuple[Any, ...]]]
 
 
@@ -77,7 +77,7 @@ def _check_alone(op: str, names: list[str], args: tuple[Any, ...]) -> None:
 
 
 def _is_whole(input: Any) -> bool:
-    """Whether a tensor is jagged, and all of its buffer is part of it."""
+    """Whether a tensor is jagged and its buffer has no gaps."""
     return input.layout == torch.jagged and input.lengths() is None
 
 
@@ -94,22 +94,22 @@ def _joined(input: Any, parts: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _jagged_like(input: Any, values: torch.Tensor) -> torch.Tensor:
-    """The jagged tensor with these values, whose tensors lie in them as those of ``input`` do."""
+    """The jagged tensor with the buffer ``values``, divided into tensors as ``input`` is."""
     nested: torch.Tensor = torch.nested.nested_tensor_from_jagged(
         values, input.offsets(), jagged_dim=input._ragged_idx
     )
     return nested
 
 
-#: For each op the variants that eager calls of it use, and which of its arguments say what is
-#: normalised.
+#: For each op the variants that its eager calls use, and how to read the normalised dimensions from
+#: its arguments.
 SUPPORTED: dict[str, tuple[tuple[str, ...], Inner]] = {
     "softmax": (("softmax", "_softmax"), _of_dim),
     "log_softmax": (("log_softmax", "_log_softmax"), _of_dim),
     **{norm: ((norm, f"_{norm}", f"_{norm}_output"), _of_shape) for norm in KINDS},
 }
-# The first two are those of strided tensors, below autograd and at it; jagged ones are at autograd
-# too, and without it ask for the third.
+# Strided nested tensors dispatch to the first key below autograd and to the second at it. Jagged
+# ones dispatch to the second too, and to the third where autograd is off.
 _KEYS = ("NestedTensorCPU", "AutogradNestedTensor", "CompositeImplicitAutogradNestedTensor")
 
 _supported = set()

@@ -37,10 +37,10 @@ def default_rms_eps(dtype: torch.dtype) -> float:
 
 
 class _Places:
-    """Where a formula finds the arguments of its op, which are computed once, not in each call.
+    """The positions of those arguments of an op that its formula needs, found once for all calls.
 
     differentiable: the inputs and parameters. parameters: weight and, if the kind has one, bias.
-    settings: what the backward op takes after its output_mask.
+    settings: the arguments that the backward op takes after its output_mask.
     """
 
     def __init__(self, op: NormOp) -> None:
@@ -235,7 +235,7 @@ def _second_derivatives(
     op: NormOp, ctx: Any, cotangents: tuple[MaybeTensor, ...]
 ) -> dict[str, MaybeTensor]:
     """The gradients by the names of a backward op's arguments, from the cotangents of its results.
-    A norm over ``dim`` has those of a norm over the last dimension."""
+    For a norm over ``dim``, that dimension is moved to the end and back."""
     named, (*of_rows, weight, seed) = ctx.named, ctx.saved_tensors
     normalized = of_rows[1]
     returned = _returned(named, normalized.dtype)
@@ -267,14 +267,14 @@ def _second_derivatives(
 
 # --- vmap ---------------------------------------------------------------------------------------
 
-#: The tensors of which one call takes a single one for all rows.
+#: The tensors that all rows of a call share.
 _SHARED = ("weight", "bias", "seed")
 
 
 def _register_vmap(op: NormOp) -> None:
-    """Registers a rule of one call for the batch, whose slices are further rows. It is one call per
-    slice where slices have parameters or gradients of parameters of their own, or draw random
-    numbers, and where a slice has no dimension."""
+    """Registers a rule that makes one call for the batch, whose slices are further rows. It makes
+    one call per slice where slices have parameters or gradients of parameters of their own, draw
+    random numbers, or have no dimension."""
     of_rows = 2 if op.has_residual else 1  # the first entries of output_mask
 
     def rule(info: Any, in_dims: vmap.BatchDims, *args: Any) -> tuple[Any, Any]:
@@ -294,7 +294,7 @@ def _register_vmap(op: NormOp) -> None:
         results = op.overload(*named.values())
         if isinstance(results, torch.Tensor):
             return results, 0
-        # Gradients that are not needed have shape [0].
+        # Gradients that are not needed have shape [0], without a batch dimension.
         return results, tuple(0 if result.dim() > 1 else None for result in results)
 
     register_vmap(op.name, rule)

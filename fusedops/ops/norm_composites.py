@@ -1,7 +1,7 @@
 """The norms composed of torch's own operators, which forward mode runs (forward_mode.py).
 
-A backward op takes the statistics as arguments of their own: their tangents are those that the
-composite of the forward op gave them.
+A backward op takes the statistics as arguments; their tangents come from the composite of the
+forward op.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _spatial_backward(op: NormOp, *args: Any) -> Results:
 
 
 def _in_place(moved: torch.Tensor, input: torch.Tensor, dim: int) -> torch.Tensor:
-    """A result for the input as it was, whose ``dim`` was made the last."""
+    """A result with its last dimension moved back to ``dim`` of the input: undoes :func:`_last`."""
     return moved.squeeze(0) if input.dim() == 0 else moved.movedim(-1, dim)
 
 

@@ -98,7 +98,7 @@ def _check_rows_are_not_empty(op: NormOp, named: Named) -> None:
 
 
 def fake_forward(op: NormOp, *args: Any, **kwargs: Any) -> Any:
-    """Empty results: those that the op has."""
+    """Checks the arguments and returns the op's results, empty."""
     named = op.named(args, kwargs)
     input: torch.Tensor = named["input"]
     function = op.function
@@ -129,7 +129,7 @@ def fake_forward(op: NormOp, *args: Any, **kwargs: Any) -> Any:
 
 
 def needed_of_inputs(output_mask: Sequence[bool], *, shared: bool) -> list[bool]:
-    """Which gradients of input and residual an op returns. ``shared``: whether the first is that of
+    """Which gradients of input and residual an op returns. ``shared``: it returns one gradient for
     both (:func:`share_gradient`)."""
     of_input, of_residual, *_ = output_mask
     return [of_input or of_residual, False] if shared else [of_input, of_residual]
@@ -154,7 +154,7 @@ def _check_backward(op: NormOp, named: Named) -> None:
 
 
 def fake_backward(op: NormOp, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-    """Empty gradients; one that is not needed has shape [0]."""
+    """Checks the arguments and returns empty gradients; one that is not needed has shape [0]."""
     named = op.named(args, kwargs)
     input: torch.Tensor = named[op.input]
     mask, function = named["output_mask"], op.function

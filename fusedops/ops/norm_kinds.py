@@ -3,8 +3,8 @@
 Let s be the scale of a row, rstd = 1 / s and n = (x - mean) rstd. Then a norm is n w + b, and the
 gradient of x is rstd (g - mean(g) - n along), where g = dy w, and along is the derivative of s
 applied to g. A kind without a mean has no mean(g) either. A kind says whether it has a mean, and
-which scale: fake kernels, derivatives, rules and translations follow. csrc/norm_kinds.def has the
-kinds for C++.
+which scale; fake kernels, derivatives, rules and translations are derived from that.
+csrc/norm_kinds.def has the kinds for C++.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class MeanSquare:
 
     @staticmethod
     def differentiable_rstd(centered: torch.Tensor, dims: Dims, eps: float) -> torch.Tensor:
-        """1 / s, from the values without their mean, with the derivatives of the op in each row."""
+        """1 / s from the centered values, in torch operators whose derivatives are the op's for
+        every row, also one of zeros."""
         return (centered.square().mean(dims, keepdim=True) + eps).rsqrt()
 
     @staticmethod
@@ -47,13 +48,14 @@ class MeanSquare:
     def factors(
         centered: torch.Tensor, rstd: torch.Tensor, dims: Dims, eps: float
     ) -> tuple[Factor, Factor]:
-        """along / mean(g n), and what is left of it in the derivative of along."""
+        """along / mean(g n), and the ratio by which a second derivative divides along
+        (``_second_derivative`` in norm_second_order.py)."""
         return 1.0, 1.0
 
 
 class DeviationPlusEps(MeanSquare):
-    """s = std + eps of the unbiased deviation, along = sum(g n) s / ((N - 1) std). In a row whose
-    std is 0 and has no derivative, along is 0, as in torch."""
+    """s = std + eps with the unbiased deviation std, along = sum(g n) s / ((N - 1) std). Where std
+    is 0 it has no derivative; there along is 0, as in torch."""
 
     @staticmethod
     def rstd(squares: torch.Tensor, count: int, eps: float) -> torch.Tensor:
@@ -61,7 +63,7 @@ class DeviationPlusEps(MeanSquare):
 
     @staticmethod
     def differentiable_rstd(centered: torch.Tensor, dims: Dims, eps: float) -> torch.Tensor:
-        # Unlike a root of a sum, vector_norm has the derivative 0 at 0, that of std_norm.
+        # At 0 vector_norm has the derivative 0, like std_norm; that of a sum's root would be NaN.
         norm = torch.linalg.vector_norm(centered, dim=dims, keepdim=True)
         degrees = max(_count(centered, dims) - 1, 0) or math.nan
         rstd: torch.Tensor = 1 / (norm / math.sqrt(degrees) + eps)
@@ -106,8 +108,8 @@ class NormOrEps(MeanSquare):
     def factors(
         centered: torch.Tensor, rstd: torch.Tensor, dims: Dims, eps: float
     ) -> tuple[Factor, Factor]:
-        """N, because along is a sum. Of the norm and eps, rstd tells which is larger by more than
-        its rounding, except where they are the same."""
+        """N, because along is a sum, or 0 where s is eps, which is where rstd is 1 / eps up to its
+        rounding."""
         largest = 1 / eps if eps else math.inf
         is_constant = rstd >= largest * (1 - 2 * torch.finfo(rstd.dtype).eps)
         return torch.full_like(rstd, _count(centered, dims)).masked_fill(is_constant, 0), 1.0
@@ -134,7 +136,7 @@ def kind_of(op: str) -> NormKind:
 class NormOp:
     """An operator of a norm: what its schema says about it.
 
-    function: the public operator of which it is, or of which it leaves results out.
+    function: the name of the public operator; this one may be a variant with fewer results.
     """
 
     def __init__(self, name: str) -> None:
@@ -151,7 +153,7 @@ class NormOp:
         self._defaults = {argument.name: argument.default_value for argument in schema.arguments}
 
     def named(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The arguments of a call by their names, those with a default too."""
+        """The arguments of a call by name, including those left at their defaults."""
         return {**self._defaults, **dict(zip(self.names, args, strict=False)), **(kwargs or {})}
 
 

@@ -56,7 +56,7 @@ def _stacked(
 
 
 def _softmax_stats(input: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """``max`` is a constant, as in reverse mode."""
+    """Treats ``max`` as a constant, as reverse mode does."""
     (x,) = _wide(input)
     max = x.detach().amax(dim, keepdim=True)
     return max, (x - shift_of(max)).exp().sum(dim, keepdim=True)
@@ -73,14 +73,14 @@ def _softmax_apply(
 
 
 def _hiding(call: Any) -> Hiding:
-    """What hides columns in a call."""
+    """The arguments of a call that hide columns."""
     mask = call.mask if call.mask is not None and call.mask.dtype == torch.bool else None
     interval = (call.diagonal, call.lower_diagonal, call.start, call.end)
     return Hiding(mask, call.causal, *interval)
 
 
 def masked_scores(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the softmax is taken of, and the rows of which all is hidden."""
+    """The scores, hidden ones replaced by the mask value, and which rows are hidden entirely."""
     computed = call.input if call.dtype is None else call.input.to(call.dtype)
     (scores,) = _wide(computed)
     scores = scores * call.scale
@@ -130,7 +130,7 @@ def masked_gradient(
 
 
 def _gradients(call: Any, dropout: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradients of the input and, but for the sink's probability, of the sink."""
+    """The gradient of the input, and that of the sink divided by the sink's probability."""
     g, y = _wide(call.grad_output, call.probabilities)
     if dropout:
         g = g * multiplier(call.p, call.seed, y)

@@ -23,8 +23,8 @@ ops = torch.ops.fusedops
 
 
 def shift_of(max: torch.Tensor) -> torch.Tensor:
-    """What scores, or the maxima of parts of a row, are lowered by before the exponential: the
-    row's maximum, but 0 where that is -inf. There -inf - -inf would be NaN, and e^-inf is 0."""
+    """The number to subtract from scores, or from maxima of parts of a row, before the exponential:
+    the row's maximum, or 0 where that is -inf, because -inf - -inf is NaN, and e^-inf is 0."""
     return max.masked_fill(max == -torch.inf, 0)
 
 
@@ -81,7 +81,7 @@ def _setup_stats(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> 
 def _stats_formula(ctx: Any, _: torch.Tensor, grad_sum: torch.Tensor) -> tuple[Any, ...]:
     input, max = ctx.saved_tensors
     if not torch.is_grad_enabled():
-        # One pass. Not for a second derivative, which would divide by grad_sum.
+        # One pass instead of two, but its own derivative would divide by grad_sum.
         reciprocal = grad_sum.reciprocal()
         return ops.softmax_apply.default(input, max, reciprocal, ctx.dim, input.dtype), None
     ones = torch.ones_like(max)

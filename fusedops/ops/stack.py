@@ -218,8 +218,8 @@ def _layer_norm_formula(ctx: Any, grad_output: torch.Tensor | None, *_: None) ->
 
 
 def _layer_norm_gradients_one_by_one(ctx: Any, grad_output: torch.Tensor) -> tuple[Any, ...]:
-    """The gradients where ``is_grads_batched`` of torch.autograd.grad passes a batch of them, which
-    no op that takes a list of tensors accepts."""
+    """The gradients by one call per slot, for ``is_grads_batched`` of torch.autograd.grad: an op
+    that takes lists of tensors does not accept its batch of gradients."""
     inputs, weights, biases, (mean, rstd) = _saved_lists(ctx)
     none = [None] * len(inputs)
     slots = zip(
@@ -302,8 +302,8 @@ def _register_softmax_vmap(op: str) -> None:
 
 
 def _register_layer_norm_vmap() -> None:
-    """Registers a rule of one call for the batch, whose slices are further rows. It is one call per
-    slice where slices have parameters of their own."""
+    """Registers a rule that makes one call for the batch, whose slices are further rows. It makes
+    one call per slice where slices have parameters of their own."""
     overload = ops.stack_layer_norm.default
 
     def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, ...]:

@@ -25,7 +25,7 @@ class CudaStreams:
 
     @contextmanager
     def borrowed(self, count: int) -> Iterator[list[torch.cuda.Stream]]:
-        """Streams for one call. A call inside a branch gets other ones, and so does each thread."""
+        """Streams for one call. Calls inside its branches, or on other threads, get others."""
         idle = vars(_idle_streams).setdefault(str(self._device), [])
         taken = [idle.pop() if idle else torch.cuda.Stream(self._device) for _ in range(count)]
         try:

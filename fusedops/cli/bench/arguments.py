@@ -22,7 +22,7 @@ TENSORS_OF_A_CASE = 4
 
 
 class Moved(argparse.Action):
-    """Says where a benchmark is that is no longer in the package, if its option is given."""
+    """The option of a benchmark that has moved out of the package: raises with its new place."""
 
     def __call__(self, *args: object, **kwargs: object) -> None:
         raise UsageError(

@@ -30,7 +30,7 @@ HALF_READ = {FORWARD: 1 / 2 + 1, BACKWARD: 1 / 2 + 1 / 2 + 1}
 
 
 def _visible_keys(case: Case) -> Tensor:
-    """Returns a mask [batch, 1, 1, keys]: sentences of different lengths, the shortest of half."""
+    """Returns a mask [batch, 1, 1, keys] for sentences that have from all to half of the keys."""
     batch, _, _, keys = case.shape
     lengths = torch.linspace(keys, max(1, keys // 2), batch, device=case.device).long()
     return (torch.arange(keys, device=case.device) < lengths[:, None])[:, None, None, :]

@@ -153,7 +153,7 @@ def times(args: argparse.Namespace) -> Work:
 
 
 class Measured(NamedTuple):
-    """Has the rows of the cases that were measured, the number of those that failed, and whether an
+    """The rows of the cases that were measured, the number of cases that failed, and whether an
     interrupt came before the rest."""
 
     rows: list[Any]

@@ -15,7 +15,7 @@ from fusedops import reference
 from fusedops.cli.check.result import Result
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-#: Rows of 1,000, as docs/numerics.md promises errors for; enough of them for several threads.
+#: docs/numerics.md bounds the errors for rows of 1,000. 64 of them are enough for several threads.
 ROWS, COLS, EPS, SCALE = 64, 1000, 1e-5, 0.5
 #: Rows that several threads share.
 LONG = (2, 100_000)
@@ -24,7 +24,7 @@ ULPS_OF_16_BITS = 0.5
 
 
 class Inputs(NamedTuple):
-    """The inputs of every operator; each takes those that it has."""
+    """The inputs of all operators; an operator uses some of them."""
 
     x: Tensor
     residual: Tensor
@@ -40,7 +40,7 @@ class Inputs(NamedTuple):
 
 
 class Operator(NamedTuple):
-    """An operator beside its definition.
+    """An operator and its definition in float64.
 
     leaves: the names of the inputs that it has gradients for.
     exact: its result in float64, and the gradients of the leaves, from the inputs and the
@@ -201,7 +201,7 @@ def errors_of(operator: Operator, given: Inputs) -> list[float]:
 
 
 def _error(actual: Tensor, exact: Tensor) -> float:
-    """In ulps of the result, or, where the result cancels, of its row's usual value."""
+    """The error in ulps of the result, or, where the result cancels, of its row's usual value."""
     usual = exact.square().mean(-1, keepdim=True).sqrt()
     info = torch.finfo(actual.dtype)
     magnitude = torch.maximum(exact.abs(), usual).clamp(min=info.smallest_normal)
@@ -214,7 +214,8 @@ def _limit(dtype: torch.dtype, ulps: float) -> float:
 
 
 def has_same_bits(operator: Operator, given: Inputs, threads: int | None) -> bool:
-    """Returns whether run, number of threads and neighbouring rows leave a row's bits alone."""
+    """Returns whether a row has the same bits in two runs, on one thread, and without the other
+    rows."""
     with _threads(threads):
         results = [results_of(operator, given) for _ in range(2)]
     with _threads(1 if threads else None):
@@ -236,7 +237,7 @@ def _are_same(some: list[Tensor], others: list[Tensor]) -> bool:
 
 @contextmanager
 def _threads(count: int | None) -> Iterator[None]:
-    """Runs the operators on so many threads; None leaves the number as it is."""
+    """Runs the operators on `count` threads; None leaves the number as it is."""
     before = torch.get_num_threads()
     torch.set_num_threads(count or before)
     try:

@@ -163,7 +163,7 @@ def find_failures(sites: Sequence[Site], difference: float, ran: Counter[str]) -
 
 
 def print_operators(ran: Counter[str], console: Console) -> None:
-    """The fusedops operators that one embedding of all texts runs."""
+    """Prints the fusedops operators that one embedding of all texts runs."""
     names = ", ".join(f"{name} {count} times" for name, count in ran.items()) or "none"
     console.print(f"\noperators run by the compiled encoder: {names}\n")
 
@@ -182,7 +182,7 @@ def print_similar_pairs(embeddings: Tensor, console: Console) -> None:
 def print_comparison(
     embeddings: dict[str, Tensor], times: dict[str, list[float]], console: Console
 ) -> None:
-    """Time and largest difference from eager of each way to run the encoder."""
+    """Prints time and largest difference from eager for each way to run the encoder."""
     rounds = len(times["eager"])
     title = f"Embedding all texts, medians of {rounds} rounds"
     table = Table(title=title, title_justify="left")

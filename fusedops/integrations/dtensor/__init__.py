@@ -25,7 +25,7 @@ def _register(op: str, rule: Rule) -> None:
     def on_dtensors(
         cls: type, overload: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        # Autograd has recorded the call above.
+        # Autograd has recorded the call already.
         with torch.no_grad():
             return run(Call.of(overload, args, kwargs), rule)
 
@@ -33,6 +33,6 @@ def _register(op: str, rule: Rule) -> None:
 
 
 for _op in OPS:
-    # A variant differs from its op in nothing that matters here.
+    # A variant of an op has the op's rule.
     if _op.removeprefix("_") in _RULES:
         _register(_op, _RULES[_op.removeprefix("_")])

@@ -1,5 +1,5 @@
-"""Runs one call of an op on DTensors: redistributes its arguments where it has to, calls the op, or
-what a family does in its place, on each rank's part, and wraps the results."""
+"""Runs one call of an op on DTensors: redistributes its arguments where necessary, calls the op, or
+the family's replacement for it, on each rank's part, and wraps the results."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ Local = Callable[["Call", Partition, dict[str, Any]], Any]
 
 @dataclass(frozen=True)
 class Rule:
-    """What a family of ops says about its calls.
+    """How a family of ops runs its calls.
 
     space: describes a call.
-    local: what a rank computes of its part, by default the op itself.
-    split: the same where a row is divided among ranks; without it rows are gathered.
+    local: computes a rank's part; by default the op itself does.
+    split: computes a rank's part where a row is divided among ranks; without it rows are gathered.
     written: the argument that the op writes into.
     """
 
@@ -70,7 +70,7 @@ class Call:
         return self.named.get(name) is not None
 
     def run(self, local: dict[str, Any]) -> Any:
-        """The op itself."""
+        """Calls the op itself."""
         return self.overload(*local.values())
 
     def results_meta(self) -> Any:
@@ -83,7 +83,7 @@ class Call:
 def run(call: Call, rule: Rule) -> Any:
     """The results of a call, as DTensors."""
     space = rule.space(call)
-    if rule.written is not None:  # it keeps its placements
+    if rule.written is not None:  # this argument keeps its placements
         space = replace(space, leaders=(rule.written,))
     part = partition(space, call.named, call.mesh, splits=rule.split is not None)
     if rule.written is not None:
@@ -113,7 +113,7 @@ def writing(compute: Local, written: str) -> Local:
 
 
 def _computed(call: Call, space: Space, part: Partition, local_of: Local) -> Any:
-    """This rank's results; None on a rank outside of the mesh, which only takes part in name."""
+    """This rank's results; None on a rank outside of the mesh, which computes nothing."""
     local = {
         name: _map(partial(_local, part, space.tensors.get(name, ())), value)
         for name, value in call.named.items()
@@ -146,7 +146,7 @@ def _meta(tensor: torch.Tensor) -> torch.Tensor:
 def _wrapped(
     part: Partition, local: torch.Tensor | None, meta: torch.Tensor, result: Result
 ) -> DTensor:
-    # What is not wanted has shape [0] on every rank.
+    # A result that is not wanted has shape [0] on every rank.
     dims = Result(()) if meta.shape == (0,) else result
     if local is None:
         local = torch.empty(0, dtype=meta.dtype, device=part.mesh.device_type)
@@ -164,8 +164,8 @@ def _wrapped(
 
 
 def _common_mesh(overload: Any, arguments: dict[str, Any]) -> DeviceMesh:
-    """The mesh of all DTensors. A plain tensor of one element is the same on all ranks; any other
-    has no placement."""
+    """The mesh of all DTensors. A plain tensor of one element is taken to be the same on all ranks;
+    any other is refused, unless torch replicates it implicitly."""
     op, tensors = overload._schema.name, dict(_tensors(arguments))
     meshes = {name: t.device_mesh for name, t in tensors.items() if isinstance(t, DTensor)}
     (first, mesh), *others = meshes.items()

@@ -20,15 +20,15 @@ def cross_entropy(
     r"""Cross entropy of logits and class indices: :math:`\log \sum_j e^{x_j} - x_t` of each row.
 
     Where the classes are divided among ranks, no rank has a whole row of logits or probabilities:
-    a row costs three numbers of each rank forward (maximum, sum, the target's logit), by one
-    all-gather, and none backward. Saved for the derivative are the logits and two numbers a row.
+    forward, each rank sends three numbers a row (maximum, sum, the target's logit) by one
+    all-gather, and backward none. Saved for the derivative are the logits and two numbers a row.
 
     Args:
         input: logits, ``[rows, classes]``; float32, bfloat16, float16 or float64. Rows and classes
             may be sharded, each over any dimensions of the mesh.
         target: int64 ``[rows]``, a class for each row; a DTensor, or a plain tensor that is the
             same on all ranks.
-        ignore_index: the rows with this target count nothing.
+        ignore_index: rows with this target do not count.
         reduction: "mean" over the rows that count, "sum" or "none".
 
     Returns:

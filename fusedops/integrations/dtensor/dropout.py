@@ -1,8 +1,8 @@
-"""Dropout of rows that are divided among ranks.
+"""Dropout where each rank has some of the rows.
 
-The kernels number the rows of the tensor that they get, and draw by these numbers. Where a rank has
-some rows of a whole tensor, it calls the op without dropout, and multiplies by what the kernel
-would draw for these rows of the whole tensor: csrc/args.h defines it. So any
+The kernels number the rows of the tensor that they get, and draw by these numbers. A rank that has
+only some rows of a tensor therefore calls the op without dropout, and multiplies by the factors
+that the kernel would draw for these rows of the whole tensor (csrc/args.h defines them). So any
 placement drops the same elements, and nothing is sent. Drawing with torch's functions takes some 30
 passes over a quarter of the elements, in int64.
 """
@@ -25,7 +25,7 @@ def drops(call: Call) -> bool:
 
 
 def multiplier(call: Call, part: Partition, like: torch.Tensor, columns: int) -> torch.Tensor:
-    """What dropout multiplies this rank's part, ``like``, by; its last dimensions are the columns.
+    """Dropout's factors for ``like``, this rank's part, whose last dimensions are the columns.
 
     columns: how many dimensions a row consists of; every rank has all of them.
     """
@@ -39,7 +39,7 @@ def multiplier(call: Call, part: Partition, like: torch.Tensor, columns: int) ->
 
 
 def _row_numbers(part: Partition, like: torch.Tensor, rank: int) -> torch.Tensor:
-    """The number in the whole tensor of each of this rank's rows."""
+    """For each of this rank's rows its number in the whole tensor."""
     numbers = torch.zeros((), dtype=torch.int64, device=like.device)
     for dim in range(rank):
         start = part.start(dim) if dim in part.divided else 0
@@ -62,7 +62,7 @@ def _philox(seed: torch.Tensor, rows: torch.Tensor, cols: int) -> torch.Tensor:
 
 
 def _product(a: torch.Tensor, b: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The upper and the lower half of a product of 32-bit numbers, whose 64 bits int64 lacks."""
+    """The upper and the lower half of a product of 32-bit numbers, which can overflow int64."""
     low = a * (b & 0xFFFF)
     high = a * (b >> 16) + (low >> 16)
     return high >> 16, ((high & 0xFFFF) << 16) | (low & 0xFFFF)

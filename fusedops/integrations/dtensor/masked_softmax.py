@@ -1,9 +1,9 @@
 """masked_softmax of DTensors.
 
-What depends on a position in the whole tensor follows it: a rank moves the diagonals by its first
-query and its first key, the bounds of rows by its first key, and dropout.py draws the random
-numbers of its rows. masked_softmax_keys.py has keys that are divided among ranks. With dropout,
-whose random numbers belong to whole rows, they are gathered.
+Arguments that refer to positions in the whole tensor are adapted to a rank's part: it moves the
+diagonals by its first query and its first key, the bounds of rows by its first key, and dropout.py
+draws the random numbers of its rows. masked_softmax_keys.py computes rows whose keys are divided
+among ranks. With dropout, whose random numbers belong to whole rows, such keys are gathered.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _space(call: Call) -> Space:
 
 
 def _at_own_positions(part: Partition, local: dict[str, Any]) -> dict[str, Any]:
-    """The arguments, with diagonals and bounds as this rank's queries and keys have them."""
+    """The arguments, with diagonals and bounds that count from this rank's first query and key."""
     queries, keys = (len(part.sizes) - back for back in (2, 1))
     first_query, first_key = (
         part.start(dim) if dim in part.divided else 0 for dim in (queries, keys)
@@ -63,7 +63,7 @@ def _on_own_keys(compute: Local) -> Local:
 
 
 def _dropping(call: Call, part: Partition, local: dict[str, Any]) -> Any:
-    """The call where rows are divided; products are rounded once."""
+    """The call with dropout, for this rank's rows; products with its factor are rounded once."""
     if "input" not in local:
         return _dropping_backward(call, part, local)
     dtype = local["dtype"] or local["input"].dtype

@@ -23,7 +23,7 @@ _KEYS = -1
 
 
 def forward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
-    """What the op returns, for this rank's keys; ``local`` has the positions that they have."""
+    """The op's results for this rank's keys; diagonals and bounds in ``local`` count from them."""
     arguments = SimpleNamespace(**{"dtype": None} | local)
     scores, hides_all = masked_scores(arguments)
     of_part = [*own_statistics(scores, _KEYS)]
@@ -39,7 +39,7 @@ def forward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
         by_name["sink_probabilities"] = ((_column(arguments.sinks, max) - max).exp() / sum).squeeze(
             -1
         )
-        # Without dropout the op returns them once.
+        # Without dropout the op returns the probabilities only as its output.
         by_name["probabilities"] = y.new_empty(0) if arguments.seed is None else y
     return _results(call, y, by_name)
 
@@ -47,7 +47,7 @@ def forward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
 def _with_sink(
     sinks: torch.Tensor | None, maxima: torch.Tensor, sums: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The statistics of the parts, of which the sinks are one."""
+    """The statistics of the parts, with the sinks as one more part."""
     if sinks is None:
         return maxima, sums
     sink = _column(sinks, maxima[0]).unsqueeze(0)
@@ -82,7 +82,7 @@ def _names(call: Call) -> list[str]:
 
 
 def _results(call: Call, only: torch.Tensor, by_name: dict[str, torch.Tensor]) -> Any:
-    """One result, or those of the op in its order, of which none is another."""
+    """One result, or those of the op in its order, each with memory of its own."""
     names = _names(call)
     if len(names) < 2:
         return only

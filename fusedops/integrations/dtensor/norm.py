@@ -1,4 +1,4 @@
-"""Norms of DTensors, over the last dimensions and over another one.
+"""Norms of DTensors, over the last dimensions or over any single one.
 
 A row that is divided among ranks is not gathered, but computed by torch's own functions around one
 collective. Where a norm has no mean, a row's sum of squares is all-reduced. Where it has one, the
@@ -66,7 +66,7 @@ def _local(call: Call, part: Partition, local: dict[str, Any]) -> Any:
         return _dropping_backward(call, part, local, columns)
     input, residual = local["input"], local["residual"]
     sum = input * multiplier(call, part, input, columns) + residual
-    # The op adds nothing to the sum, which is rounded once.
+    # The op gets the sum, rounded once, and a residual of zeros, which adds nothing.
     undropped = {"input": sum.to(input.dtype), "residual": torch.zeros_like(residual), "p": 0.0}
     return call.run(local | undropped)
 
@@ -87,7 +87,7 @@ def _dropping_backward(call: Call, part: Partition, local: dict[str, Any], colum
 
 @dataclass(frozen=True)
 class _SplitNorm:
-    """A norm whose rows are divided: its kind, and its call."""
+    """A norm whose rows are divided: its kind, its call and this rank's part."""
 
     kind: NormKind
     call: Call
@@ -107,12 +107,12 @@ class _SplitNorm:
         return math.prod(self.part.sizes[dim] for dim in self.dims)
 
     def row_sums(self, *values: torch.Tensor) -> Sequence[torch.Tensor]:
-        """The sum of each of these over a row, by one all-reduce."""
+        """The sum of each of ``values`` over a row, by one all-reduce."""
         sums = torch.stack([value.sum(self.dims, keepdim=True) for value in values])
         return self.part.all_reduce(sums, self.dims).unbind()
 
     def moments(self, input: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The mean of a row and its sum of squares about it, by one all-gather."""
+        """The mean of a row and the sum of squares about that mean, by one all-gather."""
         count = math.prod(input.shape[dim] for dim in self.dims)
         mean_of_part = input.sum(self.dims, keepdim=True) / max(count, 1)
         squares_of_part = (input - mean_of_part).square().sum(self.dims, keepdim=True)
@@ -122,15 +122,15 @@ class _SplitNorm:
         return mean, sum_of_parts(squares + sizes * (means - mean).square())
 
     def _sizes_of_parts(self, like: torch.Tensor) -> torch.Tensor | int:
-        """How many elements of a row each part has: one number where all have as many, as a tensor
-        of numbers has to be copied to a GPU."""
+        """The number of elements of a row in each part: one int if it is the same for all parts,
+        because a tensor of numbers would have to be copied to a GPU."""
         first, *others = self.part.counts(self.dims)
         if all(count == first for count in others):
             return first
         return like.new_tensor([first, *others]).view(-1, *[1] * (like.dim() - 1))
 
     def column(self, name: str, dtype: torch.dtype) -> torch.Tensor | float:
-        """weight or bias, as it broadcasts to the input."""
+        """weight or bias, in a shape that broadcasts to the input."""
         parameter = self.local.get(name)
         if parameter is None:
             return 1.0 if name == "weight" else 0.0
@@ -205,7 +205,8 @@ def _needed(local: dict[str, Any]) -> list[bool]:
 
 
 def _dtype_of_gradient(name: str, local: dict[str, Any], input: torch.Tensor) -> torch.dtype:
-    """That of what it is the gradient of: a term of a sum, a parameter or the norm's input."""
+    """The dtype of the tensor that ``name`` is the gradient of: a term of a sum, a parameter or the
+    norm's input."""
     what = name.removeprefix("grad_")
     parameter = local.get(what) if what in _OF_COLUMNS else None
     like = input if parameter is None else parameter

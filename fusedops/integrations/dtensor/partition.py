@@ -1,9 +1,9 @@
 """Divides the work of a call on DTensors among the ranks of their mesh.
 
-Each family of ops describes a call by its :class:`Space`: the sizes of what it works on, usually
-its input, and which of these dimensions each dimension of its tensors is. Where a dimension of the
-space is sharded, every tensor that has it is sharded alike, all others are replicated, and results
-that are sums over it are partial.
+Each family of ops describes a call by its :class:`Space`: the sizes of the tensor that it works on,
+usually its input, and which dimension of the space each dimension of a tensor corresponds to. Where
+a dimension of the space is sharded, every tensor that has it is sharded alike, all others are
+replicated, and results that are sums over it are partial.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch.distributed._functional_collectives as collectives
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-#: For each dimension of a tensor the dimension of the space that it is; None where it is another.
+#: For each dimension of a tensor the corresponding one of the space; None where there is none.
 Dims = tuple[int | None, ...]
 
 
@@ -32,7 +32,7 @@ class Result(NamedTuple):
 
 @dataclass(frozen=True)
 class Space:
-    """What a call works on.
+    """The dimensions that a call works on.
 
     sizes: the size of each dimension.
     tensors: the dimensions of each argument that is divided; every other is replicated.
@@ -64,7 +64,7 @@ def aligned(tensor: torch.Tensor | None, sizes: Sequence[int]) -> Dims:
 @dataclass(frozen=True)
 class Partition:
     """Which part of a space each rank computes: the dimension that each mesh dimension divides, or
-    None where it computes the same on all ranks."""
+    None where all ranks along it compute the same."""
 
     mesh: DeviceMesh
     sizes: tuple[int, ...]
@@ -100,7 +100,7 @@ class Partition:
         return start, size
 
     def counts(self, dims: Sequence[int]) -> list[int]:
-        """How many elements of a row each rank has that shares it, in the order of
+        """The number of elements of a row on each rank that shares it, in the order of
         :meth:`all_gather`."""
         coordinate = self.mesh.get_coordinate() or ()
         sharing = [
@@ -110,14 +110,14 @@ class Partition:
         return [math.prod(self._extent(d, at)[1] for d in dims) for at in product(*sharing)]
 
     def all_reduce(self, partial: torch.Tensor, dims: Iterable[int]) -> torch.Tensor:
-        """The sum over the ranks that share the rows that ``dims`` are part of."""
+        """The sum over the ranks that share rows along ``dims``."""
         for mesh_dim in self._sharing(dims):
             partial = all_reduce(partial, "sum", self.mesh, mesh_dim)
         return partial
 
     def all_gather(self, partials: Sequence[torch.Tensor], dims: Iterable[int]) -> torch.Tensor:
-        """``[len(partials), ranks, ...]``: what each rank has that shares the rows that ``dims``
-        are part of, by one collective for each dimension of the mesh that divides them."""
+        """``[len(partials), ranks, ...]``: the partials of the ranks that share rows along
+        ``dims``, by one collective for each dimension of the mesh that divides these rows."""
         gathered = torch.stack(tuple(partials)).unsqueeze(0)
         for mesh_dim in reversed(self._sharing(dims)):
             gathered = _all_gather(gathered, self.mesh, mesh_dim)
@@ -155,10 +155,11 @@ def _all_gather(part: torch.Tensor, mesh: DeviceMesh, mesh_dim: int) -> torch.Te
 def partition(
     space: Space, arguments: Mapping[str, Any], mesh: DeviceMesh, splits: bool
 ) -> Partition:
-    """Divides what the first leader that is sharded divides; with ``splits`` rows too.
+    """Along each mesh dimension, divides the space as the first sharded leader is divided; rows are
+    divided only with ``splits``.
 
-    Slicing a replicated tensor is free, so that a sharded one decides against it. A strided shard,
-    whose elements are not consecutive, is gathered.
+    A sharded tensor takes precedence over a replicated one, which can be sliced for free. A strided
+    shard, whose elements are not consecutive, is gathered.
     """
     undivided = space.whole if splits else space.whole | space.reduced
     placed = [

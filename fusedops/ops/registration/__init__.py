@@ -1,1 +1,1 @@
-"""What the families of ops register with: the libraries, autograd, batching, autocast and modes."""
+"""Registers the families of ops: libraries, autograd, batching, autocast and modes."""

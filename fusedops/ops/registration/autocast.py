@@ -2,8 +2,8 @@
 
 Under CUDA autocast a softmax without ``dtype`` computes and returns float32; here the conversion
 is part of the kernel. Norms convert their arguments to float32, except for a branch that is added
-to a residual: of those, the conversion of the residual makes the sum float32. CPU autocast changes
-neither.
+to a residual: the converted residual already makes their sum float32. CPU autocast changes neither
+softmaxes nor norms.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ def register_float32_output(library: torch.library.Library, op: str) -> None:
 
 
 def register_float32_inputs(library: torch.library.Library, op: str) -> None:
-    """Makes ``fusedops::op`` convert 16-bit CUDA tensors to float32, in lists too. Of an op with a
-    residual the input stays as it is: their sum is float32 without, and kernels read 16 bits."""
+    """Makes ``fusedops::op`` convert 16-bit CUDA tensors to float32, also in lists. If the op has a
+    residual, its input stays 16-bit: the float32 residual makes the sum float32, and the kernels
+    read 16 bits."""
     overload = getattr(torch.ops.fusedops, op).default
     names = [argument.name for argument in overload._schema.arguments]
     kept = 1 if "residual" in names else 0

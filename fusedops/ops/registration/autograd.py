@@ -91,8 +91,8 @@ def register_autograd(
 
     ``backward(ctx, *grads)`` returns a gradient or None for each argument, from what
     ``setup_context(ctx, args, results)`` has saved. ``ctx.needs_input_grad`` has one unused entry
-    before those of the arguments. ``instead(*args)`` returns the results of another op, which has
-    the derivative of this call, or NotImplemented where the formula has it.
+    before those of the arguments. ``instead(*args)`` returns the results of another op if that op's
+    formula is the one for this call, or NotImplemented if this formula is.
     """
     overload = getattr(torch.ops.fusedops, op).default
     defaults = tuple(argument.default_value for argument in overload._schema.arguments)
@@ -177,8 +177,8 @@ def register_autograd_of_lists(
 
 
 def _is_converted(tensor: torch.Tensor) -> bool:
-    """Whether autocast will convert a tensor, or it is nested, or a wrapper from a transform of
-    ``torch.func`` that has ended."""
+    """Whether a tensor needs the dispatcher: it is nested, autocast will convert it, or it is a
+    wrapper from a transform of ``torch.func`` that has ended."""
     if tensor.is_nested:
         return True
     if tensor.is_cuda and torch.is_autocast_enabled("cuda"):

@@ -1,4 +1,4 @@
-"""Forward mode: an op of which an argument has a tangent runs as its composite.
+"""Forward mode: an op runs as its composite if one of its arguments has a tangent.
 
 The composite of an op computes the same results from torch's own operators. They carry the
 tangents, and reverse mode or another forward level records them like those of any function, so that
@@ -37,8 +37,9 @@ def _is_dual(value: Any) -> bool:
 
 def has_tangent(values: Iterable[Any]) -> bool:
     """Whether one of the values has a forward-mode tangent."""
-    # Unpacking a tensor takes 1 us, and a mode sees it. A traced graph runs torch.func.jvp without
-    # Python's forward_ad, but on torch.func's stack.
+    # Unpacking a tensor takes 1 us, and modes see it, so first check whether forward mode is on. In
+    # a traced graph torch.func.jvp does not enter Python's forward_ad; only torch.func's stack has
+    # it.
     is_forward = forward_ad._current_level >= 0 or (
         _are_functorch_transforms_active() and _is_jvp_on_stack()
     )
@@ -69,7 +70,7 @@ def composite_results(op: str, args: Sequence[Any]) -> Any:
 
 
 def _made_like(fake: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-    if result.shape != fake.shape:  # it was not asked for: an op returns an empty tensor
+    if result.shape != fake.shape:  # not asked for: the op returns an empty tensor instead
         return fake
     cast = result.to(fake.dtype)
     return cast.contiguous() if fake.is_contiguous() else cast

@@ -2,8 +2,8 @@
 
 ``libfusedops.so`` (schemas, operators on the CPU) always exists. ``libfusedops_cuda.so`` exists if
 the build found nvcc, and is loaded if torch is a CUDA build. Otherwise every op refuses CUDA
-tensors with the reason and the fix. Each has its kernels in a library beside it, which the C
-interface shares.
+tensors with the reason and the fix. The kernels of each are in a library beside it, which the C
+interface uses too.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _check_version(path: Path) -> None:
 
 
 def version_of(path: Path) -> str:
-    """The version that a library was built as; "unknown" if it does not tell."""
+    """The version of fusedops that a library was built from; "unknown" if it does not tell."""
     version = getattr(ctypes.CDLL(str(path)), "fusedops_version", None)
     if version is None:
         return "unknown"
@@ -111,7 +111,7 @@ def load_op_call() -> ModuleType | None:
 
 
 def _load_cpu_library() -> None:
-    _load(CPU_KERNELS)  # before the library that needs it, which loads it unchecked
+    _load(CPU_KERNELS)  # first, because CPU_LIBRARY needs it and would load it unchecked
     _load(CPU_LIBRARY)
     library = ctypes.CDLL(str(CPU_LIBRARY))
     for name in _C_FUNCTIONS:
@@ -261,8 +261,8 @@ def _why_not(argument: Any) -> str | None:
 
 
 def refuse(op: str) -> Any:
-    """The fallback kernel, which explains why there is no other: no argument is a tensor, or one is
-    not a strided tensor on a device that kernels are built for."""
+    """The fallback kernel, which raises with the reason that no other is called: no argument is a
+    tensor, or one is not a strided tensor on a device that kernels are built for."""
     names = [
         argument.name for argument in getattr(torch.ops.fusedops, op).default._schema.arguments
     ]

@@ -46,7 +46,7 @@ def _copying_derivatives(
 
     def kernel(keys: Any, *args: Any) -> None:
         if has_tangent(args) or (_are_functorch_transforms_active() and _requires_grad(args)):
-            # The copy is what a derivative of the tangent may save.
+            # A derivative may save the arguments, of which one is about to be overwritten.
             copies = (arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args)
             args[written].copy_(overload(*copies))
         else:

@@ -27,7 +27,7 @@ def register_fake(op: str, fake: Callable[..., Any]) -> None:
 
 
 def fake_results(op: str, args: Sequence[Any]) -> Any:
-    """Empty results of the op, whose arguments are checked."""
+    """Checks the arguments and returns the op's results, empty."""
     return _fakes[op](*args)
 
 

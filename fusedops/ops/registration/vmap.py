@@ -48,14 +48,14 @@ def with_defaults(
 
 
 def shifted_dim(dim: int, rank: int) -> int:
-    """The dimension of the batch, whose first dimension numbers the slices, that is ``dim`` of a
-    slice of ``rank`` dimensions."""
+    """The batch's dimension for ``dim`` of a slice of ``rank`` dimensions; the batch's first
+    dimension numbers the slices."""
     return dim % rank + 1
 
 
 def register_loop(op: str) -> None:
-    """Registers a rule of one call per slice, for an op whose result depends on the position of a
-    row in the tensor."""
+    """Registers a rule that makes one call per slice, for an op that cannot compute the slices of a
+    batch as further rows."""
     overload = getattr(torch.ops.fusedops, op).default
 
     def rule(info: Any, in_dims: BatchDims, *args: Any) -> tuple[Any, Any]:
