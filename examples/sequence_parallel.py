@@ -134,7 +134,7 @@ def train_parallel(steps: int, inductor: bool) -> tuple[list[float], object]:
     torch.manual_seed(0)
     model = parallelized(Model(), mesh)
     hidden = distribute_tensor(hidden_scores(), mesh, [Replicate()], src_data_rank=None)
-    with fusedops.config.patch(fuse="always"):  # toy sizes, of which no rewrite would pay
+    with fusedops.config.patch(fuse="always"):  # at toy sizes no rewrite would pay
         tokens, _ = next(batches(1))
         report = fusedops.explain(model, tokens, hidden)
         compiled = torch.compile(model, backend="fusedops" if inductor else rewritten)
@@ -170,7 +170,7 @@ def main() -> None:
             print(f"{step:5}  {ours:11.6f}  {alone:11.6f}")
     dist.barrier()
     dist.destroy_process_group()
-    # Without destructors, which can wait for Gloo's threads for ever.
+    # Exits without destructors, which can wait for Gloo's threads for ever.
     sys.stdout.flush()
     os._exit(0)
 

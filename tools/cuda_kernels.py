@@ -44,7 +44,8 @@ def plans() -> Iterator[Plan]:
 
 
 def widths(vectors: str, rows: str, results: str) -> list[int]:
-    """The vectors of rows of a dtype, as width_in() of plan.h and find_kernel() have them."""
+    """The widths of vectors in rows of a dtype, the same as width_in() of plan.h and find_kernel()
+    have."""
     item = BYTES[rows]
     if vectors == "kDoubles" or item == 8:
         return [1] if vectors == "kDoubles" and item == 8 else []
@@ -55,7 +56,7 @@ def widths(vectors: str, rows: str, results: str) -> list[int]:
 
 
 def stack_has(pass_: str, width: int, elements: int, rows: str) -> bool:
-    """As has_stack_kernel() of plan.h."""
+    """Whether a stack has this kernel, as has_stack_kernel() of plan.h says."""
     is_wide = width * BYTES[rows] == 16
     spills = pass_ == "kNormBackward" and not is_wide and elements > 10
     return BYTES[rows] < 8 and (is_wide or width == 1) and not spills

@@ -6,9 +6,9 @@
 #   tools/gpu_check.sh [--dry-run] [FOLDER]      default: docs/results/<device>-<date>
 #   PYTHON=python3.12  BUDGET=540                which Python; seconds in total
 #
-# The stages come in the order of what they tell a machine that is lent for minutes: whether every
-# kernel runs at all, how fast each is, why, whether all results are right, and what the sanitizers
-# say. Each has a time limit and a log; one that fails or hangs does not stop the rest. After each
+# The stages that tell most come first, as a run may be interrupted: whether every kernel runs at
+# all, how fast each is, why, whether all results are right, and what the sanitizers say. Each stage
+# has a time limit and a log; one that fails or hangs does not stop the rest. After each
 # stage summary.md, summary.json and FOLDER.tar.gz hold all that was reached, so that an interrupted
 # run is kept. A folder that exists is never written to: the next free name is taken. The exit code
 # is 1 if a correctness stage did not pass. --dry-run prints the stages and needs no GPU. The limits
@@ -149,7 +149,7 @@ fi
 
 # --- what is built ------------------------------------------------------------------------------
 
-# Whether fusedops/lib has code for this GPU: cuobjdump says so; without it the library is trusted.
+# Whether fusedops/lib has code for this GPU, by cuobjdump; without it any library is trusted.
 CAPABILITY=$([[ $DRY == yes ]] && echo 9.0 || gpu compute_cap)
 ARCH=${CAPABILITY//./}
 has_library() {
@@ -163,7 +163,7 @@ TUNE=build/tune/tune
 TUNE_BUILD=(bash -c "cmake -S tools/tune -B build/tune -G Ninja -DCMAKE_CUDA_ARCHITECTURES=$ARCH &&
   cmake --build build/tune")
 
-# The library is built in the background of the stages that need no torch.
+# The library is built in the background, while the stages run that need no torch.
 start_build() {
   # shellcheck disable=SC2016
   setsid bash -c 'out=$1; shift; "$@"; echo $? >"$out/build.status"' - "$OUT" "${LIBRARY[@]}" \

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 PLANS = Path(__file__).parents[1] / "csrc" / "cuda" / "launch" / "plans.def"
-#: What a plan must gain, since medians of two runs differ by as much.
+#: A plan must gain 2 % on the incumbent, because medians of two runs differ by as much.
 KEPT = 0.98
 INTEGERS = (
     "rows", "cols", "width", "elements", "threads", "row_threads", "blocks", "partitions",
@@ -39,8 +39,8 @@ SOFTMAX = ("softmax", "log_softmax")
 MASKED = ("padded_softmax", "causal_softmax")
 NORMS = ("layer_norm", "rms_norm", "std_norm")
 ADD_NORMS = ("add_layer_norm", "add_rms_norm")
-#: Operators that decide no plan: none has theirs, or a soft cap shares it with scores of any terms,
-#: which are not measured.
+#: Operators that decide no plan: plans.def has none for them alone. A soft cap shares the plans of
+#: scores of any terms, which are not measured.
 UNPLANNED = ("softmax_statistics", "softmax_apply", "spatial_softmax", "capped_softmax")
 KNOWN = (*SOFTMAX, *MASKED, *NORMS, *ADD_NORMS, *UNPLANNED)
 #: The passes of plans.def, by operator, without their direction.
@@ -191,7 +191,7 @@ def line_of(text: str) -> Line | None:
 
 @dataclass
 class Choice:
-    """What was measured of the plans for one row length, and which of them is chosen."""
+    """The worst share of each plan for one row length, and which plan is chosen."""
 
     worst: dict[Plan, float]
     incumbent: Plan
@@ -230,8 +230,8 @@ def choose(cases: Sequence[Case]) -> Choice | None:
 
 
 def usual_cases(cases: Iterable[Case]) -> Iterator[Case]:
-    """Without the candidates that vary what no line says: the threads of a block of several rows,
-    and partitions of the rows, which depend on their number."""
+    """The cases without candidates that vary what no line of plans.def has: the threads of a block
+    of several rows, and partitions of the rows, which depend on their number."""
     for case in cases:
         usual = max(BLOCK_THREADS, case.plan.row_threads)
         varies = case.plan.threads > usual or (case.plan.partitions > 0 and case.plan.blocks == 1)
@@ -240,8 +240,8 @@ def usual_cases(cases: Iterable[Case]) -> Iterator[Case]:
 
 
 def is_of_another_pass(cases: Iterable[Case], lines: Sequence[Line]) -> bool:
-    """Whether such rows have a kernel that is not of these lines: plain masked softmaxes of short
-    unaligned rows, beside kernels for scores of any terms."""
+    """Whether rows of the cases have a kernel that is not in these lines: plain masked softmaxes of
+    short unaligned rows have their own, beside the kernels for scores of any terms."""
     fixed = {line.last for line in lines if line.macro == "REGISTERS"}
     return any(case.is_incumbent and case.plan.fixed not in {0, *fixed} for case in cases)
 
@@ -271,7 +271,7 @@ def chosen_line(choice: Choice, cols: int, lines: Sequence[Line]) -> Line | None
 
 
 def picked_lines(lines: Sequence[Line], cases: Iterable[Case]) -> list[Line]:
-    """The lines of a group as the cases decide, which are all measured for it."""
+    """The lines of a group as the cases, which all belong to it, decide them."""
     by_cols = defaultdict(list)
     for case in usual_cases(cases):
         by_cols[case.cols].append(case)
@@ -284,9 +284,9 @@ def picked_lines(lines: Sequence[Line], cases: Iterable[Case]) -> list[Line]:
             continue
         before = at(lines, cols)
         if before and before.macro != line.macro and cols // 2 not in points:
-            # One block holds shorter rows, even where these go to a cluster.
+            # Rows of up to half the length keep their plan.
             points[cols // 2] = replace(before, cols=cols // 2, remark="")
-        # A measured odd length speaks for those beside it.
+        # A measured odd length decides for all up to the next power of two.
         rounded = 1 << (cols - 1).bit_length()
         if rounded not in by_cols:
             points.pop(rounded, None)
@@ -297,7 +297,7 @@ def picked_lines(lines: Sequence[Line], cases: Iterable[Case]) -> list[Line]:
 
 
 def merged(points: Sequence[Line]) -> list[Line]:
-    """Neighbours with the same plan together, with the measurement of the slowest length."""
+    """Merges neighbours with the same plan, and keeps the remark of the slowest length."""
 
     def share(line: Line) -> int:
         return int(line.remark.split(": ")[1].split()[0]) if ": " in line.remark else 1000
@@ -312,8 +312,8 @@ def merged(points: Sequence[Line]) -> list[Line]:
 
 
 def with_blocks_alone(found: Sequence[Line], lines: Sequence[Line]) -> list[Line]:
-    """Adds the lines of one block for devices without clusters, for rows longer than the block's
-    beside clusters."""
+    """The lines found, and if clusters are among them, the lines of single blocks for longer rows
+    too: devices without clusters need these."""
     has_clusters = any(line.macro == "CLUSTER" for line in found)
     longest = max((line.cols for line in found if line.macro == "REGISTERS"), default=0)
     alone = [line for line in lines if line.macro == "REGISTERS" and line.cols > longest]
@@ -349,7 +349,7 @@ def best_constant(cases: Sequence[Case], column: str, now: int) -> tuple[int, fl
 
 
 def picked(text: str, cases: Sequence[Case]) -> str:
-    """cuda/launch/plans.def with what the cases say."""
+    """The text of cuda/launch/plans.def with the changes that the cases decide."""
     groups: dict[Group, list[Line]] = defaultdict(list)
     for line in filter(None, map(line_of, text.splitlines())):
         groups[line.group].append(line)
@@ -358,7 +358,7 @@ def picked(text: str, cases: Sequence[Case]) -> str:
     for group, lines in groups.items():
         own = [case for case in cases if case.op in PASSES and case.group == group]
         if own:
-            # The lines of a group stand side by side.
+            # The lines of a group are consecutive in the file.
             before, after = ("".join(f"{line}\n" for line in some)
                              for some in (lines, picked_lines(lines, own)))  # fmt: skip
             text = text.replace(before, after)
@@ -375,8 +375,9 @@ def picked(text: str, cases: Sequence[Case]) -> str:
 
 
 def threads_alone(cases: Sequence[Case]) -> list[Case]:
-    """The incumbents and what differs from them in the threads of a block, and in the partitions
-    that follow from those; with plans of that number alone, so that choose() compares it."""
+    """The incumbents and the cases that differ from them only in the threads of a block and in the
+    partitions that follow from these. Their plans keep only the threads, which choose() compares.
+    """
     incumbents = incumbents_of(cases)
     kept = []
     for case in cases:
@@ -389,7 +390,7 @@ def threads_alone(cases: Sequence[Case]) -> list[Case]:
 
 def threads_text(cases: Sequence[Case]) -> str:
     """A line for each length at which blocks of fewer threads were measured in the backward pass of
-    norms. Nothing is written of it: kNormBackwardThreads is a bound of the kernels too."""
+    norms. plans.def does not get them: kNormBackwardThreads is a bound of the kernels too."""
     by_length = defaultdict(list)
     shown = [case for case in cases if case.op in PASSES and case.group[0] in THREADS_SHOWN]
     for case in threads_alone(shown):

@@ -1,8 +1,7 @@
 """`make plots`: the pictures of the docs' benchmarks, from the CSV files in docs/results.
 
 Each picture has a function, which reads tables that `python -m fusedops bench` or `python -m
-tools.bench` wrote. `--output
-FOLDER` writes them to another folder than docs/images.
+tools.bench` wrote. `--output FOLDER` writes the pictures to another folder than docs/images.
 """
 
 from __future__ import annotations

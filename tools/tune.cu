@@ -87,7 +87,7 @@ class Arena {
     bytes_ = 0;
     const cudaError_t status = cudaMalloc(reinterpret_cast<void**>(&base_), bytes);
     if (status == cudaSuccess) bytes_ = bytes;
-    if (status != cudaSuccess) cudaGetLastError();  // clears it, since it is returned
+    if (status != cudaSuccess) cudaGetLastError();  // clears the error, which is returned here
     return status;
   }
   char* base() const { return base_; }
@@ -192,7 +192,7 @@ class Bench {
     return device::kSuccess;
   }
 
-  // Zeros first: what one of two kernels does not write must differ.
+  // Writes zeros first, so that elements that only one of two kernels writes differ.
   Status run_once(const Plan* plan, const Memory& memory) const {
     for (size_t i = 0; i < arrays_.size(); ++i) {
       if (arrays_[i].role != Role::kOutput) continue;
@@ -233,8 +233,8 @@ class Bench {
     return status;
   }
 
-  // Sums of columns add up rows in another order for other partitions: errors of up to a few
-  // roundings of the largest value, and one of the result's own dtype.
+  // Allows errors of a few roundings of the largest value, and one of the result's own dtype: other
+  // partitions add up rows in another order.
   Status compare_array(
       const Array& array, const void* actual, const void* expected, Outcome& outcome) {
     using fusedops::BFloat16;
@@ -357,7 +357,7 @@ std::string measured(const Outcome& outcome, int64_t bytes) {
   return text + error;
 }
 
-// Rows of a file, each there as soon as it is known.
+// A CSV file, to which each row is written as soon as it is known.
 class Table {
  public:
   explicit Table(const char* path) : file_(std::fopen(path, "w")) {

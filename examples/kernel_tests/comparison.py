@@ -1,6 +1,6 @@
 """Runs a kernel on the cases of https://github.com/llmsystem/llmsys_s25_hw3, kernel_tests/: with
-their shapes, masks and tolerances, from the same random numbers. Results and times of every case
-are compared with
+the same shapes, masks, tolerances and random numbers. Results and times of every case are compared
+with
 
 - the primitives: the decomposed computation of those tests, which their speed-ups refer to;
 - eager PyTorch's own operator;

@@ -73,7 +73,7 @@ def share_in(events: Iterable[FunctionEvent]) -> float:
 
 
 def _is_inside_a_site(event: FunctionEvent | None) -> bool:
-    """Returns whether an event is of a site or called by one, as the allocation of its result."""
+    """Returns whether an event is of a site or called by one, like the allocation of its result."""
     while event is not None:
         if belongs_to_a_site(event.name):
             return True

@@ -43,8 +43,8 @@ HEAD_WIDTH = 64
 DEFAULT = ("gpt2", "bert", "llama", "t5", "vit", "swin")
 QUICK = (("gpt2", TRAINING), ("bert", INFERENCE))
 DTYPES = ("float32", "bfloat16")
-# Measuring stops at this precision of a median ratio, and in any case after this number of turns
-# through all orders.
+# Measuring stops at this precision of a median ratio, and in any case after TURNS turns through all
+# orders.
 PRECISION = 0.005
 TURNS, TURNS_QUICK = 2, 1
 #: A step may take longer than Inductor's by this share without being called slower.
@@ -250,8 +250,8 @@ def eager_step(step: Step, dropout: bool) -> partial[list[Tensor]]:
 
 def _is_random(step: Step) -> bool:
     """Returns whether a step draws random numbers, by the state of the generator. Comparing two
-    results would not tell: those of a model that rarely drops anything, as Swin its paths, may be
-    equal."""
+    results would not do: they can be equal if a model rarely drops anything, like Swin its paths.
+    """
     call = eager_step(step, dropout=True)
     before = torch.get_rng_state()
     call()

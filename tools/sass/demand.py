@@ -1,8 +1,8 @@
 """What a launch asks of a GPU: instructions on the path taken, bytes that move, blocks.
 
-A few warps stand for all: the first of a block and one in its middle, of two blocks. Where those
-two differ, as causal rows do, of sixteen blocks. Blocks that walk over rows are followed over few
-rows, twice, and the rest is extrapolated: their work is linear in the number of rows.
+A few warps stand for all: the first warp of one block, and the middle warp of two blocks, or of
+sixteen where these two differ, as with causal rows. Blocks that walk over rows are followed over
+two small numbers of rows, and the rest is extrapolated: their work is linear in that number.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CLUSTER_WAITS = {"UCGABAR_WAIT", "SYNCS.TRYWAIT"}
 
 @dataclass(frozen=True)
 class Demand:
-    """What a whole launch asks for; instructions are those of warps."""
+    """The resources that a whole launch needs; instructions are those of warps."""
 
     symbol: str
     blocks: float
@@ -83,7 +83,7 @@ def differ(counts: Sequence[float]) -> bool:
 
 
 def sampled_blocks(count: int, wanted: int) -> list[int]:
-    """Blocks by the golden ratio, which keeps step with no period of the rows."""
+    """Samples blocks by the golden ratio, so that they avoid any period of the rows."""
     if count <= wanted:
         return list(range(count))
     return sorted({int((0.5 + i * GOLDEN) % 1 * count) for i in range(wanted)})
@@ -155,8 +155,8 @@ def demands_of(case: Case, codes: dict[str, Code], plans: Plans) -> list[tuple[D
     few, more = (factor * filling for factor in FILLED)
     if case.rows <= more:
         return followed(plan)
-    # Rows do not divide evenly among blocks, and some walk over one more: two blocks would do for
-    # all only by chance.
+    # Rows do not divide evenly among blocks, and some walk over one more: two sampled blocks would
+    # have the mean of all only by chance.
     at_few, at_more = (
         followed(of_rows, MANY_BLOCKS)
         for of_rows in plans([case.with_rows(few), case.with_rows(more)])
@@ -180,7 +180,8 @@ def distinct(launches: Sequence[Launch]) -> list[tuple[Launch, int]]:
 
 def full_grids(case: Case, plan: Plan, plans: Plans) -> list[bool]:
     """For each launch, whether its grid is full, so that its blocks walk over more rows instead of
-    more blocks. The grid of one row is not full, but of a size that has nothing to do with rows."""
+    more blocks. A grid that has the same size for one row does not depend on rows, and is not full.
+    """
     one, half = plans([case.with_rows(1), case.with_rows(max(1, case.rows // 2))])
     if case.rows < 2 or not (alike(plan, half) and alike(plan, one)):
         return [False] * len(plan.launches)

@@ -54,7 +54,7 @@ class Usage:
         return self.blocks(chip, self.threads) * (self.threads // WARP_LANES)
 
     def blocks(self, chip: Chip, threads: int) -> int:
-        """The blocks of so many threads that are resident on a multiprocessor."""
+        """The blocks of `threads` threads that are resident on a multiprocessor."""
         registers_a_block = round_up(self.registers, REGISTER_UNIT) * threads
         return min(
             chip.max_blocks,

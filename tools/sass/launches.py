@@ -30,7 +30,7 @@ FLAGS = [
     *(f"-I{ROOT / 'csrc'}", "-x", "c++", "-c"),
 ]
 CLUSTER_SIZE_AT = 0x144  # in the constant bank of sm_90: %cluster_nctaid.x
-# The kernels call the emulator, which is not there: they are named, and never run.
+# The kernels call the emulator, which is not linked in: their symbols are used, but they never run.
 LINK_FLAGS = ["-rdynamic", "-Wl,-z,lazy,--unresolved-symbols=ignore-all"]
 
 

@@ -1,4 +1,4 @@
-"""What is wanted of the kernels, by the model. This is the one list of it."""
+"""The only list of the limits that the kernels should keep, according to the model."""
 
 from __future__ import annotations
 

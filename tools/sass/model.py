@@ -19,7 +19,7 @@ from .launches import Region
 LAUNCH_GAP = 1.5e-6  # from the end of a launch to the first load of the next
 CLUSTER_WAIT = 0.5e-6  # for values of the other blocks of a cluster
 L2_BANDWIDTH = 5.5e12
-L2_KEEPS = 24 * 2**20  # what two launches move in turns and still find, half of an H200's L2
+L2_KEEPS = 24 * 2**20  # a launch that moves no more leaves it in L2 for the next; half of an H200's
 
 
 #: Two resources that are both busy slow each other down: times add up as in a norm of this order.
@@ -42,7 +42,7 @@ class Cost:
 
     @property
     def busy_time(self) -> float:
-        """The memory and the busiest of the other resources disturb each other."""
+        """Seconds of the memory and the busiest other resource, which slow each other down."""
         others = max(time for name, time in self.busy.items() if name != "memory")
         return (self.busy["memory"] ** OVERLAP + others**OVERLAP) ** (1 / OVERLAP)
 
@@ -54,7 +54,7 @@ class Cost:
 
 
 def moved_bytes(demand: Demand, regions: dict[int, Region]) -> tuple[float, float]:
-    """Bytes loaded and stored, but for what is null."""
+    """Bytes loaded and stored, without accesses to null."""
     loaded = {key: count for key, count in demand.loaded.items() if key}
     stored = {key: count for key, count in demand.stored.items() if key}
     return (
@@ -64,7 +64,8 @@ def moved_bytes(demand: Demand, regions: dict[int, Region]) -> tuple[float, floa
 
 
 def counted_loads(region: Region | None, count: float) -> float:
-    """What all rows read comes from caches; partials are read once by all blocks together."""
+    """The bytes that come from memory: none of an array that all rows read, because caches hold it;
+    partials once for all blocks together."""
     if region is None or region.kind == "rows":
         return count
     return min(count, region.bytes) if region.kind == "partials" else 0.0
@@ -77,7 +78,7 @@ def counted_stores(region: Region | None, count: float) -> float:
 def cost_of(
     demand: Demand, usage: Usage, regions: dict[int, Region], chip: Chip, from_l2: float = 0
 ) -> Cost:
-    """The cost of a block. `from_l2` of the bytes that it loads are in L2."""
+    """The cost of a block. `from_l2` is the share of its loaded bytes that are in L2."""
     loaded, stored = (part / demand.blocks for part in moved_bytes(demand, regions))
     resident = max(1, usage.blocks(chip, demand.threads))
     memory = max(

@@ -1,7 +1,7 @@
 """The registers of a warp and the operands of SASS.
 
-A value is an int, the same in all lanes, or an array of 32 uint64, each below 2^32; None is one
-that is not known.
+A value is an int, the same in all lanes, or an array of 32 uint64, each below 2^32; an unknown
+value is None.
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ def parsed(operand: str) -> Source:
 class Warp:
     """The registers of a warp, by the names that SASS gives them.
 
-    A register that nothing has written is 0. Programs read such a one where they keep predicates in
-    its bits, and do not depend on the others.
+    A register that nothing has written is 0. Programs read one where they keep predicates in some
+    of its bits, and do not depend on its other bits.
     """
 
     def __init__(self, place: Place):

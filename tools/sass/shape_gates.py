@@ -16,7 +16,7 @@ TOLERANCE = 1.03  # of what the file says
 
 @dataclass(frozen=True)
 class ShapeBudget:
-    """What a shape may take, with what the model makes of it for the reader of a change."""
+    """The limits of a shape. `share` is not checked, but shows what the model makes of a change."""
 
     op: str
     dtype: str

@@ -12,8 +12,8 @@ namespace tune {
 
 inline constexpr int32_t kCheckThreads = 256, kCheckBlocks = 1024;
 
-// Words whose halves are bfloat16 numbers with magnitudes from 1/4 to 1, and so is the float; or
-// bytes of 0 and 1.
+// Fills with words that are numbers of magnitudes from 1/4 to 1, both as one float and as two
+// bfloat16; or with bytes of 0 and 1.
 FUSEDOPS_KERNEL(kCheckThreads) fill(uint32_t* words, int64_t count, bool bools) {
   const int64_t step = int64_t{gridDim.x} * blockDim.x;
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += step) {
@@ -27,8 +27,8 @@ FUSEDOPS_KERNEL(kCheckThreads) fill(uint32_t* words, int64_t count, bool bools) 
   }
 }
 
-// The largest difference, and the largest magnitude of `expected`, that each thread saw. A NaN on
-// one side alone counts as infinite.
+// Writes the largest difference, and the largest magnitude of `expected`, that each thread saw. A
+// NaN on one side alone counts as an infinite difference.
 template <class T>
 FUSEDOPS_KERNEL(kCheckThreads)
 compare(const T* actual, const T* expected, int64_t count, float* differences, float* magnitudes) {

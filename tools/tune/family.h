@@ -2,7 +2,7 @@
 // list of cuda/launch/plans.def has, the other plans, and their launches.
 //
 // Each family includes its source in csrc/cuda, so that the plans that are recorded are those that
-// the package launches. Candidates are found as kernels of the package are, in a list of their own.
+// the package launches. Candidates are looked up like these, but in a list of their own.
 #pragma once
 
 #include <algorithm>
@@ -61,7 +61,7 @@ inline fusedops::ConstRows const_rows_at(const void* data, const Question& q) {
 }
 inline fusedops::Rows rows_at(void* data, const Question& q) { return {data, {q.cols}, q.dtype}; }
 
-// An address that is aligned as allocations are, where only a plan is wanted.
+// An address that is aligned as allocations are, for arguments of which only the plan is wanted.
 inline void* any_address() { return reinterpret_cast<void*>(uintptr_t{256}); }
 inline Memory any_memory(const std::vector<Array>& arrays) {
   return Memory(arrays.size(), any_address());
@@ -116,8 +116,8 @@ inline void append(std::vector<Plan>& plans, const std::vector<Plan>& more) {
   plans.insert(plans.end(), more.begin(), more.end());
 }
 
-// The plans that keep a row in one block's registers. Of the kernels that are compiled for the
-// threads of a row, those are asked for that have at least half of their elements inside it.
+// The plans that keep a row in one block's registers. A kernel that is compiled for the threads of
+// a row is a candidate if the row has more than half of the elements that the kernel holds.
 inline std::vector<Plan> register_plans(
     const Question& q, fusedops::cuda::Pass pass, int32_t width) {
   using namespace fusedops::cuda;
@@ -179,14 +179,14 @@ inline std::vector<Plan> segment_plans(const Question& q, int32_t width) {
   return plans;
 }
 
-// Enough of a workspace for the partials of each of segment_plans(), three accumulators each.
+// The bytes of a workspace that suffices for all segment_plans(): three accumulators a segment.
 inline int64_t segments_workspace(const Question& q) {
   const int64_t segments =
       std::min<int64_t>(fusedops::cuda::ceil_div(q.cols, kSegments[0]), kMostSegments);
   return q.rows * segments * 3 * 4;
 }
 
-// As fusedops::cuda::launch_segments(), with the segments of a plan.
+// Launches as fusedops::cuda::launch_segments() does, but with the segments of `plan`.
 template <class Args>
 Status launch_with_segments(
     void (*partials)(Args, int64_t, fusedops::cuda::Segments),

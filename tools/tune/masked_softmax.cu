@@ -11,7 +11,7 @@ using namespace fusedops::cuda;
 
 bool is_capped(const Question& q) { return q.op == Op::kCappedSoftmax; }
 
-// The queries of a causal row: as many as there are columns, in attention.
+// Causal scores have as many queries as columns, as in attention.
 Scores scores_of(const Question& q, const void* mask) {
   Scores scores{};
   scores.dims = {1, {q.rows}};
@@ -96,7 +96,7 @@ class MaskedSoftmax final : public Family {
     return as_plan(plan_rows(pass, q.cols, width, bytes, device::has_clusters()), q);
   }
 
-  // A soft cap has the plans of scores of any terms, which it cannot decide alone.
+  // A soft cap shares the plans of scores of any terms, so that it alone cannot decide them.
   std::vector<Plan> candidates(const Question& q) const override {
     if (is_capped(q)) return {};
     const int32_t width = width_of(q);

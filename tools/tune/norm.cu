@@ -94,8 +94,8 @@ Status launch_forward(const NormForward& args, const Plan& plan) {
 
 // --- the plans of the backward pass -------------------------------------------------------------
 
-// Partitions in multiples of the multiprocessors of a Hopper. A half of the incumbent's is asked
-// for too: few rows may be worth fewer partials.
+// Partitions in multiples of the multiprocessors of a Hopper. Half of the incumbent's number is
+// measured too: for few rows, fewer partials may be faster.
 constexpr int64_t kPartitions[] = {132, 264, 396, 528};
 
 Plan backward_plan(const Question& q) {
@@ -107,7 +107,7 @@ Plan backward_plan(const Question& q) {
   return result;
 }
 
-// Each size of a cluster has a wave of them.
+// For each size of a cluster, as many partitions as one wave has clusters.
 std::vector<Plan> backward_clusters(const Question& q, int32_t width) {
   const Pass pass = has_residual(q) ? Pass::kAddNormBackward : Pass::kNormBackward;
   std::vector<Plan> plans = cluster_plans(q, pass, width, kNormBackwardThreads);
@@ -133,7 +133,7 @@ std::vector<Plan> smaller_backward_blocks(const Question& q, const Plan& incumbe
   return plans;
 }
 
-// Only plans of the tables' elements, which are as many as registers allow.
+// All candidates have the elements of the tables, which are as many as registers allow.
 std::vector<Plan> backward_candidates(const Question& q) {
   const Plan incumbent = backward_plan(q);
   std::vector<Plan> plans = backward_clusters(q, incumbent.width);
@@ -152,7 +152,7 @@ std::vector<Plan> backward_candidates(const Question& q) {
 Status launch_backward(const NormBackward& args, const Plan& plan) {
   NormBackwardPlan as_chosen{{as_row_plan(plan)}, {}, plan.partitions};
   if (as_chosen.scope == Scope::kRegisters) {
-    // The kernel of the incumbent, which the list may have compiled for the threads of a row.
+    // Selects the incumbent's kernel, which may be compiled for a fixed number of threads.
     const NormBackwardPlan incumbent = plan_of(args, width_of(args), false);
     as_chosen.fixed_threads = incumbent.fixed_threads;
   }

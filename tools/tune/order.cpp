@@ -1,4 +1,4 @@
-// The order of the questions: first what a reader asks first, then what decides a plan.
+// The order of the questions: first the main operators of models, then what decides a plan.
 #include <algorithm>
 #include <set>
 #include <tuple>
@@ -57,7 +57,7 @@ class Order {
  public:
   explicit Order(int64_t largest) : largest_(largest) {}
 
-  // Tensors of `bytes`.
+  // Adds questions on tensors of `bytes`.
   template <class Passes>
   void add(const Passes& passes, const Lengths& lengths, int64_t bytes, bool with_candidates) {
     add_each(passes, lengths, with_candidates, [&](int64_t row_bytes) {
@@ -73,8 +73,8 @@ class Order {
   std::vector<Ask> take() { return std::move(asks_); }
 
  private:
-  // Each length for all passes before the next one. Rows that do not fit are left out, and an ask
-  // that was there before.
+  // Adds each length for all passes before the next length. Leaves out rows that do not fit, and
+  // an ask that was added before.
   template <class Passes, class RowsOf>
   void add_each(
       const Passes& passes, const Lengths& lengths, bool with_candidates, RowsOf rows_of) {
@@ -119,7 +119,7 @@ std::vector<Ask> questions(int64_t largest) {
 }
 
 std::vector<Ask> smoke_questions(int64_t largest) {
-  // Part of a warp, some warps, odd, many warps, clusters, odd segments, segments.
+  // Rows for part of a warp, some warps, odd rows, many warps, clusters, odd segments, segments.
   Order order(largest);
   order.add_few(kAll, {64, 1000, 1023, 4096, 40960, 50257, 300000}, true, 9);
   return order.take();

@@ -53,8 +53,8 @@ inline const char* name_of(DType dtype) {
   return "?";
 }
 
-// One way to launch an operator. Zero stands for what a plan has not: elements where no block holds
-// the row, partitions except in the backward pass of a norm, a segment where rows are not cut.
+// One way to launch an operator. A number that does not apply is zero: elements where no block
+// holds the row, partitions except in the backward pass of a norm, a segment where rows are whole.
 struct Plan {
   int32_t width = 0;        // elements of a vector
   int32_t elements = 0;     // of a row in each thread's registers
@@ -74,14 +74,13 @@ inline bool operator==(const Plan& a, const Plan& b) {
       a.segment == b.segment && a.fixed == b.fixed;
 }
 
-// A question, and whether the other plans are asked for beside the one that the tables choose.
+// A question, and whether candidates are measured beside the plan that the tables choose.
 struct Ask {
   Question question;
   bool with_candidates;
 };
 
-// The questions in the order in which they are worth their time, with tensors of up to `largest`
-// bytes.
+// The questions, the most useful first, with tensors of up to `largest` bytes.
 std::vector<Ask> questions(int64_t largest);
 
 // Every operator and kernel on a few short and long rows, to see that all of them run.

@@ -111,7 +111,7 @@ class Softmax final : public Family {
   }
 
  private:
-  // The two steps have one plan for all rows.
+  // The steps of softmax in two steps have one plan for all rows.
   static bool is_planned(const Question& q) {
     return q.op != Op::kSoftmaxStatistics && q.op != Op::kSoftmaxApply;
   }

@@ -22,7 +22,7 @@ from tools.bench.zoo.model import (
 )
 from tools.bench.zoo.model import PLAIN as KIND
 
-# The probability in most of these repositories.
+# The dropout probability in most of the repositories whose code is used here.
 DROPOUT = 0.1
 
 
@@ -287,8 +287,8 @@ def _self_attention(size: Size, batch: int) -> Inputs:
     }
 
 
-# nn.Transformer and nn.TransformerEncoder need no attention weights, so that they call
-# scaled_dot_product_attention and have no softmax.
+# nn.Transformer and nn.TransformerEncoder call scaled_dot_product_attention, because they need no
+# attention weights, and so have no softmax.
 PLAIN: dict[str, Model] = {
     "nn.Transformer": Model(KIND, {"layer_norm": 12}, _torch_transformer, _source_and_target),
     "nn.TransformerEncoder": Model(

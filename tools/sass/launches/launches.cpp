@@ -3,7 +3,7 @@
 // Standard input has a case a line: operator, dtype, rows, cols. For each case the program prints
 // the arrays (region NAME KIND ADDRESS BYTES), the launches (launch SYMBOL BLOCKS CLUSTER X Y
 // PARAMETERS) and a line "end". The kind is `rows`, `shared` for what all rows read, or `partials`.
-// Equal launches that differ in their parameters alone are all printed.
+// Launches that differ only in their parameters are all printed.
 #include <dlfcn.h>
 
 #include <cstdio>
