@@ -99,7 +99,7 @@ def one_of(name: str, value: Any, words: Sequence[Any]) -> None:
 
 
 def window(value: Any, causal: Any) -> tuple[int, int]:
-    """How many keys a query sees to the left and right of its own, before causality."""
+    """Returns how many keys a query sees to the left and right of its own, before causality."""
     if type(value) is int and value > 0:
         if causal:
             return value - 1, 0

@@ -1,4 +1,4 @@
-"""Where fusedops is installed, if it is not where Python found it."""
+"""Finds the installed package that an unbuilt checkout hides from Python."""
 
 from __future__ import annotations
 

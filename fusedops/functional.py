@@ -1105,8 +1105,8 @@ def _multiplies_afterwards(
     weight: torch.Tensor,
     dtype: torch.dtype,
 ) -> bool:
-    """Whether the weight needs a separate multiplication: its dtype differs from ``dtype``, in
-    which is normalised, and in this variant the result's dtype depends on the weight's."""
+    """Whether the weight needs a separate multiplication: its dtype differs from ``dtype``, that of
+    the normalised tensor, and in this variant the result's dtype depends on the weight's."""
     if variant not in ("llama", "t5"):
         return False
     _arguments.tensor(function, "input", input)

@@ -1,4 +1,4 @@
-"""How a command ends: with an exit code, and after an error with one line on standard error.
+"""Ends a command with an exit code, and after an error with one line on standard error.
 
 Exit codes: 0 for success, 1 for a failure, 2 for wrong usage, 130 after Ctrl-C.
 """

@@ -52,8 +52,8 @@ def translation_table(opset_version: int = OPSET) -> dict[Callable[..., Any], Ca
     """The translations of our ops for `torch.onnx.export(program, dynamo=True,
     custom_translation_table=...)`.
 
-    Every op is translated except backward ops, in-place ops and ops with ``out``; so are the
-    variants without a derivative or without statistics.
+    Every op is translated, and so are its variants without a derivative or without statistics;
+    backward ops, in-place ops and ops with ``out`` are not.
 
     Args:
         opset_version: the one passed to `torch.onnx.export`, at least 18. Below 23, which has no

@@ -130,7 +130,7 @@ def check_term(op: str, name: str, tensor: MaybeTensor, like: Like) -> None:
 def check_term_dtypes(
     op: str, sum: MaybeTensor, input: torch.dtype | None, residual: torch.dtype | None
 ) -> tuple[torch.dtype, torch.dtype]:
-    """The checked dtypes of the terms of ``sum``. For None it is the dtype of ``sum``."""
+    """The checked dtypes of the terms of ``sum``; one that is None becomes that of ``sum``."""
     check_dtype_of(op, "sum", sum)
     dtype = check_given(op, "sum", sum).dtype
     input, residual = input or dtype, residual or dtype

@@ -295,7 +295,7 @@ class Hiding(NamedTuple):
 
     @classmethod
     def saved(cls, ctx: Any) -> tuple[Hiding, list[torch.Tensor]]:
-        """What :meth:`save` saved."""
+        """Returns what :meth:`save` saved."""
         mask, start, end, *tensors = ctx.saved_tensors
         causal, diagonal, lower_diagonal = ctx.options
         return cls(mask, causal, diagonal, lower_diagonal, start, end), tensors
@@ -342,7 +342,7 @@ def _limited(diagonal: int, scores: torch.Tensor) -> Any:
 
 
 class SoftCap(NamedTuple):
-    """What the derivative of a soft cap needs."""
+    """The input and the numbers that the derivative of a soft cap is computed from."""
 
     input: torch.Tensor
     scale: float
@@ -366,7 +366,7 @@ def save_forward(ctx: Any, call: Any, *tensors: torch.Tensor) -> None:
 
 
 def saved_forward(ctx: Any) -> tuple[Hiding, SoftCap | None, list[torch.Tensor]]:
-    """What :func:`save_forward` saved."""
+    """Returns what :func:`save_forward` saved."""
     hiding, (capped, *tensors) = Hiding.saved(ctx)
     return hiding, None if capped is None else SoftCap(capped, ctx.scale, ctx.softcap), tensors
 

@@ -1,4 +1,4 @@
-"""What the kinds of norms differ in, and the norms among the operators.
+"""The differences between the kinds of norms, and the operators that are norms.
 
 Let s be the scale of a row, rstd = 1 / s and n = (x - mean) rstd. Then a norm is n w + b, and the
 gradient of x is rstd (g - mean(g) - n along), where g = dy w, and along is the derivative of s

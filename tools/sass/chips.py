@@ -1,4 +1,4 @@
-"""What the report knows of GPUs."""
+"""The facts and assumptions about GPUs that the report uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an instruction of SASS reads and writes."""
+"""Decodes what an instruction of SASS reads and writes."""
 
 from __future__ import annotations
 

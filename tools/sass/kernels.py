@@ -1,4 +1,4 @@
-"""What a kernel takes of a multiprocessor: registers, stack, accesses, bytes in flight."""
+"""The resources that a kernel takes of a multiprocessor: registers, stack, bytes in flight."""
 
 from __future__ import annotations
 

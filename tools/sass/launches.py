@@ -88,7 +88,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the package launches for a case, in order, and the arrays at their regions."""
+    """The launches that the package makes for a case, in order, and the arrays by region."""
 
     launches: tuple[Launch, ...]
     regions: dict[int, Region]

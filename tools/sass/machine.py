@@ -31,7 +31,7 @@ TRUE_BYTES = 0x01010101
 
 @dataclass
 class Trace:
-    """What one warp did, or a number of warps on average."""
+    """Counts of what one warp did, or several warps on average."""
 
     executed: Counter[str] = field(default_factory=Counter)  # warp instructions by name
     loaded: Counter[int] = field(default_factory=Counter)  # bytes by region
@@ -207,6 +207,6 @@ class Walk:
 
 
 def follow(body: Sequence[Instruction], place: Place) -> Trace:
-    """What the warp at `place` executes of a kernel."""
+    """Follows the warp at `place` through a kernel, and returns its trace."""
     with np.errstate(over="ignore"):
         return Walk(body, place).run()

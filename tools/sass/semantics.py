@@ -1,4 +1,4 @@
-"""What the instructions that addresses and jumps depend on compute.
+"""Computes the instructions that addresses and jumps depend on.
 
 Other instructions have no handler: their results are unknown.
 """

@@ -97,7 +97,7 @@ def read_codes(cubin: Path) -> dict[str, Code]:
 
 
 def parse_parameters(dump: str) -> dict[str, int]:
-    """Where the parameters of each kernel begin in its constant bank."""
+    """The offset of each kernel's parameters in its constant bank."""
     offsets = {}
     for section in re.split(r"\n\.nv\.info\.", dump)[1:]:
         bank = re.search(r"EIATTR_PARAM_CBANK\s+Format:\s*\S+\s+Value:\s*\S+ 0x(\w+)", section)

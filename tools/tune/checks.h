@@ -1,4 +1,4 @@
-// What the tool does on the device beside the kernels that it measures: inputs, and comparisons.
+// The tool's own kernels, beside those that it measures: they fill inputs and compare results.
 #pragma once
 
 #include <cmath>

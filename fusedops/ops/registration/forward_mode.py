@@ -38,8 +38,7 @@ def _is_dual(value: Any) -> bool:
 def has_tangent(values: Iterable[Any]) -> bool:
     """Whether one of the values has a forward-mode tangent."""
     # Unpacking a tensor takes 1 us, and modes see it, so first check whether forward mode is on. In
-    # a traced graph torch.func.jvp does not enter Python's forward_ad; only torch.func's stack has
-    # it.
+    # a traced graph torch.func.jvp is not in Python's forward_ad, but only on torch.func's stack.
     is_forward = forward_ad._current_level >= 0 or (
         _are_functorch_transforms_active() and _is_jvp_on_stack()
     )
@@ -61,7 +60,7 @@ def refuse_forward_mode(op: str, args: Iterable[Any]) -> None:
 
 
 def composite_results(op: str, args: Sequence[Any]) -> Any:
-    """What the op's composite returns, with the dtypes and layouts of the op's results."""
+    """Runs the op's composite, and converts its results to the dtypes and layouts of the op's."""
     fakes = fake_results(op, args)
     results = _COMPOSITES[op](*args)
     if isinstance(fakes, torch.Tensor):

@@ -38,8 +38,8 @@ class Size:
 
 
 TINY = Size(width=32, heads=4, vocabulary=64, length=16)
-# As GPT-2 small and BERT base, except for the vocabulary: with two layers a real one would dominate
-# the model.
+# The sizes of GPT-2 small and BERT base, but not their vocabulary: beside two layers it would
+# dominate the model.
 BASE = Size(width=768, heads=12, vocabulary=4096, length=512)
 
 
