@@ -28,8 +28,7 @@ from fusedops.functional import (
 
 
 class _Unscriptable:
-    """Refuses torch.jit.script, which compiles the source of forward and knows few of Python's
-    types."""
+    """Refuses torch.jit.script, which compiles forward's source and knows few of Python's types."""
 
     def __prepare_scriptable__(self) -> None:
         raise TypeError(

@@ -44,8 +44,7 @@ def plans() -> Iterator[Plan]:
 
 
 def widths(vectors: str, rows: str, results: str) -> list[int]:
-    """The widths of vectors in rows of a dtype, the same as width_in() of plan.h and find_kernel()
-    have."""
+    """The widths of vectors in rows of a dtype, as in width_in() of plan.h and find_kernel()."""
     item = BYTES[rows]
     if vectors == "kDoubles" or item == 8:
         return [1] if vectors == "kDoubles" and item == 8 else []

@@ -375,9 +375,8 @@ def picked(text: str, cases: Sequence[Case]) -> str:
 
 
 def threads_alone(cases: Sequence[Case]) -> list[Case]:
-    """The incumbents and the cases that differ from them only in the threads of a block and in the
-    partitions that follow from these. Their plans keep only the threads, which choose() compares.
-    """
+    """The incumbents and the cases that differ from them only in the threads of a block and the
+    partitions that follow. Their plans keep only the threads, which choose() compares."""
     incumbents = incumbents_of(cases)
     kept = []
     for case in cases:

@@ -70,8 +70,7 @@ def attention_mask(*args: Any, config: Any = None, **kwargs: Any) -> torch.Tenso
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _uses_the_interface(config: Any) -> bool:
-    """`_source_uses_the_interface` as a constant for torch.compile, which ignores the cache of a
-    function that it traces."""
+    """`_source_uses_the_interface`, as a constant, because torch.compile ignores its cache."""
     return _source_uses_the_interface(config)
 
 

@@ -31,8 +31,7 @@ MaybeTensor = torch.Tensor | None
 
 
 class Signature:
-    """The argument names of an op; ``bind`` makes a named tuple of a call's arguments, including
-    those left at their defaults."""
+    """The argument names of an op; ``bind`` makes a named tuple of arguments and defaults."""
 
     def __init__(self, op: str) -> None:
         arguments = getattr(ops, op).default._schema.arguments
@@ -428,9 +427,8 @@ def _dropout_formula(
 
 
 def _sinks_op(call: Any, p: float, seed: MaybeTensor) -> tuple[torch.Tensor, ...] | None:
-    """Runs masked_softmax_sinks, whose formula has the gradient of the sinks, if they require one;
-    else returns None. The formulas here are right for constant sinks, which do not appear in them.
-    """
+    """The results of masked_softmax_sinks, whose formula has the gradient of the sinks, if they
+    require one; else None. Constant sinks do not appear in the formulas here."""
     if call.sinks is None or not call.sinks.requires_grad:
         return None
     scores = (call.input, call.mask, call.scale, call.causal, call.mask_value)

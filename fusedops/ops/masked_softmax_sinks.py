@@ -123,8 +123,7 @@ def _backward_formula(ctx: Any, to_input: torch.Tensor, to_sinks: torch.Tensor) 
     m = multiplier(ctx.p, seed[0], y).to(y.dtype) if seed else torch.ones_like(y)
     scaled = to_input.to(y.dtype) * ctx.scale * hiding.visible(y)
     to_g, to_y = second_derivative(scaled, g * m, y)
-    # The saved t is a constant for autograd. Adding 0 = rest - rest.detach() gives it the
-    # derivative of 1 - sum(y).
+    # The saved t is a constant for autograd. Adding rest - rest.detach() = 0 differentiates it.
     rest = 1 - y.sum(-1, dtype=of_sinks.dtype)
     t = (of_sinks + (rest - rest.detach())).unsqueeze(-1)
     cotangent = to_sinks.unsqueeze(-1)

@@ -3,8 +3,8 @@
 Let s be the scale of a row, rstd = 1 / s and n = (x - mean) rstd. Then a norm is n w + b, and the
 gradient of x is rstd (g - mean(g) - n along), where g = dy w, and along is the derivative of s
 applied to g. A kind without a mean has no mean(g) either. A kind says whether it has a mean, and
-which scale; fake kernels, derivatives, rules and translations are derived from that.
-csrc/norm_kinds.def has the kinds for C++.
+which scale; fake kernels, derivatives, rules and translations use that. csrc/norm_kinds.def has the
+kinds for C++.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ class MeanSquare:
 
     @staticmethod
     def differentiable_rstd(centered: torch.Tensor, dims: Dims, eps: float) -> torch.Tensor:
-        """1 / s from the centered values, in torch operators whose derivatives are the op's for
-        every row, also one of zeros."""
+        """1 / s from the centered values, with the op's derivatives even in a row of zeros."""
         return (centered.square().mean(dims, keepdim=True) + eps).rsqrt()
 
     @staticmethod

@@ -180,8 +180,7 @@ def distinct(launches: Sequence[Launch]) -> list[tuple[Launch, int]]:
 
 def full_grids(case: Case, plan: Plan, plans: Plans) -> list[bool]:
     """For each launch, whether its grid is full, so that its blocks walk over more rows instead of
-    more blocks. A grid that has the same size for one row does not depend on rows, and is not full.
-    """
+    more blocks. A grid that is as large for one row does not depend on rows, and is not full."""
     one, half = plans([case.with_rows(1), case.with_rows(max(1, case.rows // 2))])
     if case.rows < 2 or not (alike(plan, half) and alike(plan, one)):
         return [False] * len(plan.launches)

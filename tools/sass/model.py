@@ -64,8 +64,7 @@ def moved_bytes(demand: Demand, regions: dict[int, Region]) -> tuple[float, floa
 
 
 def counted_loads(region: Region | None, count: float) -> float:
-    """The bytes that come from memory: none of an array that all rows read, because caches hold it;
-    partials once for all blocks together."""
+    """The bytes from memory: none where caches hold what all rows read, and all partials once."""
     if region is None or region.kind == "rows":
         return count
     return min(count, region.bytes) if region.kind == "partials" else 0.0

@@ -187,8 +187,7 @@ def compare(warp: Warp, step: Step) -> Sequence[Mask | None]:
 
 @handles("FSETP", "DSETP")
 def compare_floats(warp: Warp, step: Step) -> Sequence[Mask | None]:
-    """Compares a value from memory with a constant. An unknown result of arithmetic counts as
-    different from every constant."""
+    """Compares a value from memory with a constant. A result of arithmetic equals no constant."""
     if step.name == "DSETP":
         bits, floating = np.uint64, np.float64
         values = [warp.read_pair(operand) for operand in step.values[:2]]

@@ -214,8 +214,7 @@ def _limit(dtype: torch.dtype, ulps: float) -> float:
 
 
 def has_same_bits(operator: Operator, given: Inputs, threads: int | None) -> bool:
-    """Returns whether a row has the same bits in two runs, on one thread, and without the other
-    rows."""
+    """Returns whether a row has the same bits in two runs, on one thread, and as the only row."""
     with _threads(threads):
         results = [results_of(operator, given) for _ in range(2)]
     with _threads(1 if threads else None):

@@ -35,9 +35,8 @@ def register_float32_output(library: torch.library.Library, op: str) -> None:
 
 
 def register_float32_inputs(library: torch.library.Library, op: str) -> None:
-    """Makes ``fusedops::op`` convert 16-bit CUDA tensors to float32, also in lists. If the op has a
-    residual, its input stays 16-bit: the float32 residual makes the sum float32, and the kernels
-    read 16 bits."""
+    """Makes ``fusedops::op`` convert 16-bit CUDA tensors to float32, in lists too. The input stays
+    16-bit beside a residual, which makes the sum float32: kernels read 16-bit inputs."""
     overload = getattr(torch.ops.fusedops, op).default
     names = [argument.name for argument in overload._schema.arguments]
     kept = 1 if "residual" in names else 0
