@@ -99,7 +99,7 @@ class LaunchProgram:
 
     def __init__(self, folder: Path):
         sources = [*sorted((ROOT / "csrc" / "cuda").glob("*/*.cu")), HERE / "launches.cpp"]
-        objects = [folder / f"{source.stem}.o" for source in sources]
+        objects = [folder / f"{source.parent.name}_{source.stem}.o" for source in sources]
         compiler = os.environ.get("CXX", "g++")
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(lambda job: run(compiler, *FLAGS, job[0], "-o", job[1]),
