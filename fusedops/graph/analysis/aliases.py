@@ -26,7 +26,7 @@ _CLAMP = ("input", "min", "max")
 _NORM = ("input", "p", "dim", "keepdim", "dtype")
 _VARIANCE = ("input", "dim", "unbiased", "keepdim")
 
-# Function -> (kind, positional parameters). Those of ATen functions are read from their schemas.
+# Function -> (kind, positional parameters). ATen ops are in ATEN; schemas name their parameters.
 FUNCTIONS: dict[Any, tuple[str, tuple[str, ...]]] = {
     F.softmax: ("softmax", _DIM_STACKLEVEL_DTYPE),
     torch.softmax: ("softmax", _DIM_DTYPE),
@@ -67,7 +67,7 @@ FUNCTIONS: dict[Any, tuple[str, tuple[str, ...]]] = {
     torch._C._nn.pad: ("pad", ("input", "pad", "mode", "value")),
 }
 
-# Kind -> (positional parameters, functions, names of methods, also in-place ones).
+# Kind -> (positional parameters, functions, names of methods, with in-place ones).
 _FAMILIES: dict[str, tuple[tuple[str, ...], tuple[Any, ...], str]] = {
     "add": (_BINARY, (operator.add, operator.iadd, torch.add), "add add_"),
     "sub": (_BINARY, (operator.sub, operator.isub, torch.sub, torch.subtract), "sub sub_"),
@@ -277,7 +277,7 @@ MODE_SWITCHES: dict[Any, str] = {
 IN_PLACE = {f"i{name}" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")}
 IN_PLACE |= {"imatmul", "iand", "ior", "ixor", "ilshift", "irshift", "setitem"}
 
-#: Functions whose names end in an underscore because they would be keywords without.
+#: Functions whose names end in an underscore only because the bare name is a keyword.
 KEYWORDS = {operator.and_, operator.or_, operator.not_, operator.is_}
 
 

@@ -33,7 +33,7 @@ class Call:
     name: the operation's name in reports.
     arguments: by their torch names; defaults filled in, constants as Python numbers.
     refusal: why this call cannot be replaced, or None.
-    cache: what rules have found from this call, which is the same for all of them.
+    cache: the results of readers for this call, shared by all rules.
     """
 
     kind: str
@@ -151,8 +151,8 @@ def _refusal(node: Node, kind: str) -> str | None:
 _SOFTMAX = {"dim": None, "dtype": None}
 _VARIANCE = {"dim": None, "correction": 1, "keepdim": False}
 _VECTOR_NORM = {"p": 2.0, "dim": None, "keepdim": False, "dtype": None}
-#: The arguments after the input, in the order of the op if a kind becomes one, with the defaults of
-#: torch's functions; ATen's have none.
+#: Kind -> its arguments after the input, with the defaults of torch's functions (ATen's have none),
+#: in the order of the op that replaces the kind, if there is one.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("softmax", "safe_softmax", "log_softmax"), _SOFTMAX),
     "layer_norm": {"normalized_shape": None, "weight": None, "bias": None, "eps": 1e-5},
@@ -162,7 +162,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("var", "std", "var_mean", "std_mean"), _VARIANCE),
     **dict.fromkeys(("norm", "linalg_norm"), _VECTOR_NORM),
 }
-#: The arguments that are read as numbers; the first key that is part of the kind counts.
+#: The arguments that are read as Python numbers, by a part of the kind's name.
 _NUMBERS = {"softmax": ["dim"], "dropout": ["p", "train"], "group_norm": ["num_groups", "eps"]}
 _NUMBERS |= {
     "layer_norm": ["eps"],
@@ -173,7 +173,7 @@ _NUMBERS |= {
 
 
 def _normal(kind: str, given: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call with defaults, and with numbers as Python has them."""
+    """The arguments of a call, with defaults filled in and constants as Python numbers."""
     if kind == "arange":
         end = {} if "end" in given else {"end": given["start"], "start": 0}  # torch.arange(end)
         return {"start": 0, "step": 1} | given | end
@@ -188,7 +188,7 @@ def _normal(kind: str, given: dict[str, Any]) -> dict[str, Any]:
     if given.get("half_to_float"):
         normal["dtype"] = torch.float32
     if "softmax" in kind and normal["dim"] is None and isinstance(input, torch.Tensor):
-        # _get_softmax_dim in torch/nn/functional.py chooses so for softmax(x, dim=None).
+        # softmax(x, dim=None) takes this dim: _get_softmax_dim in torch/nn/functional.py.
         normal["dim"] = 0 if input.dim() in (0, 1, 3) else 1
     if kind == "rms_norm" and given.get("eps") is None and isinstance(input, torch.Tensor):
         normal["eps"] = default_rms_eps(input.dtype)

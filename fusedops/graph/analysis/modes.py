@@ -37,7 +37,7 @@ from fusedops.graph.analysis.writes import written
 class Modes:
     """The modes that the graph has set so far.
 
-    grad, inference: None if the graph has not set them, so that the caller's apply.
+    grad, inference: None if the graph has not set them; the caller's modes then apply.
     autocast: the arguments of `torch.autocast` for each device type that the graph has set.
     """
 
@@ -72,7 +72,7 @@ def _has_mode_switches(graph: Graph) -> bool:
 
 def _switched(switch: str, node: Node, before: dict[Node, Modes]) -> Modes:
     current = before[node]
-    # A bool; for an exit the node that entered the mode; for enter_autocast a device type.
+    # The new mode, a bool; an exit has the node that entered the mode, enter_autocast a device.
     given: Any = node.args[0]
     if switch == "set_grad":
         return replace(current, grad=given)
@@ -92,8 +92,8 @@ _RECORDED: WeakKeyDictionary[Graph, dict[Node, Modes]] = WeakKeyDictionary()
 
 
 def record(graph: Graph) -> None:
-    """Reads the modes of all nodes. To be called again if nodes have been added that may be asked
-    for, or if the switches have changed."""
+    """Reads the modes of all nodes. Call it again after adding nodes whose modes are needed, or
+    after changing the switches."""
     _RECORDED[graph] = dict(modes(graph))
 
 
@@ -110,11 +110,11 @@ def _modes_of(node: Node) -> Modes:
 
 @contextmanager
 def evaluating(site: Node) -> Iterator[None]:
-    """For computations on fake tensors: the autocast state of `site`, without gradients.
+    """Sets the autocast state of `site`, and no gradients, for computations on fake tensors.
 
-    They are dispatched in Python: the C++ decompositions of torch 2.10, as that of linear, turn
-    symbolic sizes into constants. There is no tracing context: that of torch 2.10's Dynamo has
-    another fake mode than the graph's values, which collectives on fake tensors refuse.
+    Calls are dispatched in Python, because C++ decompositions of torch 2.10, such as linear's, turn
+    symbolic sizes into constants. The tracing context is unset, because that of torch 2.10's Dynamo
+    has another fake mode than the graph's values, which collectives on fake tensors refuse.
     """
     with tracing(None), enable_python_dispatcher(), torch.no_grad(), ExitStack() as stack:
         for arguments in _modes_of(site).autocast:
@@ -135,7 +135,7 @@ def barriers(graph: Graph) -> Iterator[None]:
         yield
     finally:
         for barrier in inserted:
-            if barrier._erased:  # with a mask that nothing uses any more
+            if barrier._erased:  # along with a mask that nothing uses any more
                 continue
             barrier.replace_all_uses_with(barrier.all_input_nodes[0])
             graph.erase_node(barrier)
@@ -171,7 +171,7 @@ def _own(node: Node, found: Modes) -> Modes:
 
 
 def _carries_gradients(node: Node) -> bool:
-    """Whether modes matter for a result, which is not so for numbers and masks."""
+    """Whether modes matter for a result. They do not for numbers and masks."""
     known = value(node)
     if isinstance(known, torch.Tensor):
         return known.is_floating_point() or known.is_complex()

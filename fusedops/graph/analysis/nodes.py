@@ -1,4 +1,4 @@
-"""The nodes of a graph, whatever they compute: their users, and the graphs inside of graphs."""
+"""Helpers for nodes of any kind: users, outputs, metadata, and the graphs inside of graphs."""
 
 from __future__ import annotations
 

@@ -12,17 +12,17 @@ from fusedops.graph.analysis.steps import call_of, known_number
 from fusedops.graph.analysis.values import value
 from fusedops.graph.analysis.writes import written
 
-#: Says of each kind of comparison whether its first operand is the larger one where it holds.
+#: Comparison -> whether its first operand is the larger one where it holds.
 _FIRST_IS_LARGER = {"gt": True, "ge": True, "lt": False, "le": False}
-#: Says of each kind of call whether it holds for finite numbers, and not for -inf.
+#: Test -> whether it holds for finite numbers. For -inf all but isnan give the opposite.
 _HOLDS_IF_FINITE = {"isfinite": True, "isinf": False, "isneginf": False, "isnan": False}
-#: Says so of each kind of comparison with -inf.
+#: Comparison `x ? -inf` -> whether it holds for finite x. For x = -inf it is the opposite.
 _FINITE_BESIDE_INFINITY = {"gt": True, "ne": True, "eq": False, "le": False}
 _FILLS = {"zeros": 0.0, "ones": 1.0}
 
 
 def filled_number(argument: Any) -> float | None:
-    """The number that an operand is, or with which a tensor of any shape is filled; or None."""
+    """The number that an operand is, or that fills it if it is a tensor; or None."""
     call = call_of(argument)
     if call is None or call.kind not in ("full", *_FILLS):
         return known_number(argument)
@@ -32,8 +32,8 @@ def filled_number(argument: Any) -> float | None:
 
 
 def larger_of(call: Call) -> tuple[Any, float] | None:
-    """A tensor and a number, of which each element is the larger one: max(x, eps),
-    where(x > eps, x, eps), x.masked_fill(x < eps, eps)."""
+    """x and eps, if the call takes the larger one for each element, as max(x, eps), x.masked_fill(x
+    < eps, eps) or where(x > eps, x, eps)."""
     if call.kind == "max":
         other = call.arguments.get("other", call.arguments.get("dim"))
         limit = filled_number(other) if isinstance(value(other), torch.Tensor) else None
@@ -44,7 +44,7 @@ def larger_of(call: Call) -> tuple[Any, float] | None:
         return None
     compared = (comparison.arguments["input"], comparison.arguments["other"])
     ordered = compared if _FIRST_IS_LARGER[comparison.kind] else compared[::-1]
-    # Where the comparison holds, the larger one is taken, and otherwise the other one.
+    # The call has to take the larger operand where the comparison holds, else the other one.
     pairs = tuple(zip(options, ordered, strict=True))
     for (tensor, compared_tensor), (limit, compared_limit) in (pairs, pairs[::-1]):
         known = filled_number(limit)
@@ -54,7 +54,7 @@ def larger_of(call: Call) -> tuple[Any, float] | None:
 
 
 def without_guard(node: Any) -> Any:
-    """x if `node` is x where that is finite, and a number where it is -inf."""
+    """x, if `node` is x with a number in place of -inf; else `node`."""
     call = call_of(node)
     if call is None:
         return node
@@ -76,8 +76,7 @@ def without_guard(node: Any) -> Any:
 
 
 def _is_finiteness(condition: Any, x: Any) -> bool | None:
-    """Whether a condition holds where x is finite, and not where x is -inf (True), or the reverse
-    (False); None if it is another one."""
+    """True if a condition holds for finite x and not for -inf, False if the reverse; else None."""
     call = call_of(condition)
     if call is None:
         return None
@@ -93,7 +92,7 @@ def _is_finiteness(condition: Any, x: Any) -> bool | None:
 
 
 def selection(call: Call) -> tuple[Any, Any, Any] | None:
-    """A condition, what is taken where it holds, and what otherwise."""
+    """A condition, the operand that is taken where it holds, and the one taken elsewhere."""
     given = call.arguments
     if call.kind == "where":
         return given.get("condition"), given.get("input"), given.get("other")

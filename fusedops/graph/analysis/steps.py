@@ -25,12 +25,12 @@ def call_of(node: Any, kind: str | None = None) -> Call | None:
 
 
 def call_used_once(node: Any, kind: str | None = None) -> Call | None:
-    """Does as `call_of`, if the node has a single user."""
+    """Like `call_of`, but only for a node with a single user."""
     return call_of(node, kind) if isinstance(node, Node) and len(users(node)) == 1 else None
 
 
 def read_once(call: Call, name: str, read: Callable[[Call], Found]) -> Found:
-    """Calls `read` once for all rules that ask what it finds from a call."""
+    """The result of read(call), which is computed once for all rules and cached under `name`."""
     if name not in call.cache:
         call.cache[name] = read(call)
     found: Found = call.cache[name]
@@ -104,8 +104,8 @@ def inserts_dims(index: Any) -> bool:
 
 
 def has_kept_shape(node: Any, input: Any, dims: Sequence[int]) -> bool:
-    """Whether a node has the shape of `input` with size 1 in the dimensions `dims`; of a vector
-    also whether it has no dimensions."""
+    """Whether a node has the shape of `input` with size 1 in the dimensions `dims`; if `input` is a
+    vector, a node without dimensions counts too."""
     sizes = enumerate(value(input).shape)
     kept = has_shape(node, [1 if dim in dims else size for dim, size in sizes])
     return kept or (value(input).dim() == 1 and has_shape(node, []))
@@ -120,7 +120,7 @@ _DIMS = {
 
 
 def permutation(node: Any) -> tuple[int, ...] | None:
-    """The dimensions of the input that a permutation gives its result; None for another call."""
+    """The input's dimension at each dimension of a permutation's result; None for another call."""
     call = call_of(node)
     if call is None or call.kind not in _DIMS:
         return None
@@ -146,8 +146,8 @@ def _known_dims(given: Any, rank: int) -> tuple[int, ...] | None:
 
 
 def viewed(node: Any) -> tuple[tuple[Node, ...], Any]:
-    """The views that end in `node`, each with the elements of its input in the same order, such as
-    those that add dimensions of size 1; and the input of the first of them."""
+    """The chain of views that ends in `node`, the last first, and the chain's input. Each view
+    keeps the order of the elements, such as one that adds dimensions of size 1."""
     views: tuple[Node, ...] = ()
     while (call := call_of(node)) is not None:
         index = call.arguments.get("index")
@@ -160,12 +160,12 @@ def viewed(node: Any) -> tuple[tuple[Node, ...], Any]:
 
 
 def without_views(node: Any) -> Any:
-    """The tensor of which `node` is a view with its elements in the same order."""
+    """The tensor before the order-keeping views that end in `node`."""
     return viewed(node)[1]
 
 
 def widened(node: Any) -> tuple[tuple[Node, ...], Any]:
-    """The lossless casts that end in `node`, and the input of the first of them."""
+    """The chain of lossless casts that ends in `node`, the last first, and the chain's input."""
     casts: tuple[Node, ...] = ()
     while (call := call_of(node, "cast")) is not None and is_widening(call):
         casts, node = (*casts, node), call.arguments["input"]

@@ -1,8 +1,8 @@
 """Which nodes share memory, according to the storages that capture recorded, and which calls write
 into it.
 
-What a question about one site needs to know of the whole graph is read once, by `record`: a walk
-over the graph for each site would take time quadratic in the number of layers.
+`record` reads once what the other functions need to know of the whole graph: a walk over the graph
+for each site would take time quadratic in the number of layers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Memory = int | None
 class _Facts:
     """Holds what was read about the memory of a graph.
 
-    eager_storage: from storages that capture recorded as separate to those that eager shares.
+    eager_storage: maps the storage that capture recorded for a copy to the one that eager shares.
     writers: the calls that write into memory, in program order.
     writers_of, holders: for each memory the calls that write into it, and the nodes that hold it.
     returned: the memory that the graph returns to its caller.
@@ -46,11 +46,11 @@ _FACTS: WeakKeyDictionary[Graph, _Facts] = WeakKeyDictionary()
 
 
 def record(graph: Graph) -> None:
-    """Reads the memory of a graph, for all other functions. To be called again if the graph has
-    been edited other than by `hold`, or by calls that neither write nor return their input."""
+    """Reads the memory of a graph, for all other functions. Call it again after editing the graph,
+    unless `hold` was told, or the new calls neither write nor return their input."""
     facts = _FACTS[graph] = _Facts(_eager_storage(graph))
     for node in graph.nodes:
-        if node.op != "output":  # it holds what it returns, which it reads as other calls do
+        if node.op != "output":  # it reads memory, but holds none
             hold(node)
         targets = written(node)
         if targets:
@@ -61,7 +61,8 @@ def record(graph: Graph) -> None:
 
 
 def _eager_storage(graph: Graph) -> dict[Memory, Memory]:
-    """Finds calls that return their input, but were captured as copies."""
+    """Maps storages of calls that return their input, but were captured as copies, to the
+    input's."""
     returning = [node for node in graph.nodes if _returns_its_input(node)]
     pairs = ((_recorded(node), _recorded(node.all_input_nodes[0])) for node in returning)
     return {ours: theirs for ours, theirs in pairs if ours not in (None, theirs)}
@@ -105,7 +106,7 @@ def _recorded(node: Node) -> int | None:
 
 
 def written_between(fused_nodes: Sequence[Node]) -> str | None:
-    """Why nodes cannot be computed together, where the last of them is; None if they can.
+    """Why nodes cannot all be computed at the place of the last one; None if they can.
 
     `fused_nodes` are in program order. They cannot be fused if another node in between writes into
     memory that one of them reads, or if one of them writes into memory that another node reads.
@@ -152,8 +153,8 @@ def is_returned(node: Node) -> bool:
 
 
 def written_before_read(calls: set[Node], operands: set[Node], reader: Node) -> bool:
-    """Whether something writes into the memory of a tensor before a call that reads it has run.
-    The operands are read by `reader`."""
+    """Whether a tensor is written after its own call and before a call that reads it. `calls` read
+    their inputs, `reader` reads `operands`."""
     reads = [(node, call) for call in calls for node in call.all_input_nodes]
     reads += [(node, reader) for node in operands]
     return any(node < writer < call for node, call in reads for writer in writers_of(node))
@@ -170,8 +171,8 @@ def live(graph: Graph) -> set[Node]:
 
 
 def thread_writes(graph: Graph) -> None:
-    """Lets calls read the result of the last in-place call on a tensor, instead of the tensor
-    itself, in place. Both are one object, but the graph says nothing of that:
+    """Edits `graph` so that calls read the result of the last in-place call on a tensor, instead of
+    the tensor. Both are one object, which the graph does not show:
 
         before    t.exp_();        y = t / t.sum(-1, keepdim=True)
         after     e = t.exp_();    y = e / e.sum(-1, keepdim=True)
@@ -187,7 +188,7 @@ def thread_writes(graph: Graph) -> None:
 
 
 def _last(results: dict[Node, Node], node: Node) -> Node:
-    """The end of the chain of results that begins with a node; the next search is shorter."""
+    """The end of the chain of results that begins with a node; shortens the next search."""
     last = node
     while last in results:
         last = results[last]

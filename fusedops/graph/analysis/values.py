@@ -48,7 +48,7 @@ def fake_mode(node: Node) -> FakeTensorMode:
 
 
 def _plain_tensors(recorded: Any) -> list[Any]:
-    """The tensors in one of a subclass, as DTensor; any other value is alone."""
+    """The plain tensors inside a subclass such as DTensor; any other value alone in a list."""
     if not is_traceable_wrapper_subclass(recorded):
         return [recorded]
     tensors: list[Any] = []
@@ -90,7 +90,7 @@ def rounded(number: float, dtype: torch.dtype) -> int | float:
 
 
 def number(argument: Any) -> int | float | None:
-    """Does as `constant`, and reads tensors without dimensions that are created from a number."""
+    """Like `constant`, but also reads tensors without dimensions that are created from a number."""
     if isinstance(value(argument), torch.Tensor):
         return _tensor_number(argument) if isinstance(argument, Node) else None
     return constant(argument)

@@ -1,4 +1,4 @@
-"""Which axes of a tensor a view has, and where it begins along them."""
+"""Reads which dimensions of a tensor a view has, and where it begins along each."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from fusedops.graph.analysis.calls import Call
 from fusedops.graph.analysis.values import value
 
-#: A view's dimensions, which are counted from the last, -1: each maps to the dimension of the
+#: Maps each dimension of a view, counted from the end (-1 is the last), to the dimension of the
 #: viewed tensor and the first index along it. Dimensions that the view adds are absent.
 Axes = dict[int, tuple[int, Any]]
 
 
 def axes_of(call: Call) -> Axes | None:
-    """The axes of a view; None if the call is none, or one that leaves out indices in between."""
+    """The axes of a view; None if the call is no view, or may skip or reorder elements."""
     find = _AXES.get(call.kind)
     given = value(call.arguments.get("input"))
     return find(call, given) if find and isinstance(given, torch.Tensor) else None
@@ -35,13 +35,13 @@ def _unsqueezed(call: Call, given: torch.Tensor) -> Axes | None:
 
 
 def _in_order(places: Sequence[int], rank: int) -> Axes:
-    """The axes of a view of that rank that has the dimensions of a tensor at these places."""
+    """The axes of a view of `rank` dimensions that has a tensor's, in order, at `places`."""
     count = len(places)
     return {place - rank: (old - count, 0) for old, place in enumerate(places)}
 
 
 def _reshaped(call: Call, given: torch.Tensor) -> Axes | None:
-    """The axes of a view that adds or removes dimensions of size 1 alone."""
+    """The axes of a view that only adds or removes dimensions of size 1."""
     result = value(call.node)
     old, new = _long_dims(given), _long_dims(result)
     if len(old) != len(new):
