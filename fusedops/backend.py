@@ -72,7 +72,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
 
 
 class _Module(ModuleType):
-    """Takes `backend=fusedops.backend` for the function of that name."""
+    """Makes the module callable: in `backend=fusedops.backend` it stands for the function."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:
         return backend(*args, **kwargs)

@@ -180,7 +180,7 @@ def _no_setting(name: str) -> AttributeError:
 
 
 class _Module(ModuleType):
-    """Makes settings of this module's attributes, which a module alone cannot check."""
+    """Makes the settings attributes of this module, and checks what is assigned to them."""
 
     def __getattr__(self, name: str) -> Any:
         if name in _settings():

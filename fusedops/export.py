@@ -113,8 +113,9 @@ def package(
 
 
 def _copy(graph_module: GraphModule) -> GraphModule:
-    """A copy that shares parameters, constants and the fake tensors of its nodes. To copy those as
-    `copy.deepcopy(graph_module)` does fails once `torch.export.unflatten` has run."""
+    """A copy that shares parameters, constants and the fake tensors of its nodes.
+    `copy.deepcopy(graph_module)` copies them too, which fails once `torch.export.unflatten` has
+    run."""
     graph = copy.deepcopy(graph_module.graph)
     # The signature refers to nodes by name, and copying renames nodes named like a builtin, such as
     # "input".
@@ -131,8 +132,8 @@ def _copy(graph_module: GraphModule) -> GraphModule:
 @contextmanager
 def _kept(graph_module: GraphModule, calls: Sequence[ModuleCallEntry]) -> Iterator[None]:
     """Keeps the values that `calls` name, the inputs and outputs of the modules whose signatures
-    are preserved, and updates their names where a value gets a new node. Inside, they are results
-    of the graph."""
+    are preserved, and updates their names where a value gets a new node. Inside the block they are
+    results of the graph."""
     signatures = [call.signature for call in calls if call.signature]
     specs: list[Any] = [spec for call in signatures for spec in (*call.inputs, *call.outputs)]
     nodes = {node.name: node for node in graph_module.graph.nodes}

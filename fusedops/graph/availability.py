@@ -18,7 +18,7 @@ def has_kernels(device_type: str) -> bool:
 
 def ops_take(tensor: torch.Tensor) -> bool:
     """Whether the ops take a tensor of this class: a plain one, or one of a subclass that they have
-    rules for, as DTensor."""
+    rules for, such as DTensor."""
     if not is_traceable_wrapper_subclass(tensor):
         return True
     softmax = torch.ops.fusedops.softmax.default

@@ -70,7 +70,7 @@ def _fits(model: Callable[..., Any], args: Any, kwargs: Any) -> bool:
     """Whether a model's signature takes the arguments, as far as it has one."""
     try:
         signature = inspect.signature(model.forward if isinstance(model, nn.Module) else model)
-    except (TypeError, ValueError):  # of a function in C
+    except (TypeError, ValueError):  # functions in C may have none
         return True
     try:
         signature.bind(*args, **kwargs)

@@ -6,10 +6,10 @@ several threads: the offset inside the tile is added twice, so that values are w
 elements, some of them past the end of the tensor. torch 2.14 has the same fix
 (pytorch/pytorch#191837). Plain Inductor has the bug too, but rarely tiles in this way: a value has
 to be read in two layouts, as the gradient of a position bias is that two attention layers share.
-Our ops are fusion barriers that keep both layouts in the graph, so that compiled graphs with them
-have the case more often. The method is replaced when the first of our passes is made. It behaves
-as the original one in graphs that are compiled without our passes, at the same time too, and with
-the setting `repair_inductor="never"`.
+Our ops are fusion barriers that keep both layouts in the graph, which makes this case more
+frequent. The method is replaced when the first of our passes is made. It behaves like the original
+in graphs that are compiled without our passes, even concurrently, and with the setting
+`repair_inductor="never"`.
 
 A dtype: AOTInductor packages of torch 2.10 and 2.11 hold the dtype arguments of custom ops as the
 numbers of `torch.export`'s files (float32 is 7), but read them as those of `c10::ScalarType` (7 is
@@ -49,7 +49,8 @@ def repair_scatters(is_ours: Callable[[], bool]) -> None:
 
 
 def repair_dtypes() -> None:
-    """Makes packages hold the dtypes of our ops as they are read. A second call does nothing."""
+    """Makes packages hold the dtypes of our ops as the numbers that AOTInductor reads. A second
+    call does nothing."""
     if _TORCH < _DTYPE_REPAIRED_IN:
         _replace_serializer()
 

@@ -24,7 +24,7 @@ class Match:
     fused_nodes: the calls that the op replaces, in program order, if there are several. Those with
         other users remain in the graph.
     insert_before: the node before which the op is inserted; by default the node of `call`.
-    mask_calls: the calls that compute masks which the op needs no more. They are erased with the
+    mask_calls: the calls that compute masks which the op does not need. They are erased with the
         last site that uses them.
     any_strides: whether nothing depends on the strides of the results.
     note: what the op cannot take over, and why, for the report.
@@ -44,8 +44,8 @@ class Match:
 
 @dataclass(frozen=True)
 class OpCall:
-    """A call to insert, of an op, of `operator.getitem` or of a function of sizes. `args` may
-    contain graph nodes, `ModuleAttribute`s and other `OpCall`s; `kwargs` are plain values."""
+    """A call to insert: of an op, `operator.getitem` or a function of sizes. `args` may contain
+    graph nodes, `ModuleAttribute`s and other `OpCall`s; `kwargs` are plain values."""
 
     op: Callable[..., Any]
     args: tuple[Any, ...]

@@ -14,7 +14,7 @@ from fusedops.graph.availability import KERNEL_DTYPES, has_kernels, ops_take
 from fusedops.replacement.known_norms import known_norm
 from fusedops.replacement.report import Change, ReplacedModule, Replacements
 
-#: The modules of torch that have a counterpart of the same attributes.
+#: The modules of torch that have a counterpart with the same attributes.
 _COUNTERPARTS: dict[type[nn.Module], type[nn.Module]] = {
     nn.Softmax: ours.Softmax,
     nn.LogSoftmax: ours.LogSoftmax,
@@ -70,8 +70,8 @@ def _modules(model: nn.Module) -> Iterator[tuple[nn.Module, tuple[str, ...]]]:
 
 
 def _counterpart(module: nn.Module) -> type[nn.Module] | None:
-    """Our class for a module, or for that which it is a subclass of; None for any other module, and
-    for those that are ours already."""
+    """Our class for a module's class or a base of it; None if there is none, or if the module is
+    ours already."""
     if type(module) in _COUNTERPARTS.values():
         return None
     found = (target for base, target in _COUNTERPARTS.items() if isinstance(module, base))
@@ -109,7 +109,7 @@ def _unsupported_parameters(module: nn.Module) -> str:
             return f"its {name} is a {type(tensor.data).__name__}, which the operators do not take"
         if tensor.dtype not in KERNEL_DTYPES:
             return f"its {name} is {tensor.dtype}, which no kernel reads"
-        # Parameters on the meta device get another one, as fully_shard does for large models.
+        # Parameters on the meta device move to another later, as large models do with fully_shard.
         if not tensor.is_meta and not has_kernels(tensor.device.type):
             return f"its {name} is on {tensor.device}, for which this build has no kernels"
     return ""

@@ -1,7 +1,8 @@
 """Recognises the RMSNorm classes of models by the source of their forward methods.
 
-Hugging Face's transformers have some 180 such classes, which are copies of five forms. A class is
-one of them if its source is, but for the names of local variables, annotations and docstrings.
+Hugging Face's transformers have some 180 such classes, which are copies of five forms. The source
+of a class is compared with these forms, without the names of local variables, annotations and
+docstrings.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def known_norm(module: nn.Module) -> KnownNorm | None:
     methods = tuple(getattr(type(module), name, None) for name in ("forward", "_norm"))
     try:
         return _forms().get(_normal_form(_source(methods)))
-    except SyntaxError:  # of a lambda Python finds the lines, which need not be complete
+    except SyntaxError:  # a lambda's lines need not be complete code
         return None
 
 

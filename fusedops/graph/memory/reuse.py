@@ -3,11 +3,11 @@
 before    y = fusedops.softmax(x, -1)       x: computed in this graph and used by nothing else
 after     _, y = auto_functionalized(fusedops.softmax_, input=x, dim=-1)
 
-Such an x are attention scores, and the gradient that the matrix product after the softmax returns:
-each time the peak memory is lower by one tensor of queries x keys. The pass runs on the forward or
+Attention scores are such an x, and so is the gradient from the matrix product after the softmax:
+each reuse lowers the peak memory by one tensor of queries x keys. The pass runs on the forward or
 backward graph that Inductor is about to lower. Inductor checks the lifetimes again and copies x if
-it is needed later. In eager mode it cannot be known who else refers to a tensor, so nothing is
-reused there.
+it is needed later. Eager mode reuses nothing, because there it is unknown who else refers to a
+tensor.
 """
 
 from __future__ import annotations

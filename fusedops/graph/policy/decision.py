@@ -54,7 +54,7 @@ MARGIN = 0.03
 
 #: Without a measurement: below this many elements the call overhead exceeds the kernel's time.
 _FEW_ELEMENTS = 2**15
-#: From this size on, decomposing PyTorch's fused encoder layer is not slower.
+#: From this many elements on, decomposing PyTorch's fused encoder layer is not slower.
 _MANY_FEATURES = 2**18
 
 
@@ -217,7 +217,7 @@ def _dropout(table: Table, size: Size) -> float:
 
 
 def _slower(estimate: Estimate) -> str | None:
-    """Refuses a site if the measurements do not show that fusedops is faster; None if they do."""
+    """The refusal of a site whose measurements do not show that fusedops is faster, or None."""
     ours, inductor = estimate.ours_ms, estimate.inductor_ms
     if ours <= (1 - MARGIN) * inductor:
         return None
@@ -235,8 +235,8 @@ def as_time(ms: float) -> str:
 
 
 def _probably_slower(match: Match, size: Size, copied_bytes: int) -> str | None:
-    """Refuses a site without measurements, or not (None). It is replaced if the op saves a
-    pass over memory, or if there is no neighbour that Inductor could fuse with."""
+    """The refusal of a site without measurements, or None. It is replaced if the op saves a pass
+    over memory, or if there is no neighbour that Inductor could fuse with."""
     if size.elements < _FEW_ELEMENTS:
         return f"too small to pay: {size.elements} elements"
     if copied_bytes:

@@ -42,7 +42,7 @@ OVERFLOWS = "in float16, the exponential of the sink overflows where the op does
 
 
 def read_quotient(call: Call) -> SoftmaxChain | None:
-    """The softmax that a quotient, or a product with a reciprocal, is; or None."""
+    """The softmax that a quotient, or a product with a reciprocal, computes; or None."""
     if call.kind == "normalize":
         return _read_normalize(call)
     for numerator, divisor in _quotients(call):
@@ -104,7 +104,8 @@ class _Total:
     """A sum of exponentials, and what is added to it.
 
     further: the exponent of one more term.
-    least: a positive number that is added, or a lower limit; the sum is known to be at least 1.
+    least: a positive number that is added to the sum, or its lower limit; 0 if there is none. The
+        sum is at least 1 without it: the exponential of the maximum.
     """
 
     summed: Node
@@ -192,8 +193,7 @@ def _softmax(call: Call, total: _Total) -> SoftmaxChain | None:
 
 
 def _exponential(node: Any) -> tuple[Node, Hidden | None, str | None] | None:
-    """s, and the mask, if `node` is exp(s), or that where a mask does not hide it, and else 0; and
-    why it cannot be replaced."""
+    """s, the mask and the refusal, if `node` is exp(s), or exp(s) with 0 where a mask hides it."""
     call = call_of(node)
     if call is None:
         return None

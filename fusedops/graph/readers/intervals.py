@@ -1,4 +1,4 @@
-"""The arguments of masked_softmax for the columns between which a row sees any."""
+"""Turns the bounds of rows into arguments of masked_softmax."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def every_row_sees(bounds: Sequence[Bound], scores: Node) -> bool:
     ends = [bound.limit for bound in bounds if not bound.is_start]
     if not all(limit.is_index for limit in (*starts, *ends)):
         return False
-    # Each limit is at most 1 per row: it suffices to compare in the first or the last row.
+    # Limits rise by 0 or 1 per row, so that comparing in the first or the last row suffices.
     last = [limit.offset + limit.steps.get(ROWS, 0) * (rows - 1) for limit in starts]
     before_last = all(statically_known_true(start < columns) for start in last)
     positive = all(statically_known_true(end.offset > 0) for end in ends)
@@ -124,7 +124,7 @@ def _extreme(limits: Sequence[Affine], least: bool) -> Scalar:
 
 
 def _scalar(limit: Affine) -> Scalar:
-    """The number that a limit is in the first row."""
+    """The value of a limit in the first row, without its tensors."""
     total: Scalar = limit.constant
     for symbol, times in limit.terms.items():
         if isinstance(symbol, Search) or not is_symbol(symbol):
@@ -135,7 +135,7 @@ def _scalar(limit: Affine) -> Scalar:
 
 
 def _tensor(limit: Affine, scores: Node) -> Node | OpCall:
-    """The number for each row, with the dimensions of the scores without the last."""
+    """A limit as a tensor of one number for each row, with the scores' dimensions but the last."""
     offset = _scalar(limit)
     total: Node | OpCall | None = None
     for term in limit.tensors:
@@ -155,7 +155,7 @@ def _without_columns(rows: Node) -> Node | OpCall:
 
 def _searched(search: Search) -> OpCall:
     rows = OpCall(aten.transpose.int, (search.rows, -1, -2))
-    # Without this, searchsorted warns that it copies; it changes nothing if they are contiguous.
+    # searchsorted would copy operands that are not contiguous too, but with a warning.
     operands = (OpCall(aten.contiguous.default, (one,)) for one in (search.keys, rows))
     found = OpCall(aten.searchsorted.Tensor, tuple(operands), {"right": search.right})
     return OpCall(aten.squeeze.dim, (found, -2))

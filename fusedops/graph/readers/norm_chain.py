@@ -40,13 +40,13 @@ from fusedops.graph.readers.statistics import centred
 from fusedops.graph.rule import OpCall
 
 aten = torch.ops.aten
-#: The values of calls that compute; numbers, such as eps, may be used elsewhere too.
+#: Values of these types are intermediate results. Numbers, such as eps, may have other users.
 _RESULTS = (torch.Tensor, tuple)
 NARROW = (torch.float16, torch.bfloat16)
 #: The kinds of norms that subtract the mean, and those that do not.
 _CENTRED = ("layer_norm", "std_norm")
 _PLAIN = ("rms_norm", "l2_norm")
-#: Factors that differ from 1 by the rounding of Python's arithmetic alone are left out.
+#: Factors that differ from 1 only by the rounding of Python's arithmetic count as 1.
 _ROUNDING = 4 * torch.finfo(torch.float64).eps
 
 UNKNOWN_ROW = "the length of its rows is not known at compile time"
@@ -95,7 +95,7 @@ class Norm:
         """The matched calls, in program order."""
         given = (self.input, self.source, self.weight, self.bias, *self.absorbed, *self.scalars)
         found = upstream(self.last, until={node for node in given if node is not None})
-        # A dtype that is read from a tensor is no value that capture records.
+        # Capture records no value for a read of a tensor's dtype, which is left out.
         return tuple(sorted(node for node in found if value(node) is not None))
 
     @property
@@ -124,7 +124,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class _Factor:
-    """An operand of a product; `scale` if it is the scale of rows, else None."""
+    """A factor of a product, or a divisor (`inverted`); `scale` is set if it scales rows."""
 
     operand: Any
     inverted: bool
@@ -211,7 +211,7 @@ def _product(
 
 
 def _not_centred(factors: list[_Factor], by: RowScale, node: Node) -> Norm | None:
-    """x / std(x), of which no op has the values, for the report."""
+    """x / std(x), which no op computes, as a refused norm for the report."""
     plain = replace(by, centred=False)
     if not by.centred or not any(_is_scaled_by(f.operand, plain) for f in factors):
         return None
@@ -234,12 +234,12 @@ def _is_scaled_by(operand: Any, scale: RowScale) -> bool:
 
 
 def _norm_of(scale: RowScale, tensor: Node, last: Node) -> Norm | None:
-    """The norm of `tensor`, which is the input of the scale, or that without its mean."""
+    """The norm of `tensor`, which is the input of the scale, or that input minus its mean."""
     over = norm_dims(scale.dims, value(scale.input).shape)
     if over is None:
         return None
     source = None
-    if scale.centred and scale.f == "max":  # layer_norm would add eps instead
+    if scale.centred and scale.f == "max":  # layer_norm adds eps, and has no lower limit
         source, scale = scale.input, _of_residue(scale, tensor)
     read = _centred_kind if scale.centred else _plain
     kind, eps, factor, refusal = read(scale, over)
@@ -249,7 +249,7 @@ def _norm_of(scale: RowScale, tensor: Node, last: Node) -> Norm | None:
 
 
 def _of_residue(scale: RowScale, residue: Node) -> RowScale:
-    """The scale as one of the mean square of `residue`, which is its input without the mean."""
+    """The scale in terms of the mean square of `residue`, which is its input minus the mean."""
     biased = scale.corrected(0)
     refusal = scale.refusal or (None if biased else _why_not_corrected(scale))
     return replace(biased or scale, input=residue, centred=False, summed=True, refusal=refusal)
@@ -275,7 +275,7 @@ def _why_not_corrected(scale: RowScale) -> str:
 
 
 def _plain(scale: RowScale, over: LastDims) -> tuple[str, float, float, str | None]:
-    """The kind of a norm without a mean, and the rest as `_centred_kind` gives it."""
+    """What `_centred_kind` returns, for a norm without a mean."""
     columns = scale.columns
     # Without eps an l2_norm is an rms_norm with another factor.
     if scale.f == "max" or (not scale.f and scale.summed and not over.order("l2_norm")):
@@ -346,8 +346,8 @@ def _after_cast(norm: Norm, given: torch.dtype, result: torch.dtype) -> Norm | N
 def _multiplied(
     norm: Norm, operand: Any, inverted: bool, before: Norm | None = None
 ) -> Norm | None:
-    """The norm times `operand`, or divided by it if `inverted`; None if that is no part of it.
-    `before` is the norm that is multiplied, unless the product is part of its core."""
+    """The norm times `operand`, or divided by it if `inverted`; None if the op cannot do that.
+    `before` is the norm before this product, or None while `read_norm` reads the product."""
     if is_number(operand):
         takes = before is None or (_takes_scalars(before) and not before.is_narrow)
         return _times(norm, known_number(operand), inverted) if takes else None
@@ -441,8 +441,8 @@ def _parameter(norm: Norm, given: Node | None) -> Node | OpCall | None:
 
 
 def _weight_times_factors(norm: Norm) -> OpCall:
-    """The factors as part of the weight, of the dtype that is computed in: as long as a row, they
-    cost next to nothing, and the result is rounded once."""
+    """The weight times the factors, in the dtype of the computation. A product as long as a row
+    costs next to nothing, and the norm's result is rounded once."""
     is_double = value(norm.input).dtype == torch.float64
     dtype = torch.float64 if is_double else torch.float32
     weight = _parameter(norm, norm.weight)

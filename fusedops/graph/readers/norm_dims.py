@@ -33,7 +33,7 @@ class LastDims:
     ops: ClassVar[dict[str, str]] = {
         kind: kind for kind in ("layer_norm", "std_norm", "rms_norm", "l2_norm")
     }
-    #: Whether the op of rms_norm can add a number to the weight, and round before it.
+    #: Whether the op of rms_norm has the arguments weight_offset and rounds_normalized.
     has_variants: ClassVar[bool] = True
 
     @property
@@ -59,7 +59,7 @@ class LastDims:
         return not all(is_one) and has_shape(operand, [1] * extra + row)
 
     def without_views(self, operand: Node) -> tuple[tuple[Node, ...], Node]:
-        """The views of a parameter that the op does without, and what they are views of."""
+        """The views of a parameter that the op does not need, and the tensor that they view."""
         return (), operand
 
     def parameter(self, operand: Node) -> Node | OpCall:
@@ -126,7 +126,7 @@ class SpatialDim(LastDims):
 
 
 def norm_dims(dims: Sequence[int], sizes: torch.Size) -> LastDims | None:
-    """The dimensions `dims` of a tensor of that shape; None if no op normalises such ones."""
+    """The dimensions `dims` of a tensor of that shape; None if no op normalises over these."""
     if tuple(dims) == tuple(range(len(sizes) - len(dims), len(sizes))):
         return LastDims(tuple(dims), sizes)
     return SpatialDim(tuple(dims), sizes) if len(dims) == 1 else None

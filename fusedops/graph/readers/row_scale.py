@@ -1,8 +1,8 @@
-"""Reads what a norm divides its rows by: one number a row, made of the row's mean square.
+"""Reads the number that a norm divides each row by, which is made of the row's mean square.
 
 Models compute it in many orders: by a mean, a sum, a norm or a variance; with eps added to the mean
 square or to its root, or as a lower limit; with factors in between; as a divisor or a reciprocal.
-All are one formula here, whose parameters each call changes.
+Here all are one formula, `RowScale`, and each call that is read changes its parameters.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class RowScale:
 
 
 def read_row_scale(node: Any, steps: int = 16) -> RowScale | None:
-    """The scale of rows that `node` is, or None."""
+    """`node` as a scale of rows, or None."""
     call = call_of(node)
     if call is None or steps == 0 or not isinstance(value(node), torch.Tensor):
         return None
@@ -122,8 +122,8 @@ def read_row_scale(node: Any, steps: int = 16) -> RowScale | None:
 
 
 def as_one_per_row(scale: RowScale, node: Node) -> RowScale | None:
-    """The scale, if `node` has one element for each row of its input, in a shape that broadcasts to
-    it, or is expanded to its shape; else as that of the tensor of which its input is a view."""
+    """The scale, if `node` has one element for each row of the scale's input and broadcasts to it,
+    or is expanded to its shape; the same with the tensor that the input views. Else None."""
     for input, dims in ((scale.input, scale.dims), before_views(scale.input, scale.dims)):
         if has_kept_shape(node, input, dims) or same_shape(node, input):
             return replace(scale, input=input, dims=dims)
@@ -314,7 +314,7 @@ def _through_cast(call: Call, steps: int) -> RowScale | None:
 
 
 def _through_reshape(call: Call, steps: int) -> RowScale | None:
-    """Views do not change the order of rows; the shape is compared in the end."""
+    """Views do not change the order of rows; `as_one_per_row` compares the shape in the end."""
     return read_row_scale(call.arguments["input"], steps)
 
 

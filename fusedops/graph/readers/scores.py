@@ -40,10 +40,10 @@ class Scores:
     soft cap, softcap * tanh(scale * input / softcap) stands in place of scale * input.
 
     nodes: the calls that compute this, in program order.
-    bounds: between which columns each row sees any; `visible` does not repeat them.
-    mask_calls: the calls that compute masks, instead of which the op has the bounds.
+    bounds: limits of the columns that each row sees; `visible` does not repeat them.
+    mask_calls: the calls that compute masks that `bounds` replace.
     adds_finite: whether a mask adds a finite number to scores, so that they may still differ.
-    absorbs: whether they do not, as the number is so large, and have no gradient.
+    absorbs: whether they do not, as the number is so large, and need no gradient.
     has_sink: whether each row has one more logit, beside which hidden columns have no weight.
     notes: why masks are not, or not entirely, bounds.
     product: a matrix product to insert as the input; used if `input` is a baddbmm, which contains
@@ -71,7 +71,7 @@ class Scores:
 
     @property
     def hides_by_masks(self) -> bool:
-        """Whether a row of -inf is one that masks hide, which the op can tell from others."""
+        """Whether masks alone make rows of -inf, so that the op knows which rows they are."""
         return self.masks and self.mask_value == -math.inf and not self.addends
 
 
@@ -148,7 +148,7 @@ def _through_add(scores: Scores, call: Call) -> Scores | None:
     if not pairs:
         return None
 
-    # If both have the full shape, the one that is made of a matrix product is the scores.
+    # If both operands have the full shape, the one that a matrix product computes is the scores.
     def preference(pair: tuple[Node, Node]) -> tuple[bool, bool]:
         return same_shape(pair[1], pair[0]), not _has_product(pair[0])
 
@@ -192,7 +192,7 @@ def _is_addend(addend: Any, input: Any) -> bool:
 
 
 def _has_product(node: Node, steps: int = 6) -> bool:
-    """Whether a node is a matrix product, before the calls that are read as part of scores."""
+    """Whether a node is a matrix product, perhaps followed by calls that are read as scores."""
     call = call_of(node)
     inner = call.arguments.get("input") if call and call.kind in _STEPS else None
     further = isinstance(inner, Node) and steps > 0 and _has_product(inner, steps - 1)
@@ -247,7 +247,7 @@ def _filled(
 
 
 def _with_hidden(scores: Scores, hidden: Hidden) -> Scores | None:
-    """The scores with columns whose exponentials are 0 as a mask."""
+    """The scores with a mask for the columns whose exponentials the model sets to 0."""
     call = Call("masked_fill", "masked_fill", hidden.node)
     return _filled(scores, call, scores.input, hidden.mask, -math.inf, hidden.hides)
 
@@ -277,15 +277,15 @@ def _bounded(scores: Scores, input: Node, mask: Mask, fill: float) -> Scores | N
     return extended if fits and _keeps_values(extended) else None
 
 
-#: A number that is added to a score hides it if no score can outweigh it.
+#: An added number hides a score if it is at most this, so that no score outweighs it.
 _HIDING = -3e4
 
 
 def _with_added_mask(scores: Scores, call: Call, input: Node, mask: Mask) -> Scores | None:
-    """The scores with an added mask as one that hides; None if that would change values.
+    """The scores with an added mask turned into one that hides; None if that would change values.
 
-    Adding -inf hides as a fill does. After a finite number, the scores of a row that sees no column
-    differ still, unless the number is so large that it absorbs them; and they have gradients.
+    Adding -inf hides as a fill does. Adding a finite number does not in a row that sees no column:
+    its scores still differ and have gradients, unless the number is so large that it absorbs them.
     """
     assert mask.added is not None  # it is no bool mask
     fill = rounded(mask.added, value(call.node).dtype) * scores.scale
@@ -297,14 +297,14 @@ def _with_added_mask(scores: Scores, call: Call, input: Node, mask: Mask) -> Sco
 
 
 def _absorbs(sum: Node, fill: float) -> bool:
-    """Whether scores plus this number are the number itself, for any score that occurs, and need no
-    gradient. Only Dynamo captures a graph again for inputs with a gradient."""
+    """Whether scores plus this number equal the number, for any score that occurs, and need no
+    gradient. Other graphs than Dynamo's are not captured again for a gradient."""
     absorbs = torch.finfo(torch.float32).min <= fill <= -(2.0**126)  # finite in a float32 softmax
     return absorbs and "example_value" in sum.meta and not value(sum).requires_grad
 
 
 def _keeps_values(scores: Scores) -> bool:
-    """Whether a row that sees no column has eager's values, if there can be such a row."""
+    """Whether rows that see no column get eager's values, or cannot exist."""
     if not scores.adds_finite or scores.absorbs or scores.has_sink:
         return True
     return scores.visible is None and intervals.every_row_sees(scores.bounds, scores.input)

@@ -31,7 +31,7 @@ aten = torch.ops.aten
 class Sink:
     """One logit for each row: a tensor whose last dimension has size 1, or a number.
 
-    calls: the calls that only expand the tensor.
+    calls: the call that expands or fills the tensor, which the op does not need.
     is_joined: whether the model joins it to the scores, so that rows are longer in eager mode.
     """
 
@@ -40,7 +40,8 @@ class Sink:
     is_joined: bool = True
 
     def may_need_gradient(self, result: Node) -> bool:
-        """Only Dynamo captures a graph again for tensors that require grad."""
+        """Whether the sink's gradient may be needed. Only Dynamo's graphs tell, since it captures
+        again for tensors that require grad."""
         if not isinstance(self.logit, Node):
             return False
         needed = value(self.logit).requires_grad and value(result).requires_grad

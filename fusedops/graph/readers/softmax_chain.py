@@ -20,9 +20,9 @@ ZEROES = "gives zeros, not NaN, where a whole row is -inf, which an op does only
 
 @dataclass(frozen=True)
 class Hidden:
-    """Columns without weight, of a softmax that does not have them as scores of -inf.
+    """Columns without weight, because a softmax masks their exponentials, not their scores.
 
-    mask: a bool tensor; hides: whether these are the columns where it is True, and not the others.
+    mask, hides: a bool tensor, and whether it is True for the hidden columns or for the others.
     node: the call that hides them.
     """
 
@@ -110,7 +110,7 @@ def decomposed(
 
 
 def with_casts(chain: SoftmaxChain) -> SoftmaxChain:
-    """The chain extended by the casts that widen its input, and the one back to its dtype."""
+    """The chain with the casts that widen its input, and the cast back to the input's dtype."""
     casts, input = widened(chain.input)
     result = value(chain.last).dtype
     if casts and value(input).dtype in KERNEL_DTYPES:

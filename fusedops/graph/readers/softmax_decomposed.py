@@ -25,7 +25,7 @@ from fusedops.graph.readers.softmax_chain import SoftmaxChain, decomposed, with_
 
 
 def read_softmax_decomposed(call: Call) -> SoftmaxChain | None:
-    """The softmax or log_softmax whose last call, but for exp and casts, `call` is; or None."""
+    """The softmax or log_softmax that ends in `call`, or in the exp and casts after it; or None."""
     return read_once(call, "softmax", _read)
 
 
@@ -86,7 +86,7 @@ def _with_maximum_added(call: Call, x: Node, subtracted: Node) -> SoftmaxChain |
 
 
 def _log_softmax(call: Call, shifted: Node, dim: int, subtracted: Node) -> SoftmaxChain | None:
-    """The log_softmax of x, where `shifted` is x - max(x), if the logarithm is that of its rows."""
+    """The log_softmax of x, if `shifted` is x - max(x) and `subtracted` one number a row."""
     shift = read_shift(shifted, dim)
     chain = decomposed("log_softmax", shift.input, dim, call.node, shift.refusal)
     return chain if has_kept_shape(subtracted, shifted, (dim,)) else None

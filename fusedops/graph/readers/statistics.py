@@ -52,7 +52,7 @@ def _row_means(node: Any) -> Iterator[tuple[Node, tuple[int, ...]]]:
 
 
 def means(node: Any) -> Iterator[tuple[Node, tuple[int, ...]]]:
-    """x and dims, if `node` is mean(x, dims); then, if x is a mean itself, what both are one of."""
+    """x and dims, if `node` is mean(x, dims); then, if x is a mean itself, both means as one."""
     call = _mean(node)
     input: Any = call.arguments["input"] if call else None
     dims = reduced_dims(call, value(input)) if call else None
@@ -67,9 +67,9 @@ def means(node: Any) -> Iterator[tuple[Node, tuple[int, ...]]]:
 
 
 def before_views(input: Node, dims: tuple[int, ...]) -> tuple[Node, tuple[int, ...]]:
-    """The tensor of which `input` is a view in the same order, and its dimensions whose elements
-    are in `dims`: of x.view(n, -1) and dimension 1 all of x but the first. `input` and `dims` where
-    these are not the last ones, or a size is not known."""
+    """The tensor that `input` views in the same order, and its dimensions that `dims` cover: for
+    x.view(n, -1) and dimension 1, all of x but the first. `input` and `dims` if these are not the
+    last dimensions, or a size is not known."""
     source = without_views(input)
     shape, sizes = value(input).shape, value(source).shape
     row = known_count(value(input), dims)
@@ -114,7 +114,7 @@ def _sum_over_size(node: Any) -> Call | None:
 
 def base_of_square(call: Call) -> Node | None:
     """The tensor that a call squares: by square, by pow with exponent 2, or by a product with
-    itself; without an absolute value, which the square does not need. None if it does not."""
+    itself; without abs, which a square does not need. None for another call."""
     base = call.arguments.get("input")
     is_square = (
         call.kind == "square"

@@ -62,8 +62,8 @@ class _Contexts:
 
 
 def _policy(given: Callable[..., Any], context: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
-    """Asks the given policy about the operators that an op has replaced. It decides as for the
-    first whose results are kept, or else as for the op itself."""
+    """Asks the given policy about the operators that an op has replaced. Its decision is that for
+    the first whose results are kept, or else that for the op itself."""
     decisions = (given(context, each, *args, **kwargs) for each in _replaced_by(op))
     kept = next((decision for decision in decisions if decision in _SAVES), None)
     return given(context, op, *args, **kwargs) if kept is None else kept

@@ -94,7 +94,7 @@ def _replace(node: Node, results: Any) -> None:
 
 
 def _replace_uses(old: Node, new: Node) -> None:
-    """Replaces `old` by `new`, and gives it the value of `old`, whose storage views of it share."""
+    """Replaces `old` by `new` with the recorded value of `old`, whose storage its views share."""
     annotate(new, value(old), like=old)
     old.replace_all_uses_with(new)
 
@@ -171,7 +171,7 @@ def _attention(
     return torch.matmul(scores.masked_fill(hidden, float("-inf")).softmax(-1), values)
 
 
-#: The decompositions, by the name of the opaque call in the dialect.
+#: The decompositions, by the name of the opaque call in `aliases.LEAVES`.
 _EXPANSIONS: dict[str, Callable[..., Any]] = {
     "multi_head_attention_forward": F.multi_head_attention_forward,
     "_transformer_encoder_layer_fwd": _encoder_layer,

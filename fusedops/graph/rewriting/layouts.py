@@ -161,7 +161,7 @@ def _stack_dim(given: Mapping[str, Any], order: Order) -> int | None:
 
 
 def _permuted(call: OpCall, order: Order, evaluation: Evaluation) -> OpCall:
-    """`call` with its inputs in the order of the results."""
+    """`call` with the dimensions of its inputs in that order."""
     given = _arguments(call)
     stack = _stack_dim(given, order)
     of_input = tuple(d - (stack is not None and d > stack) for d in order if d != stack)

@@ -29,7 +29,7 @@ log = logging.getLogger("fusedops")
 
 Shape = tuple[int | str, ...]
 
-#: Reasons of sites for which Inductor has what no softmax kernel can be as fast as.
+#: Reasons of sites whose code by Inductor is faster than any softmax kernel could be.
 _ON_PURPOSE = (SDPA, CROSS_ENTROPY, BECOMES_SDPA, NEVER_MATERIALISED)
 
 
@@ -49,7 +49,7 @@ class Site:
         and writes its result; 0 if a single call was replaced.
     figures: the measurements that decided with `fuse="profitable"`; None if there were none.
     note: what a replaced site still computes in tensors, and why, such as a mask of unknown
-        elements; and why the op is not one of more calls, such as one with the residual connection.
+        elements; and why no op of more calls was used, such as one with the residual connection.
     """
 
     rule: str
@@ -72,8 +72,8 @@ class Site:
 
     @property
     def left_on_purpose(self) -> bool:
-        """Whether Inductor has what no kernel for a softmax alone can be as fast as: attention as
-        `scaled_dot_product_attention`, and a cross entropy without its probabilities."""
+        """Whether Inductor's code is faster than any kernel for a softmax alone could be: attention
+        as `scaled_dot_product_attention`, or a cross entropy without its probabilities."""
         return self.reason in _ON_PURPOSE
 
 
@@ -151,7 +151,7 @@ def describe_site(
     """The report's row for `match`, which was replaced if the decision has no refusal.
 
     `copied_bytes` are read and written to give the results eager's strides; `names` maps the
-    identity of a module to its dotted path. `larger` says why no op of more calls was taken.
+    identity of a module to its dotted path. `larger` says why no op of more calls was used.
     """
     node = match.call.node
     replaced = decision.refusal is None

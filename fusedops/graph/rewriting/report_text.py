@@ -16,12 +16,12 @@ from fusedops.graph.policy.decision import BECOMES_SDPA, Estimate, as_time
 if TYPE_CHECKING:
     from fusedops.graph.rewriting.report import Report, Site
 
-#: Narrower terminals get longer lines.
+#: The least width of lines, also in narrower terminals.
 _NARROWEST = 40
 
 
 def as_text(report: Report) -> str:
-    """A summary, then the sites that are equal but for their module, as wide as the terminal."""
+    """A summary, then one entry for sites that are equal but for their module."""
     width = max(shutil.get_terminal_size().columns, _NARROWEST)
     lines = [summary(report), _left_on_purpose(report)]
     paragraphs = ["\n".join(_wrapped(line, "", width) for line in lines if line)]
@@ -103,7 +103,7 @@ def _entry(sites: list[Site], width: int) -> str:
 
 
 def _modules(sites: list[Site]) -> str:
-    """Their paths, with * for the numbers in which they differ."""
+    """The modules' paths as one, with * for the numbers in which they differ."""
     paths = list(dict.fromkeys(site.module for site in sites))
     if len(paths) == 1:
         return paths[0]

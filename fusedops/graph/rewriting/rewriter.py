@@ -98,7 +98,7 @@ def _visit(
     if not attempts:
         return None
     refused = list(takewhile(lambda attempt: attempt.replacement is None, attempts))
-    # A replacement that copies a result is used only if no other rule has one that does not.
+    # A replacement that copies a result is used only if every rule's replacement copies.
     accepted = attempts[len(refused) :]
     best = min(accepted, key=lambda each: not each.is_without_copy, default=attempts[-1])
     larger = "; ".join(f"no {each.match.op}: {each.decision.refusal}" for each in refused)
@@ -147,7 +147,7 @@ def _attempt(rule: Rule, match: Match, transformed: bool) -> _Attempt:
     replacement = _choose(rule, match)
     if isinstance(replacement, str):
         return _Attempt(rule, match, replace(decision, refusal=replacement))
-    if replacement.copied_bytes:  # most sites need no copy, so that it was decided without one
+    if replacement.copied_bytes:  # the decision above assumed none, since most sites need none
         decision = decide(rule.name, match, replacement.copied_bytes)
     return _Attempt(rule, match, decision, None if decision.refusal else replacement)
 
@@ -169,7 +169,7 @@ def _unsupported_inputs(arguments: Mapping[str, Any]) -> str | None:
 
 
 def _unsupported_operand(name: str, given: Any) -> str | None:
-    """The reason not to use a weight, bias, mask or residual, or several."""
+    """Why the op does not take a weight, bias, mask or residual, or a list of them; or None."""
     for each in given if isinstance(given, (list, tuple)) else [given]:
         tensor = value(each) if isinstance(each, Node) else None
         if isinstance(tensor, torch.Tensor) and not availability.ops_take(tensor):
@@ -217,7 +217,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _with_eagers_metadata(call: OpCall, match: Match, evaluation: Evaluation) -> Replacement | str:
-    """The replacement by `call` that copies the fewest bytes, or in what its results differ."""
+    """The replacement by `call` that copies the fewest bytes, or how its results differ."""
     found: list[Replacement] = []
     for replacement in layouts.replacements(call, match, evaluation):
         difference = _difference(match, replacement)
@@ -260,7 +260,7 @@ def _replace(match: Match, replacement: Replacement) -> None:
             _drop_assertions(old)
             if old.users:
                 new = insertion.insert(replacement.results[old])
-                # The storage of the recorded value is that of the views of `old`.
+                # `new` keeps the recorded value of `old`, whose storage the views of `old` share.
                 annotate(new, value(old), like=old)
                 storages.hold(new)
                 modes.inherit(new, site)
@@ -302,7 +302,7 @@ class _Insertion:
 
 
 def _erase_masks(match: Match) -> None:
-    """Erases the calls that compute masks for no one any more, from the last to the first."""
+    """Erases the mask calls that nothing uses any more, from the last to the first."""
     for node in sorted(match.mask_calls, reverse=True):
         if not users(node):
             for dead in (*node.users, node):

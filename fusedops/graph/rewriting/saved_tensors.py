@@ -64,7 +64,7 @@ def _is_written_later(node: Node, match: Match) -> bool:
 
 
 def with_cloned_inputs(new: OpCall, is_unsavable: IsUnsavable) -> OpCall:
-    """`new` with clones of those inputs that it saves and must not save."""
+    """`new` with clones in place of the inputs that it would save but must not."""
 
     def copied(argument: Any) -> Any:
         if isinstance(argument, OpCall):

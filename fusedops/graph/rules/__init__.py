@@ -17,10 +17,10 @@ x * sigmoid(x) by an op `silu(input)`, which has to be registered as `torch.ops.
             return Match(site, "silu", {call.node: None}, (sigmoid.node, call.node))
 
 `match` is called for every node that has a normal form, with its `Call`: the `kind` is one word for
-all aliases of an operation, `arguments` have torch's names. A kind that no rule has needed yet, as
-"sigmoid", gets a line in `analysis/aliases.py`. `call_of` reads the call behind an operand, and
-`value` what capture recorded for a node: a fake tensor with shape, dtype and strides. Nothing else
-of a node is looked at, so that a rule holds for torch IR, ATen IR and modules alike.
+all aliases of an operation, `arguments` have torch's names. A kind that no rule has needed yet,
+such as "sigmoid", gets a line in `analysis/aliases.py`. `call_of` reads the call behind an operand,
+and `value` what capture recorded for a node: a fake tensor with shape, dtype and strides. Nothing
+else of a node is looked at, so that a rule holds for torch IR, ATen IR and modules alike.
 
 A `Match` has the op and its arguments, in the op's order; which nodes the op's outputs replace (by
 index, None for a single output); and the nodes that the op fuses, in program order. It is no

@@ -157,8 +157,8 @@ def _keeps_rows(node: Node, reshaped: Node, rank: int) -> bool:
 
 
 def _sum(node: Any) -> _Residual | None:
-    """The sum of two floating tensors of its own shape, of one dtype or, as under autocast, of two
-    of which it has the wider one."""
+    """`node` as a sum of floating tensors of its shape. They have its dtype, or one has a narrower
+    one, as under autocast."""
     call = call_of(node, "add")
     if call is None:
         return None

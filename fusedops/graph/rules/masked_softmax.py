@@ -48,7 +48,7 @@ class MaskedSoftmax(Rule):
         chain = _with_last_cast(chain, scores)
         dropout = only_user(chain.last, "dropout")
         dropout = dropout if dropout and draws_own_numbers(dropout) else None
-        if chain.hidden is not None and not scores.masks:  # its mask is not one of the scores
+        if chain.hidden is not None and not scores.masks:  # the scores did not take its mask
             return None
         is_plain = not scores.nodes and chain.hidden is None
         if is_plain and dropout is None and sink is None:
@@ -84,8 +84,8 @@ def _last_dim_softmax(call: Call) -> SoftmaxChain | None:
 
 
 def _with_last_cast(chain: SoftmaxChain, scores: Scores) -> SoftmaxChain:
-    """The chain with the cast of a float32 result to the dtype of its scores, which are narrower
-    under autocast; a mask in float32 makes the softmax one of float32."""
+    """The chain with the cast of its float32 result back to the dtype of the scores. Under autocast
+    these are narrower, and a float32 mask makes the softmax compute in float32."""
     cast = only_user(chain.last, "cast")
     given = value(scores.input).dtype
     if cast is None or cast.arguments["dtype"] != given or value(chain.last).dtype != torch.float32:

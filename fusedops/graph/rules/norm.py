@@ -53,7 +53,7 @@ class Norm(Rule):
         result."""
         op, arguments = op_of(match).op, match.call.arguments
         yield op_of(match)
-        if match.fused_nodes:  # with casts of its own, which leave the parameters as they are
+        if match.fused_nodes:  # the site's own casts leave the parameters as they are
             return
         # On some devices autocast casts input and parameters to float32; these casts are explicit.
         result = value(next(iter(match.results))).dtype

@@ -49,7 +49,7 @@ class Softmax(Rule):
 
 
 def match_softmax(chain: SoftmaxChain) -> Match:
-    """The site of a chain, which stays where only masked_softmax computes it."""
+    """The site of a chain, refused if only masked_softmax computes it."""
     arguments = {"input": chain.input, "dim": chain.dim, "dtype": chain.dtype}
     refusal = chain.refusal
     if chain.needs_masks:

@@ -11,8 +11,7 @@ before    s = x - x.amax(dim, keepdim=True)
 after     y = torch.ops.fusedops.log_softmax(x, dim)
 
 The quotients, which may also have a sink or hidden columns, are read in `exponentials.py`. Without
-the subtraction of the maximum, exp overflows where the op does not, so that the results
-differ.
+the subtraction of the maximum, exp overflows where the op does not, so that the results differ.
 """
 
 from __future__ import annotations

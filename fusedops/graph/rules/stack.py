@@ -6,8 +6,8 @@ after     y = torch.ops.fusedops.stack_softmax(inputs, dim, stack_dim)
           y, mean, rstd = torch.ops.fusedops.stack_layer_norm(
               inputs, normalized_shape, weights, biases, eps, stack_dim)
 
-The elements of the stack are what other rules replace by a softmax, log_softmax or layer_norm, if
-only the stack uses them. This rule runs before the others, which would replace the elements one by
+Each element is a site that other rules would replace by a softmax, log_softmax or layer_norm, and
+that only the stack uses. This rule runs before the others, which would replace the elements one by
 one by ops that cannot write into slots.
 """
 

@@ -1,4 +1,4 @@
-"""What is known of numbers: aranges, constants, and what is computed of them."""
+"""Interprets calls on numbers: aranges, constants and arithmetic."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _magnitude(reader: Interpreter, call: Call) -> Known | None:
 
 
 def _cumulative_sum(reader: Interpreter, call: Call) -> Known | None:
-    """Ones give positions, and numbers that are not negative an ascending sequence."""
+    """Sums of a constant are positions; sums of numbers that are not negative ascend."""
     added, dim = reader.read(call.arguments["input"]), call.arguments["dim"]
     tensor = value(call.node)
     if tensor.dtype not in INTEGERS or type(dim) is not int or tensor.dim() == 0:
@@ -148,7 +148,7 @@ def _count_reached(reader: Interpreter, call: Call) -> Known | None:
 
 
 def _repeated(reader: Interpreter, call: Call) -> Known | None:
-    """Ascending numbers, or without any the indices of `repeats`, each of which is repeated."""
+    """Repeats ascending numbers or, if only `repeats` is given, its indices: the result ascends."""
     given, repeats = call.arguments.get("input"), call.arguments.get("repeats")
     if given is None or repeats is None:
         return Ascending(call.node, COLUMNS)
@@ -156,7 +156,7 @@ def _repeated(reader: Interpreter, call: Call) -> Known | None:
 
 
 def _ascending_as(reader: Interpreter, given: Any, node: Node) -> Ascending | None:
-    """A tensor whose elements ascend along the dimension along which those of another one do."""
+    """`node` as a tensor that ascends along the one dimension along which `given` does; or None."""
     known = reader.affine(given)
     if known is None or known.tensors or value(node).dtype not in INTEGERS:
         return None

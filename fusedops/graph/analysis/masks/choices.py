@@ -34,7 +34,7 @@ def chosen(truth: Logical, yes: Number, no: Number) -> Number | Choice:
 
 
 def combined(compute: Callable[[Any, Any], Number], a: Chosen, b: Chosen) -> Number | Choice | None:
-    """compute(a, b); None if it has more values than two, or if they alternate."""
+    """compute(a, b); None if it has more than two values, or two as in an exclusive or."""
     x, y = _as_choice(a), _as_choice(b)
     if x is None and y is None:
         return compute(a, b)
@@ -47,7 +47,7 @@ def combined(compute: Callable[[Any, Any], Number], a: Chosen, b: Chosen) -> Num
 
 
 def _of_both(compute: Callable[[Any, Any], Number], a: Choice, b: Choice) -> Number | Choice | None:
-    """Two choices combined, if three of the four combinations have one result."""
+    """compute(a, b), if three of the four combinations of values have the same result."""
     for x in (a, a.swapped):
         for y in (b, b.swapped):
             rest = {compute(x.yes, y.no), compute(x.no, y.yes), compute(x.no, y.no)}

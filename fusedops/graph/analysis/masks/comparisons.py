@@ -1,4 +1,4 @@
-"""What is known of comparisons of positions: the columns that each row sees."""
+"""Interprets comparisons of positions as the columns that each row sees."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from fusedops.graph.analysis.values import value
 
 
 def _is_unwritten(*nodes: Node) -> bool:
-    """Whether nothing writes into a tensor that these depend on before it has been read."""
+    """Whether no tensor that `nodes` depend on is written before it is read."""
     calls = {call for node in nodes for call in upstream(node, until=set())}
     return not written_before_read(calls, set(), nodes[0])
 
@@ -116,7 +116,7 @@ def _within(document: Document, known: Truth, node: Node) -> Truth:
 
 
 def _with_known_column(equal: Truth, x: Known | None, y: Known | None) -> Truth:
-    """Where quotients are equal, with the column in which their dividends are."""
+    """`equal` with the column in which the dividends are equal, if x and y are quotients."""
     if not isinstance(x, Quotient) or not isinstance(y, Quotient) or x.divisor != y.divisor:
         return equal
     leaves = column_of_zero(x.dividend - y.dividend)
@@ -131,7 +131,7 @@ def _less(x: Any, y: Any) -> Logical | None:
 
 
 def _at_most(x: Any, y: Any) -> Logical | None:
-    """x <= y, if that is one interval of columns or the opposite."""
+    """x <= y, if it holds in one interval of each row's columns, or outside of one; or None."""
     if isinstance(x, Affine) and isinstance(y, Affine):
         return at_most_zero(x - y)
     if isinstance(x, Quotient) and isinstance(y, Affine):
@@ -156,7 +156,7 @@ def _equal(reader: Interpreter, x: Any, y: Any) -> Logical | None:
 
 
 def _found(reader: Interpreter, keys: Ascending, rows: Affine) -> Truth | None:
-    """Where ascending keys are equal to the number of the row."""
+    """Where ascending keys equal the row's number: between two bounds that are searched."""
     row = next(iter(rows.terms), None)
     if not isinstance(row, Node) or rows != Affine(terms={row: 1}):
         return None
@@ -172,7 +172,7 @@ def _found(reader: Interpreter, keys: Ascending, rows: Affine) -> Truth | None:
 
 
 def _can_search(keys: Node, rows: Node) -> bool:
-    """Whether torch.searchsorted takes these keys and rows, once the rows are along the columns."""
+    """Whether torch.searchsorted takes these keys and rows, once the rows are transposed."""
     sorted_keys, numbers = value(keys), value(rows)
     if not isinstance(numbers, torch.Tensor) or sorted_keys.dtype != numbers.dtype:
         return False

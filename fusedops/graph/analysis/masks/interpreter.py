@@ -43,8 +43,8 @@ class Magnitude:
 class Ascending:
     """An integer tensor whose elements never decrease along a dimension.
 
-    numbers: a tensor that rises by one from each column to the next, where the elements of the
-        tensor that this is, or of which it has elements, are equal; None if there is none.
+    numbers: a tensor that rises by one per column wherever neighbours in this tensor, or in the one
+        that it is gathered from, are equal; None if none is known.
     """
 
     node: Node
@@ -58,7 +58,8 @@ Known = Number | Truth | Choice | Affine | Quotient | Magnitude | Ascending
 class Interpreter:
     """Finds out what is known of the tensors that a mask is made of.
 
-    steps: for each kind of call what it makes of what is known; None where nothing follows.
+    steps: for each kind of call the function that interprets it, and returns None if nothing is
+        known of the result.
     """
 
     def __init__(self, steps: Mapping[str, Step]) -> None:
@@ -71,7 +72,7 @@ class Interpreter:
             return argument if isinstance(argument, (int, float)) else None
         if argument not in self.known:
             many = len(self.known) >= _MAX_CALLS
-            self.known[argument] = None  # for the calls that it reads, if there are too many
+            self.known[argument] = None  # counts it while its operands are read
             self.known[argument] = _unknown(argument) if many else self._interpreted(argument)
         return self.known[argument]
 
@@ -83,7 +84,7 @@ class Interpreter:
             return Affine(terms={node: 1})
         if not isinstance(recorded, torch.Tensor):
             return None
-        if is_barrier(node):  # what is known are constants, which have no gradient in any mode
+        if is_barrier(node):  # constants have no gradient in any mode
             return self.read(node.args[0])
         if recorded.dim() == 0 and (single := number(node)) is not None:
             return single
@@ -97,8 +98,8 @@ class Interpreter:
         return first, other
 
     def position(self, argument: Any) -> Known | None:
-        """Does as `read`, except that a tensor with one number for each row becomes a term, unless
-        it is the row's index plus a number."""
+        """Like `read`, but a tensor with one number for each row becomes a term, unless it is the
+        row's index plus a number."""
         known = as_affine(self.read(argument))
         if not isinstance(argument, Node) or isinstance(known, (Truth, Choice, float)):
             return known
@@ -135,7 +136,7 @@ def _unknown(node: Node) -> Known | None:
 
 
 def _fitted(known: Known, node: Node) -> Known:
-    """A result as the value of a node, in its dtype. Indices of dimensions of size 1 are 0."""
+    """Fits a result to the dtype and shape of its node: indices of dimensions of size 1 are 0."""
     tensor = value(node)
     if isinstance(known, (Affine, Quotient, Magnitude)):
         long = changed(known, lambda affine: without_short_dims(affine, tensor.shape))

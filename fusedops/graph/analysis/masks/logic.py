@@ -1,4 +1,4 @@
-"""What is known of conditions, and of tensors that they select."""
+"""Interprets logical calls, and calls that select by a condition."""
 
 from __future__ import annotations
 

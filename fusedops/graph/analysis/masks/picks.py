@@ -1,4 +1,4 @@
-"""Which elements of a tensor another one has, where it is indexed by positions or viewed."""
+"""Finds which elements of a tensor are picked by views, and by indexing with positions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Pick:
 
 
 def pick_of(read: Reader, node: Node) -> Pick:
-    """The tensor of which `node` has elements, through views and indices; at least `node`."""
+    """The tensor that `node` picks from through views and indices; if none, `node` itself."""
     call, sizes = call_of(node), value(node).shape
     move = _move(read, call) if call else None
     source, places = node, [Affine(steps={dim: 1}) for dim in range(-len(sizes), 0)]
@@ -41,9 +41,8 @@ def pick_of(read: Reader, node: Node) -> Pick:
 
 
 def _move(read: Reader, call: Call) -> Callable[[Affine], Affine | None] | None:
-    """A call's result has elements of its input. The function that is returned turns a number that
-    depends on the indices of the input into one that depends on those of the result. None if the
-    result may have other elements."""
+    """Returns a function that turns a number in terms of the indices of a call's input into one in
+    terms of those of its result; None if the result may have elements that the input has not."""
     axes = axes_of(call)
     if axes is not None:
         return lambda number: viewed(read, number, axes)
@@ -52,7 +51,7 @@ def _move(read: Reader, call: Call) -> Callable[[Affine], Affine | None] | None:
 
 
 def indices_of(read: Reader, call: Call) -> Places | None:
-    """The index along each dimension, if a tensor is indexed by positions. None of them is
+    """The index along each dimension, if a tensor is indexed by positions; None if one may be
     negative, since such an index counts from the end."""
     if call.kind not in ("item", "index"):
         return None
@@ -68,7 +67,7 @@ def indices_of(read: Reader, call: Call) -> Places | None:
 
 
 def at(number: Affine, indices: Sequence[Affine]) -> Affine:
-    """A number that depends on a tensor's indices, where these are numbers themselves."""
+    """`number`, which depends on a tensor's indices, with `indices` in their place."""
     total = replace(number, steps={})
     for dim, step in number.steps.items():
         total = total + indices[dim] * step
@@ -76,8 +75,8 @@ def at(number: Affine, indices: Sequence[Affine]) -> Affine:
 
 
 def viewed(read: Reader, number: Affine, axes: Axes) -> Affine | None:
-    """A number that depends on a tensor's indices, in a view of it; None if the view may have only
-    some of the elements along a dimension, in an order that is not theirs."""
+    """`number`, which depends on a tensor's indices, in terms of those of a view; None if it
+    depends on tensors, or on a dimension that the view lacks or whose first index is not known."""
     places = {old: (dim, start) for dim, (old, start) in axes.items()}
     if number.tensors or not places.keys() >= number.steps.keys():
         return None

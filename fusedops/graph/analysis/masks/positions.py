@@ -40,9 +40,9 @@ Key = TypeVar("Key")
 
 @dataclass(frozen=True)
 class Affine:
-    """An integer tensor: constant + the sums of steps[d] * index of d, and of terms[t] * t.
+    """An integer tensor: constant + sum of steps[d] * (index along d) + sum of terms[t] * t.
 
-    steps: by dimension, which is counted from the last, -1, so that broadcasting keeps it.
+    steps: by dimension, counted from the end (-1 is the last), so that broadcasting keeps it.
     terms: symbolic integers, and integer tensors of which nothing is known.
     """
 
@@ -103,7 +103,7 @@ class Affine:
 
 
 def without_short_dims(affine: Affine, sizes: Sequence[int | torch.SymInt]) -> Affine:
-    """A tensor with these sizes. Indices of dimensions of size 1 are 0."""
+    """A tensor of these sizes, without the indices of dimensions of size 1, which are 0."""
     long = {d: n for d, n in affine.steps.items() if not statically_known_true(sizes[d] == 1)}
     return replace(affine, steps=long)
 
@@ -131,10 +131,10 @@ Places = tuple[Affine, ...]
 
 @dataclass(frozen=True)
 class Bound:
-    """Row i has the columns from `limit` on (`is_start`), or those before it.
+    """Row i sees the columns from `limit` on (`is_start`), or those before `limit`.
 
-    leaves: a column that it leaves each row whatever tensors the limit depends on, if there is a
-        column with that index; None if none is known.
+    leaves: a column that each row sees whatever values the tensors in `limit` have, if a column
+        with that index exists; None if none is known.
     """
 
     limit: Affine
@@ -152,8 +152,8 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Document:
-    """Each row and each column has a number at a place in `numbers`. The row sees the columns whose
-    numbers are in the same document as its own, in which they rise by one from each to the next."""
+    """Each row and each column has a number, at a place in `numbers`. A row sees the columns of its
+    own document, within which the numbers rise by one from column to column."""
 
     numbers: Node
     rows: Places
@@ -167,7 +167,7 @@ class Document:
 
 @dataclass(frozen=True)
 class Within:
-    """A bound that holds within a document, and what is known elsewhere."""
+    """A bound that holds within a document; `otherwise` stands for it in other masks."""
 
     document: Document
     bound: Bound
@@ -231,7 +231,8 @@ def column_of_zero(number: Affine) -> Affine | None:
 
 
 def resolved(condition: Condition) -> tuple[Bound | Leaf, ...]:
-    """The bounds within the documents that a condition has, and the tensors in place of others."""
+    """A condition as bounds and bool tensors: a bound within a document that is not part of the
+    condition becomes its bool tensor."""
     documents = [part for part in condition if isinstance(part, Document)]
     parts: list[Bound | Leaf] = []
     for part in condition:
@@ -243,8 +244,8 @@ def resolved(condition: Condition) -> tuple[Bound | Leaf, ...]:
 
 
 def at_most_zero(affine: Affine) -> Logical | None:
-    """Where affine <= 0: whether each row sees the columns before or from a limit on; None if that
-    is not of this form."""
+    """Where affine <= 0: in the columns of each row before a limit, or from it on; None if it has
+    another form."""
     step = affine.steps.get(COLUMNS, 0)
     rest = affine + Affine(steps={COLUMNS: -step})
     if step == 0:

@@ -3,9 +3,8 @@ from positions, and as bool tensors where nothing is known.
 
 The calls that build a mask are interpreted with the values of `positions.py` and `choices.py`:
 `arithmetic.py` begins with aranges, `comparisons.py` makes bounds of them, and `logic.py` and
-`views.py` lead on to the mask. A tensor that is a graph input or a
-buffer has unknown elements, but can be a bound: `keys <= position[:, None]` ends each row at a
-position that the graph reads.
+`views.py` lead on to the mask. A tensor that is a graph input or a buffer has unknown elements, but
+can be a bound: `keys <= position[:, None]` ends each row at a position that the graph reads.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is known of views of tensors, and of tensors that are indexed by positions."""
+"""Interprets views of tensors, and tensors that are indexed by positions."""
 
 from __future__ import annotations
 
