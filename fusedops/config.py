@@ -6,7 +6,7 @@
 setting          environment               meaning
 ===============  ========================  ================================================
 fuse             FUSEDOPS_FUSE             "profitable": replace the sites where the op is
-                                           measured to be no slower than Inductor's own code
+                                           measured to be 3% faster than Inductor's own code
                                            (default)
                                            "always": replace every site that the kernels
                                            support

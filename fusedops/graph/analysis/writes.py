@@ -1,4 +1,4 @@
-"""Which tensors a call writes into."""
+"""Finds the tensors that a call writes into."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Whether a replacement pays, according to the policy table of the machine."""
+"""Decides whether a replacement pays, according to the policy table of the machine."""

@@ -1,4 +1,4 @@
-"""Whether a site that can be replaced correctly should be replaced.
+"""Decides whether a site that can be replaced correctly should be replaced.
 
 With `fuse="profitable"` a site is replaced if the op, plus the memory traffic that it adds around
 it, is measured to take less time than Inductor's code for the site. The traffic arises because our
@@ -130,7 +130,7 @@ def _profitable(match: Match, copied_bytes: int) -> Decision:
 
 
 def _is_never_materialised(match: Match) -> bool:
-    """Whether a softmax is used only by gathers and reductions, as log_softmax in cross entropy."""
+    """Whether a softmax is used only by gathers and reductions, as in cross entropy."""
     if not match.op.endswith("softmax"):
         return False
     results = [user for result in match.results for user in users(result)]

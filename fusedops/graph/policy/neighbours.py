@@ -1,4 +1,4 @@
-"""What Inductor does with the calls around a site."""
+"""Recognises calls around a site that Inductor fuses, or that reduce the result."""
 
 from __future__ import annotations
 

@@ -63,10 +63,10 @@ class Norm:
     over: the dimensions that are normalised.
     input: the tensor that is normalised, before its casts; computed_in: after them.
     last: the last call that has been matched.
-    source: what the scale of its rows is computed from, if that is not the input.
+    source: the tensor that the scale of its rows is computed from, if that is not the input.
     factor, scalars: numbers, and tensors with a single element, by which it is multiplied.
     rounded_to: the 16-bit dtype of a cast between the normalised value and the weight.
-    absorbed: calls that compute the weight or the bias, which the op does without.
+    absorbed: calls that compute the weight or the bias, which the op does not need.
     """
 
     kind: str

@@ -43,7 +43,7 @@ class Scores:
     bounds: limits of the columns that each row sees; `visible` does not repeat them.
     mask_calls: the calls that compute masks that `bounds` replace.
     adds_finite: whether a mask adds a finite number to scores, so that they may still differ.
-    absorbs: whether they do not, as the number is so large, and need no gradient.
+    absorbs: whether that number is so large that they are equal, and no gradient is needed.
     has_sink: whether each row has one more logit, beside which hidden columns have no weight.
     notes: why masks are not, or not entirely, bounds.
     product: a matrix product to insert as the input; used if `input` is a baddbmm, which contains
@@ -298,7 +298,7 @@ def _with_added_mask(scores: Scores, call: Call, input: Node, mask: Mask) -> Sco
 
 def _absorbs(sum: Node, fill: float) -> bool:
     """Whether scores plus this number equal the number, for any score that occurs, and need no
-    gradient. Other graphs than Dynamo's are not captured again for a gradient."""
+    gradient. Other graphs than Dynamo's may get a gradient without a new capture."""
     absorbs = torch.finfo(torch.float32).min <= fill <= -(2.0**126)  # finite in a float32 softmax
     return absorbs and "example_value" in sum.meta and not value(sum).requires_grad
 

@@ -40,8 +40,8 @@ class Sink:
     is_joined: bool = True
 
     def may_need_gradient(self, result: Node) -> bool:
-        """Whether the sink's gradient may be needed. Only Dynamo's graphs tell, since it captures
-        again for tensors that require grad."""
+        """Whether the sink's gradient may be needed. That is unknown outside of Dynamo, which alone
+        captures again for tensors that require grad."""
         if not isinstance(self.logit, Node):
             return False
         needed = value(self.logit).requires_grad and value(result).requires_grad

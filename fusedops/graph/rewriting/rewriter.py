@@ -112,7 +112,7 @@ def _visit(
 
 @dataclass(frozen=True)
 class _Attempt:
-    """A rule's replacement of a site; None if the decision is to leave the site."""
+    """A rule's match of a site, and the replacement; None if the site is left."""
 
     rule: Rule
     match: Match

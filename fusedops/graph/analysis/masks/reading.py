@@ -1,5 +1,5 @@
-"""Reads the mask that a graph computes: the columns that each row sees, as bounds where they follow
-from positions, and as bool tensors where nothing is known.
+"""Reads the mask that a graph computes: the columns that each row sees, as bounds if they follow
+from positions, else as bool tensors.
 
 The calls that build a mask are interpreted with the values of `positions.py` and `choices.py`:
 `arithmetic.py` begins with aranges, `comparisons.py` makes bounds of them, and `logic.py` and
