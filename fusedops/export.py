@@ -113,9 +113,8 @@ def package(
 
 
 def _copy(graph_module: GraphModule) -> GraphModule:
-    """A copy that shares parameters, constants and the fake tensors of its nodes.
-    `copy.deepcopy(graph_module)` copies them too, which fails once `torch.export.unflatten` has
-    run."""
+    """A copy that shares parameters, constants and fake tensors, on which
+    `copy.deepcopy(graph_module)` fails once `torch.export.unflatten` has run."""
     graph = copy.deepcopy(graph_module.graph)
     # The signature refers to nodes by name, and copying renames nodes named like a builtin, such as
     # "input".

@@ -49,8 +49,7 @@ def repair_scatters(is_ours: Callable[[], bool]) -> None:
 
 
 def repair_dtypes() -> None:
-    """Makes packages hold the dtypes of our ops as the numbers that AOTInductor reads. A second
-    call does nothing."""
+    """Makes packages hold our ops' dtypes as AOTInductor reads them. A second call does nothing."""
     if _TORCH < _DTYPE_REPAIRED_IN:
         _replace_serializer()
 

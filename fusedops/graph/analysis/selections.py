@@ -32,8 +32,8 @@ def filled_number(argument: Any) -> float | None:
 
 
 def larger_of(call: Call) -> tuple[Any, float] | None:
-    """x and eps, if the call computes their maximum, in any form: max(x, eps), where(x > eps, x,
-    eps), x.masked_fill(x < eps, eps)."""
+    """x and eps, if the call is their maximum in any form: max(x, eps), where(x > eps, x, eps) or
+    x.masked_fill(x < eps, eps)."""
     if call.kind == "max":
         other = call.arguments.get("other", call.arguments.get("dim"))
         limit = filled_number(other) if isinstance(value(other), torch.Tensor) else None

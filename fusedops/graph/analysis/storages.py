@@ -1,5 +1,4 @@
-"""Finds which nodes share memory, by the storages that capture recorded, and which calls write into
-it.
+"""Finds which nodes share memory, by the storages that capture recorded, and which calls write it.
 
 `record` reads once what the other functions need to know of the whole graph: a walk over the graph
 for each site would take time quadratic in the number of layers.

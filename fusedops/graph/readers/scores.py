@@ -298,7 +298,7 @@ def _with_added_mask(scores: Scores, call: Call, input: Node, mask: Mask) -> Sco
 
 def _absorbs(sum: Node, fill: float) -> bool:
     """Whether scores plus this number equal the number, for any score that occurs, and need no
-    gradient. Other graphs than Dynamo's may get a gradient without a new capture."""
+    gradient. Only Dynamo captures a graph again for inputs with one."""
     absorbs = torch.finfo(torch.float32).min <= fill <= -(2.0**126)  # finite in a float32 softmax
     return absorbs and "example_value" in sum.meta and not value(sum).requires_grad
 

@@ -4,9 +4,8 @@ before    y = torch.layer_norm(x.permute(0, 2, 3, 1), (channels,), weight, bias,
           y = y.permute(0, 3, 1, 2).contiguous()
 after     y, mean, rstd = torch.ops.fusedops.spatial_layer_norm(x, 1, weight, bias, eps)
 
-The norm can be any that another rule finds. Without the copy, eager's result has the channels side
-by side in memory. The other rule's op on the permuted image then needs no copy either, and this
-rule does not match.
+The norm can be any that another rule finds. Without the copy, eager's channels stay side by side in
+memory: the other rule's op on the permuted image needs no copy, and this rule does not match.
 """
 
 from __future__ import annotations

@@ -58,8 +58,7 @@ Known = Number | Truth | Choice | Affine | Quotient | Magnitude | Ascending
 class Interpreter:
     """Finds out what is known of the tensors that a mask is made of.
 
-    steps: for each kind of call the function that interprets it, and returns None if nothing is
-        known of the result.
+    steps: for each kind of call the function that interprets it, or returns None if it cannot.
     """
 
     def __init__(self, steps: Mapping[str, Step]) -> None:
