@@ -1,7 +1,7 @@
 """Recognises the RMSNorm classes of models by the source of their forward methods.
 
 Hugging Face's transformers have some 180 such classes, copies of five forms. The source of a class
-is compared with theirs, without names of local variables, annotations and docstrings.
+is compared with the four below, without names of local variables, annotations and docstrings.
 """
 
 from __future__ import annotations
