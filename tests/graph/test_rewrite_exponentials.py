@@ -148,6 +148,7 @@ def test_a_guard_against_rows_of_infinities_keeps_what_becomes_of_them(rewrite, 
 NO_GUARDS = {
     "two limits": lambda m: m.clamp(torch.finfo(torch.float64).min, 0.5),
     "the reverse": lambda m: torch.where(torch.isfinite(m), 0.0, m),
+    "a test for NaN, which -inf is not": lambda m: torch.where(m.isnan(), 0.0, m),
     "an infinity": lambda m: torch.where(torch.isfinite(m), m, -math.inf),
     "another tensor's": lambda m: torch.where(torch.isfinite(m + 1), m, 0.0),
     "another number": lambda m: m.masked_fill(m == 0.5, 0.0),

@@ -14,8 +14,8 @@ from fusedops.graph.analysis.writes import written
 
 #: Comparison -> whether its first operand is the larger one where it holds.
 _FIRST_IS_LARGER = {"gt": True, "ge": True, "lt": False, "le": False}
-#: Test -> whether it holds for finite numbers. For -inf all but isnan give the opposite.
-_HOLDS_IF_FINITE = {"isfinite": True, "isinf": False, "isneginf": False, "isnan": False}
+#: Test -> whether it holds for finite numbers. For -inf it gives the opposite.
+_HOLDS_IF_FINITE = {"isfinite": True, "isinf": False, "isneginf": False}
 #: Comparison `x ? -inf` -> whether it holds for finite x. For x = -inf it is the opposite.
 _FINITE_BESIDE_INFINITY = {"gt": True, "ne": True, "eq": False, "le": False}
 _FILLS = {"zeros": 0.0, "ones": 1.0}
