@@ -10,7 +10,7 @@
 namespace fusedops::cuda {
 
 // The terms of the scores that a kernel is compiled for: one of them alone, or all, with a soft cap
-// or without. Unaligned rows and doubles have kernels for all terms alone.
+// or without. Unaligned rows and doubles only have kernels for all terms.
 int32_t terms_of(const Scores& scores, DType dtype, int32_t width) {
   if (scores.softcap != 0) return kCappedTerms;
   const bool is_wide = width * size_of(dtype) == kMaxVectorBytes;
@@ -23,9 +23,9 @@ int32_t terms_of(const Scores& scores, DType dtype, int32_t width) {
   return is_alone && operand.dtype == dtype ? kNumbersTerm : kAllTerms;
 }
 
-// Whether scores have neither a soft cap nor sinks nor bounds but causality, and each operand has a
-// value for each column, a bool or one of the scores' dtype. The scale is positive, and no score
-// but a visible one is +inf.
+// Whether the kernels of unaligned.h take these scores: no soft cap, no sinks, no bounds but
+// causality; operands with a value for each column, bool or in the scores' dtype; a positive,
+// finite scale; and a mask_value below +inf.
 bool is_plain(const Scores& scores, DType dtype) {
   const auto allows = [&](const Operand& operand) {
     const bool is_own = operand.is_bool || operand.dtype == dtype;
@@ -36,7 +36,7 @@ bool is_plain(const Scores& scores, DType dtype) {
       scores.mask_value < INFINITY;
 }
 
-// The plan of the kernels of unaligned.h; it has no elements where they do not take the row.
+// The plan of the kernels of unaligned.h; its `elements` are 0 if they do not take the rows.
 RowPlan plan_unaligned(
     const Scores& scores, const Dropout& dropout, int64_t cols, int32_t width, DType dtype) {
   const auto bytes = static_cast<int32_t>(size_of(dtype));
@@ -44,7 +44,7 @@ RowPlan plan_unaligned(
   return is_taken ? plan_rows(Pass::kPlainMasked, cols, width, bytes, false) : RowPlan{};
 }
 
-// Each thread of these kernels has several rows.
+// A thread of these kernels has rows_of_thread() rows.
 template <class Args>
 Status launch_unaligned(
     void (*kernel)(Args, int64_t), const RowPlan& plan, const Args& args, Stream stream) {
@@ -109,7 +109,7 @@ ForwardArgs prepared(const MaskedSoftmaxForward& given) {
   ForwardArgs args(given);
   if (args.scores.mask.data == nullptr) args.scores.mask.is_bool = false;
   limit_diagonal(args.scores.causal, args.cols);
-  // Both operands are added: kernels look for the numbers of one in one place.
+  // Mask and bias are both added. If only one is given, kernels look for it in `bias`.
   const bool adds_mask = args.scores.mask.data != nullptr && !args.scores.mask.is_bool;
   if (adds_mask && args.scores.bias.data == nullptr) std::swap(args.scores.bias, args.scores.mask);
   return args;
@@ -178,8 +178,7 @@ Status launch_scope(const BackwardArgs& args, const RowPlan& plan, Stream stream
   }
 }
 
-// The arguments without what does not matter for the gradient: what was added to the scores, and a
-// soft cap.
+// Drops what the gradient kernels do not use: the terms added to the scores, and the soft cap.
 BackwardArgs prepared(const MaskedSoftmaxBackward& given) {
   BackwardArgs args(given);
   args.scores.bias.data = nullptr;

@@ -8,14 +8,14 @@
 //
 // Numerics: computed in float (double for double) and rounded once. Vectors outside of the row's
 // interval are not read: their score is mask_value, whose exponential is added to the sum once for
-// each of their columns. NaN and infinities are handled as in softmax/rows.h, and so as by
-// masked_fill and softmax.
+// each of their columns. NaN and infinities are handled as in softmax/rows.h, so the results are
+// those of masked_fill and softmax.
 //
-// The parts of the scores (scores.h) are known at compile time where a model has one of them alone.
-// Intervals that begin behind column 0, and sinks, are for kernels of all parts: a row's tile
-// begins at its first vector with a visible column, so that a thread holds its first vectors, as
-// with causality. Dropout and the wanted probabilities are known at run time: each costs a branch a
-// vector, and with them at compile time there would be four times as many kernels.
+// Kernels are compiled for scores (scores.h) of one term, or of all. Only the latter take sinks and
+// intervals that begin after column 0: a row's tile then begins at its first vector with a visible
+// column, so that a thread holds its first vectors, as with causality. Dropout, and whether
+// probabilities are wanted, are run-time options: each costs a branch a vector, and compiled in
+// they would make four times as many kernels.
 #pragma once
 
 #include "cuda/block/cluster.h"
@@ -30,12 +30,12 @@ namespace fusedops::cuda {
 using ForwardArgs = WithDivisors<MaskedSoftmaxForward>;
 using BackwardArgs = WithDivisors<MaskedSoftmaxBackward>;
 
-// What turns the scores of a row into exponentials. A row whose result is zeros needs none: with
-// `zero`, all of its columns get `hidden`, which is 0.
+// The numbers that turn the scores of a row into exponentials. A row whose results are zeros
+// (`zero`) needs no exponentials: all of its columns get `hidden`, which is 0.
 template <int kTerms, class Out>
 struct MaskedExponentials {
   using Acc = AccumulatorOf<Out>;
-  Acc largest;           // score of the row
+  Acc largest;           // score of the row, with sink and hidden columns
   Acc hidden = 0;        // the exponential of a column in a skipped vector
   Acc sink = -INFINITY;  // the score of the sink
   int32_t skipped;       // the number of columns in skipped vectors
@@ -62,7 +62,7 @@ struct MaskedExponentials {
   }
 };
 
-// What makes probabilities of exponentials, once the sum of the row is known.
+// The numbers that turn exponentials into probabilities, once the sum of the row is known.
 template <class Acc>
 struct Normaliser {
   Acc scale;
@@ -82,8 +82,8 @@ struct Normaliser {
   }
 };
 
-// Store vectors, `offset` columns after the thread's first one. Not lambdas, since those may be
-// left as calls, with their arrays on a stack.
+// These functors store a vector, `offset` columns after the thread's first one. The compiler might
+// not inline lambdas, and would then keep their arrays on a stack.
 template <class Out>
 struct StoreVector {
   Out* to;
@@ -123,7 +123,8 @@ struct StoreDropped {
   }
 };
 
-// Store the next `cols` columns of a row, of which a tile holds this thread's, from `to` on.
+// Stores this thread's vectors of the next `cols` columns of a row, those that the tile holds and
+// those that it skips. `to` is the address of the thread's first column.
 template <class Out, int kWidth, class ScoreTile, class Acc>
 FUSEDOPS_DEVICE void store_tile(
     Out* to, int32_t cols, const ScoreTile& tile, const Normaliser<Acc>& normaliser) {
@@ -132,7 +133,7 @@ FUSEDOPS_DEVICE void store_tile(
   tile.for_each_skipped(cols, StoreSame<Out, kWidth>{to, hidden});
 }
 
-// Mostly skipped columns are zeros, and dropout leaves those.
+// The same with dropout, which does not change skipped columns that are zeros, as most are.
 template <class Out, int kWidth, class ScoreTile, class Acc>
 FUSEDOPS_DEVICE void store_dropped(
     Out* to, int32_t first, int32_t cols, const ScoreTile& tile, const Normaliser<Acc>& normaliser,
@@ -146,8 +147,8 @@ FUSEDOPS_DEVICE void store_dropped(
   }
 }
 
-// Stores the columns of a row that a tile holds, from `start` on. Each case of the arguments, which
-// are the same for all threads, has its own loops.
+// Stores the columns of a row from `start` on, as far as a tile reaches. Each combination of
+// options, which all threads share, has loops of its own.
 template <class Out, int kWidth, class ScoreTile, class Acc>
 FUSEDOPS_DEVICE void store_row(
     const MaskedSoftmaxForward& args, const ScoreRow& row, int64_t start, const ScoreTile& tile,
@@ -168,7 +169,7 @@ FUSEDOPS_DEVICE void store_row(
   }
 }
 
-// f(column) for the thread's vectors of the columns before `end`, which no tile holds.
+// Calls f(column) for each of the thread's vectors before column `end`, which no tile holds.
 template <int kWidth, class F>
 FUSEDOPS_DEVICE void for_each_before(int32_t end, F f) {
   for (int64_t column = column_of<kWidth>(0); column < end; column += columns_before<kWidth>(1)) {
@@ -176,7 +177,8 @@ FUSEDOPS_DEVICE void for_each_before(int32_t end, F f) {
   }
 }
 
-// Stores what a row has besides the columns from `first` on: those before it, and the sink.
+// Stores what no tile reaches: the columns before a row's first visible vector, and the probability
+// of its sink.
 template <class Out, int kWidth, class Acc>
 FUSEDOPS_DEVICE void store_rest(
     const MaskedSoftmaxForward& args, const ScoreRow& row, const Normaliser<Acc>& normaliser) {
@@ -240,9 +242,9 @@ masked_softmax_forward_registers(ForwardArgs args, int64_t first_row) {
       args, launch_row(first_row));
 }
 
-// Clusters are bound to one block a multiprocessor, as floats spill where the compiler makes room
-// for two. Of 768 threads each may have 80 registers, and so three blocks of 256 threads, which
-// most rows of floats have, fit on a multiprocessor.
+// The cluster kernels are bound to one block a multiprocessor, because floats spill if the compiler
+// makes room for two. A limit of 768 threads allows 80 registers each, so that three blocks of 256
+// threads, which most rows of floats have, fit on a multiprocessor.
 template <class T>
 inline constexpr int kMaskedClusterBound = sizeof(T) == 4 ? 768 : kMaskedClusterThreads;
 
@@ -260,7 +262,7 @@ FUSEDOPS_KERNEL(kLoopThreads, (kLeastBlocks<In, kWidth>))
 masked_softmax_forward_looped(ForwardArgs args, int64_t first_row) {
   using Acc = AccumulatorOf<Out>;
   constexpr int kTerms = kGeneralTerms;
-  // Scores and terms: with twice as many, the exponentials would spill.
+  // The 2 stands for scores and terms. With twice as many vectors, the exponentials would spill.
   constexpr int kVectors = kLoopVectors<kWidth, 2>;
   FUSEDOPS_SHARED(Acc, shared_max, kMaxWarps);
   FUSEDOPS_SHARED(Acc, shared_seen, kMaxWarps);
@@ -296,7 +298,8 @@ masked_softmax_forward_looped(ForwardArgs args, int64_t first_row) {
 }
 
 // Whether the backward pass reads the hidden columns too, because they have a probability other
-// than 0. All of them have the same, so that the last one tells, or the first one.
+// than 0. All of them have the same probability, so that the last column tells or, if it is
+// visible, the first.
 template <class T>
 FUSEDOPS_DEVICE bool reads_hidden(const MaskedSoftmaxBackward& args, const ScoreRow& row) {
   if (row.hidden_cols() == 0) return false;
@@ -304,8 +307,8 @@ FUSEDOPS_DEVICE bool reads_hidden(const MaskedSoftmaxBackward& args, const Score
   return Vec<T, 1>::load(row_of<T>(args.probabilities, row.index) + hidden).at(0) != 0;
 }
 
-// Tiles of grad_output and of the probabilities. Vectors beyond the `read` columns from the tile on
-// are not held, as in ScoreTile.
+// Tiles of grad_output and of the probabilities. As in ScoreTile, a thread holds only the vectors
+// that begin within its `read` columns.
 template <class T, int kWidth, int kVectors>
 struct MaskedGradientTile {
   using Acc = AccumulatorOf<T>;
@@ -315,8 +318,8 @@ struct MaskedGradientTile {
 
   FUSEDOPS_DEVICE bool holds(int i) const { return columns_before<kWidth>(i) < read; }
 
-  // Loads from column `start` on. The first `front` columns from there, less than a vector, count
-  // as not held.
+  // Loads `cols` columns from `start` on. The first `front` of them, fewer than a vector has, get
+  // gradients of 0.
   FUSEDOPS_DEVICE void load(
       const MaskedSoftmaxBackward& args, int64_t row, int64_t start, int32_t cols,
       int32_t front = 0) {
@@ -391,7 +394,7 @@ struct MaskedGradientTile {
   }
 
  private:
-  // Zeros from column `end` on, of which a row has at most one vector in part.
+  // Sets values from column `end` on to 0. At most one vector of a row lies across `end`.
   static FUSEDOPS_DEVICE void limit(int i, int32_t end, Acc (&values)[kWidth]) {
     const int32_t own_end = end - columns_before<kWidth>(i);
     if (own_end >= kWidth) return;

@@ -14,8 +14,8 @@ namespace fusedops::cuda {
 
 // The terms of scores, a bit each. Alone, kBoolTerm is a bool mask, and kNumbersTerm a bias of the
 // input's dtype; both have a value for each column. kAllTerms is everything that args.h allows but
-// for a soft cap, and kCappedTerms everything with one. kGeneralTerms has a soft cap or none, as
-// the kernels of long rows do.
+// for a soft cap, and kCappedTerms everything with one. kGeneralTerms, for the kernels of long
+// rows, has a soft cap or none, as the arguments say.
 inline constexpr int kNoTerms = 0, kCausalTerm = 1, kBoolTerm = 2, kNumbersTerm = 4, kAllTerms = 7;
 inline constexpr int kCapTerm = 8, kCappedTerms = kAllTerms | kCapTerm;
 inline constexpr int kMaybeCapTerm = 16, kGeneralTerms = kCappedTerms | kMaybeCapTerm;
@@ -27,15 +27,15 @@ FUSEDOPS_HOST_DEVICE inline int64_t clamp(int64_t value, int64_t low, int64_t hi
   return value < low ? low : value > high ? high : value;
 }
 
-// Limits the diagonals, which may be any numbers, to those that hide different columns: then no sum
-// overflows.
+// Clamps the diagonals, which may be any numbers, to the range in which they make a difference, so
+// that no sum overflows.
 inline void limit_diagonal(Causal& causal, int64_t cols) {
   causal.diagonal = clamp(causal.diagonal, -causal.queries, cols);
   causal.lower_diagonal = clamp(causal.lower_diagonal, -causal.queries, cols);
 }
 
-// Division of the index of a row, less than 2^31, by a multiplication (Granlund and Montgomery,
-// 1994). The host prepares it, because a division takes 20 instructions, or 80 for 64 bits.
+// Divides the index of a row, less than 2^31, by a multiplication (Granlund and Montgomery, 1994)
+// that the host prepares: a division on the device takes 20 instructions, or 80 for 64 bits.
 struct RowDivisor {
   uint32_t divisor = 1, multiplier = 0, shift = 0;
 
@@ -53,8 +53,9 @@ struct RowDivisor {
   FUSEDOPS_DEVICE uint32_t remainder(uint32_t row) const { return row - quotient(row) * divisor; }
 };
 
-// The divisors of scores. Where rows are not few, the indices of rows, and of columns that queries
-// see, may take 64 bits, and are divided by the sizes themselves.
+// The divisors that turn the index of a row into its query and its place in the operands. Unless
+// rows_are_few, indices of rows and columns may take 64 bits, and are divided by the sizes
+// themselves.
 struct ScoreDivisors {
   bool rows_are_few, has_operands;
   RowDivisor queries, dims[kMaxRowDims];
@@ -79,11 +80,11 @@ struct WithDivisors : Args {
 };
 
 // The interval of a row, and where its operands begin. A row past the last has no columns. Only
-// kernels for all parts know intervals that do not begin at column 0, and sinks.
+// kernels for all terms know sinks, and intervals that begin after column 0.
 struct ScoreRow {
   int64_t index;
   int32_t cols, visible;  // the columns from `visible` on are hidden
-  int32_t begin = 0;      // and those before it; 0 if none is visible
+  int32_t begin = 0;      // so are those before it; 0 if none is visible
   // Offsets of the row in the operands, in elements.
   int64_t bias = 0, mask = 0, start = 0, end = 0, sinks = 0;
 
@@ -118,13 +119,13 @@ struct ScoreRow {
 
   FUSEDOPS_DEVICE int32_t hidden_cols() const { return cols - visible + begin; }
 
-  // Where the first vector with a visible column begins. Tiles count from there.
+  // The column at which the first vector with a visible column begins, and with it the tiles.
   template <int kWidth>
   FUSEDOPS_DEVICE int32_t first() const {
     return begin / kWidth * kWidth;
   }
 
-  // The columns of vectors that are hidden as a whole.
+  // The number of columns in wholly hidden vectors.
   template <int kWidth>
   FUSEDOPS_DEVICE int32_t skipped_cols() const {
     return cols - (visible + kWidth - 1) / kWidth * kWidth + first<kWidth>();
@@ -205,8 +206,9 @@ struct ScoreRow {
   }
 };
 
-// The address `elements` after the thread's own. As bytes of 32 bits they are added to that
-// address, not to the index it was computed from: two instructions less an access.
+// The address `elements` after the thread's own. The distance is a 32-bit number of bytes: the
+// compiler adds it to that address and not to the index behind it, which saves two instructions an
+// access.
 template <class T>
 FUSEDOPS_DEVICE T* moved_by(T* own, int32_t elements) {
   using Byte = std::conditional_t<std::is_const_v<T>, const char, char>;
@@ -224,7 +226,7 @@ struct ShownElements {
     return words[i / kVectorsPerWord] >> (i % kVectorsPerWord * kWidth + j) & 1;
   }
 
-  // Hides the columns from the thread's first one to before its column `end`.
+  // Hides the first `end` columns, counted from the thread's first one.
   FUSEDOPS_DEVICE void hide_before(int32_t end) {
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
@@ -235,7 +237,7 @@ struct ShownElements {
     }
   }
 
-  // The row has `cols` columns from the tile on, and its mask begins at `offset` there.
+  // The row has `cols` columns from the start of the tile on, whose mask is at `offset`.
   template <int kTerms>
   FUSEDOPS_DEVICE void load(const Operand& mask, int64_t offset, int32_t cols) {
     fill(~0u);
@@ -294,8 +296,8 @@ FUSEDOPS_DEVICE void add_operand(
   add_elements<In>(sums, operand.data, offset, operand.col_stride, cols);
 }
 
-// tanh, to the precision of `Out` in what becomes an exponential. With e = e^(-2|x|), one ex2 and a
-// reciprocal are enough for 16 bits: their error is a few ulp of 1.
+// tanh(x), so precise that its exponential has the precision of `Out`. For 16 bits one ex2, of e =
+// e^(-2|x|), and a reciprocal are enough: their error is a few ulp of 1.
 template <class Out, class Acc>
 FUSEDOPS_DEVICE Acc hyperbolic_tangent(Acc x) {
   constexpr float kTwoLog2E = 2.88539008f;
@@ -307,7 +309,7 @@ FUSEDOPS_DEVICE Acc hyperbolic_tangent(Acc x) {
   }
 }
 
-// The scores before anything is added to them.
+// Computes a score before terms are added to it.
 template <int kTerms, class Out, class Acc>
 struct Scaling {
   Acc scale;
@@ -347,8 +349,7 @@ struct AddedTerms<kNumbersTerm, In, Acc, kWidth, kVectors> {
   FUSEDOPS_DEVICE Acc added_to(Acc score, int i, int j) const { return score + tile.at(i, j); }
 };
 
-// The operands are added to each other first, so that nothing waits for the input before they have
-// arrived.
+// The operands are added to each other first, which does not wait for the input.
 template <class In, class Acc, int kWidth, int kVectors>
 struct AddedTerms<kAllTerms, In, Acc, kWidth, kVectors> {
   Acc sums[kVectors][kWidth];
@@ -364,9 +365,9 @@ struct AddedTerms<kAllTerms, In, Acc, kWidth, kVectors> {
 };
 
 // The scores of a row that one thread holds, laid out as in a Tile. A vector that begins at a
-// visible column is held as a whole: the score is mask_value where it is hidden. Other vectors are
-// skipped, a warp at a time where causality hides all of its columns: they are neither read nor
-// computed, and have no values.
+// visible column is held as a whole, with mask_value as the score of hidden columns. Other vectors
+// are skipped: they are neither read nor computed, and have no values. A warp skips a vector at
+// once if causality hides all of its columns.
 template <int kTerms, class In, class Out, int kWidth, int kVectors, int kThreads = 0>
 struct ScoreTile {
   using Acc = AccumulatorOf<Out>;
@@ -411,7 +412,7 @@ struct ScoreTile {
     score(Scaling<kTerms & kCappedTerms, Out, Acc>(scores));
   }
 
-  // Leaves no vector held.
+  // Skips all vectors from now on.
   FUSEDOPS_DEVICE void skip() { left = 0; }
 
   // Whether any score is visible and not -inf.
@@ -463,7 +464,7 @@ struct ScoreTile {
  private:
   static FUSEDOPS_DEVICE int32_t offset_of(int i) { return columns_before<kWidth, kThreads>(i); }
 
-  // A thread holds its first vectors.
+  // The vectors that a thread holds are its first ones.
   FUSEDOPS_DEVICE bool holds(int i) const { return offset_of(i) < left; }
 
   FUSEDOPS_DEVICE bool shows(int i, int j) const {

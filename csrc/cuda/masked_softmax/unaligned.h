@@ -1,12 +1,11 @@
 // masked_softmax of short rows in single elements, forward and backward.
 //
-// Contract: as in rows.h, for plain scores (is_plain in launch.cu) and
-// without dropout. kThreads threads of a warp share kRows rows, kThreads * kVectors >= cols. A
-// block has kRowBlockThreads / kThreads * kRows rows.
+// Contract: as in rows.h, for plain scores (is_plain in launch.cu), without dropout. kThreads
+// threads of a warp share kRows rows, kThreads * kVectors >= cols. A block has kRowBlockThreads /
+// kThreads * kRows rows.
 //
-// Each element takes an instruction for every step, so that what rows.h decides for each
-// vector is decided here once for all rows of a thread, or for a group of their elements. Where
-// rows are shortest, what is done once would still be half of the instructions of one row.
+// A decision for each element would cost an instruction each. What rows.h decides for a vector is
+// therefore decided here once for all rows of a thread, or for a group of their elements.
 //
 // Numerics: as in rows.h, but where nothing is added to the scores, scale * x is not
 // rounded before the largest score is subtracted.
@@ -16,8 +15,8 @@
 
 namespace fusedops::cuda {
 
-// The rows of a thread are so many apart, as a warp has neighbouring rows: causality hides about
-// the same columns of them.
+// The distance between the rows of a thread. A warp has neighbouring rows, because causality hides
+// about the same columns of them.
 template <int kThreads>
 inline constexpr int32_t kRowsApart = device::kWarpLanes / kThreads;
 
@@ -25,7 +24,7 @@ inline constexpr int32_t kRowsApart = device::kWarpLanes / kThreads;
 // row; two rows of a thread share them.
 constexpr int rows_of_thread(int elements) { return elements <= 16 ? 2 : 1; }
 
-// The blocks of a multiprocessor that a forward kernel leaves room for.
+// How many blocks of a forward kernel the registers of a multiprocessor have room for.
 template <int kElements>
 inline constexpr int kUnalignedBlocks = kElements <= 8 ? 7 : 4;
 
@@ -33,13 +32,13 @@ inline constexpr int kUnalignedBlocks = kElements <= 8 ? 7 : 4;
 template <int kThreads, int kRows>
 FUSEDOPS_DEVICE int64_t unaligned_row(int64_t first_row) {
   constexpr int32_t kBlockRows = kRowBlockThreads / kThreads * kRows, kApart = kRowsApart<kThreads>;
-  const uint32_t before = threadIdx.y / kApart * (kApart * (kRows - 1));  // of other warps
+  const uint32_t before = threadIdx.y / kApart * (kApart * (kRows - 1));  // in other warps
   return first_row + static_cast<int64_t>(blockIdx.x) * kBlockRows + before + threadIdx.y;
 }
 
-// The rows of a thread. Where the last one is missing, the first stands for it too: all of them
-// have the same number of columns, and a comparison of a column says for all rows whether it
-// exists. kCausal: whether causality hides columns.
+// The rows of a thread. If the last one does not exist, the first takes its place too: all then
+// have the same number of columns, and one comparison says for all rows whether a column exists.
+// kCausal: whether causality hides columns.
 template <int kElements_, int kThreads_, int kRows_, bool kCausal_>
 struct UnalignedRows {
   static constexpr int kElements = kElements_, kThreads = kThreads_, kRows = kRows_;
@@ -62,8 +61,8 @@ struct UnalignedRows {
 
   static FUSEDOPS_DEVICE int32_t offset_of(int i) { return columns_before<1, kThreads>(i); }
 
-  // f(row, i, is_inside) for the elements of a thread, which are among the columns of their row or
-  // not. As in for_vectors(), one comparison says that a group is, or is not.
+  // Calls f(row, i, is_inside) for the elements of a thread; is_inside says whether the row has the
+  // element. As in for_vectors(), one comparison decides for a group.
   template <class F>
   FUSEDOPS_DEVICE void for_each(F f) const {
     for_vectors<1, kElements, kThreads>(cols, [&](int i, bool is_inside) {
@@ -72,7 +71,7 @@ struct UnalignedRows {
     });
   }
 
-  // The same for visible columns.
+  // The same, but is_inside says whether the element is in a visible column.
   template <class F>
   FUSEDOPS_DEVICE void for_each_visible(F f) const {
     if constexpr (!kCausal) return for_each(f);
@@ -97,7 +96,7 @@ struct UnalignedRows {
     return kCausal && first < last ? last : first;
   }
 
-  // f(row, i), but for groups without a visible column.
+  // Calls f(row, i) for the elements of the first group, and of every group with a visible column.
   template <class F>
   FUSEDOPS_DEVICE void for_held(F f) const {
     const int32_t most = most_visible();
@@ -107,7 +106,7 @@ struct UnalignedRows {
     }
   }
 
-  // Where the thread's elements of each row begin.
+  // Finds the address of the thread's first element in each row.
   template <class T, class AnyRows>
   FUSEDOPS_DEVICE void find(T* (&own)[kRows], const AnyRows& tensor) const {
     own[0] =
@@ -158,7 +157,8 @@ struct UnalignedRows {
     });
   }
 
-  // Stores hidden[row] in the columns that causality hides, where it is not 0, as it mostly is.
+  // Stores hidden[row] in the columns that causality hides, unless it is 0, as it mostly is:
+  // store() has written zeros there.
   template <class Out, class Acc>
   FUSEDOPS_DEVICE void store_hidden(const Rows& tensor, const Acc (&hidden)[kRows]) const {
     Out* own[kRows];
@@ -205,15 +205,15 @@ struct UnalignedMask {
   FUSEDOPS_DEVICE bool shows(int row, int i) const { return vectors[row][i].registers[0] != 0; }
 };
 
-// The scores of a thread, factor * values; -inf outside the visible columns. Where nothing is
-// added, the scale stays a factor: the subtraction of the largest score has room for it.
+// The scores of a thread, factor * values; -inf outside the visible columns. If nothing is added,
+// the scale stays in `factor`: the fma that subtracts the largest score multiplies by it too.
 template <class In, class Acc, class UnalignedRows>
 struct UnalignedScores {
   static constexpr int kRows = UnalignedRows::kRows, kElements = UnalignedRows::kElements;
   using Tile = Vec<In, 1>[kRows][kElements];
   Acc values[kRows][kElements] = {};
   Acc factor;
-  uint32_t seen[kRows];  // whether a score is visible and not -inf, where that matters
+  uint32_t seen[kRows];  // whether a score is visible and not -inf; for zero_masked_rows
 
   FUSEDOPS_DEVICE UnalignedScores(const ForwardArgs& args, const UnalignedRows& rows)
       : factor(static_cast<Acc>(args.scores.scale)) {
@@ -244,7 +244,7 @@ struct UnalignedScores {
     return factor * largest;
   }
 
-  // Replaces the scores by e^(score - shift), and adds these up.
+  // Replaces the scores by e^(score - shift), and adds them to `sums`.
   template <class Out>
   FUSEDOPS_DEVICE void exponentiate(
       const UnalignedRows& rows, const Acc (&shifts)[kRows], Acc (&sums)[kRows]) {
@@ -348,7 +348,7 @@ FUSEDOPS_DEVICE void unaligned_masked_softmax_gradient(const BackwardArgs& args,
   const UnalignedMask<UnalignedRows> mask(args.scores.mask, rows);
   if constexpr (UnalignedRows::kCausal) {
     UnalignedRows read = rows;
-    int32_t more = 0;  // columns
+    int32_t more = 0;  // columns than the visible ones
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       if (reads_hidden<T>(args, rows.rows[r])) read.rows[r].visible = rows.cols;

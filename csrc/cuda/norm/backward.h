@@ -1,19 +1,20 @@
-// LayerNorm, StdNorm and RMSNorm along rows, backward.
+// The norms of norm_kinds.def along rows, backward.
 //
 // With n = (input - mean) * rstd, w = weight + weight_offset and g = grad_output * w, along each
 // row:
 //   gradient = (g - mean(g) - n * mean(g * n)) * rstd + grad_sum,
 //   grad_input = gradient, grad_branch = dropout(gradient)
 // and along each column: grad_weight = sum(grad_output * n), grad_bias = sum(grad_output).
-// RMSNorm leaves out mean(g). StdNorm has sum(g * n) / ((cols - 1) * std * rstd) in place of
-// mean(g * n).
+// Norms without a mean leave out mean(g). In place of mean(g * n), StdNorm has
+// sum(g * n) / ((cols - 1) * std * rstd), and L2Norm has sum(g * n), or 0 where the norm is at most
+// eps.
 //
-// Contract: as in forward.h. kAdd says whether there is a grad_sum, or a grad_branch is
-// wanted. Every block walks over the rows of its partition, keeps the sums of its columns in
-// registers and leaves them in the workspace as a partial; _finish adds the partials. What differs
-// is the scope of a row: a block has all of it (_registers), a cluster of blocks has (_cluster), or
-// a block has a segment (_segments). The first two read input and grad_output once. The third needs
-// the sums along each row from a kernel before it (_row_partials), which reads both as well.
+// Contract: as in forward.h. With kAdd there may be a grad_sum, and a grad_branch may be wanted.
+// Every block walks over the rows of its partition, keeps the sums of its columns in registers and
+// leaves them in the workspace as a partial; _finish adds the partials. The kernels differ in what
+// holds a row: one block (_registers), a cluster of blocks (_cluster), or a block for each segment
+// (_segments). The first two read input and grad_output once. _segments needs the sums along each
+// row from a kernel before it (_row_partials), which reads both tensors too.
 // Workspace: [2][partitions][cols] accumulators, first those of grad_weight. Behind them, for rows
 // in segments, [rows][segments] pairs: the sums of g and of g * n.
 //
@@ -55,8 +56,8 @@ struct NormGradient {
   }
 };
 
-// Adds along a thread's vectors. Of an unaligned row, the vectors of a group are added one after
-// the other.
+// The sums of g and g * n over a thread's vectors. In unaligned rows, the vectors of a group
+// (vectors_of_group) are added one after the other.
 template <class T, int kWidth, int kVectors>
 FUSEDOPS_DEVICE Pair<AccumulatorOf<T>> sums_of(
     const NormGradient<T, kWidth> (&gradients)[kVectors]) {
@@ -67,7 +68,7 @@ FUSEDOPS_DEVICE Pair<AccumulatorOf<T>> sums_of(
   return tree_sum<kVectors / kGroup>(sums);
 }
 
-// Where _row_partials has left `count` pairs for each row.
+// The pairs that _row_partials has left in the workspace, `count` for each row.
 struct RowPartials {
   const void* pairs;
   int32_t count;
@@ -101,8 +102,8 @@ FUSEDOPS_DEVICE void add_column_sums(const Acc* shared, int32_t cols, Acc* to) {
   __syncthreads();
 }
 
-// Writes out the column sums of a block. Every thread passes the columns of its tile. Columns by
-// warp have one row a block, whose sums need no adding.
+// Writes out the column sums of a block. Every thread passes the sums of its own columns. With
+// kByWarp a block has one row at a time, so that these sums are final.
 template <int kThreads, int kWidth, int kVectors, class Acc>
 FUSEDOPS_DEVICE void write_column_sums(
     const Acc (&own)[kVectors][kWidth], int32_t cols, Acc* shared, Acc* to) {
@@ -113,7 +114,7 @@ FUSEDOPS_DEVICE void write_column_sums(
   if constexpr (kThreads != kByWarp) add_column_sums(shared, cols, to);
 }
 
-// One vector of the weight; zeros where the column is outside the row.
+// Loads one vector of the row's factors; zeros if the column is outside the row.
 template <class T, int kWidth, class Acc>
 FUSEDOPS_DEVICE void load_scale(
     Acc (&scale)[kWidth], const NormBackward& args, int64_t column, bool is_inside) {
@@ -127,10 +128,10 @@ FUSEDOPS_DEVICE void load_scale(
   }
 }
 
-// The weights of a thread's columns, `cols` from column `start` on, which each row takes again:
-// from L1 or, where offsets are constants, from the block's shared memory, with room for the
-// elements of all its threads. From L1 an unaligned row would take a load and a conversion for each
-// element; registers would leave less of a row in flight.
+// The factors of the `cols` columns from `start` on, which every row reads again. Where offsets are
+// constants (kThreads != 0), `shared` holds them, with room for the elements of all threads of the
+// block; elsewhere they come from L1. From L1, an unaligned row would take a load and a conversion
+// for each element; in registers, they would leave less of a row in flight.
 template <class T, int kWidth, int kVectors, int kThreads>
 class RowScales {
  public:
@@ -146,7 +147,7 @@ class RowScales {
     }
   }
 
-  // Those of vector i in a row of `cols` columns; zeros where it is outside.
+  // Loads the factors of vector i; zeros for columns beyond the row's `cols`.
   FUSEDOPS_DEVICE void load(Acc (&scale)[kWidth], int i, int32_t cols) const {
     if constexpr (kThreads == 0) {
       const int32_t column = column_of<kWidth>(i);
@@ -160,7 +161,8 @@ class RowScales {
  private:
   static constexpr int kElements = kVectors * kWidth;
   static constexpr int kLanes = kThreads == kByWarp ? device::kWarpLanes : kThreads;
-  // Neighbours in shared memory, for loads of up to 16 bytes; the next ones are the next thread's.
+  // Elements of a thread that are adjacent in shared memory, for loads of up to 16 bytes; those of
+  // the next thread follow.
   static constexpr int kTogether = kElements % 4 == 0 ? 4 : kElements % 2 == 0 ? 2 : 1;
   static constexpr int32_t place_of(int element) {
     return element / kTogether * kTogether * kLanes + element % kTogether;
@@ -224,7 +226,7 @@ struct NormBackwardTile {
   }
 };
 
-// A tile of grad_sum; zeros where there is none.
+// Loads a tile of grad_sum; zeros if there is none.
 template <int kThreads, class T, int kWidth, int kVectors>
 FUSEDOPS_DEVICE void load_sums(
     Tile<T, kWidth, kVectors>& tile, const NormBackward& args, int64_t row, int64_t start,
@@ -234,7 +236,8 @@ FUSEDOPS_DEVICE void load_sums(
 }
 
 // Stores the gradients of a row from column `start` on. With kAdd it adds grad_sum first, and
-// applies dropout to grad_branch. Addresses are kept where those of vectors are constants apart.
+// applies dropout to grad_branch. kKeepsAddresses: addresses stay in registers, because those of a
+// thread's vectors differ by constants.
 template <class T, bool kAdd, bool kKeepsAddresses>
 class NormGradientRow {
  public:
@@ -290,7 +293,7 @@ class NormGradientRow {
   DropoutRow<Acc> dropout_;
 };
 
-// The columns of a block, and the sums along whole rows, where a block or a cluster has a row.
+// Rows that a block or a cluster holds: which columns are the block's, and the sums along a row.
 template <class RowScope>
 class HeldRows : public RowScope {
  public:
@@ -304,7 +307,8 @@ class HeldRows : public RowScope {
   }
 };
 
-// The same where a block has a segment of each row, and the workspace has the sums of all segments.
+// The same interface for a block that has a segment of each row. The sums of all segments are in
+// the workspace.
 class RowsInSegments {
  public:
   static constexpr int kThreads = 0;
@@ -335,7 +339,7 @@ class RowsInSegments {
   OneBlock block_;
 };
 
-// One of the partitions of the rows from first_row on; they take turns with the rows.
+// Partition `index` of `count`, to which the rows from first_row on are dealt in turn.
 struct RowPartition {
   int64_t index, count, first_row = 0;
 };
@@ -345,7 +349,7 @@ FUSEDOPS_DEVICE void norm_backward_partition(
     const NormBackward& args, Rows rows, RowPartition partition) {
   using Acc = AccumulatorOf<T>;
   constexpr int kThreads = Rows::kThreads;
-  // First scales, and then column sums.
+  // Holds the factors first, and the column sums after the loop.
   FUSEDOPS_SHARED(Acc, shared, kNormBackwardThreads * kVectors * kWidth);
   const Acc inverse_cols = device::reciprocal(static_cast<Acc>(args.cols));
   const auto [start, own_cols] = rows.template own_columns<kWidth * kVectors>(args.cols);
@@ -432,7 +436,7 @@ norm_backward_cluster(NormBackward args) {
       args, HeldRows<ClusterOf<T, kWidth>>(), {blockIdx.x / blocks, gridDim.x / blocks});
 }
 
-// segments.count blocks side by side have a partition.
+// A partition has segments.count neighbouring blocks, one for each segment.
 template <class T, int kWidth, int kVectors, bool kAdd>
 FUSEDOPS_KERNEL(kNormBackwardThreads, 1)
 norm_backward_segments(
@@ -490,8 +494,8 @@ FUSEDOPS_DEVICE void store_as(const Columns& columns, int64_t column, Acc value)
   }
 }
 
-// The sums of a column over every 32nd partition from threadIdx.y on. All loads are in flight at
-// once: five for each of 32 threads, of 132 partitions at most.
+// The sums of a column over every 32nd partition from threadIdx.y on. Each of the 32 threads has
+// five loads in flight, so that those of 132 partitions all are.
 template <class Acc>
 FUSEDOPS_DEVICE Pair<Acc> own_share(const NormBackward& args, int64_t partitions, int64_t column) {
   constexpr int32_t kLanes = device::kWarpLanes, kInFlight = 5;
@@ -514,8 +518,8 @@ FUSEDOPS_DEVICE Pair<Acc> own_share(const NormBackward& args, int64_t partitions
   return sum;
 }
 
-// Adds the partials of all partitions. A block has blockDim.x columns and 32 threads for each: to
-// load, neighbouring threads have neighbouring columns; to add up, a warp has one column.
+// Adds the partials of all partitions. A block has blockDim.x columns and 32 threads for each.
+// Neighbouring threads load neighbouring columns; then each warp adds up one column.
 template <class Acc>
 FUSEDOPS_DEVICE void sum_partials(const NormBackward& args, int64_t partitions, int64_t block) {
   constexpr int32_t kLanes = device::kWarpLanes, kPitch = kLanes + 1;  // avoids bank conflicts

@@ -1,5 +1,5 @@
-// Launches LayerNorm, StdNorm and RMSNorm for rows that clusters hold. The emulator compiles this
-// file too, as C++.
+// Launches the norms of norm_kinds.def for rows that clusters hold. The emulator compiles this file
+// too, as C++.
 #include "cuda/launch/cluster.h"
 #include "cuda/norm/kernels.h"
 

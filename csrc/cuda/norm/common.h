@@ -1,5 +1,5 @@
-// The parts of a norm that its forward and backward kernels have in common, and all that the kinds
-// of norms differ in: rstd_of() and means_of().
+// What the forward and backward kernels of norms share. Only has_mean(), rstd_of() and means_of()
+// depend on the kind of norm.
 #pragma once
 
 #include "args.h"
@@ -14,10 +14,10 @@ FUSEDOPS_DEVICE bool has_mean(const Args& args) {
   return fusedops::has_mean(args.kind);
 }
 
-// Whether the norm is of a sum, whose gradients are added or handed on.
+// Whether the gradient takes the kernels for a sum: grad_sum is given or grad_branch is wanted.
 inline bool adds(const NormBackward& args) { return args.grad_sum.data || args.grad_branch.data; }
 
-// One vector of the factors of a row: weight + weight_offset, or 1 where there is no weight.
+// Loads one vector of a row's factors: weight + weight_offset, or 1 if there is no weight.
 template <class W, int kWidth, class Acc, class Args>
 FUSEDOPS_DEVICE void load_weight(Acc (&values)[kWidth], const Args& args, int64_t column) {
   const void* const data = args.weight.data;
@@ -28,14 +28,14 @@ FUSEDOPS_DEVICE void load_weight(Acc (&values)[kWidth], const Args& args, int64_
   for (int j = 0; j < kWidth; ++j) values[j] = vector.at(j) + offset;
 }
 
-// Whether a weight or bias is float beside 16-bit rows. Weight and bias have the same dtype.
+// Whether weight and bias, which share one dtype, are float beside 16-bit rows.
 template <class T>
 FUSEDOPS_DEVICE bool is_wider(const ConstColumns& parameter) {
   return sizeof(T) == 2 && parameter.dtype == DType::kFloat32;
 }
 
-// Calls body with a value of the type of a branch, or of its gradient, beside rows of T: T or,
-// beside floats, one of 16 bits. All threads of a launch take the same turn.
+// Calls body(Type{}), where Type is the type of a branch, or of its gradient, beside rows of T: T
+// or, beside floats, a 16-bit type. All threads of a launch take the same path.
 template <class T, class Body>
 FUSEDOPS_DEVICE void with_branch(DType dtype, Body body) {
   if constexpr (std::is_same_v<T, float>) {
@@ -47,16 +47,16 @@ FUSEDOPS_DEVICE void with_branch(DType dtype, Body body) {
 
 // --- what the kinds differ in -------------------------------------------------------------------
 
-// sum / count, corrected by the remainder. With the rounded 1 / count alone every row would have
-// the same error, half of that of rstd.
+// sum / count, corrected by the remainder. The rounded 1 / count alone would give every row the
+// same relative error, and rstd half of it.
 template <class Acc>
 FUSEDOPS_DEVICE Acc mean_of(Acc sum, Acc count) {
   const Acc inverse = device::reciprocal(count), mean = sum * inverse;
   return device::fma(device::fma(-mean, count, sum), inverse, mean);
 }
 
-// Within 0.6 ulp: a Newton step on an rsqrt() that may be 2 ulp off. It pays because every value of
-// a row has the error of its rstd.
+// 1 / sqrt(x) within 0.6 ulp: a Newton step corrects rsqrt(), which may be 2 ulp off. This pays
+// because every value of a row has the error of its rstd.
 template <class Acc>
 FUSEDOPS_DEVICE Acc exact_rsqrt(Acc x) {
   const Acc y = device::rsqrt(x), product = x * y, low = device::fma(x, y, -product);
@@ -64,7 +64,7 @@ FUSEDOPS_DEVICE Acc exact_rsqrt(Acc x) {
   return rest == rest ? device::fma(y * Acc(0.5), rest, y) : y;  // y for 0, infinity and NaN
 }
 
-// Within 0.6 ulp: the same step on x * rsqrt(x).
+// sqrt(x) within 0.6 ulp: the same Newton step, on x * rsqrt(x).
 template <class Acc>
 FUSEDOPS_DEVICE Acc exact_root(Acc x) {
   const Acc y = device::rsqrt(x), near = x * y;
@@ -86,11 +86,11 @@ FUSEDOPS_DEVICE Acc rstd_of(const NormForward& args, Acc squares) {
   return exact_rsqrt(variance + eps);
 }
 
-// The means of g and g * n. For StdNorm std * rstd = 1 - eps * rstd: where std is small beside eps,
-// rounding may be all that is left of it, but then the second mean adds as little to the gradient;
-// where std is 0 it adds 0.
-// For L2Norm the second is a sum, and 0 where the norm is below eps: rstd, computed as in
-// rstd_of(), is then the largest that there is.
+// The means of g and g * n (backward.h). StdNorm divides the second by std * rstd = 1 - eps * rstd.
+// Where std is small beside eps, only rounding errors may be left of that difference, but then the
+// second mean adds as little to the gradient; where std is 0 it is 0.
+// For L2Norm the second is a sum, and 0 where the norm is at most eps: rstd is then its largest
+// value, 1 / eps as rstd_of() computes it.
 template <class Acc>
 FUSEDOPS_DEVICE Pair<Acc> means_of(
     const NormBackward& args, Pair<Acc> sums, Acc inverse_cols, Acc rstd) {

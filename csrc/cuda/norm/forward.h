@@ -1,31 +1,32 @@
-// LayerNorm, StdNorm and RMSNorm along rows, of the input or of its sum with a residual, forward.
+// The norms of norm_kinds.def along rows, of the input or of its sum with a residual, forward.
 //
 // Contract: rows as in args.h; kWidth divides cols; every row, weight and bias is aligned for
-// kWidth elements (16 bytes at most). kAdd says whether there is a residual, and perhaps dropout.
+// kWidth elements (16 bytes at most). With kAdd there is a residual, and there may be dropout.
 // _registers: the row stays in registers, blockDim.x * kVectors * kWidth >= cols; blockDim.x
 // threads share a row, and a block has blockDim.y rows. _cluster: the threads of all blocks of a
 // cluster share a row. _partials and _apply: any cols, cut into segments (segments.h); the row is
 // read twice. Workspace: [rows][segments] of NormPartial.
 //
 // Numerics: computed in float (double for double) and rounded once; x = dropout(input) + residual
-// is rounded once before. With m near the mean and d = mean(x - m), mean = m + d,
-// output = ((x - m) - d) * rstd, and the squared deviations sum up to
-// sum((x - m)^2) - sum(x - m) * d. m is the rounded mean, so that a row far from zero loses
-// nothing; RMSNorm has m = d = 0. Each segment has an m and a d of its own, and its sums are moved
-// to the m of the row (Chan, Golub and LeVeque, 1979).
+// is rounded once before. Let m be near the mean and d = mean(x - m). Then mean = m + d, output =
+// ((x - m) - d) * rstd, and the squared deviations sum up to sum((x - m)^2) - sum(x - m) * d. m is
+// the rounded mean, so that a row far from zero loses nothing; norms without a mean have m = d = 0.
+// Each segment has an m and a d of its own, and its sums are moved to the m of the row (Chan, Golub
+// and LeVeque, 1979).
 //
-// Instructions limit 16-bit rows, and two are saved an element. Of vectors in registers m is the
-// mean of every second element: if b is the mean of the others, d = (b - m) / 2 is within a
-// standard deviation, and the squares lose one bit at most. The output is (x - m) * rstd - d *
-// rstd, in one instruction; d * rstd is at most 1, and its error 2^-25.
+// Instructions limit the speed of 16-bit rows, so two shortcuts save two of them an element. First,
+// if vectors stay in registers, m is the mean of every second element: with b, the mean of the
+// others, d = (b - m) / 2 is within a standard deviation, and the squares lose one bit at most.
+// Second, the output is (x - m) * rstd - d * rstd, in one instruction; d * rstd is at most 1, and
+// its error at most 2^-25.
 //
-// Kind, weight offset, rounding of the normalised value and the dtype of weight and bias are chosen
-// at run time, the same for all threads: each costs a branch a row or a vector. In 16 bits and with
-// unaligned rows the usual options have loops of their own (NormForm), without a third of those
+// Kind, weight offset, rounding of the normalised value and the dtype of weight and bias are
+// run-time options, the same for all threads: each costs a branch a row or a vector. In 16 bits and
+// for unaligned rows the usual options have loops of their own (NormForm), with a third fewer
 // instructions.
 //
 // Limits: values above 3e38 / cols overflow the sum, values above 1e19 the squares (rstd = 0), and
-// deviations below 1e-22 count as none.
+// deviations below 1e-22 count as 0.
 #pragma once
 
 #include "cuda/block/cluster.h"
@@ -38,8 +39,8 @@
 
 namespace fusedops::cuda {
 
-// The options that the end of a row is compiled for: a weight of the rows' dtype alone, or with a
-// bias, neither with an offset nor with rounding of the normalised value; or any.
+// The options that the last step of a row is compiled for: a weight, or weight and bias, in the
+// rows' dtype, without an offset or rounding of the normalised value; or any options.
 enum class NormForm { kWeight, kWeightAndBias, kAny };
 
 template <class W, int kWidth, class Acc>
@@ -66,13 +67,13 @@ class NormInput {
         sum_(sum),
         dropout_(args.dropout, row) {}
 
-  // Loads from column `start` on; the row has `cols` columns from there, and zeros count beyond.
+  // Loads from column `start` on. The row has `cols` columns from there; elements beyond are zeros.
   template <int kThreads = 0, int kWidth, int kVectors>
   FUSEDOPS_DEVICE void load(Tile<T, kWidth, kVectors>& tile, int64_t start, int32_t cols) const {
     if constexpr (!kAdd) {
       tile.template load<kThreads>(input_ + start, cols, 0);
     } else {
-      // The residual first: a branch of 16 bits is converted as it arrives.
+      // The residual is loaded first, because a 16-bit branch is converted as soon as it arrives.
       tile.template load<kThreads>(residual_ + start, cols, 0);
       Tile<T, kWidth, kVectors> branch;
       with_branch<T>(
@@ -136,16 +137,16 @@ FUSEDOPS_DEVICE Pair<Acc> moments_of(const Acc* values) {
 #pragma unroll
   for (int k = 1; k < kCount; ++k) {
     sums.first += values[k];
-    sums.second = device::fma(values[k], values[k], sums.second);  // not the other product
+    sums.second = device::fma(values[k], values[k], sums.second);  // this product stays unrounded
   }
   return sums;
 }
 
-// The sum of squared deviations from the mean, from the sums of x - base and of its square.
-// `mean_offset` is the mean of x - base. Infinity where the squares overflow.
+// Computes the sum of squared deviations from the mean out of `sums`, those of x - base and of its
+// square, and `mean_offset`, the mean of x - base. Returns infinity if the squares overflow.
 template <class Acc>
 FUSEDOPS_DEVICE Acc squares_of(Pair<Acc> sums, Acc mean_offset) {
-  // 0 for a constant row: its base is so few ulps off that both sums are exact.
+  // A constant row gives 0: its base is so few ulps off that both sums are exact.
   const Acc left = device::fma(-sums.first, mean_offset, sums.second);
   return sums.second == INFINITY ? sums.second : left < Acc(0) ? Acc(0) : left;
 }
@@ -155,7 +156,7 @@ struct NormStatistics {
   Acc base, mean_offset, squares, rstd;  // mean = base + mean_offset
 
   // `sums` are those of x - base and of its square along a row. rstd is 0 where only the squares
-  // overflow, and NaN in a row with a NaN or with an infinity, which has no mean.
+  // overflow. It is NaN for a row with a NaN and, in norms with a mean, for a row with an infinity.
   FUSEDOPS_DEVICE NormStatistics(const NormForward& args, Acc base, Pair<Acc> sums)
       : base(base), mean_offset(0) {
     if (has_mean(args)) mean_offset = mean_of(sums.first, static_cast<Acc>(args.cols));
@@ -171,7 +172,7 @@ struct NormStatistics {
   }
 };
 
-// One vector of weight and bias, as factors and summands.
+// Loads one vector of weight, with its offset, and of bias.
 template <NormForm kForm, class T, int kWidth, class Acc>
 FUSEDOPS_DEVICE void load_parameters(
     Acc (&weight)[kWidth], Acc (&bias)[kWidth], const NormForward& args, int64_t column) {
@@ -209,7 +210,7 @@ FUSEDOPS_DEVICE void store_scaled(
 }
 
 // Subtracts `base` from the values of a tile, and returns the sums of the differences and of their
-// squares. Columns from `cols` on are outside the row, and zeros.
+// squares. Columns from `cols` on are outside the row; their differences are zeros.
 template <int kThreads = 0, class T, int kWidth, int kVectors, class Acc>
 FUSEDOPS_DEVICE Pair<Acc> centre(
     Acc (&centred)[kVectors][kWidth], const Tile<T, kWidth, kVectors>& tile, int32_t cols,
@@ -228,8 +229,8 @@ FUSEDOPS_DEVICE Pair<Acc> centre(
   return tree_sum<kVectors / kGroup>(moments);
 }
 
-// Replaces x - base by the normalised values: by one instruction each in 16 bits, but for a row
-// whose elements are all equal, which become exact zeros.
+// Replaces x - base by the normalised values. In 16 bits that takes one instruction each, and a row
+// of equal elements is a special case, so that it becomes exact zeros.
 template <class T, int kWidth, int kVectors, class Acc>
 FUSEDOPS_DEVICE void normalise(
     Acc (&values)[kVectors][kWidth], const NormStatistics<Acc>& statistics) {
@@ -244,9 +245,9 @@ FUSEDOPS_DEVICE void normalise(
   }
 }
 
-// Scales and stores a row of `cols` columns, which begins at column `start`. Unaligned rows take
-// their parameters from addresses that are kept: computed for each element, they would be a third
-// of its instructions.
+// Scales and stores a row of `cols` columns, which begins at column `start`. For unaligned rows the
+// parameters' addresses stay in registers: computing them for each element would take a third of
+// its instructions.
 template <NormForm kForm, int kThreads, class T, int kWidth, int kVectors, class Acc>
 FUSEDOPS_DEVICE void store_row(
     T* output, const NormForward& args, int32_t start, int32_t cols,
@@ -276,7 +277,7 @@ FUSEDOPS_DEVICE void store_row(
   }
 }
 
-// The same, with the form of the arguments.
+// Chooses the NormForm from the arguments and calls the overload above.
 template <int kThreads, class T, int kWidth, int kVectors, class Acc>
 FUSEDOPS_DEVICE void store_row(
     T* output, const NormForward& args, int32_t start, int32_t cols,
@@ -294,8 +295,9 @@ FUSEDOPS_DEVICE void store_row(
   store_row<NormForm::kAny, kThreads>(output, args, start, cols, normalised);
 }
 
-// The norm of this thread's row, which stays in registers. Statistics are saved first or last, as
-// the kernel needs fewer registers: others would spill on sm_80 and sm_120.
+// The norm of this thread's row, which stays in registers. kSavesLast says whether statistics are
+// saved after the results or before: in the order that takes fewer registers, because with the
+// other one the kernel would spill on sm_80 and sm_120.
 template <class RowScope, class T, int kWidth, int kVectors, bool kAdd, bool kSavesLast = false>
 FUSEDOPS_DEVICE void norm_row(const NormForward& args, int64_t row) {
   using Acc = AccumulatorOf<T>;
@@ -315,7 +317,8 @@ FUSEDOPS_DEVICE void norm_row(const NormForward& args, int64_t row) {
     constexpr int kStep = kBaseStep<T, kWidth>;
     const Acc inverse_count = device::reciprocal(static_cast<Acc>(args.cols)) * kStep;
     const Acc sum = tile.template sum<kStep>();
-    // Rounded here: contracted into x - base, it would differ from the base of the statistics.
+    // The fma rounds the product: contracted into x - base, it would differ from the statistics'
+    // base.
     base = device::fma(scope.template reduce<Sum>(sum), inverse_count, Acc(0));
     sums = scope.template reduce<Sum>(centre<kThreads>(centred, tile, cols, base));
   } else {
@@ -365,8 +368,9 @@ struct NormPartial {
   }
 };
 
-// The base of a segment is the mean of its first tile, which stays in registers for its moments.
-// With kAdd, a sum that the caller does not want is kept in the output until _apply normalises it.
+// The base of a segment is the mean of its first tile, which stays in registers until its moments
+// are added up. With kAdd, if the caller does not want the sum, the output holds it until _apply
+// normalises it.
 template <class T, int kWidth, bool kAdd>
 FUSEDOPS_KERNEL(kSegmentThreads, kSegmentBlocks<T>)
 norm_forward_partials(NormForward args, int64_t first_row, Segments segments) {

@@ -1,4 +1,4 @@
-// The kernels of LayerNorm, StdNorm and RMSNorm, for find_kernel().
+// The kernels of the norms of norm_kinds.def, for find_kernel().
 #pragma once
 
 #include "cuda/launch/kernels.h"
@@ -10,7 +10,7 @@ namespace fusedops::cuda {
 
 using NormSegmentKernel = void (*)(NormBackward, int64_t, Segments, RowPartials);
 
-// The bool says whether a residual is added.
+// The bool among the template arguments is kAdd (forward.h, backward.h).
 KERNEL(
     NormForwardRegisters, kForward, RowKernel<NormForward>, kNormForward, kRegisters,
     norm_forward_registers, In, kWidth, kVectors, false, kThreads)

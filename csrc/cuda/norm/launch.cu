@@ -1,5 +1,5 @@
-// Host side of LayerNorm, StdNorm and RMSNorm: picks kernels for the arguments and launches them.
-// The emulator compiles this file too, as C++.
+// Host side of the norms of norm_kinds.def: picks kernels for the arguments and launches them. The
+// emulator compiles this file too, as C++.
 #include "cuda/launch/launch.h"
 
 #include "cuda/launch/cluster.h"
@@ -7,14 +7,15 @@
 
 namespace fusedops::cuda {
 
-// Whether there are kernels for a weight or bias beside rows of that dtype: it has the same dtype,
-// or is float beside 16 bits.
+// Whether kernels read this weight or bias beside rows of `dtype`: it has that dtype too, or is
+// float beside 16-bit rows.
 inline bool fits(const ConstColumns& parameter, DType dtype) {
   const bool is_wider = size_of(dtype) == 2 && parameter.dtype == DType::kFloat32;
   return parameter.data == nullptr || parameter.dtype == dtype || is_wider;
 }
 
-// The same for a branch, or its gradient, beside rows of that dtype: 16 bits beside float.
+// Whether kernels take this branch, or its gradient, beside rows of `dtype`: it has that dtype too,
+// or 16 bits beside floats.
 template <class AnyRows>
 bool fits_branch(const AnyRows& branch, DType dtype) {
   const bool is_16_bits = dtype == DType::kFloat32 && size_of(branch.dtype) == 2;
@@ -72,7 +73,7 @@ int64_t workspace_bytes(const NormForward& args) {
   return segment_partials_bytes(plan, args.rows, args.cols, args.output.dtype, 3);
 }
 
-// One launch for all tensors, where each of them alone would have a block for a row.
+// All tensors take one launch if each alone would have whole rows in a block; else one launch each.
 Status launch(const NormStack& stack, Stream stream) {
   const NormForward first = stack[0];
   const DType dtype = first.input.dtype;
@@ -123,7 +124,7 @@ inline int64_t workspace_bytes(const NormBackward& args, const NormBackwardPlan&
   return column_partials_bytes(args, plan) + row_partials_bytes(args, plan);
 }
 
-// As much as the rows take with clusters or without, should those be refused.
+// The larger of what the rows take with clusters and without, because a device may refuse clusters.
 int64_t workspace_bytes(const NormBackward& args) {
   const int32_t width = width_of(args);
   const int64_t without_clusters = workspace_bytes(args, plan_of(args, width, false));
@@ -155,8 +156,9 @@ Status launch_row_partials(
   });
 }
 
-// The second kernel of some rows reads from L2 what the first one has read. With sums of columns it
-// has to be one launch for all rows: each launch would write partials as long as those rows.
+// Launches both kernels for some rows at a time, so that the second one reads from L2 what the
+// first one has read. If column sums are wanted, one launch takes all rows: each of several would
+// write partials as large as its rows.
 Status launch_backward_segments(
     const NormBackward& args, const NormBackwardPlan& plan, Stream stream) {
   const DType dtype = args.input.dtype;
@@ -180,7 +182,7 @@ Status launch_backward_segments(
   });
 }
 
-// Adds the partials of columns up.
+// Launches the kernel that adds up the partials of columns.
 Status launch_finish(const NormBackward& args, int64_t partitions, Stream stream) {
   const int32_t cols = finish_cols(args.cols);
   return device::launch(
@@ -225,7 +227,7 @@ int64_t workspace_bytes(const NormStackBackward& stack) {
   return std::max(most_workspace_bytes(stack), workspace_bytes(stack[0], plan_of(stack)));
 }
 
-// One launch for all tensors, where each of them alone would have blocks for whole rows.
+// All tensors take one launch if each alone would have whole rows in a block; else one launch each.
 Status launch(const NormStackBackward& stack, Stream stream) {
   const NormBackward first = stack[0];
   const DType dtype = first.input.dtype;

@@ -2,14 +2,14 @@
 //
 // Contract: as in softmax/spatial.h, whose strips these kernels keep. Weight and bias have one
 // value for each index of dim_size. _channel_sums adds up grad_weight and grad_bias: blockDim.x
-// threads, for which row_reduce() has its rule, share kChannels indices, and walk over the inner
-// columns of the partition blockIdx.y. Workspace: as in backward.h, whose _finish adds the
-// partials.
+// threads, a number that row_reduce() allows, share kChannels indices and walk over the inner
+// columns of a partition. Workspace: as in backward.h, whose _finish adds the partials.
 //
-// Numerics: as in forward.h, with deviations from the mean of a column's first tile, which the
-// threads of a column load at once: 4 * blockDim.y elements, all of them up to a dim_size of 256.
-// If they are a share p of the column, the squares lose log2(1 / p) bits at worst. The bits of a
-// column depend on dtype, dim_size and blockDim.y alone, and those of the sums on the sizes.
+// Numerics: as in forward.h, where m is the mean of a column's first tile: the kSpatialVectors *
+// blockDim.y elements that its threads load at once, which are the whole column up to a dim_size of
+// 256, except in doubles. If they are a share p of the column, the squares lose log2(1 / p) bits at
+// worst. The bits of a column depend on dtype, dim_size and blockDim.y alone, and those of
+// grad_weight and grad_bias on the sizes.
 #pragma once
 
 #include "cuda/norm/backward.h"
@@ -50,7 +50,7 @@ FUSEDOPS_DEVICE AccumulatorOf<T> weight_at(const NormBackward& row, uint32_t ind
 
 // --- forward ------------------------------------------------------------------------------------
 
-// The mean of each column's first tile, which is loaded.
+// Loads the first tile, and sets `bases` to each column's mean in it.
 template <class Strip, int kWidth, class Acc>
 FUSEDOPS_DEVICE void load_bases(
     Acc (&bases)[kWidth], Strip& strip, const SpatialNormForward& args, Acc* shared) {
@@ -237,7 +237,7 @@ spatial_norm_backward(SpatialNormBackward args, int64_t first_segment) {
   }
 }
 
-// The indices of dim_size for which a thread adds up grad_weight and grad_bias.
+// A thread adds up grad_weight and grad_bias for this many indices of dim_size.
 inline constexpr int32_t kChannels = 4;
 inline constexpr int32_t kChannelThreads = 256;
 

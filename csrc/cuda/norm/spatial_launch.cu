@@ -7,7 +7,7 @@
 
 namespace fusedops::cuda {
 
-// Whether there are kernels for a weight or bias beside an input of that dtype.
+// Whether kernels read this weight or bias beside an input of `dtype`.
 inline bool fits_beside(const ConstColumns& parameter, DType dtype) {
   const bool is_wider = size_of(dtype) == 2 && parameter.dtype == DType::kFloat32;
   return parameter.data == nullptr || parameter.dtype == dtype || is_wider;
@@ -25,10 +25,11 @@ Status launch(const SpatialNormForward& args, Stream stream) {
   return launch_inner_segments(kernel, plan, args, stream);
 }
 
-// The sums of grad_weight and grad_bias: `inner_threads` share kChannels channels, and a block has
-// `channel_threads` times as many. The partitions take turns with the segments of inner columns:
-// enough of them to fill the device with one wave, and at least 64, so that sums over r columns
-// have at most r / 64 additions in a thread. They depend on the sizes alone.
+// The plan of the sums for grad_weight and grad_bias. `inner_threads` threads share kChannels
+// channels, and a block has `channel_threads` times as many. The segments of inner columns are
+// dealt to the partitions in turn. There are enough partitions to fill the device with one wave,
+// and at least 64, so that sums over r columns have at most r / 64 additions in a thread. Their
+// number depends on the sizes alone.
 struct ChannelPlan {
   int32_t width, inner_threads, channel_threads;
   int64_t partitions, blocks;

@@ -7,7 +7,7 @@
 
 namespace fusedops::cuda {
 
-// Floats from 16 bits have no kernels for 4-byte vectors.
+// There are no kernels for 4-byte vectors that turn 16-bit input into floats.
 inline int32_t width_of(const SoftmaxForward& args) {
   const auto pick = args.input.dtype == args.output.dtype ? pick_width : pick_wide_or_single;
   return pick(args.input.dtype, args.cols, {args.input, args.output});
@@ -54,7 +54,7 @@ int64_t workspace_bytes(const SoftmaxForward& args) {
   return segment_partials_bytes(plan, args.rows, args.cols, args.input.dtype, 2);
 }
 
-// One launch for all tensors, where each of them alone would have a block for a row.
+// All tensors take one launch if each alone would have whole rows in a block; else one launch each.
 Status launch(const SoftmaxStack& stack, Stream stream) {
   const SoftmaxForward first = stack[0];
   const DType dtype = first.input.dtype;

@@ -12,8 +12,7 @@
 // with NaN or +inf, or of nothing but -inf, becomes NaN as a whole; -inf beside finite values
 // becomes 0, or -inf for the logarithm.
 //
-// Whether the logarithm is wanted is known at run time: that costs one select an element, and saves
-// half the kernels.
+// The logarithm is a run-time option: that costs one select an element, and saves half the kernels.
 #pragma once
 
 #include "cuda/block/cluster.h"
@@ -36,8 +35,8 @@ FUSEDOPS_DEVICE Acc exponential(Acc x) {
   }
 }
 
-// The maximum to subtract from values which may all be -inf: their exponentials are then 0, not
-// NaN.
+// The maximum to subtract from values. It is 0 if all of them are -inf, so that their exponentials
+// are 0, not NaN.
 template <class Acc>
 FUSEDOPS_DEVICE Acc finite_or_zero(Acc max) {
   return max == -INFINITY ? Acc(0) : max;

@@ -6,8 +6,8 @@
 // one outer index, so that its loads are coalesced. blockDim.y threads, a power of two, share a
 // column: thread y has the indices y, y + blockDim.y, ... of dim_size. kStaging says where elements
 // stay between the two passes over them: in registers, where kSpatialVectors * blockDim.y >=
-// dim_size; in dynamic shared memory, with room for dim_size rounded up to a multiple of that, of
-// each tensor; or nowhere, and they are loaded again, usually from L2.
+// dim_size; in dynamic shared memory, where each tensor has room for dim_size rounded up to a
+// multiple of that; or nowhere, so that they are loaded again, usually from L2.
 //
 // Numerics: as in rows.h. The bits of a column depend on the dtypes, dim_size and blockDim.y
 // alone.
@@ -56,7 +56,7 @@ class SpatialStrip {
   static constexpr int kVectors = kSpatialVectors<T>;
   Vec<T, kWidth> vectors[kVectors];
 
-  // `tensor` counts those of which the block keeps a strip.
+  // `tensor` numbers the tensors of which the block keeps a strip.
   FUSEDOPS_DEVICE SpatialStrip(
       const T* begin, int64_t dim_stride, uint32_t dim_size, uint32_t tensor_dim_size, int tensor)
       : begin_(begin), dim_stride_(dim_stride), dim_size_(dim_size) {
@@ -67,7 +67,7 @@ class SpatialStrip {
     }
   }
 
-  // Indices of a tile.
+  // The number of indices in a tile.
   FUSEDOPS_DEVICE static uint32_t step() { return blockDim.y * kVectors; }
   FUSEDOPS_DEVICE static uint32_t index_of(uint32_t start, int i) {
     return start + i * blockDim.y + threadIdx.y;
@@ -82,7 +82,7 @@ class SpatialStrip {
     }
   }
 
-  // Elements beyond dim_size are of no meaning.
+  // Elements beyond dim_size are undefined.
   FUSEDOPS_DEVICE void load_again(uint32_t start) {
     if constexpr (kStaging == kStagedNowhere) load_global(start, 0);
     if constexpr (kStaging == kStagedInShared) {
@@ -118,7 +118,7 @@ class SpatialStrip {
 };
 
 // Reduces over the threads that share columns, in a tree; all of them get the result. `shared` has
-// room for kWidth values of every thread of the block, and all of them call.
+// room for kWidth values of every thread of the block; all threads of the block call.
 template <class Op, int kWidth, class Acc>
 FUSEDOPS_DEVICE void column_reduce(Acc (&values)[kWidth], Acc* shared) {
   const int32_t dim_threads = blockDim.y, y = threadIdx.y;
