@@ -453,7 +453,7 @@ void masked_softmax_out(
   torch::stable::copy_(output, result);
 }
 
-// With the probabilities only if there is a seed, and with those of the sinks.
+// Also returns the probabilities, empty without a seed, and those of the sinks.
 template <class Launcher>
 std::tuple<Tensor, Tensor, Tensor> masked_softmax_sinks_forward(
     const MaskedSoftmaxOptions& options, const MaskedSoftmaxInputs& inputs, double p,
@@ -652,7 +652,7 @@ struct MaskedSoftmaxOps {
         .output;
   }
 
-  // With the probabilities of the sinks, which only a backward pass needs.
+  // Also returns the probabilities of the sinks, which only a backward pass needs.
   static std::tuple<Tensor, Tensor, Tensor> masked_softmax_sinks(
       const Tensor& input, const MaybeTensor& mask, double scale, bool causal,
       MaybeNumber mask_value, double p, const MaybeTensor& seed, const MaybeTensor& bias,

@@ -106,7 +106,7 @@ inline NormShape checked_norm_forward(const NormOptions& options, const Tensor& 
 // The dtypes of dropout(input) + residual. The sum has the dtype that torch promotes the two to.
 //
 // Kernels read one of the terms, the branch, in the sum's dtype or, beside float32, in 16 bits; and
-// so they write its gradient. It is the input but, where there is no dropout, the residual may
+// so they write its gradient. The branch is the input but, if there is no dropout, the residual may
 // trade places with it. All other terms are converted: to the sum's dtype before a forward, and
 // from it after a backward.
 struct TermDtypes {

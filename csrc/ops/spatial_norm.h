@@ -1,5 +1,5 @@
-// Norms over one dimension, whichever it is: checks tensors, passes rows or
-// slices to the launcher, and returns tensors.
+// Norms over any one dimension: checks tensors, passes rows or slices to the launcher, and returns
+// tensors.
 #pragma once
 
 #include <tuple>

@@ -3,9 +3,10 @@
 //
 // Contract: a kernel makes one scope, issues its loads, calls join() and then reduce() any number
 // of times, every thread the same calls. reduce() takes a float or a Pair<float>, or in one block
-// of double; its result is the same bits in all threads of the scope. Reductions take turns with
-// two arrays of shared memory, and no barrier is needed before, between or after them: in a loop
-// over rows each row takes one. The blocks of a cluster have whole warps in one row.
+// of double; its result is the same bits in all threads of the scope. Reductions alternate between
+// two arrays of shared memory, so that callers need no barrier before, between or after them: in a
+// loop over rows each reduction has a single one. The blocks of a cluster consist of whole warps in
+// one row.
 // Order: a butterfly over the lanes of each warp; then over the warps, or over the warps of all
 // blocks. It is fixed by the numbers of threads and blocks.
 #pragma once
@@ -20,8 +21,8 @@ struct ColumnRange {
   int32_t start, cols;
 };
 
-// A row in each threadIdx.y of a block. kThreads_: those that share a row where the plan fixes
-// them, else 0.
+// A block has a row for each threadIdx.y. kThreads_: the number of threads that share a row if the
+// plan fixes it, else 0.
 template <int kThreads_>
 class RowInBlock {
  public:
@@ -40,8 +41,8 @@ class RowInBlock {
 
   FUSEDOPS_DEVICE void join() {}
 
-  // A warp that writes to an array has passed the barrier of the reduction in between, which a warp
-  // that still read the array would not have reached.
+  // Two arrays suffice: a warp that writes to one again has passed the barrier of the reduction in
+  // between, which a warp that still reads it has not reached.
   template <class Op, class T>
   FUSEDOPS_DEVICE T reduce(T value) {
     static_assert(sizeof(T) <= sizeof(Place));
@@ -67,10 +68,10 @@ FUSEDOPS_DEVICE void store_cluster(
   device::store_cluster(&own->first, value.first, value.second, own_barrier, rank);
 }
 
-// Every warp sends its value to a mailbox in each block, its own too, and adds up what has come
-// into the mailbox of its own block. An mbarrier counts the bytes that come.
+// Every warp sends its value to a mailbox in each block, its own included, and combines the values
+// in the mailbox of its own block. An mbarrier counts the bytes that arrive there.
 //
-// No block writes to one that has gone: a block waits for every value of its last reduction, and
+// No block writes to one that has exited: a block waits for every value of its last reduction, and
 // nothing is sent to it after that one. Nor does a value overwrite one that is still read: a warp
 // sends its value of reduction r + 1 once all its lanes have read those of reduction r, and a peer
 // sends its value of reduction r + 2 once it has those of r + 1 from all warps.
@@ -160,11 +161,12 @@ class RowInCluster {
 
 using Cluster = RowInCluster<0>;
 
-// Unaligned rows go by warps: an address for each vector would be a third of their instructions.
+// Unaligned rows are laid out by warp (kByWarp), so that offsets are constants: an address for each
+// vector would take a third of their instructions.
 template <class T, int kWidth>
 using ClusterOf = RowInCluster<kIsWide<T, kWidth> ? 0 : kByWarp>;
 
-// The row of this cluster in a launch that begins with first_row, a row each.
+// The row of this cluster in a launch in which each cluster has one row, from first_row on.
 FUSEDOPS_DEVICE int64_t cluster_row(int64_t first_row) {
   return first_row + blockIdx.x / device::cluster_blocks();
 }

@@ -47,7 +47,7 @@ using Status = int;    // a cudaError_t
 inline constexpr Status kSuccess = 0;
 inline constexpr Status kInvalidValue = 1;
 inline constexpr Status kInvalidDeviceFunction = 98;
-inline constexpr Status kLaunchFailure = 719;  // a kernel broke
+inline constexpr Status kLaunchFailure = 719;  // a kernel failed while it ran
 
 inline constexpr int32_t kWarpLanes = 32;
 
@@ -150,8 +150,9 @@ FUSEDOPS_DEVICE uint32_t cluster_rank() {
   return rank;
 }
 
-// The two halves of a barrier for all threads of a cluster. The arrival orders no memory but the
-// making of mbarriers: one that did would wait for all stores of the thread (MEMBAR.GPU).
+// The two halves of a barrier for all threads of a cluster. The arrival orders no memory accesses
+// but the initialisation of mbarriers: a releasing one would wait for all stores of the thread
+// (MEMBAR.GPU).
 FUSEDOPS_DEVICE void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
@@ -168,8 +169,8 @@ FUSEDOPS_DEVICE uint32_t cluster_address(const void* own, uint32_t rank) {
   return address;
 }
 
-// Makes an mbarrier, each of whose phases takes one arrival. Other threads of the cluster know it
-// after a cluster barrier at which this thread arrives later.
+// Initialises an mbarrier whose phases take one arrival each. Other threads of the cluster may use
+// it after the next cluster barrier.
 FUSEDOPS_DEVICE void mbarrier_init(uint64_t* barrier) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -200,7 +201,7 @@ FUSEDOPS_DEVICE void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
   }
 }
 
-// Stores at the address of `own` in the block of that rank. The bytes come some time later, and
+// Stores at the address of `own` in the block of that rank. The bytes arrive some time later, and
 // count for the mbarrier at the address of `own_barrier` there.
 FUSEDOPS_DEVICE void store_cluster(float* own, float value, uint64_t* own_barrier, uint32_t rank) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(
@@ -219,7 +220,8 @@ FUSEDOPS_DEVICE void store_cluster(
 
 #else
 
-// In code for older devices, which tools/tune may be compiled to, launch_clusters() launches none.
+// Stand-ins in code for older devices, for which tools/tune may be compiled: launch_clusters()
+// launches no clusters there.
 FUSEDOPS_DEVICE uint32_t cluster_blocks() { return 1; }
 FUSEDOPS_DEVICE uint32_t cluster_rank() { return 0; }
 FUSEDOPS_DEVICE void cluster_arrive() { __trap(); }
@@ -248,8 +250,8 @@ inline bool has_clusters() {
       majors[device] >= 9;
 }
 
-// Whether a kernel's code for the current device has clusters. Code that the driver makes of PTX
-// has what __CUDA_ARCH__ was for that PTX.
+// Whether a kernel's code for the current device has clusters. Code that the driver compiles from
+// PTX has them if the __CUDA_ARCH__ of the PTX does.
 template <class... Params>
 bool has_cluster_code(void (*kernel)(Params...)) {
   static std::mutex mutex;
@@ -267,11 +269,12 @@ bool has_cluster_code(void (*kernel)(Params...)) {
   return entry->second;
 }
 
-// Every device with clusters runs them of up to eight blocks; more take a permission.
+// Every device with clusters runs those of up to eight blocks; for more, a kernel needs an
+// attribute.
 inline constexpr uint32_t kPortableClusterBlocks = 8;
 
-// Launches clusters of `cluster` neighbouring blocks. Refuses where the kernel's code has none, and
-// where the device cannot run them, as a part of a GPU may not.
+// Launches clusters of `cluster` neighbouring blocks. Fails if the kernel's code has no clusters,
+// or if the device cannot run them, as a part of a GPU (MIG) may not.
 template <class... Params, class... Args>
 Status launch_clusters(
     void (*kernel)(Params...), int64_t blocks, uint32_t cluster, dim3 threads, Stream stream,
@@ -319,8 +322,8 @@ inline int64_t max_shared_bytes() {
   return is_known ? limits[device] : 0;
 }
 
-// Launches blocks that have `shared_bytes` of dynamic shared memory, up to max_shared_bytes() with
-// what the kernel declares. More than 48 KB have to be asked for.
+// Launches blocks that have `shared_bytes` of dynamic shared memory: with the kernel's static
+// shared memory at most max_shared_bytes(). More than 48 KB take an attribute of the kernel.
 template <class... Params, class... Args>
 Status launch_with_shared(
     void (*kernel)(Params...), int64_t shared_bytes, int64_t blocks, dim3 threads, Stream stream,

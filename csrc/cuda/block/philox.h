@@ -44,7 +44,7 @@ class DropoutRow {
 
   FUSEDOPS_DEVICE bool is_on() const { return is_on_; }
 
-  // Applies it to neighbouring columns from `column` on. A wide vector begins at a multiple of
+  // Applies dropout to neighbouring columns from `column` on. A wide vector begins at a multiple of
   // four, so that it uses all words of its counters.
   template <int kWidth>
   FUSEDOPS_DEVICE void apply(Acc (&values)[kWidth], int32_t column) const {

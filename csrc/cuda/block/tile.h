@@ -2,7 +2,7 @@
 //
 // Layout: vector i of thread t begins at column (i * blockDim.x + t) * kWidth, so that neighbouring
 // lanes read neighbouring vectors. blockDim.x threads share a row, and a block has blockDim.y rows.
-// By warp (kByWarp), a vector begins at column (i * 32 + t % 32) * kWidth of those of its warp.
+// By warp (kByWarp), a vector begins at column (i * 32 + t % 32) * kWidth of its warp's columns.
 // cols is a multiple of kWidth: a vector as a whole is inside the row or outside.
 #pragma once
 
@@ -11,11 +11,11 @@
 
 namespace fusedops::cuda {
 
-// In place of a number of threads: any number of warps share a row, each with neighbouring columns.
+// Stands for a number of threads: any number of warps share a row, each with neighbouring columns.
 inline constexpr int kByWarp = -1;
 
-// The columns from a thread's first vector to its vector i. kThreads: those that share a row where
-// the plan fixes them, kByWarp, or 0.
+// The columns from a thread's first vector to its vector i. kThreads: the number of threads that
+// share a row if the plan fixes it, kByWarp, or else 0.
 template <int kWidth, int kThreads = 0>
 FUSEDOPS_DEVICE int32_t columns_before(int i) {
   constexpr int32_t kApart = kThreads == kByWarp ? device::kWarpLanes : kThreads;
@@ -33,10 +33,10 @@ constexpr int vectors_of_group(int vectors) {
   return vectors % 4 == 0 ? 4 : vectors % 5 == 0 ? 5 : vectors;
 }
 
-// Calls f(i, is_inside) for the vectors of a thread: whether vector i is inside a row of `cols`
-// columns. Where offsets are constants, one comparison says for all threads of the row, or of the
-// warp, that a group is inside the row, or outside, and f is compiled for either: without a
-// predicate for each vector.
+// Calls f(i, is_inside) for each vector i of a thread; is_inside says whether it is inside a row of
+// `cols` columns. Where offsets are constants (kThreads != 0), one comparison finds that a group is
+// inside the row, or outside, for all threads of the row or warp, and f is compiled for either
+// case, without a predicate for each vector.
 template <int kWidth, int kVectors, int kThreads, class F>
 FUSEDOPS_DEVICE void for_vectors(int32_t cols, F f) {
   const int32_t left = cols - column_of<kWidth, kThreads>(0);
@@ -73,8 +73,9 @@ FUSEDOPS_DEVICE int64_t launch_row(int64_t first_row) {
   return first_row + static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
 }
 
-// Tells the compiler how many threads share a row, where kThreads is not 0: the vectors of a thread
-// are then a constant apart, which every access has room for, and a reduction has no branches.
+// Tells the compiler how many threads share a row, if kThreads > 0. The vectors of a thread are
+// then a constant distance apart, which fits into the instruction of each access, and a reduction
+// has no branches.
 template <int kThreads>
 FUSEDOPS_DEVICE void assume_row_threads() {
   if constexpr (kThreads > 0) device::assume(blockDim.x == kThreads);
@@ -148,7 +149,7 @@ struct Tile {
         [fill] { return Vec<T, kWidth>::filled(fill); });
   }
 
-  // For what other rows read too: it stays in L1. Elements outside the row are zeros.
+  // For data that other rows read too: it stays in L1. Elements outside the row are zeros.
   FUSEDOPS_DEVICE void load_cached(const T* row, int32_t cols) {
     load_by<0>(
         first_of<0>(row), cols, [](const T* from) { return Vec<T, kWidth>::load_cached(from); },
@@ -162,8 +163,9 @@ struct Tile {
     return row + column_of<kWidth, kThreads>(0);
   }
 
-  // Addresses are the thread's first one plus offsets that all threads share. Computed from columns
-  // they would be kept for the stores: 16 registers for 8 vectors, and kernels of 64 would spill.
+  // Addresses are the thread's first one plus offsets that all threads share. Addresses computed
+  // from columns would be kept for the stores: 16 registers for 8 vectors, and kernels limited to
+  // 64 would spill.
   template <int kThreads, class Load, class Outside>
   FUSEDOPS_DEVICE void load_by(const T* own, int32_t cols, Load load, Outside outside) {
     for_vectors<kWidth, kVectors, kThreads>(cols, [&](int i, bool is_inside) {

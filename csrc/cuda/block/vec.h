@@ -3,8 +3,8 @@
 // Half and BFloat16 are storage types: every value is computed in float (double for double) and
 // rounded to nearest once, when it is stored. A vector wider than 16 bytes (floats beside 16-bit
 // input) moves as 16-byte words and needs only their alignment.
-// Layout: a vector stays in the 32-bit registers it was loaded into. 16-bit elements would take a
-// register each, twice as many.
+// Layout: a vector stays in the 32-bit registers it was loaded into. Unpacked, 16-bit elements
+// would take a register each, twice as many.
 #pragma once
 
 #include <type_traits>
@@ -54,8 +54,9 @@ FUSEDOPS_DEVICE uint32_t packed(float low, float high, BFloat16) {
   return bit_cast<uint32_t>(__floats2bfloat162_rn(low, high));
 }
 
-// The elements of a register of two. A bfloat16 is the upper half of a float, so that each takes
-// one instruction; a conversion of 16 bits that were shifted down takes two for the upper.
+// Widen the low or the high one of two elements in a register. A bfloat16 is the upper half of a
+// float, so that either takes one instruction; to shift the high one down and convert it would take
+// two.
 FUSEDOPS_DEVICE float widen_low(uint32_t pair, Half) {
   return widen(bit_cast<Half>(static_cast<uint16_t>(pair)));
 }
@@ -149,7 +150,7 @@ struct Vec {
     return rounded(values);
   }
 
-  // For what is read once: it does not displace what L1 holds.
+  // For data that is read once: it does not displace what L1 holds.
   FUSEDOPS_DEVICE static Vec load(const T* from) {
     Vec vec;
 #pragma unroll
@@ -160,7 +161,7 @@ struct Vec {
     return vec;
   }
 
-  // For what other rows read too: it stays in L1.
+  // For data that other rows read too: it stays in L1.
   FUSEDOPS_DEVICE static Vec load_cached(const T* from) {
     Vec vec;
 #pragma unroll

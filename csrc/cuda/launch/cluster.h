@@ -1,5 +1,5 @@
-// Launches by clusters. csrc/cuda/*/clusters.cu defines launch_clusters(), and is compiled for the
-// architectures that have clusters alone.
+// Launches by clusters. csrc/cuda/*/clusters.cu define launch_clusters(), and are compiled only for
+// the architectures that have clusters.
 #pragma once
 
 #include "cuda/launch/dispatch.h"

@@ -143,8 +143,8 @@ int64_t most_workspace_bytes(const Stack& stack) {
 
 constexpr int64_t accumulator_bytes(DType dtype) { return dtype == DType::kFloat64 ? 8 : 4; }
 
-// The workspace of rows in segments, whose partials have that many accumulators each. `plan` is
-// the one without clusters, because they may be refused.
+// The workspace of rows in segments, each of whose partials has that many accumulators. `plan` is
+// the plan without clusters, because a device may refuse them.
 inline int64_t segment_partials_bytes(
     const RowPlan& plan, int64_t rows, int64_t cols, DType dtype, int32_t accumulators) {
   if (plan.scope != Scope::kSegments) return 0;

@@ -17,7 +17,8 @@ inline constexpr DType kDTypeOf = std::is_same_v<T, double> ? DType::kFloat64
     : std::is_same_v<T, Half>                               ? DType::kFloat16
                                                             : DType::kBFloat16;
 
-// The functions of kernels: of all tensors, of rows or inner segments from one on, of segments.
+// The types of kernels. A RowKernel takes the first row or inner segment of its launch; a
+// SegmentKernel, the first row and its segments.
 template <class Args>
 using Kernel = void (*)(Args);
 template <class Args>
@@ -25,8 +26,8 @@ using RowKernel = void (*)(Args, int64_t);
 template <class Args>
 using SegmentKernel = void (*)(Args, int64_t, Segments);
 
-// kBackward: the rows that are read have the dtype Out of a pair, and the results In. kStack: one
-// kernel for a stack of tensors, whose threads come from the launch.
+// kBackward: the rows that are read have the dtype Out of a pair, and the results In. kStack: a
+// kernel for a stack of tensors, compiled for any number of threads.
 enum class KernelKind { kForward, kBackward, kStack };
 
 // Defines `Name`, a kernel for find_kernel(). Its template arguments may be In and Out, the types

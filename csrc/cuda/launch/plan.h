@@ -23,7 +23,7 @@ template <class T, int kWidth>
 inline constexpr bool kIsWide = kWidth * sizeof(T) == kMaxVectorBytes;
 
 // Kernels that walk along a row have four 16-byte loads in flight a thread. Those are 32 KB for one
-// block of 512 threads, enough for 4.3 TB/s at 0.8 us on each of 132 multiprocessors.
+// block of 512 threads: on 132 multiprocessors, 5.4 TB/s at a latency of 0.8 us.
 inline constexpr int32_t kLoopThreads = 512;
 template <int kWidth, int kTensors>
 inline constexpr int kLoopVectors = (kWidth > 1 ? 4 : 8) / kTensors;
@@ -51,15 +51,15 @@ enum class Pass {
   kSpatial,
 };
 
-// How a row is read: in 16-byte vectors of 16-bit elements or of floats; in 4-byte vectors of 16
-// bits, or single elements where those do not fit either; always in single elements; or as doubles,
-// in which gradients are checked, and which go by single elements too. 8-byte vectors would save
-// few instructions, as all loads of a row are in flight at once, and would need a third more
-// kernels.
+// How a row is read. kWide16, kWide32: in 16-byte vectors of 16-bit elements or of floats.
+// kUnaligned: in 4-byte vectors of 16-bit elements or, where those do not fit either, in single
+// elements. kSingle: in single elements. kDoubles: in single doubles, with which gradients are
+// checked. 8-byte vectors would save few instructions, as all loads of a row are in flight at once,
+// and would need a third more kernels.
 enum class Vectors { kWide16, kWide32, kUnaligned, kSingle, kDoubles };
 
-// The spatial kernels keep what they have loaded between their two passes over a strip, dim_size
-// indices of a segment of neighbouring inner columns; kStagedNowhere: they load the strip twice.
+// Where the spatial kernels keep a strip, the dim_size indices of a segment of neighbouring inner
+// columns, between their two passes over it. kStagedNowhere: they load it twice.
 enum SpatialStaging : int { kStagedInRegisters, kStagedInShared, kStagedNowhere };
 
 // A line of plans.def: rows of up to max_cols columns have this plan.
@@ -69,8 +69,8 @@ struct ListedPlan {
   Scope scope;
   int64_t max_cols;
   int32_t elements;  // of a row in each thread's registers
-  // The threads that share a row, where the kernel is compiled for that number: a power of two
-  // within a warp, or whole warps. 0 where the row's length says.
+  // The threads that share a row, if the kernel is compiled for that number: a power of two within
+  // a warp, or whole warps. 0 if the row's length decides.
   int32_t threads;
   int32_t blocks;  // of a cluster
 };
@@ -120,8 +120,8 @@ constexpr bool are_valid() {
 }
 static_assert(are_valid(), "a line of plans.def has more columns than its threads hold");
 
-// The elements of the vectors that a listed plan is for, of a row that is read in vectors of
-// `width` elements of that size; 0 where it is for other rows.
+// The width of the vectors in which the kernel of a listed plan reads rows that are aligned for
+// `width` elements; 0 if the plan is not for such rows.
 constexpr int32_t width_in(const ListedPlan& listed, int32_t width, int32_t element_bytes) {
   const bool is_wide = width * element_bytes == kMaxVectorBytes;
   switch (listed.vectors) {
@@ -139,15 +139,16 @@ constexpr int32_t width_in(const ListedPlan& listed, int32_t width, int32_t elem
   return 0;
 }
 
-// The largest blocks that kernels are compiled for. No row of their plans needs more threads, and
-// each thread may have 65536 registers divided by their number. kThreads: the threads that share a
-// row where the plan fixes their number, else 0.
+// The largest blocks that kernels are compiled for, in threads. No row of their plans needs more,
+// and each thread may have 65536 registers divided by this number. kThreads: the threads that share
+// a row where the plan fixes their number, else 0.
 template <class T, int kWidth, int kElements, int kThreads = 0>
 inline constexpr int32_t kSoftmaxThreads = kThreads > 0 ? kRowBlockThreads
     : !kIsWide<T, kWidth> || kElements > 32             ? 512
     : kElements <= 16                                   ? 256
                                                         : kMaxThreads;
-// 32 elements a thread of an unaligned row are one warp's; with 128 registers they would spill.
+// An unaligned row with 32 elements a thread is one warp's. A block for it is small, because with
+// the 128 registers that 512 threads may have, it would spill.
 template <class T, int kWidth, int kElements>
 inline constexpr bool kIsOneWarp = !kIsWide<T, kWidth> && kElements == 32;
 template <class T, int kWidth, int kElements, bool kAdd, int kThreads = 0>
@@ -160,7 +161,6 @@ template <class T, int kWidth, int kThreads = 0>
 inline constexpr int32_t kSoftmaxBackwardThreads = kThreads > 0 ? kRowBlockThreads
     : !kIsWide<T, kWidth>                                       ? 512
                                                                 : kMaxThreads;
-// With 64 elements, a warp has a row.
 template <class T, int kWidth, int kElements, bool kAnyTerms>
 inline constexpr int32_t kMaskedSoftmaxThreads = !kIsWide<T, kWidth> || kElements > 32 ? 512
     : kElements > 16 || (kElements == 16 && kAnyTerms)                                 ? 896
@@ -197,7 +197,8 @@ constexpr int32_t round_up(int64_t value, int32_t step) {
   return static_cast<int32_t>(ceil_div(value, step)) * step;
 }
 
-// A power of two within a warp, else whole warps. The threads of a row read at least a sector.
+// The number of threads for a row: a power of two within a warp, else whole warps. Together they
+// read at least a sector at a time.
 constexpr int32_t threads_per_row(int64_t cols, int32_t elements, int32_t vector_bytes) {
   const int64_t wanted = ceil_div(cols, elements);
   if (wanted > 32) return round_up(wanted, 32);
@@ -206,7 +207,7 @@ constexpr int32_t threads_per_row(int64_t cols, int32_t elements, int32_t vector
   return threads;
 }
 
-// The plan of a row from a listed plan that is for it.
+// Completes a listed plan for a row of `cols` columns that it is for.
 constexpr RowPlan plan_from(
     const ListedPlan& listed, int64_t cols, int32_t width, int32_t element_bytes,
     int32_t block_threads) {
@@ -226,10 +227,10 @@ constexpr RowPlan plan_from(
   return plan;
 }
 
-// The plan of the first listed plan that is for the row. Clusters come before one block of as many
-// columns where they hold a row better: that block is for devices without them. The blocks of a
-// cluster have neighbouring columns, as many as their threads hold, and the last one has what is
-// left.
+// Plans a row by the first listed plan that is for it. Where clusters hold rows better, they are
+// listed before one block for as many columns, which is then for devices without clusters. The
+// blocks of a cluster have neighbouring columns, as many as their threads hold, and the last one
+// has what is left.
 constexpr RowPlan plan_rows(
     Pass pass, int64_t cols, int32_t width, int32_t element_bytes, bool has_clusters,
     int32_t block_threads = kRowBlockThreads) {
@@ -270,8 +271,8 @@ constexpr Segments plan_segments(int64_t cols) {
   return {static_cast<int32_t>(segment), static_cast<int32_t>(ceil_div(cols, segment))};
 }
 
-// The rows of one launch. What the second kernel reads again should still be in L2: 16 MB, beside
-// as much that it writes, of the 40 MB of an A100 or the 50 of an H200.
+// The rows of one launch. Data that the second kernel reads again should still be in L2: 16 MB,
+// beside as much that it writes, of the 40 MB of an A100 or the 50 MB of an H200.
 inline constexpr int64_t kSegmentLaunchBytes = 16 << 20;
 
 constexpr int64_t segment_rows(int64_t row_bytes) {
@@ -285,7 +286,7 @@ inline constexpr int32_t kMaskedClusterThreads = 512;
 
 // The threads that share a column are a power of two, each with kSpatialVectors loads in flight:
 // three blocks a multiprocessor of 256 threads with four 16-byte loads are 48 KB. A thread that
-// keeps its loads in registers has no others, which ends at 256 indices.
+// keeps its loads in registers has no others, so that 64 threads reach 256 indices.
 inline constexpr int32_t kSpatialThreads = 256;
 inline constexpr int32_t kTileIndices = 4;  // of a thread, with all its loads in flight
 inline constexpr int32_t kMaxRegisterThreads = 64, kMaxSharedThreads = 128, kStreamThreads = 32;
@@ -294,11 +295,12 @@ template <class T>
 inline constexpr int kSpatialVectors = sizeof(T) == 8 ? 1 : kTileIndices;
 
 // A strip in shared memory has up to 96 KB, so that two blocks share the 228 KB of a Hopper's
-// multiprocessor. 24 indices a thread are as much, with 256 threads and 16 bytes.
+// multiprocessor. 24 indices a thread are as much: 256 threads with 16 bytes each.
 inline constexpr int32_t kStripIndices = 24;
 inline constexpr int64_t kReduceBytes = 8 << 10;  // that a kernel has beside the strip, at most
 
-// A segment is at least a sector wide, where a block has room for that.
+// The largest blocks, in threads: a segment is at least a sector wide, where a block has room for
+// that.
 template <class T, int kWidth>
 inline constexpr int32_t kSpatialMaxThreads = kIsWide<T, kWidth> ? kSpatialThreads
     : sizeof(T) == 8                                             ? 512
@@ -330,8 +332,8 @@ constexpr SpatialDims plan_spatial_dims(int64_t dim_size, int32_t tensors) {
   return {kStreamThreads, kStagedNowhere};
 }
 
-// A block of the device may have max_shared_bytes. Where that is too little for a strip, or for
-// doubles, columns are loaded twice, by as many threads.
+// A block of the device may have max_shared_bytes. If that is too little for a strip, and always in
+// doubles, columns are loaded twice, by the same number of threads.
 constexpr SpatialPlan plan_spatial(
     int64_t dim_size, int64_t inner, int32_t width, int32_t element_bytes, int32_t tensors,
     int64_t max_shared_bytes) {
@@ -353,18 +355,18 @@ constexpr SpatialPlan plan_spatial(
 
 // Backward of norms: blocks walk over the rows of a partition. Their 512 threads have up to 128
 // registers each, all that a multiprocessor has, and 32 KB of the next row in flight. One block for
-// each of the 132 multiprocessors of a Hopper is one wave; blocks of half the threads, two of them,
-// would write twice the partials. A partial is a pair of accumulators for each column, written and
-// read once: with 132 partitions that is 0.13 of the input's bytes for 8192 rows of 16 bits.
+// each of the 132 multiprocessors of a Hopper is one wave; two blocks of half the threads would
+// write twice the partials. A partial is a pair of accumulators for each column, written and read
+// once: with 132 partitions that is 0.13 of the input's bytes for 8192 rows of 16 bits.
 inline constexpr int64_t kMultiprocessors = 132;
-// GPCs of 16 or 18 multiprocessors hold this many in clusters of four or eight.
+// Clusters of four or eight blocks use only this many, because each lies in a GPC of 16 or 18.
 inline constexpr int64_t kClusterMultiprocessors = 128;
-// Few rows: fewer partitions, so that partials have no more bytes than tensors (with four rows of
-// 16 bits two thirds of them). In a block with one more row the next one is in flight already: it
-// costs 0.7 us, in which L2 moves 3.5 MB, the partials of 53 partitions of 4096 columns.
+// A partition has at least this many rows, so that partials have no more bytes than tensors (with
+// four rows of 16 bits, two thirds). One more row in a block costs 0.7 us, because its loads are in
+// flight already; in that time L2 moves 3.5 MB, the partials of 53 partitions of 4096 columns.
 inline constexpr int64_t kMinPartitionRows = 4;
-// Few partitions, where many blocks share a row: more than one wave, so that sums over r rows have
-// at most 64 or r / 64 additions in a thread. That is what numerics_bounds.md promises of them.
+// Where many blocks share a row, a wave has few partitions. There are then several waves, so that
+// sums over r rows have at most 64 or r / 64 additions in a thread, as numerics_bounds.md promises.
 inline constexpr int64_t kMaxPartitionRows = 64, kAccuratePartitions = 64;
 
 constexpr int64_t count_partitions(int64_t rows, int32_t block_rows, int64_t wave) {
@@ -382,7 +384,7 @@ struct NormBackwardPlan : RowPlan {
   int64_t partitions;  // of the rows, for sums of columns
 };
 
-// The longest row that one block holds, of those that the plan of segments is for.
+// The longest row that one block holds, of rows of this width and element size.
 constexpr int64_t longest_in_registers(Pass pass, int32_t width, int32_t element_bytes) {
   int64_t longest = 0;
   for (const ListedPlan& listed : plans_of(pass)) {
@@ -393,7 +395,7 @@ constexpr int64_t longest_in_registers(Pass pass, int32_t width, int32_t element
   return longest;
 }
 
-// Segments of about equal length, as few as blocks of the longest rows take.
+// Plans segments of about equal length, as few as possible of at most `longest` columns each.
 constexpr NormBackwardPlan plan_norm_backward_segments(
     int64_t longest, int64_t rows, int64_t cols, RowPlan row, int32_t element_bytes) {
   const int64_t least = ceil_div(cols, longest);
@@ -428,8 +430,8 @@ constexpr bool has_stack_kernel(Pass pass, int32_t elements, int32_t width, int3
   return element_bytes < 8 && (is_wide || width == 1) && !spills;
 }
 
-// The kernel that adds partials has 32 threads for each column of a block. A block has a line of
-// floats, or a sector where there are few columns: 1056 of them have a block for each
+// The kernel that adds partials has 32 threads for each column of a block. A block has a cache line
+// of floats or, if there are few columns, a sector: 1056 columns then have a block for each
 // multiprocessor.
 inline constexpr int32_t kMinFinishCols = 8, kMaxFinishCols = 32;
 
