@@ -223,7 +223,7 @@ def check_norm_shape(op: str, like: Like, normalized_shape: Sequence[int]) -> No
     check_cols(op, cols)
 
 
-def check_norm_is_of_something(op: str, normalized_shape: Sequence[int]) -> None:
+def check_norm_not_empty(op: str, normalized_shape: Sequence[int]) -> None:
     check(
         all(size > 0 for size in normalized_shape),
         f"{op}: normalized_shape is {list(normalized_shape)}, wanted no dimension of size 0",

@@ -2,7 +2,7 @@
 a residual: derivative formulas, autocast and vmap rules. Their fake kernels are in norm_fakes.py.
 
 Formulas: let n = (x - mean) rstd, w be the weight plus its offset, g = dy w, and P the symmetric
-projection P v = rstd (v - mean(v) - n along(v)) of the kind, with means over the normalised
+projection P v = rstd (v - mean(v) - n along_n(v)) of the kind, with means over the normalised
 dimensions. Then dx = P g, dweight = sum(dy n) and dbias = sum(dy), summed over the rows. Where x =
 dropout(input) + residual, d residual = P g + d sum, and d input = dropout(d residual).
 """
@@ -36,7 +36,7 @@ def default_rms_eps(dtype: torch.dtype) -> float:
 # --- derivatives --------------------------------------------------------------------------------
 
 
-class _Places:
+class _ArgumentPositions:
     """The positions of those arguments of an op that its formula needs, found once for all calls.
 
     differentiable: the inputs and parameters. parameters: weight and, if the kind has one, bias.
@@ -55,36 +55,36 @@ class _Places:
         self.settings = slice(start, start + len(taken))
 
 
-def _in_places(
-    grads: Sequence[MaybeTensor], needed: Sequence[bool], places: _Places
+def _at_positions(
+    grads: Sequence[MaybeTensor], needed: Sequence[bool], positions: _ArgumentPositions
 ) -> tuple[Any, ...]:
     """A gradient, or None, for each argument."""
-    of_arguments: list[MaybeTensor] = [None] * places.count
-    for grad, is_needed, place in zip(grads, needed, places.differentiable, strict=True):
+    of_arguments: list[MaybeTensor] = [None] * positions.count
+    for grad, is_needed, position in zip(grads, needed, positions.differentiable, strict=True):
         if is_needed:
-            of_arguments[place] = grad
+            of_arguments[position] = grad
     return tuple(of_arguments)
 
 
 def _register_formula(op: NormOp) -> None:
-    places, backward_op = _Places(op), f"{op.name}_backward"
+    positions, backward_op = _ArgumentPositions(op), f"{op.name}_backward"
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         _, *statistics = output
-        ctx.normalized, ctx.settings = inputs[1], inputs[places.settings]
+        ctx.normalized, ctx.settings = inputs[1], inputs[positions.settings]
         ctx.mark_non_differentiable(*statistics)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(inputs[0], *statistics, *inputs[places.parameters])
+        ctx.save_for_backward(inputs[0], *statistics, *inputs[positions.parameters])
 
     def formula(ctx: Any, grad_output: MaybeTensor, *_: None) -> Grads:
         if grad_output is None:
-            return (None,) * places.count
+            return (None,) * positions.count
         input, *rest = ctx.saved_tensors
-        needed = [ctx.needs_input_grad[1 + place] for place in places.differentiable]
+        needed = [ctx.needs_input_grad[1 + position] for position in positions.differentiable]
         grads = gradient(
             backward_op, grad_output, input, ctx.normalized, *rest, needed, *ctx.settings
         )
-        return _in_places(grads, needed, places)
+        return _at_positions(grads, needed, positions)
 
     register_autograd(op.name, formula, setup_context)
 
@@ -98,7 +98,7 @@ def _mark_non_differentiable(ctx: Any, sum: torch.Tensor, *statistics: torch.Ten
 
 
 def _register_formula_of_sum(op: NormOp) -> None:
-    places, backward_op = _Places(op), f"{op.name}_backward"
+    positions, backward_op = _ArgumentPositions(op), f"{op.name}_backward"
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         input, residual, ctx.normalized, *_, ctx.p, seed = inputs
@@ -106,23 +106,23 @@ def _register_formula_of_sum(op: NormOp) -> None:
         # None stands for the sum's dtype.
         same = input.dtype == residual.dtype
         ctx.dtypes = (None, None) if same else (input.dtype, residual.dtype)
-        ctx.settings = inputs[places.settings]
+        ctx.settings = inputs[positions.settings]
         _mark_non_differentiable(ctx, sum, *statistics)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(sum, *statistics, *inputs[places.parameters], seed)
+        ctx.save_for_backward(sum, *statistics, *inputs[positions.parameters], seed)
 
     def formula(ctx: Any, grad_output: MaybeTensor, grad_sum: MaybeTensor, *_: None) -> Grads:
         if grad_output is None and grad_sum is None:
-            return (None,) * places.count
+            return (None,) * positions.count
         sum, *rest, seed = ctx.saved_tensors
         grad_output = torch.zeros_like(sum) if grad_output is None else grad_output
-        needed = [ctx.needs_input_grad[1 + place] for place in places.differentiable]
+        needed = [ctx.needs_input_grad[1 + position] for position in positions.differentiable]
         saved = (grad_output, grad_sum, sum, ctx.normalized, *rest, needed, *ctx.settings)
         grads = gradient(backward_op, *saved, ctx.p, seed, *ctx.dtypes)
         to_input, to_residual, *to_parameters = grads
         if share_gradient(ctx.p, *ctx.dtypes):
             to_residual = to_input
-        return _in_places([to_input, to_residual, *to_parameters], needed, places)
+        return _at_positions([to_input, to_residual, *to_parameters], needed, positions)
 
     register_autograd(op.name, formula, setup_context)
 
@@ -236,8 +236,8 @@ def _second_derivatives(
 ) -> dict[str, MaybeTensor]:
     """The gradients by the names of a backward op's arguments, from the cotangents of its results.
     For a norm over ``dim``, that dimension is moved to the end and back."""
-    named, (*of_rows, weight, seed) = ctx.named, ctx.saved_tensors
-    normalized = of_rows[1]
+    named, (*row_tensors, weight, seed) = ctx.named, ctx.saved_tensors
+    normalized = row_tensors[1]
     returned = _returned(named, normalized.dtype)
     to_input, *rest = (
         c if is_needed else None for c, is_needed in zip(cotangents, returned, strict=True)
@@ -253,7 +253,7 @@ def _second_derivatives(
         _moved(to_input, dim, -1),
         to_weight,
         to_bias,
-        *(_moved(tensor, dim, -1) for tensor in of_rows),
+        *(_moved(tensor, dim, -1) for tensor in row_tensors),
         weight,
         named.get("eps", 0.0),
     )
@@ -268,25 +268,25 @@ def _second_derivatives(
 # --- vmap ---------------------------------------------------------------------------------------
 
 #: The tensors that all rows of a call share.
-_SHARED = ("weight", "bias", "seed")
+_SHARED_BY_ROWS = ("weight", "bias", "seed")
 
 
 def _register_vmap(op: NormOp) -> None:
     """Registers a rule that makes one call for the batch, whose slices are further rows. It makes
     one call per slice where slices have parameters or gradients of parameters of their own, draw
     random numbers, or have no dimension."""
-    of_rows = 2 if op.has_residual else 1  # the first entries of output_mask
+    row_gradient_count = 2 if op.has_residual else 1  # the first entries of output_mask
 
     def rule(info: Any, in_dims: vmap.BatchDims, *args: Any) -> tuple[Any, Any]:
         named = dict(zip(op.names, args, strict=False))
         dims = dict(zip(op.names, in_dims, strict=False))
         rank = named[op.input].dim() - (dims[op.input] is not None)
-        differs = any(dims.get(name) is not None for name in _SHARED)
-        sums_rows = any(named.get("output_mask", ())[of_rows:])
+        differs = any(dims.get(name) is not None for name in _SHARED_BY_ROWS)
+        sums_rows = any(named.get("output_mask", ())[row_gradient_count:])
         if differs or sums_rows or rank == 0 or named.get("seed") is not None:
             return vmap.loop(op.overload, info.batch_size, in_dims, args)
         for name, arg in named.items():
-            if isinstance(arg, torch.Tensor) and name not in _SHARED:
+            if isinstance(arg, torch.Tensor) and name not in _SHARED_BY_ROWS:
                 front = vmap.in_front(arg, dims[name], info.batch_size)
                 named[name] = front.contiguous() if name in ("mean", "rstd") else front
         if op.is_spatial:

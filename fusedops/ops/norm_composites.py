@@ -110,7 +110,7 @@ def _spatial(op: NormOp, *args: Any) -> Results:
     named = op.named(args)
     input, dim = named["input"], named["dim"]
     results = _norm(op.name, _last(input, dim), 1, named)
-    return tuple(_in_place(results[name], input, dim) for name in op.results)
+    return tuple(_moved_back(results[name], input, dim) for name in op.results)
 
 
 def _spatial_backward(op: NormOp, *args: Any) -> Results:
@@ -119,11 +119,11 @@ def _spatial_backward(op: NormOp, *args: Any) -> Results:
     moved = {name: _last(named[name], dim) for name in ("mean", "rstd") if name in named}
     lines = (_last(named["grad_output"], dim), _last(input, dim))
     grads = _gradients(op.name, *lines, 1, named | moved)
-    grads["grad_input"] = _in_place(grads["grad_input"], input, dim)
+    grads["grad_input"] = _moved_back(grads["grad_input"], input, dim)
     return tuple(grads[name] for name in op.results)
 
 
-def _in_place(moved: torch.Tensor, input: torch.Tensor, dim: int) -> torch.Tensor:
+def _moved_back(moved: torch.Tensor, input: torch.Tensor, dim: int) -> torch.Tensor:
     """A result with its last dimension moved back to ``dim`` of the input: undoes :func:`_last`."""
     return moved.squeeze(0) if input.dim() == 0 else moved.movedim(-1, dim)
 

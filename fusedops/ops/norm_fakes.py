@@ -88,7 +88,7 @@ def _check_tensors(op: NormOp, named: Named) -> None:
 
 def _check_rows_are_not_empty(op: NormOp, named: Named) -> None:
     if not op.is_spatial:
-        checks.check_norm_is_of_something(op.function, named["normalized_shape"])
+        checks.check_norm_not_empty(op.function, named["normalized_shape"])
     elif _size(named["input"], named["dim"]) == 0:
         at = named["dim"] % max(named["input"].dim(), 1)
         raise RuntimeError(f"{op.function}: dim {at} has size 0, wanted at least one element")

@@ -1,7 +1,7 @@
 """The differences between the kinds of norms, and the operators that are norms.
 
 Let s be the scale of a row, rstd = 1 / s and n = (x - mean) rstd. Then a norm is n w + b, and the
-gradient of x is rstd (g - mean(g) - n along), where g = dy w, and along is the derivative of s
+gradient of x is rstd (g - mean(g) - n along_n), where g = dy w, and along_n is the derivative of s
 applied to g. A kind without a mean has no mean(g) either. A kind says whether it has a mean, and
 which scale; fake kernels, derivatives, rules and translations use that. csrc/norm_kinds.def has the
 kinds for C++.
@@ -26,7 +26,8 @@ def _count(x: torch.Tensor, dims: Dims) -> int:
 
 
 class MeanSquare:
-    """s = sqrt(mean of squares + eps), along = mean(g n). The other scales override each method."""
+    """s = sqrt(mean of squares + eps), along_n = mean(g n). The other scales override each
+    method."""
 
     @staticmethod
     def rstd(squares: torch.Tensor, count: int, eps: float) -> torch.Tensor:
@@ -39,22 +40,22 @@ class MeanSquare:
         return (centered.square().mean(dims, keepdim=True) + eps).rsqrt()
 
     @staticmethod
-    def along(sum: torch.Tensor, rstd: torch.Tensor, count: int, eps: float) -> torch.Tensor:
-        """along, from sum(g n)."""
+    def along_n(sum: torch.Tensor, rstd: torch.Tensor, count: int, eps: float) -> torch.Tensor:
+        """along_n, from sum(g n)."""
         return sum / count
 
     @staticmethod
-    def factors(
+    def factor_and_ratio(
         centered: torch.Tensor, rstd: torch.Tensor, dims: Dims, eps: float
     ) -> tuple[Factor, Factor]:
-        """along / mean(g n), and the ratio by which a second derivative divides along
+        """along_n / mean(g n), and the ratio by which a second derivative divides along_n
         (``_second_derivative`` in norm_second_order.py)."""
         return 1.0, 1.0
 
 
 class DeviationPlusEps(MeanSquare):
-    """s = std + eps with the unbiased deviation std, along = sum(g n) s / ((N - 1) std). Where std
-    is 0 it has no derivative; there along is 0, as in torch."""
+    """s = std + eps with the unbiased deviation std, along_n = sum(g n) s / ((N - 1) std). Where
+    std is 0 it has no derivative; there along_n is 0, as in torch."""
 
     @staticmethod
     def rstd(squares: torch.Tensor, count: int, eps: float) -> torch.Tensor:
@@ -69,11 +70,11 @@ class DeviationPlusEps(MeanSquare):
         return rstd
 
     @staticmethod
-    def along(sum: torch.Tensor, rstd: torch.Tensor, count: int, eps: float) -> torch.Tensor:
+    def along_n(sum: torch.Tensor, rstd: torch.Tensor, count: int, eps: float) -> torch.Tensor:
         return sum / ((count - 1) * (1 - eps * rstd))
 
     @staticmethod
-    def factors(
+    def factor_and_ratio(
         centered: torch.Tensor, rstd: torch.Tensor, dims: Dims, eps: float
     ) -> tuple[Factor, Factor]:
         """N / ((N - 1) ratio) and ratio = std rstd = std / (std + eps)."""
@@ -86,7 +87,7 @@ class DeviationPlusEps(MeanSquare):
 
 
 class NormOrEps(MeanSquare):
-    """s = max(norm, eps), along = sum(g n), or 0 in a row whose norm is below eps, where s is
+    """s = max(norm, eps), along_n = sum(g n), or 0 in a row whose norm is below eps, where s is
     constant."""
 
     @staticmethod
@@ -100,15 +101,15 @@ class NormOrEps(MeanSquare):
         return rstd
 
     @staticmethod
-    def along(sum: torch.Tensor, rstd: torch.Tensor, count: int, eps: float) -> torch.Tensor:
+    def along_n(sum: torch.Tensor, rstd: torch.Tensor, count: int, eps: float) -> torch.Tensor:
         return sum.masked_fill(rstd * eps >= 1, 0)
 
     @staticmethod
-    def factors(
+    def factor_and_ratio(
         centered: torch.Tensor, rstd: torch.Tensor, dims: Dims, eps: float
     ) -> tuple[Factor, Factor]:
-        """N, because along is a sum, or 0 where s is eps, which is where rstd is 1 / eps up to its
-        rounding."""
+        """N, because along_n is a sum, or 0 where s is eps, which is where rstd is 1 / eps up to
+        its rounding."""
         largest = 1 / eps if eps else math.inf
         is_constant = rstd >= largest * (1 - 2 * torch.finfo(rstd.dtype).eps)
         return torch.full_like(rstd, _count(centered, dims)).masked_fill(is_constant, 0), 1.0

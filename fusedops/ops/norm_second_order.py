@@ -77,25 +77,25 @@ def _refuse_third_derivative(op: str) -> NoReturn:
 
 
 class _Projection(NamedTuple):
-    """The projection P v = rstd (v - mean(v) - n along(v)), where along(v) = scale mean(n v), and
-    mean(v) is left out unless P centers.
+    """The projection P v = rstd (v - mean(v) - n along_n(v)), where along_n(v) = factor mean(n v),
+    and mean(v) is left out unless P centers.
 
-    scale and ratio are the factors of the kind's scale (norm_kinds.py).
+    factor and ratio are those of the kind's scale (norm_kinds.py).
     """
 
     n: torch.Tensor
     rstd: torch.Tensor
     dims: tuple[int, ...]
     centers: bool
-    scale: Factor
+    factor: Factor
     ratio: Factor
 
-    def along(self, v: torch.Tensor) -> torch.Tensor:
-        return self.scale * (v * self.n).mean(self.dims, keepdim=True)
+    def along_n(self, v: torch.Tensor) -> torch.Tensor:
+        return self.factor * (v * self.n).mean(self.dims, keepdim=True)
 
     def __call__(self, v: torch.Tensor, ratio: Factor = 1.0) -> torch.Tensor:
         mean = v.mean(self.dims, keepdim=True) if self.centers else 0.0
-        return self.rstd * (v - mean - self.n * self.along(v) / ratio)
+        return self.rstd * (v - mean - self.n * self.along_n(v) / ratio)
 
 
 def projection(
@@ -109,8 +109,8 @@ def projection(
     """The projection of an op, whose statistics of ``input`` are mean and rstd."""
     dims = tuple(range(-rank, 0))
     centered = input.to(rstd.dtype) if mean is None else input.to(rstd.dtype) - mean
-    scale, ratio = kind_of(op).scale.factors(centered, rstd, dims, eps)
-    return _Projection(centered * rstd, rstd, dims, mean is not None, scale, ratio)
+    factor, ratio = kind_of(op).scale.factor_and_ratio(centered, rstd, dims, eps)
+    return _Projection(centered * rstd, rstd, dims, mean is not None, factor, ratio)
 
 
 def _second_derivative(
@@ -123,18 +123,18 @@ def _second_derivative(
 
     a, b and c are the cotangents of dx, dweight and dbias; g = dy w. The derivative of L
     - for g is P a;
-    - for n is h = b dy - rstd (a along(g) + g along(a)), which P maps to x;
-    - for P's factors rstd and rstd scale / N is k = scale mean(g P' a), which
-      d rstd = -rstd^2 scale n / N maps to x. P' is P with along(a) / ratio in place of along(a),
-      because for std_norm the second factor is 1 / ((N - 1) std).
+    - for n is h = b dy - rstd (a along_n(g) + g along_n(a)), which P maps to x;
+    - for P's factors rstd and rstd factor / N is k = factor mean(g P' a), which
+      d rstd = -rstd^2 factor n / N maps to x. P' is P with along_n(a) / ratio in place of
+      along_n(a), because for std_norm the second factor is 1 / ((N - 1) std).
     """
-    n, rstd, dims, _, scale, ratio = project
+    n, rstd, dims, _, factor, ratio = project
     a, b, c = cotangents
     a = a + torch.zeros_like(n)
     g = dy * w
     projected = project(a)
-    h = b * dy - rstd * (a * project.along(g) + g * project.along(a))
-    k = scale * (g * project(a, ratio)).mean(dims, keepdim=True)
+    h = b * dy - rstd * (a * project.along_n(g) + g * project.along_n(a))
+    k = factor * (g * project(a, ratio)).mean(dims, keepdim=True)
     return w * projected + b * n + c, project(h) - rstd * k * n, dy * projected
 
 

@@ -115,7 +115,7 @@ def _fake_layer_norm(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     op = "stack_layer_norm"
     _, input = _check_norm(op, inputs, normalized_shape, weights, biases)
-    checks.check_norm_is_of_something(op, normalized_shape)
+    checks.check_norm_not_empty(op, normalized_shape)
     checks.check_eps(op, eps)
     _check_stack_dim(op, input.dim(), stack_dim)
     shape = [len(inputs), *checks.norm_statistics_shape(input, normalized_shape)]

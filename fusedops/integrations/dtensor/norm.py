@@ -50,9 +50,9 @@ def _space(call: Call) -> Space:
         Result(tensors.get(name.removeprefix("grad_"), every), name in ("grad_weight", "grad_bias"))
         for name in (result.name for result in call.overload._schema.returns)
     )
-    leaders = tuple(name for name in ("sum", "residual", "input", "grad_output") if name in call)
-    whole = frozenset(reduced if drops(call) else ())
-    return Space(sizes, tensors, results, leaders, frozenset(reduced), whole)
+    deciding = tuple(name for name in ("sum", "residual", "input", "grad_output") if name in call)
+    undivided = frozenset(reduced if drops(call) else ())
+    return Space(sizes, tensors, results, deciding, frozenset(reduced), undivided)
 
 
 # --- dropout ------------------------------------------------------------------------------------
@@ -150,16 +150,16 @@ def _split_forward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
     norm, input = _SplitNorm.of(call, part, local), local["input"]
     if "residual" in local:
         input = input + local["residual"]
-    centred = _wide(input)
+    centered = _wide(input)
     statistics = []
     if norm.kind.has_mean:
-        mean, squares = norm.moments(centred)
-        centred = centred - mean
+        mean, squares = norm.moments(centered)
+        centered = centered - mean
         statistics = [mean]
     else:
-        (squares,) = norm.row_sums(centred.square())
+        (squares,) = norm.row_sums(centered.square())
     rstd = norm.kind.scale.rstd(squares, norm.cols, local["eps"])
-    normalized = centred * rstd
+    normalized = centered * rstd
     if local.get("rounds_normalized"):
         normalized = normalized.to(input.dtype).to(rstd.dtype)
     output = normalized * norm.column("weight", rstd.dtype) + norm.column("bias", rstd.dtype)
@@ -173,8 +173,8 @@ def _split_backward(call: Call, part: Partition, local: dict[str, Any]) -> Any:
     norm = _SplitNorm.of(call, part, local)
     input = local["sum"] if "sum" in local else local["input"]
     rstd, dy = local["rstd"], _wide(local["grad_output"])
-    centred = _wide(input) - local["mean"] if norm.kind.has_mean else _wide(input)
-    normalized = centred * rstd
+    centered = _wide(input) - local["mean"] if norm.kind.has_mean else _wide(input)
+    normalized = centered * rstd
     grad = _projected(norm, dy * norm.column("weight", rstd.dtype), normalized, rstd)
     if local.get("grad_sum") is not None:
         grad = grad + local["grad_sum"]
@@ -216,11 +216,11 @@ def _dtype_of_gradient(name: str, local: dict[str, Any], input: torch.Tensor) ->
 def _projected(
     norm: _SplitNorm, g: torch.Tensor, normalized: torch.Tensor, rstd: torch.Tensor
 ) -> torch.Tensor:
-    """rstd (g - mean(g) - n along(g)), as fusedops/ops/norm.py has it for each kind."""
+    """rstd (g - mean(g) - n along_n(g)), as fusedops/ops/norm.py has it for each kind."""
     *total, products = norm.row_sums(*([g] if norm.kind.has_mean else []), g * normalized)
-    along = norm.kind.scale.along(products, rstd, norm.cols, norm.local.get("eps", 0.0))
+    along_n = norm.kind.scale.along_n(products, rstd, norm.cols, norm.local.get("eps", 0.0))
     shift = total[0] / norm.cols if total else 0.0
-    return rstd * (g - shift - normalized * along)
+    return rstd * (g - shift - normalized * along_n)
 
 
 _FORWARD = Rule(_space, _local, _split_forward)
