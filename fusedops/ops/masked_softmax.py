@@ -275,7 +275,7 @@ def summed_to(like: Operand, scores_grad: torch.Tensor) -> torch.Tensor:
     return summed.reshape(like.shape).to(like.dtype)
 
 
-class Hiding(NamedTuple):
+class Visibility(NamedTuple):
     """The arguments of an op that hide columns: a bool mask (not a float one) and the interval."""
 
     mask: MaybeTensor
@@ -293,7 +293,7 @@ class Hiding(NamedTuple):
         ctx.save_for_backward(mask, call.start, call.end, *tensors)
 
     @classmethod
-    def saved(cls, ctx: Any) -> tuple[Hiding, list[torch.Tensor]]:
+    def saved(cls, ctx: Any) -> tuple[Visibility, list[torch.Tensor]]:
         """Returns what :meth:`save` saved."""
         mask, start, end, *tensors = ctx.saved_tensors
         causal, diagonal, lower_diagonal = ctx.options
@@ -323,9 +323,9 @@ class Hiding(NamedTuple):
         """k of the formulas, as a tensor of zeros and ones."""
         visible = torch.ones_like(scores)
         if self.causal:
-            visible = visible.tril(_limited(self.diagonal, scores))
+            visible = visible.tril(_clamped_diagonal(self.diagonal, scores))
         if self.lower_diagonal is not None:
-            visible = visible.triu(_limited(self.lower_diagonal, scores))
+            visible = visible.triu(_clamped_diagonal(self.lower_diagonal, scores))
         columns = torch.arange(scores.shape[-1], device=scores.device)
         if self.start is not None:
             visible = visible * (columns >= self.start.unsqueeze(-1))
@@ -334,7 +334,7 @@ class Hiding(NamedTuple):
         return visible if self.mask is None else visible * self.mask
 
 
-def _limited(diagonal: int, scores: torch.Tensor) -> Any:
+def _clamped_diagonal(diagonal: int, scores: torch.Tensor) -> Any:
     """The diagonal, clamped to the matrix: tril and triu overflow for one far outside of it."""
     rows, cols = scores.shape[-2:]
     return torch.sym_min(torch.sym_max(diagonal, -rows), cols)
@@ -361,13 +361,13 @@ def save_forward(ctx: Any, call: Any, *tensors: torch.Tensor) -> None:
     ctx.input_dtype, ctx.scale, ctx.softcap = call.input.dtype, call.scale, call.softcap
     added = {"mask": None if _is_bool(call.mask) else call.mask, "bias": call.bias}
     ctx.operands = {name: Operand.of(t) for name, t in added.items() if t is not None}
-    Hiding.save(ctx, call, None if call.softcap is None else call.input, *tensors)
+    Visibility.save(ctx, call, None if call.softcap is None else call.input, *tensors)
 
 
-def saved_forward(ctx: Any) -> tuple[Hiding, SoftCap | None, list[torch.Tensor]]:
+def saved_forward(ctx: Any) -> tuple[Visibility, SoftCap | None, list[torch.Tensor]]:
     """Returns what :func:`save_forward` saved."""
-    hiding, (capped, *tensors) = Hiding.saved(ctx)
-    return hiding, None if capped is None else SoftCap(capped, ctx.scale, ctx.softcap), tensors
+    visibility, (capped, *tensors) = Visibility.saved(ctx)
+    return visibility, None if capped is None else SoftCap(capped, ctx.scale, ctx.softcap), tensors
 
 
 def forward_gradients(
@@ -392,10 +392,10 @@ def _setup_forward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> N
 
 
 def _forward_formula(ctx: Any, grad_output: torch.Tensor) -> tuple[Any, ...]:
-    hiding, cap, (output,) = saved_forward(ctx)
+    visibility, cap, (output,) = saved_forward(ctx)
 
     def run(scale: float) -> torch.Tensor:
-        return hiding.gradient(grad_output, output, scale, ctx.input_dtype)
+        return visibility.gradient(grad_output, output, scale, ctx.input_dtype)
 
     return _FORWARD.gradients(**forward_gradients(ctx, _FORWARD, cap, run))
 
@@ -410,15 +410,15 @@ def _setup_dropout(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -
 def _dropout_formula(
     ctx: Any, grad_output: MaybeTensor, grad_probabilities: MaybeTensor
 ) -> tuple[Any, ...]:
-    hiding, cap, (probabilities, seed) = saved_forward(ctx)
+    visibility, cap, (probabilities, seed) = saved_forward(ctx)
 
     def run(scale: float) -> torch.Tensor:
         saved = probabilities, scale, ctx.input_dtype
         grads: list[torch.Tensor] = []
         if grad_output is not None:
-            grads.append(hiding.gradient(grad_output, *saved, ctx.p, seed))
+            grads.append(visibility.gradient(grad_output, *saved, ctx.p, seed))
         if grad_probabilities is not None:
-            grads.append(hiding.gradient(grad_probabilities, *saved))
+            grads.append(visibility.gradient(grad_probabilities, *saved))
         return sum(grads[1:], grads[0])
 
     if grad_output is None and grad_probabilities is None:
@@ -455,22 +455,22 @@ def second_derivative(
     cotangent: torch.Tensor, g: torch.Tensor, y: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The gradients of g and y from a cotangent of y (g - sum(g y))."""
-    to_g = ops.softmax_backward.default(cotangent, y, -1, y.dtype)
-    to_y = cotangent * (g - (g * y).sum(-1, True)) - g * (cotangent * y).sum(-1, True)
-    return to_g, to_y
+    grad_g = ops.softmax_backward.default(cotangent, y, -1, y.dtype)
+    grad_y = cotangent * (g - (g * y).sum(-1, True)) - g * (cotangent * y).sum(-1, True)
+    return grad_g, grad_y
 
 
 def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     call = _BACKWARD.bind(*inputs)
     ctx.scale = call.scale
-    Hiding.save(ctx, call, call.grad_output, call.probabilities)
+    Visibility.save(ctx, call, call.grad_output, call.probabilities)
 
 
 def _backward_formula(ctx: Any, cotangent: torch.Tensor) -> tuple[Any, ...]:
-    hiding, (g, y) = Hiding.saved(ctx)
-    scaled = cotangent.to(y.dtype) * ctx.scale * hiding.visible(y)
-    to_g, to_y = second_derivative(scaled, g, y)
-    return _BACKWARD.gradients(grad_output=to_g, probabilities=to_y)
+    visibility, (g, y) = Visibility.saved(ctx)
+    scaled = cotangent.to(y.dtype) * ctx.scale * visibility.visible(y)
+    grad_g, grad_y = second_derivative(scaled, g, y)
+    return _BACKWARD.gradients(grad_output=grad_g, probabilities=grad_y)
 
 
 def multiplier(p: float, seed: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -483,15 +483,15 @@ def multiplier(p: float, seed: torch.Tensor, like: torch.Tensor) -> torch.Tensor
 def _setup_dropout_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     call = _DROPOUT_BACKWARD.bind(*inputs)
     ctx.scale, ctx.p = call.scale, call.p
-    Hiding.save(ctx, call, call.grad_output, call.probabilities, call.seed)
+    Visibility.save(ctx, call, call.grad_output, call.probabilities, call.seed)
 
 
 def _dropout_backward_formula(ctx: Any, cotangent: torch.Tensor) -> tuple[Any, ...]:
-    hiding, (g, y, seed) = Hiding.saved(ctx)
+    visibility, (g, y, seed) = Visibility.saved(ctx)
     m = multiplier(ctx.p, seed, y).to(y.dtype)
-    scaled = cotangent.to(y.dtype) * ctx.scale * hiding.visible(y)
-    to_g, to_y = second_derivative(scaled, g * m, y)
-    return _DROPOUT_BACKWARD.gradients(grad_output=to_g * m, probabilities=to_y)
+    scaled = cotangent.to(y.dtype) * ctx.scale * visibility.visible(y)
+    grad_g, grad_y = second_derivative(scaled, g * m, y)
+    return _DROPOUT_BACKWARD.gradients(grad_output=grad_g * m, probabilities=grad_y)
 
 
 # --- vmap ---------------------------------------------------------------------------------------

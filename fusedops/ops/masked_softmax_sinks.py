@@ -14,10 +14,10 @@ import torch
 
 from fusedops.ops import checks
 from fusedops.ops.masked_softmax import (
-    Hiding,
     MaybeTensor,
     Operand,
     Signature,
+    Visibility,
     check_backward,
     check_forward,
     contiguous_like,
@@ -68,21 +68,21 @@ def _fake_backward(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tenso
 
 def _setup_forward(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
     call = _FORWARD.bind(*inputs)
-    output, probabilities, of_sinks = outputs
+    output, probabilities, sink_probabilities = outputs
     ctx.p, ctx.sinks = call.p, Operand.of(call.sinks)
     ctx.set_materialize_grads(False)
     if call.seed is None:
-        ctx.mark_non_differentiable(probabilities, of_sinks)
-        save_forward(ctx, call, output, of_sinks)
+        ctx.mark_non_differentiable(probabilities, sink_probabilities)
+        save_forward(ctx, call, output, sink_probabilities)
     else:
-        ctx.mark_non_differentiable(of_sinks)
-        save_forward(ctx, call, probabilities, of_sinks, call.seed)
+        ctx.mark_non_differentiable(sink_probabilities)
+        save_forward(ctx, call, probabilities, sink_probabilities, call.seed)
 
 
 def _forward_formula(
     ctx: Any, grad_output: MaybeTensor, grad_probabilities: MaybeTensor, _: None
 ) -> tuple[Any, ...]:
-    hiding, cap, (y, of_sinks, *seed) = saved_forward(ctx)
+    visibility, cap, (y, sink_probabilities, *seed) = saved_forward(ctx)
     none = (0.0, None)
     grads = ((grad_output, (ctx.p, *seed) if seed else none), (grad_probabilities, none))
     wanted = [(grad, dropout) for grad, dropout in grads if grad is not None]
@@ -91,11 +91,11 @@ def _forward_formula(
     to_sinks: list[torch.Tensor] = []
 
     def run(scale: float) -> torch.Tensor:
-        interval = (ctx.input_dtype, hiding.diagonal, *hiding.bounds())
-        hidden = (hiding.mask, scale, hiding.causal)
+        interval = (ctx.input_dtype, visibility.diagonal, *visibility.bounds())
+        hidden = (visibility.mask, scale, visibility.causal)
         op = "masked_softmax_sinks_backward"
         results = [
-            gradient(op, grad, y, of_sinks, *hidden, *dropout, *interval)
+            gradient(op, grad, y, sink_probabilities, *hidden, *dropout, *interval)
             for grad, dropout in wanted
         ]
         to_sinks[:] = [result[1] for result in results]
@@ -115,23 +115,23 @@ def _setup_backward(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...])
     ctx.scale, ctx.p = call.scale, call.p
     seed = [] if call.seed is None else [call.seed]
     tensors = (call.grad_output, call.probabilities, call.sink_probabilities)
-    Hiding.save(ctx, call, *tensors, *seed)
+    Visibility.save(ctx, call, *tensors, *seed)
 
 
 def _backward_formula(ctx: Any, to_input: torch.Tensor, to_sinks: torch.Tensor) -> tuple[Any, ...]:
-    hiding, (g, y, of_sinks, *seed) = Hiding.saved(ctx)
+    visibility, (g, y, sink_probabilities, *seed) = Visibility.saved(ctx)
     m = multiplier(ctx.p, seed[0], y).to(y.dtype) if seed else torch.ones_like(y)
-    scaled = to_input.to(y.dtype) * ctx.scale * hiding.visible(y)
-    to_g, to_y = second_derivative(scaled, g * m, y)
+    scaled = to_input.to(y.dtype) * ctx.scale * visibility.visible(y)
+    grad_g, grad_y = second_derivative(scaled, g * m, y)
     # The saved t is a constant for autograd. Adding rest - rest.detach() = 0 differentiates it.
-    rest = 1 - y.sum(-1, dtype=of_sinks.dtype)
-    t = (of_sinks + (rest - rest.detach())).unsqueeze(-1)
+    rest = 1 - y.sum(-1, dtype=sink_probabilities.dtype)
+    t = (sink_probabilities + (rest - rest.detach())).unsqueeze(-1)
     cotangent = to_sinks.unsqueeze(-1)
-    total = (g * m * y).sum(-1, True, dtype=of_sinks.dtype)
+    total = (g * m * y).sum(-1, True, dtype=sink_probabilities.dtype)
     slope = (cotangent * t).to(y.dtype)
-    to_g = to_g - slope * y
-    to_y = to_y - slope * (g * m) + (cotangent * total).to(y.dtype)
-    return _BACKWARD.gradients(grad_output=to_g * m, probabilities=to_y)
+    grad_g = grad_g - slope * y
+    grad_y = grad_y - slope * (g * m) + (cotangent * total).to(y.dtype)
+    return _BACKWARD.gradients(grad_output=grad_g * m, probabilities=grad_y)
 
 
 # --- registration -------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fusedops.ops import checks
-from fusedops.ops.masked_softmax import Hiding, Signature, multiplier
+from fusedops.ops.masked_softmax import Signature, Visibility, multiplier
 from fusedops.ops.registration.forward_mode import register_composite
 from fusedops.ops.softmax_stats import shift_of
 
@@ -72,11 +72,11 @@ def _softmax_apply(
 # --- masked softmax -----------------------------------------------------------------------------
 
 
-def _hiding(call: Any) -> Hiding:
+def _visibility(call: Any) -> Visibility:
     """The arguments of a call that hide columns."""
     mask = call.mask if call.mask is not None and call.mask.dtype == torch.bool else None
     interval = (call.diagonal, call.lower_diagonal, call.start, call.end)
-    return Hiding(mask, call.causal, *interval)
+    return Visibility(mask, call.causal, *interval)
 
 
 def masked_scores(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -89,7 +89,7 @@ def masked_scores(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
     for added in (call.bias, call.mask):
         if added is not None and added.dtype != torch.bool:
             scores = scores + added.to(scores.dtype)
-    hidden = _hiding(call).visible(scores) == 0
+    hidden = _visibility(call).visible(scores) == 0
     value = -torch.inf if call.mask_value is None else call.mask_value
     hidden_rows = (hidden | (scores == -torch.inf)).all(-1, keepdim=True)
     return scores.masked_fill(hidden, value), hidden_rows
@@ -126,7 +126,7 @@ def masked_gradient(
 ) -> torch.Tensor:
     """The gradient of the input; ``total`` is the sum of g y over each row."""
     scale: float = call.scale
-    return _hiding(call).visible(y) * scale * y * (g - total)
+    return _visibility(call).visible(y) * scale * y * (g - total)
 
 
 def _gradients(call: Any, dropout: bool) -> tuple[torch.Tensor, torch.Tensor]:
