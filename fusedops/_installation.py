@@ -30,6 +30,6 @@ def _is_built(package: Path) -> bool:
     return (package / "lib" / "libfusedops.so").exists()
 
 
-def said_of_hidden(installed: Path) -> str:
+def hidden_message(installed: Path) -> str:
     """The part of an error that says which folder hides the package in ``installed``."""
     return f"{PACKAGE} is not built, and hides the package that is installed in {installed}"

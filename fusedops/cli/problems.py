@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from torch.torch_version import TorchVersion
 
-from fusedops._installation import FIX_OF_HIDDEN, REBUILD, said_of_hidden
+from fusedops._installation import FIX_OF_HIDDEN, REBUILD, hidden_message
 
 REINSTALL = f"{REBUILD} (in a checkout)"
 
@@ -45,7 +45,7 @@ def source_that_hides_the_package(report: Report) -> Iterator[Problem]:
     """Python was started in a checkout that is not built, and imports it in place of the package
     that is installed."""
     if installed := report["package"].get("hides"):
-        yield Problem(said_of_hidden(installed), FIX_OF_HIDDEN)
+        yield Problem(hidden_message(installed), FIX_OF_HIDDEN)
 
 
 def do_not_load(report: Report) -> Iterator[Problem]:

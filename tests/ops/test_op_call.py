@@ -196,32 +196,32 @@ LEAF = X.clone().requires_grad_()
 
 
 @pytest.fixture(params=["op_call", "Python"])
-def state(request):
-    return {"op_call": call._module.state, "Python": call._state}[request.param]
+def call_path(request):
+    return {"op_call": call._module.state, "Python": call._call_path}[request.param]
 
 
-def test_a_call_is_watched_or_recorded_where_something_asks_for_it(state):
-    assert state() == state(X) == state(None) == state(X, None, WEIGHT) == PLAIN
-    assert state(torch.nn.Parameter(WEIGHT, requires_grad=False)) == PLAIN
-    assert state(LEAF) == state(X, LEAF, None) == state(LEAF * 2) == RECORDED
-    assert state(X.as_subclass(Sub)) == state(LEAF, 3) == state([X]) == WATCHED
+def test_a_call_is_watched_or_recorded_where_something_asks_for_it(call_path):
+    assert call_path() == call_path(X) == call_path(None) == call_path(X, None, WEIGHT) == PLAIN
+    assert call_path(torch.nn.Parameter(WEIGHT, requires_grad=False)) == PLAIN
+    assert call_path(LEAF) == call_path(X, LEAF, None) == call_path(LEAF * 2) == RECORDED
+    assert call_path(X.as_subclass(Sub)) == call_path(LEAF, 3) == call_path([X]) == WATCHED
     with torch.no_grad():
-        assert state(LEAF) == PLAIN
-        assert state(LEAF, X.as_subclass(Sub)) == WATCHED
+        assert call_path(LEAF) == PLAIN
+        assert call_path(LEAF, X.as_subclass(Sub)) == WATCHED
 
 
 @pytest.mark.parametrize("context", [Dispatched, Called, forward_ad.dual_level])
-def test_a_call_in_a_mode_is_watched(state, context):
+def test_a_call_in_a_mode_is_watched(call_path, context):
     with context():
-        assert state(X) == state(LEAF) == state() == WATCHED
-    assert state(X) == PLAIN
+        assert call_path(X) == call_path(LEAF) == call_path() == WATCHED
+    assert call_path(X) == PLAIN
 
 
-def test_a_call_in_a_trace_or_a_transform_is_watched(state):
+def test_a_call_in_a_trace_or_a_transform_is_watched(call_path):
     seen = []
 
     def function(x):
-        seen.append(state(x))
+        seen.append(call_path(x))
         return x.sin().sum()
 
     torch.jit.trace(function, X, check_trace=False)

@@ -24,7 +24,7 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
-from fusedops.ops.registration.call import PLAIN, WATCHED, direct, state
+from fusedops.ops.registration.call import PLAIN, WATCHED, call_path, direct
 from fusedops.ops.registration.forward_mode import composite_results, has_tangent
 from fusedops.ops.registration.libraries import LIBRARY, OPS_WITH_VARIANT
 from fusedops.ops.registration.schema_errors import explained
@@ -85,14 +85,14 @@ def register_autograd(
     op: str,
     backward: Callable[..., Any],
     setup_context: Callable[..., Any],
-    instead: Callable[..., Any] | None = None,
+    other_op: Callable[..., Any] | None = None,
 ) -> None:
     """Registers a derivative formula for ``fusedops::op``.
 
     ``backward(ctx, *grads)`` returns a gradient or None for each argument, from what
     ``setup_context(ctx, args, results)`` has saved. ``ctx.needs_input_grad`` has one unused entry
-    before those of the arguments. ``instead(*args)`` returns the results of another op if that op's
-    formula is the one for this call, or NotImplemented if this formula is.
+    before those of the arguments. ``other_op(*args)`` returns the results of another op if that
+    op's formula is the one for this call, or NotImplemented if this formula is.
     """
     overload = getattr(torch.ops.fusedops, op).default
     defaults = tuple(argument.default_value for argument in overload._schema.arguments)
@@ -104,7 +104,7 @@ def register_autograd(
             return composite_results(op, (*args, *defaults[len(args) :]))
         run = _below_autograd(overload, keys)
         if torch.is_grad_enabled() and any(_requires_grad(arg) for arg in args):
-            other = NotImplemented if instead is None else instead(*args)
+            other = NotImplemented if other_op is None else other_op(*args)
             if other is not NotImplemented:
                 return other
             # The dispatcher omits trailing arguments that have their default.
@@ -176,7 +176,7 @@ def register_autograd_of_lists(
 # --- eager calls --------------------------------------------------------------------------------
 
 
-def _is_converted(tensor: torch.Tensor) -> bool:
+def _needs_dispatcher(tensor: torch.Tensor) -> bool:
     """Whether a tensor needs the dispatcher: it is nested, autocast will convert it, or it is a
     wrapper from a transform of ``torch.func`` that has ended."""
     if tensor.is_nested:
@@ -218,10 +218,10 @@ class EagerOp(Generic[Result]):
         """The function to call on these tensors; arguments are checked by the op itself."""
         if is_dynamo_compiling():
             return self.dispatched
-        how = state(*tensors)
+        how = call_path(*tensors)
         if how == PLAIN:
             return self.plain
-        if how == WATCHED or any([t is not None and _is_converted(t) for t in tensors]):
+        if how == WATCHED or any([t is not None and _needs_dispatcher(t) for t in tensors]):
             return self.watched
         return self.recorded
 
@@ -255,5 +255,5 @@ def gradient(op: str, *args: Any) -> Any:
     """Calls ``fusedops::op`` inside a formula: as its no-autograd variant, unless a second
     derivative is recorded or a compiler, mode or transform has to see the call."""
     plain, dispatched = _gradient_forms(op)
-    is_observed = torch.is_grad_enabled() or is_dynamo_compiling() or state() == WATCHED
+    is_observed = torch.is_grad_enabled() or is_dynamo_compiling() or call_path() == WATCHED
     return dispatched(*args) if is_observed else plain(*args)

@@ -1,4 +1,4 @@
-"""The fast path of eager calls: :func:`state` decides which layers have to see a call, and
+"""The fast path of eager calls: :func:`call_path` decides which layers have to see a call, and
 :func:`direct` calls the dispatcher without a schema match.
 
 ``torch.ops`` matches the arguments of each call against the op's schema, which takes as long as
@@ -55,7 +55,7 @@ _KINDS = {
 }
 
 
-def _loaded() -> ModuleType | None:
+def _set_up_op_call() -> ModuleType | None:
     """The extension module; None where this Python or this torch cannot use it."""
     conversions = getattr(torch._C, "_aoti", None)
     handle_of = getattr(conversions, "unsafe_alloc_void_ptr_from_tensor", None)
@@ -69,7 +69,7 @@ def _loaded() -> ModuleType | None:
     return op_call
 
 
-def _state(*tensors: Any) -> int:
+def _call_path(*tensors: Any) -> int:
     """How a call on these tensors (or None) runs: PLAIN, RECORDED or WATCHED.
 
     Transforms come first because a tensor that does not require grad may wrap one that does.
@@ -84,10 +84,10 @@ def _state(*tensors: Any) -> int:
     return RECORDED if any([tensor.requires_grad for tensor in present]) else PLAIN
 
 
-_module = _loaded()
+_module = _set_up_op_call()
 #: Whether the extension module is in use.
 IS_DIRECT = _module is not None
-state: Callable[..., int] = _state if _module is None else _module.state
+call_path: Callable[..., int] = _call_path if _module is None else _module.state
 
 
 def direct(op: str) -> Callable[..., Any]:

@@ -18,7 +18,7 @@ from torch._C import _are_functorch_transforms_active
 from torch._C._functorch import TransformType
 from torch.autograd import forward_ad
 
-from fusedops.ops.registration.variants import fake_results
+from fusedops.ops.registration.variants import check_and_make_fakes
 
 #: For each op its composite.
 _COMPOSITES: dict[str, Callable[..., Any]] = {}
@@ -61,7 +61,7 @@ def refuse_forward_mode(op: str, args: Iterable[Any]) -> None:
 
 def composite_results(op: str, args: Sequence[Any]) -> Any:
     """Runs the op's composite, and converts its results to the dtypes and layouts of the op's."""
-    fakes = fake_results(op, args)
+    fakes = check_and_make_fakes(op, args)
     results = _COMPOSITES[op](*args)
     if isinstance(fakes, torch.Tensor):
         return _made_like(fakes, results)

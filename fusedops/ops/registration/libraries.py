@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from fusedops._installation import FIX_OF_HIDDEN, REBUILD, hidden_installation, said_of_hidden
+from fusedops._installation import FIX_OF_HIDDEN, REBUILD, hidden_installation, hidden_message
 
 LIB_DIR = Path(__file__).resolve().parents[2] / "lib"
 CPU_LIBRARY = LIB_DIR / "libfusedops.so"
@@ -49,7 +49,7 @@ def _check_file(path: Path) -> None:
     if not path.exists():
         if installed := hidden_installation():
             fix = FIX_OF_HIDDEN.replace("start", "Start", 1)
-            raise ImportError(f"fusedops: {said_of_hidden(installed)}. {fix}")
+            raise ImportError(f"fusedops: {hidden_message(installed)}. {fix}")
         raise ImportError(f"fusedops: {path} is missing, the package was not built. {_TO_REBUILD}")
     with open(path, "rb") as file, open(torch._C.__file__, "rb") as torchs:
         head, torchs_head = file.read(_ELF.size), torchs.read(_ELF.size)

@@ -26,7 +26,7 @@ def register_fake(op: str, fake: Callable[..., Any]) -> None:
         torch.library.register_fake(f"fusedops::{name}", fake)
 
 
-def fake_results(op: str, args: Sequence[Any]) -> Any:
+def check_and_make_fakes(op: str, args: Sequence[Any]) -> Any:
     """Checks the arguments and returns the op's results, empty."""
     return _fakes[op](*args)
 
