@@ -438,7 +438,7 @@ def masked_softmax(
     if dtype is not None:
         _arguments.floating("masked_softmax", "dtype", dtype)
     rest = (bias, dtype, band.diagonal, zero, *bounds)
-    if _are_learned(sinks):
+    if _require_grad(sinks):
         learned = _masked_softmax_sinks.on(input, mask, bias, start, end, sinks)
         return learned(input, *masking, 0.0, None, *rest)[0]
     run = _masked_softmax.on(input, mask, bias, start, end, sinks)
@@ -525,7 +525,7 @@ def masked_softmax_dropout(
     options = (bias, dtype, band.diagonal, _zero_masked_rows(masked_rows))
     masking = (mask, scale, band.causal, mask_value)
     rest = (p, seed, *options, band.lower_diagonal, start, end, sinks, softcap)
-    if _are_learned(sinks):
+    if _require_grad(sinks):
         learned = _masked_softmax_sinks.on(input, mask, bias, start, end, sinks)
         return learned(input, *masking, *rest)[0]
     run = _masked_softmax_dropout.on(input, mask, bias, start, end, sinks)
@@ -596,7 +596,7 @@ def _sinks_of(
     return torch.full((), value, dtype=torch.float64, device=scores.device)
 
 
-def _are_learned(sinks: torch.Tensor | float | None) -> bool:
+def _require_grad(sinks: torch.Tensor | float | None) -> bool:
     if not isinstance(sinks, torch.Tensor) or _is_jit_tracing():
         return False
     return sinks.requires_grad and torch.is_grad_enabled()
@@ -769,7 +769,7 @@ def _rounded_rms_norm(
     variant: RmsVariant,
 ) -> torch.Tensor:
     """rms_norm in the variants whose result's dtype depends on the weight's."""
-    if _multiplies_afterwards("rms_norm", variant, input, weight, _dtype_of(input)):
+    if _needs_separate_multiplication("rms_norm", variant, input, weight, _dtype_of(input)):
         is_t5, is_narrow = variant == "t5", weight.dtype in (torch.bfloat16, torch.float16)
         wide = input.float() if is_t5 and input.dtype != torch.float64 else input
         if is_t5 and weight.dtype == wide.dtype:
@@ -1065,7 +1065,7 @@ def _rounded_add_rms_norm(
 ) -> tuple[torch.Tensor, torch.Tensor] | torch.Tensor:
     """add_rms_norm in the variants whose result's dtype depends on the weight's."""
     dtype = _dtype_of_sum(input, residual)
-    if not _multiplies_afterwards("add_rms_norm", variant, input, weight, dtype):
+    if not _needs_separate_multiplication("add_rms_norm", variant, input, weight, dtype):
         arguments = (input, residual, normalized_shape, eps, variant, dropout, return_sum)
         return _fused_add_rms_norm(*arguments, weight)
     unweighted = (input, residual, normalized_shape, None, eps, 0.0, False)
@@ -1098,7 +1098,7 @@ def _rms_settings(variant: RmsVariant) -> tuple[float, bool]:
     return float(variant == "gemma"), variant in ("llama", "t5")
 
 
-def _multiplies_afterwards(
+def _needs_separate_multiplication(
     function: str,
     variant: RmsVariant,
     input: torch.Tensor,

@@ -290,13 +290,13 @@ def _masked_softmax_and_sinks(
     visible = _visible(input, mask if hides else None, (lower_diagonal, upper), (start, end))
     value = -math.inf if mask_value is None else mask_value
     masked = scores if visible is None else op.Where(visible, scores, _like(value, scores))
-    output, of_sinks = _softmax_beside(masked, sinks, computed)
+    output, sink_probabilities = _softmax_with_sinks(masked, sinks, computed)
     if zero_masked_rows:
         output = op.Where(_has_visible_column(scores, visible), output, _like(0.0, output))
-    return _convert(output, computed, result), of_sinks
+    return _convert(output, computed, result), sink_probabilities
 
 
-def _softmax_beside(
+def _softmax_with_sinks(
     scores: Value, sinks: Value | None, computed: ir.DataType
 ) -> tuple[Value, Value | None]:
     """The softmax of the scores with the sinks as one more column, which is returned separately."""
@@ -397,11 +397,11 @@ def _masked_softmax_sinks(
 ) -> tuple[Value, Value, Value | None]:
     _refuse_dropout(p)
     settings = dtype, diagonal, zero_masked_rows, lower_diagonal, start, end, sinks, softcap
-    output, of_sinks = _masked_softmax_and_sinks(
+    output, sink_probabilities = _masked_softmax_and_sinks(
         input, mask, scale, causal, mask_value, bias, *settings
     )
     # The second result is the output before dropout, but empty where there is no seed.
-    return output, _nothing(output) if seed is None else output, of_sinks
+    return output, _nothing(output) if seed is None else output, sink_probabilities
 
 
 def _nothing(like: Value) -> Value:
@@ -556,9 +556,9 @@ def _normalized(
     return normalized, statistics
 
 
-def _over_root(centred: Value, dims: list[int] | None, eps: float) -> tuple[Value, Value]:
-    rstd = _root_of_mean_square(centred, dims, eps)
-    return op.Mul(centred, rstd), rstd
+def _over_root(centered: Value, dims: list[int] | None, eps: float) -> tuple[Value, Value]:
+    rstd = _root_of_mean_square(centered, dims, eps)
+    return op.Mul(centered, rstd), rstd
 
 
 def _root_of_mean_square(x: Value, dims: list[int] | None, eps: float) -> Value:
@@ -567,12 +567,12 @@ def _root_of_mean_square(x: Value, dims: list[int] | None, eps: float) -> Value:
     return op.Reciprocal(op.Sqrt(op.Add(mean_square, _like(eps, x))))
 
 
-def _over_deviation(centred: Value, dims: list[int], eps: float) -> tuple[Value, Value]:
-    count = op.ReduceProd(op.Shape(centred, start=dims[0]), keepdims=0)
-    degrees = op.CastLike(op.Sub(count, op.Constant(value_int=1)), centred)
-    variance = op.Div(op.ReduceSumSquare(centred, dims, keepdims=1), degrees)
-    rstd = op.Reciprocal(op.Add(op.Sqrt(variance), _like(eps, centred)))
-    return op.Mul(centred, rstd), rstd
+def _over_deviation(centered: Value, dims: list[int], eps: float) -> tuple[Value, Value]:
+    count = op.ReduceProd(op.Shape(centered, start=dims[0]), keepdims=0)
+    degrees = op.CastLike(op.Sub(count, op.Constant(value_int=1)), centered)
+    variance = op.Div(op.ReduceSumSquare(centered, dims, keepdims=1), degrees)
+    rstd = op.Reciprocal(op.Add(op.Sqrt(variance), _like(eps, centered)))
+    return op.Mul(centered, rstd), rstd
 
 
 def _over_norm(x: Value, dims: list[int], eps: float) -> tuple[Value, Value]:

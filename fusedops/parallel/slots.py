@@ -53,7 +53,7 @@ class Slots:
         self._allocating = allocating
         self._lock = threading.Lock()
         self._buffer: torch.Tensor | None = None
-        self._form: tuple[Any, ...] = ()
+        self._metadata: tuple[Any, ...] = ()
         self._complete = True
 
     def put(self, index: int, result: torch.Tensor) -> None:
@@ -68,7 +68,7 @@ class Slots:
         with self._lock:
             if self._buffer is None and fits:
                 self._allocate(result)
-        if not fits or self._buffer is None or self._form != _form(result):
+        if not fits or self._buffer is None or self._metadata != _metadata(result):
             self._complete = False
             self._results[index] = result
             return
@@ -84,7 +84,7 @@ class Slots:
             self._buffer = torch.empty_strided(
                 shape, strides, dtype=result.dtype, device=result.device
             )
-        self._form = _form(result)
+        self._metadata = _metadata(result)
 
     def stacked(self) -> torch.Tensor:
         """The output, after every result has been put into its slot."""
@@ -107,7 +107,7 @@ def _is_plain(result: torch.Tensor) -> bool:
     )
 
 
-def _form(result: torch.Tensor) -> tuple[Any, ...]:
+def _metadata(result: torch.Tensor) -> tuple[Any, ...]:
     """The properties that results must share to be copied into one buffer."""
     strides = result.stride() if _may_be_channels_last(result) else None
     return result.shape, result.dtype, result.device, strides

@@ -58,59 +58,59 @@ class Operator(NamedTuple):
 # --- definitions ----------------------------------------------------------------------------------
 
 
-def _exact_softmax(given: Inputs, output: Tensor) -> list[Tensor]:
-    y, grad = output.double(), given.grad_output.double()
+def _exact_softmax(inputs: Inputs, output: Tensor) -> list[Tensor]:
+    y, grad = output.double(), inputs.grad_output.double()
     dot = (grad * y).sum(-1, keepdim=True)
-    return [reference.softmax(given.x, -1), y * (grad - dot)]
+    return [reference.softmax(inputs.x, -1), y * (grad - dot)]
 
 
-def _exact_log_softmax(given: Inputs, output: Tensor) -> list[Tensor]:
-    grad = given.grad_output.double()
+def _exact_log_softmax(inputs: Inputs, output: Tensor) -> list[Tensor]:
+    grad = inputs.grad_output.double()
     gradient = grad - output.double().exp() * grad.sum(-1, keepdim=True)
-    return [reference.log_softmax(given.x, -1), gradient]
+    return [reference.log_softmax(inputs.x, -1), gradient]
 
 
-def _exact_masked_softmax(given: Inputs, output: Tensor) -> list[Tensor]:
-    result = reference.masked_softmax(given.x, given.mask, SCALE, diagonal=0)
-    return [result, SCALE * _exact_softmax(given, output)[1]]
+def _exact_masked_softmax(inputs: Inputs, output: Tensor) -> list[Tensor]:
+    result = reference.masked_softmax(inputs.x, inputs.mask, SCALE, diagonal=0)
+    return [result, SCALE * _exact_softmax(inputs, output)[1]]
 
 
-def _exact_norm(norm: Callable[..., Tensor], given: Inputs, output: Tensor) -> list[Tensor]:
+def _exact_norm(norm: Callable[..., Tensor], inputs: Inputs, output: Tensor) -> list[Tensor]:
     names = ("x", "weight", "bias") if norm is reference.layer_norm else ("x", "weight")
-    leaves = [getattr(given, name).detach().double().requires_grad_() for name in names]
+    leaves = [getattr(inputs, name).detach().double().requires_grad_() for name in names]
     result = norm(leaves[0], leaves[1].shape, *leaves[1:], eps=EPS)
-    return [result.detach(), *torch.autograd.grad(result, leaves, given.grad_output.double())]
+    return [result.detach(), *torch.autograd.grad(result, leaves, inputs.grad_output.double())]
 
 
 def _exact_residual_norm(
-    norm: Callable[..., Tensor], given: Inputs, output: Tensor
+    norm: Callable[..., Tensor], inputs: Inputs, output: Tensor
 ) -> list[Tensor]:
     """Returns the norm of the sum, which is rounded to the dtype; both terms have its gradient."""
-    total = (given.x.double() + given.residual.double()).to(given.x.dtype)
-    result, gradient, *others = _exact_norm(norm, given._replace(x=total), output)
+    total = (inputs.x.double() + inputs.residual.double()).to(inputs.x.dtype)
+    result, gradient, *others = _exact_norm(norm, inputs._replace(x=total), output)
     return [result, gradient, gradient, *others]
 
 
-def _masked_softmax(given: Inputs) -> Tensor:
-    return fusedops.masked_softmax(given.x, given.mask, scale=SCALE, causal=True)
+def _masked_softmax(inputs: Inputs) -> Tensor:
+    return fusedops.masked_softmax(inputs.x, inputs.mask, scale=SCALE, causal=True)
 
 
-def _layer_norm(given: Inputs) -> Tensor:
-    return fusedops.layer_norm(given.x, given.weight.shape, given.weight, given.bias, EPS)
+def _layer_norm(inputs: Inputs) -> Tensor:
+    return fusedops.layer_norm(inputs.x, inputs.weight.shape, inputs.weight, inputs.bias, EPS)
 
 
-def _rms_norm(given: Inputs) -> Tensor:
-    return fusedops.rms_norm(given.x, given.weight.shape, given.weight, EPS)
+def _rms_norm(inputs: Inputs) -> Tensor:
+    return fusedops.rms_norm(inputs.x, inputs.weight.shape, inputs.weight, EPS)
 
 
-def _add_layer_norm(given: Inputs) -> Tensor:
-    parameters = given.weight.shape, given.weight, given.bias, EPS
-    return fusedops.add_layer_norm(given.x, given.residual, *parameters)[0]
+def _add_layer_norm(inputs: Inputs) -> Tensor:
+    parameters = inputs.weight.shape, inputs.weight, inputs.bias, EPS
+    return fusedops.add_layer_norm(inputs.x, inputs.residual, *parameters)[0]
 
 
-def _add_rms_norm(given: Inputs) -> Tensor:
-    parameters = given.weight.shape, given.weight, EPS
-    return fusedops.add_rms_norm(given.x, given.residual, *parameters)[0]
+def _add_rms_norm(inputs: Inputs) -> Tensor:
+    parameters = inputs.weight.shape, inputs.weight, EPS
+    return fusedops.add_rms_norm(inputs.x, inputs.residual, *parameters)[0]
 
 
 _LAYER_NORM = partial(_exact_norm, reference.layer_norm)
@@ -121,10 +121,10 @@ _TERMS = ("x", "residual")
 
 OPERATORS = {
     "softmax": Operator(
-        lambda given: fusedops.softmax(given.x, -1), ("x",), _exact_softmax, 4.0, (1.2,)
+        lambda inputs: fusedops.softmax(inputs.x, -1), ("x",), _exact_softmax, 4.0, (1.2,)
     ),
     "log_softmax": Operator(
-        lambda given: fusedops.log_softmax(given.x, -1), ("x",), _exact_log_softmax, 1.6, (1.2,)
+        lambda inputs: fusedops.log_softmax(inputs.x, -1), ("x",), _exact_log_softmax, 1.6, (1.2,)
     ),
     "masked_softmax": Operator(_masked_softmax, ("x",), _exact_masked_softmax, 4.0, (1.2,)),
     "layer_norm": Operator(_layer_norm, ("x", "weight", "bias"), _LAYER_NORM, 2.7, (5.0, 8.0, 4.0)),
@@ -143,17 +143,17 @@ OPERATORS = {
 
 def accuracy(device: str) -> Iterator[Result]:
     """Yields the error of each operator's result and gradients, in every dtype."""
-    given = {dtype: draw(dtype, device) for dtype in DTYPES}
+    drawn = {dtype: draw(dtype, device) for dtype in DTYPES}
     for name, operator in OPERATORS.items():
-        errors = {dtype: errors_of(operator, inputs) for dtype, inputs in given.items()}
+        errors = {dtype: errors_of(operator, inputs) for dtype, inputs in drawn.items()}
         passes = (name, *(f"{name}, gradient of {leaf}" for leaf in operator.leaves))
         limits = (operator.ulps, *operator.gradient_ulps)
         for index, (each, limit) in enumerate(zip(passes, limits, strict=True)):
-            found = {dtype: of[index] for dtype, of in errors.items()}
-            passed = all(error <= _limit(dtype, limit) for dtype, error in found.items())
+            error_of = {dtype: of[index] for dtype, of in errors.items()}
+            passed = all(error <= _limit(dtype, limit) for dtype, error in error_of.items())
             yield Result(
                 each,
-                {str(dtype).removeprefix("torch."): error for dtype, error in found.items()},
+                {str(dtype).removeprefix("torch."): error for dtype, error in error_of.items()},
                 f"at most {limit}; {ULPS_OF_16_BITS} in 16 bits",
                 passed,
             )
@@ -163,10 +163,10 @@ def determinism(device: str) -> Iterator[Result]:
     """Each operator's bits: twice, on other numbers of threads, and in other batches."""
     threads = max(2, torch.get_num_threads()) if device == "cpu" else None
     how = f"twice, with 1 and {threads} threads, alone" if threads else "twice, alone"
-    given = [draw(dtype, device) for dtype in DTYPES]
-    given += [draw(dtype, device, *LONG) for dtype in (torch.float32, torch.bfloat16)]
+    drawn = [draw(dtype, device) for dtype in DTYPES]
+    drawn += [draw(dtype, device, *LONG) for dtype in (torch.float32, torch.bfloat16)]
     for name, operator in OPERATORS.items():
-        same = all(has_same_bits(operator, inputs, threads) for inputs in given)
+        same = all(has_same_bits(operator, inputs, threads) for inputs in drawn)
         yield Result(f"{name}, {how}", "the same bits" if same else "other bits", "the same", same)
 
 
@@ -185,19 +185,19 @@ def draw(dtype: torch.dtype, device: str, rows: int = ROWS, cols: int = COLS) ->
     return Inputs(x, residual, weight, bias, mask.to(device), grad)
 
 
-def results_of(operator: Operator, given: Inputs) -> list[Tensor]:
+def results_of(operator: Operator, inputs: Inputs) -> list[Tensor]:
     """Returns the operator's result, and the gradients of its leaves."""
-    leaves = {name: getattr(given, name).detach().requires_grad_() for name in operator.leaves}
-    output = operator.call(given._replace(**leaves))
-    gradients = torch.autograd.grad(output, [*leaves.values()], given.grad_output)
+    leaves = {name: getattr(inputs, name).detach().requires_grad_() for name in operator.leaves}
+    output = operator.call(inputs._replace(**leaves))
+    gradients = torch.autograd.grad(output, [*leaves.values()], inputs.grad_output)
     return [output.detach(), *gradients]
 
 
-def errors_of(operator: Operator, given: Inputs) -> list[float]:
+def errors_of(operator: Operator, inputs: Inputs) -> list[float]:
     """Returns the root mean square of the errors of the result and of each gradient, in ulps."""
-    found = results_of(operator, given)
-    wanted = operator.exact(given, found[0])
-    return [_error(actual, exact) for actual, exact in zip(found, wanted, strict=True)]
+    actual = results_of(operator, inputs)
+    wanted = operator.exact(inputs, actual[0])
+    return [_error(result, exact) for result, exact in zip(actual, wanted, strict=True)]
 
 
 def _error(actual: Tensor, exact: Tensor) -> float:
@@ -213,13 +213,13 @@ def _limit(dtype: torch.dtype, ulps: float) -> float:
     return ULPS_OF_16_BITS if dtype.itemsize == 2 else ulps
 
 
-def has_same_bits(operator: Operator, given: Inputs, threads: int | None) -> bool:
+def has_same_bits(operator: Operator, inputs: Inputs, threads: int | None) -> bool:
     """Returns whether a row has the same bits in two runs, on one thread, and as the only row."""
     with _threads(threads):
-        results = [results_of(operator, given) for _ in range(2)]
+        results = [results_of(operator, inputs) for _ in range(2)]
     with _threads(1 if threads else None):
-        results.append(results_of(operator, given))
-        alone = results_of(operator, given.first_row())
+        results.append(results_of(operator, inputs))
+        alone = results_of(operator, inputs.first_row())
     of_rows = 1 + sum(leaf in _TERMS for leaf in operator.leaves)  # the others are sums over rows
     first = [result[:1] for result in results[0][:of_rows]]
     return all(_are_same(results[0], other) for other in results[1:]) and _are_same(
