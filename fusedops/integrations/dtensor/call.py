@@ -23,7 +23,7 @@ from fusedops.integrations.dtensor.partition import (
 )
 
 #: Computes a rank's results from its part of the arguments.
-Local = Callable[["Call", Partition, dict[str, Any]], Any]
+Compute = Callable[["Call", Partition, dict[str, Any]], Any]
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,15 @@ class Rule:
     """How a family of ops runs its calls.
 
     space: describes a call.
-    local: computes a rank's part; by default the op itself does.
-    split: computes a rank's part where a row is divided among ranks; without it rows are gathered.
+    compute: computes a rank's part; by default the op itself does.
+    compute_split_rows: computes a rank's part where a row is divided among ranks; without it rows
+        are gathered.
     written: the argument that the op writes into.
     """
 
     space: Callable[[Call], Space]
-    local: Local | None = None
-    split: Local | None = None
+    compute: Compute | None = None
+    compute_split_rows: Compute | None = None
     written: str | None = None
 
 
@@ -60,7 +61,7 @@ class Call:
         mesh = _common_mesh(overload, named)
         seed = named.get("seed")
         if isinstance(seed, torch.Tensor) and not isinstance(seed, DTensor):
-            named["seed"] = _agreed(seed, mesh)
+            named["seed"] = _common_seed(seed, mesh)
         return cls(overload, named, mesh)
 
     def __getitem__(self, name: str) -> Any:
@@ -84,13 +85,13 @@ def run(call: Call, rule: Rule) -> Any:
     """The results of a call, as DTensors."""
     space = rule.space(call)
     if rule.written is not None:  # this argument keeps its placements
-        space = replace(space, leaders=(rule.written,))
-    part = partition(space, call.named, call.mesh, splits=rule.split is not None)
+        space = replace(space, deciding_tensors=(rule.written,))
+    part = partition(space, call.named, call.mesh, splits=rule.compute_split_rows is not None)
     if rule.written is not None:
         _check_written(call, rule.written, part.placements(Result(space.tensors[rule.written])))
     meta = call.results_meta()
-    local_of = rule.split if part.divides(space.reduced) else rule.local
-    results = _computed(call, space, part, local_of or _op)
+    compute = rule.compute_split_rows if part.divides(space.reduced) else rule.compute
+    results = _computed(call, space, part, compute or _op)
     if meta is None:
         return None
     if isinstance(meta, torch.Tensor):
@@ -103,7 +104,7 @@ def _op(call: Call, part: Partition, local: dict[str, Any]) -> Any:
     return call.run(local)
 
 
-def writing(compute: Local, written: str) -> Local:
+def writing(compute: Compute, written: str) -> Compute:
     """Writes what ``compute`` returns into an argument."""
 
     def write(call: Call, part: Partition, local: dict[str, Any]) -> None:
@@ -112,13 +113,13 @@ def writing(compute: Local, written: str) -> Local:
     return write
 
 
-def _computed(call: Call, space: Space, part: Partition, local_of: Local) -> Any:
+def _computed(call: Call, space: Space, part: Partition, compute: Compute) -> Any:
     """This rank's results; None on a rank outside of the mesh, which computes nothing."""
     local = {
         name: _map(partial(_local, part, space.tensors.get(name, ())), value)
         for name, value in call.named.items()
     }
-    return None if call.mesh.get_coordinate() is None else local_of(call, part, local)
+    return None if call.mesh.get_coordinate() is None else compute(call, part, local)
 
 
 def _map(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
@@ -204,7 +205,7 @@ def _check_written(call: Call, name: str, wanted: list[Placement]) -> None:
         )
 
 
-def _agreed(seed: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+def _common_seed(seed: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     """One seed for all ranks, the greatest of theirs: each draws its own, and replicas must drop
     the same elements."""
     if mesh.get_coordinate() is None:

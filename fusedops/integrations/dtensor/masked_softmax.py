@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fusedops.integrations.dtensor import masked_softmax_keys
-from fusedops.integrations.dtensor.call import Call, Local, Rule, writing
+from fusedops.integrations.dtensor.call import Call, Compute, Rule, writing
 from fusedops.integrations.dtensor.dropout import drops, multiplier
 from fusedops.integrations.dtensor.partition import Dims, Partition, Result, Space, aligned
 
@@ -22,8 +22,8 @@ _OF_ROWS = ("start", "end", "sinks", "sink_probabilities")
 
 
 def _space(call: Call) -> Space:
-    leaders = ("input",) if "input" in call else ("probabilities", "grad_output")
-    sizes = tuple(call[leaders[0]].shape)
+    deciding = ("input",) if "input" in call else ("probabilities", "grad_output")
+    sizes = tuple(call[deciding[0]].shape)
     tensors: dict[str, Dims] = {}
     for names, shape in ((_OF_SCORES, sizes), (_OF_ROWS, sizes[:-1])):
         tensors |= {name: aligned(call[name], shape) for name in names if name in call}
@@ -33,7 +33,7 @@ def _space(call: Call) -> Space:
         for result in call.overload._schema.returns
     )
     keys = frozenset(every[-1:])
-    return Space(sizes, tensors, results, leaders, keys, keys if drops(call) else frozenset())
+    return Space(sizes, tensors, results, deciding, keys, keys if drops(call) else frozenset())
 
 
 def _at_own_positions(part: Partition, local: dict[str, Any]) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def _on_own_queries(call: Call, part: Partition, local: dict[str, Any]) -> Any:
     return _dropping(call, part, local)
 
 
-def _on_own_keys(compute: Local) -> Local:
+def _on_own_keys(compute: Compute) -> Compute:
     def run(call: Call, part: Partition, local: dict[str, Any]) -> Any:
         return compute(call, part, _at_own_positions(part, local))
 

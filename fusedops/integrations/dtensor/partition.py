@@ -37,17 +37,17 @@ class Space:
     sizes: the size of each dimension.
     tensors: the dimensions of each argument that is divided; every other is replicated.
     results: the dimensions of each result.
-    leaders: the arguments whose placements decide, the most important first.
+    deciding_tensors: the arguments whose placements decide, the most important first.
     reduced: the dimensions that a row consists of.
-    whole: further dimensions of which every rank needs all.
+    undivided: further dimensions of which every rank needs all.
     """
 
     sizes: tuple[int, ...]
     tensors: Mapping[str, Dims]
     results: tuple[Result, ...]
-    leaders: tuple[str, ...]
+    deciding_tensors: tuple[str, ...]
     reduced: frozenset[int] = frozenset()
-    whole: frozenset[int] = field(default=frozenset())
+    undivided: frozenset[int] = field(default=frozenset())
 
 
 def aligned(tensor: torch.Tensor | None, sizes: Sequence[int]) -> Dims:
@@ -155,16 +155,16 @@ def _all_gather(part: torch.Tensor, mesh: DeviceMesh, mesh_dim: int) -> torch.Te
 def partition(
     space: Space, arguments: Mapping[str, Any], mesh: DeviceMesh, splits: bool
 ) -> Partition:
-    """Along each mesh dimension, divides the space as the first sharded leader is divided; rows are
-    divided only with ``splits``.
+    """Along each mesh dimension, divides the space as the first sharded deciding tensor is
+    divided; rows are divided only with ``splits``.
 
     A sharded tensor takes precedence over a replicated one, which can be sliced for free. A strided
     shard, whose elements are not consecutive, is gathered.
     """
-    undivided = space.whole if splits else space.whole | space.reduced
+    undivided = space.undivided if splits else space.undivided | space.reduced
     placed = [
         (space.tensors[name], tensor)
-        for name in space.leaders
+        for name in space.deciding_tensors
         for tensor in _each(arguments[name])
         if isinstance(tensor, DTensor)
     ]

@@ -23,11 +23,11 @@ ops = torch.ops.fusedops
 Statistics = tuple[torch.Tensor, torch.Tensor]
 
 
-def _space(*leaders: str, reduces: bool = True) -> Callable[[Call], Space]:
+def _space(*deciding_tensors: str, reduces: bool = True) -> Callable[[Call], Space]:
     """The space of an op on rows along ``dim``, whose tensors all have one shape."""
 
     def space(call: Call) -> Space:
-        sizes = tuple(call[leaders[0]].shape)
+        sizes = tuple(call[deciding_tensors[0]].shape)
         dim = _dim(call)
         every = tuple(range(len(sizes)))
         statistic = tuple(None if d == dim else d for d in every)
@@ -38,7 +38,7 @@ def _space(*leaders: str, reduces: bool = True) -> Callable[[Call], Space]:
         names = [result.name for result in call.overload._schema.returns]
         results = tuple(Result(shapes.get(name, every)) for name in names)
         reduced = frozenset((dim,)) if reduces else frozenset()
-        return Space(sizes, shapes, results, leaders, reduced)
+        return Space(sizes, shapes, results, deciding_tensors, reduced)
 
     return space
 
@@ -117,7 +117,7 @@ def _as_gradient(gradient: torch.Tensor, local: dict[str, Any]) -> torch.Tensor:
 
 def _rules() -> dict[str, Rule]:
     rules = {
-        "softmax_stats": Rule(_space("input"), split=_split_stats),
+        "softmax_stats": Rule(_space("input"), compute_split_rows=_split_stats),
         "softmax_apply": Rule(_space("input", reduces=False)),
     }
     for op, split, backward in (
@@ -125,12 +125,18 @@ def _rules() -> dict[str, Rule]:
         ("log_softmax", _split_log_softmax, _split_log_softmax_backward),
     ):
         of_gradient = _space("output", "grad_output")
-        rules[op] = Rule(_space("input"), split=split)
-        rules[f"{op}_backward"] = Rule(of_gradient, split=backward)
-        rules[f"{op}_"] = Rule(_space("input"), split=writing(split, "input"), written="input")
-        rules[f"{op}_out"] = Rule(_space("input"), split=writing(split, "out"), written="out")
+        rules[op] = Rule(_space("input"), compute_split_rows=split)
+        rules[f"{op}_backward"] = Rule(of_gradient, compute_split_rows=backward)
+        rules[f"{op}_"] = Rule(
+            _space("input"), compute_split_rows=writing(split, "input"), written="input"
+        )
+        rules[f"{op}_out"] = Rule(
+            _space("input"), compute_split_rows=writing(split, "out"), written="out"
+        )
         in_place = writing(backward, "grad_output")
-        rules[f"{op}_backward_"] = Rule(of_gradient, split=in_place, written="grad_output")
+        rules[f"{op}_backward_"] = Rule(
+            of_gradient, compute_split_rows=in_place, written="grad_output"
+        )
     return rules
 
 

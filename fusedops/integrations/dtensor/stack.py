@@ -26,8 +26,8 @@ def _space(call: Call) -> Space:
     results = tuple(
         of.get(result.name, Result(stacked)) for result in call.overload._schema.returns
     )
-    leaders = tuple(name for name in ("inputs", "grad_output") if name in call)
-    return Space(sizes, tensors, results, leaders, frozenset(reduced))
+    deciding = tuple(name for name in ("inputs", "grad_output") if name in call)
+    return Space(sizes, tensors, results, deciding, frozenset(reduced))
 
 
 def _reduced(call: Call, rank: int) -> tuple[int, ...]:
