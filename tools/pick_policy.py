@@ -246,14 +246,14 @@ def is_of_another_pass(cases: Iterable[Case], lines: Sequence[Line]) -> bool:
     return any(case.is_incumbent and case.plan.fixed not in {0, *fixed} for case in cases)
 
 
-def at(lines: Iterable[Line], cols: int) -> Line | None:
+def line_for(lines: Iterable[Line], cols: int) -> Line | None:
     return next((line for line in lines if cols <= line.cols), None)
 
 
 def chosen_line(choice: Choice, cols: int, lines: Sequence[Line]) -> Line | None:
     """The line for a measured length: of the plan that is chosen if it is new and stays in
     registers, else as before."""
-    plan, now = choice.chosen, at(lines, cols)
+    plan, now = choice.chosen, line_for(lines, cols)
     if choice.chosen == choice.incumbent or not plan.is_listed:
         return now and replace(now, cols=cols, remark=f"  // {cols}: {choice.remark()}")
     first = lines[0]
@@ -270,7 +270,7 @@ def chosen_line(choice: Choice, cols: int, lines: Sequence[Line]) -> Line | None
     )
 
 
-def picked_lines(lines: Sequence[Line], cases: Iterable[Case]) -> list[Line]:
+def updated_lines(lines: Sequence[Line], cases: Iterable[Case]) -> list[Line]:
     """The lines of a group as the cases, which all belong to it, decide them."""
     by_cols = defaultdict(list)
     for case in usual_cases(cases):
@@ -282,7 +282,7 @@ def picked_lines(lines: Sequence[Line], cases: Iterable[Case]) -> list[Line]:
         line = chosen_line(choice, cols, lines) if choice else None
         if line is None:
             continue
-        before = at(lines, cols)
+        before = line_for(lines, cols)
         if before and before.macro != line.macro and cols // 2 not in points:
             # Rows of up to half the length keep their plan.
             points[cols // 2] = replace(before, cols=cols // 2, remark="")
@@ -348,7 +348,7 @@ def best_constant(cases: Sequence[Case], column: str, now: int) -> tuple[int, fl
     return best, min(ratios[best])
 
 
-def picked(text: str, cases: Sequence[Case]) -> str:
+def updated_plans(text: str, cases: Sequence[Case]) -> str:
     """The text of cuda/launch/plans.def with the changes that the cases decide."""
     groups: dict[Group, list[Line]] = defaultdict(list)
     for line in filter(None, map(line_of, text.splitlines())):
@@ -360,7 +360,7 @@ def picked(text: str, cases: Sequence[Case]) -> str:
         if own:
             # The lines of a group are consecutive in the file.
             before, after = ("".join(f"{line}\n" for line in some)
-                             for some in (lines, picked_lines(lines, own)))  # fmt: skip
+                             for some in (lines, updated_lines(lines, own)))  # fmt: skip
             text = text.replace(before, after)
     for name, (column, directions) in CONSTANTS.items():
         match = re.search(rf"CONSTANT\({name}, (\d+)\)", text)
@@ -423,7 +423,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         before, cases = options.plans.read_text(), read_cases(options.csv)
-        after = picked(before, cases)
+        after = updated_plans(before, cases)
         if options.write:
             options.plans.write_text(after)
     except OSError as error:

@@ -348,5 +348,5 @@ def test_it_reads_the_shipped_list():
         f"{name}{way}" for name in pick_policy.PASSES.values() for way in ("Forward", "Backward")
     }
     assert passes <= {pass_ for pass_, _ in groups}
-    assert pick_policy.picked(text, []) == text
+    assert pick_policy.updated_plans(text, []) == text
     assert f"CONSTANT(kRowBlockThreads, {pick_policy.BLOCK_THREADS})" in text

@@ -28,7 +28,7 @@ from sass.chips import CHIPS, LATENCY
 from sass.code import parse_sass
 from sass.launches import Case, Region
 from sass.machine import follow
-from sass.registers import Place
+from sass.registers import WarpContext
 
 CHIP = CHIPS["90"]
 
@@ -37,7 +37,7 @@ def trace_of(sass, *, parameters=b"", block=0, warp=0, threads=(32, 1), blocks=1
     (body,) = parse_sass(f"\t\tFunction : kernel\n{sass}").values()
     launch = launches.Launch("kernel", blocks, 1, threads, parameters)
     constants = launch.constants(0x210)
-    return follow(body, Place(block, warp, threads, blocks, 1, constants, frozenset(masks)))
+    return follow(body, WarpContext(block, warp, threads, blocks, 1, constants, frozenset(masks)))
 
 
 LOOP = """

@@ -119,10 +119,10 @@ class StepTime:
 
     def is_of(self, step: Step) -> bool:
         """Returns whether this is a measurement of `step`."""
-        mine = (self.model, self.mode, self.dtype, self.threads, self.batch)
-        its = (step.model, step.mode, step.dtype_name, step.threads, step.batch)
+        own = (self.model, self.mode, self.dtype, self.threads, self.batch)
+        wanted = (step.model, step.mode, step.dtype_name, step.threads, step.batch)
         size = (step.size.length, step.size.width)
-        return mine == its and (self.length, self.width) == size
+        return own == wanted and (self.length, self.width) == size
 
 
 def chosen_steps(

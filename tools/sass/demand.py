@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from .launches import Case, Launch, Plan, Region
 from .machine import Trace, follow
-from .registers import Place
+from .registers import WarpContext
 from .toolchain import Code
 
 GOLDEN = 0.6180339887
@@ -59,8 +59,10 @@ def mean_trace(code: Code, launch: Launch, regions: dict[int, Region], least_blo
     masks = frozenset(key for key, region in regions.items() if region.name == "mask")
 
     def trace(block: int, warp: int) -> Trace:
-        place = Place(block, warp, launch.threads, launch.blocks, launch.cluster, constants, masks)
-        return follow(code.body, place)
+        context = WarpContext(
+            block, warp, launch.threads, launch.blocks, launch.cluster, constants, masks
+        )
+        return follow(code.body, context)
 
     middle = launch.warps // 2
     blocks = sampled_blocks(launch.blocks, least_blocks)

@@ -19,7 +19,7 @@ import numpy as np
 from .code import ACCESS_BYTES, Instruction
 from .decoding import Step, decode
 from .errors import ReportError
-from .registers import DOUBLE, LANES, Mask, Place, Value, Warp, as_word, both
+from .registers import DOUBLE, LANES, Mask, Value, Warp, WarpContext, all_known, as_word
 from .semantics import HANDLERS
 
 JUMPS = {"BRA", "EXIT", "CALL", "RET", "BRX"}
@@ -89,7 +89,7 @@ def addresses(warp: Warp, step: Step) -> Value:
             value = warp.read_pair(term)
         else:
             value = warp.read(term.partition(".")[0])
-        if not both(total, value):
+        if not all_known(total, value):
             return None
         total = total + value if not isinstance(value, int) else total + value % (1 << 64)
         total = total & DOUBLE
@@ -99,17 +99,17 @@ def addresses(warp: Warp, step: Step) -> Value:
 class Walk:
     """One warp's way through a kernel."""
 
-    def __init__(self, body: Sequence[Instruction], place: Place):
+    def __init__(self, body: Sequence[Instruction], context: WarpContext):
         self.steps = [decode(instruction) for instruction in body]
         self.index = {step.address: i for i, step in enumerate(self.steps)}
-        self.warp = Warp(place)
+        self.warp = Warp(context)
         self.trace = Trace()
         self.pending: dict[str, float] = {}
 
     def run(self) -> Trace:
-        place = self.warp.place
-        threads = place.threads[0] * place.threads[1]
-        groups = {0: np.arange(LANES) + place.warp * LANES < threads}
+        context = self.warp.context
+        threads = context.threads[0] * context.threads[1]
+        groups = {0: np.arange(LANES) + context.warp * LANES < threads}
         for _ in range(MOST_STEPS):
             if not groups:
                 return self.trace
@@ -145,7 +145,7 @@ class Walk:
         """Memory holds zeros, and masks hold true: every column is visible."""
         first = at if isinstance(at, int) or at is None else int(at.min())
         held = None if first is None else 0
-        if first is not None and first >> REGION_SHIFT in self.warp.place.masks:
+        if first is not None and first >> REGION_SHIFT in self.warp.context.masks:
             held = TRUE_BYTES
         for names in step.destinations:
             for name in names:
@@ -206,7 +206,7 @@ class Walk:
         self.trace.in_flight = max(self.trace.in_flight, sum(self.pending.values()))
 
 
-def follow(body: Sequence[Instruction], place: Place) -> Trace:
-    """Follows the warp at `place` through a kernel, and returns its trace."""
+def follow(body: Sequence[Instruction], context: WarpContext) -> Trace:
+    """Follows the warp of `context` through a kernel, and returns its trace."""
     with np.errstate(over="ignore"):
-        return Walk(body, place).run()
+        return Walk(body, context).run()

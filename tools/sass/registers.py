@@ -20,7 +20,7 @@ Mask = bool | np.ndarray
 
 
 @dataclass(frozen=True)
-class Place:
+class WarpContext:
     """A warp of a launch, and what its constant bank holds."""
 
     block: int
@@ -66,11 +66,11 @@ def as_word(value: Value) -> Value:
     return None if value is None else value & WORD
 
 
-def both(*values: Value) -> bool:
+def all_known(*values: Value) -> bool:
     return all(value is not None for value in values)
 
 
-def chosen(which: np.ndarray, a: Value | Mask, b: Value | Mask) -> np.ndarray:
+def select_lanes(which: np.ndarray, a: Value | Mask, b: Value | Mask) -> np.ndarray:
     """a in the lanes of `which`, b in the others."""
     picked = np.where(which, a, b)
     return picked if picked.dtype == bool else picked.astype(np.uint64)
@@ -89,7 +89,7 @@ def signed(value: int | np.ndarray, bits: int = 32) -> int | np.ndarray:
     return value.astype(np.uint32).view(np.int32).astype(np.int64)
 
 
-def widened(value: int | np.ndarray) -> int | np.ndarray:
+def sign_extend(value: int | np.ndarray) -> int | np.ndarray:
     """The sign extended to 64 bits."""
     number = signed(value)
     return number & DOUBLE if isinstance(number, int) else number.view(np.uint64)
@@ -136,8 +136,8 @@ class Warp:
     of its bits, and do not depend on its other bits.
     """
 
-    def __init__(self, place: Place):
-        self.place = place
+    def __init__(self, context: WarpContext):
+        self.context = context
         self.values: dict[str, Value] = {}
 
     def predicate(self, operand: str) -> Mask | None:
@@ -162,7 +162,7 @@ class Warp:
     def read_constant(self, found: re.Match, size: int) -> Value:
         base = self.read(found[2]) if found[2] else 0
         offset = None if base is None else base + int(found[3] or "0", 16)
-        return self.place.constant(int(found[1], 16), offset, size)
+        return self.context.constant(int(found[1], 16), offset, size)
 
     def read_pair(self, operand: str) -> Value:
         """64 bits from a register and the next one, or from a constant bank."""
@@ -171,7 +171,7 @@ class Warp:
             constant = parsed(operand).constant
             return self.read(operand) if constant is None else self.read_constant(constant, 8)
         low, high = (self.values.get(word, 0) for word in words)
-        return low | high << 32 if both(low, high) else None
+        return low | high << 32 if all_known(low, high) else None
 
     def write(self, name: str, value: Value | Mask, where: Mask | None) -> None:
         if isinstance(where, np.ndarray) and (where.all() or not where.any()):
@@ -185,4 +185,4 @@ class Warp:
             # predicate. A predicate stays one of bools, as a mask of lanes has to be.
             unknown = False if is_predicate(name) else 0
             old = self.values.get(name)
-            self.values[name] = chosen(where, value, unknown if old is None else old)
+            self.values[name] = select_lanes(where, value, unknown if old is None else old)

@@ -19,13 +19,13 @@ from .registers import (
     Mask,
     Value,
     Warp,
+    all_known,
     as_word,
-    both,
-    chosen,
     is_predicate,
     is_zero,
+    select_lanes,
+    sign_extend,
     signed,
-    widened,
 )
 
 Handler = Callable[[Warp, Step], Sequence["Value | Mask"]]
@@ -67,7 +67,7 @@ def add(warp: Warp, step: Step) -> Sequence[Value]:
     terms = [warp.read(operand) for operand in step.values]
     if "X" in step.parts:
         terms.append(carry_in(warp, step))
-    return with_carries(step, sum(terms) if both(*terms) else None)
+    return with_carries(step, sum(terms) if all_known(*terms) else None)
 
 
 @handles("IMAD")
@@ -78,22 +78,22 @@ def multiply_add(warp: Warp, step: Step) -> Sequence[Value]:
     if is_zero(a) or is_zero(b):
         total = c  # a move
     else:
-        total = (a & WORD) * (b & WORD) & DOUBLE if both(a, b) else None
-        total = (total & WORD) + c if both(total, c) else None
+        total = (a & WORD) * (b & WORD) & DOUBLE if all_known(a, b) else None
+        total = (total & WORD) + c if all_known(total, c) else None
     if "X" in step.parts:
         carry = carry_in(warp, step)
-        total = total + carry if both(total, carry) else None
+        total = total + carry if all_known(total, carry) else None
     return with_carries(step, total)
 
 
 def multiply_wide(warp: Warp, step: Step) -> Sequence[Value | Mask]:
     a, b = (as_word(warp.read(operand)) for operand in step.values[:2])
     c = warp.read_pair(step.values[2])
-    if not both(a, b, c):
+    if not all_known(a, b, c):
         return [None] * len(step.outputs)
     if "U32" not in step.parts:
-        a, b = widened(a), widened(b)
-        c = widened(c) if re.match("-?0x", step.values[2]) else c
+        a, b = sign_extend(a), sign_extend(b)
+        c = sign_extend(c) if re.match("-?0x", step.values[2]) else c
     product = a * b & DOUBLE
     total = product + c & DOUBLE
     value = total >> 32 if "HI" in step.parts else total
@@ -108,14 +108,14 @@ def shift_add(warp: Warp, step: Step) -> Sequence[Value]:
     if "X" in step.parts:
         carry = carry_in(warp, step)
     if "SX32" in step.parts:
-        shifted = None if a is None else widened(a & WORD) << shift >> 32 & WORD
+        shifted = None if a is None else sign_extend(a & WORD) << shift >> 32 & WORD
     elif "HI" in step.parts:
         high = warp.read(values[2])
-        pair = (a & WORD) | (high & WORD) << 32 if both(a, high) else None
+        pair = (a & WORD) | (high & WORD) << 32 if all_known(a, high) else None
         shifted = None if pair is None else pair << shift >> 32 & WORD
     else:
         shifted = None if a is None else a << shift & WORD
-    return with_carries(step, shifted + b + carry if both(shifted, b, carry) else None)
+    return with_carries(step, shifted + b + carry if all_known(shifted, b, carry) else None)
 
 
 @handles("LOP3")
@@ -164,7 +164,7 @@ def predicate_logic(warp: Warp, step: Step) -> Sequence[Mask | None]:
 def compare(warp: Warp, step: Step) -> Sequence[Mask | None]:
     a, b = (as_word(warp.read(operand)) for operand in step.values[:2])
     others = [warp.predicate(operand) for operand in step.predicate_inputs]
-    if not both(a, b, *others):
+    if not all_known(a, b, *others):
         return [None] * len(step.outputs)
     if "U32" not in step.parts:
         a, b = signed(a), signed(b)
@@ -196,10 +196,10 @@ def compare_floats(warp: Warp, step: Step) -> Sequence[Mask | None]:
         values = [as_word(warp.read(operand)) for operand in step.values[:2]]
     others = [warp.predicate(operand) for operand in step.predicate_inputs]
     relation = step.parts[0]
-    if both(*values, *others) and relation in ("EQ", "NEU", "GT", "LT"):
+    if all_known(*values, *others) and relation in ("EQ", "NEU", "GT", "LT"):
         a, b = (np.asarray(value, dtype=bits).view(floating) for value in values)
         result = {"EQ": a == b, "NEU": a != b, "GT": a > b, "LT": a < b}[relation]
-    elif both(*others) and values.count(None) == 1 and relation in ("EQ", "NEU"):
+    elif all_known(*others) and values.count(None) == 1 and relation in ("EQ", "NEU"):
         result = np.asarray(relation == "NEU")
     else:
         return [None] * len(step.outputs)
@@ -214,7 +214,7 @@ def shift(warp: Warp, step: Step) -> Sequence[Value]:
         return [None]
     if "L" in step.parts and "HI" not in step.parts:
         return [None if low is None else low << (count & 63) & WORD]
-    if not both(low, high):
+    if not all_known(low, high):
         return [None]
     pair = low | high << 32
     if "L" in step.parts:
@@ -235,14 +235,14 @@ def select(warp: Warp, step: Step) -> Sequence[Value]:
         return [None]
     if isinstance(which, bool):
         return [a if which else b]
-    return [chosen(which, a, b) if both(a, b) else None]
+    return [select_lanes(which, a, b) if all_known(a, b) else None]
 
 
 @handles("VIMNMX", "IMNMX", "VIADDMNMX")
 def extreme(warp: Warp, step: Step) -> Sequence[Value]:
     values = [as_word(warp.read(operand)) for operand in step.values]
     is_min = warp.predicate(step.predicate_inputs[0])
-    if not both(*values, is_min):
+    if not all_known(*values, is_min):
         return [None]
     if step.name.endswith("ADDMNMX"):
         values = [values[0] + values[1] & WORD, values[2]]
@@ -265,7 +265,7 @@ def permute(warp: Warp, step: Step) -> Sequence[Value]:
     low, selector, high = (as_word(warp.read(operand)) for operand in step.values[:3])
     if selector == MOVE_HALF and high is None:
         high = 0  # 16 bits are moved, and nothing reads what stays above them
-    if not isinstance(selector, int) or not both(low, high):
+    if not isinstance(selector, int) or not all_known(low, high):
         return [None]
     pair = low | high << 32
     result: Value = 0
@@ -280,7 +280,7 @@ def permute(warp: Warp, step: Step) -> Sequence[Value]:
 
 @handles("S2R", "S2UR", "CS2R")
 def special(warp: Warp, step: Step) -> Sequence[Value]:
-    return [warp.place.special(step.values[0])]
+    return [warp.context.special(step.values[0])]
 
 
 @handles("R2UR")
