@@ -4,9 +4,8 @@
 // Contract: a kernel makes one scope, issues its loads, calls join() and then reduce() any number
 // of times, every thread the same calls. reduce() takes a float or a Pair<float>, or in one block
 // of double; its result is the same bits in all threads of the scope. Reductions alternate between
-// two arrays of shared memory, so that callers need no barrier before, between or after them: in a
-// loop over rows each reduction has a single one. The blocks of a cluster consist of whole warps in
-// one row.
+// two arrays of shared memory, and need no barrier before, between or after them: in a loop over
+// rows each takes a single one. In a cluster, blocks consist of whole warps.
 // Order: a butterfly over the lanes of each warp; then over the warps, or over the warps of all
 // blocks. It is fixed by the numbers of threads and blocks.
 #pragma once
@@ -161,8 +160,8 @@ class RowInCluster {
 
 using Cluster = RowInCluster<0>;
 
-// Unaligned rows are laid out by warp (kByWarp), so that offsets are constants: an address for each
-// vector would take a third of their instructions.
+// Unaligned rows are laid out by warp (kByWarp), because an address for each vector would take a
+// third of their instructions.
 template <class T, int kWidth>
 using ClusterOf = RowInCluster<kIsWide<T, kWidth> ? 0 : kByWarp>;
 

@@ -150,9 +150,8 @@ FUSEDOPS_DEVICE uint32_t cluster_rank() {
   return rank;
 }
 
-// The two halves of a barrier for all threads of a cluster. The arrival orders no memory accesses
-// but the initialisation of mbarriers: a releasing one would wait for all stores of the thread
-// (MEMBAR.GPU).
+// The two halves of a barrier for all threads of a cluster. The arrival orders only the
+// initialisation of mbarriers: a release would wait for all stores of the thread (MEMBAR.GPU).
 FUSEDOPS_DEVICE void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
@@ -220,8 +219,7 @@ FUSEDOPS_DEVICE void store_cluster(
 
 #else
 
-// Stand-ins in code for older devices, for which tools/tune may be compiled: launch_clusters()
-// launches no clusters there.
+// For tools/tune, which may be compiled for older devices: launch_clusters() launches none there.
 FUSEDOPS_DEVICE uint32_t cluster_blocks() { return 1; }
 FUSEDOPS_DEVICE uint32_t cluster_rank() { return 0; }
 FUSEDOPS_DEVICE void cluster_arrive() { __trap(); }
@@ -269,12 +267,11 @@ bool has_cluster_code(void (*kernel)(Params...)) {
   return entry->second;
 }
 
-// Every device with clusters runs those of up to eight blocks; for more, a kernel needs an
-// attribute.
+// Every device with clusters runs those of up to eight blocks; larger ones take an attribute.
 inline constexpr uint32_t kPortableClusterBlocks = 8;
 
 // Launches clusters of `cluster` neighbouring blocks. Fails if the kernel's code has no clusters,
-// or if the device cannot run them, as a part of a GPU (MIG) may not.
+// or if the device cannot run them, as a part of a GPU may not.
 template <class... Params, class... Args>
 Status launch_clusters(
     void (*kernel)(Params...), int64_t blocks, uint32_t cluster, dim3 threads, Stream stream,

@@ -73,9 +73,8 @@ FUSEDOPS_DEVICE int64_t launch_row(int64_t first_row) {
   return first_row + static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
 }
 
-// Tells the compiler how many threads share a row, if kThreads > 0. The vectors of a thread are
-// then a constant distance apart, which fits into the instruction of each access, and a reduction
-// has no branches.
+// Tells the compiler how many threads share a row, if kThreads > 0. A thread's vectors are then a
+// constant distance apart, which fits into load instructions, and a reduction has no branches.
 template <int kThreads>
 FUSEDOPS_DEVICE void assume_row_threads() {
   if constexpr (kThreads > 0) device::assume(blockDim.x == kThreads);
@@ -163,9 +162,9 @@ struct Tile {
     return row + column_of<kWidth, kThreads>(0);
   }
 
-  // Addresses are the thread's first one plus offsets that all threads share. Addresses computed
-  // from columns would be kept for the stores: 16 registers for 8 vectors, and kernels limited to
-  // 64 would spill.
+  // Addresses are the thread's first one plus offsets that all threads share. Others, computed from
+  // columns, would be kept for the stores, in 16 registers for 8 vectors: kernels of 64 would
+  // spill.
   template <int kThreads, class Load, class Outside>
   FUSEDOPS_DEVICE void load_by(const T* own, int32_t cols, Load load, Outside outside) {
     for_vectors<kWidth, kVectors, kThreads>(cols, [&](int i, bool is_inside) {

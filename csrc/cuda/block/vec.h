@@ -55,8 +55,7 @@ FUSEDOPS_DEVICE uint32_t packed(float low, float high, BFloat16) {
 }
 
 // Widen the low or the high one of two elements in a register. A bfloat16 is the upper half of a
-// float, so that either takes one instruction; to shift the high one down and convert it would take
-// two.
+// float, so either takes one instruction; shifting the high one down to convert it takes two.
 FUSEDOPS_DEVICE float widen_low(uint32_t pair, Half) {
   return widen(bit_cast<Half>(static_cast<uint16_t>(pair)));
 }

@@ -17,8 +17,7 @@ inline constexpr DType kDTypeOf = std::is_same_v<T, double> ? DType::kFloat64
     : std::is_same_v<T, Half>                               ? DType::kFloat16
                                                             : DType::kBFloat16;
 
-// The types of kernels. A RowKernel takes the first row or inner segment of its launch; a
-// SegmentKernel, the first row and its segments.
+// The types of kernels. The int64_t is the first row, or inner segment, of a launch.
 template <class Args>
 using Kernel = void (*)(Args);
 template <class Args>

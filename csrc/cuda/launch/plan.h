@@ -147,8 +147,7 @@ inline constexpr int32_t kSoftmaxThreads = kThreads > 0 ? kRowBlockThreads
     : !kIsWide<T, kWidth> || kElements > 32             ? 512
     : kElements <= 16                                   ? 256
                                                         : kMaxThreads;
-// An unaligned row with 32 elements a thread is one warp's. A block for it is small, because with
-// the 128 registers that 512 threads may have, it would spill.
+// Unaligned rows with 32 elements a thread take one warp; with 128 registers they would spill.
 template <class T, int kWidth, int kElements>
 inline constexpr bool kIsOneWarp = !kIsWide<T, kWidth> && kElements == 32;
 template <class T, int kWidth, int kElements, bool kAdd, int kThreads = 0>
@@ -197,8 +196,7 @@ constexpr int32_t round_up(int64_t value, int32_t step) {
   return static_cast<int32_t>(ceil_div(value, step)) * step;
 }
 
-// The number of threads for a row: a power of two within a warp, else whole warps. Together they
-// read at least a sector at a time.
+// A row's threads: a power of two within a warp, else whole warps. They read at least a sector.
 constexpr int32_t threads_per_row(int64_t cols, int32_t elements, int32_t vector_bytes) {
   const int64_t wanted = ceil_div(cols, elements);
   if (wanted > 32) return round_up(wanted, 32);
@@ -299,8 +297,7 @@ inline constexpr int kSpatialVectors = sizeof(T) == 8 ? 1 : kTileIndices;
 inline constexpr int32_t kStripIndices = 24;
 inline constexpr int64_t kReduceBytes = 8 << 10;  // that a kernel has beside the strip, at most
 
-// The largest blocks, in threads: a segment is at least a sector wide, where a block has room for
-// that.
+// The largest blocks. A segment is at least a sector wide, where a block has room for that.
 template <class T, int kWidth>
 inline constexpr int32_t kSpatialMaxThreads = kIsWide<T, kWidth> ? kSpatialThreads
     : sizeof(T) == 8                                             ? 512

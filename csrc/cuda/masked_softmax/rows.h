@@ -177,8 +177,7 @@ FUSEDOPS_DEVICE void for_each_before(int32_t end, F f) {
   }
 }
 
-// Stores what no tile reaches: the columns before a row's first visible vector, and the probability
-// of its sink.
+// Stores what no tile reaches: columns before the first visible vector, and the sink's probability.
 template <class Out, int kWidth, class Acc>
 FUSEDOPS_DEVICE void store_rest(
     const MaskedSoftmaxForward& args, const ScoreRow& row, const Normaliser<Acc>& normaliser) {
@@ -298,8 +297,7 @@ masked_softmax_forward_looped(ForwardArgs args, int64_t first_row) {
 }
 
 // Whether the backward pass reads the hidden columns too, because they have a probability other
-// than 0. All of them have the same probability, so that the last column tells or, if it is
-// visible, the first.
+// than 0. All have the same, so that the last column tells or, if it is visible, the first.
 template <class T>
 FUSEDOPS_DEVICE bool reads_hidden(const MaskedSoftmaxBackward& args, const ScoreRow& row) {
   if (row.hidden_cols() == 0) return false;

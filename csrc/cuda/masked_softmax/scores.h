@@ -54,8 +54,7 @@ struct RowDivisor {
 };
 
 // The divisors that turn the index of a row into its query and its place in the operands. Unless
-// rows_are_few, indices of rows and columns may take 64 bits, and are divided by the sizes
-// themselves.
+// rows_are_few, indices may take 64 bits, and are divided by the sizes themselves.
 struct ScoreDivisors {
   bool rows_are_few, has_operands;
   RowDivisor queries, dims[kMaxRowDims];
@@ -206,9 +205,8 @@ struct ScoreRow {
   }
 };
 
-// The address `elements` after the thread's own. The distance is a 32-bit number of bytes: the
-// compiler adds it to that address and not to the index behind it, which saves two instructions an
-// access.
+// The address `elements` after the thread's own. As a 32-bit number of bytes, `elements` is added
+// to that address and not to the index behind it: two instructions less an access.
 template <class T>
 FUSEDOPS_DEVICE T* moved_by(T* own, int32_t elements) {
   using Byte = std::conditional_t<std::is_const_v<T>, const char, char>;
@@ -296,7 +294,7 @@ FUSEDOPS_DEVICE void add_operand(
   add_elements<In>(sums, operand.data, offset, operand.col_stride, cols);
 }
 
-// tanh(x), so precise that its exponential has the precision of `Out`. For 16 bits one ex2, of e =
+// tanh(x), so precise that its exponential has the precision of `Out`. For 16 bits one ex2, for
 // e^(-2|x|), and a reciprocal are enough: their error is a few ulp of 1.
 template <class Out, class Acc>
 FUSEDOPS_DEVICE Acc hyperbolic_tangent(Acc x) {
@@ -349,7 +347,7 @@ struct AddedTerms<kNumbersTerm, In, Acc, kWidth, kVectors> {
   FUSEDOPS_DEVICE Acc added_to(Acc score, int i, int j) const { return score + tile.at(i, j); }
 };
 
-// The operands are added to each other first, which does not wait for the input.
+// The operands are added to each other first, because that need not wait for the input.
 template <class In, class Acc, int kWidth, int kVectors>
 struct AddedTerms<kAllTerms, In, Acc, kWidth, kVectors> {
   Acc sums[kVectors][kWidth];

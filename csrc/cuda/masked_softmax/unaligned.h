@@ -348,7 +348,7 @@ FUSEDOPS_DEVICE void unaligned_masked_softmax_gradient(const BackwardArgs& args,
   const UnalignedMask<UnalignedRows> mask(args.scores.mask, rows);
   if constexpr (UnalignedRows::kCausal) {
     UnalignedRows read = rows;
-    int32_t more = 0;  // columns than the visible ones
+    int32_t more = 0;  // hidden columns that are read
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       if (reads_hidden<T>(args, rows.rows[r])) read.rows[r].visible = rows.cols;

@@ -161,8 +161,7 @@ class RowScales {
  private:
   static constexpr int kElements = kVectors * kWidth;
   static constexpr int kLanes = kThreads == kByWarp ? device::kWarpLanes : kThreads;
-  // Elements of a thread that are adjacent in shared memory, for loads of up to 16 bytes; those of
-  // the next thread follow.
+  // A thread's elements that are adjacent in shared memory, for loads of up to 16 bytes.
   static constexpr int kTogether = kElements % 4 == 0 ? 4 : kElements % 2 == 0 ? 2 : 1;
   static constexpr int32_t place_of(int element) {
     return element / kTogether * kTogether * kLanes + element % kTogether;
@@ -236,8 +235,8 @@ FUSEDOPS_DEVICE void load_sums(
 }
 
 // Stores the gradients of a row from column `start` on. With kAdd it adds grad_sum first, and
-// applies dropout to grad_branch. kKeepsAddresses: addresses stay in registers, because those of a
-// thread's vectors differ by constants.
+// applies dropout to grad_branch. kKeepsAddresses: addresses stay in registers; vectors are
+// constants apart.
 template <class T, bool kAdd, bool kKeepsAddresses>
 class NormGradientRow {
  public:
@@ -307,8 +306,7 @@ class HeldRows : public RowScope {
   }
 };
 
-// The same interface for a block that has a segment of each row. The sums of all segments are in
-// the workspace.
+// The same for a block that has a segment of each row; all segments' sums are in the workspace.
 class RowsInSegments {
  public:
   static constexpr int kThreads = 0;

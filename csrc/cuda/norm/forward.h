@@ -14,11 +14,10 @@
 // Each segment has an m and a d of its own, and its sums are moved to the m of the row (Chan, Golub
 // and LeVeque, 1979).
 //
-// Instructions limit the speed of 16-bit rows, so two shortcuts save two of them an element. First,
-// if vectors stay in registers, m is the mean of every second element: with b, the mean of the
-// others, d = (b - m) / 2 is within a standard deviation, and the squares lose one bit at most.
-// Second, the output is (x - m) * rstd - d * rstd, in one instruction; d * rstd is at most 1, and
-// its error at most 2^-25.
+// Instructions limit 16-bit rows, so two shortcuts save two of them an element. For vectors in
+// registers, m is the mean of every second element: if b is the mean of the others, d = (b - m) / 2
+// is within a standard deviation, and the squares lose one bit at most. And the output is (x - m) *
+// rstd - d * rstd, in one instruction; d * rstd is at most 1, and its error 2^-25.
 //
 // Kind, weight offset, rounding of the normalised value and the dtype of weight and bias are
 // run-time options, the same for all threads: each costs a branch a row or a vector. In 16 bits and
@@ -295,9 +294,8 @@ FUSEDOPS_DEVICE void store_row(
   store_row<NormForm::kAny, kThreads>(output, args, start, cols, normalised);
 }
 
-// The norm of this thread's row, which stays in registers. kSavesLast says whether statistics are
-// saved after the results or before: in the order that takes fewer registers, because with the
-// other one the kernel would spill on sm_80 and sm_120.
+// The norm of this thread's row, which stays in registers. kSavesLast: the statistics are saved
+// after the results. Some kernels spill on sm_80 and sm_120 unless they do so, others if they do.
 template <class RowScope, class T, int kWidth, int kVectors, bool kAdd, bool kSavesLast = false>
 FUSEDOPS_DEVICE void norm_row(const NormForward& args, int64_t row) {
   using Acc = AccumulatorOf<T>;
@@ -317,8 +315,7 @@ FUSEDOPS_DEVICE void norm_row(const NormForward& args, int64_t row) {
     constexpr int kStep = kBaseStep<T, kWidth>;
     const Acc inverse_count = device::reciprocal(static_cast<Acc>(args.cols)) * kStep;
     const Acc sum = tile.template sum<kStep>();
-    // The fma rounds the product: contracted into x - base, it would differ from the statistics'
-    // base.
+    // The fma rounds: contracted into x - base, the product would differ from the statistics' base.
     base = device::fma(scope.template reduce<Sum>(sum), inverse_count, Acc(0));
     sums = scope.template reduce<Sum>(centre<kThreads>(centred, tile, cols, base));
   } else {
@@ -368,9 +365,8 @@ struct NormPartial {
   }
 };
 
-// The base of a segment is the mean of its first tile, which stays in registers until its moments
-// are added up. With kAdd, if the caller does not want the sum, the output holds it until _apply
-// normalises it.
+// The base of a segment is the mean of its first tile, which is loaded once for base and moments.
+// With kAdd, a sum that is not wanted stays in the output until _apply normalises it.
 template <class T, int kWidth, bool kAdd>
 FUSEDOPS_KERNEL(kSegmentThreads, kSegmentBlocks<T>)
 norm_forward_partials(NormForward args, int64_t first_row, Segments segments) {

@@ -14,8 +14,7 @@ inline bool fits(const ConstColumns& parameter, DType dtype) {
   return parameter.data == nullptr || parameter.dtype == dtype || is_wider;
 }
 
-// Whether kernels take this branch, or its gradient, beside rows of `dtype`: it has that dtype too,
-// or 16 bits beside floats.
+// The same for a branch, or its gradient, which may have 16 bits beside float rows.
 template <class AnyRows>
 bool fits_branch(const AnyRows& branch, DType dtype) {
   const bool is_16_bits = dtype == DType::kFloat32 && size_of(branch.dtype) == 2;
@@ -156,9 +155,9 @@ Status launch_row_partials(
   });
 }
 
-// Launches both kernels for some rows at a time, so that the second one reads from L2 what the
-// first one has read. If column sums are wanted, one launch takes all rows: each of several would
-// write partials as large as its rows.
+// Launches both kernels for some rows at a time, so that the second reads from L2 what the first
+// has read. Column sums take one launch for all rows: several would write partials as large as
+// their rows.
 Status launch_backward_segments(
     const NormBackward& args, const NormBackwardPlan& plan, Stream stream) {
   const DType dtype = args.input.dtype;

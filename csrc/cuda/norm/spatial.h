@@ -5,11 +5,11 @@
 // threads, a number that row_reduce() allows, share kChannels indices and walk over the inner
 // columns of a partition. Workspace: as in backward.h, whose _finish adds the partials.
 //
-// Numerics: as in forward.h, where m is the mean of a column's first tile: the kSpatialVectors *
-// blockDim.y elements that its threads load at once, which are the whole column up to a dim_size of
-// 256, except in doubles. If they are a share p of the column, the squares lose log2(1 / p) bits at
-// worst. The bits of a column depend on dtype, dim_size and blockDim.y alone, and those of
-// grad_weight and grad_bias on the sizes.
+// Numerics: as in forward.h, where m is the mean of a column's first tile, the kSpatialVectors *
+// blockDim.y elements that its threads load at once: all up to a dim_size of 256, except in
+// doubles. If they are a share p of the column, the squares lose log2(1 / p) bits at worst. The
+// bits of a column depend on dtype, dim_size and blockDim.y alone, and those of grad_weight and
+// grad_bias on the sizes.
 #pragma once
 
 #include "cuda/norm/backward.h"

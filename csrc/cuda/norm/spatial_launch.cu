@@ -25,11 +25,10 @@ Status launch(const SpatialNormForward& args, Stream stream) {
   return launch_inner_segments(kernel, plan, args, stream);
 }
 
-// The plan of the sums for grad_weight and grad_bias. `inner_threads` threads share kChannels
-// channels, and a block has `channel_threads` times as many. The segments of inner columns are
-// dealt to the partitions in turn. There are enough partitions to fill the device with one wave,
-// and at least 64, so that sums over r columns have at most r / 64 additions in a thread. Their
-// number depends on the sizes alone.
+// Plans the sums for grad_weight and grad_bias: `inner_threads` share kChannels channels, and a
+// block has `channel_threads` times as many. Partitions take turns with the segments of inner
+// columns. They fill the device with one wave, and are at least 64, so that sums over r columns
+// have at most r / 64 additions in a thread. Their number depends on the sizes alone.
 struct ChannelPlan {
   int32_t width, inner_threads, channel_threads;
   int64_t partitions, blocks;
