@@ -163,8 +163,7 @@ struct Tile {
   }
 
   // Addresses are the thread's first one plus offsets that all threads share. Others, computed from
-  // columns, would be kept for the stores, in 16 registers for 8 vectors: kernels of 64 would
-  // spill.
+  // columns, would be kept for the stores: 16 registers for 8 vectors, too many for kernels of 64.
   template <int kThreads, class Load, class Outside>
   FUSEDOPS_DEVICE void load_by(const T* own, int32_t cols, Load load, Outside outside) {
     for_vectors<kWidth, kVectors, kThreads>(cols, [&](int i, bool is_inside) {

@@ -235,8 +235,8 @@ FUSEDOPS_DEVICE void load_sums(
 }
 
 // Stores the gradients of a row from column `start` on. With kAdd it adds grad_sum first, and
-// applies dropout to grad_branch. kKeepsAddresses: addresses stay in registers; vectors are
-// constants apart.
+// applies dropout to grad_branch. kKeepsAddresses: addresses stay in registers, with constant
+// offsets.
 template <class T, bool kAdd, bool kKeepsAddresses>
 class NormGradientRow {
  public:

@@ -156,8 +156,8 @@ Status launch_row_partials(
 }
 
 // Launches both kernels for some rows at a time, so that the second reads from L2 what the first
-// has read. Column sums take one launch for all rows: several would write partials as large as
-// their rows.
+// has read. Column sums take a single launch: each of several would write partials as large as its
+// rows.
 Status launch_backward_segments(
     const NormBackward& args, const NormBackwardPlan& plan, Stream stream) {
   const DType dtype = args.input.dtype;
